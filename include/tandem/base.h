@@ -1,0 +1,229 @@
+/*
+ * base.h: what every other room stands on.
+ *
+ * Status codes and error texts, the log, arenas, counter-based random numbers, SHA-256 and the
+ * monotonic clock. Nothing here knows about tensors, jobs or files.
+ *
+ * Errors: a fallible function returns a tdm_status, zero for success, and takes a `tdm_error *err`
+ * as its last argument, which may be NULL. On failure it holds one message that says what went
+ * wrong, where, and what to do. Outputs are written only on success.
+ *
+ * Threading: all functions may be called from any thread; an object belongs to one thread at a
+ * time unless its comment says otherwise. The log sink is the library's only mutable global.
+ */
+#ifndef TANDEM_BASE_H
+#define TANDEM_BASE_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define TDM_API __attribute__((visibility("default")))
+#define TDM_PRINTF(fmt_index, args_index) __attribute__((format(printf, fmt_index, args_index)))
+#else
+#define TDM_API
+#define TDM_PRINTF(fmt_index, args_index)
+#endif
+
+#define TDM_VERSION_MAJOR 0
+#define TDM_VERSION_MINOR 1
+#define TDM_VERSION_PATCH 0
+#define TDM_VERSION "0.1.0"
+
+/* The version of the library that is linked, which may differ from the header's. */
+TDM_API const char *tdm_version(void);
+
+/* ---- status ---------------------------------------------------------------------------------- */
+
+/*
+ * The blast radius of an error, so that recovery can switch on it: only the call that failed, the
+ * peer it talked to, the whole host, or the job itself.
+ */
+typedef enum tdm_status_group {
+    TDM_STATUS_GROUP_NONE = 0,
+    TDM_STATUS_GROUP_OPERATION = 1,
+    TDM_STATUS_GROUP_PEER = 2,
+    TDM_STATUS_GROUP_HOST = 3,
+    TDM_STATUS_GROUP_JOB = 4
+} tdm_status_group;
+
+/* The hundreds are the group. Values are stable: programs may store them. */
+typedef enum tdm_status {
+    TDM_OK = 0,
+    TDM_ERR_INVALID = 101,
+    TDM_ERR_NOT_FOUND = 102,
+    TDM_ERR_EXISTS = 103,
+    TDM_ERR_FORMAT = 104,
+    TDM_ERR_RANGE = 105,
+    TDM_ERR_UNSUPPORTED = 106,
+    TDM_ERR_IO = 107,
+    TDM_ERR_CHECKSUM = 108,
+    TDM_ERR_TIMEOUT = 109,
+    TDM_ERR_BUSY = 110,
+    TDM_ERR_INTERRUPTED = 111,
+    TDM_ERR_PEER_FAILED = 201,
+    TDM_ERR_NO_MEMORY = 301,
+    TDM_ERR_NO_SPACE = 302,
+    TDM_ERR_SYSTEM = 303,
+    TDM_ERR_JOB_INVALID = 401,
+    TDM_ERR_JOB_MISMATCH = 402,
+    TDM_ERR_DIVERGED = 403,
+    TDM_ERR_INTERNAL = 499
+} tdm_status;
+
+TDM_API tdm_status_group tdm_status_group_of(tdm_status status);
+/* "format" for TDM_ERR_FORMAT; "unknown" for a value outside the table. Never NULL. */
+TDM_API const char *tdm_status_name(tdm_status status);
+/* One sentence for people. Never NULL. */
+TDM_API const char *tdm_status_text(tdm_status status);
+/* Walks the table: the status at `index`, or -1 past the end. For documentation and tests. */
+TDM_API int tdm_status_at(size_t index);
+
+typedef struct tdm_error {
+    tdm_status status;
+    char message[1000];
+} tdm_error;
+
+/*
+ * Fills `err` (when not NULL) and returns `status`, so that a failure is one line:
+ *     return tdm_fail(err, TDM_ERR_RANGE, "%s: %d is more than %d", name, value, limit);
+ */
+TDM_API tdm_status tdm_fail(tdm_error *err, tdm_status status, const char *fmt, ...)
+    TDM_PRINTF(3, 4);
+TDM_API tdm_status tdm_vfail(tdm_error *err, tdm_status status, const char *fmt, va_list args);
+/* Puts "text: " in front of the message, to say where. Returns err's status (or `status`). */
+TDM_API tdm_status tdm_error_context(tdm_error *err, tdm_status status, const char *fmt, ...)
+    TDM_PRINTF(3, 4);
+
+/* Passes an error up. */
+#define TDM_TRY(expr)                                                                              \
+    do {                                                                                           \
+        tdm_status tdm_try_status_ = (expr);                                                       \
+        if (tdm_try_status_ != TDM_OK) return tdm_try_status_;                                     \
+    } while (0)
+
+/* ---- log ------------------------------------------------------------------------------------- */
+
+typedef enum tdm_log_level {
+    TDM_LOG_DEBUG = 0,
+    TDM_LOG_INFO = 1,
+    TDM_LOG_WARN = 2,
+    TDM_LOG_ERROR = 3
+} tdm_log_level;
+
+typedef struct tdm_log_record {
+    tdm_log_level level;
+    const char *room;    /* which part speaks: "data", "train", ... */
+    const char *message; /* one line, no newline */
+    double unix_time_s;  /* wall clock, for people */
+} tdm_log_record;
+
+typedef void (*tdm_log_fn)(const tdm_log_record *record, void *user);
+
+/*
+ * Where the library's words go; NULL (the default) drops them. Calls of the sink are serialised.
+ * `fn` must not log, or change the sink, itself.
+ */
+TDM_API void tdm_log_set_sink(tdm_log_fn fn, void *user, tdm_log_level least);
+TDM_API void tdm_log(tdm_log_level level, const char *room, const char *fmt, ...) TDM_PRINTF(3, 4);
+TDM_API const char *tdm_log_level_name(tdm_log_level level);
+
+/* ---- arena ----------------------------------------------------------------------------------- */
+
+/*
+ * Memory with one named life-time: allocate piece by piece, free everything at once. Pieces are
+ * zeroed. Not thread-safe.
+ */
+typedef struct tdm_arena tdm_arena;
+
+/* `life_time` names the arena in messages ("plan", "job"); it is borrowed. NULL when out of memory. */
+TDM_API tdm_arena *tdm_arena_create(const char *life_time);
+TDM_API void tdm_arena_destroy(tdm_arena *arena); /* NULL is fine */
+TDM_API void tdm_arena_reset(tdm_arena *arena);   /* frees the pieces, keeps the arena */
+/* `align` is a power of two, 0 for 16. NULL when out of memory or on overflow. */
+TDM_API void *tdm_arena_alloc(tdm_arena *arena, size_t bytes, size_t align);
+/* count * size with an overflow check. */
+TDM_API void *tdm_arena_array(tdm_arena *arena, size_t count, size_t size);
+TDM_API char *tdm_arena_strdup(tdm_arena *arena, const char *text);
+TDM_API char *tdm_arena_strndup(tdm_arena *arena, const char *text, size_t length);
+TDM_API char *tdm_arena_printf(tdm_arena *arena, const char *fmt, ...) TDM_PRINTF(2, 3);
+TDM_API size_t tdm_arena_bytes(const tdm_arena *arena); /* handed out so far */
+
+/* ---- random numbers -------------------------------------------------------------------------- */
+
+/*
+ * Philox 4x32-10 (Salmon et al., 2011): a pure function of a 128-bit counter and a 64-bit key.
+ * There is no hidden state, so a value depends on what it is for and never on who asks first.
+ */
+TDM_API void tdm_philox_4x32_10(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+/* What random numbers are for. The values are part of the results: never renumber them. */
+typedef enum tdm_rng_stream {
+    TDM_RNG_STREAM_INIT = 1,
+    TDM_RNG_STREAM_SHUFFLE = 2,
+    TDM_RNG_STREAM_SPLIT = 3,
+    TDM_RNG_STREAM_DROPOUT = 4,
+    TDM_RNG_STREAM_USER = 1000
+} tdm_rng_stream;
+
+/*
+ * The sequence at one address (seed, stream, sub-stream, step, sample). Cheap to make, held by
+ * value. `step` and `sample` use their low 48 bits; a sequence has 2^34 words.
+ */
+typedef struct tdm_rng {
+    uint32_t key[2];
+    uint32_t counter[4];
+    uint32_t block[4];
+    uint32_t used; /* words of `block` already given out; 4 when it is empty */
+} tdm_rng;
+
+typedef struct tdm_rng_address {
+    uint64_t seed;
+    uint32_t stream;     /* a tdm_rng_stream */
+    uint32_t sub_stream; /* which parameter, which layer, ... */
+    uint64_t step;
+    uint64_t sample;
+} tdm_rng_address;
+
+TDM_API tdm_rng tdm_rng_at(tdm_rng_address address);
+TDM_API uint32_t tdm_rng_u32(tdm_rng *rng);
+TDM_API uint64_t tdm_rng_u64(tdm_rng *rng);
+/* Uniform in [0, 1) with 24 bits, and in [0, bound) without bias (bound > 0). */
+TDM_API float tdm_rng_uniform(tdm_rng *rng);
+TDM_API uint64_t tdm_rng_below(tdm_rng *rng, uint64_t bound);
+/* Standard normal (Box-Muller, in double precision). */
+TDM_API double tdm_rng_normal(tdm_rng *rng);
+
+/* ---- hashing --------------------------------------------------------------------------------- */
+
+#define TDM_SHA256_BYTES 32
+#define TDM_SHA256_HEX 65 /* 64 digits and the terminator */
+
+typedef struct tdm_sha256 tdm_sha256;
+
+TDM_API tdm_sha256 *tdm_sha256_create(void); /* NULL when out of memory */
+TDM_API void tdm_sha256_destroy(tdm_sha256 *hash);
+TDM_API void tdm_sha256_update(tdm_sha256 *hash, const void *bytes, size_t count);
+/* A little-endian number, and a text with its length, so that fields cannot run into each other. */
+TDM_API void tdm_sha256_u64(tdm_sha256 *hash, uint64_t value);
+TDM_API void tdm_sha256_text(tdm_sha256 *hash, const char *text);
+/* Ends the hash; after it only destroy is allowed. */
+TDM_API void tdm_sha256_finish(tdm_sha256 *hash, char hex[TDM_SHA256_HEX]);
+TDM_API tdm_status tdm_sha256_of(const void *bytes, size_t count, char hex[TDM_SHA256_HEX]);
+
+/* ---- clock ----------------------------------------------------------------------------------- */
+
+TDM_API double tdm_clock_s(void);        /* monotonic */
+TDM_API uint64_t tdm_clock_ns(void);     /* monotonic */
+TDM_API double tdm_clock_unix_s(void);   /* wall clock, for people only */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

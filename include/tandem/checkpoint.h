@@ -1,0 +1,112 @@
+/*
+ * checkpoint.h: state on disk.
+ *
+ * A checkpoint is one safetensors file, which Python's and Rust's safetensors packages open as it
+ * is. Its bytes are canonical: a function of the state alone. Tensors stand in order of name, the
+ * exact position of the run (and what is needed to build the model again) is JSON in the file's
+ * `__metadata__`, and a SHA-256 of the tensors is checked on every load. Files are replaced
+ * atomically: a kill at any instant leaves the last good one.
+ */
+#ifndef TANDEM_CHECKPOINT_H
+#define TANDEM_CHECKPOINT_H
+
+#include <tandem/base.h>
+#include <tandem/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tdm_named_tensor {
+    const char *name;
+    tdm_tensor tensor;
+} tdm_named_tensor;
+
+typedef struct tdm_named_text {
+    const char *name;
+    const char *text;
+} tdm_named_text;
+
+/* ---- safetensors files ----------------------------------------------------------------------- */
+
+/* An open file; the tensors' data point into it (read-only, valid until destroy). */
+typedef struct tdm_safetensors tdm_safetensors;
+
+TDM_API tdm_status tdm_safetensors_open(const char *path, tdm_safetensors **out, tdm_error *err);
+/* The same from bytes, which are borrowed and must outlive the handle. */
+TDM_API tdm_status tdm_safetensors_parse(const void *bytes, size_t count, const char *name,
+                                         tdm_safetensors **out, tdm_error *err);
+TDM_API void tdm_safetensors_destroy(tdm_safetensors *file);
+TDM_API size_t tdm_safetensors_count(const tdm_safetensors *file);
+/* In order of name. */
+TDM_API const tdm_named_tensor *tdm_safetensors_at(const tdm_safetensors *file, size_t index);
+TDM_API const tdm_named_tensor *tdm_safetensors_find(const tdm_safetensors *file, const char *name);
+TDM_API size_t tdm_safetensors_metadata_count(const tdm_safetensors *file);
+TDM_API const tdm_named_text *tdm_safetensors_metadata_at(const tdm_safetensors *file,
+                                                          size_t index);
+TDM_API const char *tdm_safetensors_metadata(const tdm_safetensors *file, const char *name);
+
+/* Writes a file atomically. Order of the arguments does not matter: both lists are sorted by name.
+ * Two tensors of one name are an error. */
+TDM_API tdm_status tdm_safetensors_write(const char *path, const tdm_named_tensor *tensors,
+                                         size_t tensor_count, const tdm_named_text *metadata,
+                                         size_t metadata_count, tdm_error *err);
+
+/* ---- checkpoints ----------------------------------------------------------------------------- */
+
+/* Where a run stands: after `step` steps, about to train position `position` of `epoch`. */
+typedef struct tdm_position {
+    uint64_t step;
+    uint64_t epoch;
+    uint64_t position;
+    uint64_t samples; /* trained so far, over all epochs */
+    uint64_t seed;
+} tdm_position;
+
+typedef struct tdm_checkpoint_content {
+    const tdm_named_tensor *tensors; /* parameters, buffers, optimiser state */
+    size_t tensor_count;
+    tdm_position position;
+    const char *job_hash;     /* tdm_job_hash */
+    const char *data_hash;    /* tdm_dataset_hash of the training set, or NULL */
+    const char *job_yaml;     /* the resolved job */
+    const char *const *class_names;
+    int64_t class_count;
+    tdm_shape sample_shape;
+} tdm_checkpoint_content;
+
+TDM_API tdm_status tdm_checkpoint_save(const char *path, const tdm_checkpoint_content *content,
+                                       tdm_error *err);
+
+typedef struct tdm_checkpoint tdm_checkpoint;
+/* Opens and verifies. A safetensors file that tandem did not write is TDM_ERR_UNSUPPORTED. */
+TDM_API tdm_status tdm_checkpoint_open(const char *path, tdm_checkpoint **out, tdm_error *err);
+TDM_API void tdm_checkpoint_destroy(tdm_checkpoint *checkpoint);
+TDM_API const tdm_checkpoint_content *tdm_checkpoint_content_of(const tdm_checkpoint *checkpoint);
+TDM_API const tdm_named_tensor *tdm_checkpoint_find(const tdm_checkpoint *checkpoint,
+                                                    const char *name);
+
+/*
+ * SHA-256 over the canonical state: position, then each tensor in order of name (name, dtype,
+ * shape, bytes). Equal for equal states, whatever wrote them and wherever they lie.
+ */
+TDM_API tdm_status tdm_state_hash(const tdm_position *position, const tdm_named_tensor *tensors,
+                                  size_t tensor_count, char hex[TDM_SHA256_HEX], tdm_error *err);
+
+/* ---- a folder of checkpoints ----------------------------------------------------------------- */
+
+/* "DIR/step-000000000120.safetensors" */
+TDM_API char *tdm_checkpoint_path(tdm_arena *arena, const char *dir, uint64_t step);
+/*
+ * The newest checkpoint that opens and verifies; damaged ones are named in the log and passed over.
+ * TDM_ERR_NOT_FOUND when there is none.
+ */
+TDM_API tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_path,
+                                         tdm_error *err);
+/* Removes all but the `keep` newest (0: keeps all), and what interrupted writes left behind. */
+TDM_API tdm_status tdm_checkpoint_prune(const char *dir, int64_t keep, tdm_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

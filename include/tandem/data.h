@@ -1,0 +1,103 @@
+/*
+ * data.h: data sets, and the order in which their samples are seen.
+ *
+ * A data set is a table in memory: `sample_count` rows of `feature_count` numbers, and a class for
+ * each row. Files are read as hostile input: every length is checked before it is used, and an
+ * error names the file and the line or byte. gzip is recognised by its first bytes, whatever the
+ * name.
+ *
+ * The order of samples is a function of (seed, epoch, position) alone: a keyed permutation that is
+ * evaluated position by position and holds no state, so any position of any epoch can be asked for
+ * at any time, by any worker.
+ */
+#ifndef TANDEM_DATA_H
+#define TANDEM_DATA_H
+
+#include <tandem/base.h>
+#include <tandem/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum tdm_data_format { TDM_DATA_FORMAT_AUTO, TDM_DATA_FORMAT_CSV, TDM_DATA_FORMAT_IDX } tdm_data_format;
+typedef enum tdm_data_header { TDM_DATA_HEADER_AUTO, TDM_DATA_HEADER_YES, TDM_DATA_HEADER_NO } tdm_data_header;
+
+/* How to read a file. Zero means the default everywhere. */
+typedef struct tdm_data_options {
+    const char *labels_path; /* IDX: the file of labels beside the images; NULL for none */
+    int format;              /* tdm_data_format; AUTO looks at the bytes */
+    int header;              /* tdm_data_header; AUTO: a header when a cell of row 1 that should be a
+                                number is not */
+    const char *label;       /* CSV: column name, number from 1, "first", "last" (default), "none" */
+    char delimiter;          /* CSV; 0: ',' */
+    uint64_t limit_bytes;    /* of the unpacked file; 0: 16 GiB. A defence against gzip bombs. */
+    /* CSV: the classes of the training set, so that a test file maps to the same numbers; a label
+     * outside them is an error. NULL: the classes are those found in the file, sorted (as numbers
+     * when all are numbers, else by bytes). IDX classes are "0" ... "max". */
+    const char *const *class_names;
+    int64_t class_count;
+} tdm_data_options;
+
+typedef struct tdm_dataset tdm_dataset;
+
+typedef struct tdm_dataset_info {
+    int64_t sample_count;
+    int64_t feature_count;
+    tdm_shape sample_shape; /* [28, 28] for images, [feature_count] for tables */
+    int64_t class_count;    /* 0: no labels */
+    const char *const *class_names;
+    const char *const *feature_names; /* NULL when the file names none */
+    tdm_dtype storage;      /* F32 or U8: how the features lie in memory */
+    const char *path;       /* as given; borrowed names live as long as the data set */
+} tdm_dataset_info;
+
+TDM_API tdm_status tdm_dataset_load(const char *path, const tdm_data_options *options,
+                                    tdm_dataset **out, tdm_error *err);
+/* The same from bytes in memory (which may be gzip); `name` stands for the file in messages. */
+TDM_API tdm_status tdm_dataset_parse(const void *bytes, size_t count, const void *label_bytes,
+                                     size_t label_count, const char *name,
+                                     const tdm_data_options *options, tdm_dataset **out,
+                                     tdm_error *err);
+TDM_API void tdm_dataset_destroy(tdm_dataset *dataset);
+TDM_API const tdm_dataset_info *tdm_dataset_info_of(const tdm_dataset *dataset);
+
+/*
+ * Splits off about `fraction` of the samples, chosen by `seed`: *out_test gets them, *out_rest the
+ * others, both in file order. They share the memory of `dataset`, which must outlive them.
+ */
+TDM_API tdm_status tdm_dataset_split(const tdm_dataset *dataset, double fraction, uint64_t seed,
+                                     tdm_dataset **out_rest, tdm_dataset **out_test,
+                                     tdm_error *err);
+
+/*
+ * Copies the samples `indices[0..count)` into `features` [count, feature_count] as f32 and their
+ * classes into `classes` [count] (may be NULL). Indices must be in range. Allocates nothing; many
+ * threads may call it on one data set at once.
+ */
+TDM_API void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indices, int64_t count,
+                                float *features, int32_t *classes);
+
+/* Per feature: the mean and the standard deviation (population), over all samples in order, summed
+ * in double precision. Arrays of feature_count. */
+TDM_API void tdm_dataset_moments(const tdm_dataset *dataset, double *mean, double *deviation);
+/* The largest absolute value of any feature of any sample; 0 for an empty set. */
+TDM_API double tdm_dataset_largest(const tdm_dataset *dataset);
+/* SHA-256 over shapes, class names, features and classes: what the samples are, not where they lie. */
+TDM_API tdm_status tdm_dataset_hash(const tdm_dataset *dataset, char hex[TDM_SHA256_HEX]);
+
+/* ---- order ----------------------------------------------------------------------------------- */
+
+typedef struct tdm_sampler {
+    uint64_t seed;
+    uint64_t sample_count;
+    bool shuffle; /* false: file order in every epoch */
+} tdm_sampler;
+
+/* The sample at `position` (< sample_count) of `epoch`: a bijection for each epoch. */
+TDM_API uint64_t tdm_sampler_at(const tdm_sampler *sampler, uint64_t epoch, uint64_t position);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,123 @@
+/*
+ * os.h: the machine below: files, memory, processors.
+ *
+ * Files are read whole or replaced atomically, never edited in place: a reader sees the old bytes
+ * or the new ones, and a kill at any instant leaves one of the two. Each failure names the path and
+ * the system's reason; a full disk is TDM_ERR_NO_SPACE, so that a caller can tell it from a broken
+ * one.
+ */
+#ifndef TANDEM_OS_H
+#define TANDEM_OS_H
+
+#include <tandem/base.h>
+#include <tandem/text.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
+/* What errno means as a status: ENOENT is NOT_FOUND, ENOSPC and EDQUOT are NO_SPACE, ... */
+TDM_API tdm_status tdm_os_errno_status(int error_number);
+/* Fills `err` with "DOING PATH: reason" from errno and returns the matching status. */
+TDM_API tdm_status tdm_os_fail(tdm_error *err, const char *doing, const char *path);
+
+/* A whole file in memory, mapped read-only where possible. Regular files only. */
+typedef struct tdm_file_bytes {
+    const uint8_t *data;
+    size_t count;
+    bool mapped;
+} tdm_file_bytes;
+
+/* `limit_bytes` 0: none. A larger file is TDM_ERR_RANGE. */
+TDM_API tdm_status tdm_file_read(const char *path, uint64_t limit_bytes, tdm_file_bytes *out,
+                                 tdm_error *err);
+TDM_API void tdm_file_bytes_release(tdm_file_bytes *bytes);
+
+/*
+ * Atomic replacement: open a temporary file beside `path`, write in pieces, then commit (fsync,
+ * rename, fsync of the folder) or abandon (the temporary file is removed). After a failed write or
+ * commit the old file is untouched. A leftover temporary name ends in ".tmp" and begins with a dot.
+ */
+typedef struct tdm_file_writer tdm_file_writer;
+TDM_API tdm_status tdm_file_writer_create(const char *path, tdm_file_writer **out, tdm_error *err);
+TDM_API tdm_status tdm_file_writer_write(tdm_file_writer *writer, const void *bytes, size_t count,
+                                         tdm_error *err);
+/* Both end the writer; it must not be used afterwards, whatever commit returned. */
+TDM_API tdm_status tdm_file_writer_commit(tdm_file_writer *writer, tdm_error *err);
+TDM_API void tdm_file_writer_abandon(tdm_file_writer *writer);
+
+TDM_API tdm_status tdm_file_replace(const char *path, const void *bytes, size_t count,
+                                    tdm_error *err);
+
+/* Makes a folder and its parents; success when it is there already. */
+TDM_API tdm_status tdm_dir_make(const char *path, tdm_error *err);
+/* Sorted names in a folder, without "." and "..", from `arena`. */
+TDM_API tdm_status tdm_dir_list(const char *path, tdm_arena *arena, const char *const **out_names,
+                                size_t *out_count, tdm_error *err);
+TDM_API bool tdm_path_is_file(const char *path);
+TDM_API bool tdm_path_is_dir(const char *path);
+/* `path` as it stands when absolute, else joined to `dir` (NULL: the current folder). */
+TDM_API char *tdm_path_join(tdm_arena *arena, const char *dir, const char *path);
+TDM_API char *tdm_path_absolute(tdm_arena *arena, const char *path);
+TDM_API char *tdm_path_dirname(tdm_arena *arena, const char *path);
+/* The last component without its extension. */
+TDM_API char *tdm_path_stem(tdm_arena *arena, const char *path);
+
+/*
+ * Fault injection for tests: the `countdown`-th next file operation of the kinds in `mask` fails
+ * with `error_number` (as if the system had said so), and so do all after it until it is cleared
+ * with countdown 0. Process-wide; costs one atomic load per operation when unset.
+ */
+enum {
+    TDM_FAULT_OPEN = 1,
+    TDM_FAULT_WRITE = 2,
+    TDM_FAULT_FSYNC = 4,
+    TDM_FAULT_RENAME = 8,
+    TDM_FAULT_ALL = 15
+};
+TDM_API void tdm_os_fault_set(unsigned mask, long countdown, int error_number);
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/*
+ * Zeroed pages straight from the system, backed by huge pages where the kernel offers them. With
+ * `shared` they stay common to processes forked later. For buffers that live as long as a plan.
+ */
+typedef struct tdm_pages {
+    void *data;
+    size_t bytes; /* as mapped: rounded up */
+} tdm_pages;
+TDM_API tdm_status tdm_pages_map(size_t bytes, bool shared, tdm_pages *out, tdm_error *err);
+TDM_API void tdm_pages_unmap(tdm_pages *pages);
+
+typedef struct tdm_memory_info {
+    uint64_t total_bytes;
+    uint64_t available_bytes;
+    uint64_t limit_bytes;          /* of this process's control group; 0 when there is none */
+    uint64_t huge_page_bytes;      /* 0 when unknown */
+    uint64_t huge_pages_reserved;  /* hugetlbfs */
+    char transparent_huge[16];     /* "always", "madvise", "never" or "" */
+} tdm_memory_info;
+TDM_API void tdm_os_memory_info(tdm_memory_info *out);
+/* Resident bytes of this process, now and at most so far. */
+TDM_API uint64_t tdm_os_resident_bytes(void);
+TDM_API uint64_t tdm_os_peak_resident_bytes(void);
+
+/* ---- processors ------------------------------------------------------------------------------ */
+
+typedef struct tdm_cpu_info {
+    char model[128];
+    char architecture[16];   /* "x86_64", "aarch64" */
+    char level[16];          /* "x86-64-v3", "armv8-a" */
+    char features[256];      /* those that matter here, separated by spaces */
+    int online_count;        /* processors the machine has */
+    int usable_count;        /* processors this process may run on, control groups included */
+} tdm_cpu_info;
+TDM_API void tdm_os_cpu_info(tdm_cpu_info *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

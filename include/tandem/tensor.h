@@ -1,0 +1,73 @@
+/*
+ * tensor.h: types, shapes and views of numbers in memory.
+ *
+ * A tdm_tensor is a view: dtype, shape and a pointer into memory that somebody else owns. Elements
+ * lie in row-major order without gaps. Views are small and passed by value.
+ */
+#ifndef TANDEM_TENSOR_H
+#define TANDEM_TENSOR_H
+
+#include <tandem/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum tdm_dtype {
+    TDM_DTYPE_NONE = 0,
+    TDM_DTYPE_F32,
+    TDM_DTYPE_F64,
+    TDM_DTYPE_F16,
+    TDM_DTYPE_BF16,
+    TDM_DTYPE_I8,
+    TDM_DTYPE_I16,
+    TDM_DTYPE_I32,
+    TDM_DTYPE_I64,
+    TDM_DTYPE_U8,
+    TDM_DTYPE_U16,
+    TDM_DTYPE_U32,
+    TDM_DTYPE_U64,
+    TDM_DTYPE_BOOL,
+    TDM_DTYPE_COUNT
+} tdm_dtype;
+
+TDM_API size_t tdm_dtype_bytes(tdm_dtype dtype);       /* 0 for NONE and unknown values */
+TDM_API const char *tdm_dtype_name(tdm_dtype dtype);   /* "f32"; "none" when unknown */
+
+#define TDM_MAX_DIMS 8
+
+typedef struct tdm_shape {
+    int rank; /* 0: a scalar */
+    int64_t dim[TDM_MAX_DIMS];
+} tdm_shape;
+
+TDM_API tdm_shape tdm_shape_0(void);
+TDM_API tdm_shape tdm_shape_1(int64_t a);
+TDM_API tdm_shape tdm_shape_2(int64_t a, int64_t b);
+TDM_API tdm_shape tdm_shape_3(int64_t a, int64_t b, int64_t c);
+TDM_API tdm_shape tdm_shape_4(int64_t a, int64_t b, int64_t c, int64_t d);
+TDM_API bool tdm_shape_equal(const tdm_shape *a, const tdm_shape *b);
+/* The number of elements; -1 when a dimension is negative or the product overflows. */
+TDM_API int64_t tdm_shape_elements(const tdm_shape *shape);
+/* "[64, 784]"; returns `buffer`. */
+TDM_API const char *tdm_shape_text(const tdm_shape *shape, char buffer[128]);
+
+typedef struct tdm_tensor {
+    tdm_dtype dtype;
+    tdm_shape shape;
+    void *data;
+} tdm_tensor;
+
+TDM_API int64_t tdm_tensor_elements(const tdm_tensor *tensor);
+TDM_API size_t tdm_tensor_bytes(const tdm_tensor *tensor); /* 0 when the shape is bad */
+
+/*
+ * Copies numbers of any floating type into f32. Returns false when `from` is not a floating type.
+ * F16 and BF16 convert exactly; F64 rounds to nearest.
+ */
+TDM_API bool tdm_tensor_to_f32(tdm_dtype from, const void *source, int64_t count, float *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

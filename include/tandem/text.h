@@ -1,0 +1,132 @@
+/*
+ * text.h: growing strings, and JSON in both directions.
+ *
+ * A tdm_str collects text without the caller counting bytes; when memory runs out it remembers
+ * that, drops what follows, and tdm_str_ok() says so once at the end. The JSON writer puts commas
+ * and quotes where they belong; the JSON reader treats its input as hostile: bounded depth, strict
+ * grammar, valid UTF-8 only, and errors that name the byte.
+ */
+#ifndef TANDEM_TEXT_H
+#define TANDEM_TEXT_H
+
+#include <tandem/base.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- growing strings ------------------------------------------------------------------------- */
+
+typedef struct tdm_str {
+    char *data; /* always terminated once anything was added; NULL before */
+    size_t length;
+    size_t capacity;
+    bool failed;
+} tdm_str;
+
+#define TDM_STR_INIT {0}
+
+TDM_API void tdm_str_release(tdm_str *str);
+TDM_API void tdm_str_clear(tdm_str *str); /* length 0, memory kept */
+TDM_API void tdm_str_add(tdm_str *str, const char *text);
+TDM_API void tdm_str_add_bytes(tdm_str *str, const void *bytes, size_t count);
+TDM_API void tdm_str_add_char(tdm_str *str, char c);
+TDM_API void tdm_str_addf(tdm_str *str, const char *fmt, ...) TDM_PRINTF(2, 3);
+TDM_API void tdm_str_addv(tdm_str *str, const char *fmt, va_list args);
+/* Pads with spaces until `column` bytes follow the last newline. */
+TDM_API void tdm_str_pad_to(tdm_str *str, size_t column);
+TDM_API const char *tdm_str_text(const tdm_str *str); /* "" when empty, never NULL */
+TDM_API bool tdm_str_ok(const tdm_str *str);
+
+/* "1.5 GB", "312 KB": decimal units. "1,234,567". "2 min 03 s". Each returns `buffer`. */
+TDM_API const char *tdm_text_bytes(uint64_t bytes, char buffer[32]);
+TDM_API const char *tdm_text_count(uint64_t count, char buffer[32]);
+TDM_API const char *tdm_text_duration(double seconds, char buffer[32]);
+
+/*
+ * The candidate nearest to `word` by edit distance, when near enough to be a likely slip; NULL
+ * otherwise. `candidate(i, user)` gives the i-th of `count`.
+ */
+typedef const char *(*tdm_text_candidate_fn)(size_t index, const void *user);
+TDM_API const char *tdm_text_nearest(const char *word, size_t count,
+                                     tdm_text_candidate_fn candidate, const void *user);
+
+/* The shortest decimal that reads back as exactly this number. Returns `buffer`. */
+TDM_API const char *tdm_text_double(double value, char buffer[32]);
+
+/* ---- JSON out -------------------------------------------------------------------------------- */
+
+typedef struct tdm_json_writer {
+    tdm_str *out;   /* borrowed */
+    bool need_comma;
+    bool after_key;
+    int indent;     /* spaces per level; 0 writes one line */
+    int depth;
+} tdm_json_writer;
+
+/* `indent` 0 for one line. The text is appended to `out`. */
+TDM_API tdm_json_writer tdm_json_writer_init(tdm_str *out, int indent);
+TDM_API void tdm_json_object_begin(tdm_json_writer *w);
+TDM_API void tdm_json_object_end(tdm_json_writer *w);
+TDM_API void tdm_json_array_begin(tdm_json_writer *w);
+TDM_API void tdm_json_array_end(tdm_json_writer *w);
+TDM_API void tdm_json_key(tdm_json_writer *w, const char *key);
+TDM_API void tdm_json_string(tdm_json_writer *w, const char *value); /* NULL writes null */
+TDM_API void tdm_json_int(tdm_json_writer *w, int64_t value);
+TDM_API void tdm_json_uint(tdm_json_writer *w, uint64_t value);
+TDM_API void tdm_json_double(tdm_json_writer *w, double value); /* NaN and infinity write null */
+TDM_API void tdm_json_bool(tdm_json_writer *w, bool value);
+/* key and value in one call */
+TDM_API void tdm_json_put_string(tdm_json_writer *w, const char *key, const char *value);
+TDM_API void tdm_json_put_int(tdm_json_writer *w, const char *key, int64_t value);
+TDM_API void tdm_json_put_uint(tdm_json_writer *w, const char *key, uint64_t value);
+TDM_API void tdm_json_put_double(tdm_json_writer *w, const char *key, double value);
+TDM_API void tdm_json_put_bool(tdm_json_writer *w, const char *key, bool value);
+
+/* ---- JSON in --------------------------------------------------------------------------------- */
+
+typedef enum tdm_json_type {
+    TDM_JSON_NULL,
+    TDM_JSON_BOOL,
+    TDM_JSON_NUMBER,
+    TDM_JSON_STRING,
+    TDM_JSON_ARRAY,
+    TDM_JSON_OBJECT
+} tdm_json_type;
+
+typedef struct tdm_json tdm_json;
+struct tdm_json {
+    tdm_json_type type;
+    bool boolean;
+    bool is_integer;      /* the number was written without fraction or exponent and fits */
+    bool is_negative;     /* for integers */
+    uint64_t magnitude;   /* for integers: the absolute value, exact */
+    double number;
+    const char *string;   /* terminated; may hold inner zero bytes: see string_length */
+    size_t string_length;
+    const char *key;      /* when this is a member of an object */
+    size_t key_length;
+    size_t offset;        /* the byte where it began, for error messages */
+    const tdm_json *first; /* children of arrays and objects, in order */
+    const tdm_json *next;
+    size_t count;
+};
+
+/*
+ * Reads one JSON value that fills `bytes` (white space aside). All memory comes from `arena`.
+ * Duplicate keys in an object are an error, as is depth beyond 64.
+ */
+TDM_API tdm_status tdm_json_parse(const char *bytes, size_t count, tdm_arena *arena,
+                                  const tdm_json **out, tdm_error *err);
+/* The member `key` of an object; NULL when it is absent or `object` is not an object. */
+TDM_API const tdm_json *tdm_json_get(const tdm_json *object, const char *key);
+/* The value as a non-negative integer; false when it is none. */
+TDM_API bool tdm_json_as_u64(const tdm_json *value, uint64_t *out);
+TDM_API bool tdm_json_as_i64(const tdm_json *value, int64_t *out);
+/* The string without inner zero bytes; NULL when it is none. */
+TDM_API const char *tdm_json_as_string(const tdm_json *value);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,75 @@
+/*
+ * hash.c: SHA-256 by OpenSSL's libcrypto, which uses the processor's own instructions for it.
+ *
+ * create() is the only call that can fail: the context and the algorithm are both fetched there,
+ * and feeding bytes to a ready context needs no memory.
+ */
+#include <tandem/base.h>
+
+#include <openssl/evp.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct tdm_sha256 {
+    EVP_MD_CTX *context;
+};
+
+tdm_sha256 *tdm_sha256_create(void)
+{
+    tdm_sha256 *hash = calloc(1, sizeof(*hash));
+    if (!hash) return NULL;
+    hash->context = EVP_MD_CTX_new();
+    if (!hash->context || EVP_DigestInit_ex(hash->context, EVP_sha256(), NULL) != 1) {
+        tdm_sha256_destroy(hash);
+        return NULL;
+    }
+    return hash;
+}
+
+void tdm_sha256_destroy(tdm_sha256 *hash)
+{
+    if (!hash) return;
+    EVP_MD_CTX_free(hash->context);
+    free(hash);
+}
+
+void tdm_sha256_update(tdm_sha256 *hash, const void *bytes, size_t count)
+{
+    EVP_DigestUpdate(hash->context, bytes, count);
+}
+
+void tdm_sha256_u64(tdm_sha256 *hash, uint64_t value)
+{
+    unsigned char bytes[8];
+    for (int i = 0; i < 8; i++) bytes[i] = (unsigned char)(value >> (8 * i));
+    tdm_sha256_update(hash, bytes, sizeof(bytes));
+}
+
+void tdm_sha256_text(tdm_sha256 *hash, const char *text)
+{
+    size_t length = strlen(text);
+    tdm_sha256_u64(hash, length);
+    tdm_sha256_update(hash, text, length);
+}
+
+void tdm_sha256_finish(tdm_sha256 *hash, char hex[TDM_SHA256_HEX])
+{
+    static const char digits[] = "0123456789abcdef";
+    unsigned char digest[TDM_SHA256_BYTES] = {0};
+    EVP_DigestFinal_ex(hash->context, digest, NULL);
+    for (int i = 0; i < TDM_SHA256_BYTES; i++) {
+        hex[2 * i] = digits[digest[i] >> 4];
+        hex[2 * i + 1] = digits[digest[i] & 15];
+    }
+    hex[2 * TDM_SHA256_BYTES] = '\0';
+}
+
+tdm_status tdm_sha256_of(const void *bytes, size_t count, char hex[TDM_SHA256_HEX])
+{
+    tdm_sha256 *hash = tdm_sha256_create();
+    if (!hash) return TDM_ERR_NO_MEMORY;
+    tdm_sha256_update(hash, bytes, count);
+    tdm_sha256_finish(hash, hex);
+    tdm_sha256_destroy(hash);
+    return TDM_OK;
+}
