@@ -197,7 +197,7 @@ static tdm_status read_string(reader *r, const char **out, size_t *out_length)
         unsigned char c = (unsigned char)*r->at;
         if (c < 0x20) return bad(r, "a control character inside a string");
         if (c == '\\') {
-            size_t added;
+            size_t added = 0;
             r->at++;
             TDM_TRY(read_escape(r, text + length, &added));
             length += added;
