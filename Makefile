@@ -1,0 +1,85 @@
+# A thin front for CMake: every target here is a line or two that you could type yourself.
+# The presets live in CMakePresets.json, the package lists in tools/setup.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+FUZZ_SECONDS ?= 60
+
+# A target's help is the comment behind its name; `make help` prints them in this order.
+.PHONY: help
+help:  ## list what can be made
+	@echo "Tandem. Usage: make TARGET"
+	@awk -F ':[^#]*## ' '/^[a-z]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: quickstart
+quickstart:  ## install, build, and train a first model on handwritten digits (start here)
+	@tools/quickstart
+
+.PHONY: setup
+setup:  ## install the Debian packages that building needs; does nothing when they are there
+	@tools/setup
+
+.PHONY: all
+all: setup  ## build everything, optimised, into build/release
+	@tools/build release
+
+.PHONY: debug
+debug: setup  ## build everything for a debugger, into build/debug
+	@tools/build debug
+
+.PHONY: test
+test:  ## build and run all tests
+	@tools/setup --test
+	@tools/run-tests release
+
+.PHONY: asan
+asan:  ## run all tests under the address and undefined-behaviour sanitizers
+	@tools/setup --test
+	@tools/run-tests asan
+
+.PHONY: tsan
+tsan:  ## run all tests under the thread sanitizer
+	@tools/setup --test
+	@tools/run-tests tsan
+
+.PHONY: lint
+lint:  ## check format, layers, headers, symbols and scripts; build with clang; run clang-tidy
+	@tools/setup --dev
+	@tools/lint
+
+.PHONY: format
+format:  ## put all C files into the house format
+	@tools/setup --dev
+	@tools/list-files c | xargs clang-format -i
+
+.PHONY: fuzz
+fuzz:  ## fuzz every parser for FUZZ_SECONDS (60) each, two at a time
+	@tools/setup --dev
+	@tools/fuzz $(FUZZ_SECONDS)
+
+.PHONY: bench
+bench: setup  ## measure speed, as ratios to peers or to physical bounds
+	@if [ -x bench/run ]; then tools/build release && bench/run; \
+	else echo "bench: there are no benchmarks yet (bench/run)"; fi
+
+.PHONY: docs
+docs: setup  ## write docs/job-file.md anew from the table of job keys
+	@tools/build release tandem
+	@build/release/tandem job keys --markdown > build/job-file.md && mv build/job-file.md docs/job-file.md
+	@echo "docs: wrote docs/job-file.md"
+
+.PHONY: install
+install: all  ## install under PREFIX (/usr/local), below DESTDIR when it is set
+	@DESTDIR="$(DESTDIR)" cmake --install build/release --prefix "$(PREFIX)"
+	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig; fi
+
+.PHONY: uninstall
+uninstall:  ## remove what install put there, with the same PREFIX and DESTDIR
+	@tools/uninstall "$(DESTDIR)$(PREFIX)"
+
+.PHONY: clean
+clean:  ## remove build/; runs/ and downloaded data stay
+	@rm -rf build
