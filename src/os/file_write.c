@@ -1,0 +1,234 @@
+/*
+ * file_write.c: files replaced atomically.
+ *
+ * Invariants, at every instant and after every failure:
+ *   1. The target's name leads to the whole old file or the whole new one, never to a mixture.
+ *   2. A failed commit leaves the old file in place, even when the very last step failed: the new
+ *      file changes places with the old one, and both change back when the folder cannot be synced.
+ *   3. No temporary file stays behind, unless the process is killed. Its name is then
+ *      ".NAME.PID.tmp" or ".NAME.PID-N.tmp", so that a later run can see whether the writer lives.
+ * File systems that cannot exchange two names get a plain rename; there, and only there, a failed
+ * sync of the folder leaves the new file in place, and the message says so.
+ */
+#include "os/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef RENAME_EXCHANGE
+#define RENAME_EXCHANGE (1 << 1)
+#endif
+
+#define TEMPORARY_TRIES 1000
+#define NAME_BYTES 256 /* NAME_MAX and the terminator */
+
+struct tdm_file_writer {
+    char *path;           /* as given, for messages */
+    const char *name;     /* the last component, in `path` */
+    char temporary[NAME_BYTES];
+    int folder_fd;
+    int fd;
+};
+
+static void writer_free(tdm_file_writer *writer)
+{
+    tdm__close_quietly(writer->fd);
+    tdm__close_quietly(writer->folder_fd);
+    free(writer->path);
+    free(writer);
+}
+
+/* ---- create ---------------------------------------------------------------------------------- */
+
+static int open_folder(const tdm_file_writer *writer)
+{
+    if (tdm__fault_hit(TDM_FAULT_OPEN)) return -1;
+    size_t length = (size_t)(writer->name - writer->path);
+    if (length == 0) return open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    char *folder = strndup(writer->path, length); /* with its last slash, right for "/" too */
+    if (!folder) {
+        errno = ENOMEM;
+        return -1;
+    }
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    free(folder);
+    return fd;
+}
+
+static int open_temporary(tdm_file_writer *writer)
+{
+    if (tdm__fault_hit(TDM_FAULT_OPEN)) return -1;
+    for (int i = 0; i < TEMPORARY_TRIES; i++) {
+        char suffix[48];
+        if (i == 0) {
+            snprintf(suffix, sizeof suffix, ".%ld.tmp", (long)getpid());
+        } else {
+            snprintf(suffix, sizeof suffix, ".%ld-%d.tmp", (long)getpid(), i);
+        }
+        int room = NAME_BYTES - 2 - (int)strlen(suffix); /* a very long name is cut */
+        snprintf(writer->temporary, sizeof writer->temporary, ".%.*s%s", room, writer->name,
+                 suffix);
+        int fd = openat(writer->folder_fd, writer->temporary,
+                        O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+        if (fd >= 0) return fd;
+        if (errno != EEXIST && errno != EINTR) return -1;
+    }
+    return -1; /* errno is EEXIST */
+}
+
+tdm_status tdm_file_writer_create(const char *path, tdm_file_writer **out, tdm_error *err)
+{
+    tdm_file_writer *writer = calloc(1, sizeof *writer);
+    if (!writer) return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory", path);
+    writer->fd = writer->folder_fd = -1;
+    tdm_status status;
+    writer->path = strdup(path);
+    if (!writer->path) {
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory", path);
+        goto free_writer;
+    }
+    const char *slash = strrchr(writer->path, '/');
+    writer->name = slash ? slash + 1 : writer->path;
+    if (!*writer->name || strcmp(writer->name, ".") == 0 || strcmp(writer->name, "..") == 0) {
+        status = tdm_fail(err, TDM_ERR_INVALID, "cannot write \"%s\": it names no file", path);
+        goto free_writer;
+    }
+    writer->folder_fd = open_folder(writer);
+    if (writer->folder_fd < 0) {
+        status = tdm_os_fail(err, "cannot open the folder of", path);
+        goto free_writer;
+    }
+    writer->fd = open_temporary(writer);
+    if (writer->fd < 0) {
+        status = tdm_os_fail(err, "cannot make a temporary file for", path);
+        goto free_writer;
+    }
+    *out = writer;
+    return TDM_OK;
+
+free_writer:
+    writer_free(writer);
+    return status;
+}
+
+/* ---- write ----------------------------------------------------------------------------------- */
+
+tdm_status tdm_file_writer_write(tdm_file_writer *writer, const void *bytes, size_t count,
+                                 tdm_error *err)
+{
+    const uint8_t *next = bytes;
+    while (count > 0) {
+        ssize_t written = -1;
+        if (!tdm__fault_hit(TDM_FAULT_WRITE)) {
+            written = write(writer->fd, next, count);
+            if (written < 0 && errno == EINTR) continue;
+        }
+        if (written == 0) errno = EIO; /* no progress and no reason */
+        if (written <= 0) return tdm_os_fail(err, "cannot write", writer->path);
+        next += written;
+        count -= (size_t)written;
+    }
+    return TDM_OK;
+}
+
+/* ---- commit ---------------------------------------------------------------------------------- */
+
+static bool sync_fd(int fd)
+{
+    if (tdm__fault_hit(TDM_FAULT_FSYNC)) return false;
+    while (fsync(fd) != 0) {
+        if (errno != EINTR) return false;
+    }
+    return true;
+}
+
+/* How the new file came to its name, and so how to undo it. */
+typedef enum placement { PLACED_NOT, PLACED_FRESH, PLACED_EXCHANGED, PLACED_OVER } placement;
+
+static placement place(const tdm_file_writer *writer)
+{
+    int folder = writer->folder_fd;
+    if (tdm__fault_hit(TDM_FAULT_RENAME)) return PLACED_NOT;
+    struct stat info;
+    if (fstatat(folder, writer->name, &info, AT_SYMLINK_NOFOLLOW) == 0) {
+        if (S_ISDIR(info.st_mode)) {
+            errno = EISDIR;
+            return PLACED_NOT;
+        }
+        if (renameat2(folder, writer->temporary, folder, writer->name, RENAME_EXCHANGE) == 0) {
+            return PLACED_EXCHANGED;
+        }
+        if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP && errno != ENOENT) {
+            return PLACED_NOT;
+        }
+        return renameat(folder, writer->temporary, folder, writer->name) == 0 ? PLACED_OVER
+                                                                              : PLACED_NOT;
+    }
+    if (errno != ENOENT) return PLACED_NOT;
+    return renameat(folder, writer->temporary, folder, writer->name) == 0 ? PLACED_FRESH
+                                                                          : PLACED_NOT;
+}
+
+/* Puts the names back as they were. False when that is impossible. errno is kept. */
+static bool unplace(const tdm_file_writer *writer, placement placed)
+{
+    int kept = errno;
+    int folder = writer->folder_fd;
+    bool done = false;
+    if (placed == PLACED_EXCHANGED) {
+        done = renameat2(folder, writer->temporary, folder, writer->name, RENAME_EXCHANGE) == 0;
+    } else if (placed == PLACED_FRESH) {
+        done = renameat(folder, writer->name, folder, writer->temporary) == 0;
+    }
+    errno = kept;
+    return done;
+}
+
+static tdm_status commit(tdm_file_writer *writer, tdm_error *err)
+{
+    if (!sync_fd(writer->fd)) return tdm_os_fail(err, "cannot sync", writer->path);
+    int fd = writer->fd;
+    writer->fd = -1;
+    if (close(fd) != 0 && errno != EINTR) return tdm_os_fail(err, "cannot close", writer->path);
+    placement placed = place(writer);
+    if (placed == PLACED_NOT) return tdm_os_fail(err, "cannot replace", writer->path);
+    if (sync_fd(writer->folder_fd)) return TDM_OK;
+    if (unplace(writer, placed)) {
+        return tdm_os_fail(err, "cannot sync the folder of", writer->path);
+    }
+    return tdm_os_fail(err, "the new file is in place, but cannot sync the folder of",
+                       writer->path);
+}
+
+tdm_status tdm_file_writer_commit(tdm_file_writer *writer, tdm_error *err)
+{
+    tdm_status status = commit(writer, err);
+    /* Now the temporary name leads to the file that lost, the old or the new; or to nothing. */
+    unlinkat(writer->folder_fd, writer->temporary, 0);
+    writer_free(writer);
+    return status;
+}
+
+void tdm_file_writer_abandon(tdm_file_writer *writer)
+{
+    if (!writer) return;
+    unlinkat(writer->folder_fd, writer->temporary, 0);
+    writer_free(writer);
+}
+
+tdm_status tdm_file_replace(const char *path, const void *bytes, size_t count, tdm_error *err)
+{
+    tdm_file_writer *writer = NULL;
+    TDM_TRY(tdm_file_writer_create(path, &writer, err));
+    tdm_status status = tdm_file_writer_write(writer, bytes, count, err);
+    if (status != TDM_OK) {
+        tdm_file_writer_abandon(writer);
+        return status;
+    }
+    return tdm_file_writer_commit(writer, err);
+}

@@ -1,0 +1,58 @@
+/*
+ * pages.c: zeroed memory straight from the system.
+ *
+ * From one huge page upwards a mapping begins and ends at a multiple of 2 MiB, so that the kernel
+ * can back all of it with huge pages; to get there we map more than asked for and give both ends
+ * back. Shared mappings are anonymous too: they live as long as a process that has them.
+ */
+#include "os/internal.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define HUGE_BYTES ((size_t)2 * 1024 * 1024)
+
+static void *map_aligned(size_t bytes, size_t align, int flags)
+{
+    size_t extra = align > 1 ? align : 0;
+    uint8_t *raw = mmap(NULL, bytes + extra, PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (raw == MAP_FAILED) return NULL;
+    if (!extra) return raw;
+    size_t head = (align - (uintptr_t)raw % align) % align;
+    if (head > 0) munmap(raw, head);
+    if (extra > head) munmap(raw + head + bytes, extra - head);
+    return raw + head;
+}
+
+tdm_status tdm_pages_map(size_t bytes, bool shared, tdm_pages *out, tdm_error *err)
+{
+    bool huge = bytes >= HUGE_BYTES;
+    size_t unit = huge ? HUGE_BYTES : (size_t)sysconf(_SC_PAGESIZE);
+    if (bytes > SIZE_MAX - 2 * HUGE_BYTES) {
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot map %zu bytes: more than there can be",
+                        bytes);
+    }
+    size_t rounded = bytes == 0 ? unit : (bytes + unit - 1) / unit * unit;
+    int flags = MAP_ANONYMOUS | (shared ? MAP_SHARED : MAP_PRIVATE);
+    void *data = map_aligned(rounded, huge ? unit : 1, flags);
+    if (!data) {
+        char reason[128];
+        char size_text[32];
+        const char *why = strerror_r(errno, reason, sizeof reason);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY,
+                        "cannot map %s of memory: %s; use a smaller model or batch, or more memory",
+                        tdm_text_bytes(rounded, size_text), why);
+    }
+    if (huge) (void)madvise(data, rounded, MADV_HUGEPAGE); /* a wish: plain pages serve as well */
+    *out = (tdm_pages){.data = data, .bytes = rounded};
+    return TDM_OK;
+}
+
+void tdm_pages_unmap(tdm_pages *pages)
+{
+    if (!pages) return;
+    if (pages->data) munmap(pages->data, pages->bytes);
+    *pages = (tdm_pages){0};
+}
