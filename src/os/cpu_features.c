@@ -94,8 +94,8 @@ void tdm__cpu_features(tdm_cpu_info *out)
     int level = 4;
     for (size_t i = 0; i < sizeof feature_table / sizeof feature_table[0]; i++) {
         const struct feature *feature = &feature_table[i];
-        bool has = (word[feature->word] >> feature->bit & 1) &&
-                   (xcr0 & feature->xcr0) == feature->xcr0;
+        bool has =
+            (word[feature->word] >> feature->bit & 1) && (xcr0 & feature->xcr0) == feature->xcr0;
         if (has && feature->shown) add_feature(out, feature->name);
         if (!has && feature->level > 0 && feature->level <= level) level = feature->level - 1;
     }
@@ -112,11 +112,11 @@ static const struct feature {
     unsigned long type;
     unsigned bit;
 } feature_table[] = {
-    {"asimd", AT_HWCAP, 1},     {"atomics", AT_HWCAP, 8},  {"fphp", AT_HWCAP, 9},
-    {"asimdhp", AT_HWCAP, 10},  {"asimdrdm", AT_HWCAP, 12}, {"dcpop", AT_HWCAP, 16},
-    {"asimddp", AT_HWCAP, 20},  {"sve", AT_HWCAP, 22},     {"asimdfhm", AT_HWCAP, 23},
-    {"sve2", AT_HWCAP2, 1},     {"svei8mm", AT_HWCAP2, 9}, {"svebf16", AT_HWCAP2, 12},
-    {"i8mm", AT_HWCAP2, 13},    {"bf16", AT_HWCAP2, 14},   {"sme", AT_HWCAP2, 23},
+    {"asimd", AT_HWCAP, 1},    {"atomics", AT_HWCAP, 8},   {"fphp", AT_HWCAP, 9},
+    {"asimdhp", AT_HWCAP, 10}, {"asimdrdm", AT_HWCAP, 12}, {"dcpop", AT_HWCAP, 16},
+    {"asimddp", AT_HWCAP, 20}, {"sve", AT_HWCAP, 22},      {"asimdfhm", AT_HWCAP, 23},
+    {"sve2", AT_HWCAP2, 1},    {"svei8mm", AT_HWCAP2, 9},  {"svebf16", AT_HWCAP2, 12},
+    {"i8mm", AT_HWCAP2, 13},   {"bf16", AT_HWCAP2, 14},    {"sme", AT_HWCAP2, 23},
 };
 
 static bool has_bit(unsigned long type, unsigned bit)

@@ -28,8 +28,8 @@
 #define NAME_BYTES 256 /* NAME_MAX and the terminator */
 
 struct tdm_file_writer {
-    char *path;           /* as given, for messages */
-    const char *name;     /* the last component, in `path` */
+    char *path;       /* as given, for messages */
+    const char *name; /* the last component, in `path` */
     char temporary[NAME_BYTES];
     int folder_fd;
     int fd;

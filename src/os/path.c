@@ -45,8 +45,8 @@ tdm_status tdm_dir_make(const char *path, tdm_error *err)
 {
     if (!*path) return tdm_fail(err, TDM_ERR_INVALID, "cannot make a folder without a name");
     char *prefix = strdup(path);
-    if (!prefix) return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot make the folder %s: out of memory",
-                                 path);
+    if (!prefix)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot make the folder %s: out of memory", path);
     tdm_status status = TDM_OK;
     for (char *p = prefix + 1; status == TDM_OK && *p; p++) {
         if (*p != '/' || p[-1] == '/') continue;
