@@ -72,8 +72,8 @@ TDM_API tdm_status tdm_dataset_split(const tdm_dataset *dataset, double fraction
 
 /*
  * Copies the samples `indices[0..count)` into `features` [count, feature_count] as f32 and their
- * classes into `classes` [count] (may be NULL). Indices must be in range. Allocates nothing; many
- * threads may call it on one data set at once.
+ * classes into `classes` [count] (may be NULL; -1 each in a set without labels). Indices must be in
+ * range. Allocates nothing; many threads may call it on one data set at once.
  */
 TDM_API void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indices, int64_t count,
                                 float *features, int32_t *classes);

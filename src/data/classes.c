@@ -1,0 +1,184 @@
+/*
+ * classes.c: from label texts to class numbers.
+ *
+ * Labels are looked up in an open-addressing hash table that is never more than half full. The
+ * final order does not depend on the order of the file: as numbers when every label is one, else by
+ * bytes; so two files with the same labels give the same classes. Labels are told apart by their
+ * text: "1" and "1.0" are two classes, next to each other. With given classes (those of a training
+ * set) nothing is added and the given order stays.
+ */
+#include "data/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FIRST_CAPACITY 64
+
+static uint64_t hash_of(const char *text, size_t length)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < length; i++) {
+        hash ^= (uint8_t)text[i];
+        hash *= UINT64_C(0x100000001b3);
+    }
+    return hash ^ hash >> 29;
+}
+
+/* The slot that holds this text, or the empty one where it belongs. */
+static size_t slot_of(const tdm__classes *classes, const char *text, size_t length)
+{
+    size_t mask = classes->slot_count - 1;
+    size_t slot = (size_t)hash_of(text, length) & mask;
+    while (classes->slots[slot] >= 0) {
+        const char *name = classes->names[classes->slots[slot]];
+        if (strncmp(name, text, length) == 0 && name[length] == 0) break;
+        slot = (slot + 1) & mask;
+    }
+    return slot;
+}
+
+static bool make_room(tdm__classes *classes, int32_t capacity)
+{
+    const char **names = realloc(classes->names, (size_t)capacity * sizeof(*names));
+    if (!names) return false;
+    classes->names = names;
+    size_t slot_count = (size_t)capacity * 2; /* capacities are powers of two */
+    int32_t *slots = malloc(slot_count * sizeof(*slots));
+    if (!slots) return false;
+    free(classes->slots);
+    classes->slots = slots;
+    classes->slot_count = slot_count;
+    classes->capacity = capacity;
+    for (size_t i = 0; i < slot_count; i++) slots[i] = -1;
+    for (int32_t i = 0; i < classes->count; i++)
+        slots[slot_of(classes, classes->names[i], strlen(classes->names[i]))] = i;
+    return true;
+}
+
+static tdm_status add(tdm__classes *classes, size_t slot, const char *text, size_t length)
+{
+    if (classes->count == TDM__MAX_CLASSES) return TDM_ERR_RANGE;
+    if (classes->count == classes->capacity) {
+        if (!make_room(classes, classes->capacity * 2)) return TDM_ERR_NO_MEMORY;
+        slot = slot_of(classes, text, length);
+    }
+    const char *name = tdm_arena_strndup(classes->arena, text, length);
+    if (!name) return TDM_ERR_NO_MEMORY;
+    classes->names[classes->count] = name;
+    classes->slots[slot] = classes->count++;
+    return TDM_OK;
+}
+
+tdm_status tdm__classes_init(tdm__classes *classes, tdm_arena *arena,
+                             const tdm_data_options *options, tdm_error *err)
+{
+    *classes = (tdm__classes){.arena = arena};
+    if (!make_room(classes, FIRST_CAPACITY))
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the classes");
+    if (!options->class_names) return TDM_OK;
+    if (options->class_count <= 0 || options->class_count > TDM__MAX_CLASSES)
+        return tdm_fail(err, TDM_ERR_INVALID, "class_count is %lld; it must be 1 to %d",
+                        (long long)options->class_count, TDM__MAX_CLASSES);
+    for (int64_t i = 0; i < options->class_count; i++) {
+        const char *name = options->class_names[i];
+        if (!name)
+            return tdm_fail(err, TDM_ERR_INVALID, "class name %lld is missing", (long long)i);
+        size_t slot = slot_of(classes, name, strlen(name));
+        if (classes->slots[slot] >= 0)
+            return tdm_fail(err, TDM_ERR_INVALID, "the class name '%s' is given twice", name);
+        tdm_status status = add(classes, slot, name, strlen(name));
+        if (status != TDM_OK) return tdm_fail(err, status, "no memory for the classes");
+    }
+    classes->fixed = true;
+    return TDM_OK;
+}
+
+void tdm__classes_release(tdm__classes *classes)
+{
+    free(classes->names);
+    free(classes->slots);
+    *classes = (tdm__classes){0};
+}
+
+tdm_status tdm__classes_number(tdm__classes *classes, const char *text, size_t length, int32_t *out)
+{
+    size_t slot = slot_of(classes, text, length);
+    if (classes->slots[slot] < 0) {
+        if (classes->fixed) return TDM_ERR_NOT_FOUND;
+        TDM_TRY(add(classes, slot, text, length));
+        *out = classes->count - 1;
+        return TDM_OK;
+    }
+    *out = classes->slots[slot];
+    return TDM_OK;
+}
+
+/* ---- order ----------------------------------------------------------------------------------- */
+
+typedef struct entry {
+    const char *name;
+    double value;
+    int32_t number;
+} entry;
+
+static int compare_bytes(const void *left, const void *right)
+{
+    return strcmp(((const entry *)left)->name, ((const entry *)right)->name);
+}
+
+static int compare_values(const void *left, const void *right)
+{
+    double a = ((const entry *)left)->value;
+    double b = ((const entry *)right)->value;
+    return a < b ? -1 : a > b ? 1 : compare_bytes(left, right);
+}
+
+tdm_status tdm__classes_sort(tdm__classes *classes, int32_t *numbers, tdm_error *err)
+{
+    size_t count = (size_t)classes->count;
+    if (classes->fixed) {
+        for (size_t i = 0; i < count; i++) numbers[i] = (int32_t)i;
+        return TDM_OK;
+    }
+    entry *entries = malloc((count ? count : 1) * sizeof(*entries));
+    if (!entries) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to sort %zu classes", count);
+    bool all_numbers = true;
+    for (size_t i = 0; i < count; i++) {
+        const char *name = classes->names[i];
+        entries[i] = (entry){.name = name, .number = (int32_t)i};
+        if (tdm__number_parse(name, strlen(name), &entries[i].value) != TDM__NUMBER_OK)
+            all_numbers = false;
+    }
+    qsort(entries, count, sizeof(*entries), all_numbers ? compare_values : compare_bytes);
+    for (size_t i = 0; i < count; i++) {
+        classes->names[i] = entries[i].name;
+        numbers[entries[i].number] = (int32_t)i;
+    }
+    free(entries);
+    /* The table follows, so that look-ups give the final numbers from here on. */
+    for (size_t i = 0; i < classes->slot_count; i++)
+        if (classes->slots[i] >= 0) classes->slots[i] = numbers[classes->slots[i]];
+    return TDM_OK;
+}
+
+/* ---- hints ----------------------------------------------------------------------------------- */
+
+static const char *candidate(size_t index, const void *user)
+{
+    return ((const tdm__classes *)user)->names[index];
+}
+
+const char *tdm__classes_hint(const tdm__classes *classes, const char *text, size_t length,
+                              char buffer[128])
+{
+    char word[TDM__SHOW_BYTES];
+    char shown[TDM__SHOW_BYTES];
+    buffer[0] = 0;
+    const char *nearest = tdm_text_nearest(tdm__text_show(text, length, word),
+                                           (size_t)classes->count, candidate, classes);
+    if (nearest)
+        snprintf(buffer, 128, "; perhaps '%s' is meant",
+                 tdm__text_show(nearest, strlen(nearest), shown));
+    return buffer;
+}

@@ -1,0 +1,147 @@
+/*
+ * samples.c: what is asked of the samples of a data set once it is in memory.
+ *
+ * Gathering a batch, means and deviations, the largest value, the hash. All of it goes by sample
+ * index through tdm__dataset_row(), so a part made by a split answers like a set of its own. These
+ * functions only read: any number of threads may run them on one data set.
+ */
+#include "data/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#define HASH_BLOCK 4096
+
+/* Copies `count` features of one stored row, from `first` on, as f32. */
+static inline void copy_row(const tdm_dataset *dataset, int64_t row, int64_t first, int64_t count,
+                            float *restrict out)
+{
+    size_t offset = (size_t)row * (size_t)dataset->info.feature_count + (size_t)first;
+    if (dataset->info.storage == TDM_DTYPE_F32) {
+        memcpy(out, (const float *)dataset->features + offset, (size_t)count * sizeof(*out));
+        return;
+    }
+    const uint8_t *restrict source = (const uint8_t *)dataset->features + offset;
+    for (int64_t i = 0; i < count; i++) out[i] = (float)source[i];
+}
+
+static inline float feature_at(const tdm_dataset *dataset, int64_t row, int64_t feature)
+{
+    size_t offset = (size_t)row * (size_t)dataset->info.feature_count + (size_t)feature;
+    if (dataset->info.storage == TDM_DTYPE_F32) return ((const float *)dataset->features)[offset];
+    return (float)((const uint8_t *)dataset->features)[offset];
+}
+
+void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indices, int64_t count,
+                        float *features, int32_t *classes)
+{
+    int64_t feature_count = dataset->info.feature_count;
+    for (int64_t i = 0; i < count; i++)
+        copy_row(dataset, tdm__dataset_row(dataset, indices[i]), 0, feature_count,
+                 features + i * feature_count);
+    if (!classes) return;
+    for (int64_t i = 0; i < count; i++)
+        classes[i] = dataset->classes ? dataset->classes[tdm__dataset_row(dataset, indices[i])]
+                                      : -1;
+}
+
+/* Two passes, so that a large mean does not eat the digits of a small deviation. */
+void tdm_dataset_moments(const tdm_dataset *dataset, double *mean, double *deviation)
+{
+    int64_t sample_count = dataset->info.sample_count;
+    int64_t feature_count = dataset->info.feature_count;
+    for (int64_t j = 0; j < feature_count; j++) mean[j] = deviation[j] = 0.0;
+    if (sample_count == 0) return;
+    for (int64_t i = 0; i < sample_count; i++) {
+        int64_t row = tdm__dataset_row(dataset, i);
+        for (int64_t j = 0; j < feature_count; j++) mean[j] += (double)feature_at(dataset, row, j);
+    }
+    for (int64_t j = 0; j < feature_count; j++) mean[j] /= (double)sample_count;
+    for (int64_t i = 0; i < sample_count; i++) {
+        int64_t row = tdm__dataset_row(dataset, i);
+        for (int64_t j = 0; j < feature_count; j++) {
+            double distance = (double)feature_at(dataset, row, j) - mean[j];
+            deviation[j] += distance * distance;
+        }
+    }
+    for (int64_t j = 0; j < feature_count; j++)
+        deviation[j] = sqrt(deviation[j] / (double)sample_count);
+}
+
+double tdm_dataset_largest(const tdm_dataset *dataset)
+{
+    float largest = 0.0f;
+    for (int64_t i = 0; i < dataset->info.sample_count; i++) {
+        int64_t row = tdm__dataset_row(dataset, i);
+        for (int64_t j = 0; j < dataset->info.feature_count; j++) {
+            float value = fabsf(feature_at(dataset, row, j));
+            if (value > largest) largest = value;
+        }
+    }
+    return (double)largest;
+}
+
+/* ---- hash ------------------------------------------------------------------------------------ */
+
+static void to_little_endian(uint32_t *words, size_t count)
+{
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    for (size_t i = 0; i < count; i++) words[i] = __builtin_bswap32(words[i]);
+#else
+    (void)words;
+    (void)count;
+#endif
+}
+
+/* Features count as f32 however they are stored: the same samples from CSV and IDX hash alike. */
+static void hash_features(const tdm_dataset *dataset, tdm_sha256 *hash)
+{
+    union {
+        float values[HASH_BLOCK];
+        uint32_t words[HASH_BLOCK];
+    } block;
+    int64_t feature_count = dataset->info.feature_count;
+    for (int64_t i = 0; i < dataset->info.sample_count; i++) {
+        int64_t row = tdm__dataset_row(dataset, i);
+        for (int64_t j = 0; j < feature_count; j += HASH_BLOCK) {
+            int64_t count = feature_count - j < HASH_BLOCK ? feature_count - j : HASH_BLOCK;
+            copy_row(dataset, row, j, count, block.values);
+            to_little_endian(block.words, (size_t)count);
+            tdm_sha256_update(hash, block.words, (size_t)count * sizeof(block.words[0]));
+        }
+    }
+}
+
+static void hash_classes(const tdm_dataset *dataset, tdm_sha256 *hash)
+{
+    uint32_t block[HASH_BLOCK];
+    for (int64_t i = 0; i < dataset->info.sample_count; i += HASH_BLOCK) {
+        int64_t left = dataset->info.sample_count - i;
+        size_t count = left < HASH_BLOCK ? (size_t)left : HASH_BLOCK;
+        for (size_t k = 0; k < count; k++) {
+            int64_t row = tdm__dataset_row(dataset, i + (int64_t)k);
+            block[k] = (uint32_t)dataset->classes[row];
+        }
+        to_little_endian(block, count);
+        tdm_sha256_update(hash, block, count * sizeof(block[0]));
+    }
+}
+
+tdm_status tdm_dataset_hash(const tdm_dataset *dataset, char hex[TDM_SHA256_HEX])
+{
+    const tdm_dataset_info *info = &dataset->info;
+    tdm_sha256 *hash = tdm_sha256_create();
+    if (!hash) return TDM_ERR_NO_MEMORY;
+    tdm_sha256_text(hash, "tandem data set 1");
+    tdm_sha256_u64(hash, (uint64_t)info->sample_count);
+    tdm_sha256_u64(hash, (uint64_t)info->sample_shape.rank);
+    for (int i = 0; i < info->sample_shape.rank; i++)
+        tdm_sha256_u64(hash, (uint64_t)info->sample_shape.dim[i]);
+    tdm_sha256_u64(hash, (uint64_t)info->class_count);
+    for (int64_t i = 0; i < info->class_count; i++) tdm_sha256_text(hash, info->class_names[i]);
+    hash_features(dataset, hash);
+    if (dataset->classes) hash_classes(dataset, hash);
+    tdm_sha256_finish(hash, hex);
+    tdm_sha256_destroy(hash);
+    return TDM_OK;
+}

@@ -1,0 +1,85 @@
+/*
+ * split.c: cutting a data set in two, by a seed.
+ *
+ * The test part is the first m places of a keyed permutation of the samples, m = round(fraction *
+ * n) kept between 1 and n-1. So it depends on (n, fraction, seed) alone, and never on the order in
+ * which anybody asks. Both parts list their samples in file order and borrow the memory of the set
+ * they were cut from.
+ */
+#include "data/internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static tdm_dataset *create_part(const tdm_dataset *whole, int64_t count, int64_t **out_rows)
+{
+    tdm_dataset *part = calloc(1, sizeof(*part));
+    if (!part) return NULL;
+    part->info = whole->info;
+    part->info.sample_count = count;
+    part->features = whole->features;
+    part->classes = whole->classes;
+    part->arena = tdm_arena_create("part of a data set");
+    int64_t *rows = part->arena ? tdm_arena_array(part->arena, (size_t)count, sizeof(*rows)) : NULL;
+    if (!rows) {
+        tdm_dataset_destroy(part);
+        return NULL;
+    }
+    part->rows = rows;
+    *out_rows = rows;
+    return part;
+}
+
+static int64_t test_count_of(int64_t sample_count, double fraction)
+{
+    int64_t wanted = (int64_t)llround(fraction * (double)sample_count);
+    if (wanted < 1) return 1;
+    return wanted < sample_count ? wanted : sample_count - 1;
+}
+
+/* One byte per sample: 1 for those of the test part. NULL when out of memory. */
+static uint8_t *choose(int64_t sample_count, int64_t test_count, uint64_t seed)
+{
+    uint8_t *chosen = calloc((size_t)sample_count, 1);
+    if (!chosen) return NULL;
+    tdm__permutation order = tdm__permutation_init((uint64_t)sample_count, seed,
+                                                   TDM_RNG_STREAM_SPLIT, 0);
+    for (int64_t i = 0; i < test_count; i++) chosen[tdm__permutation_at(&order, (uint64_t)i)] = 1;
+    return chosen;
+}
+
+tdm_status tdm_dataset_split(const tdm_dataset *dataset, double fraction, uint64_t seed,
+                             tdm_dataset **out_rest, tdm_dataset **out_test, tdm_error *err)
+{
+    const tdm_dataset_info *info = &dataset->info;
+    if (!(fraction > 0.0 && fraction < 1.0))
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%s: the fraction to split off is %g; it must lie between 0 and 1",
+                        info->path, fraction);
+    if (info->sample_count < 2)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%s: cannot be split in two: it has %lld sample, and each part needs one",
+                        info->path, (long long)info->sample_count);
+
+    int64_t test_count = test_count_of(info->sample_count, fraction);
+    int64_t *rest_rows = NULL;
+    int64_t *test_rows = NULL;
+    tdm_dataset *rest = create_part(dataset, info->sample_count - test_count, &rest_rows);
+    tdm_dataset *test = create_part(dataset, test_count, &test_rows);
+    uint8_t *chosen = choose(info->sample_count, test_count, seed);
+    if (!rest || !test || !chosen) {
+        free(chosen);
+        tdm_dataset_destroy(test);
+        tdm_dataset_destroy(rest);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory to split %lld samples", info->path,
+                        (long long)info->sample_count);
+    }
+    for (int64_t i = 0; i < info->sample_count; i++) {
+        int64_t **rows = chosen[i] ? &test_rows : &rest_rows;
+        *(*rows)++ = tdm__dataset_row(dataset, i);
+    }
+    free(chosen);
+    *out_rest = rest;
+    *out_test = test;
+    return TDM_OK;
+}
