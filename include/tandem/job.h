@@ -149,7 +149,9 @@ TDM_API void tdm_job_show(const tdm_job *job, tdm_str *out);
 TDM_API void tdm_job_show_json(const tdm_job *job, tdm_str *out);
 /*
  * A hash of what decides the trained bits. Keys that do not (names, folders, how often to log or
- * save) are left out, and so are the places of data files, though not how they are read.
+ * save) are left out, and so are the places of data files, though not how they are read. How long
+ * to train is left out as well: it decides where a run stops, not the way it takes, so that a
+ * finished run may be continued.
  */
 TDM_API tdm_status tdm_job_hash(const tdm_job *job, char hex[TDM_SHA256_HEX], tdm_error *err);
 /* Lists in `out` the keys that decide bits and differ: "train.batch: 32 here, 64 there". */
@@ -168,6 +170,14 @@ typedef enum tdm_job_key_type {
     TDM_JOB_KEY_INT_LIST
 } tdm_job_key_type;
 
+/* A check beyond type and range. */
+typedef enum tdm_job_key_form {
+    TDM_JOB_FORM_ANY,
+    TDM_JOB_FORM_NAME,        /* letters, digits, '.', '_', '-': fit for a folder's name */
+    TDM_JOB_FORM_CHARACTER,   /* one ASCII character, or the word tab */
+    TDM_JOB_FORM_POWER_OF_TWO
+} tdm_job_key_form;
+
 typedef struct tdm_job_key {
     const char *path; /* "train.batch" */
     tdm_job_key_type type;
@@ -176,12 +186,17 @@ typedef struct tdm_job_key {
     const char *fallback_note; /* shown instead of the default, when that is computed */
     bool required;
     bool decides_bits;        /* part of tdm_job_hash */
-    double least;             /* numbers: the range, both ends included unless open_most */
-    double most;
+    double least;             /* numbers: the range, both ends included unless open_... */
+    double most;              /* INFINITY: none */
+    bool open_least;          /* the lower end is excluded */
     bool open_most;           /* the upper end is excluded */
+    size_t most_count;        /* lists: how many entries at most */
+    tdm_job_key_form form;
     const char *word;         /* an int that may also be this word, meaning 0: "auto", "all", "never" */
     const char *choices;      /* "relu | gelu | tanh" */
     const char *excludes;     /* the key it cannot stand beside */
+    const char *needs;        /* the key that must be given too */
+    const char *also_called;  /* "batch_size bs": names from elsewhere, for suggestions only */
     const char *help;         /* a sentence or more */
 } tdm_job_key;
 

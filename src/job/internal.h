@@ -1,0 +1,167 @@
+/*
+ * internal.h: what the files of the job room share.
+ *
+ * A load goes through four stages, each in a file of its own: bytes become a tree of YAML nodes
+ * with places (yaml.c); the tree and the overrides fill one slot per key (slots.c); a slot becomes
+ * a checked value in the tdm_job (value.c); and rules look at keys side by side (rules.c). All of
+ * them report into one list of problems and go on, so that a user sees everything at once.
+ *
+ * Memory: nodes live in a scratch arena that ends with the load; problems and the values of the
+ * job live in the document's arena. A stage that runs out of memory sets problems->no_memory and
+ * returns quietly; load.c looks at that flag before it looks at anything else.
+ */
+#ifndef TANDEM_SRC_JOB_INTERNAL_H
+#define TANDEM_SRC_JOB_INTERNAL_H
+
+#include <tandem/job.h>
+
+#define TDM__JOB_FILE_BYTES (1024u * 1024u) /* the largest job file */
+#define TDM__JOB_DEPTH 16                   /* of nested YAML */
+#define TDM__JOB_PROBLEMS 100               /* listed at most; the rest is counted */
+#define TDM__JOB_STRING_BYTES 1024          /* the longest text value */
+#define TDM__JOB_PATH_BYTES 4095            /* the longest path, as Linux has it */
+#define TDM__JOB_INT_MOST 9007199254740992.0 /* 2^53: exact in JSON and in doubles */
+#define TDM__JOB_OVERRIDE_FILE "--set"
+
+/* ---- problems.c ------------------------------------------------------------------------------ */
+
+typedef struct tdm__place {
+    const char *file; /* borrowed; must outlive the document */
+    int line;         /* from 1; 0 for none */
+    int column;
+} tdm__place;
+
+typedef struct tdm__problem_list {
+    tdm_arena *arena;
+    tdm_job_problem *items;
+    size_t count;
+    size_t capacity;
+    size_t unlisted; /* beyond TDM__JOB_PROBLEMS */
+    bool no_memory;
+} tdm__problem_list;
+
+void tdm__problem_add(tdm__problem_list *list, tdm__place place, const char *fmt, ...)
+    TDM_PRINTF(3, 4);
+bool tdm__problem_list_full(const tdm__problem_list *list);
+/* Sorts by place (the file first, what has no place next, overrides last) and adds a last line
+ * when some are not listed. */
+void tdm__problem_list_finish(tdm__problem_list *list, const char *file);
+
+/* Text from outside, made fit for a message: cut to about 48 bytes, control characters as '?'. */
+typedef struct tdm__clip {
+    char text[64];
+} tdm__clip;
+tdm__clip tdm__clip_text(const char *text);
+
+/* ---- yaml.c ---------------------------------------------------------------------------------- */
+
+typedef enum tdm__yaml_kind { TDM__YAML_SCALAR, TDM__YAML_LIST, TDM__YAML_MAP } tdm__yaml_kind;
+
+typedef struct tdm__yaml_node tdm__yaml_node;
+struct tdm__yaml_node {
+    tdm__yaml_kind kind;
+    tdm__place place;
+    const char *text; /* scalars: terminated, no inner zero bytes */
+    bool plain;       /* scalars: written without quotes */
+    bool broken;      /* a problem about it is listed already: pass over it */
+    const char *key;  /* entries of a map */
+    tdm__place key_place;
+    tdm__yaml_node *first; /* children of lists and maps, in order */
+    tdm__yaml_node *next;
+};
+
+/*
+ * Reads one YAML document. Anchors, aliases, tags, merge keys and keys that are no scalars become
+ * problems. NULL: the text is no YAML (a problem says where) or memory ran out. A text without any
+ * content is a scalar "".
+ */
+tdm__yaml_node *tdm__yaml_read(const char *bytes, size_t count, const char *file,
+                               tdm_arena *arena, tdm__problem_list *problems);
+/* The bytes of the first character that YAML does not allow, or `count` when all is well. */
+size_t tdm__utf8_check(const char *bytes, size_t count);
+/* Is it UTF-8 at all, whatever the characters? */
+bool tdm__utf8_is_valid(const char *text);
+/* Decodes one valid character; returns its length in bytes. */
+size_t tdm__utf8_next(const char *bytes, uint32_t *out);
+/* May this character stand unescaped inside double quotes, and never break a line? */
+bool tdm__yaml_is_printable(uint32_t character);
+/* Empty, ~ or null, without quotes. */
+bool tdm__yaml_is_null(const tdm__yaml_node *node);
+
+/* ---- keys.c ---------------------------------------------------------------------------------- */
+
+typedef struct tdm__job_group {
+    const char *name; /* "" for the keys at the top level */
+    const char *help;
+} tdm__job_group;
+
+size_t tdm__job_group_count(void);
+const tdm__job_group *tdm__job_group_at(size_t index);
+/* Does the key stand in the group? */
+bool tdm__job_group_has(const tdm__job_group *group, const tdm_job_key *key);
+
+/* ---- lookup.c -------------------------------------------------------------------------------- */
+
+/* The index of a key or group; SIZE_MAX when there is none. */
+size_t tdm__key_find(const char *path);
+size_t tdm__group_find(const char *name);
+const char *tdm__key_leaf(const tdm_job_key *key); /* "batch" of "train.batch" */
+/* The known key or group that `leaf` in `group` ("" at the top) was likely meant to be; or NULL. */
+const char *tdm__key_suggest(const char *group, const char *leaf);
+/* The i-th word of "a | b | c" in `out`; false past the end. */
+bool tdm__choice_at(const char *choices, size_t index, char out[32]);
+int tdm__choice_find(const char *choices, const char *word); /* -1: none */
+
+/* What a key accepts, in words: "a whole number from 1 to 64, or the word auto". */
+void tdm__key_wants(const tdm_job_key *key, tdm_str *out);
+/* The range alone: "from 1 to 64", "more than 0", "". */
+void tdm__key_range(const tdm_job_key *key, tdm_str *out);
+
+/* ---- slots.c --------------------------------------------------------------------------------- */
+
+typedef struct tdm__slot {
+    const tdm__yaml_node *node; /* NULL: not given */
+    tdm__place place;           /* of the key, when given */
+    bool from_override;
+    bool ok; /* the job's field holds a checked value */
+} tdm__slot;
+
+typedef struct tdm__loader {
+    const char *file; /* its name in messages */
+    const char *dir;  /* absolute: where the file's relative paths begin */
+    tdm_arena *arena; /* the document's */
+    tdm_arena *scratch;
+    tdm__problem_list problems;
+    tdm__slot *slots;          /* one for each key */
+    tdm__place *group_places;  /* one for each group; line 0: the file does not have it */
+    tdm_job *job;
+    bool no_file_checks;
+} tdm__loader;
+
+/* False (after a problem) when the document is no mapping, and so no job at all. */
+bool tdm__slots_fill(tdm__loader *loader, const tdm__yaml_node *root);
+/* The value of an override or a default as a node; NULL after a problem. */
+const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key *key,
+                                          const char *value);
+void tdm__slots_override(tdm__loader *loader, const char *override);
+/* Slots whose keys cannot stand together, and keys whose company is missing. */
+void tdm__slots_check_pairs(tdm__loader *loader);
+
+/* ---- value.c --------------------------------------------------------------------------------- */
+
+/* Checks the node against the key's row and stores it in loader->job; false after a problem. */
+bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot);
+bool tdm__name_is_valid(const char *name);
+
+/* ---- rules.c --------------------------------------------------------------------------------- */
+
+void tdm__rules_check(tdm__loader *loader);
+
+/* ---- show.c ---------------------------------------------------------------------------------- */
+
+/* The value of a key as one line of YAML: canonical, so that equal values give equal texts. */
+void tdm__value_show(const tdm_job_key *key, const tdm_job *job, tdm_str *out);
+/* Does the field hold something? Not: an optional path or number that was left out. */
+bool tdm__value_is_set(const tdm_job_key *key, const tdm_job *job);
+
+#endif

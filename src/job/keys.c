@@ -1,0 +1,467 @@
+/*
+ * keys.c: the one table of keys.
+ *
+ * Parsing, checking, defaults, `tandem job keys` and docs/job-file.md all come from these rows: to
+ * add a key, add its field to tdm_job and its row here, and nothing else. Rows of one group stand
+ * together, in the order in which they are shown and hashed. `help` is written for someone who has
+ * never seen the key; its first sentence must stand alone.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "job/internal.h"
+
+#define FIELD(member) offsetof(tdm_job, member)
+
+static const tdm__job_group groups[] = {
+    {"", "What the job is called, and where its random numbers begin."},
+    {"model", "The network that is trained."},
+    {"data", "The samples: where they lie and how they are read."},
+    {"train", "How much is trained, and in which portions."},
+    {"optim", "The optimiser, which turns gradients into steps."},
+    {"parallel", "How a step is cut up, so that many workers can share it."},
+    {"compute", "Which code does the arithmetic."},
+    {"eval", "Measuring the model on the test set while it is trained."},
+    {"checkpoint", "Saving the state, so that a run can be continued after any interruption."},
+    {"run", "Where results go."},
+};
+
+static const tdm_job_key keys[] = {
+    {
+        .path = "name",
+        .type = TDM_JOB_KEY_STRING,
+        .offset = FIELD(name),
+        .fallback_note = "the job file's name without its extension",
+        .form = TDM_JOB_FORM_NAME,
+        .also_called = "job_name title",
+        .help = "What the job is called. The folders of its runs begin with it.",
+    },
+    {
+        .path = "seed",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(seed),
+        .fallback = "1",
+        .decides_bits = true,
+        .least = 0,
+        .most = TDM__JOB_INT_MOST,
+        .also_called = "random_seed random_state",
+        .help = "Where all random numbers begin: first weights, order of samples, dropout, the "
+                "split by 'data.test_fraction'. The same seed gives the same run.",
+    },
+    {
+        .path = "model.kind",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(model.kind),
+        .fallback = "mlp",
+        .decides_bits = true,
+        .choices = "mlp",
+        .also_called = "type architecture",
+        .help = "The architecture. mlp is a multi-layer perceptron that classifies.",
+    },
+    {
+        .path = "model.hidden",
+        .type = TDM_JOB_KEY_INT_LIST,
+        .offset = FIELD(model.hidden),
+        .fallback = "[128]",
+        .decides_bits = true,
+        .least = 1,
+        .most = 1048576,
+        .most_count = 64,
+        .also_called = "layers hidden_size hidden_sizes hidden_layers units",
+        .help = "The widths of the hidden layers, from the input to the output. The empty list [] "
+                "makes a linear classifier.",
+    },
+    {
+        .path = "model.activation",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(model.activation),
+        .fallback = "relu",
+        .decides_bits = true,
+        .choices = "relu | gelu | tanh | sigmoid",
+        .help = "The function after each hidden layer.",
+    },
+    {
+        .path = "model.dropout",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(model.dropout),
+        .fallback = "0",
+        .decides_bits = true,
+        .least = 0,
+        .most = 1,
+        .open_most = true,
+        .help = "The share of hidden values set to zero at random while training.",
+    },
+    {
+        .path = "model.init_from",
+        .type = TDM_JOB_KEY_PATH,
+        .offset = FIELD(model.init_from),
+        .decides_bits = true,
+        .also_called = "pretrained weights",
+        .help = "A safetensors file: parameters that it names start from its values instead of "
+                "random ones.",
+    },
+    {
+        .path = "data.train",
+        .type = TDM_JOB_KEY_PATH,
+        .offset = FIELD(data.train),
+        .required = true,
+        .decides_bits = true,
+        .also_called = "path file train_path train_file",
+        .help = "The file of training samples: CSV, or IDX images. It may be packed with gzip.",
+    },
+    {
+        .path = "data.train_labels",
+        .type = TDM_JOB_KEY_PATH,
+        .offset = FIELD(data.train_labels),
+        .decides_bits = true,
+        .also_called = "labels",
+        .help = "For IDX: the file of labels that belongs to 'data.train'. A CSV file has its "
+                "labels in a column instead, see 'data.label'.",
+    },
+    {
+        .path = "data.test",
+        .type = TDM_JOB_KEY_PATH,
+        .offset = FIELD(data.test),
+        .excludes = "data.test_fraction",
+        .also_called = "validation valid val test_path test_file",
+        .help = "The file of test samples, on which the model is measured and never trained.",
+    },
+    {
+        .path = "data.test_labels",
+        .type = TDM_JOB_KEY_PATH,
+        .offset = FIELD(data.test_labels),
+        .needs = "data.test",
+        .help = "For IDX: the file of labels that belongs to 'data.test'.",
+    },
+    {
+        .path = "data.test_fraction",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(data.test_fraction),
+        .fallback = "0",
+        .decides_bits = true,
+        .least = 0,
+        .most = 1,
+        .open_most = true,
+        .excludes = "data.test",
+        .also_called = "split test_split validation_split",
+        .help = "The share of 'data.train' that is held back as the test set, chosen by 'seed'. 0 "
+                "holds nothing back.",
+    },
+    {
+        .path = "data.format",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(data.format),
+        .fallback = "auto",
+        .decides_bits = true,
+        .choices = "auto | csv | idx",
+        .help = "The format of the data files. auto looks at their first bytes.",
+    },
+    {
+        .path = "data.header",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(data.header),
+        .fallback = "auto",
+        .decides_bits = true,
+        .choices = "auto | yes | no",
+        .help = "For CSV: whether the first row holds the names of the columns. auto takes it for "
+                "one when a cell that should be a number is not.",
+    },
+    {
+        .path = "data.label",
+        .type = TDM_JOB_KEY_STRING,
+        .offset = FIELD(data.label),
+        .fallback = "last",
+        .decides_bits = true,
+        .also_called = "target label_column",
+        .help = "For CSV: the column that holds the class: its name, its number counted from 1, "
+                "or one of the words first and last.",
+    },
+    {
+        .path = "data.delimiter",
+        .type = TDM_JOB_KEY_STRING,
+        .offset = FIELD(data.delimiter),
+        .fallback = "\",\"",
+        .decides_bits = true,
+        .form = TDM_JOB_FORM_CHARACTER,
+        .also_called = "separator sep",
+        .help = "For CSV: what stands between two cells. Put a comma or a semicolon in quotes.",
+    },
+    {
+        .path = "data.normalise",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(data.normalise),
+        .fallback = "auto",
+        .decides_bits = true,
+        .choices = "auto | none | scale | standard",
+        .also_called = "normalize normalization scaling",
+        .help = "How features are brought to a common size. scale divides by 255; standard gives "
+                "each feature of the training set the mean 0 and the deviation 1; auto is scale "
+                "for 8-bit images and standard for tables.",
+    },
+    {
+        .path = "data.shuffle",
+        .type = TDM_JOB_KEY_BOOL,
+        .offset = FIELD(data.shuffle),
+        .fallback = "true",
+        .decides_bits = true,
+        .help = "Whether each epoch sees the samples in a new random order; otherwise it is the "
+                "order of the file.",
+    },
+    {
+        .path = "data.last_batch",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(data.last_batch),
+        .fallback = "keep",
+        .decides_bits = true,
+        .choices = "keep | drop",
+        .also_called = "drop_last",
+        .help = "What happens to the samples left at the end of an epoch when they are fewer than "
+                "a batch: keep trains on a smaller batch, drop passes over them.",
+    },
+    {
+        .path = "train.batch",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(train.batch),
+        .fallback = "32",
+        .decides_bits = true,
+        .least = 1,
+        .most = 2147483647,
+        .also_called = "batch_size global_batch_size bs",
+        .help = "Samples in one step, over all workers together.",
+    },
+    {
+        .path = "train.epochs",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(train.epochs),
+        .fallback = "10",
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .excludes = "train.steps",
+        .also_called = "num_epochs max_epochs",
+        .help = "How many times the training set is gone through.",
+    },
+    {
+        .path = "train.steps",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(train.steps),
+        .fallback_note = "as many as 'train.epochs' takes",
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .excludes = "train.epochs",
+        .also_called = "max_steps num_steps iterations",
+        .help = "How many steps to train, in place of a number of epochs.",
+    },
+    {
+        .path = "optim.kind",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(optim.kind),
+        .fallback = "adamw",
+        .decides_bits = true,
+        .choices = "sgd | adamw",
+        .also_called = "optimizer optimiser type",
+        .help = "The method. sgd is stochastic gradient descent with momentum; adamw is Adam with "
+                "decoupled weight decay.",
+    },
+    {
+        .path = "optim.lr",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.lr),
+        .fallback = "0.001",
+        .decides_bits = true,
+        .least = 0,
+        .open_least = true,
+        .most = INFINITY,
+        .also_called = "learning_rate rate",
+        .help = "The learning rate: how long a step is.",
+    },
+    {
+        .path = "optim.momentum",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.momentum),
+        .fallback = "0.9",
+        .decides_bits = true,
+        .least = 0,
+        .most = 1,
+        .open_most = true,
+        .help = "For sgd: how much of the last step is carried into the next.",
+    },
+    {
+        .path = "optim.nesterov",
+        .type = TDM_JOB_KEY_BOOL,
+        .offset = FIELD(optim.nesterov),
+        .fallback = "false",
+        .decides_bits = true,
+        .help = "For sgd: whether the momentum looks ahead, after Nesterov.",
+    },
+    {
+        .path = "optim.beta1",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.beta1),
+        .fallback = "0.9",
+        .decides_bits = true,
+        .least = 0,
+        .most = 1,
+        .open_most = true,
+        .help = "For adamw: the decay of the running mean of gradients.",
+    },
+    {
+        .path = "optim.beta2",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.beta2),
+        .fallback = "0.999",
+        .decides_bits = true,
+        .least = 0,
+        .most = 1,
+        .open_most = true,
+        .help = "For adamw: the decay of the running mean of squared gradients.",
+    },
+    {
+        .path = "optim.eps",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.eps),
+        .fallback = "1e-08",
+        .decides_bits = true,
+        .least = 0,
+        .open_least = true,
+        .most = INFINITY,
+        .also_called = "epsilon",
+        .help = "For adamw: what is added to the divisor, so that it is never zero.",
+    },
+    {
+        .path = "optim.weight_decay",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.weight_decay),
+        .fallback = "0.01",
+        .decides_bits = true,
+        .least = 0,
+        .most = INFINITY,
+        .also_called = "wd l2",
+        .help = "How strongly weights are pulled towards zero.",
+    },
+    {
+        .path = "parallel.lanes",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(parallel.lanes),
+        .fallback = "auto",
+        .decides_bits = true,
+        .least = 1,
+        .most = 65536,
+        .form = TDM_JOB_FORM_POWER_OF_TWO,
+        .word = "auto",
+        .also_called = "workers world_size ranks num_workers",
+        .help = "Into how many slices the batch of each step is cut. Workers share the lanes, so "
+                "there can be at most as many workers as lanes; the trained bits depend on the "
+                "lanes and never on the workers. auto chooses from the job alone.",
+    },
+    {
+        .path = "compute.backend",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(compute.backend),
+        .fallback = "auto",
+        .decides_bits = true,
+        .choices = "auto | ref",
+        .also_called = "device",
+        .help = "The kernels. auto takes the fastest for this machine; ref is plain C, slow and "
+                "easy to read, to compare with.",
+    },
+    {
+        .path = "eval.every_epochs",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(eval.every_epochs),
+        .fallback = "1",
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .word = "never",
+        .help = "After how many epochs the model is measured on the test set. never measures it "
+                "only at the end.",
+    },
+    {
+        .path = "eval.batch",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(eval.batch),
+        .fallback = "256",
+        .least = 1,
+        .most = 2147483647,
+        .also_called = "eval_batch_size",
+        .help = "Samples measured at a time. It decides speed and memory, not the result.",
+    },
+    {
+        .path = "checkpoint.every_epochs",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(checkpoint.every_epochs),
+        .fallback = "1",
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .word = "never",
+        .help = "After how many epochs a checkpoint is saved. The end of a run is always saved.",
+    },
+    {
+        .path = "checkpoint.every_steps",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(checkpoint.every_steps),
+        .fallback = "never",
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .word = "never",
+        .also_called = "save_steps",
+        .help = "After how many steps a checkpoint is saved, besides those of "
+                "'checkpoint.every_epochs'.",
+    },
+    {
+        .path = "checkpoint.keep",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(checkpoint.keep),
+        .fallback = "3",
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .word = "all",
+        .also_called = "save_total_limit keep_last",
+        .help = "How many checkpoints stay on disk; older ones are removed.",
+    },
+    {
+        .path = "run.dir",
+        .type = TDM_JOB_KEY_DIR,
+        .offset = FIELD(run.dir),
+        .fallback = "runs",
+        .also_called = "output_dir out_dir output",
+        .help = "The folder in which each run gets a folder of its own; it is made when needed. "
+                "Unlike all other paths it is relative to the current folder, even in a job file.",
+    },
+    {
+        .path = "run.log_every_steps",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(run.log_every_steps),
+        .fallback = "10",
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .also_called = "log_steps logging_steps log_every",
+        .help = "After how many steps a line is added to the run's metrics.jsonl.",
+    },
+};
+
+size_t tdm_job_key_count(void)
+{
+    return sizeof(keys) / sizeof(keys[0]);
+}
+
+const tdm_job_key *tdm_job_key_at(size_t index)
+{
+    return index < tdm_job_key_count() ? &keys[index] : NULL;
+}
+
+size_t tdm__job_group_count(void)
+{
+    return sizeof(groups) / sizeof(groups[0]);
+}
+
+const tdm__job_group *tdm__job_group_at(size_t index)
+{
+    return index < tdm__job_group_count() ? &groups[index] : NULL;
+}
+
+bool tdm__job_group_has(const tdm__job_group *group, const tdm_job_key *key)
+{
+    size_t length = strlen(group->name);
+    if (length == 0) return strchr(key->path, '.') == NULL;
+    return strncmp(key->path, group->name, length) == 0 && key->path[length] == '.';
+}

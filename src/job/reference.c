@@ -1,0 +1,277 @@
+/*
+ * reference.c: the reference for all keys, as plain text, Markdown and JSON.
+ *
+ * Everything that can be said of one key comes from its row; only the words around the tables
+ * stand here. docs/job-file.md is the output of tdm_job_keys_markdown, and a test compares them.
+ */
+#include <string.h>
+
+#include "job/internal.h"
+
+#define TEXT_COLUMNS 80
+
+static bool matches(const tdm_job_key *key, const char *prefix)
+{
+    return strncmp(key->path, prefix, strlen(prefix)) == 0;
+}
+
+static void add_default(const tdm_job_key *key, tdm_str *out)
+{
+    if (key->required) {
+        tdm_str_add(out, "required");
+    } else if (key->fallback_note) {
+        tdm_str_addf(out, "default: %s", key->fallback_note);
+    } else if (key->fallback) {
+        tdm_str_addf(out, "default: %s", key->fallback);
+    } else {
+        tdm_str_add(out, "optional");
+    }
+}
+
+/* "Cannot stand beside ..." and "Needs ...". */
+static void add_company(const tdm_job_key *key, tdm_str *out)
+{
+    if (key->excludes) tdm_str_addf(out, " It cannot stand beside '%s'.", key->excludes);
+    if (key->needs) tdm_str_addf(out, " It needs '%s'.", key->needs);
+}
+
+/* ---- plain text ------------------------------------------------------------------------------ */
+
+/* Words of `text` in lines of at most TEXT_COLUMNS, each indented by `indent` spaces. */
+static void add_wrapped(const char *text, size_t indent, tdm_str *out)
+{
+    size_t column = 0;
+    while (*text) {
+        size_t length = strcspn(text, " ");
+        if (column > 0 && column + 1 + length > TEXT_COLUMNS) {
+            tdm_str_add_char(out, '\n');
+            column = 0;
+        }
+        if (column == 0) {
+            for (size_t i = 0; i < indent; i++) tdm_str_add_char(out, ' ');
+            column = indent;
+        } else {
+            tdm_str_add_char(out, ' ');
+            column++;
+        }
+        tdm_str_add_bytes(out, text, length);
+        column += length;
+        text += length;
+        while (*text == ' ') text++;
+    }
+    tdm_str_add_char(out, '\n');
+}
+
+static void add_key_text(const tdm_job_key *key, tdm_str *out)
+{
+    tdm_str line = TDM_STR_INIT;
+    tdm__key_wants(key, &line);
+    tdm_str_add(&line, "; ");
+    add_default(key, &line);
+    tdm_str_addf(out, "%s\n", key->path);
+    add_wrapped(tdm_str_text(&line), 4, out);
+    tdm_str_clear(&line);
+    tdm_str_add(&line, key->help);
+    add_company(key, &line);
+    add_wrapped(tdm_str_text(&line), 4, out);
+    if (!tdm_str_ok(&line)) out->failed = true;
+    tdm_str_release(&line);
+}
+
+size_t tdm_job_keys_text(const char *prefix, tdm_str *out)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        const tdm_job_key *key = tdm_job_key_at(i);
+        if (!matches(key, prefix)) continue;
+        if (count++ > 0) tdm_str_add_char(out, '\n');
+        add_key_text(key, out);
+    }
+    return count;
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static const char *type_name(tdm_job_key_type type)
+{
+    static const char *const names[] = {
+        [TDM_JOB_KEY_STRING] = "string", [TDM_JOB_KEY_PATH] = "path",
+        [TDM_JOB_KEY_DIR] = "dir",       [TDM_JOB_KEY_INT] = "int",
+        [TDM_JOB_KEY_REAL] = "real",     [TDM_JOB_KEY_BOOL] = "bool",
+        [TDM_JOB_KEY_CHOICE] = "choice", [TDM_JOB_KEY_INT_LIST] = "int_list",
+    };
+    return names[type];
+}
+
+static void put_key_json(const tdm_job_key *key, tdm_json_writer *w)
+{
+    tdm_str accepts = TDM_STR_INIT;
+    tdm__key_wants(key, &accepts);
+    tdm_json_object_begin(w);
+    tdm_json_put_string(w, "key", key->path);
+    tdm_json_put_string(w, "type", type_name(key->type));
+    tdm_json_put_string(w, "accepts", tdm_str_text(&accepts));
+    tdm_json_put_string(w, "default", key->fallback);
+    tdm_json_put_bool(w, "required", key->required);
+    tdm_json_put_bool(w, "decides_bits", key->decides_bits);
+    if (key->type == TDM_JOB_KEY_INT || key->type == TDM_JOB_KEY_REAL ||
+        key->type == TDM_JOB_KEY_INT_LIST) {
+        tdm_json_put_double(w, "least", key->least);
+        tdm_json_put_bool(w, "least_excluded", key->open_least);
+        tdm_json_put_double(w, "most", key->most); /* null: no limit */
+        tdm_json_put_bool(w, "most_excluded", key->open_most);
+    }
+    if (key->word) tdm_json_put_string(w, "word", key->word);
+    if (key->choices) {
+        char choice[32];
+        tdm_json_key(w, "choices");
+        tdm_json_array_begin(w);
+        for (size_t i = 0; tdm__choice_at(key->choices, i, choice); i++) tdm_json_string(w, choice);
+        tdm_json_array_end(w);
+    }
+    if (key->excludes) tdm_json_put_string(w, "excludes", key->excludes);
+    if (key->needs) tdm_json_put_string(w, "needs", key->needs);
+    tdm_json_put_string(w, "help", key->help);
+    tdm_json_object_end(w);
+    if (!tdm_str_ok(&accepts)) w->out->failed = true;
+    tdm_str_release(&accepts);
+}
+
+size_t tdm_job_keys_json(const char *prefix, tdm_str *out)
+{
+    size_t count = 0;
+    tdm_json_writer w = tdm_json_writer_init(out, 2);
+    tdm_json_array_begin(&w);
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        const tdm_job_key *key = tdm_job_key_at(i);
+        if (!matches(key, prefix)) continue;
+        put_key_json(key, &w);
+        count++;
+    }
+    tdm_json_array_end(&w);
+    tdm_str_add_char(out, '\n');
+    return count;
+}
+
+/* ---- Markdown -------------------------------------------------------------------------------- */
+
+static const char introduction[] =
+    "<!-- Printed by `tandem job keys --markdown` from the table in src/job/keys.c; "
+    "do not edit. -->\n"
+    "# The job file\n"
+    "\n"
+    "A job file says everything that decides a training run. It is YAML; every key has a default\n"
+    "except `data.train`, so that the smallest job is two lines. This one says a little more:\n"
+    "\n"
+    "```yaml\n"
+    "name: irises\n"
+    "seed: 7\n"
+    "model:\n"
+    "  hidden: [64, 32]      # two hidden layers\n"
+    "  activation: tanh\n"
+    "data:\n"
+    "  train: data/iris.csv  # beside this file\n"
+    "  label: species\n"
+    "  test_fraction: 0.2\n"
+    "train:\n"
+    "  batch: 16\n"
+    "  epochs: 50\n"
+    "optim:\n"
+    "  kind: sgd\n"
+    "  lr: 0.05\n"
+    "```\n"
+    "\n"
+    "`tandem job check FILE` reports all problems of a file at once, each with its line and "
+    "column;\n"
+    "`tandem job show FILE` prints the job with all defaults filled in.\n"
+    "\n"
+    "## Rules\n"
+    "\n"
+    "- **Nesting.** Keys are nested in their groups, as above. On this page, in messages and in\n"
+    "  `--set` they are written with dots: `train.batch` is `batch:` below `train:`.\n"
+    "- **Paths** in a job file are relative to the folder of that file. A path given by `--set` "
+    "is\n"
+    "  relative to the current folder, and so is `run.dir` wherever it is given. `~` is not "
+    "expanded.\n"
+    "- **`--set KEY=VALUE`** takes the place of what the file says, even if that is wrong. It may "
+    "be\n"
+    "  given many times; a later one wins. Lists are written `[64, 32]`. An empty value clears an\n"
+    "  optional key: `--set data.test=`. Of two keys that cannot stand together the command line "
+    "wins:\n"
+    "  `--set train.steps=100` replaces the file's `train.epochs`.\n"
+    "- **Numbers** are written in plain digits: `1000`, not `1e3`, `0x3e8` or `1_000`. Where "
+    "fractions\n"
+    "  are allowed, `0.001`, `.001` and `1e-3` are all fine. Quotes make a text, never a number.\n"
+    "- **True and false** are `true` and `false`; `yes`, `no`, `on` and `off` mean the same.\n"
+    "- **YAML** is taken in its plain form: one document, UTF-8, at most 1 MiB, without anchors,\n"
+    "  aliases, tags and merge keys.\n"
+    "- **Bits.** A key marked *bits* decides the trained parameters: two jobs that agree on all "
+    "of\n"
+    "  them, on the data and on the machine's instruction set train the same bits. A run can be\n"
+    "  continued only by a job that agrees on them. Of a path only counts whether it is given.\n";
+
+/* A table's cell must not hold a bar; and what is a key or a value stands in code quotes. */
+static void add_cell(const char *text, tdm_str *out)
+{
+    for (; *text; text++) {
+        if (*text == '|') tdm_str_add_char(out, '\\');
+        tdm_str_add_char(out, *text);
+    }
+}
+
+/* Help names keys in single quotes: 'data.train' becomes `data.train`. Single characters in quotes
+ * ('.') become code as well. */
+static void add_help_cell(const char *text, tdm_str *out)
+{
+    tdm_str code = TDM_STR_INIT;
+    for (const char *at = text; *at; at++) {
+        bool is_apostrophe = *at == '\'' && at > text && at[1] == 's' && at[-1] != ' ';
+        tdm_str_add_char(&code, *at == '\'' && !is_apostrophe ? '`' : *at);
+    }
+    add_cell(tdm_str_text(&code), out);
+    if (!tdm_str_ok(&code)) out->failed = true;
+    tdm_str_release(&code);
+}
+
+static void add_key_row(const tdm_job_key *key, tdm_str *out)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_str_addf(out, "| `%s` | ", key->path);
+    tdm__key_wants(key, &text);
+    add_help_cell(tdm_str_text(&text), out);
+    tdm_str_add(out, " | ");
+    tdm_str_clear(&text);
+    if (key->fallback && !key->fallback_note) {
+        tdm_str_addf(out, "`%s`", key->fallback);
+    } else if (key->fallback_note) {
+        add_help_cell(key->fallback_note, out);
+    } else {
+        tdm_str_add(out, key->required ? "**required**" : "none");
+    }
+    tdm_str_add(out, " | ");
+    tdm_str_add(&text, key->help);
+    add_company(key, &text);
+    add_help_cell(tdm_str_text(&text), out);
+    if (key->decides_bits) tdm_str_add(out, " *bits*");
+    tdm_str_add(out, " |\n");
+    if (!tdm_str_ok(&text)) out->failed = true;
+    tdm_str_release(&text);
+}
+
+void tdm_job_keys_markdown(tdm_str *out)
+{
+    tdm_str_add(out, introduction);
+    for (size_t g = 0; g < tdm__job_group_count(); g++) {
+        const tdm__job_group *group = tdm__job_group_at(g);
+        if (group->name[0]) {
+            tdm_str_addf(out, "\n## `%s`\n\n%s\n\n", group->name, group->help);
+        } else {
+            tdm_str_addf(out, "\n## At the top level\n\n%s\n\n", group->help);
+        }
+        tdm_str_add(out, "| key | value | default | meaning |\n|---|---|---|---|\n");
+        for (size_t i = 0; i < tdm_job_key_count(); i++) {
+            const tdm_job_key *key = tdm_job_key_at(i);
+            if (tdm__job_group_has(group, key)) add_key_row(key, out);
+        }
+    }
+}

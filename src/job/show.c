@@ -1,0 +1,262 @@
+/*
+ * show.c: a job as YAML, as JSON, as a hash, and the difference of two.
+ *
+ * All four walk the table of keys, so that none can forget one. The YAML is canonical: a value has
+ * one spelling, and reading the text gives the same job, whose text is the same again. Texts go
+ * without quotes only where no YAML reader could take them for anything else. Left out are optional
+ * keys that were not given, and keys that another one rules out.
+ */
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "job/internal.h"
+
+static const void *field_of(const tdm_job_key *key, const tdm_job *job)
+{
+    return (const char *)job + key->offset;
+}
+
+static const char *text_of(const tdm_job_key *key, const tdm_job *job)
+{
+    return *(const char *const *)field_of(key, job);
+}
+
+bool tdm__value_is_set(const tdm_job_key *key, const tdm_job *job)
+{
+    switch (key->type) {
+    case TDM_JOB_KEY_STRING:
+    case TDM_JOB_KEY_PATH:
+    case TDM_JOB_KEY_DIR:
+        return text_of(key, job) != NULL;
+    case TDM_JOB_KEY_INT:
+        return key->word || *(const int64_t *)field_of(key, job) != 0 || key->least == 0;
+    case TDM_JOB_KEY_REAL:
+        /* A fraction of 0 is as good as none when the other way to say it was taken. */
+        if (!key->excludes || *(const double *)field_of(key, job) != 0) return true;
+        return !tdm__value_is_set(tdm_job_key_at(tdm__key_find(key->excludes)), job);
+    case TDM_JOB_KEY_BOOL:
+    case TDM_JOB_KEY_CHOICE:
+    case TDM_JOB_KEY_INT_LIST:
+        return true;
+    }
+    return true;
+}
+
+/* ---- YAML ------------------------------------------------------------------------------------ */
+
+static bool is_plain(const char *text)
+{
+    static const char first[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/";
+    static const char later[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/0123456789._-";
+    static const char *const words[] = {"null", "true", "false", "yes", "no",
+                                        "on",   "off",  "y",     "n"};
+    if (!text[0] || !strchr(first, text[0]) || text[strspn(text, later)] != '\0') return false;
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        if (strcasecmp(text, words[i]) == 0) return false;
+    }
+    return true;
+}
+
+static void add_escaped(uint32_t c, const char *bytes, size_t length, tdm_str *out)
+{
+    if (c == '"' || c == '\\') {
+        tdm_str_addf(out, "\\%c", (char)c);
+    } else if (c == '\n') {
+        tdm_str_add(out, "\\n");
+    } else if (c == '\t') {
+        tdm_str_add(out, "\\t");
+    } else if (tdm__yaml_is_printable(c)) {
+        tdm_str_add_bytes(out, bytes, length);
+    } else if (c < 0x100) {
+        tdm_str_addf(out, "\\x%02X", (unsigned)c);
+    } else {
+        tdm_str_addf(out, "\\u%04X", (unsigned)c); /* all beyond 0xffff are printable */
+    }
+}
+
+static void add_text(const char *text, tdm_str *out)
+{
+    if (is_plain(text)) {
+        tdm_str_add(out, text);
+        return;
+    }
+    tdm_str_add_char(out, '"');
+    while (*text) {
+        uint32_t character;
+        size_t length = tdm__utf8_next(text, &character);
+        add_escaped(character, text, length, out);
+        text += length;
+    }
+    tdm_str_add_char(out, '"');
+}
+
+static void add_list(const tdm_job_int_list *list, tdm_str *out)
+{
+    tdm_str_add_char(out, '[');
+    for (size_t i = 0; i < list->count; i++) {
+        tdm_str_addf(out, "%s%lld", i > 0 ? ", " : "", (long long)list->values[i]);
+    }
+    tdm_str_add_char(out, ']');
+}
+
+void tdm__value_show(const tdm_job_key *key, const tdm_job *job, tdm_str *out)
+{
+    const void *field = field_of(key, job);
+    char buffer[32] = "";
+    switch (key->type) {
+    case TDM_JOB_KEY_STRING:
+    case TDM_JOB_KEY_PATH:
+    case TDM_JOB_KEY_DIR:
+        add_text(text_of(key, job), out);
+        break;
+    case TDM_JOB_KEY_INT:
+        if (key->word && *(const int64_t *)field == 0) {
+            tdm_str_add(out, key->word);
+        } else {
+            tdm_str_addf(out, "%lld", (long long)*(const int64_t *)field);
+        }
+        break;
+    case TDM_JOB_KEY_REAL:
+        tdm_str_add(out, tdm_text_double(*(const double *)field, buffer));
+        break;
+    case TDM_JOB_KEY_BOOL:
+        tdm_str_add(out, *(const bool *)field ? "true" : "false");
+        break;
+    case TDM_JOB_KEY_CHOICE:
+        tdm__choice_at(key->choices, (size_t)*(const int *)field, buffer);
+        tdm_str_add(out, buffer);
+        break;
+    case TDM_JOB_KEY_INT_LIST:
+        add_list(field, out);
+        break;
+    }
+}
+
+void tdm_job_show(const tdm_job *job, tdm_str *out)
+{
+    for (size_t g = 0; g < tdm__job_group_count(); g++) {
+        const tdm__job_group *group = tdm__job_group_at(g);
+        bool is_top = group->name[0] == '\0';
+        if (!is_top) tdm_str_addf(out, "%s:\n", group->name);
+        for (size_t i = 0; i < tdm_job_key_count(); i++) {
+            const tdm_job_key *key = tdm_job_key_at(i);
+            if (!tdm__job_group_has(group, key) || !tdm__value_is_set(key, job)) continue;
+            tdm_str_addf(out, "%s%s: ", is_top ? "" : "  ", tdm__key_leaf(key));
+            tdm__value_show(key, job, out);
+            tdm_str_add_char(out, '\n');
+        }
+    }
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static void put_json(const tdm_job_key *key, const tdm_job *job, tdm_json_writer *w)
+{
+    const void *field = field_of(key, job);
+    char buffer[32] = "";
+    tdm_json_key(w, tdm__key_leaf(key));
+    switch (key->type) {
+    case TDM_JOB_KEY_STRING:
+    case TDM_JOB_KEY_PATH:
+    case TDM_JOB_KEY_DIR:
+        tdm_json_string(w, text_of(key, job));
+        break;
+    case TDM_JOB_KEY_INT:
+        if (key->word && *(const int64_t *)field == 0) {
+            tdm_json_string(w, key->word);
+        } else {
+            tdm_json_int(w, *(const int64_t *)field);
+        }
+        break;
+    case TDM_JOB_KEY_REAL:
+        tdm_json_double(w, *(const double *)field);
+        break;
+    case TDM_JOB_KEY_BOOL:
+        tdm_json_bool(w, *(const bool *)field);
+        break;
+    case TDM_JOB_KEY_CHOICE:
+        tdm__choice_at(key->choices, (size_t)*(const int *)field, buffer);
+        tdm_json_string(w, buffer);
+        break;
+    case TDM_JOB_KEY_INT_LIST:
+        tdm_json_array_begin(w);
+        for (size_t i = 0; i < ((const tdm_job_int_list *)field)->count; i++)
+            tdm_json_int(w, ((const tdm_job_int_list *)field)->values[i]);
+        tdm_json_array_end(w);
+        break;
+    }
+}
+
+void tdm_job_show_json(const tdm_job *job, tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 2);
+    tdm_json_object_begin(&w);
+    for (size_t g = 0; g < tdm__job_group_count(); g++) {
+        const tdm__job_group *group = tdm__job_group_at(g);
+        bool is_top = group->name[0] == '\0';
+        if (!is_top) tdm_json_key(&w, group->name);
+        if (!is_top) tdm_json_object_begin(&w);
+        for (size_t i = 0; i < tdm_job_key_count(); i++) {
+            const tdm_job_key *key = tdm_job_key_at(i);
+            if (tdm__job_group_has(group, key) && tdm__value_is_set(key, job))
+                put_json(key, job, &w);
+        }
+        if (!is_top) tdm_json_object_end(&w);
+    }
+    tdm_json_object_end(&w);
+    tdm_str_add_char(out, '\n');
+}
+
+/* ---- what decides bits ----------------------------------------------------------------------- */
+
+/* Of a path only whether it was given: the same file may lie elsewhere on another machine. */
+static void add_deciding(const tdm_job_key *key, const tdm_job *job, tdm_str *out)
+{
+    bool is_set = tdm__value_is_set(key, job);
+    if (key->type == TDM_JOB_KEY_PATH) {
+        tdm_str_add(out, is_set ? "given" : "not given");
+    } else if (is_set) {
+        tdm__value_show(key, job, out);
+    } else {
+        tdm_str_add(out, "0");
+    }
+}
+
+tdm_status tdm_job_hash(const tdm_job *job, char hex[TDM_SHA256_HEX], tdm_error *err)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_str_add(&text, "tandem job 1\n");
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        const tdm_job_key *key = tdm_job_key_at(i);
+        if (!key->decides_bits) continue;
+        tdm_str_addf(&text, "%s=", key->path);
+        add_deciding(key, job, &text);
+        tdm_str_add_char(&text, '\n');
+    }
+    tdm_status status = TDM_ERR_NO_MEMORY;
+    if (tdm_str_ok(&text)) status = tdm_sha256_of(text.data, text.length, hex);
+    tdm_str_release(&text);
+    if (status != TDM_OK) return tdm_fail(err, status, "cannot hash the job: out of memory");
+    return TDM_OK;
+}
+
+size_t tdm_job_diff(const tdm_job *here, const tdm_job *there, tdm_str *out)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        const tdm_job_key *key = tdm_job_key_at(i);
+        if (!key->decides_bits) continue;
+        tdm_str a = TDM_STR_INIT, b = TDM_STR_INIT;
+        add_deciding(key, here, &a);
+        add_deciding(key, there, &b);
+        if (strcmp(tdm_str_text(&a), tdm_str_text(&b)) != 0) {
+            tdm_str_addf(out, "%s: %s here, %s there\n", key->path, tdm_str_text(&a),
+                         tdm_str_text(&b));
+            count++;
+        }
+        tdm_str_release(&a);
+        tdm_str_release(&b);
+    }
+    return count;
+}

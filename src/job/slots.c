@@ -1,0 +1,275 @@
+/*
+ * slots.c: one slot per key, filled from the file and then from the overrides.
+ *
+ * This stage settles what was given, and where; what it is worth is for value.c to say. Because an
+ * override takes the slot before anyone looks at the value, a bad value in the file that is
+ * overridden is no error. An override also clears the slot of the key it excludes: the command line
+ * wins. Keys must be nested as the table has them; a dotted key in a file gets a word on nesting.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "job/internal.h"
+
+/* Stands for a value that is reported already, so that nobody misses or reports it again. */
+static const tdm__yaml_node broken_node = {.text = "", .broken = true};
+
+/* A key of the group, as an example for messages. */
+static const char *first_key_of(const tdm__job_group *group)
+{
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        if (tdm__job_group_has(group, tdm_job_key_at(i))) return tdm_job_key_at(i)->path;
+    }
+    return "";
+}
+
+/* ---- from the file --------------------------------------------------------------------------- */
+
+static void report_duplicate(tdm__loader *loader, const char *path, tdm__place place,
+                             tdm__place before)
+{
+    tdm__problem_add(&loader->problems, place,
+                     "'%s' is given twice; it stands at line %d, column %d already: remove one",
+                     path, before.line, before.column);
+}
+
+static void report_unknown(tdm__loader *loader, const char *group, const char *leaf,
+                           tdm__place place)
+{
+    if (tdm__problem_list_full(&loader->problems)) { /* spare the work of a guess */
+        tdm__problem_add(&loader->problems, place, "unknown key");
+        return;
+    }
+    tdm__clip clip = tdm__clip_text(leaf);
+    const char *dot = group[0] ? "." : "";
+    const char *guess = tdm__key_suggest(group, leaf);
+    if (guess) {
+        tdm__problem_add(&loader->problems, place, "unknown key '%s%s%s'; did you mean '%s'?", group,
+                         dot, clip.text, guess);
+    } else {
+        tdm__problem_add(&loader->problems, place,
+                         "unknown key '%s%s%s'; 'tandem job keys' lists them all", group, dot,
+                         clip.text);
+    }
+}
+
+/* 'train.batch: 3' is clear in meaning, yet a second way to write a file is one too many. */
+static bool report_dotted(tdm__loader *loader, const tdm__yaml_node *entry)
+{
+    size_t index = tdm__key_find(entry->key);
+    if (index == SIZE_MAX || !strchr(entry->key, '.')) return false;
+    const tdm_job_key *key = tdm_job_key_at(index);
+    const char *leaf = tdm__key_leaf(key);
+    tdm__problem_add(&loader->problems, entry->key_place,
+                     "'%s' must be nested: write '%s:' indented below '%.*s:'", key->path, leaf,
+                     (int)(leaf - key->path - 1), key->path);
+    return true;
+}
+
+static void fill_key(tdm__loader *loader, size_t index, const tdm__yaml_node *entry)
+{
+    tdm__slot *slot = &loader->slots[index];
+    if (slot->node) {
+        report_duplicate(loader, tdm_job_key_at(index)->path, entry->key_place, slot->place);
+        return;
+    }
+    slot->node = entry;
+    slot->place = entry->key_place;
+}
+
+static void fill_group(tdm__loader *loader, size_t group_index, const tdm__yaml_node *node)
+{
+    const tdm__job_group *group = tdm__job_group_at(group_index);
+    tdm__place *place = &loader->group_places[group_index];
+    if (place->line > 0) {
+        report_duplicate(loader, group->name, node->key_place, *place);
+        return;
+    }
+    *place = node->key_place;
+    if (node->broken || tdm__yaml_is_null(node)) return; /* 'train:' and nothing below it */
+    if (node->kind == TDM__YAML_SCALAR) {
+        tdm__problem_add(&loader->problems, node->place,
+                         "'%s' is a group of keys, such as '%s'; got '%s'", group->name,
+                         first_key_of(group), tdm__clip_text(node->text).text);
+        return;
+    }
+    if (node->kind == TDM__YAML_LIST) {
+        tdm__problem_add(&loader->problems, node->place,
+                         "'%s' is a group of keys, such as '%s'; got a list", group->name,
+                         first_key_of(group));
+        return;
+    }
+    for (const tdm__yaml_node *entry = node->first; entry; entry = entry->next) {
+        char path[128] = "";
+        if (strlen(entry->key) < 64) {
+            snprintf(path, sizeof(path), "%s.%s", group->name, entry->key);
+        }
+        size_t index = strchr(entry->key, '.') ? SIZE_MAX : tdm__key_find(path);
+        if (index != SIZE_MAX) {
+            fill_key(loader, index, entry);
+        } else if (!report_dotted(loader, entry)) {
+            report_unknown(loader, group->name, entry->key, entry->key_place);
+        }
+    }
+}
+
+static void report_root(tdm__loader *loader, const tdm__yaml_node *root)
+{
+    if (root->broken) return; /* reported */
+    if (tdm__yaml_is_null(root)) {
+        tdm__problem_add(&loader->problems, (tdm__place){.file = loader->file},
+                         "the file is empty; a job names at least its data: "
+                         "'data:' and, indented below it, 'train: FILE'");
+    } else if (root->kind == TDM__YAML_SCALAR) {
+        tdm__problem_add(&loader->problems, root->place,
+                         "a job is a mapping of keys, such as 'seed: 1'; got '%s'",
+                         tdm__clip_text(root->text).text);
+    } else {
+        tdm__problem_add(&loader->problems, root->place,
+                         "a job is a mapping of keys, such as 'seed: 1'; got a list");
+    }
+}
+
+bool tdm__slots_fill(tdm__loader *loader, const tdm__yaml_node *root)
+{
+    if (root->broken || root->kind != TDM__YAML_MAP) {
+        report_root(loader, root);
+        return false;
+    }
+    for (const tdm__yaml_node *entry = root->first; entry; entry = entry->next) {
+        size_t group_index = entry->key[0] ? tdm__group_find(entry->key) : SIZE_MAX;
+        size_t index = strchr(entry->key, '.') ? SIZE_MAX : tdm__key_find(entry->key);
+        if (group_index != SIZE_MAX) {
+            fill_group(loader, group_index, entry);
+        } else if (index != SIZE_MAX) {
+            fill_key(loader, index, entry);
+        } else if (!report_dotted(loader, entry)) {
+            report_unknown(loader, "", entry->key, entry->key_place);
+        }
+    }
+    return true;
+}
+
+/* ---- from the command line ------------------------------------------------------------------- */
+
+/* Quotes and lists are read as YAML; all else stands for itself, so that
+ * '--set data.delimiter=|' and paths with odd characters need no second layer of quotes. */
+const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key *key,
+                                          const char *value)
+{
+    while (*value == ' ') value++;
+    size_t length = strlen(value);
+    while (length > 0 && value[length - 1] == ' ') length--;
+    size_t before = loader->problems.count + loader->problems.unlisted;
+    bool is_yaml = value[0] == '"' || value[0] == '\'' ||
+                   (value[0] == '[' && key->type == TDM_JOB_KEY_INT_LIST);
+    if (is_yaml) {
+        tdm__yaml_node *node = tdm__yaml_read(value, length, TDM__JOB_OVERRIDE_FILE,
+                                              loader->scratch, &loader->problems);
+        bool is_clean = before == loader->problems.count + loader->problems.unlisted;
+        return is_clean ? node : NULL;
+    }
+    tdm__yaml_node *node = tdm_arena_alloc(loader->scratch, sizeof(*node), 0);
+    char *text = tdm_arena_strndup(loader->scratch, value, length);
+    if (!node || !text) {
+        loader->problems.no_memory = true;
+        return NULL;
+    }
+    *node = (tdm__yaml_node){.kind = TDM__YAML_SCALAR,
+                              .place = {.file = TDM__JOB_OVERRIDE_FILE},
+                              .text = text,
+                              .plain = true};
+    return node;
+}
+
+static void clear_slot(tdm__loader *loader, size_t index)
+{
+    const char *path = tdm_job_key_at(index)->path;
+    loader->slots[index] = (tdm__slot){0};
+    /* What the file said in company of this key goes with it. */
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        const char *needs = tdm_job_key_at(i)->needs;
+        if (needs && strcmp(needs, path) == 0 && !loader->slots[i].from_override)
+            loader->slots[i] = (tdm__slot){0};
+    }
+}
+
+static void override_slot(tdm__loader *loader, size_t index, const char *value)
+{
+    const tdm_job_key *key = tdm_job_key_at(index);
+    tdm__place place = {.file = TDM__JOB_OVERRIDE_FILE};
+    const tdm__yaml_node *node = tdm__node_from_text(loader, key, value);
+    if (!node) node = &broken_node; /* reported */
+    bool is_optional = !key->fallback && !key->required;
+    if (is_optional && !node->broken && tdm__yaml_is_null(node)) {
+        clear_slot(loader, index);
+        return;
+    }
+    if (key->excludes) clear_slot(loader, tdm__key_find(key->excludes));
+    loader->slots[index] = (tdm__slot){.node = node, .place = place, .from_override = true};
+}
+
+void tdm__slots_override(tdm__loader *loader, const char *override)
+{
+    tdm__place place = {.file = TDM__JOB_OVERRIDE_FILE};
+    size_t length = strlen(override);
+    if (tdm__utf8_check(override, length) != length) {
+        tdm__problem_add(&loader->problems, place,
+                         "an override holds bytes that are not printable UTF-8");
+        return;
+    }
+    const char *equals = strchr(override, '=');
+    if (!equals || equals == override) {
+        tdm__problem_add(&loader->problems, place,
+                         "an override is written key=value, such as train.batch=64; got '%s'",
+                         tdm__clip_text(override).text);
+        return;
+    }
+    char path[128] = "";
+    size_t path_length = (size_t)(equals - override);
+    memcpy(path, override, path_length < sizeof(path) ? path_length : sizeof(path) - 1);
+    size_t index = tdm__key_find(path);
+    if (index != SIZE_MAX) {
+        override_slot(loader, index, equals + 1);
+        return;
+    }
+    size_t group_index = tdm__group_find(path);
+    if (group_index != SIZE_MAX) {
+        tdm__problem_add(&loader->problems, place,
+                         "'%s' is a group of keys; set one of them, such as '%s'", path,
+                         first_key_of(tdm__job_group_at(group_index)));
+        return;
+    }
+    char *dot = strchr(path, '.');
+    if (dot) *dot = '\0';
+    report_unknown(loader, dot ? path : "", dot ? dot + 1 : path, place);
+}
+
+/* ---- pairs ----------------------------------------------------------------------------------- */
+
+static bool is_later(tdm__place a, tdm__place b)
+{
+    return a.line != b.line ? a.line > b.line : a.column > b.column;
+}
+
+void tdm__slots_check_pairs(tdm__loader *loader)
+{
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        const tdm_job_key *key = tdm_job_key_at(i);
+        const tdm__slot *slot = &loader->slots[i];
+        if (!slot->node) continue;
+        if (key->needs && !loader->slots[tdm__key_find(key->needs)].node) {
+            tdm__problem_add(&loader->problems, slot->place,
+                             "'%s' needs '%s'; give that too, or leave this out", key->path,
+                             key->needs);
+        }
+        /* Both rows name each other, so that the one that stands later reports. Overrides never
+         * meet here: they cleared the other slot. */
+        const tdm__slot *other = key->excludes ? &loader->slots[tdm__key_find(key->excludes)] : NULL;
+        if (other && other->node && is_later(slot->place, other->place)) {
+            tdm__problem_add(&loader->problems, slot->place,
+                             "'%s' cannot stand beside '%s' (line %d, column %d); keep one of them",
+                             key->path, key->excludes, other->place.line, other->place.column);
+        }
+    }
+}

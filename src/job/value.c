@@ -1,0 +1,425 @@
+/*
+ * value.c: a YAML node becomes a checked value in the job.
+ *
+ * Every type has one function, which reports at the value's own place what was wanted and what
+ * stood there. Numbers are read strictly: plain digits, no 0x10, no 1_000, no 1e3 for a whole
+ * number, neither nan nor infinity; a number in quotes is a text. Texts are taken as they stand,
+ * whatever YAML would make of them, so that a column may be called 'no' or '5'.
+ */
+#include <locale.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include <tandem/os.h>
+
+#include "job/internal.h"
+
+/* What a value is checked against, and where problems go. */
+typedef struct target {
+    tdm__loader *loader;
+    const tdm_job_key *key;
+    void *field;
+    bool from_override;
+} target;
+
+static void report_wrong(const target *t, const tdm__yaml_node *node, const char *wanted,
+                         const char *hint)
+{
+    tdm__problem_list *problems = &t->loader->problems;
+    if (node->kind != TDM__YAML_SCALAR) {
+        tdm__problem_add(problems, node->place, "'%s' wants %s, got a %s", t->key->path, wanted,
+                         node->kind == TDM__YAML_LIST ? "list" : "mapping");
+    } else {
+        tdm__problem_add(problems, node->place, "'%s' wants %s, got '%s'%s", t->key->path, wanted,
+                         tdm__clip_text(node->text).text, hint);
+    }
+}
+
+/* "... wants a power of two from 1 to 64, or the word auto, got '3'". */
+static void report_range(const target *t, const tdm__yaml_node *node)
+{
+    tdm_str wanted = TDM_STR_INIT;
+    if (t->key->type == TDM_JOB_KEY_INT_LIST) {
+        tdm_str_add(&wanted, "whole numbers ");
+        tdm__key_range(t->key, &wanted);
+    } else {
+        tdm__key_wants(t->key, &wanted);
+    }
+    report_wrong(t, node, tdm_str_text(&wanted), "");
+    tdm_str_release(&wanted);
+}
+
+/* ---- numbers --------------------------------------------------------------------------------- */
+
+static size_t count_digits(const char *text)
+{
+    return strspn(text, "0123456789");
+}
+
+static bool in_range(const tdm_job_key *key, double value)
+{
+    if (key->open_least ? value <= key->least : value < key->least) return false;
+    return key->open_most ? value < key->most : value <= key->most;
+}
+
+/* What to do about a scalar that is nearly a whole number; "" when it is nothing like one. */
+static const char *int_hint(const tdm__yaml_node *node)
+{
+    const char *text = node->text;
+    if (!node->plain) return count_digits(text) > 0 ? "; leave the quotes out" : "";
+    if (*text == '+' || *text == '-') text++;
+    return count_digits(text) > 0 ? "; write it in plain digits, such as 1000" : "";
+}
+
+static bool read_int(const target *t, const tdm__yaml_node *node, int64_t *out)
+{
+    const tdm_job_key *key = t->key;
+    const char *word_list = key->word;
+    if (node->kind != TDM__YAML_SCALAR) {
+        report_wrong(t, node, "a whole number", "");
+        return false;
+    }
+    if (word_list && strcmp(node->text, word_list) == 0) {
+        *out = 0;
+        return true;
+    }
+    const char *digits = node->text + (node->text[0] == '-' ? 1 : 0);
+    size_t count = count_digits(digits);
+    bool is_int = node->plain && count > 0 && digits[count] == '\0';
+    if (is_int && digits[0] == '0' && count > 1) is_int = false; /* octal, to some */
+    if (!is_int) {
+        tdm_str wanted = TDM_STR_INIT;
+        tdm_str_add(&wanted, "a whole number");
+        if (key->word) tdm_str_addf(&wanted, " or the word %s", key->word);
+        report_wrong(t, node, tdm_str_text(&wanted), int_hint(node));
+        tdm_str_release(&wanted);
+        return false;
+    }
+    /* Eighteen digits fit; whatever is longer is beyond 2^53 anyway. */
+    long long value = count <= 18 ? strtoll(node->text, NULL, 10) : INT64_MAX;
+    bool is_good = count <= 18 && in_range(key, (double)value);
+    if (key->form == TDM_JOB_FORM_POWER_OF_TWO && (value & (value - 1)) != 0) is_good = false;
+    if (!is_good) {
+        report_range(t, node);
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+static bool store_int(const target *t, const tdm__yaml_node *node)
+{
+    return read_int(t, node, t->field);
+}
+
+static bool store_int_list(const target *t, const tdm__yaml_node *node)
+{
+    tdm__problem_list *problems = &t->loader->problems;
+    if (node->kind != TDM__YAML_LIST) {
+        report_wrong(t, node, "a list of whole numbers, such as [128, 64]", "");
+        return false;
+    }
+    size_t count = 0;
+    for (const tdm__yaml_node *item = node->first; item; item = item->next) count++;
+    if (count > t->key->most_count) {
+        tdm__problem_add(problems, node->place, "'%s' takes at most %zu numbers, got %zu",
+                         t->key->path, t->key->most_count, count);
+        return false;
+    }
+    int64_t *values = tdm_arena_array(t->loader->arena, count > 0 ? count : 1, sizeof(*values));
+    if (!values) {
+        problems->no_memory = true;
+        return false;
+    }
+    bool ok = true;
+    size_t at = 0;
+    for (const tdm__yaml_node *item = node->first; item; item = item->next) {
+        bool item_ok = !item->broken && read_int(t, item, &values[at++]);
+        ok = ok && item_ok;
+    }
+    if (!ok) return false;
+    *(tdm_job_int_list *)t->field = (tdm_job_int_list){.values = values, .count = count};
+    return true;
+}
+
+/* [-] digits [. digits] [e [+-] digits], with digits on at least one side of the point. */
+static bool is_real(const char *text)
+{
+    if (*text == '-') text++;
+    size_t whole = count_digits(text), fraction = 0;
+    text += whole;
+    if (*text == '.') {
+        fraction = count_digits(text + 1);
+        text += 1 + fraction;
+    }
+    if (whole + fraction == 0) return false;
+    if (*text == 'e' || *text == 'E') {
+        text++;
+        if (*text == '+' || *text == '-') text++;
+        size_t exponent = count_digits(text);
+        if (exponent == 0) return false;
+        text += exponent;
+    }
+    return *text == '\0';
+}
+
+static const char *real_hint(const tdm__yaml_node *node)
+{
+    static const char *const words[] = {".nan", "nan", ".inf", "inf", "infinity"};
+    const char *text = node->text;
+    if (!node->plain) return is_real(text) ? "; leave the quotes out" : "";
+    if (*text == '+' || *text == '-') text++;
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        if (strcasecmp(text, words[i]) == 0) return "; it must be finite";
+    }
+    return count_digits(text) > 0 ? "; write it like 0.001 or 1e-3" : "";
+}
+
+/* Reads with a decimal point whatever the locale of the program says. */
+static bool parse_real(const char *text, double *out)
+{
+    locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    if (!plain) return false;
+    *out = strtod_l(text, NULL, plain);
+    freelocale(plain);
+    return true;
+}
+
+static bool store_real(const target *t, const tdm__yaml_node *node)
+{
+    double value = 0;
+    if (node->kind != TDM__YAML_SCALAR || !node->plain || !is_real(node->text)) {
+        report_wrong(t, node, "a number",
+                     node->kind == TDM__YAML_SCALAR ? real_hint(node) : "");
+        return false;
+    }
+    if (!parse_real(node->text, &value)) {
+        t->loader->problems.no_memory = true;
+        return false;
+    }
+    if (isinf(value)) {
+        report_wrong(t, node, "a number", "; it must be finite");
+        return false;
+    }
+    if (!in_range(t->key, value)) {
+        report_range(t, node);
+        return false;
+    }
+    *(double *)t->field = value == 0 ? 0 : value; /* -0 is 0, so that equal jobs look equal */
+    return true;
+}
+
+/* ---- words ----------------------------------------------------------------------------------- */
+
+/* The words that YAML 1.1 takes for truth values: 1, 0, or -1 for none of them. */
+static int truth_of(const char *text)
+{
+    static const char *const words[] = {"false", "true", "no", "yes", "off", "on"};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        if (strcasecmp(text, words[i]) == 0) return (int)(i % 2);
+    }
+    return -1;
+}
+
+typedef struct choice_words {
+    char words[16][32];
+    size_t count;
+} choice_words;
+
+static const char *choice_candidate(size_t index, const void *user)
+{
+    return ((const choice_words *)user)->words[index];
+}
+
+/* " did you mean 'relu'?" for 'Relu' and 'rleu'. */
+static void report_choice(const target *t, const tdm__yaml_node *node, const char *choices)
+{
+    tdm_str wanted = TDM_STR_INIT;
+    tdm__key_wants(t->key, &wanted);
+    char lower[48] = "", hint[80] = "";
+    if (node->kind == TDM__YAML_SCALAR && strlen(node->text) < sizeof(lower)) {
+        for (size_t i = 0; node->text[i]; i++) {
+            char c = node->text[i];
+            lower[i] = c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+        }
+        choice_words known = {.count = 0};
+        while (known.count < 16 && tdm__choice_at(choices, known.count, known.words[known.count]))
+            known.count++;
+        const char *near = lower[0] ? tdm_text_nearest(lower, known.count, choice_candidate, &known)
+                                    : NULL;
+        if (near) snprintf(hint, sizeof(hint), "; did you mean '%s'?", near);
+    }
+    report_wrong(t, node, tdm_str_text(&wanted), hint);
+    tdm_str_release(&wanted);
+}
+
+static bool store_bool(const target *t, const tdm__yaml_node *node)
+{
+    int truth = node->kind == TDM__YAML_SCALAR && node->plain ? truth_of(node->text) : -1;
+    if (truth < 0) {
+        report_choice(t, node, "true | false");
+        return false;
+    }
+    *(bool *)t->field = truth == 1;
+    return true;
+}
+
+static bool store_choice(const target *t, const tdm__yaml_node *node)
+{
+    const char *choices = t->key->choices;
+    int choice = node->kind == TDM__YAML_SCALAR ? tdm__choice_find(choices, node->text) : -1;
+    if (choice < 0 && node->kind == TDM__YAML_SCALAR && node->plain) {
+        /* Other YAML tools rewrite 'yes' as 'true': where yes and no are choices, take both. */
+        int truth = truth_of(node->text);
+        if (truth >= 0) choice = tdm__choice_find(choices, truth == 1 ? "yes" : "no");
+    }
+    if (choice < 0) {
+        report_choice(t, node, choices);
+        return false;
+    }
+    *(int *)t->field = choice;
+    return true;
+}
+
+/* ---- texts ----------------------------------------------------------------------------------- */
+
+bool tdm__name_is_valid(const char *name)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                  "0123456789._-";
+    size_t length = strlen(name);
+    if (length < 1 || length > 64 || name[0] == '.' || name[0] == '-') return false;
+    return strspn(name, letters) == length;
+}
+
+static bool keep_text(const target *t, const char *text)
+{
+    const char *copy = text ? tdm_arena_strdup(t->loader->arena, text) : NULL;
+    if (!copy) {
+        t->loader->problems.no_memory = true;
+        return false;
+    }
+    *(const char **)t->field = copy;
+    return true;
+}
+
+static bool store_string(const target *t, const tdm__yaml_node *node)
+{
+    tdm__problem_list *problems = &t->loader->problems;
+    if (node->kind != TDM__YAML_SCALAR) {
+        report_range(t, node);
+        return false;
+    }
+    const char *text = node->text;
+    size_t length = strlen(text);
+    if (t->key->form == TDM_JOB_FORM_CHARACTER && strcmp(text, "\t") == 0) text = "tab";
+    bool is_character = length == 1 && (unsigned char)text[0] > 0x1f && (unsigned char)text[0] < 0x7f;
+    bool is_good = t->key->form == TDM_JOB_FORM_NAME        ? tdm__name_is_valid(text)
+                   : t->key->form == TDM_JOB_FORM_CHARACTER ? is_character || strcmp(text, "tab") == 0
+                                                            : true;
+    if (!is_good) {
+        report_range(t, node);
+        return false;
+    }
+    if (length == 0 || length > TDM__JOB_STRING_BYTES) {
+        tdm__problem_add(problems, node->place, "'%s' takes 1 to %d bytes, got %zu", t->key->path,
+                         TDM__JOB_STRING_BYTES, length);
+        return false;
+    }
+    return keep_text(t, text);
+}
+
+static void report_missing_file(const target *t, const tdm__yaml_node *node, const char *path)
+{
+    const char *hint = t->from_override
+                           ? "a path given by --set is relative to the current folder"
+                           : "a path in a job file is relative to the file's folder";
+    if (node->text[0] == '~') hint = "'~' is not expanded here: write the home folder out";
+    if (node->text[0] == '/') hint = "correct the path, or put the file there";
+    if (tdm_path_is_dir(path)) {
+        tdm__problem_add(&t->loader->problems, node->place,
+                         "'%s': '%s' is a folder; name a file in it", t->key->path, path);
+    } else {
+        tdm__problem_add(&t->loader->problems, node->place, "'%s': there is no file '%s'; %s",
+                         t->key->path, path, hint);
+    }
+}
+
+static char *resolve(const target *t, const char *path)
+{
+    bool from_here = t->from_override || t->key->type == TDM_JOB_KEY_DIR;
+    while (path[0] == '.' && path[1] == '/') {
+        path += 2;
+        while (*path == '/') path++;
+    }
+    if (from_here) return tdm_path_absolute(t->loader->scratch, *path ? path : ".");
+    return tdm_path_join(t->loader->scratch, t->loader->dir, path);
+}
+
+static bool store_path(const target *t, const tdm__yaml_node *node)
+{
+    tdm__loader *loader = t->loader;
+    if (node->kind != TDM__YAML_SCALAR) {
+        report_range(t, node);
+        return false;
+    }
+    if (node->text[0] == '\0') {
+        tdm__problem_add(&loader->problems, node->place,
+                         "'%s' has no value; give one, or leave the key out", t->key->path);
+        return false;
+    }
+    char *path = resolve(t, node->text);
+    if (!path) {
+        loader->problems.no_memory = true;
+        return false;
+    }
+    size_t length = strlen(path);
+    if (length > TDM__JOB_PATH_BYTES) {
+        tdm__problem_add(&loader->problems, node->place,
+                         "'%s' is a path of %zu bytes; at most %d are possible", t->key->path,
+                         length, TDM__JOB_PATH_BYTES);
+        return false;
+    }
+    if (!tdm__utf8_is_valid(path)) { /* the folder's name: the text itself was checked */
+        tdm__problem_add(&loader->problems, node->place,
+                         "'%s' lies in a folder whose name is not UTF-8; rename that", t->key->path);
+        return false;
+    }
+    if (!loader->no_file_checks && t->key->type == TDM_JOB_KEY_PATH && !tdm_path_is_file(path)) {
+        report_missing_file(t, node, path);
+        return false;
+    }
+    if (!loader->no_file_checks && t->key->type == TDM_JOB_KEY_DIR && tdm_path_is_file(path)) {
+        tdm__problem_add(&loader->problems, node->place, "'%s': '%s' is a file, not a folder",
+                         t->key->path, path);
+        return false;
+    }
+    return keep_text(t, path);
+}
+
+/* ---- all types ------------------------------------------------------------------------------- */
+
+bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot)
+{
+    static bool (*const stores[])(const target *, const tdm__yaml_node *) = {
+        [TDM_JOB_KEY_STRING] = store_string,     [TDM_JOB_KEY_PATH] = store_path,
+        [TDM_JOB_KEY_DIR] = store_path,          [TDM_JOB_KEY_INT] = store_int,
+        [TDM_JOB_KEY_REAL] = store_real,         [TDM_JOB_KEY_BOOL] = store_bool,
+        [TDM_JOB_KEY_CHOICE] = store_choice,     [TDM_JOB_KEY_INT_LIST] = store_int_list,
+    };
+    const tdm__yaml_node *node = slot->node;
+    if (node->broken) return false;
+    if (tdm__yaml_is_null(node)) {
+        tdm__problem_add(&loader->problems, slot->place,
+                         "'%s' has no value; give one, or leave the key out", key->path);
+        return false;
+    }
+    target t = {.loader = loader,
+                .key = key,
+                .field = (char *)loader->job + key->offset,
+                .from_override = slot->from_override};
+    return stores[key->type](&t, node);
+}
