@@ -67,6 +67,16 @@ TDM_API size_t tdm_tensor_bytes(const tdm_tensor *tensor); /* 0 when the shape i
  */
 TDM_API bool tdm_tensor_to_f32(tdm_dtype from, const void *source, int64_t count, float *out);
 
+/*
+ * Where in a run a step stands. Random numbers inside a step (dropout) are a function of this and
+ * of the row within the global batch, never of who computes it.
+ */
+typedef struct tdm_step_key {
+    uint64_t seed;
+    uint64_t step;
+    uint64_t first_row; /* of the global batch: row 0 of this call's batch */
+} tdm_step_key;
+
 #ifdef __cplusplus
 }
 #endif

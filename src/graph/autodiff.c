@@ -1,0 +1,96 @@
+/*
+ * autodiff.c: reverse-mode differentiation, graph to graph.
+ *
+ * Walks the nodes backwards; each op's row adds the ops of its gradient. A value that is used more
+ * than once collects its gradients by additions in a fixed order, that of the walk. At the end every
+ * trained parameter has one value that is its gradient, which the plan will place in the block of
+ * gradients; where that value could not lie there by itself (it is a view, or serves two
+ * parameters), a copy is added.
+ */
+#include "graph/internal.h"
+
+#include <stdlib.h>
+
+static void collect(tdm_graph *graph, tdm_value *grads, int32_t value, tdm_value d)
+{
+    if (value == 0 || d.id == 0) return;
+    grads[value] = grads[value].id ? tdm_graph_add(graph, grads[value], d) : d;
+}
+
+static void walk_back(tdm_graph *graph, size_t from, tdm_value *grads)
+{
+    for (size_t i = from; i-- > 0;) {
+        tdm__node node = graph->nodes[i]; /* a copy: adding nodes moves the array */
+        const tdm__op_row *row = tdm__op_row_of(node.op);
+        tdm_value d_out[TDM_OP_MAX_OUTPUTS] = {{0}}, d_in[TDM_OP_MAX_INPUTS] = {{0}};
+        bool flows = false;
+        for (int o = 0; o < row->out_count; o++) {
+            d_out[o] = grads[node.out[o]];
+            flows = flows || d_out[o].id != 0;
+        }
+        if (!flows || !tdm__value_needs_grad(graph, node.out[0])) continue;
+        if (!row->backward || d_out[0].id == 0) {
+            tdm__graph_break(graph, TDM_ERR_UNSUPPORTED, "%s: this op has no gradient", node.name);
+            return;
+        }
+        graph->scope = NULL;
+        graph->in_backward = true;
+        tdm_graph_scope(graph, node.name);
+        row->backward(graph, &node, d_out, d_in);
+        if (graph->broken.status != TDM_OK) return;
+        for (int k = 0; k < TDM_OP_MAX_INPUTS; k++) collect(graph, grads, node.in[k], d_in[k]);
+    }
+}
+
+/* True when the value is the untouched output of a node that really runs. */
+static bool can_be_placed(const tdm_graph *graph, tdm_value d)
+{
+    const tdm__value *v = &graph->values[d.id];
+    if (v->role != TDM__ROLE_COMPUTED || v->grad_of != 0 || v->is_output) return false;
+    for (size_t i = 0; i < graph->node_count; i++) {
+        const tdm__node *node = &graph->nodes[i];
+        if (node->op == TDM_OP_RESHAPE && (node->out[0] == d.id || node->in[0] == d.id)) return false;
+    }
+    return true;
+}
+
+static void mark_parameter_grads(tdm_graph *graph, const tdm_value *grads)
+{
+    for (size_t p = 0; p < graph->param_count && graph->broken.status == TDM_OK; p++) {
+        if (!graph->params[p].trained) continue;
+        tdm_graph_scope(graph, graph->params[p].name);
+        tdm_value d = grads[graph->param_values[p]];
+        if (d.id == 0) { /* the loss does not depend on it */
+            tdm_op_attrs zero = {.shape = graph->params[p].shape};
+            d = tdm__graph_add_node(graph, TDM_OP_FILL, &zero, NULL, 0, NULL);
+        } else if (!can_be_placed(graph, d)) {
+            d = tdm__graph_add_node(graph, TDM_OP_COPY, &(tdm_op_attrs){0}, &d, 1, NULL);
+        }
+        if (graph->broken.status == TDM_OK) graph->values[d.id].grad_of = (int32_t)p + 1;
+    }
+}
+
+tdm_status tdm_graph_backward(tdm_graph *graph, tdm_value loss, tdm_error *err)
+{
+    TDM_TRY(tdm_graph_check(graph, err));
+    if (graph->has_backward)
+        return tdm_fail(err, TDM_ERR_EXISTS, "graph: the gradients are there already");
+    if (loss.id <= 0 || (size_t)loss.id >= graph->value_count ||
+        graph->values[loss.id].shape.rank != 0 || graph->values[loss.id].dtype != TDM_DTYPE_F32)
+        return tdm_fail(err, TDM_ERR_INVALID, "graph: the loss must be a scalar f32 value");
+    size_t forward_nodes = graph->node_count, forward_values = graph->value_count;
+    tdm_value *grads = calloc(forward_values, sizeof(*grads));
+    if (!grads) return tdm_fail(err, TDM_ERR_NO_MEMORY, "graph: no memory for the gradients");
+
+    const char *scope = graph->scope;
+    graph->in_backward = true;
+    tdm_graph_scope(graph, "loss");
+    grads[loss.id] = tdm__graph_add_node(graph, TDM_OP_FILL, &(tdm_op_attrs){.scale = 1.0}, NULL, 0, NULL);
+    walk_back(graph, forward_nodes, grads);
+    mark_parameter_grads(graph, grads);
+    graph->in_backward = false;
+    graph->scope = scope;
+    graph->has_backward = true;
+    free(grads);
+    return tdm_graph_check(graph, err);
+}

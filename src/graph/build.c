@@ -1,0 +1,379 @@
+/*
+ * build.c: the builder. Each function checks what it is given, adds a node or a value, and returns
+ * the result; after a mistake all of them return "none", and tdm_graph_check() tells the first one.
+ */
+#include "graph/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A cache line; also what vector loads like best. In elements of f32. */
+enum { PARAM_ALIGN_ELEMENTS = 16 };
+
+tdm_graph *tdm_graph_create(void)
+{
+    tdm_graph *graph = calloc(1, sizeof(*graph));
+    if (!graph) return NULL;
+    graph->arena = tdm_arena_create("graph");
+    if (!graph->arena) {
+        free(graph);
+        return NULL;
+    }
+    graph->value_count = 1; /* value 0 is "none" */
+    return graph;
+}
+
+void tdm_graph_destroy(tdm_graph *graph)
+{
+    if (!graph) return;
+    free(graph->values);
+    free(graph->nodes);
+    free(graph->params);
+    free(graph->param_values);
+    tdm_arena_destroy(graph->arena);
+    free(graph);
+}
+
+tdm_status tdm__graph_break(tdm_graph *graph, tdm_status status, const char *fmt, ...)
+{
+    if (graph->broken.status != TDM_OK) return graph->broken.status;
+    va_list args;
+    va_start(args, fmt);
+    tdm_vfail(&graph->broken, status, fmt, args);
+    va_end(args);
+    return status;
+}
+
+tdm_status tdm_graph_check(const tdm_graph *graph, tdm_error *err)
+{
+    if (graph->broken.status == TDM_OK) return TDM_OK;
+    return tdm_fail(err, graph->broken.status, "%s", graph->broken.message);
+}
+
+void tdm_graph_scope(tdm_graph *graph, const char *scope)
+{
+    graph->scope = NULL;
+    if (!scope || !*scope) return;
+    graph->scope = tdm_arena_strdup(graph->arena, scope);
+    if (!graph->scope) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
+}
+
+/* Makes room for one more element; false (and broken) when there is no memory. */
+static bool grow(tdm_graph *graph, void **items, size_t count, size_t *capacity, size_t size)
+{
+    if (count < *capacity) return true;
+    size_t wanted = *capacity ? 2 * *capacity : 64;
+    void *bigger = realloc(*items, wanted * size);
+    if (!bigger) {
+        tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory for %zu more entries", wanted);
+        return false;
+    }
+    *items = bigger;
+    *capacity = wanted;
+    return true;
+}
+
+static int32_t add_value(tdm_graph *graph, tdm__value value)
+{
+    if (!grow(graph, (void **)&graph->values, graph->value_count, &graph->value_capacity,
+              sizeof(*graph->values)))
+        return 0;
+    if (graph->value_count == 1) memset(&graph->values[0], 0, sizeof(graph->values[0]));
+    graph->values[graph->value_count] = value;
+    return (int32_t)graph->value_count++;
+}
+
+static bool usable(tdm_graph *graph, tdm_value value, const char *where)
+{
+    if (graph->broken.status != TDM_OK) return false;
+    if (value.id > 0 && (size_t)value.id < graph->value_count) return true;
+    tdm__graph_break(graph, TDM_ERR_INVALID, "%s: input is not a value of this graph", where);
+    return false;
+}
+
+bool tdm__value_needs_grad(const tdm_graph *graph, int32_t id)
+{
+    return id > 0 && graph->values[id].needs_grad;
+}
+
+tdm_shape tdm_graph_shape(const tdm_graph *graph, tdm_value value)
+{
+    if (value.id <= 0 || (size_t)value.id >= graph->value_count) return tdm_shape_0();
+    return graph->values[value.id].shape;
+}
+
+tdm_value tdm_graph_input(tdm_graph *graph, const char *name, tdm_dtype dtype, tdm_shape shape)
+{
+    if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
+    for (size_t i = 1; i < graph->value_count; i++)
+        if (graph->values[i].role == TDM__ROLE_INPUT && strcmp(graph->values[i].name, name) == 0)
+            tdm__graph_break(graph, TDM_ERR_EXISTS, "graph: there are two inputs named '%s'", name);
+    if (dtype != TDM_DTYPE_F32 && dtype != TDM_DTYPE_I32)
+        tdm__graph_break(graph, TDM_ERR_UNSUPPORTED, "input '%s': the type must be f32 or i32", name);
+    if (tdm_shape_elements(&shape) < 0)
+        tdm__graph_break(graph, TDM_ERR_RANGE, "input '%s': the shape is negative or too large", name);
+    char *copy = tdm_arena_strdup(graph->arena, name);
+    if (!copy) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
+    if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
+    return (tdm_value){add_value(
+        graph,
+        (tdm__value){.dtype = dtype, .shape = shape, .role = TDM__ROLE_INPUT, .name = copy})};
+}
+
+static tdm_value add_param(tdm_graph *graph, const char *name, tdm_shape shape, tdm_init init,
+                           bool trained)
+{
+    if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
+    for (size_t i = 0; i < graph->param_count; i++)
+        if (strcmp(graph->params[i].name, name) == 0)
+            tdm__graph_break(graph, TDM_ERR_EXISTS, "graph: there are two parameters named '%s'",
+                             name);
+    int64_t elements = tdm_shape_elements(&shape);
+    if (elements <= 0 || elements > INT64_MAX / 16)
+        tdm__graph_break(graph, TDM_ERR_RANGE, "parameter '%s': the shape is empty or too large", name);
+    char *copy = tdm_arena_strdup(graph->arena, name);
+    if (!copy) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
+    if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
+    size_t values_capacity = graph->param_capacity;
+    if (!grow(graph, (void **)&graph->params, graph->param_count, &graph->param_capacity,
+              sizeof(*graph->params)))
+        return TDM_VALUE_NONE;
+    if (!grow(graph, (void **)&graph->param_values, graph->param_count, &values_capacity,
+              sizeof(*graph->param_values)))
+        return TDM_VALUE_NONE;
+    int32_t id = add_value(graph, (tdm__value){.dtype = TDM_DTYPE_F32,
+                                               .shape = shape,
+                                               .role = TDM__ROLE_PARAM,
+                                               .needs_grad = trained,
+                                               .param = (int32_t)graph->param_count});
+    if (id == 0) return TDM_VALUE_NONE;
+    graph->params[graph->param_count] = (tdm_param_info){.name = copy,
+                                                         .shape = shape,
+                                                         .init = init,
+                                                         .trained = trained,
+                                                         .elements = (size_t)elements};
+    graph->param_values[graph->param_count++] = id;
+
+    /* Trained parameters first, then buffers, each in the order of their making. */
+    size_t offset = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (size_t i = 0; i < graph->param_count; i++) {
+            tdm_param_info *p = &graph->params[i];
+            if (p->trained != (pass == 0)) continue;
+            p->offset = offset;
+            offset += (p->elements + PARAM_ALIGN_ELEMENTS - 1) / PARAM_ALIGN_ELEMENTS *
+                      PARAM_ALIGN_ELEMENTS;
+        }
+        if (pass == 0) graph->trained_extent = offset;
+    }
+    graph->param_extent = offset;
+    return (tdm_value){id};
+}
+
+tdm_value tdm_graph_param(tdm_graph *graph, const char *name, tdm_shape shape, tdm_init init)
+{
+    return add_param(graph, name, shape, init, true);
+}
+
+tdm_value tdm_graph_buffer(tdm_graph *graph, const char *name, tdm_shape shape, tdm_init init)
+{
+    return add_param(graph, name, shape, init, false);
+}
+
+void tdm_graph_output(tdm_graph *graph, const char *name, tdm_value value)
+{
+    if (!usable(graph, value, "output")) return;
+    for (size_t i = 1; i < graph->value_count; i++)
+        if (graph->values[i].is_output && strcmp(graph->values[i].name, name) == 0)
+            tdm__graph_break(graph, TDM_ERR_EXISTS, "graph: there are two outputs named '%s'", name);
+    tdm__value *v = &graph->values[value.id];
+    if (v->role != TDM__ROLE_COMPUTED || v->is_output)
+        tdm__graph_break(graph, TDM_ERR_INVALID,
+                         "output '%s': it must be computed by an op and not be an output already",
+                         name);
+    char *copy = tdm_arena_strdup(graph->arena, name);
+    if (!copy) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
+    if (graph->broken.status != TDM_OK) return;
+    v->is_output = true;
+    v->name = copy;
+}
+
+static const char *node_name(tdm_graph *graph, tdm_op_kind op)
+{
+    const char *op_name = tdm__op_row_of(op)->name;
+    const char *name = graph->scope && *graph->scope
+                           ? tdm_arena_printf(graph->arena, "%s.%s", graph->scope, op_name)
+                           : op_name;
+    if (!name) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
+    return name;
+}
+
+tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_attrs *attrs,
+                              const tdm_value in[], int in_count, tdm_value *second)
+{
+    const tdm__op_row *row = tdm__op_row_of(op);
+    const tdm__value *in_values[TDM_OP_MAX_INPUTS] = {0};
+    tdm__value out[TDM_OP_MAX_OUTPUTS] = {{0}};
+    tdm__node node = {.op = op, .attrs = *attrs, .backward = graph->in_backward};
+    bool needs_grad = false;
+    for (int i = 0; i < in_count; i++) {
+        if (i >= row->in_least && in[i].id == 0) continue;
+        if (!usable(graph, in[i], row->name)) return TDM_VALUE_NONE;
+        node.in[i] = in[i].id;
+        in_values[i] = &graph->values[in[i].id];
+        needs_grad = needs_grad || in_values[i]->needs_grad;
+    }
+    node.name = node_name(graph, op);
+    tdm_error err;
+    tdm_status status = row->infer(&node.attrs, in_values, out, &err);
+    if (status != TDM_OK)
+        tdm__graph_break(graph, status, "%s: %s", node.name ? node.name : row->name, err.message);
+    for (int i = 0; i < row->out_count && status == TDM_OK; i++)
+        if (tdm_shape_elements(&out[i].shape) < 0)
+            tdm__graph_break(graph, TDM_ERR_RANGE, "%s: the result is too large", node.name);
+    if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
+    for (int i = 0; i < row->out_count; i++) {
+        out[i].needs_grad = needs_grad;
+        node.out[i] = add_value(graph, out[i]);
+        if (node.out[i] == 0) return TDM_VALUE_NONE;
+    }
+    if (!grow(graph, (void **)&graph->nodes, graph->node_count, &graph->node_capacity,
+              sizeof(*graph->nodes)))
+        return TDM_VALUE_NONE;
+    graph->nodes[graph->node_count++] = node;
+    if (second) *second = (tdm_value){node.out[1]};
+    return (tdm_value){node.out[0]};
+}
+
+/* ---- ops ------------------------------------------------------------------------------------- */
+
+tdm_value tdm_graph_matmul(tdm_graph *graph, tdm_value a, tdm_value b,
+                           const tdm_matmul_options *options)
+{
+    tdm_op_attrs attrs = {0};
+    tdm_value bias = TDM_VALUE_NONE;
+    if (options) {
+        attrs.trans_a = options->trans_a;
+        attrs.trans_b = options->trans_b;
+        bias = options->bias;
+    }
+    return tdm__graph_add_node(graph, TDM_OP_MATMUL, &attrs, (tdm_value[]){a, b, bias}, 3, NULL);
+}
+
+static tdm_value unary(tdm_graph *graph, tdm_op_kind op, tdm_value x)
+{
+    return tdm__graph_add_node(graph, op, &(tdm_op_attrs){0}, &x, 1, NULL);
+}
+
+tdm_value tdm_graph_add(tdm_graph *graph, tdm_value a, tdm_value b)
+{
+    return tdm__graph_add_node(graph, TDM_OP_ADD, &(tdm_op_attrs){0}, (tdm_value[]){a, b}, 2, NULL);
+}
+
+tdm_value tdm_graph_reshape(tdm_graph *graph, tdm_value x, tdm_shape shape)
+{
+    return tdm__graph_add_node(graph, TDM_OP_RESHAPE, &(tdm_op_attrs){.shape = shape}, &x, 1, NULL);
+}
+
+tdm_value tdm_graph_sum_rows(tdm_graph *graph, tdm_value x)
+{
+    return unary(graph, TDM_OP_SUM_ROWS, x);
+}
+
+tdm_value tdm_graph_relu(tdm_graph *graph, tdm_value x)
+{
+    return unary(graph, TDM_OP_RELU, x);
+}
+
+tdm_value tdm_graph_gelu(tdm_graph *graph, tdm_value x)
+{
+    return unary(graph, TDM_OP_GELU, x);
+}
+
+tdm_value tdm_graph_tanh(tdm_graph *graph, tdm_value x)
+{
+    return unary(graph, TDM_OP_TANH, x);
+}
+
+tdm_value tdm_graph_sigmoid(tdm_graph *graph, tdm_value x)
+{
+    return unary(graph, TDM_OP_SIGMOID, x);
+}
+
+tdm_value tdm_graph_dropout(tdm_graph *graph, tdm_value x, double p)
+{
+    if (!(p >= 0 && p < 1)) {
+        tdm__graph_break(graph, TDM_ERR_RANGE, "dropout: p is %g; it must be at least 0 and below 1", p);
+        return TDM_VALUE_NONE;
+    }
+    if (p == 0) return x;
+    tdm_op_attrs attrs = {.p = (float)p, .sub_stream = graph->dropout_count++};
+    return tdm__graph_add_node(graph, TDM_OP_DROPOUT, &attrs, &x, 1, NULL);
+}
+
+tdm_value tdm_graph_normalise(tdm_graph *graph, tdm_value x, tdm_value shift, tdm_value scale)
+{
+    return tdm__graph_add_node(graph, TDM_OP_NORMALISE, &(tdm_op_attrs){0},
+                               (tdm_value[]){x, shift, scale}, 3, NULL);
+}
+
+tdm_value tdm_graph_softmax(tdm_graph *graph, tdm_value x)
+{
+    return unary(graph, TDM_OP_SOFTMAX, x);
+}
+
+tdm_value tdm_graph_cross_entropy(tdm_graph *graph, tdm_value logits, tdm_value classes,
+                                  double scale)
+{
+    return tdm__graph_add_node(graph, TDM_OP_CROSS_ENTROPY, &(tdm_op_attrs){.scale = scale},
+                               (tdm_value[]){logits, classes}, 2, NULL);
+}
+
+/* ---- looking at it --------------------------------------------------------------------------- */
+
+size_t tdm_graph_param_count(const tdm_graph *graph)
+{
+    return graph->param_count;
+}
+
+const tdm_param_info *tdm_graph_param_at(const tdm_graph *graph, size_t index)
+{
+    return &graph->params[index];
+}
+
+size_t tdm_graph_trained_extent(const tdm_graph *graph)
+{
+    return graph->trained_extent;
+}
+
+size_t tdm_graph_param_extent(const tdm_graph *graph)
+{
+    return graph->param_extent;
+}
+
+uint64_t tdm_graph_trained_elements(const tdm_graph *graph)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; i < graph->param_count; i++)
+        if (graph->params[i].trained) sum += graph->params[i].elements;
+    return sum;
+}
+
+size_t tdm_graph_node_count(const tdm_graph *graph)
+{
+    return graph->node_count;
+}
+
+tdm_node_info tdm_graph_node_at(const tdm_graph *graph, size_t index)
+{
+    const tdm__node *node = &graph->nodes[index];
+    const tdm__op_row *row = tdm__op_row_of(node->op);
+    const tdm__value *out = &graph->values[node->out[0]];
+    return (tdm_node_info){.op = row->name,
+                           .name = node->name,
+                           .backward = node->backward,
+                           .shape = out->shape,
+                           .dtype = out->dtype,
+                           .flops = row->flops(graph, node)};
+}

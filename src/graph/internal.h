@@ -1,0 +1,84 @@
+/*
+ * internal.h: what a graph is made of, for the files of this room.
+ *
+ * Values and nodes are kept in growing arrays and named by index; value 0 is "none". Nodes stand in
+ * an order in which they can run: an op can only use values that exist already, and backward()
+ * appends. `broken` holds the first mistake; after it the builder only returns "none".
+ */
+#ifndef TANDEM_GRAPH_INTERNAL_H
+#define TANDEM_GRAPH_INTERNAL_H
+
+#include <tandem/graph.h>
+
+#include "tensor/kernel.h"
+
+typedef enum tdm__value_role {
+    TDM__ROLE_COMPUTED = 0,
+    TDM__ROLE_INPUT,
+    TDM__ROLE_PARAM /* and buffers */
+} tdm__value_role;
+
+typedef struct tdm__value {
+    tdm_dtype dtype;
+    tdm_shape shape;
+    tdm__value_role role;
+    const char *name;   /* inputs and outputs */
+    bool is_output;
+    bool needs_grad;    /* a trained parameter has a part in it */
+    int32_t param;      /* role PARAM: index in params */
+    int32_t grad_of;    /* 1 + index of the parameter whose gradient this is; 0 for none */
+} tdm__value;
+
+typedef struct tdm__node {
+    tdm_op_kind op;
+    tdm_op_attrs attrs;
+    int32_t in[TDM_OP_MAX_INPUTS]; /* value ids; 0: none */
+    int32_t out[TDM_OP_MAX_OUTPUTS];
+    const char *name;
+    bool backward;
+} tdm__node;
+
+struct tdm_graph {
+    tdm_arena *arena;
+    tdm__value *values;
+    size_t value_count, value_capacity;
+    tdm__node *nodes;
+    size_t node_count, node_capacity;
+    tdm_param_info *params;
+    int32_t *param_values;
+    size_t param_count, param_capacity;
+    size_t trained_extent, param_extent;
+    const char *scope;
+    uint32_t dropout_count;
+    bool in_backward;
+    bool has_backward;
+    tdm_error broken;
+};
+
+/* One op = one row. */
+typedef struct tdm__op_row {
+    const char *name;
+    int in_least, in_most, out_count;
+    /* Fills shape and dtype of the outputs from inputs and attributes, or refuses. */
+    tdm_status (*infer)(const tdm_op_attrs *attrs, const tdm__value *const in[], tdm__value out[],
+                        tdm_error *err);
+    /* Adds the nodes of the gradient: given d_out (none where nothing flows back), sets d_in for
+     * the inputs that need one. NULL: the op has no gradient. */
+    void (*backward)(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                     tdm_value d_in[]);
+    uint64_t (*flops)(const tdm_graph *graph, const tdm__node *node);
+    unsigned in_place; /* bit i: the first output may lie over input i */
+    int in_place_out;  /* which output that is */
+} tdm__op_row;
+
+const tdm__op_row *tdm__op_row_of(tdm_op_kind op);
+
+/* Adds a node; returns its first output, and the second in *second when that is not NULL. */
+tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_attrs *attrs,
+                              const tdm_value in[], int in_count, tdm_value *second);
+/* Remembers the first mistake. */
+tdm_status tdm__graph_break(tdm_graph *graph, tdm_status status, const char *fmt, ...)
+    TDM_PRINTF(3, 4);
+bool tdm__value_needs_grad(const tdm_graph *graph, int32_t id);
+
+#endif

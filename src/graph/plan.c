@@ -1,0 +1,279 @@
+/*
+ * plan.c: from a graph to something that runs.
+ *
+ * Creating a plan does everything that can be done once: which nodes are needed, which kernel each
+ * gets, what scratch it wants, where every buffer lies. Binding stores pointers; running calls the
+ * kernels in order. Invariant: after creation neither bind nor run allocates, locks or fails.
+ */
+#include "graph/internal.h"
+#include "graph/memory.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct step {
+    size_t node;
+    const tdm_kernel *kernel;
+    size_t backend;
+    tdm_kernel_call call;
+} step;
+
+/* A pointer that follows the binding of a space. */
+typedef struct fixup {
+    void **pointer;
+    tdm_space space;
+    size_t offset;
+} fixup;
+
+struct tdm_plan {
+    const tdm_graph *graph;
+    bool *live;
+    step *steps; /* of the nodes that run, in order */
+    size_t step_count;
+    tdm_tensor *values; /* by value id */
+    fixup *fixups;
+    size_t fixup_count;
+    tdm__memory memory;
+    void **backends; /* opened state, by registry index; NULL where not in use */
+    int threads;
+    bool forward_only;
+};
+
+void tdm_plan_destroy(tdm_plan *plan)
+{
+    if (!plan) return;
+    for (size_t i = 0; i < plan->step_count; i++)
+        if (plan->steps[i].kernel->release) plan->steps[i].kernel->release(&plan->steps[i].call);
+    for (size_t b = 0; plan->backends && b < tdm_kernel_backend_count(); b++)
+        if (plan->backends[b]) tdm_kernel_backend_at(b)->close(plan->backends[b]);
+    free(plan->backends);
+    free(plan->live);
+    free(plan->steps);
+    free(plan->values);
+    free(plan->fixups);
+    tdm__memory_release(&plan->memory);
+    free(plan);
+}
+
+/* Marks the nodes that outputs and parameter gradients depend on. */
+static void find_live(tdm_plan *plan, bool *wanted)
+{
+    const tdm_graph *graph = plan->graph;
+    for (size_t id = 1; id < graph->value_count; id++)
+        wanted[id] = graph->values[id].is_output ||
+                     (graph->values[id].grad_of != 0 && !plan->forward_only);
+    for (size_t n = graph->node_count; n-- > 0;) {
+        const tdm__node *node = &graph->nodes[n];
+        for (int o = 0; o < TDM_OP_MAX_OUTPUTS; o++)
+            if (node->out[o] && wanted[node->out[o]]) plan->live[n] = true;
+        for (int i = 0; i < TDM_OP_MAX_INPUTS; i++)
+            if (plan->live[n] && node->in[i]) wanted[node->in[i]] = true;
+    }
+}
+
+static tdm_tensor view_of(const tdm__value *v)
+{
+    return (tdm_tensor){.dtype = v->dtype, .shape = v->shape};
+}
+
+/* Tries one backend for one step; TDM_ERR_UNSUPPORTED means the next one should be asked. */
+static tdm_status try_backend(tdm_plan *plan, size_t index, step *s, tdm_error *err)
+{
+    const tdm_kernel_backend_ops *backend = tdm_kernel_backend_at(index);
+    const tdm_kernel *kernel =
+        tdm_kernel_find(backend, plan->graph->nodes[s->node].op, s->call.out[0].dtype);
+    if (!kernel) return tdm_fail(err, TDM_ERR_UNSUPPORTED, "no kernel");
+    if (backend->open && !plan->backends[index])
+        TDM_TRY(backend->open(&plan->backends[index], err));
+    if (kernel->prepare) TDM_TRY(kernel->prepare(plan->backends[index], &s->call, err));
+    s->kernel = kernel;
+    s->backend = index;
+    return TDM_OK;
+}
+
+static tdm_status choose_kernel(tdm_plan *plan, const char *only, step *s, tdm_error *err)
+{
+    const tdm__node *node = &plan->graph->nodes[s->node];
+    for (size_t b = 0; b < tdm_kernel_backend_count(); b++) {
+        if (only && strcmp(only, tdm_kernel_backend_at(b)->name) != 0) continue;
+        tdm_status status = try_backend(plan, b, s, err);
+        if (status != TDM_ERR_UNSUPPORTED) return status;
+    }
+    return tdm_fail(err, TDM_ERR_UNSUPPORTED, "%s: no kernel computes this op%s%s", node->name,
+                    only ? " in backend " : "", only ? only : "");
+}
+
+static tdm_status choose_kernels(tdm_plan *plan, const char *only, tdm_error *err)
+{
+    const tdm_graph *graph = plan->graph;
+    for (size_t n = 0; n < graph->node_count; n++) {
+        const tdm__node *node = &graph->nodes[n];
+        if (!plan->live[n] || node->op == TDM_OP_RESHAPE) continue;
+        step s = {.node = n, .call = {.attrs = node->attrs}};
+        for (int i = 0; i < TDM_OP_MAX_INPUTS; i++)
+            if (node->in[i]) s.call.in[i] = view_of(&graph->values[node->in[i]]);
+        for (int o = 0; o < TDM_OP_MAX_OUTPUTS; o++)
+            if (node->out[o]) s.call.out[o] = view_of(&graph->values[node->out[o]]);
+        TDM_TRY(choose_kernel(plan, only, &s, err));
+        plan->steps[plan->step_count++] = s;
+    }
+    return TDM_OK;
+}
+
+static void add_fixup(tdm_plan *plan, void **pointer, int32_t storage)
+{
+    const tdm__storage *s = &plan->memory.storages[storage];
+    plan->fixups[plan->fixup_count++] = (fixup){pointer, s->space, s->offset};
+}
+
+static void connect(tdm_plan *plan)
+{
+    const tdm_graph *graph = plan->graph;
+    const tdm__memory *m = &plan->memory;
+    for (size_t id = 1; id < graph->value_count; id++) {
+        plan->values[id] = view_of(&graph->values[id]);
+        if (m->of_value[id] >= 0) add_fixup(plan, &plan->values[id].data, m->of_value[id]);
+    }
+    for (size_t k = 0; k < plan->step_count; k++) {
+        step *s = &plan->steps[k];
+        const tdm__node *node = &graph->nodes[s->node];
+        for (int i = 0; i < TDM_OP_MAX_INPUTS; i++)
+            if (node->in[i]) add_fixup(plan, &s->call.in[i].data, m->of_value[node->in[i]]);
+        for (int o = 0; o < TDM_OP_MAX_OUTPUTS; o++)
+            if (node->out[o]) add_fixup(plan, &s->call.out[o].data, m->of_value[node->out[o]]);
+        if (m->of_scratch[s->node] >= 0) add_fixup(plan, &s->call.scratch, m->of_scratch[s->node]);
+    }
+}
+
+static tdm_status plan_memory(tdm_plan *plan, tdm_error *err)
+{
+    size_t *scratch = calloc(plan->graph->node_count + 1, sizeof(*scratch));
+    if (!scratch) return tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
+    for (size_t k = 0; k < plan->step_count; k++)
+        scratch[plan->steps[k].node] = plan->steps[k].call.scratch_bytes;
+    tdm_status status =
+        tdm__memory_plan(plan->graph, plan->live, scratch, plan->forward_only, &plan->memory, err);
+    free(scratch);
+    return status;
+}
+
+static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
+{
+    const tdm_graph *graph = plan->graph;
+    size_t fixup_most = graph->value_count +
+                        graph->node_count * (TDM_OP_MAX_INPUTS + TDM_OP_MAX_OUTPUTS + 1);
+    bool *wanted = calloc(graph->value_count, sizeof(*wanted));
+    plan->live = calloc(graph->node_count + 1, sizeof(*plan->live));
+    plan->steps = calloc(graph->node_count + 1, sizeof(*plan->steps));
+    plan->values = calloc(graph->value_count, sizeof(*plan->values));
+    plan->fixups = calloc(fixup_most, sizeof(*plan->fixups));
+    plan->backends = calloc(tdm_kernel_backend_count(), sizeof(*plan->backends));
+    tdm_status status = TDM_OK;
+    if (!wanted || !plan->live || !plan->steps || !plan->values || !plan->fixups || !plan->backends)
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
+    if (status == TDM_OK) find_live(plan, wanted);
+    free(wanted);
+    if (status == TDM_OK) {
+        int before = tdm_kernel_threads_set(plan->threads);
+        status = choose_kernels(plan, only, err);
+        tdm_kernel_threads_set(before);
+    }
+    if (status == TDM_OK) status = plan_memory(plan, err);
+    if (status == TDM_OK) connect(plan);
+    return status;
+}
+
+tdm_status tdm_plan_create(const tdm_graph *graph, const tdm_plan_options *options, tdm_plan **out,
+                           tdm_error *err)
+{
+    TDM_TRY(tdm_graph_check(graph, err));
+    tdm_plan *plan = calloc(1, sizeof(*plan));
+    if (!plan) return tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
+    plan->graph = graph;
+    plan->threads = options && options->threads > 0 ? options->threads : 1;
+    plan->forward_only = options && options->forward_only;
+    tdm_status status = build(plan, options ? options->backend : NULL, err);
+    if (status != TDM_OK) {
+        tdm_plan_destroy(plan);
+        return status;
+    }
+    *out = plan;
+    return TDM_OK;
+}
+
+size_t tdm_plan_arena_bytes(const tdm_plan *plan)
+{
+    return plan->memory.arena_bytes;
+}
+
+size_t tdm_plan_unshared_bytes(const tdm_plan *plan)
+{
+    return plan->memory.unshared_bytes;
+}
+
+void tdm_plan_bind(tdm_plan *plan, tdm_space space, void *base)
+{
+    assert((uintptr_t)base % 64 == 0);
+    for (size_t i = 0; i < plan->fixup_count; i++)
+        if (plan->fixups[i].space == space)
+            *plan->fixups[i].pointer = (char *)base + plan->fixups[i].offset;
+}
+
+static tdm_tensor find_named(const tdm_plan *plan, const char *name, bool output)
+{
+    const tdm_graph *graph = plan->graph;
+    for (size_t id = 1; id < graph->value_count; id++) {
+        const tdm__value *v = &graph->values[id];
+        bool fits = output ? v->is_output : v->role == TDM__ROLE_INPUT;
+        if (fits && strcmp(v->name, name) == 0) return plan->values[id];
+    }
+    return (tdm_tensor){.dtype = TDM_DTYPE_NONE};
+}
+
+tdm_tensor tdm_plan_input(const tdm_plan *plan, const char *name)
+{
+    return find_named(plan, name, false);
+}
+
+tdm_tensor tdm_plan_output(const tdm_plan *plan, const char *name)
+{
+    return find_named(plan, name, true);
+}
+
+void tdm_plan_run(tdm_plan *plan, const tdm_step_key *key)
+{
+    int before = tdm_kernel_threads_set(plan->threads);
+    for (size_t k = 0; k < plan->step_count; k++) {
+        const step *s = &plan->steps[k];
+        s->kernel->run(plan->backends[s->backend], &s->call, key);
+    }
+    tdm_kernel_threads_set(before);
+}
+
+size_t tdm_plan_node_count(const tdm_plan *plan)
+{
+    size_t count = 0;
+    for (size_t n = 0; n < plan->graph->node_count; n++) count += plan->live[n];
+    return count;
+}
+
+tdm_plan_node_info tdm_plan_node_at(const tdm_plan *plan, size_t index)
+{
+    size_t n = 0, seen = 0;
+    for (; n < plan->graph->node_count; n++)
+        if (plan->live[n] && seen++ == index) break;
+    int32_t out = plan->graph->nodes[n].out[0];
+    const tdm__storage *s = &plan->memory.storages[plan->memory.of_value[out]];
+    tdm_plan_node_info info = {
+        .node = n,
+        .backend = "view",
+        .in_place = plan->memory.in_place[n],
+        .arena_offset = s->space == TDM_SPACE_ARENA ? s->offset : SIZE_MAX,
+        .bytes = tdm_tensor_bytes(&plan->values[out]),
+    };
+    for (size_t k = 0; k < plan->step_count; k++)
+        if (plan->steps[k].node == n)
+            info.backend = tdm_kernel_backend_at(plan->steps[k].backend)->name;
+    return info;
+}

@@ -1,0 +1,87 @@
+/*
+ * model.c: what all architectures have in common: normalised inputs in front, loss or probabilities
+ * behind, and the making of first values.
+ */
+#include "nn/internal.h"
+
+#include <string.h>
+
+static tdm_status build_into(tdm_graph *graph, const tdm_model_options *o,
+                             const tdm_model_ops *model, tdm_error *err)
+{
+    int64_t features = tdm_shape_elements(&o->sample_shape);
+    tdm_shape columns = tdm_shape_1(features);
+    tdm_value raw =
+        tdm_graph_input(graph, TDM_MODEL_INPUT, TDM_DTYPE_F32, tdm_shape_2(o->batch, features));
+    tdm_value shift = tdm_graph_buffer(graph, TDM_MODEL_SHIFT, columns, (tdm_init){0});
+    tdm_value scale =
+        tdm_graph_buffer(graph, TDM_MODEL_SCALE, columns, (tdm_init){.kind = TDM_INIT_ONE});
+    tdm_graph_scope(graph, "input");
+    tdm_value x = tdm_graph_normalise(graph, raw, shift, scale);
+    tdm_graph_scope(graph, NULL);
+    tdm_value logits = model->build(graph, o, x);
+    tdm_graph_output(graph, TDM_MODEL_LOGITS, logits);
+    if (!o->training) {
+        tdm_graph_output(graph, TDM_MODEL_PROBABILITIES, tdm_graph_softmax(graph, logits));
+        return tdm_graph_check(graph, err);
+    }
+    tdm_value classes =
+        tdm_graph_input(graph, TDM_MODEL_CLASSES, TDM_DTYPE_I32, tdm_shape_1(o->batch));
+    tdm_value loss = tdm_graph_cross_entropy(graph, logits, classes, o->loss_scale);
+    tdm_graph_output(graph, TDM_MODEL_LOSS, loss);
+    return tdm_graph_backward(graph, loss, err);
+}
+
+tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph **out, tdm_error *err)
+{
+    const tdm_model_ops *model = tdm__model_find(options->job->model.kind);
+    if (!model) return tdm_fail(err, TDM_ERR_UNSUPPORTED, "model: unknown kind");
+    if (options->class_count < 2)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "model: there are %lld classes to tell apart; at least 2 are needed",
+                        (long long)options->class_count);
+    tdm_graph *graph = tdm_graph_create();
+    if (!graph) return tdm_fail(err, TDM_ERR_NO_MEMORY, "model: no memory for the graph");
+    tdm_status status = build_into(graph, options, model, err);
+    if (status != TDM_OK) {
+        tdm_graph_destroy(graph);
+        return status;
+    }
+    *out = graph;
+    return TDM_OK;
+}
+
+static void init_one(const tdm_param_info *p, tdm_rng rng, float *out)
+{
+    for (size_t i = 0; i < p->elements; i++) {
+        switch (p->init.kind) {
+        case TDM_INIT_ZERO: out[i] = 0.0f; break;
+        case TDM_INIT_ONE: out[i] = 1.0f; break;
+        case TDM_INIT_UNIFORM:
+            out[i] = (float)((2.0 * (double)tdm_rng_uniform(&rng) - 1.0) * p->init.scale);
+            break;
+        case TDM_INIT_NORMAL: out[i] = (float)(tdm_rng_normal(&rng) * p->init.scale); break;
+        }
+    }
+}
+
+void tdm_model_init(const tdm_graph *graph, uint64_t seed, float *params)
+{
+    for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(graph, i);
+        tdm_rng rng = tdm_rng_at((tdm_rng_address){
+            .seed = seed, .stream = TDM_RNG_STREAM_INIT, .sub_stream = (uint32_t)i});
+        init_one(p, rng, params + p->offset);
+    }
+}
+
+tdm_tensor tdm_model_param(const tdm_graph *graph, const char *name, float *params)
+{
+    for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(graph, i);
+        if (strcmp(p->name, name) == 0)
+            return (tdm_tensor){
+                .dtype = TDM_DTYPE_F32, .shape = p->shape, .data = params + p->offset};
+    }
+    return (tdm_tensor){.dtype = TDM_DTYPE_NONE};
+}

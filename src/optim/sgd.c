@@ -1,0 +1,23 @@
+/*
+ * sgd.c: stochastic gradient descent with momentum (Polyak), optionally Nesterov's, as PyTorch
+ * defines them: weight decay is added to the gradient, velocity = momentum * velocity + gradient.
+ */
+#include "optim/internal.h"
+
+static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r)
+{
+    (void)step;
+    const float lr = (float)s->lr, momentum = (float)s->momentum, decay = (float)s->weight_decay;
+    float *restrict velocity = r->state[0];
+    float *restrict param = r->param;
+    const float *restrict grad = r->grad;
+    for (size_t i = 0; i < r->count; i++) {
+        float g = grad[i] + decay * param[i];
+        float v = momentum * velocity[i] + g;
+        velocity[i] = v;
+        param[i] -= lr * (s->nesterov ? g + momentum * v : v);
+    }
+}
+
+const tdm_optim_ops tdm__optim_sgd = {
+    .name = "sgd", .state_count = 1, .state_names = {"velocity"}, .update = update};

@@ -1,0 +1,291 @@
+/*
+ * ref.c: plain loops for every op, in f32.
+ *
+ * These are the definition of what an op computes: short, obvious, sums in double precision and in
+ * index order. Other backends are tested against them. They are also what runs where no faster
+ * kernel exists, so they are written to vectorise, but nothing here is clever.
+ */
+#include "tensor/kernels/backends.h"
+
+#include <math.h>
+#include <string.h>
+
+#define UNUSED(name) ((void)(name))
+
+static const float *f32_in(const tdm_kernel_call *call, int index)
+{
+    return call->in[index].data;
+}
+
+static float *f32_out(const tdm_kernel_call *call, int index)
+{
+    return call->out[index].data;
+}
+
+static int64_t out_elements(const tdm_kernel_call *call)
+{
+    return tdm_tensor_elements(&call->out[0]);
+}
+
+/* c[m, n] = sum over k of op(a)[m, k] op(b)[k, n], plus bias[n]. */
+static void run_matmul(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    UNUSED(backend);
+    UNUSED(key);
+    const float *a = f32_in(call, 0), *b = f32_in(call, 1);
+    const float *bias = call->in[2].dtype ? f32_in(call, 2) : NULL;
+    float *c = f32_out(call, 0);
+    int64_t M = call->out[0].shape.dim[0], N = call->out[0].shape.dim[1];
+    int64_t K = call->in[0].shape.dim[call->attrs.trans_a ? 0 : 1];
+    int64_t a_row = call->attrs.trans_a ? 1 : K, a_col = call->attrs.trans_a ? M : 1;
+    int64_t b_row = call->attrs.trans_b ? 1 : N, b_col = call->attrs.trans_b ? K : 1;
+    for (int64_t m = 0; m < M; m++) {
+        for (int64_t n = 0; n < N; n++) {
+            double sum = 0;
+            for (int64_t k = 0; k < K; k++)
+                sum += (double)a[m * a_row + k * a_col] * (double)b[k * b_row + n * b_col];
+            c[m * N + n] = (float)(bias ? sum + (double)bias[n] : sum);
+        }
+    }
+}
+
+static void run_add(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    UNUSED(backend);
+    UNUSED(key);
+    const float *a = f32_in(call, 0), *b = f32_in(call, 1);
+    float *out = f32_out(call, 0);
+    for (int64_t i = 0, n = out_elements(call); i < n; i++) out[i] = a[i] + b[i];
+}
+
+static void run_copy(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    UNUSED(backend);
+    UNUSED(key);
+    memmove(call->out[0].data, call->in[0].data, tdm_tensor_bytes(&call->out[0]));
+}
+
+static void run_fill(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    UNUSED(backend);
+    UNUSED(key);
+    float *out = f32_out(call, 0);
+    for (int64_t i = 0, n = out_elements(call); i < n; i++) out[i] = (float)call->attrs.scale;
+}
+
+static void run_sum_rows(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    UNUSED(backend);
+    UNUSED(key);
+    const float *x = f32_in(call, 0);
+    float *out = f32_out(call, 0);
+    int64_t B = call->in[0].shape.dim[0], N = call->in[0].shape.dim[1];
+    for (int64_t n = 0; n < N; n++) {
+        double sum = 0;
+        for (int64_t b = 0; b < B; b++) sum += (double)x[b * N + n];
+        out[n] = (float)sum;
+    }
+}
+
+/* ---- activations: y = f(x), and dx = dy f'(x) written with whatever the gradient op is given ---- */
+
+static float relu(float x)
+{
+    return x > 0 ? x : 0;
+}
+
+static float relu_slope(float y)
+{
+    return y > 0 ? 1.0f : 0.0f;
+}
+
+static float gelu(float x)
+{
+    return (float)(0.5 * (double)x * (1.0 + erf((double)x * M_SQRT1_2)));
+}
+
+static float gelu_slope(float x)
+{
+    double phi = 0.5 * (1.0 + erf((double)x * M_SQRT1_2));
+    double density = exp(-0.5 * (double)x * (double)x) * 0.3989422804014326779;
+    return (float)(phi + (double)x * density);
+}
+
+static float tanh_slope(float y)
+{
+    return 1.0f - y * y;
+}
+
+static float sigmoid(float x)
+{
+    return (float)(1.0 / (1.0 + exp(-(double)x)));
+}
+
+static float sigmoid_slope(float y)
+{
+    return y * (1.0f - y);
+}
+
+static inline void map(const tdm_kernel_call *call, float (*f)(float))
+{
+    const float *x = f32_in(call, 0);
+    float *y = f32_out(call, 0);
+    for (int64_t i = 0, n = out_elements(call); i < n; i++) y[i] = f(x[i]);
+}
+
+static inline void map_slope(const tdm_kernel_call *call, float (*slope)(float))
+{
+    const float *dy = f32_in(call, 0), *at = f32_in(call, 1);
+    float *dx = f32_out(call, 0);
+    for (int64_t i = 0, n = out_elements(call); i < n; i++) dx[i] = dy[i] * slope(at[i]);
+}
+
+#define ACTIVATION(name, f, slope)                                                                 \
+    static void run_##name(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)    \
+    {                                                                                              \
+        UNUSED(backend);                                                                           \
+        UNUSED(key);                                                                               \
+        map(call, f);                                                                              \
+    }                                                                                              \
+    static void run_##name##_grad(void *backend, const tdm_kernel_call *call,                      \
+                                  const tdm_step_key *key)                                         \
+    {                                                                                              \
+        UNUSED(backend);                                                                           \
+        UNUSED(key);                                                                               \
+        map_slope(call, slope);                                                                    \
+    }
+
+ACTIVATION(relu, relu, relu_slope)
+ACTIVATION(gelu, gelu, gelu_slope)
+ACTIVATION(tanh, tanhf, tanh_slope)
+ACTIVATION(sigmoid, sigmoid, sigmoid_slope)
+
+/* ---- the rest -------------------------------------------------------------------------------- */
+
+/* The mask is made anew from (seed, layer, step, row of the global batch): it is never stored, and
+ * the backward pass, which is this same op on dy, draws the same one. */
+static void run_dropout(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    UNUSED(backend);
+    const float *x = f32_in(call, 0);
+    float *y = f32_out(call, 0);
+    int64_t B = call->in[0].shape.dim[0];
+    int64_t row_elements = B > 0 ? out_elements(call) / B : 0;
+    float p = call->attrs.p, keep_scale = 1.0f / (1.0f - p);
+    for (int64_t b = 0; b < B; b++) {
+        tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = key->seed,
+                                                   .stream = TDM_RNG_STREAM_DROPOUT,
+                                                   .sub_stream = call->attrs.sub_stream,
+                                                   .step = key->step,
+                                                   .sample = key->first_row + (uint64_t)b});
+        for (int64_t i = b * row_elements; i < (b + 1) * row_elements; i++)
+            y[i] = tdm_rng_uniform(&rng) < p ? 0.0f : x[i] * keep_scale;
+    }
+}
+
+static void run_normalise(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    UNUSED(backend);
+    UNUSED(key);
+    const float *x = f32_in(call, 0), *shift = f32_in(call, 1), *scale = f32_in(call, 2);
+    float *y = f32_out(call, 0);
+    int64_t B = call->in[0].shape.dim[0], N = call->in[0].shape.dim[1];
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t n = 0; n < N; n++) y[b * N + n] = (x[b * N + n] - shift[n]) * scale[n];
+}
+
+/* One row; returns the logarithm of the sum of exponentials. */
+static double softmax_row(const float *x, float *y, int64_t V)
+{
+    float largest = x[0];
+    for (int64_t v = 1; v < V; v++)
+        if (x[v] > largest) largest = x[v];
+    double sum = 0;
+    for (int64_t v = 0; v < V; v++) sum += exp((double)x[v] - (double)largest);
+    double log_sum = log(sum) + (double)largest;
+    for (int64_t v = 0; v < V; v++) y[v] = (float)exp((double)x[v] - log_sum);
+    return log_sum;
+}
+
+static void run_softmax(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    UNUSED(backend);
+    UNUSED(key);
+    int64_t B = call->in[0].shape.dim[0], V = call->in[0].shape.dim[1];
+    for (int64_t b = 0; b < B; b++)
+        softmax_row(f32_in(call, 0) + b * V, f32_out(call, 0) + b * V, V);
+}
+
+static void run_softmax_grad(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    UNUSED(backend);
+    UNUSED(key);
+    int64_t B = call->in[0].shape.dim[0], V = call->in[0].shape.dim[1];
+    for (int64_t b = 0; b < B; b++) {
+        const float *dy = f32_in(call, 0) + b * V, *y = f32_in(call, 1) + b * V;
+        float *dx = f32_out(call, 0) + b * V;
+        double dot = 0;
+        for (int64_t v = 0; v < V; v++) dot += (double)dy[v] * (double)y[v];
+        for (int64_t v = 0; v < V; v++) dx[v] = (float)((double)y[v] * ((double)dy[v] - dot));
+    }
+}
+
+static void run_cross_entropy(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    UNUSED(backend);
+    UNUSED(key);
+    const float *logits = f32_in(call, 0);
+    const int32_t *classes = call->in[1].data;
+    float *probabilities = f32_out(call, 1);
+    int64_t B = call->in[0].shape.dim[0], V = call->in[0].shape.dim[1];
+    double sum = 0;
+    for (int64_t b = 0; b < B; b++) {
+        /* In place over the logits is legal, so the one that counts is read first. */
+        double chosen = (double)logits[b * V + classes[b]];
+        sum += softmax_row(logits + b * V, probabilities + b * V, V) - chosen;
+    }
+    f32_out(call, 0)[0] = (float)(sum * call->attrs.scale);
+}
+
+static void run_cross_entropy_grad(void *backend, const tdm_kernel_call *call,
+                                   const tdm_step_key *key)
+{
+    UNUSED(backend);
+    UNUSED(key);
+    const float *probabilities = f32_in(call, 0);
+    const int32_t *classes = call->in[1].data;
+    float *dx = f32_out(call, 0);
+    int64_t B = call->in[0].shape.dim[0], V = call->in[0].shape.dim[1];
+    float factor = (float)(call->attrs.scale * (double)f32_in(call, 2)[0]);
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t v = 0; v < V; v++)
+            dx[b * V + v] = (probabilities[b * V + v] - (v == classes[b] ? 1.0f : 0.0f)) * factor;
+}
+
+static const tdm_kernel kernels[] = {
+    {.op = TDM_OP_MATMUL, .dtype = TDM_DTYPE_F32, .run = run_matmul},
+    {.op = TDM_OP_ADD, .dtype = TDM_DTYPE_F32, .run = run_add},
+    {.op = TDM_OP_COPY, .dtype = TDM_DTYPE_F32, .run = run_copy},
+    {.op = TDM_OP_FILL, .dtype = TDM_DTYPE_F32, .run = run_fill},
+    {.op = TDM_OP_SUM_ROWS, .dtype = TDM_DTYPE_F32, .run = run_sum_rows},
+    {.op = TDM_OP_RELU, .dtype = TDM_DTYPE_F32, .run = run_relu},
+    {.op = TDM_OP_RELU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_relu_grad},
+    {.op = TDM_OP_GELU, .dtype = TDM_DTYPE_F32, .run = run_gelu},
+    {.op = TDM_OP_GELU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_gelu_grad},
+    {.op = TDM_OP_TANH, .dtype = TDM_DTYPE_F32, .run = run_tanh},
+    {.op = TDM_OP_TANH_GRAD, .dtype = TDM_DTYPE_F32, .run = run_tanh_grad},
+    {.op = TDM_OP_SIGMOID, .dtype = TDM_DTYPE_F32, .run = run_sigmoid},
+    {.op = TDM_OP_SIGMOID_GRAD, .dtype = TDM_DTYPE_F32, .run = run_sigmoid_grad},
+    {.op = TDM_OP_DROPOUT, .dtype = TDM_DTYPE_F32, .run = run_dropout},
+    {.op = TDM_OP_NORMALISE, .dtype = TDM_DTYPE_F32, .run = run_normalise},
+    {.op = TDM_OP_SOFTMAX, .dtype = TDM_DTYPE_F32, .run = run_softmax},
+    {.op = TDM_OP_SOFTMAX_GRAD, .dtype = TDM_DTYPE_F32, .run = run_softmax_grad},
+    {.op = TDM_OP_CROSS_ENTROPY, .dtype = TDM_DTYPE_F32, .run = run_cross_entropy},
+    {.op = TDM_OP_CROSS_ENTROPY_GRAD, .dtype = TDM_DTYPE_F32, .run = run_cross_entropy_grad},
+};
+
+const tdm_kernel_backend_ops tdm__kernels_ref = {
+    .name = "ref",
+    .kernels = kernels,
+    .kernel_count = sizeof(kernels) / sizeof(kernels[0]),
+};
