@@ -1,0 +1,256 @@
+/*
+ * safetensors_write.c: safetensors files out, in one canonical form.
+ *
+ * The bytes are a function of the tensors and the metadata alone:
+ *   1. In the header, metadata come first and tensors follow, each in bytewise order of name; the
+ *      JSON is compact, and the keys of an entry are dtype, shape, data_offsets.
+ *   2. The header is padded with spaces until the data begin at a multiple of 64 in the file.
+ *   3. The format allows no holes, so the data are ordered by element size, largest first, then by
+ *      name: every tensor then begins at a multiple of its element size, without any padding.
+ * Before anything is written, the header is read back and compared: a name that JSON cannot hold
+ * (text that is not UTF-8) is an error, and never a file that says something else.
+ */
+#include "checkpoint/internal.h"
+
+#include <tandem/os.h>
+#include <tandem/text.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+#define DATA_ALIGN 64
+
+/* A tensor and its place in the data. */
+typedef struct slot {
+    const tdm_named_tensor *item;
+    uint64_t begin;
+    uint64_t end;
+} slot;
+
+typedef struct layout {
+    slot *by_name;
+    slot **by_place;
+    size_t count;
+    const tdm_named_text **metadata; /* by name */
+    size_t metadata_count;
+} layout;
+
+static void layout_release(layout *plan)
+{
+    free(plan->by_name);
+    free(plan->by_place);
+    free(plan->metadata);
+    *plan = (layout){0};
+}
+
+/* ---- layout ---------------------------------------------------------------------------------- */
+
+static int compare_slots(const void *a, const void *b)
+{
+    const slot *x = *(const slot *const *)a;
+    const slot *y = *(const slot *const *)b;
+    size_t x_bytes = tdm_dtype_bytes(x->item->tensor.dtype);
+    size_t y_bytes = tdm_dtype_bytes(y->item->tensor.dtype);
+    if (x_bytes != y_bytes) return x_bytes > y_bytes ? -1 : 1;
+    return strcmp(x->item->name, y->item->name);
+}
+
+static tdm_status place_slots(layout *plan, tdm_error *err)
+{
+    for (size_t i = 0; i < plan->count; i++) plan->by_place[i] = &plan->by_name[i];
+    qsort(plan->by_place, plan->count, sizeof *plan->by_place, compare_slots);
+    uint64_t offset = 0;
+    for (size_t i = 0; i < plan->count; i++) {
+        slot *s = plan->by_place[i];
+        s->begin = offset;
+        if (__builtin_add_overflow(offset, tdm_tensor_bytes(&s->item->tensor), &offset)) {
+            return tdm_fail(err, TDM_ERR_INVALID, "the tensors have too many bytes for a file");
+        }
+        s->end = offset;
+    }
+    return TDM_OK;
+}
+
+static int compare_texts(const void *a, const void *b)
+{
+    return strcmp((*(const tdm_named_text *const *)a)->name,
+                  (*(const tdm_named_text *const *)b)->name);
+}
+
+static tdm_status sort_metadata(layout *plan, const tdm_named_text *texts, size_t count,
+                                tdm_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (!texts[i].name || !texts[i].text) {
+            return tdm_fail(err, TDM_ERR_INVALID, "metadata %zu has no name or no text", i);
+        }
+        plan->metadata[i] = &texts[i];
+    }
+    qsort(plan->metadata, count, sizeof *plan->metadata, compare_texts);
+    for (size_t i = 1; i < count; i++) {
+        if (strcmp(plan->metadata[i - 1]->name, plan->metadata[i]->name) == 0) {
+            return tdm_fail(err, TDM_ERR_INVALID, "metadata '%.200s' is given twice",
+                            plan->metadata[i]->name);
+        }
+    }
+    plan->metadata_count = count;
+    return TDM_OK;
+}
+
+static tdm_status layout_init(layout *plan, const tdm_named_tensor *tensors, size_t tensor_count,
+                              const tdm_named_text *metadata, size_t metadata_count, tdm_error *err)
+{
+    *plan = (layout){.count = tensor_count};
+    const tdm_named_tensor **sorted = NULL;
+    tdm_status status = tdm__tensors_in_order(tensors, tensor_count, &sorted, err);
+    if (status != TDM_OK) return status;
+    plan->by_name = calloc(tensor_count + 1, sizeof *plan->by_name);
+    plan->by_place = calloc(tensor_count + 1, sizeof *plan->by_place);
+    plan->metadata = calloc(metadata_count + 1, sizeof *plan->metadata);
+    if (!plan->by_name || !plan->by_place || !plan->metadata) {
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to lay out %zu tensors",
+                          tensor_count);
+        goto release;
+    }
+    for (size_t i = 0; i < tensor_count; i++) {
+        plan->by_name[i].item = sorted[i];
+        if (strcmp(sorted[i]->name, TDM__METADATA_KEY) != 0) continue;
+        status = tdm_fail(err, TDM_ERR_INVALID, "a tensor cannot be called %s", TDM__METADATA_KEY);
+        goto release;
+    }
+    status = place_slots(plan, err);
+    if (status == TDM_OK) status = sort_metadata(plan, metadata, metadata_count, err);
+
+release:
+    free(sorted);
+    if (status != TDM_OK) layout_release(plan);
+    return status;
+}
+
+/* ---- header ---------------------------------------------------------------------------------- */
+
+static void add_entry(tdm_json_writer *w, const slot *s)
+{
+    const tdm_tensor *tensor = &s->item->tensor;
+    tdm_json_key(w, s->item->name);
+    tdm_json_object_begin(w);
+    tdm_json_put_string(w, "dtype", tdm__safetensors_dtype_name(tensor->dtype));
+    tdm_json_key(w, "shape");
+    tdm_json_array_begin(w);
+    for (int d = 0; d < tensor->shape.rank; d++) tdm_json_int(w, tensor->shape.dim[d]);
+    tdm_json_array_end(w);
+    tdm_json_key(w, "data_offsets");
+    tdm_json_array_begin(w);
+    tdm_json_uint(w, s->begin);
+    tdm_json_uint(w, s->end);
+    tdm_json_array_end(w);
+    tdm_json_object_end(w);
+}
+
+/* The length and the padded header: all that stands before the data. */
+static tdm_status compose(const layout *plan, tdm_str *out, tdm_error *err)
+{
+    uint64_t length = 0;
+    tdm_str_add_bytes(out, &length, sizeof length);
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    if (plan->metadata_count > 0) {
+        tdm_json_key(&w, TDM__METADATA_KEY);
+        tdm_json_object_begin(&w);
+        for (size_t i = 0; i < plan->metadata_count; i++) {
+            tdm_json_put_string(&w, plan->metadata[i]->name, plan->metadata[i]->text);
+        }
+        tdm_json_object_end(&w);
+    }
+    for (size_t i = 0; i < plan->count; i++) add_entry(&w, &plan->by_name[i]);
+    tdm_json_object_end(&w);
+    while (out->length % DATA_ALIGN != 0 && !out->failed) tdm_str_add_char(out, ' ');
+    if (!tdm_str_ok(out)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the header");
+    length = out->length - sizeof length;
+    if (length > TDM__HEADER_MOST_BYTES) {
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "the header has %llu bytes, more than the %u the format allows; use fewer "
+                        "tensors or shorter names and metadata",
+                        (unsigned long long)length, TDM__HEADER_MOST_BYTES);
+    }
+    memcpy(out->data, &length, sizeof length);
+    return TDM_OK;
+}
+
+static tdm_status fail_text(const char *what, const char *text, tdm_error *err)
+{
+    return tdm_fail(err, TDM_ERR_INVALID, "the %s '%.200s' is not valid UTF-8", what, text);
+}
+
+static tdm_status compare_back(const layout *plan, const tdm_json *root, tdm_error *err)
+{
+    const tdm_json *child = root->first;
+    if (plan->metadata_count > 0) {
+        const tdm_json *item = child->first;
+        for (size_t i = 0; i < plan->metadata_count; i++, item = item->next) {
+            const tdm_named_text *text = plan->metadata[i];
+            if (strcmp(item->key, text->name) != 0) {
+                return fail_text("name of metadata", text->name, err);
+            }
+            if (strcmp(item->string, text->text) != 0) {
+                return fail_text("text of metadata", text->name, err);
+            }
+        }
+        child = child->next;
+    }
+    for (size_t i = 0; i < plan->count; i++, child = child->next) {
+        const char *name = plan->by_name[i].item->name;
+        if (strcmp(child->key, name) != 0) return fail_text("tensor name", name, err);
+    }
+    return TDM_OK;
+}
+
+static tdm_status check_reads_back(const layout *plan, const tdm_str *header, tdm_error *err)
+{
+    tdm_arena *arena = tdm_arena_create("header check");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to check the header");
+    const tdm_json *root = NULL;
+    tdm_status status = tdm_json_parse(header->data + 8, header->length - 8, arena, &root, err);
+    if (status == TDM_OK) status = compare_back(plan, root, err);
+    tdm_arena_destroy(arena);
+    return status;
+}
+
+/* ---- file ------------------------------------------------------------------------------------ */
+
+static tdm_status write_file(const char *path, const layout *plan, const tdm_str *header,
+                             tdm_error *err)
+{
+    tdm_file_writer *writer = NULL;
+    TDM_TRY(tdm_file_writer_create(path, &writer, err));
+    tdm_status status = tdm_file_writer_write(writer, header->data, header->length, err);
+    for (size_t i = 0; i < plan->count && status == TDM_OK; i++) {
+        const tdm_tensor *tensor = &plan->by_place[i]->item->tensor;
+        status = tdm_file_writer_write(writer, tensor->data, tdm_tensor_bytes(tensor), err);
+    }
+    if (status != TDM_OK) {
+        tdm_file_writer_abandon(writer);
+        return status;
+    }
+    return tdm_file_writer_commit(writer, err);
+}
+
+tdm_status tdm_safetensors_write(const char *path, const tdm_named_tensor *tensors,
+                                 size_t tensor_count, const tdm_named_text *metadata,
+                                 size_t metadata_count, tdm_error *err)
+{
+    layout plan;
+    tdm_status status = layout_init(&plan, tensors, tensor_count, metadata, metadata_count, err);
+    if (status != TDM_OK) return tdm_error_context(err, status, "cannot write %s", path);
+    tdm_str header = TDM_STR_INIT;
+    status = compose(&plan, &header, err);
+    if (status == TDM_OK) status = check_reads_back(&plan, &header, err);
+    if (status == TDM_OK) {
+        status = write_file(path, &plan, &header, err);
+    } else {
+        tdm_error_context(err, status, "cannot write %s", path);
+    }
+    tdm_str_release(&header);
+    layout_release(&plan);
+    return status;
+}

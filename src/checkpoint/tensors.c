@@ -1,0 +1,121 @@
+/*
+ * tensors.c: canonical order of named tensors, and the hash of a state.
+ *
+ * Order is by the bytes of the name, so it depends on no locale and on no caller. The hash takes
+ * every field with its length or as a number of fixed width: two different states cannot feed it
+ * the same bytes.
+ */
+#include "checkpoint/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    tdm_dtype dtype;
+    const char *name;
+} dtype_table[] = {
+    {TDM_DTYPE_BOOL, "BOOL"}, {TDM_DTYPE_U8, "U8"},     {TDM_DTYPE_I8, "I8"},
+    {TDM_DTYPE_U16, "U16"},   {TDM_DTYPE_I16, "I16"},   {TDM_DTYPE_U32, "U32"},
+    {TDM_DTYPE_I32, "I32"},   {TDM_DTYPE_U64, "U64"},   {TDM_DTYPE_I64, "I64"},
+    {TDM_DTYPE_F16, "F16"},   {TDM_DTYPE_BF16, "BF16"}, {TDM_DTYPE_F32, "F32"},
+    {TDM_DTYPE_F64, "F64"},
+};
+
+#define DTYPE_TABLE_COUNT (sizeof dtype_table / sizeof dtype_table[0])
+
+const char *tdm__safetensors_dtype_name(tdm_dtype dtype)
+{
+    for (size_t i = 0; i < DTYPE_TABLE_COUNT; i++) {
+        if (dtype_table[i].dtype == dtype) return dtype_table[i].name;
+    }
+    return NULL;
+}
+
+tdm_dtype tdm__safetensors_dtype(const char *name)
+{
+    for (size_t i = 0; i < DTYPE_TABLE_COUNT; i++) {
+        if (strcmp(dtype_table[i].name, name) == 0) return dtype_table[i].dtype;
+    }
+    return TDM_DTYPE_NONE;
+}
+
+static tdm_status check_tensor(const tdm_named_tensor *item, size_t index, tdm_error *err)
+{
+    const tdm_tensor *tensor = &item->tensor;
+    if (!item->name) return tdm_fail(err, TDM_ERR_INVALID, "tensor %zu has no name", index);
+    size_t element_bytes = tdm_dtype_bytes(tensor->dtype);
+    if (element_bytes == 0 || !tdm__safetensors_dtype_name(tensor->dtype)) {
+        return tdm_fail(err, TDM_ERR_INVALID, "tensor '%.200s' has no valid dtype (%d)", item->name,
+                        (int)tensor->dtype);
+    }
+    int64_t elements = tdm_tensor_elements(tensor);
+    if (elements < 0 || (uint64_t)elements > INT64_MAX / element_bytes) {
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "tensor '%.200s' has an impossible shape (rank %d): a dimension is "
+                        "negative or the product overflows",
+                        item->name, tensor->shape.rank);
+    }
+    if (elements > 0 && !tensor->data) {
+        return tdm_fail(err, TDM_ERR_INVALID, "tensor '%.200s' has no data", item->name);
+    }
+    return TDM_OK;
+}
+
+static int compare_tensors(const void *a, const void *b)
+{
+    return strcmp((*(const tdm_named_tensor *const *)a)->name,
+                  (*(const tdm_named_tensor *const *)b)->name);
+}
+
+tdm_status tdm__tensors_in_order(const tdm_named_tensor *tensors, size_t count,
+                                 const tdm_named_tensor ***out, tdm_error *err)
+{
+    for (size_t i = 0; i < count; i++) TDM_TRY(check_tensor(&tensors[i], i, err));
+    const tdm_named_tensor **sorted = calloc(count + 1, sizeof *sorted);
+    if (!sorted) {
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to sort %zu tensors", count);
+    }
+    for (size_t i = 0; i < count; i++) sorted[i] = &tensors[i];
+    qsort(sorted, count, sizeof *sorted, compare_tensors);
+    for (size_t i = 1; i < count; i++) {
+        if (strcmp(sorted[i - 1]->name, sorted[i]->name) != 0) continue;
+        tdm_status status = tdm_fail(err, TDM_ERR_INVALID, "two tensors are called '%.200s'",
+                                     sorted[i]->name);
+        free(sorted);
+        return status;
+    }
+    *out = sorted;
+    return TDM_OK;
+}
+
+tdm_status tdm_state_hash(const tdm_position *position, const tdm_named_tensor *tensors,
+                          size_t tensor_count, char hex[TDM_SHA256_HEX], tdm_error *err)
+{
+    const tdm_named_tensor **sorted = NULL;
+    TDM_TRY(tdm__tensors_in_order(tensors, tensor_count, &sorted, err));
+    tdm_sha256 *hash = tdm_sha256_create();
+    if (!hash) {
+        free(sorted);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to hash %zu tensors", tensor_count);
+    }
+    tdm_sha256_u64(hash, position->step);
+    tdm_sha256_u64(hash, position->epoch);
+    tdm_sha256_u64(hash, position->position);
+    tdm_sha256_u64(hash, position->samples);
+    tdm_sha256_u64(hash, position->seed);
+    tdm_sha256_u64(hash, tensor_count);
+    for (size_t i = 0; i < tensor_count; i++) {
+        const tdm_tensor *tensor = &sorted[i]->tensor;
+        tdm_sha256_text(hash, sorted[i]->name);
+        tdm_sha256_text(hash, tdm_dtype_name(tensor->dtype));
+        tdm_sha256_u64(hash, (uint64_t)tensor->shape.rank);
+        for (int d = 0; d < tensor->shape.rank; d++) {
+            tdm_sha256_u64(hash, (uint64_t)tensor->shape.dim[d]);
+        }
+        tdm_sha256_update(hash, tensor->data, tdm_tensor_bytes(tensor));
+    }
+    tdm_sha256_finish(hash, hex);
+    tdm_sha256_destroy(hash);
+    free(sorted);
+    return TDM_OK;
+}
