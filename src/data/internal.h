@@ -131,12 +131,13 @@ const char *tdm__classes_hint(const tdm__classes *classes, const char *text, siz
 
 /* ---- order ----------------------------------------------------------------------------------- */
 
-#define TDM__PERMUTATION_ROUNDS 8
+#define TDM__PERMUTATION_MOST_ROUNDS 32
 
 /* A permutation of 0 ... count-1 chosen by (seed, stream, step), evaluated place by place. */
 typedef struct tdm__permutation {
     uint64_t count;
-    uint64_t keys[TDM__PERMUTATION_ROUNDS];
+    uint64_t keys[TDM__PERMUTATION_MOST_ROUNDS];
+    int round_count; /* even */
     int low_bits;
     uint64_t low_mask;
     uint64_t high_mask;

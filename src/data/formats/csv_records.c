@@ -118,10 +118,10 @@ static tdm_status read_quoted(tdm__csv_records *records, tdm_error *err)
     uint64_t first_line = records->line;
     size_t doubled = 0;
     for (;; p++) {
-        if (p == records->end)
-            return fail_here(records, first_line, "the quote that opens here is never closed", err);
         if ((size_t)(p - start) > TDM__CSV_MAX_CELL_BYTES)
             return fail_long_cell(records, first_line, "; is its closing quote missing?", err);
+        if (p == records->end)
+            return fail_here(records, first_line, "the quote that opens here is never closed", err);
         if (*p == '\n') records->line++;
         if (*p == 0)
             return fail_here(records, records->line, "a NUL byte; this is not a text file", err);
