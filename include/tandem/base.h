@@ -9,7 +9,7 @@
  * wrong, where, and what to do. Outputs are written only on success.
  *
  * Threading: all functions may be called from any thread; an object belongs to one thread at a
- * time unless its comment says otherwise. The log sink is the library's only mutable global.
+ * time unless its comment says otherwise. The log's sinks are the library's only mutable globals.
  */
 #ifndef TANDEM_BASE_H
 #define TANDEM_BASE_H
@@ -126,11 +126,16 @@ typedef struct tdm_log_record {
 
 typedef void (*tdm_log_fn)(const tdm_log_record *record, void *user);
 
+enum { TDM_LOG_MAX_SINKS = 8 };
+
 /*
- * Where the library's words go; NULL (the default) drops them. Calls of the sink are serialised.
- * `fn` must not log, or change the sink, itself.
+ * Adds a listener to the library's words, from level `least` up; without one they are dropped.
+ * Calls are serialised over all sinks. `fn` must not log, nor add or remove sinks, itself.
+ * TDM_ERR_RANGE when there are TDM_LOG_MAX_SINKS already.
  */
-TDM_API void tdm_log_set_sink(tdm_log_fn fn, void *user, tdm_log_level least);
+TDM_API tdm_status tdm_log_add_sink(tdm_log_fn fn, void *user, tdm_log_level least);
+/* Takes away what was added with these two; after it returns the sink is not called again. */
+TDM_API void tdm_log_remove_sink(tdm_log_fn fn, void *user);
 TDM_API void tdm_log(tdm_log_level level, const char *room, const char *fmt, ...) TDM_PRINTF(3, 4);
 TDM_API const char *tdm_log_level_name(tdm_log_level level);
 

@@ -1,8 +1,8 @@
 /*
  * log.c: the way of the library's words to whoever wants them.
  *
- * The sink is the library's one mutable global. Calls of it are serialised by a lock, so a sink
- * needs none of its own. Messages below the sink's level cost one atomic load.
+ * The list of sinks is the library's one mutable global. Calls of the sinks are serialised by a
+ * lock, so a sink needs none of its own. A message that nobody listens for costs one atomic load.
  */
 #include <tandem/base.h>
 
@@ -12,25 +12,55 @@
 
 enum { LEVEL_SILENT = 100 };
 
-static struct {
-    pthread_mutex_t lock;
-    atomic_int least;
+typedef struct sink {
     tdm_log_fn fn;
     void *user;
-} sink = {.lock = PTHREAD_MUTEX_INITIALIZER, .least = LEVEL_SILENT};
+    int least;
+} sink;
 
-void tdm_log_set_sink(tdm_log_fn fn, void *user, tdm_log_level least)
+static struct {
+    pthread_mutex_t lock;
+    atomic_int least; /* of all sinks */
+    int count;
+    sink sinks[TDM_LOG_MAX_SINKS];
+} hub = {.lock = PTHREAD_MUTEX_INITIALIZER, .least = LEVEL_SILENT};
+
+/* With the lock held. */
+static void find_least(void)
 {
-    pthread_mutex_lock(&sink.lock);
-    sink.fn = fn;
-    sink.user = user;
-    atomic_store(&sink.least, fn ? (int)least : LEVEL_SILENT);
-    pthread_mutex_unlock(&sink.lock);
+    int least = LEVEL_SILENT;
+    for (int i = 0; i < hub.count; i++)
+        if (hub.sinks[i].least < least) least = hub.sinks[i].least;
+    atomic_store(&hub.least, least);
+}
+
+tdm_status tdm_log_add_sink(tdm_log_fn fn, void *user, tdm_log_level least)
+{
+    tdm_status status = TDM_ERR_RANGE;
+    pthread_mutex_lock(&hub.lock);
+    if (hub.count < TDM_LOG_MAX_SINKS) {
+        hub.sinks[hub.count++] = (sink){fn, user, (int)least};
+        find_least();
+        status = TDM_OK;
+    }
+    pthread_mutex_unlock(&hub.lock);
+    return status;
+}
+
+void tdm_log_remove_sink(tdm_log_fn fn, void *user)
+{
+    pthread_mutex_lock(&hub.lock);
+    int kept = 0;
+    for (int i = 0; i < hub.count; i++)
+        if (hub.sinks[i].fn != fn || hub.sinks[i].user != user) hub.sinks[kept++] = hub.sinks[i];
+    hub.count = kept;
+    find_least();
+    pthread_mutex_unlock(&hub.lock);
 }
 
 void tdm_log(tdm_log_level level, const char *room, const char *fmt, ...)
 {
-    if ((int)level < atomic_load_explicit(&sink.least, memory_order_relaxed)) return;
+    if ((int)level < atomic_load_explicit(&hub.least, memory_order_relaxed)) return;
     char text[2048];
     va_list args;
     va_start(args, fmt);
@@ -38,9 +68,10 @@ void tdm_log(tdm_log_level level, const char *room, const char *fmt, ...)
     va_end(args);
     tdm_log_record record = {
         .level = level, .room = room, .message = text, .unix_time_s = tdm_clock_unix_s()};
-    pthread_mutex_lock(&sink.lock);
-    if (sink.fn) sink.fn(&record, sink.user);
-    pthread_mutex_unlock(&sink.lock);
+    pthread_mutex_lock(&hub.lock);
+    for (int i = 0; i < hub.count; i++)
+        if ((int)level >= hub.sinks[i].least) hub.sinks[i].fn(&record, hub.sinks[i].user);
+    pthread_mutex_unlock(&hub.lock);
 }
 
 const char *tdm_log_level_name(tdm_log_level level)

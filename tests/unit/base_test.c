@@ -174,7 +174,9 @@ static void log_reaches_its_sink(void)
 {
     tdm_str seen = TDM_STR_INIT;
     tdm_log(TDM_LOG_ERROR, "base", "nobody listens");
-    tdm_log_set_sink(collect, &seen, TDM_LOG_INFO);
+    tdm_str errors = TDM_STR_INIT;
+    CHECK_INT(tdm_log_add_sink(collect, &seen, TDM_LOG_INFO), TDM_OK);
+    CHECK_INT(tdm_log_add_sink(collect, &errors, TDM_LOG_ERROR), TDM_OK);
     tdm_log(TDM_LOG_DEBUG, "base", "too quiet");
     tdm_log(TDM_LOG_WARN, "base", "step %d", 3);
     CHECK_TEXT(tdm_str_text(&seen), "warn base step 3;");
@@ -182,8 +184,14 @@ static void log_reaches_its_sink(void)
     pthread_t threads[4];
     for (int i = 0; i < 4; i++) pthread_create(&threads[i], NULL, log_many, NULL);
     for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
-    tdm_log_set_sink(NULL, NULL, TDM_LOG_INFO);
-    CHECK_INT(seen.length, 4 * 200 * strlen("info t x;"));
+    tdm_log(TDM_LOG_ERROR, "base", "both");
+    tdm_log_remove_sink(collect, &seen);
+    tdm_log(TDM_LOG_ERROR, "base", "one");
+    tdm_log_remove_sink(collect, &errors);
+    tdm_log(TDM_LOG_ERROR, "base", "none");
+    CHECK_TEXT(tdm_str_text(&errors), "error base both;error base one;");
+    tdm_str_release(&errors);
+    CHECK_INT(seen.length, 4 * 200 * strlen("info t x;") + strlen("error base both;"));
     tdm_str_release(&seen);
 }
 

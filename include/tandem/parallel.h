@@ -1,0 +1,94 @@
+/*
+ * parallel.h: lanes, and a team of workers that executes them.
+ *
+ * A step's batch is cut into `lane_count` contiguous slices, the lanes. A lane's gradient is a
+ * function of its samples alone; lanes are added by a fixed binary tree over their index, node =
+ * left + right. Workers do not own data: they execute lanes, and any worker may execute any of
+ * them. So the trained parameters depend on the number of lanes, which the job fixes, and not on
+ * the number of workers.
+ *
+ * A lane without rows (the last batch of an epoch may have fewer rows than there are lanes) takes
+ * no part: the node above it is its sibling.
+ *
+ * Workers here are threads of one process. They share the parameters; each has its own activations
+ * and as many gradient buffers as its lanes need.
+ */
+#ifndef TANDEM_PARALLEL_H
+#define TANDEM_PARALLEL_H
+
+#include <tandem/base.h>
+#include <tandem/nn.h>
+#include <tandem/optim.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { TDM_LANES_MOST = 65536 };
+
+/* The number of lanes for `auto`: a power of two that depends on the job alone. */
+TDM_API int64_t tdm_lanes_auto(int64_t batch);
+
+typedef struct tdm_slice {
+    int64_t first;
+    int64_t count;
+} tdm_slice;
+
+/* Rows of lane `lane`, when `row_count` rows are cut into `lane_count` slices. Sizes differ by one
+ * at most. The same function gives worker w of n its lanes. */
+TDM_API tdm_slice tdm_lane_slice(int64_t row_count, int64_t lane_count, int64_t lane);
+
+typedef struct tdm_team tdm_team;
+
+/* Puts rows [first, first + count) of the step's batch into x and classes. Called by all workers
+ * side by side; must not allocate or fail. */
+typedef void (*tdm_lane_fill_fn)(void *user, int worker, int64_t first, int64_t count, float *x,
+                                 int32_t *classes);
+
+enum { TDM_TEAM_MAX_BATCHES = 2 };
+
+typedef struct tdm_team_options {
+    tdm_model_options model; /* batch, training and loss_scale are set by the team */
+    int worker_count;
+    int64_t lane_count;
+    int64_t batches[TDM_TEAM_MAX_BATCHES]; /* the sizes of batch that will come; 0: none */
+    const tdm_optim_ops *optim;
+    tdm_optim_settings settings;
+    float *params; /* tdm_graph_param_extent floats, 64-byte aligned; borrowed */
+    float *states[TDM_OPTIM_MAX_STATES]; /* tdm_graph_trained_extent floats each; borrowed */
+    uint64_t seed;
+    tdm_lane_fill_fn fill;
+    void *user;
+} tdm_team_options;
+
+/* Starts the workers. worker_count must be between 1 and lane_count. */
+TDM_API tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_error *err);
+TDM_API void tdm_team_destroy(tdm_team *team);
+
+typedef struct tdm_step_result {
+    double loss;       /* the mean over the batch, before the update */
+    bool finite;       /* whether the loss is; when it is not, no parameter was changed */
+} tdm_step_result;
+
+/*
+ * One training step: all lanes forward and backward, the tree of gradients, the update. `batch` is
+ * one of options.batches; `step` counts from 0. The calling thread works as worker 0. Allocates
+ * nothing.
+ */
+TDM_API tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch);
+
+typedef struct tdm_team_info {
+    int worker_count;
+    int64_t lane_count;
+    size_t arena_bytes;     /* of each worker */
+    size_t grad_bytes;      /* of all gradient buffers */
+    uint64_t flops_per_row; /* forward and backward */
+} tdm_team_info;
+TDM_API tdm_team_info tdm_team_info_of(const tdm_team *team);
+/* Lanes executed and seconds spent in them by a worker so far. Call between steps only. */
+TDM_API void tdm_team_worker(const tdm_team *team, int worker, uint64_t *lanes, double *seconds);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

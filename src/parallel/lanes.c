@@ -1,0 +1,44 @@
+/*
+ * lanes.c: slices and the tree. Nothing here knows about threads or models.
+ */
+#include "parallel/internal.h"
+
+#include <string.h>
+
+/* Fewer rows than this make matrix products inefficient; more lanes than this serve nobody who has
+ * not asked for them. Both are part of the results of jobs that leave the lanes to `auto`. */
+enum { AUTO_LEAST_ROWS = 16, AUTO_MOST_LANES = 8 };
+
+int64_t tdm_lanes_auto(int64_t batch)
+{
+    int64_t lanes = 1;
+    while (lanes < AUTO_MOST_LANES && batch / (2 * lanes) >= AUTO_LEAST_ROWS) lanes *= 2;
+    return lanes;
+}
+
+tdm_slice tdm_lane_slice(int64_t row_count, int64_t lane_count, int64_t lane)
+{
+    int64_t base = row_count / lane_count, extra = row_count % lane_count;
+    return (tdm_slice){.first = lane * base + (lane < extra ? lane : extra),
+                       .count = base + (lane < extra)};
+}
+
+void tdm__add_into(float *restrict a, const float *restrict b, size_t count)
+{
+    for (size_t i = 0; i < count; i++) a[i] += b[i];
+}
+
+bool tdm__tree_sum(const tdm__tree *tree, int64_t node, size_t begin, size_t count, float *out,
+                   float *scratch)
+{
+    if (tree->held[node]) {
+        memcpy(out, tree->held[node] + begin, count * sizeof(float));
+        return true;
+    }
+    if (node >= tree->lane_count) return false; /* a lane without rows */
+    bool left = tdm__tree_sum(tree, 2 * node, begin, count, out, scratch);
+    bool right = tdm__tree_sum(tree, 2 * node + 1, begin, count, left ? scratch : out,
+                               scratch + count);
+    if (left && right) tdm__add_into(out, scratch, count);
+    return left || right;
+}

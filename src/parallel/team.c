@@ -1,0 +1,422 @@
+/*
+ * team.c: workers that execute lanes.
+ *
+ * A step has two halves with a barrier between them. First, each worker runs its lanes one after
+ * the other, in order of index, and adds neighbours as soon as both are there, so that it holds
+ * only whole sub-trees (at most one buffer more than the tree is deep for an aligned block). Then
+ * the block of parameters is cut into one shard for each worker; the worker adds up the rest of the
+ * tree for its shard, piece by piece, and applies the optimiser to each piece while it is in cache.
+ *
+ * Invariants: every element's gradient is the sum over the one tree, whoever added it; a lane's
+ * gradient is written only by its worker before the barrier and only read after it; nothing is
+ * allocated after creation.
+ */
+#include "os/barrier.h"
+#include "parallel/internal.h"
+
+#include <tandem/os.h>
+
+#include <assert.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PIECE_ELEMENTS = 4096, PLANS_PER_BATCH = 2 };
+
+/* What it takes to run a lane of a batch: the slice sizes of a batch differ by one at most. */
+typedef struct lane_graph {
+    int64_t batch;
+    int64_t rows;
+    tdm_graph *graph;
+} lane_graph;
+
+enum { LANE_GRAPH_MOST = TDM_TEAM_MAX_BATCHES * PLANS_PER_BATCH };
+
+typedef struct worker {
+    tdm_team *team;
+    int index;
+    tdm_slice lanes;
+    tdm_plan *plans[LANE_GRAPH_MOST];
+    tdm_pages arena;
+    tdm_pages grad_pages;
+    float **free_grads; /* a stack of buffers not in use */
+    int free_count;
+    int grad_count;
+    float *piece; /* PIECE_ELEMENTS for the sum and for each level of the tree */
+    uint64_t lanes_done;
+    double seconds;
+    pthread_t thread;
+    bool started;
+} worker;
+
+struct tdm_team {
+    tdm_team_options options;
+    lane_graph graphs[LANE_GRAPH_MOST];
+    int graph_count;
+    size_t trained_extent;
+    tdm__tree tree;
+    double *lane_losses;
+    bool *lane_has_rows;
+    worker *workers;
+    int worker_count;
+    tdm_barrier barrier;
+    atomic_bool quit;
+    /* The step in progress: written by worker 0 before the first barrier. */
+    uint64_t step;
+    int64_t batch;
+    double loss;
+};
+
+/* ---- executing lanes ------------------------------------------------------------------------- */
+
+static int find_graph(const tdm_team *team, int64_t batch, int64_t rows)
+{
+    for (int i = 0; i < team->graph_count; i++)
+        if (team->graphs[i].batch == batch && team->graphs[i].rows == rows) return i;
+    return -1;
+}
+
+/* The first lane below a heap node. */
+static int64_t first_lane(const tdm_team *team, int64_t node)
+{
+    while (node < team->tree.lane_count) node *= 2;
+    return node - team->tree.lane_count;
+}
+
+/* `node` is complete. While it is a right child whose sibling is this worker's too, add the two. */
+static void settle(worker *w, int64_t node)
+{
+    tdm_team *team = w->team;
+    float **held = team->tree.held;
+    while (node > 1 && node % 2 == 1 && first_lane(team, node - 1) >= w->lanes.first) {
+        float *left = held[node - 1], *right = held[node];
+        if (left && right) {
+            tdm__add_into(left, right, team->trained_extent);
+            w->free_grads[w->free_count++] = right;
+        }
+        held[node - 1] = held[node] = NULL;
+        node /= 2;
+        held[node] = left ? left : right;
+    }
+}
+
+static void run_lane(worker *w, int64_t lane)
+{
+    tdm_team *team = w->team;
+    int64_t node = team->tree.lane_count + lane;
+    tdm_slice rows = tdm_lane_slice(team->batch, team->options.lane_count, lane);
+    team->lane_has_rows[lane] = rows.count > 0;
+    if (rows.count > 0) {
+        int index = find_graph(team, team->batch, rows.count);
+        assert(index >= 0 && w->free_count > 0);
+        tdm_plan *plan = w->plans[index];
+        float *grads = w->free_grads[--w->free_count];
+        tdm_plan_bind(plan, TDM_SPACE_GRADS, grads);
+        team->options.fill(team->options.user, w->index, rows.first, rows.count,
+                           tdm_plan_input(plan, TDM_MODEL_INPUT).data,
+                           tdm_plan_input(plan, TDM_MODEL_CLASSES).data);
+        tdm_plan_run(plan, &(tdm_step_key){.seed = team->options.seed,
+                                           .step = team->step,
+                                           .first_row = (uint64_t)rows.first});
+        team->lane_losses[lane] = (double)*(float *)tdm_plan_output(plan, TDM_MODEL_LOSS).data;
+        team->tree.held[node] = grads;
+        w->lanes_done++;
+    }
+    settle(w, node);
+}
+
+static void run_lanes(worker *w)
+{
+    double begin = tdm_clock_s();
+    for (int64_t i = 0; i < w->lanes.count; i++) run_lane(w, w->lanes.first + i);
+    w->seconds += tdm_clock_s() - begin;
+}
+
+/* The losses are added by the same tree, so that they, too, do not depend on the workers. */
+static double tree_loss(const tdm_team *team, int64_t node, bool *has_rows)
+{
+    if (node >= team->tree.lane_count) {
+        int64_t lane = node - team->tree.lane_count;
+        *has_rows = team->lane_has_rows[lane];
+        return *has_rows ? team->lane_losses[lane] : 0.0;
+    }
+    bool left_has, right_has;
+    double left = tree_loss(team, 2 * node, &left_has);
+    double right = tree_loss(team, 2 * node + 1, &right_has);
+    *has_rows = left_has || right_has;
+    return left_has && right_has ? left + right : left_has ? left : right;
+}
+
+/* ---- the update ------------------------------------------------------------------------------ */
+
+static void update_piece(worker *w, size_t begin, size_t count)
+{
+    const tdm_team *team = w->team;
+    const tdm_team_options *o = &team->options;
+    const float *grad = w->piece;
+    if (team->tree.held[1])
+        grad = team->tree.held[1] + begin;
+    else
+        tdm__tree_sum(&team->tree, 1, begin, count, w->piece, w->piece + PIECE_ELEMENTS);
+    tdm_optim_range range = {.count = count, .grad = grad, .param = o->params + begin};
+    for (int s = 0; s < o->optim->state_count; s++) range.state[s] = o->states[s] + begin;
+    o->optim->update(&o->settings, team->step + 1, &range);
+}
+
+static void update_shard(worker *w)
+{
+    const tdm_team *team = w->team;
+    size_t piece_count = (team->trained_extent + PIECE_ELEMENTS - 1) / PIECE_ELEMENTS;
+    tdm_slice mine = tdm_lane_slice((int64_t)piece_count, team->worker_count, w->index);
+    for (int64_t i = 0; i < mine.count; i++) {
+        size_t begin = (size_t)(mine.first + i) * PIECE_ELEMENTS;
+        size_t left = team->trained_extent - begin;
+        update_piece(w, begin, left < PIECE_ELEMENTS ? left : PIECE_ELEMENTS);
+    }
+}
+
+/* Gives the buffers back. Only nodes within the worker's own block can hold its buffers. */
+static void take_back(worker *w)
+{
+    tdm_team *team = w->team;
+    for (int64_t i = 0; i < w->lanes.count; i++) {
+        for (int64_t node = team->tree.lane_count + w->lanes.first + i; node >= 1; node /= 2) {
+            if (first_lane(team, node) != w->lanes.first + i) break; /* another lane's path */
+            if (!team->tree.held[node]) continue;
+            w->free_grads[w->free_count++] = team->tree.held[node];
+            team->tree.held[node] = NULL;
+        }
+    }
+}
+
+static void work(worker *w)
+{
+    tdm_team *team = w->team;
+    bool any;
+    run_lanes(w);
+    tdm_barrier_wait(&team->barrier);
+    double loss = tree_loss(team, 1, &any);
+    if (isfinite(loss)) update_shard(w);
+    tdm_barrier_wait(&team->barrier);
+    take_back(w);
+    if (w->index == 0) team->loss = loss;
+}
+
+static void *worker_main(void *arg)
+{
+    worker *w = arg;
+    for (;;) {
+        tdm_barrier_wait(&w->team->barrier);
+        if (atomic_load(&w->team->quit)) return NULL;
+        work(w);
+    }
+}
+
+tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch)
+{
+    team->step = step;
+    team->batch = batch;
+    tdm_barrier_wait(&team->barrier);
+    work(&team->workers[0]);
+    return (tdm_step_result){.loss = team->loss, .finite = isfinite(team->loss)};
+}
+
+/* ---- creation -------------------------------------------------------------------------------- */
+
+/* The most buffers a block of lanes needs at once, by going through the motions of settle(). */
+static int buffers_needed(int64_t lane_count, tdm_slice lanes)
+{
+    int most = 0, in_use = 0;
+    for (int64_t i = 0; i < lanes.count; i++) {
+        int64_t node = lane_count + lanes.first + i, start = lanes.first + i, width = 1;
+        if (++in_use > most) most = in_use;
+        while (node > 1 && node % 2 == 1 && start - width >= lanes.first) {
+            in_use--;
+            start -= width;
+            width *= 2;
+            node /= 2;
+        }
+    }
+    return most;
+}
+
+static tdm_status build_graphs(tdm_team *team, tdm_error *err)
+{
+    for (int b = 0; b < TDM_TEAM_MAX_BATCHES; b++) {
+        int64_t batch = team->options.batches[b];
+        if (batch <= 0) continue;
+        int64_t least = batch / team->options.lane_count;
+        for (int64_t rows = least; rows <= least + (batch % team->options.lane_count != 0); rows++) {
+            if (rows == 0 || find_graph(team, batch, rows) >= 0) continue;
+            tdm_model_options m = team->options.model;
+            m.batch = rows;
+            m.training = true;
+            m.loss_scale = 1.0 / (double)batch;
+            lane_graph *g = &team->graphs[team->graph_count];
+            TDM_TRY(tdm_model_build(&m, &g->graph, err));
+            g->batch = batch;
+            g->rows = rows;
+            team->graph_count++;
+        }
+    }
+    if (team->graph_count == 0) return tdm_fail(err, TDM_ERR_INVALID, "team: no batch size is given");
+    team->trained_extent = tdm_graph_trained_extent(team->graphs[0].graph);
+    return TDM_OK;
+}
+
+static tdm_status prepare_plans(worker *w, tdm_error *err)
+{
+    tdm_team *team = w->team;
+    tdm_plan_options options = {
+        .backend = team->options.model.job->compute.backend == TDM_JOB_BACKEND_REF ? "ref" : NULL,
+        .threads = 1};
+    size_t arena_bytes = 64;
+    for (int i = 0; i < team->graph_count; i++) {
+        TDM_TRY(tdm_plan_create(team->graphs[i].graph, &options, &w->plans[i], err));
+        if (tdm_plan_arena_bytes(w->plans[i]) > arena_bytes)
+            arena_bytes = tdm_plan_arena_bytes(w->plans[i]);
+    }
+    TDM_TRY(tdm_pages_map(arena_bytes, false, &w->arena, err));
+    for (int i = 0; i < team->graph_count; i++) {
+        tdm_plan_bind(w->plans[i], TDM_SPACE_ARENA, w->arena.data);
+        tdm_plan_bind(w->plans[i], TDM_SPACE_PARAMS, team->options.params);
+    }
+    return TDM_OK;
+}
+
+static tdm_status prepare_worker(tdm_team *team, int index, tdm_error *err)
+{
+    worker *w = &team->workers[index];
+    w->team = team;
+    w->index = index;
+    w->lanes = tdm_lane_slice(team->options.lane_count, team->worker_count, index);
+    w->grad_count = buffers_needed(team->options.lane_count, w->lanes);
+    TDM_TRY(prepare_plans(w, err));
+    TDM_TRY(tdm_pages_map((size_t)w->grad_count * team->trained_extent * sizeof(float), false,
+                          &w->grad_pages, err));
+    w->free_grads = calloc((size_t)w->grad_count, sizeof(*w->free_grads));
+    int levels = 2;
+    for (int64_t n = team->options.lane_count; n > 1; n /= 2) levels++;
+    w->piece = aligned_alloc(64, (size_t)levels * PIECE_ELEMENTS * sizeof(float));
+    if (!w->free_grads || !w->piece) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+    for (int i = 0; i < w->grad_count; i++)
+        w->free_grads[w->free_count++] =
+            (float *)w->grad_pages.data + (size_t)i * team->trained_extent;
+    return TDM_OK;
+}
+
+static tdm_status start_threads(tdm_team *team, tdm_error *err)
+{
+    for (int i = 1; i < team->worker_count; i++) {
+        worker *w = &team->workers[i];
+        int error_number = pthread_create(&w->thread, NULL, worker_main, w);
+        if (error_number != 0)
+            return tdm_fail(err, TDM_ERR_SYSTEM, "team: worker %d cannot be started: %s", i,
+                            strerror(error_number));
+        w->started = true;
+    }
+    return TDM_OK;
+}
+
+static tdm_status check_options(const tdm_team_options *o, tdm_error *err)
+{
+    if (o->lane_count < 1 || o->lane_count > TDM_LANES_MOST ||
+        (o->lane_count & (o->lane_count - 1)) != 0)
+        return tdm_fail(err, TDM_ERR_INVALID, "team: %lld lanes; it must be a power of two up to %d",
+                        (long long)o->lane_count, TDM_LANES_MOST);
+    if (o->worker_count < 1 || o->worker_count > o->lane_count)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%d workers cannot share %lld lanes: each executes at least one; use between "
+                        "1 and %lld workers, or set parallel.lanes higher (which changes the result)",
+                        o->worker_count, (long long)o->lane_count, (long long)o->lane_count);
+    return TDM_OK;
+}
+
+tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_error *err)
+{
+    TDM_TRY(check_options(options, err));
+    tdm_team *team = calloc(1, sizeof(*team));
+    if (!team) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+    team->options = *options;
+    team->worker_count = options->worker_count;
+    size_t lanes = (size_t)options->lane_count;
+    team->tree.lane_count = options->lane_count;
+    team->tree.held = calloc(2 * lanes, sizeof(*team->tree.held));
+    team->lane_losses = calloc(lanes, sizeof(*team->lane_losses));
+    team->lane_has_rows = calloc(lanes, sizeof(*team->lane_has_rows));
+    team->workers = calloc((size_t)team->worker_count, sizeof(*team->workers));
+    tdm_barrier_init(&team->barrier, (uint32_t)team->worker_count);
+    atomic_init(&team->quit, false);
+    tdm_status status = TDM_OK;
+    if (!team->tree.held || !team->lane_losses || !team->lane_has_rows || !team->workers)
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+    if (status == TDM_OK) status = build_graphs(team, err);
+    for (int i = 0; i < team->worker_count && status == TDM_OK; i++)
+        status = prepare_worker(team, i, err);
+    if (status == TDM_OK) status = start_threads(team, err);
+    if (status != TDM_OK) {
+        tdm_team_destroy(team);
+        return status;
+    }
+    *out = team;
+    return TDM_OK;
+}
+
+static void stop_threads(tdm_team *team)
+{
+    int started = 0;
+    for (int i = 1; i < team->worker_count; i++) started += team->workers[i].started;
+    if (started == 0) return;
+    /* When some could not be started, the others wait for a full house that never comes: let those
+     * that are there be all, and this thread with them. */
+    atomic_store(&team->quit, true);
+    for (int i = started; i < team->worker_count - 1; i++)
+        atomic_fetch_add(&team->barrier.arrived, 1);
+    tdm_barrier_wait(&team->barrier);
+    for (int i = 1; i < team->worker_count; i++)
+        if (team->workers[i].started) pthread_join(team->workers[i].thread, NULL);
+}
+
+void tdm_team_destroy(tdm_team *team)
+{
+    if (!team) return;
+    if (team->workers) {
+        stop_threads(team);
+        for (int i = 0; i < team->worker_count; i++) {
+            worker *w = &team->workers[i];
+            for (int p = 0; p < LANE_GRAPH_MOST; p++) tdm_plan_destroy(w->plans[p]);
+            tdm_pages_unmap(&w->arena);
+            tdm_pages_unmap(&w->grad_pages);
+            free(w->free_grads);
+            free(w->piece);
+        }
+    }
+    for (int i = 0; i < team->graph_count; i++) tdm_graph_destroy(team->graphs[i].graph);
+    free(team->workers);
+    free(team->tree.held);
+    free(team->lane_losses);
+    free(team->lane_has_rows);
+    free(team);
+}
+
+tdm_team_info tdm_team_info_of(const tdm_team *team)
+{
+    tdm_team_info info = {.worker_count = team->worker_count,
+                          .lane_count = team->options.lane_count,
+                          .arena_bytes = team->workers[0].arena.bytes};
+    for (int i = 0; i < team->worker_count; i++) info.grad_bytes += team->workers[i].grad_pages.bytes;
+    const lane_graph *g = &team->graphs[0];
+    uint64_t flops = 0;
+    for (size_t n = 0; n < tdm_graph_node_count(g->graph); n++)
+        flops += tdm_graph_node_at(g->graph, n).flops;
+    info.flops_per_row = flops / (uint64_t)g->rows;
+    return info;
+}
+
+void tdm_team_worker(const tdm_team *team, int worker_index, uint64_t *lanes, double *seconds)
+{
+    *lanes = team->workers[worker_index].lanes_done;
+    *seconds = team->workers[worker_index].seconds;
+}
