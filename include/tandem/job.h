@@ -17,15 +17,26 @@ extern "C" {
 #endif
 
 /* Values of the choice keys, in the order of the table's choices. */
-typedef enum tdm_job_format { TDM_JOB_FORMAT_AUTO, TDM_JOB_FORMAT_CSV, TDM_JOB_FORMAT_IDX } tdm_job_format;
-typedef enum tdm_job_header { TDM_JOB_HEADER_AUTO, TDM_JOB_HEADER_YES, TDM_JOB_HEADER_NO } tdm_job_header;
+typedef enum tdm_job_format {
+    TDM_JOB_FORMAT_AUTO,
+    TDM_JOB_FORMAT_CSV,
+    TDM_JOB_FORMAT_IDX
+} tdm_job_format;
+typedef enum tdm_job_header {
+    TDM_JOB_HEADER_AUTO,
+    TDM_JOB_HEADER_YES,
+    TDM_JOB_HEADER_NO
+} tdm_job_header;
 typedef enum tdm_job_normalise {
     TDM_JOB_NORMALISE_AUTO,
     TDM_JOB_NORMALISE_NONE,
     TDM_JOB_NORMALISE_SCALE,
     TDM_JOB_NORMALISE_STANDARD
 } tdm_job_normalise;
-typedef enum tdm_job_last_batch { TDM_JOB_LAST_BATCH_KEEP, TDM_JOB_LAST_BATCH_DROP } tdm_job_last_batch;
+typedef enum tdm_job_last_batch {
+    TDM_JOB_LAST_BATCH_KEEP,
+    TDM_JOB_LAST_BATCH_DROP
+} tdm_job_last_batch;
 typedef enum tdm_job_activation {
     TDM_JOB_ACTIVATION_RELU,
     TDM_JOB_ACTIVATION_GELU,
@@ -60,14 +71,14 @@ typedef struct tdm_job {
         const char *train_labels;
         const char *test;
         const char *test_labels;
-        double test_fraction; /* 0: no split */
-        int format;           /* tdm_job_format */
-        int header;           /* tdm_job_header */
-        const char *label;    /* a column name, a number counted from 1, "first" or "last" */
+        double test_fraction;  /* 0: no split */
+        int format;            /* tdm_job_format */
+        int header;            /* tdm_job_header */
+        const char *label;     /* a column name, a number counted from 1, "first" or "last" */
         const char *delimiter; /* one character, or "tab" */
-        int normalise;        /* tdm_job_normalise */
+        int normalise;         /* tdm_job_normalise */
         bool shuffle;
-        int last_batch;       /* tdm_job_last_batch */
+        int last_batch; /* tdm_job_last_batch */
     } data;
     struct {
         int64_t batch;
@@ -100,7 +111,7 @@ typedef struct tdm_job {
         int64_t keep;         /* 0: all */
     } checkpoint;
     struct {
-        const char *dir; /* runs are made below it */
+        const char *dir;         /* runs are made below it */
         int64_t log_every_steps; /* a line in metrics.jsonl for every so many steps */
     } run;
 } tdm_job;
@@ -173,31 +184,31 @@ typedef enum tdm_job_key_type {
 /* A check beyond type and range. */
 typedef enum tdm_job_key_form {
     TDM_JOB_FORM_ANY,
-    TDM_JOB_FORM_NAME,        /* letters, digits, '.', '_', '-': fit for a folder's name */
-    TDM_JOB_FORM_CHARACTER,   /* one ASCII character, or the word tab */
+    TDM_JOB_FORM_NAME,      /* letters, digits, '.', '_', '-': fit for a folder's name */
+    TDM_JOB_FORM_CHARACTER, /* one ASCII character, or the word tab */
     TDM_JOB_FORM_POWER_OF_TWO
 } tdm_job_key_form;
 
 typedef struct tdm_job_key {
     const char *path; /* "train.batch" */
     tdm_job_key_type type;
-    size_t offset;            /* of the field in tdm_job */
-    const char *fallback;     /* the default as YAML; NULL: the key is required, or an optional path */
+    size_t offset;        /* of the field in tdm_job */
+    const char *fallback; /* the default as YAML; NULL: the key is required, or an optional path */
     const char *fallback_note; /* shown instead of the default, when that is computed */
     bool required;
-    bool decides_bits;        /* part of tdm_job_hash */
-    double least;             /* numbers: the range, both ends included unless open_... */
-    double most;              /* INFINITY: none */
-    bool open_least;          /* the lower end is excluded */
-    bool open_most;           /* the upper end is excluded */
-    size_t most_count;        /* lists: how many entries at most */
+    bool decides_bits; /* part of tdm_job_hash */
+    double least;      /* numbers: the range, both ends included unless open_... */
+    double most;       /* INFINITY: none */
+    bool open_least;   /* the lower end is excluded */
+    bool open_most;    /* the upper end is excluded */
+    size_t most_count; /* lists: how many entries at most */
     tdm_job_key_form form;
-    const char *word;         /* an int that may also be this word, meaning 0: "auto", "all", "never" */
-    const char *choices;      /* "relu | gelu | tanh" */
-    const char *excludes;     /* the key it cannot stand beside */
-    const char *needs;        /* the key that must be given too */
-    const char *also_called;  /* "batch_size bs": names from elsewhere, for suggestions only */
-    const char *help;         /* a sentence or more */
+    const char *word;     /* an int that may also be this word, meaning 0: "auto", "all", "never" */
+    const char *choices;  /* "relu | gelu | tanh" */
+    const char *excludes; /* the key it cannot stand beside */
+    const char *needs;    /* the key that must be given too */
+    const char *also_called; /* "batch_size bs": names from elsewhere, for suggestions only */
+    const char *help;        /* a sentence or more */
 } tdm_job_key;
 
 TDM_API size_t tdm_job_key_count(void);

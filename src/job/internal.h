@@ -15,11 +15,11 @@
 
 #include <tandem/job.h>
 
-#define TDM__JOB_FILE_BYTES (1024u * 1024u) /* the largest job file */
-#define TDM__JOB_DEPTH 16                   /* of nested YAML */
-#define TDM__JOB_PROBLEMS 100               /* listed at most; the rest is counted */
-#define TDM__JOB_STRING_BYTES 1024          /* the longest text value */
-#define TDM__JOB_PATH_BYTES 4095            /* the longest path, as Linux has it */
+#define TDM__JOB_FILE_BYTES (1024u * 1024u)  /* the largest job file */
+#define TDM__JOB_DEPTH 16                    /* of nested YAML */
+#define TDM__JOB_PROBLEMS 100                /* listed at most; the rest is counted */
+#define TDM__JOB_STRING_BYTES 1024           /* the longest text value */
+#define TDM__JOB_PATH_BYTES 4095             /* the longest path, as Linux has it */
 #define TDM__JOB_INT_MOST 9007199254740992.0 /* 2^53: exact in JSON and in doubles */
 #define TDM__JOB_OVERRIDE_FILE "--set"
 
@@ -75,8 +75,8 @@ struct tdm__yaml_node {
  * problems. NULL: the text is no YAML (a problem says where) or memory ran out. A text without any
  * content is a scalar "".
  */
-tdm__yaml_node *tdm__yaml_read(const char *bytes, size_t count, const char *file,
-                               tdm_arena *arena, tdm__problem_list *problems);
+tdm__yaml_node *tdm__yaml_read(const char *bytes, size_t count, const char *file, tdm_arena *arena,
+                               tdm__problem_list *problems);
 /* The bytes of the first character that YAML does not allow, or `count` when all is well. */
 size_t tdm__utf8_check(const char *bytes, size_t count);
 /* Is it UTF-8 at all, whatever the characters? */
@@ -114,7 +114,7 @@ int tdm__choice_find(const char *choices, const char *word); /* -1: none */
 
 /* What a key accepts, in words: "a whole number from 1 to 64, or the word auto". */
 void tdm__key_wants(const tdm_job_key *key, tdm_str *out);
-/* The range alone: "from 1 to 64", "more than 0", "". */
+/* The range alone: "from 1 to 64", "above 0", "of at least 0". */
 void tdm__key_range(const tdm_job_key *key, tdm_str *out);
 
 /* ---- slots.c --------------------------------------------------------------------------------- */
@@ -132,8 +132,8 @@ typedef struct tdm__loader {
     tdm_arena *arena; /* the document's */
     tdm_arena *scratch;
     tdm__problem_list problems;
-    tdm__slot *slots;          /* one for each key */
-    tdm__place *group_places;  /* one for each group; line 0: the file does not have it */
+    tdm__slot *slots;         /* one for each key */
+    tdm__place *group_places; /* one for each group; line 0: the file does not have it */
     tdm_job *job;
     bool no_file_checks;
 } tdm__loader;

@@ -97,8 +97,8 @@ static const tdm_job_key keys[] = {
         .offset = FIELD(model.init_from),
         .decides_bits = true,
         .also_called = "pretrained weights",
-        .help = "A safetensors file: parameters that it names start from its values instead of "
-                "random ones.",
+        .help = "A safetensors file: parameters start from its values of the same name, where it "
+                "has them, instead of random ones.",
     },
     {
         .path = "data.train",
@@ -184,7 +184,8 @@ static const tdm_job_key keys[] = {
         .decides_bits = true,
         .form = TDM_JOB_FORM_CHARACTER,
         .also_called = "separator sep",
-        .help = "For CSV: what stands between two cells. Put a comma or a semicolon in quotes.",
+        .help =
+            "For CSV: what stands between two cells. In a job file a comma must stand in quotes.",
     },
     {
         .path = "data.normalise",

@@ -129,8 +129,8 @@ static bool prepare(tdm__loader *loader, const char *name, const char *dir)
     loader->file = tdm_arena_strdup(loader->arena, name);
     loader->dir = tdm_path_absolute(loader->scratch, dir && *dir ? dir : ".");
     loader->slots = tdm_arena_array(loader->scratch, tdm_job_key_count(), sizeof(tdm__slot));
-    loader->group_places =
-        tdm_arena_array(loader->scratch, tdm__job_group_count(), sizeof(tdm__place));
+    loader->group_places = tdm_arena_array(loader->scratch, tdm__job_group_count(),
+                                           sizeof(tdm__place));
     loader->problems.arena = loader->arena;
     return loader->file && loader->dir && loader->slots && loader->group_places;
 }
@@ -152,8 +152,8 @@ tdm_status tdm_job_parse(const char *bytes, size_t count, const char *name, cons
     *out = NULL;
     tdm_arena *arena = tdm_arena_create("job");
     tdm_arena *scratch = tdm_arena_create("reading a job");
-    tdm_job_document *document =
-        arena && scratch ? tdm_arena_alloc(arena, sizeof(*document), 0) : NULL;
+    tdm_job_document *document = arena && scratch ? tdm_arena_alloc(arena, sizeof(*document), 0)
+                                                  : NULL;
     if (!document) goto no_memory;
     document->arena = arena;
     tdm__loader loader = {.arena = arena,
@@ -164,8 +164,8 @@ tdm_status tdm_job_parse(const char *bytes, size_t count, const char *name, cons
     run_stages(&loader, bytes, count, options);
     if (loader.problems.no_memory) goto no_memory;
     tdm_arena_destroy(scratch);
-    document->problems =
-        (tdm_job_problems){.items = loader.problems.items, .count = loader.problems.count};
+    document->problems = (tdm_job_problems){.items = loader.problems.items,
+                                            .count = loader.problems.count};
     document->is_valid = document->problems.count == 0;
     *out = document;
     return document->is_valid ? TDM_OK : fail_with_first(document, err);

@@ -171,11 +171,11 @@ void tdm__key_range(const tdm_job_key *key, tdm_str *out)
 {
     bool endless = isinf(key->most);
     if (endless && key->open_least) {
-        tdm_str_add(out, "more than ");
+        tdm_str_add(out, "above ");
         add_number(out, key->least);
     } else if (endless) {
+        tdm_str_add(out, "of at least ");
         add_number(out, key->least);
-        tdm_str_add(out, " or more");
     } else {
         tdm_str_add(out, "from ");
         add_number(out, key->least);
@@ -200,13 +200,9 @@ static void add_string_form(const tdm_job_key *key, tdm_str *out)
     case TDM_JOB_FORM_NAME:
         tdm_str_add(out, "1 to 64 letters, digits, '.', '_' or '-', not beginning with '.' or '-'");
         break;
-    case TDM_JOB_FORM_CHARACTER:
-        tdm_str_add(out, "one ASCII character, or the word tab");
-        break;
+    case TDM_JOB_FORM_CHARACTER: tdm_str_add(out, "one ASCII character, or the word tab"); break;
     case TDM_JOB_FORM_ANY:
-    case TDM_JOB_FORM_POWER_OF_TWO:
-        tdm_str_add(out, "a text");
-        break;
+    case TDM_JOB_FORM_POWER_OF_TWO: tdm_str_add(out, "a text"); break;
     }
 }
 
@@ -221,28 +217,16 @@ static void add_int(const tdm_job_key *key, tdm_str *out)
 void tdm__key_wants(const tdm_job_key *key, tdm_str *out)
 {
     switch (key->type) {
-    case TDM_JOB_KEY_STRING:
-        add_string_form(key, out);
-        break;
-    case TDM_JOB_KEY_PATH:
-        tdm_str_add(out, "the path of a file");
-        break;
-    case TDM_JOB_KEY_DIR:
-        tdm_str_add(out, "the path of a folder");
-        break;
-    case TDM_JOB_KEY_INT:
-        add_int(key, out);
-        break;
+    case TDM_JOB_KEY_STRING: add_string_form(key, out); break;
+    case TDM_JOB_KEY_PATH: tdm_str_add(out, "the path of a file"); break;
+    case TDM_JOB_KEY_DIR: tdm_str_add(out, "the path of a folder"); break;
+    case TDM_JOB_KEY_INT: add_int(key, out); break;
     case TDM_JOB_KEY_REAL:
         tdm_str_add(out, "a number ");
         tdm__key_range(key, out);
         break;
-    case TDM_JOB_KEY_BOOL:
-        tdm_str_add(out, "true or false");
-        break;
-    case TDM_JOB_KEY_CHOICE:
-        add_choices(key->choices, out);
-        break;
+    case TDM_JOB_KEY_BOOL: tdm_str_add(out, "true or false"); break;
+    case TDM_JOB_KEY_CHOICE: add_choices(key->choices, out); break;
     case TDM_JOB_KEY_INT_LIST:
         tdm_str_addf(out, "a list of at most %zu whole numbers ", key->most_count);
         tdm__key_range(key, out);

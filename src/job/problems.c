@@ -55,8 +55,8 @@ void tdm__problem_add(tdm__problem_list *list, tdm__place place, const char *fmt
     va_start(args, fmt);
     tdm_str_addv(&text, fmt, args);
     va_end(args);
-    append(list, place, tdm_str_ok(&text) ? tdm_arena_strdup(list->arena, tdm_str_text(&text))
-                                          : NULL);
+    append(list, place,
+           tdm_str_ok(&text) ? tdm_arena_strdup(list->arena, tdm_str_text(&text)) : NULL);
     tdm_str_release(&text);
 }
 

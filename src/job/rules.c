@@ -10,7 +10,7 @@
 #include "job/internal.h"
 
 typedef struct rule {
-    const char *keys[3]; /* looked at; the problem stands at the first that was given */
+    const char *keys[4]; /* looked at; the problem stands at the first that was given */
     bool (*is_broken)(const tdm_job *job);
     const char *message;
 } rule;
@@ -32,11 +32,13 @@ static bool idx_without_labels(const tdm_job *job)
 
 static bool only_train_has_labels(const tdm_job *job)
 {
+    if (job->data.format == TDM_JOB_FORMAT_CSV) return false; /* another rule's business */
     return job->data.train_labels && job->data.test && !job->data.test_labels;
 }
 
 static bool only_test_has_labels(const tdm_job *job)
 {
+    if (job->data.format == TDM_JOB_FORMAT_CSV) return false;
     return job->data.test && job->data.test_labels && !job->data.train_labels;
 }
 
@@ -75,13 +77,13 @@ static const rule rules[] = {
                    "'data.train_labels'",
     },
     {
-        .keys = {"data.test", "data.test_labels", "data.train_labels"},
+        .keys = {"data.test", "data.test_labels", "data.train_labels", "data.format"},
         .is_broken = only_train_has_labels,
         .message = "'data.train' has a file of labels, so 'data.test' needs one too: name it in "
                    "'data.test_labels'",
     },
     {
-        .keys = {"data.test_labels", "data.train_labels", "data.test"},
+        .keys = {"data.test_labels", "data.train_labels", "data.test", "data.format"},
         .is_broken = only_test_has_labels,
         .message = "'data.test' has a file of labels, so 'data.train' needs one too: name it in "
                    "'data.train_labels'",
@@ -110,7 +112,7 @@ void tdm__rules_check(tdm__loader *loader)
         bool can_ask = true;
         tdm__place place = {.file = loader->file};
         bool is_placed = false;
-        for (size_t k = 0; k < 3 && rules[i].keys[k]; k++) {
+        for (size_t k = 0; k < 4 && rules[i].keys[k]; k++) {
             const tdm__slot *slot = &loader->slots[tdm__key_find(rules[i].keys[k])];
             can_ask = can_ask && slot->ok;
             if (slot->node && !is_placed) {

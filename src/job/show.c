@@ -27,8 +27,7 @@ bool tdm__value_is_set(const tdm_job_key *key, const tdm_job *job)
     switch (key->type) {
     case TDM_JOB_KEY_STRING:
     case TDM_JOB_KEY_PATH:
-    case TDM_JOB_KEY_DIR:
-        return text_of(key, job) != NULL;
+    case TDM_JOB_KEY_DIR: return text_of(key, job) != NULL;
     case TDM_JOB_KEY_INT:
         return key->word || *(const int64_t *)field_of(key, job) != 0 || key->least == 0;
     case TDM_JOB_KEY_REAL:
@@ -37,8 +36,7 @@ bool tdm__value_is_set(const tdm_job_key *key, const tdm_job *job)
         return !tdm__value_is_set(tdm_job_key_at(tdm__key_find(key->excludes)), job);
     case TDM_JOB_KEY_BOOL:
     case TDM_JOB_KEY_CHOICE:
-    case TDM_JOB_KEY_INT_LIST:
-        return true;
+    case TDM_JOB_KEY_INT_LIST: return true;
     }
     return true;
 }
@@ -48,7 +46,8 @@ bool tdm__value_is_set(const tdm_job_key *key, const tdm_job *job)
 static bool is_plain(const char *text)
 {
     static const char first[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/";
-    static const char later[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/0123456789._-";
+    static const char later[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/"
+                                "0123456789._-";
     static const char *const words[] = {"null", "true", "false", "yes", "no",
                                         "on",   "off",  "y",     "n"};
     if (!text[0] || !strchr(first, text[0]) || text[strspn(text, later)] != '\0') return false;
@@ -107,9 +106,7 @@ void tdm__value_show(const tdm_job_key *key, const tdm_job *job, tdm_str *out)
     switch (key->type) {
     case TDM_JOB_KEY_STRING:
     case TDM_JOB_KEY_PATH:
-    case TDM_JOB_KEY_DIR:
-        add_text(text_of(key, job), out);
-        break;
+    case TDM_JOB_KEY_DIR: add_text(text_of(key, job), out); break;
     case TDM_JOB_KEY_INT:
         if (key->word && *(const int64_t *)field == 0) {
             tdm_str_add(out, key->word);
@@ -117,19 +114,13 @@ void tdm__value_show(const tdm_job_key *key, const tdm_job *job, tdm_str *out)
             tdm_str_addf(out, "%lld", (long long)*(const int64_t *)field);
         }
         break;
-    case TDM_JOB_KEY_REAL:
-        tdm_str_add(out, tdm_text_double(*(const double *)field, buffer));
-        break;
-    case TDM_JOB_KEY_BOOL:
-        tdm_str_add(out, *(const bool *)field ? "true" : "false");
-        break;
+    case TDM_JOB_KEY_REAL: tdm_str_add(out, tdm_text_double(*(const double *)field, buffer)); break;
+    case TDM_JOB_KEY_BOOL: tdm_str_add(out, *(const bool *)field ? "true" : "false"); break;
     case TDM_JOB_KEY_CHOICE:
-        tdm__choice_at(key->choices, (size_t)*(const int *)field, buffer);
+        tdm__choice_at(key->choices, (size_t) * (const int *)field, buffer);
         tdm_str_add(out, buffer);
         break;
-    case TDM_JOB_KEY_INT_LIST:
-        add_list(field, out);
-        break;
+    case TDM_JOB_KEY_INT_LIST: add_list(field, out); break;
     }
 }
 
@@ -159,9 +150,7 @@ static void put_json(const tdm_job_key *key, const tdm_job *job, tdm_json_writer
     switch (key->type) {
     case TDM_JOB_KEY_STRING:
     case TDM_JOB_KEY_PATH:
-    case TDM_JOB_KEY_DIR:
-        tdm_json_string(w, text_of(key, job));
-        break;
+    case TDM_JOB_KEY_DIR: tdm_json_string(w, text_of(key, job)); break;
     case TDM_JOB_KEY_INT:
         if (key->word && *(const int64_t *)field == 0) {
             tdm_json_string(w, key->word);
@@ -169,14 +158,10 @@ static void put_json(const tdm_job_key *key, const tdm_job *job, tdm_json_writer
             tdm_json_int(w, *(const int64_t *)field);
         }
         break;
-    case TDM_JOB_KEY_REAL:
-        tdm_json_double(w, *(const double *)field);
-        break;
-    case TDM_JOB_KEY_BOOL:
-        tdm_json_bool(w, *(const bool *)field);
-        break;
+    case TDM_JOB_KEY_REAL: tdm_json_double(w, *(const double *)field); break;
+    case TDM_JOB_KEY_BOOL: tdm_json_bool(w, *(const bool *)field); break;
     case TDM_JOB_KEY_CHOICE:
-        tdm__choice_at(key->choices, (size_t)*(const int *)field, buffer);
+        tdm__choice_at(key->choices, (size_t) * (const int *)field, buffer);
         tdm_json_string(w, buffer);
         break;
     case TDM_JOB_KEY_INT_LIST:

@@ -44,8 +44,8 @@ static void report_unknown(tdm__loader *loader, const char *group, const char *l
     const char *dot = group[0] ? "." : "";
     const char *guess = tdm__key_suggest(group, leaf);
     if (guess) {
-        tdm__problem_add(&loader->problems, place, "unknown key '%s%s%s'; did you mean '%s'?", group,
-                         dot, clip.text, guess);
+        tdm__problem_add(&loader->problems, place, "unknown key '%s%s%s'; did you mean '%s'?",
+                         group, dot, clip.text, guess);
     } else {
         tdm__problem_add(&loader->problems, place,
                          "unknown key '%s%s%s'; 'tandem job keys' lists them all", group, dot,
@@ -152,6 +152,21 @@ bool tdm__slots_fill(tdm__loader *loader, const tdm__yaml_node *root)
 
 /* ---- from the command line ------------------------------------------------------------------- */
 
+/* Problems of the text itself are told as one that names the key. */
+static const tdm__yaml_node *read_yaml_value(tdm__loader *loader, const tdm_job_key *key,
+                                             const char *value, size_t length)
+{
+    tdm__problem_list found = {.arena = loader->scratch};
+    const tdm__yaml_node *node = tdm__yaml_read(value, length, TDM__JOB_OVERRIDE_FILE,
+                                                loader->scratch, &found);
+    if (found.no_memory) loader->problems.no_memory = true;
+    if (found.count == 0) return node;
+    tdm__problem_add(&loader->problems, (tdm__place){.file = TDM__JOB_OVERRIDE_FILE},
+                     "'%s': cannot read '%s': %s", key->path, tdm__clip_text(value).text,
+                     found.items[0].message);
+    return NULL;
+}
+
 /* Quotes and lists are read as YAML; all else stands for itself, so that
  * '--set data.delimiter=|' and paths with odd characters need no second layer of quotes. */
 const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key *key,
@@ -160,15 +175,9 @@ const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key
     while (*value == ' ') value++;
     size_t length = strlen(value);
     while (length > 0 && value[length - 1] == ' ') length--;
-    size_t before = loader->problems.count + loader->problems.unlisted;
     bool is_yaml = value[0] == '"' || value[0] == '\'' ||
                    (value[0] == '[' && key->type == TDM_JOB_KEY_INT_LIST);
-    if (is_yaml) {
-        tdm__yaml_node *node = tdm__yaml_read(value, length, TDM__JOB_OVERRIDE_FILE,
-                                              loader->scratch, &loader->problems);
-        bool is_clean = before == loader->problems.count + loader->problems.unlisted;
-        return is_clean ? node : NULL;
-    }
+    if (is_yaml) return read_yaml_value(loader, key, value, length);
     tdm__yaml_node *node = tdm_arena_alloc(loader->scratch, sizeof(*node), 0);
     char *text = tdm_arena_strndup(loader->scratch, value, length);
     if (!node || !text) {
@@ -176,9 +185,9 @@ const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key
         return NULL;
     }
     *node = (tdm__yaml_node){.kind = TDM__YAML_SCALAR,
-                              .place = {.file = TDM__JOB_OVERRIDE_FILE},
-                              .text = text,
-                              .plain = true};
+                             .place = {.file = TDM__JOB_OVERRIDE_FILE},
+                             .text = text,
+                             .plain = true};
     return node;
 }
 
@@ -265,8 +274,9 @@ void tdm__slots_check_pairs(tdm__loader *loader)
         }
         /* Both rows name each other, so that the one that stands later reports. Overrides never
          * meet here: they cleared the other slot. */
-        const tdm__slot *other = key->excludes ? &loader->slots[tdm__key_find(key->excludes)] : NULL;
-        if (other && other->node && is_later(slot->place, other->place)) {
+        if (!key->excludes) continue;
+        const tdm__slot *other = &loader->slots[tdm__key_find(key->excludes)];
+        if (other->node && is_later(slot->place, other->place)) {
             tdm__problem_add(&loader->problems, slot->place,
                              "'%s' cannot stand beside '%s' (line %d, column %d); keep one of them",
                              key->path, key->excludes, other->place.line, other->place.column);

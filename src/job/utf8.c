@@ -13,7 +13,7 @@ static size_t decode(const unsigned char *bytes, size_t count, uint32_t *out)
 {
     static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
     unsigned char first = bytes[0];
-    size_t length = first < 0x80            ? 1
+    size_t length = first < 0x80             ? 1
                     : (first & 0xe0) == 0xc0 ? 2
                     : (first & 0xf0) == 0xe0 ? 3
                     : (first & 0xf8) == 0xf0 ? 4
@@ -39,8 +39,8 @@ static bool is_allowed(uint32_t c)
 
 bool tdm__yaml_is_printable(uint32_t character)
 {
-    return is_allowed(character) && character >= 0x20 && character != 0x85 &&
-           character != 0x2028 && character != 0x2029;
+    return is_allowed(character) && character >= 0x20 && character != 0x85 && character != 0x2028 &&
+           character != 0x2029;
 }
 
 size_t tdm__utf8_check(const char *bytes, size_t count)

@@ -52,6 +52,15 @@ static void report_range(const target *t, const tdm__yaml_node *node)
     tdm_str_release(&wanted);
 }
 
+static void report_empty(tdm__loader *loader, const tdm_job_key *key, tdm__place place)
+{
+    tdm_str wanted = TDM_STR_INIT;
+    tdm__key_wants(key, &wanted);
+    tdm__problem_add(&loader->problems, place, "'%s' has no value; give %s%s", key->path,
+                     tdm_str_text(&wanted), key->required ? "" : ", or leave the key out");
+    tdm_str_release(&wanted);
+}
+
 /* ---- numbers --------------------------------------------------------------------------------- */
 
 static size_t count_digits(const char *text)
@@ -59,6 +68,7 @@ static size_t count_digits(const char *text)
     return strspn(text, "0123456789");
 }
 
+/* For reals; a whole number near 2^53 would be rounded on the way. */
 static bool in_range(const tdm_job_key *key, double value)
 {
     if (key->open_least ? value <= key->least : value < key->least) return false;
@@ -77,12 +87,11 @@ static const char *int_hint(const tdm__yaml_node *node)
 static bool read_int(const target *t, const tdm__yaml_node *node, int64_t *out)
 {
     const tdm_job_key *key = t->key;
-    const char *word_list = key->word;
     if (node->kind != TDM__YAML_SCALAR) {
         report_wrong(t, node, "a whole number", "");
         return false;
     }
-    if (word_list && strcmp(node->text, word_list) == 0) {
+    if (key->word && strcmp(node->text, key->word) == 0) {
         *out = 0;
         return true;
     }
@@ -100,7 +109,7 @@ static bool read_int(const target *t, const tdm__yaml_node *node, int64_t *out)
     }
     /* Eighteen digits fit; whatever is longer is beyond 2^53 anyway. */
     long long value = count <= 18 ? strtoll(node->text, NULL, 10) : INT64_MAX;
-    bool is_good = count <= 18 && in_range(key, (double)value);
+    bool is_good = count <= 18 && value >= (long long)key->least && value <= (long long)key->most;
     if (key->form == TDM_JOB_FORM_POWER_OF_TWO && (value & (value - 1)) != 0) is_good = false;
     if (!is_good) {
         report_range(t, node);
@@ -192,8 +201,7 @@ static bool store_real(const target *t, const tdm__yaml_node *node)
 {
     double value = 0;
     if (node->kind != TDM__YAML_SCALAR || !node->plain || !is_real(node->text)) {
-        report_wrong(t, node, "a number",
-                     node->kind == TDM__YAML_SCALAR ? real_hint(node) : "");
+        report_wrong(t, node, "a number", node->kind == TDM__YAML_SCALAR ? real_hint(node) : "");
         return false;
     }
     if (!parse_real(node->text, &value)) {
@@ -258,9 +266,13 @@ static void report_choice(const target *t, const tdm__yaml_node *node, const cha
 
 static bool store_bool(const target *t, const tdm__yaml_node *node)
 {
-    int truth = node->kind == TDM__YAML_SCALAR && node->plain ? truth_of(node->text) : -1;
+    int truth = node->kind == TDM__YAML_SCALAR ? truth_of(node->text) : -1;
     if (truth < 0) {
         report_choice(t, node, "true | false");
+        return false;
+    }
+    if (!node->plain) {
+        report_wrong(t, node, "true or false", "; leave the quotes out");
         return false;
     }
     *(bool *)t->field = truth == 1;
@@ -306,6 +318,14 @@ static bool keep_text(const target *t, const char *text)
     return true;
 }
 
+static bool has_form(tdm_job_key_form form, const char *text)
+{
+    if (form == TDM_JOB_FORM_NAME) return tdm__name_is_valid(text);
+    if (form != TDM_JOB_FORM_CHARACTER) return true;
+    unsigned char first = (unsigned char)text[0];
+    return strcmp(text, "tab") == 0 || (first > 0x1f && first < 0x7f && text[1] == '\0');
+}
+
 static bool store_string(const target *t, const tdm__yaml_node *node)
 {
     tdm__problem_list *problems = &t->loader->problems;
@@ -316,11 +336,7 @@ static bool store_string(const target *t, const tdm__yaml_node *node)
     const char *text = node->text;
     size_t length = strlen(text);
     if (t->key->form == TDM_JOB_FORM_CHARACTER && strcmp(text, "\t") == 0) text = "tab";
-    bool is_character = length == 1 && (unsigned char)text[0] > 0x1f && (unsigned char)text[0] < 0x7f;
-    bool is_good = t->key->form == TDM_JOB_FORM_NAME        ? tdm__name_is_valid(text)
-                   : t->key->form == TDM_JOB_FORM_CHARACTER ? is_character || strcmp(text, "tab") == 0
-                                                            : true;
-    if (!is_good) {
+    if (!has_form(t->key->form, text)) {
         report_range(t, node);
         return false;
     }
@@ -334,9 +350,8 @@ static bool store_string(const target *t, const tdm__yaml_node *node)
 
 static void report_missing_file(const target *t, const tdm__yaml_node *node, const char *path)
 {
-    const char *hint = t->from_override
-                           ? "a path given by --set is relative to the current folder"
-                           : "a path in a job file is relative to the file's folder";
+    const char *hint = t->from_override ? "a path given by --set is relative to the current folder"
+                                        : "a path in a job file is relative to the file's folder";
     if (node->text[0] == '~') hint = "'~' is not expanded here: write the home folder out";
     if (node->text[0] == '/') hint = "correct the path, or put the file there";
     if (tdm_path_is_dir(path)) {
@@ -367,8 +382,7 @@ static bool store_path(const target *t, const tdm__yaml_node *node)
         return false;
     }
     if (node->text[0] == '\0') {
-        tdm__problem_add(&loader->problems, node->place,
-                         "'%s' has no value; give one, or leave the key out", t->key->path);
+        report_empty(loader, t->key, node->place);
         return false;
     }
     char *path = resolve(t, node->text);
@@ -385,7 +399,8 @@ static bool store_path(const target *t, const tdm__yaml_node *node)
     }
     if (!tdm__utf8_is_valid(path)) { /* the folder's name: the text itself was checked */
         tdm__problem_add(&loader->problems, node->place,
-                         "'%s' lies in a folder whose name is not UTF-8; rename that", t->key->path);
+                         "'%s' lies in a folder whose name is not UTF-8; rename that",
+                         t->key->path);
         return false;
     }
     if (!loader->no_file_checks && t->key->type == TDM_JOB_KEY_PATH && !tdm_path_is_file(path)) {
@@ -405,16 +420,15 @@ static bool store_path(const target *t, const tdm__yaml_node *node)
 bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot)
 {
     static bool (*const stores[])(const target *, const tdm__yaml_node *) = {
-        [TDM_JOB_KEY_STRING] = store_string,     [TDM_JOB_KEY_PATH] = store_path,
-        [TDM_JOB_KEY_DIR] = store_path,          [TDM_JOB_KEY_INT] = store_int,
-        [TDM_JOB_KEY_REAL] = store_real,         [TDM_JOB_KEY_BOOL] = store_bool,
-        [TDM_JOB_KEY_CHOICE] = store_choice,     [TDM_JOB_KEY_INT_LIST] = store_int_list,
+        [TDM_JOB_KEY_STRING] = store_string, [TDM_JOB_KEY_PATH] = store_path,
+        [TDM_JOB_KEY_DIR] = store_path,      [TDM_JOB_KEY_INT] = store_int,
+        [TDM_JOB_KEY_REAL] = store_real,     [TDM_JOB_KEY_BOOL] = store_bool,
+        [TDM_JOB_KEY_CHOICE] = store_choice, [TDM_JOB_KEY_INT_LIST] = store_int_list,
     };
     const tdm__yaml_node *node = slot->node;
     if (node->broken) return false;
     if (tdm__yaml_is_null(node)) {
-        tdm__problem_add(&loader->problems, slot->place,
-                         "'%s' has no value; give one, or leave the key out", key->path);
+        report_empty(loader, key, slot->place);
         return false;
     }
     target t = {.loader = loader,

@@ -59,9 +59,15 @@ static void report_syntax(reader *r)
     }
     tdm__place place = place_of(r, p->problem_mark);
     const char *problem = p->problem ? p->problem : "cannot be read";
-    if (byte_at(r, p->problem_mark) == '\t') {
+    char byte = byte_at(r, p->problem_mark);
+    if (byte == '\t') {
         tdm__problem_add(r->problems, place,
                          "not valid YAML: a tab stands here; indent with spaces instead");
+    } else if (byte && strchr(",@`%", byte) && p->error != YAML_READER_ERROR) {
+        tdm__problem_add(r->problems, place,
+                         "not valid YAML: '%c' cannot stand here; put a value that begins with it "
+                         "in quotes",
+                         byte);
     } else if (p->context && p->context_mark.line != p->problem_mark.line) {
         tdm__problem_add(r->problems, place, "not valid YAML: %s %s that began at line %d", problem,
                          p->context, (int)p->context_mark.line + 1);
@@ -104,9 +110,13 @@ static void refuse_extras(reader *r, tdm__yaml_node *node, const yaml_char_t *an
         node->broken = true;
     }
     if (tag) {
+        static const char standard[] = "tag:yaml.org,2002:"; /* written "!!" */
+        const char *name = (const char *)tag;
+        bool is_standard = strncmp(name, standard, strlen(standard)) == 0;
+        if (is_standard) name += strlen(standard);
         tdm__problem_add(r->problems, node->place,
-                         "tags ('%s') are not supported; leave the tag out",
-                         tdm__clip_text((const char *)tag).text);
+                         "tags ('%s%s') are not supported; leave the tag out",
+                         is_standard ? "!!" : "", tdm__clip_text(name).text);
         node->broken = true;
     }
 }
@@ -136,7 +146,8 @@ static tdm__yaml_node *read_alias(reader *r, const yaml_event_t *event)
 {
     tdm__yaml_node *node = new_node(r, event, TDM__YAML_SCALAR);
     if (!node) return NULL;
-    tdm__problem_add(r->problems, node->place, "aliases ('*%s') are not supported; write the value out",
+    tdm__problem_add(r->problems, node->place,
+                     "aliases ('*%s') are not supported; write the value out",
                      tdm__clip_text((const char *)event->data.alias.anchor).text);
     node->text = "";
     node->broken = true;
@@ -301,8 +312,8 @@ static bool check_bytes(const char *bytes, size_t count, const char *file,
     return false;
 }
 
-tdm__yaml_node *tdm__yaml_read(const char *bytes, size_t count, const char *file,
-                               tdm_arena *arena, tdm__problem_list *problems)
+tdm__yaml_node *tdm__yaml_read(const char *bytes, size_t count, const char *file, tdm_arena *arena,
+                               tdm__problem_list *problems)
 {
     if (count >= 3 && memcmp(bytes, "\xef\xbb\xbf", 3) == 0) { /* a byte order mark */
         bytes += 3;

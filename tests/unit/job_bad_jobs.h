@@ -1,0 +1,473 @@
+/*
+ * job_bad_jobs.h: jobs that must be refused, with every word that must be said about them.
+ *
+ * Each row is a file called job.yaml, the overrides given with it, and all its problems in order,
+ * one on a line. The file lies in /jobs, and nobody looks whether the files it names exist.
+ */
+#ifndef TANDEM_TESTS_JOB_BAD_JOBS_H
+#define TANDEM_TESTS_JOB_BAD_JOBS_H
+
+#include <stddef.h>
+
+#define JOB(text) (text), sizeof(text) - 1
+#define SET(...)                                                                                   \
+    {                                                                                              \
+        __VA_ARGS__                                                                                \
+    }
+#define NO_SET                                                                                     \
+    {                                                                                              \
+        NULL                                                                                       \
+    }
+
+typedef struct bad_job {
+    const char *bytes;
+    size_t count;
+    const char *overrides[4]; /* up to the first NULL */
+    const char *problems;
+} bad_job;
+
+static const bad_job bad_jobs[] = {
+    /* ---- keys nobody knows */
+    {JOB("data: {train: x.csv}\ntrain:\n  epoch: 3\n"), NO_SET,
+     "job.yaml:3:3: unknown key 'train.epoch'; did you mean 'train.epochs'?\n"},
+    {JOB("data: {train: x.csv}\ntrian:\n  batch: 3\n"), NO_SET,
+     "job.yaml:2:1: unknown key 'trian'; did you mean 'train'?\n"},
+    {JOB("data: {train: x.csv}\nepochs: 3\n"), NO_SET,
+     "job.yaml:2:1: unknown key 'epochs'; did you mean 'train.epochs'?\n"},
+    {JOB("data: {train: x.csv}\nbatch_size: 3\n"), NO_SET,
+     "job.yaml:2:1: unknown key 'batch_size'; did you mean 'train.batch'?\n"},
+    {JOB("data: {train: x.csv}\ntrain:\n  lr: 0.1\n"), NO_SET,
+     "job.yaml:3:3: unknown key 'train.lr'; did you mean 'optim.lr'?\n"},
+    {JOB("data: {train: x.csv}\nmodel:\n  layers: [3]\n"), NO_SET,
+     "job.yaml:3:3: unknown key 'model.layers'; did you mean 'model.hidden'?\n"},
+    {JOB("data: {train: x.csv}\noptim: {learning_rate: 1}\n"), NO_SET,
+     "job.yaml:2:9: unknown key 'optim.learning_rate'; did you mean 'optim.lr'?\n"},
+    {JOB("data: {train: x.csv, normalize: none}\n"), NO_SET,
+     "job.yaml:1:22: unknown key 'data.normalize'; did you mean 'data.normalise'?\n"},
+    {JOB("data: {train: x.csv}\nzebra: 1\n"), NO_SET,
+     "job.yaml:2:1: unknown key 'zebra'; 'tandem job keys' lists them all\n"},
+    {JOB("data: {train: x.csv}\ntrain: {quagga: 1}\n"), NO_SET,
+     "job.yaml:2:9: unknown key 'train.quagga'; 'tandem job keys' lists them all\n"},
+    {JOB("data: {train: x.csv}\n\"\": 1\n"), NO_SET,
+     "job.yaml:2:1: unknown key ''; 'tandem job keys' lists them all\n"},
+    {JOB("data: {train: x.csv}\n"
+         "kxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"
+         "xxxxxxxxxxxxxxx: 1\n"),
+     NO_SET,
+     "job.yaml:2:1: unknown key 'kxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...'; 'tandem "
+     "job keys' lists them all\n"},
+    {JOB("data: {train: x.csv}\ntrain.batch: 3\n"), NO_SET,
+     "job.yaml:2:1: 'train.batch' must be nested: write 'batch:' indented below 'train:'\n"},
+    {JOB("data: {train: x.csv}\ntrain:\n  optim.lr: 3\n"), NO_SET,
+     "job.yaml:3:3: 'optim.lr' must be nested: write 'lr:' indented below 'optim:'\n"},
+    {JOB("data: {train: x.csv}\ntrain.bach: 3\n"), NO_SET,
+     "job.yaml:2:1: unknown key 'train.bach'; did you mean 'train.batch'?\n"},
+    /* ---- the wrong shape */
+    {JOB("data: {train: x.csv}\ntrain: 5\n"), NO_SET,
+     "job.yaml:2:8: 'train' is a group of keys, such as 'train.batch'; got '5'\n"},
+    {JOB("data: {train: x.csv}\ntrain: [1]\n"), NO_SET,
+     "job.yaml:2:8: 'train' is a group of keys, such as 'train.batch'; got a list\n"},
+    {JOB("data: {train: x.csv}\nseed: {a: 1}\n"), NO_SET,
+     "job.yaml:2:7: 'seed' wants a whole number, got a mapping\n"},
+    {JOB("data: {train: x.csv}\nseed: [1]\n"), NO_SET,
+     "job.yaml:2:7: 'seed' wants a whole number, got a list\n"},
+    {JOB("data: {train: x.csv}\nname: [a]\n"), NO_SET,
+     "job.yaml:2:7: 'name' wants 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
+     "'.' or '-', got a list\n"},
+    {JOB("data: {train: [x]}\n"), NO_SET,
+     "job.yaml:1:15: 'data.train' wants the path of a file, got a list\n"},
+    {JOB("data: {train: x.csv}\noptim: {lr: {a: 1}}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number, got a mapping\n"},
+    {JOB("data: {train: x.csv, shuffle: [true]}\n"), NO_SET,
+     "job.yaml:1:31: 'data.shuffle' wants true or false, got a list\n"},
+    {JOB("data: {train: x.csv}\nmodel: {activation: {}}\n"), NO_SET,
+     "job.yaml:2:21: 'model.activation' wants relu, gelu, tanh or sigmoid, got a mapping\n"},
+    {JOB("data: {train: x.csv}\nmodel: {hidden: 64}\n"), NO_SET,
+     "job.yaml:2:17: 'model.hidden' wants a list of whole numbers, such as [128, 64], got '64'\n"},
+    {JOB("data: {train: x.csv}\nmodel: {hidden: {a: 1}}\n"), NO_SET,
+     "job.yaml:2:17: 'model.hidden' wants a list of whole numbers, such as [128, 64], got a "
+     "mapping\n"},
+    {JOB("data: {train: x.csv}\nmodel: {hidden: [64, [1]]}\n"), NO_SET,
+     "job.yaml:2:22: 'model.hidden' wants a whole number, got a list\n"},
+    {JOB("- a\n- b\n"), NO_SET,
+     "job.yaml:1:1: a job is a mapping of keys, such as 'seed: 1'; got a list\n"},
+    {JOB("just words\n"), NO_SET,
+     "job.yaml:1:1: a job is a mapping of keys, such as 'seed: 1'; got 'just words'\n"},
+    {JOB(""), NO_SET,
+     "job.yaml: the file is empty; a job names at least its data: 'data:' and, indented below "
+     "it, 'train: FILE'\n"},
+    {JOB("# only a comment\n"), NO_SET,
+     "job.yaml: the file is empty; a job names at least its data: 'data:' and, indented below "
+     "it, 'train: FILE'\n"},
+    {JOB("---\n"), NO_SET,
+     "job.yaml: the file is empty; a job names at least its data: 'data:' and, indented below "
+     "it, 'train: FILE'\n"},
+    {JOB("~\n"), NO_SET,
+     "job.yaml: the file is empty; a job names at least its data: 'data:' and, indented below "
+     "it, 'train: FILE'\n"},
+    /* ---- whole numbers */
+    {JOB("data: {train: x.csv}\ntrain: {batch: abc}\n"), NO_SET,
+     "job.yaml:2:16: 'train.batch' wants a whole number, got 'abc'\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: 0}\n"), NO_SET,
+     "job.yaml:2:16: 'train.batch' wants a whole number from 1 to 2147483647, got '0'\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: -3}\n"), NO_SET,
+     "job.yaml:2:16: 'train.batch' wants a whole number from 1 to 2147483647, got '-3'\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: 2147483648}\n"), NO_SET,
+     "job.yaml:2:16: 'train.batch' wants a whole number from 1 to 2147483647, got '2147483648'\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: 1e3}\n"), NO_SET,
+     "job.yaml:2:16: 'train.batch' wants a whole number, got '1e3'; write it in plain digits, "
+     "such as 1000\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: 0x10}\n"), NO_SET,
+     "job.yaml:2:16: 'train.batch' wants a whole number, got '0x10'; write it in plain digits, "
+     "such as 1000\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: 1_000}\n"), NO_SET,
+     "job.yaml:2:16: 'train.batch' wants a whole number, got '1_000'; write it in plain digits, "
+     "such as 1000\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: 007}\n"), NO_SET,
+     "job.yaml:2:16: 'train.batch' wants a whole number, got '007'; write it in plain digits, "
+     "such as 1000\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: +7}\n"), NO_SET,
+     "job.yaml:2:16: 'train.batch' wants a whole number, got '+7'; write it in plain digits, "
+     "such as 1000\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: 3.5}\n"), NO_SET,
+     "job.yaml:2:16: 'train.batch' wants a whole number, got '3.5'; write it in plain digits, "
+     "such as 1000\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: \"32\"}\n"), NO_SET,
+     "job.yaml:2:16: 'train.batch' wants a whole number, got '32'; leave the quotes out\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: true}\n"), NO_SET,
+     "job.yaml:2:16: 'train.batch' wants a whole number, got 'true'\n"},
+    {JOB("data: {train: x.csv}\nseed: -1\n"), NO_SET,
+     "job.yaml:2:7: 'seed' wants a whole number from 0 to 2^53, got '-1'\n"},
+    {JOB("data: {train: x.csv}\nseed: 9007199254740993\n"), NO_SET,
+     "job.yaml:2:7: 'seed' wants a whole number from 0 to 2^53, got '9007199254740993'\n"},
+    {JOB("data: {train: x.csv}\nseed: 99999999999999999999999999\n"), NO_SET,
+     "job.yaml:2:7: 'seed' wants a whole number from 0 to 2^53, got "
+     "'99999999999999999999999999'\n"},
+    {JOB("data: {train: x.csv}\nparallel: {lanes: 3}\n"), NO_SET,
+     "job.yaml:2:19: 'parallel.lanes' wants a power of two from 1 to 65536, or the word auto, "
+     "got '3'\n"},
+    {JOB("data: {train: x.csv}\nparallel: {lanes: 0}\n"), NO_SET,
+     "job.yaml:2:19: 'parallel.lanes' wants a power of two from 1 to 65536, or the word auto, "
+     "got '0'\n"},
+    {JOB("data: {train: x.csv}\nparallel: {lanes: 131072}\n"), NO_SET,
+     "job.yaml:2:19: 'parallel.lanes' wants a power of two from 1 to 65536, or the word auto, "
+     "got '131072'\n"},
+    {JOB("data: {train: x.csv}\nparallel: {lanes: many}\n"), NO_SET,
+     "job.yaml:2:19: 'parallel.lanes' wants a whole number or the word auto, got 'many'\n"},
+    {JOB("data: {train: x.csv}\neval: {every_epochs: 0}\n"), NO_SET,
+     "job.yaml:2:22: 'eval.every_epochs' wants a whole number from 1 to 2^53, or the word "
+     "never, got '0'\n"},
+    {JOB("data: {train: x.csv}\ncheckpoint: {keep: some}\n"), NO_SET,
+     "job.yaml:2:20: 'checkpoint.keep' wants a whole number or the word all, got 'some'\n"},
+    {JOB("data: {train: x.csv}\nmodel: {hidden: [64, 0, x]}\n"), NO_SET,
+     "job.yaml:2:22: 'model.hidden' wants whole numbers from 1 to 1048576, got '0'\n"
+     "job.yaml:2:25: 'model.hidden' wants a whole number, got 'x'\n"},
+    {JOB("data: {train: x.csv}\nmodel: {hidden: [1048577]}\n"), NO_SET,
+     "job.yaml:2:18: 'model.hidden' wants whole numbers from 1 to 1048576, got '1048577'\n"},
+    {JOB("data: {train: x.csv}\n"
+         "model: {hidden: [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, "
+         "1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, "
+         "1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]}\n"),
+     NO_SET, "job.yaml:2:17: 'model.hidden' takes at most 64 numbers, got 65\n"},
+    /* ---- numbers */
+    {JOB("data: {train: x.csv}\noptim: {lr: fast}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number, got 'fast'\n"},
+    {JOB("data: {train: x.csv}\noptim: {lr: 0}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number above 0, got '0'\n"},
+    {JOB("data: {train: x.csv}\noptim: {lr: -0.1}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number above 0, got '-0.1'\n"},
+    {JOB("data: {train: x.csv}\noptim: {lr: .nan}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number, got '.nan'; it must be finite\n"},
+    {JOB("data: {train: x.csv}\noptim: {lr: -.INF}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number, got '-.INF'; it must be finite\n"},
+    {JOB("data: {train: x.csv}\noptim: {lr: 1e999}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number, got '1e999'; it must be finite\n"},
+    {JOB("data: {train: x.csv}\noptim: {lr: 1e-999}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number above 0, got '1e-999'\n"},
+    {JOB("data: {train: x.csv}\noptim: {lr: 0,1}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number above 0, got '0'\n"
+     "job.yaml:2:15: unknown key 'optim.1'; did you mean 'optim.lr'?\n"},
+    {JOB("data: {train: x.csv}\noptim: {lr: 1_0.5}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number, got '1_0.5'; write it like 0.001 or 1e-3\n"},
+    {JOB("data: {train: x.csv}\noptim: {lr: 0x1p3}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number, got '0x1p3'; write it like 0.001 or 1e-3\n"},
+    {JOB("data: {train: x.csv}\noptim: {lr: \"0.1\"}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number, got '0.1'; leave the quotes out\n"},
+    {JOB("data: {train: x.csv}\noptim: {lr: .}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number, got '.'\n"},
+    {JOB("data: {train: x.csv}\noptim: {lr: 1e}\n"), NO_SET,
+     "job.yaml:2:13: 'optim.lr' wants a number, got '1e'; write it like 0.001 or 1e-3\n"},
+    {JOB("data: {train: x.csv}\nmodel: {dropout: 1}\n"), NO_SET,
+     "job.yaml:2:18: 'model.dropout' wants a number from 0 to below 1, got '1'\n"},
+    {JOB("data: {train: x.csv}\noptim: {beta2: 1.5, weight_decay: -1}\n"), NO_SET,
+     "job.yaml:2:16: 'optim.beta2' wants a number from 0 to below 1, got '1.5'\n"
+     "job.yaml:2:35: 'optim.weight_decay' wants a number of at least 0, got '-1'\n"},
+    {JOB("data: {train: x.csv, test_fraction: 1.0}\n"), NO_SET,
+     "job.yaml:1:37: 'data.test_fraction' wants a number from 0 to below 1, got '1.0'\n"},
+    /* ---- words */
+    {JOB("data: {train: x.csv}\nmodel: {activation: Relu}\n"), NO_SET,
+     "job.yaml:2:21: 'model.activation' wants relu, gelu, tanh or sigmoid, got 'Relu'; did you "
+     "mean 'relu'?\n"},
+    {JOB("data: {train: x.csv}\nmodel: {activation: swish9}\n"), NO_SET,
+     "job.yaml:2:21: 'model.activation' wants relu, gelu, tanh or sigmoid, got 'swish9'\n"},
+    {JOB("data: {train: x.csv}\noptim: {kind: adam}\n"), NO_SET,
+     "job.yaml:2:15: 'optim.kind' wants sgd or adamw, got 'adam'; did you mean 'adamw'?\n"},
+    {JOB("data: {train: x.csv, header: ja}\n"), NO_SET,
+     "job.yaml:1:30: 'data.header' wants auto, yes or no, got 'ja'\n"},
+    {JOB("data: {train: x.csv, format: parquet}\n"), NO_SET,
+     "job.yaml:1:30: 'data.format' wants auto, csv or idx, got 'parquet'\n"},
+    {JOB("data: {train: x.csv, shuffle: ture}\n"), NO_SET,
+     "job.yaml:1:31: 'data.shuffle' wants true or false, got 'ture'; did you mean 'true'?\n"},
+    {JOB("data: {train: x.csv, shuffle: \"true\"}\n"), NO_SET,
+     "job.yaml:1:31: 'data.shuffle' wants true or false, got 'true'; leave the quotes out\n"},
+    {JOB("data: {train: x.csv, shuffle: 1}\n"), NO_SET,
+     "job.yaml:1:31: 'data.shuffle' wants true or false, got '1'\n"},
+    {JOB("data: {train: x.csv, last_batch: yes}\n"), NO_SET,
+     "job.yaml:1:34: 'data.last_batch' wants keep or drop, got 'yes'\n"},
+    /* ---- texts */
+    {JOB("data: {train: x.csv}\nname: -x\n"), NO_SET,
+     "job.yaml:2:7: 'name' wants 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
+     "'.' or '-', got '-x'\n"},
+    {JOB("data: {train: x.csv}\nname: a b\n"), NO_SET,
+     "job.yaml:2:7: 'name' wants 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
+     "'.' or '-', got 'a b'\n"},
+    {JOB("data: {train: x.csv}\n"
+         "name: nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn\n"),
+     NO_SET,
+     "job.yaml:2:7: 'name' wants 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
+     "'.' or '-', got 'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn...'\n"},
+    {JOB("data: {train: x.csv}\nname: \"\"\n"), NO_SET,
+     "job.yaml:2:7: 'name' wants 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
+     "'.' or '-', got ''\n"},
+    {JOB("data: {train: x.csv}\nname: ../x\n"), NO_SET,
+     "job.yaml:2:7: 'name' wants 1 to 64 letters, digits, '.', '_' or '-', not beginning with "
+     "'.' or '-', got '../x'\n"},
+    {JOB("data: {train: x.csv, label: \"\"}\n"), NO_SET,
+     "job.yaml:1:29: 'data.label' takes 1 to 1024 bytes, got 0\n"},
+    {JOB("data: {train: x.csv, label: "
+         "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
+         "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
+         "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
+         "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
+         "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
+         "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
+         "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
+         "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
+         "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
+         "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
+         "cccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc"
+         "ccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccccc}\n"),
+     NO_SET, "job.yaml:1:29: 'data.label' takes 1 to 1024 bytes, got 1025\n"},
+    {JOB("data: {train: x.csv, delimiter: \";;\"}\n"), NO_SET,
+     "job.yaml:1:33: 'data.delimiter' wants one ASCII character, or the word tab, got ';;'\n"},
+    {JOB("data: {train: x.csv, delimiter: \"\303\251\"}\n"), NO_SET,
+     "job.yaml:1:33: 'data.delimiter' wants one ASCII character, or the word tab, got "
+     "'\303\251'\n"},
+    {JOB("data: {train: x.csv, delimiter: \"\\x01\"}\n"), NO_SET,
+     "job.yaml:1:33: 'data.delimiter' wants one ASCII character, or the word tab, got '?'\n"},
+    {JOB("data: {train: x.csv, label: \"a\\0b\"}\n"), NO_SET,
+     "job.yaml:1:29: a text cannot hold a zero byte; remove '\\0'\n"},
+    /* ---- no value */
+    {JOB("data:\n  train:\n"), NO_SET,
+     "job.yaml:2:3: 'data.train' has no value; give the path of a file\n"},
+    {JOB("data: {train: \"\"}\n"), NO_SET,
+     "job.yaml:1:15: 'data.train' has no value; give the path of a file\n"},
+    {JOB("data: {train: null}\n"), NO_SET,
+     "job.yaml:1:8: 'data.train' has no value; give the path of a file\n"},
+    {JOB("data: {train: x.csv, test: ~}\n"), NO_SET,
+     "job.yaml:1:22: 'data.test' has no value; give the path of a file, or leave the key out\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: }\n"), NO_SET,
+     "job.yaml:2:9: 'train.batch' has no value; give a whole number from 1 to 2147483647, or "
+     "leave the key out\n"},
+    {JOB("seed: 3\n"), NO_SET,
+     "job.yaml: 'data.train' is missing, and every job needs it: give the path of a file\n"},
+    {JOB("seed: 3\ndata:\n  label: x\n"), NO_SET,
+     "job.yaml:2:1: 'data.train' is missing, and every job needs it: give the path of a file\n"},
+    /* ---- keys side by side */
+    {JOB("data:\n  train: x.csv\n  train: y.csv\n"), NO_SET,
+     "job.yaml:3:3: 'data.train' is given twice; it stands at line 2, column 3 already: remove "
+     "one\n"},
+    {JOB("data: {train: x.csv}\n"
+         "train: {batch: 1}\n"
+         "seed: 1\n"
+         "train: {batch: 2}\n"),
+     NO_SET,
+     "job.yaml:4:1: 'train' is given twice; it stands at line 2, column 1 already: remove one\n"},
+    {JOB("data: {train: x.csv}\n"
+         "train:\n"
+         "  epochs: 3\n"
+         "  steps: 5\n"),
+     NO_SET,
+     "job.yaml:4:3: 'train.steps' cannot stand beside 'train.epochs' (line 3, column 3); keep "
+     "one of them\n"},
+    {JOB("data: {train: x.csv}\n"
+         "train:\n"
+         "  steps: 5\n"
+         "  epochs: 3\n"),
+     NO_SET,
+     "job.yaml:4:3: 'train.epochs' cannot stand beside 'train.steps' (line 3, column 3); keep "
+     "one of them\n"},
+    {JOB("data:\n"
+         "  train: x.csv\n"
+         "  test: y.csv\n"
+         "  test_fraction: 0.1\n"),
+     NO_SET,
+     "job.yaml:4:3: 'data.test_fraction' cannot stand beside 'data.test' (line 3, column 3); "
+     "keep one of them\n"},
+    {JOB("data:\n"
+         "  train: x.csv\n"
+         "  train_labels: l\n"
+         "  test_labels: y\n"),
+     NO_SET,
+     "job.yaml:4:3: 'data.test_labels' needs 'data.test'; give that too, or leave this out\n"},
+    {JOB("data: {train: x, train_labels: y, format: csv}\n"), NO_SET,
+     "job.yaml:1:18: 'data.train_labels' is for IDX files; a CSV file has its labels in the "
+     "column that 'data.label' names: leave this out, or set 'data.format' to idx\n"},
+    {JOB("data: {train: x, test: z, test_labels: y, format: csv}\n"), NO_SET,
+     "job.yaml:1:27: 'data.test_labels' is for IDX files; a CSV file has its labels in the "
+     "column that 'data.label' names: leave this out, or set 'data.format' to idx\n"},
+    {JOB("data: {train: x, format: idx}\n"), NO_SET,
+     "job.yaml:1:18: IDX images come without labels; name the file of labels in "
+     "'data.train_labels'\n"},
+    {JOB("data: {train: x, train_labels: y, test: z}\n"), NO_SET,
+     "job.yaml:1:35: 'data.train' has a file of labels, so 'data.test' needs one too: name it "
+     "in 'data.test_labels'\n"},
+    {JOB("data: {train: x, test: z, test_labels: y}\n"), NO_SET,
+     "job.yaml:1:27: 'data.test' has a file of labels, so 'data.train' needs one too: name it "
+     "in 'data.train_labels'\n"},
+    {JOB("data: {train: x.csv}\noptim: {nesterov: true}\n"), NO_SET,
+     "job.yaml:2:9: 'optim.nesterov' is for sgd; set 'optim.kind' to sgd, or leave this out\n"},
+    {JOB("data: {train: x.csv}\noptim: {nesterov: true, kind: sgd, momentum: 0}\n"), NO_SET,
+     "job.yaml:2:9: 'optim.nesterov' needs momentum; give 'optim.momentum' a value above 0\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: 4}\nparallel: {lanes: 8}\n"), NO_SET,
+     "job.yaml:3:12: 'parallel.lanes' is more than 'train.batch', so that some lanes would "
+     "never get a sample; lower it, or raise 'train.batch'\n"},
+    /* ---- YAML itself */
+    {JOB("data: {train: x.csv}\ntrain: &a {batch: 3}\n"), NO_SET,
+     "job.yaml:2:8: anchors ('&a') are not supported; write the value out where it is used\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: &b 3}\neval: {batch: *b}\n"), NO_SET,
+     "job.yaml:2:16: anchors ('&b') are not supported; write the value out where it is used\n"
+     "job.yaml:3:15: aliases ('*b') are not supported; write the value out\n"},
+    {JOB("data: {train: x.csv}\n&k seed: 3\n"), NO_SET,
+     "job.yaml:2:1: anchors ('&k') are not supported; write the value out where it is used\n"},
+    {JOB("data: {train: x.csv}\nseed: !!int 3\n"), NO_SET,
+     "job.yaml:2:7: tags ('!!int') are not supported; leave the tag out\n"},
+    {JOB("data: {train: x.csv}\nseed: !mine 3\n"), NO_SET,
+     "job.yaml:2:7: tags ('!mine') are not supported; leave the tag out\n"},
+    {JOB("data: {train: x.csv}\ntrain:\n  <<: {batch: 3}\n"), NO_SET,
+     "job.yaml:3:3: merge keys ('<<') are not supported; write the keys out\n"},
+    {JOB("data: {train: x.csv}\n? [a, b]\n: 1\n"), NO_SET,
+     "job.yaml:2:3: a key must be a word, not a list\n"},
+    {JOB("data: {train: x.csv}\n{a: b}: 1\n"), NO_SET,
+     "job.yaml:2:1: a key must be a word, not a mapping\n"},
+    {JOB("data: {train: x.csv}\n---\nseed: 3\n"), NO_SET,
+     "job.yaml:2:1: a second document begins here; a job is one document, so remove the '---' "
+     "and what follows\n"},
+    {JOB("data: {train: x.csv}\ntrain:\n\tbatch: 3\n"), NO_SET,
+     "job.yaml:3:1: not valid YAML: a tab stands here; indent with spaces instead\n"},
+    {JOB("data: {train: x.csv}\ntrain: {batch: 3\n"), NO_SET,
+     "job.yaml:3:1: not valid YAML: did not find expected ',' or '}' while parsing a flow "
+     "mapping that began at line 2\n"},
+    {JOB("data: {train: x.csv}\n"
+         "train:\n"
+         "  batch: 3\n"
+         " seed: 1\n"),
+     NO_SET,
+     "job.yaml:4:2: not valid YAML: did not find expected key while parsing a block mapping "
+     "that began at line 1\n"},
+    {JOB("data: {train: x.csv}\nname: \"open\n"), NO_SET,
+     "job.yaml:3:1: not valid YAML: found unexpected end of stream while scanning a quoted "
+     "scalar that began at line 2\n"},
+    {JOB("data: {train: x.csv, delimiter: ,}\n"), NO_SET,
+     "job.yaml:1:22: 'data.delimiter' has no value; give one ASCII character, or the word tab, "
+     "or leave the key out\n"},
+    {JOB("data:\n  train: x.csv\n  delimiter: ,\n"), NO_SET,
+     "job.yaml:3:14: not valid YAML: ',' cannot stand here; put a value that begins with it in "
+     "quotes\n"},
+    {JOB("data: {train: x.csv}\nseed: @3\n"), NO_SET,
+     "job.yaml:2:7: not valid YAML: '@' cannot stand here; put a value that begins with it in "
+     "quotes\n"},
+    {JOB("data: {train: x.csv}\na: [[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]\n"), NO_SET,
+     "job.yaml:2:19: nested deeper than 16 levels; a job needs two\n"},
+    {JOB("data: {train: x.csv}\nname: \377\n"), NO_SET,
+     "job.yaml:2:7: the byte 0xff begins no printable UTF-8 character; save the file as UTF-8\n"},
+    {JOB("data: {train: x.csv}\nname: a\300\200\n"), NO_SET,
+     "job.yaml:2:8: the byte 0xc0 begins no printable UTF-8 character; save the file as UTF-8\n"},
+    {JOB("data: {train: x.csv}\nnam\000e: a\n"), NO_SET,
+     "job.yaml:2:4: the control character 0x00 cannot stand in a text file; remove it\n"},
+    {JOB("data: {train: x.csv}\n# \303\251\303\251 \355\240\200\n"), NO_SET,
+     "job.yaml:2:6: the byte 0xed begins no printable UTF-8 character; save the file as UTF-8\n"},
+    {JOB("\357\273\277data: {train: x.csv}\r\nseed: x\r\n"), NO_SET,
+     "job.yaml:2:7: 'seed' wants a whole number, got 'x'\n"},
+    /* ---- everything at once */
+    {JOB("train:\n"
+         "  batch: abc\n"
+         "  epoch: 3\n"
+         "seed: -1\n"
+         "optim: {kind: adm}\n"),
+     SET("eval.bach=3", "train.batch"),
+     "job.yaml:2:10: 'train.batch' wants a whole number, got 'abc'\n"
+     "job.yaml:3:3: unknown key 'train.epoch'; did you mean 'train.epochs'?\n"
+     "job.yaml:4:7: 'seed' wants a whole number from 0 to 2^53, got '-1'\n"
+     "job.yaml:5:15: 'optim.kind' wants sgd or adamw, got 'adm'\n"
+     "job.yaml: 'data.train' is missing, and every job needs it: give the path of a file\n"
+     "--set: unknown key 'eval.bach'; did you mean 'eval.batch'?\n"
+     "--set: an override is written key=value, such as train.batch=64; got 'train.batch'\n"},
+    /* ---- overrides */
+    {JOB("data: {train: x.csv}\n"), SET("trian.batch=3"),
+     "--set: unknown key 'trian.batch'; did you mean 'train.batch'?\n"},
+    {JOB("data: {train: x.csv}\n"), SET("evl.batch=3"),
+     "--set: unknown key 'evl.batch'; did you mean 'eval.batch'?\n"},
+    {JOB("data: {train: x.csv}\n"), SET("train=3"),
+     "--set: 'train' is a group of keys; set one of them, such as 'train.batch'\n"},
+    {JOB("data: {train: x.csv}\n"), SET("train.batch"),
+     "--set: an override is written key=value, such as train.batch=64; got 'train.batch'\n"},
+    {JOB("data: {train: x.csv}\n"), SET("=3"),
+     "--set: an override is written key=value, such as train.batch=64; got '=3'\n"},
+    {JOB("data: {train: x.csv}\n"), SET(""),
+     "--set: an override is written key=value, such as train.batch=64; got ''\n"},
+    {JOB("data: {train: x.csv}\n"), SET("train.batch=abc"),
+     "--set: 'train.batch' wants a whole number, got 'abc'\n"},
+    {JOB("data: {train: x.csv}\n"), SET("train.batch="),
+     "--set: 'train.batch' has no value; give a whole number from 1 to 2147483647, or leave the "
+     "key out\n"},
+    {JOB("data: {train: x.csv}\n"), SET("data.train="),
+     "--set: 'data.train' has no value; give the path of a file\n"},
+    {JOB("data: {train: x.csv}\n"), SET("model.hidden=64"),
+     "--set: 'model.hidden' wants a list of whole numbers, such as [128, 64], got '64'\n"},
+    {JOB("data: {train: x.csv}\n"), SET("model.hidden=[64,x]"),
+     "--set: 'model.hidden' wants a whole number, got 'x'\n"},
+    {JOB("data: {train: x.csv}\n"), SET("model.hidden=[64"),
+     "--set: 'model.hidden': cannot read '[64': not valid YAML: did not find expected ',' or "
+     "']' while parsing a flow sequence that began at line 1\n"},
+    {JOB("data: {train: x.csv}\n"), SET("model.hidden="),
+     "--set: 'model.hidden' has no value; give a list of at most 64 whole numbers from 1 to "
+     "1048576, or leave the key out\n"},
+    {JOB("data: {train: x.csv}\n"), SET("name='a' b"),
+     "--set: 'name': cannot read ''a' b': not valid YAML: did not find expected <document "
+     "start>\n"},
+    {JOB("data: {train: x.csv}\n"), SET("data.label=a\377"),
+     "--set: an override holds bytes that are not printable UTF-8\n"},
+    {JOB("data: {train: x.csv}\n"), SET("model.hidden=[1] # c\n--- 3"),
+     "--set: 'model.hidden': cannot read '[1] # c?--- 3': a second document begins here; a job "
+     "is one document, so remove the '---' and what follows\n"},
+    {JOB("data: {train: x.csv}\n"), SET("train.batch=x", "train.batch=y"),
+     "--set: 'train.batch' wants a whole number, got 'y'\n"},
+    {JOB("seed: [\n"), SET("train.batch=y"),
+     "job.yaml:2:1: not valid YAML: did not find expected node content while parsing a flow "
+     "node\n"
+     "--set: 'train.batch' wants a whole number, got 'y'\n"},
+    {JOB("data: {train: x.csv}\n"), SET("learning_rate=3"),
+     "--set: unknown key 'learning_rate'; did you mean 'optim.lr'?\n"},
+    {JOB("data: {train: x.csv}\n"), SET("optim.nesterov=yes"),
+     "--set: 'optim.nesterov' is for sgd; set 'optim.kind' to sgd, or leave this out\n"},
+    {JOB("data: {train: x.csv}\n"), SET("train.batch=4", "parallel.lanes=8"),
+     "--set: 'parallel.lanes' is more than 'train.batch', so that some lanes would never get a "
+     "sample; lower it, or raise 'train.batch'\n"},
+    {JOB("data: {train: x.csv, test: y.csv, test_labels: l}\n"),
+     SET("data.train_labels=t", "data.test_labels=", "data.format=idx"),
+     "job.yaml:1:22: 'data.train' has a file of labels, so 'data.test' needs one too: name it "
+     "in 'data.test_labels'\n"},
+};
+
+#endif

@@ -1,0 +1,149 @@
+/*
+ * job_random.h: valid jobs at random, for property tests.
+ *
+ * The table of keys says what each field may hold; texts are made of what breaks writers and
+ * readers of YAML. Then the fields are brought in line with the rules on keys side by side.
+ */
+#ifndef TANDEM_TESTS_JOB_RANDOM_H
+#define TANDEM_TESTS_JOB_RANDOM_H
+
+#include <math.h>
+
+#include <tandem/job.h>
+
+#include "job/internal.h"
+
+/* Text with what breaks writers: quotes, colons, line ends, control characters, odd Unicode. */
+static const char *random_text(tdm_rng *rng, tdm_arena *arena, const char *prefix)
+{
+    static const char *const pieces[] = {
+        "a",
+        "Z9",
+        "yes",
+        "null",
+        "~",
+        "0",
+        "1.5",
+        " ",
+        ": ",
+        " #",
+        "#",
+        "- ",
+        "\"",
+        "'",
+        "\\",
+        "\n",
+        "\r",
+        "\t",
+        "\x01",
+        "\x7f",
+        "\xc2\x85",
+        "[",
+        "{",
+        "&a",
+        "*",
+        "!",
+        "|",
+        ">",
+        "%",
+        "@",
+        "`",
+        "\xe2\x80\xa8",
+        "true",
+        "\xef\xbb\xbf",
+        ",",
+        "é",
+        "日本",
+        "---\n",
+        "\xef\xbf\xbe",
+        "\xf0\x9f\x98\x80",
+    };
+    tdm_str text = TDM_STR_INIT;
+    tdm_str_add(&text, prefix);
+    size_t count = 1 + tdm_rng_below(rng, 6);
+    for (size_t i = 0; i < count; i++)
+        tdm_str_add(&text, pieces[tdm_rng_below(rng, sizeof(pieces) / sizeof(pieces[0]))]);
+    const char *copy = tdm_arena_strdup(arena, tdm_str_text(&text));
+    tdm_str_release(&text);
+    return copy;
+}
+
+static int64_t random_int(tdm_rng *rng, const tdm_job_key *key)
+{
+    if (key->word && tdm_rng_below(rng, 3) == 0) return 0;
+    if (key->form == TDM_JOB_FORM_POWER_OF_TWO) return (int64_t)1 << tdm_rng_below(rng, 17);
+    uint64_t any = tdm_rng_u64(rng) >> tdm_rng_below(rng, 64); /* small ones as often as large */
+    return (int64_t)key->least + (int64_t)(any % (uint64_t)(key->most - key->least + 1));
+}
+
+static double random_real(tdm_rng *rng, const tdm_job_key *key)
+{
+    double value = (double)(tdm_rng_u64(rng) >> 11) / 9007199254740992.0; /* [0, 1) */
+    if (tdm_rng_below(rng, 4) == 0 && !key->open_least) return key->least;
+    if (isinf(key->most)) value = ldexp(value + 0.5, (int)tdm_rng_below(rng, 1800) - 900);
+    return value;
+}
+
+static tdm_job_int_list random_list(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key)
+{
+    size_t count = tdm_rng_below(rng, key->most_count + 1);
+    int64_t *values = tdm_arena_array(arena, count + 1, sizeof(*values));
+    for (size_t i = 0; i < count; i++) values[i] = random_int(rng, key);
+    return (tdm_job_int_list){.values = values, .count = count};
+}
+
+static void random_field(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key, tdm_job *job)
+{
+    void *field = (char *)job + key->offset;
+    char choice[32];
+    size_t count = 0;
+    switch (key->type) {
+    case TDM_JOB_KEY_STRING:
+        if (key->form == TDM_JOB_FORM_NAME) {
+            *(const char **)field = tdm_arena_printf(arena, "n%u._-", tdm_rng_u32(rng));
+        } else if (key->form == TDM_JOB_FORM_CHARACTER) {
+            char c = (char)(' ' + (char)tdm_rng_below(rng, 95));
+            *(const char **)field = c == 't' ? "tab" : tdm_arena_strndup(arena, &c, 1);
+        } else {
+            *(const char **)field = random_text(rng, arena, "");
+        }
+        break;
+    case TDM_JOB_KEY_PATH:
+        if (key->required || tdm_rng_below(rng, 2) == 0)
+            *(const char **)field = random_text(rng, arena, "/");
+        break;
+    case TDM_JOB_KEY_DIR: *(const char **)field = random_text(rng, arena, "/"); break;
+    case TDM_JOB_KEY_INT: *(int64_t *)field = random_int(rng, key); break;
+    case TDM_JOB_KEY_REAL: *(double *)field = random_real(rng, key); break;
+    case TDM_JOB_KEY_BOOL: *(bool *)field = tdm_rng_below(rng, 2) == 0; break;
+    case TDM_JOB_KEY_CHOICE:
+        while (tdm__choice_at(key->choices, count, choice)) count++;
+        *(int *)field = (int)tdm_rng_below(rng, count);
+        break;
+    case TDM_JOB_KEY_INT_LIST: *(tdm_job_int_list *)field = random_list(rng, arena, key); break;
+    }
+}
+
+/* Random fields, then whatever the rules ask for. */
+static tdm_job random_job(tdm_rng *rng, tdm_arena *arena)
+{
+    tdm_job job = {0};
+    for (size_t i = 0; i < tdm_job_key_count(); i++)
+        random_field(rng, arena, tdm_job_key_at(i), &job);
+    if (tdm_rng_below(rng, 2) == 0) {
+        job.train.steps = 0;
+    } else {
+        job.train.epochs = 0;
+    }
+    if (job.data.test) job.data.test_fraction = 0;
+    job.data.format = TDM_JOB_FORMAT_AUTO;
+    if (!job.data.test || !job.data.train_labels) job.data.test_labels = NULL;
+    if (job.data.train_labels && job.data.test && !job.data.test_labels)
+        job.data.test_labels = "/labels";
+    job.optim.nesterov = job.optim.nesterov && job.optim.kind == TDM_JOB_OPTIM_SGD &&
+                         job.optim.momentum > 0;
+    if (job.train.batch < job.parallel.lanes) job.train.batch = job.parallel.lanes;
+    return job;
+}
+
+#endif

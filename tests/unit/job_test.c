@@ -1,0 +1,748 @@
+/*
+ * job_test.c: the job file.
+ *
+ * Bad jobs are compared word for word (job_bad_jobs.h); good ones are read from YAML, from JSON and
+ * from overrides. Random jobs with nasty texts must come back unchanged from their own text. The
+ * reference page in docs/ must be what the table of keys prints; after a change to the table,
+ * `unit_job --write-docs docs/job-file.md` writes it anew.
+ */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <tandem/job.h>
+#include <tandem/os.h>
+
+#include "check.h"
+#include "job/internal.h"
+#include "unit/job_bad_jobs.h"
+#include "unit/job_random.h"
+
+#define DOCS "docs/job-file.md"
+#define SMALLEST "data: {train: x.csv}\n"
+
+/* ---- helpers --------------------------------------------------------------------------------- */
+
+static tdm_job_document *parse_bytes(const char *bytes, size_t count, const char *const *overrides)
+{
+    tdm_job_options options = {.overrides = overrides, .no_file_checks = true};
+    while (overrides && overrides[options.override_count]) options.override_count++;
+    tdm_job_document *document = NULL;
+    tdm_error err = {0};
+    tdm_status status = tdm_job_parse(bytes, count, "job.yaml", "/jobs", &options, &document, &err);
+    CHECK(document != NULL);
+    if (!document) return NULL;
+    bool is_valid = tdm_job_document_job(document) != NULL;
+    CHECK_INT(status, is_valid ? TDM_OK : TDM_ERR_JOB_INVALID);
+    CHECK_INT(tdm_job_document_problems(document).count > 0, !is_valid);
+    return document;
+}
+
+/* The problems of a document, one on a line. */
+static void list_problems(const tdm_job_document *document, tdm_str *out)
+{
+    tdm_job_problems problems = tdm_job_document_problems(document);
+    for (size_t i = 0; i < problems.count; i++) {
+        tdm_job_problem_text(&problems.items[i], out);
+        tdm_str_add_char(out, '\n');
+    }
+}
+
+/* A document that must be valid; problems are shown as a failed check. */
+static tdm_job_document *parse_good(const char *yaml, const char *const *overrides)
+{
+    tdm_job_document *document = parse_bytes(yaml, strlen(yaml), overrides);
+    if (!document) return NULL;
+    tdm_str problems = TDM_STR_INIT;
+    list_problems(document, &problems);
+    CHECK_TEXT(tdm_str_text(&problems), "");
+    tdm_str_release(&problems);
+    if (tdm_job_document_job(document)) return document;
+    tdm_job_document_destroy(document);
+    return NULL;
+}
+
+static const char *const *set_list(const char *a, const char *b, const char *c, const char *d)
+{
+    static const char *list[5];
+    list[0] = a;
+    list[1] = b;
+    list[2] = c;
+    list[3] = d;
+    return list;
+}
+
+static void check_shows(const tdm_job *job, const char *expected)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_job_show(job, &text);
+    CHECK_TEXT(tdm_str_text(&text), expected);
+    tdm_str_release(&text);
+}
+
+/* ---- bad jobs -------------------------------------------------------------------------------- */
+
+static void test_bad_jobs(void)
+{
+    size_t count = sizeof(bad_jobs) / sizeof(bad_jobs[0]);
+    CHECK(count >= 60);
+    for (size_t i = 0; i < count; i++) {
+        const bad_job *bad = &bad_jobs[i];
+        tdm_job_document *document = parse_bytes(bad->bytes, bad->count, bad->overrides);
+        if (!document) continue;
+        tdm_str problems = TDM_STR_INIT;
+        list_problems(document, &problems);
+        CHECK_TEXT(tdm_str_text(&problems), bad->problems);
+        CHECK(tdm_job_document_job(document) == NULL);
+        tdm_str_release(&problems);
+        tdm_job_document_destroy(document);
+    }
+}
+
+static void test_problem_has_its_place(void)
+{
+    tdm_job_document *document = parse_bytes("seed: x\n", 8, NULL);
+    tdm_job_problems problems = tdm_job_document_problems(document);
+    CHECK_INT(problems.count, 2);
+    CHECK_TEXT(problems.items[0].file, "job.yaml");
+    CHECK_INT(problems.items[0].line, 1);
+    CHECK_INT(problems.items[0].column, 7);
+    CHECK_TEXT(problems.items[0].message, "'seed' wants a whole number, got 'x'");
+    CHECK_INT(problems.items[1].line, 0);
+    tdm_job_document_destroy(document);
+}
+
+static void test_error_is_the_first_problem(void)
+{
+    tdm_job_document *document = NULL;
+    tdm_error err = {0};
+    tdm_status status = tdm_job_parse("seed: x\nname: /\n", 16, "a.yaml", NULL, NULL, &document,
+                                      &err);
+    CHECK_INT(status, TDM_ERR_JOB_INVALID);
+    CHECK_INT(err.status, TDM_ERR_JOB_INVALID);
+    CHECK_TEXT(err.message, "a.yaml:1:7: 'seed' wants a whole number, got 'x'");
+    tdm_job_document_destroy(document);
+    tdm_job_document_destroy(NULL);
+}
+
+static void test_too_large(void)
+{
+    size_t count = TDM__JOB_FILE_BYTES + 1;
+    char *bytes = malloc(count);
+    memset(bytes, '#', count);
+    memcpy(bytes, SMALLEST, strlen(SMALLEST));
+    tdm_job_document *document = parse_bytes(bytes, count, NULL);
+    CHECK_TEXT(tdm_job_document_problems(document).items[0].message,
+               "the file has 1048577 bytes; a job file has at most 1048576");
+    tdm_job_document_destroy(document);
+    document = parse_bytes(bytes, count - 1, NULL); /* just not too large */
+    CHECK(tdm_job_document_job(document) != NULL);
+    tdm_job_document_destroy(document);
+    free(bytes);
+}
+
+static void test_problems_are_bounded(void)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_str_add(&text, SMALLEST);
+    for (int i = 0; i < 5000; i++) tdm_str_addf(&text, "key%d: 1\n", i);
+    tdm_job_document *document = parse_bytes(text.data, text.length, NULL);
+    tdm_job_problems problems = tdm_job_document_problems(document);
+    CHECK_INT(problems.count, TDM__JOB_PROBLEMS + 1);
+    CHECK_TEXT(problems.items[TDM__JOB_PROBLEMS].message,
+               "there are 4900 more problems, which are not listed; mend these first");
+    tdm_job_document_destroy(document);
+    tdm_str_release(&text);
+}
+
+static void test_depth_limit(void)
+{
+    for (int depth = 14; depth <= 17; depth++) { /* of lists, below the document's mapping */
+        tdm_str text = TDM_STR_INIT;
+        tdm_str_add(&text, SMALLEST "a: ");
+        for (int i = 0; i < depth; i++) tdm_str_add_char(&text, '[');
+        for (int i = 0; i < depth; i++) tdm_str_add_char(&text, ']');
+        tdm_job_document *document = parse_bytes(text.data, text.length, NULL);
+        const char *message = tdm_job_document_problems(document).items[0].message;
+        CHECK_HAS(message, depth < 16 ? "unknown key 'a'" : "nested deeper than 16 levels");
+        tdm_job_document_destroy(document);
+        tdm_str_release(&text);
+    }
+}
+
+/* ---- good jobs ------------------------------------------------------------------------------- */
+
+static void test_defaults(void)
+{
+    char expected[8192], here[4096];
+    CHECK(getcwd(here, sizeof(here)) != NULL);
+    snprintf(expected, sizeof(expected),
+             "name: job\nseed: 1\n"
+             "model:\n  kind: mlp\n  hidden: [128]\n  activation: relu\n  dropout: 0\n"
+             "data:\n  train: /jobs/x.csv\n  test_fraction: 0\n  format: auto\n  header: auto\n"
+             "  label: last\n  delimiter: \",\"\n  normalise: auto\n  shuffle: true\n"
+             "  last_batch: keep\n"
+             "train:\n  batch: 32\n  epochs: 10\n"
+             "optim:\n  kind: adamw\n  lr: 0.001\n  momentum: 0.9\n  nesterov: false\n"
+             "  beta1: 0.9\n  beta2: 0.999\n  eps: 1e-08\n  weight_decay: 0.01\n"
+             "parallel:\n  lanes: auto\ncompute:\n  backend: auto\n"
+             "eval:\n  every_epochs: 1\n  batch: 256\n"
+             "checkpoint:\n  every_epochs: 1\n  every_steps: never\n  keep: 3\n"
+             "run:\n  dir: %s/runs\n  log_every_steps: 10\n",
+             here);
+    tdm_job_document *document = parse_good(SMALLEST, NULL);
+    const tdm_job *job = tdm_job_document_job(document);
+    check_shows(job, expected);
+    CHECK(job->model.init_from == NULL);
+    CHECK(job->data.train_labels == NULL && job->data.test == NULL);
+    CHECK_INT(job->train.steps, 0);
+    CHECK_INT(job->parallel.lanes, 0);
+    tdm_job_document_destroy(document);
+}
+
+static void test_all_keys(void)
+{
+    tdm_job_document *document = parse_good(
+        "# every key, none at its default\n"
+        "name: my.job-2\nseed: 9007199254740992\n"
+        "model: {kind: mlp, hidden: [1, 1048576], activation: sigmoid, dropout: .5,\n"
+        "        init_from: ../w.safetensors}\n"
+        "data:\n  train: sub/a b.gz\n  train_labels: ./l\n  test: /abs/t\n  test_labels: m\n"
+        "  format: idx\n  header: no\n  label: 3\n  delimiter: tab\n  normalise: standard\n"
+        "  shuffle: off\n  last_batch: drop\n"
+        "train: {batch: 2147483647, steps: 7}\n"
+        "optim: {kind: sgd, lr: 1e-3, momentum: 0.5, nesterov: Yes, beta1: 0, beta2: 5E-1,\n"
+        "        eps: 1, weight_decay: -0}\n"
+        "parallel: {lanes: 65536}\ncompute: {backend: ref}\n"
+        "eval: {every_epochs: never, batch: 1}\n"
+        "checkpoint: {every_epochs: never, every_steps: 5, keep: all}\n"
+        "run: {dir: /r, log_every_steps: 1}\n",
+        NULL);
+    check_shows(tdm_job_document_job(document),
+                "name: my.job-2\nseed: 9007199254740992\n"
+                "model:\n  kind: mlp\n  hidden: [1, 1048576]\n  activation: sigmoid\n"
+                "  dropout: 0.5\n  init_from: /jobs/../w.safetensors\n"
+                "data:\n  train: \"/jobs/sub/a b.gz\"\n  train_labels: /jobs/l\n  test: /abs/t\n"
+                "  test_labels: /jobs/m\n  format: idx\n  header: no\n  label: \"3\"\n"
+                "  delimiter: tab\n  normalise: standard\n  shuffle: false\n  last_batch: drop\n"
+                "train:\n  batch: 2147483647\n  steps: 7\n"
+                "optim:\n  kind: sgd\n  lr: 0.001\n  momentum: 0.5\n  nesterov: true\n"
+                "  beta1: 0\n  beta2: 0.5\n  eps: 1\n  weight_decay: 0\n"
+                "parallel:\n  lanes: 65536\ncompute:\n  backend: ref\n"
+                "eval:\n  every_epochs: never\n  batch: 1\n"
+                "checkpoint:\n  every_epochs: never\n  every_steps: 5\n  keep: all\n"
+                "run:\n  dir: /r\n  log_every_steps: 1\n");
+    CHECK_INT(tdm_job_document_job(document)->train.epochs, 0);
+    tdm_job_document_destroy(document);
+}
+
+static void test_other_spellings(void)
+{
+    static const struct {
+        const char *yaml;
+        int header;
+        const char *label;
+        const char *delimiter;
+    } cases[] = {
+        {"data: {train: x, header: yes, label: no}", TDM_JOB_HEADER_YES, "no", ","},
+        {"data: {train: x, header: True, label: 1.50}", TDM_JOB_HEADER_YES, "1.50", ","},
+        {"data: {train: x, header: \"no\", label: 'null'}", TDM_JOB_HEADER_NO, "null", ","},
+        {"data: {train: x, header: OFF, delimiter: \"\\t\"}", TDM_JOB_HEADER_NO, "last", "tab"},
+        {"\xef\xbb\xbf"
+         "data:\r\n  train: x\r\n  delimiter: ';'\r\n",
+         TDM_JOB_HEADER_AUTO, "last", ";"},
+        {"{\"data\": {\"train\": \"x\", \"label\": \"a\\/b\"}, \"model\": {}}", TDM_JOB_HEADER_AUTO,
+         "a/b", ","},
+        {"data:\n  train: x\n  label: |-\n    two\n    lines\nmodel:\ntrain: ~\n",
+         TDM_JOB_HEADER_AUTO, "two\nlines", ","},
+        {"%YAML 1.1\n---\ndata: {train: x, delimiter: \" \"}\n...\n", TDM_JOB_HEADER_AUTO, "last",
+         " "},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        tdm_job_document *document = parse_good(cases[i].yaml, NULL);
+        if (!document) continue;
+        const tdm_job *job = tdm_job_document_job(document);
+        CHECK_INT(job->data.header, cases[i].header);
+        CHECK_TEXT(job->data.label, cases[i].label);
+        CHECK_TEXT(job->data.delimiter, cases[i].delimiter);
+        tdm_job_document_destroy(document);
+    }
+}
+
+static void test_name_from_file(void)
+{
+    static const char *const cases[][2] = {
+        {"mnist.yaml", "mnist"}, {"/a/b/my job (2).yml", "my-job--2-"}, {".hidden.yaml", "hidden"},
+        {"-.yaml", "job"},       {"\xc3\xa9t\xc3\xa9.y", "t--"},        {"a.b.yaml", "a.b"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        tdm_job_options options = {.no_file_checks = true};
+        tdm_job_document *document = NULL;
+        CHECK_INT(
+            tdm_job_parse(SMALLEST, strlen(SMALLEST), cases[i][0], "", &options, &document, NULL),
+            TDM_OK);
+        if (document) CHECK_TEXT(tdm_job_document_job(document)->name, cases[i][1]);
+        tdm_job_document_destroy(document);
+    }
+}
+
+/* ---- overrides ------------------------------------------------------------------------------- */
+
+static void test_overrides(void)
+{
+    tdm_job_document *document = parse_good(
+        "data: {train: x.csv, test: t.csv}\ntrain: {batch: abc, epochs: [7]}\n",
+        set_list("train.batch=64", "train.batch= 128 ", "model.hidden=[64,32]", "train.steps=5"));
+    const tdm_job *job = tdm_job_document_job(document);
+    CHECK_INT(job->train.batch, 128);
+    CHECK_INT(job->train.epochs, 0);
+    CHECK_INT(job->train.steps, 5);
+    CHECK_INT(job->model.hidden.count, 2);
+    CHECK_INT(job->model.hidden.values[1], 32);
+    CHECK_TEXT(job->data.test, "/jobs/t.csv");
+    tdm_job_document_destroy(document);
+
+    document = parse_good(SMALLEST, set_list("model.hidden=[]", "data.delimiter=|",
+                                             "data.label=\"a\\tb\"", "name='x'"));
+    job = tdm_job_document_job(document);
+    CHECK_INT(job->model.hidden.count, 0);
+    CHECK_TEXT(job->data.delimiter, "|");
+    CHECK_TEXT(job->data.label, "a\tb");
+    CHECK_TEXT(job->name, "x");
+    tdm_job_document_destroy(document);
+}
+
+static void test_overrides_win_over_exclusion(void)
+{
+    tdm_job_document *document = parse_good(
+        "data: {train: x, test: t, test_labels: l}\ntrain: {steps: 5}\n",
+        set_list("data.test_fraction=0.25", "train.epochs=3", NULL, NULL));
+    const tdm_job *job = tdm_job_document_job(document);
+    CHECK(job->data.test == NULL && job->data.test_labels == NULL);
+    CHECK_NEAR(job->data.test_fraction, 0.25, 0);
+    CHECK_INT(job->train.epochs, 3);
+    CHECK_INT(job->train.steps, 0);
+    tdm_job_document_destroy(document);
+
+    document = parse_good("data: {train: x, test_fraction: 0.5}\ntrain: {epochs: 5, steps: 6}\n",
+                          set_list("data.test=t", "train.epochs=3", "train.steps=9", NULL));
+    job = tdm_job_document_job(document);
+    CHECK(job->data.test != NULL);
+    CHECK_NEAR(job->data.test_fraction, 0, 0);
+    CHECK_INT(job->train.epochs, 0);
+    CHECK_INT(job->train.steps, 9);
+    tdm_job_document_destroy(document);
+}
+
+static void test_overrides_clear(void)
+{
+    tdm_job_document *document = parse_good(
+        "data: {train: x, test: t, test_labels: l}\ntrain: {steps: 5}\n",
+        set_list("data.test=", "train.steps=null", NULL, NULL));
+    const tdm_job *job = tdm_job_document_job(document);
+    CHECK(job->data.test == NULL && job->data.test_labels == NULL);
+    CHECK_INT(job->train.epochs, 10);
+    CHECK_INT(job->train.steps, 0);
+    tdm_job_document_destroy(document);
+}
+
+static void test_override_paths_begin_here(void)
+{
+    char here[4096], expected[4200];
+    CHECK(getcwd(here, sizeof(here)) != NULL);
+    snprintf(expected, sizeof(expected), "%s/a=[b]", here);
+    tdm_job_document *document = parse_good("run: {dir: ./out}\n",
+                                            set_list("data.train=a=[b]", NULL, NULL, NULL));
+    CHECK_TEXT(tdm_job_document_job(document)->data.train, expected);
+    snprintf(expected, sizeof(expected), "%s/out", here);
+    CHECK_TEXT(tdm_job_document_job(document)->run.dir, expected);
+    tdm_job_document_destroy(document);
+}
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
+static void write_file(const char *dir, const char *name, const char *text)
+{
+    char path[512];
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    CHECK_INT(tdm_file_replace(path, text, strlen(text), NULL), TDM_OK);
+}
+
+static void check_load(const char *dir, const char *yaml, const char *override,
+                       const char *expected)
+{
+    char path[512], message[2048];
+    write_file(dir, "job.yaml", yaml);
+    snprintf(path, sizeof(path), "%s/job.yaml", dir);
+    tdm_job_options options = {.overrides = &override, .override_count = override ? 1 : 0};
+    tdm_job_document *document = NULL;
+    tdm_error err = {0};
+    tdm_status status = tdm_job_load(path, &options, &document, &err);
+    snprintf(message, sizeof(message), expected, path, dir);
+    CHECK_TEXT(err.message, message);
+    CHECK_INT(status, expected[0] ? TDM_ERR_JOB_INVALID : TDM_OK);
+    tdm_job_document_destroy(document);
+}
+
+static void test_files(void)
+{
+    char dir[] = "/tmp/tandem-job-test-XXXXXX", path[512];
+    CHECK(mkdtemp(dir) != NULL);
+    write_file(dir, "x.csv", "1,2\n");
+    check_load(dir, SMALLEST, NULL, "");
+    check_load(dir, "data: {train: y.csv}\n", NULL,
+               "%1$s:1:15: 'data.train': there is no file '%2$s/y.csv'; a path in a job file is "
+               "relative to the file's folder");
+    check_load(dir, "data: {train: /no/y.csv}\n", NULL,
+               "%1$s:1:15: 'data.train': there is no file '/no/y.csv'; correct the path, or put "
+               "the file there");
+    check_load(dir, "data: {train: ~/y.csv}\n", NULL,
+               "%1$s:1:15: 'data.train': there is no file '%2$s/~/y.csv'; '~' is not expanded "
+               "here: write the home folder out");
+    check_load(dir, "data: {train: .}\n", NULL,
+               "%1$s:1:15: 'data.train': '%2$s/.' is a folder; name a file in it");
+    check_load(dir, SMALLEST, "data.test=/no/t.csv",
+               "--set: 'data.test': there is no file '/no/t.csv'; correct the path, or put the "
+               "file there");
+    snprintf(path, sizeof(path), "run.dir=%s/x.csv", dir);
+    check_load(dir, SMALLEST, path, "--set: 'run.dir': '%2$s/x.csv' is a file, not a folder");
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(path, sizeof(path), "%s/%s", dir, i == 0 ? "job.yaml" : "x.csv");
+        CHECK_INT(unlink(path), 0);
+    }
+    CHECK_INT(rmdir(dir), 0);
+}
+
+static void test_unreadable_file(void)
+{
+    tdm_job_document *document = NULL;
+    tdm_error err = {0};
+    CHECK_INT(tdm_job_load("/no/such/job.yaml", NULL, &document, &err), TDM_ERR_NOT_FOUND);
+    CHECK(document == NULL);
+    CHECK_HAS(err.message, "job file: ");
+    CHECK_HAS(err.message, "/no/such/job.yaml");
+}
+
+/* ---- random jobs ----------------------------------------------------------------------------- */
+
+static bool is_same_field(const tdm_job_key *key, const tdm_job *a, const tdm_job *b)
+{
+    const char *x = (const char *)a + key->offset, *y = (const char *)b + key->offset;
+    const tdm_job_int_list *p = (const void *)x, *q = (const void *)y;
+    switch (key->type) {
+    case TDM_JOB_KEY_STRING:
+    case TDM_JOB_KEY_PATH:
+    case TDM_JOB_KEY_DIR: return check_text_equal(*(const char *const *)x, *(const char *const *)y);
+    case TDM_JOB_KEY_INT: return *(const int64_t *)x == *(const int64_t *)y;
+    case TDM_JOB_KEY_REAL: return memcmp(x, y, sizeof(double)) == 0;
+    case TDM_JOB_KEY_BOOL: return *(const bool *)x == *(const bool *)y;
+    case TDM_JOB_KEY_CHOICE: return *(const int *)x == *(const int *)y;
+    case TDM_JOB_KEY_INT_LIST:
+        return p->count == q->count &&
+               (p->count == 0 || memcmp(p->values, q->values, p->count * sizeof(int64_t)) == 0);
+    }
+    return false;
+}
+
+/* The text gives the job back, and the job its text. */
+static void check_round_trip(const tdm_job *job, const char *text, bool is_yaml)
+{
+    tdm_job_document *document = parse_good(text, NULL);
+    if (!document) return;
+    const tdm_job *back = tdm_job_document_job(document);
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        const tdm_job_key *key = tdm_job_key_at(i);
+        bool is_same = is_same_field(key, job, back);
+        CHECK(is_same);
+        if (!is_same) fprintf(stderr, "  %s differs in\n%s\n", key->path, text);
+    }
+    if (is_yaml) check_shows(back, text);
+    tdm_job_document_destroy(document);
+}
+
+/* A value as shown can be given by --set as well. */
+static void check_as_override(const tdm_job *job)
+{
+    const tdm_job_key *key = tdm_job_key_at(tdm__key_find("data.label"));
+    tdm_str text = TDM_STR_INIT;
+    tdm_str_add(&text, "data.label=");
+    tdm__value_show(key, job, &text);
+    tdm_job_document *document = parse_good(SMALLEST,
+                                            set_list(tdm_str_text(&text), NULL, NULL, NULL));
+    if (document) CHECK_TEXT(tdm_job_document_job(document)->data.label, job->data.label);
+    tdm_job_document_destroy(document);
+    tdm_str_release(&text);
+}
+
+static void test_round_trip_of_random_jobs(void)
+{
+    int json_count = 0;
+    for (uint64_t i = 0; i < 500; i++) {
+        tdm_rng rng = tdm_rng_at(
+            (tdm_rng_address){.seed = 42, .stream = TDM_RNG_STREAM_USER, .sample = i});
+        tdm_arena *arena = tdm_arena_create("random job");
+        tdm_job job = random_job(&rng, arena);
+        tdm_str yaml = TDM_STR_INIT, json = TDM_STR_INIT;
+        tdm_job_show(&job, &yaml);
+        tdm_job_show_json(&job, &json);
+        check_round_trip(&job, tdm_str_text(&yaml), true);
+        check_as_override(&job);
+        /* A job file may be JSON too; only characters that JSON need not escape and YAML must are
+         * left to the YAML form. */
+        if (tdm__utf8_check(json.data, json.length) == json.length &&
+            !strstr(json.data, "\xc2\x85") && !strstr(json.data, "\xe2\x80\xa8")) {
+            check_round_trip(&job, tdm_str_text(&json), false);
+            json_count++;
+        }
+        tdm_str_release(&yaml);
+        tdm_str_release(&json);
+        tdm_arena_destroy(arena);
+    }
+    CHECK(json_count > 50);
+}
+
+static void test_json(void)
+{
+    tdm_job_document *document = parse_good(
+        SMALLEST, set_list("train.steps=4", "model.hidden=[3,4]", NULL, NULL));
+    tdm_arena *arena = tdm_arena_create("json");
+    tdm_str text = TDM_STR_INIT;
+    const tdm_json *root = NULL;
+    uint64_t steps = 0;
+    tdm_job_show_json(tdm_job_document_job(document), &text);
+    CHECK_INT(tdm_json_parse(text.data, text.length, arena, &root, NULL), TDM_OK);
+    const tdm_json *train = tdm_json_get(root, "train");
+    CHECK(tdm_json_as_u64(tdm_json_get(train, "steps"), &steps) && steps == 4);
+    CHECK(tdm_json_get(train, "epochs") == NULL);
+    CHECK_INT(tdm_json_get(tdm_json_get(root, "model"), "hidden")->count, 2);
+    CHECK_TEXT(tdm_json_as_string(tdm_json_get(tdm_json_get(root, "parallel"), "lanes")), "auto");
+    tdm_str_release(&text);
+    tdm_arena_destroy(arena);
+    tdm_job_document_destroy(document);
+}
+
+/* ---- hash and difference --------------------------------------------------------------------- */
+
+static void hash_of(const char *override, char hex[TDM_SHA256_HEX])
+{
+    tdm_job_document *document = parse_good(SMALLEST, set_list(override, NULL, NULL, NULL));
+    hex[0] = '\0';
+    if (document) CHECK_INT(tdm_job_hash(tdm_job_document_job(document), hex, NULL), TDM_OK);
+    tdm_job_document_destroy(document);
+}
+
+static void test_hash(void)
+{
+    static const char *const same[] = {
+        "name=other",
+        "data.train=/else/where",
+        "data.test=t",
+        "train.epochs=99",
+        "train.steps=5",
+        "eval.batch=7",
+        "checkpoint.keep=1",
+        "run.dir=/tmp",
+        "optim.lr=0.0010",
+        "eval.every_epochs=never",
+        "seed=1",
+        "run.log_every_steps=3",
+        "checkpoint.every_epochs=2",
+        "checkpoint.every_steps=2",
+    };
+    static const char *const different[] = {
+        "seed=2",
+        "model.hidden=[128,1]",
+        "model.hidden=[1281]",
+        "model.activation=tanh",
+        "model.dropout=.1",
+        "model.init_from=w",
+        "data.train_labels=l",
+        "data.test_fraction=.1",
+        "data.format=csv",
+        "data.header=no",
+        "data.label=first",
+        "data.delimiter=;",
+        "data.normalise=none",
+        "data.shuffle=no",
+        "data.last_batch=drop",
+        "train.batch=33",
+        "optim.kind=sgd",
+        "optim.lr=.002",
+        "optim.momentum=.8",
+        "optim.beta1=.8",
+        "optim.beta2=.9",
+        "optim.eps=1e-7",
+        "optim.weight_decay=0",
+        "parallel.lanes=4",
+        "compute.backend=ref",
+    };
+    enum { different_count = sizeof(different) / sizeof(different[0]) };
+    char base[TDM_SHA256_HEX], hex[different_count][TDM_SHA256_HEX];
+    hash_of(NULL, base);
+    /* Written down, so that no change to the table can change hashes unnoticed. */
+    CHECK_TEXT(base, "1d2296584bd2d06fea59263aa82248459d8e3b80b7b31841e725b6bf57ac0ee6");
+    for (size_t i = 0; i < sizeof(same) / sizeof(same[0]); i++) {
+        hash_of(same[i], hex[0]);
+        CHECK_TEXT(hex[0], base);
+    }
+    for (size_t i = 0; i < different_count; i++) {
+        hash_of(different[i], hex[i]);
+        CHECK(strcmp(hex[i], base) != 0);
+        for (size_t k = 0; k < i; k++) CHECK(strcmp(hex[i], hex[k]) != 0);
+    }
+}
+
+static void test_diff(void)
+{
+    tdm_job_document *here = parse_good(SMALLEST, NULL);
+    tdm_job_document *there = parse_good(
+        SMALLEST, set_list("train.batch=64", "data.label=\"a b\"", "name=x", "model.init_from=w"));
+    tdm_str text = TDM_STR_INIT;
+    CHECK_INT(tdm_job_diff(tdm_job_document_job(here), tdm_job_document_job(here), &text), 0);
+    CHECK_TEXT(tdm_str_text(&text), "");
+    CHECK_INT(tdm_job_diff(tdm_job_document_job(here), tdm_job_document_job(there), &text), 3);
+    CHECK_TEXT(tdm_str_text(&text), "model.init_from: not given here, given there\n"
+                                    "data.label: last here, \"a b\" there\n"
+                                    "train.batch: 32 here, 64 there\n");
+    tdm_str_release(&text);
+    tdm_job_document_destroy(here);
+    tdm_job_document_destroy(there);
+}
+
+/* ---- the table and the reference ------------------------------------------------------------- */
+
+static void test_table(void)
+{
+    CHECK(tdm_job_key_at(tdm_job_key_count()) == NULL);
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        const tdm_job_key *key = tdm_job_key_at(i);
+        CHECK_INT(tdm__key_find(key->path), i);
+        CHECK(key->help && key->help[strlen(key->help) - 1] == '.');
+        CHECK(key->offset < sizeof(tdm_job));
+        CHECK((key->type == TDM_JOB_KEY_CHOICE) == (key->choices != NULL));
+        size_t homes = 0;
+        for (size_t g = 0; g < tdm__job_group_count(); g++)
+            homes += tdm__job_group_has(tdm__job_group_at(g), key);
+        CHECK_INT(homes, 1);
+        for (size_t k = 0; k < i; k++) CHECK(tdm_job_key_at(k)->offset != key->offset);
+        if (key->needs) CHECK(tdm__key_find(key->needs) != SIZE_MAX);
+        if (!key->excludes) continue;
+        const tdm_job_key *other = tdm_job_key_at(tdm__key_find(key->excludes));
+        CHECK(other != NULL);
+        if (other) CHECK_TEXT(other->excludes, key->path);
+    }
+}
+
+static void test_keys_text(void)
+{
+    tdm_str text = TDM_STR_INIT;
+    CHECK_INT(tdm_job_keys_text("no.such", &text), 0);
+    CHECK_TEXT(tdm_str_text(&text), "");
+    CHECK_INT(tdm_job_keys_text("train.s", &text), 1);
+    CHECK_TEXT(tdm_str_text(&text),
+               "train.steps\n"
+               "    a whole number from 1 to 2^53; default: as many as 'train.epochs' takes\n"
+               "    How many steps to train, in place of a number of epochs. It cannot stand\n"
+               "    beside 'train.epochs'.\n");
+    tdm_str_clear(&text);
+    CHECK_INT(tdm_job_keys_text("", &text), tdm_job_key_count());
+    size_t longest = 0;
+    for (const char *line = tdm_str_text(&text); *line; line += strcspn(line, "\n") + 1) {
+        size_t length = strcspn(line, "\n");
+        if (length > longest) longest = length;
+    }
+    CHECK(longest <= 80 && longest > 70);
+    tdm_str_release(&text);
+}
+
+static void test_keys_json(void)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_arena *arena = tdm_arena_create("json");
+    const tdm_json *root = NULL;
+    CHECK_INT(tdm_job_keys_json("", &text), tdm_job_key_count());
+    CHECK_INT(tdm_json_parse(text.data, text.length, arena, &root, NULL), TDM_OK);
+    CHECK(root && root->count == tdm_job_key_count());
+    if (root) CHECK_TEXT(tdm_json_as_string(tdm_json_get(root->first, "key")), "name");
+    tdm_arena_destroy(arena);
+    tdm_str_release(&text);
+}
+
+static void test_docs_are_current(void)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_file_bytes docs = {0};
+    tdm_job_keys_markdown(&text);
+    CHECK_INT(tdm_file_read(DOCS, 0, &docs, NULL), TDM_OK);
+    bool is_current = docs.count == text.length && memcmp(docs.data, text.data, text.length) == 0;
+    CHECK(is_current);
+    if (!is_current) fprintf(stderr, "  run: unit_job --write-docs " DOCS "\n");
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        char cell[64];
+        snprintf(cell, sizeof(cell), "| `%s` |", tdm_job_key_at(i)->path);
+        CHECK_HAS(tdm_str_text(&text), cell);
+    }
+    tdm_file_bytes_release(&docs);
+    tdm_str_release(&text);
+}
+
+static void test_example_in_docs(void)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_job_keys_markdown(&text);
+    const char *begin = strstr(tdm_str_text(&text), "```yaml\n");
+    const char *end = begin ? strstr(begin + 8, "```") : NULL;
+    CHECK(end != NULL);
+    if (end) {
+        tdm_job_document *document = parse_bytes(begin + 8, (size_t)(end - begin - 8), NULL);
+        const tdm_job *job = tdm_job_document_job(document);
+        CHECK(job != NULL);
+        if (job) CHECK_TEXT(job->data.label, "species");
+        tdm_job_document_destroy(document);
+    }
+    tdm_str_release(&text);
+}
+
+static int write_docs(const char *path)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_error err = {0};
+    tdm_job_keys_markdown(&text);
+    tdm_status status = tdm_file_replace(path, text.data, text.length, &err);
+    if (status != TDM_OK) fprintf(stderr, "%s\n", err.message);
+    tdm_str_release(&text);
+    return status != TDM_OK;
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(test_bad_jobs),
+    CHECK_TEST(test_problem_has_its_place),
+    CHECK_TEST(test_error_is_the_first_problem),
+    CHECK_TEST(test_too_large),
+    CHECK_TEST(test_problems_are_bounded),
+    CHECK_TEST(test_depth_limit),
+    CHECK_TEST(test_defaults),
+    CHECK_TEST(test_all_keys),
+    CHECK_TEST(test_other_spellings),
+    CHECK_TEST(test_name_from_file),
+    CHECK_TEST(test_overrides),
+    CHECK_TEST(test_overrides_win_over_exclusion),
+    CHECK_TEST(test_overrides_clear),
+    CHECK_TEST(test_override_paths_begin_here),
+    CHECK_TEST(test_files),
+    CHECK_TEST(test_unreadable_file),
+    CHECK_TEST(test_round_trip_of_random_jobs),
+    CHECK_TEST(test_json),
+    CHECK_TEST(test_hash),
+    CHECK_TEST(test_diff),
+    CHECK_TEST(test_table),
+    CHECK_TEST(test_keys_text),
+    CHECK_TEST(test_keys_json),
+    CHECK_TEST(test_docs_are_current),
+    CHECK_TEST(test_example_in_docs),
+};
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--write-docs") == 0) return write_docs(argv[2]);
+    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
+}
