@@ -78,10 +78,20 @@ int64_t tdm_shape_elements(const tdm_shape *shape)
 
 const char *tdm_shape_text(const tdm_shape *shape, char buffer[128])
 {
+    /* Eight dimensions of twenty digits do not fit: what follows the room for them is "...". */
+    enum { ROOM = 128 - (int)sizeof(", ...]") };
+    int rank = shape->rank < TDM_MAX_DIMS ? shape->rank : TDM_MAX_DIMS;
     int at = snprintf(buffer, 128, "[");
-    for (int i = 0; i < shape->rank && at < 110; i++)
-        at += snprintf(buffer + at, (size_t)(128 - at), "%s%lld", i ? ", " : "",
-                       (long long)shape->dim[i]);
+    for (int i = 0; i < rank; i++) {
+        char number[24];
+        int length = snprintf(number, sizeof(number), "%s%lld", i ? ", " : "",
+                              (long long)shape->dim[i]);
+        if (at + length > ROOM) {
+            at += snprintf(buffer + at, (size_t)(128 - at), ", ...");
+            break;
+        }
+        at += snprintf(buffer + at, (size_t)(128 - at), "%s", number);
+    }
     snprintf(buffer + at, (size_t)(128 - at), "]");
     return buffer;
 }
