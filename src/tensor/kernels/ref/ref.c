@@ -89,9 +89,10 @@ static void run_sum_rows(void *backend, const tdm_kernel_call *call, const tdm_s
 
 /* ---- activations: y = f(x), and dx = dy f'(x) written with whatever the gradient op is given ---- */
 
+/* Written so that NaN stays NaN: a model that diverges must not look like one that is dead. */
 static float relu(float x)
 {
-    return x > 0 ? x : 0;
+    return x < 0 ? 0 : x;
 }
 
 static float relu_slope(float y)
