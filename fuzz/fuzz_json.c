@@ -14,44 +14,48 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
 
-static void need(bool holds, const char *what)
+__attribute__((noreturn)) static void broken(const char *what)
 {
-    if (holds) return;
     fprintf(stderr, "fuzz_json: %s\n", what);
     abort();
 }
 
+#define NEED(condition, what)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) broken(what);                                                            \
+    } while (0)
+
 /* Checks `value`; false when it holds what C strings or finite numbers cannot say. */
 static bool check_value(const tdm_json *value, size_t input_bytes, int depth)
 {
-    need(depth <= 64, "deeper than promised");
-    need(value->offset < input_bytes, "an offset past the end");
+    NEED(depth <= 64, "deeper than promised");
+    NEED(value->offset < input_bytes, "an offset past the end");
     bool plain = true;
     if (value->type == TDM_JSON_STRING) {
-        need(value->string && value->string[value->string_length] == '\0', "no terminator");
+        NEED(value->string && value->string[value->string_length] == '\0', "no terminator");
         plain = strlen(value->string) == value->string_length;
-        need((tdm_json_as_string(value) != NULL) == plain, "inner zeros are told wrongly");
+        NEED((tdm_json_as_string(value) != NULL) == plain, "inner zeros are told wrongly");
     }
     if (value->type == TDM_JSON_NUMBER) {
         uint64_t magnitude = 0;
         plain = isfinite(value->number);
         if (tdm_json_as_u64(value, &magnitude)) {
-            need(value->is_integer && magnitude == value->magnitude, "as_u64 differs");
+            NEED(value->is_integer && magnitude == value->magnitude, "as_u64 differs");
         }
     }
     size_t children = 0;
     for (const tdm_json *child = value->first; child; child = child->next, children++) {
         if (value->type == TDM_JSON_OBJECT) {
-            need(child->key && child->key[child->key_length] == '\0', "a key has no terminator");
+            NEED(child->key && child->key[child->key_length] == '\0', "a key has no terminator");
             if (strlen(child->key) != child->key_length) {
                 plain = false;
             } else {
-                need(tdm_json_get(value, child->key) == child, "a member is not found");
+                NEED(tdm_json_get(value, child->key) == child, "a member is not found");
             }
         }
         if (!check_value(child, input_bytes, depth + 1)) plain = false;
     }
-    need(children == value->count, "a wrong count of children");
+    NEED(children == value->count, "a wrong count of children");
     return plain;
 }
 
@@ -93,11 +97,11 @@ static void print_value(tdm_json_writer *w, const tdm_json *value)
 
 static void check_same(const tdm_json *a, const tdm_json *b)
 {
-    need(a->type == b->type && a->count == b->count, "another type or count came back");
-    need(a->boolean == b->boolean, "another truth came back");
-    if (a->type == TDM_JSON_NUMBER) need(a->number == b->number, "another number came back");
-    if (a->type == TDM_JSON_STRING) need(!strcmp(a->string, b->string), "another text came back");
-    if (a->key) need(b->key && strcmp(a->key, b->key) == 0, "another key came back");
+    NEED(a->type == b->type && a->count == b->count, "another type or count came back");
+    NEED(a->boolean == b->boolean, "another truth came back");
+    if (a->type == TDM_JSON_NUMBER) NEED(a->number == b->number, "another number came back");
+    if (a->type == TDM_JSON_STRING) NEED(!strcmp(a->string, b->string), "another text came back");
+    if (a->key) NEED(b->key && strcmp(a->key, b->key) == 0, "another key came back");
     const tdm_json *y = b->first;
     for (const tdm_json *x = a->first; x; x = x->next, y = y->next) check_same(x, y);
 }
@@ -107,11 +111,11 @@ static void check_round_trip(const tdm_json *root, int indent, tdm_arena *arena)
     tdm_str text = TDM_STR_INIT;
     tdm_json_writer w = tdm_json_writer_init(&text, indent);
     print_value(&w, root);
-    need(tdm_str_ok(&text), "out of memory");
+    NEED(tdm_str_ok(&text), "out of memory");
     tdm_error err = {0};
     const tdm_json *back = NULL;
     tdm_status status = tdm_json_parse(text.data, text.length, arena, &back, &err);
-    need(status == TDM_OK, err.message);
+    NEED(status == TDM_OK, err.message);
     check_same(root, back);
     tdm_str_release(&text);
 }
@@ -124,7 +128,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     const tdm_json *root = NULL;
     tdm_status status = tdm_json_parse((const char *)bytes, count, arena, &root, &err);
     if (status != TDM_OK) {
-        need(root == NULL && err.status == status && err.message[0], "a failure without a message");
+        NEED(root == NULL && err.status == status && err.message[0], "a failure without a message");
     } else if (check_value(root, count, 0)) {
         check_round_trip(root, 0, arena);
         check_round_trip(root, 2, arena);

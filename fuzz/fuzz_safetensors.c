@@ -17,30 +17,34 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
 
-static void need(bool holds, const char *what)
+__attribute__((noreturn)) static void broken(const char *what)
 {
-    if (holds) return;
     fprintf(stderr, "fuzz_safetensors: %s\n", what);
     abort();
 }
+
+#define NEED(condition, what)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) broken(what);                                                            \
+    } while (0)
 
 static void check_tensor(const tdm_safetensors *file, size_t index, size_t file_bytes)
 {
     const tdm_named_tensor *item = tdm_safetensors_at(file, index);
     size_t element_bytes = tdm_dtype_bytes(item->tensor.dtype);
     int64_t elements = tdm_tensor_elements(&item->tensor);
-    need(element_bytes > 0 && elements >= 0, "a tensor has no dtype or no sane shape");
+    NEED(element_bytes > 0 && elements >= 0, "a tensor has no dtype or no sane shape");
     size_t data_bytes = tdm_tensor_bytes(&item->tensor);
-    need(data_bytes == (size_t)elements * element_bytes && data_bytes <= file_bytes,
+    NEED(data_bytes == (size_t)elements * element_bytes && data_bytes <= file_bytes,
          "a tensor is larger than its file");
-    need((uintptr_t)item->tensor.data % element_bytes == 0, "data are not aligned");
+    NEED((uintptr_t)item->tensor.data % element_bytes == 0, "data are not aligned");
     const volatile uint8_t *data = item->tensor.data;
     unsigned sum = 0;
     for (size_t i = 0; i < data_bytes; i++) sum += data[i];
     (void)sum;
-    need(tdm_safetensors_find(file, item->name) == item, "a name is not found");
+    NEED(tdm_safetensors_find(file, item->name) == item, "a name is not found");
     if (index > 0) {
-        need(strcmp(tdm_safetensors_at(file, index - 1)->name, item->name) < 0,
+        NEED(strcmp(tdm_safetensors_at(file, index - 1)->name, item->name) < 0,
              "names are not in order");
     }
 }
@@ -49,29 +53,29 @@ static void check_metadata(const tdm_safetensors *file)
 {
     for (size_t i = 0; i < tdm_safetensors_metadata_count(file); i++) {
         const tdm_named_text *text = tdm_safetensors_metadata_at(file, i);
-        need(tdm_safetensors_metadata(file, text->name) == text->text, "metadata are not found");
+        NEED(tdm_safetensors_metadata(file, text->name) == text->text, "metadata are not found");
     }
 }
 
 static void check_same(const tdm_safetensors *a, const tdm_safetensors *b)
 {
-    need(tdm_safetensors_count(a) == tdm_safetensors_count(b), "other number of tensors");
+    NEED(tdm_safetensors_count(a) == tdm_safetensors_count(b), "other number of tensors");
     for (size_t i = 0; i < tdm_safetensors_count(a); i++) {
         const tdm_named_tensor *x = tdm_safetensors_at(a, i);
         const tdm_named_tensor *y = tdm_safetensors_at(b, i);
         size_t data_bytes = tdm_tensor_bytes(&x->tensor);
-        need(strcmp(x->name, y->name) == 0, "another name came back");
-        need(x->tensor.dtype == y->tensor.dtype, "another dtype came back");
-        need(tdm_shape_equal(&x->tensor.shape, &y->tensor.shape), "another shape came back");
-        need(data_bytes == 0 || memcmp(x->tensor.data, y->tensor.data, data_bytes) == 0,
+        NEED(strcmp(x->name, y->name) == 0, "another name came back");
+        NEED(x->tensor.dtype == y->tensor.dtype, "another dtype came back");
+        NEED(tdm_shape_equal(&x->tensor.shape, &y->tensor.shape), "another shape came back");
+        NEED(data_bytes == 0 || memcmp(x->tensor.data, y->tensor.data, data_bytes) == 0,
              "other data came back");
     }
-    need(tdm_safetensors_metadata_count(a) == tdm_safetensors_metadata_count(b),
+    NEED(tdm_safetensors_metadata_count(a) == tdm_safetensors_metadata_count(b),
          "other number of metadata");
     for (size_t i = 0; i < tdm_safetensors_metadata_count(a); i++) {
         const tdm_named_text *x = tdm_safetensors_metadata_at(a, i);
         const tdm_named_text *y = tdm_safetensors_metadata_at(b, i);
-        need(strcmp(x->name, y->name) == 0 && strcmp(x->text, y->text) == 0,
+        NEED(strcmp(x->name, y->name) == 0 && strcmp(x->text, y->text) == 0,
              "other metadata came back");
     }
 }
@@ -82,7 +86,7 @@ static void write_to(const tdm_safetensors *file, const char *path)
     tdm_status status = tdm_safetensors_write(
         path, tdm_safetensors_at(file, 0), tdm_safetensors_count(file),
         tdm_safetensors_metadata_at(file, 0), tdm_safetensors_metadata_count(file), &err);
-    need(status == TDM_OK, status == TDM_OK ? "" : err.message);
+    NEED(status == TDM_OK, err.message);
 }
 
 /* Through the writer twice: the same content, and the second time the same bytes. */
@@ -97,14 +101,14 @@ static void check_round_trip(const tdm_safetensors *file)
     tdm_safetensors *back = NULL;
     tdm_file_bytes bytes[2] = {{0}};
     write_to(file, path[0]);
-    need(tdm_safetensors_open(path[0], &back, NULL) == TDM_OK, "our own file does not open");
+    NEED(tdm_safetensors_open(path[0], &back, NULL) == TDM_OK, "our own file does not open");
     check_same(file, back);
     write_to(back, path[1]);
     for (int i = 0; i < 2; i++) {
-        need(tdm_file_read(path[i], 0, &bytes[i], NULL) == TDM_OK, "our own file cannot be read");
+        NEED(tdm_file_read(path[i], 0, &bytes[i], NULL) == TDM_OK, "our own file cannot be read");
         unlink(path[i]);
     }
-    need(bytes[0].count == bytes[1].count &&
+    NEED(bytes[0].count == bytes[1].count &&
              memcmp(bytes[0].data, bytes[1].data, bytes[0].count) == 0,
          "the same content gave other bytes");
     for (int i = 0; i < 2; i++) tdm_file_bytes_release(&bytes[i]);
@@ -117,7 +121,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     tdm_safetensors *file = NULL;
     tdm_status status = tdm_safetensors_parse(bytes, count, "fuzz", &file, &err);
     if (status != TDM_OK) {
-        need(file == NULL && err.status == status && strncmp(err.message, "fuzz: ", 6) == 0,
+        NEED(file == NULL && err.status == status && strncmp(err.message, "fuzz: ", 6) == 0,
              "a failure without a message, or with an output");
         return 0;
     }

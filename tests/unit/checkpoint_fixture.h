@@ -37,6 +37,11 @@ static void folder_remove(void)
     CHECK_INT(system(command), 0);
 }
 
+static bool same_bytes(const void *a, const void *b, size_t count)
+{
+    return memcmp(a, b, count) == 0;
+}
+
 static int folder_entries(void)
 {
     tdm_arena *arena = tdm_arena_create("test");
@@ -54,7 +59,7 @@ static uint8_t *build(const char *header, size_t data_bytes, size_t *out_count)
     uint64_t length = strlen(header);
     uint8_t *bytes = malloc(8 + length + data_bytes);
     memcpy(bytes, &length, 8);
-    memcpy(bytes + 8, header, length);
+    for (size_t i = 0; i < length; i++) bytes[8 + i] = (uint8_t)header[i];
     for (size_t i = 0; i < data_bytes; i++) bytes[8 + length + i] = (uint8_t)i;
     *out_count = 8 + length + data_bytes;
     return bytes;

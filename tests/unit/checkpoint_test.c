@@ -127,7 +127,7 @@ static void test_safetensors_canonical(void)
     CHECK_INT(one.count, 128 + 11);
     CHECK_INT(one.data[0], 120);
     CHECK(memcmp(one.data + 8, header, sizeof header - 1) == 0);
-    CHECK(memcmp(one.data + 128, x, 8) == 0 && memcmp(one.data + 136, y, 3) == 0);
+    CHECK(same_bytes(one.data + 128, x, 8) && same_bytes(one.data + 136, y, 3));
     tdm_file_bytes_release(&one);
     folder_remove();
 }
@@ -212,7 +212,8 @@ static void test_safetensors_lengths(void)
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         uint8_t *bytes = malloc(10);
         memcpy(bytes, &lengths[i], 8);
-        memcpy(bytes + 8, "{}", 2);
+        bytes[8] = '{';
+        bytes[9] = '}';
         CHECK_INT(tdm_safetensors_parse(bytes, 10, "FILE", &file, &err), TDM_ERR_FORMAT);
         free(bytes);
     }
@@ -284,7 +285,7 @@ static void test_checkpoint_round_trip(void)
     CHECK_TEXT(c->tensors[0].name, "adam.count");
     CHECK_TEXT(c->tensors[3].name, "w");
     const tdm_named_tensor *w = tdm_checkpoint_find(checkpoint, "w");
-    CHECK(w && memcmp(w->tensor.data, s.weight, sizeof s.weight) == 0);
+    CHECK(w && same_bytes(w->tensor.data, s.weight, sizeof s.weight));
     CHECK(tdm_checkpoint_find(checkpoint, "x") == NULL);
 
     char saved[TDM_SHA256_HEX];
