@@ -65,6 +65,7 @@ static void report_required(tdm__loader *loader, const tdm_job_key *key)
     tdm__key_wants(key, &wanted);
     tdm__problem_add(&loader->problems, place, "'%s' is missing, and every job needs it: give %s",
                      key->path, tdm_str_text(&wanted));
+    if (!tdm_str_ok(&wanted)) loader->problems.no_memory = true;
     tdm_str_release(&wanted);
 }
 
@@ -138,8 +139,10 @@ static bool prepare(tdm__loader *loader, const char *name, const char *dir)
 static tdm_status fail_with_first(const tdm_job_document *document, tdm_error *err)
 {
     tdm_str text = TDM_STR_INIT;
-    tdm_job_problem_text(&document->problems.items[0], &text);
-    tdm_status status = tdm_fail(err, TDM_ERR_JOB_INVALID, "%s", tdm_str_text(&text));
+    const tdm_job_problem *first = &document->problems.items[0];
+    tdm_job_problem_text(first, &text);
+    tdm_status status = tdm_fail(err, TDM_ERR_JOB_INVALID, "%s",
+                                 tdm_str_ok(&text) ? tdm_str_text(&text) : first->message);
     tdm_str_release(&text);
     return status;
 }

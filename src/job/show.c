@@ -240,6 +240,7 @@ size_t tdm_job_diff(const tdm_job *here, const tdm_job *there, tdm_str *out)
                          tdm_str_text(&b));
             count++;
         }
+        if (!tdm_str_ok(&a) || !tdm_str_ok(&b)) out->failed = true; /* compared in part only */
         tdm_str_release(&a);
         tdm_str_release(&b);
     }

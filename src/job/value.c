@@ -25,6 +25,13 @@ typedef struct target {
     bool from_override;
 } target;
 
+/* Ends a text that went into a message; when memory ran out, it was not whole. */
+static void release_wanted(tdm__loader *loader, tdm_str *wanted)
+{
+    if (!tdm_str_ok(wanted)) loader->problems.no_memory = true;
+    tdm_str_release(wanted);
+}
+
 static void report_wrong(const target *t, const tdm__yaml_node *node, const char *wanted,
                          const char *hint)
 {
@@ -49,7 +56,7 @@ static void report_range(const target *t, const tdm__yaml_node *node)
         tdm__key_wants(t->key, &wanted);
     }
     report_wrong(t, node, tdm_str_text(&wanted), "");
-    tdm_str_release(&wanted);
+    release_wanted(t->loader, &wanted);
 }
 
 static void report_empty(tdm__loader *loader, const tdm_job_key *key, tdm__place place)
@@ -58,7 +65,7 @@ static void report_empty(tdm__loader *loader, const tdm_job_key *key, tdm__place
     tdm__key_wants(key, &wanted);
     tdm__problem_add(&loader->problems, place, "'%s' has no value; give %s%s", key->path,
                      tdm_str_text(&wanted), key->required ? "" : ", or leave the key out");
-    tdm_str_release(&wanted);
+    release_wanted(loader, &wanted);
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */
@@ -104,7 +111,7 @@ static bool read_int(const target *t, const tdm__yaml_node *node, int64_t *out)
         tdm_str_add(&wanted, "a whole number");
         if (key->word) tdm_str_addf(&wanted, " or the word %s", key->word);
         report_wrong(t, node, tdm_str_text(&wanted), int_hint(node));
-        tdm_str_release(&wanted);
+        release_wanted(t->loader, &wanted);
         return false;
     }
     /* Eighteen digits fit; whatever is longer is beyond 2^53 anyway. */
@@ -261,7 +268,7 @@ static void report_choice(const target *t, const tdm__yaml_node *node, const cha
         if (near) snprintf(hint, sizeof(hint), "; did you mean '%s'?", near);
     }
     report_wrong(t, node, tdm_str_text(&wanted), hint);
-    tdm_str_release(&wanted);
+    release_wanted(t->loader, &wanted);
 }
 
 static bool store_bool(const target *t, const tdm__yaml_node *node)

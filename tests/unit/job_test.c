@@ -129,7 +129,7 @@ static void test_too_large(void)
     size_t count = TDM__JOB_FILE_BYTES + 1;
     char *bytes = malloc(count);
     memset(bytes, '#', count);
-    memcpy(bytes, SMALLEST, strlen(SMALLEST));
+    memcpy(bytes, SMALLEST, sizeof(SMALLEST) - 1); /* and the rest is a comment */
     tdm_job_document *document = parse_bytes(bytes, count, NULL);
     CHECK_TEXT(tdm_job_document_problems(document).items[0].message,
                "the file has 1048577 bytes; a job file has at most 1048576");
