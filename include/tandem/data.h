@@ -20,18 +20,26 @@
 extern "C" {
 #endif
 
-typedef enum tdm_data_format { TDM_DATA_FORMAT_AUTO, TDM_DATA_FORMAT_CSV, TDM_DATA_FORMAT_IDX } tdm_data_format;
-typedef enum tdm_data_header { TDM_DATA_HEADER_AUTO, TDM_DATA_HEADER_YES, TDM_DATA_HEADER_NO } tdm_data_header;
+typedef enum tdm_data_format {
+    TDM_DATA_FORMAT_AUTO,
+    TDM_DATA_FORMAT_CSV,
+    TDM_DATA_FORMAT_IDX
+} tdm_data_format;
+typedef enum tdm_data_header {
+    TDM_DATA_HEADER_AUTO,
+    TDM_DATA_HEADER_YES,
+    TDM_DATA_HEADER_NO
+} tdm_data_header;
 
 /* How to read a file. Zero means the default everywhere. */
 typedef struct tdm_data_options {
     const char *labels_path; /* IDX: the file of labels beside the images; NULL for none */
     int format;              /* tdm_data_format; AUTO looks at the bytes */
-    int header;              /* tdm_data_header; AUTO: a header when a cell of row 1 that should be a
+    int header;           /* tdm_data_header; AUTO: a header when a cell of row 1 that should be a
                                 number is not */
-    const char *label;       /* CSV: column name, number from 1, "first", "last" (default), "none" */
-    char delimiter;          /* CSV; 0: ',' */
-    uint64_t limit_bytes;    /* of the unpacked file; 0: 16 GiB. A defence against gzip bombs. */
+    const char *label;    /* CSV: column name, number from 1, "first", "last" (default), "none" */
+    char delimiter;       /* CSV; 0: ',' */
+    uint64_t limit_bytes; /* of the unpacked file; 0: 16 GiB. A defence against gzip bombs. */
     /* CSV: the classes of the training set, so that a test file maps to the same numbers; a label
      * outside them is an error. NULL: the classes are those found in the file, sorted (as numbers
      * when all are numbers, else by bytes). IDX classes are "0" ... "max". */
@@ -48,8 +56,8 @@ typedef struct tdm_dataset_info {
     int64_t class_count;    /* 0: no labels */
     const char *const *class_names;
     const char *const *feature_names; /* NULL when the file names none */
-    tdm_dtype storage;      /* F32 or U8: how the features lie in memory */
-    const char *path;       /* as given; borrowed names live as long as the data set */
+    tdm_dtype storage;                /* F32 or U8: how the features lie in memory */
+    const char *path;                 /* as given; borrowed names live as long as the data set */
 } tdm_dataset_info;
 
 TDM_API tdm_status tdm_dataset_load(const char *path, const tdm_data_options *options,

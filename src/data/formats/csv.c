@@ -208,14 +208,16 @@ static tdm_status reserve(csv_reader *reader, tdm_error *err)
     size_t lines = 1;
     while ((p = memchr(p, '\n', (size_t)(end - p)))) lines++, p++;
     size_t most = (reader->source->count + 1) / (2 * reader->column_count) + 1;
-    reader->row_capacity = lines < most ? lines : most;
+    size_t capacity = lines < most ? lines : most;
     size_t feature_bytes = reader->feature_count * sizeof(float);
-    if (reader->row_capacity > SIZE_MAX / feature_bytes) return no_memory(reader, err);
-    reader->features = malloc(reader->row_capacity * feature_bytes);
-    if (reader->label_column != NO_LABEL)
-        reader->row_classes = malloc(reader->row_capacity * sizeof(*reader->row_classes));
-    if (!reader->features || (reader->label_column != NO_LABEL && !reader->row_classes))
-        return no_memory(reader, err);
+    if (capacity > SIZE_MAX / feature_bytes) return no_memory(reader, err);
+    reader->features = malloc(capacity * feature_bytes);
+    if (!reader->features) return no_memory(reader, err);
+    if (reader->label_column != NO_LABEL) {
+        reader->row_classes = malloc(capacity * sizeof(*reader->row_classes));
+        if (!reader->row_classes) return no_memory(reader, err);
+    }
+    reader->row_capacity = capacity;
     return TDM_OK;
 }
 
@@ -322,7 +324,7 @@ static tdm_status read_row(csv_reader *reader, tdm_error *err)
         if (result != TDM__NUMBER_OK) return fail_cell(reader, i, result, err);
         *out++ = (float)value;
     }
-    if (reader->label_column != NO_LABEL)
+    if (reader->row_classes)
         TDM_TRY(read_label(reader, &reader->row_classes[reader->row_count], err));
     reader->row_count++;
     return TDM_OK;
@@ -336,8 +338,11 @@ static tdm_status finish_classes(csv_reader *reader, tdm_error *err)
     tdm_dataset_info *info = &reader->dataset->info;
     int32_t *numbers = malloc((size_t)classes->count * sizeof(*numbers));
     const char **names = tdm_arena_array(classes->arena, (size_t)classes->count, sizeof(*names));
-    tdm_status status = numbers && names ? tdm__classes_sort(classes, numbers, err)
-                                         : no_memory(reader, err);
+    if (!numbers || !names) {
+        free(numbers);
+        return no_memory(reader, err);
+    }
+    tdm_status status = tdm__classes_sort(classes, numbers, err);
     if (status == TDM_OK) {
         memcpy(names, classes->names, (size_t)classes->count * sizeof(*names));
         for (size_t i = 0; i < reader->row_count; i++)
@@ -378,7 +383,7 @@ static tdm_status read_table(csv_reader *reader, tdm_error *err)
         TDM_TRY(read_row(reader, err));
         TDM_TRY(tdm__csv_records_next(&reader->records, &found, err));
     }
-    if (reader->label_column != NO_LABEL) TDM_TRY(finish_classes(reader, err));
+    if (reader->row_classes) TDM_TRY(finish_classes(reader, err));
     hand_over(reader);
     return TDM_OK;
 }

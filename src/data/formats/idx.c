@@ -94,7 +94,6 @@ static tdm_status read_dims(const char *name, const uint8_t *bytes, size_t count
             return tdm_fail(err, TDM_ERR_FORMAT, "%s: dimension %d of %d is 0: the file is empty",
                             name, i + 1, dim_count);
     }
-    array->data = bytes + header_bytes;
     return TDM_OK;
 }
 
@@ -144,6 +143,7 @@ static tdm_status read_header(const char *name, const uint8_t *bytes, size_t cou
                         MAX_IDX_DIMS);
     TDM_TRY(read_dims(name, bytes, count, &array, err));
     TDM_TRY(check_length(name, count, &array, err));
+    array.data = bytes + 4 + 4 * (size_t)array.shape.rank;
     *out = array;
     return TDM_OK;
 }
@@ -285,10 +285,10 @@ static tdm_status name_classes(const tdm__data_source *source, const tdm_data_op
 static tdm_status read_labels(const tdm__data_source *source, const tdm_data_options *options,
                               tdm_dataset *dataset, tdm_error *err)
 {
-    idx_array array;
+    idx_array array = {0};
     TDM_TRY(read_header(source->label_name, source->label_bytes, source->label_count, &array, err));
     TDM_TRY(check_label_array(source, &array, dataset->info.sample_count, err));
-    int32_t *labels = malloc((size_t)array.element_count * sizeof(*labels));
+    int32_t *labels = malloc((size_t)dataset->info.sample_count * sizeof(*labels));
     if (!labels) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", source->label_name);
     dataset->owned_classes = labels;
     dataset->classes = labels;
@@ -302,7 +302,7 @@ static tdm_status read_labels(const tdm__data_source *source, const tdm_data_opt
 static tdm_status idx_read(const tdm__data_source *source, const tdm_data_options *options,
                            tdm_dataset *dataset, tdm_error *err)
 {
-    idx_array array;
+    idx_array array = {0};
     TDM_TRY(read_header(source->name, source->bytes, source->count, &array, err));
     if (array.shape.rank < 2)
         return tdm_fail(err, TDM_ERR_FORMAT,
