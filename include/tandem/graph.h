@@ -166,7 +166,7 @@ TDM_API size_t tdm_plan_unshared_bytes(const tdm_plan *plan);
  * nothing. All three spaces must be bound before run (GRADS only after tdm_graph_backward). */
 TDM_API void tdm_plan_bind(tdm_plan *plan, tdm_space space, void *base);
 /* Views into the arena, to be filled before and read after a run. dtype NONE: no such name.
- * Pointers change with the binding of the arena. */
+ * Pointers change with the binding of the arena. A run may write over its inputs. */
 TDM_API tdm_tensor tdm_plan_input(const tdm_plan *plan, const char *name);
 TDM_API tdm_tensor tdm_plan_output(const tdm_plan *plan, const char *name);
 TDM_API void tdm_plan_run(tdm_plan *plan, const tdm_step_key *key);

@@ -92,6 +92,12 @@ static bool usable(tdm_graph *graph, tdm_value value, const char *where)
     return false;
 }
 
+static bool countable(const tdm_shape *shape)
+{
+    int64_t elements = tdm_shape_elements(shape);
+    return elements >= 0 && elements <= TDM__MOST_ELEMENTS;
+}
+
 bool tdm__value_needs_grad(const tdm_graph *graph, int32_t id)
 {
     return id > 0 && graph->values[id].needs_grad;
@@ -111,7 +117,7 @@ tdm_value tdm_graph_input(tdm_graph *graph, const char *name, tdm_dtype dtype, t
             tdm__graph_break(graph, TDM_ERR_EXISTS, "graph: there are two inputs named '%s'", name);
     if (dtype != TDM_DTYPE_F32 && dtype != TDM_DTYPE_I32)
         tdm__graph_break(graph, TDM_ERR_UNSUPPORTED, "input '%s': the type must be f32 or i32", name);
-    if (tdm_shape_elements(&shape) < 0)
+    if (!countable(&shape))
         tdm__graph_break(graph, TDM_ERR_RANGE, "input '%s': the shape is negative or too large", name);
     char *copy = tdm_arena_strdup(graph->arena, name);
     if (!copy) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
@@ -130,7 +136,7 @@ static tdm_value add_param(tdm_graph *graph, const char *name, tdm_shape shape, 
             tdm__graph_break(graph, TDM_ERR_EXISTS, "graph: there are two parameters named '%s'",
                              name);
     int64_t elements = tdm_shape_elements(&shape);
-    if (elements <= 0 || elements > INT64_MAX / 16)
+    if (elements <= 0 || elements > TDM__MOST_ELEMENTS - (int64_t)graph->param_extent)
         tdm__graph_break(graph, TDM_ERR_RANGE, "parameter '%s': the shape is empty or too large", name);
     char *copy = tdm_arena_strdup(graph->arena, name);
     if (!copy) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
@@ -230,7 +236,7 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
     if (status != TDM_OK)
         tdm__graph_break(graph, status, "%s: %s", node.name ? node.name : row->name, err.message);
     for (int i = 0; i < row->out_count && status == TDM_OK; i++)
-        if (tdm_shape_elements(&out[i].shape) < 0)
+        if (!countable(&out[i].shape))
             tdm__graph_break(graph, TDM_ERR_RANGE, "%s: the result is too large", node.name);
     if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
     for (int i = 0; i < row->out_count; i++) {

@@ -111,6 +111,19 @@ static void add_scratch(const tdm_graph *graph, const bool *live, const size_t *
                                                              .last = (int32_t)n});
 }
 
+/* What the arena would take without any sharing. Bounds all offsets, so it is the place to check. */
+static tdm_status count_unshared(tdm__memory *m, tdm_error *err)
+{
+    for (size_t i = 0; i < m->storage_count; i++)
+        if (m->storages[i].space == TDM_SPACE_ARENA &&
+            __builtin_add_overflow(m->unshared_bytes, round_up(m->storages[i].bytes),
+                                   &m->unshared_bytes))
+            return tdm_fail(err, TDM_ERR_RANGE,
+                            "plan: the values together have more bytes than there are addresses; "
+                            "make the model or the batch smaller");
+    return TDM_OK;
+}
+
 static int larger_first(const void *a, const void *b, void *context)
 {
     const tdm__storage *s = context;
@@ -158,7 +171,6 @@ static tdm_status place(tdm__memory *m, tdm_error *err)
         placed[at] = order[i];
         size_t end = s->offset + round_up(s->bytes);
         if (end > m->arena_bytes) m->arena_bytes = end;
-        m->unshared_bytes += round_up(s->bytes);
     }
     free(order);
     return TDM_OK;
@@ -179,9 +191,12 @@ tdm_status tdm__memory_plan(const tdm_graph *graph, const bool *live, const size
     for (size_t i = 0; i < graph->value_count; i++) m.of_value[i] = -1;
     for (size_t i = 0; i < graph->node_count; i++) m.of_scratch[i] = -1;
     find_life_times(graph, live, forward_only, &m);
-    share_in_place(graph, live, &m);
     add_scratch(graph, live, scratch_bytes, &m);
-    tdm_status status = place(&m, err);
+    tdm_status status = count_unshared(&m, err);
+    if (status == TDM_OK) {
+        share_in_place(graph, live, &m);
+        status = place(&m, err);
+    }
     if (status != TDM_OK) {
         tdm__memory_release(&m);
         return status;
