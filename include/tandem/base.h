@@ -39,6 +39,13 @@ extern "C" {
 /* The version of the library that is linked, which may differ from the header's. */
 TDM_API const char *tdm_version(void);
 
+/*
+ * Each room that stands on a library from outside can name it, with the version that is linked:
+ * "OpenSSL 3.0.17". Base has this one; job, tensor and data have theirs. Returns `buffer`.
+ */
+#define TDM_LIBRARY_BYTES 64
+TDM_API const char *tdm_base_library(char buffer[TDM_LIBRARY_BYTES]);
+
 /* ---- status ---------------------------------------------------------------------------------- */
 
 /*

@@ -45,6 +45,10 @@ typedef struct tdm_data_options {
      * when all are numbers, else by bytes). IDX classes are "0" ... "max". */
     const char *const *class_names;
     int64_t class_count;
+    /* CSV: how many numbers make a sample, where that is known (a model asks for so many). A file
+     * with just so many columns then has no column of labels, whatever `label` says; one with
+     * neither so many nor one more is an error. 0: not known. */
+    int64_t feature_count;
 } tdm_data_options;
 
 typedef struct tdm_dataset tdm_dataset;
@@ -104,6 +108,9 @@ typedef struct tdm_sampler {
 
 /* The sample at `position` (< sample_count) of `epoch`: a bijection for each epoch. */
 TDM_API uint64_t tdm_sampler_at(const tdm_sampler *sampler, uint64_t epoch, uint64_t position);
+
+/* The library that unpacks gzip: "zlib 1.2.13". Returns `buffer`. */
+TDM_API const char *tdm_data_library(char buffer[TDM_LIBRARY_BYTES]);
 
 #ifdef __cplusplus
 }

@@ -218,6 +218,9 @@ TDM_API size_t tdm_job_keys_text(const char *prefix, tdm_str *out);
 TDM_API void tdm_job_keys_markdown(tdm_str *out);
 TDM_API size_t tdm_job_keys_json(const char *prefix, tdm_str *out);
 
+/* The library that reads YAML: "libyaml 0.2.5". Returns `buffer`. */
+TDM_API const char *tdm_job_library(char buffer[TDM_LIBRARY_BYTES]);
+
 #ifdef __cplusplus
 }
 #endif

@@ -77,6 +77,9 @@ typedef struct tdm_step_key {
     uint64_t first_row; /* of the global batch: row 0 of this call's batch */
 } tdm_step_key;
 
+/* The library of fast kernels: "oneDNN 2.6.3". Returns `buffer`. */
+TDM_API const char *tdm_tensor_library(char buffer[TDM_LIBRARY_BYTES]);
+
 #ifdef __cplusplus
 }
 #endif

@@ -6,13 +6,21 @@
  */
 #include <tandem/base.h>
 
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct tdm_sha256 {
     EVP_MD_CTX *context;
 };
+
+const char *tdm_base_library(char buffer[TDM_LIBRARY_BYTES])
+{
+    snprintf(buffer, TDM_LIBRARY_BYTES, "OpenSSL %s", OpenSSL_version(OPENSSL_VERSION_STRING));
+    return buffer;
+}
 
 tdm_sha256 *tdm_sha256_create(void)
 {

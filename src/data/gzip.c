@@ -8,6 +8,7 @@
  */
 #include "data/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <zlib.h>
@@ -26,6 +27,12 @@ typedef struct unpacker {
     size_t output_capacity;
     z_stream stream;
 } unpacker;
+
+const char *tdm_data_library(char buffer[TDM_LIBRARY_BYTES])
+{
+    snprintf(buffer, TDM_LIBRARY_BYTES, "zlib %s", zlibVersion());
+    return buffer;
+}
 
 bool tdm__gzip_sniff(const uint8_t *bytes, size_t count)
 {

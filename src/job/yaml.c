@@ -7,6 +7,7 @@
  * what it says. The bytes are checked first, so that libyaml only ever sees valid UTF-8; nesting is
  * bounded, and so is the recursion here. Lines and columns count from 1, columns in characters.
  */
+#include <stdio.h>
 #include <string.h>
 #include <yaml.h>
 
@@ -21,6 +22,12 @@ typedef struct reader {
     tdm__problem_list *problems;
     bool stopped; /* a syntax error, too deep, or out of memory: the tree is of no use */
 } reader;
+
+const char *tdm_job_library(char buffer[TDM_LIBRARY_BYTES])
+{
+    snprintf(buffer, TDM_LIBRARY_BYTES, "libyaml %s", yaml_get_version_string());
+    return buffer;
+}
 
 bool tdm__yaml_is_null(const tdm__yaml_node *node)
 {

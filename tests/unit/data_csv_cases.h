@@ -80,6 +80,24 @@ static void csv_label_choices(void)
     tdm_dataset_destroy(d);
 }
 
+static void csv_known_feature_count(void)
+{
+    tdm_data_options two = {.feature_count = 2, .label = "kind"};
+    tdm_dataset *d = parse_text("x,y\n1,2\n3,4\n", &two); /* no column for the label */
+    CHECK_INT(tdm_dataset_info_of(d)->class_count, 0);
+    CHECK_INT(tdm_dataset_info_of(d)->feature_count, 2);
+    CHECK_INT(tdm_dataset_info_of(d)->sample_count, 2);
+    CHECK(feature(d, 1, 1) == 4.0f);
+    tdm_dataset_destroy(d);
+    d = parse_text("x,kind,y\n1,u,2\n3,v,4\n", &two);
+    CHECK_INT(tdm_dataset_info_of(d)->class_count, 2);
+    CHECK_INT(tdm_dataset_info_of(d)->feature_count, 2);
+    tdm_dataset_destroy(d);
+    refuse_text("1,2,3,4\n", &two, TDM_ERR_FORMAT, "line 1 has 4 columns");
+    refuse_text("1;2;a\n", &two, TDM_ERR_FORMAT, "set the delimiter");
+    refuse_text("x,y,sort\n1,2,u\n", &two, TDM_ERR_INVALID, "no column is named 'kind'");
+}
+
 static void csv_header_detection(void)
 {
     tdm_dataset *d = parse_text("a,b,c\n1,2,x\n", NULL);

@@ -335,6 +335,7 @@ static const check_test tests[] = {
     CHECK_TEST(csv_plain),
     CHECK_TEST(csv_quotes_line_ends_and_blanks),
     CHECK_TEST(csv_label_choices),
+    CHECK_TEST(csv_known_feature_count),
     CHECK_TEST(csv_header_detection),
     CHECK_TEST(csv_classes),
     CHECK_TEST(csv_many_classes),

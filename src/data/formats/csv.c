@@ -99,10 +99,31 @@ static tdm_status find_label_by_name(csv_reader *reader, const char *label, tdm_
     return TDM_OK;
 }
 
+/* With a known number of features, the number of columns tells whether there is a label. */
+static tdm_status check_known_count(const csv_reader *reader, bool *out_no_label, tdm_error *err)
+{
+    uint64_t known = (uint64_t)reader->options->feature_count, columns = reader->column_count;
+    *out_no_label = known > 0 && columns == known;
+    if (known == 0 || columns == known || columns == known + 1) return TDM_OK;
+    char hint[96] = "";
+    if (columns == 1)
+        snprintf(hint, sizeof(hint),
+                 "; if another character than '%c' separates the columns, set the delimiter",
+                 reader->records.delimiter);
+    return tdm_fail(err, TDM_ERR_FORMAT,
+                    "%s: line %llu has %zu column%s; a sample has %llu numbers here, and one column "
+                    "more with its label%s",
+                    reader->source->name, (unsigned long long)reader->first_line,
+                    reader->column_count, columns == 1 ? "" : "s", (unsigned long long)known, hint);
+}
+
 static tdm_status choose_label(csv_reader *reader, tdm_error *err)
 {
     const char *label = reader->options->label ? reader->options->label : "last";
     reader->label_column = NO_LABEL;
+    bool no_label;
+    TDM_TRY(check_known_count(reader, &no_label, err));
+    if (no_label) return TDM_OK;
     if (strcmp(label, "none") == 0) return TDM_OK;
     if (strcmp(label, "first") == 0) {
         reader->label_column = 0;

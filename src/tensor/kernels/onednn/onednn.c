@@ -11,6 +11,7 @@
 
 #include <assert.h>
 #include <dnnl.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 typedef struct onednn {
@@ -25,6 +26,14 @@ typedef struct product {
     dnnl_exec_arg_t args[ARG_MOST];
     int arg_count;
 } product;
+
+const char *tdm_tensor_library(char buffer[TDM_LIBRARY_BYTES])
+{
+    const dnnl_version_t *version = dnnl_version();
+    snprintf(buffer, TDM_LIBRARY_BYTES, "oneDNN %d.%d.%d", version->major, version->minor,
+             version->patch);
+    return buffer;
+}
 
 static tdm_status check(dnnl_status_t status, const char *what, tdm_error *err)
 {
