@@ -1,0 +1,88 @@
+# shellcheck shell=bash
+# lib.sh: what the tests of the command line share; to be sourced.
+#
+# $TANDEM is the binary. Each test gets a folder of its own, $work, which is the current folder and
+# is removed at the end, and begins with HOME, TERM and colours as a batch job would find them. A
+# check that fails says where and ends the test; a test that cannot run here ends with 77, which
+# CTest reports as skipped. Processes that are left at the end are stopped, by their id.
+set -euo pipefail
+
+source_root=$PWD
+: "${TANDEM:?set TANDEM to the tandem binary}"
+TANDEM=$(realpath "$TANDEM")
+work=$(mktemp -d "${TMPDIR:-/tmp}/tandem-cli.XXXXXX")
+unset NO_COLOR
+export TERM=dumb LC_ALL=C
+leave() {
+    local code=$? pid
+    for pid in $(jobs -p); do kill -9 "$pid" 2>/dev/null || true; done
+    cd /
+    rm -rf "$work"
+    exit "$code"
+}
+trap leave EXIT
+cd "$work"
+
+# Where in the test we are: the line that called the check.
+fail() {
+    local i
+    printf 'FAIL: %s\n' "$*" >&2
+    for ((i = 1; i < ${#FUNCNAME[@]}; i++)); do
+        printf '  at %s:%s\n' "${BASH_SOURCE[i]}" "${BASH_LINENO[i - 1]}" >&2
+    done
+    exit 1
+}
+
+skip() {
+    printf 'SKIPPED: %s\n' "$*" >&2
+    exit 77
+}
+
+# assert_equal ACTUAL EXPECTED [WHAT]
+assert_equal() {
+    [ "$1" = "$2" ] || fail "${3:-value} is
+  $1
+not
+  $2"
+}
+
+# assert_contains TEXT PART
+assert_contains() {
+    case $1 in
+    *"$2"*) ;;
+    *) fail "the text
+$1
+does not contain
+  $2" ;;
+    esac
+}
+
+assert_lacks() {
+    case $1 in
+    *"$2"*) fail "the text
+$1
+contains
+  $2" ;;
+    esac
+}
+
+# assert_exit CODE COMMAND...: runs it; $out and $err have what it printed.
+assert_exit() {
+    local want=$1 code=0
+    shift
+    "$@" >"$work/.out" 2>"$work/.err" || code=$?
+    out=$(cat "$work/.out") err=$(cat "$work/.err")
+    [ "$code" -eq "$want" ] || fail "'$*' ended with $code, not $want; it printed
+$out
+$err"
+}
+
+# assert_same_files A B [WHAT]
+assert_same_files() {
+    cmp -s "$1" "$2" || fail "${3:-$1} differs from $2: $(diff "$1" "$2" | head -20)"
+}
+
+# The value of KEY in one line of JSON that has no nesting: json_value KEY < file
+json_value() {
+    sed -n "s/.*\"$1\":\"\\{0,1\\}\\([^\",}]*\\).*/\\1/p"
+}
