@@ -6,6 +6,7 @@
  * defines malloc and its family over glibc's, and dnnl_primitive_execute over oneDNN's. Under
  * AddressSanitizer and ThreadSanitizer, which have their own malloc, it uses their hooks instead;
  * then alloc_count_begin() must have been called once before a number means anything.
+ * ThreadSanitizer does not call its hook for aligned memory: there, ALLOC_COUNT_SEES_ALIGNED is 0.
  *
  * Counting goes on always, in all threads; a test takes two snapshots and subtracts. Memory is
  * counted as what the allocator really set aside, so that what is freed equals what was allocated.
@@ -24,13 +25,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define ALLOC_COUNT_BY_HOOKS 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define ALLOC_COUNT_BY_HOOKS 1
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define ALLOC_COUNT_ASAN 1
+#elif __has_feature(thread_sanitizer)
+#define ALLOC_COUNT_TSAN 1
 #endif
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+#define ALLOC_COUNT_ASAN 1
+#elif defined(__SANITIZE_THREAD__)
+#define ALLOC_COUNT_TSAN 1
+#endif
+
+#if defined(ALLOC_COUNT_ASAN) || defined(ALLOC_COUNT_TSAN)
+#define ALLOC_COUNT_BY_HOOKS 1
+#endif
+#if defined(ALLOC_COUNT_TSAN)
+#define ALLOC_COUNT_SEES_ALIGNED 0
+#else
+#define ALLOC_COUNT_SEES_ALIGNED 1
+#endif
+
+/* Libraries must find what is defined here, in spite of how everything else is built. */
+#define ALLOC_COUNT_VISIBLE __attribute__((visibility("default")))
 
 /* Outside of dnnl_primitive_execute, and inside of it. */
 typedef enum alloc_count_place { ALLOC_COUNT_OUTSIDE, ALLOC_COUNT_INSIDE } alloc_count_place;
@@ -124,9 +142,6 @@ void *__libc_realloc(void *pointer, size_t bytes);
 void *__libc_memalign(size_t align, size_t bytes);
 void __libc_free(void *pointer);
 
-/* Libraries must find these too, so they are visible in spite of how everything else is built. */
-#define ALLOC_COUNT_VISIBLE __attribute__((visibility("default")))
-
 static inline void *alloc_count_new(void *pointer)
 {
     if (pointer) alloc_count_allocated(malloc_usable_size(pointer));
@@ -189,8 +204,9 @@ static inline bool alloc_count_begin(void)
 typedef dnnl_status_t (*alloc_count_execute_fn)(const_dnnl_primitive_t, dnnl_stream_t, int,
                                                 const dnnl_exec_arg_t *);
 
-dnnl_status_t dnnl_primitive_execute(const_dnnl_primitive_t primitive, dnnl_stream_t stream,
-                                     int arg_count, const dnnl_exec_arg_t *args)
+ALLOC_COUNT_VISIBLE dnnl_status_t dnnl_primitive_execute(const_dnnl_primitive_t primitive,
+                                                         dnnl_stream_t stream, int arg_count,
+                                                         const dnnl_exec_arg_t *args)
 {
     static _Atomic(alloc_count_execute_fn) original;
     alloc_count_execute_fn execute = original;
