@@ -110,11 +110,12 @@ static tdm_status check_known_count(const csv_reader *reader, bool *out_no_label
         snprintf(hint, sizeof(hint),
                  "; if another character than '%c' separates the columns, set the delimiter",
                  reader->records.delimiter);
-    return tdm_fail(err, TDM_ERR_FORMAT,
-                    "%s: line %llu has %zu column%s; a sample has %llu numbers here, and one column "
-                    "more with its label%s",
-                    reader->source->name, (unsigned long long)reader->first_line,
-                    reader->column_count, columns == 1 ? "" : "s", (unsigned long long)known, hint);
+    return tdm_fail(
+        err, TDM_ERR_FORMAT,
+        "%s: line %llu has %zu column%s; a sample has %llu numbers here, and one column "
+        "more with its label%s",
+        reader->source->name, (unsigned long long)reader->first_line, reader->column_count,
+        columns == 1 ? "" : "s", (unsigned long long)known, hint);
 }
 
 static tdm_status choose_label(csv_reader *reader, tdm_error *err)

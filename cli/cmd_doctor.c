@@ -1,0 +1,351 @@
+/*
+ * cmd_doctor.c: `tandem doctor`: what this machine offers, and what will get in the way.
+ *
+ * Each finding has a verdict: "ok", "note" (it works, but could be better or may surprise) or
+ * "problem" (training is likely to fail). Notes and problems say what to do. Everything is read, and
+ * nothing is changed; what cannot be found out is left out.
+ */
+#include "cli.h"
+
+#include <tandem/data.h>
+#include <tandem/os.h>
+#include <tandem/tensor.h>
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#define MB UINT64_C(1000000)
+#define GB UINT64_C(1000000000)
+
+typedef enum verdict { OK, NOTE, PROBLEM } verdict;
+
+static const char *const verdict_names[] = {"ok", "note", "problem"};
+
+typedef struct finding {
+    const char *group;
+    const char *name;
+    char value[400];
+    verdict verdict;
+    const char *advice; /* NULL when all is well */
+} finding;
+
+enum { FINDING_MOST = 40 };
+
+typedef struct report {
+    finding findings[FINDING_MOST];
+    int count;
+} report;
+
+static void find(report *r, const char *group, const char *name, verdict v, const char *advice,
+                 const char *fmt, ...) TDM_PRINTF(6, 7);
+
+static void find(report *r, const char *group, const char *name, verdict v, const char *advice,
+                 const char *fmt, ...)
+{
+    if (r->count == FINDING_MOST) return;
+    finding *f = &r->findings[r->count++];
+    *f = (finding){.group = group, .name = name, .verdict = v, .advice = v == OK ? NULL : advice};
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(f->value, sizeof(f->value), fmt, args);
+    va_end(args);
+}
+
+/* The first line of a small file of the kernel's; false when there is none. */
+static bool read_line(const char *path, char *out, size_t size)
+{
+    FILE *file = fopen(path, "re");
+    if (!file) return false;
+    bool found = fgets(out, (int)size, file) != NULL;
+    fclose(file);
+    if (found) out[strcspn(out, "\n")] = '\0';
+    return found;
+}
+
+/* ---- the processor --------------------------------------------------------------------------- */
+
+static bool has_word(const char *words, const char *word)
+{
+    size_t length = strlen(word);
+    for (const char *p = words; (p = strstr(p, word)); p += length)
+        if ((p == words || p[-1] == ' ') && (p[length] == ' ' || p[length] == '\0')) return true;
+    return false;
+}
+
+static bool is_virtual(void)
+{
+    char line[4096];
+    bool found = false;
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    while (file && !found && fgets(line, sizeof(line), file))
+        if (strncmp(line, "flags", 5) == 0) {
+            line[strcspn(line, "\n")] = '\0';
+            found = has_word(line, "hypervisor");
+            break;
+        }
+    if (file) fclose(file);
+    return found;
+}
+
+static void look_at_processor(report *r)
+{
+    tdm_cpu_info cpu;
+    tdm_os_cpu_info(&cpu);
+    find(r, "processor", "model", OK, NULL, "%s", cpu.model);
+    bool x86 = strcmp(cpu.architecture, "x86_64") == 0;
+    bool slow = x86 && !has_word(cpu.features, "avx2");
+    find(
+        r, "processor", "level", slow ? NOTE : OK,
+        "without AVX2 matrix products are several times slower; if this is a virtual machine, pass "
+        "the host's processor through to it",
+        "%s (%s)", cpu.level, cpu.architecture);
+    find(r, "processor", "instructions", OK, NULL, "%s",
+         cpu.features[0] ? cpu.features : "unknown");
+    find(r, "processor", "cores", cpu.usable_count < cpu.online_count ? NOTE : OK,
+         "the others are kept from this process by an affinity mask (taskset) or the quota of a "
+         "control group; workers beyond the usable ones only get in each other's way",
+         "%d usable of %d", cpu.usable_count, cpu.online_count);
+    char governor[64];
+    if (read_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", governor,
+                  sizeof(governor)))
+        find(r, "processor", "governor", strcmp(governor, "powersave") == 0 ? NOTE : OK,
+             "the clock may stay low; as root: cpupower frequency-set -g performance", "%s",
+             governor);
+    if (x86)
+        find(r, "processor", "virtual", OK, NULL, "%s",
+             is_virtual() ? "yes; speed may vary with what else runs on the host" : "no");
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static void look_at_memory(report *r)
+{
+    tdm_memory_info m;
+    tdm_os_memory_info(&m);
+    char a[32], b[32];
+    if (m.total_bytes > 0) {
+        uint64_t free_bytes = m.available_bytes;
+        verdict v = free_bytes < 128 * MB ? PROBLEM : free_bytes < GB ? NOTE : OK;
+        find(r, "memory", "available", v,
+             "end other programs, or use a smaller model or data set; 'tandem inspect JOB' tells "
+             "how much a job needs",
+             "%s of %s", tdm_text_bytes(free_bytes, a), tdm_text_bytes(m.total_bytes, b));
+    }
+    if (m.limit_bytes > 0 && m.limit_bytes < m.total_bytes)
+        find(r, "memory", "limit", m.limit_bytes < 256 * MB ? PROBLEM : NOTE,
+             "the control group of this process (a container, a batch job) ends it when it takes "
+             "more; ask for more there if a job needs it",
+             "%s", tdm_text_bytes(m.limit_bytes, a));
+    if (m.transparent_huge[0])
+        find(r, "memory", "huge pages", strcmp(m.transparent_huge, "never") == 0 ? NOTE : OK,
+             "large buffers will take many small pages, which costs some speed; as root: echo "
+             "madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+             "transparent: %s; reserved: %llu of %s", m.transparent_huge,
+             (unsigned long long)m.huge_pages_reserved,
+             m.huge_page_bytes ? tdm_text_bytes(m.huge_page_bytes, a) : "unknown size");
+    struct statvfs shm;
+    if (statvfs("/dev/shm", &shm) == 0) {
+        uint64_t size = (uint64_t)shm.f_blocks * shm.f_frsize;
+        find(r, "memory", "/dev/shm", size < 64 * MB ? NOTE : OK,
+             "Tandem itself does not use it, but MPI and others beside it do; for a container: "
+             "--shm-size=1g",
+             "%s", tdm_text_bytes(size, a));
+    }
+}
+
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+typedef struct limit_row {
+    __rlimit_resource_t resource;
+    const char *name;
+    bool bytes;
+    uint64_t problem_below, note_below; /* 0: never */
+    const char *advice;
+} limit_row;
+
+static const limit_row limit_rows[] = {
+    {RLIMIT_NOFILE, "open files", false, 32, 256,
+     "raise it: ulimit -n 1024; a run keeps a handful open, the test suite more"},
+    {RLIMIT_AS, "address space", true, GB, UINT64_MAX,
+     "memory is mapped in large blocks, and a limit makes that fail before memory runs out; lift "
+     "it: ulimit -v unlimited"},
+    {RLIMIT_DATA, "data segment", true, GB, UINT64_MAX,
+     "it counts memory that training maps; lift it: ulimit -d unlimited"},
+    {RLIMIT_FSIZE, "file size", true, 10 * MB, UINT64_MAX,
+     "a checkpoint beyond it cannot be written; lift it: ulimit -f unlimited"},
+    {RLIMIT_CPU, "processor time (s)", false, 60, UINT64_MAX,
+     "the system stops a training that takes longer, all workers added; lift it: ulimit -t "
+     "unlimited"},
+    {RLIMIT_NPROC, "processes, threads", false, 16, 256,
+     "workers are threads, and the limit counts all of this user's; raise it: ulimit -u 4096"},
+    {RLIMIT_MEMLOCK, "locked memory", true, 0, 0, NULL},
+    {RLIMIT_CORE, "core files", true, 0, 0, NULL},
+};
+
+static void look_at_limits(report *r)
+{
+    for (size_t i = 0; i < sizeof(limit_rows) / sizeof(limit_rows[0]); i++) {
+        const limit_row *row = &limit_rows[i];
+        struct rlimit limit;
+        char text[32];
+        if (getrlimit(row->resource, &limit) != 0) continue;
+        if (limit.rlim_cur == RLIM_INFINITY) {
+            find(r, "limits", row->name, OK, NULL, "unlimited");
+            continue;
+        }
+        uint64_t value = limit.rlim_cur;
+        verdict v = value < row->problem_below ? PROBLEM : value < row->note_below ? NOTE : OK;
+        find(r, "limits", row->name, v, row->advice, "%s",
+             row->bytes ? tdm_text_bytes(value, text) : tdm_text_count(value, text));
+    }
+}
+
+/* ---- the disk -------------------------------------------------------------------------------- */
+
+static void look_at_disk(report *r)
+{
+    struct statvfs disk;
+    char a[32];
+    if (statvfs(".", &disk) != 0) {
+        find(r, "disk", "this folder", PROBLEM, "go to a folder that exists and try again",
+             "cannot be looked at");
+        return;
+    }
+    uint64_t free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
+    find(r, "disk", "free here",
+         free_bytes < 100 * MB ? PROBLEM
+         : free_bytes < GB     ? NOTE
+                               : OK,
+         "checkpoints and logs go below run.dir; make room, or put that on another disk: --set "
+         "run.dir=FOLDER",
+         "%s", tdm_text_bytes(free_bytes, a));
+    if (disk.f_files > 0)
+        find(r, "disk", "files left", disk.f_favail < 1000 ? PROBLEM : OK,
+             "the disk has no place for more files, however small; remove some", "%s",
+             tdm_text_count(disk.f_favail, a));
+    find(r, "disk", "writable", access(".", W_OK) == 0 ? OK : NOTE,
+         "runs are made below the current folder unless run.dir says otherwise: --set "
+         "run.dir=FOLDER",
+         "%s", access(".", W_OK) == 0 ? "yes" : "no");
+}
+
+/* ---- software -------------------------------------------------------------------------------- */
+
+static void look_at_software(report *r)
+{
+    struct utsname name;
+    char text[TDM_LIBRARY_BYTES];
+    find(r, "software", "tandem", OK, NULL, "%s", tdm_version());
+    if (uname(&name) == 0)
+        find(r, "software", "kernel", OK, NULL, "%s %s", name.sysname, name.release);
+    find(r, "software", "matrix products", OK, NULL, "%s", tdm_tensor_library(text));
+    find(r, "software", "job files", OK, NULL, "%s", tdm_job_library(text));
+    find(r, "software", "hashes", OK, NULL, "%s", tdm_base_library(text));
+    find(r, "software", "gzip", OK, NULL, "%s", tdm_data_library(text));
+}
+
+/* ---- words ----------------------------------------------------------------------------------- */
+
+static int count_verdict(const report *r, verdict v)
+{
+    int count = 0;
+    for (int i = 0; i < r->count; i++) count += r->findings[i].verdict == v;
+    return count;
+}
+
+/* Lines of the finding, value wrapped in its column, advice beneath it. */
+static void add_finding(const finding *f, bool coloured, tdm_str *out)
+{
+    enum { INDENT = 32 };
+    static const char *const colours[] = {"\033[32m", "\033[33m", "\033[1;31m"};
+    tdm_str_addf(out, "  %s%-7s%s  %-20s ", coloured ? colours[f->verdict] : "",
+                 verdict_names[f->verdict], coloured ? "\033[0m" : "", f->name);
+    tdm_str body = TDM_STR_INIT;
+    cli_wrap(&body, f->value, INDENT);
+    if (f->advice) cli_wrap(&body, f->advice, INDENT);
+    const char *text = tdm_str_text(&body);
+    tdm_str_add(out, strlen(text) > INDENT ? text + INDENT : "\n");
+    if (!tdm_str_ok(&body)) out->failed = true;
+    tdm_str_release(&body);
+}
+
+static void add_text(const report *r, tdm_str *out)
+{
+    bool coloured = cli_colour(stdout);
+    const char *group = "";
+    for (int i = 0; i < r->count; i++) {
+        const finding *f = &r->findings[i];
+        if (strcmp(f->group, group) != 0) tdm_str_addf(out, "%s%s\n", i > 0 ? "\n" : "", f->group);
+        group = f->group;
+        add_finding(f, coloured, out);
+    }
+    int notes = count_verdict(r, NOTE), problems = count_verdict(r, PROBLEM);
+    if (problems > 0)
+        tdm_str_addf(out, "\n%d problem%s, %d note%s\n", problems, problems == 1 ? "" : "s", notes,
+                     notes == 1 ? "" : "s");
+    else if (notes > 0)
+        tdm_str_addf(out, "\nready to train; %d note%s\n", notes, notes == 1 ? "" : "s");
+    else
+        tdm_str_add(out, "\nready to train\n");
+}
+
+static void add_json(const report *r, tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_int(&w, "problems", count_verdict(r, PROBLEM));
+    tdm_json_put_int(&w, "notes", count_verdict(r, NOTE));
+    tdm_json_key(&w, "findings");
+    tdm_json_array_begin(&w);
+    for (int i = 0; i < r->count; i++) {
+        const finding *f = &r->findings[i];
+        tdm_json_object_begin(&w);
+        tdm_json_put_string(&w, "group", f->group);
+        tdm_json_put_string(&w, "name", f->name);
+        tdm_json_put_string(&w, "value", f->value);
+        tdm_json_put_string(&w, "verdict", verdict_names[f->verdict]);
+        if (f->advice) tdm_json_put_string(&w, "advice", f->advice);
+        tdm_json_object_end(&w);
+    }
+    tdm_json_array_end(&w);
+    tdm_json_object_end(&w);
+    tdm_str_add_char(out, '\n');
+}
+
+static int run(const cli_args *args)
+{
+    report r = {.count = 0};
+    look_at_software(&r);
+    look_at_processor(&r);
+    look_at_memory(&r);
+    look_at_limits(&r);
+    look_at_disk(&r);
+    tdm_str out = TDM_STR_INIT;
+    if (cli_json(args))
+        add_json(&r, &out);
+    else
+        add_text(&r, &out);
+    int code = cli_print(&out);
+    return code == CLI_OK && count_verdict(&r, PROBLEM) > 0 ? CLI_FAILED : code;
+}
+
+static const char *const usage[] = {"tandem doctor [--json]", NULL};
+static const char *const examples[] = {"tandem doctor", "look before the first training", NULL};
+
+const cli_command cli_doctor = {
+    .name = "doctor",
+    .summary = "Say what this machine offers, and what will get in the way",
+    .usage = usage,
+    .help =
+        "Looks at processor, memory, limits, disk and libraries, and changes nothing. Each line "
+        "begins with a verdict: ok, note (it works, but could be better or may surprise) or "
+        "problem (training is likely to fail). Notes and problems say what to do.\n\n"
+        "Ends with 1 when there is a problem, so scripts can ask it first.",
+    .examples = examples,
+    .options = {CLI_OPTION_JSON},
+    .run = run,
+};

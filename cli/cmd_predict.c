@@ -1,0 +1,283 @@
+/*
+ * cmd_predict.c: `tandem predict`: what a trained model says about each sample of a file.
+ *
+ * Lines go out batch by batch, so the output may be larger than memory; a file is replaced when it
+ * is complete, and left alone when anything fails before. Numbers in CSV have six digits, in JSON
+ * all of them.
+ */
+#include "model.h"
+
+#include <tandem/eval.h>
+#include <tandem/os.h>
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct ranked {
+    int64_t class_index;
+    float probability;
+} ranked;
+
+typedef struct prediction {
+    const tdm_checkpoint_content *content;
+    const tdm_dataset *set;
+    tdm_predictor *predictor;
+    int64_t top;
+    bool json;
+    bool has_truth;
+    const char *output;      /* NULL: stdout */
+    tdm_file_writer *writer; /* NULL: stdout */
+    ranked *ranks;           /* [top] */
+    float *features;         /* of one sample: who asks for its class gets them, too */
+    int64_t correct;
+    tdm_str text;
+} prediction;
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+/* The `top` most probable, the most probable first, the lower index where two are equal. */
+static void rank(const float *probabilities, int64_t count, int64_t top, ranked *out)
+{
+    int64_t used = 0;
+    for (int64_t i = 0; i < count; i++) {
+        float p = probabilities[i];
+        if (used == top && !(p > out[top - 1].probability)) continue;
+        int64_t at = used < top ? used++ : top - 1;
+        for (; at > 0 && p > out[at - 1].probability; at--) out[at] = out[at - 1];
+        out[at] = (ranked){.class_index = i, .probability = p};
+    }
+}
+
+static void add_csv_text(tdm_str *out, const char *text)
+{
+    if (!strpbrk(text, ",\"\r\n") && text[0] != ' ' && text[0] != '\0') {
+        tdm_str_add(out, text);
+        return;
+    }
+    tdm_str_add_char(out, '"');
+    for (; *text; text++) {
+        if (*text == '"') tdm_str_add_char(out, '"');
+        tdm_str_add_char(out, *text);
+    }
+    tdm_str_add_char(out, '"');
+}
+
+static void add_csv_header(prediction *p)
+{
+    tdm_str_add(&p->text, "sample,class,probability");
+    for (int64_t k = 2; k <= p->top; k++)
+        tdm_str_addf(&p->text, ",class_%lld,probability_%lld", (long long)k, (long long)k);
+    tdm_str_add(&p->text, p->has_truth ? ",truth\n" : "\n");
+}
+
+static void add_csv_line(prediction *p, int64_t sample, const char *truth)
+{
+    tdm_str_addf(&p->text, "%lld", (long long)sample);
+    for (int64_t k = 0; k < p->top; k++) {
+        tdm_str_add_char(&p->text, ',');
+        add_csv_text(&p->text, p->content->class_names[p->ranks[k].class_index]);
+        tdm_str_addf(&p->text, ",%.6g", (double)p->ranks[k].probability);
+    }
+    if (truth) {
+        tdm_str_add_char(&p->text, ',');
+        add_csv_text(&p->text, truth);
+    }
+    tdm_str_add_char(&p->text, '\n');
+}
+
+static void put_ranked(tdm_json_writer *w, const prediction *p, int64_t k)
+{
+    tdm_json_put_string(w, "class", p->content->class_names[p->ranks[k].class_index]);
+    tdm_json_put_double(w, "probability", (double)p->ranks[k].probability);
+}
+
+static void add_json_line(prediction *p, int64_t sample, const char *truth)
+{
+    tdm_json_writer w = tdm_json_writer_init(&p->text, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_int(&w, "sample", sample);
+    put_ranked(&w, p, 0);
+    if (truth) tdm_json_put_string(&w, "truth", truth);
+    if (p->top > 1) {
+        tdm_json_key(&w, "top");
+        tdm_json_array_begin(&w);
+        for (int64_t k = 0; k < p->top; k++) {
+            tdm_json_object_begin(&w);
+            put_ranked(&w, p, k);
+            tdm_json_object_end(&w);
+        }
+        tdm_json_array_end(&w);
+    }
+    tdm_json_object_end(&w);
+    tdm_str_add_char(&p->text, '\n');
+}
+
+/* ---- batches --------------------------------------------------------------------------------- */
+
+static tdm_status send(prediction *p, tdm_error *err)
+{
+    if (!tdm_str_ok(&p->text)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "predict: no memory");
+    if (p->text.length == 0) return TDM_OK;
+    tdm_status status = TDM_OK;
+    if (p->writer) {
+        status = tdm_file_writer_write(p->writer, p->text.data, p->text.length, err);
+    } else if (fwrite(p->text.data, 1, p->text.length, stdout) != p->text.length ||
+               fflush(stdout) != 0) {
+        status = tdm_fail(err, errno == EPIPE ? TDM_ERR_INTERRUPTED : TDM_ERR_IO,
+                          "the output cannot be written: %s", strerror(errno));
+    }
+    tdm_str_clear(&p->text);
+    return status;
+}
+
+static tdm_status predict_batch(prediction *p, int64_t first, int64_t count, tdm_error *err)
+{
+    const float *probabilities;
+    int64_t V = p->content->class_count;
+    tdm_predictor_run(p->predictor, p->set, first, count, NULL, &probabilities);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t sample = first + i;
+        int32_t truth = -1;
+        rank(probabilities + i * V, V, p->top, p->ranks);
+        if (p->has_truth) tdm_dataset_gather(p->set, &sample, 1, p->features, &truth);
+        p->correct += p->ranks[0].class_index == truth;
+        const char *name = truth >= 0 ? p->content->class_names[truth] : NULL;
+        if (p->json)
+            add_json_line(p, sample, name);
+        else
+            add_csv_line(p, sample, name);
+    }
+    return send(p, err);
+}
+
+static tdm_status predict_all(prediction *p, tdm_error *err)
+{
+    const tdm_dataset_info *info = tdm_dataset_info_of(p->set);
+    int64_t batch = tdm_predictor_batch(p->predictor);
+    p->ranks = calloc((size_t)p->top, sizeof(*p->ranks));
+    p->features = calloc((size_t)info->feature_count, sizeof(*p->features));
+    if (!p->ranks || !p->features) return tdm_fail(err, TDM_ERR_NO_MEMORY, "predict: no memory");
+    if (p->output) TDM_TRY(tdm_file_writer_create(p->output, &p->writer, err));
+    if (!p->json) add_csv_header(p);
+    for (int64_t first = 0; first < info->sample_count; first += batch) {
+        int64_t left = info->sample_count - first;
+        TDM_TRY(predict_batch(p, first, left < batch ? left : batch, err));
+    }
+    if (!p->writer) return TDM_OK;
+    tdm_file_writer *writer = p->writer;
+    p->writer = NULL; /* commit ends it, whatever it returns */
+    return tdm_file_writer_commit(writer, err);
+}
+
+static void release(prediction *p)
+{
+    if (p->writer) tdm_file_writer_abandon(p->writer);
+    free(p->ranks);
+    free(p->features);
+    tdm_str_release(&p->text);
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+/* With a file as the output, stdout is free for a line about it. */
+static int say_written(const prediction *p)
+{
+    char count[32];
+    int64_t n = tdm_dataset_info_of(p->set)->sample_count;
+    tdm_str out = TDM_STR_INIT;
+    tdm_str_addf(&out, "%s: %s predictions", p->output, tdm_text_count((uint64_t)n, count));
+    if (p->has_truth)
+        tdm_str_addf(&out, ", %.2f %% of them right", 100.0 * (double)p->correct / (double)n);
+    tdm_str_add_char(&out, '\n');
+    return cli_print(&out);
+}
+
+static int predict(const cli_args *args, tdm_model *model, const tdm_dataset *set, int64_t batch,
+                   int64_t top)
+{
+    prediction p = {.content = tdm_model_content(model),
+                    .set = set,
+                    .top = top,
+                    .json = cli_json(args),
+                    .has_truth = tdm_dataset_info_of(set)->class_count > 0,
+                    .output = cli_value(args, "output")};
+    tdm_error err = {0};
+    tdm_status status = tdm_model_predictor(model, batch, &p.predictor, &err);
+    if (status == TDM_OK) status = predict_all(&p, &err);
+    int code = CLI_OK;
+    if (status == TDM_ERR_INTERRUPTED)
+        code = CLI_FAILED; /* the reader has gone away, as `head` does: no message */
+    else if (status != TDM_OK)
+        code = cli_fail(&err);
+    else if (p.output && !p.json)
+        code = say_written(&p);
+    release(&p);
+    tdm_predictor_destroy(p.predictor);
+    return code;
+}
+
+static int run(const cli_args *args)
+{
+    int64_t batch = 0, top = 1;
+    if (!cli_int(args, "batch", 1, 1 << 20, &batch)) return CLI_USAGE;
+    if (!cli_int(args, "top", 1, 65536, &top)) return CLI_USAGE;
+    cli_show_warnings();
+    tdm_model *model = NULL;
+    tdm_dataset *set = NULL;
+    tdm_error err = {0};
+    tdm_status status = tdm_model_open(args->arguments[0], &model, &err);
+    if (status == TDM_OK && top > tdm_model_content(model)->class_count)
+        status = tdm_fail(&err, TDM_ERR_JOB_INVALID,
+                          "predict: '--top %lld' is more than the model's %lld classes",
+                          (long long)top, (long long)tdm_model_content(model)->class_count);
+    if (status == TDM_OK)
+        status = cli_load_samples(model, args->arguments[1], cli_value(args, "labels"), &set, &err);
+    int code = status == TDM_OK ? predict(args, model, set, batch, top) : cli_fail(&err);
+    tdm_dataset_destroy(set);
+    tdm_model_close(model);
+    return code;
+}
+
+static const char *const usage[] = {"tandem predict RUN|CHECKPOINT FILE [options]", NULL};
+static const char *const examples[] = {"tandem predict runs/digits-1 new.csv",
+                                       "a line for each sample: its class and how sure that is",
+                                       "tandem predict runs/digits-1 new.csv --top 3 --json",
+                                       "the three most probable classes, as JSON",
+                                       "tandem predict runs/digits-1 new.csv -o predictions.csv",
+                                       "into a file",
+                                       NULL};
+
+const cli_command cli_predict = {
+    .name = "predict",
+    .summary = "Predict the class of each sample in a file",
+    .usage = usage,
+    .help =
+        "Prints CSV with a header: sample (its number in the file, from 0), class, probability, "
+        "and truth when the file has labels. With --json it prints a JSON object a line.\n\n"
+        "The file is read as the job's training data is. A CSV file may have the column of "
+        "labels or not: with as many columns as a sample has numbers, it has none. Of a run its "
+        "newest good checkpoint is taken.",
+    .examples = examples,
+    .arguments_least = 2,
+    .arguments_most = 2,
+    .options = {{.name = "labels",
+                 .value = "FILE",
+                 .help = "IDX: the file of labels beside FILE, for the column of truth."},
+                {.name = "top",
+                 .letter = 'k',
+                 .value = "K",
+                 .help = "Print the K most probable classes: further columns class_2, "
+                         "probability_2, ..., or a list \"top\" in JSON. Default: 1."},
+                {.name = "output",
+                 .letter = 'o',
+                 .value = "FILE",
+                 .help = "Write to this file instead. It is replaced when all is done, and left as "
+                         "it was when anything fails."},
+                {.name = "batch",
+                 .letter = 'b',
+                 .value = "N",
+                 .help = "Samples at a time. Default: the job's eval.batch."},
+                {.name = "json", .help = "Print a JSON object a line, for programs."}},
+    .run = run,
+};
