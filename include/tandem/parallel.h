@@ -38,6 +38,9 @@ typedef struct tdm_slice {
  * at most. The same function gives worker w of n its lanes. */
 TDM_API tdm_slice tdm_lane_slice(int64_t row_count, int64_t lane_count, int64_t lane);
 
+/* The most gradient buffers that a worker holds at once while it executes this block of lanes. */
+TDM_API int tdm_lane_buffers(int64_t lane_count, tdm_slice lanes);
+
 typedef struct tdm_team tdm_team;
 
 /* Puts rows [first, first + count) of the step's batch into x and classes. Called by all workers

@@ -192,9 +192,21 @@ const char *tdm_text_nearest(const char *word, size_t count, tdm_text_candidate_
 
 const char *tdm_text_double(double value, char buffer[32])
 {
+    if (value == floor(value) && fabs(value) < 1e15) {
+        snprintf(buffer, 32, "%.0f", value);
+        return buffer;
+    }
     for (int digits = 1; digits <= 17; digits++) {
         snprintf(buffer, 32, "%.*g", digits, value);
         if (strtod(buffer, NULL) == value) break;
+    }
+    /* The process may have a locale in which the point is something else. */
+    size_t sign_and_digits = strspn(buffer, "+-0123456789");
+    size_t point = strcspn(buffer + sign_and_digits, "+-0123456789e");
+    if (point > 0 && isfinite(value)) {
+        buffer[sign_and_digits] = '.';
+        memmove(buffer + sign_and_digits + 1, buffer + sign_and_digits + point,
+                strlen(buffer + sign_and_digits + point) + 1);
     }
     return buffer;
 }

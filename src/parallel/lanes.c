@@ -23,6 +23,23 @@ tdm_slice tdm_lane_slice(int64_t row_count, int64_t lane_count, int64_t lane)
                        .count = base + (lane < extra)};
 }
 
+/* Goes through the motions: a lane is done, and neighbours are added as soon as both are there. */
+int tdm_lane_buffers(int64_t lane_count, tdm_slice lanes)
+{
+    int most = 0, in_use = 0;
+    for (int64_t i = 0; i < lanes.count; i++) {
+        int64_t node = lane_count + lanes.first + i, start = lanes.first + i, width = 1;
+        if (++in_use > most) most = in_use;
+        while (node > 1 && node % 2 == 1 && start - width >= lanes.first) {
+            in_use--;
+            start -= width;
+            width *= 2;
+            node /= 2;
+        }
+    }
+    return most;
+}
+
 void tdm__add_into(float *restrict a, const float *restrict b, size_t count)
 {
     for (size_t i = 0; i < count; i++) a[i] += b[i];

@@ -225,23 +225,6 @@ tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch)
 
 /* ---- creation -------------------------------------------------------------------------------- */
 
-/* The most buffers a block of lanes needs at once, by going through the motions of settle(). */
-static int buffers_needed(int64_t lane_count, tdm_slice lanes)
-{
-    int most = 0, in_use = 0;
-    for (int64_t i = 0; i < lanes.count; i++) {
-        int64_t node = lane_count + lanes.first + i, start = lanes.first + i, width = 1;
-        if (++in_use > most) most = in_use;
-        while (node > 1 && node % 2 == 1 && start - width >= lanes.first) {
-            in_use--;
-            start -= width;
-            width *= 2;
-            node /= 2;
-        }
-    }
-    return most;
-}
-
 static tdm_status build_graphs(tdm_team *team, tdm_error *err)
 {
     for (int b = 0; b < TDM_TEAM_MAX_BATCHES; b++) {
@@ -292,7 +275,7 @@ static tdm_status prepare_worker(tdm_team *team, int index, tdm_error *err)
     w->team = team;
     w->index = index;
     w->lanes = tdm_lane_slice(team->options.lane_count, team->worker_count, index);
-    w->grad_count = buffers_needed(team->options.lane_count, w->lanes);
+    w->grad_count = tdm_lane_buffers(team->options.lane_count, w->lanes);
     TDM_TRY(prepare_plans(w, err));
     TDM_TRY(tdm_pages_map((size_t)w->grad_count * team->trained_extent * sizeof(float), false,
                           &w->grad_pages, err));
@@ -327,7 +310,7 @@ static tdm_status check_options(const tdm_team_options *o, tdm_error *err)
         return tdm_fail(err, TDM_ERR_INVALID, "team: %lld lanes; it must be a power of two up to %d",
                         (long long)o->lane_count, TDM_LANES_MOST);
     if (o->worker_count < 1 || o->worker_count > o->lane_count)
-        return tdm_fail(err, TDM_ERR_INVALID,
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
                         "%d workers cannot share %lld lanes: each executes at least one; use between "
                         "1 and %lld workers, or set parallel.lanes higher (which changes the result)",
                         o->worker_count, (long long)o->lane_count, (long long)o->lane_count);

@@ -214,6 +214,10 @@ static void texts_for_people(void)
     CHECK_TEXT(tdm_text_double(0.1, b), "0.1");
     CHECK_TEXT(tdm_text_double(1.0 / 3, b), "0.3333333333333333");
     CHECK_TEXT(tdm_text_double(1e-3, b), "0.001");
+    CHECK_TEXT(tdm_text_double(100, b), "100");
+    CHECK_TEXT(tdm_text_double(-2.5, b), "-2.5");
+    CHECK_TEXT(tdm_text_double(1e-300, b), "1e-300");
+    CHECK_TEXT(tdm_text_double(1.5e300, b), "1.5e+300");
 }
 
 static const char *word_at(size_t index, const void *user)

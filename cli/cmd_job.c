@@ -1,0 +1,97 @@
+/*
+ * cmd_job.c: `tandem job`: check a job file, show it with all defaults, list the keys it may have.
+ */
+#include "cli.h"
+
+#include <string.h>
+
+static int run_check(const cli_args *args, const char *path)
+{
+    int code;
+    tdm_job_document *document = cli_load_job(args, path, &code);
+    if (!document) return code;
+    tdm_str out = TDM_STR_INIT;
+    tdm_str_addf(&out, "%s: the job '%s' is fine\n", path, tdm_job_document_job(document)->name);
+    tdm_job_document_destroy(document);
+    return cli_print(&out);
+}
+
+static int run_show(const cli_args *args, const char *path)
+{
+    int code;
+    tdm_job_document *document = cli_load_job(args, path, &code);
+    if (!document) return code;
+    tdm_str out = TDM_STR_INIT;
+    if (cli_json(args))
+        tdm_job_show_json(tdm_job_document_job(document), &out);
+    else
+        tdm_job_show(tdm_job_document_job(document), &out);
+    tdm_job_document_destroy(document);
+    return cli_print(&out);
+}
+
+static const char *key_path(size_t index, const void *user)
+{
+    (void)user;
+    return tdm_job_key_at(index)->path;
+}
+
+static int run_keys(const cli_args *args, const char *prefix)
+{
+    tdm_str out = TDM_STR_INIT;
+    if (cli_has(args, "markdown")) {
+        tdm_job_keys_markdown(&out);
+        return cli_print(&out);
+    }
+    size_t count = cli_json(args) ? tdm_job_keys_json(prefix, &out) : tdm_job_keys_text(prefix, &out);
+    if (count > 0) return cli_print(&out);
+    tdm_str_release(&out);
+    const char *near = tdm_text_nearest(prefix, tdm_job_key_count(), key_path, NULL);
+    if (near)
+        cli_error("job keys: no key begins with '%s'; did you mean '%s'?", prefix, near);
+    else
+        cli_error("job keys: no key begins with '%s'; 'tandem job keys' lists all", prefix);
+    return CLI_USAGE;
+}
+
+static int run(const cli_args *args)
+{
+    const char *what = args->arguments[0], *argument = args->arguments[1];
+    if (strcmp(what, "keys") == 0) return run_keys(args, argument ? argument : "");
+    bool check = strcmp(what, "check") == 0;
+    if (!check && strcmp(what, "show") != 0) {
+        cli_error("job: '%s' is none of 'check', 'show' and 'keys'", what);
+        return CLI_USAGE;
+    }
+    if (!argument) {
+        cli_error("job %s: which job file? usage: tandem job %s FILE", what, what);
+        return CLI_USAGE;
+    }
+    return check ? run_check(args, argument) : run_show(args, argument);
+}
+
+static const char *const usage[] = {"tandem job check FILE [--set KEY=VALUE]",
+                                    "tandem job show FILE [--set KEY=VALUE] [--json]",
+                                    "tandem job keys [PREFIX] [--json | --markdown]", NULL};
+static const char *const examples[] = {
+    "tandem job check job.yaml", "say all that is wrong with it, or that it is fine",
+    "tandem job show job.yaml --set train.batch=128", "the job as it would run, defaults included",
+    "tandem job keys optim", "what a job may say about the optimiser", NULL};
+static const char *const subcommands[] = {"check", "show", "keys", NULL};
+
+const cli_command cli_job = {
+    .name = "job",
+    .summary = "Check a job file, show it resolved, list the keys it may have",
+    .usage = usage,
+    .help = "'check' reads a job file and prints every problem in it, each with file, line and "
+            "column. 'show' prints the job as it would run: all keys, defaults included, paths "
+            "absolute; the output is itself a valid job file. 'keys' is the reference of all keys, "
+            "or of those that begin with PREFIX.",
+    .examples = examples,
+    .subcommands = subcommands,
+    .arguments_least = 1,
+    .arguments_most = 2,
+    .options = {CLI_OPTION_SET, CLI_OPTION_JSON,
+                {.name = "markdown", .help = "keys: print the page docs/job-file.md."}},
+    .run = run,
+};

@@ -1,0 +1,84 @@
+/*
+ * main.c: finds the command and lets it run. `tandem --help`, `tandem --version` and
+ * `tandem COMMAND --help` do what one expects of them.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+
+static const cli_command *const commands[] = {
+    &cli_train, &cli_eval, &cli_predict, &cli_inspect, &cli_hash, &cli_job, &cli_doctor,
+    &cli_version, &cli_help, NULL,
+};
+
+const cli_command *const *cli_commands(void)
+{
+    return commands;
+}
+
+const cli_command *cli_find_command(const char *name)
+{
+    for (const cli_command *const *c = commands; *c; c++)
+        if (strcmp((*c)->name, name) == 0) return *c;
+    return NULL;
+}
+
+static const char *command_name(size_t index, const void *user)
+{
+    (void)user;
+    return commands[index]->name;
+}
+
+static int unknown(const char *name)
+{
+    size_t count = sizeof(commands) / sizeof(commands[0]) - 1;
+    const char *near = tdm_text_nearest(name, count, command_name, NULL);
+    if (near)
+        cli_error("'%s' is not a command; did you mean '%s'?", name, near);
+    else
+        cli_error("'%s' is not a command; 'tandem help' lists them", name);
+    return CLI_USAGE;
+}
+
+static bool asks_for_help(int argc, char **argv)
+{
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return true;
+    return false;
+}
+
+/*
+ * When a standard stream is closed, the next file we open would get its number, and what is meant
+ * for a person would end up in that file. So the number is taken, in the direction that makes every
+ * use of it fail, as it should.
+ */
+static void occupy_standard_streams(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) == -1 && errno == EBADF)
+            if (open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) return;
+}
+
+int main(int argc, char **argv)
+{
+    occupy_standard_streams();
+    signal(SIGPIPE, SIG_IGN); /* `tandem ... | head` ends with an error from write, not silently */
+    const char *name = argc > 1 ? argv[1] : "help";
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) name = "help";
+    if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) name = "version";
+    const cli_command *command = cli_find_command(name);
+    if (!command) return unknown(name);
+    if (argc > 2 && asks_for_help(argc - 2, argv + 2)) {
+        tdm_str text = TDM_STR_INIT;
+        cli_help_command(command, &text);
+        return cli_print(&text);
+    }
+    cli_args args;
+    if (!cli_parse(command, argc - 2, argv + 2, &args)) return CLI_USAGE;
+    int code = command->run(&args);
+    if (argc == 1) return CLI_USAGE; /* bare `tandem`: the help was shown, but nothing was asked */
+    return code;
+}

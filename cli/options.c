@@ -1,0 +1,186 @@
+/*
+ * options.c: GNU-style options from a command's table: --name VALUE, --name=VALUE, -n VALUE, -nVALUE,
+ * unique prefixes of long names, "--" to end them; options and arguments in any order.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int option_count(const cli_command *command)
+{
+    int count = 0;
+    while (count < CLI_MAX_OPTIONS && command->options[count].name) count++;
+    return count;
+}
+
+static const char *option_name(size_t index, const void *user)
+{
+    return ((const cli_command *)user)->options[index].name;
+}
+
+static bool complain_unknown(const cli_command *command, const char *name, size_t length)
+{
+    char word[64];
+    snprintf(word, sizeof(word), "%.*s", (int)(length < 60 ? length : 60), name);
+    const char *near =
+        tdm_text_nearest(word, (size_t)option_count(command), option_name, command);
+    if (near)
+        cli_error("%s: unknown option '--%s'; did you mean '--%s'?", command->name, word, near);
+    else
+        cli_error("%s: unknown option '--%s'; see 'tandem help %s'", command->name, word,
+                  command->name);
+    return false;
+}
+
+/* The option of this long name or unique prefix; -1 after a complaint. */
+static int find_long(const cli_command *command, const char *name, size_t length)
+{
+    int found = -1;
+    for (int i = 0; i < option_count(command); i++) {
+        const char *candidate = command->options[i].name;
+        if (strncmp(candidate, name, length) != 0) continue;
+        if (strlen(candidate) == length) return i;
+        if (found >= 0) {
+            cli_error("%s: '--%.*s' could be '--%s' or '--%s'; write it out", command->name,
+                      (int)length, name, command->options[found].name, candidate);
+            return -1;
+        }
+        found = i;
+    }
+    if (found < 0 || length == 0) {
+        complain_unknown(command, name, length);
+        return -1;
+    }
+    return found;
+}
+
+static bool take(cli_args *out, int index, const char *value)
+{
+    const cli_option *option = &out->command->options[index];
+    if (option->value && !value) {
+        cli_error("%s: '--%s' wants a value: --%s %s", out->command->name, option->name,
+                  option->name, option->value);
+        return false;
+    }
+    if (!option->value && value) {
+        cli_error("%s: '--%s' takes no value", out->command->name, option->name);
+        return false;
+    }
+    out->given[index]++;
+    out->values[index] = value;
+    if (!option->repeats) return true;
+    if (out->set_count == CLI_MAX_SETS) {
+        cli_error("%s: '--%s' is given more than %d times", out->command->name, option->name,
+                  CLI_MAX_SETS);
+        return false;
+    }
+    out->sets[out->set_count++] = value;
+    return true;
+}
+
+/* `at` is the place of the option in argv; moved on when it takes the next word. */
+static bool parse_long(cli_args *out, char **argv, int argc, int *at)
+{
+    const char *name = argv[*at] + 2, *equals = strchr(name, '=');
+    size_t length = equals ? (size_t)(equals - name) : strlen(name);
+    int index = find_long(out->command, name, length);
+    if (index < 0) return false;
+    const char *value = equals ? equals + 1 : NULL;
+    if (!value && out->command->options[index].value && *at + 1 < argc) value = argv[++*at];
+    return take(out, index, value);
+}
+
+static bool parse_short(cli_args *out, char **argv, int argc, int *at)
+{
+    for (const char *letter = argv[*at] + 1; *letter; letter++) {
+        int index = -1;
+        for (int i = 0; i < option_count(out->command); i++)
+            if (out->command->options[i].letter == *letter) index = i;
+        if (index < 0) {
+            cli_error("%s: unknown option '-%c'; see 'tandem help %s'", out->command->name, *letter,
+                      out->command->name);
+            return false;
+        }
+        if (!out->command->options[index].value) {
+            if (!take(out, index, NULL)) return false;
+            continue;
+        }
+        const char *value = letter[1] ? letter + 1 : *at + 1 < argc ? argv[++*at] : NULL;
+        return take(out, index, value);
+    }
+    return true;
+}
+
+static bool check_arguments(const cli_args *out, int count)
+{
+    const cli_command *command = out->command;
+    if (count >= command->arguments_least && count <= command->arguments_most) return true;
+    if (count < command->arguments_least)
+        cli_error("%s: an argument is missing; usage: %s", command->name, command->usage[0]);
+    else
+        cli_error("%s: too many arguments; usage: %s", command->name, command->usage[0]);
+    return false;
+}
+
+bool cli_parse(const cli_command *command, int argc, char **argv, cli_args *out)
+{
+    memset(out, 0, sizeof(*out));
+    out->command = command;
+    bool options_ended = false;
+    int count = 0;
+    for (int at = 0; at < argc; at++) {
+        const char *word = argv[at];
+        if (!options_ended && strcmp(word, "--") == 0) {
+            options_ended = true;
+        } else if (!options_ended && strncmp(word, "--", 2) == 0) {
+            if (!parse_long(out, argv, argc, &at)) return false;
+        } else if (!options_ended && word[0] == '-' && word[1]) {
+            if (!parse_short(out, argv, argc, &at)) return false;
+        } else if (count++ < CLI_MAX_ARGUMENTS) {
+            out->arguments[out->argument_count++] = word;
+        }
+    }
+    return check_arguments(out, count);
+}
+
+static int find_index(const cli_args *args, const char *option)
+{
+    for (int i = 0; i < option_count(args->command); i++)
+        if (strcmp(args->command->options[i].name, option) == 0) return i;
+    return -1;
+}
+
+bool cli_has(const cli_args *args, const char *option)
+{
+    int index = find_index(args, option);
+    return index >= 0 && args->given[index] > 0;
+}
+
+const char *cli_value(const cli_args *args, const char *option)
+{
+    int index = find_index(args, option);
+    return index >= 0 && args->given[index] > 0 ? args->values[index] : NULL;
+}
+
+bool cli_int(const cli_args *args, const char *option, int64_t least, int64_t most, int64_t *out)
+{
+    const char *text = cli_value(args, option);
+    if (!text) return true;
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (!*text || *end || errno || value < least || value > most) {
+        cli_error("%s: '--%s' wants a whole number from %lld to %lld, not '%s'", args->command->name,
+                  option, (long long)least, (long long)most, text);
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
+bool cli_json(const cli_args *args)
+{
+    return cli_has(args, "json");
+}

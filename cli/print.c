@@ -1,0 +1,133 @@
+/*
+ * print.c: words for people: errors, colours, wrapped text, and job files that did not load.
+ */
+#include "cli.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { TEXT_WIDTH = 80 };
+
+bool cli_colour(FILE *stream)
+{
+    const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
+    if (no_color && *no_color) return false;
+    if (!term || strcmp(term, "dumb") == 0) return false;
+    return isatty(fileno(stream)) == 1;
+}
+
+static void say(const char *colour, const char *word, const char *fmt, va_list args)
+{
+    bool coloured = cli_colour(stderr);
+    fprintf(stderr, "%s%s%s", coloured ? colour : "", word, coloured ? "\033[0m" : "");
+    vfprintf(stderr, fmt, args);
+    fputc('\n', stderr);
+}
+
+void cli_error(const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    say("\033[1;31m", "tandem: ", fmt, args);
+    va_end(args);
+}
+
+void cli_warn(const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    say("\033[1;33m", "tandem: warning: ", fmt, args);
+    va_end(args);
+}
+
+int cli_fail(const tdm_error *err)
+{
+    cli_error("%s", err->message);
+    switch (err->status) {
+    case TDM_ERR_JOB_INVALID: return CLI_USAGE;
+    case TDM_ERR_DIVERGED: return CLI_DIVERGED;
+    case TDM_ERR_JOB_MISMATCH: return CLI_MISMATCH;
+    case TDM_ERR_BUSY: return CLI_BUSY;
+    case TDM_ERR_INTERRUPTED: return CLI_INTERRUPTED;
+    default: return CLI_FAILED;
+    }
+}
+
+int cli_print(tdm_str *text)
+{
+    int code = CLI_OK;
+    if (!tdm_str_ok(text)) {
+        cli_error("no memory for the output");
+        code = CLI_FAILED;
+    } else if (fwrite(tdm_str_text(text), 1, text->length, stdout) != text->length ||
+               fflush(stdout) != 0) {
+        if (errno != EPIPE) cli_error("the output cannot be written: %s", strerror(errno));
+        code = CLI_FAILED;
+    }
+    tdm_str_release(text);
+    return code;
+}
+
+void cli_wrap(tdm_str *out, const char *text, int indent)
+{
+    size_t column = 0;
+    while (*text) {
+        if (*text == '\n') { /* paragraphs stay apart; single newlines are kept as written */
+            tdm_str_add_char(out, '\n');
+            column = 0;
+            text++;
+            continue;
+        }
+        size_t length = strcspn(text, " \n");
+        if (column > 0 && column + 1 + length > (size_t)(TEXT_WIDTH - indent)) {
+            tdm_str_add_char(out, '\n');
+            column = 0;
+        }
+        if (column == 0)
+            for (int i = 0; i < indent; i++) tdm_str_add_char(out, ' ');
+        else
+            tdm_str_add_char(out, ' ');
+        tdm_str_add_bytes(out, text, length);
+        column += length + (column > 0);
+        text += length;
+        while (*text == ' ') text++;
+    }
+    tdm_str_add_char(out, '\n');
+}
+
+const char *cli_short_path(const char *path)
+{
+    char here[4096];
+    if (!getcwd(here, sizeof(here))) return path;
+    size_t length = strlen(here);
+    bool below = strncmp(path, here, length) == 0 && path[length] == '/' && path[length + 1];
+    return below ? path + length + 1 : path;
+}
+
+tdm_job_document *cli_load_job(const cli_args *args, const char *path, int *code)
+{
+    tdm_job_options options = {.overrides = args->sets, .override_count = (size_t)args->set_count};
+    tdm_job_document *document = NULL;
+    tdm_error err;
+    tdm_status status = tdm_job_load(path, &options, &document, &err);
+    if (status == TDM_OK) return document;
+    *code = CLI_USAGE;
+    if (!document) {
+        cli_error("%s", err.message);
+        return NULL;
+    }
+    tdm_job_problems problems = tdm_job_document_problems(document);
+    tdm_str text = TDM_STR_INIT;
+    for (size_t i = 0; i < problems.count; i++) {
+        tdm_str_clear(&text);
+        tdm_job_problem_text(&problems.items[i], &text);
+        fprintf(stderr, "%s\n", tdm_str_text(&text));
+    }
+    tdm_str_release(&text);
+    cli_error("%zu problem%s in the job; nothing was started", problems.count,
+              problems.count == 1 ? "" : "s");
+    tdm_job_document_destroy(document);
+    return NULL;
+}

@@ -1,0 +1,169 @@
+/*
+ * progress.c: the progress line.
+ *
+ * The width of the terminal is asked for at every drawing, so a resized window is right at the next
+ * one. The line never reaches the last column; should the window have shrunk a moment ago, wrapping
+ * is off while it is drawn. The cursor rests at the start of the line, not at its end: a terminal
+ * that breaks a standing line into several rows, when it is made narrower, puts all of them at or
+ * below the cursor, so erasing from there takes off the whole line, whatever became of the window.
+ * Parts are left out, least important first, when there is no room for them.
+ */
+#include "progress.h"
+
+#include "cli.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#define ERASE_BELOW "\033[J" /* from the cursor to the end of the screen */
+#define WRAP_OFF "\033[?7l"
+#define WRAP_ON "\033[?7h"
+
+enum { PART_MOST = 8, BAR_LEAST = 10, BAR_MOST = 40, DEFAULT_COLUMNS = 80 };
+
+void progress_init(progress *p, FILE *stream, bool quiet)
+{
+    const char *term = getenv("TERM");
+    bool terminal = isatty(fileno(stream)) == 1 && term && strcmp(term, "dumb") != 0;
+    *p = (progress){.stream = stream,
+                    .terminal = terminal,
+                    .colour = cli_colour(stream),
+                    .quiet = quiet,
+                    .last_draw_s = terminal ? 0 : tdm_clock_s()};
+}
+
+static int columns_of(FILE *stream)
+{
+    struct winsize size;
+    if (ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+    return DEFAULT_COLUMNS;
+}
+
+static void add_rate(char *out, size_t size, double samples_per_s)
+{
+    if (samples_per_s >= 1e6)
+        snprintf(out, size, "%.1fM samples/s", samples_per_s / 1e6);
+    else if (samples_per_s >= 1e4)
+        snprintf(out, size, "%.0fk samples/s", samples_per_s / 1e3);
+    else
+        snprintf(out, size, "%.0f samples/s", samples_per_s);
+}
+
+/* All ASCII: a byte is a column. Parts stand in the order of the line; `rank` 0 is never dropped. */
+typedef struct part {
+    char text[64];
+    int rank;
+} part;
+
+static int make_parts(const tdm_train_status *s, part parts[PART_MOST])
+{
+    int n = 0;
+    char time_left[32];
+    snprintf(parts[n].text, sizeof(parts[n].text), "step %llu/%llu", (unsigned long long)s->step,
+             (unsigned long long)s->step_count);
+    parts[n++].rank = 0;
+    uint64_t epoch = s->epoch < s->epoch_count ? s->epoch + 1 : s->epoch_count;
+    snprintf(parts[n].text, sizeof(parts[n].text), "epoch %llu/%llu", (unsigned long long)epoch,
+             (unsigned long long)s->epoch_count);
+    parts[n++].rank = 4;
+    snprintf(parts[n].text, sizeof(parts[n].text), "loss %.4f", s->smooth_loss);
+    parts[n++].rank = 1;
+    if (s->has_test) {
+        snprintf(parts[n].text, sizeof(parts[n].text), "test %.2f %%", 100 * s->test.accuracy);
+        parts[n++].rank = 3;
+    }
+    add_rate(parts[n].text, sizeof(parts[n].text), s->samples_per_s);
+    parts[n++].rank = 5;
+    snprintf(parts[n].text, sizeof(parts[n].text), "%s left", tdm_text_duration(s->left_s, time_left));
+    parts[n++].rank = 2;
+    return n;
+}
+
+static int width_of(const part *parts, int count, int most_rank)
+{
+    int width = 0;
+    for (int i = 0; i < count; i++)
+        if (parts[i].rank <= most_rank) width += (int)strlen(parts[i].text) + (width > 0 ? 2 : 0);
+    return width;
+}
+
+void progress_text(const tdm_train_status *status, int columns, tdm_str *out)
+{
+    part parts[PART_MOST];
+    int count = make_parts(status, parts), room = columns - 1, most_rank = PART_MOST;
+    while (most_rank > 0 && width_of(parts, count, most_rank) > room) most_rank--;
+    int text_width = width_of(parts, count, most_rank), bar = room - text_width - 4;
+    size_t start = out->length;
+    if (bar >= BAR_LEAST) {
+        if (bar > BAR_MOST) bar = BAR_MOST;
+        double done = status->step_count > 0 ? (double)status->step / (double)status->step_count : 0;
+        int full = (int)(done * bar);
+        tdm_str_add_char(out, '[');
+        for (int i = 0; i < bar; i++) tdm_str_add_char(out, i < full ? '=' : i == full ? '>' : ' ');
+        tdm_str_add(out, "]  ");
+    }
+    bool first = true;
+    for (int i = 0; i < count; i++) {
+        if (parts[i].rank > most_rank) continue;
+        tdm_str_addf(out, "%s%s", first ? "" : "  ", parts[i].text);
+        first = false;
+    }
+    /* Too narrow even for the step: cut. */
+    if (room > 0 && !out->failed && out->length - start > (size_t)room) {
+        out->length = start + (size_t)room;
+        out->data[out->length] = '\0';
+    }
+}
+
+void progress_clear(progress *p)
+{
+    if (!p->drawn) return;
+    fputs("\r" ERASE_BELOW, p->stream);
+    fflush(p->stream);
+    p->drawn = false;
+}
+
+static void draw(progress *p, const tdm_train_status *status)
+{
+    /* In one write, so that no half of it is ever seen. What the old line had more is erased last,
+     * which flickers less than erasing it all first. */
+    tdm_str text = TDM_STR_INIT;
+    tdm_str_add(&text, "\r" WRAP_OFF);
+    progress_text(status, columns_of(p->stream), &text);
+    tdm_str_add(&text, ERASE_BELOW WRAP_ON "\r");
+    if (tdm_str_ok(&text)) fwrite(text.data, 1, text.length, p->stream);
+    fflush(p->stream);
+    p->drawn = true;
+    tdm_str_release(&text);
+}
+
+/* Without a terminal: a line every ten seconds, and for evaluations that are a second apart. */
+static void plain_line(progress *p, const tdm_train_status *status)
+{
+    char left[32], rate[64];
+    add_rate(rate, sizeof(rate), status->samples_per_s);
+    fprintf(p->stream, "step %llu/%llu  loss %.4f", (unsigned long long)status->step,
+            (unsigned long long)status->step_count, status->smooth_loss);
+    if (status->has_test) fprintf(p->stream, "  test %.2f %%", 100 * status->test.accuracy);
+    fprintf(p->stream, "  %s  %s left\n", rate, tdm_text_duration(status->left_s, left));
+    fflush(p->stream);
+    p->last_plain_step = status->step;
+}
+
+void progress_show(progress *p, const tdm_train_status *status, bool now)
+{
+    if (p->quiet) return;
+    double time_s = tdm_clock_s(), age_s = time_s - p->last_draw_s;
+    bool last = status->step == status->step_count;
+    if (p->terminal) {
+        if (!now && age_s < 0.1) return;
+        draw(p, status);
+    } else {
+        if (age_s < (last ? 0.0 : now ? 1.0 : 10.0)) return;
+        if (status->step == p->last_plain_step) return;
+        plain_line(p, status);
+    }
+    p->last_draw_s = time_s;
+}

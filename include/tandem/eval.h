@@ -1,0 +1,51 @@
+/*
+ * eval.h: how good a model is. Inference over a data set, and metrics from it.
+ *
+ * Losses and counts are summed in order of the samples, in double precision, so a result does not
+ * depend on the size of the evaluation's batches beyond the rounding of the matrix products.
+ */
+#ifndef TANDEM_EVAL_H
+#define TANDEM_EVAL_H
+
+#include <tandem/base.h>
+#include <tandem/data.h>
+#include <tandem/nn.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A model ready to infer: parameters are borrowed and may change between calls. */
+typedef struct tdm_predictor tdm_predictor;
+
+/* `model.batch` is the size of the batches it works in; `params` is 64-byte aligned. */
+TDM_API tdm_status tdm_predictor_create(const tdm_model_options *model, float *params,
+                                        tdm_predictor **out, tdm_error *err);
+TDM_API void tdm_predictor_destroy(tdm_predictor *predictor);
+TDM_API int64_t tdm_predictor_batch(const tdm_predictor *predictor);
+TDM_API int64_t tdm_predictor_class_count(const tdm_predictor *predictor);
+
+/* Samples [first, first + count) of the data set, count at most the batch. *out_logits and
+ * *out_probabilities are [count, classes], valid until the next call. Allocates nothing. */
+TDM_API void tdm_predictor_run(tdm_predictor *predictor, const tdm_dataset *dataset, int64_t first,
+                               int64_t count, const float **out_logits,
+                               const float **out_probabilities);
+
+typedef struct tdm_metrics {
+    int64_t sample_count;
+    double loss;     /* mean cross entropy */
+    double accuracy; /* in [0, 1] */
+} tdm_metrics;
+
+/* The data set must have classes. `confusion` (may be NULL) gets class_count x class_count counts,
+ * [truth][prediction]. */
+TDM_API tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset,
+                                 int64_t *confusion);
+
+/* The most probable class; the lowest index where several are equal. */
+TDM_API int64_t tdm_argmax(const float *values, int64_t count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,128 @@
+/*
+ * train.h: runs, and the training loop.
+ *
+ * A run is a folder, RUNS/NAME-NUMBER/, that holds all there is to know about one training:
+ *     job.yaml        the job as it was resolved
+ *     log.jsonl       what happened, one JSON object a line
+ *     metrics.jsonl   the numbers: a line for every so many steps and for each evaluation
+ *     checkpoints/    step-NNNNNNNNNNNN.safetensors
+ * One process at a time may train in a run; a lock on the folder sees to that and goes with the
+ * process.
+ *
+ * Training goes on from a checkpoint exactly: the state after step N is a function of the job, not
+ * of how many processes it took to get there.
+ */
+#ifndef TANDEM_TRAIN_H
+#define TANDEM_TRAIN_H
+
+#include <tandem/base.h>
+#include <tandem/checkpoint.h>
+#include <tandem/data.h>
+#include <tandem/eval.h>
+#include <tandem/job.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- runs ------------------------------------------------------------------------------------ */
+
+/* A checkpoint to read from: `path` is a run's folder (its newest good checkpoint is taken) or a
+ * checkpoint file. The result comes from `arena`. */
+TDM_API tdm_status tdm_run_checkpoint(const char *path, tdm_arena *arena, char **out_path,
+                                      tdm_error *err);
+
+/* ---- models from checkpoints ----------------------------------------------------------------- */
+
+/* A trained model with all that inference needs, from a run or a checkpoint file alone. */
+typedef struct tdm_model tdm_model;
+
+TDM_API tdm_status tdm_model_open(const char *path, tdm_model **out, tdm_error *err);
+TDM_API void tdm_model_close(tdm_model *model);
+TDM_API const char *tdm_model_path(const tdm_model *model); /* the checkpoint's */
+TDM_API const tdm_job *tdm_model_job(const tdm_model *model);
+TDM_API const tdm_checkpoint_content *tdm_model_content(const tdm_model *model);
+/* `batch` 0: the job's eval.batch. The predictor must be destroyed before the model is closed. */
+TDM_API tdm_status tdm_model_predictor(tdm_model *model, int64_t batch, tdm_predictor **out,
+                                       tdm_error *err);
+/* How to read a file of data for this model: as the job says, with the model's classes. */
+TDM_API tdm_data_options tdm_model_data_options(const tdm_model *model);
+
+/* The data a job names, read and split. `test` is NULL when the job has none. */
+typedef struct tdm_job_data {
+    tdm_dataset *whole; /* what train and test are parts of, when they were split; else NULL */
+    tdm_dataset *train;
+    tdm_dataset *test;
+} tdm_job_data;
+
+TDM_API tdm_status tdm_job_data_load(const tdm_job *job, tdm_job_data *out, tdm_error *err);
+TDM_API void tdm_job_data_release(tdm_job_data *data);
+
+/* ---- training -------------------------------------------------------------------------------- */
+
+typedef enum tdm_train_event {
+    TDM_TRAIN_EVENT_START,      /* about to train the first step; run_path is known */
+    TDM_TRAIN_EVENT_STEP,       /* a step was finished */
+    TDM_TRAIN_EVENT_EVAL,       /* the test set was evaluated: see `test` */
+    TDM_TRAIN_EVENT_CHECKPOINT, /* a checkpoint was written: see checkpoint_path */
+    TDM_TRAIN_EVENT_END
+} tdm_train_event;
+
+typedef struct tdm_train_status {
+    tdm_train_event event;
+    const char *run_path;
+    const char *checkpoint_path; /* the newest written, or NULL */
+    uint64_t step, step_count;   /* finished, and in all */
+    uint64_t epoch, epoch_count; /* from 0; epoch_count is rounded up when steps rule */
+    uint64_t samples;            /* trained so far, in all epochs */
+    double loss;                 /* of the last step */
+    double smooth_loss;          /* a moving average */
+    double samples_per_s;        /* of late */
+    double left_s;               /* estimated */
+    bool has_test;
+    tdm_metrics test;            /* the last evaluation */
+    int worker_count;
+    int64_t lane_count;
+    uint64_t parameter_count;
+    int64_t train_count, test_count, class_count;
+    const char *data_path;
+} tdm_train_status;
+
+typedef void (*tdm_train_fn)(const tdm_train_status *status, void *user);
+
+typedef struct tdm_train_options {
+    int worker_count;        /* 0: one for each usable processor, at most the number of lanes */
+    const char *resume;      /* a run's folder; NULL: a new run */
+    tdm_train_fn on_event;   /* may be NULL; called by the training thread */
+    void *user;
+    /* When it returns true, training ends after the current step, with a checkpoint. May be NULL. */
+    bool (*should_stop)(void *user);
+} tdm_train_options;
+
+typedef struct tdm_train_result {
+    char run_path[1024];
+    char checkpoint_path[1024];
+    char state_hash[TDM_SHA256_HEX]; /* as `tandem hash` prints it */
+    bool interrupted;                /* by should_stop, before the last step */
+    bool nothing_to_do;              /* the run had reached its end already */
+    uint64_t steps;                  /* in all */
+    uint64_t samples;                /* trained by this call */
+    double seconds;                  /* spent in steps by this call */
+    double loss;
+    bool has_test;
+    tdm_metrics test;
+} tdm_train_result;
+
+/*
+ * Trains. TDM_ERR_DIVERGED when the loss is no longer finite: the newest checkpoint is the last
+ * good state. TDM_ERR_JOB_MISMATCH when `resume` belongs to another job or other data. When the
+ * last checkpoint cannot be written, its status is returned; when an earlier one cannot, that is
+ * logged and training goes on.
+ */
+TDM_API tdm_status tdm_train(const tdm_job *job, const tdm_train_options *options,
+                             tdm_train_result *out, tdm_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,96 @@
+/*
+ * job_data.c: from what a job says about its data to data sets that fit together.
+ */
+#include "train/internal.h"
+
+static tdm_data_options options_of(const tdm_job *job, const char *labels_path)
+{
+    const char *delimiter = job->data.delimiter;
+    return (tdm_data_options){
+        .labels_path = labels_path,
+        .format = job->data.format,
+        .header = job->data.header,
+        .label = job->data.label,
+        .delimiter = delimiter && delimiter[0] && !delimiter[1] ? delimiter[0] : '\t',
+    };
+}
+
+static tdm_status check_train(const tdm_dataset *set, tdm_error *err)
+{
+    const tdm_dataset_info *info = tdm_dataset_info_of(set);
+    if (info->class_count == 0)
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "%s: the training data has no labels; name their file in data.train_labels "
+                        "(IDX) or their column in data.label (CSV)",
+                        info->path);
+    if (info->class_count == 1)
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "%s: all samples have the same label, '%s'; is data.label the right column?",
+                        info->path, info->class_names[0]);
+    return TDM_OK;
+}
+
+static tdm_status check_test(const tdm_dataset *train, const tdm_dataset *test, tdm_error *err)
+{
+    const tdm_dataset_info *a = tdm_dataset_info_of(train), *b = tdm_dataset_info_of(test);
+    if (b->feature_count != a->feature_count)
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "%s: %lld numbers a sample, but the training data has %lld", b->path,
+                        (long long)b->feature_count, (long long)a->feature_count);
+    if (b->class_count == 0)
+        return tdm_fail(err, TDM_ERR_JOB_INVALID, "%s: the test data has no labels; name their file in "
+                        "data.test_labels", b->path);
+    if (b->class_count > a->class_count)
+        return tdm_fail(err, TDM_ERR_JOB_INVALID, "%s: %lld classes, but the training data has %lld",
+                        b->path, (long long)b->class_count, (long long)a->class_count);
+    return TDM_OK;
+}
+
+static tdm_status load_test(const tdm_job *job, tdm_job_data *data, tdm_error *err)
+{
+    const tdm_dataset_info *info = tdm_dataset_info_of(data->train);
+    tdm_data_options options = options_of(job, job->data.test_labels);
+    options.class_names = info->class_names;
+    options.class_count = info->class_count;
+    TDM_TRY(tdm_dataset_load(job->data.test, &options, &data->test, err));
+    return check_test(data->train, data->test, err);
+}
+
+tdm_status tdm_job_data_load(const tdm_job *job, tdm_job_data *out, tdm_error *err)
+{
+    tdm_job_data data = {0};
+    tdm_data_options options = options_of(job, job->data.train_labels);
+    tdm_status status = tdm_dataset_load(job->data.train, &options, &data.train, err);
+    if (status == TDM_OK) status = check_train(data.train, err);
+    if (status == TDM_OK && job->data.test_fraction > 0) {
+        data.whole = data.train;
+        data.train = NULL;
+        status = tdm_dataset_split(data.whole, job->data.test_fraction, (uint64_t)job->seed,
+                                   &data.train, &data.test, err);
+    } else if (status == TDM_OK && job->data.test) {
+        status = load_test(job, &data, err);
+    }
+    if (status != TDM_OK) {
+        tdm_job_data_release(&data);
+        return status;
+    }
+    *out = data;
+    return TDM_OK;
+}
+
+void tdm_job_data_release(tdm_job_data *data)
+{
+    tdm_dataset_destroy(data->train);
+    tdm_dataset_destroy(data->test);
+    tdm_dataset_destroy(data->whole);
+    *data = (tdm_job_data){0};
+}
+
+tdm_data_options tdm_model_data_options(const tdm_model *model)
+{
+    const tdm_checkpoint_content *content = tdm_model_content(model);
+    tdm_data_options options = options_of(tdm_model_job(model), NULL);
+    options.class_names = content->class_names;
+    options.class_count = content->class_count;
+    return options;
+}

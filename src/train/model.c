@@ -1,0 +1,97 @@
+/*
+ * model.c: a trained model, from its checkpoint alone. The checkpoint carries the resolved job, the
+ * names of the classes and the shape of a sample, so nothing else is needed to predict.
+ */
+#include "train/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct tdm_model {
+    tdm_arena *arena;
+    const char *path;
+    tdm_checkpoint *checkpoint;
+    tdm_job_document *document;
+    tdm_model_options options;
+    tdm__state state;
+};
+
+tdm_status tdm__checkpoint_job(const tdm_checkpoint *checkpoint, const char *path,
+                               tdm_job_document **out, tdm_error *err)
+{
+    const char *yaml = tdm_checkpoint_content_of(checkpoint)->job_yaml;
+    /* The data may have moved since: it does not matter here. */
+    tdm_job_options options = {.no_file_checks = true};
+    tdm_job_document *document = NULL;
+    tdm_status status = tdm_job_parse(yaml, strlen(yaml), path, NULL, &options, &document, err);
+    if (status != TDM_OK) {
+        tdm_job_document_destroy(document);
+        return tdm_error_context(err, status, "the job inside the checkpoint");
+    }
+    *out = document;
+    return TDM_OK;
+}
+
+static tdm_status open_into(tdm_model *model, const char *path, tdm_error *err)
+{
+    char *checkpoint_path;
+    TDM_TRY(tdm_run_checkpoint(path, model->arena, &checkpoint_path, err));
+    model->path = checkpoint_path;
+    TDM_TRY(tdm_checkpoint_open(checkpoint_path, &model->checkpoint, err));
+    TDM_TRY(tdm__checkpoint_job(model->checkpoint, checkpoint_path, &model->document, err));
+    const tdm_checkpoint_content *content = tdm_checkpoint_content_of(model->checkpoint);
+    model->options = (tdm_model_options){.job = tdm_job_document_job(model->document),
+                                         .sample_shape = content->sample_shape,
+                                         .class_count = content->class_count};
+    TDM_TRY(tdm__state_init(&model->options, NULL, &model->state, err));
+    return tdm__state_restore(&model->state, model->checkpoint, err);
+}
+
+tdm_status tdm_model_open(const char *path, tdm_model **out, tdm_error *err)
+{
+    tdm_model *model = calloc(1, sizeof(*model));
+    if (model) model->arena = tdm_arena_create("model");
+    if (!model || !model->arena) {
+        free(model);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for the model", path);
+    }
+    tdm_status status = open_into(model, path, err);
+    if (status != TDM_OK) {
+        tdm_model_close(model);
+        return status;
+    }
+    *out = model;
+    return TDM_OK;
+}
+
+void tdm_model_close(tdm_model *model)
+{
+    if (!model) return;
+    tdm__state_release(&model->state);
+    tdm_job_document_destroy(model->document);
+    tdm_checkpoint_destroy(model->checkpoint);
+    tdm_arena_destroy(model->arena);
+    free(model);
+}
+
+const char *tdm_model_path(const tdm_model *model)
+{
+    return model->path;
+}
+
+const tdm_job *tdm_model_job(const tdm_model *model)
+{
+    return model->options.job;
+}
+
+const tdm_checkpoint_content *tdm_model_content(const tdm_model *model)
+{
+    return tdm_checkpoint_content_of(model->checkpoint);
+}
+
+tdm_status tdm_model_predictor(tdm_model *model, int64_t batch, tdm_predictor **out, tdm_error *err)
+{
+    tdm_model_options options = model->options;
+    options.batch = batch > 0 ? batch : options.job->eval.batch;
+    return tdm_predictor_create(&options, model->state.params, out, err);
+}

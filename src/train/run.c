@@ -1,0 +1,271 @@
+/*
+ * run.c: the folder of a run: its name, its lock, its log and its metrics.
+ *
+ * Invariants: a number is given to one run only, because mkdir() fails for the second; the lock is
+ * an flock() on the folder's "lock" file, so a killed process leaves none behind; lines are written
+ * whole, with one write() each, and a line that was cut short by a kill is dropped on resume.
+ */
+#include "train/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define METRICS_NAME "metrics.jsonl"
+#define METRICS_LIMIT_BYTES (UINT64_C(4) << 30)
+
+/* A failure is only remembered: this runs inside the log, too, where logging is not possible. */
+static void write_line(int fd, tdm_str *line, atomic_int *error_number)
+{
+    tdm_str_add_char(line, '\n');
+    if (!tdm_str_ok(line)) {
+        atomic_store(error_number, ENOMEM);
+    } else if (write(fd, line->data, line->length) != (ssize_t)line->length) {
+        atomic_store(error_number, errno ? errno : EIO);
+    }
+}
+
+/* The log's sink: one JSON object a line. */
+static void log_to_file(const tdm_log_record *record, void *user)
+{
+    tdm__run *run = user;
+    tdm_str_clear(&run->log_line);
+    tdm_json_writer w = tdm_json_writer_init(&run->log_line, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_double(&w, "time", record->unix_time_s);
+    tdm_json_put_string(&w, "level", tdm_log_level_name(record->level));
+    tdm_json_put_string(&w, "room", record->room);
+    tdm_json_put_string(&w, "message", record->message);
+    tdm_json_object_end(&w);
+    write_line(run->log_fd, &run->log_line, &run->write_error);
+}
+
+static int open_to_append(tdm__run *run, const char *name)
+{
+    char *path = tdm_path_join(run->arena, run->path, name);
+    return path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644) : -1;
+}
+
+static tdm_status take_lock(tdm__run *run, tdm_error *err)
+{
+    char *path = tdm_path_join(run->arena, run->path, "lock");
+    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    run->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (run->lock_fd < 0) return tdm_os_fail(err, "opening", path);
+    if (flock(run->lock_fd, LOCK_EX | LOCK_NB) == 0) return TDM_OK;
+    if (errno != EWOULDBLOCK) return tdm_os_fail(err, "locking", path);
+    return tdm_fail(err, TDM_ERR_BUSY,
+                    "%s: another process is training in this run; wait for it or stop it", run->path);
+}
+
+static tdm_status open_files(tdm__run *run, tdm_error *err)
+{
+    TDM_TRY(take_lock(run, err));
+    run->checkpoint_dir = tdm_path_join(run->arena, run->path, "checkpoints");
+    if (!run->checkpoint_dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    TDM_TRY(tdm_dir_make(run->checkpoint_dir, err));
+    run->log_fd = open_to_append(run, "log.jsonl");
+    run->metrics_fd = run->log_fd >= 0 ? open_to_append(run, METRICS_NAME) : -1;
+    if (run->metrics_fd < 0) return tdm_os_fail(err, "opening the log and metrics in", run->path);
+    return tdm_log_add_sink(log_to_file, run, TDM_LOG_DEBUG);
+}
+
+void tdm__run_release(tdm__run *run)
+{
+    tdm_log_remove_sink(log_to_file, run);
+    if (run->log_fd >= 0) close(run->log_fd);
+    if (run->metrics_fd >= 0) close(run->metrics_fd);
+    if (run->lock_fd >= 0) close(run->lock_fd);
+    tdm_str_release(&run->line);
+    tdm_str_release(&run->log_line);
+    tdm_arena_destroy(run->arena);
+    *run = (tdm__run){.lock_fd = -1, .log_fd = -1, .metrics_fd = -1};
+}
+
+/* N of "NAME-N", or 0. */
+static uint64_t number_of(const char *entry, const char *name)
+{
+    size_t length = strlen(name);
+    if (strncmp(entry, name, length) != 0 || entry[length] != '-') return 0;
+    const char *digits = entry + length + 1;
+    if (strspn(digits, "0123456789") != strlen(digits) || strlen(digits) > 15) return 0;
+    return strtoull(digits, NULL, 10);
+}
+
+static tdm_status make_numbered(tdm__run *run, const tdm_job *job, tdm_error *err)
+{
+    const char *const *entries;
+    size_t count;
+    TDM_TRY(tdm_dir_make(job->run.dir, err));
+    TDM_TRY(tdm_dir_list(job->run.dir, run->arena, &entries, &count, err));
+    uint64_t number = 1;
+    for (size_t i = 0; i < count; i++)
+        if (number_of(entries[i], job->name) >= number) number = number_of(entries[i], job->name) + 1;
+    for (int tries = 0; tries < 1000; tries++, number++) {
+        char *path = tdm_arena_printf(run->arena, "%s/%s-%llu", job->run.dir, job->name,
+                                      (unsigned long long)number);
+        if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+        run->path = path;
+        if (mkdir(path, 0777) == 0) return TDM_OK;
+        if (errno != EEXIST) return tdm_os_fail(err, "making", path);
+    }
+    return tdm_fail(err, TDM_ERR_EXISTS, "%s: no free number for a run named '%s'; give it another name",
+                    job->run.dir, job->name);
+}
+
+static tdm_status start(tdm__run *run, tdm_error *err)
+{
+    *run = (tdm__run){.lock_fd = -1, .log_fd = -1, .metrics_fd = -1};
+    run->arena = tdm_arena_create("run");
+    return run->arena ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+}
+
+static tdm_status write_job(tdm__run *run, const tdm_job *job, tdm_error *err)
+{
+    char *path = tdm_path_join(run->arena, run->path, "job.yaml");
+    tdm_str text = TDM_STR_INIT;
+    tdm_job_show(job, &text);
+    tdm_status status = path && tdm_str_ok(&text)
+                            ? tdm_file_replace(path, text.data, text.length, err)
+                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    tdm_str_release(&text);
+    return status;
+}
+
+/* Takes a folder away again that could not be filled, so that a run that never began leaves none. */
+static void remove_made(tdm__run *run)
+{
+    static const char *const names[] = {"job.yaml", "log.jsonl", METRICS_NAME, "lock", "checkpoints"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        char *path = tdm_path_join(run->arena, run->path, names[i]);
+        if (path) remove(path);
+    }
+    remove(run->path);
+}
+
+tdm_status tdm__run_create(const tdm_job *job, tdm__run *out, tdm_error *err)
+{
+    TDM_TRY(start(out, err));
+    tdm_status status = make_numbered(out, job, err);
+    bool made = status == TDM_OK;
+    if (status == TDM_OK) status = write_job(out, job, err);
+    if (status == TDM_OK) status = open_files(out, err);
+    if (status != TDM_OK && made) remove_made(out);
+    if (status != TDM_OK) tdm__run_release(out);
+    return status;
+}
+
+tdm_status tdm__run_open(const char *path, tdm__run *out, tdm_error *err)
+{
+    if (!tdm_path_is_dir(path))
+        return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                        "%s: there is no such run; give the folder of one, such as runs/digits-1", path);
+    TDM_TRY(start(out, err));
+    tdm_status status = TDM_OK;
+    out->path = tdm_arena_strdup(out->arena, path);
+    if (!out->path) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    char *job = status == TDM_OK ? tdm_path_join(out->arena, path, "job.yaml") : NULL;
+    if (status == TDM_OK && (!job || !tdm_path_is_file(job)))
+        status = tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: this is not a run: it has no job.yaml", path);
+    if (status == TDM_OK) status = open_files(out, err);
+    if (status != TDM_OK) tdm__run_release(out);
+    return status;
+}
+
+/* ---- metrics --------------------------------------------------------------------------------- */
+
+/* Whether a line of metrics belongs to the first `step` steps. */
+static bool line_belongs(const char *line, size_t length, uint64_t step)
+{
+    tdm_arena *arena = tdm_arena_create("line");
+    const tdm_json *object;
+    uint64_t line_step;
+    bool belongs = arena && tdm_json_parse(line, length, arena, &object, NULL) == TDM_OK &&
+                   tdm_json_as_u64(tdm_json_get(object, "step"), &line_step) && line_step <= step;
+    tdm_arena_destroy(arena);
+    return belongs;
+}
+
+tdm_status tdm__run_rewind_metrics(tdm__run *run, uint64_t step, tdm_error *err)
+{
+    char *path = tdm_path_join(run->arena, run->path, METRICS_NAME);
+    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    tdm_file_bytes old;
+    TDM_TRY(tdm_file_read(path, METRICS_LIMIT_BYTES, &old, err));
+    tdm_str kept = TDM_STR_INIT;
+    const char *at = (const char *)old.data, *end = at + old.count;
+    while (at && at < end) {
+        const char *newline = memchr(at, '\n', (size_t)(end - at));
+        if (!newline) break;
+        if (line_belongs(at, (size_t)(newline - at), step))
+            tdm_str_add_bytes(&kept, at, (size_t)(newline - at) + 1);
+        at = newline + 1;
+    }
+    tdm_status status = TDM_OK;
+    if (!tdm_str_ok(&kept)) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory for the metrics");
+    if (status == TDM_OK && kept.length != old.count) {
+        status = tdm_file_replace(path, tdm_str_text(&kept), kept.length, err);
+        if (status == TDM_OK) { /* the file is a new one now */
+            close(run->metrics_fd);
+            run->metrics_fd = open_to_append(run, METRICS_NAME);
+            if (run->metrics_fd < 0) status = tdm_os_fail(err, "opening", path);
+        }
+    }
+    tdm_file_bytes_release(&old);
+    tdm_str_release(&kept);
+    return status;
+}
+
+void tdm__run_put_metrics(tdm__run *run)
+{
+    write_line(run->metrics_fd, &run->line, &run->write_error);
+    int error_number = atomic_load(&run->write_error);
+    if (error_number == 0 || run->write_error_said) return;
+    run->write_error_said = true; /* once: a full disk must not fill the screen, too */
+    tdm_log(TDM_LOG_WARN, "train", "%s: log and metrics are no longer complete: %s; training goes on",
+            run->path, strerror(error_number));
+}
+
+tdm_status tdm__run_set_aside(tdm__run *run, uint64_t step, tdm_error *err)
+{
+    const char *const *names;
+    size_t count;
+    TDM_TRY(tdm_dir_list(run->checkpoint_dir, run->arena, &names, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        unsigned long long its_step;
+        int end = 0;
+        if (sscanf(names[i], "step-%llu.safetensors%n", &its_step, &end) != 1 || end == 0 ||
+            names[i][end] || its_step <= step)
+            continue;
+        char *from = tdm_path_join(run->arena, run->checkpoint_dir, names[i]);
+        char *to = from ? tdm_arena_printf(run->arena, "%s.damaged", from) : NULL;
+        if (!to) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+        if (rename(from, to) != 0) return tdm_os_fail(err, "renaming", from);
+        tdm_log(TDM_LOG_INFO, "train", "%s is now called %s.damaged", from, names[i]);
+    }
+    return TDM_OK;
+}
+
+tdm_status tdm_run_checkpoint(const char *path, tdm_arena *arena, char **out_path, tdm_error *err)
+{
+    if (tdm_path_is_file(path)) {
+        *out_path = tdm_arena_strdup(arena, path);
+        return *out_path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    }
+    if (!tdm_path_is_dir(path))
+        return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                        "%s: there is no such run or checkpoint; give a run's folder, such as "
+                        "runs/digits-1, or a .safetensors file in its checkpoints",
+                        path);
+    char *dir = tdm_path_join(arena, path, "checkpoints");
+    if (!dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    if (!tdm_path_is_dir(dir))
+        return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                        "%s: this is not a run: it has no folder 'checkpoints'", path);
+    return tdm_checkpoint_newest(dir, arena, out_path, err);
+}

@@ -1,0 +1,449 @@
+/*
+ * train.c: the loop. The one place that puts data, model, team, evaluation, checkpoints and the
+ * policy for failures together.
+ *
+ * Invariants: the position (step, epoch, place in the epoch) changes only together with the state,
+ * by a whole step; a checkpoint is written from exactly such a pair; the test set is evaluated
+ * before a checkpoint of the same step is written, so that a resumed run neither repeats nor loses
+ * a line of metrics.
+ */
+#include "train/internal.h"
+
+#include <tandem/parallel.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct trainer {
+    const tdm_job *job;
+    const tdm_train_options *options;
+    tdm_arena *arena;
+    tdm_job_data data;
+    char data_hash[TDM_SHA256_HEX];
+    char job_hash[TDM_SHA256_HEX];
+    tdm_str job_yaml;
+    tdm__run run;
+    bool run_open;
+    tdm_model_options model;
+    tdm__state state;
+    tdm_team *team;
+    tdm_predictor *predictor;
+    tdm_sampler sampler;
+    int64_t **indices;   /* one list for each worker */
+    int64_t full_batch;  /* rows of all batches but the last of an epoch */
+    int64_t epoch_rows;  /* rows of an epoch that are trained */
+    uint64_t step_count; /* at which the run ends */
+    tdm_position position;
+    tdm_train_status status;
+    double step_seconds; /* spent in steps by this call */
+    uint64_t first_sample; /* samples trained before this call */
+    uint64_t first_step;
+    double window_begin_s;
+    uint64_t window_begin_samples;
+} trainer;
+
+/* ---- events and metrics ---------------------------------------------------------------------- */
+
+static void tell(trainer *t, tdm_train_event event)
+{
+    t->status.event = event;
+    t->status.step = t->position.step;
+    t->status.epoch = t->position.epoch;
+    t->status.samples = t->position.samples;
+    if (t->options->on_event) t->options->on_event(&t->status, t->options->user);
+}
+
+static tdm_json_writer begin_metrics(trainer *t)
+{
+    tdm_str_clear(&t->run.line);
+    tdm_json_writer w = tdm_json_writer_init(&t->run.line, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_uint(&w, "step", t->position.step);
+    tdm_json_put_uint(&w, "epoch", t->position.epoch);
+    tdm_json_put_uint(&w, "samples", t->position.samples);
+    return w;
+}
+
+static void put_step_metrics(trainer *t)
+{
+    tdm_json_writer w = begin_metrics(t);
+    tdm_json_put_double(&w, "loss", t->status.loss);
+    tdm_json_put_double(&w, "samples_per_s", round(t->status.samples_per_s));
+    tdm_json_object_end(&w);
+    tdm__run_put_metrics(&t->run);
+}
+
+static void put_test_metrics(trainer *t)
+{
+    tdm_json_writer w = begin_metrics(t);
+    tdm_json_put_double(&w, "test_loss", t->status.test.loss);
+    tdm_json_put_double(&w, "test_accuracy", t->status.test.accuracy);
+    tdm_json_object_end(&w);
+    tdm__run_put_metrics(&t->run);
+}
+
+/* Speed over the last second or so, and what is left at that speed. */
+static void measure(trainer *t)
+{
+    double now = tdm_clock_s(), elapsed = now - t->window_begin_s;
+    uint64_t samples = t->position.samples - t->window_begin_samples;
+    if (elapsed > 0 && (elapsed >= 0.1 || t->status.samples_per_s == 0))
+        t->status.samples_per_s = (double)samples / elapsed;
+    if (elapsed >= 1.0) {
+        t->window_begin_s = now;
+        t->window_begin_samples = t->position.samples;
+    }
+    uint64_t done = t->position.step - t->first_step;
+    double per_step = done > 0 ? t->step_seconds / (double)done : 0;
+    t->status.left_s = per_step * (double)(t->step_count - t->position.step);
+}
+
+/* ---- checkpoints ----------------------------------------------------------------------------- */
+
+static const char *last_good(const trainer *t)
+{
+    return t->status.checkpoint_path ? "the newest checkpoint is the last good state"
+                                     : "no checkpoint was written before";
+}
+
+static tdm_status save(trainer *t, tdm_error *err)
+{
+    const char *bad = tdm__state_find_bad(&t->state);
+    if (bad)
+        return tdm_fail(err, TDM_ERR_DIVERGED,
+                        "step %llu: tensor '%s' holds a number that is not finite; %s; try a "
+                        "smaller optim.lr",
+                        (unsigned long long)t->position.step, bad, last_good(t));
+    const tdm_dataset_info *info = tdm_dataset_info_of(t->data.train);
+    tdm_checkpoint_content content = {.tensors = t->state.tensors,
+                                      .tensor_count = t->state.tensor_count,
+                                      .position = t->position,
+                                      .job_hash = t->job_hash,
+                                      .data_hash = t->data_hash,
+                                      .job_yaml = tdm_str_text(&t->job_yaml),
+                                      .class_names = info->class_names,
+                                      .class_count = info->class_count,
+                                      .sample_shape = info->sample_shape};
+    char *path = tdm_checkpoint_path(t->run.arena, t->run.checkpoint_dir, t->position.step);
+    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    TDM_TRY(tdm_checkpoint_save(path, &content, err));
+    t->status.checkpoint_path = path;
+    tdm_log(TDM_LOG_INFO, "train", "step %llu: wrote %s", (unsigned long long)t->position.step, path);
+    tell(t, TDM_TRAIN_EVENT_CHECKPOINT);
+    tdm_error prune_err;
+    if (tdm_checkpoint_prune(t->run.checkpoint_dir, t->job->checkpoint.keep, &prune_err) != TDM_OK)
+        tdm_log(TDM_LOG_WARN, "train", "old checkpoints stay: %s", prune_err.message);
+    return TDM_OK;
+}
+
+/* A checkpoint along the way: when it cannot be written, training goes on with the last good one. */
+static tdm_status save_along_the_way(trainer *t, bool *saved, tdm_error *err)
+{
+    tdm_status status = save(t, err);
+    *saved = status == TDM_OK;
+    if (status == TDM_OK || status == TDM_ERR_DIVERGED) return status;
+    tdm_log(TDM_LOG_WARN, "train", "step %llu: no checkpoint: %s; training goes on",
+            (unsigned long long)t->position.step, err ? err->message : tdm_status_text(status));
+    return TDM_OK;
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+static void fill(void *user, int worker, int64_t first, int64_t count, float *x, int32_t *classes)
+{
+    trainer *t = user;
+    int64_t *indices = t->indices[worker];
+    for (int64_t i = 0; i < count; i++)
+        indices[i] = (int64_t)tdm_sampler_at(&t->sampler, t->position.epoch,
+                                             t->position.position + (uint64_t)(first + i));
+    tdm_dataset_gather(t->data.train, indices, count, x, classes);
+}
+
+static tdm_status one_step(trainer *t, tdm_error *err)
+{
+    int64_t left = t->epoch_rows - (int64_t)t->position.position;
+    int64_t batch = left < t->full_batch ? left : t->full_batch;
+    double begin = tdm_clock_s();
+    tdm_step_result result = tdm_team_step(t->team, t->position.step, batch);
+    t->step_seconds += tdm_clock_s() - begin;
+    if (!result.finite)
+        return tdm_fail(err, TDM_ERR_DIVERGED,
+                        "step %llu: the loss is no longer finite; %s; try a smaller optim.lr, or "
+                        "data.normalise: standard",
+                        (unsigned long long)t->position.step + 1, last_good(t));
+    t->position.step++;
+    t->position.samples += (uint64_t)batch;
+    t->position.position += (uint64_t)batch;
+    if ((int64_t)t->position.position >= t->epoch_rows) {
+        t->position.position = 0;
+        t->position.epoch++;
+    }
+    t->status.loss = result.loss;
+    bool first = t->position.step == t->first_step + 1;
+    t->status.smooth_loss = first ? result.loss : 0.95 * t->status.smooth_loss + 0.05 * result.loss;
+    measure(t);
+    return TDM_OK;
+}
+
+static bool due(int64_t every, uint64_t count)
+{
+    return every > 0 && count % (uint64_t)every == 0;
+}
+
+static void evaluate(trainer *t)
+{
+    if (!t->predictor) return;
+    t->status.test = tdm_evaluate(t->predictor, t->data.test, NULL);
+    t->status.has_test = true;
+    put_test_metrics(t);
+    tdm_log(TDM_LOG_INFO, "train", "step %llu: test loss %.4f, accuracy %.2f %%",
+            (unsigned long long)t->position.step, t->status.test.loss,
+            100 * t->status.test.accuracy);
+    tell(t, TDM_TRAIN_EVENT_EVAL);
+}
+
+static tdm_status after_step(trainer *t, bool *saved, tdm_error *err)
+{
+    const tdm_job *job = t->job;
+    bool epoch_ended = t->position.position == 0;
+    if (due(job->run.log_every_steps, t->position.step) || t->position.step == t->step_count)
+        put_step_metrics(t);
+    tell(t, TDM_TRAIN_EVENT_STEP);
+    bool last = t->position.step == t->step_count;
+    if (last || (epoch_ended && due(job->eval.every_epochs, t->position.epoch))) evaluate(t);
+    *saved = false;
+    if (!last && (due(job->checkpoint.every_steps, t->position.step) ||
+                  (epoch_ended && due(job->checkpoint.every_epochs, t->position.epoch))))
+        TDM_TRY(save_along_the_way(t, saved, err));
+    return TDM_OK;
+}
+
+static tdm_status loop(trainer *t, tdm_train_result *out, tdm_error *err)
+{
+    bool saved = false;
+    t->window_begin_s = tdm_clock_s();
+    t->window_begin_samples = t->position.samples;
+    while (t->position.step < t->step_count) {
+        if (t->options->should_stop && t->options->should_stop(t->options->user)) {
+            out->interrupted = true;
+            break;
+        }
+        TDM_TRY(one_step(t, err));
+        TDM_TRY(after_step(t, &saved, err));
+    }
+    return saved ? TDM_OK : save(t, err);
+}
+
+/* ---- getting ready --------------------------------------------------------------------------- */
+
+static tdm_status load_data(trainer *t, tdm_error *err)
+{
+    const tdm_job *job = t->job;
+    TDM_TRY(tdm_job_data_load(job, &t->data, err));
+    if (tdm_dataset_hash(t->data.train, t->data_hash) != TDM_OK)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory to hash the data");
+    const tdm_dataset_info *info = tdm_dataset_info_of(t->data.train);
+    t->model = (tdm_model_options){
+        .job = job, .sample_shape = info->sample_shape, .class_count = info->class_count};
+    t->sampler = (tdm_sampler){.seed = (uint64_t)job->seed,
+                               .sample_count = (uint64_t)info->sample_count,
+                               .shuffle = job->data.shuffle};
+    bool drop = job->data.last_batch == TDM_JOB_LAST_BATCH_DROP;
+    int64_t n = info->sample_count;
+    t->full_batch = job->train.batch < n ? job->train.batch : n;
+    t->epoch_rows = drop ? n / job->train.batch * job->train.batch : n;
+    if (t->epoch_rows == 0)
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "%s: %lld training samples make no batch of %lld; lower train.batch, or set "
+                        "data.last_batch: keep",
+                        info->path, (long long)n, (long long)job->train.batch);
+    uint64_t batches = (uint64_t)((t->epoch_rows + t->full_batch - 1) / t->full_batch);
+    t->step_count = job->train.steps > 0 ? (uint64_t)job->train.steps
+                                         : (uint64_t)job->train.epochs * batches;
+    t->status.epoch_count = (t->step_count + batches - 1) / batches;
+    t->status.step_count = t->step_count;
+    t->status.train_count = n;
+    t->status.class_count = info->class_count;
+    t->status.data_path = info->path;
+    t->status.test_count = t->data.test ? tdm_dataset_info_of(t->data.test)->sample_count : 0;
+    return TDM_OK;
+}
+
+static int choose_workers(const trainer *t, int64_t lanes)
+{
+    if (t->options->worker_count > 0) return t->options->worker_count;
+    tdm_cpu_info cpu;
+    tdm_os_cpu_info(&cpu);
+    int64_t workers = cpu.usable_count > 1 ? cpu.usable_count : 1;
+    return (int)(workers < lanes ? workers : lanes);
+}
+
+static tdm_status make_team(trainer *t, tdm_error *err)
+{
+    const tdm_job *job = t->job;
+    int64_t lanes = job->parallel.lanes > 0 ? job->parallel.lanes : tdm_lanes_auto(job->train.batch);
+    int workers = choose_workers(t, lanes);
+    int64_t tail = t->epoch_rows % t->full_batch;
+    tdm_team_options o = {.model = t->model,
+                          .worker_count = workers,
+                          .lane_count = lanes,
+                          .batches = {t->full_batch, tail},
+                          .optim = t->state.optim,
+                          .settings = tdm_optim_settings_of(job),
+                          .params = t->state.params,
+                          .seed = (uint64_t)job->seed,
+                          .fill = fill,
+                          .user = t};
+    for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++) o.states[k] = t->state.states[k];
+    t->indices = tdm_arena_array(t->arena, (size_t)workers, sizeof(*t->indices));
+    for (int w = 0; t->indices && w < workers; w++) {
+        t->indices[w] = tdm_arena_array(t->arena, (size_t)(t->full_batch / lanes + 1), sizeof(int64_t));
+        if (!t->indices[w]) t->indices = NULL;
+    }
+    if (!t->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    TDM_TRY(tdm_team_create(&o, &t->team, err));
+    t->status.worker_count = workers;
+    t->status.lane_count = lanes;
+    t->status.parameter_count = tdm_graph_trained_elements(t->state.graph);
+    if (!t->data.test) return TDM_OK;
+    tdm_model_options m = t->model;
+    m.batch = job->eval.batch;
+    return tdm_predictor_create(&m, t->state.params, &t->predictor, err);
+}
+
+/* The job of the run may differ from ours only in what does not decide the result. */
+static tdm_status check_same_job(trainer *t, const tdm_checkpoint *checkpoint, const char *path,
+                                 tdm_error *err)
+{
+    const tdm_checkpoint_content *content = tdm_checkpoint_content_of(checkpoint);
+    if (strcmp(content->job_hash, t->job_hash) != 0) {
+        tdm_job_document *document;
+        TDM_TRY(tdm__checkpoint_job(checkpoint, path, &document, err));
+        tdm_str diff = TDM_STR_INIT;
+        tdm_job_diff(t->job, tdm_job_document_job(document), &diff);
+        tdm_fail(err, TDM_ERR_JOB_MISMATCH,
+                 "%s belongs to another job, so going on would not give the same result. Start a new "
+                 "run, or undo these differences:\n%s",
+                 t->options->resume, tdm_str_text(&diff));
+        tdm_str_release(&diff);
+        tdm_job_document_destroy(document);
+        return TDM_ERR_JOB_MISMATCH;
+    }
+    if (content->data_hash && strcmp(content->data_hash, t->data_hash) != 0)
+        return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
+                        "%s was trained on other data than %s holds now, so going on would not give "
+                        "the same result; bring the data back, or start a new run",
+                        t->options->resume, tdm_dataset_info_of(t->data.train)->path);
+    return TDM_OK;
+}
+
+static tdm_status restore(trainer *t, tdm_error *err)
+{
+    char *path;
+    TDM_TRY(tdm_run_checkpoint(t->options->resume, t->arena, &path, err));
+    tdm_checkpoint *checkpoint;
+    TDM_TRY(tdm_checkpoint_open(path, &checkpoint, err));
+    tdm_status status = check_same_job(t, checkpoint, path, err);
+    if (status == TDM_OK) status = tdm__state_restore(&t->state, checkpoint, err);
+    if (status == TDM_OK) {
+        t->position = tdm_checkpoint_content_of(checkpoint)->position;
+        t->status.checkpoint_path = path;
+        status = tdm__run_rewind_metrics(&t->run, t->position.step, err);
+    }
+    if (status == TDM_OK) status = tdm__run_set_aside(&t->run, t->position.step, err);
+    tdm_checkpoint_destroy(checkpoint);
+    if (status == TDM_OK && ((int64_t)t->position.position >= t->epoch_rows ||
+                             t->position.seed != (uint64_t)t->job->seed))
+        status = tdm_fail(err, TDM_ERR_FORMAT, "%s: its position is outside this job's data", path);
+    return status;
+}
+
+static tdm_status begin(trainer *t, tdm_error *err)
+{
+    t->position.seed = (uint64_t)t->job->seed;
+    t->arena = tdm_arena_create("training");
+    if (!t->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    TDM_TRY(tdm_job_hash(t->job, t->job_hash, err));
+    tdm_job_show(t->job, &t->job_yaml);
+    if (!tdm_str_ok(&t->job_yaml)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    TDM_TRY(load_data(t, err));
+    TDM_TRY(tdm__state_init(&t->model, tdm_optim_find(t->job->optim.kind), &t->state, err));
+    TDM_TRY(make_team(t, err));
+    if (!t->options->resume) TDM_TRY(tdm__state_begin(&t->state, t->job, t->data.train, err));
+    /* The folder comes last, so that a job that cannot start leaves none behind. */
+    TDM_TRY(t->options->resume ? tdm__run_open(t->options->resume, &t->run, err)
+                               : tdm__run_create(t->job, &t->run, err));
+    t->run_open = true;
+    t->status.run_path = t->run.path;
+    if (t->options->resume) TDM_TRY(restore(t, err));
+    t->first_sample = t->position.samples;
+    t->first_step = t->position.step;
+    return TDM_OK;
+}
+
+static void end(trainer *t)
+{
+    if (t->run_open) tdm__run_release(&t->run);
+    tdm_predictor_destroy(t->predictor);
+    tdm_team_destroy(t->team);
+    tdm__state_release(&t->state);
+    tdm_job_data_release(&t->data);
+    tdm_str_release(&t->job_yaml);
+    tdm_arena_destroy(t->arena);
+}
+
+static tdm_status sum_up(trainer *t, tdm_train_result *out, tdm_error *err)
+{
+    snprintf(out->run_path, sizeof(out->run_path), "%s", t->run.path);
+    snprintf(out->checkpoint_path, sizeof(out->checkpoint_path), "%s", t->status.checkpoint_path);
+    out->steps = t->position.step;
+    out->samples = t->position.samples - t->first_sample;
+    out->seconds = t->step_seconds;
+    out->loss = t->status.loss;
+    out->has_test = t->status.has_test;
+    out->test = t->status.test;
+    return tdm_state_hash(&t->position, t->state.tensors, t->state.tensor_count, out->state_hash, err);
+}
+
+static tdm_status run(trainer *t, tdm_train_result *out, tdm_error *err)
+{
+    TDM_TRY(begin(t, err));
+    char count[32];
+    tdm_log(TDM_LOG_INFO, "train", "%s: %s parameters, %lld training and %lld test samples, %lld "
+            "lanes, %d workers, from step %llu to %llu", t->run.path,
+            tdm_text_count(t->status.parameter_count, count), (long long)t->status.train_count,
+            (long long)t->status.test_count, (long long)t->status.lane_count, t->status.worker_count,
+            (unsigned long long)t->position.step, (unsigned long long)t->step_count);
+    out->nothing_to_do = t->position.step >= t->step_count;
+    tell(t, TDM_TRAIN_EVENT_START);
+    if (!out->nothing_to_do) TDM_TRY(loop(t, out, err));
+    if (out->nothing_to_do && t->predictor) {
+        t->status.test = tdm_evaluate(t->predictor, t->data.test, NULL);
+        t->status.has_test = true;
+    }
+    TDM_TRY(sum_up(t, out, err));
+    tdm_log(TDM_LOG_INFO, "train", "%s at step %llu, state %s",
+            out->interrupted ? "stopped" : "finished", (unsigned long long)out->steps,
+            out->state_hash);
+    tell(t, TDM_TRAIN_EVENT_END);
+    return TDM_OK;
+}
+
+tdm_status tdm_train(const tdm_job *job, const tdm_train_options *options, tdm_train_result *out,
+                     tdm_error *err)
+{
+    static const tdm_train_options defaults = {0};
+    tdm_error local = {0};
+    trainer t = {.job = job,
+                 .options = options ? options : &defaults,
+                 .run = {.lock_fd = -1, .log_fd = -1, .metrics_fd = -1}};
+    tdm_train_result result = {.steps = 0};
+    tdm_status status = run(&t, &result, err ? err : &local);
+    if (status != TDM_OK && t.run_open)
+        tdm_log(TDM_LOG_ERROR, "train", "%s", err ? err->message : local.message);
+    end(&t);
+    if (status == TDM_OK) *out = result;
+    return status;
+}
