@@ -87,7 +87,7 @@ static void on_event(const tdm_train_status *status, void *user)
     if (s->json || s->quiet) return;
     switch (status->event) {
     case TDM_TRAIN_EVENT_START: say_start(status); break;
-    case TDM_TRAIN_EVENT_STEP: progress_show(&s->bar, status, status->step == status->step_count); break;
+    case TDM_TRAIN_EVENT_STEP: progress_show(&s->bar, status, false); break;
     case TDM_TRAIN_EVENT_EVAL: progress_show(&s->bar, status, true); break;
     case TDM_TRAIN_EVENT_CHECKPOINT: break;
     case TDM_TRAIN_EVENT_END: progress_clear(&s->bar); break;

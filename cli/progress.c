@@ -156,7 +156,9 @@ void progress_show(progress *p, const tdm_train_status *status, bool now)
 {
     if (p->quiet) return;
     double time_s = tdm_clock_s(), age_s = time_s - p->last_draw_s;
-    bool last = status->step == status->step_count;
+    /* The last evaluation comes after the last step, and says more. */
+    bool last = status->step == status->step_count &&
+                (status->event == TDM_TRAIN_EVENT_EVAL || status->test_count == 0);
     if (p->terminal) {
         if (!now && age_s < 0.1) return;
         draw(p, status);
