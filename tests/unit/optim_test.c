@@ -18,6 +18,11 @@ typedef struct exact {
     double largest_param[COUNT], largest_state[TDM_OPTIM_MAX_STATES][COUNT];
 } exact;
 
+static bool same_bits(const void *a, const void *b, size_t bytes)
+{
+    return memcmp(a, b, bytes) == 0;
+}
+
 static tdm_rng rng_at(uint32_t what, uint64_t step)
 {
     return tdm_rng_at((tdm_rng_address){
@@ -190,7 +195,7 @@ static void pieces_give_the_same_bits(void)
                 for (int i = 5; i-- > 0;) /* and in another order */
                     update(tdm_optim_find(kind), &s, step, &pieces, cuts[c][i], cuts[c][i + 1]);
             }
-            CHECK(memcmp(&whole, &pieces, sizeof(whole)) == 0);
+            CHECK(same_bits(&whole, &pieces, sizeof(whole)));
         }
 }
 
@@ -203,7 +208,7 @@ static void nothing_outside_the_range_is_touched(void)
         draw_gradient(&before, 1);
         after = before;
         update(tdm_optim_find(kind), &s, 1, &after, 11, 14);
-        CHECK(memcmp(before.grad, after.grad, sizeof(before.grad)) == 0);
+        CHECK(same_bits(before.grad, after.grad, sizeof(before.grad)));
         for (int i = 0; i < COUNT; i++) {
             bool inside = i >= 11 && i < 14;
             CHECK_INT(before.param[i] != after.param[i], inside);
