@@ -7,7 +7,8 @@
 # CTest reports as skipped. Processes that are left at the end are stopped, by their id.
 set -euo pipefail
 
-source_root=$PWD
+# shellcheck disable=SC2034 # for the tests
+source_root=$PWD script=$(realpath "$0")
 : "${TANDEM:?set TANDEM to the tandem binary}"
 TANDEM=$(realpath "$TANDEM")
 work=$(mktemp -d "${TMPDIR:-/tmp}/tandem-cli.XXXXXX")

@@ -1,0 +1,228 @@
+#!/usr/bin/env bash
+# `tandem train --resume`: what it goes on with, what it refuses, and what it does about damage. That
+# it also ends in the same bits after real interruptions is in signals_test.sh.
+# shellcheck source=tests/cli/lib.sh
+source tests/cli/lib.sh
+# shellcheck source=tests/cli/train_lib.sh
+source "$source_root/tests/cli/train_lib.sh"
+make_data 150 data.csv
+make_job job.yaml
+common=(--set run.dir=runs --set checkpoint.every_steps=5 --set run.log_every_steps=1
+    --set data.test_fraction=0.2)
+
+# The undisturbed run: 12 steps, checkpoints at 5 and 10 and (epochs) 4, 8, 12.
+assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --set checkpoint.keep=all
+whole=$(hash_in "$out")
+steady_metrics runs/tiny-1/metrics.jsonl >whole.metrics
+assert_equal "$(ls runs/tiny-1/checkpoints)" "step-000000000004.safetensors
+step-000000000005.safetensors
+step-000000000008.safetensors
+step-000000000010.safetensors
+step-000000000012.safetensors" "checkpoints"
+newest=checkpoints/step-000000000012.safetensors
+
+# A copy of the finished run to work on: copy NAME
+copy() {
+    rm -rf "runs/$1"
+    cp -a runs/tiny-1 "runs/$1"
+}
+
+# The run in $1 has reached the end of the undisturbed one.
+assert_whole() {
+    assert_equal "$(hash_in "$out")" "$whole" "the hash after going on"
+    steady_metrics "$1/metrics.jsonl" >"$1.metrics"
+    assert_same_files "$1.metrics" whole.metrics "metrics after going on"
+}
+
+# Overwrites the four bytes at the middle of a file.
+flip() {
+    local size
+    size=$(stat -c %s "$1")
+    printf '\xde\xad\xbe\xef' | dd of="$1" bs=1 seek=$((size / 2)) conv=notrunc status=none
+}
+
+test_a_finished_run() {
+    copy finished
+    assert_exit 0 "$TANDEM" train --resume runs/finished
+    assert_contains "$out" "nothing to do"
+    assert_contains "$out" "test accuracy"
+    assert_whole runs/finished
+}
+
+test_every_checkpoint_leads_to_the_same_end() {
+    local step n=0
+    for step in 4 5 8 10; do
+        copy from
+        find runs/from/checkpoints -name 'step-*' | sort | awk -F '[-.]' -v s="$step" \
+            '$2 + 0 > s' | xargs rm
+        n=$((n % 4 + 1))
+        assert_exit 0 "$TANDEM" train --resume runs/from -n "$n"
+        assert_contains "$err" "going on from step $step of 12"
+        assert_whole runs/from
+    done
+}
+
+test_the_job_may_be_given_or_not() {
+    copy given
+    rm runs/given/$newest
+    assert_exit 0 "$TANDEM" train job.yaml -r runs/given "${common[@]}"
+    assert_whole runs/given
+}
+
+test_another_job() {
+    copy other
+    rm runs/other/$newest
+    cp -a runs/other before
+    assert_exit 4 "$TANDEM" train --resume runs/other --set optim.lr=0.02
+    assert_contains "$err" "optim.lr: 0.02 here, 0.01 there"
+    assert_lacks "$err" "optim.momentum"
+    assert_exit 4 "$TANDEM" train --resume runs/other --set parallel.lanes=8 --set seed=8
+    assert_contains "$err" "parallel.lanes"
+    assert_contains "$err" "seed"
+    # Refused means untouched, but for the log.
+    rm -f before/log.jsonl runs/other/log.jsonl
+    diff -r before runs/other || fail "a refused resume changed the run"
+    # What does not decide the result may differ.
+    assert_exit 0 "$TANDEM" train --resume runs/other --set checkpoint.every_steps=1 \
+        --set name=else --set eval.batch=3
+    assert_equal "$(hash_in "$out")" "$whole" "the hash with other things that decide nothing"
+}
+
+test_other_data() {
+    copy data
+    rm runs/data/$newest
+    cp data.csv good.csv
+    sed '7s/^[0-9.]*/0.123/' good.csv >data.csv
+    cmp -s good.csv data.csv && fail "the data did not change"
+    assert_exit 4 "$TANDEM" train --resume runs/data
+    assert_contains "$err" "other data"
+    # The same bytes somewhere else are the same data.
+    cp good.csv elsewhere.csv
+    assert_exit 0 "$TANDEM" train --resume runs/data --set data.train=elsewhere.csv
+    assert_whole runs/data
+    mv good.csv data.csv
+}
+
+test_no_run_at_all() {
+    mkdir nothing
+    assert_exit 2 "$TANDEM" train --resume nothing
+    assert_contains "$err" "it has no job.yaml"
+    assert_exit 2 "$TANDEM" train job.yaml --resume nothing
+    assert_contains "$err" "it has no job.yaml"
+    assert_exit 2 "$TANDEM" train --resume runs/no-such
+    assert_contains "$err" "is no folder"
+    assert_exit 2 "$TANDEM" train --resume data.csv
+    assert_contains "$err" "is no folder"
+    assert_exit 2 "$TANDEM" train --resume ""
+    assert_exit 2 "$TANDEM" train --resume
+    assert_contains "$err" "'--resume' wants a value"
+    assert_equal "$(ls nothing)" "" "what a refused resume left"
+    cp job.yaml nothing
+    assert_exit 1 "$TANDEM" train job.yaml --resume nothing --set data.train=data.csv
+    assert_contains "$err" "no checkpoint"
+}
+
+test_training_further() {
+    copy further
+    assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --set train.epochs=5 --set run.dir=long
+    local long
+    long=$(hash_in "$out")
+    assert_exit 0 "$TANDEM" train --resume runs/further --set train.epochs=5 -n 3
+    assert_contains "$out" "done at step 20"
+    assert_equal "$(hash_in "$out")" "$long" "the hash of a run that was made longer"
+    steady_metrics runs/further/metrics.jsonl >further.metrics
+    steady_metrics long/tiny-1/metrics.jsonl >long.metrics
+    assert_same_files further.metrics long.metrics "metrics of a run that was made longer"
+    # And a shorter end than where it stands is no reason to train.
+    assert_exit 0 "$TANDEM" train --resume runs/further --set train.steps=3
+    assert_contains "$out" "nothing to do: the run is at its last step, 20"
+}
+
+# damaged HOW: the newest checkpoint was damaged; the one before it is taken, with a warning.
+damaged() {
+    assert_exit 0 "$TANDEM" train --resume runs/damaged
+    assert_contains "$err" "warning: passing over a checkpoint"
+    assert_contains "$err" "step-000000000012.safetensors"
+    assert_contains "$err" "going on from step 10 of 12"
+    assert_whole runs/damaged
+    assert_equal "$(find runs/damaged/checkpoints -name '*.damaged' | wc -l)" 1 "files set aside"
+    assert_exit 0 "$TANDEM" train --resume runs/damaged
+    assert_lacks "$err" warning
+}
+
+test_damage() {
+    copy damaged
+    flip runs/damaged/$newest
+    damaged
+    local size
+    size=$(stat -c %s runs/tiny-1/$newest)
+    for size in 0 7 8 100 $((size / 2)) $((size - 1)); do
+        copy damaged
+        truncate -s "$size" runs/damaged/$newest
+        damaged
+    done
+    copy damaged
+    sed -i '1s/tandem/tandam/' runs/damaged/$newest
+    damaged
+}
+
+test_damage_of_two() {
+    copy two
+    flip runs/two/$newest
+    truncate -s 50 runs/two/checkpoints/step-000000000010.safetensors
+    assert_exit 0 "$TANDEM" train --resume runs/two
+    assert_equal "$(grep -c 'passing over' <<<"$err")" 2 "warnings"
+    assert_contains "$err" "going on from step 8 of 12"
+    assert_whole runs/two
+}
+
+test_damage_of_all() {
+    copy all
+    local file
+    for file in runs/all/checkpoints/*; do flip "$file"; done
+    assert_exit 1 "$TANDEM" train --resume runs/all
+    assert_contains "$err" "none of its 5 checkpoints can be read"
+    assert_equal "$(find runs/all/checkpoints -name '*.safetensors' | wc -l)" 5 "checkpoints left"
+}
+
+# A damaged file of a later step must not count among those to keep, or the good one would go.
+test_damage_is_not_kept_instead_of_good_ones() {
+    copy keep
+    flip runs/keep/$newest
+    assert_exit 0 "$TANDEM" train --resume runs/keep --set checkpoint.keep=1 --set train.steps=11
+    assert_exit 0 "$TANDEM" train --resume runs/keep
+    assert_contains "$err" "going on from step 11 of 12"
+    assert_equal "$(hash_in "$out")" "$whole" "the hash after going on twice"
+}
+
+# A kill in the middle of a line of metrics, and garbage.
+test_metrics_cut_short() {
+    copy cut
+    rm runs/cut/$newest
+    local size
+    size=$(stat -c %s runs/cut/metrics.jsonl)
+    truncate -s $((size - 9)) runs/cut/metrics.jsonl
+    assert_exit 0 "$TANDEM" train --resume runs/cut
+    assert_whole runs/cut
+    rm runs/cut/$newest
+    printf '{"step":1' >>runs/cut/metrics.jsonl
+    assert_exit 0 "$TANDEM" train --resume runs/cut
+    assert_whole runs/cut
+    rm runs/cut/$newest runs/cut/metrics.jsonl
+    assert_exit 0 "$TANDEM" train --resume runs/cut
+    assert_equal "$(hash_in "$out")" "$whole" "the hash without the old metrics"
+}
+
+test_a_run_in_use() {
+    copy busy
+    rm runs/busy/$newest
+    exec 9>runs/busy/lock
+    flock -n 9 || fail "the lock of a run that nobody uses is taken"
+    assert_exit 5 "$TANDEM" train --resume runs/busy
+    assert_contains "$err" "another process is training in this run"
+    exec 9>&-
+    assert_exit 0 "$TANDEM" train --resume runs/busy
+    assert_whole runs/busy
+}
+
+run_tests "$@"

@@ -1,0 +1,172 @@
+#!/usr/bin/env bash
+# Interruptions: Ctrl-C, SIGTERM and kill -9 at random moments, and the way on from there. Whatever
+# happened on the way, the end must be that of an undisturbed run: the same state, the same metrics.
+# The moments are random by a seed that is printed; TANDEM_TEST_SEED repeats one.
+# shellcheck source=tests/cli/lib.sh
+source tests/cli/lib.sh
+# shellcheck source=tests/cli/train_lib.sh
+source "$source_root/tests/cli/train_lib.sh"
+RANDOM=${TANDEM_TEST_SEED:-$$}
+seed=$RANDOM
+RANDOM=$seed
+printf 'seed: %s\n' "$seed"
+make_data 150 data.csv
+make_job job.yaml
+# 120 epochs of 8 steps with a shorter last batch; a checkpoint every 20 steps, so that a kill can
+# fall into the writing of one.
+common=(--set train.batch=17 --set run.log_every_steps=7
+    --set data.test_fraction=0.1 --set eval.every_epochs=10 --set model.dropout=0.2
+    --set checkpoint.every_steps=20 --set checkpoint.every_epochs=50)
+
+begin=$(date +%s%N)
+assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --set train.epochs=120 --set run.dir=whole
+duration_ms=$((($(date +%s%N) - begin) / 1000000 + 1))
+whole=$(hash_in "$out")
+steady_metrics whole/tiny-1/metrics.jsonl >whole.metrics
+[ "$(wc -l <whole.metrics)" -gt 140 ] || fail "too few lines of metrics to tell anything"
+
+# Sleeps for a random part of half the time that the whole run takes.
+sleep_somewhat() {
+    sleep "$(awk -v ms="$duration_ms" -v r="$RANDOM" 'BEGIN { printf "%.4f", r / 65536 * ms / 1000 }')"
+}
+
+# disturb SIGNAL RUNS: trains in RUNS/tiny-1, sends the signal at a random moment, goes on with
+# another number of workers, and so on until the end. Counts what hit in $hits.
+hits=0
+disturb() {
+    local signal=$1 run=$2/tiny-1 words=(job.yaml) code pid tries
+    for ((tries = 0; tries < 200; tries++)); do
+        "$TANDEM" train "${words[@]}" "${common[@]}" --set train.epochs=120 --set run.dir="$2" -q \
+            -n $((RANDOM % 4 + 1)) >run.out 2>run.err &
+        pid=$!
+        wait_for 60 has_checkpoint_or_ended "$run" "$pid"
+        sleep_somewhat
+        kill -s "$signal" "$pid" 2>/dev/null || true
+        code=0
+        { wait "$pid" || code=$?; } 2>/dev/null
+        [ "$code" -eq 0 ] && break
+        hits=$((hits + 1))
+        case $signal in
+        KILL) [ "$code" -eq 137 ] || fail "ended with $code, not killed: $(cat run.err)" ;;
+        *) [ "$code" -eq 130 ] || fail "ended with $code after SIG$signal: $(cat run.err)" ;;
+        esac
+        words=(job.yaml --resume "$run")
+    done
+    [ "$code" -eq 0 ] || fail "no end after 200 times of SIG$signal"
+    assert_equal "$(hash_in "$(cat run.out)")" "$whole" "the hash after SIG$signal (seed $seed)"
+    steady_metrics "$run/metrics.jsonl" >disturbed.metrics
+    assert_same_files disturbed.metrics whole.metrics "metrics after SIG$signal (seed $seed)"
+    assert_equal "$(find "$run/checkpoints" -name '*.tmp' -o -name '*.damaged')" "" "leftovers"
+}
+
+has_checkpoint_or_ended() {
+    [ -n "$(find "$1/checkpoints" -name 'step-*.safetensors' -print -quit 2>/dev/null)" ] ||
+        ! kill -0 "$2" 2>/dev/null
+}
+
+test_random_interruptions() {
+    local signal i
+    for signal in INT TERM KILL; do
+        hits=0
+        for ((i = 0; hits < 6; i++)); do
+            [ "$i" -lt 50 ] || fail "SIG$signal hit only $hits times in $i runs"
+            disturb "$signal" "$signal-$i"
+        done
+        printf 'SIG%s hit %s times in %s runs\n' "$signal" "$hits" "$i"
+    done
+}
+
+# The summary in $out tells of a stop: its state is that of an undisturbed run of as many steps.
+assert_stopped_state() {
+    local step hash
+    step=$(sed -n 's/^stopped at step \([0-9]*\):.*/\1/p' <<<"$out")
+    hash=$(hash_in "$out")
+    [ -n "$step" ] || fail "no step in: $out"
+    [ "$step" -gt 0 ] || return 0
+    assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --set train.steps="$step" \
+        --set run.dir=undisturbed
+    assert_equal "$(hash_in "$out")" "$hash" "the hash of an undisturbed run of $step steps"
+}
+
+# A signal that comes before the first step, or soon after.
+test_the_earliest_interruption() {
+    assert_exit 130 early_interruption
+    assert_contains "$out" "to go on"
+    assert_stopped_state
+    assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --resume early/tiny-1
+}
+early_interruption() {
+    "$TANDEM" train job.yaml "${common[@]}" --set run.dir=early --set train.epochs=100000 &
+    local pid=$!
+    wait_for 60 test -e early/tiny-1/log.jsonl
+    kill -INT "$pid"
+    wait "$pid"
+}
+
+# The printed command, run as it stands, by a shell, with names that a shell would trip over.
+test_the_way_on() {
+    local place="it's a \"place\" with \$HOME" way
+    mkdir bin "$place"
+    ln -s "$TANDEM" bin/tandem
+    cp data.csv job.yaml "$place"
+    mv "$place/job.yaml" "$place/my job.yaml"
+    assert_exit 130 interrupted_in "$place"
+    assert_contains "$err" "stopping after this step"
+    way=$(sed -n 's/^to go on  *//p' <<<"$out")
+    assert_contains "$way" "tandem train"
+    assert_exit 130 interrupted_way "$way"
+    assert_contains "$err" "going on from step"
+    assert_equal "$(sed -n 's/^to go on  *//p' <<<"$out")" "$way" "the way on from there"
+    assert_stopped_state
+}
+interrupted_in() {
+    "$TANDEM" train "$1/my job.yaml" "${common[@]}" --set run.dir="$1/runs" -n 2 \
+        --set train.epochs=100000 &
+    local pid=$!
+    wait_for 60 has_checkpoint_or_ended "$1/runs/tiny-1" "$pid"
+    kill -INT "$pid"
+    wait "$pid"
+}
+interrupted_way() {
+    PATH=$work/bin:$PATH bash -c "exec $1" &
+    local pid=$!
+    wait_for 60 grep -q "going on from step" .err
+    kill -TERM "$pid"
+    wait "$pid"
+}
+
+# The second Ctrl-C does not wait for the step.
+test_twice_is_at_once() {
+    make_data 2000 large.csv
+    "$TANDEM" train job.yaml --set data.train=large.csv --set train.batch=2000 --set run.dir=large \
+        --set "model.hidden=[1500, 1500, 1500]" --set compute.backend=ref --set train.epochs=100 \
+        --set parallel.lanes=1 >large.out 2>large.err &
+    local pid=$! code=0 begin
+    wait_for 120 grep -q "100 steps" large.err
+    kill -INT "$pid"
+    sleep 1
+    kill -0 "$pid" 2>/dev/null || fail "the step was too short for this test: $(cat large.err)"
+    begin=$SECONDS
+    kill -INT "$pid"
+    wait "$pid" || code=$?
+    [ $((SECONDS - begin)) -le 3 ] || fail "it took $((SECONDS - begin)) s to stop at once"
+    assert_equal "$code" 130 "the exit code after the second Ctrl-C"
+    assert_equal "$(cat large.out)" "" "what it printed after the second Ctrl-C"
+}
+
+# While a run is trained, nobody else gets in; the one inside is not disturbed.
+test_a_run_in_use() {
+    "$TANDEM" train job.yaml "${common[@]}" --set run.dir=used --set train.epochs=100000 -q \
+        >used.out 2>used.err &
+    local pid=$! code=0
+    wait_for 60 has_checkpoint_or_ended used/tiny-1 "$pid"
+    assert_exit 5 "$TANDEM" train job.yaml "${common[@]}" --resume used/tiny-1
+    assert_contains "$err" "another process is training in this run"
+    kill -0 "$pid" || fail "the first one is gone: $(cat used.err)"
+    kill -INT "$pid"
+    wait "$pid" || code=$?
+    assert_equal "$code" 130
+    assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --resume used/tiny-1
+}
+
+run_tests "$@"

@@ -1,0 +1,69 @@
+# shellcheck shell=bash
+# train_lib.sh: small data, a small job, and a way to run the functions test_... of a script.
+
+# make_data COUNT FILE [SEED]: three classes around three points, in five columns.
+make_data() {
+    awk -v n="$1" -v seed="${3:-1}" 'BEGIN {
+        srand(seed)
+        for (i = 0; i < n; i++) {
+            c = i % 3
+            line = ""
+            for (k = 0; k < 5; k++) line = line sprintf("%.3f,", (k == c ? 1.5 : 0) + rand())
+            print line c
+        }
+    }' >"$2"
+}
+
+# A job of 15 steps: five to an epoch of 150 samples.
+make_job() {
+    cat >"$1" <<'YAML'
+name: tiny
+seed: 7
+data:
+  train: data.csv
+model:
+  hidden: [16]
+train:
+  batch: 32
+  epochs: 3
+optim:
+  lr: 0.01
+parallel:
+  lanes: 4
+YAML
+}
+
+# run_tests [PART]: all functions test_... of the script in their order, or those whose names
+# contain PART.
+run_tests() {
+    local name names count=0
+    # shellcheck disable=SC2154 # lib.sh sets it
+    mapfile -t names < <(sed -n 's/^\(test_[a-z0-9_]*\)() {$/\1/p' "$script")
+    for name in "${names[@]}"; do
+        [[ $name == *"${1:-}"* ]] || continue
+        "$name"
+        count=$((count + 1))
+        printf 'ok   %s\n' "$name"
+    done
+    [ "$count" -gt 0 ] || fail "no test has '${1:-}' in its name"
+}
+
+# The lines of metrics without what differs from run to run.
+steady_metrics() {
+    sed 's/,"samples_per_s":[0-9.e+]*//' "$1"
+}
+
+# The state's hash that a run's summary or JSON in $out tells.
+hash_in() {
+    sed -n 's/.*\(state hash *\|"hash":"\)\([0-9a-f]\{64\}\).*/\2/p' <<<"$1"
+}
+
+# wait_for SECONDS COMMAND...: until the command succeeds.
+wait_for() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ "$SECONDS" -lt "$end" ] || fail "waited in vain for: $*"
+        sleep 0.01
+    done
+}
