@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# `tandem doctor`: what it tells agrees with the system's own tools; tight limits are problems, with
+# advice, and end it with 1.
+# shellcheck source=tests/cli/lib.sh
+source tests/cli/lib.sh
+# shellcheck source=tests/cli/train_lib.sh
+source "$source_root/tests/cli/train_lib.sh"
+
+# value NAME: of the finding, from JSON in $out.
+value() {
+    tr '{' '\n' <<<"$out" | sed -n "s/.*\"name\":\"$1\",\"value\":\"\\([^\"]*\\)\".*/\\1/p"
+}
+
+test_the_machine() {
+    assert_exit 0 "$TANDEM" doctor --json
+    assert_equal "$(value cores)" "$(nproc) usable of $(getconf _NPROCESSORS_ONLN)" "cores"
+    assert_equal "$(value kernel)" "$(uname -sr)" "the kernel"
+    assert_contains "$(value level)" "($(uname -m))"
+    assert_contains "$(value available)" " of "
+    assert_equal "$(value tandem)" "$("$TANDEM" version | sed 's/tandem //; s/ .*//;q')" "the version"
+}
+
+test_the_libraries() {
+    assert_exit 0 "$TANDEM" doctor
+    local name
+    for name in 'oneDNN [0-9]+\.[0-9]+\.[0-9]+' 'libyaml 0\.[0-9]' 'OpenSSL 3\.[0-9]' 'zlib 1\.[0-9]'; do
+        [[ $out =~ $name ]] || fail "no '$name' in: $out"
+    done
+    if command -v pkg-config >/dev/null && pkg-config --exists yaml-0.1; then
+        assert_contains "$out" "libyaml $(pkg-config --modversion yaml-0.1)"
+    fi
+    assert_contains "$out" "ready to train"
+    awk 'length($0) > 80 { exit 1 }' <<<"$out" || fail "lines of more than 80 columns: $out"
+}
+
+test_tight_limits_are_problems() {
+    local code=0
+    out=$(ulimit -n 20 && "$TANDEM" doctor) || code=$?
+    assert_equal "$code" 1 "the exit code with 20 open files"
+    [[ $out =~ problem\ +open\ files\ +20 ]] || fail "no problem: $out"
+    assert_contains "$out" "ulimit -n 1024"
+    assert_contains "$out" "1 problem, "
+    code=0
+    out=$(ulimit -n 20 && ulimit -f 1000 && "$TANDEM" doctor --json) || code=$?
+    assert_equal "$code" 1 "the exit code with two problems"
+    assert_contains "$out" '"problems":2,'
+    assert_equal "$(value 'file size')" "1.02 MB" "the limit"
+}
+
+test_notes_are_no_problems() {
+    out=$(ulimit -t 100000 && "$TANDEM" doctor) || fail "a note ended with $?: $out"
+    [[ $out =~ note\ +processor\ time\ \(s\)\ +100,000 ]] || fail "no note: $out"
+    assert_contains "$out" "ulimit -t unlimited"
+    assert_contains "$out" "ready to train; "
+    if [ "$(nproc)" -gt 1 ]; then
+        assert_exit 0 taskset -c "$(taskset -cp $$ | sed 's/.*: //; s/[-,].*//')" "$TANDEM" doctor
+        [[ $out =~ note\ +cores\ +1\ usable\ of ]] || fail "no note on one core: $out"
+    fi
+}
+
+test_bad_input() {
+    assert_exit 2 "$TANDEM" doctor now
+    assert_exit 2 "$TANDEM" doctor --jsno
+    assert_contains "$err" "did you mean '--json'?"
+    if "$TANDEM" doctor >/dev/full 2>err.txt; then fail "a full disk went unnoticed"; fi
+    assert_contains "$(cat err.txt)" "cannot be written"
+}
+
+run_tests "$@"

@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# `tandem inspect`: of a job, a run, a checkpoint, a file that is none of them.
+# shellcheck source=tests/cli/lib.sh
+source tests/cli/lib.sh
+# shellcheck source=tests/cli/train_lib.sh
+source "$source_root/tests/cli/train_lib.sh"
+make_data 150 data.csv
+make_job job.yaml
+assert_exit 0 "$TANDEM" train job.yaml --json --set checkpoint.every_steps=5
+summary=$out run=runs/tiny-1
+last=$run/checkpoints/step-000000000015.safetensors
+
+test_a_job() {
+    assert_exit 0 "$TANDEM" inspect job.yaml
+    assert_contains "$out" "parameters  147" # 5 * 16 + 16 + 16 * 3 + 3
+    assert_contains "$out" "batch       32 rows in 4 lanes of 8"
+    assert_contains "$out" "150 of shape [5], 3 classes; none to test"
+    # A lane's product: 2 * 8 * 5 * 16, and the bias.
+    [[ $out =~ fc1\.matmul\ +matmul\ +\[8,\ 16\]\ +onednn\ +1,408\ +512\ B\ +arena ]] ||
+        fail "no such line for fc1.matmul: $out"
+    [[ $out =~ fc1\.relu\ +relu\ +\[8,\ 16\]\ +ref\ +[0-9]+\ +512\ B\ +in\ place ]] ||
+        fail "no such line for fc1.relu: $out"
+    [[ $out =~ fc1\.weight\ +\[16,\ 5\]\ +80\ +trained ]] || fail "no fc1.weight: $out"
+    [[ $out =~ input\.shift\ +\[5\]\ +5\ +buffer ]] || fail "no input.shift: $out"
+    assert_contains "$out" "without sharing"
+    awk '/[ ]$/ { exit 1 }' <<<"$out" || fail "lines end in blanks"
+}
+
+# FLOPs and bytes in JSON, against the sums of the ops.
+test_totals() {
+    assert_exit 0 "$TANDEM" inspect job.yaml --json --set data.test_fraction=0.2
+    local forward backward
+    forward=$(json_value forward_flops_per_sample <<<"$out")
+    backward=$(json_value backward_flops_per_sample <<<"$out")
+    assert_equal "$(json_value flops_per_step <<<"$out")" $((32 * (forward + backward))) "FLOPs a step"
+    local sums
+    sums=$(grep -o '"backward":[a-z]*,[^}]*"flops":[0-9]*' <<<"$out" |
+        sed 's/"backward":\([a-z]*\).*:/\1 /' |
+        awk '{ s[$1] += $2 } END { print s["false"] / 8, s["true"] / 8 }')
+    assert_equal "$forward $backward" "$sums" "FLOPs of the ops"
+    local arena unshared
+    arena=$(json_value arena_bytes_per_worker <<<"$out")
+    unshared=$(json_value unshared_bytes_per_worker <<<"$out")
+    [ "$arena" -gt 0 ] || fail "an arena of $arena bytes"
+    [ "$arena" -lt "$unshared" ] || fail "arena $arena, without sharing $unshared"
+    [ "$(json_value evaluation_bytes <<<"$out")" -gt 0 ] || fail "no memory to evaluate"
+    assert_equal "$(json_value data_bytes <<<"$out")" $((150 * (5 * 4 + 4))) "bytes of the data"
+}
+
+test_memory_depends_on_workers_and_optimiser() {
+    assert_exit 0 taskset -c "$(taskset -cp $$ | sed 's/.*: //; s/[-,].*//')" \
+        "$TANDEM" inspect job.yaml --json --set optim.kind=adamw
+    local bytes
+    bytes=$(json_value parameter_bytes <<<"$out")
+    # One worker with 4 lanes holds a pair, a lone lane and the next one: 3 buffers.
+    assert_equal "$(json_value workers <<<"$out") $(json_value gradient_buffers <<<"$out")" "1 3" "buffers"
+    assert_equal "$(json_value gradient_bytes <<<"$out")" $((3 * bytes)) "bytes of gradients"
+    assert_equal "$(json_value optimiser_bytes <<<"$out")" $((2 * bytes)) "bytes of AdamW"
+    assert_exit 0 "$TANDEM" inspect job.yaml --json --set optim.kind=sgd
+    assert_equal "$(json_value optimiser_bytes <<<"$out")" "$bytes" "bytes of SGD"
+}
+
+test_the_plain_kernels() {
+    assert_exit 0 "$TANDEM" inspect job.yaml --set compute.backend=ref
+    assert_lacks "$out" onednn
+}
+
+# Looking takes no memory for the model: 65536 * 65536 parameters are 17 GB.
+test_a_model_that_does_not_fit() {
+    assert_exit 0 "$TANDEM" inspect job.yaml --set "model.hidden=[65536, 65536]"
+    assert_contains "$out" "parameters  4,295,622,659"
+}
+
+test_a_checkpoint() {
+    assert_exit 0 "$TANDEM" inspect "$last"
+    assert_contains "$out" "position    step 15, epoch 3 at 0, 450 samples trained, seed 7"
+    assert_contains "$out" "state hash  $(json_value hash <<<"$summary")"
+    [[ $out =~ job\ hash\ +[0-9a-f]{64} ]] || fail "no job hash: $out"
+    [[ $out =~ data\ hash\ +[0-9a-f]{64} ]] || fail "no data hash: $out"
+    [[ $out =~ fc2\.weight\ +f32\ +\[3,\ 16\]\ +192\ B ]] || fail "no fc2.weight: $out"
+    assert_lacks "$out" "checkpoints"$'\n'
+    assert_exit 0 "$TANDEM" inspect "$last" --json
+    assert_contains "$out" '"kind":"checkpoint"'
+    assert_contains "$out" '"position":{"step":15,"epoch":3,"position":0,"samples":450,"seed":7}'
+    assert_contains "$out" '{"name":"fc2.weight","dtype":"f32","shape":[3,16],"bytes":192}'
+    assert_contains "$out" '"format":"tandem-checkpoint-1"'
+    cp "$last" plainly-named # the bytes tell what it is, not the name
+    assert_exit 0 "$TANDEM" inspect plainly-named
+    assert_contains "$out" "position    step 15"
+}
+
+test_a_run() {
+    assert_exit 0 "$TANDEM" inspect "$run"
+    assert_contains "$out" "run         $run"
+    assert_contains "$out" "checkpoint  $last"
+    assert_equal "$(grep -c '^step-0000000000[01][05].safetensors ' <<<"$out")" 3 "checkpoints listed"
+    assert_exit 0 "$TANDEM" inspect "$run" --json
+    assert_contains "$out" '"kind":"run"'
+    assert_contains "$out" "\"checkpoints\":[{\"path\":\"$last\",\"bytes\":$(stat -c %s "$last")}"
+}
+
+test_damage() {
+    cp -r "$run" damaged
+    local file=damaged/checkpoints/step-000000000015.safetensors
+    printf '\377' | dd of="$file" bs=1 seek=$(($(stat -c %s "$file") - 3)) conv=notrunc status=none
+    assert_exit 1 "$TANDEM" inspect "$file"
+    assert_contains "$err" "damaged or changed"
+    assert_exit 0 "$TANDEM" inspect damaged
+    assert_contains "$err" "passing over a checkpoint"
+    assert_contains "$out" "position    step 10"
+    head -c 100 "$last" >short.safetensors
+    assert_exit 1 "$TANDEM" inspect short.safetensors
+    assert_contains "$err" "short.safetensors"
+    rm damaged/checkpoints/*
+    assert_exit 1 "$TANDEM" inspect damaged
+    assert_contains "$err" "holds no checkpoint"
+}
+
+test_bad_input() {
+    assert_exit 2 "$TANDEM" inspect
+    assert_exit 1 "$TANDEM" inspect nowhere
+    assert_contains "$err" "nowhere: there is no such run or checkpoint"
+    assert_exit 2 "$TANDEM" inspect nowhere.yaml
+    assert_contains "$err" "nowhere.yaml"
+    assert_exit 2 "$TANDEM" inspect "$last" --set seed=2
+    assert_contains "$err" "is not a job file"
+    assert_exit 2 "$TANDEM" inspect job.yaml --set train.batch=0
+    assert_contains "$err" "train.batch"
+    assert_exit 2 "$TANDEM" inspect data.csv
+    mkdir empty-folder
+    assert_exit 1 "$TANDEM" inspect empty-folder
+    assert_contains "$err" "this is not a run"
+    if "$TANDEM" inspect "$run" >/dev/full 2>err.txt; then fail "a full disk went unnoticed"; fi
+    assert_contains "$(cat err.txt)" "cannot be written"
+}
+
+run_tests "$@"
