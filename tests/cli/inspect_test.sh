@@ -22,6 +22,12 @@ test_a_job() {
         fail "no such line for fc1.relu: $out"
     [[ $out =~ fc1\.weight\ +\[16,\ 5\]\ +80\ +trained ]] || fail "no fc1.weight: $out"
     [[ $out =~ input\.shift\ +\[5\]\ +5\ +buffer ]] || fail "no input.shift: $out"
+    local forward=${out#*forward, of one lane (8 rows)} backward=${out#*$'\nbackward\n'}
+    forward=${forward%%$'\nbackward\n'*}
+    assert_contains "$forward" "fc2.matmul "
+    assert_lacks "$forward" "_grad"
+    assert_contains "$backward" "relu_grad"
+    assert_lacks "$backward" "fc1.relu "
     assert_contains "$out" "without sharing"
     awk '/[ ]$/ { exit 1 }' <<<"$out" || fail "lines end in blanks"
 }
