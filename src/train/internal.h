@@ -48,6 +48,7 @@ typedef struct tdm__state {
     float *states[TDM_OPTIM_MAX_STATES];
     tdm_named_tensor *tensors;
     size_t tensor_count;
+    size_t from_file_count; /* parameters and buffers that began with values of model.init_from */
 } tdm__state;
 
 /* `optim` NULL: parameters only. All zero at first. */

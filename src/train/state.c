@@ -142,9 +142,7 @@ static tdm_status init_from_file(tdm__state *s, const char *path, tdm_error *err
                           "%s: none of its %zu tensors has the name of a parameter of this model (the "
                           "first is '%s'); see 'tandem inspect' for both",
                           path, tdm_safetensors_count(file), tdm_graph_param_at(s->graph, 0)->name);
-    if (status == TDM_OK)
-        tdm_log(TDM_LOG_INFO, "train", "%zu of %zu parameters and buffers start from %s", found,
-                count, path);
+    if (status == TDM_OK) s->from_file_count = found;
     tdm_safetensors_destroy(file);
     return status;
 }

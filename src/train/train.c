@@ -416,6 +416,10 @@ static tdm_status run(trainer *t, tdm_train_result *out, tdm_error *err)
             tdm_text_count(t->status.parameter_count, count), (long long)t->status.train_count,
             (long long)t->status.test_count, (long long)t->status.lane_count, t->status.worker_count,
             (unsigned long long)t->position.step, (unsigned long long)t->step_count);
+    if (t->state.from_file_count > 0)
+        tdm_log(TDM_LOG_INFO, "train", "%zu of %zu parameters and buffers start from %s",
+                t->state.from_file_count, tdm_graph_param_count(t->state.graph),
+                t->job->model.init_from);
     out->nothing_to_do = t->position.step >= t->step_count;
     tell(t, TDM_TRAIN_EVENT_START);
     if (!out->nothing_to_do) TDM_TRY(loop(t, out, err));
