@@ -63,40 +63,186 @@ TDM_API tdm_value tdm_graph_param(tdm_graph *graph, const char *name, tdm_shape 
 /* Part of the model's state that is saved but not trained (f32). */
 TDM_API tdm_value tdm_graph_buffer(tdm_graph *graph, const char *name, tdm_shape shape,
                                    tdm_init init);
+/*
+ * Part of the state that follows the data instead of a gradient: after each step it becomes
+ * (1 - momentum) * itself + momentum * (the sum over the batch's lanes of what tdm_graph_follow was
+ * given, which the caller scales by the lane's share of the rows). Saved like a buffer. The running
+ * statistics of batch norm are such.
+ */
+TDM_API tdm_value tdm_graph_statistic(tdm_graph *graph, const char *name, tdm_shape shape,
+                                      tdm_init init, double momentum);
+TDM_API void tdm_graph_follow(tdm_graph *graph, tdm_value statistic, tdm_value observed);
 /* Keeps a value readable after a run, under `name`. */
 TDM_API void tdm_graph_output(tdm_graph *graph, const char *name, tdm_value value);
 
 /* ---- ops ------------------------------------------------------------------------------------- */
 
+/*
+ * Shapes: B rows of a batch, T time, C channels, V classes; images are [B, H, W, C], sequences
+ * [B, T, C]; "[..., C]" is any number of leading dimensions. A NULL for options means the defaults,
+ * and so does a zero in one.
+ */
+
 typedef struct tdm_matmul_options {
     bool trans_a;
     bool trans_b;
     tdm_value bias; /* [N], added to each row; none by default */
+    tdm_activation activation;
 } tdm_matmul_options;
 
-/* [M, K] x [K, N] -> [M, N], either one transposed on the way. NULL: the defaults. */
+/* [M, K] x [K, N] -> [M, N], either one transposed on the way; or a batch of them,
+ * [B, M, K] x [B, K, N] -> [B, M, N]. */
 TDM_API tdm_value tdm_graph_matmul(tdm_graph *graph, tdm_value a, tdm_value b,
                                    const tdm_matmul_options *options);
+/* x [..., K], w [N, K] -> [..., N]: a fully connected layer. bias [N] may be none. */
+TDM_API tdm_value tdm_graph_linear(tdm_graph *graph, tdm_value x, tdm_value w, tdm_value bias,
+                                   tdm_activation activation);
+
+/* Element-wise. In add and mul, b may also have a shape that is the end of a's. */
 TDM_API tdm_value tdm_graph_add(tdm_graph *graph, tdm_value a, tdm_value b);
-/* The same numbers in another shape; costs nothing. */
-TDM_API tdm_value tdm_graph_reshape(tdm_graph *graph, tdm_value x, tdm_shape shape);
-TDM_API tdm_value tdm_graph_sum_rows(tdm_graph *graph, tdm_value x); /* [B, N] -> [N] */
+TDM_API tdm_value tdm_graph_mul(tdm_graph *graph, tdm_value a, tdm_value b);
+TDM_API tdm_value tdm_graph_scale(tdm_graph *graph, tdm_value x, double factor);
+TDM_API tdm_value tdm_graph_activation(tdm_graph *graph, tdm_value x, tdm_activation activation);
 TDM_API tdm_value tdm_graph_relu(tdm_graph *graph, tdm_value x);
 TDM_API tdm_value tdm_graph_gelu(tdm_graph *graph, tdm_value x); /* by erf */
+TDM_API tdm_value tdm_graph_gelu_tanh(tdm_graph *graph, tdm_value x);
+TDM_API tdm_value tdm_graph_silu(tdm_graph *graph, tdm_value x);
 TDM_API tdm_value tdm_graph_tanh(tdm_graph *graph, tdm_value x);
 TDM_API tdm_value tdm_graph_sigmoid(tdm_graph *graph, tdm_value x);
 /* Zeroes elements with probability p and scales the others by 1 / (1 - p). p in [0, 1). */
 TDM_API tdm_value tdm_graph_dropout(tdm_graph *graph, tdm_value x, double p);
+
+/* Shapes and sums. */
+TDM_API tdm_value tdm_graph_reshape(tdm_graph *graph, tdm_value x, tdm_shape shape); /* free */
+/* perm[i] is the dimension of x that becomes dimension i. */
+TDM_API tdm_value tdm_graph_transpose(tdm_graph *graph, tdm_value x, const int *perm);
+TDM_API tdm_value tdm_graph_concat(tdm_graph *graph, const tdm_value *x, int count, int axis);
+TDM_API tdm_value tdm_graph_slice(tdm_graph *graph, tdm_value x, int axis, int64_t begin,
+                                  int64_t end);
+/* `count` equal parts along an axis. */
+TDM_API void tdm_graph_split(tdm_graph *graph, tdm_value x, int axis, int count, tdm_value *out);
+TDM_API tdm_value tdm_graph_sum_rows(tdm_graph *graph, tdm_value x); /* [B, N] -> [N] */
+/* Over one axis, which disappears, or over all (axis -1), to a scalar. */
+TDM_API tdm_value tdm_graph_sum(tdm_graph *graph, tdm_value x, int axis);
+TDM_API tdm_value tdm_graph_mean(tdm_graph *graph, tdm_value x, int axis);
+
+/* Norms, over the last dimension. eps 0: 1e-5. */
+TDM_API tdm_value tdm_graph_layer_norm(tdm_graph *graph, tdm_value x, tdm_value gamma,
+                                       tdm_value beta, double eps);
+TDM_API tdm_value tdm_graph_rms_norm(tdm_graph *graph, tdm_value x, tdm_value gamma, double eps);
 /* (x - shift) * scale for each column of x [B, N]; shift and scale are [N]. */
 TDM_API tdm_value tdm_graph_normalise(tdm_graph *graph, tdm_value x, tdm_value shift,
                                       tdm_value scale);
-TDM_API tdm_value tdm_graph_softmax(tdm_graph *graph, tdm_value x); /* over the columns */
-/*
- * The cross entropy of softmax(logits [B, V]) against classes (i32 [B], each in [0, V)): the sum
- * over the rows times `scale`, a scalar. 1/B gives the mean.
- */
+TDM_API tdm_value tdm_graph_softmax(tdm_graph *graph, tdm_value x); /* over the last dimension */
+
+typedef enum tdm_batch_norm_mode {
+    TDM_BATCH_NORM_TRAIN = 0, /* with the statistics of these rows; the running ones follow */
+    TDM_BATCH_NORM_FIXED      /* with the running ones: inference, and frozen layers */
+} tdm_batch_norm_mode;
+
+typedef struct tdm_batch_norm_options {
+    tdm_batch_norm_mode mode;
+    double eps;              /* 0: 1e-5 */
+    tdm_value gamma, beta;   /* [C], parameters */
+    tdm_value mean, variance; /* [C], statistics: see tdm_graph_statistic */
+} tdm_batch_norm_options;
+
+/* x [..., C]: each channel over all else. */
+TDM_API tdm_value tdm_graph_batch_norm(tdm_graph *graph, tdm_value x,
+                                       const tdm_batch_norm_options *options);
+
+/* table [V, C], ids i32 [...] -> [..., C]. Ids must lie in [0, V). */
+TDM_API tdm_value tdm_graph_embedding(tdm_graph *graph, tdm_value table, tdm_value ids);
+
+/* Index 0 is height, 1 is width; 1-D convolutions have height 1. Zeros: kernel from the weights,
+ * stride 1, no padding, dilation 1, groups 1. */
+typedef struct tdm_conv_options {
+    int stride[2], padding[2], dilation[2];
+    int groups;
+    tdm_value bias; /* [O] */
+    tdm_activation activation;
+} tdm_conv_options;
+
+/* x [B, H, W, C], w [O, KH, KW, C/groups] -> [B, H', W', O]. groups = C is depthwise. */
+TDM_API tdm_value tdm_graph_conv2d(tdm_graph *graph, tdm_value x, tdm_value w,
+                                   const tdm_conv_options *options);
+/* x [B, T, C], w [O, K, C/groups] -> [B, T', O]; stride[1], padding[1], dilation[1] count. */
+TDM_API tdm_value tdm_graph_conv1d(tdm_graph *graph, tdm_value x, tdm_value w,
+                                   const tdm_conv_options *options);
+
+typedef struct tdm_pool_options {
+    int kernel[2], stride[2], padding[2]; /* stride 0: as the kernel */
+} tdm_pool_options;
+
+TDM_API tdm_value tdm_graph_max_pool(tdm_graph *graph, tdm_value x, const tdm_pool_options *options);
+/* Padding does not count in the average. */
+TDM_API tdm_value tdm_graph_average_pool(tdm_graph *graph, tdm_value x,
+                                         const tdm_pool_options *options);
+TDM_API tdm_value tdm_graph_global_pool(tdm_graph *graph, tdm_value x); /* [B, H, W, C] -> [B, C] */
+
+typedef struct tdm_attention_options {
+    int heads;
+    bool causal;
+    double dropout;    /* of the attention's weights */
+    tdm_value lengths; /* i32 [B]: keys at and past it are masked; none: all count */
+} tdm_attention_options;
+
+/* Scaled dot-product attention of qkv [B, T, 3C] (queries, keys, values side by side, each `heads`
+ * parts of C/heads) -> [B, T, C]. Blocked: no T x T matrix is ever in memory. */
+TDM_API tdm_value tdm_graph_attention(tdm_graph *graph, tdm_value qkv,
+                                      const tdm_attention_options *options);
+
+/* ---- losses: scalars ------------------------------------------------------------------------- */
+
+typedef struct tdm_cross_entropy_options {
+    double scale;           /* the loss is the rows' sum times this; 1/B gives the mean */
+    double label_smoothing; /* this share of the target is spread evenly over all classes */
+    bool has_ignore;        /* rows of class `ignore` add nothing */
+    int32_t ignore;
+} tdm_cross_entropy_options;
+
+/* The cross entropy of softmax(logits [..., V]) against classes (i32 [...], each in [0, V)): the
+ * sum over the rows times `scale`. */
 TDM_API tdm_value tdm_graph_cross_entropy(tdm_graph *graph, tdm_value logits, tdm_value classes,
                                           double scale);
+TDM_API tdm_value tdm_graph_cross_entropy_with(tdm_graph *graph, tdm_value logits,
+                                               tdm_value classes,
+                                               const tdm_cross_entropy_options *options);
+/* Sums over all elements, times scale. */
+TDM_API tdm_value tdm_graph_mse(tdm_graph *graph, tdm_value x, tdm_value target, double scale);
+TDM_API tdm_value tdm_graph_l1(tdm_graph *graph, tdm_value x, tdm_value target, double scale);
+TDM_API tdm_value tdm_graph_huber(tdm_graph *graph, tdm_value x, tdm_value target, double delta,
+                                  double scale);
+TDM_API tdm_value tdm_graph_bce_logits(tdm_graph *graph, tdm_value x, tdm_value target,
+                                       double scale);
+/* x: log-probabilities, target: probabilities. */
+TDM_API tdm_value tdm_graph_kl(tdm_graph *graph, tdm_value x, tdm_value target, double scale);
+/* scale * sum |w| for power 1, scale * sum w^2 for power 2; to be added to a loss. */
+TDM_API tdm_value tdm_graph_penalty(tdm_graph *graph, tdm_value w, int power, double scale);
+
+/* ---- ops of one's own ------------------------------------------------------------------------ */
+
+enum { TDM_CUSTOM_MAX_INPUTS = 6 };
+
+/*
+ * A new op, in f32: one output. `run` follows the rules of all kernels: it allocates nothing, and
+ * gives the same bits for the same inputs. The struct must outlive the graph.
+ */
+typedef struct tdm_custom_op {
+    const char *name;
+    int in_count;
+    tdm_status (*infer)(const tdm_shape in[], const void *attrs, tdm_shape *out, tdm_error *err);
+    void (*run)(const tdm_tensor in[], const void *attrs, tdm_tensor out);
+    /* Builds the gradient from ops: given d_out, sets d_in[i] for the inputs that need one (others
+     * may be left at none). NULL: not differentiable. */
+    void (*backward)(tdm_graph *graph, const tdm_value in[], tdm_value out, tdm_value d_out,
+                     const void *attrs, tdm_value d_in[]);
+    uint64_t (*flops)(const tdm_shape in[], const void *attrs); /* NULL: 1 for each output number */
+} tdm_custom_op;
+
+/* `attrs` (may be NULL) is borrowed and must outlive the graph's plans. */
+TDM_API tdm_value tdm_graph_custom(tdm_graph *graph, const tdm_custom_op *op, const tdm_value in[],
+                                   const void *attrs);
 
 TDM_API tdm_shape tdm_graph_shape(const tdm_graph *graph, tdm_value value);
 
@@ -105,21 +251,25 @@ TDM_API tdm_status tdm_graph_backward(tdm_graph *graph, tdm_value loss, tdm_erro
 
 /* ---- what is in a graph ---------------------------------------------------------------------- */
 
-/* A parameter or buffer. Offsets are in elements of the one block of f32 that holds them all:
- * first the trained ones, then the buffers. */
+/* A parameter, statistic or buffer. Offsets are in elements of the one block of f32 that holds them
+ * all: first the trained ones, then the statistics, then the buffers. */
 typedef struct tdm_param_info {
     const char *name;
     tdm_shape shape;
     tdm_init init;
     bool trained;
+    bool statistic;
+    double momentum; /* of a statistic */
     size_t offset;
     size_t elements;
 } tdm_param_info;
 
 TDM_API size_t tdm_graph_param_count(const tdm_graph *graph);
 TDM_API const tdm_param_info *tdm_graph_param_at(const tdm_graph *graph, size_t index);
-/* Elements of the block: of the trained part (gaps included), and of all of it. */
+/* Elements of the block: of the trained part (gaps included), of that and the statistics, which is
+ * also the size of a block of gradients, and of all of it. */
 TDM_API size_t tdm_graph_trained_extent(const tdm_graph *graph);
+TDM_API size_t tdm_graph_grad_extent(const tdm_graph *graph);
 TDM_API size_t tdm_graph_param_extent(const tdm_graph *graph);
 /* The number of trained numbers, without gaps. */
 TDM_API uint64_t tdm_graph_trained_elements(const tdm_graph *graph);
@@ -150,7 +300,7 @@ typedef struct tdm_plan_options {
 typedef enum tdm_space {
     TDM_SPACE_ARENA = 0,  /* activations and scratch: one for each thread that runs plans */
     TDM_SPACE_PARAMS = 1, /* tdm_graph_param_extent floats, read */
-    TDM_SPACE_GRADS = 2,  /* tdm_graph_trained_extent floats, written */
+    TDM_SPACE_GRADS = 2,  /* tdm_graph_grad_extent floats, written */
     TDM_SPACE_COUNT = 3
 } tdm_space;
 

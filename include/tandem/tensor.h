@@ -67,6 +67,17 @@ TDM_API size_t tdm_tensor_bytes(const tdm_tensor *tensor); /* 0 when the shape i
  */
 TDM_API bool tdm_tensor_to_f32(tdm_dtype from, const void *source, int64_t count, float *out);
 
+/* Functions of one number, by themselves or fused behind a matmul or a convolution. */
+typedef enum tdm_activation {
+    TDM_ACTIVATION_NONE = 0,
+    TDM_ACTIVATION_RELU,
+    TDM_ACTIVATION_GELU,      /* by erf */
+    TDM_ACTIVATION_GELU_TANH, /* the approximation that GPT-2 uses */
+    TDM_ACTIVATION_SILU,
+    TDM_ACTIVATION_TANH,
+    TDM_ACTIVATION_SIGMOID
+} tdm_activation;
+
 /*
  * Where in a run a step stands. Random numbers inside a step (dropout) are a function of this and
  * of the row within the global batch, never of who computes it.

@@ -127,8 +127,27 @@ tdm_value tdm_graph_input(tdm_graph *graph, const char *name, tdm_dtype dtype, t
         (tdm__value){.dtype = dtype, .shape = shape, .role = TDM__ROLE_INPUT, .name = copy})};
 }
 
+/* The order of the block: trained parameters, statistics, buffers; each as they were made. */
+static void lay_out_params(tdm_graph *graph)
+{
+    size_t offset = 0;
+    for (int pass = 0; pass < 3; pass++) {
+        for (size_t i = 0; i < graph->param_count; i++) {
+            tdm_param_info *p = &graph->params[i];
+            if ((p->trained ? 0 : p->statistic ? 1 : 2) != pass) continue;
+            p->offset = offset;
+            offset += (p->elements + PARAM_ALIGN_ELEMENTS - 1) / PARAM_ALIGN_ELEMENTS *
+                      PARAM_ALIGN_ELEMENTS;
+        }
+        if (pass == 0) graph->trained_extent = offset;
+        if (pass == 1) graph->grad_extent = offset;
+    }
+    graph->param_extent = offset;
+}
+
+/* `kind` says trained, statistic and momentum; the rest of it is filled in here. */
 static tdm_value add_param(tdm_graph *graph, const char *name, tdm_shape shape, tdm_init init,
-                           bool trained)
+                           tdm_param_info kind)
 {
     if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
     for (size_t i = 0; i < graph->param_count; i++)
@@ -151,40 +170,51 @@ static tdm_value add_param(tdm_graph *graph, const char *name, tdm_shape shape, 
     int32_t id = add_value(graph, (tdm__value){.dtype = TDM_DTYPE_F32,
                                                .shape = shape,
                                                .role = TDM__ROLE_PARAM,
-                                               .needs_grad = trained,
+                                               .needs_grad = kind.trained,
                                                .param = (int32_t)graph->param_count});
     if (id == 0) return TDM_VALUE_NONE;
-    graph->params[graph->param_count] = (tdm_param_info){.name = copy,
-                                                         .shape = shape,
-                                                         .init = init,
-                                                         .trained = trained,
-                                                         .elements = (size_t)elements};
+    kind.name = copy;
+    kind.shape = shape;
+    kind.init = init;
+    kind.elements = (size_t)elements;
+    graph->params[graph->param_count] = kind;
     graph->param_values[graph->param_count++] = id;
-
-    /* Trained parameters first, then buffers, each in the order of their making. */
-    size_t offset = 0;
-    for (int pass = 0; pass < 2; pass++) {
-        for (size_t i = 0; i < graph->param_count; i++) {
-            tdm_param_info *p = &graph->params[i];
-            if (p->trained != (pass == 0)) continue;
-            p->offset = offset;
-            offset += (p->elements + PARAM_ALIGN_ELEMENTS - 1) / PARAM_ALIGN_ELEMENTS *
-                      PARAM_ALIGN_ELEMENTS;
-        }
-        if (pass == 0) graph->trained_extent = offset;
-    }
-    graph->param_extent = offset;
+    lay_out_params(graph);
     return (tdm_value){id};
 }
 
 tdm_value tdm_graph_param(tdm_graph *graph, const char *name, tdm_shape shape, tdm_init init)
 {
-    return add_param(graph, name, shape, init, true);
+    return add_param(graph, name, shape, init, (tdm_param_info){.trained = true});
 }
 
 tdm_value tdm_graph_buffer(tdm_graph *graph, const char *name, tdm_shape shape, tdm_init init)
 {
-    return add_param(graph, name, shape, init, false);
+    return add_param(graph, name, shape, init, (tdm_param_info){.trained = false});
+}
+
+tdm_value tdm_graph_statistic(tdm_graph *graph, const char *name, tdm_shape shape, tdm_init init,
+                              double momentum)
+{
+    return add_param(graph, name, shape, init,
+                     (tdm_param_info){.statistic = true, .momentum = momentum});
+}
+
+void tdm_graph_follow(tdm_graph *graph, tdm_value statistic, tdm_value observed)
+{
+    if (!usable(graph, statistic, "follow") || !usable(graph, observed, "follow")) return;
+    const tdm__value *s = &graph->values[statistic.id];
+    tdm_shape observed_shape = graph->values[observed.id].shape;
+    if (s->role != TDM__ROLE_PARAM || !graph->params[s->param].statistic ||
+        !tdm_shape_equal(&s->shape, &observed_shape)) {
+        tdm__graph_break(graph, TDM_ERR_INVALID,
+                         "follow: it takes a statistic and a value of its shape");
+        return;
+    }
+    int32_t index = s->param;
+    /* A copy of its own, which the plan can place among the gradients. */
+    tdm_value copy = tdm__graph_add_node(graph, TDM_OP_COPY, &(tdm_op_attrs){0}, &observed, 1, NULL);
+    if (copy.id) graph->values[copy.id].grad_of = index + 1;
 }
 
 void tdm_graph_output(tdm_graph *graph, const char *name, tdm_value value)
@@ -205,9 +235,9 @@ void tdm_graph_output(tdm_graph *graph, const char *name, tdm_value value)
     v->name = copy;
 }
 
-static const char *node_name(tdm_graph *graph, tdm_op_kind op)
+static const char *node_name(tdm_graph *graph, tdm_op_kind op, const void *custom)
 {
-    const char *op_name = tdm__op_row_of(op)->name;
+    const char *op_name = custom ? ((const tdm_custom_op *)custom)->name : tdm__op_row_of(op)->name;
     const char *name = graph->scope && *graph->scope
                            ? tdm_arena_printf(graph->arena, "%s.%s", graph->scope, op_name)
                            : op_name;
@@ -230,7 +260,7 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
         in_values[i] = &graph->values[in[i].id];
         needs_grad = needs_grad || in_values[i]->needs_grad;
     }
-    node.name = node_name(graph, op);
+    node.name = node_name(graph, op, attrs->custom);
     tdm_error err;
     tdm_status status = row->infer(&node.attrs, in_values, out, &err);
     if (status != TDM_OK)
@@ -353,6 +383,11 @@ size_t tdm_graph_trained_extent(const tdm_graph *graph)
     return graph->trained_extent;
 }
 
+size_t tdm_graph_grad_extent(const tdm_graph *graph)
+{
+    return graph->grad_extent;
+}
+
 size_t tdm_graph_param_extent(const tdm_graph *graph)
 {
     return graph->param_extent;
@@ -376,7 +411,8 @@ tdm_node_info tdm_graph_node_at(const tdm_graph *graph, size_t index)
     const tdm__node *node = &graph->nodes[index];
     const tdm__op_row *row = tdm__op_row_of(node->op);
     const tdm__value *out = &graph->values[node->out[0]];
-    return (tdm_node_info){.op = row->name,
+    const tdm_custom_op *custom = node->attrs.custom;
+    return (tdm_node_info){.op = custom ? custom->name : row->name,
                            .name = node->name,
                            .backward = node->backward,
                            .shape = out->shape,

@@ -47,7 +47,7 @@ struct tdm_graph {
     tdm_param_info *params;
     int32_t *param_values;
     size_t param_count, param_capacity;
-    size_t trained_extent, param_extent;
+    size_t trained_extent, grad_extent, param_extent;
     const char *scope;
     uint32_t dropout_count;
     bool in_backward;
@@ -57,6 +57,7 @@ struct tdm_graph {
 
 /* One op = one row. */
 typedef struct tdm__op_row {
+    tdm_op_kind op;
     const char *name;
     int in_least, in_most, out_count;
     /* Fills shape and dtype of the outputs from inputs and attributes, or refuses. */
@@ -70,6 +71,12 @@ typedef struct tdm__op_row {
     unsigned in_place; /* bit i: the first output may lie over input i */
     int in_place_out;  /* which output that is */
 } tdm__op_row;
+
+/* Rows that belong together: one file in ops/; ops.c lists them. */
+typedef struct tdm__op_family {
+    const tdm__op_row *rows;
+    size_t count;
+} tdm__op_family;
 
 const tdm__op_row *tdm__op_row_of(tdm_op_kind op);
 

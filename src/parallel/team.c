@@ -56,6 +56,7 @@ struct tdm_team {
     lane_graph graphs[LANE_GRAPH_MOST];
     int graph_count;
     size_t trained_extent;
+    size_t grad_extent; /* with the statistics behind */
     tdm__tree tree;
     double *lane_losses;
     bool *lane_has_rows;
@@ -93,7 +94,7 @@ static void settle(worker *w, int64_t node)
     while (node > 1 && node % 2 == 1 && first_lane(team, node - 1) >= w->lanes.first) {
         float *left = held[node - 1], *right = held[node];
         if (left && right) {
-            tdm__add_into(left, right, team->trained_extent);
+            tdm__add_into(left, right, team->grad_extent);
             w->free_grads[w->free_count++] = right;
         }
         held[node - 1] = held[node] = NULL;
@@ -177,6 +178,24 @@ static void update_shard(worker *w)
     }
 }
 
+/* Statistics follow what the lanes observed. They are few: worker 0 sees to all of them. */
+static void update_statistics(worker *w)
+{
+    const tdm_team *team = w->team;
+    const tdm_graph *graph = team->graphs[0].graph;
+    if (w->index != 0 || team->grad_extent == team->trained_extent) return;
+    for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(graph, i);
+        float *value = team->options.params + p->offset, momentum = (float)p->momentum;
+        for (size_t at = 0; p->statistic && at < p->elements; at += PIECE_ELEMENTS) {
+            size_t count = p->elements - at < PIECE_ELEMENTS ? p->elements - at : PIECE_ELEMENTS;
+            tdm__tree_sum(&team->tree, 1, p->offset + at, count, w->piece, w->piece + PIECE_ELEMENTS);
+            for (size_t k = 0; k < count; k++)
+                value[at + k] = (1.0f - momentum) * value[at + k] + momentum * w->piece[k];
+        }
+    }
+}
+
 /* Gives the buffers back. Only nodes within the worker's own block can hold its buffers. */
 static void take_back(worker *w)
 {
@@ -198,7 +217,10 @@ static void work(worker *w)
     run_lanes(w);
     tdm_barrier_wait(&team->barrier);
     double loss = tree_loss(team, 1, &any);
-    if (isfinite(loss)) update_shard(w);
+    if (isfinite(loss)) {
+        update_shard(w);
+        update_statistics(w);
+    }
     tdm_barrier_wait(&team->barrier);
     take_back(w);
     if (w->index == 0) team->loss = loss;
@@ -246,6 +268,7 @@ static tdm_status build_graphs(tdm_team *team, tdm_error *err)
     }
     if (team->graph_count == 0) return tdm_fail(err, TDM_ERR_INVALID, "team: no batch size is given");
     team->trained_extent = tdm_graph_trained_extent(team->graphs[0].graph);
+    team->grad_extent = tdm_graph_grad_extent(team->graphs[0].graph);
     return TDM_OK;
 }
 
@@ -277,7 +300,7 @@ static tdm_status prepare_worker(tdm_team *team, int index, tdm_error *err)
     w->lanes = tdm_lane_slice(team->options.lane_count, team->worker_count, index);
     w->grad_count = tdm_lane_buffers(team->options.lane_count, w->lanes);
     TDM_TRY(prepare_plans(w, err));
-    TDM_TRY(tdm_pages_map((size_t)w->grad_count * team->trained_extent * sizeof(float), false,
+    TDM_TRY(tdm_pages_map((size_t)w->grad_count * team->grad_extent * sizeof(float), false,
                           &w->grad_pages, err));
     w->free_grads = calloc((size_t)w->grad_count, sizeof(*w->free_grads));
     int levels = 2;
@@ -286,7 +309,7 @@ static tdm_status prepare_worker(tdm_team *team, int index, tdm_error *err)
     if (!w->free_grads || !w->piece) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
     for (int i = 0; i < w->grad_count; i++)
         w->free_grads[w->free_count++] =
-            (float *)w->grad_pages.data + (size_t)i * team->trained_extent;
+            (float *)w->grad_pages.data + (size_t)i * team->grad_extent;
     return TDM_OK;
 }
 

@@ -14,42 +14,116 @@
 
 #include <tandem/tensor.h>
 
-/* Ops. B rows of a batch, N/M/K of a matrix product, V classes. */
+/*
+ * Ops. B rows of a batch, T time, C channels, H heads, V classes, N/M/K of a matrix product; images
+ * are [B, H, W, C], sequences [B, T, C]. "[..., C]" is any number of leading dimensions. An op whose
+ * name ends in _GRAD exists only in backward passes.
+ */
 typedef enum tdm_op_kind {
     TDM_OP_NONE = 0,
-    TDM_OP_MATMUL,             /* a, b, [bias N] -> op(a) op(b) + bias; trans_a, trans_b */
-    TDM_OP_ADD,                /* a, b -> a + b, equal shapes */
-    TDM_OP_COPY,               /* x -> x */
-    TDM_OP_RESHAPE,            /* x -> the same numbers in another shape: a view, never run */
-    TDM_OP_SUM_ROWS,           /* x [B, N] -> [N] */
-    TDM_OP_RELU,               /* x -> max(x, 0) */
-    TDM_OP_RELU_GRAD,          /* dy, y -> dx */
-    TDM_OP_GELU,               /* x -> x Phi(x), by erf */
-    TDM_OP_GELU_GRAD,          /* dy, x -> dx */
+    TDM_OP_MATMUL, /* a, b, [bias N] -> act(op(a) op(b) + bias); both rank 2, or both rank 3 with
+                      equal first sizes (batched); trans_a, trans_b, activation */
+    TDM_OP_ADD,       /* a, b -> a + b; b's shape is a's, or a suffix of it (broadcast) */
+    TDM_OP_MUL,       /* a, b -> a b; likewise */
+    TDM_OP_SCALE,     /* x -> x * scale */
+    TDM_OP_COPY,      /* x -> x */
+    TDM_OP_FILL,      /* -> all elements `scale`, in `shape` */
+    TDM_OP_RESHAPE,   /* x -> the same numbers in another shape: a view, never run */
+    TDM_OP_TRANSPOSE, /* x -> dimensions in the order perm[] */
+    TDM_OP_CONCAT,    /* up to 6 x -> joined along `axis` */
+    TDM_OP_SLICE,     /* x -> x[begin, end) along `axis` */
+    TDM_OP_SLICE_GRAD, /* dy -> zeros in `shape` but dy at [begin, end) along `axis` */
+    TDM_OP_SUM_ROWS,  /* x [B, N] -> [N] */
+    TDM_OP_REDUCE,    /* x -> sum over `axis` times scale (axis -1: over all, to a scalar) */
+    TDM_OP_REDUCE_GRAD, /* dy -> dy spread over `axis` of `shape`, times scale */
+    TDM_OP_RELU,      /* x -> y; and gradients: dy, y -> dx or dy, x -> dx as noted */
+    TDM_OP_RELU_GRAD, /* dy, y */
+    TDM_OP_GELU,      /* by erf */
+    TDM_OP_GELU_GRAD, /* dy, x */
+    TDM_OP_GELU_TANH, /* by the tanh approximation, as GPT-2 has it */
+    TDM_OP_GELU_TANH_GRAD, /* dy, x */
+    TDM_OP_SILU,
+    TDM_OP_SILU_GRAD, /* dy, x */
     TDM_OP_TANH,
-    TDM_OP_TANH_GRAD,          /* dy, y -> dx */
+    TDM_OP_TANH_GRAD, /* dy, y */
     TDM_OP_SIGMOID,
-    TDM_OP_SIGMOID_GRAD,       /* dy, y -> dx */
-    TDM_OP_DROPOUT,            /* x [B, ...] -> x m / (1 - p); its own gradient */
-    TDM_OP_NORMALISE,          /* x [B, N], shift [N], scale [N] -> (x - shift) scale */
-    TDM_OP_SOFTMAX,            /* x [B, V] -> [B, V] */
-    TDM_OP_SOFTMAX_GRAD,       /* dy, y -> dx */
-    TDM_OP_CROSS_ENTROPY,      /* logits [B, V], classes i32 [B] -> loss [], probabilities [B, V] */
+    TDM_OP_SIGMOID_GRAD, /* dy, y */
+    TDM_OP_DROPOUT,      /* x [B, ...] -> x m / (1 - p); its own gradient */
+    TDM_OP_NORMALISE,    /* x [B, N], shift [N], scale [N] -> (x - shift) scale */
+    TDM_OP_SOFTMAX,      /* x [..., V] -> [..., V] over the last dimension */
+    TDM_OP_SOFTMAX_GRAD, /* dy, y -> dx */
+    TDM_OP_LAYER_NORM, /* x [..., C], gamma [C], beta [C] -> y, stats [rows, 2] (mean, 1/deviation) */
+    TDM_OP_LAYER_NORM_GRAD,        /* dy, x, gamma, stats -> dx */
+    TDM_OP_LAYER_NORM_GRAD_PARAMS, /* dy, x, stats -> d_gamma [C], d_beta [C] */
+    TDM_OP_RMS_NORM,               /* x [..., C], gamma [C] -> y, stats [rows] (1/rms) */
+    TDM_OP_RMS_NORM_GRAD,          /* dy, x, gamma, stats -> dx */
+    TDM_OP_RMS_NORM_GRAD_PARAMS,   /* dy, x, stats -> d_gamma [C] */
+    TDM_OP_BATCH_NORM, /* x [..., C], gamma, beta -> y, stats [2, C] (mean, biased variance) */
+    TDM_OP_BATCH_NORM_GRAD,        /* dy, x, gamma, stats -> dx */
+    TDM_OP_BATCH_NORM_GRAD_PARAMS, /* dy, x, stats -> d_gamma [C], d_beta [C] */
+    TDM_OP_BATCH_NORM_FIXED, /* x, gamma, beta, mean [C], variance [C] -> y, with given statistics */
+    TDM_OP_BATCH_NORM_FIXED_GRAD,        /* dy, gamma, variance -> dx */
+    TDM_OP_BATCH_NORM_FIXED_GRAD_PARAMS, /* dy, x, mean, variance -> d_gamma [C], d_beta [C] */
+    TDM_OP_EMBEDDING,      /* table [V, C], ids i32 [...] -> [..., C] */
+    TDM_OP_EMBEDDING_GRAD, /* dy [..., C], ids i32 [...] -> [V, C]; V is attrs.shape.dim[0] */
+    TDM_OP_CONV,           /* x [B, H, W, C], w [O, KH, KW, C/groups], [bias O] -> [B, H', W', O] */
+    TDM_OP_CONV_GRAD_X,    /* dy, w -> dx of `shape` */
+    TDM_OP_CONV_GRAD_W,    /* dy, x -> dw of `shape` */
+    TDM_OP_MAX_POOL,       /* x [B, H, W, C] -> y, index i32 (of the winner in its window) */
+    TDM_OP_MAX_POOL_GRAD,  /* dy, index -> dx of `shape` */
+    TDM_OP_AVERAGE_POOL,   /* x -> y; padding does not count */
+    TDM_OP_AVERAGE_POOL_GRAD, /* dy -> dx of `shape` */
+    TDM_OP_ATTENTION,      /* qkv [B, T, 3C], [lengths i32 [B]] -> y [B, T, C], lse [B, heads, T] */
+    TDM_OP_ATTENTION_GRAD, /* dy, qkv, y, lse, [lengths] -> d_qkv */
+    TDM_OP_CROSS_ENTROPY, /* logits [..., V], classes i32 [...] -> loss [], probabilities [..., V] */
     TDM_OP_CROSS_ENTROPY_GRAD, /* probabilities, classes, d_loss [] -> d_logits */
-    TDM_OP_FILL,               /* -> all elements `scale` */
+    TDM_OP_LOSS,          /* x, target -> loss []: `loss` says which of the element-wise ones */
+    TDM_OP_LOSS_GRAD,     /* x, target, d_loss [] -> dx */
+    TDM_OP_PENALTY,       /* w -> scale * sum |w| (power 1) or scale * sum w^2 (power 2), a scalar */
+    TDM_OP_PENALTY_GRAD,  /* w, d [] -> dw */
+    TDM_OP_CUSTOM,        /* whatever the node's tdm_custom_op says */
     TDM_OP_COUNT
 } tdm_op_kind;
+
+typedef enum tdm_loss_kind {
+    TDM_LOSS_MSE = 0,
+    TDM_LOSS_L1,
+    TDM_LOSS_HUBER,     /* quadratic within `delta`, linear outside */
+    TDM_LOSS_BCE_LOGITS,
+    TDM_LOSS_KL         /* x: log-probabilities, target: probabilities; sum target (log target - x) */
+} tdm_loss_kind;
 
 /* What an op needs to know beside its inputs. Zero where an op has no use for a field. */
 typedef struct tdm_op_attrs {
     bool trans_a, trans_b; /* MATMUL */
-    double scale;          /* CROSS_ENTROPY: the loss is the rows' sum times this; FILL: the value */
-    float p;               /* DROPOUT: the probability of dropping */
-    uint32_t sub_stream;   /* DROPOUT: which one of the graph's */
-    tdm_shape shape;       /* RESHAPE, FILL */
+    int activation;        /* MATMUL, CONV: a tdm_activation */
+    double scale;          /* losses: the sum times this; FILL: the value; SCALE, REDUCE, PENALTY */
+    float p;               /* DROPOUT, ATTENTION: the probability of dropping */
+    uint32_t sub_stream;   /* DROPOUT, ATTENTION: which one of the graph's */
+    tdm_shape shape;       /* RESHAPE, FILL, gradients of ops that shrink: the other shape */
+    int axis;              /* CONCAT, SLICE, REDUCE */
+    int64_t begin, end;    /* SLICE */
+    int perm[TDM_MAX_DIMS]; /* TRANSPOSE */
+    float eps;             /* norms */
+    int heads;             /* ATTENTION */
+    bool causal;           /* ATTENTION */
+    float label_smoothing; /* CROSS_ENTROPY */
+    bool has_ignore;       /* CROSS_ENTROPY: rows of class `ignore` do not count */
+    int64_t ignore;
+    int loss;              /* LOSS: a tdm_loss_kind */
+    float delta;           /* HUBER */
+    int power;             /* PENALTY: 1 or 2 */
+    struct {               /* CONV and pools; index 0 is height, 1 is width */
+        int kernel[2], stride[2], pad_before[2], pad_after[2], dilation[2];
+        int groups;
+    } window;
+    /* CUSTOM: the op (a tdm_custom_op, which the graph room knows), its own attributes, its kernel. */
+    const void *custom;
+    const void *custom_attrs;
+    void (*custom_run)(const tdm_tensor in[], const void *attrs, tdm_tensor out);
 } tdm_op_attrs;
 
-enum { TDM_OP_MAX_INPUTS = 4, TDM_OP_MAX_OUTPUTS = 2 };
+enum { TDM_OP_MAX_INPUTS = 6, TDM_OP_MAX_OUTPUTS = 2 };
 
 typedef struct tdm_kernel_call {
     tdm_tensor in[TDM_OP_MAX_INPUTS]; /* dtype NONE where there is none */
@@ -69,16 +143,22 @@ typedef struct tdm_kernel {
     void (*release)(tdm_kernel_call *call); /* optional */
 } tdm_kernel;
 
+/* Rows that belong together: one file of a backend. */
+typedef struct tdm_kernel_family {
+    const tdm_kernel *kernels;
+    size_t count;
+} tdm_kernel_family;
+
 typedef struct tdm_kernel_backend_ops {
     const char *name;
+    int level; /* of x86-64 (2, 3, 4) that its code needs; 0: any processor */
     /* Optional: what all kernels of one plan share (an engine, a stream). Used by one thread. */
     tdm_status (*open)(void **out, tdm_error *err);
     void (*close)(void *backend);
-    const tdm_kernel *kernels;
-    size_t kernel_count;
+    const tdm_kernel_family *const *families; /* NULL-terminated */
 } tdm_kernel_backend_ops;
 
-/* Backends, best first; `ref` is the last and has every op. */
+/* Backends that this processor can run, best first; `ref` is the last and has every op. */
 size_t tdm_kernel_backend_count(void);
 const tdm_kernel_backend_ops *tdm_kernel_backend_at(size_t index);
 /* The row for (op, dtype); NULL when this backend has none. */

@@ -9,25 +9,50 @@ extern void omp_set_num_threads(int count);
 
 static const tdm_kernel_backend_ops *const backends[] = {
     &tdm__kernels_onednn,
+#if defined(__x86_64__)
+    &tdm__kernels_cpu_4,
+    &tdm__kernels_cpu_3,
+    &tdm__kernels_cpu_2,
+#else
+    &tdm__kernels_cpu_0,
+#endif
     &tdm__kernels_ref,
 };
 
+enum { BACKEND_COUNT = sizeof(backends) / sizeof(backends[0]) };
+
+/* The highest level of x86-64 that this processor and its kernel offer. */
+static int level_here(void)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("x86-64-v4")) return 4;
+    if (__builtin_cpu_supports("x86-64-v3")) return 3;
+    if (__builtin_cpu_supports("x86-64-v2")) return 2;
+#endif
+    return 0;
+}
+
 size_t tdm_kernel_backend_count(void)
 {
-    return sizeof(backends) / sizeof(backends[0]);
+    size_t count = 0;
+    for (size_t i = 0; i < BACKEND_COUNT; i++) count += backends[i]->level <= level_here();
+    return count;
 }
 
 const tdm_kernel_backend_ops *tdm_kernel_backend_at(size_t index)
 {
-    return backends[index];
+    for (size_t i = 0; i < BACKEND_COUNT; i++)
+        if (backends[i]->level <= level_here() && index-- == 0) return backends[i];
+    return NULL;
 }
 
 const tdm_kernel *tdm_kernel_find(const tdm_kernel_backend_ops *backend, tdm_op_kind op,
                                   tdm_dtype dtype)
 {
-    for (size_t i = 0; i < backend->kernel_count; i++)
-        if (backend->kernels[i].op == op && backend->kernels[i].dtype == dtype)
-            return &backend->kernels[i];
+    for (const tdm_kernel_family *const *f = backend->families; *f; f++)
+        for (size_t i = 0; i < (*f)->count; i++)
+            if ((*f)->kernels[i].op == op && (*f)->kernels[i].dtype == dtype)
+                return &(*f)->kernels[i];
     return NULL;
 }
 

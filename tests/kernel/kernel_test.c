@@ -192,11 +192,14 @@ static void every_kernel_agrees_with_ref(void)
     int before = tdm_kernel_threads_set(1);
     for (size_t b = 0; b + 1 < tdm_kernel_backend_count(); b++) {
         const tdm_kernel_backend_ops *ops = tdm_kernel_backend_at(b);
-        for (size_t k = 0; k < ops->kernel_count; k++) {
-            const tdm_kernel *kernel = &ops->kernels[k];
-            bool product_of_f32 = kernel->op == TDM_OP_MATMUL && kernel->dtype == TDM_DTYPE_F32;
-            CHECK(product_of_f32);
-            if (product_of_f32) compare_products(ops, kernel);
+        for (const tdm_kernel_family *const *f = ops->families; *f; f++) {
+            for (size_t k = 0; k < (*f)->count; k++) {
+                const tdm_kernel *kernel = &(*f)->kernels[k];
+                bool product_of_f32 =
+                    kernel->op == TDM_OP_MATMUL && kernel->dtype == TDM_DTYPE_F32;
+                CHECK(product_of_f32);
+                if (product_of_f32) compare_products(ops, kernel);
+            }
         }
     }
     tdm_kernel_threads_set(before);

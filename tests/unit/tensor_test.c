@@ -277,9 +277,11 @@ static void backends_have_names_and_ends(void)
         CHECK(!backend->open == !backend->close);
         for (size_t other = 0; other < b; other++)
             CHECK(!check_text_equal(backend->name, tdm_kernel_backend_at(other)->name));
-        for (size_t k = 0; k < backend->kernel_count; k++)
-            CHECK(tdm_kernel_find(backend, backend->kernels[k].op, backend->kernels[k].dtype) ==
-                  &backend->kernels[k]); /* no row hides another */
+        for (const tdm_kernel_family *const *f = backend->families; *f; f++)
+            for (size_t k = 0; k < (*f)->count; k++) {
+                const tdm_kernel *row = &(*f)->kernels[k];
+                CHECK(tdm_kernel_find(backend, row->op, row->dtype) == row); /* hides no other */
+            }
     }
 }
 

@@ -6,5 +6,8 @@
 
 extern const tdm_kernel_backend_ops tdm__kernels_ref;
 extern const tdm_kernel_backend_ops tdm__kernels_onednn;
+/* One for each level that is compiled: see cpu/vec/vec.h. */
+extern const tdm_kernel_backend_ops tdm__kernels_cpu_0, tdm__kernels_cpu_2, tdm__kernels_cpu_3,
+    tdm__kernels_cpu_4;
 
 #endif

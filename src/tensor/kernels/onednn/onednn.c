@@ -172,10 +172,14 @@ static const tdm_kernel kernels[] = {
      .release = release_product},
 };
 
+static const tdm_kernel_family products = {kernels, sizeof(kernels) / sizeof(kernels[0])};
+
+/* The visible list of what oneDNN computes for us. */
+static const tdm_kernel_family *const families[] = {&products, NULL};
+
 const tdm_kernel_backend_ops tdm__kernels_onednn = {
     .name = "onednn",
     .open = open_backend,
     .close = close_backend,
-    .kernels = kernels,
-    .kernel_count = sizeof(kernels) / sizeof(kernels[0]),
+    .families = families,
 };

@@ -263,7 +263,15 @@ static void run_cross_entropy_grad(void *backend, const tdm_kernel_call *call,
             dx[b * V + v] = (probabilities[b * V + v] - (v == classes[b] ? 1.0f : 0.0f)) * factor;
 }
 
+static void run_custom(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    UNUSED(backend);
+    UNUSED(key);
+    call->attrs.custom_run(call->in, call->attrs.custom_attrs, call->out[0]);
+}
+
 static const tdm_kernel kernels[] = {
+    {.op = TDM_OP_CUSTOM, .dtype = TDM_DTYPE_F32, .run = run_custom},
     {.op = TDM_OP_MATMUL, .dtype = TDM_DTYPE_F32, .run = run_matmul},
     {.op = TDM_OP_ADD, .dtype = TDM_DTYPE_F32, .run = run_add},
     {.op = TDM_OP_COPY, .dtype = TDM_DTYPE_F32, .run = run_copy},
@@ -285,8 +293,12 @@ static const tdm_kernel kernels[] = {
     {.op = TDM_OP_CROSS_ENTROPY_GRAD, .dtype = TDM_DTYPE_F32, .run = run_cross_entropy_grad},
 };
 
+static const tdm_kernel_family basics = {kernels, sizeof(kernels) / sizeof(kernels[0])};
+
+/* The visible list of the reference kernels: every op of the enum has a row in one of them. */
+static const tdm_kernel_family *const families[] = {&basics, NULL};
+
 const tdm_kernel_backend_ops tdm__kernels_ref = {
     .name = "ref",
-    .kernels = kernels,
-    .kernel_count = sizeof(kernels) / sizeof(kernels[0]),
+    .families = families,
 };

@@ -1,0 +1,271 @@
+/*
+ * basic.c: products, sums, activations, dropout: what every network needs.
+ *
+ * A gradient is written as ops again, so it is planned, placed and tested like everything else.
+ * Ops whose names end in "_grad" exist only for that and have no gradient of their own.
+ */
+#include "graph/ops/ops.h"
+
+/* ---- shapes ---------------------------------------------------------------------------------- */
+
+static tdm_status infer_matmul(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                               tdm__value out[], tdm_error *err)
+{
+    char x[128], y[128];
+    TDM_TRY(tdm__wants_f32(in[0], "a", err));
+    TDM_TRY(tdm__wants_f32(in[1], "b", err));
+    TDM_TRY(tdm__wants_rank(in[0], 2, "a", err));
+    TDM_TRY(tdm__wants_rank(in[1], 2, "b", err));
+    int64_t M = in[0]->shape.dim[attrs->trans_a], K = in[0]->shape.dim[!attrs->trans_a];
+    int64_t K2 = in[1]->shape.dim[attrs->trans_b], N = in[1]->shape.dim[!attrs->trans_b];
+    if (K != K2)
+        return tdm_fail(err, TDM_ERR_INVALID, "%s%s times %s%s: the inner sizes %lld and %lld differ",
+                        tdm_shape_text(&in[0]->shape, x), attrs->trans_a ? "^T" : "",
+                        tdm_shape_text(&in[1]->shape, y), attrs->trans_b ? "^T" : "", (long long)K,
+                        (long long)K2);
+    if (in[2]) TDM_TRY(tdm__wants_columns(in[2], N, "bias", err));
+    out[0] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = tdm_shape_2(M, N)};
+    return TDM_OK;
+}
+
+static tdm_status infer_two_same(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                                 tdm__value out[], tdm_error *err)
+{
+    TDM_TRY(tdm__wants_f32(in[1], "b", err));
+    TDM_TRY(tdm__wants_same(in[0], in[1], err));
+    return tdm__infer_same(attrs, in, out, err);
+}
+
+static tdm_status infer_rows(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                             tdm__value out[], tdm_error *err)
+{
+    if (in[0]->shape.rank < 1)
+        return tdm_fail(err, TDM_ERR_INVALID, "x must have at least one dimension: its rows");
+    return tdm__infer_same(attrs, in, out, err);
+}
+
+static tdm_status infer_reshape(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                                tdm__value out[], tdm_error *err)
+{
+    char x[128], y[128];
+    if (tdm_shape_elements(&attrs->shape) != tdm_shape_elements(&in[0]->shape))
+        return tdm_fail(err, TDM_ERR_INVALID, "%s does not hold as many numbers as %s",
+                        tdm_shape_text(&attrs->shape, y), tdm_shape_text(&in[0]->shape, x));
+    out[0] = (tdm__value){.dtype = in[0]->dtype, .shape = attrs->shape};
+    return TDM_OK;
+}
+
+static tdm_status infer_fill(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                             tdm__value out[], tdm_error *err)
+{
+    (void)in;
+    (void)err;
+    out[0] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = attrs->shape};
+    return TDM_OK;
+}
+
+static tdm_status infer_sum_rows(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                                 tdm__value out[], tdm_error *err)
+{
+    (void)attrs;
+    TDM_TRY(tdm__wants_f32(in[0], "x", err));
+    TDM_TRY(tdm__wants_rank(in[0], 2, "x", err));
+    out[0] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = tdm_shape_1(in[0]->shape.dim[1])};
+    return TDM_OK;
+}
+
+static tdm_status infer_normalise(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                                  tdm__value out[], tdm_error *err)
+{
+    TDM_TRY(tdm__wants_rank(in[0], 2, "x", err));
+    TDM_TRY(tdm__wants_columns(in[1], in[0]->shape.dim[1], "shift", err));
+    TDM_TRY(tdm__wants_columns(in[2], in[0]->shape.dim[1], "scale", err));
+    if (in[1]->needs_grad || in[2]->needs_grad)
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED, "shift and scale are fixed; they cannot be trained");
+    return tdm__infer_same(attrs, in, out, err);
+}
+
+static tdm_status infer_softmax(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                                tdm__value out[], tdm_error *err)
+{
+    TDM_TRY(tdm__wants_rank(in[0], 2, "x", err));
+    if (in[0]->shape.dim[1] < 1) return tdm_fail(err, TDM_ERR_INVALID, "x has no columns");
+    return tdm__infer_same(attrs, in, out, err);
+}
+
+static tdm_status wants_classes(const tdm__value *logits, const tdm__value *classes, tdm_error *err)
+{
+    char text[128];
+    if (classes->dtype != TDM_DTYPE_I32)
+        return tdm_fail(err, TDM_ERR_INVALID, "classes must be i32, not %s",
+                        tdm_dtype_name(classes->dtype));
+    if (classes->shape.rank == 1 && classes->shape.dim[0] == logits->shape.dim[0]) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_INVALID, "classes must have shape [%lld], one for each row, not %s",
+                    (long long)logits->shape.dim[0], tdm_shape_text(&classes->shape, text));
+}
+
+static tdm_status infer_cross_entropy(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                                      tdm__value out[], tdm_error *err)
+{
+    TDM_TRY(infer_softmax(attrs, in, &out[1], err));
+    TDM_TRY(wants_classes(in[0], in[1], err));
+    out[0] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = tdm_shape_0()};
+    return TDM_OK;
+}
+
+/* ---- gradients ------------------------------------------------------------------------------- */
+
+static tdm_value in_of(const tdm__node *node, int index)
+{
+    return (tdm_value){node->in[index]};
+}
+
+static bool wanted(const tdm_graph *graph, const tdm__node *node, int index)
+{
+    return tdm__value_needs_grad(graph, node->in[index]);
+}
+
+/*
+ * With Y = op(A) op(B):  dA = dY op(B)^T, or its transpose when A was transposed;
+ *                        dB = op(A)^T dY, likewise;  d_bias = the column sums of dY.
+ */
+static void backward_matmul(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                            tdm_value d_in[])
+{
+    tdm_value a = in_of(node, 0), b = in_of(node, 1), dy = d_out[0];
+    bool ta = node->attrs.trans_a, tb = node->attrs.trans_b;
+    if (wanted(graph, node, 0))
+        d_in[0] = ta ? tdm_graph_matmul(graph, b, dy, &(tdm_matmul_options){.trans_a = tb, .trans_b = true})
+                     : tdm_graph_matmul(graph, dy, b, &(tdm_matmul_options){.trans_b = !tb});
+    if (wanted(graph, node, 1))
+        d_in[1] = tb ? tdm_graph_matmul(graph, dy, a, &(tdm_matmul_options){.trans_a = true, .trans_b = ta})
+                     : tdm_graph_matmul(graph, a, dy, &(tdm_matmul_options){.trans_a = !ta});
+    if (wanted(graph, node, 2)) d_in[2] = tdm_graph_sum_rows(graph, dy);
+}
+
+static void backward_add(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                         tdm_value d_in[])
+{
+    for (int i = 0; i < 2; i++)
+        if (wanted(graph, node, i)) d_in[i] = d_out[0];
+}
+
+static void backward_copy(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                          tdm_value d_in[])
+{
+    if (wanted(graph, node, 0)) d_in[0] = d_out[0];
+}
+
+static void backward_reshape(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                             tdm_value d_in[])
+{
+    if (wanted(graph, node, 0))
+        d_in[0] = tdm_graph_reshape(graph, d_out[0], graph->values[node->in[0]].shape);
+}
+
+/* Every row gets the same gradient: ones [B, 1] times dy [1, N]. */
+static void backward_sum_rows(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                              tdm_value d_in[])
+{
+    tdm_shape x = graph->values[node->in[0]].shape;
+    tdm_op_attrs ones = {.scale = 1.0, .shape = tdm_shape_2(x.dim[0], 1)};
+    tdm_value column = tdm__graph_add_node(graph, TDM_OP_FILL, &ones, NULL, 0, NULL);
+    tdm_value row = tdm_graph_reshape(graph, d_out[0], tdm_shape_2(1, x.dim[1]));
+    d_in[0] = tdm_graph_matmul(graph, column, row, NULL);
+}
+
+static tdm_value grad_node(tdm_graph *graph, tdm_op_kind op, tdm_value dy, int32_t at)
+{
+    return tdm__graph_add_node(graph, op, &(tdm_op_attrs){0}, (tdm_value[]){dy, {at}}, 2, NULL);
+}
+
+static void backward_relu(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                          tdm_value d_in[])
+{
+    d_in[0] = grad_node(graph, TDM_OP_RELU_GRAD, d_out[0], node->out[0]);
+}
+
+static void backward_gelu(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                          tdm_value d_in[])
+{
+    d_in[0] = grad_node(graph, TDM_OP_GELU_GRAD, d_out[0], node->in[0]);
+}
+
+static void backward_tanh(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                          tdm_value d_in[])
+{
+    d_in[0] = grad_node(graph, TDM_OP_TANH_GRAD, d_out[0], node->out[0]);
+}
+
+static void backward_sigmoid(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                             tdm_value d_in[])
+{
+    d_in[0] = grad_node(graph, TDM_OP_SIGMOID_GRAD, d_out[0], node->out[0]);
+}
+
+static void backward_softmax(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                             tdm_value d_in[])
+{
+    d_in[0] = grad_node(graph, TDM_OP_SOFTMAX_GRAD, d_out[0], node->out[0]);
+}
+
+/* The same mask from the same address, on dy. */
+static void backward_dropout(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                             tdm_value d_in[])
+{
+    d_in[0] = tdm__graph_add_node(graph, TDM_OP_DROPOUT, &node->attrs, &d_out[0], 1, NULL);
+}
+
+/* shift and scale are constants here: dx = dy * scale = (dy - 0) * scale. */
+static void backward_normalise(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                               tdm_value d_in[])
+{
+    tdm_op_attrs zeros = {.scale = 0.0, .shape = graph->values[node->in[1]].shape};
+    tdm_value zero = tdm__graph_add_node(graph, TDM_OP_FILL, &zeros, NULL, 0, NULL);
+    d_in[0] = tdm_graph_normalise(graph, d_out[0], zero, in_of(node, 2));
+}
+
+static void backward_cross_entropy(tdm_graph *graph, const tdm__node *node,
+                                   const tdm_value d_out[], tdm_value d_in[])
+{
+    if (!wanted(graph, node, 0)) return;
+    tdm_value in[3] = {{node->out[1]}, in_of(node, 1), d_out[0]};
+    d_in[0] = tdm__graph_add_node(graph, TDM_OP_CROSS_ENTROPY_GRAD, &node->attrs, in, 3, NULL);
+}
+
+/* ---- cost ------------------------------------------------------------------------------------ */
+
+static uint64_t flops_matmul(const tdm_graph *graph, const tdm__node *node)
+{
+    int64_t K = graph->values[node->in[0]].shape.dim[!node->attrs.trans_a];
+    uint64_t cells = tdm__elements_of(graph, node->out[0]);
+    return 2 * cells * (uint64_t)K + (node->in[2] ? cells : 0);
+}
+
+
+static const tdm__op_row rows[] = {
+    {TDM_OP_MATMUL, "matmul", 2, 3, 1, infer_matmul, backward_matmul, flops_matmul, 0, 0},
+    {TDM_OP_ADD, "add", 2, 2, 1, infer_two_same, backward_add, tdm__flops_per_input, TDM__OVER_0 | TDM__OVER_1, 0},
+    {TDM_OP_COPY, "copy", 1, 1, 1, tdm__infer_same, backward_copy, tdm__flops_none, TDM__OVER_0, 0},
+    {TDM_OP_RESHAPE, "reshape", 1, 1, 1, infer_reshape, backward_reshape, tdm__flops_none, 0, 0},
+    {TDM_OP_SUM_ROWS, "sum_rows", 1, 1, 1, infer_sum_rows, backward_sum_rows, tdm__flops_per_input, 0, 0},
+    {TDM_OP_RELU, "relu", 1, 1, 1, tdm__infer_same, backward_relu, tdm__flops_per_input, TDM__OVER_0, 0},
+    {TDM_OP_RELU_GRAD, "relu_grad", 2, 2, 1, infer_two_same, NULL, tdm__flops_per_input, TDM__OVER_0 | TDM__OVER_1, 0},
+    {TDM_OP_GELU, "gelu", 1, 1, 1, tdm__infer_same, backward_gelu, tdm__flops_costly, TDM__OVER_0, 0},
+    {TDM_OP_GELU_GRAD, "gelu_grad", 2, 2, 1, infer_two_same, NULL, tdm__flops_costly, TDM__OVER_0 | TDM__OVER_1, 0},
+    {TDM_OP_TANH, "tanh", 1, 1, 1, tdm__infer_same, backward_tanh, tdm__flops_costly, TDM__OVER_0, 0},
+    {TDM_OP_TANH_GRAD, "tanh_grad", 2, 2, 1, infer_two_same, NULL, tdm__flops_per_input, TDM__OVER_0 | TDM__OVER_1, 0},
+    {TDM_OP_SIGMOID, "sigmoid", 1, 1, 1, tdm__infer_same, backward_sigmoid, tdm__flops_costly, TDM__OVER_0, 0},
+    {TDM_OP_SIGMOID_GRAD, "sigmoid_grad", 2, 2, 1, infer_two_same, NULL, tdm__flops_per_input, TDM__OVER_0 | TDM__OVER_1, 0},
+    {TDM_OP_DROPOUT, "dropout", 1, 1, 1, infer_rows, backward_dropout, tdm__flops_costly, TDM__OVER_0, 0},
+    {TDM_OP_NORMALISE, "normalise", 3, 3, 1, infer_normalise, backward_normalise, tdm__flops_per_input, TDM__OVER_0, 0},
+    {TDM_OP_SOFTMAX, "softmax", 1, 1, 1, infer_softmax, backward_softmax, tdm__flops_costly, TDM__OVER_0, 0},
+    {TDM_OP_SOFTMAX_GRAD, "softmax_grad", 2, 2, 1, infer_two_same, NULL, tdm__flops_per_input, TDM__OVER_0 | TDM__OVER_1, 0},
+    {TDM_OP_CROSS_ENTROPY, "cross_entropy", 2, 2, 2, infer_cross_entropy, backward_cross_entropy,
+                              tdm__flops_costly, TDM__OVER_0, 1},
+    {TDM_OP_CROSS_ENTROPY_GRAD, "cross_entropy_grad", 3, 3, 1, tdm__infer_same, NULL, tdm__flops_per_input,
+                                   TDM__OVER_0, 0},
+    {TDM_OP_FILL, "fill", 0, 0, 1, infer_fill, NULL, tdm__flops_none, 0, 0},
+};
+
+const tdm__op_family tdm__ops_basic = {rows, sizeof(rows) / sizeof(rows[0])};

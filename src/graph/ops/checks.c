@@ -1,0 +1,69 @@
+/*
+ * checks.c: what the shape functions of several ops ask of their inputs, with one wording, and the
+ * counts of work that several ops share.
+ */
+#include "graph/ops/ops.h"
+
+tdm_status tdm__wants_f32(const tdm__value *v, const char *what, tdm_error *err)
+{
+    if (v->dtype == TDM_DTYPE_F32) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_INVALID, "%s must be f32, not %s", what, tdm_dtype_name(v->dtype));
+}
+
+tdm_status tdm__wants_rank(const tdm__value *v, int rank, const char *what, tdm_error *err)
+{
+    char text[128];
+    if (v->shape.rank == rank) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_INVALID, "%s must have %d dimensions, not shape %s", what, rank,
+                    tdm_shape_text(&v->shape, text));
+}
+
+tdm_status tdm__wants_same(const tdm__value *a, const tdm__value *b, tdm_error *err)
+{
+    char x[128], y[128];
+    if (tdm_shape_equal(&a->shape, &b->shape)) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_INVALID, "shapes %s and %s differ", tdm_shape_text(&a->shape, x),
+                    tdm_shape_text(&b->shape, y));
+}
+
+/* A vector with one number for each column of `x`. */
+tdm_status tdm__wants_columns(const tdm__value *v, int64_t columns, const char *what,
+                                tdm_error *err)
+{
+    char text[128];
+    TDM_TRY(tdm__wants_f32(v, what, err));
+    if (v->shape.rank == 1 && v->shape.dim[0] == columns) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_INVALID, "%s must have shape [%lld], not %s", what,
+                    (long long)columns, tdm_shape_text(&v->shape, text));
+}
+
+tdm_status tdm__infer_same(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                           tdm__value out[], tdm_error *err)
+{
+    (void)attrs;
+    TDM_TRY(tdm__wants_f32(in[0], "x", err));
+    out[0] = (tdm__value){.dtype = in[0]->dtype, .shape = in[0]->shape};
+    return TDM_OK;
+}
+
+uint64_t tdm__elements_of(const tdm_graph *graph, int32_t value)
+{
+    return (uint64_t)tdm_shape_elements(&graph->values[value].shape);
+}
+
+uint64_t tdm__flops_none(const tdm_graph *graph, const tdm__node *node)
+{
+    (void)graph;
+    (void)node;
+    return 0;
+}
+
+uint64_t tdm__flops_per_input(const tdm_graph *graph, const tdm__node *node)
+{
+    return tdm__elements_of(graph, node->in[0]);
+}
+
+uint64_t tdm__flops_costly(const tdm_graph *graph, const tdm__node *node)
+{
+    return 8 * tdm__elements_of(graph, node->in[0]);
+}

@@ -1,0 +1,33 @@
+/* ops.h: the families of ops that ops.c lists, and what their files share. */
+#ifndef TANDEM_GRAPH_OPS_OPS_H
+#define TANDEM_GRAPH_OPS_OPS_H
+
+#include "graph/internal.h"
+
+extern const tdm__op_family tdm__ops_basic, tdm__ops_custom;
+
+/* Inputs over which the output may lie (tdm__op_row.in_place). */
+enum { TDM__OVER_0 = 1, TDM__OVER_1 = 2 };
+
+/* ---- checks: each says in `err` what was wanted and what came ----------------------------------- */
+
+tdm_status tdm__wants_f32(const tdm__value *v, const char *what, tdm_error *err);
+tdm_status tdm__wants_rank(const tdm__value *v, int rank, const char *what, tdm_error *err);
+tdm_status tdm__wants_same(const tdm__value *a, const tdm__value *b, tdm_error *err);
+/* A vector of `columns` numbers. */
+tdm_status tdm__wants_columns(const tdm__value *v, int64_t columns, const char *what,
+                              tdm_error *err);
+/* x -> the same shape. */
+tdm_status tdm__infer_same(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                           tdm__value out[], tdm_error *err);
+
+/* ---- cost ------------------------------------------------------------------------------------- */
+
+uint64_t tdm__elements_of(const tdm_graph *graph, int32_t value);
+uint64_t tdm__flops_none(const tdm_graph *graph, const tdm__node *node);
+/* One operation for each number read: element-wise ops and sums. */
+uint64_t tdm__flops_per_input(const tdm_graph *graph, const tdm__node *node);
+/* Transcendental functions are counted as eight. */
+uint64_t tdm__flops_costly(const tdm_graph *graph, const tdm__node *node);
+
+#endif
