@@ -21,7 +21,7 @@
  */
 typedef enum tdm_op_kind {
     TDM_OP_NONE = 0,
-    TDM_OP_MATMUL, /* a, b, [bias N] -> act(op(a) op(b) + bias); both rank 2, or both rank 3 with
+    TDM_OP_MATMUL,    /* a, b, [bias N] -> act(op(a) op(b) + bias); both rank 2, or both rank 3 with
                       equal first sizes (batched); trans_a, trans_b, activation */
     TDM_OP_ADD,       /* a, b -> a + b; b's shape is a's, or a suffix of it (broadcast) */
     TDM_OP_MUL,       /* a, b -> a b; likewise */
@@ -32,15 +32,15 @@ typedef enum tdm_op_kind {
     TDM_OP_TRANSPOSE, /* x -> dimensions in the order perm[] */
     TDM_OP_CONCAT,    /* up to 6 x -> joined along `axis` */
     TDM_OP_SLICE,     /* x -> x[begin, end) along `axis` */
-    TDM_OP_SLICE_GRAD, /* dy -> zeros in `shape` but dy at [begin, end) along `axis` */
-    TDM_OP_SUM_ROWS,  /* x [B, N] -> [N] */
-    TDM_OP_REDUCE,    /* x -> sum over `axis` times scale (axis -1: over all, to a scalar) */
-    TDM_OP_REDUCE_GRAD, /* dy -> dy spread over `axis` of `shape`, times scale */
-    TDM_OP_RELU,      /* x -> y; and gradients: dy, y -> dx or dy, x -> dx as noted */
-    TDM_OP_RELU_GRAD, /* dy, y */
-    TDM_OP_GELU,      /* by erf */
-    TDM_OP_GELU_GRAD, /* dy, x */
-    TDM_OP_GELU_TANH, /* by the tanh approximation, as GPT-2 has it */
+    TDM_OP_SLICE_GRAD,     /* dy -> zeros in `shape` but dy at [begin, end) along `axis` */
+    TDM_OP_SUM_ROWS,       /* x [B, N] -> [N] */
+    TDM_OP_REDUCE,         /* x -> sum over `axis` times scale (axis -1: over all, to a scalar) */
+    TDM_OP_REDUCE_GRAD,    /* dy -> dy spread over `axis` of `shape`, times scale */
+    TDM_OP_RELU,           /* x -> y; and gradients: dy, y -> dx or dy, x -> dx as noted */
+    TDM_OP_RELU_GRAD,      /* dy, y */
+    TDM_OP_GELU,           /* by erf */
+    TDM_OP_GELU_GRAD,      /* dy, x */
+    TDM_OP_GELU_TANH,      /* by the tanh approximation, as GPT-2 has it */
     TDM_OP_GELU_TANH_GRAD, /* dy, x */
     TDM_OP_SILU,
     TDM_OP_SILU_GRAD, /* dy, x */
@@ -58,13 +58,13 @@ typedef enum tdm_op_kind {
     TDM_OP_RMS_NORM,               /* x [..., C], gamma [C] -> y, stats [rows] (1/rms) */
     TDM_OP_RMS_NORM_GRAD,          /* dy, x, gamma, stats -> dx */
     TDM_OP_RMS_NORM_GRAD_PARAMS,   /* dy, x, stats -> d_gamma [C] */
-    TDM_OP_BATCH_NORM, /* x [..., C], gamma, beta -> y, stats [2, C] (mean, biased variance) */
-    TDM_OP_BATCH_NORM_GRAD,        /* dy, x, gamma, stats -> dx */
+    TDM_OP_BATCH_NORM,      /* x [..., C], gamma, beta -> y, stats [2, C] (mean, biased variance) */
+    TDM_OP_BATCH_NORM_GRAD, /* dy, x, gamma, stats -> dx */
     TDM_OP_BATCH_NORM_GRAD_PARAMS, /* dy, x, stats -> d_gamma [C], d_beta [C] */
     TDM_OP_BATCH_NORM_FIXED, /* x, gamma, beta, mean [C], variance [C] -> y, with given statistics */
     TDM_OP_BATCH_NORM_FIXED_GRAD,        /* dy, gamma, variance -> dx */
     TDM_OP_BATCH_NORM_FIXED_GRAD_PARAMS, /* dy, x, mean, variance -> d_gamma [C], d_beta [C] */
-    TDM_OP_EMBEDDING,      /* table [V, C], ids i32 [...] -> [..., C] */
+    TDM_OP_EMBEDDING,                    /* table [V, C], ids i32 [...] -> [..., C] */
     TDM_OP_EMBEDDING_GRAD, /* dy [..., C], ids i32 [...] -> [V, C]; V is attrs.shape.dim[0] */
     TDM_OP_CONV,           /* x [B, H, W, C], w [O, KH, KW, C/groups], [bias O] -> [B, H', W', O] */
     TDM_OP_CONV_GRAD_X,    /* dy, w -> dx of `shape` */
@@ -77,20 +77,20 @@ typedef enum tdm_op_kind {
     TDM_OP_ATTENTION_GRAD, /* dy, qkv, y, lse, [lengths] -> d_qkv */
     TDM_OP_CROSS_ENTROPY, /* logits [..., V], classes i32 [...] -> loss [], probabilities [..., V] */
     TDM_OP_CROSS_ENTROPY_GRAD, /* probabilities, classes, d_loss [] -> d_logits */
-    TDM_OP_LOSS,          /* x, target -> loss []: `loss` says which of the element-wise ones */
-    TDM_OP_LOSS_GRAD,     /* x, target, d_loss [] -> dx */
-    TDM_OP_PENALTY,       /* w -> scale * sum |w| (power 1) or scale * sum w^2 (power 2), a scalar */
-    TDM_OP_PENALTY_GRAD,  /* w, d [] -> dw */
-    TDM_OP_CUSTOM,        /* whatever the node's tdm_custom_op says */
+    TDM_OP_LOSS,         /* x, target -> loss []: `loss` says which of the element-wise ones */
+    TDM_OP_LOSS_GRAD,    /* x, target, d_loss [] -> dx */
+    TDM_OP_PENALTY,      /* w -> scale * sum |w| (power 1) or scale * sum w^2 (power 2), a scalar */
+    TDM_OP_PENALTY_GRAD, /* w, d [] -> dw */
+    TDM_OP_CUSTOM,       /* whatever the node's tdm_custom_op says */
     TDM_OP_COUNT
 } tdm_op_kind;
 
 typedef enum tdm_loss_kind {
     TDM_LOSS_MSE = 0,
     TDM_LOSS_L1,
-    TDM_LOSS_HUBER,     /* quadratic within `delta`, linear outside */
+    TDM_LOSS_HUBER, /* quadratic within `delta`, linear outside */
     TDM_LOSS_BCE_LOGITS,
-    TDM_LOSS_KL         /* x: log-probabilities, target: probabilities; sum target (log target - x) */
+    TDM_LOSS_KL /* x: log-probabilities, target: probabilities; sum target (log target - x) */
 } tdm_loss_kind;
 
 /* What an op needs to know beside its inputs. Zero where an op has no use for a field. */
@@ -104,16 +104,16 @@ typedef struct tdm_op_attrs {
     int axis;              /* CONCAT, SLICE, REDUCE */
     int64_t begin, end;    /* SLICE */
     int perm[TDM_MAX_DIMS]; /* TRANSPOSE */
-    float eps;             /* norms */
-    int heads;             /* ATTENTION */
-    bool causal;           /* ATTENTION */
-    float label_smoothing; /* CROSS_ENTROPY */
-    bool has_ignore;       /* CROSS_ENTROPY: rows of class `ignore` do not count */
+    float eps;              /* norms */
+    int heads;              /* ATTENTION */
+    bool causal;            /* ATTENTION */
+    float label_smoothing;  /* CROSS_ENTROPY */
+    bool has_ignore;        /* CROSS_ENTROPY: rows of class `ignore` do not count */
     int64_t ignore;
-    int loss;              /* LOSS: a tdm_loss_kind */
-    float delta;           /* HUBER */
-    int power;             /* PENALTY: 1 or 2 */
-    struct {               /* CONV and pools; index 0 is height, 1 is width */
+    int loss;    /* LOSS: a tdm_loss_kind */
+    float delta; /* HUBER */
+    int power;   /* PENALTY: 1 or 2 */
+    struct {     /* CONV and pools; index 0 is height, 1 is width */
         int kernel[2], stride[2], pad_before[2], pad_after[2], dilation[2];
         int groups;
     } window;

@@ -10,9 +10,7 @@ extern void omp_set_num_threads(int count);
 static const tdm_kernel_backend_ops *const backends[] = {
     &tdm__kernels_onednn,
 #if defined(__x86_64__)
-    &tdm__kernels_cpu_4,
-    &tdm__kernels_cpu_3,
-    &tdm__kernels_cpu_2,
+    &tdm__kernels_cpu_4,  &tdm__kernels_cpu_3, &tdm__kernels_cpu_2,
 #else
     &tdm__kernels_cpu_0,
 #endif

@@ -28,7 +28,7 @@ tdm_status tdm__wants_same(const tdm__value *a, const tdm__value *b, tdm_error *
 
 /* A vector with one number for each column of `x`. */
 tdm_status tdm__wants_columns(const tdm__value *v, int64_t columns, const char *what,
-                                tdm_error *err)
+                              tdm_error *err)
 {
     char text[128];
     TDM_TRY(tdm__wants_f32(v, what, err));
