@@ -231,9 +231,9 @@ TDM_API tdm_status tdm_sha256_of(const void *bytes, size_t count, char hex[TDM_S
 
 /* ---- clock ----------------------------------------------------------------------------------- */
 
-TDM_API double tdm_clock_s(void);        /* monotonic */
-TDM_API uint64_t tdm_clock_ns(void);     /* monotonic */
-TDM_API double tdm_clock_unix_s(void);   /* wall clock, for people only */
+TDM_API double tdm_clock_s(void);      /* monotonic */
+TDM_API uint64_t tdm_clock_ns(void);   /* monotonic */
+TDM_API double tdm_clock_unix_s(void); /* wall clock, for people only */
 
 #ifdef __cplusplus
 }

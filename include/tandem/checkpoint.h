@@ -67,9 +67,9 @@ typedef struct tdm_checkpoint_content {
     const tdm_named_tensor *tensors; /* parameters, buffers, optimiser state */
     size_t tensor_count;
     tdm_position position;
-    const char *job_hash;     /* tdm_job_hash */
-    const char *data_hash;    /* tdm_dataset_hash of the training set, or NULL */
-    const char *job_yaml;     /* the resolved job */
+    const char *job_hash;  /* tdm_job_hash */
+    const char *data_hash; /* tdm_dataset_hash of the training set, or NULL */
+    const char *job_yaml;  /* the resolved job */
     const char *const *class_names;
     int64_t class_count;
     tdm_shape sample_shape;

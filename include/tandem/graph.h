@@ -125,10 +125,10 @@ TDM_API size_t tdm_graph_param_extent(const tdm_graph *graph);
 TDM_API uint64_t tdm_graph_trained_elements(const tdm_graph *graph);
 
 typedef struct tdm_node_info {
-    const char *op;    /* "matmul" */
-    const char *name;  /* "fc1.matmul" */
+    const char *op;   /* "matmul" */
+    const char *name; /* "fc1.matmul" */
     bool backward;
-    tdm_shape shape;   /* of the first output */
+    tdm_shape shape; /* of the first output */
     tdm_dtype dtype;
     uint64_t flops;
 } tdm_node_info;
@@ -172,11 +172,11 @@ TDM_API tdm_tensor tdm_plan_output(const tdm_plan *plan, const char *name);
 TDM_API void tdm_plan_run(tdm_plan *plan, const tdm_step_key *key);
 
 typedef struct tdm_plan_node_info {
-    size_t node;          /* index in the graph */
-    const char *backend;  /* which kernel it got; "view" when nothing runs */
-    bool in_place;        /* its output overwrites an input */
-    size_t arena_offset;  /* of its first output; SIZE_MAX when that lies in another space */
-    size_t bytes;         /* of its first output */
+    size_t node;         /* index in the graph */
+    const char *backend; /* which kernel it got; "view" when nothing runs */
+    bool in_place;       /* its output overwrites an input */
+    size_t arena_offset; /* of its first output; SIZE_MAX when that lies in another space */
+    size_t bytes;        /* of its first output */
 } tdm_plan_node_info;
 
 TDM_API size_t tdm_plan_node_count(const tdm_plan *plan);

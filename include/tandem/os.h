@@ -95,10 +95,10 @@ TDM_API void tdm_pages_unmap(tdm_pages *pages);
 typedef struct tdm_memory_info {
     uint64_t total_bytes;
     uint64_t available_bytes;
-    uint64_t limit_bytes;          /* of this process's control group; 0 when there is none */
-    uint64_t huge_page_bytes;      /* 0 when unknown */
-    uint64_t huge_pages_reserved;  /* hugetlbfs */
-    char transparent_huge[16];     /* "always", "madvise", "never" or "" */
+    uint64_t limit_bytes;         /* of this process's control group; 0 when there is none */
+    uint64_t huge_page_bytes;     /* 0 when unknown */
+    uint64_t huge_pages_reserved; /* hugetlbfs */
+    char transparent_huge[16];    /* "always", "madvise", "never" or "" */
 } tdm_memory_info;
 TDM_API void tdm_os_memory_info(tdm_memory_info *out);
 /* Resident bytes of this process, now and at most so far. */
@@ -109,11 +109,11 @@ TDM_API uint64_t tdm_os_peak_resident_bytes(void);
 
 typedef struct tdm_cpu_info {
     char model[128];
-    char architecture[16];   /* "x86_64", "aarch64" */
-    char level[16];          /* "x86-64-v3", "armv8-a" */
-    char features[256];      /* those that matter here, separated by spaces */
-    int online_count;        /* processors the machine has */
-    int usable_count;        /* processors this process may run on, control groups included */
+    char architecture[16]; /* "x86_64", "aarch64" */
+    char level[16];        /* "x86-64-v3", "armv8-a" */
+    char features[256];    /* those that matter here, separated by spaces */
+    int online_count;      /* processors the machine has */
+    int usable_count;      /* processors this process may run on, control groups included */
 } tdm_cpu_info;
 TDM_API void tdm_os_cpu_info(tdm_cpu_info *out);
 

@@ -69,8 +69,8 @@ TDM_API tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **o
 TDM_API void tdm_team_destroy(tdm_team *team);
 
 typedef struct tdm_step_result {
-    double loss;       /* the mean over the batch, before the update */
-    bool finite;       /* whether the loss is; when it is not, no parameter was changed */
+    double loss; /* the mean over the batch, before the update */
+    bool finite; /* whether the loss is; when it is not, no parameter was changed */
 } tdm_step_result;
 
 /*

@@ -31,8 +31,8 @@ typedef enum tdm_dtype {
     TDM_DTYPE_COUNT
 } tdm_dtype;
 
-TDM_API size_t tdm_dtype_bytes(tdm_dtype dtype);       /* 0 for NONE and unknown values */
-TDM_API const char *tdm_dtype_name(tdm_dtype dtype);   /* "f32"; "none" when unknown */
+TDM_API size_t tdm_dtype_bytes(tdm_dtype dtype);     /* 0 for NONE and unknown values */
+TDM_API const char *tdm_dtype_name(tdm_dtype dtype); /* "f32"; "none" when unknown */
 
 #define TDM_MAX_DIMS 8
 

@@ -24,7 +24,9 @@ typedef struct tdm_str {
     bool failed;
 } tdm_str;
 
+/* clang-format off */
 #define TDM_STR_INIT {0}
+/* clang-format on */
 
 TDM_API void tdm_str_release(tdm_str *str);
 TDM_API void tdm_str_clear(tdm_str *str); /* length 0, memory kept */
@@ -57,10 +59,10 @@ TDM_API const char *tdm_text_double(double value, char buffer[32]);
 /* ---- JSON out -------------------------------------------------------------------------------- */
 
 typedef struct tdm_json_writer {
-    tdm_str *out;   /* borrowed */
+    tdm_str *out; /* borrowed */
     bool need_comma;
     bool after_key;
-    int indent;     /* spaces per level; 0 writes one line */
+    int indent; /* spaces per level; 0 writes one line */
     int depth;
 } tdm_json_writer;
 
@@ -98,15 +100,15 @@ typedef struct tdm_json tdm_json;
 struct tdm_json {
     tdm_json_type type;
     bool boolean;
-    bool is_integer;      /* the number was written without fraction or exponent and fits */
-    bool is_negative;     /* for integers */
-    uint64_t magnitude;   /* for integers: the absolute value, exact */
+    bool is_integer;    /* the number was written without fraction or exponent and fits */
+    bool is_negative;   /* for integers */
+    uint64_t magnitude; /* for integers: the absolute value, exact */
     double number;
-    const char *string;   /* terminated; may hold inner zero bytes: see string_length */
+    const char *string; /* terminated; may hold inner zero bytes: see string_length */
     size_t string_length;
-    const char *key;      /* when this is a member of an object */
+    const char *key; /* when this is a member of an object */
     size_t key_length;
-    size_t offset;        /* the byte where it began, for error messages */
+    size_t offset;         /* the byte where it began, for error messages */
     const tdm_json *first; /* children of arrays and objects, in order */
     const tdm_json *next;
     size_t count;

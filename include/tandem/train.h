@@ -80,7 +80,7 @@ typedef struct tdm_train_status {
     double samples_per_s;        /* of late */
     double left_s;               /* estimated */
     bool has_test;
-    tdm_metrics test;            /* the last evaluation */
+    tdm_metrics test; /* the last evaluation */
     int worker_count;
     int64_t lane_count;
     uint64_t parameter_count;
@@ -91,9 +91,9 @@ typedef struct tdm_train_status {
 typedef void (*tdm_train_fn)(const tdm_train_status *status, void *user);
 
 typedef struct tdm_train_options {
-    int worker_count;        /* 0: one for each usable processor, at most the number of lanes */
-    const char *resume;      /* a run's folder; NULL: a new run */
-    tdm_train_fn on_event;   /* may be NULL; called by the training thread */
+    int worker_count;      /* 0: one for each usable processor, at most the number of lanes */
+    const char *resume;    /* a run's folder; NULL: a new run */
+    tdm_train_fn on_event; /* may be NULL; called by the training thread */
     void *user;
     /* When it returns true, training ends after the current step, with a checkpoint. May be NULL. */
     bool (*should_stop)(void *user);

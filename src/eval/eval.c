@@ -45,10 +45,10 @@ static tdm_status prepare(tdm_predictor *p, const tdm_model_options *model, floa
     p->batch = m.batch;
     p->class_count = m.class_count;
     TDM_TRY(tdm_model_build(&m, &p->graph, err));
-    tdm_plan_options options = {
-        .backend = m.job->compute.backend == TDM_JOB_BACKEND_REF ? "ref" : NULL,
-        .threads = 1,
-        .forward_only = true};
+    tdm_plan_options options = {.backend = m.job->compute.backend == TDM_JOB_BACKEND_REF ? "ref"
+                                                                                         : NULL,
+                                .threads = 1,
+                                .forward_only = true};
     TDM_TRY(tdm_plan_create(p->graph, &options, &p->plan, err));
     TDM_TRY(tdm_pages_map(tdm_plan_arena_bytes(p->plan), false, &p->arena, err));
     tdm_plan_bind(p->plan, TDM_SPACE_ARENA, p->arena.data);
@@ -65,7 +65,8 @@ static tdm_status prepare(tdm_predictor *p, const tdm_model_options *model, floa
 tdm_status tdm_predictor_create(const tdm_model_options *model, float *params, tdm_predictor **out,
                                 tdm_error *err)
 {
-    if (model->batch < 1) return tdm_fail(err, TDM_ERR_INVALID, "eval: the batch must be at least 1");
+    if (model->batch < 1)
+        return tdm_fail(err, TDM_ERR_INVALID, "eval: the batch must be at least 1");
     tdm_predictor *p = calloc(1, sizeof(*p));
     if (!p) return tdm_fail(err, TDM_ERR_NO_MEMORY, "eval: no memory");
     tdm_status status = prepare(p, model, params, err);

@@ -49,7 +49,8 @@ static bool can_be_placed(const tdm_graph *graph, tdm_value d)
     if (v->role != TDM__ROLE_COMPUTED || v->grad_of != 0 || v->is_output) return false;
     for (size_t i = 0; i < graph->node_count; i++) {
         const tdm__node *node = &graph->nodes[i];
-        if (node->op == TDM_OP_RESHAPE && (node->out[0] == d.id || node->in[0] == d.id)) return false;
+        if (node->op == TDM_OP_RESHAPE && (node->out[0] == d.id || node->in[0] == d.id))
+            return false;
     }
     return true;
 }
@@ -85,7 +86,8 @@ tdm_status tdm_graph_backward(tdm_graph *graph, tdm_value loss, tdm_error *err)
     const char *scope = graph->scope;
     graph->in_backward = true;
     tdm_graph_scope(graph, "loss");
-    grads[loss.id] = tdm__graph_add_node(graph, TDM_OP_FILL, &(tdm_op_attrs){.scale = 1.0}, NULL, 0, NULL);
+    grads[loss.id] = tdm__graph_add_node(graph, TDM_OP_FILL, &(tdm_op_attrs){.scale = 1.0}, NULL, 0,
+                                         NULL);
     walk_back(graph, forward_nodes, grads);
     mark_parameter_grads(graph, grads);
     graph->in_backward = false;

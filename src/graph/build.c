@@ -116,9 +116,11 @@ tdm_value tdm_graph_input(tdm_graph *graph, const char *name, tdm_dtype dtype, t
         if (graph->values[i].role == TDM__ROLE_INPUT && strcmp(graph->values[i].name, name) == 0)
             tdm__graph_break(graph, TDM_ERR_EXISTS, "graph: there are two inputs named '%s'", name);
     if (dtype != TDM_DTYPE_F32 && dtype != TDM_DTYPE_I32)
-        tdm__graph_break(graph, TDM_ERR_UNSUPPORTED, "input '%s': the type must be f32 or i32", name);
+        tdm__graph_break(graph, TDM_ERR_UNSUPPORTED, "input '%s': the type must be f32 or i32",
+                         name);
     if (!countable(&shape))
-        tdm__graph_break(graph, TDM_ERR_RANGE, "input '%s': the shape is negative or too large", name);
+        tdm__graph_break(graph, TDM_ERR_RANGE, "input '%s': the shape is negative or too large",
+                         name);
     char *copy = tdm_arena_strdup(graph->arena, name);
     if (!copy) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
     if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
@@ -137,7 +139,8 @@ static tdm_value add_param(tdm_graph *graph, const char *name, tdm_shape shape, 
                              name);
     int64_t elements = tdm_shape_elements(&shape);
     if (elements <= 0 || elements > TDM__MOST_ELEMENTS - (int64_t)graph->param_extent)
-        tdm__graph_break(graph, TDM_ERR_RANGE, "parameter '%s': the shape is empty or too large", name);
+        tdm__graph_break(graph, TDM_ERR_RANGE, "parameter '%s': the shape is empty or too large",
+                         name);
     char *copy = tdm_arena_strdup(graph->arena, name);
     if (!copy) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
     if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
@@ -192,7 +195,8 @@ void tdm_graph_output(tdm_graph *graph, const char *name, tdm_value value)
     if (!usable(graph, value, "output")) return;
     for (size_t i = 1; i < graph->value_count; i++)
         if (graph->values[i].is_output && strcmp(graph->values[i].name, name) == 0)
-            tdm__graph_break(graph, TDM_ERR_EXISTS, "graph: there are two outputs named '%s'", name);
+            tdm__graph_break(graph, TDM_ERR_EXISTS, "graph: there are two outputs named '%s'",
+                             name);
     tdm__value *v = &graph->values[value.id];
     if (v->role != TDM__ROLE_COMPUTED || v->is_output)
         tdm__graph_break(graph, TDM_ERR_INVALID,
@@ -310,7 +314,8 @@ tdm_value tdm_graph_sigmoid(tdm_graph *graph, tdm_value x)
 tdm_value tdm_graph_dropout(tdm_graph *graph, tdm_value x, double p)
 {
     if (!(p >= 0 && p < 1)) {
-        tdm__graph_break(graph, TDM_ERR_RANGE, "dropout: p is %g; it must be at least 0 and below 1", p);
+        tdm__graph_break(graph, TDM_ERR_RANGE,
+                         "dropout: p is %g; it must be at least 0 and below 1", p);
         return TDM_VALUE_NONE;
     }
     if (p == 0) return x;

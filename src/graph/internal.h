@@ -22,11 +22,11 @@ typedef struct tdm__value {
     tdm_dtype dtype;
     tdm_shape shape;
     tdm__value_role role;
-    const char *name;   /* inputs and outputs */
+    const char *name; /* inputs and outputs */
     bool is_output;
-    bool needs_grad;    /* a trained parameter has a part in it */
-    int32_t param;      /* role PARAM: index in params */
-    int32_t grad_of;    /* 1 + index of the parameter whose gradient this is; 0 for none */
+    bool needs_grad; /* a trained parameter has a part in it */
+    int32_t param;   /* role PARAM: index in params */
+    int32_t grad_of; /* 1 + index of the parameter whose gradient this is; 0 for none */
 } tdm__value;
 
 typedef struct tdm__node {

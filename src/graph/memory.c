@@ -36,7 +36,8 @@ static void give_value_storage(const tdm_graph *graph, tdm__memory *m, int32_t i
                                bool forward_only)
 {
     const tdm__value *v = &graph->values[id];
-    tdm__storage s = {.space = TDM_SPACE_ARENA, .bytes = value_bytes(v), .first = first, .last = first};
+    tdm__storage s = {
+        .space = TDM_SPACE_ARENA, .bytes = value_bytes(v), .first = first, .last = first};
     if (v->role == TDM__ROLE_PARAM) {
         s.space = TDM_SPACE_PARAMS;
         s.offset = graph->params[v->param].offset * sizeof(float);

@@ -54,7 +54,8 @@ static tdm_status infer_matmul(const tdm_op_attrs *attrs, const tdm__value *cons
     int64_t M = in[0]->shape.dim[attrs->trans_a], K = in[0]->shape.dim[!attrs->trans_a];
     int64_t K2 = in[1]->shape.dim[attrs->trans_b], N = in[1]->shape.dim[!attrs->trans_b];
     if (K != K2)
-        return tdm_fail(err, TDM_ERR_INVALID, "%s%s times %s%s: the inner sizes %lld and %lld differ",
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%s%s times %s%s: the inner sizes %lld and %lld differ",
                         tdm_shape_text(&in[0]->shape, x), attrs->trans_a ? "^T" : "",
                         tdm_shape_text(&in[1]->shape, y), attrs->trans_b ? "^T" : "", (long long)K,
                         (long long)K2);
@@ -126,7 +127,8 @@ static tdm_status infer_normalise(const tdm_op_attrs *attrs, const tdm__value *c
     TDM_TRY(wants_columns(in[1], in[0]->shape.dim[1], "shift", err));
     TDM_TRY(wants_columns(in[2], in[0]->shape.dim[1], "scale", err));
     if (in[1]->needs_grad || in[2]->needs_grad)
-        return tdm_fail(err, TDM_ERR_UNSUPPORTED, "shift and scale are fixed; they cannot be trained");
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                        "shift and scale are fixed; they cannot be trained");
     return infer_same(attrs, in, out, err);
 }
 
@@ -145,7 +147,8 @@ static tdm_status wants_classes(const tdm__value *logits, const tdm__value *clas
         return tdm_fail(err, TDM_ERR_INVALID, "classes must be i32, not %s",
                         tdm_dtype_name(classes->dtype));
     if (classes->shape.rank == 1 && classes->shape.dim[0] == logits->shape.dim[0]) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_INVALID, "classes must have shape [%lld], one for each row, not %s",
+    return tdm_fail(err, TDM_ERR_INVALID,
+                    "classes must have shape [%lld], one for each row, not %s",
                     (long long)logits->shape.dim[0], tdm_shape_text(&classes->shape, text));
 }
 
@@ -180,10 +183,12 @@ static void backward_matmul(tdm_graph *graph, const tdm__node *node, const tdm_v
     tdm_value a = in_of(node, 0), b = in_of(node, 1), dy = d_out[0];
     bool ta = node->attrs.trans_a, tb = node->attrs.trans_b;
     if (wanted(graph, node, 0))
-        d_in[0] = ta ? tdm_graph_matmul(graph, b, dy, &(tdm_matmul_options){.trans_a = tb, .trans_b = true})
+        d_in[0] = ta ? tdm_graph_matmul(graph, b, dy,
+                                        &(tdm_matmul_options){.trans_a = tb, .trans_b = true})
                      : tdm_graph_matmul(graph, dy, b, &(tdm_matmul_options){.trans_b = !tb});
     if (wanted(graph, node, 1))
-        d_in[1] = tb ? tdm_graph_matmul(graph, dy, a, &(tdm_matmul_options){.trans_a = true, .trans_b = ta})
+        d_in[1] = tb ? tdm_graph_matmul(graph, dy, a,
+                                        &(tdm_matmul_options){.trans_a = true, .trans_b = ta})
                      : tdm_graph_matmul(graph, a, dy, &(tdm_matmul_options){.trans_a = !ta});
     if (wanted(graph, node, 2)) d_in[2] = tdm_graph_sum_rows(graph, dy);
 }
@@ -270,8 +275,8 @@ static void backward_normalise(tdm_graph *graph, const tdm__node *node, const td
     d_in[0] = tdm_graph_normalise(graph, d_out[0], zero, in_of(node, 2));
 }
 
-static void backward_cross_entropy(tdm_graph *graph, const tdm__node *node,
-                                   const tdm_value d_out[], tdm_value d_in[])
+static void backward_cross_entropy(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                                   tdm_value d_in[])
 {
     if (!wanted(graph, node, 0)) return;
     tdm_value in[3] = {{node->out[1]}, in_of(node, 1), d_out[0]};
@@ -315,22 +320,31 @@ enum { OVER_0 = 1, OVER_1 = 2 };
 
 static const tdm__op_row rows[TDM_OP_COUNT] = {
     [TDM_OP_MATMUL] = {"matmul", 2, 3, 1, infer_matmul, backward_matmul, flops_matmul, 0, 0},
-    [TDM_OP_ADD] = {"add", 2, 2, 1, infer_two_same, backward_add, flops_per_input, OVER_0 | OVER_1, 0},
+    [TDM_OP_ADD] = {"add", 2, 2, 1, infer_two_same, backward_add, flops_per_input, OVER_0 | OVER_1,
+                    0},
     [TDM_OP_COPY] = {"copy", 1, 1, 1, infer_same, backward_copy, flops_none, OVER_0, 0},
     [TDM_OP_RESHAPE] = {"reshape", 1, 1, 1, infer_reshape, backward_reshape, flops_none, 0, 0},
-    [TDM_OP_SUM_ROWS] = {"sum_rows", 1, 1, 1, infer_sum_rows, backward_sum_rows, flops_per_input, 0, 0},
+    [TDM_OP_SUM_ROWS] = {"sum_rows", 1, 1, 1, infer_sum_rows, backward_sum_rows, flops_per_input, 0,
+                         0},
     [TDM_OP_RELU] = {"relu", 1, 1, 1, infer_same, backward_relu, flops_per_input, OVER_0, 0},
-    [TDM_OP_RELU_GRAD] = {"relu_grad", 2, 2, 1, infer_two_same, NULL, flops_per_input, OVER_0 | OVER_1, 0},
+    [TDM_OP_RELU_GRAD] = {"relu_grad", 2, 2, 1, infer_two_same, NULL, flops_per_input,
+                          OVER_0 | OVER_1, 0},
     [TDM_OP_GELU] = {"gelu", 1, 1, 1, infer_same, backward_gelu, flops_costly, OVER_0, 0},
-    [TDM_OP_GELU_GRAD] = {"gelu_grad", 2, 2, 1, infer_two_same, NULL, flops_costly, OVER_0 | OVER_1, 0},
+    [TDM_OP_GELU_GRAD] = {"gelu_grad", 2, 2, 1, infer_two_same, NULL, flops_costly, OVER_0 | OVER_1,
+                          0},
     [TDM_OP_TANH] = {"tanh", 1, 1, 1, infer_same, backward_tanh, flops_costly, OVER_0, 0},
-    [TDM_OP_TANH_GRAD] = {"tanh_grad", 2, 2, 1, infer_two_same, NULL, flops_per_input, OVER_0 | OVER_1, 0},
+    [TDM_OP_TANH_GRAD] = {"tanh_grad", 2, 2, 1, infer_two_same, NULL, flops_per_input,
+                          OVER_0 | OVER_1, 0},
     [TDM_OP_SIGMOID] = {"sigmoid", 1, 1, 1, infer_same, backward_sigmoid, flops_costly, OVER_0, 0},
-    [TDM_OP_SIGMOID_GRAD] = {"sigmoid_grad", 2, 2, 1, infer_two_same, NULL, flops_per_input, OVER_0 | OVER_1, 0},
+    [TDM_OP_SIGMOID_GRAD] = {"sigmoid_grad", 2, 2, 1, infer_two_same, NULL, flops_per_input,
+                             OVER_0 | OVER_1, 0},
     [TDM_OP_DROPOUT] = {"dropout", 1, 1, 1, infer_rows, backward_dropout, flops_costly, OVER_0, 0},
-    [TDM_OP_NORMALISE] = {"normalise", 3, 3, 1, infer_normalise, backward_normalise, flops_per_input, OVER_0, 0},
-    [TDM_OP_SOFTMAX] = {"softmax", 1, 1, 1, infer_softmax, backward_softmax, flops_costly, OVER_0, 0},
-    [TDM_OP_SOFTMAX_GRAD] = {"softmax_grad", 2, 2, 1, infer_two_same, NULL, flops_per_input, OVER_0 | OVER_1, 0},
+    [TDM_OP_NORMALISE] = {"normalise", 3, 3, 1, infer_normalise, backward_normalise,
+                          flops_per_input, OVER_0, 0},
+    [TDM_OP_SOFTMAX] = {"softmax", 1, 1, 1, infer_softmax, backward_softmax, flops_costly, OVER_0,
+                        0},
+    [TDM_OP_SOFTMAX_GRAD] = {"softmax_grad", 2, 2, 1, infer_two_same, NULL, flops_per_input,
+                             OVER_0 | OVER_1, 0},
     [TDM_OP_CROSS_ENTROPY] = {"cross_entropy", 2, 2, 2, infer_cross_entropy, backward_cross_entropy,
                               flops_costly, OVER_0, 1},
     [TDM_OP_CROSS_ENTROPY_GRAD] = {"cross_entropy_grad", 3, 3, 1, infer_same, NULL, flops_per_input,

@@ -81,8 +81,8 @@ static tdm_tensor view_of(const tdm__value *v)
 static tdm_status try_backend(tdm_plan *plan, size_t index, step *s, tdm_error *err)
 {
     const tdm_kernel_backend_ops *backend = tdm_kernel_backend_at(index);
-    const tdm_kernel *kernel =
-        tdm_kernel_find(backend, plan->graph->nodes[s->node].op, s->call.out[0].dtype);
+    const tdm_kernel *kernel = tdm_kernel_find(backend, plan->graph->nodes[s->node].op,
+                                               s->call.out[0].dtype);
     if (!kernel) return tdm_fail(err, TDM_ERR_UNSUPPORTED, "no kernel");
     if (backend->open && !plan->backends[index])
         TDM_TRY(backend->open(&plan->backends[index], err));
@@ -152,8 +152,8 @@ static tdm_status plan_memory(tdm_plan *plan, tdm_error *err)
     if (!scratch) return tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
     for (size_t k = 0; k < plan->step_count; k++)
         scratch[plan->steps[k].node] = plan->steps[k].call.scratch_bytes;
-    tdm_status status =
-        tdm__memory_plan(plan->graph, plan->live, scratch, plan->forward_only, &plan->memory, err);
+    tdm_status status = tdm__memory_plan(plan->graph, plan->live, scratch, plan->forward_only,
+                                         &plan->memory, err);
     free(scratch);
     return status;
 }

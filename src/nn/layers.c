@@ -10,8 +10,8 @@ tdm_value tdm__layer_linear(tdm_graph *graph, const char *name, tdm_value x, int
     snprintf(weight_name, sizeof(weight_name), "%s.weight", name);
     snprintf(bias_name, sizeof(bias_name), "%s.bias", name);
     int64_t in_features = tdm_graph_shape(graph, x).dim[1];
-    tdm_value weight =
-        tdm_graph_param(graph, weight_name, tdm_shape_2(out_features, in_features), weight_init);
+    tdm_value weight = tdm_graph_param(graph, weight_name, tdm_shape_2(out_features, in_features),
+                                       weight_init);
     tdm_value bias = tdm_graph_param(graph, bias_name, tdm_shape_1(out_features),
                                      (tdm_init){.kind = TDM_INIT_ZERO});
     return tdm_graph_matmul(graph, x, weight, &(tdm_matmul_options){.trans_b = true, .bias = bias});

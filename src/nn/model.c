@@ -11,11 +11,11 @@ static tdm_status build_into(tdm_graph *graph, const tdm_model_options *o,
 {
     int64_t features = tdm_shape_elements(&o->sample_shape);
     tdm_shape columns = tdm_shape_1(features);
-    tdm_value raw =
-        tdm_graph_input(graph, TDM_MODEL_INPUT, TDM_DTYPE_F32, tdm_shape_2(o->batch, features));
+    tdm_value raw = tdm_graph_input(graph, TDM_MODEL_INPUT, TDM_DTYPE_F32,
+                                    tdm_shape_2(o->batch, features));
     tdm_value shift = tdm_graph_buffer(graph, TDM_MODEL_SHIFT, columns, (tdm_init){0});
-    tdm_value scale =
-        tdm_graph_buffer(graph, TDM_MODEL_SCALE, columns, (tdm_init){.kind = TDM_INIT_ONE});
+    tdm_value scale = tdm_graph_buffer(graph, TDM_MODEL_SCALE, columns,
+                                       (tdm_init){.kind = TDM_INIT_ONE});
     tdm_graph_scope(graph, "input");
     tdm_value x = tdm_graph_normalise(graph, raw, shift, scale);
     tdm_graph_scope(graph, NULL);
@@ -25,8 +25,8 @@ static tdm_status build_into(tdm_graph *graph, const tdm_model_options *o,
         tdm_graph_output(graph, TDM_MODEL_PROBABILITIES, tdm_graph_softmax(graph, logits));
         return tdm_graph_check(graph, err);
     }
-    tdm_value classes =
-        tdm_graph_input(graph, TDM_MODEL_CLASSES, TDM_DTYPE_I32, tdm_shape_1(o->batch));
+    tdm_value classes = tdm_graph_input(graph, TDM_MODEL_CLASSES, TDM_DTYPE_I32,
+                                        tdm_shape_1(o->batch));
     tdm_value loss = tdm_graph_cross_entropy(graph, logits, classes, o->loss_scale);
     tdm_graph_output(graph, TDM_MODEL_LOSS, loss);
     return tdm_graph_backward(graph, loss, err);

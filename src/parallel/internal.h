@@ -12,7 +12,8 @@
 
 typedef struct tdm__tree {
     int64_t lane_count;
-    float **held; /* by heap number: the buffer that holds this node's sum; NULL: add its children */
+    float *
+        *held; /* by heap number: the buffer that holds this node's sum; NULL: add its children */
 } tdm__tree;
 
 /* The sum of node `node` over elements [begin, begin + count), into `out`. Returns false, and leaves

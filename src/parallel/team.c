@@ -231,7 +231,8 @@ static tdm_status build_graphs(tdm_team *team, tdm_error *err)
         int64_t batch = team->options.batches[b];
         if (batch <= 0) continue;
         int64_t least = batch / team->options.lane_count;
-        for (int64_t rows = least; rows <= least + (batch % team->options.lane_count != 0); rows++) {
+        for (int64_t rows = least; rows <= least + (batch % team->options.lane_count != 0);
+             rows++) {
             if (rows == 0 || find_graph(team, batch, rows) >= 0) continue;
             tdm_model_options m = team->options.model;
             m.batch = rows;
@@ -244,7 +245,8 @@ static tdm_status build_graphs(tdm_team *team, tdm_error *err)
             team->graph_count++;
         }
     }
-    if (team->graph_count == 0) return tdm_fail(err, TDM_ERR_INVALID, "team: no batch size is given");
+    if (team->graph_count == 0)
+        return tdm_fail(err, TDM_ERR_INVALID, "team: no batch size is given");
     team->trained_extent = tdm_graph_trained_extent(team->graphs[0].graph);
     return TDM_OK;
 }
@@ -285,8 +287,8 @@ static tdm_status prepare_worker(tdm_team *team, int index, tdm_error *err)
     w->piece = aligned_alloc(64, (size_t)levels * PIECE_ELEMENTS * sizeof(float));
     if (!w->free_grads || !w->piece) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
     for (int i = 0; i < w->grad_count; i++)
-        w->free_grads[w->free_count++] =
-            (float *)w->grad_pages.data + (size_t)i * team->trained_extent;
+        w->free_grads[w->free_count++] = (float *)w->grad_pages.data +
+                                         (size_t)i * team->trained_extent;
     return TDM_OK;
 }
 
@@ -307,13 +309,15 @@ static tdm_status check_options(const tdm_team_options *o, tdm_error *err)
 {
     if (o->lane_count < 1 || o->lane_count > TDM_LANES_MOST ||
         (o->lane_count & (o->lane_count - 1)) != 0)
-        return tdm_fail(err, TDM_ERR_INVALID, "team: %lld lanes; it must be a power of two up to %d",
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "team: %lld lanes; it must be a power of two up to %d",
                         (long long)o->lane_count, TDM_LANES_MOST);
     if (o->worker_count < 1 || o->worker_count > o->lane_count)
-        return tdm_fail(err, TDM_ERR_JOB_INVALID,
-                        "%d workers cannot share %lld lanes: each executes at least one; use between "
-                        "1 and %lld workers, or set parallel.lanes higher (which changes the result)",
-                        o->worker_count, (long long)o->lane_count, (long long)o->lane_count);
+        return tdm_fail(
+            err, TDM_ERR_JOB_INVALID,
+            "%d workers cannot share %lld lanes: each executes at least one; use between "
+            "1 and %lld workers, or set parallel.lanes higher (which changes the result)",
+            o->worker_count, (long long)o->lane_count, (long long)o->lane_count);
     return TDM_OK;
 }
 
@@ -389,7 +393,8 @@ tdm_team_info tdm_team_info_of(const tdm_team *team)
     tdm_team_info info = {.worker_count = team->worker_count,
                           .lane_count = team->options.lane_count,
                           .arena_bytes = team->workers[0].arena.bytes};
-    for (int i = 0; i < team->worker_count; i++) info.grad_bytes += team->workers[i].grad_pages.bytes;
+    for (int i = 0; i < team->worker_count; i++)
+        info.grad_bytes += team->workers[i].grad_pages.bytes;
     const lane_graph *g = &team->graphs[0];
     uint64_t flops = 0;
     for (size_t n = 0; n < tdm_graph_node_count(g->graph); n++)

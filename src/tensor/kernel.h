@@ -17,17 +17,17 @@
 /* Ops. B rows of a batch, N/M/K of a matrix product, V classes. */
 typedef enum tdm_op_kind {
     TDM_OP_NONE = 0,
-    TDM_OP_MATMUL,             /* a, b, [bias N] -> op(a) op(b) + bias; trans_a, trans_b */
-    TDM_OP_ADD,                /* a, b -> a + b, equal shapes */
-    TDM_OP_COPY,               /* x -> x */
-    TDM_OP_RESHAPE,            /* x -> the same numbers in another shape: a view, never run */
-    TDM_OP_SUM_ROWS,           /* x [B, N] -> [N] */
-    TDM_OP_RELU,               /* x -> max(x, 0) */
-    TDM_OP_RELU_GRAD,          /* dy, y -> dx */
-    TDM_OP_GELU,               /* x -> x Phi(x), by erf */
-    TDM_OP_GELU_GRAD,          /* dy, x -> dx */
+    TDM_OP_MATMUL,    /* a, b, [bias N] -> op(a) op(b) + bias; trans_a, trans_b */
+    TDM_OP_ADD,       /* a, b -> a + b, equal shapes */
+    TDM_OP_COPY,      /* x -> x */
+    TDM_OP_RESHAPE,   /* x -> the same numbers in another shape: a view, never run */
+    TDM_OP_SUM_ROWS,  /* x [B, N] -> [N] */
+    TDM_OP_RELU,      /* x -> max(x, 0) */
+    TDM_OP_RELU_GRAD, /* dy, y -> dx */
+    TDM_OP_GELU,      /* x -> x Phi(x), by erf */
+    TDM_OP_GELU_GRAD, /* dy, x -> dx */
     TDM_OP_TANH,
-    TDM_OP_TANH_GRAD,          /* dy, y -> dx */
+    TDM_OP_TANH_GRAD, /* dy, y -> dx */
     TDM_OP_SIGMOID,
     TDM_OP_SIGMOID_GRAD,       /* dy, y -> dx */
     TDM_OP_DROPOUT,            /* x [B, ...] -> x m / (1 - p); its own gradient */
@@ -43,10 +43,10 @@ typedef enum tdm_op_kind {
 /* What an op needs to know beside its inputs. Zero where an op has no use for a field. */
 typedef struct tdm_op_attrs {
     bool trans_a, trans_b; /* MATMUL */
-    double scale;          /* CROSS_ENTROPY: the loss is the rows' sum times this; FILL: the value */
-    float p;               /* DROPOUT: the probability of dropping */
-    uint32_t sub_stream;   /* DROPOUT: which one of the graph's */
-    tdm_shape shape;       /* RESHAPE, FILL */
+    double scale;        /* CROSS_ENTROPY: the loss is the rows' sum times this; FILL: the value */
+    float p;             /* DROPOUT: the probability of dropping */
+    uint32_t sub_stream; /* DROPOUT: which one of the graph's */
+    tdm_shape shape;     /* RESHAPE, FILL */
 } tdm_op_attrs;
 
 enum { TDM_OP_MAX_INPUTS = 4, TDM_OP_MAX_OUTPUTS = 2 };

@@ -8,10 +8,10 @@ static const struct {
     const char *name;
     size_t bytes;
 } dtypes[TDM_DTYPE_COUNT] = {
-    [TDM_DTYPE_NONE] = {"none", 0}, [TDM_DTYPE_F32] = {"f32", 4}, [TDM_DTYPE_F64] = {"f64", 8},
+    [TDM_DTYPE_NONE] = {"none", 0}, [TDM_DTYPE_F32] = {"f32", 4},   [TDM_DTYPE_F64] = {"f64", 8},
     [TDM_DTYPE_F16] = {"f16", 2},   [TDM_DTYPE_BF16] = {"bf16", 2}, [TDM_DTYPE_I8] = {"i8", 1},
-    [TDM_DTYPE_I16] = {"i16", 2},   [TDM_DTYPE_I32] = {"i32", 4}, [TDM_DTYPE_I64] = {"i64", 8},
-    [TDM_DTYPE_U8] = {"u8", 1},     [TDM_DTYPE_U16] = {"u16", 2}, [TDM_DTYPE_U32] = {"u32", 4},
+    [TDM_DTYPE_I16] = {"i16", 2},   [TDM_DTYPE_I32] = {"i32", 4},   [TDM_DTYPE_I64] = {"i64", 8},
+    [TDM_DTYPE_U8] = {"u8", 1},     [TDM_DTYPE_U16] = {"u16", 2},   [TDM_DTYPE_U32] = {"u32", 4},
     [TDM_DTYPE_U64] = {"u64", 8},   [TDM_DTYPE_BOOL] = {"bool", 1},
 };
 
@@ -70,8 +70,10 @@ int64_t tdm_shape_elements(const tdm_shape *shape)
     bool empty = false;
     for (int i = 0; i < shape->rank; i++) {
         if (shape->dim[i] < 0) return -1;
-        if (shape->dim[i] == 0) empty = true;
-        else if (__builtin_mul_overflow(count, shape->dim[i], &count)) return -1;
+        if (shape->dim[i] == 0)
+            empty = true;
+        else if (__builtin_mul_overflow(count, shape->dim[i], &count))
+            return -1;
     }
     return empty ? 0 : count;
 }

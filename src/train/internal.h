@@ -19,8 +19,8 @@ typedef struct tdm__run {
     int metrics_fd;
     atomic_int write_error; /* errno of the last line of log or metrics that could not be written */
     bool write_error_said;
-    tdm_str line;      /* of metrics */
-    tdm_str log_line;  /* used under the log's lock only */
+    tdm_str line;     /* of metrics */
+    tdm_str log_line; /* used under the log's lock only */
 } tdm__run;
 
 /* Makes DIR/NAME-NUMBER with the lowest number that is higher than all there, writes job.yaml. */

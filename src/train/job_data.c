@@ -24,9 +24,10 @@ static tdm_status check_train(const tdm_dataset *set, tdm_error *err)
                         "(IDX) or their column in data.label (CSV)",
                         info->path);
     if (info->class_count == 1)
-        return tdm_fail(err, TDM_ERR_JOB_INVALID,
-                        "%s: all samples have the same label, '%s'; is data.label the right column?",
-                        info->path, info->class_names[0]);
+        return tdm_fail(
+            err, TDM_ERR_JOB_INVALID,
+            "%s: all samples have the same label, '%s'; is data.label the right column?",
+            info->path, info->class_names[0]);
     return TDM_OK;
 }
 
@@ -38,11 +39,14 @@ static tdm_status check_test(const tdm_dataset *train, const tdm_dataset *test, 
                         "%s: %lld numbers a sample, but the training data has %lld", b->path,
                         (long long)b->feature_count, (long long)a->feature_count);
     if (b->class_count == 0)
-        return tdm_fail(err, TDM_ERR_JOB_INVALID, "%s: the test data has no labels; name their file in "
-                        "data.test_labels", b->path);
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "%s: the test data has no labels; name their file in "
+                        "data.test_labels",
+                        b->path);
     if (b->class_count > a->class_count)
-        return tdm_fail(err, TDM_ERR_JOB_INVALID, "%s: %lld classes, but the training data has %lld",
-                        b->path, (long long)b->class_count, (long long)a->class_count);
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "%s: %lld classes, but the training data has %lld", b->path,
+                        (long long)b->class_count, (long long)a->class_count);
     return TDM_OK;
 }
 

@@ -60,7 +60,8 @@ static tdm_status take_lock(tdm__run *run, tdm_error *err)
     if (flock(run->lock_fd, LOCK_EX | LOCK_NB) == 0) return TDM_OK;
     if (errno != EWOULDBLOCK) return tdm_os_fail(err, "locking", path);
     return tdm_fail(err, TDM_ERR_BUSY,
-                    "%s: another process is training in this run; wait for it or stop it", run->path);
+                    "%s: another process is training in this run; wait for it or stop it",
+                    run->path);
 }
 
 static tdm_status open_files(tdm__run *run, tdm_error *err)
@@ -105,7 +106,8 @@ static tdm_status make_numbered(tdm__run *run, const tdm_job *job, tdm_error *er
     TDM_TRY(tdm_dir_list(job->run.dir, run->arena, &entries, &count, err));
     uint64_t number = 1;
     for (size_t i = 0; i < count; i++)
-        if (number_of(entries[i], job->name) >= number) number = number_of(entries[i], job->name) + 1;
+        if (number_of(entries[i], job->name) >= number)
+            number = number_of(entries[i], job->name) + 1;
     for (int tries = 0; tries < 1000; tries++, number++) {
         char *path = tdm_arena_printf(run->arena, "%s/%s-%llu", job->run.dir, job->name,
                                       (unsigned long long)number);
@@ -114,8 +116,9 @@ static tdm_status make_numbered(tdm__run *run, const tdm_job *job, tdm_error *er
         if (mkdir(path, 0777) == 0) return TDM_OK;
         if (errno != EEXIST) return tdm_os_fail(err, "making", path);
     }
-    return tdm_fail(err, TDM_ERR_EXISTS, "%s: no free number for a run named '%s'; give it another name",
-                    job->run.dir, job->name);
+    return tdm_fail(err, TDM_ERR_EXISTS,
+                    "%s: no free number for a run named '%s'; give it another name", job->run.dir,
+                    job->name);
 }
 
 static tdm_status start(tdm__run *run, tdm_error *err)
@@ -140,7 +143,8 @@ static tdm_status write_job(tdm__run *run, const tdm_job *job, tdm_error *err)
 /* Takes a folder away again that could not be filled, so that a run that never began leaves none. */
 static void remove_made(tdm__run *run)
 {
-    static const char *const names[] = {"job.yaml", "log.jsonl", METRICS_NAME, "lock", "checkpoints"};
+    static const char *const names[] = {"job.yaml", "log.jsonl", METRICS_NAME, "lock",
+                                        "checkpoints"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         char *path = tdm_path_join(run->arena, run->path, names[i]);
         if (path) remove(path);
@@ -164,14 +168,16 @@ tdm_status tdm__run_open(const char *path, tdm__run *out, tdm_error *err)
 {
     if (!tdm_path_is_dir(path))
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "%s: there is no such run; give the folder of one, such as runs/digits-1", path);
+                        "%s: there is no such run; give the folder of one, such as runs/digits-1",
+                        path);
     TDM_TRY(start(out, err));
     tdm_status status = TDM_OK;
     out->path = tdm_arena_strdup(out->arena, path);
     if (!out->path) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     char *job = status == TDM_OK ? tdm_path_join(out->arena, path, "job.yaml") : NULL;
     if (status == TDM_OK && (!job || !tdm_path_is_file(job)))
-        status = tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: this is not a run: it has no job.yaml", path);
+        status = tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: this is not a run: it has no job.yaml",
+                          path);
     if (status == TDM_OK) status = open_files(out, err);
     if (status != TDM_OK) tdm__run_release(out);
     return status;
@@ -207,7 +213,8 @@ tdm_status tdm__run_rewind_metrics(tdm__run *run, uint64_t step, tdm_error *err)
         at = newline + 1;
     }
     tdm_status status = TDM_OK;
-    if (!tdm_str_ok(&kept)) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory for the metrics");
+    if (!tdm_str_ok(&kept))
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory for the metrics");
     if (status == TDM_OK && kept.length != old.count) {
         status = tdm_file_replace(path, tdm_str_text(&kept), kept.length, err);
         if (status == TDM_OK) { /* the file is a new one now */
@@ -227,8 +234,9 @@ void tdm__run_put_metrics(tdm__run *run)
     int error_number = atomic_load(&run->write_error);
     if (error_number == 0 || run->write_error_said) return;
     run->write_error_said = true; /* once: a full disk must not fill the screen, too */
-    tdm_log(TDM_LOG_WARN, "train", "%s: log and metrics are no longer complete: %s; training goes on",
-            run->path, strerror(error_number));
+    tdm_log(TDM_LOG_WARN, "train",
+            "%s: log and metrics are no longer complete: %s; training goes on", run->path,
+            strerror(error_number));
 }
 
 tdm_status tdm__run_set_aside(tdm__run *run, uint64_t step, tdm_error *err)

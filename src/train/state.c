@@ -26,11 +26,12 @@ static tdm_status name_tensors(tdm__state *s, tdm_error *err)
     if (!s->tensors) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     for (size_t i = 0; i < params; i++) {
         const tdm_param_info *p = tdm_graph_param_at(s->graph, i);
-        tdm_tensor view = {.dtype = TDM_DTYPE_F32, .shape = p->shape, .data = s->params + p->offset};
+        tdm_tensor view = {
+            .dtype = TDM_DTYPE_F32, .shape = p->shape, .data = s->params + p->offset};
         s->tensors[s->tensor_count++] = (tdm_named_tensor){p->name, view};
         for (int k = 0; k < state_count && p->trained; k++) {
-            char *name =
-                tdm_arena_printf(s->arena, "optim.%s.%s", s->optim->state_names[k], p->name);
+            char *name = tdm_arena_printf(s->arena, "optim.%s.%s", s->optim->state_names[k],
+                                          p->name);
             if (!name) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
             view.data = s->states[k] + p->offset;
             s->tensors[s->tensor_count++] = (tdm_named_tensor){name, view};
@@ -47,8 +48,9 @@ tdm_status tdm__state_init(const tdm_model_options *model, const tdm_optim_ops *
     one_row.batch = 1;
     one_row.training = false;
     s.arena = tdm_arena_create("training state");
-    tdm_status status =
-        s.arena ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory for the state");
+    tdm_status status = s.arena
+                            ? TDM_OK
+                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory for the state");
     if (status == TDM_OK) status = tdm_model_build(&one_row, &s.graph, err);
     if (status == TDM_OK) {
         int state_count = optim ? optim->state_count : 0;
@@ -113,10 +115,12 @@ static tdm_status copy_in(const tdm_named_tensor *from, const tdm_tensor *to, co
 {
     char have[128], want[128];
     if (!tdm_shape_equal(&from->tensor.shape, &to->shape))
-        return tdm_fail(err, TDM_ERR_JOB_MISMATCH, "%s: tensor '%s' has shape %s; this model's has %s",
-                        file, from->name, tdm_shape_text(&from->tensor.shape, have),
+        return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
+                        "%s: tensor '%s' has shape %s; this model's has %s", file, from->name,
+                        tdm_shape_text(&from->tensor.shape, have),
                         tdm_shape_text(&to->shape, want));
-    if (!tdm_tensor_to_f32(from->tensor.dtype, from->tensor.data, tdm_tensor_elements(to), to->data))
+    if (!tdm_tensor_to_f32(from->tensor.dtype, from->tensor.data, tdm_tensor_elements(to),
+                           to->data))
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
                         "%s: tensor '%s' is of type %s; parameters need a floating type", file,
                         from->name, tdm_dtype_name(from->tensor.dtype));
@@ -138,10 +142,11 @@ static tdm_status init_from_file(tdm__state *s, const char *path, tdm_error *err
         found++;
     }
     if (status == TDM_OK && found == 0)
-        status = tdm_fail(err, TDM_ERR_JOB_MISMATCH,
-                          "%s: none of its %zu tensors has the name of a parameter of this model (the "
-                          "first is '%s'); see 'tandem inspect' for both",
-                          path, tdm_safetensors_count(file), tdm_graph_param_at(s->graph, 0)->name);
+        status = tdm_fail(
+            err, TDM_ERR_JOB_MISMATCH,
+            "%s: none of its %zu tensors has the name of a parameter of this model (the "
+            "first is '%s'); see 'tandem inspect' for both",
+            path, tdm_safetensors_count(file), tdm_graph_param_at(s->graph, 0)->name);
     if (status == TDM_OK) s->from_file_count = found;
     tdm_safetensors_destroy(file);
     return status;
@@ -163,7 +168,8 @@ tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoin
         const tdm_named_tensor *from = tdm_checkpoint_find(checkpoint, to->name);
         if (!from)
             return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
-                            "the checkpoint has no tensor '%s', which this job's model needs", to->name);
+                            "the checkpoint has no tensor '%s', which this job's model needs",
+                            to->name);
         TDM_TRY(copy_in(from, &to->tensor, "the checkpoint", err));
     }
     return TDM_OK;

@@ -37,7 +37,7 @@ typedef struct trainer {
     uint64_t step_count; /* at which the run ends */
     tdm_position position;
     tdm_train_status status;
-    double step_seconds; /* spent in steps by this call */
+    double step_seconds;   /* spent in steps by this call */
     uint64_t first_sample; /* samples trained before this call */
     uint64_t first_step;
     double window_begin_s;
@@ -130,7 +130,8 @@ static tdm_status save(trainer *t, tdm_error *err)
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     TDM_TRY(tdm_checkpoint_save(path, &content, err));
     t->status.checkpoint_path = path;
-    tdm_log(TDM_LOG_INFO, "train", "step %llu: wrote %s", (unsigned long long)t->position.step, path);
+    tdm_log(TDM_LOG_INFO, "train", "step %llu: wrote %s", (unsigned long long)t->position.step,
+            path);
     tell(t, TDM_TRAIN_EVENT_CHECKPOINT);
     tdm_error prune_err;
     if (tdm_checkpoint_prune(t->run.checkpoint_dir, t->job->checkpoint.keep, &prune_err) != TDM_OK)
@@ -255,10 +256,11 @@ static tdm_status load_data(trainer *t, tdm_error *err)
     t->full_batch = job->train.batch < n ? job->train.batch : n;
     t->epoch_rows = drop ? n / job->train.batch * job->train.batch : n;
     if (t->epoch_rows == 0)
-        return tdm_fail(err, TDM_ERR_JOB_INVALID,
-                        "%s: %lld training samples make no batch of %lld; lower train.batch, or set "
-                        "data.last_batch: keep",
-                        info->path, (long long)n, (long long)job->train.batch);
+        return tdm_fail(
+            err, TDM_ERR_JOB_INVALID,
+            "%s: %lld training samples make no batch of %lld; lower train.batch, or set "
+            "data.last_batch: keep",
+            info->path, (long long)n, (long long)job->train.batch);
     uint64_t batches = (uint64_t)((t->epoch_rows + t->full_batch - 1) / t->full_batch);
     t->step_count = job->train.steps > 0 ? (uint64_t)job->train.steps
                                          : (uint64_t)job->train.epochs * batches;
@@ -283,7 +285,8 @@ static int choose_workers(const trainer *t, int64_t lanes)
 static tdm_status make_team(trainer *t, tdm_error *err)
 {
     const tdm_job *job = t->job;
-    int64_t lanes = job->parallel.lanes > 0 ? job->parallel.lanes : tdm_lanes_auto(job->train.batch);
+    int64_t lanes = job->parallel.lanes > 0 ? job->parallel.lanes
+                                            : tdm_lanes_auto(job->train.batch);
     int workers = choose_workers(t, lanes);
     int64_t tail = t->epoch_rows % t->full_batch;
     tdm_team_options o = {.model = t->model,
@@ -299,7 +302,8 @@ static tdm_status make_team(trainer *t, tdm_error *err)
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++) o.states[k] = t->state.states[k];
     t->indices = tdm_arena_array(t->arena, (size_t)workers, sizeof(*t->indices));
     for (int w = 0; t->indices && w < workers; w++) {
-        t->indices[w] = tdm_arena_array(t->arena, (size_t)(t->full_batch / lanes + 1), sizeof(int64_t));
+        t->indices[w] = tdm_arena_array(t->arena, (size_t)(t->full_batch / lanes + 1),
+                                        sizeof(int64_t));
         if (!t->indices[w]) t->indices = NULL;
     }
     if (!t->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
@@ -323,19 +327,21 @@ static tdm_status check_same_job(trainer *t, const tdm_checkpoint *checkpoint, c
         TDM_TRY(tdm__checkpoint_job(checkpoint, path, &document, err));
         tdm_str diff = TDM_STR_INIT;
         tdm_job_diff(t->job, tdm_job_document_job(document), &diff);
-        tdm_fail(err, TDM_ERR_JOB_MISMATCH,
-                 "%s belongs to another job, so going on would not give the same result. Start a new "
-                 "run, or undo these differences:\n%s",
-                 t->options->resume, tdm_str_text(&diff));
+        tdm_fail(
+            err, TDM_ERR_JOB_MISMATCH,
+            "%s belongs to another job, so going on would not give the same result. Start a new "
+            "run, or undo these differences:\n%s",
+            t->options->resume, tdm_str_text(&diff));
         tdm_str_release(&diff);
         tdm_job_document_destroy(document);
         return TDM_ERR_JOB_MISMATCH;
     }
     if (content->data_hash && strcmp(content->data_hash, t->data_hash) != 0)
-        return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
-                        "%s was trained on other data than %s holds now, so going on would not give "
-                        "the same result; bring the data back, or start a new run",
-                        t->options->resume, tdm_dataset_info_of(t->data.train)->path);
+        return tdm_fail(
+            err, TDM_ERR_JOB_MISMATCH,
+            "%s was trained on other data than %s holds now, so going on would not give "
+            "the same result; bring the data back, or start a new run",
+            t->options->resume, tdm_dataset_info_of(t->data.train)->path);
     return TDM_OK;
 }
 
@@ -404,17 +410,20 @@ static tdm_status sum_up(trainer *t, tdm_train_result *out, tdm_error *err)
     out->loss = t->status.loss;
     out->has_test = t->status.has_test;
     out->test = t->status.test;
-    return tdm_state_hash(&t->position, t->state.tensors, t->state.tensor_count, out->state_hash, err);
+    return tdm_state_hash(&t->position, t->state.tensors, t->state.tensor_count, out->state_hash,
+                          err);
 }
 
 static tdm_status run(trainer *t, tdm_train_result *out, tdm_error *err)
 {
     TDM_TRY(begin(t, err));
     char count[32];
-    tdm_log(TDM_LOG_INFO, "train", "%s: %s parameters, %lld training and %lld test samples, %lld "
-            "lanes, %d workers, from step %llu to %llu", t->run.path,
-            tdm_text_count(t->status.parameter_count, count), (long long)t->status.train_count,
-            (long long)t->status.test_count, (long long)t->status.lane_count, t->status.worker_count,
+    tdm_log(TDM_LOG_INFO, "train",
+            "%s: %s parameters, %lld training and %lld test samples, %lld "
+            "lanes, %d workers, from step %llu to %llu",
+            t->run.path, tdm_text_count(t->status.parameter_count, count),
+            (long long)t->status.train_count, (long long)t->status.test_count,
+            (long long)t->status.lane_count, t->status.worker_count,
             (unsigned long long)t->position.step, (unsigned long long)t->step_count);
     if (t->state.from_file_count > 0)
         tdm_log(TDM_LOG_INFO, "train", "%zu of %zu parameters and buffers start from %s",

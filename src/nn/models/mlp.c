@@ -13,8 +13,7 @@
 
 static tdm_init weight_init(int activation, bool hidden, int64_t in, int64_t out)
 {
-    bool rectifies =
-        activation == TDM_JOB_ACTIVATION_RELU || activation == TDM_JOB_ACTIVATION_GELU;
+    bool rectifies = activation == TDM_JOB_ACTIVATION_RELU || activation == TDM_JOB_ACTIVATION_GELU;
     double fan = hidden && rectifies ? (double)in : (double)(in + out);
     return (tdm_init){.kind = TDM_INIT_UNIFORM, .scale = sqrt(6.0 / fan)};
 }

@@ -38,7 +38,7 @@ const char *tdm_tensor_library(char buffer[TDM_LIBRARY_BYTES])
 static tdm_status check(dnnl_status_t status, const char *what, tdm_error *err)
 {
     if (status == dnnl_success) return TDM_OK;
-    tdm_status kind = status == dnnl_out_of_memory  ? TDM_ERR_NO_MEMORY
+    tdm_status kind = status == dnnl_out_of_memory   ? TDM_ERR_NO_MEMORY
                       : status == dnnl_unimplemented ? TDM_ERR_UNSUPPORTED
                                                      : TDM_ERR_INTERNAL;
     return tdm_fail(err, kind, "oneDNN: %s failed with status %d", what, (int)status);
@@ -57,8 +57,7 @@ static tdm_status open_backend(void **out, tdm_error *err)
 {
     onednn *b = calloc(1, sizeof(*b));
     if (!b) return tdm_fail(err, TDM_ERR_NO_MEMORY, "oneDNN: no memory for an engine");
-    tdm_status status =
-        check(dnnl_engine_create(&b->engine, dnnl_cpu, 0), "making an engine", err);
+    tdm_status status = check(dnnl_engine_create(&b->engine, dnnl_cpu, 0), "making an engine", err);
     if (status == TDM_OK)
         status = check(dnnl_stream_create(&b->stream, b->engine, dnnl_stream_default_flags),
                        "making a stream", err);
@@ -119,15 +118,17 @@ static tdm_status make_product(onednn *b, tdm_kernel_call *call, product *p, tdm
     TDM_TRY(check(dnnl_primitive_attr_create(&attr), "making attributes", err));
     dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
     dnnl_primitive_desc_t primitive_desc;
-    tdm_status status = check(dnnl_primitive_desc_create(&primitive_desc, &desc, attr, b->engine, NULL),
-                              "choosing a product kernel", err);
+    tdm_status status = check(
+        dnnl_primitive_desc_create(&primitive_desc, &desc, attr, b->engine, NULL),
+        "choosing a product kernel", err);
     dnnl_primitive_attr_destroy(attr);
     TDM_TRY(status);
 
-    const dnnl_memory_desc_t *scratch =
-        dnnl_primitive_desc_query_md(primitive_desc, dnnl_query_scratchpad_md, 0);
+    const dnnl_memory_desc_t *scratch = dnnl_primitive_desc_query_md(primitive_desc,
+                                                                     dnnl_query_scratchpad_md, 0);
     call->scratch_bytes = dnnl_memory_desc_get_size(scratch);
-    status = check(dnnl_primitive_create(&p->primitive, primitive_desc), "compiling a product", err);
+    status = check(dnnl_primitive_create(&p->primitive, primitive_desc), "compiling a product",
+                   err);
     if (status == TDM_OK) status = add_arg(b, p, DNNL_ARG_SRC, &src, err);
     if (status == TDM_OK) status = add_arg(b, p, DNNL_ARG_WEIGHTS, &weights, err);
     if (status == TDM_OK) status = add_arg(b, p, DNNL_ARG_DST, &dst, err);
@@ -156,8 +157,7 @@ static void run_matmul(void *backend, const tdm_kernel_call *call, const tdm_ste
     const product *p = call->prepared;
     void *const data[ARG_MOST] = {call->in[0].data, call->in[1].data, call->out[0].data,
                                   call->scratch, call->in[2].data};
-    for (int i = 0; i < p->arg_count; i++)
-        dnnl_memory_set_data_handle(p->args[i].memory, data[i]);
+    for (int i = 0; i < p->arg_count; i++) dnnl_memory_set_data_handle(p->args[i].memory, data[i]);
     dnnl_status_t status = dnnl_primitive_execute(p->primitive, b->stream, p->arg_count, p->args);
     /* Shapes, handles and memory were all settled in prepare(): a failure here is a defect. */
     assert(status == dnnl_success);
