@@ -43,7 +43,8 @@ static int run_keys(const cli_args *args, const char *prefix)
         tdm_job_keys_markdown(&out);
         return cli_print(&out);
     }
-    size_t count = cli_json(args) ? tdm_job_keys_json(prefix, &out) : tdm_job_keys_text(prefix, &out);
+    size_t count = cli_json(args) ? tdm_job_keys_json(prefix, &out)
+                                  : tdm_job_keys_text(prefix, &out);
     if (count > 0) return cli_print(&out);
     tdm_str_release(&out);
     const char *near = tdm_text_nearest(prefix, tdm_job_key_count(), key_path, NULL);
@@ -73,10 +74,13 @@ static int run(const cli_args *args)
 static const char *const usage[] = {"tandem job check FILE [--set KEY=VALUE]",
                                     "tandem job show FILE [--set KEY=VALUE] [--json]",
                                     "tandem job keys [PREFIX] [--json | --markdown]", NULL};
-static const char *const examples[] = {
-    "tandem job check job.yaml", "say all that is wrong with it, or that it is fine",
-    "tandem job show job.yaml --set train.batch=128", "the job as it would run, defaults included",
-    "tandem job keys optim", "what a job may say about the optimiser", NULL};
+static const char *const examples[] = {"tandem job check job.yaml",
+                                       "say all that is wrong with it, or that it is fine",
+                                       "tandem job show job.yaml --set train.batch=128",
+                                       "the job as it would run, defaults included",
+                                       "tandem job keys optim",
+                                       "what a job may say about the optimiser",
+                                       NULL};
 static const char *const subcommands[] = {"check", "show", "keys", NULL};
 
 const cli_command cli_job = {
@@ -91,7 +95,8 @@ const cli_command cli_job = {
     .subcommands = subcommands,
     .arguments_least = 1,
     .arguments_most = 2,
-    .options = {CLI_OPTION_SET, CLI_OPTION_JSON,
+    .options = {CLI_OPTION_SET,
+                CLI_OPTION_JSON,
                 {.name = "markdown", .help = "keys: print the page docs/job-file.md."}},
     .run = run,
 };

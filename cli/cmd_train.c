@@ -156,8 +156,10 @@ static void summary_text(const cli_args *args, const tdm_train_result *r, tdm_st
 {
     char time_text[32], samples[32];
     if (r->nothing_to_do) {
-        tdm_str_addf(out, "nothing to do: the run is at its last step, %llu; to train it further, "
-                          "raise train.epochs\n", (unsigned long long)r->steps);
+        tdm_str_addf(out,
+                     "nothing to do: the run is at its last step, %llu; to train it further, "
+                     "raise train.epochs\n",
+                     (unsigned long long)r->steps);
     } else {
         tdm_str_addf(out, "%s at step %llu: %s samples in %s", r->interrupted ? "stopped" : "done",
                      (unsigned long long)r->steps, tdm_text_count(r->samples, samples),
@@ -169,8 +171,8 @@ static void summary_text(const cli_args *args, const tdm_train_result *r, tdm_st
         tdm_str_addf(out, "test accuracy  %.2f %% of %lld samples (loss %.4f)%s\n",
                      100 * r->test.accuracy, (long long)r->test.sample_count, r->test.loss,
                      r->interrupted ? ", at the last evaluation" : "");
-    tdm_str_addf(out, "checkpoint     %s\nstate hash     %s\n",
-                 cli_short_path(r->checkpoint_path), r->state_hash);
+    tdm_str_addf(out, "checkpoint     %s\nstate hash     %s\n", cli_short_path(r->checkpoint_path),
+                 r->state_hash);
     if (r->interrupted) add_way_on(args, r, out);
 }
 
@@ -195,7 +197,8 @@ static bool is_run(const char *path, tdm_arena *arena)
     if (tdm_path_is_dir(path))
         cli_error("train: '%s' is not a run: it has no job.yaml", path);
     else
-        cli_error("train: '%s' is not a run: it is no folder; give one such as runs/digits-1", path);
+        cli_error("train: '%s' is not a run: it is no folder; give one such as runs/digits-1",
+                  path);
     return false;
 }
 
@@ -242,37 +245,42 @@ static int run(const cli_args *args)
     return code;
 }
 
-static const char *const usage[] = {"tandem train JOB [options]", "tandem train [JOB] --resume RUN [options]",
-                                    NULL};
-static const char *const examples[] = {
-    "tandem train job.yaml", "train, into a new folder below runs/",
-    "tandem train job.yaml -n 1 --set train.epochs=3", "one worker, three epochs",
-    "tandem train --resume runs/digits-1", "go on where the run stopped", NULL};
+static const char *const usage[] = {"tandem train JOB [options]",
+                                    "tandem train [JOB] --resume RUN [options]", NULL};
+static const char *const examples[] = {"tandem train job.yaml",
+                                       "train, into a new folder below runs/",
+                                       "tandem train job.yaml -n 1 --set train.epochs=3",
+                                       "one worker, three epochs",
+                                       "tandem train --resume runs/digits-1",
+                                       "go on where the run stopped",
+                                       NULL};
 
 const cli_command cli_train = {
     .name = "train",
     .summary = "Train the model that a job file describes",
     .usage = usage,
-    .help = "Trains into a new folder, runs/NAME-NUMBER/, which holds the resolved job, the log and "
-            "the metrics (JSON lines) and the checkpoints. On a terminal a line shows how it goes.\n\n"
-            "The result does not depend on the number of workers: the job fixes the lanes into which "
-            "a batch is cut, and any number of workers up to that can execute them.\n\n"
-            "Ctrl-C once finishes the step, writes a checkpoint and tells how to go on; twice stops "
-            "at once. --resume goes on exactly: the end is the same as without the interruption.",
+    .help =
+        "Trains into a new folder, runs/NAME-NUMBER/, which holds the resolved job, the log and "
+        "the metrics (JSON lines) and the checkpoints. On a terminal a line shows how it goes.\n\n"
+        "The result does not depend on the number of workers: the job fixes the lanes into which "
+        "a batch is cut, and any number of workers up to that can execute them.\n\n"
+        "Ctrl-C once finishes the step, writes a checkpoint and tells how to go on; twice stops "
+        "at once. --resume goes on exactly: the end is the same as without the interruption.",
     .examples = examples,
     .arguments_most = 1,
-    .options = {{.name = "workers",
-                 .letter = 'n',
-                 .value = "N",
-                 .help = "How many workers execute the lanes, from 1 to the number of lanes. Default: "
-                         "one for each processor, at most the number of lanes."},
-                {.name = "resume",
-                 .letter = 'r',
-                 .value = "RUN",
-                 .help = "Go on with this run, from its newest good checkpoint. The job must be the "
-                         "same in all that decides the result; without JOB the run's own is taken."},
-                CLI_OPTION_SET,
-                {.name = "quiet", .letter = 'q', .help = "Print only the summary at the end."},
-                CLI_OPTION_JSON},
+    .options =
+        {{.name = "workers",
+          .letter = 'n',
+          .value = "N",
+          .help = "How many workers execute the lanes, from 1 to the number of lanes. Default: "
+                  "one for each processor, at most the number of lanes."},
+         {.name = "resume",
+          .letter = 'r',
+          .value = "RUN",
+          .help = "Go on with this run, from its newest good checkpoint. The job must be the "
+                  "same in all that decides the result; without JOB the run's own is taken."},
+         CLI_OPTION_SET,
+         {.name = "quiet", .letter = 'q', .help = "Print only the summary at the end."},
+         CLI_OPTION_JSON},
     .run = run,
 };

@@ -24,8 +24,7 @@ static bool complain_unknown(const cli_command *command, const char *name, size_
 {
     char word[64];
     snprintf(word, sizeof(word), "%.*s", (int)(length < 60 ? length : 60), name);
-    const char *near =
-        tdm_text_nearest(word, (size_t)option_count(command), option_name, command);
+    const char *near = tdm_text_nearest(word, (size_t)option_count(command), option_name, command);
     if (near)
         cli_error("%s: unknown option '--%s'; did you mean '--%s'?", command->name, word, near);
     else
@@ -172,8 +171,8 @@ bool cli_int(const cli_args *args, const char *option, int64_t least, int64_t mo
     errno = 0;
     long long value = strtoll(text, &end, 10);
     if (!*text || *end || errno || value < least || value > most) {
-        cli_error("%s: '--%s' wants a whole number from %lld to %lld, not '%s'", args->command->name,
-                  option, (long long)least, (long long)most, text);
+        cli_error("%s: '--%s' wants a whole number from %lld to %lld, not '%s'",
+                  args->command->name, option, (long long)least, (long long)most, text);
         return false;
     }
     *out = value;

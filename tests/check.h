@@ -79,7 +79,9 @@ typedef struct check_test {
     void (*run)(void);
 } check_test;
 
+/* clang-format off */
 #define CHECK_TEST(function) {#function, function}
+/* clang-format on */
 
 static inline int check_main(int argc, char **argv, const check_test *tests, size_t count)
 {

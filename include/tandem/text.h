@@ -24,10 +24,9 @@ typedef struct tdm_str {
     bool failed;
 } tdm_str;
 
-#define TDM_STR_INIT                                                                               \
-    {                                                                                              \
-        0                                                                                          \
-    }
+/* clang-format off */
+#define TDM_STR_INIT {0}
+/* clang-format on */
 
 TDM_API void tdm_str_release(tdm_str *str);
 TDM_API void tdm_str_clear(tdm_str *str); /* length 0, memory kept */

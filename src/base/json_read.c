@@ -43,8 +43,7 @@ static tdm_status no_memory(reader *r)
 
 static void skip_space(reader *r)
 {
-    while (r->at < r->end &&
-           (*r->at == ' ' || *r->at == '\t' || *r->at == '\n' || *r->at == '\r'))
+    while (r->at < r->end && (*r->at == ' ' || *r->at == '\t' || *r->at == '\n' || *r->at == '\r'))
         r->at++;
 }
 
@@ -115,7 +114,7 @@ static tdm_status read_hex4(reader *r, uint32_t *out)
     uint32_t value = 0;
     for (int i = 0; i < 4; i++) {
         char c = r->at[i];
-        int digit = is_digit(c)              ? c - '0'
+        int digit = is_digit(c)            ? c - '0'
                     : c >= 'a' && c <= 'f' ? c - 'a' + 10
                     : c >= 'A' && c <= 'F' ? c - 'A' + 10
                                            : -1;
@@ -236,8 +235,9 @@ static tdm_status refuse_duplicates(reader *r, const tdm_json *object)
     tdm_status status = TDM_OK;
     for (size_t i = 1; i < n && status == TDM_OK; i++)
         if (compare_keys(&sorted[i - 1], &sorted[i]) == 0)
-            status = tdm_fail(r->err, TDM_ERR_FORMAT, "JSON, byte %zu: the key '%.80s' stands twice",
-                              sorted[i]->offset, sorted[i]->key);
+            status = tdm_fail(r->err, TDM_ERR_FORMAT,
+                              "JSON, byte %zu: the key '%.80s' stands twice", sorted[i]->offset,
+                              sorted[i]->key);
     free(sorted);
     return status;
 }
@@ -295,9 +295,7 @@ static tdm_status read_value(reader *r, tdm_json *out)
     switch (*r->at) {
     case '{':
     case '[': return read_container(r, out);
-    case '"':
-        out->type = TDM_JSON_STRING;
-        return read_string(r, &out->string, &out->string_length);
+    case '"': out->type = TDM_JSON_STRING; return read_string(r, &out->string, &out->string_length);
     case 't':
         out->type = TDM_JSON_BOOL;
         out->boolean = true;

@@ -52,8 +52,8 @@ tdm_rng tdm_rng_at(tdm_rng_address a)
     rng.key[1] = derived[1];
     rng.counter[1] = (uint32_t)a.sample;
     rng.counter[2] = (uint32_t)a.step;
-    rng.counter[3] =
-        (uint32_t)((a.step >> 32) & 0xffffu) << 16 | (uint32_t)((a.sample >> 32) & 0xffffu);
+    rng.counter[3] = (uint32_t)((a.step >> 32) & 0xffffu) << 16 |
+                     (uint32_t)((a.sample >> 32) & 0xffffu);
     return rng;
 }
 

@@ -195,10 +195,11 @@ static const tdm_job_key keys[] = {
         .decides_bits = true,
         .choices = "auto | none | scale | standard",
         .also_called = "normalize normalization scaling",
-        .help = "How features are brought to a common size. scale divides bytes by 255 and other numbers "
-                "by the largest; standard gives each column the mean 0 and the deviation 1 over the "
-                "training samples, and switches off columns that never vary; none leaves them as they "
-                "are. auto takes scale for images of bytes and standard for all else.",
+        .help =
+            "How features are brought to a common size. scale divides bytes by 255 and other numbers "
+            "by the largest; standard gives each column the mean 0 and the deviation 1 over the "
+            "training samples, and switches off columns that never vary; none leaves them as they "
+            "are. auto takes scale for images of bytes and standard for all else.",
     },
     {
         .path = "data.shuffle",

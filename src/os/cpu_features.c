@@ -94,8 +94,8 @@ void tdm__cpu_features(tdm_cpu_info *out)
     int level = 4;
     for (size_t i = 0; i < sizeof feature_table / sizeof feature_table[0]; i++) {
         const struct feature *feature = &feature_table[i];
-        bool has =
-            (word[feature->word] >> feature->bit & 1) && (xcr0 & feature->xcr0) == feature->xcr0;
+        bool has = (word[feature->word] >> feature->bit & 1) &&
+                   (xcr0 & feature->xcr0) == feature->xcr0;
         if (has && feature->shown) add_feature(out, feature->name);
         if (!has && feature->level > 0 && feature->level <= level) level = feature->level - 1;
     }
