@@ -1,15 +1,21 @@
-/* registry.c: the visible list of optimisers. */
+/* registry.c: takes the optimisers that are compiled for this processor (vec/table.c lists them). */
 #include "optim/internal.h"
+#include "tensor/kernel.h"
 
-static const tdm_optim_ops *const optimisers[] = {
-    [TDM_JOB_OPTIM_SGD] = &tdm__optim_sgd,
-    [TDM_JOB_OPTIM_ADAMW] = &tdm__optim_adamw,
-};
+const tdm__optim_list *tdm__optims_at(int level)
+{
+#if defined(__x86_64__)
+    return level >= 4 ? &tdm__optims_4 : level == 3 ? &tdm__optims_3 : &tdm__optims_2;
+#else
+    (void)level;
+    return &tdm__optims_0;
+#endif
+}
 
 const tdm_optim_ops *tdm_optim_find(int kind)
 {
-    if (kind < 0 || (size_t)kind >= sizeof(optimisers) / sizeof(optimisers[0])) return NULL;
-    return optimisers[kind];
+    const tdm__optim_list *list = tdm__optims_at(tdm_kernel_level());
+    return kind < 0 || (size_t)kind >= list->count ? NULL : list->by_kind[kind];
 }
 
 tdm_optim_settings tdm_optim_settings_of(const tdm_job *job)

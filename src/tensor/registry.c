@@ -19,8 +19,7 @@ static const tdm_kernel_backend_ops *const backends[] = {
 
 enum { BACKEND_COUNT = sizeof(backends) / sizeof(backends[0]) };
 
-/* The highest level of x86-64 that this processor and its kernel offer. */
-static int level_here(void)
+int tdm_kernel_level(void)
 {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("x86-64-v4")) return 4;
@@ -33,14 +32,14 @@ static int level_here(void)
 size_t tdm_kernel_backend_count(void)
 {
     size_t count = 0;
-    for (size_t i = 0; i < BACKEND_COUNT; i++) count += backends[i]->level <= level_here();
+    for (size_t i = 0; i < BACKEND_COUNT; i++) count += backends[i]->level <= tdm_kernel_level();
     return count;
 }
 
 const tdm_kernel_backend_ops *tdm_kernel_backend_at(size_t index)
 {
     for (size_t i = 0; i < BACKEND_COUNT; i++)
-        if (backends[i]->level <= level_here() && index-- == 0) return backends[i];
+        if (backends[i]->level <= tdm_kernel_level() && index-- == 0) return backends[i];
     return NULL;
 }
 

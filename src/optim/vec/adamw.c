@@ -2,7 +2,7 @@
  * adamw.c: Adam with decoupled weight decay (Loshchilov and Hutter, 2019), in PyTorch's order of
  * operations: decay first, then the step with bias-corrected moments.
  */
-#include "optim/internal.h"
+#include "optim/vec/vec.h"
 
 #include <math.h>
 
@@ -25,5 +25,5 @@ static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_r
     }
 }
 
-const tdm_optim_ops tdm__optim_adamw = {
+const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_adamw) = {
     .name = "adamw", .state_count = 2, .state_names = {"m", "v"}, .update = update};

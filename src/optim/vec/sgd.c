@@ -2,7 +2,7 @@
  * sgd.c: stochastic gradient descent with momentum (Polyak), optionally Nesterov's, as PyTorch
  * defines them: weight decay is added to the gradient, velocity = momentum * velocity + gradient.
  */
-#include "optim/internal.h"
+#include "optim/vec/vec.h"
 
 static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r)
 {
@@ -19,5 +19,5 @@ static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_r
     }
 }
 
-const tdm_optim_ops tdm__optim_sgd = {
+const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_sgd) = {
     .name = "sgd", .state_count = 1, .state_names = {"velocity"}, .update = update};

@@ -1,0 +1,13 @@
+/* table.c: the visible list of optimisers, once for each level. */
+#include "optim/vec/vec.h"
+
+static const tdm_optim_ops *const by_kind[] = {
+    [TDM_JOB_OPTIM_SGD] = &TDM__AT_LEVEL(tdm__optim_sgd),
+    [TDM_JOB_OPTIM_ADAMW] = &TDM__AT_LEVEL(tdm__optim_adamw),
+};
+
+const tdm__optim_list TDM__AT_LEVEL(tdm__optims) = {
+    .level = TDM__LEVEL,
+    .by_kind = by_kind,
+    .count = sizeof(by_kind) / sizeof(by_kind[0]),
+};
