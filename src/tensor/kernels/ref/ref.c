@@ -1,11 +1,12 @@
 /*
- * ref.c: plain loops for every op, in f32.
+ * ref.c: plain loops for every op, in f32: the basic ones here, the others in the files of this
+ * folder, and the list of them all at the end.
  *
  * These are the definition of what an op computes: short, obvious, sums in double precision and in
  * index order. Other backends are tested against them. They are also what runs where no faster
  * kernel exists, so they are written to vectorise, but nothing here is clever.
  */
-#include "tensor/kernels/backends.h"
+#include "tensor/kernels/ref/ref.h"
 
 #include <math.h>
 #include <string.h>
@@ -47,15 +48,6 @@ static void run_matmul(void *backend, const tdm_kernel_call *call, const tdm_ste
             c[m * N + n] = (float)(bias ? sum + (double)bias[n] : sum);
         }
     }
-}
-
-static void run_add(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
-{
-    UNUSED(backend);
-    UNUSED(key);
-    const float *a = f32_in(call, 0), *b = f32_in(call, 1);
-    float *out = f32_out(call, 0);
-    for (int64_t i = 0, n = out_elements(call); i < n; i++) out[i] = a[i] + b[i];
 }
 
 static void run_copy(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
@@ -195,74 +187,6 @@ static void run_normalise(void *backend, const tdm_kernel_call *call, const tdm_
         for (int64_t n = 0; n < N; n++) y[b * N + n] = (x[b * N + n] - shift[n]) * scale[n];
 }
 
-/* One row; returns the logarithm of the sum of exponentials. */
-static double softmax_row(const float *x, float *y, int64_t V)
-{
-    float largest = x[0];
-    for (int64_t v = 1; v < V; v++)
-        if (x[v] > largest) largest = x[v];
-    double sum = 0;
-    for (int64_t v = 0; v < V; v++) sum += exp((double)x[v] - (double)largest);
-    double log_sum = log(sum) + (double)largest;
-    for (int64_t v = 0; v < V; v++) y[v] = (float)exp((double)x[v] - log_sum);
-    return log_sum;
-}
-
-static void run_softmax(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
-{
-    UNUSED(backend);
-    UNUSED(key);
-    int64_t B = call->in[0].shape.dim[0], V = call->in[0].shape.dim[1];
-    for (int64_t b = 0; b < B; b++)
-        softmax_row(f32_in(call, 0) + b * V, f32_out(call, 0) + b * V, V);
-}
-
-static void run_softmax_grad(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
-{
-    UNUSED(backend);
-    UNUSED(key);
-    int64_t B = call->in[0].shape.dim[0], V = call->in[0].shape.dim[1];
-    for (int64_t b = 0; b < B; b++) {
-        const float *dy = f32_in(call, 0) + b * V, *y = f32_in(call, 1) + b * V;
-        float *dx = f32_out(call, 0) + b * V;
-        double dot = 0;
-        for (int64_t v = 0; v < V; v++) dot += (double)dy[v] * (double)y[v];
-        for (int64_t v = 0; v < V; v++) dx[v] = (float)((double)y[v] * ((double)dy[v] - dot));
-    }
-}
-
-static void run_cross_entropy(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
-{
-    UNUSED(backend);
-    UNUSED(key);
-    const float *logits = f32_in(call, 0);
-    const int32_t *classes = call->in[1].data;
-    float *probabilities = f32_out(call, 1);
-    int64_t B = call->in[0].shape.dim[0], V = call->in[0].shape.dim[1];
-    double sum = 0;
-    for (int64_t b = 0; b < B; b++) {
-        /* In place over the logits is legal, so the one that counts is read first. */
-        double chosen = (double)logits[b * V + classes[b]];
-        sum += softmax_row(logits + b * V, probabilities + b * V, V) - chosen;
-    }
-    f32_out(call, 0)[0] = (float)(sum * call->attrs.scale);
-}
-
-static void run_cross_entropy_grad(void *backend, const tdm_kernel_call *call,
-                                   const tdm_step_key *key)
-{
-    UNUSED(backend);
-    UNUSED(key);
-    const float *probabilities = f32_in(call, 0);
-    const int32_t *classes = call->in[1].data;
-    float *dx = f32_out(call, 0);
-    int64_t B = call->in[0].shape.dim[0], V = call->in[0].shape.dim[1];
-    float factor = (float)(call->attrs.scale * (double)f32_in(call, 2)[0]);
-    for (int64_t b = 0; b < B; b++)
-        for (int64_t v = 0; v < V; v++)
-            dx[b * V + v] = (probabilities[b * V + v] - (v == classes[b] ? 1.0f : 0.0f)) * factor;
-}
-
 static void run_custom(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
 {
     UNUSED(backend);
@@ -273,7 +197,6 @@ static void run_custom(void *backend, const tdm_kernel_call *call, const tdm_ste
 static const tdm_kernel kernels[] = {
     {.op = TDM_OP_CUSTOM, .dtype = TDM_DTYPE_F32, .run = run_custom},
     {.op = TDM_OP_MATMUL, .dtype = TDM_DTYPE_F32, .run = run_matmul},
-    {.op = TDM_OP_ADD, .dtype = TDM_DTYPE_F32, .run = run_add},
     {.op = TDM_OP_COPY, .dtype = TDM_DTYPE_F32, .run = run_copy},
     {.op = TDM_OP_FILL, .dtype = TDM_DTYPE_F32, .run = run_fill},
     {.op = TDM_OP_SUM_ROWS, .dtype = TDM_DTYPE_F32, .run = run_sum_rows},
@@ -287,16 +210,14 @@ static const tdm_kernel kernels[] = {
     {.op = TDM_OP_SIGMOID_GRAD, .dtype = TDM_DTYPE_F32, .run = run_sigmoid_grad},
     {.op = TDM_OP_DROPOUT, .dtype = TDM_DTYPE_F32, .run = run_dropout},
     {.op = TDM_OP_NORMALISE, .dtype = TDM_DTYPE_F32, .run = run_normalise},
-    {.op = TDM_OP_SOFTMAX, .dtype = TDM_DTYPE_F32, .run = run_softmax},
-    {.op = TDM_OP_SOFTMAX_GRAD, .dtype = TDM_DTYPE_F32, .run = run_softmax_grad},
-    {.op = TDM_OP_CROSS_ENTROPY, .dtype = TDM_DTYPE_F32, .run = run_cross_entropy},
-    {.op = TDM_OP_CROSS_ENTROPY_GRAD, .dtype = TDM_DTYPE_F32, .run = run_cross_entropy_grad},
 };
 
 static const tdm_kernel_family basics = {kernels, sizeof(kernels) / sizeof(kernels[0])};
 
 /* The visible list of the reference kernels: every op of the enum has a row in one of them. */
-static const tdm_kernel_family *const families[] = {&basics, NULL};
+static const tdm_kernel_family *const families[] = {
+    &basics, &tdm__ref_shape, &tdm__ref_elementwise, &tdm__ref_loss, &tdm__ref_embedding, NULL,
+};
 
 const tdm_kernel_backend_ops tdm__kernels_ref = {
     .name = "ref",
