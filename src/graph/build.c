@@ -289,19 +289,6 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
 
 /* ---- ops ------------------------------------------------------------------------------------- */
 
-tdm_value tdm_graph_matmul(tdm_graph *graph, tdm_value a, tdm_value b,
-                           const tdm_matmul_options *options)
-{
-    tdm_op_attrs attrs = {0};
-    tdm_value bias = TDM_VALUE_NONE;
-    if (options) {
-        attrs.trans_a = options->trans_a;
-        attrs.trans_b = options->trans_b;
-        bias = options->bias;
-    }
-    return tdm__graph_add_node(graph, TDM_OP_MATMUL, &attrs, (tdm_value[]){a, b, bias}, 3, NULL);
-}
-
 static tdm_value unary(tdm_graph *graph, tdm_op_kind op, tdm_value x)
 {
     return tdm__graph_add_node(graph, op, &(tdm_op_attrs){0}, &x, 1, NULL);

@@ -4,6 +4,7 @@
 #include <assert.h>
 
 static const tdm__op_family *const families[] = {
+    &tdm__ops_matmul,
     &tdm__ops_basic,
     &tdm__ops_custom,
 };

@@ -8,27 +8,6 @@
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
-static tdm_status infer_matmul(const tdm_op_attrs *attrs, const tdm__value *const in[],
-                               tdm__value out[], tdm_error *err)
-{
-    char x[128], y[128];
-    TDM_TRY(tdm__wants_f32(in[0], "a", err));
-    TDM_TRY(tdm__wants_f32(in[1], "b", err));
-    TDM_TRY(tdm__wants_rank(in[0], 2, "a", err));
-    TDM_TRY(tdm__wants_rank(in[1], 2, "b", err));
-    int64_t M = in[0]->shape.dim[attrs->trans_a], K = in[0]->shape.dim[!attrs->trans_a];
-    int64_t K2 = in[1]->shape.dim[attrs->trans_b], N = in[1]->shape.dim[!attrs->trans_b];
-    if (K != K2)
-        return tdm_fail(err, TDM_ERR_INVALID,
-                        "%s%s times %s%s: the inner sizes %lld and %lld differ",
-                        tdm_shape_text(&in[0]->shape, x), attrs->trans_a ? "^T" : "",
-                        tdm_shape_text(&in[1]->shape, y), attrs->trans_b ? "^T" : "", (long long)K,
-                        (long long)K2);
-    if (in[2]) TDM_TRY(tdm__wants_columns(in[2], N, "bias", err));
-    out[0] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = tdm_shape_2(M, N)};
-    return TDM_OK;
-}
-
 static tdm_status infer_two_same(const tdm_op_attrs *attrs, const tdm__value *const in[],
                                  tdm__value out[], tdm_error *err)
 {
@@ -128,26 +107,6 @@ static bool wanted(const tdm_graph *graph, const tdm__node *node, int index)
     return tdm__value_needs_grad(graph, node->in[index]);
 }
 
-/*
- * With Y = op(A) op(B):  dA = dY op(B)^T, or its transpose when A was transposed;
- *                        dB = op(A)^T dY, likewise;  d_bias = the column sums of dY.
- */
-static void backward_matmul(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
-                            tdm_value d_in[])
-{
-    tdm_value a = in_of(node, 0), b = in_of(node, 1), dy = d_out[0];
-    bool ta = node->attrs.trans_a, tb = node->attrs.trans_b;
-    if (wanted(graph, node, 0))
-        d_in[0] = ta ? tdm_graph_matmul(graph, b, dy,
-                                        &(tdm_matmul_options){.trans_a = tb, .trans_b = true})
-                     : tdm_graph_matmul(graph, dy, b, &(tdm_matmul_options){.trans_b = !tb});
-    if (wanted(graph, node, 1))
-        d_in[1] = tb ? tdm_graph_matmul(graph, dy, a,
-                                        &(tdm_matmul_options){.trans_a = true, .trans_b = ta})
-                     : tdm_graph_matmul(graph, a, dy, &(tdm_matmul_options){.trans_a = !ta});
-    if (wanted(graph, node, 2)) d_in[2] = tdm_graph_sum_rows(graph, dy);
-}
-
 static void backward_add(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                          tdm_value d_in[])
 {
@@ -240,15 +199,7 @@ static void backward_cross_entropy(tdm_graph *graph, const tdm__node *node, cons
 
 /* ---- cost ------------------------------------------------------------------------------------ */
 
-static uint64_t flops_matmul(const tdm_graph *graph, const tdm__node *node)
-{
-    int64_t K = graph->values[node->in[0]].shape.dim[!node->attrs.trans_a];
-    uint64_t cells = tdm__elements_of(graph, node->out[0]);
-    return 2 * cells * (uint64_t)K + (node->in[2] ? cells : 0);
-}
-
 static const tdm__op_row rows[] = {
-    {TDM_OP_MATMUL, "matmul", 2, 3, 1, infer_matmul, backward_matmul, flops_matmul, 0, 0},
     {TDM_OP_ADD, "add", 2, 2, 1, infer_two_same, backward_add, tdm__flops_per_input,
      TDM__OVER_0 | TDM__OVER_1, 0},
     {TDM_OP_COPY, "copy", 1, 1, 1, tdm__infer_same, backward_copy, tdm__flops_none, TDM__OVER_0, 0},

@@ -4,7 +4,7 @@
 
 #include "graph/internal.h"
 
-extern const tdm__op_family tdm__ops_basic, tdm__ops_custom;
+extern const tdm__op_family tdm__ops_matmul, tdm__ops_basic, tdm__ops_custom;
 
 /* Inputs over which the output may lie (tdm__op_row.in_place). */
 enum { TDM__OVER_0 = 1, TDM__OVER_1 = 2 };
@@ -20,6 +20,25 @@ tdm_status tdm__wants_columns(const tdm__value *v, int64_t columns, const char *
 /* x -> the same shape. */
 tdm_status tdm__infer_same(const tdm_op_attrs *attrs, const tdm__value *const in[],
                            tdm__value out[], tdm_error *err);
+/* a, b of one shape -> that shape. */
+tdm_status tdm__infer_two_same(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                               tdm__value out[], tdm_error *err);
+/* dy, ... -> attrs.shape: the gradient of an op that changes the shape. */
+tdm_status tdm__infer_shape_of_attrs(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                                     tdm__value out[], tdm_error *err);
+
+/* ---- gradients --------------------------------------------------------------------------------- */
+
+static inline tdm_value tdm__node_in(const tdm__node *node, int index)
+{
+    return (tdm_value){node->in[index]};
+}
+
+/* Whether the gradient of this input is of use to anyone. */
+static inline bool tdm__node_wants(const tdm_graph *graph, const tdm__node *node, int index)
+{
+    return tdm__value_needs_grad(graph, node->in[index]);
+}
 
 /* ---- cost ------------------------------------------------------------------------------------- */
 
@@ -27,6 +46,8 @@ uint64_t tdm__elements_of(const tdm_graph *graph, int32_t value);
 uint64_t tdm__flops_none(const tdm_graph *graph, const tdm__node *node);
 /* One operation for each number read: element-wise ops and sums. */
 uint64_t tdm__flops_per_input(const tdm_graph *graph, const tdm__node *node);
+/* One for each number written. */
+uint64_t tdm__flops_per_output(const tdm_graph *graph, const tdm__node *node);
 /* Transcendental functions are counted as eight. */
 uint64_t tdm__flops_costly(const tdm_graph *graph, const tdm__node *node);
 

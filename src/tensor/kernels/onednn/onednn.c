@@ -79,14 +79,16 @@ static void release_product(tdm_kernel_call *call)
     call->prepared = NULL;
 }
 
-/* A row-major matrix, or its transpose, seen as [rows, cols]. */
-static tdm_status describe(int64_t rows, int64_t cols, bool transposed, dnnl_memory_desc_t *out,
-                           tdm_error *err)
+/* A row-major matrix, or its transpose, seen as [rows, cols]; B of them when B > 0. */
+static tdm_status describe(int64_t B, int64_t rows, int64_t cols, bool transposed,
+                           dnnl_memory_desc_t *out, tdm_error *err)
 {
-    dnnl_dims_t dims = {rows, cols};
-    dnnl_dims_t strides = {transposed ? 1 : cols, transposed ? rows : 1};
-    return check(dnnl_memory_desc_init_by_strides(out, 2, dims, dnnl_f32, strides),
-                 "describing a matrix", err);
+    dnnl_dims_t dims = {B, rows, cols};
+    dnnl_dims_t strides = {rows * cols, transposed ? 1 : cols, transposed ? rows : 1};
+    int skip = B > 0 ? 0 : 1;
+    return check(
+        dnnl_memory_desc_init_by_strides(out, 3 - skip, dims + skip, dnnl_f32, strides + skip),
+        "describing a matrix", err);
 }
 
 static tdm_status add_arg(onednn *b, product *p, int which, const dnnl_memory_desc_t *desc,
@@ -100,23 +102,53 @@ static tdm_status add_arg(onednn *b, product *p, int which, const dnnl_memory_de
     return TDM_OK;
 }
 
+/* Scratch memory from us, and the activation behind the sums. */
+static tdm_status make_attributes(int activation, dnnl_primitive_attr_t *out, tdm_error *err)
+{
+    dnnl_primitive_attr_t attr;
+    TDM_TRY(check(dnnl_primitive_attr_create(&attr), "making attributes", err));
+    dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
+    tdm_status status = TDM_OK;
+    if (activation != TDM_ACTIVATION_NONE) {
+        dnnl_alg_kind_t kind = activation == TDM_ACTIVATION_RELU   ? dnnl_eltwise_relu
+                               : activation == TDM_ACTIVATION_TANH ? dnnl_eltwise_tanh
+                                                                   : dnnl_eltwise_logistic;
+        dnnl_post_ops_t ops;
+        status = check(dnnl_post_ops_create(&ops), "making an activation", err);
+        if (status == TDM_OK) {
+            status = check(dnnl_post_ops_append_eltwise(ops, 1.0f, kind, 0.0f, 0.0f),
+                           "fusing an activation", err);
+            if (status == TDM_OK)
+                status = check(dnnl_primitive_attr_set_post_ops(attr, ops), "fusing an activation",
+                               err);
+            dnnl_post_ops_destroy(ops);
+        }
+    }
+    if (status != TDM_OK) {
+        dnnl_primitive_attr_destroy(attr);
+        return status;
+    }
+    *out = attr;
+    return TDM_OK;
+}
+
 static tdm_status make_product(onednn *b, tdm_kernel_call *call, product *p, tdm_error *err)
 {
-    int64_t M = call->out[0].shape.dim[0], N = call->out[0].shape.dim[1];
-    int64_t K = call->in[0].shape.dim[call->attrs.trans_a ? 0 : 1];
+    const tdm_shape *y = &call->out[0].shape;
+    int64_t B = y->rank == 3 ? y->dim[0] : 0, M = y->dim[y->rank - 2], N = y->dim[y->rank - 1];
+    int64_t K = call->in[0].shape.dim[y->rank - 2 + (call->attrs.trans_a ? 0 : 1)];
     bool with_bias = call->in[2].dtype != TDM_DTYPE_NONE;
     dnnl_memory_desc_t src, weights, bias, dst;
-    TDM_TRY(describe(M, K, call->attrs.trans_a, &src, err));
-    TDM_TRY(describe(K, N, call->attrs.trans_b, &weights, err));
-    TDM_TRY(describe(1, N, false, &bias, err));
-    TDM_TRY(describe(M, N, false, &dst, err));
+    TDM_TRY(describe(B, M, K, call->attrs.trans_a, &src, err));
+    TDM_TRY(describe(B, K, N, call->attrs.trans_b, &weights, err));
+    TDM_TRY(describe(B > 0 ? 1 : 0, 1, N, false, &bias, err));
+    TDM_TRY(describe(B, M, N, false, &dst, err));
     dnnl_matmul_desc_t desc;
     TDM_TRY(check(dnnl_matmul_desc_init(&desc, &src, &weights, with_bias ? &bias : NULL, &dst),
                   "describing a product", err));
 
     dnnl_primitive_attr_t attr;
-    TDM_TRY(check(dnnl_primitive_attr_create(&attr), "making attributes", err));
-    dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
+    TDM_TRY(make_attributes(call->attrs.activation, &attr, err));
     dnnl_primitive_desc_t primitive_desc;
     tdm_status status = check(
         dnnl_primitive_desc_create(&primitive_desc, &desc, attr, b->engine, NULL),

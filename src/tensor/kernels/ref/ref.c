@@ -28,28 +28,6 @@ static int64_t out_elements(const tdm_kernel_call *call)
     return tdm_tensor_elements(&call->out[0]);
 }
 
-/* c[m, n] = sum over k of op(a)[m, k] op(b)[k, n], plus bias[n]. */
-static void run_matmul(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
-{
-    UNUSED(backend);
-    UNUSED(key);
-    const float *a = f32_in(call, 0), *b = f32_in(call, 1);
-    const float *bias = call->in[2].dtype ? f32_in(call, 2) : NULL;
-    float *c = f32_out(call, 0);
-    int64_t M = call->out[0].shape.dim[0], N = call->out[0].shape.dim[1];
-    int64_t K = call->in[0].shape.dim[call->attrs.trans_a ? 0 : 1];
-    int64_t a_row = call->attrs.trans_a ? 1 : K, a_col = call->attrs.trans_a ? M : 1;
-    int64_t b_row = call->attrs.trans_b ? 1 : N, b_col = call->attrs.trans_b ? K : 1;
-    for (int64_t m = 0; m < M; m++) {
-        for (int64_t n = 0; n < N; n++) {
-            double sum = 0;
-            for (int64_t k = 0; k < K; k++)
-                sum += (double)a[m * a_row + k * a_col] * (double)b[k * b_row + n * b_col];
-            c[m * N + n] = (float)(bias ? sum + (double)bias[n] : sum);
-        }
-    }
-}
-
 static void run_copy(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
 {
     UNUSED(backend);
@@ -196,7 +174,6 @@ static void run_custom(void *backend, const tdm_kernel_call *call, const tdm_ste
 
 static const tdm_kernel kernels[] = {
     {.op = TDM_OP_CUSTOM, .dtype = TDM_DTYPE_F32, .run = run_custom},
-    {.op = TDM_OP_MATMUL, .dtype = TDM_DTYPE_F32, .run = run_matmul},
     {.op = TDM_OP_COPY, .dtype = TDM_DTYPE_F32, .run = run_copy},
     {.op = TDM_OP_FILL, .dtype = TDM_DTYPE_F32, .run = run_fill},
     {.op = TDM_OP_SUM_ROWS, .dtype = TDM_DTYPE_F32, .run = run_sum_rows},
@@ -216,7 +193,7 @@ static const tdm_kernel_family basics = {kernels, sizeof(kernels) / sizeof(kerne
 
 /* The visible list of the reference kernels: every op of the enum has a row in one of them. */
 static const tdm_kernel_family *const families[] = {
-    &basics, &tdm__ref_shape, &tdm__ref_elementwise, &tdm__ref_loss, &tdm__ref_embedding, NULL,
+    &tdm__ref_matmul, &basics, &tdm__ref_shape, &tdm__ref_elementwise, &tdm__ref_loss, &tdm__ref_embedding, NULL,
 };
 
 const tdm_kernel_backend_ops tdm__kernels_ref = {

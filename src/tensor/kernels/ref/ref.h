@@ -6,6 +6,7 @@
 
 #include "tensor/kernels/backends.h"
 
+extern const tdm_kernel_family tdm__ref_matmul;
 extern const tdm_kernel_family tdm__ref_shape;
 extern const tdm_kernel_family tdm__ref_elementwise;
 extern const tdm_kernel_family tdm__ref_loss;
