@@ -204,6 +204,8 @@ typedef struct tdm_rng_address {
 } tdm_rng_address;
 
 TDM_API tdm_rng tdm_rng_at(tdm_rng_address address);
+/* The next word drawn will be number `index` (below 2^34) of the sequence; costs one block. */
+TDM_API void tdm_rng_seek(tdm_rng *rng, uint64_t index);
 TDM_API uint32_t tdm_rng_u32(tdm_rng *rng);
 TDM_API uint64_t tdm_rng_u64(tdm_rng *rng);
 /* Uniform in [0, 1) with 24 bits, and in [0, bound) without bias (bound > 0). */

@@ -57,6 +57,14 @@ tdm_rng tdm_rng_at(tdm_rng_address a)
     return rng;
 }
 
+void tdm_rng_seek(tdm_rng *rng, uint64_t index)
+{
+    rng->counter[0] = (uint32_t)(index / 4);
+    tdm_philox_4x32_10(rng->counter, rng->key, rng->block);
+    rng->counter[0]++;
+    rng->used = (uint32_t)(index % 4);
+}
+
 uint32_t tdm_rng_u32(tdm_rng *rng)
 {
     if (rng->used == 4) {

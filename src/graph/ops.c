@@ -6,6 +6,12 @@
 static const tdm__op_family *const families[] = {
     &tdm__ops_matmul,
     &tdm__ops_basic,
+    &tdm__ops_norm,
+    &tdm__ops_attention,
+    &tdm__ops_shape,
+    &tdm__ops_elementwise,
+    &tdm__ops_loss,
+    &tdm__ops_embedding,
     &tdm__ops_custom,
 };
 

@@ -5,6 +5,8 @@
 #include "graph/internal.h"
 
 extern const tdm__op_family tdm__ops_matmul, tdm__ops_basic, tdm__ops_custom;
+extern const tdm__op_family tdm__ops_norm, tdm__ops_attention;
+extern const tdm__op_family tdm__ops_shape, tdm__ops_elementwise, tdm__ops_loss, tdm__ops_embedding;
 
 /* Inputs over which the output may lie (tdm__op_row.in_place). */
 enum { TDM__OVER_0 = 1, TDM__OVER_1 = 2 };

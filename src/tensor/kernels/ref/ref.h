@@ -11,6 +11,8 @@ extern const tdm_kernel_family tdm__ref_shape;
 extern const tdm_kernel_family tdm__ref_elementwise;
 extern const tdm_kernel_family tdm__ref_loss;
 extern const tdm_kernel_family tdm__ref_embedding;
+extern const tdm_kernel_family tdm__ref_norm;
+extern const tdm_kernel_family tdm__ref_attention;
 
 static inline const float *tdm__ref_in(const tdm_kernel_call *call, int index)
 {
