@@ -1,5 +1,5 @@
 /*
- * basic.c: products, sums, activations, dropout: what every network needs.
+ * basic.c: views, copies, sums of rows, activations, dropout: what every network needs.
  *
  * A gradient is written as ops again, so it is planned, placed and tested like everything else.
  * Ops whose names end in "_grad" exist only for that and have no gradient of their own.
@@ -7,14 +7,6 @@
 #include "graph/ops/ops.h"
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
-
-static tdm_status infer_two_same(const tdm_op_attrs *attrs, const tdm__value *const in[],
-                                 tdm__value out[], tdm_error *err)
-{
-    TDM_TRY(tdm__wants_f32(in[1], "b", err));
-    TDM_TRY(tdm__wants_same(in[0], in[1], err));
-    return tdm__infer_same(attrs, in, out, err);
-}
 
 static tdm_status infer_rows(const tdm_op_attrs *attrs, const tdm__value *const in[],
                              tdm__value out[], tdm_error *err)
@@ -66,35 +58,6 @@ static tdm_status infer_normalise(const tdm_op_attrs *attrs, const tdm__value *c
     return tdm__infer_same(attrs, in, out, err);
 }
 
-static tdm_status infer_softmax(const tdm_op_attrs *attrs, const tdm__value *const in[],
-                                tdm__value out[], tdm_error *err)
-{
-    TDM_TRY(tdm__wants_rank(in[0], 2, "x", err));
-    if (in[0]->shape.dim[1] < 1) return tdm_fail(err, TDM_ERR_INVALID, "x has no columns");
-    return tdm__infer_same(attrs, in, out, err);
-}
-
-static tdm_status wants_classes(const tdm__value *logits, const tdm__value *classes, tdm_error *err)
-{
-    char text[128];
-    if (classes->dtype != TDM_DTYPE_I32)
-        return tdm_fail(err, TDM_ERR_INVALID, "classes must be i32, not %s",
-                        tdm_dtype_name(classes->dtype));
-    if (classes->shape.rank == 1 && classes->shape.dim[0] == logits->shape.dim[0]) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_INVALID,
-                    "classes must have shape [%lld], one for each row, not %s",
-                    (long long)logits->shape.dim[0], tdm_shape_text(&classes->shape, text));
-}
-
-static tdm_status infer_cross_entropy(const tdm_op_attrs *attrs, const tdm__value *const in[],
-                                      tdm__value out[], tdm_error *err)
-{
-    TDM_TRY(infer_softmax(attrs, in, &out[1], err));
-    TDM_TRY(wants_classes(in[0], in[1], err));
-    out[0] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = tdm_shape_0()};
-    return TDM_OK;
-}
-
 /* ---- gradients ------------------------------------------------------------------------------- */
 
 static tdm_value in_of(const tdm__node *node, int index)
@@ -105,13 +68,6 @@ static tdm_value in_of(const tdm__node *node, int index)
 static bool wanted(const tdm_graph *graph, const tdm__node *node, int index)
 {
     return tdm__value_needs_grad(graph, node->in[index]);
-}
-
-static void backward_add(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
-                         tdm_value d_in[])
-{
-    for (int i = 0; i < 2; i++)
-        if (wanted(graph, node, i)) d_in[i] = d_out[0];
 }
 
 static void backward_copy(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
@@ -167,12 +123,6 @@ static void backward_sigmoid(tdm_graph *graph, const tdm__node *node, const tdm_
     d_in[0] = grad_node(graph, TDM_OP_SIGMOID_GRAD, d_out[0], node->out[0]);
 }
 
-static void backward_softmax(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
-                             tdm_value d_in[])
-{
-    d_in[0] = grad_node(graph, TDM_OP_SOFTMAX_GRAD, d_out[0], node->out[0]);
-}
-
 /* The same mask from the same address, on dy. */
 static void backward_dropout(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                              tdm_value d_in[])
@@ -189,50 +139,30 @@ static void backward_normalise(tdm_graph *graph, const tdm__node *node, const td
     d_in[0] = tdm_graph_normalise(graph, d_out[0], zero, in_of(node, 2));
 }
 
-static void backward_cross_entropy(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
-                                   tdm_value d_in[])
-{
-    if (!wanted(graph, node, 0)) return;
-    tdm_value in[3] = {{node->out[1]}, in_of(node, 1), d_out[0]};
-    d_in[0] = tdm__graph_add_node(graph, TDM_OP_CROSS_ENTROPY_GRAD, &node->attrs, in, 3, NULL);
-}
-
-/* ---- cost ------------------------------------------------------------------------------------ */
-
 static const tdm__op_row rows[] = {
-    {TDM_OP_ADD, "add", 2, 2, 1, infer_two_same, backward_add, tdm__flops_per_input,
-     TDM__OVER_0 | TDM__OVER_1, 0},
     {TDM_OP_COPY, "copy", 1, 1, 1, tdm__infer_same, backward_copy, tdm__flops_none, TDM__OVER_0, 0},
     {TDM_OP_RESHAPE, "reshape", 1, 1, 1, infer_reshape, backward_reshape, tdm__flops_none, 0, 0},
     {TDM_OP_SUM_ROWS, "sum_rows", 1, 1, 1, infer_sum_rows, backward_sum_rows, tdm__flops_per_input,
      0, 0},
     {TDM_OP_RELU, "relu", 1, 1, 1, tdm__infer_same, backward_relu, tdm__flops_per_input,
      TDM__OVER_0, 0},
-    {TDM_OP_RELU_GRAD, "relu_grad", 2, 2, 1, infer_two_same, NULL, tdm__flops_per_input,
+    {TDM_OP_RELU_GRAD, "relu_grad", 2, 2, 1, tdm__infer_two_same, NULL, tdm__flops_per_input,
      TDM__OVER_0 | TDM__OVER_1, 0},
     {TDM_OP_GELU, "gelu", 1, 1, 1, tdm__infer_same, backward_gelu, tdm__flops_costly, TDM__OVER_0,
      0},
-    {TDM_OP_GELU_GRAD, "gelu_grad", 2, 2, 1, infer_two_same, NULL, tdm__flops_costly,
+    {TDM_OP_GELU_GRAD, "gelu_grad", 2, 2, 1, tdm__infer_two_same, NULL, tdm__flops_costly,
      TDM__OVER_0 | TDM__OVER_1, 0},
     {TDM_OP_TANH, "tanh", 1, 1, 1, tdm__infer_same, backward_tanh, tdm__flops_costly, TDM__OVER_0,
      0},
-    {TDM_OP_TANH_GRAD, "tanh_grad", 2, 2, 1, infer_two_same, NULL, tdm__flops_per_input,
+    {TDM_OP_TANH_GRAD, "tanh_grad", 2, 2, 1, tdm__infer_two_same, NULL, tdm__flops_per_input,
      TDM__OVER_0 | TDM__OVER_1, 0},
     {TDM_OP_SIGMOID, "sigmoid", 1, 1, 1, tdm__infer_same, backward_sigmoid, tdm__flops_costly,
      TDM__OVER_0, 0},
-    {TDM_OP_SIGMOID_GRAD, "sigmoid_grad", 2, 2, 1, infer_two_same, NULL, tdm__flops_per_input,
+    {TDM_OP_SIGMOID_GRAD, "sigmoid_grad", 2, 2, 1, tdm__infer_two_same, NULL, tdm__flops_per_input,
      TDM__OVER_0 | TDM__OVER_1, 0},
     {TDM_OP_DROPOUT, "dropout", 1, 1, 1, infer_rows, backward_dropout, tdm__flops_costly,
      TDM__OVER_0, 0},
     {TDM_OP_NORMALISE, "normalise", 3, 3, 1, infer_normalise, backward_normalise,
-     tdm__flops_per_input, TDM__OVER_0, 0},
-    {TDM_OP_SOFTMAX, "softmax", 1, 1, 1, infer_softmax, backward_softmax, tdm__flops_costly,
-     TDM__OVER_0, 0},
-    {TDM_OP_SOFTMAX_GRAD, "softmax_grad", 2, 2, 1, infer_two_same, NULL, tdm__flops_per_input,
-     TDM__OVER_0 | TDM__OVER_1, 0},
-    {TDM_OP_CROSS_ENTROPY, "cross_entropy", 2, 2, 2, infer_cross_entropy, backward_cross_entropy,
-     tdm__flops_costly, TDM__OVER_0, 1},
-    {TDM_OP_CROSS_ENTROPY_GRAD, "cross_entropy_grad", 3, 3, 1, tdm__infer_same, NULL,
      tdm__flops_per_input, TDM__OVER_0, 0},
     {TDM_OP_FILL, "fill", 0, 0, 1, infer_fill, NULL, tdm__flops_none, 0, 0},
 };

@@ -46,6 +46,22 @@ tdm_status tdm__infer_same(const tdm_op_attrs *attrs, const tdm__value *const in
     return TDM_OK;
 }
 
+tdm_status tdm__infer_two_same(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                               tdm__value out[], tdm_error *err)
+{
+    TDM_TRY(tdm__wants_f32(in[1], "b", err));
+    TDM_TRY(tdm__wants_same(in[0], in[1], err));
+    return tdm__infer_same(attrs, in, out, err);
+}
+
+tdm_status tdm__infer_shape_of_attrs(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                                     tdm__value out[], tdm_error *err)
+{
+    TDM_TRY(tdm__wants_f32(in[0], "dy", err));
+    out[0] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = attrs->shape};
+    return TDM_OK;
+}
+
 uint64_t tdm__elements_of(const tdm_graph *graph, int32_t value)
 {
     return (uint64_t)tdm_shape_elements(&graph->values[value].shape);
@@ -61,6 +77,11 @@ uint64_t tdm__flops_none(const tdm_graph *graph, const tdm__node *node)
 uint64_t tdm__flops_per_input(const tdm_graph *graph, const tdm__node *node)
 {
     return tdm__elements_of(graph, node->in[0]);
+}
+
+uint64_t tdm__flops_per_output(const tdm_graph *graph, const tdm__node *node)
+{
+    return tdm__elements_of(graph, node->out[0]);
 }
 
 uint64_t tdm__flops_costly(const tdm_graph *graph, const tdm__node *node)
