@@ -1,29 +1,272 @@
 /*
  * basic.c: element-wise ops: one pass over memory, as wide as the processor can.
+ *
+ * An op is a function of one vector, or of two; the templates below run it over whole tensors. The
+ * last, incomplete vector goes through the same function, so an element's bits depend neither on
+ * its place nor on the size of the tensor nor on the number of threads. A vector is read before it
+ * is written: the output may lie over an input of its own size.
  */
-#include "tensor/kernels/cpu/vec/vec.h"
+#include "tensor/kernels/cpu/vec/math.h"
 
-static inline void add(const float *a, const float *b, float *out, int64_t n)
+#define TEMPLATE static inline __attribute__((always_inline))
+
+/* What a range needs. b repeats after b_count elements. */
+typedef struct work {
+    const float *a, *b, *c;
+    float *out;
+    int64_t b_count;
+    float value;
+} work;
+
+static work work_of(const tdm_kernel_call *call)
 {
-    int64_t i = 0;
-    for (; i + TDM__WIDTH <= n; i += TDM__WIDTH)
-        *(vf *)(out + i) = *(const vf *)(a + i) + *(const vf *)(b + i);
-    for (; i < n; i++) out[i] = a[i] + b[i];
+    return (work){.a = call->in[0].data,
+                  .b = call->in[1].data,
+                  .c = call->in[2].data,
+                  .out = call->out[0].data,
+                  .b_count = tdm_tensor_elements(&call->in[1]),
+                  .value = (float)call->attrs.scale};
 }
 
-/* b may be the end of a's shape; it then serves every one of the leading indices. */
-static void run_add(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+/* ---- of one tensor ---------------------------------------------------------------------------- */
+
+/* out[i] = f(a[i]) */
+TEMPLATE void map_range(const work *w, int64_t begin, int64_t end, vf (*f)(vf))
 {
-    (void)backend;
-    (void)key;
-    const float *a = call->in[0].data, *b = call->in[1].data;
-    float *out = call->out[0].data;
-    int64_t n = tdm_tensor_elements(&call->out[0]), N = tdm_tensor_elements(&call->in[1]);
-    for (int64_t i = 0; i < n; i += N) add(a + i, b, out + i, N);
+    for (int64_t i = begin; i < end; i += TDM__WIDTH)
+        vf_store_up_to(w->out + i, end - i, f(vf_load_up_to(w->a + i, end - i, 0)));
 }
+
+/* out[i] = a[i] slope(b[i]) */
+TEMPLATE void slope_range(const work *w, int64_t begin, int64_t end, vf (*slope)(vf))
+{
+    for (int64_t i = begin; i < end; i += TDM__WIDTH) {
+        vf dy = vf_load_up_to(w->a + i, end - i, 0), at = vf_load_up_to(w->b + i, end - i, 0);
+        vf_store_up_to(w->out + i, end - i, dy * slope(at));
+    }
+}
+
+/* Written so that NaN stays NaN: a model that diverges must not look like one that is dead. */
+static inline vf relu(vf x)
+{
+    return vf_pick_less(x, vf_set(0), vf_set(0), x);
+}
+
+static inline vf relu_slope(vf y)
+{
+    return vf_pick_less(vf_set(0), y, vf_set(1), vf_set(0));
+}
+
+static const float root_half = 0.70710678118654752440f, density_peak = 0.3989422804014326779f;
+
+static inline vf gelu(vf x)
+{
+    return 0.5f * x * (1.0f + verff(x * root_half));
+}
+
+static inline vf gelu_slope(vf x)
+{
+    vf phi = 0.5f + 0.5f * verff(x * root_half);
+    return phi + x * (vexpf(-0.5f * (x * x)) * density_peak);
+}
+
+/* 0.5 x (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3). */
+static const float two_root_2_over_pi = 1.5957691216057307f, cubic = 0.044715f;
+
+static inline vf gelu_tanh(vf x)
+{
+    return x * vsigmoidf(two_root_2_over_pi * (x + cubic * x * (x * x)));
+}
+
+/* Beyond 16 the slope is 0 or 1, and powers of x would only overflow. */
+static inline vf gelu_tanh_slope(vf x)
+{
+    x = vf_min(vf_set(16), vf_max(vf_set(-16), x));
+    vf s = vsigmoidf(two_root_2_over_pi * (x + cubic * x * (x * x)));
+    vf du = two_root_2_over_pi * (1.0f + 3.0f * cubic * (x * x));
+    return s + x * (s * (1.0f - s)) * du;
+}
+
+static inline vf silu(vf x)
+{
+    return x * vsigmoidf(x);
+}
+
+static inline vf silu_slope(vf x)
+{
+    vf s = vsigmoidf(x);
+    return s * (1.0f + x * (1.0f - s));
+}
+
+static inline vf tanh_slope(vf y)
+{
+    return 1.0f - y * y;
+}
+
+static inline vf sigmoid_slope(vf y)
+{
+    return y * (1.0f - y);
+}
+
+#define ACTIVATION(name, f, slope)                                                                 \
+    static void range_##name(const void *w, int64_t begin, int64_t end)                            \
+    {                                                                                              \
+        map_range(w, begin, end, f);                                                               \
+    }                                                                                              \
+    static void range_##name##_grad(const void *w, int64_t begin, int64_t end)                     \
+    {                                                                                              \
+        slope_range(w, begin, end, slope);                                                         \
+    }                                                                                              \
+    static void run_##name(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)    \
+    {                                                                                              \
+        (void)backend;                                                                             \
+        (void)key;                                                                                 \
+        work w = work_of(call);                                                                    \
+        tdm__vec_split(tdm_tensor_elements(&call->out[0]), 1, range_##name, &w);                   \
+    }                                                                                              \
+    static void run_##name##_grad(void *backend, const tdm_kernel_call *call,                      \
+                                  const tdm_step_key *key)                                         \
+    {                                                                                              \
+        (void)backend;                                                                             \
+        (void)key;                                                                                 \
+        work w = work_of(call);                                                                    \
+        tdm__vec_split(tdm_tensor_elements(&call->out[0]), 1, range_##name##_grad, &w);            \
+    }
+
+ACTIVATION(relu, relu, relu_slope)
+ACTIVATION(gelu, gelu, gelu_slope)
+ACTIVATION(gelu_tanh, gelu_tanh, gelu_tanh_slope)
+ACTIVATION(silu, silu, silu_slope)
+ACTIVATION(tanh, vtanhf, tanh_slope)
+ACTIVATION(sigmoid, vsigmoidf, sigmoid_slope)
+
+/* ---- of two, the second perhaps shorter ------------------------------------------------------- */
+
+typedef void (*stretch_fn)(const float *a, const float *b, const float *c, float *out,
+                           int64_t count);
+
+/* Cuts a range where b (and c, as long as b) begins again. A single b is spread by the stretches'
+ * caller, or every vector would have one element. */
+TEMPLATE void repeat_range(const work *w, int64_t begin, int64_t end, stretch_fn stretch)
+{
+    for (int64_t i = begin; i < end;) {
+        int64_t at = i % w->b_count, count = w->b_count - at;
+        if (count > end - i) count = end - i;
+        stretch(w->a + i, w->b + at, w->c ? w->c + at : NULL, w->out + i, count);
+        i += count;
+    }
+}
+
+static void stretch_add(const float *a, const float *b, const float *c, float *out, int64_t count)
+{
+    (void)c;
+    for (int64_t i = 0; i < count; i += TDM__WIDTH)
+        vf_store_up_to(out + i, count - i, vf_load_up_to(a + i, count - i, 0) +
+                                               vf_load_up_to(b + i, count - i, 0));
+}
+
+static void stretch_mul(const float *a, const float *b, const float *c, float *out, int64_t count)
+{
+    (void)c;
+    for (int64_t i = 0; i < count; i += TDM__WIDTH)
+        vf_store_up_to(out + i, count - i, vf_load_up_to(a + i, count - i, 0) *
+                                               vf_load_up_to(b + i, count - i, 0));
+}
+
+static void stretch_normalise(const float *a, const float *b, const float *c, float *out,
+                              int64_t count)
+{
+    for (int64_t i = 0; i < count; i += TDM__WIDTH) {
+        int64_t left = count - i;
+        vf off = vf_load_up_to(a + i, left, 0) - vf_load_up_to(b + i, left, 0);
+        vf_store_up_to(out + i, left, off * vf_load_up_to(c + i, left, 0));
+    }
+}
+
+static void range_add(const void *args, int64_t begin, int64_t end)
+{
+    const work *w = args;
+    if (w->b_count > 1) {
+        repeat_range(w, begin, end, stretch_add);
+        return;
+    }
+    for (int64_t i = begin; i < end; i += TDM__WIDTH)
+        vf_store_up_to(w->out + i, end - i, vf_load_up_to(w->a + i, end - i, 0) + w->b[0]);
+}
+
+static void range_mul(const void *args, int64_t begin, int64_t end)
+{
+    const work *w = args;
+    if (w->b_count > 1) {
+        repeat_range(w, begin, end, stretch_mul);
+        return;
+    }
+    for (int64_t i = begin; i < end; i += TDM__WIDTH)
+        vf_store_up_to(w->out + i, end - i, vf_load_up_to(w->a + i, end - i, 0) * w->b[0]);
+}
+
+static void range_normalise(const void *args, int64_t begin, int64_t end)
+{
+    repeat_range(args, begin, end, stretch_normalise);
+}
+
+/* ---- by a number ------------------------------------------------------------------------------ */
+
+static void range_scale(const void *args, int64_t begin, int64_t end)
+{
+    const work *w = args;
+    for (int64_t i = begin; i < end; i += TDM__WIDTH)
+        vf_store_up_to(w->out + i, end - i, vf_load_up_to(w->a + i, end - i, 0) * w->value);
+}
+
+static void range_fill(const void *args, int64_t begin, int64_t end)
+{
+    const work *w = args;
+    for (int64_t i = begin; i < end; i += TDM__WIDTH)
+        vf_store_up_to(w->out + i, end - i, vf_set(w->value));
+}
+
+static void range_copy(const void *args, int64_t begin, int64_t end)
+{
+    const work *w = args;
+    if (w->out != w->a) memcpy(w->out + begin, w->a + begin, (size_t)(end - begin) * sizeof(float));
+}
+
+#define ELEMENTWISE(name)                                                                          \
+    static void run_##name(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)    \
+    {                                                                                              \
+        (void)backend;                                                                             \
+        (void)key;                                                                                 \
+        work w = work_of(call);                                                                    \
+        tdm__vec_split(tdm_tensor_elements(&call->out[0]), 1, range_##name, &w);                   \
+    }
+
+ELEMENTWISE(add)
+ELEMENTWISE(mul)
+ELEMENTWISE(normalise)
+ELEMENTWISE(scale)
+ELEMENTWISE(fill)
+ELEMENTWISE(copy)
 
 static const tdm_kernel kernels[] = {
     {.op = TDM_OP_ADD, .dtype = TDM_DTYPE_F32, .run = run_add},
+    {.op = TDM_OP_MUL, .dtype = TDM_DTYPE_F32, .run = run_mul},
+    {.op = TDM_OP_SCALE, .dtype = TDM_DTYPE_F32, .run = run_scale},
+    {.op = TDM_OP_COPY, .dtype = TDM_DTYPE_F32, .run = run_copy},
+    {.op = TDM_OP_FILL, .dtype = TDM_DTYPE_F32, .run = run_fill},
+    {.op = TDM_OP_RELU, .dtype = TDM_DTYPE_F32, .run = run_relu},
+    {.op = TDM_OP_RELU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_relu_grad},
+    {.op = TDM_OP_GELU, .dtype = TDM_DTYPE_F32, .run = run_gelu},
+    {.op = TDM_OP_GELU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_gelu_grad},
+    {.op = TDM_OP_GELU_TANH, .dtype = TDM_DTYPE_F32, .run = run_gelu_tanh},
+    {.op = TDM_OP_GELU_TANH_GRAD, .dtype = TDM_DTYPE_F32, .run = run_gelu_tanh_grad},
+    {.op = TDM_OP_SILU, .dtype = TDM_DTYPE_F32, .run = run_silu},
+    {.op = TDM_OP_SILU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_silu_grad},
+    {.op = TDM_OP_TANH, .dtype = TDM_DTYPE_F32, .run = run_tanh},
+    {.op = TDM_OP_TANH_GRAD, .dtype = TDM_DTYPE_F32, .run = run_tanh_grad},
+    {.op = TDM_OP_SIGMOID, .dtype = TDM_DTYPE_F32, .run = run_sigmoid},
+    {.op = TDM_OP_SIGMOID_GRAD, .dtype = TDM_DTYPE_F32, .run = run_sigmoid_grad},
+    {.op = TDM_OP_NORMALISE, .dtype = TDM_DTYPE_F32, .run = run_normalise},
 };
 
 const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_basic) = {kernels,
