@@ -15,13 +15,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct double_eval {
+typedef struct double_eval double_eval;
+
+/* Evaluates a node that this file does not know; false when it does not know it either. */
+typedef bool (*double_eval_more_fn)(double_eval *e, const tdm__node *node);
+
+struct double_eval {
     const tdm_graph *graph;
     const tdm_step_key *key;
-    double **values;         /* by id; of inputs and parameters filled by the caller */
-    const int32_t **classes; /* by id; of i32 inputs, borrowed */
+    double **values;          /* by id; of inputs and parameters filled by the caller */
+    int32_t **classes;        /* by id; of i32 inputs, likewise */
+    double_eval_more_fn more; /* asked first; may be NULL */
     double kink;
-} double_eval;
+};
 
 static inline size_t double_eval_count(const double_eval *e, int32_t id)
 {
@@ -35,12 +41,15 @@ static inline double_eval double_eval_create(const tdm_graph *graph, const tdm_s
     e.classes = calloc(graph->value_count, sizeof(*e.classes));
     for (size_t id = 1; id < graph->value_count; id++)
         e.values[id] = calloc(double_eval_count(&e, (int32_t)id) + 1, sizeof(double));
+    for (size_t id = 1; id < graph->value_count; id++)
+        e.classes[id] = calloc(double_eval_count(&e, (int32_t)id) + 1, sizeof(int32_t));
     return e;
 }
 
 static inline void double_eval_release(double_eval *e)
 {
     for (size_t id = 1; id < e->graph->value_count; id++) free(e->values[id]);
+    for (size_t id = 1; id < e->graph->value_count; id++) free(e->classes[id]);
     free(e->values);
     free(e->classes);
 }
@@ -114,12 +123,14 @@ static inline void double_eval_node(double_eval *e, const tdm__node *node)
     const double *x = e->values[node->in[0]];
     double *y = e->values[node->out[0]];
     size_t count = double_eval_count(e, node->out[0]);
-    int64_t N = e->graph->values[node->in[0]].shape.dim[1];
-    int64_t B = e->graph->values[node->in[0]].shape.dim[0];
+    size_t b_count = node->in[1] ? double_eval_count(e, node->in[1]) : 1;
+    const tdm_shape *shape = &e->graph->values[node->in[0]].shape;
+    int64_t N = shape->rank > 0 ? shape->dim[shape->rank - 1] : 1; /* B rows of N columns */
+    int64_t B = node->in[0] && N > 0 ? tdm_shape_elements(shape) / N : 0;
     switch (node->op) {
     case TDM_OP_MATMUL: double_eval_matmul(e, node); return;
     case TDM_OP_ADD:
-        for (size_t i = 0; i < count; i++) y[i] = x[i] + e->values[node->in[1]][i];
+        for (size_t i = 0; i < count; i++) y[i] = x[i] + e->values[node->in[1]][i % b_count];
         return;
     case TDM_OP_SUM_ROWS:
         memset(y, 0, count * sizeof(double));
@@ -146,7 +157,8 @@ static inline double double_eval_run(double_eval *e, int32_t id)
 {
     e->kink = INFINITY;
     for (size_t n = 0; n < e->graph->node_count; n++)
-        if (!e->graph->nodes[n].backward) double_eval_node(e, &e->graph->nodes[n]);
+        if (!e->graph->nodes[n].backward && !(e->more && e->more(e, &e->graph->nodes[n])))
+            double_eval_node(e, &e->graph->nodes[n]);
     return e->values[id][0];
 }
 
