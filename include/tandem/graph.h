@@ -144,10 +144,14 @@ typedef struct tdm_batch_norm_options {
     tdm_batch_norm_mode mode;
     double eps;               /* 0: 1e-5 */
     tdm_value gamma, beta;    /* [C], parameters */
-    tdm_value mean, variance; /* [C], statistics: see tdm_graph_statistic */
+    tdm_value mean, variance; /* [C], FIXED: the statistics to use; TRAIN does not read them */
+    /* TRAIN, where not NULL: what these rows showed, [C] each, for the running statistics to follow
+     * (tdm_graph_follow, scaled by the lane's share of the rows). The variance is the unbiased one,
+     * though the rows themselves are normalised with the biased one, as everywhere. */
+    tdm_value *observed_mean, *observed_variance;
 } tdm_batch_norm_options;
 
-/* x [..., C]: each channel over all else. */
+/* x [..., C]: each channel over all else. In TRAIN each channel must have two numbers or more. */
 TDM_API tdm_value tdm_graph_batch_norm(tdm_graph *graph, tdm_value x,
                                        const tdm_batch_norm_options *options);
 
@@ -171,7 +175,7 @@ TDM_API tdm_value tdm_graph_conv1d(tdm_graph *graph, tdm_value x, tdm_value w,
                                    const tdm_conv_options *options);
 
 typedef struct tdm_pool_options {
-    int kernel[2], stride[2], padding[2]; /* stride 0: as the kernel */
+    int kernel[2], stride[2], padding[2]; /* stride 0: as the kernel; padding: half of it at most */
 } tdm_pool_options;
 
 TDM_API tdm_value tdm_graph_max_pool(tdm_graph *graph, tdm_value x,

@@ -12,6 +12,9 @@ static const tdm__op_family *const families[] = {
     &tdm__ops_elementwise,
     &tdm__ops_loss,
     &tdm__ops_embedding,
+    &tdm__ops_conv,
+    &tdm__ops_pool,
+    &tdm__ops_batch_norm,
     &tdm__ops_custom,
 };
 

@@ -59,7 +59,7 @@ typedef enum tdm_op_kind {
     TDM_OP_RMS_NORM_GRAD,          /* dy, x, gamma, stats -> dx */
     TDM_OP_RMS_NORM_GRAD_PARAMS,   /* dy, x, stats -> d_gamma [C] */
     TDM_OP_BATCH_NORM,      /* x [..., C], gamma, beta -> y, stats [2, C] (mean, biased variance) */
-    TDM_OP_BATCH_NORM_GRAD, /* dy, x, gamma, stats -> dx */
+    TDM_OP_BATCH_NORM_GRAD, /* dy, x, gamma, stats, d_gamma, d_beta -> dx */
     TDM_OP_BATCH_NORM_GRAD_PARAMS, /* dy, x, stats -> d_gamma [C], d_beta [C] */
     TDM_OP_BATCH_NORM_FIXED, /* x, gamma, beta, mean [C], variance [C] -> y, with given statistics */
     TDM_OP_BATCH_NORM_FIXED_GRAD,        /* dy, gamma, variance -> dx */

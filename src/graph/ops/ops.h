@@ -7,6 +7,7 @@
 extern const tdm__op_family tdm__ops_matmul, tdm__ops_basic, tdm__ops_custom;
 extern const tdm__op_family tdm__ops_norm, tdm__ops_attention;
 extern const tdm__op_family tdm__ops_shape, tdm__ops_elementwise, tdm__ops_loss, tdm__ops_embedding;
+extern const tdm__op_family tdm__ops_conv, tdm__ops_pool, tdm__ops_batch_norm;
 
 /* Inputs over which the output may lie (tdm__op_row.in_place). */
 enum { TDM__OVER_0 = 1, TDM__OVER_1 = 2 };
@@ -28,6 +29,9 @@ tdm_status tdm__infer_two_same(const tdm_op_attrs *attrs, const tdm__value *cons
 /* dy, ... -> attrs.shape: the gradient of an op that changes the shape. */
 tdm_status tdm__infer_shape_of_attrs(const tdm_op_attrs *attrs, const tdm__value *const in[],
                                      tdm__value out[], tdm_error *err);
+/* How many windows (attrs.window) fit into `size` along an axis: 0 is height, 1 is width. */
+tdm_status tdm__infer_window(const tdm_op_attrs *attrs, int axis, int64_t size, int64_t *out,
+                             tdm_error *err);
 
 /* ---- gradients --------------------------------------------------------------------------------- */
 

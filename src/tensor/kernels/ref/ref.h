@@ -13,6 +13,9 @@ extern const tdm_kernel_family tdm__ref_loss;
 extern const tdm_kernel_family tdm__ref_embedding;
 extern const tdm_kernel_family tdm__ref_norm;
 extern const tdm_kernel_family tdm__ref_attention;
+extern const tdm_kernel_family tdm__ref_conv;
+extern const tdm_kernel_family tdm__ref_pool;
+extern const tdm_kernel_family tdm__ref_batch_norm;
 
 static inline const float *tdm__ref_in(const tdm_kernel_call *call, int index)
 {
