@@ -2,7 +2,8 @@
  * data.h: data sets, and the order in which their samples are seen.
  *
  * A data set is a table in memory: `sample_count` rows of `feature_count` numbers, and a class for
- * each row. Files are read as hostile input: every length is checked before it is used, and an
+ * each row; or a text: a row of tokens, whose samples are windows of `feature_count` tokens, and
+ * whose classes are the tokens that follow. Files are read as hostile input: every length is checked before it is used, and an
  * error names the file and the line or byte. gzip is recognised by its first bytes, whatever the
  * name.
  *
@@ -23,7 +24,8 @@ extern "C" {
 typedef enum tdm_data_format {
     TDM_DATA_FORMAT_AUTO,
     TDM_DATA_FORMAT_CSV,
-    TDM_DATA_FORMAT_IDX
+    TDM_DATA_FORMAT_IDX,
+    TDM_DATA_FORMAT_TEXT
 } tdm_data_format;
 typedef enum tdm_data_header {
     TDM_DATA_HEADER_AUTO,
@@ -31,37 +33,52 @@ typedef enum tdm_data_header {
     TDM_DATA_HEADER_NO
 } tdm_data_header;
 
+/* What a data set is made of. ANY only in options. */
+typedef enum tdm_data_kind {
+    TDM_DATA_KIND_ANY = 0,
+    TDM_DATA_KIND_TABLE,
+    TDM_DATA_KIND_TOKENS
+} tdm_data_kind;
+
+enum { TDM_DATA_DEFAULT_CONTEXT = 256 };
+
 /* How to read a file. Zero means the default everywhere. */
 typedef struct tdm_data_options {
     const char *labels_path; /* IDX: the file of labels beside the images; NULL for none */
-    int format;              /* tdm_data_format; AUTO looks at the bytes */
+    int format;              /* tdm_data_format; AUTO looks at the bytes and for ".txt" */
+    int kind;                /* tdm_data_kind: AUTO takes formats of this kind only */
     int header;           /* tdm_data_header; AUTO: a header when a cell of row 1 that should be a
                                 number is not */
     const char *label;    /* CSV: column name, number from 1, "first", "last" (default), "none" */
     char delimiter;       /* CSV; 0: ',' */
     uint64_t limit_bytes; /* of the unpacked file; 0: 16 GiB. A defence against gzip bombs. */
-    /* CSV: the classes of the training set, so that a test file maps to the same numbers; a label
-     * outside them is an error. NULL: the classes are those found in the file, sorted (as numbers
-     * when all are numbers, else by bytes). IDX classes are "0" ... "max". */
+    /* The classes of the training set, so that a test file maps to the same numbers; a label (in a
+     * text: a character) outside them is an error. NULL: the classes are those found in the file,
+     * sorted (as numbers when all are numbers, else by bytes; characters by code point). IDX classes
+     * are "0" ... "max". */
     const char *const *class_names;
     int64_t class_count;
     /* CSV: how many numbers make a sample, where that is known (a model asks for so many). A file
      * with just so many columns then has no column of labels, whatever `label` says; one with
      * neither so many nor one more is an error. 0: not known. */
     int64_t feature_count;
+    int64_t context; /* text: tokens in a window; 0: TDM_DATA_DEFAULT_CONTEXT */
+    int64_t stride;  /* text: tokens from one window to the next; 0: 1, so that they overlap */
 } tdm_data_options;
 
 typedef struct tdm_dataset tdm_dataset;
 
 typedef struct tdm_dataset_info {
+    tdm_data_kind kind; /* TABLE or TOKENS */
     int64_t sample_count;
-    int64_t feature_count;
-    tdm_shape sample_shape; /* [28, 28] for images, [feature_count] for tables */
-    int64_t class_count;    /* 0: no labels */
+    int64_t feature_count;  /* TOKENS: the tokens of a window */
+    tdm_shape sample_shape; /* [28, 28] for images, [feature_count] for tables and windows */
+    int64_t token_count;    /* TOKENS: of the whole text; else 0 */
+    int64_t class_count;    /* 0: no labels; TOKENS: the size of the vocabulary */
     const char *const *class_names;
     const char *const *feature_names; /* NULL when the file names none */
-    tdm_dtype storage;                /* F32 or U8: how the features lie in memory */
-    const char *path;                 /* as given; borrowed names live as long as the data set */
+    tdm_dtype storage; /* F32 or U8, for tokens U8 or U16: how the features lie in memory */
+    const char *path;  /* as given; borrowed names live as long as the data set */
 } tdm_dataset_info;
 
 TDM_API tdm_status tdm_dataset_load(const char *path, const tdm_data_options *options,
@@ -76,27 +93,51 @@ TDM_API const tdm_dataset_info *tdm_dataset_info_of(const tdm_dataset *dataset);
 
 /*
  * Splits off about `fraction` of the samples, chosen by `seed`: *out_test gets them, *out_rest the
- * others, both in file order. They share the memory of `dataset`, which must outlive them.
+ * others, both in file order. Of a text, *out_test gets the last `fraction` of the tokens, in
+ * windows that do not overlap, and no window of *out_rest reaches into it. They share the memory of
+ * `dataset`, which must outlive them.
  */
 TDM_API tdm_status tdm_dataset_split(const tdm_dataset *dataset, double fraction, uint64_t seed,
                                      tdm_dataset **out_rest, tdm_dataset **out_test,
                                      tdm_error *err);
 
 /*
- * Copies the samples `indices[0..count)` into `features` [count, feature_count] as f32 and their
- * classes into `classes` [count] (may be NULL; -1 each in a set without labels). Indices must be in
- * range. Allocates nothing; many threads may call it on one data set at once.
+ * Copies the samples `indices[0..count)` into `features` [count, feature_count] and their classes
+ * into `classes` (may be NULL). Of a table, features are f32 and classes [count], -1 each in a set
+ * without labels. Of tokens, both are i32 [count, feature_count]: a window, and the window that
+ * begins one token later. Indices must be in range. Allocates nothing; many threads may call it on
+ * one data set at once.
  */
 TDM_API void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indices, int64_t count,
-                                float *features, int32_t *classes);
+                                void *features, int32_t *classes);
 
 /* Per feature: the mean and the standard deviation (population), over all samples in order, summed
- * in double precision. Arrays of feature_count. */
+ * in double precision. Arrays of feature_count. For tables only. */
 TDM_API void tdm_dataset_moments(const tdm_dataset *dataset, double *mean, double *deviation);
-/* The largest absolute value of any feature of any sample; 0 for an empty set. */
+/* The largest absolute value of any feature of any sample; 0 for an empty set. For tables only. */
 TDM_API double tdm_dataset_largest(const tdm_dataset *dataset);
 /* SHA-256 over shapes, class names, features and classes: what the samples are, not where they lie. */
 TDM_API tdm_status tdm_dataset_hash(const tdm_dataset *dataset, char hex[TDM_SHA256_HEX]);
+
+/* ---- characters ------------------------------------------------------------------------------ */
+
+/*
+ * A vocabulary of characters (UTF-8 code points): which token each of them is. Read-only once made;
+ * any number of threads may use it.
+ */
+typedef struct tdm_vocabulary tdm_vocabulary;
+
+/* From the class names of a text, in their order; each must be one character. */
+TDM_API tdm_status tdm_vocabulary_create(const char *const *characters, int64_t count,
+                                         tdm_vocabulary **out, tdm_error *err);
+TDM_API void tdm_vocabulary_destroy(tdm_vocabulary *vocabulary);
+TDM_API int64_t tdm_vocabulary_count(const tdm_vocabulary *vocabulary);
+/* The tokens of a text, into `out`, which has room for `length` of them; *out_count says how many
+ * there are. Bytes that are no UTF-8 and characters outside are errors that begin with `name` and
+ * say where. */
+TDM_API tdm_status tdm_vocabulary_encode(const tdm_vocabulary *vocabulary, const char *name,
+                                         const char *text, size_t length, int32_t *out,
+                                         int64_t *out_count, tdm_error *err);
 
 /* ---- order ----------------------------------------------------------------------------------- */
 

@@ -49,7 +49,7 @@ static tdm_status read_source(const tdm__data_source *source, const tdm_data_opt
                               tdm_dataset **out, tdm_error *err)
 {
     const tdm_data_format_ops *format;
-    TDM_TRY(tdm__data_format_find(source, options->format, &format, err));
+    TDM_TRY(tdm__data_format_find(source, options, &format, err));
     tdm_dataset *dataset = calloc(1, sizeof(*dataset));
     if (dataset) dataset->arena = tdm_arena_create("data set");
     if (dataset && dataset->arena)
@@ -58,6 +58,7 @@ static tdm_status read_source(const tdm__data_source *source, const tdm_data_opt
         tdm_dataset_destroy(dataset);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for the data set", source->name);
     }
+    dataset->info.kind = format->kind;
     tdm_status status = format->read(source, options, dataset, err);
     if (status != TDM_OK) {
         tdm_dataset_destroy(dataset);

@@ -23,7 +23,8 @@ struct tdm_dataset {
     tdm_dataset_info info;
     tdm_arena *arena;       /* names and, in a part, `rows` */
     const void *features;   /* [stored rows, feature_count] of info.storage */
-    const int32_t *classes; /* [stored rows]; NULL when there are no labels */
+    const int32_t *classes; /* [stored rows]; NULL when there are no labels, and for tokens */
+    int64_t stride;         /* tokens: from one window to the next */
     const int64_t *rows;    /* [sample_count] in a part: which stored row; NULL: all, in order */
     void *owned_features;   /* from malloc; NULL in a part */
     void *owned_classes;
@@ -50,8 +51,9 @@ typedef struct tdm__data_source {
 typedef struct tdm_data_format_ops {
     const char *name;
     tdm_data_format format;
-    /* Do the bytes look like this format? Never reads past `count`. */
-    bool (*sniff)(const uint8_t *bytes, size_t count);
+    tdm_data_kind kind;
+    /* Do the bytes, or the name, look like this format? Never reads past `count`. */
+    bool (*sniff)(const tdm__data_source *source);
     /*
      * Fills the zeroed `dataset`, whose arena is there already, all but info.path. On failure it
      * may leave it half filled: the caller destroys it.
@@ -62,9 +64,11 @@ typedef struct tdm_data_format_ops {
 
 extern const tdm_data_format_ops tdm__data_format_csv;
 extern const tdm_data_format_ops tdm__data_format_idx;
+extern const tdm_data_format_ops tdm__data_format_text;
 
-/* The format that the options name, or else the first that recognises the bytes. */
-tdm_status tdm__data_format_find(const tdm__data_source *source, int format,
+/* The format that the options name, or else the first of the right kind that recognises the bytes;
+ * a kind with one format needs no recognising. */
+tdm_status tdm__data_format_find(const tdm__data_source *source, const tdm_data_options *options,
                                  const tdm_data_format_ops **out, tdm_error *err);
 
 /* ---- gzip ------------------------------------------------------------------------------------ */
@@ -93,6 +97,8 @@ typedef enum tdm__number_result {
 tdm__number_result tdm__number_parse(const char *text, size_t length, double *out);
 
 bool tdm__utf8_ok(const char *text, size_t length);
+/* The bytes of the character at `p`, and its code point; 0 when it is not valid UTF-8. */
+size_t tdm__utf8_decode(const uint8_t *p, const uint8_t *end, uint32_t *out_code);
 /* The text made fit for a message: no control characters, cut to fit. Returns `buffer`. */
 #define TDM__SHOW_BYTES 64
 const char *tdm__text_show(const char *text, size_t length, char buffer[TDM__SHOW_BYTES]);
@@ -128,6 +134,23 @@ tdm_status tdm__classes_sort(tdm__classes *classes, int32_t *numbers, tdm_error 
 /* "; perhaps 'setosa' is meant" when a class has nearly this name; else "". Returns `buffer`. */
 const char *tdm__classes_hint(const tdm__classes *classes, const char *text, size_t length,
                               char buffer[128]);
+
+/* ---- characters ------------------------------------------------------------------------------ */
+
+#define TDM__MAX_CODES 0x110000
+
+/* The different characters of a text, sorted by code point, as names in `arena`; also counts its
+ * characters. A text that is not UTF-8, or has a NUL, is FORMAT and names the byte. */
+tdm_status tdm__characters_find(const tdm__data_source *source, tdm_arena *arena,
+                                const char *const **out_names, int64_t *out_name_count,
+                                int64_t *out_count, tdm_error *err);
+
+/* Tokens as `dtype`, U8 or U16 or I32; `out` has room for as many as there are bytes. */
+tdm_status tdm__vocabulary_encode(const tdm_vocabulary *vocabulary, const tdm__data_source *source,
+                                  tdm_dtype dtype, void *out, int64_t *out_count, tdm_error *err);
+
+/* How many windows of `context` tokens, each with one token behind it, `token_count` hold. */
+int64_t tdm__window_count(int64_t token_count, int64_t context, int64_t stride);
 
 /* ---- order ----------------------------------------------------------------------------------- */
 

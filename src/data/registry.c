@@ -3,29 +3,44 @@
  *
  * To add one: a file in formats/ with a tdm_data_format_ops table, its name in data.h's
  * tdm_data_format and in internal.h, and a line here. IDX comes first because its first bytes are
- * sure; CSV takes anything that looks like text.
+ * sure; a text of tokens is known by its name alone, unless the caller wants tokens; CSV takes
+ * anything that looks like text.
  */
 #include "data/internal.h"
 
 static const tdm_data_format_ops *const formats[] = {
     &tdm__data_format_idx,
+    &tdm__data_format_text,
     &tdm__data_format_csv,
 };
 
-tdm_status tdm__data_format_find(const tdm__data_source *source, int format,
-                                 const tdm_data_format_ops **out, tdm_error *err)
+enum { FORMAT_COUNT = sizeof(formats) / sizeof(formats[0]) };
+
+static tdm_status by_number(const tdm__data_source *source, int format,
+                            const tdm_data_format_ops **out, tdm_error *err)
 {
-    for (size_t i = 0; i < sizeof(formats) / sizeof(formats[0]); i++) {
-        bool found = format == TDM_DATA_FORMAT_AUTO
-                         ? formats[i]->sniff(source->bytes, source->count)
-                         : (int)formats[i]->format == format;
-        if (!found) continue;
+    for (size_t i = 0; i < FORMAT_COUNT; i++) {
+        if ((int)formats[i]->format != format) continue;
         *out = formats[i];
         return TDM_OK;
     }
-    if (format != TDM_DATA_FORMAT_AUTO)
-        return tdm_fail(err, TDM_ERR_INVALID, "%s: there is no data format number %d", source->name,
-                        format);
+    return tdm_fail(err, TDM_ERR_INVALID, "%s: there is no data format number %d", source->name,
+                    format);
+}
+
+tdm_status tdm__data_format_find(const tdm__data_source *source, const tdm_data_options *options,
+                                 const tdm_data_format_ops **out, tdm_error *err)
+{
+    if (options->format != TDM_DATA_FORMAT_AUTO)
+        return by_number(source, options->format, out, err);
+    for (size_t i = 0; i < FORMAT_COUNT; i++) {
+        const tdm_data_format_ops *format = formats[i];
+        bool wanted = options->kind == TDM_DATA_KIND_ANY || options->kind == (int)format->kind;
+        bool only = options->kind == TDM_DATA_KIND_TOKENS;
+        if (!wanted || (!only && !format->sniff(source))) continue;
+        *out = format;
+        return TDM_OK;
+    }
     if (tdm__gzip_sniff(source->bytes, source->count))
         return tdm_fail(err, TDM_ERR_FORMAT,
                         "%s: packed by gzip twice; unpack it once (gzip -d) before use",

@@ -2,11 +2,13 @@
  * samples.c: what is asked of the samples of a data set once it is in memory.
  *
  * Gathering a batch, means and deviations, the largest value, the hash. All of it goes by sample
- * index through tdm__dataset_row(), so a part made by a split answers like a set of its own. These
- * functions only read: any number of threads may run them on one data set.
+ * index through tdm__dataset_row(), so a part made by a split answers like a set of its own. Windows
+ * of tokens need no rows: window i begins at token i * stride of its part. These functions only
+ * read: any number of threads may run them on one data set.
  */
 #include "data/internal.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -32,13 +34,41 @@ static inline float feature_at(const tdm_dataset *dataset, int64_t row, int64_t 
     return (float)((const uint8_t *)dataset->features)[offset];
 }
 
-void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indices, int64_t count,
-                        float *features, int32_t *classes)
+/* Copies `count` tokens from token `first` on. */
+static inline void copy_tokens(const tdm_dataset *dataset, int64_t first, int64_t count,
+                               int32_t *restrict out)
 {
+    if (dataset->info.storage == TDM_DTYPE_U8) {
+        const uint8_t *restrict source = (const uint8_t *)dataset->features + first;
+        for (int64_t i = 0; i < count; i++) out[i] = source[i];
+        return;
+    }
+    const uint16_t *restrict source = (const uint16_t *)dataset->features + first;
+    for (int64_t i = 0; i < count; i++) out[i] = source[i];
+}
+
+static void gather_windows(const tdm_dataset *dataset, const int64_t *indices, int64_t count,
+                           int32_t *tokens, int32_t *next)
+{
+    int64_t T = dataset->info.feature_count;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t first = indices[i] * dataset->stride;
+        copy_tokens(dataset, first, T, tokens + i * T);
+        if (next) copy_tokens(dataset, first + 1, T, next + i * T);
+    }
+}
+
+void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indices, int64_t count,
+                        void *features, int32_t *classes)
+{
+    if (dataset->info.kind == TDM_DATA_KIND_TOKENS) {
+        gather_windows(dataset, indices, count, features, classes);
+        return;
+    }
     int64_t feature_count = dataset->info.feature_count;
     for (int64_t i = 0; i < count; i++)
         copy_row(dataset, tdm__dataset_row(dataset, indices[i]), 0, feature_count,
-                 features + i * feature_count);
+                 (float *)features + i * feature_count);
     if (!classes) return;
     for (int64_t i = 0; i < count; i++)
         classes[i] = dataset->classes ? dataset->classes[tdm__dataset_row(dataset, indices[i])]
@@ -48,6 +78,7 @@ void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indices, int6
 /* Two passes, so that a large mean does not eat the digits of a small deviation. */
 void tdm_dataset_moments(const tdm_dataset *dataset, double *mean, double *deviation)
 {
+    assert(dataset->info.kind == TDM_DATA_KIND_TABLE);
     int64_t sample_count = dataset->info.sample_count;
     int64_t feature_count = dataset->info.feature_count;
     for (int64_t j = 0; j < feature_count; j++) mean[j] = deviation[j] = 0.0;
@@ -70,6 +101,7 @@ void tdm_dataset_moments(const tdm_dataset *dataset, double *mean, double *devia
 
 double tdm_dataset_largest(const tdm_dataset *dataset)
 {
+    assert(dataset->info.kind == TDM_DATA_KIND_TABLE);
     float largest = 0.0f;
     for (int64_t i = 0; i < dataset->info.sample_count; i++) {
         int64_t row = tdm__dataset_row(dataset, i);
@@ -127,6 +159,26 @@ static void hash_classes(const tdm_dataset *dataset, tdm_sha256 *hash)
     }
 }
 
+/* Tokens count as numbers of 32 bits however they are stored; where windows begin is part of it. */
+static void hash_tokens(const tdm_dataset *dataset, tdm_sha256 *hash)
+{
+    union {
+        int32_t tokens[HASH_BLOCK];
+        uint32_t words[HASH_BLOCK];
+    } block;
+    int64_t token_count = dataset->info.token_count;
+    tdm_sha256_text(hash, "tokens");
+    tdm_sha256_u64(hash, (uint64_t)token_count);
+    tdm_sha256_u64(hash, (uint64_t)dataset->stride);
+    for (int64_t i = 0; i < token_count; i += HASH_BLOCK) {
+        int64_t left = token_count - i;
+        size_t count = left < HASH_BLOCK ? (size_t)left : HASH_BLOCK;
+        copy_tokens(dataset, i, (int64_t)count, block.tokens);
+        to_little_endian(block.words, count);
+        tdm_sha256_update(hash, block.words, count * sizeof(block.words[0]));
+    }
+}
+
 tdm_status tdm_dataset_hash(const tdm_dataset *dataset, char hex[TDM_SHA256_HEX])
 {
     const tdm_dataset_info *info = &dataset->info;
@@ -139,7 +191,10 @@ tdm_status tdm_dataset_hash(const tdm_dataset *dataset, char hex[TDM_SHA256_HEX]
         tdm_sha256_u64(hash, (uint64_t)info->sample_shape.dim[i]);
     tdm_sha256_u64(hash, (uint64_t)info->class_count);
     for (int64_t i = 0; i < info->class_count; i++) tdm_sha256_text(hash, info->class_names[i]);
-    hash_features(dataset, hash);
+    if (info->kind == TDM_DATA_KIND_TOKENS)
+        hash_tokens(dataset, hash);
+    else
+        hash_features(dataset, hash);
     if (dataset->classes) hash_classes(dataset, hash);
     tdm_sha256_finish(hash, hex);
     tdm_sha256_destroy(hash);

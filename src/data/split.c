@@ -5,6 +5,9 @@
  * n) kept between 1 and n-1. So it depends on (n, fraction, seed) alone, and never on the order in
  * which anybody asks. Both parts list their samples in file order and borrow the memory of the set
  * they were cut from.
+ *
+ * Windows of a text overlap, so drawing them by lot would put most of the test's tokens into
+ * training as well: a text is cut at one place instead, and the test part is what comes after.
  */
 #include "data/internal.h"
 
@@ -48,6 +51,54 @@ static uint8_t *choose(int64_t sample_count, int64_t test_count, uint64_t seed)
     return chosen;
 }
 
+/* ---- texts ----------------------------------------------------------------------------------- */
+
+int64_t tdm__window_count(int64_t token_count, int64_t context, int64_t stride)
+{
+    return token_count > context ? (token_count - context - 1) / stride + 1 : 0;
+}
+
+static tdm_dataset *create_text_part(const tdm_dataset *whole, int64_t first, int64_t token_count,
+                                     int64_t stride)
+{
+    tdm_dataset *part = calloc(1, sizeof(*part));
+    if (!part) return NULL;
+    part->info = whole->info;
+    part->info.token_count = token_count;
+    part->info.sample_count = tdm__window_count(token_count, whole->info.feature_count, stride);
+    part->features = (const uint8_t *)whole->features +
+                     (size_t)first * tdm_dtype_bytes(whole->info.storage);
+    part->stride = stride;
+    return part;
+}
+
+static tdm_status split_text(const tdm_dataset *whole, double fraction, tdm_dataset **out_rest,
+                             tdm_dataset **out_test, tdm_error *err)
+{
+    const tdm_dataset_info *info = &whole->info;
+    int64_t T = info->feature_count, n = info->token_count;
+    int64_t test_count = test_count_of(n, fraction);
+    if (test_count <= T || n - test_count <= T)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%s: its %lld tokens cannot be split into %lld and %lld: each part needs "
+                        "at least %lld, a window and the token after it; choose another fraction, "
+                        "a smaller model.context, or a longer text",
+                        info->path, (long long)n, (long long)(n - test_count),
+                        (long long)test_count, (long long)T + 1);
+    tdm_dataset *rest = create_text_part(whole, 0, n - test_count, whole->stride);
+    tdm_dataset *test = create_text_part(whole, n - test_count, test_count, T);
+    if (!rest || !test) {
+        tdm_dataset_destroy(rest);
+        tdm_dataset_destroy(test);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory to split it", info->path);
+    }
+    *out_rest = rest;
+    *out_test = test;
+    return TDM_OK;
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
 tdm_status tdm_dataset_split(const tdm_dataset *dataset, double fraction, uint64_t seed,
                              tdm_dataset **out_rest, tdm_dataset **out_test, tdm_error *err)
 {
@@ -56,6 +107,8 @@ tdm_status tdm_dataset_split(const tdm_dataset *dataset, double fraction, uint64
         return tdm_fail(err, TDM_ERR_INVALID,
                         "%s: the fraction to split off is %g; it must lie between 0 and 1",
                         info->path, fraction);
+    if (info->kind == TDM_DATA_KIND_TOKENS)
+        return split_text(dataset, fraction, out_rest, out_test, err);
     if (info->sample_count < 2)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "%s: cannot be split in two: it has %lld sample, and each part needs one",

@@ -117,10 +117,10 @@ tdm__number_result tdm__number_parse(const char *text, size_t length, double *ou
     return TDM__NUMBER_OK;
 }
 
-/* The bytes of the character at `p`; 0 when it is not valid UTF-8. */
-static size_t utf8_step(const uint8_t *p, const uint8_t *end)
+size_t tdm__utf8_decode(const uint8_t *p, const uint8_t *end, uint32_t *out_code)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    *out_code = *p;
     if (*p < 0x80) return 1;
     size_t count = *p >= 0xf0 ? 4 : *p >= 0xe0 ? 3 : 2;
     if (*p < 0xc2 || *p > 0xf4 || (size_t)(end - p) < count) return 0;
@@ -130,7 +130,14 @@ static size_t utf8_step(const uint8_t *p, const uint8_t *end)
         code = code << 6 | (p[i] & 0x3f);
     }
     bool surrogate = code >= 0xd800 && code <= 0xdfff;
+    *out_code = code;
     return code < least[count] || code > 0x10ffff || surrogate ? 0 : count;
+}
+
+static size_t utf8_step(const uint8_t *p, const uint8_t *end)
+{
+    uint32_t code;
+    return tdm__utf8_decode(p, end, &code);
 }
 
 bool tdm__utf8_ok(const char *text, size_t length)

@@ -448,8 +448,10 @@ static tdm_status csv_read(const tdm__data_source *source, const tdm_data_option
 }
 
 /* Text has no NUL bytes; the first few thousand bytes tell. */
-static bool csv_sniff(const uint8_t *bytes, size_t count)
+static bool csv_sniff(const tdm__data_source *source)
 {
+    const uint8_t *bytes = source->bytes;
+    size_t count = source->count;
     bool utf16 = count >= 2 &&
                  ((bytes[0] == 0xff && bytes[1] == 0xfe) || (bytes[0] == 0xfe && bytes[1] == 0xff));
     return utf16 || !memchr(bytes, 0, count < 4096 ? count : 4096);
@@ -458,6 +460,7 @@ static bool csv_sniff(const uint8_t *bytes, size_t count)
 const tdm_data_format_ops tdm__data_format_csv = {
     .name = "csv",
     .format = TDM_DATA_FORMAT_CSV,
+    .kind = TDM_DATA_KIND_TABLE,
     .sniff = csv_sniff,
     .read = csv_read,
 };

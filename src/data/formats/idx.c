@@ -314,14 +314,15 @@ static tdm_status idx_read(const tdm__data_source *source, const tdm_data_option
 }
 
 /* Two zero bytes at the start occur in no text; the rest is checked, and explained, on reading. */
-static bool idx_sniff(const uint8_t *bytes, size_t count)
+static bool idx_sniff(const tdm__data_source *source)
 {
-    return count >= 2 && bytes[0] == 0 && bytes[1] == 0;
+    return source->count >= 2 && source->bytes[0] == 0 && source->bytes[1] == 0;
 }
 
 const tdm_data_format_ops tdm__data_format_idx = {
     .name = "idx",
     .format = TDM_DATA_FORMAT_IDX,
+    .kind = TDM_DATA_KIND_TABLE,
     .sniff = idx_sniff,
     .read = idx_read,
 };
