@@ -7,17 +7,11 @@
  * the plan. oneDNN itself makes a few small allocations inside execute (it copies its argument
  * list); nothing else here does.
  */
-#include "tensor/kernels/backends.h"
+#include "tensor/kernels/onednn/onednn.h"
 
 #include <assert.h>
-#include <dnnl.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-typedef struct onednn {
-    dnnl_engine_t engine;
-    dnnl_stream_t stream;
-} onednn;
 
 enum { ARG_MOST = 5 };
 
@@ -35,7 +29,7 @@ const char *tdm_tensor_library(char buffer[TDM_LIBRARY_BYTES])
     return buffer;
 }
 
-static tdm_status check(dnnl_status_t status, const char *what, tdm_error *err)
+tdm_status tdm__onednn_check(dnnl_status_t status, const char *what, tdm_error *err)
 {
     if (status == dnnl_success) return TDM_OK;
     tdm_status kind = status == dnnl_out_of_memory   ? TDM_ERR_NO_MEMORY
@@ -46,7 +40,7 @@ static tdm_status check(dnnl_status_t status, const char *what, tdm_error *err)
 
 static void close_backend(void *backend)
 {
-    onednn *b = backend;
+    tdm__onednn *b = backend;
     if (!b) return;
     if (b->stream) dnnl_stream_destroy(b->stream);
     if (b->engine) dnnl_engine_destroy(b->engine);
@@ -55,12 +49,14 @@ static void close_backend(void *backend)
 
 static tdm_status open_backend(void **out, tdm_error *err)
 {
-    onednn *b = calloc(1, sizeof(*b));
+    tdm__onednn *b = calloc(1, sizeof(*b));
     if (!b) return tdm_fail(err, TDM_ERR_NO_MEMORY, "oneDNN: no memory for an engine");
-    tdm_status status = check(dnnl_engine_create(&b->engine, dnnl_cpu, 0), "making an engine", err);
+    tdm_status status = tdm__onednn_check(dnnl_engine_create(&b->engine, dnnl_cpu, 0),
+                                          "making an engine", err);
     if (status == TDM_OK)
-        status = check(dnnl_stream_create(&b->stream, b->engine, dnnl_stream_default_flags),
-                       "making a stream", err);
+        status = tdm__onednn_check(
+            dnnl_stream_create(&b->stream, b->engine, dnnl_stream_default_flags), "making a stream",
+            err);
     if (status != TDM_OK) {
         close_backend(b);
         return status;
@@ -86,18 +82,18 @@ static tdm_status describe(int64_t B, int64_t rows, int64_t cols, bool transpose
     dnnl_dims_t dims = {B, rows, cols};
     dnnl_dims_t strides = {rows * cols, transposed ? 1 : cols, transposed ? rows : 1};
     int skip = B > 0 ? 0 : 1;
-    return check(
+    return tdm__onednn_check(
         dnnl_memory_desc_init_by_strides(out, 3 - skip, dims + skip, dnnl_f32, strides + skip),
         "describing a matrix", err);
 }
 
-static tdm_status add_arg(onednn *b, product *p, int which, const dnnl_memory_desc_t *desc,
+static tdm_status add_arg(tdm__onednn *b, product *p, int which, const dnnl_memory_desc_t *desc,
                           tdm_error *err)
 {
     assert(p->arg_count < ARG_MOST);
     dnnl_memory_t memory;
-    TDM_TRY(check(dnnl_memory_create(&memory, desc, b->engine, DNNL_MEMORY_NONE),
-                  "making a memory handle", err));
+    TDM_TRY(tdm__onednn_check(dnnl_memory_create(&memory, desc, b->engine, DNNL_MEMORY_NONE),
+                              "making a memory handle", err));
     p->args[p->arg_count++] = (dnnl_exec_arg_t){which, memory};
     return TDM_OK;
 }
@@ -106,7 +102,7 @@ static tdm_status add_arg(onednn *b, product *p, int which, const dnnl_memory_de
 static tdm_status make_attributes(int activation, dnnl_primitive_attr_t *out, tdm_error *err)
 {
     dnnl_primitive_attr_t attr;
-    TDM_TRY(check(dnnl_primitive_attr_create(&attr), "making attributes", err));
+    TDM_TRY(tdm__onednn_check(dnnl_primitive_attr_create(&attr), "making attributes", err));
     dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
     tdm_status status = TDM_OK;
     if (activation != TDM_ACTIVATION_NONE) {
@@ -114,13 +110,13 @@ static tdm_status make_attributes(int activation, dnnl_primitive_attr_t *out, td
                                : activation == TDM_ACTIVATION_TANH ? dnnl_eltwise_tanh
                                                                    : dnnl_eltwise_logistic;
         dnnl_post_ops_t ops;
-        status = check(dnnl_post_ops_create(&ops), "making an activation", err);
+        status = tdm__onednn_check(dnnl_post_ops_create(&ops), "making an activation", err);
         if (status == TDM_OK) {
-            status = check(dnnl_post_ops_append_eltwise(ops, 1.0f, kind, 0.0f, 0.0f),
-                           "fusing an activation", err);
+            status = tdm__onednn_check(dnnl_post_ops_append_eltwise(ops, 1.0f, kind, 0.0f, 0.0f),
+                                       "fusing an activation", err);
             if (status == TDM_OK)
-                status = check(dnnl_primitive_attr_set_post_ops(attr, ops), "fusing an activation",
-                               err);
+                status = tdm__onednn_check(dnnl_primitive_attr_set_post_ops(attr, ops),
+                                           "fusing an activation", err);
             dnnl_post_ops_destroy(ops);
         }
     }
@@ -132,7 +128,7 @@ static tdm_status make_attributes(int activation, dnnl_primitive_attr_t *out, td
     return TDM_OK;
 }
 
-static tdm_status make_product(onednn *b, tdm_kernel_call *call, product *p, tdm_error *err)
+static tdm_status make_product(tdm__onednn *b, tdm_kernel_call *call, product *p, tdm_error *err)
 {
     const tdm_shape *y = &call->out[0].shape;
     int64_t B = y->rank == 3 ? y->dim[0] : 0, M = y->dim[y->rank - 2], N = y->dim[y->rank - 1];
@@ -144,13 +140,14 @@ static tdm_status make_product(onednn *b, tdm_kernel_call *call, product *p, tdm
     TDM_TRY(describe(B > 0 ? 1 : 0, 1, N, false, &bias, err));
     TDM_TRY(describe(B, M, N, false, &dst, err));
     dnnl_matmul_desc_t desc;
-    TDM_TRY(check(dnnl_matmul_desc_init(&desc, &src, &weights, with_bias ? &bias : NULL, &dst),
-                  "describing a product", err));
+    TDM_TRY(tdm__onednn_check(
+        dnnl_matmul_desc_init(&desc, &src, &weights, with_bias ? &bias : NULL, &dst),
+        "describing a product", err));
 
     dnnl_primitive_attr_t attr;
     TDM_TRY(make_attributes(call->attrs.activation, &attr, err));
     dnnl_primitive_desc_t primitive_desc;
-    tdm_status status = check(
+    tdm_status status = tdm__onednn_check(
         dnnl_primitive_desc_create(&primitive_desc, &desc, attr, b->engine, NULL),
         "choosing a product kernel", err);
     dnnl_primitive_attr_destroy(attr);
@@ -159,8 +156,8 @@ static tdm_status make_product(onednn *b, tdm_kernel_call *call, product *p, tdm
     const dnnl_memory_desc_t *scratch = dnnl_primitive_desc_query_md(primitive_desc,
                                                                      dnnl_query_scratchpad_md, 0);
     call->scratch_bytes = dnnl_memory_desc_get_size(scratch);
-    status = check(dnnl_primitive_create(&p->primitive, primitive_desc), "compiling a product",
-                   err);
+    status = tdm__onednn_check(dnnl_primitive_create(&p->primitive, primitive_desc),
+                               "compiling a product", err);
     if (status == TDM_OK) status = add_arg(b, p, DNNL_ARG_SRC, &src, err);
     if (status == TDM_OK) status = add_arg(b, p, DNNL_ARG_WEIGHTS, &weights, err);
     if (status == TDM_OK) status = add_arg(b, p, DNNL_ARG_DST, &dst, err);
@@ -185,7 +182,7 @@ static tdm_status prepare_matmul(void *backend, tdm_kernel_call *call, tdm_error
 static void run_matmul(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
 {
     (void)key;
-    const onednn *b = backend;
+    const tdm__onednn *b = backend;
     const product *p = call->prepared;
     void *const data[ARG_MOST] = {call->in[0].data, call->in[1].data, call->out[0].data,
                                   call->scratch, call->in[2].data};
@@ -207,7 +204,7 @@ static const tdm_kernel kernels[] = {
 static const tdm_kernel_family products = {kernels, sizeof(kernels) / sizeof(kernels[0])};
 
 /* The visible list of what oneDNN computes for us. */
-static const tdm_kernel_family *const families[] = {&products, NULL};
+static const tdm_kernel_family *const families[] = {&products, &tdm__onednn_conv, NULL};
 
 const tdm_kernel_backend_ops tdm__kernels_onednn = {
     .name = "onednn",
