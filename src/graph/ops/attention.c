@@ -45,7 +45,7 @@ static tdm_status infer_attention(const tdm_op_attrs *attrs, const tdm__value *c
     TDM_TRY(wants_heads(attrs, in[0], err));
     if (in[1]) TDM_TRY(wants_lengths(in[0], in[1], err));
     int64_t B = in[0]->shape.dim[0], T = in[0]->shape.dim[1], C = in[0]->shape.dim[2] / 3;
-    if (attrs->p > 0 && attrs->heads * (double)T * (double)(T + 3) > random_words_most)
+    if (attrs->p > 0 && attrs->heads * (double)T * (double)(T + 31) > random_words_most)
         return tdm_fail(
             err, TDM_ERR_RANGE,
             "%d heads over %lld positions want more random numbers for dropout than one "

@@ -6,8 +6,8 @@
  * the three gradients of one head (backward).
  *
  * Dropout: the mask of (head, query, key) is word (head T + query) T' + key of the row's sequence,
- * where T' is T rounded up to a multiple of four, so that every query begins a block of Philox. Other
- * kernels draw the same words in whatever order suits them.
+ * where T' is T rounded up to a multiple of 32, so that kernels of any vector width begin a query
+ * with a whole vector of words. They may draw them in whatever order suits them.
  */
 #include "tensor/kernels/ref/ref.h"
 
@@ -71,7 +71,7 @@ static double score(const head *a, int64_t t, int64_t j)
 /* To be called before the first kept() of a query; keys then come in order. */
 static void seek_query(head *a, int64_t t)
 {
-    uint64_t stride = (uint64_t)(a->T + 3) / 4 * 4;
+    uint64_t stride = (uint64_t)(a->T + 31) / 32 * 32;
     if (a->p > 0) tdm_rng_seek(&a->rng, (uint64_t)(a->index * a->T + t) * stride);
 }
 

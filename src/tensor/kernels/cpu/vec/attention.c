@@ -12,6 +12,7 @@
  * result do not depend on the number of threads. What is computed is defined by ref/attention.c.
  */
 #include "tensor/kernels/cpu/vec/math.h"
+#include "tensor/kernels/cpu/vec/philox.h"
 #include "tensor/kernels/cpu/vec/tile.h"
 
 enum { BLOCK = 64, BLOCK_VECS = BLOCK / TDM__WIDTH };
@@ -53,8 +54,8 @@ typedef struct head {
     const float *q, *k, *v; /* rows of 3C numbers, of which D are this head's */
     bool causal;
     float scale;
-    float keep_scale;    /* 0: no dropout */
-    uint32_t drop_below; /* a word's upper 24 bits below this: dropped */
+    float keep_scale;   /* 0: no dropout */
+    int32_t drop_below; /* a word's upper 24 bits below this: dropped */
     tdm_rng rng;
 } head;
 
@@ -85,7 +86,7 @@ static head head_of(const tdm_kernel_call *call, const tdm_tensor *qkv, const td
     a.length = length < 0 ? 0 : smaller(length, a.T);
     if (p <= 0) return a;
     a.keep_scale = (float)(1 / (1 - p));
-    a.drop_below = (uint32_t)ceil(p * 0x1p24);
+    a.drop_below = (int32_t)ceil(p * 0x1p24);
     a.rng = tdm_rng_at((tdm_rng_address){.seed = key->seed,
                                          .stream = TDM_RNG_STREAM_DROPOUT,
                                          .sub_stream = call->attrs.sub_stream,
@@ -233,18 +234,18 @@ static inline vf exp_of_negative(vf x)
 }
 
 /* The factors of one query's weights in this block: 0 or keep_scale. Word (h T + t) T' + key of the
- * sequence decides, T' being T rounded up to whole blocks of Philox. */
+ * sequence decides, T' being T rounded up to a multiple of 32: see ref/attention.c. */
 static void draw_mask(const head *a, int64_t t, int64_t k0, int64_t keys, float mask[BLOCK])
 {
-    uint64_t stride = (uint64_t)round_up(a->T, 4);
-    uint64_t first = ((uint64_t)(a->h * a->T + t) * stride + (uint64_t)k0) / 4;
-    for (int64_t j = 0; j < keys; j += 4) {
-        uint32_t counter[4] = {(uint32_t)(first + (uint64_t)j / 4), a->rng.counter[1],
-                               a->rng.counter[2], a->rng.counter[3]},
-                 words[4];
-        tdm_philox_4x32_10(counter, a->rng.key, words);
-        for (int i = 0; i < 4; i++)
-            mask[j + i] = words[i] >> 8 < a->drop_below ? 0.0f : a->keep_scale;
+    uint64_t first = (uint64_t)((a->h * a->T + t) * round_up(a->T, 32) + k0);
+    for (int64_t j = 0; j < keys; j += TDM__PHILOX_GROUP) {
+        vi words[2];
+        tdm__philox_group(&a->rng, (uint32_t)((first + (uint64_t)j) / TDM__PHILOX_GROUP), words);
+        for (int half = 0; half < 2; half++) {
+            vi dropped = (vi)(((words[half] >> 8) & 0xffffff) < a->drop_below);
+            vf_store(mask + j + half * TDM__WIDTH,
+                     vf_select(dropped, (vf){0}, vf_set(a->keep_scale)));
+        }
     }
 }
 
