@@ -3,6 +3,15 @@
 
 static const tdm_kernel_family *const families[] = {
     &TDM__AT_LEVEL(tdm__vec_basic),
+    &TDM__AT_LEVEL(tdm__vec_norm),
+    &TDM__AT_LEVEL(tdm__vec_attention),
+    &TDM__AT_LEVEL(tdm__vec_sums),
+    &TDM__AT_LEVEL(tdm__vec_classes),
+    &TDM__AT_LEVEL(tdm__vec_embedding),
+    &TDM__AT_LEVEL(tdm__vec_dropout),
+    &TDM__AT_LEVEL(tdm__vec_copy),
+    &TDM__AT_LEVEL(tdm__vec_pool),
+    &TDM__AT_LEVEL(tdm__vec_batch_norm),
     NULL,
 };
 

@@ -85,13 +85,27 @@ typedef struct vsum {
     vd low, high;
 } vsum;
 
-static inline void vsum_add(vsum *sum, vf x)
+/* The places of x in double precision: the lower half of them and the upper. */
+static inline vsum vsum_of(vf x)
 {
     typedef float half __attribute__((vector_size(2 * TDM__WIDTH)));
     half part[2];
     memcpy(part, &x, sizeof(part));
-    sum->low += __builtin_convertvector(part[0], vd);
-    sum->high += __builtin_convertvector(part[1], vd);
+    return (vsum){__builtin_convertvector(part[0], vd), __builtin_convertvector(part[1], vd)};
+}
+
+static inline void vsum_add(vsum *sum, vf x)
+{
+    vsum wide = vsum_of(x);
+    sum->low += wide.low;
+    sum->high += wide.high;
+}
+
+static inline void vsum_add_product(vsum *sum, vf x, vf y)
+{
+    vsum a = vsum_of(x), b = vsum_of(y);
+    sum->low += a.low * b.low;
+    sum->high += a.high * b.high;
 }
 
 static inline double vsum_total(const vsum *sum)
@@ -145,5 +159,13 @@ static inline void tdm__vec_split(int64_t count, int64_t unit_cost, tdm__vec_ran
 
 /* The families of this folder; table.c lists them. */
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_basic);
+extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_pool);
+extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_batch_norm);
+extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_norm), TDM__AT_LEVEL(tdm__vec_attention);
+extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_sums);
+extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_classes);
+extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_embedding);
+extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_dropout);
+extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_copy);
 
 #endif

@@ -1,0 +1,79 @@
+/*
+ * dropout.c: zeroes elements by lot and scales the others.
+ *
+ * The mask is made anew from (seed, layer, step, row of the global batch): it is never stored, and
+ * the backward pass, which is this same op on dy, draws the same one. Element i of a row looks at
+ * word i of the row's sequence, as in the reference kernel, and the result has the same bits. Rows
+ * are independent, and long ones are cut where a group of words begins.
+ */
+#include "tensor/kernels/cpu/vec/philox.h"
+
+#include <math.h>
+
+typedef struct work {
+    const float *x;
+    float *y;
+    tdm_rng_address address; /* of the call's first row */
+    int64_t row_elements, row_groups;
+    int32_t limit; /* drop where the upper 24 bits of the word are below */
+    float keep_scale;
+} work;
+
+static vf drop(const work *w, vf x, vi words)
+{
+    vi kept = ((words >> 8) & 0x00ffffff) >= w->limit;
+    return (vf)((vi)(x * w->keep_scale) & kept);
+}
+
+/* A unit is one group of words of one row. */
+static void range_dropout(const void *args, int64_t begin, int64_t end)
+{
+    const work *w = args;
+    tdm_rng rng = {0};
+    int64_t row = -1;
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t group = unit % w->row_groups;
+        if (row != unit / w->row_groups) {
+            row = unit / w->row_groups;
+            tdm_rng_address address = w->address;
+            address.sample += (uint64_t)row;
+            rng = tdm_rng_at(address);
+        }
+        vi words[2];
+        tdm__philox_group(&rng, (uint32_t)group, words);
+        for (int half = 0; half < 2; half++) {
+            int64_t at = group * TDM__PHILOX_GROUP + half * TDM__WIDTH, left = w->row_elements - at;
+            if (left <= 0) break;
+            at += row * w->row_elements;
+            vf x = vf_load_up_to(w->x + at, left, 0);
+            vf_store_up_to(w->y + at, left, drop(w, x, words[half]));
+        }
+    }
+}
+
+static void run_dropout(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    (void)backend;
+    int64_t B = call->in[0].shape.dim[0];
+    if (B < 1) return;
+    work w = {.x = call->in[0].data,
+              .y = call->out[0].data,
+              .address = {.seed = key->seed,
+                          .stream = TDM_RNG_STREAM_DROPOUT,
+                          .sub_stream = call->attrs.sub_stream,
+                          .step = key->step,
+                          .sample = key->first_row},
+              .row_elements = tdm_tensor_elements(&call->out[0]) / B,
+              .keep_scale = 1.0f / (1.0f - call->attrs.p)};
+    /* A uniform number u 2^-24 is below p where u is below p 2^24, which is exact in f32. */
+    w.limit = (int32_t)ceilf(call->attrs.p * 0x1p24f);
+    w.row_groups = (w.row_elements + TDM__PHILOX_GROUP - 1) / TDM__PHILOX_GROUP;
+    tdm__vec_split(B * w.row_groups, TDM__PHILOX_GROUP, range_dropout, &w);
+}
+
+static const tdm_kernel kernels[] = {
+    {.op = TDM_OP_DROPOUT, .dtype = TDM_DTYPE_F32, .run = run_dropout},
+};
+
+const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_dropout) = {kernels,
+                                                           sizeof(kernels) / sizeof(kernels[0])};
