@@ -2,6 +2,7 @@
  * lanes.c: slices and the tree. Nothing here knows about threads or models.
  */
 #include "parallel/internal.h"
+#include "tensor/kernel.h"
 
 #include <string.h>
 
@@ -13,6 +14,15 @@ int64_t tdm_lanes_auto(int64_t batch)
 {
     int64_t lanes = 1;
     while (lanes < AUTO_MOST_LANES && batch / (2 * lanes) >= AUTO_LEAST_ROWS) lanes *= 2;
+    return lanes;
+}
+
+int64_t tdm_lanes_of(const tdm_job *job)
+{
+    if (job->parallel.lanes > 0) return job->parallel.lanes;
+    if (!tdm_model_takes_tokens(job)) return tdm_lanes_auto(job->train.batch);
+    int64_t lanes = 1; /* a window of tokens is a batch for a matrix product by itself */
+    while (lanes < AUTO_MOST_LANES && 2 * lanes <= job->train.batch) lanes *= 2;
     return lanes;
 }
 
@@ -42,7 +52,7 @@ int tdm_lane_buffers(int64_t lane_count, tdm_slice lanes)
 
 void tdm__add_into(float *restrict a, const float *restrict b, size_t count)
 {
-    for (size_t i = 0; i < count; i++) a[i] += b[i];
+    tdm_kernel_add_into(a, b, count);
 }
 
 bool tdm__tree_sum(const tdm__tree *tree, int64_t node, size_t begin, size_t count, float *out,

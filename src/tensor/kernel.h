@@ -167,6 +167,10 @@ const tdm_kernel_backend_ops *tdm_kernel_backend_at(size_t index);
 const tdm_kernel *tdm_kernel_find(const tdm_kernel_backend_ops *backend, tdm_op_kind op,
                                   tdm_dtype dtype);
 
+/* a[i] += b[i], as fast as memory allows; the two do not overlap. The bits do not depend on the
+ * level: one sum, one rounding. One thread. */
+void tdm_kernel_add_into(float *a, const float *b, size_t count);
+
 /* The number of threads that kernels called from this thread may use. Returns the one before. */
 int tdm_kernel_threads_set(int thread_count);
 

@@ -53,6 +53,19 @@ const tdm_kernel *tdm_kernel_find(const tdm_kernel_backend_ops *backend, tdm_op_
     return NULL;
 }
 
+void tdm_kernel_add_into(float *a, const float *b, size_t count)
+{
+#if defined(__x86_64__)
+    int level = tdm_kernel_level();
+    (level >= 4   ? &tdm__vec_loops_4
+     : level == 3 ? &tdm__vec_loops_3
+                  : &tdm__vec_loops_2)
+        ->add_into(a, b, count);
+#else
+    tdm__vec_loops_0.add_into(a, b, count);
+#endif
+}
+
 int tdm_kernel_threads_set(int thread_count)
 {
     /* oneDNN is threaded by OpenMP, whose thread count is a property of the calling thread. */

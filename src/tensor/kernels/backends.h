@@ -10,4 +10,11 @@ extern const tdm_kernel_backend_ops tdm__kernels_onednn;
 extern const tdm_kernel_backend_ops tdm__kernels_cpu_0, tdm__kernels_cpu_2, tdm__kernels_cpu_3,
     tdm__kernels_cpu_4;
 
+/* Loops that other rooms need, at the same levels. */
+typedef struct tdm__vec_loops {
+    void (*add_into)(float *a, const float *b, size_t count);
+} tdm__vec_loops;
+
+extern const tdm__vec_loops tdm__vec_loops_0, tdm__vec_loops_2, tdm__vec_loops_3, tdm__vec_loops_4;
+
 #endif

@@ -161,16 +161,16 @@ static void stretch_add(const float *a, const float *b, const float *c, float *o
 {
     (void)c;
     for (int64_t i = 0; i < count; i += TDM__WIDTH)
-        vf_store_up_to(out + i, count - i, vf_load_up_to(a + i, count - i, 0) +
-                                               vf_load_up_to(b + i, count - i, 0));
+        vf_store_up_to(out + i, count - i,
+                       vf_load_up_to(a + i, count - i, 0) + vf_load_up_to(b + i, count - i, 0));
 }
 
 static void stretch_mul(const float *a, const float *b, const float *c, float *out, int64_t count)
 {
     (void)c;
     for (int64_t i = 0; i < count; i += TDM__WIDTH)
-        vf_store_up_to(out + i, count - i, vf_load_up_to(a + i, count - i, 0) *
-                                               vf_load_up_to(b + i, count - i, 0));
+        vf_store_up_to(out + i, count - i,
+                       vf_load_up_to(a + i, count - i, 0) * vf_load_up_to(b + i, count - i, 0));
 }
 
 static void stretch_normalise(const float *a, const float *b, const float *c, float *out,

@@ -20,8 +20,8 @@ typedef struct turn {
     float *y;
     dim outer[TDM_MAX_DIMS]; /* all dimensions but the two below */
     int outer_count;
-    dim along;   /* the output's last dimension */
-    dim across;  /* the input's last one, when that is another; else of size 1 */
+    dim along;           /* the output's last dimension */
+    dim across;          /* the input's last one, when that is another; else of size 1 */
     int64_t strip_count; /* of WIDTH numbers of `across` */
 } turn;
 
@@ -164,8 +164,7 @@ static void range_runs(const void *args, int64_t begin, int64_t end)
         memcpy(y, r->x + o * r->x_stride, (size_t)r->count * sizeof(float));
         if (r->zeros_before > 0)
             memset(y - r->zeros_before, 0, (size_t)r->zeros_before * sizeof(float));
-        if (r->zeros_after > 0)
-            memset(y + r->count, 0, (size_t)r->zeros_after * sizeof(float));
+        if (r->zeros_after > 0) memset(y + r->count, 0, (size_t)r->zeros_after * sizeof(float));
     }
 }
 

@@ -53,7 +53,8 @@ static inline void tdm__philox_group(const tdm_rng *rng, uint32_t group, vi word
     vul c1 = vul_set(rng->counter[1]), c2 = vul_set(rng->counter[2]), c3 = vul_set(rng->counter[3]);
     uint32_t k0 = rng->key[0], k1 = rng->key[1];
     for (int round = 0; round < 10; round++) {
-        vul p0 = vul_multiply(vul_set(0xD2511F53u), c0), p1 = vul_multiply(vul_set(0xCD9E8D57u), c2);
+        vul p0 = vul_multiply(vul_set(0xD2511F53u), c0),
+            p1 = vul_multiply(vul_set(0xCD9E8D57u), c2);
         c0 = (p1 >> 32) ^ c1 ^ vul_set(k0);
         c2 = (p0 >> 32) ^ c3 ^ vul_set(k1);
         c1 = p1;

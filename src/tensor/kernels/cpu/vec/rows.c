@@ -57,9 +57,7 @@ static void run_softmax(void *backend, const tdm_kernel_call *call, const tdm_st
 {
     (void)backend;
     (void)key;
-    work w = {.x = call->in[0].data,
-              .out = call->out[0].data,
-              .V = tdm__vec_columns(&call->in[0])};
+    work w = {.x = call->in[0].data, .out = call->out[0].data, .V = tdm__vec_columns(&call->in[0])};
     tdm__vec_split(tdm__vec_rows(&call->in[0]), w.V, range_softmax, &w);
 }
 
@@ -200,5 +198,5 @@ static const tdm_kernel kernels[] = {
     {.op = TDM_OP_CROSS_ENTROPY_GRAD, .dtype = TDM_DTYPE_F32, .run = run_cross_entropy_grad},
 };
 
-const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_classes) = {
-    kernels, sizeof(kernels) / sizeof(kernels[0])};
+const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_classes) = {kernels,
+                                                           sizeof(kernels) / sizeof(kernels[0])};
