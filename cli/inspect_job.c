@@ -52,7 +52,7 @@ static tdm_status plan_training(job_view *v, const tdm_model_options *model, tdm
 static tdm_status plan_evaluation(job_view *v, const tdm_model_options *model, tdm_error *err)
 {
     tdm_model_options m = *model;
-    m.batch = v->job->eval.batch;
+    m.batch = tdm_model_eval_rows(&m);
     tdm_graph *graph;
     TDM_TRY(tdm_model_build(&m, &graph, err));
     tdm_plan *plan;
@@ -70,9 +70,22 @@ static uint64_t set_bytes(const tdm_dataset *set)
 {
     if (!set) return 0;
     const tdm_dataset_info *info = tdm_dataset_info_of(set);
+    if (info->kind == TDM_DATA_KIND_TOKENS)
+        return (uint64_t)info->token_count * tdm_dtype_bytes(info->storage);
     uint64_t row = (uint64_t)info->feature_count * tdm_dtype_bytes(info->storage) +
                    (info->class_count > 0 ? sizeof(int32_t) : 0);
     return (uint64_t)info->sample_count * row;
+}
+
+/* Numbers that the optimiser keeps for each parameter, an average of the weights among them. */
+static int state_count(const tdm_job *job)
+{
+    const tdm_optim_ops *optim = tdm_optim_find(job->optim.kind);
+    tdm_optim_settings settings = tdm_optim_settings_of(job);
+    int count = job->optim.ema > 0;
+    for (int k = 0; k < optim->state_count; k++)
+        count += tdm_optim_uses_state(optim, &settings, k);
+    return count;
 }
 
 static void count_totals(job_view *v)
@@ -84,7 +97,7 @@ static void count_totals(job_view *v)
     size_t trained = tdm_graph_trained_extent(v->graph), all = tdm_graph_param_extent(v->graph);
     v->param_bytes = trained * sizeof(float);
     v->buffer_bytes = (all - trained) * sizeof(float);
-    v->state_bytes = (uint64_t)tdm_optim_find(v->job->optim.kind)->state_count * v->param_bytes;
+    v->state_bytes = (uint64_t)state_count(v->job) * v->param_bytes;
     for (int w = 0; w < v->workers; w++)
         v->grad_buffers += tdm_lane_buffers(v->lanes, tdm_lane_slice(v->lanes, v->workers, w));
     v->grad_bytes = (uint64_t)v->grad_buffers * v->param_bytes;
@@ -101,7 +114,7 @@ static tdm_status look(job_view *v, tdm_error *err)
         .job = job, .sample_shape = info->sample_shape, .class_count = info->class_count};
     tdm_cpu_info cpu;
     tdm_os_cpu_info(&cpu);
-    v->lanes = job->parallel.lanes > 0 ? job->parallel.lanes : tdm_lanes_auto(job->train.batch);
+    v->lanes = tdm_lanes_of(job);
     v->workers = (int)(cpu.usable_count < v->lanes ? cpu.usable_count : v->lanes);
     v->batch = job->train.batch < info->sample_count ? job->train.batch : info->sample_count;
     v->rows = tdm_lane_slice(v->batch, v->lanes, 0).count;
@@ -191,7 +204,8 @@ static void add_memory(const job_view *v, tdm_str *out)
              tdm_text_bytes(v->param_bytes, one), (long long)v->lanes, v->lanes == 1 ? "" : "s",
              v->workers, many);
     memory_row(&table, "gradients", v->grad_bytes, note);
-    snprintf(note, sizeof(note), "%s: %d for each parameter", optim->name, optim->state_count);
+    snprintf(note, sizeof(note), "%s: %d for each parameter", optim->name,
+             state_count(v->job));
     memory_row(&table, "optimiser", v->state_bytes, note);
     snprintf(note, sizeof(note), "%d x %s; %s without sharing", v->workers,
              tdm_text_bytes(tdm_plan_arena_bytes(v->plan), one),

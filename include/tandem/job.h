@@ -20,7 +20,8 @@ extern "C" {
 typedef enum tdm_job_format {
     TDM_JOB_FORMAT_AUTO,
     TDM_JOB_FORMAT_CSV,
-    TDM_JOB_FORMAT_IDX
+    TDM_JOB_FORMAT_IDX,
+    TDM_JOB_FORMAT_TEXT
 } tdm_job_format;
 typedef enum tdm_job_header {
     TDM_JOB_HEADER_AUTO,
@@ -43,8 +44,44 @@ typedef enum tdm_job_activation {
     TDM_JOB_ACTIVATION_TANH,
     TDM_JOB_ACTIVATION_SIGMOID
 } tdm_job_activation;
-typedef enum tdm_job_model { TDM_JOB_MODEL_MLP } tdm_job_model;
-typedef enum tdm_job_optim { TDM_JOB_OPTIM_SGD, TDM_JOB_OPTIM_ADAMW } tdm_job_optim;
+typedef enum tdm_job_model { TDM_JOB_MODEL_MLP, TDM_JOB_MODEL_GPT } tdm_job_model;
+typedef enum tdm_job_preset {
+    TDM_JOB_PRESET_NONE,
+    TDM_JOB_PRESET_GPT2,
+    TDM_JOB_PRESET_GPT2_MEDIUM,
+    TDM_JOB_PRESET_GPT2_LARGE,
+    TDM_JOB_PRESET_GPT2_XL
+} tdm_job_preset;
+typedef enum tdm_job_optim {
+    TDM_JOB_OPTIM_SGD,
+    TDM_JOB_OPTIM_ADAGRAD,
+    TDM_JOB_OPTIM_RMSPROP,
+    TDM_JOB_OPTIM_ADAM,
+    TDM_JOB_OPTIM_ADAMW,
+    TDM_JOB_OPTIM_LAMB,
+    TDM_JOB_OPTIM_LION
+} tdm_job_optim;
+typedef enum tdm_job_schedule {
+    TDM_JOB_SCHEDULE_CONSTANT,
+    TDM_JOB_SCHEDULE_STEP,
+    TDM_JOB_SCHEDULE_MULTI_STEP,
+    TDM_JOB_SCHEDULE_EXPONENTIAL,
+    TDM_JOB_SCHEDULE_COSINE,
+    TDM_JOB_SCHEDULE_LINEAR,
+    TDM_JOB_SCHEDULE_ONE_CYCLE,
+    TDM_JOB_SCHEDULE_INVERSE_SQRT,
+    TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU
+} tdm_job_schedule;
+typedef enum tdm_job_anneal { TDM_JOB_ANNEAL_COSINE, TDM_JOB_ANNEAL_LINEAR } tdm_job_anneal;
+typedef enum tdm_job_metric {
+    TDM_JOB_METRIC_TEST_LOSS,
+    TDM_JOB_METRIC_TEST_ACCURACY
+} tdm_job_metric;
+typedef enum tdm_job_weights {
+    TDM_JOB_WEIGHTS_AUTO,
+    TDM_JOB_WEIGHTS_EMA,
+    TDM_JOB_WEIGHTS_RAW
+} tdm_job_weights;
 typedef enum tdm_job_backend { TDM_JOB_BACKEND_AUTO, TDM_JOB_BACKEND_REF } tdm_job_backend;
 
 typedef struct tdm_job_int_list {
@@ -52,9 +89,27 @@ typedef struct tdm_job_int_list {
     size_t count;
 } tdm_job_int_list;
 
+/* An entry of optim.groups: parameters whose names match, and what is different for them. */
+typedef struct tdm_job_param_group {
+    const char *match;
+    double lr_scale;
+    double weight_decay; /* NAN: as for all others */
+} tdm_job_param_group;
+
+typedef struct tdm_job_group_list {
+    const tdm_job_param_group *items;
+    size_t count;
+} tdm_job_group_list;
+
+typedef struct tdm_job_early_stop {
+    int metric; /* tdm_job_metric */
+    int64_t patience;
+    double min_delta;
+} tdm_job_early_stop;
+
 /*
  * A loaded job: plain fields, one per key, grouped as in the file. Texts and lists belong to the
- * job. An optional path that was not given is NULL.
+ * job. An optional path or mapping that was not given is NULL, an optional number 0.
  */
 typedef struct tdm_job {
     const char *name;
@@ -64,6 +119,12 @@ typedef struct tdm_job {
         tdm_job_int_list hidden;
         int activation; /* tdm_job_activation */
         double dropout;
+        int preset;         /* tdm_job_preset: what the next five keys are when not given */
+        int64_t layers;     /* gpt: blocks */
+        int64_t width;      /* gpt: channels of the residual stream */
+        int64_t heads;      /* gpt: of each attention; width is a multiple of it */
+        int64_t context;    /* gpt: tokens in a window */
+        int64_t vocabulary; /* gpt: tokens there are; 0: as many as the data has */
         const char *init_from; /* a safetensors file */
     } model;
     struct {
@@ -84,6 +145,7 @@ typedef struct tdm_job {
         int64_t batch;
         int64_t epochs; /* 0 when train.steps rules */
         int64_t steps;  /* 0 when train.epochs rules */
+        const tdm_job_early_stop *early_stop; /* NULL: off */
     } train;
     struct {
         int kind; /* tdm_job_optim */
@@ -92,9 +154,32 @@ typedef struct tdm_job {
         bool nesterov;
         double beta1;
         double beta2;
+        double alpha;
+        bool centred;
         double eps;
         double weight_decay;
+        tdm_job_group_list groups;
+        double clip_norm;  /* 0: off */
+        double clip_value; /* 0: off */
+        double ema;        /* 0: off */
     } optim;
+    struct {
+        int kind; /* tdm_job_schedule */
+        int64_t warmup;
+        int64_t steps; /* 0: as many as the training has */
+        double floor;
+        double gamma;
+        int64_t every_steps; /* 0: not given */
+        tdm_job_int_list milestones;
+        double peak_at;
+        double start_divisor;
+        double end_divisor;
+        int anneal; /* tdm_job_anneal */
+        int metric; /* tdm_job_metric */
+        int64_t patience;
+        double threshold;
+        int64_t cooldown;
+    } schedule;
     struct {
         int64_t lanes; /* 0: auto */
     } parallel;
@@ -103,7 +188,9 @@ typedef struct tdm_job {
     } compute;
     struct {
         int64_t every_epochs; /* 0: only at the end */
+        int64_t every_steps;  /* 0: off */
         int64_t batch;
+        int weights; /* tdm_job_weights */
     } eval;
     struct {
         int64_t every_epochs; /* 0: off */
@@ -162,7 +249,8 @@ TDM_API void tdm_job_show_json(const tdm_job *job, tdm_str *out);
  * A hash of what decides the trained bits. Keys that do not (names, folders, how often to log or
  * save) are left out, and so are the places of data files, though not how they are read. How long
  * to train is left out as well: it decides where a run stops, not the way it takes, so that a
- * finished run may be continued.
+ * finished run may be continued. Some keys decide bits in some jobs only (decides_when): the length
+ * of the training when the schedule is as long, how to evaluate when the schedule looks at that.
  */
 TDM_API tdm_status tdm_job_hash(const tdm_job *job, char hex[TDM_SHA256_HEX], tdm_error *err);
 /* Lists in `out` the keys that decide bits and differ: "train.batch: 32 here, 64 there". */
@@ -178,7 +266,9 @@ typedef enum tdm_job_key_type {
     TDM_JOB_KEY_REAL,
     TDM_JOB_KEY_BOOL,
     TDM_JOB_KEY_CHOICE,
-    TDM_JOB_KEY_INT_LIST
+    TDM_JOB_KEY_INT_LIST,
+    TDM_JOB_KEY_MAP,     /* keys of its own: the field points to a struct, or is NULL */
+    TDM_JOB_KEY_MAP_LIST /* a list of such: the field is a pointer to structs and their count */
 } tdm_job_key_type;
 
 /* A check beyond type and range. */
@@ -189,19 +279,26 @@ typedef enum tdm_job_key_form {
     TDM_JOB_FORM_POWER_OF_TWO
 } tdm_job_key_form;
 
-typedef struct tdm_job_key {
+typedef struct tdm_job_key tdm_job_key;
+struct tdm_job_key {
     const char *path; /* "train.batch" */
     tdm_job_key_type type;
-    size_t offset;        /* of the field in tdm_job */
-    const char *fallback; /* the default as YAML; NULL: the key is required, or an optional path */
+    size_t offset;        /* of the field in tdm_job, or in the struct of a mapping */
+    const char *fallback; /* the default as YAML; NULL: the key is required, or optional */
     const char *fallback_note; /* shown instead of the default, when that is computed */
     bool required;
     bool decides_bits; /* part of tdm_job_hash */
+    /* With decides_bits: only for jobs of which this is true, and those in words. NULL: for all. */
+    bool (*decides_when)(const tdm_job *job);
+    const char *decides_note;
     double least;      /* numbers: the range, both ends included unless open_... */
     double most;       /* INFINITY: none */
     bool open_least;   /* the lower end is excluded */
     bool open_most;    /* the upper end is excluded */
     size_t most_count; /* lists: how many entries at most */
+    const tdm_job_key *fields; /* mappings: their keys; paths begin with this key's */
+    size_t field_count;
+    size_t struct_bytes; /* mappings: of the struct that holds one */
     tdm_job_key_form form;
     const char *word;     /* an int that may also be this word, meaning 0: "auto", "all", "never" */
     const char *choices;  /* "relu | gelu | tanh" */
@@ -209,7 +306,7 @@ typedef struct tdm_job_key {
     const char *needs;    /* the key that must be given too */
     const char *also_called; /* "batch_size bs": names from elsewhere, for suggestions only */
     const char *help;        /* a sentence or more */
-} tdm_job_key;
+};
 
 TDM_API size_t tdm_job_key_count(void);
 TDM_API const tdm_job_key *tdm_job_key_at(size_t index);

@@ -28,6 +28,8 @@ enum { TDM_LANES_MOST = 65536 };
 
 /* The number of lanes for `auto`: a power of two that depends on the job alone. */
 TDM_API int64_t tdm_lanes_auto(int64_t batch);
+/* The job's parallel.lanes, or what `auto` makes of it: a row of tokens is worth many of features. */
+TDM_API int64_t tdm_lanes_of(const tdm_job *job);
 
 typedef struct tdm_slice {
     int64_t first;
@@ -43,9 +45,9 @@ TDM_API int tdm_lane_buffers(int64_t lane_count, tdm_slice lanes);
 
 typedef struct tdm_team tdm_team;
 
-/* Puts rows [first, first + count) of the step's batch into x and classes. Called by all workers
- * side by side; must not allocate or fail. */
-typedef void (*tdm_lane_fill_fn)(void *user, int worker, int64_t first, int64_t count, float *x,
+/* Puts rows [first, first + count) of the step's batch into x (f32 features, or i32 tokens) and
+ * classes. Called by all workers side by side; must not allocate or fail. */
+typedef void (*tdm_lane_fill_fn)(void *user, int worker, int64_t first, int64_t count, void *x,
                                  int32_t *classes);
 
 enum { TDM_TEAM_MAX_BATCHES = 2 };
@@ -55,10 +57,8 @@ typedef struct tdm_team_options {
     int worker_count;
     int64_t lane_count;
     int64_t batches[TDM_TEAM_MAX_BATCHES]; /* the sizes of batch that will come; 0: none */
-    const tdm_optim_ops *optim;
-    tdm_optim_settings settings;
-    float *params; /* tdm_graph_param_extent floats, 64-byte aligned; borrowed */
-    float *states[TDM_OPTIM_MAX_STATES]; /* tdm_graph_trained_extent floats each; borrowed */
+    tdm_optimiser *optimiser; /* bound to `params` and its states; borrowed */
+    float *params;            /* tdm_graph_param_extent floats, 64-byte aligned; borrowed */
     uint64_t seed;
     tdm_lane_fill_fn fill;
     void *user;
@@ -69,16 +69,17 @@ TDM_API tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **o
 TDM_API void tdm_team_destroy(tdm_team *team);
 
 typedef struct tdm_step_result {
-    double loss; /* the mean over the batch, before the update */
-    bool finite; /* whether the loss is; when it is not, no parameter was changed */
+    double loss;      /* the mean over the batch, before the update */
+    double grad_norm; /* of the whole gradient, before it was clipped; 0 when nobody asks for it */
+    bool finite;      /* whether both are; when they are not, no parameter was changed */
 } tdm_step_result;
 
 /*
- * One training step: all lanes forward and backward, the tree of gradients, the update. `batch` is
- * one of options.batches; `step` counts from 0. The calling thread works as worker 0. Allocates
- * nothing.
+ * One training step: all lanes forward and backward, the tree of gradients, the update with the
+ * learning rate `lr`. `batch` is one of options.batches; `step` counts from 0. The calling thread
+ * works as worker 0. Allocates nothing.
  */
-TDM_API tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch);
+TDM_API tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch, double lr);
 
 typedef struct tdm_team_info {
     int worker_count;

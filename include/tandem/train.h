@@ -45,6 +45,9 @@ TDM_API const tdm_checkpoint_content *tdm_model_content(const tdm_model *model);
 /* `batch` 0: the job's eval.batch. The predictor must be destroyed before the model is closed. */
 TDM_API tdm_status tdm_model_predictor(tdm_model *model, int64_t batch, tdm_predictor **out,
                                        tdm_error *err);
+/* For a model of tokens: reads a text and says what may come next. To be destroyed before the model
+ * is closed. TDM_ERR_UNSUPPORTED for other models. */
+TDM_API tdm_status tdm_model_decoder(tdm_model *model, tdm_decoder **out, tdm_error *err);
 /* How to read a file of data for this model: as the job says, with the model's classes. */
 TDM_API tdm_data_options tdm_model_data_options(const tdm_model *model);
 
@@ -76,6 +79,8 @@ typedef struct tdm_train_status {
     uint64_t epoch, epoch_count; /* from 0; epoch_count is rounded up when steps rule */
     uint64_t samples;            /* trained so far, in all epochs */
     double loss;                 /* of the last step */
+    double lr;                   /* of the last step, as the schedule gave it */
+    double grad_norm;            /* of the last step, before clipping; 0 without optim.clip_norm */
     double smooth_loss;          /* a moving average */
     double samples_per_s;        /* of late */
     double left_s;               /* estimated */
@@ -104,6 +109,7 @@ typedef struct tdm_train_result {
     char checkpoint_path[1024];
     char state_hash[TDM_SHA256_HEX]; /* as `tandem hash` prints it */
     bool interrupted;                /* by should_stop, before the last step */
+    bool ended_early;                /* by train.early_stop, now or before */
     bool nothing_to_do;              /* the run had reached its end already */
     uint64_t steps;                  /* in all */
     uint64_t samples;                /* trained by this call */

@@ -100,6 +100,16 @@ const tdm__job_group *tdm__job_group_at(size_t index);
 /* Does the key stand in the group? */
 bool tdm__job_group_has(const tdm__job_group *group, const tdm_job_key *key);
 
+/* ---- keys_optim.c ---------------------------------------------------------------------------- */
+
+#define TDM__EARLY_STOP_KEYS 3
+extern const tdm_job_key tdm__optim_keys[];
+extern const size_t tdm__optim_key_count;
+extern const tdm_job_key tdm__early_stop_keys[TDM__EARLY_STOP_KEYS];
+/* Does the length of the training decide the learning rate? Do evaluations? */
+bool tdm__schedule_is_as_long(const tdm_job *job);
+bool tdm__schedule_evaluates(const tdm_job *job);
+
 /* ---- lookup.c -------------------------------------------------------------------------------- */
 
 /* The index of a key or group; SIZE_MAX when there is none. */
@@ -108,6 +118,8 @@ size_t tdm__group_find(const char *name);
 const char *tdm__key_leaf(const tdm_job_key *key); /* "batch" of "train.batch" */
 /* The known key or group that `leaf` in `group` ("" at the top) was likely meant to be; or NULL. */
 const char *tdm__key_suggest(const char *group, const char *leaf);
+/* Is `word` one of the words of `list`, which are separated by single spaces? */
+bool tdm__has_word(const char *list, const char *word);
 /* The i-th word of "a | b | c" in `out`; false past the end. */
 bool tdm__choice_at(const char *choices, size_t index, char out[32]);
 int tdm__choice_find(const char *choices, const char *word); /* -1: none */
@@ -149,9 +161,29 @@ void tdm__slots_check_pairs(tdm__loader *loader);
 
 /* ---- value.c --------------------------------------------------------------------------------- */
 
-/* Checks the node against the key's row and stores it in loader->job; false after a problem. */
-bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot);
+/* Checks the node against the key's row and stores it in `base`, which is the job or the struct of
+ * a mapping; false after a problem. */
+bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot, void *base);
 bool tdm__name_is_valid(const char *name);
+
+/* ---- maps.c ---------------------------------------------------------------------------------- */
+
+/* Values of TDM_JOB_KEY_MAP and TDM_JOB_KEY_MAP_LIST, for value.c; `field` is theirs in the job. */
+bool tdm__map_store(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_node *node,
+                    bool from_override, void *field);
+bool tdm__map_list_store(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_node *node,
+                         bool from_override, void *field);
+
+/* A list of mappings as it lies in a job, whatever its structs are. */
+typedef struct tdm__map_list {
+    const void *items;
+    size_t count;
+} tdm__map_list;
+
+/* ---- presets.c ------------------------------------------------------------------------------- */
+
+/* Gives the keys that model.preset speaks for, where they were not given, its values. */
+void tdm__presets_apply(tdm__loader *loader);
 
 /* ---- rules.c --------------------------------------------------------------------------------- */
 
@@ -159,9 +191,10 @@ void tdm__rules_check(tdm__loader *loader);
 
 /* ---- show.c ---------------------------------------------------------------------------------- */
 
-/* The value of a key as one line of YAML: canonical, so that equal values give equal texts. */
-void tdm__value_show(const tdm_job_key *key, const tdm_job *job, tdm_str *out);
+/* The value of a key as one line of YAML: canonical, so that equal values give equal texts. `base`
+ * is the job or the struct of a mapping. */
+void tdm__value_show(const tdm_job_key *key, const void *base, tdm_str *out);
 /* Does the field hold something? Not: an optional path or number that was left out. */
-bool tdm__value_is_set(const tdm_job_key *key, const tdm_job *job);
+bool tdm__value_is_set(const tdm_job_key *key, const void *base);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * keys.c: the one table of keys.
+ * keys.c: the one table of keys. The rows of the optimiser and its schedule are in keys_optim.c.
  *
  * Parsing, checking, defaults, `tandem job keys` and docs/job-file.md all come from these rows: to
  * add a key, add its field to tdm_job and its row here, and nothing else. Rows of one group stand
@@ -12,6 +12,8 @@
 #include "job/internal.h"
 
 #define FIELD(member) offsetof(tdm_job, member)
+#define AS_LONG "when the schedule is as long as the training"
+#define EVALUATES "when the schedule is reduce_on_plateau"
 
 static const tdm__job_group groups[] = {
     {"", "What the job is called, and where its random numbers begin."},
@@ -19,6 +21,7 @@ static const tdm__job_group groups[] = {
     {"data", "The samples: where they lie and how they are read."},
     {"train", "How much is trained, and in which portions."},
     {"optim", "The optimiser, which turns gradients into steps."},
+    {"schedule", "How the learning rate changes over the steps."},
     {"parallel", "How a step is cut up, so that many workers can share it."},
     {"compute", "Which code does the arithmetic."},
     {"eval", "Measuring the model on the test set while it is trained."},
@@ -26,7 +29,7 @@ static const tdm__job_group groups[] = {
     {"run", "Where results go."},
 };
 
-static const tdm_job_key keys[] = {
+static const tdm_job_key first_keys[] = {
     {
         .path = "name",
         .type = TDM_JOB_KEY_STRING,
@@ -54,9 +57,10 @@ static const tdm_job_key keys[] = {
         .offset = FIELD(model.kind),
         .fallback = "mlp",
         .decides_bits = true,
-        .choices = "mlp",
+        .choices = "mlp | gpt",
         .also_called = "type architecture",
-        .help = "The architecture. mlp is a multi-layer perceptron that classifies.",
+        .help = "The architecture. mlp is a multi-layer perceptron that classifies. "
+                "gpt is the transformer of GPT-2, which predicts the next token of a text.",
     },
     {
         .path = "model.hidden",
@@ -67,7 +71,7 @@ static const tdm_job_key keys[] = {
         .least = 1,
         .most = 1048576,
         .most_count = 64,
-        .also_called = "layers hidden_size hidden_sizes hidden_layers units",
+        .also_called = "hidden_size hidden_sizes hidden_layers units",
         .help = "The widths of the hidden layers, from the input to the output. The empty list [] "
                 "makes a linear classifier.",
     },
@@ -92,6 +96,77 @@ static const tdm_job_key keys[] = {
         .help = "The share of hidden values set to zero at random while training.",
     },
     {
+        .path = "model.preset",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(model.preset),
+        .fallback = "none",
+        .decides_bits = true,
+        .choices = "none | gpt2 | gpt2-medium | gpt2-large | gpt2-xl",
+        .also_called = "model_name size",
+        .help = "For gpt: a published size. It decides 'model.layers', 'model.width', "
+                "'model.heads', 'model.context' and 'model.vocabulary', where these are not given.",
+    },
+    {
+        .path = "model.layers",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(model.layers),
+        .fallback = "4",
+        .decides_bits = true,
+        .least = 1,
+        .most = 1024,
+        .also_called = "n_layer n_layers num_layers num_hidden_layers depth blocks",
+        .help = "For gpt: how many blocks of attention and perceptron stand on each other.",
+    },
+    {
+        .path = "model.width",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(model.width),
+        .fallback = "128",
+        .decides_bits = true,
+        .least = 1,
+        .most = 65536,
+        .also_called = "n_embd d_model embedding dim channels",
+        .help = "For gpt: how many numbers stand for a token between the blocks. It must be a "
+                "multiple of 'model.heads'.",
+    },
+    {
+        .path = "model.heads",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(model.heads),
+        .fallback = "4",
+        .decides_bits = true,
+        .least = 1,
+        .most = 1024,
+        .also_called = "n_head n_heads num_heads num_attention_heads",
+        .help = "For gpt: into how many parts an attention is divided, each of which looks at "
+                "something else.",
+    },
+    {
+        .path = "model.context",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(model.context),
+        .fallback = "256",
+        .decides_bits = true,
+        .least = 1,
+        .most = 1048576,
+        .also_called = "block_size context_length seq_len sequence_length n_ctx n_positions",
+        .help = "For gpt: how many tokens the model sees at once, which is also the length of a "
+                "training sample.",
+    },
+    {
+        .path = "model.vocabulary",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(model.vocabulary),
+        .fallback = "auto",
+        .decides_bits = true,
+        .least = 1,
+        .most = 1048576,
+        .word = "auto",
+        .also_called = "vocab_size vocab",
+        .help = "For gpt: how many different tokens there can be. auto takes as many as the "
+                "training text has characters; with a number there may be spare ones.",
+    },
+    {
         .path = "model.init_from",
         .type = TDM_JOB_KEY_PATH,
         .offset = FIELD(model.init_from),
@@ -107,7 +182,8 @@ static const tdm_job_key keys[] = {
         .required = true,
         .decides_bits = true,
         .also_called = "path file train_path train_file",
-        .help = "The file of training samples: CSV, or IDX images. It may be packed with gzip.",
+        .help = "The file of training samples: CSV, IDX images, or for gpt a text. It may be "
+                "packed with gzip.",
     },
     {
         .path = "data.train_labels",
@@ -122,6 +198,9 @@ static const tdm_job_key keys[] = {
         .path = "data.test",
         .type = TDM_JOB_KEY_PATH,
         .offset = FIELD(data.test),
+        .decides_bits = true,
+        .decides_when = tdm__schedule_evaluates,
+        .decides_note = EVALUATES,
         .excludes = "data.test_fraction",
         .also_called = "validation valid val test_path test_file",
         .help = "The file of test samples, on which the model is measured and never trained.",
@@ -144,8 +223,8 @@ static const tdm_job_key keys[] = {
         .open_most = true,
         .excludes = "data.test",
         .also_called = "split test_split validation_split",
-        .help = "The share of 'data.train' that is held back as the test set, chosen by 'seed'. 0 "
-                "holds nothing back.",
+        .help = "The share of 'data.train' that is held back as the test set, chosen by 'seed'; of "
+                "a text its last part. 0 holds nothing back.",
     },
     {
         .path = "data.format",
@@ -153,8 +232,9 @@ static const tdm_job_key keys[] = {
         .offset = FIELD(data.format),
         .fallback = "auto",
         .decides_bits = true,
-        .choices = "auto | csv | idx",
-        .help = "The format of the data files. auto looks at their first bytes.",
+        .choices = "auto | csv | idx | text",
+        .help = "The format of the data files. auto looks at their first bytes; for the model "
+                "gpt it is text, which is read character by character.",
     },
     {
         .path = "data.header",
@@ -237,6 +317,9 @@ static const tdm_job_key keys[] = {
         .type = TDM_JOB_KEY_INT,
         .offset = FIELD(train.epochs),
         .fallback = "10",
+        .decides_bits = true,
+        .decides_when = tdm__schedule_is_as_long,
+        .decides_note = AS_LONG,
         .least = 1,
         .most = TDM__JOB_INT_MOST,
         .excludes = "train.steps",
@@ -248,6 +331,9 @@ static const tdm_job_key keys[] = {
         .type = TDM_JOB_KEY_INT,
         .offset = FIELD(train.steps),
         .fallback_note = "as many as 'train.epochs' takes",
+        .decides_bits = true,
+        .decides_when = tdm__schedule_is_as_long,
+        .decides_note = AS_LONG,
         .least = 1,
         .most = TDM__JOB_INT_MOST,
         .excludes = "train.epochs",
@@ -255,92 +341,19 @@ static const tdm_job_key keys[] = {
         .help = "How many steps to train, in place of a number of epochs.",
     },
     {
-        .path = "optim.kind",
-        .type = TDM_JOB_KEY_CHOICE,
-        .offset = FIELD(optim.kind),
-        .fallback = "adamw",
-        .decides_bits = true,
-        .choices = "sgd | adamw",
-        .also_called = "optimizer optimiser type",
-        .help = "The method. sgd is stochastic gradient descent with momentum; adamw is Adam with "
-                "decoupled weight decay.",
+        .path = "train.early_stop",
+        .type = TDM_JOB_KEY_MAP,
+        .offset = FIELD(train.early_stop),
+        .fields = tdm__early_stop_keys,
+        .field_count = TDM__EARLY_STOP_KEYS,
+        .struct_bytes = sizeof(tdm_job_early_stop),
+        .also_called = "early_stopping",
+        .help = "Ends the training when the model has stopped to improve on the test set.",
     },
-    {
-        .path = "optim.lr",
-        .type = TDM_JOB_KEY_REAL,
-        .offset = FIELD(optim.lr),
-        .fallback = "0.001",
-        .decides_bits = true,
-        .least = 0,
-        .open_least = true,
-        .most = INFINITY,
-        .also_called = "learning_rate rate",
-        .help = "The learning rate: how long a step is.",
-    },
-    {
-        .path = "optim.momentum",
-        .type = TDM_JOB_KEY_REAL,
-        .offset = FIELD(optim.momentum),
-        .fallback = "0.9",
-        .decides_bits = true,
-        .least = 0,
-        .most = 1,
-        .open_most = true,
-        .help = "For sgd: how much of the last step is carried into the next.",
-    },
-    {
-        .path = "optim.nesterov",
-        .type = TDM_JOB_KEY_BOOL,
-        .offset = FIELD(optim.nesterov),
-        .fallback = "false",
-        .decides_bits = true,
-        .help = "For sgd: whether the momentum looks ahead, after Nesterov.",
-    },
-    {
-        .path = "optim.beta1",
-        .type = TDM_JOB_KEY_REAL,
-        .offset = FIELD(optim.beta1),
-        .fallback = "0.9",
-        .decides_bits = true,
-        .least = 0,
-        .most = 1,
-        .open_most = true,
-        .help = "For adamw: the decay of the running mean of gradients.",
-    },
-    {
-        .path = "optim.beta2",
-        .type = TDM_JOB_KEY_REAL,
-        .offset = FIELD(optim.beta2),
-        .fallback = "0.999",
-        .decides_bits = true,
-        .least = 0,
-        .most = 1,
-        .open_most = true,
-        .help = "For adamw: the decay of the running mean of squared gradients.",
-    },
-    {
-        .path = "optim.eps",
-        .type = TDM_JOB_KEY_REAL,
-        .offset = FIELD(optim.eps),
-        .fallback = "1e-08",
-        .decides_bits = true,
-        .least = 0,
-        .open_least = true,
-        .most = INFINITY,
-        .also_called = "epsilon",
-        .help = "For adamw: what is added to the divisor, so that it is never zero.",
-    },
-    {
-        .path = "optim.weight_decay",
-        .type = TDM_JOB_KEY_REAL,
-        .offset = FIELD(optim.weight_decay),
-        .fallback = "0.01",
-        .decides_bits = true,
-        .least = 0,
-        .most = INFINITY,
-        .also_called = "wd l2",
-        .help = "How strongly weights are pulled towards zero.",
-    },
+};
+
+/* The rows of optim and schedule stand between these two. */
+static const tdm_job_key last_keys[] = {
     {
         .path = "parallel.lanes",
         .type = TDM_JOB_KEY_INT,
@@ -372,6 +385,9 @@ static const tdm_job_key keys[] = {
         .type = TDM_JOB_KEY_INT,
         .offset = FIELD(eval.every_epochs),
         .fallback = "1",
+        .decides_bits = true,
+        .decides_when = tdm__schedule_evaluates,
+        .decides_note = EVALUATES,
         .least = 1,
         .most = TDM__JOB_INT_MOST,
         .word = "never",
@@ -379,14 +395,46 @@ static const tdm_job_key keys[] = {
                 "only at the end.",
     },
     {
+        .path = "eval.every_steps",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(eval.every_steps),
+        .fallback = "never",
+        .decides_bits = true,
+        .decides_when = tdm__schedule_evaluates,
+        .decides_note = EVALUATES,
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .word = "never",
+        .also_called = "eval_interval eval_steps",
+        .help = "After how many steps the model is measured on the test set, besides the times of "
+                "'eval.every_epochs'.",
+    },
+    {
         .path = "eval.batch",
         .type = TDM_JOB_KEY_INT,
         .offset = FIELD(eval.batch),
         .fallback = "256",
+        .decides_bits = true,
+        .decides_when = tdm__schedule_evaluates,
+        .decides_note = EVALUATES,
         .least = 1,
         .most = 2147483647,
         .also_called = "eval_batch_size",
-        .help = "Samples measured at a time. It decides speed and memory, not the result.",
+        .help = "Samples measured at a time; of a text it counts tokens, in whole windows. It "
+                "decides speed and memory, not the result.",
+    },
+    {
+        .path = "eval.weights",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(eval.weights),
+        .fallback = "auto",
+        .decides_bits = true,
+        .decides_when = tdm__schedule_evaluates,
+        .decides_note = EVALUATES,
+        .choices = "auto | ema | raw",
+        .help = "Which weights are measured, and predict: ema is their moving average (see "
+                "'optim.ema'), raw the weights themselves. auto takes the average where there is "
+                "one.",
     },
     {
         .path = "checkpoint.every_epochs",
@@ -442,14 +490,20 @@ static const tdm_job_key keys[] = {
     },
 };
 
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
 size_t tdm_job_key_count(void)
 {
-    return sizeof(keys) / sizeof(keys[0]);
+    return COUNT(first_keys) + tdm__optim_key_count + COUNT(last_keys);
 }
 
 const tdm_job_key *tdm_job_key_at(size_t index)
 {
-    return index < tdm_job_key_count() ? &keys[index] : NULL;
+    if (index < COUNT(first_keys)) return &first_keys[index];
+    index -= COUNT(first_keys);
+    if (index < tdm__optim_key_count) return &tdm__optim_keys[index];
+    index -= tdm__optim_key_count;
+    return index < COUNT(last_keys) ? &last_keys[index] : NULL;
 }
 
 size_t tdm__job_group_count(void)

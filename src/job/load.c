@@ -83,7 +83,7 @@ static void store_default(tdm__loader *loader, size_t index)
     } else if (key->fallback && !is_ruled_out) {
         tdm__slot fallback = {.node = tdm__node_from_text(loader, key, key->fallback),
                               .place = {.file = loader->file}};
-        if (!fallback.node || !tdm__value_store(loader, key, &fallback)) return;
+        if (!fallback.node || !tdm__value_store(loader, key, &fallback, loader->job)) return;
     }
     slot->ok = true;
 }
@@ -93,7 +93,7 @@ static void store_values(tdm__loader *loader, bool with_defaults)
     for (size_t i = 0; i < tdm_job_key_count(); i++) {
         tdm__slot *slot = &loader->slots[i];
         if (slot->node) {
-            slot->ok = tdm__value_store(loader, tdm_job_key_at(i), slot);
+            slot->ok = tdm__value_store(loader, tdm_job_key_at(i), slot, loader->job);
         } else if (with_defaults) {
             store_default(loader, i);
         }
@@ -118,6 +118,7 @@ static void run_stages(tdm__loader *loader, const char *bytes, size_t count,
     for (size_t i = 0; i < options->override_count; i++)
         tdm__slots_override(loader, options->overrides[i]);
     store_values(loader, is_job);
+    tdm__presets_apply(loader);
     if (is_job) {
         tdm__slots_check_pairs(loader);
         tdm__rules_check(loader);

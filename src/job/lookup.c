@@ -68,8 +68,7 @@ static const char *path_of_leaf(const char *leaf)
     return NULL;
 }
 
-/* Is `word` one of the words of `list`, which are separated by single spaces? */
-static bool has_word(const char *list, const char *word)
+bool tdm__has_word(const char *list, const char *word)
 {
     size_t length = strlen(word);
     if (length == 0) return false;
@@ -86,7 +85,7 @@ static const char *path_also_called(const tdm__job_group *group, const char *lea
     const char *elsewhere = NULL;
     for (size_t i = 0; i < tdm_job_key_count(); i++) {
         const tdm_job_key *key = tdm_job_key_at(i);
-        if (!key->also_called || !has_word(key->also_called, leaf)) continue;
+        if (!key->also_called || !tdm__has_word(key->also_called, leaf)) continue;
         if (group && tdm__job_group_has(group, key)) return key->path;
         if (!elsewhere) elsewhere = key->path;
     }
@@ -214,6 +213,15 @@ static void add_int(const tdm_job_key *key, tdm_str *out)
     if (key->word) tdm_str_addf(out, ", or the word %s", key->word);
 }
 
+/* "match, lr_scale and weight_decay". */
+static void add_fields(const tdm_job_key *key, tdm_str *out)
+{
+    for (size_t i = 0; i < key->field_count; i++) {
+        if (i > 0) tdm_str_add(out, i + 1 == key->field_count ? " and " : ", ");
+        tdm_str_add(out, tdm__key_leaf(&key->fields[i]));
+    }
+}
+
 void tdm__key_wants(const tdm_job_key *key, tdm_str *out)
 {
     switch (key->type) {
@@ -230,6 +238,14 @@ void tdm__key_wants(const tdm_job_key *key, tdm_str *out)
     case TDM_JOB_KEY_INT_LIST:
         tdm_str_addf(out, "a list of at most %zu whole numbers ", key->most_count);
         tdm__key_range(key, out);
+        break;
+    case TDM_JOB_KEY_MAP:
+        tdm_str_add(out, "a mapping with ");
+        add_fields(key, out);
+        break;
+    case TDM_JOB_KEY_MAP_LIST:
+        tdm_str_addf(out, "a list of at most %zu mappings with ", key->most_count);
+        add_fields(key, out);
         break;
     }
 }

@@ -62,6 +62,7 @@ static void add_wrapped(const char *text, size_t indent, tdm_str *out)
     tdm_str_add_char(out, '\n');
 }
 
+/* A key, and below it the keys of its mapping. */
 static void add_key_text(const tdm_job_key *key, tdm_str *out)
 {
     tdm_str line = TDM_STR_INIT;
@@ -76,6 +77,10 @@ static void add_key_text(const tdm_job_key *key, tdm_str *out)
     add_wrapped(tdm_str_text(&line), 4, out);
     if (!tdm_str_ok(&line)) out->failed = true;
     tdm_str_release(&line);
+    for (size_t i = 0; i < key->field_count; i++) {
+        tdm_str_add_char(out, '\n');
+        add_key_text(&key->fields[i], out);
+    }
 }
 
 size_t tdm_job_keys_text(const char *prefix, tdm_str *out)
@@ -99,6 +104,7 @@ static const char *type_name(tdm_job_key_type type)
         [TDM_JOB_KEY_DIR] = "dir",       [TDM_JOB_KEY_INT] = "int",
         [TDM_JOB_KEY_REAL] = "real",     [TDM_JOB_KEY_BOOL] = "bool",
         [TDM_JOB_KEY_CHOICE] = "choice", [TDM_JOB_KEY_INT_LIST] = "int_list",
+        [TDM_JOB_KEY_MAP] = "map",       [TDM_JOB_KEY_MAP_LIST] = "map_list",
     };
     return names[type];
 }
@@ -114,6 +120,7 @@ static void put_key_json(const tdm_job_key *key, tdm_json_writer *w)
     tdm_json_put_string(w, "default", key->fallback);
     tdm_json_put_bool(w, "required", key->required);
     tdm_json_put_bool(w, "decides_bits", key->decides_bits);
+    if (key->decides_note) tdm_json_put_string(w, "decides_bits_only", key->decides_note);
     if (key->type == TDM_JOB_KEY_INT || key->type == TDM_JOB_KEY_REAL ||
         key->type == TDM_JOB_KEY_INT_LIST) {
         tdm_json_put_double(w, "least", key->least);
@@ -132,6 +139,12 @@ static void put_key_json(const tdm_job_key *key, tdm_json_writer *w)
     if (key->excludes) tdm_json_put_string(w, "excludes", key->excludes);
     if (key->needs) tdm_json_put_string(w, "needs", key->needs);
     tdm_json_put_string(w, "help", key->help);
+    if (key->field_count > 0) {
+        tdm_json_key(w, "keys");
+        tdm_json_array_begin(w);
+        for (size_t i = 0; i < key->field_count; i++) put_key_json(&key->fields[i], w);
+        tdm_json_array_end(w);
+    }
     tdm_json_object_end(w);
     if (!tdm_str_ok(&accepts)) w->out->failed = true;
     tdm_str_release(&accepts);
@@ -195,20 +208,25 @@ static const char introduction[] =
     "expanded.\n"
     "- **`--set KEY=VALUE`** takes the place of what the file says, even if that is wrong. It may "
     "be\n"
-    "  given many times; a later one wins. Lists are written `[64, 32]`. An empty value clears an\n"
+    "  given many times; a later one wins. Lists are written `[64, 32]`, mappings `{patience: 3}`, "
+    "a\n"
+    "  list of mappings `[{match: \"*.bias\", weight_decay: 0}]`. An empty value clears an\n"
     "  optional key: `--set data.test=`. Of two keys that cannot stand together the command line "
     "wins:\n"
     "  `--set train.steps=100` replaces the file's `train.epochs`.\n"
     "- **Numbers** are written in plain digits: `1000`, not `1e3`, `0x3e8` or `1_000`. Where "
     "fractions\n"
     "  are allowed, `0.001`, `.001` and `1e-3` are all fine. Quotes make a text, never a number.\n"
+    "- **Mappings with keys of their own** are written below their key, or in braces: the keys of an\n"
+    "  entry of `optim.groups` are listed here as `optim.groups.match` and so on.\n"
     "- **True and false** are `true` and `false`; `yes`, `no`, `on` and `off` mean the same.\n"
     "- **YAML** is taken in its plain form: one document, UTF-8, at most 1 MiB, without anchors,\n"
     "  aliases, tags and merge keys.\n"
     "- **Bits.** A key marked *bits* decides the trained parameters: two jobs that agree on all "
     "of\n"
     "  them, on the data and on the machine's instruction set train the same bits. A run can be\n"
-    "  continued only by a job that agrees on them. Of a path only counts whether it is given.\n";
+    "  continued only by a job that agrees on them. Of a path only counts whether it is given. Some\n"
+    "  decide bits in some jobs only; then it says when.\n";
 
 /* A table's cell must not hold a bar; and what is a key or a value stands in code quotes. */
 static void add_cell(const char *text, tdm_str *out)
@@ -253,9 +271,11 @@ static void add_key_row(const tdm_job_key *key, tdm_str *out)
     add_company(key, &text);
     add_help_cell(tdm_str_text(&text), out);
     if (key->decides_bits) tdm_str_add(out, " *bits*");
+    if (key->decides_note) tdm_str_addf(out, " %s", key->decides_note);
     tdm_str_add(out, " |\n");
     if (!tdm_str_ok(&text)) out->failed = true;
     tdm_str_release(&text);
+    for (size_t i = 0; i < key->field_count; i++) add_key_row(&key->fields[i], out);
 }
 
 void tdm_job_keys_markdown(tdm_str *out)

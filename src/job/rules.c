@@ -52,6 +52,82 @@ static bool nesterov_without_momentum(const tdm_job *job)
     return job->optim.nesterov && job->optim.kind == TDM_JOB_OPTIM_SGD && job->optim.momentum == 0;
 }
 
+static bool centred_of_another(const tdm_job *job)
+{
+    return job->optim.centred && job->optim.kind != TDM_JOB_OPTIM_RMSPROP;
+}
+
+static bool step_without_every_steps(const tdm_job *job)
+{
+    return job->schedule.kind == TDM_JOB_SCHEDULE_STEP && job->schedule.every_steps == 0;
+}
+
+static bool multi_step_without_milestones(const tdm_job *job)
+{
+    return job->schedule.kind == TDM_JOB_SCHEDULE_MULTI_STEP && job->schedule.milestones.count == 0;
+}
+
+static bool milestones_do_not_rise(const tdm_job *job)
+{
+    const tdm_job_int_list *list = &job->schedule.milestones;
+    for (size_t i = 1; i < list->count; i++)
+        if (list->values[i] <= list->values[i - 1]) return true;
+    return false;
+}
+
+static bool plateau_that_never_lowers(const tdm_job *job)
+{
+    return tdm__schedule_evaluates(job) && job->schedule.gamma >= 1;
+}
+
+static bool is_never_measured(const tdm_job *job)
+{
+    bool is_due = job->eval.every_epochs > 0 || job->eval.every_steps > 0;
+    return !is_due || (!job->data.test && job->data.test_fraction == 0);
+}
+
+static bool plateau_without_measure(const tdm_job *job)
+{
+    return tdm__schedule_evaluates(job) && is_never_measured(job);
+}
+
+static bool early_stop_without_measure(const tdm_job *job)
+{
+    return job->train.early_stop && is_never_measured(job);
+}
+
+static bool ema_that_is_not_kept(const tdm_job *job)
+{
+    return job->eval.weights == TDM_JOB_WEIGHTS_EMA && job->optim.ema == 0;
+}
+
+static bool text_for_another(const tdm_job *job)
+{
+    return job->data.format == TDM_JOB_FORMAT_TEXT && job->model.kind != TDM_JOB_MODEL_GPT;
+}
+
+static bool gpt_without_text(const tdm_job *job)
+{
+    return job->model.kind == TDM_JOB_MODEL_GPT &&
+           (job->data.format == TDM_JOB_FORMAT_CSV || job->data.format == TDM_JOB_FORMAT_IDX);
+}
+
+static bool labels_of_text(const tdm_job *job)
+{
+    return job->model.kind == TDM_JOB_MODEL_GPT &&
+           (job->data.train_labels || job->data.test_labels);
+}
+
+static bool width_is_no_multiple(const tdm_job *job)
+{
+    return job->model.kind == TDM_JOB_MODEL_GPT && job->model.width % job->model.heads != 0;
+}
+
+static bool preset_of_another(const tdm_job *job)
+{
+    return job->model.preset != TDM_JOB_PRESET_NONE && job->model.kind != TDM_JOB_MODEL_GPT;
+}
+
 static bool more_lanes_than_samples(const tdm_job *job)
 {
     return job->parallel.lanes > job->train.batch;
@@ -97,6 +173,82 @@ static const rule rules[] = {
         .keys = {"optim.nesterov", "optim.momentum", "optim.kind"},
         .is_broken = nesterov_without_momentum,
         .message = "'optim.nesterov' needs momentum; give 'optim.momentum' a value above 0",
+    },
+    {
+        .keys = {"optim.centred", "optim.kind"},
+        .is_broken = centred_of_another,
+        .message = "'optim.centred' is for rmsprop; set 'optim.kind' to rmsprop, or leave this out",
+    },
+    {
+        .keys = {"schedule.kind", "schedule.every_steps"},
+        .is_broken = step_without_every_steps,
+        .message = "the schedule step needs 'schedule.every_steps': after how many steps the "
+                   "learning rate changes",
+    },
+    {
+        .keys = {"schedule.kind", "schedule.milestones"},
+        .is_broken = multi_step_without_milestones,
+        .message = "the schedule multi_step needs 'schedule.milestones': a list of the steps at "
+                   "which the learning rate changes",
+    },
+    {
+        .keys = {"schedule.milestones"},
+        .is_broken = milestones_do_not_rise,
+        .message = "'schedule.milestones' must rise from entry to entry",
+    },
+    {
+        .keys = {"schedule.gamma", "schedule.kind"},
+        .is_broken = plateau_that_never_lowers,
+        .message = "the schedule reduce_on_plateau lowers the learning rate; give 'schedule.gamma' "
+                   "a value below 1",
+    },
+    {
+        .keys = {"schedule.kind", "data.test", "data.test_fraction", "eval.every_epochs"},
+        .is_broken = plateau_without_measure,
+        .message = "the schedule reduce_on_plateau looks at the test set after each evaluation; "
+                   "give 'data.test' or 'data.test_fraction', and a number for 'eval.every_epochs' or "
+                   "'eval.every_steps'",
+    },
+    {
+        .keys = {"train.early_stop", "data.test", "data.test_fraction", "eval.every_epochs"},
+        .is_broken = early_stop_without_measure,
+        .message = "'train.early_stop' looks at the test set after each evaluation; give "
+                   "'data.test' or 'data.test_fraction', and a number for 'eval.every_epochs' or "
+                   "'eval.every_steps'",
+    },
+    {
+        .keys = {"eval.weights", "optim.ema"},
+        .is_broken = ema_that_is_not_kept,
+        .message = "'eval.weights' is ema, but no average is kept; give 'optim.ema' a value above "
+                   "0, such as 0.999",
+    },
+    {
+        .keys = {"data.format", "model.kind"},
+        .is_broken = text_for_another,
+        .message = "a text is for models that predict the next token: set 'model.kind' to gpt, or "
+                   "'data.format' to csv or idx",
+    },
+    {
+        .keys = {"data.format", "model.kind"},
+        .is_broken = gpt_without_text,
+        .message = "the model gpt learns from a text: set 'data.format' to text, or leave it out",
+    },
+    {
+        .keys = {"data.train_labels", "data.test_labels", "model.kind"},
+        .is_broken = labels_of_text,
+        .message = "the model gpt needs no labels: each character is the label of those before it; "
+                   "leave this out",
+    },
+    {
+        .keys = {"model.width", "model.heads", "model.kind"},
+        .is_broken = width_is_no_multiple,
+        .message = "'model.width' must be a multiple of 'model.heads', so that each head gets an "
+                   "equal part",
+    },
+    {
+        .keys = {"model.preset", "model.kind"},
+        .is_broken = preset_of_another,
+        .message = "'model.preset' is for gpt; set 'model.kind' to gpt, or leave this out",
     },
     {
         .keys = {"parallel.lanes", "train.batch"},

@@ -6,37 +6,58 @@
  * without quotes only where no YAML reader could take them for anything else. Left out are optional
  * keys that were not given, and keys that another one rules out.
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
 #include "job/internal.h"
 
-static const void *field_of(const tdm_job_key *key, const tdm_job *job)
+static const void *field_of(const tdm_job_key *key, const void *base)
 {
-    return (const char *)job + key->offset;
+    return (const char *)base + key->offset;
 }
 
-static const char *text_of(const tdm_job_key *key, const tdm_job *job)
+static const char *text_of(const tdm_job_key *key, const void *base)
 {
-    return *(const char *const *)field_of(key, job);
+    return *(const char *const *)field_of(key, base);
 }
 
-bool tdm__value_is_set(const tdm_job_key *key, const tdm_job *job)
+/* The struct of a mapping, or NULL; and a list of them. */
+static const void *map_of(const tdm_job_key *key, const void *base)
 {
+    const void *item;
+    memcpy(&item, field_of(key, base), sizeof(item));
+    return item;
+}
+
+static tdm__map_list map_list_of(const tdm_job_key *key, const void *base)
+{
+    tdm__map_list list;
+    memcpy(&list, field_of(key, base), sizeof(list));
+    return list;
+}
+
+bool tdm__value_is_set(const tdm_job_key *key, const void *base)
+{
+    double real;
     switch (key->type) {
     case TDM_JOB_KEY_STRING:
     case TDM_JOB_KEY_PATH:
-    case TDM_JOB_KEY_DIR: return text_of(key, job) != NULL;
+    case TDM_JOB_KEY_DIR: return text_of(key, base) != NULL;
     case TDM_JOB_KEY_INT:
-        return key->word || *(const int64_t *)field_of(key, job) != 0 || key->least == 0;
+        return key->word || *(const int64_t *)field_of(key, base) != 0 || key->least == 0;
     case TDM_JOB_KEY_REAL:
+        real = *(const double *)field_of(key, base);
+        if (isnan(real)) return false;
         /* A fraction of 0 is as good as none when the other way to say it was taken. */
-        if (!key->excludes || *(const double *)field_of(key, job) != 0) return true;
-        return !tdm__value_is_set(tdm_job_key_at(tdm__key_find(key->excludes)), job);
+        if (!key->excludes || real != 0) return true;
+        return !tdm__value_is_set(tdm_job_key_at(tdm__key_find(key->excludes)), base);
+    case TDM_JOB_KEY_MAP: return map_of(key, base) != NULL;
     case TDM_JOB_KEY_BOOL:
     case TDM_JOB_KEY_CHOICE:
-    case TDM_JOB_KEY_INT_LIST: return true;
+    case TDM_JOB_KEY_INT_LIST:
+    case TDM_JOB_KEY_MAP_LIST: return true;
     }
     return true;
 }
@@ -99,14 +120,38 @@ static void add_list(const tdm_job_int_list *list, tdm_str *out)
     tdm_str_add_char(out, ']');
 }
 
-void tdm__value_show(const tdm_job_key *key, const tdm_job *job, tdm_str *out)
+/* "{match: a, lr_scale: 1}"; `item` is the struct. */
+static void add_map(const tdm_job_key *key, const void *item, tdm_str *out)
 {
-    const void *field = field_of(key, job);
+    bool is_first = true;
+    tdm_str_add_char(out, '{');
+    for (size_t i = 0; i < key->field_count; i++) {
+        if (!tdm__value_is_set(&key->fields[i], item)) continue;
+        tdm_str_addf(out, "%s%s: ", is_first ? "" : ", ", tdm__key_leaf(&key->fields[i]));
+        tdm__value_show(&key->fields[i], item, out);
+        is_first = false;
+    }
+    tdm_str_add_char(out, '}');
+}
+
+static void add_map_list(const tdm_job_key *key, tdm__map_list list, tdm_str *out)
+{
+    tdm_str_add_char(out, '[');
+    for (size_t i = 0; i < list.count; i++) {
+        if (i > 0) tdm_str_add(out, ", ");
+        add_map(key, (const char *)list.items + i * key->struct_bytes, out);
+    }
+    tdm_str_add_char(out, ']');
+}
+
+void tdm__value_show(const tdm_job_key *key, const void *base, tdm_str *out)
+{
+    const void *field = field_of(key, base);
     char buffer[32] = "";
     switch (key->type) {
     case TDM_JOB_KEY_STRING:
     case TDM_JOB_KEY_PATH:
-    case TDM_JOB_KEY_DIR: add_text(text_of(key, job), out); break;
+    case TDM_JOB_KEY_DIR: add_text(text_of(key, base), out); break;
     case TDM_JOB_KEY_INT:
         if (key->word && *(const int64_t *)field == 0) {
             tdm_str_add(out, key->word);
@@ -121,6 +166,8 @@ void tdm__value_show(const tdm_job_key *key, const tdm_job *job, tdm_str *out)
         tdm_str_add(out, buffer);
         break;
     case TDM_JOB_KEY_INT_LIST: add_list(field, out); break;
+    case TDM_JOB_KEY_MAP: add_map(key, map_of(key, base), out); break;
+    case TDM_JOB_KEY_MAP_LIST: add_map_list(key, map_list_of(key, base), out); break;
     }
 }
 
@@ -142,15 +189,33 @@ void tdm_job_show(const tdm_job *job, tdm_str *out)
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static void put_json(const tdm_job_key *key, const tdm_job *job, tdm_json_writer *w)
+static void put_json(const tdm_job_key *key, const void *base, tdm_json_writer *w);
+
+static void put_json_map(const tdm_job_key *key, const void *item, tdm_json_writer *w)
 {
-    const void *field = field_of(key, job);
+    tdm_json_object_begin(w);
+    for (size_t i = 0; i < key->field_count; i++)
+        if (tdm__value_is_set(&key->fields[i], item)) put_json(&key->fields[i], item, w);
+    tdm_json_object_end(w);
+}
+
+static void put_json_map_list(const tdm_job_key *key, tdm__map_list list, tdm_json_writer *w)
+{
+    tdm_json_array_begin(w);
+    for (size_t i = 0; i < list.count; i++)
+        put_json_map(key, (const char *)list.items + i * key->struct_bytes, w);
+    tdm_json_array_end(w);
+}
+
+static void put_json(const tdm_job_key *key, const void *base, tdm_json_writer *w)
+{
+    const void *field = field_of(key, base);
     char buffer[32] = "";
     tdm_json_key(w, tdm__key_leaf(key));
     switch (key->type) {
     case TDM_JOB_KEY_STRING:
     case TDM_JOB_KEY_PATH:
-    case TDM_JOB_KEY_DIR: tdm_json_string(w, text_of(key, job)); break;
+    case TDM_JOB_KEY_DIR: tdm_json_string(w, text_of(key, base)); break;
     case TDM_JOB_KEY_INT:
         if (key->word && *(const int64_t *)field == 0) {
             tdm_json_string(w, key->word);
@@ -170,6 +235,8 @@ static void put_json(const tdm_job_key *key, const tdm_job *job, tdm_json_writer
             tdm_json_int(w, ((const tdm_job_int_list *)field)->values[i]);
         tdm_json_array_end(w);
         break;
+    case TDM_JOB_KEY_MAP: put_json_map(key, map_of(key, base), w); break;
+    case TDM_JOB_KEY_MAP_LIST: put_json_map_list(key, map_list_of(key, base), w); break;
     }
 }
 
@@ -208,13 +275,18 @@ static void add_deciding(const tdm_job_key *key, const tdm_job *job, tdm_str *ou
     }
 }
 
+static bool decides(const tdm_job_key *key, const tdm_job *job)
+{
+    return key->decides_bits && (!key->decides_when || key->decides_when(job));
+}
+
 tdm_status tdm_job_hash(const tdm_job *job, char hex[TDM_SHA256_HEX], tdm_error *err)
 {
     tdm_str text = TDM_STR_INIT;
     tdm_str_add(&text, "tandem job 1\n");
     for (size_t i = 0; i < tdm_job_key_count(); i++) {
         const tdm_job_key *key = tdm_job_key_at(i);
-        if (!key->decides_bits) continue;
+        if (!decides(key, job)) continue;
         tdm_str_addf(&text, "%s=", key->path);
         add_deciding(key, job, &text);
         tdm_str_add_char(&text, '\n');
@@ -231,7 +303,7 @@ size_t tdm_job_diff(const tdm_job *here, const tdm_job *there, tdm_str *out)
     size_t count = 0;
     for (size_t i = 0; i < tdm_job_key_count(); i++) {
         const tdm_job_key *key = tdm_job_key_at(i);
-        if (!key->decides_bits) continue;
+        if (!decides(key, here) && !decides(key, there)) continue;
         tdm_str a = TDM_STR_INIT, b = TDM_STR_INIT;
         add_deciding(key, here, &a);
         add_deciding(key, there, &b);

@@ -167,7 +167,7 @@ static const tdm__yaml_node *read_yaml_value(tdm__loader *loader, const tdm_job_
     return NULL;
 }
 
-/* Quotes and lists are read as YAML; all else stands for itself, so that
+/* Quotes, lists and mappings are read as YAML; all else stands for itself, so that
  * '--set data.delimiter=|' and paths with odd characters need no second layer of quotes. */
 const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key *key,
                                           const char *value)
@@ -176,7 +176,9 @@ const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key
     size_t length = strlen(value);
     while (length > 0 && value[length - 1] == ' ') length--;
     bool is_yaml = value[0] == '"' || value[0] == '\'' ||
-                   (value[0] == '[' && key->type == TDM_JOB_KEY_INT_LIST);
+                   (value[0] == '[' && (key->type == TDM_JOB_KEY_INT_LIST ||
+                                        key->type == TDM_JOB_KEY_MAP_LIST)) ||
+                   (value[0] == '{' && key->type == TDM_JOB_KEY_MAP);
     if (is_yaml) return read_yaml_value(loader, key, value, length);
     tdm__yaml_node *node = tdm_arena_alloc(loader->scratch, sizeof(*node), 0);
     char *text = tdm_arena_strndup(loader->scratch, value, length);
@@ -218,6 +220,24 @@ static void override_slot(tdm__loader *loader, size_t index, const char *value)
     loader->slots[index] = (tdm__slot){.node = node, .place = place, .from_override = true};
 }
 
+/* A key inside a mapping cannot be set alone: nobody could say what its neighbours are then. */
+static bool report_inner(tdm__loader *loader, const char *path)
+{
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        const tdm_job_key *key = tdm_job_key_at(i);
+        size_t length = strlen(key->path);
+        if (key->field_count == 0 || strncmp(path, key->path, length) != 0 || path[length] != '.')
+            continue;
+        bool is_list = key->type == TDM_JOB_KEY_MAP_LIST;
+        tdm__problem_add(&loader->problems, (tdm__place){.file = TDM__JOB_OVERRIDE_FILE},
+                         "'%s' is inside '%s', which is set as a whole, such as '%s=%s{%s: ...}%s'",
+                         tdm__clip_text(path).text, key->path, key->path, is_list ? "[" : "",
+                         tdm__key_leaf(&key->fields[0]), is_list ? "]" : "");
+        return true;
+    }
+    return false;
+}
+
 void tdm__slots_override(tdm__loader *loader, const char *override)
 {
     tdm__place place = {.file = TDM__JOB_OVERRIDE_FILE};
@@ -249,6 +269,7 @@ void tdm__slots_override(tdm__loader *loader, const char *override)
                          first_key_of(tdm__job_group_at(group_index)));
         return;
     }
+    if (report_inner(loader, path)) return;
     char *dot = strchr(path, '.');
     if (dot) *dot = '\0';
     report_unknown(loader, dot ? path : "", dot ? dot + 1 : path, place);

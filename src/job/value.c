@@ -422,15 +422,34 @@ static bool store_path(const target *t, const tdm__yaml_node *node)
     return keep_text(t, path);
 }
 
+/* ---- mappings -------------------------------------------------------------------------------- */
+
+static bool store_map(const target *t, const tdm__yaml_node *node)
+{
+    if (node->kind == TDM__YAML_MAP)
+        return tdm__map_store(t->loader, t->key, node, t->from_override, t->field);
+    report_range(t, node);
+    return false;
+}
+
+static bool store_map_list(const target *t, const tdm__yaml_node *node)
+{
+    if (node->kind == TDM__YAML_LIST)
+        return tdm__map_list_store(t->loader, t->key, node, t->from_override, t->field);
+    report_range(t, node);
+    return false;
+}
+
 /* ---- all types ------------------------------------------------------------------------------- */
 
-bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot)
+bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot, void *base)
 {
     static bool (*const stores[])(const target *, const tdm__yaml_node *) = {
         [TDM_JOB_KEY_STRING] = store_string, [TDM_JOB_KEY_PATH] = store_path,
         [TDM_JOB_KEY_DIR] = store_path,      [TDM_JOB_KEY_INT] = store_int,
         [TDM_JOB_KEY_REAL] = store_real,     [TDM_JOB_KEY_BOOL] = store_bool,
         [TDM_JOB_KEY_CHOICE] = store_choice, [TDM_JOB_KEY_INT_LIST] = store_int_list,
+        [TDM_JOB_KEY_MAP] = store_map,       [TDM_JOB_KEY_MAP_LIST] = store_map_list,
     };
     const tdm__yaml_node *node = slot->node;
     if (node->broken) return false;
@@ -440,7 +459,7 @@ bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__sl
     }
     target t = {.loader = loader,
                 .key = key,
-                .field = (char *)loader->job + key->offset,
+                .field = (char *)base + key->offset,
                 .from_override = slot->from_override};
     return stores[key->type](&t, node);
 }

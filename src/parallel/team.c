@@ -4,12 +4,16 @@
  * A step has two halves with a barrier between them. First, each worker runs its lanes one after
  * the other, in order of index, and adds neighbours as soon as both are there, so that it holds
  * only whole sub-trees (at most one buffer more than the tree is deep for an aligned block). Then
- * the block of parameters is cut into one shard for each worker; the worker adds up the rest of the
- * tree for its shard, piece by piece, and applies the optimiser to each piece while it is in cache.
+ * the optimiser's pieces of the block of parameters are dealt out, a stretch for each worker; it
+ * adds up the rest of the tree for each of its pieces and updates that while it is in cache.
+ *
+ * Where the optimiser needs a sum over all pieces (the norm of the gradient, LAMB's norms), the
+ * second half is cut in two or three passes with a barrier between them. A piece's gradient then
+ * waits in one of the buffers of the tree, `home`.
  *
  * Invariants: every element's gradient is the sum over the one tree, whoever added it; a lane's
- * gradient is written only by its worker before the barrier and only read after it; nothing is
- * allocated after creation.
+ * gradient is written only by its worker before the barrier; after it, the numbers of a piece are
+ * touched only by the worker to whom the piece belongs; nothing is allocated after creation.
  */
 #include "os/barrier.h"
 #include "parallel/internal.h"
@@ -23,7 +27,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PIECE_ELEMENTS = 4096, PLANS_PER_BATCH = 2 };
+enum { PIECE_ELEMENTS = TDM_OPTIM_PIECE_ELEMENTS, PLANS_PER_BATCH = 2 };
 
 /* What it takes to run a lane of a batch: the slice sizes of a batch differ by one at most. */
 typedef struct lane_graph {
@@ -38,6 +42,7 @@ typedef struct worker {
     tdm_team *team;
     int index;
     tdm_slice lanes;
+    size_t first_piece, end_piece; /* of the optimiser */
     tdm_plan *plans[LANE_GRAPH_MOST];
     tdm_pages arena;
     tdm_pages grad_pages;
@@ -67,7 +72,7 @@ struct tdm_team {
     /* The step in progress: written by worker 0 before the first barrier. */
     uint64_t step;
     int64_t batch;
-    double loss;
+    tdm_step_result result;
 };
 
 /* ---- executing lanes ------------------------------------------------------------------------- */
@@ -152,30 +157,66 @@ static double tree_loss(const tdm_team *team, int64_t node, bool *has_rows)
 
 /* ---- the update ------------------------------------------------------------------------------ */
 
-static void update_piece(worker *w, size_t begin, size_t count)
+/* A buffer in which sums can wait: any that is in the tree will do, because the part of it that is
+ * overwritten was read for that very sum. */
+static float *find_home(const tdm_team *team)
 {
-    const tdm_team *team = w->team;
-    const tdm_team_options *o = &team->options;
-    const float *grad = w->piece;
-    if (team->tree.held[1])
-        grad = team->tree.held[1] + begin;
-    else
-        tdm__tree_sum(&team->tree, 1, begin, count, w->piece, w->piece + PIECE_ELEMENTS);
-    tdm_optim_range range = {.count = count, .grad = grad, .param = o->params + begin};
-    for (int s = 0; s < o->optim->state_count; s++) range.state[s] = o->states[s] + begin;
-    o->optim->update(&o->settings, team->step + 1, &range);
+    for (int64_t node = 1; node < 2 * team->tree.lane_count; node++)
+        if (team->tree.held[node]) return team->tree.held[node];
+    return NULL; /* no lane had rows */
 }
 
-static void update_shard(worker *w)
+/* The gradient of a piece, which the optimiser may change: its sum over the tree. With `home` it is
+ * left there, otherwise it stays until the next call. */
+static float *sum_piece(worker *w, const tdm_optim_piece *piece, float *home)
 {
-    const tdm_team *team = w->team;
-    size_t piece_count = (team->trained_extent + PIECE_ELEMENTS - 1) / PIECE_ELEMENTS;
-    tdm_slice mine = tdm_lane_slice((int64_t)piece_count, team->worker_count, w->index);
-    for (int64_t i = 0; i < mine.count; i++) {
-        size_t begin = (size_t)(mine.first + i) * PIECE_ELEMENTS;
-        size_t left = team->trained_extent - begin;
-        update_piece(w, begin, left < PIECE_ELEMENTS ? left : PIECE_ELEMENTS);
+    const tdm__tree *tree = &w->team->tree;
+    if (tree->held[1]) return tree->held[1] + piece->begin;
+    tdm__tree_sum(tree, 1, piece->begin, piece->count, w->piece, w->piece + PIECE_ELEMENTS);
+    if (!home) return w->piece;
+    return memcpy(home + piece->begin, w->piece, piece->count * sizeof(float));
+}
+
+static void apply_pieces(worker *w, float *home)
+{
+    tdm_optimiser *optimiser = w->team->options.optimiser;
+    double sums[TDM_OPTIM_SUMS];
+    size_t summed = SIZE_MAX; /* the parameter that `sums` belong to */
+    for (size_t i = w->first_piece; i < w->end_piece; i++) {
+        const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
+        if (piece->param_index != summed) tdm_optimiser_sums(optimiser, piece->param_index, sums);
+        summed = piece->param_index;
+        tdm_optimiser_apply(optimiser, i, home + piece->begin, sums);
     }
+}
+
+/* False when the gradient is not finite; then nothing was changed. All workers say the same. */
+static bool update_shard(worker *w, double *grad_norm)
+{
+    tdm_team *team = w->team;
+    tdm_optimiser *optimiser = team->options.optimiser;
+    bool measures = tdm_optimiser_must_measure(optimiser);
+    bool applies = tdm_optimiser_must_apply(optimiser);
+    float *home = measures || applies ? find_home(team) : NULL;
+    *grad_norm = 0;
+    if (measures) {
+        for (size_t i = w->first_piece; i < w->end_piece; i++)
+            tdm_optimiser_measure(optimiser, i,
+                                  sum_piece(w, tdm_optimiser_piece_at(optimiser, i), home));
+        tdm_barrier_wait(&team->barrier);
+        *grad_norm = tdm_optimiser_grad_norm(optimiser);
+        if (!isfinite(*grad_norm)) return false;
+    }
+    for (size_t i = w->first_piece; i < w->end_piece; i++) {
+        const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
+        float *grad = measures ? home + piece->begin : sum_piece(w, piece, home);
+        tdm_optimiser_update(optimiser, i, grad, *grad_norm);
+    }
+    if (applies) {
+        tdm_barrier_wait(&team->barrier);
+        apply_pieces(w, home);
+    }
+    return true;
 }
 
 /* Statistics follow what the lanes observed. They are few: worker 0 sees to all of them. */
@@ -217,14 +258,12 @@ static void work(worker *w)
     bool any;
     run_lanes(w);
     tdm_barrier_wait(&team->barrier);
-    double loss = tree_loss(team, 1, &any);
-    if (isfinite(loss)) {
-        update_shard(w);
-        update_statistics(w);
-    }
+    tdm_step_result result = {.loss = tree_loss(team, 1, &any)};
+    result.finite = isfinite(result.loss) && update_shard(w, &result.grad_norm);
+    if (result.finite) update_statistics(w);
     tdm_barrier_wait(&team->barrier);
     take_back(w);
-    if (w->index == 0) team->loss = loss;
+    if (w->index == 0) team->result = result;
 }
 
 static void *worker_main(void *arg)
@@ -237,13 +276,14 @@ static void *worker_main(void *arg)
     }
 }
 
-tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch)
+tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch, double lr)
 {
     team->step = step;
     team->batch = batch;
+    tdm_optimiser_begin(team->options.optimiser, step, lr);
     tdm_barrier_wait(&team->barrier);
     work(&team->workers[0]);
-    return (tdm_step_result){.loss = team->loss, .finite = isfinite(team->loss)};
+    return team->result;
 }
 
 /* ---- creation -------------------------------------------------------------------------------- */
@@ -295,12 +335,31 @@ static tdm_status prepare_plans(worker *w, tdm_error *err)
     return TDM_OK;
 }
 
+/* The first piece of worker `index`: workers get stretches of about the same number of elements. */
+static size_t first_piece_of(const tdm_team *team, int index)
+{
+    const tdm_optimiser *optimiser = team->options.optimiser;
+    size_t low = 0, high = tdm_optimiser_piece_count(optimiser);
+    size_t begin = team->trained_extent / (size_t)team->worker_count * (size_t)index;
+    if (index == team->worker_count) return high;
+    while (low < high) { /* the first that begins at `begin` or after it */
+        size_t middle = low + (high - low) / 2;
+        if (tdm_optimiser_piece_at(optimiser, middle)->begin < begin)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 static tdm_status prepare_worker(tdm_team *team, int index, tdm_error *err)
 {
     worker *w = &team->workers[index];
     w->team = team;
     w->index = index;
     w->lanes = tdm_lane_slice(team->options.lane_count, team->worker_count, index);
+    w->first_piece = first_piece_of(team, index);
+    w->end_piece = first_piece_of(team, index + 1);
     w->grad_count = tdm_lane_buffers(team->options.lane_count, w->lanes);
     TDM_TRY(prepare_plans(w, err));
     TDM_TRY(tdm_pages_map((size_t)w->grad_count * team->grad_extent * sizeof(float), false,

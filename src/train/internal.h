@@ -41,25 +41,41 @@ void tdm__run_put_metrics(tdm__run *run);
 /* Parameters, buffers and optimiser state in one block of pages, and their names. */
 typedef struct tdm__state {
     tdm_arena *arena;
-    tdm_graph *graph; /* of one row, for names and layout only */
-    const tdm_optim_ops *optim;
+    tdm_graph *graph;         /* of one row, for names and layout only */
+    tdm_optimiser *optimiser; /* NULL: the state is only looked at */
     tdm_pages pages;
     float *params;
-    float *states[TDM_OPTIM_MAX_STATES];
+    float *states[TDM_OPTIM_MAX_STATES]; /* NULL: not used */
+    float *ema; /* NULL: none is kept. Like params; its buffers are copied by tdm__state_average */
+    /* What evaluations have said: for reduce_on_plateau and for early stopping. */
+    tdm_plateau plateau;
+    tdm_plateau early_stop;
     tdm_named_tensor *tensors;
     size_t tensor_count;
     size_t from_file_count; /* parameters and buffers that began with values of model.init_from */
 } tdm__state;
 
-/* `optim` NULL: parameters only. All zero at first. */
-tdm_status tdm__state_init(const tdm_model_options *model, const tdm_optim_ops *optim,
-                           tdm__state *out, tdm_error *err);
+/* What is part of the state besides the model itself. */
+typedef enum tdm__state_use {
+    TDM__STATE_FOR_TRAINING, /* all of it */
+    TDM__STATE_FOR_INFERENCE /* parameters and buffers only */
+} tdm__state_use;
+
+/* All zero at first. `out` must stay where it is: its tensors point into it. */
+tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, tdm__state *out,
+                           tdm_error *err);
 void tdm__state_release(tdm__state *state);
 /* First values: from the seed, from the data (normalisation), from model.init_from. */
 tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dataset *train,
                             tdm_error *err);
-/* Everything from a checkpoint; each tensor must be there with the right shape. */
-tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoint, tdm_error *err);
+/* Everything from a checkpoint; each tensor must be there with the right shape. With `averaged`,
+ * trained parameters get the values of their averages. */
+tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoint, bool averaged,
+                              tdm_error *err);
+/* Whether a job's model is measured, and predicts, with averaged weights. */
+bool tdm__job_averages(const tdm_job *job);
+/* The parameters to measure with: the average, complete with the buffers of now, or `params`. */
+float *tdm__state_measured(tdm__state *state, const tdm_job *job);
 /* The name of the first tensor with a number that is not finite, or NULL. */
 const char *tdm__state_find_bad(const tdm__state *state);
 

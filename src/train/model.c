@@ -43,8 +43,9 @@ static tdm_status open_into(tdm_model *model, const char *path, tdm_error *err)
     model->options = (tdm_model_options){.job = tdm_job_document_job(model->document),
                                          .sample_shape = content->sample_shape,
                                          .class_count = content->class_count};
-    TDM_TRY(tdm__state_init(&model->options, NULL, &model->state, err));
-    return tdm__state_restore(&model->state, model->checkpoint, err);
+    TDM_TRY(tdm__state_init(&model->options, TDM__STATE_FOR_INFERENCE, &model->state, err));
+    return tdm__state_restore(&model->state, model->checkpoint,
+                              tdm__job_averages(model->options.job), err);
 }
 
 tdm_status tdm_model_open(const char *path, tdm_model **out, tdm_error *err)
@@ -92,6 +93,12 @@ const tdm_checkpoint_content *tdm_model_content(const tdm_model *model)
 tdm_status tdm_model_predictor(tdm_model *model, int64_t batch, tdm_predictor **out, tdm_error *err)
 {
     tdm_model_options options = model->options;
-    options.batch = batch > 0 ? batch : options.job->eval.batch;
+    options.batch = batch > 0 ? batch : tdm_model_eval_rows(&options);
     return tdm_predictor_create(&options, model->state.params, out, err);
+}
+
+tdm_status tdm_model_decoder(tdm_model *model, tdm_decoder **out, tdm_error *err)
+{
+    tdm_status status = tdm_decoder_create(&model->options, model->state.params, out, err);
+    return status == TDM_OK ? TDM_OK : tdm_error_context(err, status, "%s", model->path);
 }

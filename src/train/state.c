@@ -1,13 +1,17 @@
 /*
  * state.c: the numbers that training changes, where they lie, and how they begin.
  *
- * One block of pages holds the parameters (with the buffers behind them) and then each of the
- * optimiser's states, all in the layout of the graph. Names in checkpoints: a parameter has its own,
- * a state of it is "optim.STATE.PARAMETER".
+ * One block of pages holds the parameters (with the buffers behind them), then each of the
+ * optimiser's states and the average of the weights, all in the layout of the graph. Names in
+ * checkpoints: a parameter has its own, a state of it is "optim.STATE.PARAMETER", its average
+ * "ema.PARAMETER". What evaluations have said are small tensors of doubles, "schedule.plateau" and
+ * "train.early_stop". The first decides bits and must be in a checkpoint when the job needs it; the
+ * second decides only where a run ends, and begins anew when a checkpoint does not have it.
  */
 #include "train/internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,61 +22,120 @@ static size_t round_up(size_t elements)
     return (elements + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
 }
 
-static tdm_status name_tensors(tdm__state *s, tdm_error *err)
+enum { PLATEAU_NUMBERS = sizeof(tdm_plateau) / sizeof(double) };
+#define PLATEAU_NAME "schedule.plateau"
+#define EARLY_STOP_NAME "train.early_stop"
+
+/* The tensor is called PREFIX.NAME, or NAME when the prefix is empty. */
+static tdm_status add_tensor(tdm__state *s, const char *prefix, const char *name, tdm_dtype dtype,
+                             tdm_shape shape, void *data, tdm_error *err)
 {
-    size_t params = tdm_graph_param_count(s->graph);
-    int state_count = s->optim ? s->optim->state_count : 0;
-    s->tensors = tdm_arena_array(s->arena, params * (size_t)(1 + state_count), sizeof(*s->tensors));
-    if (!s->tensors) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    for (size_t i = 0; i < params; i++) {
-        const tdm_param_info *p = tdm_graph_param_at(s->graph, i);
-        tdm_tensor view = {
-            .dtype = TDM_DTYPE_F32, .shape = p->shape, .data = s->params + p->offset};
-        s->tensors[s->tensor_count++] = (tdm_named_tensor){p->name, view};
-        for (int k = 0; k < state_count && p->trained; k++) {
-            char *name = tdm_arena_printf(s->arena, "optim.%s.%s", s->optim->state_names[k],
-                                          p->name);
-            if (!name) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-            view.data = s->states[k] + p->offset;
-            s->tensors[s->tensor_count++] = (tdm_named_tensor){name, view};
-        }
-    }
+    const char *full = prefix[0] ? tdm_arena_printf(s->arena, "%s.%s", prefix, name) : name;
+    if (!full) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    tdm_tensor view = {.dtype = dtype, .shape = shape, .data = data};
+    s->tensors[s->tensor_count++] = (tdm_named_tensor){full, view};
     return TDM_OK;
 }
 
-tdm_status tdm__state_init(const tdm_model_options *model, const tdm_optim_ops *optim,
-                           tdm__state *out, tdm_error *err)
+static tdm_status name_param(tdm__state *s, const tdm_param_info *p, tdm_error *err)
 {
-    tdm__state s = {.optim = optim};
+    TDM_TRY(add_tensor(s, "", p->name, TDM_DTYPE_F32, p->shape, s->params + p->offset, err));
+    if (!p->trained) return TDM_OK;
+    for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++) {
+        if (!s->states[k]) continue;
+        char prefix[64];
+        snprintf(prefix, sizeof(prefix), "optim.%s", tdm_optimiser_ops(s->optimiser)->state_names[k]);
+        TDM_TRY(add_tensor(s, prefix, p->name, TDM_DTYPE_F32, p->shape, s->states[k] + p->offset,
+                           err));
+    }
+    if (!s->ema) return TDM_OK;
+    return add_tensor(s, "ema", p->name, TDM_DTYPE_F32, p->shape, s->ema + p->offset, err);
+}
+
+static tdm_status name_tensors(tdm__state *s, const tdm_job *job, tdm_error *err)
+{
+    size_t params = tdm_graph_param_count(s->graph);
+    s->tensors = tdm_arena_array(s->arena, params * (2 + TDM_OPTIM_MAX_STATES) + 2,
+                                 sizeof(*s->tensors));
+    if (!s->tensors) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    for (size_t i = 0; i < params; i++)
+        TDM_TRY(name_param(s, tdm_graph_param_at(s->graph, i), err));
+    if (s->optimiser && job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU)
+        TDM_TRY(add_tensor(s, "", PLATEAU_NAME, TDM_DTYPE_F64, tdm_shape_1(PLATEAU_NUMBERS),
+                           &s->plateau, err));
+    if (s->optimiser && job->train.early_stop)
+        TDM_TRY(add_tensor(s, "", EARLY_STOP_NAME, TDM_DTYPE_F64, tdm_shape_1(PLATEAU_NUMBERS),
+                           &s->early_stop, err));
+    return TDM_OK;
+}
+
+static tdm_status make_optimiser(tdm__state *s, const tdm_job *job, tdm_error *err)
+{
+    size_t count = tdm_graph_param_count(s->graph), trained = 0;
+    tdm_optim_param *params = tdm_arena_array(s->arena, count + 1, sizeof(*params));
+    if (!params) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    for (size_t i = 0; i < count; i++) {
+        const tdm_param_info *p = tdm_graph_param_at(s->graph, i);
+        if (p->trained)
+            params[trained++] = (tdm_optim_param){
+                .name = p->name, .offset = p->offset, .elements = p->elements};
+    }
+    return tdm_optimiser_create(job, params, trained, &s->optimiser, err);
+}
+
+/* Maps the block and gives each part of it its place. */
+static tdm_status map_block(tdm__state *s, const tdm_job *job, tdm_error *err)
+{
+    size_t params = round_up(tdm_graph_param_extent(s->graph));
+    size_t trained = round_up(tdm_graph_trained_extent(s->graph));
+    size_t elements = params;
+    bool has_ema = s->optimiser && job->optim.ema > 0;
+    for (int k = 0; s->optimiser && k < TDM_OPTIM_MAX_STATES; k++)
+        if (tdm_optimiser_uses_state(s->optimiser, k)) elements += trained;
+    if (has_ema) elements += params;
+    TDM_TRY(tdm_pages_map(elements * sizeof(float), true, &s->pages, err));
+    float *next = s->pages.data;
+    s->params = next;
+    next += params;
+    if (has_ema) {
+        s->ema = next;
+        next += params;
+    }
+    for (int k = 0; s->optimiser && k < TDM_OPTIM_MAX_STATES; k++) {
+        if (!tdm_optimiser_uses_state(s->optimiser, k)) continue;
+        s->states[k] = next;
+        next += trained;
+    }
+    tdm_optim_blocks blocks = {.params = s->params, .ema = s->ema};
+    memcpy(blocks.states, s->states, sizeof(blocks.states));
+    if (s->optimiser) tdm_optimiser_bind(s->optimiser, &blocks);
+    return TDM_OK;
+}
+
+tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, tdm__state *out,
+                           tdm_error *err)
+{
+    tdm__state *s = out;
+    *s = (tdm__state){0};
     tdm_model_options one_row = *model;
     one_row.batch = 1;
     one_row.training = false;
-    s.arena = tdm_arena_create("training state");
-    tdm_status status = s.arena
+    s->arena = tdm_arena_create("training state");
+    tdm_status status = s->arena
                             ? TDM_OK
                             : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory for the state");
-    if (status == TDM_OK) status = tdm_model_build(&one_row, &s.graph, err);
-    if (status == TDM_OK) {
-        int state_count = optim ? optim->state_count : 0;
-        size_t params = round_up(tdm_graph_param_extent(s.graph));
-        size_t trained = round_up(tdm_graph_trained_extent(s.graph));
-        size_t elements = params + (size_t)state_count * trained;
-        status = tdm_pages_map(elements * sizeof(float), true, &s.pages, err);
-        s.params = s.pages.data;
-        for (int k = 0; k < state_count && status == TDM_OK; k++)
-            s.states[k] = s.params + params + (size_t)k * trained;
-    }
-    if (status == TDM_OK) status = name_tensors(&s, err);
-    if (status != TDM_OK) {
-        tdm__state_release(&s);
-        return status;
-    }
-    *out = s;
-    return TDM_OK;
+    if (status == TDM_OK) status = tdm_model_build(&one_row, &s->graph, err);
+    if (status == TDM_OK && use == TDM__STATE_FOR_TRAINING)
+        status = make_optimiser(s, model->job, err);
+    if (status == TDM_OK) status = map_block(s, model->job, err);
+    if (status == TDM_OK) status = name_tensors(s, model->job, err);
+    if (status != TDM_OK) tdm__state_release(s);
+    return status;
 }
 
 void tdm__state_release(tdm__state *state)
 {
+    tdm_optimiser_destroy(state->optimiser);
     tdm_graph_destroy(state->graph);
     tdm_pages_unmap(&state->pages);
     tdm_arena_destroy(state->arena);
@@ -89,7 +152,7 @@ static tdm_status set_normalisation(tdm__state *s, const tdm_job *job, const tdm
     float *scale = tdm_model_param(s->graph, TDM_MODEL_SCALE, s->params).data;
     int64_t F = info->feature_count;
     int how = job->data.normalise;
-    if (how == TDM_JOB_NORMALISE_NONE) return TDM_OK;
+    if (how == TDM_JOB_NORMALISE_NONE || info->kind == TDM_DATA_KIND_TOKENS) return TDM_OK;
     if (how == TDM_JOB_NORMALISE_SCALE ||
         (how == TDM_JOB_NORMALISE_AUTO && info->storage == TDM_DTYPE_U8)) {
         double largest = info->storage == TDM_DTYPE_U8 ? 255.0 : tdm_dataset_largest(train);
@@ -119,6 +182,13 @@ static tdm_status copy_in(const tdm_named_tensor *from, const tdm_tensor *to, co
                         "%s: tensor '%s' has shape %s; this model's has %s", file, from->name,
                         tdm_shape_text(&from->tensor.shape, have),
                         tdm_shape_text(&to->shape, want));
+    if (to->dtype == TDM_DTYPE_F64) { /* not a parameter: it is kept as it is */
+        if (from->tensor.dtype != TDM_DTYPE_F64)
+            return tdm_fail(err, TDM_ERR_FORMAT, "%s: tensor '%s' is of type %s; it must be f64",
+                            file, from->name, tdm_dtype_name(from->tensor.dtype));
+        memcpy(to->data, from->tensor.data, tdm_tensor_bytes(to));
+        return TDM_OK;
+    }
     if (!tdm_tensor_to_f32(from->tensor.dtype, from->tensor.data, tdm_tensor_elements(to),
                            to->data))
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
@@ -158,14 +228,30 @@ tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dat
     tdm_model_init(state->graph, (uint64_t)job->seed, state->params);
     TDM_TRY(set_normalisation(state, job, train, err));
     if (job->model.init_from) TDM_TRY(init_from_file(state, job->model.init_from, err));
+    if (state->ema) /* the average begins where the weights do */
+        memcpy(state->ema, state->params, tdm_graph_param_extent(state->graph) * sizeof(float));
     return TDM_OK;
 }
 
-tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoint, tdm_error *err)
+/* The tensor of a checkpoint from which `name` is restored; NULL when it has none. */
+static const tdm_named_tensor *find_source(const tdm_checkpoint *checkpoint, const char *name,
+                                           bool averaged)
+{
+    char average[512];
+    if (averaged && snprintf(average, sizeof(average), "ema.%s", name) < (int)sizeof(average)) {
+        const tdm_named_tensor *found = tdm_checkpoint_find(checkpoint, average);
+        if (found) return found; /* buffers have none */
+    }
+    return tdm_checkpoint_find(checkpoint, name);
+}
+
+tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoint, bool averaged,
+                              tdm_error *err)
 {
     for (size_t i = 0; i < state->tensor_count; i++) {
         const tdm_named_tensor *to = &state->tensors[i];
-        const tdm_named_tensor *from = tdm_checkpoint_find(checkpoint, to->name);
+        const tdm_named_tensor *from = find_source(checkpoint, to->name, averaged);
+        if (!from && strcmp(to->name, EARLY_STOP_NAME) == 0) continue;
         if (!from)
             return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
                             "the checkpoint has no tensor '%s', which this job's model needs",
@@ -175,9 +261,26 @@ tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoin
     return TDM_OK;
 }
 
+/* ---- averages -------------------------------------------------------------------------------- */
+
+bool tdm__job_averages(const tdm_job *job)
+{
+    return job->optim.ema > 0 && job->eval.weights != TDM_JOB_WEIGHTS_RAW;
+}
+
+float *tdm__state_measured(tdm__state *state, const tdm_job *job)
+{
+    if (!state->ema || !tdm__job_averages(job)) return state->params;
+    size_t trained = tdm_graph_trained_extent(state->graph);
+    size_t all = tdm_graph_param_extent(state->graph);
+    memcpy(state->ema + trained, state->params + trained, (all - trained) * sizeof(float));
+    return state->ema;
+}
+
 const char *tdm__state_find_bad(const tdm__state *state)
 {
     for (size_t i = 0; i < state->tensor_count; i++) {
+        if (state->tensors[i].tensor.dtype != TDM_DTYPE_F32) continue;
         const float *numbers = state->tensors[i].tensor.data;
         int64_t count = tdm_tensor_elements(&state->tensors[i].tensor);
         for (int64_t k = 0; k < count; k++)

@@ -35,6 +35,8 @@ typedef struct trainer {
     int64_t full_batch;  /* rows of all batches but the last of an epoch */
     int64_t epoch_rows;  /* rows of an epoch that are trained */
     uint64_t step_count; /* at which the run ends */
+    tdm_schedule schedule;
+    bool ended_early; /* by train.early_stop */
     tdm_position position;
     tdm_train_status status;
     double step_seconds;   /* spent in steps by this call */
@@ -70,6 +72,8 @@ static void put_step_metrics(trainer *t)
 {
     tdm_json_writer w = begin_metrics(t);
     tdm_json_put_double(&w, "loss", t->status.loss);
+    tdm_json_put_double(&w, "lr", t->status.lr);
+    if (t->job->optim.clip_norm > 0) tdm_json_put_double(&w, "grad_norm", t->status.grad_norm);
     tdm_json_put_double(&w, "samples_per_s", round(t->status.samples_per_s));
     tdm_json_object_end(&w);
     tdm__run_put_metrics(&t->run);
@@ -152,7 +156,7 @@ static tdm_status save_along_the_way(trainer *t, bool *saved, tdm_error *err)
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-static void fill(void *user, int worker, int64_t first, int64_t count, float *x, int32_t *classes)
+static void fill(void *user, int worker, int64_t first, int64_t count, void *x, int32_t *classes)
 {
     trainer *t = user;
     int64_t *indices = t->indices[worker];
@@ -166,14 +170,16 @@ static tdm_status one_step(trainer *t, tdm_error *err)
 {
     int64_t left = t->epoch_rows - (int64_t)t->position.position;
     int64_t batch = left < t->full_batch ? left : t->full_batch;
+    double lr = tdm_schedule_lr(&t->schedule, t->position.step, &t->state.plateau);
     double begin = tdm_clock_s();
-    tdm_step_result result = tdm_team_step(t->team, t->position.step, batch);
+    tdm_step_result result = tdm_team_step(t->team, t->position.step, batch, lr);
     t->step_seconds += tdm_clock_s() - begin;
     if (!result.finite)
         return tdm_fail(err, TDM_ERR_DIVERGED,
-                        "step %llu: the loss is no longer finite; %s; try a smaller optim.lr, or "
+                        "step %llu: the %s is no longer finite; %s; try a smaller optim.lr, or "
                         "data.normalise: standard",
-                        (unsigned long long)t->position.step + 1, last_good(t));
+                        (unsigned long long)t->position.step + 1,
+                        isfinite(result.loss) ? "gradient" : "loss", last_good(t));
     t->position.step++;
     t->position.samples += (uint64_t)batch;
     t->position.position += (uint64_t)batch;
@@ -182,6 +188,8 @@ static tdm_status one_step(trainer *t, tdm_error *err)
         t->position.epoch++;
     }
     t->status.loss = result.loss;
+    t->status.lr = lr;
+    t->status.grad_norm = result.grad_norm;
     bool first = t->position.step == t->first_step + 1;
     t->status.smooth_loss = first ? result.loss : 0.95 * t->status.smooth_loss + 0.05 * result.loss;
     measure(t);
@@ -193,16 +201,45 @@ static bool due(int64_t every, uint64_t count)
     return every > 0 && count % (uint64_t)every == 0;
 }
 
+static tdm_metrics measure_test(trainer *t)
+{
+    tdm__state_measured(&t->state, t->job); /* brings the buffers beside the average up to date */
+    return tdm_evaluate(t->predictor, t->data.test, NULL);
+}
+
+static double metric_of(const trainer *t, int metric)
+{
+    return metric == TDM_JOB_METRIC_TEST_ACCURACY ? t->status.test.accuracy : t->status.test.loss;
+}
+
 static void evaluate(trainer *t)
 {
     if (!t->predictor) return;
-    t->status.test = tdm_evaluate(t->predictor, t->data.test, NULL);
+    t->status.test = measure_test(t);
     t->status.has_test = true;
     put_test_metrics(t);
     tdm_log(TDM_LOG_INFO, "train", "step %llu: test loss %.4f, accuracy %.2f %%",
             (unsigned long long)t->position.step, t->status.test.loss,
             100 * t->status.test.accuracy);
     tell(t, TDM_TRAIN_EVENT_EVAL);
+}
+
+/* What follows from an evaluation that was due. One at the end of a run that is not due has no
+ * consequences, so that continuing such a run takes the way of one that never ended there. */
+static void heed(trainer *t)
+{
+    const tdm_job *job = t->job;
+    if (job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU &&
+        tdm_schedule_observe(&t->schedule, metric_of(t, job->schedule.metric), &t->state.plateau))
+        tdm_log(TDM_LOG_INFO, "train", "step %llu: no progress, the learning rate is now %g",
+                (unsigned long long)t->position.step, t->state.plateau.lr);
+    if (job->train.early_stop &&
+        tdm_early_stop_observe(job->train.early_stop, metric_of(t, job->train.early_stop->metric),
+                               &t->state.early_stop)) {
+        t->ended_early = true;
+        tdm_log(TDM_LOG_INFO, "train", "step %llu: no progress in %lld evaluations, the run ends",
+                (unsigned long long)t->position.step, (long long)job->train.early_stop->patience);
+    }
 }
 
 static tdm_status after_step(trainer *t, bool *saved, tdm_error *err)
@@ -213,10 +250,14 @@ static tdm_status after_step(trainer *t, bool *saved, tdm_error *err)
         put_step_metrics(t);
     tell(t, TDM_TRAIN_EVENT_STEP);
     bool last = t->position.step == t->step_count;
-    if (last || (epoch_ended && due(job->eval.every_epochs, t->position.epoch))) evaluate(t);
+    bool eval_due = due(job->eval.every_steps, t->position.step) ||
+                    (epoch_ended && due(job->eval.every_epochs, t->position.epoch));
+    if (last || eval_due) evaluate(t);
+    if (eval_due && t->predictor) heed(t);
     *saved = false;
-    if (!last && (due(job->checkpoint.every_steps, t->position.step) ||
-                  (epoch_ended && due(job->checkpoint.every_epochs, t->position.epoch))))
+    if (!last && !t->ended_early &&
+        (due(job->checkpoint.every_steps, t->position.step) ||
+         (epoch_ended && due(job->checkpoint.every_epochs, t->position.epoch))))
         TDM_TRY(save_along_the_way(t, saved, err));
     return TDM_OK;
 }
@@ -226,7 +267,7 @@ static tdm_status loop(trainer *t, tdm_train_result *out, tdm_error *err)
     bool saved = false;
     t->window_begin_s = tdm_clock_s();
     t->window_begin_samples = t->position.samples;
-    while (t->position.step < t->step_count) {
+    while (t->position.step < t->step_count && !t->ended_early) {
         if (t->options->should_stop && t->options->should_stop(t->options->user)) {
             out->interrupted = true;
             break;
@@ -264,6 +305,7 @@ static tdm_status load_data(trainer *t, tdm_error *err)
     uint64_t batches = (uint64_t)((t->epoch_rows + t->full_batch - 1) / t->full_batch);
     t->step_count = job->train.steps > 0 ? (uint64_t)job->train.steps
                                          : (uint64_t)job->train.epochs * batches;
+    t->schedule = tdm_schedule_of(job, t->step_count);
     t->status.epoch_count = (t->step_count + batches - 1) / batches;
     t->status.step_count = t->step_count;
     t->status.train_count = n;
@@ -285,21 +327,18 @@ static int choose_workers(const trainer *t, int64_t lanes)
 static tdm_status make_team(trainer *t, tdm_error *err)
 {
     const tdm_job *job = t->job;
-    int64_t lanes = job->parallel.lanes > 0 ? job->parallel.lanes
-                                            : tdm_lanes_auto(job->train.batch);
+    int64_t lanes = tdm_lanes_of(job);
     int workers = choose_workers(t, lanes);
     int64_t tail = t->epoch_rows % t->full_batch;
     tdm_team_options o = {.model = t->model,
                           .worker_count = workers,
                           .lane_count = lanes,
                           .batches = {t->full_batch, tail},
-                          .optim = t->state.optim,
-                          .settings = tdm_optim_settings_of(job),
+                          .optimiser = t->state.optimiser,
                           .params = t->state.params,
                           .seed = (uint64_t)job->seed,
                           .fill = fill,
                           .user = t};
-    for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++) o.states[k] = t->state.states[k];
     t->indices = tdm_arena_array(t->arena, (size_t)workers, sizeof(*t->indices));
     for (int w = 0; t->indices && w < workers; w++) {
         t->indices[w] = tdm_arena_array(t->arena, (size_t)(t->full_batch / lanes + 1),
@@ -313,8 +352,8 @@ static tdm_status make_team(trainer *t, tdm_error *err)
     t->status.parameter_count = tdm_graph_trained_elements(t->state.graph);
     if (!t->data.test) return TDM_OK;
     tdm_model_options m = t->model;
-    m.batch = job->eval.batch;
-    return tdm_predictor_create(&m, t->state.params, &t->predictor, err);
+    m.batch = tdm_model_eval_rows(&m);
+    return tdm_predictor_create(&m, tdm__state_measured(&t->state, job), &t->predictor, err);
 }
 
 /* The job of the run may differ from ours only in what does not decide the result. */
@@ -352,7 +391,7 @@ static tdm_status restore(trainer *t, tdm_error *err)
     tdm_checkpoint *checkpoint;
     TDM_TRY(tdm_checkpoint_open(path, &checkpoint, err));
     tdm_status status = check_same_job(t, checkpoint, path, err);
-    if (status == TDM_OK) status = tdm__state_restore(&t->state, checkpoint, err);
+    if (status == TDM_OK) status = tdm__state_restore(&t->state, checkpoint, false, err);
     if (status == TDM_OK) {
         t->position = tdm_checkpoint_content_of(checkpoint)->position;
         t->status.checkpoint_path = path;
@@ -375,7 +414,7 @@ static tdm_status begin(trainer *t, tdm_error *err)
     tdm_job_show(t->job, &t->job_yaml);
     if (!tdm_str_ok(&t->job_yaml)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     TDM_TRY(load_data(t, err));
-    TDM_TRY(tdm__state_init(&t->model, tdm_optim_find(t->job->optim.kind), &t->state, err));
+    TDM_TRY(tdm__state_init(&t->model, TDM__STATE_FOR_TRAINING, &t->state, err));
     TDM_TRY(make_team(t, err));
     if (!t->options->resume) TDM_TRY(tdm__state_begin(&t->state, t->job, t->data.train, err));
     /* The folder comes last, so that a job that cannot start leaves none behind. */
@@ -384,6 +423,8 @@ static tdm_status begin(trainer *t, tdm_error *err)
     t->run_open = true;
     t->status.run_path = t->run.path;
     if (t->options->resume) TDM_TRY(restore(t, err));
+    t->ended_early = t->job->train.early_stop &&
+                     tdm_early_stop_is_due(t->job->train.early_stop, &t->state.early_stop);
     t->first_sample = t->position.samples;
     t->first_step = t->position.step;
     return TDM_OK;
@@ -410,6 +451,7 @@ static tdm_status sum_up(trainer *t, tdm_train_result *out, tdm_error *err)
     out->loss = t->status.loss;
     out->has_test = t->status.has_test;
     out->test = t->status.test;
+    out->ended_early = t->ended_early;
     return tdm_state_hash(&t->position, t->state.tensors, t->state.tensor_count, out->state_hash,
                           err);
 }
@@ -429,11 +471,11 @@ static tdm_status run(trainer *t, tdm_train_result *out, tdm_error *err)
         tdm_log(TDM_LOG_INFO, "train", "%zu of %zu parameters and buffers start from %s",
                 t->state.from_file_count, tdm_graph_param_count(t->state.graph),
                 t->job->model.init_from);
-    out->nothing_to_do = t->position.step >= t->step_count;
+    out->nothing_to_do = t->position.step >= t->step_count || t->ended_early;
     tell(t, TDM_TRAIN_EVENT_START);
     if (!out->nothing_to_do) TDM_TRY(loop(t, out, err));
     if (out->nothing_to_do && t->predictor) {
-        t->status.test = tdm_evaluate(t->predictor, t->data.test, NULL);
+        t->status.test = measure_test(t);
         t->status.has_test = true;
     }
     TDM_TRY(sum_up(t, out, err));

@@ -38,8 +38,8 @@ static const bad_job bad_jobs[] = {
      "job.yaml:2:1: unknown key 'batch_size'; did you mean 'train.batch'?\n"},
     {JOB("data: {train: x.csv}\ntrain:\n  lr: 0.1\n"), NO_SET,
      "job.yaml:3:3: unknown key 'train.lr'; did you mean 'optim.lr'?\n"},
-    {JOB("data: {train: x.csv}\nmodel:\n  layers: [3]\n"), NO_SET,
-     "job.yaml:3:3: unknown key 'model.layers'; did you mean 'model.hidden'?\n"},
+    {JOB("data: {train: x.csv}\nmodel:\n  hidden_layers: [3]\n"), NO_SET,
+     "job.yaml:3:3: unknown key 'model.hidden_layers'; did you mean 'model.hidden'?\n"},
     {JOB("data: {train: x.csv}\noptim: {learning_rate: 1}\n"), NO_SET,
      "job.yaml:2:9: unknown key 'optim.learning_rate'; did you mean 'optim.lr'?\n"},
     {JOB("data: {train: x.csv, normalize: none}\n"), NO_SET,
@@ -210,12 +210,13 @@ static const bad_job bad_jobs[] = {
      "mean 'relu'?\n"},
     {JOB("data: {train: x.csv}\nmodel: {activation: swish9}\n"), NO_SET,
      "job.yaml:2:21: 'model.activation' wants relu, gelu, tanh or sigmoid, got 'swish9'\n"},
-    {JOB("data: {train: x.csv}\noptim: {kind: adam}\n"), NO_SET,
-     "job.yaml:2:15: 'optim.kind' wants sgd or adamw, got 'adam'; did you mean 'adamw'?\n"},
+    {JOB("data: {train: x.csv}\noptim: {kind: adamv}\n"), NO_SET,
+     "job.yaml:2:15: 'optim.kind' wants sgd, adagrad, rmsprop, adam, adamw, lamb or lion, got "
+     "'adamv'; did you mean 'adam'?\n"},
     {JOB("data: {train: x.csv, header: ja}\n"), NO_SET,
      "job.yaml:1:30: 'data.header' wants auto, yes or no, got 'ja'\n"},
     {JOB("data: {train: x.csv, format: parquet}\n"), NO_SET,
-     "job.yaml:1:30: 'data.format' wants auto, csv or idx, got 'parquet'\n"},
+     "job.yaml:1:30: 'data.format' wants auto, csv, idx or text, got 'parquet'\n"},
     {JOB("data: {train: x.csv, shuffle: ture}\n"), NO_SET,
      "job.yaml:1:31: 'data.shuffle' wants true or false, got 'ture'; did you mean 'true'?\n"},
     {JOB("data: {train: x.csv, shuffle: \"true\"}\n"), NO_SET,
@@ -409,7 +410,8 @@ static const bad_job bad_jobs[] = {
      "job.yaml:2:10: 'train.batch' wants a whole number, got 'abc'\n"
      "job.yaml:3:3: unknown key 'train.epoch'; did you mean 'train.epochs'?\n"
      "job.yaml:4:7: 'seed' wants a whole number from 0 to 2^53, got '-1'\n"
-     "job.yaml:5:15: 'optim.kind' wants sgd or adamw, got 'adm'\n"
+     "job.yaml:5:15: 'optim.kind' wants sgd, adagrad, rmsprop, adam, adamw, lamb or lion, got 'adm'; did "
+     "you mean 'adam'?\n"
      "job.yaml: 'data.train' is missing, and every job needs it: give the path of a file\n"
      "--set: unknown key 'eval.bach'; did you mean 'eval.batch'?\n"
      "--set: an override is written key=value, such as train.batch=64; got 'train.batch'\n"},
@@ -468,6 +470,120 @@ static const bad_job bad_jobs[] = {
      SET("data.train_labels=t", "data.test_labels=", "data.format=idx"),
      "job.yaml:1:22: 'data.train' has a file of labels, so 'data.test' needs one too: name it "
      "in 'data.test_labels'\n"},
+    /* ---- optimisers and schedules */
+    {JOB("data: {train: x.csv}\noptim: {alpha: 1, clip_norm: -1, clip_value: x, ema: 1}\n"), NO_SET,
+     "job.yaml:2:16: 'optim.alpha' wants a number from 0 to below 1, got '1'\n"
+     "job.yaml:2:30: 'optim.clip_norm' wants a number of at least 0, got '-1'\n"
+     "job.yaml:2:46: 'optim.clip_value' wants a number, got 'x'\n"
+     "job.yaml:2:54: 'optim.ema' wants a number from 0 to below 1, got '1'\n"},
+    {JOB("data: {train: x.csv}\noptim: {centred: true}\n"), NO_SET,
+     "job.yaml:2:9: 'optim.centred' is for rmsprop; set 'optim.kind' to rmsprop, or leave this "
+     "out\n"},
+    {JOB("data: {train: x.csv}\noptim: {centered: true}\n"), NO_SET,
+     "job.yaml:2:9: unknown key 'optim.centered'; did you mean 'optim.centred'?\n"},
+    {JOB("data: {train: x.csv}\noptim: {groups: 3}\n"), NO_SET,
+     "job.yaml:2:17: 'optim.groups' wants a list of at most 64 mappings with match, lr_scale "
+     "and weight_decay, got '3'\n"},
+    {JOB("data: {train: x.csv}\noptim: {groups: {match: a}}\n"), NO_SET,
+     "job.yaml:2:17: 'optim.groups' wants a list of at most 64 mappings with match, lr_scale "
+     "and weight_decay, got a mapping\n"},
+    {JOB("data: {train: x.csv}\noptim: {groups: [a, [b], {match: c}, ~]}\n"), NO_SET,
+     "job.yaml:2:18: 'optim.groups': each entry is a mapping, such as {match: ...}, got 'a'\n"
+     "job.yaml:2:21: 'optim.groups': each entry is a mapping, such as {match: ...}, got a list\n"
+     "job.yaml:2:38: 'optim.groups': each entry is a mapping, such as {match: ...}, got '~'\n"},
+    {JOB("data: {train: x.csv}\noptim:\n  groups:\n    - lr_scale: 2\n"), NO_SET,
+     "job.yaml:4:7: 'optim.groups.match' is missing; give a text\n"},
+    {JOB("data: {train: x.csv}\noptim:\n  groups:\n    - match: \"*.bias\"\n      weight_decai: 0\n    - {match: [a], zebra: 1}\n"), NO_SET,
+     "job.yaml:5:7: unknown key 'optim.groups.weight_decai'; did you mean "
+     "'optim.groups.weight_decay'?\n"
+     "job.yaml:6:15: 'optim.groups.match' wants a text, got a list\n"
+     "job.yaml:6:20: unknown key 'optim.groups.zebra'; 'optim.groups' takes a list of at most "
+     "64 mappings with match, lr_scale and weight_decay\n"},
+    {JOB("data: {train: x.csv}\noptim:\n  groups:\n    - {match: a, match: b, lr_scale: -1, weight_decay: \"0\"}\n    - match:\n"), NO_SET,
+     "job.yaml:4:18: 'optim.groups.match' is given twice; it stands at line 4, column 8 "
+     "already: remove one\n"
+     "job.yaml:4:38: 'optim.groups.lr_scale' wants a number of at least 0, got '-1'\n"
+     "job.yaml:4:56: 'optim.groups.weight_decay' wants a number, got '0'; leave the quotes out\n"
+     "job.yaml:5:7: 'optim.groups.match' has no value; give a text\n"},
+    {JOB("data: {train: x.csv}\n"), SET("optim.groups=[{match: a, lr_scale: x}]"),
+     "--set: 'optim.groups.lr_scale' wants a number, got 'x'\n"},
+    {JOB("data: {train: x.csv}\n"), SET("optim.groups={match: a}"),
+     "--set: 'optim.groups' wants a list of at most 64 mappings with match, lr_scale and "
+     "weight_decay, got '{match: a}'\n"},
+    {JOB("data: {train: x.csv}\nschedule: {kind: cosin, warmup: -1, steps: 0, floor: -1, gamma: 0}\n"), NO_SET,
+     "job.yaml:2:18: 'schedule.kind' wants constant, step, multi_step, exponential, cosine, "
+     "linear, one_cycle, inverse_sqrt or reduce_on_plateau, got 'cosin'; did you mean "
+     "'cosine'?\n"
+     "job.yaml:2:33: 'schedule.warmup' wants a whole number from 0 to 2^53, got '-1'\n"
+     "job.yaml:2:44: 'schedule.steps' wants a whole number from 1 to 2^53, or the word auto, "
+     "got '0'\n"
+     "job.yaml:2:54: 'schedule.floor' wants a number of at least 0, got '-1'\n"
+     "job.yaml:2:65: 'schedule.gamma' wants a number above 0, got '0'\n"},
+    {JOB("data: {train: x.csv}\nschedule: {kind: step}\n"), NO_SET,
+     "job.yaml:2:12: the schedule step needs 'schedule.every_steps': after how many steps the "
+     "learning rate changes\n"},
+    {JOB("data: {train: x.csv}\nschedule: {kind: multi_step}\n"), NO_SET,
+     "job.yaml:2:12: the schedule multi_step needs 'schedule.milestones': a list of the steps "
+     "at which the learning rate changes\n"},
+    {JOB("data: {train: x.csv}\nschedule: {kind: multi_step, milestones: [3, 3]}\n"), NO_SET,
+     "job.yaml:2:30: 'schedule.milestones' must rise from entry to entry\n"},
+    {JOB("data: {train: x.csv}\nschedule: {milestones: [0], every_steps: 0}\n"), NO_SET,
+     "job.yaml:2:25: 'schedule.milestones' wants whole numbers from 1 to 2^53, got '0'\n"
+     "job.yaml:2:42: 'schedule.every_steps' wants a whole number from 1 to 2^53, got '0'\n"},
+    {JOB("data: {train: x.csv}\nschedule: {peak_at: 2, start_divisor: .5, end_divisor: 0, anneal: cos, metric: loss, patience: -1, threshold: 1, cooldown: -1}\n"), NO_SET,
+     "job.yaml:2:21: 'schedule.peak_at' wants a number from 0 to 1, got '2'\n"
+     "job.yaml:2:39: 'schedule.start_divisor' wants a number of at least 1, got '.5'\n"
+     "job.yaml:2:56: 'schedule.end_divisor' wants a number of at least 1, got '0'\n"
+     "job.yaml:2:67: 'schedule.anneal' wants cosine or linear, got 'cos'\n"
+     "job.yaml:2:80: 'schedule.metric' wants test_loss or test_accuracy, got 'loss'\n"
+     "job.yaml:2:96: 'schedule.patience' wants a whole number from 0 to 2^53, got '-1'\n"
+     "job.yaml:2:111: 'schedule.threshold' wants a number from 0 to below 1, got '1'\n"
+     "job.yaml:2:124: 'schedule.cooldown' wants a whole number from 0 to 2^53, got '-1'\n"},
+    {JOB("data: {train: x.csv}\nschedule: {kind: reduce_on_plateau}\n"), NO_SET,
+     "job.yaml:2:12: the schedule reduce_on_plateau looks at the test set after each "
+     "evaluation; give 'data.test' or 'data.test_fraction', and a number for "
+     "'eval.every_epochs' or 'eval.every_steps'\n"},
+    {JOB("data: {train: x.csv, test_fraction: .2}\nschedule: {kind: reduce_on_plateau, gamma: 1}\neval: {every_epochs: never}\n"), NO_SET,
+     "job.yaml:2:12: the schedule reduce_on_plateau looks at the test set after each "
+     "evaluation; give 'data.test' or 'data.test_fraction', and a number for "
+     "'eval.every_epochs' or 'eval.every_steps'\n"
+     "job.yaml:2:37: the schedule reduce_on_plateau lowers the learning rate; give "
+     "'schedule.gamma' a value below 1\n"},
+    {JOB("data: {train: x.csv}\nschedule: {warmup_steps: 3}\noptim: {min_lr: 1}\n"), NO_SET,
+     "job.yaml:2:12: unknown key 'schedule.warmup_steps'; did you mean 'schedule.warmup'?\n"
+     "job.yaml:3:9: unknown key 'optim.min_lr'; did you mean 'schedule.floor'?\n"},
+    {JOB("data: {train: x.csv}\nschedule: cosine\n"), NO_SET,
+     "job.yaml:2:11: 'schedule' is a group of keys, such as 'schedule.kind'; got 'cosine'\n"},
+    {JOB("data: {train: x.csv}\ntrain: {early_stop: {patience: 3}}\n"), NO_SET,
+     "job.yaml:2:9: 'train.early_stop' looks at the test set after each evaluation; give "
+     "'data.test' or 'data.test_fraction', and a number for 'eval.every_epochs' or "
+     "'eval.every_steps'\n"},
+    {JOB("data: {train: x.csv, test_fraction: .2}\ntrain: {early_stop: 3}\n"), NO_SET,
+     "job.yaml:2:21: 'train.early_stop' wants a mapping with metric, patience and min_delta, "
+     "got '3'\n"},
+    {JOB("data: {train: x.csv, test_fraction: .2}\ntrain: {early_stop: [3]}\n"), NO_SET,
+     "job.yaml:2:21: 'train.early_stop' wants a mapping with metric, patience and min_delta, "
+     "got a list\n"},
+    {JOB("data: {train: x.csv, test_fraction: .2}\ntrain: {early_stop: {}}\n"), NO_SET,
+     "job.yaml:2:21: 'train.early_stop.patience' is missing; give a whole number from 1 to "
+     "2^53\n"},
+    {JOB("data: {train: x.csv, test_fraction: .2}\ntrain:\n  early_stop:\n    patience: 0\n    metric: loss\n    min_delta: -1\n    delta: 1\n"), NO_SET,
+     "job.yaml:4:15: 'train.early_stop.patience' wants a whole number from 1 to 2^53, got '0'\n"
+     "job.yaml:5:13: 'train.early_stop.metric' wants test_loss or test_accuracy, got 'loss'\n"
+     "job.yaml:6:16: 'train.early_stop.min_delta' wants a number of at least 0, got '-1'\n"
+     "job.yaml:7:5: unknown key 'train.early_stop.delta'; did you mean "
+     "'train.early_stop.min_delta'?\n"},
+    {JOB("data: {train: x.csv, test_fraction: .2}\ntrain:\n  early_stop:\n"), NO_SET,
+     "job.yaml:3:3: 'train.early_stop' has no value; give a mapping with metric, patience and "
+     "min_delta, or leave the key out\n"},
+    {JOB("data: {train: x.csv, test_fraction: .2}\n"), SET("train.early_stop={patience: 0}"),
+     "--set: 'train.early_stop.patience' wants a whole number from 1 to 2^53, got '0'\n"},
+    {JOB("data: {train: x.csv, test_fraction: .2}\n"), SET("train.early_stop.patience=3"),
+     "--set: 'train.early_stop.patience' is inside 'train.early_stop', which is set as a whole, "
+     "such as 'train.early_stop={metric: ...}'\n"},
+    {JOB("data: {train: x.csv}\neval: {weights: ema}\n"), NO_SET,
+     "job.yaml:2:8: 'eval.weights' is ema, but no average is kept; give 'optim.ema' a value "
+     "above 0, such as 0.999\n"},
 };
 
 #endif

@@ -8,6 +8,7 @@
 #define TANDEM_TESTS_JOB_RANDOM_H
 
 #include <math.h>
+#include <string.h>
 
 #include <tandem/job.h>
 
@@ -81,7 +82,7 @@ static double random_real(tdm_rng *rng, const tdm_job_key *key)
     double value = (double)(tdm_rng_u64(rng) >> 11) / 9007199254740992.0; /* [0, 1) */
     if (tdm_rng_below(rng, 4) == 0 && !key->open_least) return key->least;
     if (isinf(key->most)) value = ldexp(value + 0.5, (int)tdm_rng_below(rng, 1800) - 900);
-    return value;
+    return value < key->least ? value + key->least : value;
 }
 
 static tdm_job_int_list random_list(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key)
@@ -92,9 +93,21 @@ static tdm_job_int_list random_list(tdm_rng *rng, tdm_arena *arena, const tdm_jo
     return (tdm_job_int_list){.values = values, .count = count};
 }
 
-static void random_field(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key, tdm_job *job)
+static void random_field(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key, void *base);
+
+/* `count` structs of a mapping. */
+static void *random_maps(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key, size_t count)
 {
-    void *field = (char *)job + key->offset;
+    char *items = tdm_arena_array(arena, count + 1, key->struct_bytes);
+    for (size_t i = 0; i < count; i++)
+        for (size_t k = 0; k < key->field_count; k++)
+            random_field(rng, arena, &key->fields[k], items + i * key->struct_bytes);
+    return items;
+}
+
+static void random_field(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key, void *base)
+{
+    void *field = (char *)base + key->offset;
     char choice[32];
     size_t count = 0;
     switch (key->type) {
@@ -114,14 +127,45 @@ static void random_field(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key,
         break;
     case TDM_JOB_KEY_DIR: *(const char **)field = random_text(rng, arena, "/"); break;
     case TDM_JOB_KEY_INT: *(int64_t *)field = random_int(rng, key); break;
-    case TDM_JOB_KEY_REAL: *(double *)field = random_real(rng, key); break;
+    case TDM_JOB_KEY_REAL:
+        *(double *)field = random_real(rng, key);
+        if (!key->fallback && !key->required && tdm_rng_below(rng, 2) == 0) *(double *)field = NAN;
+        break;
     case TDM_JOB_KEY_BOOL: *(bool *)field = tdm_rng_below(rng, 2) == 0; break;
     case TDM_JOB_KEY_CHOICE:
         while (tdm__choice_at(key->choices, count, choice)) count++;
         *(int *)field = (int)tdm_rng_below(rng, count);
         break;
     case TDM_JOB_KEY_INT_LIST: *(tdm_job_int_list *)field = random_list(rng, arena, key); break;
+    case TDM_JOB_KEY_MAP: {
+        void *item = tdm_rng_below(rng, 2) == 0 ? random_maps(rng, arena, key, 1) : NULL;
+        memcpy(field, &item, sizeof(item));
+        break;
     }
+    case TDM_JOB_KEY_MAP_LIST: {
+        tdm__map_list list = {.count = tdm_rng_below(rng, 3)};
+        list.items = random_maps(rng, arena, key, list.count);
+        memcpy(field, &list, sizeof(list));
+        break;
+    }
+    }
+}
+
+/* What the rules ask of the optimiser and its schedule. */
+static void random_schedule(tdm_rng *rng, tdm_arena *arena, tdm_job *job)
+{
+    int64_t *rising = tdm_arena_array(arena, 65, sizeof(*rising));
+    size_t count = 1 + tdm_rng_below(rng, 64);
+    for (size_t i = 0; i < count; i++)
+        rising[i] = (i > 0 ? rising[i - 1] : 0) + 1 + (int64_t)tdm_rng_below(rng, 1000);
+    job->schedule.milestones = (tdm_job_int_list){.values = rising, .count = count};
+    if (job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU) job->schedule.gamma = 0.5;
+    if (!job->data.test) job->data.test_fraction = 0.25;
+    if (job->eval.every_epochs == 0) job->eval.every_epochs = 3;
+    job->optim.centred = job->optim.centred && job->optim.kind == TDM_JOB_OPTIM_RMSPROP;
+    if (job->eval.weights == TDM_JOB_WEIGHTS_EMA) job->optim.ema = 0.75;
+    job->optim.nesterov = job->optim.nesterov && job->optim.kind == TDM_JOB_OPTIM_SGD &&
+                          job->optim.momentum > 0;
 }
 
 /* Random fields, then whatever the rules ask for. */
@@ -130,6 +174,7 @@ static tdm_job random_job(tdm_rng *rng, tdm_arena *arena)
     tdm_job job = {0};
     for (size_t i = 0; i < tdm_job_key_count(); i++)
         random_field(rng, arena, tdm_job_key_at(i), &job);
+    random_schedule(rng, arena, &job);
     if (tdm_rng_below(rng, 2) == 0) {
         job.train.steps = 0;
     } else {
@@ -140,8 +185,12 @@ static tdm_job random_job(tdm_rng *rng, tdm_arena *arena)
     if (!job.data.test || !job.data.train_labels) job.data.test_labels = NULL;
     if (job.data.train_labels && job.data.test && !job.data.test_labels)
         job.data.test_labels = "/labels";
-    job.optim.nesterov = job.optim.nesterov && job.optim.kind == TDM_JOB_OPTIM_SGD &&
-                         job.optim.momentum > 0;
+    if (job.model.kind == TDM_JOB_MODEL_GPT) {
+        job.model.width = job.model.heads * (1 + job.model.width % 64);
+        job.data.train_labels = job.data.test_labels = NULL;
+    } else {
+        job.model.preset = TDM_JOB_PRESET_NONE;
+    }
     if (job.train.batch < job.parallel.lanes) job.train.batch = job.parallel.lanes;
     return job;
 }

@@ -173,19 +173,26 @@ static void test_depth_limit(void)
 
 static void test_defaults(void)
 {
-    char expected[8192], here[4096];
+    char expected[16384], here[4096];
     CHECK(getcwd(here, sizeof(here)) != NULL);
     snprintf(expected, sizeof(expected),
              "name: job\nseed: 1\n"
              "model:\n  kind: mlp\n  hidden: [128]\n  activation: relu\n  dropout: 0\n"
+             "  preset: none\n  layers: 4\n  width: 128\n  heads: 4\n  context: 256\n"
+             "  vocabulary: auto\n"
              "data:\n  train: /jobs/x.csv\n  test_fraction: 0\n  format: auto\n  header: auto\n"
              "  label: last\n  delimiter: \",\"\n  normalise: auto\n  shuffle: true\n"
              "  last_batch: keep\n"
              "train:\n  batch: 32\n  epochs: 10\n"
              "optim:\n  kind: adamw\n  lr: 0.001\n  momentum: 0.9\n  nesterov: false\n"
-             "  beta1: 0.9\n  beta2: 0.999\n  eps: 1e-08\n  weight_decay: 0.01\n"
+             "  beta1: 0.9\n  beta2: 0.999\n  alpha: 0.99\n  centred: false\n  eps: 1e-08\n"
+             "  weight_decay: 0.01\n  groups: []\n  clip_norm: 0\n  clip_value: 0\n  ema: 0\n"
+             "schedule:\n  kind: constant\n  warmup: 0\n  steps: auto\n  floor: 0\n  gamma: 0.1\n"
+             "  milestones: []\n  peak_at: 0.3\n  start_divisor: 25\n  end_divisor: 10000\n"
+             "  anneal: cosine\n  metric: test_loss\n  patience: 10\n  threshold: 0.0001\n"
+             "  cooldown: 0\n"
              "parallel:\n  lanes: auto\ncompute:\n  backend: auto\n"
-             "eval:\n  every_epochs: 1\n  batch: 256\n"
+             "eval:\n  every_epochs: 1\n  every_steps: never\n  batch: 256\n  weights: auto\n"
              "checkpoint:\n  every_epochs: 1\n  every_steps: never\n  keep: 3\n"
              "run:\n  dir: %s/runs\n  log_every_steps: 10\n",
              here);
@@ -205,30 +212,46 @@ static void test_all_keys(void)
         "# every key, none at its default\n"
         "name: my.job-2\nseed: 9007199254740992\n"
         "model: {kind: mlp, hidden: [1, 1048576], activation: sigmoid, dropout: .5,\n"
+        "        layers: 1, width: 6, heads: 3, context: 5, vocabulary: 7,\n"
         "        init_from: ../w.safetensors}\n"
         "data:\n  train: sub/a b.gz\n  train_labels: ./l\n  test: /abs/t\n  test_labels: m\n"
         "  format: idx\n  header: no\n  label: 3\n  delimiter: tab\n  normalise: standard\n"
         "  shuffle: off\n  last_batch: drop\n"
-        "train: {batch: 2147483647, steps: 7}\n"
+        "train:\n  batch: 2147483647\n  steps: 7\n"
+        "  early_stop: {patience: 2, metric: test_accuracy}\n"
         "optim: {kind: sgd, lr: 1e-3, momentum: 0.5, nesterov: Yes, beta1: 0, beta2: 5E-1,\n"
-        "        eps: 1, weight_decay: -0}\n"
+        "        alpha: .5, centred: off, eps: 1, weight_decay: -0, clip_norm: 1, clip_value: 2,\n"
+        "        ema: 0.5, groups: [{match: '*.bias', weight_decay: 0}, {match: x, lr_scale: 2}]}\n"
+        "schedule:\n  kind: multi_step\n  warmup: 1\n  steps: 2\n  floor: 3\n  gamma: 4\n"
+        "  every_steps: 5\n  milestones: [6, 7]\n  peak_at: .8\n  start_divisor: 9\n"
+        "  end_divisor: 10\n  anneal: linear\n  metric: test_accuracy\n  patience: 11\n"
+        "  threshold: 0.5\n  cooldown: 12\n"
         "parallel: {lanes: 65536}\ncompute: {backend: ref}\n"
-        "eval: {every_epochs: never, batch: 1}\n"
+        "eval: {every_epochs: never, every_steps: 3, batch: 1, weights: raw}\n"
         "checkpoint: {every_epochs: never, every_steps: 5, keep: all}\n"
         "run: {dir: /r, log_every_steps: 1}\n",
         NULL);
     check_shows(tdm_job_document_job(document),
                 "name: my.job-2\nseed: 9007199254740992\n"
                 "model:\n  kind: mlp\n  hidden: [1, 1048576]\n  activation: sigmoid\n"
-                "  dropout: 0.5\n  init_from: /jobs/../w.safetensors\n"
+                "  dropout: 0.5\n  preset: none\n  layers: 1\n  width: 6\n  heads: 3\n"
+                "  context: 5\n  vocabulary: 7\n  init_from: /jobs/../w.safetensors\n"
                 "data:\n  train: \"/jobs/sub/a b.gz\"\n  train_labels: /jobs/l\n  test: /abs/t\n"
                 "  test_labels: /jobs/m\n  format: idx\n  header: no\n  label: \"3\"\n"
                 "  delimiter: tab\n  normalise: standard\n  shuffle: false\n  last_batch: drop\n"
                 "train:\n  batch: 2147483647\n  steps: 7\n"
+                "  early_stop: {metric: test_accuracy, patience: 2, min_delta: 0}\n"
                 "optim:\n  kind: sgd\n  lr: 0.001\n  momentum: 0.5\n  nesterov: true\n"
-                "  beta1: 0\n  beta2: 0.5\n  eps: 1\n  weight_decay: 0\n"
+                "  beta1: 0\n  beta2: 0.5\n  alpha: 0.5\n  centred: false\n  eps: 1\n"
+                "  weight_decay: 0\n"
+                "  groups: [{match: \"*.bias\", lr_scale: 1, weight_decay: 0}, {match: x, lr_scale: 2}]"
+                "\n  clip_norm: 1\n  clip_value: 2\n  ema: 0.5\n"
+                "schedule:\n  kind: multi_step\n  warmup: 1\n  steps: 2\n  floor: 3\n  gamma: 4\n"
+                "  every_steps: 5\n  milestones: [6, 7]\n  peak_at: 0.8\n  start_divisor: 9\n"
+                "  end_divisor: 10\n  anneal: linear\n  metric: test_accuracy\n  patience: 11\n"
+                "  threshold: 0.5\n  cooldown: 12\n"
                 "parallel:\n  lanes: 65536\ncompute:\n  backend: ref\n"
-                "eval:\n  every_epochs: never\n  batch: 1\n"
+                "eval:\n  every_epochs: never\n  every_steps: 3\n  batch: 1\n  weights: raw\n"
                 "checkpoint:\n  every_epochs: never\n  every_steps: 5\n  keep: all\n"
                 "run:\n  dir: /r\n  log_every_steps: 1\n");
     CHECK_INT(tdm_job_document_job(document)->train.epochs, 0);
@@ -424,21 +447,48 @@ static void test_unreadable_file(void)
 
 /* ---- random jobs ----------------------------------------------------------------------------- */
 
-static bool is_same_field(const tdm_job_key *key, const tdm_job *a, const tdm_job *b)
+static bool is_same_field(const tdm_job_key *key, const void *a, const void *b);
+
+static bool is_same_map(const tdm_job_key *key, const void *a, const void *b)
+{
+    if (!a || !b) return a == b;
+    for (size_t i = 0; i < key->field_count; i++)
+        if (!is_same_field(&key->fields[i], a, b)) return false;
+    return true;
+}
+
+static bool is_same_field(const tdm_job_key *key, const void *a, const void *b)
 {
     const char *x = (const char *)a + key->offset, *y = (const char *)b + key->offset;
     const tdm_job_int_list *p = (const void *)x, *q = (const void *)y;
+    tdm__map_list maps[2];
+    const void *items[2];
     switch (key->type) {
     case TDM_JOB_KEY_STRING:
     case TDM_JOB_KEY_PATH:
     case TDM_JOB_KEY_DIR: return check_text_equal(*(const char *const *)x, *(const char *const *)y);
     case TDM_JOB_KEY_INT: return *(const int64_t *)x == *(const int64_t *)y;
-    case TDM_JOB_KEY_REAL: return memcmp(x, y, sizeof(double)) == 0;
+    case TDM_JOB_KEY_REAL:
+        if (isnan(*(const double *)x)) return isnan(*(const double *)y);
+        return memcmp(x, y, sizeof(double)) == 0;
     case TDM_JOB_KEY_BOOL: return *(const bool *)x == *(const bool *)y;
     case TDM_JOB_KEY_CHOICE: return *(const int *)x == *(const int *)y;
     case TDM_JOB_KEY_INT_LIST:
         return p->count == q->count &&
                (p->count == 0 || memcmp(p->values, q->values, p->count * sizeof(int64_t)) == 0);
+    case TDM_JOB_KEY_MAP:
+        memcpy(&items[0], x, sizeof(items[0]));
+        memcpy(&items[1], y, sizeof(items[1]));
+        return is_same_map(key, items[0], items[1]);
+    case TDM_JOB_KEY_MAP_LIST:
+        memcpy(&maps[0], x, sizeof(maps[0]));
+        memcpy(&maps[1], y, sizeof(maps[1]));
+        if (maps[0].count != maps[1].count) return false;
+        for (size_t i = 0; i < maps[0].count; i++)
+            if (!is_same_map(key, (const char *)maps[0].items + i * key->struct_bytes,
+                             (const char *)maps[1].items + i * key->struct_bytes))
+                return false;
+        return true;
     }
     return false;
 }
@@ -547,6 +597,8 @@ static void test_hash(void)
         "run.log_every_steps=3",
         "checkpoint.every_epochs=2",
         "checkpoint.every_steps=2",
+        "eval.weights=raw",
+        "eval.every_steps=2",
     };
     static const char *const different[] = {
         "seed=2",
@@ -572,6 +624,29 @@ static void test_hash(void)
         "optim.beta2=.9",
         "optim.eps=1e-7",
         "optim.weight_decay=0",
+        "optim.alpha=0.9",
+        "optim.groups=[{match: a}]",
+        "optim.groups=[{match: b}]",
+        "optim.groups=[{match: b, weight_decay: 0}]",
+        "optim.clip_norm=1",
+        "optim.clip_value=1",
+        "optim.ema=0.9",
+        "schedule.kind=exponential",
+        "schedule.kind=cosine",
+        "schedule.warmup=1",
+        "schedule.steps=100",
+        "schedule.floor=1",
+        "schedule.gamma=.5",
+        "schedule.every_steps=7",
+        "schedule.milestones=[1]",
+        "schedule.peak_at=.5",
+        "schedule.start_divisor=2",
+        "schedule.end_divisor=2",
+        "schedule.anneal=linear",
+        "schedule.metric=test_accuracy",
+        "schedule.patience=1",
+        "schedule.threshold=0",
+        "schedule.cooldown=1",
         "parallel.lanes=4",
         "compute.backend=ref",
     };
@@ -579,7 +654,7 @@ static void test_hash(void)
     char base[TDM_SHA256_HEX], hex[different_count][TDM_SHA256_HEX];
     hash_of(NULL, base);
     /* Written down, so that no change to the table can change hashes unnoticed. */
-    CHECK_TEXT(base, "1d2296584bd2d06fea59263aa82248459d8e3b80b7b31841e725b6bf57ac0ee6");
+    CHECK_TEXT(base, "aeefa1771de6a7af1066a7bf189c1c7bf168cac4ebfd2e17807d41ce71eb206f");
     for (size_t i = 0; i < sizeof(same) / sizeof(same[0]); i++) {
         hash_of(same[i], hex[0]);
         CHECK_TEXT(hex[0], base);
@@ -589,6 +664,45 @@ static void test_hash(void)
         CHECK(strcmp(hex[i], base) != 0);
         for (size_t k = 0; k < i; k++) CHECK(strcmp(hex[i], hex[k]) != 0);
     }
+}
+
+static bool same_hash(const char *base, const char *const *a, const char *const *b)
+{
+    char hex[2][TDM_SHA256_HEX] = {"", ""};
+    for (int i = 0; i < 2; i++) {
+        tdm_job_document *document = parse_good(base, i == 0 ? a : b);
+        if (document) CHECK_INT(tdm_job_hash(tdm_job_document_job(document), hex[i], NULL), TDM_OK);
+        tdm_job_document_destroy(document);
+    }
+    return strcmp(hex[0], hex[1]) == 0;
+}
+
+/* Keys that decide bits only because of what others say. */
+static void test_hash_of_schedules(void)
+{
+#define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
+    static const char tested[] = "data: {train: x.csv, test: y.csv}\n";
+    static const char *const as_long[] = {"schedule.kind=cosine", "schedule.kind=linear",
+                                          "schedule.kind=one_cycle"};
+    for (size_t i = 0; i < 3; i++) {
+        CHECK(!same_hash(SMALLEST, LIST(as_long[i]), LIST(as_long[i], "train.epochs=11")));
+        CHECK(!same_hash(SMALLEST, LIST(as_long[i]), LIST(as_long[i], "train.steps=11")));
+        CHECK(same_hash(SMALLEST, LIST(as_long[i], "schedule.steps=9"),
+                        LIST(as_long[i], "schedule.steps=9", "train.epochs=11")));
+        CHECK(same_hash(SMALLEST, LIST(as_long[i]), LIST(as_long[i], "eval.batch=3")));
+    }
+    CHECK(same_hash(SMALLEST, LIST("schedule.kind=inverse_sqrt"),
+                    LIST("schedule.kind=inverse_sqrt", "train.epochs=11")));
+    static const char *const evals[] = {"eval.batch=3", "eval.every_epochs=2", "eval.weights=raw",
+                                        "eval.every_steps=5"};
+    for (size_t i = 0; i < 4; i++) {
+        const char *plateau = "schedule.kind=reduce_on_plateau";
+        CHECK(!same_hash(tested, LIST(plateau), LIST(plateau, evals[i])));
+        CHECK(same_hash(tested, LIST(plateau), LIST(plateau, "train.epochs=11")));
+        CHECK(same_hash(tested, LIST("seed=3"), LIST("seed=3", evals[i])));
+    }
+    CHECK(same_hash(tested, LIST("seed=1"), LIST("train.early_stop={patience: 3}")));
+#undef LIST
 }
 
 static void test_diff(void)
@@ -733,6 +847,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_round_trip_of_random_jobs),
     CHECK_TEST(test_json),
     CHECK_TEST(test_hash),
+    CHECK_TEST(test_hash_of_schedules),
     CHECK_TEST(test_diff),
     CHECK_TEST(test_table),
     CHECK_TEST(test_keys_text),

@@ -19,7 +19,14 @@
 #include "optim/internal.h"
 #include "tensor/level.h"
 
+extern const tdm__optim_loops TDM__AT_LEVEL(tdm__optim_loops);
+
 extern const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_sgd);
+extern const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_adagrad);
+extern const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_rmsprop);
+extern const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_adam);
 extern const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_adamw);
+extern const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_lamb);
+extern const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_lion);
 
 #endif

@@ -1,0 +1,436 @@
+/*
+ * keys_optim.c: the rows of the table of keys for the optimiser and its schedule, and the keys of
+ * the mappings in 'optim.groups' and 'train.early_stop'. How the table works: keys.c.
+ */
+#include <math.h>
+
+#include "job/internal.h"
+
+#define FIELD(member) offsetof(tdm_job, member)
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+bool tdm__schedule_is_as_long(const tdm_job *job)
+{
+    int kind = job->schedule.kind;
+    return job->schedule.steps == 0 &&
+           (kind == TDM_JOB_SCHEDULE_COSINE || kind == TDM_JOB_SCHEDULE_LINEAR ||
+            kind == TDM_JOB_SCHEDULE_ONE_CYCLE);
+}
+
+bool tdm__schedule_evaluates(const tdm_job *job)
+{
+    return job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU;
+}
+
+static const tdm_job_key group_keys[] = {
+    {
+        .path = "optim.groups.match",
+        .type = TDM_JOB_KEY_STRING,
+        .offset = offsetof(tdm_job_param_group, match),
+        .required = true,
+        .also_called = "params pattern name",
+        .help = "A pattern for names of parameters, as in a shell: * stands for any characters, ? "
+                "for one, [ab] for a or b. In a job file it must stand in quotes.",
+    },
+    {
+        .path = "optim.groups.lr_scale",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = offsetof(tdm_job_param_group, lr_scale),
+        .fallback = "1",
+        .least = 0,
+        .most = INFINITY,
+        .also_called = "lr lr_mult",
+        .help = "What their learning rate is multiplied by. 0 leaves them as they are.",
+    },
+    {
+        .path = "optim.groups.weight_decay",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = offsetof(tdm_job_param_group, weight_decay),
+        .fallback_note = "'optim.weight_decay'",
+        .least = 0,
+        .most = INFINITY,
+        .also_called = "wd l2",
+        .help = "Their weight decay, in place of 'optim.weight_decay'.",
+    },
+};
+
+const tdm_job_key tdm__early_stop_keys[TDM__EARLY_STOP_KEYS] = {
+    {
+        .path = "train.early_stop.metric",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = offsetof(tdm_job_early_stop, metric),
+        .fallback = "test_loss",
+        .choices = "test_loss | test_accuracy",
+        .also_called = "monitor",
+        .help = "The metric that must improve.",
+    },
+    {
+        .path = "train.early_stop.patience",
+        .type = TDM_JOB_KEY_INT,
+        .offset = offsetof(tdm_job_early_stop, patience),
+        .required = true,
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .help = "After how many evaluations in a row without improvement the training ends.",
+    },
+    {
+        .path = "train.early_stop.min_delta",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = offsetof(tdm_job_early_stop, min_delta),
+        .fallback = "0",
+        .least = 0,
+        .most = INFINITY,
+        .also_called = "delta threshold",
+        .help = "By how much an evaluation must be better than the best to count as an "
+                "improvement.",
+    },
+};
+
+const tdm_job_key tdm__optim_keys[] = {
+    {
+        .path = "optim.kind",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(optim.kind),
+        .fallback = "adamw",
+        .decides_bits = true,
+        .choices = "sgd | adagrad | rmsprop | adam | adamw | lamb | lion",
+        .also_called = "optimizer optimiser type",
+        .help = "The method. sgd is stochastic gradient descent with momentum; adamw is Adam with "
+                "decoupled weight decay; lamb is for very large batches. docs/optimisers.md has "
+                "the definition of each.",
+    },
+    {
+        .path = "optim.lr",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.lr),
+        .fallback = "0.001",
+        .decides_bits = true,
+        .least = 0,
+        .open_least = true,
+        .most = INFINITY,
+        .also_called = "learning_rate rate",
+        .help = "The learning rate: how long a step is.",
+    },
+    {
+        .path = "optim.momentum",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.momentum),
+        .fallback = "0.9",
+        .decides_bits = true,
+        .least = 0,
+        .most = 1,
+        .open_most = true,
+        .help = "For sgd and rmsprop: how much of the last step is carried into the next.",
+    },
+    {
+        .path = "optim.nesterov",
+        .type = TDM_JOB_KEY_BOOL,
+        .offset = FIELD(optim.nesterov),
+        .fallback = "false",
+        .decides_bits = true,
+        .help = "For sgd: whether the momentum looks ahead, after Nesterov.",
+    },
+    {
+        .path = "optim.beta1",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.beta1),
+        .fallback = "0.9",
+        .decides_bits = true,
+        .least = 0,
+        .most = 1,
+        .open_most = true,
+        .help =
+            "For adam, adamw, lamb and lion: the decay of the running mean of gradients. In lion it "
+            "is the share of that mean in a step.",
+    },
+    {
+        .path = "optim.beta2",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.beta2),
+        .fallback = "0.999",
+        .decides_bits = true,
+        .least = 0,
+        .most = 1,
+        .open_most = true,
+        .help =
+            "For adam, adamw and lamb: the decay of the running mean of squared gradients. In lion "
+            "it is the decay of the mean of gradients, and 0.99 is usual there.",
+    },
+    {
+        .path = "optim.alpha",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.alpha),
+        .fallback = "0.99",
+        .decides_bits = true,
+        .least = 0,
+        .most = 1,
+        .open_most = true,
+        .also_called = "rho smoothing",
+        .help = "For rmsprop: the decay of the running mean of squared gradients.",
+    },
+    {
+        .path = "optim.centred",
+        .type = TDM_JOB_KEY_BOOL,
+        .offset = FIELD(optim.centred),
+        .fallback = "false",
+        .decides_bits = true,
+        .also_called = "centered",
+        .help = "For rmsprop: whether gradients are divided by their deviation, in place of their "
+                "root mean square.",
+    },
+    {
+        .path = "optim.eps",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.eps),
+        .fallback = "1e-08",
+        .decides_bits = true,
+        .least = 0,
+        .open_least = true,
+        .most = INFINITY,
+        .also_called = "epsilon",
+        .help = "For all but sgd and lion: what is added to the divisor, so that it is never zero.",
+    },
+    {
+        .path = "optim.weight_decay",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.weight_decay),
+        .fallback = "0.01",
+        .decides_bits = true,
+        .least = 0,
+        .most = INFINITY,
+        .also_called = "wd l2",
+        .help =
+            "How strongly weights are pulled towards zero. In adamw, lamb and lion the pull is apart "
+            "from the gradient; in the others it is added to it. See 'optim.groups' to spare "
+            "some of them.",
+    },
+    {
+        .path = "optim.groups",
+        .type = TDM_JOB_KEY_MAP_LIST,
+        .offset = FIELD(optim.groups),
+        .fallback = "[]",
+        .decides_bits = true,
+        .most_count = 64,
+        .fields = group_keys,
+        .field_count = COUNT(group_keys),
+        .struct_bytes = sizeof(tdm_job_param_group),
+        .also_called = "param_groups parameter_groups",
+        .help = "Parameters that are treated differently, by their names. The first entry that "
+                "matches a parameter's name takes it.",
+    },
+    {
+        .path = "optim.clip_norm",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.clip_norm),
+        .fallback = "0",
+        .decides_bits = true,
+        .least = 0,
+        .most = INFINITY,
+        .also_called = "grad_clip gradient_clip clip max_norm max_grad_norm",
+        .help = "The longest gradient: one whose norm, over all parameters, is above it is scaled "
+                "down to it. 0 does not clip.",
+    },
+    {
+        .path = "optim.clip_value",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.clip_value),
+        .fallback = "0",
+        .decides_bits = true,
+        .least = 0,
+        .most = INFINITY,
+        .help = "The largest number in a gradient: larger ones are cut to it, whatever their sign, "
+                "before 'optim.clip_norm' looks at them. 0 does not clip.",
+    },
+    {
+        .path = "optim.ema",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(optim.ema),
+        .fallback = "0",
+        .decides_bits = true,
+        .least = 0,
+        .most = 1,
+        .open_most = true,
+        .also_called = "ema_decay moving_average",
+        .help = "The decay of a moving average of the weights, such as 0.999, which is kept beside "
+                "them and is often the better model: see 'eval.weights'. 0 keeps none.",
+    },
+    {
+        .path = "schedule.kind",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(schedule.kind),
+        .fallback = "constant",
+        .decides_bits = true,
+        .choices = "constant | step | multi_step | exponential | cosine | linear | one_cycle | "
+                   "inverse_sqrt | reduce_on_plateau",
+        .also_called = "lr_scheduler scheduler lr_schedule",
+        .help =
+            "The course of the learning rate, which begins at 'optim.lr'. step, multi_step and "
+            "exponential multiply it by 'schedule.gamma' time and again; cosine and linear "
+            "lead down to 'schedule.floor'; one_cycle goes up and then down; inverse_sqrt falls "
+            "with the root of the step; reduce_on_plateau lowers it when the test set shows no "
+            "progress. docs/optimisers.md has the formulas.",
+    },
+    {
+        .path = "schedule.warmup",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(schedule.warmup),
+        .fallback = "0",
+        .decides_bits = true,
+        .least = 0,
+        .most = TDM__JOB_INT_MOST,
+        .also_called = "warmup_steps",
+        .help = "Over how many steps the learning rate rises to where the schedule begins. Every "
+                "schedule can have one.",
+    },
+    {
+        .path = "schedule.steps",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(schedule.steps),
+        .fallback = "auto",
+        .decides_bits = true,
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .word = "auto",
+        .also_called = "total_steps t_max",
+        .help =
+            "For cosine, linear and one_cycle: how many steps the schedule takes, warm-up included; "
+            "after them the learning rate stays. auto takes the length of the training, which "
+            "then decides bits: such a run cannot be made longer afterwards.",
+    },
+    {
+        .path = "schedule.floor",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(schedule.floor),
+        .fallback = "0",
+        .decides_bits = true,
+        .least = 0,
+        .most = INFINITY,
+        .also_called = "min_lr eta_min",
+        .help = "For cosine, linear, inverse_sqrt and reduce_on_plateau: the lowest learning rate.",
+    },
+    {
+        .path = "schedule.gamma",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(schedule.gamma),
+        .fallback = "0.1",
+        .decides_bits = true,
+        .least = 0,
+        .open_least = true,
+        .most = INFINITY,
+        .also_called = "factor decay",
+        .help =
+            "For step, multi_step, exponential and reduce_on_plateau: what the learning rate is "
+            "multiplied by each time. exponential does so at every step and wants a number just "
+            "below 1.",
+    },
+    {
+        .path = "schedule.every_steps",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(schedule.every_steps),
+        .decides_bits = true,
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .also_called = "step_size",
+        .help = "For step: after how many steps the learning rate is multiplied by "
+                "'schedule.gamma', again and again.",
+    },
+    {
+        .path = "schedule.milestones",
+        .type = TDM_JOB_KEY_INT_LIST,
+        .offset = FIELD(schedule.milestones),
+        .fallback = "[]",
+        .decides_bits = true,
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .most_count = 64,
+        .help = "For multi_step: the steps at which the learning rate is multiplied by "
+                "'schedule.gamma', in rising order.",
+    },
+    {
+        .path = "schedule.peak_at",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(schedule.peak_at),
+        .fallback = "0.3",
+        .decides_bits = true,
+        .least = 0,
+        .most = 1,
+        .also_called = "pct_start",
+        .help = "For one_cycle: the share of the steps in which the learning rate rises.",
+    },
+    {
+        .path = "schedule.start_divisor",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(schedule.start_divisor),
+        .fallback = "25",
+        .decides_bits = true,
+        .least = 1,
+        .most = INFINITY,
+        .also_called = "div_factor",
+        .help = "For one_cycle: the first learning rate is 'optim.lr', the highest, over this.",
+    },
+    {
+        .path = "schedule.end_divisor",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(schedule.end_divisor),
+        .fallback = "10000",
+        .decides_bits = true,
+        .least = 1,
+        .most = INFINITY,
+        .also_called = "final_div_factor",
+        .help = "For one_cycle: the last learning rate is the first over this.",
+    },
+    {
+        .path = "schedule.anneal",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(schedule.anneal),
+        .fallback = "cosine",
+        .decides_bits = true,
+        .choices = "cosine | linear",
+        .also_called = "anneal_strategy",
+        .help = "For one_cycle: the shape of its two slopes.",
+    },
+    {
+        .path = "schedule.metric",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(schedule.metric),
+        .fallback = "test_loss",
+        .decides_bits = true,
+        .choices = "test_loss | test_accuracy",
+        .help = "For reduce_on_plateau: the metric that must improve.",
+    },
+    {
+        .path = "schedule.patience",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(schedule.patience),
+        .fallback = "10",
+        .decides_bits = true,
+        .least = 0,
+        .most = TDM__JOB_INT_MOST,
+        .help = "For reduce_on_plateau: how many evaluations without improvement are let pass.",
+    },
+    {
+        .path = "schedule.threshold",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(schedule.threshold),
+        .fallback = "0.0001",
+        .decides_bits = true,
+        .least = 0,
+        .most = 1,
+        .open_most = true,
+        .help =
+            "For reduce_on_plateau: by which part of the best value an evaluation must be better to "
+            "count as an improvement.",
+    },
+    {
+        .path = "schedule.cooldown",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(schedule.cooldown),
+        .fallback = "0",
+        .decides_bits = true,
+        .least = 0,
+        .most = TDM__JOB_INT_MOST,
+        .help = "For reduce_on_plateau: how many evaluations after a reduction do not count.",
+    },
+};
+
+const size_t tdm__optim_key_count = COUNT(tdm__optim_keys);

@@ -1,0 +1,29 @@
+/*
+ * adam.c: Adam (Kingma and Ba, 2015) as PyTorch defines it: weight decay is added to the gradient
+ * (adamw.c keeps it apart), then the step with bias-corrected moments.
+ */
+#include "optim/vec/vec.h"
+
+#include <math.h>
+
+static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r)
+{
+    const float beta1 = (float)s->beta1, beta2 = (float)s->beta2, eps = (float)s->eps;
+    const float fresh1 = (float)(1.0 - s->beta1), fresh2 = (float)(1.0 - s->beta2);
+    const float decay = (float)s->weight_decay;
+    const float rate = (float)(s->lr / (1.0 - pow(s->beta1, (double)step)));
+    const float root_correction = (float)(1.0 / sqrt(1.0 - pow(s->beta2, (double)step)));
+    float *restrict m = r->state[0];
+    float *restrict v = r->state[1];
+    float *restrict param = r->param;
+    const float *restrict grad = r->grad;
+    for (size_t i = 0; i < r->count; i++) {
+        float g = grad[i] + decay * param[i];
+        m[i] = beta1 * m[i] + fresh1 * g;
+        v[i] = beta2 * v[i] + fresh2 * g * g;
+        param[i] -= rate * m[i] / (sqrtf(v[i]) * root_correction + eps);
+    }
+}
+
+const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_adam) = {
+    .name = "adam", .state_count = 2, .state_names = {"m", "v"}, .update = update};
