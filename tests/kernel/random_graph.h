@@ -88,12 +88,31 @@ static inline tdm_value random_graph_reshape(random_graph *r, tdm_value x)
     }
 }
 
+/* Ops that move numbers about, and sums and products with a shorter or an equal operand. */
+static inline tdm_value random_graph_moved(random_graph *r, tdm_value x)
+{
+    tdm_graph *g = r->graph;
+    tdm_shape s = tdm_graph_shape(g, x);
+    tdm_value other = random_graph_matrix(r, s.dim[0], s.dim[1]);
+    tdm_value row = random_graph_leaf(r, tdm_shape_1(s.dim[1]), true);
+    switch (random_graph_below(r, 8)) {
+    case 0: return tdm_graph_transpose(g, x, (int[]){1, 0});
+    case 1: return tdm_graph_slice(g, x, 1, s.dim[1] / 2, s.dim[1]);
+    case 2: return tdm_graph_concat(g, (tdm_value[]){x, other, x}, 3, 0);
+    case 3: return tdm_graph_add(g, x, row);
+    case 4: return tdm_graph_tanh(g, tdm_graph_mul(g, x, row));
+    case 5: return tdm_graph_tanh(g, tdm_graph_mul(g, x, other));
+    case 6: return tdm_graph_reshape(g, tdm_graph_mean(g, x, 0), tdm_shape_2(1, s.dim[1]));
+    default: return tdm_graph_scale(g, tdm_graph_silu(g, x), -0.5);
+    }
+}
+
 static inline void random_graph_op(random_graph *r)
 {
     tdm_graph *g = r->graph;
     tdm_value x = random_graph_pick(r), y;
     tdm_shape s = tdm_graph_shape(g, x);
-    switch (random_graph_below(r, 12)) {
+    switch (random_graph_below(r, 14)) {
     case 0:
     case 1: y = random_graph_matmul(r, x); break;
     case 2:
@@ -109,7 +128,8 @@ static inline void random_graph_op(random_graph *r)
         y = tdm_graph_normalise(g, x, shift, random_graph_leaf(r, tdm_shape_1(s.dim[1]), false));
         break;
     }
-    default: y = tdm_graph_softmax(g, x); break;
+    case 11: y = tdm_graph_softmax(g, x); break;
+    default: y = random_graph_moved(r, x); break;
     }
     random_graph_keep(r, y);
 }
