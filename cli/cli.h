@@ -62,7 +62,7 @@ struct cli_args {
 
 /* ---- commands (main.c lists them) ------------------------------------------------------------- */
 
-extern const cli_command cli_train, cli_eval, cli_predict, cli_inspect, cli_hash, cli_job,
+extern const cli_command cli_train, cli_eval, cli_predict, cli_generate, cli_inspect, cli_hash, cli_job,
     cli_doctor, cli_version, cli_help;
 /* All of them, in the order of the help; NULL-terminated. */
 const cli_command *const *cli_commands(void);
@@ -77,6 +77,8 @@ const char *cli_value(const cli_args *args, const char *option); /* NULL when no
 /* The value as a whole number in [least, most]; false (and a message) when it is none. `out` is
  * left alone when the option was not given. */
 bool cli_int(const cli_args *args, const char *option, int64_t least, int64_t most, int64_t *out);
+/* The same with a decimal number. */
+bool cli_real(const cli_args *args, const char *option, double least, double most, double *out);
 bool cli_json(const cli_args *args);
 
 /* Rows that several commands have. */

@@ -245,10 +245,13 @@ static void add_text(const evaluation *e, bool all, tdm_str *out)
 {
     char samples[32];
     tdm_str_addf(out,
-                 "checkpoint  %s\ndata        %s\nsamples     %s\nloss        %.6f\n"
-                 "accuracy    %.2f %%\n",
+                 "checkpoint  %s\ndata        %s\nsamples     %s\n",
                  tdm_model_path(e->model), e->data_path,
-                 tdm_text_count((uint64_t)e->metrics.sample_count, samples), e->metrics.loss,
+                 tdm_text_count((uint64_t)e->metrics.sample_count, samples));
+    if (tdm_model_takes_tokens(tdm_model_job(e->model)))
+        tdm_str_addf(out, "tokens      %s\n",
+                     tdm_text_count((uint64_t)e->metrics.target_count, samples));
+    tdm_str_addf(out, "loss        %.6f\naccuracy    %.2f %%\n", e->metrics.loss,
                  100 * e->metrics.accuracy);
     if (!e->confusion) {
         tdm_str_addf(out,
@@ -301,6 +304,8 @@ static void add_json(const evaluation *e, tdm_str *out)
     tdm_json_put_uint(&w, "step", tdm_model_content(e->model)->position.step);
     tdm_json_put_string(&w, "data", e->data_path);
     tdm_json_put_int(&w, "samples", e->metrics.sample_count);
+    if (tdm_model_takes_tokens(tdm_model_job(e->model)))
+        tdm_json_put_int(&w, "tokens", e->metrics.target_count);
     tdm_json_put_double(&w, "loss", e->metrics.loss);
     tdm_json_put_double(&w, "accuracy", e->metrics.accuracy);
     if (e->confusion) add_json_classes(e, &w);
@@ -372,7 +377,8 @@ const cli_command cli_eval = {
         "its recall (how many of its samples were found); then the confusions that happen most. "
         "Of a run its newest good checkpoint is taken.\n\n"
         "Without --data the test data of the model's job is used, split from the training file "
-        "just as the job did. --json has the whole matrix of confusions, one row for each true "
+        "just as the job did. Of a text every token is predicted, so that loss, accuracy and the "
+        "counts are over tokens. --json has the whole matrix of confusions, one row for each true "
         "class, one column for each predicted one.",
     .examples = examples,
     .arguments_least = 1,

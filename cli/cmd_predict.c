@@ -227,6 +227,10 @@ static int run(const cli_args *args)
     tdm_dataset *set = NULL;
     tdm_error err = {0};
     tdm_status status = tdm_model_open(args->arguments[0], &model, &err);
+    if (status == TDM_OK && tdm_model_takes_tokens(tdm_model_job(model)))
+        status = tdm_fail(&err, TDM_ERR_JOB_INVALID,
+                          "predict: this model does not classify samples, it continues texts; use "
+                          "'tandem generate', or 'tandem eval' to see how well it does");
     if (status == TDM_OK && top > tdm_model_content(model)->class_count)
         status = tdm_fail(&err, TDM_ERR_JOB_INVALID,
                           "predict: '--top %lld' is more than the model's %lld classes",

@@ -10,7 +10,7 @@
 #include <string.h>
 
 static const cli_command *const commands[] = {
-    &cli_train, &cli_eval, &cli_predict, &cli_inspect, &cli_hash, &cli_job, &cli_doctor,
+    &cli_train, &cli_eval, &cli_predict, &cli_generate, &cli_inspect, &cli_hash, &cli_job, &cli_doctor,
     &cli_version, &cli_help, NULL,
 };
 

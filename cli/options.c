@@ -179,6 +179,21 @@ bool cli_int(const cli_args *args, const char *option, int64_t least, int64_t mo
     return true;
 }
 
+bool cli_real(const cli_args *args, const char *option, double least, double most, double *out)
+{
+    const char *text = cli_value(args, option);
+    if (!text) return true;
+    char *end;
+    double value = strtod(text, &end);
+    if (!*text || *end || !(value >= least && value <= most)) {
+        cli_error("%s: '--%s' wants a number from %g to %g, not '%s'", args->command->name, option,
+                  least, most, text);
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
 bool cli_json(const cli_args *args)
 {
     return cli_has(args, "json");

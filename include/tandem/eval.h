@@ -26,19 +26,21 @@ TDM_API int64_t tdm_predictor_batch(const tdm_predictor *predictor);
 TDM_API int64_t tdm_predictor_class_count(const tdm_predictor *predictor);
 
 /* Samples [first, first + count) of the data set, count at most the batch. *out_logits and
- * *out_probabilities are [count, classes], valid until the next call. Allocates nothing. */
+ * *out_probabilities are [count, classes], valid until the next call. Of a model of tokens,
+ * *out_logits is [count, T, V] and *out_probabilities NULL. Allocates nothing. */
 TDM_API void tdm_predictor_run(tdm_predictor *predictor, const tdm_dataset *dataset, int64_t first,
                                int64_t count, const float **out_logits,
                                const float **out_probabilities);
 
 typedef struct tdm_metrics {
     int64_t sample_count;
-    double loss;     /* mean cross entropy */
-    double accuracy; /* in [0, 1] */
+    int64_t target_count; /* classes that were to be predicted: one a sample, or one a token */
+    double loss;          /* mean cross entropy of a target */
+    double accuracy;      /* in [0, 1], of the targets */
 } tdm_metrics;
 
 /* The data set must have classes. `confusion` (may be NULL) gets class_count x class_count counts,
- * [truth][prediction]. */
+ * [truth][prediction]; spare tokens of a larger model.vocabulary are not counted there. */
 TDM_API tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset,
                                  int64_t *confusion);
 

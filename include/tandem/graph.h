@@ -51,6 +51,9 @@ TDM_API void tdm_graph_destroy(tdm_graph *graph);
 
 /* The first mistake made while building, if any. */
 TDM_API tdm_status tdm_graph_check(const tdm_graph *graph, tdm_error *err);
+/* For code that builds models: remembers a mistake of one's own, unless there was one already, and
+ * returns "none". */
+TDM_API tdm_value tdm_graph_refuse(tdm_graph *graph, const char *fmt, ...) TDM_PRINTF(2, 3);
 /* Names of ops added from here on begin with "scope."; NULL or "" ends it. */
 TDM_API void tdm_graph_scope(tdm_graph *graph, const char *scope);
 
@@ -200,7 +203,7 @@ TDM_API tdm_value tdm_graph_attention(tdm_graph *graph, tdm_value qkv,
 /* ---- losses: scalars ------------------------------------------------------------------------- */
 
 typedef struct tdm_cross_entropy_options {
-    double scale;           /* the loss is the rows' sum times this; 1/B gives the mean */
+    double scale;           /* the loss is the rows' sum times this; 1/B gives the mean; 0: 1 */
     double label_smoothing; /* this share of the target is spread evenly over all classes */
     bool has_ignore;        /* rows of class `ignore` add nothing */
     int32_t ignore;

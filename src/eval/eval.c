@@ -1,9 +1,10 @@
 /*
- * eval.c: inference in batches, and the metrics of classification.
+ * eval.c: inference in batches, and the metrics of classification. A model of tokens classifies each
+ * place of its window: a sample then has as many targets as it has tokens.
  *
  * A predictor has one plan for its full batch; a last, shorter batch runs in the same plan with the
- * spare rows left as they are, and only the rows asked for are looked at. Rows do not influence
- * each other, so that is exact.
+ * spare rows zeroed (a run leaves anything there, and not anything is a token), and only the rows
+ * asked for are looked at. Rows do not influence each other, so that is exact.
  */
 #include <tandem/eval.h>
 #include <tandem/os.h>
@@ -19,9 +20,12 @@ struct tdm_predictor {
     tdm_pages arena;
     int64_t batch;
     int64_t class_count;
+    int64_t target_count; /* of a sample */
+    int64_t V;            /* logits of a target: class_count, or more */
     int64_t *indices;
     int32_t *classes; /* the truth, when a data set is evaluated */
-    float *x;
+    void *x;
+    size_t x_bytes; /* of a row; f32 and i32 have zero in common */
     const float *logits;
     const float *probabilities;
 };
@@ -53,11 +57,16 @@ static tdm_status prepare(tdm_predictor *p, const tdm_model_options *model, floa
     TDM_TRY(tdm_pages_map(tdm_plan_arena_bytes(p->plan), false, &p->arena, err));
     tdm_plan_bind(p->plan, TDM_SPACE_ARENA, p->arena.data);
     tdm_plan_bind(p->plan, TDM_SPACE_PARAMS, params);
-    p->x = tdm_plan_input(p->plan, TDM_MODEL_INPUT).data;
-    p->logits = tdm_plan_output(p->plan, TDM_MODEL_LOGITS).data;
+    tdm_tensor x = tdm_plan_input(p->plan, TDM_MODEL_INPUT);
+    p->x = x.data;
+    p->x_bytes = tdm_tensor_bytes(&x) / (size_t)p->batch;
+    tdm_tensor logits = tdm_plan_output(p->plan, TDM_MODEL_LOGITS);
+    p->logits = logits.data;
+    p->V = logits.shape.dim[logits.shape.rank - 1];
+    p->target_count = logits.shape.rank == 3 ? logits.shape.dim[1] : 1;
     p->probabilities = tdm_plan_output(p->plan, TDM_MODEL_PROBABILITIES).data;
     p->indices = calloc((size_t)p->batch, sizeof(*p->indices));
-    p->classes = calloc((size_t)p->batch, sizeof(*p->classes));
+    p->classes = calloc((size_t)(p->batch * p->target_count), sizeof(*p->classes));
     if (!p->indices || !p->classes) return tdm_fail(err, TDM_ERR_NO_MEMORY, "eval: no memory");
     return TDM_OK;
 }
@@ -94,6 +103,7 @@ static void run_batch(tdm_predictor *p, const tdm_dataset *dataset, int64_t firs
     assert(count >= 0 && count <= p->batch);
     for (int64_t i = 0; i < count; i++) p->indices[i] = first + i;
     tdm_dataset_gather(dataset, p->indices, count, p->x, classes);
+    memset((char *)p->x + (size_t)count * p->x_bytes, 0, (size_t)(p->batch - count) * p->x_bytes);
     tdm_plan_run(p->plan, &(tdm_step_key){0});
 }
 
@@ -124,22 +134,25 @@ static double cross_entropy(const float *logits, int64_t count, int64_t chosen)
 tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset, int64_t *confusion)
 {
     const tdm_dataset_info *info = tdm_dataset_info_of(dataset);
-    int64_t V = predictor->class_count, correct = 0;
+    int64_t V = predictor->V, K = predictor->class_count, correct = 0;
     double loss = 0;
-    if (confusion) memset(confusion, 0, (size_t)(V * V) * sizeof(*confusion));
+    if (confusion) memset(confusion, 0, (size_t)(K * K) * sizeof(*confusion));
     for (int64_t first = 0; first < info->sample_count; first += predictor->batch) {
         int64_t count = info->sample_count - first;
         if (count > predictor->batch) count = predictor->batch;
         run_batch(predictor, dataset, first, count, predictor->classes);
-        for (int64_t i = 0; i < count; i++) {
+        for (int64_t i = 0; i < count * predictor->target_count; i++) {
             const float *logits = predictor->logits + i * V;
             int64_t truth = predictor->classes[i], guess = tdm_argmax(logits, V);
             correct += guess == truth;
             loss += cross_entropy(logits, V, truth);
-            if (confusion) confusion[truth * V + guess]++;
+            if (confusion && guess < K) confusion[truth * K + guess]++;
         }
     }
-    double n = info->sample_count > 0 ? (double)info->sample_count : 1.0;
-    return (tdm_metrics){
-        .sample_count = info->sample_count, .loss = loss / n, .accuracy = (double)correct / n};
+    int64_t targets = info->sample_count * predictor->target_count;
+    double n = targets > 0 ? (double)targets : 1.0;
+    return (tdm_metrics){.sample_count = info->sample_count,
+                         .target_count = targets,
+                         .loss = loss / n,
+                         .accuracy = (double)correct / n};
 }

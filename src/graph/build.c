@@ -45,6 +45,17 @@ tdm_status tdm__graph_break(tdm_graph *graph, tdm_status status, const char *fmt
     return status;
 }
 
+tdm_value tdm_graph_refuse(tdm_graph *graph, const char *fmt, ...)
+{
+    if (graph->broken.status == TDM_OK) {
+        va_list args;
+        va_start(args, fmt);
+        tdm_vfail(&graph->broken, TDM_ERR_INVALID, fmt, args);
+        va_end(args);
+    }
+    return TDM_VALUE_NONE;
+}
+
 tdm_status tdm_graph_check(const tdm_graph *graph, tdm_error *err)
 {
     if (graph->broken.status == TDM_OK) return TDM_OK;

@@ -6,18 +6,39 @@
 
 typedef struct tdm_model_ops {
     const char *name;
-    /* From normalised features [B, F] to logits [B, classes]. Mistakes stay in the graph. */
+    bool takes_tokens;
+    /* From normalised features [B, F] to logits [B, classes], or from tokens i32 [B, T] to logits
+     * [B, T, V]. Mistakes stay in the graph. */
     tdm_value (*build)(tdm_graph *graph, const tdm_model_options *options, tdm_value x);
 } tdm_model_ops;
 
-extern const tdm_model_ops tdm__model_mlp;
+extern const tdm_model_ops tdm__model_mlp, tdm__model_cnn, tdm__model_resnet, tdm__model_gpt;
 
 /* By tdm_job_model. */
 const tdm_model_ops *tdm__model_find(int kind);
 
-/* A fully connected layer, y = x W^T + b, with parameters NAME.weight [out, in] and NAME.bias. */
+tdm_activation tdm__activation_of(int job_activation);
+
+/* A fully connected layer over the last dimension, y = act(x W^T + b): NAME.weight [out, in],
+ * NAME.bias. */
 tdm_value tdm__layer_linear(tdm_graph *graph, const char *name, tdm_value x, int64_t out_features,
-                            tdm_init weight_init);
-tdm_value tdm__layer_activation(tdm_graph *graph, int activation, tdm_value x);
+                            tdm_init weight_init, tdm_activation activation);
+
+typedef struct tdm__conv_settings {
+    int kernel, stride, padding; /* the same in both directions */
+    bool with_bias;
+    tdm_activation activation;
+    tdm_init init;
+} tdm__conv_settings;
+
+/* x [B, H, W, C]: NAME.weight [out, kernel, kernel, C] and, if wanted, NAME.bias. */
+tdm_value tdm__layer_conv(tdm_graph *graph, const char *name, tdm_value x, int64_t out_channels,
+                          const tdm__conv_settings *settings);
+/* NAME.weight, NAME.bias, and the running statistics NAME.running_mean and NAME.running_var, which
+ * training feeds and inference uses. */
+tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *options,
+                                const char *name, tdm_value x);
+/* Features [B, F] as the images [B, H, W, C] that the samples' shape says they are. */
+tdm_value tdm__as_images(tdm_graph *graph, const tdm_model_options *options, tdm_value x);
 
 #endif

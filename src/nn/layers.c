@@ -1,29 +1,101 @@
-/* layers.c: pieces that architectures share. */
+/*
+ * layers.c: pieces that architectures share: an op together with its parameters, named as PyTorch
+ * names them (NAME.weight, NAME.bias, NAME.running_mean, NAME.running_var).
+ */
 #include "nn/internal.h"
 
 #include <stdio.h>
 
-tdm_value tdm__layer_linear(tdm_graph *graph, const char *name, tdm_value x, int64_t out_features,
-                            tdm_init weight_init)
+enum { NAME_BYTES = 96 };
+
+static const char *member(char buffer[NAME_BYTES], const char *name, const char *what)
 {
-    char weight_name[96], bias_name[96];
-    snprintf(weight_name, sizeof(weight_name), "%s.weight", name);
-    snprintf(bias_name, sizeof(bias_name), "%s.bias", name);
-    int64_t in_features = tdm_graph_shape(graph, x).dim[1];
-    tdm_value weight = tdm_graph_param(graph, weight_name, tdm_shape_2(out_features, in_features),
-                                       weight_init);
-    tdm_value bias = tdm_graph_param(graph, bias_name, tdm_shape_1(out_features),
-                                     (tdm_init){.kind = TDM_INIT_ZERO});
-    return tdm_graph_matmul(graph, x, weight, &(tdm_matmul_options){.trans_b = true, .bias = bias});
+    snprintf(buffer, NAME_BYTES, "%s.%s", name, what);
+    return buffer;
 }
 
-tdm_value tdm__layer_activation(tdm_graph *graph, int activation, tdm_value x)
+tdm_activation tdm__activation_of(int job_activation)
 {
-    switch ((tdm_job_activation)activation) {
-    case TDM_JOB_ACTIVATION_RELU: return tdm_graph_relu(graph, x);
-    case TDM_JOB_ACTIVATION_GELU: return tdm_graph_gelu(graph, x);
-    case TDM_JOB_ACTIVATION_TANH: return tdm_graph_tanh(graph, x);
-    case TDM_JOB_ACTIVATION_SIGMOID: return tdm_graph_sigmoid(graph, x);
+    switch ((tdm_job_activation)job_activation) {
+    case TDM_JOB_ACTIVATION_RELU: return TDM_ACTIVATION_RELU;
+    case TDM_JOB_ACTIVATION_GELU: return TDM_ACTIVATION_GELU;
+    case TDM_JOB_ACTIVATION_TANH: return TDM_ACTIVATION_TANH;
+    case TDM_JOB_ACTIVATION_SIGMOID: return TDM_ACTIVATION_SIGMOID;
     }
-    return TDM_VALUE_NONE;
+    return TDM_ACTIVATION_NONE;
+}
+
+tdm_value tdm__layer_linear(tdm_graph *graph, const char *name, tdm_value x, int64_t out_features,
+                            tdm_init weight_init, tdm_activation activation)
+{
+    char text[NAME_BYTES];
+    tdm_shape shape = tdm_graph_shape(graph, x);
+    int64_t in_features = shape.rank > 0 ? shape.dim[shape.rank - 1] : 0;
+    tdm_value weight = tdm_graph_param(graph, member(text, name, "weight"),
+                                       tdm_shape_2(out_features, in_features), weight_init);
+    tdm_value bias = tdm_graph_param(graph, member(text, name, "bias"), tdm_shape_1(out_features),
+                                     (tdm_init){.kind = TDM_INIT_ZERO});
+    return tdm_graph_linear(graph, x, weight, bias, activation);
+}
+
+tdm_value tdm__layer_conv(tdm_graph *graph, const char *name, tdm_value x, int64_t out_channels,
+                          const tdm__conv_settings *s)
+{
+    char text[NAME_BYTES];
+    int64_t in_channels = tdm_graph_shape(graph, x).dim[3];
+    tdm_value weight =
+        tdm_graph_param(graph, member(text, name, "weight"),
+                        tdm_shape_4(out_channels, s->kernel, s->kernel, in_channels), s->init);
+    tdm_conv_options options = {.stride = {s->stride, s->stride},
+                                .padding = {s->padding, s->padding},
+                                .activation = s->activation};
+    if (s->with_bias)
+        options.bias = tdm_graph_param(graph, member(text, name, "bias"),
+                                       tdm_shape_1(out_channels), (tdm_init){TDM_INIT_ZERO, 0});
+    return tdm_graph_conv2d(graph, x, weight, &options);
+}
+
+tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *o, const char *name,
+                                tdm_value x)
+{
+    char text[NAME_BYTES];
+    tdm_shape shape = tdm_graph_shape(graph, x);
+    tdm_shape channels = tdm_shape_1(shape.rank > 0 ? shape.dim[shape.rank - 1] : 0);
+    const tdm_init zero = {TDM_INIT_ZERO, 0}, one = {TDM_INIT_ONE, 0};
+    const double momentum = 0.1;
+    tdm_value observed_mean = TDM_VALUE_NONE, observed_variance = TDM_VALUE_NONE;
+    tdm_batch_norm_options options = {
+        .mode = o->training ? TDM_BATCH_NORM_TRAIN : TDM_BATCH_NORM_FIXED,
+        .gamma = tdm_graph_param(graph, member(text, name, "weight"), channels, one),
+        .beta = tdm_graph_param(graph, member(text, name, "bias"), channels, zero),
+    };
+    options.mean =
+        tdm_graph_statistic(graph, member(text, name, "running_mean"), channels, zero, momentum);
+    options.variance =
+        tdm_graph_statistic(graph, member(text, name, "running_var"), channels, one, momentum);
+    if (o->training) {
+        options.observed_mean = &observed_mean;
+        options.observed_variance = &observed_variance;
+    }
+    tdm_value y = tdm_graph_batch_norm(graph, x, &options);
+    if (o->training) {
+        /* Lanes add up: each gives its share of the batch's rows. */
+        double share = (double)o->batch * o->loss_scale;
+        tdm_graph_follow(graph, options.mean, tdm_graph_scale(graph, observed_mean, share));
+        tdm_graph_follow(graph, options.variance, tdm_graph_scale(graph, observed_variance, share));
+    }
+    return y;
+}
+
+tdm_value tdm__as_images(tdm_graph *graph, const tdm_model_options *o, tdm_value x)
+{
+    const tdm_shape *s = &o->sample_shape;
+    char text[128];
+    if (s->rank != 2 && s->rank != 3)
+        return tdm_graph_refuse(graph,
+                                "this model wants images, but a sample has shape %s; if its numbers "
+                                "are an image, say so with data.shape: [height, width, channels]",
+                                tdm_shape_text(s, text));
+    return tdm_graph_reshape(graph, x,
+                             tdm_shape_4(o->batch, s->dim[0], s->dim[1], s->rank == 3 ? s->dim[2] : 1));
 }

@@ -1,13 +1,34 @@
 /*
- * model.c: what all architectures have in common: normalised inputs in front, loss or probabilities
- * behind, and the making of first values.
+ * model.c: what all architectures have in common: inputs in front (features are normalised, tokens
+ * go in as they are), loss or probabilities behind, and the making of first values.
  */
 #include "nn/internal.h"
 
 #include <string.h>
 
-static tdm_status build_into(tdm_graph *graph, const tdm_model_options *o,
-                             const tdm_model_ops *model, tdm_error *err)
+static tdm_status build_for_tokens(tdm_graph *graph, const tdm_model_options *o,
+                                   const tdm_model_ops *model, tdm_error *err)
+{
+    if (o->sample_shape.rank != 1) {
+        char text[128];
+        tdm_graph_refuse(graph, "the model %s takes windows of tokens, but a sample has shape %s",
+                         model->name, tdm_shape_text(&o->sample_shape, text));
+        return tdm_graph_check(graph, err);
+    }
+    int64_t T = o->sample_shape.dim[0];
+    tdm_shape window = tdm_shape_2(o->batch, T);
+    tdm_value x = tdm_graph_input(graph, TDM_MODEL_INPUT, TDM_DTYPE_I32, window);
+    tdm_value logits = model->build(graph, o, x);
+    tdm_graph_output(graph, TDM_MODEL_LOGITS, logits);
+    if (!o->training) return tdm_graph_check(graph, err);
+    tdm_value classes = tdm_graph_input(graph, TDM_MODEL_CLASSES, TDM_DTYPE_I32, window);
+    tdm_value loss = tdm_graph_cross_entropy(graph, logits, classes, o->loss_scale / (double)T);
+    tdm_graph_output(graph, TDM_MODEL_LOSS, loss);
+    return tdm_graph_backward(graph, loss, err);
+}
+
+static tdm_status build_for_features(tdm_graph *graph, const tdm_model_options *o,
+                                     const tdm_model_ops *model, tdm_error *err)
 {
     int64_t features = tdm_shape_elements(&o->sample_shape);
     tdm_shape columns = tdm_shape_1(features);
@@ -42,13 +63,24 @@ tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph **out, td
                         (long long)options->class_count);
     tdm_graph *graph = tdm_graph_create();
     if (!graph) return tdm_fail(err, TDM_ERR_NO_MEMORY, "model: no memory for the graph");
-    tdm_status status = build_into(graph, options, model, err);
+    tdm_status status = model->takes_tokens ? build_for_tokens(graph, options, model, err)
+                                            : build_for_features(graph, options, model, err);
     if (status != TDM_OK) {
         tdm_graph_destroy(graph);
         return status;
     }
     *out = graph;
     return TDM_OK;
+}
+
+int64_t tdm_model_eval_rows(const tdm_model_options *options)
+{
+    int64_t rows = options->job->eval.batch;
+    if (tdm_model_takes_tokens(options->job)) {
+        int64_t T = tdm_shape_elements(&options->sample_shape);
+        rows = T > 0 ? rows / T : rows;
+    }
+    return rows > 1 ? rows : 1;
 }
 
 static void init_one(const tdm_param_info *p, tdm_rng rng, float *out)

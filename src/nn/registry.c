@@ -3,10 +3,17 @@
 
 static const tdm_model_ops *const models[] = {
     [TDM_JOB_MODEL_MLP] = &tdm__model_mlp,
+    [TDM_JOB_MODEL_GPT] = &tdm__model_gpt,
 };
 
 const tdm_model_ops *tdm__model_find(int kind)
 {
     if (kind < 0 || (size_t)kind >= sizeof(models) / sizeof(models[0])) return NULL;
     return models[kind];
+}
+
+bool tdm_model_takes_tokens(const tdm_job *job)
+{
+    const tdm_model_ops *model = tdm__model_find(job->model.kind);
+    return model && model->takes_tokens;
 }

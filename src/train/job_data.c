@@ -12,12 +12,24 @@ static tdm_data_options options_of(const tdm_job *job, const char *labels_path)
         .header = job->data.header,
         .label = job->data.label,
         .delimiter = delimiter && delimiter[0] && !delimiter[1] ? delimiter[0] : '\t',
+        .kind = tdm_model_takes_tokens(job) ? TDM_DATA_KIND_TOKENS : TDM_DATA_KIND_TABLE,
+        .context = job->model.context,
     };
 }
 
-static tdm_status check_train(const tdm_dataset *set, tdm_error *err)
+static tdm_status check_train(const tdm_job *job, const tdm_dataset *set, tdm_error *err)
 {
     const tdm_dataset_info *info = tdm_dataset_info_of(set);
+    if ((info->kind == TDM_DATA_KIND_TOKENS) != tdm_model_takes_tokens(job))
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "%s: %s; choose another model.kind or data.format", info->path,
+                        info->kind == TDM_DATA_KIND_TOKENS
+                            ? "it is read as a text, but the model takes samples of numbers"
+                            : "it is read as a table of numbers, but the model takes a text");
+    if (info->kind == TDM_DATA_KIND_TOKENS && info->class_count == 1)
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "%s: the text is one character over and over; there is nothing to learn",
+                        info->path);
     if (info->class_count == 0)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
                         "%s: the training data has no labels; name their file in data.train_labels "
@@ -56,6 +68,7 @@ static tdm_status load_test(const tdm_job *job, tdm_job_data *data, tdm_error *e
     tdm_data_options options = options_of(job, job->data.test_labels);
     options.class_names = info->class_names;
     options.class_count = info->class_count;
+    options.stride = options.context; /* each token counts once */
     TDM_TRY(tdm_dataset_load(job->data.test, &options, &data->test, err));
     return check_test(data->train, data->test, err);
 }
@@ -65,7 +78,7 @@ tdm_status tdm_job_data_load(const tdm_job *job, tdm_job_data *out, tdm_error *e
     tdm_job_data data = {0};
     tdm_data_options options = options_of(job, job->data.train_labels);
     tdm_status status = tdm_dataset_load(job->data.train, &options, &data.train, err);
-    if (status == TDM_OK) status = check_train(data.train, err);
+    if (status == TDM_OK) status = check_train(job, data.train, err);
     if (status == TDM_OK && job->data.test_fraction > 0) {
         data.whole = data.train;
         data.train = NULL;
@@ -96,5 +109,6 @@ tdm_data_options tdm_model_data_options(const tdm_model *model)
     tdm_data_options options = options_of(tdm_model_job(model), NULL);
     options.class_names = content->class_names;
     options.class_count = content->class_count;
+    options.stride = options.context;
     return options;
 }

@@ -1,0 +1,216 @@
+/*
+ * cmd_generate.c: `tandem generate`: lets a model of texts go on writing.
+ *
+ * The text appears as it is written, character by character. What is chosen is a function of the
+ * model, the prompt, the options and the seed: the number drawn for the n-th token is the n-th of
+ * the seed's sequence, whatever came before.
+ */
+#include "model.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_TOKENS = 500, MOST_TOKENS = 1 << 30 };
+
+typedef struct generation {
+    const tdm_checkpoint_content *content;
+    tdm_decoder *decoder;
+    tdm_choice_options options;
+    uint64_t seed;
+    int64_t token_count; /* to write */
+    const char *prompt;  /* NULL: none was given */
+    bool json;
+    int32_t *prompt_tokens;
+    int64_t prompt_count;
+    tdm_choice *scratch; /* [class_count] */
+    tdm_str text;        /* what was written and not yet sent */
+} generation;
+
+/* ---- the prompt ------------------------------------------------------------------------------ */
+
+/* Without a prompt the text begins as after the end of a line, or after the first character there
+ * is where the vocabulary has no line break. That token is not shown. */
+static int32_t first_token(const generation *g)
+{
+    for (int64_t i = 0; i < g->content->class_count; i++)
+        if (strcmp(g->content->class_names[i], "\n") == 0) return (int32_t)i;
+    return 0;
+}
+
+static tdm_status encode_prompt(generation *g, tdm_error *err)
+{
+    size_t length = g->prompt ? strlen(g->prompt) : 0;
+    g->prompt_tokens = calloc(length + 1, sizeof(*g->prompt_tokens));
+    if (!g->prompt_tokens) return tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: no memory");
+    if (length == 0) {
+        g->prompt_tokens[0] = first_token(g);
+        g->prompt_count = 1;
+        return TDM_OK;
+    }
+    tdm_vocabulary *vocabulary;
+    TDM_TRY(
+        tdm_vocabulary_create(g->content->class_names, g->content->class_count, &vocabulary, err));
+    tdm_status status = tdm_vocabulary_encode(vocabulary, "the prompt", g->prompt, length,
+                                              g->prompt_tokens, &g->prompt_count, err);
+    tdm_vocabulary_destroy(vocabulary);
+    return status;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static tdm_status send(generation *g, tdm_error *err)
+{
+    if (!tdm_str_ok(&g->text)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: no memory");
+    if (g->json) return TDM_OK; /* all at the end */
+    if (fwrite(g->text.data, 1, g->text.length, stdout) != g->text.length || fflush(stdout) != 0)
+        return tdm_fail(err, errno == EPIPE ? TDM_ERR_INTERRUPTED : TDM_ERR_IO,
+                        "the output cannot be written: %s", strerror(errno));
+    tdm_str_clear(&g->text);
+    return TDM_OK;
+}
+
+static double draw(const generation *g, int64_t index)
+{
+    tdm_rng rng = tdm_rng_at((tdm_rng_address){
+        .seed = g->seed, .stream = TDM_RNG_STREAM_GENERATE, .step = (uint64_t)index});
+    return (double)(tdm_rng_u64(&rng) >> 11) * 0x1p-53;
+}
+
+static tdm_status write_tokens(generation *g, tdm_error *err)
+{
+    int64_t known =
+        g->content->class_count; /* a larger vocabulary has tokens without a character */
+    int64_t T = tdm_decoder_context(g->decoder);
+    int64_t skipped = g->prompt_count > T ? g->prompt_count - T : 0;
+    const float *logits = tdm_decoder_read(g->decoder, g->prompt_tokens + skipped,
+                                           g->prompt_count - skipped);
+    for (int64_t i = 0; i < g->token_count; i++) {
+        int32_t token = tdm_choose_token(logits, known, &g->options, draw(g, i), g->scratch);
+        tdm_str_add(&g->text, g->content->class_names[token]);
+        TDM_TRY(send(g, err));
+        if (i + 1 < g->token_count) logits = tdm_decoder_read(g->decoder, &token, 1);
+    }
+    return TDM_OK;
+}
+
+static tdm_status write_json(generation *g, const char *path, tdm_error *err)
+{
+    tdm_str out = TDM_STR_INIT;
+    tdm_json_writer w = tdm_json_writer_init(&out, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_string(&w, "checkpoint", path);
+    tdm_json_put_uint(&w, "step", g->content->position.step);
+    tdm_json_put_string(&w, "prompt", g->prompt ? g->prompt : "");
+    tdm_json_put_string(&w, "text", tdm_str_text(&g->text));
+    tdm_json_put_int(&w, "tokens", g->token_count);
+    tdm_json_put_uint(&w, "seed", g->seed);
+    tdm_json_object_end(&w);
+    tdm_str_clear(&g->text);
+    tdm_str_addf(&g->text, "%s\n", tdm_str_text(&out));
+    bool is_whole = tdm_str_ok(&out);
+    tdm_str_release(&out);
+    g->json = false;
+    return is_whole ? send(g, err) : tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: no memory");
+}
+
+static tdm_status generate(generation *g, tdm_model *model, tdm_error *err)
+{
+    g->content = tdm_model_content(model);
+    TDM_TRY(tdm_model_decoder(model, &g->decoder, err));
+    TDM_TRY(encode_prompt(g, err));
+    g->scratch = calloc((size_t)g->content->class_count, sizeof(*g->scratch));
+    if (!g->scratch) return tdm_fail(err, TDM_ERR_NO_MEMORY, "generate: no memory");
+    if (g->prompt && !g->json) tdm_str_add(&g->text, g->prompt);
+    TDM_TRY(write_tokens(g, err));
+    if (g->json) return write_json(g, tdm_model_path(model), err);
+    tdm_str_add_char(&g->text, '\n');
+    return send(g, err);
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static int run(const cli_args *args)
+{
+    int64_t seed = 1;
+    generation g = {.options = {.temperature = 0.8, .top_p = 1.0},
+                    .token_count = DEFAULT_TOKENS,
+                    .prompt = cli_value(args, "prompt"),
+                    .json = cli_json(args)};
+    if (!cli_int(args, "tokens", 1, MOST_TOKENS, &g.token_count)) return CLI_USAGE;
+    if (!cli_int(args, "top-k", 1, 1 << 20, &g.options.top_k)) return CLI_USAGE;
+    if (!cli_int(args, "seed", 0, INT64_MAX, &seed)) return CLI_USAGE;
+    if (!cli_real(args, "temperature", 0, 1000, &g.options.temperature)) return CLI_USAGE;
+    if (!cli_real(args, "top-p", 1e-9, 1, &g.options.top_p)) return CLI_USAGE;
+    g.seed = (uint64_t)seed;
+    cli_show_warnings();
+    tdm_model *model = NULL;
+    tdm_error err = {0};
+    tdm_status status = tdm_model_open(args->arguments[0], &model, &err);
+    if (status == TDM_OK) status = generate(&g, model, &err);
+    int code = CLI_OK;
+    if (status == TDM_ERR_INTERRUPTED)
+        code = CLI_FAILED; /* the reader has gone away, as `head` does: no message */
+    else if (status != TDM_OK)
+        code = cli_fail(&err);
+    tdm_str_release(&g.text);
+    free(g.scratch);
+    free(g.prompt_tokens);
+    tdm_decoder_destroy(g.decoder);
+    tdm_model_close(model);
+    return code;
+}
+
+static const char *const usage[] = {"tandem generate RUN|CHECKPOINT [options]", NULL};
+static const char *const examples[] = {
+    "tandem generate runs/shakespeare-1",
+    "500 characters, as the model likes them",
+    "tandem generate runs/shakespeare-1 --prompt 'ROMEO:' --tokens 200 --seed 7",
+    "how the model goes on from there; the same seed gives the same text",
+    "tandem generate runs/shakespeare-1 --temperature 0",
+    "always the most probable character",
+    NULL};
+
+const cli_command cli_generate = {
+    .name = "generate",
+    .summary = "Let a model of texts write",
+    .usage = usage,
+    .help =
+        "For models of kind gpt. Prints the prompt and what the model writes after it, and ends "
+        "the line. Each token is drawn by lot from those that the model holds probable: "
+        "--temperature makes it bolder or more careful, --top-k and --top-p leave the improbable "
+        "out. The seed decides the lots, so the same command gives the same text again. Of a run "
+        "its newest good checkpoint is taken.\n\n"
+        "Of a prompt that is longer than the model's context, the last part counts. A character "
+        "that the training text did not have is an error.",
+    .examples = examples,
+    .arguments_least = 1,
+    .arguments_most = 1,
+    .options = {{.name = "prompt",
+                 .letter = 'p',
+                 .value = "TEXT",
+                 .help = "What the text begins with. Default: nothing, as at the start of a line."},
+                {.name = "tokens",
+                 .letter = 'n',
+                 .value = "N",
+                 .help = "How many tokens to write. Default: 500."},
+                {.name = "temperature",
+                 .letter = 't',
+                 .value = "X",
+                 .help = "Below 1 the probable becomes more probable, above 1 less so; 0 takes the "
+                         "most probable always. Default: 0.8."},
+                {.name = "top-k",
+                 .letter = 'k',
+                 .value = "K",
+                 .help = "Choose among the K most probable. Default: all."},
+                {.name = "top-p",
+                 .value = "P",
+                 .help = "Choose among the fewest that together have the probability P, from 0 to "
+                         "1. Default: 1, all."},
+                {.name = "seed",
+                 .letter = 's',
+                 .value = "S",
+                 .help = "Where the random numbers begin. Default: 1."},
+                CLI_OPTION_JSON},
+    .run = run,
+};
