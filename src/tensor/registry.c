@@ -19,14 +19,29 @@ static const tdm_kernel_backend_ops *const backends[] = {
 
 enum { BACKEND_COUNT = sizeof(backends) / sizeof(backends[0]) };
 
+#if defined(__x86_64__) && defined(__clang__) && __clang_major__ < 18
+/* This clang knows features but not levels; what it cannot ask for came with the others. */
+#define HAS_V2 (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt"))
+#define HAS_V3                                                                                     \
+    (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&                            \
+     __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2"))
+#define HAS_V4                                                                                     \
+    (HAS_V3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&          \
+     __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&                   \
+     __builtin_cpu_supports("avx512vl"))
+#elif defined(__x86_64__)
+#define HAS_V2 __builtin_cpu_supports("x86-64-v2")
+#define HAS_V3 __builtin_cpu_supports("x86-64-v3")
+#define HAS_V4 __builtin_cpu_supports("x86-64-v4")
+#else
+#define HAS_V2 false
+#define HAS_V3 false
+#define HAS_V4 false
+#endif
+
 int tdm_kernel_level(void)
 {
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("x86-64-v4")) return 4;
-    if (__builtin_cpu_supports("x86-64-v3")) return 3;
-    if (__builtin_cpu_supports("x86-64-v2")) return 2;
-#endif
-    return 0;
+    return HAS_V4 ? 4 : HAS_V3 ? 3 : HAS_V2 ? 2 : 0;
 }
 
 size_t tdm_kernel_backend_count(void)

@@ -61,30 +61,36 @@ static const float root_half = 0.70710678118654752440f, density_peak = 0.3989422
 
 static inline vf gelu(vf x)
 {
-    return 0.5f * x * (1.0f + verff(x * root_half));
+    vf half = 0.5f * x;
+    return vf_fma(half, verff(x * root_half), half);
 }
 
 static inline vf gelu_slope(vf x)
 {
-    vf phi = 0.5f + 0.5f * verff(x * root_half);
-    return phi + x * (vexpf(-0.5f * (x * x)) * density_peak);
+    vf phi = vf_fma(vf_set(0.5f), verff(x * root_half), vf_set(0.5f));
+    return vf_fma(x, vexpf(-0.5f * (x * x)) * density_peak, phi);
 }
 
 /* 0.5 x (1 + tanh u) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3). */
 static const float two_root_2_over_pi = 1.5957691216057307f, cubic = 0.044715f;
 
+static inline vf two_u(vf x)
+{
+    return two_root_2_over_pi * vf_fma(cubic * x, x * x, x);
+}
+
 static inline vf gelu_tanh(vf x)
 {
-    return x * vsigmoidf(two_root_2_over_pi * (x + cubic * x * (x * x)));
+    return x * vsigmoidf(two_u(x));
 }
 
 /* Beyond 16 the slope is 0 or 1, and powers of x would only overflow. */
 static inline vf gelu_tanh_slope(vf x)
 {
     x = vf_min(vf_set(16), vf_max(vf_set(-16), x));
-    vf s = vsigmoidf(two_root_2_over_pi * (x + cubic * x * (x * x)));
-    vf du = two_root_2_over_pi * (1.0f + 3.0f * cubic * (x * x));
-    return s + x * (s * (1.0f - s)) * du;
+    vf s = vsigmoidf(two_u(x)), one = vf_set(1.0f);
+    vf du = two_root_2_over_pi * vf_fma(3.0f * cubic * x, x, one);
+    return vf_fma(x * (s * (one - s)), du, s);
 }
 
 static inline vf silu(vf x)
@@ -95,12 +101,12 @@ static inline vf silu(vf x)
 static inline vf silu_slope(vf x)
 {
     vf s = vsigmoidf(x);
-    return s * (1.0f + x * (1.0f - s));
+    return s * vf_fma(x, 1.0f - s, vf_set(1.0f));
 }
 
 static inline vf tanh_slope(vf y)
 {
-    return 1.0f - y * y;
+    return vf_fma(-y, y, vf_set(1.0f));
 }
 
 static inline vf sigmoid_slope(vf y)
@@ -145,8 +151,8 @@ ACTIVATION(sigmoid, vsigmoidf, sigmoid_slope)
 typedef void (*stretch_fn)(const float *a, const float *b, const float *c, float *out,
                            int64_t count);
 
-/* Cuts a range where b (and c, as long as b) begins again. A single b is spread by the stretches'
- * caller, or every vector would have one element. */
+/* Cuts a range where b (and c, as long as b) begins again. Not for a b of one number: every vector
+ * would hold one element. */
 TEMPLATE void repeat_range(const work *w, int64_t begin, int64_t end, stretch_fn stretch)
 {
     for (int64_t i = begin; i < end;) {

@@ -76,8 +76,12 @@ typedef int32_t vi4 __attribute__((vector_size(16), aligned(4), may_alias));
 
 static inline vf4 vf4_max(vf4 a, vf4 b)
 {
+#ifdef __x86_64__
+    return (vf4)_mm_max_ps((__m128)a, (__m128)b);
+#else
     vi4 mask = (vi4)(a > b);
     return (vf4)((mask & (vi4)a) | (~mask & (vi4)b));
+#endif
 }
 
 #if TDM__WIDTH == 16
@@ -133,17 +137,17 @@ static inline vf vexpf(vf x)
 {
     const vf to_integer = vf_set(0x1.8p23f); /* adding it rounds to a whole number */
     x = vf_min(vf_set(89.0f), vf_max(vf_set(-104.0f), x));
-    vf shifted = x * 1.44269504088896341f + to_integer;
+    vf shifted = vf_fma(x, vf_set(1.44269504088896341f), to_integer);
     vf n = shifted - to_integer;
-    vf r = x - n * 0.693359375f;
-    r = r - n * -2.12194440e-4f;
+    vf r = vf_fma(n, vf_set(-0.693359375f), x);
+    r = vf_fma(n, vf_set(2.12194440e-4f), r);
     vf p = vf_set(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r;
+    p = vf_fma(p, r, vf_set(1.3981999507e-3f));
+    p = vf_fma(p, r, vf_set(8.3334519073e-3f));
+    p = vf_fma(p, r, vf_set(4.1665795894e-2f));
+    p = vf_fma(p, r, vf_set(1.6666665459e-1f));
+    p = vf_fma(p, r, vf_set(5.0000001201e-1f));
+    p = vf_fma(p, r * r, r);
     p = p + 1.0f;
 #if TDM__LEVEL >= 4
     return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
@@ -166,18 +170,18 @@ static inline vf vlogf(vf x)
     vf r = vf_pick_less(m, root_half, m + m, m) - 1.0f;
     vf z = r * r;
     vf p = vf_set(7.0376836292e-2f);
-    p = p * r + -1.1514610310e-1f;
-    p = p * r + 1.1676998740e-1f;
-    p = p * r + -1.2420140846e-1f;
-    p = p * r + 1.4249322787e-1f;
-    p = p * r + -1.6668057665e-1f;
-    p = p * r + 2.0000714765e-1f;
-    p = p * r + -2.4999993993e-1f;
-    p = p * r + 3.3333331174e-1f;
+    p = vf_fma(p, r, vf_set(-1.1514610310e-1f));
+    p = vf_fma(p, r, vf_set(1.1676998740e-1f));
+    p = vf_fma(p, r, vf_set(-1.2420140846e-1f));
+    p = vf_fma(p, r, vf_set(1.4249322787e-1f));
+    p = vf_fma(p, r, vf_set(-1.6668057665e-1f));
+    p = vf_fma(p, r, vf_set(2.0000714765e-1f));
+    p = vf_fma(p, r, vf_set(-2.4999993993e-1f));
+    p = vf_fma(p, r, vf_set(3.3333331174e-1f));
     vf y = p * (r * z);
-    y = y + e * -2.12194440e-4f;
-    y = y - z * 0.5f;
-    y = (r + y) + e * 0.693359375f;
+    y = vf_fma(e, vf_set(-2.12194440e-4f), y);
+    y = vf_fma(z, vf_set(-0.5f), y);
+    y = vf_fma(e, vf_set(0.693359375f), r + y);
     /* Where the formula does not hold: infinity and NaN stay; 0 gives -infinity, less gives NaN. */
     const vf infinity = vf_set(INFINITY);
     y = vf_pick_less(x, infinity, y, x);
@@ -190,11 +194,11 @@ static inline vf vtanhf(vf x)
 {
     vf size = vf_abs(x), s = x * x;
     vf p = vf_set(-5.70498872745e-3f);
-    p = p * s + 2.06390887954e-2f;
-    p = p * s + -5.37397155531e-2f;
-    p = p * s + 1.33314422036e-1f;
-    p = p * s + -3.33332819422e-1f;
-    vf near = (p * s) * x + x;
+    p = vf_fma(p, s, vf_set(2.06390887954e-2f));
+    p = vf_fma(p, s, vf_set(-5.37397155531e-2f));
+    p = vf_fma(p, s, vf_set(1.33314422036e-1f));
+    p = vf_fma(p, s, vf_set(-3.33332819422e-1f));
+    vf near = vf_fma(p * s, x, x);
     vf far = 1.0f - 2.0f / (vexpf(size + size) + 1.0f);
     return vf_pick_less(size, vf_set(0.625f), near, vf_copysign(far, x));
 }
@@ -203,20 +207,20 @@ static inline vf vtanhf(vf x)
 static inline vf verff(vf x)
 {
     vf t = vf_abs(x), s = x * x;
-    vf q = -1.72853470e-5f * t + 3.83197126e-4f;
-    vf u = -3.88396438e-3f * t + 2.42546219e-2f;
-    q = q * s + u;
-    q = q * t + -1.06777877e-1f;
-    q = q * t + -6.34846687e-1f;
-    q = q * t + -1.28717512e-1f;
-    q = q * t - t;
+    vf q = vf_fma(vf_set(-1.72853470e-5f), t, vf_set(3.83197126e-4f));
+    vf u = vf_fma(vf_set(-3.88396438e-3f), t, vf_set(2.42546219e-2f));
+    q = vf_fma(q, s, u);
+    q = vf_fma(q, t, vf_set(-1.06777877e-1f));
+    q = vf_fma(q, t, vf_set(-6.34846687e-1f));
+    q = vf_fma(q, t, vf_set(-1.28717512e-1f));
+    q = vf_fma(q, t, -t);
     vf far = vf_copysign(1.0f - vexpf(q), x);
-    vf p = -5.96761703e-4f * s + 4.99119423e-3f;
-    p = p * s + -2.67681349e-2f;
-    p = p * s + 1.12819925e-1f;
-    p = p * s + -3.76125336e-1f;
-    p = p * s + 1.28379166e-1f;
-    vf near = p * x + x;
+    vf p = vf_fma(vf_set(-5.96761703e-4f), s, vf_set(4.99119423e-3f));
+    p = vf_fma(p, s, vf_set(-2.67681349e-2f));
+    p = vf_fma(p, s, vf_set(1.12819925e-1f));
+    p = vf_fma(p, s, vf_set(-3.76125336e-1f));
+    p = vf_fma(p, s, vf_set(1.28379166e-1f));
+    vf near = vf_fma(p, x, x);
     return vf_pick_less(t, vf_set(0.927734375f), near, far);
 }
 

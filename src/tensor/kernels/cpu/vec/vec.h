@@ -43,6 +43,22 @@ static inline void vf_store(float *to, vf x)
     *(vf *)to = x;
 }
 
+/*
+ * a b + c, in one rounding where the level has that. Which products and sums the compiler fuses by
+ * itself may differ between two copies of one loop; so files in which an element's bits must not
+ * depend on its place (CMakeLists.txt names them) are compiled without that, and say it here.
+ */
+static inline vf vf_fma(vf a, vf b, vf c)
+{
+#if TDM__LEVEL >= 4
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif TDM__LEVEL == 3
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
 /* Fewer than a vector: `count` of 1 to WIDTH - 1 numbers, the other places hold `rest`. Nothing
  * beyond them is read or written. */
 static inline vf vf_load_part(const float *from, int64_t count, float rest)
