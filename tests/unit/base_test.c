@@ -48,6 +48,21 @@ static void rng_addresses_do_not_collide(void)
     }
 }
 
+/* Seeking finds the word that drawing one after another would have come to, from any state. */
+static void rng_seek_finds_any_word(void)
+{
+    enum { WORDS = 23 };
+    uint32_t words[WORDS];
+    tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 3, .stream = 4, .step = 5, .sample = 6});
+    for (int i = 0; i < WORDS; i++) words[i] = tdm_rng_u32(&rng);
+    for (int i = WORDS - 1; i >= 0; i--) {
+        tdm_rng_seek(&rng, (uint64_t)i);
+        for (int k = i; k < WORDS; k++) CHECK(tdm_rng_u32(&rng) == words[k]);
+    }
+    tdm_rng_seek(&rng, (uint64_t)1 << 33); /* past what 32 bits count, in words */
+    CHECK(rng.counter[0] == ((uint32_t)1 << 31) + 1);
+}
+
 static void rng_numbers_have_the_right_moments(void)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 1, .stream = TDM_RNG_STREAM_USER});
@@ -346,6 +361,7 @@ static void clock_only_goes_forward(void)
 static const check_test tests[] = {
     CHECK_TEST(philox_matches_the_published_vectors),
     CHECK_TEST(rng_addresses_do_not_collide),
+    CHECK_TEST(rng_seek_finds_any_word),
     CHECK_TEST(rng_numbers_have_the_right_moments),
     CHECK_TEST(rng_layout_is_pinned),
     CHECK_TEST(sha256_matches_fips),

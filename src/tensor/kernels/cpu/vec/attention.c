@@ -133,8 +133,8 @@ static void pack_transposed(const float *from, int64_t from_row, int64_t count, 
 {
     int64_t whole_rows = count / 4 * 4, whole_columns = a->D / 4 * 4;
     if (count < BLOCK) memset(to, 0, (size_t)(a->D * BLOCK) * sizeof(float));
-    for (int64_t d = 0; d < whole_columns; d += 4)
-        for (int64_t r = 0; r < whole_rows; r += 4)
+    for (int64_t r = 0; r < whole_rows; r += 4)
+        for (int64_t d = 0; d < whole_columns; d += 4)
             transpose_4(from + r * from_row + d, from_row, to + d * BLOCK + r);
     for (int64_t r = 0; r < count; r++)
         for (int64_t d = r < whole_rows ? whole_columns : 0; d < a->D; d++)
