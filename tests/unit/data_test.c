@@ -8,6 +8,7 @@
 #include "unit/data_csv_cases.h"
 #include "unit/data_helpers.h"
 #include "unit/data_order_cases.h"
+#include "unit/data_text_cases.h"
 
 #include <tandem/os.h>
 #include <unistd.h>
@@ -348,6 +349,16 @@ static const check_test tests[] = {
     CHECK_TEST(idx_types),
     CHECK_TEST(idx_bad_headers),
     CHECK_TEST(idx_bad_labels),
+    CHECK_TEST(text_plain),
+    CHECK_TEST(text_windows_apart),
+    CHECK_TEST(text_beyond_ascii),
+    CHECK_TEST(text_many_characters),
+    CHECK_TEST(text_with_a_given_vocabulary),
+    CHECK_TEST(text_refusals),
+    CHECK_TEST(text_is_known_by_name_or_wish),
+    CHECK_TEST(text_split),
+    CHECK_TEST(text_hash),
+    CHECK_TEST(vocabulary_encodes),
     CHECK_TEST(gzip_members),
     CHECK_TEST(gzip_limits),
     CHECK_TEST(load_from_files),

@@ -336,6 +336,20 @@ static const bad_job bad_jobs[] = {
     {JOB("data: {train: x, test: z, test_labels: y}\n"), NO_SET,
      "job.yaml:1:27: 'data.test' has a file of labels, so 'data.train' needs one too: name it "
      "in 'data.train_labels'\n"},
+    {JOB("data: {train: x.txt, format: text}\n"), NO_SET,
+     "job.yaml:1:22: a text is for models that predict the next token: set 'model.kind' to gpt, or "
+     "'data.format' to csv or idx\n"},
+    {JOB("data: {train: x.csv, format: csv}\nmodel: {kind: gpt}\n"), NO_SET,
+     "job.yaml:1:22: the model gpt learns from a text: set 'data.format' to text, or leave it "
+     "out\n"},
+    {JOB("data: {train: x, train_labels: y}\nmodel: {kind: gpt}\n"), NO_SET,
+     "job.yaml:1:18: the model gpt needs no labels: each character is the label of those before it; "
+     "leave this out\n"},
+    {JOB("data: {train: x.txt}\nmodel: {kind: gpt, width: 30}\n"), NO_SET,
+     "job.yaml:2:20: 'model.width' must be a multiple of 'model.heads', so that each head gets an "
+     "equal part\n"},
+    {JOB("data: {train: x.csv}\nmodel: {preset: gpt2}\n"), NO_SET,
+     "job.yaml:2:9: 'model.preset' is for gpt; set 'model.kind' to gpt, or leave this out\n"},
     {JOB("data: {train: x.csv}\noptim: {nesterov: true}\n"), NO_SET,
      "job.yaml:2:9: 'optim.nesterov' is for sgd; set 'optim.kind' to sgd, or leave this out\n"},
     {JOB("data: {train: x.csv}\noptim: {nesterov: true, kind: sgd, momentum: 0}\n"), NO_SET,

@@ -5,6 +5,7 @@
 #include <tandem/nn.h>
 
 #include "graph_bench.h"
+#include "unit/nn_gpt_cases.h"
 
 static const int64_t hidden_sizes[] = {7, 5};
 
@@ -333,5 +334,17 @@ static const check_test tests[] = {
     CHECK_TEST(dropout_only_in_training),
     CHECK_TEST(wrong_models_are_refused),
     CHECK_TEST(parameters_by_name),
+    CHECK_TEST(gpt_has_these_parameters),
+    CHECK_TEST(gpt_presets_have_the_published_sizes),
+    CHECK_TEST(gpt_presets_are_defaults),
+    CHECK_TEST(gpt_computes_what_its_names_say),
+    CHECK_TEST(gpt_has_the_gradient_of_its_loss),
+    CHECK_TEST(gpt_drops_out_in_training_only),
+    CHECK_TEST(gpt_refusals),
+    CHECK_TEST(decoder_gives_the_logits_of_the_graph),
+    CHECK_TEST(decoder_with_the_shortest_context),
+    CHECK_TEST(decoder_is_for_models_of_tokens),
+    CHECK_TEST(decoder_loops_of_all_levels),
+    CHECK_TEST(choices_are_what_was_asked_for),
 };
 CHECK_MAIN(tests)
