@@ -50,8 +50,8 @@ static inline __attribute__((always_inline)) void tile(const int vecs, const boo
         for (int v = 0; v < vecs; v++) vf_store(o->c + i * o->c_row + v * TDM__WIDTH, sum[i][v]);
 }
 
-/* One row of tiles at a time would read b anew for each; so columns are the outer loop, and `depth`
- * may differ from one row of tiles to the next: it begins at from(row) and ends at to(row). */
+/* What is wanted of a product. Where a is zero on one side of the diagonal, or c is not wanted there,
+ * the tiles on that side are left out. */
 typedef struct tile_span {
     int64_t rows; /* of c */
     int64_t vecs; /* in a row of c */
@@ -77,6 +77,7 @@ static inline __attribute__((always_inline)) void tile_column(const int vecs, co
     }
 }
 
+/* Columns are the outer loop, so that a few vectors of b's rows stay close while a goes by. */
 static inline __attribute__((always_inline)) void tile_product(const bool add, tile_operands o,
                                                                tile_span s)
 {
