@@ -25,29 +25,34 @@ static vf drop(const work *w, vf x, vi words)
     return (vf)((vi)(x * w->keep_scale) & kept);
 }
 
+/* Groups of words [begin, end) of one row. */
+static void drop_groups(const work *w, int64_t row, int64_t begin, int64_t end)
+{
+    tdm_rng_address address = w->address;
+    address.sample += (uint64_t)row;
+    tdm_rng rng = tdm_rng_at(address);
+    const float *x = w->x + row * w->row_elements;
+    float *y = w->y + row * w->row_elements;
+    for (int64_t group = begin; group < end; group++) {
+        vi words[2];
+        tdm__philox_group(&rng, (uint32_t)group, words);
+        int64_t at = group * TDM__PHILOX_GROUP, left = w->row_elements - at;
+        vf_store_up_to(y + at, left, drop(w, vf_load_up_to(x + at, left, 0), words[0]));
+        at += TDM__WIDTH, left -= TDM__WIDTH;
+        if (left > 0)
+            vf_store_up_to(y + at, left, drop(w, vf_load_up_to(x + at, left, 0), words[1]));
+    }
+}
+
 /* A unit is one group of words of one row. */
 static void range_dropout(const void *args, int64_t begin, int64_t end)
 {
     const work *w = args;
-    tdm_rng rng = {0};
-    int64_t row = -1;
-    for (int64_t unit = begin; unit < end; unit++) {
-        int64_t group = unit % w->row_groups;
-        if (row != unit / w->row_groups) {
-            row = unit / w->row_groups;
-            tdm_rng_address address = w->address;
-            address.sample += (uint64_t)row;
-            rng = tdm_rng_at(address);
-        }
-        vi words[2];
-        tdm__philox_group(&rng, (uint32_t)group, words);
-        for (int half = 0; half < 2; half++) {
-            int64_t at = group * TDM__PHILOX_GROUP + half * TDM__WIDTH, left = w->row_elements - at;
-            if (left <= 0) break;
-            at += row * w->row_elements;
-            vf x = vf_load_up_to(w->x + at, left, 0);
-            vf_store_up_to(w->y + at, left, drop(w, x, words[half]));
-        }
+    for (int64_t unit = begin; unit < end;) {
+        int64_t row = unit / w->row_groups, group = unit % w->row_groups;
+        int64_t count = w->row_groups - group < end - unit ? w->row_groups - group : end - unit;
+        drop_groups(w, row, group, group + count);
+        unit += count;
     }
 }
 
