@@ -104,6 +104,7 @@ static void summary_json(const tdm_train_result *r, tdm_str *out)
     tdm_json_put_string(&w, "checkpoint", r->checkpoint_path);
     tdm_json_put_string(&w, "hash", r->state_hash);
     tdm_json_put_bool(&w, "interrupted", r->interrupted);
+    tdm_json_put_bool(&w, "ended_early", r->ended_early);
     tdm_json_put_uint(&w, "steps", r->steps);
     tdm_json_put_uint(&w, "samples", r->samples);
     tdm_json_put_double(&w, "seconds", r->seconds);
@@ -155,15 +156,22 @@ static void add_way_on(const cli_args *args, const tdm_train_result *r, tdm_str 
 static void summary_text(const cli_args *args, const tdm_train_result *r, tdm_str *out)
 {
     char time_text[32], samples[32];
-    if (r->nothing_to_do) {
+    if (r->nothing_to_do && r->ended_early) {
+        tdm_str_addf(out,
+                     "nothing to do: the run was ended early, at step %llu; to train it further, "
+                     "raise the patience of train.early_stop\n",
+                     (unsigned long long)r->steps);
+    } else if (r->nothing_to_do) {
         tdm_str_addf(out,
                      "nothing to do: the run is at its last step, %llu; to train it further, "
                      "raise train.epochs\n",
                      (unsigned long long)r->steps);
     } else {
-        tdm_str_addf(out, "%s at step %llu: %s samples in %s", r->interrupted ? "stopped" : "done",
-                     (unsigned long long)r->steps, tdm_text_count(r->samples, samples),
-                     tdm_text_duration(r->seconds, time_text));
+        const char *how = r->interrupted   ? "stopped"
+                          : r->ended_early ? "done early, without progress,"
+                                           : "done";
+        tdm_str_addf(out, "%s at step %llu: %s samples in %s", how, (unsigned long long)r->steps,
+                     tdm_text_count(r->samples, samples), tdm_text_duration(r->seconds, time_text));
         if (r->samples > 0) tdm_str_addf(out, ", loss %.4f", r->loss);
         tdm_str_add_char(out, '\n');
     }

@@ -280,12 +280,29 @@ static tdm_status loop(trainer *t, tdm_train_result *out, tdm_error *err)
 
 /* ---- getting ready --------------------------------------------------------------------------- */
 
+/* Of the data that decide bits: the training set, and the test set where the schedule heeds it. */
+static tdm_status hash_data(trainer *t, tdm_error *err)
+{
+    char both[2 * TDM_SHA256_HEX] = "";
+    tdm_status status = tdm_dataset_hash(t->data.train, t->data_hash);
+    if (status == TDM_OK && t->data.test &&
+        t->job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU) {
+        char test_hash[TDM_SHA256_HEX];
+        status = tdm_dataset_hash(t->data.test, test_hash);
+        if (status == TDM_OK) {
+            snprintf(both, sizeof(both), "%s%s", t->data_hash, test_hash);
+            status = tdm_sha256_of(both, strlen(both), t->data_hash);
+        }
+    }
+    if (status != TDM_OK) return tdm_fail(err, status, "train: no memory to hash the data");
+    return TDM_OK;
+}
+
 static tdm_status load_data(trainer *t, tdm_error *err)
 {
     const tdm_job *job = t->job;
     TDM_TRY(tdm_job_data_load(job, &t->data, err));
-    if (tdm_dataset_hash(t->data.train, t->data_hash) != TDM_OK)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory to hash the data");
+    TDM_TRY(hash_data(t, err));
     const tdm_dataset_info *info = tdm_dataset_info_of(t->data.train);
     t->model = (tdm_model_options){
         .job = job, .sample_shape = info->sample_shape, .class_count = info->class_count};
@@ -451,7 +468,7 @@ static tdm_status sum_up(trainer *t, tdm_train_result *out, tdm_error *err)
     out->loss = t->status.loss;
     out->has_test = t->status.has_test;
     out->test = t->status.test;
-    out->ended_early = t->ended_early;
+    out->ended_early = t->ended_early && t->position.step < t->step_count;
     return tdm_state_hash(&t->position, t->state.tensors, t->state.tensor_count, out->state_hash,
                           err);
 }
