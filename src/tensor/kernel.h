@@ -160,7 +160,7 @@ typedef struct tdm_kernel_backend_ops {
 
 /* The highest level of x86-64 (2, 3, 4) that this processor and its kernel offer; 0 elsewhere. */
 int tdm_kernel_level(void);
-/* Backends that this processor can run, best first; `ref` is the last and has every op. */
+/* Backends for this processor, best first; `ref` is the last and has every op. */
 size_t tdm_kernel_backend_count(void);
 const tdm_kernel_backend_ops *tdm_kernel_backend_at(size_t index);
 /* The row for (op, dtype); NULL when this backend has none. */

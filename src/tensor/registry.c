@@ -44,17 +44,23 @@ int tdm_kernel_level(void)
     return HAS_V4 ? 4 : HAS_V3 ? 3 : HAS_V2 ? 2 : 0;
 }
 
+/* Of those that are compiled for levels, only the one for this processor's. */
+static bool usable(const tdm_kernel_backend_ops *backend)
+{
+    return backend->level == 0 || backend->level == tdm_kernel_level();
+}
+
 size_t tdm_kernel_backend_count(void)
 {
     size_t count = 0;
-    for (size_t i = 0; i < BACKEND_COUNT; i++) count += backends[i]->level <= tdm_kernel_level();
+    for (size_t i = 0; i < BACKEND_COUNT; i++) count += usable(backends[i]);
     return count;
 }
 
 const tdm_kernel_backend_ops *tdm_kernel_backend_at(size_t index)
 {
     for (size_t i = 0; i < BACKEND_COUNT; i++)
-        if (backends[i]->level <= tdm_kernel_level() && index-- == 0) return backends[i];
+        if (usable(backends[i]) && index-- == 0) return backends[i];
     return NULL;
 }
 
