@@ -28,7 +28,7 @@ static work work_of(const tdm_kernel_call *call)
                   .value = (float)call->attrs.scale};
 }
 
-/* ---- of one tensor ---------------------------------------------------------------------------- */
+/* ---- of one tensor --------------------------------------------------------------------------- */
 
 /* out[i] = f(a[i]) */
 TEMPLATE void map_range(const work *w, int64_t begin, int64_t end, vf (*f)(vf))
@@ -146,7 +146,7 @@ ACTIVATION(silu, silu, silu_slope)
 ACTIVATION(tanh, vtanhf, tanh_slope)
 ACTIVATION(sigmoid, vsigmoidf, sigmoid_slope)
 
-/* ---- of two, the second perhaps shorter ------------------------------------------------------- */
+/* ---- of two, the second perhaps shorter ------------------------------------------------------ */
 
 typedef void (*stretch_fn)(const float *a, const float *b, const float *c, float *out,
                            int64_t count);
@@ -216,7 +216,7 @@ static void range_normalise(const void *args, int64_t begin, int64_t end)
     repeat_range(args, begin, end, stretch_normalise);
 }
 
-/* ---- by a number ------------------------------------------------------------------------------ */
+/* ---- by a number ----------------------------------------------------------------------------- */
 
 static void range_scale(const void *args, int64_t begin, int64_t end)
 {
