@@ -451,7 +451,7 @@ static void threads_do_not_change_bits(void)
 
 /* ---- functions ------------------------------------------------------------------------------- */
 
-/* The error in units of the last place of the exact value; 1e9 where only one is NaN or infinite. */
+/* The error in units of the last place of the exact value; 1e9 if only one is NaN or infinite. */
 static double ulp_error(float got, double exact)
 {
     if (isnan(exact) || isnan(got)) return isnan(exact) && isnan(got) ? 0 : 1e9;
@@ -466,7 +466,7 @@ static double sigmoid(double x)
     return 1 / (1 + exp(-x));
 }
 
-/* Every 4001st of all 2^32 patterns of bits: each sign, each exponent, some two thousand numbers. */
+/* Every 4001st of all 2^32 patterns of bits: some two thousand of each sign and exponent. */
 static double worst_ulp(vec_math_fn f, double (*exact)(double))
 {
     enum { STRIDE = 4001, BATCH = 48 };

@@ -1,7 +1,7 @@
 /*
  * copy.c: ops that only move numbers: transposing, joining, cutting out.
  *
- * A tensor is seen as [outer, size, inner] around an axis: a slice, or a part of a concatenation, is
+ * A tensor is seen as [outer, size, inner] around an axis: a slice, or part of a concatenation, is
  * one run of numbers for each outer index. A transposition first joins the dimensions that stay
  * neighbours; then either runs are copied whole, or squares of WIDTH by WIDTH numbers are turned in
  * registers, so that reads and writes both go along cache lines.

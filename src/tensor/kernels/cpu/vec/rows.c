@@ -1,7 +1,7 @@
 /*
  * rows.c: softmax and cross entropy: each row of the last dimension by itself.
  *
- * A row is done by one thread from end to end, so its bits do not depend on how many there are. Sums
+ * A row is done by one thread from end to end, so its bits depend on no other. Sums
  * over a row are in double precision, one partial sum for each place of a vector; the sum of the
  * rows' losses is in row order. The last, incomplete vector of a row is filled up with -infinity,
  * which adds nothing. Outputs may lie over the first input.
