@@ -80,7 +80,7 @@ static inline bool bench_open(bench *b, const tdm_graph *graph, const tdm_plan_o
     }
     b->arena_bytes = tdm_plan_arena_bytes(b->plan);
     b->param_bytes = tdm_graph_param_extent(graph) * sizeof(float);
-    b->grad_bytes = tdm_graph_trained_extent(graph) * sizeof(float);
+    b->grad_bytes = tdm_graph_grad_extent(graph) * sizeof(float);
     b->arena = bench_alloc(b->arena_bytes);
     b->params = bench_alloc(b->param_bytes);
     b->grads = bench_alloc(b->grad_bytes);
