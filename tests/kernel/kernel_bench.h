@@ -11,7 +11,7 @@
 #define TANDEM_TESTS_KERNEL_KERNEL_BENCH_H
 
 #include "check.h"
-#include "tensor/kernel.h"
+#include "tensor/kernels/backends.h"
 
 #include <stdlib.h>
 
@@ -136,13 +136,21 @@ static inline const tdm_kernel_backend_ops *kernel_bench_ref(void)
     return tdm_kernel_backend_at(tdm_kernel_backend_count() - 1);
 }
 
-/* The vector kernels of one level after another: index 0, 1, ...; NULL past the last. */
+/* The vector kernels of one level after another, best first: index 0, 1, ...; NULL past the last. Not
+ * by the registry, which offers only the best that this processor can run. */
 static inline const tdm_kernel_backend_ops *kernel_bench_cpu(size_t index)
 {
-    for (size_t b = 0; b < tdm_kernel_backend_count(); b++) {
-        const tdm_kernel_backend_ops *ops = tdm_kernel_backend_at(b);
-        if (strcmp(ops->name, "cpu") == 0 && index-- == 0) return ops;
-    }
+    static const tdm_kernel_backend_ops *const levels[] = {
+#if defined(__x86_64__)
+        &tdm__kernels_cpu_4,
+        &tdm__kernels_cpu_3,
+        &tdm__kernels_cpu_2,
+#else
+        &tdm__kernels_cpu_0,
+#endif
+    };
+    for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++)
+        if (levels[i]->level <= tdm_kernel_level() && index-- == 0) return levels[i];
     return NULL;
 }
 
