@@ -71,35 +71,39 @@ static size_t encode(uint32_t code, char out[5])
     return count;
 }
 
-static tdm_status mark_all(const tdm__data_source *source, uint8_t *seen, int64_t *out_count,
-                           tdm_error *err)
+/* Which characters a text has, and how many characters it is long. */
+typedef struct census {
+    uint8_t *seen;       /* [TDM__MAX_CODES] */
+    uint32_t code_count; /* no code from here on was seen */
+    int64_t count;
+} census;
+
+static tdm_status take_census(const tdm__data_source *source, census *out, tdm_error *err)
 {
     walk w = walk_init(source);
     uint32_t code;
     size_t length;
-    for (int64_t count = 0;; count++) {
+    for (;; out->count++) {
         TDM_TRY(walk_next(&w, &code, &length, err));
-        if (length == 0) {
-            *out_count = count;
-            return TDM_OK;
-        }
-        seen[code] = 1;
+        if (length == 0) return TDM_OK;
+        out->seen[code] = 1;
+        if (code >= out->code_count) out->code_count = code + 1;
     }
 }
 
-static tdm_status name_all(const tdm__data_source *source, const uint8_t *seen, tdm_arena *arena,
+static tdm_status name_all(const tdm__data_source *source, const census *c, tdm_arena *arena,
                            const char *const **out_names, int64_t *out_count, tdm_error *err)
 {
     int64_t count = 0, used = 0;
-    for (uint32_t code = 0; code < TDM__MAX_CODES; code++) count += seen[code];
+    for (uint32_t code = 0; code < c->code_count; code++) count += c->seen[code];
     if (count > TDM__MAX_CLASSES)
         return tdm_fail(err, TDM_ERR_RANGE,
                         "%s: it has %lld different characters; a vocabulary has at most %d",
                         source->name, (long long)count, TDM__MAX_CLASSES);
     const char **names = tdm_arena_array(arena, (size_t)count + 1, sizeof(*names));
-    for (uint32_t code = 0; names && code < TDM__MAX_CODES; code++) {
+    for (uint32_t code = 0; names && code < c->code_count; code++) {
         char text[5];
-        if (!seen[code]) continue;
+        if (!c->seen[code]) continue;
         names[used] = tdm_arena_strndup(arena, text, encode(code, text));
         if (!names[used++]) names = NULL;
     }
@@ -113,13 +117,12 @@ tdm_status tdm__characters_find(const tdm__data_source *source, tdm_arena *arena
                                 const char *const **out_names, int64_t *out_name_count,
                                 int64_t *out_count, tdm_error *err)
 {
-    uint8_t *seen = calloc(TDM__MAX_CODES, 1);
-    if (!seen) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", source->name);
-    int64_t count;
-    tdm_status status = mark_all(source, seen, &count, err);
-    if (status == TDM_OK) status = name_all(source, seen, arena, out_names, out_name_count, err);
-    if (status == TDM_OK) *out_count = count;
-    free(seen);
+    census c = {.seen = calloc(TDM__MAX_CODES, 1)};
+    if (!c.seen) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", source->name);
+    tdm_status status = take_census(source, &c, err);
+    if (status == TDM_OK) status = name_all(source, &c, arena, out_names, out_name_count, err);
+    if (status == TDM_OK) *out_count = c.count;
+    free(c.seen);
     return status;
 }
 
