@@ -25,7 +25,7 @@ model:
   activation: rellu
 train:
   batch: 32.5
-optim: {lr: 0, kind: adam}
+optim: {lr: 0, kind: adamv}
 YAML
     assert_exit 2 "$TANDEM" job check bad.yaml
     assert_equal "$out" "" "stdout of a check that found problems"

@@ -162,7 +162,7 @@ test_damage() {
         damaged
     done
     copy damaged
-    sed -i '1s/tandem/tandam/' runs/damaged/$newest
+    LC_ALL=C sed -i 's/tandem-checkpoint/tandam-checkpoint/' runs/damaged/$newest
     damaged
 }
 
