@@ -17,7 +17,11 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#define ERASE_BELOW "\033[J" /* from the cursor to the end of the screen */
+/* The row of the cursor, so that the terminal forgets, too, that rows above were once part of it. */
+#define ERASE_ROW "\r\033[2K"
+/* From the cursor to the end of the screen. Never at the very first place of the screen, where tmux
+ * takes it for `clear` and moves everything into its history. */
+#define ERASE_BELOW "\033[J"
 #define WRAP_OFF "\033[?7l"
 #define WRAP_ON "\033[?7h"
 
@@ -76,7 +80,8 @@ static int make_parts(const tdm_train_status *s, part parts[PART_MOST])
     }
     add_rate(parts[n].text, sizeof(parts[n].text), s->samples_per_s);
     parts[n++].rank = 5;
-    snprintf(parts[n].text, sizeof(parts[n].text), "%s left", tdm_text_duration(s->left_s, time_left));
+    snprintf(parts[n].text, sizeof(parts[n].text), "%s left",
+             tdm_text_duration(s->left_s, time_left));
     parts[n++].rank = 2;
     return n;
 }
@@ -98,7 +103,8 @@ void progress_text(const tdm_train_status *status, int columns, tdm_str *out)
     size_t start = out->length;
     if (bar >= BAR_LEAST) {
         if (bar > BAR_MOST) bar = BAR_MOST;
-        double done = status->step_count > 0 ? (double)status->step / (double)status->step_count : 0;
+        double done = status->step_count > 0 ? (double)status->step / (double)status->step_count
+                                             : 0;
         int full = (int)(done * bar);
         tdm_str_add_char(out, '[');
         for (int i = 0; i < bar; i++) tdm_str_add_char(out, i < full ? '=' : i == full ? '>' : ' ');
@@ -120,18 +126,23 @@ void progress_text(const tdm_train_status *status, int columns, tdm_str *out)
 void progress_clear(progress *p)
 {
     if (!p->drawn) return;
-    fputs("\r" ERASE_BELOW, p->stream);
+    fputs(ERASE_ROW " " ERASE_BELOW "\r", p->stream);
     fflush(p->stream);
     p->drawn = false;
 }
 
 static void draw(progress *p, const tdm_train_status *status)
 {
-    /* In one write, so that no half of it is ever seen. What the old line had more is erased last,
-     * which flickers less than erasing it all first. */
+    int columns = columns_of(p->stream);
+    if (columns < p->columns) p->narrow_until_s = tdm_clock_s() + 2;
+    p->columns = columns;
+    /* Somebody makes the window narrower, and likely goes on: a shorter line is not broken by it.
+     * (Each time a line is broken, tmux moves a row into its history.) */
+    if (tdm_clock_s() < p->narrow_until_s) columns -= columns / 4;
+    /* In one write, so that no half of it is ever seen. */
     tdm_str text = TDM_STR_INIT;
-    tdm_str_add(&text, "\r" WRAP_OFF);
-    progress_text(status, columns_of(p->stream), &text);
+    tdm_str_add(&text, ERASE_ROW WRAP_OFF);
+    progress_text(status, columns, &text);
     tdm_str_add(&text, ERASE_BELOW WRAP_ON "\r");
     if (tdm_str_ok(&text)) fwrite(text.data, 1, text.length, p->stream);
     fflush(p->stream);
