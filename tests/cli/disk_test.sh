@@ -8,7 +8,7 @@ source tests/cli/lib.sh
 source "$source_root/tests/cli/train_lib.sh"
 make_data 150 data.csv
 make_job job.yaml
-trap 'code=$?; umount "$work/disk" 2>/dev/null || true; (exit "$code"); leave' EXIT
+clean_up() { umount "$work/disk" 2>/dev/null || true; }
 
 assert_exit 0 "$TANDEM" train job.yaml --set run.dir=whole --set run.log_every_steps=1 \
     --set checkpoint.every_steps=1 --set checkpoint.keep=all

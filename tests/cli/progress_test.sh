@@ -16,7 +16,7 @@ train=("$TANDEM" train job.yaml -n 1 --set train.epochs=1000000000 --set checkpo
 number=0 # a server of its own for each terminal: one that is going down takes no new ones
 terminal() { TMUX_TMPDIR=$work tmux -L "t$number" -f /dev/null "$@"; }
 end_terminal() { terminal kill-server 2>/dev/null || true; }
-trap 'code=$?; end_terminal; (exit "$code"); leave' EXIT
+clean_up() { end_terminal; }
 
 screen() { terminal capture-pane -p; }
 history() { terminal capture-pane -p -S -; }
