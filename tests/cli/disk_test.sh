@@ -24,16 +24,24 @@ test_a_file_in_the_way() {
     assert_equal "$(cat file)" precious "the file in the way"
 }
 
-# /dev/full for the log: said once, and no reason to stop.
-test_log_and_metrics_that_cannot_be_written() {
-    assert_exit 0 "$TANDEM" train job.yaml --set run.dir=logs --set train.epochs=1
-    rm logs/tiny-1/log.jsonl
-    ln -s /dev/full logs/tiny-1/log.jsonl
-    assert_exit 0 "$TANDEM" train --resume logs/tiny-1 --set train.epochs=3 \
-        --set run.log_every_steps=1
-    assert_equal "$(grep -c 'no longer complete' <<<"$err")" 1 "warnings about the log"
-    assert_equal "$(hash_in "$out")" "$whole" "the hash without a log"
+# Files may not grow beyond 16 KiB: a checkpoint fits, the metrics of a long run do not. That is
+# said once, is no reason to stop, and leaves no half line.
+test_metrics_that_cannot_be_written() {
+    assert_exit 0 "$TANDEM" train job.yaml --set run.dir=long --set train.epochs=100
+    local long
+    long=$(hash_in "$out")
+    assert_exit 0 with_small_files "$TANDEM" train job.yaml --set run.dir=limited \
+        --set train.epochs=100 --set run.log_every_steps=1 --set checkpoint.every_epochs=50
+    assert_equal "$(grep -c 'no longer complete' <<<"$err")" 1 "warnings about the metrics"
+    assert_equal "$(hash_in "$out")" "$long" "the hash without all metrics"
+    assert_equal "$(grep -cv '^{.*}$' limited/tiny-1/metrics.jsonl || true)" 0 "lines cut short"
+    assert_equal "$(tail -c 1 limited/tiny-1/metrics.jsonl | od -An -c | tr -d ' ')" '\n' "the last byte"
 }
+with_small_files() (
+    trap '' XFSZ
+    ulimit -f 16
+    exec "$@"
+)
 
 mount_disk() { # mount_disk KILOBYTES
     umount disk 2>/dev/null || true
@@ -90,11 +98,13 @@ test_interrupted_on_a_full_disk() {
     "$TANDEM" train job.yaml --set run.dir=disk --set checkpoint.every_steps=1 \
         --set checkpoint.keep=all --set train.epochs=1000000 >full.out 2>full.err &
     local pid=$! code=0
-    wait_for 60 grep -q "training goes on" full.err
+    wait_for 60 grep -qs "training goes on" full.err
     kill -INT "$pid"
     wait "$pid" || code=$?
     assert_equal "$code" 1 "the exit code of an interruption that could not be saved"
     assert_contains "$(tail -1 full.err)" "No space left on device"
+    assert_equal "$(grep -cvE '^\{.*\}$' disk/tiny-1/log.jsonl)" 0 "torn lines of the log"
+    assert_equal "$(grep -cvE '^\{.*\}$' disk/tiny-1/metrics.jsonl)" 0 "torn lines of metrics"
 }
 
 # Not even room to begin: nothing is left behind.

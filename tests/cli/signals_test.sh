@@ -130,7 +130,7 @@ interrupted_in() {
 interrupted_way() {
     PATH=$work/bin:$PATH bash -c "exec $1" &
     local pid=$!
-    wait_for 60 grep -q "going on from step" .err
+    wait_for 60 grep -qs "going on from step" .err
     kill -TERM "$pid"
     wait "$pid"
 }
@@ -148,7 +148,7 @@ test_twice_is_at_once() {
         --set "model.hidden=[1500, 1500, 1500]" --set compute.backend=ref --set train.epochs=100 \
         --set parallel.lanes=1 >large.out 2>large.err &
     local pid=$! code=0
-    wait_for 120 grep -q "100 steps" large.err
+    wait_for 120 grep -qs "100 steps" large.err
     kill -INT "$pid"
     sleep 1
     kill -0 "$pid" 2>/dev/null || fail "the step was too short for this test: $(cat large.err)"
