@@ -150,14 +150,14 @@ static void completion_bash(tdm_str *out)
         command_words(*c, out);
         tdm_str_add(out, "\" ;;\n");
     }
-    tdm_str_add(out,
-                "        esac\n    fi\n"
-                "    if [[ $cur == -* || $COMP_CWORD -eq 1 ]]; then\n"
-                "        mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$cur\")\n"
-                "    else\n"
-                "        mapfile -t COMPREPLY < <(compgen -W \"${words//--[a-z-]*/}\" -- \"$cur\"; "
-                "compgen -f -- \"$cur\")\n"
-                "    fi\n}\ncomplete -o filenames -F _tandem tandem\n");
+    tdm_str_add(out, "        esac\n    fi\n"
+                     "    if [[ $cur == -* || $COMP_CWORD -eq 1 ]]; then\n"
+                     "        mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$cur\")\n"
+                     "    elif [[ $COMP_CWORD -eq 2 && ${words%% *} != -* ]]; then\n"
+                     "        mapfile -t COMPREPLY < <(compgen -W \"${words%%--*}\" -- \"$cur\")\n"
+                     "    else\n"
+                     "        mapfile -t COMPREPLY < <(compgen -f -- \"$cur\")\n"
+                     "    fi\n}\ncomplete -o filenames -F _tandem tandem\n");
 }
 
 static void completion_zsh(tdm_str *out)

@@ -10,7 +10,6 @@
 typedef struct progress {
     FILE *stream;
     bool terminal; /* redraw in place; otherwise plain lines now and then */
-    bool colour;
     bool quiet;
     bool drawn;            /* a line stands on the screen, with the cursor at its start */
     int columns;           /* of the terminal, when the line was drawn */

@@ -132,6 +132,19 @@ test_keys() {
     assert_same_files keys.md "$source_root/docs/job-file.md" "the page of keys"
 }
 
+test_check_for_programs() {
+    printf 'train:\n  batch: x\ntypo: 1\n' >two.yaml
+    assert_exit 2 "$TANDEM" job check two.yaml --json
+    assert_equal "$(python3 -c 'import json, sys
+d = json.load(sys.stdin)
+print(d["ok"], [(p["line"], p["column"]) for p in d["problems"] if p["line"]])' <<<"$out")" \
+        "False [(2, 10), (3, 1)]" "the problems in the JSON"
+    assert_exit 0 "$TANDEM" job check job.yaml --json
+    assert_equal "$out" '{"file":"job.yaml","ok":true,"problems":[]}' "a good job in JSON"
+    assert_exit 2 "$TANDEM" job check absent.yaml --json
+    assert_contains "$out" '"error":'
+}
+
 test_usage() {
     assert_exit 2 "$TANDEM" job
     assert_contains "$err" "an argument is missing"

@@ -21,13 +21,13 @@ clean_up() { end_terminal; }
 screen() { terminal capture-pane -p; }
 history() { terminal capture-pane -p -S -; }
 # Rows of the screen or of what is piped in that belong to a progress line, whole or in part.
-bars() { grep -cE '^step [0-9]|step [0-9]+/|loss [0-9]|samples/s|left$|^\[[=>]' || true; }
+bars() { grep -cE '^step +[0-9]|step +[0-9]+/|loss [0-9]|[0-9][kM]*/s|left$|^\[[=>]' || true; }
 showing() { [ "$(screen | bars)" -gt 0 ]; }
 # The bar stands and has moved since $1.
-moved_on() { [ "$(screen | grep -E 'step [0-9]+/')" != "$1" ] && showing; }
+moved_on() { [ "$(screen | grep -E 'step +[0-9]+/')" != "$1" ] && showing; }
 redrawn() {
     local before
-    before=$(screen | grep -E 'step [0-9]+/' || true)
+    before=$(screen | grep -E 'step +[0-9]+/' || true)
     wait_for 30 moved_on "$before"
 }
 
@@ -58,11 +58,11 @@ above two" "the lines above"
     redrawn
     after=$(screen)
     assert_equal "$(bars <<<"$after")" 1 "progress lines after it was redrawn"
-    assert_equal "$(grep -vE 'step [0-9]+/' <<<"$after")" "$(grep -vE 'step [0-9]+/' <<<"$before")" \
+    assert_equal "$(grep -vE 'step +[0-9]+/' <<<"$after")" "$(grep -vE 'step +[0-9]+/' <<<"$before")" \
         "the rest of the screen"
-    assert_equal "$(grep -nE 'step [0-9]+/' <<<"$after" | cut -d: -f1)" 5 "the row of the line"
+    assert_equal "$(grep -nE 'step +[0-9]+/' <<<"$after" | cut -d: -f1)" 5 "the row of the line"
     stop
-    assert_equal "$(screen | grep -cE 'step [0-9]+/' || true)" 0 "progress lines at the end"
+    assert_equal "$(screen | grep -cE 'step +[0-9]+/' || true)" 0 "progress lines at the end"
     assert_contains "$(screen)" "stopped at step"
     assert_contains "$(screen)" "code 130"
     assert_equal "$(screen | sed -n 1,2p)" "above one
@@ -76,14 +76,14 @@ test_a_narrow_window() {
         begin "$columns" 24
         redrawn
         assert_equal "$(screen | bars)" 1 "progress lines in $columns columns"
-        assert_equal "$(screen | grep -E 'step [0-9]+/' | awk -v c="$columns" 'length >= c')" "" \
+        assert_equal "$(screen | grep -E 'step +[0-9]+/' | awk -v c="$columns" 'length >= c')" "" \
             "lines that reach the edge at $columns columns"
         assert_equal "$(history | bars)" 1 "progress lines, history included"
     done
     # Too narrow for anything: still one row, which does not reach the edge.
     begin 8 40
     sleep 1
-    assert_equal "$(screen | grep -cE '^step [0-9]')" 1 "rows at 8 columns"
+    assert_equal "$(screen | grep -cE '^step +[0-9]')" 1 "rows at 8 columns"
     stop
 }
 
@@ -116,7 +116,7 @@ test_jumped() {
         redrawn
         assert_equal "$(screen | bars)" 1 "progress lines in round $round: $(screen)"
         stop
-        assert_equal "$(screen | grep -cE 'step [0-9]+/' || true)" 0 "progress lines at the end: $(screen)"
+        assert_equal "$(screen | grep -cE 'step +[0-9]+/' || true)" 0 "progress lines at the end: $(screen)"
     done
 }
 
@@ -125,7 +125,7 @@ test_words_in_between() {
     begin 80 20
     rm -rf "runs-$number/tiny-1/checkpoints"
     stop
-    assert_equal "$(screen | grep -cE 'step [0-9]+/' || true)" 0 "progress lines at the end: $(screen)"
+    assert_equal "$(screen | grep -cE 'step +[0-9]+/' || true)" 0 "progress lines at the end: $(screen)"
     assert_contains "$(screen)" "tandem: checkpoint of step"
     assert_contains "$(screen)" "code 1"
 }

@@ -284,7 +284,7 @@ static tdm_status train(tdm_error *err, bool *handed_out)
     return status;
 }
 
-static char run_path[1024];
+static char run_path[TDM_PATH_BYTES];
 
 static tdm_status open_model(tdm_error *err, bool *handed_out)
 {

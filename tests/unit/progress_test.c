@@ -69,18 +69,17 @@ static void test_parts_go_least_important_first(void)
     tdm_str out = TDM_STR_INIT;
     CHECK_TEXT(
         text_at(&status, 200, &out),
-        "[========>                               ]  step 200/1000  epoch 3/10  loss 0.1234  "
-        "test 98.76 %  12k samples/s  1 min 05 s left");
-    CHECK_TEXT(text_at(&status, 86, &out),
-               "step 200/1000  epoch 3/10  loss 0.1234  test 98.76 %  12k samples/s  "
-               "1 min 05 s left");
+        "[========>                               ]  step 200/1000   epoch 3/10   loss 0.1234  "
+        "test 98.76 %    12k/s   1 min 05 s left");
     CHECK_TEXT(text_at(&status, 80, &out),
-               "step 200/1000  epoch 3/10  loss 0.1234  test 98.76 %  1 min 05 s left");
-    CHECK_TEXT(text_at(&status, 62, &out),
-               "step 200/1000  loss 0.1234  test 98.76 %  1 min 05 s left");
-    CHECK_TEXT(text_at(&status, 50, &out), "step 200/1000  loss 0.1234  1 min 05 s left");
-    CHECK_TEXT(text_at(&status, 30, &out), "step 200/1000  loss 0.1234");
-    CHECK_TEXT(text_at(&status, 20, &out), "step 200/1000");
+               "[=>     ]  step 200/1000   loss 0.1234  test 98.76 %    12k/s   1 min 05 s left");
+    CHECK_TEXT(text_at(&status, 70, &out),
+               "[=>    ]  step 200/1000   loss 0.1234  test 98.76 %   1 min 05 s left");
+    CHECK_TEXT(text_at(&status, 60, &out),
+               "step 200/1000   loss 0.1234  test 98.76 %   1 min 05 s left");
+    CHECK_TEXT(text_at(&status, 50, &out), "step 200/1000   loss 0.1234   1 min 05 s left");
+    CHECK_TEXT(text_at(&status, 30, &out), "step 200/1000   loss 0.1234");
+    CHECK_TEXT(text_at(&status, 20, &out), "step 200/1000 ");
     CHECK_TEXT(text_at(&status, 10, &out), "step 200/");
     CHECK_TEXT(text_at(&status, 2, &out), "s");
     tdm_str_release(&out);
@@ -123,7 +122,6 @@ static void test_without_a_terminal(void)
     progress p;
     progress_init(&p, file, false);
     CHECK(!p.terminal);
-    CHECK(!p.colour);
     tdm_train_status status = status_at(10);
     progress_show(&p, &status, false);
     progress_show(&p, &status, true);
