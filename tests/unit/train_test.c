@@ -223,11 +223,12 @@ static void refusals_leave_the_result_alone(void)
     tdm_job_document *other = load((const char *[]){"optim.lr=0.5"}, 1);
     const tdm_job *job = tdm_job_document_job(document);
     tdm_train_result r, untouched, poison;
-    memset(&poison, 0x5a, sizeof(poison));
+    unsigned char *before = (unsigned char *)&poison, *after = (unsigned char *)&untouched;
+    memset(before, 0x5a, sizeof(poison));
+    memset(after, 0x5a, sizeof(untouched));
     tdm_error err = {0};
     listener l = listening();
     CHECK_INT(train(job, NULL, 1, &l, &r, &err), TDM_OK);
-    untouched = poison;
     CHECK_INT(train(tdm_job_document_job(other), r.run_path, 1, &l, &untouched, &err),
               TDM_ERR_JOB_MISMATCH);
     CHECK_HAS(err.message, "optim.lr");
@@ -235,7 +236,7 @@ static void refusals_leave_the_result_alone(void)
     CHECK_HAS(err.message, "job.yaml");
     CHECK_INT(train(job, "/no/such/run", 1, &l, &untouched, &err), TDM_ERR_NOT_FOUND);
     CHECK_INT(train(job, NULL, 5, &l, &untouched, &err), TDM_ERR_JOB_INVALID);
-    CHECK(memcmp(&untouched, &poison, sizeof(poison)) == 0);
+    CHECK(memcmp(after, before, sizeof(poison)) == 0);
     tdm_job_document_destroy(other);
     tdm_job_document_destroy(document);
 }
