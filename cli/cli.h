@@ -17,11 +17,11 @@
 /* Exit codes, documented in `tandem help` and the manual page. */
 enum {
     CLI_OK = 0,
-    CLI_FAILED = 1,      /* it was tried and did not work */
-    CLI_USAGE = 2,       /* the command line or the job file is wrong; nothing was started */
-    CLI_DIVERGED = 3,    /* the model's numbers are no longer finite */
-    CLI_MISMATCH = 4,    /* --resume: the run belongs to another job or other data */
-    CLI_BUSY = 5,        /* another process is using the run */
+    CLI_FAILED = 1,   /* it was tried and did not work */
+    CLI_USAGE = 2,    /* the command line or the job file is wrong; nothing was started */
+    CLI_DIVERGED = 3, /* the model's numbers are no longer finite */
+    CLI_MISMATCH = 4, /* --resume: the run belongs to another job or other data */
+    CLI_BUSY = 5,     /* another process is using the run */
     CLI_INTERRUPTED = 130
 };
 
@@ -39,10 +39,10 @@ typedef struct cli_args cli_args;
 
 typedef struct cli_command {
     const char *name;
-    const char *summary;        /* one line, no full stop */
-    const char *const *usage;   /* "tandem train JOB [options]", NULL-terminated */
-    const char *help;           /* paragraphs, wrapped at 80 columns */
-    const char *const *examples; /* command, what it does, command, ...; NULL-terminated */
+    const char *summary;            /* one line, no full stop */
+    const char *const *usage;       /* "tandem train JOB [options]", NULL-terminated */
+    const char *help;               /* paragraphs, wrapped at 80 columns */
+    const char *const *examples;    /* command, what it does, command, ...; NULL-terminated */
     const char *const *subcommands; /* for completion; NULL for none */
     int arguments_least, arguments_most;
     cli_option options[CLI_MAX_OPTIONS];
@@ -67,6 +67,8 @@ extern const cli_command cli_train, cli_eval, cli_predict, cli_generate, cli_ins
 /* All of them, in the order of the help; NULL-terminated. */
 const cli_command *const *cli_commands(void);
 const cli_command *cli_find_command(const char *name);
+/* Complains, with the command that was likely meant; gives the exit code. */
+int cli_unknown_command(const char *name);
 
 /* ---- options (options.c) ---------------------------------------------------------------------- */
 
@@ -83,14 +85,16 @@ bool cli_json(const cli_args *args);
 
 /* Rows that several commands have. */
 #define CLI_OPTION_JSON                                                                            \
-    {.name = "json", .help = "Print JSON, for programs."}
+    {                                                                                              \
+        .name = "json", .help = "Print JSON, for programs."                                        \
+    }
 #define CLI_OPTION_SET                                                                             \
-    {.name = "set",                                                                                \
-     .letter = 's',                                                                                \
-     .value = "KEY=VALUE",                                                                         \
-     .repeats = true,                                                                              \
-     .help = "Override a key of the job, as in --set train.batch=128. May be repeated; the last "  \
-             "one wins. Paths are relative to the current folder."}
+    {                                                                                              \
+        .name = "set", .letter = 's', .value = "KEY=VALUE", .repeats = true,                       \
+        .help =                                                                                    \
+            "Override a key of the job, as in --set train.batch=128. May be repeated; the last "   \
+            "one wins. Paths are relative to the current folder."                                  \
+    }
 
 /* ---- words (print.c) -------------------------------------------------------------------------- */
 

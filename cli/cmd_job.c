@@ -5,8 +5,42 @@
 
 #include <string.h>
 
+/* What is wrong with it, or that nothing is, for a program. */
+static int check_json(const cli_args *args, const char *path)
+{
+    tdm_job_options options = {.overrides = args->sets, .override_count = (size_t)args->set_count};
+    tdm_job_document *document = NULL;
+    tdm_error err;
+    tdm_status status = tdm_job_load(path, &options, &document, &err);
+    tdm_job_problems problems = {0};
+    if (document) problems = tdm_job_document_problems(document);
+    tdm_str out = TDM_STR_INIT;
+    tdm_json_writer w = tdm_json_writer_init(&out, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_string(&w, "file", path);
+    tdm_json_put_bool(&w, "ok", status == TDM_OK);
+    if (status != TDM_OK && !document) tdm_json_put_string(&w, "error", err.message);
+    tdm_json_key(&w, "problems");
+    tdm_json_array_begin(&w);
+    for (size_t i = 0; i < problems.count; i++) {
+        tdm_json_object_begin(&w);
+        tdm_json_put_string(&w, "file", problems.items[i].file);
+        tdm_json_put_int(&w, "line", problems.items[i].line);
+        tdm_json_put_int(&w, "column", problems.items[i].column);
+        tdm_json_put_string(&w, "message", problems.items[i].message);
+        tdm_json_object_end(&w);
+    }
+    tdm_json_array_end(&w);
+    tdm_json_object_end(&w);
+    tdm_str_add_char(&out, '\n');
+    tdm_job_document_destroy(document);
+    int code = cli_print(&out);
+    return status == TDM_OK ? code : CLI_USAGE;
+}
+
 static int run_check(const cli_args *args, const char *path)
 {
+    if (cli_json(args)) return check_json(args, path);
     int code;
     tdm_job_document *document = cli_load_job(args, path, &code);
     if (!document) return code;
@@ -71,7 +105,7 @@ static int run(const cli_args *args)
     return check ? run_check(args, argument) : run_show(args, argument);
 }
 
-static const char *const usage[] = {"tandem job check FILE [--set KEY=VALUE]",
+static const char *const usage[] = {"tandem job check FILE [--set KEY=VALUE] [--json]",
                                     "tandem job show FILE [--set KEY=VALUE] [--json]",
                                     "tandem job keys [PREFIX] [--json | --markdown]", NULL};
 static const char *const examples[] = {"tandem job check job.yaml",

@@ -21,16 +21,22 @@ typedef struct session {
     progress bar;
     bool json;
     bool quiet;
-    bool stop_said;
 } session;
 
 static volatile sig_atomic_t stop_signals;
+static volatile sig_atomic_t stop_quietly; /* --json: nothing but the summary is printed */
 
+/* Says at once what it will do: the step that it waits for may be a long one. On a terminal it takes
+ * the place of the progress line. */
 static void on_signal(int number)
 {
-    if (stop_signals++ > 0) _exit(CLI_INTERRUPTED);
-    /* SA_RESETHAND is not used: the second signal must find this handler, too. */
+    static const char erase[] = "\r\033[K";
+    static const char words[] = "stopping after this step (Ctrl-C again to stop at once) ...\n";
     (void)number;
+    if (stop_signals++ > 0) _exit(CLI_INTERRUPTED);
+    if (stop_quietly) return;
+    if (isatty(STDERR_FILENO) && write(STDERR_FILENO, erase, sizeof(erase) - 1) < 0) return;
+    if (write(STDERR_FILENO, words, sizeof(words) - 1) < 0) return;
 }
 
 static void catch_signals(void)
@@ -43,14 +49,8 @@ static void catch_signals(void)
 
 static bool should_stop(void *user)
 {
-    session *s = user;
-    if (stop_signals == 0) return false;
-    if (!s->stop_said && !s->json) {
-        progress_clear(&s->bar);
-        fprintf(stderr, "stopping after this step (Ctrl-C again to stop at once) ...\n");
-    }
-    s->stop_said = true;
-    return true;
+    (void)user;
+    return stop_signals > 0;
 }
 
 /* Warnings on the terminal; the rest is in the run's log.jsonl. The error that ends the training is
@@ -231,6 +231,7 @@ static int train(const cli_args *args, const tdm_job *job, int64_t workers)
                                  .should_stop = should_stop};
     tdm_train_result result;
     tdm_error err = {0};
+    stop_quietly = s.json;
     catch_signals();
     tdm_log_add_sink(log_to_terminal, &s, TDM_LOG_WARN);
     tdm_status status = tdm_train(job, &options, &result, &err);

@@ -52,9 +52,10 @@ void cli_help_command(const cli_command *command, tdm_str *out)
 
 void cli_help_all(tdm_str *out)
 {
-    tdm_str_add(out, "Tandem trains deep-learning models: describe a job once, run it on any number "
-                     "of\nworkers, get the same bits.\n\nUsage:\n  tandem COMMAND [arguments]\n\n"
-                     "Commands:\n");
+    tdm_str_add(out,
+                "Tandem trains deep-learning models: describe a job once, run it on any number "
+                "of\nworkers, get the same bits.\n\nUsage:\n  tandem COMMAND [arguments]\n\n"
+                "Commands:\n");
     for (const cli_command *const *c = cli_commands(); *c; c++)
         tdm_str_addf(out, "  %-9s %s\n", (*c)->name, (*c)->summary);
     tdm_str_add(out, "\n'tandem help COMMAND' tells all about one of them; 'tandem job keys' lists "
@@ -71,10 +72,14 @@ static void add_roff(tdm_str *out, const char *text)
     bool line_start = true;
     for (const char *p = text; *p; p++) {
         if (line_start && (*p == '.' || *p == '\'')) tdm_str_add(out, "\\&");
-        if (*p == '\\') tdm_str_add(out, "\\e");
-        else if (*p == '-') tdm_str_add(out, "\\-");
-        else if (*p == '\n' && p[1] == '\n') tdm_str_add(out, "\n.PP"), (void)0;
-        else tdm_str_add_char(out, *p);
+        if (*p == '\\')
+            tdm_str_add(out, "\\e");
+        else if (*p == '-')
+            tdm_str_add(out, "\\-");
+        else if (*p == '\n' && p[1] == '\n')
+            tdm_str_add(out, "\n.PP"), (void)0;
+        else
+            tdm_str_add_char(out, *p);
         line_start = *p == '\n';
     }
     tdm_str_add_char(out, '\n');
@@ -106,8 +111,9 @@ static void man_page(tdm_str *out)
     tdm_str_addf(out, ".TH TANDEM 1 \"\" \"tandem %s\" \"User Commands\"\n", tdm_version());
     tdm_str_add(out, ".SH NAME\ntandem \\- distributed training of deep\\-learning models\n"
                      ".SH SYNOPSIS\n.B tandem\n.I COMMAND\n[arguments]\n.SH DESCRIPTION\n");
-    add_roff(out, "Tandem trains deep-learning models: describe a job once in a YAML file, run it on "
-                  "any number of workers, get the same bits.");
+    add_roff(out,
+             "Tandem trains deep-learning models: describe a job once in a YAML file, run it on "
+             "any number of workers, get the same bits.");
     tdm_str_add(out, ".SH COMMANDS\n");
     for (const cli_command *const *c = cli_commands(); *c; c++) man_command(*c, out);
     tdm_str_add(out, ".SH EXIT STATUS\n");
@@ -115,9 +121,10 @@ static void man_page(tdm_str *out)
         tdm_str_addf(out, ".TP\n.B %d\n", exit_codes[i].code);
         add_roff(out, exit_codes[i].text);
     }
-    tdm_str_add(out, ".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nWhen set and not empty, no colours are "
-                     "used.\n.SH FILES\n.TP\n.I runs/NAME\\-NUMBER/\nThe folder of a run: job.yaml, "
-                     "log.jsonl, metrics.jsonl, checkpoints/.\n");
+    tdm_str_add(out,
+                ".SH ENVIRONMENT\n.TP\n.B NO_COLOR\nWhen set and not empty, no colours are "
+                "used.\n.SH FILES\n.TP\n.I runs/NAME\\-NUMBER/\nThe folder of a run: job.yaml, "
+                "log.jsonl, metrics.jsonl, checkpoints/.\n");
 }
 
 /* ---- completions ----------------------------------------------------------------------------- */
@@ -135,7 +142,8 @@ static void completion_bash(tdm_str *out)
     tdm_str_add(out, "# bash completion for tandem\n_tandem() {\n"
                      "    local cur=${COMP_WORDS[COMP_CWORD]} words=\n"
                      "    if [ \"$COMP_CWORD\" -eq 1 ]; then\n        words=\"");
-    for (const cli_command *const *c = cli_commands(); *c; c++) tdm_str_addf(out, "%s ", (*c)->name);
+    for (const cli_command *const *c = cli_commands(); *c; c++)
+        tdm_str_addf(out, "%s ", (*c)->name);
     tdm_str_add(out, "\"\n    else\n        case ${COMP_WORDS[1]} in\n");
     for (const cli_command *const *c = cli_commands(); *c; c++) {
         tdm_str_addf(out, "        %s) words=\"", (*c)->name);
@@ -145,9 +153,10 @@ static void completion_bash(tdm_str *out)
     tdm_str_add(out, "        esac\n    fi\n"
                      "    if [[ $cur == -* || $COMP_CWORD -eq 1 ]]; then\n"
                      "        mapfile -t COMPREPLY < <(compgen -W \"$words\" -- \"$cur\")\n"
+                     "    elif [[ $COMP_CWORD -eq 2 && ${words%% *} != -* ]]; then\n"
+                     "        mapfile -t COMPREPLY < <(compgen -W \"${words%%--*}\" -- \"$cur\")\n"
                      "    else\n"
-                     "        mapfile -t COMPREPLY < <(compgen -W \"${words//--[a-z-]*/}\" -- \"$cur\"; "
-                     "compgen -f -- \"$cur\")\n"
+                     "        mapfile -t COMPREPLY < <(compgen -f -- \"$cur\")\n"
                      "    fi\n}\ncomplete -o filenames -F _tandem tandem\n");
 }
 
@@ -187,9 +196,12 @@ static int run_help(const cli_args *args)
     if (cli_has(args, "man")) {
         man_page(&out);
     } else if (shell) {
-        if (strcmp(shell, "bash") == 0) completion_bash(&out);
-        else if (strcmp(shell, "zsh") == 0) completion_zsh(&out);
-        else if (strcmp(shell, "fish") == 0) completion_fish(&out);
+        if (strcmp(shell, "bash") == 0)
+            completion_bash(&out);
+        else if (strcmp(shell, "zsh") == 0)
+            completion_zsh(&out);
+        else if (strcmp(shell, "fish") == 0)
+            completion_fish(&out);
         else {
             cli_error("help: '--completion' knows bash, zsh and fish, not '%s'", shell);
             return CLI_USAGE;
@@ -198,10 +210,7 @@ static int run_help(const cli_args *args)
         cli_help_all(&out);
     } else {
         const cli_command *command = cli_find_command(args->arguments[0]);
-        if (!command) {
-            cli_error("help: '%s' is not a command; 'tandem help' lists them", args->arguments[0]);
-            return CLI_USAGE;
-        }
+        if (!command) return cli_unknown_command(args->arguments[0]);
         cli_help_command(command, &out);
     }
     return cli_print(&out);

@@ -32,7 +32,7 @@ static const char *command_name(size_t index, const void *user)
     return commands[index]->name;
 }
 
-static int unknown(const char *name)
+int cli_unknown_command(const char *name)
 {
     size_t count = sizeof(commands) / sizeof(commands[0]) - 1;
     const char *near = tdm_text_nearest(name, count, command_name, NULL);
@@ -70,7 +70,7 @@ int main(int argc, char **argv)
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) name = "help";
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) name = "version";
     const cli_command *command = cli_find_command(name);
-    if (!command) return unknown(name);
+    if (!command) return cli_unknown_command(name);
     if (argc > 2 && asks_for_help(argc - 2, argv + 2)) {
         tdm_str text = TDM_STR_INIT;
         cli_help_command(command, &text);

@@ -18,28 +18,33 @@ bool cli_colour(FILE *stream)
     return isatty(fileno(stream)) == 1;
 }
 
-static void say(const char *colour, const char *word, const char *fmt, va_list args)
+static void say(const char *colour, const char *word, const tdm_str *text)
 {
     bool coloured = cli_colour(stderr);
-    fprintf(stderr, "%s%s%s", coloured ? colour : "", word, coloured ? "\033[0m" : "");
-    vfprintf(stderr, fmt, args);
-    fputc('\n', stderr);
+    fprintf(stderr, "%s%s%s%s\n", coloured ? colour : "", word, coloured ? "\033[0m" : "",
+            tdm_str_text(text));
 }
 
 void cli_error(const char *fmt, ...)
 {
+    tdm_str text = TDM_STR_INIT;
     va_list args;
     va_start(args, fmt);
-    say("\033[1;31m", "tandem: ", fmt, args);
+    tdm_str_addv(&text, fmt, args);
     va_end(args);
+    say("\033[1;31m", "tandem: ", &text);
+    tdm_str_release(&text);
 }
 
 void cli_warn(const char *fmt, ...)
 {
+    tdm_str text = TDM_STR_INIT;
     va_list args;
     va_start(args, fmt);
-    say("\033[1;33m", "tandem: warning: ", fmt, args);
+    tdm_str_addv(&text, fmt, args);
     va_end(args);
+    say("\033[1;33m", "tandem: warning: ", &text);
+    tdm_str_release(&text);
 }
 
 int cli_fail(const tdm_error *err)

@@ -17,11 +17,15 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#define ERASE_BELOW "\033[J" /* from the cursor to the end of the screen */
+/* The row of the cursor, so that the terminal forgets, too, that rows above were once part of it. */
+#define ERASE_ROW "\r\033[2K"
+/* From the cursor to the end of the screen. Never at the very first place of the screen, where tmux
+ * takes it for `clear` and moves everything into its history. */
+#define ERASE_BELOW "\033[J"
 #define WRAP_OFF "\033[?7l"
 #define WRAP_ON "\033[?7h"
 
-enum { PART_MOST = 8, BAR_LEAST = 10, BAR_MOST = 40, DEFAULT_COLUMNS = 80 };
+enum { PART_MOST = 8, BAR_LEAST = 6, RANK_BAR = 4, BAR_MOST = 40, DEFAULT_COLUMNS = 80 };
 
 void progress_init(progress *p, FILE *stream, bool quiet)
 {
@@ -29,7 +33,6 @@ void progress_init(progress *p, FILE *stream, bool quiet)
     bool terminal = isatty(fileno(stream)) == 1 && term && strcmp(term, "dumb") != 0;
     *p = (progress){.stream = stream,
                     .terminal = terminal,
-                    .colour = cli_colour(stream),
                     .quiet = quiet,
                     .last_draw_s = terminal ? 0 : tdm_clock_s()};
 }
@@ -41,42 +44,51 @@ static int columns_of(FILE *stream)
     return DEFAULT_COLUMNS;
 }
 
-static void add_rate(char *out, size_t size, double samples_per_s)
+/* Samples a second, in few letters; `unit` follows the number. */
+static const char *rate_text(double samples_per_s, const char *unit, char buffer[32])
 {
-    if (samples_per_s >= 1e6)
-        snprintf(out, size, "%.1fM samples/s", samples_per_s / 1e6);
-    else if (samples_per_s >= 1e4)
-        snprintf(out, size, "%.0fk samples/s", samples_per_s / 1e3);
+    if (samples_per_s >= 9.995e5)
+        snprintf(buffer, 32, "%.1fM%s", samples_per_s / 1e6, unit);
+    else if (samples_per_s >= 9999.5)
+        snprintf(buffer, 32, "%.0fk%s", samples_per_s / 1e3, unit);
     else
-        snprintf(out, size, "%.0f samples/s", samples_per_s);
+        snprintf(buffer, 32, "%.0f%s", samples_per_s, unit);
+    return buffer;
 }
 
-/* All ASCII: a byte is a column. Parts stand in the order of the line; `rank` 0 is never dropped. */
+/* All ASCII: a byte is a column. Parts stand in the order of the line; those of the highest rank are
+ * left out first, and the bar (RANK_BAR) before those below it. */
 typedef struct part {
     char text[64];
     int rank;
 } part;
 
+/* Parts whose lengths vary from one moment to the next are padded, so that the line keeps still. */
 static int make_parts(const tdm_train_status *s, part parts[PART_MOST])
 {
     int n = 0;
-    char time_left[32];
-    snprintf(parts[n].text, sizeof(parts[n].text), "step %llu/%llu", (unsigned long long)s->step,
-             (unsigned long long)s->step_count);
+    char text[64];
+    size_t room = sizeof(parts[0].text);
+    unsigned long long steps = (unsigned long long)s->step_count;
+    unsigned long long epochs = (unsigned long long)s->epoch_count;
+    unsigned long long epoch = s->epoch < s->epoch_count ? s->epoch + 1 : epochs;
+    int widest = snprintf(NULL, 0, "step %llu/%llu", steps, steps);
+    snprintf(text, sizeof(text), "step %llu/%llu", (unsigned long long)s->step, steps);
+    snprintf(parts[n].text, room, "%-*s", widest, text);
     parts[n++].rank = 0;
-    uint64_t epoch = s->epoch < s->epoch_count ? s->epoch + 1 : s->epoch_count;
-    snprintf(parts[n].text, sizeof(parts[n].text), "epoch %llu/%llu", (unsigned long long)epoch,
-             (unsigned long long)s->epoch_count);
-    parts[n++].rank = 4;
-    snprintf(parts[n].text, sizeof(parts[n].text), "loss %.4f", s->smooth_loss);
+    widest = snprintf(NULL, 0, "epoch %llu/%llu", epochs, epochs);
+    snprintf(text, sizeof(text), "epoch %llu/%llu", epoch, epochs);
+    snprintf(parts[n].text, room, "%-*s", widest, text);
+    parts[n++].rank = 6;
+    snprintf(parts[n].text, room, "loss %.4f", s->smooth_loss);
     parts[n++].rank = 1;
     if (s->has_test) {
-        snprintf(parts[n].text, sizeof(parts[n].text), "test %.2f %%", 100 * s->test.accuracy);
+        snprintf(parts[n].text, room, "test %.2f %%", 100 * s->test.accuracy);
         parts[n++].rank = 3;
     }
-    add_rate(parts[n].text, sizeof(parts[n].text), s->samples_per_s);
+    snprintf(parts[n].text, room, "%7s", rate_text(s->samples_per_s, "/s", text));
     parts[n++].rank = 5;
-    snprintf(parts[n].text, sizeof(parts[n].text), "%s left", tdm_text_duration(s->left_s, time_left));
+    snprintf(parts[n].text, room, "%11s left", tdm_text_duration(s->left_s, text));
     parts[n++].rank = 2;
     return n;
 }
@@ -93,12 +105,16 @@ void progress_text(const tdm_train_status *status, int columns, tdm_str *out)
 {
     part parts[PART_MOST];
     int count = make_parts(status, parts), room = columns - 1, most_rank = PART_MOST;
-    while (most_rank > 0 && width_of(parts, count, most_rank) > room) most_rank--;
+    int bar_room = BAR_LEAST + 4; /* with its brackets and the space behind */
+    while (most_rank > 0 &&
+           width_of(parts, count, most_rank) + (most_rank >= RANK_BAR ? bar_room : 0) > room)
+        most_rank--;
     int text_width = width_of(parts, count, most_rank), bar = room - text_width - 4;
     size_t start = out->length;
     if (bar >= BAR_LEAST) {
         if (bar > BAR_MOST) bar = BAR_MOST;
-        double done = status->step_count > 0 ? (double)status->step / (double)status->step_count : 0;
+        double done = status->step_count > 0 ? (double)status->step / (double)status->step_count
+                                             : 0;
         int full = (int)(done * bar);
         tdm_str_add_char(out, '[');
         for (int i = 0; i < bar; i++) tdm_str_add_char(out, i < full ? '=' : i == full ? '>' : ' ');
@@ -120,18 +136,23 @@ void progress_text(const tdm_train_status *status, int columns, tdm_str *out)
 void progress_clear(progress *p)
 {
     if (!p->drawn) return;
-    fputs("\r" ERASE_BELOW, p->stream);
+    fputs(ERASE_ROW " " ERASE_BELOW "\r", p->stream);
     fflush(p->stream);
     p->drawn = false;
 }
 
 static void draw(progress *p, const tdm_train_status *status)
 {
-    /* In one write, so that no half of it is ever seen. What the old line had more is erased last,
-     * which flickers less than erasing it all first. */
+    int columns = columns_of(p->stream);
+    if (columns < p->columns) p->narrow_until_s = tdm_clock_s() + 2;
+    p->columns = columns;
+    /* Somebody makes the window narrower, and likely goes on: a shorter line is not broken by it.
+     * (Each time a line is broken, tmux moves a row into its history.) */
+    if (tdm_clock_s() < p->narrow_until_s) columns -= columns / 4;
+    /* In one write, so that no half of it is ever seen. */
     tdm_str text = TDM_STR_INIT;
-    tdm_str_add(&text, "\r" WRAP_OFF);
-    progress_text(status, columns_of(p->stream), &text);
+    tdm_str_add(&text, ERASE_ROW WRAP_OFF);
+    progress_text(status, columns, &text);
     tdm_str_add(&text, ERASE_BELOW WRAP_ON "\r");
     if (tdm_str_ok(&text)) fwrite(text.data, 1, text.length, p->stream);
     fflush(p->stream);
@@ -142,12 +163,12 @@ static void draw(progress *p, const tdm_train_status *status)
 /* Without a terminal: a line every ten seconds, and for evaluations that are a second apart. */
 static void plain_line(progress *p, const tdm_train_status *status)
 {
-    char left[32], rate[64];
-    add_rate(rate, sizeof(rate), status->samples_per_s);
+    char left[32], rate[32];
     fprintf(p->stream, "step %llu/%llu  loss %.4f", (unsigned long long)status->step,
             (unsigned long long)status->step_count, status->smooth_loss);
     if (status->has_test) fprintf(p->stream, "  test %.2f %%", 100 * status->test.accuracy);
-    fprintf(p->stream, "  %s  %s left\n", rate, tdm_text_duration(status->left_s, left));
+    fprintf(p->stream, "  %s  %s left\n", rate_text(status->samples_per_s, " samples/s", rate),
+            tdm_text_duration(status->left_s, left));
     fflush(p->stream);
     p->last_plain_step = status->step;
 }

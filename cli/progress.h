@@ -9,10 +9,11 @@
 
 typedef struct progress {
     FILE *stream;
-    bool terminal;  /* redraw in place; otherwise plain lines now and then */
-    bool colour;
+    bool terminal; /* redraw in place; otherwise plain lines now and then */
     bool quiet;
-    bool drawn; /* a line stands on the screen, with the cursor at its start */
+    bool drawn;            /* a line stands on the screen, with the cursor at its start */
+    int columns;           /* of the terminal, when the line was drawn */
+    double narrow_until_s; /* leave some room until then */
     double last_draw_s;
     uint64_t last_plain_step;
 } progress;

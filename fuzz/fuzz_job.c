@@ -64,7 +64,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     char *lines = NULL;
     if (at) {
         size_t skip = file_size + strlen(mark);
-        lines = strndup((const char *)data + skip, size - skip);
+        lines = calloc(1, size - skip + 1);
+        if (!lines) return 0;
+        memcpy(lines, data + skip, size - skip);
         char *rest = lines;
         while (rest && options.override_count < MAX_OVERRIDES)
             overrides[options.override_count++] = strsep(&rest, "\n");

@@ -79,7 +79,8 @@ TDM_API tdm_status tdm_checkpoint_save(const char *path, const tdm_checkpoint_co
                                        tdm_error *err);
 
 typedef struct tdm_checkpoint tdm_checkpoint;
-/* Opens and verifies. A safetensors file that tandem did not write is TDM_ERR_UNSUPPORTED. */
+/* Opens and verifies. A safetensors file that tandem did not write is TDM_ERR_FORMAT, one of a later
+ * version TDM_ERR_UNSUPPORTED. */
 TDM_API tdm_status tdm_checkpoint_open(const char *path, tdm_checkpoint **out, tdm_error *err);
 TDM_API void tdm_checkpoint_destroy(tdm_checkpoint *checkpoint);
 TDM_API const tdm_checkpoint_content *tdm_checkpoint_content_of(const tdm_checkpoint *checkpoint);
@@ -97,9 +98,12 @@ TDM_API tdm_status tdm_state_hash(const tdm_position *position, const tdm_named_
 
 /* "DIR/step-000000000120.safetensors" */
 TDM_API char *tdm_checkpoint_path(tdm_arena *arena, const char *dir, uint64_t step);
+/* The step of a checkpoint's file name; false for every name that tdm_checkpoint_path would not make. */
+TDM_API bool tdm_checkpoint_step_of(const char *name, uint64_t *out);
 /*
  * The newest checkpoint that opens and verifies; damaged ones are named in the log and passed over.
- * TDM_ERR_NOT_FOUND when there is none.
+ * One that is out of reach for another reason (no permission, a failing disk, a newer version's) is
+ * an error: going on from an older one would throw work away. TDM_ERR_NOT_FOUND when there is none.
  */
 TDM_API tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_path,
                                          tdm_error *err);

@@ -38,7 +38,7 @@ TDM_API void tdm_file_bytes_release(tdm_file_bytes *bytes);
 /*
  * Atomic replacement: open a temporary file beside `path`, write in pieces, then commit (fsync,
  * rename, fsync of the folder) or abandon (the temporary file is removed). After a failed write or
- * commit the old file is untouched. A leftover temporary name ends in ".tmp" and begins with a dot.
+ * commit the old file is untouched. A link is followed; a device, pipe or socket is refused. A leftover temporary name ends in ".tmp" and begins with a dot.
  */
 typedef struct tdm_file_writer tdm_file_writer;
 TDM_API tdm_status tdm_file_writer_create(const char *path, tdm_file_writer **out, tdm_error *err);

@@ -53,6 +53,13 @@ typedef const char *(*tdm_text_candidate_fn)(size_t index, const void *user);
 TDM_API const char *tdm_text_nearest(const char *word, size_t count,
                                      tdm_text_candidate_fn candidate, const void *user);
 
+/*
+ * The length in bytes (1 to 4) of the well-formed UTF-8 character at `bytes`, and the character in
+ * *out (may be NULL); 0 when there is none: a stray continuation, an overlong form, a surrogate, a
+ * value past U+10FFFF, or too few bytes.
+ */
+TDM_API size_t tdm_text_utf8(const void *bytes, size_t left, uint32_t *out);
+
 /* The shortest decimal that reads back as exactly this number. Returns `buffer`. */
 TDM_API const char *tdm_text_double(double value, char buffer[32]);
 

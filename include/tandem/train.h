@@ -104,9 +104,11 @@ typedef struct tdm_train_options {
     bool (*should_stop)(void *user);
 } tdm_train_options;
 
+enum { TDM_PATH_BYTES = 4096 }; /* Linux's longest path, terminator included */
+
 typedef struct tdm_train_result {
-    char run_path[1024];
-    char checkpoint_path[1024];
+    char run_path[TDM_PATH_BYTES];
+    char checkpoint_path[TDM_PATH_BYTES];
     char state_hash[TDM_SHA256_HEX]; /* as `tandem hash` prints it */
     bool interrupted;                /* by should_stop, before the last step */
     bool ended_early;                /* by train.early_stop, now or before */

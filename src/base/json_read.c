@@ -8,8 +8,6 @@
  */
 #include <tandem/text.h>
 
-#include "base/utf8.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -202,7 +200,7 @@ static tdm_status read_string(reader *r, const char **out, size_t *out_length)
             length += added;
             continue;
         }
-        size_t bytes = tdm__utf8_length((const unsigned char *)r->at, (size_t)(r->end - r->at));
+        size_t bytes = tdm_text_utf8(r->at, (size_t)(r->end - r->at), NULL);
         if (bytes == 0) return bad(r, "not UTF-8");
         memcpy(text + length, r->at, bytes);
         length += bytes;

@@ -5,8 +5,6 @@
  */
 #include <tandem/text.h>
 
-#include "base/utf8.h"
-
 #include <math.h>
 #include <string.h>
 
@@ -76,7 +74,7 @@ static void add_escaped(tdm_str *out, const char *text)
     size_t left = strlen(text);
     tdm_str_add_char(out, '"');
     while (left > 0) {
-        size_t length = tdm__utf8_length(p, left);
+        size_t length = tdm_text_utf8(p, left, NULL);
         if (length == 0) {
             tdm_str_add(out, "\xef\xbf\xbd");
             length = 1;

@@ -1,28 +1,25 @@
-/* utf8.c: well-formedness as the Unicode standard's table 3-7 gives it. */
-#include "base/utf8.h"
+/* utf8.c: UTF-8, read once for the whole house: the well-formed characters of Unicode's table 3-7. */
+#include <tandem/text.h>
 
-#include <stdbool.h>
-
-static bool continues(unsigned char c)
+size_t tdm_text_utf8(const void *bytes, size_t left, uint32_t *out)
 {
-    return (c & 0xc0) == 0x80;
-}
-
-size_t tdm__utf8_length(const unsigned char *p, size_t left)
-{
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+    const unsigned char *p = bytes;
     if (left == 0) return 0;
-    unsigned char a = p[0];
-    if (a < 0x80) return 1;
-    if (a < 0xc2) return 0;
-    if (a < 0xe0) return left >= 2 && continues(p[1]) ? 2 : 0;
-    if (a < 0xf0) {
-        if (left < 3 || !continues(p[1]) || !continues(p[2])) return 0;
-        if (a == 0xe0 && p[1] < 0xa0) return 0; /* overlong */
-        if (a == 0xed && p[1] > 0x9f) return 0; /* surrogate */
-        return 3;
+    unsigned char first = p[0];
+    size_t length = first < 0x80             ? 1
+                    : (first & 0xe0) == 0xc0 ? 2
+                    : (first & 0xf0) == 0xe0 ? 3
+                    : (first & 0xf8) == 0xf0 ? 4
+                                             : 0;
+    if (length == 0 || length > left) return 0;
+    uint32_t value = length == 1 ? first : first & (0x7fu >> length);
+    for (size_t i = 1; i < length; i++) {
+        if ((p[i] & 0xc0) != 0x80) return 0;
+        value = value << 6 | (p[i] & 0x3fu);
     }
-    if (a > 0xf4 || left < 4 || !continues(p[1]) || !continues(p[2]) || !continues(p[3])) return 0;
-    if (a == 0xf0 && p[1] < 0x90) return 0; /* overlong */
-    if (a == 0xf4 && p[1] > 0x8f) return 0; /* past U+10FFFF */
-    return 4;
+    if (value < least[length] || value > 0x10ffff) return 0; /* overlong, or past the end */
+    if (value >= 0xd800 && value < 0xe000) return 0;         /* half of a surrogate pair */
+    if (out) *out = value;
+    return length;
 }

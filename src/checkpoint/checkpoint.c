@@ -183,7 +183,7 @@ static tdm_status check_format(const char *path, const tdm_safetensors *file, td
                         "version of Tandem that wrote it",
                         path, format, FORMAT);
     }
-    return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+    return tdm_fail(err, TDM_ERR_FORMAT,
                     "%s: is a safetensors file, but no checkpoint of Tandem's: its metadata lack "
                     "\"format\": \"%s\"",
                     path, FORMAT);

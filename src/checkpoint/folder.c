@@ -31,8 +31,7 @@ static void name_of_step(uint64_t step, char out[NAME_BYTES])
     snprintf(out, NAME_BYTES, NAME_PREFIX "%012" PRIu64 NAME_SUFFIX, step);
 }
 
-/* The step of a checkpoint's name; false for every name that we would not write. */
-static bool step_of_name(const char *name, uint64_t *out)
+bool tdm_checkpoint_step_of(const char *name, uint64_t *out)
 {
     if (strncmp(name, NAME_PREFIX, strlen(NAME_PREFIX)) != 0) return false;
     const char *digits = name + strlen(NAME_PREFIX);
@@ -68,7 +67,7 @@ static tdm_status collect_steps(const char *const *names, size_t count, tdm_aren
     if (!steps) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to list checkpoints");
     size_t n = 0;
     for (size_t i = 0; i < count; i++) {
-        if (step_of_name(names[i], &steps[n])) n++;
+        if (tdm_checkpoint_step_of(names[i], &steps[n])) n++;
     }
     qsort(steps, n, sizeof *steps, compare_newest_first);
     *out = steps;
@@ -97,8 +96,9 @@ tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_p
             *out_path = path;
             return TDM_OK;
         }
-        if (tdm_status_group_of(status) == TDM_STATUS_GROUP_HOST) {
-            /* The machine failed, not the file: going on from an older one would lose work. */
+        if (status != TDM_ERR_FORMAT && status != TDM_ERR_CHECKSUM) {
+            /* Not damaged, but out of reach (no permission, a failing disk, no memory, a newer
+             * version's): going on from an older one would throw work away. */
             return tdm_fail(err, status, "%s", why.message);
         }
         tdm_log(TDM_LOG_WARN, "checkpoint", "passing over a checkpoint: %s", why.message);
@@ -108,7 +108,11 @@ tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_p
                         "%s: none of its %zu checkpoints can be read; the log says why", dir,
                         count);
     }
-    return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: holds no checkpoint", dir);
+    return tdm_fail(
+        err, TDM_ERR_NOT_FOUND,
+        "%s: holds no checkpoint yet; the run was stopped before its first one, so start "
+        "a new run",
+        dir);
 }
 
 /* ---- prune ----------------------------------------------------------------------------------- */

@@ -38,7 +38,7 @@ static tdm_status make_plain(const char *name, const void *bytes, size_t count, 
         }
     } else if (count > limit) {
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "%s: %zu bytes are more than the limit of %llu; raise the limit", name,
+                        "%s: %zu bytes are more than the limit of %llu; split the file", name,
                         count, (unsigned long long)limit);
     }
     *out = plain;

@@ -43,8 +43,8 @@ static tdm_status grow(unpacker *u, tdm_error *err)
 {
     if (u->output_capacity >= u->limit_bytes) {
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "%s: unpacks to more than the limit of %llu bytes; if the file can be "
-                        "trusted, raise the limit",
+                        "%s: unpacks to more than the limit of %llu bytes; is it what it "
+                        "should be?",
                         u->name, (unsigned long long)u->limit_bytes);
     }
     uint64_t wanted = u->output_capacity ? (uint64_t)u->output_capacity * 2 : FIRST_BLOCK_BYTES;

@@ -117,35 +117,12 @@ tdm__number_result tdm__number_parse(const char *text, size_t length, double *ou
     return TDM__NUMBER_OK;
 }
 
-size_t tdm__utf8_decode(const uint8_t *p, const uint8_t *end, uint32_t *out_code)
-{
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
-    *out_code = *p;
-    if (*p < 0x80) return 1;
-    size_t count = *p >= 0xf0 ? 4 : *p >= 0xe0 ? 3 : 2;
-    if (*p < 0xc2 || *p > 0xf4 || (size_t)(end - p) < count) return 0;
-    uint32_t code = *p & (0xffu >> (count + 1));
-    for (size_t i = 1; i < count; i++) {
-        if ((p[i] & 0xc0) != 0x80) return 0;
-        code = code << 6 | (p[i] & 0x3f);
-    }
-    bool surrogate = code >= 0xd800 && code <= 0xdfff;
-    *out_code = code;
-    return code < least[count] || code > 0x10ffff || surrogate ? 0 : count;
-}
-
-static size_t utf8_step(const uint8_t *p, const uint8_t *end)
-{
-    uint32_t code;
-    return tdm__utf8_decode(p, end, &code);
-}
-
 bool tdm__utf8_ok(const char *text, size_t length)
 {
     const uint8_t *p = (const uint8_t *)text;
     const uint8_t *end = p + length;
     while (p < end) {
-        size_t step = utf8_step(p, end);
+        size_t step = tdm_text_utf8(p, (size_t)(end - p), NULL);
         if (step == 0) return false;
         p += step;
     }
@@ -158,7 +135,7 @@ const char *tdm__text_show(const char *text, size_t length, char buffer[TDM__SHO
     const uint8_t *end = p + length;
     size_t used = 0;
     while (p < end) {
-        size_t step = utf8_step(p, end);
+        size_t step = tdm_text_utf8(p, (size_t)(end - p), NULL);
         bool plain = step > 1 || (step == 1 && *p >= 0x20 && *p != 0x7f);
         size_t bytes = plain ? step : 1;
         if (used + bytes + 4 > TDM__SHOW_BYTES) { /* room for "..." and the end */

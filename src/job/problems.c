@@ -55,8 +55,10 @@ void tdm__problem_add(tdm__problem_list *list, tdm__place place, const char *fmt
     va_start(args, fmt);
     tdm_str_addv(&text, fmt, args);
     va_end(args);
-    append(list, place,
-           tdm_str_ok(&text) ? tdm_arena_strdup(list->arena, tdm_str_text(&text)) : NULL);
+    char *message = tdm_str_ok(&text) ? tdm_arena_strdup(list->arena, tdm_str_text(&text)) : NULL;
+    for (char *c = message; c && *c; c++) /* paths come as they are: nothing may steer a terminal */
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    append(list, place, message);
     tdm_str_release(&text);
 }
 

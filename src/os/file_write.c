@@ -81,17 +81,34 @@ static int open_temporary(tdm_file_writer *writer)
     return -1; /* errno is EEXIST */
 }
 
+/* The file that `path` stands for: a link's target, so that the link stays one. What is there must
+ * be a regular file: a device or a pipe must not be replaced. NULL after a failure. */
+static char *find_target(const char *path, tdm_status *status, tdm_error *err)
+{
+    struct stat info;
+    *status = TDM_OK;
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode)) {
+        *status = tdm_fail(
+            err, TDM_ERR_INVALID,
+            "cannot write %s: it is a device, a pipe or a socket, not a file; name a "
+            "file, or let the shell redirect the output",
+            path);
+        return NULL;
+    }
+    char *target = lstat(path, &info) == 0 && S_ISLNK(info.st_mode) ? realpath(path, NULL) : NULL;
+    if (!target) target = strdup(path);
+    if (!target) *status = tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory", path);
+    return target;
+}
+
 tdm_status tdm_file_writer_create(const char *path, tdm_file_writer **out, tdm_error *err)
 {
     tdm_file_writer *writer = calloc(1, sizeof *writer);
     if (!writer) return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory", path);
     writer->fd = writer->folder_fd = -1;
     tdm_status status;
-    writer->path = strdup(path);
-    if (!writer->path) {
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory", path);
-        goto free_writer;
-    }
+    writer->path = find_target(path, &status, err);
+    if (!writer->path) goto free_writer;
     const char *slash = strrchr(writer->path, '/');
     writer->name = slash ? slash + 1 : writer->path;
     if (!*writer->name || strcmp(writer->name, ".") == 0 || strcmp(writer->name, "..") == 0) {

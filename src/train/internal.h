@@ -28,8 +28,10 @@ tdm_status tdm__run_create(const tdm_job *job, tdm__run *out, tdm_error *err);
 /* Opens one that is there. TDM_ERR_BUSY when another process trains in it. */
 tdm_status tdm__run_open(const char *path, tdm__run *out, tdm_error *err);
 void tdm__run_release(tdm__run *run);
-/* Drops what metrics.jsonl has beyond `step`, and a last line that was cut short. */
-tdm_status tdm__run_rewind_metrics(tdm__run *run, uint64_t step, tdm_error *err);
+/* job.yaml, the job as it runs from here on. */
+tdm_status tdm__run_write_job(tdm__run *run, const tdm_job *job, tdm_error *err);
+/* Drops what metrics.jsonl has beyond `step`, and in it and log.jsonl what was cut short. */
+tdm_status tdm__run_rewind(tdm__run *run, uint64_t step, tdm_error *err);
 /* Renames checkpoints of later steps, which are all damaged when `step` is that of the newest good
  * one: with their names they would count among those to keep, and good ones would be removed. */
 tdm_status tdm__run_set_aside(tdm__run *run, uint64_t step, tdm_error *err);

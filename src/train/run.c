@@ -17,17 +17,25 @@
 #include <unistd.h>
 
 #define METRICS_NAME "metrics.jsonl"
-#define METRICS_LIMIT_BYTES (UINT64_C(4) << 30)
+#define LOG_NAME "log.jsonl"
+#define LINES_LIMIT_BYTES (UINT64_C(4) << 30)
 
-/* A failure is only remembered: this runs inside the log, too, where logging is not possible. */
+/* Appends a line whole or not at all: what a full disk cut short is taken back. A failure is only
+ * remembered: this runs inside the log, too, where logging is not possible. */
 static void write_line(int fd, tdm_str *line, atomic_int *error_number)
 {
+    struct stat before;
     tdm_str_add_char(line, '\n');
     if (!tdm_str_ok(line)) {
         atomic_store(error_number, ENOMEM);
-    } else if (write(fd, line->data, line->length) != (ssize_t)line->length) {
-        atomic_store(error_number, errno ? errno : EIO);
+        return;
     }
+    bool known = fstat(fd, &before) == 0 && S_ISREG(before.st_mode);
+    ssize_t written = write(fd, line->data, line->length);
+    if (written == (ssize_t)line->length) return;
+    atomic_store(error_number, written < 0 ? errno : ENOSPC);
+    if (written > 0 && known && ftruncate(fd, before.st_size) != 0)
+        atomic_store(error_number, errno);
 }
 
 /* The log's sink: one JSON object a line. */
@@ -48,7 +56,7 @@ static void log_to_file(const tdm_log_record *record, void *user)
 static int open_to_append(tdm__run *run, const char *name)
 {
     char *path = tdm_path_join(run->arena, run->path, name);
-    return path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644) : -1;
+    return path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644) : -1;
 }
 
 static tdm_status take_lock(tdm__run *run, tdm_error *err)
@@ -70,7 +78,7 @@ static tdm_status open_files(tdm__run *run, tdm_error *err)
     run->checkpoint_dir = tdm_path_join(run->arena, run->path, "checkpoints");
     if (!run->checkpoint_dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     TDM_TRY(tdm_dir_make(run->checkpoint_dir, err));
-    run->log_fd = open_to_append(run, "log.jsonl");
+    run->log_fd = open_to_append(run, LOG_NAME);
     run->metrics_fd = run->log_fd >= 0 ? open_to_append(run, METRICS_NAME) : -1;
     if (run->metrics_fd < 0) return tdm_os_fail(err, "opening the log and metrics in", run->path);
     return tdm_log_add_sink(log_to_file, run, TDM_LOG_DEBUG);
@@ -128,7 +136,7 @@ static tdm_status start(tdm__run *run, tdm_error *err)
     return run->arena ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
 }
 
-static tdm_status write_job(tdm__run *run, const tdm_job *job, tdm_error *err)
+tdm_status tdm__run_write_job(tdm__run *run, const tdm_job *job, tdm_error *err)
 {
     char *path = tdm_path_join(run->arena, run->path, "job.yaml");
     tdm_str text = TDM_STR_INIT;
@@ -157,7 +165,7 @@ tdm_status tdm__run_create(const tdm_job *job, tdm__run *out, tdm_error *err)
     TDM_TRY(start(out, err));
     tdm_status status = make_numbered(out, job, err);
     bool made = status == TDM_OK;
-    if (status == TDM_OK) status = write_job(out, job, err);
+    if (status == TDM_OK) status = tdm__run_write_job(out, job, err);
     if (status == TDM_OK) status = open_files(out, err);
     if (status != TDM_OK && made) remove_made(out);
     if (status != TDM_OK) tdm__run_release(out);
@@ -185,6 +193,17 @@ tdm_status tdm__run_open(const char *path, tdm__run *out, tdm_error *err)
 
 /* ---- metrics --------------------------------------------------------------------------------- */
 
+/* Whether a line of the log is a JSON object. */
+static bool line_is_whole(const char *line, size_t length, uint64_t step)
+{
+    (void)step;
+    tdm_arena *arena = tdm_arena_create("line");
+    const tdm_json *object;
+    bool whole = arena && tdm_json_parse(line, length, arena, &object, NULL) == TDM_OK;
+    tdm_arena_destroy(arena);
+    return whole;
+}
+
 /* Whether a line of metrics belongs to the first `step` steps. */
 static bool line_belongs(const char *line, size_t length, uint64_t step)
 {
@@ -197,35 +216,51 @@ static bool line_belongs(const char *line, size_t length, uint64_t step)
     return belongs;
 }
 
-tdm_status tdm__run_rewind_metrics(tdm__run *run, uint64_t step, tdm_error *err)
+/* Replaces a file of lines by those of its lines that `keep` wants. A last line without its newline
+ * was cut short by a kill and goes, too. */
+static tdm_status keep_lines(tdm__run *run, const char *name, uint64_t step,
+                             bool (*keep)(const char *line, size_t length, uint64_t step), int *fd,
+                             tdm_error *err)
 {
-    char *path = tdm_path_join(run->arena, run->path, METRICS_NAME);
+    char *path = tdm_path_join(run->arena, run->path, name);
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    if (!tdm_path_is_file(path)) return TDM_OK; /* somebody sends it elsewhere, to a device */
     tdm_file_bytes old;
-    TDM_TRY(tdm_file_read(path, METRICS_LIMIT_BYTES, &old, err));
+    TDM_TRY(tdm_file_read(path, LINES_LIMIT_BYTES, &old, err));
     tdm_str kept = TDM_STR_INIT;
     const char *at = (const char *)old.data, *end = at + old.count;
     while (at && at < end) {
         const char *newline = memchr(at, '\n', (size_t)(end - at));
         if (!newline) break;
-        if (line_belongs(at, (size_t)(newline - at), step))
+        if (keep(at, (size_t)(newline - at), step))
             tdm_str_add_bytes(&kept, at, (size_t)(newline - at) + 1);
         at = newline + 1;
     }
     tdm_status status = TDM_OK;
     if (!tdm_str_ok(&kept))
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory for the metrics");
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory for %s", path);
     if (status == TDM_OK && kept.length != old.count) {
         status = tdm_file_replace(path, tdm_str_text(&kept), kept.length, err);
         if (status == TDM_OK) { /* the file is a new one now */
-            close(run->metrics_fd);
-            run->metrics_fd = open_to_append(run, METRICS_NAME);
-            if (run->metrics_fd < 0) status = tdm_os_fail(err, "opening", path);
+            close(*fd);
+            *fd = open_to_append(run, name);
+            if (*fd < 0) status = tdm_os_fail(err, "opening", path);
         }
     }
     tdm_file_bytes_release(&old);
     tdm_str_release(&kept);
     return status;
+}
+
+tdm_status tdm__run_rewind(tdm__run *run, uint64_t step, tdm_error *err)
+{
+    /* The log's sink must not write while its file is changed for another. */
+    tdm_log_remove_sink(log_to_file, run);
+    tdm_status status = keep_lines(run, LOG_NAME, step, line_is_whole, &run->log_fd, err);
+    if (tdm_log_add_sink(log_to_file, run, TDM_LOG_DEBUG) != TDM_OK && status == TDM_OK)
+        status = tdm_fail(err, TDM_ERR_RANGE, "run: too many listeners to the log");
+    TDM_TRY(status);
+    return keep_lines(run, METRICS_NAME, step, line_belongs, &run->metrics_fd, err);
 }
 
 void tdm__run_put_metrics(tdm__run *run)
@@ -245,11 +280,8 @@ tdm_status tdm__run_set_aside(tdm__run *run, uint64_t step, tdm_error *err)
     size_t count;
     TDM_TRY(tdm_dir_list(run->checkpoint_dir, run->arena, &names, &count, err));
     for (size_t i = 0; i < count; i++) {
-        unsigned long long its_step;
-        int end = 0;
-        if (sscanf(names[i], "step-%llu.safetensors%n", &its_step, &end) != 1 || end == 0 ||
-            names[i][end] || its_step <= step)
-            continue;
+        uint64_t its_step;
+        if (!tdm_checkpoint_step_of(names[i], &its_step) || its_step <= step) continue;
         char *from = tdm_path_join(run->arena, run->checkpoint_dir, names[i]);
         char *to = from ? tdm_arena_printf(run->arena, "%s.damaged", from) : NULL;
         if (!to) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");

@@ -173,14 +173,14 @@ static tdm_status set_normalisation(tdm__state *s, const tdm_job *job, const tdm
     return TDM_OK;
 }
 
+/* `misfit` is the status for a tensor of another shape. */
 static tdm_status copy_in(const tdm_named_tensor *from, const tdm_tensor *to, const char *file,
-                          tdm_error *err)
+                          tdm_status misfit, tdm_error *err)
 {
     char have[128], want[128];
     if (!tdm_shape_equal(&from->tensor.shape, &to->shape))
-        return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
-                        "%s: tensor '%s' has shape %s; this model's has %s", file, from->name,
-                        tdm_shape_text(&from->tensor.shape, have),
+        return tdm_fail(err, misfit, "%s: tensor '%s' has shape %s; this model's has %s", file,
+                        from->name, tdm_shape_text(&from->tensor.shape, have),
                         tdm_shape_text(&to->shape, want));
     if (to->dtype == TDM_DTYPE_F64) { /* not a parameter: it is kept as it is */
         if (from->tensor.dtype != TDM_DTYPE_F64)
@@ -208,12 +208,12 @@ static tdm_status init_from_file(tdm__state *s, const char *path, tdm_error *err
         const tdm_named_tensor *from = tdm_safetensors_find(file, name);
         if (!from) continue;
         tdm_tensor to = tdm_model_param(s->graph, name, s->params);
-        status = copy_in(from, &to, path, err);
+        status = copy_in(from, &to, path, TDM_ERR_JOB_INVALID, err);
         found++;
     }
     if (status == TDM_OK && found == 0)
         status = tdm_fail(
-            err, TDM_ERR_JOB_MISMATCH,
+            err, TDM_ERR_JOB_INVALID,
             "%s: none of its %zu tensors has the name of a parameter of this model (the "
             "first is '%s'); see 'tandem inspect' for both",
             path, tdm_safetensors_count(file), tdm_graph_param_at(s->graph, 0)->name);
@@ -256,7 +256,7 @@ tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoin
             return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
                             "the checkpoint has no tensor '%s', which this job's model needs",
                             to->name);
-        TDM_TRY(copy_in(from, &to->tensor, "the checkpoint", err));
+        TDM_TRY(copy_in(from, &to->tensor, "the checkpoint", TDM_ERR_JOB_MISMATCH, err));
     }
     return TDM_OK;
 }

@@ -39,6 +39,7 @@ typedef struct trainer {
     bool ended_early; /* by train.early_stop */
     tdm_position position;
     tdm_train_status status;
+    bool save_failed;      /* the last checkpoint along the way could not be written */
     double step_seconds;   /* spent in steps by this call */
     uint64_t first_sample; /* samples trained before this call */
     uint64_t first_step;
@@ -148,7 +149,11 @@ static tdm_status save_along_the_way(trainer *t, bool *saved, tdm_error *err)
 {
     tdm_status status = save(t, err);
     *saved = status == TDM_OK;
+    if (status == TDM_OK) t->save_failed = false;
     if (status == TDM_OK || status == TDM_ERR_DIVERGED) return status;
+    /* Said once, until it works again: a full disk must not fill the screen, too. */
+    if (t->save_failed) return TDM_OK;
+    t->save_failed = true;
     tdm_log(TDM_LOG_WARN, "train", "step %llu: no checkpoint: %s; training goes on",
             (unsigned long long)t->position.step, err ? err->message : tdm_status_text(status));
     return TDM_OK;
@@ -370,6 +375,7 @@ static tdm_status make_team(trainer *t, tdm_error *err)
     if (!t->data.test) return TDM_OK;
     tdm_model_options m = t->model;
     m.batch = tdm_model_eval_rows(&m);
+    if (m.batch > t->status.test_count) m.batch = t->status.test_count;
     return tdm_predictor_create(&m, tdm__state_measured(&t->state, job), &t->predictor, err);
 }
 
@@ -401,24 +407,44 @@ static tdm_status check_same_job(trainer *t, const tdm_checkpoint *checkpoint, c
     return TDM_OK;
 }
 
+/* A position is one that this job comes by: the numbers of steps, epochs and samples agree. */
+static tdm_status check_position(const trainer *t, const tdm_position *p, const char *path,
+                                 tdm_error *err)
+{
+    uint64_t rows = (uint64_t)t->epoch_rows, batch = (uint64_t)t->full_batch, steps, samples;
+    uint64_t batches = (rows + batch - 1) / batch;
+    bool fits = p->position < rows && p->position % batch == 0 &&
+                p->seed == (uint64_t)t->job->seed &&
+                !__builtin_mul_overflow(p->epoch, batches, &steps) &&
+                !__builtin_mul_overflow(p->epoch, rows, &samples) &&
+                p->step - p->position / batch == steps && p->samples - p->position == samples;
+    if (fits) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_FORMAT,
+                    "%s: its position (step %llu, epoch %llu, sample %llu of it) cannot come about "
+                    "in this job; the file is damaged: remove it to go on from the one before",
+                    path, (unsigned long long)p->step, (unsigned long long)p->epoch,
+                    (unsigned long long)p->position);
+}
+
 static tdm_status restore(trainer *t, tdm_error *err)
 {
     char *path;
     TDM_TRY(tdm_run_checkpoint(t->options->resume, t->arena, &path, err));
     tdm_checkpoint *checkpoint;
     TDM_TRY(tdm_checkpoint_open(path, &checkpoint, err));
+    const tdm_position *position = &tdm_checkpoint_content_of(checkpoint)->position;
     tdm_status status = check_same_job(t, checkpoint, path, err);
+    if (status == TDM_OK) status = check_position(t, position, path, err);
     if (status == TDM_OK) status = tdm__state_restore(&t->state, checkpoint, false, err);
+    /* From here on the run's folder is changed. */
+    if (status == TDM_OK) status = tdm__run_rewind(&t->run, position->step, err);
+    if (status == TDM_OK) status = tdm__run_set_aside(&t->run, position->step, err);
+    if (status == TDM_OK) status = tdm__run_write_job(&t->run, t->job, err);
     if (status == TDM_OK) {
-        t->position = tdm_checkpoint_content_of(checkpoint)->position;
+        t->position = *position;
         t->status.checkpoint_path = path;
-        status = tdm__run_rewind_metrics(&t->run, t->position.step, err);
     }
-    if (status == TDM_OK) status = tdm__run_set_aside(&t->run, t->position.step, err);
     tdm_checkpoint_destroy(checkpoint);
-    if (status == TDM_OK && ((int64_t)t->position.position >= t->epoch_rows ||
-                             t->position.seed != (uint64_t)t->job->seed))
-        status = tdm_fail(err, TDM_ERR_FORMAT, "%s: its position is outside this job's data", path);
     return status;
 }
 

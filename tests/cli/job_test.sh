@@ -122,7 +122,9 @@ test_keys() {
     assert_lacks "$out" "train.batch"
     assert_contains "$all" "$(head -1 <<<"$out")"
     assert_exit 0 "$TANDEM" job keys --json
-    assert_equal "$(python3 -c 'import json, sys; print(len(json.load(sys.stdin)))' <<<"$out")" \
+    # A key that is a mapping has keys of its own.
+    assert_equal "$(python3 -c 'import json, sys
+print(sum(1 + len(key.get("keys", [])) for key in json.load(sys.stdin)))' <<<"$out")" \
         "$(grep -c '^| `' "$source_root/docs/job-file.md")" "keys in the JSON"
     assert_exit 2 "$TANDEM" job keys optm.lr
     assert_contains "$err" "did you mean 'optim.lr'?"
@@ -130,6 +132,19 @@ test_keys() {
     assert_contains "$err" "no key begins with"
     "$TANDEM" job keys --markdown >keys.md
     assert_same_files keys.md "$source_root/docs/job-file.md" "the page of keys"
+}
+
+test_check_for_programs() {
+    printf 'train:\n  batch: x\ntypo: 1\n' >two.yaml
+    assert_exit 2 "$TANDEM" job check two.yaml --json
+    assert_equal "$(python3 -c 'import json, sys
+d = json.load(sys.stdin)
+print(d["ok"], [(p["line"], p["column"]) for p in d["problems"] if p["line"]])' <<<"$out")" \
+        "False [(2, 10), (3, 1)]" "the problems in the JSON"
+    assert_exit 0 "$TANDEM" job check job.yaml --json
+    assert_equal "$out" '{"file":"job.yaml","ok":true,"problems":[]}' "a good job in JSON"
+    assert_exit 2 "$TANDEM" job check absent.yaml --json
+    assert_contains "$out" '"error":'
 }
 
 test_usage() {

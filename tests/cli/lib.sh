@@ -16,6 +16,7 @@ unset NO_COLOR
 export TERM=dumb LC_ALL=C
 leave() {
     local code=$? pid
+    if declare -F clean_up >/dev/null; then clean_up; fi # of the test, when it has one
     for pid in $(jobs -p); do kill -9 "$pid" 2>/dev/null || true; done
     cd /
     rm -rf "$work"

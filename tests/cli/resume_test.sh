@@ -161,9 +161,15 @@ test_damage() {
         truncate -s "$size" runs/damaged/$newest
         damaged
     done
-    copy damaged
-    LC_ALL=C sed -i 's/tandem-checkpoint/tandam-checkpoint/' runs/damaged/$newest
-    damaged
+}
+
+# A file that is whole but not ours, or of a version to come: passing over it would lose work.
+test_a_checkpoint_of_another_kind() {
+    copy kind
+    sed -i '1s/tandem-checkpoint-1/tandem-checkpoint-2/' runs/kind/$newest
+    assert_exit 1 "$TANDEM" train --resume runs/kind
+    assert_contains "$err" "step-000000000012.safetensors"
+    [ -e runs/kind/$newest ] || fail "it was moved"
 }
 
 test_damage_of_two() {
@@ -190,9 +196,45 @@ test_damage_is_not_kept_instead_of_good_ones() {
     copy keep
     flip runs/keep/$newest
     assert_exit 0 "$TANDEM" train --resume runs/keep --set checkpoint.keep=1 --set train.steps=11
-    assert_exit 0 "$TANDEM" train --resume runs/keep
+    assert_exit 0 "$TANDEM" train --resume runs/keep --set train.steps=12
     assert_contains "$err" "going on from step 11 of 12"
     assert_equal "$(hash_in "$out")" "$whole" "the hash after going on twice"
+}
+
+# What is not damaged but out of reach is no reason to throw work away.
+test_a_checkpoint_out_of_reach() {
+    copy reach
+    mkdir runs/reach/checkpoints/step-000000000099.safetensors
+    assert_exit 1 "$TANDEM" train --resume runs/reach
+    assert_contains "$err" "step-000000000099.safetensors"
+    [ -d runs/reach/checkpoints/step-000000000099.safetensors ] || fail "it was renamed"
+    rmdir runs/reach/checkpoints/step-000000000099.safetensors
+    sed 's/tandem-checkpoint-1/tandem-checkpoint-2/' runs/reach/$newest >newer
+    cp newer runs/reach/checkpoints/step-000000000099.safetensors
+    assert_exit 1 "$TANDEM" train --resume runs/reach
+    assert_contains "$err" "use the version of Tandem that wrote it"
+}
+
+test_foreign_names_are_left_alone() {
+    copy foreign
+    rm runs/foreign/$newest
+    local name
+    for name in step-99999.safetensors 'step- 5000.safetensors' step-+5001.safetensors note.txt; do
+        echo mine >"runs/foreign/checkpoints/$name"
+    done
+    assert_exit 0 "$TANDEM" train --resume runs/foreign
+    assert_whole runs/foreign
+    for name in step-99999.safetensors 'step- 5000.safetensors' step-+5001.safetensors note.txt; do
+        assert_equal "$(cat "runs/foreign/checkpoints/$name")" mine "$name"
+    done
+}
+
+test_a_longer_run_is_longer_for_good() {
+    copy longer
+    assert_exit 0 "$TANDEM" train --resume runs/longer --set train.epochs=4
+    assert_contains "$(cat runs/longer/job.yaml)" "epochs: 4"
+    assert_exit 0 "$TANDEM" train --resume runs/longer
+    assert_contains "$out" "last step, 16"
 }
 
 # A kill in the middle of a line of metrics, and garbage.

@@ -130,26 +130,31 @@ interrupted_in() {
 interrupted_way() {
     PATH=$work/bin:$PATH bash -c "exec $1" &
     local pid=$!
-    wait_for 60 grep -q "going on from step" .err
+    wait_for 60 grep -qs "going on from step" .err
     kill -TERM "$pid"
     wait "$pid"
 }
 
+gone() { ! kill -0 "$1" 2>/dev/null; }
+
 # The second Ctrl-C does not wait for the step.
 test_twice_is_at_once() {
+    if grep -q __tsan_init "$TANDEM"; then
+        printf 'NOT TESTED: ThreadSanitizer holds signals back until the step is over\n'
+        return
+    fi
     make_data 2000 large.csv
     "$TANDEM" train job.yaml --set data.train=large.csv --set train.batch=2000 --set run.dir=large \
         --set "model.hidden=[1500, 1500, 1500]" --set compute.backend=ref --set train.epochs=100 \
         --set parallel.lanes=1 >large.out 2>large.err &
-    local pid=$! code=0 begin
-    wait_for 120 grep -q "100 steps" large.err
+    local pid=$! code=0
+    wait_for 120 grep -qs "100 steps" large.err
     kill -INT "$pid"
     sleep 1
     kill -0 "$pid" 2>/dev/null || fail "the step was too short for this test: $(cat large.err)"
-    begin=$SECONDS
     kill -INT "$pid"
+    wait_for 4 gone "$pid"
     wait "$pid" || code=$?
-    [ $((SECONDS - begin)) -le 3 ] || fail "it took $((SECONDS - begin)) s to stop at once"
     assert_equal "$code" 130 "the exit code after the second Ctrl-C"
     assert_equal "$(cat large.out)" "" "what it printed after the second Ctrl-C"
 }

@@ -71,7 +71,7 @@ test_too_many_workers() {
 test_what_a_run_holds() {
     assert_exit 0 "$TANDEM" train job.yaml --set run.dir=held --set run.log_every_steps=1
     assert_contains "$out" "done at step 15"
-    assert_contains "$out" "$PWD/held/tiny-1/checkpoints/step-000000000015.safetensors"
+    assert_contains "$out" " held/tiny-1/checkpoints/step-000000000015.safetensors"
     assert_contains "$err" "4 lanes on"
     assert_equal "$(wc -l <held/tiny-1/metrics.jsonl)" 15 "lines of metrics"
     assert_equal "$(ls held/tiny-1)" "checkpoints

@@ -435,8 +435,8 @@ static void test_checkpoint_open_refuses(void)
         const char *message;
     } cases[] = {
         {"absent", NULL, TDM_OK, NULL}, /* the forgery itself is sound */
-        {"format", NULL, TDM_ERR_UNSUPPORTED, "no checkpoint of Tandem's"},
-        {"format", "pt", TDM_ERR_UNSUPPORTED, "no checkpoint of Tandem's"},
+        {"format", NULL, TDM_ERR_FORMAT, "no checkpoint of Tandem's"},
+        {"format", "pt", TDM_ERR_FORMAT, "no checkpoint of Tandem's"},
         {"format", "tandem-checkpoint-2", TDM_ERR_UNSUPPORTED, "tandem-checkpoint-2"},
         {"sha256", NULL, TDM_ERR_FORMAT, "sha256"},
         {"state", NULL, TDM_ERR_FORMAT, "state"},

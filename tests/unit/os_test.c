@@ -204,10 +204,18 @@ static void test_replace_odd_names(void)
     CHECK_INT(tdm_file_replace(in_folder("absent/file"), "x", 1, &err), TDM_ERR_NOT_FOUND);
     CHECK_INT(folder_entries(), 1);
 
-    CHECK_INT(symlink("elsewhere", in_folder("link")), 0); /* the link is replaced, not followed */
+    CHECK_INT(tdm_file_replace(in_folder("target"), "old", 3, &err), TDM_OK);
+    CHECK_INT(symlink("target", in_folder("link")), 0); /* a link is followed, and stays one */
     CHECK_INT(tdm_file_replace(in_folder("link"), "x", 1, &err), TDM_OK);
-    CHECK(!tdm_path_is_file(in_folder("elsewhere")));
-    check_content(in_folder("link"), "x");
+    check_content(in_folder("target"), "x");
+    struct stat info;
+    CHECK(lstat(in_folder("link"), &info) == 0 && S_ISLNK(info.st_mode));
+
+    CHECK_INT(mkfifo(in_folder("fifo"), 0600), 0); /* nothing but a file is replaced */
+    CHECK_INT(tdm_file_replace(in_folder("fifo"), "x", 1, &err), TDM_ERR_INVALID);
+    CHECK_HAS(err.message, "a device, a pipe or a socket");
+    CHECK(lstat(in_folder("fifo"), &info) == 0 && S_ISFIFO(info.st_mode));
+    CHECK_INT(unlink(in_folder("fifo")), 0);
 
     char *here = getcwd(NULL, 0); /* a bare name means the current folder */
     CHECK_INT(chdir(folder), 0);

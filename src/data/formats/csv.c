@@ -69,7 +69,9 @@ static tdm_status fail_no_such_column(csv_reader *reader, const char *label, tdm
     char hint[TDM__SHOW_BYTES + 32] = "";
     if (nearest) snprintf(hint, sizeof(hint), "; perhaps '%s' is meant", nearest);
     tdm_status status = tdm_fail(
-        err, TDM_ERR_INVALID, "%s: no column is named '%s' in the header on line %llu%s",
+        err, TDM_ERR_INVALID,
+        "%s: no column is named '%s' on line %llu, taken as the header%s; a column can also be named "
+        "by its number, or as first or last",
         reader->source->name, label, (unsigned long long)records->record_line, hint);
     free(list.shown);
     return status;
@@ -105,11 +107,12 @@ static tdm_status check_known_count(const csv_reader *reader, bool *out_no_label
     uint64_t known = (uint64_t)reader->options->feature_count, columns = reader->column_count;
     *out_no_label = known > 0 && columns == known;
     if (known == 0 || columns == known || columns == known + 1) return TDM_OK;
-    char hint[96] = "";
+    char hint[128] = "";
     if (columns == 1)
-        snprintf(hint, sizeof(hint),
-                 "; if another character than '%c' separates the columns, set the delimiter",
-                 reader->records.delimiter);
+        snprintf(
+            hint, sizeof(hint),
+            "; if another character than '%c' separates the columns, set the delimiter (data.delimiter in a job)",
+            reader->records.delimiter);
     return tdm_fail(
         err, TDM_ERR_FORMAT,
         "%s: line %llu has %zu column%s; a sample has %llu numbers here, and one column "
@@ -275,7 +278,8 @@ static tdm_status fail_cell(const csv_reader *reader, size_t column, tdm__number
     return tdm_fail(err, TDM_ERR_FORMAT, "%s: line %llu, %s: '%s' %s%s", reader->source->name,
                     (unsigned long long)cell->line, show_column(reader, column, place),
                     tdm__text_show(cell->text, cell->length, shown), reasons[why],
-                    guessed ? "; if this line is a header, say so in the options" : "");
+                    guessed ? "; if this line is a header, say so (data.header: yes in a job)"
+                            : "");
 }
 
 /* `status` is what tdm__classes_number() said; OK stands for a label that is not UTF-8. */

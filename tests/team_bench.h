@@ -1,0 +1,148 @@
+/*
+ * team_bench.h: a team on the bench: a small model with made-up rows, and all that a team borrows.
+ *
+ * A row's numbers are a function of the step and of its place in the batch, so every team of one
+ * shape sees the same data, whoever fills it in. The bench itself allocates only when it is opened.
+ */
+#ifndef TANDEM_TESTS_TEAM_BENCH_H
+#define TANDEM_TESTS_TEAM_BENCH_H
+
+#include "check.h"
+
+#include <tandem/os.h>
+#include <tandem/parallel.h>
+
+#include <stdlib.h>
+
+enum { TEAM_BENCH_FEATURES = 7, TEAM_BENCH_CLASSES = 4 };
+
+/* What a test chooses; zero means the default. */
+typedef struct team_shape {
+    int64_t lanes;
+    int workers;
+    int64_t batches[TDM_TEAM_MAX_BATCHES];
+    int optim;   /* tdm_job_optim */
+    int backend; /* tdm_job_backend */
+    double dropout;
+    int64_t width; /* of the hidden layer; 0: 19 */
+    bool poison;   /* a NaN in the last row of every batch */
+} team_shape;
+
+typedef struct team_bench {
+    team_shape shape;
+    tdm_job job;
+    int64_t hidden[2];
+    tdm_graph *graph; /* of one row, for the layout */
+    tdm_pages pages;
+    float *params;
+    float *states[TDM_OPTIM_MAX_STATES];
+    size_t param_extent, trained_extent;
+    tdm_team *team;
+    uint64_t step; /* of the batch that is filled in */
+    int64_t batch;
+} team_bench;
+
+static inline void team_bench_row(const team_bench *b, int64_t row, float *x, int32_t *class_of)
+{
+    tdm_rng rng = tdm_rng_at((tdm_rng_address){
+        .seed = 99, .stream = TDM_RNG_STREAM_USER, .step = b->step, .sample = (uint64_t)row});
+    *class_of = (int32_t)tdm_rng_below(&rng, TEAM_BENCH_CLASSES);
+    for (int i = 0; i < TEAM_BENCH_FEATURES; i++)
+        x[i] = tdm_rng_uniform(&rng) + (i == *class_of ? 1.0f : 0.0f);
+    if (b->shape.poison && row == b->batch - 1) x[0] = NAN;
+}
+
+static inline void team_bench_fill(void *user, int worker, int64_t first, int64_t count, float *x,
+                                   int32_t *classes)
+{
+    const team_bench *b = user;
+    (void)worker;
+    for (int64_t i = 0; i < count; i++)
+        team_bench_row(b, first + i, x + i * TEAM_BENCH_FEATURES, &classes[i]);
+}
+
+static inline tdm_model_options team_bench_model(const team_bench *b)
+{
+    return (tdm_model_options){.job = &b->job,
+                               .sample_shape = tdm_shape_1(TEAM_BENCH_FEATURES),
+                               .class_count = TEAM_BENCH_CLASSES};
+}
+
+static inline tdm_optim_settings team_bench_settings(void)
+{
+    return (tdm_optim_settings){.lr = 0.02,
+                                .momentum = 0.9,
+                                .nesterov = true,
+                                .beta1 = 0.9,
+                                .beta2 = 0.99,
+                                .eps = 1e-8,
+                                .weight_decay = 0.01};
+}
+
+static inline tdm_team_options team_bench_options(team_bench *b)
+{
+    tdm_team_options o = {.model = team_bench_model(b),
+                          .worker_count = b->shape.workers,
+                          .lane_count = b->shape.lanes,
+                          .optim = tdm_optim_find(b->shape.optim),
+                          .settings = team_bench_settings(),
+                          .params = b->params,
+                          .seed = 5,
+                          .fill = team_bench_fill,
+                          .user = b};
+    for (int i = 0; i < TDM_TEAM_MAX_BATCHES; i++) o.batches[i] = b->shape.batches[i];
+    for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++) o.states[i] = b->states[i];
+    return o;
+}
+
+/* Everything but the team. */
+static inline bool team_bench_prepare(team_bench *b, const team_shape *shape)
+{
+    *b = (team_bench){.shape = *shape};
+    b->hidden[0] = shape->width > 0 ? shape->width : 19;
+    b->hidden[1] = 5;
+    b->job.model.hidden.values = b->hidden;
+    b->job.model.hidden.count = 2;
+    b->job.model.dropout = shape->dropout;
+    b->job.compute.backend = shape->backend;
+    tdm_model_options m = team_bench_model(b);
+    m.batch = 1;
+    CHECK_INT(tdm_model_build(&m, &b->graph, NULL), TDM_OK);
+    if (!b->graph) return false;
+    b->param_extent = tdm_graph_param_extent(b->graph);
+    b->trained_extent = tdm_graph_trained_extent(b->graph);
+    size_t block = (b->param_extent + 15) / 16 * 16;
+    CHECK_INT(tdm_pages_map(3 * block * sizeof(float), false, &b->pages, NULL), TDM_OK);
+    b->params = b->pages.data;
+    if (!b->params) return false;
+    for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++)
+        b->states[i] = b->params + (size_t)(i + 1) * block;
+    tdm_model_init(b->graph, 3, b->params);
+    return true;
+}
+
+static inline bool team_bench_open(team_bench *b, const team_shape *shape)
+{
+    if (!team_bench_prepare(b, shape)) return false;
+    tdm_team_options o = team_bench_options(b);
+    tdm_error err = {0};
+    CHECK_INT(tdm_team_create(&o, &b->team, &err), TDM_OK);
+    if (!b->team) fprintf(stderr, "  %s\n", err.message);
+    return b->team != NULL;
+}
+
+static inline void team_bench_close(team_bench *b)
+{
+    tdm_team_destroy(b->team);
+    tdm_graph_destroy(b->graph);
+    tdm_pages_unmap(&b->pages);
+}
+
+static inline tdm_step_result team_bench_step(team_bench *b, uint64_t step, int64_t batch)
+{
+    b->step = step;
+    b->batch = batch;
+    return tdm_team_step(b->team, step, batch);
+}
+
+#endif

@@ -1,0 +1,241 @@
+/*
+ * eval_test.c: inference over data sets and the metrics from it, against values worked out by hand
+ * and against the definitions in double precision.
+ */
+#include "check.h"
+
+#include <tandem/eval.h>
+#include <tandem/os.h>
+
+#include <stdlib.h>
+
+/* A linear model of two features and three classes: logits = x W + b, set by the test. */
+typedef struct fixture {
+    tdm_job job;
+    tdm_model_options model;
+    tdm_graph *graph; /* for the layout of the parameters */
+    tdm_pages pages;
+    float *params;
+    tdm_dataset *set;
+} fixture;
+
+static tdm_dataset *parse(const char *csv, const char *const *names, int64_t count)
+{
+    tdm_dataset *set = NULL;
+    tdm_error err = {0};
+    tdm_data_options options = {.class_names = names, .class_count = count};
+    CHECK_INT(tdm_dataset_parse(csv, strlen(csv), NULL, 0, "test", &options, &set, &err), TDM_OK);
+    if (!set) fprintf(stderr, "  %s\n", err.message);
+    return set;
+}
+
+static bool fixture_open(fixture *f, const char *csv)
+{
+    static const char *const names[] = {"a", "b", "c"};
+    *f = (fixture){.set = parse(csv, names, 3)};
+    f->model = (tdm_model_options){
+        .job = &f->job, .sample_shape = tdm_shape_1(2), .class_count = 3, .batch = 1};
+    CHECK_INT(tdm_model_build(&f->model, &f->graph, NULL), TDM_OK);
+    if (!f->graph || !f->set) return false;
+    size_t bytes = tdm_graph_param_extent(f->graph) * sizeof(float);
+    if (tdm_pages_map(bytes, false, &f->pages, NULL) != TDM_OK) return false;
+    f->params = f->pages.data;
+    tdm_model_init(f->graph, 1, f->params);
+    return true;
+}
+
+static void fixture_close(fixture *f)
+{
+    tdm_dataset_destroy(f->set);
+    tdm_graph_destroy(f->graph);
+    tdm_pages_unmap(&f->pages);
+}
+
+/* The parameters of the only layer: the weights are the one of rank 2. */
+static void set_layer(fixture *f, float weight, const float bias[3])
+{
+    for (size_t i = 0; i < tdm_graph_param_count(f->graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(f->graph, i);
+        if (!p->trained) continue;
+        float *numbers = f->params + p->offset;
+        for (size_t k = 0; k < p->elements; k++) numbers[k] = p->shape.rank == 2 ? 0 : bias[k];
+        if (p->shape.rank != 2) continue;
+        /* Feature 0 speaks for class 0, feature 1 for class 1, in either layout. */
+        bool by_output = p->shape.dim[0] == 3;
+        numbers[0] = weight;
+        numbers[by_output ? 3 : 4] = weight;
+    }
+}
+
+static tdm_predictor *predictor(const fixture *f, int64_t batch)
+{
+    tdm_predictor *p = NULL;
+    tdm_model_options m = f->model;
+    m.batch = batch;
+    CHECK_INT(tdm_predictor_create(&m, f->params, &p, NULL), TDM_OK);
+    return p;
+}
+
+/* ---- the largest ----------------------------------------------------------------------------- */
+
+static void argmax_takes_the_first_of_equals(void)
+{
+    CHECK_INT(tdm_argmax((float[]){3}, 1), 0);
+    CHECK_INT(tdm_argmax((float[]){1, 2, 3}, 3), 2);
+    CHECK_INT(tdm_argmax((float[]){-5, -1, -3}, 3), 1);
+    CHECK_INT(tdm_argmax((float[]){2, 7, 7, 7}, 4), 1);
+    CHECK_INT(tdm_argmax((float[]){0, 0}, 2), 0);
+    CHECK_INT(tdm_argmax((float[]){-INFINITY, INFINITY, 3}, 3), 1);
+}
+
+/* ---- inference ------------------------------------------------------------------------------- */
+
+static const char four[] = "1,0,a\n0,1,b\n1,1,c\n2,0,b\n";
+
+static void logits_and_probabilities_by_hand(void)
+{
+    fixture f;
+    if (!fixture_open(&f, four)) return;
+    set_layer(&f, 2.0f, (float[]){0.5f, 0, -1});
+    tdm_predictor *p = predictor(&f, 3);
+    if (!p) return;
+    CHECK_INT(tdm_predictor_batch(p), 3);
+    CHECK_INT(tdm_predictor_class_count(p), 3);
+    static const float want[4][3] = {{2.5f, 0, -1}, {0.5f, 2, -1}, {2.5f, 2, -1}, {4.5f, 0, -1}};
+    for (int64_t first = 0; first < 4; first++) {
+        int64_t count = first + 3 <= 4 ? 3 : 4 - first;
+        const float *logits = NULL, *probabilities = NULL;
+        tdm_predictor_run(p, f.set, first, count, &logits, &probabilities);
+        for (int64_t i = 0; i < count; i++) {
+            double sum = 0;
+            for (int k = 0; k < 3; k++) sum += exp((double)want[first + i][k]);
+            for (int k = 0; k < 3; k++) {
+                CHECK_NEAR(logits[i * 3 + k], want[first + i][k], 1e-6);
+                CHECK_NEAR(probabilities[i * 3 + k], exp((double)want[first + i][k]) / sum, 1e-6);
+            }
+        }
+    }
+    tdm_predictor_run(p, f.set, 0, 1, NULL, NULL); /* both outputs may be left out */
+    tdm_predictor_destroy(p);
+    fixture_close(&f);
+}
+
+static void metrics_by_hand(void)
+{
+    fixture f;
+    if (!fixture_open(&f, four)) return;
+    set_layer(&f, 2.0f, (float[]){0.5f, 0, -1});
+    tdm_predictor *p = predictor(&f, 4);
+    if (!p) return;
+    int64_t confusion[9] = {7, 7, 7, 7, 7, 7, 7, 7, 7};
+    tdm_metrics m = tdm_evaluate(p, f.set, confusion);
+    CHECK_INT(m.sample_count, 4);
+    CHECK_NEAR(m.accuracy, 0.5, 0);
+    double loss = log(exp(2.5) + 1 + exp(-1)) - 2.5 + log(exp(0.5) + exp(2) + exp(-1)) - 2 +
+                  log(exp(2.5) + exp(2) + exp(-1)) + 1 + log(exp(4.5) + 1 + exp(-1));
+    CHECK_NEAR(m.loss, loss / 4, 1e-6);
+    static const int64_t want[9] = {1, 0, 0, 1, 1, 0, 1, 0, 0}; /* [truth][guess] */
+    for (int i = 0; i < 9; i++) CHECK_INT(confusion[i], want[i]);
+    tdm_predictor_destroy(p);
+    fixture_close(&f);
+}
+
+/* The parameters are borrowed: a change of them shows in the next call. */
+static void parameters_may_change_between_calls(void)
+{
+    fixture f;
+    if (!fixture_open(&f, four)) return;
+    set_layer(&f, 0, (float[]){0, 0, 1});
+    tdm_predictor *p = predictor(&f, 2);
+    if (!p) return;
+    CHECK_NEAR(tdm_evaluate(p, f.set, NULL).accuracy, 0.25, 0);
+    set_layer(&f, 0, (float[]){0, 1, 0});
+    CHECK_NEAR(tdm_evaluate(p, f.set, NULL).accuracy, 0.5, 0);
+    set_layer(&f, 0, (float[]){0, 0, 0});
+    CHECK_NEAR(tdm_evaluate(p, f.set, NULL).loss, log(3), 1e-9);
+    tdm_predictor_destroy(p);
+    fixture_close(&f);
+}
+
+/* Logits so far apart that exp() of them would be infinite or nothing. */
+static void large_logits_have_a_finite_loss(void)
+{
+    fixture f;
+    if (!fixture_open(&f, "1,0,b\n")) return;
+    set_layer(&f, 1e5f, (float[]){0, 0, -1e5f});
+    tdm_predictor *p = predictor(&f, 1);
+    if (!p) return;
+    CHECK_NEAR(tdm_evaluate(p, f.set, NULL).loss, 1e5, 1e-3);
+    tdm_predictor_destroy(p);
+    fixture_close(&f);
+}
+
+static void add_rows(tdm_str *csv, int count)
+{
+    tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 8, .stream = TDM_RNG_STREAM_USER});
+    for (int i = 0; i < count; i++)
+        tdm_str_addf(csv, "%.4f,%.4f,%c\n", (double)tdm_rng_uniform(&rng),
+                     (double)tdm_rng_uniform(&rng), "abc"[tdm_rng_below(&rng, 3)]);
+}
+
+static void the_size_of_batches_does_not_matter(void)
+{
+    static const int64_t batches[] = {1, 2, 7, 36, 37, 38, 100};
+    tdm_str csv = TDM_STR_INIT;
+    add_rows(&csv, 37);
+    fixture f;
+    if (!fixture_open(&f, tdm_str_text(&csv))) return;
+    int64_t first_confusion[9] = {0};
+    tdm_metrics first = {0};
+    for (size_t i = 0; i < sizeof(batches) / sizeof(batches[0]); i++) {
+        int64_t confusion[9], sum = 0;
+        tdm_predictor *p = predictor(&f, batches[i]);
+        if (!p) continue;
+        tdm_metrics m = tdm_evaluate(p, f.set, confusion);
+        if (i == 0) {
+            first = m;
+            memcpy(first_confusion, confusion, sizeof(confusion));
+        }
+        for (int k = 0; k < 9; k++) sum += confusion[k];
+        CHECK_INT(sum, 37);
+        CHECK_INT(m.sample_count, 37);
+        CHECK(m.accuracy > 0 && m.accuracy < 1); /* so that a mistake would show */
+        CHECK_NEAR(m.accuracy, first.accuracy, 0);
+        CHECK_NEAR(m.loss, first.loss, 1e-6);
+        CHECK(memcmp(confusion, first_confusion, sizeof(confusion)) == 0);
+        tdm_predictor_destroy(p);
+    }
+    tdm_str_release(&csv);
+    fixture_close(&f);
+}
+
+static void what_is_refused(void)
+{
+    fixture f;
+    if (!fixture_open(&f, four)) return;
+    tdm_predictor *p = NULL;
+    tdm_error err = {0};
+    tdm_model_options m = f.model;
+    for (m.batch = 0; m.batch >= -1; m.batch--) {
+        CHECK_INT(tdm_predictor_create(&m, f.params, &p, &err), TDM_ERR_INVALID);
+        CHECK_HAS(err.message, "at least 1");
+        CHECK(!p);
+    }
+    m.batch = INT64_MAX; /* more than any memory */
+    CHECK(tdm_predictor_create(&m, f.params, &p, &err) != TDM_OK);
+    CHECK(!p);
+    tdm_predictor_destroy(NULL);
+    fixture_close(&f);
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(argmax_takes_the_first_of_equals),
+    CHECK_TEST(logits_and_probabilities_by_hand),
+    CHECK_TEST(metrics_by_hand),
+    CHECK_TEST(parameters_may_change_between_calls),
+    CHECK_TEST(large_logits_have_a_finite_loss),
+    CHECK_TEST(the_size_of_batches_does_not_matter),
+    CHECK_TEST(what_is_refused),
+};
+
+CHECK_MAIN(tests)

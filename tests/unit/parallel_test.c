@@ -1,0 +1,432 @@
+/*
+ * parallel_test.c: slices, the tree over lanes, and teams.
+ *
+ * The one thing that must hold is that a trained bit depends on the lanes and never on the workers.
+ * It is held against a definition of a step that is written down here once more, in the plainest
+ * way: each lane alone, the tree by recursion, one update over everything.
+ *
+ * pthread_create is wrapped by the linker (see tests/CMakeLists.txt), so that it can fail.
+ */
+#include "parallel/internal.h"
+#include "team_bench.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+static atomic_int threads_allowed = -1; /* -1: any number */
+
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *),
+                          void *arg);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *),
+                          void *arg);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *),
+                          void *arg)
+{
+    if (threads_allowed == 0) return EAGAIN;
+    if (threads_allowed > 0) threads_allowed--;
+    return __real_pthread_create(thread, attr, start, arg);
+}
+
+/* ---- slices ---------------------------------------------------------------------------------- */
+
+static void slices_cover_all_rows_once(void)
+{
+    for (int64_t rows = 0; rows <= 70; rows++) {
+        for (int64_t lanes = 1; lanes <= 33; lanes++) {
+            int64_t next = 0, most = 0, least = INT64_MAX;
+            for (int64_t lane = 0; lane < lanes; lane++) {
+                tdm_slice s = tdm_lane_slice(rows, lanes, lane);
+                CHECK_INT(s.first, next);
+                next += s.count;
+                if (s.count > most) most = s.count;
+                if (s.count < least) least = s.count;
+            }
+            CHECK_INT(next, rows);
+            CHECK(most - least <= 1);
+        }
+    }
+    tdm_slice last = tdm_lane_slice(INT64_C(1) << 40, 65536, 65535);
+    CHECK_INT(last.first + last.count, INT64_C(1) << 40);
+}
+
+static void lanes_are_chosen_by_the_batch_alone(void)
+{
+    static const struct {
+        int64_t batch, lanes;
+    } cases[] = {{1, 1},   {16, 1},  {31, 1},
+                 {32, 2},  {63, 2},  {64, 4},
+                 {127, 4}, {128, 8}, {INT64_C(1) << 31, 8}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        CHECK_INT(tdm_lanes_auto(cases[i].batch), cases[i].lanes);
+}
+
+static void few_buffers_are_enough(void)
+{
+    for (int k = 0; k <= 10; k++) { /* aligned blocks of 2^k lanes: k + 1 */
+        int64_t width = INT64_C(1) << k;
+        for (int64_t first = 0; first < 1024; first += width)
+            CHECK_INT(tdm_lane_buffers(1024, (tdm_slice){first, width}), k + 1);
+    }
+    CHECK_INT(tdm_lane_buffers(8, (tdm_slice){1, 2}), 2); /* 1 | 2: not siblings */
+    CHECK_INT(tdm_lane_buffers(8, (tdm_slice){3, 5}), 4); /* 3 | 4 5 6 7 */
+}
+
+/* ---- the tree -------------------------------------------------------------------------------- */
+
+enum { TREE_LANES_MOST = 32, TREE_ELEMENTS = 37 };
+
+typedef struct tree_case {
+    tdm__tree tree;
+    float numbers[2 * TREE_LANES_MOST][TREE_ELEMENTS];
+    float *held[2 * TREE_LANES_MOST];
+} tree_case;
+
+/* Sizes far apart, so that another order of adding gives other bits. */
+static float wild(tdm_rng *rng)
+{
+    return ldexpf(2.0f * tdm_rng_uniform(rng) - 1.0f, (int)tdm_rng_below(rng, 24) - 12);
+}
+
+static void tree_fill(tree_case *c, int64_t lanes, double empty, uint64_t seed)
+{
+    tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = seed, .stream = TDM_RNG_STREAM_USER});
+    c->tree = (tdm__tree){.lane_count = lanes, .held = c->held};
+    memset(c->held, 0, sizeof(c->held));
+    for (int64_t node = lanes; node < 2 * lanes; node++) {
+        for (int i = 0; i < TREE_ELEMENTS; i++) c->numbers[node][i] = wild(&rng);
+        if ((double)tdm_rng_uniform(&rng) >= empty) c->held[node] = c->numbers[node];
+    }
+    /* Here and there a worker has added up a whole sub-tree already. */
+    for (int64_t node = lanes - 1; node >= 1; node--) {
+        float *left = c->held[2 * node], *right = c->held[2 * node + 1];
+        if (tdm_rng_below(&rng, 3) != 0 || (!left && !right)) continue;
+        for (int i = 0; i < TREE_ELEMENTS; i++)
+            c->numbers[node][i] = left && right ? left[i] + right[i] : left ? left[i] : right[i];
+        c->held[node] = c->numbers[node];
+        c->held[2 * node] = c->held[2 * node + 1] = NULL;
+    }
+}
+
+static bool plain_sum(const tree_case *c, int64_t node, int element, float *out)
+{
+    if (c->held[node]) {
+        *out = c->held[node][element];
+        return true;
+    }
+    if (node >= c->tree.lane_count) return false;
+    float left = 0, right = 0;
+    bool has_left = plain_sum(c, 2 * node, element, &left);
+    bool has_right = plain_sum(c, 2 * node + 1, element, &right);
+    *out = has_left && has_right ? left + right : has_left ? left : right;
+    return has_left || has_right;
+}
+
+static uint32_t bits_of(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return bits;
+}
+
+static void check_tree(const tree_case *c, size_t begin, size_t count)
+{
+    float out[TREE_ELEMENTS], scratch[8 * TREE_ELEMENTS];
+    for (int i = 0; i < TREE_ELEMENTS; i++) out[i] = -77;
+    float expected = 0;
+    bool any = plain_sum(c, 1, 0, &expected);
+    CHECK_INT(tdm__tree_sum(&c->tree, 1, begin, count, out, scratch), any);
+    for (size_t i = 0; i < TREE_ELEMENTS; i++) {
+        expected = -77;
+        if (any && i < count) plain_sum(c, 1, (int)(begin + i), &expected);
+        CHECK(bits_of(out[i]) == bits_of(expected));
+    }
+}
+
+static void the_tree_is_added_as_defined(void)
+{
+    static tree_case c;
+    static const double empties[] = {0, 0.3, 0.9, 1.0};
+    for (int64_t lanes = 1; lanes <= TREE_LANES_MOST; lanes *= 2)
+        for (size_t e = 0; e < 4; e++)
+            for (uint64_t seed = 0; seed < 30; seed++) {
+                tree_fill(&c, lanes, empties[e], seed);
+                check_tree(&c, 0, TREE_ELEMENTS);
+                check_tree(&c, 5, 17);
+                check_tree(&c, 36, 1);
+            }
+}
+
+/* ---- teams ----------------------------------------------------------------------------------- */
+
+enum { STEPS = 6, FULL_BATCH = 21, LAST_BATCH = 5 };
+
+static int64_t batch_of(uint64_t step)
+{
+    return step % 3 == 2 ? LAST_BATCH : FULL_BATCH;
+}
+
+/* The gradient and loss of one lane, by a plan of its own. */
+static double lane_alone(const team_bench *b, int64_t batch, tdm_slice rows, float *grads)
+{
+    tdm_model_options m = team_bench_model(b);
+    m.batch = rows.count;
+    m.training = true;
+    m.loss_scale = 1.0 / (double)batch;
+    tdm_graph *graph = NULL;
+    tdm_plan *plan = NULL;
+    tdm_pages arena = {0};
+    tdm_plan_options o = {.backend = b->shape.backend == TDM_JOB_BACKEND_REF ? "ref" : NULL,
+                          .threads = 1};
+    double loss = NAN;
+    if (tdm_model_build(&m, &graph, NULL) == TDM_OK &&
+        tdm_plan_create(graph, &o, &plan, NULL) == TDM_OK &&
+        tdm_pages_map(tdm_plan_arena_bytes(plan), false, &arena, NULL) == TDM_OK) {
+        tdm_plan_bind(plan, TDM_SPACE_ARENA, arena.data);
+        tdm_plan_bind(plan, TDM_SPACE_PARAMS, b->params);
+        tdm_plan_bind(plan, TDM_SPACE_GRADS, grads);
+        team_bench_fill((void *)b, 0, rows.first, rows.count,
+                        tdm_plan_input(plan, TDM_MODEL_INPUT).data,
+                        tdm_plan_input(plan, TDM_MODEL_CLASSES).data);
+        tdm_plan_run(
+            plan, &(tdm_step_key){.seed = 5, .step = b->step, .first_row = (uint64_t)rows.first});
+        loss = (double)*(float *)tdm_plan_output(plan, TDM_MODEL_LOSS).data;
+    }
+    tdm_plan_destroy(plan);
+    tdm_graph_destroy(graph);
+    tdm_pages_unmap(&arena);
+    return loss;
+}
+
+/* Lanes [first, first + width): their sum in `grads`, or false when none has rows. */
+static bool tree_alone(const team_bench *b, int64_t first, int64_t width, float *grads,
+                       double *loss)
+{
+    if (width == 1) {
+        tdm_slice rows = tdm_lane_slice(b->batch, b->shape.lanes, first);
+        if (rows.count == 0) return false;
+        *loss = lane_alone(b, b->batch, rows, grads);
+        return true;
+    }
+    float *other = aligned_alloc(64, (b->trained_extent * sizeof(float) + 63) / 64 * 64);
+    if (!other) return false;
+    memset(other, 0, b->trained_extent * sizeof(float));
+    double left_loss = 0, right_loss = 0;
+    bool left = tree_alone(b, first, width / 2, grads, &left_loss);
+    bool right = tree_alone(b, first + width / 2, width / 2, left ? other : grads, &right_loss);
+    if (left && right)
+        for (size_t i = 0; i < b->trained_extent; i++) grads[i] += other[i];
+    *loss = left && right ? left_loss + right_loss : left ? left_loss : right_loss;
+    free(other);
+    return left || right;
+}
+
+static double step_by_definition(team_bench *b, uint64_t step, int64_t batch)
+{
+    b->step = step;
+    b->batch = batch;
+    size_t bytes = (b->trained_extent * sizeof(float) + 63) / 64 * 64;
+    float *grads = aligned_alloc(64, bytes);
+    if (!grads) return NAN;
+    memset(grads, 0, bytes);
+    double loss = NAN;
+    tree_alone(b, 0, b->shape.lanes, grads, &loss);
+    tdm_optim_settings settings = team_bench_settings();
+    tdm_optim_range range = {.count = b->trained_extent,
+                             .grad = grads,
+                             .param = b->params,
+                             .state = {b->states[0], b->states[1]}};
+    tdm_optim_find(b->shape.optim)->update(&settings, step + 1, &range);
+    free(grads);
+    return loss;
+}
+
+/* The numbers of two benches that are trained: parameters and both states. */
+static bool same_bits(const team_bench *a, const team_bench *b)
+{
+    size_t bytes = a->trained_extent * sizeof(float);
+    return memcmp(a->params, b->params, a->param_extent * sizeof(float)) == 0 &&
+           memcmp(a->states[0], b->states[0], bytes) == 0 &&
+           memcmp(a->states[1], b->states[1], bytes) == 0;
+}
+
+/* Every number of workers ends where the definition ends. */
+static void check_workers(team_shape shape)
+{
+    double losses[STEPS];
+    team_bench defined;
+    if (!team_bench_prepare(&defined, &shape)) return;
+    for (uint64_t step = 0; step < STEPS; step++)
+        losses[step] = step_by_definition(&defined, step, batch_of(step));
+    for (shape.workers = 1; shape.workers <= shape.lanes; shape.workers++) {
+        team_bench b;
+        if (team_bench_open(&b, &shape)) {
+            CHECK(!same_bits(&b, &defined)); /* there is something to learn */
+            for (uint64_t step = 0; step < STEPS; step++) {
+                tdm_step_result r = team_bench_step(&b, step, batch_of(step));
+                CHECK(r.finite);
+                CHECK(r.loss == losses[step]);
+            }
+            CHECK(same_bits(&b, &defined));
+        }
+        team_bench_close(&b);
+    }
+    team_bench_close(&defined);
+}
+
+static void any_number_of_workers_trains_the_same_bits(void)
+{
+    team_shape shape = {.batches = {FULL_BATCH, LAST_BATCH}, .dropout = 0.3};
+    for (shape.lanes = 1; shape.lanes <= 16; shape.lanes *= 2) {
+        shape.optim = shape.lanes % 3 == 1 ? TDM_JOB_OPTIM_SGD : TDM_JOB_OPTIM_ADAMW;
+        shape.backend = TDM_JOB_BACKEND_REF;
+        check_workers(shape);
+        shape.backend = TDM_JOB_BACKEND_AUTO;
+        check_workers(shape);
+    }
+}
+
+/* More than one piece of parameters for each worker, and a last piece that is not full. */
+static void many_parameters(void)
+{
+    check_workers((team_shape){.lanes = 4,
+                               .batches = {FULL_BATCH, LAST_BATCH},
+                               .optim = TDM_JOB_OPTIM_ADAMW,
+                               .width = 2300});
+}
+
+/* Otherwise the tests above would prove nothing. */
+static void lanes_and_dropout_do_change_bits(void)
+{
+    team_shape shapes[3] = {{.lanes = 4, .workers = 1, .batches = {FULL_BATCH}},
+                            {.lanes = 8, .workers = 1, .batches = {FULL_BATCH}},
+                            {.lanes = 4, .workers = 1, .batches = {FULL_BATCH}, .dropout = 0.3}};
+    team_bench b[3];
+    for (int i = 0; i < 3; i++) {
+        if (!team_bench_open(&b[i], &shapes[i])) return;
+        for (uint64_t step = 0; step < 3; step++) team_bench_step(&b[i], step, FULL_BATCH);
+    }
+    CHECK(!same_bits(&b[0], &b[1]));
+    CHECK(!same_bits(&b[0], &b[2]));
+    for (int i = 0; i < 3; i++) team_bench_close(&b[i]);
+}
+
+static void a_loss_that_is_not_finite_changes_nothing(void)
+{
+    for (int workers = 1; workers <= 4; workers++) {
+        team_shape shape = {
+            .lanes = 4, .workers = workers, .batches = {FULL_BATCH}, .poison = true};
+        team_bench b, untouched;
+        if (!team_bench_open(&b, &shape) || !team_bench_prepare(&untouched, &shape)) return;
+        tdm_step_result r = team_bench_step(&b, 0, FULL_BATCH);
+        CHECK(!r.finite);
+        CHECK(!isfinite(r.loss));
+        CHECK(same_bits(&b, &untouched));
+        b.shape.poison = false; /* the team is none the worse for it */
+        r = team_bench_step(&b, 0, FULL_BATCH);
+        CHECK(r.finite);
+        CHECK(!same_bits(&b, &untouched));
+        team_bench_close(&b);
+        team_bench_close(&untouched);
+    }
+}
+
+static void what_a_team_tells(void)
+{
+    team_shape shape = {.lanes = 8, .workers = 3, .batches = {FULL_BATCH, LAST_BATCH}};
+    team_bench b;
+    if (!team_bench_open(&b, &shape)) return;
+    team_bench_step(&b, 0, FULL_BATCH);
+    team_bench_step(&b, 1, LAST_BATCH); /* of 8 lanes 5 have rows */
+    uint64_t all = 0;
+    for (int w = 0; w < 3; w++) {
+        uint64_t lanes = 0;
+        double seconds = -1;
+        tdm_team_worker(b.team, w, &lanes, &seconds);
+        CHECK(seconds >= 0);
+        all += lanes;
+    }
+    CHECK_INT(all, 8 + 5);
+    tdm_team_info info = tdm_team_info_of(b.team);
+    CHECK_INT(info.worker_count, 3);
+    CHECK_INT(info.lane_count, 8);
+    CHECK(info.arena_bytes > 0);
+    /* Blocks of 3, 3 and 2 lanes: 2 (0 1 2), 3 (3 | 4 5) and 2 (6 7) buffers. */
+    CHECK(info.grad_bytes >= 7 * b.trained_extent * sizeof(float));
+    /* Three products of a dense layer, but for the first, which needs no d_x; 2 flops each. */
+    uint64_t products = 2 *
+                        (2 * TEAM_BENCH_FEATURES * 19 + 3 * 19 * 5 + 3 * 5 * TEAM_BENCH_CLASSES);
+    CHECK(info.flops_per_row >= products && info.flops_per_row < 2 * products);
+    team_bench_close(&b);
+}
+
+static tdm_status create(const team_shape *shape, tdm_error *err)
+{
+    team_bench b;
+    if (!team_bench_prepare(&b, shape)) return TDM_ERR_INTERNAL;
+    tdm_team_options o = team_bench_options(&b);
+    tdm_team *const before = (tdm_team *)(void *)&b;
+    tdm_team *team = before;
+    tdm_status status = tdm_team_create(&o, &team, err);
+    if (status == TDM_OK)
+        tdm_team_destroy(team);
+    else
+        CHECK(team == before); /* outputs are written on success only */
+    team_bench_close(&b);
+    return status;
+}
+
+static void what_a_team_refuses(void)
+{
+    tdm_error err = {0};
+    team_shape good = {.lanes = 4, .workers = 4, .batches = {8}};
+    CHECK_INT(create(&good, &err), TDM_OK);
+    static const int64_t bad_lanes[] = {0, -1, 3, 6, 2 * TDM_LANES_MOST};
+    for (size_t i = 0; i < sizeof(bad_lanes) / sizeof(bad_lanes[0]); i++) {
+        team_shape shape = good;
+        shape.lanes = bad_lanes[i];
+        CHECK_INT(create(&shape, &err), TDM_ERR_INVALID);
+        CHECK_HAS(err.message, "power of two");
+    }
+    static const int bad_workers[] = {0, -1, 5, INT32_MAX};
+    for (size_t i = 0; i < sizeof(bad_workers) / sizeof(bad_workers[0]); i++) {
+        team_shape shape = good;
+        shape.workers = bad_workers[i];
+        CHECK_INT(create(&shape, &err), TDM_ERR_JOB_INVALID);
+        CHECK_HAS(err.message, "use between 1 and 4 workers");
+    }
+    team_shape none = good;
+    none.batches[0] = 0;
+    CHECK_INT(create(&none, &err), TDM_ERR_INVALID);
+    CHECK_HAS(err.message, "no batch size");
+    tdm_team_destroy(NULL);
+}
+
+/* The system gives fewer threads than were asked for: those that run are stopped again. */
+static void threads_that_cannot_be_started(void)
+{
+    for (int allowed = 0; allowed < 3; allowed++) {
+        tdm_error err = {0};
+        threads_allowed = allowed;
+        CHECK_INT(create(&(team_shape){.lanes = 4, .workers = 4, .batches = {8}}, &err),
+                  TDM_ERR_SYSTEM);
+        CHECK_HAS(err.message, "cannot be started");
+    }
+    threads_allowed = -1;
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(slices_cover_all_rows_once),
+    CHECK_TEST(lanes_are_chosen_by_the_batch_alone),
+    CHECK_TEST(few_buffers_are_enough),
+    CHECK_TEST(the_tree_is_added_as_defined),
+    CHECK_TEST(any_number_of_workers_trains_the_same_bits),
+    CHECK_TEST(many_parameters),
+    CHECK_TEST(lanes_and_dropout_do_change_bits),
+    CHECK_TEST(a_loss_that_is_not_finite_changes_nothing),
+    CHECK_TEST(what_a_team_tells),
+    CHECK_TEST(what_a_team_refuses),
+    CHECK_TEST(threads_that_cannot_be_started),
+};
+
+CHECK_MAIN(tests)
