@@ -97,8 +97,6 @@ typedef enum tdm__number_result {
 tdm__number_result tdm__number_parse(const char *text, size_t length, double *out);
 
 bool tdm__utf8_ok(const char *text, size_t length);
-/* The bytes of the character at `p`, and its code point; 0 when it is not valid UTF-8. */
-size_t tdm__utf8_decode(const uint8_t *p, const uint8_t *end, uint32_t *out_code);
 /* The text made fit for a message: no control characters, cut to fit. Returns `buffer`. */
 #define TDM__SHOW_BYTES 64
 const char *tdm__text_show(const char *text, size_t length, char buffer[TDM__SHOW_BYTES]);

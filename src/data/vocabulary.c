@@ -51,7 +51,7 @@ static tdm_status walk_next(walk *w, uint32_t *out_code, size_t *out_length, tdm
     *out_length = 0;
     if (w->byte >= w->source->count) return TDM_OK;
     if (w->line_ended) w->line++;
-    size_t length = tdm__utf8_decode(bytes + w->byte, bytes + w->source->count, out_code);
+    size_t length = tdm_text_utf8(bytes + w->byte, w->source->count - w->byte, out_code);
     w->line_ended = *out_code == '\n';
     if (length == 0 || *out_code == 0) return bad_byte(w, err);
     w->byte += length;
@@ -132,7 +132,7 @@ static tdm_status code_of(const char *character, int64_t index, uint32_t *out, t
 {
     size_t length = character ? strlen(character) : 0;
     const uint8_t *p = (const uint8_t *)character;
-    if (length > 0 && tdm__utf8_decode(p, p + length, out) == length) return TDM_OK;
+    if (length > 0 && tdm_text_utf8(p, length, out) == length) return TDM_OK;
     char shown[TDM__SHOW_BYTES];
     return tdm_fail(err, TDM_ERR_INVALID,
                     "the name of token %lld, '%s', is not one character: these are not the classes "
