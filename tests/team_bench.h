@@ -26,6 +26,8 @@ typedef struct team_shape {
     double dropout;
     int64_t width; /* of the hidden layer; 0: 19 */
     bool poison;   /* a NaN in the last row of every batch */
+    double clip_norm;
+    double ema;
 } team_shape;
 
 typedef struct team_bench {
@@ -36,6 +38,8 @@ typedef struct team_bench {
     tdm_pages pages;
     float *params;
     float *states[TDM_OPTIM_MAX_STATES];
+    float *ema;
+    tdm_optimiser *optimiser;
     size_t param_extent, trained_extent;
     tdm_team *team;
     uint64_t step; /* of the batch that is filled in */
@@ -52,10 +56,11 @@ static inline void team_bench_row(const team_bench *b, int64_t row, float *x, in
     if (b->shape.poison && row == b->batch - 1) x[0] = NAN;
 }
 
-static inline void team_bench_fill(void *user, int worker, int64_t first, int64_t count, float *x,
-                                   int32_t *classes)
+static inline void team_bench_fill(void *user, int worker, int64_t first, int64_t count,
+                                   void *inputs, int32_t *classes)
 {
     const team_bench *b = user;
+    float *x = inputs;
     (void)worker;
     for (int64_t i = 0; i < count; i++)
         team_bench_row(b, first + i, x + i * TEAM_BENCH_FEATURES, &classes[i]);
@@ -68,15 +73,36 @@ static inline tdm_model_options team_bench_model(const team_bench *b)
                                .class_count = TEAM_BENCH_CLASSES};
 }
 
-static inline tdm_optim_settings team_bench_settings(void)
+static inline void team_bench_optim(const team_shape *shape, tdm_job *job)
 {
-    return (tdm_optim_settings){.lr = 0.02,
-                                .momentum = 0.9,
-                                .nesterov = true,
-                                .beta1 = 0.9,
-                                .beta2 = 0.99,
-                                .eps = 1e-8,
-                                .weight_decay = 0.01};
+    job->optim.kind = shape->optim;
+    job->optim.lr = shape->optim == TDM_JOB_OPTIM_SGD ? 0.02 : 0.004;
+    job->optim.momentum = 0.9;
+    job->optim.nesterov = true;
+    job->optim.beta1 = 0.9;
+    job->optim.beta2 = 0.99;
+    job->optim.alpha = 0.9;
+    job->optim.eps = 1e-8;
+    job->optim.weight_decay = 0.01;
+    job->optim.clip_norm = shape->clip_norm;
+    job->optim.ema = shape->ema;
+}
+
+/* The optimiser for the bench's model, on its blocks. */
+static inline bool team_bench_optimiser(team_bench *b)
+{
+    tdm_optim_param params[16];
+    size_t count = 0;
+    for (size_t i = 0; i < tdm_graph_param_count(b->graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(b->graph, i);
+        if (p->trained) params[count++] = (tdm_optim_param){p->name, p->offset, p->elements};
+    }
+    CHECK_INT(tdm_optimiser_create(&b->job, params, count, &b->optimiser, NULL), TDM_OK);
+    if (!b->optimiser) return false;
+    tdm_optim_blocks blocks = {.params = b->params, .ema = b->shape.ema > 0 ? b->ema : NULL};
+    for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++) blocks.states[i] = b->states[i];
+    tdm_optimiser_bind(b->optimiser, &blocks);
+    return true;
 }
 
 static inline tdm_team_options team_bench_options(team_bench *b)
@@ -84,14 +110,12 @@ static inline tdm_team_options team_bench_options(team_bench *b)
     tdm_team_options o = {.model = team_bench_model(b),
                           .worker_count = b->shape.workers,
                           .lane_count = b->shape.lanes,
-                          .optim = tdm_optim_find(b->shape.optim),
-                          .settings = team_bench_settings(),
+                          .optimiser = b->optimiser,
                           .params = b->params,
                           .seed = 5,
                           .fill = team_bench_fill,
                           .user = b};
     for (int i = 0; i < TDM_TEAM_MAX_BATCHES; i++) o.batches[i] = b->shape.batches[i];
-    for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++) o.states[i] = b->states[i];
     return o;
 }
 
@@ -105,6 +129,7 @@ static inline bool team_bench_prepare(team_bench *b, const team_shape *shape)
     b->job.model.hidden.count = 2;
     b->job.model.dropout = shape->dropout;
     b->job.compute.backend = shape->backend;
+    team_bench_optim(shape, &b->job);
     tdm_model_options m = team_bench_model(b);
     m.batch = 1;
     CHECK_INT(tdm_model_build(&m, &b->graph, NULL), TDM_OK);
@@ -112,13 +137,17 @@ static inline bool team_bench_prepare(team_bench *b, const team_shape *shape)
     b->param_extent = tdm_graph_param_extent(b->graph);
     b->trained_extent = tdm_graph_trained_extent(b->graph);
     size_t block = (b->param_extent + 15) / 16 * 16;
-    CHECK_INT(tdm_pages_map(3 * block * sizeof(float), false, &b->pages, NULL), TDM_OK);
+    CHECK_INT(
+        tdm_pages_map((2 + TDM_OPTIM_MAX_STATES) * block * sizeof(float), false, &b->pages, NULL),
+        TDM_OK);
     b->params = b->pages.data;
     if (!b->params) return false;
     for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++)
         b->states[i] = b->params + (size_t)(i + 1) * block;
+    b->ema = b->params + (size_t)(TDM_OPTIM_MAX_STATES + 1) * block;
     tdm_model_init(b->graph, 3, b->params);
-    return true;
+    memcpy(b->ema, b->params, b->param_extent * sizeof(float));
+    return team_bench_optimiser(b);
 }
 
 static inline bool team_bench_open(team_bench *b, const team_shape *shape)
@@ -134,6 +163,7 @@ static inline bool team_bench_open(team_bench *b, const team_shape *shape)
 static inline void team_bench_close(team_bench *b)
 {
     tdm_team_destroy(b->team);
+    tdm_optimiser_destroy(b->optimiser);
     tdm_graph_destroy(b->graph);
     tdm_pages_unmap(&b->pages);
 }
@@ -142,7 +172,7 @@ static inline tdm_step_result team_bench_step(team_bench *b, uint64_t step, int6
 {
     b->step = step;
     b->batch = batch;
-    return tdm_team_step(b->team, step, batch);
+    return tdm_team_step(b->team, step, batch, b->job.optim.lr);
 }
 
 #endif

@@ -33,13 +33,15 @@ static void check_no_allocation(team_shape shape)
 static void nothing_with_ref(void)
 {
     for (int workers = 1; workers <= 8; workers++)
-        for (int optim = TDM_JOB_OPTIM_SGD; optim <= TDM_JOB_OPTIM_ADAMW; optim++)
+        for (int optim = TDM_JOB_OPTIM_SGD; optim <= TDM_JOB_OPTIM_LION; optim++)
             check_no_allocation((team_shape){.lanes = 8,
                                              .workers = workers,
                                              .batches = {FULL_BATCH, LAST_BATCH},
                                              .optim = optim,
                                              .backend = TDM_JOB_BACKEND_REF,
-                                             .dropout = 0.1});
+                                             .dropout = 0.1,
+                                             .clip_norm = optim % 2 ? 1 : 0,
+                                             .ema = 0.9});
 }
 
 static void nothing_of_ours_with_onednn(void)

@@ -221,6 +221,36 @@ static bool tree_alone(const team_bench *b, int64_t first, int64_t width, float 
     return left || right;
 }
 
+/* Where the method treats each number alone: one update over everything. Otherwise the optimiser's
+ * passes, by one thread over one block of gradients. */
+static void update_by_definition(team_bench *b, uint64_t step, float *grads)
+{
+    tdm_optimiser *o = b->optimiser;
+    const tdm_optim_ops *ops = tdm_optimiser_ops(o);
+    if (ops->update && b->shape.clip_norm == 0 && b->shape.ema == 0) {
+        tdm_optim_settings settings = tdm_optim_settings_of(&b->job);
+        tdm_optim_range range = {.count = b->trained_extent,
+                                 .grad = grads,
+                                 .param = b->params,
+                                 .state = {b->states[0], b->states[1], b->states[2]}};
+        ops->update(&settings, step + 1, &range);
+        return;
+    }
+    double norm = 0, sums[TDM_OPTIM_SUMS];
+    size_t count = tdm_optimiser_piece_count(o);
+    tdm_optimiser_begin(o, step, b->job.optim.lr);
+    for (size_t i = 0; i < count && tdm_optimiser_must_measure(o); i++)
+        tdm_optimiser_measure(o, i, grads + tdm_optimiser_piece_at(o, i)->begin);
+    if (tdm_optimiser_must_measure(o)) norm = tdm_optimiser_grad_norm(o);
+    for (size_t i = 0; i < count; i++)
+        tdm_optimiser_update(o, i, grads + tdm_optimiser_piece_at(o, i)->begin, norm);
+    for (size_t i = 0; i < count && tdm_optimiser_must_apply(o); i++) {
+        const tdm_optim_piece *piece = tdm_optimiser_piece_at(o, i);
+        tdm_optimiser_sums(o, piece->param_index, sums);
+        tdm_optimiser_apply(o, i, grads + piece->begin, sums);
+    }
+}
+
 static double step_by_definition(team_bench *b, uint64_t step, int64_t batch)
 {
     b->step = step;
@@ -231,23 +261,19 @@ static double step_by_definition(team_bench *b, uint64_t step, int64_t batch)
     memset(grads, 0, bytes);
     double loss = NAN;
     tree_alone(b, 0, b->shape.lanes, grads, &loss);
-    tdm_optim_settings settings = team_bench_settings();
-    tdm_optim_range range = {.count = b->trained_extent,
-                             .grad = grads,
-                             .param = b->params,
-                             .state = {b->states[0], b->states[1]}};
-    tdm_optim_find(b->shape.optim)->update(&settings, step + 1, &range);
+    update_by_definition(b, step, grads);
     free(grads);
     return loss;
 }
 
-/* The numbers of two benches that are trained: parameters and both states. */
+/* The numbers of two benches that are trained: parameters, states and averages. */
 static bool same_bits(const team_bench *a, const team_bench *b)
 {
     size_t bytes = a->trained_extent * sizeof(float);
     return memcmp(a->params, b->params, a->param_extent * sizeof(float)) == 0 &&
-           memcmp(a->states[0], b->states[0], bytes) == 0 &&
-           memcmp(a->states[1], b->states[1], bytes) == 0;
+           memcmp(a->ema, b->ema, bytes) == 0 && memcmp(a->states[0], b->states[0], bytes) == 0 &&
+           memcmp(a->states[1], b->states[1], bytes) == 0 &&
+           memcmp(a->states[2], b->states[2], bytes) == 0;
 }
 
 /* Every number of workers ends where the definition ends. */
@@ -293,6 +319,35 @@ static void many_parameters(void)
                                .batches = {FULL_BATCH, LAST_BATCH},
                                .optim = TDM_JOB_OPTIM_ADAMW,
                                .width = 2300});
+}
+
+/* Updates that need sums over all pieces, and so further passes with barriers between them. */
+static void updates_of_several_passes(void)
+{
+    for (int kind = TDM_JOB_OPTIM_SGD; kind <= TDM_JOB_OPTIM_LION; kind++)
+        for (int clipped = 0; clipped < 2; clipped++)
+            check_workers((team_shape){.lanes = 4,
+                                       .batches = {FULL_BATCH, LAST_BATCH},
+                                       .optim = kind,
+                                       .backend = TDM_JOB_BACKEND_REF,
+                                       .clip_norm = clipped ? 0.05 : 0,
+                                       .ema = clipped ? 0.9 : 0,
+                                       .width = 1300});
+}
+
+static void a_gradient_that_is_clipped_tells_its_norm(void)
+{
+    double norms[4] = {0};
+    for (int workers = 1; workers <= 4; workers++) {
+        team_shape shape = {
+            .lanes = 4, .workers = workers, .batches = {FULL_BATCH}, .clip_norm = 0.5};
+        team_bench b;
+        if (!team_bench_open(&b, &shape)) return;
+        tdm_step_result r = team_bench_step(&b, 0, FULL_BATCH);
+        norms[workers - 1] = r.grad_norm;
+        CHECK(r.finite && r.grad_norm > 0 && r.grad_norm == norms[0]);
+        team_bench_close(&b);
+    }
 }
 
 /* Otherwise the tests above would prove nothing. */
@@ -422,6 +477,8 @@ static const check_test tests[] = {
     CHECK_TEST(the_tree_is_added_as_defined),
     CHECK_TEST(any_number_of_workers_trains_the_same_bits),
     CHECK_TEST(many_parameters),
+    CHECK_TEST(updates_of_several_passes),
+    CHECK_TEST(a_gradient_that_is_clipped_tells_its_norm),
     CHECK_TEST(lanes_and_dropout_do_change_bits),
     CHECK_TEST(a_loss_that_is_not_finite_changes_nothing),
     CHECK_TEST(what_a_team_tells),
