@@ -22,7 +22,7 @@
 typedef enum tdm_op_kind {
     TDM_OP_NONE = 0,
     TDM_OP_MATMUL,    /* a, b, [bias N] -> act(op(a) op(b) + bias); both rank 2, or both rank 3 with
-                      equal first sizes (batched); trans_a, trans_b, activation */
+                      equal first sizes (batched); trans_a, trans_b */
     TDM_OP_ADD,       /* a, b -> a + b; b's shape is a's, or a suffix of it (broadcast) */
     TDM_OP_MUL,       /* a, b -> a b; likewise */
     TDM_OP_SCALE,     /* x -> x * scale */
@@ -96,7 +96,7 @@ typedef enum tdm_loss_kind {
 /* What an op needs to know beside its inputs. Zero where an op has no use for a field. */
 typedef struct tdm_op_attrs {
     bool trans_a, trans_b; /* MATMUL */
-    int activation;        /* MATMUL, CONV: a tdm_activation */
+    int activation;        /* CONV: none or ReLU, as tdm_activation */
     double scale;          /* losses: the sum times this; FILL: the value; SCALE, REDUCE, PENALTY */
     float p;               /* DROPOUT, ATTENTION: the probability of dropping */
     uint32_t sub_stream;   /* DROPOUT, ATTENTION: which one of the graph's */

@@ -1,9 +1,10 @@
 /*
- * matmul.c: matrix products, one or a batch of them, with a bias and an activation on the way out.
+ * matmul.c: matrix products, one or a batch of them, with a bias.
  *
- * An activation whose slope can be told from its result (ReLU, tanh, sigmoid) is fused into the
- * product; the others need what went into them, so the builder puts them behind as ops of their
- * own. The gradient's products are products again.
+ * An activation behind a product is an op of its own, which works in place: fusing it into oneDNN's
+ * product would save one pass over the result, but oneDNN's ReLU turns NaN into zero, and a model
+ * that has diverged must not look like one that is merely dead. The gradient's products are products
+ * again.
  */
 #include "graph/ops/ops.h"
 
@@ -47,17 +48,6 @@ static tdm_status infer_matmul(const tdm_op_attrs *attrs, const tdm__value *cons
     return TDM_OK;
 }
 
-/* The slope of a fused activation, from the result. */
-static tdm_value before_activation(tdm_graph *graph, const tdm__node *node, tdm_value dy)
-{
-    tdm_op_kind grad = node->attrs.activation == TDM_ACTIVATION_RELU   ? TDM_OP_RELU_GRAD
-                       : node->attrs.activation == TDM_ACTIVATION_TANH ? TDM_OP_TANH_GRAD
-                                                                       : TDM_OP_SIGMOID_GRAD;
-    if (node->attrs.activation == TDM_ACTIVATION_NONE) return dy;
-    return tdm__graph_add_node(graph, grad, &(tdm_op_attrs){0}, (tdm_value[]){dy, {node->out[0]}},
-                               2, NULL);
-}
-
 static tdm_value product(tdm_graph *graph, tdm_value a, bool trans_a, tdm_value b, bool trans_b)
 {
     return tdm_graph_matmul(graph, a, b,
@@ -73,7 +63,7 @@ static void backward_matmul(tdm_graph *graph, const tdm__node *node, const tdm_v
 {
     tdm_value a = {node->in[0]}, b = {node->in[1]};
     bool ta = node->attrs.trans_a, tb = node->attrs.trans_b;
-    tdm_value dy = before_activation(graph, node, d_out[0]);
+    tdm_value dy = d_out[0];
     if (tdm__value_needs_grad(graph, node->in[0]))
         d_in[0] = ta ? product(graph, b, tb, dy, true) : product(graph, dy, false, b, !tb);
     if (tdm__value_needs_grad(graph, node->in[1]))
@@ -89,8 +79,7 @@ static uint64_t flops_matmul(const tdm_graph *graph, const tdm__node *node)
     sizes s = sizes_of(&node->attrs, &graph->values[node->in[0]].shape,
                        &graph->values[node->in[1]].shape);
     uint64_t cells = tdm__elements_of(graph, node->out[0]);
-    return 2 * cells * (uint64_t)s.K + (node->in[2] ? cells : 0) +
-           (node->attrs.activation ? cells : 0);
+    return 2 * cells * (uint64_t)s.K + (node->in[2] ? cells : 0);
 }
 
 static const tdm__op_row rows[] = {
@@ -101,24 +90,15 @@ const tdm__op_family tdm__ops_matmul = {rows, sizeof(rows) / sizeof(rows[0])};
 
 /* ---- building -------------------------------------------------------------------------------- */
 
-static bool can_be_fused(tdm_activation activation)
-{
-    return activation == TDM_ACTIVATION_RELU || activation == TDM_ACTIVATION_TANH ||
-           activation == TDM_ACTIVATION_SIGMOID;
-}
-
 tdm_value tdm_graph_matmul(tdm_graph *graph, tdm_value a, tdm_value b,
                            const tdm_matmul_options *options)
 {
     static const tdm_matmul_options defaults = {0};
     const tdm_matmul_options *o = options ? options : &defaults;
-    bool fused = can_be_fused(o->activation);
-    tdm_op_attrs attrs = {.trans_a = o->trans_a,
-                          .trans_b = o->trans_b,
-                          .activation = fused ? o->activation : TDM_ACTIVATION_NONE};
+    tdm_op_attrs attrs = {.trans_a = o->trans_a, .trans_b = o->trans_b};
     tdm_value y = tdm__graph_add_node(graph, TDM_OP_MATMUL, &attrs, (tdm_value[]){a, b, o->bias}, 3,
                                       NULL);
-    return fused ? y : tdm_graph_activation(graph, y, o->activation);
+    return o->activation ? tdm_graph_activation(graph, y, o->activation) : y;
 }
 
 tdm_value tdm_graph_linear(tdm_graph *graph, tdm_value x, tdm_value w, tdm_value bias,

@@ -98,36 +98,6 @@ static tdm_status add_arg(tdm__onednn *b, product *p, int which, const dnnl_memo
     return TDM_OK;
 }
 
-/* Scratch memory from us, and the activation behind the sums. */
-static tdm_status make_attributes(int activation, dnnl_primitive_attr_t *out, tdm_error *err)
-{
-    dnnl_primitive_attr_t attr;
-    TDM_TRY(tdm__onednn_check(dnnl_primitive_attr_create(&attr), "making attributes", err));
-    dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
-    tdm_status status = TDM_OK;
-    if (activation != TDM_ACTIVATION_NONE) {
-        dnnl_alg_kind_t kind = activation == TDM_ACTIVATION_RELU   ? dnnl_eltwise_relu
-                               : activation == TDM_ACTIVATION_TANH ? dnnl_eltwise_tanh
-                                                                   : dnnl_eltwise_logistic;
-        dnnl_post_ops_t ops;
-        status = tdm__onednn_check(dnnl_post_ops_create(&ops), "making an activation", err);
-        if (status == TDM_OK) {
-            status = tdm__onednn_check(dnnl_post_ops_append_eltwise(ops, 1.0f, kind, 0.0f, 0.0f),
-                                       "fusing an activation", err);
-            if (status == TDM_OK)
-                status = tdm__onednn_check(dnnl_primitive_attr_set_post_ops(attr, ops),
-                                           "fusing an activation", err);
-            dnnl_post_ops_destroy(ops);
-        }
-    }
-    if (status != TDM_OK) {
-        dnnl_primitive_attr_destroy(attr);
-        return status;
-    }
-    *out = attr;
-    return TDM_OK;
-}
-
 static tdm_status make_product(tdm__onednn *b, tdm_kernel_call *call, product *p, tdm_error *err)
 {
     const tdm_shape *y = &call->out[0].shape;
@@ -145,7 +115,8 @@ static tdm_status make_product(tdm__onednn *b, tdm_kernel_call *call, product *p
         "describing a product", err));
 
     dnnl_primitive_attr_t attr;
-    TDM_TRY(make_attributes(call->attrs.activation, &attr, err));
+    TDM_TRY(tdm__onednn_check(dnnl_primitive_attr_create(&attr), "making attributes", err));
+    dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user);
     dnnl_primitive_desc_t primitive_desc;
     tdm_status status = tdm__onednn_check(
         dnnl_primitive_desc_create(&primitive_desc, &desc, attr, b->engine, NULL),

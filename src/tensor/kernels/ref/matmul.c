@@ -1,19 +1,7 @@
 /* matmul.c: matrix products by their definition: sums over k in order, in double precision. */
 #include "tensor/kernels/ref/ref.h"
 
-#include <math.h>
-
-static double activate(int activation, double x)
-{
-    switch ((tdm_activation)activation) {
-    case TDM_ACTIVATION_RELU: return x < 0 ? 0 : x; /* NaN passes through */
-    case TDM_ACTIVATION_TANH: return tanh(x);
-    case TDM_ACTIVATION_SIGMOID: return 1.0 / (1.0 + exp(-x));
-    default: return x;
-    }
-}
-
-/* c[m, n] = act(sum over k of op(a)[m, k] op(b)[k, n] + bias[n]), for each of the B products. */
+/* c[m, n] = sum over k of op(a)[m, k] op(b)[k, n] + bias[n], for each of the B products. */
 static void run_matmul(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
 {
     (void)backend;
@@ -34,7 +22,7 @@ static void run_matmul(void *backend, const tdm_kernel_call *call, const tdm_ste
                 for (int64_t k = 0; k < K; k++)
                     sum += (double)a[m * a_row + k * a_col] * (double)b[k * b_row + n * b_col];
                 if (bias) sum += (double)bias[n];
-                c[m * N + n] = (float)activate(call->attrs.activation, sum);
+                c[m * N + n] = (float)sum;
             }
         }
     }
