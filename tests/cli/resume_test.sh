@@ -166,7 +166,7 @@ test_damage() {
 # A file that is whole but not ours, or of a version to come: passing over it would lose work.
 test_a_checkpoint_of_another_kind() {
     copy kind
-    sed -i '1s/tandem-checkpoint-1/tandem-checkpoint-2/' runs/kind/$newest
+    LC_ALL=C sed -i 's/tandem-checkpoint-1/tandem-checkpoint-2/' runs/kind/$newest
     assert_exit 1 "$TANDEM" train --resume runs/kind
     assert_contains "$err" "step-000000000012.safetensors"
     [ -e runs/kind/$newest ] || fail "it was moved"
