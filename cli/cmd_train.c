@@ -231,8 +231,6 @@ static int train(const cli_args *args, const tdm_job *job, int64_t workers)
                                  .should_stop = should_stop};
     tdm_train_result result;
     tdm_error err = {0};
-    stop_quietly = s.json;
-    catch_signals();
     tdm_log_add_sink(log_to_terminal, &s, TDM_LOG_WARN);
     tdm_status status = tdm_train(job, &options, &result, &err);
     tdm_log_remove_sink(log_to_terminal, &s);
@@ -242,6 +240,8 @@ static int train(const cli_args *args, const tdm_job *job, int64_t workers)
 
 static int run(const cli_args *args)
 {
+    stop_quietly = cli_json(args);
+    catch_signals(); /* first of all: a signal while the data is read counts, too */
     int64_t workers = 0;
     if (!cli_int(args, "workers", 1, 65536, &workers)) return CLI_USAGE;
     tdm_arena *arena = tdm_arena_create("command");

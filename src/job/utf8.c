@@ -47,8 +47,9 @@ bool tdm__utf8_is_valid(const char *text)
 
 size_t tdm__utf8_next(const char *bytes, uint32_t *out)
 {
-    /* The text is valid, so a character is never cut off; step over a stray byte all the same. */
-    size_t length = tdm_text_utf8(bytes, strnlen(bytes, 4), out);
+    /* The text is valid, so the character is as long as its first byte says, and nothing behind it is
+     * read; step over a stray byte all the same. */
+    size_t length = tdm_text_utf8(bytes, 4, out);
     if (length > 0) return length;
     *out = (unsigned char)bytes[0];
     return 1;

@@ -48,6 +48,10 @@ disturb() {
         hits=$((hits + 1))
         case $signal in
         KILL) [ "$code" -eq 137 ] || fail "ended with $code, not killed: $(cat run.err)" ;;
+        TERM) # 143 when it came before the program listened, with nothing started yet
+            [ "$code" -eq 130 ] || { [ "$code" -eq 143 ] && [ ! -s run.err ]; } ||
+                fail "ended with $code after SIG$signal: $(cat run.err)"
+            ;;
         *) [ "$code" -eq 130 ] || fail "ended with $code after SIG$signal: $(cat run.err)" ;;
         esac
         words=(job.yaml --resume "$run")
