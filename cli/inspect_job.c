@@ -110,8 +110,8 @@ static tdm_status look(job_view *v, tdm_error *err)
     const tdm_job *job = v->job;
     TDM_TRY(tdm_job_data_load(job, &v->data, err));
     const tdm_dataset_info *info = tdm_dataset_info_of(v->data.train);
-    tdm_model_options model = {
-        .job = job, .sample_shape = info->sample_shape, .class_count = info->class_count};
+    tdm_model_options model = {.job = job, .class_count = info->class_count};
+    TDM_TRY(tdm_job_sample_shape(job, v->data.train, &model.sample_shape, err));
     tdm_cpu_info cpu;
     tdm_os_cpu_info(&cpu);
     v->lanes = tdm_lanes_of(job);

@@ -44,7 +44,14 @@ typedef enum tdm_job_activation {
     TDM_JOB_ACTIVATION_TANH,
     TDM_JOB_ACTIVATION_SIGMOID
 } tdm_job_activation;
-typedef enum tdm_job_model { TDM_JOB_MODEL_MLP, TDM_JOB_MODEL_GPT } tdm_job_model;
+typedef enum tdm_job_model {
+    TDM_JOB_MODEL_MLP,
+    TDM_JOB_MODEL_CNN,
+    TDM_JOB_MODEL_RESNET,
+    TDM_JOB_MODEL_GPT
+} tdm_job_model;
+typedef enum tdm_job_depth { TDM_JOB_DEPTH_18, TDM_JOB_DEPTH_34, TDM_JOB_DEPTH_50 } tdm_job_depth;
+typedef enum tdm_job_stem { TDM_JOB_STEM_CIFAR, TDM_JOB_STEM_IMAGENET } tdm_job_stem;
 typedef enum tdm_job_preset {
     TDM_JOB_PRESET_NONE,
     TDM_JOB_PRESET_GPT2,
@@ -116,6 +123,9 @@ typedef struct tdm_job {
     int64_t seed;
     struct {
         int kind; /* tdm_job_model */
+        tdm_job_int_list channels;
+        int depth; /* tdm_job_depth */
+        int stem;  /* tdm_job_stem */
         tdm_job_int_list hidden;
         int activation; /* tdm_job_activation */
         double dropout;
@@ -133,6 +143,7 @@ typedef struct tdm_job {
         const char *test;
         const char *test_labels;
         double test_fraction;  /* 0: no split */
+        tdm_job_int_list shape; /* of a sample; empty: as the file says */
         int format;            /* tdm_job_format */
         int header;            /* tdm_job_header */
         const char *label;     /* a column name, a number counted from 1, "first" or "last" */

@@ -60,6 +60,10 @@ typedef struct tdm_job_data {
 
 TDM_API tdm_status tdm_job_data_load(const tdm_job *job, tdm_job_data *out, tdm_error *err);
 TDM_API void tdm_job_data_release(tdm_job_data *data);
+/* The shape of a sample: data.shape when the job gives one, which must hold as many numbers as a
+ * sample of the data set has; else what the data set says. */
+TDM_API tdm_status tdm_job_sample_shape(const tdm_job *job, const tdm_dataset *dataset,
+                                        tdm_shape *out, tdm_error *err);
 
 /* ---- training -------------------------------------------------------------------------------- */
 

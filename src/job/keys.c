@@ -57,9 +57,11 @@ static const tdm_job_key first_keys[] = {
         .offset = FIELD(model.kind),
         .fallback = "mlp",
         .decides_bits = true,
-        .choices = "mlp | gpt",
+        .choices = "mlp | cnn | resnet | gpt",
         .also_called = "type architecture",
-        .help = "The architecture. mlp is a multi-layer perceptron that classifies. "
+        .help = "The architecture. mlp is a multi-layer perceptron that classifies. cnn is a small "
+                "convolutional network for images, resnet the residual network of ResNet-18 and its "
+                "larger kin. "
                 "gpt is the transformer of GPT-2, which predicts the next token of a text.",
     },
     {
@@ -74,6 +76,38 @@ static const tdm_job_key first_keys[] = {
         .also_called = "hidden_size hidden_sizes hidden_layers units",
         .help = "The widths of the hidden layers, from the input to the output. The empty list [] "
                 "makes a linear classifier.",
+    },
+    {
+        .path = "model.channels",
+        .type = TDM_JOB_KEY_INT_LIST,
+        .offset = FIELD(model.channels),
+        .fallback = "[32, 64]",
+        .decides_bits = true,
+        .least = 1,
+        .most = 65536,
+        .most_count = 16,
+        .also_called = "filters conv_channels",
+        .help = "For cnn: the channels of its convolutions, each of which is 3 x 3 and followed by a "
+                "2 x 2 max pool. The layers of model.hidden come behind them.",
+    },
+    {
+        .path = "model.depth",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(model.depth),
+        .fallback = "18",
+        .decides_bits = true,
+        .choices = "18 | 34 | 50",
+        .help = "For resnet: how many layers it has, in He's numbering.",
+    },
+    {
+        .path = "model.stem",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(model.stem),
+        .fallback = "cifar",
+        .decides_bits = true,
+        .choices = "cifar | imagenet",
+        .help = "For resnet: how it begins. cifar, for small images, is a 3 x 3 convolution; imagenet, "
+                "for large ones, a 7 x 7 convolution of stride 2 and a max pool.",
     },
     {
         .path = "model.activation",
@@ -225,6 +259,20 @@ static const tdm_job_key first_keys[] = {
         .also_called = "split test_split validation_split",
         .help = "The share of 'data.train' that is held back as the test set, chosen by 'seed'; of "
                 "a text its last part. 0 holds nothing back.",
+    },
+    {
+        .path = "data.shape",
+        .type = TDM_JOB_KEY_INT_LIST,
+        .offset = FIELD(data.shape),
+        .fallback = "[]",
+        .fallback_note = "as the file says",
+        .decides_bits = true,
+        .least = 1,
+        .most = 1048576,
+        .most_count = 3,
+        .also_called = "image_shape input_shape",
+        .help = "The shape of a sample, when the file does not say it: [height, width] or [height, "
+                "width, channels] for images in a table. The empty list takes what the file says.",
     },
     {
         .path = "data.format",

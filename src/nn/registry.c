@@ -3,6 +3,8 @@
 
 static const tdm_model_ops *const models[] = {
     [TDM_JOB_MODEL_MLP] = &tdm__model_mlp,
+    [TDM_JOB_MODEL_CNN] = &tdm__model_cnn,
+    [TDM_JOB_MODEL_RESNET] = &tdm__model_resnet,
     [TDM_JOB_MODEL_GPT] = &tdm__model_gpt,
 };
 

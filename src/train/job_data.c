@@ -112,3 +112,22 @@ tdm_data_options tdm_model_data_options(const tdm_model *model)
     options.stride = options.context;
     return options;
 }
+
+tdm_status tdm_job_sample_shape(const tdm_job *job, const tdm_dataset *dataset, tdm_shape *out,
+                                tdm_error *err)
+{
+    const tdm_dataset_info *info = tdm_dataset_info_of(dataset);
+    tdm_shape shape = info->sample_shape;
+    char text[128];
+    if (job->data.shape.count > 0) {
+        shape.rank = (int)job->data.shape.count;
+        for (int i = 0; i < shape.rank; i++) shape.dim[i] = job->data.shape.values[i];
+    }
+    if (tdm_shape_elements(&shape) != info->feature_count)
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "data.shape: %s holds another number of values than a sample of %s, which has "
+                        "%lld",
+                        tdm_shape_text(&shape, text), info->path, (long long)info->feature_count);
+    *out = shape;
+    return TDM_OK;
+}

@@ -130,7 +130,7 @@ static tdm_status save(trainer *t, tdm_error *err)
                                       .job_yaml = tdm_str_text(&t->job_yaml),
                                       .class_names = info->class_names,
                                       .class_count = info->class_count,
-                                      .sample_shape = info->sample_shape};
+                                      .sample_shape = t->model.sample_shape};
     char *path = tdm_checkpoint_path(t->run.arena, t->run.checkpoint_dir, t->position.step);
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     TDM_TRY(tdm_checkpoint_save(path, &content, err));
@@ -309,8 +309,8 @@ static tdm_status load_data(trainer *t, tdm_error *err)
     TDM_TRY(tdm_job_data_load(job, &t->data, err));
     TDM_TRY(hash_data(t, err));
     const tdm_dataset_info *info = tdm_dataset_info_of(t->data.train);
-    t->model = (tdm_model_options){
-        .job = job, .sample_shape = info->sample_shape, .class_count = info->class_count};
+    t->model = (tdm_model_options){.job = job, .class_count = info->class_count};
+    TDM_TRY(tdm_job_sample_shape(job, t->data.train, &t->model.sample_shape, err));
     t->sampler = (tdm_sampler){.seed = (uint64_t)job->seed,
                                .sample_count = (uint64_t)info->sample_count,
                                .shuffle = job->data.shuffle};

@@ -18,7 +18,7 @@ test_a_job() {
     # A lane's product: 2 * 8 * 5 * 16, and the bias.
     [[ $out =~ fc1\.matmul\ +matmul\ +\[8,\ 16\]\ +onednn\ +1,408\ +512\ B\ +arena ]] ||
         fail "no such line for fc1.matmul: $out"
-    [[ $out =~ fc1\.relu\ +relu\ +\[8,\ 16\]\ +ref\ +[0-9]+\ +512\ B\ +in\ place ]] ||
+    [[ $out =~ fc1\.relu\ +relu\ +\[8,\ 16\]\ +(ref|cpu)\ +[0-9]+\ +512\ B\ +in\ place ]] ||
         fail "no such line for fc1.relu: $out"
     [[ $out =~ fc1\.weight\ +\[16,\ 5\]\ +80\ +trained ]] || fail "no fc1.weight: $out"
     [[ $out =~ input\.shift\ +\[5\]\ +5\ +buffer ]] || fail "no input.shift: $out"

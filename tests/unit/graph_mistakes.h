@@ -51,7 +51,7 @@ static void matmul_shapes(void)
     g = tdm_graph_create();
     a = input(g, "a", tdm_shape_3(2, 3, 1)), b = input(g, "b", tdm_shape_2(3, 2));
     refused(g, tdm_graph_matmul(g, a, b, NULL), TDM_ERR_INVALID,
-            "matmul: a must have 2 dimensions, not shape [2, 3, 1]");
+            "matmul: b must have 3 dimensions, not shape [3, 2]");
     g = tdm_graph_create();
     a = input(g, "a", tdm_shape_2(2, 3)), b = input(g, "b", tdm_shape_1(3));
     refused(g, tdm_graph_matmul(g, a, b, NULL), TDM_ERR_INVALID,
