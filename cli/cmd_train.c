@@ -12,6 +12,7 @@
 #include <tandem/os.h>
 #include <tandem/train.h>
 
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,8 +36,12 @@ static void on_signal(int number)
     (void)number;
     if (stop_signals++ > 0) _exit(CLI_INTERRUPTED);
     if (stop_quietly) return;
-    if (isatty(STDERR_FILENO) && write(STDERR_FILENO, erase, sizeof(erase) - 1) < 0) return;
-    if (write(STDERR_FILENO, words, sizeof(words) - 1) < 0) return;
+    int before = errno; /* the interrupted code may be about to look at it */
+    ssize_t written = 0;
+    if (isatty(STDERR_FILENO)) written = write(STDERR_FILENO, erase, sizeof(erase) - 1);
+    if (written >= 0) written = write(STDERR_FILENO, words, sizeof(words) - 1);
+    (void)written; /* there is nobody to tell */
+    errno = before;
 }
 
 static void catch_signals(void)
