@@ -244,10 +244,8 @@ static void add_confusions(const evaluation *e, tdm_str *out)
 static void add_text(const evaluation *e, bool all, tdm_str *out)
 {
     char samples[32];
-    tdm_str_addf(out,
-                 "checkpoint  %s\ndata        %s\nsamples     %s\n",
-                 tdm_model_path(e->model), e->data_path,
-                 tdm_text_count((uint64_t)e->metrics.sample_count, samples));
+    tdm_str_addf(out, "checkpoint  %s\ndata        %s\nsamples     %s\n", tdm_model_path(e->model),
+                 e->data_path, tdm_text_count((uint64_t)e->metrics.sample_count, samples));
     if (tdm_model_takes_tokens(tdm_model_job(e->model)))
         tdm_str_addf(out, "tokens      %s\n",
                      tdm_text_count((uint64_t)e->metrics.target_count, samples));

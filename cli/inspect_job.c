@@ -83,8 +83,7 @@ static int state_count(const tdm_job *job)
     const tdm_optim_ops *optim = tdm_optim_find(job->optim.kind);
     tdm_optim_settings settings = tdm_optim_settings_of(job);
     int count = job->optim.ema > 0;
-    for (int k = 0; k < optim->state_count; k++)
-        count += tdm_optim_uses_state(optim, &settings, k);
+    for (int k = 0; k < optim->state_count; k++) count += tdm_optim_uses_state(optim, &settings, k);
     return count;
 }
 
@@ -204,8 +203,7 @@ static void add_memory(const job_view *v, tdm_str *out)
              tdm_text_bytes(v->param_bytes, one), (long long)v->lanes, v->lanes == 1 ? "" : "s",
              v->workers, many);
     memory_row(&table, "gradients", v->grad_bytes, note);
-    snprintf(note, sizeof(note), "%s: %d for each parameter", optim->name,
-             state_count(v->job));
+    snprintf(note, sizeof(note), "%s: %d for each parameter", optim->name, state_count(v->job));
     memory_row(&table, "optimiser", v->state_bytes, note);
     snprintf(note, sizeof(note), "%d x %s; %s without sharing", v->workers,
              tdm_text_bytes(tdm_plan_arena_bytes(v->plan), one),

@@ -129,12 +129,12 @@ typedef struct tdm_job {
         tdm_job_int_list hidden;
         int activation; /* tdm_job_activation */
         double dropout;
-        int preset;         /* tdm_job_preset: what the next five keys are when not given */
-        int64_t layers;     /* gpt: blocks */
-        int64_t width;      /* gpt: channels of the residual stream */
-        int64_t heads;      /* gpt: of each attention; width is a multiple of it */
-        int64_t context;    /* gpt: tokens in a window */
-        int64_t vocabulary; /* gpt: tokens there are; 0: as many as the data has */
+        int preset;            /* tdm_job_preset: what the next five keys are when not given */
+        int64_t layers;        /* gpt: blocks */
+        int64_t width;         /* gpt: channels of the residual stream */
+        int64_t heads;         /* gpt: of each attention; width is a multiple of it */
+        int64_t context;       /* gpt: tokens in a window */
+        int64_t vocabulary;    /* gpt: tokens there are; 0: as many as the data has */
         const char *init_from; /* a safetensors file */
     } model;
     struct {
@@ -142,20 +142,20 @@ typedef struct tdm_job {
         const char *train_labels;
         const char *test;
         const char *test_labels;
-        double test_fraction;  /* 0: no split */
+        double test_fraction;   /* 0: no split */
         tdm_job_int_list shape; /* of a sample; empty: as the file says */
-        int format;            /* tdm_job_format */
-        int header;            /* tdm_job_header */
-        const char *label;     /* a column name, a number counted from 1, "first" or "last" */
-        const char *delimiter; /* one character, or "tab" */
-        int normalise;         /* tdm_job_normalise */
+        int format;             /* tdm_job_format */
+        int header;             /* tdm_job_header */
+        const char *label;      /* a column name, a number counted from 1, "first" or "last" */
+        const char *delimiter;  /* one character, or "tab" */
+        int normalise;          /* tdm_job_normalise */
         bool shuffle;
         int last_batch; /* tdm_job_last_batch */
     } data;
     struct {
         int64_t batch;
-        int64_t epochs; /* 0 when train.steps rules */
-        int64_t steps;  /* 0 when train.epochs rules */
+        int64_t epochs;                       /* 0 when train.steps rules */
+        int64_t steps;                        /* 0 when train.epochs rules */
         const tdm_job_early_stop *early_stop; /* NULL: off */
     } train;
     struct {
@@ -294,19 +294,19 @@ typedef struct tdm_job_key tdm_job_key;
 struct tdm_job_key {
     const char *path; /* "train.batch" */
     tdm_job_key_type type;
-    size_t offset;        /* of the field in tdm_job, or in the struct of a mapping */
-    const char *fallback; /* the default as YAML; NULL: the key is required, or optional */
+    size_t offset;             /* of the field in tdm_job, or in the struct of a mapping */
+    const char *fallback;      /* the default as YAML; NULL: the key is required, or optional */
     const char *fallback_note; /* shown instead of the default, when that is computed */
     bool required;
     bool decides_bits; /* part of tdm_job_hash */
     /* With decides_bits: only for jobs of which this is true, and those in words. NULL: for all. */
     bool (*decides_when)(const tdm_job *job);
     const char *decides_note;
-    double least;      /* numbers: the range, both ends included unless open_... */
-    double most;       /* INFINITY: none */
-    bool open_least;   /* the lower end is excluded */
-    bool open_most;    /* the upper end is excluded */
-    size_t most_count; /* lists: how many entries at most */
+    double least;              /* numbers: the range, both ends included unless open_... */
+    double most;               /* INFINITY: none */
+    bool open_least;           /* the lower end is excluded */
+    bool open_most;            /* the upper end is excluded */
+    size_t most_count;         /* lists: how many entries at most */
     const tdm_job_key *fields; /* mappings: their keys; paths begin with this key's */
     size_t field_count;
     size_t struct_bytes; /* mappings: of the struct that holds one */

@@ -57,8 +57,8 @@ typedef struct tdm_team_options {
     int worker_count;
     int64_t lane_count;
     int64_t batches[TDM_TEAM_MAX_BATCHES]; /* the sizes of batch that will come; 0: none */
-    tdm_optimiser *optimiser; /* bound to `params` and its states; borrowed */
-    float *params;            /* tdm_graph_param_extent floats, 64-byte aligned; borrowed */
+    tdm_optimiser *optimiser;              /* bound to `params` and its states; borrowed */
+    float *params; /* tdm_graph_param_extent floats, 64-byte aligned; borrowed */
     uint64_t seed;
     tdm_lane_fill_fn fill;
     void *user;

@@ -4,18 +4,9 @@
 #include <assert.h>
 
 static const tdm__op_family *const families[] = {
-    &tdm__ops_matmul,
-    &tdm__ops_basic,
-    &tdm__ops_norm,
-    &tdm__ops_attention,
-    &tdm__ops_shape,
-    &tdm__ops_elementwise,
-    &tdm__ops_loss,
-    &tdm__ops_embedding,
-    &tdm__ops_conv,
-    &tdm__ops_pool,
-    &tdm__ops_batch_norm,
-    &tdm__ops_custom,
+    &tdm__ops_matmul, &tdm__ops_basic,       &tdm__ops_norm,       &tdm__ops_attention,
+    &tdm__ops_shape,  &tdm__ops_elementwise, &tdm__ops_loss,       &tdm__ops_embedding,
+    &tdm__ops_conv,   &tdm__ops_pool,        &tdm__ops_batch_norm, &tdm__ops_custom,
 };
 
 const tdm__op_row *tdm__op_row_of(tdm_op_kind op)

@@ -163,7 +163,8 @@ void tdm__slots_check_pairs(tdm__loader *loader);
 
 /* Checks the node against the key's row and stores it in `base`, which is the job or the struct of
  * a mapping; false after a problem. */
-bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot, void *base);
+bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot,
+                      void *base);
 bool tdm__name_is_valid(const char *name);
 
 /* ---- maps.c ---------------------------------------------------------------------------------- */

@@ -59,10 +59,11 @@ static const tdm_job_key first_keys[] = {
         .decides_bits = true,
         .choices = "mlp | cnn | resnet | gpt",
         .also_called = "type architecture",
-        .help = "The architecture. mlp is a multi-layer perceptron that classifies. cnn is a small "
-                "convolutional network for images, resnet the residual network of ResNet-18 and its "
-                "larger kin. "
-                "gpt is the transformer of GPT-2, which predicts the next token of a text.",
+        .help =
+            "The architecture. mlp is a multi-layer perceptron that classifies. cnn is a small "
+            "convolutional network for images, resnet the residual network of ResNet-18 and its "
+            "larger kin. "
+            "gpt is the transformer of GPT-2, which predicts the next token of a text.",
     },
     {
         .path = "model.hidden",
@@ -87,8 +88,9 @@ static const tdm_job_key first_keys[] = {
         .most = 65536,
         .most_count = 16,
         .also_called = "filters conv_channels",
-        .help = "For cnn: the channels of its convolutions, each of which is 3 x 3 and followed by a "
-                "2 x 2 max pool. The layers of model.hidden come behind them.",
+        .help =
+            "For cnn: the channels of its convolutions, each of which is 3 x 3 and followed by a "
+            "2 x 2 max pool. The layers of model.hidden come behind them.",
     },
     {
         .path = "model.depth",
@@ -106,8 +108,9 @@ static const tdm_job_key first_keys[] = {
         .fallback = "cifar",
         .decides_bits = true,
         .choices = "cifar | imagenet",
-        .help = "For resnet: how it begins. cifar, for small images, is a 3 x 3 convolution; imagenet, "
-                "for large ones, a 7 x 7 convolution of stride 2 and a max pool.",
+        .help =
+            "For resnet: how it begins. cifar, for small images, is a 3 x 3 convolution; imagenet, "
+            "for large ones, a 7 x 7 convolution of stride 2 and a max pool.",
     },
     {
         .path = "model.activation",

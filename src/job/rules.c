@@ -205,9 +205,10 @@ static const rule rules[] = {
     {
         .keys = {"schedule.kind", "data.test", "data.test_fraction", "eval.every_epochs"},
         .is_broken = plateau_without_measure,
-        .message = "the schedule reduce_on_plateau looks at the test set after each evaluation; "
-                   "give 'data.test' or 'data.test_fraction', and a number for 'eval.every_epochs' or "
-                   "'eval.every_steps'",
+        .message =
+            "the schedule reduce_on_plateau looks at the test set after each evaluation; "
+            "give 'data.test' or 'data.test_fraction', and a number for 'eval.every_epochs' or "
+            "'eval.every_steps'",
     },
     {
         .keys = {"train.early_stop", "data.test", "data.test_fraction", "eval.every_epochs"},

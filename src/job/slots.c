@@ -176,8 +176,8 @@ const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key
     size_t length = strlen(value);
     while (length > 0 && value[length - 1] == ' ') length--;
     bool is_yaml = value[0] == '"' || value[0] == '\'' ||
-                   (value[0] == '[' && (key->type == TDM_JOB_KEY_INT_LIST ||
-                                        key->type == TDM_JOB_KEY_MAP_LIST)) ||
+                   (value[0] == '[' &&
+                    (key->type == TDM_JOB_KEY_INT_LIST || key->type == TDM_JOB_KEY_MAP_LIST)) ||
                    (value[0] == '{' && key->type == TDM_JOB_KEY_MAP);
     if (is_yaml) return read_yaml_value(loader, key, value, length);
     tdm__yaml_node *node = tdm_arena_alloc(loader->scratch, sizeof(*node), 0);

@@ -442,7 +442,8 @@ static bool store_map_list(const target *t, const tdm__yaml_node *node)
 
 /* ---- all types ------------------------------------------------------------------------------- */
 
-bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot, void *base)
+bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot,
+                      void *base)
 {
     static bool (*const stores[])(const target *, const tdm__yaml_node *) = {
         [TDM_JOB_KEY_STRING] = store_string, [TDM_JOB_KEY_PATH] = store_path,

@@ -43,15 +43,15 @@ tdm_value tdm__layer_conv(tdm_graph *graph, const char *name, tdm_value x, int64
 {
     char text[NAME_BYTES];
     int64_t in_channels = tdm_graph_shape(graph, x).dim[3];
-    tdm_value weight =
-        tdm_graph_param(graph, member(text, name, "weight"),
-                        tdm_shape_4(out_channels, s->kernel, s->kernel, in_channels), s->init);
+    tdm_value weight = tdm_graph_param(graph, member(text, name, "weight"),
+                                       tdm_shape_4(out_channels, s->kernel, s->kernel, in_channels),
+                                       s->init);
     tdm_conv_options options = {.stride = {s->stride, s->stride},
                                 .padding = {s->padding, s->padding},
                                 .activation = s->activation};
     if (s->with_bias)
-        options.bias = tdm_graph_param(graph, member(text, name, "bias"),
-                                       tdm_shape_1(out_channels), (tdm_init){TDM_INIT_ZERO, 0});
+        options.bias = tdm_graph_param(graph, member(text, name, "bias"), tdm_shape_1(out_channels),
+                                       (tdm_init){TDM_INIT_ZERO, 0});
     return tdm_graph_conv2d(graph, x, weight, &options);
 }
 
@@ -69,10 +69,10 @@ tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *o, co
         .gamma = tdm_graph_param(graph, member(text, name, "weight"), channels, one),
         .beta = tdm_graph_param(graph, member(text, name, "bias"), channels, zero),
     };
-    options.mean =
-        tdm_graph_statistic(graph, member(text, name, "running_mean"), channels, zero, momentum);
-    options.variance =
-        tdm_graph_statistic(graph, member(text, name, "running_var"), channels, one, momentum);
+    options.mean = tdm_graph_statistic(graph, member(text, name, "running_mean"), channels, zero,
+                                       momentum);
+    options.variance = tdm_graph_statistic(graph, member(text, name, "running_var"), channels, one,
+                                           momentum);
     if (o->training) {
         options.observed_mean = &observed_mean;
         options.observed_variance = &observed_variance;
@@ -92,10 +92,11 @@ tdm_value tdm__as_images(tdm_graph *graph, const tdm_model_options *o, tdm_value
     const tdm_shape *s = &o->sample_shape;
     char text[128];
     if (s->rank != 2 && s->rank != 3)
-        return tdm_graph_refuse(graph,
-                                "this model wants images, but a sample has shape %s; if its numbers "
-                                "are an image, say so with data.shape: [height, width, channels]",
-                                tdm_shape_text(s, text));
-    return tdm_graph_reshape(graph, x,
-                             tdm_shape_4(o->batch, s->dim[0], s->dim[1], s->rank == 3 ? s->dim[2] : 1));
+        return tdm_graph_refuse(
+            graph,
+            "this model wants images, but a sample has shape %s; if its numbers "
+            "are an image, say so with data.shape: [height, width, channels]",
+            tdm_shape_text(s, text));
+    return tdm_graph_reshape(
+        graph, x, tdm_shape_4(o->batch, s->dim[0], s->dim[1], s->rank == 3 ? s->dim[2] : 1));
 }

@@ -124,10 +124,11 @@ tdm_status tdm_job_sample_shape(const tdm_job *job, const tdm_dataset *dataset, 
         for (int i = 0; i < shape.rank; i++) shape.dim[i] = job->data.shape.values[i];
     }
     if (tdm_shape_elements(&shape) != info->feature_count)
-        return tdm_fail(err, TDM_ERR_JOB_INVALID,
-                        "data.shape: %s holds another number of values than a sample of %s, which has "
-                        "%lld",
-                        tdm_shape_text(&shape, text), info->path, (long long)info->feature_count);
+        return tdm_fail(
+            err, TDM_ERR_JOB_INVALID,
+            "data.shape: %s holds another number of values than a sample of %s, which has "
+            "%lld",
+            tdm_shape_text(&shape, text), info->path, (long long)info->feature_count);
     *out = shape;
     return TDM_OK;
 }

@@ -44,9 +44,10 @@ static tdm_status name_param(tdm__state *s, const tdm_param_info *p, tdm_error *
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++) {
         if (!s->states[k]) continue;
         char prefix[64];
-        snprintf(prefix, sizeof(prefix), "optim.%s", tdm_optimiser_ops(s->optimiser)->state_names[k]);
-        TDM_TRY(add_tensor(s, prefix, p->name, TDM_DTYPE_F32, p->shape, s->states[k] + p->offset,
-                           err));
+        snprintf(prefix, sizeof(prefix), "optim.%s",
+                 tdm_optimiser_ops(s->optimiser)->state_names[k]);
+        TDM_TRY(
+            add_tensor(s, prefix, p->name, TDM_DTYPE_F32, p->shape, s->states[k] + p->offset, err));
     }
     if (!s->ema) return TDM_OK;
     return add_tensor(s, "ema", p->name, TDM_DTYPE_F32, p->shape, s->ema + p->offset, err);

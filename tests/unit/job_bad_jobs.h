@@ -507,13 +507,15 @@ static const bad_job bad_jobs[] = {
      "job.yaml:2:38: 'optim.groups': each entry is a mapping, such as {match: ...}, got '~'\n"},
     {JOB("data: {train: x.csv}\noptim:\n  groups:\n    - lr_scale: 2\n"), NO_SET,
      "job.yaml:4:7: 'optim.groups.match' is missing; give a text\n"},
-    {JOB("data: {train: x.csv}\noptim:\n  groups:\n    - match: \"*.bias\"\n      weight_decai: 0\n    - {match: [a], zebra: 1}\n"), NO_SET,
+    {JOB("data: {train: x.csv}\noptim:\n  groups:\n    - match: \"*.bias\"\n      weight_decai: 0\n    - {match: [a], zebra: 1}\n"),
+     NO_SET,
      "job.yaml:5:7: unknown key 'optim.groups.weight_decai'; did you mean "
      "'optim.groups.weight_decay'?\n"
      "job.yaml:6:15: 'optim.groups.match' wants a text, got a list\n"
      "job.yaml:6:20: unknown key 'optim.groups.zebra'; 'optim.groups' takes a list of at most "
      "64 mappings with match, lr_scale and weight_decay\n"},
-    {JOB("data: {train: x.csv}\noptim:\n  groups:\n    - {match: a, match: b, lr_scale: -1, weight_decay: \"0\"}\n    - match:\n"), NO_SET,
+    {JOB("data: {train: x.csv}\noptim:\n  groups:\n    - {match: a, match: b, lr_scale: -1, weight_decay: \"0\"}\n    - match:\n"),
+     NO_SET,
      "job.yaml:4:18: 'optim.groups.match' is given twice; it stands at line 4, column 8 "
      "already: remove one\n"
      "job.yaml:4:38: 'optim.groups.lr_scale' wants a number of at least 0, got '-1'\n"
@@ -524,7 +526,8 @@ static const bad_job bad_jobs[] = {
     {JOB("data: {train: x.csv}\n"), SET("optim.groups={match: a}"),
      "--set: 'optim.groups' wants a list of at most 64 mappings with match, lr_scale and "
      "weight_decay, got '{match: a}'\n"},
-    {JOB("data: {train: x.csv}\nschedule: {kind: cosin, warmup: -1, steps: 0, floor: -1, gamma: 0}\n"), NO_SET,
+    {JOB("data: {train: x.csv}\nschedule: {kind: cosin, warmup: -1, steps: 0, floor: -1, gamma: 0}\n"),
+     NO_SET,
      "job.yaml:2:18: 'schedule.kind' wants constant, step, multi_step, exponential, cosine, "
      "linear, one_cycle, inverse_sqrt or reduce_on_plateau, got 'cosin'; did you mean "
      "'cosine'?\n"
@@ -544,7 +547,8 @@ static const bad_job bad_jobs[] = {
     {JOB("data: {train: x.csv}\nschedule: {milestones: [0], every_steps: 0}\n"), NO_SET,
      "job.yaml:2:25: 'schedule.milestones' wants whole numbers from 1 to 2^53, got '0'\n"
      "job.yaml:2:42: 'schedule.every_steps' wants a whole number from 1 to 2^53, got '0'\n"},
-    {JOB("data: {train: x.csv}\nschedule: {peak_at: 2, start_divisor: .5, end_divisor: 0, anneal: cos, metric: loss, patience: -1, threshold: 1, cooldown: -1}\n"), NO_SET,
+    {JOB("data: {train: x.csv}\nschedule: {peak_at: 2, start_divisor: .5, end_divisor: 0, anneal: cos, metric: loss, patience: -1, threshold: 1, cooldown: -1}\n"),
+     NO_SET,
      "job.yaml:2:21: 'schedule.peak_at' wants a number from 0 to 1, got '2'\n"
      "job.yaml:2:39: 'schedule.start_divisor' wants a number of at least 1, got '.5'\n"
      "job.yaml:2:56: 'schedule.end_divisor' wants a number of at least 1, got '0'\n"
@@ -557,7 +561,8 @@ static const bad_job bad_jobs[] = {
      "job.yaml:2:12: the schedule reduce_on_plateau looks at the test set after each "
      "evaluation; give 'data.test' or 'data.test_fraction', and a number for "
      "'eval.every_epochs' or 'eval.every_steps'\n"},
-    {JOB("data: {train: x.csv, test_fraction: .2}\nschedule: {kind: reduce_on_plateau, gamma: 1}\neval: {every_epochs: never}\n"), NO_SET,
+    {JOB("data: {train: x.csv, test_fraction: .2}\nschedule: {kind: reduce_on_plateau, gamma: 1}\neval: {every_epochs: never}\n"),
+     NO_SET,
      "job.yaml:2:12: the schedule reduce_on_plateau looks at the test set after each "
      "evaluation; give 'data.test' or 'data.test_fraction', and a number for "
      "'eval.every_epochs' or 'eval.every_steps'\n"
@@ -581,7 +586,8 @@ static const bad_job bad_jobs[] = {
     {JOB("data: {train: x.csv, test_fraction: .2}\ntrain: {early_stop: {}}\n"), NO_SET,
      "job.yaml:2:21: 'train.early_stop.patience' is missing; give a whole number from 1 to "
      "2^53\n"},
-    {JOB("data: {train: x.csv, test_fraction: .2}\ntrain:\n  early_stop:\n    patience: 0\n    metric: loss\n    min_delta: -1\n    delta: 1\n"), NO_SET,
+    {JOB("data: {train: x.csv, test_fraction: .2}\ntrain:\n  early_stop:\n    patience: 0\n    metric: loss\n    min_delta: -1\n    delta: 1\n"),
+     NO_SET,
      "job.yaml:4:15: 'train.early_stop.patience' wants a whole number from 1 to 2^53, got '0'\n"
      "job.yaml:5:13: 'train.early_stop.metric' wants test_loss or test_accuracy, got 'loss'\n"
      "job.yaml:6:16: 'train.early_stop.min_delta' wants a number of at least 0, got '-1'\n"

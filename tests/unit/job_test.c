@@ -175,28 +175,29 @@ static void test_defaults(void)
 {
     char expected[16384], here[4096];
     CHECK(getcwd(here, sizeof(here)) != NULL);
-    snprintf(expected, sizeof(expected),
-             "name: job\nseed: 1\n"
-             "model:\n  kind: mlp\n  hidden: [128]\n  channels: [32, 64]\n"
-             "  depth: 18\n  stem: cifar\n  activation: relu\n  dropout: 0\n"
-             "  preset: none\n  layers: 4\n  width: 128\n  heads: 4\n  context: 256\n"
-             "  vocabulary: auto\n"
-             "data:\n  train: /jobs/x.csv\n  test_fraction: 0\n  shape: []\n  format: auto\n  header: auto\n"
-             "  label: last\n  delimiter: \",\"\n  normalise: auto\n  shuffle: true\n"
-             "  last_batch: keep\n"
-             "train:\n  batch: 32\n  epochs: 10\n"
-             "optim:\n  kind: adamw\n  lr: 0.001\n  momentum: 0.9\n  nesterov: false\n"
-             "  beta1: 0.9\n  beta2: 0.999\n  alpha: 0.99\n  centred: false\n  eps: 1e-08\n"
-             "  weight_decay: 0.01\n  groups: []\n  clip_norm: 0\n  clip_value: 0\n  ema: 0\n"
-             "schedule:\n  kind: constant\n  warmup: 0\n  steps: auto\n  floor: 0\n  gamma: 0.1\n"
-             "  milestones: []\n  peak_at: 0.3\n  start_divisor: 25\n  end_divisor: 10000\n"
-             "  anneal: cosine\n  metric: test_loss\n  patience: 10\n  threshold: 0.0001\n"
-             "  cooldown: 0\n"
-             "parallel:\n  lanes: auto\ncompute:\n  backend: auto\n"
-             "eval:\n  every_epochs: 1\n  every_steps: never\n  batch: 256\n  weights: auto\n"
-             "checkpoint:\n  every_epochs: 1\n  every_steps: never\n  keep: 3\n"
-             "run:\n  dir: %s/runs\n  log_every_steps: 10\n",
-             here);
+    snprintf(
+        expected, sizeof(expected),
+        "name: job\nseed: 1\n"
+        "model:\n  kind: mlp\n  hidden: [128]\n  channels: [32, 64]\n"
+        "  depth: 18\n  stem: cifar\n  activation: relu\n  dropout: 0\n"
+        "  preset: none\n  layers: 4\n  width: 128\n  heads: 4\n  context: 256\n"
+        "  vocabulary: auto\n"
+        "data:\n  train: /jobs/x.csv\n  test_fraction: 0\n  shape: []\n  format: auto\n  header: auto\n"
+        "  label: last\n  delimiter: \",\"\n  normalise: auto\n  shuffle: true\n"
+        "  last_batch: keep\n"
+        "train:\n  batch: 32\n  epochs: 10\n"
+        "optim:\n  kind: adamw\n  lr: 0.001\n  momentum: 0.9\n  nesterov: false\n"
+        "  beta1: 0.9\n  beta2: 0.999\n  alpha: 0.99\n  centred: false\n  eps: 1e-08\n"
+        "  weight_decay: 0.01\n  groups: []\n  clip_norm: 0\n  clip_value: 0\n  ema: 0\n"
+        "schedule:\n  kind: constant\n  warmup: 0\n  steps: auto\n  floor: 0\n  gamma: 0.1\n"
+        "  milestones: []\n  peak_at: 0.3\n  start_divisor: 25\n  end_divisor: 10000\n"
+        "  anneal: cosine\n  metric: test_loss\n  patience: 10\n  threshold: 0.0001\n"
+        "  cooldown: 0\n"
+        "parallel:\n  lanes: auto\ncompute:\n  backend: auto\n"
+        "eval:\n  every_epochs: 1\n  every_steps: never\n  batch: 256\n  weights: auto\n"
+        "checkpoint:\n  every_epochs: 1\n  every_steps: never\n  keep: 3\n"
+        "run:\n  dir: %s/runs\n  log_every_steps: 10\n",
+        here);
     tdm_job_document *document = parse_good(SMALLEST, NULL);
     const tdm_job *job = tdm_job_document_job(document);
     check_shows(job, expected);
@@ -232,30 +233,31 @@ static void test_all_keys(void)
         "checkpoint: {every_epochs: never, every_steps: 5, keep: all}\n"
         "run: {dir: /r, log_every_steps: 1}\n",
         NULL);
-    check_shows(tdm_job_document_job(document),
-                "name: my.job-2\nseed: 9007199254740992\n"
-                "model:\n  kind: mlp\n  hidden: [1, 1048576]\n  channels: [32, 64]\n"
-                "  depth: 18\n  stem: cifar\n  activation: sigmoid\n"
-                "  dropout: 0.5\n  preset: none\n  layers: 1\n  width: 6\n  heads: 3\n"
-                "  context: 5\n  vocabulary: 7\n  init_from: /jobs/../w.safetensors\n"
-                "data:\n  train: \"/jobs/sub/a b.gz\"\n  train_labels: /jobs/l\n  test: /abs/t\n"
-                "  test_labels: /jobs/m\n  shape: []\n  format: idx\n  header: no\n  label: \"3\"\n"
-                "  delimiter: tab\n  normalise: standard\n  shuffle: false\n  last_batch: drop\n"
-                "train:\n  batch: 2147483647\n  steps: 7\n"
-                "  early_stop: {metric: test_accuracy, patience: 2, min_delta: 0}\n"
-                "optim:\n  kind: sgd\n  lr: 0.001\n  momentum: 0.5\n  nesterov: true\n"
-                "  beta1: 0\n  beta2: 0.5\n  alpha: 0.5\n  centred: false\n  eps: 1\n"
-                "  weight_decay: 0\n"
-                "  groups: [{match: \"*.bias\", lr_scale: 1, weight_decay: 0}, {match: x, lr_scale: 2}]"
-                "\n  clip_norm: 1\n  clip_value: 2\n  ema: 0.5\n"
-                "schedule:\n  kind: multi_step\n  warmup: 1\n  steps: 2\n  floor: 3\n  gamma: 4\n"
-                "  every_steps: 5\n  milestones: [6, 7]\n  peak_at: 0.8\n  start_divisor: 9\n"
-                "  end_divisor: 10\n  anneal: linear\n  metric: test_accuracy\n  patience: 11\n"
-                "  threshold: 0.5\n  cooldown: 12\n"
-                "parallel:\n  lanes: 65536\ncompute:\n  backend: ref\n"
-                "eval:\n  every_epochs: never\n  every_steps: 3\n  batch: 1\n  weights: raw\n"
-                "checkpoint:\n  every_epochs: never\n  every_steps: 5\n  keep: all\n"
-                "run:\n  dir: /r\n  log_every_steps: 1\n");
+    check_shows(
+        tdm_job_document_job(document),
+        "name: my.job-2\nseed: 9007199254740992\n"
+        "model:\n  kind: mlp\n  hidden: [1, 1048576]\n  channels: [32, 64]\n"
+        "  depth: 18\n  stem: cifar\n  activation: sigmoid\n"
+        "  dropout: 0.5\n  preset: none\n  layers: 1\n  width: 6\n  heads: 3\n"
+        "  context: 5\n  vocabulary: 7\n  init_from: /jobs/../w.safetensors\n"
+        "data:\n  train: \"/jobs/sub/a b.gz\"\n  train_labels: /jobs/l\n  test: /abs/t\n"
+        "  test_labels: /jobs/m\n  shape: []\n  format: idx\n  header: no\n  label: \"3\"\n"
+        "  delimiter: tab\n  normalise: standard\n  shuffle: false\n  last_batch: drop\n"
+        "train:\n  batch: 2147483647\n  steps: 7\n"
+        "  early_stop: {metric: test_accuracy, patience: 2, min_delta: 0}\n"
+        "optim:\n  kind: sgd\n  lr: 0.001\n  momentum: 0.5\n  nesterov: true\n"
+        "  beta1: 0\n  beta2: 0.5\n  alpha: 0.5\n  centred: false\n  eps: 1\n"
+        "  weight_decay: 0\n"
+        "  groups: [{match: \"*.bias\", lr_scale: 1, weight_decay: 0}, {match: x, lr_scale: 2}]"
+        "\n  clip_norm: 1\n  clip_value: 2\n  ema: 0.5\n"
+        "schedule:\n  kind: multi_step\n  warmup: 1\n  steps: 2\n  floor: 3\n  gamma: 4\n"
+        "  every_steps: 5\n  milestones: [6, 7]\n  peak_at: 0.8\n  start_divisor: 9\n"
+        "  end_divisor: 10\n  anneal: linear\n  metric: test_accuracy\n  patience: 11\n"
+        "  threshold: 0.5\n  cooldown: 12\n"
+        "parallel:\n  lanes: 65536\ncompute:\n  backend: ref\n"
+        "eval:\n  every_epochs: never\n  every_steps: 3\n  batch: 1\n  weights: raw\n"
+        "checkpoint:\n  every_epochs: never\n  every_steps: 5\n  keep: all\n"
+        "run:\n  dir: /r\n  log_every_steps: 1\n");
     CHECK_INT(tdm_job_document_job(document)->train.epochs, 0);
     tdm_job_document_destroy(document);
 }

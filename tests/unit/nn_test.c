@@ -329,17 +329,14 @@ static void resnets_have_the_published_sizes(void)
     static const struct {
         int depth;
         uint64_t parameters;
-    } published[] = {{TDM_JOB_DEPTH_18, 11689512},
-                     {TDM_JOB_DEPTH_34, 21797672},
-                     {TDM_JOB_DEPTH_50, 25557032}};
+    } published[] = {
+        {TDM_JOB_DEPTH_18, 11689512}, {TDM_JOB_DEPTH_34, 21797672}, {TDM_JOB_DEPTH_50, 25557032}};
     for (size_t i = 0; i < 3; i++) {
         tdm_job job = {.model = {.kind = TDM_JOB_MODEL_RESNET,
                                  .depth = published[i].depth,
                                  .stem = TDM_JOB_STEM_IMAGENET}};
-        tdm_model_options o = {.job = &job,
-                               .sample_shape = tdm_shape_3(64, 64, 3),
-                               .class_count = 1000,
-                               .batch = 1};
+        tdm_model_options o = {
+            .job = &job, .sample_shape = tdm_shape_3(64, 64, 3), .class_count = 1000, .batch = 1};
         tdm_graph *g = NULL;
         tdm_error err = {0};
         CHECK_INT(tdm_model_build(&o, &g, &err), TDM_OK);
@@ -353,16 +350,15 @@ static void resnets_have_the_published_sizes(void)
 static void cnn_has_these_parameters(void)
 {
     static const int64_t channels[] = {4, 6}, hidden[] = {10};
-    tdm_job job = {.model = {.kind = TDM_JOB_MODEL_CNN,
-                             .channels = {channels, 2},
-                             .hidden = {hidden, 1}}};
+    tdm_job job = {
+        .model = {.kind = TDM_JOB_MODEL_CNN, .channels = {channels, 2}, .hidden = {hidden, 1}}};
     tdm_model_options o = {
         .job = &job, .sample_shape = tdm_shape_2(8, 8), .class_count = 3, .batch = 2};
     tdm_graph *g = NULL;
     tdm_error err = {0};
     CHECK_INT(tdm_model_build(&o, &g, &err), TDM_OK);
-    CHECK_INT(tdm_graph_trained_elements(g), (4 * 9 + 4) + (6 * 9 * 4 + 6) +
-                                                 (10 * 2 * 2 * 6 + 10) + (3 * 10 + 3));
+    CHECK_INT(tdm_graph_trained_elements(g),
+              (4 * 9 + 4) + (6 * 9 * 4 + 6) + (10 * 2 * 2 * 6 + 10) + (3 * 10 + 3));
     CHECK_TEXT(tdm_graph_param_at(g, 2)->name, "conv1.weight");
     tdm_graph_destroy(g);
     o.sample_shape = tdm_shape_1(64); /* a table's row is no image */

@@ -24,12 +24,13 @@ static tdm_value convolve(tdm_graph *graph, const tdm_model_options *o, size_t i
     tdm_graph_scope(graph, name);
     tdm_shape shape = tdm_graph_shape(graph, x);
     int64_t channels = o->job->model.channels.values[index];
-    tdm__conv_settings settings = {.kernel = KERNEL,
-                                   .stride = 1,
-                                   .padding = KERNEL / 2,
-                                   .with_bias = true,
-                                   .activation = tdm__activation_of(o->job->model.activation),
-                                   .init = init_for(true, KERNEL * KERNEL * shape.dim[3], channels)};
+    tdm__conv_settings settings = {
+        .kernel = KERNEL,
+        .stride = 1,
+        .padding = KERNEL / 2,
+        .with_bias = true,
+        .activation = tdm__activation_of(o->job->model.activation),
+        .init = init_for(true, KERNEL * KERNEL * shape.dim[3], channels)};
     x = tdm__layer_conv(graph, name, x, channels, &settings);
     return tdm_graph_max_pool(graph, x, &(tdm_pool_options){.kernel = {2, 2}});
 }

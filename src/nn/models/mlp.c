@@ -29,10 +29,9 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
         tdm_graph_scope(graph, name);
         int64_t in = tdm_graph_shape(graph, x).dim[1];
         int64_t out = hidden ? job->model.hidden.values[i] : options->class_count;
-        x = tdm__layer_linear(graph, name, x, out,
-                              weight_init(job->model.activation, hidden, in, out),
-                              hidden ? tdm__activation_of(job->model.activation)
-                                     : TDM_ACTIVATION_NONE);
+        x = tdm__layer_linear(
+            graph, name, x, out, weight_init(job->model.activation, hidden, in, out),
+            hidden ? tdm__activation_of(job->model.activation) : TDM_ACTIVATION_NONE);
         if (hidden && options->training) x = tdm_graph_dropout(graph, x, job->model.dropout);
     }
     tdm_graph_scope(graph, NULL);
