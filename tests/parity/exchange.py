@@ -1,0 +1,49 @@
+"""Reads what exchange.h writes: cases, one JSON object a line, with tensors in a file beside."""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+try:
+    import torch
+except ImportError:
+    print("SKIPPED: PyTorch is not installed for " + sys.executable)
+    sys.exit(77)
+
+torch.set_num_threads(1)
+DTYPES = {"f32": torch.float32, "i32": torch.int32}
+
+
+def tensors_of(node, data):
+    """The same JSON with tensors in the place of their addresses."""
+    if isinstance(node, list):
+        return [tensors_of(item, data) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "at" not in node:
+        return {key: tensors_of(item, data) for key, item in node.items()}
+    count = 1
+    for size in node["shape"]:
+        count *= size
+    flat = torch.frombuffer(data, dtype=DTYPES[node["dtype"]], count=count, offset=node["at"])
+    return flat.clone().reshape(node["shape"])
+
+
+def run(program):
+    """The cases that `program` prints."""
+    with tempfile.TemporaryDirectory(prefix="tandem-parity-") as folder:
+        path = os.path.join(folder, "tensors")
+        lines = subprocess.run([program, path], check=True, stdout=subprocess.PIPE).stdout
+        with open(path, "rb") as file:
+            data = bytearray(file.read())
+    return [tensors_of(json.loads(line), data) for line in lines.decode().splitlines()]
+
+
+def difference(ours, theirs, floor):
+    """The largest difference as a share of the tensor's largest number, or of `floor` where that
+    is more. A number that is not finite makes it infinite."""
+    ours, theirs = ours.detach().double(), theirs.detach().double()
+    if ours.shape != theirs.shape or not bool(torch.isfinite(ours).all()):
+        return float("inf")
+    return float((ours - theirs).abs().max() / max(float(theirs.abs().max()), floor))
