@@ -1,10 +1,10 @@
 /*
  * op_parity.c: single ops, forward and backward, for op_parity.py to compute again with PyTorch.
  *
- * What an op takes are parameters here, so that they get gradients; an op that gives a tensor "y" is
- * followed by sum(y * r) with a random r. Each case runs twice: with the fastest kernels and with
- * the plain ones. Handed over are settings, parameters, inputs, and of each run the output and the
- * gradients (for running statistics, what they have observed).
+ * What an op takes are parameters here, so that they get gradients; an op that gives a tensor y
+ * is followed by sum(y * r) with a random r. Each case runs twice: with the fastest kernels and
+ * with the plain ones. Handed over are settings, parameters, inputs, and of each run the output and
+ * the gradients (for running statistics, what they have observed).
  */
 #include "parity/exchange.h"
 

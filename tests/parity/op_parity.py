@@ -1,8 +1,8 @@
 """Computes Tandem's single ops again with PyTorch, forward and backward, and compares.
 
-Usage: op_parity.py PROGRAM, where PROGRAM is made from op_parity.c. Outputs and gradients must agree
-to 1e-5 of a tensor's largest number. Images are [B, H, W, C] with us and [B, C, H, W] in PyTorch.
-Ends with 77, which means skipped, without PyTorch.
+Usage: op_parity.py PROGRAM, where PROGRAM is made from op_parity.c. Outputs and gradients must
+agree to 1e-5 of a tensor's largest number. Images are [B, H, W, C] with us and [B, C, H, W] in
+PyTorch. Ends with 77, which means skipped, without PyTorch.
 """
 import collections
 import math
