@@ -70,7 +70,10 @@ static double after_warmup(const tdm_schedule *s, uint64_t t, const tdm_plateau 
     double warmup = s->warmup > 0 ? (double)s->warmup : 1.0;
     switch ((tdm_job_schedule)s->kind) {
     case TDM_JOB_SCHEDULE_CONSTANT: break;
-    case TDM_JOB_SCHEDULE_STEP: return s->lr * pow(s->gamma, (double)(t / s->every_steps));
+    case TDM_JOB_SCHEDULE_STEP: {
+        int64_t times = (int64_t)(t / s->every_steps); /* whole ones */
+        return s->lr * pow(s->gamma, (double)times);
+    }
     case TDM_JOB_SCHEDULE_MULTI_STEP: return multi_step(s, t);
     case TDM_JOB_SCHEDULE_EXPONENTIAL: return s->lr * pow(s->gamma, (double)t);
     case TDM_JOB_SCHEDULE_COSINE:

@@ -8,6 +8,8 @@
  */
 #include "graph/ops/ops.h"
 
+#include <string.h>
+
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
 static tdm_status wants_axis(const tdm__value *v, int axis, tdm_error *err)
@@ -152,7 +154,7 @@ tdm_value tdm_graph_transpose(tdm_graph *graph, tdm_value x, const int *perm)
 {
     tdm_op_attrs attrs = {0};
     int rank = tdm_graph_shape(graph, x).rank;
-    for (int i = 0; i < rank; i++) attrs.perm[i] = perm[i];
+    if (rank > 0) memcpy(attrs.perm, perm, (size_t)rank * sizeof(*perm));
     return tdm__graph_add_node(graph, TDM_OP_TRANSPOSE, &attrs, &x, 1, NULL);
 }
 
