@@ -230,10 +230,10 @@ static tdm_status make_operands(tdm__onednn *b, tdm_kernel_call *call, convoluti
 /* Into how many pieces of equal size to cut a batch of `rows` results of `row_bytes` each. */
 static int64_t pieces_of(int64_t rows, int64_t row_bytes)
 {
-    int64_t piece = rows > 0 ? rows : 1;
-    while (piece > 1 && (rows % piece != 0 || piece * row_bytes > PIECE_MOST_BYTES)) piece--;
-    if (piece < 1 || piece * row_bytes < PIECE_LEAST_BYTES) return 1;
-    return rows / piece;
+    int64_t count = 1;
+    while (count < rows && (rows % count != 0 || rows / count * row_bytes > PIECE_MOST_BYTES))
+        count++;
+    return rows / count * row_bytes < PIECE_LEAST_BYTES ? 1 : count;
 }
 
 static tdm_status make_conv(tdm__onednn *b, tdm_kernel_call *call, convolution *c, tdm_error *err)
