@@ -329,6 +329,21 @@ TDM_API tdm_tensor tdm_plan_input(const tdm_plan *plan, const char *name);
 TDM_API tdm_tensor tdm_plan_output(const tdm_plan *plan, const char *name);
 TDM_API void tdm_plan_run(tdm_plan *plan, const tdm_step_key *key);
 
+/* What a watcher sees after each node that runs. Inputs may have been overwritten in place. */
+typedef struct tdm_plan_event {
+    size_t node;              /* index in the graph */
+    const tdm_tensor *out;    /* its outputs; dtype NONE where there is none */
+    int out_count;
+    uint64_t begin_ns, end_ns; /* on the clock of tdm_clock_ns */
+} tdm_plan_event;
+/* Returns false to end the run there. */
+typedef bool (*tdm_plan_watch_fn)(void *user, const tdm_plan_event *event);
+/* A run in front of a watcher: what it computes is the same, bit for bit. Slower by the clock. */
+TDM_API void tdm_plan_run_watched(tdm_plan *plan, const tdm_step_key *key, tdm_plan_watch_fn watch,
+                                  void *user);
+/* Runs the nodes of one op alone, in order, on whatever their inputs hold: to time them. */
+TDM_API void tdm_plan_run_only(tdm_plan *plan, const tdm_step_key *key, const char *op);
+
 typedef struct tdm_plan_node_info {
     size_t node;         /* index in the graph */
     const char *backend; /* which kernel it got; "view" when nothing runs */

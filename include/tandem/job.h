@@ -195,7 +195,8 @@ typedef struct tdm_job {
         int64_t lanes; /* 0: auto */
     } parallel;
     struct {
-        int backend; /* tdm_job_backend */
+        int backend;     /* tdm_job_backend */
+        int64_t threads; /* of each worker */
     } compute;
     struct {
         int64_t every_epochs; /* 0: only at the end */

@@ -251,6 +251,35 @@ void tdm_plan_run(tdm_plan *plan, const tdm_step_key *key)
     tdm_kernel_threads_set(before);
 }
 
+void tdm_plan_run_watched(tdm_plan *plan, const tdm_step_key *key, tdm_plan_watch_fn watch,
+                          void *user)
+{
+    int before = tdm_kernel_threads_set(plan->threads);
+    bool go_on = true;
+    for (size_t k = 0; k < plan->step_count && go_on; k++) {
+        const step *s = &plan->steps[k];
+        tdm_plan_event event = {.node = s->node,
+                                .out = s->call.out,
+                                .out_count = TDM_OP_MAX_OUTPUTS,
+                                .begin_ns = tdm_clock_ns()};
+        s->kernel->run(plan->backends[s->backend], &s->call, key);
+        event.end_ns = tdm_clock_ns();
+        go_on = watch(user, &event);
+    }
+    tdm_kernel_threads_set(before);
+}
+
+void tdm_plan_run_only(tdm_plan *plan, const tdm_step_key *key, const char *op)
+{
+    int before = tdm_kernel_threads_set(plan->threads);
+    for (size_t k = 0; k < plan->step_count; k++) {
+        const step *s = &plan->steps[k];
+        if (strcmp(tdm__op_row_of(plan->graph->nodes[s->node].op)->name, op) == 0)
+            s->kernel->run(plan->backends[s->backend], &s->call, key);
+    }
+    tdm_kernel_threads_set(before);
+}
+
 size_t tdm_plan_node_count(const tdm_plan *plan)
 {
     size_t count = 0;

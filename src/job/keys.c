@@ -432,6 +432,19 @@ static const tdm_job_key last_keys[] = {
                 "easy to read, to compare with.",
     },
     {
+        .path = "compute.threads",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(compute.threads),
+        .fallback = "1",
+        .decides_bits = true,
+        .least = 1,
+        .most = 1024,
+        .also_called = "num_threads intra_op_threads omp_num_threads",
+        .help = "How many threads each worker computes with. One is best while there are lanes for "
+                "more workers; more help where a step has few rows and much to compute. Matrix "
+                "products are cut up differently for each number, so it is part of the result.",
+    },
+    {
         .path = "eval.every_epochs",
         .type = TDM_JOB_KEY_INT,
         .offset = FIELD(eval.every_epochs),

@@ -17,6 +17,7 @@
  */
 #include "os/barrier.h"
 #include "parallel/internal.h"
+#include "tensor/kernel.h"
 
 #include <tandem/os.h>
 
@@ -49,7 +50,7 @@ typedef struct worker {
     float **free_grads; /* a stack of buffers not in use */
     int free_count;
     int grad_count;
-    float *piece; /* PIECE_ELEMENTS for the sum and for each level of the tree */
+    float *scratch; /* for each thread: PIECE_ELEMENTS for the sum and for each level of the tree */
     uint64_t lanes_done;
     double seconds;
     pthread_t thread;
@@ -67,6 +68,8 @@ struct tdm_team {
     bool *lane_has_rows;
     worker *workers;
     int worker_count;
+    int thread_count;       /* of each worker */
+    size_t scratch_elements; /* of each thread */
     tdm_barrier barrier;
     atomic_bool quit;
     /* The step in progress: written by worker 0 before the first barrier. */
@@ -91,6 +94,26 @@ static int64_t first_lane(const tdm_team *team, int64_t node)
     return node - team->tree.lane_count;
 }
 
+typedef struct sum {
+    float *a;
+    const float *b;
+    size_t count;
+} sum;
+
+static void add_range(const void *args, int64_t begin, int64_t end)
+{
+    const sum *s = args;
+    size_t first = (size_t)begin * PIECE_ELEMENTS, last = (size_t)end * PIECE_ELEMENTS;
+    if (last > s->count) last = s->count;
+    tdm__add_into(s->a + first, s->b + first, last - first);
+}
+
+static void add_buffers(float *a, const float *b, size_t count)
+{
+    int64_t pieces = (int64_t)((count + PIECE_ELEMENTS - 1) / PIECE_ELEMENTS);
+    tdm_kernel_spread(pieces, PIECE_ELEMENTS, add_range, &(sum){a, b, count});
+}
+
 /* `node` is complete. While it is a right child whose sibling is this worker's too, add the two. */
 static void settle(worker *w, int64_t node)
 {
@@ -99,7 +122,7 @@ static void settle(worker *w, int64_t node)
     while (node > 1 && node % 2 == 1 && first_lane(team, node - 1) >= w->lanes.first) {
         float *left = held[node - 1], *right = held[node];
         if (left && right) {
-            tdm__add_into(left, right, team->grad_extent);
+            add_buffers(left, right, team->grad_extent);
             w->free_grads[w->free_count++] = right;
         }
         held[node - 1] = held[node] = NULL;
@@ -166,28 +189,68 @@ static float *find_home(const tdm_team *team)
     return NULL; /* no lane had rows */
 }
 
+/* What the passes over a worker's pieces share. Each pass is spread over the worker's threads. */
+typedef struct update {
+    worker *w;
+    float *home;
+    double grad_norm;
+} update;
+
+static float *scratch_here(const worker *w)
+{
+    return w->scratch + (size_t)tdm_kernel_thread() * w->team->scratch_elements;
+}
+
 /* The gradient of a piece, which the optimiser may change: its sum over the tree. With `home` it is
  * left there, otherwise it stays until the next call. */
-static float *sum_piece(worker *w, const tdm_optim_piece *piece, float *home)
+static float *sum_piece(const worker *w, const tdm_optim_piece *piece, float *home)
 {
     const tdm__tree *tree = &w->team->tree;
     if (tree->held[1]) return tree->held[1] + piece->begin;
-    tdm__tree_sum(tree, 1, piece->begin, piece->count, w->piece, w->piece + PIECE_ELEMENTS);
-    if (!home) return w->piece;
-    return memcpy(home + piece->begin, w->piece, piece->count * sizeof(float));
+    float *scratch = scratch_here(w);
+    tdm__tree_sum(tree, 1, piece->begin, piece->count, scratch, scratch + PIECE_ELEMENTS);
+    if (!home) return scratch;
+    return memcpy(home + piece->begin, scratch, piece->count * sizeof(float));
 }
 
-static void apply_pieces(worker *w, float *home)
+static void measure_range(const void *args, int64_t begin, int64_t end)
 {
-    tdm_optimiser *optimiser = w->team->options.optimiser;
+    const update *u = args;
+    tdm_optimiser *optimiser = u->w->team->options.optimiser;
+    for (size_t i = u->w->first_piece + (size_t)begin; i < u->w->first_piece + (size_t)end; i++)
+        tdm_optimiser_measure(optimiser, i,
+                              sum_piece(u->w, tdm_optimiser_piece_at(optimiser, i), u->home));
+}
+
+static void update_range(const void *args, int64_t begin, int64_t end)
+{
+    const update *u = args;
+    tdm_optimiser *optimiser = u->w->team->options.optimiser;
+    bool measured = tdm_optimiser_must_measure(optimiser);
+    for (size_t i = u->w->first_piece + (size_t)begin; i < u->w->first_piece + (size_t)end; i++) {
+        const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
+        float *grad = measured ? u->home + piece->begin : sum_piece(u->w, piece, u->home);
+        tdm_optimiser_update(optimiser, i, grad, u->grad_norm);
+    }
+}
+
+static void apply_range(const void *args, int64_t begin, int64_t end)
+{
+    const update *u = args;
+    tdm_optimiser *optimiser = u->w->team->options.optimiser;
     double sums[TDM_OPTIM_SUMS];
     size_t summed = SIZE_MAX; /* the parameter that `sums` belong to */
-    for (size_t i = w->first_piece; i < w->end_piece; i++) {
+    for (size_t i = u->w->first_piece + (size_t)begin; i < u->w->first_piece + (size_t)end; i++) {
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
         if (piece->param_index != summed) tdm_optimiser_sums(optimiser, piece->param_index, sums);
         summed = piece->param_index;
-        tdm_optimiser_apply(optimiser, i, home + piece->begin, sums);
+        tdm_optimiser_apply(optimiser, i, u->home + piece->begin, sums);
     }
+}
+
+static void pass(const update *u, tdm_kernel_range_fn run)
+{
+    tdm_kernel_spread((int64_t)(u->w->end_piece - u->w->first_piece), PIECE_ELEMENTS, run, u);
 }
 
 /* False when the gradient is not finite; then nothing was changed. All workers say the same. */
@@ -197,24 +260,18 @@ static bool update_shard(worker *w, double *grad_norm)
     tdm_optimiser *optimiser = team->options.optimiser;
     bool measures = tdm_optimiser_must_measure(optimiser);
     bool applies = tdm_optimiser_must_apply(optimiser);
-    float *home = measures || applies ? find_home(team) : NULL;
+    update u = {.w = w, .home = measures || applies ? find_home(team) : NULL};
     *grad_norm = 0;
     if (measures) {
-        for (size_t i = w->first_piece; i < w->end_piece; i++)
-            tdm_optimiser_measure(optimiser, i,
-                                  sum_piece(w, tdm_optimiser_piece_at(optimiser, i), home));
+        pass(&u, measure_range);
         tdm_barrier_wait(&team->barrier);
-        *grad_norm = tdm_optimiser_grad_norm(optimiser);
+        *grad_norm = u.grad_norm = tdm_optimiser_grad_norm(optimiser);
         if (!isfinite(*grad_norm)) return false;
     }
-    for (size_t i = w->first_piece; i < w->end_piece; i++) {
-        const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
-        float *grad = measures ? home + piece->begin : sum_piece(w, piece, home);
-        tdm_optimiser_update(optimiser, i, grad, *grad_norm);
-    }
+    pass(&u, update_range);
     if (applies) {
         tdm_barrier_wait(&team->barrier);
-        apply_pieces(w, home);
+        pass(&u, apply_range);
     }
     return true;
 }
@@ -230,10 +287,10 @@ static void update_statistics(worker *w)
         float *value = team->options.params + p->offset, momentum = (float)p->momentum;
         for (size_t at = 0; p->statistic && at < p->elements; at += PIECE_ELEMENTS) {
             size_t count = p->elements - at < PIECE_ELEMENTS ? p->elements - at : PIECE_ELEMENTS;
-            tdm__tree_sum(&team->tree, 1, p->offset + at, count, w->piece,
-                          w->piece + PIECE_ELEMENTS);
+            tdm__tree_sum(&team->tree, 1, p->offset + at, count, w->scratch,
+                          w->scratch + PIECE_ELEMENTS);
             for (size_t k = 0; k < count; k++)
-                value[at + k] = (1.0f - momentum) * value[at + k] + momentum * w->piece[k];
+                value[at + k] = (1.0f - momentum) * value[at + k] + momentum * w->scratch[k];
         }
     }
 }
@@ -269,6 +326,7 @@ static void work(worker *w)
 static void *worker_main(void *arg)
 {
     worker *w = arg;
+    tdm_kernel_threads_set(w->team->thread_count);
     for (;;) {
         tdm_barrier_wait(&w->team->barrier);
         if (atomic_load(&w->team->quit)) return NULL;
@@ -281,8 +339,10 @@ tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch, doub
     team->step = step;
     team->batch = batch;
     tdm_optimiser_begin(team->options.optimiser, step, lr);
+    int before = tdm_kernel_threads_set(team->thread_count);
     tdm_barrier_wait(&team->barrier);
     work(&team->workers[0]);
+    tdm_kernel_threads_set(before);
     return team->result;
 }
 
@@ -320,7 +380,7 @@ static tdm_status prepare_plans(worker *w, tdm_error *err)
     tdm_team *team = w->team;
     tdm_plan_options options = {
         .backend = team->options.model.job->compute.backend == TDM_JOB_BACKEND_REF ? "ref" : NULL,
-        .threads = 1};
+        .threads = team->thread_count};
     size_t arena_bytes = 64;
     for (int i = 0; i < team->graph_count; i++) {
         TDM_TRY(tdm_plan_create(team->graphs[i].graph, &options, &w->plans[i], err));
@@ -365,10 +425,9 @@ static tdm_status prepare_worker(tdm_team *team, int index, tdm_error *err)
     TDM_TRY(tdm_pages_map((size_t)w->grad_count * team->grad_extent * sizeof(float), false,
                           &w->grad_pages, err));
     w->free_grads = calloc((size_t)w->grad_count, sizeof(*w->free_grads));
-    int levels = 2;
-    for (int64_t n = team->options.lane_count; n > 1; n /= 2) levels++;
-    w->piece = aligned_alloc(64, (size_t)levels * PIECE_ELEMENTS * sizeof(float));
-    if (!w->free_grads || !w->piece) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+    w->scratch = aligned_alloc(
+        64, (size_t)team->thread_count * team->scratch_elements * sizeof(float));
+    if (!w->free_grads || !w->scratch) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
     for (int i = 0; i < w->grad_count; i++)
         w->free_grads[w->free_count++] = (float *)w->grad_pages.data +
                                          (size_t)i * team->grad_extent;
@@ -411,6 +470,10 @@ tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_
     if (!team) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
     team->options = *options;
     team->worker_count = options->worker_count;
+    team->thread_count = (int)options->model.job->compute.threads;
+    if (team->thread_count < 1) team->thread_count = 1;
+    team->scratch_elements = 2 * PIECE_ELEMENTS;
+    for (int64_t n = options->lane_count; n > 1; n /= 2) team->scratch_elements += PIECE_ELEMENTS;
     size_t lanes = (size_t)options->lane_count;
     team->tree.lane_count = options->lane_count;
     team->tree.held = calloc(2 * lanes, sizeof(*team->tree.held));
@@ -460,7 +523,7 @@ void tdm_team_destroy(tdm_team *team)
             tdm_pages_unmap(&w->arena);
             tdm_pages_unmap(&w->grad_pages);
             free(w->free_grads);
-            free(w->piece);
+            free(w->scratch);
         }
     }
     for (int i = 0; i < team->graph_count; i++) tdm_graph_destroy(team->graphs[i].graph);

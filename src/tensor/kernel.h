@@ -171,6 +171,14 @@ const tdm_kernel *tdm_kernel_find(const tdm_kernel_backend_ops *backend, tdm_op_
  * level: one sum, one rounding. One thread. */
 void tdm_kernel_add_into(float *a, const float *b, size_t count);
 
+/* Calls `run` for stretches of [0, count) that together are all of it, on as many threads as kernels
+ * may use here; a unit is worth `unit_cost` numbers. */
+typedef void (*tdm_kernel_range_fn)(const void *args, int64_t begin, int64_t end);
+void tdm_kernel_spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args);
+
+/* Which of them is calling, from 0: for scratch memory. */
+int tdm_kernel_thread(void);
+
 /* The number of threads that kernels called from this thread may use. Returns the one before. */
 int tdm_kernel_threads_set(int thread_count);
 

@@ -5,6 +5,7 @@
 /* Declared here because clang without its own OpenMP has no omp.h; GCC's runtime, which oneDNN is
  * linked with, provides them. */
 extern int omp_get_max_threads(void);
+extern int omp_get_thread_num(void);
 extern void omp_set_num_threads(int count);
 
 static const tdm_kernel_backend_ops *const backends[] = {
@@ -74,17 +75,29 @@ const tdm_kernel *tdm_kernel_find(const tdm_kernel_backend_ops *backend, tdm_op_
     return NULL;
 }
 
-void tdm_kernel_add_into(float *a, const float *b, size_t count)
+static const tdm__vec_loops *loops_here(void)
 {
 #if defined(__x86_64__)
     int level = tdm_kernel_level();
-    (level >= 4   ? &tdm__vec_loops_4
-     : level == 3 ? &tdm__vec_loops_3
-                  : &tdm__vec_loops_2)
-        ->add_into(a, b, count);
+    return level >= 4 ? &tdm__vec_loops_4 : level == 3 ? &tdm__vec_loops_3 : &tdm__vec_loops_2;
 #else
-    tdm__vec_loops_0.add_into(a, b, count);
+    return &tdm__vec_loops_0;
 #endif
+}
+
+void tdm_kernel_add_into(float *a, const float *b, size_t count)
+{
+    loops_here()->add_into(a, b, count);
+}
+
+void tdm_kernel_spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args)
+{
+    loops_here()->spread(count, unit_cost, run, args);
+}
+
+int tdm_kernel_thread(void)
+{
+    return omp_get_thread_num();
 }
 
 int tdm_kernel_threads_set(int thread_count)

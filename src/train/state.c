@@ -94,7 +94,7 @@ static tdm_status map_block(tdm__state *s, const tdm_job *job, tdm_error *err)
     for (int k = 0; s->optimiser && k < TDM_OPTIM_MAX_STATES; k++)
         if (tdm_optimiser_uses_state(s->optimiser, k)) elements += trained;
     if (has_ema) elements += params;
-    TDM_TRY(tdm_pages_map(elements * sizeof(float), true, &s->pages, err));
+    TDM_TRY(tdm_pages_map(elements * sizeof(float), false, &s->pages, err));
     float *next = s->pages.data;
     s->params = next;
     next += params;

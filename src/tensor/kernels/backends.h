@@ -13,6 +13,7 @@ extern const tdm_kernel_backend_ops tdm__kernels_cpu_0, tdm__kernels_cpu_2, tdm_
 /* Loops that other rooms need, at the same levels. */
 typedef struct tdm__vec_loops {
     void (*add_into)(float *a, const float *b, size_t count);
+    void (*spread)(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args);
 } tdm__vec_loops;
 
 extern const tdm__vec_loops tdm__vec_loops_0, tdm__vec_loops_2, tdm__vec_loops_3, tdm__vec_loops_4;

@@ -152,7 +152,7 @@ static inline int64_t tdm__vec_rows(const tdm_tensor *t)
  */
 enum { TDM__VEC_ALONE = 65536, TDM__VEC_GRAIN = 16384 };
 
-typedef void (*tdm__vec_range_fn)(const void *args, int64_t begin, int64_t end);
+typedef tdm_kernel_range_fn tdm__vec_range_fn;
 
 static inline void tdm__vec_split(int64_t count, int64_t unit_cost, tdm__vec_range_fn run,
                                   const void *args)
