@@ -289,10 +289,21 @@ typedef struct tdm_node_info {
     tdm_shape shape; /* of the first output */
     tdm_dtype dtype;
     uint64_t flops;
+    uint64_t bytes; /* of its inputs and outputs, each counted once */
 } tdm_node_info;
 
 TDM_API size_t tdm_graph_node_count(const tdm_graph *graph);
 TDM_API tdm_node_info tdm_graph_node_at(const tdm_graph *graph, size_t index);
+
+/* [M, K] x [K, N], `batch` times, of which `share` is needed: causal attention leaves out half. */
+typedef struct tdm_product {
+    int64_t batch, M, N, K;
+    double share;
+} tdm_product;
+enum { TDM_PRODUCTS_MOST = 4 };
+/* The matrix products inside a node that is more than one: those of attention. Their number. */
+TDM_API size_t tdm_graph_products_at(const tdm_graph *graph, size_t index,
+                                     tdm_product out[TDM_PRODUCTS_MOST]);
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
@@ -331,8 +342,8 @@ TDM_API void tdm_plan_run(tdm_plan *plan, const tdm_step_key *key);
 
 /* What a watcher sees after each node that runs. Inputs may have been overwritten in place. */
 typedef struct tdm_plan_event {
-    size_t node;              /* index in the graph */
-    const tdm_tensor *out;    /* its outputs; dtype NONE where there is none */
+    size_t node;           /* index in the graph */
+    const tdm_tensor *out; /* its outputs; dtype NONE where there is none */
     int out_count;
     uint64_t begin_ns, end_ns; /* on the clock of tdm_clock_ns */
 } tdm_plan_event;

@@ -410,16 +410,26 @@ size_t tdm_graph_node_count(const tdm_graph *graph)
     return graph->node_count;
 }
 
+static uint64_t value_bytes(const tdm_graph *graph, int32_t id)
+{
+    const tdm__value *v = &graph->values[id];
+    return id ? (uint64_t)tdm_shape_elements(&v->shape) * tdm_dtype_bytes(v->dtype) : 0;
+}
+
 tdm_node_info tdm_graph_node_at(const tdm_graph *graph, size_t index)
 {
     const tdm__node *node = &graph->nodes[index];
     const tdm__op_row *row = tdm__op_row_of(node->op);
     const tdm__value *out = &graph->values[node->out[0]];
     const tdm_custom_op *custom = node->attrs.custom;
+    uint64_t bytes = 0;
+    for (int i = 0; i < TDM_OP_MAX_INPUTS; i++) bytes += value_bytes(graph, node->in[i]);
+    for (int o = 0; o < TDM_OP_MAX_OUTPUTS; o++) bytes += value_bytes(graph, node->out[o]);
     return (tdm_node_info){.op = custom ? custom->name : row->name,
                            .name = node->name,
                            .backward = node->backward,
                            .shape = out->shape,
                            .dtype = out->dtype,
-                           .flops = row->flops(graph, node)};
+                           .flops = row->flops(graph, node),
+                           .bytes = bytes};
 }

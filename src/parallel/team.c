@@ -68,7 +68,7 @@ struct tdm_team {
     bool *lane_has_rows;
     worker *workers;
     int worker_count;
-    int thread_count;       /* of each worker */
+    int thread_count;        /* of each worker */
     size_t scratch_elements; /* of each thread */
     tdm_barrier barrier;
     atomic_bool quit;
@@ -425,8 +425,8 @@ static tdm_status prepare_worker(tdm_team *team, int index, tdm_error *err)
     TDM_TRY(tdm_pages_map((size_t)w->grad_count * team->grad_extent * sizeof(float), false,
                           &w->grad_pages, err));
     w->free_grads = calloc((size_t)w->grad_count, sizeof(*w->free_grads));
-    w->scratch = aligned_alloc(
-        64, (size_t)team->thread_count * team->scratch_elements * sizeof(float));
+    w->scratch = aligned_alloc(64,
+                               (size_t)team->thread_count * team->scratch_elements * sizeof(float));
     if (!w->free_grads || !w->scratch) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
     for (int i = 0; i < w->grad_count; i++)
         w->free_grads[w->free_count++] = (float *)w->grad_pages.data +

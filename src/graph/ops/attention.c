@@ -118,3 +118,23 @@ static const tdm__op_row rows[] = {
 };
 
 const tdm__op_family tdm__ops_attention = {rows, sizeof(rows) / sizeof(rows[0])};
+
+/* Forward: q k' and p v. Backward: p' dy, dy v', ds k, ds' q; making p again is not counted. */
+size_t tdm_graph_products_at(const tdm_graph *graph, size_t index,
+                             tdm_product out[TDM_PRODUCTS_MOST])
+{
+    const tdm__node *node = &graph->nodes[index];
+    bool forward = node->op == TDM_OP_ATTENTION;
+    if (!forward && node->op != TDM_OP_ATTENTION_GRAD) return 0;
+    const tdm_shape *qkv = &graph->values[node->in[forward ? 0 : 1]].shape;
+    int64_t B = qkv->dim[0], T = qkv->dim[1], D = qkv->dim[2] / 3 / node->attrs.heads;
+    double share = node->attrs.causal ? (double)(T + 1) / (2 * (double)T) : 1;
+    tdm_product narrow = {B * node->attrs.heads, T, D, T, share};
+    tdm_product wide = {B * node->attrs.heads, T, T, D, share};
+    out[0] = wide;
+    out[1] = narrow;
+    if (forward) return 2;
+    out[2] = narrow;
+    out[3] = narrow;
+    return 4;
+}

@@ -1,0 +1,245 @@
+/*
+ * cmd_bench.c: `tandem bench step`: where the time of a job's training step goes, and how much of
+ * what the machine can do that is.
+ *
+ * Ops of one kind and direction are one line, the slowest first; --all shows each op by itself.
+ */
+#include "cli.h"
+#include "table.h"
+
+#include <tandem/bench.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+/* One line of the table: the ops of one kind, or one op. */
+typedef struct row {
+    tdm_bench_op op; /* with the sums */
+    int count;
+} row;
+
+static int slower_first(const void *left, const void *right)
+{
+    double a = ((const row *)left)->op.seconds, b = ((const row *)right)->op.seconds;
+    return (a < b) - (a > b);
+}
+
+static bool same_kind(const tdm_bench_op *a, const tdm_bench_op *b)
+{
+    return a->backward == b->backward && strcmp(a->op, b->op) == 0 &&
+           strcmp(a->kernel, b->kernel) == 0;
+}
+
+static size_t make_rows(const tdm_bench *bench, bool all, row *rows)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < bench->op_count; i++) {
+        const tdm_bench_op *op = &bench->ops[i];
+        size_t k = all ? count : 0;
+        while (k < count && !same_kind(&rows[k].op, op)) k++;
+        if (k == count) {
+            rows[count++] = (row){.op = *op, .count = 1};
+            continue;
+        }
+        rows[k].op.seconds += op->seconds;
+        rows[k].op.bound_s += op->bound_s;
+        rows[k].op.flops += op->flops;
+        rows[k].op.bytes += op->bytes;
+        rows[k].count++;
+    }
+    if (!all) qsort(rows, count, sizeof(*rows), slower_first);
+    return count;
+}
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+static void add_rows(const tdm_bench *b, const row *rows, size_t count, bool all, tdm_str *out)
+{
+    static const cli_column columns[] = {{.title = "op", .most = 60},
+                                         {.title = "pass"},
+                                         {.title = "kernel"},
+                                         {.title = "times", .right = true},
+                                         {.title = "ms", .right = true},
+                                         {.title = "% of lane", .right = true},
+                                         {.title = "GFLOP/s", .right = true},
+                                         {.title = "GB/s", .right = true},
+                                         {.title = "% of roofline", .right = true}};
+    cli_table table;
+    cli_table_init(&table, columns, 9);
+    for (size_t i = 0; i < count; i++) {
+        const tdm_bench_op *op = &rows[i].op;
+        double s = op->seconds > 0 ? op->seconds : 1e-9;
+        cli_table_cell(&table, "%s", all ? op->name : op->op);
+        cli_table_cell(&table, "%s", op->backward ? "backward" : "forward");
+        cli_table_cell(&table, "%s", op->kernel);
+        cli_table_cell(&table, "%d", rows[i].count);
+        cli_table_cell(&table, "%.3f", 1e3 * op->seconds);
+        cli_table_cell(&table, "%.1f", 100 * op->seconds / b->lane_s);
+        cli_table_cell(&table, "%.1f", (double)op->flops / s * 1e-9);
+        cli_table_cell(&table, "%.1f", (double)op->bytes / s * 1e-9);
+        cli_table_cell(&table, "%.0f", 100 * op->bound_s / s);
+    }
+    cli_table_print(&table, 0, out);
+}
+
+static double bound_of(const tdm_bench *b)
+{
+    return b->products_s + (double)b->update_bytes / b->peak_bytes;
+}
+
+static void add_text(const tdm_bench *b, const row *rows, size_t count, bool all, tdm_str *out)
+{
+    char a[32], c[32];
+    tdm_str_addf(out, "model       %s parameters; %lld rows in %lld lane%s of %lld\n",
+                 tdm_text_count(b->parameter_count, a), (long long)b->batch,
+                 (long long)b->lane_count, b->lane_count == 1 ? "" : "s", (long long)b->lane_rows);
+    tdm_str_addf(out, "workers     %d with %d thread%s each\n", b->worker_count, b->thread_count,
+                 b->thread_count == 1 ? "" : "s");
+    tdm_str_addf(out, "machine     %.1f GFLOP/s in a product of 1024^3, %.1f GB/s of memory\n",
+                 b->peak_flops * 1e-9, b->peak_bytes * 1e-9);
+    tdm_str_addf(out,
+                 "step        %.3f ms (median of %d; fastest %.3f), %.1f GFLOP/s, %.0f rows/s\n",
+                 1e3 * b->step_s, b->step_count, 1e3 * b->step_least_s,
+                 (double)b->flops / b->step_s * 1e-9, (double)b->batch / b->step_s);
+    tdm_str_addf(out, "  update    %.3f ms for %s of memory traffic, %.1f GB/s\n",
+                 1e3 * b->update_s, tdm_text_bytes(b->update_bytes, a),
+                 (double)b->update_bytes / b->update_s * 1e-9);
+    tdm_str_addf(out,
+                 "products    %.3f ms for the step's matrix products alone: %.1f %% of the step\n",
+                 1e3 * b->products_s, 100 * b->products_s / b->step_s);
+    tdm_str_addf(out,
+                 "bound       %.3f ms with the optimiser's memory traffic: %.1f %% of the step\n",
+                 1e3 * bound_of(b), 100 * bound_of(b) / b->step_s);
+    tdm_str_addf(out, "first step  %.3f s after the start; at most %s resident\n\n",
+                 b->first_step_s, tdm_text_bytes(b->peak_resident_bytes, c));
+    add_rows(b, rows, count, all, out);
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static void put_row(tdm_json_writer *w, const row *r, bool all)
+{
+    tdm_json_object_begin(w);
+    tdm_json_put_string(w, "op", r->op.op);
+    if (all) tdm_json_put_string(w, "name", r->op.name);
+    tdm_json_put_bool(w, "backward", r->op.backward);
+    tdm_json_put_string(w, "kernel", r->op.kernel);
+    tdm_json_put_int(w, "count", r->count);
+    tdm_json_put_double(w, "seconds", r->op.seconds);
+    tdm_json_put_double(w, "bound_s", r->op.bound_s);
+    tdm_json_put_uint(w, "flops", r->op.flops);
+    tdm_json_put_uint(w, "bytes", r->op.bytes);
+    tdm_json_object_end(w);
+}
+
+static void add_json(const tdm_bench *b, const row *rows, size_t count, bool all, tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_int(&w, "workers", b->worker_count);
+    tdm_json_put_int(&w, "threads", b->thread_count);
+    tdm_json_put_int(&w, "batch", b->batch);
+    tdm_json_put_int(&w, "lanes", b->lane_count);
+    tdm_json_put_uint(&w, "parameters", b->parameter_count);
+    tdm_json_put_uint(&w, "flops", b->flops);
+    tdm_json_put_double(&w, "step_s", b->step_s);
+    tdm_json_put_double(&w, "step_least_s", b->step_least_s);
+    tdm_json_put_int(&w, "steps", b->step_count);
+    tdm_json_put_double(&w, "update_s", b->update_s);
+    tdm_json_put_uint(&w, "update_bytes", b->update_bytes);
+    tdm_json_put_double(&w, "first_step_s", b->first_step_s);
+    tdm_json_put_double(&w, "peak_flops", b->peak_flops);
+    tdm_json_put_double(&w, "peak_bytes", b->peak_bytes);
+    tdm_json_put_double(&w, "products_s", b->products_s);
+    tdm_json_put_double(&w, "bound_s", bound_of(b));
+    tdm_json_put_double(&w, "lane_s", b->lane_s);
+    tdm_json_put_uint(&w, "peak_resident_bytes", b->peak_resident_bytes);
+    tdm_json_key(&w, "ops");
+    tdm_json_array_begin(&w);
+    for (size_t i = 0; i < count; i++) put_row(&w, &rows[i], all);
+    tdm_json_array_end(&w);
+    tdm_json_object_end(&w);
+    tdm_str_add_char(out, '\n');
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static int print(const cli_args *args, const tdm_bench *bench)
+{
+    bool all = cli_has(args, "all");
+    row *rows = calloc(bench->op_count + 1, sizeof(*rows));
+    if (!rows) {
+        cli_error("bench: no memory");
+        return CLI_FAILED;
+    }
+    size_t count = make_rows(bench, all, rows);
+    tdm_str out = TDM_STR_INIT;
+    (cli_json(args) ? add_json : add_text)(bench, rows, count, all, &out);
+    free(rows);
+    return cli_print(&out);
+}
+
+static int run(const cli_args *args)
+{
+    int64_t workers = 1;
+    tdm_bench_options options = {.seconds = 2};
+    if (strcmp(args->arguments[0], "step") != 0) {
+        cli_error("bench: '%s' cannot be measured; what can is: step", args->arguments[0]);
+        return CLI_USAGE;
+    }
+    if (!cli_int(args, "workers", 1, 1024, &workers)) return CLI_USAGE;
+    if (!cli_real(args, "seconds", 0.01, 3600, &options.seconds)) return CLI_USAGE;
+    int code;
+    tdm_job_document *document = cli_load_job(args, args->arguments[1], &code);
+    if (!document) return code;
+    options.worker_count = (int)workers;
+    tdm_bench bench;
+    tdm_error err = {0};
+    if (tdm_bench_step(tdm_job_document_job(document), &options, &bench, &err) != TDM_OK) {
+        code = cli_fail(&err);
+    } else {
+        code = print(args, &bench);
+        tdm_bench_release(&bench);
+    }
+    tdm_job_document_destroy(document);
+    return code;
+}
+
+static const char *const usage[] = {"tandem bench step JOB [options]", NULL};
+static const char *const subcommands[] = {"step", NULL};
+static const char *const examples[] = {"tandem bench step job.yaml",
+                                       "which ops take the time, and how near the machine's limits",
+                                       "tandem bench step job.yaml --set compute.threads=2",
+                                       "the same with two threads",
+                                       "tandem bench step job.yaml --all --json",
+                                       "every op, for a program",
+                                       NULL};
+
+const cli_command cli_bench = {
+    .name = "bench",
+    .summary = "Measure a job's training step, op by op, against the machine's limits",
+    .usage = usage,
+    .help =
+        "Trains for some seconds, in memory only, and prints how long a step takes; the time of "
+        "each kind of op in a lane; and what the machine allows: the rate of a large matrix product "
+        "and of a pass over memory, and the time of the step's own matrix products with nothing "
+        "around them. The last column is the time that the rates allow an op, divided by the "
+        "time it took: where it is low and '% of lane' is high, there is something to gain. An op "
+        "whose numbers are in a cache can be faster than memory allows, and pass 100 %.\n\n"
+        "Nothing is written. Let the machine rest meanwhile: what else runs on it is measured, too.",
+    .examples = examples,
+    .subcommands = subcommands,
+    .arguments_least = 2,
+    .arguments_most = 2,
+    .options = {{.name = "workers",
+                 .letter = 'n',
+                 .value = "N",
+                 .help = "Workers that share the lanes. Default: 1."},
+                {.name = "seconds",
+                 .value = "S",
+                 .help = "How long each of the measurements goes on. Default: 2."},
+                {.name = "all", .help = "A line for each op, in order, in place of one a kind."},
+                CLI_OPTION_SET,
+                CLI_OPTION_JSON},
+    .run = run,
+};

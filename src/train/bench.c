@@ -1,0 +1,444 @@
+/*
+ * bench.c: a job's step on the clock.
+ *
+ * Four measurements, each for some seconds and each by the median of many runs, because a machine
+ * has other things to do now and then: steps of a real team on the job's data; one lane in front of
+ * a watcher that notes the time of each op; the lane's matrix products alone, by the same kernels in
+ * the same places; and the machine itself. The products inside attention, which our kernel does not
+ * do by oneDNN, are timed as oneDNN's, in a graph of their own.
+ */
+#include "tensor/kernel.h"
+#include "train/internal.h"
+
+#include <tandem/bench.h>
+#include <tandem/parallel.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { RUNS_LEAST = 3, RUNS_MOST = 2000, PEAK_SIZE = 1024 };
+#define MEMORY_BYTES ((size_t)256 << 20)
+
+typedef struct bench {
+    const tdm_job *job;
+    tdm_bench_options options;
+    tdm_bench *out;
+    tdm_job_data data;
+    tdm_model_options model;
+    tdm__state state;
+    tdm_team *team;
+    tdm_sampler sampler;
+    uint64_t position;
+    int64_t *indices; /* for each worker, rows of a lane */
+    int64_t indices_most;
+    tdm_graph *lane;
+    tdm_plan *plan;
+    tdm_pages arena, grads;
+    double begin_s;
+} bench;
+
+static int compare(const void *left, const void *right)
+{
+    double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+static double median(double *times, int count)
+{
+    qsort(times, (size_t)count, sizeof(*times), compare);
+    return times[count / 2];
+}
+
+/* Runs something again and again for so many seconds; returns the median and the fastest. */
+typedef void (*action_fn)(void *context);
+
+static double time_of(bench *b, action_fn action, void *context, double *least, int *count)
+{
+    static const double most_s = 60;
+    double *times = calloc(RUNS_MOST, sizeof(*times));
+    double begin = tdm_clock_s();
+    int n = 0;
+    if (!times) return 0;
+    while (n < RUNS_MOST && (n < RUNS_LEAST || tdm_clock_s() - begin < b->options.seconds)) {
+        double from = tdm_clock_s();
+        action(context);
+        times[n++] = tdm_clock_s() - from;
+        if (n > 0 && tdm_clock_s() - begin > most_s) break;
+    }
+    double middle = median(times, n);
+    if (least) *least = times[0];
+    if (count) *count = n;
+    free(times);
+    return middle;
+}
+
+/* ---- the step -------------------------------------------------------------------------------- */
+
+static void fill(void *user, int worker, int64_t first, int64_t count, void *x, int32_t *classes)
+{
+    bench *b = user;
+    int64_t *indices = b->indices + worker * b->indices_most;
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t at = b->position + (uint64_t)(first + i);
+        indices[i] = (int64_t)tdm_sampler_at(&b->sampler, at / b->sampler.sample_count,
+                                             at % b->sampler.sample_count);
+    }
+    tdm_dataset_gather(b->data.train, indices, count, x, classes);
+}
+
+static void one_step(void *context)
+{
+    bench *b = context;
+    uint64_t step = b->position / (uint64_t)b->out->batch;
+    tdm_team_step(b->team, step, b->out->batch, b->job->optim.lr);
+    b->position += (uint64_t)b->out->batch;
+}
+
+static tdm_status prepare(bench *b, tdm_error *err)
+{
+    const tdm_job *job = b->job;
+    tdm_bench *out = b->out;
+    TDM_TRY(tdm_job_data_load(job, &b->data, err));
+    const tdm_dataset_info *info = tdm_dataset_info_of(b->data.train);
+    b->model = (tdm_model_options){.job = job, .class_count = info->class_count};
+    TDM_TRY(tdm_job_sample_shape(job, b->data.train, &b->model.sample_shape, err));
+    b->sampler = (tdm_sampler){.seed = (uint64_t)job->seed,
+                               .sample_count = (uint64_t)info->sample_count,
+                               .shuffle = job->data.shuffle};
+    out->batch = job->train.batch < info->sample_count ? job->train.batch : info->sample_count;
+    out->lane_count = tdm_lanes_of(job);
+    out->lane_rows = tdm_lane_slice(out->batch, out->lane_count, 0).count;
+    out->worker_count = b->options.worker_count;
+    out->thread_count = (int)job->compute.threads;
+    TDM_TRY(tdm__state_init(&b->model, TDM__STATE_FOR_TRAINING, &b->state, err));
+    b->indices_most = out->lane_rows;
+    b->indices = calloc((size_t)(out->lane_rows * out->worker_count), sizeof(*b->indices));
+    if (!b->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
+    tdm_team_options o = {.model = b->model,
+                          .worker_count = out->worker_count,
+                          .lane_count = out->lane_count,
+                          .batches = {out->batch},
+                          .optimiser = b->state.optimiser,
+                          .params = b->state.params,
+                          .seed = (uint64_t)job->seed,
+                          .fill = fill,
+                          .user = b};
+    TDM_TRY(tdm_team_create(&o, &b->team, err));
+    return tdm__state_begin(&b->state, job, b->data.train, err);
+}
+
+/* Bytes that the optimiser cannot do without: gradient in, parameters and states in and out. */
+static uint64_t update_bytes(const bench *b)
+{
+    uint64_t streams = 3 + (b->state.ema ? 2 : 0);
+    for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++) streams += b->state.states[k] ? 2 : 0;
+    return streams * sizeof(float) * tdm_graph_trained_elements(b->state.graph);
+}
+
+static void measure_steps(bench *b)
+{
+    tdm_bench *out = b->out;
+    one_step(b);
+    out->first_step_s = tdm_clock_s() - b->begin_s;
+    one_step(b);
+    double lanes_before = 0, lanes_after = 0, seconds;
+    uint64_t lanes;
+    tdm_team_worker(b->team, 0, &lanes, &lanes_before);
+    double begin = tdm_clock_s();
+    out->step_s = time_of(b, one_step, b, &out->step_least_s, &out->step_count);
+    double all = tdm_clock_s() - begin;
+    for (int w = 0; w < out->worker_count; w++) {
+        tdm_team_worker(b->team, w, &lanes, &seconds);
+        if (seconds > lanes_after) lanes_after = seconds;
+    }
+    out->update_s = (all - (lanes_after - lanes_before)) / out->step_count;
+    out->peak_resident_bytes = tdm_os_peak_resident_bytes();
+    out->update_bytes = update_bytes(b);
+    out->parameter_count = tdm_graph_trained_elements(b->state.graph);
+}
+
+/* ---- the ops of a lane ----------------------------------------------------------------------- */
+
+static tdm_status prepare_lane(bench *b, tdm_error *err)
+{
+    tdm_model_options m = b->model;
+    m.batch = b->out->lane_rows;
+    m.training = true;
+    m.loss_scale = 1.0 / (double)b->out->batch;
+    TDM_TRY(tdm_model_build(&m, &b->lane, err));
+    tdm_plan_options options = {.backend = b->job->compute.backend == TDM_JOB_BACKEND_REF ? "ref"
+                                                                                          : NULL,
+                                .threads = b->out->thread_count};
+    TDM_TRY(tdm_plan_create(b->lane, &options, &b->plan, err));
+    TDM_TRY(tdm_pages_map(tdm_plan_arena_bytes(b->plan), false, &b->arena, err));
+    TDM_TRY(tdm_pages_map(tdm_graph_grad_extent(b->lane) * sizeof(float), false, &b->grads, err));
+    tdm_plan_bind(b->plan, TDM_SPACE_ARENA, b->arena.data);
+    tdm_plan_bind(b->plan, TDM_SPACE_PARAMS, b->state.params);
+    tdm_plan_bind(b->plan, TDM_SPACE_GRADS, b->grads.data);
+    return TDM_OK;
+}
+
+/* The times of one run, by place in the plan. */
+typedef struct notes {
+    double *times; /* of all runs: op_count for each */
+    size_t next;
+} notes;
+
+static bool note(void *user, const tdm_plan_event *event)
+{
+    notes *n = user;
+    n->times[n->next++] = (double)(event->end_ns - event->begin_ns) * 1e-9;
+    return true;
+}
+
+static tdm_step_key key_of(const bench *b)
+{
+    return (tdm_step_key){.seed = (uint64_t)b->job->seed};
+}
+
+static void fill_lane(bench *b)
+{
+    fill(b, 0, 0, b->out->lane_rows, tdm_plan_input(b->plan, TDM_MODEL_INPUT).data,
+         tdm_plan_input(b->plan, TDM_MODEL_CLASSES).data);
+}
+
+static tdm_status list_ops(bench *b, tdm_error *err)
+{
+    tdm_bench *out = b->out;
+    size_t nodes = tdm_plan_node_count(b->plan);
+    out->ops = calloc(nodes + 1, sizeof(*out->ops));
+    if (!out->ops) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
+    for (size_t i = 0; i < nodes; i++) {
+        tdm_plan_node_info place = tdm_plan_node_at(b->plan, i);
+        tdm_node_info node = tdm_graph_node_at(b->lane, place.node);
+        if (strcmp(place.backend, "view") == 0) continue; /* nothing runs */
+        out->ops[out->op_count++] = (tdm_bench_op){.op = node.op,
+                                                   .name = node.name,
+                                                   .kernel = place.backend,
+                                                   .backward = node.backward,
+                                                   .flops = node.flops,
+                                                   .bytes = node.bytes};
+        out->flops += node.flops * (uint64_t)out->lane_count;
+    }
+    return TDM_OK;
+}
+
+static tdm_status measure_ops(bench *b, tdm_error *err)
+{
+    tdm_bench *out = b->out;
+    TDM_TRY(list_ops(b, err));
+    size_t count = out->op_count;
+    int runs_most = (int)(4000000 / (count + 1));
+    if (runs_most > RUNS_MOST) runs_most = RUNS_MOST;
+    notes n = {.times = calloc(count * (size_t)runs_most + 1, sizeof(double))};
+    double *column = calloc((size_t)runs_most + 1, sizeof(*column));
+    tdm_status status = n.times && column ? TDM_OK
+                                          : tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
+    tdm_step_key key = key_of(b);
+    double begin = tdm_clock_s();
+    int runs = 0;
+    for (; status == TDM_OK && runs < runs_most &&
+           (runs < RUNS_LEAST || tdm_clock_s() - begin < b->options.seconds);
+         runs++) {
+        fill_lane(b);
+        tdm_plan_run_watched(b->plan, &key, note, &n);
+    }
+    for (size_t i = 0; status == TDM_OK && i < count; i++) {
+        for (int r = 0; r < runs; r++) column[r] = n.times[(size_t)r * count + i];
+        out->ops[i].seconds = median(column, runs);
+        out->lane_s += out->ops[i].seconds;
+    }
+    free(n.times);
+    free(column);
+    return status;
+}
+
+/* ---- matrix products alone ------------------------------------------------------------------- */
+
+static const char *const product_ops[] = {"matmul", "conv", "conv_grad_x", "conv_grad_w"};
+enum { PRODUCT_OP_COUNT = sizeof(product_ops) / sizeof(product_ops[0]) };
+
+static void run_products(void *context)
+{
+    bench *b = context;
+    tdm_step_key key = key_of(b);
+    for (int i = 0; i < PRODUCT_OP_COUNT; i++) tdm_plan_run_only(b->plan, &key, product_ops[i]);
+}
+
+/* A graph of products alone, on inputs of its own. */
+typedef struct product_bench {
+    tdm_graph *graph;
+    tdm_plan *plan;
+    tdm_pages arena;
+} product_bench;
+
+static void run_plan(void *context)
+{
+    product_bench *p = context;
+    tdm_plan_run(p->plan, &(tdm_step_key){0});
+}
+
+/* How long `count` products of one kind take, all of them one after another. */
+static tdm_status time_products(bench *b, const tdm_product *kind, double *out, tdm_error *err)
+{
+    product_bench p = {.graph = tdm_graph_create()};
+    if (!p.graph) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
+    tdm_value x = tdm_graph_input(p.graph, "x", TDM_DTYPE_F32,
+                                  tdm_shape_3(kind->batch, kind->M, kind->K));
+    tdm_value y = tdm_graph_input(p.graph, "y", TDM_DTYPE_F32,
+                                  tdm_shape_3(kind->batch, kind->K, kind->N));
+    tdm_graph_output(p.graph, "product", tdm_graph_matmul(p.graph, x, y, NULL));
+    tdm_plan_options options = {.threads = b->out->thread_count};
+    tdm_status status = tdm_plan_create(p.graph, &options, &p.plan, err);
+    if (status == TDM_OK)
+        status = tdm_pages_map(tdm_plan_arena_bytes(p.plan), false, &p.arena, err);
+    if (status == TDM_OK) {
+        memset(p.arena.data, 0, p.arena.bytes);
+        tdm_plan_bind(p.plan, TDM_SPACE_ARENA, p.arena.data);
+        run_plan(&p);
+        double seconds = b->options.seconds;
+        b->options.seconds = seconds / 8;
+        *out = time_of(b, run_plan, &p, NULL, NULL);
+        b->options.seconds = seconds;
+    }
+    tdm_plan_destroy(p.plan);
+    tdm_graph_destroy(p.graph);
+    tdm_pages_unmap(&p.arena);
+    return status;
+}
+
+/* Attention of one shape is timed once, however many blocks have it. */
+typedef struct seen {
+    tdm_product kind;
+    double seconds;
+} seen;
+
+static tdm_status time_attention(bench *b, double *out, double *flops, tdm_error *err)
+{
+    enum { SEEN_MOST = 64 };
+    seen known[SEEN_MOST];
+    size_t known_count = 0;
+    for (size_t n = 0; n < tdm_graph_node_count(b->lane); n++) {
+        tdm_product kinds[TDM_PRODUCTS_MOST];
+        size_t count = tdm_graph_products_at(b->lane, n, kinds);
+        for (size_t i = 0; i < count; i++) {
+            size_t k = 0;
+            while (k < known_count && memcmp(&known[k].kind, &kinds[i], sizeof(kinds[i])) != 0) k++;
+            if (k == SEEN_MOST) return TDM_OK;
+            if (k == known_count) {
+                known[k].kind = kinds[i];
+                TDM_TRY(time_products(b, &kinds[i], &known[k].seconds, err));
+                known_count++;
+            }
+            *out += known[k].seconds * kinds[i].share;
+            *flops += 2.0 * (double)kinds[i].batch * (double)kinds[i].M * (double)kinds[i].N *
+                      (double)kinds[i].K * kinds[i].share;
+        }
+    }
+    return TDM_OK;
+}
+
+static tdm_status measure_products(bench *b, tdm_error *err)
+{
+    tdm_bench *out = b->out;
+    double lane_s, flops = 0;
+    fill_lane(b);
+    lane_s = time_of(b, run_products, b, NULL, NULL);
+    TDM_TRY(time_attention(b, &lane_s, &flops, err));
+    for (size_t i = 0; i < out->op_count; i++)
+        for (int k = 0; k < PRODUCT_OP_COUNT; k++)
+            if (strcmp(out->ops[i].op, product_ops[k]) == 0) flops += (double)out->ops[i].flops;
+    double lanes = (double)tdm_lane_slice(out->lane_count, out->worker_count, 0).count;
+    out->products_s = lane_s * lanes;
+    out->product_flops = flops * (double)out->lane_count;
+    return TDM_OK;
+}
+
+/* ---- the machine ----------------------------------------------------------------------------- */
+
+typedef struct memory_pass {
+    float *a, *b;
+    size_t piece; /* elements */
+} memory_pass;
+
+static void add_piece(const void *args, int64_t begin, int64_t end)
+{
+    const memory_pass *m = args;
+    size_t first = (size_t)begin * m->piece, count = (size_t)(end - begin) * m->piece;
+    tdm_kernel_add_into(m->a + first, m->b + first, count);
+}
+
+static void run_memory(void *context)
+{
+    memory_pass *m = context;
+    int64_t pieces = (int64_t)(MEMORY_BYTES / sizeof(float) / m->piece);
+    tdm_kernel_spread(pieces, (int64_t)m->piece, add_piece, m);
+}
+
+static tdm_status measure_machine(bench *b, tdm_error *err)
+{
+    tdm_bench *out = b->out;
+    tdm_product cube = {1, PEAK_SIZE, PEAK_SIZE, PEAK_SIZE, 1};
+    double seconds;
+    TDM_TRY(time_products(b, &cube, &seconds, err));
+    out->peak_flops = 2.0 * PEAK_SIZE * PEAK_SIZE * PEAK_SIZE / seconds;
+    tdm_pages pages;
+    TDM_TRY(tdm_pages_map(2 * MEMORY_BYTES, false, &pages, err));
+    memset(pages.data, 0, pages.bytes);
+    memory_pass m = {
+        .a = pages.data, .b = (float *)pages.data + MEMORY_BYTES / sizeof(float), .piece = 16384};
+    int before = tdm_kernel_threads_set(out->thread_count);
+    double least = 0;
+    time_of(b, run_memory, &m, &least, NULL);
+    tdm_kernel_threads_set(before);
+    out->peak_bytes = 3.0 * (double)MEMORY_BYTES / least;
+    tdm_pages_unmap(&pages);
+    for (size_t i = 0; i < out->op_count; i++) {
+        tdm_bench_op *op = &out->ops[i];
+        double compute = (double)op->flops / out->peak_flops;
+        double memory = (double)op->bytes / out->peak_bytes;
+        op->bound_s = compute > memory ? compute : memory;
+    }
+    return TDM_OK;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static tdm_status measure(bench *b, tdm_error *err)
+{
+    TDM_TRY(prepare(b, err));
+    measure_steps(b);
+    TDM_TRY(prepare_lane(b, err));
+    TDM_TRY(measure_ops(b, err));
+    TDM_TRY(measure_products(b, err));
+    return measure_machine(b, err);
+}
+
+tdm_status tdm_bench_step(const tdm_job *job, const tdm_bench_options *options, tdm_bench *out,
+                          tdm_error *err)
+{
+    *out = (tdm_bench){0};
+    bench b = {.job = job, .out = out, .begin_s = tdm_clock_s()};
+    if (options) b.options = *options;
+    if (b.options.worker_count < 1) b.options.worker_count = 1;
+    if (b.options.seconds <= 0) b.options.seconds = 2;
+    tdm_status status = measure(&b, err);
+    tdm_plan_destroy(b.plan);
+    /* The names of the ops are the graph's: they are kept for as long as the result. */
+    out->graph = b.lane;
+    tdm_pages_unmap(&b.arena);
+    tdm_pages_unmap(&b.grads);
+    tdm_team_destroy(b.team);
+    tdm__state_release(&b.state);
+    tdm_job_data_release(&b.data);
+    free(b.indices);
+    if (status != TDM_OK) tdm_bench_release(out);
+    return status;
+}
+
+void tdm_bench_release(tdm_bench *result)
+{
+    free(result->ops);
+    tdm_graph_destroy(result->graph);
+    *result = (tdm_bench){0};
+}
