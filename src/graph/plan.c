@@ -175,9 +175,9 @@ static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
     if (status == TDM_OK) find_live(plan, wanted);
     free(wanted);
     if (status == TDM_OK) {
-        int before = tdm_kernel_threads_set(plan->threads);
+        tdm_kernel_mode before = tdm_kernel_enter(plan->threads);
         status = choose_kernels(plan, only, err);
-        tdm_kernel_threads_set(before);
+        tdm_kernel_leave(&before);
     }
     if (status == TDM_OK) status = plan_memory(plan, err);
     if (status == TDM_OK) connect(plan);
@@ -243,18 +243,18 @@ tdm_tensor tdm_plan_output(const tdm_plan *plan, const char *name)
 
 void tdm_plan_run(tdm_plan *plan, const tdm_step_key *key)
 {
-    int before = tdm_kernel_threads_set(plan->threads);
+    tdm_kernel_mode before = tdm_kernel_enter(plan->threads);
     for (size_t k = 0; k < plan->step_count; k++) {
         const step *s = &plan->steps[k];
         s->kernel->run(plan->backends[s->backend], &s->call, key);
     }
-    tdm_kernel_threads_set(before);
+    tdm_kernel_leave(&before);
 }
 
 void tdm_plan_run_watched(tdm_plan *plan, const tdm_step_key *key, tdm_plan_watch_fn watch,
                           void *user)
 {
-    int before = tdm_kernel_threads_set(plan->threads);
+    tdm_kernel_mode before = tdm_kernel_enter(plan->threads);
     bool go_on = true;
     for (size_t k = 0; k < plan->step_count && go_on; k++) {
         const step *s = &plan->steps[k];
@@ -266,18 +266,18 @@ void tdm_plan_run_watched(tdm_plan *plan, const tdm_step_key *key, tdm_plan_watc
         event.end_ns = tdm_clock_ns();
         go_on = watch(user, &event);
     }
-    tdm_kernel_threads_set(before);
+    tdm_kernel_leave(&before);
 }
 
 void tdm_plan_run_only(tdm_plan *plan, const tdm_step_key *key, const char *op)
 {
-    int before = tdm_kernel_threads_set(plan->threads);
+    tdm_kernel_mode before = tdm_kernel_enter(plan->threads);
     for (size_t k = 0; k < plan->step_count; k++) {
         const step *s = &plan->steps[k];
         if (strcmp(tdm__op_row_of(plan->graph->nodes[s->node].op)->name, op) == 0)
             s->kernel->run(plan->backends[s->backend], &s->call, key);
     }
-    tdm_kernel_threads_set(before);
+    tdm_kernel_leave(&before);
 }
 
 size_t tdm_plan_node_count(const tdm_plan *plan)

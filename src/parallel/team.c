@@ -326,7 +326,7 @@ static void work(worker *w)
 static void *worker_main(void *arg)
 {
     worker *w = arg;
-    tdm_kernel_threads_set(w->team->thread_count);
+    tdm_kernel_enter(w->team->thread_count);
     for (;;) {
         tdm_barrier_wait(&w->team->barrier);
         if (atomic_load(&w->team->quit)) return NULL;
@@ -339,10 +339,10 @@ tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch, doub
     team->step = step;
     team->batch = batch;
     tdm_optimiser_begin(team->options.optimiser, step, lr);
-    int before = tdm_kernel_threads_set(team->thread_count);
+    tdm_kernel_mode before = tdm_kernel_enter(team->thread_count);
     tdm_barrier_wait(&team->barrier);
     work(&team->workers[0]);
-    tdm_kernel_threads_set(before);
+    tdm_kernel_leave(&before);
     return team->result;
 }
 

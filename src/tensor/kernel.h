@@ -179,6 +179,18 @@ void tdm_kernel_spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run
 /* Which of them is calling, from 0: for scratch memory. */
 int tdm_kernel_thread(void);
 
+/*
+ * How kernels compute that are called from this thread between enter and leave: on so many threads,
+ * and with numbers below f32's normal range (1.2e-38) taken as zero, in and out. The processor needs
+ * a hundred times as long for those, and momenta that fade away pass through them.
+ */
+typedef struct tdm_kernel_mode {
+    int thread_count;
+    uint64_t control; /* of the floating-point unit */
+} tdm_kernel_mode;
+tdm_kernel_mode tdm_kernel_enter(int thread_count); /* returns how it was before */
+void tdm_kernel_leave(const tdm_kernel_mode *before);
+
 /* The number of threads that kernels called from this thread may use. Returns the one before. */
 int tdm_kernel_threads_set(int thread_count);
 

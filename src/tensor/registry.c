@@ -100,6 +100,27 @@ int tdm_kernel_thread(void)
     return omp_get_thread_num();
 }
 
+#if defined(__x86_64__)
+enum { FLUSH_BITS = 0x8040 }; /* MXCSR: denormals are zero, flush to zero */
+#else
+enum { FLUSH_BITS = 1 << 24 }; /* FPCR: flush to zero */
+#endif
+
+tdm_kernel_mode tdm_kernel_enter(int thread_count)
+{
+    tdm_kernel_mode before = {.thread_count = tdm_kernel_threads_set(thread_count),
+                              .control = tdm__control_word()};
+    if ((before.control & FLUSH_BITS) != FLUSH_BITS || thread_count > 1)
+        loops_here()->control(before.control | FLUSH_BITS);
+    return before;
+}
+
+void tdm_kernel_leave(const tdm_kernel_mode *before)
+{
+    if (tdm__control_word() != before->control) loops_here()->control(before->control);
+    tdm_kernel_threads_set(before->thread_count);
+}
+
 int tdm_kernel_threads_set(int thread_count)
 {
     /* oneDNN is threaded by OpenMP, whose thread count is a property of the calling thread. */

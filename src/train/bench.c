@@ -387,10 +387,10 @@ static tdm_status measure_machine(bench *b, tdm_error *err)
     memset(pages.data, 0, pages.bytes);
     memory_pass m = {
         .a = pages.data, .b = (float *)pages.data + MEMORY_BYTES / sizeof(float), .piece = 16384};
-    int before = tdm_kernel_threads_set(out->thread_count);
+    tdm_kernel_mode before = tdm_kernel_enter(out->thread_count);
     double least = 0;
     time_of(b, run_memory, &m, &least, NULL);
-    tdm_kernel_threads_set(before);
+    tdm_kernel_leave(&before);
     out->peak_bytes = 3.0 * (double)MEMORY_BYTES / least;
     tdm_pages_unmap(&pages);
     for (size_t i = 0; i < out->op_count; i++) {

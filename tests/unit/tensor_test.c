@@ -293,6 +293,25 @@ static void threads_set_returns_the_one_before(void)
     CHECK_INT(tdm_kernel_threads_set(at_first), 1);
 }
 
+/* A number that only just is not zero stays one outside, and becomes zero inside. */
+static void tiny_numbers_are_zero_inside(void)
+{
+    volatile float small = 1e-37f, factor = 0.01f, product;
+    for (int threads = 1; threads <= 2; threads++) {
+        tdm_kernel_mode before = tdm_kernel_enter(threads), within;
+        product = small * factor;
+        CHECK(product == 0.0f);
+        within = tdm_kernel_enter(1); /* and once more, as plans within a team do */
+        CHECK_INT(within.thread_count, threads);
+        tdm_kernel_leave(&within);
+        product = small * factor;
+        CHECK(product == 0.0f);
+        tdm_kernel_leave(&before);
+        product = small * factor;
+        CHECK(product > 0.0f);
+    }
+}
+
 static const check_test tests[] = {
     CHECK_TEST(dtypes),
     CHECK_TEST(shape_elements),
@@ -307,5 +326,6 @@ static const check_test tests[] = {
     CHECK_TEST(ref_has_every_op),
     CHECK_TEST(backends_have_names_and_ends),
     CHECK_TEST(threads_set_returns_the_one_before),
+    CHECK_TEST(tiny_numbers_are_zero_inside),
 };
 CHECK_MAIN(tests)

@@ -4,15 +4,45 @@
 
 #include "tensor/kernel.h"
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 extern const tdm_kernel_backend_ops tdm__kernels_ref;
 extern const tdm_kernel_backend_ops tdm__kernels_onednn;
 /* One for each level that is compiled: see cpu/vec/vec.h. */
 extern const tdm_kernel_backend_ops tdm__kernels_cpu_0, tdm__kernels_cpu_2, tdm__kernels_cpu_3,
     tdm__kernels_cpu_4;
 
+/* The control word of the floating-point unit of this thread. */
+static inline uint64_t tdm__control_word(void)
+{
+#if defined(__x86_64__)
+    return _mm_getcsr();
+#elif defined(__aarch64__)
+    uint64_t word;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(word));
+    return word;
+#else
+    return 0;
+#endif
+}
+
+static inline void tdm__control_set(uint64_t word)
+{
+#if defined(__x86_64__)
+    _mm_setcsr((unsigned)word);
+#elif defined(__aarch64__)
+    __asm__ volatile("msr fpcr, %0" : : "r"(word));
+#else
+    (void)word;
+#endif
+}
+
 /* Loops that other rooms need, at the same levels. */
 typedef struct tdm__vec_loops {
     void (*add_into)(float *a, const float *b, size_t count);
+    void (*control)(uint64_t word); /* of all threads that spread() would use */
     void (*spread)(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args);
 } tdm__vec_loops;
 

@@ -9,9 +9,21 @@ static void add_into(float *a, const float *b, size_t count)
                        vf_load_up_to(a + i, n - i, 0) + vf_load_up_to(b + i, n - i, 0));
 }
 
+static void control(uint64_t word)
+{
+#ifdef _OPENMP
+    if (omp_get_max_threads() > 1) {
+#pragma omp parallel
+        tdm__control_set(word);
+    }
+#endif
+    tdm__control_set(word);
+}
+
 static void spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args)
 {
     tdm__vec_split(count, unit_cost, run, args);
 }
 
-const tdm__vec_loops TDM__AT_LEVEL(tdm__vec_loops) = {.add_into = add_into, .spread = spread};
+const tdm__vec_loops TDM__AT_LEVEL(tdm__vec_loops) = {
+    .add_into = add_into, .control = control, .spread = spread};
