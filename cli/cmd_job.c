@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include <tandem/nn.h>
+
 /* What is wrong with it, or that nothing is, for a program. */
 static int check_json(const cli_args *args, const char *path)
 {
@@ -14,12 +16,13 @@ static int check_json(const cli_args *args, const char *path)
     tdm_status status = tdm_job_load(path, &options, &document, &err);
     tdm_job_problems problems = {0};
     if (document) problems = tdm_job_document_problems(document);
+    if (status == TDM_OK) status = tdm_model_check(tdm_job_document_job(document), &err);
     tdm_str out = TDM_STR_INIT;
     tdm_json_writer w = tdm_json_writer_init(&out, 0);
     tdm_json_object_begin(&w);
     tdm_json_put_string(&w, "file", path);
     tdm_json_put_bool(&w, "ok", status == TDM_OK);
-    if (status != TDM_OK && !document) tdm_json_put_string(&w, "error", err.message);
+    if (status != TDM_OK && problems.count == 0) tdm_json_put_string(&w, "error", err.message);
     tdm_json_key(&w, "problems");
     tdm_json_array_begin(&w);
     for (size_t i = 0; i < problems.count; i++) {
@@ -45,9 +48,13 @@ static int run_check(const cli_args *args, const char *path)
     tdm_job_document *document = cli_load_job(args, path, &code);
     if (!document) return code;
     tdm_str out = TDM_STR_INIT;
-    tdm_str_addf(&out, "%s: the job '%s' is fine\n", path, tdm_job_document_job(document)->name);
+    tdm_error err;
+    bool ok = tdm_model_check(tdm_job_document_job(document), &err) == TDM_OK;
+    if (ok)
+        tdm_str_addf(&out, "%s: the job '%s' is fine\n", path,
+                     tdm_job_document_job(document)->name);
     tdm_job_document_destroy(document);
-    return cli_print(&out);
+    return ok ? cli_print(&out) : cli_fail(&err);
 }
 
 static int run_show(const cli_args *args, const char *path)

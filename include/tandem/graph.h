@@ -248,11 +248,22 @@ typedef struct tdm_custom_op {
     uint64_t (*flops)(const tdm_shape in[], const void *attrs); /* NULL: 1 for each output number */
 } tdm_custom_op;
 
-/* `attrs` (may be NULL) is borrowed and must outlive the graph's plans. */
+/* `attrs` (may be NULL) is borrowed and must outlive the graph's plans: tdm_graph_memory gives memory
+ * that does. */
 TDM_API tdm_value tdm_graph_custom(tdm_graph *graph, const tdm_custom_op *op, const tdm_value in[],
                                    const void *attrs);
 
+/* Zeroed memory that lives as long as the graph. NULL, and a mistake remembered, when there is none
+ * or the graph is broken already. */
+TDM_API void *tdm_graph_memory(tdm_graph *graph, size_t bytes);
+/* Calls release(what) when the graph is destroyed, for things that its ops need; what was added last
+ * goes first. Where it cannot be remembered it is released at once: `what` is taken either way. */
+TDM_API tdm_status tdm_graph_keep(tdm_graph *graph, void (*release)(void *what), void *what,
+                                  tdm_error *err);
+
 TDM_API tdm_shape tdm_graph_shape(const tdm_graph *graph, tdm_value value);
+/* TDM_DTYPE_NONE for "none". */
+TDM_API tdm_dtype tdm_graph_dtype(const tdm_graph *graph, tdm_value value);
 
 /* Adds the gradient of the scalar `loss` with respect to every parameter. Once per graph. */
 TDM_API tdm_status tdm_graph_backward(tdm_graph *graph, tdm_value loss, tdm_error *err);

@@ -48,7 +48,8 @@ typedef enum tdm_job_model {
     TDM_JOB_MODEL_MLP,
     TDM_JOB_MODEL_CNN,
     TDM_JOB_MODEL_RESNET,
-    TDM_JOB_MODEL_GPT
+    TDM_JOB_MODEL_GPT,
+    TDM_JOB_MODEL_LIBRARY
 } tdm_job_model;
 typedef enum tdm_job_depth { TDM_JOB_DEPTH_18, TDM_JOB_DEPTH_34, TDM_JOB_DEPTH_50 } tdm_job_depth;
 typedef enum tdm_job_stem { TDM_JOB_STEM_CIFAR, TDM_JOB_STEM_IMAGENET } tdm_job_stem;
@@ -108,6 +109,17 @@ typedef struct tdm_job_group_list {
     size_t count;
 } tdm_job_group_list;
 
+/* An entry of model.options: both as they stand in the job, without quotes. */
+typedef struct tdm_job_option {
+    const char *name;
+    const char *value;
+} tdm_job_option;
+
+typedef struct tdm_job_option_list { /* in order of name */
+    const tdm_job_option *items;
+    size_t count;
+} tdm_job_option_list;
+
 typedef struct tdm_job_early_stop {
     int metric; /* tdm_job_metric */
     int64_t patience;
@@ -129,13 +141,16 @@ typedef struct tdm_job {
         tdm_job_int_list hidden;
         int activation; /* tdm_job_activation */
         double dropout;
-        int preset;            /* tdm_job_preset: what the next five keys are when not given */
-        int64_t layers;        /* gpt: blocks */
-        int64_t width;         /* gpt: channels of the residual stream */
-        int64_t heads;         /* gpt: of each attention; width is a multiple of it */
-        int64_t context;       /* gpt: tokens in a window */
-        int64_t vocabulary;    /* gpt: tokens there are; 0: as many as the data has */
-        const char *init_from; /* a safetensors file */
+        int preset;                 /* tdm_job_preset: what the next five keys are when not given */
+        int64_t layers;             /* gpt: blocks */
+        int64_t width;              /* gpt: channels of the residual stream */
+        int64_t heads;              /* gpt: of each attention; width is a multiple of it */
+        int64_t context;            /* gpt: tokens in a window */
+        int64_t vocabulary;         /* gpt: tokens there are; 0: as many as the data has */
+        const char *init_from;      /* a safetensors file */
+        const char *library;        /* library: the shared object that has the model */
+        const char *library_sha256; /* of that file, filled in when it is not given */
+        tdm_job_option_list options; /* library: what its model is told */
     } model;
     struct {
         const char *train;
@@ -279,8 +294,9 @@ typedef enum tdm_job_key_type {
     TDM_JOB_KEY_BOOL,
     TDM_JOB_KEY_CHOICE,
     TDM_JOB_KEY_INT_LIST,
-    TDM_JOB_KEY_MAP,     /* keys of its own: the field points to a struct, or is NULL */
-    TDM_JOB_KEY_MAP_LIST /* a list of such: the field is a pointer to structs and their count */
+    TDM_JOB_KEY_MAP,      /* keys of its own: the field points to a struct, or is NULL */
+    TDM_JOB_KEY_MAP_LIST, /* a list of such: the field is a pointer to structs and their count */
+    TDM_JOB_KEY_OPTIONS   /* a mapping of any names to single values: a tdm_job_option_list */
 } tdm_job_key_type;
 
 /* A check beyond type and range. */
@@ -288,7 +304,8 @@ typedef enum tdm_job_key_form {
     TDM_JOB_FORM_ANY,
     TDM_JOB_FORM_NAME,      /* letters, digits, '.', '_', '-': fit for a folder's name */
     TDM_JOB_FORM_CHARACTER, /* one ASCII character, or the word tab */
-    TDM_JOB_FORM_POWER_OF_TWO
+    TDM_JOB_FORM_POWER_OF_TWO,
+    TDM_JOB_FORM_SHA256 /* 64 hexadecimal digits */
 } tdm_job_key_form;
 
 typedef struct tdm_job_key tdm_job_key;

@@ -24,6 +24,7 @@ typedef struct tdm_model_options {
     bool training;          /* with dropout, loss and gradients */
     double loss_scale; /* training: the loss is the rows' sum times this; a row of tokens counts
                           with the mean over them */
+    const struct tdm_model_library *library; /* set by tdm_model_build: see library.h */
 } tdm_model_options;
 
 /*
@@ -41,7 +42,10 @@ typedef struct tdm_model_options {
 #define TDM_MODEL_SHIFT "input.shift"
 #define TDM_MODEL_SCALE "input.scale"
 
-/* Whether the job's model takes tokens, and so a text, in place of features. */
+/* Whether the job's model can be had: a library is opened and asked whether it takes the options. */
+TDM_API tdm_status tdm_model_check(const tdm_job *job, tdm_error *err);
+/* Whether the job's model takes tokens, and so a text, in place of features. False for one that
+ * cannot be had; opens a library's file. */
 TDM_API bool tdm_model_takes_tokens(const tdm_job *job);
 /* How many rows eval.batch makes: for tokens it counts those, in whole rows. */
 TDM_API int64_t tdm_model_eval_rows(const tdm_model_options *options);

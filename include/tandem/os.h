@@ -1,5 +1,5 @@
 /*
- * os.h: the machine below: files, memory, processors.
+ * os.h: the machine below: files, shared objects, memory, processors.
  *
  * Files are read whole or replaced atomically, never edited in place: a reader sees the old bytes
  * or the new ones, and a kill at any instant leaves one of the two. Each failure names the path and
@@ -78,6 +78,20 @@ enum {
     TDM_FAULT_ALL = 15
 };
 TDM_API void tdm_os_fault_set(unsigned mask, long countdown, int error_number);
+
+/* ---- code ------------------------------------------------------------------------------------ */
+
+/* A shared object: code in a file, loaded while the program runs. */
+typedef struct tdm_shared_object {
+    void *handle;
+} tdm_shared_object;
+/* Loads it, or counts one more user of what is loaded already. TDM_ERR_FORMAT, with the loader's
+ * reason, when it is none, or needs what is not there. */
+TDM_API tdm_status tdm_shared_object_open(const char *path, tdm_shared_object *out, tdm_error *err);
+/* What it exports under this name, a function or a variable; NULL when there is none. */
+TDM_API void *tdm_shared_object_find(const tdm_shared_object *object, const char *name);
+/* With the last user the code is gone. */
+TDM_API void tdm_shared_object_close(tdm_shared_object *object);
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 

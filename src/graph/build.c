@@ -31,8 +31,29 @@ void tdm_graph_destroy(tdm_graph *graph)
     free(graph->nodes);
     free(graph->params);
     free(graph->param_values);
+    for (const tdm__kept *kept = graph->kept; kept; kept = kept->before) kept->release(kept->what);
     tdm_arena_destroy(graph->arena);
     free(graph);
+}
+
+void *tdm_graph_memory(tdm_graph *graph, size_t bytes)
+{
+    if (graph->broken.status != TDM_OK) return NULL;
+    void *memory = tdm_arena_alloc(graph->arena, bytes, 0);
+    if (!memory) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
+    return memory;
+}
+
+tdm_status tdm_graph_keep(tdm_graph *graph, void (*release)(void *what), void *what, tdm_error *err)
+{
+    tdm__kept *kept = tdm_arena_alloc(graph->arena, sizeof(*kept), 0);
+    if (!kept) {
+        release(what);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "graph: no memory");
+    }
+    *kept = (tdm__kept){.release = release, .what = what, .before = graph->kept};
+    graph->kept = kept;
+    return TDM_OK;
 }
 
 tdm_status tdm__graph_break(tdm_graph *graph, tdm_status status, const char *fmt, ...)
@@ -118,6 +139,12 @@ tdm_shape tdm_graph_shape(const tdm_graph *graph, tdm_value value)
 {
     if (value.id <= 0 || (size_t)value.id >= graph->value_count) return tdm_shape_0();
     return graph->values[value.id].shape;
+}
+
+tdm_dtype tdm_graph_dtype(const tdm_graph *graph, tdm_value value)
+{
+    if (value.id <= 0 || (size_t)value.id >= graph->value_count) return TDM_DTYPE_NONE;
+    return graph->values[value.id].dtype;
 }
 
 tdm_value tdm_graph_input(tdm_graph *graph, const char *name, tdm_dtype dtype, tdm_shape shape)

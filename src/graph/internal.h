@@ -38,8 +38,17 @@ typedef struct tdm__node {
     bool backward;
 } tdm__node;
 
+/* Something from outside that goes with the graph. */
+typedef struct tdm__kept tdm__kept;
+struct tdm__kept {
+    void (*release)(void *what);
+    void *what;
+    tdm__kept *before; /* added before this one */
+};
+
 struct tdm_graph {
     tdm_arena *arena;
+    tdm__kept *kept; /* the last one added */
     tdm__value *values;
     size_t value_count, value_capacity;
     tdm__node *nodes;

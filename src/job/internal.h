@@ -166,6 +166,8 @@ void tdm__slots_check_pairs(tdm__loader *loader);
 bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot,
                       void *base);
 bool tdm__name_is_valid(const char *name);
+/* Is it written like a number: digits, with a fraction or an exponent perhaps? */
+bool tdm__text_is_real(const char *text);
 
 /* ---- maps.c ---------------------------------------------------------------------------------- */
 
@@ -180,6 +182,16 @@ typedef struct tdm__map_list {
     const void *items;
     size_t count;
 } tdm__map_list;
+
+/* ---- options.c ------------------------------------------------------------------------------- */
+
+/* Values of TDM_JOB_KEY_OPTIONS, for value.c. */
+bool tdm__options_store(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_node *node,
+                        void *field);
+/* Sets one of such a key's options, "model.options.width"; false when the path is none of them. */
+bool tdm__options_override(tdm__loader *loader, const char *path, const char *value);
+/* Hashes the file of model.library into model.library_sha256, or holds it against that. */
+void tdm__library_identify(tdm__loader *loader);
 
 /* ---- presets.c ------------------------------------------------------------------------------- */
 

@@ -14,6 +14,7 @@
 #define FIELD(member) offsetof(tdm_job, member)
 #define AS_LONG "when the schedule is as long as the training"
 #define EVALUATES "when the schedule is reduce_on_plateau"
+#define IS_LIBRARY "when the model is a library"
 
 static const tdm__job_group groups[] = {
     {"", "What the job is called, and where its random numbers begin."},
@@ -28,6 +29,11 @@ static const tdm__job_group groups[] = {
     {"checkpoint", "Saving the state, so that a run can be continued after any interruption."},
     {"run", "Where results go."},
 };
+
+static bool is_library(const tdm_job *job)
+{
+    return job->model.kind == TDM_JOB_MODEL_LIBRARY;
+}
 
 static const tdm_job_key first_keys[] = {
     {
@@ -57,13 +63,14 @@ static const tdm_job_key first_keys[] = {
         .offset = FIELD(model.kind),
         .fallback = "mlp",
         .decides_bits = true,
-        .choices = "mlp | cnn | resnet | gpt",
+        .choices = "mlp | cnn | resnet | gpt | library",
         .also_called = "type architecture",
         .help =
             "The architecture. mlp is a multi-layer perceptron that classifies. cnn is a small "
             "convolutional network for images, resnet the residual network of ResNet-18 and its "
             "larger kin. "
-            "gpt is the transformer of GPT-2, which predicts the next token of a text.",
+            "gpt is the transformer of GPT-2, which predicts the next token of a text. library is "
+            "a model of your own, from the shared object that 'model.library' names.",
     },
     {
         .path = "model.hidden",
@@ -211,6 +218,43 @@ static const tdm_job_key first_keys[] = {
         .also_called = "pretrained weights",
         .help = "A safetensors file: parameters start from its values of the same name, where it "
                 "has them, instead of random ones.",
+    },
+    {
+        .path = "model.library",
+        .type = TDM_JOB_KEY_PATH,
+        .offset = FIELD(model.library),
+        .decides_bits = true,
+        .decides_when = is_library,
+        .decides_note = IS_LIBRARY,
+        .also_called = "plugin shared_object so",
+        .help = "For library: the shared object that has the model. It is code, and runs with your "
+                "rights: take only files you trust.",
+    },
+    {
+        .path = "model.library_sha256",
+        .type = TDM_JOB_KEY_STRING,
+        .offset = FIELD(model.library_sha256),
+        .fallback_note = "that of the file, when the job is read",
+        .decides_bits = true,
+        .decides_when = is_library,
+        .decides_note = IS_LIBRARY,
+        .form = TDM_JOB_FORM_SHA256,
+        .needs = "model.library",
+        .also_called = "library_hash sha256",
+        .help = "The SHA-256 of the file of 'model.library'. Where it is given, no other file is "
+                "taken; a run's own job.yaml has it.",
+    },
+    {
+        .path = "model.options",
+        .type = TDM_JOB_KEY_OPTIONS,
+        .offset = FIELD(model.options),
+        .decides_bits = true,
+        .decides_when = is_library,
+        .decides_note = IS_LIBRARY,
+        .most_count = 64,
+        .also_called = "args kwargs params settings",
+        .help = "For library: what its model is told, by names that it chose, such as {width: 64}. "
+                "One of them can be set alone: '--set model.options.width=64'.",
     },
     {
         .path = "data.train",

@@ -119,6 +119,7 @@ static void run_stages(tdm__loader *loader, const char *bytes, size_t count,
         tdm__slots_override(loader, options->overrides[i]);
     store_values(loader, is_job);
     tdm__presets_apply(loader);
+    tdm__library_identify(loader);
     if (is_job) {
         tdm__slots_check_pairs(loader);
         tdm__rules_check(loader);

@@ -200,6 +200,7 @@ static void add_string_form(const tdm_job_key *key, tdm_str *out)
         tdm_str_add(out, "1 to 64 letters, digits, '.', '_' or '-', not beginning with '.' or '-'");
         break;
     case TDM_JOB_FORM_CHARACTER: tdm_str_add(out, "one ASCII character, or the word tab"); break;
+    case TDM_JOB_FORM_SHA256: tdm_str_add(out, "64 hexadecimal digits"); break;
     case TDM_JOB_FORM_ANY:
     case TDM_JOB_FORM_POWER_OF_TWO: tdm_str_add(out, "a text"); break;
     }
@@ -246,6 +247,10 @@ void tdm__key_wants(const tdm_job_key *key, tdm_str *out)
     case TDM_JOB_KEY_MAP_LIST:
         tdm_str_addf(out, "a list of at most %zu mappings with ", key->most_count);
         add_fields(key, out);
+        break;
+    case TDM_JOB_KEY_OPTIONS:
+        tdm_str_addf(out, "a mapping of at most %zu names to values, such as {width: 64}",
+                     key->most_count);
         break;
     }
 }

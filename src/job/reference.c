@@ -100,11 +100,12 @@ size_t tdm_job_keys_text(const char *prefix, tdm_str *out)
 static const char *type_name(tdm_job_key_type type)
 {
     static const char *const names[] = {
-        [TDM_JOB_KEY_STRING] = "string", [TDM_JOB_KEY_PATH] = "path",
-        [TDM_JOB_KEY_DIR] = "dir",       [TDM_JOB_KEY_INT] = "int",
-        [TDM_JOB_KEY_REAL] = "real",     [TDM_JOB_KEY_BOOL] = "bool",
-        [TDM_JOB_KEY_CHOICE] = "choice", [TDM_JOB_KEY_INT_LIST] = "int_list",
-        [TDM_JOB_KEY_MAP] = "map",       [TDM_JOB_KEY_MAP_LIST] = "map_list",
+        [TDM_JOB_KEY_STRING] = "string",   [TDM_JOB_KEY_PATH] = "path",
+        [TDM_JOB_KEY_DIR] = "dir",         [TDM_JOB_KEY_INT] = "int",
+        [TDM_JOB_KEY_REAL] = "real",       [TDM_JOB_KEY_BOOL] = "bool",
+        [TDM_JOB_KEY_CHOICE] = "choice",   [TDM_JOB_KEY_INT_LIST] = "int_list",
+        [TDM_JOB_KEY_MAP] = "map",         [TDM_JOB_KEY_MAP_LIST] = "map_list",
+        [TDM_JOB_KEY_OPTIONS] = "options",
     };
     return names[type];
 }

@@ -103,7 +103,8 @@ static bool ema_that_is_not_kept(const tdm_job *job)
 
 static bool text_for_another(const tdm_job *job)
 {
-    return job->data.format == TDM_JOB_FORMAT_TEXT && job->model.kind != TDM_JOB_MODEL_GPT;
+    return job->data.format == TDM_JOB_FORMAT_TEXT && job->model.kind != TDM_JOB_MODEL_GPT &&
+           job->model.kind != TDM_JOB_MODEL_LIBRARY; /* of which only the library knows */
 }
 
 static bool gpt_without_text(const tdm_job *job)
@@ -126,6 +127,21 @@ static bool width_is_no_multiple(const tdm_job *job)
 static bool preset_of_another(const tdm_job *job)
 {
     return job->model.preset != TDM_JOB_PRESET_NONE && job->model.kind != TDM_JOB_MODEL_GPT;
+}
+
+static bool library_without_file(const tdm_job *job)
+{
+    return job->model.kind == TDM_JOB_MODEL_LIBRARY && !job->model.library;
+}
+
+static bool library_of_another(const tdm_job *job)
+{
+    return job->model.kind != TDM_JOB_MODEL_LIBRARY && job->model.library;
+}
+
+static bool options_of_another(const tdm_job *job)
+{
+    return job->model.kind != TDM_JOB_MODEL_LIBRARY && job->model.options.count > 0;
 }
 
 static bool more_lanes_than_samples(const tdm_job *job)
@@ -250,6 +266,23 @@ static const rule rules[] = {
         .keys = {"model.preset", "model.kind"},
         .is_broken = preset_of_another,
         .message = "'model.preset' is for gpt; set 'model.kind' to gpt, or leave this out",
+    },
+    {
+        .keys = {"model.kind", "model.library"},
+        .is_broken = library_without_file,
+        .message = "the model library needs 'model.library': the shared object that has the model",
+    },
+    {
+        .keys = {"model.library", "model.kind"},
+        .is_broken = library_of_another,
+        .message = "'model.library' is for a model of your own: set 'model.kind' to library, or "
+                   "leave this out",
+    },
+    {
+        .keys = {"model.options", "model.kind"},
+        .is_broken = options_of_another,
+        .message = "'model.options' is for a model of your own: set 'model.kind' to library, or "
+                   "leave this out",
     },
     {
         .keys = {"parallel.lanes", "train.batch"},

@@ -38,6 +38,11 @@ static tdm__map_list map_list_of(const tdm_job_key *key, const void *base)
     return list;
 }
 
+static const tdm_job_option_list *options_of(const tdm_job_key *key, const void *base)
+{
+    return field_of(key, base);
+}
+
 bool tdm__value_is_set(const tdm_job_key *key, const void *base)
 {
     double real;
@@ -54,6 +59,7 @@ bool tdm__value_is_set(const tdm_job_key *key, const void *base)
         if (!key->excludes || real != 0) return true;
         return !tdm__value_is_set(tdm_job_key_at(tdm__key_find(key->excludes)), base);
     case TDM_JOB_KEY_MAP: return map_of(key, base) != NULL;
+    case TDM_JOB_KEY_OPTIONS: return options_of(key, base)->count > 0;
     case TDM_JOB_KEY_BOOL:
     case TDM_JOB_KEY_CHOICE:
     case TDM_JOB_KEY_INT_LIST:
@@ -144,6 +150,25 @@ static void add_map_list(const tdm_job_key *key, tdm__map_list list, tdm_str *ou
     tdm_str_add_char(out, ']');
 }
 
+/* "{beta: 1.5, width: 64}". */
+static void add_options(const tdm_job_option_list *list, tdm_str *out)
+{
+    tdm_str_add_char(out, '{');
+    for (size_t i = 0; i < list->count; i++) {
+        const tdm_job_option *option = &list->items[i];
+        bool is_bare = tdm__text_is_real(option->value) || strcmp(option->value, "true") == 0 ||
+                       strcmp(option->value, "false") == 0;
+        if (i > 0) tdm_str_add(out, ", ");
+        add_text(option->name, out);
+        tdm_str_add(out, ": ");
+        if (is_bare)
+            tdm_str_add(out, option->value);
+        else
+            add_text(option->value, out);
+    }
+    tdm_str_add_char(out, '}');
+}
+
 void tdm__value_show(const tdm_job_key *key, const void *base, tdm_str *out)
 {
     const void *field = field_of(key, base);
@@ -168,6 +193,7 @@ void tdm__value_show(const tdm_job_key *key, const void *base, tdm_str *out)
     case TDM_JOB_KEY_INT_LIST: add_list(field, out); break;
     case TDM_JOB_KEY_MAP: add_map(key, map_of(key, base), out); break;
     case TDM_JOB_KEY_MAP_LIST: add_map_list(key, map_list_of(key, base), out); break;
+    case TDM_JOB_KEY_OPTIONS: add_options(options_of(key, base), out); break;
     }
 }
 
@@ -207,6 +233,14 @@ static void put_json_map_list(const tdm_job_key *key, tdm__map_list list, tdm_js
     tdm_json_array_end(w);
 }
 
+static void put_json_options(const tdm_job_option_list *list, tdm_json_writer *w)
+{
+    tdm_json_object_begin(w);
+    for (size_t i = 0; i < list->count; i++)
+        tdm_json_put_string(w, list->items[i].name, list->items[i].value);
+    tdm_json_object_end(w);
+}
+
 static void put_json(const tdm_job_key *key, const void *base, tdm_json_writer *w)
 {
     const void *field = field_of(key, base);
@@ -237,6 +271,7 @@ static void put_json(const tdm_job_key *key, const void *base, tdm_json_writer *
         break;
     case TDM_JOB_KEY_MAP: put_json_map(key, map_of(key, base), w); break;
     case TDM_JOB_KEY_MAP_LIST: put_json_map_list(key, map_list_of(key, base), w); break;
+    case TDM_JOB_KEY_OPTIONS: put_json_options(options_of(key, base), w); break;
     }
 }
 

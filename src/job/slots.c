@@ -178,7 +178,8 @@ const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key
     bool is_yaml = value[0] == '"' || value[0] == '\'' ||
                    (value[0] == '[' &&
                     (key->type == TDM_JOB_KEY_INT_LIST || key->type == TDM_JOB_KEY_MAP_LIST)) ||
-                   (value[0] == '{' && key->type == TDM_JOB_KEY_MAP);
+                   (value[0] == '{' &&
+                    (key->type == TDM_JOB_KEY_MAP || key->type == TDM_JOB_KEY_OPTIONS));
     if (is_yaml) return read_yaml_value(loader, key, value, length);
     tdm__yaml_node *node = tdm_arena_alloc(loader->scratch, sizeof(*node), 0);
     char *text = tdm_arena_strndup(loader->scratch, value, length);
@@ -269,6 +270,7 @@ void tdm__slots_override(tdm__loader *loader, const char *override)
                          first_key_of(tdm__job_group_at(group_index)));
         return;
     }
+    if (tdm__options_override(loader, path, equals + 1)) return;
     if (report_inner(loader, path)) return;
     char *dot = strchr(path, '.');
     if (dot) *dot = '\0';

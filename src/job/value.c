@@ -162,7 +162,7 @@ static bool store_int_list(const target *t, const tdm__yaml_node *node)
 }
 
 /* [-] digits [. digits] [e [+-] digits], with digits on at least one side of the point. */
-static bool is_real(const char *text)
+bool tdm__text_is_real(const char *text)
 {
     if (*text == '-') text++;
     size_t whole = count_digits(text), fraction = 0;
@@ -186,7 +186,7 @@ static const char *real_hint(const tdm__yaml_node *node)
 {
     static const char *const words[] = {".nan", "nan", ".inf", "inf", "infinity"};
     const char *text = node->text;
-    if (!node->plain) return is_real(text) ? "; leave the quotes out" : "";
+    if (!node->plain) return tdm__text_is_real(text) ? "; leave the quotes out" : "";
     if (*text == '+' || *text == '-') text++;
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
         if (strcasecmp(text, words[i]) == 0) return "; it must be finite";
@@ -207,7 +207,7 @@ static bool parse_real(const char *text, double *out)
 static bool store_real(const target *t, const tdm__yaml_node *node)
 {
     double value = 0;
-    if (node->kind != TDM__YAML_SCALAR || !node->plain || !is_real(node->text)) {
+    if (node->kind != TDM__YAML_SCALAR || !node->plain || !tdm__text_is_real(node->text)) {
         report_wrong(t, node, "a number", node->kind == TDM__YAML_SCALAR ? real_hint(node) : "");
         return false;
     }
@@ -328,6 +328,8 @@ static bool keep_text(const target *t, const char *text)
 static bool has_form(tdm_job_key_form form, const char *text)
 {
     if (form == TDM_JOB_FORM_NAME) return tdm__name_is_valid(text);
+    if (form == TDM_JOB_FORM_SHA256)
+        return strlen(text) == 64 && strspn(text, "0123456789abcdef") == 64;
     if (form != TDM_JOB_FORM_CHARACTER) return true;
     unsigned char first = (unsigned char)text[0];
     return strcmp(text, "tab") == 0 || (first > 0x1f && first < 0x7f && text[1] == '\0');
@@ -440,17 +442,25 @@ static bool store_map_list(const target *t, const tdm__yaml_node *node)
     return false;
 }
 
+static bool store_options(const target *t, const tdm__yaml_node *node)
+{
+    if (node->kind == TDM__YAML_MAP) return tdm__options_store(t->loader, t->key, node, t->field);
+    report_range(t, node);
+    return false;
+}
+
 /* ---- all types ------------------------------------------------------------------------------- */
 
 bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot,
                       void *base)
 {
     static bool (*const stores[])(const target *, const tdm__yaml_node *) = {
-        [TDM_JOB_KEY_STRING] = store_string, [TDM_JOB_KEY_PATH] = store_path,
-        [TDM_JOB_KEY_DIR] = store_path,      [TDM_JOB_KEY_INT] = store_int,
-        [TDM_JOB_KEY_REAL] = store_real,     [TDM_JOB_KEY_BOOL] = store_bool,
-        [TDM_JOB_KEY_CHOICE] = store_choice, [TDM_JOB_KEY_INT_LIST] = store_int_list,
-        [TDM_JOB_KEY_MAP] = store_map,       [TDM_JOB_KEY_MAP_LIST] = store_map_list,
+        [TDM_JOB_KEY_STRING] = store_string,   [TDM_JOB_KEY_PATH] = store_path,
+        [TDM_JOB_KEY_DIR] = store_path,        [TDM_JOB_KEY_INT] = store_int,
+        [TDM_JOB_KEY_REAL] = store_real,       [TDM_JOB_KEY_BOOL] = store_bool,
+        [TDM_JOB_KEY_CHOICE] = store_choice,   [TDM_JOB_KEY_INT_LIST] = store_int_list,
+        [TDM_JOB_KEY_MAP] = store_map,         [TDM_JOB_KEY_MAP_LIST] = store_map_list,
+        [TDM_JOB_KEY_OPTIONS] = store_options,
     };
     const tdm__yaml_node *node = slot->node;
     if (node->broken) return false;

@@ -154,7 +154,7 @@ tdm_status tdm_decoder_create(const tdm_model_options *model, const float *param
 {
     if (model->job->model.kind != TDM_JOB_MODEL_GPT)
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                        "this model takes no tokens, so it cannot generate a text; train one with "
+                        "this model cannot generate a text: only gpt can; train one with "
                         "model.kind: gpt");
     tdm_decoder *d = calloc(1, sizeof(*d));
     if (!d) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the decoder");

@@ -2,7 +2,9 @@
 #ifndef TANDEM_NN_INTERNAL_H
 #define TANDEM_NN_INTERNAL_H
 
+#include <tandem/library.h>
 #include <tandem/nn.h>
+#include <tandem/os.h>
 
 typedef struct tdm_model_ops {
     const char *name;
@@ -14,8 +16,28 @@ typedef struct tdm_model_ops {
 
 extern const tdm_model_ops tdm__model_mlp, tdm__model_cnn, tdm__model_resnet, tdm__model_gpt;
 
-/* By tdm_job_model. */
+/* By tdm_job_model; NULL for one of a library. */
 const tdm_model_ops *tdm__model_find(int kind);
+
+/* ---- library.c, library_options.c ------------------------------------------------------------ */
+
+typedef struct tdm__library {
+    tdm_shared_object object;
+    const tdm_model_library *model; /* inside it */
+} tdm__library;
+
+/* Opens the job's library and checks all that can be checked without building. The caller closes the
+ * object. */
+tdm_status tdm__library_open(const tdm_job *job, tdm__library *out, tdm_error *err);
+bool tdm__library_takes_tokens(const tdm_job *job);
+tdm_status tdm__library_check_options(const tdm_job *job, const tdm_model_library *model,
+                                      tdm_error *err);
+/* Refuses logits that are none. */
+void tdm__library_check_logits(tdm_graph *graph, const tdm_model_options *options,
+                               tdm_value logits);
+/* Fails when the graph's parameters are not those of `reference`: one row, inference. */
+tdm_status tdm__library_compare(const tdm_graph *graph, const tdm_graph *reference,
+                                const tdm_model_options *options, tdm_error *err);
 
 tdm_activation tdm__activation_of(int job_activation);
 

@@ -1,10 +1,17 @@
 /*
  * model.c: what all architectures have in common: inputs in front (features are normalised, tokens
- * go in as they are), loss or probabilities behind, and the making of first values.
+ * go in as they are), loss or probabilities behind, and the making of first values. The code of a
+ * library stays loaded as long as a graph that it built: the graph keeps it.
  */
 #include "nn/internal.h"
 
 #include <string.h>
+
+static void end_library_build(tdm_graph *graph, const tdm_model_options *o, tdm_value logits)
+{
+    tdm_graph_scope(graph, NULL);
+    tdm__library_check_logits(graph, o, logits);
+}
 
 static tdm_status build_for_tokens(tdm_graph *graph, const tdm_model_options *o,
                                    const tdm_model_ops *model, tdm_error *err)
@@ -19,6 +26,7 @@ static tdm_status build_for_tokens(tdm_graph *graph, const tdm_model_options *o,
     tdm_shape window = tdm_shape_2(o->batch, T);
     tdm_value x = tdm_graph_input(graph, TDM_MODEL_INPUT, TDM_DTYPE_I32, window);
     tdm_value logits = model->build(graph, o, x);
+    if (o->library) end_library_build(graph, o, logits);
     tdm_graph_output(graph, TDM_MODEL_LOGITS, logits);
     if (!o->training) return tdm_graph_check(graph, err);
     tdm_value classes = tdm_graph_input(graph, TDM_MODEL_CLASSES, TDM_DTYPE_I32, window);
@@ -41,6 +49,7 @@ static tdm_status build_for_features(tdm_graph *graph, const tdm_model_options *
     tdm_value x = tdm_graph_normalise(graph, raw, shift, scale);
     tdm_graph_scope(graph, NULL);
     tdm_value logits = model->build(graph, o, x);
+    if (o->library) end_library_build(graph, o, logits);
     tdm_graph_output(graph, TDM_MODEL_LOGITS, logits);
     if (!o->training) {
         tdm_graph_output(graph, TDM_MODEL_PROBABILITIES, tdm_graph_softmax(graph, logits));
@@ -53,14 +62,10 @@ static tdm_status build_for_features(tdm_graph *graph, const tdm_model_options *
     return tdm_graph_backward(graph, loss, err);
 }
 
-tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph **out, tdm_error *err)
+/* Everything but opening and closing libraries. */
+static tdm_status build_with(const tdm_model_options *options, const tdm_model_ops *model,
+                             tdm_graph **out, tdm_error *err)
 {
-    const tdm_model_ops *model = tdm__model_find(options->job->model.kind);
-    if (!model) return tdm_fail(err, TDM_ERR_UNSUPPORTED, "model: unknown kind");
-    if (options->class_count < 2)
-        return tdm_fail(err, TDM_ERR_INVALID,
-                        "model: there are %lld classes to tell apart; at least 2 are needed",
-                        (long long)options->class_count);
     tdm_graph *graph = tdm_graph_create();
     if (!graph) return tdm_fail(err, TDM_ERR_NO_MEMORY, "model: no memory for the graph");
     tdm_status status = model->takes_tokens ? build_for_tokens(graph, options, model, err)
@@ -70,6 +75,81 @@ tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph **out, td
         return status;
     }
     *out = graph;
+    return TDM_OK;
+}
+
+static void close_library(void *handle)
+{
+    tdm_shared_object_close(&(tdm_shared_object){handle});
+}
+
+/* Whether the graph has the parameters that all graphs of its model have. */
+static tdm_status check_params(const tdm_model_options *options, const tdm_model_ops *model,
+                               const tdm_graph *graph, tdm_error *err)
+{
+    tdm_model_options one_row = *options;
+    one_row.batch = 1;
+    one_row.training = false;
+    tdm_graph *reference;
+    TDM_TRY(build_with(&one_row, model, &reference, err));
+    tdm_status status = tdm__library_compare(graph, reference, options, err);
+    tdm_graph_destroy(reference);
+    return status;
+}
+
+static tdm_status build_from_library(const tdm_model_options *options, tdm_graph **out,
+                                     tdm_error *err)
+{
+    tdm__library library;
+    TDM_TRY(tdm__library_open(options->job, &library, err));
+    const tdm_model_ops model = {.name = library.model->name,
+                                 .takes_tokens = library.model->takes_tokens,
+                                 .build = library.model->build};
+    tdm_model_options o = *options;
+    o.library = library.model;
+    tdm_graph *graph = NULL;
+    tdm_status status = build_with(&o, &model, &graph, err);
+    if (status == TDM_OK) status = check_params(&o, &model, graph, err);
+    if (status != TDM_OK) {
+        tdm_error_context(err, status, "%s: the model %s", options->job->model.library, model.name);
+        tdm_graph_destroy(graph);
+        tdm_shared_object_close(&library.object);
+        return status;
+    }
+    status = tdm_graph_keep(graph, close_library, library.object.handle, err);
+    if (status != TDM_OK) {
+        tdm_graph_destroy(graph);
+        return status;
+    }
+    *out = graph;
+    return TDM_OK;
+}
+
+tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph **out, tdm_error *err)
+{
+    if (options->class_count < 2)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "model: there are %lld classes to tell apart; at least 2 are needed",
+                        (long long)options->class_count);
+    if (options->job->model.kind == TDM_JOB_MODEL_LIBRARY)
+        return build_from_library(options, out, err);
+    const tdm_model_ops *model = tdm__model_find(options->job->model.kind);
+    if (!model) return tdm_fail(err, TDM_ERR_UNSUPPORTED, "model: unknown kind");
+    tdm_model_options o = *options;
+    o.library = NULL;
+    return build_with(&o, model, out, err);
+}
+
+tdm_status tdm_model_check(const tdm_job *job, tdm_error *err)
+{
+    tdm__library library;
+    if (job->model.kind == TDM_JOB_MODEL_LIBRARY) {
+        TDM_TRY(tdm__library_open(job, &library, err));
+        tdm_shared_object_close(&library.object);
+        return TDM_OK;
+    }
+    if (!tdm__model_find(job->model.kind))
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED, "model: unknown kind");
     return TDM_OK;
 }
 

@@ -1,4 +1,4 @@
-/* registry.c: the visible list of named architectures. */
+/* registry.c: the visible list of named architectures. Those of libraries are not in it. */
 #include "nn/internal.h"
 
 static const tdm_model_ops *const models[] = {
@@ -16,6 +16,7 @@ const tdm_model_ops *tdm__model_find(int kind)
 
 bool tdm_model_takes_tokens(const tdm_job *job)
 {
+    if (job->model.kind == TDM_JOB_MODEL_LIBRARY) return tdm__library_takes_tokens(job);
     const tdm_model_ops *model = tdm__model_find(job->model.kind);
     return model && model->takes_tokens;
 }

@@ -76,6 +76,7 @@ static tdm_status load_test(const tdm_job *job, tdm_job_data *data, tdm_error *e
 tdm_status tdm_job_data_load(const tdm_job *job, tdm_job_data *out, tdm_error *err)
 {
     tdm_job_data data = {0};
+    TDM_TRY(tdm_model_check(job, err)); /* how the data is read depends on it */
     tdm_data_options options = options_of(job, job->data.train_labels);
     tdm_status status = tdm_dataset_load(job->data.train, &options, &data.train, err);
     if (status == TDM_OK) status = check_train(job, data.train, err);

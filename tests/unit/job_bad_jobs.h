@@ -350,6 +350,36 @@ static const bad_job bad_jobs[] = {
      "equal part\n"},
     {JOB("data: {train: x.csv}\nmodel: {preset: gpt2}\n"), NO_SET,
      "job.yaml:2:9: 'model.preset' is for gpt; set 'model.kind' to gpt, or leave this out\n"},
+    {JOB("data: {train: x.csv}\nmodel: {kind: library}\n"), NO_SET,
+     "job.yaml:2:9: the model library needs 'model.library': the shared object that has the "
+     "model\n"},
+    {JOB("data: {train: x.csv}\nmodel: {library: m.so}\n"), NO_SET,
+     "job.yaml:2:9: 'model.library' is for a model of your own: set 'model.kind' to library, or "
+     "leave this out\n"},
+    {JOB("data: {train: x.csv}\nmodel: {options: {width: 1}}\n"), NO_SET,
+     "job.yaml:2:9: 'model.options' is for a model of your own: set 'model.kind' to library, or "
+     "leave this out\n"},
+    {JOB("data: {train: x.csv}\nmodel: {kind: library, library: m.so, library_sha256: 12ab}\n"),
+     NO_SET, "job.yaml:2:55: 'model.library_sha256' wants 64 hexadecimal digits, got '12ab'\n"},
+    {JOB("data: {train: x.csv}\nmodel: {kind: library, library: m.so, options: 7}\n"), NO_SET,
+     "job.yaml:2:48: 'model.options' wants a mapping of at most 64 names to values, such as "
+     "{width: 64}, got '7'\n"},
+    {JOB("data: {train: x.csv}\nmodel: {kind: library, library: m.so, options: {a: [1], b: , c d: "
+         "2}}\n"),
+     NO_SET,
+     "job.yaml:2:52: 'model.options.a' wants a single value, such as 64 or relu, got a list\n"
+     "job.yaml:2:57: 'model.options.b' has no value; give one, or leave it out\n"
+     "job.yaml:2:62: 'model.options': 'c d' cannot be the name of an option; take 1 to 64 letters, "
+     "digits, '.', '_' or '-', not beginning with '.' or '-'\n"},
+    {JOB("data: {train: x.csv}\nmodel: {kind: library, library: m.so, options: {a: 1, a: 2}}\n"),
+     NO_SET,
+     "job.yaml:2:55: 'model.options.a' is given twice; it stands at line 2, column 49 already: "
+     "remove one\n"},
+    {JOB("data: {train: x.csv}\nmodel: {kind: library, library: m.so}\n"),
+     SET("model.options.a=", "model.options.b c=1"),
+     "--set: 'model.options.a' has no value; give one, or leave it out\n"
+     "--set: 'model.options': 'b c' cannot be the name of an option; take 1 to 64 letters, digits, "
+     "'.', '_' or '-', not beginning with '.' or '-'\n"},
     {JOB("data: {train: x.csv}\noptim: {nesterov: true}\n"), NO_SET,
      "job.yaml:2:9: 'optim.nesterov' is for sgd; set 'optim.kind' to sgd, or leave this out\n"},
     {JOB("data: {train: x.csv}\noptim: {nesterov: true, kind: sgd, momentum: 0}\n"), NO_SET,

@@ -93,6 +93,17 @@ static tdm_job_int_list random_list(tdm_rng *rng, tdm_arena *arena, const tdm_jo
     return (tdm_job_int_list){.values = values, .count = count};
 }
 
+/* In order of name, as every job has them. */
+static tdm_job_option_list random_options(tdm_rng *rng, tdm_arena *arena)
+{
+    size_t count = tdm_rng_below(rng, 4);
+    tdm_job_option *items = tdm_arena_array(arena, count + 1, sizeof(*items));
+    for (size_t i = 0; i < count; i++)
+        items[i] = (tdm_job_option){tdm_arena_printf(arena, "%zu-n", i),
+                                    random_text(rng, arena, "")};
+    return (tdm_job_option_list){.items = items, .count = count};
+}
+
 static void random_field(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key, void *base);
 
 /* `count` structs of a mapping. */
@@ -112,7 +123,11 @@ static void random_field(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key,
     size_t count = 0;
     switch (key->type) {
     case TDM_JOB_KEY_STRING:
-        if (key->form == TDM_JOB_FORM_NAME) {
+        if (key->form == TDM_JOB_FORM_SHA256) {
+            static const char digits[] = "0123456789abcdef0123456789abcdef"
+                                         "0123456789abcdef0123456789abcdef";
+            *(const char **)field = digits;
+        } else if (key->form == TDM_JOB_FORM_NAME) {
             *(const char **)field = tdm_arena_printf(arena, "n%u._-", tdm_rng_u32(rng));
         } else if (key->form == TDM_JOB_FORM_CHARACTER) {
             char c = (char)(' ' + (char)tdm_rng_below(rng, 95));
@@ -148,6 +163,7 @@ static void random_field(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key,
         memcpy(field, &list, sizeof(list));
         break;
     }
+    case TDM_JOB_KEY_OPTIONS: *(tdm_job_option_list *)field = random_options(rng, arena); break;
     }
 }
 
@@ -190,6 +206,12 @@ static tdm_job random_job(tdm_rng *rng, tdm_arena *arena)
         job.data.train_labels = job.data.test_labels = NULL;
     } else {
         job.model.preset = TDM_JOB_PRESET_NONE;
+    }
+    if (job.model.kind == TDM_JOB_MODEL_LIBRARY) {
+        if (!job.model.library) job.model.library = "/model.so";
+    } else {
+        job.model.library = job.model.library_sha256 = NULL;
+        job.model.options = (tdm_job_option_list){0};
     }
     if (job.train.batch < job.parallel.lanes) job.train.batch = job.parallel.lanes;
     return job;

@@ -15,6 +15,7 @@
 #include "check.h"
 #include "job/internal.h"
 #include "unit/job_bad_jobs.h"
+#include "unit/job_library_cases.h"
 #include "unit/job_random.h"
 
 #define DOCS "docs/job-file.md"
@@ -461,6 +462,16 @@ static bool is_same_map(const tdm_job_key *key, const void *a, const void *b)
     return true;
 }
 
+static bool is_same_options(const tdm_job_option_list *a, const tdm_job_option_list *b)
+{
+    if (a->count != b->count) return false;
+    for (size_t i = 0; i < a->count; i++)
+        if (!check_text_equal(a->items[i].name, b->items[i].name) ||
+            !check_text_equal(a->items[i].value, b->items[i].value))
+            return false;
+    return true;
+}
+
 static bool is_same_field(const tdm_job_key *key, const void *a, const void *b)
 {
     const char *x = (const char *)a + key->offset, *y = (const char *)b + key->offset;
@@ -493,6 +504,7 @@ static bool is_same_field(const tdm_job_key *key, const void *a, const void *b)
                              (const char *)maps[1].items + i * key->struct_bytes))
                 return false;
         return true;
+    case TDM_JOB_KEY_OPTIONS: return is_same_options((const void *)x, (const void *)y);
     }
     return false;
 }
@@ -853,6 +865,9 @@ static const check_test tests[] = {
     CHECK_TEST(test_hash),
     CHECK_TEST(test_hash_of_schedules),
     CHECK_TEST(test_diff),
+    CHECK_TEST(test_library_options),
+    CHECK_TEST(test_library_hash),
+    CHECK_TEST(test_library_file),
     CHECK_TEST(test_table),
     CHECK_TEST(test_keys_text),
     CHECK_TEST(test_keys_json),

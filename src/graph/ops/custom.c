@@ -20,6 +20,7 @@ static tdm_status infer_custom(const tdm_op_attrs *attrs, const tdm__value *cons
         TDM_TRY(tdm__wants_f32(in[i], "an input", err));
         shapes[i] = in[i]->shape;
     }
+    tdm_fail(err, TDM_ERR_INVALID, "its inputs do not fit"); /* if it refuses without a word */
     TDM_TRY(op->infer(shapes, attrs->custom_attrs, &shape, err));
     out[0] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = shape};
     return TDM_OK;
