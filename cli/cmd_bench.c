@@ -110,8 +110,9 @@ static void add_text(const tdm_bench *b, const row *rows, size_t count, bool all
     tdm_str_addf(out,
                  "bound       %.3f ms with the optimiser's memory traffic: %.1f %% of the step\n",
                  1e3 * bound_of(b), 100 * bound_of(b) / b->step_s);
-    tdm_str_addf(out, "first step  %.3f s after the start; at most %s resident\n\n",
-                 b->first_step_s, tdm_text_bytes(b->peak_resident_bytes, c));
+    tdm_str_addf(out,
+                 "start       %.3f s to the first step, which took %.3f s; at most %s resident\n\n",
+                 b->start_s, b->first_step_s, tdm_text_bytes(b->peak_resident_bytes, c));
     add_rows(b, rows, count, all, out);
 }
 
@@ -147,6 +148,7 @@ static void add_json(const tdm_bench *b, const row *rows, size_t count, bool all
     tdm_json_put_int(&w, "steps", b->step_count);
     tdm_json_put_double(&w, "update_s", b->update_s);
     tdm_json_put_uint(&w, "update_bytes", b->update_bytes);
+    tdm_json_put_double(&w, "start_s", b->start_s);
     tdm_json_put_double(&w, "first_step_s", b->first_step_s);
     tdm_json_put_double(&w, "peak_flops", b->peak_flops);
     tdm_json_put_double(&w, "peak_bytes", b->peak_bytes);

@@ -113,6 +113,7 @@ static void summary_json(const tdm_train_result *r, tdm_str *out)
     tdm_json_put_uint(&w, "steps", r->steps);
     tdm_json_put_uint(&w, "samples", r->samples);
     tdm_json_put_double(&w, "seconds", r->seconds);
+    tdm_json_put_double(&w, "start_seconds", r->start_seconds);
     if (!r->nothing_to_do) tdm_json_put_double(&w, "loss", r->loss);
     if (r->has_test) {
         tdm_json_put_double(&w, "test_loss", r->test.loss);

@@ -45,9 +45,9 @@ typedef struct tdm_bench {
     /* the step, as training executes it */
     double step_s;       /* the median */
     double step_least_s; /* the fastest */
-    double
-        first_step_s; /* from the call to the end of the first step: reading, planning, compiling */
-    double update_s;  /* of that, after the lanes: sum of gradients and optimiser */
+    double start_s;      /* from the call to the first step: reading, planning, first values */
+    double first_step_s; /* the first one, which touches all memory for the first time */
+    double update_s;     /* of that, after the lanes: sum of gradients and optimiser */
     /* the machine, with as many threads as the step used in all */
     double peak_flops; /* a second, by a matrix product of 1024 x 1024 x 1024 */
     double

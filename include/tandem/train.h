@@ -120,6 +120,7 @@ typedef struct tdm_train_result {
     uint64_t steps;                  /* in all */
     uint64_t samples;                /* trained by this call */
     double seconds;                  /* spent in steps by this call */
+    double start_seconds;            /* from the call to the first step */
     double loss;
     bool has_test;
     tdm_metrics test;

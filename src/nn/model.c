@@ -4,6 +4,7 @@
  * library stays loaded as long as a graph that it built: the graph keeps it.
  */
 #include "nn/internal.h"
+#include "tensor/kernel.h"
 
 #include <string.h>
 
@@ -163,17 +164,15 @@ int64_t tdm_model_eval_rows(const tdm_model_options *options)
     return rows > 1 ? rows : 1;
 }
 
-static void init_one(const tdm_param_info *p, tdm_rng rng, float *out)
+static void init_one(const tdm_param_info *p, tdm_rng_address address, float *out)
 {
-    for (size_t i = 0; i < p->elements; i++) {
-        switch (p->init.kind) {
-        case TDM_INIT_ZERO: out[i] = 0.0f; break;
-        case TDM_INIT_ONE: out[i] = 1.0f; break;
-        case TDM_INIT_UNIFORM:
-            out[i] = (float)((2.0 * (double)tdm_rng_uniform(&rng) - 1.0) * p->init.scale);
-            break;
-        case TDM_INIT_NORMAL: out[i] = (float)(tdm_rng_normal(&rng) * p->init.scale); break;
-        }
+    switch (p->init.kind) {
+    case TDM_INIT_ZERO:
+    case TDM_INIT_ONE:
+        for (size_t i = 0; i < p->elements; i++) out[i] = p->init.kind == TDM_INIT_ONE;
+        break;
+    case TDM_INIT_UNIFORM: tdm_kernel_uniform(address, p->init.scale, out, p->elements); break;
+    case TDM_INIT_NORMAL: tdm_kernel_normal(address, p->init.scale, out, p->elements); break;
     }
 }
 
@@ -181,9 +180,9 @@ void tdm_model_init(const tdm_graph *graph, uint64_t seed, float *params)
 {
     for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
         const tdm_param_info *p = tdm_graph_param_at(graph, i);
-        tdm_rng rng = tdm_rng_at((tdm_rng_address){
-            .seed = seed, .stream = TDM_RNG_STREAM_INIT, .sub_stream = (uint32_t)i});
-        init_one(p, rng, params + p->offset);
+        tdm_rng_address address = {
+            .seed = seed, .stream = TDM_RNG_STREAM_INIT, .sub_stream = (uint32_t)i};
+        init_one(p, address, params + p->offset);
     }
 }
 

@@ -171,6 +171,11 @@ const tdm_kernel *tdm_kernel_find(const tdm_kernel_backend_ops *backend, tdm_op_
  * level: one sum, one rounding. One thread. */
 void tdm_kernel_add_into(float *a, const float *b, size_t count);
 
+/* Random numbers of one sequence, the same at every level: uniform in [-scale, scale), or normal with
+ * mean 0 and deviation `scale` (src/tensor/kernels/cpu/vec/random.c says how). */
+void tdm_kernel_uniform(tdm_rng_address address, double scale, float *out, size_t count);
+void tdm_kernel_normal(tdm_rng_address address, double scale, float *out, size_t count);
+
 /* Calls `run` for stretches of [0, count) that together are all of it, on as many threads as kernels
  * may use here; a unit is worth `unit_cost` numbers. */
 typedef void (*tdm_kernel_range_fn)(const void *args, int64_t begin, int64_t end);

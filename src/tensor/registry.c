@@ -90,6 +90,26 @@ void tdm_kernel_add_into(float *a, const float *b, size_t count)
     loops_here()->add_into(a, b, count);
 }
 
+static const tdm__vec_random *random_here(void)
+{
+#if defined(__x86_64__)
+    int level = tdm_kernel_level();
+    return level >= 4 ? &tdm__vec_random_4 : level == 3 ? &tdm__vec_random_3 : &tdm__vec_random_2;
+#else
+    return &tdm__vec_random_0;
+#endif
+}
+
+void tdm_kernel_uniform(tdm_rng_address address, double scale, float *out, size_t count)
+{
+    random_here()->uniform(address, scale, out, count);
+}
+
+void tdm_kernel_normal(tdm_rng_address address, double scale, float *out, size_t count)
+{
+    random_here()->normal(address, scale, out, count);
+}
+
 void tdm_kernel_spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args)
 {
     loops_here()->spread(count, unit_cost, run, args);

@@ -138,8 +138,10 @@ static uint64_t update_bytes(const bench *b)
 static void measure_steps(bench *b)
 {
     tdm_bench *out = b->out;
+    double first = tdm_clock_s();
+    out->start_s = first - b->begin_s;
     one_step(b);
-    out->first_step_s = tdm_clock_s() - b->begin_s;
+    out->first_step_s = tdm_clock_s() - first;
     one_step(b);
     double lanes_before = 0, lanes_after = 0, seconds;
     uint64_t lanes;

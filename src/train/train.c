@@ -43,6 +43,8 @@ typedef struct trainer {
     double step_seconds;   /* spent in steps by this call */
     uint64_t first_sample; /* samples trained before this call */
     uint64_t first_step;
+    double begin_s;       /* of the call */
+    double start_seconds; /* from there to the first step */
     double window_begin_s;
     uint64_t window_begin_samples;
 } trainer;
@@ -271,6 +273,7 @@ static tdm_status loop(trainer *t, tdm_train_result *out, tdm_error *err)
 {
     bool saved = false;
     t->window_begin_s = tdm_clock_s();
+    t->start_seconds = t->window_begin_s - t->begin_s;
     t->window_begin_samples = t->position.samples;
     while (t->position.step < t->step_count && !t->ended_early) {
         if (t->options->should_stop && t->options->should_stop(t->options->user)) {
@@ -491,6 +494,7 @@ static tdm_status sum_up(trainer *t, tdm_train_result *out, tdm_error *err)
     out->steps = t->position.step;
     out->samples = t->position.samples - t->first_sample;
     out->seconds = t->step_seconds;
+    out->start_seconds = t->start_seconds;
     out->loss = t->status.loss;
     out->has_test = t->status.has_test;
     out->test = t->status.test;
@@ -536,6 +540,7 @@ tdm_status tdm_train(const tdm_job *job, const tdm_train_options *options, tdm_t
     tdm_error local = {0};
     trainer t = {.job = job,
                  .options = options ? options : &defaults,
+                 .begin_s = tdm_clock_s(),
                  .run = {.lock_fd = -1, .log_fd = -1, .metrics_fd = -1}};
     tdm_train_result result = {.steps = 0};
     tdm_status status = run(&t, &result, err ? err : &local);

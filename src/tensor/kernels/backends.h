@@ -46,6 +46,13 @@ typedef struct tdm__vec_loops {
     void (*spread)(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args);
 } tdm__vec_loops;
 
+typedef struct tdm__vec_random {
+    void (*uniform)(tdm_rng_address address, double scale, float *out, size_t count);
+    void (*normal)(tdm_rng_address address, double scale, float *out, size_t count);
+} tdm__vec_random;
+
+extern const tdm__vec_random tdm__vec_random_0, tdm__vec_random_2, tdm__vec_random_3,
+    tdm__vec_random_4;
 extern const tdm__vec_loops tdm__vec_loops_0, tdm__vec_loops_2, tdm__vec_loops_3, tdm__vec_loops_4;
 
 #endif
