@@ -268,6 +268,25 @@ TDM_API tdm_dtype tdm_graph_dtype(const tdm_graph *graph, tdm_value value);
 /* Adds the gradient of the scalar `loss` with respect to every parameter. Once per graph. */
 TDM_API tdm_status tdm_graph_backward(tdm_graph *graph, tdm_value loss, tdm_error *err);
 
+/*
+ * Less memory for more arithmetic. Before tdm_graph_backward, a model marks where its blocks begin;
+ * after it, tdm_graph_recompute makes the backward pass compute activations again instead of
+ * keeping them. What a graph computes stays the same, bit for bit.
+ */
+typedef enum tdm_recompute {
+    TDM_RECOMPUTE_NONE = 0, /* every activation that is needed again is kept */
+    TDM_RECOMPUTE_BLOCKS,   /* only what passes from one block to another is */
+    /* The way that keeps the least, of: cuts at the marks, or wherever a single value passes; a
+     * second level, groups of several segments, of which only what passes between groups is kept.
+     * Up to two forward passes more. Of ways within 5 % the cheapest. */
+    TDM_RECOMPUTE_FULL
+} tdm_recompute;
+
+/* The ops added from here on are a new block. */
+TDM_API void tdm_graph_block(tdm_graph *graph);
+/* Once per graph, after tdm_graph_backward. The last block is never computed again. */
+TDM_API tdm_status tdm_graph_recompute(tdm_graph *graph, tdm_recompute what, tdm_error *err);
+
 /* ---- what is in a graph ---------------------------------------------------------------------- */
 
 /* A parameter, statistic or buffer. Offsets are in elements of the one block of f32 that holds them
@@ -297,6 +316,7 @@ typedef struct tdm_node_info {
     const char *op;   /* "matmul" */
     const char *name; /* "fc1.matmul" */
     bool backward;
+    bool recomputed; /* a forward op, run again in the backward pass */
     tdm_shape shape; /* of the first output */
     tdm_dtype dtype;
     uint64_t flops;

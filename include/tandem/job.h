@@ -90,6 +90,11 @@ typedef enum tdm_job_weights {
     TDM_JOB_WEIGHTS_EMA,
     TDM_JOB_WEIGHTS_RAW
 } tdm_job_weights;
+typedef enum tdm_job_recompute {
+    TDM_JOB_RECOMPUTE_NONE,
+    TDM_JOB_RECOMPUTE_BLOCKS,
+    TDM_JOB_RECOMPUTE_FULL
+} tdm_job_recompute;
 typedef enum tdm_job_backend { TDM_JOB_BACKEND_AUTO, TDM_JOB_BACKEND_REF } tdm_job_backend;
 
 typedef struct tdm_job_int_list {
@@ -214,6 +219,10 @@ typedef struct tdm_job {
         int64_t threads; /* of each worker */
     } compute;
     struct {
+        int recompute; /* tdm_job_recompute */
+        int64_t limit; /* bytes; 0: what the machine has */
+    } memory;
+    struct {
         int64_t every_epochs; /* 0: only at the end */
         int64_t every_steps;  /* 0: off */
         int64_t batch;
@@ -305,7 +314,8 @@ typedef enum tdm_job_key_form {
     TDM_JOB_FORM_NAME,      /* letters, digits, '.', '_', '-': fit for a folder's name */
     TDM_JOB_FORM_CHARACTER, /* one ASCII character, or the word tab */
     TDM_JOB_FORM_POWER_OF_TWO,
-    TDM_JOB_FORM_SHA256 /* 64 hexadecimal digits */
+    TDM_JOB_FORM_SHA256, /* 64 hexadecimal digits */
+    TDM_JOB_FORM_SIZE    /* an int of bytes, which may have a unit: 512MB, 2GiB */
 } tdm_job_key_form;
 
 typedef struct tdm_job_key tdm_job_key;

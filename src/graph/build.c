@@ -106,7 +106,7 @@ static bool grow(tdm_graph *graph, void **items, size_t count, size_t *capacity,
     return true;
 }
 
-static int32_t add_value(tdm_graph *graph, tdm__value value)
+int32_t tdm__graph_add_value(tdm_graph *graph, tdm__value value)
 {
     if (!grow(graph, (void **)&graph->values, graph->value_count, &graph->value_capacity,
               sizeof(*graph->values)))
@@ -162,7 +162,7 @@ tdm_value tdm_graph_input(tdm_graph *graph, const char *name, tdm_dtype dtype, t
     char *copy = tdm_arena_strdup(graph->arena, name);
     if (!copy) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
     if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
-    return (tdm_value){add_value(
+    return (tdm_value){tdm__graph_add_value(
         graph,
         (tdm__value){.dtype = dtype, .shape = shape, .role = TDM__ROLE_INPUT, .name = copy})};
 }
@@ -208,11 +208,11 @@ static tdm_value add_param(tdm_graph *graph, const char *name, tdm_shape shape, 
     if (!grow(graph, (void **)&graph->param_values, graph->param_count, &values_capacity,
               sizeof(*graph->param_values)))
         return TDM_VALUE_NONE;
-    int32_t id = add_value(graph, (tdm__value){.dtype = TDM_DTYPE_F32,
-                                               .shape = shape,
-                                               .role = TDM__ROLE_PARAM,
-                                               .needs_grad = kind.trained,
-                                               .param = (int32_t)graph->param_count});
+    int32_t id = tdm__graph_add_value(graph, (tdm__value){.dtype = TDM_DTYPE_F32,
+                                                          .shape = shape,
+                                                          .role = TDM__ROLE_PARAM,
+                                                          .needs_grad = kind.trained,
+                                                          .param = (int32_t)graph->param_count});
     if (id == 0) return TDM_VALUE_NONE;
     kind.name = copy;
     kind.shape = shape;
@@ -294,7 +294,8 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
     const tdm__op_row *row = tdm__op_row_of(op);
     const tdm__value *in_values[TDM_OP_MAX_INPUTS] = {0};
     tdm__value out[TDM_OP_MAX_OUTPUTS] = {{0}};
-    tdm__node node = {.op = op, .attrs = *attrs, .backward = graph->in_backward};
+    tdm__node node = {
+        .op = op, .attrs = *attrs, .backward = graph->in_backward, .block = graph->block};
     bool needs_grad = false;
     for (int i = 0; i < in_count; i++) {
         if (i >= row->in_least && in[i].id == 0) continue;
@@ -314,7 +315,7 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
     if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
     for (int i = 0; i < row->out_count; i++) {
         out[i].needs_grad = needs_grad;
-        node.out[i] = add_value(graph, out[i]);
+        node.out[i] = tdm__graph_add_value(graph, out[i]);
         if (node.out[i] == 0) return TDM_VALUE_NONE;
     }
     if (!grow(graph, (void **)&graph->nodes, graph->node_count, &graph->node_capacity,
@@ -455,6 +456,7 @@ tdm_node_info tdm_graph_node_at(const tdm_graph *graph, size_t index)
     return (tdm_node_info){.op = custom ? custom->name : row->name,
                            .name = node->name,
                            .backward = node->backward,
+                           .recomputed = node->recomputed,
                            .shape = out->shape,
                            .dtype = out->dtype,
                            .flops = row->flops(graph, node),

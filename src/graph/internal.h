@@ -36,6 +36,8 @@ typedef struct tdm__node {
     int32_t out[TDM_OP_MAX_OUTPUTS];
     const char *name;
     bool backward;
+    bool recomputed;
+    int32_t block; /* which of the model's blocks it is in */
 } tdm__node;
 
 /* Something from outside that goes with the graph. */
@@ -61,6 +63,8 @@ struct tdm_graph {
     uint32_t dropout_count;
     bool in_backward;
     bool has_backward;
+    bool has_recompute;
+    int32_t block; /* of the nodes to come */
     tdm_error broken;
 };
 
@@ -92,6 +96,11 @@ const tdm__op_row *tdm__op_row_of(tdm_op_kind op);
 /* Adds a node; returns its first output, and the second in *second when that is not NULL. */
 tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_attrs *attrs,
                               const tdm_value in[], int in_count, tdm_value *second);
+/* Adds a value as it is; returns its id, 0 when there is no memory. */
+int32_t tdm__graph_add_value(tdm_graph *graph, tdm__value value);
+/* Marks, by node, what outputs and (unless forward_only) gradients depend on. `wanted`, by value, is
+ * all false at first, and so is `live`. */
+void tdm__graph_find_live(const tdm_graph *graph, bool forward_only, bool *live, bool *wanted);
 /* Remembers the first mistake. */
 tdm_status tdm__graph_break(tdm_graph *graph, tdm_status status, const char *fmt, ...)
     TDM_PRINTF(3, 4);

@@ -56,19 +56,17 @@ void tdm_plan_destroy(tdm_plan *plan)
     free(plan);
 }
 
-/* Marks the nodes that outputs and parameter gradients depend on. */
-static void find_live(tdm_plan *plan, bool *wanted)
+void tdm__graph_find_live(const tdm_graph *graph, bool forward_only, bool *live, bool *wanted)
 {
-    const tdm_graph *graph = plan->graph;
     for (size_t id = 1; id < graph->value_count; id++)
         wanted[id] = graph->values[id].is_output ||
-                     (graph->values[id].grad_of != 0 && !plan->forward_only);
+                     (graph->values[id].grad_of != 0 && !forward_only);
     for (size_t n = graph->node_count; n-- > 0;) {
         const tdm__node *node = &graph->nodes[n];
         for (int o = 0; o < TDM_OP_MAX_OUTPUTS; o++)
-            if (node->out[o] && wanted[node->out[o]]) plan->live[n] = true;
+            if (node->out[o] && wanted[node->out[o]]) live[n] = true;
         for (int i = 0; i < TDM_OP_MAX_INPUTS; i++)
-            if (plan->live[n] && node->in[i]) wanted[node->in[i]] = true;
+            if (live[n] && node->in[i]) wanted[node->in[i]] = true;
     }
 }
 
@@ -172,7 +170,7 @@ static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
     tdm_status status = TDM_OK;
     if (!wanted || !plan->live || !plan->steps || !plan->values || !plan->fixups || !plan->backends)
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
-    if (status == TDM_OK) find_live(plan, wanted);
+    if (status == TDM_OK) tdm__graph_find_live(graph, plan->forward_only, plan->live, wanted);
     free(wanted);
     if (status == TDM_OK) {
         tdm_kernel_mode before = tdm_kernel_enter(plan->threads);

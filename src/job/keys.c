@@ -25,6 +25,7 @@ static const tdm__job_group groups[] = {
     {"schedule", "How the learning rate changes over the steps."},
     {"parallel", "How a step is cut up, so that many workers can share it."},
     {"compute", "Which code does the arithmetic."},
+    {"memory", "How much memory training may use."},
     {"eval", "Measuring the model on the test set while it is trained."},
     {"checkpoint", "Saving the state, so that a run can be continued after any interruption."},
     {"run", "Where results go."},
@@ -487,6 +488,32 @@ static const tdm_job_key last_keys[] = {
         .help = "How many threads each worker computes with. One is best while there are lanes for "
                 "more workers; more help where a step has few rows and much to compute. Matrix "
                 "products are cut up differently for each number, so it is part of the result.",
+    },
+    {
+        .path = "memory.recompute",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(memory.recompute),
+        .fallback = "none",
+        .choices = "none | blocks | full",
+        .also_called = "gradient_checkpointing activation_checkpointing checkpoint_activations "
+                       "recompute remat",
+        .help = "Which activations the backward pass computes again instead of keeping them: less "
+                "memory for more arithmetic, and the same result, bit for bit. blocks keeps what "
+                "passes from one block of the model to the next; full keeps the least it can. "
+                "'tandem inspect JOB' shows what each costs; see memory.md.",
+    },
+    {
+        .path = "memory.limit",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(memory.limit),
+        .fallback = "auto",
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .form = TDM_JOB_FORM_SIZE,
+        .word = "auto",
+        .also_called = "max_memory memory_limit",
+        .help = "The most bytes that training may need. A job that needs more is refused before it "
+                "starts, with what would make it fit. auto is what the machine has to offer.",
     },
     {
         .path = "eval.every_epochs",

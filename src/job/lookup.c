@@ -202,15 +202,20 @@ static void add_string_form(const tdm_job_key *key, tdm_str *out)
     case TDM_JOB_FORM_CHARACTER: tdm_str_add(out, "one ASCII character, or the word tab"); break;
     case TDM_JOB_FORM_SHA256: tdm_str_add(out, "64 hexadecimal digits"); break;
     case TDM_JOB_FORM_ANY:
-    case TDM_JOB_FORM_POWER_OF_TWO: tdm_str_add(out, "a text"); break;
+    case TDM_JOB_FORM_POWER_OF_TWO:
+    case TDM_JOB_FORM_SIZE: tdm_str_add(out, "a text"); break;
     }
 }
 
 static void add_int(const tdm_job_key *key, tdm_str *out)
 {
     bool is_power = key->form == TDM_JOB_FORM_POWER_OF_TWO;
-    tdm_str_add(out, is_power ? "a power of two " : "a whole number ");
-    tdm__key_range(key, out);
+    if (key->form == TDM_JOB_FORM_SIZE) {
+        tdm_str_add(out, "a number of bytes, such as 800MB or 2GiB");
+    } else {
+        tdm_str_add(out, is_power ? "a power of two " : "a whole number ");
+        tdm__key_range(key, out);
+    }
     if (key->word) tdm_str_addf(out, ", or the word %s", key->word);
 }
 

@@ -91,6 +91,46 @@ static const char *int_hint(const tdm__yaml_node *node)
     return count_digits(text) > 0 ? "; write it in plain digits, such as 1000" : "";
 }
 
+/* How many bytes "MB" and the like are; 0 when it is no unit. */
+static int64_t unit_bytes(const char *text)
+{
+    static const struct {
+        const char *name;
+        int64_t bytes;
+    } units[] = {
+        {"B", 1},
+        {"kB", 1000},
+        {"KB", 1000},
+        {"MB", 1000000},
+        {"GB", 1000000000},
+        {"TB", 1000000000000},
+        {"KiB", (int64_t)1 << 10},
+        {"MiB", (int64_t)1 << 20},
+        {"GiB", (int64_t)1 << 30},
+        {"TiB", (int64_t)1 << 40},
+    };
+    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++)
+        if (strcmp(text, units[i].name) == 0) return units[i].bytes;
+    return 0;
+}
+
+/* "2GB": digits, and a unit or none. */
+static bool read_size(const target *t, const tdm__yaml_node *node, int64_t *out)
+{
+    const char *text = node->text;
+    size_t count = count_digits(text);
+    int64_t unit = text[count] == '\0' ? 1 : unit_bytes(text + count), value = 0;
+    bool is_good = node->plain && count > 0 && count <= 18 && text[0] != '0' && unit > 0 &&
+                   !__builtin_mul_overflow(strtoll(text, NULL, 10), unit, &value) &&
+                   value <= (int64_t)t->key->most;
+    if (!is_good) {
+        report_range(t, node);
+        return false;
+    }
+    *out = value;
+    return true;
+}
+
 static bool read_int(const target *t, const tdm__yaml_node *node, int64_t *out)
 {
     const tdm_job_key *key = t->key;
@@ -102,6 +142,7 @@ static bool read_int(const target *t, const tdm__yaml_node *node, int64_t *out)
         *out = 0;
         return true;
     }
+    if (key->form == TDM_JOB_FORM_SIZE) return read_size(t, node, out);
     const char *digits = node->text + (node->text[0] == '-' ? 1 : 0);
     size_t count = count_digits(digits);
     bool is_int = node->plain && count > 0 && digits[count] == '\0';

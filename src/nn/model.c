@@ -14,6 +14,17 @@ static void end_library_build(tdm_graph *graph, const tdm_model_options *o, tdm_
     tdm__library_check_logits(graph, o, logits);
 }
 
+/* The backward part, as thrifty as the job says. */
+static tdm_status add_gradients(tdm_graph *graph, const tdm_model_options *o, tdm_value loss,
+                                tdm_error *err)
+{
+    static const tdm_recompute kinds[] = {[TDM_JOB_RECOMPUTE_NONE] = TDM_RECOMPUTE_NONE,
+                                          [TDM_JOB_RECOMPUTE_BLOCKS] = TDM_RECOMPUTE_BLOCKS,
+                                          [TDM_JOB_RECOMPUTE_FULL] = TDM_RECOMPUTE_FULL};
+    TDM_TRY(tdm_graph_backward(graph, loss, err));
+    return tdm_graph_recompute(graph, kinds[o->job->memory.recompute], err);
+}
+
 static tdm_status build_for_tokens(tdm_graph *graph, const tdm_model_options *o,
                                    const tdm_model_ops *model, tdm_error *err)
 {
@@ -33,7 +44,7 @@ static tdm_status build_for_tokens(tdm_graph *graph, const tdm_model_options *o,
     tdm_value classes = tdm_graph_input(graph, TDM_MODEL_CLASSES, TDM_DTYPE_I32, window);
     tdm_value loss = tdm_graph_cross_entropy(graph, logits, classes, o->loss_scale / (double)T);
     tdm_graph_output(graph, TDM_MODEL_LOSS, loss);
-    return tdm_graph_backward(graph, loss, err);
+    return add_gradients(graph, o, loss, err);
 }
 
 static tdm_status build_for_features(tdm_graph *graph, const tdm_model_options *o,
@@ -60,7 +71,7 @@ static tdm_status build_for_features(tdm_graph *graph, const tdm_model_options *
                                         tdm_shape_1(o->batch));
     tdm_value loss = tdm_graph_cross_entropy(graph, logits, classes, o->loss_scale);
     tdm_graph_output(graph, TDM_MODEL_LOSS, loss);
-    return tdm_graph_backward(graph, loss, err);
+    return add_gradients(graph, o, loss, err);
 }
 
 /* Everything but opening and closing libraries. */

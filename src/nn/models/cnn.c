@@ -22,6 +22,7 @@ static tdm_value convolve(tdm_graph *graph, const tdm_model_options *o, size_t i
     char name[32];
     snprintf(name, sizeof(name), "conv%zu", index + 1);
     tdm_graph_scope(graph, name);
+    tdm_graph_block(graph);
     tdm_shape shape = tdm_graph_shape(graph, x);
     int64_t channels = o->job->model.channels.values[index];
     tdm__conv_settings settings = {
@@ -48,6 +49,7 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *o, tdm_value x
         char name[32];
         snprintf(name, sizeof(name), "fc%zu", i + 1);
         tdm_graph_scope(graph, name);
+        tdm_graph_block(graph);
         int64_t in = tdm_graph_shape(graph, x).dim[1];
         int64_t out = hidden ? job->model.hidden.values[i] : o->class_count;
         x = tdm__layer_linear(graph, name, x, out, init_for(hidden, in, out),

@@ -118,10 +118,12 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
         char scope[NAME_BYTES];
         snprintf(scope, sizeof(scope), "h.%lld", (long long)layer);
         tdm_graph_scope(graph, scope);
+        tdm_graph_block(graph);
         x = attention(&b, layer, x);
         x = perceptron(&b, layer, x);
     }
     tdm_graph_scope(graph, "head");
+    tdm_graph_block(graph);
     x = layer_norm(&b, "ln_f", x);
     x = tdm_graph_linear(graph, x, wte, TDM_VALUE_NONE, TDM_ACTIVATION_NONE);
     tdm_graph_scope(graph, NULL);

@@ -27,6 +27,7 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
         char name[32];
         snprintf(name, sizeof(name), "fc%zu", i + 1);
         tdm_graph_scope(graph, name);
+        tdm_graph_block(graph);
         int64_t in = tdm_graph_shape(graph, x).dim[1];
         int64_t out = hidden ? job->model.hidden.values[i] : options->class_count;
         x = tdm__layer_linear(

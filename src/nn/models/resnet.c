@@ -66,6 +66,7 @@ static tdm_value block(tdm_graph *graph, const tdm_model_options *o, const char 
 {
     int64_t out = bottleneck ? width * BOTTLENECK_GROWTH : width;
     tdm_value y;
+    tdm_graph_block(graph);
     if (bottleneck) {
         y = conv_norm(graph, o, &(unit){prefix, "conv1", "bn1", width, 1, 1, true}, x);
         y = conv_norm(graph, o, &(unit){prefix, "conv2", "bn2", width, 3, stride, true}, y);
@@ -104,6 +105,7 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *o, tdm_value x
         }
     }
     tdm_graph_scope(graph, "fc");
+    tdm_graph_block(graph);
     x = tdm_graph_global_pool(graph, x);
     int64_t in = tdm_graph_shape(graph, x).dim[1];
     tdm_init init = {.kind = TDM_INIT_UNIFORM, .scale = 1.0 / sqrt((double)in)};
