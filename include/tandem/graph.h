@@ -89,8 +89,8 @@ TDM_API void tdm_graph_output(tdm_graph *graph, const char *name, tdm_value valu
 typedef struct tdm_matmul_options {
     bool trans_a;
     bool trans_b;
-    tdm_value bias; /* [N], added to each row; none by default */
-    tdm_activation activation;
+    tdm_value bias;            /* [N], added to each row; none by default */
+    tdm_activation activation; /* applied to the result; ReLU, tanh and sigmoid by the same node */
 } tdm_matmul_options;
 
 /* [M, K] x [K, N] -> [M, N], either one transposed on the way; or a batch of them,
@@ -166,8 +166,8 @@ TDM_API tdm_value tdm_graph_embedding(tdm_graph *graph, tdm_value table, tdm_val
 typedef struct tdm_conv_options {
     int stride[2], padding[2], dilation[2];
     int groups;
-    tdm_value bias; /* [O] */
-    tdm_activation activation;
+    tdm_value bias;            /* [O] */
+    tdm_activation activation; /* applied to the result; ReLU, tanh and sigmoid by the same node */
 } tdm_conv_options;
 
 /* x [B, H, W, C], w [O, KH, KW, C/groups] -> [B, H', W', O]. groups = C is depthwise. */
@@ -387,9 +387,11 @@ TDM_API void tdm_plan_run_watched(tdm_plan *plan, const tdm_step_key *key, tdm_p
 TDM_API void tdm_plan_run_only(tdm_plan *plan, const tdm_step_key *key, const char *op);
 
 typedef struct tdm_plan_node_info {
-    size_t node;         /* index in the graph */
-    const char *backend; /* which kernel it got; "view" when nothing runs */
-    bool in_place;       /* its output overwrites an input */
+    size_t node; /* index in the graph */
+    const char
+        *backend;  /* which kernel it got; "view" when nothing runs, and "fused" when it runs as
+                          * part of the node in front of it */
+    bool in_place; /* its output overwrites an input */
     size_t arena_offset; /* of its first output; SIZE_MAX when that lies in another space */
     size_t bytes;        /* of its first output */
 } tdm_plan_node_info;

@@ -278,9 +278,18 @@ void tdm_graph_output(tdm_graph *graph, const char *name, tdm_value value)
     v->name = copy;
 }
 
-static const char *node_name(tdm_graph *graph, tdm_op_kind op, const void *custom)
+/* "scope.op", and "scope.op+activation" where the op applies one to its result. */
+static const char *node_name(tdm_graph *graph, tdm_op_kind op, const tdm_op_attrs *attrs)
 {
-    const char *op_name = custom ? ((const tdm_custom_op *)custom)->name : tdm__op_row_of(op)->name;
+    const tdm_custom_op *custom = attrs->custom;
+    const char *op_name = custom ? custom->name : tdm__op_row_of(op)->name;
+    if (attrs->activation != TDM_ACTIVATION_NONE)
+        op_name = tdm_arena_printf(graph->arena, "%s+%s", op_name,
+                                   tdm__activation_name(attrs->activation));
+    if (!op_name) {
+        tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
+        return NULL;
+    }
     const char *name = graph->scope && *graph->scope
                            ? tdm_arena_printf(graph->arena, "%s.%s", graph->scope, op_name)
                            : op_name;
@@ -304,7 +313,7 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
         in_values[i] = &graph->values[in[i].id];
         needs_grad = needs_grad || in_values[i]->needs_grad;
     }
-    node.name = node_name(graph, op, attrs->custom);
+    node.name = node_name(graph, op, attrs);
     tdm_error err;
     tdm_status status = row->infer(&node.attrs, in_values, out, &err);
     if (status != TDM_OK)

@@ -101,6 +101,9 @@ int32_t tdm__graph_add_value(tdm_graph *graph, tdm__value value);
 /* Marks, by node, what outputs and (unless forward_only) gradients depend on. `wanted`, by value, is
  * all false at first, and so is `live`. */
 void tdm__graph_find_live(const tdm_graph *graph, bool forward_only, bool *live, bool *wanted);
+/* The tdm_activation that is an op of its own; none for other ops. */
+int tdm__activation_of_op(tdm_op_kind op);
+const char *tdm__activation_name(int activation);
 /* Remembers the first mistake. */
 tdm_status tdm__graph_break(tdm_graph *graph, tdm_status status, const char *fmt, ...)
     TDM_PRINTF(3, 4);

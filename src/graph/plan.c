@@ -29,7 +29,9 @@ typedef struct fixup {
 struct tdm_plan {
     const tdm_graph *graph;
     bool *live;
-    step *steps; /* of the nodes that run, in order */
+    int *fused;       /* by node: the tdm_activation that it takes over from the one behind it */
+    bool *taken_over; /* by node: an activation that runs as part of the one in front */
+    step *steps;      /* of the nodes that run, in order */
     size_t step_count;
     tdm_tensor *values; /* by value id */
     fixup *fixups;
@@ -49,6 +51,8 @@ void tdm_plan_destroy(tdm_plan *plan)
         if (plan->backends[b]) tdm_kernel_backend_at(b)->close(plan->backends[b]);
     free(plan->backends);
     free(plan->live);
+    free(plan->fused);
+    free(plan->taken_over);
     free(plan->steps);
     free(plan->values);
     free(plan->fixups);
@@ -67,6 +71,38 @@ void tdm__graph_find_live(const tdm_graph *graph, bool forward_only, bool *live,
             if (node->out[o] && wanted[node->out[o]]) live[n] = true;
         for (int i = 0; i < TDM_OP_MAX_INPUTS; i++)
             if (live[n] && node->in[i]) wanted[node->in[i]] = true;
+    }
+}
+
+/* The only live node that reads a value; -1 when there are more, or when it is an output. */
+static int64_t only_reader(const tdm_plan *plan, int32_t value)
+{
+    int64_t reader = -1;
+    if (plan->graph->values[value].is_output) return -1;
+    for (size_t n = 0; n < plan->graph->node_count; n++)
+        for (int i = 0; plan->live[n] && i < TDM_OP_MAX_INPUTS; i++) {
+            if (plan->graph->nodes[n].in[i] != value) continue;
+            if (reader >= 0) return -1;
+            reader = (int64_t)n;
+        }
+    return reader;
+}
+
+/*
+ * Where no gradient will ask for what goes into an activation, a product or convolution in front of
+ * it applies it to its own result. The activation's node stays, as a view: being the last to read
+ * that result, it would have worked in place.
+ */
+static void take_over_activations(tdm_plan *plan)
+{
+    for (size_t n = 0; n < plan->graph->node_count && plan->forward_only; n++) {
+        const tdm__node *node = &plan->graph->nodes[n];
+        bool can = node->op == TDM_OP_MATMUL || node->op == TDM_OP_CONV;
+        if (!plan->live[n] || !can || node->attrs.activation != TDM_ACTIVATION_NONE) continue;
+        int64_t reader = only_reader(plan, node->out[0]);
+        if (reader < 0) continue;
+        plan->fused[n] = tdm__activation_of_op(plan->graph->nodes[reader].op);
+        plan->taken_over[reader] = plan->fused[n] != TDM_ACTIVATION_NONE;
     }
 }
 
@@ -107,8 +143,9 @@ static tdm_status choose_kernels(tdm_plan *plan, const char *only, tdm_error *er
     const tdm_graph *graph = plan->graph;
     for (size_t n = 0; n < graph->node_count; n++) {
         const tdm__node *node = &graph->nodes[n];
-        if (!plan->live[n] || node->op == TDM_OP_RESHAPE) continue;
+        if (!plan->live[n] || node->op == TDM_OP_RESHAPE || plan->taken_over[n]) continue;
         step s = {.node = n, .call = {.attrs = node->attrs}};
+        if (plan->fused[n] != TDM_ACTIVATION_NONE) s.call.attrs.activation = plan->fused[n];
         for (int i = 0; i < TDM_OP_MAX_INPUTS; i++)
             if (node->in[i]) s.call.in[i] = view_of(&graph->values[node->in[i]]);
         for (int o = 0; o < TDM_OP_MAX_OUTPUTS; o++)
@@ -163,14 +200,18 @@ static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
                         graph->node_count * (TDM_OP_MAX_INPUTS + TDM_OP_MAX_OUTPUTS + 1);
     bool *wanted = calloc(graph->value_count, sizeof(*wanted));
     plan->live = calloc(graph->node_count + 1, sizeof(*plan->live));
+    plan->fused = calloc(graph->node_count + 1, sizeof(*plan->fused));
+    plan->taken_over = calloc(graph->node_count + 1, sizeof(*plan->taken_over));
     plan->steps = calloc(graph->node_count + 1, sizeof(*plan->steps));
     plan->values = calloc(graph->value_count, sizeof(*plan->values));
     plan->fixups = calloc(fixup_most, sizeof(*plan->fixups));
     plan->backends = calloc(tdm_kernel_backend_count(), sizeof(*plan->backends));
     tdm_status status = TDM_OK;
-    if (!wanted || !plan->live || !plan->steps || !plan->values || !plan->fixups || !plan->backends)
+    if (!wanted || !plan->live || !plan->fused || !plan->taken_over || !plan->steps ||
+        !plan->values || !plan->fixups || !plan->backends)
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
     if (status == TDM_OK) tdm__graph_find_live(graph, plan->forward_only, plan->live, wanted);
+    if (status == TDM_OK) take_over_activations(plan);
     free(wanted);
     if (status == TDM_OK) {
         tdm_kernel_mode before = tdm_kernel_enter(plan->threads);
@@ -178,6 +219,8 @@ static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
         tdm_kernel_leave(&before);
     }
     if (status == TDM_OK) status = plan_memory(plan, err);
+    for (size_t n = 0; n < graph->node_count && status == TDM_OK; n++)
+        assert(!plan->taken_over[n] || plan->memory.in_place[n]);
     if (status == TDM_OK) connect(plan);
     return status;
 }
@@ -294,7 +337,7 @@ tdm_plan_node_info tdm_plan_node_at(const tdm_plan *plan, size_t index)
     const tdm__storage *s = &plan->memory.storages[plan->memory.of_value[out]];
     tdm_plan_node_info info = {
         .node = n,
-        .backend = "view",
+        .backend = plan->taken_over[n] ? "fused" : "view",
         .in_place = plan->memory.in_place[n],
         .arena_offset = s->space == TDM_SPACE_ARENA ? s->offset : SIZE_MAX,
         .bytes = tdm_tensor_bytes(&plan->values[out]),

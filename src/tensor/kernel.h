@@ -96,7 +96,7 @@ typedef enum tdm_loss_kind {
 /* What an op needs to know beside its inputs. Zero where an op has no use for a field. */
 typedef struct tdm_op_attrs {
     bool trans_a, trans_b; /* MATMUL */
-    int activation;        /* CONV: none or ReLU, as tdm_activation */
+    int activation;        /* MATMUL, CONV: a tdm_activation, applied to the result */
     double scale;          /* losses: the sum times this; FILL: the value; SCALE, REDUCE, PENALTY */
     float p;               /* DROPOUT, ATTENTION: the probability of dropping */
     uint32_t sub_stream;   /* DROPOUT, ATTENTION: which one of the graph's */

@@ -115,6 +115,16 @@ void tdm_kernel_spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run
     loops_here()->spread(count, unit_cost, run, args);
 }
 
+void tdm__kernel_activate(tdm_activation activation, float *x, int64_t count)
+{
+    loops_here()->activate(activation, x, count);
+}
+
+int tdm__kernel_threads(void)
+{
+    return omp_get_max_threads();
+}
+
 int tdm_kernel_thread(void)
 {
     return omp_get_thread_num();

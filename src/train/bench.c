@@ -213,7 +213,8 @@ static tdm_status list_ops(bench *b, tdm_error *err)
     for (size_t i = 0; i < nodes; i++) {
         tdm_plan_node_info place = tdm_plan_node_at(b->plan, i);
         tdm_node_info node = tdm_graph_node_at(b->lane, place.node);
-        if (strcmp(place.backend, "view") == 0) continue; /* nothing runs */
+        if (strcmp(place.backend, "view") == 0 || strcmp(place.backend, "fused") == 0)
+            continue; /* nothing runs by itself */
         out->ops[out->op_count++] = (tdm_bench_op){.op = node.op,
                                                    .name = node.name,
                                                    .kernel = place.backend,

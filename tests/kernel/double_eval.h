@@ -54,7 +54,29 @@ static inline void double_eval_release(double_eval *e)
     free(e->classes);
 }
 
-static inline void double_eval_matmul(const double_eval *e, const tdm__node *node)
+static inline double double_eval_activation(double_eval *e, tdm_op_kind op, double x)
+{
+    switch (op) {
+    case TDM_OP_RELU:
+        if (fabs(x) < e->kink) e->kink = fabs(x);
+        return fmax(x, 0);
+    case TDM_OP_GELU: return x * 0.5 * erfc(-x / sqrt(2.0));
+    case TDM_OP_TANH: return tanh(x);
+    case TDM_OP_SIGMOID: return 1 / (1 + exp(-x));
+    default: return x; /* copy, reshape */
+    }
+}
+
+/* What an op that carries an activation does to one of its results. */
+static inline double double_eval_fused(double_eval *e, const tdm_op_attrs *attrs, double x)
+{
+    static const tdm_op_kind ops[] = {[TDM_ACTIVATION_RELU] = TDM_OP_RELU,
+                                      [TDM_ACTIVATION_TANH] = TDM_OP_TANH,
+                                      [TDM_ACTIVATION_SIGMOID] = TDM_OP_SIGMOID};
+    return attrs->activation ? double_eval_activation(e, ops[attrs->activation], x) : x;
+}
+
+static inline void double_eval_matmul(double_eval *e, const tdm__node *node)
 {
     const tdm__value *v = e->graph->values;
     const double *a = e->values[node->in[0]], *b = e->values[node->in[1]];
@@ -68,21 +90,8 @@ static inline void double_eval_matmul(const double_eval *e, const tdm__node *nod
             for (int64_t k = 0; k < K; k++)
                 sum += (node->attrs.trans_a ? a[k * a_cols + m] : a[m * a_cols + k]) *
                        (node->attrs.trans_b ? b[n * b_cols + k] : b[k * b_cols + n]);
-            e->values[node->out[0]][m * N + n] = sum;
+            e->values[node->out[0]][m * N + n] = double_eval_fused(e, &node->attrs, sum);
         }
-}
-
-static inline double double_eval_activation(double_eval *e, tdm_op_kind op, double x)
-{
-    switch (op) {
-    case TDM_OP_RELU:
-        if (fabs(x) < e->kink) e->kink = fabs(x);
-        return fmax(x, 0);
-    case TDM_OP_GELU: return x * 0.5 * erfc(-x / sqrt(2.0));
-    case TDM_OP_TANH: return tanh(x);
-    case TDM_OP_SIGMOID: return 1 / (1 + exp(-x));
-    default: return x; /* copy, reshape */
-    }
 }
 
 static inline void double_eval_dropout(const double_eval *e, const tdm__node *node)

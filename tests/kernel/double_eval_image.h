@@ -72,8 +72,7 @@ static inline void image_conv_node(double_eval *e, const tdm__node *node)
                                    .y = v[node->out[0]].shape,
                                    .values = {e->values[node->in[0]], e->values[node->in[1]], y},
                                    .target = 2});
-    for (size_t i = 0; i < count && node->attrs.activation == TDM_ACTIVATION_RELU; i++)
-        y[i] = double_eval_activation(e, TDM_OP_RELU, y[i]);
+    for (size_t i = 0; i < count; i++) y[i] = double_eval_fused(e, &node->attrs, y[i]);
 }
 
 /* ---- pools ----------------------------------------------------------------------------------- */

@@ -2,8 +2,8 @@
  * conv.c: convolutions of images [B, H, W, C] with weights [O, KH, KW, C/groups], and of sequences,
  * which are images of height 1.
  *
- * ReLU is fused into the convolution, since its slope can be told from the result; the builder puts
- * every other activation behind as an op of its own. The two gradients are ops of their own too:
+ * An activation whose slope can be told from its result (ReLU, tanh, sigmoid) is part of the
+ * convolution; the builder puts every other one behind as an op of its own. The two gradients are ops of their own too:
  * they need the shape they lead back to, which their attributes carry.
  */
 #include "graph/ops/ops.h"
@@ -69,9 +69,7 @@ static void backward_conv(tdm_graph *graph, const tdm__node *node, const tdm_val
 {
     tdm_op_attrs attrs = {.window = node->attrs.window};
     tdm_value x = tdm__node_in(node, 0), w = tdm__node_in(node, 1), dy = d_out[0];
-    if (node->attrs.activation == TDM_ACTIVATION_RELU)
-        dy = tdm__graph_add_node(graph, TDM_OP_RELU_GRAD, &(tdm_op_attrs){0},
-                                 (tdm_value[]){dy, {node->out[0]}}, 2, NULL);
+    dy = tdm__activation_back(graph, node->attrs.activation, dy, node->out[0]);
     if (tdm__node_wants(graph, node, 0)) {
         attrs.shape = tdm_graph_shape(graph, x);
         d_in[0] = tdm__graph_add_node(graph, TDM_OP_CONV_GRAD_X, &attrs, (tdm_value[]){dy, w}, 2,
@@ -98,7 +96,7 @@ static uint64_t flops_conv(const tdm_graph *graph, const tdm__node *node)
 {
     uint64_t cells = tdm__elements_of(graph, node->out[0]);
     return products(graph, node->out[0], &graph->values[node->in[1]].shape) +
-           (node->in[2] ? cells : 0) + (node->attrs.activation ? cells : 0);
+           (node->in[2] ? cells : 0) + tdm__activation_flops(node->attrs.activation, cells);
 }
 
 static uint64_t flops_grad_x(const tdm_graph *graph, const tdm__node *node)
@@ -134,8 +132,8 @@ tdm_value tdm_graph_conv2d(tdm_graph *graph, tdm_value x, tdm_value w,
     static const tdm_conv_options defaults = {0};
     const tdm_conv_options *o = options ? options : &defaults;
     tdm_shape weights = tdm_graph_shape(graph, w);
-    bool fused = o->activation == TDM_ACTIVATION_RELU;
-    tdm_op_attrs attrs = {.activation = fused ? TDM_ACTIVATION_RELU : TDM_ACTIVATION_NONE};
+    bool fused = tdm__activation_fuses(o->activation);
+    tdm_op_attrs attrs = {.activation = fused ? o->activation : TDM_ACTIVATION_NONE};
     attrs.window.groups = or_one(o->groups);
     for (int axis = 0; axis < 2; axis++) {
         /* A kernel past an int's range fits into no image, and stays out of range here. */

@@ -123,18 +123,61 @@ tdm_value tdm_graph_gelu_tanh(tdm_graph *graph, tdm_value x)
     return tdm__graph_add_node(graph, TDM_OP_GELU_TANH, &(tdm_op_attrs){0}, &x, 1, NULL);
 }
 
+/* ---- activations by number ------------------------------------------------------------------- */
+
+static const struct {
+    tdm_op_kind op;
+    tdm_op_kind from_result; /* the gradient, where it is told from the result */
+    uint64_t flops;
+} activations[] = {
+    [TDM_ACTIVATION_NONE] = {TDM_OP_NONE, TDM_OP_NONE, 0},
+    [TDM_ACTIVATION_RELU] = {TDM_OP_RELU, TDM_OP_RELU_GRAD, 1},
+    [TDM_ACTIVATION_GELU] = {TDM_OP_GELU, TDM_OP_NONE, 8},
+    [TDM_ACTIVATION_GELU_TANH] = {TDM_OP_GELU_TANH, TDM_OP_NONE, 8},
+    [TDM_ACTIVATION_SILU] = {TDM_OP_SILU, TDM_OP_NONE, 8},
+    [TDM_ACTIVATION_TANH] = {TDM_OP_TANH, TDM_OP_TANH_GRAD, 8},
+    [TDM_ACTIVATION_SIGMOID] = {TDM_OP_SIGMOID, TDM_OP_SIGMOID_GRAD, 8},
+};
+enum { ACTIVATION_COUNT = sizeof(activations) / sizeof(activations[0]) };
+
 tdm_value tdm_graph_activation(tdm_graph *graph, tdm_value x, tdm_activation activation)
 {
-    switch (activation) {
-    case TDM_ACTIVATION_NONE: return x;
-    case TDM_ACTIVATION_RELU: return tdm_graph_relu(graph, x);
-    case TDM_ACTIVATION_GELU: return tdm_graph_gelu(graph, x);
-    case TDM_ACTIVATION_GELU_TANH: return tdm_graph_gelu_tanh(graph, x);
-    case TDM_ACTIVATION_SILU: return tdm_graph_silu(graph, x);
-    case TDM_ACTIVATION_TANH: return tdm_graph_tanh(graph, x);
-    case TDM_ACTIVATION_SIGMOID: return tdm_graph_sigmoid(graph, x);
+    if (activation == TDM_ACTIVATION_NONE) return x;
+    if ((unsigned)activation >= ACTIVATION_COUNT) {
+        tdm__graph_break(graph, TDM_ERR_INVALID, "activation: there is none with number %d",
+                         (int)activation);
+        return TDM_VALUE_NONE;
     }
-    tdm__graph_break(graph, TDM_ERR_INVALID, "activation: there is none with number %d",
-                     (int)activation);
-    return TDM_VALUE_NONE;
+    return tdm__graph_add_node(graph, activations[activation].op, &(tdm_op_attrs){0}, &x, 1, NULL);
+}
+
+int tdm__activation_of_op(tdm_op_kind op)
+{
+    int found = TDM_ACTIVATION_NONE;
+    for (int i = TDM_ACTIVATION_RELU; i < ACTIVATION_COUNT; i++)
+        if (activations[i].op == op) found = i;
+    return found;
+}
+
+const char *tdm__activation_name(int activation)
+{
+    return tdm__op_row_of(activations[activation].op)->name;
+}
+
+bool tdm__activation_fuses(tdm_activation activation)
+{
+    return (unsigned)activation < ACTIVATION_COUNT &&
+           activations[activation].from_result != TDM_OP_NONE;
+}
+
+tdm_value tdm__activation_back(tdm_graph *graph, int activation, tdm_value dy, int32_t y)
+{
+    if (activation == TDM_ACTIVATION_NONE) return dy;
+    return tdm__graph_add_node(graph, activations[activation].from_result, &(tdm_op_attrs){0},
+                               (tdm_value[]){dy, {y}}, 2, NULL);
+}
+
+uint64_t tdm__activation_flops(int activation, uint64_t cells)
+{
+    return activations[activation].flops * cells;
 }

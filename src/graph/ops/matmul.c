@@ -1,10 +1,10 @@
 /*
- * matmul.c: matrix products, one or a batch of them, with a bias.
+ * matmul.c: matrix products, one or a batch of them, with a bias and an activation.
  *
- * An activation behind a product is an op of its own, which works in place: fusing it into oneDNN's
- * product would save one pass over the result, but oneDNN's ReLU turns NaN into zero, and a model
- * that has diverged must not look like one that is merely dead. The gradient's products are products
- * again.
+ * An activation whose slope can be told from its result (ReLU, tanh, sigmoid) is part of the product;
+ * the others need what went into them for their gradient, so the builder puts them behind as ops of
+ * their own, and only a plan that computes no gradients (plan.c) joins the two. The gradient's
+ * products are products again.
  */
 #include "graph/ops/ops.h"
 
@@ -57,13 +57,14 @@ static tdm_value product(tdm_graph *graph, tdm_value a, bool trans_a, tdm_value 
 /*
  * With Y = op(A) op(B):  dA = dY op(B)^T, or its transpose when A was transposed;
  *                        dB = op(A)^T dY, likewise;  d_bias = the column sums of dY.
+ * dY is what remains of the result's gradient in front of the activation.
  */
 static void backward_matmul(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                             tdm_value d_in[])
 {
     tdm_value a = {node->in[0]}, b = {node->in[1]};
     bool ta = node->attrs.trans_a, tb = node->attrs.trans_b;
-    tdm_value dy = d_out[0];
+    tdm_value dy = tdm__activation_back(graph, node->attrs.activation, d_out[0], node->out[0]);
     if (tdm__value_needs_grad(graph, node->in[0]))
         d_in[0] = ta ? product(graph, b, tb, dy, true) : product(graph, dy, false, b, !tb);
     if (tdm__value_needs_grad(graph, node->in[1]))
@@ -79,7 +80,8 @@ static uint64_t flops_matmul(const tdm_graph *graph, const tdm__node *node)
     sizes s = sizes_of(&node->attrs, &graph->values[node->in[0]].shape,
                        &graph->values[node->in[1]].shape);
     uint64_t cells = tdm__elements_of(graph, node->out[0]);
-    return 2 * cells * (uint64_t)s.K + (node->in[2] ? cells : 0);
+    return 2 * cells * (uint64_t)s.K + (node->in[2] ? cells : 0) +
+           tdm__activation_flops(node->attrs.activation, cells);
 }
 
 static const tdm__op_row rows[] = {
@@ -95,10 +97,13 @@ tdm_value tdm_graph_matmul(tdm_graph *graph, tdm_value a, tdm_value b,
 {
     static const tdm_matmul_options defaults = {0};
     const tdm_matmul_options *o = options ? options : &defaults;
-    tdm_op_attrs attrs = {.trans_a = o->trans_a, .trans_b = o->trans_b};
+    bool fused = tdm__activation_fuses(o->activation);
+    tdm_op_attrs attrs = {.trans_a = o->trans_a,
+                          .trans_b = o->trans_b,
+                          .activation = fused ? o->activation : TDM_ACTIVATION_NONE};
     tdm_value y = tdm__graph_add_node(graph, TDM_OP_MATMUL, &attrs, (tdm_value[]){a, b, o->bias}, 3,
                                       NULL);
-    return o->activation ? tdm_graph_activation(graph, y, o->activation) : y;
+    return fused ? y : tdm_graph_activation(graph, y, o->activation);
 }
 
 tdm_value tdm_graph_linear(tdm_graph *graph, tdm_value x, tdm_value w, tdm_value bias,

@@ -46,6 +46,16 @@ static inline bool tdm__node_wants(const tdm_graph *graph, const tdm__node *node
     return tdm__value_needs_grad(graph, node->in[index]);
 }
 
+/* ---- activations that another op applies to its own result -------------------------------------- */
+
+/* Whether one may be part of an op in a graph that is trained: its slope can be told from the result,
+ * so that what went into it need not be kept. */
+bool tdm__activation_fuses(tdm_activation activation);
+/* The gradient of what went into such an activation, from that of its result y. */
+tdm_value tdm__activation_back(tdm_graph *graph, int activation, tdm_value dy, int32_t y);
+/* FLOPs for `cells` numbers. */
+uint64_t tdm__activation_flops(int activation, uint64_t cells);
+
 /* ---- cost ------------------------------------------------------------------------------------- */
 
 uint64_t tdm__elements_of(const tdm_graph *graph, int32_t value);

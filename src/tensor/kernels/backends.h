@@ -39,11 +39,12 @@ static inline void tdm__control_set(uint64_t word)
 #endif
 }
 
-/* Loops that other rooms need, at the same levels. */
+/* Loops that other rooms and backends need, at the same levels. */
 typedef struct tdm__vec_loops {
     void (*add_into)(float *a, const float *b, size_t count);
     void (*control)(uint64_t word); /* of all threads that spread() would use */
     void (*spread)(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args);
+    void (*activate)(tdm_activation activation, float *x, int64_t count);
 } tdm__vec_loops;
 
 typedef struct tdm__vec_random {
@@ -54,5 +55,12 @@ typedef struct tdm__vec_random {
 extern const tdm__vec_random tdm__vec_random_0, tdm__vec_random_2, tdm__vec_random_3,
     tdm__vec_random_4;
 extern const tdm__vec_loops tdm__vec_loops_0, tdm__vec_loops_2, tdm__vec_loops_3, tdm__vec_loops_4;
+
+/* x[i] = f(x[i]) by the vector code of this processor's level, on the threads that kernels may use
+ * here: for kernels of other backends, to numbers that they have just written. The bits are those of
+ * the activation's own op. */
+void tdm__kernel_activate(tdm_activation activation, float *x, int64_t count);
+/* How many those threads are. */
+int tdm__kernel_threads(void);
 
 #endif

@@ -9,9 +9,8 @@
  * are wanted in blocks by both. What is wanted differently is put into that order, in scratch,
  * before the convolution, and the result back into ours behind it.
  *
- * ReLU is not left to oneDNN: its ReLU turns NaN into 0, and a model that diverges would look like
- * one that is dead. Instead the batch is cut into pieces whose result fits into the cache, and
- * negative numbers are struck out of each piece while it is still there.
+ * The activation is not left to oneDNN: see tdm__onednn_piece. A large batch that is done directly is
+ * cut into pieces of equal size, and our own code goes over each one while it is still in the cache.
  *
  * Primitives and memory handles are made in prepare(); run() sets pointers and executes. Scratch is
  * oneDNN's scratchpad, then the operands in its order.
@@ -23,9 +22,7 @@
 
 enum {
     ALIGN_BYTES = 64,
-    /* Of the result of one piece of a batch: to stay in a core's second-level cache; and below it
-     * the calls would cost more than they save. */
-    PIECE_MOST_BYTES = 512 << 10,
+    /* Of the result of one piece of a batch: below it the calls would cost more than they save. */
     PIECE_LEAST_BYTES = 32 << 10,
     WINOGRAD_CHANNELS = 16
 };
@@ -79,6 +76,11 @@ static operands operands_of(const tdm_kernel_call *call, direction way)
     if (way == FORWARD) return (operands){&in[0], &in[1], &out[0], in[2].dtype ? &in[2] : NULL};
     if (way == GRAD_X) return (operands){&out[0], &in[1], &in[0], NULL};
     return (operands){&in[1], &out[0], &in[0], NULL};
+}
+
+static tdm_activation activation_of(const tdm_kernel_call *call, direction way)
+{
+    return way == FORWARD ? (tdm_activation)call->attrs.activation : TDM_ACTIVATION_NONE;
 }
 
 static void release_conv(tdm_kernel_call *call)
@@ -175,14 +177,6 @@ static tdm_status describe_conv(const tdm_kernel_call *call, const operands *o, 
 
 /* ---- preparing ------------------------------------------------------------------------------- */
 
-static tdm_status user_scratchpad(dnnl_primitive_attr_t *out, tdm_error *err)
-{
-    TDM_TRY(tdm__onednn_check(dnnl_primitive_attr_create(out), "making attributes", err));
-    dnnl_status_t status = dnnl_primitive_attr_set_scratchpad_mode(*out, dnnl_scratchpad_mode_user);
-    if (status != dnnl_success) dnnl_primitive_attr_destroy(*out);
-    return tdm__onednn_check(status, "choosing whose scratchpad", err);
-}
-
 /* Adds an operand, of which `desc` may still be owned by a primitive descriptor. */
 static tdm_status add_operand(tdm__onednn *b, convolution *c, const dnnl_memory_desc_t *desc,
                               tdm_error *err)
@@ -215,7 +209,7 @@ static tdm_status make_passage(tdm__onednn *b, convolution *c, int index,
     dnnl_memory_get_memory_desc(inner, &theirs);
     TDM_TRY(tdm__onednn_check(dnnl_memory_create(&p->ours, ours, b->engine, DNNL_MEMORY_NONE),
                               "making a memory handle", err));
-    TDM_TRY(user_scratchpad(&attr, err));
+    TDM_TRY(tdm__onednn_user_scratchpad(&attr, err));
     dnnl_status_t made = dnnl_reorder_primitive_desc_create(&desc, back ? theirs : ours, b->engine,
                                                             back ? ours : theirs, b->engine, attr);
     dnnl_primitive_attr_destroy(attr);
@@ -279,9 +273,8 @@ static tdm_status make_operands(tdm__onednn *b, convolution *c, const operands *
 /* Into how many pieces of equal size to cut a batch of `rows` results of `row_bytes` each. */
 static int64_t pieces_of(int64_t rows, int64_t row_bytes)
 {
-    int64_t count = 1;
-    while (count < rows && (rows % count != 0 || rows / count * row_bytes > PIECE_MOST_BYTES))
-        count++;
+    int64_t most = tdm__onednn_piece(rows, row_bytes), count = 1;
+    while (rows % count != 0 || rows / count > most) count++;
     return rows / count * row_bytes < PIECE_LEAST_BYTES ? 1 : count;
 }
 
@@ -294,7 +287,7 @@ static tdm_status choose_conv(tdm__onednn *b, const tdm_kernel_call *call, const
     dnnl_primitive_attr_t attr;
     int64_t rows = o->image->shape.dim[0] / c->piece_count;
     TDM_TRY(describe_conv(call, o, c->way, rows, winograd, &conv, err));
-    TDM_TRY(user_scratchpad(&attr, err));
+    TDM_TRY(tdm__onednn_user_scratchpad(&attr, err));
     dnnl_status_t made = dnnl_primitive_desc_create(out, &conv, attr, b->engine, NULL);
     dnnl_primitive_attr_destroy(attr);
     return describable(made, "choosing a convolution", err);
@@ -306,15 +299,15 @@ static tdm_status make_conv(tdm__onednn *b, tdm_kernel_call *call, convolution *
     int64_t rows = o.image->shape.dim[0];
     int64_t image_bytes = (int64_t)tdm_tensor_bytes(o.image);
     int64_t result_bytes = (int64_t)tdm_tensor_bytes(o.result);
-    bool relu = c->way == FORWARD && call->attrs.activation == TDM_ACTIVATION_RELU;
+    bool active = activation_of(call, c->way) != TDM_ACTIVATION_NONE;
     bool winograd = suits_winograd(call, &o);
-    c->piece_count = relu && !winograd ? pieces_of(rows, result_bytes / rows) : 1;
+    c->piece_count = active && !winograd ? pieces_of(rows, result_bytes / rows) : 1;
 
     dnnl_primitive_desc_t desc;
     tdm_status status = winograd ? choose_conv(b, call, c, &o, true, &desc, err)
                                  : TDM_ERR_UNSUPPORTED;
     if (status == TDM_ERR_UNSUPPORTED) {
-        c->piece_count = relu ? pieces_of(rows, result_bytes / rows) : 1;
+        c->piece_count = active ? pieces_of(rows, result_bytes / rows) : 1;
         status = choose_conv(b, call, c, &o, false, &desc, err);
     }
     TDM_TRY(status);
@@ -360,20 +353,6 @@ static tdm_status prepare_grad_w(void *backend, tdm_kernel_call *call, tdm_error
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-/* Shapes, handles and memory were all settled in prepare(): a failure here is a defect. */
-static void execute(const tdm__onednn *b, dnnl_primitive_t primitive, int arg_count,
-                    const dnnl_exec_arg_t *args)
-{
-    dnnl_status_t status = dnnl_primitive_execute(primitive, b->stream, arg_count, args);
-    assert(status == dnnl_success);
-    (void)status;
-}
-
-static void strike_out_negatives(float *x, int64_t count)
-{
-    for (int64_t i = 0; i < count; i++) x[i] = x[i] < 0 ? 0 : x[i]; /* NaN stays */
-}
-
 /* Where oneDNN finds an operand, or leaves it: in place, or in scratch at the end of a passage. */
 static void point(const convolution *c, const tdm_kernel_call *call, int index, void *data)
 {
@@ -386,7 +365,7 @@ static void point(const convolution *c, const tdm_kernel_call *call, int index, 
 static void pass(const tdm__onednn *b, const convolution *c, int index)
 {
     if (c->passages[index].reorder)
-        execute(b, c->passages[index].reorder, 3, c->passages[index].args);
+        tdm__onednn_execute(b, c->passages[index].reorder, 3, c->passages[index].args);
 }
 
 static void run_conv(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
@@ -396,7 +375,6 @@ static void run_conv(void *backend, const tdm_kernel_call *call, const tdm_step_
     const convolution *c = call->prepared;
     operands o = operands_of(call, c->way);
     int output = output_of(c->way);
-    bool relu = c->way == FORWARD && call->attrs.activation == TDM_ACTIVATION_RELU;
     dnnl_memory_set_data_handle(c->args[SCRATCHPAD].memory, call->scratch);
     if (o.bias) dnnl_memory_set_data_handle(c->args[BIAS].memory, o.bias->data);
     point(c, call, WEIGHTS, o.weights->data);
@@ -408,9 +386,10 @@ static void run_conv(void *backend, const tdm_kernel_call *call, const tdm_step_
         point(c, call, RESULT, result);
         if (output != IMAGE) pass(b, c, IMAGE);
         if (output != RESULT) pass(b, c, RESULT);
-        execute(b, c->primitive, c->arg_count, c->args);
+        tdm__onednn_execute(b, c->primitive, c->arg_count, c->args);
         pass(b, c, output);
-        if (relu) strike_out_negatives((float *)result, c->result_piece_bytes / 4);
+        tdm__kernel_activate(activation_of(call, c->way), (float *)result,
+                             c->result_piece_bytes / 4);
     }
 }
 

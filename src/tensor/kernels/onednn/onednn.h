@@ -1,4 +1,4 @@
-/* onednn.h: what the files of this folder share: the engine of a plan, and the families. */
+/* onednn.h: what the files of this folder share: the engine of a plan, small steps, the families. */
 #ifndef TANDEM_TENSOR_KERNELS_ONEDNN_ONEDNN_H
 #define TANDEM_TENSOR_KERNELS_ONEDNN_ONEDNN_H
 
@@ -14,7 +14,19 @@ typedef struct tdm__onednn {
 
 /* What oneDNN has not implemented becomes TDM_ERR_UNSUPPORTED, so that the next backend is asked. */
 tdm_status tdm__onednn_check(dnnl_status_t status, const char *what, tdm_error *err);
+/* Attributes that say: scratch memory is ours. Owned by the caller. */
+tdm_status tdm__onednn_user_scratchpad(dnnl_primitive_attr_t *out, tdm_error *err);
+/* Runs a primitive whose shapes, handles and memory were all settled in prepare(). */
+void tdm__onednn_execute(const tdm__onednn *b, dnnl_primitive_t primitive, int arg_count,
+                         const dnnl_exec_arg_t *args);
+/*
+ * Activations are not left to oneDNN, whose ReLU turns NaN into 0: a model that diverges would look
+ * like one that is dead. Instead a large result is made in pieces that fit into the cache, and our own
+ * code goes over each piece while it is still there. This says how many of `count` units, each of
+ * `unit_bytes` of result, make such a piece; all of them when they are few.
+ */
+int64_t tdm__onednn_piece(int64_t count, int64_t unit_bytes);
 
-extern const tdm_kernel_family tdm__onednn_conv;
+extern const tdm_kernel_family tdm__onednn_conv, tdm__onednn_matmul;
 
 #endif

@@ -66,7 +66,6 @@ static void run_conv(void *backend, const tdm_kernel_call *call, const tdm_step_
     (void)key;
     sizes s = sizes_of(&call->in[0], &call->in[1], &call->out[0]);
     const float *bias = call->in[2].dtype ? tdm__ref_in(call, 2) : NULL;
-    bool relu = call->attrs.activation == TDM_ACTIVATION_RELU;
     float *y = tdm__ref_out(call, 0);
     for (int64_t cell = 0; cell < s.B * s.OH * s.OW; cell++) {
         int64_t b = cell / (s.OH * s.OW), oh = cell / s.OW % s.OH, ow = cell % s.OW;
@@ -76,7 +75,7 @@ static void run_conv(void *backend, const tdm_kernel_call *call, const tdm_step_
             const float *w = tdm__ref_in(call, 1) + o * s.KH * s.KW * s.group_in;
             double sum = window_sum(&call->attrs, &s, image, w, oh, ow);
             if (bias) sum += (double)bias[o];
-            y[cell * s.O + o] = (float)(relu && sum < 0 ? 0 : sum); /* NaN passes through */
+            y[cell * s.O + o] = (float)tdm__ref_activate(call->attrs.activation, sum);
         }
     }
 }

@@ -22,7 +22,7 @@ static void run_matmul(void *backend, const tdm_kernel_call *call, const tdm_ste
                 for (int64_t k = 0; k < K; k++)
                     sum += (double)a[m * a_row + k * a_col] * (double)b[k * b_row + n * b_col];
                 if (bias) sum += (double)bias[n];
-                c[m * N + n] = (float)sum;
+                c[m * N + n] = (float)tdm__ref_activate(call->attrs.activation, sum);
             }
         }
     }

@@ -8,7 +8,6 @@
  */
 #include "tensor/kernels/ref/ref.h"
 
-#include <math.h>
 #include <string.h>
 
 #define UNUSED(name) ((void)(name))
@@ -57,82 +56,6 @@ static void run_sum_rows(void *backend, const tdm_kernel_call *call, const tdm_s
     }
 }
 
-/* ---- activations: y = f(x), and dx = dy f'(x) written with whatever the gradient op is given ---- */
-
-/* Written so that NaN stays NaN: a model that diverges must not look like one that is dead. */
-static float relu(float x)
-{
-    return x < 0 ? 0 : x;
-}
-
-static float relu_slope(float y)
-{
-    return y > 0 ? 1.0f : 0.0f;
-}
-
-static float gelu(float x)
-{
-    return (float)(0.5 * (double)x * (1.0 + erf((double)x * M_SQRT1_2)));
-}
-
-static float gelu_slope(float x)
-{
-    double phi = 0.5 * (1.0 + erf((double)x * M_SQRT1_2));
-    double density = exp(-0.5 * (double)x * (double)x) * 0.3989422804014326779;
-    return (float)(phi + (double)x * density);
-}
-
-static float tanh_slope(float y)
-{
-    return 1.0f - y * y;
-}
-
-static float sigmoid(float x)
-{
-    return (float)(1.0 / (1.0 + exp(-(double)x)));
-}
-
-static float sigmoid_slope(float y)
-{
-    return y * (1.0f - y);
-}
-
-static inline void map(const tdm_kernel_call *call, float (*f)(float))
-{
-    const float *x = f32_in(call, 0);
-    float *y = f32_out(call, 0);
-    for (int64_t i = 0, n = out_elements(call); i < n; i++) y[i] = f(x[i]);
-}
-
-static inline void map_slope(const tdm_kernel_call *call, float (*slope)(float))
-{
-    const float *dy = f32_in(call, 0), *at = f32_in(call, 1);
-    float *dx = f32_out(call, 0);
-    for (int64_t i = 0, n = out_elements(call); i < n; i++) dx[i] = dy[i] * slope(at[i]);
-}
-
-#define ACTIVATION(name, f, slope)                                                                 \
-    static void run_##name(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)    \
-    {                                                                                              \
-        UNUSED(backend);                                                                           \
-        UNUSED(key);                                                                               \
-        map(call, f);                                                                              \
-    }                                                                                              \
-    static void run_##name##_grad(void *backend, const tdm_kernel_call *call,                      \
-                                  const tdm_step_key *key)                                         \
-    {                                                                                              \
-        UNUSED(backend);                                                                           \
-        UNUSED(key);                                                                               \
-        map_slope(call, slope);                                                                    \
-    }
-
-ACTIVATION(relu, relu, relu_slope)
-ACTIVATION(gelu, gelu, gelu_slope)
-ACTIVATION(tanh, tanhf, tanh_slope)
-ACTIVATION(sigmoid, sigmoid, sigmoid_slope)
-
-/* ---- the rest -------------------------------------------------------------------------------- */
-
 /* The mask is made anew from (seed, layer, step, row of the global batch): it is never stored, and
  * the backward pass, which is this same op on dy, draws the same one. */
 static void run_dropout(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
@@ -177,14 +100,6 @@ static const tdm_kernel kernels[] = {
     {.op = TDM_OP_COPY, .dtype = TDM_DTYPE_F32, .run = run_copy},
     {.op = TDM_OP_FILL, .dtype = TDM_DTYPE_F32, .run = run_fill},
     {.op = TDM_OP_SUM_ROWS, .dtype = TDM_DTYPE_F32, .run = run_sum_rows},
-    {.op = TDM_OP_RELU, .dtype = TDM_DTYPE_F32, .run = run_relu},
-    {.op = TDM_OP_RELU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_relu_grad},
-    {.op = TDM_OP_GELU, .dtype = TDM_DTYPE_F32, .run = run_gelu},
-    {.op = TDM_OP_GELU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_gelu_grad},
-    {.op = TDM_OP_TANH, .dtype = TDM_DTYPE_F32, .run = run_tanh},
-    {.op = TDM_OP_TANH_GRAD, .dtype = TDM_DTYPE_F32, .run = run_tanh_grad},
-    {.op = TDM_OP_SIGMOID, .dtype = TDM_DTYPE_F32, .run = run_sigmoid},
-    {.op = TDM_OP_SIGMOID_GRAD, .dtype = TDM_DTYPE_F32, .run = run_sigmoid_grad},
     {.op = TDM_OP_DROPOUT, .dtype = TDM_DTYPE_F32, .run = run_dropout},
     {.op = TDM_OP_NORMALISE, .dtype = TDM_DTYPE_F32, .run = run_normalise},
 };
@@ -193,12 +108,19 @@ static const tdm_kernel_family basics = {kernels, sizeof(kernels) / sizeof(kerne
 
 /* The visible list of the reference kernels: every op of the enum has a row in one of them. */
 static const tdm_kernel_family *const families[] = {
-    &tdm__ref_matmul,     &basics,
-    &tdm__ref_shape,      &tdm__ref_elementwise,
-    &tdm__ref_loss,       &tdm__ref_embedding,
-    &tdm__ref_norm,       &tdm__ref_attention,
-    &tdm__ref_conv,       &tdm__ref_pool,
-    &tdm__ref_batch_norm, NULL,
+    &tdm__ref_matmul,
+    &basics,
+    &tdm__ref_activations,
+    &tdm__ref_shape,
+    &tdm__ref_elementwise,
+    &tdm__ref_loss,
+    &tdm__ref_embedding,
+    &tdm__ref_norm,
+    &tdm__ref_attention,
+    &tdm__ref_conv,
+    &tdm__ref_pool,
+    &tdm__ref_batch_norm,
+    NULL,
 };
 
 const tdm_kernel_backend_ops tdm__kernels_ref = {

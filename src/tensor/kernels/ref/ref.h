@@ -7,6 +7,7 @@
 #include "tensor/kernels/backends.h"
 
 extern const tdm_kernel_family tdm__ref_matmul;
+extern const tdm_kernel_family tdm__ref_activations;
 extern const tdm_kernel_family tdm__ref_shape;
 extern const tdm_kernel_family tdm__ref_elementwise;
 extern const tdm_kernel_family tdm__ref_loss;
@@ -16,6 +17,9 @@ extern const tdm_kernel_family tdm__ref_attention;
 extern const tdm_kernel_family tdm__ref_conv;
 extern const tdm_kernel_family tdm__ref_pool;
 extern const tdm_kernel_family tdm__ref_batch_norm;
+
+/* f(x), by a tdm_activation: what the ops that carry one do to each of their results. */
+double tdm__ref_activate(int activation, double x);
 
 static inline const float *tdm__ref_in(const tdm_kernel_call *call, int index)
 {

@@ -1,5 +1,8 @@
-/* loops.c: what other rooms need done to long rows of numbers; see tdm_kernel_add_into. */
-#include "tensor/kernels/cpu/vec/vec.h"
+/*
+ * loops.c: what others need done to long rows of numbers: see tdm_kernel_add_into, tdm_kernel_spread
+ * and tdm__kernel_activate.
+ */
+#include "tensor/kernels/cpu/vec/activations.h"
 
 static void add_into(float *a, const float *b, size_t count)
 {
@@ -25,5 +28,37 @@ static void spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, co
     tdm__vec_split(count, unit_cost, run, args);
 }
 
+/* ---- activations in place -------------------------------------------------------------------- */
+
+typedef struct row {
+    float *x;
+} row;
+
+#define IN_PLACE(name, f)                                                                          \
+    static void range_##name(const void *args, int64_t begin, int64_t end)                         \
+    {                                                                                              \
+        float *x = ((const row *)args)->x;                                                         \
+        for (int64_t i = begin; i < end; i += TDM__WIDTH)                                          \
+            vf_store_up_to(x + i, end - i, f(vf_load_up_to(x + i, end - i, 0)));                   \
+    }
+
+IN_PLACE(relu, relu)
+IN_PLACE(gelu, gelu)
+IN_PLACE(gelu_tanh, gelu_tanh)
+IN_PLACE(silu, silu)
+IN_PLACE(tanh, vtanhf)
+IN_PLACE(sigmoid, vsigmoidf)
+
+static void activate(tdm_activation activation, float *x, int64_t count)
+{
+    static const tdm__vec_range_fn ranges[] = {
+        [TDM_ACTIVATION_RELU] = range_relu,           [TDM_ACTIVATION_GELU] = range_gelu,
+        [TDM_ACTIVATION_GELU_TANH] = range_gelu_tanh, [TDM_ACTIVATION_SILU] = range_silu,
+        [TDM_ACTIVATION_TANH] = range_tanh,           [TDM_ACTIVATION_SIGMOID] = range_sigmoid,
+    };
+    row r = {x};
+    if (activation != TDM_ACTIVATION_NONE) tdm__vec_split(count, 1, ranges[activation], &r);
+}
+
 const tdm__vec_loops TDM__AT_LEVEL(tdm__vec_loops) = {
-    .add_into = add_into, .control = control, .spread = spread};
+    .add_into = add_into, .control = control, .spread = spread, .activate = activate};
