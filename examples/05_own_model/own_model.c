@@ -116,6 +116,7 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
     char name[32];
     x = linear(graph, "in", x, width);
     for (int64_t i = 0; i < blocks; i++) {
+        tdm_graph_block(graph); /* for memory.recompute */
         snprintf(name, sizeof(name), "block%d.fc1", (int)i + 1);
         tdm_value branch = mish(graph, linear(graph, name, x, 2 * width));
         if (options->training) branch = tdm_graph_dropout(graph, branch, dropout);

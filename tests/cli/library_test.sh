@@ -36,6 +36,14 @@ test_same_bits_for_any_number_of_workers() {
     done
 }
 
+test_same_bits_when_activations_are_computed_again() {
+    for how in blocks full; do
+        assert_exit 0 "$TANDEM" train job.yaml -n 2 --json --set memory.recompute="$how" \
+            --set name="$how"
+        assert_equal "$(hash_in "$out")" "$one" "the hash with memory.recompute $how"
+    done
+}
+
 test_the_resolved_job_names_the_file_and_its_hash() {
     assert_contains "$(cat runs/own-1/job.yaml)" "  library: $work/model.so"
     assert_contains "$(cat runs/own-1/job.yaml)" "$sha"
