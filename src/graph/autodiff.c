@@ -11,10 +11,21 @@
 
 #include <stdlib.h>
 
+/* The rows of an embedding's gradient are few: where the table has a gradient already (from a tied
+ * head), they are added to it, in place of making a second table. */
+static bool joins(tdm_graph *graph, tdm_value sum, tdm_value d)
+{
+    tdm__node *last = &graph->nodes[graph->node_count - 1];
+    if (last->op != TDM_OP_EMBEDDING_GRAD || last->out[0] != d.id || last->in[2]) return false;
+    last->in[2] = sum.id;
+    return true;
+}
+
 static void collect(tdm_graph *graph, tdm_value *grads, int32_t value, tdm_value d)
 {
     if (value == 0 || d.id == 0) return;
-    grads[value] = grads[value].id ? tdm_graph_add(graph, grads[value], d) : d;
+    bool more = grads[value].id != 0 && !joins(graph, grads[value], d);
+    grads[value] = more ? tdm_graph_add(graph, grads[value], d) : d;
 }
 
 static void walk_back(tdm_graph *graph, size_t from, tdm_value *grads)

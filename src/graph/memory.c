@@ -5,7 +5,8 @@
  *    block of gradients, parameters in theirs, all else in the arena.
  * 2. The last use of each storage is found; outputs live past the end, inputs from before the start.
  * 3. In node order, an op that may work in place takes over the storage of an input that nobody
- *    needs afterwards.
+ *    needs afterwards. Where its result is a parameter's gradient it is the other way round: the
+ *    input is made in the block of gradients already.
  * 4. Arena storages are placed largest first, each at the lowest offset where no storage that lives
  *    at the same time lies. This greedy rule is within a few per cent of the best for such graphs.
  */
@@ -76,6 +77,32 @@ static void find_life_times(const tdm_graph *graph, const bool *live, bool forwa
     }
 }
 
+/* All values that lie in storage `gone` lie in `kept` from now on. */
+static void merge(const tdm_graph *graph, tdm__memory *m, int32_t gone, int32_t kept)
+{
+    m->storages[gone].bytes = 0;
+    for (size_t id = 1; id < graph->value_count; id++)
+        if (m->of_value[id] == gone) m->of_value[id] = kept;
+}
+
+/* Lets the output of node `n` lie where its input does. A gradient keeps its place in the block of
+ * gradients, and the input, when it is no input of the graph, is made there. */
+static bool share(const tdm_graph *graph, tdm__memory *m, int32_t n, int32_t in_id, int32_t out_id)
+{
+    int32_t in_at = m->of_value[in_id], out_at = m->of_value[out_id];
+    tdm__storage *in = &m->storages[in_at], *out = &m->storages[out_at];
+    if (in->space != TDM_SPACE_ARENA || in->last != n || in->bytes != out->bytes) return false;
+    if (out->space == TDM_SPACE_ARENA) {
+        in->last = out->last;
+        merge(graph, m, out_at, in_at);
+        return true;
+    }
+    if (out->space != TDM_SPACE_GRADS || in->first < 0) return false;
+    out->first = in->first;
+    merge(graph, m, in_at, out_at);
+    return true;
+}
+
 static void share_in_place(const tdm_graph *graph, const bool *live, tdm__memory *m)
 {
     for (size_t n = 0; n < graph->node_count; n++) {
@@ -83,21 +110,9 @@ static void share_in_place(const tdm_graph *graph, const bool *live, tdm__memory
         const tdm__op_row *row = tdm__op_row_of(node->op);
         if (!live[n] || !row->in_place) continue;
         int32_t out_id = node->out[row->in_place_out];
-        tdm__storage *out = &m->storages[m->of_value[out_id]];
-        if (out->space != TDM_SPACE_ARENA) continue;
-        for (int i = 0; i < TDM_OP_MAX_INPUTS; i++) {
-            if (!(row->in_place >> i & 1) || !node->in[i]) continue;
-            tdm__storage *in = &m->storages[m->of_value[node->in[i]]];
-            if (in->space != TDM_SPACE_ARENA || in->last != (int32_t)n || in->bytes != out->bytes)
-                continue;
-            in->last = out->last;
-            out->bytes = 0; /* gone: all that named it names `in` now */
-            int32_t gone = m->of_value[out_id];
-            for (size_t id = 1; id < graph->value_count; id++)
-                if (m->of_value[id] == gone) m->of_value[id] = m->of_value[node->in[i]];
-            m->in_place[n] = true;
-            break;
-        }
+        for (int i = 0; i < TDM_OP_MAX_INPUTS && !m->in_place[n]; i++)
+            if ((row->in_place >> i & 1) && node->in[i])
+                m->in_place[n] = share(graph, m, (int32_t)n, node->in[i], out_id);
     }
 }
 

@@ -65,7 +65,8 @@ typedef enum tdm_op_kind {
     TDM_OP_BATCH_NORM_FIXED_GRAD,        /* dy, gamma, variance -> dx */
     TDM_OP_BATCH_NORM_FIXED_GRAD_PARAMS, /* dy, x, mean, variance -> d_gamma [C], d_beta [C] */
     TDM_OP_EMBEDDING,                    /* table [V, C], ids i32 [...] -> [..., C] */
-    TDM_OP_EMBEDDING_GRAD, /* dy [..., C], ids i32 [...] -> [V, C]; V is attrs.shape.dim[0] */
+    TDM_OP_EMBEDDING_GRAD, /* dy [..., C], ids i32 [...], [base] -> [V, C], added to base where there
+                              is one; V is attrs.shape.dim[0] */
     TDM_OP_CONV,           /* x [B, H, W, C], w [O, KH, KW, C/groups], [bias O] -> [B, H', W', O] */
     TDM_OP_CONV_GRAD_X,    /* dy, w -> dx of `shape` */
     TDM_OP_CONV_GRAD_W,    /* dy, x -> dw of `shape` */

@@ -37,8 +37,8 @@ static void backward_embedding(tdm_graph *graph, const tdm__node *node, const td
 static const tdm__op_row rows[] = {
     {TDM_OP_EMBEDDING, "embedding", 2, 2, 1, infer_embedding, backward_embedding, tdm__flops_none,
      0, 0},
-    {TDM_OP_EMBEDDING_GRAD, "embedding_grad", 2, 2, 1, tdm__infer_shape_of_attrs, NULL,
-     tdm__flops_per_input, 0, 0},
+    {TDM_OP_EMBEDDING_GRAD, "embedding_grad", 2, 3, 1, tdm__infer_shape_of_attrs, NULL,
+     tdm__flops_per_input, 1u << 2, 0},
 };
 
 const tdm__op_family tdm__ops_embedding = {rows, sizeof(rows) / sizeof(rows[0])};

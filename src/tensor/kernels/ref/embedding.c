@@ -40,7 +40,7 @@ static void run_embedding_grad(void *backend, const tdm_kernel_call *call, const
 {
     (void)backend;
     (void)key;
-    const float *dy = tdm__ref_in(call, 0);
+    const float *dy = tdm__ref_in(call, 0), *base = call->in[2].data; /* may be NULL */
     const int32_t *ids = call->in[1].data;
     int64_t V = call->out[0].shape.dim[0], C = call->out[0].shape.dim[1];
     int64_t places = tdm_tensor_elements(&call->in[1]);
@@ -54,7 +54,7 @@ static void run_embedding_grad(void *backend, const tdm_kernel_call *call, const
     }
     for (int64_t v = 0; v < V; v++) {
         float *d_table = tdm__ref_out(call, 0) + v * C;
-        for (int64_t c = 0; c < C; c++) sum[c] = 0;
+        for (int64_t c = 0; c < C; c++) sum[c] = base ? (double)base[v * C + c] : 0;
         for (int64_t i = first[v]; i >= 0; i = next[i])
             for (int64_t c = 0; c < C; c++) sum[c] += (double)dy[i * C + c];
         for (int64_t c = 0; c < C; c++) d_table[c] = (float)sum[c];

@@ -14,6 +14,7 @@
 typedef struct work {
     const float *x; /* the table, or dy */
     const int32_t *ids;
+    const float *base; /* what is added to: nothing, where `out` lies, or elsewhere */
     float *out;
     int64_t V, C;
     const int64_t *first, *next; /* chains, ended by -1 */
@@ -63,8 +64,10 @@ static void range_embedding_grad(const void *args, int64_t begin, int64_t end)
     for (int64_t v = begin; v < end; v++) {
         float *to = w->out + v * w->C;
         int64_t place = w->first[v];
-        if (place < 0) memset(to, 0, (size_t)w->C * sizeof(float));
-        for (bool fresh = true; place >= 0; fresh = false) {
+        size_t bytes = (size_t)w->C * sizeof(float);
+        if (w->base && w->base != w->out) memcpy(to, w->base + v * w->C, bytes);
+        if (!w->base && place < 0) memset(to, 0, bytes);
+        for (bool fresh = !w->base; place >= 0; fresh = false) {
             const float *row[4];
             int count = 0;
             for (; count < 4 && place >= 0; place = w->next[place])
@@ -98,6 +101,7 @@ static void run_embedding_grad(void *backend, const tdm_kernel_call *call, const
         first[ids[i]] = i;
     }
     work w = {.x = call->in[0].data,
+              .base = call->in[2].data,
               .out = call->out[0].data,
               .V = V,
               .C = C,
