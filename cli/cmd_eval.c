@@ -306,6 +306,7 @@ static void add_json(const evaluation *e, tdm_str *out)
         tdm_json_put_int(&w, "tokens", e->metrics.target_count);
     tdm_json_put_double(&w, "loss", e->metrics.loss);
     tdm_json_put_double(&w, "accuracy", e->metrics.accuracy);
+    if (e->metrics.bad_count > 0) tdm_json_put_int(&w, "not_finite", e->metrics.bad_count);
     if (e->confusion) add_json_classes(e, &w);
     tdm_json_object_end(&w);
     tdm_str_add_char(out, '\n');
@@ -328,6 +329,12 @@ static int evaluate(const cli_args *args, const tdm_model *model, tdm_predictor 
         }
     }
     e.metrics = tdm_evaluate(predictor, set, e.confusion);
+    if (e.metrics.bad_count > 0)
+        cli_warn("%s: the model gives NaN or infinity for %lld of %lld %s; they count as wrong and "
+                 "are left out below, and there is no loss; look for numbers that are far larger "
+                 "than those of the training data",
+                 e.data_path, (long long)e.metrics.bad_count, (long long)e.metrics.target_count,
+                 tdm_model_takes_tokens(tdm_model_job(model)) ? "tokens" : "samples");
     tdm_str out = TDM_STR_INIT;
     if (cli_json(args))
         add_json(&e, &out);

@@ -11,6 +11,7 @@
 #include <tandem/os.h>
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,6 +32,8 @@ typedef struct prediction {
     ranked *ranks;           /* [top] */
     float *features;         /* of one sample: who asks for its class gets them, too */
     int64_t correct;
+    int64_t bad_count; /* samples for which the model's numbers are not finite */
+    int64_t first_bad;
     tdm_str text;
 } prediction;
 
@@ -71,13 +74,17 @@ static void add_csv_header(prediction *p)
     tdm_str_add(&p->text, p->has_truth ? ",truth\n" : "\n");
 }
 
+/* A sample without a prediction has empty cells. */
 static void add_csv_line(prediction *p, int64_t sample, const char *truth)
 {
     tdm_str_addf(&p->text, "%lld", (long long)sample);
     for (int64_t k = 0; k < p->top; k++) {
         tdm_str_add_char(&p->text, ',');
-        add_csv_text(&p->text, p->content->class_names[p->ranks[k].class_index]);
-        tdm_str_addf(&p->text, ",%.6g", (double)p->ranks[k].probability);
+        if (p->ranks[k].class_index >= 0)
+            add_csv_text(&p->text, p->content->class_names[p->ranks[k].class_index]);
+        tdm_str_add_char(&p->text, ',');
+        if (p->ranks[k].class_index >= 0)
+            tdm_str_addf(&p->text, "%.6g", (double)p->ranks[k].probability);
     }
     if (truth) {
         tdm_str_add_char(&p->text, ',');
@@ -88,7 +95,8 @@ static void add_csv_line(prediction *p, int64_t sample, const char *truth)
 
 static void put_ranked(tdm_json_writer *w, const prediction *p, int64_t k)
 {
-    tdm_json_put_string(w, "class", p->content->class_names[p->ranks[k].class_index]);
+    int64_t index = p->ranks[k].class_index;
+    tdm_json_put_string(w, "class", index >= 0 ? p->content->class_names[index] : NULL);
     tdm_json_put_double(w, "probability", (double)p->ranks[k].probability);
 }
 
@@ -131,6 +139,14 @@ static tdm_status send(prediction *p, tdm_error *err)
     return status;
 }
 
+/* What a NaN would be ranked as means nothing: there is no prediction. */
+static void rank_none(prediction *p, int64_t sample)
+{
+    for (int64_t k = 0; k < p->top; k++)
+        p->ranks[k] = (ranked){.class_index = -1, .probability = NAN};
+    if (p->bad_count++ == 0) p->first_bad = sample;
+}
+
 static tdm_status predict_batch(prediction *p, int64_t first, int64_t count, tdm_error *err)
 {
     const float *probabilities;
@@ -139,9 +155,12 @@ static tdm_status predict_batch(prediction *p, int64_t first, int64_t count, tdm
     for (int64_t i = 0; i < count; i++) {
         int64_t sample = first + i;
         int32_t truth = -1;
-        rank(probabilities + i * V, V, p->top, p->ranks);
+        if (tdm_all_finite(probabilities + i * V, V))
+            rank(probabilities + i * V, V, p->top, p->ranks);
+        else
+            rank_none(p, sample);
         if (p->has_truth) tdm_dataset_gather(p->set, &sample, 1, p->features, &truth);
-        p->correct += p->ranks[0].class_index == truth;
+        p->correct += truth >= 0 && p->ranks[0].class_index == truth;
         const char *name = truth >= 0 ? p->content->class_names[truth] : NULL;
         if (p->json)
             add_json_line(p, sample, name);
@@ -212,6 +231,11 @@ static int predict(const cli_args *args, tdm_model *model, const tdm_dataset *se
         code = cli_fail(&err);
     else if (p.output && !p.json)
         code = say_written(&p);
+    if (status == TDM_OK && p.bad_count > 0)
+        cli_warn("%s: the model gives NaN or infinity for %lld of its samples, the first being "
+                 "sample %lld, so there is no class; look for numbers that are far larger than "
+                 "those of the training data",
+                 tdm_dataset_info_of(set)->path, (long long)p.bad_count, (long long)p.first_bad);
     release(&p);
     tdm_predictor_destroy(p.predictor);
     return code;
@@ -261,7 +285,9 @@ const cli_command cli_predict = {
         "and truth when the file has labels. With --json it prints a JSON object a line.\n\n"
         "The file is read as the job's training data is. A CSV file may have the column of "
         "labels or not: with as many columns as a sample has numbers, it has none. Of a run its "
-        "newest good checkpoint is taken.",
+        "newest good checkpoint is taken.\n\n"
+        "Where the model gives NaN or infinity there is no class: the cells are empty, in JSON "
+        "null, and a warning tells how many samples that are.",
     .examples = examples,
     .arguments_least = 2,
     .arguments_most = 2,

@@ -13,6 +13,7 @@
 #include <tandem/train.h>
 
 #include <errno.h>
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,6 +113,7 @@ static void summary_json(const tdm_train_result *r, tdm_str *out)
     tdm_json_put_bool(&w, "ended_early", r->ended_early);
     tdm_json_put_uint(&w, "steps", r->steps);
     tdm_json_put_uint(&w, "samples", r->samples);
+    tdm_json_put_uint(&w, "skipped", r->skipped);
     tdm_json_put_double(&w, "seconds", r->seconds);
     tdm_json_put_double(&w, "start_seconds", r->start_seconds);
     if (!r->nothing_to_do) tdm_json_put_double(&w, "loss", r->loss);
@@ -178,9 +180,12 @@ static void summary_text(const cli_args *args, const tdm_train_result *r, tdm_st
                                            : "done";
         tdm_str_addf(out, "%s at step %llu: %s samples in %s", how, (unsigned long long)r->steps,
                      tdm_text_count(r->samples, samples), tdm_text_duration(r->seconds, time_text));
-        if (r->samples > 0) tdm_str_addf(out, ", loss %.4f", r->loss);
+        if (r->samples > 0 && !isnan(r->loss)) tdm_str_addf(out, ", loss %.4f", r->loss);
         tdm_str_add_char(out, '\n');
     }
+    if (r->skipped > 0)
+        tdm_str_addf(out, "skipped        %llu step%s with NaN or infinity; log.jsonl says why\n",
+                     (unsigned long long)r->skipped, r->skipped == 1 ? "" : "s");
     if (r->has_test)
         tdm_str_addf(out, "test accuracy  %.2f %% of %lld samples (loss %.4f)%s\n",
                      100 * r->test.accuracy, (long long)r->test.sample_count, r->test.loss,

@@ -86,6 +86,10 @@ static int make_parts(const tdm_train_status *s, part parts[PART_MOST])
         snprintf(parts[n].text, room, "test %.2f %%", 100 * s->test.accuracy);
         parts[n++].rank = 3;
     }
+    if (s->skipped > 0) {
+        snprintf(parts[n].text, room, "%llu skipped", (unsigned long long)s->skipped);
+        parts[n++].rank = 3;
+    }
     snprintf(parts[n].text, room, "%7s", rate_text(s->samples_per_s, "/s", text));
     parts[n++].rank = 5;
     snprintf(parts[n].text, room, "%11s left", tdm_text_duration(s->left_s, text));
@@ -167,6 +171,8 @@ static void plain_line(progress *p, const tdm_train_status *status)
     fprintf(p->stream, "step %llu/%llu  loss %.4f", (unsigned long long)status->step,
             (unsigned long long)status->step_count, status->smooth_loss);
     if (status->has_test) fprintf(p->stream, "  test %.2f %%", 100 * status->test.accuracy);
+    if (status->skipped > 0)
+        fprintf(p->stream, "  %llu skipped", (unsigned long long)status->skipped);
     fprintf(p->stream, "  %s  %s left\n", rate_text(status->samples_per_s, " samples/s", rate),
             tdm_text_duration(status->left_s, left));
     fflush(p->stream);

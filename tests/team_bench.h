@@ -26,6 +26,9 @@ typedef struct team_shape {
     double dropout;
     int64_t width; /* of the hidden layer; 0: 19 */
     bool poison;   /* a NaN in the last row of every batch */
+    float huge;    /* where not 0: the first feature of the last row, or with huge_rows of all */
+    bool huge_rows;
+    double clip_value;
     double clip_norm;
     double ema;
 } team_shape;
@@ -53,7 +56,10 @@ static inline void team_bench_row(const team_bench *b, int64_t row, float *x, in
     *class_of = (int32_t)tdm_rng_below(&rng, TEAM_BENCH_CLASSES);
     for (int i = 0; i < TEAM_BENCH_FEATURES; i++)
         x[i] = tdm_rng_uniform(&rng) + (i == *class_of ? 1.0f : 0.0f);
-    if (b->shape.poison && row == b->batch - 1) x[0] = NAN;
+    bool last = row == b->batch - 1;
+    if (b->shape.poison && last) x[0] = NAN;
+    if (b->shape.huge != 0 && (last || b->shape.huge_rows)) x[0] = b->shape.huge;
+    if (b->shape.huge_rows) *class_of = 0;
 }
 
 static inline void team_bench_fill(void *user, int worker, int64_t first, int64_t count,
@@ -85,6 +91,7 @@ static inline void team_bench_optim(const team_shape *shape, tdm_job *job)
     job->optim.eps = 1e-8;
     job->optim.weight_decay = 0.01;
     job->optim.clip_norm = shape->clip_norm;
+    job->optim.clip_value = shape->clip_value;
     job->optim.ema = shape->ema;
 }
 

@@ -111,6 +111,10 @@ TDM_API tdm_status tdm_dataset_split(const tdm_dataset *dataset, double fraction
 TDM_API void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indices, int64_t count,
                                 void *features, int32_t *classes);
 
+/* The number, from 0, that a sample has in its file: another than its index in a part that a split
+ * made. Windows of tokens are counted within their part. */
+TDM_API int64_t tdm_dataset_number(const tdm_dataset *dataset, int64_t index);
+
 /* Per feature: the mean and the standard deviation (population), over all samples in order, summed
  * in double precision. Arrays of feature_count. For tables only. */
 TDM_API void tdm_dataset_moments(const tdm_dataset *dataset, double *mean, double *deviation);

@@ -37,13 +37,19 @@ typedef struct tdm_metrics {
     int64_t target_count; /* classes that were to be predicted: one a sample, or one a token */
     double loss;          /* mean cross entropy of a target */
     double accuracy;      /* in [0, 1], of the targets */
+    /* Targets for which the model's numbers are not all finite. They count as wrong, and then the
+     * loss is NaN. */
+    int64_t bad_count;
 } tdm_metrics;
 
 /* The data set must have classes. `confusion` (may be NULL) gets class_count x class_count counts,
- * [truth][prediction]; spare tokens of a larger model.vocabulary are not counted there. */
+ * [truth][prediction]; spare tokens of a larger model.vocabulary are not counted there, nor are
+ * targets without a prediction (bad_count). */
 TDM_API tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset,
                                  int64_t *confusion);
 
+/* Whether all of them are finite. */
+TDM_API bool tdm_all_finite(const float *values, int64_t count);
 /* The most probable class; the lowest index where several are equal. */
 TDM_API int64_t tdm_argmax(const float *values, int64_t count);
 

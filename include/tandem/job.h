@@ -38,6 +38,10 @@ typedef enum tdm_job_last_batch {
     TDM_JOB_LAST_BATCH_KEEP,
     TDM_JOB_LAST_BATCH_DROP
 } tdm_job_last_batch;
+typedef enum tdm_job_bad_numbers {
+    TDM_JOB_BAD_NUMBERS_STOP,
+    TDM_JOB_BAD_NUMBERS_SKIP
+} tdm_job_bad_numbers;
 typedef enum tdm_job_activation {
     TDM_JOB_ACTIVATION_RELU,
     TDM_JOB_ACTIVATION_GELU,
@@ -177,6 +181,8 @@ typedef struct tdm_job {
         int64_t epochs;                       /* 0 when train.steps rules */
         int64_t steps;                        /* 0 when train.epochs rules */
         const tdm_job_early_stop *early_stop; /* NULL: off */
+        int bad_numbers;                      /* tdm_job_bad_numbers */
+        int64_t bad_numbers_most;             /* steps in a row that may be skipped */
     } train;
     struct {
         int kind; /* tdm_job_optim */

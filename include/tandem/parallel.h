@@ -71,7 +71,9 @@ TDM_API void tdm_team_destroy(tdm_team *team);
 typedef struct tdm_step_result {
     double loss;      /* the mean over the batch, before the update */
     double grad_norm; /* of the whole gradient, before it was clipped; 0 when nobody asks for it */
-    bool finite;      /* whether both are; when they are not, no parameter was changed */
+    /* Whether the loss, every number of the gradient, as summed over the lanes, and all that the
+     * lanes observed for statistics are finite. When they are not, nothing was changed. */
+    bool finite;
 } tdm_step_result;
 
 /*
@@ -80,6 +82,36 @@ typedef struct tdm_step_result {
  * works as worker 0. Allocates nothing.
  */
 TDM_API tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch, double lr);
+
+/* What makes a step's numbers bad, NaN or infinite. */
+typedef enum tdm_bad_kind {
+    TDM_BAD_NOWHERE = 0, /* the replay was fine: the machine computed otherwise before */
+    TDM_BAD_PARAM,       /* a parameter, statistic or buffer was bad before the step */
+    TDM_BAD_DATA,        /* a sample is */
+    TDM_BAD_OP,          /* an op made it from good numbers */
+    TDM_BAD_SUM          /* each lane's gradient is good; added up they overflow */
+} tdm_bad_kind;
+
+typedef struct tdm_bad_number {
+    tdm_bad_kind kind;
+    const char *name; /* of the parameter, statistic or buffer, or of the op: "h.3.attention" */
+    /* DATA and OP: */
+    bool is_nan;
+    int64_t lane;
+    tdm_slice rows;    /* the lane's, of the batch */
+    int64_t bad_rows;  /* how many of them have bad numbers there; 0: that cannot be told */
+    int64_t first_row; /* of these, in the batch */
+    const char *op;    /* OP: its kind: "attention" */
+    bool backward;     /* OP */
+} tdm_bad_number;
+
+/*
+ * Looks for what made the last step's result not finite, before anything else is done with the team:
+ * runs its lanes again, in order, on the calling thread, and tells of the first lane that is bad the
+ * first op with a bad number among its outputs. The same kernels see the same numbers, so it finds
+ * the same for any number of workers. Names live as long as the team. Changes and allocates nothing.
+ */
+TDM_API void tdm_team_replay(tdm_team *team, tdm_bad_number *out);
 
 typedef struct tdm_team_info {
     int worker_count;

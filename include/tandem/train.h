@@ -82,12 +82,15 @@ typedef struct tdm_train_status {
     uint64_t step, step_count;   /* finished, and in all */
     uint64_t epoch, epoch_count; /* from 0; epoch_count is rounded up when steps rule */
     uint64_t samples;            /* trained so far, in all epochs */
-    double loss;                 /* of the last step */
-    double lr;                   /* of the last step, as the schedule gave it */
-    double grad_norm;            /* of the last step, before clipping; 0 without optim.clip_norm */
-    double smooth_loss;          /* a moving average */
-    double samples_per_s;        /* of late */
-    double left_s;               /* estimated */
+    /* Of the last step that was not skipped; NaN when there was none yet. */
+    double loss;
+    double grad_norm;     /* before clipping; 0 without optim.clip_norm */
+    double smooth_loss;   /* a moving average */
+    double lr;            /* of the last step, as the schedule gave it */
+    bool step_skipped;    /* the last step was skipped, by train.bad_numbers */
+    uint64_t skipped;     /* steps that were skipped, in all */
+    double samples_per_s; /* of late */
+    double left_s;        /* estimated */
     bool has_test;
     tdm_metrics test; /* the last evaluation */
     int worker_count;
@@ -119,16 +122,18 @@ typedef struct tdm_train_result {
     bool nothing_to_do;              /* the run had reached its end already */
     uint64_t steps;                  /* in all */
     uint64_t samples;                /* trained by this call */
+    uint64_t skipped;                /* steps skipped by train.bad_numbers, in all */
     double seconds;                  /* spent in steps by this call */
     double start_seconds;            /* from the call to the first step */
-    double loss;
+    double loss;                     /* of the last step not skipped; NaN: none was trained */
     bool has_test;
     tdm_metrics test;
 } tdm_train_result;
 
 /*
- * Trains. TDM_ERR_DIVERGED when the loss is no longer finite: the newest checkpoint is the last
- * good state. TDM_ERR_JOB_MISMATCH when `resume` belongs to another job or other data. When the
+ * Trains. TDM_ERR_DIVERGED when loss or gradient are not finite and the job does not skip such steps,
+ * or too many of them in a row, and when the state itself is not: the newest checkpoint is the last
+ * good state; the message names the op that made the first bad number. TDM_ERR_JOB_MISMATCH when `resume` belongs to another job or other data. When the
  * last checkpoint cannot be written, its status is returned; when an earlier one cannot, that is
  * logged and training goes on.
  */

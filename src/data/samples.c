@@ -75,6 +75,12 @@ void tdm_dataset_gather(const tdm_dataset *dataset, const int64_t *indices, int6
                                       : -1;
 }
 
+int64_t tdm_dataset_number(const tdm_dataset *dataset, int64_t index)
+{
+    if (dataset->info.kind == TDM_DATA_KIND_TOKENS) return index;
+    return tdm__dataset_row(dataset, index);
+}
+
 /* Two passes, so that a large mean does not eat the digits of a small deviation. */
 void tdm_dataset_moments(const tdm_dataset *dataset, double *mean, double *deviation)
 {

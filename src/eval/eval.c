@@ -115,6 +115,13 @@ void tdm_predictor_run(tdm_predictor *predictor, const tdm_dataset *dataset, int
     if (out_probabilities) *out_probabilities = predictor->probabilities;
 }
 
+bool tdm_all_finite(const float *values, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(values[i])) return false;
+    return true;
+}
+
 int64_t tdm_argmax(const float *values, int64_t count)
 {
     int64_t best = 0;
@@ -134,7 +141,7 @@ static double cross_entropy(const float *logits, int64_t count, int64_t chosen)
 tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset, int64_t *confusion)
 {
     const tdm_dataset_info *info = tdm_dataset_info_of(dataset);
-    int64_t V = predictor->V, K = predictor->class_count, correct = 0;
+    int64_t V = predictor->V, K = predictor->class_count, correct = 0, bad = 0;
     double loss = 0;
     if (confusion) memset(confusion, 0, (size_t)(K * K) * sizeof(*confusion));
     for (int64_t first = 0; first < info->sample_count; first += predictor->batch) {
@@ -143,6 +150,10 @@ tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset, i
         run_batch(predictor, dataset, first, count, predictor->classes);
         for (int64_t i = 0; i < count * predictor->target_count; i++) {
             const float *logits = predictor->logits + i * V;
+            if (!tdm_all_finite(logits, V)) {
+                bad++;
+                continue;
+            }
             int64_t truth = predictor->classes[i], guess = tdm_argmax(logits, V);
             correct += guess == truth;
             loss += cross_entropy(logits, V, truth);
@@ -153,6 +164,7 @@ tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset, i
     double n = targets > 0 ? (double)targets : 1.0;
     return (tdm_metrics){.sample_count = info->sample_count,
                          .target_count = targets,
-                         .loss = loss / n,
-                         .accuracy = (double)correct / n};
+                         .loss = bad > 0 ? (double)NAN : loss / n,
+                         .accuracy = (double)correct / n,
+                         .bad_count = bad};
 }

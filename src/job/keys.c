@@ -446,6 +446,27 @@ static const tdm_job_key first_keys[] = {
         .also_called = "early_stopping",
         .help = "Ends the training when the model has stopped to improve on the test set.",
     },
+    {
+        .path = "train.bad_numbers",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(train.bad_numbers),
+        .fallback = "stop",
+        .choices = "stop | skip",
+        .also_called = "nan on_nan skip_nan detect_anomaly",
+        .help = "What happens when the loss or the gradient of a step holds a NaN or an infinity. "
+                "stop ends the run and names the op that made it. skip leaves the model as it is "
+                "and goes on with the next batch.",
+    },
+    {
+        .path = "train.bad_numbers_most",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(train.bad_numbers_most),
+        .fallback = "10",
+        .least = 1,
+        .most = TDM__JOB_INT_MOST,
+        .help = "With 'train.bad_numbers: skip': how many steps in a row may be skipped. One more, "
+                "and the run ends as with stop.",
+    },
 };
 
 /* The rows of optim and schedule stand between these two. */

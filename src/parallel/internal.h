@@ -21,7 +21,22 @@ typedef struct tdm__tree {
 bool tdm__tree_sum(const tdm__tree *tree, int64_t node, size_t begin, size_t count, float *out,
                    float *scratch);
 
-/* a += b */
-void tdm__add_into(float *restrict a, const float *restrict b, size_t count);
+/* ---- bad numbers (blame.c) ------------------------------------------------------------------- */
+
+/* A lane whose inputs are filled in and whose plan is bound. */
+typedef struct tdm__lane {
+    const tdm_graph *graph;
+    tdm_plan *plan;
+    tdm_step_key key;
+    const float *grads; /* to which the plan is bound */
+    int64_t index;
+    tdm_slice rows; /* of the batch */
+} tdm__lane;
+
+/* Whether a parameter, statistic or buffer holds a number that is not finite; *out then names the
+ * first one. */
+bool tdm__blame_params(const tdm_graph *graph, const float *params, tdm_bad_number *out);
+/* Runs the lane. Whether its loss or its gradient is not finite; *out then says where that began. */
+bool tdm__blame_lane(const tdm__lane *lane, tdm_bad_number *out);
 
 #endif

@@ -50,11 +50,6 @@ int tdm_lane_buffers(int64_t lane_count, tdm_slice lanes)
     return most;
 }
 
-void tdm__add_into(float *restrict a, const float *restrict b, size_t count)
-{
-    tdm_kernel_add_into(a, b, count);
-}
-
 bool tdm__tree_sum(const tdm__tree *tree, int64_t node, size_t begin, size_t count, float *out,
                    float *scratch)
 {
@@ -66,6 +61,6 @@ bool tdm__tree_sum(const tdm__tree *tree, int64_t node, size_t begin, size_t cou
     bool left = tdm__tree_sum(tree, 2 * node, begin, count, out, scratch);
     bool right = tdm__tree_sum(tree, 2 * node + 1, begin, count, left ? scratch : out,
                                scratch + count);
-    if (left && right) tdm__add_into(out, scratch, count);
+    if (left && right) tdm_kernel_add_into(out, scratch, count);
     return left || right;
 }

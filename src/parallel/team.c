@@ -7,6 +7,12 @@
  * the optimiser's pieces of the block of parameters are dealt out, a stretch for each worker; it
  * adds up the rest of the tree for each of its pieces and updates that while it is in cache.
  *
+ * Nothing is changed when a gradient is not finite. Who adds buffers looks at the sums while it has
+ * them, and reads a lane's buffer once where it has nothing to add it to: as long as all numbers are
+ * modest (tensor/kernel.h), no sum over the tree can be otherwise than finite. When some are not,
+ * one more pass over the pieces looks at the very sums that the update would see, so the answer is
+ * the same for any number of workers.
+ *
  * Where the optimiser needs a sum over all pieces (the norm of the gradient, LAMB's norms), the
  * second half is cut in two or three passes with a barrier between them. A piece's gradient then
  * waits in one of the buffers of the tree, `home`.
@@ -22,6 +28,7 @@
 #include <tandem/os.h>
 
 #include <assert.h>
+#include <float.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -51,6 +58,8 @@ typedef struct worker {
     int free_count;
     int grad_count;
     float *scratch; /* for each thread: PIECE_ELEMENTS for the sum and for each level of the tree */
+    bool modest;    /* all numbers in the buffers that it leaves in the tree */
+    atomic_size_t bad_element; /* the first of its pieces that is not finite; SIZE_MAX: none */
     uint64_t lanes_done;
     double seconds;
     pthread_t thread;
@@ -66,6 +75,7 @@ struct tdm_team {
     tdm__tree tree;
     double *lane_losses;
     bool *lane_has_rows;
+    bool *node_measured; /* by heap number: whether somebody has looked at the numbers of its sum */
     worker *workers;
     int worker_count;
     int thread_count;        /* of each worker */
@@ -76,6 +86,7 @@ struct tdm_team {
     uint64_t step;
     int64_t batch;
     tdm_step_result result;
+    size_t bad_element; /* of the last step's gradient; SIZE_MAX: none, or nobody has looked */
 };
 
 /* ---- executing lanes ------------------------------------------------------------------------- */
@@ -94,10 +105,12 @@ static int64_t first_lane(const tdm_team *team, int64_t node)
     return node - team->tree.lane_count;
 }
 
+/* Work on whole buffers, in pieces that are spread over the worker's threads. */
 typedef struct sum {
     float *a;
-    const float *b;
+    const float *b; /* NULL: `a` is only looked at */
     size_t count;
+    atomic_bool *immodest;
 } sum;
 
 static void add_range(const void *args, int64_t begin, int64_t end)
@@ -105,13 +118,18 @@ static void add_range(const void *args, int64_t begin, int64_t end)
     const sum *s = args;
     size_t first = (size_t)begin * PIECE_ELEMENTS, last = (size_t)end * PIECE_ELEMENTS;
     if (last > s->count) last = s->count;
-    tdm__add_into(s->a + first, s->b + first, last - first);
+    bool modest = s->b ? tdm_kernel_add_into(s->a + first, s->b + first, last - first)
+                       : tdm_kernel_modest(s->a + first, last - first);
+    if (!modest) atomic_store_explicit(s->immodest, true, memory_order_relaxed);
 }
 
-static void add_buffers(float *a, const float *b, size_t count)
+/* Adds b, where it is not NULL, to a. True when all numbers of a are then modest. */
+static bool add_buffers(float *a, const float *b, size_t count)
 {
     int64_t pieces = (int64_t)((count + PIECE_ELEMENTS - 1) / PIECE_ELEMENTS);
-    tdm_kernel_spread(pieces, PIECE_ELEMENTS, add_range, &(sum){a, b, count});
+    atomic_bool immodest = false;
+    tdm_kernel_spread(pieces, PIECE_ELEMENTS, add_range, &(sum){a, b, count, &immodest});
+    return !atomic_load(&immodest);
 }
 
 /* `node` is complete. While it is a right child whose sibling is this worker's too, add the two. */
@@ -121,14 +139,37 @@ static void settle(worker *w, int64_t node)
     float **held = team->tree.held;
     while (node > 1 && node % 2 == 1 && first_lane(team, node - 1) >= w->lanes.first) {
         float *left = held[node - 1], *right = held[node];
+        bool measured = team->node_measured[left ? node - 1 : node];
         if (left && right) {
-            add_buffers(left, right, team->grad_extent);
+            if (!add_buffers(left, right, team->grad_extent)) w->modest = false;
             w->free_grads[w->free_count++] = right;
+            measured = true;
         }
         held[node - 1] = held[node] = NULL;
         node /= 2;
         held[node] = left ? left : right;
+        team->node_measured[node] = measured;
     }
+}
+
+/* The plan of a lane with these rows, ready to run with `grads` for its gradient. */
+static tdm_plan *set_up_lane(worker *w, tdm_slice rows, float *grads)
+{
+    tdm_team *team = w->team;
+    int index = find_graph(team, team->batch, rows.count);
+    assert(index >= 0);
+    tdm_plan *plan = w->plans[index];
+    tdm_plan_bind(plan, TDM_SPACE_GRADS, grads);
+    team->options.fill(team->options.user, w->index, rows.first, rows.count,
+                       tdm_plan_input(plan, TDM_MODEL_INPUT).data,
+                       tdm_plan_input(plan, TDM_MODEL_CLASSES).data);
+    return plan;
+}
+
+static tdm_step_key key_of_lane(const tdm_team *team, tdm_slice rows)
+{
+    return (tdm_step_key){
+        .seed = team->options.seed, .step = team->step, .first_row = (uint64_t)rows.first};
 }
 
 static void run_lane(worker *w, int64_t lane)
@@ -137,18 +178,13 @@ static void run_lane(worker *w, int64_t lane)
     int64_t node = team->tree.lane_count + lane;
     tdm_slice rows = tdm_lane_slice(team->batch, team->options.lane_count, lane);
     team->lane_has_rows[lane] = rows.count > 0;
+    team->node_measured[node] = false;
     if (rows.count > 0) {
-        int index = find_graph(team, team->batch, rows.count);
-        assert(index >= 0 && w->free_count > 0);
-        tdm_plan *plan = w->plans[index];
+        assert(w->free_count > 0);
         float *grads = w->free_grads[--w->free_count];
-        tdm_plan_bind(plan, TDM_SPACE_GRADS, grads);
-        team->options.fill(team->options.user, w->index, rows.first, rows.count,
-                           tdm_plan_input(plan, TDM_MODEL_INPUT).data,
-                           tdm_plan_input(plan, TDM_MODEL_CLASSES).data);
-        tdm_plan_run(plan, &(tdm_step_key){.seed = team->options.seed,
-                                           .step = team->step,
-                                           .first_row = (uint64_t)rows.first});
+        tdm_plan *plan = set_up_lane(w, rows, grads);
+        tdm_step_key key = key_of_lane(team, rows);
+        tdm_plan_run(plan, &key);
         team->lane_losses[lane] = (double)*(float *)tdm_plan_output(plan, TDM_MODEL_LOSS).data;
         team->tree.held[node] = grads;
         w->lanes_done++;
@@ -156,10 +192,33 @@ static void run_lane(worker *w, int64_t lane)
     settle(w, node);
 }
 
+/* The buffers that a worker holds in the tree: calls `visit` for each, in order of their lanes. Only
+ * nodes within the worker's own block can hold its buffers. */
+static void visit_held(worker *w, void (*visit)(worker *w, int64_t node))
+{
+    tdm_team *team = w->team;
+    for (int64_t i = 0; i < w->lanes.count; i++) {
+        for (int64_t node = team->tree.lane_count + w->lanes.first + i; node >= 1; node /= 2) {
+            if (first_lane(team, node) != w->lanes.first + i) break; /* another lane's path */
+            if (team->tree.held[node]) visit(w, node);
+        }
+    }
+}
+
+/* A lane that was added to nothing has not been looked at yet. */
+static void measure_held(worker *w, int64_t node)
+{
+    tdm_team *team = w->team;
+    if (!team->node_measured[node] && !add_buffers(team->tree.held[node], NULL, team->grad_extent))
+        w->modest = false;
+}
+
 static void run_lanes(worker *w)
 {
     double begin = tdm_clock_s();
+    w->modest = true;
     for (int64_t i = 0; i < w->lanes.count; i++) run_lane(w, w->lanes.first + i);
+    visit_held(w, measure_held);
     w->seconds += tdm_clock_s() - begin;
 }
 
@@ -253,8 +312,59 @@ static void pass(const update *u, tdm_kernel_range_fn run)
     tdm_kernel_spread((int64_t)(u->w->end_piece - u->w->first_piece), PIECE_ELEMENTS, run, u);
 }
 
-/* False when the gradient is not finite; then nothing was changed. All workers say the same. */
-static bool update_shard(worker *w, double *grad_norm)
+static void find_bad(worker *w, const float *numbers, size_t begin, size_t count)
+{
+    size_t k = 0;
+    while (k < count && isfinite(numbers[k])) k++;
+    size_t before = atomic_load(&w->bad_element);
+    while (k < count && begin + k < before &&
+           !atomic_compare_exchange_weak(&w->bad_element, &before, begin + k)) {
+    }
+}
+
+static void check_range(const void *args, int64_t begin, int64_t end)
+{
+    const update *u = args;
+    const tdm_optimiser *optimiser = u->w->team->options.optimiser;
+    for (size_t i = u->w->first_piece + (size_t)begin; i < u->w->first_piece + (size_t)end; i++) {
+        const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
+        find_bad(u->w, sum_piece(u->w, piece, NULL), piece->begin, piece->count);
+    }
+}
+
+/* What the lanes observed for the statistics: worker 0 sees to it, as to these themselves. */
+static void check_statistics(worker *w)
+{
+    const tdm_team *team = w->team;
+    for (size_t at = team->trained_extent; w->index == 0 && at < team->grad_extent;
+         at += PIECE_ELEMENTS) {
+        size_t left = team->grad_extent - at, count = left < PIECE_ELEMENTS ? left : PIECE_ELEMENTS;
+        if (tdm__tree_sum(&team->tree, 1, at, count, w->scratch, w->scratch + PIECE_ELEMENTS))
+            find_bad(w, w->scratch, at, count);
+    }
+}
+
+/* The first number of the whole gradient, statistics included, that is not finite; SIZE_MAX: all
+ * are. All workers say the same. */
+static size_t find_bad_element(worker *w)
+{
+    tdm_team *team = w->team;
+    bool modest = true;
+    for (int i = 0; i < team->worker_count; i++) modest = modest && team->workers[i].modest;
+    if (modest) return SIZE_MAX;
+    atomic_store(&w->bad_element, SIZE_MAX);
+    pass(&(update){.w = w}, check_range);
+    check_statistics(w);
+    tdm_barrier_wait(&team->barrier);
+    size_t first = SIZE_MAX;
+    for (int i = 0; i < team->worker_count; i++) {
+        size_t its = atomic_load(&team->workers[i].bad_element);
+        if (its < first) first = its;
+    }
+    return first;
+}
+
+static void update_shard(worker *w, double *grad_norm)
 {
     tdm_team *team = w->team;
     tdm_optimiser *optimiser = team->options.optimiser;
@@ -266,14 +376,12 @@ static bool update_shard(worker *w, double *grad_norm)
         pass(&u, measure_range);
         tdm_barrier_wait(&team->barrier);
         *grad_norm = u.grad_norm = tdm_optimiser_grad_norm(optimiser);
-        if (!isfinite(*grad_norm)) return false;
     }
     pass(&u, update_range);
     if (applies) {
         tdm_barrier_wait(&team->barrier);
         pass(&u, apply_range);
     }
-    return true;
 }
 
 /* Statistics follow what the lanes observed. They are few: worker 0 sees to all of them. */
@@ -295,18 +403,10 @@ static void update_statistics(worker *w)
     }
 }
 
-/* Gives the buffers back. Only nodes within the worker's own block can hold its buffers. */
-static void take_back(worker *w)
+static void take_back(worker *w, int64_t node)
 {
-    tdm_team *team = w->team;
-    for (int64_t i = 0; i < w->lanes.count; i++) {
-        for (int64_t node = team->tree.lane_count + w->lanes.first + i; node >= 1; node /= 2) {
-            if (first_lane(team, node) != w->lanes.first + i) break; /* another lane's path */
-            if (!team->tree.held[node]) continue;
-            w->free_grads[w->free_count++] = team->tree.held[node];
-            team->tree.held[node] = NULL;
-        }
-    }
+    w->free_grads[w->free_count++] = w->team->tree.held[node];
+    w->team->tree.held[node] = NULL;
 }
 
 static void work(worker *w)
@@ -316,11 +416,20 @@ static void work(worker *w)
     run_lanes(w);
     tdm_barrier_wait(&team->barrier);
     tdm_step_result result = {.loss = tree_loss(team, 1, &any)};
-    result.finite = isfinite(result.loss) && update_shard(w, &result.grad_norm);
-    if (result.finite) update_statistics(w);
+    size_t bad_element = SIZE_MAX;
+    result.finite = isfinite(result.loss);
+    if (result.finite) bad_element = find_bad_element(w);
+    if (bad_element != SIZE_MAX) result.finite = false;
+    if (result.finite) {
+        update_shard(w, &result.grad_norm);
+        update_statistics(w);
+    }
     tdm_barrier_wait(&team->barrier);
-    take_back(w);
-    if (w->index == 0) team->result = result;
+    visit_held(w, take_back);
+    if (w->index == 0) {
+        team->result = result;
+        team->bad_element = bad_element;
+    }
 }
 
 static void *worker_main(void *arg)
@@ -344,6 +453,40 @@ tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch, doub
     work(&team->workers[0]);
     tdm_kernel_leave(&before);
     return team->result;
+}
+
+/* ---- bad numbers ----------------------------------------------------------------------------- */
+
+static void blame_sum(const tdm_team *team, const tdm_graph *graph, tdm_bad_number *out)
+{
+    for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(graph, i);
+        if (team->bad_element < p->offset || team->bad_element >= p->offset + p->elements) continue;
+        *out = (tdm_bad_number){.kind = TDM_BAD_SUM, .name = p->name};
+    }
+}
+
+void tdm_team_replay(tdm_team *team, tdm_bad_number *out)
+{
+    worker *w = &team->workers[0];
+    const tdm_graph *layout = team->graphs[0].graph;
+    *out = (tdm_bad_number){.kind = TDM_BAD_NOWHERE};
+    if (tdm__blame_params(layout, team->options.params, out)) return;
+    double magnitude = 0; /* what the sum of the bad element may be at most */
+    float *grads = w->free_grads[0];
+    for (int64_t i = 0; i < team->options.lane_count; i++) {
+        tdm_slice rows = tdm_lane_slice(team->batch, team->options.lane_count, i);
+        if (rows.count == 0) continue;
+        tdm__lane lane = {.graph = team->graphs[find_graph(team, team->batch, rows.count)].graph,
+                          .plan = set_up_lane(w, rows, grads),
+                          .key = key_of_lane(team, rows),
+                          .grads = grads,
+                          .index = i,
+                          .rows = rows};
+        if (tdm__blame_lane(&lane, out)) return;
+        if (team->bad_element != SIZE_MAX) magnitude += fabs((double)grads[team->bad_element]);
+    }
+    if (magnitude > 0.99 * (double)FLT_MAX) blame_sum(team, layout, out);
 }
 
 /* ---- creation -------------------------------------------------------------------------------- */
@@ -479,11 +622,13 @@ tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_
     team->tree.held = calloc(2 * lanes, sizeof(*team->tree.held));
     team->lane_losses = calloc(lanes, sizeof(*team->lane_losses));
     team->lane_has_rows = calloc(lanes, sizeof(*team->lane_has_rows));
+    team->node_measured = calloc(2 * lanes, sizeof(*team->node_measured));
     team->workers = calloc((size_t)team->worker_count, sizeof(*team->workers));
     tdm_barrier_init(&team->barrier, (uint32_t)team->worker_count);
     atomic_init(&team->quit, false);
     tdm_status status = TDM_OK;
-    if (!team->tree.held || !team->lane_losses || !team->lane_has_rows || !team->workers)
+    if (!team->tree.held || !team->lane_losses || !team->lane_has_rows || !team->node_measured ||
+        !team->workers)
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
     if (status == TDM_OK) status = build_graphs(team, err);
     for (int i = 0; i < team->worker_count && status == TDM_OK; i++)
@@ -531,6 +676,7 @@ void tdm_team_destroy(tdm_team *team)
     free(team->tree.held);
     free(team->lane_losses);
     free(team->lane_has_rows);
+    free(team->node_measured);
     free(team);
 }
 

@@ -168,9 +168,15 @@ const tdm_kernel_backend_ops *tdm_kernel_backend_at(size_t index);
 const tdm_kernel *tdm_kernel_find(const tdm_kernel_backend_ops *backend, tdm_op_kind op,
                                   tdm_dtype dtype);
 
+/* A number is modest when its magnitude is below this: so it is neither NaN nor infinite, and no sum
+ * of a million such numbers, in whatever order, becomes infinite. */
+#define TDM_KERNEL_MODEST 0x1p100f
+
 /* a[i] += b[i], as fast as memory allows; the two do not overlap. The bits do not depend on the
- * level: one sum, one rounding. One thread. */
-void tdm_kernel_add_into(float *a, const float *b, size_t count);
+ * level: one sum, one rounding. True when all sums are modest. One thread. */
+bool tdm_kernel_add_into(float *a, const float *b, size_t count);
+/* Whether all numbers are modest; one reading of them, as fast as memory allows. One thread. */
+bool tdm_kernel_modest(const float *a, size_t count);
 
 /* Random numbers of one sequence, the same at every level: uniform in [-scale, scale), or normal with
  * mean 0 and deviation `scale` (src/tensor/kernels/cpu/vec/random.c says how). */

@@ -85,9 +85,14 @@ static const tdm__vec_loops *loops_here(void)
 #endif
 }
 
-void tdm_kernel_add_into(float *a, const float *b, size_t count)
+bool tdm_kernel_add_into(float *a, const float *b, size_t count)
 {
-    loops_here()->add_into(a, b, count);
+    return loops_here()->add_into(a, b, count);
+}
+
+bool tdm_kernel_modest(const float *a, size_t count)
+{
+    return loops_here()->modest(a, count);
 }
 
 static const tdm__vec_random *random_here(void)

@@ -4,6 +4,7 @@
 
 #include <tandem/optim.h>
 #include <tandem/os.h>
+#include <tandem/parallel.h>
 #include <tandem/train.h>
 
 #include <stdatomic.h>
@@ -40,6 +41,12 @@ void tdm__run_put_metrics(tdm__run *run);
 
 /* ---- the state of a model in training (state.c) ---------------------------------------------- */
 
+/* Steps that were skipped because of bad numbers. Doubles, to be kept as a tensor. */
+typedef struct tdm__skips {
+    double in_a_row; /* up to the last step */
+    double in_all;
+} tdm__skips;
+
 /* Parameters, buffers and optimiser state in one block of pages, and their names. */
 typedef struct tdm__state {
     tdm_arena *arena;
@@ -52,6 +59,7 @@ typedef struct tdm__state {
     /* What evaluations have said: for reduce_on_plateau and for early stopping. */
     tdm_plateau plateau;
     tdm_plateau early_stop;
+    tdm__skips skips;
     tdm_named_tensor *tensors;
     size_t tensor_count;
     size_t from_file_count; /* parameters and buffers that began with values of model.init_from */
@@ -80,6 +88,16 @@ bool tdm__job_averages(const tdm_job *job);
 float *tdm__state_measured(tdm__state *state, const tdm_job *job);
 /* The name of the first tensor with a number that is not finite, or NULL. */
 const char *tdm__state_find_bad(const tdm__state *state);
+
+/* ---- bad numbers, in words (numbers.c) ------------------------------------------------------- */
+
+/* Appends what a replay found. `index` is the sample of bad->first_row in `train`. */
+void tdm__bad_number_text(const tdm_bad_number *bad, const tdm_dataset *train, int64_t index,
+                          tdm_str *out);
+/* What to do about it. */
+const char *tdm__bad_number_advice(const tdm_bad_number *bad);
+
+/* ---- checkpoints (model.c) ------------------------------------------------------------------- */
 
 /* The job inside a checkpoint. The document is the caller's to destroy. */
 tdm_status tdm__checkpoint_job(const tdm_checkpoint *checkpoint, const char *path,

@@ -5,8 +5,9 @@
  * optimiser's states and the average of the weights, all in the layout of the graph. Names in
  * checkpoints: a parameter has its own, a state of it is "optim.STATE.PARAMETER", its average
  * "ema.PARAMETER". What evaluations have said are small tensors of doubles, "schedule.plateau" and
- * "train.early_stop". The first decides bits and must be in a checkpoint when the job needs it; the
- * second decides only where a run ends, and begins anew when a checkpoint does not have it.
+ * "train.early_stop"; the steps that were skipped are counted in "train.bad_numbers". The first of
+ * these decides bits and must be in a checkpoint when the job needs it; the others decide only where
+ * a run ends, and begin anew when a checkpoint does not have them.
  */
 #include "train/internal.h"
 
@@ -25,6 +26,8 @@ static size_t round_up(size_t elements)
 enum { PLATEAU_NUMBERS = sizeof(tdm_plateau) / sizeof(double) };
 #define PLATEAU_NAME "schedule.plateau"
 #define EARLY_STOP_NAME "train.early_stop"
+enum { SKIPS_NUMBERS = sizeof(tdm__skips) / sizeof(double) };
+#define SKIPS_NAME "train.bad_numbers"
 
 /* The tensor is called PREFIX.NAME, or NAME when the prefix is empty. */
 static tdm_status add_tensor(tdm__state *s, const char *prefix, const char *name, tdm_dtype dtype,
@@ -56,7 +59,7 @@ static tdm_status name_param(tdm__state *s, const tdm_param_info *p, tdm_error *
 static tdm_status name_tensors(tdm__state *s, const tdm_job *job, tdm_error *err)
 {
     size_t params = tdm_graph_param_count(s->graph);
-    s->tensors = tdm_arena_array(s->arena, params * (2 + TDM_OPTIM_MAX_STATES) + 2,
+    s->tensors = tdm_arena_array(s->arena, params * (2 + TDM_OPTIM_MAX_STATES) + 3,
                                  sizeof(*s->tensors));
     if (!s->tensors) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     for (size_t i = 0; i < params; i++)
@@ -67,6 +70,9 @@ static tdm_status name_tensors(tdm__state *s, const tdm_job *job, tdm_error *err
     if (s->optimiser && job->train.early_stop)
         TDM_TRY(add_tensor(s, "", EARLY_STOP_NAME, TDM_DTYPE_F64, tdm_shape_1(PLATEAU_NUMBERS),
                            &s->early_stop, err));
+    if (s->optimiser && job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
+        TDM_TRY(add_tensor(s, "", SKIPS_NAME, TDM_DTYPE_F64, tdm_shape_1(SKIPS_NUMBERS), &s->skips,
+                           err));
     return TDM_OK;
 }
 
@@ -246,13 +252,19 @@ static const tdm_named_tensor *find_source(const tdm_checkpoint *checkpoint, con
     return tdm_checkpoint_find(checkpoint, name);
 }
 
+/* Whether a run may go on from a checkpoint without this tensor. */
+static bool begins_anew(const char *name)
+{
+    return strcmp(name, EARLY_STOP_NAME) == 0 || strcmp(name, SKIPS_NAME) == 0;
+}
+
 tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoint, bool averaged,
                               tdm_error *err)
 {
     for (size_t i = 0; i < state->tensor_count; i++) {
         const tdm_named_tensor *to = &state->tensors[i];
         const tdm_named_tensor *from = find_source(checkpoint, to->name, averaged);
-        if (!from && strcmp(to->name, EARLY_STOP_NAME) == 0) continue;
+        if (!from && begins_anew(to->name)) continue;
         if (!from)
             return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
                             "the checkpoint has no tensor '%s', which this job's model needs",

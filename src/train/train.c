@@ -9,12 +9,12 @@
  */
 #include "train/internal.h"
 
-#include <tandem/parallel.h>
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { SKIPS_EXPLAINED = 3 }; /* of a run; a replay costs as much as a step, or more */
 
 typedef struct trainer {
     const tdm_job *job;
@@ -74,9 +74,13 @@ static tdm_json_writer begin_metrics(trainer *t)
 static void put_step_metrics(trainer *t)
 {
     tdm_json_writer w = begin_metrics(t);
-    tdm_json_put_double(&w, "loss", t->status.loss);
+    bool skipped = t->status.step_skipped; /* NaN is written as null */
+    tdm_json_put_double(&w, "loss", skipped ? (double)NAN : t->status.loss);
     tdm_json_put_double(&w, "lr", t->status.lr);
-    if (t->job->optim.clip_norm > 0) tdm_json_put_double(&w, "grad_norm", t->status.grad_norm);
+    if (t->job->optim.clip_norm > 0)
+        tdm_json_put_double(&w, "grad_norm", skipped ? (double)NAN : t->status.grad_norm);
+    if (t->job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
+        tdm_json_put_uint(&w, "skipped", t->status.skipped);
     tdm_json_put_double(&w, "samples_per_s", round(t->status.samples_per_s));
     tdm_json_object_end(&w);
     tdm__run_put_metrics(&t->run);
@@ -173,6 +177,87 @@ static void fill(void *user, int worker, int64_t first, int64_t count, void *x, 
     tdm_dataset_gather(t->data.train, indices, count, x, classes);
 }
 
+/* ---- bad numbers ----------------------------------------------------------------------------- */
+
+/* Looks for the cause of the bad step in progress, and appends it to `out`. */
+static tdm_bad_number explain(trainer *t, tdm_str *out)
+{
+    tdm_bad_number bad;
+    tdm_team_replay(t->team, &bad);
+    uint64_t place = t->position.position + (uint64_t)bad.first_row;
+    int64_t index = (int64_t)tdm_sampler_at(&t->sampler, t->position.epoch, place);
+    tdm__bad_number_text(&bad, t->data.train, index, out);
+    return bad;
+}
+
+static const char *what_is_bad(const tdm_step_result *result)
+{
+    if (isnan(result->loss)) return "the loss is NaN";
+    return isinf(result->loss) ? "the loss is infinite" : "the gradient is not finite";
+}
+
+static tdm_status stop_at_bad_step(trainer *t, const tdm_step_result *result, const char *tensor,
+                                   tdm_error *err)
+{
+    const tdm__skips *skips = &t->state.skips;
+    tdm_str why = TDM_STR_INIT;
+    tdm_bad_number bad = explain(t, &why);
+    if (skips->in_a_row > 0)
+        tdm_str_addf(&why, "; %.0f step%s before it went the same way and %s skipped",
+                     skips->in_a_row, skips->in_a_row > 1 ? "s" : "",
+                     skips->in_a_row > 1 ? "were" : "was");
+    if (tensor) tdm_str_addf(&why, "; '%s' is no longer finite, so no later step can be", tensor);
+    tdm_fail(err, TDM_ERR_DIVERGED, "step %llu: %s: %s; %s; %s",
+             (unsigned long long)t->position.step + 1, what_is_bad(result), tdm_str_text(&why),
+             last_good(t), tdm__bad_number_advice(&bad));
+    tdm_str_release(&why);
+    return TDM_ERR_DIVERGED;
+}
+
+/* Loss or gradient of the step in progress are not finite, and nothing was changed by it. Fails, or
+ * counts it as skipped. The causes of the first few are looked for and said. */
+static tdm_status heed_bad_step(trainer *t, const tdm_step_result *result, tdm_error *err)
+{
+    tdm__skips *skips = &t->state.skips;
+    const char *tensor = NULL;
+    bool skip = t->job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP &&
+                skips->in_a_row < (double)t->job->train.bad_numbers_most;
+    if (skip) tensor = tdm__state_find_bad(&t->state);
+    if (!skip || tensor) return stop_at_bad_step(t, result, tensor, err);
+    skips->in_a_row++;
+    skips->in_all++;
+    if (skips->in_all > SKIPS_EXPLAINED) return TDM_OK;
+    tdm_str why = TDM_STR_INIT;
+    explain(t, &why);
+    tdm_log(TDM_LOG_WARN, "train", "step %llu is skipped: %s: %s%s",
+            (unsigned long long)t->position.step + 1, what_is_bad(result), tdm_str_text(&why),
+            skips->in_all == SKIPS_EXPLAINED ? "; further ones are only counted" : "");
+    tdm_str_release(&why);
+    return TDM_OK;
+}
+
+/* ---- steps, one by one ----------------------------------------------------------------------- */
+
+/* It may come from a file, which may hold anything. */
+static uint64_t skipped_of(const trainer *t)
+{
+    double count = t->state.skips.in_all;
+    return count >= 1 && count <= (double)t->position.step ? (uint64_t)count : 0;
+}
+
+static void note_step(trainer *t, const tdm_step_result *result, double lr)
+{
+    tdm_train_status *s = &t->status;
+    s->lr = lr;
+    s->step_skipped = !result->finite;
+    s->skipped = skipped_of(t);
+    if (!result->finite) return;
+    t->state.skips.in_a_row = 0;
+    s->smooth_loss = isnan(s->loss) ? result->loss : 0.95 * s->smooth_loss + 0.05 * result->loss;
+    s->loss = result->loss;
+    s->grad_norm = result->grad_norm;
+}
+
 static tdm_status one_step(trainer *t, tdm_error *err)
 {
     int64_t left = t->epoch_rows - (int64_t)t->position.position;
@@ -181,12 +266,7 @@ static tdm_status one_step(trainer *t, tdm_error *err)
     double begin = tdm_clock_s();
     tdm_step_result result = tdm_team_step(t->team, t->position.step, batch, lr);
     t->step_seconds += tdm_clock_s() - begin;
-    if (!result.finite)
-        return tdm_fail(err, TDM_ERR_DIVERGED,
-                        "step %llu: the %s is no longer finite; %s; try a smaller optim.lr, or "
-                        "data.normalise: standard",
-                        (unsigned long long)t->position.step + 1,
-                        isfinite(result.loss) ? "gradient" : "loss", last_good(t));
+    if (!result.finite) TDM_TRY(heed_bad_step(t, &result, err));
     t->position.step++;
     t->position.samples += (uint64_t)batch;
     t->position.position += (uint64_t)batch;
@@ -194,11 +274,7 @@ static tdm_status one_step(trainer *t, tdm_error *err)
         t->position.position = 0;
         t->position.epoch++;
     }
-    t->status.loss = result.loss;
-    t->status.lr = lr;
-    t->status.grad_norm = result.grad_norm;
-    bool first = t->position.step == t->first_step + 1;
-    t->status.smooth_loss = first ? result.loss : 0.95 * t->status.smooth_loss + 0.05 * result.loss;
+    note_step(t, &result, lr);
     measure(t);
     return TDM_OK;
 }
@@ -228,6 +304,11 @@ static void evaluate(trainer *t)
     tdm_log(TDM_LOG_INFO, "train", "step %llu: test loss %.4f, accuracy %.2f %%",
             (unsigned long long)t->position.step, t->status.test.loss,
             100 * t->status.test.accuracy);
+    if (t->status.test.bad_count > 0)
+        tdm_log(TDM_LOG_WARN, "train",
+                "step %llu: the model gives NaN or infinity for %lld of %lld test samples",
+                (unsigned long long)t->position.step, (long long)t->status.test.bad_count,
+                (long long)t->status.test.target_count);
     tell(t, TDM_TRAIN_EVENT_EVAL);
 }
 
@@ -471,6 +552,8 @@ static tdm_status begin(trainer *t, tdm_error *err)
     if (t->options->resume) TDM_TRY(restore(t, err));
     t->ended_early = t->job->train.early_stop &&
                      tdm_early_stop_is_due(t->job->train.early_stop, &t->state.early_stop);
+    t->status.loss = t->status.smooth_loss = (double)NAN;
+    t->status.skipped = skipped_of(t);
     t->first_sample = t->position.samples;
     t->first_step = t->position.step;
     return TDM_OK;
@@ -493,6 +576,7 @@ static tdm_status sum_up(trainer *t, tdm_train_result *out, tdm_error *err)
     snprintf(out->checkpoint_path, sizeof(out->checkpoint_path), "%s", t->status.checkpoint_path);
     out->steps = t->position.step;
     out->samples = t->position.samples - t->first_sample;
+    out->skipped = t->status.skipped;
     out->seconds = t->step_seconds;
     out->start_seconds = t->start_seconds;
     out->loss = t->status.loss;

@@ -588,6 +588,30 @@ static void sums_of_gradients(void)
         }
 }
 
+/* Where a number that is not modest stands, and how large it is, both decide nothing. */
+static void modest_numbers(void)
+{
+    enum { COUNT = 70 };
+    static const float modest[] = {0.0f, -0.0f, 1e-45f, 1.0f, 0x1.fffffep99f, -0x1.fffffep99f};
+    static const float others[] = {0x1p100f, -0x1p100f, 3e38f, INFINITY, -INFINITY, NAN, -NAN};
+    float x[COUNT], y[COUNT], zeros[COUNT] = {0};
+    for (size_t m = 0; m < sizeof(modest) / sizeof(modest[0]); m++)
+        for (size_t count = 0; count <= COUNT; count++) {
+            for (size_t i = 0; i < COUNT; i++) x[i] = i < count ? modest[m] : NAN;
+            CHECK(tdm_kernel_modest(x, count));
+            CHECK(tdm_kernel_add_into(x, zeros, count));
+            for (size_t o = 0; o < sizeof(others) / sizeof(others[0]) && count > 0; o++) {
+                size_t at = (o + 11 * m) % count;
+                memcpy(y, x, sizeof(y));
+                y[at] = others[o];
+                CHECK(!tdm_kernel_modest(y, count));
+                CHECK(!tdm_kernel_add_into(y, zeros, count));
+            }
+        }
+    float a = 0x1p99f, b = 0x1p99f; /* the sum is what counts */
+    CHECK(!tdm_kernel_add_into(&a, &b, 1));
+}
+
 static const check_test tests[] = {
     CHECK_TEST(elementwise_ops_agree_with_ref),
     CHECK_TEST(a_shorter_b_repeats),
@@ -605,6 +629,7 @@ static const check_test tests[] = {
     CHECK_TEST(functions_are_within_their_errors),
     CHECK_TEST(optimisers_have_one_set_of_bits),
     CHECK_TEST(sums_of_gradients),
+    CHECK_TEST(modest_numbers),
 };
 
 CHECK_MAIN(tests)

@@ -186,7 +186,7 @@ static void test_defaults(void)
         "data:\n  train: /jobs/x.csv\n  test_fraction: 0\n  shape: []\n  format: auto\n  header: auto\n"
         "  label: last\n  delimiter: \",\"\n  normalise: auto\n  shuffle: true\n"
         "  last_batch: keep\n"
-        "train:\n  batch: 32\n  epochs: 10\n"
+        "train:\n  batch: 32\n  epochs: 10\n  bad_numbers: stop\n  bad_numbers_most: 10\n"
         "optim:\n  kind: adamw\n  lr: 0.001\n  momentum: 0.9\n  nesterov: false\n"
         "  beta1: 0.9\n  beta2: 0.999\n  alpha: 0.99\n  centred: false\n  eps: 1e-08\n"
         "  weight_decay: 0.01\n  groups: []\n  clip_norm: 0\n  clip_value: 0\n  ema: 0\n"
@@ -223,6 +223,7 @@ static void test_all_keys(void)
         "  shuffle: off\n  last_batch: drop\n"
         "train:\n  batch: 2147483647\n  steps: 7\n"
         "  early_stop: {patience: 2, metric: test_accuracy}\n"
+        "  bad_numbers: skip\n  bad_numbers_most: 1\n"
         "optim: {kind: sgd, lr: 1e-3, momentum: 0.5, nesterov: Yes, beta1: 0, beta2: 5E-1,\n"
         "        alpha: .5, centred: off, eps: 1, weight_decay: -0, clip_norm: 1, clip_value: 2,\n"
         "        ema: 0.5, groups: [{match: '*.bias', weight_decay: 0}, {match: x, lr_scale: 2}]}\n"
@@ -248,6 +249,7 @@ static void test_all_keys(void)
         "  delimiter: tab\n  normalise: standard\n  shuffle: false\n  last_batch: drop\n"
         "train:\n  batch: 2147483647\n  steps: 7\n"
         "  early_stop: {metric: test_accuracy, patience: 2, min_delta: 0}\n"
+        "  bad_numbers: skip\n  bad_numbers_most: 1\n"
         "optim:\n  kind: sgd\n  lr: 0.001\n  momentum: 0.5\n  nesterov: true\n"
         "  beta1: 0\n  beta2: 0.5\n  alpha: 0.5\n  centred: false\n  eps: 1\n"
         "  weight_decay: 0\n"
@@ -723,6 +725,7 @@ static void test_hash_of_schedules(void)
         CHECK(same_hash(tested, LIST("seed=3"), LIST("seed=3", evals[i])));
     }
     CHECK(same_hash(tested, LIST("seed=1"), LIST("train.early_stop={patience: 3}")));
+    CHECK(same_hash(tested, LIST("seed=1"), LIST("train.bad_numbers=skip")));
 #undef LIST
 }
 

@@ -41,7 +41,8 @@ static inline void tdm__control_set(uint64_t word)
 
 /* Loops that other rooms and backends need, at the same levels. */
 typedef struct tdm__vec_loops {
-    void (*add_into)(float *a, const float *b, size_t count);
+    bool (*add_into)(float *a, const float *b, size_t count);
+    bool (*modest)(const float *a, size_t count);
     void (*control)(uint64_t word); /* of all threads that spread() would use */
     void (*spread)(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args);
     void (*activate)(tdm_activation activation, float *x, int64_t count);

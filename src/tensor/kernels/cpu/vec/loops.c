@@ -4,12 +4,44 @@
  */
 #include "tensor/kernels/cpu/vec/activations.h"
 
-static void add_into(float *a, const float *b, size_t count)
+typedef uint32_t vu __attribute__((vector_size(4 * TDM__WIDTH), aligned(4), may_alias));
+
+/* The bits of magnitudes are in the order of the magnitudes, NaN last. Adding this to them reaches
+ * the highest bit for those of TDM_KERNEL_MODEST and beyond, and for no others. */
+#define MAGNITUDE 0x7fffffffu
+#define HIGHEST_BIT 0x80000000u
+#define TO_HIGHEST_BIT (HIGHEST_BIT - 0x71800000u)
+
+static inline vu magnitudes(vf x)
+{
+    return ((vu)x & MAGNITUDE) + TO_HIGHEST_BIT;
+}
+
+static bool none_reaches(vu seen)
+{
+    uint32_t all = 0;
+    for (int i = 0; i < TDM__WIDTH; i++) all |= seen[i];
+    return (all & HIGHEST_BIT) == 0;
+}
+
+static bool add_into(float *a, const float *b, size_t count)
 {
     int64_t n = (int64_t)count;
-    for (int64_t i = 0; i < n; i += TDM__WIDTH)
-        vf_store_up_to(a + i, n - i,
-                       vf_load_up_to(a + i, n - i, 0) + vf_load_up_to(b + i, n - i, 0));
+    vu seen = {0};
+    for (int64_t i = 0; i < n; i += TDM__WIDTH) {
+        vf sum = vf_load_up_to(a + i, n - i, 0) + vf_load_up_to(b + i, n - i, 0);
+        seen |= magnitudes(sum);
+        vf_store_up_to(a + i, n - i, sum);
+    }
+    return none_reaches(seen);
+}
+
+static bool modest(const float *a, size_t count)
+{
+    int64_t n = (int64_t)count;
+    vu seen = {0};
+    for (int64_t i = 0; i < n; i += TDM__WIDTH) seen |= magnitudes(vf_load_up_to(a + i, n - i, 0));
+    return none_reaches(seen);
 }
 
 static void control(uint64_t word)
@@ -61,4 +93,9 @@ static void activate(tdm_activation activation, float *x, int64_t count)
 }
 
 const tdm__vec_loops TDM__AT_LEVEL(tdm__vec_loops) = {
-    .add_into = add_into, .control = control, .spread = spread, .activate = activate};
+    .add_into = add_into,
+    .modest = modest,
+    .control = control,
+    .spread = spread,
+    .activate = activate,
+};

@@ -1,0 +1,101 @@
+/*
+ * blame.c: where the bad numbers of a lane came from.
+ *
+ * A lane is run in front of a watcher that looks at everything each op leaves. Ops run in an order
+ * in which inputs come before what is made of them, so the first op with a bad number among its
+ * outputs made it from good ones: its inputs were outputs before, or parameters or data, which are
+ * looked at as well. Only a lane whose loss or gradient is bad in the end is blamed: a model may
+ * well make an infinity on its way and do without it.
+ *
+ * Which row of the batch a number belongs to is known where the output has the rows of the lane as
+ * its first dimension, or as a part of it: forward, and in matrices or more. Nothing here allocates.
+ */
+#include "parallel/internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* The first bad number in f32; `count` when there is none. */
+static int64_t first_bad(const float *numbers, int64_t count)
+{
+    int64_t i = 0;
+    while (i < count && isfinite(numbers[i])) i++;
+    return i;
+}
+
+bool tdm__blame_params(const tdm_graph *graph, const float *params, tdm_bad_number *out)
+{
+    for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(graph, i);
+        int64_t count = (int64_t)p->elements, bad = first_bad(params + p->offset, count);
+        if (bad == count) continue;
+        *out = (tdm_bad_number){.kind = TDM_BAD_PARAM,
+                                .name = p->name,
+                                .is_nan = isnan(params[p->offset + (size_t)bad])};
+        return true;
+    }
+    return false;
+}
+
+/* Counts the rows of the lane in which `numbers` has bad ones. */
+static void find_rows(const tdm__lane *lane, const float *numbers, int64_t count,
+                      tdm_bad_number *out)
+{
+    int64_t width = count / lane->rows.count;
+    for (int64_t row = lane->rows.count; row-- > 0;) {
+        if (first_bad(numbers + row * width, width) == width) continue;
+        out->bad_rows++;
+        out->first_row = lane->rows.first + row;
+    }
+}
+
+/* Whether there is a bad number in a tensor; *out then gets what all kinds have in common. */
+static bool look_at(const tdm__lane *lane, const tdm_tensor *t, bool of_rows, tdm_bad_number *out)
+{
+    if (t->dtype != TDM_DTYPE_F32) return false;
+    const float *numbers = t->data;
+    int64_t count = tdm_tensor_elements(t), bad = first_bad(numbers, count);
+    if (bad == count) return false;
+    *out = (tdm_bad_number){.is_nan = isnan(numbers[bad]), .lane = lane->index, .rows = lane->rows};
+    if (lane->rows.count == 1) of_rows = true;
+    if (of_rows) find_rows(lane, numbers, count, out);
+    return true;
+}
+
+typedef struct watcher {
+    const tdm__lane *lane;
+    tdm_bad_number found;
+    bool has_found;
+} watcher;
+
+static bool watch(void *user, const tdm_plan_event *event)
+{
+    watcher *w = user;
+    tdm_node_info node = tdm_graph_node_at(w->lane->graph, event->node);
+    for (int i = 0; i < event->out_count && !w->has_found; i++) {
+        const tdm_tensor *t = &event->out[i];
+        bool of_rows = !node.backward && i == 0 && t->shape.rank >= 2 &&
+                       t->shape.dim[0] % w->lane->rows.count == 0;
+        if (!look_at(w->lane, t, of_rows, &w->found)) continue;
+        w->has_found = true;
+        w->found.kind = TDM_BAD_OP;
+        w->found.name = node.name;
+        w->found.op = node.op;
+        w->found.backward = node.backward;
+    }
+    return true; /* the lane's end decides */
+}
+
+bool tdm__blame_lane(const tdm__lane *lane, tdm_bad_number *out)
+{
+    watcher w = {.lane = lane};
+    tdm_tensor x = tdm_plan_input(lane->plan, TDM_MODEL_INPUT);
+    w.has_found = look_at(lane, &x, true, &w.found);
+    if (w.has_found) w.found.kind = TDM_BAD_DATA;
+    tdm_plan_run_watched(lane->plan, &lane->key, watch, &w);
+    const float *loss = tdm_plan_output(lane->plan, TDM_MODEL_LOSS).data;
+    int64_t extent = (int64_t)tdm_graph_grad_extent(lane->graph);
+    if (isfinite(*loss) && first_bad(lane->grads, extent) == extent) return false;
+    if (w.has_found) *out = w.found;
+    return w.has_found;
+}

@@ -1,0 +1,75 @@
+/*
+ * numbers.c: what a replay has found about bad numbers, in words.
+ *
+ * The words depend on the job, the data and the step alone, never on the number of workers, so that
+ * two runs can be held against each other by what they say.
+ */
+#include "train/internal.h"
+
+#include <stdio.h>
+
+/* "sample 17 of data.csv", counted as in the file. */
+static void add_sample(tdm_str *out, const tdm_dataset *train, int64_t index)
+{
+    const tdm_dataset_info *info = tdm_dataset_info_of(train);
+    tdm_str_addf(out, "%s %lld of %s", info->kind == TDM_DATA_KIND_TOKENS ? "window" : "sample",
+                 (long long)tdm_dataset_number(train, index), info->path);
+}
+
+static void add_rows(tdm_str *out, const tdm_bad_number *bad, const tdm_dataset *train,
+                     int64_t index)
+{
+    tdm_str_addf(out, " in lane %lld", (long long)bad->lane);
+    if (bad->bad_rows == 0) return;
+    if (bad->bad_rows == 1) {
+        tdm_str_add(out, ", for ");
+    } else if (bad->bad_rows == bad->rows.count) {
+        tdm_str_addf(out, ", for all of its %lld samples, the first being ",
+                     (long long)bad->rows.count);
+    } else {
+        tdm_str_addf(out, ", for %lld of its %lld samples, the first being ",
+                     (long long)bad->bad_rows, (long long)bad->rows.count);
+    }
+    add_sample(out, train, index);
+}
+
+void tdm__bad_number_text(const tdm_bad_number *bad, const tdm_dataset *train, int64_t index,
+                          tdm_str *out)
+{
+    const char *what = bad->is_nan ? "a NaN" : "an infinity";
+    switch (bad->kind) {
+    case TDM_BAD_NOWHERE:
+        tdm_str_add(out, "run again, the same step gives good numbers, so this machine has "
+                         "computed something else before");
+        break;
+    case TDM_BAD_PARAM:
+        tdm_str_addf(out, "'%s' itself held %s before this step", bad->name, what);
+        break;
+    case TDM_BAD_DATA:
+        tdm_str_addf(out, "the data itself holds %s", what);
+        add_rows(out, bad, train, index);
+        break;
+    case TDM_BAD_OP:
+        tdm_str_addf(out, "%s was first made by %s (%s, %s)", what, bad->name, bad->op,
+                     bad->backward ? "backward" : "forward");
+        add_rows(out, bad, train, index);
+        break;
+    case TDM_BAD_SUM:
+        tdm_str_addf(out, "the gradient of '%s' overflows when those of the lanes are added up",
+                     bad->name);
+        break;
+    }
+}
+
+const char *tdm__bad_number_advice(const tdm_bad_number *bad)
+{
+    switch (bad->kind) {
+    case TDM_BAD_NOWHERE: return "check its memory and its cooling, then resume";
+    case TDM_BAD_PARAM: return "try a smaller optim.lr";
+    case TDM_BAD_DATA: return "look at that sample";
+    case TDM_BAD_OP:
+    case TDM_BAD_SUM: break;
+    }
+    return "try a smaller optim.lr, a schedule with a warm-up, data.normalise: standard, or "
+           "train.bad_numbers: skip";
+}

@@ -1,0 +1,314 @@
+/*
+ * bad_numbers_test.c: NaN and infinity in a step: that nothing is changed by it, for any number of
+ * workers, and that the replay names what made them.
+ *
+ * The numbers are really bad: data that overflows in a product, gradients that overflow while the
+ * loss is fine, gradients that overflow only when lanes are added up, an op of the test's own that
+ * makes a NaN. A gradient that is huge but finite is no bad number, and must be trained on.
+ */
+#include "parallel/internal.h"
+#include "team_bench.h"
+
+enum { BATCH = 21, LANES = 4 };
+
+static bool same_bits(const team_bench *a, const team_bench *b)
+{
+    size_t bytes = a->trained_extent * sizeof(float);
+    bool same = memcmp(a->params, b->params, a->param_extent * sizeof(float)) == 0 &&
+                memcmp(a->ema, b->ema, bytes) == 0;
+    for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++)
+        same = same && memcmp(a->states[i], b->states[i], bytes) == 0;
+    return same;
+}
+
+/* The first feature has no weight, so that it does not reach the loss, only the gradient; and the
+ * second layer is steep, so that this gradient is large. */
+static void hide_first_feature(team_bench *b)
+{
+    tdm_tensor first = tdm_model_param(b->graph, "fc1.weight", b->params);
+    tdm_tensor second = tdm_model_param(b->graph, "fc2.weight", b->params);
+    float *w = first.data, *v = second.data;
+    for (int64_t i = 0; i < first.shape.dim[0]; i++) w[i * TEAM_BENCH_FEATURES] = 0;
+    for (int64_t i = 0; i < tdm_tensor_elements(&second); i++) v[i] *= 100;
+}
+
+/* One step of a team on a fresh bench; what the replay says, when it is bad. */
+static tdm_step_result step_of(team_shape shape, void (*change)(team_bench *b), tdm_bad_number *bad)
+{
+    team_bench b, untouched;
+    tdm_step_result r = {.loss = NAN};
+    *bad = (tdm_bad_number){.kind = TDM_BAD_NOWHERE};
+    shape.batches[0] = BATCH;
+    if (!team_bench_open(&b, &shape) || !team_bench_prepare(&untouched, &shape)) return r;
+    if (change) {
+        change(&b);
+        change(&untouched);
+    }
+    r = team_bench_step(&b, 0, BATCH);
+    CHECK_INT(same_bits(&b, &untouched), !r.finite);
+    if (!r.finite) {
+        tdm_team_replay(b.team, bad);
+        CHECK(same_bits(&b, &untouched));
+        /* Names outlive the team here only because each one is compared before it goes. */
+        static char name[64], op[64];
+        snprintf(name, sizeof(name), "%s", bad->name ? bad->name : "");
+        snprintf(op, sizeof(op), "%s", bad->op ? bad->op : "");
+        bad->name = name;
+        bad->op = op;
+        b.shape.huge = 0; /* the team is none the worse for it */
+        b.shape.poison = false;
+        b.shape.huge_rows = false;
+        if (bad->kind != TDM_BAD_PARAM) CHECK(team_bench_step(&b, 1, BATCH).finite);
+    }
+    team_bench_close(&b);
+    team_bench_close(&untouched);
+    return r;
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+static void data_that_is_bad_itself(void)
+{
+    for (int workers = 1; workers <= LANES; workers++) {
+        tdm_bad_number bad;
+        team_shape shape = {.lanes = LANES, .workers = workers, .poison = true};
+        CHECK(!step_of(shape, NULL, &bad).finite);
+        CHECK_INT(bad.kind, TDM_BAD_DATA);
+        CHECK(bad.is_nan);
+        CHECK_INT(bad.lane, LANES - 1);
+        CHECK_INT(bad.bad_rows, 1);
+        CHECK_INT(bad.first_row, BATCH - 1);
+    }
+}
+
+static void widen(team_bench *b)
+{
+    tdm_tensor first = tdm_model_param(b->graph, "fc1.weight", b->params);
+    float *w = first.data;
+    for (int64_t i = 0; i < tdm_tensor_elements(&first); i++) w[i] *= 100;
+}
+
+static void the_op_and_the_row_are_named(void)
+{
+    for (int backend = TDM_JOB_BACKEND_AUTO; backend <= TDM_JOB_BACKEND_REF; backend++)
+        for (int workers = 1; workers <= LANES; workers++) {
+            tdm_bad_number bad;
+            team_shape shape = {
+                .lanes = LANES, .workers = workers, .huge = 3e38f, .backend = backend};
+            tdm_step_result r = step_of(shape, widen, &bad);
+            CHECK(!r.finite && !isfinite(r.loss));
+            CHECK_INT(bad.kind, TDM_BAD_OP);
+            CHECK_TEXT(bad.name, "fc1.matmul+relu");
+            CHECK_TEXT(bad.op, "matmul");
+            CHECK(!bad.backward);
+            CHECK(!bad.is_nan); /* an infinity first, NaN of it later */
+            CHECK_INT(bad.lane, LANES - 1);
+            CHECK_INT(bad.rows.first + bad.rows.count, BATCH);
+            CHECK_INT(bad.bad_rows, 1);
+            CHECK_INT(bad.first_row, BATCH - 1);
+            shape.huge_rows = true;
+            step_of(shape, widen, &bad);
+            CHECK_INT(bad.lane, 0);
+            CHECK_INT(bad.bad_rows, bad.rows.count);
+            CHECK_INT(bad.first_row, 0);
+        }
+}
+
+/* Without clip_norm nobody asks for the norm of the gradient; it is looked at all the same. And
+ * clip_value does not make a number of an infinity. */
+static void a_gradient_that_overflows_while_the_loss_is_fine(void)
+{
+    static const team_shape shapes[] = {{.optim = TDM_JOB_OPTIM_SGD},
+                                        {.optim = TDM_JOB_OPTIM_ADAMW, .ema = 0.9},
+                                        {.optim = TDM_JOB_OPTIM_LAMB},
+                                        {.optim = TDM_JOB_OPTIM_ADAMW, .clip_norm = 1},
+                                        {.optim = TDM_JOB_OPTIM_LION, .clip_value = 1}};
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
+        for (int lanes = 1; lanes <= LANES; lanes *= 2)
+            for (int workers = 1; workers <= lanes; workers++) {
+                tdm_bad_number bad;
+                team_shape shape = shapes[i];
+                shape.lanes = lanes;
+                shape.workers = workers;
+                shape.huge = 3.4e38f;
+                tdm_step_result r = step_of(shape, hide_first_feature, &bad);
+                CHECK(!r.finite && isfinite(r.loss));
+                CHECK_INT(bad.kind, TDM_BAD_OP);
+                CHECK(bad.backward);
+                CHECK_TEXT(bad.name, "fc1.matmul+relu.matmul");
+                CHECK_INT(bad.lane, lanes - 1);
+                CHECK_INT(bad.bad_rows, 0); /* of a matrix of weights there are no rows to tell */
+            }
+}
+
+/* Each lane's gradient is finite. The one that is huge enough is found by trying. */
+static void a_sum_that_overflows(void)
+{
+    int found = 0;
+    for (float huge = 1e36f; huge < 3.3e38f && found == 0; huge *= 1.1f)
+        for (int workers = 1; workers <= LANES; workers++) {
+            tdm_bad_number bad;
+            team_shape shape = {
+                .lanes = LANES, .workers = workers, .huge = huge, .huge_rows = true};
+            if (step_of(shape, hide_first_feature, &bad).finite) {
+                CHECK_INT(found, 0); /* for all numbers of workers, or for none */
+                break;
+            }
+            found++;
+            CHECK_INT(bad.kind, TDM_BAD_SUM);
+            CHECK_TEXT(bad.name, "fc1.weight");
+        }
+    CHECK_INT(found, LANES);
+}
+
+/* Huge numbers are looked at more closely, and then trained on: the same bits for all. */
+static void huge_gradients_are_no_bad_numbers(void)
+{
+    team_bench first;
+    for (int workers = 1; workers <= LANES; workers++) {
+        team_bench b;
+        team_shape shape = {.lanes = LANES, .workers = workers, .batches = {BATCH}, .huge = 1e34f};
+        if (!team_bench_open(&b, &shape)) return;
+        hide_first_feature(&b);
+        CHECK(team_bench_step(&b, 0, BATCH).finite);
+        if (workers == 1) {
+            first = b;
+            float *w = tdm_model_param(b.graph, "fc1.weight", b.params).data;
+            CHECK(fabsf(w[0]) > 0x1p80f || fabsf(w[TEAM_BENCH_FEATURES]) > 0x1p80f);
+            continue;
+        }
+        CHECK(same_bits(&b, &first));
+        team_bench_close(&b);
+    }
+    team_bench_close(&first);
+}
+
+static void break_param(team_bench *b)
+{
+    float *w = tdm_model_param(b->graph, "fc2.bias", b->params).data;
+    w[1] = INFINITY;
+}
+
+static void a_parameter_that_was_bad_before(void)
+{
+    tdm_bad_number bad;
+    CHECK(!step_of((team_shape){.lanes = LANES, .workers = 2}, break_param, &bad).finite);
+    CHECK_INT(bad.kind, TDM_BAD_PARAM);
+    CHECK_TEXT(bad.name, "fc2.bias");
+    CHECK(!bad.is_nan);
+}
+
+/* ---- lanes ----------------------------------------------------------------------------------- */
+
+typedef enum spoil { SPOIL_NOT, SPOIL_NAN, SPOIL_INFINITY } spoil;
+
+static tdm_status spoil_infer(const tdm_shape in[], const void *attrs, tdm_shape *out,
+                              tdm_error *err)
+{
+    (void)attrs;
+    (void)err;
+    *out = in[0];
+    return TDM_OK;
+}
+
+static void spoil_run(const tdm_tensor in[], const void *attrs, tdm_tensor out)
+{
+    const spoil *how = attrs;
+    float *to = out.data;
+    memcpy(to, in[0].data, tdm_tensor_bytes(&out));
+    if (*how == SPOIL_NAN) to[5] = NAN;
+    if (*how == SPOIL_INFINITY) to[5] = INFINITY;
+}
+
+static void spoil_backward(tdm_graph *graph, const tdm_value in[], tdm_value out, tdm_value d_out,
+                           const void *attrs, tdm_value d_in[])
+{
+    (void)graph;
+    (void)in;
+    (void)out;
+    (void)attrs;
+    d_in[0] = d_out;
+}
+
+static const tdm_custom_op spoil_op = {.name = "spoil",
+                                       .in_count = 1,
+                                       .infer = spoil_infer,
+                                       .run = spoil_run,
+                                       .backward = spoil_backward};
+
+/* x [3, 2] -> x w -> spoil -> sigmoid -> sum: the sigmoid of an infinity is a good number. */
+static tdm_graph *spoiled_graph(const spoil *how)
+{
+    tdm_graph *g = tdm_graph_create();
+    tdm_value x = tdm_graph_input(g, TDM_MODEL_INPUT, TDM_DTYPE_F32, tdm_shape_2(3, 2));
+    tdm_value w = tdm_graph_param(g, "w", tdm_shape_2(2, 2), (tdm_init){0});
+    tdm_graph_scope(g, "body");
+    tdm_value y = tdm_graph_linear(g, x, w, TDM_VALUE_NONE, TDM_ACTIVATION_NONE);
+    tdm_value in[] = {y};
+    y = tdm_graph_sigmoid(g, tdm_graph_custom(g, &spoil_op, in, how));
+    tdm_value loss = tdm_graph_sum(g, y, -1);
+    tdm_graph_output(g, TDM_MODEL_LOSS, loss);
+    CHECK_INT(tdm_graph_backward(g, loss, NULL), TDM_OK);
+    return g;
+}
+
+static bool blame(spoil how, tdm_bad_number *bad)
+{
+    _Alignas(64) float params[64] = {0.5f, 1, 2, 3}, grads[64] = {0};
+    tdm_graph *g = spoiled_graph(&how);
+    tdm_plan *plan = NULL;
+    tdm_pages arena;
+    bool found = false;
+    CHECK_INT(tdm_plan_create(g, &(tdm_plan_options){.backend = "ref"}, &plan, NULL), TDM_OK);
+    CHECK_INT(tdm_pages_map(tdm_plan_arena_bytes(plan), false, &arena, NULL), TDM_OK);
+    if (plan && arena.data) {
+        tdm_plan_bind(plan, TDM_SPACE_ARENA, arena.data);
+        tdm_plan_bind(plan, TDM_SPACE_PARAMS, params);
+        tdm_plan_bind(plan, TDM_SPACE_GRADS, grads);
+        float *x = tdm_plan_input(plan, TDM_MODEL_INPUT).data;
+        for (int i = 0; i < 6; i++) x[i] = (float)i;
+        tdm__lane lane = {.graph = g, .plan = plan, .grads = grads, .index = 7, .rows = {30, 3}};
+        found = tdm__blame_lane(&lane, bad);
+        if (found) CHECK(strstr(bad->name, "spoil") != NULL);
+        if (found) CHECK_TEXT(bad->op, "spoil");
+    }
+    tdm_plan_destroy(plan);
+    tdm_graph_destroy(g);
+    tdm_pages_unmap(&arena);
+    return found;
+}
+
+static void an_op_of_ones_own(void)
+{
+    tdm_bad_number bad = {0};
+    CHECK(!blame(SPOIL_NOT, &bad));
+    CHECK(blame(SPOIL_NAN, &bad));
+    CHECK_INT(bad.kind, TDM_BAD_OP);
+    CHECK(bad.is_nan && !bad.backward);
+    CHECK_INT(bad.lane, 7);
+    CHECK_INT(bad.bad_rows, 1);
+    CHECK_INT(bad.first_row, 32);
+}
+
+/* An infinity on the way to a good end is the model's business. */
+static void an_infinity_that_does_no_harm(void)
+{
+    tdm_bad_number bad = {0};
+    CHECK(!blame(SPOIL_INFINITY, &bad));
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(data_that_is_bad_itself),
+    CHECK_TEST(the_op_and_the_row_are_named),
+    CHECK_TEST(a_gradient_that_overflows_while_the_loss_is_fine),
+    CHECK_TEST(a_sum_that_overflows),
+    CHECK_TEST(huge_gradients_are_no_bad_numbers),
+    CHECK_TEST(a_parameter_that_was_bad_before),
+    CHECK_TEST(an_op_of_ones_own),
+    CHECK_TEST(an_infinity_that_does_no_harm),
+};
+
+int main(int argc, char **argv)
+{
+    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
+}
