@@ -191,6 +191,7 @@ static const char *const compared_by[TDM_OP_COUNT] = {
     [TDM_OP_ADD... TDM_OP_SOFTMAX_GRAD] = "vec",
     [TDM_OP_EMBEDDING... TDM_OP_EMBEDDING_GRAD] = "vec",
     [TDM_OP_CROSS_ENTROPY... TDM_OP_CROSS_ENTROPY_GRAD] = "vec",
+    [TDM_OP_LOSS... TDM_OP_PENALTY_GRAD] = "loss",
     [TDM_OP_LAYER_NORM... TDM_OP_RMS_NORM_GRAD_PARAMS] = "norm",
     [TDM_OP_ATTENTION... TDM_OP_ATTENTION_GRAD] = "attention",
     [TDM_OP_CONV... TDM_OP_CONV_GRAD_W] = "conv",

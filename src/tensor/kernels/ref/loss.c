@@ -158,11 +158,11 @@ static double huber_slope(double x, double t, double delta)
     return fabs(off) > delta ? delta * sign(off) : off;
 }
 
-/* log(1 + e^x) - t x, written so that no exponential overflows. */
+/* log(1 + e^x) - t x, written so that no exponential overflows: max(x, 0) - t x + log(1 + e^-|x|). */
 static double bce_logits(double x, double t, double delta)
 {
     (void)delta;
-    return (x < 0 ? 0 : x) - t * x + log1p(exp(-fabs(x)));
+    return (x < 0 ? -t : 1 - t) * x + log1p(exp(-fabs(x)));
 }
 
 static double bce_logits_slope(double x, double t, double delta)
@@ -175,7 +175,7 @@ static double bce_logits_slope(double x, double t, double delta)
 static double kl(double x, double t, double delta)
 {
     (void)delta;
-    return (t == 0 ? 0 : t * log(t)) - t * x;
+    return t * ((t == 0 ? 0 : log(t)) - x);
 }
 
 static double kl_slope(double x, double t, double delta)

@@ -180,6 +180,7 @@ extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_batch_norm);
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_norm), TDM__AT_LEVEL(tdm__vec_attention);
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_sums);
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_classes);
+extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_loss);
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_embedding);
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_dropout);
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_copy);
