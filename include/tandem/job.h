@@ -53,7 +53,8 @@ typedef enum tdm_job_model {
     TDM_JOB_MODEL_CNN,
     TDM_JOB_MODEL_RESNET,
     TDM_JOB_MODEL_GPT,
-    TDM_JOB_MODEL_LIBRARY
+    TDM_JOB_MODEL_LIBRARY,
+    TDM_JOB_MODEL_LAYERS
 } tdm_job_model;
 typedef enum tdm_job_depth { TDM_JOB_DEPTH_18, TDM_JOB_DEPTH_34, TDM_JOB_DEPTH_50 } tdm_job_depth;
 typedef enum tdm_job_stem { TDM_JOB_STEM_CIFAR, TDM_JOB_STEM_IMAGENET } tdm_job_stem;
@@ -135,6 +136,75 @@ typedef struct tdm_job_early_stop {
     double min_delta;
 } tdm_job_early_stop;
 
+/* The kinds of layers, in the order of their table (src/job/keys_layers.c). */
+typedef enum tdm_job_layer_kind {
+    TDM_JOB_LAYER_LINEAR,
+    TDM_JOB_LAYER_CONV,
+    TDM_JOB_LAYER_CONV1D,
+    TDM_JOB_LAYER_MAX_POOL,
+    TDM_JOB_LAYER_AVERAGE_POOL,
+    TDM_JOB_LAYER_GLOBAL_POOL,
+    TDM_JOB_LAYER_BATCH_NORM,
+    TDM_JOB_LAYER_LAYER_NORM,
+    TDM_JOB_LAYER_RMS_NORM,
+    TDM_JOB_LAYER_RELU,
+    TDM_JOB_LAYER_GELU,
+    TDM_JOB_LAYER_GELU_TANH,
+    TDM_JOB_LAYER_SILU,
+    TDM_JOB_LAYER_TANH,
+    TDM_JOB_LAYER_SIGMOID,
+    TDM_JOB_LAYER_DROPOUT,
+    TDM_JOB_LAYER_FLATTEN,
+    TDM_JOB_LAYER_SEQUENCE,
+    TDM_JOB_LAYER_EMBEDDING,
+    TDM_JOB_LAYER_POSITIONS,
+    TDM_JOB_LAYER_ATTENTION,
+    TDM_JOB_LAYER_RESIDUAL,
+    TDM_JOB_LAYER_REPEAT,
+    TDM_JOB_LAYER_KIND_COUNT
+} tdm_job_layer_kind;
+typedef enum tdm_job_causal {
+    TDM_JOB_CAUSAL_AUTO, /* yes for tokens, no for all else */
+    TDM_JOB_CAUSAL_YES,
+    TDM_JOB_CAUSAL_NO
+} tdm_job_causal;
+typedef enum tdm_job_shortcut {
+    TDM_JOB_SHORTCUT_AUTO, /* the identity where the shapes agree, otherwise a projection */
+    TDM_JOB_SHORTCUT_IDENTITY,
+    TDM_JOB_SHORTCUT_PROJECTION
+} tdm_job_shortcut;
+
+/* The size of a layer that is as large as there are classes; the padding that keeps the size. */
+#define TDM_JOB_SIZE_CLASSES 0
+#define TDM_JOB_PADDING_SAME (-1)
+
+typedef struct tdm_job_layer tdm_job_layer;
+typedef struct tdm_job_layer_list {
+    const tdm_job_layer *items; /* NULL: not given */
+    size_t count;
+} tdm_job_layer_list;
+
+/* An entry of 'layers'. Which fields count depends on the kind; all others are zero. */
+struct tdm_job_layer {
+    int kind;         /* tdm_job_layer_kind */
+    int64_t size;     /* linear: features; convolutions: channels; embedding: width */
+    int64_t kernel;   /* convolutions and pools; the same in both directions, as all these */
+    int64_t stride;   /* pools: 0 for as large as the kernel */
+    int64_t padding;  /* convolutions: or TDM_JOB_PADDING_SAME */
+    int64_t dilation; /* convolutions */
+    int64_t groups;   /* convolutions */
+    bool bias;        /* linear, convolutions */
+    double momentum;  /* batch_norm */
+    double eps;       /* norms */
+    double rate;      /* dropout, and the dropout inside attention */
+    bool tied;        /* embedding: its table is also the last layer */
+    int64_t heads;    /* attention */
+    int causal;       /* attention: tdm_job_causal */
+    int shortcut;     /* residual: tdm_job_shortcut */
+    int64_t times;    /* repeat */
+    tdm_job_layer_list layers; /* residual, repeat: what is inside */
+};
+
 /*
  * A loaded job: plain fields, one per key, grouped as in the file. Texts and lists belong to the
  * job. An optional path or mapping that was not given is NULL, an optional number 0.
@@ -142,6 +212,7 @@ typedef struct tdm_job_early_stop {
 typedef struct tdm_job {
     const char *name;
     int64_t seed;
+    tdm_job_layer_list layers; /* of the model layers */
     struct {
         int kind; /* tdm_job_model */
         tdm_job_int_list channels;
@@ -295,6 +366,11 @@ TDM_API void tdm_job_show_json(const tdm_job *job, tdm_str *out);
  * of the training when the schedule is as long, how to evaluate when the schedule looks at that.
  */
 TDM_API tdm_status tdm_job_hash(const tdm_job *job, char hex[TDM_SHA256_HEX], tdm_error *err);
+/* Does the job's model take tokens, and so a text? gpt does, and layers that begin with embedding.
+ * Of a library only the library knows: tdm_model_takes_tokens. */
+TDM_API bool tdm_job_takes_tokens(const tdm_job *job);
+/* "conv": what a job calls a tdm_job_layer_kind. */
+TDM_API const char *tdm_job_layer_name(int kind);
 /* Lists in `out` the keys that decide bits and differ: "train.batch: 32 here, 64 there". */
 TDM_API size_t tdm_job_diff(const tdm_job *here, const tdm_job *there, tdm_str *out);
 
@@ -311,7 +387,8 @@ typedef enum tdm_job_key_type {
     TDM_JOB_KEY_INT_LIST,
     TDM_JOB_KEY_MAP,      /* keys of its own: the field points to a struct, or is NULL */
     TDM_JOB_KEY_MAP_LIST, /* a list of such: the field is a pointer to structs and their count */
-    TDM_JOB_KEY_OPTIONS   /* a mapping of any names to single values: a tdm_job_option_list */
+    TDM_JOB_KEY_OPTIONS,  /* a mapping of any names to single values: a tdm_job_option_list */
+    TDM_JOB_KEY_LAYERS    /* a tdm_job_layer_list */
 } tdm_job_key_type;
 
 /* A check beyond type and range. */
@@ -321,7 +398,8 @@ typedef enum tdm_job_key_form {
     TDM_JOB_FORM_CHARACTER, /* one ASCII character, or the word tab */
     TDM_JOB_FORM_POWER_OF_TWO,
     TDM_JOB_FORM_SHA256, /* 64 hexadecimal digits */
-    TDM_JOB_FORM_SIZE    /* an int of bytes, which may have a unit: 512MB, 2GiB */
+    TDM_JOB_FORM_SIZE,   /* an int of bytes, which may have a unit: 512MB, 2GiB */
+    TDM_JOB_FORM_LAYER   /* a kind of layer: its first setting may stand alone, if it is required */
 } tdm_job_key_form;
 
 typedef struct tdm_job_key tdm_job_key;
@@ -345,10 +423,12 @@ struct tdm_job_key {
     size_t field_count;
     size_t struct_bytes; /* mappings: of the struct that holds one */
     tdm_job_key_form form;
-    const char *word;     /* an int that may also be this word, meaning 0: "auto", "all", "never" */
-    const char *choices;  /* "relu | gelu | tanh" */
-    const char *excludes; /* the key it cannot stand beside */
-    const char *needs;    /* the key that must be given too */
+    const char *word;        /* an int that may also be this word: "auto", "all", "never" */
+    int64_t word_value;      /* what the word means: 0 unless that is a number of its own */
+    const char *not_list;    /* what to say when a list stands where something else is wanted */
+    const char *choices;     /* "relu | gelu | tanh" */
+    const char *excludes;    /* the key it cannot stand beside */
+    const char *needs;       /* the key that must be given too */
     const char *also_called; /* "batch_size bs": names from elsewhere, for suggestions only */
     const char *help;        /* a sentence or more */
 };

@@ -16,7 +16,10 @@
 #include <tandem/job.h>
 
 #define TDM__JOB_FILE_BYTES (1024u * 1024u)  /* the largest job file */
-#define TDM__JOB_DEPTH 16                    /* of nested YAML */
+#define TDM__JOB_DEPTH 20                    /* of nested YAML */
+#define TDM__LAYER_DEPTH 4                   /* of layers within layers */
+#define TDM__LAYERS_LISTED 256               /* in one list */
+#define TDM__LAYERS_MOST 1024                /* in all, repeated ones as often as they are there */
 #define TDM__JOB_PROBLEMS 100                /* listed at most; the rest is counted */
 #define TDM__JOB_STRING_BYTES 1024           /* the longest text value */
 #define TDM__JOB_PATH_BYTES 4095             /* the longest path, as Linux has it */
@@ -110,6 +113,11 @@ extern const tdm_job_key tdm__early_stop_keys[TDM__EARLY_STOP_KEYS];
 bool tdm__schedule_is_as_long(const tdm_job *job);
 bool tdm__schedule_evaluates(const tdm_job *job);
 
+/* ---- keys_layers.c --------------------------------------------------------------------------- */
+
+/* The kinds of layers, by tdm_job_layer_kind: each a mapping of its settings. */
+extern const tdm_job_key tdm__layer_keys[TDM_JOB_LAYER_KIND_COUNT];
+
 /* ---- lookup.c -------------------------------------------------------------------------------- */
 
 /* The index of a key or group; SIZE_MAX when there is none. */
@@ -148,6 +156,7 @@ typedef struct tdm__loader {
     tdm__place *group_places; /* one for each group; line 0: the file does not have it */
     tdm_job *job;
     bool no_file_checks;
+    int layer_depth; /* lists of layers that are being read, one within the other */
 } tdm__loader;
 
 /* False (after a problem) when the document is no mapping, and so no job at all. */
@@ -177,6 +186,10 @@ bool tdm__map_store(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml
 bool tdm__map_list_store(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_node *node,
                          bool from_override, void *field);
 
+/* Fills the struct of one mapping from its node: all keys of the small table. */
+bool tdm__map_fill(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_node *map,
+                   bool from_override, void *item);
+
 /* A list of mappings as it lies in a job, whatever its structs are. */
 typedef struct tdm__map_list {
     const void *items;
@@ -193,9 +206,16 @@ bool tdm__options_override(tdm__loader *loader, const char *path, const char *va
 /* Hashes the file of model.library into model.library_sha256, or holds it against that. */
 void tdm__library_identify(tdm__loader *loader);
 
+/* ---- layers.c -------------------------------------------------------------------------------- */
+
+/* The value of TDM_JOB_KEY_LAYERS, for value.c. */
+bool tdm__layers_store(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_node *node,
+                       bool from_override, tdm_job_layer_list *field);
+
 /* ---- presets.c ------------------------------------------------------------------------------- */
 
-/* Gives the keys that model.preset speaks for, where they were not given, its values. */
+/* Keys that were not given and follow from others that were: model.kind from a list of layers, and
+ * the sizes that model.preset speaks for. */
 void tdm__presets_apply(tdm__loader *loader);
 
 /* ---- rules.c --------------------------------------------------------------------------------- */

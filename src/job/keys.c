@@ -17,7 +17,8 @@
 #define IS_LIBRARY "when the model is a library"
 
 static const tdm__job_group groups[] = {
-    {"", "What the job is called, and where its random numbers begin."},
+    {"", "What the job is called, where its random numbers begin, and the layers of a network of "
+         "one's own."},
     {"model", "The network that is trained."},
     {"data", "The samples: where they lie and how they are read."},
     {"train", "How much is trained, and in which portions."},
@@ -34,6 +35,11 @@ static const tdm__job_group groups[] = {
 static bool is_library(const tdm_job *job)
 {
     return job->model.kind == TDM_JOB_MODEL_LIBRARY;
+}
+
+static bool is_made_of_layers(const tdm_job *job)
+{
+    return job->model.kind == TDM_JOB_MODEL_LAYERS;
 }
 
 static const tdm_job_key first_keys[] = {
@@ -59,19 +65,38 @@ static const tdm_job_key first_keys[] = {
                 "split by 'data.test_fraction'. The same seed gives the same run.",
     },
     {
+        .path = "layers",
+        .type = TDM_JOB_KEY_LAYERS,
+        .offset = FIELD(layers),
+        .decides_bits = true,
+        .decides_when = is_made_of_layers,
+        .decides_note = "when 'model.kind' is layers",
+        .most_count = TDM__LAYERS_LISTED,
+        .fields = tdm__layer_keys,
+        .field_count = TDM_JOB_LAYER_KIND_COUNT,
+        .struct_bytes = sizeof(tdm_job_layer),
+        .help =
+            "A network of one's own: the layers that a sample goes through, one after the other. "
+            "An entry is the name of a layer, with its settings behind a colon, where it has "
+            "any. The last layer, to the number of classes, is added unless a layer has the size "
+            "classes. It stands for 'model.kind' layers.",
+    },
+    {
         .path = "model.kind",
         .type = TDM_JOB_KEY_CHOICE,
         .offset = FIELD(model.kind),
         .fallback = "mlp",
+        .fallback_note = "mlp, or layers where 'layers' is given",
         .decides_bits = true,
-        .choices = "mlp | cnn | resnet | gpt | library",
+        .choices = "mlp | cnn | resnet | gpt | library | layers",
         .also_called = "type architecture",
         .help =
             "The architecture. mlp is a multi-layer perceptron that classifies. cnn is a small "
             "convolutional network for images, resnet the residual network of ResNet-18 and its "
             "larger kin. "
             "gpt is the transformer of GPT-2, which predicts the next token of a text. library is "
-            "a model of your own, from the shared object that 'model.library' names.",
+            "a model of your own, from the shared object that 'model.library' names. layers is what "
+            "the list 'layers' says.",
     },
     {
         .path = "model.hidden",
@@ -160,6 +185,8 @@ static const tdm_job_key first_keys[] = {
         .least = 1,
         .most = 1024,
         .also_called = "n_layer n_layers num_layers num_hidden_layers depth blocks",
+        .not_list = "a list of layers stands at the top level of the job: move 'layers:' out of "
+                    "'model:'",
         .help = "For gpt: how many blocks of attention and perceptron stand on each other.",
     },
     {
@@ -195,8 +222,9 @@ static const tdm_job_key first_keys[] = {
         .least = 1,
         .most = 1048576,
         .also_called = "block_size context_length seq_len sequence_length n_ctx n_positions",
-        .help = "For gpt: how many tokens the model sees at once, which is also the length of a "
-                "training sample.",
+        .help =
+            "For models of tokens: how many tokens the model sees at once, which is also the length of a "
+            "training sample.",
     },
     {
         .path = "model.vocabulary",
@@ -208,8 +236,9 @@ static const tdm_job_key first_keys[] = {
         .most = 1048576,
         .word = "auto",
         .also_called = "vocab_size vocab",
-        .help = "For gpt: how many different tokens there can be. auto takes as many as the "
-                "training text has characters; with a number there may be spare ones.",
+        .help =
+            "For models of tokens: how many different tokens there can be. auto takes as many as the "
+            "training text has characters; with a number there may be spare ones.",
     },
     {
         .path = "model.init_from",
@@ -264,8 +293,8 @@ static const tdm_job_key first_keys[] = {
         .required = true,
         .decides_bits = true,
         .also_called = "path file train_path train_file",
-        .help = "The file of training samples: CSV, IDX images, or for gpt a text. It may be "
-                "packed with gzip.",
+        .help = "The file of training samples: CSV, IDX images, or for models of tokens a text. "
+                "It may be packed with gzip.",
     },
     {
         .path = "data.train_labels",
@@ -329,8 +358,8 @@ static const tdm_job_key first_keys[] = {
         .fallback = "auto",
         .decides_bits = true,
         .choices = "auto | csv | idx | text",
-        .help = "The format of the data files. auto looks at their first bytes; for the model "
-                "gpt it is text, which is read character by character.",
+        .help = "The format of the data files. auto looks at their first bytes; for models of "
+                "tokens it is text, which is read character by character.",
     },
     {
         .path = "data.header",

@@ -202,6 +202,7 @@ static void add_string_form(const tdm_job_key *key, tdm_str *out)
     case TDM_JOB_FORM_CHARACTER: tdm_str_add(out, "one ASCII character, or the word tab"); break;
     case TDM_JOB_FORM_SHA256: tdm_str_add(out, "64 hexadecimal digits"); break;
     case TDM_JOB_FORM_ANY:
+    case TDM_JOB_FORM_LAYER:
     case TDM_JOB_FORM_POWER_OF_TWO:
     case TDM_JOB_FORM_SIZE: tdm_str_add(out, "a text"); break;
     }
@@ -228,6 +229,18 @@ static void add_fields(const tdm_job_key *key, tdm_str *out)
     }
 }
 
+static void add_map(const tdm_job_key *key, tdm_str *out)
+{
+    if (key->field_count == 0) {
+        tdm_str_add(out, "no settings");
+        return;
+    }
+    tdm_str_add(out, "a mapping with ");
+    add_fields(key, out);
+    if (key->form == TDM_JOB_FORM_LAYER && key->fields[0].required)
+        tdm_str_addf(out, ", or %s alone", tdm__key_leaf(&key->fields[0]));
+}
+
 void tdm__key_wants(const tdm_job_key *key, tdm_str *out)
 {
     switch (key->type) {
@@ -245,9 +258,9 @@ void tdm__key_wants(const tdm_job_key *key, tdm_str *out)
         tdm_str_addf(out, "a list of at most %zu whole numbers ", key->most_count);
         tdm__key_range(key, out);
         break;
-    case TDM_JOB_KEY_MAP:
-        tdm_str_add(out, "a mapping with ");
-        add_fields(key, out);
+    case TDM_JOB_KEY_MAP: add_map(key, out); break;
+    case TDM_JOB_KEY_LAYERS:
+        tdm_str_addf(out, "a list of at most %zu layers", key->most_count);
         break;
     case TDM_JOB_KEY_MAP_LIST:
         tdm_str_addf(out, "a list of at most %zu mappings with ", key->most_count);

@@ -75,8 +75,8 @@ static bool store_absent(tdm__loader *loader, const tdm_job_key *field, tdm__pla
     return fallback.node && tdm__value_store(loader, field, &fallback, item);
 }
 
-static bool fill(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_node *map,
-                 bool from_override, void *item)
+bool tdm__map_fill(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_node *map,
+                   bool from_override, void *item)
 {
     const tdm__yaml_node *given[FIELDS_MOST] = {NULL};
     bool ok = true;
@@ -121,7 +121,7 @@ bool tdm__map_store(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml
                     bool from_override, void *field)
 {
     void *item = make(loader, key, 1);
-    if (!item || !fill(loader, key, node, from_override, item)) return false;
+    if (!item || !tdm__map_fill(loader, key, node, from_override, item)) return false;
     memcpy(field, &item, sizeof(item));
     return true;
 }
@@ -159,7 +159,8 @@ bool tdm__map_list_store(tdm__loader *loader, const tdm_job_key *key, const tdm_
         } else if (entry->kind != TDM__YAML_MAP) {
             report_entry(loader, key, entry);
             ok = false;
-        } else if (!fill(loader, key, entry, from_override, items + at * key->struct_bytes)) {
+        } else if (!tdm__map_fill(loader, key, entry, from_override,
+                                  items + at * key->struct_bytes)) {
             ok = false;
         }
     }

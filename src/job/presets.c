@@ -1,6 +1,7 @@
 /*
- * presets.c: published sizes of models by name.
+ * presets.c: what keys that were not given are because of those that were.
  *
+ * Published sizes of models have names, and a list of layers says by itself which model it is for.
  * A preset is a set of defaults: it fills the keys that were not given, and what was given stays. A
  * job that is shown and read again has all of them given, and so is the same job.
  */
@@ -26,6 +27,9 @@ static void set(const tdm__loader *loader, const char *key, int64_t *field, int6
 void tdm__presets_apply(tdm__loader *loader)
 {
     tdm_job *job = loader->job;
+    if (loader->slots[tdm__key_find("layers")].node &&
+        !loader->slots[tdm__key_find("model.kind")].node)
+        job->model.kind = TDM_JOB_MODEL_LAYERS;
     if (!loader->slots[tdm__key_find("model.preset")].ok ||
         job->model.preset == TDM_JOB_PRESET_NONE)
         return;

@@ -15,6 +15,13 @@ static bool matches(const tdm_job_key *key, const char *prefix)
     return strncmp(key->path, prefix, strlen(prefix)) == 0;
 }
 
+/* "layers.conv" lies below "layers". */
+static bool leads_to(const tdm_job_key *key, const char *prefix)
+{
+    size_t length = strlen(key->path);
+    return strncmp(key->path, prefix, length) == 0 && prefix[length] == '.';
+}
+
 static void add_default(const tdm_job_key *key, tdm_str *out)
 {
     if (key->required) {
@@ -83,15 +90,25 @@ static void add_key_text(const tdm_job_key *key, tdm_str *out)
     }
 }
 
+/* The keys that match, and those of mappings whose own name is only a part of the prefix. */
+static size_t add_matching_text(const tdm_job_key *key, const char *prefix, tdm_str *out)
+{
+    size_t count = 0;
+    if (matches(key, prefix)) {
+        if (out->length > 0) tdm_str_add_char(out, '\n');
+        add_key_text(key, out);
+        return 1;
+    }
+    for (size_t i = 0; leads_to(key, prefix) && i < key->field_count; i++)
+        count += add_matching_text(&key->fields[i], prefix, out);
+    return count;
+}
+
 size_t tdm_job_keys_text(const char *prefix, tdm_str *out)
 {
     size_t count = 0;
-    for (size_t i = 0; i < tdm_job_key_count(); i++) {
-        const tdm_job_key *key = tdm_job_key_at(i);
-        if (!matches(key, prefix)) continue;
-        if (count++ > 0) tdm_str_add_char(out, '\n');
-        add_key_text(key, out);
-    }
+    for (size_t i = 0; i < tdm_job_key_count(); i++)
+        count += add_matching_text(tdm_job_key_at(i), prefix, out);
     return count;
 }
 
@@ -105,7 +122,7 @@ static const char *type_name(tdm_job_key_type type)
         [TDM_JOB_KEY_REAL] = "real",       [TDM_JOB_KEY_BOOL] = "bool",
         [TDM_JOB_KEY_CHOICE] = "choice",   [TDM_JOB_KEY_INT_LIST] = "int_list",
         [TDM_JOB_KEY_MAP] = "map",         [TDM_JOB_KEY_MAP_LIST] = "map_list",
-        [TDM_JOB_KEY_OPTIONS] = "options",
+        [TDM_JOB_KEY_OPTIONS] = "options", [TDM_JOB_KEY_LAYERS] = "layers",
     };
     return names[type];
 }
@@ -151,17 +168,25 @@ static void put_key_json(const tdm_job_key *key, tdm_json_writer *w)
     tdm_str_release(&accepts);
 }
 
+static size_t put_matching_json(const tdm_job_key *key, const char *prefix, tdm_json_writer *w)
+{
+    size_t count = 0;
+    if (matches(key, prefix)) {
+        put_key_json(key, w);
+        return 1;
+    }
+    for (size_t i = 0; leads_to(key, prefix) && i < key->field_count; i++)
+        count += put_matching_json(&key->fields[i], prefix, w);
+    return count;
+}
+
 size_t tdm_job_keys_json(const char *prefix, tdm_str *out)
 {
     size_t count = 0;
     tdm_json_writer w = tdm_json_writer_init(out, 2);
     tdm_json_array_begin(&w);
-    for (size_t i = 0; i < tdm_job_key_count(); i++) {
-        const tdm_job_key *key = tdm_job_key_at(i);
-        if (!matches(key, prefix)) continue;
-        put_key_json(key, &w);
-        count++;
-    }
+    for (size_t i = 0; i < tdm_job_key_count(); i++)
+        count += put_matching_json(tdm_job_key_at(i), prefix, &w);
     tdm_json_array_end(&w);
     tdm_str_add_char(out, '\n');
     return count;
@@ -220,6 +245,10 @@ static const char introduction[] =
     "  are allowed, `0.001`, `.001` and `1e-3` are all fine. Quotes make a text, never a number.\n"
     "- **Mappings with keys of their own** are written below their key, or in braces: the keys of an\n"
     "  entry of `optim.groups` are listed here as `optim.groups.match` and so on.\n"
+    "- **Layers.** An entry of `layers` is a name, a name with settings, or a name with its first\n"
+    "  setting, where that is required: `relu`, `conv: {channels: 8, kernel: 5}`, `linear: 64`. "
+    "[models.md](models.md)\n"
+    "  says what each layer does.\n"
     "- **True and false** are `true` and `false`; `yes`, `no`, `on` and `off` mean the same.\n"
     "- **YAML** is taken in its plain form: one document, UTF-8, at most 1 MiB, without anchors,\n"
     "  aliases, tags and merge keys.\n"

@@ -101,22 +101,31 @@ static bool ema_that_is_not_kept(const tdm_job *job)
     return job->eval.weights == TDM_JOB_WEIGHTS_EMA && job->optim.ema == 0;
 }
 
+static bool layers_without_list(const tdm_job *job)
+{
+    return job->model.kind == TDM_JOB_MODEL_LAYERS && !job->layers.items;
+}
+
+static bool list_for_another(const tdm_job *job)
+{
+    return job->model.kind != TDM_JOB_MODEL_LAYERS && job->layers.items;
+}
+
 static bool text_for_another(const tdm_job *job)
 {
-    return job->data.format == TDM_JOB_FORMAT_TEXT && job->model.kind != TDM_JOB_MODEL_GPT &&
+    return job->data.format == TDM_JOB_FORMAT_TEXT && !tdm_job_takes_tokens(job) &&
            job->model.kind != TDM_JOB_MODEL_LIBRARY; /* of which only the library knows */
 }
 
-static bool gpt_without_text(const tdm_job *job)
+static bool tokens_without_text(const tdm_job *job)
 {
-    return job->model.kind == TDM_JOB_MODEL_GPT &&
+    return tdm_job_takes_tokens(job) &&
            (job->data.format == TDM_JOB_FORMAT_CSV || job->data.format == TDM_JOB_FORMAT_IDX);
 }
 
 static bool labels_of_text(const tdm_job *job)
 {
-    return job->model.kind == TDM_JOB_MODEL_GPT &&
-           (job->data.train_labels || job->data.test_labels);
+    return tdm_job_takes_tokens(job) && (job->data.train_labels || job->data.test_labels);
 }
 
 static bool width_is_no_multiple(const tdm_job *job)
@@ -240,21 +249,35 @@ static const rule rules[] = {
                    "0, such as 0.999",
     },
     {
-        .keys = {"data.format", "model.kind"},
+        .keys = {"model.kind", "layers"},
+        .is_broken = layers_without_list,
+        .message = "the model layers is what a list says: give 'layers:' at the top level of the "
+                   "job, beside 'model:'",
+    },
+    {
+        .keys = {"layers", "model.kind"},
+        .is_broken = list_for_another,
+        .message = "'layers' is for the model of that name: set 'model.kind' to layers or leave it "
+                   "out, or leave this out",
+    },
+    {
+        .keys = {"data.format", "model.kind", "layers"},
         .is_broken = text_for_another,
-        .message = "a text is for models that predict the next token: set 'model.kind' to gpt, or "
-                   "'data.format' to csv or idx",
+        .message = "a text is for models that predict the next token: set 'model.kind' to gpt or "
+                   "begin 'layers' with embedding, or set 'data.format' to csv or idx",
     },
     {
-        .keys = {"data.format", "model.kind"},
-        .is_broken = gpt_without_text,
-        .message = "the model gpt learns from a text: set 'data.format' to text, or leave it out",
+        .keys = {"data.format", "model.kind", "layers"},
+        .is_broken = tokens_without_text,
+        .message =
+            "a model of tokens (gpt, or layers that begin with embedding) learns from a text: "
+            "set 'data.format' to text, or leave it out",
     },
     {
-        .keys = {"data.train_labels", "data.test_labels", "model.kind"},
+        .keys = {"data.train_labels", "data.test_labels", "model.kind", "layers"},
         .is_broken = labels_of_text,
-        .message = "the model gpt needs no labels: each character is the label of those before it; "
-                   "leave this out",
+        .message = "a model of tokens needs no labels: each character is the label of those before "
+                   "it; leave this out",
     },
     {
         .keys = {"model.width", "model.heads", "model.kind"},

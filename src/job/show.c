@@ -43,6 +43,11 @@ static const tdm_job_option_list *options_of(const tdm_job_key *key, const void 
     return field_of(key, base);
 }
 
+static const tdm_job_layer_list *layers_of(const tdm_job_key *key, const void *base)
+{
+    return field_of(key, base);
+}
+
 bool tdm__value_is_set(const tdm_job_key *key, const void *base)
 {
     double real;
@@ -60,6 +65,7 @@ bool tdm__value_is_set(const tdm_job_key *key, const void *base)
         return !tdm__value_is_set(tdm_job_key_at(tdm__key_find(key->excludes)), base);
     case TDM_JOB_KEY_MAP: return map_of(key, base) != NULL;
     case TDM_JOB_KEY_OPTIONS: return options_of(key, base)->count > 0;
+    case TDM_JOB_KEY_LAYERS: return layers_of(key, base)->items != NULL;
     case TDM_JOB_KEY_BOOL:
     case TDM_JOB_KEY_CHOICE:
     case TDM_JOB_KEY_INT_LIST:
@@ -169,6 +175,58 @@ static void add_options(const tdm_job_option_list *list, tdm_str *out)
     tdm_str_add_char(out, '}');
 }
 
+/* "{linear: {features: 64, bias: true}}", or only "relu". */
+static void add_layer(const tdm_job_layer *layer, tdm_str *out)
+{
+    const tdm_job_key *kind = &tdm__layer_keys[layer->kind];
+    if (kind->field_count == 0) {
+        tdm_str_add(out, tdm__key_leaf(kind));
+        return;
+    }
+    tdm_str_addf(out, "{%s: ", tdm__key_leaf(kind));
+    add_map(kind, layer, out);
+    tdm_str_add_char(out, '}');
+}
+
+static void add_layers(const tdm_job_layer_list *list, tdm_str *out)
+{
+    tdm_str_add_char(out, '[');
+    for (size_t i = 0; i < list->count; i++) {
+        if (i > 0) tdm_str_add(out, ", ");
+        add_layer(&list->items[i], out);
+    }
+    tdm_str_add_char(out, ']');
+}
+
+/* The same for people: a line for each layer, each `indent` spaces from the left. */
+static void add_layer_lines(const tdm_job_layer_list *list, int indent, tdm_str *out)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        const tdm_job_layer *layer = &list->items[i];
+        const tdm_job_key *kind = &tdm__layer_keys[layer->kind];
+        tdm_str_addf(out, "%*s- %s", indent, "", tdm__key_leaf(kind));
+        if (!layer->layers.items) {
+            if (kind->field_count > 0) tdm_str_add(out, ": ");
+            if (kind->field_count > 0) add_map(kind, layer, out);
+            tdm_str_add_char(out, '\n');
+            continue;
+        }
+        tdm_str_add(out, ":\n");
+        for (size_t k = 0; k < kind->field_count; k++) {
+            const tdm_job_key *field = &kind->fields[k];
+            tdm_str_addf(out, "%*s%s:", indent + 4, "", tdm__key_leaf(field));
+            if (field->type == TDM_JOB_KEY_LAYERS) {
+                tdm_str_add_char(out, '\n');
+                add_layer_lines(&layer->layers, indent + 6, out);
+                continue;
+            }
+            tdm_str_add_char(out, ' ');
+            tdm__value_show(field, layer, out);
+            tdm_str_add_char(out, '\n');
+        }
+    }
+}
+
 void tdm__value_show(const tdm_job_key *key, const void *base, tdm_str *out)
 {
     const void *field = field_of(key, base);
@@ -178,7 +236,7 @@ void tdm__value_show(const tdm_job_key *key, const void *base, tdm_str *out)
     case TDM_JOB_KEY_PATH:
     case TDM_JOB_KEY_DIR: add_text(text_of(key, base), out); break;
     case TDM_JOB_KEY_INT:
-        if (key->word && *(const int64_t *)field == 0) {
+        if (key->word && *(const int64_t *)field == key->word_value) {
             tdm_str_add(out, key->word);
         } else {
             tdm_str_addf(out, "%lld", (long long)*(const int64_t *)field);
@@ -194,6 +252,7 @@ void tdm__value_show(const tdm_job_key *key, const void *base, tdm_str *out)
     case TDM_JOB_KEY_MAP: add_map(key, map_of(key, base), out); break;
     case TDM_JOB_KEY_MAP_LIST: add_map_list(key, map_list_of(key, base), out); break;
     case TDM_JOB_KEY_OPTIONS: add_options(options_of(key, base), out); break;
+    case TDM_JOB_KEY_LAYERS: add_layers(field, out); break;
     }
 }
 
@@ -206,6 +265,11 @@ void tdm_job_show(const tdm_job *job, tdm_str *out)
         for (size_t i = 0; i < tdm_job_key_count(); i++) {
             const tdm_job_key *key = tdm_job_key_at(i);
             if (!tdm__job_group_has(group, key) || !tdm__value_is_set(key, job)) continue;
+            if (key->type == TDM_JOB_KEY_LAYERS && layers_of(key, job)->count > 0) {
+                tdm_str_addf(out, "%s:\n", tdm__key_leaf(key));
+                add_layer_lines(layers_of(key, job), 2, out);
+                continue;
+            }
             tdm_str_addf(out, "%s%s: ", is_top ? "" : "  ", tdm__key_leaf(key));
             tdm__value_show(key, job, out);
             tdm_str_add_char(out, '\n');
@@ -241,6 +305,23 @@ static void put_json_options(const tdm_job_option_list *list, tdm_json_writer *w
     tdm_json_object_end(w);
 }
 
+static void put_json_layers(const tdm_job_layer_list *list, tdm_json_writer *w)
+{
+    tdm_json_array_begin(w);
+    for (size_t i = 0; i < list->count; i++) {
+        const tdm_job_key *kind = &tdm__layer_keys[list->items[i].kind];
+        if (kind->field_count == 0) {
+            tdm_json_string(w, tdm__key_leaf(kind));
+            continue;
+        }
+        tdm_json_object_begin(w);
+        tdm_json_key(w, tdm__key_leaf(kind));
+        put_json_map(kind, &list->items[i], w);
+        tdm_json_object_end(w);
+    }
+    tdm_json_array_end(w);
+}
+
 static void put_json(const tdm_job_key *key, const void *base, tdm_json_writer *w)
 {
     const void *field = field_of(key, base);
@@ -251,7 +332,7 @@ static void put_json(const tdm_job_key *key, const void *base, tdm_json_writer *
     case TDM_JOB_KEY_PATH:
     case TDM_JOB_KEY_DIR: tdm_json_string(w, text_of(key, base)); break;
     case TDM_JOB_KEY_INT:
-        if (key->word && *(const int64_t *)field == 0) {
+        if (key->word && *(const int64_t *)field == key->word_value) {
             tdm_json_string(w, key->word);
         } else {
             tdm_json_int(w, *(const int64_t *)field);
@@ -272,6 +353,7 @@ static void put_json(const tdm_job_key *key, const void *base, tdm_json_writer *
     case TDM_JOB_KEY_MAP: put_json_map(key, map_of(key, base), w); break;
     case TDM_JOB_KEY_MAP_LIST: put_json_map_list(key, map_list_of(key, base), w); break;
     case TDM_JOB_KEY_OPTIONS: put_json_options(options_of(key, base), w); break;
+    case TDM_JOB_KEY_LAYERS: put_json_layers(field, w); break;
     }
 }
 
@@ -333,6 +415,46 @@ tdm_status tdm_job_hash(const tdm_job *job, char hex[TDM_SHA256_HEX], tdm_error 
     return TDM_OK;
 }
 
+/* Does layer `index` differ, or is it in one list only? Its texts stay in `a` and `b`. */
+static bool layer_differs(const tdm_job_layer_list *here, const tdm_job_layer_list *there,
+                          size_t index, tdm_str *a, tdm_str *b)
+{
+    tdm_str_clear(a);
+    tdm_str_clear(b);
+    if (index < here->count) add_layer(&here->items[index], a);
+    if (index < there->count) add_layer(&there->items[index], b);
+    return strcmp(tdm_str_text(a), tdm_str_text(b)) != 0;
+}
+
+/* The first difference of two lists, which is enough to see, by its place: a list can be long. */
+static void add_layers_diff(const char *path, const tdm_job_layer_list *here,
+                            const tdm_job_layer_list *there, tdm_str *out)
+{
+    tdm_str a = TDM_STR_INIT, b = TDM_STR_INIT;
+    size_t i = 0, most = here->count > there->count ? here->count : there->count;
+    while (i < most && !layer_differs(here, there, i, &a, &b)) i++;
+    if (i < here->count && i < there->count) {
+        tdm_job_layer x = here->items[i], y = there->items[i];
+        const tdm_job_layer_list inside[2] = {x.layers, y.layers};
+        x.layers.count = y.layers.count = 0;
+        const tdm_job_layer_list outer[2] = {{&x, 1}, {&y, 1}};
+        if (!layer_differs(&outer[0], &outer[1], 0, &a, &b)) { /* so it is within */
+            tdm_str_clear(&b);
+            tdm_str_addf(&b, "%s[%zu].%s", path, i, tdm_job_layer_name(x.kind));
+            add_layers_diff(tdm_str_text(&b), &inside[0], &inside[1], out);
+            tdm_str_release(&a);
+            tdm_str_release(&b);
+            return;
+        }
+        layer_differs(here, there, i, &a, &b);
+    }
+    tdm_str_addf(out, "%s[%zu]: %s here, %s there\n", path, i, a.length ? a.data : "nothing",
+                 b.length ? b.data : "nothing");
+    if (!tdm_str_ok(&a) || !tdm_str_ok(&b)) out->failed = true;
+    tdm_str_release(&a);
+    tdm_str_release(&b);
+}
+
 size_t tdm_job_diff(const tdm_job *here, const tdm_job *there, tdm_str *out)
 {
     size_t count = 0;
@@ -342,7 +464,11 @@ size_t tdm_job_diff(const tdm_job *here, const tdm_job *there, tdm_str *out)
         tdm_str a = TDM_STR_INIT, b = TDM_STR_INIT;
         add_deciding(key, here, &a);
         add_deciding(key, there, &b);
-        if (strcmp(tdm_str_text(&a), tdm_str_text(&b)) != 0) {
+        bool differs = strcmp(tdm_str_text(&a), tdm_str_text(&b)) != 0;
+        if (differs && key->type == TDM_JOB_KEY_LAYERS) {
+            add_layers_diff(key->path, layers_of(key, here), layers_of(key, there), out);
+            count++;
+        } else if (differs) {
             tdm_str_addf(out, "%s: %s here, %s there\n", key->path, tdm_str_text(&a),
                          tdm_str_text(&b));
             count++;

@@ -167,6 +167,12 @@ static const tdm__yaml_node *read_yaml_value(tdm__loader *loader, const tdm_job_
     return NULL;
 }
 
+static bool is_list(const tdm_job_key *key)
+{
+    return key->type == TDM_JOB_KEY_INT_LIST || key->type == TDM_JOB_KEY_MAP_LIST ||
+           key->type == TDM_JOB_KEY_LAYERS;
+}
+
 /* Quotes, lists and mappings are read as YAML; all else stands for itself, so that
  * '--set data.delimiter=|' and paths with odd characters need no second layer of quotes. */
 const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key *key,
@@ -175,9 +181,7 @@ const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key
     while (*value == ' ') value++;
     size_t length = strlen(value);
     while (length > 0 && value[length - 1] == ' ') length--;
-    bool is_yaml = value[0] == '"' || value[0] == '\'' ||
-                   (value[0] == '[' &&
-                    (key->type == TDM_JOB_KEY_INT_LIST || key->type == TDM_JOB_KEY_MAP_LIST)) ||
+    bool is_yaml = value[0] == '"' || value[0] == '\'' || (value[0] == '[' && is_list(key)) ||
                    (value[0] == '{' &&
                     (key->type == TDM_JOB_KEY_MAP || key->type == TDM_JOB_KEY_OPTIONS));
     if (is_yaml) return read_yaml_value(loader, key, value, length);
@@ -229,11 +233,10 @@ static bool report_inner(tdm__loader *loader, const char *path)
         size_t length = strlen(key->path);
         if (key->field_count == 0 || strncmp(path, key->path, length) != 0 || path[length] != '.')
             continue;
-        bool is_list = key->type == TDM_JOB_KEY_MAP_LIST;
         tdm__problem_add(&loader->problems, (tdm__place){.file = TDM__JOB_OVERRIDE_FILE},
                          "'%s' is inside '%s', which is set as a whole, such as '%s=%s{%s: ...}%s'",
-                         tdm__clip_text(path).text, key->path, key->path, is_list ? "[" : "",
-                         tdm__key_leaf(&key->fields[0]), is_list ? "]" : "");
+                         tdm__clip_text(path).text, key->path, key->path, is_list(key) ? "[" : "",
+                         tdm__key_leaf(&key->fields[0]), is_list(key) ? "]" : "");
         return true;
     }
     return false;

@@ -134,12 +134,17 @@ static bool read_size(const target *t, const tdm__yaml_node *node, int64_t *out)
 static bool read_int(const target *t, const tdm__yaml_node *node, int64_t *out)
 {
     const tdm_job_key *key = t->key;
+    if (node->kind == TDM__YAML_LIST && key->not_list) {
+        tdm__problem_add(&t->loader->problems, node->place,
+                         "'%s' wants a whole number, got a list; %s", key->path, key->not_list);
+        return false;
+    }
     if (node->kind != TDM__YAML_SCALAR) {
         report_wrong(t, node, "a whole number", "");
         return false;
     }
     if (key->word && strcmp(node->text, key->word) == 0) {
-        *out = 0;
+        *out = key->word_value;
         return true;
     }
     if (key->form == TDM_JOB_FORM_SIZE) return read_size(t, node, out);
@@ -490,6 +495,14 @@ static bool store_options(const target *t, const tdm__yaml_node *node)
     return false;
 }
 
+static bool store_layers(const target *t, const tdm__yaml_node *node)
+{
+    if (node->kind == TDM__YAML_LIST)
+        return tdm__layers_store(t->loader, t->key, node, t->from_override, t->field);
+    report_range(t, node);
+    return false;
+}
+
 /* ---- all types ------------------------------------------------------------------------------- */
 
 bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot,
@@ -501,7 +514,7 @@ bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__sl
         [TDM_JOB_KEY_REAL] = store_real,       [TDM_JOB_KEY_BOOL] = store_bool,
         [TDM_JOB_KEY_CHOICE] = store_choice,   [TDM_JOB_KEY_INT_LIST] = store_int_list,
         [TDM_JOB_KEY_MAP] = store_map,         [TDM_JOB_KEY_MAP_LIST] = store_map_list,
-        [TDM_JOB_KEY_OPTIONS] = store_options,
+        [TDM_JOB_KEY_OPTIONS] = store_options, [TDM_JOB_KEY_LAYERS] = store_layers,
     };
     const tdm__yaml_node *node = slot->node;
     if (node->broken) return false;

@@ -225,8 +225,8 @@ static tdm__yaml_node *read_node(reader *r, const yaml_event_t *event, int depth
     tdm__yaml_node *node = new_node(r, event, is_list ? TDM__YAML_LIST : TDM__YAML_MAP);
     if (!node) return NULL;
     if (depth >= TDM__JOB_DEPTH) {
-        tdm__problem_add(r->problems, node->place, "nested deeper than %d levels; a job needs two",
-                         TDM__JOB_DEPTH);
+        tdm__problem_add(r->problems, node->place,
+                         "nested deeper than %d levels; no job needs that", TDM__JOB_DEPTH);
         r->stopped = true;
         return NULL;
     }

@@ -134,7 +134,7 @@ static tdm_status prepare(tdm_decoder *d, const tdm_model_options *model, const 
     tdm_graph *graph;
     TDM_TRY(tdm_model_build(&one_row, &graph, err));
     *d = (tdm_decoder){.loops = loops_here(),
-                       .V = job->model.vocabulary > 0 ? job->model.vocabulary : model->class_count,
+                       .V = tdm__vocabulary_of(model),
                        .T = job->model.context,
                        .C = job->model.width,
                        .heads = job->model.heads,

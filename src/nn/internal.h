@@ -8,13 +8,13 @@
 
 typedef struct tdm_model_ops {
     const char *name;
-    bool takes_tokens;
     /* From normalised features [B, F] to logits [B, classes], or from tokens i32 [B, T] to logits
      * [B, T, V]. Mistakes stay in the graph. */
     tdm_value (*build)(tdm_graph *graph, const tdm_model_options *options, tdm_value x);
 } tdm_model_ops;
 
-extern const tdm_model_ops tdm__model_mlp, tdm__model_cnn, tdm__model_resnet, tdm__model_gpt;
+extern const tdm_model_ops tdm__model_mlp, tdm__model_cnn, tdm__model_resnet, tdm__model_gpt,
+    tdm__model_layers;
 
 /* By tdm_job_model; NULL for one of a library. */
 const tdm_model_ops *tdm__model_find(int kind);
@@ -48,18 +48,29 @@ tdm_value tdm__layer_linear(tdm_graph *graph, const char *name, tdm_value x, int
 
 typedef struct tdm__conv_settings {
     int kernel, stride, padding; /* the same in both directions */
+    int dilation, groups;        /* 0: 1 */
     bool with_bias;
     tdm_activation activation;
     tdm_init init;
 } tdm__conv_settings;
 
-/* x [B, H, W, C]: NAME.weight [out, kernel, kernel, C] and, if wanted, NAME.bias. */
+/* x [B, H, W, C]: NAME.weight [out, kernel, kernel, C / groups] and, if wanted, NAME.bias. */
 tdm_value tdm__layer_conv(tdm_graph *graph, const char *name, tdm_value x, int64_t out_channels,
                           const tdm__conv_settings *settings);
+typedef struct tdm__norm_settings {
+    double momentum; /* 0: 0.1 */
+    double eps;      /* 0: 1e-5 */
+} tdm__norm_settings;
+
 /* NAME.weight, NAME.bias, and the running statistics NAME.running_mean and NAME.running_var, which
  * training feeds and inference uses. */
 tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *options,
-                                const char *name, tdm_value x);
+                                const char *name, tdm__norm_settings settings, tdm_value x);
+/* How many tokens a model of tokens knows. */
+int64_t tdm__vocabulary_of(const tdm_model_options *options);
+/* Do model.context and model.vocabulary fit the data? If not, the graph has the message, which
+ * begins with the model's name. */
+bool tdm__tokens_fit(tdm_graph *graph, const tdm_model_options *options, const char *model);
 /* Features [B, F] as the images [B, H, W, C] that the samples' shape says they are. */
 tdm_value tdm__as_images(tdm_graph *graph, const tdm_model_options *options, tdm_value x);
 

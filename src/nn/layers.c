@@ -42,12 +42,15 @@ tdm_value tdm__layer_conv(tdm_graph *graph, const char *name, tdm_value x, int64
                           const tdm__conv_settings *s)
 {
     char text[NAME_BYTES];
-    int64_t in_channels = tdm_graph_shape(graph, x).dim[3];
+    int groups = s->groups > 0 ? s->groups : 1;
+    int64_t in_channels = tdm_graph_shape(graph, x).dim[3] / groups;
     tdm_value weight = tdm_graph_param(graph, member(text, name, "weight"),
                                        tdm_shape_4(out_channels, s->kernel, s->kernel, in_channels),
                                        s->init);
     tdm_conv_options options = {.stride = {s->stride, s->stride},
                                 .padding = {s->padding, s->padding},
+                                .dilation = {s->dilation, s->dilation},
+                                .groups = groups,
                                 .activation = s->activation};
     if (s->with_bias)
         options.bias = tdm_graph_param(graph, member(text, name, "bias"), tdm_shape_1(out_channels),
@@ -56,16 +59,17 @@ tdm_value tdm__layer_conv(tdm_graph *graph, const char *name, tdm_value x, int64
 }
 
 tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *o, const char *name,
-                                tdm_value x)
+                                tdm__norm_settings settings, tdm_value x)
 {
     char text[NAME_BYTES];
     tdm_shape shape = tdm_graph_shape(graph, x);
     tdm_shape channels = tdm_shape_1(shape.rank > 0 ? shape.dim[shape.rank - 1] : 0);
     const tdm_init zero = {TDM_INIT_ZERO, 0}, one = {TDM_INIT_ONE, 0};
-    const double momentum = 0.1;
+    double momentum = settings.momentum > 0 ? settings.momentum : 0.1;
     tdm_value observed_mean = TDM_VALUE_NONE, observed_variance = TDM_VALUE_NONE;
     tdm_batch_norm_options options = {
         .mode = o->training ? TDM_BATCH_NORM_TRAIN : TDM_BATCH_NORM_FIXED,
+        .eps = settings.eps,
         .gamma = tdm_graph_param(graph, member(text, name, "weight"), channels, one),
         .beta = tdm_graph_param(graph, member(text, name, "bias"), channels, zero),
     };
@@ -99,4 +103,25 @@ tdm_value tdm__as_images(tdm_graph *graph, const tdm_model_options *o, tdm_value
             tdm_shape_text(s, text));
     return tdm_graph_reshape(
         graph, x, tdm_shape_4(o->batch, s->dim[0], s->dim[1], s->rank == 3 ? s->dim[2] : 1));
+}
+
+int64_t tdm__vocabulary_of(const tdm_model_options *o)
+{
+    return o->job->model.vocabulary > 0 ? o->job->model.vocabulary : o->class_count;
+}
+
+bool tdm__tokens_fit(tdm_graph *graph, const tdm_model_options *o, const char *model)
+{
+    int64_t T = o->sample_shape.dim[0], context = o->job->model.context;
+    if (T != context)
+        tdm_graph_refuse(graph, "%s: a sample has %lld tokens, but model.context is %lld", model,
+                         (long long)T, (long long)context);
+    else if (tdm__vocabulary_of(o) < o->class_count)
+        tdm_graph_refuse(graph,
+                         "%s: the data has %lld different tokens, but model.vocabulary is %lld; "
+                         "raise it, or set it to auto",
+                         model, (long long)o->class_count, (long long)tdm__vocabulary_of(o));
+    else
+        return true;
+    return false;
 }

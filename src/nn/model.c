@@ -80,8 +80,10 @@ static tdm_status build_with(const tdm_model_options *options, const tdm_model_o
 {
     tdm_graph *graph = tdm_graph_create();
     if (!graph) return tdm_fail(err, TDM_ERR_NO_MEMORY, "model: no memory for the graph");
-    tdm_status status = model->takes_tokens ? build_for_tokens(graph, options, model, err)
-                                            : build_for_features(graph, options, model, err);
+    bool takes_tokens = options->library ? options->library->takes_tokens
+                                         : tdm_job_takes_tokens(options->job);
+    tdm_status status = takes_tokens ? build_for_tokens(graph, options, model, err)
+                                     : build_for_features(graph, options, model, err);
     if (status != TDM_OK) {
         tdm_graph_destroy(graph);
         return status;
@@ -114,9 +116,7 @@ static tdm_status build_from_library(const tdm_model_options *options, tdm_graph
 {
     tdm__library library;
     TDM_TRY(tdm__library_open(options->job, &library, err));
-    const tdm_model_ops model = {.name = library.model->name,
-                                 .takes_tokens = library.model->takes_tokens,
-                                 .build = library.model->build};
+    const tdm_model_ops model = {.name = library.model->name, .build = library.model->build};
     tdm_model_options o = *options;
     o.library = library.model;
     tdm_graph *graph = NULL;

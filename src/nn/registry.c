@@ -2,10 +2,9 @@
 #include "nn/internal.h"
 
 static const tdm_model_ops *const models[] = {
-    [TDM_JOB_MODEL_MLP] = &tdm__model_mlp,
-    [TDM_JOB_MODEL_CNN] = &tdm__model_cnn,
-    [TDM_JOB_MODEL_RESNET] = &tdm__model_resnet,
-    [TDM_JOB_MODEL_GPT] = &tdm__model_gpt,
+    [TDM_JOB_MODEL_MLP] = &tdm__model_mlp,       [TDM_JOB_MODEL_CNN] = &tdm__model_cnn,
+    [TDM_JOB_MODEL_RESNET] = &tdm__model_resnet, [TDM_JOB_MODEL_GPT] = &tdm__model_gpt,
+    [TDM_JOB_MODEL_LAYERS] = &tdm__model_layers,
 };
 
 const tdm_model_ops *tdm__model_find(int kind)
@@ -17,6 +16,5 @@ const tdm_model_ops *tdm__model_find(int kind)
 bool tdm_model_takes_tokens(const tdm_job *job)
 {
     if (job->model.kind == TDM_JOB_MODEL_LIBRARY) return tdm__library_takes_tokens(job);
-    const tdm_model_ops *model = tdm__model_find(job->model.kind);
-    return model && model->takes_tokens;
+    return tdm_job_takes_tokens(job);
 }

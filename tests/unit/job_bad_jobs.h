@@ -355,14 +355,14 @@ static const bad_job bad_jobs[] = {
      "job.yaml:1:27: 'data.test' has a file of labels, so 'data.train' needs one too: name it "
      "in 'data.train_labels'\n"},
     {JOB("data: {train: x.txt, format: text}\n"), NO_SET,
-     "job.yaml:1:22: a text is for models that predict the next token: set 'model.kind' to gpt, or "
-     "'data.format' to csv or idx\n"},
+     "job.yaml:1:22: a text is for models that predict the next token: set 'model.kind' to gpt or "
+     "begin 'layers' with embedding, or set 'data.format' to csv or idx\n"},
     {JOB("data: {train: x.csv, format: csv}\nmodel: {kind: gpt}\n"), NO_SET,
-     "job.yaml:1:22: the model gpt learns from a text: set 'data.format' to text, or leave it "
-     "out\n"},
+     "job.yaml:1:22: a model of tokens (gpt, or layers that begin with embedding) learns from a "
+     "text: set 'data.format' to text, or leave it out\n"},
     {JOB("data: {train: x, train_labels: y}\nmodel: {kind: gpt}\n"), NO_SET,
-     "job.yaml:1:18: the model gpt needs no labels: each character is the label of those before it; "
-     "leave this out\n"},
+     "job.yaml:1:18: a model of tokens needs no labels: each character is the label of those before "
+     "it; leave this out\n"},
     {JOB("data: {train: x.txt}\nmodel: {kind: gpt, width: 30}\n"), NO_SET,
      "job.yaml:2:20: 'model.width' must be a multiple of 'model.heads', so that each head gets an "
      "equal part\n"},
@@ -451,7 +451,7 @@ static const bad_job bad_jobs[] = {
      "job.yaml:2:7: not valid YAML: '@' cannot stand here; put a value that begins with it in "
      "quotes\n"},
     {JOB("data: {train: x.csv}\na: [[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]\n"), NO_SET,
-     "job.yaml:2:19: nested deeper than 16 levels; a job needs two\n"},
+     "job.yaml:2:23: nested deeper than 20 levels; no job needs that\n"},
     {JOB("data: {train: x.csv}\nname: \377\n"), NO_SET,
      "job.yaml:2:7: the byte 0xff begins no printable UTF-8 character; save the file as UTF-8\n"},
     {JOB("data: {train: x.csv}\nname: a\300\200\n"), NO_SET,

@@ -71,7 +71,7 @@ static const char *random_text(tdm_rng *rng, tdm_arena *arena, const char *prefi
 
 static int64_t random_int(tdm_rng *rng, const tdm_job_key *key)
 {
-    if (key->word && tdm_rng_below(rng, 3) == 0) return 0;
+    if (key->word && tdm_rng_below(rng, 3) == 0) return key->word_value;
     if (key->form == TDM_JOB_FORM_POWER_OF_TWO) return (int64_t)1 << tdm_rng_below(rng, 17);
     uint64_t any = tdm_rng_u64(rng) >> tdm_rng_below(rng, 64); /* small ones as often as large */
     return (int64_t)key->least + (int64_t)(any % (uint64_t)(key->most - key->least + 1));
@@ -114,6 +114,33 @@ static void *random_maps(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key,
         for (size_t k = 0; k < key->field_count; k++)
             random_field(rng, arena, &key->fields[k], items + i * key->struct_bytes);
     return items;
+}
+
+/* Layers within layers, `depth` deep at most; each alone says nothing that is refused. */
+static tdm_job_layer_list random_layers(tdm_rng *rng, tdm_arena *arena, int depth)
+{
+    size_t count = 1 + tdm_rng_below(rng, 4);
+    tdm_job_layer *items = tdm_arena_array(arena, count, sizeof(*items));
+    for (size_t i = 0; i < count; i++) {
+        tdm_job_layer *layer = &items[i];
+        layer->kind = (int)tdm_rng_below(rng, TDM_JOB_LAYER_KIND_COUNT);
+        bool has_layers = layer->kind == TDM_JOB_LAYER_RESIDUAL ||
+                          layer->kind == TDM_JOB_LAYER_REPEAT;
+        if (layer->kind == TDM_JOB_LAYER_EMBEDDING || (has_layers && depth == 0))
+            layer->kind = TDM_JOB_LAYER_RELU;
+        const tdm_job_key *key = &tdm__layer_keys[layer->kind];
+        for (size_t k = 0; k < key->field_count; k++)
+            if (key->fields[k].type != TDM_JOB_KEY_LAYERS)
+                random_field(rng, arena, &key->fields[k], layer);
+        layer->kernel |= 1;
+        layer->padding = layer->kind == TDM_JOB_LAYER_CONV || layer->kind == TDM_JOB_LAYER_CONV1D
+                             ? layer->padding
+                             : layer->padding % (layer->kernel / 2 + 1);
+        if (layer->groups > 0 && layer->size % layer->groups != 0) layer->groups = 1;
+        if (has_layers && depth > 0) layer->layers = random_layers(rng, arena, depth - 1);
+        if (layer->times > 2) layer->times = 2;
+    }
+    return (tdm_job_layer_list){.items = items, .count = count};
 }
 
 static void random_field(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key, void *base)
@@ -164,6 +191,7 @@ static void random_field(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key,
         break;
     }
     case TDM_JOB_KEY_OPTIONS: *(tdm_job_option_list *)field = random_options(rng, arena); break;
+    case TDM_JOB_KEY_LAYERS: *(tdm_job_layer_list *)field = random_layers(rng, arena, 4); break;
     }
 }
 
@@ -213,6 +241,7 @@ static tdm_job random_job(tdm_rng *rng, tdm_arena *arena)
         job.model.library = job.model.library_sha256 = NULL;
         job.model.options = (tdm_job_option_list){0};
     }
+    if (job.model.kind != TDM_JOB_MODEL_LAYERS) job.layers = (tdm_job_layer_list){0};
     if (job.train.batch < job.parallel.lanes) job.train.batch = job.parallel.lanes;
     return job;
 }

@@ -15,6 +15,7 @@
 #include "check.h"
 #include "job/internal.h"
 #include "unit/job_bad_jobs.h"
+#include "unit/job_layers_cases.h"
 #include "unit/job_library_cases.h"
 #include "unit/job_random.h"
 
@@ -82,12 +83,10 @@ static void check_shows(const tdm_job *job, const char *expected)
 
 /* ---- bad jobs -------------------------------------------------------------------------------- */
 
-static void test_bad_jobs(void)
+static void check_bad_jobs(const bad_job *jobs, size_t count)
 {
-    size_t count = sizeof(bad_jobs) / sizeof(bad_jobs[0]);
-    CHECK(count >= 60);
     for (size_t i = 0; i < count; i++) {
-        const bad_job *bad = &bad_jobs[i];
+        const bad_job *bad = &jobs[i];
         tdm_job_document *document = parse_bytes(bad->bytes, bad->count, bad->overrides);
         if (!document) continue;
         tdm_str problems = TDM_STR_INIT;
@@ -97,6 +96,14 @@ static void test_bad_jobs(void)
         tdm_str_release(&problems);
         tdm_job_document_destroy(document);
     }
+}
+
+static void test_bad_jobs(void)
+{
+    size_t count = sizeof(bad_jobs) / sizeof(bad_jobs[0]);
+    CHECK(count >= 60);
+    check_bad_jobs(bad_jobs, count);
+    check_bad_jobs(bad_layers, sizeof(bad_layers) / sizeof(bad_layers[0]));
 }
 
 static void test_problem_has_its_place(void)
@@ -157,14 +164,14 @@ static void test_problems_are_bounded(void)
 
 static void test_depth_limit(void)
 {
-    for (int depth = 14; depth <= 17; depth++) { /* of lists, below the document's mapping */
+    for (int depth = 18; depth <= 21; depth++) { /* of lists, below the document's mapping */
         tdm_str text = TDM_STR_INIT;
         tdm_str_add(&text, SMALLEST "a: ");
         for (int i = 0; i < depth; i++) tdm_str_add_char(&text, '[');
         for (int i = 0; i < depth; i++) tdm_str_add_char(&text, ']');
         tdm_job_document *document = parse_bytes(text.data, text.length, NULL);
         const char *message = tdm_job_document_problems(document).items[0].message;
-        CHECK_HAS(message, depth < 16 ? "unknown key 'a'" : "nested deeper than 16 levels");
+        CHECK_HAS(message, depth < 20 ? "unknown key 'a'" : "nested deeper than 20 levels");
         tdm_job_document_destroy(document);
         tdm_str_release(&text);
     }
@@ -458,6 +465,7 @@ static void test_unreadable_file(void)
 /* ---- random jobs ----------------------------------------------------------------------------- */
 
 static bool is_same_field(const tdm_job_key *key, const void *a, const void *b);
+static bool is_same_list(const tdm_job_layer_list *a, const tdm_job_layer_list *b);
 
 static bool is_same_map(const tdm_job_key *key, const void *a, const void *b)
 {
@@ -510,8 +518,19 @@ static bool is_same_field(const tdm_job_key *key, const void *a, const void *b)
                 return false;
         return true;
     case TDM_JOB_KEY_OPTIONS: return is_same_options((const void *)x, (const void *)y);
+    case TDM_JOB_KEY_LAYERS: return is_same_list((const void *)x, (const void *)y);
     }
     return false;
+}
+
+static bool is_same_list(const tdm_job_layer_list *a, const tdm_job_layer_list *b)
+{
+    if (a->count != b->count || !a->items != !b->items) return false;
+    for (size_t i = 0; i < a->count; i++) {
+        const tdm_job_layer *x = &a->items[i], *y = &b->items[i];
+        if (x->kind != y->kind || !is_same_map(&tdm__layer_keys[x->kind], x, y)) return false;
+    }
+    return true;
 }
 
 /* The text gives the job back, and the job its text. */
@@ -654,6 +673,14 @@ static void test_hash(void)
         "optim.clip_norm=1",
         "optim.clip_value=1",
         "optim.ema=0.9",
+        "layers=[relu]",
+        "layers=[tanh]",
+        "layers=[linear: 7]",
+        "layers=[linear: {features: 7, bias: false}]",
+        "layers=[linear: 7, relu]",
+        "layers=[residual: [linear: 7, relu]]",
+        "layers=[residual: [linear: 7], relu]",
+        "layers=[]",
         "schedule.kind=exponential",
         "schedule.kind=cosine",
         "schedule.warmup=1",
@@ -746,6 +773,8 @@ static void test_diff(void)
     tdm_job_document_destroy(there);
 }
 
+#include "unit/job_layers_tests.h"
+
 /* ---- the table and the reference ------------------------------------------------------------- */
 
 static void test_table(void)
@@ -781,6 +810,16 @@ static void test_keys_text(void)
                "    a whole number from 1 to 2^53; default: as many as 'train.epochs' takes\n"
                "    How many steps to train, in place of a number of epochs. It cannot stand\n"
                "    beside 'train.epochs'.\n");
+    tdm_str_clear(&text);
+    CHECK_INT(tdm_job_keys_text("layers.dropout", &text), 1);
+    CHECK_TEXT(tdm_str_text(&text),
+               "layers.dropout\n"
+               "    a mapping with rate, or rate alone; optional\n"
+               "    Sets numbers to zero at random while training, and scales the others up.\n"
+               "\n"
+               "layers.dropout.rate\n"
+               "    a number from 0 to below 1; required\n"
+               "    The share of numbers set to zero.\n");
     tdm_str_clear(&text);
     CHECK_INT(tdm_job_keys_text("", &text), tdm_job_key_count());
     size_t longest = 0;
@@ -869,6 +908,8 @@ static const check_test tests[] = {
     CHECK_TEST(test_files),
     CHECK_TEST(test_unreadable_file),
     CHECK_TEST(test_round_trip_of_random_jobs),
+    CHECK_TEST(test_layers),
+    CHECK_TEST(test_layers_are_bounded),
     CHECK_TEST(test_json),
     CHECK_TEST(test_hash),
     CHECK_TEST(test_hash_of_schedules),
@@ -876,6 +917,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_library_options),
     CHECK_TEST(test_library_hash),
     CHECK_TEST(test_library_file),
+    CHECK_TEST(test_diff_of_layers),
     CHECK_TEST(test_table),
     CHECK_TEST(test_keys_text),
     CHECK_TEST(test_keys_json),

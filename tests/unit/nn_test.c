@@ -6,6 +6,7 @@
 
 #include "graph_bench.h"
 #include "unit/nn_gpt_cases.h"
+#include "unit/nn_layers_cases.h"
 
 static const int64_t hidden_sizes[] = {7, 5};
 
@@ -392,5 +393,14 @@ static const check_test tests[] = {
     CHECK_TEST(decoder_is_for_models_of_tokens),
     CHECK_TEST(decoder_loops_of_all_levels),
     CHECK_TEST(choices_are_what_was_asked_for),
+    CHECK_TEST(layers_spell_the_mlp),
+    CHECK_TEST(layers_spell_the_cnn),
+    CHECK_TEST(layers_spell_the_resnet),
+    CHECK_TEST(layers_spell_gpt),
+    CHECK_TEST(layers_have_these_parameters),
+    CHECK_TEST(layers_are_named_by_their_places),
+    CHECK_TEST(layers_have_names_for_all_depths),
+    CHECK_TEST(layers_refusals),
+    CHECK_TEST(layers_of_tokens_look_back_only),
 };
 CHECK_MAIN(tests)

@@ -78,7 +78,6 @@ static tdm_value perceptron(const builder *b, int64_t layer, tdm_value x)
 static bool check(tdm_graph *graph, const tdm_model_options *o)
 {
     const tdm_job *job = o->job;
-    int64_t V = job->model.vocabulary, T = o->sample_shape.dim[0];
     if (job->model.layers < 1 || job->model.width < 1 || job->model.heads < 1 ||
         job->model.width % job->model.heads != 0)
         tdm_graph_refuse(graph,
@@ -86,16 +85,8 @@ static bool check(tdm_graph *graph, const tdm_model_options *o)
                          "and the width a multiple of the heads",
                          (long long)job->model.layers, (long long)job->model.width,
                          (long long)job->model.heads);
-    else if (T != job->model.context)
-        tdm_graph_refuse(graph, "gpt: a sample has %lld tokens, but model.context is %lld",
-                         (long long)T, (long long)job->model.context);
-    else if (V > 0 && V < o->class_count)
-        tdm_graph_refuse(graph,
-                         "gpt: the data has %lld different tokens, but model.vocabulary is %lld; "
-                         "raise it, or set it to auto",
-                         (long long)o->class_count, (long long)V);
     else
-        return true;
+        return tdm__tokens_fit(graph, o, "gpt");
     return false;
 }
 
@@ -104,7 +95,7 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
     const tdm_job *job = options->job;
     if (!check(graph, options)) return TDM_VALUE_NONE;
     int64_t C = job->model.width, L = job->model.layers;
-    int64_t V = job->model.vocabulary > 0 ? job->model.vocabulary : options->class_count;
+    int64_t V = tdm__vocabulary_of(options);
     tdm_init init = {.kind = TDM_INIT_NORMAL, .scale = 0.02};
     builder b = {.graph = graph, .options = options, .init = init, .init_last = init, .width = C};
     b.init_last.scale = init.scale / sqrt(2.0 * (double)L);
@@ -130,4 +121,4 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
     return x;
 }
 
-const tdm_model_ops tdm__model_gpt = {.name = "gpt", .takes_tokens = true, .build = build};
+const tdm_model_ops tdm__model_gpt = {.name = "gpt", .build = build};

@@ -49,7 +49,7 @@ static tdm_value conv_norm(tdm_graph *graph, const tdm_model_options *o, const u
     tdm_graph_scope(graph, conv);
     x = tdm__layer_conv(graph, conv, x, u->channels, &settings);
     tdm_graph_scope(graph, norm);
-    x = tdm__layer_batch_norm(graph, o, norm, x);
+    x = tdm__layer_batch_norm(graph, o, norm, (tdm__norm_settings){0}, x);
     return u->rectify ? tdm_graph_relu(graph, x) : x;
 }
 

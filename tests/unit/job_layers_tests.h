@@ -1,0 +1,87 @@
+/*
+ * job_layers_tests.h: the tests on the list of layers, a part of job_test.c, whose helpers they use.
+ */
+#ifndef TANDEM_TESTS_JOB_LAYERS_TESTS_H
+#define TANDEM_TESTS_JOB_LAYERS_TESTS_H
+
+#include "unit/job_layers_cases.h"
+
+/* In the file and on the command line a list means the same, and it comes back from its text. */
+static void test_layers(void)
+{
+    for (size_t i = 0; i < sizeof(good_layers) / sizeof(good_layers[0]); i++) {
+        tdm_str set = TDM_STR_INIT, yaml = TDM_STR_INIT, shown = TDM_STR_INIT;
+        tdm_str_addf(&set, "layers=%s", good_layers[i].yaml);
+        tdm_str_addf(&yaml, SMALLEST "layers: %s\n", good_layers[i].yaml);
+        tdm_job_document *a = parse_good(tdm_str_text(&yaml), NULL);
+        tdm_job_document *b = parse_good(SMALLEST, set_list(tdm_str_text(&set), NULL, NULL, NULL));
+        const tdm_job *job = a ? tdm_job_document_job(a) : NULL;
+        if (job && b) {
+            CHECK_INT(job->model.kind, TDM_JOB_MODEL_LAYERS); /* implied */
+            CHECK(is_same_list(&job->layers, &tdm_job_document_job(b)->layers));
+            tdm_job_show(job, &shown);
+            if (good_layers[i].shown) CHECK_HAS(tdm_str_text(&shown), good_layers[i].shown);
+            check_round_trip(job, tdm_str_text(&shown), true);
+            CHECK_INT(tdm_job_takes_tokens(job), strstr(good_layers[i].yaml, "embedding") != NULL);
+        }
+        tdm_job_document_destroy(a);
+        tdm_job_document_destroy(b);
+        tdm_str_release(&set);
+        tdm_str_release(&yaml);
+        tdm_str_release(&shown);
+    }
+}
+
+/* One list has at most so many entries, and exactly as many are fine. */
+static void test_layers_are_bounded(void)
+{
+    for (size_t count = TDM__LAYERS_LISTED; count <= TDM__LAYERS_LISTED + 1; count++) {
+        tdm_str yaml = TDM_STR_INIT;
+        tdm_str_add(&yaml, SMALLEST "layers:\n");
+        for (size_t i = 0; i < count; i++) tdm_str_add(&yaml, "- relu\n");
+        tdm_job_document *document = parse_bytes(yaml.data, yaml.length, NULL);
+        bool is_fine = tdm_job_document_job(document) != NULL;
+        CHECK_INT(is_fine, count == TDM__LAYERS_LISTED);
+        if (!is_fine)
+            CHECK_TEXT(tdm_job_document_problems(document).items[0].message,
+                       "'layers' takes at most 256 layers, got 257");
+        tdm_job_document_destroy(document);
+        tdm_str_release(&yaml);
+    }
+}
+
+static void test_diff_of_layers(void)
+{
+    static const char *const cases[][3] = {
+        {"[relu, linear: 3]", "[relu, linear: 4]",
+         "layers[1]: {linear: {features: 3, bias: true}} here, {linear: {features: 4, bias: true}} "
+         "there\n"},
+        {"[relu]", "[relu, tanh]", "layers[1]: nothing here, tanh there\n"},
+        {"[relu, tanh]", "[]", "layers[0]: relu here, nothing there\n"},
+        {"[residual: [relu, repeat: {times: 2, layers: [relu]}]]",
+         "[residual: [relu, repeat: {times: 2, layers: [gelu, tanh]}]]",
+         "layers[0].residual[1].repeat[0]: relu here, gelu there\n"},
+        {"[repeat: {times: 2, layers: [relu]}]", "[repeat: {times: 3, layers: [tanh]}]",
+         "layers[0]: {repeat: {times: 2, layers: [relu]}} here, {repeat: {times: 3, layers: [tanh]}} "
+         "there\n"},
+        {"[relu]", "[relu]", ""},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        tdm_job_document *jobs[2];
+        for (int k = 0; k < 2; k++) {
+            char set[128];
+            snprintf(set, sizeof(set), "layers=%s", cases[i][k]);
+            jobs[k] = parse_good(SMALLEST, set_list(set, NULL, NULL, NULL));
+        }
+        tdm_str text = TDM_STR_INIT;
+        size_t count = tdm_job_diff(tdm_job_document_job(jobs[0]), tdm_job_document_job(jobs[1]),
+                                    &text);
+        CHECK_INT(count, cases[i][2][0] ? 1 : 0);
+        CHECK_TEXT(tdm_str_text(&text), cases[i][2]);
+        tdm_str_release(&text);
+        tdm_job_document_destroy(jobs[0]);
+        tdm_job_document_destroy(jobs[1]);
+    }
+}
+
+#endif
