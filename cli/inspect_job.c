@@ -16,19 +16,19 @@
 #include <tandem/os.h>
 #include <tandem/parallel.h>
 
+/* The values of memory.recompute, in order. */
+static const char *const way_names[] = {"none", "blocks", "full"};
+enum { WAY_COUNT = sizeof(way_names) / sizeof(way_names[0]) };
+
 typedef struct job_view {
     const tdm_job *job;
     const char *path;
     tdm_job_data data;
-    int64_t batch, lanes, rows; /* of a step; in the largest lane */
-    int workers;
     tdm_graph *graph; /* of one lane */
     tdm_plan *plan;
-    uint64_t eval_arena_bytes;
-    /* totals */
-    uint64_t forward_flops, backward_flops; /* of one lane */
-    uint64_t param_bytes, buffer_bytes, grad_bytes, state_bytes, data_bytes;
-    int grad_buffers;
+    tdm_memory_estimate ways[WAY_COUNT]; /* by memory.recompute */
+    const tdm_memory_estimate *own;      /* the job's way */
+    uint64_t budget_bytes;
 } job_view;
 
 /* ---- looking --------------------------------------------------------------------------------- */
@@ -41,67 +41,13 @@ static const char *backend_of(const tdm_job *job)
 static tdm_status plan_training(job_view *v, const tdm_model_options *model, tdm_error *err)
 {
     tdm_model_options m = *model;
-    m.batch = v->rows;
+    m.batch = v->own->lane_rows;
     m.training = true;
-    m.loss_scale = 1.0 / (double)v->batch;
+    m.loss_scale = 1.0 / (double)v->own->batch;
     TDM_TRY(tdm_model_build(&m, &v->graph, err));
-    tdm_plan_options options = {.backend = backend_of(v->job), .threads = 1};
+    tdm_plan_options options = {.backend = backend_of(v->job),
+                                .threads = (int)v->job->compute.threads};
     return tdm_plan_create(v->graph, &options, &v->plan, err);
-}
-
-static tdm_status plan_evaluation(job_view *v, const tdm_model_options *model, tdm_error *err)
-{
-    tdm_model_options m = *model;
-    m.batch = tdm_model_eval_rows(&m);
-    tdm_graph *graph;
-    TDM_TRY(tdm_model_build(&m, &graph, err));
-    tdm_plan *plan;
-    tdm_plan_options options = {.backend = backend_of(v->job), .threads = 1, .forward_only = true};
-    tdm_status status = tdm_plan_create(graph, &options, &plan, err);
-    if (status == TDM_OK) {
-        v->eval_arena_bytes = tdm_plan_arena_bytes(plan);
-        tdm_plan_destroy(plan);
-    }
-    tdm_graph_destroy(graph);
-    return status;
-}
-
-static uint64_t set_bytes(const tdm_dataset *set)
-{
-    if (!set) return 0;
-    const tdm_dataset_info *info = tdm_dataset_info_of(set);
-    if (info->kind == TDM_DATA_KIND_TOKENS)
-        return (uint64_t)info->token_count * tdm_dtype_bytes(info->storage);
-    uint64_t row = (uint64_t)info->feature_count * tdm_dtype_bytes(info->storage) +
-                   (info->class_count > 0 ? sizeof(int32_t) : 0);
-    return (uint64_t)info->sample_count * row;
-}
-
-/* Numbers that the optimiser keeps for each parameter, an average of the weights among them. */
-static int state_count(const tdm_job *job)
-{
-    const tdm_optim_ops *optim = tdm_optim_find(job->optim.kind);
-    tdm_optim_settings settings = tdm_optim_settings_of(job);
-    int count = job->optim.ema > 0;
-    for (int k = 0; k < optim->state_count; k++) count += tdm_optim_uses_state(optim, &settings, k);
-    return count;
-}
-
-static void count_totals(job_view *v)
-{
-    for (size_t i = 0; i < tdm_plan_node_count(v->plan); i++) {
-        tdm_node_info node = tdm_graph_node_at(v->graph, tdm_plan_node_at(v->plan, i).node);
-        *(node.backward ? &v->backward_flops : &v->forward_flops) += node.flops;
-    }
-    size_t trained = tdm_graph_trained_extent(v->graph), all = tdm_graph_param_extent(v->graph);
-    v->param_bytes = trained * sizeof(float);
-    v->buffer_bytes = (all - trained) * sizeof(float);
-    v->state_bytes = (uint64_t)state_count(v->job) * v->param_bytes;
-    for (int w = 0; w < v->workers; w++)
-        v->grad_buffers += tdm_lane_buffers(v->lanes, tdm_lane_slice(v->lanes, v->workers, w));
-    v->grad_bytes = (uint64_t)v->grad_buffers * v->param_bytes;
-    v->data_bytes = v->data.whole ? set_bytes(v->data.whole)
-                                  : set_bytes(v->data.train) + set_bytes(v->data.test);
 }
 
 static tdm_status look(job_view *v, tdm_error *err)
@@ -111,16 +57,21 @@ static tdm_status look(job_view *v, tdm_error *err)
     const tdm_dataset_info *info = tdm_dataset_info_of(v->data.train);
     tdm_model_options model = {.job = job, .class_count = info->class_count};
     TDM_TRY(tdm_job_sample_shape(job, v->data.train, &model.sample_shape, err));
-    tdm_cpu_info cpu;
-    tdm_os_cpu_info(&cpu);
-    v->lanes = tdm_lanes_of(job);
-    v->workers = (int)(cpu.usable_count < v->lanes ? cpu.usable_count : v->lanes);
-    v->batch = job->train.batch < info->sample_count ? job->train.batch : info->sample_count;
-    v->rows = tdm_lane_slice(v->batch, v->lanes, 0).count;
-    TDM_TRY(plan_training(v, &model, err));
-    if (v->data.test) TDM_TRY(plan_evaluation(v, &model, err));
-    count_totals(v);
-    return TDM_OK;
+    for (int way = 0; way < WAY_COUNT; way++) {
+        tdm_job other = *job;
+        other.memory.recompute = way;
+        TDM_TRY(tdm_memory_estimate_of(&other, &v->data, 0, &v->ways[way], err));
+    }
+    v->own = &v->ways[job->memory.recompute];
+    v->budget_bytes = tdm_memory_budget(job);
+    return plan_training(v, &model, err);
+}
+
+/* What a way computes again, in per cent of a step without. */
+static double extra_percent(const tdm_memory_estimate *e)
+{
+    uint64_t step = e->forward_flops + e->backward_flops - e->recomputed_flops;
+    return step > 0 ? 100.0 * (double)e->recomputed_flops / (double)step : 0;
 }
 
 /* ---- text ------------------------------------------------------------------------------------ */
@@ -182,40 +133,59 @@ static void memory_row(cli_table *table, const char *what, uint64_t bytes, const
     cli_table_cell(table, "%s", note);
 }
 
-static uint64_t total_bytes(const job_view *v)
-{
-    return v->param_bytes + v->buffer_bytes + v->grad_bytes + v->state_bytes + v->data_bytes +
-           v->eval_arena_bytes + (uint64_t)v->workers * tdm_plan_arena_bytes(v->plan);
-}
-
 static void add_memory(const job_view *v, tdm_str *out)
 {
     static const cli_column columns[] = {
         {.title = "memory"}, {.title = "bytes", .right = true}, {.title = ""}};
     cli_table table;
     char note[128], one[32], other[32];
+    const tdm_memory_estimate *e = v->own;
     const tdm_optim_ops *optim = tdm_optim_find(v->job->optim.kind);
-    const char *many = v->workers == 1 ? "" : "s";
     cli_table_init(&table, columns, 3);
-    memory_row(&table, "parameters", v->param_bytes, "one copy for all workers");
-    memory_row(&table, "buffers", v->buffer_bytes, "normalisation of the inputs");
-    snprintf(note, sizeof(note), "%d x %s, for %lld lane%s on %d worker%s", v->grad_buffers,
-             tdm_text_bytes(v->param_bytes, one), (long long)v->lanes, v->lanes == 1 ? "" : "s",
-             v->workers, many);
-    memory_row(&table, "gradients", v->grad_bytes, note);
-    snprintf(note, sizeof(note), "%s: %d for each parameter", optim->name, state_count(v->job));
-    memory_row(&table, "optimiser", v->state_bytes, note);
-    snprintf(note, sizeof(note), "%d x %s; %s without sharing", v->workers,
-             tdm_text_bytes(tdm_plan_arena_bytes(v->plan), one),
-             tdm_text_bytes(tdm_plan_unshared_bytes(v->plan), other));
-    memory_row(&table, "activations", (uint64_t)v->workers * tdm_plan_arena_bytes(v->plan), note);
-    if (v->eval_arena_bytes > 0) {
+    memory_row(&table, "parameters", e->parameter_bytes, "one copy for all workers");
+    memory_row(&table, "buffers", e->buffer_bytes, "normalisation of the inputs, statistics");
+    snprintf(note, sizeof(note), "%d x %s, for %lld lane%s on %d worker%s", e->gradient_buffers,
+             tdm_text_bytes(e->gradient_bytes / (uint64_t)e->gradient_buffers, one),
+             (long long)e->lane_count, e->lane_count == 1 ? "" : "s", e->worker_count,
+             e->worker_count == 1 ? "" : "s");
+    memory_row(&table, "gradients", e->gradient_bytes, note);
+    snprintf(note, sizeof(note), "%s: %d for each parameter", optim->name, e->optimiser_numbers);
+    memory_row(&table, "optimiser", e->optimiser_bytes, note);
+    snprintf(note, sizeof(note), "%d x %s; %s without sharing", e->worker_count,
+             tdm_text_bytes(e->arena_bytes, one), tdm_text_bytes(e->unshared_bytes, other));
+    memory_row(&table, "activations", e->activation_bytes, note);
+    if (e->evaluation_bytes > 0) {
         snprintf(note, sizeof(note), "activations at eval.batch %lld",
                  (long long)v->job->eval.batch);
-        memory_row(&table, "evaluation", v->eval_arena_bytes, note);
+        memory_row(&table, "evaluation", e->evaluation_bytes, note);
     }
-    memory_row(&table, "data", v->data_bytes, "training and test samples");
-    memory_row(&table, "total", total_bytes(v), "");
+    memory_row(&table, "data", e->data_bytes, "training and test samples");
+    memory_row(&table, "total", e->total_bytes,
+               e->total_bytes <= v->budget_bytes ? "" : "more than there is: train refuses it");
+    if (v->budget_bytes != UINT64_MAX)
+        memory_row(&table, "there is", v->budget_bytes,
+                   v->job->memory.limit > 0 ? "memory.limit" : "95 % of what is free here");
+    cli_table_print(&table, 0, out);
+}
+
+static void add_ways(const job_view *v, tdm_str *out)
+{
+    static const cli_column columns[] = {{.title = "memory.recompute"},
+                                         {.title = "activations a worker", .right = true},
+                                         {.title = "total", .right = true},
+                                         {.title = "extra FLOPs", .right = true},
+                                         {.title = ""}};
+    cli_table table;
+    char text[32];
+    cli_table_init(&table, columns, 5);
+    for (int way = 0; way < WAY_COUNT; way++) {
+        const tdm_memory_estimate *e = &v->ways[way];
+        cli_table_cell(&table, "%s", way_names[way]);
+        cli_table_cell(&table, "%s", tdm_text_bytes(e->arena_bytes, text));
+        cli_table_cell(&table, "%s", tdm_text_bytes(e->total_bytes, text));
+        cli_table_cell(&table, "%.1f %%", extra_percent(e));
+        cli_table_cell(&table, "%s", e == v->own ? "this job" : "");
+    }
     cli_table_print(&table, 0, out);
 }
 
@@ -223,7 +193,8 @@ static void add_text(const job_view *v, tdm_str *out)
 {
     const tdm_dataset_info *info = tdm_dataset_info_of(v->data.train);
     char a[32], b[32], c[32], shape[128];
-    uint64_t rows = (uint64_t)v->rows, flops = v->forward_flops + v->backward_flops;
+    uint64_t rows = (uint64_t)v->own->lane_rows,
+             flops = v->own->forward_flops + v->own->backward_flops;
     tdm_str_addf(out, "job         %s (%s)\n", v->job->name, v->path);
     tdm_str_addf(out, "samples     %s of shape %s, %lld classes; %s to test\n",
                  tdm_text_count((uint64_t)info->sample_count, a),
@@ -232,20 +203,23 @@ static void add_text(const job_view *v, tdm_str *out)
                      ? tdm_text_count((uint64_t)tdm_dataset_info_of(v->data.test)->sample_count, b)
                      : "none");
     tdm_str_addf(out, "parameters  %s\n", tdm_text_count(tdm_graph_trained_elements(v->graph), a));
-    tdm_str_addf(out, "batch       %lld rows in %lld lane%s of %s%lld\n", (long long)v->batch,
-                 (long long)v->lanes, v->lanes == 1 ? "" : "s",
-                 v->batch % v->lanes ? "at most " : "", (long long)v->rows);
+    tdm_str_addf(out, "batch       %lld rows in %lld lane%s of %s%lld\n", (long long)v->own->batch,
+                 (long long)v->own->lane_count, v->own->lane_count == 1 ? "" : "s",
+                 v->own->batch % v->own->lane_count ? "at most " : "",
+                 (long long)v->own->lane_rows);
     tdm_str_addf(out, "FLOPs       %s a sample (%s forward, %s backward)",
-                 tdm_text_count(flops / rows, a), tdm_text_count(v->forward_flops / rows, b),
-                 tdm_text_count(v->backward_flops / rows, c));
-    tdm_str_addf(out, ", %s a step\n\n", tdm_text_count(flops / rows * (uint64_t)v->batch, a));
+                 tdm_text_count(flops / rows, a), tdm_text_count(v->own->forward_flops / rows, b),
+                 tdm_text_count(v->own->backward_flops / rows, c));
+    tdm_str_addf(out, ", %s a step\n\n", tdm_text_count(flops / rows * (uint64_t)v->own->batch, a));
     add_params(v, out);
-    tdm_str_addf(out, "\nforward, of one lane (%lld rows)\n", (long long)v->rows);
+    tdm_str_addf(out, "\nforward, of one lane (%lld rows)\n", (long long)v->own->lane_rows);
     add_ops(v, false, out);
     tdm_str_add(out, "\nbackward\n");
     add_ops(v, true, out);
     tdm_str_add_char(out, '\n');
     add_memory(v, out);
+    tdm_str_add_char(out, '\n');
+    add_ways(v, out);
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
@@ -297,38 +271,54 @@ static void put_params(const job_view *v, tdm_json_writer *w)
 
 static void put_memory(const job_view *v, tdm_json_writer *w)
 {
+    const tdm_memory_estimate *e = v->own;
     tdm_json_key(w, "memory");
     tdm_json_object_begin(w);
-    tdm_json_put_int(w, "workers", v->workers);
-    tdm_json_put_uint(w, "parameter_bytes", v->param_bytes);
-    tdm_json_put_uint(w, "buffer_bytes", v->buffer_bytes);
-    tdm_json_put_int(w, "gradient_buffers", v->grad_buffers);
-    tdm_json_put_uint(w, "gradient_bytes", v->grad_bytes);
-    tdm_json_put_uint(w, "optimiser_bytes", v->state_bytes);
-    tdm_json_put_uint(w, "arena_bytes_per_worker", tdm_plan_arena_bytes(v->plan));
-    tdm_json_put_uint(w, "unshared_bytes_per_worker", tdm_plan_unshared_bytes(v->plan));
-    tdm_json_put_uint(w, "evaluation_bytes", v->eval_arena_bytes);
-    tdm_json_put_uint(w, "data_bytes", v->data_bytes);
-    tdm_json_put_uint(w, "total_bytes", total_bytes(v));
+    tdm_json_put_int(w, "workers", e->worker_count);
+    tdm_json_put_uint(w, "parameter_bytes", e->parameter_bytes);
+    tdm_json_put_uint(w, "buffer_bytes", e->buffer_bytes);
+    tdm_json_put_int(w, "gradient_buffers", e->gradient_buffers);
+    tdm_json_put_uint(w, "gradient_bytes", e->gradient_bytes);
+    tdm_json_put_uint(w, "optimiser_bytes", e->optimiser_bytes);
+    tdm_json_put_uint(w, "arena_bytes_per_worker", e->arena_bytes);
+    tdm_json_put_uint(w, "unshared_bytes_per_worker", e->unshared_bytes);
+    tdm_json_put_uint(w, "evaluation_bytes", e->evaluation_bytes);
+    tdm_json_put_uint(w, "data_bytes", e->data_bytes);
+    tdm_json_put_uint(w, "total_bytes", e->total_bytes);
+    if (v->budget_bytes != UINT64_MAX) tdm_json_put_uint(w, "budget_bytes", v->budget_bytes);
+    tdm_json_put_bool(w, "fits", e->total_bytes <= v->budget_bytes);
+    tdm_json_key(w, "recompute");
+    tdm_json_array_begin(w);
+    for (int way = 0; way < WAY_COUNT; way++) {
+        tdm_json_object_begin(w);
+        tdm_json_put_string(w, "recompute", way_names[way]);
+        tdm_json_put_bool(w, "chosen", &v->ways[way] == e);
+        tdm_json_put_uint(w, "arena_bytes", v->ways[way].arena_bytes);
+        tdm_json_put_uint(w, "total", v->ways[way].total_bytes);
+        tdm_json_put_double(w, "extra_flops_percent", extra_percent(&v->ways[way]));
+        tdm_json_object_end(w);
+    }
+    tdm_json_array_end(w);
     tdm_json_object_end(w);
 }
 
 static void add_json(const job_view *v, tdm_str *out)
 {
-    uint64_t rows = (uint64_t)v->rows;
+    uint64_t rows = (uint64_t)v->own->lane_rows;
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
     tdm_json_put_string(&w, "kind", "job");
     tdm_json_put_string(&w, "path", v->path);
     tdm_json_put_string(&w, "name", v->job->name);
     tdm_json_put_uint(&w, "parameter_count", tdm_graph_trained_elements(v->graph));
-    tdm_json_put_int(&w, "batch", v->batch);
-    tdm_json_put_int(&w, "lanes", v->lanes);
-    tdm_json_put_int(&w, "lane_rows", v->rows);
-    tdm_json_put_uint(&w, "forward_flops_per_sample", v->forward_flops / rows);
-    tdm_json_put_uint(&w, "backward_flops_per_sample", v->backward_flops / rows);
+    tdm_json_put_int(&w, "batch", v->own->batch);
+    tdm_json_put_int(&w, "lanes", v->own->lane_count);
+    tdm_json_put_int(&w, "lane_rows", v->own->lane_rows);
+    tdm_json_put_uint(&w, "forward_flops_per_sample", v->own->forward_flops / rows);
+    tdm_json_put_uint(&w, "backward_flops_per_sample", v->own->backward_flops / rows);
     tdm_json_put_uint(&w, "flops_per_step",
-                      (v->forward_flops + v->backward_flops) / rows * (uint64_t)v->batch);
+                      (v->own->forward_flops + v->own->backward_flops) / rows *
+                          (uint64_t)v->own->batch);
     put_params(v, &w);
     put_ops(v, &w);
     put_memory(v, &w);

@@ -65,6 +65,40 @@ TDM_API void tdm_job_data_release(tdm_job_data *data);
 TDM_API tdm_status tdm_job_sample_shape(const tdm_job *job, const tdm_dataset *dataset,
                                         tdm_shape *out, tdm_error *err);
 
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* What a job needs in memory while it trains, besides the program itself. Planned as for training,
+ * but nothing is mapped. */
+typedef struct tdm_memory_estimate {
+    int worker_count;
+    int64_t batch; /* rows of a step */
+    int64_t lane_count;
+    int64_t lane_rows;        /* of the largest lane */
+    uint64_t parameter_bytes; /* trained: one copy for all workers */
+    uint64_t buffer_bytes;    /* not trained */
+    int gradient_buffers;     /* of all workers */
+    uint64_t gradient_bytes;
+    int optimiser_numbers; /* for each parameter; the average of the weights is one */
+    uint64_t optimiser_bytes;
+    uint64_t arena_bytes;      /* of activations, for each worker */
+    uint64_t unshared_bytes;   /* what that would be if no memory were used again */
+    uint64_t activation_bytes; /* of all workers */
+    uint64_t evaluation_bytes;
+    uint64_t data_bytes;
+    uint64_t total_bytes;
+    uint64_t forward_flops; /* of the largest lane, as the next two */
+    uint64_t backward_flops;
+    uint64_t recomputed_flops; /* part of backward_flops, see memory.recompute */
+} tdm_memory_estimate;
+
+/* `worker_count` 0: as many as tdm_train would take. Needs the data, for shapes and numbers. */
+TDM_API tdm_status tdm_memory_estimate_of(const tdm_job *job, const tdm_job_data *data,
+                                          int worker_count, tdm_memory_estimate *out,
+                                          tdm_error *err);
+/* What the job may use: memory.limit, or 95 % of what the machine has left and the process's control
+ * group allows, whichever is less. UINT64_MAX: unknown, as good as no limit. */
+TDM_API uint64_t tdm_memory_budget(const tdm_job *job);
+
 /* ---- training -------------------------------------------------------------------------------- */
 
 typedef enum tdm_train_event {
@@ -131,11 +165,13 @@ typedef struct tdm_train_result {
 } tdm_train_result;
 
 /*
- * Trains. TDM_ERR_DIVERGED when loss or gradient are not finite and the job does not skip such steps,
- * or too many of them in a row, and when the state itself is not: the newest checkpoint is the last
- * good state; the message names the op that made the first bad number. TDM_ERR_JOB_MISMATCH when `resume` belongs to another job or other data. When the
- * last checkpoint cannot be written, its status is returned; when an earlier one cannot, that is
- * logged and training goes on.
+ * Trains. TDM_ERR_NO_MEMORY, before anything but the data is in memory or on disk, when the job
+ * needs more than tdm_memory_budget; the message has the numbers and what would make it fit.
+ * TDM_ERR_DIVERGED when loss or gradient are not finite and the job does not skip such steps, or
+ * too many of them in a row, and when the state itself is not: the newest checkpoint is the last
+ * good state; the message names the op that made the first bad number. TDM_ERR_JOB_MISMATCH when
+ * `resume` belongs to another job or other data. When the last checkpoint cannot be written, its
+ * status is returned; when an earlier one cannot, that is logged and training goes on.
  */
 TDM_API tdm_status tdm_train(const tdm_job *job, const tdm_train_options *options,
                              tdm_train_result *out, tdm_error *err);

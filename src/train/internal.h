@@ -97,6 +97,14 @@ void tdm__bad_number_text(const tdm_bad_number *bad, const tdm_dataset *train, i
 /* What to do about it. */
 const char *tdm__bad_number_advice(const tdm_bad_number *bad);
 
+/* ---- memory (memory.c) ----------------------------------------------------------------------- */
+
+/* How many workers there are when `worker_count` were asked for; 0: to be chosen. */
+int tdm__workers_of(const tdm_job *job, int worker_count);
+/* TDM_ERR_NO_MEMORY when the job does not fit; `resumes` when it may not change what decides bits. */
+tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, int worker_count,
+                             bool resumes, tdm_error *err);
+
 /* ---- checkpoints (model.c) ------------------------------------------------------------------- */
 
 /* The job inside a checkpoint. The document is the caller's to destroy. */

@@ -421,20 +421,11 @@ static tdm_status load_data(trainer *t, tdm_error *err)
     return TDM_OK;
 }
 
-static int choose_workers(const trainer *t, int64_t lanes)
-{
-    if (t->options->worker_count > 0) return t->options->worker_count;
-    tdm_cpu_info cpu;
-    tdm_os_cpu_info(&cpu);
-    int64_t workers = cpu.usable_count > 1 ? cpu.usable_count : 1;
-    return (int)(workers < lanes ? workers : lanes);
-}
-
 static tdm_status make_team(trainer *t, tdm_error *err)
 {
     const tdm_job *job = t->job;
     int64_t lanes = tdm_lanes_of(job);
-    int workers = choose_workers(t, lanes);
+    int workers = tdm__workers_of(job, t->options->worker_count);
     int64_t tail = t->epoch_rows % t->full_batch;
     tdm_team_options o = {.model = t->model,
                           .worker_count = workers,
@@ -541,6 +532,7 @@ static tdm_status begin(trainer *t, tdm_error *err)
     tdm_job_show(t->job, &t->job_yaml);
     if (!tdm_str_ok(&t->job_yaml)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     TDM_TRY(load_data(t, err));
+    TDM_TRY(tdm__memory_check(t->job, &t->data, t->options->worker_count, t->options->resume, err));
     TDM_TRY(tdm__state_init(&t->model, TDM__STATE_FOR_TRAINING, &t->state, err));
     TDM_TRY(make_team(t, err));
     if (!t->options->resume) TDM_TRY(tdm__state_begin(&t->state, t->job, t->data.train, err));

@@ -30,7 +30,7 @@ optim: {lr: 0.005}
 parallel: {lanes: 4}
 YAML
 
-# same_bits NAME JOB SET...: all three ways on 1 and 2 workers, and changed in the middle.
+# same_bits NAME JOB SET...: all three ways on 1 and 2 workers.
 same_bits() {
     local name=$1 job=$2 n way first=
     shift 2
@@ -40,20 +40,109 @@ same_bits() {
                 --set run.dir="$name-$way-$n"
             [ -n "$first" ] || first=$(hash_in "$out")
             assert_equal "$(hash_in "$out")" "$first" "the hash of $name, $way, with $n workers"
+            rm -r "$name-$way-$n"
         done
     done
-    assert_exit 0 "$TANDEM" train "$job" -q "$@" --set memory.recompute=blocks \
-        --set train.steps=2 --set run.dir="$name-two"
-    assert_exit 0 "$TANDEM" train "$job" -q "$@" --set memory.recompute=full --resume "$name-two"/*-1
-    assert_equal "$(hash_in "$out")" "$first" "the hash of $name, changed on resume"
 }
 
 test_same_bits() {
     same_bits mlp mlp.yaml --set "model.hidden=[16,16,16,16]" --set model.dropout=0.2 \
         --set train.steps=6
     same_bits cnn images.yaml --set model.dropout=0.2
-    same_bits resnet images.yaml --set model.kind=resnet --set train.steps=3
+    same_bits resnet images.yaml --set model.kind=resnet --set train.steps=2
     same_bits gpt text.yaml
+}
+
+test_another_way_on_resume() {
+    assert_exit 0 "$TANDEM" train text.yaml -q
+    local whole
+    whole=$(hash_in "$out")
+    assert_exit 0 "$TANDEM" train text.yaml -q --set train.steps=2 --set run.dir=two
+    assert_exit 0 "$TANDEM" train text.yaml -q --set memory.recompute=full --resume two/text-1
+    assert_equal "$(hash_in "$out")" "$whole" "the hash, changed on resume"
+}
+
+# ways KEY: what inspect's JSON in $out has under that key, for none, blocks and full.
+ways() {
+    sed 's/.*"recompute":\[\(.*\)\].*/\1/; s/},/}\n/g' <<<"$out" |
+        sed -n "s/.*\"$1\":\"\{0,1\}\([a-z0-9.]*\).*/\1/p" | tr '\n' ' '
+}
+
+test_what_it_costs() {
+    assert_exit 0 "$TANDEM" inspect text.yaml --set memory.recompute=blocks
+    local table=${out#*$'\nmemory.recompute '}
+    [[ $table =~ none\ +[0-9.]+\ [KM]B\ +[0-9.]+\ [KM]B\ +0\.0\ %$'\n' ]] || fail "none: $table"
+    [[ $table =~ blocks\ +[0-9.]+\ [KM]B\ +[0-9.]+\ [KM]B\ +[12][0-9]\.[0-9]\ %\ +this\ job ]] ||
+        fail "blocks: $table"
+    [[ $table =~ full\ +[0-9.]+\ [KM]B\ +[0-9.]+\ [KM]B\ +[2-5][0-9]\.[0-9]\ % ]] || fail "full: $table"
+    assert_contains "$out" "h.1.matmul.again "
+    assert_exit 0 "$TANDEM" inspect text.yaml --json --set memory.recompute=blocks
+    assert_equal "$(ways recompute)" "none blocks full " "the ways"
+    assert_equal "$(ways chosen)" "false true false " "the chosen way"
+    read -r -a arenas <<<"$(ways arena_bytes)"
+    read -r -a totals <<<"$(ways total)"
+    ((arenas[1] * 2 < arenas[0] && arenas[2] < arenas[1])) || fail "arenas ${arenas[*]}"
+    local workers
+    workers=$(json_value workers <<<"$out")
+    assert_equal $((totals[0] - totals[1])) $((workers * (arenas[0] - arenas[1]))) "bytes saved"
+    assert_equal "$(json_value arena_bytes_per_worker <<<"$out")" "${arenas[1]}" "the job's arena"
+    assert_equal "$(json_value total_bytes <<<"$out")" "${totals[1]}" "the job's total"
+    assert_contains "$out" '"fits":true'
+}
+
+# refused SET...: the job of texts does not fit, and nothing is left of the try.
+refused() {
+    assert_exit 1 "$TANDEM" train text.yaml -n 2 --set run.dir=refused "$@"
+    assert_contains "$err" "the job needs"
+    [ ! -e refused ] || fail "a refused job left a folder"
+}
+
+test_refusal() {
+    assert_exit 0 "$TANDEM" inspect text.yaml --json
+    local none blocks limit
+    read -r none blocks _ <<<"$(ways total)"
+    limit=$(((none + blocks) / 2))
+    refused --set memory.limit=$limit
+    assert_contains "$err" ": parameters "
+    assert_contains "$err" " for 2 workers, evaluation "
+    assert_contains "$err" "memory.limit allows"
+    assert_contains "$err" "Each of these makes it fit:"
+    assert_contains "$err" $'\n  memory.recompute: blocks (needs '
+    assert_contains "$err" $'\n  -n 1 (needs '
+    assert_contains "$err" ", but changes the result)"
+    # What it proposes is true, and what it does not need it does not mind.
+    assert_exit 0 "$TANDEM" train text.yaml -q -n 2 --set memory.limit=$limit --set memory.recompute=blocks
+    assert_exit 0 "$TANDEM" train text.yaml -q -n 1 --set memory.limit=$limit
+    assert_exit 0 "$TANDEM" train text.yaml -q -n 2 --set memory.limit="$none"
+    refused --set memory.limit=$((none - 1))
+    assert_exit 0 "$TANDEM" inspect text.yaml --json --set memory.limit=$((none - 1))
+    assert_contains "$out" "\"budget_bytes\":$((none - 1)),\"fits\":false"
+}
+
+test_nothing_fits() {
+    refused --set memory.limit=10kB
+    assert_contains "$err" "memory.limit allows 10.0 KB"
+    assert_contains "$err" "take a smaller model"
+    assert_lacks "$err" "makes it fit"
+}
+
+# 65536 * 65536 parameters are 17 GB, and their gradients and state as much again.
+test_auto() {
+    assert_exit 1 "$TANDEM" train mlp.yaml --set "model.hidden=[65536, 65536, 65536, 65536]" \
+        --set run.dir=huge
+    assert_contains "$err" ", and there is "
+    [ ! -e huge ] || fail "a refused job left a folder"
+}
+
+# What decides the result cannot be changed on resume, so it is not proposed.
+test_resume() {
+    assert_exit 0 "$TANDEM" train text.yaml -q -n 2 --set train.steps=2 --set run.dir=going
+    assert_exit 0 "$TANDEM" inspect text.yaml --json
+    local none blocks
+    read -r none blocks _ <<<"$(ways total)"
+    assert_exit 1 "$TANDEM" train text.yaml -n 2 --set memory.limit=$(((none + blocks) / 2)) --resume going/text-1
+    assert_contains "$err" "memory.recompute: blocks (needs "
+    assert_lacks "$err" "changes the result"
 }
 
 run_tests "$@"

@@ -1,0 +1,260 @@
+/*
+ * memory_test.c: the estimate of what a job needs is held against what a real training takes.
+ *
+ * A training runs in a process of its own, which tells how far its resident memory rose between the
+ * loading of the data and the end. The parts of an estimate are held against sizes worked out here.
+ */
+#include "check.h"
+
+#include <tandem/os.h>
+#include <tandem/parallel.h>
+#include <tandem/train.h>
+
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#ifndef SANITIZED
+#define SANITIZED 0
+#endif
+
+enum { SAMPLES = 1024, FEATURES = 64, CLASSES = 4, SETS_MOST = 8 };
+#define MB 1000000.0
+
+static char folder[] = "/tmp/tandem-memory-XXXXXX";
+
+static const char job_text[] = "name: unit\nseed: 3\n"
+                               "data: {train: data.csv, test_fraction: 0.25}\n"
+                               "model: {hidden: [512, 512]}\n"
+                               "train: {batch: 256, steps: 2}\n"
+                               "parallel: {lanes: 4}\n"
+                               "eval: {batch: 64}\n"
+                               "checkpoint: {every_epochs: never}\n";
+
+static tdm_job_document *load(const char *const sets[])
+{
+    char dir[64];
+    snprintf(dir, sizeof(dir), "run.dir=%s/runs", folder);
+    const char *all[SETS_MOST + 1] = {dir};
+    size_t count = 1;
+    while (sets && sets[count - 1] && count < SETS_MOST) {
+        all[count] = sets[count - 1];
+        count++;
+    }
+    tdm_job_options options = {.overrides = all, .override_count = count};
+    tdm_job_document *document = NULL;
+    tdm_error err = {0};
+    CHECK_INT(
+        tdm_job_parse(job_text, strlen(job_text), "job.yaml", folder, &options, &document, &err),
+        TDM_OK);
+    if (err.message[0]) fprintf(stderr, "  %s\n", err.message);
+    return document;
+}
+
+static tdm_memory_estimate estimate(const tdm_job *job, int workers)
+{
+    tdm_error err = {0};
+    tdm_job_data data = {0};
+    tdm_memory_estimate e = {0};
+    CHECK_INT(tdm_job_data_load(job, &data, &err), TDM_OK);
+    CHECK_INT(tdm_memory_estimate_of(job, &data, workers, &e, &err), TDM_OK);
+    tdm_job_data_release(&data);
+    return e;
+}
+
+/* The bytes by which a training makes a fresh process grow. */
+static uint64_t measure(const tdm_job *job, int workers)
+{
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        tdm_error err = {0};
+        tdm_train_result result;
+        uint64_t before = tdm_os_resident_bytes();
+        tdm_status status = tdm_train(job, &(tdm_train_options){.worker_count = workers}, &result,
+                                      &err);
+        if (status != TDM_OK) fprintf(stderr, "  %s\n", err.message);
+        uint64_t grown = status == TDM_OK ? tdm_os_peak_resident_bytes() - before : 0;
+        _exit(write(ends[1], &grown, sizeof(grown)) != sizeof(grown));
+    }
+    uint64_t grown = 0;
+    int code = -1;
+    close(ends[1]);
+    CHECK(read(ends[0], &grown, sizeof(grown)) == sizeof(grown));
+    close(ends[0]);
+    CHECK(waitpid(child, &code, 0) == child && code == 0);
+    return grown;
+}
+
+/* Within 25 %, and 24 MB for the program: code, threads' stacks, oneDNN's compiled kernels. */
+static void check_honest(const char *const sets[], int workers, double least_mb)
+{
+    tdm_job_document *document = load(sets);
+    const tdm_job *job = tdm_job_document_job(document);
+    tdm_memory_estimate e = estimate(job, workers);
+    double wanted = (double)e.total_bytes, got = (double)measure(job, workers);
+    CHECK(wanted > least_mb * MB); /* so that the constant is not all there is to it */
+    bool honest = got < 1.25 * wanted + 24 * MB && got > 0.75 * wanted - 24 * MB;
+    CHECK(honest || SANITIZED);
+    if (!honest)
+        fprintf(stderr, "  %s: estimated %.1f MB, measured %.1f MB\n", sets[0], wanted / MB,
+                got / MB);
+    tdm_job_document_destroy(document);
+}
+
+/* Parameters, gradients and state take most, then activations, then activations computed again. */
+static void test_estimates_are_honest(void)
+{
+    static const char *const wide[] = {"model.hidden=[2048, 2048]", NULL};
+    static const char *const many[] = {"model.kind=cnn",
+                                       "model.channels=[128, 128]",
+                                       "data.shape=[8, 8]",
+                                       "model.hidden=[32]",
+                                       "train.batch=768",
+                                       "parallel.lanes=1",
+                                       NULL};
+    static const char *const deep[] = {"model.hidden=[2048, 2048, 2048, 2048]",
+                                       "train.batch=768",
+                                       "parallel.lanes=1",
+                                       "model.dropout=0.1",
+                                       "memory.recompute=full",
+                                       NULL};
+    check_honest(wide, 2, 100);
+    check_honest(many, 1, 80);
+    check_honest(deep, 1, 200);
+}
+
+static void test_parts(void)
+{
+    static const char *const sets[] = {"optim.kind=adamw", "optim.ema=0.9", NULL};
+    tdm_job_document *document = load(sets);
+    const tdm_job *job = tdm_job_document_job(document);
+    tdm_memory_estimate one = estimate(job, 1), two = estimate(job, 2);
+    uint64_t params = 4 * (512 * FEATURES + 512 + 512 * 512 + 512 + CLASSES * 512 + 16);
+    CHECK_INT(one.parameter_bytes, params);
+    CHECK_INT(one.buffer_bytes, 4 * 2 * FEATURES);
+    CHECK_INT(one.optimiser_numbers, 3);
+    CHECK_INT(one.optimiser_bytes, 3 * params + one.buffer_bytes);
+    CHECK_INT(one.gradient_buffers, 3); /* a pair, a lane, and the next */
+    CHECK_INT(two.gradient_buffers, 4);
+    CHECK_INT(two.gradient_bytes, 4 * params);
+    CHECK_INT(two.activation_bytes, 2 * one.activation_bytes);
+    CHECK_INT(one.data_bytes, SAMPLES * (FEATURES + 1) * 4);
+    CHECK(one.evaluation_bytes > 0);
+    CHECK_INT(two.total_bytes, two.parameter_bytes + two.buffer_bytes + two.gradient_bytes +
+                                   two.optimiser_bytes + two.activation_bytes +
+                                   two.evaluation_bytes + two.data_bytes);
+    CHECK_INT(one.lane_rows, 64);
+    CHECK_INT(one.recomputed_flops, 0);
+    CHECK_INT(estimate(job, 0).worker_count <= 4, 1);
+    tdm_job_document_destroy(document);
+}
+
+/* The team maps just what was estimated. */
+static void test_the_arena_is_the_teams(void)
+{
+    tdm_error err = {0};
+    tdm_job_document *document = load(NULL);
+    const tdm_job *job = tdm_job_document_job(document);
+    tdm_memory_estimate e = estimate(job, 2);
+    tdm_model_options model = {
+        .job = job, .class_count = CLASSES, .sample_shape = tdm_shape_1(FEATURES)};
+    tdm_optim_param none = {.name = "none", .elements = 1};
+    tdm_optimiser *optimiser = NULL;
+    CHECK_INT(tdm_optimiser_create(job, &none, 1, &optimiser, &err), TDM_OK);
+    float *params = aligned_alloc(64, e.parameter_bytes + e.buffer_bytes);
+    tdm_team *team = NULL;
+    tdm_team_options options = {.model = model,
+                                .worker_count = 2,
+                                .lane_count = e.lane_count,
+                                .batches = {e.batch},
+                                .optimiser = optimiser,
+                                .params = params};
+    CHECK_INT(tdm_team_create(&options, &team, &err), TDM_OK);
+    if (team) {
+        tdm_team_info info = tdm_team_info_of(team);
+        CHECK(info.arena_bytes >= e.arena_bytes && info.arena_bytes < e.arena_bytes + (2 << 20));
+        CHECK(info.grad_bytes >= e.gradient_bytes &&
+              info.grad_bytes < e.gradient_bytes + 2 * (2 << 20));
+    }
+    tdm_team_destroy(team);
+    tdm_optimiser_destroy(optimiser);
+    free(params);
+    tdm_job_document_destroy(document);
+}
+
+static void test_budget(void)
+{
+    static const char *const sets[] = {"memory.limit=3MiB", NULL};
+    tdm_job_document *document = load(sets);
+    CHECK_INT(tdm_memory_budget(tdm_job_document_job(document)), 3 << 20);
+    tdm_job_document_destroy(document);
+    document = load(NULL);
+    tdm_memory_info info;
+    tdm_os_memory_info(&info);
+    uint64_t budget = tdm_memory_budget(tdm_job_document_job(document));
+    CHECK(budget > 0);
+    if (info.limit_bytes > 0) CHECK(budget <= info.limit_bytes);
+    if (info.total_bytes > 0) CHECK(budget < info.total_bytes);
+    tdm_job_document_destroy(document);
+}
+
+static void test_refusal(void)
+{
+    static const char *const sets[] = {"memory.limit=6MB", NULL};
+    tdm_job_document *document = load(sets);
+    tdm_error err = {0};
+    tdm_train_result result;
+    CHECK_INT(tdm_train(tdm_job_document_job(document), &(tdm_train_options){.worker_count = 2},
+                        &result, &err),
+              TDM_ERR_NO_MEMORY);
+    CHECK_HAS(err.message, "memory.limit allows 6.00 MB: parameters 1.19 MB, gradients 4.7");
+    CHECK_HAS(err.message, "optimiser 2.38 MB, activations ");
+    tdm_job_document_destroy(document);
+    static const char *const too_many[] = {"memory.limit=1kB", NULL};
+    document = load(too_many);
+    CHECK_INT(tdm_train(tdm_job_document_job(document), &(tdm_train_options){.worker_count = 9},
+                        &result, &err),
+              TDM_ERR_JOB_INVALID); /* more workers than lanes is what is wrong first */
+    tdm_job_document_destroy(document);
+}
+
+static bool write_data(void)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "%s/data.csv", folder);
+    FILE *f = fopen(path, "w");
+    if (!f) return false;
+    tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 1, .stream = TDM_RNG_STREAM_USER});
+    for (int i = 0; i < SAMPLES; i++) {
+        for (int k = 0; k < FEATURES; k++) fprintf(f, "%.3f,", (double)tdm_rng_uniform(&rng));
+        fprintf(f, "%d\n", i % CLASSES);
+    }
+    return fclose(f) == 0;
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(test_estimates_are_honest),
+    CHECK_TEST(test_parts),
+    CHECK_TEST(test_the_arena_is_the_teams),
+    CHECK_TEST(test_budget),
+    CHECK_TEST(test_refusal),
+};
+
+int main(int argc, char **argv)
+{
+    if (!mkdtemp(folder) || !write_data()) return 2;
+    int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
+    char command[64];
+    snprintf(command, sizeof(command), "rm -rf %s", folder);
+    return system(command) == 0 ? code : 2;
+}
