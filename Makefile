@@ -12,7 +12,7 @@ FUZZ_SECONDS ?= 60
 .PHONY: help
 help:  ## list what can be made
 	@echo "Tandem. Usage: make TARGET"
-	@awk -F ':[^#]*## ' '/^[a-z]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: quickstart
 quickstart:  ## install, build, and train a first model on handwritten digits (start here)
@@ -45,6 +45,12 @@ tsan:  ## run all tests under the thread sanitizer
 	@tools/setup --test
 	@tools/run-tests tsan
 
+.PHONY: test-slow
+test-slow:  ## train models to the accuracy they should reach (about 20 minutes on 2 cores)
+	@tools/setup --test
+	@tools/build release
+	@ctest --test-dir build/release -C Slow -L slow --output-on-failure
+
 .PHONY: lint
 lint:  ## check format, layers, headers, symbols and scripts; build with clang; run clang-tidy
 	@tools/setup --dev
@@ -61,9 +67,10 @@ fuzz:  ## fuzz every parser for FUZZ_SECONDS (60) each, two at a time
 	@tools/fuzz $(FUZZ_SECONDS)
 
 .PHONY: bench
-bench: setup  ## measure speed, as ratios to peers or to physical bounds
-	@if [ -x bench/run ]; then tools/build release && bench/run; \
-	else echo "bench: there are no benchmarks yet (bench/run)"; fi
+bench:  ## measure size and speed, as ratios to peers or to physical bounds
+	@tools/setup --bench
+	@tools/build release
+	@status=0; bench/run || status=1; bench/compute || status=1; exit $$status
 
 .PHONY: docs
 docs: setup  ## write docs/job-file.md anew from the table of job keys

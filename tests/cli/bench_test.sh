@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# `tandem bench step`: what it says adds up, and nothing is left behind.
+# shellcheck source=tests/cli/lib.sh
+source tests/cli/lib.sh
+# shellcheck source=tests/cli/train_lib.sh
+source "$source_root/tests/cli/train_lib.sh"
+make_data 150 data.csv
+make_job job.yaml
+
+test_a_table() {
+    assert_exit 0 "$TANDEM" bench step job.yaml --seconds 0.05
+    assert_contains "$out" "147 parameters; 32 rows in 4 lanes of 8"
+    assert_contains "$out" "workers     1 with 1 thread each"
+    [[ $out =~ step\ +[0-9.]+\ ms\ \(median\ of\ [0-9]+ ]] || fail "no time of a step: $out"
+    [[ $out =~ matmul\ +forward\ +onednn\ +2\  ]] || fail "no line of two products: $out"
+    [[ $out =~ matmul\ +backward\ +onednn\ +3\  ]] || fail "no line of three products: $out"
+    [ ! -e runs ] || fail "it left a run behind"
+}
+
+# Every op has its line, in the order of the plan; the lines together are the lane.
+test_every_op() {
+    assert_exit 0 "$TANDEM" bench step job.yaml --seconds 0.05 --all --json -n 2 --set compute.threads=2
+    assert_equal "$(json_value workers <<<"$out")" 2
+    assert_equal "$(json_value threads <<<"$out")" 2
+    assert_contains "$out" '"name":"input.normalise"'
+    local sum lane flops
+    sum=$(grep -o '"seconds":[0-9.e-]*' <<<"$out" | awk -F: '{ s += $2 } END { printf "%.9f", s }')
+    lane=$(json_value lane_s <<<"$out")
+    awk -v a="$sum" -v b="$lane" 'BEGIN { exit !(a > 0 && a < 1.001 * b && a > 0.999 * b) }' ||
+        fail "the ops take $sum s, the lane $lane s"
+    # As many FLOPs in the lanes as in a step.
+    flops=$(grep -o '"ops":.*' <<<"$out" | grep -o '"flops":[0-9]*' | awk -F: '{ s += $2 } END { print 4 * s }')
+    assert_equal "$flops" "$(json_value flops <<<"${out%%\"ops\"*}")"
+}
+
+test_mistakes() {
+    assert_exit 2 "$TANDEM" bench stop job.yaml
+    assert_contains "$err" "'stop' cannot be measured; what can is: step"
+    assert_exit 2 "$TANDEM" bench step
+    assert_exit 2 "$TANDEM" bench step nothing.yaml
+    assert_exit 2 "$TANDEM" bench step job.yaml --seconds 0
+    assert_exit 2 "$TANDEM" bench step job.yaml --workers many
+    # More workers than lanes, as in training.
+    assert_exit 2 "$TANDEM" bench step job.yaml -n 5 --seconds 0.05
+    assert_contains "$err" "5 workers cannot share 4 lanes"
+}
+
+run_tests "$@"
