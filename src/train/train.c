@@ -190,10 +190,14 @@ static tdm_bad_number explain(trainer *t, tdm_str *out)
     return bad;
 }
 
-static const char *what_is_bad(const tdm_step_result *result)
+static const char *what_is_bad(const trainer *t, const tdm_step_result *result)
 {
+    const tdm_graph *graph = t->state.graph;
     if (isnan(result->loss)) return "the loss is NaN";
-    return isinf(result->loss) ? "the loss is infinite" : "the gradient is not finite";
+    if (isinf(result->loss)) return "the loss is infinite";
+    return tdm_graph_grad_extent(graph) > tdm_graph_trained_extent(graph)
+               ? "the gradient or a statistic is not finite"
+               : "the gradient is not finite";
 }
 
 static tdm_status stop_at_bad_step(trainer *t, const tdm_step_result *result, const char *tensor,
@@ -208,7 +212,7 @@ static tdm_status stop_at_bad_step(trainer *t, const tdm_step_result *result, co
                      skips->in_a_row > 1 ? "were" : "was");
     if (tensor) tdm_str_addf(&why, "; '%s' is no longer finite, so no later step can be", tensor);
     tdm_fail(err, TDM_ERR_DIVERGED, "step %llu: %s: %s; %s; %s",
-             (unsigned long long)t->position.step + 1, what_is_bad(result), tdm_str_text(&why),
+             (unsigned long long)t->position.step + 1, what_is_bad(t, result), tdm_str_text(&why),
              last_good(t), tdm__bad_number_advice(&bad));
     tdm_str_release(&why);
     return TDM_ERR_DIVERGED;
@@ -230,7 +234,7 @@ static tdm_status heed_bad_step(trainer *t, const tdm_step_result *result, tdm_e
     tdm_str why = TDM_STR_INIT;
     explain(t, &why);
     tdm_log(TDM_LOG_WARN, "train", "step %llu is skipped: %s: %s%s",
-            (unsigned long long)t->position.step + 1, what_is_bad(result), tdm_str_text(&why),
+            (unsigned long long)t->position.step + 1, what_is_bad(t, result), tdm_str_text(&why),
             skips->in_all == SKIPS_EXPLAINED ? "; further ones are only counted" : "");
     tdm_str_release(&why);
     return TDM_OK;

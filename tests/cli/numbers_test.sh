@@ -122,6 +122,25 @@ test_too_many_in_a_row() {
     assert_contains "$out" "skipped        12 steps"
 }
 
+# Batch norm makes good numbers of a variance that overflows; but the running one must not follow it.
+test_statistics() {
+    awk 'BEGIN {
+        srand(3)
+        for (i = 0; i < 24; i++) {
+            for (k = 0; k < 16; k++) printf "%.3f,", rand() * (i == 20 ? 1e25 : 1)
+            print i % 2
+        }
+    }' >images.csv
+    local more=(--set data.train=images.csv --set "data.shape=[4,4]" --set model.kind=resnet -q
+        --set data.normalise=none --set data.shuffle=false --set train.batch=8 --set train.epochs=1
+        --set run.dir=images --set parallel.lanes=2)
+    assert_exit 3 "$TANDEM" train job.yaml "${more[@]}" -n 2
+    assert_contains "$err" "step 3: the gradient or a statistic is not finite: an infinity was first \
+made by bn1.batch_norm (batch_norm, forward) in lane 1"
+    assert_exit 0 "$TANDEM" train job.yaml "${more[@]}" -n 1 --set train.bad_numbers=skip
+    assert_contains "$out" "skipped        1 step with"
+}
+
 test_eval_and_predict_say_it() {
     assert_exit 0 "$TANDEM" train job.yaml --set data.train=good.csv --set data.normalise=none \
         --set run.dir=fine -q

@@ -170,6 +170,28 @@ static void large_logits_have_a_finite_loss(void)
     fixture_close(&f);
 }
 
+/* The second sample overflows to infinities of both signs. */
+static void numbers_that_are_not_finite_are_told(void)
+{
+    fixture f;
+    int64_t confusion[9];
+    if (!fixture_open(&f, "1,0,a\n3e38,1,b\n0,0,c\n")) return;
+    set_layer(&f, 10, (float[]){0, 0, 0});
+    tdm_predictor *p = predictor(&f, 2);
+    if (!p) return;
+    tdm_metrics m = tdm_evaluate(p, f.set, confusion);
+    CHECK_INT(m.bad_count, 1);
+    CHECK(isnan(m.loss));
+    CHECK(m.accuracy < 1);
+    int64_t counted = 0;
+    for (int i = 0; i < 9; i++) counted += confusion[i];
+    CHECK_INT(counted, 2);
+    tdm_predictor_destroy(p);
+    fixture_close(&f);
+    CHECK(tdm_all_finite((float[]){0, -3e38f}, 2) && tdm_all_finite(NULL, 0));
+    CHECK(!tdm_all_finite((float[]){0, NAN}, 2) && !tdm_all_finite((float[]){-INFINITY, 0}, 2));
+}
+
 static void add_rows(tdm_str *csv, int count)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 8, .stream = TDM_RNG_STREAM_USER});
@@ -234,6 +256,7 @@ static const check_test tests[] = {
     CHECK_TEST(metrics_by_hand),
     CHECK_TEST(parameters_may_change_between_calls),
     CHECK_TEST(large_logits_have_a_finite_loss),
+    CHECK_TEST(numbers_that_are_not_finite_are_told),
     CHECK_TEST(the_size_of_batches_does_not_matter),
     CHECK_TEST(what_is_refused),
 };
