@@ -35,6 +35,11 @@ test:  ## build and run all tests
 	@tools/setup --test
 	@tools/run-tests release
 
+.PHONY: test-parity
+test-parity:  ## install PyTorch, which is large, and run the tests that compare with it
+	@tools/setup --parity
+	@tools/run-tests release -L parity -V
+
 .PHONY: asan
 asan:  ## run all tests under the address and undefined-behaviour sanitizers
 	@tools/setup --test

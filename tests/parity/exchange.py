@@ -8,7 +8,8 @@ import tempfile
 try:
     import torch
 except ImportError:
-    print("SKIPPED: PyTorch is not installed for " + sys.executable)
+    print("SKIPPED: PyTorch is not installed for %s, so NOTHING was compared with it; "
+          "'make test-parity' installs it" % sys.executable)
     sys.exit(77)
 
 torch.set_num_threads(1)
@@ -30,14 +31,22 @@ def tensors_of(node, data):
     return flat.clone().reshape(node["shape"])
 
 
-def run(program):
+def run(program, *arguments):
     """The cases that `program` prints."""
     with tempfile.TemporaryDirectory(prefix="tandem-parity-") as folder:
         path = os.path.join(folder, "tensors")
-        lines = subprocess.run([program, path], check=True, stdout=subprocess.PIPE).stdout
+        lines = subprocess.run([program, path, *arguments], check=True,
+                               stdout=subprocess.PIPE).stdout
         with open(path, "rb") as file:
             data = bytearray(file.read())
     return [tensors_of(json.loads(line), data) for line in lines.decode().splitlines()]
+
+
+def write_tensors(path, tensors):
+    """One after the other, as numbers of four bytes."""
+    with open(path, "wb") as file:
+        for tensor in tensors:
+            file.write(tensor.detach().float().contiguous().numpy().tobytes())
 
 
 def difference(ours, theirs, floor):

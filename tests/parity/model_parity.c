@@ -2,10 +2,15 @@
  * model_parity.c: whole models, as this library trains them on one thread in one lane, for
  * model_parity.py to train again with PyTorch.
  *
- * Each case is a job. Handed over are its settings, the first weights, the batches (a few, which
- * come round again and again), loss and gradients of the first batch with the first weights, the
- * loss of each of the training's steps, the last weights, and loss and gradients with those: first
- * weights are small, and some of what a model does hardly shows in them.
+ * `parity_model FILE CASE` trains. Each case is a job. Handed over are its settings, the first
+ * weights, the batches (a few, which come round again and again), loss, gradients and the running
+ * statistics that follow from the first batch with the first weights, the weights that training
+ * starts from, the loss of each of its steps, the last weights, and the same of the first batch with
+ * those: first weights are small, and some of what a model does hardly shows in them.
+ *
+ * `parity_model FILE CASE WEIGHTS` goes the other way: it takes weights that PyTorch has trained
+ * (all tensors one after the other, in our order and layout) and hands over what the model for
+ * inference says to the first batch.
  */
 #include "parity/exchange.h"
 
@@ -20,35 +25,57 @@ typedef struct model_case {
     tdm_shape sample_shape;
     int64_t class_count;
     int64_t batch;
+    /* Training begins with the residual branches switched off: the last norm of each has weight 0
+     * (torchvision's zero_init_residual). With all of them on, each of the early steps multiplies a
+     * difference in rounding by up to ten, in PyTorch's single against its double precision as well:
+     * no two programs stay together for 100 steps. */
+    bool zero_residual;
 } model_case;
 
 #define COMMON "seed: 5\ndata: {train: t}\nparallel: {lanes: 1}\n"
 static const model_case cases[] = {
-    {"mlp relu",
-     COMMON "model: {kind: mlp, hidden: [32, 24], activation: relu, dropout: 0}\n"
-            "optim: {kind: adamw, lr: 0.003, weight_decay: 0.1}\n",
-     {.rank = 1, .dim = {13}},
-     7,
-     16},
-    {"mlp gelu",
-     COMMON "model: {kind: mlp, hidden: [32, 24], activation: gelu, dropout: 0}\n"
-            "optim: {kind: adamw, lr: 0.003, weight_decay: 0.1}\n",
-     {.rank = 1, .dim = {13}},
-     7,
-     16},
-    {"gpt",
-     COMMON "model: {kind: gpt, layers: 2, width: 32, heads: 4, context: 16, vocabulary: 23,\n"
-            "        dropout: 0}\n"
-            "optim: {kind: adamw, lr: 0.003, beta2: 0.99, weight_decay: 0.1, clip_norm: 1}\n",
-     {.rank = 1, .dim = {16}},
-     23,
-     8},
+    {.name = "mlp relu",
+     .job = COMMON "model: {kind: mlp, hidden: [32, 24], activation: relu, dropout: 0}\n"
+                   "optim: {kind: adamw, lr: 0.003, weight_decay: 0.1}\n",
+     .sample_shape = {.rank = 1, .dim = {13}},
+     .class_count = 7,
+     .batch = 16},
+    {.name = "mlp gelu",
+     .job = COMMON "model: {kind: mlp, hidden: [32, 24], activation: gelu, dropout: 0}\n"
+                   "optim: {kind: adamw, lr: 0.003, weight_decay: 0.1}\n",
+     .sample_shape = {.rank = 1, .dim = {13}},
+     .class_count = 7,
+     .batch = 16},
+    {.name = "gpt",
+     .job = COMMON "model: {kind: gpt, layers: 2, width: 32, heads: 4, context: 16,\n"
+                   "        vocabulary: 23, dropout: 0}\n"
+                   "optim: {kind: adamw, lr: 0.003, beta2: 0.99, weight_decay: 0.1,\n"
+                   "        clip_norm: 1}\n",
+     .sample_shape = {.rank = 1, .dim = {16}},
+     .class_count = 23,
+     .batch = 8},
+    {.name = "cnn",
+     .job = COMMON "model: {kind: cnn, channels: [8, 16], hidden: [32], activation: relu,\n"
+                   "        dropout: 0}\n"
+                   "optim: {kind: sgd, lr: 0.003, momentum: 0.9, weight_decay: 0.0005}\n",
+     .sample_shape = {.rank = 3, .dim = {16, 16, 3}},
+     .class_count = 10,
+     .batch = 16},
+    {.name = "resnet18",
+     .job = COMMON "model: {kind: resnet, depth: 18, stem: cifar}\n"
+                   "optim: {kind: sgd, lr: 0.001, momentum: 0.9, weight_decay: 0.0005}\n",
+     .sample_shape = {.rank = 3, .dim = {16, 16, 3}},
+     .class_count = 10,
+     .batch = 8,
+     .zero_residual = true},
 };
 
-/* A model in training. */
+/* A model, and what trains it. */
 typedef struct trainee {
+    tdm_job_document *document;
     const tdm_job *job;
     int64_t class_count;
+    tdm_graph *graph;
     lab lab;
     tdm_optimiser *optimiser;
     tdm_optim_param params[MAX_PARAMS];
@@ -79,6 +106,18 @@ static float run(const trainee *t, uint64_t step)
     return *(const float *)tdm_plan_output(t->lab.plan, TDM_MODEL_LOSS).data;
 }
 
+/* What a statistic is after a step: the rule of tdm_graph_statistic. */
+static void follow_statistics(const trainee *t)
+{
+    for (size_t i = 0; i < tdm_graph_param_count(t->graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(t->graph, i);
+        float momentum = (float)p->momentum;
+        if (!p->statistic) continue;
+        for (size_t k = p->offset; k < p->offset + p->elements; k++)
+            t->lab.params[k] = (1 - momentum) * t->lab.params[k] + momentum * t->lab.grads[k];
+    }
+}
+
 static void update(trainee *t, uint64_t step)
 {
     tdm_optimiser *o = t->optimiser;
@@ -92,14 +131,15 @@ static void update(trainee *t, uint64_t step)
     }
     for (size_t i = 0; i < count; i++)
         tdm_optimiser_update(o, i, t->lab.grads + tdm_optimiser_piece_at(o, i)->begin, norm);
+    follow_statistics(t);
 }
 
 static void open_optimiser(trainee *t)
 {
     tdm_error err = {0};
     size_t count = 0;
-    for (size_t i = 0; i < tdm_graph_param_count(t->lab.graph); i++) {
-        const tdm_param_info *p = tdm_graph_param_at(t->lab.graph, i);
+    for (size_t i = 0; i < tdm_graph_param_count(t->graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(t->graph, i);
         if (!p->trained) continue;
         if (count == MAX_PARAMS) give_up("more parameters than expected");
         t->params[count++] = (tdm_optim_param){p->name, p->offset, p->elements};
@@ -107,7 +147,7 @@ static void open_optimiser(trainee *t)
     require(tdm_optimiser_create(t->job, t->params, count, &t->optimiser, &err), &err);
     tdm_optim_blocks blocks = {.params = t->lab.params};
     for (int s = 0; s < TDM_OPTIM_MAX_STATES; s++) {
-        t->states[s] = lab_block(tdm_graph_param_extent(t->lab.graph));
+        t->states[s] = lab_block(tdm_graph_param_extent(t->graph));
         if (tdm_optimiser_uses_state(t->optimiser, s)) blocks.states[s] = t->states[s];
     }
     tdm_optimiser_bind(t->optimiser, &blocks);
@@ -115,9 +155,13 @@ static void open_optimiser(trainee *t)
 
 static void print_settings(const model_case *c, const tdm_job *job)
 {
-    printf("{\"case\":\"%s\",\"layers\":%lld,\"heads\":%lld,\"lr\":%.17g,\"beta1\":%.17g,"
+    printf("{\"case\":\"%s\",\"layers\":%lld,\"heads\":%lld,\"image\":[%lld,%lld,%lld]", c->name,
+           (long long)job->model.layers, (long long)job->model.heads,
+           (long long)c->sample_shape.dim[0], (long long)c->sample_shape.dim[1],
+           (long long)c->sample_shape.dim[2]);
+    printf(",\"optimiser\":\"%s\",\"lr\":%.17g,\"momentum\":%.17g,\"beta1\":%.17g,"
            "\"beta2\":%.17g,\"eps\":%.17g,\"weight_decay\":%.17g,\"clip_norm\":%.17g",
-           c->name, (long long)job->model.layers, (long long)job->model.heads, job->optim.lr,
+           tdm_optim_find(job->optim.kind)->name, job->optim.lr, job->optim.momentum,
            job->optim.beta1, job->optim.beta2, job->optim.eps, job->optim.weight_decay,
            job->optim.clip_norm);
 }
@@ -139,9 +183,35 @@ static void print_batches(const trainee *t, exchange *x)
     printf("]");
 }
 
-static void train(trainee *t, exchange *x)
+/* Loss, gradients and statistics of the first batch with the weights as they are. */
+static void print_step(const trainee *t, exchange *x, const char *when)
 {
+    char group[32];
+    printf(",\"%s_loss\":%.9g", when, (double)run(t, 0));
+    snprintf(group, sizeof(group), "%s_grads", when);
+    put_block(x, group, &t->lab, t->lab.grads);
+    follow_statistics(t);
+    snprintf(group, sizeof(group), "%s_after", when);
+    put_block(x, group, &t->lab, t->lab.params);
+}
+
+static void switch_residuals_off(const trainee *t)
+{
+    for (size_t i = 0; i < tdm_graph_param_count(t->graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(t->graph, i);
+        if (strstr(p->name, ".bn2.weight"))
+            memset(t->lab.params + p->offset, 0, p->elements * sizeof(float));
+    }
+}
+
+static void train(trainee *t, const model_case *c, exchange *x)
+{
+    tdm_model_init(t->graph, t->job->seed, t->lab.params);
     put_block(x, "first", &t->lab, t->lab.params);
+    print_step(t, x, "first");
+    tdm_model_init(t->graph, t->job->seed, t->lab.params);
+    if (c->zero_residual) switch_residuals_off(t);
+    put_block(x, "start", &t->lab, t->lab.params);
     print_batches(t, x);
     printf(",\"losses\":[");
     for (uint64_t step = 0; step < STEPS; step++) {
@@ -150,48 +220,88 @@ static void train(trainee *t, exchange *x)
     }
     printf("]");
     put_block(x, "last", &t->lab, t->lab.params);
-    printf(",\"last_loss\":%.9g", (double)run(t, 0));
-    put_block(x, "last_grads", &t->lab, t->lab.grads);
-    tdm_model_init(t->lab.graph, t->job->seed, t->lab.params);
-    printf(",\"first_loss\":%.9g", (double)run(t, 0));
-    put_block(x, "first_grads", &t->lab, t->lab.grads);
+    print_step(t, x, "last");
 }
 
-static void print_case(const model_case *c, exchange *x)
+static trainee open_trainee(const model_case *c, bool training)
 {
     tdm_error err = {0};
-    tdm_job_document *document = NULL;
+    trainee t = {.class_count = c->class_count};
     require(tdm_job_parse(c->job, strlen(c->job), c->name, NULL,
-                          &(tdm_job_options){.no_file_checks = true}, &document, &err),
+                          &(tdm_job_options){.no_file_checks = true}, &t.document, &err),
             &err);
-    trainee t = {.job = tdm_job_document_job(document), .class_count = c->class_count};
+    t.job = tdm_job_document_job(t.document);
     tdm_model_options options = {.job = t.job,
                                  .sample_shape = c->sample_shape,
                                  .class_count = c->class_count,
                                  .batch = c->batch,
-                                 .training = true,
+                                 .training = training,
                                  .loss_scale = 1.0 / (double)c->batch};
-    tdm_graph *graph = NULL;
-    require(tdm_model_build(&options, &graph, &err), &err);
-    t.lab = lab_open(graph, NULL);
-    tdm_model_init(graph, t.job->seed, t.lab.params);
+    require(tdm_model_build(&options, &t.graph, &err), &err);
+    t.lab = lab_open(t.graph, NULL);
+    return t;
+}
+
+static void close_trainee(trainee *t)
+{
+    tdm_optimiser_destroy(t->optimiser);
+    for (int s = 0; s < TDM_OPTIM_MAX_STATES; s++) free(t->states[s]);
+    lab_close(&t->lab);
+    tdm_graph_destroy(t->graph);
+    tdm_job_document_destroy(t->document);
+}
+
+static void print_training(const model_case *c, exchange *x)
+{
+    trainee t = open_trainee(c, true);
     open_optimiser(&t);
     print_settings(c, t.job);
-    train(&t, x);
+    train(&t, c, x);
     printf("}\n");
-    tdm_optimiser_destroy(t.optimiser);
-    for (int s = 0; s < TDM_OPTIM_MAX_STATES; s++) free(t.states[s]);
-    lab_close(&t.lab);
-    tdm_graph_destroy(graph);
-    tdm_job_document_destroy(document);
+    close_trainee(&t);
+}
+
+static void read_weights(const trainee *t, const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file) give_up("cannot open the weights");
+    for (size_t i = 0; i < tdm_graph_param_count(t->graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(t->graph, i);
+        if (fread(t->lab.params + p->offset, sizeof(float), p->elements, file) != p->elements)
+            give_up("the weights end early");
+    }
+    if (fgetc(file) != EOF) give_up("there are more weights than the model has");
+    fclose(file);
+}
+
+static void print_inference(const model_case *c, const char *weights, exchange *x)
+{
+    trainee t = open_trainee(c, false);
+    read_weights(&t, weights);
+    fill(&t, TDM_MODEL_INPUT, 0);
+    tdm_plan_run(t.lab.plan, &(tdm_step_key){.seed = t.job->seed});
+    printf("{\"case\":\"%s\"", c->name);
+    begin_group(x, "outputs");
+    tdm_tensor logits = tdm_plan_output(t.lab.plan, TDM_MODEL_LOGITS);
+    put_tensor(x, "logits", &logits);
+    end_group(x);
+    printf("}\n");
+    close_trainee(&t);
 }
 
 int main(int argc, char **argv)
 {
-    if (argc != 2) give_up("usage: parity_model FILE");
+    if (argc != 3 && argc != 4) give_up("usage: parity_model FILE CASE [WEIGHTS]");
     exchange x = {.file = fopen(argv[1], "wb")};
     if (!x.file) give_up("cannot open the file");
-    for (size_t i = 0; i < COUNT_OF(cases); i++) print_case(&cases[i], &x);
+    const model_case *c = NULL;
+    for (size_t i = 0; i < COUNT_OF(cases); i++)
+        if (strcmp(cases[i].name, argv[2]) == 0) c = &cases[i];
+    if (!c) give_up("there is no such case");
+    if (argc == 3)
+        print_training(c, &x);
+    else
+        print_inference(c, argv[3], &x);
     if (fclose(x.file) != 0) give_up("cannot write the tensors");
     return 0;
 }

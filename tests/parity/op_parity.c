@@ -46,14 +46,18 @@ static void fill_inputs(const lab *l, const filling *f)
     }
 }
 
+/* Normal numbers; a variance is at least a half. */
 static void fill_params(const lab *l)
 {
     for (size_t i = 0; i < tdm_graph_param_count(l->graph); i++) {
         const tdm_param_info *p = tdm_graph_param_at(l->graph, i);
         tdm_rng rng = tdm_rng_at(
             (tdm_rng_address){.seed = 7, .stream = TDM_RNG_STREAM_USER, .sub_stream = (uint32_t)i});
-        for (size_t k = 0; k < p->elements; k++)
-            l->params[p->offset + k] = (float)tdm_rng_normal(&rng);
+        bool variance = strcmp(p->name, "fixed_var") == 0;
+        for (size_t k = 0; k < p->elements; k++) {
+            float value = (float)tdm_rng_normal(&rng);
+            l->params[p->offset + k] = variance ? 0.5f + value * value : value;
+        }
     }
 }
 
@@ -117,6 +121,121 @@ static void activations(exchange *x)
     }
 }
 
+static void products(exchange *x)
+{
+    static const tdm_activation activations_of[] = {
+        TDM_ACTIVATION_NONE, TDM_ACTIVATION_RELU, TDM_ACTIVATION_GELU,   TDM_ACTIVATION_GELU_TANH,
+        TDM_ACTIVATION_SILU, TDM_ACTIVATION_TANH, TDM_ACTIVATION_SIGMOID};
+    enum { M = 13, N = 21, K = 17, COUNT = 14 };
+    for (int i = 0; i < COUNT; i++) {
+        tdm_graph *g = tdm_graph_create();
+        bool ta = i & 1, tb = i & 2, batched = i & 4, with_bias = i >= 4;
+        int activation = i % (int)COUNT_OF(activations_of);
+        tdm_matmul_options o = {
+            .trans_a = ta, .trans_b = tb, .activation = activations_of[activation]};
+        tdm_shape a = ta ? tdm_shape_2(K, M) : tdm_shape_2(M, K);
+        tdm_shape b = tb ? tdm_shape_2(N, K) : tdm_shape_2(K, N);
+        if (batched) {
+            a = tdm_shape_3(3, a.dim[0], a.dim[1]);
+            b = tdm_shape_3(3, b.dim[0], b.dim[1]);
+        }
+        if (with_bias) o.bias = param(g, "bias", tdm_shape_1(N));
+        tdm_value y = tdm_graph_matmul(g, param(g, "x", a), param(g, "w", b), &o);
+        printf("{\"op\":\"matmul\",\"trans\":[%s,%s],\"activation\":%d", ta ? "true" : "false",
+               tb ? "true" : "false", activation);
+        finish(x, g, y, &(filling){0});
+    }
+    tdm_graph *g = tdm_graph_create();
+    tdm_value in = param(g, "x", tdm_shape_3(3, 5, K)), w = param(g, "w", tdm_shape_2(N, K));
+    printf("{\"op\":\"linear\"");
+    finish(x, g, tdm_graph_linear(g, in, w, param(g, "bias", tdm_shape_1(N)), TDM_ACTIVATION_GELU),
+           &(filling){0});
+}
+
+/* y = x + w, x * w, with a w of x's shape and of the ends of it; and x * 0.7. */
+static void sums_and_products(exchange *x)
+{
+    static const tdm_shape shapes[] = {
+        {.rank = 3, .dim = {4, 5, 19}}, {.rank = 2, .dim = {5, 19}}, {.rank = 1, .dim = {19}}};
+    for (size_t i = 0; i < COUNT_OF(shapes) * 2; i++) {
+        tdm_graph *g = tdm_graph_create();
+        tdm_value in = param(g, "x", shapes[0]), w = param(g, "w", shapes[i / 2]);
+        printf("{\"op\":\"%s\"", i % 2 > 0 ? "mul" : "add");
+        finish(x, g, i % 2 > 0 ? tdm_graph_mul(g, in, w) : tdm_graph_add(g, in, w), &(filling){0});
+    }
+    tdm_graph *g = tdm_graph_create();
+    printf("{\"op\":\"scale\",\"factor\":0.7");
+    finish(x, g, tdm_graph_scale(g, param(g, "x", shapes[0]), 0.7), &(filling){0});
+}
+
+static void reductions(exchange *x)
+{
+    for (int i = 0; i < 8; i++) {
+        int axis = i / 2 - 1;
+        tdm_graph *g = tdm_graph_create();
+        tdm_value in = param(g, "x", tdm_shape_3(4, 5, 19));
+        printf("{\"op\":\"%s\",\"axis\":%d", i % 2 > 0 ? "mean" : "sum", axis);
+        finish(x, g, i % 2 > 0 ? tdm_graph_mean(g, in, axis) : tdm_graph_sum(g, in, axis),
+               &(filling){0});
+    }
+    tdm_graph *g = tdm_graph_create();
+    printf("{\"op\":\"sum\",\"axis\":0");
+    finish(x, g, tdm_graph_sum_rows(g, param(g, "x", tdm_shape_2(23, 19))), &(filling){0});
+}
+
+static void transpositions(exchange *x)
+{
+    static const int perms[][4] = {{1, 0, 2, 3}, {0, 2, 1, 3}, {3, 1, 0, 2}, {2, 3, 1, 0}};
+    for (size_t i = 0; i < COUNT_OF(perms); i++) {
+        const int *perm = perms[i];
+        tdm_graph *g = tdm_graph_create();
+        printf("{\"op\":\"transpose\",\"perm\":[%d,%d,%d,%d]", perm[0], perm[1], perm[2], perm[3]);
+        finish(x, g, tdm_graph_transpose(g, param(g, "x", tdm_shape_4(3, 4, 5, 7)), perm),
+               &(filling){0});
+    }
+}
+
+/* Along each axis: three tensors joined; a part; thirds, added up with weights 1, 2 and 3. */
+static void joints_and_cuts(exchange *x)
+{
+    for (int axis = 0; axis < 3; axis++) {
+        tdm_graph *g = tdm_graph_create();
+        tdm_value in[3];
+        static const char *const names[] = {"x", "x1", "x2"};
+        for (int k = 0; k < 3; k++) {
+            tdm_shape shape = tdm_shape_3(4, 5, 7);
+            shape.dim[axis] = 1 + 2 * k;
+            in[k] = param(g, names[k], shape);
+        }
+        printf("{\"op\":\"concat\",\"axis\":%d", axis);
+        finish(x, g, tdm_graph_concat(g, in, 3, axis), &(filling){0});
+
+        g = tdm_graph_create();
+        printf("{\"op\":\"slice\",\"axis\":%d,\"begin\":1,\"end\":%d", axis, 3 + axis);
+        finish(x, g, tdm_graph_slice(g, param(g, "x", tdm_shape_3(4, 5, 7)), axis, 1, 3 + axis),
+               &(filling){0});
+
+        g = tdm_graph_create();
+        tdm_value part[3];
+        tdm_graph_split(g, param(g, "x", tdm_shape_3(6, 9, 12)), axis, 3, part);
+        tdm_value y = tdm_graph_add(g, part[0], tdm_graph_scale(g, part[1], 2));
+        printf("{\"op\":\"split\",\"axis\":%d", axis);
+        finish(x, g, tdm_graph_add(g, y, tdm_graph_scale(g, part[2], 3)), &(filling){0});
+    }
+}
+
+static void rms_norms(exchange *x)
+{
+    static const double eps[] = {1e-5, 1e-2};
+    for (size_t i = 0; i < COUNT_OF(eps); i++) {
+        tdm_graph *g = tdm_graph_create();
+        tdm_value in = param(g, "x", tdm_shape_3(3, 5, 37));
+        printf("{\"op\":\"rms_norm\",\"eps\":%.17g", eps[i]);
+        finish(x, g, tdm_graph_rms_norm(g, in, param(g, "gamma", tdm_shape_1(37)), eps[i]),
+               &(filling){0});
+    }
+}
+
 static void layer_norms(exchange *x)
 {
     static const double eps[] = {1e-5, 1e-2};
@@ -153,6 +272,27 @@ static void batch_norms(exchange *x)
         tdm_graph_follow(g, stats[1], variance);
         printf("{\"op\":\"batch_norm\",\"momentum\":%.17g", momentum);
         finish(x, g, y, &(filling){0});
+    }
+}
+
+/* As in inference, and in layers that are frozen: gradients go through and to gamma and beta. */
+static void fixed_batch_norms(exchange *x)
+{
+    static const tdm_shape shapes[] = {{.rank = 2, .dim = {11, 19}},
+                                       {.rank = 4, .dim = {3, 5, 4, 19}}};
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
+        tdm_graph *g = tdm_graph_create();
+        tdm_shape channels = tdm_shape_1(19);
+        tdm_value in = param(g, "x", shapes[i]);
+        tdm_batch_norm_options o = {
+            .mode = TDM_BATCH_NORM_FIXED,
+            .eps = 1e-3,
+            .gamma = param(g, "gamma", channels),
+            .beta = param(g, "beta", channels),
+            .mean = tdm_graph_buffer(g, "fixed_mean", channels, from_outside),
+            .variance = tdm_graph_buffer(g, "fixed_var", channels, from_outside)};
+        printf("{\"op\":\"batch_norm_fixed\",\"eps\":%.17g", o.eps);
+        finish(x, g, tdm_graph_batch_norm(g, in, &o), &(filling){0});
     }
 }
 
@@ -198,6 +338,30 @@ static void convolutions(exchange *x)
     }
 }
 
+static void convolutions_1d(exchange *x)
+{
+    static const struct {
+        int64_t C, O, K;
+        int stride, padding, dilation, groups;
+    } rows[] = {
+        {3, 5, 3, 1, 0, 1, 1}, {3, 5, 4, 2, 1, 1, 1}, {4, 6, 3, 1, 4, 2, 1},
+        {4, 6, 5, 3, 2, 1, 2}, {6, 6, 3, 1, 1, 1, 6}, {6, 12, 3, 2, 3, 3, 6},
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        tdm_graph *g = tdm_graph_create();
+        tdm_conv_options o = {.stride = {1, rows[i].stride},
+                              .padding = {0, rows[i].padding},
+                              .dilation = {1, rows[i].dilation},
+                              .groups = rows[i].groups};
+        tdm_value in = param(g, "x", tdm_shape_3(2, 23, rows[i].C));
+        tdm_value w = param(g, "w", tdm_shape_3(rows[i].O, rows[i].K, rows[i].C / rows[i].groups));
+        o.bias = param(g, "bias", tdm_shape_1(rows[i].O));
+        printf("{\"op\":\"conv1d\",\"stride\":%d,\"padding\":%d,\"dilation\":%d,\"groups\":%d",
+               rows[i].stride, rows[i].padding, rows[i].dilation, rows[i].groups);
+        finish(x, g, tdm_graph_conv1d(g, in, w, &o), &(filling){0});
+    }
+}
+
 static void pools(exchange *x)
 {
     static const tdm_pool_options rows[] = {
@@ -215,6 +379,13 @@ static void pools(exchange *x)
         finish(x, g, i % 2 > 0 ? tdm_graph_max_pool(g, in, o) : tdm_graph_average_pool(g, in, o),
                &(filling){0});
     }
+}
+
+static void global_pools(exchange *x)
+{
+    tdm_graph *g = tdm_graph_create();
+    printf("{\"op\":\"global_pool\"");
+    finish(x, g, tdm_graph_global_pool(g, param(g, "x", tdm_shape_4(3, 7, 5, 19))), &(filling){0});
 }
 
 static void embeddings(exchange *x)
@@ -267,20 +438,40 @@ static void other_losses(exchange *x)
     }
 }
 
+static void penalties(exchange *x)
+{
+    for (int power = 1; power <= 2; power++) {
+        tdm_graph *g = tdm_graph_create();
+        printf("{\"op\":\"penalty\",\"power\":%d,\"scale\":0.03", power);
+        finish(x, g, tdm_graph_penalty(g, param(g, "x", tdm_shape_2(9, 13)), power, 0.03),
+               &(filling){0});
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2) give_up("usage: parity_op FILE");
     exchange x = {.file = fopen(argv[1], "wb")};
     if (!x.file) give_up("cannot open the file");
     activations(&x);
+    products(&x);
+    sums_and_products(&x);
+    reductions(&x);
+    transpositions(&x);
+    joints_and_cuts(&x);
+    rms_norms(&x);
     layer_norms(&x);
     batch_norms(&x);
+    fixed_batch_norms(&x);
     attentions(&x);
     convolutions(&x);
+    convolutions_1d(&x);
     pools(&x);
+    global_pools(&x);
     embeddings(&x);
     cross_entropies(&x);
     other_losses(&x);
+    penalties(&x);
     if (fclose(x.file) != 0) give_up("cannot write the tensors");
     return 0;
 }

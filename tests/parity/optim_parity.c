@@ -3,9 +3,9 @@
  * PyTorch's.
  *
  * One JSON object a line: the settings of a case, and for an optimiser the parameters at first and
- * for each step the gradients that went in and the parameters that came out (two tensors, "a" and
- * "b"); for a schedule the learning rate of each step. Floats are printed so that they read back
- * exactly.
+ * for each step the gradients that went in, the parameters that came out and their average (two
+ * tensors each, "a" and "b"); for a schedule the learning rate of each step. Floats are printed so
+ * that they read back exactly.
  */
 #include <math.h>
 #include <stdio.h>
@@ -59,22 +59,24 @@ static void step(tdm_optimiser *o, uint64_t number, double lr, float *grads)
 
 static void print_optimiser(const tdm_job *job)
 {
-    static float block[2 + TDM_OPTIM_MAX_STATES][EXTENT];
+    static float block[3 + TDM_OPTIM_MAX_STATES][EXTENT];
     memset(block, 0, sizeof(block));
-    float *values = block[0], *grads = block[1];
+    float *values = block[0], *grads = block[1], *ema = block[2];
     tdm_optimiser *o = NULL;
     if (tdm_optimiser_create(job, params, 2, &o, NULL) != TDM_OK) exit(1);
-    tdm_optim_blocks blocks = {.params = values, .states = {block[2], block[3], block[4]}};
+    tdm_optim_blocks blocks = {.params = values, .states = {block[3], block[4], block[5]}};
+    if (job->optim.ema > 0) blocks.ema = ema;
     tdm_optimiser_bind(o, &blocks);
     printf("{\"optimiser\":\"%s\",\"lr\":%.17g,\"momentum\":%.17g,\"nesterov\":%s,\"beta1\":%.17g,"
            "\"beta2\":%.17g,\"alpha\":%.17g,\"centred\":%s,\"eps\":%.17g,\"weight_decay\":%.17g,"
-           "\"clip_norm\":%.17g,\"clip_value\":%.17g,\"groups\":%s,",
+           "\"clip_norm\":%.17g,\"clip_value\":%.17g,\"ema\":%.17g,\"groups\":%s,",
            tdm_optimiser_ops(o)->name, job->optim.lr, job->optim.momentum,
            job->optim.nesterov ? "true" : "false", job->optim.beta1, job->optim.beta2,
            job->optim.alpha, job->optim.centred ? "true" : "false", job->optim.eps,
-           job->optim.weight_decay, job->optim.clip_norm, job->optim.clip_value,
+           job->optim.weight_decay, job->optim.clip_norm, job->optim.clip_value, job->optim.ema,
            job->optim.groups.count > 0 ? "true" : "false");
     draw(1, 0, values);
+    memcpy(ema, values, sizeof(block[0])); /* an average begins where the parameters begin */
     put_floats("first", values);
     printf(",\"steps\":[");
     for (uint64_t i = 0; i < STEPS; i++) {
@@ -84,6 +86,8 @@ static void print_optimiser(const tdm_job *job)
         step(o, i, job->optim.lr, grads);
         printf(",");
         put_floats("params", values);
+        printf(",");
+        put_floats("ema", ema);
         printf("}");
     }
     printf("]}\n");
@@ -127,6 +131,15 @@ static void print_optimisers(void)
                    .weight_decay = 0.5,
                    .groups = {groups, 1},
                    .clip_norm = 1}},
+        {.optim = {.kind = TDM_JOB_OPTIM_SGD,
+                   .lr = 0.1,
+                   .momentum = 0.9,
+                   .weight_decay = 0.05,
+                   .groups = {groups, 1},
+                   .clip_value = 0.8,
+                   .clip_norm = 3,
+                   .ema = 0.9}},
+        {.optim = {.kind = TDM_JOB_OPTIM_ADAMW, .lr = 0.01, ADAM, .ema = 0.99}},
     };
     for (size_t i = 0; i < sizeof(jobs) / sizeof(jobs[0]); i++) print_optimiser(&jobs[i]);
 }

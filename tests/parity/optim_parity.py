@@ -1,7 +1,8 @@
 """Holds Tandem's optimisers and schedules against PyTorch's.
 
 Usage: optim_parity.py PROGRAM, where PROGRAM prints what Tandem does (optim_parity.c). Every case
-is done again by PyTorch, with the same gradients, and compared step by step. Ends with 77, which
+is done again by PyTorch, with the same gradients, and compared step by step; an average of the
+weights is held against torch.optim.swa_utils.AveragedModel. Ends with 77, which
 means skipped, where PyTorch is not installed.
 """
 import json
@@ -9,12 +10,9 @@ import math
 import subprocess
 import sys
 
-try:
-    import torch
-    from torch.optim import lr_scheduler
-except ImportError:
-    print("SKIPPED: PyTorch is not installed for " + sys.executable)
-    sys.exit(77)
+import exchange  # noqa: F401  comes first: it ends the test without PyTorch
+import torch
+from torch.optim import lr_scheduler, swa_utils
 
 
 def make_optimiser(case, tensors):
@@ -39,11 +37,30 @@ def make_optimiser(case, tensors):
     return None
 
 
+def make_average(case, tensors):
+    """What keeps the average of the parameters, begun with the first; None where there is none."""
+    decay = case["ema"]
+    if decay == 0:
+        return None
+    average = swa_utils.AveragedModel(
+        torch.nn.ParameterDict(tensors),
+        avg_fn=lambda shadow, param, _: decay * shadow + (1 - decay) * param)
+    average.update_parameters(torch.nn.ParameterDict(tensors))
+    return average
+
+
+def difference(case, ours, theirs):
+    """The largest, as a share of the number's size or of a step's."""
+    theirs = theirs.detach().double()
+    scale = torch.clamp(theirs.abs(), min=case["lr"])
+    return float(((torch.tensor(ours, dtype=torch.float64) - theirs).abs() / scale).max())
+
+
 def compare_optimiser(case):
-    """The largest difference, as a share of the parameter's size or of a step's."""
     tensors = {name: torch.nn.Parameter(torch.tensor(values, dtype=torch.float32))
                for name, values in case["first"].items()}
     optimiser = make_optimiser(case, tensors)
+    average = make_average(case, tensors)
     worst = 0.0
     for step in case["steps"]:
         for name, tensor in tensors.items():
@@ -54,10 +71,11 @@ def compare_optimiser(case):
             torch.nn.utils.clip_grad_norm_(tensors.values(), case["clip_norm"])
         optimiser.step()
         for name, tensor in tensors.items():
-            ours = torch.tensor(step["params"][name], dtype=torch.float64)
-            theirs = tensor.detach().double()
-            scale = torch.clamp(theirs.abs(), min=case["lr"])
-            worst = max(worst, float(((ours - theirs).abs() / scale).max()))
+            worst = max(worst, difference(case, step["params"][name], tensor))
+        if average:
+            average.update_parameters(torch.nn.ParameterDict(tensors))
+            for name, tensor in average.module.items():
+                worst = max(worst, difference(case, step["ema"][name], tensor))
     return worst
 
 
@@ -151,10 +169,13 @@ def main():
         counts[what] += 1
         ok = worst <= most
         failures += not ok
-        print("%s %s: differs by %.2g" % ("ok  " if ok else "FAIL", case[what], worst))
+        settings = {key: case[key] for key in ("clip_norm", "clip_value", "ema", "groups")
+                    if case.get(key)}
+        print("%s %s %s: differs by %.2g" % ("ok  " if ok else "FAIL", case[what], settings or "",
+                                             worst))
     print("%d optimisers and %d schedules against PyTorch %s, %d failed"
           % (counts["optimiser"], counts["schedule"], torch.__version__, failures))
-    if counts["optimiser"] < 14 or counts["schedule"] < 26:
+    if counts["optimiser"] < 16 or counts["schedule"] < 26:
         print("FAIL: cases are missing")
         failures += 1
     sys.exit(failures > 0)
