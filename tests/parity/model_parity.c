@@ -3,10 +3,10 @@
  * model_parity.py to train again with PyTorch.
  *
  * `parity_model FILE CASE` trains. Each case is a job. Handed over are its settings, the first
- * weights, the batches (a few, which come round again and again), loss, gradients and the running
- * statistics that follow from the first batch with the first weights, the weights that training
- * starts from, the loss of each of its steps, the last weights, and the same of the first batch with
- * those: first weights are small, and some of what a model does hardly shows in them.
+ * weights, those that training starts from, the last, and for each of them loss, gradients and the
+ * running statistics that follow from the first batch (first weights are small, and some of what a
+ * model does hardly shows in them); the batches (a few, which come round again and again), and the
+ * loss of each of the training's steps.
  *
  * `parity_model FILE CASE WEIGHTS` goes the other way: it takes weights that PyTorch has trained
  * (all tensors one after the other, in our order and layout) and hands over what the model for
@@ -195,9 +195,10 @@ static void print_step(const trainee *t, exchange *x, const char *when)
     put_block(x, group, &t->lab, t->lab.params);
 }
 
-static void switch_residuals_off(const trainee *t)
+static void first_weights(const trainee *t, bool without_residuals)
 {
-    for (size_t i = 0; i < tdm_graph_param_count(t->graph); i++) {
+    tdm_model_init(t->graph, t->job->seed, t->lab.params);
+    for (size_t i = 0; i < tdm_graph_param_count(t->graph) && without_residuals; i++) {
         const tdm_param_info *p = tdm_graph_param_at(t->graph, i);
         if (strstr(p->name, ".bn2.weight"))
             memset(t->lab.params + p->offset, 0, p->elements * sizeof(float));
@@ -206,12 +207,13 @@ static void switch_residuals_off(const trainee *t)
 
 static void train(trainee *t, const model_case *c, exchange *x)
 {
-    tdm_model_init(t->graph, t->job->seed, t->lab.params);
+    first_weights(t, false);
     put_block(x, "first", &t->lab, t->lab.params);
     print_step(t, x, "first");
-    tdm_model_init(t->graph, t->job->seed, t->lab.params);
-    if (c->zero_residual) switch_residuals_off(t);
+    first_weights(t, c->zero_residual);
     put_block(x, "start", &t->lab, t->lab.params);
+    print_step(t, x, "start");
+    first_weights(t, c->zero_residual);
     print_batches(t, x);
     printf(",\"losses\":[");
     for (uint64_t step = 0; step < STEPS; step++) {
