@@ -53,7 +53,6 @@ typedef struct tdm_bench {
     double
         peak_bytes; /* a second, read and written, by a pass over memory that caches do not hold */
     double products_s; /* the step's matrix products and convolutions alone, one after another */
-    double product_flops;
     uint64_t peak_resident_bytes;
     /* the ops of one lane, in order */
     tdm_bench_op *ops;

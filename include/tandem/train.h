@@ -137,7 +137,7 @@ typedef struct tdm_train_status {
 typedef void (*tdm_train_fn)(const tdm_train_status *status, void *user);
 
 typedef struct tdm_train_options {
-    int worker_count;      /* 0: one for each usable processor, at most the number of lanes */
+    int worker_count;      /* 0: as many as there are processors for */
     const char *resume;    /* a run's folder; NULL: a new run */
     tdm_train_fn on_event; /* may be NULL; called by the training thread */
     void *user;

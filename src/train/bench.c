@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RUNS_LEAST = 3, RUNS_MOST = 2000, PEAK_SIZE = 1024 };
+enum { RUNS_LEAST = 3, RUNS_MOST = 2000, TIMES_MOST = 4000000, PEAK_SIZE = 1024 };
 #define MEMORY_BYTES ((size_t)256 << 20)
 
 typedef struct bench {
@@ -34,6 +34,7 @@ typedef struct bench {
     tdm_graph *lane;
     tdm_plan *plan;
     tdm_pages arena, grads;
+    double times[RUNS_MOST]; /* of what is being measured */
     double begin_s;
 } bench;
 
@@ -54,21 +55,16 @@ typedef void (*action_fn)(void *context);
 
 static double time_of(bench *b, action_fn action, void *context, double *least, int *count)
 {
-    static const double most_s = 60;
-    double *times = calloc(RUNS_MOST, sizeof(*times));
     double begin = tdm_clock_s();
     int n = 0;
-    if (!times) return 0;
-    while (n < RUNS_MOST && (n < RUNS_LEAST || tdm_clock_s() - begin < b->options.seconds)) {
+    do {
         double from = tdm_clock_s();
         action(context);
-        times[n++] = tdm_clock_s() - from;
-        if (n > 0 && tdm_clock_s() - begin > most_s) break;
-    }
-    double middle = median(times, n);
-    if (least) *least = times[0];
+        b->times[n++] = tdm_clock_s() - from;
+    } while (n < RUNS_MOST && (n < RUNS_LEAST || tdm_clock_s() - begin < b->options.seconds));
+    double middle = median(b->times, n);
+    if (least) *least = b->times[0];
     if (count) *count = n;
-    free(times);
     return middle;
 }
 
@@ -102,6 +98,7 @@ static tdm_status prepare(bench *b, tdm_error *err)
     const tdm_dataset_info *info = tdm_dataset_info_of(b->data.train);
     b->model = (tdm_model_options){.job = job, .class_count = info->class_count};
     TDM_TRY(tdm_job_sample_shape(job, b->data.train, &b->model.sample_shape, err));
+    TDM_TRY(tdm__memory_check(job, &b->data, b->options.worker_count, false, err));
     b->sampler = (tdm_sampler){.seed = (uint64_t)job->seed,
                                .sample_count = (uint64_t)info->sample_count,
                                .shuffle = job->data.shuffle};
@@ -231,29 +228,27 @@ static tdm_status measure_ops(bench *b, tdm_error *err)
     tdm_bench *out = b->out;
     TDM_TRY(list_ops(b, err));
     size_t count = out->op_count;
-    int runs_most = (int)(4000000 / (count + 1));
+    size_t runs_most = TIMES_MOST / (count + 1);
     if (runs_most > RUNS_MOST) runs_most = RUNS_MOST;
-    notes n = {.times = calloc(count * (size_t)runs_most + 1, sizeof(double))};
-    double *column = calloc((size_t)runs_most + 1, sizeof(*column));
-    tdm_status status = n.times && column ? TDM_OK
-                                          : tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
+    if (runs_most < RUNS_LEAST) runs_most = RUNS_LEAST;
+    notes n = {.times = calloc(count * runs_most + 1, sizeof(double))};
+    if (!n.times) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
     tdm_step_key key = key_of(b);
     double begin = tdm_clock_s();
     int runs = 0;
-    for (; status == TDM_OK && runs < runs_most &&
-           (runs < RUNS_LEAST || tdm_clock_s() - begin < b->options.seconds);
-         runs++) {
+    do {
         fill_lane(b);
         tdm_plan_run_watched(b->plan, &key, note, &n);
-    }
-    for (size_t i = 0; status == TDM_OK && i < count; i++) {
-        for (int r = 0; r < runs; r++) column[r] = n.times[(size_t)r * count + i];
-        out->ops[i].seconds = median(column, runs);
+        runs++;
+    } while ((size_t)runs < runs_most &&
+             (runs < RUNS_LEAST || tdm_clock_s() - begin < b->options.seconds));
+    for (size_t i = 0; i < count; i++) {
+        for (int r = 0; r < runs; r++) b->times[r] = n.times[(size_t)r * count + i];
+        out->ops[i].seconds = median(b->times, runs);
         out->lane_s += out->ops[i].seconds;
     }
     free(n.times);
-    free(column);
-    return status;
+    return TDM_OK;
 }
 
 /* ---- matrix products alone ------------------------------------------------------------------- */
@@ -311,31 +306,43 @@ static tdm_status time_products(bench *b, const tdm_product *kind, double *out, 
 }
 
 /* Attention of one shape is timed once, however many blocks have it. */
-typedef struct seen {
-    tdm_product kind;
-    double seconds;
-} seen;
+typedef struct known_times {
+    tdm_product kinds[64];
+    double seconds[64];
+    size_t count;
+} known_times;
 
-static tdm_status time_attention(bench *b, double *out, double *flops, tdm_error *err)
+static bool same_product(const tdm_product *a, const tdm_product *b)
 {
-    enum { SEEN_MOST = 64 };
-    seen known[SEEN_MOST];
-    size_t known_count = 0;
+    return a->batch == b->batch && a->M == b->M && a->N == b->N && a->K == b->K;
+}
+
+static tdm_status look_up(bench *b, known_times *known, const tdm_product *kind, double *out,
+                          tdm_error *err)
+{
+    size_t most = sizeof(known->seconds) / sizeof(known->seconds[0]);
+    for (size_t k = 0; k < known->count; k++) {
+        if (!same_product(&known->kinds[k], kind)) continue;
+        *out = known->seconds[k];
+        return TDM_OK;
+    }
+    TDM_TRY(time_products(b, kind, out, err));
+    if (known->count == most) return TDM_OK;
+    known->kinds[known->count] = *kind;
+    known->seconds[known->count++] = *out;
+    return TDM_OK;
+}
+
+static tdm_status time_attention(bench *b, double *out, tdm_error *err)
+{
+    known_times known = {.count = 0};
     for (size_t n = 0; n < tdm_graph_node_count(b->lane); n++) {
         tdm_product kinds[TDM_PRODUCTS_MOST];
         size_t count = tdm_graph_products_at(b->lane, n, kinds);
         for (size_t i = 0; i < count; i++) {
-            size_t k = 0;
-            while (k < known_count && memcmp(&known[k].kind, &kinds[i], sizeof(kinds[i])) != 0) k++;
-            if (k == SEEN_MOST) return TDM_OK;
-            if (k == known_count) {
-                known[k].kind = kinds[i];
-                TDM_TRY(time_products(b, &kinds[i], &known[k].seconds, err));
-                known_count++;
-            }
-            *out += known[k].seconds * kinds[i].share;
-            *flops += 2.0 * (double)kinds[i].batch * (double)kinds[i].M * (double)kinds[i].N *
-                      (double)kinds[i].K * kinds[i].share;
+            double seconds = 0;
+            TDM_TRY(look_up(b, &known, &kinds[i], &seconds, err));
+            *out += seconds * kinds[i].share;
         }
     }
     return TDM_OK;
@@ -344,16 +351,11 @@ static tdm_status time_attention(bench *b, double *out, double *flops, tdm_error
 static tdm_status measure_products(bench *b, tdm_error *err)
 {
     tdm_bench *out = b->out;
-    double lane_s, flops = 0;
     fill_lane(b);
-    lane_s = time_of(b, run_products, b, NULL, NULL);
-    TDM_TRY(time_attention(b, &lane_s, &flops, err));
-    for (size_t i = 0; i < out->op_count; i++)
-        for (int k = 0; k < PRODUCT_OP_COUNT; k++)
-            if (strcmp(out->ops[i].op, product_ops[k]) == 0) flops += (double)out->ops[i].flops;
+    double lane_s = time_of(b, run_products, b, NULL, NULL);
+    TDM_TRY(time_attention(b, &lane_s, err));
     double lanes = (double)tdm_lane_slice(out->lane_count, out->worker_count, 0).count;
     out->products_s = lane_s * lanes;
-    out->product_flops = flops * (double)out->lane_count;
     return TDM_OK;
 }
 
@@ -382,7 +384,7 @@ static tdm_status measure_machine(bench *b, tdm_error *err)
 {
     tdm_bench *out = b->out;
     tdm_product cube = {1, PEAK_SIZE, PEAK_SIZE, PEAK_SIZE, 1};
-    double seconds;
+    double seconds = 0;
     TDM_TRY(time_products(b, &cube, &seconds, err));
     out->peak_flops = 2.0 * PEAK_SIZE * PEAK_SIZE * PEAK_SIZE / seconds;
     tdm_pages pages;

@@ -39,8 +39,9 @@ int tdm__workers_of(const tdm_job *job, int worker_count)
     if (worker_count > 0) return worker_count;
     tdm_cpu_info cpu;
     tdm_os_cpu_info(&cpu);
-    int64_t workers = cpu.usable_count > 1 ? cpu.usable_count : 1, lanes = tdm_lanes_of(job);
-    return (int)(workers < lanes ? workers : lanes);
+    int64_t workers = cpu.usable_count / job->compute.threads, lanes = tdm_lanes_of(job);
+    if (workers > lanes) workers = lanes;
+    return workers > 1 ? (int)workers : 1;
 }
 
 static const char *backend_of(const tdm_job *job)
