@@ -9,23 +9,24 @@
  */
 #include "graph/internal.h"
 
+#include <assert.h>
 #include <stdlib.h>
-
-/* The rows of an embedding's gradient are few: where the table has a gradient already (from a tied
- * head), they are added to it, in place of making a second table. */
-static bool joins(tdm_graph *graph, tdm_value sum, tdm_value d)
-{
-    tdm__node *last = &graph->nodes[graph->node_count - 1];
-    if (last->op != TDM_OP_EMBEDDING_GRAD || last->out[0] != d.id || last->in[2]) return false;
-    last->in[2] = sum.id;
-    return true;
-}
 
 static void collect(tdm_graph *graph, tdm_value *grads, int32_t value, tdm_value d)
 {
     if (value == 0 || d.id == 0) return;
-    bool more = grads[value].id != 0 && !joins(graph, grads[value], d);
-    grads[value] = more ? tdm_graph_add(graph, grads[value], d) : d;
+    grads[value] = grads[value].id ? tdm_graph_add(graph, grads[value], d) : d;
+}
+
+/* The rows of an embedding's gradient are few: where the table has a gradient already (from a tied
+ * head), they are added to it, in place of making a second table. The node that makes them is the
+ * one that the embedding's own row has just added; nobody else has seen its result. */
+static void collect_table(tdm_graph *graph, tdm_value *grads, int32_t table, tdm_value d)
+{
+    tdm__node *last = &graph->nodes[graph->node_count - 1];
+    assert(last->op == TDM_OP_EMBEDDING_GRAD && last->out[0] == d.id && !last->in[2]);
+    last->in[2] = grads[table].id;
+    grads[table] = d;
 }
 
 static void walk_back(tdm_graph *graph, size_t from, tdm_value *grads)
@@ -49,6 +50,10 @@ static void walk_back(tdm_graph *graph, size_t from, tdm_value *grads)
         tdm_graph_scope(graph, node.name);
         row->backward(graph, &node, d_out, d_in);
         if (graph->broken.status != TDM_OK) return;
+        if (node.op == TDM_OP_EMBEDDING) {
+            collect_table(graph, grads, node.in[0], d_in[0]);
+            continue;
+        }
         for (int k = 0; k < TDM_OP_MAX_INPUTS; k++) collect(graph, grads, node.in[k], d_in[k]);
     }
 }

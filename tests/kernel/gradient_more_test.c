@@ -299,6 +299,48 @@ static void tied_embedding_with_positions(void)
                                                  ids_of(g, "classes", tdm_shape_2(B, T)), &o));
 }
 
+/* A table that is a sum: its gradient goes to both parts unchanged, and one of them has more. */
+static void embedding_of_a_sum(void)
+{
+    enum { V = CLASS_COUNT + 1, C = 3 };
+    for (int with_penalty = 0; with_penalty < 2; with_penalty++) {
+        for (int same = 0; same < 2; same++) {
+            tdm_graph *g = tdm_graph_create();
+            tdm_value p = param(g, "p", V, C), q = same ? p : param(g, "q", V, C);
+            tdm_value ids = ids_of(g, "ids", tdm_shape_1(5));
+            tdm_value y = tdm_graph_embedding(g, tdm_graph_add(g, p, q), ids);
+            tdm_value loss = weighted_sum(g, "weights", tdm_graph_tanh(g, y));
+            if (with_penalty) loss = tdm_graph_add(g, loss, tdm_graph_penalty(g, p, 2, 0.3));
+            compare_loss(g, loss);
+        }
+    }
+}
+
+/* A table that is computed, tied to a head, read twice, and read at as many places as it has rows:
+ * what flows back to the places is then as large as the table. */
+static void embedding_of_a_computed_table(void)
+{
+    enum { V = CLASS_COUNT + 1, C = 3 };
+    for (int computed = 0; computed < 2; computed++) {
+        tdm_graph *g = tdm_graph_create();
+        tdm_value table = param(g, "table", V, C), ids = ids_of(g, "ids", tdm_shape_1(V));
+        if (computed) table = scaled(g, table);
+        tdm_value x = tdm_graph_embedding(g, table, ids);
+        compare_value(g, tdm_graph_matmul(g, tdm_graph_tanh(g, x), table,
+                                          &(tdm_matmul_options){.trans_b = true}));
+        g = tdm_graph_create();
+        table = param(g, "table", V, C), ids = ids_of(g, "ids", tdm_shape_1(V));
+        if (computed) table = scaled(g, table);
+        x = tdm_graph_embedding(g, table, ids);
+        compare_value(g, tdm_graph_add(g, x, tdm_graph_embedding(g, table, ids)));
+        g = tdm_graph_create();
+        table = param(g, "table", V, C), ids = ids_of(g, "ids", tdm_shape_1(V));
+        if (computed) table = scaled(g, table);
+        x = tdm_graph_embedding(g, table, ids);
+        compare_value(g, tdm_graph_add(g, x, table));
+    }
+}
+
 static const check_test tests[] = {
     CHECK_TEST(broadcast_of_every_end),
     CHECK_TEST(broadcast_over_other_leading_parts),
@@ -316,5 +358,7 @@ static const check_test tests[] = {
     CHECK_TEST(penalties),
     CHECK_TEST(embedding),
     CHECK_TEST(tied_embedding_with_positions),
+    CHECK_TEST(embedding_of_a_sum),
+    CHECK_TEST(embedding_of_a_computed_table),
 };
 CHECK_MAIN(tests)
