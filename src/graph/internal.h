@@ -68,6 +68,10 @@ struct tdm_graph {
     tdm_error broken;
 };
 
+/* In tdm__op_row.in_place: the op reads other inputs at other indices than it writes, so none of
+ * them may lie where the output does. Ops without it work index by index, or row by row in step. */
+#define TDM__OVER_ALONE (1u << 31)
+
 /* One op = one row. */
 typedef struct tdm__op_row {
     tdm_op_kind op;
@@ -81,7 +85,7 @@ typedef struct tdm__op_row {
     void (*backward)(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                      tdm_value d_in[]);
     uint64_t (*flops)(const tdm_graph *graph, const tdm__node *node);
-    unsigned in_place; /* bit i: the first output may lie over input i */
+    unsigned in_place; /* bit i: the first output may lie over input i; TDM__OVER_ALONE */
     int in_place_out;  /* which output that is */
 } tdm__op_row;
 

@@ -5,7 +5,8 @@
  *    block of gradients, parameters in theirs, all else in the arena.
  * 2. The last use of each storage is found; outputs live past the end, inputs from before the start.
  * 3. In node order, an op that may work in place takes over the storage of an input that nobody
- *    needs afterwards. Where its result is a parameter's gradient it is the other way round: the
+ *    needs afterwards; an op that does not work index by index only when no other of its inputs
+ *    lies there. Where its result is a parameter's gradient it is the other way round: the
  *    input is made in the block of gradients already.
  * 4. Arena storages are placed largest first, each at the lowest offset where no storage that lives
  *    at the same time lies. This greedy rule is within a few per cent of the best for such graphs.
@@ -103,6 +104,21 @@ static bool share(const tdm_graph *graph, tdm__memory *m, int32_t n, int32_t in_
     return true;
 }
 
+/* Whether another input of the node lies where input `i` does: the same value, or a view of it. */
+static bool has_company(const tdm__memory *m, const tdm__node *node, int i)
+{
+    for (int k = 0; k < TDM_OP_MAX_INPUTS; k++)
+        if (k != i && node->in[k] && m->of_value[node->in[k]] == m->of_value[node->in[i]])
+            return true;
+    return false;
+}
+
+static bool may_lie_over(const tdm__memory *m, const tdm__op_row *row, const tdm__node *node, int i)
+{
+    if (!(row->in_place >> i & 1) || !node->in[i]) return false;
+    return !(row->in_place & TDM__OVER_ALONE) || !has_company(m, node, i);
+}
+
 static void share_in_place(const tdm_graph *graph, const bool *live, tdm__memory *m)
 {
     for (size_t n = 0; n < graph->node_count; n++) {
@@ -111,7 +127,7 @@ static void share_in_place(const tdm_graph *graph, const bool *live, tdm__memory
         if (!live[n] || !row->in_place) continue;
         int32_t out_id = node->out[row->in_place_out];
         for (int i = 0; i < TDM_OP_MAX_INPUTS && !m->in_place[n]; i++)
-            if ((row->in_place >> i & 1) && node->in[i])
+            if (may_lie_over(m, row, node, i))
                 m->in_place[n] = share(graph, m, (int32_t)n, node->in[i], out_id);
     }
 }

@@ -314,6 +314,57 @@ static void a_chain_runs_in_one_buffer(void)
     tdm_graph_destroy(g);
 }
 
+/* The gradient of a table that is added to what was read from it: what flows back to the places and
+ * what the rows are added to are one and the same, directly or by a view. */
+static void a_scatter_does_not_lie_over_what_it_reads(void)
+{
+    enum { V = 4, C = 2 };
+    static const int32_t chosen[V] = {1, 2, 2, 0};
+    static const float expected[V * C] = {8, 10, 4, 6, 13, 16, 7, 8};
+    for (int trial = 0; trial < 4; trial++) {
+        tdm_error err = {0};
+        tdm_graph *g = tdm_graph_create();
+        tdm_value t = tdm_graph_param(g, "t", tdm_shape_2(V, C), (tdm_init){TDM_INIT_ZERO, 0});
+        tdm_value ids = tdm_graph_input(g, "ids", TDM_DTYPE_I32, tdm_shape_1(V));
+        tdm_value y = tdm_graph_input(g, "y", TDM_DTYPE_F32, tdm_shape_2(V, C));
+        tdm_value e = tdm_graph_embedding(g, t, ids);
+        if (trial & 1)
+            e = tdm_graph_reshape(g, tdm_graph_reshape(g, e, tdm_shape_1(V * C)),
+                                  tdm_shape_2(V, C));
+        tdm_value loss = tdm_graph_mse(g, tdm_graph_add(g, e, t), y, 1.0);
+        tdm_graph_output(g, "loss", loss);
+        CHECK_INT(tdm_graph_backward(g, loss, &err), TDM_OK);
+        bench b;
+        if (bench_open(&b, g, &(tdm_plan_options){.backend = trial & 2 ? "ref" : NULL})) {
+            memset(b.params, 0, b.param_bytes);
+            memset(b.arena, 0xff, b.arena_bytes);
+            memcpy(tdm_plan_input(b.plan, "ids").data, chosen, sizeof(chosen));
+            float *target = tdm_plan_input(b.plan, "y").data;
+            for (int i = 0; i < V * C; i++) target[i] = -0.5f * (float)(i + 1); /* dy: 1, 2, 3... */
+            bench_run(&b);
+            for (int i = 0; i < V * C; i++) CHECK_NEAR(b.grads[i], expected[i], 0);
+            bench_close(&b);
+        }
+        tdm_graph_destroy(g);
+    }
+}
+
+/* A sum of a value and itself, or a view of it, still needs no second buffer. */
+static void a_sum_with_itself_stays_in_place(void)
+{
+    tdm_graph *g = tdm_graph_create();
+    tdm_value x = tdm_graph_input(g, "x", TDM_DTYPE_F32, tdm_shape_2(16, 16));
+    tdm_value view = tdm_graph_reshape(g, x, tdm_shape_2(16, 16));
+    x = tdm_graph_add(g, x, view);
+    tdm_graph_output(g, "y", tdm_graph_mul(g, x, x));
+    bench b;
+    if (bench_open(&b, g, NULL)) {
+        CHECK_INT(tdm_plan_arena_bytes(b.plan), 1024);
+        bench_close(&b);
+    }
+    tdm_graph_destroy(g);
+}
+
 /* More bytes than a machine can have: refused while placing, not wrapped around. */
 static void too_large_a_plan_is_refused(void)
 {
@@ -335,6 +386,8 @@ static const check_test tests[] = {
     CHECK_TEST(sharing_does_not_show_with_the_best_kernels),
     CHECK_TEST(nothing_that_lives_at_once_overlaps),
     CHECK_TEST(a_chain_runs_in_one_buffer),
+    CHECK_TEST(a_scatter_does_not_lie_over_what_it_reads),
+    CHECK_TEST(a_sum_with_itself_stays_in_place),
     CHECK_TEST(too_large_a_plan_is_refused),
 };
 CHECK_MAIN(tests)

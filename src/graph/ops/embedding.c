@@ -2,8 +2,9 @@
  * embedding.c: rows of a table, chosen by whole numbers: tokens, positions.
  *
  * The gradient of the table is a table of its own size: row v collects what flows back to all
- * places that chose v, in the order of the places. A table that is used a second time (as the head
- * of a language model) collects both gradients by an addition, like every parameter.
+ * places that chose v, in the order of the places. A table that has a gradient already (as the head
+ * of a language model) gives that as a third input, to which the rows are added: in place where
+ * nobody else needs it, and where it is not the very memory that the rows are read from.
  */
 #include "graph/ops/ops.h"
 
@@ -38,7 +39,7 @@ static const tdm__op_row rows[] = {
     {TDM_OP_EMBEDDING, "embedding", 2, 2, 1, infer_embedding, backward_embedding, tdm__flops_none,
      0, 0},
     {TDM_OP_EMBEDDING_GRAD, "embedding_grad", 2, 3, 1, tdm__infer_shape_of_attrs, NULL,
-     tdm__flops_per_input, 1u << 2, 0},
+     tdm__flops_per_input, TDM__OVER_2 | TDM__OVER_ALONE, 0},
 };
 
 const tdm__op_family tdm__ops_embedding = {rows, sizeof(rows) / sizeof(rows[0])};

@@ -10,7 +10,7 @@ extern const tdm__op_family tdm__ops_shape, tdm__ops_elementwise, tdm__ops_loss,
 extern const tdm__op_family tdm__ops_conv, tdm__ops_pool, tdm__ops_batch_norm;
 
 /* Inputs over which the output may lie (tdm__op_row.in_place). */
-enum { TDM__OVER_0 = 1, TDM__OVER_1 = 2 };
+enum { TDM__OVER_0 = 1, TDM__OVER_1 = 2, TDM__OVER_2 = 4 };
 
 /* ---- checks: each says in `err` what was wanted and what came ----------------------------------- */
 
