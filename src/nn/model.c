@@ -74,16 +74,22 @@ static tdm_status build_for_features(tdm_graph *graph, const tdm_model_options *
     return add_gradients(graph, o, loss, err);
 }
 
-/* Everything but opening and closing libraries. */
+/* Everything but making the graph, and opening and closing libraries. */
+static tdm_status build_into(tdm_graph *graph, const tdm_model_options *options,
+                             const tdm_model_ops *model, tdm_error *err)
+{
+    bool takes_tokens = options->library ? options->library->takes_tokens
+                                         : tdm_job_takes_tokens(options->job);
+    return takes_tokens ? build_for_tokens(graph, options, model, err)
+                        : build_for_features(graph, options, model, err);
+}
+
 static tdm_status build_with(const tdm_model_options *options, const tdm_model_ops *model,
                              tdm_graph **out, tdm_error *err)
 {
     tdm_graph *graph = tdm_graph_create();
     if (!graph) return tdm_fail(err, TDM_ERR_NO_MEMORY, "model: no memory for the graph");
-    bool takes_tokens = options->library ? options->library->takes_tokens
-                                         : tdm_job_takes_tokens(options->job);
-    tdm_status status = takes_tokens ? build_for_tokens(graph, options, model, err)
-                                     : build_for_features(graph, options, model, err);
+    tdm_status status = build_into(graph, options, model, err);
     if (status != TDM_OK) {
         tdm_graph_destroy(graph);
         return status;
@@ -104,13 +110,15 @@ static tdm_status check_params(const tdm_model_options *options, const tdm_model
     tdm_model_options one_row = *options;
     one_row.batch = 1;
     one_row.training = false;
-    tdm_graph *reference;
+    tdm_graph *reference = NULL;
     TDM_TRY(build_with(&one_row, model, &reference, err));
     tdm_status status = tdm__library_compare(graph, reference, options, err);
     tdm_graph_destroy(reference);
     return status;
 }
 
+/* The graph keeps the library from before anything is built: what is kept first is released last, so
+ * the code is still there when things go that the library itself gave the graph to keep. */
 static tdm_status build_from_library(const tdm_model_options *options, tdm_graph **out,
                                      tdm_error *err)
 {
@@ -119,18 +127,21 @@ static tdm_status build_from_library(const tdm_model_options *options, tdm_graph
     const tdm_model_ops model = {.name = library.model->name, .build = library.model->build};
     tdm_model_options o = *options;
     o.library = library.model;
-    tdm_graph *graph = NULL;
-    tdm_status status = build_with(&o, &model, &graph, err);
+    tdm_graph *graph = tdm_graph_create();
+    if (!graph) {
+        tdm_shared_object_close(&library.object);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "model: no memory for the graph");
+    }
+    tdm_status status = tdm_graph_keep(graph, close_library, library.object.handle, err);
+    if (status != TDM_OK) {
+        tdm_graph_destroy(graph);
+        return status;
+    }
+    status = build_into(graph, &o, &model, err);
     if (status == TDM_OK) status = check_params(&o, &model, graph, err);
     if (status != TDM_OK) {
         tdm_error_context(err, status, "%s: the model %s", options->job->model.library, model.name);
-        tdm_graph_destroy(graph);
-        tdm_shared_object_close(&library.object);
-        return status;
-    }
-    status = tdm_graph_keep(graph, close_library, library.object.handle, err);
-    if (status != TDM_OK) {
-        tdm_graph_destroy(graph);
+        tdm_graph_destroy(graph); /* and the library, to which the name belongs */
         return status;
     }
     *out = graph;

@@ -1,10 +1,17 @@
 /*
  * trial.c: a library whose model makes the mistake that its option names, or none. It is a linear
- * classifier with a buffer beside it, which nothing uses.
+ * classifier with a buffer beside it, which nothing uses. The mistake `keep` is none: the graph is
+ * given something of the library's own to keep, whose release the environment tells of.
  */
 #include <tandem/library.h>
 
+#include <stdlib.h>
 #include <string.h>
+
+static void release(void *name)
+{
+    setenv(name, "released", 1);
+}
 
 static bool is(const char *mistake, const char *name)
 {
@@ -29,6 +36,9 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
         tdm_graph_param(graph, "more", tdm_shape_1(1000), zero);
     if (is(mistake, "batch") && options->batch == 1)
         tdm_graph_param(graph, "more", tdm_shape_1(1000), zero);
+    static char name[] = "TRIAL_KEEPS";
+    if (is(mistake, "keep") && tdm_graph_keep(graph, release, name, NULL) != TDM_OK)
+        return TDM_VALUE_NONE;
     if (is(mistake, "scope")) tdm_graph_scope(graph, "left.open");
     tdm_graph_buffer(graph, "buffer", tdm_shape_1(3), zero);
     tdm_value weight = tdm_graph_param(graph, "weight", tdm_shape_2(out, in), uniform);

@@ -345,6 +345,22 @@ static void graphs_keep_what_they_are_given(void)
     CHECK(released[0] == 1 && released[1] == 1);
 }
 
+/* The release functions may be the library's own, which must be loaded still when they are called. */
+static void a_library_outlives_what_it_has_kept(void)
+{
+    trial t;
+    trial_of_test(&t, "trial", "mistake", "keep");
+    tdm_graph *graph = build(&t, 2, true);
+    if (!graph) return;
+    CHECK(getenv("TRIAL_KEEPS") != NULL); /* by the graph that the first was compared with */
+    unsetenv("TRIAL_KEEPS");
+    CHECK(is_loaded(t.path));
+    tdm_graph_destroy(graph);
+    CHECK(getenv("TRIAL_KEEPS") != NULL);
+    CHECK(!is_loaded(t.path));
+    unsetenv("TRIAL_KEEPS");
+}
+
 static const check_test tests[] = {
     CHECK_TEST(builds_the_same_parameters_each_time),
     CHECK_TEST(reads_options_of_each_type),
@@ -356,6 +372,7 @@ static const check_test tests[] = {
     CHECK_TEST(says_what_is_wrong_with_the_options),
     CHECK_TEST(says_what_is_wrong_with_the_model),
     CHECK_TEST(graphs_keep_what_they_are_given),
+    CHECK_TEST(a_library_outlives_what_it_has_kept),
 };
 
 CHECK_MAIN(tests)
