@@ -72,7 +72,8 @@ typedef struct tdm_step_result {
     double loss;      /* the mean over the batch, before the update */
     double grad_norm; /* of the whole gradient, before it was clipped; 0 when nobody asks for it */
     /* Whether the loss, every number of the gradient, as summed over the lanes, and all that the
-     * lanes observed for statistics are finite. When they are not, nothing was changed. */
+     * lanes observed for statistics are finite, and the gradient is below 2^63, so that its squares
+     * are finite as well. When not, nothing was changed. */
     bool finite;
 } tdm_step_result;
 
@@ -83,13 +84,14 @@ typedef struct tdm_step_result {
  */
 TDM_API tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch, double lr);
 
-/* What makes a step's numbers bad, NaN or infinite. */
+/* What makes a step's numbers bad: NaN, infinite, or too large to be squared. */
 typedef enum tdm_bad_kind {
     TDM_BAD_NOWHERE = 0, /* the replay was fine: the machine computed otherwise before */
     TDM_BAD_PARAM,       /* a parameter, statistic or buffer was bad before the step */
     TDM_BAD_DATA,        /* a sample is */
     TDM_BAD_OP,          /* an op made it from good numbers */
-    TDM_BAD_SUM          /* each lane's gradient is good; added up they overflow */
+    TDM_BAD_SUM,         /* each lane's gradient is good; added up they overflow */
+    TDM_BAD_LARGE        /* the gradient is finite, but so large that its square is not */
 } tdm_bad_kind;
 
 typedef struct tdm_bad_number {

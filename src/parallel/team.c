@@ -7,9 +7,10 @@
  * the optimiser's pieces of the block of parameters are dealt out, a stretch for each worker; it
  * adds up the rest of the tree for each of its pieces and updates that while it is in cache.
  *
- * Nothing is changed when a gradient is not finite. Who adds buffers looks at the sums while it has
+ * Nothing is changed when a gradient is not finite, or so large that its square is not: optimisers
+ * remember squares, and an infinity among them would stay for good. Who adds buffers looks at the sums while it has
  * them, and reads a lane's buffer once where it has nothing to add it to: as long as all numbers are
- * modest (tensor/kernel.h), no sum over the tree can be otherwise than finite. When some are not,
+ * modest (tensor/kernel.h), no sum over the tree can be that large. When some are not,
  * one more pass over the pieces looks at the very sums that the update would see, so the answer is
  * the same for any number of workers.
  *
@@ -34,6 +35,11 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* The magnitude from which a gradient, summed over the lanes, counts as bad. */
+#define GRADIENT_BOUND 0x1p63f
+_Static_assert(TDM_LANES_MOST *(uint64_t)TDM_KERNEL_MODEST <= (uint64_t)GRADIENT_BOUND,
+               "modest gradients of all lanes must add up to a good one");
 
 enum { PIECE_ELEMENTS = TDM_OPTIM_PIECE_ELEMENTS, PLANS_PER_BATCH = 2 };
 
@@ -312,10 +318,11 @@ static void pass(const update *u, tdm_kernel_range_fn run)
     tdm_kernel_spread((int64_t)(u->w->end_piece - u->w->first_piece), PIECE_ELEMENTS, run, u);
 }
 
-static void find_bad(worker *w, const float *numbers, size_t begin, size_t count)
+/* What reaches the bound is bad; so is NaN. */
+static void find_bad(worker *w, const float *numbers, size_t begin, size_t count, float bound)
 {
     size_t k = 0;
-    while (k < count && isfinite(numbers[k])) k++;
+    while (k < count && fabsf(numbers[k]) < bound) k++;
     size_t before = atomic_load(&w->bad_element);
     while (k < count && begin + k < before &&
            !atomic_compare_exchange_weak(&w->bad_element, &before, begin + k)) {
@@ -328,11 +335,12 @@ static void check_range(const void *args, int64_t begin, int64_t end)
     const tdm_optimiser *optimiser = u->w->team->options.optimiser;
     for (size_t i = u->w->first_piece + (size_t)begin; i < u->w->first_piece + (size_t)end; i++) {
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
-        find_bad(u->w, sum_piece(u->w, piece, NULL), piece->begin, piece->count);
+        find_bad(u->w, sum_piece(u->w, piece, NULL), piece->begin, piece->count, GRADIENT_BOUND);
     }
 }
 
-/* What the lanes observed for the statistics: worker 0 sees to it, as to these themselves. */
+/* What the lanes observed for the statistics: worker 0 sees to it, as to these themselves. Nobody
+ * takes their squares. */
 static void check_statistics(worker *w)
 {
     const tdm_team *team = w->team;
@@ -340,12 +348,12 @@ static void check_statistics(worker *w)
          at += PIECE_ELEMENTS) {
         size_t left = team->grad_extent - at, count = left < PIECE_ELEMENTS ? left : PIECE_ELEMENTS;
         if (tdm__tree_sum(&team->tree, 1, at, count, w->scratch, w->scratch + PIECE_ELEMENTS))
-            find_bad(w, w->scratch, at, count);
+            find_bad(w, w->scratch, at, count, INFINITY);
     }
 }
 
-/* The first number of the whole gradient, statistics included, that is not finite; SIZE_MAX: all
- * are. All workers say the same. */
+/* The first number of the whole gradient, statistics included, that is bad; SIZE_MAX: none is. All
+ * workers say the same. */
 static size_t find_bad_element(worker *w)
 {
     tdm_team *team = w->team;
@@ -457,12 +465,19 @@ tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch, doub
 
 /* ---- bad numbers ----------------------------------------------------------------------------- */
 
-static void blame_sum(const tdm_team *team, const tdm_graph *graph, tdm_bad_number *out)
+/* Every lane is good by itself; `magnitude` is what the sum of the bad element may be at most. */
+static void blame_sum(const tdm_team *team, const tdm_graph *graph, double magnitude,
+                      tdm_bad_number *out)
 {
+    const double nearly = 0.99; /* sums are rounded */
+    bool overflows = magnitude > nearly * (double)FLT_MAX;
+    bool is_large = team->bad_element < team->trained_extent &&
+                    magnitude > nearly * (double)GRADIENT_BOUND;
+    if (!overflows && !is_large) return;
     for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
         const tdm_param_info *p = tdm_graph_param_at(graph, i);
         if (team->bad_element < p->offset || team->bad_element >= p->offset + p->elements) continue;
-        *out = (tdm_bad_number){.kind = TDM_BAD_SUM, .name = p->name};
+        *out = (tdm_bad_number){.kind = overflows ? TDM_BAD_SUM : TDM_BAD_LARGE, .name = p->name};
     }
 }
 
@@ -472,7 +487,7 @@ void tdm_team_replay(tdm_team *team, tdm_bad_number *out)
     const tdm_graph *layout = team->graphs[0].graph;
     *out = (tdm_bad_number){.kind = TDM_BAD_NOWHERE};
     if (tdm__blame_params(layout, team->options.params, out)) return;
-    double magnitude = 0; /* what the sum of the bad element may be at most */
+    double magnitude = 0;
     float *grads = w->free_grads[0];
     for (int64_t i = 0; i < team->options.lane_count; i++) {
         tdm_slice rows = tdm_lane_slice(team->batch, team->options.lane_count, i);
@@ -486,7 +501,7 @@ void tdm_team_replay(tdm_team *team, tdm_bad_number *out)
         if (tdm__blame_lane(&lane, out)) return;
         if (team->bad_element != SIZE_MAX) magnitude += fabs((double)grads[team->bad_element]);
     }
-    if (magnitude > 0.99 * (double)FLT_MAX) blame_sum(team, layout, out);
+    blame_sum(team, layout, magnitude, out);
 }
 
 /* ---- creation -------------------------------------------------------------------------------- */

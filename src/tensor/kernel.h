@@ -168,9 +168,9 @@ const tdm_kernel_backend_ops *tdm_kernel_backend_at(size_t index);
 const tdm_kernel *tdm_kernel_find(const tdm_kernel_backend_ops *backend, tdm_op_kind op,
                                   tdm_dtype dtype);
 
-/* A number is modest when its magnitude is below this: so it is neither NaN nor infinite, and no sum
- * of a million such numbers, in whatever order, becomes infinite. */
-#define TDM_KERNEL_MODEST 0x1p100f
+/* A number is modest when its magnitude is below this: so it is neither NaN nor infinite, and the sum
+ * of up to 65,536 such numbers over a tree stays below 2^63, where its square is finite as well. */
+#define TDM_KERNEL_MODEST 0x1p47f
 
 /* a[i] += b[i], as fast as memory allows; the two do not overlap. The bits do not depend on the
  * level: one sum, one rounding. True when all sums are modest. One thread. */

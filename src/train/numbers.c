@@ -58,6 +58,7 @@ void tdm__bad_number_text(const tdm_bad_number *bad, const tdm_dataset *train, i
         tdm_str_addf(out, "the gradient of '%s' overflows when those of the lanes are added up",
                      bad->name);
         break;
+    case TDM_BAD_LARGE: tdm_str_addf(out, "that of '%s' reaches 9.2e18 (2^63)", bad->name); break;
     }
 }
 
@@ -68,7 +69,8 @@ const char *tdm__bad_number_advice(const tdm_bad_number *bad)
     case TDM_BAD_PARAM: return "try a smaller optim.lr";
     case TDM_BAD_DATA: return "look at that sample";
     case TDM_BAD_OP:
-    case TDM_BAD_SUM: break;
+    case TDM_BAD_SUM:
+    case TDM_BAD_LARGE: break;
     }
     return "try a smaller optim.lr, a schedule with a warm-up, data.normalise: standard, or "
            "train.bad_numbers: skip";

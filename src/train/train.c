@@ -190,11 +190,13 @@ static tdm_bad_number explain(trainer *t, tdm_str *out)
     return bad;
 }
 
-static const char *what_is_bad(const trainer *t, const tdm_step_result *result)
+static const char *what_is_bad(const trainer *t, const tdm_step_result *result,
+                               const tdm_bad_number *bad)
 {
     const tdm_graph *graph = t->state.graph;
     if (isnan(result->loss)) return "the loss is NaN";
     if (isinf(result->loss)) return "the loss is infinite";
+    if (bad->kind == TDM_BAD_LARGE) return "the gradient is so large that its square is not finite";
     return tdm_graph_grad_extent(graph) > tdm_graph_trained_extent(graph)
                ? "the gradient or a statistic is not finite"
                : "the gradient is not finite";
@@ -212,8 +214,8 @@ static tdm_status stop_at_bad_step(trainer *t, const tdm_step_result *result, co
                      skips->in_a_row > 1 ? "were" : "was");
     if (tensor) tdm_str_addf(&why, "; '%s' is no longer finite, so no later step can be", tensor);
     tdm_fail(err, TDM_ERR_DIVERGED, "step %llu: %s: %s; %s; %s",
-             (unsigned long long)t->position.step + 1, what_is_bad(t, result), tdm_str_text(&why),
-             last_good(t), tdm__bad_number_advice(&bad));
+             (unsigned long long)t->position.step + 1, what_is_bad(t, result, &bad),
+             tdm_str_text(&why), last_good(t), tdm__bad_number_advice(&bad));
     tdm_str_release(&why);
     return TDM_ERR_DIVERGED;
 }
@@ -232,9 +234,10 @@ static tdm_status heed_bad_step(trainer *t, const tdm_step_result *result, tdm_e
     skips->in_all++;
     if (skips->in_all > SKIPS_EXPLAINED) return TDM_OK;
     tdm_str why = TDM_STR_INIT;
-    explain(t, &why);
+    tdm_bad_number bad = explain(t, &why);
     tdm_log(TDM_LOG_WARN, "train", "step %llu is skipped: %s: %s%s",
-            (unsigned long long)t->position.step + 1, what_is_bad(t, result), tdm_str_text(&why),
+            (unsigned long long)t->position.step + 1, what_is_bad(t, result, &bad),
+            tdm_str_text(&why),
             skips->in_all == SKIPS_EXPLAINED ? "; further ones are only counted" : "");
     tdm_str_release(&why);
     return TDM_OK;

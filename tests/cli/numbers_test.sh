@@ -38,6 +38,17 @@ test_a_learning_rate_that_is_absurd() {
     assert_contains "$err" "is no longer finite, so no later step can be"
 }
 
+# A gradient that is finite, and whose square is not.
+test_a_gradient_too_large_to_be_squared() {
+    awk 'BEGIN { FS = OFS = "," } NR == 50 { $1 = "1e28" } { print }' good.csv >large.csv
+    assert_exit 3 "$TANDEM" train job.yaml "${sets[@]}" --set data.train=large.csv -n 2
+    assert_contains "$err" "the gradient is so large that its square is not finite: that of 'fc1.weight' \
+reaches 9.2e18 (2^63)"
+    assert_exit 0 "$TANDEM" train job.yaml "${sets[@]}" --set data.train=large.csv \
+        --set train.bad_numbers=skip --set run.dir=large
+    assert_contains "$out" "skipped        1 step "
+}
+
 test_skip_passes_over_the_step() {
     local n first="" # in one of three epochs, both samples are in one batch
     for n in 1 3 4; do

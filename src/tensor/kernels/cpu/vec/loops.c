@@ -10,7 +10,7 @@ typedef uint32_t vu __attribute__((vector_size(4 * TDM__WIDTH), aligned(4), may_
  * the highest bit for those of TDM_KERNEL_MODEST and beyond, and for no others. */
 #define MAGNITUDE 0x7fffffffu
 #define HIGHEST_BIT 0x80000000u
-#define TO_HIGHEST_BIT (HIGHEST_BIT - 0x71800000u)
+#define TO_HIGHEST_BIT (HIGHEST_BIT - 0x57000000u)
 
 static inline vu magnitudes(vf x)
 {
