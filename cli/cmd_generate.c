@@ -205,8 +205,9 @@ const cli_command cli_generate = {
                  .help = "Choose among the K most probable. Default: all."},
                 {.name = "top-p",
                  .value = "P",
-                 .help = "Choose among the fewest that together have the probability P, from 0 to "
-                         "1. Default: 1, all."},
+                 .help =
+                     "Choose among the fewest that together have the probability P, above 0 and "
+                     "at most 1. Default: 1, all."},
                 {.name = "seed",
                  .letter = 's',
                  .value = "S",

@@ -80,7 +80,10 @@ static void say_start(const tdm_train_status *st)
     fprintf(stderr, ", %lld classes\n%lld lane%s on %d worker%s", (long long)st->class_count,
             (long long)st->lane_count, st->lane_count == 1 ? "" : "s", st->worker_count,
             st->worker_count == 1 ? "" : "s");
-    if (st->step > 0)
+    if (st->step > st->step_count)
+        fprintf(stderr, ", at step %llu, which is past the end at step %llu already\n",
+                (unsigned long long)st->step, (unsigned long long)st->step_count);
+    else if (st->step > 0)
         fprintf(stderr, ", going on from step %llu of %llu\n", (unsigned long long)st->step,
                 (unsigned long long)st->step_count);
     else
@@ -161,6 +164,19 @@ static void add_way_on(const cli_args *args, const tdm_train_result *r, tdm_str 
     tdm_str_add_char(out, '\n');
 }
 
+/* A window of a text has as many answers as it has tokens, and each counts by itself. */
+static void add_test(const tdm_train_result *r, tdm_str *out)
+{
+    tdm_str_addf(out, "test accuracy  %.2f %% of ", 100 * r->test.accuracy);
+    if (r->test.target_count > r->test.sample_count)
+        tdm_str_addf(out, "%lld tokens in %lld windows", (long long)r->test.target_count,
+                     (long long)r->test.sample_count);
+    else
+        tdm_str_addf(out, "%lld samples", (long long)r->test.sample_count);
+    tdm_str_addf(out, " (loss %.4f)%s\n", r->test.loss,
+                 r->interrupted ? ", at the last evaluation" : "");
+}
+
 static void summary_text(const cli_args *args, const tdm_train_result *r, tdm_str *out)
 {
     char time_text[32], samples[32];
@@ -169,6 +185,11 @@ static void summary_text(const cli_args *args, const tdm_train_result *r, tdm_st
                      "nothing to do: the run was ended early, at step %llu; to train it further, "
                      "raise the patience of train.early_stop\n",
                      (unsigned long long)r->steps);
+    } else if (r->nothing_to_do && r->steps > r->step_count) {
+        tdm_str_addf(out,
+                     "nothing to do: the run is at step %llu, past its end at step %llu already; "
+                     "to train it further, raise train.epochs or train.steps\n",
+                     (unsigned long long)r->steps, (unsigned long long)r->step_count);
     } else if (r->nothing_to_do) {
         tdm_str_addf(out,
                      "nothing to do: the run is at its last step, %llu; to train it further, "
@@ -186,10 +207,7 @@ static void summary_text(const cli_args *args, const tdm_train_result *r, tdm_st
     if (r->skipped > 0)
         tdm_str_addf(out, "skipped        %llu step%s with NaN or infinity; log.jsonl says why\n",
                      (unsigned long long)r->skipped, r->skipped == 1 ? "" : "s");
-    if (r->has_test)
-        tdm_str_addf(out, "test accuracy  %.2f %% of %lld samples (loss %.4f)%s\n",
-                     100 * r->test.accuracy, (long long)r->test.sample_count, r->test.loss,
-                     r->interrupted ? ", at the last evaluation" : "");
+    if (r->has_test) add_test(r, out);
     tdm_str_addf(out, "checkpoint     %s\nstate hash     %s\n", cli_short_path(r->checkpoint_path),
                  r->state_hash);
     if (r->interrupted) add_way_on(args, r, out);

@@ -14,7 +14,7 @@ static const struct {
     {CLI_FAILED, "it was tried and did not work"},
     {CLI_USAGE, "the command line or the job file is wrong; nothing was started"},
     {CLI_DIVERGED, "training diverged: the model's numbers are no longer finite"},
-    {CLI_MISMATCH, "the run belongs to another job, or its data has changed"},
+    {CLI_MISMATCH, "the run belongs to another job, or its data or its library has changed"},
     {CLI_BUSY, "another process is training in the run"},
     {CLI_INTERRUPTED, "interrupted (Ctrl-C); after the first, a checkpoint was written"},
 };

@@ -118,7 +118,7 @@ tdm_job_document *cli_load_job(const cli_args *args, const char *path, int *code
     tdm_error err;
     tdm_status status = tdm_job_load(path, &options, &document, &err);
     if (status == TDM_OK) return document;
-    *code = CLI_USAGE;
+    *code = status == TDM_ERR_JOB_MISMATCH ? CLI_MISMATCH : CLI_USAGE;
     if (!document) {
         cli_error("%s", err.message);
         return NULL;

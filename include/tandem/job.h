@@ -341,7 +341,8 @@ typedef struct tdm_job_options {
  */
 typedef struct tdm_job_document tdm_job_document;
 
-/* Fails (TDM_ERR_JOB_INVALID) with the first problem in `err`; *out is set all the same, so that the
+/* Fails (TDM_ERR_JOB_INVALID; TDM_ERR_JOB_MISMATCH when all that is wrong is that model.library is
+ * not the file of model.library_sha256) with the first problem in `err`; *out is set all the same, so that the
  * caller can print all of them; *out is NULL only when memory ran out or the file was unreadable. */
 TDM_API tdm_status tdm_job_load(const char *path, const tdm_job_options *options,
                                 tdm_job_document **out, tdm_error *err);

@@ -58,6 +58,8 @@ TDM_API tdm_status tdm_dir_list(const char *path, tdm_arena *arena, const char *
                                 size_t *out_count, tdm_error *err);
 TDM_API bool tdm_path_is_file(const char *path);
 TDM_API bool tdm_path_is_dir(const char *path);
+/* Is there anything of that name: a file, a folder, a device? */
+TDM_API bool tdm_path_exists(const char *path);
 /* `path` as it stands when absolute, else joined to `dir` (NULL: the current folder). */
 TDM_API char *tdm_path_join(tdm_arena *arena, const char *dir, const char *path);
 TDM_API char *tdm_path_absolute(tdm_arena *arena, const char *path);

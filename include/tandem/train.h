@@ -155,6 +155,7 @@ typedef struct tdm_train_result {
     bool ended_early;                /* by train.early_stop, now or before */
     bool nothing_to_do;              /* the run had reached its end already */
     uint64_t steps;                  /* in all */
+    uint64_t step_count;             /* at which the job ends; a resumed run may be past it */
     uint64_t samples;                /* trained by this call */
     uint64_t skipped;                /* steps skipped by train.bad_numbers, in all */
     double seconds;                  /* spent in steps by this call */

@@ -156,7 +156,8 @@ typedef struct tdm__loader {
     tdm__place *group_places; /* one for each group; line 0: the file does not have it */
     tdm_job *job;
     bool no_file_checks;
-    int layer_depth; /* lists of layers that are being read, one within the other */
+    bool other_library; /* a problem says that model.library is another file than was meant */
+    int layer_depth;    /* lists of layers that are being read, one within the other */
 } tdm__loader;
 
 /* False (after a problem) when the document is no mapping, and so no job at all. */

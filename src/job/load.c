@@ -138,13 +138,13 @@ static bool prepare(tdm__loader *loader, const char *name, const char *dir)
     return loader->file && loader->dir && loader->slots && loader->group_places;
 }
 
-static tdm_status fail_with_first(const tdm_job_document *document, tdm_error *err)
+static tdm_status fail_with_first(const tdm_job_document *document, tdm_status status,
+                                  tdm_error *err)
 {
     tdm_str text = TDM_STR_INIT;
     const tdm_job_problem *first = &document->problems.items[0];
     tdm_job_problem_text(first, &text);
-    tdm_status status = tdm_fail(err, TDM_ERR_JOB_INVALID, "%s",
-                                 tdm_str_ok(&text) ? tdm_str_text(&text) : first->message);
+    tdm_fail(err, status, "%s", tdm_str_ok(&text) ? tdm_str_text(&text) : first->message);
     tdm_str_release(&text);
     return status;
 }
@@ -173,7 +173,9 @@ tdm_status tdm_job_parse(const char *bytes, size_t count, const char *name, cons
                                             .count = loader.problems.count};
     document->is_valid = document->problems.count == 0;
     *out = document;
-    return document->is_valid ? TDM_OK : fail_with_first(document, err);
+    if (document->is_valid) return TDM_OK;
+    bool is_other = loader.other_library && document->problems.count == 1;
+    return fail_with_first(document, is_other ? TDM_ERR_JOB_MISMATCH : TDM_ERR_JOB_INVALID, err);
 
 no_memory:
     tdm_arena_destroy(scratch);

@@ -212,7 +212,7 @@ static void add_int(const tdm_job_key *key, tdm_str *out)
 {
     bool is_power = key->form == TDM_JOB_FORM_POWER_OF_TWO;
     if (key->form == TDM_JOB_FORM_SIZE) {
-        tdm_str_add(out, "a number of bytes, such as 800MB or 2GiB");
+        tdm_str_add(out, "a number of bytes, such as 800MB or 2.5GiB");
     } else {
         tdm_str_add(out, is_power ? "a power of two " : "a whole number ");
         tdm__key_range(key, out);

@@ -172,6 +172,7 @@ void tdm__library_identify(tdm__loader *loader)
     } else if (!job->model.library_sha256) {
         job->model.library_sha256 = kept;
     } else if (strcmp(job->model.library_sha256, hex) != 0) {
+        loader->other_library = true;
         tdm__problem_add(&loader->problems, given->place,
                          "'model.library_sha256': %s is another file now: its SHA-256 is %s, not "
                          "%s; put the file back that was meant, or leave this key out and begin a "

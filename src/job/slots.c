@@ -3,8 +3,8 @@
  *
  * This stage settles what was given, and where; what it is worth is for value.c to say. Because an
  * override takes the slot before anyone looks at the value, a bad value in the file that is
- * overridden is no error. An override also clears the slot of the key it excludes: the command line
- * wins. Keys must be nested as the table has them; a dotted key in a file gets a word on nesting.
+ * overridden is no error. An override also clears the slot of the key it excludes, and a list of
+ * layers and another model clear each other: the command line wins. Keys must be nested as the table has them; a dotted key in a file gets a word on nesting.
  */
 #include <stdio.h>
 #include <string.h>
@@ -210,18 +210,29 @@ static void clear_slot(tdm__loader *loader, size_t index)
     }
 }
 
+/* A list of layers is a model by itself: it and the name of another one cannot stand together. */
+static void clear_other_model(tdm__loader *loader, size_t index, const tdm__yaml_node *node)
+{
+    size_t kind = tdm__key_find("model.kind"), layers = tdm__key_find("layers");
+    if (index == layers) clear_slot(loader, kind);
+    bool is_layers = node->kind == TDM__YAML_SCALAR && strcmp(node->text, "layers") == 0;
+    if (index == kind && !is_layers) clear_slot(loader, layers);
+}
+
 static void override_slot(tdm__loader *loader, size_t index, const char *value)
 {
     const tdm_job_key *key = tdm_job_key_at(index);
     tdm__place place = {.file = TDM__JOB_OVERRIDE_FILE};
     const tdm__yaml_node *node = tdm__node_from_text(loader, key, value);
-    if (!node) node = &broken_node; /* reported */
-    bool is_optional = !key->fallback && !key->required;
+    if (!node) node = &broken_node;                                     /* reported */
+    bool may_lack = !key->fallback || strcmp(key->fallback, "[]") == 0; /* a list of nothing */
+    bool is_optional = may_lack && !key->required;
     if (is_optional && !node->broken && tdm__yaml_is_null(node)) {
         clear_slot(loader, index);
         return;
     }
     if (key->excludes) clear_slot(loader, tdm__key_find(key->excludes));
+    if (!node->broken) clear_other_model(loader, index, node);
     loader->slots[index] = (tdm__slot){.node = node, .place = place, .from_override = true};
 }
 

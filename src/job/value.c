@@ -114,16 +114,29 @@ static int64_t unit_bytes(const char *text)
     return 0;
 }
 
-/* "2GB": digits, and a unit or none. */
+/* "2GB" or "2.5GB": digits, up to six behind a point, and a unit; without a point it may lack. Parts
+ * of a byte are cut off. */
+static bool parse_size(const char *text, int64_t *out)
+{
+    size_t whole = count_digits(text), part = 0;
+    const char *unit_text = text + whole;
+    int64_t behind = 0, scale = 1, value;
+    if (*unit_text == '.') {
+        part = count_digits(++unit_text);
+        if (part == 0 || part > 6) return false;
+        for (size_t i = 0; i < part; i++, scale *= 10) behind = behind * 10 + (*unit_text++ - '0');
+    }
+    int64_t unit = *unit_text == '\0' ? 1 : unit_bytes(unit_text);
+    if (whole == 0 || whole > 18 || unit == 0 || (part > 0 && unit == 1)) return false;
+    if (text[0] == '0' && (whole > 1 || part == 0)) return false;
+    if (__builtin_mul_overflow(strtoll(text, NULL, 10), unit, &value)) return false;
+    return !__builtin_add_overflow(value, behind * unit / scale, out) && *out > 0;
+}
+
 static bool read_size(const target *t, const tdm__yaml_node *node, int64_t *out)
 {
-    const char *text = node->text;
-    size_t count = count_digits(text);
-    int64_t unit = text[count] == '\0' ? 1 : unit_bytes(text + count), value = 0;
-    bool is_good = node->plain && count > 0 && count <= 18 && text[0] != '0' && unit > 0 &&
-                   !__builtin_mul_overflow(strtoll(text, NULL, 10), unit, &value) &&
-                   value <= (int64_t)t->key->most;
-    if (!is_good) {
+    int64_t value;
+    if (!node->plain || !parse_size(node->text, &value) || value > (int64_t)t->key->most) {
         report_range(t, node);
         return false;
     }
@@ -412,6 +425,11 @@ static void report_missing_file(const target *t, const tdm__yaml_node *node, con
     if (tdm_path_is_dir(path)) {
         tdm__problem_add(&t->loader->problems, node->place,
                          "'%s': '%s' is a folder; name a file in it", t->key->path, path);
+    } else if (tdm_path_exists(path)) {
+        tdm__problem_add(&t->loader->problems, node->place,
+                         "'%s': '%s' is not a regular file but a device, a pipe or a socket; give "
+                         "the path of a file",
+                         t->key->path, path);
     } else {
         tdm__problem_add(&t->loader->problems, node->place, "'%s': there is no file '%s'; %s",
                          t->key->path, path, hint);

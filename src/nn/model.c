@@ -160,7 +160,11 @@ tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph **out, td
     if (!model) return tdm_fail(err, TDM_ERR_UNSUPPORTED, "model: unknown kind");
     tdm_model_options o = *options;
     o.library = NULL;
-    return build_with(&o, model, out, err);
+    tdm_status status = build_with(&o, model, out, err);
+    if (status != TDM_ERR_INVALID) return status;
+    if (err)
+        err->status = TDM_ERR_JOB_INVALID; /* our own models are right: it is the job's shapes */
+    return TDM_ERR_JOB_INVALID;
 }
 
 tdm_status tdm_model_check(const tdm_job *job, tdm_error *err)

@@ -20,6 +20,12 @@ bool tdm_path_is_file(const char *path)
     return stat(path, &info) == 0 && S_ISREG(info.st_mode);
 }
 
+bool tdm_path_exists(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0;
+}
+
 bool tdm_path_is_dir(const char *path)
 {
     struct stat info;

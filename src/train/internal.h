@@ -95,7 +95,7 @@ const char *tdm__state_find_bad(const tdm__state *state);
 void tdm__bad_number_text(const tdm_bad_number *bad, const tdm_dataset *train, int64_t index,
                           tdm_str *out);
 /* What to do about it. */
-const char *tdm__bad_number_advice(const tdm_bad_number *bad);
+const char *tdm__bad_number_advice(const tdm_bad_number *bad, const tdm_job *job);
 
 /* ---- memory (memory.c) ----------------------------------------------------------------------- */
 

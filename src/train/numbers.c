@@ -62,7 +62,7 @@ void tdm__bad_number_text(const tdm_bad_number *bad, const tdm_dataset *train, i
     }
 }
 
-const char *tdm__bad_number_advice(const tdm_bad_number *bad)
+const char *tdm__bad_number_advice(const tdm_bad_number *bad, const tdm_job *job)
 {
     switch (bad->kind) {
     case TDM_BAD_NOWHERE: return "check its memory and its cooling, then resume";
@@ -72,6 +72,9 @@ const char *tdm__bad_number_advice(const tdm_bad_number *bad)
     case TDM_BAD_SUM:
     case TDM_BAD_LARGE: break;
     }
+    if (job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
+        return "try a smaller optim.lr, a schedule with a warm-up, data.normalise: standard, or a "
+               "higher train.bad_numbers_most, which is how many steps in a row may be skipped";
     return "try a smaller optim.lr, a schedule with a warm-up, data.normalise: standard, or "
            "train.bad_numbers: skip";
 }

@@ -215,7 +215,7 @@ static tdm_status stop_at_bad_step(trainer *t, const tdm_step_result *result, co
     if (tensor) tdm_str_addf(&why, "; '%s' is no longer finite, so no later step can be", tensor);
     tdm_fail(err, TDM_ERR_DIVERGED, "step %llu: %s: %s; %s; %s",
              (unsigned long long)t->position.step + 1, what_is_bad(t, result, &bad),
-             tdm_str_text(&why), last_good(t), tdm__bad_number_advice(&bad));
+             tdm_str_text(&why), last_good(t), tdm__bad_number_advice(&bad, t->job));
     tdm_str_release(&why);
     return TDM_ERR_DIVERGED;
 }
@@ -569,6 +569,18 @@ static void end(trainer *t)
     tdm_arena_destroy(t->arena);
 }
 
+/* Where nothing was trained, the state is the checkpoint's own: this job may have tensors that it
+ * lacks, or lack some that it has (those of train.early_stop and train.bad_numbers). */
+static tdm_status hash_of_file(const char *path, char out[TDM_SHA256_HEX], tdm_error *err)
+{
+    tdm_checkpoint *checkpoint;
+    TDM_TRY(tdm_checkpoint_open(path, &checkpoint, err));
+    const tdm_checkpoint_content *c = tdm_checkpoint_content_of(checkpoint);
+    tdm_status status = tdm_state_hash(&c->position, c->tensors, c->tensor_count, out, err);
+    tdm_checkpoint_destroy(checkpoint);
+    return status;
+}
+
 static tdm_status sum_up(trainer *t, tdm_train_result *out, tdm_error *err)
 {
     snprintf(out->run_path, sizeof(out->run_path), "%s", t->run.path);
@@ -582,6 +594,8 @@ static tdm_status sum_up(trainer *t, tdm_train_result *out, tdm_error *err)
     out->has_test = t->status.has_test;
     out->test = t->status.test;
     out->ended_early = t->ended_early && t->position.step < t->step_count;
+    out->step_count = t->step_count;
+    if (out->nothing_to_do) return hash_of_file(t->status.checkpoint_path, out->state_hash, err);
     return tdm_state_hash(&t->position, t->state.tensors, t->state.tensor_count, out->state_hash,
                           err);
 }

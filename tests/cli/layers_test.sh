@@ -145,9 +145,9 @@ test_mistakes() {
     assert_exit 2 "$TANDEM" train wrong.yaml
     assert_contains "$err" "wrong.yaml:8:16: unknown key 'layers.conv.chanels'; did you mean"
     assert_contains "$err" "wrong.yaml:18:5: unknown layer 'globl_pool'; did you mean 'global_pool'?"
-    assert_exit 1 "$TANDEM" train residual.yaml --set data.shape=[]
+    assert_exit 2 "$TANDEM" train residual.yaml --set data.shape=
     assert_contains "$err" "layers[0] conv: it takes images"
-    assert_exit 1 "$TANDEM" inspect residual.yaml --set "layers=[max_pool: 2, linear: 3]"
+    assert_exit 2 "$TANDEM" inspect residual.yaml --set "layers=[max_pool: 2, linear: 3]"
     assert_contains "$err" "layers: the list ends with [4, 3] for each sample"
     assert_exit 0 "$TANDEM" job keys layers.residual
     assert_contains "$out" "layers.residual.shortcut"

@@ -115,7 +115,7 @@ test_a_library_that_is_another() {
         assert_contains "$err" "$work/model.so: this is not the file that the model was trained with"
         assert_contains "$err" "$sha"
     done
-    assert_exit 2 "$TANDEM" train --resume runs/own-2 --set train.epochs=4
+    assert_exit 4 "$TANDEM" train --resume runs/own-2 --set train.epochs=4
     assert_contains "$err" "'model.library_sha256': $work/model.so is another file now"
     # Saying that it does not matter does not help: it is another job.
     assert_exit 4 "$TANDEM" train --resume runs/own-2 --set train.epochs=4 \

@@ -125,6 +125,7 @@ test_too_many_in_a_row() {
         --set train.bad_numbers_most=3
     assert_contains "$err" "tandem: step 5: the loss is"
     assert_contains "$err" "3 steps before it went the same way and were skipped"
+    assert_contains "$err" "a higher train.bad_numbers_most"
     assert_exit 3 "$TANDEM" train job.yaml "${sets[@]}" "${more[@]}" --set run.dir=many -q \
         --set train.bad_numbers_most=3 --resume many/tiny-1
     assert_contains "$err" "tandem: step 5: the loss is"

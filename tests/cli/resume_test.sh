@@ -49,6 +49,19 @@ test_a_finished_run() {
     assert_whole runs/finished
 }
 
+# Keys that decide only where a run ends bring tensors of their own, which this checkpoint lacks.
+test_a_finished_run_with_other_keys() {
+    copy keys
+    local set
+    for set in train.bad_numbers=skip 'train.early_stop={metric: test_loss, patience: 3}'; do
+        assert_exit 0 "$TANDEM" train --resume runs/keys --set "$set"
+        assert_contains "$out" "nothing to do"
+        assert_whole runs/keys
+    done
+    assert_exit 0 "$TANDEM" hash runs/keys
+    assert_contains "$out" "$whole"
+}
+
 test_every_checkpoint_leads_to_the_same_end() {
     local step n=0
     for step in 4 5 8 10; do
@@ -135,7 +148,8 @@ test_training_further() {
     assert_same_files further.metrics long.metrics "metrics of a run that was made longer"
     # And a shorter end than where it stands is no reason to train.
     assert_exit 0 "$TANDEM" train --resume runs/further --set train.steps=3
-    assert_contains "$out" "nothing to do: the run is at its last step, 20"
+    assert_contains "$out" "nothing to do: the run is at step 20, past its end at step 3 already"
+    assert_contains "$err" "at step 20, which is past the end at step 3 already"
 }
 
 # damaged HOW: the newest checkpoint was damaged; the one before it is taken, with a warning.

@@ -153,22 +153,34 @@ static const bad_job bad_jobs[] = {
      "job.yaml:2:19: 'parallel.lanes' wants a power of two from 1 to 65536, or the word auto, "
      "got '131072'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: 2Gb}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '2Gb'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: 0}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '0'\n"},
-    {JOB("data: {train: x.csv}\nmemory: {limit: 1.5GB}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2GiB, or the word "
-     "auto, got '1.5GB'\n"},
+    {JOB("data: {train: x.csv}\nmemory: {limit: 1.5}\n"), NO_SET,
+     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "auto, got '1.5'\n"},
+    {JOB("data: {train: x.csv}\nmemory: {limit: 1.GB}\n"), NO_SET,
+     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "auto, got '1.GB'\n"},
+    {JOB("data: {train: x.csv}\nmemory: {limit: 0.0GB}\n"), NO_SET,
+     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "auto, got '0.0GB'\n"},
+    {JOB("data: {train: x.csv}\nmemory: {limit: 1.5B}\n"), NO_SET,
+     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "auto, got '1.5B'\n"},
+    {JOB("data: {train: x.csv}\nmemory: {limit: 1.5.5GB}\n"), NO_SET,
+     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
+     "auto, got '1.5.5GB'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: 99999TB}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '99999TB'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: -1}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '-1'\n"},
     {JOB("data: {train: x.csv}\nmemory: {limit: \"2GB\"}\n"), NO_SET,
-     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2GiB, or the word "
+     "job.yaml:2:17: 'memory.limit' wants a number of bytes, such as 800MB or 2.5GiB, or the word "
      "auto, got '2GB'\n"},
     {JOB("data: {train: x.csv}\nparallel: {lanes: many}\n"), NO_SET,
      "job.yaml:2:19: 'parallel.lanes' wants a whole number or the word auto, got 'many'\n"},

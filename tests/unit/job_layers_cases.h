@@ -132,9 +132,6 @@ static const bad_job bad_layers[] = {
     {JOB("data: {train: x.csv}\n"), SET("layers.conv.channels=3"),
      "--set: 'layers.conv.channels' is inside 'layers', which is set as a whole, such as "
      "'layers=[{linear: ...}]'\n"},
-    {JOB("data: {train: x.csv}\nlayers: [relu]\n"), SET("model.kind=mlp"),
-     "job.yaml:2:1: 'layers' is for the model of that name: set 'model.kind' to layers or leave it "
-     "out, or leave this out\n"},
     {JOB("data: {train: x.csv}\nlayers: [relu]\n"), SET("model.kind=layers", "layers="),
      "--set: the model layers is what a list says: give 'layers:' at the top level of the job, "
      "beside 'model:'\n"},

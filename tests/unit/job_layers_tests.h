@@ -32,6 +32,30 @@ static void test_layers(void)
     }
 }
 
+/* A list and the name of another model cannot stand together: the command line wins, the later of
+ * two overrides too. */
+static void test_layers_or_another_model(void)
+{
+    static const struct {
+        const char *yaml, *first, *second;
+        int kind;
+    } rows[] = {
+        {SMALLEST "layers: [linear: 8]\n", "model.kind=cnn", NULL, TDM_JOB_MODEL_CNN},
+        {SMALLEST "model: {kind: cnn}\n", "layers=[linear: 8]", NULL, TDM_JOB_MODEL_LAYERS},
+        {SMALLEST "layers: [linear: 8]\n", "model.kind=layers", NULL, TDM_JOB_MODEL_LAYERS},
+        {SMALLEST, "model.kind=cnn", "layers=[linear: 8]", TDM_JOB_MODEL_LAYERS},
+        {SMALLEST, "layers=[linear: 8]", "model.kind=cnn", TDM_JOB_MODEL_CNN},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        tdm_job_document *document = parse_good(
+            rows[i].yaml, set_list(rows[i].first, rows[i].second, NULL, NULL));
+        const tdm_job *job = tdm_job_document_job(document);
+        CHECK_INT(job->model.kind, rows[i].kind);
+        CHECK_INT(job->layers.count, rows[i].kind == TDM_JOB_MODEL_LAYERS);
+        tdm_job_document_destroy(document);
+    }
+}
+
 /* One list has at most so many entries, and exactly as many are fine. */
 static void test_layers_are_bounded(void)
 {

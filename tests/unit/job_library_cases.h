@@ -97,7 +97,7 @@ static void test_library_file(void)
     const char *set = "model.library_sha256=" DIGITS_64;
     tdm_job_options options = {.overrides = &set, .override_count = 1};
     CHECK_INT(tdm_job_parse(yaml, strlen(yaml), "job.yaml", "/", &options, &document, &err),
-              TDM_ERR_JOB_INVALID);
+              TDM_ERR_JOB_MISMATCH);
     CHECK_HAS(err.message, "is another file now: its SHA-256 is ba7816bf");
     CHECK_HAS(err.message, "begin a new run");
     tdm_job_document_destroy(document);

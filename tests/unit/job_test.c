@@ -375,6 +375,12 @@ static void test_overrides_win_over_exclusion(void)
 
 static void test_overrides_clear(void)
 {
+    tdm_job_document *shaped = parse_good(
+        "data: {train: x, shape: [4, 4]}\nmemory: {limit: 2.5GB}\n",
+        set_list("data.shape=", NULL, NULL, NULL));
+    CHECK_INT(tdm_job_document_job(shaped)->data.shape.count, 0);
+    CHECK_INT(tdm_job_document_job(shaped)->memory.limit, 2500000000);
+    tdm_job_document_destroy(shaped);
     tdm_job_document *document = parse_good(
         "data: {train: x, test: t, test_labels: l}\ntrain: {steps: 5}\n",
         set_list("data.test=", "train.steps=null", NULL, NULL));
@@ -440,6 +446,9 @@ static void test_files(void)
                "here: write the home folder out");
     check_load(dir, "data: {train: .}\n", NULL,
                "%1$s:1:15: 'data.train': '%2$s/.' is a folder; name a file in it");
+    check_load(dir, SMALLEST, "data.train=/dev/null",
+               "--set: 'data.train': '/dev/null' is not a regular file but a device, a pipe or a "
+               "socket; give the path of a file");
     check_load(dir, SMALLEST, "data.test=/no/t.csv",
                "--set: 'data.test': there is no file '/no/t.csv'; correct the path, or put the "
                "file there");
@@ -909,6 +918,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_unreadable_file),
     CHECK_TEST(test_round_trip_of_random_jobs),
     CHECK_TEST(test_layers),
+    CHECK_TEST(test_layers_or_another_model),
     CHECK_TEST(test_layers_are_bounded),
     CHECK_TEST(test_json),
     CHECK_TEST(test_hash),

@@ -336,7 +336,7 @@ static void gpt_refuse(const tdm_model_options *options, const char *part)
 {
     tdm_error err = {0};
     tdm_graph *graph = NULL;
-    CHECK_INT(tdm_model_build(options, &graph, &err), TDM_ERR_INVALID);
+    CHECK_INT(tdm_model_build(options, &graph, &err), TDM_ERR_JOB_INVALID);
     CHECK_HAS(err.message, part);
     CHECK(!graph);
 }

@@ -432,7 +432,7 @@ static void layers_refusals(void)
         tdm_error err = {0};
         tdm_status status = layers_try(document, &layers_refused[i].data, true, &g, &err);
         if (layers_refused[i].message) {
-            CHECK_INT(status, TDM_ERR_INVALID);
+            CHECK_INT(status, TDM_ERR_JOB_INVALID);
             CHECK_HAS(err.message, layers_refused[i].message);
         } else {
             CHECK_INT(status, TDM_OK);

@@ -364,7 +364,7 @@ static void cnn_has_these_parameters(void)
     CHECK_TEXT(tdm_graph_param_at(g, 2)->name, "conv1.weight");
     tdm_graph_destroy(g);
     o.sample_shape = tdm_shape_1(64); /* a table's row is no image */
-    CHECK_INT(tdm_model_build(&o, &g, &err), TDM_ERR_INVALID);
+    CHECK_INT(tdm_model_build(&o, &g, &err), TDM_ERR_JOB_INVALID);
     CHECK_HAS(err.message, "data.shape");
 }
 

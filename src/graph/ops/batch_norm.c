@@ -29,8 +29,9 @@ static tdm_status infer_batch_norm(const tdm_op_attrs *attrs, const tdm__value *
     int64_t C = out[0].shape.dim[out[0].shape.rank - 1];
     if (tdm_shape_elements(&out[0].shape) < 2 * C)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "one number in a channel has no variance: give it more rows, or fixed "
-                        "statistics");
+                        "one number in a channel has no variance: give it more rows (a larger "
+                        "train.batch, fewer parallel.lanes, or data.last_batch: drop where the "
+                        "last batch is short), or fixed statistics");
     out[1] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = tdm_shape_2(2, C)};
     return TDM_OK;
 }
