@@ -9,9 +9,9 @@ extern int omp_get_thread_num(void);
 extern void omp_set_num_threads(int count);
 
 static const tdm_kernel_backend_ops *const backends[] = {
-    &tdm__kernels_onednn,
+    &tdm__kernels_winograd, &tdm__kernels_onednn,
 #if defined(__x86_64__)
-    &tdm__kernels_cpu_4,  &tdm__kernels_cpu_3, &tdm__kernels_cpu_2,
+    &tdm__kernels_cpu_4,    &tdm__kernels_cpu_3,  &tdm__kernels_cpu_2,
 #else
     &tdm__kernels_cpu_0,
 #endif
@@ -93,6 +93,18 @@ bool tdm_kernel_add_into(float *a, const float *b, size_t count)
 bool tdm_kernel_modest(const float *a, size_t count)
 {
     return loops_here()->modest(a, count);
+}
+
+const tdm__vec_winograd *tdm__winograd_here(void)
+{
+#if defined(__x86_64__)
+    int level = tdm_kernel_level();
+    return level >= 4   ? &tdm__vec_winograd_4
+           : level == 3 ? &tdm__vec_winograd_3
+                        : &tdm__vec_winograd_2;
+#else
+    return &tdm__vec_winograd_0;
+#endif
 }
 
 static const tdm__vec_random *random_here(void)

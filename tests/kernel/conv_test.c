@@ -163,17 +163,17 @@ static void compare_to(const kernel_bench *b, const double *expected, double ter
 
 /* ---- kernels --------------------------------------------------------------------------------- */
 
-static const tdm_kernel_backend_ops *onednn(void)
+static const tdm_kernel_backend_ops *backend_called(const char *name)
 {
     for (size_t i = 0; i < tdm_kernel_backend_count(); i++)
-        if (strcmp(tdm_kernel_backend_at(i)->name, "onednn") == 0) return tdm_kernel_backend_at(i);
+        if (strcmp(tdm_kernel_backend_at(i)->name, name) == 0) return tdm_kernel_backend_at(i);
     return NULL;
 }
 
 /* As kernel_bench_run, with a backend that must be opened; false when it passes. */
-static bool run_onednn(kernel_bench *b)
+static bool run_by(const char *name, kernel_bench *b)
 {
-    const tdm_kernel_backend_ops *ops = onednn();
+    const tdm_kernel_backend_ops *ops = backend_called(name);
     const tdm_kernel *kernel = tdm_kernel_find(ops, b->op, TDM_DTYPE_F32);
     int before = tdm_kernel_threads_set(b->threads > 0 ? b->threads : 1);
     tdm_kernel_call call = b->call;
@@ -195,6 +195,11 @@ static bool run_onednn(kernel_bench *b)
     ops->close(backend);
     tdm_kernel_threads_set(before);
     return status == TDM_OK;
+}
+
+static bool run_onednn(kernel_bench *b)
+{
+    return run_by("onednn", b);
 }
 
 static const tdm_op_kind ops_of_conv[] = {TDM_OP_CONV, TDM_OP_CONV_GRAD_X, TDM_OP_CONV_GRAD_W};
@@ -246,6 +251,57 @@ static void kernels_agree_on_two_threads(void)
 {
     for (int index = 0; index < TYPICAL_COUNT; index++)
         for (int op = 0; op < 3; op++) compare_conv(index, ops_of_conv[op], 3, 2);
+}
+
+/* Sizes that fill the tiles and that do not, pieces and what is left of them, paddings that differ. */
+static const conv_case tiled[] = {
+    {1, 4, 4, 16, 16, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1},
+    {2, 9, 7, 16, 32, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1},
+    {3, 8, 11, 48, 16, 3, 3, {1, 1}, {0, 2}, {1, 1}, 1},
+    {5, 17, 16, 16, 16, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1},
+    {2, 6, 6, 112, 80, 3, 3, {1, 1}, {0, 0}, {1, 1}, 1},
+    {1, 70, 600, 16, 16, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1}, /* a row of tiles is a piece by itself */
+    {9, 32, 32, 64, 16, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1},
+};
+
+static void compare_tiled(const conv_case *c, int form, int threads)
+{
+    kernel_bench b = bench_of(TDM_OP_CONV, c, form);
+    kernel_bench_run(&b, kernel_bench_ref());
+    double *expected = doubles(&b.call.out[0], false, false);
+    b.threads = threads;
+    bool taken = run_by("winograd", &b);
+    CHECK(taken);
+    /* The transforms add up to sixteen numbers of a tile before the products, and nine behind them. */
+    if (taken) compare_to(&b, expected, 16 * terms_of(TDM_OP_CONV, c, &b), form, "winograd");
+    free(expected);
+    if (taken && (form & 2)) { /* NaN stays: it is in every result that saw it */
+        float *x = b.call.in[0].data, *y = b.call.out[0].data;
+        x[0] = NAN;
+        run_by("winograd", &b);
+        CHECK(isnan(y[0]));
+        CHECK(!isnan(y[tdm_tensor_elements(&b.call.out[0]) - 1]) || c->H <= 4);
+    }
+    kernel_bench_close(&b);
+}
+
+static void winograd_agrees(void)
+{
+    for (size_t i = 0; i < sizeof(tiled) / sizeof(tiled[0]); i++)
+        for (int form = 0; form < 4; form++)
+            for (int threads = 1; threads <= 2; threads++) compare_tiled(&tiled[i], form, threads);
+    /* What it is not for: strides, other windows, groups, few channels, small images. */
+    conv_case others[] = {tiled[1], tiled[1], tiled[1], tiled[1], tiled[1]};
+    others[0].stride[1] = 2;
+    others[1].KW = 1;
+    others[2].groups = 2;
+    others[3].C = 8;
+    others[4].H = 3;
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        kernel_bench b = bench_of(TDM_OP_CONV, &others[i], 0);
+        CHECK(!run_by("winograd", &b));
+        kernel_bench_close(&b);
+    }
 }
 
 /* What is not a number must show: a model that diverges must not look like one that is dead. */
@@ -408,6 +464,7 @@ static void mistakes_are_named(void)
 static const check_test tests[] = {
     CHECK_TEST(every_kernel_agrees),
     CHECK_TEST(kernels_agree_on_two_threads),
+    CHECK_TEST(winograd_agrees),
     CHECK_TEST(relu_lets_nan_through),
     CHECK_TEST(an_empty_batch_is_passed_on),
     CHECK_TEST(gradients_by_differences),

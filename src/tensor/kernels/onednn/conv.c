@@ -1,13 +1,12 @@
 /*
  * conv.c: convolutions and their two gradients by oneDNN's primitives.
  *
- * Windows of 3 x 3 that move by one are done by Winograd's method where oneDNN has it: tiles of the
- * image are transformed so that a quarter of the multiplications is enough. It costs some bits:
- * about 5e-6 of the largest number where the direct way loses 5e-7. All others are done directly.
- *
- * The direct way takes images as they are, channels last; Winograd's wants them in blocks. Weights
- * are wanted in blocks by both. What is wanted differently is put into that order, in scratch,
- * before the convolution, and the result back into ours behind it.
+ * Gradients of windows of 3 x 3 that move by one are done by Winograd's method F(4 x 4, 3 x 3) where
+ * oneDNN has it: a quarter of the multiplications, at the price of a digit, about 5e-6 of the largest
+ * number. The way forward, where what is lost would grow from layer to layer, is not (winograd.c has a
+ * way without loss). The direct way takes images as they are, channels last; with the blocks of
+ * channels that Winograd's wants, larger windows are done faster, too. What is wanted differently is put
+ * into that order, in scratch, before the convolution, and the result back into ours behind it.
  *
  * The activation is not left to oneDNN: see tdm__onednn_piece. A large batch that is done directly is
  * cut into pieces of equal size, and our own code goes over each one while it is still in the cache.
@@ -24,10 +23,14 @@ enum {
     ALIGN_BYTES = 64,
     /* Of the result of one piece of a batch: below it the calls would cost more than they save. */
     PIECE_LEAST_BYTES = 32 << 10,
-    WINOGRAD_CHANNELS = 16
+    BLOCK_CHANNELS = 16,
+    WINOGRAD_TILE = 4
 };
 
 typedef enum direction { FORWARD, GRAD_X, GRAD_W } direction;
+
+/* Ways to do it, from the most demanding to the one that always works. */
+typedef enum method { WINOGRAD, BLOCKED, PLAIN, METHOD_COUNT } method;
 
 /* The operands, named as in the forward direction. */
 enum { IMAGE, WEIGHTS, RESULT, SCRATCHPAD, BIAS, OPERAND_COUNT };
@@ -131,26 +134,29 @@ static tdm_status describe_weights(const tdm_tensor *w, int groups, bool any,
         "describing weights", err);
 }
 
-/* Whether Winograd's method is for this one: fewer channels would not fill its blocks. */
-static bool suits_winograd(const tdm_kernel_call *call, const operands *o)
+/* Whether a method is for this one: fewer channels would not fill the blocks, smaller results not
+ * Winograd's tiles; and a small window is done before the numbers are in order. */
+static bool suits(const tdm_kernel_call *call, const operands *o, direction way, method m)
 {
     const int64_t *w = o->weights->shape.dim;
-    bool suits = call->attrs.window.groups == 1 && w[0] % WINOGRAD_CHANNELS == 0 &&
-                 w[3] % WINOGRAD_CHANNELS == 0;
+    if (m == PLAIN || way == FORWARD) return m == PLAIN;
+    bool suited = call->attrs.window.groups == 1 && w[0] % BLOCK_CHANNELS == 0 &&
+                  w[3] % BLOCK_CHANNELS == 0 && w[1] * w[2] >= 9;
+    if (m == BLOCKED) return suited;
     for (int axis = 0; axis < 2; axis++)
-        suits = suits && w[1 + axis] == 3 && call->attrs.window.stride[axis] == 1 &&
-                call->attrs.window.dilation[axis] == 1;
-    return suits;
+        suited = suited && w[1 + axis] == 3 && o->result->shape.dim[1 + axis] >= WINOGRAD_TILE &&
+                 call->attrs.window.stride[axis] == 1 && call->attrs.window.dilation[axis] == 1;
+    return suited;
 }
 
 static tdm_status describe_conv(const tdm_kernel_call *call, const operands *o, direction way,
-                                int64_t rows, bool winograd, dnnl_convolution_desc_t *out,
+                                int64_t rows, method m, dnnl_convolution_desc_t *out,
                                 tdm_error *err)
 {
     dnnl_memory_desc_t image, weights, result, bias;
     dnnl_dims_t stride, dilation, before, after;
-    TDM_TRY(describe_image(o->image, rows, winograd, &image, err));
-    TDM_TRY(describe_image(o->result, rows, winograd, &result, err));
+    TDM_TRY(describe_image(o->image, rows, m != PLAIN, &image, err));
+    TDM_TRY(describe_image(o->result, rows, m != PLAIN, &result, err));
     TDM_TRY(describe_weights(o->weights, call->attrs.window.groups, true, &weights, err));
     dnnl_dims_t channels = {o->result->shape.dim[3]};
     TDM_TRY(describable(dnnl_memory_desc_init_by_tag(&bias, 1, channels, dnnl_f32, dnnl_a),
@@ -161,17 +167,17 @@ static tdm_status describe_conv(const tdm_kernel_call *call, const operands *o, 
         before[axis] = call->attrs.window.pad_before[axis];
         after[axis] = call->attrs.window.pad_after[axis];
     }
-    dnnl_alg_kind_t method = winograd ? dnnl_convolution_winograd : dnnl_convolution_direct;
+    dnnl_alg_kind_t kind = m == WINOGRAD ? dnnl_convolution_winograd : dnnl_convolution_direct;
     dnnl_status_t status =
         way == FORWARD
-            ? dnnl_dilated_convolution_forward_desc_init(out, dnnl_forward_training, method, &image,
+            ? dnnl_dilated_convolution_forward_desc_init(out, dnnl_forward_training, kind, &image,
                                                          &weights, o->bias ? &bias : NULL, &result,
                                                          stride, dilation, before, after)
         : way == GRAD_X
-            ? dnnl_dilated_convolution_backward_data_desc_init(
-                  out, method, &image, &weights, &result, stride, dilation, before, after)
+            ? dnnl_dilated_convolution_backward_data_desc_init(out, kind, &image, &weights, &result,
+                                                               stride, dilation, before, after)
             : dnnl_dilated_convolution_backward_weights_desc_init(
-                  out, method, &image, &weights, NULL, &result, stride, dilation, before, after);
+                  out, kind, &image, &weights, NULL, &result, stride, dilation, before, after);
     return describable(status, "describing a convolution", err);
 }
 
@@ -280,13 +286,13 @@ static int64_t pieces_of(int64_t rows, int64_t row_bytes)
 
 /* TDM_ERR_UNSUPPORTED where oneDNN does not have this method for this case. */
 static tdm_status choose_conv(tdm__onednn *b, const tdm_kernel_call *call, const convolution *c,
-                              const operands *o, bool winograd, dnnl_primitive_desc_t *out,
+                              const operands *o, method m, dnnl_primitive_desc_t *out,
                               tdm_error *err)
 {
     dnnl_convolution_desc_t conv;
     dnnl_primitive_attr_t attr;
     int64_t rows = o->image->shape.dim[0] / c->piece_count;
-    TDM_TRY(describe_conv(call, o, c->way, rows, winograd, &conv, err));
+    TDM_TRY(describe_conv(call, o, c->way, rows, m, &conv, err));
     TDM_TRY(tdm__onednn_user_scratchpad(&attr, err));
     dnnl_status_t made = dnnl_primitive_desc_create(out, &conv, attr, b->engine, NULL);
     dnnl_primitive_attr_destroy(attr);
@@ -300,15 +306,13 @@ static tdm_status make_conv(tdm__onednn *b, tdm_kernel_call *call, convolution *
     int64_t image_bytes = (int64_t)tdm_tensor_bytes(o.image);
     int64_t result_bytes = (int64_t)tdm_tensor_bytes(o.result);
     bool active = activation_of(call, c->way) != TDM_ACTIVATION_NONE;
-    bool winograd = suits_winograd(call, &o);
-    c->piece_count = active && !winograd ? pieces_of(rows, result_bytes / rows) : 1;
-
     dnnl_primitive_desc_t desc;
-    tdm_status status = winograd ? choose_conv(b, call, c, &o, true, &desc, err)
-                                 : TDM_ERR_UNSUPPORTED;
-    if (status == TDM_ERR_UNSUPPORTED) {
-        c->piece_count = active ? pieces_of(rows, result_bytes / rows) : 1;
-        status = choose_conv(b, call, c, &o, false, &desc, err);
+    tdm_status status = TDM_ERR_UNSUPPORTED;
+    for (method m = WINOGRAD; m < METHOD_COUNT && status == TDM_ERR_UNSUPPORTED; m++) {
+        if (!suits(call, &o, c->way, m)) continue;
+        bool cut = m == PLAIN && active;
+        c->piece_count = cut ? pieces_of(rows, result_bytes / rows) : 1;
+        status = choose_conv(b, call, c, &o, m, &desc, err);
     }
     TDM_TRY(status);
     c->image_piece_bytes = image_bytes / c->piece_count;

@@ -31,7 +31,7 @@ tdm_status tdm__onednn_check(dnnl_status_t status, const char *what, tdm_error *
     return tdm_fail(err, kind, "oneDNN: %s failed with status %d", what, (int)status);
 }
 
-static void close_backend(void *backend)
+void tdm__onednn_close(void *backend)
 {
     tdm__onednn *b = backend;
     if (!b) return;
@@ -40,7 +40,7 @@ static void close_backend(void *backend)
     free(b);
 }
 
-static tdm_status open_backend(void **out, tdm_error *err)
+tdm_status tdm__onednn_open(void **out, tdm_error *err)
 {
     tdm__onednn *b = calloc(1, sizeof(*b));
     if (!b) return tdm_fail(err, TDM_ERR_NO_MEMORY, "oneDNN: no memory for an engine");
@@ -51,7 +51,7 @@ static tdm_status open_backend(void **out, tdm_error *err)
             dnnl_stream_create(&b->stream, b->engine, dnnl_stream_default_flags), "making a stream",
             err);
     if (status != TDM_OK) {
-        close_backend(b);
+        tdm__onednn_close(b);
         return status;
     }
     *out = b;
@@ -86,7 +86,7 @@ static const tdm_kernel_family *const families[] = {&tdm__onednn_matmul, &tdm__o
 
 const tdm_kernel_backend_ops tdm__kernels_onednn = {
     .name = "onednn",
-    .open = open_backend,
-    .close = close_backend,
+    .open = tdm__onednn_open,
+    .close = tdm__onednn_close,
     .families = families,
 };

@@ -12,6 +12,8 @@ typedef struct tdm__onednn {
     dnnl_stream_t stream;
 } tdm__onednn;
 
+tdm_status tdm__onednn_open(void **out, tdm_error *err);
+void tdm__onednn_close(void *backend);
 /* What oneDNN has not implemented becomes TDM_ERR_UNSUPPORTED, so that the next backend is asked. */
 tdm_status tdm__onednn_check(dnnl_status_t status, const char *what, tdm_error *err);
 /* Attributes that say: scratch memory is ours. Owned by the caller. */
