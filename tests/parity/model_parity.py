@@ -159,7 +159,7 @@ def compare_step(case, when):
     failures = report(title + ", loss", LOSS_MOST, [case[when + "_loss"]], [loss], [exact_loss],
                       worst_ratio)
     failures += report_tensors("%s, %d gradients (%d numbers turned)" % (title, len(grads), turned),
-                               most, ours, grads, exact_grads)
+                               GRAD_MOST, ours, grads, exact_grads)
     if statistics:
         failures += report_tensors("%s, %d statistics" % (title, len(statistics)), GRAD_MOST,
                                    statistics_of(case[when + "_after"]), statistics,
