@@ -227,7 +227,9 @@ const cli_command cli_bench = {
         "and of a pass over memory, and the time of the step's own matrix products with nothing "
         "around them. The last column is the time that the rates allow an op, divided by the "
         "time it took: where it is low and '% of lane' is high, there is something to gain. An op "
-        "whose numbers are in a cache can be faster than memory allows, and pass 100 %.\n\n"
+        "whose numbers are in a cache can be faster than memory allows, and pass 100 %. The line "
+        "'bound' counts the optimiser's traffic as if it came from memory, so it is no bound for "
+        "small models, which stay in the caches.\n\n"
         "Nothing is written. Let the machine rest meanwhile: what else runs on it is measured, too.",
     .examples = examples,
     .subcommands = subcommands,

@@ -304,6 +304,8 @@ typedef struct tdm_param_info {
 
 TDM_API size_t tdm_graph_param_count(const tdm_graph *graph);
 TDM_API const tdm_param_info *tdm_graph_param_at(const tdm_graph *graph, size_t index);
+/* The value of the same, to build on: what tdm_graph_param, ..._statistic or ..._buffer returned. */
+TDM_API tdm_value tdm_graph_param_value(const tdm_graph *graph, size_t index);
 /* Elements of the block: of the trained part (gaps included), of that and the statistics, which is
  * also the size of a block of gradients, and of all of it. */
 TDM_API size_t tdm_graph_trained_extent(const tdm_graph *graph);

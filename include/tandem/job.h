@@ -251,6 +251,9 @@ typedef struct tdm_job {
         int64_t batch;
         int64_t epochs;                       /* 0 when train.steps rules */
         int64_t steps;                        /* 0 when train.epochs rules */
+        double label_smoothing;               /* 0: off */
+        double l1;                            /* 0: off */
+        double l2;                            /* 0: off */
         const tdm_job_early_stop *early_stop; /* NULL: off */
         int bad_numbers;                      /* tdm_job_bad_numbers */
         int64_t bad_numbers_most;             /* steps in a row that may be skipped */

@@ -23,7 +23,7 @@ typedef struct tdm_model_options {
     int64_t batch;          /* rows */
     bool training;          /* with dropout, loss and gradients */
     double loss_scale; /* training: the loss is the rows' sum times this; a row of tokens counts
-                          with the mean over them */
+                          with the mean over them; penalties count times this and batch */
     const struct tdm_model_library *library; /* set by tdm_model_build: see library.h */
 } tdm_model_options;
 

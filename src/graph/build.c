@@ -419,6 +419,11 @@ const tdm_param_info *tdm_graph_param_at(const tdm_graph *graph, size_t index)
     return &graph->params[index];
 }
 
+tdm_value tdm_graph_param_value(const tdm_graph *graph, size_t index)
+{
+    return (tdm_value){graph->param_values[index]};
+}
+
 size_t tdm_graph_trained_extent(const tdm_graph *graph)
 {
     return graph->trained_extent;

@@ -15,6 +15,7 @@
 #define AS_LONG "when the schedule is as long as the training"
 #define EVALUATES "when the schedule is reduce_on_plateau"
 #define IS_LIBRARY "when the model is a library"
+#define IS_ABOVE_0 "when it is above 0"
 
 static const tdm__job_group groups[] = {
     {"", "What the job is called, where its random numbers begin, and the layers of a network of "
@@ -40,6 +41,21 @@ static bool is_library(const tdm_job *job)
 static bool is_made_of_layers(const tdm_job *job)
 {
     return job->model.kind == TDM_JOB_MODEL_LAYERS;
+}
+
+static bool smooths_labels(const tdm_job *job)
+{
+    return job->train.label_smoothing > 0;
+}
+
+static bool has_l1(const tdm_job *job)
+{
+    return job->train.l1 > 0;
+}
+
+static bool has_l2(const tdm_job *job)
+{
+    return job->train.l2 > 0;
 }
 
 static const tdm_job_key first_keys[] = {
@@ -378,8 +394,10 @@ static const tdm_job_key first_keys[] = {
         .fallback = "last",
         .decides_bits = true,
         .also_called = "target label_column",
-        .help = "For CSV: the column that holds the class: its name, its number counted from 1, "
-                "or one of the words first and last.",
+        .help =
+            "For CSV: the column that holds the class: its name, its number counted from 1, "
+            "or one of the words first, last and none. none is for files without classes, such as "
+            "samples to predict.",
     },
     {
         .path = "data.delimiter",
@@ -464,6 +482,51 @@ static const tdm_job_key first_keys[] = {
         .excludes = "train.epochs",
         .also_called = "max_steps num_steps iterations",
         .help = "How many steps to train, in place of a number of epochs.",
+    },
+    {
+        .path = "train.label_smoothing",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(train.label_smoothing),
+        .fallback = "0",
+        .decides_bits = true,
+        .decides_when = smooths_labels,
+        .decides_note = IS_ABOVE_0,
+        .least = 0,
+        .most = 1,
+        .open_most = true,
+        .also_called = "smoothing label_smooth label_smoothing_factor",
+        .help = "The share of each target that is spread evenly over all classes, or over all "
+                "tokens. It is part of the loss that training reports, and not of the test loss.",
+    },
+    {
+        .path = "train.l1",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(train.l1),
+        .fallback = "0",
+        .decides_bits = true,
+        .decides_when = has_l1,
+        .decides_note = IS_ABOVE_0,
+        .least = 0,
+        .most = INFINITY,
+        .also_called = "l1_penalty l1_reg l1_regularization lasso",
+        .help = "Adds this times the sum of |w| to the loss of each step, over the trained weights "
+                "of two and more dimensions, so not over biases and gains. It is part of the loss "
+                "that training reports, and not of the test loss.",
+    },
+    {
+        .path = "train.l2",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(train.l2),
+        .fallback = "0",
+        .decides_bits = true,
+        .decides_when = has_l2,
+        .decides_note = IS_ABOVE_0,
+        .least = 0,
+        .most = INFINITY,
+        .also_called = "l2_penalty l2_reg l2_regularization ridge",
+        .help = "Adds this times the sum of w squared to the loss of each step, over the same "
+                "weights as 'train.l1'. It is part of the loss that training reports, and not of "
+                "the test loss; 'optim.weight_decay' is cheaper, and is no part of either.",
     },
     {
         .path = "train.early_stop",

@@ -106,13 +106,17 @@ static const char *suggest_in_group(size_t group_index, const char *leaf)
     return NULL;
 }
 
+enum { SHORT_LEAF = 4 };
+
 const char *tdm__key_suggest(const char *group, const char *leaf)
 {
     char path[160];
     if (strlen(group) > 64 || strlen(leaf) > 64 || leaf[0] == '\0') return NULL;
     snprintf(path, sizeof(path), "%s%s%s", group, group[0] ? "." : "", leaf);
     size_t group_index = tdm__group_find(group);
-    const char *guess = NULL;
+    /* A short name is near to many others: one that is a key elsewhere means that ("train.lr"). */
+    const char *guess = strlen(leaf) < SHORT_LEAF ? path_of_leaf(leaf) : NULL;
+    if (guess) return guess;
     if (group_index != SIZE_MAX) {
         guess = suggest_in_group(group_index, leaf);
     } else {

@@ -25,6 +25,36 @@ static tdm_status add_gradients(tdm_graph *graph, const tdm_model_options *o, td
     return tdm_graph_recompute(graph, kinds[o->job->memory.recompute], err);
 }
 
+/* `loss` with the job's penalties. Lanes add up: each adds its share of the batch's rows. */
+static tdm_value add_penalties(tdm_graph *graph, const tdm_model_options *o, tdm_value loss)
+{
+    const double scales[] = {o->job->train.l1, o->job->train.l2};
+    double share = (double)o->batch * o->loss_scale;
+    for (int power = 1; power <= 2; power++) {
+        if (scales[power - 1] == 0) continue;
+        for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
+            const tdm_param_info *p = tdm_graph_param_at(graph, i);
+            if (!p->trained || p->shape.rank < 2) continue;
+            tdm_value w = tdm_graph_param_value(graph, i);
+            tdm_value penalty = tdm_graph_penalty(graph, w, power, scales[power - 1] * share);
+            loss = tdm_graph_add(graph, loss, penalty);
+        }
+    }
+    return loss;
+}
+
+/* The loss, and behind it the gradients. */
+static tdm_status finish_training(tdm_graph *graph, const tdm_model_options *o, tdm_value logits,
+                                  tdm_value classes, double scale, tdm_error *err)
+{
+    tdm_cross_entropy_options options = {.scale = scale,
+                                         .label_smoothing = o->job->train.label_smoothing};
+    tdm_value loss = tdm_graph_cross_entropy_with(graph, logits, classes, &options);
+    loss = add_penalties(graph, o, loss);
+    tdm_graph_output(graph, TDM_MODEL_LOSS, loss);
+    return add_gradients(graph, o, loss, err);
+}
+
 static tdm_status build_for_tokens(tdm_graph *graph, const tdm_model_options *o,
                                    const tdm_model_ops *model, tdm_error *err)
 {
@@ -42,9 +72,7 @@ static tdm_status build_for_tokens(tdm_graph *graph, const tdm_model_options *o,
     tdm_graph_output(graph, TDM_MODEL_LOGITS, logits);
     if (!o->training) return tdm_graph_check(graph, err);
     tdm_value classes = tdm_graph_input(graph, TDM_MODEL_CLASSES, TDM_DTYPE_I32, window);
-    tdm_value loss = tdm_graph_cross_entropy(graph, logits, classes, o->loss_scale / (double)T);
-    tdm_graph_output(graph, TDM_MODEL_LOSS, loss);
-    return add_gradients(graph, o, loss, err);
+    return finish_training(graph, o, logits, classes, o->loss_scale / (double)T, err);
 }
 
 static tdm_status build_for_features(tdm_graph *graph, const tdm_model_options *o,
@@ -69,9 +97,7 @@ static tdm_status build_for_features(tdm_graph *graph, const tdm_model_options *
     }
     tdm_value classes = tdm_graph_input(graph, TDM_MODEL_CLASSES, TDM_DTYPE_I32,
                                         tdm_shape_1(o->batch));
-    tdm_value loss = tdm_graph_cross_entropy(graph, logits, classes, o->loss_scale);
-    tdm_graph_output(graph, TDM_MODEL_LOSS, loss);
-    return add_gradients(graph, o, loss, err);
+    return finish_training(graph, o, logits, classes, o->loss_scale, err);
 }
 
 /* Everything but making the graph, and opening and closing libraries. */

@@ -52,6 +52,38 @@ test_the_same_bits() {
     same_bits cosine --set schedule.kind=cosine --set schedule.warmup=3
     same_bits one_cycle --set schedule.kind=one_cycle
     same_bits inverse_sqrt --set schedule.kind=inverse_sqrt --set schedule.warmup=2
+    same_bits "smoothed labels" --set train.label_smoothing=0.1
+    same_bits "an l1 penalty" --set train.l1=1e-3
+    same_bits "an l2 penalty" --set train.l2=1e-3
+    same_bits "all that is added to a loss" --set train.label_smoothing=0.1 --set train.l1=1e-3 \
+        --set train.l2=1e-3 --set train.batch=37
+}
+
+# The loss of training has smoothing and penalties, whole for any number of lanes; the test loss has not.
+test_what_is_added_to_a_loss() {
+    local lanes plain plain_test added with=(--set train.label_smoothing=0.2 --set train.l2=1 --set train.l1=0.5)
+    local common=(--json --set run.dir=added --set optim.lr=1e-9 --set train.steps=1 --set data.test_fraction=0.2)
+    for lanes in 1 2 8; do
+        assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --set parallel.lanes=$lanes
+        plain=$(json_value loss <<<"$out")
+        plain_test=$(json_value test_loss <<<"$out")
+        assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --set parallel.lanes=$lanes "${with[@]}"
+        awk -v a="$plain_test" -v b="$(json_value test_loss <<<"$out")" \
+            'BEGIN { exit !(a - b < 1e-5 && b - a < 1e-5) }' || fail "the test loss changes: $out"
+        [ "$lanes" -ne 1 ] || added=$(json_value loss <<<"$out")
+        awk -v a="$added" -v b="$(json_value loss <<<"$out")" -v p="$plain" \
+            'BEGIN { exit !(b > p + 1 && a - b < 1e-4 && b - a < 1e-4) }' ||
+            fail "the loss with $lanes lanes: $out, with one: $added, without additions: $plain"
+    done
+}
+
+# A key at its default is no part of the hash, so that older runs go on; above it, it is.
+test_losses_on_resume() {
+    assert_exit 0 "$TANDEM" train job.yaml -q --set run.dir=losses --set train.epochs=1
+    assert_exit 4 "$TANDEM" train job.yaml -q --resume losses/tiny-1 --set train.label_smoothing=0.1
+    assert_contains "$err" "train.label_smoothing: 0.1"
+    assert_exit 0 "$TANDEM" train job.yaml -q --resume losses/tiny-1 --set train.label_smoothing=0
+    assert_exit 2 "$TANDEM" train job.yaml -q --set train.label_smoothing=1
 }
 
 # Ends a run after $1 steps and goes on with it; the state and the metrics must be those of the run

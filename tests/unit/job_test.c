@@ -193,7 +193,8 @@ static void test_defaults(void)
         "data:\n  train: /jobs/x.csv\n  test_fraction: 0\n  shape: []\n  format: auto\n  header: auto\n"
         "  label: last\n  delimiter: \",\"\n  normalise: auto\n  shuffle: true\n"
         "  last_batch: keep\n"
-        "train:\n  batch: 32\n  epochs: 10\n  bad_numbers: stop\n  bad_numbers_most: 10\n"
+        "train:\n  batch: 32\n  epochs: 10\n  label_smoothing: 0\n  l1: 0\n  l2: 0\n"
+        "  bad_numbers: stop\n  bad_numbers_most: 10\n"
         "optim:\n  kind: adamw\n  lr: 0.001\n  momentum: 0.9\n  nesterov: false\n"
         "  beta1: 0.9\n  beta2: 0.999\n  alpha: 0.99\n  centred: false\n  eps: 1e-08\n"
         "  weight_decay: 0.01\n  groups: []\n  clip_norm: 0\n  clip_value: 0\n  ema: 0\n"
@@ -228,7 +229,7 @@ static void test_all_keys(void)
         "data:\n  train: sub/a b.gz\n  train_labels: ./l\n  test: /abs/t\n  test_labels: m\n"
         "  format: idx\n  header: no\n  label: 3\n  delimiter: tab\n  normalise: standard\n"
         "  shuffle: off\n  last_batch: drop\n"
-        "train:\n  batch: 2147483647\n  steps: 7\n"
+        "train:\n  batch: 2147483647\n  steps: 7\n  label_smoothing: .1\n  l1: 1e-2\n  l2: 2\n"
         "  early_stop: {patience: 2, metric: test_accuracy}\n"
         "  bad_numbers: skip\n  bad_numbers_most: 1\n"
         "optim: {kind: sgd, lr: 1e-3, momentum: 0.5, nesterov: Yes, beta1: 0, beta2: 5E-1,\n"
@@ -254,7 +255,7 @@ static void test_all_keys(void)
         "data:\n  train: \"/jobs/sub/a b.gz\"\n  train_labels: /jobs/l\n  test: /abs/t\n"
         "  test_labels: /jobs/m\n  shape: []\n  format: idx\n  header: no\n  label: \"3\"\n"
         "  delimiter: tab\n  normalise: standard\n  shuffle: false\n  last_batch: drop\n"
-        "train:\n  batch: 2147483647\n  steps: 7\n"
+        "train:\n  batch: 2147483647\n  steps: 7\n  label_smoothing: 0.1\n  l1: 0.01\n  l2: 2\n"
         "  early_stop: {metric: test_accuracy, patience: 2, min_delta: 0}\n"
         "  bad_numbers: skip\n  bad_numbers_most: 1\n"
         "optim:\n  kind: sgd\n  lr: 0.001\n  momentum: 0.5\n  nesterov: true\n"
@@ -650,6 +651,9 @@ static void test_hash(void)
         "checkpoint.every_steps=2",
         "eval.weights=raw",
         "eval.every_steps=2",
+        "train.label_smoothing=0",
+        "train.l1=0",
+        "train.l2=0",
     };
     static const char *const different[] = {
         "seed=2",
@@ -668,6 +672,9 @@ static void test_hash(void)
         "data.shuffle=no",
         "data.last_batch=drop",
         "train.batch=33",
+        "train.label_smoothing=.1",
+        "train.l1=.1",
+        "train.l2=.1",
         "optim.kind=sgd",
         "optim.lr=.002",
         "optim.momentum=.8",

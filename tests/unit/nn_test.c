@@ -257,6 +257,65 @@ static void mlp_computes_what_its_names_say(void)
     tdm_graph_destroy(g);
 }
 
+/* Runs the training graph of `job` once and returns its loss; what it should be goes to `expected`,
+ * by plain loops from its logits and weights. The lane has B of 2B rows. */
+static double loss_of(const tdm_job *job, double *expected)
+{
+    enum { B = 3, V = 4 };
+    static const char *const weights[] = {"fc1.weight", "fc2.weight"};
+    tdm_model_options options = options_of(job, B, true);
+    options.loss_scale = 1.0 / (2 * B);
+    tdm_graph *g = build(&options);
+    bench b;
+    double got = NAN, loss = 0, smooth = job->train.label_smoothing;
+    if (bench_open(&b, g, NULL)) {
+        int32_t classes[B];
+        bench_fill(&b, 9, V);
+        memcpy(classes, tdm_plan_input(b.plan, TDM_MODEL_CLASSES).data, sizeof(classes));
+        bench_run(&b);
+        const float *z = tdm_plan_output(b.plan, TDM_MODEL_LOGITS).data;
+        for (int r = 0; r < B; r++, z += V) {
+            double sum = 0, mean = 0;
+            for (int v = 0; v < V; v++) {
+                sum += exp((double)z[v]);
+                mean += (double)z[v] / V;
+            }
+            loss += (log(sum) - (1 - smooth) * (double)z[classes[r]] - smooth * mean) / (2 * B);
+        }
+        for (int k = 0; k < 2; k++) {
+            tdm_tensor w = tdm_model_param(g, weights[k], b.params);
+            for (int64_t i = 0; i < tdm_shape_elements(&w.shape); i++) {
+                double x = (double)((const float *)w.data)[i];
+                loss += 0.5 * (job->train.l1 * fabs(x) + job->train.l2 * x * x);
+            }
+        }
+        got = (double)*(float *)tdm_plan_output(b.plan, TDM_MODEL_LOSS).data;
+        bench_close(&b);
+    }
+    tdm_graph_destroy(g);
+    *expected = loss;
+    return got;
+}
+
+static void losses_are_smoothed_and_penalised(void)
+{
+    double plain, expected;
+    tdm_job job = job_of(1, TDM_JOB_ACTIVATION_TANH);
+    CHECK_NEAR(loss_of(&job, &plain), plain, 5e-6);
+    for (int form = 1; form < 8; form++) {
+        job.train.label_smoothing = form & 1 ? 0.3 : 0;
+        job.train.l1 = form & 2 ? 0.07 : 0;
+        job.train.l2 = form & 4 ? 0.04 : 0;
+        CHECK_NEAR(loss_of(&job, &expected), expected, 5e-6);
+        CHECK(fabs(expected - plain) > 1e-3);
+    }
+    tdm_model_options options = options_of(&job, 3, false); /* inference knows nothing of it */
+    tdm_graph *g = build(&options);
+    for (size_t i = 0; i < tdm_graph_node_count(g); i++)
+        CHECK(strcmp(tdm_graph_node_at(g, i).op, "penalty") != 0);
+    tdm_graph_destroy(g);
+}
+
 /* Dropout belongs to training; it is left out of inference, and of a job with none. */
 static void dropout_only_in_training(void)
 {
@@ -376,6 +435,7 @@ static const check_test tests[] = {
     CHECK_TEST(glorot_elsewhere),
     CHECK_TEST(no_hidden_layer_is_logistic_regression),
     CHECK_TEST(mlp_computes_what_its_names_say),
+    CHECK_TEST(losses_are_smoothed_and_penalised),
     CHECK_TEST(dropout_only_in_training),
     CHECK_TEST(wrong_models_are_refused),
     CHECK_TEST(parameters_by_name),
