@@ -31,11 +31,13 @@ typedef struct bench {
     uint64_t position;
     int64_t *indices; /* for each worker, rows of a lane */
     int64_t indices_most;
+    double *lanes_before_s; /* for each worker, before the steps that are measured */
     tdm_graph *lane;
     tdm_plan *plan;
     tdm_pages arena, grads;
     double times[RUNS_MOST]; /* of what is being measured */
     double begin_s;
+    uint64_t first_bad; /* the first step that was not finite, from 1; 0: none */
 } bench;
 
 static int compare(const void *left, const void *right)
@@ -86,7 +88,8 @@ static void one_step(void *context)
 {
     bench *b = context;
     uint64_t step = b->position / (uint64_t)b->out->batch;
-    tdm_team_step(b->team, step, b->out->batch, b->job->optim.lr);
+    tdm_step_result r = tdm_team_step(b->team, step, b->out->batch, b->job->optim.lr);
+    if (!r.finite && b->first_bad == 0) b->first_bad = step + 1;
     b->position += (uint64_t)b->out->batch;
 }
 
@@ -110,7 +113,9 @@ static tdm_status prepare(bench *b, tdm_error *err)
     TDM_TRY(tdm__state_init(&b->model, TDM__STATE_FOR_TRAINING, &b->state, err));
     b->indices_most = out->lane_rows;
     b->indices = calloc((size_t)(out->lane_rows * out->worker_count), sizeof(*b->indices));
-    if (!b->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
+    b->lanes_before_s = calloc((size_t)out->worker_count, sizeof(*b->lanes_before_s));
+    if (!b->indices || !b->lanes_before_s)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
     tdm_team_options o = {.model = b->model,
                           .worker_count = out->worker_count,
                           .lane_count = out->lane_count,
@@ -132,7 +137,27 @@ static uint64_t update_bytes(const bench *b)
     return streams * sizeof(float) * tdm_graph_trained_elements(b->state.graph);
 }
 
-static void measure_steps(bench *b)
+/* Seconds that a worker has spent in lanes so far. */
+static double lane_seconds(const bench *b, int worker)
+{
+    uint64_t lanes;
+    double seconds;
+    tdm_team_worker(b->team, worker, &lanes, &seconds);
+    return seconds;
+}
+
+/* A bad step changes nothing and leaves out the update, so its time is no step's. */
+static tdm_status check_steps(const bench *b, tdm_error *err)
+{
+    if (b->first_bad == 0) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_DIVERGED,
+                    "bench: the loss or the gradient of step %llu is not finite, so no more steps "
+                    "could be measured; set a lower optim.lr than %g (it is used from the first "
+                    "step on, without a schedule)",
+                    (unsigned long long)b->first_bad, b->job->optim.lr);
+}
+
+static tdm_status measure_steps(bench *b, tdm_error *err)
 {
     tdm_bench *out = b->out;
     double first = tdm_clock_s();
@@ -140,20 +165,21 @@ static void measure_steps(bench *b)
     one_step(b);
     out->first_step_s = tdm_clock_s() - first;
     one_step(b);
-    double lanes_before = 0, lanes_after = 0, seconds;
-    uint64_t lanes;
-    tdm_team_worker(b->team, 0, &lanes, &lanes_before);
+    TDM_TRY(check_steps(b, err));
+    for (int w = 0; w < out->worker_count; w++) b->lanes_before_s[w] = lane_seconds(b, w);
     double begin = tdm_clock_s();
     out->step_s = time_of(b, one_step, b, &out->step_least_s, &out->step_count);
-    double all = tdm_clock_s() - begin;
+    double all = tdm_clock_s() - begin, longest = 0;
+    TDM_TRY(check_steps(b, err));
     for (int w = 0; w < out->worker_count; w++) {
-        tdm_team_worker(b->team, w, &lanes, &seconds);
-        if (seconds > lanes_after) lanes_after = seconds;
+        double seconds = lane_seconds(b, w) - b->lanes_before_s[w];
+        if (seconds > longest) longest = seconds;
     }
-    out->update_s = (all - (lanes_after - lanes_before)) / out->step_count;
+    out->update_s = (all - longest) / out->step_count;
     out->peak_resident_bytes = tdm_os_peak_resident_bytes();
     out->update_bytes = update_bytes(b);
     out->parameter_count = tdm_graph_trained_elements(b->state.graph);
+    return TDM_OK;
 }
 
 /* ---- the ops of a lane ----------------------------------------------------------------------- */
@@ -412,7 +438,7 @@ static tdm_status measure_machine(bench *b, tdm_error *err)
 static tdm_status measure(bench *b, tdm_error *err)
 {
     TDM_TRY(prepare(b, err));
-    measure_steps(b);
+    TDM_TRY(measure_steps(b, err));
     TDM_TRY(prepare_lane(b, err));
     TDM_TRY(measure_ops(b, err));
     TDM_TRY(measure_products(b, err));
@@ -437,6 +463,7 @@ tdm_status tdm_bench_step(const tdm_job *job, const tdm_bench_options *options, 
     tdm__state_release(&b.state);
     tdm_job_data_release(&b.data);
     free(b.indices);
+    free(b.lanes_before_s);
     if (status != TDM_OK) tdm_bench_release(out);
     return status;
 }

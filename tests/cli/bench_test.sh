@@ -33,6 +33,23 @@ test_every_op() {
     assert_equal "$flops" "$(json_value flops <<<"${out%%\"ops\"*}")"
 }
 
+# The lanes of the busiest worker and the update are all of a step, whatever each worker did before.
+test_the_update_is_a_part_of_the_step() {
+    local n update
+    for n in 1 4; do
+        assert_exit 0 "$TANDEM" bench step job.yaml --seconds 0.01 --json -n "$n"
+        update=$(json_value update_s <<<"$out")
+        awk -v u="$update" 'BEGIN { exit !(u > 0) }' || fail "an update of $n workers takes $update s"
+    done
+}
+
+test_a_step_that_is_not_finite() {
+    assert_exit 3 "$TANDEM" bench step job.yaml --seconds 0.05 --set optim.lr=1e38
+    assert_contains "$err" "bench: the loss or the gradient of step 2 is not finite"
+    assert_contains "$err" "set a lower optim.lr than 1e+38"
+    assert_equal "$out" "" "no numbers"
+}
+
 test_mistakes() {
     assert_exit 2 "$TANDEM" bench stop job.yaml
     assert_contains "$err" "'stop' cannot be measured; what can is: step"
