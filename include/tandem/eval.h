@@ -37,8 +37,9 @@ typedef struct tdm_metrics {
     int64_t target_count; /* classes that were to be predicted: one a sample, or one a token */
     double loss;          /* mean cross entropy of a target */
     double accuracy;      /* in [0, 1], of the targets */
-    /* Targets for which the model's numbers are not all finite. They count as wrong, and then the
-     * loss is NaN. */
+    /* Targets for which the model's numbers make no probabilities: a NaN or +infinity among the
+     * logits, or nothing but -infinity. They count as wrong, and then the loss is NaN. A logit of
+     * -infinity is a class that the model rules out; where that is the truth, the loss is infinite. */
     int64_t bad_count;
 } tdm_metrics;
 

@@ -122,6 +122,17 @@ bool tdm_all_finite(const float *values, int64_t count)
     return true;
 }
 
+/* Whether softmax makes probabilities of them. A class that is masked has -infinity, and none. */
+static bool has_softmax(const float *logits, int64_t count)
+{
+    bool any = false;
+    for (int64_t i = 0; i < count; i++) {
+        if (isnan(logits[i]) || logits[i] == INFINITY) return false;
+        any = any || logits[i] != -INFINITY;
+    }
+    return any;
+}
+
 int64_t tdm_argmax(const float *values, int64_t count)
 {
     int64_t best = 0;
@@ -150,7 +161,7 @@ tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset, i
         run_batch(predictor, dataset, first, count, predictor->classes);
         for (int64_t i = 0; i < count * predictor->target_count; i++) {
             const float *logits = predictor->logits + i * V;
-            if (!tdm_all_finite(logits, V)) {
+            if (!has_softmax(logits, V)) {
                 bad++;
                 continue;
             }

@@ -192,6 +192,38 @@ static void numbers_that_are_not_finite_are_told(void)
     CHECK(!tdm_all_finite((float[]){0, NAN}, 2) && !tdm_all_finite((float[]){-INFINITY, 0}, 2));
 }
 
+/* A logit of -infinity rules a class out; only where no class is left is there no prediction. */
+static void a_masked_class_is_no_bad_number(void)
+{
+    static const struct {
+        const char *csv;
+        float bias[3];
+        int bad;
+        double loss, accuracy;
+    } rows[] = {
+        {"1,0,a\n0,1,b\n", {0, 0, -INFINITY}, 0, 0.31326168751822, 1},
+        {"1,0,b\n0,1,b\n", {-INFINITY, 0, -INFINITY}, 0, 0, 1},
+        {"1,0,a\n0,1,c\n", {0, 0, -INFINITY}, 0, (double)INFINITY, 0.5},
+        {"1,0,a\n0,1,b\n", {-INFINITY, -INFINITY, -INFINITY}, 2, (double)NAN, 0},
+        {"1,0,a\n0,1,b\n", {0, 0, INFINITY}, 2, (double)NAN, 0},
+        {"1,0,a\n0,1,b\n", {0, NAN, -INFINITY}, 2, (double)NAN, 0},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        fixture f;
+        if (!fixture_open(&f, rows[i].csv)) return;
+        set_layer(&f, 1, rows[i].bias);
+        tdm_predictor *p = predictor(&f, 2);
+        if (!p) return;
+        tdm_metrics m = tdm_evaluate(p, f.set, NULL);
+        CHECK_INT(m.bad_count, rows[i].bad);
+        CHECK_NEAR(m.accuracy, rows[i].accuracy, 0);
+        CHECK(isnan(rows[i].loss) ? isnan(m.loss)
+                                  : m.loss == rows[i].loss || fabs(m.loss - rows[i].loss) < 1e-6);
+        tdm_predictor_destroy(p);
+        fixture_close(&f);
+    }
+}
+
 static void add_rows(tdm_str *csv, int count)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 8, .stream = TDM_RNG_STREAM_USER});
@@ -257,6 +289,7 @@ static const check_test tests[] = {
     CHECK_TEST(parameters_may_change_between_calls),
     CHECK_TEST(large_logits_have_a_finite_loss),
     CHECK_TEST(numbers_that_are_not_finite_are_told),
+    CHECK_TEST(a_masked_class_is_no_bad_number),
     CHECK_TEST(the_size_of_batches_does_not_matter),
     CHECK_TEST(what_is_refused),
 };
