@@ -321,6 +321,7 @@ typedef struct tdm_node_info {
     bool recomputed; /* a forward op, run again in the backward pass */
     tdm_shape shape; /* of the first output */
     tdm_dtype dtype;
+    bool of_inputs; /* an input has a part in it; if not, it is made of parameters alone */
     uint64_t flops;
     uint64_t bytes; /* of its inputs and outputs, each counted once */
 } tdm_node_info;

@@ -162,9 +162,11 @@ tdm_value tdm_graph_input(tdm_graph *graph, const char *name, tdm_dtype dtype, t
     char *copy = tdm_arena_strdup(graph->arena, name);
     if (!copy) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
     if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
-    return (tdm_value){tdm__graph_add_value(
-        graph,
-        (tdm__value){.dtype = dtype, .shape = shape, .role = TDM__ROLE_INPUT, .name = copy})};
+    return (tdm_value){tdm__graph_add_value(graph, (tdm__value){.dtype = dtype,
+                                                                .shape = shape,
+                                                                .role = TDM__ROLE_INPUT,
+                                                                .name = copy,
+                                                                .of_inputs = true})};
 }
 
 /* The order of the block: trained parameters, statistics, buffers; each as they were made. */
@@ -305,13 +307,14 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
     tdm__value out[TDM_OP_MAX_OUTPUTS] = {{0}};
     tdm__node node = {
         .op = op, .attrs = *attrs, .backward = graph->in_backward, .block = graph->block};
-    bool needs_grad = false;
+    bool needs_grad = false, of_inputs = false;
     for (int i = 0; i < in_count; i++) {
         if (i >= row->in_least && in[i].id == 0) continue;
         if (!usable(graph, in[i], row->name)) return TDM_VALUE_NONE;
         node.in[i] = in[i].id;
         in_values[i] = &graph->values[in[i].id];
         needs_grad = needs_grad || in_values[i]->needs_grad;
+        of_inputs = of_inputs || in_values[i]->of_inputs;
     }
     node.name = node_name(graph, op, attrs);
     tdm_error err;
@@ -324,6 +327,7 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
     if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
     for (int i = 0; i < row->out_count; i++) {
         out[i].needs_grad = needs_grad;
+        out[i].of_inputs = of_inputs;
         node.out[i] = tdm__graph_add_value(graph, out[i]);
         if (node.out[i] == 0) return TDM_VALUE_NONE;
     }
@@ -473,6 +477,7 @@ tdm_node_info tdm_graph_node_at(const tdm_graph *graph, size_t index)
                            .recomputed = node->recomputed,
                            .shape = out->shape,
                            .dtype = out->dtype,
+                           .of_inputs = out->of_inputs,
                            .flops = row->flops(graph, node),
                            .bytes = bytes};
 }

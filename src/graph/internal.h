@@ -25,6 +25,7 @@ typedef struct tdm__value {
     const char *name; /* inputs and outputs */
     bool is_output;
     bool needs_grad; /* a trained parameter has a part in it */
+    bool of_inputs;  /* an input has a part in it */
     int32_t param;   /* role PARAM: index in params */
     int32_t grad_of; /* 1 + index of the parameter whose gradient this is; 0 for none */
 } tdm__value;

@@ -7,8 +7,10 @@
  * looked at as well. Only a lane whose loss or gradient is bad in the end is blamed: a model may
  * well make an infinity on its way and do without it.
  *
- * Which row of the batch a number belongs to is known where the output has the rows of the lane as
- * its first dimension, or as a part of it: forward, and in matrices or more. Nothing here allocates.
+ * Which row of the batch a number belongs to is known where the output is made of the samples, not of
+ * parameters alone, and has the rows of the lane as its first dimension, or all their tokens: forward,
+ * and in matrices or more. In a lane of one row all that is made of samples is that row's. Nothing here
+ * allocates.
  */
 #include "parallel/internal.h"
 
@@ -57,16 +59,25 @@ static bool look_at(const tdm__lane *lane, const tdm_tensor *t, bool of_rows, td
     int64_t count = tdm_tensor_elements(t), bad = first_bad(numbers, count);
     if (bad == count) return false;
     *out = (tdm_bad_number){.is_nan = isnan(numbers[bad]), .lane = lane->index, .rows = lane->rows};
-    if (lane->rows.count == 1) of_rows = true;
     if (of_rows) find_rows(lane, numbers, count, out);
     return true;
 }
 
 typedef struct watcher {
     const tdm__lane *lane;
+    int64_t token_count; /* of the lane; 0 where samples are not tokens */
     tdm_bad_number found;
     bool has_found;
 } watcher;
+
+/* Whether the numbers of an op's output are those of the lane's rows, one row after another. */
+static bool is_of_rows(const watcher *w, const tdm_node_info *node, const tdm_tensor *t)
+{
+    int64_t rows = w->lane->rows.count, first = t->shape.rank >= 2 ? t->shape.dim[0] : 0;
+    if (!node->of_inputs) return false;
+    if (rows == 1) return true;
+    return !node->backward && first > 0 && (first == rows || first == w->token_count);
+}
 
 static bool watch(void *user, const tdm_plan_event *event)
 {
@@ -74,8 +85,7 @@ static bool watch(void *user, const tdm_plan_event *event)
     tdm_node_info node = tdm_graph_node_at(w->lane->graph, event->node);
     for (int i = 0; i < event->out_count && !w->has_found; i++) {
         const tdm_tensor *t = &event->out[i];
-        bool of_rows = !node.backward && i == 0 && t->shape.rank >= 2 &&
-                       t->shape.dim[0] % w->lane->rows.count == 0;
+        bool of_rows = (i == 0 || w->lane->rows.count == 1) && is_of_rows(w, &node, t);
         if (!look_at(w->lane, t, of_rows, &w->found)) continue;
         w->has_found = true;
         w->found.kind = TDM_BAD_OP;
@@ -90,6 +100,7 @@ bool tdm__blame_lane(const tdm__lane *lane, tdm_bad_number *out)
 {
     watcher w = {.lane = lane};
     tdm_tensor x = tdm_plan_input(lane->plan, TDM_MODEL_INPUT);
+    if (x.dtype == TDM_DTYPE_I32) w.token_count = tdm_tensor_elements(&x);
     w.has_found = look_at(lane, &x, true, &w.found);
     if (w.has_found) w.found.kind = TDM_BAD_DATA;
     tdm_plan_run_watched(lane->plan, &lane->key, watch, &w);

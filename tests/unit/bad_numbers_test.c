@@ -262,8 +262,8 @@ static void spoil_run(const tdm_tensor in[], const void *attrs, tdm_tensor out)
     const spoil *how = attrs;
     float *to = out.data;
     memcpy(to, in[0].data, tdm_tensor_bytes(&out));
-    if (*how == SPOIL_NAN) to[5] = NAN;
-    if (*how == SPOIL_INFINITY) to[5] = INFINITY;
+    if (*how == SPOIL_NAN) to[tdm_tensor_elements(&out) - 1] = NAN;
+    if (*how == SPOIL_INFINITY) to[tdm_tensor_elements(&out) - 1] = INFINITY;
 }
 
 static void spoil_backward(tdm_graph *graph, const tdm_value in[], tdm_value out, tdm_value d_out,
@@ -282,26 +282,28 @@ static const tdm_custom_op spoil_op = {.name = "spoil",
                                        .run = spoil_run,
                                        .backward = spoil_backward};
 
-/* x [3, 2] -> x w -> spoil -> sigmoid -> sum: the sigmoid of an infinity is a good number. */
-static tdm_graph *spoiled_graph(const spoil *how)
+/* x [rows, 2] -> x w -> spoil -> sigmoid -> sum: the sigmoid of an infinity is a good number. Or the
+ * weights are spoiled, which look like six rows. */
+static tdm_graph *spoiled_graph(const spoil *how, int64_t rows, bool of_params)
 {
     tdm_graph *g = tdm_graph_create();
-    tdm_value x = tdm_graph_input(g, TDM_MODEL_INPUT, TDM_DTYPE_F32, tdm_shape_2(3, 2));
-    tdm_value w = tdm_graph_param(g, "w", tdm_shape_2(2, 2), (tdm_init){0});
+    tdm_value x = tdm_graph_input(g, TDM_MODEL_INPUT, TDM_DTYPE_F32, tdm_shape_2(rows, 2));
+    tdm_value w = tdm_graph_param(g, "w", tdm_shape_2(6, 2), (tdm_init){0});
     tdm_graph_scope(g, "body");
+    if (of_params) w = tdm_graph_custom(g, &spoil_op, &w, how);
     tdm_value y = tdm_graph_linear(g, x, w, TDM_VALUE_NONE, TDM_ACTIVATION_NONE);
-    tdm_value in[] = {y};
-    y = tdm_graph_sigmoid(g, tdm_graph_custom(g, &spoil_op, in, how));
+    if (!of_params) y = tdm_graph_custom(g, &spoil_op, &y, how);
+    y = tdm_graph_sigmoid(g, y);
     tdm_value loss = tdm_graph_sum(g, y, -1);
     tdm_graph_output(g, TDM_MODEL_LOSS, loss);
     CHECK_INT(tdm_graph_backward(g, loss, NULL), TDM_OK);
     return g;
 }
 
-static bool blame(spoil how, tdm_bad_number *bad)
+static bool blame(spoil how, int64_t rows, bool of_params, tdm_bad_number *bad)
 {
     _Alignas(64) float params[64] = {0.5f, 1, 2, 3}, grads[64] = {0};
-    tdm_graph *g = spoiled_graph(&how);
+    tdm_graph *g = spoiled_graph(&how, rows, of_params);
     tdm_plan *plan = NULL;
     tdm_pages arena;
     bool found = false;
@@ -312,8 +314,8 @@ static bool blame(spoil how, tdm_bad_number *bad)
         tdm_plan_bind(plan, TDM_SPACE_PARAMS, params);
         tdm_plan_bind(plan, TDM_SPACE_GRADS, grads);
         float *x = tdm_plan_input(plan, TDM_MODEL_INPUT).data;
-        for (int i = 0; i < 6; i++) x[i] = (float)i;
-        tdm__lane lane = {.graph = g, .plan = plan, .grads = grads, .index = 7, .rows = {30, 3}};
+        for (int64_t i = 0; i < 2 * rows; i++) x[i] = (float)i;
+        tdm__lane lane = {.graph = g, .plan = plan, .grads = grads, .index = 7, .rows = {30, rows}};
         found = tdm__blame_lane(&lane, bad);
         if (found) CHECK(strstr(bad->name, "spoil") != NULL);
         if (found) CHECK_TEXT(bad->op, "spoil");
@@ -327,20 +329,36 @@ static bool blame(spoil how, tdm_bad_number *bad)
 static void an_op_of_ones_own(void)
 {
     tdm_bad_number bad = {0};
-    CHECK(!blame(SPOIL_NOT, &bad));
-    CHECK(blame(SPOIL_NAN, &bad));
+    CHECK(!blame(SPOIL_NOT, 3, false, &bad));
+    CHECK(blame(SPOIL_NAN, 3, false, &bad));
     CHECK_INT(bad.kind, TDM_BAD_OP);
     CHECK(bad.is_nan && !bad.backward);
     CHECK_INT(bad.lane, 7);
     CHECK_INT(bad.bad_rows, 1);
     CHECK_INT(bad.first_row, 32);
+    CHECK(blame(SPOIL_NAN, 1, false, &bad));
+    CHECK_INT(bad.bad_rows, 1);
+    CHECK_INT(bad.first_row, 30);
+}
+
+/* No sample has a part in it, whatever the shape looks like. */
+static void a_number_made_of_parameters_alone(void)
+{
+    static const int64_t rows[] = {1, 2, 3, 6};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        tdm_bad_number bad = {0};
+        CHECK(blame(SPOIL_NAN, rows[i], true, &bad));
+        CHECK_INT(bad.kind, TDM_BAD_OP);
+        CHECK_INT(bad.rows.count, rows[i]);
+        CHECK_INT(bad.bad_rows, 0);
+    }
 }
 
 /* An infinity on the way to a good end is the model's business. */
 static void an_infinity_that_does_no_harm(void)
 {
     tdm_bad_number bad = {0};
-    CHECK(!blame(SPOIL_INFINITY, &bad));
+    CHECK(!blame(SPOIL_INFINITY, 3, false, &bad));
 }
 
 static const check_test tests[] = {
@@ -353,6 +371,7 @@ static const check_test tests[] = {
     CHECK_TEST(huge_gradients_are_no_bad_numbers),
     CHECK_TEST(a_parameter_that_was_bad_before),
     CHECK_TEST(an_op_of_ones_own),
+    CHECK_TEST(a_number_made_of_parameters_alone),
     CHECK_TEST(an_infinity_that_does_no_harm),
 };
 
