@@ -339,6 +339,17 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
     return (tdm_value){node.out[0]};
 }
 
+void tdm__graph_name_last(tdm_graph *graph, const char *part)
+{
+    if (graph->broken.status != TDM_OK) return;
+    tdm__node *last = &graph->nodes[graph->node_count - 1];
+    const char *name = tdm_arena_printf(graph->arena, "%s.%s", last->name, part);
+    if (!name)
+        tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
+    else
+        last->name = name;
+}
+
 /* ---- ops ------------------------------------------------------------------------------------- */
 
 static tdm_value unary(tdm_graph *graph, tdm_op_kind op, tdm_value x)

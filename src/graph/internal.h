@@ -101,6 +101,8 @@ const tdm__op_row *tdm__op_row_of(tdm_op_kind op);
 /* Adds a node; returns its first output, and the second in *second when that is not NULL. */
 tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_attrs *attrs,
                               const tdm_value in[], int in_count, tdm_value *second);
+/* Appends ".part" to the name of the node that was added last, to tell it from others of its scope. */
+void tdm__graph_name_last(tdm_graph *graph, const char *part);
 /* Adds a value as it is; returns its id, 0 when there is no memory. */
 int32_t tdm__graph_add_value(tdm_graph *graph, tdm__value value);
 /* Marks, by node, what outputs and (unless forward_only) gradients depend on. `wanted`, by value, is

@@ -136,7 +136,7 @@ static void a_gradient_that_overflows_while_the_loss_is_fine(void)
                 CHECK(!r.finite && isfinite(r.loss));
                 CHECK_INT(bad.kind, TDM_BAD_OP);
                 CHECK(bad.backward);
-                CHECK_TEXT(bad.name, "fc1.matmul+relu.matmul");
+                CHECK_TEXT(bad.name, "fc1.matmul+relu.matmul.d_w");
                 CHECK_INT(bad.lane, lanes - 1);
                 CHECK_INT(bad.bad_rows, 0); /* of a matrix of weights there are no rows to tell */
             }

@@ -252,11 +252,11 @@ static void nodes_of_an_mlp(void)
         {"cross_entropy", "cross_entropy", false, 0, {0}, 8 * 12},
         {"fill", "loss.fill", true, 0, {0}, 0},
         {"cross_entropy_grad", "cross_entropy.cross_entropy_grad", true, 2, {4, 3}, 12},
-        {"matmul", "fc2.matmul.matmul", true, 2, {4, 5}, 2 * 4 * 5 * 3}, /* d_x */
-        {"matmul", "fc2.matmul.matmul", true, 2, {3, 5}, 2 * 3 * 5 * 4}, /* d_w2 */
+        {"matmul", "fc2.matmul.matmul.d_x", true, 2, {4, 5}, 2 * 4 * 5 * 3},
+        {"matmul", "fc2.matmul.matmul.d_w", true, 2, {3, 5}, 2 * 3 * 5 * 4},
         {"sum_rows", "fc2.matmul.sum_rows", true, 1, {3}, 12},
         {"relu_grad", "fc1.relu.relu_grad", true, 2, {4, 5}, 20},
-        {"matmul", "fc1.matmul.matmul", true, 2, {5, 6}, 2 * 5 * 6 * 4}, /* d_w1; x needs none */
+        {"matmul", "fc1.matmul.matmul.d_w", true, 2, {5, 6}, 2 * 5 * 6 * 4}, /* x needs none */
         {"sum_rows", "fc1.matmul.sum_rows", true, 1, {5}, 20},
     };
     enum { ROWS = sizeof(rows) / sizeof(rows[0]) };

@@ -52,9 +52,14 @@ static void backward_mul(tdm_graph *graph, const tdm__node *node, const tdm_valu
                          tdm_value d_in[])
 {
     tdm_value a = tdm__node_in(node, 0), b = tdm__node_in(node, 1);
-    if (tdm__node_wants(graph, node, 0)) d_in[0] = tdm_graph_mul(graph, d_out[0], b);
-    if (tdm__node_wants(graph, node, 1))
-        d_in[1] = sum_to(graph, tdm_graph_mul(graph, d_out[0], a), tdm_graph_shape(graph, b));
+    if (tdm__node_wants(graph, node, 0)) {
+        d_in[0] = tdm_graph_mul(graph, d_out[0], b);
+        tdm__graph_name_last(graph, "d_a");
+    }
+    if (!tdm__node_wants(graph, node, 1)) return;
+    tdm_value d_b = tdm_graph_mul(graph, d_out[0], a);
+    tdm__graph_name_last(graph, "d_b");
+    d_in[1] = sum_to(graph, d_b, tdm_graph_shape(graph, b));
 }
 
 static void backward_scale(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],

@@ -54,6 +54,17 @@ static tdm_value product(tdm_graph *graph, tdm_value a, bool trans_a, tdm_value 
                             &(tdm_matmul_options){.trans_a = trans_a, .trans_b = trans_b});
 }
 
+/* The same, as the gradient of input `index`, whose name it gets. */
+static tdm_value grad_product(tdm_graph *graph, const tdm__node *node, int index, tdm_value a,
+                              bool trans_a, tdm_value b, bool trans_b)
+{
+    bool has_weight = graph->values[node->in[1]].role == TDM__ROLE_PARAM;
+    tdm_value d = product(graph, a, trans_a, b, trans_b);
+    const char *of[] = {has_weight ? "d_x" : "d_a", has_weight ? "d_w" : "d_b"};
+    tdm__graph_name_last(graph, of[index]);
+    return d;
+}
+
 /*
  * With Y = op(A) op(B):  dA = dY op(B)^T, or its transpose when A was transposed;
  *                        dB = op(A)^T dY, likewise;  d_bias = the column sums of dY.
@@ -66,9 +77,11 @@ static void backward_matmul(tdm_graph *graph, const tdm__node *node, const tdm_v
     bool ta = node->attrs.trans_a, tb = node->attrs.trans_b;
     tdm_value dy = tdm__activation_back(graph, node->attrs.activation, d_out[0], node->out[0]);
     if (tdm__value_needs_grad(graph, node->in[0]))
-        d_in[0] = ta ? product(graph, b, tb, dy, true) : product(graph, dy, false, b, !tb);
+        d_in[0] = ta ? grad_product(graph, node, 0, b, tb, dy, true)
+                     : grad_product(graph, node, 0, dy, false, b, !tb);
     if (tdm__value_needs_grad(graph, node->in[1]))
-        d_in[1] = tb ? product(graph, dy, true, a, ta) : product(graph, a, !ta, dy, false);
+        d_in[1] = tb ? grad_product(graph, node, 1, dy, true, a, ta)
+                     : grad_product(graph, node, 1, a, !ta, dy, false);
     if (!tdm__value_needs_grad(graph, node->in[2])) return;
     tdm_shape y = tdm_graph_shape(graph, dy);
     if (y.rank == 3) dy = tdm_graph_reshape(graph, dy, tdm_shape_2(y.dim[0] * y.dim[1], y.dim[2]));
