@@ -7,6 +7,21 @@
 
 #include <tandem/nn.h>
 
+static void put_problems(tdm_json_writer *w, const char *key, tdm_job_problems problems)
+{
+    tdm_json_key(w, key);
+    tdm_json_array_begin(w);
+    for (size_t i = 0; i < problems.count; i++) {
+        tdm_json_object_begin(w);
+        tdm_json_put_string(w, "file", problems.items[i].file);
+        tdm_json_put_int(w, "line", problems.items[i].line);
+        tdm_json_put_int(w, "column", problems.items[i].column);
+        tdm_json_put_string(w, "message", problems.items[i].message);
+        tdm_json_object_end(w);
+    }
+    tdm_json_array_end(w);
+}
+
 /* What is wrong with it, or that nothing is, for a program. */
 static int check_json(const cli_args *args, const char *path)
 {
@@ -14,8 +29,9 @@ static int check_json(const cli_args *args, const char *path)
     tdm_job_document *document = NULL;
     tdm_error err;
     tdm_status status = tdm_job_load(path, &options, &document, &err);
-    tdm_job_problems problems = {0};
+    tdm_job_problems problems = {0}, warnings = {0};
     if (document) problems = tdm_job_document_problems(document);
+    if (document) warnings = tdm_job_document_warnings(document);
     if (status == TDM_OK) status = tdm_model_check(tdm_job_document_job(document), &err);
     tdm_str out = TDM_STR_INIT;
     tdm_json_writer w = tdm_json_writer_init(&out, 0);
@@ -23,17 +39,8 @@ static int check_json(const cli_args *args, const char *path)
     tdm_json_put_string(&w, "file", path);
     tdm_json_put_bool(&w, "ok", status == TDM_OK);
     if (status != TDM_OK && problems.count == 0) tdm_json_put_string(&w, "error", err.message);
-    tdm_json_key(&w, "problems");
-    tdm_json_array_begin(&w);
-    for (size_t i = 0; i < problems.count; i++) {
-        tdm_json_object_begin(&w);
-        tdm_json_put_string(&w, "file", problems.items[i].file);
-        tdm_json_put_int(&w, "line", problems.items[i].line);
-        tdm_json_put_int(&w, "column", problems.items[i].column);
-        tdm_json_put_string(&w, "message", problems.items[i].message);
-        tdm_json_object_end(&w);
-    }
-    tdm_json_array_end(&w);
+    put_problems(&w, "problems", problems);
+    put_problems(&w, "warnings", warnings);
     tdm_json_object_end(&w);
     tdm_str_add_char(&out, '\n');
     tdm_job_document_destroy(document);

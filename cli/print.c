@@ -111,13 +111,27 @@ const char *cli_short_path(const char *path)
     return below ? path + length + 1 : path;
 }
 
+static void show_job_warnings(const tdm_job_document *document)
+{
+    tdm_job_problems warnings = tdm_job_document_warnings(document);
+    for (size_t i = 0; i < warnings.count; i++) {
+        tdm_str text = TDM_STR_INIT;
+        tdm_job_problem_text(&warnings.items[i], &text);
+        cli_warn("%s", tdm_str_text(&text));
+        tdm_str_release(&text);
+    }
+}
+
 tdm_job_document *cli_load_job(const cli_args *args, const char *path, int *code)
 {
     tdm_job_options options = {.overrides = args->sets, .override_count = (size_t)args->set_count};
     tdm_job_document *document = NULL;
     tdm_error err;
     tdm_status status = tdm_job_load(path, &options, &document, &err);
-    if (status == TDM_OK) return document;
+    if (status == TDM_OK) {
+        show_job_warnings(document);
+        return document;
+    }
     *code = status == TDM_ERR_JOB_MISMATCH ? CLI_MISMATCH : CLI_USAGE;
     if (!document) {
         cli_error("%s", err.message);

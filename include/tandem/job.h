@@ -356,6 +356,8 @@ TDM_API tdm_status tdm_job_parse(const char *bytes, size_t count, const char *na
 TDM_API void tdm_job_document_destroy(tdm_job_document *document);
 TDM_API const tdm_job *tdm_job_document_job(const tdm_job_document *document);
 TDM_API tdm_job_problems tdm_job_document_problems(const tdm_job_document *document);
+/* What is likely not what was meant, yet no mistake: sizes given for a model of another kind. */
+TDM_API tdm_job_problems tdm_job_document_warnings(const tdm_job_document *document);
 /* "file:line:column: message". */
 TDM_API void tdm_job_problem_text(const tdm_job_problem *problem, tdm_str *out);
 

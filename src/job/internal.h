@@ -152,6 +152,7 @@ typedef struct tdm__loader {
     tdm_arena *arena; /* the document's */
     tdm_arena *scratch;
     tdm__problem_list problems;
+    tdm__problem_list warnings;
     tdm__slot *slots;         /* one for each key */
     tdm__place *group_places; /* one for each group; line 0: the file does not have it */
     tdm_job *job;
@@ -222,6 +223,8 @@ void tdm__presets_apply(tdm__loader *loader);
 /* ---- rules.c --------------------------------------------------------------------------------- */
 
 void tdm__rules_check(tdm__loader *loader);
+/* Warns of keys that were given, but that the job's model does not use. */
+void tdm__rules_warn(tdm__loader *loader);
 
 /* ---- show.c ---------------------------------------------------------------------------------- */
 

@@ -16,6 +16,7 @@ struct tdm_job_document {
     tdm_job job;
     bool is_valid;
     tdm_job_problems problems;
+    tdm_job_problems warnings;
 };
 
 void tdm_job_document_destroy(tdm_job_document *document)
@@ -31,6 +32,11 @@ const tdm_job *tdm_job_document_job(const tdm_job_document *document)
 tdm_job_problems tdm_job_document_problems(const tdm_job_document *document)
 {
     return document->problems;
+}
+
+tdm_job_problems tdm_job_document_warnings(const tdm_job_document *document)
+{
+    return document->warnings;
 }
 
 /* ---- values ---------------------------------------------------------------------------------- */
@@ -123,7 +129,10 @@ static void run_stages(tdm__loader *loader, const char *bytes, size_t count,
     if (is_job) {
         tdm__slots_check_pairs(loader);
         tdm__rules_check(loader);
+        tdm__rules_warn(loader);
     }
+    tdm__problem_list_finish(&loader->warnings, loader->file);
+    if (loader->warnings.no_memory) loader->problems.no_memory = true;
     tdm__problem_list_finish(&loader->problems, loader->file);
 }
 
@@ -134,7 +143,7 @@ static bool prepare(tdm__loader *loader, const char *name, const char *dir)
     loader->slots = tdm_arena_array(loader->scratch, tdm_job_key_count(), sizeof(tdm__slot));
     loader->group_places = tdm_arena_array(loader->scratch, tdm__job_group_count(),
                                            sizeof(tdm__place));
-    loader->problems.arena = loader->arena;
+    loader->problems.arena = loader->warnings.arena = loader->arena;
     return loader->file && loader->dir && loader->slots && loader->group_places;
 }
 
@@ -171,6 +180,8 @@ tdm_status tdm_job_parse(const char *bytes, size_t count, const char *name, cons
     tdm_arena_destroy(scratch);
     document->problems = (tdm_job_problems){.items = loader.problems.items,
                                             .count = loader.problems.count};
+    document->warnings = (tdm_job_problems){.items = loader.warnings.items,
+                                            .count = loader.warnings.count};
     document->is_valid = document->problems.count == 0;
     *out = document;
     if (document->is_valid) return TDM_OK;

@@ -4,8 +4,12 @@
  * Each rule is a row: the keys it looks at, where its problem stands, a test on the job, and the
  * words. A rule is asked only when all its keys hold checked values, so that one mistake is not
  * reported twice. Pairs that exclude or need each other are columns of the table of keys instead.
+ *
+ * Sizes of a model that the job does not have are no mistake, since a shown job has all of them; but
+ * one that somebody has set to something is worth a warning.
  */
 #include <stddef.h>
+#include <string.h>
 
 #include "job/internal.h"
 
@@ -331,5 +335,60 @@ void tdm__rules_check(tdm__loader *loader)
         }
         if (can_ask && rules[i].is_broken(loader->job))
             tdm__problem_add(&loader->problems, place, "%s", rules[i].message);
+    }
+}
+
+/* ---- keys without effect --------------------------------------------------------------------- */
+
+static const struct {
+    const char *key;
+    const char *kinds; /* of models that use it */
+} uses[] = {
+    {"model.hidden", "mlp cnn"},
+    {"model.channels", "cnn"},
+    {"model.depth", "resnet"},
+    {"model.stem", "resnet"},
+    {"model.activation", "mlp cnn"},
+    {"model.dropout", "mlp cnn gpt"},
+    {"model.layers", "gpt"},
+    {"model.width", "gpt"},
+    {"model.heads", "gpt"},
+    {"model.context", "gpt layers library"},
+    {"model.vocabulary", "gpt layers library"},
+};
+
+/* Did somebody mean this key for this model? Not: a default in a job that was shown, nor what stands
+ * in a file whose model the command line has changed. */
+static bool is_meant(tdm__loader *loader, size_t index, bool other_model)
+{
+    const tdm_job_key *key = tdm_job_key_at(index);
+    const tdm__slot *slot = &loader->slots[index];
+    if (!slot->node || !slot->ok) return false;
+    if (slot->from_override) return true;
+    if (other_model) return false;
+    tdm_str shown = TDM_STR_INIT;
+    tdm__value_show(key, loader->job, &shown);
+    if (!tdm_str_ok(&shown)) loader->problems.no_memory = true;
+    bool is_default = strcmp(tdm_str_text(&shown), key->fallback) == 0;
+    tdm_str_release(&shown);
+    return !is_default;
+}
+
+void tdm__rules_warn(tdm__loader *loader)
+{
+    size_t kind_index = tdm__key_find("model.kind");
+    const tdm__slot *kind_slot = &loader->slots[kind_index];
+    char kind[32];
+    if (!kind_slot->ok ||
+        !tdm__choice_at(tdm_job_key_at(kind_index)->choices, (size_t)loader->job->model.kind, kind))
+        return;
+    bool other_model = kind_slot->from_override ||
+                       loader->slots[tdm__key_find("layers")].from_override;
+    for (size_t i = 0; i < sizeof(uses) / sizeof(uses[0]); i++) {
+        size_t index = tdm__key_find(uses[i].key);
+        if (tdm__has_word(uses[i].kinds, kind) || !is_meant(loader, index, other_model)) continue;
+        tdm__problem_add(&loader->warnings, loader->slots[index].place,
+                         "'%s' has no effect: the model %s does not use it (%s would)", uses[i].key,
+                         kind, uses[i].kinds);
     }
 }

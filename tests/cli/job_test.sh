@@ -70,6 +70,16 @@ test_files_that_are_no_jobs() {
     assert_exit 2 "$TANDEM" job check large.yaml
 }
 
+# A key that the model does not use is no mistake, but likely not what was meant.
+test_keys_without_effect() {
+    assert_exit 0 "$TANDEM" job check job.yaml --set model.channels=[4]
+    assert_contains "$err" "warning: --set: 'model.channels' has no effect: the model mlp does not"
+    assert_exit 0 "$TANDEM" job check job.yaml --set model.channels=[4] --json
+    assert_contains "$out" "'model.channels' has no effect"
+    assert_exit 0 "$TANDEM" job check job.yaml --set "layers=[linear: 8]"
+    assert_equal "$err" "" "what is said of a model that the command line has replaced"
+}
+
 test_show_shows_itself() {
     assert_exit 0 "$TANDEM" job show job.yaml --set model.dropout=0.25
     printf '%s\n' "$out" >shown.yaml
@@ -143,7 +153,7 @@ d = json.load(sys.stdin)
 print(d["ok"], [(p["line"], p["column"]) for p in d["problems"] if p["line"]])' <<<"$out")" \
         "False [(2, 10), (3, 1)]" "the problems in the JSON"
     assert_exit 0 "$TANDEM" job check job.yaml --json
-    assert_equal "$out" '{"file":"job.yaml","ok":true,"problems":[]}' "a good job in JSON"
+    assert_equal "$out" '{"file":"job.yaml","ok":true,"problems":[],"warnings":[]}' "a good job in JSON"
     assert_exit 2 "$TANDEM" job check absent.yaml --json
     assert_contains "$out" '"error":'
 }

@@ -56,6 +56,39 @@ static void test_layers_or_another_model(void)
     }
 }
 
+/* Sizes of another model warn when they were meant: not in a shown job, nor in a file whose model the
+ * command line has changed. */
+static void test_keys_without_effect(void)
+{
+    static const struct {
+        const char *yaml, *set, *key; /* NULL: no warning */
+    } rows[] = {
+        {SMALLEST "model: {hidden: [8], dropout: 0.1, activation: gelu}\n", NULL, NULL},
+        {SMALLEST "model: {hidden: [8]}\nlayers: [relu]\n", NULL, "'model.hidden' has no effect"},
+        {SMALLEST "layers: [relu]\n", "model.dropout=0", "the model layers does not use it"},
+        {SMALLEST "model: {kind: resnet, channels: [8]}\n", NULL, "(cnn would)"},
+        {SMALLEST "model: {kind: resnet, channels: [32, 64]}\n", NULL, NULL},
+        {SMALLEST "model: {kind: cnn, channels: [8]}\n", "model.kind=mlp", NULL},
+        {SMALLEST "model: {kind: cnn, channels: [8]}\n", "layers=[relu]", NULL},
+        {SMALLEST "model: {kind: gpt, context: 8, width: 8, dropout: 0.1}\n", NULL, NULL},
+        {SMALLEST "model: {width: 8}\n", NULL, "the model mlp does not use it (gpt would)"},
+    };
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        tdm_job_document *document = parse_good(rows[i].yaml,
+                                                set_list(rows[i].set, NULL, NULL, NULL));
+        tdm_job_problems warnings = tdm_job_document_warnings(document);
+        CHECK_INT(warnings.count, rows[i].key != NULL);
+        if (warnings.count > 0 && rows[i].key) CHECK_HAS(warnings.items[0].message, rows[i].key);
+        tdm_str shown = TDM_STR_INIT;
+        tdm_job_show(tdm_job_document_job(document), &shown);
+        tdm_job_document *again = parse_good(tdm_str_text(&shown), NULL);
+        if (!rows[i].set) CHECK_INT(tdm_job_document_warnings(again).count, warnings.count);
+        tdm_job_document_destroy(again);
+        tdm_str_release(&shown);
+        tdm_job_document_destroy(document);
+    }
+}
+
 /* One list has at most so many entries, and exactly as many are fine. */
 static void test_layers_are_bounded(void)
 {

@@ -926,6 +926,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_round_trip_of_random_jobs),
     CHECK_TEST(test_layers),
     CHECK_TEST(test_layers_or_another_model),
+    CHECK_TEST(test_keys_without_effect),
     CHECK_TEST(test_layers_are_bounded),
     CHECK_TEST(test_json),
     CHECK_TEST(test_hash),
