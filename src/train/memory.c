@@ -6,7 +6,8 @@
  * state.c, team.c and eval.c map. Nothing large is mapped here.
  *
  * A job that does not fit is refused with a list of changes, each of which was estimated like the
- * job itself and does fit. First come those that leave the result as it is.
+ * job itself and does fit. First come those that leave the result as it is. When no change alone is
+ * enough, one combination is named, without parts that it can do without.
  */
 #include "train/internal.h"
 
@@ -179,6 +180,7 @@ typedef struct search {
     const tdm_job_data *data;
     int worker_count;
     uint64_t budget;
+    uint64_t needed; /* by the job as it is */
     tdm_str list;
     int found;
     uint64_t least; /* that any of the tries needs */
@@ -188,15 +190,16 @@ typedef struct search {
 typedef struct change {
     tdm_job job;
     int worker_count;
-    const char *note; /* what it costs, or "" */
+    bool changes_result;
+    uint64_t bytes; /* what it needs; UINT64_MAX when it cannot be planned */
 } change;
 
 static change no_change(const search *s)
 {
-    return (change){.job = *s->job, .worker_count = s->worker_count, .note = ""};
+    return (change){.job = *s->job, .worker_count = s->worker_count, .bytes = s->needed};
 }
 
-static void add_line(search *s, const change *c, uint64_t bytes)
+static void add_line(search *s, const change *c)
 {
     static const char *const ways[] = {"none", "blocks", "full"};
     const tdm_job *a = s->job, *b = &c->job;
@@ -221,109 +224,167 @@ static void add_line(search *s, const change *c, uint64_t bytes)
         tdm_str_addf(&s->list, "%s%s%lld", comma, numbers[i].key, (long long)numbers[i].after);
         comma = ", ";
     }
-    tdm_str_addf(&s->list, " (needs %s%s)", tdm_text_bytes(bytes, text), c->note);
+    if (a->optim.kind != b->optim.kind) tdm_str_addf(&s->list, "%soptim.kind: lion", comma);
+    tdm_str_addf(&s->list, " (needs %s%s)", tdm_text_bytes(c->bytes, text),
+                 c->changes_result ? ", but changes the result" : "");
     s->found++;
 }
 
-/* True when the changed job fits; then it is listed. A change that cannot be planned does not. */
-static bool try_change(search *s, const change *c)
+/* A change that cannot be planned does not fit. */
+static bool fits(search *s, change *c)
 {
     tdm_memory_estimate e;
     tdm_error ignored;
+    c->bytes = UINT64_MAX;
     if (tdm_memory_estimate_of(&c->job, s->data, c->worker_count, &e, &ignored) != TDM_OK)
         return false;
-    if (e.total_bytes < s->least) s->least = e.total_bytes;
-    if (e.total_bytes > s->budget) return false;
-    add_line(s, c, e.total_bytes);
+    c->bytes = e.total_bytes;
+    if (c->bytes < s->least) s->least = c->bytes;
+    return c->bytes <= s->budget;
+}
+
+/* Makes the change greater by one notch; false when there is no more. */
+typedef bool (*notch_fn)(const search *s, change *c);
+
+static bool recompute_more(const search *s, change *c)
+{
+    (void)s;
+    if (c->job.memory.recompute == TDM_JOB_RECOMPUTE_FULL) return false;
+    c->job.memory.recompute++;
     return true;
 }
 
-static void try_recompute(search *s)
+static bool fewer_workers(const search *s, change *c)
 {
-    change c = no_change(s);
-    bool fits = false;
-    while (!fits && c.job.memory.recompute < TDM_JOB_RECOMPUTE_FULL) {
-        c.job.memory.recompute++;
-        fits = try_change(s, &c);
-    }
+    (void)s;
+    if (c->worker_count <= 1) return false;
+    c->worker_count /= 2;
+    return true;
 }
 
-static void try_workers(search *s)
+/* Only where it leaves the result as it is. */
+static bool evaluate_less(const search *s, change *c)
 {
-    change c = no_change(s);
-    bool fits = false;
-    while (!fits && c.worker_count > 1) {
-        c.worker_count /= 2;
-        fits = try_change(s, &c);
-    }
+    if (!s->data->test || s->job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU) return false;
+    if (c->job.eval.batch <= 1) return false;
+    c->job.eval.batch /= 2;
+    return true;
 }
-
-/* Whether a smaller eval.batch may help, and leaves the result as it is. */
-static bool may_evaluate_less(const search *s)
-{
-    return s->data->test && s->job->schedule.kind != TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU;
-}
-
-static void try_eval_batch(search *s)
-{
-    change c = no_change(s);
-    bool fits = !may_evaluate_less(s);
-    while (!fits && c.job.eval.batch > 1) {
-        c.job.eval.batch /= 2;
-        fits = try_change(s, &c);
-    }
-}
-
-/* All that leaves the result as it is, at once. */
-static void try_everything(search *s)
-{
-    change c = no_change(s);
-    c.job.memory.recompute = TDM_JOB_RECOMPUTE_FULL;
-    c.worker_count = 1;
-    if (may_evaluate_less(s)) c.job.eval.batch = 1;
-    try_change(s, &c);
-}
-
-#define CHANGES_RESULT ", but changes the result"
 
 /* The lanes that the job names must not outnumber the rows. */
-static void try_train_batch(search *s)
+static bool smaller_batch(const search *s, change *c)
+{
+    (void)s;
+    if (c->job.train.batch <= 1 || c->job.train.batch / 2 < c->job.parallel.lanes) return false;
+    c->changes_result = true;
+    c->job.train.batch /= 2;
+    int64_t lanes = tdm_lanes_of(&c->job);
+    if (c->worker_count > lanes) c->worker_count = (int)lanes;
+    return true;
+}
+
+static bool more_lanes(const search *s, change *c)
+{
+    (void)s;
+    int64_t lanes = 2 * tdm_lanes_of(&c->job);
+    if (lanes > c->job.train.batch || lanes > TDM_LANES_MOST) return false;
+    c->changes_result = true;
+    c->job.parallel.lanes = lanes;
+    return true;
+}
+
+/* Lion keeps one number for a parameter. Jobs with settings that it refuses stay as they are. */
+static bool leaner_optimiser(const search *s, change *c)
+{
+    (void)s;
+    if (c->job.optim.kind == TDM_JOB_OPTIM_LION || c->job.optim.nesterov || c->job.optim.centred)
+        return false;
+    c->changes_result = true;
+    c->job.optim.kind = TDM_JOB_OPTIM_LION;
+    return true;
+}
+
+/* The fewest gradients to keep. */
+static bool one_lane(const search *s, change *c)
+{
+    (void)s;
+    if (tdm_lanes_of(&c->job) == 1) return false;
+    c->changes_result = true;
+    c->job.parallel.lanes = 1;
+    c->worker_count = 1;
+    return true;
+}
+
+/* Goes on until it fits, which is true then, or comes to the end; keeps what helped most. */
+static bool turn(search *s, change *c, notch_fn notch)
+{
+    change best = *c, next = *c;
+    while (notch(s, &next)) {
+        if (fits(s, &next)) {
+            *c = next;
+            return true;
+        }
+        if (next.bytes < best.bytes) best = next;
+    }
+    *c = best;
+    return false;
+}
+
+static void try_alone(search *s, notch_fn notch)
 {
     change c = no_change(s);
-    c.note = CHANGES_RESULT;
-    bool fits = false;
-    while (!fits && c.job.train.batch > 1 && c.job.train.batch / 2 >= c.job.parallel.lanes) {
-        c.job.train.batch /= 2;
-        int64_t lanes = tdm_lanes_of(&c.job);
-        if (c.worker_count > lanes) c.worker_count = (int)lanes;
-        fits = try_change(s, &c);
+    if (turn(s, &c, notch)) add_line(s, &c);
+}
+
+/* Takes back what a later part has made needless, and what costs the most time first. */
+static void take_back(search *s, change *c)
+{
+    int64_t lanes = tdm_lanes_of(&c->job);
+    int most = s->worker_count < lanes ? s->worker_count : (int)lanes;
+    for (int workers = most; workers > c->worker_count; workers /= 2) {
+        change t = *c;
+        t.worker_count = workers;
+        if (fits(s, &t)) *c = t;
+    }
+    for (int way = s->job->memory.recompute; way < c->job.memory.recompute; way++) {
+        change t = *c;
+        t.job.memory.recompute = way;
+        if (fits(s, &t)) *c = t;
+    }
+    for (int64_t rows = s->job->eval.batch; rows > c->job.eval.batch; rows /= 2) {
+        change t = *c;
+        t.job.eval.batch = rows;
+        if (fits(s, &t)) *c = t;
     }
 }
 
-static void try_lanes(search *s)
+/* Turns one after the other, up to a NULL; with the first that makes it fit the change is listed. */
+static bool try_in_turn(search *s, change *c, const notch_fn *notches)
 {
-    change c = no_change(s);
-    c.note = CHANGES_RESULT;
-    bool fits = false;
-    int64_t lanes = 2 * tdm_lanes_of(s->job);
-    for (; !fits && lanes <= s->job->train.batch && lanes <= TDM_LANES_MOST; lanes *= 2) {
-        c.job.parallel.lanes = lanes;
-        fits = try_change(s, &c);
+    for (; *notches; notches++) {
+        if (!turn(s, c, *notches)) continue;
+        take_back(s, c);
+        add_line(s, c);
+        return true;
     }
+    return false;
 }
 
-/* The least there is: one lane at a time, and then one row. */
-static void try_last_resort(search *s)
+/* The first combination that fits, from the least drastic on. */
+static void try_together(search *s, bool resumes)
 {
-    change c = no_change(s);
-    c.note = CHANGES_RESULT;
-    c.job.memory.recompute = TDM_JOB_RECOMPUTE_FULL;
-    c.worker_count = 1;
-    if (may_evaluate_less(s)) c.job.eval.batch = 1;
-    c.job.parallel.lanes = 1;
-    if (try_change(s, &c)) return;
-    c.job.train.batch = 1;
-    try_change(s, &c);
+    static const notch_fn same_result[] = {recompute_more, fewer_workers, evaluate_less, NULL};
+    static const notch_fn others[][4] = {{smaller_batch},
+                                         {more_lanes},
+                                         {leaner_optimiser},
+                                         {one_lane, smaller_batch},
+                                         {leaner_optimiser, one_lane, smaller_batch}};
+    change base = no_change(s);
+    bool done = try_in_turn(s, &base, same_result) || resumes;
+    for (size_t i = 0; !done && i < sizeof(others) / sizeof(others[0]); i++) {
+        change c = base;
+        done = try_in_turn(s, &c, others[i]);
+    }
 }
 
 /* ---- the check ------------------------------------------------------------------------------- */
@@ -347,15 +408,15 @@ static tdm_status refuse(search *s, const tdm_memory_estimate *e, bool resumes, 
     char needs[32], there[32], least[32];
     tdm_str parts = TDM_STR_INIT;
     describe(e, &parts);
-    try_recompute(s);
-    try_workers(s);
-    try_eval_batch(s);
-    if (s->found == 0) try_everything(s);
+    try_alone(s, recompute_more);
+    try_alone(s, fewer_workers);
+    try_alone(s, evaluate_less);
     if (!resumes) {
-        try_train_batch(s);
-        try_lanes(s);
-        if (s->found == 0) try_last_resort(s);
+        try_alone(s, smaller_batch);
+        try_alone(s, more_lanes);
+        try_alone(s, leaner_optimiser);
     }
+    if (s->found == 0) try_together(s, resumes);
     tdm_text_bytes(e->total_bytes, needs);
     tdm_text_bytes(s->budget, there);
     tdm_text_bytes(s->least, least);
@@ -367,10 +428,11 @@ static tdm_status refuse(search *s, const tdm_memory_estimate *e, bool resumes, 
     else
         tdm_fail(
             err, TDM_ERR_NO_MEMORY,
-            "the job needs %s of memory, and %s %s: %s. Neither recomputation nor fewer workers "
-            "nor smaller batches make it fit, the least is %s; take a smaller model, an "
-            "optimiser with less state, or a machine with more memory",
-            needs, whose, there, tdm_str_text(&parts), least);
+            "the job needs %s of memory, and %s %s: %s. Neither recomputation nor fewer workers%s "
+            "make it fit, the least is %s; take a smaller model, an optimiser with less state (sgd "
+            "with 'optim.momentum: 0' keeps none), or a machine with more memory",
+            needs, whose, there, tdm_str_text(&parts), resumes ? "" : " nor smaller batches",
+            least);
     tdm_str_release(&parts);
     tdm_str_release(&s->list);
     return TDM_ERR_NO_MEMORY;
@@ -387,6 +449,7 @@ tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, int w
                 .data = data,
                 .worker_count = workers,
                 .budget = tdm_memory_budget(job),
+                .needed = e.total_bytes,
                 .list = TDM_STR_INIT,
                 .least = e.total_bytes};
     return e.total_bytes > s.budget ? refuse(&s, &e, resumes, err) : TDM_OK;

@@ -119,6 +119,63 @@ test_refusal() {
     assert_contains "$out" "\"budget_bytes\":$((none - 1)),\"fits\":false"
 }
 
+# trains_with LIMIT SKIP PART...: trains with the changes that a refusal names, all but number SKIP.
+trains_with() {
+    local limit=$1 skip=$2 i=0 part n=2 sets=()
+    shift 2
+    for part in "$@"; do
+        i=$((i + 1))
+        [ "$i" -ne "$skip" ] || continue
+        case $part in
+        -n*) n=${part#-n } ;;
+        *) sets+=(--set "${part/: /=}") ;;
+        esac
+    done
+    "$TANDEM" train text.yaml -q -n "$n" --set memory.limit="$limit" --set run.dir=fits \
+        --set train.steps=1 ${sets[@]+"${sets[@]}"} >/dev/null 2>&1
+}
+
+# Every line of a refusal is true, and of a combination no part can be left out.
+lines_are_true() {
+    local limit=$1 line parts i
+    while IFS= read -r line; do
+        mapfile -t parts < <(sed 's/^ *//; s/ (needs.*//; s/, /\n/g' <<<"$line")
+        trains_with "$limit" 0 "${parts[@]}" || fail "with $limit bytes it does not fit: $line"
+        for ((i = 1; i <= ${#parts[@]}; i++)); do
+            ! trains_with "$limit" "$i" "${parts[@]}" ||
+                fail "with $limit bytes '${parts[i - 1]}' is needless: $line"
+        done
+    done <<<"${err##*fit:$'\n'}"
+}
+
+test_a_leaner_optimiser() {
+    local adam lion
+    assert_exit 0 "$TANDEM" inspect text.yaml --json
+    adam=$(json_value total_bytes <<<"$out")
+    assert_exit 0 "$TANDEM" inspect text.yaml --json --set optim.kind=lion
+    lion=$(json_value total_bytes <<<"$out")
+    assert_exit 1 "$TANDEM" train text.yaml --set run.dir=refused --set memory.limit="$lion"
+    assert_contains "$err" $'\n  optim.kind: lion (needs '
+    ((lion < adam)) || fail "lion needs $lion, adamw $adam"
+    # One that keeps as little is not changed for it.
+    assert_exit 1 "$TANDEM" train text.yaml --set run.dir=refused --set memory.limit=$((lion - 1)) \
+        --set optim.kind=sgd
+    assert_lacks "$err" "optim.kind"
+}
+
+test_what_is_named_fits() {
+    local limit together=0 unchanged=0
+    for limit in 2500kB 2000kB 1700kB 1600kB 1500kB 1400kB 1300kB 1200kB 1000kB 900kB 800kB; do
+        refused --set memory.limit=$limit
+        [[ $err == *"it fit:"* ]] || continue
+        lines_are_true $limit
+        [[ $err == *"This makes it fit:"* ]] || continue
+        together=$((together + 1))
+        [[ $err == *"changes the result"* ]] || unchanged=$((unchanged + 1))
+    done
+    ((together > unchanged && unchanged > 0)) || fail "$together combinations, $unchanged with the same result"
+}
+
 test_nothing_fits() {
     refused --set memory.limit=10kB
     assert_contains "$err" "memory.limit allows 10.0 KB"
