@@ -79,7 +79,7 @@ static inline uint64_t kernel_bench_hash(const tdm_tensor *t, int count)
 {
     uint64_t hash = 0xcbf29ce484222325u;
     for (int i = 0; i < count; i++)
-        for (size_t k = 0; k < tdm_tensor_bytes(&t[i]); k++)
+        for (size_t k = 0, bytes = tdm_tensor_bytes(&t[i]); k < bytes; k++)
             hash = (hash ^ ((const unsigned char *)t[i].data)[k]) * 0x100000001b3u;
     return hash;
 }
