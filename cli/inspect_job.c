@@ -33,20 +33,11 @@ typedef struct job_view {
 
 /* ---- looking --------------------------------------------------------------------------------- */
 
-static const char *backend_of(const tdm_job *job)
-{
-    return job->compute.backend == TDM_JOB_BACKEND_REF ? "ref" : NULL;
-}
-
 static tdm_status plan_training(job_view *v, const tdm_model_options *model, tdm_error *err)
 {
-    tdm_model_options m = *model;
-    m.batch = v->own->lane_rows;
-    m.training = true;
-    m.loss_scale = 1.0 / (double)v->own->batch;
+    tdm_model_options m = tdm_model_of_lane(model, v->own->lane_rows, v->own->batch);
     TDM_TRY(tdm_model_build(&m, &v->graph, err));
-    tdm_plan_options options = {.backend = backend_of(v->job),
-                                .threads = (int)v->job->compute.threads};
+    tdm_plan_options options = tdm_model_plan_options(v->job);
     return tdm_plan_create(v->graph, &options, &v->plan, err);
 }
 

@@ -53,6 +53,12 @@ TDM_API int64_t tdm_model_eval_rows(const tdm_model_options *options);
 TDM_API tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph **out,
                                    tdm_error *err);
 
+/* The model as a lane of `rows` rows of a batch trains it: its loss is its share of the batch's mean. */
+TDM_API tdm_model_options tdm_model_of_lane(const tdm_model_options *model, int64_t rows,
+                                            int64_t batch);
+/* How a job wants its graphs planned: with which kernels, on how many threads. */
+TDM_API tdm_plan_options tdm_model_plan_options(const tdm_job *job);
+
 /* Fills the block of parameters (tdm_graph_param_extent floats) with its first values. A function
  * of the seed and the model alone. */
 TDM_API void tdm_model_init(const tdm_graph *graph, uint64_t seed, float *params);

@@ -49,10 +49,9 @@ static tdm_status prepare(tdm_predictor *p, const tdm_model_options *model, floa
     p->batch = m.batch;
     p->class_count = m.class_count;
     TDM_TRY(tdm_model_build(&m, &p->graph, err));
-    tdm_plan_options options = {.backend = m.job->compute.backend == TDM_JOB_BACKEND_REF ? "ref"
-                                                                                         : NULL,
-                                .threads = 1,
-                                .forward_only = true};
+    tdm_plan_options options = tdm_model_plan_options(m.job);
+    options.threads = 1;
+    options.forward_only = true;
     TDM_TRY(tdm_plan_create(p->graph, &options, &p->plan, err));
     TDM_TRY(tdm_pages_map(tdm_plan_arena_bytes(p->plan), false, &p->arena, err));
     tdm_plan_bind(p->plan, TDM_SPACE_ARENA, p->arena.data);

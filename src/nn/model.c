@@ -206,6 +206,21 @@ tdm_status tdm_model_check(const tdm_job *job, tdm_error *err)
     return TDM_OK;
 }
 
+tdm_model_options tdm_model_of_lane(const tdm_model_options *model, int64_t rows, int64_t batch)
+{
+    tdm_model_options m = *model;
+    m.batch = rows;
+    m.training = true;
+    m.loss_scale = 1.0 / (double)batch;
+    return m;
+}
+
+tdm_plan_options tdm_model_plan_options(const tdm_job *job)
+{
+    return (tdm_plan_options){.backend = job->compute.backend == TDM_JOB_BACKEND_REF ? "ref" : NULL,
+                              .threads = job->compute.threads > 1 ? (int)job->compute.threads : 1};
+}
+
 int64_t tdm_model_eval_rows(const tdm_model_options *options)
 {
     int64_t rows = options->job->eval.batch;

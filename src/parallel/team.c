@@ -515,10 +515,7 @@ static tdm_status build_graphs(tdm_team *team, tdm_error *err)
         for (int64_t rows = least; rows <= least + (batch % team->options.lane_count != 0);
              rows++) {
             if (rows == 0 || find_graph(team, batch, rows) >= 0) continue;
-            tdm_model_options m = team->options.model;
-            m.batch = rows;
-            m.training = true;
-            m.loss_scale = 1.0 / (double)batch;
+            tdm_model_options m = tdm_model_of_lane(&team->options.model, rows, batch);
             lane_graph *g = &team->graphs[team->graph_count];
             TDM_TRY(tdm_model_build(&m, &g->graph, err));
             g->batch = batch;
@@ -536,9 +533,7 @@ static tdm_status build_graphs(tdm_team *team, tdm_error *err)
 static tdm_status prepare_plans(worker *w, tdm_error *err)
 {
     tdm_team *team = w->team;
-    tdm_plan_options options = {
-        .backend = team->options.model.job->compute.backend == TDM_JOB_BACKEND_REF ? "ref" : NULL,
-        .threads = team->thread_count};
+    tdm_plan_options options = tdm_model_plan_options(team->options.model.job);
     size_t arena_bytes = 64;
     for (int i = 0; i < team->graph_count; i++) {
         TDM_TRY(tdm_plan_create(team->graphs[i].graph, &options, &w->plans[i], err));
@@ -628,8 +623,7 @@ tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_
     if (!team) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
     team->options = *options;
     team->worker_count = options->worker_count;
-    team->thread_count = (int)options->model.job->compute.threads;
-    if (team->thread_count < 1) team->thread_count = 1;
+    team->thread_count = tdm_model_plan_options(options->model.job).threads;
     team->scratch_elements = 2 * PIECE_ELEMENTS;
     for (int64_t n = options->lane_count; n > 1; n /= 2) team->scratch_elements += PIECE_ELEMENTS;
     size_t lanes = (size_t)options->lane_count;

@@ -75,14 +75,17 @@ const tdm_kernel *tdm_kernel_find(const tdm_kernel_backend_ops *backend, tdm_op_
     return NULL;
 }
 
+/* Of a table that is compiled for each level, the one for this processor's. */
+#if defined(__x86_64__)
+#define HERE(table)                                                                                \
+    (tdm_kernel_level() >= 4 ? &table##_4 : tdm_kernel_level() == 3 ? &table##_3 : &table##_2)
+#else
+#define HERE(table) (&table##_0)
+#endif
+
 static const tdm__vec_loops *loops_here(void)
 {
-#if defined(__x86_64__)
-    int level = tdm_kernel_level();
-    return level >= 4 ? &tdm__vec_loops_4 : level == 3 ? &tdm__vec_loops_3 : &tdm__vec_loops_2;
-#else
-    return &tdm__vec_loops_0;
-#endif
+    return HERE(tdm__vec_loops);
 }
 
 bool tdm_kernel_add_into(float *a, const float *b, size_t count)
@@ -97,34 +100,17 @@ bool tdm_kernel_modest(const float *a, size_t count)
 
 const tdm__vec_winograd *tdm__winograd_here(void)
 {
-#if defined(__x86_64__)
-    int level = tdm_kernel_level();
-    return level >= 4   ? &tdm__vec_winograd_4
-           : level == 3 ? &tdm__vec_winograd_3
-                        : &tdm__vec_winograd_2;
-#else
-    return &tdm__vec_winograd_0;
-#endif
-}
-
-static const tdm__vec_random *random_here(void)
-{
-#if defined(__x86_64__)
-    int level = tdm_kernel_level();
-    return level >= 4 ? &tdm__vec_random_4 : level == 3 ? &tdm__vec_random_3 : &tdm__vec_random_2;
-#else
-    return &tdm__vec_random_0;
-#endif
+    return HERE(tdm__vec_winograd);
 }
 
 void tdm_kernel_uniform(tdm_rng_address address, double scale, float *out, size_t count)
 {
-    random_here()->uniform(address, scale, out, count);
+    HERE(tdm__vec_random)->uniform(address, scale, out, count);
 }
 
 void tdm_kernel_normal(tdm_rng_address address, double scale, float *out, size_t count)
 {
-    random_here()->normal(address, scale, out, count);
+    HERE(tdm__vec_random)->normal(address, scale, out, count);
 }
 
 void tdm_kernel_spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args)

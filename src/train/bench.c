@@ -186,14 +186,9 @@ static tdm_status measure_steps(bench *b, tdm_error *err)
 
 static tdm_status prepare_lane(bench *b, tdm_error *err)
 {
-    tdm_model_options m = b->model;
-    m.batch = b->out->lane_rows;
-    m.training = true;
-    m.loss_scale = 1.0 / (double)b->out->batch;
+    tdm_model_options m = tdm_model_of_lane(&b->model, b->out->lane_rows, b->out->batch);
     TDM_TRY(tdm_model_build(&m, &b->lane, err));
-    tdm_plan_options options = {.backend = b->job->compute.backend == TDM_JOB_BACKEND_REF ? "ref"
-                                                                                          : NULL,
-                                .threads = b->out->thread_count};
+    tdm_plan_options options = tdm_model_plan_options(b->job);
     TDM_TRY(tdm_plan_create(b->lane, &options, &b->plan, err));
     TDM_TRY(tdm_pages_map(tdm_plan_arena_bytes(b->plan), false, &b->arena, err));
     TDM_TRY(tdm_pages_map(tdm_graph_grad_extent(b->lane) * sizeof(float), false, &b->grads, err));

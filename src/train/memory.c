@@ -45,11 +45,6 @@ int tdm__workers_of(const tdm_job *job, int worker_count)
     return workers > 1 ? (int)workers : 1;
 }
 
-static const char *backend_of(const tdm_job *job)
-{
-    return job->compute.backend == TDM_JOB_BACKEND_REF ? "ref" : NULL;
-}
-
 static void count_flops(const tdm_graph *graph, const tdm_plan *plan, tdm_memory_estimate *e)
 {
     for (size_t i = 0; i < tdm_plan_node_count(plan); i++) {
@@ -84,15 +79,11 @@ static void count_blocks(const tdm_job *job, const tdm_graph *graph, tdm_memory_
 static tdm_status plan_training(const tdm_model_options *model, tdm_memory_estimate *e,
                                 tdm_error *err)
 {
-    tdm_model_options m = *model;
-    m.batch = e->lane_rows;
-    m.training = true;
-    m.loss_scale = 1.0 / (double)e->batch;
+    tdm_model_options m = tdm_model_of_lane(model, e->lane_rows, e->batch);
     tdm_graph *graph;
     TDM_TRY(tdm_model_build(&m, &graph, err));
     tdm_plan *plan;
-    tdm_plan_options options = {.backend = backend_of(m.job),
-                                .threads = (int)m.job->compute.threads};
+    tdm_plan_options options = tdm_model_plan_options(m.job);
     tdm_status status = tdm_plan_create(graph, &options, &plan, err);
     if (status == TDM_OK) {
         e->arena_bytes = tdm_plan_arena_bytes(plan);
@@ -115,7 +106,9 @@ static tdm_status plan_evaluation(const tdm_model_options *model, int64_t test_c
     tdm_graph *graph;
     TDM_TRY(tdm_model_build(&m, &graph, err));
     tdm_plan *plan;
-    tdm_plan_options options = {.backend = backend_of(m.job), .threads = 1, .forward_only = true};
+    tdm_plan_options options = tdm_model_plan_options(m.job);
+    options.threads = 1; /* as the predictor has it */
+    options.forward_only = true;
     tdm_status status = tdm_plan_create(graph, &options, &plan, err);
     if (status == TDM_OK) {
         e->evaluation_bytes = tdm_plan_arena_bytes(plan);

@@ -67,3 +67,10 @@ wait_for() {
         sleep 0.01
     done
 }
+
+# make_images FILE: 8 x 8 images with a bright row, whose number is the class.
+make_images() {
+    awk 'BEGIN { srand(3); for (n = 0; n < 96; n++) { c = n % 4; line = "";
+        for (i = 0; i < 64; i++) line = line int(rand() * 60 + (int(i / 8) == 2 * c ? 120 : 0)) ",";
+        print line c } }' >"$1"
+}
