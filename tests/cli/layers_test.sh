@@ -6,10 +6,7 @@ source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
 source "$source_root/tests/cli/train_lib.sh"
 
-# 8 x 8 images with a bright row, whose number is the class.
-awk 'BEGIN { srand(3); for (n = 0; n < 96; n++) { c = n % 4; line = "";
-    for (i = 0; i < 64; i++) line = line int(rand() * 60 + (int(i / 8) == 2 * c ? 120 : 0)) ",";
-    print line c } }' >images.csv
+make_images images.csv
 cat >residual.yaml <<'YAML'
 name: residual
 data: {train: images.csv, test_fraction: 0.25, shape: [8, 8]}

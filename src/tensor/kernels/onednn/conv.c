@@ -202,28 +202,19 @@ static size_t scratchpad_bytes(dnnl_primitive_desc_t desc)
         dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0));
 }
 
-/* Makes the passage of operand `index`. Sets *bytes to what the reorder needs of scratchpad. */
+/* Makes the passage of operand `index`; *pad_bytes grows to what it needs of scratchpad. */
 static tdm_status make_passage(tdm__onednn *b, convolution *c, int index,
-                               const dnnl_memory_desc_t *ours, size_t *bytes, tdm_error *err)
+                               const dnnl_memory_desc_t *ours, size_t *pad_bytes, tdm_error *err)
 {
     passage *p = &c->passages[index];
     bool back = index == output_of(c->way);
     dnnl_memory_t inner = c->args[index].memory;
     const dnnl_memory_desc_t *theirs;
-    dnnl_primitive_attr_t attr;
-    dnnl_primitive_desc_t desc;
     dnnl_memory_get_memory_desc(inner, &theirs);
     TDM_TRY(tdm__onednn_check(dnnl_memory_create(&p->ours, ours, b->engine, DNNL_MEMORY_NONE),
                               "making a memory handle", err));
-    TDM_TRY(tdm__onednn_user_scratchpad(&attr, err));
-    dnnl_status_t made = dnnl_reorder_primitive_desc_create(&desc, back ? theirs : ours, b->engine,
-                                                            back ? ours : theirs, b->engine, attr);
-    dnnl_primitive_attr_destroy(attr);
-    TDM_TRY(tdm__onednn_check(made, "choosing a way to reorder", err));
-    *bytes = scratchpad_bytes(desc);
-    made = dnnl_primitive_create(&p->reorder, desc);
-    dnnl_primitive_desc_destroy(desc);
-    TDM_TRY(tdm__onednn_check(made, "compiling a reorder", err));
+    TDM_TRY(tdm__onednn_reorder(b, back ? theirs : ours, back ? ours : theirs, &p->reorder,
+                                pad_bytes, err));
     p->args[0] = (dnnl_exec_arg_t){DNNL_ARG_FROM, back ? inner : p->ours};
     p->args[1] = (dnnl_exec_arg_t){DNNL_ARG_TO, back ? p->ours : inner};
     p->args[2] = c->args[SCRATCHPAD];
@@ -246,11 +237,9 @@ static tdm_status make_passages(tdm__onednn *b, tdm_kernel_call *call, convoluti
     size_t inner_bytes = 0;
     for (int i = 0; i < PASSAGE_COUNT; i++) {
         const dnnl_memory_desc_t *theirs;
-        size_t bytes = 0;
         dnnl_memory_get_memory_desc(c->args[i].memory, &theirs);
         if (dnnl_memory_desc_equal(&ours[i], theirs)) continue;
-        TDM_TRY(make_passage(b, c, i, &ours[i], &bytes, err));
-        if (bytes > pad_bytes) pad_bytes = bytes;
+        TDM_TRY(make_passage(b, c, i, &ours[i], &pad_bytes, err));
         c->passages[i].offset = inner_bytes; /* behind the scratchpad, once that is known */
         inner_bytes += aligned(dnnl_memory_desc_get_size(theirs));
     }

@@ -67,6 +67,26 @@ tdm_status tdm__onednn_user_scratchpad(dnnl_primitive_attr_t *out, tdm_error *er
 }
 
 /* All was settled in prepare(): a failure here is a defect. */
+tdm_status tdm__onednn_reorder(tdm__onednn *b, const dnnl_memory_desc_t *from,
+                               const dnnl_memory_desc_t *to, dnnl_primitive_t *out,
+                               size_t *pad_bytes, tdm_error *err)
+{
+    dnnl_primitive_attr_t attr;
+    dnnl_primitive_desc_t desc;
+    TDM_TRY(tdm__onednn_user_scratchpad(&attr, err));
+    dnnl_status_t made = dnnl_reorder_primitive_desc_create(&desc, from, b->engine, to, b->engine,
+                                                            attr);
+    dnnl_primitive_attr_destroy(attr);
+    TDM_TRY(tdm__onednn_check(made, "choosing a way to reorder", err));
+    size_t bytes = dnnl_memory_desc_get_size(
+        dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0));
+    made = dnnl_primitive_create(out, desc);
+    dnnl_primitive_desc_destroy(desc);
+    TDM_TRY(tdm__onednn_check(made, "compiling a reorder", err));
+    if (bytes > *pad_bytes) *pad_bytes = bytes;
+    return TDM_OK;
+}
+
 void tdm__onednn_execute(const tdm__onednn *b, dnnl_primitive_t primitive, int arg_count,
                          const dnnl_exec_arg_t *args)
 {

@@ -18,6 +18,11 @@ void tdm__onednn_close(void *backend);
 tdm_status tdm__onednn_check(dnnl_status_t status, const char *what, tdm_error *err);
 /* Attributes that say: scratch memory is ours. Owned by the caller. */
 tdm_status tdm__onednn_user_scratchpad(dnnl_primitive_attr_t *out, tdm_error *err);
+/* A primitive that brings numbers from one order into another. *pad_bytes becomes what it needs of
+ * scratchpad, unless it is more already. Owned by the caller. */
+tdm_status tdm__onednn_reorder(tdm__onednn *b, const dnnl_memory_desc_t *from,
+                               const dnnl_memory_desc_t *to, dnnl_primitive_t *out,
+                               size_t *pad_bytes, tdm_error *err);
 /* Runs a primitive whose shapes, handles and memory were all settled in prepare(). */
 void tdm__onednn_execute(const tdm__onednn *b, dnnl_primitive_t primitive, int arg_count,
                          const dnnl_exec_arg_t *args);

@@ -151,19 +151,7 @@ static tdm_status make_reorder(tdm__onednn *b, tiling *t, const dnnl_memory_desc
     TDM_TRY(
         tdm__onednn_check(dnnl_memory_create(&t->our_windows, &ours, b->engine, DNNL_MEMORY_NONE),
                           "making a memory handle", err));
-    dnnl_primitive_attr_t attr;
-    dnnl_primitive_desc_t desc;
-    TDM_TRY(tdm__onednn_user_scratchpad(&attr, err));
-    dnnl_status_t made = dnnl_reorder_primitive_desc_create(&desc, &ours, b->engine, theirs,
-                                                            b->engine, attr);
-    dnnl_primitive_attr_destroy(attr);
-    TDM_TRY(tdm__onednn_check(made, "choosing a way to reorder", err));
-    size_t bytes = dnnl_memory_desc_get_size(
-        dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0));
-    if (bytes > *pad_bytes) *pad_bytes = bytes;
-    made = dnnl_primitive_create(&t->reorder, desc);
-    dnnl_primitive_desc_destroy(desc);
-    TDM_TRY(tdm__onednn_check(made, "compiling a reorder", err));
+    TDM_TRY(tdm__onednn_reorder(b, &ours, theirs, &t->reorder, pad_bytes, err));
     t->reorder_args[0] = (dnnl_exec_arg_t){DNNL_ARG_FROM, t->our_windows};
     t->reorder_args[1] = (dnnl_exec_arg_t){DNNL_ARG_TO, t->full.args[WINDOWS].memory};
     t->reorder_args[2] = t->full.args[SCRATCHPAD];
