@@ -1,0 +1,266 @@
+/*
+ * comm.h: ranks that talk: a world, groups, collectives, and errors in place of hangs.
+ *
+ * A world is a fixed set of ranks of one membership epoch, each a process (or, under the simulator of
+ * sim.h, a coroutine). A group is an ordered subset of them. Every collective runs on a group, and the
+ * members call a group's collectives in the same order. Calls are numbered within their group, and
+ * each carries (epoch, sequence, kind, bytes, dtype, group): when two ranks call different things, all
+ * members get TDM_ERR_PEER_MISMATCH, with the ranks and both calls named.
+ *
+ * Sums are canonical: they follow a fixed binary tree over the index of lanes, node = left + right, so
+ * the bits do not depend on the number of ranks, the transport or the algorithm.
+ *
+ * Nothing waits for ever: every call has a deadline, after which TDM_ERR_PEER_TIMEOUT names the ranks
+ * that are missing, what each did last, and when. A dead peer ends every pending call of every group it
+ * belongs to with TDM_ERR_PEER_FAILED. A group on which a call has ended with a status of the peer
+ * group is broken: each later call on it fails at once, with the first error's text.
+ *
+ * Threading: calls on one comm may come from any thread; starts on one group must be ordered by the
+ * caller. Buffers belong to the call until it has ended, with success or not.
+ */
+#ifndef TANDEM_COMM_H
+#define TANDEM_COMM_H
+
+#include <tandem/base.h>
+#include <tandem/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tdm_comm tdm_comm;       /* this rank's place in a world */
+typedef struct tdm_group tdm_group;     /* an ordered subset of its ranks */
+typedef struct tdm_request tdm_request; /* a call that was started */
+
+/* ---- the world ------------------------------------------------------------------------------- */
+
+enum { TDM_RANKS_MOST = 65536 };
+
+/* Zero means: from the environment (see tdm_comm_environment), or else the default. */
+typedef struct tdm_comm_options {
+    const char *transport;  /* auto (by where the ranks run), shm, ucx, mpi */
+    const char *rendezvous; /* HOST:PORT where rank 0 listens, or the path of a file all can see */
+    const char *secret;     /* a rank with another one is turned away */
+    const char *job; /* any text that names the job, such as its hash; all must bring the same */
+    bool has_place;  /* rank and size below are meant; else they come from the environment */
+    int rank, size;
+    uint32_t epoch;    /* of the membership; all must bring the same */
+    double deadline_s; /* of calls that set none; 30 */
+    double join_s;     /* how long to wait for all ranks to come; 60 */
+    const char *trace; /* a folder for the recorder's files (trace.h); none: memory alone */
+    const char *tune;  /* a file of measured choices (`tandem bench allreduce --tune`) */
+    int streams;       /* connections for each pair of hosts, where the transport has several; 1 */
+} tdm_comm_options;
+
+/*
+ * What the environment says of this process's place: TANDEM_* (from `tandem run`), or Open MPI's,
+ * MPICH's and Slurm's variables. TDM_ERR_NOT_FOUND when nothing does. `launcher` names who set it.
+ */
+typedef struct tdm_comm_place {
+    int rank, size;
+    int local_rank, local_size; /* -1 when not known */
+    const char *launcher;       /* "tandem", "openmpi", "mpich", "slurm" */
+} tdm_comm_place;
+TDM_API tdm_status tdm_comm_environment(tdm_comm_place *out, tdm_error *err);
+
+/*
+ * Joins the world; returns when all ranks have come. TDM_ERR_PEER_REFUSED, with the reason, when rank
+ * 0 turns this one away (wrong job, version, size, epoch or secret, or the rank is there already);
+ * TDM_ERR_PEER_TIMEOUT, naming who is missing, when not all came within join_s.
+ */
+TDM_API tdm_status tdm_comm_open(const tdm_comm_options *options, tdm_comm **out, tdm_error *err);
+/* Says good-bye to the others, ends the threads and frees everything. NULL is fine. */
+TDM_API void tdm_comm_close(tdm_comm *comm);
+
+TDM_API int tdm_comm_rank(const tdm_comm *comm);
+TDM_API int tdm_comm_size(const tdm_comm *comm);
+TDM_API uint32_t tdm_comm_epoch(const tdm_comm *comm);
+/* The group of all ranks. Lives as long as the comm. */
+TDM_API tdm_group *tdm_comm_world(tdm_comm *comm);
+
+typedef struct tdm_comm_info {
+    const char *transport;      /* "shm", "ucx", "mpi", "sim" or "shm+ucx"; lives as long as comm */
+    int host_index, host_count; /* hosts are numbered by their lowest rank */
+    int local_rank, local_size; /* among the ranks of this host */
+} tdm_comm_info;
+TDM_API void tdm_comm_info_get(const tdm_comm *comm, tdm_comm_info *out);
+/* The host of a rank, as in tdm_comm_info. */
+TDM_API int tdm_comm_host_of(const tdm_comm *comm, int rank);
+
+/* How a rank is known to be: its death is noticed in the background, also when nobody talks to it. */
+typedef enum tdm_peer_state {
+    TDM_PEER_WELL = 0,
+    TDM_PEER_LEFT, /* closed its comm */
+    TDM_PEER_LOST  /* died, or its connection did */
+} tdm_peer_state;
+TDM_API tdm_peer_state tdm_comm_peer_state(const tdm_comm *comm, int rank);
+
+/* Breaks all groups, here and on every other rank, with TDM_ERR_PEER_FAILED and this text. */
+TDM_API void tdm_comm_revoke(tdm_comm *comm, const char *why);
+
+/*
+ * Memory that all ranks of this host see, zeroed, 64-byte aligned (4,096 from a page up). Any rank may
+ * take as much as it likes, alone; what lies in it is reduced where it lies, without a copy. Without
+ * neighbours on the host it is ordinary memory. `tdm_comm_shared_free` gives it back; what is not
+ * freed goes with the comm, and with the last rank of the host in any case, however it ends.
+ */
+TDM_API tdm_status tdm_comm_shared(tdm_comm *comm, size_t bytes, void **out, tdm_error *err);
+TDM_API void tdm_comm_shared_free(tdm_comm *comm, void *memory);
+
+/* ---- groups ---------------------------------------------------------------------------------- */
+
+/*
+ * A group of these ranks of the world, in this order, which must include the caller. Collective over
+ * its members: each calls it with the same list, in the same order relative to other groups that it
+ * makes. Any number of groups; a rank may be in many.
+ */
+TDM_API tdm_status tdm_group_create(tdm_comm *comm, const int *ranks, int count, tdm_group **out,
+                                    tdm_error *err);
+TDM_API void tdm_group_destroy(tdm_group *group); /* local; no call may be pending */
+TDM_API int tdm_group_rank(const tdm_group *group);
+TDM_API int tdm_group_size(const tdm_group *group);
+TDM_API int tdm_group_world_rank(const tdm_group *group, int rank); /* of a member */
+/* TDM_OK, or why every call on this group fails now. */
+TDM_API tdm_status tdm_group_check(const tdm_group *group, tdm_error *err);
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+typedef enum tdm_call_kind {
+    TDM_CALL_BARRIER = 1,
+    TDM_CALL_BROADCAST,      /* root's `in` (or `out`) to everybody's `out` */
+    TDM_CALL_REDUCE,         /* everybody's `in` to root's `out` */
+    TDM_CALL_ALL_REDUCE,     /* everybody's `in` to everybody's `out` */
+    TDM_CALL_REDUCE_SCATTER, /* `in` has count elements; `out` gets this rank's slice of the sum */
+    TDM_CALL_ALL_GATHER,     /* `in` is this rank's slice; `out` has count elements */
+    TDM_CALL_GATHER,         /* `in` is this rank's slice; root's `out` has count elements */
+    TDM_CALL_SCATTER,        /* root's `in` has count elements; `out` gets this rank's slice */
+    TDM_CALL_ALL_TO_ALL, /* slice j of `in` goes to rank j; `out` has `size` blocks, by sender, each
+                                as large as this rank's slice */
+    TDM_CALL_SEND,       /* `in` to rank `root` of the group, matched by `tag` */
+    TDM_CALL_RECV        /* from rank `root` of the group, into `out` */
+} tdm_call_kind;
+TDM_API const char *tdm_call_kind_name(tdm_call_kind kind); /* "all_reduce"; never NULL */
+
+/* SUM, MIN and MAX: f32, f64, f16, bf16, i32, i64 (whole numbers wrap around). In f16 and bf16 every
+ * node of the tree is rounded to the type. MIN and MAX of floats: NaN wins. USER: any type. */
+typedef enum tdm_reduce {
+    TDM_REDUCE_SUM = 0,
+    TDM_REDUCE_MIN,
+    TDM_REDUCE_MAX,
+    TDM_REDUCE_USER
+} tdm_reduce;
+TDM_API const char *tdm_reduce_name(tdm_reduce reduce);
+
+/* into = into (+) from, for `count` elements; `into` is the left side. Need not commute. May be called
+ * from the progress thread, and for any piece of the buffer. */
+typedef void (*tdm_reduce_fn)(void *into, const void *from, size_t count, void *user);
+
+/*
+ * How the numbers of a reduction are spread over the ranks. Rank i of the group holds lanes
+ * [first[i], first[i + 1]); `first` has size + 1 entries, from 0 to lane_count, none decreasing; a rank
+ * may have none. `lane_count` is a power of two. `absent`, when not NULL, has a byte for each lane: a
+ * lane that is absent takes no part, and the node above it is its sibling. All ranks bring the same.
+ * A rank adds the lanes of each whole sub-tree it holds by itself, by the same tree, and brings the
+ * sums as parts, in the order of tdm_lane_nodes. Without lanes, rank i holds lane i and brings `in`.
+ */
+typedef struct tdm_lanes {
+    int64_t lane_count;
+    const int64_t *first;
+    const uint8_t *absent;
+} tdm_lanes;
+
+enum { TDM_LANE_PARTS_MOST = 64 };
+/* The largest whole sub-trees of lanes [first, last), from left to right, as heap numbers (root 1,
+ * children 2n and 2n + 1, lane l is lane_count + l), without those whose lanes are all absent. Returns
+ * their number, at most TDM_LANE_PARTS_MOST. */
+TDM_API int tdm_lane_nodes(const tdm_lanes *lanes, int64_t first, int64_t last, int64_t *out);
+
+typedef enum tdm_algorithm {
+    TDM_ALGORITHM_AUTO = 0, /* by size and topology: see docs/communication.md */
+    TDM_ALGORITHM_DIRECT,   /* everybody sends to everybody that needs it */
+    TDM_ALGORITHM_RING, /* floats added by a ring are not canonical: only when it is asked for by name */
+    TDM_ALGORITHM_DOUBLING, /* recursive doubling */
+    TDM_ALGORITHM_TREE,
+    TDM_ALGORITHM_HIERARCHY, /* inside hosts, between hosts, inside hosts */
+    TDM_ALGORITHM_WINDOW     /* through memory that all members see: one host only */
+} tdm_algorithm;
+TDM_API const char *tdm_algorithm_name(tdm_algorithm algorithm);
+TDM_API tdm_status tdm_algorithm_find(const char *name, tdm_algorithm *out, tdm_error *err);
+
+/* Fields that a kind has no use for are ignored. Ranks must agree on all but the buffers, priority and
+ * deadline. `in` and `out` are the same, or do not overlap. */
+typedef struct tdm_call {
+    tdm_call_kind kind;
+    tdm_dtype dtype;
+    size_t count;   /* elements, over all slices */
+    const void *in; /* NULL: in `out` (for slices: at this rank's slice of it) */
+    void *out;
+    tdm_reduce reduce;
+    tdm_reduce_fn user_reduce; /* REDUCE_USER */
+    void *user;
+    const tdm_lanes *lanes;   /* reductions; borrowed until the call has ended */
+    const void *const *parts; /* with lanes: the sums of this rank's nodes, `count` elements each */
+    int root;                 /* also the other side of SEND and RECV */
+    uint32_t tag;             /* SEND, RECV */
+    tdm_algorithm algorithm;
+    int priority;      /* lower goes first; 0 */
+    double deadline_s; /* 0: the comm's; counted from the start */
+} tdm_call;
+
+/* Slice `rank` of `count` elements cut for `size` ranks: sizes differ by one at most. */
+typedef struct tdm_extent {
+    size_t first, count;
+} tdm_extent;
+TDM_API tdm_extent tdm_group_slice(size_t count, int size, int rank);
+
+/* Runs it to its end. */
+TDM_API tdm_status tdm_call_run(tdm_group *group, const tdm_call *call, tdm_error *err);
+/* Starts it. The call goes on in the background; `call` itself may be forgotten, its buffers not. */
+TDM_API tdm_status tdm_call_start(tdm_group *group, const tdm_call *call, tdm_request **out,
+                                  tdm_error *err);
+/* Whether it has ended. Moves things on a little; never waits. */
+TDM_API bool tdm_request_test(tdm_request *request);
+/* Waits for its end, gives its status, and frees the request. */
+TDM_API tdm_status tdm_request_wait(tdm_request *request, tdm_error *err);
+
+/* The usual calls, each one line. `in` may be NULL or equal to `out`: in place. */
+TDM_API tdm_status tdm_group_barrier(tdm_group *group, tdm_error *err);
+TDM_API tdm_status tdm_group_broadcast(tdm_group *group, void *data, size_t count, tdm_dtype dtype,
+                                       int root, tdm_error *err);
+TDM_API tdm_status tdm_group_all_reduce(tdm_group *group, const void *in, void *out, size_t count,
+                                        tdm_dtype dtype, tdm_reduce reduce, tdm_error *err);
+TDM_API tdm_status tdm_group_reduce(tdm_group *group, const void *in, void *out, size_t count,
+                                    tdm_dtype dtype, tdm_reduce reduce, int root, tdm_error *err);
+TDM_API tdm_status tdm_group_reduce_scatter(tdm_group *group, const void *in, void *out,
+                                            size_t count, tdm_dtype dtype, tdm_reduce reduce,
+                                            tdm_error *err);
+TDM_API tdm_status tdm_group_all_gather(tdm_group *group, const void *in, void *out, size_t count,
+                                        tdm_dtype dtype, tdm_error *err);
+TDM_API tdm_status tdm_group_gather(tdm_group *group, const void *in, void *out, size_t count,
+                                    tdm_dtype dtype, int root, tdm_error *err);
+TDM_API tdm_status tdm_group_scatter(tdm_group *group, const void *in, void *out, size_t count,
+                                     tdm_dtype dtype, int root, tdm_error *err);
+TDM_API tdm_status tdm_group_all_to_all(tdm_group *group, const void *in, void *out, size_t count,
+                                        tdm_dtype dtype, tdm_error *err);
+TDM_API tdm_status tdm_group_send(tdm_group *group, int to, uint32_t tag, const void *data,
+                                  size_t bytes, tdm_error *err);
+TDM_API tdm_status tdm_group_recv(tdm_group *group, int from, uint32_t tag, void *data,
+                                  size_t bytes, tdm_error *err);
+
+/* ---- what is built in ------------------------------------------------------------------------ */
+
+/* Walks the transports: name and one line about it, and whether it can be used here (else `why` says
+ * what is missing). False past the end. For `tandem doctor`. */
+typedef struct tdm_transport_info {
+    const char *name;
+    const char *about;
+    bool usable;
+    char why[160];
+    char library[TDM_LIBRARY_BYTES]; /* "UCX 1.13.1"; empty when it stands on none */
+} tdm_transport_info;
+TDM_API bool tdm_transport_at(size_t index, tdm_transport_info *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,92 @@
+/*
+ * trace.h: what ranks did last, read from the recorder's files.
+ *
+ * Every rank of a world keeps its last 4,096 events in a file of the run's folder, written through
+ * shared memory: also a rank that was killed has left its last act there. A trace is all such files of
+ * a folder, with their clocks put side by side. `tandem trace` prints it, and writes it as JSON that
+ * chrome://tracing and Perfetto draw. Files come from outside and are checked as such.
+ */
+#ifndef TANDEM_TRACE_H
+#define TANDEM_TRACE_H
+
+#include <tandem/comm.h>
+#include <tandem/text.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { TDM_TRACE_EVENTS = 4096 };
+
+typedef enum tdm_trace_kind {
+    TDM_TRACE_NONE = 0,
+    TDM_TRACE_OPEN,     /* the rank joined the world */
+    TDM_TRACE_CLOSE,    /* and left it */
+    TDM_TRACE_GROUP,    /* made a group: bytes is its size */
+    TDM_TRACE_BEGIN,    /* a call began */
+    TDM_TRACE_END,      /* a call ended; status */
+    TDM_TRACE_WAIT,     /* a call waits for `peer`, since now */
+    TDM_TRACE_RESUME,   /* and goes on */
+    TDM_TRACE_SEND,     /* a message of `bytes` to `peer` was handed to the transport */
+    TDM_TRACE_SENT,     /* and may be forgotten */
+    TDM_TRACE_RECEIVED, /* a message of `bytes` from `peer` is there */
+    TDM_TRACE_COMPUTE,  /* `bytes` were added, `detail` ns long, until now */
+    TDM_TRACE_LOST,     /* `peer` is known to be dead */
+    TDM_TRACE_BROKEN,   /* the group is broken; status */
+    TDM_TRACE_MARK      /* the program's own: tdm_comm_mark */
+} tdm_trace_kind;
+TDM_API const char *tdm_trace_kind_name(tdm_trace_kind kind);
+
+/* 64 bytes in the file. */
+typedef struct tdm_trace_event {
+    uint64_t time_ns; /* of the rank's monotonic clock */
+    uint64_t bytes;
+    uint64_t detail;
+    uint32_t group;
+    uint32_t sequence;
+    int32_t peer; /* rank in the world; -1 for none */
+    uint16_t status;
+    uint8_t kind; /* a tdm_trace_kind */
+    uint8_t call; /* a tdm_call_kind; 0 for none */
+    uint8_t dtype;
+    uint8_t reserved[3];
+    uint32_t step;
+    char text[16]; /* a mark's name, cut; not always ended by 0 */
+} tdm_trace_event;
+
+/* A mark of the program's own in this rank's trace: a point, or the end of something `ns` long. */
+TDM_API void tdm_comm_mark(tdm_comm *comm, const char *name, uint64_t ns);
+/* Writes this rank's ring to `dir` now, whether or not the comm was opened with a trace folder. */
+TDM_API tdm_status tdm_comm_dump(tdm_comm *comm, const char *dir, tdm_error *err);
+
+typedef struct tdm_trace_rank {
+    int rank, size;
+    uint32_t epoch;
+    int64_t pid;
+    char host[64];
+    char transport[16];
+    double unix_offset_s; /* add to time_ns / 1e9 for the wall clock */
+    bool closed;          /* ended in good order */
+    size_t event_count;   /* oldest first */
+    uint64_t lost_count;  /* events that were overwritten */
+    const tdm_trace_event *events;
+} tdm_trace_rank;
+
+typedef struct tdm_trace tdm_trace;
+
+/* Reads the files of a folder (or of its subfolder `trace`). TDM_ERR_NOT_FOUND when there is none. A
+ * damaged file is left out and named by a warning in the log. */
+TDM_API tdm_status tdm_trace_open(const char *dir, tdm_trace **out, tdm_error *err);
+TDM_API void tdm_trace_close(tdm_trace *trace);
+TDM_API size_t tdm_trace_rank_count(const tdm_trace *trace);
+TDM_API const tdm_trace_rank *tdm_trace_rank_at(const tdm_trace *trace, size_t index); /* by rank */
+/* One line for people: "all_reduce #17 of group 0: f32, 4.0 MB". */
+TDM_API void tdm_trace_event_text(const tdm_trace_event *event, tdm_str *out);
+/* The whole as Chrome's trace event JSON: one process for each rank, calls and waits as bars, messages
+ * as arrows. */
+TDM_API void tdm_trace_chrome(const tdm_trace *trace, tdm_str *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,67 @@
+/*
+ * control.h: how ranks find each other, and how news travels when calls do not.
+ *
+ * Every rank has one connection (TCP, or a UNIX socket on one host) to the hub, a thread in rank 0,
+ * for as long as the world lives. Over it ranks join (with the job's secret, by challenge and answer),
+ * exchange addresses, send a heartbeat with what they did last, and hear that somebody has died, left
+ * or broken a group. The kernel closes a dead process's connection, so the hub knows at once, and so do
+ * all others, whether they talk to it or not. When the hub dies, each rank sees its own connection end.
+ *
+ * The engine sees a table, because the simulator (sim.h) has its own.
+ */
+#ifndef TANDEM_COMM_CONTROL_H
+#define TANDEM_COMM_CONTROL_H
+
+#include <tandem/comm.h>
+
+typedef struct tdm__control tdm__control;
+
+typedef enum tdm__news_kind {
+    TDM__NEWS_LOST = 1, /* `rank` is dead or cut off; `text` says how that was noticed */
+    TDM__NEWS_LEFT,     /* `rank` has closed its comm */
+    TDM__NEWS_BROKEN    /* `rank` broke group `group` (TDM__ALL_GROUPS: all) with status and text */
+} tdm__news_kind;
+
+#define TDM__ALL_GROUPS UINT32_MAX
+
+typedef struct tdm__news {
+    tdm__news_kind kind;
+    int rank;
+    uint32_t group;
+    tdm_status status;
+    const char *text;
+} tdm__news;
+
+typedef struct tdm__control_events {
+    void *user;
+    /* From the control thread, never while a call of ours is running on it. */
+    void (*news)(void *user, const tdm__news *news);
+    /* What this rank did last, in a line, for the heartbeat. From the control thread. */
+    void (*describe)(void *user, char *out, size_t bytes);
+} tdm__control_events;
+
+typedef struct tdm__control_ops {
+    /* Everybody's bytes to everybody, by rank, in order: collective over the world. `out_all` has
+     * `size` blocks, allocated as one piece for the caller to free() (out_all[0] is its start). */
+    tdm_status (*exchange)(tdm__control *control, const void *mine, size_t bytes,
+                           uint8_t ***out_all, size_t **out_bytes, tdm_error *err);
+    /* Tells all others that this rank broke a group. Never blocks for long; best effort. */
+    void (*broken)(tdm__control *control, uint32_t group, tdm_status status, const char *text);
+    /* What these ranks did last and when they were last heard, as "rank 2 (alpha, process 123): ...;
+     * rank 5: ...", from their heartbeats. Waits at most 0.3 s for the hub's answer. */
+    void (*report)(tdm__control *control, const int *ranks, int count, char *out, size_t bytes);
+    /* Says good-bye and frees it. */
+    void (*close)(tdm__control *control);
+} tdm__control_ops;
+
+struct tdm__control {
+    const tdm__control_ops *ops;
+    int rank, size;
+    uint32_t world; /* the number drawn for this world by rank 0 */
+};
+
+/* Joins by options and environment (boot.c). The events begin only after tdm__control_listen. */
+tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out, tdm_error *err);
+void tdm__control_listen(tdm__control *control, const tdm__control_events *events);
+
+#endif

@@ -1,0 +1,268 @@
+/*
+ * engine.h: calls in progress: what the files of this room share about them.
+ *
+ * A call is executed as one or more *programs*, one for each segment of its data, of which a few run
+ * side by side. A program is a list of instructions for this rank alone: send, receive, wait for what
+ * was started, copy, add, and, within a host, raise a counter in shared memory or wait for a
+ * neighbour's. An algorithm (algorithms/) writes the program of a segment; the engine runs it. So the
+ * collectives are written once, for all transports, synchronous and asynchronous alike.
+ *
+ * Running: instructions are executed in order. SEND and RECV are started and do not hold the program
+ * up; JOIN holds it until all that it started has ended; AWAIT until a counter is reached. Whoever has
+ * the lock moves all programs on, the most urgent call first: a thread that waits for a request, a
+ * call of tdm_request_test, or the progress thread, which exists from the first tdm_call_start on.
+ *
+ * Invariants:
+ *  1. A message is known by (group, sequence, step, source). A sender uses a step once in a call. The
+ *     receiver's program expects the same (step, source, bytes).
+ *  2. Every arrival's head is compared with this rank's own call of that (group, sequence), whether it
+ *     is pending, past (the last TDM__HISTORY calls are remembered) or comes later. A difference breaks
+ *     the group everywhere (control.h).
+ *  3. A request ends only when no transport touches its buffers any more.
+ *  4. Whatever ends a call with a status of the peer group breaks its group; a broken group's pending
+ *     calls all end.
+ *  5. Programs of different ranks agree because they are computed from the same call, the same group
+ *     and the same table of choices (choose.c, rank 0's, handed out when the world is made).
+ */
+#ifndef TANDEM_COMM_ENGINE_H
+#define TANDEM_COMM_ENGINE_H
+
+#include "comm/control.h"
+#include "comm/host.h"
+#include "comm/recorder.h"
+#include "comm/reduce.h"
+#include "comm/transport.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum {
+    TDM__HISTORY = 64,      /* calls of a group that are remembered after their end */
+    TDM__FLIGHT_MOST = 8,   /* segments of one call that run side by side */
+    TDM__WINDOW_SLOTS = 32, /* calls of a group that may use its window side by side */
+    TDM__WINDOW_FLIGHT = 2, /* segments of one call that have staging at once */
+    TDM__WINDOW_STAGES = 4, /* calls that have staging at once: sequence modulo this */
+    TDM__NOTICE_STEP = -1   /* as a step: "I wait for you in this call", without payload */
+};
+
+/* ---- programs (program.c) --------------------------------------------------------------------- */
+
+typedef enum tdm__op {
+    TDM__OP_SEND = 1, /* `bytes` at `from` to group rank `peer`, as `step` */
+    TDM__OP_RECV,     /* `bytes` from group rank `peer`, as `step`, to `to` */
+    TDM__OP_JOIN,
+    TDM__OP_COPY,  /* `bytes` at `from` to `to` */
+    TDM__OP_PAIR,  /* `to` = `from` (+) `other`, `bytes` */
+    TDM__OP_TREE,  /* trees[tree], see tdm__program_tree */
+    TDM__OP_POST,  /* this rank's counter in the window of this call's slot := value; rings bells */
+    TDM__OP_AWAIT, /* until the counter of local member `peer` (-1: of all) is at least `value` */
+    TDM__OP_CALL   /* runs `function(request, segment)`, for what no other instruction says */
+} tdm__op;
+
+typedef struct tdm__program tdm__program;
+
+typedef struct tdm__instruction {
+    uint8_t op;
+    bool stream; /* COPY, TREE: past the cache */
+    int peer;
+    uint32_t step;
+    uint32_t value;
+    const void *from, *other;
+    void *to;
+    size_t bytes;
+    int tree;
+    void (*function)(tdm_request *request, int segment);
+} tdm__instruction;
+
+/* A run of a tree plan: sources and destinations in the program's arena. */
+typedef struct tdm__tree_call {
+    const tdm__tree_plan *plan;
+    const void **sources;
+    void **destinations;
+    int destination_count;
+    size_t count;
+} tdm__tree_call;
+
+struct tdm__program {
+    tdm_request *request;
+    int segment;
+    tdm_arena *arena; /* instructions, trees and scratch; reset for the next segment */
+    tdm__instruction *list;
+    int count, capacity;
+    tdm__tree_call *trees;
+    int tree_count, tree_capacity;
+    int at;      /* the next instruction */
+    int pending; /* sends and receives that have not ended */
+    bool active, no_memory;
+};
+
+/* Writers for algorithms. They note a lack of memory in the program, which the engine looks at. */
+void tdm__program_send(tdm__program *p, int peer, uint32_t step, const void *from, size_t bytes);
+void tdm__program_recv(tdm__program *p, int peer, uint32_t step, void *to, size_t bytes);
+void tdm__program_join(tdm__program *p);
+void tdm__program_copy(tdm__program *p, void *to, const void *from, size_t bytes, bool stream);
+void tdm__program_pair(tdm__program *p, void *to, const void *left, const void *right,
+                       size_t bytes);
+void tdm__program_tree(tdm__program *p, const tdm__tree_plan *plan, const void *const *sources,
+                       void *const *destinations, int destination_count, size_t count, bool stream);
+void tdm__program_post(tdm__program *p, uint32_t value);
+void tdm__program_await(tdm__program *p, int local_member, uint32_t value);
+void tdm__program_call(tdm__program *p, void (*function)(tdm_request *, int));
+/* Memory that lives as long as the segment's program, not zeroed; NULL (noted) when there is none. */
+void *tdm__program_scratch(tdm__program *p, size_t bytes);
+
+/* ---- algorithms (choose.c lists them, algorithms/ has one file for each family) ----------------- */
+
+/* How a call is cut: `count` elements into segments of `segment` elements (the last may be shorter; a
+ * call without data has one segment), `flight` of which run side by side. */
+typedef struct tdm__cut {
+    size_t segment;
+    int flight;
+} tdm__cut;
+
+typedef struct tdm__algorithm_ops {
+    tdm_algorithm id;
+    bool window; /* uses the group's window: all members are on one host, or HIERARCHY */
+    const char *about;
+    /* Whether it can do this call on this group. */
+    bool (*fits)(const tdm_group *group, const tdm_call *call);
+    tdm__cut (*cut)(const tdm_group *group, const tdm_call *call);
+    /* Writes this rank's program for one segment: elements [first, first + count) of the call. For
+     * kinds with slices, see the algorithm's header on what a segment is. */
+    void (*build)(tdm__program *program, size_t first, size_t count);
+} tdm__algorithm_ops;
+
+/* One row of choices: from `bytes` on, for groups like this, take this algorithm. */
+typedef struct tdm__choice {
+    uint8_t kind;   /* a tdm_call_kind */
+    uint8_t shape;  /* 0: members on several hosts or messages only, 1: one host with a window */
+    uint16_t size;  /* group size from which on it holds */
+    uint64_t bytes; /* of the call, from which on it holds */
+    uint8_t algorithm;
+    uint32_t segment_bytes; /* 0: the algorithm's own */
+} tdm__choice;
+
+typedef struct tdm__choices {
+    tdm__choice *rows;
+    int count;
+} tdm__choices;
+
+/* The built-in table, or the one in a file (written by tdm_tune_write), checked. */
+tdm_status tdm__choices_load(const char *path, tdm__choices *out, tdm_error *err);
+void tdm__choices_release(tdm__choices *choices);
+/* The algorithm for a call: the one asked for, if it fits; else the table's; else whatever fits. */
+tdm_status tdm__choose(const tdm_group *group, const tdm_call *call, const tdm__algorithm_ops **out,
+                       tdm_error *err);
+
+/* ---- the window of a group on one host (window.c) ---------------------------------------------- */
+
+/* A local member's word to the others about one call, in shared memory. */
+typedef struct tdm__cell {
+    /* (sequence << 32) + value of the last POST; grows for ever, so "at least" is enough. */
+    _Alignas(64) _Atomic uint64_t counter;
+    uint64_t in_offset,
+        out_offset;              /* of buffers that lie in the host's memory; UINT64_MAX: do not */
+    _Alignas(64) tdm__head head; /* what this member calls: compared by all others */
+} tdm__cell;
+
+typedef struct tdm__window {
+    tdm__host *host;
+    int local_count;        /* members on this host */
+    int local_index;        /* this rank among them */
+    int *local_members;     /* by local index: rank in the group */
+    int *host_places;       /* by local index: place in the host */
+    uint64_t offset;        /* of the shared block */
+    tdm__cell *cells;       /* [slot][local_index] */
+    _Atomic uint64_t *done; /* by local index: calls [0, done) have ended there */
+    uint8_t *staging;       /* [stage][flight][local_index][stage_bytes] */
+    size_t stage_bytes;
+    void *fast; /* what tdm__window_run_fast needs */
+} tdm__window;
+
+tdm__cell *tdm__window_cell(const tdm__window *w, uint32_t sequence, int local_index);
+uint8_t *tdm__window_staging(const tdm__window *w, uint32_t sequence, int segment, int local_index);
+
+/* ---- groups and requests ----------------------------------------------------------------------- */
+
+struct tdm_group {
+    tdm_comm *comm;
+    uint32_t id; /* 0: the world */
+    int rank, size;
+    int *ranks;   /* by member: rank in the world */
+    int *host_of; /* by member: number of its host within the group, by first appearance */
+    int host_count;
+    int *local_of;       /* by member: its place among the members of its host */
+    int *host_size;      /* by host within the group */
+    tdm__window *window; /* NULL: no neighbour on this host, or no shared memory */
+    uint32_t next_sequence;
+    tdm__head history[TDM__HISTORY]; /* of sequence s at s modulo this; magic 0: none yet */
+    tdm_error broken;                /* status TDM_OK: it is whole */
+    tdm_group *next;                 /* of the comm's list */
+};
+
+struct tdm_request {
+    tdm_group *group;
+    tdm_call call; /* with NULL `in` and the like resolved */
+    tdm__head head;
+    const tdm__algorithm_ops *algorithm;
+    tdm__cut cut;
+    size_t segment_count, next_segment, ended_segments;
+    tdm__program programs[TDM__FLIGHT_MOST];
+    tdm__tree_plan plan;        /* of the reduction over all ranks' parts, where there is one */
+    void *state;                /* of the algorithm; freed with free() */
+    double begin_s, deadline_s; /* on the transport's clock */
+    double notice_s;            /* when to send the next notice */
+    bool done, ending, background;
+    tdm_error error;
+    tdm_request *next; /* of the comm's pending list, by priority, then by age */
+};
+
+struct tdm_comm {
+    tdm_comm_options options; /* resolved; texts owned */
+    int rank, size;
+    uint32_t epoch;
+    tdm__control *control;
+    tdm__transport *transport; /* one, or the composite of shm and another */
+    tdm__host *host;           /* NULL: alone on this host, or without shared memory */
+    int *host_of;              /* by rank */
+    tdm_comm_info info;
+    tdm__recorder *recorder;
+    tdm__choices choices;
+
+    pthread_mutex_t lock;   /* all below, and every call of the transport but wait and wake */
+    pthread_cond_t changed; /* a request has ended, or the poller's place is free */
+    bool polled;            /* somebody sleeps in the transport */
+    bool closing;
+    bool has_thread;
+    pthread_t thread; /* the progress thread */
+    tdm_group *groups;
+    tdm_request *pending;
+    uint8_t *peer_states;         /* by rank: a tdm_peer_state */
+    struct tdm__matches *matches; /* receives that wait, arrivals that wait (match.c) */
+};
+
+/* engine.c: for the other files. All with the lock held. */
+double tdm__comm_now(tdm_comm *comm);
+/* Moves everything on. Returns whether anything changed. */
+bool tdm__engine_progress(tdm_comm *comm);
+/* Breaks a group here, and (with `tell`) on all its members. The first word stays. */
+void tdm__group_break(tdm_group *group, bool tell, tdm_status status, const char *fmt, ...)
+    TDM_PRINTF(4, 5);
+/* Two ranks disagree: says so, and breaks the group everywhere. */
+void tdm__group_mismatch(tdm_group *group, int their_world_rank, const tdm__head *mine,
+                         const tdm__head *theirs);
+/* "all_reduce of 1024 f32 by sum": what a head says, for messages. */
+const char *tdm__head_text(const tdm__head *head, char *out, size_t bytes);
+
+/* open.c: a comm on a given control and transport (the simulator makes its own). Takes both. */
+typedef struct tdm__comm_parts {
+    tdm__control *control;
+    tdm__transport *transport;
+    tdm__host *host;
+    int *host_of;    /* by rank; taken, from malloc */
+    bool no_threads; /* there is one thread only: no progress thread, no control thread */
+} tdm__comm_parts;
+tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_parts *parts,
+                              tdm_comm **out, tdm_error *err);
+
+#endif

@@ -1,0 +1,38 @@
+/*
+ * recorder.h: the last events of this rank, in memory that outlives it.
+ *
+ * Each rank has one ring of TDM__EVENTS events in a mapping of a file (RUN/rank-00003.trace), so that
+ * a SIGKILL loses nothing: the pages belong to the file. Without a folder the ring is anonymous memory,
+ * and is written to a file only when asked. Recording is a fetch-and-add and four stores, from any
+ * thread; it never fails and never waits. The reader is in trace.h.
+ */
+#ifndef TANDEM_COMM_RECORDER_H
+#define TANDEM_COMM_RECORDER_H
+
+#include <tandem/trace.h>
+
+typedef struct tdm__recorder tdm__recorder;
+
+typedef struct tdm__recorder_options {
+    const char *dir; /* NULL: anonymous memory; made when it is not there */
+    int rank, size;
+    uint32_t epoch;
+    const char *transport;
+} tdm__recorder_options;
+
+tdm_status tdm__recorder_create(const tdm__recorder_options *options, tdm__recorder **out,
+                                tdm_error *err);
+void tdm__recorder_destroy(tdm__recorder *recorder); /* the file stays */
+
+/* Records an event, now. `time_ns` 0: tdm_clock_ns(). */
+void tdm__record(tdm__recorder *recorder, tdm_trace_event event);
+
+/* The text "all_reduce #17 of world, 4 MB f32, began 1.2 s ago, waits for ranks 2 and 5" from the newest
+ * events; for heartbeats and for errors. Returns `out`. */
+const char *tdm__recorder_last(const tdm__recorder *recorder, char *out, size_t bytes);
+
+/* Writes the ring as a file of the same format, for rings in anonymous memory (nothing to do for
+ * those in files but a sync). */
+tdm_status tdm__recorder_dump(const tdm__recorder *recorder, const char *dir, tdm_error *err);
+
+#endif

@@ -1,0 +1,35 @@
+/*
+ * wire.c: heads of messages: sealed when they are sent, checked when they come.
+ *
+ * A head comes from outside. The check (FNV-1a over the 60 bytes before it) is there against
+ * garbage and strangers that speak to the wrong port, not against an enemy who can compute it: whoever
+ * must be kept out is kept out when the world is made (boot.c), and by TLS beyond a trusted network.
+ */
+#include "comm/transport.h"
+
+#include <string.h>
+
+/* FNV-1a. */
+static uint32_t sum_of(const tdm__head *head)
+{
+    uint8_t bytes[offsetof(tdm__head, check)];
+    memcpy(bytes, head, sizeof bytes);
+    uint32_t sum = 2166136261u;
+    for (size_t i = 0; i < sizeof bytes; i++) sum = (sum ^ bytes[i]) * 16777619u;
+    return sum;
+}
+
+void tdm__head_seal(tdm__head *head)
+{
+    head->magic = TDM__HEAD_MAGIC;
+    head->check = sum_of(head);
+}
+
+bool tdm__head_check(const tdm__head *head, uint32_t world, int size)
+{
+    return head->magic == TDM__HEAD_MAGIC && head->world == world &&
+           head->source < (uint32_t)size && head->kind >= TDM_CALL_BARRIER &&
+           head->kind <= TDM_CALL_RECV && head->dtype < TDM_DTYPE_COUNT &&
+           head->reduce <= TDM_REDUCE_USER && head->algorithm <= TDM_ALGORITHM_WINDOW &&
+           head->bytes <= INT64_MAX && head->check == sum_of(head);
+}
