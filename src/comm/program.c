@@ -1,0 +1,114 @@
+/*
+ * program.c: how the program of a segment is written, instruction by instruction.
+ *
+ * A program's list and its trees grow by doubling in the program's arena; what is outgrown stays there
+ * until the arena is reset, which costs at most as much again. Writers never fail to their caller: a
+ * lack of memory is noted in the program (no_memory), after which the rest of it is worthless and the
+ * engine ends the call. Messages of no bytes are messages all the same (a barrier consists of them);
+ * copies of no bytes and sums of no elements are not written.
+ */
+#include "comm/engine.h"
+
+#include <string.h>
+
+enum { FIRST_CAPACITY = 16 };
+
+/* A list of `count` items of `size` bytes with room for one more, or NULL (noted). */
+static void *grow(tdm__program *p, void *list, int count, int *capacity, size_t size)
+{
+    if (count < *capacity) return list;
+    int wanted = *capacity ? 2 * *capacity : FIRST_CAPACITY;
+    void *grown = tdm_arena_array(p->arena, (size_t)wanted, size);
+    if (!grown) {
+        p->no_memory = true;
+        return NULL;
+    }
+    if (count) memcpy(grown, list, (size_t)count * size);
+    *capacity = wanted;
+    return grown;
+}
+
+static void append(tdm__program *p, tdm__instruction instruction)
+{
+    tdm__instruction *list = grow(p, p->list, p->count, &p->capacity, sizeof instruction);
+    if (!list) return;
+    p->list = list;
+    list[p->count++] = instruction;
+}
+
+void tdm__program_send(tdm__program *p, int peer, uint32_t step, const void *from, size_t bytes)
+{
+    append(p, (tdm__instruction){
+                  .op = TDM__OP_SEND, .peer = peer, .step = step, .from = from, .bytes = bytes});
+}
+
+void tdm__program_recv(tdm__program *p, int peer, uint32_t step, void *to, size_t bytes)
+{
+    append(p, (tdm__instruction){
+                  .op = TDM__OP_RECV, .peer = peer, .step = step, .to = to, .bytes = bytes});
+}
+
+void tdm__program_join(tdm__program *p)
+{
+    append(p, (tdm__instruction){.op = TDM__OP_JOIN});
+}
+
+void tdm__program_copy(tdm__program *p, void *to, const void *from, size_t bytes, bool stream)
+{
+    if (bytes == 0 || to == from) return;
+    append(p, (tdm__instruction){
+                  .op = TDM__OP_COPY, .stream = stream, .from = from, .to = to, .bytes = bytes});
+}
+
+void tdm__program_pair(tdm__program *p, void *to, const void *left, const void *right, size_t bytes)
+{
+    if (bytes == 0) return;
+    append(p, (tdm__instruction){
+                  .op = TDM__OP_PAIR, .from = left, .other = right, .to = to, .bytes = bytes});
+}
+
+void tdm__program_tree(tdm__program *p, const tdm__tree_plan *plan, const void *const *sources,
+                       void *const *destinations, int destination_count, size_t count, bool stream)
+{
+    if (count == 0) return;
+    tdm__tree_call *trees = grow(p, p->trees, p->tree_count, &p->tree_capacity,
+                                 sizeof(tdm__tree_call));
+    const void **own_sources = tdm_arena_array(p->arena, (size_t)plan->leaf_count, sizeof(void *));
+    void **own_destinations = tdm_arena_array(p->arena, (size_t)destination_count, sizeof(void *));
+    if (!trees || !own_sources || !own_destinations) {
+        p->no_memory = true;
+        return;
+    }
+    if (plan->leaf_count) memcpy(own_sources, sources, (size_t)plan->leaf_count * sizeof(void *));
+    memcpy(own_destinations, destinations, (size_t)destination_count * sizeof(void *));
+    p->trees = trees;
+    trees[p->tree_count] = (tdm__tree_call){.plan = plan,
+                                            .sources = own_sources,
+                                            .destinations = own_destinations,
+                                            .destination_count = destination_count,
+                                            .count = count};
+    append(p, (tdm__instruction){.op = TDM__OP_TREE, .stream = stream, .tree = p->tree_count++});
+}
+
+void tdm__program_post(tdm__program *p, uint32_t value)
+{
+    append(p, (tdm__instruction){.op = TDM__OP_POST, .value = value});
+}
+
+void tdm__program_await(tdm__program *p, int local_member, uint32_t value)
+{
+    append(p, (tdm__instruction){.op = TDM__OP_AWAIT, .peer = local_member, .value = value});
+}
+
+void tdm__program_call(tdm__program *p, void (*function)(tdm_request *, int))
+{
+    append(p, (tdm__instruction){.op = TDM__OP_CALL, .function = function});
+}
+
+void *tdm__program_scratch(tdm__program *p, size_t bytes)
+{
+    enum { CACHE_LINE = 64 };
+    void *memory = tdm_arena_alloc(p->arena, bytes, CACHE_LINE);
+    if (!memory) p->no_memory = true;
+    return memory;
+}
