@@ -37,12 +37,13 @@
 #include <stdatomic.h>
 
 enum {
-    TDM__HISTORY = 64,      /* calls of a group that are remembered after their end */
-    TDM__FLIGHT_MOST = 8,   /* segments of one call that run side by side */
-    TDM__WINDOW_SLOTS = 32, /* calls of a group that may use its window side by side */
-    TDM__WINDOW_FLIGHT = 2, /* segments of one call that have staging at once */
-    TDM__WINDOW_STAGES = 4, /* calls that have staging at once: sequence modulo this */
-    TDM__NOTICE_STEP = -1   /* as a step: "I wait for you in this call", without payload */
+    TDM__HISTORY = 64,         /* calls of a group that are remembered after their end */
+    TDM__FLIGHT_MOST = 8,      /* segments of one call that run side by side */
+    TDM__WINDOW_SLOTS = 16,    /* calls of a group that may use its window side by side */
+    TDM__WINDOW_FLIGHT = 2,    /* pieces of one call that have staging at once */
+    TDM__WINDOW_STAGES = 2,    /* calls that have staging at once: sequence modulo this */
+    TDM__WINDOW_INLINE = 4096, /* bytes of a call's data that its cell carries along */
+    TDM__NOTICE_STEP = -1      /* as a step: "I wait for you in this call", without payload */
 };
 
 /* ---- programs (program.c) --------------------------------------------------------------------- */
@@ -158,29 +159,72 @@ tdm_status tdm__choose(const tdm_group *group, const tdm_call *call, const tdm__
 
 /* A local member's word to the others about one call, in shared memory. */
 typedef struct tdm__cell {
-    /* (sequence << 32) + value of the last POST; grows for ever, so "at least" is enough. */
+    /* (sequence << 32) + value of the last POST. Compared by difference: it may wrap around. */
     _Alignas(64) _Atomic uint64_t counter;
-    uint64_t in_offset,
-        out_offset;              /* of buffers that lie in the host's memory; UINT64_MAX: do not */
-    _Alignas(64) tdm__head head; /* what this member calls: compared by all others */
+    uint64_t agreed; /* a hash of what must agree in `head` */
+    /* Of buffers that lie in the host's memory; UINT64_MAX: do not. */
+    uint64_t in_offset, out_offset;
+    _Alignas(64) tdm__head head; /* what this member calls: looked at when the hashes differ */
+    _Alignas(
+        64) uint8_t data[TDM__WINDOW_INLINE]; /* small calls: the data; lanes: the parts' offsets */
 } tdm__cell;
+
+/* A counter with a cache line of its own. */
+typedef struct tdm__line {
+    _Alignas(64) _Atomic uint64_t value;
+} tdm__line;
 
 typedef struct tdm__window {
     tdm__host *host;
-    int local_count;        /* members on this host */
-    int local_index;        /* this rank among them */
-    int *local_members;     /* by local index: rank in the group */
-    int *host_places;       /* by local index: place in the host */
-    uint64_t offset;        /* of the shared block */
-    tdm__cell *cells;       /* [slot][local_index] */
-    _Atomic uint64_t *done; /* by local index: calls [0, done) have ended there */
-    uint8_t *staging;       /* [stage][flight][local_index][stage_bytes] */
+    int local_count;    /* members on this host */
+    int local_index;    /* this rank among them */
+    int *local_members; /* by local index: rank in the group */
+    int *host_places;   /* by local index: place in the host */
+    uint64_t offset;    /* of the shared block */
+    tdm__cell *cells;   /* [slot][local_index] */
+    tdm__line *done;    /* by local index: calls before (value >> 32) have ended there */
+    uint8_t *staging;   /* [stage][flight][local_index][stage_bytes] */
     size_t stage_bytes;
-    void *fast; /* what tdm__window_run_fast needs */
+    uint64_t all_done;   /* the least of `done` when it was last looked at */
+    uint64_t ended;      /* bit i: call (done >> 32) + i has ended here, out of order */
+    tdm__tree_plan plan; /* of one part for each member, when all are on this host */
+    bool crowded;        /* more ranks on the host than processors */
 } tdm__window;
 
+/*
+ * Life: the lowest local member makes the block, all enter it (it too) by its offset, each leaves it
+ * when its group goes; the last one gives the memory back. enter() sets group->window.
+ */
+tdm_status tdm__window_make(tdm__host *host, int local_count, uint64_t *out_offset, tdm_error *err);
+tdm_status tdm__window_enter(tdm_group *group, uint64_t offset, tdm_error *err);
+void tdm__window_leave(tdm_group *group);
+
+/*
+ * For the engine. POST and AWAIT of a program: a value of 0 is never posted; to await 0 is to wait
+ * until the call's slot and staging are free. When a neighbour's head is another than ours the group
+ * is broken (tdm__group_mismatch), and the answer is no. `local_member` -1: all.
+ */
+void tdm__window_post(tdm__program *program, uint32_t value);
+bool tdm__window_reached(tdm__program *program, int local_member, uint32_t value);
+/* To be called for every numbered call of a group with a window, once it has ended, whatever its
+ * algorithm and its end: slots and staging are free for others from here on. */
+void tdm__window_ended(tdm_group *group, uint32_t sequence);
+/*
+ * A small synchronous call without a request. False: not for this path (nothing has happened). The
+ * caller holds the lock and has found no other call of the group pending; head->sequence is taken,
+ * head->algorithm is TDM_ALGORITHM_WINDOW (chosen, not asked for), `in` and the like are resolved. It
+ * releases the lock while it sleeps. It says the same words to the neighbours as the program of the
+ * same call does, so that some may run it this way and others the other way. On true the call has
+ * ended (tdm__window_ended was called) with *status.
+ */
+bool tdm__window_run_fast(tdm_group *group, const tdm__head *head, const tdm_call *call,
+                          double deadline_at_s, tdm_status *status, tdm_error *err);
+
 tdm__cell *tdm__window_cell(const tdm__window *w, uint32_t sequence, int local_index);
-uint8_t *tdm__window_staging(const tdm__window *w, uint32_t sequence, int segment, int local_index);
+uint8_t *tdm__window_staging(const tdm__window *w, uint32_t sequence, int flight, int local_index);
+
+extern const tdm__algorithm_ops tdm__algorithm_window;
+extern const tdm__algorithm_ops tdm__algorithm_hierarchy;
 
 /* ---- groups and requests ----------------------------------------------------------------------- */
 
