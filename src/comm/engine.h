@@ -84,6 +84,18 @@ typedef struct tdm__tree_call {
     size_t count;
 } tdm__tree_call;
 
+/* A message on its way: queued, expected, or with the transport (transfer.c). */
+typedef struct tdm__transfer {
+    struct tdm__transfer *next, *previous; /* of the comm's list, or of the free ones */
+    tdm_request *request;                  /* NULL: a notice, which nobody waits for */
+    tdm__program *program;
+    int peer; /* rank in the world */
+    bool receive;
+    bool handed; /* the transport has it */
+    const void *data;
+    tdm__head head;
+} tdm__transfer;
+
 struct tdm__program {
     tdm_request *request;
     int segment;
@@ -239,6 +251,10 @@ struct tdm_group {
     int *host_size;      /* by host within the group */
     tdm__window *window; /* NULL: no neighbour on this host, or no shared memory */
     uint32_t next_sequence;
+    uint32_t ended_count;                /* calls [0, ended_count) have ended here */
+    uint64_t ended_bits;                 /* bit i: so has call ended_count + i */
+    struct tdm__pair_count *pair_counts; /* messages sent to and received from each peer by tag */
+    int pair_count, pair_capacity;
     tdm__head history[TDM__HISTORY]; /* of sequence s at s modulo this; magic 0: none yet */
     tdm_error broken;                /* status TDM_OK: it is whole */
     tdm_group *next;                 /* of the comm's list */
@@ -256,7 +272,14 @@ struct tdm_request {
     void *state;                /* of the algorithm; freed with free() */
     double begin_s, deadline_s; /* on the transport's clock */
     double notice_s;            /* when to send the next notice */
-    bool done, ending, background;
+    bool done, ending;
+    bool background; /* the progress thread cares for it */
+    bool begun;      /* its slot of the window was free, its programs may run */
+    bool late;       /* its deadline has passed, and the report is being fetched */
+    bool checked;    /* the neighbours' heads in the window are like its own */
+    int outstanding; /* transfers that the transport has */
+    double ending_s; /* since when it is ending */
+    void *copy;      /* of the input, where it is needed; owned */
     tdm_error error;
     tdm_request *next; /* of the comm's pending list, by priority, then by age */
 };
@@ -285,18 +308,83 @@ struct tdm_comm {
     struct tdm__matches *matches; /* receives that wait, arrivals that wait (match.c) */
 };
 
-/* engine.c: for the other files. All with the lock held. */
+/* A counter that grows for ever has reached a value, also when both have wrapped around. */
+static inline bool tdm__reached(uint64_t counter, uint64_t value)
+{
+    return (int64_t)(counter - value) >= 0;
+}
+
+/* All below: with the lock held, unless it says otherwise. */
+
+/* engine.c */
+enum { TDM__PEER_LOSING = 3 }; /* a state of a peer: the transport has just lost it */
 double tdm__comm_now(tdm_comm *comm);
 /* Moves everything on. Returns whether anything changed. */
 bool tdm__engine_progress(tdm_comm *comm);
+/* Waits until the request has ended. */
+void tdm__engine_wait(tdm_comm *comm, tdm_request *request);
+/* Sees to it that the progress thread runs; without one, calls move on only while somebody waits. */
+void tdm__engine_background(tdm_comm *comm);
+void tdm__engine_stop(tdm_comm *comm); /* without the lock: ends the progress thread */
+void tdm__comm_lock(tdm_comm *comm);
+/* Unlocks, and tells the others what is to be told. */
+void tdm__comm_unlock(tdm_comm *comm);
+void tdm__engine_news(void *comm, const tdm__news *news);       /* without the lock */
+void tdm__engine_describe(void *comm, char *out, size_t bytes); /* without the lock */
+
+/* fail.c: what goes wrong. */
 /* Breaks a group here, and (with `tell`) on all its members. The first word stays. */
 void tdm__group_break(tdm_group *group, bool tell, tdm_status status, const char *fmt, ...)
     TDM_PRINTF(4, 5);
 /* Two ranks disagree: says so, and breaks the group everywhere. */
 void tdm__group_mismatch(tdm_group *group, int their_world_rank, const tdm__head *mine,
                          const tdm__head *theirs);
+/* Whether both heads are of the same call. */
+bool tdm__heads_agree(const tdm__head *mine, const tdm__head *theirs);
 /* "all_reduce of 1024 f32 by sum": what a head says, for messages. */
 const char *tdm__head_text(const tdm__head *head, char *out, size_t bytes);
+/* "all_reduce #17 of world": which call it is. */
+const char *tdm__call_name(const tdm_group *group, const tdm__head *head, char *out, size_t bytes);
+/* A peer is dead: forgets it and breaks its groups. */
+void tdm__peer_lost(tdm_comm *comm, int peer, bool tell, const char *how);
+void tdm__engine_losses(tdm_comm *comm); /* those that the transport has reported */
+/* Deadlines, notices, and requests that are slow to end. Gives the time of the next such thing. May let
+ * go of the lock for a moment. */
+double tdm__engine_timers(tdm_comm *comm);
+
+/* run.c: requests. */
+tdm_request *tdm__request_create(tdm_group *group); /* NULL: no memory */
+void tdm__request_start(tdm_request *request);      /* its call, head and algorithm are set */
+void tdm__request_run(tdm_request *request, bool *changed);
+void tdm__request_end(tdm_request *request, const tdm_error *error);
+void tdm__request_release(tdm_request *request); /* once it has ended */
+tdm_request *tdm__request_find(tdm_group *group, const tdm__head *head);
+/* The ranks of the world that a request waits for, at most `most`; returns their number. */
+int tdm__request_missing(const tdm_request *request, int *out, int most);
+void tdm__group_ended(tdm_group *group, uint32_t sequence);
+
+/* transfer.c: messages. */
+void tdm__transfer_send(tdm__program *program, const tdm__instruction *instruction);
+void tdm__transfer_recv(tdm__program *program, const tdm__instruction *instruction);
+void tdm__transfer_notice(tdm_request *request, int peer);
+bool tdm__transfers_dispatch(tdm_comm *comm);
+void tdm__transfers_cancel(tdm_request *request); /* all that the transport has not got */
+void tdm__transfers_free(tdm_comm *comm);         /* at the end */
+tdm__transport_events tdm__transfer_events(tdm_comm *comm);
+/* Compares what has come for this call already with the call. */
+void tdm__transfers_check(tdm_request *request);
+/* Drops what has come for this group (or for any, NULL) and will not be taken. */
+void tdm__transfers_drop(tdm_comm *comm, const tdm_group *group);
+
+/* group.c */
+tdm_status tdm__group_make(tdm_comm *comm, const int *ranks, int count, uint32_t id,
+                           tdm_group **out, tdm_error *err);
+void tdm__group_free(tdm_group *group);
+tdm_group *tdm__group_find(const tdm_comm *comm, uint32_t id);
+/* The window for members of this host: collective among them. Without the lock. */
+tdm_status tdm__group_window(tdm_group *group, tdm_error *err);
+/* The number of this group's next message to or from `peer` with this tag. */
+bool tdm__group_pair_next(tdm_group *group, int peer, uint32_t tag, bool receive, uint32_t *out);
 
 /* open.c: a comm on a given control and transport (the simulator makes its own). Takes both. */
 typedef struct tdm__comm_parts {
