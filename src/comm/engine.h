@@ -274,6 +274,7 @@ struct tdm_request {
     double notice_s;            /* when to send the next notice */
     bool done, ending;
     bool background; /* the progress thread cares for it */
+    bool posted;     /* tdm__window_run_fast has published and posted it */
     bool begun;      /* its slot of the window was free, its programs may run */
     bool late;       /* its deadline has passed, and the report is being fetched */
     bool checked;    /* the neighbours' heads in the window are like its own */
