@@ -41,6 +41,8 @@ typedef struct tdm__control_events {
 } tdm__control_events;
 
 typedef struct tdm__control_ops {
+    /* From now on the events are called. Copies them. */
+    void (*listen)(tdm__control *control, const tdm__control_events *events);
     /* Everybody's bytes to everybody, by rank, in order: collective over the world. `out_all` has
      * `size` blocks, allocated as one piece for the caller to free() (out_all[0] is its start). */
     tdm_status (*exchange)(tdm__control *control, const void *mine, size_t bytes,
@@ -62,6 +64,9 @@ struct tdm__control {
 
 /* Joins by options and environment (boot.c). The events begin only after tdm__control_listen. */
 tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out, tdm_error *err);
-void tdm__control_listen(tdm__control *control, const tdm__control_events *events);
+static inline void tdm__control_listen(tdm__control *control, const tdm__control_events *events)
+{
+    control->ops->listen(control, events);
+}
 
 #endif

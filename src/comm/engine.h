@@ -387,10 +387,14 @@ tdm_status tdm__group_window(tdm_group *group, tdm_error *err);
 /* The number of this group's next message to or from `peer` with this tag. */
 bool tdm__group_pair_next(tdm_group *group, int peer, uint32_t tag, bool receive, uint32_t *out);
 
-/* open.c: a comm on a given control and transport (the simulator makes its own). Takes both. */
+/* open.c: a comm on a given control and transport (the simulator makes its own). Takes both. A
+ * transport is told at its making where its events go, and they go to the comm: hence `make`, which is
+ * called once there is one. */
 typedef struct tdm__comm_parts {
     tdm__control *control;
-    tdm__transport *transport;
+    tdm_status (*make)(void *context, const tdm__transport_events *events, tdm__transport **out,
+                       tdm_error *err);
+    void *context; /* of make */
     tdm__host *host;
     int *host_of;    /* by rank; taken, from malloc */
     bool no_threads; /* there is one thread only: no progress thread, no control thread */
