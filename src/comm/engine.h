@@ -167,6 +167,23 @@ void tdm__choices_release(tdm__choices *choices);
 tdm_status tdm__choose(const tdm_group *group, const tdm_call *call, const tdm__algorithm_ops **out,
                        tdm_error *err);
 
+/* ---- lanes (lanes.c) --------------------------------------------------------------------------- */
+
+/* What the ranks bring to a reduction: the leaves of its tree, from left to right, rank by rank. */
+typedef struct tdm__leaves {
+    int count;      /* at least 1 */
+    int64_t *nodes; /* by leaf: its heap number, for tdm__tree_plan_init with top 1 */
+    int *first;     /* size + 1 entries: rank i brings leaves [first[i], first[i + 1]) */
+} tdm__leaves;
+
+/* Whether these lanes can be those of a group of `size` ranks: TDM_ERR_INVALID or TDM_ERR_RANGE. */
+tdm_status tdm__lanes_check(const tdm_lanes *lanes, int size, tdm_error *err);
+/* The same on all ranks that bring the same lanes, never 0; 0 for NULL. */
+uint64_t tdm__lanes_hash(const tdm_lanes *lanes, int size);
+/* `lanes` NULL: rank i brings lane i. */
+tdm_status tdm__leaves_init(tdm__leaves *leaves, const tdm_lanes *lanes, int size, tdm_error *err);
+void tdm__leaves_release(tdm__leaves *leaves);
+
 /* ---- the window of a group on one host (window.c) ---------------------------------------------- */
 
 /* A local member's word to the others about one call, in shared memory. */
@@ -268,6 +285,7 @@ struct tdm_request {
     tdm__cut cut;
     size_t segment_count, next_segment, ended_segments;
     tdm__program programs[TDM__FLIGHT_MOST];
+    tdm__leaves leaves;         /* of the reduction: who brings what, where there is one */
     tdm__tree_plan plan;        /* of the reduction over all ranks' parts, where there is one */
     void *state;                /* of the algorithm; freed with free() */
     double begin_s, deadline_s; /* on the transport's clock */

@@ -1,0 +1,134 @@
+/*
+ * lanes.c: who brings what to a reduction, and who owns which slice.
+ *
+ * The tree of a reduction stands over lanes, whose number is a power of two; a rank holds a run of
+ * them and brings the sums of the largest whole sub-trees in it. A run in a tree of 2^k lanes falls
+ * into at most 2k - 2 such sub-trees, which is why there are at most 2^32 lanes: TDM_LANE_PARTS_MOST
+ * is enough for any run. All here is a pure function of lanes and size, so all ranks come to the same
+ * leaves without a word.
+ */
+#include "comm/engine.h"
+
+#include <stdlib.h>
+
+#define LANES_MOST ((int64_t)1 << 32)
+
+tdm_extent tdm_group_slice(size_t count, int size, int rank)
+{
+    size_t least = count / (size_t)size;
+    size_t longer = count % (size_t)size; /* the first so many slices have one element more */
+    size_t r = (size_t)rank;
+    return (tdm_extent){.first = r * least + (r < longer ? r : longer),
+                        .count = least + (r < longer)};
+}
+
+static bool all_absent(const tdm_lanes *lanes, int64_t first, int64_t last)
+{
+    if (!lanes->absent) return false;
+    for (int64_t lane = first; lane < last; lane++)
+        if (!lanes->absent[lane]) return false;
+    return true;
+}
+
+int tdm_lane_nodes(const tdm_lanes *lanes, int64_t first, int64_t last, int64_t *out)
+{
+    int count = 0;
+    while (first < last && count < TDM_LANE_PARTS_MOST) {
+        /* The largest sub-tree that begins here: by the lowest bit of `first`, and not past `last`. */
+        int64_t width = first ? first & -first : lanes->lane_count;
+        while (width > last - first) width /= 2;
+        if (!all_absent(lanes, first, first + width))
+            out[count++] = (lanes->lane_count + first) / width;
+        first += width;
+    }
+    return count;
+}
+
+tdm_status tdm__lanes_check(const tdm_lanes *lanes, int size, tdm_error *err)
+{
+    int64_t count = lanes->lane_count;
+    if (count < 1 || (count & (count - 1)) != 0)
+        return tdm_fail(err, TDM_ERR_INVALID, "lanes: their number is %lld, not a power of two",
+                        (long long)count);
+    if (count > LANES_MOST)
+        return tdm_fail(err, TDM_ERR_RANGE, "lanes: there are %lld; at most %lld are possible",
+                        (long long)count, (long long)LANES_MOST);
+    if (!lanes->first) return tdm_fail(err, TDM_ERR_INVALID, "lanes: there is no list `first`");
+    if (lanes->first[0] != 0 || lanes->first[size] != count)
+        return tdm_fail(
+            err, TDM_ERR_INVALID, "lanes: the ranks hold lanes %lld to %lld, not 0 to %lld",
+            (long long)lanes->first[0], (long long)lanes->first[size], (long long)count);
+    for (int i = 0; i < size; i++)
+        if (lanes->first[i] > lanes->first[i + 1])
+            return tdm_fail(err, TDM_ERR_INVALID,
+                            "lanes: rank %d begins at lane %lld, but rank %d at lane %lld", i,
+                            (long long)lanes->first[i], i + 1, (long long)lanes->first[i + 1]);
+    if (all_absent(lanes, 0, count))
+        return tdm_fail(err, TDM_ERR_INVALID, "lanes: all %lld are absent: there is nothing to add",
+                        (long long)count);
+    return TDM_OK;
+}
+
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    /* FNV-1a's step on whole words, and a shift so that high bits count too. */
+    hash = (hash ^ value) * 0x100000001b3u;
+    return hash ^ (hash >> 29);
+}
+
+uint64_t tdm__lanes_hash(const tdm_lanes *lanes, int size)
+{
+    if (!lanes) return 0;
+    uint64_t hash = mix(0xcbf29ce484222325u, (uint64_t)lanes->lane_count);
+    for (int i = 0; i <= size; i++) hash = mix(hash, (uint64_t)lanes->first[i]);
+    if (lanes->absent)
+        for (int64_t lane = 0; lane < lanes->lane_count; lane++)
+            if (lanes->absent[lane]) hash = mix(hash, (uint64_t)lane);
+    return hash ? hash : 1;
+}
+
+/* Counts the leaves and, when there is room for them, writes them. */
+static int list_leaves(const tdm_lanes *lanes, int size, int64_t *nodes, int *first)
+{
+    int count = 0;
+    for (int i = 0; i < size; i++) {
+        int64_t own[TDM_LANE_PARTS_MOST];
+        int own_count = tdm_lane_nodes(lanes, lanes->first[i], lanes->first[i + 1], own);
+        if (first) first[i] = count;
+        for (int j = 0; nodes && j < own_count; j++) nodes[count + j] = own[j];
+        count += own_count;
+    }
+    if (first) first[size] = count;
+    return count;
+}
+
+tdm_status tdm__leaves_init(tdm__leaves *leaves, const tdm_lanes *lanes, int size, tdm_error *err)
+{
+    int64_t lane_count = 1;
+    while (lane_count < size) lane_count *= 2;
+    if (lanes) TDM_TRY(tdm__lanes_check(lanes, size, err));
+    int count = lanes ? list_leaves(lanes, size, NULL, NULL) : size;
+    int64_t *nodes = malloc((size_t)count * sizeof *nodes);
+    int *first = malloc(((size_t)size + 1) * sizeof *first);
+    if (!nodes || !first) {
+        free(nodes);
+        free(first);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the %d leaves of a reduction",
+                        count);
+    }
+    if (lanes) {
+        list_leaves(lanes, size, nodes, first);
+    } else {
+        for (int i = 0; i < size; i++) nodes[i] = lane_count + i;
+        for (int i = 0; i <= size; i++) first[i] = i;
+    }
+    *leaves = (tdm__leaves){.count = count, .nodes = nodes, .first = first};
+    return TDM_OK;
+}
+
+void tdm__leaves_release(tdm__leaves *leaves)
+{
+    free(leaves->nodes);
+    free(leaves->first);
+    *leaves = (tdm__leaves){0};
+}
