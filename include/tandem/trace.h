@@ -49,7 +49,7 @@ typedef struct tdm_trace_event {
     uint8_t kind; /* a tdm_trace_kind */
     uint8_t call; /* a tdm_call_kind; 0 for none */
     uint8_t dtype;
-    uint8_t reserved[3];
+    uint8_t reserved[3]; /* the recorder's; zero once read */
     uint32_t step;
     char text[16]; /* a mark's name, cut; not always ended by 0 */
 } tdm_trace_event;
@@ -65,10 +65,12 @@ typedef struct tdm_trace_rank {
     int64_t pid;
     char host[64];
     char transport[16];
-    double unix_offset_s; /* add to time_ns / 1e9 for the wall clock */
-    bool closed;          /* ended in good order */
-    size_t event_count;   /* oldest first */
-    uint64_t lost_count;  /* events that were overwritten */
+    int64_t unix_offset_ns; /* add to time_ns for the wall clock; one for all ranks of a host */
+    bool closed;            /* ended in good order */
+    bool running;           /* not closed, and its process lives on this machine now */
+    bool here;              /* its process was one of this machine, since its last start */
+    size_t event_count;     /* oldest first */
+    uint64_t lost_count;    /* events that were overwritten */
     const tdm_trace_event *events;
 } tdm_trace_rank;
 
