@@ -43,8 +43,9 @@ typedef struct tdm__control_events {
 typedef struct tdm__control_ops {
     /* From now on the events are called. Copies them. */
     void (*listen)(tdm__control *control, const tdm__control_events *events);
-    /* Everybody's bytes to everybody, by rank, in order: collective over the world. `out_all` has
-     * `size` blocks, allocated as one piece for the caller to free() (out_all[0] is its start). */
+    /* Everybody's bytes to everybody, by rank: collective over the world, within the comm's deadline.
+     * `*out_all` has `size` pointers, and the blocks (each 16-byte aligned) behind them in the same
+     * piece of memory: free(*out_all) and free(*out_bytes) are the caller's. */
     tdm_status (*exchange)(tdm__control *control, const void *mine, size_t bytes,
                            uint8_t ***out_all, size_t **out_bytes, tdm_error *err);
     /* Tells all others that this rank broke a group. Never blocks for long; best effort. */
@@ -59,8 +60,15 @@ typedef struct tdm__control_ops {
 struct tdm__control {
     const tdm__control_ops *ops;
     int rank, size;
-    uint32_t world; /* the number drawn for this world by rank 0 */
+    uint32_t world;     /* the number drawn for this world by rank 0 */
+    const int *host_of; /* by rank; hosts are numbered by their lowest rank. NULL: the simulator's */
 };
+
+/* What the environment says where the options say nothing (environment.c): place, transport,
+ * rendezvous, secret, job, deadline, trace, tune; and the defaults of deadline_s, join_s and streams.
+ * Without any place it is rank 0 of 1. Texts are borrowed from `given` and from the environment. */
+tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options *out,
+                                tdm_error *err);
 
 /* Joins by options and environment (boot.c). The events begin only after tdm__control_listen. */
 tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out, tdm_error *err);
