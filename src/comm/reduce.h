@@ -4,6 +4,11 @@
  * A reduction adds the numbers of some nodes of the tree of lanes (tdm_lanes) to the numbers of a node
  * above them. Everything here is pure: same sources, same bits, on every instruction-set level, for
  * every cut of the buffer into pieces. Vector loops live in vec/reduce.c, once for each level.
+ *
+ * So that nothing else has a say in the bits: sums are rounded to nearest and keep denormal numbers,
+ * whatever the calling thread has set; every NaN that comes out of a sum, a minimum or a maximum is
+ * the same one (quiet, positive, payload zero); in MIN and MAX, NaN wins and -0 is less than +0. What
+ * is not added, because there is one leaf only, is copied bit for bit.
  */
 #ifndef TANDEM_COMM_REDUCE_H
 #define TANDEM_COMM_REDUCE_H
@@ -42,7 +47,10 @@ typedef struct tdm__tree_plan {
     int pair_count; /* leaf_count - 1, for leaf_count > 0 */
     struct tdm__pair {
         int left, right, out; /* registers: leaf i is register i; results are written to left's */
-    } * pairs;                /* in an order that can be run from the first to the last */
+        /* Slots of scratch, in which results lie until they are needed; -1: the leaf itself. */
+        int left_slot, right_slot, out_slot;
+    } * pairs;      /* in an order that can be run from the first to the last */
+    int slot_count; /* as many results as wait at a time */
 } tdm__tree_plan;
 
 /* `nodes` from left to right, disjoint, all below `top`. TDM_ERR_INVALID when they are not. */

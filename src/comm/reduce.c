@@ -1,0 +1,451 @@
+/*
+ * reduce.c: which pairs to add, in which order, and the walk over memory while doing so.
+ *
+ * A plan is made from left to right with a stack, like a sum in brackets is read: two neighbours are
+ * added as soon as the next node meets them further up than they meet each other. So results wait on
+ * that stack only, and there are never more of them than the tree is deep: they get slots of scratch
+ * that stay in the first-level cache.
+ *
+ * A run goes over memory in blocks. Of each block all sources are read before a destination is
+ * written, so a destination may be a source. Two leaves and one destination need no scratch, and are
+ * one loop. User functions run in the same order, on scratch, and see the same settings of the
+ * floating-point unit as everything else here.
+ */
+#include "comm/reduce.h"
+
+#include "comm/reduce_loops.h"
+#include "tensor/kernel.h"
+
+#include <fenv.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SCRATCH_BYTES = 16384,
+    BLOCK_MOST = 2048, /* bytes: small enough that a block of each of 16 sources stays near */
+    DEPTH_MOST = 64,   /* of a tree whose nodes are numbered in 63 bits */
+    /* Below this, what was written will likely be read from the cache: streaming does not pay. */
+    STREAM_LEAST = 65536,
+    STREAMS_MOST = 64 /* destinations that are streamed to at once; those beyond are not */
+};
+
+const tdm__reduce_loops *tdm__reduce_loops_at(int level)
+{
+#if defined(__x86_64__)
+    return level >= 4   ? &tdm__reduce_loops_4
+           : level == 3 ? &tdm__reduce_loops_3
+                        : &tdm__reduce_loops_2;
+#else
+    (void)level;
+    return &tdm__reduce_loops_0;
+#endif
+}
+
+static const tdm__reduce_loops *loops_here(void)
+{
+    return tdm__reduce_loops_at(tdm_kernel_level());
+}
+
+/* ---- reducers ---------------------------------------------------------------------------------- */
+
+int tdm__reduce_type(tdm_dtype dtype)
+{
+    switch (dtype) {
+    case TDM_DTYPE_F32: return 0;
+    case TDM_DTYPE_F64: return 1;
+    case TDM_DTYPE_F16: return 2;
+    case TDM_DTYPE_BF16: return 3;
+    case TDM_DTYPE_I32: return 4;
+    case TDM_DTYPE_I64: return 5;
+    default: return -1;
+    }
+}
+
+tdm_status tdm__reducer_check(const tdm__reducer *reducer, tdm_error *err)
+{
+    if (tdm_dtype_bytes(reducer->dtype) == 0)
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                        "a reduction needs a type of numbers, and %d is none", (int)reducer->dtype);
+    switch (reducer->reduce) {
+    case TDM_REDUCE_SUM:
+    case TDM_REDUCE_MIN:
+    case TDM_REDUCE_MAX:
+        if (tdm__reduce_type(reducer->dtype) >= 0) return TDM_OK;
+        return tdm_fail(
+            err, TDM_ERR_UNSUPPORTED,
+            "there is no %s of %s: sum, min and max are there for f32, f64, f16, bf16, "
+            "i32 and i64; for other types give a function of your own (TDM_REDUCE_USER)",
+            tdm_reduce_name(reducer->reduce), tdm_dtype_name(reducer->dtype));
+    case TDM_REDUCE_USER:
+        if (reducer->user_reduce) return TDM_OK;
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "a reduction by TDM_REDUCE_USER needs a function in user_reduce");
+    }
+    return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                    "there is no reduction %d: sum, min, max and user are there",
+                    (int)reducer->reduce);
+}
+
+/* ---- the floating-point unit -------------------------------------------------------------------- */
+
+#if defined(__x86_64__)
+typedef unsigned int float_mode;
+enum { PLAIN_MODE = 0x1f80, MODE_BITS = 0xffc0 }; /* all but the flags of what has happened */
+
+static float_mode mode_enter(void)
+{
+    float_mode before = __builtin_ia32_stmxcsr();
+    if ((before & MODE_BITS) != PLAIN_MODE) __builtin_ia32_ldmxcsr(PLAIN_MODE);
+    return before;
+}
+
+static void mode_leave(const float_mode *before)
+{
+    if ((*before & MODE_BITS) != PLAIN_MODE) __builtin_ia32_ldmxcsr(*before);
+}
+#else
+typedef fenv_t float_mode;
+
+static float_mode mode_enter(void)
+{
+    fenv_t before;
+    fegetenv(&before);
+    fesetenv(FE_DFL_ENV);
+    return before;
+}
+
+static void mode_leave(const float_mode *before)
+{
+    fesetenv(before);
+}
+#endif
+
+/* ---- copies ------------------------------------------------------------------------------------ */
+
+/* Bytes from `p` to the next line of the cache. */
+static size_t to_line(const void *p)
+{
+    return (size_t)(-(uintptr_t)p & (TDM__STREAM_ALIGN - 1));
+}
+
+static bool on_line(const void *p)
+{
+    return to_line(p) == 0;
+}
+
+static void copy(void *out, const void *in, size_t bytes)
+{
+    if (out != in && bytes > 0) memcpy(out, in, bytes);
+}
+
+void tdm__copy_by(const tdm__reduce_loops *loops, void *out, const void *in, size_t bytes,
+                  bool stream)
+{
+    if (!stream || bytes < STREAM_LEAST || out == in) {
+        copy(out, in, bytes);
+        return;
+    }
+    size_t head = to_line(out);
+    memcpy(out, in, head);
+    loops->stream((char *)out + head, (const char *)in + head, bytes - head);
+    loops->fence();
+}
+
+void tdm__copy(void *out, const void *in, size_t bytes, bool stream)
+{
+    if (bytes < STREAM_LEAST)
+        copy(out, in, bytes);
+    else
+        tdm__copy_by(loops_here(), out, in, bytes, stream);
+}
+
+/* ---- pairs ------------------------------------------------------------------------------------- */
+
+static tdm__reduce_loop loop_of(const tdm__reduce_loops *loops, const tdm__reducer *reducer,
+                                bool stream)
+{
+    return loops->pairs[tdm__reduce_type(reducer->dtype)][reducer->reduce][stream];
+}
+
+/* The user's function takes its left side over; so that must be a copy when `out` is the right one. */
+static void user_pair(const tdm__reducer *reducer, void *out, const void *left, const void *right,
+                      size_t count)
+{
+    size_t width = tdm_dtype_bytes(reducer->dtype);
+    if (out != right) {
+        copy(out, left, count * width);
+        reducer->user_reduce(out, right, count, reducer->user);
+        return;
+    }
+    _Alignas(64) char block[BLOCK_MOST];
+    size_t most = sizeof(block) / width;
+    for (size_t at = 0; at < count; at += most) {
+        size_t now = count - at < most ? count - at : most;
+        copy(block, (const char *)left + at * width, now * width);
+        reducer->user_reduce(block, (const char *)right + at * width, now, reducer->user);
+        copy((char *)out + at * width, block, now * width);
+    }
+}
+
+void tdm__reduce_pair_by(const tdm__reduce_loops *loops, const tdm__reducer *reducer, void *out,
+                         const void *left, const void *right, size_t count)
+{
+    if (count == 0) return;
+    float_mode before = mode_enter();
+    if (reducer->reduce == TDM_REDUCE_USER)
+        user_pair(reducer, out, left, right, count);
+    else
+        loop_of(loops, reducer, false)(out, left, right, count);
+    mode_leave(&before);
+}
+
+void tdm__reduce_pair(const tdm__reducer *reducer, void *out, const void *left, const void *right,
+                      size_t count)
+{
+    tdm__reduce_pair_by(loops_here(), reducer, out, left, right, count);
+}
+
+/* ---- plans ------------------------------------------------------------------------------------- */
+
+/* Levels below the root. */
+static int depth_of(int64_t node)
+{
+    return 63 - __builtin_clzll((unsigned long long)node);
+}
+
+static bool is_below(int64_t node, int64_t top)
+{
+    int levels = depth_of(node) - depth_of(top);
+    return levels >= 0 && node >> levels == top;
+}
+
+/* The depth at which a node and its neighbour to the right meet; -1 when they overlap or are not in
+ * that order. */
+static int meeting_depth(int64_t left, int64_t right)
+{
+    int depth = depth_of(left) < depth_of(right) ? depth_of(left) : depth_of(right);
+    left >>= depth_of(left) - depth;
+    right >>= depth_of(right) - depth;
+    if (left >= right) return -1;
+    while (left != right) {
+        left >>= 1;
+        right >>= 1;
+        depth--;
+    }
+    return depth;
+}
+
+static tdm_status check_nodes(const int64_t *nodes, int count, int64_t top, tdm_error *err)
+{
+    if (count < 0 || top < 1)
+        return tdm_fail(err, TDM_ERR_INVALID, "a tree of %d nodes below node %lld cannot be", count,
+                        (long long)top);
+    for (int i = 0; i < count; i++) {
+        if (nodes[i] < 1 || !is_below(nodes[i], top))
+            return tdm_fail(err, TDM_ERR_INVALID,
+                            "node %lld of the tree of lanes is not below node %lld",
+                            (long long)nodes[i], (long long)top);
+        if (i > 0 && meeting_depth(nodes[i - 1], nodes[i]) < 0)
+            return tdm_fail(err, TDM_ERR_INVALID,
+                            "nodes %lld and %lld of the tree of lanes overlap or are not in order "
+                            "from left to right",
+                            (long long)nodes[i - 1], (long long)nodes[i]);
+    }
+    return TDM_OK;
+}
+
+/* A leaf or result that waits for its right neighbour. */
+typedef struct waiting {
+    int reg;
+    int slot;  /* -1: a leaf */
+    int depth; /* at which it meets its neighbour to the left */
+} waiting;
+
+typedef struct plan_stack {
+    waiting list[DEPTH_MOST + 2];
+    int count;
+    int slots_used;
+} plan_stack;
+
+/* Adds the two newest of the stack. */
+static void merge(tdm__tree_plan *plan, plan_stack *s)
+{
+    waiting right = s->list[--s->count];
+    waiting *left = &s->list[s->count - 1];
+    struct tdm__pair *pair = &plan->pairs[plan->pair_count++];
+    int slot = left->slot >= 0 ? left->slot : right.slot >= 0 ? right.slot : s->slots_used++;
+    if (left->slot >= 0 && right.slot >= 0) s->slots_used--;
+    if (plan->slot_count < s->slots_used) plan->slot_count = s->slots_used;
+    *pair = (struct tdm__pair){.left = left->reg,
+                               .right = right.reg,
+                               .out = left->reg,
+                               .left_slot = left->slot,
+                               .right_slot = right.slot,
+                               .out_slot = slot};
+    left->slot = slot;
+}
+
+tdm_status tdm__tree_plan_init(tdm__tree_plan *plan, const int64_t *nodes, int count, int64_t top,
+                               tdm_error *err)
+{
+    TDM_TRY(check_nodes(nodes, count, top, err));
+    tdm__tree_plan made = {.leaf_count = count};
+    if (count > 1) {
+        made.pairs = calloc((size_t)count - 1, sizeof(*made.pairs));
+        if (!made.pairs)
+            return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a reduction of %d parts", count);
+    }
+    plan_stack stack = {.count = 0};
+    for (int i = 0; i < count; i++) {
+        int depth = i > 0 ? meeting_depth(nodes[i - 1], nodes[i]) : -1;
+        while (stack.count > 1 && stack.list[stack.count - 1].depth > depth) merge(&made, &stack);
+        stack.list[stack.count++] = (waiting){.reg = i, .slot = -1, .depth = depth};
+    }
+    while (stack.count > 1) merge(&made, &stack);
+    *plan = made;
+    return TDM_OK;
+}
+
+void tdm__tree_plan_release(tdm__tree_plan *plan)
+{
+    free(plan->pairs);
+    *plan = (tdm__tree_plan){.leaf_count = 0};
+}
+
+/* ---- runs -------------------------------------------------------------------------------------- */
+
+typedef struct tree_run {
+    const tdm__reduce_loops *loops;
+    const tdm__tree_plan *plan;
+    const tdm__reducer *reducer;
+    tdm__reduce_loop loop; /* NULL: the user's function */
+    const void *const *sources;
+    void *const *destinations;
+    int destination_count;
+    size_t width;       /* of an element */
+    size_t block_bytes; /* of each slot */
+    bool stream;        /* to any of the destinations: */
+    uint64_t streamed;  /* a bit for each of the first 64 */
+    char *scratch;      /* the slots */
+} tree_run;
+
+static bool is_source(const tree_run *r, const void *p)
+{
+    for (int i = 0; i < r->plan->leaf_count; i++)
+        if (r->sources[i] == p) return true;
+    return false;
+}
+
+static void find_streamed(tree_run *r)
+{
+    for (int i = 0; i < r->destination_count && i < STREAMS_MOST; i++)
+        if (!is_source(r, r->destinations[i])) r->streamed |= UINT64_C(1) << i;
+    r->stream = r->streamed != 0;
+}
+
+static char *slot_at(const tree_run *r, int slot)
+{
+    return r->scratch + (size_t)slot * r->block_bytes;
+}
+
+static const void *operand(const tree_run *r, int reg, int slot, size_t at)
+{
+    return slot >= 0 ? slot_at(r, slot) : (const char *)r->sources[reg] + at * r->width;
+}
+
+/* Puts the block's result, which lies at `from`, into a destination. */
+static void put(const tree_run *r, int destination, const void *from, size_t at, size_t bytes)
+{
+    char *to = (char *)r->destinations[destination] + at * r->width;
+    if (destination < STREAMS_MOST && (r->streamed >> destination & 1) && on_line(to))
+        r->loops->stream(to, from, bytes);
+    else
+        copy(to, from, bytes);
+}
+
+/* Elements [at, at + count), which fit in a slot. */
+static void run_block(const tree_run *r, size_t at, size_t count)
+{
+    const void *result = NULL;
+    for (int i = 0; i < r->plan->pair_count; i++) {
+        const struct tdm__pair *p = &r->plan->pairs[i];
+        const void *left = operand(r, p->left, p->left_slot, at);
+        const void *right = operand(r, p->right, p->right_slot, at);
+        char *out = slot_at(r, p->out_slot);
+        /* The last result goes where it belongs at once, unless that is to be streamed to. */
+        if (r->loop && i == r->plan->pair_count - 1 && !r->stream)
+            out = (char *)r->destinations[0] + at * r->width;
+        if (r->loop)
+            r->loop(out, left, right, count);
+        else
+            user_pair(r->reducer, out, left, right, count);
+        result = out;
+    }
+    for (int i = 0; i < r->destination_count; i++) put(r, i, result, at, count * r->width);
+}
+
+/* A sum of two into one place, streamed to: the head up to a line of the cache first. */
+static void run_pair_stream(const tree_run *r, size_t count)
+{
+    char *out = r->destinations[0];
+    size_t head = to_line(out) / r->width;
+    r->loop(out, r->sources[0], r->sources[1], head);
+    loop_of(r->loops, r->reducer,
+            true)(out + head * r->width, (const char *)r->sources[0] + head * r->width,
+                  (const char *)r->sources[1] + head * r->width, count - head);
+}
+
+static void run_blocks(tree_run *r, size_t count)
+{
+    _Alignas(64) char scratch[SCRATCH_BYTES];
+    int slots = r->plan->slot_count > 1 ? r->plan->slot_count : 1;
+    size_t fits = SCRATCH_BYTES / (size_t)slots / TDM__STREAM_ALIGN * TDM__STREAM_ALIGN;
+    r->block_bytes = fits < BLOCK_MOST ? fits : BLOCK_MOST;
+    r->scratch = scratch;
+    size_t most = r->block_bytes / r->width;
+    size_t head = r->stream ? to_line(r->destinations[0]) / r->width : 0;
+    for (size_t at = 0, now = head > 0 ? head : most; at < count; at += now, now = most) {
+        if (now > count - at) now = count - at;
+        run_block(r, at, now);
+    }
+}
+
+void tdm__tree_run_by(const tdm__reduce_loops *loops, const tdm__tree_plan *plan,
+                      const tdm__reducer *reducer, const void *const *sources,
+                      void *const *destinations, int destination_count, size_t count, bool stream)
+{
+    if (count == 0 || plan->leaf_count == 0 || destination_count == 0) return;
+    tree_run r = {.loops = loops,
+                  .plan = plan,
+                  .reducer = reducer,
+                  .sources = sources,
+                  .destinations = destinations,
+                  .destination_count = destination_count,
+                  .width = tdm_dtype_bytes(reducer->dtype)};
+    stream = stream && count * r.width >= STREAM_LEAST;
+    if (plan->leaf_count == 1) {
+        for (int i = 0; i < destination_count; i++)
+            tdm__copy_by(loops, destinations[i], sources[0], count * r.width, stream);
+        return;
+    }
+    float_mode before = mode_enter();
+    if (reducer->reduce != TDM_REDUCE_USER) r.loop = loop_of(loops, reducer, false);
+    bool simple = plan->leaf_count == 2 && destination_count == 1 && r.loop;
+    if (stream) find_streamed(&r);
+    if (simple && !r.stream)
+        r.loop(destinations[0], sources[0], sources[1], count);
+    else if (simple && to_line(destinations[0]) % r.width == 0)
+        run_pair_stream(&r, count);
+    else
+        run_blocks(&r, count);
+    if (r.stream) loops->fence();
+    mode_leave(&before);
+}
+
+void tdm__tree_run(const tdm__tree_plan *plan, const tdm__reducer *reducer,
+                   const void *const *sources, void *const *destinations, int destination_count,
+                   size_t count, bool stream)
+{
+    tdm__tree_run_by(loops_here(), plan, reducer, sources, destinations, destination_count, count,
+                     stream);
+}
