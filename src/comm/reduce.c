@@ -16,6 +16,7 @@
 #include "comm/reduce_loops.h"
 #include "tensor/kernel.h"
 
+#include <assert.h>
 #include <fenv.h>
 #include <stdlib.h>
 #include <string.h>
@@ -381,6 +382,7 @@ static void run_block(const tree_run *r, size_t at, size_t count)
             user_pair(r->reducer, out, left, right, count);
         result = out;
     }
+    assert(result); /* there are two leaves at least */
     for (int i = 0; i < r->destination_count; i++) put(r, i, result, at, count * r->width);
 }
 
@@ -395,18 +397,19 @@ static void run_pair_stream(const tree_run *r, size_t count)
                   (const char *)r->sources[1] + head * r->width, count - head);
 }
 
-static void run_blocks(tree_run *r, size_t count)
+static void run_blocks(const tree_run *run, size_t count)
 {
     _Alignas(64) char scratch[SCRATCH_BYTES];
-    int slots = r->plan->slot_count > 1 ? r->plan->slot_count : 1;
+    tree_run r = *run;
+    int slots = r.plan->slot_count > 1 ? r.plan->slot_count : 1;
     size_t fits = SCRATCH_BYTES / (size_t)slots / TDM__STREAM_ALIGN * TDM__STREAM_ALIGN;
-    r->block_bytes = fits < BLOCK_MOST ? fits : BLOCK_MOST;
-    r->scratch = scratch;
-    size_t most = r->block_bytes / r->width;
-    size_t head = r->stream ? to_line(r->destinations[0]) / r->width : 0;
+    r.block_bytes = fits < BLOCK_MOST ? fits : BLOCK_MOST;
+    r.scratch = scratch;
+    size_t most = r.block_bytes / r.width;
+    size_t head = r.stream ? to_line(r.destinations[0]) / r.width : 0;
     for (size_t at = 0, now = head > 0 ? head : most; at < count; at += now, now = most) {
         if (now > count - at) now = count - at;
-        run_block(r, at, now);
+        run_block(&r, at, now);
     }
 }
 
