@@ -247,6 +247,31 @@ TDM_API tdm_status tdm_group_send(tdm_group *group, int to, uint32_t tag, const 
 TDM_API tdm_status tdm_group_recv(tdm_group *group, int from, uint32_t tag, void *data,
                                   size_t bytes, tdm_error *err);
 
+/* ---- measured choices -------------------------------------------------------------------------- */
+
+/*
+ * From `bytes` on, groups of `size` ranks and more take this algorithm for this kind of call. What is
+ * measured on a machine stays in a file, which tdm_comm_open reads again: rank 0's counts for all.
+ */
+typedef struct tdm_tune_row {
+    tdm_call_kind kind;
+    bool one_host; /* all members on one host; else on several */
+    int size;
+    uint64_t bytes;
+    tdm_algorithm algorithm;
+    uint32_t segment_bytes; /* 0: the algorithm's own */
+} tdm_tune_row;
+
+/*
+ * The usual place of that file: tandem/tune.json in the user's cache folder ($XDG_CACHE_HOME, or
+ * ~/.cache). False when neither is set, or `out_bytes` are too few.
+ */
+TDM_API bool tdm_tune_path(char *out, size_t out_bytes);
+/* Puts these rows in place of those of the same kind, one_host and size, and keeps the others. The
+ * file is replaced atomically, and its folder made when it is missing. */
+TDM_API tdm_status tdm_tune_write(const char *path, const tdm_tune_row *rows, int count,
+                                  tdm_error *err);
+
 /* ---- what is built in ------------------------------------------------------------------------ */
 
 /* Walks the transports: name and one line about it, and whether it can be used here (else `why` says

@@ -160,7 +160,13 @@ typedef struct tdm__choices {
     int count;
 } tdm__choices;
 
-/* The built-in table, or the one in a file (written by tdm_tune_write), checked. */
+/*
+ * The built-in table, or the one in a file (written by tdm_tune_write), checked. The file is JSON:
+ *     {"tandem_tune": 1, "choices": [
+ *       {"kind": "all_reduce", "one_host": true, "size": 2, "bytes": 0, "algorithm": "window",
+ *        "segment_bytes": 0}, ...]}
+ * A version other than 1, a missing key or an unknown word is TDM_ERR_FORMAT; keys beyond are ignored.
+ */
 tdm_status tdm__choices_load(const char *path, tdm__choices *out, tdm_error *err);
 void tdm__choices_release(tdm__choices *choices);
 /* The algorithm for a call: the one asked for, if it fits; else the table's; else whatever fits. */
