@@ -1,0 +1,127 @@
+/*
+ * build.c: what the builders of programs share (build.h).
+ *
+ * Everything is computed from the call, the group and the table of choices alone, never from buffers or
+ * anything else that only this rank knows: all ranks must come to the same cut and the same steps.
+ */
+#include "comm/algorithms/build.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SHARE_BYTES = 1024 * 1024,       /* of one rank's share of a segment, at most */
+    SHARE_BYTES_LEAST = 128 * 1024,  /* below this, messages cost more than overlap gains */
+    SCRATCH_BYTES = 4 * 1024 * 1024, /* of a segment's shares together */
+    SEGMENTS_WANTED = 4
+};
+#define STEPS_MOST ((uint64_t)1 << 31)
+
+bool tdm__kind_has_slices(tdm_call_kind kind)
+{
+    return kind >= TDM_CALL_REDUCE_SCATTER && kind <= TDM_CALL_ALL_TO_ALL;
+}
+
+bool tdm__kind_reduces(tdm_call_kind kind)
+{
+    return kind >= TDM_CALL_REDUCE && kind <= TDM_CALL_REDUCE_SCATTER;
+}
+
+size_t tdm__call_bytes(const tdm_call *call)
+{
+    return call->kind == TDM_CALL_BARRIER ? 0 : call->count * tdm_dtype_bytes(call->dtype);
+}
+
+tdm__segment tdm__segment_of(tdm__program *program, size_t first, size_t count, uint32_t stride)
+{
+    const tdm_request *request = program->request;
+    return (tdm__segment){.program = program,
+                          .request = request,
+                          .call = &request->call,
+                          .rank = request->group->rank,
+                          .size = request->group->size,
+                          .root = request->call.root,
+                          .unit = tdm_dtype_bytes(request->call.dtype),
+                          .first = first,
+                          .count = count,
+                          .step = (uint32_t)program->segment * stride};
+}
+
+size_t tdm__segment_offset(const tdm__segment *s)
+{
+    return s->first / (size_t)s->size;
+}
+
+tdm_extent tdm__segment_run(const tdm__segment *s, int rank)
+{
+    tdm_extent slice = tdm_group_slice(s->call->count, s->size, rank);
+    size_t offset = tdm__segment_offset(s);
+    size_t most = s->request->cut.segment / (size_t)s->size;
+    if (offset > slice.count) offset = slice.count;
+    size_t left = slice.count - offset;
+    return (tdm_extent){.first = slice.first + offset, .count = left < most ? left : most};
+}
+
+const uint8_t *tdm__leaf_at(const tdm__segment *s, int leaf, size_t element)
+{
+    int own = leaf - s->request->leaves.first[s->rank];
+    const void *data = s->call->lanes && s->call->parts ? s->call->parts[own] : s->call->in;
+    return (const uint8_t *)data + element * s->unit;
+}
+
+const uint8_t *tdm__all_to_all_input(const tdm__segment *s)
+{
+    const tdm_call *call = s->call;
+    if (call->in != call->out || call->count == 0) return tdm__in_at(s, 0);
+    tdm_request *request = s->program->request;
+    if (!request->state) {
+        request->state = malloc(call->count * s->unit);
+        if (request->state)
+            memcpy(request->state, call->in, call->count * s->unit);
+        else
+            s->program->no_memory = true;
+    }
+    return request->state;
+}
+
+void tdm__send_some(const tdm__segment *s, int peer, uint32_t step, const void *from,
+                    size_t elements)
+{
+    if (elements) tdm__program_send(s->program, peer, step, from, elements * s->unit);
+}
+
+void tdm__recv_some(const tdm__segment *s, int peer, uint32_t step, void *to, size_t elements)
+{
+    if (elements) tdm__program_recv(s->program, peer, step, to, elements * s->unit);
+}
+
+static size_t round_up(size_t value, size_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+tdm__cut tdm__cut_make(const tdm_group *group, const tdm_call *call, tdm__cut_wish wish)
+{
+    size_t unit = tdm_dtype_bytes(call->dtype);
+    size_t multiple = tdm__kind_has_slices(call->kind) ? (size_t)group->size : 1;
+    size_t whole = round_up(call->count ? call->count : 1, multiple);
+    if (wish.segment_bytes == 0 || unit == 0 || call->kind == TDM_CALL_BARRIER)
+        return (tdm__cut){.segment = whole, .flight = 1};
+    size_t measured = tdm__choices_segment(group, call, wish.algorithm);
+    size_t segment = (measured ? measured : wish.segment_bytes) / unit;
+    size_t least = (size_t)(call->count / (STEPS_MOST / wish.stride)) + 1;
+    if (segment < least) segment = least;
+    segment = round_up(segment, multiple);
+    return (tdm__cut){.segment = segment < whole ? segment : whole, .flight = wish.flight};
+}
+
+size_t tdm__share_segment(const tdm_group *group, const tdm_call *call)
+{
+    size_t size = (size_t)group->size;
+    size_t share = tdm__call_bytes(call) / size / SEGMENTS_WANTED + 1;
+    size_t most = SCRATCH_BYTES / size;
+    if (most > SHARE_BYTES) most = SHARE_BYTES;
+    if (share > most) share = most;
+    if (share < SHARE_BYTES_LEAST) share = SHARE_BYTES_LEAST;
+    return share * size;
+}
