@@ -247,10 +247,17 @@ TDM_API tdm_status tdm_group_send(tdm_group *group, int to, uint32_t tag, const 
 TDM_API tdm_status tdm_group_recv(tdm_group *group, int from, uint32_t tag, void *data,
                                   size_t bytes, tdm_error *err);
 
+/* The algorithm that a call on this group would run by: the one it asks for when that fits, else the
+ * table's. The buffers are not looked at. */
+TDM_API tdm_status tdm_call_algorithm(const tdm_group *group, const tdm_call *call,
+                                      tdm_algorithm *out, tdm_error *err);
+
 /* ---- measured choices -------------------------------------------------------------------------- */
 
 /*
- * From `bytes` on, groups of `size` ranks and more take this algorithm for this kind of call. What is
+ * From `bytes` on, groups of `size` ranks and more take this algorithm for this kind of call. Of several
+ * rows that speak of a call, the one with the largest size counts, then the one with the most bytes,
+ * then the first; one whose algorithm cannot do the call is passed over. What is
  * measured on a machine stays in a file, which tdm_comm_open reads again: rank 0's counts for all.
  */
 typedef struct tdm_tune_row {

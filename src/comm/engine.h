@@ -145,10 +145,18 @@ typedef struct tdm__algorithm_ops {
     void (*build)(tdm__program *program, size_t first, size_t count);
 } tdm__algorithm_ops;
 
+/* Where the members of a group are. A call for which no row of its own place fits is looked up as one
+ * between hosts. */
+typedef enum tdm__place {
+    TDM__PLACE_HOSTS = 0, /* on several hosts */
+    TDM__PLACE_HOST,      /* all on one */
+    TDM__PLACE_CROWDED    /* on several hosts, of which one at least has several members */
+} tdm__place;
+
 /* One row of choices: from `bytes` on, for groups like this, take this algorithm. */
 typedef struct tdm__choice {
     uint8_t kind;   /* a tdm_call_kind */
-    uint8_t shape;  /* 0: members on several hosts or messages only, 1: one host with a window */
+    uint8_t place;  /* a tdm__place */
     uint16_t size;  /* group size from which on it holds */
     uint64_t bytes; /* of the call, from which on it holds */
     uint8_t algorithm;
@@ -161,14 +169,27 @@ typedef struct tdm__choices {
 } tdm__choices;
 
 /*
- * The built-in table, or the one in a file (written by tdm_tune_write), checked. The file is JSON:
+ * The built-in table (`path` NULL), or that with the rows of a file (written by tdm_tune_write) in place
+ * of the built-in ones for the same kinds and places, checked (choices.c). The file is JSON:
  *     {"tandem_tune": 1, "choices": [
  *       {"kind": "all_reduce", "one_host": true, "size": 2, "bytes": 0, "algorithm": "window",
  *        "segment_bytes": 0}, ...]}
  * A version other than 1, a missing key or an unknown word is TDM_ERR_FORMAT; keys beyond are ignored.
  */
 tdm_status tdm__choices_load(const char *path, tdm__choices *out, tdm_error *err);
+/* The rows of a file alone. */
+tdm_status tdm__choices_read(const char *path, tdm__choices *out, tdm_error *err);
 void tdm__choices_release(tdm__choices *choices);
+/* As bytes, so that rank 0's can be handed to all: how many they are, written unless `out` is NULL; and
+ * back, checked. */
+size_t tdm__choices_pack(const tdm__choices *choices, uint8_t *out);
+tdm_status tdm__choices_unpack(const uint8_t *bytes, size_t count, tdm__choices *out,
+                               tdm_error *err);
+/* The built-in rows, and all algorithms (choose.c). */
+extern const tdm__choice tdm__choices_builtin[];
+extern const int tdm__choices_builtin_count;
+extern const tdm__algorithm_ops *const tdm__algorithms[];
+extern const int tdm__algorithm_count;
 /* The algorithm for a call: the one asked for, if it fits; else the table's; else whatever fits. */
 tdm_status tdm__choose(const tdm_group *group, const tdm_call *call, const tdm__algorithm_ops **out,
                        tdm_error *err);

@@ -1,0 +1,251 @@
+/*
+ * choices.c: tables of choices: read from a file, and as bytes for the other ranks.
+ *
+ * Files (engine.h has their form; tune.c writes them) and bytes come from outside: every field is checked
+ * before a row is believed, and a row that is wrong makes the whole table wrong, with the byte where
+ * it stands. A row with an algorithm that does not fit a call is harmless: choose.c asks the algorithm.
+ */
+#include <tandem/os.h>
+#include <tandem/text.h>
+
+#include "comm/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    FILE_BYTES_MOST = 1024 * 1024,
+    SEGMENT_BYTES_LEAST = 1024,
+    SEGMENT_BYTES_MOST = 1024 * 1024 * 1024,
+    FORMAT = 1,
+    ROWS_MOST = 4096, /* of a file */
+    PACKED_HEAD = 8,
+    PACKED_ROW = 20,
+    PACKED_MAGIC = 0x31636474 /* "tdc1" */
+};
+
+/* Why a row cannot be, or NULL. */
+static const char *row_problem(const tdm__choice *row)
+{
+    if (row->kind < TDM_CALL_BARRIER || row->kind > TDM_CALL_RECV)
+        return "\"kind\" must name a kind of call, such as \"all_reduce\"";
+    if (row->place > TDM__PLACE_CROWDED) return "\"one_host\" must be true or false";
+    if (row->size == 0) return "\"size\" must be from 1 to 65535";
+    if (row->algorithm == TDM_ALGORITHM_AUTO || row->algorithm > TDM_ALGORITHM_WINDOW)
+        return "\"algorithm\" must name an algorithm, such as \"ring\"";
+    if (row->bytes > INT64_MAX) return "\"bytes\" must be a whole number below 2^63";
+    if (row->segment_bytes != 0 &&
+        (row->segment_bytes < SEGMENT_BYTES_LEAST || row->segment_bytes > SEGMENT_BYTES_MOST))
+        return "\"segment_bytes\" must be 0, or from 1024 to 2^30";
+    return NULL;
+}
+
+void tdm__choices_release(tdm__choices *choices)
+{
+    free(choices->rows);
+    *choices = (tdm__choices){0};
+}
+
+static tdm_status allocate(tdm__choices *out, int count, tdm_error *err)
+{
+    tdm__choice *rows = calloc((size_t)count + 1, sizeof *rows);
+    if (!rows)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a table of %d choices", count);
+    *out = (tdm__choices){.rows = rows};
+    return TDM_OK;
+}
+
+/* ---- files ------------------------------------------------------------------------------------- */
+
+static uint8_t kind_of(const char *name)
+{
+    for (int i = TDM_CALL_BARRIER; name && i <= TDM_CALL_RECV; i++)
+        if (strcmp(tdm_call_kind_name((tdm_call_kind)i), name) == 0) return (uint8_t)i;
+    return 0;
+}
+
+static uint8_t algorithm_of(const char *name)
+{
+    tdm_algorithm algorithm = TDM_ALGORITHM_AUTO;
+    if (!name || tdm_algorithm_find(name, &algorithm, NULL) != TDM_OK) return TDM_ALGORITHM_AUTO;
+    return (uint8_t)algorithm;
+}
+
+/* A member that is a whole number; UINT64_MAX, which no field allows, when it is missing or another
+ * thing. */
+static uint64_t number_in(const tdm_json *object, const char *key)
+{
+    const tdm_json *value = tdm_json_get(object, key);
+    uint64_t number = 0;
+    return value && tdm_json_as_u64(value, &number) ? number : UINT64_MAX;
+}
+
+static const char *text_in(const tdm_json *object, const char *key)
+{
+    const tdm_json *value = tdm_json_get(object, key);
+    return value ? tdm_json_as_string(value) : NULL;
+}
+
+static tdm_status parse_row(const tdm_json *json, tdm__choice *out, tdm_error *err)
+{
+    uint64_t size = number_in(json, "size");
+    uint64_t segment = number_in(json, "segment_bytes");
+    const tdm_json *one_host = tdm_json_get(json, "one_host");
+    uint8_t place = UINT8_MAX;
+    if (one_host && one_host->type == TDM_JSON_BOOL)
+        place = one_host->boolean ? TDM__PLACE_HOST : TDM__PLACE_HOSTS;
+    tdm__choice row = {.kind = kind_of(text_in(json, "kind")),
+                       .place = place,
+                       .size = size <= UINT16_MAX ? (uint16_t)size : 0,
+                       .bytes = number_in(json, "bytes"),
+                       .algorithm = algorithm_of(text_in(json, "algorithm")),
+                       .segment_bytes = segment <= UINT32_MAX ? (uint32_t)segment : UINT32_MAX};
+    const char *problem = row_problem(&row);
+    if (problem)
+        return tdm_fail(err, TDM_ERR_FORMAT, "the row at byte %zu: %s", json->offset, problem);
+    *out = row;
+    return TDM_OK;
+}
+
+static tdm_status parse_rows(const tdm_json *rows, tdm__choices *out, tdm_error *err)
+{
+    TDM_TRY(allocate(out, (int)rows->count + tdm__choices_builtin_count, err));
+    for (const tdm_json *json = rows->first; json; json = json->next) {
+        tdm_status status = parse_row(json, &out->rows[out->count], err);
+        if (status != TDM_OK) {
+            tdm__choices_release(out);
+            return status;
+        }
+        out->count++;
+    }
+    return TDM_OK;
+}
+
+/* Whether a file's row takes the place of a built-in one. Files do not tell crowded hosts from
+ * others: what they say about several hosts holds for both. */
+static bool replaces(const tdm__choice *row, const tdm__choice *builtin)
+{
+    return row->kind == builtin->kind &&
+           (row->place == TDM__PLACE_HOST) == (builtin->place == TDM__PLACE_HOST);
+}
+
+/* Adds the built-in rows for what the table does not speak of. */
+static void add_builtin(tdm__choices *choices)
+{
+    int own_count = choices->count;
+    for (int i = 0; i < tdm__choices_builtin_count; i++) {
+        const tdm__choice *row = &tdm__choices_builtin[i];
+        bool replaced = false;
+        for (int j = 0; j < own_count; j++) replaced |= replaces(&choices->rows[j], row);
+        if (!replaced) choices->rows[choices->count++] = *row;
+    }
+}
+
+static tdm_status parse_file(const tdm_file_bytes *bytes, tdm_arena *arena, tdm__choices *out,
+                             tdm_error *err)
+{
+    const tdm_json *root = NULL;
+    TDM_TRY(tdm_json_parse((const char *)bytes->data, bytes->count, arena, &root, err));
+    if (number_in(root, "tandem_tune") != FORMAT)
+        return tdm_fail(
+            err, TDM_ERR_FORMAT,
+            "\"tandem_tune\" is not %d; measure anew with `tandem bench allreduce --tune`", FORMAT);
+    const tdm_json *rows = tdm_json_get(root, "choices");
+    if (!rows || rows->type != TDM_JSON_ARRAY || rows->count > ROWS_MOST)
+        return tdm_fail(err, TDM_ERR_FORMAT, "\"choices\" must be an array of at most %d rows",
+                        ROWS_MOST);
+    return parse_rows(rows, out, err);
+}
+
+tdm_status tdm__choices_read(const char *path, tdm__choices *out, tdm_error *err)
+{
+    tdm__choices choices = {0};
+    tdm_file_bytes bytes;
+    TDM_TRY(tdm_file_read(path, FILE_BYTES_MOST, &bytes, err));
+    tdm_arena *arena = tdm_arena_create("table of choices");
+    tdm_status status = arena
+                            ? parse_file(&bytes, arena, &choices, err)
+                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a table of choices");
+    tdm_arena_destroy(arena);
+    tdm_file_bytes_release(&bytes);
+    if (status != TDM_OK) return tdm_error_context(err, status, "measured choices in %s", path);
+    *out = choices;
+    return TDM_OK;
+}
+
+tdm_status tdm__choices_load(const char *path, tdm__choices *out, tdm_error *err)
+{
+    tdm__choices choices = {0};
+    if (path)
+        TDM_TRY(tdm__choices_read(path, &choices, err));
+    else
+        TDM_TRY(allocate(&choices, tdm__choices_builtin_count, err));
+    add_builtin(&choices);
+    *out = choices;
+    return TDM_OK;
+}
+
+/* ---- bytes ------------------------------------------------------------------------------------- */
+
+static void put(uint8_t *out, uint64_t value, int bytes)
+{
+    for (int i = 0; i < bytes; i++) out[i] = (uint8_t)(value >> (8 * i));
+}
+
+static uint64_t get(const uint8_t *in, int bytes)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < bytes; i++) value |= (uint64_t)in[i] << (8 * i);
+    return value;
+}
+
+size_t tdm__choices_pack(const tdm__choices *choices, uint8_t *out)
+{
+    if (out) {
+        put(out, PACKED_MAGIC, 4);
+        put(out + 4, (uint64_t)choices->count, 4);
+    }
+    for (int i = 0; out && i < choices->count; i++) {
+        const tdm__choice *row = &choices->rows[i];
+        uint8_t *to = out + PACKED_HEAD + (size_t)i * PACKED_ROW;
+        put(to, row->kind, 1);
+        put(to + 1, row->place, 1);
+        put(to + 2, row->size, 2);
+        put(to + 4, row->algorithm, 4);
+        put(to + 8, row->segment_bytes, 4);
+        put(to + 12, row->bytes, 8);
+    }
+    return PACKED_HEAD + (size_t)choices->count * PACKED_ROW;
+}
+
+tdm_status tdm__choices_unpack(const uint8_t *bytes, size_t count, tdm__choices *out,
+                               tdm_error *err)
+{
+    uint64_t row_count = count >= PACKED_HEAD ? get(bytes + 4, 4) : 0;
+    if (count < PACKED_HEAD || get(bytes, 4) != PACKED_MAGIC ||
+        row_count > ROWS_MOST + (uint64_t)tdm__choices_builtin_count ||
+        count != PACKED_HEAD + row_count * PACKED_ROW)
+        return tdm_fail(err, TDM_ERR_FORMAT, "rank 0 sent %zu bytes that are no table of choices",
+                        count);
+    tdm__choices choices = {0};
+    TDM_TRY(allocate(&choices, (int)row_count, err));
+    for (; choices.count < (int)row_count; choices.count++) {
+        const uint8_t *from = bytes + PACKED_HEAD + (size_t)choices.count * PACKED_ROW;
+        tdm__choice row = {.kind = (uint8_t)get(from, 1),
+                           .place = (uint8_t)get(from + 1, 1),
+                           .size = (uint16_t)get(from + 2, 2),
+                           .algorithm = (uint8_t)get(from + 4, 1),
+                           .segment_bytes = (uint32_t)get(from + 8, 4),
+                           .bytes = get(from + 12, 8)};
+        const char *problem = row_problem(&row);
+        if (problem) {
+            int at = choices.count;
+            tdm__choices_release(&choices);
+            return tdm_fail(err, TDM_ERR_FORMAT, "row %d of rank 0's table of choices: %s", at,
+                            problem);
+        }
+        choices.rows[choices.count] = row;
+    }
+    *out = choices;
+    return TDM_OK;
+}

@@ -1,0 +1,177 @@
+/*
+ * choose.c: which algorithm a call runs by.
+ *
+ * All algorithms stand in one list, and the choice in one table, by kind, place of the group's members,
+ * size and bytes. The algorithm that a call asks for is taken when it fits; else the table's best row
+ * whose algorithm fits; else direct exchange, which fits everything. A group within one host for which
+ * no row fits is looked up as one between hosts. Every rank has the same table (rank 0's) and looks at
+ * nothing but the call and the group, so all come to the same choice.
+ */
+#include "comm/algorithms/build.h"
+
+const tdm__algorithm_ops *const tdm__algorithms[] = {
+    &tdm__algorithm_direct,
+};
+const int tdm__algorithm_count = sizeof tdm__algorithms / sizeof tdm__algorithms[0];
+
+/* clang-format off */
+enum { KB = 1024, MB = 1024 * 1024 };
+#define ROW(KIND, PLACE, SIZE, BYTES, ALGORITHM)                                                   \
+    {.kind = TDM_CALL_##KIND, .place = TDM__PLACE_##PLACE, .size = (SIZE), .bytes = (BYTES),        \
+     .algorithm = TDM_ALGORITHM_##ALGORITHM}
+const tdm__choice tdm__choices_builtin[] = {
+    /* Few ranks: one step, everybody to everybody. Many: steps by the logarithm of their number. */
+    ROW(BARRIER,        HOSTS,    1,  0,        DIRECT),
+    ROW(BARRIER,        HOSTS,    3,  0,        DOUBLING),
+    ROW(BROADCAST,      HOSTS,    1,  0,        DIRECT),
+    ROW(BROADCAST,      HOSTS,    5,  0,        TREE),
+    ROW(BROADCAST,      HOSTS,    5,  128 * KB, DIRECT),
+    ROW(BROADCAST,      HOSTS,    5,  4 * MB,   RING),
+    ROW(BROADCAST,      HOSTS,    65, 0,        TREE),
+    ROW(REDUCE,         HOSTS,    1,  0,        DIRECT),
+    ROW(REDUCE,         HOSTS,    5,  0,        TREE),
+    ROW(REDUCE,         HOSTS,    5,  64 * KB,  DIRECT),
+    ROW(REDUCE,         HOSTS,    65, 0,        TREE),
+    ROW(REDUCE,         HOSTS,    65, 1 * MB,   DIRECT),
+    ROW(ALL_REDUCE,     HOSTS,    1,  0,        DIRECT),
+    ROW(ALL_REDUCE,     HOSTS,    4,  0,        DOUBLING),
+    ROW(ALL_REDUCE,     HOSTS,    4,  0,        TREE),
+    ROW(ALL_REDUCE,     HOSTS,    4,  16 * KB,  DIRECT),
+    ROW(ALL_REDUCE,     HOSTS,    17, 0,        DOUBLING),
+    ROW(ALL_REDUCE,     HOSTS,    17, 0,        TREE),
+    ROW(ALL_REDUCE,     HOSTS,    17, 256 * KB, DIRECT),
+    ROW(ALL_REDUCE,     HOSTS,    65, 0,        DOUBLING),
+    ROW(ALL_REDUCE,     HOSTS,    65, 0,        TREE),
+    ROW(ALL_REDUCE,     HOSTS,    65, 4 * MB,   DIRECT),
+    ROW(REDUCE_SCATTER, HOSTS,    1,  0,        DIRECT),
+    ROW(REDUCE_SCATTER, HOSTS,    9,  0,        DOUBLING),
+    ROW(REDUCE_SCATTER, HOSTS,    9,  64 * KB,  DIRECT),
+    ROW(REDUCE_SCATTER, HOSTS,    65, 0,        DOUBLING),
+    ROW(REDUCE_SCATTER, HOSTS,    65, 4 * MB,   DIRECT),
+    ROW(ALL_GATHER,     HOSTS,    1,  0,        DIRECT),
+    ROW(ALL_GATHER,     HOSTS,    5,  0,        DOUBLING),
+    ROW(ALL_GATHER,     HOSTS,    5,  64 * KB,  DIRECT),
+    ROW(ALL_GATHER,     HOSTS,    33, 0,        DOUBLING),
+    ROW(ALL_GATHER,     HOSTS,    33, 1 * MB,   RING),
+    ROW(GATHER,         HOSTS,    1,  0,        DIRECT),
+    ROW(GATHER,         HOSTS,    9,  0,        TREE),
+    ROW(GATHER,         HOSTS,    9,  64 * KB,  DIRECT),
+    ROW(SCATTER,        HOSTS,    1,  0,        DIRECT),
+    ROW(SCATTER,        HOSTS,    9,  0,        TREE),
+    ROW(SCATTER,        HOSTS,    9,  64 * KB,  DIRECT),
+    ROW(ALL_TO_ALL,     HOSTS,    1,  0,        DIRECT),
+    ROW(ALL_TO_ALL,     HOSTS,    17, 1 * MB,   RING),
+    ROW(SEND,           HOSTS,    1,  0,        DIRECT),
+    ROW(RECV,           HOSTS,    1,  0,        DIRECT),
+
+    /* Memory in common is faster than any message. */
+    ROW(BARRIER,        HOST,     1,  0,        WINDOW),
+    ROW(BROADCAST,      HOST,     1,  0,        WINDOW),
+    ROW(REDUCE,         HOST,     1,  0,        WINDOW),
+    ROW(ALL_REDUCE,     HOST,     1,  0,        WINDOW),
+    ROW(REDUCE_SCATTER, HOST,     1,  0,        WINDOW),
+    ROW(ALL_GATHER,     HOST,     1,  0,        WINDOW),
+    ROW(GATHER,         HOST,     1,  0,        WINDOW),
+    ROW(SCATTER,        HOST,     1,  0,        WINDOW),
+    ROW(ALL_TO_ALL,     HOST,     1,  0,        WINDOW),
+
+    ROW(BARRIER,        CROWDED,  1,  0,        HIERARCHY),
+    ROW(BROADCAST,      CROWDED,  1,  0,        HIERARCHY),
+    ROW(REDUCE,         CROWDED,  1,  0,        HIERARCHY),
+    ROW(ALL_REDUCE,     CROWDED,  1,  0,        HIERARCHY),
+    ROW(REDUCE_SCATTER, CROWDED,  1,  0,        HIERARCHY),
+    ROW(ALL_GATHER,     CROWDED,  1,  0,        HIERARCHY),
+};
+/* clang-format on */
+const int tdm__choices_builtin_count = sizeof tdm__choices_builtin / sizeof tdm__choices_builtin[0];
+
+static tdm__place place_of(const tdm_group *group)
+{
+    if (group->host_count == 1) return TDM__PLACE_HOST;
+    return group->host_count < group->size ? TDM__PLACE_CROWDED : TDM__PLACE_HOSTS;
+}
+
+static const tdm__algorithm_ops *algorithm_of(int id)
+{
+    for (int i = 0; i < tdm__algorithm_count; i++)
+        if ((int)tdm__algorithms[i]->id == id) return tdm__algorithms[i];
+    return NULL;
+}
+
+/* Whether a row speaks of this call on this group, taken for one of this place. */
+static bool speaks(const tdm__choice *row, const tdm_group *group, const tdm_call *call,
+                   tdm__place place)
+{
+    return row->kind == call->kind && row->place == place && row->size <= group->size &&
+           row->bytes <= tdm__call_bytes(call);
+}
+
+static bool is_better(const tdm__choice *row, const tdm__choice *best)
+{
+    if (!best) return true;
+    return row->size != best->size ? row->size > best->size : row->bytes > best->bytes;
+}
+
+static const tdm__algorithm_ops *look_up(const tdm_group *group, const tdm_call *call,
+                                         tdm__place place)
+{
+    const tdm__choices *choices = &group->comm->choices;
+    const tdm__choice *best = NULL;
+    const tdm__algorithm_ops *found = NULL;
+    for (int i = 0; i < choices->count; i++) {
+        const tdm__choice *row = &choices->rows[i];
+        if (!speaks(row, group, call, place) || !is_better(row, best)) continue;
+        const tdm__algorithm_ops *algorithm = algorithm_of(row->algorithm);
+        if (!algorithm || !algorithm->fits(group, call)) continue;
+        best = row;
+        found = algorithm;
+    }
+    return found;
+}
+
+tdm_status tdm__choose(const tdm_group *group, const tdm_call *call, const tdm__algorithm_ops **out,
+                       tdm_error *err)
+{
+    if (call->kind < TDM_CALL_BARRIER || call->kind > TDM_CALL_RECV)
+        return tdm_fail(err, TDM_ERR_INVALID, "there is no kind of call with number %d",
+                        (int)call->kind);
+    const tdm__algorithm_ops *asked = algorithm_of((int)call->algorithm);
+    if (asked && asked->fits(group, call)) {
+        *out = asked;
+        return TDM_OK;
+    }
+    tdm__place place = place_of(group);
+    const tdm__algorithm_ops *found = look_up(group, call, place);
+    if (!found && place != TDM__PLACE_HOSTS) found = look_up(group, call, TDM__PLACE_HOSTS);
+    *out = found ? found : &tdm__algorithm_direct;
+    return TDM_OK;
+}
+
+tdm_status tdm_call_algorithm(const tdm_group *group, const tdm_call *call, tdm_algorithm *out,
+                              tdm_error *err)
+{
+    const tdm__algorithm_ops *algorithm = NULL;
+    TDM_TRY(tdm__choose(group, call, &algorithm, err));
+    *out = algorithm->id;
+    return TDM_OK;
+}
+
+static const tdm__choice *row_of(const tdm_group *group, const tdm_call *call, tdm__place place,
+                                 tdm_algorithm algorithm)
+{
+    const tdm__choices *choices = &group->comm->choices;
+    const tdm__choice *best = NULL;
+    for (int i = 0; i < choices->count; i++) {
+        const tdm__choice *row = &choices->rows[i];
+        if (row->algorithm == algorithm && speaks(row, group, call, place) && is_better(row, best))
+            best = row;
+    }
+    return best;
+}
+
+size_t tdm__choices_segment(const tdm_group *group, const tdm_call *call, tdm_algorithm algorithm)
+{
+    const tdm__choice *row = row_of(group, call, place_of(group), algorithm);
+    if (!row) row = row_of(group, call, TDM__PLACE_HOSTS, algorithm);
+    return row ? row->segment_bytes : 0;
+}
