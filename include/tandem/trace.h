@@ -76,13 +76,31 @@ typedef struct tdm_trace_rank {
 
 typedef struct tdm_trace tdm_trace;
 
-/* Reads the files of a folder (or of its subfolder `trace`). TDM_ERR_NOT_FOUND when there is none. A
- * damaged file is left out and named by a warning in the log. */
+/* Reads the files of a folder (or of its subfolder `trace`), also while they are written.
+ * TDM_ERR_NOT_FOUND when there is none. A file that is damaged, or belongs to another world than the
+ * newest one does, is left out and named by a warning in the log. */
 TDM_API tdm_status tdm_trace_open(const char *dir, tdm_trace **out, tdm_error *err);
 TDM_API void tdm_trace_close(tdm_trace *trace);
 TDM_API size_t tdm_trace_rank_count(const tdm_trace *trace);
 TDM_API const tdm_trace_rank *tdm_trace_rank_at(const tdm_trace *trace, size_t index); /* by rank */
-/* One line for people: "all_reduce #17 of group 0: f32, 4.0 MB". */
+/* The moment from which ages count, in ns of the wall clock: now while one of the ranks runs on this
+ * machine, else that of the newest event. */
+TDM_API int64_t tdm_trace_reference_ns(const tdm_trace *trace);
+
+/* Where a rank stands by its last events. */
+enum { TDM_TRACE_WAITS_MOST = 64 };
+typedef struct tdm_trace_stand {
+    bool in_call;
+    tdm_trace_event call; /* in_call: the BEGIN of its oldest call that has not ended */
+    tdm_trace_event last; /* its newest event; kind NONE: it has none */
+    int wait_count;       /* ranks for which that call waits, and since when, by the rank's clock */
+    int waits_for[TDM_TRACE_WAITS_MOST];
+    uint64_t since_ns[TDM_TRACE_WAITS_MOST];
+} tdm_trace_stand;
+TDM_API void tdm_trace_stand_of(const tdm_trace *trace, size_t index, tdm_trace_stand *out);
+/* Who waits for whom, and because of whom, in lines for people. */
+TDM_API void tdm_trace_summary(const tdm_trace *trace, tdm_str *out);
+/* One line for people: "began all_reduce #17 of world: f32, 4.00 MB". */
 TDM_API void tdm_trace_event_text(const tdm_trace_event *event, tdm_str *out);
 /* The whole as Chrome's trace event JSON: one process for each rank, calls and waits as bars, messages
  * as arrows. */

@@ -141,6 +141,7 @@ tdm_status tdm__trace_parse(const void *bytes, size_t count, const char *name,
         uint64_t head = atomic_load_explicit(&h->head, memory_order_relaxed);
         *out = (tdm__trace_parsed){
             .pid_start = h->pid_start,
+            .start_ns = h->unix_ns,
             .rank = {.rank = h->rank,
                      .size = h->size,
                      .epoch = h->epoch,

@@ -92,10 +92,14 @@ uint64_t tdm__trace_pid_start(int64_t pid);
 typedef struct tdm__trace_parsed {
     tdm_trace_rank rank;
     char boot[40];
+    uint64_t start_ns; /* of the wall clock, when it was made */
     uint64_t pid_start;
 } tdm__trace_parsed;
 tdm_status tdm__trace_parse(const void *bytes, size_t count, const char *name,
                             tdm__trace_parsed *out, tdm_error *err);
+
+/* "all_reduce #17 of world" of an event of a call. */
+void tdm__trace_call_text(const tdm_trace_event *event, tdm_str *out);
 
 /* Where a rank stands, from its events, the oldest first: fold them in one by one. */
 enum { TDM__STAND_CALLS = 64, TDM__STAND_WAITS = 64 };
@@ -107,6 +111,7 @@ typedef struct tdm__stand {
     tdm_trace_event last;                    /* the newest event; kind NONE: there is none */
     tdm_trace_event ended;                   /* the newest END */
 } tdm__stand;
+/* From zeros. */
 void tdm__stand_fold(tdm__stand *stand, const tdm_trace_event *event);
 
 #endif

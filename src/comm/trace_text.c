@@ -29,9 +29,9 @@ static void add_group(const tdm_trace_event *e, tdm_str *out)
         tdm_str_addf(out, "group %u", e->group);
 }
 
-/* "all_reduce #17 of world" */
-static void add_call(const tdm_trace_event *e, tdm_str *out)
+void tdm__trace_call_text(const tdm_trace_event *event, tdm_str *out)
 {
+    const tdm_trace_event *e = event;
     tdm_str_addf(out, "%s #%u of ", e->call ? tdm_call_kind_name(e->call) : "call", e->sequence);
     add_group(e, out);
 }
@@ -71,7 +71,7 @@ static void add_message(const char *verb, const char *way, const tdm_trace_event
     char bytes[32];
     tdm_str_addf(out, "%s %s %s rank %d, step %u of ", verb, tdm_text_bytes(e->bytes, bytes), way,
                  e->peer, e->step);
-    add_call(e, out);
+    tdm__trace_call_text(e, out);
 }
 
 static void add_duration(uint64_t ns, tdm_str *out)
@@ -89,7 +89,7 @@ static void add_work(const tdm_trace_event *e, tdm_str *out)
         tdm_str_addf(out, "added %s in ", tdm_text_bytes(e->bytes, bytes));
         add_duration(e->detail, out);
         tdm_str_add(out, ", ");
-        add_call(e, out);
+        tdm__trace_call_text(e, out);
         return;
     }
     tdm_str_add(out, "mark \"");
@@ -114,13 +114,13 @@ void tdm_trace_event_text(const tdm_trace_event *event, tdm_str *out)
         break;
     case TDM_TRACE_BEGIN:
         tdm_str_add(out, "began ");
-        add_call(e, out);
+        tdm__trace_call_text(e, out);
         tdm_str_add(out, ": ");
         add_amount(e, out);
         break;
     case TDM_TRACE_END:
         tdm_str_add(out, "ended ");
-        add_call(e, out);
+        tdm__trace_call_text(e, out);
         add_status(e, out);
         break;
     case TDM_TRACE_WAIT:
@@ -130,7 +130,7 @@ void tdm_trace_event_text(const tdm_trace_event *event, tdm_str *out)
         else
             tdm_str_addf(out, "%s rank %d in ",
                          e->kind == TDM_TRACE_WAIT ? "waits for" : "no longer waits for", e->peer);
-        add_call(e, out);
+        tdm__trace_call_text(e, out);
         break;
     case TDM_TRACE_SEND: add_message("sends", "to", e, out); break;
     case TDM_TRACE_SENT: add_message("has sent", "to", e, out); break;

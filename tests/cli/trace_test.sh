@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# `tandem trace`: what ranks did last, who waits for whom, and the picture; of the dead and the living.
+# shellcheck source=tests/cli/lib.sh
+source tests/cli/lib.sh
+# shellcheck source=tests/cli/train_lib.sh
+source "$source_root/tests/cli/train_lib.sh"
+# The test program that also writes traces of a world in which rank 2 is missing from a call.
+writer=$(dirname "$TANDEM")/tests/comm_trace
+[ -x "$writer" ] || skip "there is no $writer"
+"$writer" --write dead >ready.txt
+
+test_killed_ranks() {
+    assert_exit 0 "$TANDEM" trace dead
+    assert_contains "$out" "rank 0 of 3 on "
+    assert_contains "$out" "killed or crashed; 7 events"
+    assert_contains "$out" "s ago  began all_reduce #17 of world: f32, 4.00 MB"
+    assert_contains "$out" "waits for rank 2 in all_reduce #17 of world"
+    # All three were killed, in this test: each is named.
+    assert_contains "$out" "rank 2 (process "
+    assert_equal "$(grep -c '^rank [012] of 3' <<<"$out")" 3 "ranks"
+}
+
+test_selection() {
+    assert_exit 0 "$TANDEM" trace dead --rank 1 --last 2
+    assert_equal "$(grep -c ' s ago  ' <<<"$out")" 2 "events"
+    assert_equal "$(grep -c '^rank . of 3' <<<"$out")" 1 "ranks"
+    assert_exit 1 "$TANDEM" trace dead --rank 7
+    assert_contains "$err" "rank 7 left no trace"
+    assert_exit 2 "$TANDEM" trace dead --last 5000
+    assert_exit 2 "$TANDEM" trace
+    mkdir run
+    cp -r dead run/trace
+    assert_exit 0 "$TANDEM" trace run
+    assert_contains "$out" "rank 2 of 3"
+}
+
+test_running_ranks() {
+    rm ready.txt
+    "$writer" --hang alive >ready.txt &
+    local pid=$! i
+    for ((i = 0; i < 100; i++)); do
+        [ -s ready.txt ] && break
+        sleep 0.1
+    done
+    assert_exit 0 "$TANDEM" trace alive
+    kill -9 "$pid"
+    wait "$pid" 2>/dev/null || true
+    assert_contains "$out" ": running; 7 events"
+    assert_contains "$out" "rank 2 did not call it: its last act: mark"
+    assert_contains "$out" "the culprit is rank 2 (process $pid on "
+    assert_contains "$out" "it runs, and is in no call"
+    assert_exit 0 "$TANDEM" trace alive
+    assert_contains "$out" "killed or crashed"
+    assert_lacks "$out" "running"
+}
+
+test_json_and_picture() {
+    assert_exit 0 "$TANDEM" trace dead --json
+    assert_contains "$out" '"waits_for":[2]'
+    assert_contains "$out" '"kind":"begin","call":"all_reduce","group":0,"sequence":17'
+    if command -v python3 >/dev/null; then
+        python3 -c 'import json, sys; json.load(sys.stdin)' <<<"$out" || fail "this is not JSON"
+    fi
+    assert_exit 0 "$TANDEM" trace dead --chrome picture.json
+    assert_equal "$out" "" "output"
+    assert_contains "$(cat picture.json)" '"name":"waits for rank 2"'
+    assert_exit 0 "$TANDEM" trace dead --chrome -
+    assert_equal "$out" "$(cat picture.json)" "the picture on the standard output"
+    assert_exit 1 "$TANDEM" trace dead --chrome nowhere/picture.json
+}
+
+test_bad_folders() {
+    assert_exit 1 "$TANDEM" trace nowhere
+    assert_contains "$err" "nowhere"
+    mkdir empty
+    assert_exit 1 "$TANDEM" trace empty
+    assert_contains "$err" "no rank left a trace"
+    cp -r dead damaged
+    echo nonsense >damaged/rank-00000.trace
+    assert_exit 0 "$TANDEM" trace damaged
+    assert_contains "$err" "rank-00000.trace: this is not a trace of Tandem's; left out"
+    assert_contains "$out" "rank 1 of 3"
+    rm damaged/rank-0000[12].trace
+    mkdir damaged/rank-00001.trace
+    assert_exit 1 "$TANDEM" trace damaged
+}
+
+run_tests "$@"
