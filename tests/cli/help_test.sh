@@ -137,7 +137,7 @@ test_completion_bash() {
     # shellcheck disable=SC2016 # for the other bash
     assert_exit 0 bash -c 'source ./tandem.bash; complete -p tandem'
     assert_contains "$out" "-F _tandem tandem"
-    assert_equal "$(complete_bash tandem tr)" "train "
+    assert_equal "$(complete_bash tandem trai)" "train "
     assert_equal "$(complete_bash tandem he)" "help "
     assert_equal "$(complete_bash tandem '' | wc -w)" "${#commands[@]}" "commands offered"
     assert_equal "$(complete_bash tandem train --re)" "--resume "
