@@ -279,6 +279,15 @@ TDM_API bool tdm_tune_path(char *out, size_t out_bytes);
 TDM_API tdm_status tdm_tune_write(const char *path, const tdm_tune_row *rows, int count,
                                   tdm_error *err);
 
+/*
+ * What memory allows: the time in which as many threads of this process as there would be ranks do
+ * the work of an all-reduce of f32 on warm buffers, each adding its share of the same bytes and
+ * copying the rest. The fastest of the passes that fit into `seconds`, of three at least. Others that
+ * use the machine meanwhile are measured, too.
+ */
+TDM_API tdm_status tdm_comm_memory_bound(size_t bytes, int thread_count, double seconds,
+                                         double *out_s, tdm_error *err);
+
 /* ---- what is built in ------------------------------------------------------------------------ */
 
 /* Walks the transports: name and one line about it, and whether it can be used here (else `why` says

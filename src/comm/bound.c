@@ -1,0 +1,206 @@
+/*
+ * bound.c: how fast an all-reduce on one host could be, if it were nothing but reads and writes.
+ *
+ * One thread for each rank, with a buffer of its own. A pass has two halves: each thread adds its
+ * share over all buffers into its own, in one reading; then it copies the others' shares into its own
+ * buffer. Between the halves the threads wait for each other, which is not counted: where each has a
+ * processor, a half takes as long as the thread that needed longest; where threads share processors,
+ * from the first start to the last end.
+ *
+ * Copies are made in two ways in turn, through the cache and past it; the better one counts.
+ */
+#include "comm/reduce.h"
+
+#include <tandem/os.h>
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HALVES = 2, LEAST_PASSES = 3, THREADS_MOST = 1024 };
+
+typedef struct bound bound;
+
+typedef struct worker {
+    bound *b;
+    int index;
+    pthread_t thread;
+    double begin_s[HALVES], end_s[HALVES]; /* of the pass under way */
+} worker;
+
+struct bound {
+    int count;
+    size_t elements; /* of each buffer */
+    float *memory;   /* the buffers, one after another */
+    bool crowded;    /* more threads than processors */
+    bool stream;
+    tdm__tree_plan plan;
+    worker *workers;
+    pthread_mutex_t lock; /* the gate: */
+    pthread_cond_t moved;
+    int arrived;
+    unsigned generation;
+    bool stop;
+};
+
+/* Waits until all have come here. False when they are to end instead. */
+static bool meet(bound *b)
+{
+    pthread_mutex_lock(&b->lock);
+    unsigned mine = b->generation;
+    if (++b->arrived == b->count) {
+        b->arrived = 0;
+        b->generation++;
+        pthread_cond_broadcast(&b->moved);
+    }
+    while (b->generation == mine && !b->stop) pthread_cond_wait(&b->moved, &b->lock);
+    bool stop = b->stop;
+    pthread_mutex_unlock(&b->lock);
+    return !stop;
+}
+
+static float *at(const bound *b, int buffer, size_t element)
+{
+    return b->memory + (size_t)buffer * b->elements + element;
+}
+
+static void add_share(const bound *b, int mine, const void **sources)
+{
+    const tdm__reducer sum = {.dtype = TDM_DTYPE_F32, .reduce = TDM_REDUCE_SUM};
+    tdm_extent share = tdm_group_slice(b->elements, b->count, mine);
+    for (int i = 0; i < b->count; i++) sources[i] = at(b, i, share.first);
+    void *out = at(b, mine, share.first);
+    tdm__tree_run(&b->plan, &sum, sources, &out, 1, share.count, false);
+}
+
+static void copy_rest(const bound *b, int mine)
+{
+    for (int i = 1; i < b->count; i++) {
+        int from = (mine + i) % b->count;
+        tdm_extent share = tdm_group_slice(b->elements, b->count, from);
+        tdm__copy(at(b, mine, share.first), at(b, from, share.first), share.count * sizeof(float),
+                  b->stream);
+    }
+}
+
+/* One pass, both halves; `sources` has room for all buffers. False when it is time to end. */
+static bool pass(worker *w, const void **sources)
+{
+    for (int half = 0; half < HALVES; half++) {
+        if (!meet(w->b)) return false;
+        w->begin_s[half] = tdm_clock_s();
+        if (half == 0)
+            add_share(w->b, w->index, sources);
+        else
+            copy_rest(w->b, w->index);
+        w->end_s[half] = tdm_clock_s();
+    }
+    return meet(w->b);
+}
+
+static void *work(void *user)
+{
+    worker *w = user;
+    const void *sources[THREADS_MOST];
+    while (pass(w, sources)) continue;
+    return NULL;
+}
+
+static double half_seconds(const bound *b, int half)
+{
+    double first = b->workers[0].begin_s[half], last = b->workers[0].end_s[half], longest = 0;
+    for (int i = 0; i < b->count; i++) {
+        const worker *w = &b->workers[i];
+        if (w->begin_s[half] < first) first = w->begin_s[half];
+        if (w->end_s[half] > last) last = w->end_s[half];
+        if (w->end_s[half] - w->begin_s[half] > longest)
+            longest = w->end_s[half] - w->begin_s[half];
+    }
+    return b->crowded ? last - first : longest;
+}
+
+/* The calling thread is worker 0. After a pass the others wait at the gate of the next one, which it
+ * opens, so what it reads and sets in between is its own. */
+static double measure(bound *b, double seconds)
+{
+    const void *sources[THREADS_MOST];
+    double least[2] = {0, 0}, end_s = tdm_clock_s() + seconds;
+    for (int i = 0; i < 2 * LEAST_PASSES || tdm_clock_s() < end_s; i++) {
+        b->stream = i % 2;
+        pass(&b->workers[0], sources);
+        double now = half_seconds(b, 0) + half_seconds(b, 1);
+        if (i < 2 || now < least[i % 2]) least[i % 2] = now;
+    }
+    return least[0] < least[1] ? least[0] : least[1];
+}
+
+/* Ends the workers [1, started). */
+static void finish(bound *b, int started)
+{
+    pthread_mutex_lock(&b->lock);
+    b->stop = true;
+    pthread_cond_broadcast(&b->moved);
+    pthread_mutex_unlock(&b->lock);
+    for (int i = 1; i < started; i++) pthread_join(b->workers[i].thread, NULL);
+}
+
+static tdm_status run(bound *b, double seconds, double *out_s, tdm_error *err)
+{
+    for (int i = 0; i < b->count; i++) b->workers[i] = (worker){.b = b, .index = i};
+    int started = 1;
+    while (started < b->count &&
+           pthread_create(&b->workers[started].thread, NULL, work, &b->workers[started]) == 0)
+        started++;
+    double least = started == b->count ? measure(b, seconds) : 0;
+    finish(b, started);
+    if (started < b->count)
+        return tdm_fail(err, TDM_ERR_SYSTEM, "thread %d of %d cannot be started", started + 1,
+                        b->count);
+    *out_s = least;
+    return TDM_OK;
+}
+
+/* One leaf for each buffer: the lanes of the next power of two, those beyond absent. */
+static tdm_status make_plan(bound *b, tdm_error *err)
+{
+    int64_t nodes[THREADS_MOST], lanes = 1;
+    while (lanes < b->count) lanes *= 2;
+    for (int i = 0; i < b->count; i++) nodes[i] = lanes + i;
+    return tdm__tree_plan_init(&b->plan, nodes, b->count, 1, err);
+}
+
+tdm_status tdm_comm_memory_bound(size_t bytes, int thread_count, double seconds, double *out_s,
+                                 tdm_error *err)
+{
+    if (thread_count < 1 || thread_count > THREADS_MOST)
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "the memory's bound is measured with 1 to %d threads, "
+                        "not with %d",
+                        THREADS_MOST, thread_count);
+    if (bytes > SIZE_MAX / 2 / (size_t)thread_count)
+        return tdm_fail(err, TDM_ERR_RANGE, "%zu bytes for each of %d threads are too many", bytes,
+                        thread_count);
+    tdm_cpu_info cpu;
+    tdm_os_cpu_info(&cpu);
+    bound b = {.count = thread_count,
+               .elements = bytes / sizeof(float),
+               .crowded = thread_count > cpu.usable_count,
+               .lock = PTHREAD_MUTEX_INITIALIZER,
+               .moved = PTHREAD_COND_INITIALIZER};
+    TDM_TRY(make_plan(&b, err));
+    tdm_pages pages = {0};
+    b.workers = calloc((size_t)thread_count, sizeof(*b.workers));
+    tdm_status status = b.workers
+                            ? tdm_pages_map(bytes * (size_t)thread_count + 1, false, &pages, err)
+                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %d threads",
+                                       thread_count);
+    if (status == TDM_OK) {
+        memset(pages.data, 0, pages.bytes); /* now all of it is there */
+        b.memory = pages.data;
+        status = run(&b, seconds, out_s, err);
+        tdm_pages_unmap(&pages);
+    }
+    free(b.workers);
+    tdm__tree_plan_release(&b.plan);
+    return status;
+}
