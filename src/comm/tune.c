@@ -1,7 +1,14 @@
 /*
- * tune.c: the file of measured choices: where it is, and how it is written (choose.c reads it).
+ * tune.c: the file of measured choices: where it is, and how it is written (choices.c reads it).
+ *
+ * A measurement knows groups of one size on one or on several hosts; what the file says about others
+ * stays in it. A file that cannot be read is replaced, with a word in the log: it would not have been
+ * used either.
  */
-#include <tandem/comm.h>
+#include <tandem/os.h>
+#include <tandem/text.h>
+
+#include "comm/engine.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,4 +22,97 @@ bool tdm_tune_path(char *out, size_t out_bytes)
     else if (home && home[0] == '/')
         length = snprintf(out, out_bytes, "%s/.cache/tandem/tune.json", home);
     return length > 0 && (size_t)length < out_bytes;
+}
+
+static tdm_tune_row row_of(const tdm__choice *choice)
+{
+    return (tdm_tune_row){.kind = (tdm_call_kind)choice->kind,
+                          .one_host = choice->place == TDM__PLACE_HOST,
+                          .size = choice->size,
+                          .bytes = choice->bytes,
+                          .algorithm = (tdm_algorithm)choice->algorithm,
+                          .segment_bytes = choice->segment_bytes};
+}
+
+static void put_row(tdm_json_writer *w, const tdm_tune_row *row)
+{
+    tdm_json_object_begin(w);
+    tdm_json_put_string(w, "kind", tdm_call_kind_name(row->kind));
+    tdm_json_put_bool(w, "one_host", row->one_host);
+    tdm_json_put_int(w, "size", row->size);
+    tdm_json_put_uint(w, "bytes", row->bytes);
+    tdm_json_put_string(w, "algorithm", tdm_algorithm_name(row->algorithm));
+    tdm_json_put_uint(w, "segment_bytes", row->segment_bytes);
+    tdm_json_object_end(w);
+}
+
+static bool is_replaced(const tdm_tune_row *old, const tdm_tune_row *rows, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (rows[i].kind == old->kind && rows[i].one_host == old->one_host &&
+            rows[i].size == old->size)
+            return true;
+    return false;
+}
+
+static tdm_status check_rows(const tdm_tune_row *rows, int count, tdm_error *err)
+{
+    for (int i = 0; i < count; i++)
+        if (rows[i].kind < TDM_CALL_BARRIER || rows[i].kind > TDM_CALL_RECV || rows[i].size < 1 ||
+            rows[i].size > UINT16_MAX || rows[i].algorithm <= TDM_ALGORITHM_AUTO ||
+            rows[i].algorithm > TDM_ALGORITHM_WINDOW)
+            return tdm_fail(
+                err, TDM_ERR_INVALID,
+                "row %d of the measured choices has a kind, a size or an algorithm that "
+                "there is not",
+                i);
+    return TDM_OK;
+}
+
+/* The file's rows of before; none when it is not there, or of no use. */
+static void read_before(const char *path, tdm__choices *out)
+{
+    tdm_error err;
+    *out = (tdm__choices){0};
+    if (!tdm_path_exists(path) || tdm__choices_read(path, out, &err) == TDM_OK) return;
+    tdm_log(TDM_LOG_WARN, "comm", "the file of measured choices is made anew: %s", err.message);
+    *out = (tdm__choices){0};
+}
+
+static tdm_status replace(const char *path, const tdm_str *text, tdm_error *err)
+{
+    if (!tdm_str_ok(text))
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the file of measured choices");
+    tdm_arena *arena = tdm_arena_create("path");
+    char *folder = arena ? tdm_path_dirname(arena, path) : NULL;
+    tdm_status status = folder ? tdm_dir_make(folder, err)
+                               : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a path");
+    if (status == TDM_OK) status = tdm_file_replace(path, tdm_str_text(text), text->length, err);
+    tdm_arena_destroy(arena);
+    return status;
+}
+
+tdm_status tdm_tune_write(const char *path, const tdm_tune_row *rows, int count, tdm_error *err)
+{
+    TDM_TRY(check_rows(rows, count, err));
+    tdm__choices before;
+    read_before(path, &before);
+    tdm_str text = TDM_STR_INIT;
+    tdm_json_writer w = tdm_json_writer_init(&text, 1);
+    tdm_json_object_begin(&w);
+    tdm_json_put_int(&w, "tandem_tune", 1);
+    tdm_json_key(&w, "choices");
+    tdm_json_array_begin(&w);
+    for (int i = 0; i < before.count; i++) {
+        tdm_tune_row old = row_of(&before.rows[i]);
+        if (!is_replaced(&old, rows, count)) put_row(&w, &old);
+    }
+    for (int i = 0; i < count; i++) put_row(&w, &rows[i]);
+    tdm_json_array_end(&w);
+    tdm_json_object_end(&w);
+    tdm_str_add_char(&text, '\n');
+    tdm__choices_release(&before);
+    tdm_status status = replace(path, &text, err);
+    tdm_str_release(&text);
+    return status;
 }

@@ -1,0 +1,139 @@
+/*
+ * The file of measured choices: what was written is read again, what it says of other groups stays,
+ * and a damaged one is made anew. And the memory's bound, which is a time.
+ */
+#include <tandem/os.h>
+
+#include "comm/engine.h"
+
+#include "check.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+static char folder[64];
+
+static const char *place(const char *name, char out[128])
+{
+    snprintf(out, 128, "%s/%s", folder, name);
+    return out;
+}
+
+static void paths(void)
+{
+    char out[128];
+    setenv("XDG_CACHE_HOME", "/somewhere", 1);
+    CHECK(tdm_tune_path(out, sizeof(out)));
+    CHECK_TEXT(out, "/somewhere/tandem/tune.json");
+    CHECK(!tdm_tune_path(out, 10));
+    setenv("XDG_CACHE_HOME", "not/absolute", 1);
+    setenv("HOME", "/home/me", 1);
+    CHECK(tdm_tune_path(out, sizeof(out)));
+    CHECK_TEXT(out, "/home/me/.cache/tandem/tune.json");
+    unsetenv("XDG_CACHE_HOME");
+    unsetenv("HOME");
+    CHECK(!tdm_tune_path(out, sizeof(out)));
+}
+
+static void check_row(const tdm__choice *row, const tdm_tune_row *expected)
+{
+    CHECK_INT(row->kind, expected->kind);
+    CHECK_INT(row->place == TDM__PLACE_HOST, expected->one_host);
+    CHECK_INT(row->size, expected->size);
+    CHECK_INT(row->bytes, expected->bytes);
+    CHECK_INT(row->algorithm, expected->algorithm);
+    CHECK_INT(row->segment_bytes, expected->segment_bytes);
+}
+
+static void rows(void)
+{
+    const tdm_tune_row two[] = {
+        {TDM_CALL_ALL_REDUCE, true, 2, 0, TDM_ALGORITHM_DIRECT, 0},
+        {TDM_CALL_ALL_REDUCE, true, 2, 65536, TDM_ALGORITHM_WINDOW, 4096},
+    };
+    const tdm_tune_row three[] = {
+        {TDM_CALL_ALL_REDUCE, true, 3, 0, TDM_ALGORITHM_TREE, 0},
+        {TDM_CALL_BROADCAST, false, 3, INT64_MAX, TDM_ALGORITHM_RING, 0},
+    };
+    const tdm_tune_row again = {TDM_CALL_ALL_REDUCE, true, 2, 7, TDM_ALGORITHM_DOUBLING, 0};
+    char path[128];
+    tdm_error err;
+    place("new/folder/tune.json", path);
+    CHECK_INT(tdm_tune_write(path, two, 2, &err), TDM_OK);
+    CHECK_INT(tdm_tune_write(path, three, 2, &err), TDM_OK);
+    tdm__choices choices;
+    CHECK_INT(tdm__choices_read(path, &choices, &err), TDM_OK);
+    CHECK_INT(choices.count, 4);
+    for (int i = 0; i < 2; i++) check_row(&choices.rows[i], &two[i]);
+    for (int i = 0; i < 2; i++) check_row(&choices.rows[2 + i], &three[i]);
+    tdm__choices_release(&choices);
+    CHECK_INT(tdm_tune_write(path, &again, 1, &err), TDM_OK);
+    CHECK_INT(tdm__choices_read(path, &choices, &err), TDM_OK);
+    CHECK_INT(choices.count, 3);
+    check_row(&choices.rows[0], &three[0]);
+    check_row(&choices.rows[2], &again);
+    tdm__choices_release(&choices);
+}
+
+static void damaged(void)
+{
+    const tdm_tune_row row = {TDM_CALL_REDUCE, true, 2, 0, TDM_ALGORITHM_TREE, 0};
+    char path[128];
+    tdm_error err;
+    place("damaged.json", path);
+    CHECK_INT(tdm_file_replace(path, "{\"tandem_tune\": 1, \"choi", 24, &err), TDM_OK);
+    CHECK_INT(tdm_tune_write(path, &row, 1, &err), TDM_OK);
+    tdm__choices choices;
+    CHECK_INT(tdm__choices_read(path, &choices, &err), TDM_OK);
+    CHECK_INT(choices.count, 1);
+    tdm__choices_release(&choices);
+}
+
+static void refused(void)
+{
+    const tdm_tune_row bad[] = {
+        {TDM_CALL_REDUCE, true, 0, 0, TDM_ALGORITHM_TREE, 0},
+        {TDM_CALL_REDUCE, true, 70000, 0, TDM_ALGORITHM_TREE, 0},
+        {TDM_CALL_REDUCE, true, 2, 0, TDM_ALGORITHM_AUTO, 0},
+        {(tdm_call_kind)0, true, 2, 0, TDM_ALGORITHM_TREE, 0},
+    };
+    char path[128];
+    tdm_error err;
+    place("refused.json", path);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); i++)
+        CHECK_INT(tdm_tune_write(path, &bad[i], 1, &err), TDM_ERR_INVALID);
+    CHECK(!tdm_path_exists(path));
+    CHECK(tdm_tune_write("/proc/nowhere/tune.json", NULL, 0, &err) != TDM_OK);
+}
+
+static void bound(void)
+{
+    tdm_error err;
+    double one = -1, seconds = -1;
+    for (int threads = 2; threads <= 5; threads++) {
+        CHECK_INT(tdm_comm_memory_bound(100003, threads, 0.001, &seconds, &err), TDM_OK);
+        CHECK(seconds > 0 && seconds < 10);
+    }
+    CHECK_INT(tdm_comm_memory_bound(0, 3, 0, &seconds, &err), TDM_OK);
+    CHECK_INT(tdm_comm_memory_bound(1000, 1, 0, &one, &err), TDM_OK);
+    CHECK(one >= 0);
+    CHECK_INT(tdm_comm_memory_bound(8, 0, 0, &seconds, &err), TDM_ERR_RANGE);
+    CHECK_INT(tdm_comm_memory_bound(SIZE_MAX, 2, 0, &seconds, &err), TDM_ERR_RANGE);
+}
+
+static const check_test tests[] = {CHECK_TEST(paths), CHECK_TEST(rows), CHECK_TEST(damaged),
+                                   CHECK_TEST(refused), CHECK_TEST(bound)};
+
+int main(int argc, char **argv)
+{
+    snprintf(folder, sizeof(folder), "/tmp/tandem-tune-XXXXXX");
+    if (!mkdtemp(folder)) return 1;
+    int code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
+    char path[128];
+    unlink(place("new/folder/tune.json", path));
+    rmdir(place("new/folder", path));
+    rmdir(place("new", path));
+    unlink(place("damaged.json", path));
+    rmdir(folder);
+    return code;
+}
