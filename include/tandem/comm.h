@@ -93,7 +93,7 @@ typedef enum tdm_peer_state {
     TDM_PEER_LEFT, /* closed its comm */
     TDM_PEER_LOST  /* died, or its connection did */
 } tdm_peer_state;
-TDM_API tdm_peer_state tdm_comm_peer_state(const tdm_comm *comm, int rank);
+TDM_API tdm_peer_state tdm_comm_peer_state(tdm_comm *comm, int rank);
 
 /* Breaks all groups, here and on every other rank, with TDM_ERR_PEER_FAILED and this text. */
 TDM_API void tdm_comm_revoke(tdm_comm *comm, const char *why);
@@ -193,7 +193,7 @@ typedef struct tdm_call {
     tdm_call_kind kind;
     tdm_dtype dtype;
     size_t count;   /* elements, over all slices */
-    const void *in; /* NULL: in `out` (for slices: at this rank's slice of it) */
+    const void *in; /* NULL, or equal to `out`: in place; then slices lie at their place in `out` */
     void *out;
     tdm_reduce reduce;
     tdm_reduce_fn user_reduce; /* REDUCE_USER */

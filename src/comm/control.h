@@ -60,8 +60,9 @@ typedef struct tdm__control_ops {
 struct tdm__control {
     const tdm__control_ops *ops;
     int rank, size;
-    uint32_t world;     /* the number drawn for this world by rank 0 */
-    const int *host_of; /* by rank; hosts are numbered by their lowest rank. NULL: the simulator's */
+    uint32_t world; /* the number drawn for this world by rank 0 */
+    const int
+        *host_of; /* by rank; hosts are numbered by their lowest rank. NULL: the simulator's */
 };
 
 /* What the environment says where the options say nothing (environment.c): place, transport,

@@ -251,20 +251,23 @@ typedef struct tdm__window {
  * Life: the lowest local member makes the block, all enter it (it too) by its offset, each leaves it
  * when its group goes; the last one gives the memory back. enter() sets group->window.
  */
-tdm_status tdm__window_make(tdm__host *host, int local_count, uint64_t *out_offset, tdm_error *err);
-tdm_status tdm__window_enter(tdm_group *group, uint64_t offset, tdm_error *err);
-void tdm__window_leave(tdm_group *group);
+__attribute__((weak)) tdm_status tdm__window_make(tdm__host *host, int local_count,
+                                                  uint64_t *out_offset, tdm_error *err);
+__attribute__((weak)) tdm_status tdm__window_enter(tdm_group *group, uint64_t offset,
+                                                   tdm_error *err);
+__attribute__((weak)) void tdm__window_leave(tdm_group *group);
 
 /*
  * For the engine. POST and AWAIT of a program: a value of 0 is never posted; to await 0 is to wait
  * until the call's slot and staging are free. When a neighbour's head is another than ours the group
  * is broken (tdm__group_mismatch), and the answer is no. `local_member` -1: all.
  */
-void tdm__window_post(tdm__program *program, uint32_t value);
-bool tdm__window_reached(tdm__program *program, int local_member, uint32_t value);
+__attribute__((weak)) void tdm__window_post(tdm__program *program, uint32_t value);
+__attribute__((weak)) bool tdm__window_reached(tdm__program *program, int local_member,
+                                               uint32_t value);
 /* To be called for every numbered call of a group with a window, once it has ended, whatever its
  * algorithm and its end: slots and staging are free for others from here on. */
-void tdm__window_ended(tdm_group *group, uint32_t sequence);
+__attribute__((weak)) void tdm__window_ended(tdm_group *group, uint32_t sequence);
 /*
  * A small synchronous call without a request. False: not for this path (nothing has happened). The
  * caller holds the lock and has found no other call of the group pending; head->sequence is taken,
@@ -273,8 +276,9 @@ void tdm__window_ended(tdm_group *group, uint32_t sequence);
  * same call does, so that some may run it this way and others the other way. On true the call has
  * ended (tdm__window_ended was called) with *status.
  */
-bool tdm__window_run_fast(tdm_group *group, const tdm__head *head, const tdm_call *call,
-                          double deadline_at_s, tdm_status *status, tdm_error *err);
+__attribute__((weak)) bool tdm__window_run_fast(tdm_group *group, const tdm__head *head,
+                                                const tdm_call *call, double deadline_at_s,
+                                                tdm_status *status, tdm_error *err);
 
 tdm__cell *tdm__window_cell(const tdm__window *w, uint32_t sequence, int local_index);
 uint8_t *tdm__window_staging(const tdm__window *w, uint32_t sequence, int flight, int local_index);
@@ -295,8 +299,9 @@ struct tdm_group {
     int *host_size;      /* by host within the group */
     tdm__window *window; /* NULL: no neighbour on this host, or no shared memory */
     uint32_t next_sequence;
-    uint32_t ended_count;                /* calls [0, ended_count) have ended here */
-    uint64_t ended_bits;                 /* bit i: so has call ended_count + i */
+    bool has_plan; /* of one lane for each member: */
+    tdm__leaves leaves;
+    tdm__tree_plan plan;
     struct tdm__pair_count *pair_counts; /* messages sent to and received from each peer by tag */
     int pair_count, pair_capacity;
     tdm__head history[TDM__HISTORY]; /* of sequence s at s modulo this; magic 0: none yet */
@@ -312,6 +317,7 @@ struct tdm_request {
     tdm__cut cut;
     size_t segment_count, next_segment, ended_segments;
     tdm__program programs[TDM__FLIGHT_MOST];
+    bool owns_plan;             /* leaves and plan are its own, not the group's */
     tdm__leaves leaves;         /* of the reduction: who brings what, where there is one */
     tdm__tree_plan plan;        /* of the reduction over all ranks' parts, where there is one */
     void *state;                /* of the algorithm; freed with free() */
@@ -319,10 +325,7 @@ struct tdm_request {
     double notice_s;            /* when to send the next notice */
     bool done, ending;
     bool background; /* the progress thread cares for it */
-    bool posted;     /* tdm__window_run_fast has published and posted it */
-    bool begun;      /* its slot of the window was free, its programs may run */
     bool late;       /* its deadline has passed, and the report is being fetched */
-    bool checked;    /* the neighbours' heads in the window are like its own */
     int outstanding; /* transfers that the transport has */
     double ending_s; /* since when it is ending */
     void *copy;      /* of the input, where it is needed; owned */
@@ -350,8 +353,25 @@ struct tdm_comm {
     pthread_t thread; /* the progress thread */
     tdm_group *groups;
     tdm_request *pending;
-    uint8_t *peer_states;         /* by rank: a tdm_peer_state */
-    struct tdm__matches *matches; /* receives that wait, arrivals that wait (match.c) */
+    uint8_t *peer_states;     /* by rank: a tdm_peer_state */
+    size_t *flight_bytes;     /* by rank: handed to the transport, to be sent */
+    int *queued_counts;       /* by rank: sends that wait for their turn */
+    tdm__transfer *transfers; /* all that are not free; sends in the order of urgency */
+    tdm__transfer *free_transfers;
+    tdm_request *free_requests;
+    bool has_losses; /* peers with the state TDM__PEER_LOSING are to be dealt with */
+    char loss_text[128];
+    bool dispatch; /* a queued send may have its turn */
+    int waiters;   /* threads that sleep on `changed` */
+    bool no_threads;
+    bool shares_memory;      /* neighbours on any host of the world have windows; same on all */
+    uint32_t garbage_count;  /* messages that were dropped because their heads made no sense */
+    tdm_error revoked;       /* all groups are broken, and new ones are, too */
+    struct tdm__tell *tells; /* what the others are to be told once the lock is free */
+    struct tdm__list_count *list_counts; /* groups made so far, by list of ranks (group.c) */
+    tdm_arena *texts;                    /* of the options; NULL: they are not ours */
+    struct tdm__shared *shared;          /* what tdm_comm_shared gave out */
+    struct tdm__matches *matches;        /* receives that wait, arrivals that wait (match.c) */
 };
 
 /* A counter that grows for ever has reached a value, also when both have wrapped around. */
@@ -406,8 +426,7 @@ void tdm__request_end(tdm_request *request, const tdm_error *error);
 void tdm__request_release(tdm_request *request); /* once it has ended */
 tdm_request *tdm__request_find(tdm_group *group, const tdm__head *head);
 /* The ranks of the world that a request waits for, at most `most`; returns their number. */
-int tdm__request_missing(const tdm_request *request, int *out, int most);
-void tdm__group_ended(tdm_group *group, uint32_t sequence);
+int tdm__request_missing(tdm_request *request, int *out, int most);
 
 /* transfer.c: messages. */
 void tdm__transfer_send(tdm__program *program, const tdm__instruction *instruction);
@@ -426,13 +445,17 @@ void tdm__transfers_drop(tdm_comm *comm, const tdm_group *group);
 tdm_status tdm__group_make(tdm_comm *comm, const int *ranks, int count, uint32_t id,
                            tdm_group **out, tdm_error *err);
 void tdm__group_free(tdm_group *group);
-tdm_group *tdm__group_find(const tdm_comm *comm, uint32_t id);
+tdm_group *tdm__comm_group(const tdm_comm *comm, uint32_t id);
+void tdm__list_counts_free(tdm_comm *comm);
 /* The window for members of this host: collective among them. Without the lock. */
 tdm_status tdm__group_window(tdm_group *group, tdm_error *err);
 /* The number of this group's next message to or from `peer` with this tag. */
 bool tdm__group_pair_next(tdm_group *group, int peer, uint32_t tag, bool receive, uint32_t *out);
 
-/* open.c: a comm on a given control and transport (the simulator makes its own). Takes both. A
+/* shared.c */
+void tdm__shared_free_all(tdm_comm *comm);
+
+/* comm.c: a comm on a given control and transport (the simulator makes its own). Takes both. A
  * transport is told at its making where its events go, and they go to the comm: hence `make`, which is
  * called once there is one. */
 typedef struct tdm__comm_parts {
@@ -441,8 +464,10 @@ typedef struct tdm__comm_parts {
                        tdm_error *err);
     void *context; /* of make */
     tdm__host *host;
-    int *host_of;    /* by rank; taken, from malloc */
-    bool no_threads; /* there is one thread only: no progress thread, no control thread */
+    tdm__choices choices; /* rank 0's; taken */
+    int *host_of;         /* by rank; taken, from malloc */
+    bool shares_memory;   /* as in tdm_comm */
+    bool no_threads;      /* there is one thread only: no progress thread, no control thread */
 } tdm__comm_parts;
 tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_parts *parts,
                               tdm_comm **out, tdm_error *err);

@@ -33,8 +33,7 @@ static void free_list(tdm__match *entry)
 void tdm__matches_destroy(tdm__matches *matches)
 {
     if (!matches) return;
-    for (size_t i = 0; i < matches->chain_count; i++)
-        free_list(matches->chains[i]);
+    for (size_t i = 0; i < matches->chain_count; i++) free_list(matches->chains[i]);
     free_list(matches->free_entries);
     free(matches->chains);
     free(matches);
@@ -117,11 +116,11 @@ bool tdm__matches_take(tdm__matches *matches, const tdm__head *head, int source,
     return false;
 }
 
-tdm__match *tdm__matches_next(const tdm__matches *matches, const tdm__head *head, tdm__match *cursor)
+tdm__match *tdm__matches_next(const tdm__matches *matches, const tdm__head *head,
+                              tdm__match *cursor)
 {
     tdm__match *entry = cursor ? cursor->next : matches->chains[chain_of(matches, head)];
-    while (entry && !same_call(entry, head))
-        entry = entry->next;
+    while (entry && !same_call(entry, head)) entry = entry->next;
     return entry;
 }
 

@@ -15,11 +15,11 @@ enum { TDM__WAITING_MOST = 1 << 16 }; /* messages that may wait: more are a defe
 typedef struct tdm__match {
     struct tdm__match *next; /* in its chain, or in the list of free ones */
     bool expected;
-    bool direct; /* a SEND: such messages are numbered apart from the group's calls */
-    int source;  /* rank in the world */
-    tdm__head head;         /* waiting: as it came; expected: group, sequence, step and bytes */
-    tdm__arrival *arrival;  /* waiting */
-    void *to;               /* expected */
+    bool direct;           /* a SEND: such messages are numbered apart from the group's calls */
+    int source;            /* rank in the world */
+    tdm__head head;        /* waiting: as it came; expected: group, sequence, step and bytes */
+    tdm__arrival *arrival; /* waiting */
+    void *to;              /* expected */
     struct tdm__transfer *transfer; /* expected */
 } tdm__match;
 
@@ -45,7 +45,8 @@ tdm__match *tdm__matches_add(tdm__matches *matches, const tdm__match *entry);
 bool tdm__matches_take(tdm__matches *matches, const tdm__head *head, int source, bool expected,
                        tdm__match *out);
 /* Walks the entries of one call: returns false at the end. `*cursor` begins as NULL. */
-tdm__match *tdm__matches_next(const tdm__matches *matches, const tdm__head *head, tdm__match *cursor);
+tdm__match *tdm__matches_next(const tdm__matches *matches, const tdm__head *head,
+                              tdm__match *cursor);
 /* Takes out any entry for which `wanted` says so; false when there is none. For clearing away. */
 bool tdm__matches_remove(tdm__matches *matches, bool (*wanted)(const tdm__match *, const void *),
                          const void *user, tdm__match *out);

@@ -1,0 +1,442 @@
+/*
+ * calls.c: from what a program asks for to a request the engine can run.
+ *
+ * A call is checked whole before it takes its number: a mistake on this rank is this rank's error, and
+ * leaves the group as it was. Then buffers in place are resolved, the algorithm is chosen, the head is
+ * made, and the call runs: small synchronous ones within a host straight through the window, all others
+ * as a request.
+ */
+#include "comm/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- checking --------------------------------------------------------------------------------- */
+
+static bool reduces(tdm_call_kind kind)
+{
+    return kind == TDM_CALL_REDUCE || kind == TDM_CALL_ALL_REDUCE ||
+           kind == TDM_CALL_REDUCE_SCATTER;
+}
+
+static bool is_pair(tdm_call_kind kind)
+{
+    return kind == TDM_CALL_SEND || kind == TDM_CALL_RECV;
+}
+
+static bool has_root(tdm_call_kind kind)
+{
+    return kind == TDM_CALL_BROADCAST || kind == TDM_CALL_REDUCE || kind == TDM_CALL_GATHER ||
+           kind == TDM_CALL_SCATTER || is_pair(kind);
+}
+
+static tdm_status check_reduction(const tdm_group *group, const tdm_call *call, tdm_error *err)
+{
+    tdm__reducer reducer = {.dtype = call->dtype,
+                            .reduce = call->reduce,
+                            .user_reduce = call->user_reduce,
+                            .user = call->user};
+    TDM_TRY(tdm__reducer_check(&reducer, err));
+    if (!call->lanes) {
+        if (call->in || call->out) return TDM_OK;
+        return tdm_fail(err, TDM_ERR_INVALID, "neither `in` nor `out` is given");
+    }
+    TDM_TRY(tdm__lanes_check(call->lanes, group->size, err));
+    int64_t nodes[TDM_LANE_PARTS_MOST];
+    const int64_t *first = call->lanes->first;
+    int parts = tdm_lane_nodes(call->lanes, first[group->rank], first[group->rank + 1], nodes);
+    for (int i = 0; i < parts; i++)
+        if (!call->parts || !call->parts[i])
+            return tdm_fail(err, TDM_ERR_INVALID,
+                            "rank %d of the group brings %d parts (tdm_lane_nodes), but part %d is "
+                            "not given",
+                            group->rank, parts, i);
+    return TDM_OK;
+}
+
+/* Which buffers this rank must bring. */
+static bool needs_in(const tdm_group *group, const tdm_call *call)
+{
+    switch (call->kind) {
+    case TDM_CALL_SEND: return true;
+    case TDM_CALL_SCATTER: return group->rank == call->root && !call->out;
+    case TDM_CALL_BROADCAST: return group->rank == call->root && !call->out;
+    case TDM_CALL_GATHER: return !call->out;
+    default: return false;
+    }
+}
+
+static bool needs_out(const tdm_group *group, const tdm_call *call)
+{
+    switch (call->kind) {
+    case TDM_CALL_BARRIER:
+    case TDM_CALL_SEND: return false;
+    case TDM_CALL_BROADCAST: return group->rank != call->root;
+    case TDM_CALL_REDUCE:
+    case TDM_CALL_GATHER: return group->rank == call->root;
+    default: return true;
+    }
+}
+
+static tdm_status check_buffers(const tdm_group *group, const tdm_call *call, tdm_error *err)
+{
+    if (call->kind == TDM_CALL_BARRIER || call->count == 0) return TDM_OK;
+    if (needs_in(group, call) && !call->in)
+        return tdm_fail(err, TDM_ERR_INVALID, "rank %d must bring `in`", group->rank);
+    if (needs_out(group, call) && !call->out)
+        return tdm_fail(err, TDM_ERR_INVALID, "rank %d must bring `out`", group->rank);
+    return reduces(call->kind) ? check_reduction(group, call, err) : TDM_OK;
+}
+
+static tdm_status check_call(const tdm_group *group, const tdm_call *call, tdm_error *err)
+{
+    if (call->kind < TDM_CALL_BARRIER || call->kind > TDM_CALL_RECV)
+        return tdm_fail(err, TDM_ERR_INVALID, "there is no kind of call %d", (int)call->kind);
+    if (call->kind != TDM_CALL_BARRIER) {
+        size_t unit = tdm_dtype_bytes(call->dtype);
+        if (unit == 0)
+            return tdm_fail(err, TDM_ERR_INVALID, "the type of the elements is not given");
+        if (call->count > (size_t)INT64_MAX / unit / (size_t)group->size)
+            return tdm_fail(err, TDM_ERR_RANGE, "%zu elements are more than there can be",
+                            call->count);
+    }
+    if (has_root(call->kind) && (call->root < 0 || call->root >= group->size))
+        return tdm_fail(err, TDM_ERR_RANGE, "root is %d in a group of %d ranks", call->root,
+                        group->size);
+    if (is_pair(call->kind) && call->root == group->rank)
+        return tdm_fail(err, TDM_ERR_INVALID, "rank %d sends to itself; copy instead", call->root);
+    if ((unsigned)call->algorithm > TDM_ALGORITHM_WINDOW)
+        return tdm_fail(err, TDM_ERR_INVALID, "there is no algorithm %d", (int)call->algorithm);
+    if (!(call->deadline_s >= 0))
+        return tdm_fail(err, TDM_ERR_RANGE, "a deadline of %g s", call->deadline_s);
+    return check_buffers(group, call, err);
+}
+
+/* ---- resolving -------------------------------------------------------------------------------- */
+
+/* In place: a slice lies at its place in the whole. */
+static void resolve_slice(const tdm_group *group, tdm_call *call)
+{
+    tdm_extent slice = tdm_group_slice(call->count, group->size, group->rank);
+    size_t at = slice.first * tdm_dtype_bytes(call->dtype);
+    bool is_root = group->rank == call->root;
+    bool in_place = !call->in || call->in == call->out;
+    switch (call->kind) {
+    case TDM_CALL_REDUCE_SCATTER:
+        if (!in_place) break;
+        call->in = call->out;
+        call->out = (uint8_t *)call->out + at;
+        break;
+    case TDM_CALL_SCATTER:
+        if (!is_root)
+            call->in = NULL;
+        else if (in_place) {
+            call->in = call->out;
+            call->out = (uint8_t *)call->out + at;
+        }
+        break;
+    case TDM_CALL_ALL_GATHER:
+        if (in_place) call->in = (uint8_t *)call->out + at;
+        break;
+    case TDM_CALL_GATHER:
+        if (is_root && in_place)
+            call->in = (uint8_t *)call->out + at;
+        else if (!call->in)
+            call->in = call->out;
+        break;
+    default: break;
+    }
+}
+
+static void resolve(const tdm_group *group, tdm_call *call)
+{
+    if (call->kind == TDM_CALL_BARRIER) {
+        call->count = 0;
+        call->in = call->out = NULL;
+        call->dtype = TDM_DTYPE_U8;
+    }
+    if (!reduces(call->kind)) {
+        call->reduce = TDM_REDUCE_SUM;
+        call->lanes = NULL;
+        call->parts = NULL;
+    }
+    if (!has_root(call->kind)) call->root = 0;
+    if (call->count == 0) return;
+    if (call->kind == TDM_CALL_BROADCAST) {
+        if (group->rank == call->root && call->in && call->out && call->in != call->out)
+            memcpy(call->out, call->in, call->count * tdm_dtype_bytes(call->dtype));
+        if (!call->out) call->out = (void *)(uintptr_t)call->in;
+        call->in = call->out;
+        return;
+    }
+    if (call->kind == TDM_CALL_REDUCE || call->kind == TDM_CALL_ALL_REDUCE ||
+        call->kind == TDM_CALL_ALL_TO_ALL) {
+        if (!call->in) call->in = call->out;
+        return;
+    }
+    resolve_slice(group, call);
+}
+
+static tdm__head make_head(const tdm_group *group, const tdm_call *call, tdm_algorithm algorithm,
+                           uint32_t sequence)
+{
+    bool pair = is_pair(call->kind);
+    tdm__head head = {.world = group->comm->control->world,
+                      .epoch = group->comm->epoch,
+                      .group = group->id,
+                      .sequence = sequence,
+                      .step = pair ? call->tag : 0,
+                      .kind = (uint8_t)(pair ? TDM_CALL_SEND : call->kind),
+                      .dtype = (uint8_t)call->dtype,
+                      .reduce = (uint8_t)call->reduce,
+                      .algorithm = (uint8_t)algorithm,
+                      .root = pair ? 0 : call->root,
+                      .count = call->count,
+                      .layout = tdm__lanes_hash(call->lanes, group->size),
+                      .source = (uint32_t)group->comm->rank};
+    tdm__head_seal(&head);
+    return head;
+}
+
+/* ---- requests --------------------------------------------------------------------------------- */
+
+static bool pair_fits(const tdm_group *group, const tdm_call *call)
+{
+    return group->size > 1 && is_pair(call->kind);
+}
+
+static tdm__cut pair_cut(const tdm_group *group, const tdm_call *call)
+{
+    (void)group;
+    return (tdm__cut){.segment = call->count ? call->count : 1, .flight = 1};
+}
+
+static void pair_build(tdm__program *p, size_t first, size_t count)
+{
+    (void)first;
+    const tdm_call *call = &p->request->call;
+    size_t bytes = count * tdm_dtype_bytes(call->dtype);
+    if (call->kind == TDM_CALL_SEND)
+        tdm__program_send(p, call->root, call->tag, call->in, bytes);
+    else
+        tdm__program_recv(p, call->root, call->tag, call->out, bytes);
+}
+
+/* SEND and RECV: one message, numbered by pair and tag. */
+static const tdm__algorithm_ops algorithm_pair = {.id = TDM_ALGORITHM_AUTO,
+                                                  .about = "one message",
+                                                  .fits = pair_fits,
+                                                  .cut = pair_cut,
+                                                  .build = pair_build};
+
+static tdm_status no_memory(tdm_error *err)
+{
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left for a call");
+}
+
+/* The leaves of the reduction and the order in which they are added: the group's own for one lane each,
+ * made once; else the call's. */
+static tdm_status plan_reduction(tdm_request *request, tdm_error *err)
+{
+    tdm_group *group = request->group;
+    if (!reduces(request->call.kind)) return TDM_OK;
+    if (!request->call.lanes && group->has_plan) {
+        request->leaves = group->leaves;
+        request->plan = group->plan;
+        return TDM_OK;
+    }
+    tdm__leaves leaves;
+    tdm__tree_plan plan;
+    TDM_TRY(tdm__leaves_init(&leaves, request->call.lanes, group->size, err));
+    tdm_status status = tdm__tree_plan_init(&plan, leaves.nodes, leaves.count, 1, err);
+    if (status != TDM_OK) {
+        tdm__leaves_release(&leaves);
+        return status;
+    }
+    request->leaves = leaves;
+    request->plan = plan;
+    if (request->call.lanes) {
+        request->owns_plan = true;
+    } else {
+        group->leaves = leaves;
+        group->plan = plan;
+        group->has_plan = true;
+    }
+    return TDM_OK;
+}
+
+static tdm_status prepare(tdm_request *request, tdm_error *err)
+{
+    tdm_group *group = request->group;
+    tdm_call *call = &request->call;
+    if (is_pair(call->kind)) {
+        request->algorithm = &algorithm_pair;
+    } else {
+        TDM_TRY(tdm__choose(group, call, &request->algorithm, err));
+        TDM_TRY(plan_reduction(request, err));
+    }
+    request->cut = request->algorithm->cut(group, call);
+    request->begin_s = tdm__comm_now(group->comm);
+    request->deadline_s = request->begin_s + (call->deadline_s > 0
+                                                  ? call->deadline_s
+                                                  : group->comm->options.deadline_s);
+    return TDM_OK;
+}
+
+static bool has_left(const tdm_group *group)
+{
+    for (int i = 0; i < group->size; i++)
+        if (group->comm->peer_states[group->ranks[i]] == TDM_PEER_LEFT) return true;
+    return false;
+}
+
+/* Numbers it and begins. Nothing can fail from here on but the call itself. */
+static tdm_status begin(tdm_request *request, tdm_error *err)
+{
+    tdm_group *group = request->group;
+    const tdm_call *call = &request->call;
+    uint32_t sequence;
+    if (is_pair(call->kind)) {
+        if (!tdm__group_pair_next(group, call->root, call->tag, call->kind == TDM_CALL_RECV,
+                                  &sequence))
+            return no_memory(err);
+    } else {
+        sequence = group->next_sequence++;
+    }
+    request->head = make_head(group, call, request->algorithm->id, sequence);
+    if (!is_pair(call->kind)) group->history[sequence % TDM__HISTORY] = request->head;
+    double soon = request->begin_s + 2.0;
+    if (request->deadline_s > soon && has_left(group)) request->deadline_s = soon;
+    tdm__request_start(request);
+    return TDM_OK;
+}
+
+static tdm_status broken_status(const tdm_group *group, tdm_error *err)
+{
+    return group->broken.status == TDM_OK
+               ? TDM_OK
+               : tdm_fail(err, group->broken.status, "%s", group->broken.message);
+}
+
+static tdm_status start_locked(tdm_group *group, const tdm_call *call, tdm_request **out,
+                               tdm_error *err)
+{
+    tdm_request *request = tdm__request_create(group);
+    if (!request) return no_memory(err);
+    request->call = *call;
+    tdm_status status = prepare(request, err);
+    if (status == TDM_OK) status = begin(request, err);
+    if (status != TDM_OK) {
+        tdm__request_release(request);
+        return status;
+    }
+    *out = request;
+    return TDM_OK;
+}
+
+static tdm_status checked_call(tdm_group *group, const tdm_call *given, tdm_call *out,
+                               tdm_error *err)
+{
+    *out = *given;
+    tdm_status status = check_call(group, given, err);
+    if (status != TDM_OK)
+        return tdm_error_context(err, status, "%s", tdm_call_kind_name(given->kind));
+    resolve(group, out);
+    return TDM_OK;
+}
+
+static tdm_status finish(tdm_request *request, tdm_error *err)
+{
+    tdm_status status = request->error.status;
+    if (status != TDM_OK) tdm_fail(err, status, "%s", request->error.message);
+    tdm__request_release(request);
+    return status;
+}
+
+static bool is_idle(const tdm_group *group)
+{
+    for (const tdm_request *r = group->comm->pending; r; r = r->next)
+        if (r->group == group) return false;
+    return true;
+}
+
+/* Small calls within a host. True when it has ended, with *status. */
+static bool run_fast(tdm_group *group, const tdm_call *call, tdm_status *status, tdm_error *err)
+{
+    if (!group->window || group->host_count > 1 || is_pair(call->kind) ||
+        (call->algorithm != TDM_ALGORITHM_AUTO && call->algorithm != TDM_ALGORITHM_WINDOW) ||
+        !is_idle(group))
+        return false;
+    tdm_comm *comm = group->comm;
+    uint32_t sequence = group->next_sequence++;
+    tdm__head head = make_head(group, call, TDM_ALGORITHM_WINDOW, sequence);
+    group->history[sequence % TDM__HISTORY] = head;
+    double deadline_s = call->deadline_s > 0 ? call->deadline_s : comm->options.deadline_s;
+    if (tdm__window_run_fast(group, &head, call, tdm__comm_now(comm) + deadline_s, status, err))
+        return true;
+    group->next_sequence--; /* nothing has happened: the request takes the number */
+    return false;
+}
+
+tdm_status tdm_call_run(tdm_group *group, const tdm_call *given, tdm_error *err)
+{
+    tdm_call call;
+    TDM_TRY(checked_call(group, given, &call, err));
+    tdm_comm *comm = group->comm;
+    tdm__comm_lock(comm);
+    tdm_request *request = NULL;
+    tdm_status status = broken_status(group, err);
+    if (status == TDM_OK && !run_fast(group, &call, &status, err)) {
+        status = start_locked(group, &call, &request, err);
+        if (status == TDM_OK) {
+            tdm__engine_wait(comm, request);
+            status = finish(request, err);
+        }
+    }
+    tdm__comm_unlock(comm);
+    return status;
+}
+
+tdm_status tdm_call_start(tdm_group *group, const tdm_call *given, tdm_request **out,
+                          tdm_error *err)
+{
+    tdm_call call;
+    TDM_TRY(checked_call(group, given, &call, err));
+    tdm_comm *comm = group->comm;
+    tdm__comm_lock(comm);
+    tdm_status status = broken_status(group, err);
+    tdm_request *request = NULL;
+    if (status == TDM_OK) status = start_locked(group, &call, &request, err);
+    if (status == TDM_OK) {
+        request->background = true;
+        *out = request;
+        bool changed = false;
+        tdm__request_run(request, &changed);
+        if (!request->done) tdm__engine_background(comm);
+    }
+    tdm__comm_unlock(comm);
+    return status;
+}
+
+bool tdm_request_test(tdm_request *request)
+{
+    tdm_comm *comm = request->group->comm;
+    tdm__comm_lock(comm);
+    if (!request->done) {
+        tdm__engine_progress(comm);
+        if (!request->done) tdm__engine_timers(comm);
+    }
+    bool done = request->done;
+    tdm__comm_unlock(comm);
+    return done;
+}
+
+tdm_status tdm_request_wait(tdm_request *request, tdm_error *err)
+{
+    tdm_comm *comm = request->group->comm;
+    tdm__comm_lock(comm);
+    tdm__engine_wait(comm, request);
+    tdm_status status = finish(request, err);
+    tdm__comm_unlock(comm);
+    return status;
+}

@@ -1,0 +1,166 @@
+/*
+ * engine.c: rounds, waiting, and the progress thread.
+ *
+ * A round moves the transport on, then every pending call, the most urgent first, then the sends that
+ * have their turn. Whoever waits makes rounds until nothing changes and then sleeps in the transport,
+ * without the lock; only one thread does that at a time (`polled`), the others sleep on `changed` until
+ * it comes back. The progress thread is one more that waits: it makes rounds as long as there are calls
+ * that were started with tdm_call_start and nobody else makes them.
+ */
+#include "comm/engine.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <time.h>
+
+#define NAP_S 0.05 /* at most, of those who wait for somebody else's round */
+
+double tdm__comm_now(tdm_comm *comm)
+{
+    const tdm__transport_ops *ops = comm->transport->ops;
+    return ops->now_s ? ops->now_s(comm->transport) : tdm_clock_s();
+}
+
+bool tdm__engine_progress(tdm_comm *comm)
+{
+    bool changed = false;
+    if (comm->transport->ops->progress(comm->transport) > 0) changed = true;
+    if (comm->has_losses) {
+        tdm__engine_losses(comm);
+        changed = true;
+    }
+    for (tdm_request *r = comm->pending, *next; r; r = next) {
+        next = r->next;
+        tdm__request_run(r, &changed);
+    }
+    if (tdm__transfers_dispatch(comm)) changed = true;
+    if (changed && comm->waiters) pthread_cond_broadcast(&comm->changed);
+    return changed;
+}
+
+/* Sleeps until somebody else's round may have changed something. */
+static void nap(tdm_comm *comm)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += (long)(NAP_S * 1e9);
+    if (until.tv_nsec >= 1000000000L) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000L;
+    }
+    comm->waiters++;
+    pthread_cond_timedwait(&comm->changed, &comm->lock, &until);
+    comm->waiters--;
+}
+
+static void record_wait(tdm_comm *comm, tdm_request *request, tdm_trace_kind kind)
+{
+    int missing = -1;
+    if (kind == TDM_TRACE_WAIT && tdm__request_missing(request, &missing, 1) == 0) missing = -1;
+    tdm__record(comm->recorder, (tdm_trace_event){.kind = (uint8_t)kind,
+                                                  .peer = missing,
+                                                  .group = request->head.group,
+                                                  .sequence = request->head.sequence,
+                                                  .call = request->head.kind,
+                                                  .dtype = request->head.dtype});
+}
+
+/* Nothing more can be done now: sleeps until something comes, or it is time for something. */
+static void rest(tdm_comm *comm, tdm_request *request)
+{
+    double next = tdm__engine_timers(comm);
+    double now = tdm__comm_now(comm);
+    if (next <= now) return;
+    if (comm->polled) {
+        nap(comm);
+        return;
+    }
+    if (request) record_wait(comm, request, TDM_TRACE_WAIT);
+    comm->polled = true;
+    tdm__comm_unlock(comm);
+    comm->transport->ops->wait(comm->transport, next - now);
+    tdm__comm_lock(comm);
+    comm->polled = false;
+    if (request) record_wait(comm, request, TDM_TRACE_RESUME);
+    if (comm->waiters) pthread_cond_broadcast(&comm->changed);
+}
+
+void tdm__engine_wait(tdm_comm *comm, tdm_request *request)
+{
+    int rounds = 0;
+    while (!request->done) {
+        bool changed = tdm__engine_progress(comm);
+        if (request->done) break;
+        if (!changed)
+            rest(comm, request);
+        else if (++rounds % 64 == 0)
+            tdm__engine_timers(comm); /* also when there is always something to do */
+    }
+    if (comm->waiters) pthread_cond_broadcast(&comm->changed);
+}
+
+/* ---- the progress thread ---------------------------------------------------------------------- */
+
+static tdm_request *in_background(const tdm_comm *comm)
+{
+    for (tdm_request *r = comm->pending; r; r = r->next)
+        if (r->background) return r;
+    return NULL;
+}
+
+static void *progress_thread(void *user)
+{
+    tdm_comm *comm = user;
+    tdm__comm_lock(comm);
+    while (!comm->closing) {
+        tdm_request *request = in_background(comm);
+        if (!request) {
+            comm->waiters++;
+            pthread_cond_wait(&comm->changed, &comm->lock);
+            comm->waiters--;
+        } else if (comm->polled) {
+            nap(comm);
+        } else if (!tdm__engine_progress(comm)) {
+            request = in_background(comm);
+            if (request) rest(comm, request);
+        } else if (comm->waiters) {
+            /* Gives those who have been woken their chance to see that their call has ended. */
+            tdm__comm_unlock(comm);
+            tdm__comm_lock(comm);
+        }
+    }
+    tdm__comm_unlock(comm);
+    return NULL;
+}
+
+void tdm__engine_background(tdm_comm *comm)
+{
+    if (comm->no_threads || comm->closing) return;
+    if (!comm->has_thread) {
+        sigset_t all, old;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &old);
+        comm->has_thread = pthread_create(&comm->thread, NULL, progress_thread, comm) == 0;
+        pthread_sigmask(SIG_SETMASK, &old, NULL);
+    }
+    pthread_cond_broadcast(&comm->changed);
+    if (comm->polled) comm->transport->ops->wake(comm->transport);
+}
+
+void tdm__engine_stop(tdm_comm *comm)
+{
+    tdm__comm_lock(comm);
+    comm->closing = true;
+    pthread_cond_broadcast(&comm->changed);
+    comm->transport->ops->wake(comm->transport);
+    bool has_thread = comm->has_thread;
+    comm->has_thread = false;
+    tdm__comm_unlock(comm);
+    if (has_thread) pthread_join(comm->thread, NULL);
+}
+
+void tdm__engine_describe(void *user, char *out, size_t bytes)
+{
+    tdm_comm *comm = user;
+    tdm__recorder_last(comm->recorder, out, bytes);
+}

@@ -1,0 +1,306 @@
+/*
+ * fail.c: what goes wrong, and how everybody hears of it.
+ *
+ * There are four ways: two ranks call different things, a deadline passes, a peer dies or leaves, or
+ * something is lacking here. All of them break the group: its pending calls end with one status and
+ * text, later ones fail at once, and the other members are told through the control plane, which works
+ * when calls do not. The first word about a group stays; later ones are not heard.
+ *
+ * A call that ends this way may have buffers with the transport. It is over only when the transport has
+ * given them all back; for a peer that does not answer at all the transport is told to forget it, after
+ * a moment of grace.
+ */
+#include "comm/engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define GRACE_S 0.2         /* for transfers of a call that has failed to come back by themselves */
+#define FIRST_NOTICE_S 0.25 /* a wait longer than this is told to those who are waited for */
+#define LEFT_GRACE_S 2.0 /* for messages of a rank that has left, which may still be on their way */
+enum { NAMED_MOST = 8 }; /* ranks that an error names */
+
+/* ---- words ------------------------------------------------------------------------------------ */
+
+const char *tdm__call_name(const tdm_group *group, const tdm__head *head, char *out, size_t bytes)
+{
+    char name[32] = "world";
+    if (group->id) snprintf(name, sizeof name, "group %08x", group->id);
+    if (head->kind >= TDM_CALL_SEND)
+        snprintf(out, bytes, "send or recv #%u with tag %u of %s", head->sequence, head->step,
+                 name);
+    else
+        snprintf(out, bytes, "%s #%u of %s", tdm_call_kind_name((tdm_call_kind)head->kind),
+                 head->sequence, name);
+    return out;
+}
+
+static bool is_reduction(const tdm__head *head)
+{
+    return head->kind == TDM_CALL_REDUCE || head->kind == TDM_CALL_ALL_REDUCE ||
+           head->kind == TDM_CALL_REDUCE_SCATTER;
+}
+
+static bool has_root(const tdm__head *head)
+{
+    return head->kind == TDM_CALL_BROADCAST || head->kind == TDM_CALL_REDUCE ||
+           head->kind == TDM_CALL_GATHER || head->kind == TDM_CALL_SCATTER;
+}
+
+const char *tdm__head_text(const tdm__head *head, char *out, size_t bytes)
+{
+    const char *kind = tdm_call_kind_name((tdm_call_kind)head->kind);
+    if (head->kind == TDM_CALL_BARRIER) {
+        snprintf(out, bytes, "%s", kind);
+        return out;
+    }
+    char reduce[32] = "", root[32] = "", lanes[40] = "";
+    if (is_reduction(head))
+        snprintf(reduce, sizeof reduce, " by %s", tdm_reduce_name((tdm_reduce)head->reduce));
+    if (has_root(head)) snprintf(root, sizeof root, ", root %d", head->root);
+    if (head->layout)
+        snprintf(lanes, sizeof lanes, ", lanes laid out as %08x", (uint32_t)head->layout);
+    snprintf(out, bytes, "%s of %llu %s%s%s%s, algorithm %s", kind, (unsigned long long)head->count,
+             tdm_dtype_name((tdm_dtype)head->dtype), reduce, root, lanes,
+             tdm_algorithm_name((tdm_algorithm)head->algorithm));
+    return out;
+}
+
+/* "rank 2", "ranks 2 and 5", "ranks 1, 2, 3 and 4 more". */
+static void ranks_text(const int *ranks, int count, char *out, size_t bytes)
+{
+    size_t at = (size_t)snprintf(out, bytes, count == 1 ? "rank" : "ranks");
+    int shown = count > NAMED_MOST ? NAMED_MOST : count;
+    for (int i = 0; i < shown && at < bytes; i++)
+        at += (size_t)snprintf(out + at, bytes - at, "%s %d",
+                               i == 0 ? "" : (i == count - 1 ? " and" : ","), ranks[i]);
+    if (count > shown && at < bytes) snprintf(out + at, bytes - at, " and %d more", count - shown);
+}
+
+/* ---- breaking a group ------------------------------------------------------------------------- */
+
+typedef struct tdm__tell {
+    struct tdm__tell *next;
+    uint32_t group;
+    tdm_error error;
+} tdm__tell;
+
+static void tell_others(tdm_group *group)
+{
+    tdm_comm *comm = group->comm;
+    tdm__tell *tell = malloc(sizeof *tell);
+    if (!tell) return; /* the others have deadlines of their own */
+    *tell = (tdm__tell){.next = comm->tells, .group = group->id, .error = group->broken};
+    comm->tells = tell;
+}
+
+void tdm__comm_lock(tdm_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+}
+
+void tdm__comm_unlock(tdm_comm *comm)
+{
+    tdm__tell *tell = comm->tells;
+    comm->tells = NULL;
+    pthread_mutex_unlock(&comm->lock);
+    while (tell) {
+        tdm__tell *next = tell->next;
+        comm->control->ops->broken(comm->control, tell->group, tell->error.status,
+                                   tell->error.message);
+        free(tell);
+        tell = next;
+    }
+}
+
+void tdm__group_break(tdm_group *group, bool tell, tdm_status status, const char *fmt, ...)
+{
+    if (group->broken.status != TDM_OK) return;
+    tdm_comm *comm = group->comm;
+    va_list args;
+    va_start(args, fmt);
+    tdm_vfail(&group->broken, status, fmt, args);
+    va_end(args);
+    tdm__record(comm->recorder, (tdm_trace_event){.kind = TDM_TRACE_BROKEN,
+                                                  .peer = -1,
+                                                  .group = group->id,
+                                                  .sequence = group->next_sequence,
+                                                  .status = (uint16_t)status});
+    for (tdm_request *r = comm->pending; r; r = r->next)
+        if (r->group == group) tdm__request_end(r, &group->broken);
+    tdm__transfers_drop(comm, group);
+    if (tell) tell_others(group);
+    comm->transport->ops->wake(comm->transport);
+    pthread_cond_broadcast(&comm->changed);
+}
+
+bool tdm__heads_agree(const tdm__head *mine, const tdm__head *theirs)
+{
+    return mine->kind == theirs->kind && mine->dtype == theirs->dtype &&
+           mine->reduce == theirs->reduce && mine->algorithm == theirs->algorithm &&
+           mine->root == theirs->root && mine->count == theirs->count &&
+           mine->layout == theirs->layout;
+}
+
+void tdm__group_mismatch(tdm_group *group, int their_world_rank, const tdm__head *mine,
+                         const tdm__head *theirs)
+{
+    int own = group->comm->rank;
+    bool swap = their_world_rank < own; /* both sides say the same words */
+    char first[160], second[160], name[48] = "the world";
+    tdm__head_text(swap ? theirs : mine, first, sizeof first);
+    tdm__head_text(swap ? mine : theirs, second, sizeof second);
+    if (group->id) snprintf(name, sizeof name, "group %08x", group->id);
+    tdm__group_break(
+        group, true, TDM_ERR_PEER_MISMATCH,
+        "rank %d and rank %d do not agree on call #%u of %s: rank %d called %s; rank %d "
+        "called %s. All members must make the same calls in the same order",
+        swap ? their_world_rank : own, swap ? own : their_world_rank, mine->sequence, name,
+        swap ? their_world_rank : own, first, swap ? own : their_world_rank, second);
+}
+
+/* ---- peers ------------------------------------------------------------------------------------ */
+
+static bool is_member(const tdm_group *group, int world_rank)
+{
+    for (int i = 0; i < group->size; i++)
+        if (group->ranks[i] == world_rank) return true;
+    return false;
+}
+
+void tdm__peer_lost(tdm_comm *comm, int peer, bool tell, const char *how)
+{
+    if (comm->peer_states[peer] == TDM_PEER_LOST || peer == comm->rank) return;
+    bool had_left = comm->peer_states[peer] == TDM_PEER_LEFT;
+    if (!had_left) {
+        comm->peer_states[peer] = TDM_PEER_LOST;
+        tdm__record(comm->recorder, (tdm_trace_event){.kind = TDM_TRACE_LOST, .peer = peer});
+        for (tdm_group *g = comm->groups; g; g = g->next)
+            if (is_member(g, peer))
+                tdm__group_break(g, tell, TDM_ERR_PEER_FAILED, "rank %d has failed: %s", peer, how);
+    }
+    comm->transport->ops->forget(comm->transport, peer);
+    comm->transport->ops->wake(comm->transport);
+}
+
+void tdm__engine_losses(tdm_comm *comm)
+{
+    comm->has_losses = false;
+    for (int i = 0; i < comm->size; i++)
+        if (comm->peer_states[i] == TDM__PEER_LOSING) {
+            comm->peer_states[i] = TDM_PEER_WELL;
+            tdm__peer_lost(comm, i, true, comm->loss_text);
+        }
+}
+
+static void peer_left(tdm_comm *comm, int peer)
+{
+    if (comm->peer_states[peer] != TDM_PEER_LOST) comm->peer_states[peer] = TDM_PEER_LEFT;
+    double last = tdm__comm_now(comm) + LEFT_GRACE_S;
+    for (tdm_request *r = comm->pending; r; r = r->next)
+        if (is_member(r->group, peer) && r->deadline_s > last) r->deadline_s = last;
+}
+
+void tdm__engine_news(void *user, const tdm__news *news)
+{
+    tdm_comm *comm = user;
+    tdm__comm_lock(comm);
+    if (news->kind == TDM__NEWS_LOST) {
+        tdm__peer_lost(comm, news->rank, false, news->text);
+    } else if (news->kind == TDM__NEWS_LEFT) {
+        peer_left(comm, news->rank);
+    } else {
+        if (news->group == TDM__ALL_GROUPS && comm->revoked.status == TDM_OK)
+            tdm_fail(&comm->revoked, news->status, "%s", news->text);
+        for (tdm_group *g = comm->groups; g; g = g->next)
+            if (g->id == news->group || news->group == TDM__ALL_GROUPS)
+                tdm__group_break(g, false, news->status, "%s", news->text);
+    }
+    comm->transport->ops->wake(comm->transport);
+    pthread_cond_broadcast(&comm->changed);
+    tdm__comm_unlock(comm);
+}
+
+/* ---- time ------------------------------------------------------------------------------------- */
+
+/* A failed call's transfers did not come back: whoever has them is given up. */
+static void give_up(tdm_request *request)
+{
+    tdm_comm *comm = request->group->comm;
+    for (;;) {
+        int peer = -1;
+        for (tdm__transfer *t = comm->transfers; t; t = t->next) {
+            if (t->request == request && t->handed) peer = t->peer;
+            if (peer >= 0 || t->next == comm->transfers) break;
+        }
+        if (peer < 0) return;
+        if (comm->peer_states[peer] == TDM_PEER_LOST) { /* forgotten already: nothing more to do */
+            comm->transport->ops->forget(comm->transport, peer);
+            return;
+        }
+        tdm__peer_lost(comm, peer, true,
+                       "it did not answer while a call that had failed was cleared");
+    }
+}
+
+/* A deadline has passed. Lets go of the lock while it asks who did what last. */
+static void too_late(tdm_request *request, double now)
+{
+    tdm_group *group = request->group;
+    tdm_comm *comm = group->comm;
+    int missing[NAMED_MOST * 4];
+    int count = tdm__request_missing(request, missing, NAMED_MOST * 4);
+    double waited_s = now - request->begin_s;
+    bool left = false;
+    for (int i = 0; i < count; i++) left = left || comm->peer_states[missing[i]] == TDM_PEER_LEFT;
+    char name[96], what[160], who[160] = "itself", report[600] = "";
+    tdm__call_name(group, &request->head, name, sizeof name);
+    tdm__head_text(&request->head, what, sizeof what);
+    if (count) ranks_text(missing, count, who, sizeof who);
+    request->late = true;
+    tdm__comm_unlock(comm);
+    if (count)
+        comm->control->ops->report(comm->control, missing, count > NAMED_MOST ? NAMED_MOST : count,
+                                   report, sizeof report);
+    tdm__comm_lock(comm);
+    tdm__group_break(group, true, left ? TDM_ERR_PEER_LEFT : TDM_ERR_PEER_TIMEOUT,
+                     "%s (%s) did not end within %.3g s on rank %d: it waits for %s%s%s%s", name,
+                     what, waited_s, comm->rank, who,
+                     left ? ", of which one at least has left the world" : "",
+                     report[0] ? ". " : "", report);
+}
+
+static void notices(tdm_request *request, double now)
+{
+    int missing[NAMED_MOST];
+    int count = tdm__request_missing(request, missing, NAMED_MOST);
+    for (int i = 0; i < count; i++)
+        if (request->group->comm->peer_states[missing[i]] == TDM_PEER_WELL)
+            tdm__transfer_notice(request, missing[i]);
+    request->notice_s = now + 4 * FIRST_NOTICE_S;
+}
+
+double tdm__engine_timers(tdm_comm *comm)
+{
+    double now = tdm__comm_now(comm);
+    double next = now + 3600;
+    for (tdm_request *r = comm->pending; r; r = r->next) {
+        if (r->ending) {
+            if (r->outstanding > 0 && now >= r->ending_s + GRACE_S) give_up(r);
+            if (r->outstanding > 0 && r->ending_s + GRACE_S < next) next = r->ending_s + GRACE_S;
+            if (r->outstanding > 0 && next <= now) next = now + GRACE_S;
+            continue;
+        }
+        if (r->late) continue;
+        if (now >= r->deadline_s) {
+            too_late(r, now);
+            return now; /* the list may be another one now */
+        }
+        if (r->notice_s == 0) r->notice_s = r->begin_s + FIRST_NOTICE_S;
+        if (now >= r->notice_s) notices(r, now);
+        if (r->deadline_s < next) next = r->deadline_s;
+        if (r->notice_s < next) next = r->notice_s;
+    }
+    return next;
+}

@@ -1,0 +1,288 @@
+/*
+ * group.c: groups: who is in them, where, and under which number.
+ *
+ * Members must agree on a group's number without talking: it is a hash of the list of ranks and of how
+ * many groups of that list were made before. Two lists with the same number on one rank are noticed
+ * here and refused. Members on this rank's host share a window: the lowest of them makes it and tells
+ * the others its place by messages of the group.
+ */
+#include "comm/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define WINDOW_TAG 0xfffffffeu /* of the messages that pass the window on */
+
+/* Groups of one list of ranks that were made so far. */
+typedef struct tdm__list_count {
+    struct tdm__list_count *next;
+    uint64_t hash;
+    uint32_t count;
+} tdm__list_count;
+
+typedef struct tdm__pair_count {
+    int peer;
+    uint32_t tag;
+    bool receive;
+    uint32_t count;
+} tdm__pair_count;
+
+tdm_group *tdm__comm_group(const tdm_comm *comm, uint32_t id)
+{
+    for (tdm_group *g = comm->groups; g; g = g->next)
+        if (g->id == id) return g;
+    return NULL;
+}
+
+bool tdm__group_pair_next(tdm_group *group, int peer, uint32_t tag, bool receive, uint32_t *out)
+{
+    for (int i = 0; i < group->pair_count; i++) {
+        tdm__pair_count *p = &group->pair_counts[i];
+        if (p->peer == peer && p->tag == tag && p->receive == receive) {
+            *out = p->count++;
+            return true;
+        }
+    }
+    if (group->pair_count == group->pair_capacity) {
+        int capacity = group->pair_capacity ? 2 * group->pair_capacity : 8;
+        tdm__pair_count *grown = realloc(group->pair_counts,
+                                         (size_t)capacity * sizeof *group->pair_counts);
+        if (!grown) return false;
+        group->pair_counts = grown;
+        group->pair_capacity = capacity;
+    }
+    group->pair_counts[group->pair_count++] = (tdm__pair_count){
+        .peer = peer, .tag = tag, .receive = receive, .count = 1};
+    *out = 0;
+    return true;
+}
+
+void tdm__group_free(tdm_group *group)
+{
+    if (!group) return;
+    free(group->ranks);
+    free(group->host_of);
+    free(group->local_of);
+    free(group->host_size);
+    free(group->pair_counts);
+    if (group->has_plan) {
+        tdm__tree_plan_release(&group->plan);
+        tdm__leaves_release(&group->leaves);
+    }
+    free(group);
+}
+
+/* Numbers the hosts by first appearance, and the members within them. */
+static void find_hosts(tdm_group *group, const int *host_of_rank)
+{
+    for (int i = 0; i < group->size; i++) {
+        int host = -1;
+        for (int k = 0; k < i && host < 0; k++)
+            if (host_of_rank[group->ranks[k]] == host_of_rank[group->ranks[i]])
+                host = group->host_of[k];
+        if (host < 0) host = group->host_count++;
+        group->host_of[i] = host;
+        group->local_of[i] = group->host_size[host]++;
+    }
+}
+
+tdm_status tdm__group_make(tdm_comm *comm, const int *ranks, int count, uint32_t id,
+                           tdm_group **out, tdm_error *err)
+{
+    tdm_group *group = calloc(1, sizeof *group);
+    size_t size = (size_t)count * sizeof(int);
+    if (group) {
+        group->ranks = malloc(size);
+        group->host_of = malloc(size);
+        group->local_of = malloc(size);
+        group->host_size = calloc((size_t)count, sizeof(int));
+    }
+    if (!group || !group->ranks || !group->host_of || !group->local_of || !group->host_size) {
+        tdm__group_free(group);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "a group of %d ranks: no memory left", count);
+    }
+    memcpy(group->ranks, ranks, size);
+    group->comm = comm;
+    group->id = id;
+    group->size = count;
+    group->rank = -1;
+    for (int i = 0; i < count; i++)
+        if (ranks[i] == comm->rank) group->rank = i;
+    find_hosts(group, comm->host_of);
+    *out = group;
+    return TDM_OK;
+}
+
+/* ---- the window ------------------------------------------------------------------------------- */
+
+static tdm_status pass_offset(tdm_group *group, int peer, bool receive, uint64_t *offset,
+                              tdm_error *err)
+{
+    tdm_call call = {.kind = receive ? TDM_CALL_RECV : TDM_CALL_SEND,
+                     .dtype = TDM_DTYPE_U8,
+                     .count = sizeof *offset,
+                     .in = receive ? NULL : offset,
+                     .out = receive ? offset : NULL,
+                     .root = peer,
+                     .tag = WINDOW_TAG};
+    return tdm_call_run(group, &call, err);
+}
+
+tdm_status tdm__group_window(tdm_group *group, tdm_error *err)
+{
+    tdm_comm *comm = group->comm;
+    int host = group->host_of[group->rank];
+    int local_count = group->host_size[host];
+    if (!comm->host || local_count < 2) return TDM_OK;
+    uint64_t offset = 0;
+    int lowest = 0;
+    while (group->host_of[lowest] != host) lowest++;
+    if (lowest != group->rank) {
+        TDM_TRY(pass_offset(group, lowest, true, &offset, err));
+    } else {
+        TDM_TRY(tdm__window_make(comm->host, local_count, &offset, err));
+        for (int i = lowest + 1; i < group->size; i++)
+            if (group->host_of[i] == host) TDM_TRY(pass_offset(group, i, false, &offset, err));
+    }
+    return tdm__window_enter(group, offset, err);
+}
+
+/* ---- making and ending ------------------------------------------------------------------------ */
+
+static uint64_t hash_ranks(const int *ranks, int count)
+{
+    uint64_t hash = 14695981039346656037u;
+    for (int i = 0; i < count; i++) hash = (hash ^ (uint64_t)(unsigned)ranks[i]) * 1099511628211u;
+    return (hash ^ (uint64_t)(unsigned)count) * 1099511628211u;
+}
+
+/* The number for the next group of this list; 0 when there is no memory. */
+static uint32_t next_id(tdm_comm *comm, const int *ranks, int count)
+{
+    uint64_t hash = hash_ranks(ranks, count);
+    tdm__list_count *list = comm->list_counts;
+    while (list && list->hash != hash) list = list->next;
+    if (!list) {
+        list = calloc(1, sizeof *list);
+        if (!list) return 0;
+        list->hash = hash;
+        list->next = comm->list_counts;
+        comm->list_counts = list;
+    }
+    uint64_t mixed = (hash + list->count++) * 0x9e3779b97f4a7c15u;
+    mixed ^= mixed >> 29;
+    uint32_t id = (uint32_t)(mixed >> 16);
+    return id ? id : 1; /* 0 is the world */
+}
+
+void tdm__list_counts_free(tdm_comm *comm)
+{
+    while (comm->list_counts) {
+        tdm__list_count *list = comm->list_counts;
+        comm->list_counts = list->next;
+        free(list);
+    }
+}
+
+static tdm_status check_ranks(const tdm_comm *comm, const int *ranks, int count, tdm_error *err)
+{
+    if (count < 1 || count > comm->size)
+        return tdm_fail(err, TDM_ERR_RANGE, "a group of %d ranks in a world of %d", count,
+                        comm->size);
+    bool inside = false;
+    for (int i = 0; i < count; i++) {
+        if (ranks[i] < 0 || ranks[i] >= comm->size)
+            return tdm_fail(err, TDM_ERR_RANGE, "a group with rank %d in a world of %d", ranks[i],
+                            comm->size);
+        inside = inside || ranks[i] == comm->rank;
+        for (int k = 0; k < i; k++)
+            if (ranks[k] == ranks[i])
+                return tdm_fail(err, TDM_ERR_INVALID, "a group that has rank %d twice", ranks[i]);
+    }
+    if (!inside)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "rank %d makes a group that it is not in; only members may", comm->rank);
+    return TDM_OK;
+}
+
+static void add_group(tdm_comm *comm, tdm_group *group)
+{
+    group->next = comm->groups;
+    comm->groups = group;
+    group->broken = comm->revoked;
+    for (int i = 0; i < group->size; i++)
+        if (comm->peer_states[group->ranks[i]] == TDM_PEER_LOST)
+            tdm__group_break(group, false, TDM_ERR_PEER_FAILED,
+                             "rank %d has failed before this group was made", group->ranks[i]);
+    tdm__record(comm->recorder, (tdm_trace_event){.kind = TDM_TRACE_GROUP,
+                                                  .peer = -1,
+                                                  .group = group->id,
+                                                  .bytes = (uint64_t)group->size});
+}
+
+tdm_status tdm_group_create(tdm_comm *comm, const int *ranks, int count, tdm_group **out,
+                            tdm_error *err)
+{
+    TDM_TRY(check_ranks(comm, ranks, count, err));
+    tdm__comm_lock(comm);
+    uint32_t id = next_id(comm, ranks, count);
+    tdm_group *group = NULL;
+    tdm_status status = TDM_OK;
+    if (id == 0)
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "a group of %d ranks: no memory left", count);
+    else if (tdm__comm_group(comm, id))
+        status = tdm_fail(err, TDM_ERR_EXISTS,
+                          "two groups of this rank got the same number %08x by accident; make this "
+                          "one with its ranks in another order",
+                          id);
+    if (status == TDM_OK) status = tdm__group_make(comm, ranks, count, id, &group, err);
+    if (status == TDM_OK) add_group(comm, group);
+    tdm__comm_unlock(comm);
+    if (status != TDM_OK) return status;
+    status = tdm__group_window(group, err);
+    if (status != TDM_OK) {
+        tdm_error_context(err, status, "making a group of %d ranks", count);
+        tdm_group_destroy(group);
+        return status;
+    }
+    *out = group;
+    return TDM_OK;
+}
+
+void tdm_group_destroy(tdm_group *group)
+{
+    if (!group || group->id == 0) return; /* the world goes with its comm */
+    tdm_comm *comm = group->comm;
+    tdm__comm_lock(comm);
+    tdm_group **link = &comm->groups;
+    while (*link && *link != group) link = &(*link)->next;
+    if (*link) *link = group->next;
+    tdm__transfers_drop(comm, group);
+    tdm__comm_unlock(comm);
+    if (group->window) tdm__window_leave(group);
+    tdm__group_free(group);
+}
+
+int tdm_group_rank(const tdm_group *group)
+{
+    return group->rank;
+}
+
+int tdm_group_size(const tdm_group *group)
+{
+    return group->size;
+}
+
+int tdm_group_world_rank(const tdm_group *group, int rank)
+{
+    return rank >= 0 && rank < group->size ? group->ranks[rank] : -1;
+}
+
+tdm_status tdm_group_check(const tdm_group *group, tdm_error *err)
+{
+    tdm_comm *comm = group->comm;
+    tdm__comm_lock(comm);
+    tdm_error broken = group->broken;
+    tdm__comm_unlock(comm);
+    return broken.status == TDM_OK ? TDM_OK : tdm_fail(err, broken.status, "%s", broken.message);
+}

@@ -1,0 +1,261 @@
+/*
+ * run.c: requests and their programs: begun, moved on, ended.
+ *
+ * A request is cut into segments; up to `cut.flight` of them have a program at a time. A program runs
+ * until it must wait (JOIN, AWAIT), and is tried again in the engine's next round.
+ *
+ * Requests and the arenas of their programs are kept for use again, so calls in the steady state
+ * allocate nothing.
+ */
+#include "comm/engine.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- life ------------------------------------------------------------------------------------- */
+
+tdm_request *tdm__request_create(tdm_group *group)
+{
+    tdm_comm *comm = group->comm;
+    tdm_request *request = comm->free_requests;
+    if (request) {
+        comm->free_requests = request->next;
+        tdm_arena *arenas[TDM__FLIGHT_MOST];
+        for (int i = 0; i < TDM__FLIGHT_MOST; i++) arenas[i] = request->programs[i].arena;
+        memset(request, 0, sizeof *request);
+        for (int i = 0; i < TDM__FLIGHT_MOST; i++) request->programs[i].arena = arenas[i];
+    } else {
+        request = calloc(1, sizeof *request);
+        if (!request) return NULL;
+    }
+    request->group = group;
+    for (int i = 0; i < TDM__FLIGHT_MOST; i++) request->programs[i].request = request;
+    return request;
+}
+
+void tdm__request_release(tdm_request *request)
+{
+    tdm_comm *comm = request->group->comm;
+    if (request->owns_plan) {
+        tdm__tree_plan_release(&request->plan);
+        tdm__leaves_release(&request->leaves);
+    }
+    free(request->state);
+    free(request->copy);
+    request->state = request->copy = NULL;
+    request->next = comm->free_requests;
+    comm->free_requests = request;
+}
+
+tdm_request *tdm__request_find(tdm_group *group, const tdm__head *head)
+{
+    for (tdm_request *r = group->comm->pending; r; r = r->next)
+        if (r->group == group && r->head.sequence == head->sequence &&
+            (r->head.kind >= TDM_CALL_SEND) == (head->kind >= TDM_CALL_SEND))
+            return r;
+    return NULL;
+}
+
+static void record(const tdm_request *request, tdm_trace_kind kind, tdm_status status)
+{
+    const tdm__head *head = &request->head;
+    tdm__record(
+        request->group->comm->recorder,
+        (tdm_trace_event){
+            .kind = (uint8_t)kind,
+            .peer = head->kind >= TDM_CALL_SEND ? request->group->ranks[request->call.root] : -1,
+            .bytes = head->count * tdm_dtype_bytes((tdm_dtype)head->dtype),
+            .group = head->group,
+            .sequence = head->sequence,
+            .call = head->kind,
+            .dtype = head->dtype,
+            .status = (uint16_t)status,
+        });
+}
+
+void tdm__request_start(tdm_request *request)
+{
+    tdm_comm *comm = request->group->comm;
+    if (request->cut.segment == 0)
+        request->cut.segment = request->call.count ? request->call.count : 1;
+    size_t segment = request->cut.segment;
+    request->segment_count = request->call.count ? (request->call.count + segment - 1) / segment
+                                                 : 1;
+    if (request->cut.flight < 1) request->cut.flight = 1;
+    if (request->cut.flight > TDM__FLIGHT_MOST) request->cut.flight = TDM__FLIGHT_MOST;
+    tdm_request **link = &comm->pending;
+    while (*link && (*link)->call.priority <= request->call.priority) link = &(*link)->next;
+    request->next = *link;
+    *link = request;
+    record(request, TDM_TRACE_BEGIN, TDM_OK);
+    tdm__transfers_check(request);
+}
+
+static void finish(tdm_request *request)
+{
+    tdm_comm *comm = request->group->comm;
+    tdm_request **link = &comm->pending;
+    while (*link && *link != request) link = &(*link)->next;
+    if (*link) *link = request->next;
+    request->next = NULL;
+    if (request->group->window && request->head.kind < TDM_CALL_SEND)
+        tdm__window_ended(request->group, request->head.sequence);
+    record(request, TDM_TRACE_END, request->error.status);
+    request->done = true;
+}
+
+void tdm__request_end(tdm_request *request, const tdm_error *error)
+{
+    if (request->done || request->ending) return;
+    request->ending = true;
+    request->ending_s = tdm__comm_now(request->group->comm);
+    request->error = *error;
+    tdm__transfers_cancel(request);
+}
+
+/* ---- programs --------------------------------------------------------------------------------- */
+
+static bool begin_segment(tdm_request *request, tdm__program *p)
+{
+    if (!p->arena) p->arena = tdm_arena_create("segment of a call");
+    if (!p->arena) return false;
+    tdm_arena_reset(p->arena);
+    p->list = NULL;
+    p->trees = NULL;
+    p->count = p->capacity = p->tree_count = p->tree_capacity = p->at = p->pending = 0;
+    p->no_memory = false;
+    p->segment = (int)request->next_segment++;
+    p->active = true;
+    size_t first = (size_t)p->segment * request->cut.segment;
+    size_t left = request->call.count - first;
+    request->algorithm->build(p, first, left < request->cut.segment ? left : request->cut.segment);
+    return !p->no_memory;
+}
+
+static tdm__reducer reducer_of(const tdm_call *call)
+{
+    return (tdm__reducer){.dtype = call->dtype,
+                          .reduce = call->reduce,
+                          .user_reduce = call->user_reduce,
+                          .user = call->user};
+}
+
+/* Instructions that are done at once. */
+static void execute(tdm__program *p, const tdm__instruction *instruction)
+{
+    tdm_request *request = p->request;
+    tdm__reducer reducer = reducer_of(&request->call);
+    switch ((tdm__op)instruction->op) {
+    case TDM__OP_SEND: tdm__transfer_send(p, instruction); break;
+    case TDM__OP_RECV: tdm__transfer_recv(p, instruction); break;
+    case TDM__OP_COPY:
+        tdm__copy(instruction->to, instruction->from, instruction->bytes, instruction->stream);
+        break;
+    case TDM__OP_PAIR:
+        tdm__reduce_pair(&reducer, instruction->to, instruction->from, instruction->other,
+                         instruction->bytes / tdm_dtype_bytes(reducer.dtype));
+        break;
+    case TDM__OP_TREE: {
+        const tdm__tree_call *tree = &p->trees[instruction->tree];
+        tdm__tree_run(tree->plan, &reducer, tree->sources, tree->destinations,
+                      tree->destination_count, tree->count, instruction->stream);
+        break;
+    }
+    case TDM__OP_POST: tdm__window_post(p, instruction->value); break;
+    case TDM__OP_CALL: instruction->function(request, p->segment); break;
+    case TDM__OP_JOIN:
+    case TDM__OP_AWAIT: break;
+    }
+}
+
+/* Runs as far as it goes. Instructions are copied first: CALL may add some, and move the list. */
+static void run_program(tdm__program *p, bool *changed)
+{
+    tdm_request *request = p->request;
+    while (p->at < p->count && !request->ending && !p->no_memory) {
+        tdm__instruction instruction = p->list[p->at];
+        if (instruction.op == TDM__OP_JOIN && p->pending > 0) return;
+        if (instruction.op == TDM__OP_AWAIT &&
+            !tdm__window_reached(p, instruction.peer, instruction.value))
+            return;
+        p->at++;
+        *changed = true;
+        execute(p, &instruction);
+    }
+    if (p->at == p->count && p->pending == 0 && !request->ending) {
+        p->active = false;
+        request->ended_segments++;
+        *changed = true;
+    }
+}
+
+static bool out_of_memory(tdm_request *request)
+{
+    for (int i = 0; i < request->cut.flight; i++)
+        if (request->programs[i].no_memory) {
+            tdm__group_break(request->group, true, TDM_ERR_PEER_FAILED,
+                             "rank %d has no memory left for a call of %zu elements",
+                             request->group->comm->rank, request->call.count);
+            return true;
+        }
+    return false;
+}
+
+static void run_segments(tdm_request *request, bool *changed)
+{
+    for (int i = 0; i < request->cut.flight && !request->ending; i++) {
+        tdm__program *p = &request->programs[i];
+        if (!p->active) {
+            if (request->next_segment >= request->segment_count) continue;
+            if (!begin_segment(request, p)) p->no_memory = true;
+            *changed = true;
+        }
+        run_program(p, changed);
+    }
+}
+
+void tdm__request_run(tdm_request *request, bool *changed)
+{
+    if (request->done) return;
+    if (request->error.status != TDM_OK && !request->ending) {
+        tdm_error error = request->error;
+        tdm__group_break(request->group, true, error.status, "%s", error.message);
+    }
+    if (!request->ending) run_segments(request, changed);
+    if (!request->ending) out_of_memory(request);
+    bool over = request->ending ? request->outstanding == 0
+                                : request->ended_segments == request->segment_count;
+    if (!over) return;
+    finish(request);
+    *changed = true;
+}
+
+/* ---- who is missing --------------------------------------------------------------------------- */
+
+static void add_missing(int rank, int *out, int *count, int most)
+{
+    for (int i = 0; i < *count; i++)
+        if (out[i] == rank) return;
+    if (*count < most) out[(*count)++] = rank;
+}
+
+int tdm__request_missing(tdm_request *request, int *out, int most)
+{
+    const tdm_group *group = request->group;
+    const tdm__window *w = group->window;
+    int count = 0;
+    for (const tdm__transfer *t = group->comm->transfers; t; t = t->next) {
+        if (t->request == request) add_missing(t->peer, out, &count, most);
+        if (t->next == group->comm->transfers) break;
+    }
+    for (int i = 0; i < request->cut.flight; i++) {
+        tdm__program *p = &request->programs[i];
+        if (!p->active || p->at >= p->count || p->list[p->at].op != TDM__OP_AWAIT) continue;
+        tdm__instruction await = p->list[p->at];
+        for (int k = 0; k < w->local_count; k++)
+            if (k != w->local_index && (await.peer < 0 || await.peer == k) &&
+                !tdm__window_reached(p, k, await.value))
+                add_missing(group->ranks[w->local_members[k]], out, &count, most);
+    }
+    return count;
+}

@@ -1,0 +1,68 @@
+/*
+ * shared.c: memory for programs that all ranks of the host see (tdm_comm_shared).
+ *
+ * With neighbours it is a block of the host's segment; alone it is pages of this process. The comm
+ * remembers what it gave out, so that closing it gives everything back.
+ */
+#include "comm/engine.h"
+
+#include <tandem/os.h>
+
+#include <stdlib.h>
+
+typedef struct tdm__shared {
+    struct tdm__shared *next;
+    void *memory;
+    uint64_t offset; /* in the host's segment; UINT64_MAX: pages of our own */
+    tdm_pages pages;
+} tdm__shared;
+
+tdm_status tdm_comm_shared(tdm_comm *comm, size_t bytes, void **out, tdm_error *err)
+{
+    if (bytes == 0) return tdm_fail(err, TDM_ERR_RANGE, "0 bytes of shared memory were asked for");
+    tdm__shared *shared = calloc(1, sizeof *shared);
+    if (!shared) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left");
+    shared->offset = UINT64_MAX;
+    tdm_status status = comm->host ? tdm__host_alloc(comm->host, bytes, &shared->offset, err)
+                                   : tdm_pages_map(bytes, false, &shared->pages, err);
+    if (status != TDM_OK) {
+        free(shared);
+        return status;
+    }
+    shared->memory = comm->host ? tdm__host_at(comm->host, shared->offset) : shared->pages.data;
+    *out = shared->memory;
+    tdm__comm_lock(comm);
+    shared->next = comm->shared;
+    comm->shared = shared;
+    tdm__comm_unlock(comm);
+    return TDM_OK;
+}
+
+static void give_back(tdm_comm *comm, tdm__shared *shared)
+{
+    if (shared->offset == UINT64_MAX)
+        tdm_pages_unmap(&shared->pages);
+    else
+        tdm__host_free(comm->host, shared->offset);
+    free(shared);
+}
+
+void tdm_comm_shared_free(tdm_comm *comm, void *memory)
+{
+    tdm__comm_lock(comm);
+    tdm__shared **link = &comm->shared;
+    while (*link && (*link)->memory != memory) link = &(*link)->next;
+    tdm__shared *found = *link;
+    if (found) *link = found->next;
+    tdm__comm_unlock(comm);
+    if (found) give_back(comm, found);
+}
+
+void tdm__shared_free_all(tdm_comm *comm)
+{
+    while (comm->shared) {
+        tdm__shared *shared = comm->shared;
+        comm->shared = shared->next;
+        give_back(comm, shared);
+    }
+}
