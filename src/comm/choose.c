@@ -11,6 +11,9 @@
 
 const tdm__algorithm_ops *const tdm__algorithms[] = {
     &tdm__algorithm_direct,
+    &tdm__algorithm_ring,
+    &tdm__algorithm_doubling,
+    &tdm__algorithm_tree,
 };
 const int tdm__algorithm_count = sizeof tdm__algorithms / sizeof tdm__algorithms[0];
 

@@ -62,6 +62,13 @@ tdm_extent tdm__segment_run(const tdm__segment *s, int rank)
     return (tdm_extent){.first = slice.first + offset, .count = left < most ? left : most};
 }
 
+tdm_extent tdm__segment_share(const tdm__segment *s, int rank)
+{
+    tdm_extent share = tdm_group_slice(s->count, s->size, rank);
+    share.first += s->first;
+    return share;
+}
+
 const uint8_t *tdm__leaf_at(const tdm__segment *s, int leaf, size_t element)
 {
     int own = leaf - s->request->leaves.first[s->rank];

@@ -34,6 +34,9 @@ tdm_extent tdm__segment_run(const tdm__segment *s, int rank);
 /* And where that run begins within any slice. */
 size_t tdm__segment_offset(const tdm__segment *s);
 
+/* Kinds without slices: rank `rank`'s share of the segment, as elements of the whole. */
+tdm_extent tdm__segment_share(const tdm__segment *s, int rank);
+
 static inline const uint8_t *tdm__in_at(const tdm__segment *s, size_t element)
 {
     return (const uint8_t *)s->call->in + element * s->unit;

@@ -111,14 +111,6 @@ static void add_leaves(const tdm__segment *s, const void **sources, void *to, si
         tdm__program_tree(s->program, plan, sources, &to, 1, count, false);
 }
 
-/* The shares of a segment of a kind without slices. */
-static tdm_extent share_of(const tdm__segment *s, int rank)
-{
-    tdm_extent share = tdm_group_slice(s->count, s->size, rank);
-    share.first += s->first;
-    return share;
-}
-
 /* Every rank sends its leaves of each owner's range; the owner adds them into `to`. */
 static void reduce_ranges(const tdm__segment *s, tdm_extent (*range_of)(const tdm__segment *, int),
                           void *to)
@@ -153,13 +145,13 @@ static void build_reduce(const tdm__segment *s)
         if (is_root) add_leaves(s, sources, tdm__out_at(s, range.first), range.count);
         return;
     }
-    tdm_extent own = share_of(s, s->rank);
+    tdm_extent own = tdm__segment_share(s, s->rank);
     void *sum = is_root ? tdm__out_at(s, own.first)
                         : tdm__program_scratch(s->program, own.count * s->unit);
     if (!sum) return;
-    reduce_ranges(s, share_of, sum);
+    reduce_ranges(s, tdm__segment_share, sum);
     for (int i = 0; is_root && i < s->size; i++) {
-        tdm_extent share = share_of(s, i);
+        tdm_extent share = tdm__segment_share(s, i);
         if (i != s->rank)
             tdm__recv_some(s, i, s->step + STEP_RESULT, tdm__out_at(s, share.first), share.count);
     }
@@ -170,10 +162,10 @@ static void build_reduce(const tdm__segment *s)
 /* Sends a finished share to all others but `except`, and receives theirs. */
 static void exchange_shares(const tdm__segment *s, int except)
 {
-    tdm_extent own = share_of(s, s->rank);
+    tdm_extent own = tdm__segment_share(s, s->rank);
     for (int i = 1; i < s->size; i++) {
         int peer = (s->rank + s->size - i) % s->size;
-        tdm_extent share = share_of(s, peer);
+        tdm_extent share = tdm__segment_share(s, peer);
         if (peer != except)
             tdm__recv_some(s, peer, s->step + STEP_RESULT, tdm__out_at(s, share.first),
                            share.count);
@@ -189,7 +181,7 @@ static void exchange_shares(const tdm__segment *s, int except)
 static void build_all_reduce(const tdm__segment *s)
 {
     if (!in_one_step(s->request->group, s->call)) {
-        reduce_ranges(s, share_of, tdm__out_at(s, share_of(s, s->rank).first));
+        reduce_ranges(s, tdm__segment_share, tdm__out_at(s, tdm__segment_share(s, s->rank).first));
         exchange_shares(s, s->rank);
         return;
     }
@@ -226,7 +218,7 @@ static void build_broadcast(const tdm__segment *s)
         return;
     }
     /* Root deals out the shares, and its own to all; then the others pass theirs on. */
-    tdm_extent own = share_of(s, s->rank), roots = share_of(s, s->root);
+    tdm_extent own = tdm__segment_share(s, s->rank), roots = tdm__segment_share(s, s->root);
     if (!is_root) {
         tdm__recv_some(s, s->root, s->step, tdm__out_at(s, own.first), own.count);
         tdm__recv_some(s, s->root, s->step + STEP_RESULT, tdm__out_at(s, roots.first), roots.count);
@@ -236,7 +228,7 @@ static void build_broadcast(const tdm__segment *s)
     }
     for (int i = 1; i < s->size; i++) {
         int peer = (s->rank + i) % s->size;
-        tdm_extent share = share_of(s, peer);
+        tdm_extent share = tdm__segment_share(s, peer);
         tdm__send_some(s, peer, s->step, tdm__in_at(s, share.first), share.count);
     }
     for (int i = 1; i < s->size; i++)

@@ -1,0 +1,289 @@
+/*
+ * doubling.c: in each step a rank exchanges with one twice as far away as in the step before.
+ *
+ * Sums begin with the nearest partner, so that each step makes the sums of one level of the canonical
+ * tree. That fits when rank i brings block i of the lanes, all blocks being equally large: always
+ * without lanes. When P is no power of two, the block on the right may have fewer ranks than its
+ * neighbour on the left; then each of them serves several there.
+ *
+ * For P ranks, L = log2 P rounded up, and n bytes; sent by the rank that sends most (for P a power of
+ * two; else a rank on the right may serve up to P / 2 on the left in one step):
+ *
+ *                            steps   messages   bytes
+ *   barrier                    L        L        0
+ *   all_reduce      small      L        L        n L
+ *                   large     2L       2L        2n (P - 1) / P    (P a power of two)
+ *   reduce_scatter             L        L        n (P - 1) / P     (P a power of two)
+ *   all_gather                 L     2L at most  n (P - 1) / P     (any P)
+ *
+ * "Large" is from 8 KB on, for four ranks and more: each step halves what is exchanged (the one of two
+ * partners keeps the lower half, the other the upper), and then the results are doubled the same way
+ * back. Who ends up with which slice follows from the bits of the rank in reverse, so reduce_scatter
+ * puts the slices in that order first. In an all_gather, rank i has slices i, i + 1, ... in a circle,
+ * and sends what it has to the rank that many places before it; past the end of the circle that is two
+ * messages. Sums are cut into segments; the other kinds have one. Step numbers: the level k, or 2k and
+ * 2k + 1, of a segment's 64, and 32 + k on the way back.
+ */
+#include "comm/algorithms/build.h"
+
+enum {
+    LARGE_BYTES = 8 * 1024,
+    STEP_BACK = 32,
+    STRIDE = 64,
+    SEGMENT_BYTES = 1024 * 1024,
+    FLIGHT = 4
+};
+
+static bool is_power_of_two(int size)
+{
+    return (size & (size - 1)) == 0;
+}
+
+/* Whether rank i brings block i of the lanes, as one part. */
+static bool brings_blocks(const tdm_group *group, const tdm_lanes *lanes)
+{
+    if (!lanes) return true;
+    if (lanes->lane_count % group->size != 0) return false;
+    int64_t width = lanes->lane_count / group->size;
+    for (int i = 0; i < group->size; i++) {
+        int64_t nodes[TDM_LANE_PARTS_MOST];
+        if (lanes->first[i] != i * width) return false;
+        if (tdm_lane_nodes(lanes, i * width, (i + 1) * width, nodes) != 1) return false;
+    }
+    return true;
+}
+
+static bool fits(const tdm_group *group, const tdm_call *call)
+{
+    switch (call->kind) {
+    case TDM_CALL_BARRIER:
+    case TDM_CALL_ALL_GATHER: return true;
+    case TDM_CALL_ALL_REDUCE: return brings_blocks(group, call->lanes);
+    case TDM_CALL_REDUCE_SCATTER:
+        return is_power_of_two(group->size) && brings_blocks(group, call->lanes);
+    default: return false;
+    }
+}
+
+static tdm__cut cut(const tdm_group *group, const tdm_call *call)
+{
+    return tdm__cut_make(
+        group, call,
+        (tdm__cut_wish){.segment_bytes = tdm__kind_reduces(call->kind) ? SEGMENT_BYTES : 0,
+                        .stride = STRIDE,
+                        .flight = FLIGHT,
+                        .algorithm = TDM_ALGORITHM_DOUBLING});
+}
+
+static void build_barrier(const tdm__segment *s)
+{
+    uint32_t step = s->step;
+    for (int distance = 1; distance < s->size; distance *= 2) {
+        tdm__program_send(s->program, (s->rank + distance) % s->size, step, NULL, 0);
+        tdm__program_recv(s->program, (s->rank + s->size - distance) % s->size, step, NULL, 0);
+        tdm__program_join(s->program);
+        step++;
+    }
+}
+
+/* ---- the whole to everybody --------------------------------------------------------------------- */
+
+/* One level: exchanges sums with the neighbouring block. Returns whether there is one. */
+static bool exchange_whole(const tdm__segment *s, int width, uint32_t step, const void *from,
+                           void *into)
+{
+    int first = s->rank / (2 * width) * (2 * width), middle = first + width;
+    if (middle >= s->size) return false;
+    int right_count = s->size - middle < width ? s->size - middle : width;
+    if (s->rank < middle) {
+        int index = s->rank - first;
+        tdm__recv_some(s, middle + index % right_count, step, into, s->count);
+        if (index < right_count) tdm__send_some(s, middle + index, step, from, s->count);
+    } else {
+        int index = s->rank - middle;
+        tdm__recv_some(s, first + index, step, into, s->count);
+        for (int i = index; i < width; i += right_count)
+            tdm__send_some(s, first + i, step, from, s->count);
+    }
+    tdm__program_join(s->program);
+    return true;
+}
+
+static void add_whole(const tdm__segment *s)
+{
+    size_t bytes = s->count * s->unit;
+    const uint8_t *sum = tdm__leaf_at(s, s->request->leaves.first[s->rank], s->first);
+    uint8_t *out = tdm__out_at(s, s->first);
+    uint8_t *theirs = tdm__program_scratch(s->program, bytes);
+    if (!theirs) return;
+    uint32_t step = s->step;
+    for (int width = 1; width < s->size; width *= 2, step++) {
+        if (!exchange_whole(s, width, step, sum, theirs)) continue;
+        bool is_left = s->rank / width % 2 == 0;
+        tdm__program_pair(s->program, out, is_left ? sum : theirs, is_left ? theirs : sum, bytes);
+        sum = out;
+    }
+    tdm__program_copy(s->program, out, sum, bytes, false);
+}
+
+/* ---- halves ------------------------------------------------------------------------------------- */
+
+/* A buffer of `size` slices in some order, of which less and less is this rank's business. */
+typedef struct halves {
+    const size_t *starts; /* by place, and one more: in elements of the buffer */
+    int first, last;      /* places that are still this rank's */
+} halves;
+
+static int reverse_bits(int value, int size)
+{
+    int reversed = 0;
+    for (int bit = 1; bit < size; bit *= 2, value /= 2) reversed = 2 * reversed + value % 2;
+    return reversed;
+}
+
+/* One level: keeps one half of the places, with the sum of both partners' numbers written to `to`. */
+static void halve(const tdm__segment *s, halves *h, int width, uint32_t step, const uint8_t *from,
+                  uint8_t *to, uint8_t *theirs)
+{
+    int partner = s->rank ^ width, middle = (h->first + h->last) / 2;
+    bool is_left = s->rank < partner;
+    size_t begin = h->starts[h->first], centre = h->starts[middle], end = h->starts[h->last];
+    size_t kept = is_left ? begin : centre, kept_count = is_left ? centre - begin : end - centre;
+    size_t sent = is_left ? centre : begin, sent_count = end - begin - kept_count;
+    tdm__recv_some(s, partner, step, theirs, kept_count);
+    tdm__send_some(s, partner, step, from + sent * s->unit, sent_count);
+    tdm__program_join(s->program);
+    const uint8_t *ours = from + kept * s->unit;
+    tdm__program_pair(s->program, to + kept * s->unit, is_left ? ours : theirs,
+                      is_left ? theirs : ours, kept_count * s->unit);
+    if (is_left)
+        h->last = middle;
+    else
+        h->first = middle;
+}
+
+/* The way back: gets the other half, whose results the partner has. */
+static void double_back(const tdm__segment *s, halves *h, int width, uint32_t step, uint8_t *at)
+{
+    int partner = s->rank ^ width, count = h->last - h->first;
+    int first = s->rank < partner ? h->last : h->first - count;
+    size_t begin = h->starts[h->first], end = h->starts[h->last];
+    size_t their_begin = h->starts[first], their_end = h->starts[first + count];
+    tdm__recv_some(s, partner, step, at + their_begin * s->unit, their_end - their_begin);
+    tdm__send_some(s, partner, step, at + begin * s->unit, end - begin);
+    tdm__program_join(s->program);
+    if (first < h->first)
+        h->first = first;
+    else
+        h->last = first + count;
+}
+
+static void add_halves(const tdm__segment *s)
+{
+    size_t *starts = tdm__program_scratch(s->program, ((size_t)s->size + 1) * sizeof *starts);
+    uint8_t *theirs = tdm__program_scratch(s->program, (s->count / 2 + (size_t)s->size) * s->unit);
+    if (!starts || !theirs) return;
+    for (int i = 0; i < s->size; i++) starts[i] = tdm_group_slice(s->count, s->size, i).first;
+    starts[s->size] = s->count;
+    halves h = {.starts = starts, .last = s->size};
+    const uint8_t *from = tdm__leaf_at(s, s->request->leaves.first[s->rank], s->first);
+    uint8_t *out = tdm__out_at(s, s->first);
+    uint32_t level = 0;
+    for (int width = 1; width < s->size; width *= 2) {
+        halve(s, &h, width, s->step + level++, from, out, theirs);
+        from = out;
+    }
+    for (int width = s->size / 2; width >= 1; width /= 2)
+        double_back(s, &h, width, s->step + STEP_BACK + --level, out);
+}
+
+static void build_all_reduce(const tdm__segment *s)
+{
+    if (is_power_of_two(s->size) && s->size >= 4 && tdm__call_bytes(s->call) >= LARGE_BYTES)
+        add_halves(s);
+    else
+        add_whole(s);
+}
+
+static void build_reduce_scatter(const tdm__segment *s)
+{
+    size_t *starts = tdm__program_scratch(s->program, ((size_t)s->size + 1) * sizeof *starts);
+    if (!starts) return;
+    size_t total = 0;
+    for (int place = 0; place < s->size; place++) {
+        starts[place] = total;
+        total += tdm__segment_run(s, reverse_bits(place, s->size)).count;
+    }
+    starts[s->size] = total;
+    uint8_t *all = tdm__program_scratch(s->program, total * s->unit);
+    uint8_t *theirs = tdm__program_scratch(s->program, (total / 2 + (size_t)s->size) * s->unit);
+    if (!all || !theirs) return;
+    int leaf = s->request->leaves.first[s->rank];
+    for (int place = 0; place < s->size; place++) {
+        tdm_extent run = tdm__segment_run(s, reverse_bits(place, s->size));
+        tdm__program_copy(s->program, all + starts[place] * s->unit,
+                          tdm__leaf_at(s, leaf, run.first), run.count * s->unit, false);
+    }
+    halves h = {.starts = starts, .last = s->size};
+    uint32_t step = s->step;
+    for (int width = 1; width < s->size; width *= 2) halve(s, &h, width, step++, all, all, theirs);
+    tdm__program_copy(s->program, tdm__out_at(s, tdm__segment_offset(s)),
+                      all + starts[h.first] * s->unit, (starts[h.last] - starts[h.first]) * s->unit,
+                      false);
+}
+
+/* ---- circles ------------------------------------------------------------------------------------ */
+
+/* The elements of slices [first, first + count) in the circle: before its end, and after it. */
+static void slices_in_circle(const tdm__segment *s, int first, int count, tdm_extent out[2])
+{
+    int last = first + count < s->size ? first + count : s->size;
+    size_t begin = tdm_group_slice(s->call->count, s->size, first).first;
+    tdm_extent end = tdm_group_slice(s->call->count, s->size, last - 1);
+    out[0] = (tdm_extent){.first = begin, .count = end.first + end.count - begin};
+    out[1] = (tdm_extent){0};
+    if (first + count > s->size) {
+        end = tdm_group_slice(s->call->count, s->size, first + count - s->size - 1);
+        out[1].count = end.first + end.count;
+    }
+}
+
+static void build_all_gather(const tdm__segment *s)
+{
+    tdm_extent own = tdm_group_slice(s->call->count, s->size, s->rank);
+    tdm__program_copy(s->program, tdm__out_at(s, own.first), s->call->in, own.count * s->unit,
+                      false);
+    uint32_t step = s->step;
+    for (int have = 1; have < s->size; have *= 2, step += 2) {
+        int from = (s->rank + have) % s->size, to = (s->rank + s->size - have) % s->size;
+        int count = s->size - have < have ? s->size - have : have;
+        tdm_extent sent[2], got[2];
+        slices_in_circle(s, s->rank, count, sent);
+        slices_in_circle(s, from, count, got);
+        for (uint32_t i = 0; i < 2; i++) {
+            tdm__recv_some(s, from, step + i, tdm__out_at(s, got[i].first), got[i].count);
+            tdm__send_some(s, to, step + i, tdm__out_at(s, sent[i].first), sent[i].count);
+        }
+        tdm__program_join(s->program);
+    }
+}
+
+static void build(tdm__program *program, size_t first, size_t count)
+{
+    tdm__segment s = tdm__segment_of(program, first, count, STRIDE);
+    switch (s.call->kind) {
+    case TDM_CALL_BARRIER: build_barrier(&s); break;
+    case TDM_CALL_ALL_REDUCE: build_all_reduce(&s); break;
+    case TDM_CALL_REDUCE_SCATTER: build_reduce_scatter(&s); break;
+    case TDM_CALL_ALL_GATHER: build_all_gather(&s); break;
+    default: break; /* does not fit */
+    }
+}
+
+const tdm__algorithm_ops tdm__algorithm_doubling = {
+    .id = TDM_ALGORITHM_DOUBLING,
+    .about = "recursive doubling",
+    .fits = fits,
+    .cut = cut,
+    .build = build,
+};

@@ -1,0 +1,370 @@
+/*
+ * tree.c: up and down a binomial tree, nearest neighbours first: few messages, any number of ranks.
+ *
+ * Ranks form blocks of 1, 2, 4, ... neighbours, like the tree of lanes does. Each block has a holder:
+ * root, when it is in the block, else the lowest rank. When two blocks become one, what the one holder
+ * has goes to the other. So there is no detour for any root, and what a holder has always belongs to
+ * neighbours: of the leaves of a reduction, a run without gaps, in which all sums that the canonical
+ * tree allows are made; what is left (one sum, when ranks bring one part each) goes up as a list. For
+ * any lanes and any function the order is thus the canonical one.
+ *
+ * For P ranks, L = log2 P rounded up, n bytes and one part a rank; sent by the rank that sends most:
+ *
+ *                 steps   messages   bytes
+ *   barrier        2L        L        0
+ *   broadcast       L        L        n L                       (root)
+ *   reduce          L        1        n                         (each but root)
+ *   all_reduce     2L        L        n L                       (rank 0)
+ *   gather          L        1        n / 2                     (one rank; together n L / 2)
+ *   scatter         L        L        n (P - 1) / P             (root)
+ *
+ * A reduction over lanes that do not lie along the blocks sends up at most 2 log2(lanes) sums in place
+ * of one. The kinds without slices are cut into segments, which follow each other through the tree; the
+ * others have one. Step numbers: sums go up as 0 to 63 of a segment's 128, what comes down is 64; a
+ * pair of ranks has at most one edge of the tree, so these suffice.
+ */
+#include "comm/algorithms/build.h"
+
+enum {
+    STEP_DOWN = TDM_LANE_PARTS_MOST,
+    STRIDE = 2 * TDM_LANE_PARTS_MOST,
+    SEGMENT_BYTES = 256 * 1024,
+    FLIGHT = 4
+};
+
+static bool fits(const tdm_group *group, const tdm_call *call)
+{
+    (void)group;
+    switch (call->kind) {
+    case TDM_CALL_BARRIER:
+    case TDM_CALL_BROADCAST:
+    case TDM_CALL_REDUCE:
+    case TDM_CALL_ALL_REDUCE:
+    case TDM_CALL_GATHER:
+    case TDM_CALL_SCATTER: return true;
+    default: return false;
+    }
+}
+
+static tdm__cut cut(const tdm_group *group, const tdm_call *call)
+{
+    return tdm__cut_make(
+        group, call,
+        (tdm__cut_wish){.segment_bytes = tdm__kind_has_slices(call->kind) ? 0 : SEGMENT_BYTES,
+                        .stride = STRIDE,
+                        .flight = FLIGHT,
+                        .algorithm = TDM_ALGORITHM_TREE});
+}
+
+/* ---- the tree ---------------------------------------------------------------------------------- */
+
+/* Two neighbouring blocks that become one, seen by a rank in one of them. */
+typedef struct joint {
+    int first, middle, last; /* ranks [first, middle) and [middle, last); empty: last <= middle */
+    int left_holder, right_holder; /* of the two, before */
+    int holder;                    /* of both, after: one of these */
+} joint;
+
+static int holder_of(int first, int last, int root)
+{
+    return root >= first && root < last ? root : first;
+}
+
+/* The joint of two blocks of `width` ranks at which this rank's block takes part. */
+static joint joint_at(const tdm__segment *s, int root, int width)
+{
+    int first = s->rank / (2 * width) * (2 * width);
+    joint j = {.first = first, .middle = first + width};
+    j.last = s->size - first < 2 * width ? s->size : first + 2 * width;
+    j.left_holder = holder_of(j.first, j.middle, root);
+    j.right_holder = holder_of(j.middle, j.last, root);
+    j.holder = holder_of(j.first, j.last, root);
+    return j;
+}
+
+static bool is_empty(const joint *j)
+{
+    return j->last <= j->middle;
+}
+
+/* The holder that hands its block's things over, going up. */
+static int giver_of(const joint *j)
+{
+    return j->holder == j->left_holder ? j->right_holder : j->left_holder;
+}
+
+/* The width of the blocks at whose joint this rank hands over; the first that is no block: never. */
+static int giving_width(const tdm__segment *s, int root)
+{
+    int width = 1;
+    for (; width < s->size; width *= 2) {
+        joint j = joint_at(s, root, width);
+        if (!is_empty(&j) && giver_of(&j) == s->rank) break;
+    }
+    return width;
+}
+
+/* ---- sums, upwards ----------------------------------------------------------------------------- */
+
+/* What a rank has of the leaves of a reduction: sums of runs of them, each at its first leaf. */
+typedef struct partial_sums {
+    const tdm__tree_plan *plan;
+    int *ends;          /* by pair: its run is [left, end) */
+    const uint8_t **at; /* by leaf: where the sum that begins there is; NULL: none does */
+    uint8_t **own;      /* the same, when it may be overwritten */
+    uint8_t *to;        /* where the last sum of all belongs; NULL: wherever it is */
+} partial_sums;
+
+static bool sums_init(const tdm__segment *s, partial_sums *out, uint8_t *to)
+{
+    const tdm__tree_plan *plan = &s->request->plan;
+    size_t count = (size_t)plan->leaf_count;
+    int *ends = tdm__program_scratch(s->program, (count + 1) * sizeof *ends);
+    int *run_ends = tdm__program_scratch(s->program, count * sizeof *run_ends);
+    const uint8_t **at = tdm__program_scratch(s->program, count * sizeof *at);
+    uint8_t **own = tdm__program_scratch(s->program, count * sizeof *own);
+    if (!ends || !run_ends || !at || !own) return false;
+    for (int i = 0; i < plan->leaf_count; i++) {
+        run_ends[i] = i + 1;
+        at[i] = NULL;
+        own[i] = NULL;
+    }
+    for (int i = 0; i < plan->pair_count; i++)
+        ends[i] = run_ends[plan->pairs[i].left] = run_ends[plan->pairs[i].right];
+    *out = (partial_sums){.plan = plan, .ends = ends, .at = at, .own = own, .to = to};
+    for (int leaf = s->request->leaves.first[s->rank]; leaf < s->request->leaves.first[s->rank + 1];
+         leaf++)
+        at[leaf] = tdm__leaf_at(s, leaf, s->first);
+    return true;
+}
+
+/* Makes all sums whose leaves are among [first, last) and that are not made yet. */
+static void make_sums(const tdm__segment *s, partial_sums *sums, int first, int last)
+{
+    const tdm__tree_plan *plan = sums->plan;
+    size_t bytes = s->count * s->unit;
+    for (int i = 0; i < plan->pair_count; i++) {
+        int left = plan->pairs[i].left, right = plan->pairs[i].right;
+        if (left < first || sums->ends[i] > last || !sums->at[right]) continue;
+        uint8_t *to = sums->own[left] ? sums->own[left] : sums->own[right];
+        if (i == plan->pair_count - 1 && sums->to) to = sums->to;
+        if (!to) to = tdm__program_scratch(s->program, bytes);
+        if (!to) return;
+        tdm__program_pair(s->program, to, sums->at[left], sums->at[right], bytes);
+        sums->at[left] = sums->own[left] = to;
+        sums->at[right] = NULL;
+    }
+}
+
+/* Sends what there is of the leaves [first, last). */
+static void send_sums(const tdm__segment *s, const partial_sums *sums, int peer, int first,
+                      int last)
+{
+    uint32_t step = s->step;
+    for (int leaf = first; leaf < last; leaf++)
+        if (sums->at[leaf]) tdm__send_some(s, peer, step++, sums->at[leaf], s->count);
+    tdm__program_join(s->program);
+}
+
+/* Receives what a holder sends of the leaves [first, last): what is left when all sums are made. */
+static void recv_sums(const tdm__segment *s, partial_sums *sums, int peer, int first, int last)
+{
+    const tdm__tree_plan *plan = sums->plan;
+    bool *inner = tdm__program_scratch(s->program, (size_t)(last - first) + 1);
+    if (!inner) return;
+    for (int leaf = first; leaf < last; leaf++) inner[leaf - first] = false;
+    for (int i = 0; i < plan->pair_count; i++)
+        if (plan->pairs[i].left >= first && sums->ends[i] <= last)
+            inner[plan->pairs[i].right - first] = true;
+    uint32_t step = s->step;
+    for (int leaf = first; leaf < last; leaf++) {
+        if (inner[leaf - first]) continue;
+        uint8_t *into = tdm__program_scratch(s->program, s->count * s->unit);
+        if (!into) return;
+        tdm__recv_some(s, peer, step++, into, s->count);
+        sums->at[leaf] = sums->own[leaf] = into;
+    }
+    tdm__program_join(s->program);
+}
+
+/* All leaves to root, whose sum goes to `out`. */
+static void add_up(const tdm__segment *s, int root)
+{
+    const int *first = s->request->leaves.first;
+    partial_sums sums;
+    if (s->count == 0) return;
+    if (!sums_init(s, &sums, s->rank == root ? tdm__out_at(s, s->first) : NULL)) return;
+    make_sums(s, &sums, first[s->rank], first[s->rank + 1]);
+    for (int width = 1; width < s->size && !s->program->no_memory; width *= 2) {
+        joint j = joint_at(s, root, width);
+        if (is_empty(&j)) continue;
+        bool is_left = s->rank < j.middle;
+        if (giver_of(&j) == s->rank) {
+            int from = is_left ? j.first : j.middle, to = is_left ? j.middle : j.last;
+            send_sums(s, &sums, j.holder, first[from], first[to]);
+            return;
+        }
+        int from = is_left ? j.middle : j.first, to = is_left ? j.last : j.middle;
+        recv_sums(s, &sums, giver_of(&j), first[from], first[to]);
+        make_sums(s, &sums, first[j.first], first[j.last]);
+    }
+    if (!s->program
+             ->no_memory) /* one leaf only, or none here: it has not been written to `out` yet */
+        tdm__program_copy(s->program, tdm__out_at(s, s->first), sums.at[0], s->count * s->unit,
+                          false);
+}
+
+/* ---- downwards --------------------------------------------------------------------------------- */
+
+/* From root to all: `count` elements, which root has at `from` and the others want at `to`. */
+static void hand_down(const tdm__segment *s, int root, const void *from, void *to, size_t bytes)
+{
+    int width = giving_width(s, root);
+    if (s->rank != root) {
+        joint j = joint_at(s, root, width);
+        tdm__program_recv(s->program, j.holder, s->step + STEP_DOWN, to, bytes);
+        tdm__program_join(s->program);
+        from = to;
+    }
+    for (width /= 2; width >= 1; width /= 2) {
+        joint j = joint_at(s, root, width);
+        if (!is_empty(&j))
+            tdm__program_send(s->program, giver_of(&j), s->step + STEP_DOWN, from, bytes);
+    }
+    tdm__program_join(s->program);
+}
+
+static void build_barrier(const tdm__segment *s)
+{
+    int giving = giving_width(s, 0);
+    for (int width = 1; width < giving && width < s->size; width *= 2) {
+        joint j = joint_at(s, 0, width);
+        if (!is_empty(&j)) tdm__program_recv(s->program, giver_of(&j), s->step, NULL, 0);
+    }
+    tdm__program_join(s->program);
+    if (s->rank != 0)
+        tdm__program_send(s->program, joint_at(s, 0, giving).holder, s->step, NULL, 0);
+    hand_down(s, 0, NULL, NULL, 0);
+}
+
+static void build_broadcast(const tdm__segment *s)
+{
+    bool is_root = s->rank == s->root;
+    const uint8_t *from = is_root ? tdm__in_at(s, s->first) : NULL;
+    uint8_t *to = tdm__out_at(s, s->first);
+    if (s->count) hand_down(s, s->root, from, to, s->count * s->unit);
+    if (is_root) tdm__program_copy(s->program, to, from, s->count * s->unit, false);
+}
+
+static void build_all_reduce(const tdm__segment *s)
+{
+    uint8_t *out = tdm__out_at(s, s->first);
+    add_up(s, 0);
+    if (s->count) hand_down(s, 0, out, out, s->count * s->unit);
+}
+
+/* ---- slices of blocks --------------------------------------------------------------------------- */
+
+/* The elements of all slices of ranks [first, last): neighbours' slices are neighbours. */
+static tdm_extent slices_of(const tdm__segment *s, int first, int last)
+{
+    size_t from = tdm_group_slice(s->call->count, s->size, first).first;
+    tdm_extent end = tdm_group_slice(s->call->count, s->size, last - 1);
+    return (tdm_extent){.first = from, .count = end.first + end.count - from};
+}
+
+/* The block that a rank holds before it hands it over, and whom to; root: everything, and -1. */
+static tdm_extent held_by(const tdm__segment *s, int width, int *out_holder)
+{
+    *out_holder = -1;
+    if (s->rank == s->root) return slices_of(s, 0, s->size);
+    joint j = joint_at(s, s->root, width);
+    *out_holder = j.holder;
+    return s->rank < j.middle ? slices_of(s, j.first, j.middle) : slices_of(s, j.middle, j.last);
+}
+
+/* The slices that this rank's block gets at a joint of which it is the holder. */
+static tdm_extent given_at(const tdm__segment *s, const joint *j)
+{
+    return s->rank < j->middle ? slices_of(s, j->middle, j->last)
+                               : slices_of(s, j->first, j->middle);
+}
+
+static void build_gather(const tdm__segment *s)
+{
+    int holder;
+    int giving = giving_width(s, s->root);
+    tdm_extent held = held_by(s, giving, &holder);
+    tdm_extent own = tdm_group_slice(s->call->count, s->size, s->rank);
+    if (held.count == own.count && holder >= 0) { /* nobody hands anything to this rank */
+        tdm__send_some(s, holder, s->step, s->call->in, own.count);
+        tdm__program_join(s->program);
+        return;
+    }
+    uint8_t *all = holder < 0 ? s->call->out
+                              : tdm__program_scratch(s->program, held.count * s->unit);
+    if (s->program->no_memory || held.count == 0) return;
+    for (int width = 1; width < giving && width < s->size; width *= 2) {
+        joint j = joint_at(s, s->root, width);
+        if (is_empty(&j)) continue;
+        tdm_extent given = given_at(s, &j);
+        tdm__recv_some(s, giver_of(&j), s->step, all + (given.first - held.first) * s->unit,
+                       given.count);
+    }
+    tdm__program_copy(s->program, all + (own.first - held.first) * s->unit, s->call->in,
+                      own.count * s->unit, false);
+    tdm__program_join(s->program);
+    if (holder >= 0) tdm__send_some(s, holder, s->step, all, held.count);
+    tdm__program_join(s->program);
+}
+
+static void build_scatter(const tdm__segment *s)
+{
+    int holder;
+    int giving = giving_width(s, s->root);
+    tdm_extent held = held_by(s, giving, &holder);
+    tdm_extent own = tdm_group_slice(s->call->count, s->size, s->rank);
+    if (held.count == 0) return;
+    const uint8_t *all = s->call->in;
+    if (holder >= 0) {
+        bool is_last = held.count == own.count; /* nothing to hand on */
+        void *into = is_last ? s->call->out
+                             : tdm__program_scratch(s->program, held.count * s->unit);
+        if (!into) return;
+        tdm__recv_some(s, holder, s->step, into, held.count);
+        tdm__program_join(s->program);
+        all = into;
+    }
+    for (int width = giving / 2; width >= 1; width /= 2) {
+        joint j = joint_at(s, s->root, width);
+        if (is_empty(&j)) continue;
+        tdm_extent given = given_at(s, &j);
+        tdm__send_some(s, giver_of(&j), s->step, all + (given.first - held.first) * s->unit,
+                       given.count);
+    }
+    tdm__program_join(s->program); /* in place, what root writes now was slice 0 */
+    tdm__program_copy(s->program, s->call->out, all + (own.first - held.first) * s->unit,
+                      own.count * s->unit, false);
+}
+
+static void build(tdm__program *program, size_t first, size_t count)
+{
+    tdm__segment s = tdm__segment_of(program, first, count, STRIDE);
+    switch (s.call->kind) {
+    case TDM_CALL_BARRIER: build_barrier(&s); break;
+    case TDM_CALL_BROADCAST: build_broadcast(&s); break;
+    case TDM_CALL_REDUCE: add_up(&s, s.root); break;
+    case TDM_CALL_ALL_REDUCE: build_all_reduce(&s); break;
+    case TDM_CALL_GATHER: build_gather(&s); break;
+    case TDM_CALL_SCATTER: build_scatter(&s); break;
+    default: break; /* does not fit */
+    }
+}
+
+const tdm__algorithm_ops tdm__algorithm_tree = {
+    .id = TDM_ALGORITHM_TREE,
+    .about = "up and down a binomial tree",
+    .fits = fits,
+    .cut = cut,
+    .build = build,
+};

@@ -1,0 +1,438 @@
+/*
+ * algorithms_test.c: the programs of every algorithm, run in memory against plain results.
+ *
+ * Numbers belong to lanes, and a lane's numbers are a function of its index and the place, so the
+ * expected sums are computed from the lanes alone, by a plain walk of the tree. What each rank brings
+ * and gets is compared with that bit for bit, for many sizes, counts, types, placements of lanes, in
+ * place and not, cut and whole; with a function that neither commutes nor associates wherever the
+ * canonical order is promised. Bytes, messages and steps are held against what the headers say.
+ */
+#include "program_world.h"
+
+#include <inttypes.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { ROUNDS = 1, COUNT_MOST = 1000, LANES_ROUNDS = 1, SIZES_MOST = 17 };
+#else
+enum { ROUNDS = 4, COUNT_MOST = 100003, LANES_ROUNDS = 8, SIZES_MOST = 33 };
+#endif
+
+enum { GUARD = 64, GUARD_BYTE = 0xa5, LANE_COUNT = 16 };
+
+static const int sizes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33};
+static const size_t counts[] = {0, 1, 2, 7, 64, 1000, 100003};
+#define LENGTH(array) ((int)(sizeof(array) / sizeof((array)[0])))
+
+/* ---- numbers ----------------------------------------------------------------------------------- */
+
+/* Neither commutes nor associates: any other order than the tree's gives other numbers. */
+static void odd_reduce(void *into, const void *from, size_t count, void *user)
+{
+    uint16_t *x = into;
+    const uint16_t *y = from;
+    for (size_t i = 0; i < count; i++)
+        x[i] = (uint16_t)(3 * x[i] + 5 * y[i] + 1);
+    ++*(int *)user;
+}
+
+/* Element `i` of a lane's numbers. Small whole numbers where a ring adds floats. */
+static void fill(void *out, tdm_dtype dtype, int64_t lane, size_t first, size_t count, bool small)
+{
+    uint8_t *at = out;
+    size_t unit = tdm_dtype_bytes(dtype);
+    for (size_t i = first; i < first + count; i++, at += unit) {
+        uint64_t h = ((uint64_t)lane + 1) * 0x9e3779b97f4a7c15u + i * 0xbf58476d1ce4e5b9u;
+        h ^= h >> 29;
+        h *= 0x94d049bb133111ebu;
+        h ^= h >> 32;
+        float f = small ? (float)(h % 8) : (float)(int32_t)h * 0x1p-20f;
+        double d = small ? (double)(h % 8) : (double)(int64_t)h * 0x1p-40;
+        uint16_t b = (uint16_t)(0x3f80 + (h % 300)); /* around 1 in bf16 */
+        uint16_t s = (uint16_t)(0x3c00 + (h % 900)); /* and in f16 */
+        switch (dtype) {
+        case TDM_DTYPE_F32: memcpy(at, &f, unit); break;
+        case TDM_DTYPE_F64: memcpy(at, &d, unit); break;
+        case TDM_DTYPE_BF16: memcpy(at, small ? &(uint16_t){0x3f80} : &b, unit); break;
+        case TDM_DTYPE_F16: memcpy(at, small ? &(uint16_t){0x3c00} : &s, unit); break;
+        default: memcpy(at, &h, unit); break;
+        }
+    }
+}
+
+/* ---- one call of all ranks ----------------------------------------------------------------------- */
+
+typedef struct trial {
+    const tdm__algorithm_ops *algorithm;
+    tdm_call_kind kind;
+    int size;
+    size_t count;
+    tdm_dtype dtype;
+    tdm_reduce reduce;
+    int root;
+    bool in_place;
+    const tdm_lanes *lanes;
+    uint32_t segment_bytes;
+    uint64_t seed;
+} trial;
+
+typedef struct buffers {
+    uint8_t *in, *out; /* in: NULL when in place */
+    size_t in_bytes, out_bytes;
+    uint8_t *out_before; /* the guard in front of out */
+    void **parts;
+    uint8_t *part_copies;
+    int part_count;
+} buffers;
+
+static size_t slice_count(const trial *t, int rank)
+{
+    return tdm_group_slice(t->count, t->size, rank).count;
+}
+
+/* How many elements a rank's `in` and `out` have. */
+static size_t in_count(const trial *t, int rank)
+{
+    switch (t->kind) {
+    case TDM_CALL_BARRIER: return 0;
+    case TDM_CALL_BROADCAST:
+    case TDM_CALL_SCATTER: return rank == t->root ? t->count : 0;
+    case TDM_CALL_ALL_GATHER:
+    case TDM_CALL_GATHER: return slice_count(t, rank);
+    default: return t->count;
+    }
+}
+
+static size_t out_count(const trial *t, int rank)
+{
+    switch (t->kind) {
+    case TDM_CALL_BARRIER: return 0;
+    case TDM_CALL_REDUCE:
+    case TDM_CALL_GATHER: return rank == t->root ? t->count : 0;
+    case TDM_CALL_REDUCE_SCATTER:
+    case TDM_CALL_SCATTER: return slice_count(t, rank);
+    case TDM_CALL_ALL_TO_ALL: return slice_count(t, rank) * (size_t)t->size;
+    default: return t->count;
+    }
+}
+
+static bool small_numbers(const trial *t)
+{
+    return t->algorithm->id == TDM_ALGORITHM_RING;
+}
+
+static tdm__reducer reducer_of(const trial *t, int *calls)
+{
+    return (tdm__reducer){t->dtype, t->reduce, odd_reduce, calls};
+}
+
+/* The numbers of a node of the tree, from its lanes; false when all of them are absent. */
+static bool node_value(const trial *t, int64_t lane_count, int64_t node, int64_t lanes_here,
+                       uint8_t *out)
+{
+    const uint8_t *absent = t->lanes ? t->lanes->absent : NULL;
+    if (node >= lane_count) {
+        int64_t lane = node - lane_count;
+        if (absent ? absent[lane] != 0 : lane >= lanes_here) return false;
+        fill(out, t->dtype, lane, 0, t->count, small_numbers(t));
+        return true;
+    }
+    size_t bytes = t->count * tdm_dtype_bytes(t->dtype);
+    uint8_t *right = malloc(bytes + 1);
+    bool has_left = node_value(t, lane_count, 2 * node, lanes_here, out);
+    bool has_right = node_value(t, lane_count, 2 * node + 1, lanes_here, right);
+    int calls = 0;
+    tdm__reducer reducer = reducer_of(t, &calls);
+    if (has_left && has_right)
+        tdm__reduce_pair(&reducer, out, out, right, t->count);
+    else if (has_right && bytes)
+        memcpy(out, right, bytes);
+    free(right);
+    return has_left || has_right;
+}
+
+static void whole_sum(const trial *t, uint8_t *out)
+{
+    int64_t lane_count = 1;
+    while (lane_count < t->size)
+        lane_count *= 2;
+    if (t->lanes) lane_count = t->lanes->lane_count;
+    CHECK(node_value(t, lane_count, 1, t->lanes ? lane_count : t->size, out));
+}
+
+static uint8_t *guarded(world *w, size_t bytes, uint8_t **out_before)
+{
+    uint8_t *memory = tdm_arena_alloc(w->arena, bytes + 2 * GUARD, GUARD);
+    memset(memory, GUARD_BYTE, bytes + 2 * GUARD);
+    *out_before = memory;
+    return memory + GUARD;
+}
+
+static bool guards_whole(const uint8_t *before, size_t bytes)
+{
+    for (size_t i = 0; i < GUARD; i++)
+        if (before[i] != GUARD_BYTE || before[GUARD + bytes + i] != GUARD_BYTE) return false;
+    return true;
+}
+
+/* What a rank has in its hands before the call. */
+static void fill_input(const trial *t, int rank, uint8_t *in)
+{
+    size_t first = 0;
+    if (t->kind == TDM_CALL_ALL_GATHER || t->kind == TDM_CALL_GATHER)
+        first = tdm_group_slice(t->count, t->size, rank).first;
+    int64_t lane = t->kind == TDM_CALL_ALL_GATHER || t->kind == TDM_CALL_GATHER ? 0 : rank;
+    fill(in, t->dtype, lane, first, in_count(t, rank), small_numbers(t));
+}
+
+static void make_parts(const trial *t, world *w, int rank, buffers *b, tdm_call *call)
+{
+    int64_t nodes[TDM_LANE_PARTS_MOST];
+    size_t bytes = t->count * tdm_dtype_bytes(t->dtype);
+    b->part_count =
+        tdm_lane_nodes(t->lanes, t->lanes->first[rank], t->lanes->first[rank + 1], nodes);
+    b->parts = tdm_arena_array(w->arena, (size_t)b->part_count, sizeof(void *));
+    b->part_copies = tdm_arena_alloc(w->arena, (size_t)b->part_count * bytes, 0);
+    for (int i = 0; i < b->part_count; i++) {
+        /* In place: the first part lies in `out`, where that is large enough. */
+        bool at_out = t->in_place && i == 0 && b->out_bytes >= bytes;
+        b->parts[i] = at_out ? b->out : tdm_arena_alloc(w->arena, bytes, 0);
+        CHECK(node_value(t, t->lanes->lane_count, nodes[i], t->lanes->lane_count, b->parts[i]));
+        if (bytes) memcpy(b->part_copies + (size_t)i * bytes, b->parts[i], bytes);
+    }
+    call->lanes = t->lanes;
+    call->parts = (const void *const *)b->parts;
+}
+
+static void make_buffers(const trial *t, world *w, int rank, buffers *b)
+{
+    size_t unit = tdm_dtype_bytes(t->dtype);
+    tdm_call *call = &w->requests[rank].call;
+    size_t in_bytes = in_count(t, rank) * unit, out_bytes = out_count(t, rank) * unit;
+    size_t room = out_bytes;
+    if (t->in_place && in_bytes > room) room = in_bytes;
+    *b = (buffers){.in_bytes = in_bytes, .out_bytes = room};
+    b->out = guarded(w, room, &b->out_before);
+    size_t offset = 0;
+    if (t->in_place && out_count(t, rank) == t->count &&
+        (t->kind == TDM_CALL_ALL_GATHER || t->kind == TDM_CALL_GATHER))
+        offset = tdm_group_slice(t->count, t->size, rank).first * unit;
+    b->in = t->in_place ? NULL : tdm_arena_alloc(w->arena, in_bytes, 0);
+    uint8_t *in = b->in ? b->in : b->out + offset;
+    fill_input(t, rank, in);
+    *call = (tdm_call){.kind = t->kind,
+                       .dtype = t->dtype,
+                       .count = t->count,
+                       .in = in,
+                       .out = b->out,
+                       .reduce = t->reduce,
+                       .user_reduce = odd_reduce,
+                       .root = t->root,
+                       .algorithm = t->algorithm->id};
+    int *calls = tdm_arena_alloc(w->arena, sizeof *calls, 0);
+    call->user = calls;
+    if (t->lanes) make_parts(t, w, rank, b, call);
+}
+
+/* What a rank should have in `out` afterwards. */
+static void expected_output(const trial *t, int rank, const uint8_t *sum, uint8_t *out)
+{
+    size_t unit = tdm_dtype_bytes(t->dtype);
+    tdm_extent slice = tdm_group_slice(t->count, t->size, rank);
+    switch (t->kind) {
+    case TDM_CALL_REDUCE:
+    case TDM_CALL_ALL_REDUCE: memcpy(out, sum, out_count(t, rank) * unit); break;
+    case TDM_CALL_REDUCE_SCATTER: memcpy(out, sum + slice.first * unit, slice.count * unit); break;
+    case TDM_CALL_ALL_GATHER:
+    case TDM_CALL_GATHER: fill(out, t->dtype, 0, 0, out_count(t, rank), small_numbers(t)); break;
+    case TDM_CALL_BROADCAST:
+        fill(out, t->dtype, t->root, 0, t->count, small_numbers(t));
+        break;
+    case TDM_CALL_SCATTER:
+        fill(out, t->dtype, t->root, slice.first, slice.count, small_numbers(t));
+        break;
+    case TDM_CALL_ALL_TO_ALL:
+        for (int i = 0; i < t->size; i++)
+            fill(out + (size_t)i * slice.count * unit, t->dtype, i, slice.first, slice.count,
+                 small_numbers(t));
+        break;
+    default: break;
+    }
+}
+
+static void check_rank(const trial *t, world *w, int rank, const buffers *b, const uint8_t *sum)
+{
+    size_t unit = tdm_dtype_bytes(t->dtype);
+    size_t bytes = out_count(t, rank) * unit;
+    uint8_t *expected = malloc(bytes + 1);
+    expected_output(t, rank, sum, expected);
+    WORLD_CHECK(w, memcmp(b->out, expected, bytes) == 0);
+    WORLD_CHECK(w, guards_whole(b->out_before, b->out_bytes));
+    free(expected);
+    if (b->in) {
+        uint8_t *before = malloc(b->in_bytes + 1);
+        fill_input(t, rank, before);
+        WORLD_CHECK(w, memcmp(b->in, before, b->in_bytes) == 0); /* untouched */
+        free(before);
+    }
+    size_t part_bytes = t->count * unit;
+    for (int i = 0; i < b->part_count; i++)
+        if (b->parts[i] != b->out)
+            WORLD_CHECK(w, memcmp(b->parts[i], b->part_copies + (size_t)i * part_bytes,
+                                  part_bytes) == 0);
+}
+
+static bool trial_fits(const trial *t)
+{
+    tdm_comm comm = {0};
+    tdm_group group = {.comm = &comm, .size = t->size, .host_count = t->size};
+    tdm_call call = {.kind = t->kind,
+                     .dtype = t->dtype,
+                     .count = t->count,
+                     .reduce = t->reduce,
+                     .lanes = tdm__kind_reduces(t->kind) ? t->lanes : NULL,
+                     .algorithm = t->algorithm->id};
+    return t->algorithm->fits(&group, &call);
+}
+
+/* Runs it, checks it, and hands out the world for counting (or NULL: forgets it). */
+static void run_trial(const trial *t, world *out)
+{
+    world own, *w = out ? out : &own;
+    world_init(w, t->size, t->seed);
+    if (t->segment_bytes) world_segments(w, t->kind, t->algorithm->id, t->segment_bytes);
+    buffers *b = tdm_arena_array(w->arena, (size_t)t->size, sizeof *b);
+    for (int r = 0; r < t->size; r++)
+        make_buffers(t, w, r, &b[r]);
+    uint8_t *sum = NULL;
+    if (tdm__kind_reduces(t->kind)) {
+        sum = tdm_arena_alloc(w->arena, t->count * tdm_dtype_bytes(t->dtype), 0);
+        whole_sum(t, sum);
+    }
+    world_run(w, t->algorithm);
+    for (int r = 0; r < t->size && !w->failed; r++)
+        check_rank(t, w, r, &b[r], sum);
+    if (w->failed)
+        fprintf(stderr,
+                "  in %s by %s: %d ranks, %zu of %s by %s, root %d, %s, %s, segments %" PRIu32
+                ", seed %" PRIu64 "\n",
+                tdm_call_kind_name(t->kind), tdm_algorithm_name(t->algorithm->id), t->size,
+                t->count, tdm_dtype_name(t->dtype), tdm_reduce_name(t->reduce), t->root,
+                t->in_place ? "in place" : "apart", t->lanes ? "lanes" : "no lanes",
+                t->segment_bytes, t->seed);
+    if (!out) world_release(w);
+}
+
+/* ---- lanes -------------------------------------------------------------------------------------- */
+
+typedef struct placement {
+    tdm_lanes lanes;
+    int64_t first[64];
+    uint8_t absent[LANE_COUNT];
+} placement;
+
+/* 0: evenly, in order; 1: cut anywhere, ranks without lanes too; 2: and some lanes absent. */
+static void place_lanes(placement *p, int size, int how, tdm_rng *rng)
+{
+    memset(p, 0, sizeof *p);
+    for (int i = 0; i <= size; i++)
+        p->first[i] = how == 0 ? (int64_t)i * LANE_COUNT / size
+                               : (int64_t)tdm_rng_below(rng, LANE_COUNT + 1);
+    p->first[0] = 0;
+    p->first[size] = LANE_COUNT;
+    for (int i = 1; i <= size; i++) /* sorted, by insertion */
+        for (int j = i; j > 0 && p->first[j - 1] > p->first[j]; j--) {
+            int64_t swapped = p->first[j];
+            p->first[j] = p->first[j - 1];
+            p->first[j - 1] = swapped;
+        }
+    for (int i = 0; i < LANE_COUNT; i++)
+        p->absent[i] = how == 2 && i != 5 && tdm_rng_below(rng, 3) == 0;
+    p->lanes = (tdm_lanes){
+        .lane_count = LANE_COUNT, .first = p->first, .absent = how == 2 ? p->absent : NULL};
+}
+
+static tdm_rng rng_of(uint64_t seed)
+{
+    return tdm_rng_at((tdm_rng_address){.seed = seed, .stream = TDM_RNG_STREAM_USER});
+}
+
+static tdm_dtype draw_dtype(tdm_rng *rng)
+{
+    static const tdm_dtype all[] = {TDM_DTYPE_F32,  TDM_DTYPE_F64, TDM_DTYPE_F16,
+                                    TDM_DTYPE_BF16, TDM_DTYPE_I32, TDM_DTYPE_I64};
+    return all[tdm_rng_below(rng, (uint64_t)LENGTH(all))];
+}
+
+/* A trial with everything drawn but what is given. */
+static trial draw_trial(const tdm__algorithm_ops *algorithm, tdm_call_kind kind, int size,
+                        size_t count, uint64_t seed)
+{
+    tdm_rng rng = rng_of(seed);
+    trial t = {.algorithm = algorithm,
+               .kind = kind,
+               .size = size,
+               .count = kind == TDM_CALL_BARRIER ? 0 : count,
+               .dtype = draw_dtype(&rng),
+               .reduce = (tdm_reduce)tdm_rng_below(&rng, TDM_REDUCE_USER + 1),
+               .root = (int)tdm_rng_below(&rng, (uint64_t)size),
+               .in_place = tdm_rng_below(&rng, 2) == 0,
+               .segment_bytes = tdm_rng_below(&rng, 2) ? (count > 10000 ? 60000 : 1024) : 0,
+               .seed = seed};
+    if (t.reduce == TDM_REDUCE_USER) t.dtype = TDM_DTYPE_U16;
+    if (algorithm->id == TDM_ALGORITHM_RING && t.reduce == TDM_REDUCE_USER) {
+        t.reduce = TDM_REDUCE_SUM;
+        t.dtype = TDM_DTYPE_F32;
+    }
+    return t;
+}
+
+/* ---- tests -------------------------------------------------------------------------------------- */
+
+static const tdm__algorithm_ops *const over_messages[] = {
+    &tdm__algorithm_direct, &tdm__algorithm_ring, &tdm__algorithm_doubling, &tdm__algorithm_tree};
+
+static void every_call_gives_the_plain_result(void)
+{
+    uint64_t seed = 1;
+    int run_count = 0;
+    for (int a = 0; a < LENGTH(over_messages); a++)
+        for (int k = TDM_CALL_BARRIER; k <= TDM_CALL_ALL_TO_ALL; k++)
+            for (int p = 0; p < LENGTH(sizes) && sizes[p] <= SIZES_MOST; p++)
+                for (int c = 0; c < LENGTH(counts) && counts[c] <= COUNT_MOST; c++)
+                    for (int round = 0; round < (counts[c] > 1000 ? 1 : ROUNDS); round++) {
+                        trial t = draw_trial(over_messages[a], (tdm_call_kind)k, sizes[p],
+                                             counts[c], seed++);
+                        if (!trial_fits(&t)) continue;
+                        run_trial(&t, NULL);
+                        run_count++;
+                    }
+    CHECK(run_count > 1000);
+}
+
+static void lanes_are_added_by_the_tree(void)
+{
+    uint64_t seed = 1000000;
+    int fitted[TDM_ALGORITHM_WINDOW + 1] = {0};
+    for (int a = 0; a < LENGTH(over_messages); a++)
+        for (int k = TDM_CALL_REDUCE; k <= TDM_CALL_REDUCE_SCATTER; k++)
+            for (int p = 0; p < LENGTH(sizes) && sizes[p] <= SIZES_MOST; p++)
+                for (int how = 0; how < 3 * LANES_ROUNDS; how++) {
+                    tdm_rng rng = rng_of(++seed);
+                    placement lanes;
+                    place_lanes(&lanes, sizes[p], how % 3, &rng);
+                    size_t count = counts[tdm_rng_below(&rng, 6)];
+                    trial t = draw_trial(over_messages[a], (tdm_call_kind)k, sizes[p], count, seed);
+                    t.lanes = &lanes.lanes;
+                    if (!trial_fits(&t)) continue;
+                    run_trial(&t, NULL);
+                    fitted[over_messages[a]->id]++;
+                }
+    for (int a = 0; a < LENGTH(over_messages); a++)
+        CHECK(fitted[over_messages[a]->id] > 0);
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(every_call_gives_the_plain_result),
+    CHECK_TEST(lanes_are_added_by_the_tree),
+};
+CHECK_MAIN(tests)
