@@ -30,8 +30,7 @@ static void odd_reduce(void *into, const void *from, size_t count, void *user)
 {
     uint16_t *x = into;
     const uint16_t *y = from;
-    for (size_t i = 0; i < count; i++)
-        x[i] = (uint16_t)(3 * x[i] + 5 * y[i] + 1);
+    for (size_t i = 0; i < count; i++) x[i] = (uint16_t)(3 * x[i] + 5 * y[i] + 1);
     ++*(int *)user;
 }
 
@@ -153,8 +152,7 @@ static bool node_value(const trial *t, int64_t lane_count, int64_t node, int64_t
 static void whole_sum(const trial *t, uint8_t *out)
 {
     int64_t lane_count = 1;
-    while (lane_count < t->size)
-        lane_count *= 2;
+    while (lane_count < t->size) lane_count *= 2;
     if (t->lanes) lane_count = t->lanes->lane_count;
     CHECK(node_value(t, lane_count, 1, t->lanes ? lane_count : t->size, out));
 }
@@ -188,8 +186,8 @@ static void make_parts(const trial *t, world *w, int rank, buffers *b, tdm_call 
 {
     int64_t nodes[TDM_LANE_PARTS_MOST];
     size_t bytes = t->count * tdm_dtype_bytes(t->dtype);
-    b->part_count =
-        tdm_lane_nodes(t->lanes, t->lanes->first[rank], t->lanes->first[rank + 1], nodes);
+    b->part_count = tdm_lane_nodes(t->lanes, t->lanes->first[rank], t->lanes->first[rank + 1],
+                                   nodes);
     b->parts = tdm_arena_array(w->arena, (size_t)b->part_count, sizeof(void *));
     b->part_copies = tdm_arena_alloc(w->arena, (size_t)b->part_count * bytes, 0);
     for (int i = 0; i < b->part_count; i++) {
@@ -244,9 +242,7 @@ static void expected_output(const trial *t, int rank, const uint8_t *sum, uint8_
     case TDM_CALL_REDUCE_SCATTER: memcpy(out, sum + slice.first * unit, slice.count * unit); break;
     case TDM_CALL_ALL_GATHER:
     case TDM_CALL_GATHER: fill(out, t->dtype, 0, 0, out_count(t, rank), small_numbers(t)); break;
-    case TDM_CALL_BROADCAST:
-        fill(out, t->dtype, t->root, 0, t->count, small_numbers(t));
-        break;
+    case TDM_CALL_BROADCAST: fill(out, t->dtype, t->root, 0, t->count, small_numbers(t)); break;
     case TDM_CALL_SCATTER:
         fill(out, t->dtype, t->root, slice.first, slice.count, small_numbers(t));
         break;
@@ -277,8 +273,8 @@ static void check_rank(const trial *t, world *w, int rank, const buffers *b, con
     size_t part_bytes = t->count * unit;
     for (int i = 0; i < b->part_count; i++)
         if (b->parts[i] != b->out)
-            WORLD_CHECK(w, memcmp(b->parts[i], b->part_copies + (size_t)i * part_bytes,
-                                  part_bytes) == 0);
+            WORLD_CHECK(
+                w, memcmp(b->parts[i], b->part_copies + (size_t)i * part_bytes, part_bytes) == 0);
 }
 
 static bool trial_fits(const trial *t)
@@ -301,16 +297,14 @@ static void run_trial(const trial *t, world *out)
     world_init(w, t->size, t->seed);
     if (t->segment_bytes) world_segments(w, t->kind, t->algorithm->id, t->segment_bytes);
     buffers *b = tdm_arena_array(w->arena, (size_t)t->size, sizeof *b);
-    for (int r = 0; r < t->size; r++)
-        make_buffers(t, w, r, &b[r]);
+    for (int r = 0; r < t->size; r++) make_buffers(t, w, r, &b[r]);
     uint8_t *sum = NULL;
     if (tdm__kind_reduces(t->kind)) {
         sum = tdm_arena_alloc(w->arena, t->count * tdm_dtype_bytes(t->dtype), 0);
         whole_sum(t, sum);
     }
     world_run(w, t->algorithm);
-    for (int r = 0; r < t->size && !w->failed; r++)
-        check_rank(t, w, r, &b[r], sum);
+    for (int r = 0; r < t->size && !w->failed; r++) check_rank(t, w, r, &b[r], sum);
     if (w->failed)
         fprintf(stderr,
                 "  in %s by %s: %d ranks, %zu of %s by %s, root %d, %s, %s, segments %" PRIu32
@@ -427,8 +421,7 @@ static void lanes_are_added_by_the_tree(void)
                     run_trial(&t, NULL);
                     fitted[over_messages[a]->id]++;
                 }
-    for (int a = 0; a < LENGTH(over_messages); a++)
-        CHECK(fitted[over_messages[a]->id] > 0);
+    for (int a = 0; a < LENGTH(over_messages); a++) CHECK(fitted[over_messages[a]->id] > 0);
 }
 
 static const check_test tests[] = {

@@ -35,7 +35,7 @@ typedef struct world {
     tdm__choice row; /* the whole table: a segment size, or nothing */
     tdm_group *groups;
     tdm_request *requests;
-    int (*depths)[TDM__FLIGHT_MOST];   /* by rank and program: messages one after the other so far */
+    int (*depths)[TDM__FLIGHT_MOST]; /* by rank and program: messages one after the other so far */
     int (*arriving)[TDM__FLIGHT_MOST]; /* depth after the next JOIN */
     tdm_arena *arena;
     tdm_rng rng;
@@ -87,8 +87,7 @@ static inline void world_release(world *w)
         tdm__leaves_release(&q->leaves);
         tdm__tree_plan_release(&q->plan);
         free(q->state);
-        for (int i = 0; i < TDM__FLIGHT_MOST; i++)
-            tdm_arena_destroy(q->programs[i].arena);
+        for (int i = 0; i < TDM__FLIGHT_MOST; i++) tdm_arena_destroy(q->programs[i].arena);
     }
     free(w->ready);
     tdm_arena_destroy(w->arena);
@@ -156,8 +155,7 @@ static inline void world_start(world *w, int rank, int slot, tdm__program *p,
     WORLD_CHECK(w, i->peer >= 0 && i->peer < w->size && i->peer != rank);
     WORLD_CHECK(w, i->step != (uint32_t)TDM__NOTICE_STEP);
     if (w->failed) return;
-    world_message *m =
-        world_find(w, sends ? rank : i->peer, sends ? i->peer : rank, i->step);
+    world_message *m = world_find(w, sends ? rank : i->peer, sends ? i->peer : rank, i->step);
     WORLD_CHECK(w, sends ? !m->sender : !m->receiver); /* else a step number is used twice */
     if (m->sender || m->receiver) WORLD_CHECK(w, m->bytes == i->bytes);
     if (w->failed) return;
@@ -258,8 +256,8 @@ static inline void world_run(world *w, const tdm__algorithm_ops *algorithm)
         WORLD_CHECK(w, q->cut.segment == w->requests[0].cut.segment);
         if (w->failed) return;
         if (q->cut.flight > TDM__FLIGHT_MOST) q->cut.flight = TDM__FLIGHT_MOST;
-        q->segment_count =
-            q->call.count ? (q->call.count + q->cut.segment - 1) / q->cut.segment : 1;
+        q->segment_count = q->call.count ? (q->call.count + q->cut.segment - 1) / q->cut.segment
+                                         : 1;
         if (tdm__kind_reduces(q->call.kind)) {
             WORLD_CHECK(w, tdm__leaves_init(&q->leaves, q->call.lanes, w->size, NULL) == TDM_OK);
             WORLD_CHECK(w, tdm__tree_plan_init(&q->plan, q->leaves.nodes, q->leaves.count, 1,
