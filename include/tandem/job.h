@@ -101,6 +101,12 @@ typedef enum tdm_job_recompute {
     TDM_JOB_RECOMPUTE_FULL
 } tdm_job_recompute;
 typedef enum tdm_job_backend { TDM_JOB_BACKEND_AUTO, TDM_JOB_BACKEND_REF } tdm_job_backend;
+typedef enum tdm_job_transport {
+    TDM_JOB_TRANSPORT_AUTO,
+    TDM_JOB_TRANSPORT_SHM,
+    TDM_JOB_TRANSPORT_UCX,
+    TDM_JOB_TRANSPORT_MPI
+} tdm_job_transport;
 
 typedef struct tdm_job_int_list {
     const int64_t *values;
@@ -302,6 +308,9 @@ typedef struct tdm_job {
         int recompute; /* tdm_job_recompute */
         int64_t limit; /* bytes; 0: what the machine has */
     } memory;
+    struct {
+        int transport; /* tdm_job_transport */
+    } comm;
     struct {
         int64_t every_epochs; /* 0: only at the end */
         int64_t every_steps;  /* 0: off */

@@ -28,6 +28,7 @@ static const tdm__job_group groups[] = {
     {"parallel", "How a step is cut up, so that many workers can share it."},
     {"compute", "Which code does the arithmetic."},
     {"memory", "How much memory training may use."},
+    {"comm", "How ranks talk to each other."},
     {"eval", "Measuring the model on the test set while it is trained."},
     {"checkpoint", "Saving the state, so that a run can be continued after any interruption."},
     {"run", "Where results go."},
@@ -627,6 +628,17 @@ static const tdm_job_key last_keys[] = {
         .also_called = "max_memory memory_limit",
         .help = "The most bytes that training may need. A job that needs more is refused before it "
                 "starts, with what would make it fit. auto is what the machine has to offer.",
+    },
+    {
+        .path = "comm.transport",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(comm.transport),
+        .fallback = "auto",
+        .choices = "auto | shm | ucx | mpi",
+        .also_called = "backend network",
+        .help =
+            "What carries bytes between ranks. auto takes shared memory within a host and UCX "
+            "between hosts; shm, ucx and mpi take one for all. It decides speed, not the result.",
     },
     {
         .path = "eval.every_epochs",

@@ -203,7 +203,7 @@ static void test_defaults(void)
         "  anneal: cosine\n  metric: test_loss\n  patience: 10\n  threshold: 0.0001\n"
         "  cooldown: 0\n"
         "parallel:\n  lanes: auto\ncompute:\n  backend: auto\n  threads: 1\n"
-        "memory:\n  recompute: none\n  limit: auto\n"
+        "memory:\n  recompute: none\n  limit: auto\ncomm:\n  transport: auto\n"
         "eval:\n  every_epochs: 1\n  every_steps: never\n  batch: 256\n  weights: auto\n"
         "checkpoint:\n  every_epochs: 1\n  every_steps: never\n  keep: 3\n"
         "run:\n  dir: %s/runs\n  log_every_steps: 10\n",
@@ -240,7 +240,7 @@ static void test_all_keys(void)
         "  end_divisor: 10\n  anneal: linear\n  metric: test_accuracy\n  patience: 11\n"
         "  threshold: 0.5\n  cooldown: 12\n"
         "parallel: {lanes: 65536}\ncompute: {backend: ref, threads: 1024}\n"
-        "memory: {recompute: full, limit: 3GiB}\n"
+        "memory: {recompute: full, limit: 3GiB}\ncomm: {transport: ucx}\n"
         "eval: {every_epochs: never, every_steps: 3, batch: 1, weights: raw}\n"
         "checkpoint: {every_epochs: never, every_steps: 5, keep: all}\n"
         "run: {dir: /r, log_every_steps: 1}\n",
@@ -268,7 +268,7 @@ static void test_all_keys(void)
         "  end_divisor: 10\n  anneal: linear\n  metric: test_accuracy\n  patience: 11\n"
         "  threshold: 0.5\n  cooldown: 12\n"
         "parallel:\n  lanes: 65536\ncompute:\n  backend: ref\n  threads: 1024\n"
-        "memory:\n  recompute: full\n  limit: 3221225472\n"
+        "memory:\n  recompute: full\n  limit: 3221225472\ncomm:\n  transport: ucx\n"
         "eval:\n  every_epochs: never\n  every_steps: 3\n  batch: 1\n  weights: raw\n"
         "checkpoint:\n  every_epochs: never\n  every_steps: 5\n  keep: all\n"
         "run:\n  dir: /r\n  log_every_steps: 1\n");
@@ -647,6 +647,7 @@ static void test_hash(void)
         "run.log_every_steps=3",
         "memory.recompute=full",
         "memory.limit=1GB",
+        "comm.transport=shm",
         "checkpoint.every_epochs=2",
         "checkpoint.every_steps=2",
         "eval.weights=raw",

@@ -1,0 +1,104 @@
+/*
+ * launch_output.c: lines of many ranks on one stream, each whole and with its rank in front.
+ *
+ * Every rank writes into pipes of its own. What comes out of one is cut at its newlines; a line goes
+ * to the queue of our own stream as one piece, so lines never mix. Bytes pass as they are, zeros
+ * included. A line of more than LINE_MOST bytes is cut into several, so memory has a bound, and so has
+ * the queue: while it is full nothing is read. When nobody reads our stream any more, the ranks' pipes
+ * are closed, and they learn of it as they would without labels.
+ */
+#include "cluster/launch.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    LINE_MOST = 1 << 20,
+    QUEUE_MOST = 4 << 20,
+    READ_BYTES = 65536,
+    WRITE_BYTES = 4096 /* what poll() promises that a pipe takes without waiting */
+};
+
+static void queue_line(tdm__launch_stream *stream, tdm__launch_queue *queue, const char *bytes,
+                       size_t count)
+{
+    if (!queue->broken) {
+        tdm_str_addf(&queue->text, "[%d] ", stream->rank);
+        tdm_str_add_bytes(&queue->text, stream->line.data ? stream->line.data : "",
+                          stream->line.length);
+        tdm_str_add_bytes(&queue->text, bytes, count);
+        tdm_str_add_char(&queue->text, '\n');
+    }
+    tdm_str_clear(&stream->line);
+}
+
+static void take(tdm__launch_stream *stream, tdm__launch_queue *queue, const char *bytes,
+                 size_t count)
+{
+    while (count > 0) {
+        const char *end = memchr(bytes, '\n', count);
+        size_t length = end ? (size_t)(end - bytes) : count;
+        size_t room = LINE_MOST - stream->line.length;
+        if (length > room) { /* cut: what follows is another line */
+            queue_line(stream, queue, bytes, room);
+            bytes += room;
+            count -= room;
+            continue;
+        }
+        if (!end) {
+            tdm_str_add_bytes(&stream->line, bytes, length);
+            return;
+        }
+        queue_line(stream, queue, bytes, length);
+        bytes += length + 1;
+        count -= length + 1;
+    }
+}
+
+bool tdm__launch_full(const tdm__launch_queue *queue)
+{
+    return queue->text.length - queue->done >= QUEUE_MOST;
+}
+
+void tdm__launch_stream_close(tdm__launch_stream *stream)
+{
+    if (stream->fd >= 0) close(stream->fd);
+    stream->fd = -1;
+    tdm_str_release(&stream->line);
+}
+
+void tdm__launch_read(tdm__launch_stream *stream, tdm__launch_queue *queue)
+{
+    char bytes[READ_BYTES];
+    while (stream->fd >= 0 && !tdm__launch_full(queue)) {
+        ssize_t got = read(stream->fd, bytes, sizeof bytes);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && errno == EAGAIN) return;
+        if (got > 0 && !queue->broken) {
+            take(stream, queue, bytes, (size_t)got);
+            continue;
+        }
+        if (stream->line.length > 0) queue_line(stream, queue, "", 0);
+        tdm__launch_stream_close(stream);
+    }
+}
+
+void tdm__launch_write(tdm__launch_queue *queue)
+{
+    while (queue->done < queue->text.length && !queue->broken) {
+        struct pollfd ready = {.fd = queue->fd, .events = POLLOUT};
+        if (poll(&ready, 1, 0) <= 0) return;
+        size_t left = queue->text.length - queue->done;
+        ssize_t put = write(queue->fd, queue->text.data + queue->done,
+                            left < WRITE_BYTES ? left : WRITE_BYTES);
+        if (put < 0 && (errno == EINTR || errno == EAGAIN)) return;
+        if (put < 0)
+            queue->broken = true;
+        else
+            queue->done += (size_t)put;
+    }
+    tdm_str_clear(&queue->text);
+    queue->done = 0;
+}

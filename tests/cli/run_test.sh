@@ -1,0 +1,282 @@
+#!/usr/bin/env bash
+# `tandem run`: places in the environment, ends of all kinds, labels; nothing is left behind.
+# shellcheck source=tests/cli/lib.sh
+source tests/cli/lib.sh
+# shellcheck source=tests/cli/train_lib.sh
+source "$source_root/tests/cli/train_lib.sh"
+mkdir tmp
+export TMPDIR=$work/tmp
+unset TANDEM_RANK TANDEM_SIZE TANDEM_SECRET TANDEM_RENDEZVOUS TANDEM_RUN TANDEM_TRANSPORT TANDEM_JOB
+
+# Succeeds when no process of these ids is alive (a zombie is not).
+all_gone() {
+    local pid
+    for pid in "$@"; do
+        [ -e "/proc/$pid/stat" ] || continue
+        grep -q ') Z ' "/proc/$pid/stat" || return 1
+    done
+}
+# wait_until TENTHS COMMAND...
+wait_until() {
+    local left=$1
+    shift
+    until "$@"; do
+        left=$((left - 1))
+        [ "$left" -gt 0 ] || return 1
+        sleep 0.1
+    done
+}
+has_lines() { [ -e "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ]; }
+# A program whose ranks write their ids to the file pids, and then sleep.
+cat >sleeper <<'SH'
+#!/bin/bash
+echo $$ >>pids
+exec sleep 60
+SH
+chmod +x sleeper
+
+test_environment() {
+    # shellcheck disable=SC2016 # for the ranks
+    assert_exit 0 "$TANDEM" run -n 3 -- sh -c \
+        'env | grep ^TANDEM_ | sort >env.$TANDEM_RANK; test -d "$TANDEM_RUN"'
+    local rank
+    for rank in 0 1 2; do
+        assert_contains "$(cat env.$rank)" "TANDEM_RANK=$rank"
+        assert_contains "$(cat env.$rank)" "TANDEM_LOCAL_RANK=$rank"
+        assert_contains "$(cat env.$rank)" "TANDEM_SIZE=3"
+        assert_contains "$(cat env.$rank)" "TANDEM_LOCAL_SIZE=3"
+        assert_lacks "$(cat env.$rank)" "TANDEM_TRANSPORT"
+        assert_lacks "$(cat env.$rank)" "TANDEM_JOB"
+        grep -qE '^TANDEM_SECRET=[0-9a-f]{32}$' env.$rank || fail "no secret of 128 bits"
+        grep -qE '^TANDEM_RENDEZVOUS=unix:.+' env.$rank || fail "no rendezvous"
+        assert_equal "$(grep -E 'SECRET|RENDEZVOUS|RUN' env.$rank)" \
+            "$(grep -E 'SECRET|RENDEZVOUS|RUN' env.0)" "what all share"
+    done
+    assert_equal "$(ls tmp)" "" "left in the temporary folder"
+    local first_secret
+    first_secret=$(grep SECRET env.0)
+    TANDEM_RANK=7 TANDEM_SECRET=old TANDEM_RUN=/nowhere assert_exit 0 \
+        "$TANDEM" run -n 1 -- sh -c 'env | grep ^TANDEM_ >env.again'
+    assert_equal "$(grep -c TANDEM_RANK env.again)" 1 "ranks"
+    assert_contains "$(cat env.again)" "TANDEM_RANK=0"
+    assert_lacks "$(cat env.again)" old
+    assert_lacks "$(cat env.again)" "$first_secret"
+}
+
+test_part_of_a_world() {
+    # shellcheck disable=SC2016 # for the ranks
+    TANDEM_SECRET=common assert_exit 0 "$TANDEM" run -n 2 --first 2 --size 5 --rendezvous alpha:7000 \
+        --transport ucx --run kept -- sh -c 'env | grep ^TANDEM_ >part.$TANDEM_RANK'
+    assert_contains "$(cat part.3)" "TANDEM_LOCAL_RANK=1"
+    assert_contains "$(cat part.3)" "TANDEM_LOCAL_SIZE=2"
+    assert_contains "$(cat part.3)" "TANDEM_SIZE=5"
+    assert_contains "$(cat part.3)" "TANDEM_SECRET=common"
+    assert_contains "$(cat part.3)" "TANDEM_RENDEZVOUS=alpha:7000"
+    assert_contains "$(cat part.3)" "TANDEM_TRANSPORT=ucx"
+    assert_contains "$(cat part.3)" "TANDEM_RUN=$work/kept"
+    [ -d kept ] || fail "the run's folder was removed"
+    assert_exit 2 "$TANDEM" run -n 2 --size 5 -- true
+    assert_contains "$err" "rendezvous"
+    assert_exit 2 "$TANDEM" run -n 2 --first 4 --size 5 --rendezvous alpha:7000 -- true
+    assert_exit 2 "$TANDEM" run -n 0 -- true
+    assert_exit 2 "$TANDEM" run -n 2
+    assert_exit 2 "$TANDEM" run -n 2 --transport shmm -- true
+    assert_contains "$err" "did you mean 'shm'"
+}
+
+test_job() {
+    make_data 30 data.csv
+    make_job job.yaml
+    # shellcheck disable=SC2016 # for the ranks
+    local show='echo "$TANDEM_JOB $TANDEM_TRANSPORT"'
+    assert_exit 0 "$TANDEM" run -n 1 --job job.yaml -- sh -c "$show"
+    [[ $out =~ ^[0-9a-f]{64}\ auto$ ]] || fail "no hash of the job: $out"
+    local hash=${out% *}
+    assert_exit 0 "$TANDEM" run -n 1 --job job.yaml --set comm.transport=mpi -- sh -c "$show"
+    assert_equal "$out" "$hash mpi" "what carries bytes is no part of the job's hash"
+    assert_exit 0 "$TANDEM" run -n 1 --job job.yaml --transport shm -- sh -c "$show"
+    assert_equal "$out" "$hash shm" "the option wins"
+    assert_exit 0 "$TANDEM" run -n 1 --job job.yaml --set seed=9 -- sh -c "$show"
+    [ "$out" != "$hash auto" ] || fail "another job has the same hash"
+    assert_exit 2 "$TANDEM" run -n 1 --job job.yaml --set comm.transport=pigeon -- true
+}
+
+test_exit_codes() {
+    assert_exit 0 "$TANDEM" run -n 2 -- true
+    # shellcheck disable=SC2016 # for the ranks
+    assert_exit 7 "$TANDEM" run -n 3 -- sh -c '[ $TANDEM_RANK != 1 ] || exit 7'
+    assert_contains "$err" "rank 1 ended with code 7"
+    assert_equal "$(ls tmp)" "" "an empty folder is left"
+    # shellcheck disable=SC2016 # for the ranks
+    assert_exit 8 "$TANDEM" run -n 2 -- sh -c 'echo x >"$TANDEM_RUN/$TANDEM_RANK"; exit 8'
+    assert_contains "$err" "ended with code 8"
+    assert_contains "$err" "shows what each rank did last"
+    [ "$(find tmp -mindepth 1 -maxdepth 1 | wc -l)" = 1 ] || fail "the failed run's folder is not kept"
+    rm -r tmp/tandem-run-*
+    # shellcheck disable=SC2016 # for the ranks
+    assert_exit 137 "$TANDEM" run -n 3 --run kept -- sh -c '[ $TANDEM_RANK != 2 ] || kill -9 $$'
+    assert_contains "$err" "rank 2 was killed by signal 9 (Killed)"
+    assert_contains "$err" "'tandem trace kept' shows"
+    # What is behind -- is the program's, also what looks like ours.
+    assert_exit 0 "$TANDEM" run -n 1 -- echo --label -n 5 --help
+    assert_equal "$out" "--label -n 5 --help" "the program's own options"
+}
+
+# The others are asked first, and may end in good order; who does not is killed.
+test_failing_rank_ends_the_others() {
+    cat >others <<'SH'
+#!/bin/bash
+case $TANDEM_RANK in
+0) sleep 0.3; exit 3 ;;
+1) trap 'echo asked >asked; exit 0' TERM; while :; do sleep 0.05; done ;;
+2) trap '' TERM; echo $$ >stubborn; while :; do sleep 0.05; done ;;
+3) sleep 0.5; echo "rank 0 is gone" >report; exit 1 ;;
+esac
+SH
+    chmod +x others
+    local start=$SECONDS
+    assert_exit 3 "$TANDEM" run -n 4 --grace 1 --run kept -- ./others
+    assert_contains "$err" "rank 0 ended with code 3"
+    assert_equal "$(cat asked)" asked "who was asked"
+    assert_equal "$(cat report)" "rank 0 is gone" "the moment to report"
+    all_gone "$(cat stubborn)" || fail "a rank that ignores SIGTERM lives on"
+    [ $((SECONDS - start)) -lt 15 ] || fail "it took too long"
+}
+
+test_killed_rank() {
+    rm -f pids
+    "$TANDEM" run -n 3 --run kept -- ./sleeper 2>err.txt &
+    local launcher=$! code=0 pids
+    wait_until 100 has_lines pids 3 || fail "the ranks did not start"
+    mapfile -t pids <pids
+    kill -9 "${pids[1]}"
+    wait "$launcher" || code=$?
+    assert_equal "$code" 137 "the code"
+    assert_contains "$(cat err.txt)" "was killed by signal 9 (Killed)"
+    all_gone "${pids[@]}" || fail "ranks are left"
+}
+
+# The ranks of a launcher that is killed outright are gone within a second, stopped ones too.
+test_killed_launcher() {
+    rm -f pids
+    "$TANDEM" run -n 4 -- ./sleeper &
+    local launcher=$! pids
+    wait_until 100 has_lines pids 4 || fail "the ranks did not start"
+    mapfile -t pids <pids
+    kill -STOP "${pids[2]}"
+    kill -9 "$launcher"
+    wait "$launcher" 2>/dev/null || true
+    wait_until 10 all_gone "${pids[@]}" || fail "ranks live on without their launcher"
+    rm -rf tmp/tandem-run-*
+}
+
+# Signals are passed on once; the second one kills.
+test_interrupt() {
+    cat >counter <<'SH'
+#!/bin/bash
+count=0
+trap 'count=$((count + 1)); echo $count >count.$TANDEM_RANK' INT
+trap 'exit 0' TERM
+echo $$ >>pids
+while :; do sleep 0.05; done
+SH
+    chmod +x counter
+    rm -f pids
+    # A shell without job control starts background processes with SIGINT ignored: env puts it back.
+    env --default-signal=INT "$TANDEM" run -n 2 --run kept -- ./counter 2>err.txt &
+    local launcher=$! code=0 pids
+    wait_until 100 has_lines pids 2 || fail "the ranks did not start"
+    mapfile -t pids <pids
+    kill -INT "$launcher"
+    wait_until 100 has_lines count.0 1 || fail "rank 0 heard nothing"
+    wait_until 100 has_lines count.1 1 || fail "rank 1 heard nothing"
+    sleep 0.3
+    assert_equal "$(cat count.0 count.1)" $'1\n1' "how often the ranks heard it"
+    all_gone "${pids[@]}" && fail "the first signal killed"
+    kill -INT "$launcher"
+    wait "$launcher" || code=$?
+    assert_equal "$code" 130 "the code"
+    all_gone "${pids[@]}" || fail "the second signal did not kill"
+    rm -f pids
+    "$TANDEM" run -n 2 --run kept -- ./counter &
+    launcher=$! code=0
+    wait_until 100 has_lines pids 2 || fail "the ranks did not start"
+    kill -TERM "$launcher"
+    wait "$launcher" || code=$?
+    assert_equal "$code" 130 "the code after SIGTERM, when all ranks ended well"
+}
+
+# At a terminal Ctrl-C goes to the whole foreground group: the ranks still hear it once.
+test_terminal() {
+    command -v script >/dev/null || { echo "script is not there: no terminal to test with"; return; }
+    rm -f pids count.*
+    # The terminal's driver makes the signal out of the byte 3.
+    { wait_until 100 has_lines pids 2; sleep 0.2; printf '\3'; sleep 0.5; printf '\3'; sleep 0.5; } |
+        timeout 30 script -qec "$TANDEM run -n 2 --run kept -- ./counter" terminal.txt >/dev/null || true
+    assert_equal "$(cat count.0 count.1)" $'1\n1' "how often the ranks heard it"
+    local pids
+    mapfile -t pids <pids
+    wait_until 20 all_gone "${pids[@]}" || fail "ranks are left"
+}
+
+test_programs_that_do_not_run() {
+    assert_exit 1 "$TANDEM" run -n 4 -- no-such-program-here
+    assert_contains "$err" "cannot run no-such-program-here: No such file or directory in PATH"
+    echo "no program" >plain.txt
+    assert_exit 1 "$TANDEM" run -n 4 -- ./plain.txt
+    assert_contains "$err" "cannot run ./plain.txt: Permission denied"
+    assert_equal "$(ls tmp)" "" "left in the temporary folder"
+}
+
+test_labels() {
+    # shellcheck disable=SC2016 # for the ranks
+    assert_exit 0 "$TANDEM" run -n 3 --label -- sh -c \
+        'for i in 1 2 3 4 5; do echo "line $i of $TANDEM_RANK"; echo "error $i" >&2; done; printf open'
+    local rank i
+    for rank in 0 1 2; do
+        for i in 1 2 3 4 5; do
+            assert_contains "$out" "[$rank] line $i of $rank"
+            assert_contains "$err" "[$rank] error $i"
+        done
+        assert_contains "$out" "[$rank] open"
+    done
+    assert_equal "$(wc -l <<<"$out")" 18 "lines"
+    # Long lines stay whole, and every byte comes through.
+    head -c 600000 /dev/urandom | tr -d '\n' >long.bin
+    # shellcheck disable=SC2016 # for the ranks
+    "$TANDEM" run -n 2 --label -- sh -c 'cat long.bin; echo' >labelled.bin
+    { printf '[0] '; cat long.bin; echo; } >zero.bin
+    { printf '[1] '; cat long.bin; echo; } >one.bin
+    cat zero.bin one.bin >01.bin
+    cat one.bin zero.bin >10.bin
+    cmp -s labelled.bin 01.bin || cmp -s labelled.bin 10.bin || fail "bytes were changed or mixed"
+    # A rank's own child that keeps the pipe does not hold us up, and nobody who listens is fine.
+    local start=$SECONDS
+    assert_exit 0 "$TANDEM" run -n 1 --label -- sh -c 'sleep 30 & echo there'
+    assert_equal "$out" "[0] there" "output"
+    [ $((SECONDS - start)) -lt 20 ] || fail "waited for a child of a rank"
+    { "$TANDEM" run -n 2 --label --run kept -- yes 2>/dev/null || true; } | head -n 3 >three.txt
+    assert_equal "$(wc -l <three.txt)" 3 "lines before the pipe was closed"
+}
+
+test_input() {
+    assert_equal "$(echo hello | "$TANDEM" run -n 2 --label -- cat)" "[0] hello" "input"
+}
+
+test_many_ranks_on_few_cores() {
+    # shellcheck disable=SC2016 # for the ranks
+    assert_exit 0 "$TANDEM" run -n 16 -- sh -c 'echo $TANDEM_RANK'
+    assert_equal "$(sort -n <<<"$out" | tr '\n' ' ')" "$(seq -s ' ' 0 15) " "ranks"
+    assert_equal "$(ls tmp)" "" "left in the temporary folder"
+}
+
+test_pins() {
+    local usable
+    usable=$(nproc)
+    # shellcheck disable=SC2016 # for the ranks
+    assert_exit 0 "$TANDEM" run -n "$usable" --pin -- sh -c 'grep Cpus_allowed_list /proc/self/status'
+    assert_equal "$(sort -u <<<"$out" | wc -l)" "$usable" "different processors"
+    assert_exit 0 "$TANDEM" run -n $((usable + 1)) --pin -- true
+}
+
+run_tests "$@"
