@@ -123,6 +123,9 @@ void tdm__program_await(tdm__program *p, int local_member, uint32_t value);
 void tdm__program_call(tdm__program *p, void (*function)(tdm_request *, int));
 /* Memory that lives as long as the segment's program, not zeroed; NULL (noted) when there is none. */
 void *tdm__program_scratch(tdm__program *p, size_t bytes);
+/* Empties the program, which nothing is pending of, from within the CALL that is its last instruction:
+ * what is written then is run next. For programs that would be long. */
+void tdm__program_restart(tdm__program *p);
 
 /* ---- algorithms (choose.c lists them, algorithms/ has one file for each family) ----------------- */
 
@@ -238,11 +241,15 @@ typedef struct tdm__window {
     int *host_places;   /* by local index: place in the host */
     uint64_t offset;    /* of the shared block */
     tdm__cell *cells;   /* [slot][local_index] */
-    tdm__line *done;    /* by local index: calls before (value >> 32) have ended there */
+    tdm__line *users;   /* of the block: how many members have not left it */
+    tdm__line *waiting; /* how many members wait for a slot or for staging */
+    tdm__line *done;    /* by local index: calls [0, value) have ended there, modulo 2^32 */
     uint8_t *staging;   /* [stage][flight][local_index][stage_bytes] */
     size_t stage_bytes;
-    uint64_t all_done;   /* the least of `done` when it was last looked at */
-    uint64_t ended;      /* bit i: call (done >> 32) + i has ended here, out of order */
+    uint32_t all_done; /* the least of `done` when it was last looked at */
+    bool is_waiting;   /* this rank is counted in `waiting` */
+    uint64_t *ended;   /* bit i: call done + i has ended here, out of order */
+    size_t ended_words;
     tdm__tree_plan plan; /* of one part for each member, when all are on this host */
     bool crowded;        /* more ranks on the host than processors */
 } tdm__window;

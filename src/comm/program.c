@@ -112,3 +112,11 @@ void *tdm__program_scratch(tdm__program *p, size_t bytes)
     if (!memory) p->no_memory = true;
     return memory;
 }
+
+void tdm__program_restart(tdm__program *p)
+{
+    tdm_arena_reset(p->arena);
+    p->list = NULL;
+    p->trees = NULL;
+    p->count = p->capacity = p->tree_count = p->tree_capacity = p->at = 0;
+}

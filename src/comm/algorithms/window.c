@@ -1,0 +1,553 @@
+/*
+ * window.c: collectives through memory that all members see.
+ *
+ * Small calls are window_small.c's. The others go one of two ways, and which one is a fact that all
+ * members see once they have posted: where the buffers lie (tdm__cell). Nothing goes over a wire.
+ * P members, n bytes in all, b = n / P.
+ *
+ * Direct, when the buffers that others need lie in the host's memory: nothing is copied but into its
+ * place. 2 steps (all are here; all are done). Every member reads and writes, at most:
+ *   all_reduce      reads n, writes n: it adds its slice of everybody's and writes it to everybody
+ *   reduce          reads n, writes b to root's
+ *   reduce_scatter  reads n, writes b        all_gather   reads n, writes n
+ *   all_to_all      reads n, writes n        broadcast    reads n, writes n (not the root)
+ *   gather          root reads n, writes n   scatter      reads b, writes b
+ *
+ * Staged, otherwise: in rounds. A round is a piece of each member's slice, small enough to stay in the
+ * cache. In round r a member adds its piece (from its own buffer and the others' staging, into its own
+ * buffer and its staging), copies the others' results of round r - 1 out, stages what the others need
+ * in round r + 1, posts, and waits for all. So there is one post and one wait for each round, and all
+ * staging is there twice. Steps: rounds + 1. Every member moves, beside what the direct way moves:
+ *   all_reduce      writes n - b and b, reads n - b of staging     reduce          the same
+ *   reduce_scatter  writes n - b                                   all_gather      writes b
+ *   all_to_all      writes n - b                                   broadcast, scatter, gather: the
+ *                                                                  root's (or to the root) n, once
+ *
+ * Why a round's staging may be written again two rounds later: to post round r + 1 a member must have
+ * done with all it reads in round r, and nobody writes for round r + 2 before all have posted r + 1.
+ *
+ * The program is written some rounds at a time; the last instruction writes the next. A call that is
+ * ended by an error may be written to by a neighbour until that hears of it, a piece at most.
+ */
+#include "comm/window_inner.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LINE = 64,
+    ROUND_BYTES = 512 << 10,       /* of all members' pieces, when everybody has a processor */
+    CROWDED_ROUND_BYTES = 2 << 20, /* when not: fewer rounds are fewer switches */
+    CHUNK_BYTES = 1 << 20,         /* of one instruction of the direct way */
+    STREAM_BYTES = 4 << 20,        /* of a call whose results are written past the cache */
+    BATCH_ROUNDS = 32
+};
+
+/* The state of a call. */
+typedef struct window_call {
+    size_t width; /* of an element */
+    size_t slice; /* elements of a member's piece of a round */
+    size_t rounds, next_round;
+    int parts_most;
+    uint32_t base; /* what all have posted once round 0 is staged */
+    bool late;     /* results are copied out a round later: reductions to several */
+    bool stream;
+} window_call;
+
+/* ---- geometry ---------------------------------------------------------------------------------- */
+
+static bool is_sliced(tdm_call_kind kind)
+{
+    return kind >= TDM_CALL_REDUCE_SCATTER && kind <= TDM_CALL_ALL_TO_ALL;
+}
+
+/* What member `m` has of round `r`: elements of the whole. */
+static tdm_extent piece_of(const tdm_request *request, size_t r, int m)
+{
+    const window_call *s = request->state;
+    const tdm_call *call = &request->call;
+    int size = request->group->size;
+    size_t begin = r * s->slice;
+    if (is_sliced(call->kind)) {
+        tdm_extent whole = tdm_group_slice(call->count, size, m);
+        if (begin >= whole.count) return (tdm_extent){.first = whole.first, .count = 0};
+        size_t left = whole.count - begin;
+        return (tdm_extent){.first = whole.first + begin,
+                            .count = left < s->slice ? left : s->slice};
+    }
+    if (call->kind == TDM_CALL_BROADCAST) {
+        size_t left = call->count - begin;
+        return (tdm_extent){.first = begin,
+                            .count = m != call->root   ? 0
+                                     : left < s->slice ? left
+                                                       : s->slice};
+    }
+    begin *= (size_t)size;
+    size_t left = call->count - begin;
+    size_t all = left < s->slice * (size_t)size ? left : s->slice * (size_t)size;
+    tdm_extent piece = tdm_group_slice(all, size, m);
+    return (tdm_extent){.first = begin + piece.first, .count = piece.count};
+}
+
+/* Staging of member `m`: first the pieces it has for others, [part][member], then its results. */
+static uint8_t *staged(const tdm_request *request, size_t r, int m, int part, int target)
+{
+    const window_call *s = request->state;
+    uint8_t *at = tdm__window_staging(request->group->window, request->head.sequence,
+                                      (int)(r % TDM__WINDOW_FLIGHT), m);
+    size_t index = (size_t)part * (size_t)request->group->size + (size_t)target;
+    return at + index * s->slice * s->width;
+}
+
+static uint8_t *result_of(const tdm_request *request, size_t r, int m)
+{
+    const window_call *s = request->state;
+    return staged(request, r, m, s->parts_most, 0);
+}
+
+static size_t round_up(size_t n, size_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+/* How large a round is. Even rounds: the last is not much shorter than the others. */
+static void cut_rounds(const tdm_request *request, window_call *s)
+{
+    const tdm_call *call = &request->call;
+    const tdm__window *w = request->group->window;
+    size_t size = (size_t)request->group->size;
+    size_t line = s->width < LINE ? LINE / s->width : 1;
+    size_t room = w->stage_bytes / ((size_t)s->parts_most * size + 1) / s->width / line * line;
+    size_t round_bytes = w->crowded ? CROWDED_ROUND_BYTES : ROUND_BYTES;
+    size_t sharers = call->kind == TDM_CALL_BROADCAST ? 2 : size;
+    size_t wanted = round_up(round_bytes / sharers / s->width, line);
+    if (wanted > room) wanted = room;
+    size_t whole = call->kind == TDM_CALL_BROADCAST ? call->count : (call->count + size - 1) / size;
+    s->rounds = (whole + wanted - 1) / wanted;
+    s->slice = round_up((whole + s->rounds - 1) / s->rounds, line);
+    if (s->slice > wanted) s->slice = wanted;
+    s->rounds = (whole + s->slice - 1) / s->slice;
+}
+
+/* ---- where buffers lie ------------------------------------------------------------------------- */
+
+static int part_count(const tdm_request *request, int m)
+{
+    if (!request->call.lanes || !tdm__is_reduction(request->call.kind)) return 1;
+    return request->leaves.first[m + 1] - request->leaves.first[m];
+}
+
+static size_t in_count(const tdm_request *request)
+{
+    const tdm_call *call = &request->call;
+    if (call->kind != TDM_CALL_ALL_GATHER && call->kind != TDM_CALL_GATHER) return call->count;
+    return tdm_group_slice(call->count, request->group->size, request->group->rank).count;
+}
+
+/* Whether others may read this rank's input where it lies. Not when this rank writes over it meanwhile,
+ * other than element by element after it was read. */
+static bool offers_input(const tdm_request *request)
+{
+    const tdm_call *call = &request->call;
+    bool root = request->group->rank == call->root;
+    if (call->kind == TDM_CALL_BROADCAST || call->kind == TDM_CALL_SCATTER)
+        if (!root) return false;
+    bool moves = call->kind == TDM_CALL_REDUCE_SCATTER || call->kind == TDM_CALL_SCATTER;
+    return !(moves && call->in == call->out);
+}
+
+/* Tells the others where this rank's buffers lie. */
+static void publish(tdm_request *request)
+{
+    const tdm_group *group = request->group;
+    const tdm_call *call = &request->call;
+    const tdm__host *host = group->window->host;
+    const window_call *s = request->state;
+    tdm__cell *cell = tdm__window_cell(group->window, request->head.sequence,
+                                       group->window->local_index);
+    tdm__window_say(group, &request->head);
+    cell->in_offset = cell->out_offset = UINT64_MAX;
+    if (call->kind == TDM_CALL_ALL_REDUCE ||
+        (call->kind == TDM_CALL_REDUCE && group->rank == call->root))
+        cell->out_offset = tdm__host_offset(host, call->out, call->count * s->width);
+    if (!offers_input(request)) return;
+    uint64_t offsets[TDM_LANE_PARTS_MOST];
+    int parts = part_count(request, group->rank);
+    for (int i = 0; i < parts; i++) {
+        offsets[i] = tdm__host_offset(host, tdm__call_part(call, i), in_count(request) * s->width);
+        if (offsets[i] == UINT64_MAX) return;
+    }
+    memcpy(cell->data, offsets, (size_t)parts * sizeof offsets[0]);
+    cell->in_offset = parts ? offsets[0] : 0;
+}
+
+static const tdm__cell *cell_of(const tdm_request *request, int m)
+{
+    return tdm__window_cell(request->group->window, request->head.sequence, m);
+}
+
+static bool shares_input(const tdm_request *request, int m)
+{
+    return cell_of(request, m)->in_offset != UINT64_MAX;
+}
+
+/* Neighbour `m`'s part, where it lies. */
+static const uint8_t *input_of(const tdm_request *request, int m, int part)
+{
+    if (m == request->group->rank) return tdm__call_part(&request->call, part);
+    uint64_t offset;
+    memcpy(&offset, cell_of(request, m)->data + (size_t)part * sizeof offset, sizeof offset);
+    return tdm__host_at(request->group->window->host, offset);
+}
+
+static uint8_t *output_of(const tdm_request *request, int m)
+{
+    if (m == request->group->rank) return request->call.out;
+    return tdm__host_at(request->group->window->host, cell_of(request, m)->out_offset);
+}
+
+/* Whether all that the direct way touches can be touched: the same on all members. */
+static bool can_go_direct(const tdm_request *request)
+{
+    const tdm_call *call = &request->call;
+    if (call->kind == TDM_CALL_BROADCAST || call->kind == TDM_CALL_SCATTER)
+        return shares_input(request, call->root);
+    for (int m = 0; m < request->group->size; m++) {
+        bool writes = call->kind == TDM_CALL_ALL_REDUCE ||
+                      (call->kind == TDM_CALL_REDUCE && m == call->root);
+        if (!shares_input(request, m)) return false;
+        if (writes && cell_of(request, m)->out_offset == UINT64_MAX) return false;
+    }
+    return true;
+}
+
+/* ---- direct ------------------------------------------------------------------------------------ */
+
+/* Adds elements [first, first + count) of everybody's and puts them into these places. */
+static void add_direct(tdm__program *p, tdm_extent part, uint8_t *const *to, int to_count,
+                       size_t to_first)
+{
+    const tdm_request *request = p->request;
+    const window_call *s = request->state;
+    const tdm__tree_plan *plan = &request->plan;
+    const void **sources = tdm__program_scratch(p, (size_t)plan->leaf_count * sizeof *sources);
+    void **places = tdm__program_scratch(p, (size_t)to_count * sizeof *places);
+    if (!sources || !places) return;
+    size_t chunk = CHUNK_BYTES / s->width;
+    for (size_t at = 0; at < part.count; at += chunk) {
+        size_t count = part.count - at < chunk ? part.count - at : chunk;
+        int leaf = 0;
+        for (int m = 0; m < request->group->size; m++)
+            for (int i = 0; i < part_count(request, m); i++)
+                sources[leaf++] = input_of(request, m, i) + (part.first + at) * s->width;
+        for (int i = 0; i < to_count; i++) places[i] = to[i] + (to_first + at) * s->width;
+        tdm__program_tree(p, plan, sources, places, to_count, count, s->stream);
+    }
+}
+
+static void copy_direct(tdm__program *p, uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    const window_call *s = p->request->state;
+    for (size_t at = 0; at < bytes; at += CHUNK_BYTES) {
+        size_t now = bytes - at < CHUNK_BYTES ? bytes - at : CHUNK_BYTES;
+        tdm__program_copy(p, to + at, from + at, now, s->stream);
+    }
+}
+
+/* This rank's share of a reduction to everybody or to the root. Slices begin at lines of the cache. */
+static void reduce_direct(tdm__program *p)
+{
+    const tdm_request *request = p->request;
+    const window_call *s = request->state;
+    int size = request->group->size;
+    bool all = request->call.kind == TDM_CALL_ALL_REDUCE;
+    uint8_t **places = tdm__program_scratch(p, (size_t)size * sizeof *places);
+    if (!places) return;
+    int count = 0;
+    for (int m = 0; m < size; m++)
+        if (all || m == request->call.root) places[count++] = output_of(request, m);
+    size_t line = s->width < LINE ? LINE / s->width : 1;
+    size_t lines = round_up(request->call.count, line) / line;
+    tdm_extent part = tdm_group_slice(lines, size, request->group->rank);
+    size_t first = part.first * line, end = first + part.count * line;
+    if (end > request->call.count) end = request->call.count;
+    if (first > end) first = end;
+    add_direct(p, (tdm_extent){.first = first, .count = end - first}, places, count, first);
+}
+
+static void write_direct(tdm__program *p)
+{
+    const tdm_request *request = p->request;
+    const tdm_call *call = &request->call;
+    const window_call *s = request->state;
+    int size = request->group->size, rank = request->group->rank;
+    uint8_t *out = call->out;
+    tdm_extent mine = tdm_group_slice(call->count, size, rank);
+    if (call->kind == TDM_CALL_ALL_REDUCE || call->kind == TDM_CALL_REDUCE) reduce_direct(p);
+    if (call->kind == TDM_CALL_REDUCE_SCATTER) add_direct(p, mine, &out, 1, 0);
+    for (int k = 0; k < size; k++) {
+        int m = (rank + k) % size; /* not all from the same one at the same time */
+        tdm_extent theirs = tdm_group_slice(call->count, size, m);
+        if (call->kind == TDM_CALL_ALL_GATHER ||
+            (call->kind == TDM_CALL_GATHER && rank == call->root))
+            copy_direct(p, out + theirs.first * s->width, input_of(request, m, 0),
+                        theirs.count * s->width);
+        if (call->kind == TDM_CALL_ALL_TO_ALL)
+            copy_direct(p, out + (size_t)m * mine.count * s->width,
+                        input_of(request, m, 0) + mine.first * s->width, mine.count * s->width);
+        if (call->kind == TDM_CALL_BROADCAST && m == call->root)
+            copy_direct(p, out, input_of(request, m, 0), call->count * s->width);
+        if (call->kind == TDM_CALL_SCATTER && m == call->root)
+            copy_direct(p, out, input_of(request, m, 0) + mine.first * s->width,
+                        mine.count * s->width);
+    }
+    tdm__program_post(p, 2);
+    tdm__program_await(p, -1, 2);
+}
+
+/* ---- staged: what a member does in a round ------------------------------------------------------ */
+
+/* Stages what the others need of this rank in round `r`. */
+static void stage(tdm__program *p, size_t r)
+{
+    const tdm_request *request = p->request;
+    const tdm_call *call = &request->call;
+    const window_call *s = request->state;
+    int rank = request->group->rank;
+    bool root = rank == call->root;
+    const uint8_t *in = call->in;
+    switch (call->kind) {
+    case TDM_CALL_BROADCAST:
+    case TDM_CALL_ALL_GATHER:
+    case TDM_CALL_GATHER: {
+        if (call->kind == TDM_CALL_BROADCAST ? !root : call->kind == TDM_CALL_GATHER && root)
+            return;
+        tdm_extent piece = piece_of(request, r, rank);
+        if (call->kind != TDM_CALL_BROADCAST)
+            piece.first -= tdm_group_slice(call->count, request->group->size, rank).first;
+        tdm__program_copy(p, staged(request, r, rank, 0, 0), in + piece.first * s->width,
+                          piece.count * s->width, false);
+        return;
+    }
+    case TDM_CALL_SCATTER:
+        if (!root) return;
+        break;
+    default: break;
+    }
+    for (int i = 0; i < part_count(request, rank); i++)
+        for (int m = 0; m < request->group->size; m++) {
+            tdm_extent piece = piece_of(request, r, m);
+            if (m == rank) continue;
+            tdm__program_copy(p, staged(request, r, rank, i, m),
+                              tdm__call_part(call, i) + piece.first * s->width,
+                              piece.count * s->width, false);
+        }
+}
+
+/* Adds this rank's piece of round `r`. */
+static void add(tdm__program *p, size_t r)
+{
+    const tdm_request *request = p->request;
+    const tdm_call *call = &request->call;
+    const window_call *s = request->state;
+    int rank = request->group->rank;
+    const void **sources = tdm__program_scratch(p,
+                                                (size_t)request->plan.leaf_count * sizeof *sources);
+    if (!sources) return;
+    tdm_extent piece = piece_of(request, r, rank);
+    int leaf = 0;
+    for (int m = 0; m < request->group->size; m++)
+        for (int i = 0; i < part_count(request, m); i++)
+            sources[leaf++] = m == rank ? tdm__call_part(call, i) + piece.first * s->width
+                                        : staged(request, r, m, i, rank);
+    void *places[2];
+    int count = 0;
+    size_t first = piece.first;
+    if (call->kind == TDM_CALL_REDUCE_SCATTER)
+        first -= tdm_group_slice(call->count, request->group->size, rank).first;
+    if (call->kind != TDM_CALL_REDUCE || rank == call->root)
+        places[count++] = (uint8_t *)call->out + first * s->width;
+    if (call->kind == TDM_CALL_ALL_REDUCE || (call->kind == TDM_CALL_REDUCE && rank != call->root))
+        places[count++] = result_of(request, r, rank);
+    bool stream = s->stream && call->kind == TDM_CALL_REDUCE_SCATTER;
+    tdm__program_tree(p, &request->plan, sources, places, count, piece.count, stream);
+}
+
+/* Copies what the others have for this rank of round `r`. */
+static void collect(tdm__program *p, size_t r)
+{
+    const tdm_request *request = p->request;
+    const tdm_call *call = &request->call;
+    const window_call *s = request->state;
+    int size = request->group->size, rank = request->group->rank;
+    uint8_t *out = call->out;
+    tdm_extent mine = tdm_group_slice(call->count, size, rank);
+    bool root = rank == call->root;
+    if (call->kind == TDM_CALL_REDUCE_SCATTER) return;
+    if ((call->kind == TDM_CALL_REDUCE || call->kind == TDM_CALL_GATHER) && !root) return;
+    for (int k = 0; k < size; k++) {
+        int m = (rank + k) % size; /* not all from the same one at the same time */
+        tdm_extent piece = piece_of(request, r, m), own = piece_of(request, r, rank);
+        const uint8_t *from = NULL;
+        size_t first = piece.first, count = piece.count;
+        switch (call->kind) {
+        case TDM_CALL_ALL_REDUCE:
+        case TDM_CALL_REDUCE:
+            if (m != rank) from = result_of(request, r, m);
+            break;
+        case TDM_CALL_BROADCAST:
+            from = m != rank ? staged(request, r, m, 0, 0)
+                             : (const uint8_t *)call->in + first * s->width;
+            break;
+        case TDM_CALL_ALL_GATHER:
+        case TDM_CALL_GATHER:
+            from = m != rank ? staged(request, r, m, 0, 0)
+                             : (const uint8_t *)call->in + (first - mine.first) * s->width;
+            break;
+        default: /* scatter and all_to_all: this rank's piece of what `m` has */
+            if (call->kind == TDM_CALL_SCATTER && m != call->root) break;
+            from = m != rank ? staged(request, r, m, 0, rank)
+                             : (const uint8_t *)call->in + own.first * s->width;
+            first = own.first - mine.first;
+            if (call->kind == TDM_CALL_ALL_TO_ALL) first += (size_t)m * mine.count;
+            count = own.count;
+            break;
+        }
+        if (from) tdm__program_copy(p, out + first * s->width, from, count * s->width, s->stream);
+    }
+}
+
+/* ---- staged: the rounds ------------------------------------------------------------------------- */
+
+static void next_rounds(tdm_request *request, int segment);
+
+static void write_rounds(tdm__program *p)
+{
+    window_call *s = p->request->state;
+    for (int i = 0; i < BATCH_ROUNDS && s->next_round < s->rounds; i++) {
+        size_t r = s->next_round++;
+        bool last = r + 1 == s->rounds;
+        tdm__program_await(p, -1, s->base + (uint32_t)r);
+        if (tdm__is_reduction(p->request->call.kind)) add(p, r);
+        if (!s->late) collect(p, r);
+        if (s->late && r > 0) collect(p, r - 1);
+        if (!last) stage(p, r + 1);
+        if (!last || s->late) tdm__program_post(p, s->base + (uint32_t)r + 1);
+    }
+    if (s->next_round < s->rounds) {
+        tdm__program_call(p, next_rounds);
+    } else if (s->late) {
+        tdm__program_await(p, -1, s->base + (uint32_t)s->rounds);
+        collect(p, s->rounds - 1);
+    }
+}
+
+/* The last instruction of what was written so far: begins the program anew with the next rounds. */
+static void next_rounds(tdm_request *request, int segment)
+{
+    tdm__program *p = &request->programs[segment];
+    tdm__program_restart(p);
+    write_rounds(p);
+}
+
+/* ---- the program ------------------------------------------------------------------------------- */
+
+/* All have posted, so all see where all buffers lie: which way it goes. */
+static void choose(tdm_request *request, int segment)
+{
+    tdm__program *p = &request->programs[segment];
+    window_call *s = request->state;
+    if (can_go_direct(request)) {
+        write_direct(p);
+        return;
+    }
+    s->base = 1;
+    for (int m = 0; m < request->group->size; m++)
+        if (shares_input(request, m)) s->base = 2;
+    if (s->base == 2) {
+        if (shares_input(request, request->group->rank)) stage(p, 0);
+        tdm__program_post(p, 2);
+    }
+    write_rounds(p);
+}
+
+/* An all_to_all in place works on a copy: blocks come in where others have yet to go out. */
+static bool copy_input(tdm_request *request)
+{
+    tdm_call *call = &request->call;
+    const window_call *s = request->state;
+    if (call->kind != TDM_CALL_ALL_TO_ALL || call->in != call->out) return true;
+    size_t bytes = call->count * s->width;
+    free(request->copy);
+    request->copy = malloc(bytes);
+    if (!request->copy) return false;
+    memcpy(request->copy, call->in, bytes);
+    call->in = request->copy;
+    return true;
+}
+
+static void say(tdm_request *request, int segment)
+{
+    tdm__program *p = &request->programs[segment];
+    if (!copy_input(request)) {
+        p->no_memory = true;
+        return;
+    }
+    publish(request);
+    /* Whoever cannot be read in place has staged the first round when it says that it is there. */
+    if (!shares_input(request, request->group->rank)) stage(p, 0);
+    tdm__program_post(p, 1);
+    tdm__program_await(p, -1, 1);
+    tdm__program_call(p, choose);
+}
+
+static bool fits(const tdm_group *group, const tdm_call *call)
+{
+    const tdm__window *w = group->window;
+    if (!w || w->local_count != group->size) return false;
+    if (call->kind < TDM_CALL_BARRIER || call->kind > TDM_CALL_ALL_TO_ALL) return false;
+    if (tdm__window_is_small(group, call)) return true;
+    size_t pieces = (size_t)tdm__window_parts_most(group, call) * (size_t)group->size + 1;
+    return w->stage_bytes / pieces >= LINE;
+}
+
+static tdm__cut cut(const tdm_group *group, const tdm_call *call)
+{
+    (void)group;
+    return (tdm__cut){.segment = call->count, .flight = 1};
+}
+
+static void build(tdm__program *program, size_t first, size_t count)
+{
+    (void)first;
+    (void)count;
+    tdm_request *request = program->request;
+    const tdm_call *call = &request->call;
+    if (tdm__window_is_small(request->group, call)) {
+        tdm__window_build_small(program);
+        return;
+    }
+    window_call *s = calloc(1, sizeof *s);
+    if (!s) {
+        program->no_memory = true;
+        return;
+    }
+    free(request->state);
+    request->state = s;
+    s->width = tdm_dtype_bytes(call->dtype);
+    s->parts_most = tdm__window_parts_most(request->group, call);
+    s->late = call->kind == TDM_CALL_ALL_REDUCE || call->kind == TDM_CALL_REDUCE;
+    s->stream = call->count * s->width >= STREAM_BYTES;
+    cut_rounds(request, s);
+    tdm__program_await(program, -1, 0);
+    tdm__program_call(program, say);
+}
+
+const tdm__algorithm_ops tdm__algorithm_window = {
+    .id = TDM_ALGORITHM_WINDOW,
+    .window = true,
+    .about = "through memory that all members see, on one host",
+    .fits = fits,
+    .cut = cut,
+    .build = build,
+};

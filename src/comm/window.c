@@ -1,0 +1,332 @@
+/*
+ * window.c: the memory through which the members of a group on one host work together.
+ *
+ * The block begins with counters, then come the cells, [slot][member], then the staging,
+ * [stage][flight][member]. A call uses the slot and the stage that its sequence number falls on. In a
+ * cell a member says what it calls and how far it is; it writes to its own cells and staging only, and
+ * everybody reads. Invariants:
+ *  1. A member writes to its cell of a slot only when all members have ended the call that had the
+ *     slot before, and to a stage only when all have ended the call that had the stage before: so a
+ *     slow neighbour never reads what belongs to a later call. `done` says which calls a member has
+ *     ended: all before that number.
+ *  2. What a cell says is complete before its counter is raised (release), and read after the counter
+ *     was seen (acquire).
+ *  3. The first time a program sees that a neighbour has posted, it compares heads.
+ *
+ * Whoever finds its slot taken counts itself in `waiting`, and is rung when somebody ends a call.
+ */
+#include "comm/window_inner.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    STAGE_BYTES = 4 << 20, /* address space; what a call uses of it is the algorithm's choice */
+    LINE = 64,
+    PAGE = 4096,
+    WORD_BITS = 64
+};
+
+/* ---- layout ----------------------------------------------------------------------------------- */
+
+typedef struct layout {
+    size_t cells, staging, bytes; /* offsets from the block's start, and its size */
+} layout;
+
+static layout layout_of(int local_count)
+{
+    size_t n = (size_t)local_count;
+    size_t cells = (2 + n) * sizeof(tdm__line); /* users, waiting, done[] */
+    size_t staging = cells + TDM__WINDOW_SLOTS * n * sizeof(tdm__cell);
+    staging = (staging + PAGE - 1) & ~(size_t)(PAGE - 1);
+    size_t staged = (size_t)TDM__WINDOW_STAGES * TDM__WINDOW_FLIGHT * n * STAGE_BYTES;
+    return (layout){.cells = cells, .staging = staging, .bytes = staging + staged};
+}
+
+tdm__cell *tdm__window_cell(const tdm__window *w, uint32_t sequence, int local_index)
+{
+    size_t slot = sequence % TDM__WINDOW_SLOTS;
+    return &w->cells[slot * (size_t)w->local_count + (size_t)local_index];
+}
+
+uint8_t *tdm__window_staging(const tdm__window *w, uint32_t sequence, int flight, int local_index)
+{
+    size_t stage = sequence % TDM__WINDOW_STAGES;
+    size_t at = (stage * TDM__WINDOW_FLIGHT + (size_t)flight) * (size_t)w->local_count;
+    return w->staging + (at + (size_t)local_index) * w->stage_bytes;
+}
+
+/* ---- life ------------------------------------------------------------------------------------- */
+
+tdm_status tdm__window_make(tdm__host *host, int local_count, uint64_t *out_offset, tdm_error *err)
+{
+    uint64_t offset;
+    tdm_status status = tdm__host_alloc(host, layout_of(local_count).bytes, &offset, err);
+    if (status != TDM_OK)
+        return tdm_error_context(err, status, "the window of a group with %d members on this host",
+                                 local_count);
+    tdm__line *users = tdm__host_at(host, offset);
+    atomic_store(&users->value, (uint64_t)local_count);
+    *out_offset = offset;
+    return TDM_OK;
+}
+
+/* The place among the host's ranks of a rank of the world. */
+static int place_of(const tdm_comm *comm, int rank)
+{
+    int place = 0;
+    for (int i = 0; i < rank; i++) place += comm->host_of[i] == comm->host_of[rank];
+    return place;
+}
+
+static void free_window(tdm__window *w)
+{
+    if (!w) return;
+    tdm__tree_plan_release(&w->plan);
+    free(w->ended);
+    free(w->local_members);
+    free(w->host_places);
+    free(w);
+}
+
+static tdm_status make_plan(tdm__window *w, int size, tdm_error *err)
+{
+    tdm__leaves leaves = {0};
+    TDM_TRY(tdm__leaves_init(&leaves, NULL, size, err));
+    tdm_status status = tdm__tree_plan_init(&w->plan, leaves.nodes, leaves.count, 1, err);
+    tdm__leaves_release(&leaves);
+    return status;
+}
+
+tdm_status tdm__window_enter(tdm_group *group, uint64_t offset, tdm_error *err)
+{
+    int own_host = group->host_of[group->rank];
+    int n = group->host_size[own_host];
+    tdm__window *w = calloc(1, sizeof *w);
+    int *members = calloc((size_t)n, sizeof *members);
+    int *places = calloc((size_t)n, sizeof *places);
+    uint64_t *ended = calloc(1, sizeof *ended);
+    if (!w || !members || !places || !ended) {
+        free(w);
+        free(members);
+        free(places);
+        free(ended);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the window of a group of %d ranks",
+                        group->size);
+    }
+    for (int i = 0; i < group->size; i++)
+        if (group->host_of[i] == own_host) {
+            members[group->local_of[i]] = i;
+            places[group->local_of[i]] = place_of(group->comm, group->ranks[i]);
+        }
+    tdm__host *host = group->comm->host;
+    layout at = layout_of(n);
+    uint8_t *block = tdm__host_at(host, offset);
+    *w = (tdm__window){.host = host,
+                       .local_count = n,
+                       .local_index = group->local_of[group->rank],
+                       .local_members = members,
+                       .host_places = places,
+                       .offset = offset,
+                       .cells = (tdm__cell *)(block + at.cells),
+                       .users = (tdm__line *)block,
+                       .waiting = (tdm__line *)block + 1,
+                       .done = (tdm__line *)block + 2,
+                       .staging = block + at.staging,
+                       .stage_bytes = STAGE_BYTES,
+                       .ended = ended,
+                       .ended_words = 1,
+                       .crowded = tdm__host_spins(host) == 0};
+    if (n == group->size) {
+        tdm_status status = make_plan(w, n, err);
+        if (status != TDM_OK) {
+            free_window(w);
+            return status;
+        }
+    }
+    group->window = w;
+    return TDM_OK;
+}
+
+void tdm__window_leave(tdm_group *group)
+{
+    tdm__window *w = group->window;
+    if (!w) return;
+    group->window = NULL;
+    if (atomic_fetch_sub(&w->users->value, 1) == 1) tdm__host_free(w->host, w->offset);
+    free_window(w);
+}
+
+/* ---- slots and stages -------------------------------------------------------------------------- */
+
+static uint32_t done_of(const tdm__window *w, int local_index)
+{
+    return (uint32_t)atomic_load_explicit(&w->done[local_index].value, memory_order_acquire);
+}
+
+/* `done` may have wrapped around, like the sequence. */
+static bool has_ended(uint32_t done, uint32_t sequence)
+{
+    return (int32_t)(done - sequence) > 0;
+}
+
+/* The call that had the slot (or, for a call that stages, the stage) of this one before. */
+static uint32_t call_before(const tdm_request *request)
+{
+    bool small = tdm__window_is_small(request->group, &request->call);
+    return request->head.sequence - (uint32_t)(small ? TDM__WINDOW_SLOTS : TDM__WINDOW_STAGES);
+}
+
+/* Whether all members have ended call `before`. What was seen once is not looked up again. */
+static bool all_ended(tdm__window *w, uint32_t before)
+{
+    if (has_ended(w->all_done, before)) return true;
+    uint32_t least = done_of(w, w->local_index);
+    for (int i = 0; i < w->local_count; i++) {
+        uint32_t done = done_of(w, i);
+        if ((int32_t)(done - least) < 0) least = done;
+    }
+    w->all_done = least;
+    return has_ended(least, before);
+}
+
+bool tdm__window_is_free(tdm__window *w, uint32_t before)
+{
+    if (all_ended(w, before)) {
+        if (w->is_waiting) atomic_fetch_sub(&w->waiting->value, 1);
+        w->is_waiting = false;
+        return true;
+    }
+    if (w->is_waiting) return false;
+    w->is_waiting = true;
+    atomic_fetch_add(&w->waiting->value, 1); /* a full fence: then look again */
+    return all_ended(w, before);
+}
+
+static void ring_others(const tdm__window *w)
+{
+    for (int i = 0; i < w->local_count; i++)
+        if (i != w->local_index) tdm__host_ring(w->host, w->host_places[i]);
+}
+
+/* Notes an end out of order. False: there is no memory for it. */
+static bool note_ended(tdm__window *w, uint32_t ahead)
+{
+    size_t words = (size_t)ahead / WORD_BITS + 1;
+    if (words > w->ended_words) {
+        uint64_t *grown = realloc(w->ended, words * sizeof *grown);
+        if (!grown) return false;
+        memset(grown + w->ended_words, 0, (words - w->ended_words) * sizeof *grown);
+        w->ended = grown;
+        w->ended_words = words;
+    }
+    w->ended[ahead / WORD_BITS] |= (uint64_t)1 << (ahead % WORD_BITS);
+    return true;
+}
+
+/* Drops the lowest `count` (below 64) bits. */
+static void shift_ended(tdm__window *w, unsigned count)
+{
+    for (size_t i = 0; i < w->ended_words; i++) {
+        uint64_t above = i + 1 < w->ended_words ? w->ended[i + 1] : 0;
+        w->ended[i] = w->ended[i] >> count | above << (WORD_BITS - count);
+    }
+}
+
+void tdm__window_ended(tdm_group *group, uint32_t sequence)
+{
+    tdm__window *w = group->window;
+    if (!w) return;
+    uint32_t done = done_of(w, w->local_index);
+    if (sequence == done && w->ended_words == 1 && w->ended[0] < 2) {
+        done++; /* by far the most frequent: nothing ended out of order */
+    } else {
+        if (!note_ended(w, sequence - done)) {
+            tdm__group_break(group, true, TDM_ERR_PEER_FAILED,
+                             "rank %d has no memory to note the end of a call", group->comm->rank);
+            return;
+        }
+        while (w->ended[0] & 1) {
+            shift_ended(w, 1);
+            done++;
+        }
+    }
+    /* A full fence before the look at who waits: they count themselves in first, then look here. */
+    atomic_exchange(&w->done[w->local_index].value, done);
+    if (atomic_load_explicit(&w->waiting->value, memory_order_relaxed) > 0) ring_others(w);
+}
+
+/* ---- words about a call ------------------------------------------------------------------------ */
+
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
+    return hash ^ (hash >> 32);
+}
+
+/* Of all that two heads of one call must have in common (tdm__heads_agree). */
+static uint64_t agreed_of(const tdm__head *head)
+{
+    uint64_t small = (uint64_t)head->kind | (uint64_t)head->dtype << 8 |
+                     (uint64_t)head->reduce << 16 | (uint64_t)head->algorithm << 24 |
+                     (uint64_t)(uint32_t)head->root << 32;
+    return mix(mix(mix(head->group, small), head->count), head->layout);
+}
+
+void tdm__window_say(const tdm_group *group, const tdm__head *head)
+{
+    const tdm__window *w = group->window;
+    tdm__cell *cell = tdm__window_cell(w, head->sequence, w->local_index);
+    cell->agreed = agreed_of(head);
+    cell->head = *head;
+}
+
+bool tdm__window_agrees(tdm_group *group, const tdm__head *head, int local_index)
+{
+    const tdm__window *w = group->window;
+    const tdm__cell *cell = tdm__window_cell(w, head->sequence, local_index);
+    if (cell->agreed == tdm__window_cell(w, head->sequence, w->local_index)->agreed) return true;
+    tdm__head theirs = cell->head;
+    tdm__group_mismatch(group, group->ranks[w->local_members[local_index]], head, &theirs);
+    return false;
+}
+
+bool tdm__window_has_posted(const tdm__window *w, uint32_t sequence, int local_index,
+                            uint32_t value)
+{
+    const tdm__cell *cell = tdm__window_cell(w, sequence, local_index);
+    uint64_t counter = atomic_load_explicit(&cell->counter, memory_order_acquire);
+    return tdm__reached(counter, ((uint64_t)sequence << 32) + value);
+}
+
+void tdm__window_raise(const tdm__window *w, uint32_t sequence, uint32_t value)
+{
+    tdm__cell *cell = tdm__window_cell(w, sequence, w->local_index);
+    atomic_store_explicit(&cell->counter, ((uint64_t)sequence << 32) + value, memory_order_release);
+    ring_others(w);
+}
+
+void tdm__window_post(tdm__program *program, uint32_t value)
+{
+    const tdm_request *request = program->request;
+    tdm__window_raise(request->group->window, request->head.sequence, value);
+}
+
+bool tdm__window_reached(tdm__program *program, int local_member, uint32_t value)
+{
+    tdm_request *request = program->request;
+    tdm_group *group = request->group;
+    tdm__window *w = group->window;
+    uint32_t sequence = request->head.sequence;
+    if (value == 0)
+        return local_member < 0 ? tdm__window_is_free(w, call_before(request))
+                                : has_ended(done_of(w, local_member), call_before(request));
+    int first = local_member < 0 ? 0 : local_member;
+    int last = local_member < 0 ? w->local_count - 1 : local_member;
+    for (int i = first; i <= last; i++)
+        if (i != w->local_index && !tdm__window_has_posted(w, sequence, i, value)) return false;
+    if (value > 1) return true; /* compared when they posted 1 */
+    for (int i = first; i <= last; i++)
+        if (i != w->local_index && !tdm__window_agrees(group, &request->head, i)) return false;
+    return true;
+}
