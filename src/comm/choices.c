@@ -109,7 +109,7 @@ static tdm_status parse_row(const tdm_json *json, tdm__choice *out, tdm_error *e
 
 static tdm_status parse_rows(const tdm_json *rows, tdm__choices *out, tdm_error *err)
 {
-    TDM_TRY(allocate(out, (int)rows->count + tdm__choices_builtin_count, err));
+    TDM_TRY(allocate(out, (int)rows->count, err));
     for (const tdm_json *json = rows->first; json; json = json->next) {
         tdm_status status = parse_row(json, &out->rows[out->count], err);
         if (status != TDM_OK) {
@@ -119,26 +119,6 @@ static tdm_status parse_rows(const tdm_json *rows, tdm__choices *out, tdm_error 
         out->count++;
     }
     return TDM_OK;
-}
-
-/* Whether a file's row takes the place of a built-in one. Files do not tell crowded hosts from
- * others: what they say about several hosts holds for both. */
-static bool replaces(const tdm__choice *row, const tdm__choice *builtin)
-{
-    return row->kind == builtin->kind &&
-           (row->place == TDM__PLACE_HOST) == (builtin->place == TDM__PLACE_HOST);
-}
-
-/* Adds the built-in rows for what the table does not speak of. */
-static void add_builtin(tdm__choices *choices)
-{
-    int own_count = choices->count;
-    for (int i = 0; i < tdm__choices_builtin_count; i++) {
-        const tdm__choice *row = &tdm__choices_builtin[i];
-        bool replaced = false;
-        for (int j = 0; j < own_count; j++) replaced |= replaces(&choices->rows[j], row);
-        if (!replaced) choices->rows[choices->count++] = *row;
-    }
 }
 
 static tdm_status parse_file(const tdm_file_bytes *bytes, tdm_arena *arena, tdm__choices *out,
@@ -173,14 +153,39 @@ tdm_status tdm__choices_read(const char *path, tdm__choices *out, tdm_error *err
     return TDM_OK;
 }
 
+/* Whether measured rows speak of groups like those of a built-in one: same kind and place, and a size
+ * that is not beyond those measured. */
+static bool is_replaced(const tdm__choice *builtin, const tdm__choices *measured)
+{
+    uint16_t least = UINT16_MAX, most = 0;
+    for (int i = 0; i < measured->count; i++) {
+        const tdm__choice *row = &measured->rows[i];
+        if (row->kind != builtin->kind || row->place != builtin->place) continue;
+        if (row->size < least) least = row->size;
+        if (row->size > most) most = row->size;
+    }
+    return builtin->size >= least && builtin->size <= most;
+}
+
 tdm_status tdm__choices_load(const char *path, tdm__choices *out, tdm_error *err)
 {
-    tdm__choices choices = {0};
-    if (path)
-        TDM_TRY(tdm__choices_read(path, &choices, err));
-    else
-        TDM_TRY(allocate(&choices, tdm__choices_builtin_count, err));
-    add_builtin(&choices);
+    tdm__choices measured = {0}, choices = {0};
+    if (path) TDM_TRY(tdm__choices_read(path, &measured, err));
+    tdm_status status = allocate(&choices, 2 * measured.count + tdm__choices_builtin_count, err);
+    for (int i = 0; status == TDM_OK && i < measured.count; i++) {
+        tdm__choice row = measured.rows[i];
+        choices.rows[choices.count++] = row;
+        /* Files do not tell crowded hosts from others: what they say of several holds for both. */
+        if (row.place == TDM__PLACE_HOST) continue;
+        row.place = TDM__PLACE_CROWDED;
+        choices.rows[choices.count++] = row;
+    }
+    tdm__choices_release(&measured);
+    if (status != TDM_OK) return status;
+    measured = choices; /* the rows so far; the built-in ones come behind them */
+    for (int i = 0; i < tdm__choices_builtin_count; i++)
+        if (!is_replaced(&tdm__choices_builtin[i], &measured))
+            choices.rows[choices.count++] = tdm__choices_builtin[i];
     *out = choices;
     return TDM_OK;
 }
@@ -223,7 +228,7 @@ tdm_status tdm__choices_unpack(const uint8_t *bytes, size_t count, tdm__choices 
 {
     uint64_t row_count = count >= PACKED_HEAD ? get(bytes + 4, 4) : 0;
     if (count < PACKED_HEAD || get(bytes, 4) != PACKED_MAGIC ||
-        row_count > ROWS_MOST + (uint64_t)tdm__choices_builtin_count ||
+        row_count > 2 * ROWS_MOST + (uint64_t)tdm__choices_builtin_count ||
         count != PACKED_HEAD + row_count * PACKED_ROW)
         return tdm_fail(err, TDM_ERR_FORMAT, "rank 0 sent %zu bytes that are no table of choices",
                         count);

@@ -173,7 +173,7 @@ typedef struct tdm__choices {
 
 /*
  * The built-in table (`path` NULL), or that with the rows of a file (written by tdm_tune_write) in place
- * of the built-in ones for the same kinds and places, checked (choices.c). The file is JSON:
+ * of the built-in ones for the same kinds, places and sizes, checked (choices.c). The file is JSON:
  *     {"tandem_tune": 1, "choices": [
  *       {"kind": "all_reduce", "one_host": true, "size": 2, "bytes": 0, "algorithm": "window",
  *        "segment_bytes": 0}, ...]}
