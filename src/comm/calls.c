@@ -123,7 +123,7 @@ static void resolve_slice(const tdm_group *group, tdm_call *call)
     bool in_place = !call->in || call->in == call->out;
     switch (call->kind) {
     case TDM_CALL_REDUCE_SCATTER:
-        if (!in_place) break;
+        if (!in_place || call->lanes) break; /* with lanes, `in` is not looked at */
         call->in = call->out;
         call->out = (uint8_t *)call->out + at;
         break;
