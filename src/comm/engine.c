@@ -53,16 +53,26 @@ static void nap(tdm_comm *comm)
     comm->waiters--;
 }
 
-static void record_wait(tdm_comm *comm, tdm_request *request, tdm_trace_kind kind)
+/* Notes for whom a call waits, when that is not what was noted last: a long wait has many sleeps, and
+ * the ring is short. Before the sleep: after it the request may be gone. */
+static void record_wait(tdm_comm *comm, tdm_request *request)
 {
     int missing = -1;
-    if (kind == TDM_TRACE_WAIT && tdm__request_missing(request, &missing, 1) == 0) missing = -1;
-    tdm__record(comm->recorder, (tdm_trace_event){.kind = (uint8_t)kind,
-                                                  .peer = missing,
-                                                  .group = request->head.group,
-                                                  .sequence = request->head.sequence,
-                                                  .call = request->head.kind,
-                                                  .dtype = request->head.dtype});
+    if (tdm__request_missing(request, &missing, 1) == 0) missing = -1;
+    if (request->waits && request->waits_for == missing) return;
+    tdm_trace_event event = {.kind = TDM_TRACE_RESUME,
+                             .peer = request->waits_for,
+                             .group = request->head.group,
+                             .sequence = request->head.sequence,
+                             .step = request->head.step,
+                             .call = (uint8_t)request->call.kind,
+                             .dtype = request->head.dtype};
+    if (request->waits && request->waits_for >= 0) tdm__record(comm->recorder, event);
+    event.kind = TDM_TRACE_WAIT;
+    event.peer = missing;
+    if (missing >= 0) tdm__record(comm->recorder, event);
+    request->waits = true;
+    request->waits_for = missing;
 }
 
 /* Nothing more can be done now: sleeps until something comes, or it is time for something. */
@@ -75,13 +85,12 @@ static void rest(tdm_comm *comm, tdm_request *request)
         nap(comm);
         return;
     }
-    if (request) record_wait(comm, request, TDM_TRACE_WAIT);
+    if (request) record_wait(comm, request);
     comm->polled = true;
     tdm__comm_unlock(comm);
     comm->transport->ops->wait(comm->transport, next - now);
     tdm__comm_lock(comm);
     comm->polled = false;
-    if (request) record_wait(comm, request, TDM_TRACE_RESUME);
     if (comm->waiters) pthread_cond_broadcast(&comm->changed);
 }
 

@@ -332,6 +332,8 @@ struct tdm_request {
     double notice_s;            /* when to send the next notice */
     bool done, ending;
     bool background; /* the progress thread cares for it */
+    bool waits;      /* it is in the trace that it waits, */
+    int waits_for;   /* for this rank of the world; -1: for nobody in particular */
     bool late;       /* its deadline has passed, and the report is being fetched */
     int outstanding; /* transfers that the transport has */
     double ending_s; /* since when it is ending */

@@ -188,7 +188,7 @@ void tdm__record(tdm__recorder *recorder, tdm_trace_event event)
 
 /* ---- words ------------------------------------------------------------------------------------- */
 
-/* Calls fn with the events numbered from `first` on that are whole. */
+/* The number of the oldest event to look at, and in *head that after the newest. */
 static uint64_t oldest(const tdm__recorder *r, size_t most, uint64_t *head)
 {
     *head = atomic_load_explicit(&r->ring->header.head, memory_order_acquire);
@@ -204,8 +204,7 @@ static void add_waits(tdm_str *out, const tdm__stand *stand, const tdm_trace_eve
 {
     int peers[TDM__STAND_WAITS], count = 0;
     for (int i = 0; i < stand->wait_count; i++)
-        if (stand->waits[i].group == call->group && stand->waits[i].sequence == call->sequence &&
-            stand->waits[i].peer >= 0)
+        if (tdm__trace_same_call(&stand->waits[i], call) && stand->waits[i].peer >= 0)
             peers[count++] = stand->waits[i].peer;
     for (int i = 0; i < count; i++)
         tdm_str_addf(out, "%s%d",

@@ -67,7 +67,8 @@ static void record(const tdm_request *request, tdm_trace_kind kind, tdm_status s
             .bytes = head->count * tdm_dtype_bytes((tdm_dtype)head->dtype),
             .group = head->group,
             .sequence = head->sequence,
-            .call = head->kind,
+            .step = head->step,
+            .call = (uint8_t)request->call.kind,
             .dtype = head->dtype,
             .status = (uint16_t)status,
         });

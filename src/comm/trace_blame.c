@@ -4,8 +4,8 @@
  * A rank that is in a call waits for those that its newest WAIT events name; when it recorded none, in
  * a call of the world, for those that have not begun that call. Following such waits from rank to rank
  * ends at a rank that waits for nobody, which is the culprit, or comes back to where it has been: then
- * those ranks wait for each other. The answer is as good as the rings are long: what was overwritten
- * is not known, and is then not claimed.
+ * those ranks wait for each other. Short calls within a host leave no events (they would cost as much
+ * as the call); a later call of the same group shows that they have been.
  */
 #include "comm/trace.h"
 
@@ -17,12 +17,11 @@ enum { LINES_MOST = 32 };
 /* Where a rank stands with regard to a call that another one waits in. */
 typedef enum regard {
     NO_TRACE,
-    DEAD,    /* its process is gone, and it did not close */
-    CLOSED,  /* it left in good order */
-    ABSENT,  /* it did not begin that call */
-    INSIDE,  /* it is in that call too */
-    PAST,    /* it has ended it */
-    UNKNOWN, /* its ring does not reach back that far */
+    DEAD,   /* its process is gone, and it did not close */
+    CLOSED, /* it left in good order */
+    ABSENT, /* it did not begin that call */
+    INSIDE, /* it is in that call too */
+    PAST    /* it has ended it */
 } regard;
 
 static void stand_of(const tdm_trace_rank *r, tdm__stand *stand)
@@ -36,35 +35,50 @@ static bool is_dead(const tdm_trace_rank *r)
     return !r->closed && r->here && !r->running;
 }
 
-/* Whether `r` began or ended this call; `known` is false when its ring cannot tell. */
-static regard regard_of(const tdm_trace_rank *r, const tdm_trace_event *call)
+/* Whether e is of the group and line of calls (the world's collectives, messages from here to there)
+ * in which rank `waiter` is in `call`, seen from the other side. */
+static bool same_line(const tdm_trace_event *e, const tdm_trace_event *call, int waiter)
+{
+    if (e->group != call->group || tdm__trace_is_pair(e) != tdm__trace_is_pair(call)) return false;
+    return !tdm__trace_is_pair(e) || (e->peer == waiter && e->step == call->step &&
+                                      tdm__trace_receives(e) != tdm__trace_receives(call));
+}
+
+/* How `r` stands to the call in which rank `waiter` waits. */
+static regard regard_of(const tdm_trace_rank *r, const tdm_trace_event *call, int waiter)
 {
     if (!r) return NO_TRACE;
-    bool begun = false, ended = false, later = false;
+    bool begun = false, past = false;
     for (size_t i = 0; i < r->event_count; i++) {
         const tdm_trace_event *e = &r->events[i];
-        if (e->group != call->group || (e->kind != TDM_TRACE_BEGIN && e->kind != TDM_TRACE_END))
+        if ((e->kind != TDM_TRACE_BEGIN && e->kind != TDM_TRACE_END) || !same_line(e, call, waiter))
             continue;
         if (e->sequence == call->sequence) {
             begun = true;
-            ended = ended || e->kind == TDM_TRACE_END;
+            past = past || e->kind == TDM_TRACE_END;
+        } else if (e->sequence > call->sequence && !begun) {
+            past = true; /* calls are made in their order: this one has been */
         }
-        later = later || e->sequence > call->sequence;
     }
-    if (ended) return PAST;
+    if (past) return PAST;
     if (is_dead(r)) return DEAD;
     if (begun) return INSIDE;
-    if (r->closed) return CLOSED;
-    return later && r->lost_count > 0 ? UNKNOWN : ABSENT;
+    return r->closed ? CLOSED : ABSENT;
 }
 
 /* Ranks of the world that did not begin this call, for a rank that did not say for whom it waits. */
 static void infer_waits(const tdm_trace *trace, const tdm_trace_rank *r, tdm_trace_stand *out)
 {
+    if (tdm__trace_is_pair(&out->call) && out->call.peer >= 0) {
+        out->waits_for[0] = out->call.peer;
+        out->since_ns[0] = out->call.time_ns;
+        out->wait_count = 1;
+        return;
+    }
     if (out->call.group != 0) return;
     for (int rank = 0; rank < r->size && out->wait_count < TDM_TRACE_WAITS_MOST; rank++) {
         if (rank == r->rank) continue;
-        regard how = regard_of(tdm__trace_find(trace, rank, NULL), &out->call);
+        regard how = regard_of(tdm__trace_find(trace, rank, NULL), &out->call, r->rank);
         if (how != DEAD && how != CLOSED && how != ABSENT) continue;
         out->waits_for[out->wait_count] = rank;
         out->since_ns[out->wait_count++] = out->call.time_ns;
@@ -87,8 +101,7 @@ void tdm_trace_stand_of(const tdm_trace *trace, size_t index, tdm_trace_stand *o
         out->call = stand->calls[0];
         for (int i = 0; i < stand->wait_count && out->wait_count < TDM_TRACE_WAITS_MOST; i++) {
             const tdm_trace_event *w = &stand->waits[i];
-            if (w->group != out->call.group || w->sequence != out->call.sequence || w->peer < 0)
-                continue;
+            if (!tdm__trace_same_call(w, &out->call) || w->peer < 0) continue;
             out->waits_for[out->wait_count] = w->peer;
             out->since_ns[out->wait_count++] = w->time_ns;
         }
@@ -129,21 +142,25 @@ static void add_ranks(const int *ranks, int count, tdm_str *out)
 }
 
 /* "; rank 2 did not call it: its last act: ..." */
-static void add_regard(const tdm_trace *trace, int rank, const tdm_trace_event *call, tdm_str *out)
+static void add_regard(const tdm_trace *trace, int rank, const tdm_trace_event *call, int waiter,
+                       tdm_str *out)
 {
     size_t index = 0;
     const tdm_trace_rank *r = tdm__trace_find(trace, rank, &index);
     tdm_str_addf(out, "; rank %d ", rank);
-    switch (regard_of(r, call)) {
+    switch (regard_of(r, call, waiter)) {
     case NO_TRACE: tdm_str_add(out, "left no trace here"); return;
     case DEAD:
         tdm_str_addf(out, "(process %lld) was killed or crashed: ", (long long)r->pid);
         break;
     case CLOSED: tdm_str_add(out, "has left the world: "); break;
-    case ABSENT: tdm_str_add(out, "did not call it: "); break;
+    case ABSENT:
+        tdm_str_add(out, !tdm__trace_is_pair(call)   ? "did not call it: "
+                         : tdm__trace_receives(call) ? "did not send it: "
+                                                     : "did not receive it: ");
+        break;
     case INSIDE: tdm_str_add(out, "is in it too"); return;
     case PAST: tdm_str_add(out, "has ended it: "); break;
-    case UNKNOWN: tdm_str_add(out, "did so too long ago to know; "); break;
     }
     tdm_trace_stand stand;
     tdm_trace_stand_of(trace, index, &stand);
@@ -162,7 +179,7 @@ static void add_wait(const tdm_trace *trace, const tdm_trace_rank *r, const tdm_
     tdm__trace_call_text(&stand->call, out);
     tdm_str_addf(out, " since %.1f s", age_s(trace, r, since));
     for (int i = 0; i < stand->wait_count && i < 4; i++)
-        add_regard(trace, stand->waits_for[i], &stand->call, out);
+        add_regard(trace, stand->waits_for[i], &stand->call, r->rank, out);
     tdm_str_add_char(out, '\n');
 }
 

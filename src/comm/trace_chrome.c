@@ -122,7 +122,7 @@ static int row_of(drawing *d, const tdm_trace_event *e, int64_t at_ns)
     int spare = -1;
     for (int i = 0; i < ROWS_MOST; i++) {
         const row *r = &d->rows[i];
-        if (r->used && r->call.group == e->group && r->call.sequence == e->sequence) return i;
+        if (r->used && tdm__trace_same_call(&r->call, e)) return i;
         if (!r->used && spare < 0) spare = i;
     }
     if (spare < 0) return -1;

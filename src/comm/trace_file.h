@@ -98,6 +98,20 @@ typedef struct tdm__trace_parsed {
 tdm_status tdm__trace_parse(const void *bytes, size_t count, const char *name,
                             tdm__trace_parsed *out, tdm_error *err);
 
+/*
+ * Whether two events of one rank belong to the same call. Collectives are numbered in their group;
+ * sends and receives apart from them, by peer, tag (their step) and direction.
+ */
+bool tdm__trace_same_call(const tdm_trace_event *a, const tdm_trace_event *b);
+static inline bool tdm__trace_is_pair(const tdm_trace_event *event)
+{
+    return event->call >= TDM_CALL_SEND;
+}
+static inline bool tdm__trace_receives(const tdm_trace_event *event)
+{
+    return event->call == TDM_CALL_RECV || event->kind == TDM_TRACE_RECEIVED;
+}
+
 /* "all_reduce #17 of world" of an event of a call. */
 void tdm__trace_call_text(const tdm_trace_event *event, tdm_str *out);
 

@@ -26,13 +26,22 @@ static void add_group(const tdm_trace_event *e, tdm_str *out)
     if (e->group == 0)
         tdm_str_add(out, "world");
     else
-        tdm_str_addf(out, "group %u", e->group);
+        tdm_str_addf(out, "group %08x", e->group);
 }
 
 void tdm__trace_call_text(const tdm_trace_event *event, tdm_str *out)
 {
     const tdm_trace_event *e = event;
-    tdm_str_addf(out, "%s #%u of ", e->call ? tdm_call_kind_name(e->call) : "call", e->sequence);
+    if (tdm__trace_is_pair(e)) {
+        bool receives = tdm__trace_receives(e);
+        tdm_str_addf(out, "%s #%u ", tdm_call_kind_name(receives ? TDM_CALL_RECV : TDM_CALL_SEND),
+                     e->sequence);
+        if (e->peer >= 0) tdm_str_addf(out, "%s rank %d ", receives ? "from" : "to", e->peer);
+        tdm_str_addf(out, "with tag %u of ", e->step);
+    } else {
+        tdm_str_addf(out, "%s #%u of ", e->call ? tdm_call_kind_name(e->call) : "call",
+                     e->sequence);
+    }
     add_group(e, out);
 }
 
@@ -69,8 +78,8 @@ static void add_status(const tdm_trace_event *e, tdm_str *out)
 static void add_message(const char *verb, const char *way, const tdm_trace_event *e, tdm_str *out)
 {
     char bytes[32];
-    tdm_str_addf(out, "%s %s %s rank %d, step %u of ", verb, tdm_text_bytes(e->bytes, bytes), way,
-                 e->peer, e->step);
+    tdm_str_addf(out, "%s %s %s rank %d, ", verb, tdm_text_bytes(e->bytes, bytes), way, e->peer);
+    if (!tdm__trace_is_pair(e)) tdm_str_addf(out, "step %u of ", e->step);
     tdm__trace_call_text(e, out);
 }
 
@@ -149,9 +158,13 @@ void tdm_trace_event_text(const tdm_trace_event *event, tdm_str *out)
 
 /* ---- where a rank stands ------------------------------------------------------------------------- */
 
-static bool same_call(const tdm_trace_event *a, const tdm_trace_event *b)
+bool tdm__trace_same_call(const tdm_trace_event *a, const tdm_trace_event *b)
 {
-    return a->group == b->group && a->sequence == b->sequence;
+    if (a->group != b->group || a->sequence != b->sequence) return false;
+    if (!tdm__trace_is_pair(a) || !tdm__trace_is_pair(b))
+        return tdm__trace_is_pair(a) == tdm__trace_is_pair(b);
+    return a->step == b->step && tdm__trace_receives(a) == tdm__trace_receives(b) &&
+           (a->peer == b->peer || a->peer < 0 || b->peer < 0);
 }
 
 /* Takes the waits of e's call away: all of them, or those for e's peer. */
@@ -160,7 +173,7 @@ static void drop_waits(tdm__stand *stand, const tdm_trace_event *e, bool all)
     int kept = 0;
     for (int i = 0; i < stand->wait_count; i++) {
         const tdm_trace_event *w = &stand->waits[i];
-        bool drop = same_call(w, e) && (all || e->peer < 0 || w->peer == e->peer);
+        bool drop = tdm__trace_same_call(w, e) && (all || e->peer < 0 || w->peer == e->peer);
         if (!drop) stand->waits[kept++] = *w;
     }
     stand->wait_count = kept;
@@ -170,7 +183,7 @@ static void drop_call(tdm__stand *stand, const tdm_trace_event *e)
 {
     int kept = 0;
     for (int i = 0; i < stand->call_count; i++)
-        if (!same_call(&stand->calls[i], e)) stand->calls[kept++] = stand->calls[i];
+        if (!tdm__trace_same_call(&stand->calls[i], e)) stand->calls[kept++] = stand->calls[i];
     stand->call_count = kept;
     drop_waits(stand, e, true);
 }

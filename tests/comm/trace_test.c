@@ -394,6 +394,49 @@ static void test_blame_of_a_circle(void)
     remove_folder(&f);
 }
 
+static tdm_trace_event pair_event(tdm_trace_kind kind, tdm_call_kind call, int peer, uint32_t tag)
+{
+    tdm_trace_event e = call_event(kind, 16, peer);
+    e.call = (uint8_t)call;
+    e.step = tag;
+    return e;
+}
+
+/* Sends and receives are numbered apart from collectives, by peer, tag and direction. */
+static void test_blame_of_a_message(void)
+{
+    folder f = make_folder();
+    tdm__recorder *r[3];
+    write_world(f.path, r);
+    /* In #16 of the world all have been; message #16 with tag 5 is another thing. */
+    tdm__record(r[0], call_event(TDM_TRACE_END, 17, -1));
+    tdm__record(r[1], call_event(TDM_TRACE_END, 17, -1));
+    tdm__record(r[0], pair_event(TDM_TRACE_BEGIN, TDM_CALL_RECV, 2, 5));
+    tdm__record(r[0], pair_event(TDM_TRACE_BEGIN, TDM_CALL_SEND, 2, 5));
+    tdm__record(r[0], pair_event(TDM_TRACE_END, TDM_CALL_SEND, 2, 5));
+    tdm__record(r[2], pair_event(TDM_TRACE_BEGIN, TDM_CALL_SEND, 0, 6));
+    tdm__record(r[2], pair_event(TDM_TRACE_END, TDM_CALL_SEND, 0, 6));
+    tdm_trace *trace = open_trace(f.path);
+    tdm_str text = TDM_STR_INIT;
+    tdm_trace_summary(trace, &text);
+    CHECK_HAS(tdm_str_text(&text),
+              "rank 0 waits for rank 2 in recv #16 from rank 2 with tag 5 of world since 0.0 s; "
+              "rank 2 did not send it: its last act: ended send #16 to rank 0 with tag 6 of world");
+    CHECK_HAS(tdm_str_text(&text), "the culprit is rank 2 (");
+    CHECK(!strstr(tdm_str_text(&text), "rank 1 waits"));
+    tdm_trace_close(trace);
+
+    tdm__record(r[2], pair_event(TDM_TRACE_BEGIN, TDM_CALL_SEND, 0, 5));
+    trace = open_trace(f.path);
+    tdm_str_clear(&text);
+    tdm_trace_summary(trace, &text);
+    CHECK_HAS(tdm_str_text(&text), "rank 2 is in it too");
+    tdm_str_release(&text);
+    tdm_trace_close(trace);
+    for (int i = 0; i < 3; i++) tdm__recorder_destroy(r[i]);
+    remove_folder(&f);
+}
+
 /* ---- the picture --------------------------------------------------------------------------------- */
 
 static bool text_is(const tdm_json *object, const char *key, const char *want)
@@ -619,12 +662,19 @@ static void test_clocks(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(test_ring_goes_round),      CHECK_TEST(test_many_threads),
-    CHECK_TEST(test_killed_writer),        CHECK_TEST(test_last_act),
-    CHECK_TEST(test_no_folder_no_disk),    CHECK_TEST(test_blame),
-    CHECK_TEST(test_blame_of_a_circle),    CHECK_TEST(test_picture),
-    CHECK_TEST(test_picture_of_overlaps),  CHECK_TEST(test_damaged_files),
-    CHECK_TEST(test_worlds_are_not_mixed), CHECK_TEST(test_clocks),
+    CHECK_TEST(test_ring_goes_round),
+    CHECK_TEST(test_many_threads),
+    CHECK_TEST(test_killed_writer),
+    CHECK_TEST(test_last_act),
+    CHECK_TEST(test_no_folder_no_disk),
+    CHECK_TEST(test_blame),
+    CHECK_TEST(test_blame_of_a_circle),
+    CHECK_TEST(test_blame_of_a_message),
+    CHECK_TEST(test_picture),
+    CHECK_TEST(test_picture_of_overlaps),
+    CHECK_TEST(test_damaged_files),
+    CHECK_TEST(test_worlds_are_not_mixed),
+    CHECK_TEST(test_clocks),
 };
 
 /* `comm_trace --write DIR` leaves the traces of a world that was killed, for the command line's test;
