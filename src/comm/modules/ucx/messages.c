@@ -1,0 +1,347 @@
+/*
+ * messages.c: messages over UCX: sending, arriving, taking, dropping.
+ *
+ * A message is one active message: our head is its header. UCX decides by size whether the payload
+ * comes along or is fetched later. What comes along is kept in UCX's memory where it allows that, and
+ * copied otherwise. Heads come from outside: a message is believed only when its head is right, its
+ * length is what the head says, and it comes in the name of a rank that can speak.
+ *
+ * Invariants: an operation is in UCX's hands (counted in its peer's `pending`) or in the queue of ended
+ * ones, never both; an arrival is in the list until it is taken or dropped.
+ */
+#include "comm/modules/ucx/ucx.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- operations ------------------------------------------------------------------------------ */
+
+/* Fills the list of spare operations from a new block. */
+static void operations_add(tdm__ucx *u)
+{
+    tdm__ucx_block *block = malloc(sizeof(*block));
+    if (!block) return;
+    block->next = u->blocks;
+    u->blocks = block;
+    for (int i = 0; i < TDM__UCX_BLOCK; i++) {
+        block->operations[i].next = u->spare;
+        u->spare = &block->operations[i];
+    }
+}
+
+static tdm__ucx_operation *operation_take(tdm__ucx *u, tdm__ucx_peer *peer, void *cookie)
+{
+    if (!u->spare) operations_add(u);
+    tdm__ucx_operation *op = u->spare;
+    if (!op) return NULL;
+    u->spare = op->next;
+    *op = (tdm__ucx_operation){.ucx = u, .peer = peer, .cookie = cookie};
+    return op;
+}
+
+static void operation_give(tdm__ucx_operation *op)
+{
+    op->next = op->ucx->spare;
+    op->ucx->spare = op;
+}
+
+static void operation_end(tdm__ucx_operation *op, ucs_status_t status)
+{
+    tdm__ucx *u = op->ucx;
+    op->status = status == UCS_OK              ? TDM_OK
+                 : status == UCS_ERR_NO_MEMORY ? TDM_ERR_NO_MEMORY
+                                               : TDM_ERR_PEER_FAILED;
+    op->peer->pending--;
+    op->next = NULL;
+    if (u->ended_first)
+        u->ended_last->next = op;
+    else
+        u->ended_first = op;
+    u->ended_last = op;
+}
+
+static void on_sent(void *request, ucs_status_t status, void *user)
+{
+    operation_end(user, status);
+    ucp_request_free(request);
+}
+
+static void on_received(void *request, ucs_status_t status, size_t length, void *user)
+{
+    tdm__ucx_operation *op = user;
+    if (status == UCS_OK && length != op->head.bytes) status = UCS_ERR_IO_ERROR;
+    operation_end(op, status);
+    ucp_request_free(request);
+}
+
+/* What UCX answered to a start: ended already, failed, or on its way. */
+static void operation_started(tdm__ucx_operation *op, ucs_status_ptr_t answer)
+{
+    if (!answer)
+        operation_end(op, UCS_OK);
+    else if (UCS_PTR_IS_ERR(answer))
+        operation_end(op, UCS_PTR_STATUS(answer));
+}
+
+void tdm__ucx_send(tdm__transport *transport, int peer, const tdm__head *head, const void *data,
+                   void *cookie)
+{
+    tdm__ucx *u = (tdm__ucx *)transport;
+    tdm__ucx_peer *p = &u->peers[peer];
+    tdm__ucx_operation *op = operation_take(u, p, cookie);
+    if (!op) {
+        u->events.sent(u->events.user, cookie, TDM_ERR_NO_MEMORY);
+        return;
+    }
+    ucp_ep_h ep = p->state == TDM__UCX_WELL ? tdm__ucx_endpoint(p) : NULL;
+    if (!ep) {
+        operation_give(op);
+        u->events.sent(u->events.user, cookie, TDM_ERR_PEER_FAILED);
+        return;
+    }
+    op->is_send = true;
+    op->head = *head;
+    p->pending++;
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+        .cb.send = on_sent,
+        .user_data = op,
+    };
+    pthread_mutex_lock(&u->lock);
+    ucs_status_ptr_t answer = ucp_am_send_nbx(ep, TDM__UCX_MESSAGE, &op->head, sizeof(op->head),
+                                              data, head->bytes, &param);
+    pthread_mutex_unlock(&u->lock);
+    operation_started(op, answer);
+}
+
+/* ---- arrivals -------------------------------------------------------------------------------- */
+
+static void arrival_append(tdm__ucx *u, tdm__arrival *a)
+{
+    a->previous = u->arrivals_last;
+    a->next = NULL;
+    if (a->previous)
+        a->previous->next = a;
+    else
+        u->arrivals_first = a;
+    u->arrivals_last = a;
+    if (!u->unheard) u->unheard = a;
+}
+
+static void arrival_remove(tdm__ucx *u, tdm__arrival *a)
+{
+    if (u->unheard == a) u->unheard = a->next;
+    if (a->previous)
+        a->previous->next = a->next;
+    else
+        u->arrivals_first = a->next;
+    if (a->next)
+        a->next->previous = a->previous;
+    else
+        u->arrivals_last = a->previous;
+    free(a);
+}
+
+/* Gives UCX back what it holds for this arrival. */
+static void arrival_release(tdm__ucx *u, tdm__arrival *a)
+{
+    if (a->payload == TDM__UCX_COPIED) return;
+    pthread_mutex_lock(&u->lock);
+    ucp_am_data_release(u->worker, a->data);
+    pthread_mutex_unlock(&u->lock);
+}
+
+/* UCX's handler: a message has come. UCS_OK: we are done with it; UCS_INPROGRESS: we keep `data`. */
+static ucs_status_t on_message(void *arg, const void *header, size_t header_bytes, void *data,
+                               size_t bytes, const ucp_am_recv_param_t *param)
+{
+    tdm__ucx *u = arg;
+    tdm__head head;
+    if (header_bytes != sizeof(head) || u->goodbye) return UCS_OK;
+    memcpy(&head, header, sizeof(head));
+    if (!tdm__head_check(&head, u->world, u->size) || head.bytes != bytes) return UCS_OK;
+    tdm__ucx_peer *peer = &u->peers[head.source];
+    if (peer->state == TDM__UCX_FORGOTTEN || !peer->address) return UCS_OK;
+
+    tdm__ucx_payload payload = param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV   ? TDM__UCX_RENDEZVOUS
+                               : param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA ? TDM__UCX_KEPT
+                                                                               : TDM__UCX_COPIED;
+    if (bytes == 0) payload = TDM__UCX_COPIED;
+    tdm__arrival *a = malloc(sizeof(*a) + (payload == TDM__UCX_COPIED ? bytes : 0));
+    if (!a) {
+        tdm__ucx_lose(peer, UCS_ERR_NO_MEMORY); /* a message less would be a wait for ever */
+        return UCS_OK;
+    }
+    *a = (tdm__arrival){.payload = payload, .peer = (int)head.source, .data = data, .head = head};
+    if (payload == TDM__UCX_COPIED && bytes > 0) memcpy(a->bytes, data, bytes);
+    arrival_append(u, a);
+    return payload == TDM__UCX_COPIED ? UCS_OK : UCS_INPROGRESS;
+}
+
+/* The peer whose card a hello or good-bye brings; NULL: it is none of ours. */
+static tdm__ucx_peer *card_of(tdm__ucx *u, const void *header, size_t header_bytes)
+{
+    tdm__head head;
+    if (header_bytes != sizeof(head)) return NULL;
+    memcpy(&head, header, sizeof(head));
+    return tdm__head_check(&head, u->world, u->size) ? &u->peers[head.source] : NULL;
+}
+
+static ucs_status_t on_hello(void *arg, const void *header, size_t header_bytes, void *data,
+                             size_t bytes, const ucp_am_recv_param_t *param)
+{
+    (void)data, (void)bytes, (void)param;
+    tdm__ucx_peer *peer = card_of(arg, header, header_bytes);
+    if (peer) peer->hellos++;
+    return UCS_OK;
+}
+
+static ucs_status_t on_goodbye(void *arg, const void *header, size_t header_bytes, void *data,
+                               size_t bytes, const ucp_am_recv_param_t *param)
+{
+    (void)data, (void)bytes, (void)param;
+    tdm__ucx_peer *peer = card_of(arg, header, header_bytes);
+    if (peer && peer->state == TDM__UCX_WELL) peer->state = TDM__UCX_LEFT;
+    return UCS_OK;
+}
+
+ucs_status_t tdm__ucx_listen(tdm__ucx *ucx)
+{
+    static const struct {
+        unsigned id;
+        ucp_am_recv_callback_t function;
+    } handlers[] = {
+        {TDM__UCX_MESSAGE, on_message}, {TDM__UCX_HELLO, on_hello}, {TDM__UCX_GOODBYE, on_goodbye}};
+    for (size_t i = 0; i < sizeof(handlers) / sizeof(handlers[0]); i++) {
+        ucp_am_handler_param_t handler = {
+            .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                          UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+            .id = handlers[i].id,
+            .flags = UCP_AM_FLAG_WHOLE_MSG,
+            .cb = handlers[i].function,
+            .arg = ucx,
+        };
+        ucs_status_t status = ucp_worker_set_am_recv_handler(ucx->worker, &handler);
+        if (status != UCS_OK) return status;
+    }
+    return UCS_OK;
+}
+
+/* ---- taking and dropping ----------------------------------------------------------------------- */
+
+/* Starts to fetch a payload from its sender. */
+static void fetch(tdm__ucx *u, tdm__arrival *a, void *into, void *cookie)
+{
+    tdm__ucx_peer *p = &u->peers[a->peer];
+    bool gone = p->state == TDM__UCX_LOST || p->state == TDM__UCX_FORGOTTEN;
+    tdm__ucx_operation *op = gone ? NULL : operation_take(u, p, cookie);
+    if (!op) {
+        tdm__ucx_drop(&u->transport, a);
+        u->events.received(u->events.user, cookie, gone ? TDM_ERR_PEER_FAILED : TDM_ERR_NO_MEMORY);
+        return;
+    }
+    op->head = a->head;
+    p->pending++;
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                        UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
+        .cb.recv_am = on_received,
+        .user_data = op,
+    };
+    pthread_mutex_lock(&u->lock);
+    ucs_status_ptr_t answer = ucp_am_recv_data_nbx(u->worker, a->data, into, a->head.bytes, &param);
+    pthread_mutex_unlock(&u->lock);
+    operation_started(op, answer);
+    arrival_remove(u, a);
+}
+
+void tdm__ucx_take(tdm__transport *transport, tdm__arrival *arrival, void *into, void *cookie)
+{
+    tdm__ucx *u = (tdm__ucx *)transport;
+    if (arrival->payload == TDM__UCX_RENDEZVOUS) {
+        fetch(u, arrival, into, cookie);
+        return;
+    }
+    const void *from = arrival->payload == TDM__UCX_KEPT ? arrival->data : arrival->bytes;
+    if (arrival->head.bytes > 0) memcpy(into, from, arrival->head.bytes);
+    tdm__ucx_drop(transport, arrival);
+    u->events.received(u->events.user, cookie, TDM_OK);
+}
+
+void tdm__ucx_drop(tdm__transport *transport, tdm__arrival *arrival)
+{
+    tdm__ucx *u = (tdm__ucx *)transport;
+    arrival_release(u, arrival);
+    arrival_remove(u, arrival);
+}
+
+/* ---- callbacks ------------------------------------------------------------------------------- */
+
+static void deliver_ended(tdm__ucx *u)
+{
+    tdm__ucx_operation *op = u->ended_first;
+    u->ended_first = op->next;
+    bool is_send = op->is_send;
+    void *cookie = op->cookie;
+    tdm_status status = op->status;
+    operation_give(op);
+    (is_send ? u->events.sent : u->events.received)(u->events.user, cookie, status);
+}
+
+static void deliver_arrival(tdm__ucx *u)
+{
+    tdm__arrival *a = u->unheard;
+    u->unheard = a->next;
+    tdm__ucx_peer *p = &u->peers[a->peer];
+    if (p->state == TDM__UCX_FORGOTTEN) {
+        tdm__ucx_drop(&u->transport, a);
+        return;
+    }
+    /* With an endpoint of our own we hear of its end, also when we never send anything. */
+    if (!p->eps && p->state == TDM__UCX_WELL) tdm__ucx_endpoint(p);
+    tdm__head head = a->head;
+    u->events.arrived(u->events.user, a->peer, &head, a);
+}
+
+static void deliver_loss(tdm__ucx *u)
+{
+    tdm__ucx_peer *p = u->lost;
+    u->lost = p->next_lost;
+    if (p->state != TDM__UCX_LOST) return;
+    u->events.lost(u->events.user, (int)(p - u->peers), ucs_status_string(p->why));
+}
+
+int tdm__ucx_deliver(tdm__ucx *u)
+{
+    int count = 0;
+    for (;; count++) {
+        if (u->ended_first)
+            deliver_ended(u);
+        else if (u->unheard)
+            deliver_arrival(u);
+        else if (u->lost)
+            deliver_loss(u);
+        else
+            return count;
+    }
+}
+
+void tdm__ucx_release_arrivals(tdm__ucx *u)
+{
+    for (tdm__arrival *a = u->arrivals_first, *next; a; a = next) {
+        next = a->next;
+        arrival_release(u, a);
+        free(a);
+    }
+    u->arrivals_first = u->arrivals_last = u->unheard = NULL;
+}
+
+void tdm__ucx_release_operations(tdm__ucx *u)
+{
+    for (tdm__ucx_block *block = u->blocks, *next; block; block = next) {
+        next = block->next;
+        free(block);
+    }
+    u->blocks = NULL;
+    u->ended_first = u->spare = NULL;
+}

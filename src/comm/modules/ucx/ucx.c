@@ -1,0 +1,298 @@
+/*
+ * ucx.c: the UCX transport: its settings, life, sleep and table.
+ *
+ * UCX finds the networks of a machine by itself and moves bytes over the best of them. What is set here
+ * is what our way of using it needs, and only where the user's environment (UCX_...) says nothing else:
+ *
+ *  - thresholds and segments that suit large messages over TCP (measured by `tandem bench`);
+ *  - no cache of registered memory: our shared memory gives pages back by punching holes, of which
+ *    UCX's cache does not hear, and a network card would then write to pages that are nobody's;
+ *  - over TCP, payloads pass through buffers of UCX's: writing straight into the receiver's memory is
+ *    something that whoever reaches the port could do too, and a peer that was forgotten could go on
+ *    doing; and UCX 1.13 may stop the program when a peer dies while it sends from our memory. With
+ *    large buffers the copies cost nothing that could be measured;
+ *  - no words on the terminal. (Its signal handlers are taken back by comm/module.c.)
+ *
+ * A world of several hosts leaves the loopback device alone: in containers and network namespaces of
+ * one machine UCX would take it for a way to the neighbour.
+ */
+#include "comm/modules/ucx/ucx.h"
+
+#include "comm/module.h"
+
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <ucs/config/global_opts.h>
+#include <unistd.h>
+
+/* How long wait() returns at once after the last time there was something to do. */
+enum { SPIN_NS = 30 * 1000 };
+
+typedef struct setting {
+    const char *name, *value;
+} setting;
+
+static const setting settings[] = {
+    {"RCACHE_ENABLE", "n"},      {"TCP_PUT_ENABLE", "n"},     {"RNDV_THRESH", "32K"},
+    {"TCP_TX_SEG_SIZE", "256K"}, {"TCP_RX_SEG_SIZE", "256K"},
+};
+
+/* ---- settings -------------------------------------------------------------------------------- */
+
+/* Whether the user's environment has a word on this: UCX_NAME. */
+static bool user_says(const char *name)
+{
+    char variable[64];
+    snprintf(variable, sizeof(variable), "UCX_%s", name);
+    return getenv(variable) != NULL;
+}
+
+static bool several_hosts(const tdm__transport_options *options)
+{
+    for (int i = 1; options->host_of && i < options->size; i++)
+        if (options->host_of[i] != options->host_of[0]) return true;
+    return false;
+}
+
+/* The network devices that are up, but for loopback: "eth0,eth1". False: there is none. */
+static bool devices(char *out, size_t bytes)
+{
+    struct ifaddrs *list = NULL;
+    out[0] = '\0';
+    if (getifaddrs(&list) != 0) return false;
+    size_t used = 0;
+    for (struct ifaddrs *i = list; i; i = i->ifa_next) {
+        if (!(i->ifa_flags & IFF_UP) || (i->ifa_flags & IFF_LOOPBACK) || !i->ifa_addr) continue;
+        if (i->ifa_addr->sa_family != AF_INET && i->ifa_addr->sa_family != AF_INET6) continue;
+        char padded[IF_NAMESIZE + 2], all[512];
+        snprintf(padded, sizeof(padded), ",%s,", i->ifa_name);
+        snprintf(all, sizeof(all), ",%s,", out);
+        size_t length = strlen(i->ifa_name);
+        if (strstr(all, padded) || used + length + 2 > bytes || used + length + 4 > sizeof(all))
+            continue;
+        used += (size_t)snprintf(out + used, bytes - used, "%s%s", used ? "," : "", i->ifa_name);
+    }
+    freeifaddrs(list);
+    return used > 0;
+}
+
+static ucs_status_t configure(const tdm__transport_options *options, ucp_config_t **out)
+{
+    if (!user_says("LOG_LEVEL")) ucs_global_opts_set_value("LOG_LEVEL", "fatal");
+    ucp_config_t *config;
+    ucs_status_t status = ucp_config_read(NULL, NULL, &config);
+    if (status != UCS_OK) return status;
+    /* A name that this UCX does not know is no harm: it is a matter of speed. */
+    for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++)
+        if (!user_says(settings[i].name))
+            ucp_config_modify(config, settings[i].name, settings[i].value);
+    char names[400];
+    if (!user_says("NET_DEVICES") && several_hosts(options) && devices(names, sizeof(names)))
+        ucp_config_modify(config, "NET_DEVICES", names);
+    *out = config;
+    return UCS_OK;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static ucs_status_t make_worker(tdm__ucx *u, const tdm__transport_options *options)
+{
+    ucp_config_t *config;
+    ucs_status_t status = configure(options, &config);
+    if (status != UCS_OK) return status;
+    ucp_params_t params = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
+        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        .estimated_num_eps = (size_t)options->size,
+    };
+    status = ucp_init(&params, config, &u->context);
+    ucp_config_release(config);
+    if (status != UCS_OK) return status;
+    ucp_worker_params_t worker = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                  .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    status = ucp_worker_create(u->context, &worker, &u->worker);
+    if (status == UCS_OK) status = tdm__ucx_listen(u);
+    if (status == UCS_OK) status = ucp_worker_get_efd(u->worker, &u->event_fd);
+    return status;
+}
+
+static void destroy(tdm__transport *transport)
+{
+    tdm__ucx *u = (tdm__ucx *)transport;
+    if (!u) return;
+    if (u->worker) {
+        tdm__ucx_release_arrivals(u);
+        tdm__ucx_leave(u);
+        if (u->address) ucp_worker_release_address(u->worker, u->address);
+        ucp_worker_destroy(u->worker);
+        tdm__ucx_release_operations(u);
+    }
+    if (u->context) ucp_cleanup(u->context);
+    if (u->wake_fd >= 0) close(u->wake_fd);
+    for (int i = 0; u->peers && i < u->size; i++) {
+        free(u->peers[i].address);
+        free(u->peers[i].eps);
+    }
+    free(u->peers);
+    pthread_mutex_destroy(&u->lock);
+    free(u);
+}
+
+/* Whether every rank of this host can have a processor of its own. */
+static bool processors_enough(const tdm__transport_options *options)
+{
+    int here = 0;
+    for (int i = 0; options->host_of && i < options->size; i++)
+        here += options->host_of[i] == options->host_of[options->rank];
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof(set), &set) == 0 && here <= CPU_COUNT(&set);
+}
+
+static tdm_status create(const tdm__transport_options *options, tdm__transport **out,
+                         uint8_t address[TDM__ADDRESS_MOST], size_t *address_bytes, tdm_error *err)
+{
+    extern const tdm__transport_ops tdm__transport_ucx;
+    tdm__ucx *u = calloc(1, sizeof(*u));
+    if (!u) return tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: no memory for the transport");
+    u->transport.ops = &tdm__transport_ucx;
+    u->rank = options->rank;
+    u->size = options->size;
+    u->streams = options->streams > 0 ? options->streams : 1;
+    u->world = options->world;
+    u->events = options->events;
+    u->spins = processors_enough(options);
+    pthread_mutex_init(&u->lock, NULL);
+    u->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    u->peers = calloc((size_t)options->size, sizeof(*u->peers));
+    tdm_status status = TDM_OK;
+    size_t bytes = 0;
+    ucs_status_t said = UCS_OK;
+    if (u->wake_fd < 0 || !u->peers)
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: no memory or descriptors left: %s",
+                          strerror(errno));
+    else if ((said = make_worker(u, options)) != UCS_OK ||
+             (said = ucp_worker_get_address(u->worker, &u->address, &bytes)) != UCS_OK)
+        status = tdm_fail(err, TDM_ERR_SYSTEM,
+                          "ucx: UCX cannot be started: %s; UCX_LOG_LEVEL=info makes it say more",
+                          ucs_status_string(said));
+    else if (bytes > TDM__ADDRESS_MOST)
+        status = tdm_fail(err, TDM_ERR_RANGE,
+                          "ucx: the address of this rank has %zu bytes, more than %d; name fewer "
+                          "devices in UCX_NET_DEVICES",
+                          bytes, TDM__ADDRESS_MOST);
+    if (status != TDM_OK) {
+        destroy(&u->transport);
+        return status;
+    }
+    for (int i = 0; i < u->size; i++) u->peers[i].ucx = u;
+    u->card = (tdm__head){.world = u->world, .source = (uint32_t)u->rank, .kind = TDM_CALL_BARRIER};
+    tdm__head_seal(&u->card);
+    memcpy(address, u->address, bytes);
+    *address_bytes = bytes;
+    *out = &u->transport;
+    return TDM_OK;
+}
+
+static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *addresses,
+                              const size_t *address_bytes, tdm_error *err)
+{
+    tdm__ucx *u = (tdm__ucx *)transport;
+    for (int i = 0; i < u->size; i++) {
+        if (address_bytes[i] == 0) continue;
+        u->peers[i].address = malloc(address_bytes[i]);
+        if (!u->peers[i].address)
+            return tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: no memory for the ranks' addresses");
+        memcpy(u->peers[i].address, addresses[i], address_bytes[i]);
+    }
+    return tdm__ucx_meet(u, err);
+}
+
+/* ---- moving on, sleeping ----------------------------------------------------------------------- */
+
+static int progress(tdm__transport *transport)
+{
+    tdm__ucx *u = (tdm__ucx *)transport;
+    int turns = 0, count = 0;
+    enum { TURNS_MOST = 16 }; /* the engine has other things to do, too */
+    while (turns < TURNS_MOST && tdm__ucx_turn(u) > 0) turns++;
+    count = tdm__ucx_deliver(u);
+    if (turns > 0 || count > 0)
+        atomic_store_explicit(&u->active_ns, tdm_clock_ns(), memory_order_relaxed);
+    return count;
+}
+
+static int arm(tdm__transport *transport)
+{
+    tdm__ucx *u = (tdm__ucx *)transport;
+    pthread_mutex_lock(&u->lock);
+    ucs_status_t status = ucp_worker_arm(u->worker);
+    pthread_mutex_unlock(&u->lock);
+    return status == UCS_OK ? u->event_fd : -1;
+}
+
+static void wait_for(tdm__transport *transport, double timeout_s)
+{
+    tdm__ucx *u = (tdm__ucx *)transport;
+    uint64_t active_ns = atomic_load_explicit(&u->active_ns, memory_order_relaxed);
+    if (u->spins && tdm_clock_ns() - active_ns < SPIN_NS) return;
+    if (timeout_s <= 0 || arm(transport) < 0) return;
+    struct pollfd fds[] = {{.fd = u->event_fd, .events = POLLIN},
+                           {.fd = u->wake_fd, .events = POLLIN}};
+    if (timeout_s > 3600) timeout_s = 3600;
+    struct timespec limit = {.tv_sec = (time_t)timeout_s};
+    limit.tv_nsec = (long)((timeout_s - (double)limit.tv_sec) * 1e9);
+    if (ppoll(fds, 2, &limit, NULL) <= 0 || !(fds[1].revents & POLLIN)) return;
+    uint64_t rung;
+    if (read(u->wake_fd, &rung, sizeof(rung)) < 0) return; /* somebody was quicker */
+}
+
+static void wake(tdm__transport *transport)
+{
+    tdm__ucx *u = (tdm__ucx *)transport;
+    int before = errno;
+    uint64_t one = 1;
+    if (write(u->wake_fd, &one, sizeof(one)) < 0) errno = before; /* full: it is rung already */
+    errno = before;
+}
+
+static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
+{
+    unsigned major, minor, patch;
+    ucp_get_version(&major, &minor, &patch);
+    snprintf(library, TDM_LIBRARY_BYTES, "UCX %u.%u.%u", major, minor, patch);
+    why[0] = '\0';
+    return true;
+}
+
+extern const tdm__transport_ops tdm__transport_ucx;
+const tdm__transport_ops tdm__transport_ucx = {
+    .name = "ucx",
+    .about = "UCX: TCP, RDMA and whatever else it finds between hosts",
+    .usable = usable,
+    .create = create,
+    .connect = connect_all,
+    .destroy = destroy,
+    .send = tdm__ucx_send,
+    .take = tdm__ucx_take,
+    .drop = tdm__ucx_drop,
+    .forget = tdm__ucx_forget,
+    .progress = progress,
+    .wait = wait_for,
+    .wake = wake,
+    .arm = arm,
+};
+
+const tdm__module tdm_comm_module = {
+    .abi = TDM__MODULE_ABI,
+    .ops_bytes = sizeof(tdm__transport_ops),
+    .version = TDM_VERSION,
+    .ops = &tdm__transport_ucx,
+};
