@@ -136,7 +136,8 @@ static void *record_many(void *user)
     return NULL;
 }
 
-/* While four threads write, every event that is read is whole; and at rest none is missing. */
+/* While four threads write, every event that is read is whole; and at rest none is missing, but for
+ * those that met a thread asleep in the middle of writing for a whole round: at most one for each. */
 static void test_many_threads(void)
 {
     folder f = make_folder();
@@ -165,7 +166,8 @@ static void test_many_threads(void)
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     CHECK_INT(torn, 0);
     tdm__trace_parsed p = parse_file(tdm__recorder_path(recorder));
-    CHECK_INT(p.rank.event_count + p.rank.lost_count, THREADS * THREAD_EVENTS);
+    size_t known = p.rank.event_count + (size_t)p.rank.lost_count;
+    CHECK(known <= THREADS * THREAD_EVENTS && known >= THREADS * THREAD_EVENTS - THREADS);
     for (size_t n = 0; n < p.rank.event_count; n++) torn += !is_numbered(&p.rank.events[n]);
     CHECK_INT(torn, 0);
     free((void *)(uintptr_t)p.rank.events);
