@@ -1,13 +1,15 @@
 /*
- * hash.c: SHA-256 by OpenSSL's libcrypto, which uses the processor's own instructions for it.
+ * hash.c: SHA-256 and HMAC by OpenSSL's libcrypto, which uses the processor's own instructions for it.
  *
  * create() is the only call that can fail: the context and the algorithm are both fetched there,
  * and feeding bytes to a ready context needs no memory.
  */
 #include <tandem/base.h>
 
+#include <limits.h>
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,4 +82,16 @@ tdm_status tdm_sha256_of(const void *bytes, size_t count, char hex[TDM_SHA256_HE
     tdm_sha256_finish(hash, hex);
     tdm_sha256_destroy(hash);
     return TDM_OK;
+}
+
+tdm_status tdm_hmac_sha256(const void *key, size_t key_bytes, const void *bytes, size_t count,
+                           uint8_t out[TDM_SHA256_BYTES])
+{
+    if (key_bytes > INT_MAX) return TDM_ERR_RANGE;
+    unsigned length = 0;
+    /* Without a pointer OpenSSL would take the key of the last call. */
+    const void *given = key_bytes > 0 ? key : "";
+    if (!HMAC(EVP_sha256(), given, (int)key_bytes, bytes, count, out, &length))
+        return TDM_ERR_NO_MEMORY;
+    return length == TDM_SHA256_BYTES ? TDM_OK : TDM_ERR_INTERNAL;
 }

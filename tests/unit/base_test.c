@@ -111,6 +111,25 @@ static void sha256_matches_fips(void)
     CHECK_TEXT(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
+/* RFC 4231's second case, and the empty key. */
+static void hmac_matches_rfc4231(void)
+{
+    static const struct {
+        const char *key, *bytes;
+        uint8_t begin[4];
+    } cases[] = {
+        {"Jefe", "what do ya want for nothing?", {0x5b, 0xdc, 0xc1, 0x46}},
+        {"", "", {0xb6, 0x13, 0x67, 0x9a}},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        uint8_t mac[TDM_SHA256_BYTES];
+        CHECK_INT(tdm_hmac_sha256(cases[i].key, strlen(cases[i].key), cases[i].bytes,
+                                  strlen(cases[i].bytes), mac),
+                  TDM_OK);
+        CHECK(memcmp(mac, cases[i].begin, sizeof(cases[i].begin)) == 0);
+    }
+}
+
 static void status_table_is_whole(void)
 {
     size_t count = 0;
@@ -365,6 +384,7 @@ static const check_test tests[] = {
     CHECK_TEST(rng_numbers_have_the_right_moments),
     CHECK_TEST(rng_layout_is_pinned),
     CHECK_TEST(sha256_matches_fips),
+    CHECK_TEST(hmac_matches_rfc4231),
     CHECK_TEST(status_table_is_whole),
     CHECK_TEST(errors_carry_their_place),
     CHECK_TEST(arena_pieces_are_zeroed_aligned_and_apart),

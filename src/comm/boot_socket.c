@@ -1,0 +1,196 @@
+/*
+ * boot_socket.c: the sockets themselves. See the header.
+ *
+ * One trap is worth knowing: a TCP connection to a port of this machine on which nobody listens may be
+ * given that very port as its own, and is then connected to itself. Such a connection is taken for a
+ * refusal.
+ */
+#include "comm/boot_socket.h"
+
+#include "comm/control_wire.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifndef TCP_RTO_MAX_MS
+#define TCP_RTO_MAX_MS 44 /* Linux 6.15 */
+#endif
+
+enum { BACKLOG = 1024 };
+
+static void close_keeping_errno(int fd)
+{
+    int why = errno;
+    close(fd);
+    errno = why;
+}
+
+static void set_int(int fd, int level, int option, int value)
+{
+    int why = errno;
+    setsockopt(fd, level, option, &value, sizeof value); /* a wish, not a need */
+    errno = why;
+}
+
+/* Without delay; and after a cut, tried again every second at least, not with ever longer pauses. */
+static void tune(int fd, int family)
+{
+    if (family != AF_INET && family != AF_INET6) return;
+    set_int(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_int(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, 1000);
+}
+
+int tdm__socket_listen(const struct sockaddr *address, socklen_t bytes)
+{
+    int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -1;
+    if (address->sa_family != AF_UNIX) set_int(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (address->sa_family == AF_INET6) {
+        const struct in6_addr *v6 = &((const struct sockaddr_in6 *)address)->sin6_addr;
+        set_int(fd, IPPROTO_IPV6, IPV6_V6ONLY, !IN6_IS_ADDR_UNSPECIFIED(v6));
+    }
+    if (bind(fd, address, bytes) != 0 || listen(fd, BACKLOG) != 0) {
+        close_keeping_errno(fd);
+        return -1;
+    }
+    return fd;
+}
+
+static bool is_itself(int fd)
+{
+    struct sockaddr_storage here = {0}, there = {0};
+    socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
+    if (getsockname(fd, (struct sockaddr *)&here, &here_bytes) != 0) return false;
+    if (getpeername(fd, (struct sockaddr *)&there, &there_bytes) != 0) return false;
+    return here.ss_family != AF_UNIX && here_bytes == there_bytes &&
+           memcmp(&here, &there, here_bytes) == 0;
+}
+
+/* Waits until a connection that was begun is made. */
+static bool await_connection(int fd, double until_s)
+{
+    for (;;) {
+        double left = until_s - tdm_clock_s();
+        struct pollfd wait = {.fd = fd, .events = POLLOUT};
+        int ready = left > 0 ? poll(&wait, 1, (int)(left * 1000) + 1) : 0;
+        if (ready < 0 && errno == EINTR) continue;
+        if (ready <= 0) {
+            errno = ETIMEDOUT;
+            return false;
+        }
+        int why = 0;
+        socklen_t bytes = sizeof why;
+        getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &bytes);
+        errno = why;
+        return why == 0;
+    }
+}
+
+int tdm__socket_connect(const struct sockaddr *address, socklen_t bytes, double until_s)
+{
+    int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -1;
+    tune(fd, address->sa_family);
+    bool ok = connect(fd, address, bytes) == 0;
+    if (!ok && errno == EINPROGRESS) ok = await_connection(fd, until_s);
+    if (ok && is_itself(fd)) {
+        ok = false;
+        errno = ECONNREFUSED;
+    }
+    if (ok) return fd;
+    close_keeping_errno(fd);
+    return -1;
+}
+
+static void name_peer(const struct sockaddr_storage *address, int fd, char *text, size_t bytes)
+{
+    char host[INET6_ADDRSTRLEN] = "?";
+    if (address->ss_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
+        inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
+        snprintf(text, bytes, "%s port %d", host, ntohs(v4->sin_port));
+    } else if (address->ss_family == AF_INET6) {
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
+        inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
+        snprintf(text, bytes, "%s port %d", host, ntohs(v6->sin6_port));
+    } else {
+        struct ucred who = {0};
+        socklen_t who_bytes = sizeof who;
+        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &who_bytes);
+        snprintf(text, bytes, "process %ld of this host", (long)who.pid);
+    }
+}
+
+int tdm__socket_accept(int listen_fd, char *text, size_t text_bytes)
+{
+    struct sockaddr_storage address = {0};
+    socklen_t bytes = sizeof address;
+    int fd = accept4(listen_fd, (struct sockaddr *)&address, &bytes, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd < 0) return -1;
+    tune(fd, address.ss_family);
+    name_peer(&address, fd, text, text_bytes);
+    return fd;
+}
+
+socklen_t tdm__socket_any(int family, const struct sockaddr *like, struct sockaddr_storage *out)
+{
+    *out = (struct sockaddr_storage){.ss_family = (sa_family_t)family};
+    if (family == AF_INET) {
+        struct sockaddr_in *v4 = (struct sockaddr_in *)out;
+        if (like) v4->sin_port = ((const struct sockaddr_in *)like)->sin_port;
+        return sizeof *v4;
+    }
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)out;
+    if (like) v6->sin6_port = ((const struct sockaddr_in6 *)like)->sin6_port;
+    return sizeof *v6;
+}
+
+socklen_t tdm__socket_abstract(const char *name, struct sockaddr_un *out)
+{
+    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
+    size_t length = strnlen(name, sizeof out->sun_path - 1);
+    memcpy(out->sun_path + 1, name, length);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length);
+}
+
+int tdm__socket_port(int fd)
+{
+    struct sockaddr_storage address = {0};
+    socklen_t bytes = sizeof address;
+    if (getsockname(fd, (struct sockaddr *)&address, &bytes) != 0) return 0;
+    return address.ss_family == AF_INET6 ? ntohs(((struct sockaddr_in6 *)&address)->sin6_port)
+                                         : ntohs(((struct sockaddr_in *)&address)->sin_port);
+}
+
+bool tdm__socket_same_user(int fd)
+{
+    int family = 0;
+    socklen_t family_bytes = sizeof family;
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &family_bytes) != 0) return false;
+    if (family != AF_UNIX) return true;
+    struct ucred who = {.uid = (uid_t)-1};
+    socklen_t bytes = sizeof who;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 &&
+           (who.uid == geteuid() || who.uid == 0);
+}
+
+bool tdm__socket_says_hello(int fd, double until_s)
+{
+    uint8_t head[TDM__WIRE_HEAD], type = 0;
+    size_t got = 0, body_bytes = 0;
+    while (got < sizeof head) {
+        double left = until_s - tdm_clock_s();
+        struct pollfd wait = {.fd = fd, .events = POLLIN};
+        if (left <= 0 || poll(&wait, 1, (int)(left * 1000) + 1) <= 0) return false;
+        ssize_t part = recv(fd, head + got, sizeof head - got, 0);
+        if (part <= 0) return false;
+        got += (size_t)part;
+    }
+    return tdm__wire_head(head, &type, &body_bytes) && type == TDM__FRAME_HELLO;
+}

@@ -1,0 +1,29 @@
+/*
+ * boot_socket.h: sockets as the control connection wants them: stream, non-blocking, closed on exec,
+ * without delay, and bounded in time. Failures leave errno as the system set it.
+ */
+#ifndef TANDEM_COMM_BOOT_SOCKET_H
+#define TANDEM_COMM_BOOT_SOCKET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+/* A listening socket, or -1. */
+int tdm__socket_listen(const struct sockaddr *address, socklen_t bytes);
+/* A connected one, or -1 with errno when that fails or takes until `until_s`. */
+int tdm__socket_connect(const struct sockaddr *address, socklen_t bytes, double until_s);
+/* The next one that knocks, or -1; `text` gets where it comes from. */
+int tdm__socket_accept(int listen_fd, char *text, size_t text_bytes);
+
+/* All addresses of a family, with the port of `like` (NULL: any free port). Returns its length. */
+socklen_t tdm__socket_any(int family, const struct sockaddr *like, struct sockaddr_storage *out);
+socklen_t tdm__socket_abstract(const char *name, struct sockaddr_un *out);
+int tdm__socket_port(int fd);
+/* Of a UNIX socket: whether the other side is of this user, or root. True for other families. */
+bool tdm__socket_same_user(int fd);
+/* Whether the other side begins like a hub. */
+bool tdm__socket_says_hello(int fd, double until_s);
+
+#endif

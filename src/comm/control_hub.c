@@ -1,0 +1,376 @@
+/*
+ * control_hub.c: the hub's thread: one loop over all connections, none of which can hold it up.
+ *
+ * A turn: wait for something to read or write, read what is there frame by frame, do what the time
+ * asks for (heartbeats, deadlines), send what was queued, free what is over. Ending: everybody is told,
+ * gets what is queued, and closes; who does not within two seconds is left alone.
+ */
+#include "comm/control_hub.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { EVENTS = 64 };
+#define LEAVING_S 2.0
+#define STALL_S 1.0 /* a turn later than this: the hub itself was stopped, not the ranks */
+
+double tdm__beat_s(int size)
+{
+    return size <= 1024 ? 0.25 : 0.25 * size / 1024;
+}
+
+tdm_status tdm__thread_start(pthread_t *thread, void *(*run)(void *), void *user, tdm_error *err)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int bad = pthread_create(thread, NULL, run, user);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (bad) return tdm_fail(err, TDM_ERR_SYSTEM, "cannot start a thread: %s", strerror(bad));
+    return TDM_OK;
+}
+
+/* ---- connections -------------------------------------------------------------------------------------- */
+
+void tdm__hub_drop(tdm__hub *hub, tdm__caller *caller)
+{
+    if (caller->over) return;
+    if (caller->state == TDM__CALLER_STRANGER) hub->stranger_count--;
+    caller->over = true;
+    hub->dirty = true;
+}
+
+void tdm__hub_let_go(tdm__hub *hub, tdm__caller *caller)
+{
+    if (caller->over) return;
+    if (caller->state == TDM__CALLER_STRANGER) hub->stranger_count--;
+    caller->state = TDM__CALLER_LEAVING;
+    caller->until_s = tdm_clock_s() + LEAVING_S;
+    hub->dirty = true;
+}
+
+/* The connection has ended, or must. */
+static void hang_up(tdm__hub *hub, tdm__caller *caller, const char *how)
+{
+    if (caller->over) return;
+    if (caller->state == TDM__CALLER_MEMBER) {
+        tdm__hub_lost(hub, caller->rank, "%s", how);
+    } else {
+        tdm__hub_drop(hub, caller);
+    }
+}
+
+void tdm__hub_send_blob(tdm__hub *hub, tdm__caller *caller, tdm__blob *blob)
+{
+    if (caller->over) return;
+    if (tdm__channel_put(&caller->channel, blob)) {
+        hub->dirty = true;
+    } else {
+        hang_up(hub, caller, "rank 0 has no memory for what it should be told");
+    }
+}
+
+void tdm__hub_send(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame)
+{
+    tdm__blob *blob = tdm__blob_frame(frame);
+    tdm__hub_send_blob(hub, caller, blob);
+    tdm__blob_release(blob);
+}
+
+static const char *state_text(tdm__channel_state state)
+{
+    switch (state) {
+    case TDM__CHANNEL_END: return "its connection to rank 0 was closed: it exited or was killed";
+    case TDM__CHANNEL_GARBAGE: return "it sent rank 0 something that makes no sense";
+    case TDM__CHANNEL_ERROR: break;
+    case TDM__CHANNEL_OK: break;
+    }
+    if (errno == ECONNRESET || errno == EPIPE)
+        return "its connection to rank 0 was closed: it exited or was killed";
+    return errno == ETIMEDOUT ? "its connection to rank 0 timed out"
+                              : "its connection to rank 0 broke";
+}
+
+static void hear_frames(tdm__hub *hub, tdm__caller *caller)
+{
+    tdm__frame frame;
+    while (!caller->over) {
+        int got = caller->state == TDM__CALLER_LEAVING
+                      ? 0
+                      : tdm__channel_next(&caller->channel, &frame);
+        if (got == 0) return;
+        if (caller->state == TDM__CALLER_STRANGER) {
+            if (got > 0) {
+                tdm__hub_stranger(hub, caller, &frame);
+            } else {
+                tdm__hub_garbage(hub, caller);
+            }
+        } else if (got > 0) {
+            tdm__hub_member(hub, caller, &frame);
+        } else {
+            hang_up(hub, caller, state_text(TDM__CHANNEL_GARBAGE));
+        }
+    }
+}
+
+static void hear(tdm__hub *hub, tdm__caller *caller)
+{
+    double now_s = tdm_clock_s();
+    tdm__channel_state state = tdm__channel_read(&caller->channel);
+    int why = errno;
+    if (caller->state == TDM__CALLER_MEMBER) {
+        tdm__member *member = &hub->members[caller->rank];
+        if (now_s - member->heard_s > member->longest_s)
+            member->longest_s = now_s - member->heard_s;
+        member->heard_s = now_s;
+    }
+    hear_frames(hub, caller);
+    if (caller->state == TDM__CALLER_LEAVING) {
+        caller->channel.in_first = caller->channel.in_count = 0;
+    }
+    errno = why;
+    if (state != TDM__CHANNEL_OK) hang_up(hub, caller, state_text(state));
+}
+
+/* Sends what is queued; asks to be told when there is more room, or no longer. */
+static void flush(tdm__hub *hub, tdm__caller *caller)
+{
+    tdm__channel_state state = tdm__channel_flush(&caller->channel);
+    if (state != TDM__CHANNEL_OK) {
+        /* What it said before may still lie here: a good-bye, for example. */
+        hear(hub, caller);
+        hang_up(hub, caller, state_text(state));
+        return;
+    }
+    bool waiting = tdm__channel_has_output(&caller->channel);
+    if (!waiting && caller->state == TDM__CALLER_LEAVING && !caller->shut) {
+        caller->shut = true;
+        shutdown(caller->channel.fd, SHUT_WR);
+    }
+    if (waiting == caller->writable) return;
+    caller->writable = waiting;
+    struct epoll_event event = {.events = EPOLLIN | (waiting ? EPOLLOUT : 0), .data.ptr = caller};
+    epoll_ctl(hub->epoll_fd, EPOLL_CTL_MOD, caller->channel.fd, &event);
+}
+
+/* Telling the death of one may reveal the death of another, hence the repetition. */
+static void flush_all(tdm__hub *hub)
+{
+    while (hub->dirty) {
+        hub->dirty = false;
+        for (tdm__caller *at = hub->callers; at; at = at->next)
+            if (!at->over &&
+                (tdm__channel_has_output(&at->channel) != at->writable ||
+                 tdm__channel_has_output(&at->channel) || at->state == TDM__CALLER_LEAVING))
+                flush(hub, at);
+    }
+    for (tdm__caller **link = &hub->callers; *link;) {
+        tdm__caller *caller = *link;
+        if (!caller->over) {
+            link = &caller->next;
+            continue;
+        }
+        *link = caller->next;
+        tdm__channel_release(&caller->channel); /* closing takes it out of the epoll set */
+        free(caller);
+    }
+}
+
+/* ---- what the time asks for ----------------------------------------------------------------------------- */
+
+static void give_up_joining(tdm__hub *hub)
+{
+    tdm_str missing = TDM_STR_INIT;
+    tdm__hub_missing(hub, &missing);
+    tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = TDM_ERR_PEER_TIMEOUT};
+    tdm_str text = TDM_STR_INIT;
+    tdm_str_addf(&text, "%d of %d ranks did not come within %.3g s: %s",
+                 hub->facts.size - hub->here_count, hub->facts.size, hub->facts.join_s,
+                 tdm_str_text(&missing));
+    memcpy(frame.text, tdm_str_text(&text),
+           text.length < sizeof frame.text ? text.length : sizeof frame.text - 1);
+    for (int i = 0; i < hub->facts.size; i++) {
+        tdm__member *member = &hub->members[i];
+        if (member->state != TDM__MEMBER_HERE) continue;
+        tdm__hub_send(hub, member->caller, &frame);
+        if (member->state == TDM__MEMBER_HERE) tdm__hub_let_go(hub, member->caller);
+        member->state = TDM__MEMBER_LOST;
+        member->caller = NULL;
+    }
+    hub->join_until_s = INFINITY;
+    tdm_str_release(&text);
+    tdm_str_release(&missing);
+}
+
+static void beat(tdm__hub *hub)
+{
+    tdm__frame frame = {.type = TDM__FRAME_PING};
+    if (!hub->started) {
+        tdm_str missing = TDM_STR_INIT;
+        tdm__hub_missing(hub, &missing);
+        size_t length = missing.length < sizeof frame.text ? missing.length : sizeof frame.text - 1;
+        memcpy(frame.text, tdm_str_text(&missing), length);
+        tdm_str_release(&missing);
+    }
+    tdm__blob *blob = tdm__blob_frame(&frame);
+    for (int i = 0; blob && i < hub->facts.size; i++) {
+        tdm__member *member = &hub->members[i];
+        if (member->state == TDM__MEMBER_HERE && !tdm__channel_has_output(&member->caller->channel))
+            tdm__hub_send_blob(hub, member->caller, blob);
+    }
+    tdm__blob_release(blob);
+}
+
+static void mind_the_time(tdm__hub *hub, double now_s)
+{
+    double late_s = now_s - hub->turn_s;
+    hub->turn_s = now_s;
+    if (late_s > STALL_S) /* this process was stopped: nobody else's silence can be judged by it */
+        for (int i = 0; i < hub->facts.size; i++) hub->members[i].heard_s += late_s;
+    for (tdm__caller *at = hub->callers; at; at = at->next)
+        if (at->state != TDM__CALLER_MEMBER && now_s > at->until_s) tdm__hub_drop(hub, at);
+    if (hub->listen_again_s > 0 && now_s > hub->listen_again_s && hub->listen_fd >= 0) {
+        hub->listen_again_s = 0;
+        struct epoll_event event = {.events = EPOLLIN, .data.ptr = &hub->listen_fd};
+        epoll_ctl(hub->epoll_fd, EPOLL_CTL_ADD, hub->listen_fd, &event);
+    }
+    if (hub->ended) return;
+    if (!hub->started && now_s > hub->join_until_s) give_up_joining(hub);
+    if (now_s < hub->beat_at_s) return;
+    hub->beat_at_s = now_s + tdm__beat_s(hub->facts.size);
+    beat(hub);
+    if (hub->started) tdm__hub_listen_for_silence(hub, now_s);
+}
+
+static void say_the_end(tdm__hub *hub)
+{
+    hub->ended = true;
+    hub->end_until_s = tdm_clock_s() + LEAVING_S;
+    if (hub->listen_fd >= 0) close(hub->listen_fd);
+    hub->listen_fd = -1;
+    tdm__frame frame = {.type = TDM__FRAME_BYE};
+    for (tdm__caller *at = hub->callers; at; at = at->next) {
+        if (at->state == TDM__CALLER_STRANGER) {
+            tdm__hub_drop(hub, at);
+        } else if (at->state == TDM__CALLER_MEMBER) {
+            int rank = at->rank;
+            tdm__hub_send(hub, at, &frame);
+            hub->members[rank].state = TDM__MEMBER_LEFT;
+            hub->members[rank].caller = NULL;
+            tdm__hub_let_go(hub, at);
+        }
+    }
+}
+
+static int wait_ms(const tdm__hub *hub, double now_s)
+{
+    double until_s = hub->ended ? hub->end_until_s : hub->beat_at_s;
+    if (!hub->started && hub->join_until_s < until_s) until_s = hub->join_until_s;
+    double left_s = until_s - now_s;
+    return left_s > 0 ? (int)(left_s * 1000) + 1 : 0;
+}
+
+static void *run(void *user)
+{
+    tdm__hub *hub = user;
+    hub->turn_s = tdm_clock_s();
+    while (!hub->ended || (hub->callers && tdm_clock_s() < hub->end_until_s)) {
+        struct epoll_event events[EVENTS];
+        int count = epoll_wait(hub->epoll_fd, events, EVENTS, wait_ms(hub, tdm_clock_s()));
+        for (int i = 0; i < count; i++) {
+            void *who = events[i].data.ptr;
+            if (who == &hub->wake_fd) {
+                uint64_t times;
+                while (read(hub->wake_fd, &times, sizeof times) > 0) continue;
+            } else if (who == &hub->listen_fd) {
+                tdm__hub_accept(hub);
+            } else if (!((tdm__caller *)who)->over) {
+                if (events[i].events & ~(uint32_t)EPOLLOUT) hear(hub, who);
+                hub->dirty = true;
+            }
+        }
+        mind_the_time(hub, tdm_clock_s());
+        if (atomic_load(&hub->ending) && !hub->ended) say_the_end(hub);
+        flush_all(hub);
+    }
+    return NULL;
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------ */
+
+static void release(tdm__hub *hub)
+{
+    for (tdm__caller *at = hub->callers; at; at = at->next) at->over = true;
+    flush_all(hub);
+    for (int i = 0; hub->members && i < hub->facts.size; i++) free(hub->members[i].block);
+    free(hub->members);
+    if (hub->listen_fd >= 0) close(hub->listen_fd);
+    if (hub->wake_fd >= 0) close(hub->wake_fd);
+    if (hub->epoll_fd >= 0) close(hub->epoll_fd);
+    free(hub);
+}
+
+static tdm_status prepare(tdm__hub *hub, int inner_fd, tdm_error *err)
+{
+    hub->members = calloc((size_t)hub->facts.size, sizeof *hub->members);
+    hub->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    hub->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    tdm__caller *inner = NULL;
+    if (hub->members && hub->epoll_fd >= 0) inner = tdm__hub_greet(hub, inner_fd, "rank 0 itself");
+    if (!inner || hub->wake_fd < 0) {
+        if (!inner) close(inner_fd);
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make the hub of rank 0: %s", strerror(errno));
+    }
+    inner->inner = true;
+    struct epoll_event wake = {.events = EPOLLIN, .data.ptr = &hub->wake_fd};
+    struct epoll_event door = {.events = EPOLLIN, .data.ptr = &hub->listen_fd};
+    if (epoll_ctl(hub->epoll_fd, EPOLL_CTL_ADD, hub->wake_fd, &wake) != 0 ||
+        (hub->listen_fd >= 0 &&
+         epoll_ctl(hub->epoll_fd, EPOLL_CTL_ADD, hub->listen_fd, &door) != 0))
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make the hub of rank 0: %s", strerror(errno));
+    return TDM_OK;
+}
+
+tdm_status tdm__hub_create(const tdm__hub_options *options, tdm__hub **out, tdm_error *err)
+{
+    tdm__hub *hub = calloc(1, sizeof *hub);
+    if (!hub) {
+        if (options->listen_fd >= 0) close(options->listen_fd);
+        close(options->inner_fd);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the hub of rank 0");
+    }
+    double now_s = tdm_clock_s();
+    hub->facts = *options->facts;
+    hub->world = options->world;
+    hub->listen_fd = options->listen_fd;
+    hub->wake_fd = hub->epoll_fd = -1;
+    hub->join_until_s = now_s + hub->facts.join_s;
+    hub->beat_at_s = now_s;
+    memcpy(hub->key, options->key, strnlen(options->key, sizeof hub->key - 1));
+    tdm_status status = prepare(hub, options->inner_fd, err);
+    if (status == TDM_OK) status = tdm__thread_start(&hub->thread, run, hub, err);
+    if (status != TDM_OK) {
+        release(hub);
+        return status;
+    }
+    *out = hub;
+    return TDM_OK;
+}
+
+void tdm__hub_destroy(tdm__hub *hub)
+{
+    if (!hub) return;
+    atomic_store(&hub->ending, true);
+    uint64_t one = 1;
+    if (write(hub->wake_fd, &one, sizeof one) < 0) { /* full: it is awake */
+    }
+    pthread_join(hub->thread, NULL);
+    release(hub);
+}

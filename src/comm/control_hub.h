@@ -1,0 +1,114 @@
+/*
+ * control_hub.h: the hub's own structures, shared by its three files: control_hub.c (the loop and the
+ * connections), hub_door (control_hub_door.c: who comes in), and control_hub_members.c (what members
+ * say, and what they are told).
+ *
+ * Invariants:
+ *  1. One thread touches a hub; others only set `ending` and write to `wake_fd`.
+ *  2. A connection is a stranger's until its proof is right and its facts fit; a stranger has a few
+ *     seconds, small frames, and at most STRANGERS_MOST (and the ranks still missing) neighbours.
+ *  3. A connection that is over is marked `over` and freed at the end of a turn of the loop, never
+ *     while events of the turn may still name it.
+ *  4. Everything that a rank is told goes through its own connection, in order: the result of an
+ *     exchange before the news that somebody left after it.
+ */
+#ifndef TANDEM_COMM_CONTROL_HUB_H
+#define TANDEM_COMM_CONTROL_HUB_H
+
+#include "comm/boot.h"
+
+#include <stdatomic.h>
+
+typedef enum tdm__caller_state {
+    TDM__CALLER_STRANGER = 0,
+    TDM__CALLER_MEMBER,
+    TDM__CALLER_LEAVING /* gets what is queued, then the end; what it says is not heard */
+} tdm__caller_state;
+
+/* A connection. */
+typedef struct tdm__caller {
+    tdm__channel channel;
+    tdm__caller_state state;
+    bool inner;     /* rank 0's own */
+    bool shut;      /* our side has said all */
+    bool over;      /* to be freed */
+    bool writable;  /* we asked to be told when it can be written to */
+    int rank;       /* of a member */
+    double until_s; /* of strangers and leaving ones */
+    uint8_t nonce[TDM__WIRE_NONCE];
+    char address[96];
+    struct tdm__caller *next;
+} tdm__caller;
+
+typedef enum tdm__member_state {
+    TDM__MEMBER_ABSENT = 0,
+    TDM__MEMBER_HERE,
+    TDM__MEMBER_LEFT,
+    TDM__MEMBER_LOST
+} tdm__member_state;
+
+/* A rank. */
+typedef struct tdm__member {
+    tdm__member_state state;
+    tdm__caller *caller; /* HERE */
+    uint64_t pid;
+    uint8_t host[TDM_SHA256_BYTES];
+    char host_name[64];
+    bool came_and_went;        /* before the world began */
+    double heard_s;            /* when anything came from it */
+    double longest_s;          /* the longest silence so far */
+    char text[TDM__WIRE_TEXT]; /* its last heartbeat */
+    char end[200];             /* LOST: how */
+    uint8_t *block;            /* its bytes in the exchange that is going on */
+    size_t block_bytes;
+    bool has_block;
+} tdm__member;
+
+struct tdm__hub {
+    tdm__facts facts;
+    char key[TDM__KEY_MOST];
+    uint32_t world;
+    int listen_fd, wake_fd, epoll_fd;
+    pthread_t thread;
+    atomic_bool ending;
+
+    bool started; /* all have come */
+    bool ended;   /* the end has been said */
+    double join_until_s, end_until_s, beat_at_s, turn_s;
+    double listen_again_s; /* when to accept again after there were no descriptors; 0: now */
+    tdm__member *members;  /* by rank */
+    int here_count;
+    tdm__caller *callers;
+    int stranger_count;
+    bool dirty; /* something is queued, or somebody is over */
+    bool told_of_garbage;
+    uint32_t exchange_number;
+    int block_count;
+};
+
+/* control_hub.c */
+void tdm__hub_send(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame);
+void tdm__hub_send_blob(tdm__hub *hub, tdm__caller *caller, tdm__blob *blob);
+/* Lets it have what is queued for it, and then the end. */
+void tdm__hub_let_go(tdm__hub *hub, tdm__caller *caller);
+void tdm__hub_drop(tdm__hub *hub, tdm__caller *caller);
+
+/* control_hub_door.c */
+void tdm__hub_accept(tdm__hub *hub);
+/* Says hello to a connection (fd is taken); NULL when that cannot be. */
+tdm__caller *tdm__hub_greet(tdm__hub *hub, int fd, const char *address);
+/* What a stranger said; `garbage` when it was no frame. */
+void tdm__hub_stranger(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame);
+void tdm__hub_garbage(tdm__hub *hub, tdm__caller *caller);
+/* "rank 2 and rank 5" have not come. */
+void tdm__hub_missing(const tdm__hub *hub, tdm_str *out);
+void tdm__hub_start(tdm__hub *hub);
+
+/* control_hub_members.c */
+void tdm__hub_member(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame);
+/* A member is dead: tells all others. */
+void tdm__hub_lost(tdm__hub *hub, int rank, const char *fmt, ...) TDM_PRINTF(3, 4);
+/* Looks for members that have been silent for too long. */
+void tdm__hub_listen_for_silence(tdm__hub *hub, double now_s);
+
+#endif

@@ -1,0 +1,236 @@
+/*
+ * control_hub_door.c: the hub's door: who comes in, who is turned away, and why.
+ *
+ * Everybody who connects is told hello, and has a few seconds to answer. Who cannot prove to know the
+ * secret learns nothing but that; whose facts do not fit learns which, with both values, and so does
+ * the log here. What is no rank at all is closed, and mentioned once. When there are too many at the
+ * door, the one who has stood there longest goes: real ranks answer at once and come again.
+ */
+#include "comm/boot_socket.h"
+#include "comm/control_hub.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+enum { STRANGERS_MOST = 64, ACCEPT_MOST = 16 };
+#define STRANGER_S 5.0
+
+tdm__caller *tdm__hub_greet(tdm__hub *hub, int fd, const char *address)
+{
+    tdm__caller *caller = calloc(1, sizeof *caller);
+    if (!caller) return NULL;
+    tdm__frame hello = {.type = TDM__FRAME_HELLO, .protocol = TDM__WIRE_PROTOCOL};
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = caller};
+    if (tdm__draw(caller->nonce, sizeof caller->nonce, NULL) != TDM_OK ||
+        epoll_ctl(hub->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+        free(caller);
+        return NULL;
+    }
+    memcpy(hello.nonce, caller->nonce, sizeof hello.nonce);
+    tdm__channel_init(&caller->channel, fd, TDM__WIRE_JOIN_MOST);
+    snprintf(caller->address, sizeof caller->address, "%s", address);
+    caller->until_s = tdm_clock_s() + STRANGER_S;
+    caller->next = hub->callers;
+    hub->callers = caller;
+    hub->stranger_count++;
+    tdm__hub_send(hub, caller, &hello);
+    return caller;
+}
+
+static void make_place(tdm__hub *hub)
+{
+    int most = STRANGERS_MOST + (hub->started ? 0 : hub->facts.size - hub->here_count);
+    if (hub->stranger_count < most) return;
+    tdm__caller *oldest = NULL;
+    for (tdm__caller *at = hub->callers; at; at = at->next)
+        if (at->state == TDM__CALLER_STRANGER && !at->over && !at->inner &&
+            (!oldest || at->until_s < oldest->until_s))
+            oldest = at;
+    if (oldest) tdm__hub_drop(hub, oldest);
+}
+
+void tdm__hub_accept(tdm__hub *hub)
+{
+    for (int i = 0; i < ACCEPT_MOST; i++) {
+        char address[96];
+        int fd = tdm__socket_accept(hub->listen_fd, address, sizeof address);
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
+            tdm_log(TDM_LOG_WARN, "comm", "rank 0 cannot take one more connection: %s",
+                    strerror(errno));
+            epoll_ctl(hub->epoll_fd, EPOLL_CTL_DEL, hub->listen_fd, NULL);
+            hub->listen_again_s = tdm_clock_s() + 0.5;
+            return;
+        }
+        if (fd < 0) return; /* nobody more, or gone again */
+        make_place(hub);
+        if (!tdm__socket_same_user(fd)) {
+            tdm_log(TDM_LOG_WARN, "comm", "turned away %s: it belongs to another user", address);
+            close(fd);
+        } else if (!tdm__hub_greet(hub, fd, address)) {
+            close(fd);
+        }
+    }
+}
+
+/* ---- judging ----------------------------------------------------------------------------------------- */
+
+void tdm__hub_missing(const tdm__hub *hub, tdm_str *out)
+{
+    enum { NAMED_MOST = 20 };
+    int missing = 0;
+    for (int i = 0; i < hub->facts.size; i++) {
+        if (hub->members[i].state == TDM__MEMBER_HERE) continue;
+        if (missing++ >= NAMED_MOST) continue;
+        tdm_str_addf(out, "%srank %d is missing%s", missing > 1 ? ", " : "", i,
+                     hub->members[i].came_and_went ? " (it came, and ended before all were there)"
+                                                   : "");
+    }
+    if (missing > NAMED_MOST) tdm_str_addf(out, " and %d more", missing - NAMED_MOST);
+}
+
+static void turn_away(tdm__hub *hub, tdm__caller *caller, const char *why)
+{
+    tdm_log(TDM_LOG_WARN, "comm", "turned away a rank from %s: %s", caller->address, why);
+    tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = TDM_ERR_PEER_REFUSED};
+    snprintf(frame.text, sizeof frame.text, "%s", why);
+    tdm__hub_send(hub, caller, &frame);
+    tdm__hub_let_go(hub, caller);
+}
+
+void tdm__hub_garbage(tdm__hub *hub, tdm__caller *caller)
+{
+    uint32_t protocol = 0;
+    const tdm__channel *channel = &caller->channel;
+    if (tdm__wire_protocol(channel->in + channel->in_first, channel->in_count, &protocol) &&
+        protocol != TDM__WIRE_PROTOCOL) {
+        char why[160];
+        snprintf(
+            why, sizeof why,
+            "it speaks protocol %u of the control connection, rank 0 protocol %d: run the same "
+            "version of tandem everywhere",
+            protocol, TDM__WIRE_PROTOCOL);
+        turn_away(hub, caller, why);
+        return;
+    }
+    if (!hub->told_of_garbage)
+        tdm_log(TDM_LOG_WARN, "comm",
+                "something that is no rank of tandem connected from %s, and was closed; more of "
+                "that will not be mentioned",
+                caller->address);
+    hub->told_of_garbage = true;
+    tdm__hub_drop(hub, caller);
+}
+
+/* Why this rank cannot come in; NULL when it can. Written to `out`. */
+static const char *find_fault(const tdm__hub *hub, const tdm__caller *caller,
+                              const tdm__frame *join, char *out, size_t bytes)
+{
+    const tdm__facts *facts = &hub->facts;
+    uint8_t proof[TDM_SHA256_BYTES];
+    unsigned rank = join->rank;
+    if (join->protocol != TDM__WIRE_PROTOCOL)
+        snprintf(
+            out, bytes,
+            "it speaks protocol %u of the control connection, rank 0 protocol %d: run the same "
+            "version of tandem everywhere",
+            join->protocol, TDM__WIRE_PROTOCOL);
+    else if (tdm__prove(TDM__PROVER_RANK, hub->key, join, caller->nonce, 0, proof) != TDM_OK)
+        snprintf(out, bytes, "rank 0 has no memory left");
+    else if (!tdm__proof_equal(proof, join->mac))
+        snprintf(out, bytes, "it has another secret");
+    else if (strcmp(join->version, TDM_VERSION) != 0)
+        snprintf(out, bytes, "rank %u runs tandem %s, rank 0 runs %s", rank, join->version,
+                 TDM_VERSION);
+    else if (strcmp(join->job, facts->job) != 0)
+        snprintf(out, bytes, "rank %u came for job \"%.128s\", rank 0 for job \"%.128s\"", rank,
+                 join->job, facts->job);
+    else if (join->size != (uint32_t)facts->size)
+        snprintf(out, bytes, "rank %u came for a world of %u ranks, rank 0 for one of %d", rank,
+                 join->size, facts->size);
+    else if (join->epoch != facts->epoch)
+        snprintf(out, bytes, "rank %u came for epoch %u, rank 0 for epoch %u", rank, join->epoch,
+                 facts->epoch);
+    else if (rank >= (uint32_t)facts->size)
+        snprintf(out, bytes, "there is no rank %u in a world of %d", rank, facts->size);
+    else if (isinf(hub->join_until_s))
+        snprintf(out, bytes, "rank %u came after rank 0 had given up waiting", rank);
+    else if (hub->members[rank].state != TDM__MEMBER_ABSENT || (rank == 0) != caller->inner)
+        snprintf(out, bytes, "rank %u is there already: process %llu on %s", rank,
+                 (unsigned long long)(rank == 0 ? (uint64_t)getpid() : hub->members[rank].pid),
+                 rank == 0 ? facts->host_name : hub->members[rank].host_name);
+    else
+        return NULL;
+    return out;
+}
+
+void tdm__hub_stranger(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame)
+{
+    if (frame->type != TDM__FRAME_JOIN) {
+        tdm__hub_garbage(hub, caller);
+        return;
+    }
+    char why[512];
+    if (find_fault(hub, caller, frame, why, sizeof why)) {
+        turn_away(hub, caller, why);
+        return;
+    }
+    tdm__frame welcome = {.type = TDM__FRAME_WELCOME, .world = hub->world};
+    if (tdm__prove(TDM__PROVER_HUB, hub->key, frame, caller->nonce, hub->world, welcome.mac) !=
+        TDM_OK) {
+        turn_away(hub, caller, "rank 0 has no memory left");
+        return;
+    }
+    tdm__member *member = &hub->members[frame->rank];
+    *member = (tdm__member){
+        .state = TDM__MEMBER_HERE, .caller = caller, .pid = frame->pid, .heard_s = tdm_clock_s()};
+    memcpy(member->host, frame->host, sizeof member->host);
+    memcpy(member->host_name, frame->host_name, sizeof member->host_name);
+    caller->state = TDM__CALLER_MEMBER;
+    caller->rank = (int)frame->rank;
+    caller->channel.limit = TDM__WIRE_BLOCK_MOST + 64;
+    hub->stranger_count--;
+    hub->here_count++;
+    tdm__hub_send(hub, caller, &welcome);
+    if (hub->here_count == hub->facts.size) tdm__hub_start(hub);
+}
+
+/* ---- all have come ------------------------------------------------------------------------------------ */
+
+void tdm__hub_start(tdm__hub *hub)
+{
+    int size = hub->facts.size;
+    tdm_str entries = TDM_STR_INIT;
+    int *hosts = calloc((size_t)size, sizeof *hosts); /* the lowest rank of each host */
+    int host_count = 0;
+    for (int i = 0; hosts && i < size; i++) {
+        const tdm__member *member = &hub->members[i];
+        int host = 0;
+        while (host < host_count &&
+               memcmp(hub->members[hosts[host]].host, member->host, sizeof member->host) != 0)
+            host++;
+        if (host == host_count) hosts[host_count++] = i;
+        tdm__entry entry = {.host = (uint32_t)host, .pid = member->pid};
+        memcpy(entry.name, member->host_name, sizeof entry.name);
+        tdm__wire_entry_write(&entry, &entries);
+    }
+    tdm__frame frame = {.type = TDM__FRAME_START,
+                        .count = (uint32_t)size,
+                        .bytes = (const uint8_t *)entries.data,
+                        .byte_count = entries.length};
+    tdm__blob *blob = hosts && tdm_str_ok(&entries) ? tdm__blob_frame(&frame) : NULL;
+    double now_s = tdm_clock_s();
+    hub->started = true;
+    for (int i = 0; i < size; i++) {
+        tdm__member *member = &hub->members[i];
+        member->heard_s = now_s;
+        if (member->state == TDM__MEMBER_HERE) tdm__hub_send_blob(hub, member->caller, blob);
+    }
+    tdm__blob_release(blob);
+    tdm_str_release(&entries);
+    free(hosts);
+}

@@ -1,0 +1,228 @@
+/*
+ * control_hub_members.c: what members of the world say to the hub, and what it tells them.
+ *
+ * Heartbeats are kept, the last of each. Blocks of an exchange are collected; with the last one the
+ * whole goes to everybody, as one blob. A broken group, a good-bye and a death go to all others. A
+ * member that says what a member does not say is taken for broken, and lost.
+ */
+#include "comm/control_hub.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PATIENCE 4.0 /* a silence this many times the longest so far is too long */
+
+/* ---- news ----------------------------------------------------------------------------------------------- */
+
+static void tell_others(tdm__hub *hub, const tdm__frame *frame)
+{
+    tdm__blob *blob = tdm__blob_frame(frame);
+    for (int i = 0; i < hub->facts.size; i++) {
+        tdm__member *member = &hub->members[i];
+        if (i != (int)frame->rank && member->state == TDM__MEMBER_HERE)
+            tdm__hub_send_blob(hub, member->caller, blob);
+    }
+    tdm__blob_release(blob);
+}
+
+void tdm__hub_lost(tdm__hub *hub, int rank, const char *fmt, ...)
+{
+    tdm__member *member = &hub->members[rank];
+    if (member->state != TDM__MEMBER_HERE) return;
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(member->end, sizeof member->end, fmt, args);
+    va_end(args);
+    tdm__hub_drop(hub, member->caller);
+    member->caller = NULL;
+    if (!hub->started) { /* it may come again */
+        hub->here_count--;
+        tdm_log(TDM_LOG_WARN, "comm", "rank %d (%s, process %llu) came, and went again: %s", rank,
+                member->host_name, (unsigned long long)member->pid, member->end);
+        *member = (tdm__member){.came_and_went = true};
+        return;
+    }
+    member->state = TDM__MEMBER_LOST;
+    tdm__frame news = {.type = TDM__FRAME_NEWS,
+                       .kind = TDM__NEWS_LOST,
+                       .rank = (uint32_t)rank,
+                       .status = TDM_ERR_PEER_FAILED};
+    snprintf(news.text, sizeof news.text, "%s", member->end);
+    tell_others(hub, &news);
+}
+
+static void left(tdm__hub *hub, tdm__caller *caller)
+{
+    int rank = caller->rank;
+    tdm__member *member = &hub->members[rank];
+    member->state = TDM__MEMBER_LEFT;
+    member->caller = NULL;
+    tdm__hub_let_go(hub, caller);
+    if (!hub->started) {
+        hub->here_count--;
+        *member = (tdm__member){.came_and_went = true};
+        return;
+    }
+    tdm__frame news = {.type = TDM__FRAME_NEWS,
+                       .kind = TDM__NEWS_LEFT,
+                       .rank = (uint32_t)rank,
+                       .status = TDM_ERR_PEER_LEFT};
+    tell_others(hub, &news);
+}
+
+void tdm__hub_listen_for_silence(tdm__hub *hub, double now_s)
+{
+    double least_s = hub->facts.silence_s, beats_s = 20 * tdm__beat_s(hub->facts.size);
+    if (least_s < beats_s && hub->facts.size > 1024) least_s = beats_s;
+    for (int i = 1; i < hub->facts.size; i++) { /* rank 0 is this process */
+        tdm__member *member = &hub->members[i];
+        if (member->state != TDM__MEMBER_HERE) continue;
+        double most_s = PATIENCE * member->longest_s;
+        if (most_s > 10 * least_s) most_s = 10 * least_s;
+        if (most_s < least_s) most_s = least_s;
+        if (now_s - member->heard_s > most_s)
+            tdm__hub_lost(hub, i, "it was not heard of for %.1f s", now_s - member->heard_s);
+    }
+}
+
+/* ---- exchanges ------------------------------------------------------------------------------------------ */
+
+/* Sends everybody's blocks to everybody; without blocks when they are too many bytes. */
+static void finish_exchange(tdm__hub *hub)
+{
+    int size = hub->facts.size;
+    uint64_t total = 0;
+    for (int i = 0; i < size; i++) total += hub->members[i].block_bytes;
+    bool fits = total + 8 * (uint64_t)size < TDM__WIRE_GATHERED_MOST;
+    tdm__frame frame = {.type = TDM__FRAME_GATHERED,
+                        .number = hub->exchange_number,
+                        .count = fits ? (uint32_t)size : 0};
+    tdm_str text = TDM_STR_INIT;
+    tdm__wire_write_before(&frame, fits ? (size_t)total + 8 * (size_t)size : 0, &text);
+    for (int i = 0; fits && i < size; i++) tdm__wire_put_u64(hub->members[i].block_bytes, &text);
+    for (int i = 0; i < size; i++) {
+        tdm__member *member = &hub->members[i];
+        if (fits && member->block_bytes > 0)
+            tdm_str_add_bytes(&text, member->block, member->block_bytes);
+        free(member->block);
+        member->block = NULL;
+        member->block_bytes = 0;
+        member->has_block = false;
+    }
+    hub->block_count = 0;
+    hub->exchange_number++;
+    tdm__blob *blob = tdm__blob_of(&text);
+    tdm_str_release(&text);
+    for (int i = 0; i < size; i++)
+        if (hub->members[i].state == TDM__MEMBER_HERE)
+            tdm__hub_send_blob(hub, hub->members[i].caller, blob);
+    tdm__blob_release(blob);
+}
+
+static void add_block(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame)
+{
+    tdm__member *member = &hub->members[caller->rank];
+    if (frame->number != hub->exchange_number || member->has_block || !hub->started) {
+        tdm__hub_lost(hub, caller->rank, "it sent rank 0 an exchange out of turn");
+        return;
+    }
+    member->block = malloc(frame->byte_count > 0 ? frame->byte_count : 1);
+    if (!member->block) {
+        tdm__hub_lost(hub, caller->rank, "rank 0 has no memory for what it exchanges");
+        return;
+    }
+    if (frame->byte_count > 0) memcpy(member->block, frame->bytes, frame->byte_count);
+    member->block_bytes = frame->byte_count;
+    member->has_block = true;
+    if (++hub->block_count == hub->facts.size) finish_exchange(hub);
+}
+
+/* ---- questions ------------------------------------------------------------------------------------------ */
+
+static void report_one(const tdm__hub *hub, int rank, double now_s, tdm_str *out)
+{
+    const tdm__member *member = &hub->members[rank];
+    tdm_str_addf(out, "rank %d (%s, process %llu): ", rank, member->host_name,
+                 (unsigned long long)member->pid);
+    if (member->state == TDM__MEMBER_LOST) {
+        tdm_str_addf(out, "lost: %s; before: %s", member->end,
+                     *member->text ? member->text : "nothing known");
+        return;
+    }
+    tdm_str_add(out, *member->text ? member->text : "nothing known yet");
+    if (member->state == TDM__MEMBER_LEFT)
+        tdm_str_add(out, ", has left");
+    else if (rank == 0)
+        tdm_str_add(out, ", heard just now");
+    else
+        tdm_str_addf(out, ", last heard %.1f s ago", now_s - member->heard_s);
+}
+
+static void report(const tdm__hub *hub, const tdm__frame *ask, tdm_str *out)
+{
+    double now_s = tdm_clock_s();
+    for (uint32_t i = 0; i < ask->count; i++) {
+        uint32_t rank = tdm__wire_u32(ask->bytes + 4 * (size_t)i);
+        if (rank >= (uint32_t)hub->facts.size) continue;
+        tdm_str one = TDM_STR_INIT;
+        report_one(hub, (int)rank, now_s, &one);
+        bool fits = out->length + one.length + 40 < TDM__WIRE_TEXT;
+        if (fits) tdm_str_addf(out, "%s%s", out->length > 0 ? "; " : "", tdm_str_text(&one));
+        tdm_str_release(&one);
+        if (!fits) {
+            tdm_str_addf(out, "; and %u ranks more", ask->count - i);
+            return;
+        }
+    }
+}
+
+/* Who has brought nothing to an exchange. */
+static void lacking(const tdm__hub *hub, const tdm__frame *ask, tdm_str *out)
+{
+    for (int i = 0; i < hub->facts.size && ask->number == hub->exchange_number; i++) {
+        if (hub->members[i].has_block) continue;
+        if (out->length > TDM__WIRE_TEXT - 100) {
+            tdm_str_add(out, ", ...");
+            return;
+        }
+        tdm_str_addf(out, "%s%d", out->length > 0 ? ", " : "", i);
+    }
+}
+
+static void answer(tdm__hub *hub, tdm__caller *caller, const tdm__frame *ask)
+{
+    if (ask->byte_count != 4 * (uint64_t)ask->count) {
+        tdm__hub_lost(hub, caller->rank, "it asked rank 0 something that makes no sense");
+        return;
+    }
+    tdm_str text = TDM_STR_INIT;
+    if (ask->kind == TDM__ASK_LACKING) {
+        lacking(hub, ask, &text);
+    } else {
+        report(hub, ask, &text);
+    }
+    tdm__frame frame = {.type = TDM__FRAME_ANSWER, .id = ask->id};
+    snprintf(frame.text, sizeof frame.text, "%s", tdm_str_text(&text));
+    tdm_str_release(&text);
+    tdm__hub_send(hub, caller, &frame);
+}
+
+void tdm__hub_member(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame)
+{
+    tdm__member *member = &hub->members[caller->rank];
+    tdm__frame news;
+    switch (frame->type) {
+    case TDM__FRAME_BEAT: memcpy(member->text, frame->text, sizeof member->text); break;
+    case TDM__FRAME_EXCHANGE: add_block(hub, caller, frame); break;
+    case TDM__FRAME_ASK: answer(hub, caller, frame); break;
+    case TDM__FRAME_BYE: left(hub, caller); break;
+    case TDM__FRAME_NEWS:
+        news = *frame;
+        news.kind = TDM__NEWS_BROKEN;
+        news.rank = (uint32_t)caller->rank;
+        if (hub->started) tell_others(hub, &news);
+        break;
+    default: tdm__hub_lost(hub, caller->rank, "it sent rank 0 something that makes no sense");
+    }
+}
