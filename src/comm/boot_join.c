@@ -17,7 +17,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { HELLO_S = 10 }; /* for a hub to say hello, and to answer */
+enum {
+    HELLO_S = 10, /* for a hub to say hello, and to answer */
+    GRACE_S = 1   /* for the hub to say that the time is over, and who is missing, by itself */
+};
 
 tdm_status tdm__draw(void *out, size_t bytes, tdm_error *err)
 {
@@ -172,7 +175,7 @@ static tdm_status await_start(attempt *a, tdm__entry **out, tdm_error *err)
     a->channel.limit = TDM__WIRE_GATHERED_MOST;
     for (;;) {
         tdm__frame frame;
-        tdm_status status = next_frame(a, a->until_s, &frame, err);
+        tdm_status status = next_frame(a, a->until_s + GRACE_S, &frame, err);
         if (status == TDM_ERR_TIMEOUT)
             return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
                             "not all of %d ranks came within %.3g s; rank 0 says: %s", facts->size,

@@ -82,6 +82,7 @@ struct tdm__hub {
     int stranger_count;
     bool dirty; /* something is queued, or somebody is over */
     bool told_of_garbage;
+    int told_of_refused;
     uint32_t exchange_number;
     int block_count;
 };

@@ -17,7 +17,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-enum { STRANGERS_MOST = 64, ACCEPT_MOST = 16 };
+enum { STRANGERS_MOST = 64, ACCEPT_MOST = 16, MENTIONED_MOST = 100, PROTOCOL_MOST = 1000 };
 #define STRANGER_S 5.0
 
 tdm__caller *tdm__hub_greet(tdm__hub *hub, int fd, const char *address)
@@ -95,7 +95,9 @@ void tdm__hub_missing(const tdm__hub *hub, tdm_str *out)
 
 static void turn_away(tdm__hub *hub, tdm__caller *caller, const char *why)
 {
-    tdm_log(TDM_LOG_WARN, "comm", "turned away a rank from %s: %s", caller->address, why);
+    if (hub->told_of_refused < MENTIONED_MOST)
+        tdm_log(TDM_LOG_WARN, "comm", "turned away a rank from %s: %s%s", caller->address, why,
+                ++hub->told_of_refused < MENTIONED_MOST ? "" : "; more will not be mentioned");
     tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = TDM_ERR_PEER_REFUSED};
     snprintf(frame.text, sizeof frame.text, "%s", why);
     tdm__hub_send(hub, caller, &frame);
@@ -107,7 +109,7 @@ void tdm__hub_garbage(tdm__hub *hub, tdm__caller *caller)
     uint32_t protocol = 0;
     const tdm__channel *channel = &caller->channel;
     if (tdm__wire_protocol(channel->in + channel->in_first, channel->in_count, &protocol) &&
-        protocol != TDM__WIRE_PROTOCOL) {
+        protocol != TDM__WIRE_PROTOCOL && protocol < PROTOCOL_MOST) {
         char why[160];
         snprintf(
             why, sizeof why,

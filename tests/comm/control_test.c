@@ -1,186 +1,10 @@
 /*
- * control_test.c: how ranks find each other, with real processes.
+ * control_test.c: ranks of a world, once they have found each other, with real processes.
  *
- * Each test forks the ranks of a world, which join, exchange, die, stop or are refused as it says. A
- * rank checks what it sees itself; its exit status says whether all of it was right. Strangers knock
- * at the hub's door meanwhile. The process that forks never opens a world, so it has no threads.
+ * Ranks join, exchange, die, stop, break groups and leave, and every other one must hear of it, in
+ * time and in the right words, whether it does anything or not. Nothing may be left behind.
  */
-#include "check.h"
-
-#include "comm/boot.h"
-#include "comm/boot_socket.h"
-
-#include <arpa/inet.h>
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SLOW = 1 };
-#else
-enum { SLOW = 0 };
-#endif
-
-enum { RANKS_MOST = 16, RANK_S = 60 };
-
-/* ---- processes ------------------------------------------------------------------------------------------ */
-
-/* What ranks and the test tell each other. */
-typedef struct board {
-    _Atomic int joined, may_go, saw;
-    _Atomic int pids[RANKS_MOST];
-    _Atomic int warnings;
-    char warning[400];
-    char report[1000];
-    double seen_s[RANKS_MOST]; /* when the news came */
-} board;
-
-static board *shared;
-
-typedef struct world {
-    int size;
-    const char *rendezvous;
-    const char *secret, *job;
-    double join_s;
-    int victim; /* who is killed or stopped; -1: nobody */
-    int (*rank)(const struct world *world, int rank);
-    int pids[RANKS_MOST];
-} world;
-
-static void pause_s(double seconds)
-{
-    nanosleep(&(struct timespec){.tv_sec = (time_t)seconds,
-                                 .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)},
-              NULL);
-}
-
-/* False when it did not become true in time. */
-static bool await(const _Atomic int *value, int least, double seconds)
-{
-    double until_s = tdm_clock_s() + seconds;
-    while (*value < least && tdm_clock_s() < until_s) pause_s(0.001);
-    return *value >= least;
-}
-
-static void on_log(const tdm_log_record *record, void *user)
-{
-    (void)user;
-    if (record->level < TDM_LOG_WARN) return;
-    if (shared->warnings++ == 0)
-        snprintf(shared->warning, sizeof shared->warning, "%s", record->message);
-}
-
-static int start_one(const world *w, int rank)
-{
-    fflush(NULL);
-    int pid = fork();
-    if (pid != 0) return pid;
-    alarm(RANK_S);
-    check_failures = 0;
-    tdm_log_add_sink(on_log, NULL, TDM_LOG_WARN);
-    int code = w->rank(w, rank);
-    fflush(NULL);
-    _exit(check_failures ? 99 : code);
-}
-
-static void start(world *w)
-{
-    memset(shared, 0, sizeof *shared);
-    for (int i = 0; i < w->size; i++) shared->pids[i] = w->pids[i] = start_one(w, i);
-}
-
-/* The exit status of a rank; 1000 + signal when one ended it. */
-static int finish_one(int pid)
-{
-    int status = 0;
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
-    return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
-}
-
-static void finish(const world *w)
-{
-    for (int i = 0; i < w->size; i++)
-        CHECK_INT(finish_one(w->pids[i]), i == w->victim ? 1000 + SIGKILL : 0);
-}
-
-static tdm_comm_options options_of(const world *w, int rank)
-{
-    return (tdm_comm_options){.rendezvous = w->rendezvous,
-                              .secret = w->secret,
-                              .job = w->job,
-                              .has_place = true,
-                              .rank = rank,
-                              .size = w->size,
-                              .deadline_s = 20,
-                              .join_s = w->join_s > 0 ? w->join_s : 20};
-}
-
-static tdm__control *join(const world *w, int rank)
-{
-    tdm_comm_options options = options_of(w, rank);
-    tdm__control *control = NULL;
-    tdm_error err = {0};
-    tdm_status status = tdm__control_open(&options, &control, &err);
-    CHECK_INT(status, TDM_OK);
-    if (status != TDM_OK) {
-        fprintf(stderr, "rank %d: %s\n", rank, err.message);
-        _exit(98);
-    }
-    CHECK_INT(control->rank, rank);
-    CHECK_INT(control->size, w->size);
-    shared->joined++;
-    return control;
-}
-
-static int count_in(const char *dir)
-{
-    int count = 0;
-    DIR *folder = opendir(dir);
-    while (folder && readdir(folder)) count++;
-    if (folder) closedir(folder);
-    return count;
-}
-
-/* Names that no other run of this test uses, and a port that is free now. */
-static const char *unix_name(void)
-{
-    static char text[64];
-    static int number;
-    snprintf(text, sizeof text, "unix:tandem-control-test-%ld-%d", (long)getpid(), number++);
-    return text;
-}
-
-static const char *tcp_name(int family)
-{
-    static char text[64];
-    struct sockaddr_storage any;
-    socklen_t bytes = tdm__socket_any(family, NULL, &any);
-    int fd = tdm__socket_listen((struct sockaddr *)&any, bytes);
-    snprintf(text, sizeof text, family == AF_INET6 ? "[::1]:%d" : "127.0.0.1:%d",
-             tdm__socket_port(fd));
-    if (fd >= 0) close(fd);
-    return text;
-}
-
-static const char *file_name(void)
-{
-    static char text[128];
-    static int number;
-    const char *dir = getenv("TMPDIR");
-    snprintf(text, sizeof text, "%s/tandem-control-test-%ld-%d", dir ? dir : "/tmp", (long)getpid(),
-             number++);
-    return text;
-}
+#include "comm/control_world.h"
 
 /* ---- joining and exchanging ----------------------------------------------------------------------------- */
 
@@ -222,7 +46,7 @@ static int rank_that_exchanges(const world *w, int rank)
     for (int i = 0; i < w->size; i++) CHECK_INT(control->host_of[i], 0);
     CHECK(w->size == 1 || count_in("/proc/self/task") > threads);
     for (int round = 0; round < 30; round++) exchange_round(control, round, 3000);
-    exchange_round(control, 30, (size_t)4 << 20);
+    exchange_round(control, 30, w->size > 5 ? 100000 : (size_t)4 << 20);
     exchange_round(control, 31, 1);
     control->ops->close(control);
     CHECK_INT(count_in("/proc/self/fd"), fds);
@@ -307,8 +131,10 @@ static int rank_that_mourns(const world *w, int rank)
     tdm__control *control = join(w, rank);
     listener l;
     listen_to(control, &l);
-    if (rank == w->victim)
-        for (;;) pause_s(1);
+    if (rank == w->victim) {
+        pause_s(RANK_S);
+        return 1;
+    }
     listener heard = await_news(&l, 1, 20);
     CHECK_INT(heard.lost, 1);
     CHECK_INT(heard.last.rank, w->victim);
@@ -343,14 +169,316 @@ static void death_is_told_to_all(void)
     }
 }
 
+/* ---- leaving -------------------------------------------------------------------------------------------- */
+
+/* Rank 0 leaves first, and takes the hub with it. The others know, go on, and end. */
+static int rank_that_leaves(const world *w, int rank)
+{
+    tdm__control *control = join(w, rank);
+    listener l;
+    listen_to(control, &l);
+    exchange_round(control, 1, 100);
+    if (rank > 0) {
+        listener heard = await_news(&l, 1, 20);
+        CHECK_INT(heard.left, 1);
+        CHECK_INT(heard.last.rank, 0);
+        char text[500];
+        int who = 1;
+        pause_s(0.1);
+        control->ops->report(control, &who, 1, text, sizeof text);
+        CHECK_HAS(text, "rank 1 (");
+        CHECK_HAS(text, "does not answer");
+        uint8_t **all = NULL;
+        size_t *sizes = NULL;
+        tdm_error err = {0};
+        CHECK_INT(control->ops->exchange(control, "x", 1, &all, &sizes, &err), TDM_ERR_PEER_LEFT);
+        CHECK_HAS(err.message, "rank 0 (");
+        control->ops->broken(control, 1, TDM_ERR_PEER_FAILED, "said to nobody");
+    }
+    double before_s = tdm_clock_s();
+    control->ops->close(control);
+    CHECK(tdm_clock_s() - before_s < 5);
+    return 0;
+}
+
+/* The last rank leaves first: all others hear of it, and nobody takes it for dead. */
+static int rank_that_stays(const world *w, int rank)
+{
+    tdm__control *control = join(w, rank);
+    listener l;
+    listen_to(control, &l);
+    if (rank < w->size - 1) {
+        listener heard = await_news(&l, 1, 20);
+        CHECK_INT(heard.left, 1);
+        CHECK_INT(heard.lost, 0);
+        CHECK_INT(heard.last.rank, w->size - 1);
+        shared->saw++;
+        CHECK(await(&shared->saw, w->size - 1, 20));
+    }
+    control->ops->close(control);
+    return 0;
+}
+
+static void leaving_is_told_to_all(void)
+{
+    world w = {.size = 4, .rendezvous = unix_name(), .victim = -1, .rank = rank_that_leaves};
+    start(&w);
+    finish(&w);
+    w.rendezvous = tcp_name(AF_INET);
+    start(&w);
+    finish(&w);
+    w.rank = rank_that_stays;
+    start(&w);
+    finish(&w);
+    CHECK_INT(shared->warnings, 0);
+}
+
+/* ---- broken groups ---------------------------------------------------------------------------------------- */
+
+static int rank_that_breaks(const world *w, int rank)
+{
+    tdm__control *control = join(w, rank);
+    listener l;
+    if (rank != 2) listen_to(control, &l);
+    if (rank == 1) {
+        control->ops->broken(control, 7, TDM_ERR_PEER_MISMATCH, "two calls\nthat differ");
+        CHECK(await(&shared->saw, w->size - 1, 20));
+        CHECK_INT(await_news(&l, 1, 0).broken, 0);
+    } else {
+        if (rank == 2) { /* listens late, and hears it all the same */
+            pause_s(0.2);
+            listen_to(control, &l);
+        }
+        listener heard = await_news(&l, 1, 20);
+        CHECK_INT(heard.broken, 1);
+        CHECK_INT(heard.last.rank, 1);
+        CHECK_INT(heard.last.group, 7);
+        CHECK_INT(heard.last.status, TDM_ERR_PEER_MISMATCH);
+        CHECK_TEXT(heard.text, "two calls?that differ");
+        shared->saw++;
+        CHECK(await(&shared->saw, w->size - 1, 20));
+    }
+    control->ops->close(control);
+    return 0;
+}
+
+static void broken_groups_are_told_to_all(void)
+{
+    world w = {.size = 4, .rendezvous = unix_name(), .victim = -1, .rank = rank_that_breaks};
+    start(&w);
+    finish(&w);
+}
+
+/* ---- silence ---------------------------------------------------------------------------------------------- */
+
+/* What is said of rank 1, until it has the part. */
+static bool report_has(tdm__control *control, const char *part, char *text, size_t bytes)
+{
+    int who = 1;
+    for (double until_s = tdm_clock_s() + 20; tdm_clock_s() < until_s; pause_s(0.05)) {
+        control->ops->report(control, &who, 1, text, bytes);
+        if (strstr(text, part)) return true;
+    }
+    return false;
+}
+
+/* Rank 1 is stopped for a while: nobody takes it for dead, and a report says how long it is silent. */
+static int rank_that_waits(const world *w, int rank)
+{
+    tdm__control *control = join(w, rank);
+    listener l;
+    listen_to(control, &l);
+    char text[1000];
+    CHECK(report_has(control, "counts sheep", text, sizeof text));
+    if (rank != 1) {
+        shared->saw++;
+        CHECK(await(&shared->may_go, 1, 30));
+        CHECK(report_has(control, "last heard 1.", text, sizeof text));
+        char who[64];
+        snprintf(who, sizeof who, "process %d): counts sheep", shared->pids[1]);
+        CHECK_HAS(text, who);
+        shared->saw++;
+    }
+    exchange_round(control, 3, 1000);
+    CHECK_INT(await_news(&l, 1, 0).lost, 0);
+    exchange_round(control, 4, 1000);
+    control->ops->close(control);
+    return 0;
+}
+
+static void a_stopped_rank_is_not_lost(void)
+{
+    world w = {.size = 3, .rendezvous = unix_name(), .victim = -1, .rank = rank_that_waits};
+    start(&w);
+    CHECK(await(&shared->saw, 2, 20));
+    kill(w.pids[1], SIGSTOP);
+    shared->may_go = 1;
+    CHECK(await(&shared->saw, 4, 20));
+    kill(w.pids[1], SIGCONT);
+    finish(&w);
+}
+
+/* Rank 1 is stopped for longer than is allowed. */
+static int rank_that_gives_up(const world *w, int rank)
+{
+    tdm__control *control = join(w, rank);
+    listener l;
+    listen_to(control, &l);
+    listener heard = await_news(&l, 1, 20);
+    CHECK_INT(heard.lost, 1);
+    CHECK_INT(heard.last.rank, w->victim);
+    CHECK_HAS(heard.text, "it was not heard of for ");
+    char text[1000];
+    CHECK(w->victim == 0 || report_has(control, "lost: it was not heard of", text, sizeof text));
+    shared->saw++;
+    await(&shared->saw, w->size - 1, 20);
+    control->ops->close(control);
+    return 0;
+}
+
+static void long_silence_is_death(void)
+{
+    setenv("TANDEM_SILENCE", "0.8", 1);
+    for (int victim = 0; victim < 2; victim++) {
+        world w = {.size = 3,
+                   .rendezvous = tcp_name(AF_INET),
+                   .victim = victim,
+                   .rank = rank_that_gives_up};
+        start(&w);
+        CHECK(await(&shared->joined, 3, 20));
+        kill(w.pids[victim], SIGSTOP);
+        CHECK(await(&shared->saw, 2, 20));
+        kill(w.pids[victim], SIGKILL);
+        finish(&w);
+    }
+    unsetenv("TANDEM_SILENCE");
+}
+
+/* ---- calls that wait -------------------------------------------------------------------------------------- */
+
+static int rank_that_lacks(const world *w, int rank)
+{
+    tdm_comm_options options = options_of(w, rank);
+    options.deadline_s = 0.4;
+    tdm__control *control = NULL;
+    tdm_error err = {0};
+    CHECK_INT(tdm__control_open(&options, &control, &err), TDM_OK);
+    if (!control) return 1;
+    if (rank != 2) {
+        uint8_t **all = NULL;
+        size_t *sizes = NULL;
+        tdm_status status = control->ops->exchange(control, "x", 1, &all, &sizes, &err);
+        CHECK_INT(status, TDM_ERR_PEER_TIMEOUT);
+        CHECK_HAS(err.message, "missing ranks: 2");
+        CHECK(!all && !sizes);
+        status = control->ops->exchange(control, "x", 1, &all, &sizes, &err);
+        CHECK_INT(status, TDM_ERR_PEER_TIMEOUT);
+        CHECK_HAS(err.message, "earlier exchange");
+        shared->saw++;
+    }
+    CHECK(await(&shared->saw, w->size - 1, 20));
+    control->ops->close(control);
+    return 0;
+}
+
+static void an_exchange_names_who_lacks(void)
+{
+    world w = {.size = 4, .rendezvous = unix_name(), .victim = -1, .rank = rank_that_lacks};
+    start(&w);
+    finish(&w);
+}
+
+typedef struct stuck {
+    pthread_mutex_t lock;
+    _Atomic int entered;
+} stuck;
+
+static void stuck_news(void *user, const tdm__news *news)
+{
+    stuck *s = user;
+    (void)news;
+    s->entered = 1;
+    pthread_mutex_lock(&s->lock);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* An event waits for a lock; its holder asks for a report, and gets it. */
+static int rank_that_holds_a_lock(const world *w, int rank)
+{
+    tdm__control *control = join(w, rank);
+    stuck s = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    tdm__control_events events = {.user = &s, .news = stuck_news, .describe = on_describe};
+    pthread_mutex_lock(&s.lock);
+    tdm__control_listen(control, &events);
+    if (rank == 0) {
+        control->ops->broken(control, 1, TDM_ERR_PEER_FAILED, "so that there is news");
+    } else {
+        CHECK(await(&s.entered, 1, 20));
+        char text[1000];
+        CHECK(report_has(control, "rank 1 (", text, sizeof text));
+        CHECK(!strstr(text, "does not answer"));
+    }
+    pthread_mutex_unlock(&s.lock);
+    exchange_round(control, 1, 100);
+    control->ops->close(control);
+    return 0;
+}
+
+static void reports_do_not_wait_for_events(void)
+{
+    world w = {.size = 2, .rendezvous = unix_name(), .victim = -1, .rank = rank_that_holds_a_lock};
+    start(&w);
+    finish(&w);
+}
+
+/* A rank dies while others are in an exchange, again and again, at any moment. */
+static int rank_that_exchanges_until_the_end(const world *w, int rank)
+{
+    tdm__control *control = join(w, rank);
+    for (;;) {
+        uint8_t **all = NULL;
+        size_t *sizes = NULL;
+        tdm_error err = {0};
+        tdm_status status = control->ops->exchange(control, "xyz", 3, &all, &sizes, &err);
+        free(all);
+        free(sizes);
+        if (status == TDM_OK) continue;
+        CHECK_INT(status, TDM_ERR_PEER_FAILED);
+        char name[32];
+        snprintf(name, sizeof name, "rank %d (", w->victim);
+        CHECK_HAS(err.message, name);
+        break;
+    }
+    shared->saw++;
+    await(&shared->saw, w->size - 1, 20);
+    control->ops->close(control);
+    return 0;
+}
+
+static void death_ends_an_exchange(void)
+{
+    for (int i = 0; i < (SLOW ? 4 : 20); i++) {
+        world w = {.size = 3,
+                   .rendezvous = i % 2 ? tcp_name(AF_INET) : unix_name(),
+                   .victim = i % 3,
+                   .rank = rank_that_exchanges_until_the_end};
+        start(&w);
+        CHECK(await(&shared->joined, 3, 20));
+        pause_s(0.001 * (i % 7));
+        kill(w.pids[w.victim], SIGKILL);
+        finish(&w);
+    }
+}
+
 static const check_test tests[] = {
-    CHECK_TEST(worlds_join_and_exchange),
-    CHECK_TEST(death_is_told_to_all),
+    CHECK_TEST(worlds_join_and_exchange),    CHECK_TEST(death_is_told_to_all),
+    CHECK_TEST(leaving_is_told_to_all),      CHECK_TEST(broken_groups_are_told_to_all),
+    CHECK_TEST(a_stopped_rank_is_not_lost),  CHECK_TEST(long_silence_is_death),
+    CHECK_TEST(an_exchange_names_who_lacks), CHECK_TEST(reports_do_not_wait_for_events),
+    CHECK_TEST(death_ends_an_exchange),
 };
 
 int main(int argc, char **argv)
 {
-    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (shared == MAP_FAILED) return 1;
-    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
+    return world_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }

@@ -1,0 +1,693 @@
+/*
+ * boot_test.c: who may join a world, where ranks meet, and what a launcher says of a process's place.
+ *
+ * Every reason to be turned away is tried, and both sides must name it. Strangers of all kinds knock at
+ * the door while ranks come, and later: none may be noticed by the ranks.
+ */
+#include "comm/control_world.h"
+
+/* ---- the environment -------------------------------------------------------------------------------------- */
+
+static const char *const all_variables[] = {
+    "TANDEM_RANK",
+    "TANDEM_SIZE",
+    "TANDEM_LOCAL_RANK",
+    "TANDEM_LOCAL_SIZE",
+    "TANDEM_RENDEZVOUS",
+    "TANDEM_SECRET",
+    "TANDEM_TRANSPORT",
+    "TANDEM_JOB",
+    "TANDEM_RUN",
+    "TANDEM_TUNE",
+    "TANDEM_DEADLINE",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "PMI_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "PMI_SIZE",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+    "SLURM_LOCALID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_NNODES",
+    "PMIX_NAMESPACE",
+    "PMI_JOBID",
+    "OMPI_MCA_ess_base_jobid",
+};
+
+/* Sets exactly these, given as "NAME=value NAME=value". */
+static void set_environment(const char *settings)
+{
+    for (size_t i = 0; i < sizeof(all_variables) / sizeof(all_variables[0]); i++)
+        unsetenv(all_variables[i]);
+    char text[512];
+    snprintf(text, sizeof text, "%s", settings);
+    char *rest = NULL;
+    for (char *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
+        char *value = strchr(word, '=');
+        *value++ = '\0';
+        setenv(word, value, 1);
+    }
+}
+
+static void places_are_read_from_launchers(void)
+{
+    static const struct {
+        const char *settings, *launcher;
+        int rank, size, local_rank, local_size;
+    } cases[] = {
+        {"TANDEM_RANK=3 TANDEM_SIZE=4", "tandem", 3, 4, -1, -1},
+        {"TANDEM_RANK=3 TANDEM_SIZE=4 TANDEM_LOCAL_RANK=1 TANDEM_LOCAL_SIZE=2", "tandem", 3, 4, 1,
+         2},
+        {"OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 "
+         "OMPI_COMM_WORLD_LOCAL_SIZE=1",
+         "openmpi", 1, 2, 0, 1},
+        {"PMI_RANK=0 PMI_SIZE=3 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=3", "mpich", 0, 3, 0, 3},
+        {"PMI_RANK=5 PMI_SIZE=6 SLURM_PROCID=1 SLURM_NTASKS=2", "mpich", 5, 6, -1, -1},
+        {"SLURM_PROCID=7 SLURM_NTASKS=8 SLURM_LOCALID=3", "slurm", 7, 8, 3, -1},
+        {"SLURM_PROCID=1 SLURM_NTASKS=8 SLURM_STEP_NUM_TASKS=2", "slurm", 1, 2, -1, -1},
+        {"TANDEM_RANK=0 TANDEM_SIZE=1 SLURM_PROCID=7 SLURM_NTASKS=8", "tandem", 0, 1, -1, -1},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        set_environment(cases[i].settings);
+        tdm_comm_place place = {0};
+        tdm_error err = {0};
+        CHECK_INT(tdm_comm_environment(&place, &err), TDM_OK);
+        CHECK_TEXT(err.message, "");
+        CHECK_TEXT(place.launcher, cases[i].launcher);
+        CHECK_INT(place.rank, cases[i].rank);
+        CHECK_INT(place.size, cases[i].size);
+        CHECK_INT(place.local_rank, cases[i].local_rank);
+        CHECK_INT(place.local_size, cases[i].local_size);
+    }
+    set_environment("");
+}
+
+static void nonsense_in_the_environment_is_named(void)
+{
+    static const struct {
+        const char *settings, *first, *second;
+    } cases[] = {
+        {"TANDEM_RANK=x TANDEM_SIZE=4", "TANDEM_RANK", "\"x\""},
+        {"TANDEM_RANK=4 TANDEM_SIZE=4", "TANDEM_RANK is 4", "TANDEM_SIZE is 4"},
+        {"TANDEM_RANK=-1 TANDEM_SIZE=4", "TANDEM_RANK", "\"-1\""},
+        {"TANDEM_RANK=0 TANDEM_SIZE=0", "TANDEM_SIZE", "\"0\""},
+        {"TANDEM_RANK=0 TANDEM_SIZE=4294967297", "TANDEM_SIZE", "\"4294967297\""},
+        {"TANDEM_RANK=0 TANDEM_SIZE=99999999999999999999", "TANDEM_SIZE", "whole number"},
+        {"TANDEM_RANK=1e1 TANDEM_SIZE=20", "TANDEM_RANK", "\"1e1\""},
+        {"TANDEM_RANK=1", "TANDEM_RANK is set", "TANDEM_SIZE is not"},
+        {"TANDEM_SIZE=1", "TANDEM_SIZE is set", "TANDEM_RANK is not"},
+        {"TANDEM_RANK=1 TANDEM_SIZE=2 TANDEM_LOCAL_RANK=2 TANDEM_LOCAL_SIZE=2",
+         "TANDEM_LOCAL_RANK is 2", "TANDEM_LOCAL_SIZE is 2"},
+        {"TANDEM_RANK=1 TANDEM_SIZE=2 TANDEM_LOCAL_RANK=0 TANDEM_LOCAL_SIZE=3",
+         "TANDEM_LOCAL_SIZE is 3", "a world of 2"},
+        {"PMI_RANK=0 PMI_SIZE=", "PMI_RANK is set", "PMI_SIZE is not"},
+        {"SLURM_PROCID=9 SLURM_NTASKS=8", "SLURM_PROCID is 9", "SLURM_NTASKS is 8"},
+        {"TANDEM_RANK=0 TANDEM_SIZE=1 TANDEM_DEADLINE=soon", "TANDEM_DEADLINE", "\"soon\""},
+        {"TANDEM_RANK=0 TANDEM_SIZE=1 TANDEM_DEADLINE=-3", "TANDEM_DEADLINE", "\"-3\""},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        set_environment(cases[i].settings);
+        tdm_comm_options options;
+        tdm_error err = {0};
+        CHECK_INT(tdm__options_resolve(NULL, &options, &err), TDM_ERR_INVALID);
+        CHECK_HAS(err.message, cases[i].first);
+        CHECK_HAS(err.message, cases[i].second);
+    }
+    set_environment("");
+    tdm_comm_place place;
+    tdm_error err = {0};
+    CHECK_INT(tdm_comm_environment(&place, &err), TDM_ERR_NOT_FOUND);
+    CHECK_HAS(err.message, "tandem run");
+}
+
+static void options_come_before_the_environment(void)
+{
+    set_environment("TANDEM_RANK=1 TANDEM_SIZE=2 TANDEM_RENDEZVOUS=unix:e TANDEM_SECRET=s "
+                    "TANDEM_TRANSPORT=shm TANDEM_JOB=j TANDEM_RUN=r TANDEM_TUNE=t "
+                    "TANDEM_DEADLINE=2.5");
+    tdm_comm_options out, given = {.rendezvous = "unix:o", .deadline_s = 7};
+    CHECK_INT(tdm__options_resolve(NULL, &out, NULL), TDM_OK);
+    CHECK_INT(out.rank, 1);
+    CHECK_TEXT(out.rendezvous, "unix:e");
+    CHECK_TEXT(out.secret, "s");
+    CHECK_TEXT(out.transport, "shm");
+    CHECK_TEXT(out.job, "j");
+    CHECK_TEXT(out.trace, "r");
+    CHECK_TEXT(out.tune, "t");
+    CHECK_NEAR(out.deadline_s, 2.5, 0);
+    CHECK_NEAR(out.join_s, 60, 0);
+    CHECK_INT(tdm__options_resolve(&given, &out, NULL), TDM_OK);
+    CHECK_TEXT(out.rendezvous, "unix:o");
+    CHECK_NEAR(out.deadline_s, 7, 0);
+    given = (tdm_comm_options){.has_place = true, .rank = 5, .size = 5};
+    tdm_error err = {0};
+    CHECK_INT(tdm__options_resolve(&given, &out, &err), TDM_ERR_INVALID);
+    CHECK_HAS(err.message, "rank 5 of 5");
+    set_environment("");
+    CHECK_INT(tdm__options_resolve(NULL, &out, NULL), TDM_OK);
+    CHECK_INT(out.size, 1);
+    CHECK_NEAR(out.deadline_s, 30, 0);
+}
+
+/* ---- where to meet ---------------------------------------------------------------------------------------- */
+
+static void slurm_lists_begin_with_a_host(void)
+{
+    static const struct {
+        const char *list, *host;
+    } cases[] = {
+        {"node[01-03,7],b", "node01"},
+        {"alpha", "alpha"},
+        {"alpha,beta", "alpha"},
+        {"a-b.c_d", "a-b.c_d"},
+        {"n[5]", "n5"},
+        {"rack[2-3]node[010-12]-ib,x", "rack2node010-ib"},
+        {"", NULL},
+        {",a", NULL},
+        {"n[", NULL},
+        {"n[]", NULL},
+        {"n[a]", NULL},
+        {"n[1", NULL},
+        {"a b", NULL},
+        {"a;rm", NULL},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char host[64] = "";
+        bool ok = tdm__slurm_first_host(cases[i].list, host, sizeof host);
+        CHECK_INT(ok, cases[i].host != NULL);
+        if (ok) CHECK_TEXT(host, cases[i].host);
+    }
+    char small[4];
+    CHECK(!tdm__slurm_first_host("abcd", small, sizeof small));
+    CHECK(!tdm__slurm_first_host("a[1234]", small, sizeof small));
+}
+
+static tdm_status guess(const char *settings, char *out, tdm_error *err)
+{
+    set_environment(settings);
+    tdm_comm_options options;
+    tdm_status status = tdm__options_resolve(NULL, &options, err);
+    if (status == TDM_OK) status = tdm__rendezvous_guess(&options, out, err);
+    set_environment("");
+    return status;
+}
+
+static void launchers_say_where_to_meet(void)
+{
+    char one[TDM__RENDEZVOUS_MOST], two[TDM__RENDEZVOUS_MOST];
+    tdm_error err = {0};
+#define OPENMPI "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 "
+    CHECK_INT(guess(OPENMPI "OMPI_COMM_WORLD_RANK=0 PMIX_NAMESPACE=77", one, &err), TDM_OK);
+    CHECK_INT(guess(OPENMPI "OMPI_COMM_WORLD_RANK=1 PMIX_NAMESPACE=77", two, &err), TDM_OK);
+    CHECK_TEXT(one, two);
+    CHECK_HAS(one, "unix:tandem-openmpi-");
+    CHECK_INT(guess(OPENMPI "OMPI_COMM_WORLD_RANK=0 PMIX_NAMESPACE=78", two, &err), TDM_OK);
+    CHECK(strcmp(one, two) != 0);
+    CHECK_INT(guess("PMI_RANK=0 PMI_SIZE=2 MPI_LOCALNRANKS=2 MPI_LOCALRANKID=0", one, &err),
+              TDM_OK);
+    CHECK_HAS(one, "unix:tandem-mpich-");
+    CHECK_INT(guess("SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_NNODES=1 SLURM_JOB_ID=5 SLURM_STEP_ID=0",
+                    one, &err),
+              TDM_OK);
+    CHECK_HAS(one, "unix:tandem-slurm-");
+    CHECK_INT(guess("SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_NNODES=2 SLURM_JOB_ID=5 SLURM_STEP_ID=0 "
+                    "SLURM_STEP_NODELIST=node[07-08]",
+                    one, &err),
+              TDM_OK);
+    CHECK(strncmp(one, "node07:2", 8) == 0 || strncmp(one, "node07:3", 8) == 0);
+    tdm__rendezvous meeting;
+    CHECK_INT(tdm__rendezvous_init(&meeting, one, "s", &err), TDM_OK);
+    CHECK_INT(guess("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
+                    "OMPI_COMM_WORLD_LOCAL_RANK=0 PMIX_NAMESPACE=77",
+                    one, &err),
+              TDM_ERR_INVALID);
+    CHECK_HAS(err.message, "TANDEM_RENDEZVOUS");
+    CHECK_INT(guess("TANDEM_RANK=0 TANDEM_SIZE=2", one, &err), TDM_ERR_INVALID);
+    CHECK_HAS(err.message, "--rendezvous");
+}
+
+static void rendezvous_are_understood(void)
+{
+    static const struct {
+        const char *text, *secret;
+        int kind; /* -1: an error that has `part` */
+        const char *host, *port, *part;
+    } cases[] = {
+        {"127.0.0.1:5000", NULL, TDM__MEET_TCP, "127.0.0.1", "5000", NULL},
+        {"[::1]:5000", "", TDM__MEET_TCP, "::1", "5000", NULL},
+        {"localhost:1", NULL, TDM__MEET_TCP, "localhost", "1", NULL},
+        {"alpha:65535", "s", TDM__MEET_TCP, "alpha", "65535", NULL},
+        {"unix:a:b/c", NULL, TDM__MEET_UNIX, "", "", NULL},
+        {"/shared/run", NULL, TDM__MEET_FILE, "", "", NULL},
+        {"meet.txt", NULL, TDM__MEET_FILE, "", "", NULL},
+        {"./a:b", NULL, TDM__MEET_FILE, "", "", NULL},
+        {"alpha:5000", NULL, -1, "", "", "TANDEM_SECRET"},
+        {"10.0.0.1:5000", "", -1, "", "", "TANDEM_SECRET"},
+        {"[2001:db8::1]:5000", NULL, -1, "", "", "TANDEM_SECRET"},
+        {"::1:5000", NULL, -1, "", "", "brackets"},
+        {"[::1:5000", NULL, -1, "", "", "not closed"},
+        {":5000", NULL, -1, "", "", "host is missing"},
+        {"[]:5000", NULL, -1, "", "", "bracket"},
+        {"alpha:", NULL, -1, "", "", "port"},
+        {"alpha:0", NULL, -1, "", "", "port"},
+        {"alpha:65536", NULL, -1, "", "", "port"},
+        {"alpha:http", NULL, -1, "", "", "port"},
+        {"alpha:5000x", NULL, -1, "", "", "port"},
+        {"alpha:123456", NULL, -1, "", "", "port"},
+        {"unix:", NULL, -1, "", "", "1 to 106"},
+        {"", NULL, -1, "", "", "empty"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        tdm__rendezvous meeting;
+        tdm_error err = {0};
+        tdm_status status = tdm__rendezvous_init(&meeting, cases[i].text, cases[i].secret, &err);
+        CHECK_INT(status, cases[i].kind < 0 ? TDM_ERR_INVALID : TDM_OK);
+        if (cases[i].kind < 0) {
+            CHECK_HAS(err.message, cases[i].part);
+            continue;
+        }
+        CHECK_INT(meeting.kind, cases[i].kind);
+        CHECK_TEXT(meeting.host, cases[i].host);
+        CHECK_TEXT(meeting.port, cases[i].port);
+    }
+    char long_text[2000];
+    memset(long_text, 'a', sizeof long_text);
+    long_text[sizeof long_text - 1] = '\0';
+    tdm__rendezvous meeting;
+    CHECK_INT(tdm__rendezvous_init(&meeting, long_text, NULL, NULL), TDM_ERR_INVALID);
+    CHECK_INT(tdm__rendezvous_init(&meeting, "unix:x", long_text, NULL), TDM_ERR_INVALID);
+}
+
+/* ---- refusals --------------------------------------------------------------------------------------------- */
+
+/* Says to the hub what the test wants, with a right or a wrong proof, and returns its answer. */
+static tdm__frame knock(tdm__rendezvous *meeting, tdm__frame join, const char *secret)
+{
+    tdm__frame frame = {0};
+    tdm__channel channel;
+    int fd = -1;
+    CHECK_INT(tdm__rendezvous_connect(meeting, tdm_clock_s() + 5, &fd, NULL), TDM_OK);
+    if (fd < 0) return frame;
+    tdm__channel_init(&channel, fd, TDM__WIRE_JOIN_MOST);
+    bool asked = false;
+    for (double until_s = tdm_clock_s() + 10; tdm_clock_s() < until_s;) {
+        int got = tdm__channel_next(&channel, &frame);
+        if (got < 0 || (got > 0 && asked)) break;
+        if (got > 0) {
+            join.type = TDM__FRAME_JOIN;
+            tdm__prove(TDM__PROVER_RANK, secret, &join, frame.nonce, 0, join.mac);
+            CHECK(tdm__channel_put_frame(&channel, &join));
+            tdm__channel_flush(&channel);
+            asked = true;
+            continue;
+        }
+        poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 100);
+        if (tdm__channel_read(&channel) != TDM__CHANNEL_OK && channel.in_count == 0) {
+            frame.type = 0;
+            break;
+        }
+    }
+    tdm__channel_release(&channel);
+    return frame;
+}
+
+static int rank_that_waits_for_a_word(const world *w, int rank)
+{
+    tdm__control *control = join(w, rank);
+    CHECK(await(&shared->may_go, 1, 30));
+    control->ops->close(control);
+    return 0;
+}
+
+static tdm__frame right_join(const world *w)
+{
+    tdm__frame join = {
+        .protocol = TDM__WIRE_PROTOCOL, .rank = 1, .size = (uint32_t)w->size, .pid = 4711};
+    snprintf(join.version, sizeof join.version, "%s", TDM_VERSION);
+    snprintf(join.job, sizeof join.job, "%s", w->job);
+    snprintf(join.host_name, sizeof join.host_name, "elsewhere");
+    return join;
+}
+
+static void every_misfit_is_turned_away(void)
+{
+    world w = {.size = 2,
+               .rendezvous = tcp_name(AF_INET),
+               .secret = "s1",
+               .job = "job A",
+               .victim = -1,
+               .rank = rank_that_waits_for_a_word};
+    start(&w);
+    CHECK(await(&shared->joined, 2, 20));
+    tdm__rendezvous meeting;
+    CHECK_INT(tdm__rendezvous_init(&meeting, w.rendezvous, NULL, NULL), TDM_OK);
+    static const struct {
+        const char *what, *first, *second;
+    } cases[] = {
+        {"secret", "another secret", ""},
+        {"version", "0.0.9", TDM_VERSION},
+        {"job", "\"job B\"", "\"job A\""},
+        {"size", "world of 7", "one of 2"},
+        {"epoch", "epoch 3", "epoch 0"},
+        {"rank", "no rank 2", "world of 2"},
+        {"taken", "rank 1 is there already", "process "},
+        {"zero", "rank 0 is there already", "process "},
+        {"protocol", "protocol 9", "protocol 1"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        tdm__frame misfit = right_join(&w);
+        const char *what = cases[i].what;
+        if (!strcmp(what, "version")) snprintf(misfit.version, sizeof misfit.version, "0.0.9");
+        if (!strcmp(what, "job")) snprintf(misfit.job, sizeof misfit.job, "job B");
+        if (!strcmp(what, "size")) misfit.size = 7;
+        if (!strcmp(what, "epoch")) misfit.epoch = 3;
+        if (!strcmp(what, "rank")) misfit.rank = 2;
+        if (!strcmp(what, "zero")) misfit.rank = 0;
+        if (!strcmp(what, "protocol")) misfit.protocol = 9;
+        shared->warnings = 0;
+        tdm__frame answer = knock(&meeting, misfit, strcmp(what, "secret") ? "s1" : "s2");
+        CHECK_INT(answer.type, TDM__FRAME_REFUSED);
+        CHECK_HAS(answer.text, cases[i].first);
+        CHECK_HAS(answer.text, cases[i].second);
+        CHECK(await(&shared->warnings, 1, 5));
+        CHECK_HAS(shared->warning, "turned away a rank from 127.0.0.1 port ");
+        CHECK_HAS(shared->warning, cases[i].first);
+        CHECK_HAS(shared->warning, cases[i].second);
+    }
+    /* Who does not know the secret learns nothing else, whatever else is wrong. */
+    tdm__frame misfit = right_join(&w);
+    misfit.size = 7;
+    tdm__frame answer = knock(&meeting, misfit, "");
+    CHECK_TEXT(answer.text, "it has another secret");
+    shared->may_go = 1;
+    finish(&w);
+}
+
+/* The same through the front door: what tdm__control_open says. Rank 0 waits for a rank 1 that fits. */
+static int rank_that_is_refused(const world *w, int rank)
+{
+    if (rank == 0) return rank_that_waits_for_a_word(w, rank);
+    tdm_comm_options options = options_of(w, rank);
+    tdm__control *control = NULL;
+    tdm_error err = {0};
+    options.job = "another";
+    CHECK_INT(tdm__control_open(&options, &control, &err), TDM_ERR_PEER_REFUSED);
+    CHECK_HAS(err.message, "rank 0 at unix:");
+    CHECK_HAS(err.message,
+              "turned rank 1 away: rank 1 came for job \"another\", rank 0 for job \"j\"");
+    options.job = "j";
+    options.secret = "wrong";
+    CHECK_INT(tdm__control_open(&options, &control, &err), TDM_ERR_PEER_REFUSED);
+    CHECK_HAS(err.message, "another secret");
+    options.secret = NULL;
+    options.epoch = 2;
+    CHECK_INT(tdm__control_open(&options, &control, &err), TDM_ERR_PEER_REFUSED);
+    CHECK_HAS(err.message, "epoch 2");
+    shared->may_go = 1;
+    return rank_that_waits_for_a_word(w, rank);
+}
+
+static void a_refused_rank_may_come_again(void)
+{
+    world w = {.size = 2,
+               .rendezvous = unix_name(),
+               .job = "j",
+               .victim = -1,
+               .rank = rank_that_is_refused};
+    start(&w);
+    finish(&w);
+}
+
+static int rank_that_waits_in_vain(const world *w, int rank)
+{
+    if (rank == 2 || rank == 3) return 0;
+    tdm_comm_options options = options_of(w, rank);
+    tdm__control *control = NULL;
+    tdm_error err = {0};
+    double before_s = tdm_clock_s();
+    CHECK_INT(tdm__control_open(&options, &control, &err), TDM_ERR_PEER_TIMEOUT);
+    CHECK(tdm_clock_s() - before_s < 15);
+    CHECK_HAS(err.message, "rank 2 is missing");
+    CHECK_HAS(err.message, "rank 3 is missing");
+    CHECK(!strstr(err.message, "rank 1"));
+    return 0;
+}
+
+static int rank_without_a_hub(const world *w, int rank)
+{
+    if (rank == 0) return 0;
+    tdm_comm_options options = options_of(w, rank);
+    tdm__control *control = NULL;
+    tdm_error err = {0};
+    CHECK_INT(tdm__control_open(&options, &control, &err), TDM_ERR_PEER_TIMEOUT);
+    CHECK_HAS(err.message, "rank 1 found no rank 0 within 0.3 s: nobody listens at ");
+    return 0;
+}
+
+static void missing_ranks_are_named(void)
+{
+    world w = {.size = 4,
+               .rendezvous = unix_name(),
+               .join_s = 0.7,
+               .victim = -1,
+               .rank = rank_that_waits_in_vain};
+    start(&w);
+    finish(&w);
+    w = (world){.size = 2,
+                .rendezvous = tcp_name(AF_INET),
+                .join_s = 0.3,
+                .victim = -1,
+                .rank = rank_without_a_hub};
+    start(&w);
+    finish(&w);
+}
+
+/* ---- strangers -------------------------------------------------------------------------------------------- */
+
+/* Something that is no rank: `kind` says what it does. Returns its socket, or -1. */
+static int send_stranger(tdm__rendezvous *meeting, int kind, tdm_rng *rng)
+{
+    int fd = -1;
+    if (tdm__rendezvous_connect(meeting, tdm_clock_s() + 5, &fd, NULL) != TDM_OK) return -1;
+    static const char http[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+    static const uint8_t huge[] = {'T', 'd', 'm', 'C', 2, 0, 0, 0, 255, 255, 255, 127};
+    uint8_t bytes[3000];
+    size_t count = (size_t)tdm_rng_below(rng, sizeof bytes);
+    for (size_t i = 0; i < count; i++) bytes[i] = (uint8_t)tdm_rng_u32(rng);
+    if (kind % 6 == 0) send(fd, http, sizeof http - 1, MSG_NOSIGNAL);
+    if (kind % 6 == 1) send(fd, bytes, count, MSG_NOSIGNAL);
+    if (kind % 6 == 2) send(fd, huge, sizeof huge, MSG_NOSIGNAL);
+    if (kind % 6 == 3 && count > 12) { /* looks like a join */
+        uint8_t head[12] = {
+            'T', 'd', 'm', 'C', 2, 0, 0, 0, (uint8_t)(count - 12), (uint8_t)((count - 12) >> 8)};
+        memcpy(bytes, head, sizeof head);
+        send(fd, bytes, count, MSG_NOSIGNAL);
+    }
+    if (kind % 6 == 4) { /* gone at once, with a reset */
+        struct linger hard = {.l_onoff = 1};
+        setsockopt(fd, SOL_SOCKET, SO_LINGER, &hard, sizeof hard);
+    }
+    if (kind % 6 != 5) { /* 5 says nothing and stays */
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+static void send_strangers(const char *rendezvous, int count)
+{
+    tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 7, .stream = TDM_RNG_STREAM_USER});
+    tdm__rendezvous meeting;
+    CHECK_INT(tdm__rendezvous_init(&meeting, rendezvous, NULL, NULL), TDM_OK);
+    int silent[256], silent_count = 0;
+    for (int i = 0; i < count; i++) {
+        int fd = send_stranger(&meeting, i, &rng);
+        if (fd >= 0) silent[silent_count++] = fd;
+    }
+    for (int i = 0; i < silent_count; i++) close(silent[i]);
+}
+
+/* The listening socket, both ends of rank 0's own connection, two ranks, two bells, one epoll. */
+enum { HUB_FDS = 8 };
+
+static int rank_among_strangers(const world *w, int rank)
+{
+    int before = count_in("/proc/self/fd");
+    if (rank == 2) CHECK(await(&shared->may_go, 1, 30)); /* comes when the strangers have come */
+    tdm__control *control = join(w, rank);
+    for (bool end = false; !end && check_failures == 0; pause_s(0.002)) {
+        uint8_t **all = NULL, mine = (uint8_t)shared->may_go;
+        size_t *sizes = NULL;
+        tdm_error err = {0};
+        CHECK_INT(control->ops->exchange(control, &mine, 1, &all, &sizes, &err), TDM_OK);
+        CHECK_TEXT(err.message, "");
+        end = all != NULL; /* when all have seen it: all of them see that in the same exchange */
+        for (int i = 0; all && i < w->size; i++) end = end && *all[i] == 2;
+        free(all);
+        free(sizes);
+    }
+    if (rank == 0) { /* all strangers are gone */
+        double until_s = tdm_clock_s() + 10;
+        while (count_in("/proc/self/fd") > before + HUB_FDS && tdm_clock_s() < until_s)
+            pause_s(0.02);
+        CHECK_INT(count_in("/proc/self/fd"), before + HUB_FDS);
+        shared->saw = 1;
+    }
+    CHECK(await(&shared->saw, 1, 20));
+    control->ops->close(control);
+    return 0;
+}
+
+static void strangers_are_harmless(void)
+{
+    for (int i = 0; i < 2; i++) {
+        world w = {.size = 3,
+                   .rendezvous = i ? unix_name() : tcp_name(AF_INET),
+                   .victim = -1,
+                   .rank = rank_among_strangers};
+        start(&w);
+        send_strangers(w.rendezvous, 200);
+        shared->may_go = 1;
+        CHECK(await(&shared->joined, 3, 30));
+        send_strangers(w.rendezvous, 200);
+        shared->may_go = 2;
+        finish(&w);
+        CHECK_INT(shared->warnings, 1);
+        CHECK_HAS(shared->warning, "no rank of tandem");
+    }
+}
+
+/* ---- files ------------------------------------------------------------------------------------------------ */
+
+static void put_file(const char *path, const char *text, int mode)
+{
+    unlink(path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, mode);
+    CHECK_INT(write(fd, text, strlen(text)), strlen(text));
+    close(fd);
+}
+
+static int rank_that_looks_at_the_file(const world *w, int rank)
+{
+    tdm__control *control = join(w, rank);
+    struct stat info;
+    CHECK_INT(stat(w->rendezvous, &info), 0);
+    CHECK_INT(info.st_mode & 0777, 0600);
+    if (rank == 0) { /* a second world cannot take it */
+        tdm_comm_options options = options_of(w, 0);
+        tdm__control *other = NULL;
+        tdm_error err = {0};
+        CHECK_INT(tdm__control_open(&options, &other, &err), TDM_ERR_BUSY);
+        CHECK_HAS(err.message, "in use by another world");
+    }
+    shared->saw++;
+    CHECK(await(&shared->saw, w->size, 20));
+    control->ops->close(control);
+    return 0;
+}
+
+static int rank_that_dies(const world *w, int rank)
+{
+    join(w, rank);
+    pause_s(RANK_S);
+    return 1;
+}
+
+static void files_of_the_dead_are_replaced(void)
+{
+    const char *path = file_name();
+    world w = {.size = 1, .rendezvous = path, .victim = 0, .rank = rank_that_dies};
+    start(&w);
+    CHECK(await(&shared->joined, 1, 20));
+    kill(w.pids[0], SIGKILL);
+    finish(&w);
+    CHECK_INT(access(path, F_OK), 0);
+    w = (world){.size = 3, .rendezvous = path, .victim = -1, .rank = rank_that_looks_at_the_file};
+    start(&w);
+    finish(&w);
+    CHECK(access(path, F_OK) != 0);
+}
+
+static int rank_with_a_bad_file(const world *w, int rank)
+{
+    tdm_comm_options options = options_of(w, rank);
+    tdm__control *control = NULL;
+    tdm_error err = {0};
+    tdm_status status = tdm__control_open(&options, &control, &err);
+    CHECK(status == TDM_ERR_FORMAT || status == TDM_ERR_INVALID);
+    CHECK(strstr(err.message, "no rendezvous file") || strstr(err.message, "another user"));
+    return 0;
+}
+
+static void other_files_are_left_alone(void)
+{
+    const char *path = file_name();
+    put_file(path, "my precious notes\n", 0600);
+    world w = {.size = 2, .rendezvous = path, .victim = -1, .rank = rank_with_a_bad_file};
+    start(&w);
+    finish(&w);
+    CHECK_INT(access(path, F_OK), 0);
+    if (geteuid() ==
+        0) { /* as root it can be given away; any user's ranks would refuse it likewise */
+        put_file(path, "tandem rendezvous 1\nend\n", 0644);
+        CHECK_INT(chown(path, 12345, 12345), 0);
+        start(&w);
+        finish(&w);
+    }
+    unlink(path);
+}
+
+/* ---- hosts ------------------------------------------------------------------------------------------------ */
+
+static int rank_on_two_hosts(const world *w, int rank)
+{
+    setenv("TANDEM_HOST", rank == 1 || rank == 3 ? "beta" : "alpha", 1);
+    tdm__control *control = join(w, rank);
+    static const int hosts[] = {0, 1, 0, 1, 0};
+    for (int i = 0; i < w->size; i++) CHECK_INT(control->host_of[i], hosts[i]);
+    int who = 1;
+    char text[500];
+    control->ops->report(control, &who, 1, text, sizeof text);
+    CHECK_HAS(text, "rank 1 (beta, process ");
+    shared->saw++;
+    CHECK(await(&shared->saw, w->size, 20));
+    control->ops->close(control);
+    return 0;
+}
+
+static void hosts_are_numbered_by_their_lowest_rank(void)
+{
+    world w = {.size = 5, .rendezvous = unix_name(), .victim = -1, .rank = rank_on_two_hosts};
+    start(&w);
+    finish(&w);
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(places_are_read_from_launchers),
+    CHECK_TEST(nonsense_in_the_environment_is_named),
+    CHECK_TEST(options_come_before_the_environment),
+    CHECK_TEST(slurm_lists_begin_with_a_host),
+    CHECK_TEST(launchers_say_where_to_meet),
+    CHECK_TEST(rendezvous_are_understood),
+    CHECK_TEST(every_misfit_is_turned_away),
+    CHECK_TEST(a_refused_rank_may_come_again),
+    CHECK_TEST(missing_ranks_are_named),
+    CHECK_TEST(strangers_are_harmless),
+    CHECK_TEST(files_of_the_dead_are_replaced),
+    CHECK_TEST(other_files_are_left_alone),
+    CHECK_TEST(hosts_are_numbered_by_their_lowest_rank),
+};
+
+int main(int argc, char **argv)
+{
+    return world_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
+}

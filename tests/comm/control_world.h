@@ -1,0 +1,193 @@
+/*
+ * control_world.h: worlds of real processes, for the tests of the control connection.
+ *
+ * The process that forks never opens a world, so it has no threads when it forks. A rank checks what
+ * it sees itself; its exit status says whether all of it was right.
+ */
+#ifndef TANDEM_TESTS_CONTROL_WORLD_H
+#define TANDEM_TESTS_CONTROL_WORLD_H
+
+#include "check.h"
+
+#include "comm/boot.h"
+#include "comm/boot_socket.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SLOW = 1 };
+#else
+enum { SLOW = 0 };
+#endif
+
+enum { RANKS_MOST = 16, RANK_S = 60 };
+
+/* ---- processes ------------------------------------------------------------------------------------------ */
+
+/* What ranks and the test tell each other. */
+typedef struct board {
+    _Atomic int joined, may_go, saw;
+    _Atomic int pids[RANKS_MOST];
+    _Atomic int warnings;
+    char warning[400];
+    char report[1000];
+    double seen_s[RANKS_MOST]; /* when the news came */
+} board;
+
+static board *shared;
+
+typedef struct world {
+    int size;
+    const char *rendezvous;
+    const char *secret, *job;
+    double join_s;
+    int victim; /* who is killed or stopped; -1: nobody */
+    int (*rank)(const struct world *world, int rank);
+    int pids[RANKS_MOST];
+} world;
+
+static inline void pause_s(double seconds)
+{
+    nanosleep(&(struct timespec){.tv_sec = (time_t)seconds,
+                                 .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)},
+              NULL);
+}
+
+/* False when it did not become true in time. */
+static inline bool await(const _Atomic int *value, int least, double seconds)
+{
+    double until_s = tdm_clock_s() + seconds;
+    while (*value < least && tdm_clock_s() < until_s) pause_s(0.001);
+    return *value >= least;
+}
+
+static inline void on_log(const tdm_log_record *record, void *user)
+{
+    (void)user;
+    if (record->level < TDM_LOG_WARN) return;
+    if (shared->warnings++ == 0)
+        snprintf(shared->warning, sizeof shared->warning, "%s", record->message);
+}
+
+static inline int start_one(const world *w, int rank)
+{
+    fflush(NULL);
+    int pid = fork();
+    if (pid != 0) return pid;
+    alarm(RANK_S);
+    check_failures = 0;
+    tdm_log_add_sink(on_log, NULL, TDM_LOG_WARN);
+    int code = w->rank(w, rank);
+    fflush(NULL);
+    _exit(check_failures ? 99 : code);
+}
+
+static inline void start(world *w)
+{
+    memset(shared, 0, sizeof *shared);
+    for (int i = 0; i < w->size; i++) shared->pids[i] = w->pids[i] = start_one(w, i);
+}
+
+/* The exit status of a rank; 1000 + signal when one ended it. */
+static inline int finish_one(int pid)
+{
+    int status = 0;
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
+    return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+static inline void finish(const world *w)
+{
+    for (int i = 0; i < w->size; i++)
+        CHECK_INT(finish_one(w->pids[i]), i == w->victim ? 1000 + SIGKILL : 0);
+}
+
+static inline tdm_comm_options options_of(const world *w, int rank)
+{
+    return (tdm_comm_options){.rendezvous = w->rendezvous,
+                              .secret = w->secret,
+                              .job = w->job,
+                              .has_place = true,
+                              .rank = rank,
+                              .size = w->size,
+                              .deadline_s = 20,
+                              .join_s = w->join_s > 0 ? w->join_s : 20};
+}
+
+static inline tdm__control *join(const world *w, int rank)
+{
+    tdm_comm_options options = options_of(w, rank);
+    tdm__control *control = NULL;
+    tdm_error err = {0};
+    tdm_status status = tdm__control_open(&options, &control, &err);
+    CHECK_INT(status, TDM_OK);
+    if (status != TDM_OK) {
+        fprintf(stderr, "rank %d: %s\n", rank, err.message);
+        _exit(98);
+    }
+    CHECK_INT(control->rank, rank);
+    CHECK_INT(control->size, w->size);
+    shared->joined++;
+    return control;
+}
+
+static inline int count_in(const char *dir)
+{
+    int count = 0;
+    DIR *folder = opendir(dir);
+    while (folder && readdir(folder)) count++;
+    if (folder) closedir(folder);
+    return count;
+}
+
+/* Names that no other run of this test uses, and a port that is free now. */
+static inline const char *unix_name(void)
+{
+    static char text[64];
+    static int number;
+    snprintf(text, sizeof text, "unix:tandem-control-test-%ld-%d", (long)getpid(), number++);
+    return text;
+}
+
+static inline const char *tcp_name(int family)
+{
+    static char text[64];
+    struct sockaddr_storage any;
+    socklen_t bytes = tdm__socket_any(family, NULL, &any);
+    int fd = tdm__socket_listen((struct sockaddr *)&any, bytes);
+    snprintf(text, sizeof text, family == AF_INET6 ? "[::1]:%d" : "127.0.0.1:%d",
+             tdm__socket_port(fd));
+    if (fd >= 0) close(fd);
+    return text;
+}
+
+static inline const char *file_name(void)
+{
+    static char text[128];
+    static int number;
+    const char *dir = getenv("TMPDIR");
+    snprintf(text, sizeof text, "%s/tandem-control-test-%ld-%d", dir ? dir : "/tmp", (long)getpid(),
+             number++);
+    return text;
+}
+
+static inline int world_main(int argc, char **argv, const check_test *tests, size_t count)
+{
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return shared == MAP_FAILED ? 1 : check_main(argc, argv, tests, count);
+}
+
+#endif
