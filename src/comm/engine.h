@@ -64,7 +64,7 @@ typedef struct tdm__program tdm__program;
 
 typedef struct tdm__instruction {
     uint8_t op;
-    bool stream; /* COPY, TREE: past the cache */
+    int stream; /* COPY: whether past the cache; TREE: how many of its destinations */
     int peer;
     uint32_t step;
     uint32_t value;
@@ -117,7 +117,7 @@ void tdm__program_copy(tdm__program *p, void *to, const void *from, size_t bytes
 void tdm__program_pair(tdm__program *p, void *to, const void *left, const void *right,
                        size_t bytes);
 void tdm__program_tree(tdm__program *p, const tdm__tree_plan *plan, const void *const *sources,
-                       void *const *destinations, int destination_count, size_t count, bool stream);
+                       void *const *destinations, int destination_count, size_t count, int stream);
 void tdm__program_post(tdm__program *p, uint32_t value);
 void tdm__program_await(tdm__program *p, int local_member, uint32_t value);
 void tdm__program_call(tdm__program *p, void (*function)(tdm_request *, int));

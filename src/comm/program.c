@@ -68,7 +68,7 @@ void tdm__program_pair(tdm__program *p, void *to, const void *left, const void *
 }
 
 void tdm__program_tree(tdm__program *p, const tdm__tree_plan *plan, const void *const *sources,
-                       void *const *destinations, int destination_count, size_t count, bool stream)
+                       void *const *destinations, int destination_count, size_t count, int stream)
 {
     if (count == 0) return;
     tdm__tree_call *trees = grow(p, p->trees, p->tree_count, &p->tree_capacity,

@@ -327,6 +327,7 @@ typedef struct tree_run {
     size_t block_bytes; /* of each slot */
     bool stream;        /* to any of the destinations: */
     uint64_t streamed;  /* a bit for each of the first 64 */
+    int home;           /* the destination that results are made in; -1: scratch */
     char *scratch;      /* the slots */
 } tree_run;
 
@@ -337,11 +338,15 @@ static bool is_source(const tree_run *r, const void *p)
     return false;
 }
 
-static void find_streamed(tree_run *r)
+/* Which of the first `most` destinations are streamed to, and where results are made. */
+static void find_streamed(tree_run *r, int most)
 {
-    for (int i = 0; i < r->destination_count && i < STREAMS_MOST; i++)
+    for (int i = 0; i < r->destination_count && i < most && i < STREAMS_MOST; i++)
         if (!is_source(r, r->destinations[i])) r->streamed |= UINT64_C(1) << i;
     r->stream = r->streamed != 0;
+    int plain = 0;
+    while (plain < STREAMS_MOST && r->streamed >> plain & 1) plain++;
+    r->home = r->loop && plain < r->destination_count ? plain : -1;
 }
 
 static char *slot_at(const tree_run *r, int slot)
@@ -374,8 +379,8 @@ static void run_block(const tree_run *r, size_t at, size_t count)
         const void *right = operand(r, p->right, p->right_slot, at);
         char *out = slot_at(r, p->out_slot);
         /* The last result goes where it belongs at once, unless that is to be streamed to. */
-        if (r->loop && i == r->plan->pair_count - 1 && !r->stream)
-            out = (char *)r->destinations[0] + at * r->width;
+        if (i == r->plan->pair_count - 1 && r->home >= 0)
+            out = (char *)r->destinations[r->home] + at * r->width;
         if (r->loop)
             r->loop(out, left, right, count);
         else
@@ -383,7 +388,8 @@ static void run_block(const tree_run *r, size_t at, size_t count)
         result = out;
     }
     assert(result); /* there are two leaves at least */
-    for (int i = 0; i < r->destination_count; i++) put(r, i, result, at, count * r->width);
+    for (int i = 0; i < r->destination_count; i++)
+        if (i != r->home) put(r, i, result, at, count * r->width);
 }
 
 /* A sum of two into one place, streamed to: the head up to a line of the cache first. */
@@ -415,7 +421,7 @@ static void run_blocks(const tree_run *run, size_t count)
 
 void tdm__tree_run_by(const tdm__reduce_loops *loops, const tdm__tree_plan *plan,
                       const tdm__reducer *reducer, const void *const *sources,
-                      void *const *destinations, int destination_count, size_t count, bool stream)
+                      void *const *destinations, int destination_count, size_t count, int stream)
 {
     if (count == 0 || plan->leaf_count == 0 || destination_count == 0) return;
     tree_run r = {.loops = loops,
@@ -425,16 +431,16 @@ void tdm__tree_run_by(const tdm__reduce_loops *loops, const tdm__tree_plan *plan
                   .destinations = destinations,
                   .destination_count = destination_count,
                   .width = tdm_dtype_bytes(reducer->dtype)};
-    stream = stream && count * r.width >= STREAM_LEAST;
+    if (count * r.width < STREAM_LEAST) stream = 0;
     if (plan->leaf_count == 1) {
         for (int i = 0; i < destination_count; i++)
-            tdm__copy_by(loops, destinations[i], sources[0], count * r.width, stream);
+            tdm__copy_by(loops, destinations[i], sources[0], count * r.width, i < stream);
         return;
     }
     float_mode before = mode_enter();
     if (reducer->reduce != TDM_REDUCE_USER) r.loop = loop_of(loops, reducer, false);
     bool simple = plan->leaf_count == 2 && destination_count == 1 && r.loop;
-    if (stream) find_streamed(&r);
+    find_streamed(&r, stream);
     if (simple && !r.stream)
         r.loop(destinations[0], sources[0], sources[1], count);
     else if (simple && to_line(destinations[0]) % r.width == 0)
@@ -447,7 +453,7 @@ void tdm__tree_run_by(const tdm__reduce_loops *loops, const tdm__tree_plan *plan
 
 void tdm__tree_run(const tdm__tree_plan *plan, const tdm__reducer *reducer,
                    const void *const *sources, void *const *destinations, int destination_count,
-                   size_t count, bool stream)
+                   size_t count, int stream)
 {
     tdm__tree_run_by(loops_here(), plan, reducer, sources, destinations, destination_count, count,
                      stream);

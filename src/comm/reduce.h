@@ -60,12 +60,12 @@ void tdm__tree_plan_release(tdm__tree_plan *plan);
 
 /*
  * Evaluates elements [0, count) of all sources by the plan, into each of `destination_count` places;
- * a destination may be one of the sources, or overlap none. With `stream`, destinations that are not
- * sources are written past the cache, where that pays.
+ * a destination may be one of the sources, or overlap none. Of the destinations the first `stream` are
+ * written past the cache, where that pays and they are not sources.
  */
 void tdm__tree_run(const tdm__tree_plan *plan, const tdm__reducer *reducer,
                    const void *const *sources, void *const *destinations, int destination_count,
-                   size_t count, bool stream);
+                   size_t count, int stream);
 
 /* Copies past the cache where that pays (large pieces that nobody here reads soon). */
 void tdm__copy(void *out, const void *in, size_t bytes, bool stream);

@@ -41,7 +41,7 @@ void tdm__reduce_pair_by(const tdm__reduce_loops *loops, const tdm__reducer *red
                          const void *left, const void *right, size_t count);
 void tdm__tree_run_by(const tdm__reduce_loops *loops, const tdm__tree_plan *plan,
                       const tdm__reducer *reducer, const void *const *sources,
-                      void *const *destinations, int destination_count, size_t count, bool stream);
+                      void *const *destinations, int destination_count, size_t count, int stream);
 void tdm__copy_by(const tdm__reduce_loops *loops, void *out, const void *in, size_t bytes,
                   bool stream);
 

@@ -241,7 +241,7 @@ static void add_direct(tdm__program *p, tdm_extent part, uint8_t *const *to, int
             for (int i = 0; i < part_count(request, m); i++)
                 sources[leaf++] = input_of(request, m, i) + (part.first + at) * s->width;
         for (int i = 0; i < to_count; i++) places[i] = to[i] + (to_first + at) * s->width;
-        tdm__program_tree(p, plan, sources, places, to_count, count, s->stream);
+        tdm__program_tree(p, plan, sources, places, to_count, count, s->stream ? to_count : 0);
     }
 }
 
@@ -344,7 +344,8 @@ static void stage(tdm__program *p, size_t r)
         }
 }
 
-/* Adds this rank's piece of round `r`. */
+/* Adds this rank's piece of round `r`: into its place (past the cache, if the call is large), and for
+ * the others, who read it soon, into the staging. */
 static void add(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
@@ -365,12 +366,10 @@ static void add(tdm__program *p, size_t r)
     size_t first = piece.first;
     if (call->kind == TDM_CALL_REDUCE_SCATTER)
         first -= tdm_group_slice(call->count, request->group->size, rank).first;
-    if (call->kind != TDM_CALL_REDUCE || rank == call->root)
-        places[count++] = (uint8_t *)call->out + first * s->width;
-    if (call->kind == TDM_CALL_ALL_REDUCE || (call->kind == TDM_CALL_REDUCE && rank != call->root))
-        places[count++] = result_of(request, r, rank);
-    bool stream = s->stream && call->kind == TDM_CALL_REDUCE_SCATTER;
-    tdm__program_tree(p, &request->plan, sources, places, count, piece.count, stream);
+    bool kept = call->kind != TDM_CALL_REDUCE || rank == call->root;
+    if (kept) places[count++] = (uint8_t *)call->out + first * s->width;
+    if (call->kind == TDM_CALL_ALL_REDUCE || !kept) places[count++] = result_of(request, r, rank);
+    tdm__program_tree(p, &request->plan, sources, places, count, piece.count, kept && s->stream);
 }
 
 /* Copies what the others have for this rank of round `r`. */
