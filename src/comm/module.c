@@ -8,9 +8,10 @@
  */
 #include "comm/module.h"
 
+#include "comm/signals.h"
+
 #include <dlfcn.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -57,16 +58,10 @@ static bool own_folder(char out[PATH_MAX])
 /* dlopen, with every signal's handler kept as it is. */
 static void *load(const char *path)
 {
-    enum { SIGNALS = 65 };
-    struct sigaction before[SIGNALS];
-    bool kept[SIGNALS] = {false};
-    for (int s = 1; s < SIGNALS; s++) kept[s] = sigaction(s, NULL, &before[s]) == 0;
+    tdm__signals signals;
+    tdm__signals_keep(&signals);
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    for (int s = 1; s < SIGNALS; s++) {
-        struct sigaction now;
-        if (!kept[s] || sigaction(s, NULL, &now) != 0) continue;
-        if (now.sa_handler != before[s].sa_handler) sigaction(s, &before[s], NULL);
-    }
+    tdm__signals_put_back(&signals);
     return handle;
 }
 

@@ -3,7 +3,7 @@
  * peers that are killed, stopped, or leave, and garbage on its ports.
  *
  *   comm_transport FILTER              the UCX module, by fork
- *   comm_transport --under-mpi SEED    one rank of an mpirun, for the MPI module
+ *   comm_transport --under-mpi SEED    one rank of an mpirun, for the MPI module (transport_mpi_test.sh)
  *
  * Every rank computes the whole plan of who sends what to whom from a seed. A process ends with 0 when
  * all it expected came, with the right bytes, and exits before it could wait for ever.
@@ -698,25 +698,40 @@ static void test_module_errors(void)
 /* ---- under mpirun ------------------------------------------------------------------------------ */
 
 #ifdef MPI_MODULE
-static int under_mpi(uint64_t seed)
+static int under_mpi(int rank, int size, uint64_t seed)
 {
     alarm(100);
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *size = getenv("OMPI_COMM_WORLD_SIZE");
-    if (!rank) rank = getenv("PMI_RANK");
-    if (!size) size = getenv("PMI_SIZE");
     const tdm__transport_ops *ops = open_module("mpi", MPI_MODULE);
     node *n = malloc(sizeof(*n));
     static uint8_t addresses[RANKS_MOST][TDM__ADDRESS_MOST];
     size_t bytes[RANKS_MOST] = {0};
-    if (!ops || !n || !rank || !size) return 20;
-    node_init(n, ops, NULL, atoi(rank), atoi(size), seed);
-    if (!node_create(n, 1, addresses[n->rank], &bytes[n->rank])) return 21;
-    for (int i = 0; i < n->size; i++) bytes[i] = bytes[n->rank];
+    if (!ops || !n || rank < 0 || size < 1 || size > RANKS_MOST) return 20;
+    node_init(n, ops, NULL, rank, size, seed);
+    if (!node_create(n, 1, addresses[rank], &bytes[rank])) return 21;
+    for (int i = 0; i < size; i++) bytes[i] = bytes[rank];
     if (!node_connect(n, addresses, bytes)) return 22;
     bool good = traffic(n, 60);
     n->ops->destroy(n->transport);
     free(n);
     return good ? 0 : 1;
+}
+
+static int number(const char *text)
+{
+    return text ? (int)strtol(text, NULL, 10) : -1;
+}
+
+/* -1: no mode of MPI's was asked for. */
+static int mpi_modes(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "--has-mpi") == 0) return 0;
+    if (argc > 3 && strcmp(argv[1], "--under-mpi-as") == 0)
+        return under_mpi(number(argv[2]), number(argv[3]), 1);
+    if (argc < 3 || strcmp(argv[1], "--under-mpi") != 0) return -1;
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *size = getenv("OMPI_COMM_WORLD_SIZE");
+    if (!rank) rank = getenv("PMI_RANK");
+    if (!size) size = getenv("PMI_SIZE");
+    return under_mpi(number(rank), number(size), (uint64_t)number(argv[2]));
 }
 #endif
 
@@ -731,8 +746,10 @@ static const check_test tests[] = {
 int main(int argc, char **argv)
 {
 #ifdef MPI_MODULE
-    if (argc > 2 && strcmp(argv[1], "--under-mpi") == 0)
-        return under_mpi((uint64_t)strtoul(argv[2], NULL, 10));
+    int code = mpi_modes(argc, argv);
+    if (code >= 0) return code;
+#else
+    if (argc > 1 && strncmp(argv[1], "--", 2) == 0) return 1;
 #endif
 #ifndef UCX_MODULE
     fprintf(stderr, "SKIPPED: built without UCX (libucx-dev): its transport is not tested\n");

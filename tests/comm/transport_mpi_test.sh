@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Random traffic over the MPI transport, as 2, 3 and 5 ranks of an mpirun (tests/comm/transport_test.c).
+#   transport_mpi_test.sh COMM_TRANSPORT
+set -euo pipefail
+program=$1
+skip() {
+    echo "SKIPPED: $*; tools/setup --test brings what is missing"
+    exit 77
+}
+command -v mpirun >/dev/null || skip "there is no mpirun, so the MPI transport is not tested"
+"$program" --has-mpi || skip "built without MPI, so its transport is not tested"
+# Open MPI refuses root and more ranks than cores unless it is told; MPICH knows none of these words.
+options=()
+if mpirun --version 2>&1 | grep -q 'Open MPI'; then
+    options=(--allow-run-as-root --oversubscribe --mca btl 'self,vader,tcp' --mca pml ob1)
+fi
+for ranks in 2 3 5; do
+    timeout 100 mpirun "${options[@]}" -n "$ranks" "$program" --under-mpi "$((1000 + ranks))" || {
+        echo "FAIL with $ranks ranks"
+        exit 1
+    }
+    echo "ok   traffic between $ranks ranks"
+done
+# Ranks that are not MPI's own are told so, and nobody waits for ever.
+output=$(timeout 60 "$program" --under-mpi-as 1 2 2>&1) && {
+    echo "FAIL: a world that MPI does not know was made"
+    exit 1
+}
+case $output in
+*"MPI has started 1 ranks, and this world has 2"*) echo "ok   a world that MPI does not know" ;;
+*)
+    echo "FAIL: $output"
+    exit 1
+    ;;
+esac
