@@ -48,6 +48,7 @@ typedef struct tdm_comm_options {
     double deadline_s; /* of calls that set none; 30 */
     double join_s;     /* how long to wait for all ranks to come; 60 */
     const char *trace; /* a folder for the recorder's files (trace.h); none: memory alone */
+    int dump_signal;   /* on which the last events go to the log and to a file (trace.h); none */
     const char *tune;  /* a file of measured choices (`tandem bench allreduce --tune`) */
     int streams;       /* connections for each pair of hosts, where the transport has several; 1 */
 } tdm_comm_options;

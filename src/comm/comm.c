@@ -72,7 +72,9 @@ static tdm_status make_recorder(tdm_comm *comm, tdm_error *err)
     }
     TDM_TRY(tdm__recorder_create(&options, &comm->recorder, err));
     tdm__record(comm->recorder, (tdm_trace_event){.kind = TDM_TRACE_OPEN, .peer = -1});
-    return TDM_OK;
+    if (!comm->options.dump_signal || comm->no_threads) return TDM_OK;
+    return tdm__dumper_create(comm->recorder, comm->options.dump_signal, comm->options.trace,
+                              &comm->dumper, err);
 }
 
 static tdm_status make_world(tdm_comm *comm, tdm_error *err)
@@ -185,6 +187,7 @@ void tdm_comm_close(tdm_comm *comm)
     tdm__shared_free_all(comm);
     if (comm->transport) comm->transport->ops->destroy(comm->transport);
     if (comm->host) tdm__host_destroy(comm->host);
+    tdm__dumper_destroy(comm->dumper);
     tdm__recorder_destroy(comm->recorder);
     free_requests(comm);
     tdm__transfers_free(comm);

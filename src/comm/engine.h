@@ -352,6 +352,7 @@ struct tdm_comm {
     int *host_of;              /* by rank */
     tdm_comm_info info;
     tdm__recorder *recorder;
+    tdm__dumper *dumper; /* NULL: no signal dumps the recorder */
     tdm__choices choices;
 
     pthread_mutex_t lock;   /* all below, and every call of the transport but wait and wake */

@@ -6,6 +6,7 @@
  * between calls. Texts that are handed out belong to the environment.
  */
 #include "comm/boot.h"
+#include "comm/recorder.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -142,6 +143,11 @@ tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options 
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
         if (!*texts[i].text || !**texts[i].text) *texts[i].text = variable(texts[i].name);
     TDM_TRY(read_seconds("TANDEM_DEADLINE", options.deadline_s, 30, &options.deadline_s, err));
+    const char *dump = variable("TANDEM_DUMP_SIGNAL");
+    if (!options.dump_signal && dump) {
+        tdm_status status = tdm__dump_signal_read(dump, &options.dump_signal, err);
+        if (status != TDM_OK) return tdm_error_context(err, status, "TANDEM_DUMP_SIGNAL");
+    }
     if (!(options.join_s > 0)) options.join_s = 60;
     if (options.streams < 1) options.streams = 1;
     *out = options;

@@ -43,4 +43,13 @@ tdm_status tdm__recorder_dump(const tdm__recorder *recorder, const char *dir, td
 /* The newest `most` events as text, a line for each, with ages. */
 void tdm__recorder_text(const tdm__recorder *recorder, size_t most, tdm_str *out);
 
+/* Dumps the ring to the log and to `dir` (NULL: the current folder) whenever this signal comes, from a
+ * thread of its own (trace_signal.c). To be destroyed before the recorder; NULL is fine. */
+typedef struct tdm__dumper tdm__dumper;
+tdm_status tdm__dumper_create(const tdm__recorder *recorder, int signal_number, const char *dir,
+                              tdm__dumper **out, tdm_error *err);
+void tdm__dumper_destroy(tdm__dumper *dumper);
+/* "USR1", "SIGUSR1" or a number. */
+tdm_status tdm__dump_signal_read(const char *text, int *out, tdm_error *err);
+
 #endif
