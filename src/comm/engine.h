@@ -258,23 +258,20 @@ typedef struct tdm__window {
  * Life: the lowest local member makes the block, all enter it (it too) by its offset, each leaves it
  * when its group goes; the last one gives the memory back. enter() sets group->window.
  */
-__attribute__((weak)) tdm_status tdm__window_make(tdm__host *host, int local_count,
-                                                  uint64_t *out_offset, tdm_error *err);
-__attribute__((weak)) tdm_status tdm__window_enter(tdm_group *group, uint64_t offset,
-                                                   tdm_error *err);
-__attribute__((weak)) void tdm__window_leave(tdm_group *group);
+tdm_status tdm__window_make(tdm__host *host, int local_count, uint64_t *out_offset, tdm_error *err);
+tdm_status tdm__window_enter(tdm_group *group, uint64_t offset, tdm_error *err);
+void tdm__window_leave(tdm_group *group);
 
 /*
  * For the engine. POST and AWAIT of a program: a value of 0 is never posted; to await 0 is to wait
  * until the call's slot and staging are free. When a neighbour's head is another than ours the group
  * is broken (tdm__group_mismatch), and the answer is no. `local_member` -1: all.
  */
-__attribute__((weak)) void tdm__window_post(tdm__program *program, uint32_t value);
-__attribute__((weak)) bool tdm__window_reached(tdm__program *program, int local_member,
-                                               uint32_t value);
+void tdm__window_post(tdm__program *program, uint32_t value);
+bool tdm__window_reached(tdm__program *program, int local_member, uint32_t value);
 /* To be called for every numbered call of a group with a window, once it has ended, whatever its
  * algorithm and its end: slots and staging are free for others from here on. */
-__attribute__((weak)) void tdm__window_ended(tdm_group *group, uint32_t sequence);
+void tdm__window_ended(tdm_group *group, uint32_t sequence);
 /*
  * A small synchronous call without a request. False: not for this path (nothing has happened). The
  * caller holds the lock and has found no other call of the group pending; head->sequence is taken,
@@ -283,9 +280,8 @@ __attribute__((weak)) void tdm__window_ended(tdm_group *group, uint32_t sequence
  * same call does, so that some may run it this way and others the other way. On true the call has
  * ended (tdm__window_ended was called) with *status.
  */
-__attribute__((weak)) bool tdm__window_run_fast(tdm_group *group, const tdm__head *head,
-                                                const tdm_call *call, double deadline_at_s,
-                                                tdm_status *status, tdm_error *err);
+bool tdm__window_run_fast(tdm_group *group, const tdm__head *head, const tdm_call *call,
+                          double deadline_at_s, tdm_status *status, tdm_error *err);
 
 tdm__cell *tdm__window_cell(const tdm__window *w, uint32_t sequence, int local_index);
 uint8_t *tdm__window_staging(const tdm__window *w, uint32_t sequence, int flight, int local_index);

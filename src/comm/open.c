@@ -1,0 +1,361 @@
+/*
+ * open.c: from options to a world: join, choose transports by where the ranks run, connect.
+ *
+ * Everybody makes the same choice, because it depends on the hosts alone, or on what the user said;
+ * that all were told the same is checked in the first exchange. A rank that cannot do its part says so
+ * there, so that all fail at once and name it, instead of waiting for it.
+ *
+ *   all ranks on one host          shm
+ *   every rank on a host alone     ucx
+ *   otherwise                      shm within hosts, ucx between them
+ */
+#include "comm/open.h"
+#include "comm/engine.h"
+#include "comm/transport/alone.h"
+#include "comm/transport/shm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What the ranks tell each other before and while they connect. */
+typedef struct greeting {
+    uint32_t status; /* a tdm_status: not OK when this rank cannot go on, and then why */
+    uint32_t address_bytes;
+    char transport[16];
+    char text[400];
+    uint8_t address[TDM__ADDRESS_MOST];
+} greeting;
+
+typedef struct opening {
+    const tdm_comm_options *options; /* resolved */
+    tdm__control *control;
+    tdm__host *host;
+    int *host_of;
+    int local_count;
+    const char *near, *far; /* transports: NULL where there is none */
+    char name[16];          /* of both */
+} opening;
+
+/* ---- which transport -------------------------------------------------------------------------- */
+
+static void choose_auto(opening *o)
+{
+    bool several_hosts = false, neighbours = false;
+    for (int i = 0; i < o->control->size; i++) {
+        several_hosts = several_hosts || o->host_of[i] != o->host_of[0];
+        for (int k = 0; k < i && !neighbours; k++) neighbours = o->host_of[k] == o->host_of[i];
+    }
+    o->near = neighbours || !several_hosts ? "shm" : NULL;
+    o->far = several_hosts ? "ucx" : NULL;
+}
+
+static tdm_status choose_transport(opening *o, tdm_error *err)
+{
+    const char *wish = o->options->transport;
+    bool one_host = true;
+    for (int i = 0; i < o->control->size; i++)
+        one_host = one_host && o->host_of[i] == o->host_of[0];
+    if (!wish || strcmp(wish, "auto") == 0) {
+        choose_auto(o);
+    } else if (strcmp(wish, "shm") == 0) {
+        o->near = "shm";
+        if (!one_host)
+            return tdm_fail(err, TDM_ERR_INVALID,
+                            "the transport is set to shm, but the ranks run on several hosts; set "
+                            "it to auto (shared memory within hosts, UCX between them)");
+    } else if (strcmp(wish, "shm+ucx") == 0 || strcmp(wish, "shm+mpi") == 0) {
+        o->near = "shm";
+        o->far = one_host ? NULL : wish + 4;
+    } else {
+        const tdm__transport_ops *ops;
+        TDM_TRY(tdm__transport_find(wish, &ops, err));
+        o->far = ops->name;
+    }
+    snprintf(o->name, sizeof o->name, "%s%s%s", o->near ? o->near : "",
+             o->near && o->far ? "+" : "", o->far ? o->far : "");
+    return TDM_OK;
+}
+
+/* ---- greetings -------------------------------------------------------------------------------- */
+
+typedef struct greetings {
+    uint8_t **all;
+    size_t *bytes;
+} greetings;
+
+static void greetings_release(greetings *g)
+{
+    free(g->all);
+    free(g->bytes);
+}
+
+static void refuse(greeting *mine, const tdm_error *error)
+{
+    mine->status = (uint32_t)error->status;
+    mine->address_bytes = 0;
+    snprintf(mine->text, sizeof mine->text, "%.*s", (int)sizeof mine->text - 1, error->message);
+}
+
+static tdm_status check_greeting(int rank, const uint8_t *bytes, size_t count,
+                                 const char *transport, tdm_error *err)
+{
+    const greeting *g = (const greeting *)bytes;
+    size_t least = offsetof(greeting, address);
+    if (count < least || g->address_bytes > TDM__ADDRESS_MOST || count < least + g->address_bytes)
+        return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank %d sent a greeting of %zu bytes", rank,
+                        count);
+    if (g->status != TDM_OK)
+        return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank %d cannot take part: %.*s", rank,
+                        (int)sizeof g->text - 1, g->text);
+    if (strncmp(g->transport, transport, sizeof g->transport) != 0)
+        return tdm_fail(
+            err, TDM_ERR_PEER_MISMATCH,
+            "rank %d has the transport %.15s where this one has %s; set the same on all", rank,
+            g->transport, transport);
+    return TDM_OK;
+}
+
+/* Tells everybody, hears everybody. On success `out` has `size` greetings, all in order. */
+static tdm_status greet(opening *o, greeting *mine, greetings *out, tdm_error *err)
+{
+    snprintf(mine->transport, sizeof mine->transport, "%s", o->name);
+    size_t bytes = offsetof(greeting, address) + mine->address_bytes;
+    TDM_TRY(o->control->ops->exchange(o->control, mine, bytes, &out->all, &out->bytes, err));
+    tdm_status status = TDM_OK;
+    for (int i = 0; i < o->control->size && status == TDM_OK; i++)
+        status = check_greeting(i, out->all[i], out->bytes[i], o->name, err);
+    if (status != TDM_OK) greetings_release(out);
+    return status;
+}
+
+/* ---- the host's memory ------------------------------------------------------------------------ */
+
+static tdm_status connect_host(opening *o, const greetings *g, const int *ranks, tdm_error *err)
+{
+    const uint8_t **addresses = calloc((size_t)o->local_count, sizeof *addresses);
+    size_t *bytes = calloc((size_t)o->local_count, sizeof *bytes);
+    tdm_status status = TDM_OK;
+    if (!addresses || !bytes) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left");
+    for (int i = 0; i < o->local_count && status == TDM_OK; i++) {
+        const greeting *one = (const greeting *)g->all[ranks[i]];
+        addresses[i] = one->address;
+        bytes[i] = one->address_bytes;
+    }
+    if (status == TDM_OK) status = tdm__host_connect(o->host, addresses, bytes, err);
+    free(addresses);
+    free(bytes);
+    return status;
+}
+
+/* Collective over the world, whether or not this rank has neighbours. */
+static tdm_status open_host(opening *o, int *ranks, tdm_error *err)
+{
+    const int rank = o->control->rank;
+    for (int i = 0; i < o->control->size; i++)
+        if (o->host_of[i] == o->host_of[rank]) ranks[o->local_count++] = i;
+    greeting mine = {.status = TDM_OK};
+    if (o->near && o->local_count > 1) {
+        tdm__host_options options = {.rank = rank,
+                                     .ranks = ranks,
+                                     .count = o->local_count,
+                                     .world = o->control->world,
+                                     .with_fds = o->far != NULL};
+        size_t bytes = 0;
+        tdm_error error;
+        if (tdm__host_create(&options, &o->host, mine.address, &bytes, &error) != TDM_OK)
+            refuse(&mine, &error);
+        else
+            mine.address_bytes = (uint32_t)bytes;
+    }
+    greetings all;
+    tdm_status status = greet(o, &mine, &all, err);
+    if (status == TDM_OK) {
+        if (o->host) status = connect_host(o, &all, ranks, err);
+        greetings_release(&all);
+    }
+    if (status != TDM_OK && o->host) {
+        tdm__host_destroy(o->host);
+        o->host = NULL;
+    }
+    return status;
+}
+
+/* ---- transports ------------------------------------------------------------------------------- */
+
+static tdm_status connect_far(opening *o, tdm__transport *far, const greetings *g, tdm_error *err)
+{
+    size_t size = (size_t)o->control->size;
+    const uint8_t **addresses = calloc(size, sizeof *addresses);
+    size_t *bytes = calloc(size, sizeof *bytes);
+    tdm_status status = TDM_OK;
+    if (!addresses || !bytes) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left");
+    for (size_t i = 0; i < size && status == TDM_OK; i++) {
+        const greeting *one = (const greeting *)g->all[i];
+        addresses[i] = one->address;
+        bytes[i] = one->address_bytes;
+    }
+    if (status == TDM_OK) status = far->ops->connect(far, addresses, bytes, err);
+    free(addresses);
+    free(bytes);
+    return status;
+}
+
+/* Collective over the world. */
+static tdm_status open_far(opening *o, const tdm__transport_options *options, tdm__transport **out,
+                           tdm_error *err)
+{
+    const tdm__transport_ops *ops = NULL;
+    tdm__transport *far = NULL;
+    greeting mine = {.status = TDM_OK};
+    size_t bytes = 0;
+    tdm_error error;
+    if (tdm__transport_find(o->far, &ops, &error) != TDM_OK ||
+        ops->create(options, &far, mine.address, &bytes, &error) != TDM_OK)
+        refuse(&mine, &error);
+    else
+        mine.address_bytes = (uint32_t)bytes;
+    greetings all;
+    tdm_status status = greet(o, &mine, &all, err);
+    if (status == TDM_OK) {
+        status = connect_far(o, far, &all, err);
+        greetings_release(&all);
+    }
+    if (status != TDM_OK) {
+        if (far) far->ops->destroy(far);
+        return status;
+    }
+    *out = far;
+    return TDM_OK;
+}
+
+static tdm_status make_transport(void *context, const tdm__transport_events *events,
+                                 tdm__transport **out, tdm_error *err)
+{
+    opening *o = context;
+    tdm__transport_options options = {.rank = o->control->rank,
+                                      .size = o->control->size,
+                                      .host_of = o->host_of,
+                                      .world = o->control->world,
+                                      .streams = o->options->streams,
+                                      .events = *events};
+    tdm__transport *far = NULL, *near = NULL;
+    if (o->control->size == 1) return tdm__alone_create(out, err);
+    if (o->far) TDM_TRY(open_far(o, &options, &far, err));
+    if (!o->host) {
+        *out = far;
+        return TDM_OK;
+    }
+    tdm_status status = tdm__shm_create(o->host, &options, &near, err);
+    if (status == TDM_OK && !far) {
+        *out = near;
+        return TDM_OK;
+    }
+    if (status == TDM_OK) return tdm__mixed_create(near, far, &options, o->name, out, err);
+    if (far) far->ops->destroy(far);
+    return status;
+}
+
+/* ---- choices ---------------------------------------------------------------------------------- */
+
+/* Rank 0's table of choices, for all. */
+static tdm_status share_choices(const opening *o, tdm__choices *out, tdm_error *err)
+{
+    uint8_t *bytes = NULL;
+    size_t count = 0;
+    if (o->control->rank == 0) {
+        tdm__choices own = {0};
+        TDM_TRY(tdm__choices_load(o->options->tune, &own, err));
+        count = tdm__choices_pack(&own, NULL);
+        bytes = malloc(count ? count : 1);
+        if (bytes) tdm__choices_pack(&own, bytes);
+        tdm__choices_release(&own);
+        if (!bytes)
+            return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left for a table of choices");
+    }
+    uint8_t **all;
+    size_t *sizes;
+    tdm_status status = o->control->ops->exchange(o->control, bytes, count, &all, &sizes, err);
+    free(bytes);
+    TDM_TRY(status);
+    status = tdm__choices_unpack(all[0], sizes[0], out, err);
+    free(all);
+    free(sizes);
+    return status;
+}
+
+/* ---- opening ---------------------------------------------------------------------------------- */
+
+/* The options' texts, owned. */
+static tdm_status keep_texts(tdm_comm_options *options, tdm_arena **out, tdm_error *err)
+{
+    tdm_arena *arena = tdm_arena_create("options of a comm");
+    const char **texts[] = {&options->transport, &options->rendezvous, &options->secret,
+                            &options->job,       &options->trace,      &options->tune};
+    bool whole = arena != NULL;
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0] && whole; i++)
+        if (*texts[i]) {
+            *texts[i] = tdm_arena_strdup(arena, *texts[i]);
+            whole = *texts[i] != NULL;
+        }
+    if (!whole) {
+        tdm_arena_destroy(arena);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left for the options of a comm");
+    }
+    *out = arena;
+    return TDM_OK;
+}
+
+/* All that comes before the comm itself. The control is the caller's to close when this fails. */
+static tdm_status prepare(opening *o, tdm__choices *choices, tdm_error *err)
+{
+    size_t bytes = (size_t)o->control->size * sizeof(int);
+    o->host_of = malloc(bytes);
+    int *ranks = malloc(bytes);
+    tdm_status status = TDM_OK;
+    if (!o->host_of || !ranks) {
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left for a world of ranks");
+    } else {
+        memcpy(o->host_of, o->control->host_of, bytes);
+        status = choose_transport(o, err);
+    }
+    if (status == TDM_OK) status = open_host(o, ranks, err);
+    free(ranks);
+    if (status == TDM_OK) status = share_choices(o, choices, err);
+    if (status == TDM_OK) return TDM_OK;
+    if (o->host) tdm__host_destroy(o->host);
+    free(o->host_of);
+    return status;
+}
+
+tdm_status tdm_comm_open(const tdm_comm_options *given, tdm_comm **out, tdm_error *err)
+{
+    tdm_comm_options options;
+    tdm_arena *texts = NULL;
+    tdm_comm_options none = {0};
+    TDM_TRY(tdm__options_resolve(given ? given : &none, &options, err));
+    TDM_TRY(keep_texts(&options, &texts, err));
+    opening o = {.options = &options};
+    tdm__choices choices = {0};
+    tdm_status status = tdm__control_open(&options, &o.control, err);
+    if (status == TDM_OK) {
+        status = prepare(&o, &choices, err);
+        if (status != TDM_OK) o.control->ops->close(o.control);
+    }
+    if (status == TDM_OK) {
+        tdm__comm_parts parts = {.control = o.control,
+                                 .make = make_transport,
+                                 .context = &o,
+                                 .host = o.host,
+                                 .host_of = o.host_of,
+                                 .shares_memory = o.near != NULL,
+                                 .choices = choices};
+        status = tdm__comm_assemble(&options, &parts, out, err);
+    }
+    if (status != TDM_OK) {
+        tdm_arena_destroy(texts);
+        return status;
+    }
+    (*out)->texts = texts;
+    return TDM_OK;
+}
