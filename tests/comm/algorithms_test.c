@@ -12,9 +12,9 @@
 #include <inttypes.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { ROUNDS = 1, COUNT_MOST = 1000, LANES_ROUNDS = 1, SIZES_MOST = 17 };
+enum { ROUNDS = 1, COUNT_MOST = 1000, LANES_ROUNDS = 1, SIZES_MOST = 17, ROOTS_APART = 11 };
 #else
-enum { ROUNDS = 4, COUNT_MOST = 100003, LANES_ROUNDS = 8, SIZES_MOST = 33 };
+enum { ROUNDS = 4, COUNT_MOST = 100003, LANES_ROUNDS = 8, SIZES_MOST = 33, ROOTS_APART = 3 };
 #endif
 
 enum { GUARD = 64, GUARD_BYTE = 0xa5, LANE_COUNT = 16 };
@@ -69,6 +69,7 @@ typedef struct trial {
     tdm_reduce reduce;
     int root;
     bool in_place;
+    bool at_slice; /* in place: a slice's result goes where the slice lies, not to the start */
     const tdm_lanes *lanes;
     uint32_t segment_bytes;
     uint64_t seed;
@@ -226,6 +227,9 @@ static void make_buffers(const trial *t, world *w, int rank, buffers *b)
                        .user_reduce = odd_reduce,
                        .root = t->root,
                        .algorithm = t->algorithm->id};
+    if (t->in_place && t->at_slice && !t->lanes && in_count(t, rank) == t->count &&
+        (t->kind == TDM_CALL_REDUCE_SCATTER || t->kind == TDM_CALL_SCATTER))
+        call->out = b->out + tdm_group_slice(t->count, t->size, rank).first * unit;
     int *calls = tdm_arena_alloc(w->arena, sizeof *calls, 0);
     call->user = calls;
     if (t->lanes) make_parts(t, w, rank, b, call);
@@ -261,7 +265,7 @@ static void check_rank(const trial *t, world *w, int rank, const buffers *b, con
     size_t bytes = out_count(t, rank) * unit;
     uint8_t *expected = malloc(bytes + 1);
     expected_output(t, rank, sum, expected);
-    WORLD_CHECK(w, memcmp(b->out, expected, bytes) == 0);
+    WORLD_CHECK(w, memcmp(w->requests[rank].call.out, expected, bytes) == 0);
     WORLD_CHECK(w, guards_whole(b->out_before, b->out_bytes));
     free(expected);
     if (b->in) {
@@ -370,6 +374,7 @@ static trial draw_trial(const tdm__algorithm_ops *algorithm, tdm_call_kind kind,
                .reduce = (tdm_reduce)tdm_rng_below(&rng, TDM_REDUCE_USER + 1),
                .root = (int)tdm_rng_below(&rng, (uint64_t)size),
                .in_place = tdm_rng_below(&rng, 2) == 0,
+               .at_slice = tdm_rng_below(&rng, 2) == 0,
                .segment_bytes = tdm_rng_below(&rng, 2) ? (count > 10000 ? 60000 : 1024) : 0,
                .seed = seed};
     if (t.reduce == TDM_REDUCE_USER) t.dtype = TDM_DTYPE_U16;
@@ -424,8 +429,165 @@ static void lanes_are_added_by_the_tree(void)
     for (int a = 0; a < LENGTH(over_messages); a++) CHECK(fitted[over_messages[a]->id] > 0);
 }
 
+/* ---- what the headers say ------------------------------------------------------------------------ */
+
+typedef struct claim {
+    int steps;
+    uint64_t messages, bytes; /* of the rank that sends most */
+    bool exactly;             /* else: at most */
+} claim;
+
+static int log2_up(int size)
+{
+    int log = 0;
+    while (1 << log < size) log++;
+    return log;
+}
+
+static claim claim_of_direct(tdm_call_kind kind, uint64_t P, uint64_t n, bool large)
+{
+    uint64_t most = n / P * (P - 1), whole = n * (P - 1);
+    switch (kind) {
+    case TDM_CALL_BARRIER: return (claim){1, P - 1, 0, true};
+    case TDM_CALL_BROADCAST:
+        return large && P > 2 ? (claim){2, 2 * P - 2, 2 * most, true}
+                              : (claim){1, P - 1, whole, true};
+    case TDM_CALL_REDUCE:
+        return large && P > 2 ? (claim){2, P, most + n / P, true} : (claim){1, 1, n, true};
+    case TDM_CALL_ALL_REDUCE:
+        return large ? (claim){2, 2 * P - 2, 2 * most, true} : (claim){1, P - 1, whole, true};
+    case TDM_CALL_GATHER: return (claim){1, 1, n / P, true};
+    default: return (claim){1, P - 1, most, true};
+    }
+}
+
+static claim claim_of_ring(tdm_call_kind kind, uint64_t P, uint64_t n)
+{
+    uint64_t most = n / P * (P - 1);
+    switch (kind) {
+    case TDM_CALL_BROADCAST: return (claim){(int)P - 1, 1, n, true};
+    case TDM_CALL_ALL_REDUCE: return (claim){2 * (int)P - 2, 2 * P - 2, 2 * most, true};
+    default: return (claim){(int)P - 1, P - 1, most, true};
+    }
+}
+
+static claim claim_of_doubling(tdm_call_kind kind, uint64_t P, uint64_t n, bool large)
+{
+    int L = log2_up((int)P);
+    uint64_t log = (uint64_t)L, most = n / P * (P - 1);
+    bool power = (P & (P - 1)) == 0;
+    switch (kind) {
+    case TDM_CALL_BARRIER: return (claim){L, log, 0, true};
+    case TDM_CALL_ALL_GATHER: return (claim){L, 2 * log, most, false};
+    case TDM_CALL_ALL_REDUCE:
+        if (!power) return (claim){L, P - 1, n * (P - 1), false};
+        return large && P >= 4 ? (claim){2 * L, 2 * log, 2 * most, true}
+                               : (claim){L, log, n * log, true};
+    default: return (claim){L, log, most, true};
+    }
+}
+
+static claim claim_of_tree(tdm_call_kind kind, uint64_t P, uint64_t n)
+{
+    int L = log2_up((int)P);
+    uint64_t log = (uint64_t)L, most = n / P * (P - 1);
+    bool power = (P & (P - 1)) == 0;
+    switch (kind) {
+    case TDM_CALL_BARRIER: return (claim){2 * L, log, 0, power};
+    case TDM_CALL_REDUCE: return (claim){L, 1, n, power};
+    case TDM_CALL_ALL_REDUCE: return (claim){2 * L, log, n * log, power};
+    case TDM_CALL_GATHER: return (claim){L, 1, power ? n / 2 : most, power};
+    case TDM_CALL_SCATTER: return (claim){L, log, most, power};
+    default: return (claim){L, log, n * log, power};
+    }
+}
+
+static claim claim_of(const trial *t, bool large)
+{
+    uint64_t P = (uint64_t)t->size, n = t->count * tdm_dtype_bytes(t->dtype);
+    if (P == 1) return (claim){0, 0, 0, true};
+    switch (t->algorithm->id) {
+    case TDM_ALGORITHM_RING: return claim_of_ring(t->kind, P, n);
+    case TDM_ALGORITHM_DOUBLING: return claim_of_doubling(t->kind, P, n, large);
+    case TDM_ALGORITHM_TREE: return claim_of_tree(t->kind, P, n);
+    default: return claim_of_direct(t->kind, P, n, large);
+    }
+}
+
+static void check_claim(const trial *t, bool large)
+{
+    world w;
+    run_trial(t, &w);
+    claim said = claim_of(t, large);
+    uint64_t bytes = 0, messages = 0;
+    for (int r = 0; r < t->size; r++) {
+        if (w.bytes[r] > bytes) bytes = w.bytes[r];
+        if (w.messages[r] > messages) messages = w.messages[r];
+    }
+    CHECK(said.exactly ? w.steps == said.steps : w.steps <= said.steps);
+    CHECK(said.exactly ? messages == said.messages : messages <= said.messages);
+    CHECK(said.exactly ? bytes == said.bytes : bytes <= said.bytes);
+    if (w.steps > said.steps || messages > said.messages || bytes > said.bytes ||
+        (said.exactly && (w.steps < said.steps || messages < said.messages || bytes < said.bytes)))
+        fprintf(stderr,
+                "  in %s by %s of %d ranks, root %d: %d steps, %" PRIu64 " messages, %" PRIu64
+                " bytes; the header says %d, %" PRIu64 ", %" PRIu64 "\n",
+                tdm_call_kind_name(t->kind), tdm_algorithm_name(t->algorithm->id), t->size, t->root,
+                w.steps, messages, bytes, said.steps, said.messages, said.bytes);
+    world_release(&w);
+}
+
+static void headers_say_what_happens(void)
+{
+    static const int some[] = {1, 2, 3, 4, 5, 8, 12, 16, 17};
+    for (int a = 0; a < LENGTH(over_messages); a++)
+        for (int k = TDM_CALL_BARRIER; k <= TDM_CALL_ALL_TO_ALL; k++)
+            for (int p = 0; p < LENGTH(some); p++)
+                for (int large = 0; large < 2; large++) {
+                    trial t = {.algorithm = over_messages[a],
+                               .kind = (tdm_call_kind)k,
+                               .size = some[p],
+                               .count = (size_t)some[p] * (!large  ? 16
+                                                           : p < 6 ? 8192
+                                                                   : 3600),
+                               .dtype = TDM_DTYPE_I32,
+                               .seed = (uint64_t)p};
+                    if (k == TDM_CALL_BARRIER) t.count = 0;
+                    bool has_root = k == TDM_CALL_BROADCAST || k == TDM_CALL_REDUCE ||
+                                    k == TDM_CALL_GATHER || k == TDM_CALL_SCATTER;
+                    for (t.root = 0; t.root < (has_root ? t.size : 1); t.root += ROOTS_APART)
+                        if (trial_fits(&t)) check_claim(&t, large);
+                }
+}
+
+/* A segment is cut so that every rank adds its share of it, and the parts of a rank are sent each. */
+static void parts_are_sent_as_they_are(void)
+{
+    int64_t first[] = {0, 3, 4}; /* rank 0 brings nodes of 2 and of 1 lane, rank 1 one lane */
+    tdm_lanes lanes = {.lane_count = 4, .first = first};
+    trial t = {.algorithm = &tdm__algorithm_direct,
+               .kind = TDM_CALL_REDUCE_SCATTER,
+               .size = 2,
+               .count = 1000,
+               .dtype = TDM_DTYPE_F32,
+               .lanes = &lanes};
+    world w;
+    run_trial(&t, &w);
+    CHECK_INT(w.bytes[0], 2 * 4000 / 2);
+    CHECK_INT(w.bytes[1], 4000 / 2);
+    world_release(&w);
+    t.algorithm = &tdm__algorithm_tree;
+    t.kind = TDM_CALL_REDUCE;
+    t.root = 1;
+    run_trial(&t, &w);
+    CHECK_INT(w.bytes[0], 2 * 4000); /* nothing to add before rank 1's lane is there */
+    world_release(&w);
+}
+
 static const check_test tests[] = {
     CHECK_TEST(every_call_gives_the_plain_result),
     CHECK_TEST(lanes_are_added_by_the_tree),
+    CHECK_TEST(headers_say_what_happens),
+    CHECK_TEST(parts_are_sent_as_they_are),
 };
 CHECK_MAIN(tests)

@@ -52,8 +52,9 @@ typedef struct world {
 
 #define WORLD_CHECK(w, condition)                                                                  \
     do {                                                                                           \
-        if (!(condition)) (w)->failed = true;                                                      \
+        int world_failures_ = check_failures;                                                      \
         CHECK(condition);                                                                          \
+        if (check_failures != world_failures_) (w)->failed = true;                                 \
     } while (0)
 
 static inline void world_init(world *w, int size, uint64_t seed)

@@ -6,23 +6,24 @@
  * without lanes. When P is no power of two, the block on the right may have fewer ranks than its
  * neighbour on the left; then each of them serves several there.
  *
- * For P ranks, L = log2 P rounded up, and n bytes; sent by the rank that sends most (for P a power of
- * two; else a rank on the right may serve up to P / 2 on the left in one step):
+ * For P ranks, L = log2 P rounded up, and n bytes; sent by the rank that sends most:
  *
  *                            steps   messages   bytes
  *   barrier                    L        L        0
- *   all_reduce      small      L        L        n L
+ *   all_reduce      small      L        L        n L               (P a power of two)
+ *                              L      P - 1      n (P - 1)         (other P: at most)
  *                   large     2L       2L        2n (P - 1) / P    (P a power of two)
- *   reduce_scatter             L        L        n (P - 1) / P     (P a power of two)
+ *   reduce_scatter             L        L        n (P - 1) / P     (P a power of two only)
  *   all_gather                 L     2L at most  n (P - 1) / P     (any P)
  *
- * "Large" is from 8 KB on, for four ranks and more: each step halves what is exchanged (the one of two
- * partners keeps the lower half, the other the upper), and then the results are doubled the same way
- * back. Who ends up with which slice follows from the bits of the rank in reverse, so reduce_scatter
- * puts the slices in that order first. In an all_gather, rank i has slices i, i + 1, ... in a circle,
- * and sends what it has to the rank that many places before it; past the end of the circle that is two
- * messages. Sums are cut into segments; the other kinds have one. Step numbers: the level k, or 2k and
- * 2k + 1, of a segment's 64, and 32 + k on the way back.
+ * When P is no power of two, a large all_reduce runs like this only when it asks to by name. "Large" is
+ * from 8 KB on, for four ranks and more: each step halves what is exchanged (the one of two partners
+ * keeps the lower half, the other the upper), and then the results are doubled the same way back. Who
+ * ends up with which slice follows from the bits of the rank in reverse, so reduce_scatter puts the
+ * slices in that order first. In an all_gather, rank i has slices i, i + 1, ... in a circle, and sends
+ * what it has to the rank that many places before it; past the end of the circle that is two messages.
+ * Sums are cut into segments; the other kinds have one. Step numbers: the level k, or 2k and 2k + 1, of
+ * a segment's 64, and 32 + k on the way back.
  */
 #include "comm/algorithms/build.h"
 
@@ -58,7 +59,10 @@ static bool fits(const tdm_group *group, const tdm_call *call)
     switch (call->kind) {
     case TDM_CALL_BARRIER:
     case TDM_CALL_ALL_GATHER: return true;
-    case TDM_CALL_ALL_REDUCE: return brings_blocks(group, call->lanes);
+    case TDM_CALL_ALL_REDUCE:
+        return (is_power_of_two(group->size) || tdm__call_bytes(call) < LARGE_BYTES ||
+                call->algorithm == TDM_ALGORITHM_DOUBLING) &&
+               brings_blocks(group, call->lanes);
     case TDM_CALL_REDUCE_SCATTER:
         return is_power_of_two(group->size) && brings_blocks(group, call->lanes);
     default: return false;
