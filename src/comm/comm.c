@@ -139,8 +139,8 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
 
 static void free_requests(tdm_comm *comm)
 {
-    while (
-        comm->pending) { /* that nobody waited for: a program's mistake, or its end in an error */
+    /* Those that nobody waited for: a program's mistake, or its end in an error. */
+    while (comm->pending) {
         tdm_request *request = comm->pending;
         comm->pending = request->next;
         tdm__request_release(request);
@@ -166,6 +166,7 @@ static void end_calls(tdm_comm *comm)
         tdm__engine_wait(comm, first);
         tdm__request_release(first);
     }
+    while (comm->ended) tdm__request_release(comm->ended); /* that nobody waited for */
     tdm__transfers_drop(comm, NULL);
     tdm__comm_unlock(comm);
 }

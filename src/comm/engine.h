@@ -359,6 +359,7 @@ struct tdm_comm {
     pthread_t thread; /* the progress thread */
     tdm_group *groups;
     tdm_request *pending;
+    tdm_request *ended; /* and not yet waited for */
     uint8_t *peer_states;     /* by rank: a tdm_peer_state */
     size_t *flight_bytes;     /* by rank: handed to the transport, to be sent */
     int *queued_counts;       /* by rank: sends that wait for their turn */

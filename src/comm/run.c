@@ -36,6 +36,11 @@ tdm_request *tdm__request_create(tdm_group *group)
 void tdm__request_release(tdm_request *request)
 {
     tdm_comm *comm = request->group->comm;
+    for (tdm_request **link = &comm->ended; *link; link = &(*link)->next)
+        if (*link == request) {
+            *link = request->next;
+            break;
+        }
     if (request->owns_plan) {
         tdm__tree_plan_release(&request->plan);
         tdm__leaves_release(&request->leaves);
@@ -98,7 +103,8 @@ static void finish(tdm_request *request)
     tdm_request **link = &comm->pending;
     while (*link && *link != request) link = &(*link)->next;
     if (*link) *link = request->next;
-    request->next = NULL;
+    request->next = comm->ended;
+    comm->ended = request;
     if (request->group->window && request->head.kind < TDM_CALL_SEND)
         tdm__window_ended(request->group, request->head.sequence);
     record(request, TDM_TRACE_END, request->error.status);
