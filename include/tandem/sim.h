@@ -56,8 +56,8 @@ typedef struct tdm_sim_result {
     uint64_t message_count, event_count;
     uint64_t hash;      /* over every event in order */
     int finished_count; /* ranks whose function returned */
-    int crashed_count;
-    int hung_count; /* ranks that neither returned nor crashed within most_s: a defect */
+    int crashed_count;  /* stopped for good: by a crash, or by a stall without an end */
+    int hung_count;     /* ranks that neither returned nor crashed within most_s: a defect */
 } tdm_sim_result;
 
 typedef void (*tdm_sim_fn)(tdm_comm *comm, void *user);

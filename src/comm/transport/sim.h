@@ -12,8 +12,7 @@
  *     what is random is drawn from the seed, in the order of events.
  *  2. A rank that crashed or hangs is never resumed. What it holds is given back when the run is over,
  *     from outside: it is `dead` then, and its transport and control move nothing.
- *  3. A coroutine waits without the lock of its comm, but for one place, progress() of one that polls,
- *     which notes that in `polling`.
+ *  3. A coroutine waits without the lock of its comm.
  */
 #ifndef TANDEM_COMM_TRANSPORT_SIM_H
 #define TANDEM_COMM_TRANSPORT_SIM_H
@@ -49,8 +48,6 @@ void tdm__fiber_enter(tdm__fibers *fibers, int index);
 void tdm__fiber_leave(tdm__fibers *fibers, int index);
 /* From the coroutine: back to the scheduler for good. */
 void tdm__fiber_end(tdm__fibers *fibers, int index);
-/* What the thread sanitizer sees as a thread, for giving back a lock that a coroutine holds. */
-void tdm__fiber_borrow(tdm__fibers *fibers, int index, bool back);
 
 /* ---- events ------------------------------------------------------------------------------------ */
 
@@ -158,7 +155,7 @@ struct tdm__sim_rank {
     int rank;
     tdm__sim_state state;
     bool dead;    /* see the invariants */
-    bool polling; /* waits in progress(), with the comm's lock held */
+    bool closing; /* closes its comm: no fault stops it any more */
     bool woken;   /* by wake(), or by something in the inbox, since it last began to wait */
     bool resume_queued;
     bool no_transport, no_control; /* they were closed: nothing is put into its inbox any more */

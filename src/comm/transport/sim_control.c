@@ -295,7 +295,7 @@ static void report_one(const tdm__sim *sim, int from, int about, char *out, size
         snprintf(out, bytes, "rank %d: has left", about);
         return;
     }
-    if (rank->control && rank->control->events.describe && !rank->polling)
+    if (rank->control && rank->control->events.describe)
         rank->control->events.describe(rank->control->events.user, last, sizeof last);
     if (rank->state == TDM__SIM_CRASHED)
         snprintf(out, bytes, "rank %d: %s; stopped %.3g s ago", about, last,
@@ -305,7 +305,7 @@ static void report_one(const tdm__sim *sim, int from, int about, char *out, size
     else if (tdm__sim_awake_s(sim, about, sim->now_s) > sim->now_s)
         snprintf(out, bytes, "rank %d: %s; stalled", about, last);
     else
-        snprintf(out, bytes, "rank %d: %s", about, rank->polling ? "looks for news" : last);
+        snprintf(out, bytes, "rank %d: %s", about, last);
 }
 
 static void sim_report(tdm__control *control, const int *ranks, int count, char *out, size_t bytes)

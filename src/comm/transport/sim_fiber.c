@@ -194,16 +194,3 @@ void tdm__fiber_end(tdm__fibers *fibers, int index)
     leave(&fibers->list[index], true);
     abort(); /* nobody enters it again */
 }
-
-void tdm__fiber_borrow(tdm__fibers *fibers, int index, bool back)
-{
-#if FOR_TSAN
-    tdm__fiber *fiber = &fibers->list[index];
-    if (!fiber->thread) return;
-    __tsan_switch_to_fiber(back ? fiber->scheduler_thread : fiber->thread, 0);
-#else
-    (void)fibers;
-    (void)index;
-    (void)back;
-#endif
-}

@@ -103,11 +103,11 @@ double tdm__sim_flight_s(tdm__sim *sim, int from, int to, uint64_t bytes, double
     const tdm_sim_options *o = &sim->options;
     double way_s = o->latency_s;
     if (o->jitter_s > 0.0) way_s += o->jitter_s * (double)tdm_rng_uniform(&sim->rng);
-    way_s += o->resend_s * resends(sim, bytes);
-    if (o->fault_count == 0) return way_s;
+    double again_s = o->resend_s * resends(sim, bytes);
+    if (o->fault_count == 0) return way_s + again_s;
     way_s *= fmax(tdm__sim_slowness(sim, from, at_s), tdm__sim_slowness(sim, to, at_s));
     double open_s = tdm__sim_open_s(sim, from, to, at_s);
-    return way_s + delay_s(sim, from, to, at_s) + (open_s - at_s);
+    return way_s + again_s + delay_s(sim, from, to, at_s) + (open_s - at_s);
 }
 
 double tdm__sim_depart_s(tdm__sim *sim, int rank, uint64_t bytes)

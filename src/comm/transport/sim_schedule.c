@@ -82,7 +82,7 @@ static void entry(void *argument)
 static void resume(tdm__sim_rank *rank)
 {
     tdm__sim *sim = rank->sim;
-    double awake_s = tdm__sim_awake_s(sim, rank->rank, sim->now_s);
+    double awake_s = rank->closing ? sim->now_s : tdm__sim_awake_s(sim, rank->rank, sim->now_s);
     if (awake_s > sim->now_s) {
         if (isfinite(awake_s)) queue_resume(rank, awake_s);
         return;
@@ -97,7 +97,8 @@ static void resume(tdm__sim_rank *rank)
 static void stop_for_good(tdm__sim *sim, const tdm_sim_fault *fault)
 {
     tdm__sim_rank *rank = &sim->ranks[fault->rank];
-    if (rank->state == TDM__SIM_FINISHED || rank->state == TDM__SIM_CRASHED) return;
+    if (rank->closing || rank->state == TDM__SIM_FINISHED || rank->state == TDM__SIM_CRASHED)
+        return;
     rank->state = TDM__SIM_CRASHED;
     rank->stopped_s = sim->now_s;
     sim->result.crashed_count++;
@@ -264,21 +265,15 @@ tdm_status tdm__sim_init(tdm__sim *sim, const tdm_sim_options *options, tdm_erro
     return TDM_OK;
 }
 
-/* A rank that did not come to its end: its comm is closed as it lies, by its own coroutine's right. */
-static void bury(tdm__sim_rank *rank)
-{
-    rank->dead = true;
-    tdm__fiber_borrow(&rank->sim->fibers, rank->rank, false);
-    if (rank->sim->bury) rank->sim->bury(rank);
-    tdm__fiber_borrow(&rank->sim->fibers, rank->rank, true);
-}
-
 void tdm__sim_release(tdm__sim *sim)
 {
     for (int i = 0; sim->ranks && i < sim->options.size; i++) {
         tdm__sim_rank *rank = &sim->ranks[i];
         if (!rank->sim) continue;
-        if (rank->state != TDM__SIM_FINISHED) bury(rank);
+        if (rank->state != TDM__SIM_FINISHED) {
+            rank->dead = true;
+            if (sim->bury) sim->bury(rank);
+        }
         tdm__sim_transport_clear(rank);
         tdm__sim_control_clear(rank);
     }

@@ -11,6 +11,7 @@
  * `cookie` are read only while sender_ended is false; `into` and `take_cookie` only between take() and
  * receiver_ended.
  */
+#include "comm/engine.h"
 #include "comm/transport/sim.h"
 
 #include <math.h>
@@ -290,9 +291,11 @@ static int sim_progress(tdm__transport *transport)
         if (call_count > 0) rank->look_count = 0;
         return call_count;
     }
-    rank->polling = true;
+    /* Without the lock that progress() is called with, as if the program had waited. */
+    if (rank->comm) tdm__comm_unlock(rank->comm);
     tdm__sim_wait(rank, rank->sim->now_s + pause_s(rank->look_count - LOOKS_FREE));
-    rank->polling = false;
+    tdm__sim_hear(rank);
+    if (rank->comm) tdm__comm_lock(rank->comm);
     call_count = read_inbox(rank);
     if (call_count > 0) rank->look_count = 0;
     return call_count;
