@@ -54,6 +54,32 @@ test_running_ranks() {
     assert_lacks "$out" "running"
 }
 
+# Real ranks, of which the last comes late: who waits, for whom, and the culprit. A signal that asks for
+# a dump does no harm; and in the end all is well.
+test_ranks_that_hang() {
+    TANDEM_DUMP_SIGNAL=USR1 "$TANDEM" run -n 3 --run hang -- "$(dirname "$writer")/comm_late" go &
+    local launcher=$! i pid
+    for ((i = 0; i < 300; i++)); do
+        if [ -e hang/rank-00002.trace ]; then
+            assert_exit 0 "$TANDEM" trace hang
+            [ "$(grep -c 'waits for rank 2 in all_reduce #17 of world since' <<<"$out")" = 2 ] && break
+        fi
+        sleep 0.1
+    done
+    pid=$(sed -n 's/^rank 2 of 3 on .*, process \([0-9]*\),.*/\1/p' <<<"$out")
+    assert_contains "$out" "rank 0 waits for rank 2 in all_reduce #17 of world since"
+    assert_contains "$out" "rank 1 waits for rank 2 in all_reduce #17 of world since"
+    assert_contains "$out" "rank 2 did not call it: its last act: mark \"asleep\""
+    assert_contains "$out" "the culprit is rank 2 (process $pid on "
+    kill -USR1 "$pid"
+    sleep 0.2
+    touch go
+    wait "$launcher" || fail "the ranks did not end well"
+    assert_exit 0 "$TANDEM" trace hang
+    assert_contains "$out" "no rank waits for another"
+    assert_equal "$(grep -c ': closed; ' <<<"$out")" 3 "ranks that closed"
+}
+
 test_json_and_picture() {
     assert_exit 0 "$TANDEM" trace dead --json
     assert_contains "$out" '"waits_for":[2]'
