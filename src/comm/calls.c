@@ -305,8 +305,7 @@ static tdm_status begin(tdm_request *request, tdm_error *err)
     }
     request->head = make_head(group, call, request->algorithm->id, sequence);
     if (!is_pair(call->kind)) group->history[sequence % TDM__HISTORY] = request->head;
-    double soon = request->begin_s + 2.0;
-    if (request->deadline_s > soon && has_left(group)) request->deadline_s = soon;
+    if (has_left(group)) request->left_s = request->begin_s + TDM__LEFT_GRACE_S;
     tdm__request_start(request);
     return TDM_OK;
 }

@@ -46,6 +46,8 @@ enum {
     TDM__NOTICE_STEP = -1      /* as a step: "I wait for you in this call", without payload */
 };
 
+#define TDM__LEFT_GRACE_S 2.0 /* the last messages of a rank that has left may be on their way */
+
 /* ---- programs (program.c) --------------------------------------------------------------------- */
 
 typedef enum tdm__op {
@@ -326,6 +328,7 @@ struct tdm_request {
     void *state;                /* of the algorithm; freed with free() */
     double begin_s, deadline_s; /* on the transport's clock */
     double notice_s;            /* when to send the next notice */
+    double left_s; /* until then a member that has left may be missing; 0: none has left */
     bool done, ending;
     bool background; /* the progress thread cares for it */
     bool waits;      /* it is in the trace that it waits, */
@@ -359,7 +362,7 @@ struct tdm_comm {
     pthread_t thread; /* the progress thread */
     tdm_group *groups;
     tdm_request *pending;
-    tdm_request *ended; /* and not yet waited for */
+    tdm_request *ended;       /* and not yet waited for */
     uint8_t *peer_states;     /* by rank: a tdm_peer_state */
     size_t *flight_bytes;     /* by rank: handed to the transport, to be sent */
     int *queued_counts;       /* by rank: sends that wait for their turn */

@@ -18,8 +18,7 @@
 
 #define GRACE_S 0.2         /* for transfers of a call that has failed to come back by themselves */
 #define FIRST_NOTICE_S 0.25 /* a wait longer than this is told to those who are waited for */
-#define LEFT_GRACE_S 2.0 /* for messages of a rank that has left, which may still be on their way */
-enum { NAMED_MOST = 8 }; /* ranks that an error names */
+enum { NAMED_MOST = 8 };    /* ranks that an error names */
 
 /* ---- words ------------------------------------------------------------------------------------ */
 
@@ -197,9 +196,9 @@ void tdm__engine_losses(tdm_comm *comm)
 static void peer_left(tdm_comm *comm, int peer)
 {
     if (comm->peer_states[peer] != TDM_PEER_LOST) comm->peer_states[peer] = TDM_PEER_LEFT;
-    double last = tdm__comm_now(comm) + LEFT_GRACE_S;
+    double last = tdm__comm_now(comm) + TDM__LEFT_GRACE_S;
     for (tdm_request *r = comm->pending; r; r = r->next)
-        if (is_member(r->group, peer) && r->deadline_s > last) r->deadline_s = last;
+        if (is_member(r->group, peer) && r->left_s == 0) r->left_s = last;
 }
 
 void tdm__engine_news(void *user, const tdm__news *news)
@@ -281,6 +280,19 @@ static void notices(tdm_request *request, double now)
     request->notice_s = now + 4 * FIRST_NOTICE_S;
 }
 
+/* A member has left, and its last messages had their time. That is nobody's loss as long as the call
+ * waits for others alone: then it is looked at again later. */
+static bool misses_the_left(tdm_request *request, double now)
+{
+    if (request->left_s == 0 || now < request->left_s) return false;
+    int missing[NAMED_MOST * 4];
+    int count = tdm__request_missing(request, missing, NAMED_MOST * 4);
+    for (int i = 0; i < count; i++)
+        if (request->group->comm->peer_states[missing[i]] == TDM_PEER_LEFT) return true;
+    request->left_s = now + TDM__LEFT_GRACE_S;
+    return false;
+}
+
 double tdm__engine_timers(tdm_comm *comm)
 {
     double now = tdm__comm_now(comm);
@@ -293,13 +305,14 @@ double tdm__engine_timers(tdm_comm *comm)
             continue;
         }
         if (r->late) continue;
-        if (now >= r->deadline_s) {
+        if (now >= r->deadline_s || misses_the_left(r, now)) {
             too_late(r, now);
             return now; /* the list may be another one now */
         }
         if (r->notice_s == 0) r->notice_s = r->begin_s + FIRST_NOTICE_S;
         if (now >= r->notice_s) notices(r, now);
         if (r->deadline_s < next) next = r->deadline_s;
+        if (r->left_s > 0 && r->left_s < next) next = r->left_s;
         if (r->notice_s < next) next = r->notice_s;
     }
     return next;
