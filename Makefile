@@ -75,7 +75,7 @@ fuzz:  ## fuzz every parser for FUZZ_SECONDS (60) each, two at a time
 bench:  ## measure size and speed, as ratios to peers or to physical bounds
 	@tools/setup --bench
 	@tools/build release
-	@status=0; bench/run || status=1; bench/compute || status=1; exit $$status
+	@status=0; bench/run || status=1; bench/compute || status=1; bench/comm || status=1; exit $$status
 
 .PHONY: docs
 docs: setup  ## write docs/job-file.md anew from the table of job keys

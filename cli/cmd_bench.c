@@ -1,10 +1,11 @@
 /*
  * cmd_bench.c: `tandem bench step`: where the time of a job's training step goes, and how much of
- * what the machine can do that is.
+ * what the machine can do that is; and the table of all that `tandem bench` measures.
  *
  * Ops of one kind and direction are one line, the slowest first; --all shows each op by itself.
+ * `tandem bench allreduce` has files of its own: see bench.h.
  */
-#include "cli.h"
+#include "bench.h"
 #include "table.h"
 
 #include <tandem/bench.h>
@@ -181,12 +182,12 @@ static int print(const cli_args *args, const tdm_bench *bench)
     return cli_print(&out);
 }
 
-static int run(const cli_args *args)
+static int bench_step(const cli_args *args)
 {
     int64_t workers = 1;
     tdm_bench_options options = {.seconds = 2};
-    if (strcmp(args->arguments[0], "step") != 0) {
-        cli_error("bench: '%s' cannot be measured; what can is: step", args->arguments[0]);
+    if (args->argument_count < 2) {
+        cli_error("bench: an argument is missing; usage: tandem bench step JOB [options]");
         return CLI_USAGE;
     }
     if (!cli_int(args, "workers", 1, 1024, &workers)) return CLI_USAGE;
@@ -207,22 +208,56 @@ static int run(const cli_args *args)
     return code;
 }
 
-static const char *const usage[] = {"tandem bench step JOB [options]", NULL};
-static const char *const subcommands[] = {"step", NULL};
+/* Options that mean something to one of the two only. */
+static const char *const step_options[] = {"all", "set", NULL};
+static const char *const allreduce_options[] = {"sizes", "transport", "shared", "algorithm",
+                                                "dtype", "tune",      "file",   NULL};
+
+static const struct {
+    const char *name;
+    int (*run)(const cli_args *args);
+    const char *const *not_its; /* options */
+} measures[] = {{"step", bench_step, allreduce_options},
+                {"allreduce", bench_allreduce, step_options}};
+enum { MEASURES = sizeof(measures) / sizeof(measures[0]) };
+
+static int run(const cli_args *args)
+{
+    for (int i = 0; i < MEASURES; i++) {
+        if (strcmp(args->arguments[0], measures[i].name) != 0) continue;
+        for (const char *const *option = measures[i].not_its; *option; option++)
+            if (cli_has(args, *option)) {
+                cli_error("bench: '--%s' is no option of 'tandem bench %s'", *option,
+                          measures[i].name);
+                return CLI_USAGE;
+            }
+        return measures[i].run(args);
+    }
+    cli_error("bench: '%s' cannot be measured; what can is: step, allreduce", args->arguments[0]);
+    return CLI_USAGE;
+}
+
+static const char *const usage[] = {"tandem bench step JOB [options]",
+                                    "tandem bench allreduce [options]", NULL};
+static const char *const subcommands[] = {"step", "allreduce", NULL};
 static const char *const examples[] = {"tandem bench step job.yaml",
                                        "which ops take the time, and how near the machine's limits",
                                        "tandem bench step job.yaml --set compute.threads=2",
                                        "the same with two threads",
                                        "tandem bench step job.yaml --all --json",
                                        "every op, for a program",
+                                       "tandem bench allreduce -n 2 --sizes 1K,1M,64M",
+                                       "how fast two ranks on this host add up what they have",
+                                       "tandem bench allreduce -n 4 --tune",
+                                       "find the fastest algorithms for four ranks, and keep them",
                                        NULL};
 
 const cli_command cli_bench = {
     .name = "bench",
-    .summary = "Measure a job's training step, op by op, against the machine's limits",
+    .summary = "Measure a training step, or an all-reduce, against the machine's limits",
     .usage = usage,
     .help =
-        "Trains for some seconds, in memory only, and prints how long a step takes; the time of "
+        "step: trains for some seconds, in memory only, and prints how long a step takes; the time of "
         "each kind of op in a lane; and what the machine allows: the rate of a large matrix product "
         "and of a pass over memory, and the time of the step's own matrix products with nothing "
         "around them. The last column is the time that the rates allow an op, divided by the "
@@ -230,20 +265,53 @@ const cli_command cli_bench = {
         "whose numbers are in a cache can be faster than memory allows, and pass 100 %. The line "
         "'bound' counts the optimiser's traffic as if it came from memory, so it is no bound for "
         "small models, which stay in the caches.\n\n"
-        "Nothing is written. Let the machine rest meanwhile: what else runs on it is measured, too.",
+        "allreduce: ranks add up buffers of each size, in place, and check the sum. Within a world "
+        "(under 'tandem run', mpirun or srun) this process is one of its ranks; otherwise it starts "
+        "them on this host. 'time' is the median over some calls of the slowest rank's time, 'GB/s' "
+        "the size divided by it, and 'CPU' the processor time that a call costs all ranks together. "
+        "'bound' is what memory allows on this host: as many threads as ranks, each adding its share "
+        "of the same bytes and copying the rest. What lies in shared memory already (--shared) is "
+        "not copied, and can be faster than that. With --tune every algorithm that fits is measured "
+        "at every size, for all-reduce and its relatives; the fastest are kept in a file, and every "
+        "world whose rank 0 finds it there (or in TANDEM_TUNE) goes by it.\n\n"
+        "But for that file nothing is written. Let the machine rest meanwhile: what else runs on it is measured, too.",
     .examples = examples,
     .subcommands = subcommands,
-    .arguments_least = 2,
+    .arguments_least = 1,
     .arguments_most = 2,
-    .options = {{.name = "workers",
-                 .letter = 'n',
-                 .value = "N",
-                 .help = "Workers that share the lanes. Default: 1."},
-                {.name = "seconds",
-                 .value = "S",
-                 .help = "How long each of the measurements goes on. Default: 2."},
-                {.name = "all", .help = "A line for each op, in order, in place of one a kind."},
-                CLI_OPTION_SET,
-                CLI_OPTION_JSON},
+    .options =
+        {{.name = "workers",
+          .letter = 'n',
+          .value = "N",
+          .help = "Workers that share the lanes (step; default: 1), or ranks to start "
+                  "(allreduce; default: as many as there are processors)."},
+         {.name = "seconds",
+          .value = "S",
+          .help = "How long each of the measurements goes on. Default: 2 for a step, 1 for a "
+                  "size, 0.1 with --tune."},
+         {.name = "all", .help = "step: a line for each op, in order, in place of one a kind."},
+         CLI_OPTION_SET,
+         {.name = "sizes",
+          .value = "LIST",
+          .help = "allreduce: sizes in bytes, with K, M or G for thousands, millions and "
+                  "billions. Default: 1K,32K,1M,8M,64M."},
+         {.name = "transport",
+          .value = "NAME",
+          .help = "allreduce: shm, ucx or mpi. Default: by where the ranks run."},
+         {.name = "shared",
+          .help = "allreduce: with buffers in memory that the ranks of a host share."},
+         {.name = "algorithm",
+          .value = "NAME",
+          .help = "allreduce: direct, ring, doubling, tree, hierarchy or window. Default: "
+                  "auto, by size and place."},
+         {.name = "dtype",
+          .value = "TYPE",
+          .help = "allreduce: f32, f64, f16, bf16, i32 or i64. Default: f32."},
+         {.name = "tune", .help = "allreduce: measure all algorithms, and keep what was fastest."},
+         {.name = "file",
+          .value = "FILE",
+          .help = "allreduce: where --tune keeps it. Default: tandem/tune.json in the cache "
+                  "folder (XDG_CACHE_HOME, or ~/.cache)."},
+         CLI_OPTION_JSON},
     .run = run,
 };

@@ -27,9 +27,9 @@ static void paths(void)
     CHECK_TEXT(out, "/somewhere/tandem/tune.json");
     CHECK(!tdm_tune_path(out, 10));
     setenv("XDG_CACHE_HOME", "not/absolute", 1);
-    setenv("HOME", "/home/me", 1);
+    setenv("HOME", "/elsewhere", 1);
     CHECK(tdm_tune_path(out, sizeof(out)));
-    CHECK_TEXT(out, "/home/me/.cache/tandem/tune.json");
+    CHECK_TEXT(out, "/elsewhere/.cache/tandem/tune.json");
     unsetenv("XDG_CACHE_HOME");
     unsetenv("HOME");
     CHECK(!tdm_tune_path(out, sizeof(out)));
