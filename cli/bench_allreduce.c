@@ -63,6 +63,23 @@ static bool parse_dtype(const char *name, tdm_dtype *out)
     return false;
 }
 
+static bool check_transport(const char *name)
+{
+    tdm_transport_info info;
+    if (!name || strcmp(name, "auto") == 0) return true;
+    tdm_str names = TDM_STR_INIT;
+    bool found = false;
+    for (size_t i = 0; !found && tdm_transport_at(i, &info); i++) {
+        found = strcmp(info.name, name) == 0;
+        tdm_str_addf(&names, ", %s", info.name);
+    }
+    if (!found)
+        cli_error("bench: there is no transport '%s'; there are auto%s", name,
+                  tdm_str_text(&names));
+    tdm_str_release(&names);
+    return found;
+}
+
 static bool parse_plan(const cli_args *args, bench_plan *plan)
 {
     bool tune = cli_has(args, "tune");
@@ -74,6 +91,7 @@ static bool parse_plan(const cli_args *args, bench_plan *plan)
                          .seconds = tune ? 0.1 : 1};
     if (!parse_sizes(sizes ? sizes : tune ? TUNE_SIZES : DEFAULT_SIZES, plan)) return false;
     if (dtype && !parse_dtype(dtype, &plan->dtype)) return false;
+    if (!check_transport(plan->transport)) return false;
     if (!cli_real(args, "seconds", 0.001, 3600, &plan->seconds)) return false;
     tdm_error err;
     if (algorithm && tdm_algorithm_find(algorithm, &plan->algorithm, &err) != TDM_OK) {
@@ -121,9 +139,7 @@ static int start_ranks(const cli_args *args, int64_t count)
     if (tdm_launch(&options, &result, &err) != TDM_OK) return cli_fail(&err);
     if (result.interrupted) return CLI_INTERRUPTED;
     if (result.failed_rank < 0) return CLI_OK;
-    if (result.ended_signal)
-        cli_error("bench: rank %d was killed by signal %d (%s)", result.failed_rank,
-                  result.ended_signal, strsignal(result.ended_signal));
+    cli_error("bench: %s", result.how);
     return result.exit_code == CLI_USAGE ? CLI_USAGE : CLI_FAILED;
 }
 
@@ -282,7 +298,9 @@ static int run_rank(const cli_args *args, const bench_plan *plan)
     }
     int code = CLI_OK;
     if (bench_measure(plan, tune, result, &err) != TDM_OK) {
-        code = cli_fail(&err);
+        /* What no rank can do is said once. */
+        bool said = err.status == TDM_ERR_UNSUPPORTED && result->rank > 0;
+        code = said ? CLI_FAILED : cli_fail(&err);
     } else if (result->rank == 0) {
         tdm_str out = TDM_STR_INIT, words = TDM_STR_INIT;
         if (tune) code = store_choices(args, result, &words);

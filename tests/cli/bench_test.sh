@@ -52,7 +52,7 @@ test_a_step_that_is_not_finite() {
 
 test_mistakes() {
     assert_exit 2 "$TANDEM" bench stop job.yaml
-    assert_contains "$err" "'stop' cannot be measured; what can is: step"
+    assert_contains "$err" "'stop' cannot be measured; what can is: step, allreduce"
     assert_exit 2 "$TANDEM" bench step
     assert_exit 2 "$TANDEM" bench step nothing.yaml
     assert_exit 2 "$TANDEM" bench step job.yaml --seconds 0
