@@ -308,7 +308,7 @@ static bool run_level(const tree_case *c, const tdm__tree_plan *plan, buffer *so
     targets t;
     aim(&t, mine, c->leaf_count, shape, bytes, width);
     tdm__tree_run_by(loops_at(level), plan, &c->reducer, from, t.list, t.count, c->count,
-                     draw_below(2));
+                     (int)draw_below(5));
     bool same = true;
     for (int i = 0; i < t.count; i++) same = same && memcmp(t.list[i], expected, bytes) == 0;
     for (int i = 0; i < c->leaf_count; i++) {
