@@ -182,6 +182,9 @@ typedef struct tdm__choices {
  * A version other than 1, a missing key or an unknown word is TDM_ERR_FORMAT; keys beyond are ignored.
  */
 tdm_status tdm__choices_load(const char *path, tdm__choices *out, tdm_error *err);
+/* The same with the file that `path` names, or without one with that in the usual place (tdm_tune_path)
+ * when it is there; that one is passed over, with a word in the log, when it cannot be used (tune.c). */
+tdm_status tdm__choices_find(const char *path, tdm__choices *out, tdm_error *err);
 /* The rows of a file alone. */
 tdm_status tdm__choices_read(const char *path, tdm__choices *out, tdm_error *err);
 void tdm__choices_release(tdm__choices *choices);

@@ -265,7 +265,7 @@ static tdm_status share_choices(const opening *o, tdm__choices *out, tdm_error *
     size_t count = 0;
     if (o->control->rank == 0) {
         tdm__choices own = {0};
-        TDM_TRY(tdm__choices_load(o->options->tune, &own, err));
+        TDM_TRY(tdm__choices_find(o->options->tune, &own, err));
         count = tdm__choices_pack(&own, NULL);
         bytes = malloc(count ? count : 1);
         if (bytes) tdm__choices_pack(&own, bytes);

@@ -1,5 +1,6 @@
 /*
- * tune.c: the file of measured choices: where it is, and how it is written (choices.c reads it).
+ * tune.c: the file of measured choices: where it is, when it is used, and how it is written
+ * (choices.c reads it).
  *
  * A measurement knows groups of one size on one or on several hosts; what the file says about others
  * stays in it. A file that cannot be read is replaced, with a word in the log: it would not have been
@@ -10,6 +11,7 @@
 
 #include "comm/engine.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -22,6 +24,18 @@ bool tdm_tune_path(char *out, size_t out_bytes)
     else if (home && home[0] == '/')
         length = snprintf(out, out_bytes, "%s/.cache/tandem/tune.json", home);
     return length > 0 && (size_t)length < out_bytes;
+}
+
+tdm_status tdm__choices_find(const char *path, tdm__choices *out, tdm_error *err)
+{
+    char usual[PATH_MAX];
+    tdm_error why;
+    if (path) return tdm__choices_load(path, out, err);
+    if (tdm_tune_path(usual, sizeof(usual)) && tdm_path_exists(usual)) {
+        if (tdm__choices_load(usual, out, &why) == TDM_OK) return TDM_OK;
+        tdm_log(TDM_LOG_WARN, "comm", "the measured choices are not used: %s", why.message);
+    }
+    return tdm__choices_load(NULL, out, err);
 }
 
 static tdm_tune_row row_of(const tdm__choice *choice)

@@ -15,7 +15,7 @@ bench=("$TANDEM" bench allreduce --seconds 0.01)
 test_a_table() {
     assert_exit 0 "${bench[@]}" -n 2 --sizes 1K,200K
     assert_contains "$out" "2 ranks over shm, f32, private buffers"
-    [[ $out =~ 1\ KB\ +all_reduce\ +[a-z]+\ +[0-9.]+\ us ]] || fail "no line for 1 KB: $out"
+    [[ $out =~ 1.00\ KB\ +all_reduce\ +[a-z]+\ +[0-9.]+\ us ]] || fail "no line for 1 KB: $out"
     [[ $out =~ 200\ KB\ +all_reduce\ +[a-z]+\ +[0-9.]+\ [um]s ]] || fail "no line for 200 KB: $out"
     [[ $out =~ waiting\ for\ a\ late\ rank\ keeps\ [0-9.]+\ processors ]] || fail "no cost of waiting: $out"
     [ ! -e cache/tandem ] || fail "it wrote a file"
@@ -61,9 +61,9 @@ test_algorithms() {
         assert_exit 0 "${bench[@]}" -n 2 --sizes 10K --algorithm $name --json
         assert_contains "$out" "\"algorithm\":\"$name\""
     done
-    # Three are no power of two: the error comes once.
-    assert_exit 1 "${bench[@]}" -n 3 --sizes 10K --algorithm doubling
-    assert_contains "$err" "cannot run by 'doubling'"
+    # There is nothing between hosts where there is one: said once.
+    assert_exit 1 "${bench[@]}" -n 3 --sizes 10K --algorithm hierarchy
+    assert_contains "$err" "cannot run by 'hierarchy'"
     assert_equal "$(grep -c "cannot run by" <<<"$err")" 1 "times it is said"
 }
 

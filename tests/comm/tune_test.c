@@ -89,6 +89,37 @@ static void damaged(void)
     tdm__choices_release(&choices);
 }
 
+/* The usual place is looked at when none is named, and a damaged file there harms nothing. */
+static void usual_place(void)
+{
+    const tdm_tune_row row = {TDM_CALL_REDUCE, true, 2, 0, TDM_ALGORITHM_TREE, 0};
+    char path[128];
+    tdm_error err;
+    setenv("XDG_CACHE_HOME", folder, 1);
+    tdm__choices builtin, found;
+    CHECK_INT(tdm__choices_load(NULL, &builtin, &err), TDM_OK);
+    CHECK_INT(tdm__choices_find(NULL, &found, &err), TDM_OK);
+    CHECK_INT(found.count, builtin.count);
+    tdm__choices_release(&found);
+    CHECK_INT(tdm_tune_write(place("tandem/tune.json", path), &row, 1, &err), TDM_OK);
+    CHECK_INT(tdm__choices_find(NULL, &found, &err), TDM_OK);
+    bool there = false;
+    for (int i = 0; i < found.count; i++)
+        there |= found.rows[i].kind == TDM_CALL_REDUCE &&
+                 found.rows[i].algorithm == TDM_ALGORITHM_TREE && found.rows[i].size == 2;
+    CHECK(there);
+    tdm__choices_release(&found);
+    CHECK_INT(tdm_file_replace(path, "nonsense", 8, &err), TDM_OK);
+    CHECK_INT(tdm__choices_find(NULL, &found, &err), TDM_OK);
+    CHECK_INT(found.count, builtin.count);
+    tdm__choices_release(&found);
+    tdm__choices_release(&builtin);
+    CHECK(tdm__choices_find(path, &found, &err) != TDM_OK); /* asked for by name */
+    unlink(path);
+    rmdir(place("tandem", path));
+    unsetenv("XDG_CACHE_HOME");
+}
+
 static void refused(void)
 {
     const tdm_tune_row bad[] = {
@@ -121,7 +152,8 @@ static void bound(void)
     CHECK_INT(tdm_comm_memory_bound(SIZE_MAX, 2, 0, &seconds, &err), TDM_ERR_RANGE);
 }
 
-static const check_test tests[] = {CHECK_TEST(paths), CHECK_TEST(rows), CHECK_TEST(damaged),
+static const check_test tests[] = {CHECK_TEST(paths),   CHECK_TEST(rows),
+                                   CHECK_TEST(damaged), CHECK_TEST(usual_place),
                                    CHECK_TEST(refused), CHECK_TEST(bound)};
 
 int main(int argc, char **argv)
