@@ -359,12 +359,22 @@ static bool is_idle(const tdm_group *group)
     return true;
 }
 
+/* Whether this call runs through the window, on every rank: some may not be able to take the short way
+ * now, and then go by the table, which may say another thing. */
+static bool is_for_window(const tdm_group *group, const tdm_call *call)
+{
+    if (call->algorithm == TDM_ALGORITHM_WINDOW) return true;
+    if (call->algorithm != TDM_ALGORITHM_AUTO) return false;
+    const tdm__algorithm_ops *chosen = NULL;
+    return !group->comm->choices.mixed_host || (tdm__choose(group, call, &chosen, NULL) == TDM_OK &&
+                                                chosen->id == TDM_ALGORITHM_WINDOW);
+}
+
 /* Small calls within a host. True when it has ended, with *status. */
 static bool run_fast(tdm_group *group, const tdm_call *call, tdm_status *status, tdm_error *err)
 {
-    if (!group->window || group->host_count > 1 || is_pair(call->kind) ||
-        (call->algorithm != TDM_ALGORITHM_AUTO && call->algorithm != TDM_ALGORITHM_WINDOW) ||
-        !is_idle(group))
+    if (!group->window || group->host_count > 1 || is_pair(call->kind) || !is_idle(group) ||
+        !is_for_window(group, call))
         return false;
     tdm_comm *comm = group->comm;
     uint32_t sequence = group->next_sequence++;

@@ -167,6 +167,15 @@ static bool is_replaced(const tdm__choice *builtin, const tdm__choices *measured
     return builtin->size >= least && builtin->size <= most;
 }
 
+/* Small calls go straight through the window when the table allows nothing else: see calls.c. */
+static void find_mixed(tdm__choices *choices)
+{
+    for (int i = 0; i < choices->count; i++)
+        if (choices->rows[i].place == TDM__PLACE_HOST &&
+            choices->rows[i].algorithm != TDM_ALGORITHM_WINDOW)
+            choices->mixed_host = true;
+}
+
 tdm_status tdm__choices_load(const char *path, tdm__choices *out, tdm_error *err)
 {
     tdm__choices measured = {0}, choices = {0};
@@ -186,6 +195,7 @@ tdm_status tdm__choices_load(const char *path, tdm__choices *out, tdm_error *err
     for (int i = 0; i < tdm__choices_builtin_count; i++)
         if (!is_replaced(&tdm__choices_builtin[i], &measured))
             choices.rows[choices.count++] = tdm__choices_builtin[i];
+    find_mixed(&choices);
     *out = choices;
     return TDM_OK;
 }
@@ -251,6 +261,7 @@ tdm_status tdm__choices_unpack(const uint8_t *bytes, size_t count, tdm__choices 
         }
         choices.rows[choices.count] = row;
     }
+    find_mixed(&choices);
     *out = choices;
     return TDM_OK;
 }

@@ -171,6 +171,7 @@ typedef struct tdm__choice {
 typedef struct tdm__choices {
     tdm__choice *rows;
     int count;
+    bool mixed_host; /* within a host another algorithm than WINDOW may be the table's choice */
 } tdm__choices;
 
 /*

@@ -96,7 +96,7 @@ static void rows_count_by_size_then_bytes_then_order(void)
         {TDM_CALL_ALL_REDUCE, TDM__PLACE_HOSTS, 9, 0, TDM_ALGORITHM_TREE, 0},
         {TDM_CALL_ALL_REDUCE, TDM__PLACE_HOST, 1, 0, TDM_ALGORITHM_DOUBLING, 0},
     };
-    p.comm.choices = (tdm__choices){rows, sizeof rows / sizeof rows[0]};
+    p.comm.choices = (tdm__choices){.rows = rows, .count = sizeof rows / sizeof rows[0]};
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_I32, 10)), TDM_ALGORITHM_TREE);
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_I32, 256)), TDM_ALGORITHM_RING);
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_F32, 256)), TDM_ALGORITHM_DIRECT); /* no float by ring */
@@ -133,7 +133,7 @@ static void cuts_leave_enough_step_numbers(void)
                              .count = (size_t)1 << 50,
                              .algorithm = algorithm->id};
             tdm__choice row = {(uint8_t)kind, TDM__PLACE_HOSTS, 1, 0, (uint8_t)algorithm->id, 1024};
-            p.comm.choices = (tdm__choices){&row, 1};
+            p.comm.choices = (tdm__choices){.rows = &row, .count = 1};
             if (algorithm->window || !algorithm->fits(&p.group, &call)) continue;
             tdm__cut cut = algorithm->cut(&p.group, &call);
             CHECK((call.count + cut.segment - 1) / cut.segment <= ((uint64_t)1 << 32) / 64);
