@@ -22,6 +22,9 @@
 #define TCP_RTO_MAX_MS 44 /* Linux 6.15 */
 #endif
 
+_Static_assert(offsetof(struct sockaddr_in, sin_port) == offsetof(struct sockaddr_in6, sin6_port),
+               "the port lies at the same place");
+
 enum { BACKLOG = 1024 };
 
 static void close_keeping_errno(int fd)
@@ -164,8 +167,9 @@ int tdm__socket_port(int fd)
     struct sockaddr_storage address = {0};
     socklen_t bytes = sizeof address;
     if (getsockname(fd, (struct sockaddr *)&address, &bytes) != 0) return 0;
-    return address.ss_family == AF_INET6 ? ntohs(((struct sockaddr_in6 *)&address)->sin6_port)
-                                         : ntohs(((struct sockaddr_in *)&address)->sin_port);
+    in_port_t port = 0; /* at the same place in both families */
+    memcpy(&port, (const char *)&address + offsetof(struct sockaddr_in, sin_port), sizeof port);
+    return ntohs(port);
 }
 
 bool tdm__socket_same_user(int fd)
