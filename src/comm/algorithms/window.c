@@ -171,7 +171,7 @@ static void publish(tdm_request *request)
         (call->kind == TDM_CALL_REDUCE && group->rank == call->root))
         cell->out_offset = tdm__host_offset(host, call->out, call->count * s->width);
     if (!offers_input(request)) return;
-    uint64_t offsets[TDM_LANE_PARTS_MOST];
+    uint64_t offsets[TDM_LANE_PARTS_MOST] = {0};
     int parts = part_count(request, group->rank);
     for (int i = 0; i < parts; i++) {
         offsets[i] = tdm__host_offset(host, tdm__call_part(call, i), in_count(request) * s->width);

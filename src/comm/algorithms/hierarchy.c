@@ -1,0 +1,670 @@
+/*
+ * hierarchy.c: inside hosts through their windows, between hosts by messages.
+ *
+ * Every byte goes between two hosts once, and all members of a host work on that side by side. For
+ * sums and broadcasts the data are cut into m slices, m being the number of members of the smallest
+ * host; member j of every host (j < m) owns slice j there: the owners of one slice are a rail. For
+ * kinds with slices of their own, rank q of another host is served by member (q's place on its host)
+ * modulo the number of members here. Sums are canonical: what goes between hosts are host sums
+ * (host_sums.h), one for each host when its ranks hold a whole sub-tree of the lanes.
+ *
+ * H hosts of L members, P ranks in all, n bytes, one host sum for each host. Steps one after the other
+ * between hosts, bytes that leave a host, and bytes that a member stages for its neighbours:
+ *
+ *                          steps      out of a host             staged by a member
+ *   barrier                log2 H         0                         0
+ *   broadcast                1      n (H - 1)  (root's host)     n (root)
+ *   reduce                   1      n      (all but root's)      n (and n / m of results)
+ *   all_reduce  H = 2, small 1      n (H - 1)                    n, and n / m of results
+ *               else         2      2n (H - 1) / H               the same
+ *   reduce_scatter           1      n (H - 1) / H                n
+ *   all_gather               1      n (H - 1) / H                n / P, and its share of the others'
+ *
+ * A host with k host sums sends k times as much where sums travel. Gather, scatter and all_to_all are
+ * left to messages between ranks.
+ *
+ * A call goes in rounds, like a staged one within a host (window.c). Round r: all have staged r; sum
+ * and start the messages of r; collect the results of r - 1; stage r + 1 and say so; join the messages;
+ * finish the sums of r and say so. So the network has work while the memory is being copied. Invariants:
+ *  1. What is staged for r is read before its reader says "finished r", and staged anew for r + 2 only
+ *     after all have said so.
+ *  2. Results of r are read before their reader says "staged r + 2", and are overwritten by those of
+ *     r + 2 only after all have said so.
+ */
+#include "comm/algorithms/build.h"
+#include "comm/algorithms/host_sums.h"
+#include "comm/window_inner.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LINE = 64,
+    SLICE_BYTES = 256 << 10, /* of a round's slices, at most */
+    SMALL_BYTES = 64 << 10,  /* an all_reduce whose owners send everything to each other */
+    BATCH_ROUNDS = 16
+};
+
+typedef struct hierarchy_call {
+    size_t width; /* of an element */
+    size_t slice; /* elements of a slice of a round */
+    size_t rounds, next_round;
+    int host;        /* this rank's, within the group */
+    int local;       /* its place there */
+    int rails;       /* slices of sums and broadcasts */
+    int parts_most;  /* of any rank */
+    int slots;       /* slices that each part has staged */
+    bool one_step;   /* all_reduce */
+    uint8_t *buffer; /* sums on their way: [host sum][slice], then those made for other hosts */
+    tdm__host_sums sums;
+} hierarchy_call;
+
+/* ---- who and where ----------------------------------------------------------------------------- */
+
+static int host_members(const tdm_group *group, int host)
+{
+    return group->host_size[host];
+}
+
+static int smallest_host(const tdm_group *group)
+{
+    int least = group->size;
+    for (int h = 0; h < group->host_count; h++)
+        if (host_members(group, h) < least) least = host_members(group, h);
+    return least;
+}
+
+/* The rank in the group of member `local` of a host. */
+static int member_of(const tdm_group *group, int host, int local)
+{
+    for (int i = 0; i < group->size; i++)
+        if (group->host_of[i] == host && group->local_of[i] == local) return i;
+    return -1;
+}
+
+/* Which member of `host` serves rank `q` of another one. */
+static int helper_of(const tdm_group *group, int host, int q)
+{
+    return group->local_of[q] % host_members(group, host);
+}
+
+/* Slice `index` of round `r`: a rail's, or a rank's for kinds with slices of their own. */
+static tdm_extent slice_of(const tdm_request *request, size_t r, int index)
+{
+    const hierarchy_call *s = request->state;
+    const tdm_call *call = &request->call;
+    if (tdm__kind_has_slices(call->kind)) {
+        tdm_extent whole = tdm_group_slice(call->count, request->group->size, index);
+        size_t begin = r * s->slice;
+        if (begin > whole.count) begin = whole.count;
+        size_t left = whole.count - begin;
+        return (tdm_extent){.first = whole.first + begin,
+                            .count = left < s->slice ? left : s->slice};
+    }
+    size_t begin = r * s->slice * (size_t)s->rails;
+    size_t left = call->count - begin;
+    size_t all = left < s->slice * (size_t)s->rails ? left : s->slice * (size_t)s->rails;
+    tdm_extent slice = tdm_group_slice(all, s->rails, index);
+    return (tdm_extent){.first = begin + slice.first, .count = slice.count};
+}
+
+/* What member `local` of this host has staged: slices by part, then results. */
+static uint8_t *staged(const tdm_request *request, size_t r, int local, int part, int index)
+{
+    const hierarchy_call *s = request->state;
+    uint8_t *at = tdm__window_staging(request->group->window, request->head.sequence,
+                                      (int)(r % TDM__WINDOW_FLIGHT), local);
+    return at + ((size_t)part * (size_t)s->slots + (size_t)index) * s->slice * s->width;
+}
+
+static uint8_t *result_of(const tdm_request *request, size_t r, int local, int index)
+{
+    const hierarchy_call *s = request->state;
+    return staged(request, r, local, s->parts_most, index);
+}
+
+static uint8_t *out_at(const tdm_request *request, size_t element)
+{
+    const hierarchy_call *s = request->state;
+    return (uint8_t *)request->call.out + element * s->width;
+}
+
+/* Where this rank's output of a kind that gives slices begins, in elements of the whole. */
+static size_t own_first(const tdm_request *request)
+{
+    return tdm_group_slice(request->call.count, request->group->size, request->group->rank).first;
+}
+
+static uint32_t step_of(const tdm_request *request, size_t r, int index)
+{
+    const hierarchy_call *s = request->state;
+    return (uint32_t)r * (uint32_t)(s->sums.count + 1) + (uint32_t)index;
+}
+
+/* Messages that are left out when they would be empty. */
+static void send(tdm__program *p, int peer, uint32_t step, const void *from, size_t count)
+{
+    const hierarchy_call *s = p->request->state;
+    if (count) tdm__program_send(p, peer, step, from, count * s->width);
+}
+
+static void recv(tdm__program *p, int peer, uint32_t step, void *to, size_t count)
+{
+    const hierarchy_call *s = p->request->state;
+    if (count) tdm__program_recv(p, peer, step, to, count * s->width);
+}
+
+/* ---- sums -------------------------------------------------------------------------------------- */
+
+static uint8_t *sum_buffer(const hierarchy_call *s, int sum)
+{
+    return s->buffer + (size_t)sum * s->slice * s->width;
+}
+
+/* Makes this host's sum `sum` of a slice, and says where it is: a lone leaf stays where it lies. */
+static const uint8_t *make_sum(tdm__program *p, size_t r, int index, int sum, void *to)
+{
+    const tdm_request *request = p->request;
+    const hierarchy_call *s = request->state;
+    const tdm_group *group = request->group;
+    const tdm__host_sum *about = &s->sums.list[sum];
+    tdm_extent slice = slice_of(request, r, index);
+    int count = about->last - about->first;
+    const void **sources = tdm__program_scratch(p, (size_t)count * sizeof *sources);
+    if (!sources) return to;
+    int found = 0;
+    for (int m = 0; m < group->size; m++)
+        for (int leaf = request->leaves.first[m]; leaf < request->leaves.first[m + 1]; leaf++) {
+            if (leaf < about->first || leaf >= about->last) continue;
+            int part = leaf - request->leaves.first[m];
+            sources[found++] = m == group->rank
+                                   ? tdm__call_part(&request->call, part) + slice.first * s->width
+                                   : staged(request, r, group->local_of[m], part, index);
+        }
+    if (count == 1) return sources[0];
+    tdm__program_tree(p, &about->plan, sources, &to, 1, slice.count, 0);
+    return to;
+}
+
+/* Adds all hosts' sums, `count` elements that are at `sources`, into these places. */
+static void add_hosts(tdm__program *p, const void *const *sources, void *const *places,
+                      int place_count, size_t count)
+{
+    const hierarchy_call *s = p->request->state;
+    tdm__program_tree(p, &s->sums.plan, sources, places, place_count, count, 0);
+}
+
+/* Where this host's sums of a slice are, and where the others' will be. NULL: no memory. */
+static const void **make_sums(tdm__program *p, size_t r, int index)
+{
+    const hierarchy_call *s = p->request->state;
+    const void **at = tdm__program_scratch(p, (size_t)s->sums.count * sizeof *at);
+    for (int i = 0; at && i < s->sums.count; i++)
+        at[i] = s->sums.list[i].host == s->host ? make_sum(p, r, index, i, sum_buffer(s, i))
+                                                : sum_buffer(s, i);
+    return at;
+}
+
+/* ---- reduce and all_reduce ----------------------------------------------------------------------- */
+
+/* Host h's share of a slice, when owners share the adding. */
+static tdm_extent share_of(const tdm_request *request, size_t r, int host)
+{
+    const hierarchy_call *s = request->state;
+    tdm_extent slice = slice_of(request, r, s->local);
+    if (s->one_step) return (tdm_extent){.first = 0, .count = slice.count};
+    return tdm_group_slice(slice.count, request->group->host_count, host);
+}
+
+static bool is_owner(const hierarchy_call *s)
+{
+    return s->local < s->rails;
+}
+
+static int root_host(const tdm_request *request)
+{
+    return request->group->host_of[request->call.root];
+}
+
+/* Sends this host's sums of the peers' shares along the rail, and begins to receive theirs of ours.
+ * Keeps for finish() where all sums of our share are. */
+static const void **exchange_sums(tdm__program *p, size_t r)
+{
+    const tdm_request *request = p->request;
+    const hierarchy_call *s = request->state;
+    const tdm_group *group = request->group;
+    bool to_root = request->call.kind == TDM_CALL_REDUCE;
+    const void **at = make_sums(p, r, s->local);
+    if (!at) return NULL;
+    tdm_extent own = share_of(request, r, s->host);
+    for (int k = 1; k < group->host_count; k++) {
+        int host = (s->host + k) % group->host_count; /* each begins with another one */
+        int peer = member_of(group, host, s->local);
+        tdm_extent theirs = share_of(request, r, host);
+        for (int i = 0; i < s->sums.count; i++) {
+            const uint8_t *sum = at[i];
+            if (s->sums.list[i].host == s->host && (!to_root || host == root_host(request)))
+                send(p, peer, step_of(request, r, i), sum + theirs.first * s->width, theirs.count);
+            if (s->sums.list[i].host == host && (!to_root || s->host == root_host(request)))
+                recv(p, peer, step_of(request, r, i), sum_buffer(s, i), own.count);
+        }
+    }
+    /* Others' sums lie at the start of their buffers; ours are whole. */
+    for (int i = 0; i < s->sums.count; i++)
+        if (s->sums.list[i].host == s->host) at[i] = (const uint8_t *)at[i] + own.first * s->width;
+    return at;
+}
+
+/* The messages of exchange_sums have been joined: adds our share, and passes results along the rail. */
+static void finish_sums(tdm__program *p, size_t r, const void *const *at)
+{
+    const tdm_request *request = p->request;
+    const hierarchy_call *s = request->state;
+    const tdm_group *group = request->group;
+    bool to_root = request->call.kind == TDM_CALL_REDUCE;
+    if (to_root && s->host != root_host(request)) return;
+    tdm_extent slice = slice_of(request, r, s->local);
+    tdm_extent own = share_of(request, r, s->host);
+    uint8_t *result = result_of(request, r, s->local, 0);
+    bool keeps = !to_root || group->rank == request->call.root;
+    uint8_t *out = keeps ? out_at(request, slice.first) : NULL;
+    void *places[2] = {result + own.first * s->width};
+    if (keeps) places[1] = out + own.first * s->width;
+    add_hosts(p, at, places, keeps ? 2 : 1, own.count);
+    if (to_root || s->one_step) return;
+    for (int k = 1; k < group->host_count; k++) {
+        int host = (s->host + k) % group->host_count;
+        int peer = member_of(group, host, s->local);
+        tdm_extent theirs = share_of(request, r, host);
+        uint32_t step = step_of(request, r, s->sums.count);
+        send(p, peer, step, places[0], own.count);
+        recv(p, peer, step, result + theirs.first * s->width, theirs.count);
+    }
+    tdm__program_join(p);
+    for (int host = 0; host < group->host_count; host++) {
+        tdm_extent theirs = share_of(request, r, host);
+        if (host != s->host)
+            tdm__program_copy(p, out + theirs.first * s->width, result + theirs.first * s->width,
+                              theirs.count * s->width, false);
+    }
+}
+
+/* ---- what a member does in a round --------------------------------------------------------------- */
+
+/* Which member of this host reads slice `index` of what its neighbours bring to a sum. */
+static int reader_of(const tdm_request *request, int index)
+{
+    const hierarchy_call *s = request->state;
+    const tdm_group *group = request->group;
+    if (request->call.kind != TDM_CALL_REDUCE_SCATTER) return index;
+    return group->host_of[index] == s->host ? group->local_of[index]
+                                            : helper_of(group, s->host, index);
+}
+
+/* Stages what neighbours need of this rank in round `r`. */
+static void stage(tdm__program *p, size_t r)
+{
+    const tdm_request *request = p->request;
+    const tdm_call *call = &request->call;
+    const hierarchy_call *s = request->state;
+    int rank = request->group->rank;
+    if (call->kind == TDM_CALL_BROADCAST && rank != call->root) return;
+    if (call->kind == TDM_CALL_ALL_GATHER) {
+        tdm_extent own = slice_of(request, r, rank);
+        const uint8_t *in = call->in;
+        tdm__program_copy(p, staged(request, r, s->local, 0, 0),
+                          in + (own.first - own_first(request)) * s->width, own.count * s->width,
+                          false);
+        return;
+    }
+    bool sums = tdm__kind_reduces(call->kind);
+    int parts = sums ? request->leaves.first[rank + 1] - request->leaves.first[rank] : 1;
+    for (int i = 0; i < parts; i++)
+        for (int k = 0; k < s->slots; k++) {
+            if (sums && reader_of(request, k) == s->local) continue;
+            tdm_extent slice = slice_of(request, r, k);
+            const uint8_t *from = sums ? tdm__call_part(call, i) : call->in;
+            tdm__program_copy(p, staged(request, r, s->local, i, k), from + slice.first * s->width,
+                              slice.count * s->width, false);
+        }
+}
+
+static void begin_broadcast(tdm__program *p, size_t r)
+{
+    const tdm_request *request = p->request;
+    const hierarchy_call *s = request->state;
+    const tdm_group *group = request->group;
+    bool root = group->rank == request->call.root;
+    int from = group->local_of[request->call.root];
+    tdm_extent own = slice_of(request, r, is_owner(s) ? s->local : 0);
+    if (s->host != root_host(request)) {
+        if (is_owner(s))
+            recv(p, member_of(group, root_host(request), s->local), step_of(request, r, 0),
+                 result_of(request, r, s->local, 0), own.count);
+        return;
+    }
+    for (int host = 0; is_owner(s) && host < group->host_count; host++)
+        if (host != s->host)
+            send(p, member_of(group, host, s->local), step_of(request, r, 0),
+                 staged(request, r, from, 0, s->local), own.count);
+    for (int k = 0; k < s->rails; k++) {
+        tdm_extent slice = slice_of(request, r, k);
+        const uint8_t *data = root ? (const uint8_t *)request->call.in + slice.first * s->width
+                                   : staged(request, r, from, 0, k);
+        tdm__program_copy(p, out_at(request, slice.first), data, slice.count * s->width, false);
+    }
+}
+
+static void begin_all_gather(tdm__program *p, size_t r)
+{
+    const tdm_request *request = p->request;
+    const hierarchy_call *s = request->state;
+    const tdm_group *group = request->group;
+    tdm_extent own = slice_of(request, r, group->rank);
+    const uint8_t *in = (const uint8_t *)request->call.in +
+                        (own.first - own_first(request)) * s->width;
+    for (int k = 1; k < group->host_count; k++) {
+        int host = (s->host + k) % group->host_count;
+        send(p, member_of(group, host, helper_of(group, host, group->rank)), step_of(request, r, 0),
+             in, own.count);
+    }
+    for (int m = 0; m < group->size; m++) {
+        tdm_extent slice = slice_of(request, r, m);
+        if (group->host_of[m] == s->host)
+            tdm__program_copy(p, out_at(request, slice.first),
+                              m == group->rank ? in : staged(request, r, group->local_of[m], 0, 0),
+                              slice.count * s->width, false);
+        else if (helper_of(group, s->host, m) == s->local)
+            recv(p, m, step_of(request, r, 0), result_of(request, r, s->local, m), slice.count);
+    }
+}
+
+/* Sums for the ranks of other hosts that this one serves, and for itself. */
+static const void **begin_reduce_scatter(tdm__program *p, size_t r)
+{
+    const tdm_request *request = p->request;
+    const hierarchy_call *s = request->state;
+    const tdm_group *group = request->group;
+    int made = s->sums.count;
+    for (int q = 0; q < group->size; q++) {
+        tdm_extent slice = slice_of(request, r, q);
+        if (group->host_of[q] == s->host || helper_of(group, s->host, q) != s->local) continue;
+        for (int i = 0; i < s->sums.count; i++)
+            if (s->sums.list[i].host == s->host)
+                send(p, q, step_of(request, r, i), make_sum(p, r, q, i, sum_buffer(s, made++)),
+                     slice.count);
+    }
+    const void **at = make_sums(p, r, group->rank);
+    tdm_extent own = slice_of(request, r, group->rank);
+    for (int i = 0; at && i < s->sums.count; i++) {
+        int host = s->sums.list[i].host;
+        if (host != s->host)
+            recv(p, member_of(group, host, helper_of(group, host, group->rank)),
+                 step_of(request, r, i), sum_buffer(s, i), own.count);
+    }
+    return at;
+}
+
+/* Starts the messages of round `r`. Returns what finish() needs, or NULL. */
+static const void **begin(tdm__program *p, size_t r)
+{
+    const hierarchy_call *s = p->request->state;
+    switch (p->request->call.kind) {
+    case TDM_CALL_BROADCAST: begin_broadcast(p, r); return NULL;
+    case TDM_CALL_ALL_GATHER: begin_all_gather(p, r); return NULL;
+    case TDM_CALL_REDUCE_SCATTER: return begin_reduce_scatter(p, r);
+    default: return is_owner(s) ? exchange_sums(p, r) : NULL;
+    }
+}
+
+static void finish(tdm__program *p, size_t r, const void *const *at)
+{
+    const tdm_request *request = p->request;
+    if (!at) return;
+    if (request->call.kind != TDM_CALL_REDUCE_SCATTER) {
+        finish_sums(p, r, at);
+        return;
+    }
+    tdm_extent own = slice_of(request, r, request->group->rank);
+    void *out = out_at(request, own.first - own_first(request));
+    add_hosts(p, at, &out, 1, own.count);
+}
+
+/* Copies the results of round `r` that neighbours have. */
+static void collect(tdm__program *p, size_t r)
+{
+    const tdm_request *request = p->request;
+    const tdm_call *call = &request->call;
+    const hierarchy_call *s = request->state;
+    const tdm_group *group = request->group;
+    bool here = s->host == root_host(request);
+    if (call->kind == TDM_CALL_REDUCE_SCATTER || (call->kind == TDM_CALL_BROADCAST && here)) return;
+    if (call->kind == TDM_CALL_REDUCE && group->rank != call->root) return;
+    if (call->kind == TDM_CALL_ALL_GATHER) {
+        for (int m = 0; m < group->size; m++) {
+            tdm_extent slice = slice_of(request, r, m);
+            if (group->host_of[m] != s->host)
+                tdm__program_copy(p, out_at(request, slice.first),
+                                  result_of(request, r, helper_of(group, s->host, m), m),
+                                  slice.count * s->width, false);
+        }
+        return;
+    }
+    for (int k = 0; k < s->rails; k++) {
+        tdm_extent slice = slice_of(request, r, k);
+        if (k != s->local || call->kind == TDM_CALL_BROADCAST)
+            tdm__program_copy(p, out_at(request, slice.first), result_of(request, r, k, 0),
+                              slice.count * s->width, false);
+    }
+}
+
+/* ---- rounds -------------------------------------------------------------------------------------- */
+
+/* What is posted when round `r` is staged, and when it is finished: in the order of posting. */
+static uint32_t staged_value(size_t r)
+{
+    return r == 0 ? 1 : 2 * (uint32_t)r;
+}
+
+static uint32_t finished_value(size_t r)
+{
+    return 2 * (uint32_t)r + 3;
+}
+
+static void next_rounds(tdm_request *request, int segment);
+
+static void write_rounds(tdm__program *p)
+{
+    hierarchy_call *s = p->request->state;
+    for (int i = 0; i < BATCH_ROUNDS && s->next_round < s->rounds; i++) {
+        size_t r = s->next_round++;
+        tdm__program_await(p, -1, staged_value(r));
+        const void **at = begin(p, r);
+        if (r > 0) {
+            tdm__program_await(p, -1, finished_value(r - 1));
+            collect(p, r - 1);
+        }
+        if (r + 1 < s->rounds) {
+            stage(p, r + 1);
+            tdm__program_post(p, staged_value(r + 1));
+        }
+        tdm__program_join(p);
+        finish(p, r, at);
+        tdm__program_post(p, finished_value(r));
+    }
+    if (s->next_round < s->rounds) {
+        tdm__program_call(p, next_rounds);
+    } else if (s->rounds > 0) {
+        tdm__program_await(p, -1, finished_value(s->rounds - 1));
+        collect(p, s->rounds - 1);
+    }
+}
+
+static void next_rounds(tdm_request *request, int segment)
+{
+    tdm__program *p = &request->programs[segment];
+    tdm__program_restart(p);
+    write_rounds(p);
+}
+
+/* All of this host are here; their first members tell each other, in log2 steps; then all may go. */
+static void write_barrier(tdm__program *p)
+{
+    const tdm_request *request = p->request;
+    const tdm_group *group = request->group;
+    int host = group->host_of[group->rank], hosts = group->host_count;
+    tdm__program_await(p, -1, 1);
+    uint32_t step = 0;
+    for (int far = 1; group->local_of[group->rank] == 0 && far < hosts; far *= 2) {
+        tdm__program_send(p, member_of(group, (host + far) % hosts, 0), step, NULL, 0);
+        tdm__program_recv(p, member_of(group, (host + hosts - far) % hosts, 0), step, NULL, 0);
+        tdm__program_join(p);
+        step++;
+    }
+    tdm__program_post(p, 2);
+    tdm__program_await(p, 0, 2);
+}
+
+static void say(tdm_request *request, int segment)
+{
+    (void)segment;
+    const tdm__window *w = request->group->window;
+    tdm__cell *cell = tdm__window_cell(w, request->head.sequence, w->local_index);
+    cell->in_offset = cell->out_offset = UINT64_MAX;
+    tdm__window_say(request->group, &request->head);
+}
+
+/* ---- the call ------------------------------------------------------------------------------------ */
+
+static int slots_of(const tdm_group *group, tdm_call_kind kind)
+{
+    if (kind == TDM_CALL_REDUCE_SCATTER) return group->size;
+    return kind == TDM_CALL_ALL_GATHER ? 1 : smallest_host(group);
+}
+
+/* Slices that results have. */
+static int result_slots(const tdm_group *group, tdm_call_kind kind)
+{
+    return kind == TDM_CALL_ALL_GATHER ? group->size : 1;
+}
+
+/* Elements of a slice for which there is room. */
+static size_t room_for(const tdm_group *group, const tdm_call *call)
+{
+    size_t width = tdm_dtype_bytes(call->dtype);
+    size_t pieces = (size_t)tdm__window_parts_most(group, call) *
+                        (size_t)slots_of(group, call->kind) +
+                    (size_t)result_slots(group, call->kind);
+    size_t bytes = group->window->stage_bytes / pieces;
+    if (bytes > SLICE_BYTES) bytes = SLICE_BYTES;
+    return bytes / LINE * LINE / width;
+}
+
+static bool fits(const tdm_group *group, const tdm_call *call)
+{
+    if (!group->window || group->host_count < 2 || smallest_host(group) < 2) return false;
+    switch (call->kind) {
+    case TDM_CALL_BARRIER: return true;
+    case TDM_CALL_BROADCAST:
+    case TDM_CALL_REDUCE:
+    case TDM_CALL_ALL_REDUCE:
+    case TDM_CALL_REDUCE_SCATTER:
+    case TDM_CALL_ALL_GATHER: return room_for(group, call) > 0;
+    default: return false;
+    }
+}
+
+static tdm__cut cut(const tdm_group *group, const tdm_call *call)
+{
+    (void)group;
+    return (tdm__cut){.segment = call->count, .flight = 1};
+}
+
+static void cut_rounds(hierarchy_call *s, const tdm_group *group, const tdm_call *call)
+{
+    size_t sharers = (size_t)(tdm__kind_has_slices(call->kind) ? group->size : s->rails);
+    size_t line = s->width < LINE ? LINE / s->width : 1;
+    size_t room = room_for(group, call);
+    size_t whole = (call->count + sharers - 1) / sharers;
+    if (whole == 0) return;
+    s->rounds = (whole + room - 1) / room;
+    s->slice = ((whole + s->rounds - 1) / s->rounds + line - 1) / line * line;
+    if (s->slice > room) s->slice = room;
+    s->rounds = (whole + s->slice - 1) / s->slice;
+}
+
+/* For how many sums there must be room: those of this rank's slice, and those it makes for others. */
+static int sums_at_once(const tdm_request *request)
+{
+    const hierarchy_call *s = request->state;
+    const tdm_group *group = request->group;
+    int own = 0, served = 0;
+    if (request->call.kind != TDM_CALL_REDUCE_SCATTER) return s->sums.count;
+    for (int i = 0; i < s->sums.count; i++) own += s->sums.list[i].host == s->host;
+    for (int q = 0; q < group->size; q++)
+        served += group->host_of[q] != s->host && helper_of(group, s->host, q) == s->local;
+    return s->sums.count + own * served;
+}
+
+/* The state of a call, and its buffers. False: no memory. */
+static bool make_state(tdm_request *request)
+{
+    const tdm_group *group = request->group;
+    const tdm_call *call = &request->call;
+    bool sums = tdm__kind_reduces(call->kind);
+    hierarchy_call *s = calloc(1, sizeof *s +
+                                      (sums ? tdm__host_sums_bytes(request->leaves.count) : 0));
+    if (!s) return false;
+    free(request->state);
+    request->state = s;
+    s->width = tdm_dtype_bytes(call->dtype);
+    s->host = group->host_of[group->rank];
+    s->local = group->local_of[group->rank];
+    s->rails = smallest_host(group);
+    s->parts_most = tdm__window_parts_most(group, call);
+    s->slots = slots_of(group, call->kind);
+    s->one_step = group->host_count == 2 || call->kind == TDM_CALL_REDUCE ||
+                  tdm__call_bytes(call) <= SMALL_BYTES;
+    cut_rounds(s, group, call);
+    if (!sums) return true;
+    if (tdm__host_sums_init(&s->sums, group, &request->leaves, &request->plan, s + 1, NULL) !=
+        TDM_OK)
+        return false;
+    free(request->copy);
+    request->copy = malloc((size_t)sums_at_once(request) * s->slice * s->width + 1);
+    s->buffer = request->copy;
+    return s->buffer != NULL;
+}
+
+static void build(tdm__program *program, size_t first, size_t count)
+{
+    (void)first;
+    (void)count;
+    tdm_request *request = program->request;
+    bool barrier = request->call.kind == TDM_CALL_BARRIER;
+    if (!barrier && !make_state(request)) {
+        program->no_memory = true;
+        return;
+    }
+    const hierarchy_call *s = request->state;
+    bool empty = !barrier && s->rounds == 0;
+    tdm__program_await(program, -1, 0);
+    tdm__program_call(program, say);
+    if (!barrier && !empty) stage(program, 0);
+    tdm__program_post(program, 1);
+    if (barrier)
+        write_barrier(program);
+    else if (empty)
+        tdm__program_await(program, -1, 1);
+    else
+        write_rounds(program);
+}
+
+const tdm__algorithm_ops tdm__algorithm_hierarchy = {
+    .id = TDM_ALGORITHM_HIERARCHY,
+    .window = true,
+    .about = "inside hosts through memory, between hosts by messages",
+    .fits = fits,
+    .cut = cut,
+    .build = build,
+};
