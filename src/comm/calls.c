@@ -193,9 +193,9 @@ static tdm__head make_head(const tdm_group *group, const tdm_call *call, tdm_alg
                       .root = pair ? 0 : call->root,
                       .count = call->count,
                       .layout = tdm__lanes_hash(call->lanes, group->size),
+                      .magic = TDM__HEAD_MAGIC,
                       .source = (uint32_t)group->comm->rank};
-    tdm__head_seal(&head);
-    return head;
+    return head; /* sealed for each message, with its step */
 }
 
 /* ---- requests --------------------------------------------------------------------------------- */
@@ -381,8 +381,7 @@ static bool run_fast(tdm_group *group, const tdm_call *call, tdm_status *status,
     tdm__head head = make_head(group, call, TDM_ALGORITHM_WINDOW, sequence);
     group->history[sequence % TDM__HISTORY] = head;
     double deadline_s = call->deadline_s > 0 ? call->deadline_s : comm->options.deadline_s;
-    if (tdm__window_run_fast(group, &head, call, tdm__comm_now(comm) + deadline_s, status, err))
-        return true;
+    if (tdm__window_run_fast(group, &head, call, deadline_s, status, err)) return true;
     group->next_sequence--; /* nothing has happened: the request takes the number */
     return false;
 }

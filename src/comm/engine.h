@@ -287,7 +287,7 @@ void tdm__window_ended(tdm_group *group, uint32_t sequence);
  * ended (tdm__window_ended was called) with *status.
  */
 bool tdm__window_run_fast(tdm_group *group, const tdm__head *head, const tdm_call *call,
-                          double deadline_at_s, tdm_status *status, tdm_error *err);
+                          double deadline_s, tdm_status *status, tdm_error *err);
 
 tdm__cell *tdm__window_cell(const tdm__window *w, uint32_t sequence, int local_index);
 uint8_t *tdm__window_staging(const tdm__window *w, uint32_t sequence, int flight, int local_index);

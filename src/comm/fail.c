@@ -248,6 +248,11 @@ static void too_late(tdm_request *request, double now)
 {
     tdm_group *group = request->group;
     tdm_comm *comm = group->comm;
+    if (request->error.status != TDM_OK) { /* a transfer has failed, and nobody said why */
+        tdm_error error = request->error;
+        tdm__group_break(group, true, error.status, "%s", error.message);
+        return;
+    }
     int missing[NAMED_MOST * 4];
     int count = tdm__request_missing(request, missing, NAMED_MOST * 4);
     double waited_s = now - request->begin_s;

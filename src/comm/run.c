@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SUSPECT_S 0.3 /* for the news of what made a transfer fail */
+
 /* ---- life ------------------------------------------------------------------------------------- */
 
 tdm_request *tdm__request_create(tdm_group *group)
@@ -221,12 +223,20 @@ static void run_segments(tdm_request *request, bool *changed)
     }
 }
 
+/* A transfer has failed. That is rarely the first cause: the news of it is on its way, and says more. The
+ * call goes no further, and ends with what it knows when no news comes. */
+static void suspect(tdm_request *request)
+{
+    double soon = tdm__comm_now(request->group->comm) + SUSPECT_S;
+    if (request->deadline_s > soon) request->deadline_s = soon;
+}
+
 void tdm__request_run(tdm_request *request, bool *changed)
 {
     if (request->done) return;
     if (request->error.status != TDM_OK && !request->ending) {
-        tdm_error error = request->error;
-        tdm__group_break(request->group, true, error.status, "%s", error.message);
+        suspect(request);
+        return;
     }
     if (!request->ending) run_segments(request, changed);
     if (!request->ending) out_of_memory(request);

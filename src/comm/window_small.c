@@ -268,7 +268,7 @@ static bool all_agree(tdm_group *group, const tdm__head *head, const tdm_call *c
 
 /* The neighbours are late: goes on as a request, which has said its word already. */
 static tdm_status wait_for_rest(tdm_group *group, const tdm__head *head, const tdm_call *call,
-                                double deadline_at_s, tdm_error *err)
+                                double deadline_s, tdm_error *err)
 {
     tdm_request *request = tdm__request_create(group);
     small_state *state = malloc(sizeof *state);
@@ -286,7 +286,7 @@ static tdm_status wait_for_rest(tdm_group *group, const tdm__head *head, const t
     request->cut = tdm__algorithm_window.cut(group, call);
     request->state = state;
     request->begin_s = tdm__comm_now(group->comm);
-    request->deadline_s = deadline_at_s;
+    request->deadline_s = request->begin_s + deadline_s;
     tdm__request_start(request);
     tdm__engine_wait(group->comm, request);
     tdm_status status = request->error.status;
@@ -296,7 +296,7 @@ static tdm_status wait_for_rest(tdm_group *group, const tdm__head *head, const t
 }
 
 bool tdm__window_run_fast(tdm_group *group, const tdm__head *head, const tdm_call *call,
-                          double deadline_at_s, tdm_status *status, tdm_error *err)
+                          double deadline_s, tdm_status *status, tdm_error *err)
 {
     if (!tdm__window_is_small(group, call) || call->lanes || group->size > FAST_RANKS) return false;
     tdm__window *w = group->window;
@@ -304,7 +304,7 @@ bool tdm__window_run_fast(tdm_group *group, const tdm__head *head, const tdm_cal
     publish(group, head, call);
     tdm__window_raise(w, head->sequence, 1);
     if (!all_here(group, head, call)) {
-        *status = wait_for_rest(group, head, call, deadline_at_s, err);
+        *status = wait_for_rest(group, head, call, deadline_s, err);
         return true;
     }
     if (!all_agree(group, head, call)) {
@@ -319,5 +319,14 @@ bool tdm__window_run_fast(tdm_group *group, const tdm__head *head, const tdm_cal
         *status = TDM_OK;
     }
     tdm__window_ended(group, head->sequence);
+    tdm__record(group->comm->recorder,
+                (tdm_trace_event){.kind = TDM_TRACE_END,
+                                  .peer = -1,
+                                  .bytes = call->count * tdm_dtype_bytes(call->dtype),
+                                  .group = head->group,
+                                  .sequence = head->sequence,
+                                  .call = head->kind,
+                                  .dtype = head->dtype,
+                                  .status = (uint16_t)*status});
     return true;
 }
