@@ -191,6 +191,7 @@ void tdm_comm_close(tdm_comm *comm)
     tdm__dumper_destroy(comm->dumper);
     tdm__recorder_destroy(comm->recorder);
     free_requests(comm);
+    tdm__scratch_free(comm);
     tdm__transfers_free(comm);
     tdm__matches_destroy(comm->matches);
     tdm__list_counts_free(comm);

@@ -98,10 +98,13 @@ typedef struct tdm__transfer {
     tdm__head head;
 } tdm__transfer;
 
+typedef struct tdm__block tdm__block; /* a large piece of scratch (scratch.c) */
+
 struct tdm__program {
     tdm_request *request;
     int segment;
-    tdm_arena *arena; /* instructions, trees and scratch; reset for the next segment */
+    tdm_arena *arena;   /* instructions, trees and small scratch; reset for the next segment */
+    tdm__block *blocks; /* large scratch; given back for the next segment */
     tdm__instruction *list;
     int count, capacity;
     tdm__tree_call *trees;
@@ -128,6 +131,12 @@ void *tdm__program_scratch(tdm__program *p, size_t bytes);
 /* Empties the program, which nothing is pending of, from within the CALL that is its last instruction:
  * what is written then is run next. For programs that would be long. */
 void tdm__program_restart(tdm__program *p);
+
+/* Large scratch, which the comm keeps for the next program: into a list, back with a whole list, and
+ * away with all that is kept (scratch.c). NULL when there is no memory. */
+void *tdm__scratch_take(tdm_comm *comm, tdm__block **list, size_t bytes);
+void tdm__scratch_give_back(tdm_comm *comm, tdm__block **list);
+void tdm__scratch_free(tdm_comm *comm);
 
 /* ---- algorithms (choose.c lists them, algorithms/ has one file for each family) ----------------- */
 
@@ -373,6 +382,8 @@ struct tdm_comm {
     tdm__transfer *transfers; /* all that are not free; sends in the order of urgency */
     tdm__transfer *free_transfers;
     tdm_request *free_requests;
+    tdm__block *kept_blocks; /* scratch for programs to come (scratch.c) */
+    size_t kept_bytes;
     bool has_losses; /* peers with the state TDM__PEER_LOSING are to be dealt with */
     char loss_text[128];
     bool dispatch; /* a queued send may have its turn */

@@ -107,8 +107,10 @@ void tdm__program_call(tdm__program *p, void (*function)(tdm_request *, int))
 
 void *tdm__program_scratch(tdm__program *p, size_t bytes)
 {
-    enum { CACHE_LINE = 64 };
-    void *memory = tdm_arena_alloc(p->arena, bytes, CACHE_LINE);
+    enum { CACHE_LINE = 64, LARGE_BYTES = 32 * 1024 };
+    void *memory = bytes < LARGE_BYTES
+                       ? tdm_arena_alloc(p->arena, bytes, CACHE_LINE)
+                       : tdm__scratch_take(p->request->group->comm, &p->blocks, bytes);
     if (!memory) p->no_memory = true;
     return memory;
 }
@@ -116,6 +118,7 @@ void *tdm__program_scratch(tdm__program *p, size_t bytes)
 void tdm__program_restart(tdm__program *p)
 {
     tdm_arena_reset(p->arena);
+    tdm__scratch_give_back(p->request->group->comm, &p->blocks);
     p->list = NULL;
     p->trees = NULL;
     p->count = p->capacity = p->tree_count = p->tree_capacity = p->at = 0;

@@ -47,6 +47,8 @@ void tdm__request_release(tdm_request *request)
         tdm__tree_plan_release(&request->plan);
         tdm__leaves_release(&request->leaves);
     }
+    for (int i = 0; i < TDM__FLIGHT_MOST; i++)
+        tdm__scratch_give_back(comm, &request->programs[i].blocks);
     free(request->state);
     free(request->copy);
     request->state = request->copy = NULL;
@@ -129,6 +131,7 @@ static bool begin_segment(tdm_request *request, tdm__program *p)
     if (!p->arena) p->arena = tdm_arena_create("segment of a call");
     if (!p->arena) return false;
     tdm_arena_reset(p->arena);
+    tdm__scratch_give_back(request->group->comm, &p->blocks);
     p->list = NULL;
     p->trees = NULL;
     p->count = p->capacity = p->tree_count = p->tree_capacity = p->at = p->pending = 0;

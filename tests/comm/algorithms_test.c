@@ -584,10 +584,36 @@ static void parts_are_sent_as_they_are(void)
     world_release(&w);
 }
 
+/* Large scratch comes back to the next program, and what is kept has a bound. */
+static void scratch_is_kept_within_bounds(void)
+{
+    enum { MB = 1024 * 1024 };
+    tdm_comm comm = {0};
+    tdm__block *list = NULL;
+    uint8_t *first = tdm__scratch_take(&comm, &list, MB - 5);
+    CHECK(first && (uintptr_t)first % 64 == 0);
+    memset(first, 1, MB - 5);
+    CHECK(tdm__scratch_take(&comm, &list, MB) != first); /* it is in use */
+    tdm__scratch_give_back(&comm, &list);
+    CHECK(!list);
+    CHECK_INT(comm.kept_bytes, 2 * MB);
+    uint8_t *small = tdm__scratch_take(&comm, &list, MB / 4);
+    CHECK_INT(comm.kept_bytes, 2 * MB); /* a large piece is not wasted on it */
+    uint8_t *again = tdm__scratch_take(&comm, &list, MB);
+    CHECK_INT(comm.kept_bytes, MB);
+    CHECK(small && again);
+    tdm__scratch_give_back(&comm, &list);
+    for (int i = 0; i < 5; i++) CHECK(tdm__scratch_take(&comm, &list, 10 * MB) != NULL);
+    tdm__scratch_give_back(&comm, &list);
+    CHECK(comm.kept_bytes > 20 * MB && comm.kept_bytes <= 32 * MB);
+    CHECK(!tdm__scratch_take(&comm, &list, SIZE_MAX - 3));
+    tdm__scratch_free(&comm);
+    CHECK_INT(comm.kept_bytes, 0);
+}
+
 static const check_test tests[] = {
-    CHECK_TEST(every_call_gives_the_plain_result),
-    CHECK_TEST(lanes_are_added_by_the_tree),
-    CHECK_TEST(headers_say_what_happens),
-    CHECK_TEST(parts_are_sent_as_they_are),
+    CHECK_TEST(every_call_gives_the_plain_result), CHECK_TEST(lanes_are_added_by_the_tree),
+    CHECK_TEST(headers_say_what_happens),          CHECK_TEST(parts_are_sent_as_they_are),
+    CHECK_TEST(scratch_is_kept_within_bounds),
 };
 CHECK_MAIN(tests)

@@ -88,8 +88,12 @@ static inline void world_release(world *w)
         tdm__leaves_release(&q->leaves);
         tdm__tree_plan_release(&q->plan);
         free(q->state);
-        for (int i = 0; i < TDM__FLIGHT_MOST; i++) tdm_arena_destroy(q->programs[i].arena);
+        for (int i = 0; i < TDM__FLIGHT_MOST; i++) {
+            tdm_arena_destroy(q->programs[i].arena);
+            tdm__scratch_give_back(&w->comm, &q->programs[i].blocks);
+        }
     }
+    tdm__scratch_free(&w->comm);
     free(w->ready);
     tdm_arena_destroy(w->arena);
 }
@@ -117,6 +121,7 @@ static inline void world_begin_segment(world *w, int rank, int slot)
     tdm__program *p = &q->programs[slot];
     tdm_arena *arena = p->arena ? p->arena : tdm_arena_create("program");
     tdm_arena_reset(arena);
+    tdm__scratch_give_back(&w->comm, &p->blocks);
     *p = (tdm__program){.request = q, .arena = arena, .active = true};
     p->segment = (int)q->next_segment++;
     size_t first = (size_t)p->segment * q->cut.segment;

@@ -57,7 +57,8 @@ tdm_extent tdm__segment_run(const tdm__segment *s, int rank)
     tdm_extent slice = tdm_group_slice(s->call->count, s->size, rank);
     size_t offset = tdm__segment_offset(s);
     size_t most = s->request->cut.segment / (size_t)s->size;
-    if (offset > slice.count) offset = slice.count;
+    /* The last run of slice 0 is not empty and other slices are shorter by one at most: no offset is
+     * past a slice's end. */
     size_t left = slice.count - offset;
     return (tdm_extent){.first = slice.first + offset, .count = left < most ? left : most};
 }
