@@ -123,18 +123,19 @@ static void wait_futex(tdm__host *host, uint32_t bell, double until_s)
     }
 }
 
-int tdm__host_arm(tdm__host *host, uint32_t bell)
-{
-    uint32_t word;
-    if (tdm__host_open_bell(host, NULL) != TDM_OK) return -1;
-    return set_flag(host, bell, TDM__BELL_POLLING, &word) ? host->bell_fd : -1;
-}
-
 static void drain(int fd)
 {
     char byte;
     for (int i = 0; i < DRAIN_MOST; i++)
         if (recv(fd, &byte, sizeof byte, MSG_DONTWAIT) < 0) return;
+}
+
+int tdm__host_arm(tdm__host *host, uint32_t bell)
+{
+    uint32_t word;
+    if (tdm__host_open_bell(host, NULL) != TDM_OK) return -1;
+    drain(host->bell_fd); /* of older rings: a newer one has changed the count as well */
+    return set_flag(host, bell, TDM__BELL_POLLING, &word) ? host->bell_fd : -1;
 }
 
 static void wait_poll(tdm__host *host, uint32_t bell, double until_s, const int *fds, int fd_count)

@@ -27,7 +27,7 @@
 #define LEAVING (1ull << 63)     /* in a record: its pages are just being given back */
 #define PAGES_MOST (1ull << 31)
 
-enum { LOCK_S = 10, HUGE_PAGES = 512 };
+enum { LOCK_S = 10, LOCK_NAP_NS = 20000, HUGE_PAGES = 512 };
 
 /* A record: first page in bits 32 to 62, number of pages in bits 0 to 31. */
 static uint64_t record_first(uint64_t record)
@@ -40,12 +40,14 @@ static uint64_t record_end(uint64_t record)
     return record_first(record) + (uint32_t)record;
 }
 
+/* The holder needs microseconds: whoever finds it taken naps for as long, and looks again. */
 static tdm_status lock_table(tdm__host *host, tdm_error *err)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += LOCK_S;
-    int failed = pthread_mutex_timedlock(&host->segment->lock, &until);
+    double until_s = tdm_clock_s() + LOCK_S;
+    int failed;
+    while ((failed = pthread_mutex_trylock(&host->segment->lock)) == EBUSY &&
+           tdm_clock_s() < until_s)
+        nanosleep(&(struct timespec){.tv_nsec = LOCK_NAP_NS}, NULL);
     if (failed == EOWNERDEAD) failed = pthread_mutex_consistent(&host->segment->lock);
     if (!failed) return TDM_OK;
     return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,

@@ -95,7 +95,7 @@ tdm_status tdm__host_open_bell(tdm__host *host, tdm_error *err);
 /* Whether the bell was rung since it was read. */
 bool tdm__host_rung(const tdm__host *host, uint32_t bell);
 /* A file descriptor that becomes readable when the bell is rung; -1 when it has been since it was
- * read, or there is none. The waiter drains it. */
+ * read, or there is none. What has come in it before is thrown away. */
 int tdm__host_arm(tdm__host *host, uint32_t bell);
 
 /* The word of an ordered pair of places, zero at first: where the transport keeps an offset. */

@@ -26,10 +26,11 @@ enum {
 };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define BENCH_SCALE(full, small) (small)
+#define BENCH_SANITIZED 1 /* slow, and with an address space that cannot be limited */
 #else
-#define BENCH_SCALE(full, small) (full)
+#define BENCH_SANITIZED 0
 #endif
+#define BENCH_SCALE(full, small) (BENCH_SANITIZED ? (small) : (full))
 
 /* By what a process ended. */
 enum { BENCH_ENDED_WELL = 0, BENCH_ENDED_BADLY = 1, BENCH_KILLED = 2, BENCH_NOT_CONNECTED = 7 };
@@ -104,7 +105,7 @@ static inline void bench_child(const bench_options *o, int rank, int fd)
     int fds_before = bench_open_fds();
     tdm__host *host = NULL;
     tdm_error err = {0};
-    bench_address *mine = calloc(1, sizeof *mine), *all = calloc((size_t)o->size, sizeof *all);
+    bench_address *mine = calloc(1, sizeof *mine), *all = calloc(BENCH_RANKS_MOST, sizeof *all);
     size_t bytes = 0;
     if (tdm__host_create(&options, &host, mine->data, &bytes, &err) != TDM_OK) {
         fprintf(stderr, "rank %d: %s\n", rank, err.message);
@@ -158,7 +159,7 @@ static inline void bench_run(const bench_options *o)
         close(pair[1]);
         fds[i] = pair[0];
     }
-    bench_address *all = calloc((size_t)o->size, sizeof *all);
+    bench_address *all = calloc(BENCH_RANKS_MOST, sizeof *all);
     for (int i = 0; i < o->size; i++) CHECK(bench_read(fds[i], &all[i], sizeof all[i]));
     if (o->meanwhile) o->meanwhile((const char *)all[0].data, all[0].bytes, o->context);
     for (int i = 0; i < o->size; i++)

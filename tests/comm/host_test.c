@@ -39,9 +39,7 @@ static int64_t resident_kb(const tdm__host *host)
 
 static bool is_zero(const uint8_t *bytes, size_t count)
 {
-    for (size_t i = 0; i < count; i++)
-        if (bytes[i]) return false;
-    return true;
+    return count == 0 || (bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0);
 }
 
 static void blocks_are_zero_and_go_back(void)
@@ -132,7 +130,7 @@ static void bad_options_are_refused(void)
 /* With little address space the segment is smaller, and still works. */
 static void small_address_space(void)
 {
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    if (BENCH_SANITIZED) return;
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
@@ -149,7 +147,6 @@ static void small_address_space(void)
     int status = 0;
     CHECK(waitpid(pid, &status, 0) == pid);
     CHECK_INT(status, 0);
-#endif
 }
 
 /* ---- several processes ------------------------------------------------------------------------- */
@@ -270,14 +267,16 @@ static void waits_with_fds(bench *b)
     int talk[2];
     CHECK(pipe2(talk, O_CLOEXEC) == 0);
     double begin_s = tdm_clock_s();
-    tdm__host_wait(b->host, tdm__host_bell(b->host), 0.05, talk, 1);
-    CHECK(tdm_clock_s() - begin_s >= 0.049);
+    uint32_t bell = tdm__host_bell(b->host);
+    tdm__host_wait(b->host, bell, 0.05, talk, 1);
+    /* Unless the last one's ring, for all to meet, came only now. */
+    CHECK(tdm__host_rung(b->host, bell) || tdm_clock_s() - begin_s >= 0.049);
     CHECK(write(talk[1], "x", 1) == 1);
     begin_s = tdm_clock_s();
     tdm__host_wait(b->host, tdm__host_bell(b->host), 30, talk, 1);
     CHECK(tdm_clock_s() - begin_s < 20);
     /* An armed descriptor says that the bell was rung. */
-    uint32_t bell = tdm__host_bell(b->host);
+    bell = tdm__host_bell(b->host);
     CHECK_INT(tdm__host_arm(b->host, bell), b->host->bell_fd);
     tdm__host_ring(b->host, b->rank);
     char byte;
@@ -456,12 +455,8 @@ static void dies_before_it_asks(int rank, void *context)
 }
 
 /* When one cannot map the memory, all are told, and who it was. */
-static void all_or_none(void)
+static void one_cannot_map(int *ends, tdm_error *errors)
 {
-    tdm_error *errors = mmap(NULL, 3 * sizeof *errors, PROT_READ | PROT_WRITE,
-                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    int ends[3];
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     bench_run(&(bench_options){.size = 3,
                                .body = nothing,
                                .before = little_room_for_two,
@@ -473,7 +468,14 @@ static void all_or_none(void)
     CHECK_INT(errors[1].status, TDM_ERR_PEER_FAILED);
     CHECK_INT(errors[2].status, TDM_ERR_NO_MEMORY);
     CHECK_HAS(errors[2].message, "ulimit -v");
-#endif
+}
+
+static void all_or_none(void)
+{
+    tdm_error *errors = mmap(NULL, 3 * sizeof *errors, PROT_READ | PROT_WRITE,
+                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int ends[3];
+    if (!BENCH_SANITIZED) one_cannot_map(ends, errors);
     bench_run(&(bench_options){.size = 3,
                                .body = nothing,
                                .before = dies_before_it_asks,

@@ -191,7 +191,7 @@ static inline void traffic_init(traffic *t, int rank, int size, int messages, ui
                    .size = size,
                    .messages = messages,
                    .seed = seed,
-                   .most_bytes = BENCH_SCALE(4 << 20, 300000)};
+                   .most_bytes = BENCH_SCALE(4 << 20, 100000)};
     t->rng = tdm_rng_at((tdm_rng_address){.seed = seed, .stream = 900 + (uint32_t)rank});
     t->left_to_send = messages * (size - 1);
     for (int i = 0; i < size; i++) t->left_from[i] = i == rank ? 0 : messages;

@@ -35,7 +35,7 @@ static tdm__transport *transport_new(bench *b, tdm__transport_events events)
 static void random_traffic(bench *b)
 {
     traffic *t = malloc(sizeof *t);
-    traffic_init(t, b->rank, b->size, BENCH_SCALE(600, 60) / b->size, 77 + (uint64_t)b->size);
+    traffic_init(t, b->rank, b->size, BENCH_SCALE(600, 40) / b->size, 77 + (uint64_t)b->size);
     t->shared = b->context;
     t->host = b->host;
     t->transport = transport_new(b, traffic_events(t));
@@ -181,7 +181,7 @@ static void the_last_may_be_first(void)
 static void traffic_with_a_death(bench *b)
 {
     traffic *t = malloc(sizeof *t);
-    traffic_init(t, b->rank, b->size, BENCH_SCALE(150, 30), 1234);
+    traffic_init(t, b->rank, b->size, BENCH_SCALE(150, 20), 1234);
     t->shared = b->context;
     t->host = b->host;
     t->may_die = true;
