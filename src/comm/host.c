@@ -11,6 +11,7 @@
 
 #include <tandem/os.h>
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -120,23 +121,23 @@ static tdm_status make_segment(tdm__host *host, tdm_error *err)
     if (host->memory_fd < 0)
         return tdm_fail(err, TDM_ERR_SYSTEM, "making shared memory (memfd_create): %s",
                         strerror(errno));
-    tdm_status status = TDM_ERR_NO_MEMORY;
     uint64_t bytes = wanted_bytes();
-    for (; bytes >= LEAST_BYTES; bytes /= 2) {
-        if (ftruncate(host->memory_fd, (off_t)bytes) != 0) {
+    for (;; bytes /= 2) {
+        tdm_status status;
+        if (ftruncate(host->memory_fd, (off_t)bytes) == 0)
+            status = tdm__host_map(host, bytes, err);
+        else
             status = tdm_fail(err, TDM_ERR_NO_MEMORY, "shared memory of %llu MB: %s",
                               (unsigned long long)(bytes >> 20), strerror(errno));
-            continue;
-        }
-        status = tdm__host_map(host, bytes, err);
         if (status == TDM_OK) break;
+        if (bytes / 2 < LEAST_BYTES)
+            return tdm_error_context(err, status, "this host's shared memory, at its least size");
     }
-    if (status != TDM_OK)
-        return tdm_error_context(err, status, "this host's shared memory, at its least size");
     if (fcntl(host->memory_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
         return tdm_fail(err, TDM_ERR_SYSTEM, "sealing the size of shared memory: %s",
                         strerror(errno));
     tdm__segment *segment = host->segment;
+    assert(segment);
     TDM_TRY(init_lock(segment, err));
     segment->bytes = bytes;
     segment->world = host->world;

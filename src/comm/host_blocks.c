@@ -139,7 +139,7 @@ static tdm_status record_block(tdm__host *host, uint64_t pages, bool large, uint
                         "this host's shared memory, %llu MB of address space, has no room for "
                         "%llu KB more",
                         (unsigned long long)(host->at.end >> 20),
-                        (unsigned long long)(pages * (TDM__HOST_PAGE / 1024)));
+                        (unsigned long long)pages * (TDM__HOST_PAGE / 1024));
     if (place == high)
         atomic_store_explicit(&host->segment->record_high, high + 1, memory_order_relaxed);
     atomic_store_explicit(&host->records[place], first << 32 | pages, memory_order_release);

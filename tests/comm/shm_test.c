@@ -266,6 +266,58 @@ static void a_living_rank_is_given_up(void)
 
 /* ---- nonsense ---------------------------------------------------------------------------------- */
 
+/* A record that is well made, but says what cannot be. */
+static void write_lie(tdm__lane_end *out, int which, uint64_t segment_bytes)
+{
+    out->record_at = out->lane->record_tail;
+    out->record_seen = out->lane->record_head;
+    tdm__head head = {
+        .world = BENCH_WORLD, .kind = TDM_CALL_SEND, .bytes = which == 0 ? 64 : 8192, .source = 1};
+    if (which == 3) head.world++;
+    if (which == 4) head.source = 2;
+    tdm__head_seal(&head);
+    if (which == 5) head.count++;
+    uint32_t bytes = sizeof(tdm__record) + (which == 2 ? 0 : sizeof head);
+    tdm__record *record = tdm__lane_begin(out, bytes);
+    CHECK(record);
+    if (!record) return;
+    *record = (tdm__record){.kind = TDM__RECORD_ANNOUNCE, .bytes = bytes, .token = 0x700000001};
+    if (which == 0) record->kind = TDM__RECORD_EAGER; /* without its payload */
+    if (which == 1) {
+        record->kind = TDM__RECORD_INPLACE;
+        record->offset = segment_bytes - 4096;
+    }
+    if (which == 2) record->kind = TDM__RECORD_GO; /* for what was never announced */
+    if (which != 2) memcpy(record + 1, &head, sizeof head);
+    tdm__lane_commit(out, bytes);
+}
+
+enum { LIES = 6, SPOILS = 4 };
+
+/* Every round spoils something else: indexes, records, pieces; or tells a lie. */
+static void go_mad(bench *b, int round)
+{
+    tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = (uint64_t)round, .stream = 3});
+    tdm__lane_end out = {0}, in = {0};
+    CHECK(tdm__lane_find(b->host, 1, 0, &out) && tdm__lane_find(b->host, 0, 1, &in));
+    int which = round % (SPOILS + LIES);
+    if (which == 0) out.lane->record_tail += tdm_rng_u32(&rng) | 1;
+    if (which == 1) in.lane->record_head += tdm_rng_u32(&rng) | 1;
+    if (which == 2) {
+        for (int i = 0; i < 4000; i++) {
+            size_t at = tdm_rng_below(&rng, out.sizes.record_bytes / 8);
+            ((_Atomic uint64_t *)out.records)[at] = tdm_rng_u64(&rng);
+        }
+        out.lane->record_tail += 64;
+    }
+    if (which == 3) {
+        in.lane->piece_head += 1000;
+        out.lane->piece_tail += 1 + tdm_rng_below(&rng, 20);
+    }
+    if (which >= SPOILS) write_lie(&out, which - SPOILS, b->host->at.end);
+    tdm__host_ring(b->host, 0);
+}
+
 /* Rank 1 writes into its lanes whatever comes to its mind; rank 0 lives, and rank 2 is not disturbed. */
 static void mad_neighbour(bench *b)
 {
@@ -273,27 +325,11 @@ static void mad_neighbour(bench *b)
     k->shared = b->context;
     tdm__transport *t = transport_new(b, keeper_events(k));
     uint8_t *data = calloc(1, 1 << 16);
-    int round = atomic_load(&k->shared->word[1]);
-    tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = (uint64_t)round, .stream = 3});
     if (b->rank == 1) {
-        tdm__lane_end out = {0}, in = {0};
         send_to(t, 1, 0, 1, data, 1 << 15);
         send_to(t, 1, 0, 2, data, 40);
         run_until(t, &k->kept_count, 2);
-        CHECK(tdm__lane_find(b->host, 1, 0, &out) && tdm__lane_find(b->host, 0, 1, &in));
-        /* Every round spoils something else: indexes, records, pieces, answers. */
-        if (round % 4 == 0) out.lane->record_tail += tdm_rng_u32(&rng) | 1;
-        if (round % 4 == 1) in.lane->record_head += tdm_rng_u32(&rng) | 1;
-        for (int i = 0; i < 4000; i++) {
-            size_t at = tdm_rng_below(&rng, out.sizes.record_bytes / 8);
-            if (round % 4 == 2) ((_Atomic uint64_t *)out.records)[at] = tdm_rng_u64(&rng);
-        }
-        if (round % 4 == 2) out.lane->record_tail += 64;
-        if (round % 4 == 3) {
-            in.lane->piece_head += 1000;
-            out.lane->piece_tail += 1 + tdm_rng_below(&rng, 20);
-        }
-        tdm__host_ring(b->host, 0);
+        go_mad(b, atomic_load(&k->shared->word[1]));
         atomic_store(&k->shared->word[0], 1);
         /* It does not move on, so that what it spoilt stays so. */
         while (atomic_load(&k->shared->done_count) < 2) usleep(1000);
@@ -322,7 +358,7 @@ static void mad_neighbour(bench *b)
 
 static void nonsense_does_no_harm(void)
 {
-    for (int round = 0; round < BENCH_SCALE(16, 4); round++) {
+    for (int round = 0; round < BENCH_SCALE(3, 1) * (SPOILS + LIES); round++) {
         traffic_shared *shared = shared_new();
         atomic_store(&shared->word[1], round);
         bench_run(&(bench_options){.size = 3, .body = mad_neighbour, .context = shared});

@@ -56,6 +56,7 @@ static void in_free(tdm__shm *s, tdm__incoming *in)
         s->incoming = in->next;
     if (in->next) in->next->previous = in->previous;
     free(in->aside);
+    in->aside = NULL;
     in->next = s->free_in;
     s->free_in = in;
 }
