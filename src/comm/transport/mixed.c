@@ -11,6 +11,7 @@
 #include "comm/transport/shm.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #define NAP_LEAST_S 20e-6
@@ -19,6 +20,7 @@
 typedef struct mixed {
     tdm__transport base;
     tdm__transport_ops ops; /* our own, for the name */
+    char name[32];          /* the caller's may be gone before us */
     tdm__transport *near_end, *far_end;
     bool *is_near; /* by rank */
     int size;
@@ -128,7 +130,8 @@ tdm_status tdm__mixed_create(tdm__transport *near_end, tdm__transport *far_end,
     for (int i = 0; i < options->size; i++)
         is_near[i] = options->host_of[i] == options->host_of[options->rank];
     m->ops = table;
-    m->ops.name = name;
+    snprintf(m->name, sizeof m->name, "%s", name);
+    m->ops.name = m->name;
     m->ops.now_s = far_end->ops->now_s;
     m->base.ops = &m->ops;
     m->near_end = near_end;
