@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FLIGHT_BYTES = 8 << 20 };
+enum { FLIGHT_BYTES = 2 << 20 };
 
 static void record(tdm_comm *comm, tdm_trace_kind kind, int peer, const tdm__head *head)
 {

@@ -9,6 +9,7 @@
 #include <tandem/comm.h>
 #include <tandem/sim.h>
 
+#include <stdlib.h>
 #include <string.h>
 
 enum { MOST = 16 };
@@ -233,6 +234,45 @@ static void calls_run_side_by_side(void)
     run(&s, 4, NULL, 0);
 }
 
+/* Much that is not urgent is under way on a slow network when something urgent comes. */
+static void urgent_last(story *s, tdm_comm *comm, int rank)
+{
+    enum { CALLS = 12, COUNT = 1 << 20, FEW = 1 << 14 };
+    tdm_error err = {0};
+    float *much = calloc((size_t)CALLS * COUNT, sizeof *much), few[FEW] = {0};
+    tdm_request *requests[CALLS];
+    for (int i = 0; i < CALLS; i++) {
+        tdm_call call = {.kind = TDM_CALL_ALL_REDUCE,
+                         .dtype = TDM_DTYPE_F32,
+                         .count = COUNT,
+                         .out = much + (size_t)i * COUNT,
+                         .priority = 10};
+        CHECK_INT(tdm_call_start(tdm_comm_world(comm), &call, &requests[i], &err), TDM_OK);
+    }
+    tdm_call urgent = {.kind = TDM_CALL_ALL_REDUCE,
+                       .dtype = TDM_DTYPE_F32,
+                       .count = FEW,
+                       .out = few,
+                       .priority = s->value};
+    CHECK_INT(tdm_call_run(tdm_comm_world(comm), &urgent, &err), TDM_OK);
+    s->seconds[rank] = tdm_sim_now_s(comm);
+    for (int i = 0; i < CALLS; i++) CHECK_INT(tdm_request_wait(requests[i], &err), TDM_OK);
+    free(much);
+}
+
+static void what_is_urgent_goes_first(void)
+{
+    double took[2];
+    for (int i = 0; i < 2; i++) {
+        story s = {.tell = urgent_last, .value = i == 0 ? 10 : 0};
+        tdm_sim_options options = {.seed = 7, .size = 2, .bandwidth = 1e8};
+        tdm_sim_result result = {0};
+        CHECK_INT(tdm_sim_run(&options, each_rank, &s, &result, NULL), TDM_OK);
+        took[i] = s.seconds[0];
+    }
+    CHECK(took[1] < took[0] / 5);
+}
+
 static void pass_messages(story *s, tdm_comm *comm, int rank)
 {
     static uint8_t data[MOST][100000];
@@ -351,7 +391,8 @@ static const check_test tests[] = {
     CHECK_TEST(mismatch_names_ranks_and_calls),  CHECK_TEST(mismatch_is_found_when_nobody_sends),
     CHECK_TEST(deadline_names_the_missing_rank), CHECK_TEST(death_ends_calls_everywhere),
     CHECK_TEST(groups_live_and_break_apart),     CHECK_TEST(calls_run_side_by_side),
-    CHECK_TEST(messages_are_matched_by_tag),     CHECK_TEST(who_left_is_not_waited_for),
-    CHECK_TEST(revoking_ends_everything),        CHECK_TEST(mistakes_are_this_ranks_alone),
+    CHECK_TEST(what_is_urgent_goes_first),       CHECK_TEST(messages_are_matched_by_tag),
+    CHECK_TEST(who_left_is_not_waited_for),      CHECK_TEST(revoking_ends_everything),
+    CHECK_TEST(mistakes_are_this_ranks_alone),
 };
 CHECK_MAIN(tests)
