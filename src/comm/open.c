@@ -209,7 +209,7 @@ static tdm_status open_far(opening *o, const tdm__transport_options *options, td
     tdm__transport *far = NULL;
     greeting mine = {.status = TDM_OK};
     size_t bytes = 0;
-    tdm_error error;
+    tdm_error error = {.status = TDM_ERR_INTERNAL};
     if (tdm__transport_find(o->far, &ops, &error) != TDM_OK ||
         ops->create(options, &far, mine.address, &bytes, &error) != TDM_OK)
         refuse(&mine, &error);
@@ -218,7 +218,7 @@ static tdm_status open_far(opening *o, const tdm__transport_options *options, td
     greetings all;
     tdm_status status = greet(o, &mine, &all, err);
     if (status == TDM_OK) {
-        status = connect_far(o, far, &all, err);
+        status = far ? connect_far(o, far, &all, err) : error.status;
         greetings_release(&all);
     }
     if (status != TDM_OK) {
