@@ -36,7 +36,7 @@ static void all_kinds(member *m)
     static const tdm_dtype dtypes[] = {TDM_DTYPE_F32, TDM_DTYPE_BF16, TDM_DTYPE_I64};
     int index = 0;
     for (int k = 0; k < KINDS; k++)
-        for (int c = 0; c < SCALED(6, 5); c++)
+        for (int c = 0; c < SCALED(6, 4); c++)
             for (int d = 0; d < 3; d++)
                 for (int in_place = 0; in_place < 2; in_place++) {
                     index++;
@@ -53,7 +53,7 @@ static void all_kinds(member *m)
 
 static void kinds_of_calls(void)
 {
-    for (int i = 0; i < PLACEMENTS; i++)
+    for (int i = 0; i < SCALED(PLACEMENTS, 5); i++)
         run_world_on(placements[i].size, placements[i].host_of, &tdm__algorithm_hierarchy,
                      all_kinds);
 }
@@ -83,7 +83,7 @@ static void all_lanes(member *m)
 
 static void lanes_of_calls(void)
 {
-    for (int i = 0; i < PLACEMENTS; i++)
+    for (int i = 0; i < SCALED(PLACEMENTS, 5); i++)
         run_world_on(placements[i].size, placements[i].host_of, &tdm__algorithm_hierarchy,
                      all_lanes);
 }

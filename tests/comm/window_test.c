@@ -25,7 +25,7 @@ static void all_kinds(member *m)
                         continue; /* large ones: one in five for types beyond the first */
                     }
                     if (counts[c] > 100003 && (m->size > 8 || d > 0)) continue;
-                    if (SCALED(0, 1) && m->size > 5 && counts[c] > 5003) continue;
+                    if (SCALED(0, 1) && m->size > 2 && counts[c] > 5003) continue;
                     index++;
                     run_trial(m, (trial){.call = {.kind = (tdm_call_kind)kind,
                                                   .dtype = dtypes[d],
@@ -39,7 +39,7 @@ static void all_kinds(member *m)
 static void kinds_of_calls(void)
 {
     static const int sizes[] = {1, 2, 3, 4, 5, 8, 16};
-    for (int i = 0; i < 7; i++) run_world(sizes[i], all_kinds);
+    for (int i = 0; i < SCALED(7, 5); i++) run_world(sizes[i], all_kinds);
 }
 
 /* Lanes: uneven, some absent, some ranks without any. */
@@ -70,7 +70,7 @@ static void all_lanes(member *m)
 
 static void lanes_of_calls(void)
 {
-    for (int size = 2; size <= 8; size += 3) run_world(size, all_lanes);
+    for (int size = 2; size <= SCALED(8, 5); size += 3) run_world(size, all_lanes);
 }
 
 /* Thousands of calls, small and staged, of which some let their root run ahead; one member is slow. */

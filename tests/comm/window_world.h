@@ -171,6 +171,8 @@ static inline void *member_thread(void *user)
     while (atomic_load(at) == 0) usleep(10);
     MEMBER_CHECK(m, tdm__window_enter(&m->group, atomic_load(at) - 1, &err) == TDM_OK);
     w->body(m);
+    tdm__comm_lock(&m->comm);
+    tdm__comm_unlock(&m->comm); /* says what is to be said about broken groups */
     tdm__window_leave(&m->group);
     tdm__host_destroy(m->host);
     tdm__recorder_destroy(m->comm.recorder);
