@@ -1,8 +1,8 @@
 /*
  * host.c: the segment's making, mapping and end.
  *
- * The segment is address space: twice the machine's memory, so that fragments do not matter, and less
- * where the process may not map that much. It is sealed against any change of its size, so that no
+ * The segment is address space: many times the machine's memory, so that fragments and the windows of
+ * thousands of groups do not matter, and less where the process may not map that much. It is sealed against any change of its size, so that no
  * neighbour can take pages from below the others, and kept out of core files, which would otherwise
  * touch every page of it. What the ranks' cells say about processors decides whether spinning is
  * sensible: not when ranks have to share them.
@@ -25,8 +25,13 @@
 #define SEGMENT_MAGIC 0x74646d686f737431u
 #define GIGABYTE (1ull << 30)
 #define LEAST_BYTES (64ull << 20)
+#define MOST_BYTES (4ull << 40) /* pages have 31 bits in the table of blocks */
 
-enum { SPINS = 2000, HUGE_PAGE = 2 << 20 };
+enum {
+    SPINS = 2000,
+    HUGE_PAGE = 2 << 20,
+    MEMORIES = 16 /* of address space: windows of groups take much of it and touch little */
+};
 
 uint64_t tdm__host_round(uint64_t bytes, uint64_t to)
 {
@@ -91,7 +96,8 @@ static uint64_t wanted_bytes(void)
     tdm_os_memory_info(&info);
     uint64_t memory = info.total_bytes;
     if (info.limit_bytes && info.limit_bytes < memory) memory = info.limit_bytes;
-    uint64_t bytes = tdm__host_round(memory * 2 + 1, GIGABYTE);
+    uint64_t bytes = tdm__host_round(memory * MEMORIES + 1, GIGABYTE);
+    if (bytes > MOST_BYTES) bytes = MOST_BYTES;
     struct rlimit files;
     if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY)
         while (bytes > files.rlim_cur && bytes > LEAST_BYTES) bytes /= 2;
