@@ -161,7 +161,10 @@ static void resolve(const tdm_group *group, tdm_call *call)
         call->parts = NULL;
     }
     if (!has_root(call->kind)) call->root = 0;
-    if (call->count == 0) return;
+    if (call->count == 0) {
+        call->lanes = NULL; /* not looked at, so not checked either */
+        return;
+    }
     if (call->kind == TDM_CALL_BROADCAST) {
         if (group->rank == call->root && call->in && call->out && call->in != call->out)
             memcpy(call->out, call->in, call->count * tdm_dtype_bytes(call->dtype));
@@ -285,6 +288,7 @@ static tdm_status prepare(tdm_request *request, tdm_error *err)
 
 static bool has_left(const tdm_group *group)
 {
+    if (group->comm->left_count == 0) return false;
     for (int i = 0; i < group->size; i++)
         if (group->comm->peer_states[group->ranks[i]] == TDM_PEER_LEFT) return true;
     return false;
@@ -374,7 +378,7 @@ static bool is_for_window(const tdm_group *group, const tdm_call *call)
 static bool run_fast(tdm_group *group, const tdm_call *call, tdm_status *status, tdm_error *err)
 {
     if (!group->window || group->host_count > 1 || is_pair(call->kind) || !is_idle(group) ||
-        !is_for_window(group, call))
+        has_left(group) || !is_for_window(group, call))
         return false;
     tdm_comm *comm = group->comm;
     uint32_t sequence = group->next_sequence++;

@@ -84,6 +84,7 @@ static tdm_status make_world(tdm_comm *comm, tdm_error *err)
     for (int i = 0; i < comm->size; i++) ranks[i] = i;
     tdm_status status = tdm__group_make(comm, ranks, comm->size, 0, &comm->groups, err);
     free(ranks);
+    comm->world = comm->groups;
     return status;
 }
 
@@ -108,6 +109,8 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
         if (parts->host) tdm__host_destroy(parts->host);
         parts->control->ops->close(parts->control);
         free(parts->host_of);
+        tdm__choices choices = parts->choices;
+        tdm__choices_release(&choices);
         return no_memory(err);
     }
     comm->options = *options;
@@ -195,6 +198,7 @@ void tdm_comm_close(tdm_comm *comm)
     tdm__transfers_free(comm);
     tdm__matches_destroy(comm->matches);
     tdm__list_counts_free(comm);
+    tdm__early_free(comm);
     tdm__choices_release(&comm->choices);
     free(comm->peer_states);
     free(comm->flight_bytes);
@@ -225,9 +229,7 @@ uint32_t tdm_comm_epoch(const tdm_comm *comm)
 
 tdm_group *tdm_comm_world(tdm_comm *comm)
 {
-    tdm_group *group = comm->groups;
-    while (group->id != 0) group = group->next;
-    return group;
+    return comm->world;
 }
 
 void tdm_comm_info_get(const tdm_comm *comm, tdm_comm_info *out)

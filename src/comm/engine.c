@@ -38,9 +38,20 @@ bool tdm__engine_progress(tdm_comm *comm)
     return changed;
 }
 
+/* Sleeping on `changed` lets go of the lock without a word: what is to be told is told before. True: the
+ * lock was let go of, so whatever was looked at may be another by now. */
+static bool tell_first(tdm_comm *comm)
+{
+    if (!comm->tells) return false;
+    tdm__comm_unlock(comm);
+    tdm__comm_lock(comm);
+    return true;
+}
+
 /* Sleeps until somebody else's round may have changed something. */
 static void nap(tdm_comm *comm)
 {
+    if (tell_first(comm)) return;
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += (long)(NAP_S * 1e9);
@@ -75,8 +86,9 @@ static void record_wait(tdm_comm *comm, tdm_request *request)
     request->waits_for = missing;
 }
 
-/* Nothing more can be done now: sleeps until something comes, or it is time for something. */
-static void rest(tdm_comm *comm, tdm_request *request)
+/* Nothing more can be done now: sleeps until something comes, or it is time for something. With `own`
+ * also until the request ends: another thread's round may end it, and take what would have woken us. */
+static void rest(tdm_comm *comm, tdm_request *request, bool own)
 {
     double next = tdm__engine_timers(comm);
     double now = tdm__comm_now(comm);
@@ -85,12 +97,14 @@ static void rest(tdm_comm *comm, tdm_request *request)
         nap(comm);
         return;
     }
-    if (request) record_wait(comm, request);
+    record_wait(comm, request);
     comm->polled = true;
+    comm->polled_for = own ? request : NULL;
     tdm__comm_unlock(comm);
     comm->transport->ops->wait(comm->transport, next - now);
     tdm__comm_lock(comm);
     comm->polled = false;
+    comm->polled_for = NULL;
     if (comm->waiters) pthread_cond_broadcast(&comm->changed);
 }
 
@@ -101,7 +115,7 @@ void tdm__engine_wait(tdm_comm *comm, tdm_request *request)
         bool changed = tdm__engine_progress(comm);
         if (request->done) break;
         if (!changed)
-            rest(comm, request);
+            rest(comm, request, true);
         else if (++rounds % 64 == 0)
             tdm__engine_timers(comm); /* also when there is always something to do */
     }
@@ -124,6 +138,7 @@ static void *progress_thread(void *user)
     while (!comm->closing) {
         tdm_request *request = in_background(comm);
         if (!request) {
+            if (tell_first(comm)) continue;
             comm->waiters++;
             pthread_cond_wait(&comm->changed, &comm->lock);
             comm->waiters--;
@@ -131,7 +146,7 @@ static void *progress_thread(void *user)
             nap(comm);
         } else if (!tdm__engine_progress(comm)) {
             request = in_background(comm);
-            if (request) rest(comm, request);
+            if (request) rest(comm, request, false);
         } else if (comm->waiters) {
             /* Gives those who have been woken their chance to see that their call has ended. */
             tdm__comm_unlock(comm);

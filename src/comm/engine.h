@@ -321,10 +321,10 @@ struct tdm_group {
     tdm__leaves leaves;
     tdm__tree_plan plan;
     struct tdm__pair_count *pair_counts; /* messages sent to and received from each peer by tag */
-    int pair_count, pair_capacity;
-    tdm__head history[TDM__HISTORY]; /* of sequence s at s modulo this; magic 0: none yet */
-    tdm_error broken;                /* status TDM_OK: it is whole */
-    tdm_group *next;                 /* of the comm's list */
+    size_t pair_count, pair_capacity;    /* a table of hashes: capacity is a power of two */
+    tdm__head history[TDM__HISTORY];     /* of sequence s at s modulo this; magic 0: none yet */
+    tdm_error broken;                    /* status TDM_OK: it is whole */
+    tdm_group *next;                     /* of the comm's list */
 };
 
 struct tdm_request {
@@ -367,13 +367,14 @@ struct tdm_comm {
     tdm__dumper *dumper; /* NULL: no signal dumps the recorder */
     tdm__choices choices;
 
-    pthread_mutex_t lock;   /* all below, and every call of the transport but wait and wake */
-    pthread_cond_t changed; /* a request has ended, or the poller's place is free */
-    bool polled;            /* somebody sleeps in the transport */
+    pthread_mutex_t lock;    /* all below, and every call of the transport but wait and wake */
+    pthread_cond_t changed;  /* a request has ended, or the poller's place is free */
+    bool polled;             /* somebody sleeps in the transport, */
+    tdm_request *polled_for; /* and is to be woken when this request ends; NULL: no matter which */
     bool closing;
     bool has_thread;
     pthread_t thread; /* the progress thread */
-    tdm_group *groups;
+    tdm_group *groups, *world;
     tdm_request *pending;
     tdm_request *ended;       /* and not yet waited for */
     uint8_t *peer_states;     /* by rank: a tdm_peer_state */
@@ -393,6 +394,8 @@ struct tdm_comm {
     uint32_t garbage_count;  /* messages that were dropped because their heads made no sense */
     tdm_error revoked;       /* all groups are broken, and new ones are, too */
     struct tdm__tell *tells; /* what the others are to be told once the lock is free */
+    struct tdm__tell *early; /* groups that are broken, and not here; the last first */
+    int left_count;          /* ranks that have left */
     struct tdm__list_count *list_counts; /* groups made so far, by list of ranks (group.c) */
     tdm_arena *texts;                    /* of the options; NULL: they are not ours */
     struct tdm__shared *shared;          /* what tdm_comm_shared gave out */
@@ -439,6 +442,12 @@ const char *tdm__call_name(const tdm_group *group, const tdm__head *head, char *
 /* A peer is dead: forgets it and breaks its groups. */
 void tdm__peer_lost(tdm_comm *comm, int peer, bool tell, const char *how);
 void tdm__engine_losses(tdm_comm *comm); /* those that the transport has reported */
+/* Keeps in mind that a group which is not here is broken: others may have made it, and given up before
+ * this rank comes to it; or it was broken, and has gone. What is sent for it will not be taken. */
+void tdm__early_keep(tdm_comm *comm, uint32_t group, tdm_status status, const char *text);
+/* What was heard of a group before it was made here: NULL when nothing was. */
+const tdm_error *tdm__early_word(const tdm_comm *comm, uint32_t group);
+void tdm__early_free(tdm_comm *comm);
 /* Deadlines, notices, and requests that are slow to end. Gives the time of the next such thing. May let
  * go of the lock for a moment. */
 double tdm__engine_timers(tdm_comm *comm);
@@ -463,8 +472,8 @@ void tdm__transfers_free(tdm_comm *comm);         /* at the end */
 tdm__transport_events tdm__transfer_events(tdm_comm *comm);
 /* Compares what has come for this call already with the call. */
 void tdm__transfers_check(tdm_request *request);
-/* Drops what has come for this group (or for any, NULL) and will not be taken. */
-void tdm__transfers_drop(tdm_comm *comm, const tdm_group *group);
+/* Drops what has come for the group of this number (or for any, NULL) and will not be taken. */
+void tdm__transfers_drop(tdm_comm *comm, const uint32_t *group);
 
 /* group.c */
 tdm_status tdm__group_make(tdm_comm *comm, const int *ranks, int count, uint32_t id,

@@ -18,7 +18,11 @@
 
 #define GRACE_S 0.2         /* for transfers of a call that has failed to come back by themselves */
 #define FIRST_NOTICE_S 0.25 /* a wait longer than this is told to those who are waited for */
-enum { NAMED_MOST = 8 };    /* ranks that an error names */
+enum {
+    NAMED_MOST = 8,  /* ranks that an error names */
+    EARLY_MOST = 64, /* groups that are not here, of which is remembered that they are broken */
+    ROUNDS_MOST = 16 /* of the transport, to clear away what came for a group that is broken */
+};
 
 /* ---- words ------------------------------------------------------------------------------------ */
 
@@ -128,7 +132,7 @@ void tdm__group_break(tdm_group *group, bool tell, tdm_status status, const char
                                                   .status = (uint16_t)status});
     for (tdm_request *r = comm->pending; r; r = r->next)
         if (r->group == group) tdm__request_end(r, &group->broken);
-    tdm__transfers_drop(comm, group);
+    tdm__transfers_drop(comm, &group->id);
     if (tell) tell_others(group);
     comm->transport->ops->wake(comm->transport);
     pthread_cond_broadcast(&comm->changed);
@@ -196,9 +200,59 @@ void tdm__engine_losses(tdm_comm *comm)
 static void peer_left(tdm_comm *comm, int peer)
 {
     if (comm->peer_states[peer] != TDM_PEER_LOST) comm->peer_states[peer] = TDM_PEER_LEFT;
+    comm->left_count++;
     double last = tdm__comm_now(comm) + TDM__LEFT_GRACE_S;
     for (tdm_request *r = comm->pending; r; r = r->next)
         if (is_member(r->group, peer) && r->left_s == 0) r->left_s = last;
+}
+
+const tdm_error *tdm__early_word(const tdm_comm *comm, uint32_t group)
+{
+    for (const tdm__tell *word = comm->early; word; word = word->next)
+        if (word->group == group) return &word->error;
+    return NULL;
+}
+
+/* Frees all but the first `kept` ones. */
+static void forget_early(tdm_comm *comm, int kept)
+{
+    tdm__tell **link = &comm->early;
+    for (int i = 0; *link && i < kept; i++) link = &(*link)->next;
+    while (*link) {
+        tdm__tell *word = *link;
+        *link = word->next;
+        free(word);
+    }
+}
+
+void tdm__early_free(tdm_comm *comm)
+{
+    forget_early(comm, 0);
+}
+
+void tdm__early_keep(tdm_comm *comm, uint32_t group, tdm_status status, const char *text)
+{
+    tdm__tell *word = malloc(sizeof *word);
+    if (!word) return; /* its calls have deadlines */
+    *word = (tdm__tell){.next = comm->early, .group = group};
+    tdm_fail(&word->error, status, "%s", text);
+    comm->early = word;
+    forget_early(comm, EARLY_MOST);
+    tdm__transfers_drop(comm, &group);
+}
+
+static void group_broken(tdm_comm *comm, const tdm__news *news)
+{
+    bool all = news->group == TDM__ALL_GROUPS;
+    if (all && comm->revoked.status == TDM_OK)
+        tdm_fail(&comm->revoked, news->status, "%s", news->text);
+    for (tdm_group *g = comm->groups; g; g = g->next)
+        if (g->id == news->group || all) tdm__group_break(g, false, news->status, "%s", news->text);
+    if (!all && !tdm__comm_group(comm, news->group))
+        tdm__early_keep(comm, news->group, news->status, news->text);
+    /* Others wait for what they sent us to come back, and this rank may be computing for long. */
+    for (int i = 0; i < ROUNDS_MOST && !comm->no_threads; i++)
+        if (comm->transport->ops->progress(comm->transport) == 0) break;
 }
 
 void tdm__engine_news(void *user, const tdm__news *news)
@@ -210,11 +264,7 @@ void tdm__engine_news(void *user, const tdm__news *news)
     } else if (news->kind == TDM__NEWS_LEFT) {
         peer_left(comm, news->rank);
     } else {
-        if (news->group == TDM__ALL_GROUPS && comm->revoked.status == TDM_OK)
-            tdm_fail(&comm->revoked, news->status, "%s", news->text);
-        for (tdm_group *g = comm->groups; g; g = g->next)
-            if (g->id == news->group || news->group == TDM__ALL_GROUPS)
-                tdm__group_break(g, false, news->status, "%s", news->text);
+        group_broken(comm, news);
     }
     comm->transport->ops->wake(comm->transport);
     pthread_cond_broadcast(&comm->changed);
@@ -238,9 +288,21 @@ static void give_up(tdm_request *request)
             comm->transport->ops->forget(comm->transport, peer);
             return;
         }
-        tdm__peer_lost(comm, peer, true,
+        /* Who closes its comm gives up on the others' account: they have not failed. */
+        tdm__peer_lost(comm, peer, !comm->closing,
                        "it did not answer while a call that had failed was cleared");
     }
+}
+
+/* Whether the call is still the one that was too late: without the lock it may have ended, its memory may
+ * be another call's, and its group may be gone. */
+static bool is_still_late(const tdm_comm *comm, const tdm_request *request, const tdm__head *head)
+{
+    for (const tdm_request *r = comm->pending; r; r = r->next)
+        if (r == request)
+            return r->late && !r->ending && r->head.group == head->group &&
+                   r->head.kind == head->kind && r->head.sequence == head->sequence;
+    return false;
 }
 
 /* A deadline has passed. Lets go of the lock while it asks who did what last. */
@@ -263,11 +325,13 @@ static void too_late(tdm_request *request, double now)
     tdm__head_text(&request->head, what, sizeof what);
     if (count) ranks_text(missing, count, who, sizeof who);
     request->late = true;
+    tdm__head head = request->head;
     tdm__comm_unlock(comm);
     if (count)
         comm->control->ops->report(comm->control, missing, count > NAMED_MOST ? NAMED_MOST : count,
                                    report, sizeof report);
     tdm__comm_lock(comm);
+    if (!is_still_late(comm, request, &head)) return;
     tdm__group_break(group, true, left ? TDM_ERR_PEER_LEFT : TDM_ERR_PEER_TIMEOUT,
                      "%s (%s) did not end within %.3g s on rank %d: it waits for %s%s%s%s", name,
                      what, waited_s, comm->rank, who,
@@ -275,10 +339,13 @@ static void too_late(tdm_request *request, double now)
                      report[0] ? ". " : "", report);
 }
 
+/* Messages are compared when they meet: there is nothing to tell before. */
 static void notices(tdm_request *request, double now)
 {
     int missing[NAMED_MOST];
-    int count = tdm__request_missing(request, missing, NAMED_MOST);
+    int count = request->head.kind >= TDM_CALL_SEND
+                    ? 0
+                    : tdm__request_missing(request, missing, NAMED_MOST);
     for (int i = 0; i < count; i++)
         if (request->group->comm->peer_states[missing[i]] == TDM_PEER_WELL)
             tdm__transfer_notice(request, missing[i]);

@@ -23,9 +23,11 @@ typedef struct tdm__list_count {
 typedef struct tdm__pair_count {
     int peer;
     uint32_t tag;
-    bool receive;
     uint32_t count;
+    bool receive, used;
 } tdm__pair_count;
+
+enum { FIRST_PAIRS = 16 };
 
 tdm_group *tdm__comm_group(const tdm_comm *comm, uint32_t id)
 {
@@ -34,26 +36,44 @@ tdm_group *tdm__comm_group(const tdm_comm *comm, uint32_t id)
     return NULL;
 }
 
+/* Where this pair and tag are, or would be. There is always a place that is not used. */
+static tdm__pair_count *find_pair(tdm__pair_count *pairs, size_t capacity, int peer, uint32_t tag,
+                                  bool receive)
+{
+    uint64_t key = ((uint64_t)(unsigned)peer << 33 | (uint64_t)receive << 32 | tag) *
+                   0x9e3779b97f4a7c15u;
+    size_t at = (size_t)(key >> 32) & (capacity - 1);
+    while (pairs[at].used &&
+           (pairs[at].peer != peer || pairs[at].tag != tag || pairs[at].receive != receive))
+        at = (at + 1) & (capacity - 1);
+    return &pairs[at];
+}
+
+/* Twice the table; the old one stays when there is no memory. */
+static bool grow_pairs(tdm_group *group)
+{
+    size_t capacity = group->pair_capacity ? 2 * group->pair_capacity : FIRST_PAIRS;
+    tdm__pair_count *pairs = calloc(capacity, sizeof *pairs);
+    if (!pairs) return false;
+    for (size_t i = 0; i < group->pair_capacity; i++) {
+        const tdm__pair_count *old = &group->pair_counts[i];
+        if (old->used) *find_pair(pairs, capacity, old->peer, old->tag, old->receive) = *old;
+    }
+    free(group->pair_counts);
+    group->pair_counts = pairs;
+    group->pair_capacity = capacity;
+    return true;
+}
+
 bool tdm__group_pair_next(tdm_group *group, int peer, uint32_t tag, bool receive, uint32_t *out)
 {
-    for (int i = 0; i < group->pair_count; i++) {
-        tdm__pair_count *p = &group->pair_counts[i];
-        if (p->peer == peer && p->tag == tag && p->receive == receive) {
-            *out = p->count++;
-            return true;
-        }
+    if (2 * (group->pair_count + 1) > group->pair_capacity && !grow_pairs(group)) return false;
+    tdm__pair_count *pair = find_pair(group->pair_counts, group->pair_capacity, peer, tag, receive);
+    if (!pair->used) {
+        *pair = (tdm__pair_count){.peer = peer, .tag = tag, .receive = receive, .used = true};
+        group->pair_count++;
     }
-    if (group->pair_count == group->pair_capacity) {
-        int capacity = group->pair_capacity ? 2 * group->pair_capacity : 8;
-        tdm__pair_count *grown = realloc(group->pair_counts,
-                                         (size_t)capacity * sizeof *group->pair_counts);
-        if (!grown) return false;
-        group->pair_counts = grown;
-        group->pair_capacity = capacity;
-    }
-    group->pair_counts[group->pair_count++] = (tdm__pair_count){
-        .peer = peer, .tag = tag, .receive = receive, .count = 1};
-    *out = 0;
+    *out = pair->count++;
     return true;
 }
 
@@ -172,7 +192,7 @@ static uint32_t next_id(tdm_comm *comm, const int *ranks, int count)
     uint64_t mixed = (hash + list->count++) * 0x9e3779b97f4a7c15u;
     mixed ^= mixed >> 29;
     uint32_t id = (uint32_t)(mixed >> 16);
-    return id ? id : 1; /* 0 is the world */
+    return id == 0 || id == TDM__ALL_GROUPS ? 1 : id; /* 0 is the world */
 }
 
 void tdm__list_counts_free(tdm_comm *comm)
@@ -214,6 +234,8 @@ static void add_group(tdm_comm *comm, tdm_group *group)
         if (comm->peer_states[group->ranks[i]] == TDM_PEER_LOST)
             tdm__group_break(group, false, TDM_ERR_PEER_FAILED,
                              "rank %d has failed before this group was made", group->ranks[i]);
+    const tdm_error *word = tdm__early_word(comm, group->id);
+    if (word) tdm__group_break(group, false, word->status, "%s", word->message);
     tdm__record(comm->recorder, (tdm_trace_event){.kind = TDM_TRACE_GROUP,
                                                   .peer = -1,
                                                   .group = group->id,
@@ -239,9 +261,14 @@ tdm_status tdm_group_create(tdm_comm *comm, const int *ranks, int count, tdm_gro
     if (status == TDM_OK) add_group(comm, group);
     tdm__comm_unlock(comm);
     if (status != TDM_OK) return status;
-    status = tdm__group_window(group, err);
+    tdm_error error;
+    status = tdm__group_window(group, &error);
     if (status != TDM_OK) {
-        tdm_error_context(err, status, "making a group of %d ranks", count);
+        tdm__comm_lock(comm); /* the others need not wait for this rank */
+        tdm__group_break(group, true, TDM_ERR_PEER_FAILED, "rank %d could not make a group: %s",
+                         comm->rank, error.message);
+        tdm__comm_unlock(comm);
+        tdm_fail(err, status, "making a group of %d ranks: %s", count, error.message);
         tdm_group_destroy(group);
         return status;
     }
@@ -257,7 +284,9 @@ void tdm_group_destroy(tdm_group *group)
     tdm_group **link = &comm->groups;
     while (*link && *link != group) link = &(*link)->next;
     if (*link) *link = group->next;
-    tdm__transfers_drop(comm, group);
+    tdm__transfers_drop(comm, &group->id);
+    if (group->broken.status != TDM_OK)
+        tdm__early_keep(comm, group->id, group->broken.status, group->broken.message);
     tdm__comm_unlock(comm);
     if (group->window) tdm__window_leave(group);
     tdm__group_free(group);

@@ -1,5 +1,6 @@
 /*
- * match.c: the hash table of match.h: chains by (group, sequence), doubled when they get long.
+ * match.c: the hash table of match.h: chains by (group, sequence), and by the tag where messages are
+ * numbered by it, doubled when they get long.
  *
  * Entries come from malloc and are kept for use again, so that a call in the steady state allocates
  * nothing here.
@@ -42,6 +43,7 @@ void tdm__matches_destroy(tdm__matches *matches)
 static size_t chain_of(const tdm__matches *matches, const tdm__head *head)
 {
     uint64_t key = ((uint64_t)head->group << 32 | head->sequence) * 0x9e3779b97f4a7c15u;
+    if (tdm__is_direct(head)) key = (key ^ head->step) * 0x9e3779b97f4a7c15u;
     return (size_t)(key >> 32) & (matches->chain_count - 1);
 }
 
@@ -125,10 +127,10 @@ tdm__match *tdm__matches_next(const tdm__matches *matches, const tdm__head *head
 }
 
 bool tdm__matches_remove(tdm__matches *matches, bool (*wanted)(const tdm__match *, const void *),
-                         const void *user, tdm__match *out)
+                         const void *user, size_t *chain, tdm__match *out)
 {
-    for (size_t i = 0; i < matches->chain_count; i++)
-        for (tdm__match **link = &matches->chains[i]; *link; link = &(*link)->next)
+    for (; *chain < matches->chain_count; (*chain)++)
+        for (tdm__match **link = &matches->chains[*chain]; *link; link = &(*link)->next)
             if (wanted(*link, user)) {
                 unlink_entry(matches, link, out);
                 return true;

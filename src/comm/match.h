@@ -1,7 +1,7 @@
 /*
  * match.h: receives that wait for their message, and messages that wait for their receive.
  *
- * Both lie in one hash table by (group, sequence): all that belongs to one call is in one chain. An
+ * Both lie in one hash table by (group, sequence): all that belongs to one collective is in one chain. An
  * entry is either expected (a program has asked for it) or waiting (it came before it was asked for);
  * there is never one of each with the same (step, source). Used with the engine's lock held.
  */
@@ -47,8 +47,9 @@ bool tdm__matches_take(tdm__matches *matches, const tdm__head *head, int source,
 /* Walks the entries of one call: returns false at the end. `*cursor` begins as NULL. */
 tdm__match *tdm__matches_next(const tdm__matches *matches, const tdm__head *head,
                               tdm__match *cursor);
-/* Takes out any entry for which `wanted` says so; false when there is none. For clearing away. */
+/* Takes out any entry for which `wanted` says so; false when there is none. For clearing away: `*chain`
+ * begins as 0 and is where the next call goes on. */
 bool tdm__matches_remove(tdm__matches *matches, bool (*wanted)(const tdm__match *, const void *),
-                         const void *user, tdm__match *out);
+                         const void *user, size_t *chain, tdm__match *out);
 
 #endif

@@ -113,6 +113,7 @@ static void finish(tdm_request *request)
         tdm__window_ended(request->group, request->head.sequence);
     record(request, TDM_TRACE_END, request->error.status);
     request->done = true;
+    if (comm->polled_for == request) comm->transport->ops->wake(comm->transport);
 }
 
 void tdm__request_end(tdm_request *request, const tdm_error *error)

@@ -2,8 +2,9 @@
  * transfer.c: messages between programs and the transport.
  *
  * A send waits in the comm's list until its turn: of all that wait, the most urgent call's go first,
- * and no peer has more than FLIGHT_BYTES with the transport, so that something urgent never stands
- * behind much that is not. A receive is matched with its message by match.h, whichever comes first.
+ * and no peer gets more while it has FLIGHT_BYTES with the transport, so that something urgent never
+ * stands behind much that is not. A receive is matched with its message by match.h, whichever comes
+ * first.
  *
  * Every head that comes is checked, then compared with this rank's own call of that number. Messages
  * for groups that do not exist here yet wait; messages for broken groups are dropped, which ends the
@@ -97,10 +98,10 @@ void tdm__transfers_free(tdm_comm *comm)
 
 /* ---- sending ---------------------------------------------------------------------------------- */
 
+/* Whatever its size: else small messages that come later would keep a large one from its turn. */
 static bool has_room(const tdm_comm *comm, const tdm__transfer *t)
 {
-    size_t flight = comm->flight_bytes[t->peer];
-    return flight == 0 || flight + t->head.bytes <= FLIGHT_BYTES;
+    return comm->flight_bytes[t->peer] < FLIGHT_BYTES;
 }
 
 static void hand_over(tdm_comm *comm, tdm__transfer *t)
@@ -189,6 +190,20 @@ void tdm__transfer_notice(tdm_request *request, int peer)
     if (t) queue(comm, t);
 }
 
+/* Notes that a transfer came to nothing; the first word stays. */
+static void note_failure(const tdm__transfer *t, tdm_status status)
+{
+    tdm_request *request = t->request;
+    if (status == TDM_OK || request->ending || request->error.status != TDM_OK) return;
+    const char *what = t->receive ? "receiving from" : "sending to";
+    if (request->group->comm->peer_states[t->peer] == TDM_PEER_LEFT)
+        tdm_fail(&request->error, TDM_ERR_PEER_LEFT, "%s rank %d failed: it has left the world",
+                 what, t->peer);
+    else
+        tdm_fail(&request->error, TDM_ERR_PEER_FAILED, "%s rank %d failed: %s", what, t->peer,
+                 tdm_status_text(status));
+}
+
 static void sent(void *user, void *cookie, tdm_status status)
 {
     tdm_comm *comm = user;
@@ -199,9 +214,7 @@ static void sent(void *user, void *cookie, tdm_status status)
         t->request->outstanding--;
         t->program->pending--;
         record(comm, TDM_TRACE_SENT, t->peer, &t->head);
-        if (status != TDM_OK && !t->request->ending && t->request->error.status == TDM_OK)
-            tdm_fail(&t->request->error, TDM_ERR_PEER_FAILED, "sending to rank %d failed: %s",
-                     t->peer, tdm_status_text(status));
+        note_failure(t, status);
     }
     list_remove(comm, t);
 }
@@ -223,9 +236,7 @@ static void received(void *user, void *cookie, tdm_status status)
     request->outstanding--;
     t->program->pending--;
     record(comm, TDM_TRACE_RECEIVED, t->peer, &t->head);
-    if (status != TDM_OK && !request->ending && request->error.status == TDM_OK)
-        tdm_fail(&request->error, TDM_ERR_PEER_FAILED, "receiving from rank %d failed: %s", t->peer,
-                 tdm_status_text(status));
+    note_failure(t, status);
     list_remove(comm, t);
 }
 
@@ -314,7 +325,8 @@ static void arrived(void *user, int peer, const tdm__head *head, tdm__arrival *a
         return;
     }
     tdm_group *group = tdm__comm_group(comm, head->group);
-    if ((group ? group->broken.status : comm->revoked.status) != TDM_OK) {
+    if ((group ? group->broken.status : comm->revoked.status) != TDM_OK ||
+        (!group && tdm__early_word(comm, head->group))) {
         drop(comm, arrival);
         return;
     }
@@ -325,7 +337,7 @@ static void arrived(void *user, int peer, const tdm__head *head, tdm__arrival *a
         return;
     }
     tdm__match found;
-    if (head->step == (uint32_t)TDM__NOTICE_STEP) {
+    if (head->step == (uint32_t)TDM__NOTICE_STEP && !tdm__is_direct(head)) {
         drop(comm, arrival);
     } else if (tdm__matches_take(comm->matches, head, peer, true, &found)) {
         match(comm, found.transfer, head, arrival, found.to);
@@ -382,7 +394,8 @@ void tdm__transfers_cancel(tdm_request *request)
 {
     tdm_comm *comm = request->group->comm;
     tdm__match found;
-    while (tdm__matches_remove(comm->matches, expected_by, request, &found)) {
+    size_t chain = 0;
+    while (tdm__matches_remove(comm->matches, expected_by, request, &chain, &found)) {
         found.transfer->program->pending--;
         list_remove(comm, found.transfer);
     }
@@ -403,9 +416,10 @@ static bool waits_in(const tdm__match *entry, const void *group)
     return !entry->expected && (!group || entry->head.group == *(const uint32_t *)group);
 }
 
-void tdm__transfers_drop(tdm_comm *comm, const tdm_group *group)
+void tdm__transfers_drop(tdm_comm *comm, const uint32_t *group)
 {
     tdm__match found;
-    while (tdm__matches_remove(comm->matches, waits_in, group ? &group->id : NULL, &found))
+    size_t chain = 0;
+    while (tdm__matches_remove(comm->matches, waits_in, group, &chain, &found))
         drop(comm, found.arrival);
 }

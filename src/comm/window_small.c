@@ -188,6 +188,23 @@ static bool reduces(const tdm_group *group, const tdm_call *call)
     return tdm__is_reduction(call->kind) && (call->kind != TDM_CALL_REDUCE || is_root(group, call));
 }
 
+/* Whether those this rank needs something of call the same; if not, the group is broken. Who needs
+ * nothing of anybody looks at those who are here: of two that think of themselves as the root, or as
+ * none, the later one sees the other. */
+static bool all_agree(tdm_group *group, const tdm__head *head, const tdm_call *call)
+{
+    const tdm__window *w = group->window;
+    need of = needs(group, call);
+    int first = of == NEED_ROOT ? call->root : 0;
+    int last = of == NEED_ROOT ? call->root : w->local_count - 1;
+    for (int i = first; i <= last; i++) {
+        if (i == w->local_index) continue;
+        if (of == NEED_NONE && !tdm__window_has_posted(w, head->sequence, i, 1)) continue;
+        if (!tdm__window_agrees(group, head, i)) return false;
+    }
+    return true;
+}
+
 /* ---- as a program ------------------------------------------------------------------------------ */
 
 static void say(tdm_request *request, int segment)
@@ -200,6 +217,7 @@ static void take(tdm_request *request, int segment)
 {
     const tdm_group *group = request->group;
     const tdm_call *call = &request->call;
+    if (needs(group, call) == NEED_NONE && !all_agree(request->group, &request->head, call)) return;
     if (call->count == 0 || call->kind == TDM_CALL_BARRIER) return;
     if (!tdm__is_reduction(call->kind)) {
         collect(group, &request->head, call);
@@ -251,18 +269,6 @@ static bool all_here(const tdm_group *group, const tdm__head *head, const tdm_ca
             tdm__relax();
         }
     }
-    return true;
-}
-
-static bool all_agree(tdm_group *group, const tdm__head *head, const tdm_call *call)
-{
-    const tdm__window *w = group->window;
-    need of = needs(group, call);
-    if (of == NEED_NONE) return true;
-    int first = of == NEED_ROOT ? call->root : 0;
-    int last = of == NEED_ROOT ? call->root : w->local_count - 1;
-    for (int i = first; i <= last; i++)
-        if (i != w->local_index && !tdm__window_agrees(group, head, i)) return false;
     return true;
 }
 

@@ -1,0 +1,579 @@
+/*
+ * misuse_test.c: real ranks that leave early, come late, disagree, stop, or ask for a great deal.
+ *
+ *   misuse_test [NAME]     and, for itself: misuse_test --rank NAME
+ *
+ * Each scene is a small world of processes. What a rank must see it checks itself, and says so by its
+ * exit status; the parent starts them, waits, and ends what has not ended in time: that nobody waits for
+ * ever is what most scenes are about. Times are checked only where the difference is a matter of
+ * seconds. TANDEM_TRANSPORT says which transport; without it, that for one host.
+ */
+#include "check.h"
+
+#include <tandem/comm.h>
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SLOW = 1 };
+#else
+enum { SLOW = 0 };
+#endif
+
+enum { RANKS_MOST = 8, SCENE_S = 60 };
+
+static void nap(double seconds)
+{
+    usleep((useconds_t)(seconds * 1e6));
+}
+
+static tdm_comm *enter(void)
+{
+    tdm_comm *comm = NULL;
+    tdm_error err = {0};
+    tdm_status status = tdm_comm_open(NULL, &comm, &err);
+    if (status == TDM_OK) return comm;
+    fprintf(stderr, "the world was not made: %s\n", err.message);
+    exit(1);
+}
+
+static void check_text(const tdm_error *err, const char *part)
+{
+    CHECK_HAS(err->message, part);
+}
+
+/* ---- scenes -------------------------------------------------------------------------------------- */
+
+/* Every value of a tag is a program's own; messages of a tag keep their order, those of different tags
+ * need none. */
+static void tags(tdm_comm *comm, int rank)
+{
+    static const uint32_t tag[] = {0, 7, 0xfffffffdu, 0xfffffffeu, UINT32_MAX};
+    enum { TAGS = 5, EACH = 3 };
+    tdm_group *world = tdm_comm_world(comm);
+    tdm_error err = {0};
+    for (int i = 0; i < TAGS * EACH; i++) {
+        /* The one sends tag by tag, the other receives the last tag first. */
+        int which = rank == 0 ? i / EACH : TAGS - 1 - i / EACH;
+        int32_t value = rank == 0 ? 100 * which + i % EACH : -1;
+        tdm_call call = {.kind = rank == 0 ? TDM_CALL_SEND : TDM_CALL_RECV,
+                         .dtype = TDM_DTYPE_I32,
+                         .count = 1,
+                         .in = &value,
+                         .out = &value,
+                         .root = 1 - rank,
+                         .tag = tag[which],
+                         .deadline_s = 5};
+        tdm_status status = tdm_call_run(world, &call, &err);
+        CHECK_INT(status, TDM_OK);
+        if (status != TDM_OK) fprintf(stderr, "%s\n", err.message);
+        CHECK_INT(value, 100 * which + i % EACH);
+    }
+}
+
+/* A program that gives every message a tag of its own. */
+static void many_tags(tdm_comm *comm, int rank)
+{
+    const uint32_t count = SLOW ? 5000 : 60000;
+    tdm_group *world = tdm_comm_world(comm);
+    tdm_error err = {0};
+    double begin_s = tdm_clock_s();
+    tdm_status status = TDM_OK;
+    for (uint32_t i = 0; i < count && status == TDM_OK; i++) {
+        uint32_t value = i;
+        status = rank == 0 ? tdm_group_send(world, 1, i, &value, sizeof value, &err)
+                           : tdm_group_recv(world, 0, i, &value, sizeof value, &err);
+        CHECK(value == i);
+    }
+    CHECK_INT(status, TDM_OK);
+    CHECK(tdm_clock_s() - begin_s < 20);
+}
+
+/* Rank 0 closes while rank 1 has not taken what it sends. Nobody has failed: ranks 1 and 2 go on. */
+static void close_with_pending(tdm_comm *comm, int rank)
+{
+    static float big[1 << 20];
+    tdm_group *world = tdm_comm_world(comm);
+    tdm_error err = {0};
+    int32_t value = rank;
+    CHECK_INT(tdm_group_barrier(world, &err), TDM_OK);
+    if (rank == 0) {
+        tdm_call call = {
+            .kind = TDM_CALL_SEND, .dtype = TDM_DTYPE_F32, .count = 1 << 20, .in = big, .root = 1};
+        tdm_request *request = NULL;
+        CHECK_INT(tdm_call_start(world, &call, &request, &err), TDM_OK);
+        nap(0.3);
+        return;
+    }
+    nap(2);
+    tdm_status status = rank == 1 ? tdm_group_send(world, 2, 5, &value, sizeof value, &err)
+                                  : tdm_group_recv(world, 1, 5, &value, sizeof value, &err);
+    CHECK_INT(status, TDM_OK);
+    if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
+    CHECK_INT(tdm_comm_peer_state(comm, 0), TDM_PEER_LEFT);
+    CHECK_INT(tdm_comm_peer_state(comm, 3 - rank), TDM_PEER_WELL);
+}
+
+/* Rank 1 computes for longer than rank 0 waits for it in one group. That group is broken; rank 1 is not
+ * dead, and the world goes on. */
+static void busy_peer(tdm_comm *comm, int rank)
+{
+    static float big[1 << 20];
+    tdm_group *world = tdm_comm_world(comm), *pair = NULL;
+    tdm_error err = {0};
+    if (rank < 2) {
+        CHECK_INT(tdm_group_create(comm, (int[]){0, 1}, 2, &pair, &err), TDM_OK);
+        CHECK_INT(tdm_group_barrier(pair, &err), TDM_OK);
+    }
+    if (rank == 0) {
+        nap(0.5);
+        tdm_call call = {.kind = TDM_CALL_SEND,
+                         .dtype = TDM_DTYPE_F32,
+                         .count = 1 << 20,
+                         .in = big,
+                         .root = 1,
+                         .deadline_s = 0.5};
+        CHECK_INT(tdm_call_run(pair, &call, &err), TDM_ERR_PEER_TIMEOUT);
+    }
+    if (rank == 1) nap(4);
+    tdm_status status = tdm_group_barrier(world, &err);
+    CHECK_INT(status, TDM_OK);
+    if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
+    if (rank == 1) CHECK_INT(tdm_group_check(pair, &err), TDM_ERR_PEER_TIMEOUT);
+}
+
+/* Rank 0 makes a group, waits in vain and gives up before rank 1 has made it: rank 1 hears of that as
+ * soon as it has, and is not taken for dead because it did not answer. */
+static void late_group(tdm_comm *comm, int rank)
+{
+    static float big[1 << 20];
+    tdm_group *world = tdm_comm_world(comm), *pair = NULL;
+    tdm_error err = {0};
+    if (rank == 1) nap(2.5);
+    tdm_status status = rank < 2 ? tdm_group_create(comm, (int[]){0, 1}, 2, &pair, &err) : TDM_OK;
+    if (status == TDM_OK && rank < 2) {
+        double begin_s = tdm_clock_s();
+        tdm_call call = {.kind = rank == 0 ? TDM_CALL_SEND : TDM_CALL_RECV,
+                         .dtype = TDM_DTYPE_F32,
+                         .count = 1 << 20,
+                         .in = big,
+                         .out = big,
+                         .root = 1 - rank,
+                         .deadline_s = rank == 0 ? 1 : 20};
+        status = tdm_call_run(pair, &call, &err);
+        if (rank == 1) CHECK(tdm_clock_s() - begin_s < 10);
+    }
+    if (rank < 2) CHECK_INT(status, TDM_ERR_PEER_TIMEOUT);
+    if (rank < 2) check_text(&err, "rank 1");
+    status = tdm_group_barrier(world, &err);
+    CHECK_INT(status, TDM_OK);
+    if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
+}
+
+/* A rank that has nothing more to do leaves. What the others do without it is not its business. */
+static void left_third(tdm_comm *comm, int rank)
+{
+    tdm_group *world = tdm_comm_world(comm);
+    tdm_error err = {0};
+    int32_t value = rank, sum = -1;
+    if (rank == 2) {
+        CHECK_INT(tdm_group_reduce(world, &value, &sum, 1, TDM_DTYPE_I32, TDM_REDUCE_SUM, 0, &err),
+                  TDM_OK);
+        return;
+    }
+    if (rank == 1) nap(4);
+    tdm_status status = tdm_group_reduce(world, &value, &sum, 1, TDM_DTYPE_I32, TDM_REDUCE_SUM, 0,
+                                         &err);
+    CHECK_INT(status, TDM_OK);
+    if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
+    if (rank == 0) CHECK_INT(sum, 3);
+    if (rank == 1) nap(3);
+    status = rank == 0 ? tdm_group_recv(world, 1, 3, &value, sizeof value, &err)
+                       : tdm_group_send(world, 0, 3, &value, sizeof value, &err);
+    CHECK_INT(status, TDM_OK);
+    if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
+}
+
+/* A call that needs a rank that has left ends soon, not at the deadline. */
+static void left_needed(tdm_comm *comm, int rank)
+{
+    tdm_error err = {0};
+    if (rank == 1) return;
+    nap(1);
+    double begin_s = tdm_clock_s();
+    CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), &err), TDM_ERR_PEER_LEFT);
+    CHECK(tdm_clock_s() - begin_s < 10);
+    check_text(&err, "rank 1");
+}
+
+/* Ranks 0 and 1 disagree in calls that they have started and do not wait for. Rank 2, which waits for
+ * something else of that group, hears of it at once. */
+static void told_from_behind(tdm_comm *comm, int rank)
+{
+    tdm_group *world = tdm_comm_world(comm);
+    tdm_error err = {0};
+    static float data[100000];
+    CHECK_INT(tdm_group_barrier(world, &err), TDM_OK);
+    double begin_s = tdm_clock_s();
+    if (rank == 2) {
+        tdm_call call = {.kind = TDM_CALL_RECV,
+                         .dtype = TDM_DTYPE_F32,
+                         .count = 1,
+                         .out = data,
+                         .root = 0,
+                         .deadline_s = 20};
+        CHECK_INT(tdm_call_run(world, &call, &err), TDM_ERR_PEER_MISMATCH);
+        CHECK(tdm_clock_s() - begin_s < 4);
+        return;
+    }
+    tdm_call call = {.kind = rank == 0 ? TDM_CALL_ALL_REDUCE : TDM_CALL_BROADCAST,
+                     .dtype = TDM_DTYPE_F32,
+                     .count = 100000,
+                     .out = data,
+                     .root = 1 - rank,
+                     .algorithm = TDM_ALGORITHM_DIRECT,
+                     .deadline_s = 30};
+    tdm_request *request = NULL;
+    CHECK_INT(tdm_call_start(world, &call, &request, &err), TDM_OK);
+    nap(6);
+    CHECK_INT(tdm_request_wait(request, &err), TDM_ERR_PEER_MISMATCH);
+}
+
+/* Many groups, all in use; then half of them gone and made again. */
+static void many_groups(tdm_comm *comm, int rank)
+{
+    enum { MOST = 2000 };
+    static tdm_group *groups[MOST];
+    const int count = SLOW ? 200 : MOST;
+    tdm_error err = {0};
+    (void)rank;
+    double begin_s = tdm_clock_s();
+    tdm_status status = TDM_OK;
+    for (int turn = 0; turn < 2 && status == TDM_OK; turn++) {
+        for (int i = 0; i < count && status == TDM_OK; i += 1 + turn) {
+            if (groups[i]) tdm_group_destroy(groups[i]);
+            groups[i] = NULL;
+            status = tdm_group_create(comm, i % 2 ? (int[]){0, 1} : (int[]){1, 0}, 2, &groups[i],
+                                      &err);
+        }
+        for (int i = 0; i < count && status == TDM_OK; i++) {
+            int64_t one = 1;
+            status = tdm_group_all_reduce(groups[i], NULL, &one, 1, TDM_DTYPE_I64, TDM_REDUCE_SUM,
+                                          &err);
+            CHECK_INT(one, 2);
+        }
+    }
+    CHECK_INT(status, TDM_OK);
+    if (status != TDM_OK) fprintf(stderr, "%s\n", err.message);
+    CHECK(tdm_clock_s() - begin_s < 40);
+}
+
+/* More calls in flight than the window has slots, waited for from the last to the first. */
+static void many_in_flight(tdm_comm *comm, int rank)
+{
+    enum { MOST = 300, EACH = 3000 };
+    static float data[MOST][EACH];
+    static tdm_request *requests[MOST];
+    tdm_error err = {0};
+    tdm_group *world = tdm_comm_world(comm);
+    for (int turn = 0; turn < (SLOW ? 1 : 4); turn++) {
+        for (int i = 0; i < MOST; i++) {
+            for (int k = 0; k < EACH; k++) data[i][k] = (float)(rank + i);
+            tdm_call call = {.kind = TDM_CALL_ALL_REDUCE,
+                             .dtype = TDM_DTYPE_F32,
+                             .count = i % 3 ? EACH : 10,
+                             .out = data[i],
+                             .priority = i % 5};
+            CHECK_INT(tdm_call_start(world, &call, &requests[i], &err), TDM_OK);
+        }
+        for (int i = MOST - 1; i >= 0; i--) {
+            tdm_status status = tdm_request_wait(requests[i], &err);
+            CHECK_INT(status, TDM_OK);
+            if (status != TDM_OK) fprintf(stderr, "%s\n", err.message);
+            CHECK(data[i][9] == (float)(3 * i + 3));
+        }
+    }
+}
+
+/* One rank runs through shared memory, the other by messages, since their sizes differ; then one asks
+ * for another algorithm; then they differ in the root of something that needs no answer. */
+static void disagree(tdm_comm *comm, int rank)
+{
+    static float data[300000];
+    tdm_error err = {0};
+    const tdm_call calls[][2] = {
+        {{.kind = TDM_CALL_ALL_REDUCE, .count = 10},
+         {.kind = TDM_CALL_ALL_REDUCE, .count = 300000, .algorithm = TDM_ALGORITHM_RING}},
+        {{.kind = TDM_CALL_BARRIER}, {.kind = TDM_CALL_BARRIER, .algorithm = TDM_ALGORITHM_TREE}},
+        {{.kind = TDM_CALL_BROADCAST, .count = 10, .root = 0},
+         {.kind = TDM_CALL_BROADCAST, .count = 10, .root = 1, .algorithm = TDM_ALGORITHM_DIRECT}},
+        {{.kind = TDM_CALL_ALL_GATHER, .count = 10, .algorithm = TDM_ALGORITHM_RING},
+         {.kind = TDM_CALL_ALL_GATHER, .count = 11, .algorithm = TDM_ALGORITHM_DIRECT}},
+        {{.kind = TDM_CALL_REDUCE, .count = 10, .root = 1}, {.kind = TDM_CALL_BARRIER}},
+        {{.kind = TDM_CALL_BROADCAST, .count = 10, .root = 0},
+         {.kind = TDM_CALL_BROADCAST, .count = 10, .root = 1}},
+        {{.kind = TDM_CALL_REDUCE, .count = 10, .root = 1},
+         {.kind = TDM_CALL_REDUCE, .count = 10, .root = 0}},
+        {{.kind = TDM_CALL_GATHER, .count = 9000, .root = 1},
+         {.kind = TDM_CALL_GATHER, .count = 9000, .root = 0}},
+        {{.kind = TDM_CALL_SEND, .count = 10, .root = 1}, {.kind = TDM_CALL_RECV, .count = 11}},
+        {{.kind = TDM_CALL_SEND, .count = 30000, .root = 1},
+         {.kind = TDM_CALL_RECV, .count = 30001}},
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        tdm_group *group = NULL;
+        tdm_status status = tdm_group_create(comm, (int[]){0, 1}, 2, &group, &err);
+        CHECK_INT(status, TDM_OK);
+        if (status != TDM_OK) return;
+        tdm_call call = calls[i][rank];
+        call.dtype = TDM_DTYPE_F32;
+        call.out = data;
+        call.in = call.kind == TDM_CALL_SEND ? data : NULL;
+        call.deadline_s = 20;
+        double begin_s = tdm_clock_s();
+        /* A call that needs nothing of the other may end well before that is there. */
+        while (status == TDM_OK && tdm_clock_s() - begin_s < 5)
+            status = tdm_call_run(group, &call, &err);
+        CHECK_INT(status, TDM_ERR_PEER_MISMATCH);
+        if (status != TDM_ERR_PEER_MISMATCH) fprintf(stderr, "case %zu: %s\n", i, err.message);
+        CHECK(tdm_clock_s() - begin_s < 5);
+        check_text(&err, "rank 0 called");
+        check_text(&err, "rank 1 called");
+        begin_s = tdm_clock_s();
+        CHECK_INT(tdm_group_barrier(group, &err), TDM_ERR_PEER_MISMATCH);
+        CHECK(tdm_clock_s() - begin_s < 1);
+        tdm_group_destroy(group);
+    }
+}
+
+/* ---- threads -------------------------------------------------------------------------------------- */
+
+typedef struct worker {
+    tdm_comm *comm;
+    tdm_group *group;
+    int number, rank;
+    bool ok;
+} worker;
+
+static tdm_status work_once(const worker *w, int i, float *data, tdm_error *err)
+{
+    size_t count = i % 7 == 0 ? 20000 : i % 3 ? 16 : 2000;
+    for (size_t k = 0; k < count; k++) data[k] = (float)(w->rank + i);
+    tdm_call call = {.kind = TDM_CALL_ALL_REDUCE,
+                     .dtype = TDM_DTYPE_F32,
+                     .count = count,
+                     .out = data,
+                     .algorithm = (w->number + i) % 4 == 0 ? TDM_ALGORITHM_DIRECT
+                                                           : TDM_ALGORITHM_AUTO,
+                     .priority = w->number};
+    tdm_status status = TDM_OK;
+    if ((i + w->number) % 2) {
+        status = tdm_call_run(w->group, &call, err);
+    } else {
+        tdm_request *request = NULL;
+        TDM_TRY(tdm_call_start(w->group, &call, &request, err));
+        for (int k = 0; k < i % 5 && !tdm_request_test(request); k++) continue;
+        status = tdm_request_wait(request, err);
+    }
+    if (status == TDM_OK && data[count - 1] != (float)(2 * i + 1)) {
+        fprintf(stderr, "thread %d, call %d: %g\n", w->number, i, (double)data[count - 1]);
+        return TDM_ERR_FORMAT;
+    }
+    return status;
+}
+
+static void *work(void *user)
+{
+    worker *w = user;
+    static _Thread_local float data[20000];
+    tdm_error err = {0};
+    w->ok = true;
+    double slowest_s = 0;
+    for (int i = 0; i < (SLOW ? 60 : 1000) && w->ok; i++) {
+        double begin_s = tdm_clock_s();
+        tdm_status status = work_once(w, i, data, &err);
+        double took_s = tdm_clock_s() - begin_s;
+        if (took_s > slowest_s) slowest_s = took_s;
+        w->ok = status == TDM_OK && tdm_comm_world(w->comm) != NULL;
+        if (!w->ok) fprintf(stderr, "thread %d, call %d: %s\n", w->number, i, err.message);
+        if (i % 50 == 49) { /* groups come and go meanwhile */
+            tdm_group_destroy(w->group);
+            int order[2] = {w->number % 2, 1 - w->number % 2};
+            w->ok = tdm_group_create(w->comm, order, 2, &w->group, &err) == TDM_OK;
+        }
+    }
+    if (getenv("MISUSE_TIMES")) fprintf(stderr, "slowest %.3f s\n", slowest_s);
+    return NULL;
+}
+
+/* Two threads of each rank, each with a group of its own, start, test, run and wait side by side. (The
+ * order of groups with the same ranks is the threads' own, so each has ranks in another order.) */
+static void threads(tdm_comm *comm, int rank)
+{
+    enum { THREADS = 2 };
+    worker workers[THREADS] = {{0}};
+    pthread_t handles[THREADS];
+    tdm_error err = {0};
+    for (int i = 0; i < THREADS; i++) {
+        workers[i] = (worker){.comm = comm, .number = i, .rank = rank};
+        int order[2] = {i % 2, 1 - i % 2};
+        CHECK_INT(tdm_group_create(comm, order, 2, &workers[i].group, &err), TDM_OK);
+    }
+    for (int i = 0; i < THREADS; i++)
+        CHECK(pthread_create(&handles[i], NULL, work, &workers[i]) == 0);
+    for (int i = 0; i < THREADS; i++) pthread_join(handles[i], NULL);
+    for (int i = 0; i < THREADS; i++) CHECK(workers[i].ok);
+}
+
+typedef struct pusher {
+    tdm_group *group;
+    float *data;
+    size_t count;
+    bool ok;
+} pusher;
+
+static void *push(void *user)
+{
+    pusher *p = user;
+    tdm_error err = {0};
+    p->ok = true;
+    for (int i = 0; i < (SLOW ? 4 : 20) && p->ok; i++)
+        p->ok = tdm_group_all_reduce(p->group, NULL, p->data, p->count, TDM_DTYPE_F32,
+                                     TDM_REDUCE_SUM, &err) == TDM_OK;
+    return NULL;
+}
+
+/* While one thread moves a great deal, another asks something that never waits. */
+static void not_held_up(tdm_comm *comm, int rank)
+{
+    pusher p = {.group = tdm_comm_world(comm), .count = SLOW ? 1 << 20 : 16 << 20};
+    p.data = calloc(p.count, sizeof *p.data);
+    if (!p.data) return;
+    pthread_t handle;
+    CHECK(pthread_create(&handle, NULL, push, &p) == 0);
+    double slowest_s = 0, begin_s = tdm_clock_s();
+    while (tdm_clock_s() - begin_s < 2) {
+        double now_s = tdm_clock_s();
+        CHECK_INT(tdm_comm_peer_state(comm, 1 - rank), TDM_PEER_WELL);
+        double took_s = tdm_clock_s() - now_s;
+        if (took_s > slowest_s) slowest_s = took_s;
+        nap(0.001);
+    }
+    pthread_join(handle, NULL);
+    CHECK(p.ok);
+    if (getenv("MISUSE_TIMES")) fprintf(stderr, "slowest question: %.3f s\n", slowest_s);
+    free(p.data);
+}
+
+/* ---- processes ------------------------------------------------------------------------------------ */
+
+typedef struct scene {
+    const char *name;
+    int size;
+    void (*play)(tdm_comm *comm, int rank);
+    int victim, signal; /* a signal for a rank, after a moment; 0: none */
+} scene;
+
+static const scene scenes[] = {
+    {"tags", 2, tags, 0, 0},
+    {"many_tags", 2, many_tags, 0, 0},
+    {"close_with_pending", 3, close_with_pending, 0, 0},
+    {"busy_peer", 3, busy_peer, 0, 0},
+    {"late_group", 3, late_group, 0, 0},
+    {"left_third", 3, left_third, 0, 0},
+    {"left_needed", 2, left_needed, 0, 0},
+    {"told_from_behind", 3, told_from_behind, 0, 0},
+    {"many_groups", 2, many_groups, 0, 0},
+    {"many_in_flight", 3, many_in_flight, 0, 0},
+    {"disagree", 2, disagree, 0, 0},
+    {"threads", 2, threads, 0, 0},
+    {"not_held_up", 2, not_held_up, 0, 0},
+};
+enum { SCENES = sizeof scenes / sizeof scenes[0] };
+
+static int be_a_rank(const char *name)
+{
+    for (int i = 0; i < SCENES; i++) {
+        if (strcmp(scenes[i].name, name) != 0) continue;
+        tdm_comm *comm = enter();
+        scenes[i].play(comm, tdm_comm_rank(comm));
+        tdm_comm_close(comm);
+        return check_failures ? 1 : 0;
+    }
+    return 2;
+}
+
+static pid_t start_rank(const scene *s, int rank)
+{
+    pid_t pid = fork();
+    if (pid != 0) return pid;
+    char text[64];
+    snprintf(text, sizeof text, "unix:tandem-misuse-%d-%s", (int)getppid(), s->name);
+    setenv("TANDEM_RENDEZVOUS", text, 1);
+    setenv("TANDEM_SECRET", "misuse", 1);
+    snprintf(text, sizeof text, "%d", rank);
+    setenv("TANDEM_RANK", text, 1);
+    snprintf(text, sizeof text, "%d", s->size);
+    setenv("TANDEM_SIZE", text, 1);
+    execl("/proc/self/exe", "misuse_test", "--rank", s->name, (char *)NULL);
+    _exit(127);
+}
+
+/* Whether the rank has ended well by then. */
+static bool ended_well(pid_t pid, double until_s, int rank)
+{
+    int state = 0;
+    pid_t got;
+    while ((got = waitpid(pid, &state, WNOHANG)) == 0 && tdm_clock_s() < until_s) nap(0.005);
+    if (got == 0) {
+        fprintf(stderr, "rank %d did not end\n", rank);
+        kill(pid, SIGKILL);
+        waitpid(pid, &state, 0);
+        return false;
+    }
+    if (WIFEXITED(state) && WEXITSTATUS(state) == 0) return true;
+    fprintf(stderr, "rank %d ended with %x\n", rank, state);
+    return false;
+}
+
+static bool play(const scene *s)
+{
+    pid_t pids[RANKS_MOST];
+    double begin_s = tdm_clock_s();
+    for (int i = 0; i < s->size; i++) pids[i] = start_rank(s, i);
+    bool well = true;
+    for (int i = 0; i < s->size; i++)
+        well = ended_well(pids[i], begin_s + SCENE_S * (1 + SLOW), i) && well;
+    printf("%s: %s (%.1f s)\n", s->name, well ? "ok" : "FAILED", tdm_clock_s() - begin_s);
+    fflush(stdout);
+    return well;
+}
+
+/* Some at a time: most of them sleep most of the time. */
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--rank") == 0) return be_a_rank(argv[2]);
+    enum { AT_ONCE = 4 };
+    int running = 0, failed = 0;
+    for (int i = 0; i < SCENES || running > 0;) {
+        if (i < SCENES && running < AT_ONCE) {
+            const scene *s = &scenes[i++];
+            if (argc > 1 && !strstr(s->name, argv[1])) continue;
+            pid_t pid = fork();
+            if (pid == 0) _exit(play(s) ? 0 : 1);
+            failed += pid < 0;
+            running += pid > 0;
+            continue;
+        }
+        int state = 0;
+        if (wait(&state) < 0) break;
+        running--;
+        failed += !WIFEXITED(state) || WEXITSTATUS(state) != 0;
+    }
+    return failed ? 1 : 0;
+}
