@@ -17,41 +17,34 @@ tdm_status tdm_group_broadcast(tdm_group *group, void *data, size_t count, tdm_d
     return tdm_call_run(group, &call, err);
 }
 
+static tdm_status add_up(tdm_group *group, tdm_call call, tdm_reduce reduce, tdm_error *err)
+{
+    call.reduce = reduce;
+    return tdm_call_run(group, &call, err);
+}
+
 tdm_status tdm_group_all_reduce(tdm_group *group, const void *in, void *out, size_t count,
                                 tdm_dtype dtype, tdm_reduce reduce, tdm_error *err)
 {
-    tdm_call call = {.kind = TDM_CALL_ALL_REDUCE,
-                     .in = in,
-                     .out = out,
-                     .count = count,
-                     .dtype = dtype,
-                     .reduce = reduce};
-    return tdm_call_run(group, &call, err);
+    tdm_call call = {
+        .kind = TDM_CALL_ALL_REDUCE, .in = in, .out = out, .count = count, .dtype = dtype};
+    return add_up(group, call, reduce, err);
 }
 
 tdm_status tdm_group_reduce(tdm_group *group, const void *in, void *out, size_t count,
                             tdm_dtype dtype, tdm_reduce reduce, int root, tdm_error *err)
 {
-    tdm_call call = {.kind = TDM_CALL_REDUCE,
-                     .in = in,
-                     .out = out,
-                     .count = count,
-                     .dtype = dtype,
-                     .reduce = reduce,
-                     .root = root};
-    return tdm_call_run(group, &call, err);
+    tdm_call call = {.kind = TDM_CALL_REDUCE, .in = in, .out = out, .count = count, .dtype = dtype};
+    call.root = root;
+    return add_up(group, call, reduce, err);
 }
 
 tdm_status tdm_group_reduce_scatter(tdm_group *group, const void *in, void *out, size_t count,
                                     tdm_dtype dtype, tdm_reduce reduce, tdm_error *err)
 {
-    tdm_call call = {.kind = TDM_CALL_REDUCE_SCATTER,
-                     .in = in,
-                     .out = out,
-                     .count = count,
-                     .dtype = dtype,
-                     .reduce = reduce};
-    return tdm_call_run(group, &call, err);
+    tdm_call call = {
+        .kind = TDM_CALL_REDUCE_SCATTER, .in = in, .out = out, .count = count, .dtype = dtype};
+    return add_up(group, call, reduce, err);
 }
 
 static tdm_status move(tdm_group *group, tdm_call_kind kind, const void *in, void *out,

@@ -159,24 +159,30 @@ static tdm__head head_for(const tdm_request *request, uint32_t step, size_t byte
     return head;
 }
 
-void tdm__transfer_send(tdm__program *program, const tdm__instruction *instruction)
+/* The transfer of a program's instruction, which the program waits for; NULL (noted) without memory. */
+static tdm__transfer *transfer_of(tdm__program *program, const tdm__instruction *instruction)
 {
     tdm_request *request = program->request;
-    tdm_comm *comm = request->group->comm;
     tdm__transfer *t = transfer_new(
-        comm, &(tdm__transfer){
-                  .request = request,
-                  .program = program,
-                  .peer = request->group->ranks[instruction->peer],
-                  .data = instruction->from,
-                  .head = head_for(request, instruction->step, instruction->bytes),
-              });
-    if (!t) {
+        request->group->comm, &(tdm__transfer){
+                                  .request = request,
+                                  .program = program,
+                                  .receive = instruction->op == TDM__OP_RECV,
+                                  .peer = request->group->ranks[instruction->peer],
+                                  .data = instruction->from,
+                                  .head = head_for(request, instruction->step, instruction->bytes),
+                              });
+    if (t)
+        program->pending++;
+    else
         program->no_memory = true;
-        return;
-    }
-    program->pending++;
-    queue(comm, t);
+    return t;
+}
+
+void tdm__transfer_send(tdm__program *program, const tdm__instruction *instruction)
+{
+    tdm__transfer *t = transfer_of(program, instruction);
+    if (t) queue(program->request->group->comm, t);
 }
 
 void tdm__transfer_notice(tdm_request *request, int peer)
@@ -258,21 +264,9 @@ static void match(tdm_comm *comm, tdm__transfer *t, const tdm__head *theirs, tdm
 
 void tdm__transfer_recv(tdm__program *program, const tdm__instruction *instruction)
 {
-    tdm_request *request = program->request;
-    tdm_comm *comm = request->group->comm;
-    tdm__transfer *t = transfer_new(
-        comm, &(tdm__transfer){
-                  .request = request,
-                  .program = program,
-                  .receive = true,
-                  .peer = request->group->ranks[instruction->peer],
-                  .head = head_for(request, instruction->step, instruction->bytes),
-              });
-    if (!t) {
-        program->no_memory = true;
-        return;
-    }
-    program->pending++;
+    tdm_comm *comm = program->request->group->comm;
+    tdm__transfer *t = transfer_of(program, instruction);
+    if (!t) return;
     list_add(comm, t);
     tdm__match found;
     if (tdm__matches_take(comm->matches, &t->head, t->peer, false, &found)) {
