@@ -63,35 +63,16 @@ static bool parse_dtype(const char *name, tdm_dtype *out)
     return false;
 }
 
-static bool check_transport(const char *name)
-{
-    tdm_transport_info info;
-    if (!name || strcmp(name, "auto") == 0) return true;
-    tdm_str names = TDM_STR_INIT;
-    bool found = false;
-    for (size_t i = 0; !found && tdm_transport_at(i, &info); i++) {
-        found = strcmp(info.name, name) == 0;
-        tdm_str_addf(&names, ", %s", info.name);
-    }
-    if (!found)
-        cli_error("bench: there is no transport '%s'; there are auto%s", name,
-                  tdm_str_text(&names));
-    tdm_str_release(&names);
-    return found;
-}
-
 static bool parse_plan(const cli_args *args, bench_plan *plan)
 {
     bool tune = cli_has(args, "tune");
     const char *sizes = cli_value(args, "sizes"), *dtype = cli_value(args, "dtype");
     const char *algorithm = cli_value(args, "algorithm");
-    *plan = (bench_plan){.transport = cli_value(args, "transport"),
-                         .shared = cli_has(args, "shared"),
-                         .dtype = TDM_DTYPE_F32,
-                         .seconds = tune ? 0.1 : 1};
+    *plan = (bench_plan){
+        .shared = cli_has(args, "shared"), .dtype = TDM_DTYPE_F32, .seconds = tune ? 0.1 : 1};
     if (!parse_sizes(sizes ? sizes : tune ? TUNE_SIZES : DEFAULT_SIZES, plan)) return false;
     if (dtype && !parse_dtype(dtype, &plan->dtype)) return false;
-    if (!check_transport(plan->transport)) return false;
+    if (!cli_transport(args, &plan->transport)) return false;
     if (!cli_real(args, "seconds", 0.001, 3600, &plan->seconds)) return false;
     tdm_error err;
     if (algorithm && tdm_algorithm_find(algorithm, &plan->algorithm, &err) != TDM_OK) {
@@ -100,6 +81,11 @@ static bool parse_plan(const cli_args *args, bench_plan *plan)
     }
     if (algorithm && tune) {
         cli_error("bench: '--tune' tries all algorithms; leave '--algorithm' out");
+        return false;
+    }
+    if (cli_has(args, "file") && !tune) {
+        cli_error(
+            "bench: '--file' is where '--tune' keeps what it finds; without it nothing is kept");
         return false;
     }
     return true;

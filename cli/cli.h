@@ -81,6 +81,9 @@ const char *cli_value(const cli_args *args, const char *option); /* NULL when no
 bool cli_int(const cli_args *args, const char *option, int64_t least, int64_t most, int64_t *out);
 /* The same with a decimal number. */
 bool cli_real(const cli_args *args, const char *option, double least, double most, double *out);
+/* The value of '--transport', NULL when it was not given. False (and a message) when no world can
+ * have it. */
+bool cli_transport(const cli_args *args, const char **out);
 bool cli_json(const cli_args *args);
 
 /* Rows that several commands have. */

@@ -6,37 +6,22 @@
 #include <tandem/cluster.h>
 #include <tandem/comm.h>
 
-#include <string.h>
-
+/* Of a job. */
 static const char *const transports[] = {
     [TDM_JOB_TRANSPORT_AUTO] = "auto",
     [TDM_JOB_TRANSPORT_SHM] = "shm",
     [TDM_JOB_TRANSPORT_UCX] = "ucx",
     [TDM_JOB_TRANSPORT_MPI] = "mpi",
 };
-enum { TRANSPORT_COUNT = sizeof transports / sizeof transports[0] };
-
-static const char *transport_name(size_t index, const void *user)
-{
-    (void)user;
-    return transports[index];
-}
-
-static bool check_transport(const char *name)
-{
-    for (int i = 0; name && i < TRANSPORT_COUNT; i++)
-        if (strcmp(name, transports[i]) == 0) return true;
-    if (!name) return true;
-    const char *near = tdm_text_nearest(name, TRANSPORT_COUNT, transport_name, NULL);
-    cli_error("run: there is no transport '%s'; there are auto, shm, ucx and mpi%s%s%s", name,
-              near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
-    return false;
-}
 
 /* The job's hash, by which ranks of another job are turned away, and the transport it asks for. */
 static int use_job(const cli_args *args, char hash[TDM_SHA256_HEX], tdm_launch_options *options)
 {
     const char *path = cli_value(args, "job");
+    if (!path && cli_has(args, "set")) {
+        cli_error("run: '--set' overrides a key of a job; name its file with '--job'");
+        return CLI_USAGE;
+    }
     if (!path) return CLI_OK;
     int code = CLI_OK;
     tdm_job_document *document = cli_load_job(args, path, &code);
@@ -62,7 +47,6 @@ static bool read_options(const cli_args *args, tdm_launch_options *options)
     options->count = (int)count;
     options->first_rank = (int)first;
     options->size = (int)size;
-    options->transport = cli_value(args, "transport");
     options->rendezvous = cli_value(args, "rendezvous");
     options->run = cli_value(args, "run");
     options->label = cli_has(args, "label");
@@ -71,7 +55,7 @@ static bool read_options(const cli_args *args, tdm_launch_options *options)
         cli_error("run: the program may have at most %d arguments", CLI_MAX_ARGUMENTS - 2);
         return false;
     }
-    return check_transport(options->transport);
+    return cli_transport(args, &options->transport);
 }
 
 static int report(const tdm_launch_result *result)
@@ -125,38 +109,37 @@ const cli_command cli_run = {
     .examples = examples,
     .arguments_least = 1,
     .arguments_most = CLI_MAX_ARGUMENTS - 1,
-    .options = {{.name = "ranks",
-                 .letter = 'n',
-                 .value = "N",
-                 .help = "How many to start here (as many as there are processors)."},
-                {.name = "transport",
-                 .value = "T",
-                 .help = "What carries bytes between them: auto, shm, ucx or mpi. Without it the "
-                         "job's 'comm.transport' counts, and auto without a job."},
-                {.name = "rendezvous",
-                 .value = "R",
-                 .help = "Where ranks of several hosts meet: HOST:PORT, where rank 0 will listen, "
-                         "or a file that all can see. TANDEM_SECRET must be the same on all."},
-                {.name = "first", .value = "F", .help = "The first rank of this host (0)."},
-                {.name = "size",
-                 .value = "S",
-                 .help = "How many ranks the world has on all hosts (N)."},
-                {.name = "run",
-                 .value = "DIR",
-                 .help = "The folder for the ranks' traces, made when needed. Without it a "
-                         "temporary one, which is kept when a rank fails."},
-                {.name = "job",
-                 .value = "JOB",
-                 .help = "A job file: its hash becomes TANDEM_JOB, and ranks with another one are "
-                         "turned away."},
-                {.name = "label",
-                 .help = "Put the rank in front of every line that the ranks write: [3] text."},
-                {.name = "pin",
-                 .help = "Give each rank processors of its own, where there are "
-                         "enough."},
-                {.name = "grace",
-                 .value = "SECONDS",
-                 .help = "From asking ranks to end to killing them (5)."},
-                CLI_OPTION_SET},
+    .options =
+        {{.name = "ranks",
+          .letter = 'n',
+          .value = "N",
+          .help = "How many to start here (as many as there are processors)."},
+         {.name = "transport",
+          .value = "T",
+          .help = "What carries bytes between them: auto, shm, ucx, mpi, shm+ucx or shm+mpi. "
+                  "Without it the job's 'comm.transport' counts, and auto without a job."},
+         {.name = "rendezvous",
+          .value = "R",
+          .help = "Where ranks of several hosts meet: HOST:PORT, where rank 0 will listen, "
+                  "or a file that all can see. TANDEM_SECRET must be the same on all."},
+         {.name = "first", .value = "F", .help = "The first rank of this host (0)."},
+         {.name = "size", .value = "S", .help = "How many ranks the world has on all hosts (N)."},
+         {.name = "run",
+          .value = "DIR",
+          .help = "The folder for the ranks' traces, made when needed. Without it a "
+                  "temporary one, which is kept when a rank fails."},
+         {.name = "job",
+          .value = "JOB",
+          .help = "A job file: its hash becomes TANDEM_JOB, and ranks with another one are "
+                  "turned away."},
+         {.name = "label",
+          .help = "Put the rank in front of every line that the ranks write: [3] text."},
+         {.name = "pin",
+          .help = "Give each rank processors of its own, where there are "
+                  "enough."},
+         {.name = "grace",
+          .value = "SECONDS",
+          .help = "From asking ranks to end to killing them (5)."},
+         CLI_OPTION_SET},
     .run = run,
 };

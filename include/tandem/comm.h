@@ -45,12 +45,12 @@ typedef struct tdm_comm_options {
     bool has_place;  /* rank and size below are meant; else they come from the environment */
     int rank, size;
     uint32_t epoch;    /* of the membership; all must bring the same */
-    double deadline_s; /* of calls that set none; 30 */
-    double join_s;     /* how long to wait for all ranks to come; 60 */
+    double deadline_s; /* of calls that set none, up to 1e8; 30 */
+    double join_s;     /* how long to wait for all ranks to come, up to 1e8; 60 */
     const char *trace; /* a folder for the recorder's files (trace.h); none: memory alone */
     int dump_signal;   /* on which the last events go to the log and to a file (trace.h); none */
     const char *tune;  /* a file of measured choices (`tandem bench allreduce --tune`) */
-    int streams;       /* connections for each pair of hosts, where the transport has several; 1 */
+    int streams;       /* connections for each pair of hosts, where the transport has several, up to 64; 1 */
 } tdm_comm_options;
 
 /*

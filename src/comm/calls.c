@@ -107,8 +107,10 @@ static tdm_status check_call(const tdm_group *group, const tdm_call *call, tdm_e
         return tdm_fail(err, TDM_ERR_INVALID, "rank %d sends to itself; copy instead", call->root);
     if ((unsigned)call->algorithm > TDM_ALGORITHM_WINDOW)
         return tdm_fail(err, TDM_ERR_INVALID, "there is no algorithm %d", (int)call->algorithm);
-    if (!(call->deadline_s >= 0))
-        return tdm_fail(err, TDM_ERR_RANGE, "a deadline of %g s", call->deadline_s);
+    if (!(call->deadline_s >= 0 && call->deadline_s <= TDM__SECONDS_MOST))
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "a deadline of %g s: wanted are seconds from 0 (the world's own) to %g",
+                        call->deadline_s, TDM__SECONDS_MOST);
     return check_buffers(group, call, err);
 }
 

@@ -23,6 +23,7 @@ typedef enum tdm__news_kind {
 } tdm__news_kind;
 
 #define TDM__ALL_GROUPS UINT32_MAX
+#define TDM__SECONDS_MOST 1e8 /* of any wait: three years, which every clock can count */
 
 typedef struct tdm__news {
     tdm__news_kind kind;

@@ -191,9 +191,9 @@ static void give_up_joining(tdm__hub *hub)
     tdm__hub_missing(hub, &missing);
     tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = TDM_ERR_PEER_TIMEOUT};
     tdm_str text = TDM_STR_INIT;
-    tdm_str_addf(&text, "%d of %d ranks did not come within %.3g s: %s",
+    tdm_str_addf(&text, "%d of %d ranks did not come within %.3g s: %s%s%s",
                  hub->facts.size - hub->here_count, hub->facts.size, hub->facts.join_s,
-                 tdm_str_text(&missing));
+                 tdm_str_text(&missing), hub->refused[0] ? "; " : "", hub->refused);
     memcpy(frame.text, tdm_str_text(&text),
            text.length < sizeof frame.text ? text.length : sizeof frame.text - 1);
     for (int i = 0; i < hub->facts.size; i++) {

@@ -98,6 +98,8 @@ static void turn_away(tdm__hub *hub, tdm__caller *caller, const char *why)
     if (hub->told_of_refused < MENTIONED_MOST)
         tdm_log(TDM_LOG_WARN, "comm", "turned away a rank from %s: %s%s", caller->address, why,
                 ++hub->told_of_refused < MENTIONED_MOST ? "" : "; more will not be mentioned");
+    snprintf(hub->refused, sizeof hub->refused, "a rank from %s was turned away: %s",
+             caller->address, why);
     tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = TDM_ERR_PEER_REFUSED};
     snprintf(frame.text, sizeof frame.text, "%s", why);
     tdm__hub_send(hub, caller, &frame);

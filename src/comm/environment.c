@@ -10,12 +10,13 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+enum { STREAMS_MOST = 64 }; /* more connections of a pair cost descriptors, and win nothing */
 
 typedef struct launcher {
     const char *name;
@@ -97,18 +98,28 @@ tdm_status tdm_comm_environment(tdm_comm_place *out, tdm_error *err)
         "srun, or set TANDEM_RANK and TANDEM_SIZE");
 }
 
-/* A number of seconds: `given` if it is one, else the variable's, else `otherwise`. */
-static tdm_status read_seconds(const char *name, double given, double otherwise, double *out,
-                               tdm_error *err)
+/* A number of seconds of the options: `otherwise` when it is 0. */
+static tdm_status resolve_seconds(const char *what, double *seconds, double otherwise,
+                                  tdm_error *err)
 {
-    *out = given > 0 ? given : otherwise;
+    if (!(*seconds >= 0 && *seconds <= TDM__SECONDS_MOST))
+        return tdm_fail(err, TDM_ERR_INVALID, "%s is %g: wanted are seconds from 0 (%g s) to %g",
+                        what, *seconds, otherwise, TDM__SECONDS_MOST);
+    if (*seconds == 0) *seconds = otherwise;
+    return TDM_OK;
+}
+
+/* The number of seconds that a variable has; left as it is when that is not set. */
+static tdm_status read_seconds(const char *name, double *out, tdm_error *err)
+{
     const char *text = variable(name);
-    if (given > 0 || !text) return TDM_OK;
+    if (!text) return TDM_OK;
     char *end = NULL;
     double value = strtod(text, &end);
-    if (*end != '\0' || !isfinite(value) || value <= 0)
-        return tdm_fail(err, TDM_ERR_INVALID, "%s is \"%.40s\": not a number of seconds above 0",
-                        name, text);
+    if (*end != '\0' || !(value > 0 && value <= TDM__SECONDS_MOST))
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%s is \"%.40s\": not a number of seconds above 0 and up to %g", name, text,
+                        TDM__SECONDS_MOST);
     *out = value;
     return TDM_OK;
 }
@@ -142,14 +153,18 @@ tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options 
         {"TANDEM_RUN", &options.trace},           {"TANDEM_TUNE", &options.tune}};
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
         if (!*texts[i].text || !**texts[i].text) *texts[i].text = variable(texts[i].name);
-    TDM_TRY(read_seconds("TANDEM_DEADLINE", options.deadline_s, 30, &options.deadline_s, err));
+    if (options.deadline_s == 0) TDM_TRY(read_seconds("TANDEM_DEADLINE", &options.deadline_s, err));
+    TDM_TRY(resolve_seconds("deadline_s", &options.deadline_s, 30, err));
+    TDM_TRY(resolve_seconds("join_s", &options.join_s, 60, err));
     const char *dump = variable("TANDEM_DUMP_SIGNAL");
     if (!options.dump_signal && dump) {
         tdm_status status = tdm__dump_signal_read(dump, &options.dump_signal, err);
         if (status != TDM_OK) return tdm_error_context(err, status, "TANDEM_DUMP_SIGNAL");
     }
-    if (!(options.join_s > 0)) options.join_s = 60;
-    if (options.streams < 1) options.streams = 1;
+    if (options.streams < 0 || options.streams > STREAMS_MOST)
+        return tdm_fail(err, TDM_ERR_INVALID, "streams is %d: wanted are 0 (which means 1) to %d",
+                        options.streams, STREAMS_MOST);
+    if (options.streams == 0) options.streams = 1;
     *out = options;
     return TDM_OK;
 }
@@ -157,7 +172,7 @@ tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options 
 double tdm__silence_s(void)
 {
     double seconds = 5;
-    return read_seconds("TANDEM_SILENCE", 0, seconds, &seconds, NULL) == TDM_OK ? seconds : 5;
+    return read_seconds("TANDEM_SILENCE", &seconds, NULL) == TDM_OK ? seconds : 5;
 }
 
 /* ---- where to meet, when only the launcher is known ---------------------------------------------- */

@@ -37,24 +37,31 @@ struct tdm__dumper {
     atomic_bool ends;
 };
 
+static const struct {
+    const char *name;
+    int number;
+} names[] = {{"USR1", SIGUSR1}, {"USR2", SIGUSR2}, {"QUIT", SIGQUIT}, {"HUP", SIGHUP}};
+enum { NAME_COUNT = sizeof names / sizeof names[0] };
+
+/* Others cannot be waited for, or mean that the program is broken, or have a meaning of their own. */
+static bool fits(long number)
+{
+    for (size_t i = 0; i < NAME_COUNT; i++)
+        if (number == names[i].number) return true;
+    return number >= SIGRTMIN && number <= SIGRTMAX;
+}
+
 tdm_status tdm__dump_signal_read(const char *text, int *out, tdm_error *err)
 {
-    static const struct {
-        const char *name;
-        int number;
-    } names[] = {{"USR1", SIGUSR1}, {"USR2", SIGUSR2}, {"QUIT", SIGQUIT}, {"HUP", SIGHUP}};
     const char *name = strncasecmp(text, "SIG", 3) == 0 ? text + 3 : text;
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+    for (size_t i = 0; i < NAME_COUNT; i++)
         if (strcasecmp(name, names[i].name) == 0) {
             *out = names[i].number;
             return TDM_OK;
         }
     char *end = NULL;
     long number = strtol(text, &end, 10);
-    bool real_time = *text && !*end && number >= SIGRTMIN && number <= SIGRTMAX;
-    for (size_t i = 0; *text && !*end && i < sizeof names / sizeof names[0]; i++)
-        real_time = real_time || number == names[i].number;
-    if (!real_time)
+    if (!*text || *end || !fits(number))
         return tdm_fail(err, TDM_ERR_INVALID,
                         "\"%s\" is no signal to dump a trace on: USR1, USR2, QUIT, HUP or the "
                         "number of one of these or of a real-time signal",
@@ -149,8 +156,10 @@ static tdm_status start(tdm__dumper *d, tdm_error *err)
 tdm_status tdm__dumper_create(const tdm__recorder *recorder, int signal_number, const char *dir,
                               tdm__dumper **out, tdm_error *err)
 {
-    if (signal_number < 1 || signal_number > SIGRTMAX)
-        return tdm_fail(err, TDM_ERR_INVALID, "there is no signal %d to dump the trace on",
+    if (!fits(signal_number))
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%d is no signal to dump the trace on: SIGUSR1, SIGUSR2, SIGQUIT, SIGHUP "
+                        "or a real-time signal",
                         signal_number);
     tdm__dumper *d = calloc(1, sizeof *d);
     char *copy = strdup(dir ? dir : ".");

@@ -101,6 +101,9 @@ test_mistakes() {
     assert_exit 2 "${bench[@]}" --algorithm fast
     assert_exit 2 "${bench[@]}" --transport pigeon
     assert_contains "$err" "there is no transport 'pigeon'; there are auto, shm"
+    assert_lacks "$err" sim
+    assert_exit 2 "${bench[@]}" --file choices.json
+    assert_contains "$err" "'--file' is where '--tune' keeps what it finds"
     assert_exit 2 "${bench[@]}" --tune --algorithm tree
     assert_exit 2 "${bench[@]}" job.yaml
     assert_contains "$err" "'allreduce' takes no further argument; 'job.yaml' is one"

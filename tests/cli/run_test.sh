@@ -82,6 +82,9 @@ test_part_of_a_world() {
     assert_exit 2 "$TANDEM" run -n 2
     assert_exit 2 "$TANDEM" run -n 2 --transport shmm -- true
     assert_contains "$err" "did you mean 'shm'"
+    # shellcheck disable=SC2016 # for the ranks
+    assert_exit 0 "$TANDEM" run -n 1 --transport shm+ucx -- sh -c 'echo "$TANDEM_TRANSPORT"'
+    assert_equal "$out" "shm+ucx" "both at once"
 }
 
 test_job() {
@@ -99,6 +102,8 @@ test_job() {
     assert_exit 0 "$TANDEM" run -n 1 --job job.yaml --set seed=9 -- sh -c "$show"
     [ "$out" != "$hash auto" ] || fail "another job has the same hash"
     assert_exit 2 "$TANDEM" run -n 1 --job job.yaml --set comm.transport=pigeon -- true
+    assert_exit 2 "$TANDEM" run -n 1 --set comm.transport=shm -- true
+    assert_contains "$err" "'--set' overrides a key of a job; name its file with '--job'"
 }
 
 test_exit_codes() {

@@ -113,6 +113,9 @@ static void nonsense_in_the_environment_is_named(void)
         {"SLURM_PROCID=9 SLURM_NTASKS=8", "SLURM_PROCID is 9", "SLURM_NTASKS is 8"},
         {"TANDEM_RANK=0 TANDEM_SIZE=1 TANDEM_DEADLINE=soon", "TANDEM_DEADLINE", "\"soon\""},
         {"TANDEM_RANK=0 TANDEM_SIZE=1 TANDEM_DEADLINE=-3", "TANDEM_DEADLINE", "\"-3\""},
+        {"TANDEM_RANK=0 TANDEM_SIZE=1 TANDEM_DEADLINE=1e300", "TANDEM_DEADLINE", "\"1e300\""},
+        {"TANDEM_RANK=0 TANDEM_SIZE=1 TANDEM_DEADLINE=inf", "TANDEM_DEADLINE", "\"inf\""},
+        {"TANDEM_RANK=0 TANDEM_SIZE=1 TANDEM_DEADLINE=nan", "TANDEM_DEADLINE", "\"nan\""},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         set_environment(cases[i].settings);
@@ -156,6 +159,31 @@ static void options_come_before_the_environment(void)
     CHECK_INT(tdm__options_resolve(NULL, &out, NULL), TDM_OK);
     CHECK_INT(out.size, 1);
     CHECK_NEAR(out.deadline_s, 30, 0);
+}
+
+/* A wait that no clock can count to would never end; nor would a million connections. */
+static void numbers_of_the_options_have_bounds(void)
+{
+    set_environment("");
+    static const double bad[] = {-1, NAN, INFINITY, 1e300, 1e9};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        tdm_comm_options out;
+        tdm_error err = {0};
+        CHECK_INT(tdm__options_resolve(&(tdm_comm_options){.deadline_s = bad[i]}, &out, &err),
+                  TDM_ERR_INVALID);
+        CHECK_HAS(err.message, "deadline_s is ");
+        CHECK_INT(tdm__options_resolve(&(tdm_comm_options){.join_s = bad[i]}, &out, &err),
+                  TDM_ERR_INVALID);
+        CHECK_HAS(err.message, "join_s is ");
+    }
+    static const int odd[] = {-1, 65, 1000000};
+    for (size_t i = 0; i < sizeof(odd) / sizeof(odd[0]); i++) {
+        tdm_comm_options out;
+        tdm_error err = {0};
+        CHECK_INT(tdm__options_resolve(&(tdm_comm_options){.streams = odd[i]}, &out, &err),
+                  TDM_ERR_INVALID);
+        CHECK_HAS(err.message, "streams is ");
+    }
 }
 
 /* ---- where to meet ---------------------------------------------------------------------------------------- */
@@ -414,6 +442,33 @@ static int rank_that_is_refused(const world *w, int rank)
     CHECK_HAS(err.message, "epoch 2");
     shared->may_go = 1;
     return rank_that_waits_for_a_word(w, rank);
+}
+
+/* One that was turned away and does not come again: rank 0's own error says why it is missing. */
+static int rank_that_never_fits(const world *w, int rank)
+{
+    tdm_comm_options options = options_of(w, rank);
+    tdm__control *control = NULL;
+    tdm_error err = {0};
+    options.join_s = rank == 0 ? 2 : 20;
+    if (rank == 1) options.secret = "wrong";
+    tdm_status status = tdm__control_open(&options, &control, &err);
+    CHECK_INT(status, rank == 0 ? TDM_ERR_PEER_TIMEOUT : TDM_ERR_PEER_REFUSED);
+    CHECK_HAS(err.message, "another secret");
+    CHECK_HAS(err.message, "rank 1");
+    return 0;
+}
+
+static void who_was_turned_away_is_named_by_rank_0(void)
+{
+    world w = {.size = 2,
+               .rendezvous = unix_name(),
+               .job = "j",
+               .secret = "right",
+               .victim = -1,
+               .rank = rank_that_never_fits};
+    start(&w);
+    finish(&w);
 }
 
 static void a_refused_rank_may_come_again(void)
@@ -675,11 +730,13 @@ static const check_test tests[] = {
     CHECK_TEST(places_are_read_from_launchers),
     CHECK_TEST(nonsense_in_the_environment_is_named),
     CHECK_TEST(options_come_before_the_environment),
+    CHECK_TEST(numbers_of_the_options_have_bounds),
     CHECK_TEST(slurm_lists_begin_with_a_host),
     CHECK_TEST(launchers_say_where_to_meet),
     CHECK_TEST(rendezvous_are_understood),
     CHECK_TEST(every_misfit_is_turned_away),
     CHECK_TEST(a_refused_rank_may_come_again),
+    CHECK_TEST(who_was_turned_away_is_named_by_rank_0),
     CHECK_TEST(missing_ranks_are_named),
     CHECK_TEST(strangers_are_harmless),
     CHECK_TEST(files_of_the_dead_are_replaced),

@@ -374,6 +374,11 @@ static void make_mistakes(story *s, tdm_comm *comm, int rank)
     CHECK_INT(tdm_group_all_reduce(world, x, x, SIZE_MAX / 2, TDM_DTYPE_F32, TDM_REDUCE_SUM, &err),
               TDM_ERR_RANGE);
     CHECK_INT(tdm_call_run(world, &(tdm_call){.kind = (tdm_call_kind)99}, &err), TDM_ERR_INVALID);
+    static const double bad[] = {-1, NAN, INFINITY, 1e300};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        CHECK_INT(
+            tdm_call_run(world, &(tdm_call){.kind = TDM_CALL_BARRIER, .deadline_s = bad[i]}, &err),
+            TDM_ERR_RANGE);
     /* None of them has harmed the group. */
     note(s, rank, tdm_group_all_reduce(world, x, x, 4, TDM_DTYPE_F32, TDM_REDUCE_SUM, &err), &err);
     CHECK(x[3] == 8);

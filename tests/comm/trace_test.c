@@ -362,6 +362,13 @@ static void test_names_of_signals(void)
     snprintf(text, sizeof text, "%d", SIGUSR2);
     CHECK_INT(tdm__dump_signal_read(text, &number, &err), TDM_OK);
     CHECK_INT(number, SIGUSR2);
+    /* Nor as an option: SIGKILL cannot be waited for, and would end the program at close. */
+    static const int odd[] = {-1, SIGKILL, SIGSTOP, SIGSEGV, SIGALRM, 1000};
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+        tdm__dumper *dumper = NULL;
+        CHECK_INT(tdm__dumper_create(NULL, odd[i], NULL, &dumper, &err), TDM_ERR_INVALID);
+        CHECK_HAS(err.message, "SIGUSR1");
+    }
 }
 
 /* ---- the reader ---------------------------------------------------------------------------------- */
