@@ -3,7 +3,7 @@
  *
  * The block begins with counters, then come the cells, [slot][member], then the staging,
  * [stage][flight][member]. A call uses the slot and the stage that its sequence number falls on. In a
- * cell a member says what it calls and how far it is; it writes to its own cells and staging only, and
+ * cell a member says what it calls and how far it is; it writes to its own cells only, and
  * everybody reads. Invariants:
  *  1. A member writes to its cell of a slot only when all members have ended the call that had the
  *     slot before, and to a stage only when all have ended the call that had the stage before: so a

@@ -15,7 +15,7 @@
  *
  * Staged, otherwise: in rounds. A round is a piece of each member's slice, small enough to stay in the
  * cache. In round r a member adds its piece (from its own buffer and the others' staging, into its own
- * buffer and its staging), copies the others' results of round r - 1 out, stages what the others need
+ * buffer and into staging), copies the others' results of round r - 1 out, stages what the others need
  * in round r + 1, posts, and waits for all. So there is one post and one wait for each round, and all
  * staging is there twice. Steps: rounds + 1. Every member moves, beside what the direct way moves:
  *   all_reduce      writes n - b and b, reads n - b of staging     reduce          the same
@@ -99,9 +99,15 @@ static uint8_t *staged(const tdm_request *request, size_t r, int m, int part, in
     return at + index * s->slice * s->width;
 }
 
+/*
+ * Where member `m` puts its results of round `r` for the others. Of two members, back to where the other
+ * has staged its part: those lines of the cache have just been read, and the other stages into them
+ * again when it has read the results, so they change hands less often. Of more, others may read there longer than its owner does: so to its own staging.
+ */
 static uint8_t *result_of(const tdm_request *request, size_t r, int m)
 {
     const window_call *s = request->state;
+    if (request->group->size == 2) return staged(request, r, 1 - m, 0, m);
     return staged(request, r, m, s->parts_most, 0);
 }
 
