@@ -12,6 +12,10 @@
 #include <string.h>
 
 #define PATIENCE 4.0 /* a silence this many times the longest so far is too long */
+enum {
+    SILENT_BEATS = 2, /* heartbeats that did not come make a rank silent */
+    SILENT_MOST = 4   /* of these are told of */
+};
 
 /* ---- news ----------------------------------------------------------------------------------------------- */
 
@@ -159,21 +163,48 @@ static void report_one(const tdm__hub *hub, int rank, double now_s, tdm_str *out
         tdm_str_addf(out, ", last heard %.1f s ago", now_s - member->heard_s);
 }
 
+/* Adds what is known of a rank; false: there is no room. */
+static bool report_add(const tdm__hub *hub, int rank, double now_s, tdm_str *out)
+{
+    tdm_str one = TDM_STR_INIT;
+    report_one(hub, rank, now_s, &one);
+    bool fits = out->length + one.length + 40 < TDM__WIRE_TEXT;
+    if (fits) tdm_str_addf(out, "%s%s", out->length > 0 ? "; " : "", tdm_str_text(&one));
+    tdm_str_release(&one);
+    return fits;
+}
+
+static bool is_asked(const tdm__frame *ask, int rank)
+{
+    for (uint32_t i = 0; i < ask->count; i++)
+        if (tdm__wire_u32(ask->bytes + 4 * (size_t)i) == (uint32_t)rank) return true;
+    return false;
+}
+
+/* Whoever asks may wait for ranks that are well and wait themselves, for one that is silent. */
+static void report_silent(const tdm__hub *hub, const tdm__frame *ask, double now_s, tdm_str *out)
+{
+    double silence_s = SILENT_BEATS * tdm__beat_s(hub->facts.size);
+    int count = 0;
+    for (int i = 1; i < hub->facts.size && count < SILENT_MOST; i++) {
+        const tdm__member *member = &hub->members[i];
+        if (member->state != TDM__MEMBER_HERE || now_s - member->heard_s < silence_s) continue;
+        if (is_asked(ask, i)) continue;
+        if (!report_add(hub, i, now_s, out)) return;
+        count++;
+    }
+}
+
 static void report(const tdm__hub *hub, const tdm__frame *ask, tdm_str *out)
 {
     double now_s = tdm_clock_s();
+    report_silent(hub, ask, now_s, out);
     for (uint32_t i = 0; i < ask->count; i++) {
         uint32_t rank = tdm__wire_u32(ask->bytes + 4 * (size_t)i);
         if (rank >= (uint32_t)hub->facts.size) continue;
-        tdm_str one = TDM_STR_INIT;
-        report_one(hub, (int)rank, now_s, &one);
-        bool fits = out->length + one.length + 40 < TDM__WIRE_TEXT;
-        if (fits) tdm_str_addf(out, "%s%s", out->length > 0 ? "; " : "", tdm_str_text(&one));
-        tdm_str_release(&one);
-        if (!fits) {
-            tdm_str_addf(out, "; and %u ranks more", ask->count - i);
-            return;
-        }
+        if (report_add(hub, (int)rank, now_s, out)) continue;
+        tdm_str_addf(out, "; and %u ranks more", ask->count - i);
+        return;
     }
 }
 
