@@ -1,30 +1,38 @@
 #!/usr/bin/env bash
 # Three hosts of two ranks each, in network namespaces, whose links are cut, mended, made narrow, slow and
-# lossy, and at whose ports strangers knock.
-#   hosts_test.sh TANDEM PROGRAM WIRE [CASE...]
+# lossy, at whose ports strangers knock, and whose ranks are killed and stopped. Afterwards nothing may be
+# left of any of it: no process, socket, namespace, device, or file in /dev/shm or the folder for such.
+#   hosts_test.sh TANDEM PROGRAM WIRE KILL [CASE...]
+# HOSTS_KILLS and HOSTS_STOPS say how many ranks to kill and to stop (10, 3).
 # Needs root, `ip` and the kernel's namespaces; without them it says so and is skipped (77).
 set -euo pipefail
-tandem=$1 program=$2 wire=$3
-shift 3
+tandem=$1 program=$2 wire=$3 kill=$4
+shift 4
 skip() {
     echo "SKIPPED: $*; several hosts were not tested"
     exit 77
 }
 [ "$(id -u)" = 0 ] || skip "this needs root, to make network namespaces"
-for tool in ip ss; do
+for tool in ip ss tc unshare; do
     command -v "$tool" >/dev/null || skip "there is no $tool (tools/setup --test installs iproute2)"
 done
 id=tdm$$
 work=$(mktemp -d)
+mkdir "$work/shm" "$work/tmp"
+export TMPDIR=$work/tmp
 wire_pid=
 switch=$id-s
 
 # Everything of ours has our id in its name; the ranks die with their launchers, which are our children.
+unplug() {
+    local name
+    for name in "$switch" "$id-1" "$id-2" "$id-3"; do ip netns del "$name" 2>/dev/null || true; done
+}
 cleanup() {
-    local pid name
+    local pid
     for pid in $(jobs -p); do kill -9 "$pid" 2>/dev/null || true; done
     wait 2>/dev/null || true
-    for name in "$switch" "$id-1" "$id-2" "$id-3"; do ip netns del "$name" 2>/dev/null || true; done
+    unplug
     rm -rf "$work"
 }
 trap cleanup EXIT
@@ -45,6 +53,12 @@ for host in 1 2 3; do
     ip -n "$switch" link add "port$host" type veth peer name net netns "$id-$host"
     plug "$host"
 done
+# alone COMMAND...: with a folder of ours as /dev/shm, where nobody else's files are, and with a mark by
+# which whatever comes of it is known, wherever it is.
+# shellcheck disable=SC2016 # the inner shell expands them
+alone() {
+    HOSTS_TEST=$id unshare -m sh -c 'mount --bind "$0" /dev/shm && exec "$@"' "$work/shm" "$@"
+}
 failures=0
 complain() {
     printf 'not right: %s\n' "$*"
@@ -61,7 +75,7 @@ start() {
     port=$((port + 1))
     launchers=()
     for host in 1 2 3; do
-        ip netns exec "$id-$host" timeout -k 5 90 "$tandem" run -n 2 --first $((host * 2 - 2)) --size 6 \
+        alone ip netns exec "$id-$host" timeout -k 5 90 "$tandem" run -n 2 --first $((host * 2 - 2)) --size 6 \
             --rendezvous "10.77.0.1:$port" --label --run "$work/run-$case-$host" -- \
             "$program" "$@" >"$work/$case.$host" 2>&1 &
         launchers+=($!)
@@ -89,6 +103,11 @@ all_done() {
     count=$(cat "$work/$1".? | grep -c -E '^\[[0-5]\] done [1-9]') || true
     [ "$count" = 6 ] || { complain "$1: $count of 6 ranks came to the end"; show "$1"; }
 }
+# shape NAMESPACE DEVICE RATE: what leaves there, as through a card and a switch with room for 10 ms.
+shape() {
+    ip netns exec "$1" tc qdisc replace dev "$2" root tbf rate "$3" burst 128kb latency 10ms 2>"$work/why" ||
+        { echo "NOT TESTED: a link of $3, because of tc: $(cat "$work/why")"; return 1; }
+}
 cut() { ip -n "$switch" link set "port$1" down; }
 mend() { ip -n "$switch" link set "port$1" up; }
 
@@ -104,14 +123,14 @@ case_plain() {
 case_secret() {
     (
         unset TANDEM_SECRET
-        TANDEM_RANK=0 TANDEM_SIZE=2 TANDEM_RENDEZVOUS=10.77.0.1:19999 ip netns exec "$id-1" \
+        TANDEM_RANK=0 TANDEM_SIZE=2 TANDEM_RENDEZVOUS=10.77.0.1:19999 alone ip netns exec "$id-1" \
             "$program" 1 5 >"$work/secret.1" 2>&1
     ) && complain "secret: it joined without one"
     grep -q 'TANDEM_SECRET' "$work/secret.1" || { complain "secret: not asked for"; show secret; }
 }
 # Bytes at random to every port that the ranks listen at, from another host.
 case_strangers() {
-    start strangers 6 20
+    start strangers 3 20
     wait_for strangers 'round' 6 30 || complain "strangers: not all began"
     local host listening count=0
     for host in 1 2 3; do
@@ -131,17 +150,17 @@ case_strangers() {
 }
 # A link that is away for a second and a half: everybody waits, and goes on.
 case_mended() {
-    start mended 6 20
+    start mended 3 20
     wait_for mended 'round' 6 30 || complain "mended: not all began"
     cut 3
     sleep 1.5
     mend 3
     all_done mended
 }
-# A link that stays away: every rank ends with an error of the peer group within the deadline of 4 s (and
+# A link that stays away: every rank ends with an error of the peer group within the deadline of 3 s (and
 # something for a busy machine), and names a rank on the other side of the cut.
 case_cut() {
-    start cut 60 4
+    start cut 60 3
     wait_for cut 'round' 6 30 || complain "cut: not all began"
     sleep 1 # so that heartbeats have told of rounds
     cut 3
@@ -159,37 +178,79 @@ case_cut() {
 }
 # A narrow link.
 case_narrow() {
-    if ! ip netns exec "$id-2" tc qdisc add dev net root tbf rate 50mbit burst 64kb latency 50ms 2>"$work/why"; then
-        echo "NOT TESTED: a narrow link, because of tc: $(cat "$work/why")"
-        return 0
-    fi
-    start narrow 3 30 200000
+    shape "$id-2" net 50mbit || return 0
+    start narrow 2 30 200000
     all_done narrow
     ip netns exec "$id-2" tc qdisc del dev net root
 }
-# A link of 5 ms each way that loses 1 % of what it carries.
-case_slow() {
+# Links of 1 Gbit/s in both directions, one of which is 1 ms long each way and loses 1 % of what it carries.
+# The rate is tc's; the rest is done by a program between two TAP devices, for kernels without netem.
+case_shaped() {
     if [ ! -e /dev/net/tun ]; then
-        echo "NOT TESTED: a slow link, because there is no /dev/net/tun"
+        echo "NOT TESTED: a slow link that loses packets, because there is no /dev/net/tun"
         return 0
     fi
     ip -n "$switch" link del port3
-    "$wire" "$switch" port3 "$id-3" net 5 10 >"$work/wire" &
+    HOSTS_TEST=$id "$wire" "$switch" port3 "$id-3" net 1 10 >"$work/wire" &
     wire_pid=$!
     for _ in $(seq 50); do
         grep -q ready "$work/wire" && break
         sleep 0.1
     done
     plug 3
-    start slow 5 30
-    all_done slow
+    local host
+    for host in 1 2 3; do
+        shape "$id-$host" net 1gbit || return 0
+        shape "$switch" "port$host" 1gbit || return 0
+    done
+    start shaped 3 30 500000
+    all_done shaped
+    echo "shaped: $(sed -n 's/^\[0\] done //p' "$work/shaped.1") sums of 2 MB, of all hosts, in about 3 s"
     kill -9 "$wire_pid"
     wait "$wire_pid" 2>/dev/null || true
     ip -n "$switch" link add port3 type veth peer name net netns "$id-3"
     plug 3
+    for host in 1 2; do
+        ip netns exec "$id-$host" tc qdisc del dev net root
+        ip netns exec "$switch" tc qdisc del dev "port$host" root
+    done
+}
+# Ranks that are killed and stopped in the middle of traffic.
+case_kill() {
+    alone timeout -k 5 150 "$kill" 10.77.0.1 21000 "${HOSTS_KILLS:-10}" "${HOSTS_STOPS:-3}" 1 \
+        "$id-1" "$id-2" "$id-3" 2>&1 || complain "kill: see above"
 }
 
-[ $# -gt 0 ] || set -- plain secret strangers mended cut narrow slow
+# ---- what is left ------------------------------------------------------------------------------------------
+
+# ours: the processes that were started from here, whatever they are.
+ours() {
+    { grep -l -z -x "HOSTS_TEST=$id" /proc/[0-9]*/environ 2>/dev/null || true; } | awk -F / '{ print $3 }'
+}
+# nothing WHAT COMMAND...: the command prints nothing, or will not within a second or so.
+nothing() {
+    local what=$1 found
+    shift
+    for _ in $(seq 15); do
+        found=$("$@")
+        [ -n "$found" ] || return 0
+        sleep 0.1
+    done
+    complain "left behind: $what: $found"
+}
+# Sockets somebody can talk to. (TCP keeps the ends of closed connections for a while, for itself.)
+sockets() {
+    local host
+    for host in 1 2 3; do
+        ip netns exec "$id-$host" ss -H -a -x
+        ip netns exec "$id-$host" ss -H -t -a state listening state established
+    done
+}
+members() {
+    local name
+    for name in "$switch" "$id-1" "$id-2" "$id-3"; do ip netns pids "$name"; done
+}
+[ $# -gt 0 ] || set -- plain secret strangers mended cut narrow shaped kill
 for name in "$@"; do
     before=$failures
     began=$SECONDS
@@ -197,6 +258,13 @@ for name in "$@"; do
     if [ "$failures" = "$before" ]; then word='ok  '; else word=FAIL; fi
     printf '%s %s (%d s)\n' "$word" "$name" $((SECONDS - began))
 done
-left=$(for host in 1 2 3; do ip netns pids "$id-$host"; done)
-[ -z "$left" ] || complain "processes are left: $left"
+nothing "processes" ours
+nothing "processes in the namespaces" members
+nothing "sockets" sockets
+nothing "files in /dev/shm" ls -A "$work/shm"
+nothing "files in the folder for such" ls -A "$work/tmp"
+devices=$(ip -o link | wc -l)
+unplug
+nothing "namespaces" sh -c "ip netns list | grep -w -e '$id-[s123]' || true"
+[ "$(ip -o link | wc -l)" -le "$devices" ] || complain "left behind: devices: $(ip -o link)"
 [ "$failures" = 0 ]
