@@ -103,6 +103,27 @@ all_done() {
     count=$(cat "$work/$1".? | grep -c -E '^\[[0-5]\] done [1-9]') || true
     [ "$count" = 6 ] || { complain "$1: $count of 6 ranks came to the end"; show "$1"; }
 }
+# reaches HOST HOST: it says at least that nobody listens there.
+reaches() {
+    local said
+    said=$(ip netns exec "$id-$1" timeout 1 bash -c ": </dev/tcp/10.77.0.$2/1" 2>&1) || true
+    [[ $said == *refused* ]]
+}
+# settle: waits until all hosts reach each other: a link that comes up may take a second to be in use, and
+# what hosts remember of each other's devices may be wrong.
+settle() {
+    local from to left=100
+    for from in 1 2 3; do ip -n "$id-$from" neigh flush dev net; done
+    for from in 1 2 3; do
+        for to in 1 2 3; do
+            until reaches "$from" "$to"; do
+                left=$((left - 1))
+                [ $left -gt 0 ] || { complain "host $from does not reach host $to"; return 0; }
+                sleep 0.1
+            done
+        done
+    done
+}
 # shape NAMESPACE DEVICE RATE: what leaves there, as through a card and a switch with room for 10 ms.
 shape() {
     ip netns exec "$1" tc qdisc replace dev "$2" root tbf rate "$3" burst 128kb latency 10ms 2>"$work/why" ||
@@ -169,6 +190,7 @@ case_cut() {
     [ $((SECONDS - before)) -le 10 ] || complain "cut: it took $((SECONDS - before)) s"
     finish cut
     mend 3
+    settle
     [ "$(cat "$work/cut.1" "$work/cut.2" | grep -E 'failed peer-' | grep -c -E 'ranks? ([0-9]+, )*([0-9]+ and )?[45]')" = 4 ] ||
         { complain "cut: not all ranks here name rank 4 or 5"; show cut; }
     [ "$(cat "$work/cut.1" "$work/cut.2" | grep -c 'last heard')" = 4 ] ||
@@ -198,6 +220,7 @@ case_shaped() {
         sleep 0.1
     done
     plug 3
+    settle
     local host
     for host in 1 2 3; do
         shape "$id-$host" net 1gbit || return 0
@@ -210,6 +233,7 @@ case_shaped() {
     wait "$wire_pid" 2>/dev/null || true
     ip -n "$switch" link add port3 type veth peer name net netns "$id-3"
     plug 3
+    settle
     for host in 1 2; do
         ip netns exec "$id-$host" tc qdisc del dev net root
         ip netns exec "$switch" tc qdisc del dev "port$host" root
