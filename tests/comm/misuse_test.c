@@ -351,6 +351,58 @@ static void disagree(tdm_comm *comm, int rank)
     }
 }
 
+/* ---- ranks that stop ------------------------------------------------------------------------------- */
+
+/* The hub is stopped: nobody answers questions, passes news on, or says good-bye. */
+static void hub_stops(tdm_comm *comm, int rank)
+{
+    static float big[1 << 20];
+    tdm_group *world = tdm_comm_world(comm);
+    tdm_error err = {0};
+    CHECK_INT(tdm_group_barrier(world, &err), TDM_OK);
+    if (rank == 0) raise(SIGSTOP);
+    double begin_s = tdm_clock_s();
+    tdm_call call = {.kind = rank == 1 ? TDM_CALL_SEND : TDM_CALL_RECV,
+                     .dtype = TDM_DTYPE_F32,
+                     .count = 1 << 20,
+                     .in = big,
+                     .out = big,
+                     .root = 0,
+                     .deadline_s = 1};
+    tdm_status status = tdm_call_run(world, &call, &err);
+    CHECK(tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER);
+    check_text(&err, "rank 0");
+    CHECK(tdm_clock_s() - begin_s < 4 + 6 * SLOW);
+    begin_s = tdm_clock_s();
+    tdm_comm_close(comm);
+    CHECK(tdm_clock_s() - begin_s < 5 + 6 * SLOW);
+    _exit(check_failures ? 1 : 0);
+}
+
+/* A member is stopped while a group is made, and while others close with calls pending. */
+static void member_stops(tdm_comm *comm, int rank)
+{
+    static float big[1 << 20];
+    tdm_group *world = tdm_comm_world(comm), *group = NULL;
+    tdm_error err = {0};
+    CHECK_INT(tdm_group_barrier(world, &err), TDM_OK);
+    if (rank == 1) raise(SIGSTOP);
+    tdm_call call = {
+        .kind = TDM_CALL_SEND, .dtype = TDM_DTYPE_F32, .count = 1 << 20, .in = big, .root = 1};
+    tdm_request *request = NULL;
+    CHECK_INT(tdm_call_start(world, &call, &request, &err), TDM_OK);
+    double begin_s = tdm_clock_s();
+    tdm_status status = tdm_group_create(comm, (int[]){1, 0, 2}, 3, &group, &err);
+    if (status == TDM_OK) status = tdm_group_barrier(group, &err); /* it had nobody to ask */
+    CHECK(tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER);
+    check_text(&err, "rank 1");
+    CHECK(tdm_clock_s() - begin_s < 6 + 6 * SLOW);
+    begin_s = tdm_clock_s();
+    tdm_comm_close(comm);
+    CHECK(tdm_clock_s() - begin_s < 5 + 6 * SLOW);
+    _exit(check_failures ? 1 : 0);
+}
+
 /* ---- threads -------------------------------------------------------------------------------------- */
 
 typedef struct worker {
@@ -476,23 +528,25 @@ typedef struct scene {
     const char *name;
     int size;
     void (*play)(tdm_comm *comm, int rank);
-    int victim, signal; /* a signal for a rank, after a moment; 0: none */
+    int stops; /* a rank that stops, and is ended when the others have; -1: none */
 } scene;
 
 static const scene scenes[] = {
-    {"tags", 2, tags, 0, 0},
-    {"many_tags", 2, many_tags, 0, 0},
-    {"close_with_pending", 3, close_with_pending, 0, 0},
-    {"busy_peer", 3, busy_peer, 0, 0},
-    {"late_group", 3, late_group, 0, 0},
-    {"left_third", 3, left_third, 0, 0},
-    {"left_needed", 2, left_needed, 0, 0},
-    {"told_from_behind", 3, told_from_behind, 0, 0},
-    {"many_groups", 2, many_groups, 0, 0},
-    {"many_in_flight", 3, many_in_flight, 0, 0},
-    {"disagree", 2, disagree, 0, 0},
-    {"threads", 2, threads, 0, 0},
-    {"not_held_up", 2, not_held_up, 0, 0},
+    {"tags", 2, tags, -1},
+    {"many_tags", 2, many_tags, -1},
+    {"close_with_pending", 3, close_with_pending, -1},
+    {"busy_peer", 3, busy_peer, -1},
+    {"late_group", 3, late_group, -1},
+    {"left_third", 3, left_third, -1},
+    {"left_needed", 2, left_needed, -1},
+    {"told_from_behind", 3, told_from_behind, -1},
+    {"many_groups", 2, many_groups, -1},
+    {"many_in_flight", 3, many_in_flight, -1},
+    {"disagree", 2, disagree, -1},
+    {"hub_stops", 3, hub_stops, 0},
+    {"member_stops", 3, member_stops, 1},
+    {"threads", 2, threads, -1},
+    {"not_held_up", 2, not_held_up, -1},
 };
 enum { SCENES = sizeof scenes / sizeof scenes[0] };
 
@@ -520,6 +574,7 @@ static pid_t start_rank(const scene *s, int rank)
     setenv("TANDEM_RANK", text, 1);
     snprintf(text, sizeof text, "%d", s->size);
     setenv("TANDEM_SIZE", text, 1);
+    if (s->stops >= 0) setenv("TANDEM_DEADLINE", "3", 1);
     execl("/proc/self/exe", "misuse_test", "--rank", s->name, (char *)NULL);
     _exit(127);
 }
@@ -548,7 +603,11 @@ static bool play(const scene *s)
     for (int i = 0; i < s->size; i++) pids[i] = start_rank(s, i);
     bool well = true;
     for (int i = 0; i < s->size; i++)
-        well = ended_well(pids[i], begin_s + SCENE_S * (1 + SLOW), i) && well;
+        if (i != s->stops) well = ended_well(pids[i], begin_s + SCENE_S * (1 + SLOW), i) && well;
+    if (s->stops >= 0) {
+        kill(pids[s->stops], SIGKILL);
+        waitpid(pids[s->stops], NULL, 0);
+    }
     printf("%s: %s (%.1f s)\n", s->name, well ? "ok" : "FAILED", tdm_clock_s() - begin_s);
     fflush(stdout);
     return well;
