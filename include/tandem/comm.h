@@ -70,7 +70,8 @@ TDM_API tdm_status tdm_comm_environment(tdm_comm_place *out, tdm_error *err);
  * TDM_ERR_PEER_TIMEOUT, naming who is missing, when not all came within join_s.
  */
 TDM_API tdm_status tdm_comm_open(const tdm_comm_options *options, tdm_comm **out, tdm_error *err);
-/* Says good-bye to the others, ends the threads and frees everything. NULL is fine. */
+/* Says good-bye to the others, ends the threads and frees everything. NULL is fine. A child by fork() has
+ * no place in the world: this does nothing there, and it must call nothing else on the comm. */
 TDM_API void tdm_comm_close(tdm_comm *comm);
 
 TDM_API int tdm_comm_rank(const tdm_comm *comm);

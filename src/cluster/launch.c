@@ -184,18 +184,34 @@ static bool failed(int status)
     return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
 }
 
-/* The first failure is the one to report. Of several that are seen at once, a death by a signal: exit
- * codes are mostly what others make of it. */
+/* Not what a program makes of an error that it was told: abort(), or a pipe that nobody reads. */
+static bool struck(int status)
+{
+    return WIFSIGNALED(status) && WTERMSIG(status) != SIGABRT && WTERMSIG(status) != SIGPIPE;
+}
+
+/* Whether another failure may still be the one to report. A process that is killed may take longer to
+ * end (it has memory to give back) than others need to see it fail and to end by themselves. */
+static bool is_open(const launcher *l)
+{
+    const tdm_launch_result *so_far = &l->result;
+    return so_far->failed_rank < 0 ||
+           (so_far->ended_signal == 0 && !so_far->interrupted && !l->asked && !l->killed);
+}
+
+/* The first failure is the one to report. Of several within the moment before we ask anybody to end, a
+ * death by a signal: exit codes are mostly what others make of it. */
 static void note_failures(launcher *l)
 {
+    tdm_launch_result *out = &l->result;
+    bool again = out->failed_rank >= 0;
     const tdm__launch_rank *first = NULL;
     for (int i = 0; i < l->plan.count; i++) {
         const tdm__launch_rank *r = &l->ranks[i];
-        if (!r->ended || !failed(r->status)) continue;
-        if (!first || (WIFSIGNALED(r->status) && !WIFSIGNALED(first->status))) first = r;
+        if (!r->ended || !(again ? struck(r->status) : failed(r->status))) continue;
+        if (!first || (struck(r->status) && !struck(first->status))) first = r;
     }
     if (!first) return;
-    tdm_launch_result *out = &l->result;
     out->failed_rank = first->rank;
     if (WIFSIGNALED(first->status)) {
         out->ended_signal = WTERMSIG(first->status);
@@ -208,7 +224,7 @@ static void note_failures(launcher *l)
                  out->exit_code);
     }
     /* Who was asked to end may take its time; who saw another rank fail has a moment. */
-    l->ask_at_s = tdm_clock_s() + (out->interrupted ? l->grace_s : moment_s);
+    if (!again) l->ask_at_s = tdm_clock_s() + (out->interrupted ? l->grace_s : moment_s);
 }
 
 /* True when it has ended; its number stays its own until it is waited for. */
@@ -234,7 +250,7 @@ static void reap(launcher *l)
         l->running--;
         ends++;
     }
-    if (ends > 0 && l->result.failed_rank < 0) note_failures(l);
+    if (ends > 0 && is_open(l)) note_failures(l);
 }
 
 static void handle_signals(launcher *l)

@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- making ----------------------------------------------------------------------------------- */
 
@@ -114,6 +115,7 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
         return no_memory(err);
     }
     comm->options = *options;
+    comm->pid = getpid();
     comm->control = parts->control;
     comm->host = parts->host;
     comm->host_of = parts->host_of;
@@ -176,7 +178,8 @@ static void end_calls(tdm_comm *comm)
 
 void tdm_comm_close(tdm_comm *comm)
 {
-    if (!comm) return;
+    if (!comm || comm->pid != getpid())
+        return; /* the parent's place in the world is not the child's */
     if (comm->transport) tdm__engine_stop(comm);
     end_calls(comm);
     if (comm->recorder)

@@ -358,6 +358,7 @@ struct tdm_comm {
     tdm_comm_options options; /* resolved; texts owned */
     int rank, size;
     uint32_t epoch;
+    pid_t pid; /* of the process that opened it; a child by fork() has a copy without threads */
     tdm__control *control;
     tdm__transport *transport; /* one, or the composite of shm and another */
     tdm__host *host;           /* NULL: alone on this host, or without shared memory */

@@ -122,6 +122,15 @@ test_exit_codes() {
     assert_exit 137 "$TANDEM" run -n 3 --run kept -- sh -c '[ $TANDEM_RANK != 2 ] || kill -9 $$'
     assert_contains "$err" "rank 2 was killed by signal 9 (Killed)"
     assert_contains "$err" "'tandem trace kept' shows"
+    # Others may see a rank fail, and be gone, before the kernel has taken it down: it is still to blame.
+    # shellcheck disable=SC2016 # for the ranks
+    assert_exit 137 "$TANDEM" run -n 2 --run kept -- sh -c \
+        '[ $TANDEM_RANK = 0 ] && exit 3; sleep 0.1; kill -9 $$'
+    assert_contains "$err" "rank 1 was killed by signal 9 (Killed)"
+    # shellcheck disable=SC2016 # for the ranks
+    assert_exit 3 "$TANDEM" run -n 2 --run kept -- sh -c \
+        '[ $TANDEM_RANK = 0 ] && exit 3; sleep 0.1; kill -ABRT $$'
+    assert_contains "$err" "rank 0 ended with code 3"
     # What is behind -- is the program's, also what looks like ours.
     assert_exit 0 "$TANDEM" run -n 1 -- echo --label -n 5 --help
     assert_equal "$out" "--label -n 5 --help" "the program's own options"

@@ -522,6 +522,26 @@ static void not_held_up(tdm_comm *comm, int rank)
     free(p.data);
 }
 
+/* A child by fork() closes what is its parent's, as a clean-up at exit would: it neither hangs nor does
+ * harm to the world. */
+static void forks(tdm_comm *comm, int rank)
+{
+    (void)rank;
+    pid_t child = fork();
+    if (child == 0) {
+        tdm_comm_close(comm);
+        _exit(0);
+    }
+    int state = 0;
+    pid_t got = 0;
+    for (int i = 0; i < 1000 && (got = waitpid(child, &state, WNOHANG)) == 0; i++) nap(0.01);
+    CHECK_INT(got, child);
+    CHECK_INT(state, 0);
+    if (got != child) kill(child, SIGKILL);
+    tdm_error err = {0};
+    CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), &err), TDM_OK);
+}
+
 /* ---- processes ------------------------------------------------------------------------------------ */
 
 typedef struct scene {
@@ -547,6 +567,7 @@ static const scene scenes[] = {
     {"member_stops", 3, member_stops, 1},
     {"threads", 2, threads, -1},
     {"not_held_up", 2, not_held_up, -1},
+    {"forks", 2, forks, -1},
 };
 enum { SCENES = sizeof scenes / sizeof scenes[0] };
 

@@ -11,6 +11,7 @@
  */
 #include "comm/modules/ucx/ucx.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -308,7 +309,10 @@ static void deliver_loss(tdm__ucx *u)
     tdm__ucx_peer *p = u->lost;
     u->lost = p->next_lost;
     if (p->state != TDM__UCX_LOST) return;
-    u->events.lost(u->events.user, (int)(p - u->peers), ucs_status_string(p->why));
+    char how[120];
+    snprintf(how, sizeof how, "its connection with this rank broke (UCX says: %s)",
+             ucs_status_string(p->why));
+    u->events.lost(u->events.user, (int)(p - u->peers), how);
 }
 
 int tdm__ucx_deliver(tdm__ucx *u)
