@@ -6,6 +6,8 @@
 #include <tandem/cluster.h>
 #include <tandem/comm.h>
 
+#include <string.h>
+
 /* Of a job. */
 static const char *const transports[] = {
     [TDM_JOB_TRANSPORT_AUTO] = "auto",
@@ -60,7 +62,10 @@ static bool read_options(const cli_args *args, tdm_launch_options *options)
 
 static int report(const tdm_launch_result *result)
 {
-    if (result->failed_rank < 0 && !result->interrupted) return CLI_OK;
+    if (result->output_errno)
+        cli_error("the output cannot be written: %s", strerror(result->output_errno));
+    if (result->failed_rank < 0 && !result->interrupted)
+        return result->output_errno ? CLI_FAILED : CLI_OK;
     if (result->failed_rank >= 0) cli_error("%s", result->how);
     if (result->run[0])
         cli_error("'tandem trace %s' shows what each rank did last", cli_short_path(result->run));

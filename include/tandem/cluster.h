@@ -44,6 +44,7 @@ typedef struct tdm_launch_result {
     int exit_code;    /* of it; 128 + signal when a signal ended it */
     int ended_signal; /* which, or 0 */
     bool interrupted; /* this launcher was asked to end */
+    int output_errno; /* with labels: why some of what ranks wrote was lost; 0: nothing was */
     char how[128];    /* "rank 2 was killed by signal 9 (Killed)"; empty when none failed */
     char run[512];    /* the folder with the traces, when it was kept; else empty */
 } tdm_launch_result;

@@ -412,6 +412,7 @@ tdm_status tdm_launch(const tdm_launch_options *options, tdm_launch_result *out,
                   .result = {.failed_rank = -1}};
     TDM_TRY(check_options(&l, err));
     tdm_status status = run(&l, err);
+    l.result.output_errno = l.queues[0].why ? l.queues[0].why : l.queues[1].why;
     bool nothing_ran = status != TDM_OK && l.running == 0;
     leave_folder(&l, nothing_ran || (l.result.failed_rank < 0 && !l.result.interrupted));
     release(&l);

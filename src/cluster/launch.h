@@ -24,7 +24,8 @@ typedef struct tdm__launch_queue {
     int fd;
     tdm_str text;
     size_t done;
-    bool broken; /* nobody reads it any more */
+    bool broken; /* it cannot be written any more */
+    int why;     /* broken, and not because nobody reads it: the errno */
 } tdm__launch_queue;
 
 /* Reads what is there and queues whole lines; at the end the rest. Does nothing while the queue is

@@ -94,10 +94,12 @@ void tdm__launch_write(tdm__launch_queue *queue)
         ssize_t put = write(queue->fd, queue->text.data + queue->done,
                             left < WRITE_BYTES ? left : WRITE_BYTES);
         if (put < 0 && (errno == EINTR || errno == EAGAIN)) return;
-        if (put < 0)
+        if (put < 0) {
             queue->broken = true;
-        else
+            queue->why = errno == EPIPE ? 0 : errno;
+        } else {
             queue->done += (size_t)put;
+        }
     }
     tdm_str_clear(&queue->text);
     queue->done = 0;

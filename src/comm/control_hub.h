@@ -83,7 +83,7 @@ struct tdm__hub {
     bool dirty; /* something is queued, or somebody is over */
     bool told_of_garbage;
     int told_of_refused;
-    char refused[256]; /* the last one that was turned away, and why; empty: none */
+    char refused[256]; /* the last one that was not let in, and why; empty: none */
     uint32_t exchange_number;
     int block_count;
 };

@@ -60,8 +60,11 @@ void tdm__hub_accept(tdm__hub *hub)
         char address[96];
         int fd = tdm__socket_accept(hub->listen_fd, address, sizeof address);
         if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
-            tdm_log(TDM_LOG_WARN, "comm", "rank 0 cannot take one more connection: %s",
-                    strerror(errno));
+            snprintf(hub->refused, sizeof hub->refused,
+                     "rank 0 cannot take one more connection: %s; `ulimit -n` shows the limit on "
+                     "open files",
+                     strerror(errno));
+            tdm_log(TDM_LOG_WARN, "comm", "%s", hub->refused);
             epoll_ctl(hub->epoll_fd, EPOLL_CTL_DEL, hub->listen_fd, NULL);
             hub->listen_again_s = tdm_clock_s() + 0.5;
             return;

@@ -20,5 +20,7 @@ static inline int64_t tdm__trace_moment_ns(const tdm_trace_rank *rank, uint64_t 
 
 /* The part of a rank; NULL when it left none. */
 const tdm_trace_rank *tdm__trace_find(const tdm_trace *trace, int rank, size_t *index);
+/* A mark's name, with what is no text shown as '?'. */
+void tdm__trace_mark_name(const tdm_trace_event *e, tdm_str *out);
 
 #endif

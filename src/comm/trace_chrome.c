@@ -184,7 +184,11 @@ static void draw_work(drawing *d, const tdm_trace_event *e, int64_t at_ns)
     int thread = adds ? ROW_ADDS : ROW_MARKS;
     name_row(d, thread, adds ? &d->adds_named : &d->marks_named, adds ? "additions" : "marks");
     tdm_str name = TDM_STR_INIT;
-    tdm_trace_event_text(e, &name);
+    if (e->kind == TDM_TRACE_MARK)
+        tdm__trace_mark_name(e,
+                             &name); /* alike for all of a kind, so that viewers can add them up */
+    else
+        tdm_trace_event_text(e, &name);
     if (long_ns > 0) {
         begin_bar(d, tdm_str_text(&name), thread, at_ns - long_ns, at_ns);
     } else {

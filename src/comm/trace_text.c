@@ -3,7 +3,7 @@
  * for whom they wait. Pure functions of the events; the recorder uses them on its own ring for
  * heartbeats and errors, the reader on the rings of all ranks.
  */
-#include "comm/trace_file.h"
+#include "comm/trace.h"
 
 #include <string.h>
 
@@ -52,8 +52,7 @@ static void add_amount(const tdm_trace_event *e, tdm_str *out)
     tdm_str_add(out, tdm_text_bytes(e->bytes, bytes));
 }
 
-/* A mark's name, with what is no text shown as '?'. */
-static void add_name(const tdm_trace_event *e, tdm_str *out)
+void tdm__trace_mark_name(const tdm_trace_event *e, tdm_str *out)
 {
     size_t left = strnlen(e->text, sizeof e->text);
     for (const char *p = e->text; left > 0;) {
@@ -102,7 +101,7 @@ static void add_work(const tdm_trace_event *e, tdm_str *out)
         return;
     }
     tdm_str_add(out, "mark \"");
-    add_name(e, out);
+    tdm__trace_mark_name(e, out);
     tdm_str_add_char(out, '"');
     if (e->detail > 0) {
         tdm_str_add(out, " after ");

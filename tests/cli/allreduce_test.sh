@@ -90,6 +90,23 @@ JSON
     rm -r cache/tandem
 }
 
+# UCX would end the process when it has no descriptors left; we say it before.
+test_few_descriptors() {
+    if ! "${bench[@]}" -n 2 --sizes 1K --transport ucx >/dev/null 2>&1; then
+        echo "ucx is not there"
+        return
+    fi
+    local limit
+    for limit in 20 24 28; do
+        # shellcheck disable=SC2016 # for the ranks
+        assert_exit 1 "$TANDEM" run -n 2 --transport ucx -- \
+            bash -c 'ulimit -n "$0"; exec "$@"' "$limit" "${bench[@]}" --sizes 1K
+        assert_contains "$err" "raise the limit on open files (ulimit -n)"
+        assert_lacks "$err" backtrace
+    done
+    rm -rf tmp/*
+}
+
 test_mistakes() {
     assert_exit 2 "${bench[@]}" --sizes 1K,
     assert_contains "$err" "'--sizes' wants up to 32 sizes in bytes, such as 1K,64K,1M,64M, not '1K,'"

@@ -21,6 +21,7 @@
 #include "comm/module.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <poll.h>
@@ -156,6 +157,22 @@ static bool processors_enough(const tdm__transport_options *options)
     return sched_getaffinity(0, sizeof(set), &set) == 0 && here <= CPU_COUNT(&set);
 }
 
+/* UCX ends the process when it runs out of descriptors: it takes some to start, and up to two for each
+ * connection, of which a world of moderate size makes all at once. */
+static bool descriptors_enough(const tdm__ucx *u)
+{
+    enum { STARTING = 24, PEERS_MOST = 128 };
+    int peers = u->size <= PEERS_MOST ? u->size - 1 : PEERS_MOST;
+    int wanted = STARTING + 2 * u->streams * peers, count = 0;
+    int *taken = malloc((size_t)wanted * sizeof(*taken));
+    if (!taken) return false;
+    while (count < wanted && (taken[count] = fcntl(u->wake_fd, F_DUPFD_CLOEXEC, 0)) >= 0) count++;
+    bool enough = count == wanted;
+    while (count > 0) close(taken[--count]);
+    free(taken);
+    return enough;
+}
+
 static tdm_status create(const tdm__transport_options *options, tdm__transport **out,
                          uint8_t address[TDM__ADDRESS_MOST], size_t *address_bytes, tdm_error *err)
 {
@@ -178,6 +195,10 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
     if (u->wake_fd < 0 || !u->peers)
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: no memory or descriptors left: %s",
                           strerror(errno));
+    else if (!descriptors_enough(u))
+        status = tdm_fail(err, TDM_ERR_SYSTEM,
+                          "ucx: too few file descriptors are left to start UCX; raise the limit on "
+                          "open files (ulimit -n)");
     else if ((said = make_worker(u, options)) != UCS_OK ||
              (said = ucp_worker_get_address(u->worker, &u->address, &bytes)) != UCS_OK)
         status = tdm_fail(err, TDM_ERR_SYSTEM,
