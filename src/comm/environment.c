@@ -154,6 +154,8 @@ tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options 
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
         if (!*texts[i].text || !**texts[i].text) *texts[i].text = variable(texts[i].name);
     if (options.deadline_s == 0) TDM_TRY(read_seconds("TANDEM_DEADLINE", &options.deadline_s, err));
+    double silence_s = 0;
+    TDM_TRY(read_seconds("TANDEM_SILENCE", &silence_s, err)); /* see tdm__silence_s */
     TDM_TRY(resolve_seconds("deadline_s", &options.deadline_s, 30, err));
     TDM_TRY(resolve_seconds("join_s", &options.join_s, 60, err));
     const char *dump = variable("TANDEM_DUMP_SIGNAL");
@@ -252,7 +254,7 @@ tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__
                                  tdm_error *err)
 {
     char identity[512];
-    tdm_comm_place place;
+    tdm_comm_place place = {.size = 0};
     bool known = tdm_comm_environment(&place, NULL) == TDM_OK && place.size == options->size;
     if (known && on_one_host(&place) && strcmp(place.launcher, "tandem") != 0 &&
         launch_identity(identity, sizeof identity)) {

@@ -255,6 +255,7 @@ test_labels() {
         assert_contains "$out" "[$rank] open"
     done
     assert_equal "$(wc -l <<<"$out")" 18 "lines"
+    # shellcheck disable=SC2016 # for the other shell
     assert_exit 1 bash -c '"$0" run -n 2 --label -- echo there >/dev/full' "$TANDEM"
     assert_contains "$err" "the output cannot be written: No space left on device"
     # Long lines stay whole, and every byte comes through.

@@ -20,6 +20,7 @@ static const char *const all_variables[] = {
     "TANDEM_RUN",
     "TANDEM_TUNE",
     "TANDEM_DEADLINE",
+    "TANDEM_SILENCE",
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -116,6 +117,7 @@ static void nonsense_in_the_environment_is_named(void)
         {"TANDEM_RANK=0 TANDEM_SIZE=1 TANDEM_DEADLINE=1e300", "TANDEM_DEADLINE", "\"1e300\""},
         {"TANDEM_RANK=0 TANDEM_SIZE=1 TANDEM_DEADLINE=inf", "TANDEM_DEADLINE", "\"inf\""},
         {"TANDEM_RANK=0 TANDEM_SIZE=1 TANDEM_DEADLINE=nan", "TANDEM_DEADLINE", "\"nan\""},
+        {"TANDEM_RANK=0 TANDEM_SIZE=1 TANDEM_SILENCE=long", "TANDEM_SILENCE", "\"long\""},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         set_environment(cases[i].settings);
