@@ -36,7 +36,7 @@
 
 enum {
     LINE = 64,
-    ROUND_BYTES = 512 << 10,       /* of all members' pieces, when everybody has a processor */
+    ROUND_BYTES = 256 << 10,       /* of all members' pieces, when everybody has a processor */
     CROWDED_ROUND_BYTES = 2 << 20, /* when not: fewer rounds are fewer switches */
     CHUNK_BYTES = 1 << 20,         /* of one instruction of the direct way */
     STREAM_BYTES = 4 << 20,        /* of a call whose results are written past the cache */
@@ -542,7 +542,8 @@ static void build(tdm__program *program, size_t first, size_t count)
     s->width = tdm_dtype_bytes(call->dtype);
     s->parts_most = tdm__window_parts_most(request->group, call);
     s->late = call->kind == TDM_CALL_ALL_REDUCE || call->kind == TDM_CALL_REDUCE;
-    s->stream = call->count * s->width >= STREAM_BYTES;
+    /* In place, the lines that results go to have just been read, and are still in the cache. */
+    s->stream = call->count * s->width >= STREAM_BYTES && call->in != call->out;
     cut_rounds(request, s);
     tdm__program_await(program, -1, 0);
     tdm__program_call(program, say);
