@@ -54,6 +54,19 @@ static void make_place(tdm__hub *hub)
     if (oldest) tdm__hub_drop(hub, oldest);
 }
 
+static void turn_away(tdm__hub *hub, tdm__caller *caller, const char *why)
+{
+    if (hub->told_of_refused < MENTIONED_MOST)
+        tdm_log(TDM_LOG_WARN, "comm", "turned away a rank from %s: %s%s", caller->address, why,
+                ++hub->told_of_refused < MENTIONED_MOST ? "" : "; more will not be mentioned");
+    snprintf(hub->refused, sizeof hub->refused, "a rank from %s was turned away: %s",
+             caller->address, why);
+    tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = TDM_ERR_PEER_REFUSED};
+    snprintf(frame.text, sizeof frame.text, "%s", why);
+    tdm__hub_send(hub, caller, &frame);
+    tdm__hub_let_go(hub, caller);
+}
+
 void tdm__hub_accept(tdm__hub *hub)
 {
     for (int i = 0; i < ACCEPT_MOST; i++) {
@@ -71,12 +84,12 @@ void tdm__hub_accept(tdm__hub *hub)
         }
         if (fd < 0) return; /* nobody more, or gone again */
         make_place(hub);
-        if (!tdm__socket_same_user(fd)) {
-            tdm_log(TDM_LOG_WARN, "comm", "turned away %s: it belongs to another user", address);
+        bool same_user = tdm__socket_same_user(fd);
+        tdm__caller *caller = tdm__hub_greet(hub, fd, address);
+        if (!caller)
             close(fd);
-        } else if (!tdm__hub_greet(hub, fd, address)) {
-            close(fd);
-        }
+        else if (!same_user)
+            turn_away(hub, caller, "it belongs to another user");
     }
 }
 
@@ -94,19 +107,6 @@ void tdm__hub_missing(const tdm__hub *hub, tdm_str *out)
                                                    : "");
     }
     if (missing > NAMED_MOST) tdm_str_addf(out, " and %d more", missing - NAMED_MOST);
-}
-
-static void turn_away(tdm__hub *hub, tdm__caller *caller, const char *why)
-{
-    if (hub->told_of_refused < MENTIONED_MOST)
-        tdm_log(TDM_LOG_WARN, "comm", "turned away a rank from %s: %s%s", caller->address, why,
-                ++hub->told_of_refused < MENTIONED_MOST ? "" : "; more will not be mentioned");
-    snprintf(hub->refused, sizeof hub->refused, "a rank from %s was turned away: %s",
-             caller->address, why);
-    tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = TDM_ERR_PEER_REFUSED};
-    snprintf(frame.text, sizeof frame.text, "%s", why);
-    tdm__hub_send(hub, caller, &frame);
-    tdm__hub_let_go(hub, caller);
 }
 
 void tdm__hub_garbage(tdm__hub *hub, tdm__caller *caller)

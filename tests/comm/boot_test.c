@@ -473,6 +473,28 @@ static void who_was_turned_away_is_named_by_rank_0(void)
     finish(&w);
 }
 
+/* A process of another user, where the kernel tells: both sides say so. */
+static int rank_of_another_user(const world *w, int rank)
+{
+    tdm_comm_options options = options_of(w, rank);
+    tdm__control *control = NULL;
+    tdm_error err = {0};
+    options.join_s = rank == 0 ? 2 : 20;
+    if (rank == 1 && setuid(65534) != 0) return 1;
+    tdm_status status = tdm__control_open(&options, &control, &err);
+    CHECK_INT(status, rank == 0 ? TDM_ERR_PEER_TIMEOUT : TDM_ERR_PEER_REFUSED);
+    CHECK_HAS(err.message, "it belongs to another user");
+    return 0;
+}
+
+static void other_users_are_turned_away(void)
+{
+    if (geteuid() != 0) return; /* only root can be somebody else */
+    world w = {.size = 2, .rendezvous = unix_name(), .victim = -1, .rank = rank_of_another_user};
+    start(&w);
+    finish(&w);
+}
+
 static void a_refused_rank_may_come_again(void)
 {
     world w = {.size = 2,
@@ -739,6 +761,7 @@ static const check_test tests[] = {
     CHECK_TEST(every_misfit_is_turned_away),
     CHECK_TEST(a_refused_rank_may_come_again),
     CHECK_TEST(who_was_turned_away_is_named_by_rank_0),
+    CHECK_TEST(other_users_are_turned_away),
     CHECK_TEST(missing_ranks_are_named),
     CHECK_TEST(strangers_are_harmless),
     CHECK_TEST(files_of_the_dead_are_replaced),
