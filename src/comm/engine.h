@@ -395,6 +395,8 @@ struct tdm_comm {
     uint32_t garbage_count;  /* messages that were dropped because their heads made no sense */
     tdm_error revoked;       /* all groups are broken, and new ones are, too */
     struct tdm__tell *tells; /* what the others are to be told once the lock is free */
+    bool has_dumped;         /* the first error put the last events into the log */
+    bool dumps;              /* is to, once the lock is free */
     struct tdm__tell *early; /* groups that are broken, and not here; the last first */
     int left_count;          /* ranks that have left */
     struct tdm__list_count *list_counts; /* groups made so far, by list of ranks (group.c) */

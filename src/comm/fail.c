@@ -106,7 +106,9 @@ void tdm__comm_lock(tdm_comm *comm)
 void tdm__comm_unlock(tdm_comm *comm)
 {
     tdm__tell *tell = comm->tells;
+    bool dumps = comm->dumps;
     comm->tells = NULL;
+    comm->dumps = false;
     pthread_mutex_unlock(&comm->lock);
     while (tell) {
         tdm__tell *next = tell->next;
@@ -115,6 +117,7 @@ void tdm__comm_unlock(tdm_comm *comm)
         free(tell);
         tell = next;
     }
+    if (dumps) tdm__recorder_log(comm->recorder);
 }
 
 void tdm__group_break(tdm_group *group, bool tell, tdm_status status, const char *fmt, ...)
@@ -134,6 +137,8 @@ void tdm__group_break(tdm_group *group, bool tell, tdm_status status, const char
         if (r->group == group) tdm__request_end(r, &group->broken);
     tdm__transfers_drop(comm, &group->id);
     if (tell) tell_others(group);
+    if (!comm->has_dumped) comm->dumps = !comm->no_threads; /* what came before the first error */
+    comm->has_dumped = true;
     comm->transport->ops->wake(comm->transport);
     pthread_cond_broadcast(&comm->changed);
 }

@@ -542,6 +542,44 @@ static void forks(tdm_comm *comm, int rank)
     CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), &err), TDM_OK);
 }
 
+/* The first error puts what came before it into the log, once. */
+typedef struct words {
+    pthread_mutex_t lock;
+    int broken, calls;
+} words;
+
+static void note_words(const tdm_log_record *record, void *user)
+{
+    words *w = user;
+    pthread_mutex_lock(&w->lock);
+    if (strcmp(record->room, "trace") == 0 && strstr(record->message, "broke off")) w->broken++;
+    if (strcmp(record->room, "trace") == 0 && strstr(record->message, "barrier #0")) w->calls++;
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void error_dumps(tdm_comm *comm, int rank)
+{
+    words w = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    tdm_error err = {0};
+    tdm_group *world = tdm_comm_world(comm), *other = NULL;
+    CHECK_INT(tdm_log_add_sink(note_words, &w, TDM_LOG_INFO), TDM_OK);
+    CHECK_INT(tdm_group_create(comm, (int[]){0, 1}, 2, &other, &err), TDM_OK);
+    CHECK_INT(tdm_group_barrier(world, &err), TDM_OK);
+    CHECK_INT(w.broken, 0);
+    for (int i = 0; i < 2; i++) {
+        float x = 0;
+        tdm_group *group = i == 0 ? world : other;
+        tdm_status status = rank == 0 ? tdm_group_barrier(group, &err)
+                                      : tdm_group_broadcast(group, &x, 1, TDM_DTYPE_F32, 0, &err);
+        CHECK_INT(status, TDM_ERR_PEER_MISMATCH);
+    }
+    nap(0.2); /* another thread may have noticed it first, and write still */
+    tdm_log_remove_sink(note_words, &w);
+    CHECK_INT(w.broken, 1);
+    CHECK(w.calls > 0);
+    tdm_group_destroy(other);
+}
+
 /* ---- processes ------------------------------------------------------------------------------------ */
 
 typedef struct scene {
@@ -568,6 +606,7 @@ static const scene scenes[] = {
     {"threads", 2, threads, -1},
     {"not_held_up", 2, not_held_up, -1},
     {"forks", 2, forks, -1},
+    {"error_dumps", 2, error_dumps, -1},
 };
 enum { SCENES = sizeof scenes / sizeof scenes[0] };
 
