@@ -50,7 +50,7 @@ typedef struct tdm_comm_options {
     const char *trace; /* a folder for the recorder's files (trace.h); none: memory alone */
     int dump_signal;   /* on which the last events go to the log and to a file (trace.h); none */
     const char *tune;  /* a file of measured choices (`tandem bench allreduce --tune`) */
-    int streams;       /* connections for each pair of hosts, where the transport has several, up to 64; 1 */
+    int streams; /* connections for each pair of hosts, where the transport has several, up to 64; 1 */
 } tdm_comm_options;
 
 /*

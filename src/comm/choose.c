@@ -10,12 +10,8 @@
 #include "comm/algorithms/build.h"
 
 const tdm__algorithm_ops *const tdm__algorithms[] = {
-    &tdm__algorithm_direct,
-    &tdm__algorithm_ring,
-    &tdm__algorithm_doubling,
-    &tdm__algorithm_tree,
-    &tdm__algorithm_hierarchy,
-    &tdm__algorithm_window,
+    &tdm__algorithm_direct, &tdm__algorithm_ring,      &tdm__algorithm_doubling,
+    &tdm__algorithm_tree,   &tdm__algorithm_hierarchy, &tdm__algorithm_window,
 };
 const int tdm__algorithm_count = sizeof tdm__algorithms / sizeof tdm__algorithms[0];
 
