@@ -7,6 +7,7 @@
  */
 #include "cli.h"
 
+#include <tandem/comm.h>
 #include <tandem/data.h>
 #include <tandem/os.h>
 #include <tandem/tensor.h>
@@ -248,6 +249,22 @@ static void look_at_software(report *r)
     find(r, "software", "gzip", OK, NULL, "%s", tdm_data_library(text));
 }
 
+/* ---- communication --------------------------------------------------------------------------- */
+
+/* One line for each transport: in or not, on which library, why not. */
+static void look_at_transports(report *r)
+{
+    tdm_transport_info info;
+    for (size_t i = 0; tdm_transport_at(i, &info); i++) {
+        if (!info.usable)
+            find(r, "communication", info.name, NOTE,
+                 "only jobs over several hosts, or under mpirun, need it", "%s", info.why);
+        else
+            find(r, "communication", info.name, OK, NULL, "%s%s%s", info.about,
+                 info.library[0] ? "; " : "", info.library);
+    }
+}
+
 /* ---- words ----------------------------------------------------------------------------------- */
 
 static int count_verdict(const report *r, verdict v)
@@ -324,6 +341,7 @@ static int run(const cli_args *args)
     look_at_memory(&r);
     look_at_limits(&r);
     look_at_disk(&r);
+    look_at_transports(&r);
     tdm_str out = TDM_STR_INIT;
     if (cli_json(args))
         add_json(&r, &out);
@@ -341,7 +359,7 @@ const cli_command cli_doctor = {
     .summary = "Say what this machine offers, and what will get in the way",
     .usage = usage,
     .help =
-        "Looks at processor, memory, limits, disk and libraries, and changes nothing. Each line "
+        "Looks at processor, memory, limits, disk, libraries and transports, and changes nothing. Each line "
         "begins with a verdict: ok, note (it works, but could be better or may surprise) or "
         "problem (training is likely to fail). Notes and problems say what to do.\n\n"
         "Ends with 1 when there is a problem, so scripts can ask it first.",
