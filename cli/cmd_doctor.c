@@ -359,8 +359,8 @@ const cli_command cli_doctor = {
     .summary = "Say what this machine offers, and what will get in the way",
     .usage = usage,
     .help =
-        "Looks at processor, memory, limits, disk, libraries and transports, and changes nothing. Each line "
-        "begins with a verdict: ok, note (it works, but could be better or may surprise) or "
+        "Looks at processor, memory, limits, disk, libraries and transports, and changes nothing. "
+        "Each line begins with a verdict: ok, note (it works, but could be better or may surprise) or "
         "problem (training is likely to fail). Notes and problems say what to do.\n\n"
         "Ends with 1 when there is a problem, so scripts can ask it first.",
     .examples = examples,

@@ -33,6 +33,21 @@ test_the_libraries() {
     awk 'length($0) > 80 { exit 1 }' <<<"$out" || fail "lines of more than 80 columns: $out"
 }
 
+# Every transport has a line; one whose module is missing says so, and that is no problem.
+test_transports() {
+    assert_exit 0 "$TANDEM" doctor --json
+    local name
+    for name in shm ucx mpi sim; do
+        [ -n "$(value $name)" ] || fail "no line about $name: $out"
+    done
+    assert_contains "$(value shm)" "memory that they share"
+    if [ -e "$(dirname "$TANDEM")/libtandem-ucx.so" ]; then
+        assert_contains "$(value ucx)" "UCX 1."
+    else
+        assert_contains "$(value ucx)" "libtandem-ucx.so"
+    fi
+}
+
 test_tight_limits_are_problems() {
     local code=0
     out=$(ulimit -n 20 && "$TANDEM" doctor) || code=$?
