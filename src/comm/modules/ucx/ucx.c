@@ -9,7 +9,7 @@
  *    UCX's cache does not hear, and a network card would then write to pages that are nobody's;
  *  - over TCP, payloads pass through buffers of UCX's: writing straight into the receiver's memory is
  *    something that whoever reaches the port could do too, and a peer that was forgotten could go on
- *    doing; and UCX 1.13 may stop the program when a peer dies while it sends from our memory. With
+ *    doing; and UCX 1.13 stops the program when a peer dies while it sends from our memory. With
  *    large buffers the copies cost nothing that could be measured;
  *  - no words on the terminal. (Its signal handlers are taken back by comm/module.c.)
  *
@@ -42,9 +42,10 @@ typedef struct setting {
 } setting;
 
 static const setting settings[] = {
-    {"RCACHE_ENABLE", "n"},      {"TCP_PUT_ENABLE", "n"},     {"RNDV_THRESH", "32K"},
-    {"TCP_TX_SEG_SIZE", "256K"}, {"TCP_RX_SEG_SIZE", "256K"},
+    {"RCACHE_ENABLE", "n"}, {"TCP_PUT_ENABLE", "n"},     {"ZCOPY_THRESH", "inf"},
+    {"RNDV_THRESH", "32K"}, {"TCP_TX_SEG_SIZE", "256K"}, {"TCP_RX_SEG_SIZE", "256K"},
 };
+enum { SETTINGS = sizeof(settings) / sizeof(settings[0]) };
 
 /* ---- settings -------------------------------------------------------------------------------- */
 
@@ -91,15 +92,26 @@ static ucs_status_t configure(const tdm__transport_options *options, ucp_config_
     ucp_config_t *config;
     ucs_status_t status = ucp_config_read(NULL, NULL, &config);
     if (status != UCS_OK) return status;
-    /* A name that this UCX does not know is no harm: it is a matter of speed. */
-    for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++)
-        if (!user_says(settings[i].name))
-            ucp_config_modify(config, settings[i].name, settings[i].value);
     char names[400];
     if (!user_says("NET_DEVICES") && several_hosts(options) && devices(names, sizeof(names)))
         ucp_config_modify(config, "NET_DEVICES", names);
     *out = config;
     return UCS_OK;
+}
+
+/* Puts our settings into the environment where the user has none, or takes them out again; `set` says
+ * which. What belongs to a transport of UCX's (TCP_...) can be set in no other way; no other thread
+ * should look at the environment in between. */
+static void environment(bool put, bool set[SETTINGS])
+{
+    for (int i = 0; i < SETTINGS; i++) {
+        char variable[64];
+        snprintf(variable, sizeof(variable), "UCX_%s", settings[i].name);
+        if (put)
+            set[i] = !getenv(variable) && setenv(variable, settings[i].value, 0) == 0;
+        else if (set[i])
+            unsetenv(variable);
+    }
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -119,7 +131,16 @@ static ucs_status_t make_worker(tdm__ucx *u, const tdm__transport_options *optio
     if (status != UCS_OK) return status;
     ucp_worker_params_t worker = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                                   .thread_mode = UCS_THREAD_MODE_SERIALIZED};
-    status = ucp_worker_create(u->context, &worker, &u->worker);
+    return ucp_worker_create(u->context, &worker, &u->worker);
+}
+
+/* The worker, and what is heard from it. */
+static ucs_status_t start(tdm__ucx *u, const tdm__transport_options *options)
+{
+    bool set[SETTINGS];
+    environment(true, set);
+    ucs_status_t status = make_worker(u, options);
+    environment(false, set);
     if (status == UCS_OK) status = tdm__ucx_listen(u);
     if (status == UCS_OK) status = ucp_worker_get_efd(u->worker, &u->event_fd);
     return status;
@@ -199,7 +220,7 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
         status = tdm_fail(err, TDM_ERR_SYSTEM,
                           "ucx: too few file descriptors are left to start UCX; raise the limit on "
                           "open files (ulimit -n)");
-    else if ((said = make_worker(u, options)) != UCS_OK ||
+    else if ((said = start(u, options)) != UCS_OK ||
              (said = ucp_worker_get_address(u->worker, &u->address, &bytes)) != UCS_OK)
         status = tdm_fail(err, TDM_ERR_SYSTEM,
                           "ucx: UCX cannot be started: %s; UCX_LOG_LEVEL=info makes it say more",
