@@ -3,8 +3,13 @@
  *
  * The place is taken from where this very code was loaded from, so a tree that was moved still finds
  * its parts, and nothing is looked for where others could have put it. A module is never closed:
- * libraries like UCX and MPI do not survive that. Loading them may install signal handlers (UCX does);
- * they are put back as they were, for how a program dies is not a library's business.
+ * libraries like UCX and MPI do not survive that.
+ *
+ * While it is loaded, before anybody could call it, UCX sets signal handlers, starts a thread and
+ * patches mmap and its kin within the C library. How a program dies, and what its memory does, is not a
+ * library's business: handlers are put back as they were, and the rest is switched off by the only way
+ * there is, UCX's variables in the environment, for the moment of loading and unless the user has set
+ * them. No other thread should read the environment in that moment.
  */
 #include "comm/module.h"
 
@@ -13,6 +18,7 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -55,13 +61,25 @@ static bool own_folder(char out[PATH_MAX])
     return bytes >= 0 && bytes < PATH_MAX;
 }
 
-/* dlopen, with every signal's handler kept as it is. */
+/* What UCX is told while it is loaded, where the user says nothing. */
+static const char *const calm[][2] = {{"UCX_MEM_EVENTS", "n"},
+                                      {"UCX_MEM_MMAP_HOOK_MODE", "none"},
+                                      {"UCX_HANDLE_ERRORS", "none"},
+                                      {"UCX_VFS_ENABLE", "n"}};
+enum { CALM = sizeof(calm) / sizeof(calm[0]) };
+
+/* dlopen, with every signal's handler and the environment kept as they are. */
 static void *load(const char *path)
 {
+    bool set[CALM] = {false};
+    for (int i = 0; i < CALM; i++)
+        set[i] = !getenv(calm[i][0]) && setenv(calm[i][0], calm[i][1], 0) == 0;
     tdm__signals signals;
     tdm__signals_keep(&signals);
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     tdm__signals_put_back(&signals);
+    for (int i = 0; i < CALM; i++)
+        if (set[i]) unsetenv(calm[i][0]);
     return handle;
 }
 

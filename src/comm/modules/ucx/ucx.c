@@ -11,7 +11,7 @@
  *    something that whoever reaches the port could do too, and a peer that was forgotten could go on
  *    doing; and UCX 1.13 stops the program when a peer dies while it sends from our memory. With
  *    large buffers the copies cost nothing that could be measured;
- *  - no words on the terminal. (Its signal handlers are taken back by comm/module.c.)
+ *  - no words on the terminal. (What UCX does while it is loaded is comm/module.c's matter.)
  *
  * A world of several hosts leaves the loopback device alone: in containers and network namespaces of
  * one machine UCX would take it for a way to the neighbour.
