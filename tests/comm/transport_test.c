@@ -432,7 +432,9 @@ static int run_again(job *j, node *n)
     if (!traffic(n, 60) || !pass_gate(j->shared, 1, j->size, 30)) return 1;
     n->ops->destroy(n->transport);
     int fds = count_folder("/proc/self/fd"), threads = count_folder("/proc/self/task");
+#ifndef __SANITIZE_THREAD__ /* which starts a thread of its own with the first of ours */
     if (threads != j->threads) return 10;
+#endif
     shared *s = j->shared;
     node_init(n, n->ops, s, j->rank, j->size, j->seed + 1);
     if (!node_create(n, 1, s->address[j->rank], &s->address_bytes[j->rank])) return 2;
