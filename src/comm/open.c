@@ -192,8 +192,9 @@ static tdm_status connect_far(opening *o, tdm__transport *far, const greetings *
     if (!addresses || !bytes) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left");
     for (size_t i = 0; i < size && status == TDM_OK; i++) {
         const greeting *one = (const greeting *)g->all[i];
+        bool near = o->host && o->host_of[i] == o->host_of[o->control->rank];
         addresses[i] = one->address;
-        bytes[i] = one->address_bytes;
+        bytes[i] = near ? 0 : one->address_bytes; /* neighbours are reached through memory */
     }
     if (status == TDM_OK) status = far->ops->connect(far, addresses, bytes, err);
     free(addresses);
