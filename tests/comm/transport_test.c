@@ -471,6 +471,27 @@ static int under_way(const node *n, int peer)
     return count;
 }
 
+/* What is still to come or to go, of those who live. */
+static void tell_missing(const node *n, int victim)
+{
+    for (int i = 0; i < MESSAGES; i++) {
+        const message *m = &n->out[i];
+        if (i >= n->posted || !m->ended)
+            fprintf(stderr, "rank %d: message %d to %d, %zu bytes, is %s\n", n->rank, i, m->peer,
+                    m->bytes, i >= n->posted ? "not posted" : "not sent");
+        for (int from = 0; from < n->size; from++) {
+            const message *in = &n->in[from][i];
+            planned p = plan_of(n->seed, n->size, from, i);
+            if (from == victim || p.to != n->rank || in->ended) continue;
+            fprintf(stderr, "rank %d: message %d from %d, %zu bytes, %s\n", n->rank, i, from,
+                    p.bytes,
+                    in->waiting     ? "is not taken"
+                    : in->under_way ? "is on its way"
+                                    : "has not arrived");
+        }
+    }
+}
+
 /* Traffic for ever; when the victim is lost: forget it, and all that was under way has ended. */
 static int run_kill(job *j, node *n)
 {
@@ -509,7 +530,10 @@ static int run_kill(job *j, node *n)
                 got += n->in[from][i].ended && n->in[from][i].status == TDM_OK;
         if (got == left && n->sent == MESSAGES) break;
         node_turn(n, 0.05);
-        if (tdm_clock_s() > end_s) return 5;
+        if (tdm_clock_s() > end_s) {
+            tell_missing(n, j->victim);
+            return 5;
+        }
     }
     if (n->wrong) return 6;
     if (!pass_gate(j->shared, 1, j->size - 1, 30)) return 7;

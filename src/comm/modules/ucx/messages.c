@@ -6,6 +6,8 @@
  * copied otherwise. Heads come from outside: a message is believed only when its head is right, its
  * length is what the head says, and it comes in the name of a rank that can speak.
  *
+ * The handlers (on_...) are called by UCX, with our lock held by whoever called it.
+ *
  * Invariants: an operation is in UCX's hands (counted in its peer's `pending`) or in the queue of ended
  * ones, never both; an arrival is in the list until it is taken or dropped.
  */
@@ -84,22 +86,14 @@ static void operation_started(tdm__ucx_operation *op, ucs_status_ptr_t answer)
         operation_end(op, UCS_PTR_STATUS(answer));
 }
 
-void tdm__ucx_send(tdm__transport *transport, int peer, const tdm__head *head, const void *data,
-                   void *cookie)
+/* Starts a send. Not TDM_OK: it has not been started. */
+static tdm_status start_send(tdm__ucx *u, tdm__ucx_peer *p, const tdm__head *head, const void *data,
+                             void *cookie)
 {
-    tdm__ucx *u = (tdm__ucx *)transport;
-    tdm__ucx_peer *p = &u->peers[peer];
-    tdm__ucx_operation *op = operation_take(u, p, cookie);
-    if (!op) {
-        u->events.sent(u->events.user, cookie, TDM_ERR_NO_MEMORY);
-        return;
-    }
     ucp_ep_h ep = p->state == TDM__UCX_WELL ? tdm__ucx_endpoint(p) : NULL;
-    if (!ep) {
-        operation_give(op);
-        u->events.sent(u->events.user, cookie, TDM_ERR_PEER_FAILED);
-        return;
-    }
+    if (!ep) return TDM_ERR_PEER_FAILED;
+    tdm__ucx_operation *op = operation_take(u, p, cookie);
+    if (!op) return TDM_ERR_NO_MEMORY;
     op->is_send = true;
     op->head = *head;
     p->pending++;
@@ -108,11 +102,20 @@ void tdm__ucx_send(tdm__transport *transport, int peer, const tdm__head *head, c
         .cb.send = on_sent,
         .user_data = op,
     };
+    operation_started(op, ucp_am_send_nbx(ep, TDM__UCX_MESSAGE, &op->head, sizeof(op->head), data,
+                                          head->bytes, &param));
+    return TDM_OK;
+}
+
+void tdm__ucx_send(tdm__transport *transport, int peer, const tdm__head *head, const void *data,
+                   void *cookie)
+{
+    tdm__ucx *u = (tdm__ucx *)transport;
+    tdm__ucx_called(u);
     pthread_mutex_lock(&u->lock);
-    ucs_status_ptr_t answer = ucp_am_send_nbx(ep, TDM__UCX_MESSAGE, &op->head, sizeof(op->head),
-                                              data, head->bytes, &param);
+    tdm_status status = start_send(u, &u->peers[peer], head, data, cookie);
     pthread_mutex_unlock(&u->lock);
-    operation_started(op, answer);
+    if (status != TDM_OK) u->events.sent(u->events.user, cookie, status);
 }
 
 /* ---- arrivals -------------------------------------------------------------------------------- */
@@ -146,10 +149,7 @@ static void arrival_remove(tdm__ucx *u, tdm__arrival *a)
 /* Gives UCX back what it holds for this arrival. */
 static void arrival_release(tdm__ucx *u, tdm__arrival *a)
 {
-    if (a->payload == TDM__UCX_COPIED) return;
-    pthread_mutex_lock(&u->lock);
-    ucp_am_data_release(u->worker, a->data);
-    pthread_mutex_unlock(&u->lock);
+    if (a->payload != TDM__UCX_COPIED) ucp_am_data_release(u->worker, a->data);
 }
 
 /* UCX's handler: a message has come. UCS_OK: we are done with it; UCS_INPROGRESS: we keep `data`. */
@@ -201,8 +201,21 @@ static ucs_status_t on_goodbye(void *arg, const void *header, size_t header_byte
                                size_t bytes, const ucp_am_recv_param_t *param)
 {
     (void)data, (void)bytes, (void)param;
+    tdm__ucx *u = arg;
+    tdm__ucx_peer *peer = card_of(u, header, header_bytes);
+    if (!peer || peer->owed >= u->streams) return UCS_OK;
+    if (peer->state == TDM__UCX_WELL) peer->state = TDM__UCX_LEFT;
+    peer->owed++;
+    u->owed++;
+    return UCS_OK;
+}
+
+static ucs_status_t on_godspeed(void *arg, const void *header, size_t header_bytes, void *data,
+                                size_t bytes, const ucp_am_recv_param_t *param)
+{
+    (void)data, (void)bytes, (void)param;
     tdm__ucx_peer *peer = card_of(arg, header, header_bytes);
-    if (peer && peer->state == TDM__UCX_WELL) peer->state = TDM__UCX_LEFT;
+    if (peer) peer->godspeeds++;
     return UCS_OK;
 }
 
@@ -211,8 +224,10 @@ ucs_status_t tdm__ucx_listen(tdm__ucx *ucx)
     static const struct {
         unsigned id;
         ucp_am_recv_callback_t function;
-    } handlers[] = {
-        {TDM__UCX_MESSAGE, on_message}, {TDM__UCX_HELLO, on_hello}, {TDM__UCX_GOODBYE, on_goodbye}};
+    } handlers[] = {{TDM__UCX_MESSAGE, on_message},
+                    {TDM__UCX_HELLO, on_hello},
+                    {TDM__UCX_GOODBYE, on_goodbye},
+                    {TDM__UCX_GODSPEED, on_godspeed}};
     for (size_t i = 0; i < sizeof(handlers) / sizeof(handlers[0]); i++) {
         ucp_am_handler_param_t handler = {
             .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
@@ -230,17 +245,13 @@ ucs_status_t tdm__ucx_listen(tdm__ucx *ucx)
 
 /* ---- taking and dropping ----------------------------------------------------------------------- */
 
-/* Starts to fetch a payload from its sender. */
-static void fetch(tdm__ucx *u, tdm__arrival *a, void *into, void *cookie)
+/* Starts to fetch a payload from its sender. Not TDM_OK: it has not been started. */
+static tdm_status start_fetch(tdm__ucx *u, tdm__arrival *a, void *into, void *cookie)
 {
     tdm__ucx_peer *p = &u->peers[a->peer];
-    bool gone = p->state == TDM__UCX_LOST || p->state == TDM__UCX_FORGOTTEN;
-    tdm__ucx_operation *op = gone ? NULL : operation_take(u, p, cookie);
-    if (!op) {
-        tdm__ucx_drop(&u->transport, a);
-        u->events.received(u->events.user, cookie, gone ? TDM_ERR_PEER_FAILED : TDM_ERR_NO_MEMORY);
-        return;
-    }
+    if (p->state == TDM__UCX_LOST || p->state == TDM__UCX_FORGOTTEN) return TDM_ERR_PEER_FAILED;
+    tdm__ucx_operation *op = operation_take(u, p, cookie);
+    if (!op) return TDM_ERR_NO_MEMORY;
     op->head = a->head;
     p->pending++;
     ucp_request_param_t param = {
@@ -249,84 +260,112 @@ static void fetch(tdm__ucx *u, tdm__arrival *a, void *into, void *cookie)
         .cb.recv_am = on_received,
         .user_data = op,
     };
-    pthread_mutex_lock(&u->lock);
-    ucs_status_ptr_t answer = ucp_am_recv_data_nbx(u->worker, a->data, into, a->head.bytes, &param);
-    pthread_mutex_unlock(&u->lock);
-    operation_started(op, answer);
+    operation_started(op, ucp_am_recv_data_nbx(u->worker, a->data, into, a->head.bytes, &param));
     arrival_remove(u, a);
+    return TDM_OK;
 }
 
 void tdm__ucx_take(tdm__transport *transport, tdm__arrival *arrival, void *into, void *cookie)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
+    tdm__ucx_called(u);
+    tdm_status status = TDM_OK;
     if (arrival->payload == TDM__UCX_RENDEZVOUS) {
-        fetch(u, arrival, into, cookie);
-        return;
+        pthread_mutex_lock(&u->lock);
+        status = start_fetch(u, arrival, into, cookie);
+        pthread_mutex_unlock(&u->lock);
+        if (status == TDM_OK) return;
+    } else if (arrival->head.bytes > 0) {
+        const void *from = arrival->payload == TDM__UCX_KEPT ? arrival->data : arrival->bytes;
+        memcpy(into, from, arrival->head.bytes);
     }
-    const void *from = arrival->payload == TDM__UCX_KEPT ? arrival->data : arrival->bytes;
-    if (arrival->head.bytes > 0) memcpy(into, from, arrival->head.bytes);
     tdm__ucx_drop(transport, arrival);
-    u->events.received(u->events.user, cookie, TDM_OK);
+    u->events.received(u->events.user, cookie, status);
 }
 
 void tdm__ucx_drop(tdm__transport *transport, tdm__arrival *arrival)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
+    pthread_mutex_lock(&u->lock);
     arrival_release(u, arrival);
     arrival_remove(u, arrival);
+    pthread_mutex_unlock(&u->lock);
 }
 
 /* ---- callbacks ------------------------------------------------------------------------------- */
 
-static void deliver_ended(tdm__ucx *u)
+/* What is to be told next. */
+typedef struct news {
+    enum { NOTHING, SENT, RECEIVED, ARRIVED, LOST } kind;
+    void *cookie;
+    tdm_status status;
+    int peer;
+    tdm__head head;
+    tdm__arrival *arrival;
+    ucs_status_t why;
+} news;
+
+/* The first arrival that the engine does not know and wants to; NULL: none. */
+static tdm__arrival *next_unheard(tdm__ucx *u)
+{
+    while (u->unheard) {
+        tdm__arrival *a = u->unheard;
+        u->unheard = a->next;
+        tdm__ucx_peer *p = &u->peers[a->peer];
+        if (p->state == TDM__UCX_FORGOTTEN) {
+            arrival_release(u, a);
+            arrival_remove(u, a);
+            continue;
+        }
+        /* With an endpoint of our own we hear of its end, also when we never send anything. */
+        if (!p->eps && p->state == TDM__UCX_WELL) tdm__ucx_endpoint(p);
+        return a;
+    }
+    return NULL;
+}
+
+static news next_news(tdm__ucx *u)
 {
     tdm__ucx_operation *op = u->ended_first;
-    u->ended_first = op->next;
-    bool is_send = op->is_send;
-    void *cookie = op->cookie;
-    tdm_status status = op->status;
-    operation_give(op);
-    (is_send ? u->events.sent : u->events.received)(u->events.user, cookie, status);
-}
-
-static void deliver_arrival(tdm__ucx *u)
-{
-    tdm__arrival *a = u->unheard;
-    u->unheard = a->next;
-    tdm__ucx_peer *p = &u->peers[a->peer];
-    if (p->state == TDM__UCX_FORGOTTEN) {
-        tdm__ucx_drop(&u->transport, a);
-        return;
+    if (op) {
+        u->ended_first = op->next;
+        news n = {op->is_send ? SENT : RECEIVED, .cookie = op->cookie, .status = op->status};
+        operation_give(op);
+        return n;
     }
-    /* With an endpoint of our own we hear of its end, also when we never send anything. */
-    if (!p->eps && p->state == TDM__UCX_WELL) tdm__ucx_endpoint(p);
-    tdm__head head = a->head;
-    u->events.arrived(u->events.user, a->peer, &head, a);
+    tdm__arrival *a = next_unheard(u);
+    if (a) return (news){ARRIVED, .peer = a->peer, .head = a->head, .arrival = a};
+    while (u->lost) {
+        tdm__ucx_peer *p = u->lost;
+        u->lost = p->next_lost;
+        if (p->state == TDM__UCX_LOST)
+            return (news){LOST, .peer = (int)(p - u->peers), .why = p->why};
+    }
+    return (news){NOTHING};
 }
 
-static void deliver_loss(tdm__ucx *u)
+static void tell_lost(const tdm__transport_events *e, const news *n)
 {
-    tdm__ucx_peer *p = u->lost;
-    u->lost = p->next_lost;
-    if (p->state != TDM__UCX_LOST) return;
     char how[120];
     snprintf(how, sizeof how, "its connection with this rank broke (UCX says: %s)",
-             ucs_status_string(p->why));
-    u->events.lost(u->events.user, (int)(p - u->peers), how);
+             ucs_status_string(n->why));
+    e->lost(e->user, n->peer, how);
 }
 
 int tdm__ucx_deliver(tdm__ucx *u)
 {
-    int count = 0;
-    for (;; count++) {
-        if (u->ended_first)
-            deliver_ended(u);
-        else if (u->unheard)
-            deliver_arrival(u);
-        else if (u->lost)
-            deliver_loss(u);
-        else
-            return count;
+    const tdm__transport_events *e = &u->events;
+    for (int count = 0;; count++) {
+        pthread_mutex_lock(&u->lock);
+        news n = next_news(u);
+        pthread_mutex_unlock(&u->lock);
+        switch (n.kind) {
+        case SENT: e->sent(e->user, n.cookie, n.status); break;
+        case RECEIVED: e->received(e->user, n.cookie, n.status); break;
+        case ARRIVED: e->arrived(e->user, n.peer, &n.head, n.arrival); break;
+        case LOST: tell_lost(e, &n); break;
+        case NOTHING: return count;
+        }
     }
 }
 

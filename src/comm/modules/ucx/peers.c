@@ -1,18 +1,20 @@
 /*
  * peers.c: endpoints of UCX: made, lost, forgotten, closed.
  *
- * In worlds of moderate size all ranks connect with each other when the world is made, and wait until a
- * hello has come over every connection; in larger ones a connection is made when it is first used. (So
- * a firewall is found out at once; and UCX 1.13 may stop the program when a peer dies while messages
- * wait for its connection to be made.)
- *
  * A peer has `streams` endpoints, each a connection of its own; messages go over them in turn. All are
  * in UCX's mode for peer failure, so a connection that ends calls on_error, ends the requests of that
  * endpoint, and is told to the engine once. forget() closes a peer's endpoints by force, which ends
  * whatever was under way with it, and waits for that, for a bounded time.
  *
- * A peer that says good-bye before its connections end is not lost: what becomes of calls that need it
- * is decided by the news of the control connection.
+ * In worlds of moderate size all ranks connect with each other when the world is made, and wait until a
+ * hello has come over every connection; in larger ones a connection is made when it is first used. (So
+ * a firewall is found out at once; and UCX 1.13 may stop the program when a peer dies while messages
+ * wait for its connection to be made.)
+ *
+ * Who leaves says good-bye over each connection and waits for the answers, so that all that it has sent
+ * has come; a flush would not do, for UCX 1.13 does not survive all of its own over TCP. A peer that has
+ * said good-bye is not lost when its connections end: what becomes of calls that need it is decided by
+ * the news of the control connection.
  */
 #include "comm/modules/ucx/ucx.h"
 
@@ -49,10 +51,7 @@ static ucs_status_t endpoint_make(tdm__ucx_peer *peer, ucp_ep_h *out)
         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
         .err_handler = {.cb = on_error, .arg = peer},
     };
-    pthread_mutex_lock(&peer->ucx->lock);
-    ucs_status_t status = ucp_ep_create(peer->ucx->worker, &params, out);
-    pthread_mutex_unlock(&peer->ucx->lock);
-    return status;
+    return ucp_ep_create(peer->ucx->worker, &params, out);
 }
 
 ucp_ep_h tdm__ucx_endpoint(tdm__ucx_peer *peer)
@@ -67,7 +66,7 @@ ucp_ep_h tdm__ucx_endpoint(tdm__ucx_peer *peer)
         return NULL;
     }
     ucp_ep_h *ep = &peer->eps[peer->next_stream];
-    peer->next_stream = (peer->next_stream + 1) % (unsigned)peer->ucx->streams;
+    peer->next_stream = (peer->next_stream + 1) % peer->ucx->streams;
     if (*ep) return *ep;
     ucs_status_t status = endpoint_make(peer, ep);
     if (status == UCS_OK) return *ep;
@@ -96,19 +95,6 @@ static const ucp_request_param_t own_request = {
     .cb.send = on_own_request,
 };
 
-/* Begins to push out what was sent to a peer. */
-static void endpoints_flush(tdm__ucx_peer *peer)
-{
-    ucp_request_param_t param = own_request;
-    param.user_data = peer->ucx;
-    for (int i = 0; peer->eps && i < peer->ucx->streams; i++) {
-        if (!peer->eps[i]) continue;
-        pthread_mutex_lock(&peer->ucx->lock);
-        await(peer->ucx, ucp_ep_flush_nbx(peer->eps[i], &param));
-        pthread_mutex_unlock(&peer->ucx->lock);
-    }
-}
-
 /* Begins to close all endpoints of a peer by force: whatever is under way with it ends. */
 static void endpoints_close(tdm__ucx_peer *peer)
 {
@@ -118,19 +104,18 @@ static void endpoints_close(tdm__ucx_peer *peer)
     for (int i = 0; peer->eps && i < peer->ucx->streams; i++) {
         ucp_ep_h ep = peer->eps[i];
         peer->eps[i] = NULL;
-        if (!ep) continue;
-        pthread_mutex_lock(&peer->ucx->lock);
-        await(peer->ucx, ucp_ep_close_nbx(ep, &param));
-        pthread_mutex_unlock(&peer->ucx->lock);
+        if (ep) await(peer->ucx, ucp_ep_close_nbx(ep, &param));
     }
 }
 
-/* A turn, or a short sleep when there is nothing to do; false: the time is over. */
+/* A turn, or a short sleep without the lock when there is nothing to do; false: the time is over. */
 static bool turn_until(tdm__ucx *u, double end_s)
 {
     if (tdm__ucx_turn(u) > 0) return true;
+    pthread_mutex_unlock(&u->lock);
     struct pollfd fd = {.fd = u->event_fd, .events = POLLIN};
     poll(&fd, 1, 1);
+    pthread_mutex_lock(&u->lock);
     return tdm_clock_s() < end_s;
 }
 
@@ -147,28 +132,39 @@ void tdm__ucx_forget(tdm__transport *transport, int peer)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
     tdm__ucx_peer *p = &u->peers[peer];
-    if (p->state == TDM__UCX_FORGOTTEN) return;
-    p->state = TDM__UCX_FORGOTTEN;
-    endpoints_close(p);
-    if (!settle(u, p))
+    tdm__ucx_called(u);
+    pthread_mutex_lock(&u->lock);
+    bool settled = true;
+    if (p->state != TDM__UCX_FORGOTTEN) {
+        p->state = TDM__UCX_FORGOTTEN;
+        endpoints_close(p);
+        settled = settle(u, p);
+    }
+    pthread_mutex_unlock(&u->lock);
+    if (!settled)
         tdm_log(TDM_LOG_WARN, "comm", "UCX has not let go of rank %d within %g s", peer,
                 close_most_s);
     tdm__ucx_deliver(u);
 }
 
-/* Sends this rank's card over every stream that there is. */
-static void send_card(tdm__ucx_peer *peer, unsigned id)
+/* ---- cards ----------------------------------------------------------------------------------- */
+
+static void send_card(tdm__ucx_peer *peer, int stream, unsigned id)
 {
     tdm__ucx *u = peer->ucx;
     ucp_request_param_t param = own_request;
     param.user_data = u;
     param.flags = UCP_AM_SEND_FLAG_EAGER;
-    for (int i = 0; peer->eps && i < u->streams; i++) {
-        if (!peer->eps[i]) continue;
-        pthread_mutex_lock(&u->lock);
-        await(u, ucp_am_send_nbx(peer->eps[i], id, &u->card, sizeof(u->card), NULL, 0, &param));
-        pthread_mutex_unlock(&u->lock);
-    }
+    if (peer->eps && peer->eps[stream])
+        await(u,
+              ucp_am_send_nbx(peer->eps[stream], id, &u->card, sizeof(u->card), NULL, 0, &param));
+}
+
+void tdm__ucx_answer(tdm__ucx *u)
+{
+    for (int i = 0; i < u->size && u->owed > 0; i++)
+        for (tdm__ucx_peer *peer = &u->peers[i]; peer->owed > 0; u->owed--)
+            send_card(peer, --peer->owed, TDM__UCX_GODSPEED);
 }
 
 /* The first peer that has not said hello over all its streams; -1: none. */
@@ -179,19 +175,18 @@ static int not_met(const tdm__ucx *u)
     return -1;
 }
 
-tdm_status tdm__ucx_meet(tdm__ucx *u, tdm_error *err)
+static tdm_status meet(tdm__ucx *u, tdm_error *err)
 {
-    if (u->size > eager_ranks_most) return TDM_OK;
     for (int i = 0; i < u->size; i++) {
         tdm__ucx_peer *peer = &u->peers[i];
         if (i == u->rank || !peer->address) continue;
         for (int k = 0; k < u->streams; k++) tdm__ucx_endpoint(peer);
-        send_card(peer, TDM__UCX_HELLO);
+        for (int k = 0; k < u->streams; k++) send_card(peer, k, TDM__UCX_HELLO);
     }
     double end_s = tdm_clock_s() + meet_most_s;
-    for (int i; (i = not_met(u)) >= 0 || u->awaited > 0;) {
+    for (int i; (i = not_met(u)) >= 0;) {
         bool in_time = turn_until(u, end_s);
-        if (i >= 0 && u->peers[i].state == TDM__UCX_LOST)
+        if (u->peers[i].state == TDM__UCX_LOST)
             return tdm_fail(err, TDM_ERR_PEER_FAILED,
                             "ucx: no connection with rank %d: %s; UCX_NET_DEVICES names the "
                             "network devices to use",
@@ -206,18 +201,40 @@ tdm_status tdm__ucx_meet(tdm__ucx *u, tdm_error *err)
     return TDM_OK;
 }
 
+tdm_status tdm__ucx_meet(tdm__ucx *u, tdm_error *err)
+{
+    if (u->size > eager_ranks_most) return TDM_OK;
+    pthread_mutex_lock(&u->lock);
+    tdm_status status = meet(u, err);
+    pthread_mutex_unlock(&u->lock);
+    return status;
+}
+
+/* Whether a peer that is well has not answered all our good-byes. */
+static bool awaits_answer(const tdm__ucx *u)
+{
+    for (int i = 0; i < u->size; i++) {
+        const tdm__ucx_peer *p = &u->peers[i];
+        int said = 0;
+        for (int k = 0; p->eps && k < u->streams; k++) said += p->eps[k] != NULL;
+        if (p->state == TDM__UCX_WELL && p->godspeeds < said) return true;
+    }
+    return false;
+}
+
 void tdm__ucx_leave(tdm__ucx *u)
 {
+    pthread_mutex_lock(&u->lock);
     u->goodbye = true;
-    for (int i = 0; i < u->size; i++) {
-        tdm__ucx_peer *peer = &u->peers[i];
-        if (peer->state != TDM__UCX_WELL) continue;
-        send_card(peer, TDM__UCX_GOODBYE);
-        endpoints_flush(peer);
-    }
-    bool flushed = settle(u, NULL);
+    for (int i = 0; i < u->size; i++)
+        for (int k = 0; k < u->streams && u->peers[i].state == TDM__UCX_WELL; k++)
+            send_card(&u->peers[i], k, TDM__UCX_GOODBYE);
+    bool answered = true;
+    for (double end_s = tdm_clock_s() + close_most_s; answered && awaits_answer(u);)
+        answered = turn_until(u, end_s);
     for (int i = 0; i < u->size; i++) endpoints_close(&u->peers[i]);
-    if (!settle(u, NULL) || !flushed)
-        tdm_log(TDM_LOG_WARN, "comm", "UCX has not closed its connections within %g s",
-                close_most_s);
+    bool closed = settle(u, NULL);
+    pthread_mutex_unlock(&u->lock);
+    if (!answered || !closed)
+        tdm_log(TDM_LOG_WARN, "comm", "not all peers have answered this rank's good-bye");
 }

@@ -9,9 +9,12 @@
  *    UCX's cache does not hear, and a network card would then write to pages that are nobody's;
  *  - over TCP, payloads pass through buffers of UCX's: writing straight into the receiver's memory is
  *    something that whoever reaches the port could do too, and a peer that was forgotten could go on
- *    doing; and UCX 1.13 stops the program when a peer dies while it sends from our memory. With
- *    large buffers the copies cost nothing that could be measured;
+ *    doing; and UCX 1.13 stops the program when a peer dies while it sends from our memory (it ends
+ *    the send twice, and notices);
  *  - no words on the terminal. (What UCX does while it is loaded is comm/module.c's matter.)
+ *
+ * What belongs to a transport of UCX's (TCP_...) can be set by the environment only, which is therefore
+ * changed for the moment in which UCX reads it; no other thread should read it then.
  *
  * A world of several hosts leaves the loopback device alone: in containers and network namespaces of
  * one machine UCX would take it for a way to the neighbour.
@@ -29,6 +32,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <time.h>
 #include <ucs/config/global_opts.h>
@@ -36,6 +40,8 @@
 
 /* How long wait() returns at once after the last time there was something to do. */
 enum { SPIN_NS = 30 * 1000 };
+
+static const tdm__transport_ops transport_ucx;
 
 typedef struct setting {
     const char *name, *value;
@@ -99,18 +105,22 @@ static ucs_status_t configure(const tdm__transport_options *options, ucp_config_
     return UCS_OK;
 }
 
-/* Puts our settings into the environment where the user has none, or takes them out again; `set` says
- * which. What belongs to a transport of UCX's (TCP_...) can be set in no other way; no other thread
- * should look at the environment in between. */
-static void environment(bool put, bool set[SETTINGS])
+/* Puts our settings into the environment where the user has none; `set` says which. */
+static void environment_set(bool set[SETTINGS])
 {
+    char variable[64];
     for (int i = 0; i < SETTINGS; i++) {
-        char variable[64];
         snprintf(variable, sizeof(variable), "UCX_%s", settings[i].name);
-        if (put)
-            set[i] = !getenv(variable) && setenv(variable, settings[i].value, 0) == 0;
-        else if (set[i])
-            unsetenv(variable);
+        set[i] = !getenv(variable) && setenv(variable, settings[i].value, 0) == 0;
+    }
+}
+
+static void environment_put_back(const bool set[SETTINGS])
+{
+    char variable[64];
+    for (int i = 0; i < SETTINGS; i++) {
+        snprintf(variable, sizeof(variable), "UCX_%s", settings[i].name);
+        if (set[i]) unsetenv(variable);
     }
 }
 
@@ -138,9 +148,9 @@ static ucs_status_t make_worker(tdm__ucx *u, const tdm__transport_options *optio
 static ucs_status_t start(tdm__ucx *u, const tdm__transport_options *options)
 {
     bool set[SETTINGS];
-    environment(true, set);
+    environment_set(set);
     ucs_status_t status = make_worker(u, options);
-    environment(false, set);
+    environment_put_back(set);
     if (status == UCS_OK) status = tdm__ucx_listen(u);
     if (status == UCS_OK) status = ucp_worker_get_efd(u->worker, &u->event_fd);
     return status;
@@ -150,6 +160,7 @@ static void destroy(tdm__transport *transport)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
     if (!u) return;
+    tdm__ucx_pump_stop(u);
     if (u->worker) {
         tdm__ucx_release_arrivals(u);
         tdm__ucx_leave(u);
@@ -158,7 +169,9 @@ static void destroy(tdm__transport *transport)
         tdm__ucx_release_operations(u);
     }
     if (u->context) ucp_cleanup(u->context);
-    if (u->wake_fd >= 0) close(u->wake_fd);
+    const int fds[] = {u->wake_fd, u->stop_fd, u->poll_fd};
+    for (size_t i = 0; i < sizeof(fds) / sizeof(fds[0]); i++)
+        if (fds[i] >= 0) close(fds[i]);
     for (int i = 0; u->peers && i < u->size; i++) {
         free(u->peers[i].address);
         free(u->peers[i].eps);
@@ -182,7 +195,7 @@ static bool processors_enough(const tdm__transport_options *options)
  * connection, of which a world of moderate size makes all at once. */
 static bool descriptors_enough(const tdm__ucx *u)
 {
-    enum { STARTING = 24, PEERS_MOST = 128 };
+    enum { STARTING = 26, PEERS_MOST = 128 };
     int peers = u->size <= PEERS_MOST ? u->size - 1 : PEERS_MOST;
     int wanted = STARTING + 2 * u->streams * peers, count = 0;
     int *taken = malloc((size_t)wanted * sizeof(*taken));
@@ -194,34 +207,52 @@ static bool descriptors_enough(const tdm__ucx *u)
     return enough;
 }
 
-static tdm_status create(const tdm__transport_options *options, tdm__transport **out,
-                         uint8_t address[TDM__ADDRESS_MOST], size_t *address_bytes, tdm_error *err)
+static tdm__ucx *allocate(const tdm__transport_options *options)
 {
-    extern const tdm__transport_ops tdm__transport_ucx;
     tdm__ucx *u = calloc(1, sizeof(*u));
-    if (!u) return tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: no memory for the transport");
-    u->transport.ops = &tdm__transport_ucx;
+    if (!u) return NULL;
+    u->transport.ops = &transport_ucx;
     u->rank = options->rank;
     u->size = options->size;
     u->streams = options->streams > 0 ? options->streams : 1;
     u->world = options->world;
     u->events = options->events;
+    u->card = (tdm__head){.world = u->world, .source = (uint32_t)u->rank, .kind = TDM_CALL_BARRIER};
+    tdm__head_seal(&u->card);
     u->spins = processors_enough(options);
     pthread_mutex_init(&u->lock, NULL);
     u->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    u->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    u->poll_fd = epoll_create1(EPOLL_CLOEXEC);
     u->peers = calloc((size_t)options->size, sizeof(*u->peers));
+    for (int i = 0; u->peers && i < u->size; i++) u->peers[i].ucx = u;
+    if (u->wake_fd >= 0 && u->stop_fd >= 0 && u->poll_fd >= 0 && u->peers) return u;
+    destroy(&u->transport);
+    return NULL;
+}
+
+static bool watch(const tdm__ucx *u, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+    return epoll_ctl(u->poll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+static tdm_status create(const tdm__transport_options *options, tdm__transport **out,
+                         uint8_t address[TDM__ADDRESS_MOST], size_t *address_bytes, tdm_error *err)
+{
+    tdm__ucx *u = allocate(options);
+    if (!u) return tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: no memory or descriptors left");
     tdm_status status = TDM_OK;
     size_t bytes = 0;
     ucs_status_t said = UCS_OK;
-    if (u->wake_fd < 0 || !u->peers)
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: no memory or descriptors left: %s",
-                          strerror(errno));
-    else if (!descriptors_enough(u))
+    bool enough = descriptors_enough(u);
+    if (enough) said = start(u, options);
+    if (enough && said == UCS_OK) said = ucp_worker_get_address(u->worker, &u->address, &bytes);
+    if (!enough)
         status = tdm_fail(err, TDM_ERR_SYSTEM,
                           "ucx: too few file descriptors are left to start UCX; raise the limit on "
                           "open files (ulimit -n)");
-    else if ((said = start(u, options)) != UCS_OK ||
-             (said = ucp_worker_get_address(u->worker, &u->address, &bytes)) != UCS_OK)
+    else if (said != UCS_OK)
         status = tdm_fail(err, TDM_ERR_SYSTEM,
                           "ucx: UCX cannot be started: %s; UCX_LOG_LEVEL=info makes it say more",
                           ucs_status_string(said));
@@ -230,13 +261,13 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
                           "ucx: the address of this rank has %zu bytes, more than %d; name fewer "
                           "devices in UCX_NET_DEVICES",
                           bytes, TDM__ADDRESS_MOST);
+    else if (!watch(u, u->event_fd) || !watch(u, u->wake_fd) || !tdm__ucx_pump_start(u))
+        status = tdm_fail(err, TDM_ERR_SYSTEM, "ucx: no thread or descriptor left: %s",
+                          strerror(errno));
     if (status != TDM_OK) {
         destroy(&u->transport);
         return status;
     }
-    for (int i = 0; i < u->size; i++) u->peers[i].ucx = u;
-    u->card = (tdm__head){.world = u->world, .source = (uint32_t)u->rank, .kind = TDM_CALL_BARRIER};
-    tdm__head_seal(&u->card);
     memcpy(address, u->address, bytes);
     *address_bytes = bytes;
     *out = &u->transport;
@@ -262,10 +293,13 @@ static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *a
 static int progress(tdm__transport *transport)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
-    int turns = 0, count = 0;
     enum { TURNS_MOST = 16 }; /* the engine has other things to do, too */
+    int turns = 0;
+    tdm__ucx_called(u);
+    pthread_mutex_lock(&u->lock);
     while (turns < TURNS_MOST && tdm__ucx_turn(u) > 0) turns++;
-    count = tdm__ucx_deliver(u);
+    pthread_mutex_unlock(&u->lock);
+    int count = tdm__ucx_deliver(u);
     if (turns > 0 || count > 0)
         atomic_store_explicit(&u->active_ns, tdm_clock_ns(), memory_order_relaxed);
     return count;
@@ -274,10 +308,15 @@ static int progress(tdm__transport *transport)
 static int arm(tdm__transport *transport)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
+    tdm__ucx_called(u);
     pthread_mutex_lock(&u->lock);
-    ucs_status_t status = ucp_worker_arm(u->worker);
+    bool queued = u->ended_first || u->unheard || u->lost;
+    bool armed = !queued && ucp_worker_arm(u->worker) == UCS_OK;
     pthread_mutex_unlock(&u->lock);
-    return status == UCS_OK ? u->event_fd : -1;
+    uint64_t
+        rung; /* what was rung before is in the queues by now, or was meant for the last wait */
+    if (read(u->wake_fd, &rung, sizeof(rung)) > 0) armed = false;
+    return armed ? u->poll_fd : -1;
 }
 
 static void wait_for(tdm__transport *transport, double timeout_s)
@@ -285,15 +324,16 @@ static void wait_for(tdm__transport *transport, double timeout_s)
     tdm__ucx *u = (tdm__ucx *)transport;
     uint64_t active_ns = atomic_load_explicit(&u->active_ns, memory_order_relaxed);
     if (u->spins && tdm_clock_ns() - active_ns < SPIN_NS) return;
-    if (timeout_s <= 0 || arm(transport) < 0) return;
-    struct pollfd fds[] = {{.fd = u->event_fd, .events = POLLIN},
-                           {.fd = u->wake_fd, .events = POLLIN}};
-    if (timeout_s > 3600) timeout_s = 3600;
-    struct timespec limit = {.tv_sec = (time_t)timeout_s};
-    limit.tv_nsec = (long)((timeout_s - (double)limit.tv_sec) * 1e9);
-    if (ppoll(fds, 2, &limit, NULL) <= 0 || !(fds[1].revents & POLLIN)) return;
-    uint64_t rung;
-    if (read(u->wake_fd, &rung, sizeof(rung)) < 0) return; /* somebody was quicker */
+    if (timeout_s <= 0) return;
+    atomic_fetch_add_explicit(&u->waiting, 1, memory_order_relaxed);
+    if (arm(transport) >= 0) {
+        struct pollfd fd = {.fd = u->poll_fd, .events = POLLIN};
+        if (timeout_s > 3600) timeout_s = 3600;
+        struct timespec limit = {.tv_sec = (time_t)timeout_s};
+        limit.tv_nsec = (long)((timeout_s - (double)limit.tv_sec) * 1e9);
+        ppoll(&fd, 1, &limit, NULL);
+    }
+    atomic_fetch_sub_explicit(&u->waiting, 1, memory_order_relaxed);
 }
 
 static void wake(tdm__transport *transport)
@@ -314,8 +354,7 @@ static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
     return true;
 }
 
-extern const tdm__transport_ops tdm__transport_ucx;
-const tdm__transport_ops tdm__transport_ucx = {
+static const tdm__transport_ops transport_ucx = {
     .name = "ucx",
     .about = "UCX: TCP, RDMA and whatever else it finds between hosts",
     .usable = usable,
@@ -336,5 +375,5 @@ const tdm__module tdm_comm_module = {
     .abi = TDM__MODULE_ABI,
     .ops_bytes = sizeof(tdm__transport_ops),
     .version = TDM_VERSION,
-    .ops = &tdm__transport_ucx,
+    .ops = &transport_ucx,
 };
