@@ -17,6 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { EAGER_BYTES = 2 << 20 }; /* at most, where messages go without being asked for */
+
 /* ---- operations ------------------------------------------------------------------------------ */
 
 /* Fills the list of spare operations from a new block. */
@@ -102,6 +104,10 @@ static tdm_status start_send(tdm__ucx *u, tdm__ucx_peer *p, const tdm__head *hea
         .cb.send = on_sent,
         .user_data = op,
     };
+    if (p->is_eager && head->bytes <= EAGER_BYTES) {
+        param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+        param.flags = UCP_AM_SEND_FLAG_EAGER;
+    }
     operation_started(op, ucp_am_send_nbx(ep, TDM__UCX_MESSAGE, &op->head, sizeof(op->head), data,
                                           head->bytes, &param));
     return TDM_OK;

@@ -11,6 +11,10 @@
  *    something that whoever reaches the port could do too, and a peer that was forgotten could go on
  *    doing; and UCX 1.13 stops the program when a peer dies while it sends from our memory (it ends
  *    the send twice, and notices);
+ *  - over TCP between hosts, messages of up to 2 MB are sent without asking first. The answer of the one
+ *    who is asked stands behind all that it is sending itself on the same connection, so that of two
+ *    who send to each other only one does at a time (bench/comm --only wire shows the difference). The
+ *    receiver keeps what nobody waits for yet, which the engine bounds, and copies once more;
  *  - no words on the terminal. (What UCX does while it is loaded is comm/module.c's matter.)
  *
  * What belongs to a transport of UCX's (TCP_...) can be set by the environment only, which is therefore
@@ -23,6 +27,7 @@
 
 #include "comm/module.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ifaddrs.h>
@@ -90,6 +95,24 @@ static bool devices(char *out, size_t bytes)
     }
     freeifaddrs(list);
     return used > 0;
+}
+
+/* Whether this machine has network cards that read and write memory themselves: they are better asked. */
+static bool has_rdma(void)
+{
+    DIR *folder = opendir("/sys/class/infiniband");
+    bool found = false;
+    for (struct dirent *entry; folder && !found && (entry = readdir(folder));)
+        found = entry->d_name[0] != '.';
+    if (folder) closedir(folder);
+    return found;
+}
+
+/* Whether messages of moderate size go to other hosts without being asked for. To be called when our own
+ * settings are not in the environment. */
+static bool sends_unasked(const tdm__transport_options *options)
+{
+    return several_hosts(options) && !user_says("RNDV_THRESH") && !has_rdma();
 }
 
 static ucs_status_t configure(const tdm__transport_options *options, ucp_config_t **out)
@@ -268,6 +291,9 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
         destroy(&u->transport);
         return status;
     }
+    bool unasked = sends_unasked(options);
+    for (int i = 0; i < u->size; i++)
+        u->peers[i].is_eager = unasked && options->host_of[i] != options->host_of[u->rank];
     memcpy(address, u->address, bytes);
     *address_bytes = bytes;
     *out = &u->transport;

@@ -3,8 +3,8 @@
  *
  * One UCP worker for each rank; messages are active messages whose header is our head. Small payloads
  * come with the header (eager), large ones are fetched into the engine's own buffer when it takes them
- * (rendezvous). UCX calls our handlers from within its progress; they only put things into queues, and
- * the queues are emptied after UCX has returned. So the engine's callbacks may call send(), take(),
+ * (rendezvous); over TCP between hosts, those of moderate size come along as well (ucx.c says why). UCX
+ * calls our handlers from within its progress; they only put things into queues, and the queues are emptied after UCX has returned. So the engine's callbacks may call send(), take(),
  * drop() and forget() freely and UCX is never entered twice.
  *
  * Threads: `lock` guards UCX itself and all that is below it in tdm__ucx. It is taken by the functions
@@ -37,6 +37,7 @@ typedef struct tdm__ucx_peer {
     uint8_t *address; /* NULL: not to be reached */
     ucp_ep_h *eps;    /* `streams` of them; NULL until first used */
     int next_stream;
+    bool is_eager; /* messages of moderate size go to it without being asked for */
     int pending;   /* sends and takes that UCX has */
     int hellos;    /* that came from it: one for each stream */
     int godspeeds; /* its answers to our good-byes */
