@@ -10,8 +10,9 @@
 #include <string.h>
 
 enum {
-    SHARE_BYTES = 1024 * 1024,       /* of one rank's share of a segment, at most */
-    SHARE_BYTES_LEAST = 128 * 1024,  /* below this, messages cost more than overlap gains */
+    SHARE_BYTES = 1024 * 1024,      /* of one rank's share of a segment, at most */
+    WIRE_SHARE_BYTES = 512 * 1024,  /* between hosts: the last segment's sums have the wire alone */
+    SHARE_BYTES_LEAST = 128 * 1024, /* below this, messages cost more than overlap gains */
     SCRATCH_BYTES = 4 * 1024 * 1024, /* of a segment's shares together */
     SEGMENTS_WANTED = 4
 };
@@ -128,7 +129,8 @@ size_t tdm__share_segment(const tdm_group *group, const tdm_call *call)
     size_t size = (size_t)group->size;
     size_t share = tdm__call_bytes(call) / size / SEGMENTS_WANTED + 1;
     size_t most = SCRATCH_BYTES / size;
-    if (most > SHARE_BYTES) most = SHARE_BYTES;
+    size_t share_most = group->host_count > 1 ? WIRE_SHARE_BYTES : SHARE_BYTES;
+    if (most > share_most) most = share_most;
     if (share > most) share = most;
     if (share < SHARE_BYTES_LEAST) share = SHARE_BYTES_LEAST;
     return share * size;

@@ -72,9 +72,9 @@ typedef struct tdm__cut_wish {
 } tdm__cut_wish;
 tdm__cut tdm__cut_make(const tdm_group *group, const tdm_call *call, tdm__cut_wish wish);
 
-/* A segment's size when each of `size` ranks adds its share of it: shares of at most a megabyte, at
- * least four segments where shares stay large enough for that, and no more than a few megabytes of
- * scratch. */
+/* A segment's size when each of `size` ranks adds its share of it: shares of at most a megabyte (half of
+ * one between hosts), at least four segments where shares stay large enough for that, and no more than a
+ * few megabytes of scratch. */
 size_t tdm__share_segment(const tdm_group *group, const tdm_call *call);
 
 /* The size that the table of choices has for this call by this algorithm; 0: none (choose.c). */
