@@ -291,7 +291,7 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
         destroy(&u->transport);
         return status;
     }
-    bool unasked = sends_unasked(options);
+    bool unasked = options->host_of && sends_unasked(options);
     for (int i = 0; i < u->size; i++)
         u->peers[i].is_eager = unasked && options->host_of[i] != options->host_of[u->rank];
     memcpy(address, u->address, bytes);
