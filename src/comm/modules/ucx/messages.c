@@ -335,19 +335,20 @@ static news next_news(tdm__ucx *u)
     tdm__ucx_operation *op = u->ended_first;
     if (op) {
         u->ended_first = op->next;
-        news n = {op->is_send ? SENT : RECEIVED, .cookie = op->cookie, .status = op->status};
+        news n = {
+            .kind = op->is_send ? SENT : RECEIVED, .cookie = op->cookie, .status = op->status};
         operation_give(op);
         return n;
     }
     tdm__arrival *a = next_unheard(u);
-    if (a) return (news){ARRIVED, .peer = a->peer, .head = a->head, .arrival = a};
+    if (a) return (news){.kind = ARRIVED, .peer = a->peer, .head = a->head, .arrival = a};
     while (u->lost) {
         tdm__ucx_peer *p = u->lost;
         u->lost = p->next_lost;
         if (p->state == TDM__UCX_LOST)
-            return (news){LOST, .peer = (int)(p - u->peers), .why = p->why};
+            return (news){.kind = LOST, .peer = (int)(p - u->peers), .why = p->why};
     }
-    return (news){NOTHING};
+    return (news){.kind = NOTHING};
 }
 
 static void tell_lost(const tdm__transport_events *e, const news *n)
