@@ -15,7 +15,7 @@ bench=("$TANDEM" bench allreduce --seconds 0.01)
 test_a_table() {
     assert_exit 0 "${bench[@]}" -n 2 --sizes 1K,200K
     assert_contains "$out" "2 ranks over shm, f32, private buffers"
-    [[ $out =~ 1.00\ KB\ +all_reduce\ +[a-z]+\ +[0-9.]+\ us ]] || fail "no line for 1 KB: $out"
+    [[ $out =~ 1.00\ KB\ +all_reduce\ +[a-z]+\ +[0-9.]+\ [um]s ]] || fail "no line for 1 KB: $out"
     [[ $out =~ 200\ KB\ +all_reduce\ +[a-z]+\ +[0-9.]+\ [um]s ]] || fail "no line for 200 KB: $out"
     [[ $out =~ waiting\ for\ a\ late\ rank\ keeps\ [0-9.]+\ processors ]] || fail "no cost of waiting: $out"
     [ ! -e cache/tandem ] || fail "it wrote a file"

@@ -411,10 +411,11 @@ static void strangers_come(const char *name, size_t bytes, void *context)
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
-        /* Another user. Its connection ends without a byte. */
-        int fd = setuid(65534) == 0 ? connect_to(name, bytes) : -1;
+        /* Another user. Its connection ends without a byte, or comes when the door is closed. */
+        if (setuid(65534) != 0) _exit(1);
+        int fd = connect_to(name, bytes);
         char byte;
-        _exit(fd >= 0 && recv(fd, &byte, 1, 0) <= 0 ? 0 : 1);
+        _exit(fd < 0 || recv(fd, &byte, 1, 0) <= 0 ? 0 : 1);
     }
     fds[STRANGERS] = pid;
 }
