@@ -13,29 +13,19 @@
 
 /* ---- checking --------------------------------------------------------------------------------- */
 
-static bool reduces(tdm_call_kind kind)
-{
-    return kind == TDM_CALL_REDUCE || kind == TDM_CALL_ALL_REDUCE ||
-           kind == TDM_CALL_REDUCE_SCATTER;
-}
-
 static bool is_pair(tdm_call_kind kind)
 {
     return kind == TDM_CALL_SEND || kind == TDM_CALL_RECV;
 }
 
-static bool has_root(tdm_call_kind kind)
+static bool has_other(tdm_call_kind kind)
 {
-    return kind == TDM_CALL_BROADCAST || kind == TDM_CALL_REDUCE || kind == TDM_CALL_GATHER ||
-           kind == TDM_CALL_SCATTER || is_pair(kind);
+    return tdm__kind_has_root(kind) || is_pair(kind);
 }
 
 static tdm_status check_reduction(const tdm_group *group, const tdm_call *call, tdm_error *err)
 {
-    tdm__reducer reducer = {.dtype = call->dtype,
-                            .reduce = call->reduce,
-                            .user_reduce = call->user_reduce,
-                            .user = call->user};
+    tdm__reducer reducer = tdm__reducer_of(call);
     TDM_TRY(tdm__reducer_check(&reducer, err));
     if (!call->lanes) {
         if (call->in || call->out) return TDM_OK;
@@ -85,7 +75,7 @@ static tdm_status check_buffers(const tdm_group *group, const tdm_call *call, td
         return tdm_fail(err, TDM_ERR_INVALID, "rank %d must bring `in`", group->rank);
     if (needs_out(group, call) && !call->out)
         return tdm_fail(err, TDM_ERR_INVALID, "rank %d must bring `out`", group->rank);
-    return reduces(call->kind) ? check_reduction(group, call, err) : TDM_OK;
+    return tdm__kind_reduces(call->kind) ? check_reduction(group, call, err) : TDM_OK;
 }
 
 static tdm_status check_call(const tdm_group *group, const tdm_call *call, tdm_error *err)
@@ -100,7 +90,7 @@ static tdm_status check_call(const tdm_group *group, const tdm_call *call, tdm_e
             return tdm_fail(err, TDM_ERR_RANGE, "%zu elements are more than there can be",
                             call->count);
     }
-    if (has_root(call->kind) && (call->root < 0 || call->root >= group->size))
+    if (has_other(call->kind) && (call->root < 0 || call->root >= group->size))
         return tdm_fail(err, TDM_ERR_RANGE, "root is %d in a group of %d ranks", call->root,
                         group->size);
     if (is_pair(call->kind) && call->root == group->rank)
@@ -157,12 +147,12 @@ static void resolve(const tdm_group *group, tdm_call *call)
         call->in = call->out = NULL;
         call->dtype = TDM_DTYPE_U8;
     }
-    if (!reduces(call->kind)) {
+    if (!tdm__kind_reduces(call->kind)) {
         call->reduce = TDM_REDUCE_SUM;
         call->lanes = NULL;
         call->parts = NULL;
     }
-    if (!has_root(call->kind)) call->root = 0;
+    if (!has_other(call->kind)) call->root = 0;
     if (call->count == 0) {
         call->lanes = NULL; /* not looked at, so not checked either */
         return;
@@ -244,7 +234,7 @@ static tdm_status no_memory(tdm_error *err)
 static tdm_status plan_reduction(tdm_request *request, tdm_error *err)
 {
     tdm_group *group = request->group;
-    if (!reduces(request->call.kind)) return TDM_OK;
+    if (!tdm__kind_reduces(request->call.kind)) return TDM_OK;
     if (!request->call.lanes && group->has_plan) {
         request->leaves = group->leaves;
         request->plan = group->plan;

@@ -39,18 +39,6 @@ const char *tdm__call_name(const tdm_group *group, const tdm__head *head, char *
     return out;
 }
 
-static bool is_reduction(const tdm__head *head)
-{
-    return head->kind == TDM_CALL_REDUCE || head->kind == TDM_CALL_ALL_REDUCE ||
-           head->kind == TDM_CALL_REDUCE_SCATTER;
-}
-
-static bool has_root(const tdm__head *head)
-{
-    return head->kind == TDM_CALL_BROADCAST || head->kind == TDM_CALL_REDUCE ||
-           head->kind == TDM_CALL_GATHER || head->kind == TDM_CALL_SCATTER;
-}
-
 const char *tdm__head_text(const tdm__head *head, char *out, size_t bytes)
 {
     const char *kind = tdm_call_kind_name((tdm_call_kind)head->kind);
@@ -59,9 +47,10 @@ const char *tdm__head_text(const tdm__head *head, char *out, size_t bytes)
         return out;
     }
     char reduce[32] = "", root[32] = "", lanes[40] = "";
-    if (is_reduction(head))
+    if (tdm__kind_reduces((tdm_call_kind)head->kind))
         snprintf(reduce, sizeof reduce, " by %s", tdm_reduce_name((tdm_reduce)head->reduce));
-    if (has_root(head)) snprintf(root, sizeof root, ", root %d", head->root);
+    if (tdm__kind_has_root((tdm_call_kind)head->kind))
+        snprintf(root, sizeof root, ", root %d", head->root);
     if (head->layout)
         snprintf(lanes, sizeof lanes, ", lanes laid out as %08x", (uint32_t)head->layout);
     snprintf(out, bytes, "%s of %llu %s%s%s%s, algorithm %s", kind, (unsigned long long)head->count,

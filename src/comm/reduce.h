@@ -23,6 +23,27 @@ typedef struct tdm__reducer {
     void *user;
 } tdm__reducer;
 
+static inline tdm__reducer tdm__reducer_of(const tdm_call *call)
+{
+    return (tdm__reducer){.dtype = call->dtype,
+                          .reduce = call->reduce,
+                          .user_reduce = call->user_reduce,
+                          .user = call->user};
+}
+
+/* Which kinds of calls add up, and which have a root. */
+static inline bool tdm__kind_reduces(tdm_call_kind kind)
+{
+    return kind == TDM_CALL_REDUCE || kind == TDM_CALL_ALL_REDUCE ||
+           kind == TDM_CALL_REDUCE_SCATTER;
+}
+
+static inline bool tdm__kind_has_root(tdm_call_kind kind)
+{
+    return kind == TDM_CALL_BROADCAST || kind == TDM_CALL_REDUCE || kind == TDM_CALL_GATHER ||
+           kind == TDM_CALL_SCATTER;
+}
+
 /* TDM_ERR_UNSUPPORTED, with what there is, when this type cannot be reduced like that. */
 tdm_status tdm__reducer_check(const tdm__reducer *reducer, tdm_error *err);
 

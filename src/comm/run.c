@@ -145,19 +145,11 @@ static bool begin_segment(tdm_request *request, tdm__program *p)
     return !p->no_memory;
 }
 
-static tdm__reducer reducer_of(const tdm_call *call)
-{
-    return (tdm__reducer){.dtype = call->dtype,
-                          .reduce = call->reduce,
-                          .user_reduce = call->user_reduce,
-                          .user = call->user};
-}
-
 /* Instructions that are done at once. */
 static void execute(tdm__program *p, const tdm__instruction *instruction)
 {
     tdm_request *request = p->request;
-    tdm__reducer reducer = reducer_of(&request->call);
+    tdm__reducer reducer = tdm__reducer_of(&request->call);
     switch ((tdm__op)instruction->op) {
     case TDM__OP_SEND: tdm__transfer_send(p, instruction); break;
     case TDM__OP_RECV: tdm__transfer_recv(p, instruction); break;

@@ -35,18 +35,4 @@ static inline const uint8_t *tdm__call_part(const tdm_call *call, int part)
     return call->lanes ? call->parts[part] : call->in;
 }
 
-static inline bool tdm__is_reduction(tdm_call_kind kind)
-{
-    return kind == TDM_CALL_REDUCE || kind == TDM_CALL_ALL_REDUCE ||
-           kind == TDM_CALL_REDUCE_SCATTER;
-}
-
-static inline tdm__reducer tdm__reducer_of(const tdm_call *call)
-{
-    return (tdm__reducer){.dtype = call->dtype,
-                          .reduce = call->reduce,
-                          .user_reduce = call->user_reduce,
-                          .user = call->user};
-}
-
 #endif

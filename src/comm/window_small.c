@@ -28,7 +28,7 @@ typedef struct small_state {
 int tdm__window_parts_most(const tdm_group *group, const tdm_call *call)
 {
     int most = 1;
-    if (!call->lanes || !tdm__is_reduction(call->kind)) return most;
+    if (!call->lanes || !tdm__kind_reduces(call->kind)) return most;
     for (int i = 0; i < group->size; i++) {
         int64_t nodes[TDM_LANE_PARTS_MOST];
         int count = tdm_lane_nodes(call->lanes, call->lanes->first[i], call->lanes->first[i + 1],
@@ -94,7 +94,7 @@ static size_t bytes_of(const tdm_group *group, const tdm_call *call)
 
 static int own_parts(const tdm_group *group, const tdm_call *call)
 {
-    if (!call->lanes || !tdm__is_reduction(call->kind)) return 1;
+    if (!call->lanes || !tdm__kind_reduces(call->kind)) return 1;
     int64_t nodes[TDM_LANE_PARTS_MOST];
     return tdm_lane_nodes(call->lanes, call->lanes->first[group->rank],
                           call->lanes->first[group->rank + 1], nodes);
@@ -185,7 +185,7 @@ static void collect(const tdm_group *group, const tdm__head *head, const tdm_cal
 
 static bool reduces(const tdm_group *group, const tdm_call *call)
 {
-    return tdm__is_reduction(call->kind) && (call->kind != TDM_CALL_REDUCE || is_root(group, call));
+    return tdm__kind_reduces(call->kind) && (call->kind != TDM_CALL_REDUCE || is_root(group, call));
 }
 
 /* Whether those this rank needs something of call the same; if not, the group is broken. Who needs
@@ -219,7 +219,7 @@ static void take(tdm_request *request, int segment)
     const tdm_call *call = &request->call;
     if (needs(group, call) == NEED_NONE && !all_agree(request->group, &request->head, call)) return;
     if (call->count == 0 || call->kind == TDM_CALL_BARRIER) return;
-    if (!tdm__is_reduction(call->kind)) {
+    if (!tdm__kind_reduces(call->kind)) {
         collect(group, &request->head, call);
         return;
     }
@@ -319,7 +319,7 @@ bool tdm__window_run_fast(tdm_group *group, const tdm__head *head, const tdm_cal
         const void *sources[FAST_RANKS];
         if (call->count > 0 && reduces(group, call))
             reduce(group, head, call, NULL, &w->plan, sources);
-        else if (call->count > 0 && !tdm__is_reduction(call->kind) &&
+        else if (call->count > 0 && !tdm__kind_reduces(call->kind) &&
                  call->kind != TDM_CALL_BARRIER)
             collect(group, head, call);
         *status = TDM_OK;

@@ -18,7 +18,7 @@ static void all_kinds(member *m)
         for (int c = 0; c < SCALED(7, 6); c++)
             for (int d = 0; d < 6; d++)
                 for (int where = 0; where < PLACES; where++) {
-                    bool reduction = tdm__is_reduction((tdm_call_kind)kind);
+                    bool reduction = tdm__kind_reduces((tdm_call_kind)kind);
                     if (reduction && dtypes[d] == TDM_DTYPE_U8) continue;
                     if (counts[c] > 5003 && d > 0 && (index % 5 != 0)) {
                         index++;

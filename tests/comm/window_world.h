@@ -347,7 +347,7 @@ static inline tdm_status run_call(member *m, const tdm_call *call)
     request->head = head_of(m, call, group->next_sequence++);
     request->algorithm = m->world->algorithm;
     MEMBER_CHECK(m, request->algorithm->fits(group, call));
-    if (tdm__is_reduction(call->kind)) {
+    if (tdm__kind_reduces(call->kind)) {
         MEMBER_CHECK(m, tdm__leaves_init(&request->leaves, call->lanes, m->size, NULL) == TDM_OK);
         MEMBER_CHECK(m, tdm__tree_plan_init(&request->plan, request->leaves.nodes,
                                             request->leaves.count, 1, NULL) == TDM_OK);
@@ -595,7 +595,7 @@ static inline void run_trial(member *m, trial t)
     MEMBER_CHECK(m, tdm__leaves_init(&leaves, t.lanes, m->size, NULL) == TDM_OK);
     int64_t lane_count = t.lanes ? t.lanes->lane_count : 1;
     while (!t.lanes && lane_count < m->size) lane_count *= 2;
-    bool reduction = tdm__is_reduction(call.kind);
+    bool reduction = tdm__kind_reduces(call.kind);
     bool inside = t.where == INSIDE || (t.where == MIXED && m->rank != 1);
     tdm_extent mine = tdm_group_slice(call.count, m->size, m->rank);
     size_t width = tdm_dtype_bytes(call.dtype);

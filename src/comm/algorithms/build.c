@@ -23,11 +23,6 @@ bool tdm__kind_has_slices(tdm_call_kind kind)
     return kind >= TDM_CALL_REDUCE_SCATTER && kind <= TDM_CALL_ALL_TO_ALL;
 }
 
-bool tdm__kind_reduces(tdm_call_kind kind)
-{
-    return kind >= TDM_CALL_REDUCE && kind <= TDM_CALL_REDUCE_SCATTER;
-}
-
 size_t tdm__call_bytes(const tdm_call *call)
 {
     return call->kind == TDM_CALL_BARRIER ? 0 : call->count * tdm_dtype_bytes(call->dtype);

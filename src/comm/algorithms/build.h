@@ -60,7 +60,6 @@ void tdm__send_some(const tdm__segment *s, int peer, uint32_t step, const void *
 void tdm__recv_some(const tdm__segment *s, int peer, uint32_t step, void *to, size_t elements);
 
 bool tdm__kind_has_slices(tdm_call_kind kind);
-bool tdm__kind_reduces(tdm_call_kind kind);
 size_t tdm__call_bytes(const tdm_call *call);
 
 /* How the cut is wanted. */

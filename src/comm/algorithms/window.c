@@ -139,7 +139,7 @@ static void cut_rounds(const tdm_request *request, window_call *s)
 
 static int part_count(const tdm_request *request, int m)
 {
-    if (!request->call.lanes || !tdm__is_reduction(request->call.kind)) return 1;
+    if (!request->call.lanes || !tdm__kind_reduces(request->call.kind)) return 1;
     return request->leaves.first[m + 1] - request->leaves.first[m];
 }
 
@@ -433,7 +433,7 @@ static void write_rounds(tdm__program *p)
         size_t r = s->next_round++;
         bool last = r + 1 == s->rounds;
         tdm__program_await(p, -1, s->base + (uint32_t)r);
-        if (tdm__is_reduction(p->request->call.kind)) add(p, r);
+        if (tdm__kind_reduces(p->request->call.kind)) add(p, r);
         if (!s->late) collect(p, r);
         if (s->late && r > 0) collect(p, r - 1);
         if (!last) stage(p, r + 1);
