@@ -88,6 +88,9 @@ typedef struct tdm_comm_info {
 TDM_API void tdm_comm_info_get(const tdm_comm *comm, tdm_comm_info *out);
 /* The host of a rank, as in tdm_comm_info. */
 TDM_API int tdm_comm_host_of(const tdm_comm *comm, int rank);
+/* The memory that a rank sees: ranks with the same number share what tdm_comm_shared gives. They are
+ * those of a host where shared memory carries bytes within hosts; else every rank is alone. */
+TDM_API int tdm_comm_node_of(const tdm_comm *comm, int rank);
 
 /* How a rank is known to be: its death is noticed in the background, also when nobody talks to it. */
 typedef enum tdm_peer_state {
@@ -108,6 +111,10 @@ TDM_API void tdm_comm_revoke(tdm_comm *comm, const char *why);
  */
 TDM_API tdm_status tdm_comm_shared(tdm_comm *comm, size_t bytes, void **out, tdm_error *err);
 TDM_API void tdm_comm_shared_free(tdm_comm *comm, void *memory);
+/* A name for a place in such memory that means the same to all ranks of the node, though addresses
+ * differ, and back. UINT64_MAX: not such memory; NULL: no such place. */
+TDM_API uint64_t tdm_comm_shared_place(const tdm_comm *comm, const void *memory);
+TDM_API void *tdm_comm_shared_at(const tdm_comm *comm, uint64_t place);
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
@@ -144,7 +151,8 @@ typedef enum tdm_call_kind {
 TDM_API const char *tdm_call_kind_name(tdm_call_kind kind); /* "all_reduce"; never NULL */
 
 /* SUM, MIN and MAX: f32, f64, f16, bf16, i32, i64 (whole numbers wrap around). In f16 and bf16 every
- * node of the tree is rounded to the type. MIN and MAX of floats: NaN wins. USER: any type. */
+ * node of the tree is rounded to the type. Sums of floats take numbers below the normal range for
+ * zero, as training does, whoever adds. MIN and MAX of floats: NaN wins. USER: any type. */
 typedef enum tdm_reduce {
     TDM_REDUCE_SUM = 0,
     TDM_REDUCE_MIN,
@@ -202,8 +210,12 @@ typedef struct tdm_call {
     void *user;
     const tdm_lanes *lanes;   /* reductions; borrowed until the call has ended */
     const void *const *parts; /* with lanes: the sums of this rank's nodes, `count` elements each */
-    int root;                 /* also the other side of SEND and RECV */
-    uint32_t tag;             /* SEND, RECV */
+    /* Kinds with slices, but for all_to_all: slice i is elements [cuts[i], cuts[i + 1]); size + 1
+     * entries, from 0 to count, none decreasing. Borrowed until the call has ended. NULL:
+     * tdm_group_slice. */
+    const size_t *cuts;
+    int root;     /* also the other side of SEND and RECV */
+    uint32_t tag; /* SEND, RECV */
     tdm_algorithm algorithm;
     int priority;      /* lower goes first; 0 */
     double deadline_s; /* 0: the comm's; counted from the start */

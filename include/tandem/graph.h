@@ -200,6 +200,13 @@ typedef struct tdm_attention_options {
 TDM_API tdm_value tdm_graph_attention(tdm_graph *graph, tdm_value qkv,
                                       const tdm_attention_options *options);
 
+/*
+ * The sum of x over all lanes of the batch, by the one tree (parallel.h); what a batch norm over the
+ * whole batch is made of. Its gradient is the sum over lanes of the gradient. In a plan it is a step at
+ * which a run must pause (tdm_plan_lane_sum_at); a run that does not pause takes its own x for the sum.
+ */
+TDM_API tdm_value tdm_graph_lane_sum(tdm_graph *graph, tdm_value x);
+
 /* ---- losses: scalars ------------------------------------------------------------------------- */
 
 typedef struct tdm_cross_entropy_options {
@@ -373,6 +380,25 @@ TDM_API void tdm_plan_bind(tdm_plan *plan, tdm_space space, void *base);
 TDM_API tdm_tensor tdm_plan_input(const tdm_plan *plan, const char *name);
 TDM_API tdm_tensor tdm_plan_output(const tdm_plan *plan, const char *name);
 TDM_API void tdm_plan_run(tdm_plan *plan, const tdm_step_key *key);
+
+/*
+ * A run in parts. A plan is a list of steps, in order of execution; running parts [0, a), [a, b), ...
+ * up to the end is running it. Between parts, on the same thread or another, parameters may be brought
+ * and gradients taken away.
+ */
+TDM_API size_t tdm_plan_step_count(const tdm_plan *plan);
+TDM_API void tdm_plan_run_part(tdm_plan *plan, const tdm_step_key *key, size_t begin, size_t end);
+/* The parameters, statistics and buffers (indices as in tdm_graph_param_at) that a step reads, each
+ * once; their number, at most TDM_PLAN_READS_MOST. */
+enum { TDM_PLAN_READS_MOST = 16 };
+TDM_API size_t tdm_plan_reads_at(const tdm_plan *plan, size_t step,
+                                 size_t out[TDM_PLAN_READS_MOST]);
+/* The step after which the gradient of a parameter, or what was observed for a statistic, is complete
+ * in TDM_SPACE_GRADS; SIZE_MAX for a buffer. */
+TDM_API size_t tdm_plan_grad_step(const tdm_plan *plan, size_t param_index);
+/* Whether a step is a sum over lanes. After a part that ends with it, *io (where not NULL) holds this
+ * lane's own numbers, which the caller replaces by the sum before the run goes on. */
+TDM_API bool tdm_plan_lane_sum_at(const tdm_plan *plan, size_t step, tdm_tensor *io);
 
 /* What a watcher sees after each node that runs. Inputs may have been overwritten in place. */
 typedef struct tdm_plan_event {

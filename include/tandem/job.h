@@ -108,6 +108,18 @@ typedef enum tdm_job_transport {
     TDM_JOB_TRANSPORT_MPI
 } tdm_job_transport;
 
+typedef enum tdm_job_precision { TDM_JOB_PRECISION_F32, TDM_JOB_PRECISION_BF16 } tdm_job_precision;
+typedef enum tdm_job_balance {
+    TDM_JOB_BALANCE_OFF,
+    TDM_JOB_BALANCE_WEIGHTS,
+    TDM_JOB_BALANCE_FEEDBACK
+} tdm_job_balance;
+typedef enum tdm_job_reduce {
+    TDM_JOB_REDUCE_TREE,
+    TDM_JOB_REDUCE_RING,
+    TDM_JOB_REDUCE_CENTRAL
+} tdm_job_reduce;
+
 typedef struct tdm_job_int_list {
     const int64_t *values;
     size_t count;
@@ -298,11 +310,20 @@ typedef struct tdm_job {
         int64_t cooldown;
     } schedule;
     struct {
-        int64_t lanes; /* 0: auto */
+        int64_t lanes;            /* 0: auto */
+        int64_t zero;             /* 0 to 3 */
+        const char *offload;      /* a folder; NULL: none */
+        int balance;              /* tdm_job_balance */
+        tdm_job_int_list weights; /* of the ranks, in order; empty: by their processors */
+        int reduce;               /* tdm_job_reduce */
+        int64_t bucket;           /* bytes; 0: measured */
+        bool overlap;
+        bool sync_batchnorm;
     } parallel;
     struct {
         int backend;     /* tdm_job_backend */
         int64_t threads; /* of each worker */
+        int precision;   /* tdm_job_precision */
     } compute;
     struct {
         int recompute; /* tdm_job_recompute */

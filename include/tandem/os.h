@@ -108,6 +108,40 @@ typedef struct tdm_pages {
 TDM_API tdm_status tdm_pages_map(size_t bytes, bool shared, tdm_pages *out, tdm_error *err);
 TDM_API void tdm_pages_unmap(tdm_pages *pages);
 
+/* Zeroed address space in which memory is used only where something was written, page by page: for
+ * large blocks of which a process fills a part. Given back by tdm_pages_unmap. */
+TDM_API tdm_status tdm_pages_reserve(size_t bytes, tdm_pages *out, tdm_error *err);
+
+/*
+ * Address space that lies on less memory than it is long: it is cut into stretches, and each
+ * stretch is laid over one of a few slots. Stretches of one slot show the same bytes. So a large
+ * block keeps its layout while only a part of it is filled at a time. Page by page: offsets and
+ * sizes are multiples of 4,096 (of the page size, where that is larger).
+ */
+typedef struct tdm_overlay {
+    void *data;
+    size_t bytes;
+    int fd;            /* of the memory */
+    size_t slot_bytes; /* of all slots */
+} tdm_overlay;
+/* `slot_bytes` of memory in all; nothing is laid over it yet, and the address space must not be
+ * touched where nothing is. */
+TDM_API tdm_status tdm_overlay_map(size_t bytes, size_t slot_bytes, tdm_overlay *out,
+                                   tdm_error *err);
+/* Lays [at, at + bytes) of the address space over [slot_at, slot_at + bytes) of the memory. */
+TDM_API tdm_status tdm_overlay_lay(tdm_overlay *overlay, size_t at, size_t bytes, size_t slot_at,
+                                   tdm_error *err);
+TDM_API void tdm_overlay_unmap(tdm_overlay *overlay);
+
+/* A new file of so many zero bytes, mapped for reading and writing, common to all processes that map
+ * it; what was at `path` is replaced. Disk space is taken at once (TDM_ERR_NO_SPACE), so that no write
+ * to it can fail later. */
+TDM_API tdm_status tdm_file_map_create(const char *path, size_t bytes, tdm_pages *out,
+                                       tdm_error *err);
+/* Maps one that another process has made. */
+TDM_API tdm_status tdm_file_map_open(const char *path, size_t bytes, tdm_pages *out,
+                                     tdm_error *err);
+
 typedef struct tdm_memory_info {
     uint64_t total_bytes;
     uint64_t available_bytes;
@@ -120,6 +154,8 @@ TDM_API void tdm_os_memory_info(tdm_memory_info *out);
 /* Resident bytes of this process, now and at most so far. */
 TDM_API uint64_t tdm_os_resident_bytes(void);
 TDM_API uint64_t tdm_os_peak_resident_bytes(void);
+/* The same, but a page that several processes share counts in equal parts for each of them. */
+TDM_API uint64_t tdm_os_proportional_bytes(void);
 
 /* ---- processors ------------------------------------------------------------------------------ */
 

@@ -580,6 +580,100 @@ static const tdm_job_key last_keys[] = {
                 "lanes and never on the workers. auto chooses from the job alone.",
     },
     {
+        .path = "parallel.zero",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(parallel.zero),
+        .fallback = "0",
+        .least = 0,
+        .most = 3,
+        .also_called = "zero_stage stage zero_optimization fsdp sharding",
+        .help =
+            "What the ranks of several hosts share out instead of each keeping all of it: 1 the "
+            "optimiser's state, 2 the gradients as well, 3 the parameters as well, which are "
+            "gathered block by block just before they are needed. Ranks of one host have "
+            "parameters and state in common with any value. It decides memory and speed, not "
+            "the result.",
+    },
+    {
+        .path = "parallel.offload",
+        .type = TDM_JOB_KEY_DIR,
+        .offset = FIELD(parallel.offload),
+        .also_called = "offload_optimizer offload_path nvme_path",
+        .help = "A folder in which the optimiser's state lies in a file instead of memory, for "
+                "models that are larger than that. The disk's speed becomes part of each step.",
+    },
+    {
+        .path = "parallel.balance",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(parallel.balance),
+        .fallback = "off",
+        .choices = "off | weights | feedback",
+        .also_called = "load_balancing placement",
+        .help = "How many lanes each rank executes. off gives all the same number, or one more or "
+                "less; weights goes by 'parallel.weights'; feedback measures how long each rank "
+                "takes for a lane, and moves lanes from slow ranks to fast ones. It decides speed, "
+                "not the result.",
+    },
+    {
+        .path = "parallel.weights",
+        .type = TDM_JOB_KEY_INT_LIST,
+        .offset = FIELD(parallel.weights),
+        .fallback = "[]",
+        .least = 1,
+        .most = 1000000,
+        .most_count = 4096,
+        .help = "With 'parallel.balance: weights': how fast each rank is compared with the others, "
+                "in order of the ranks. An empty list goes by how many processors each rank has.",
+    },
+    {
+        .path = "parallel.reduce",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(parallel.reduce),
+        .fallback = "tree",
+        .decides_bits = true,
+        .choices = "tree | ring | central",
+        .also_called = "allreduce reduction algorithm",
+        .help = "How gradients are added over the ranks. tree adds lanes in one fixed order, so "
+                "that the result does not depend on the ranks. ring and central (rank 0 adds what "
+                "the others send) are there to compare with: with them, each number of ranks gives "
+                "other bits.",
+    },
+    {
+        .path = "parallel.bucket",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(parallel.bucket),
+        .fallback = "auto",
+        .least = 16384,
+        .most = 1073741824,
+        .form = TDM_JOB_FORM_SIZE,
+        .word = "auto",
+        .also_called = "bucket_cap_mb bucket_size reduce_bucket_size fusion_threshold",
+        .help = "Between hosts, gradients travel in buckets of so many bytes, each as soon as the "
+                "backward pass has filled it. auto measures what suits the network. It decides "
+                "speed, not the result.",
+    },
+    {
+        .path = "parallel.overlap",
+        .type = TDM_JOB_KEY_BOOL,
+        .offset = FIELD(parallel.overlap),
+        .fallback = "true",
+        .also_called = "overlap_comm",
+        .help = "Whether buckets travel while the backward pass goes on, and new parameters while "
+                "the next forward pass does; otherwise each waits for the other. It decides speed, "
+                "not the result.",
+    },
+    {
+        .path = "parallel.sync_batchnorm",
+        .type = TDM_JOB_KEY_BOOL,
+        .offset = FIELD(parallel.sync_batchnorm),
+        .fallback = "false",
+        .decides_bits = true,
+        .also_called = "sync_bn sync_batch_norm synchronized_batchnorm",
+        .help = "Whether a batch norm takes its mean and variance over the whole batch; otherwise "
+                "over the rows of each lane. A rank then executes its lanes side by side, which "
+                "takes memory for the activations of each.",
+    },
+    {
         .path = "compute.backend",
         .type = TDM_JOB_KEY_CHOICE,
         .offset = FIELD(compute.backend),
@@ -602,6 +696,19 @@ static const tdm_job_key last_keys[] = {
         .help = "How many threads each worker computes with. One is best while there are lanes for "
                 "more workers; more help where a step has few rows and much to compute. Matrix "
                 "products are cut up differently for each number, so it is part of the result.",
+    },
+    {
+        .path = "compute.precision",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(compute.precision),
+        .fallback = "f32",
+        .decides_bits = true,
+        .choices = "f32 | bf16",
+        .also_called = "dtype amp mixed_precision autocast bf16 fp16",
+        .help = "The numbers that matrix products and convolutions are made of. bf16 rounds their "
+                "inputs to 16 bits and adds up in 32; parameters, gradients and all else stay f32. "
+                "It takes less memory, and much less time on processors that have instructions for "
+                "it.",
     },
     {
         .path = "memory.recompute",

@@ -1,0 +1,25 @@
+/*
+ * store.h: what the store has for the team. The contract for all others is in parallel.h.
+ */
+#ifndef TANDEM_PARALLEL_STORE_H
+#define TANDEM_PARALLEL_STORE_H
+
+#include "parallel/layout.h"
+
+#include "parallel/next.h"
+
+const tdm__layout *tdm__store_layout(const tdm_store *store);
+
+/*
+ * After this rank has updated its share of PARAMS and the others theirs. Starts to bring new parameters
+ * to where they are missing: by node-wide barrier where memory is common; between nodes by gathers, the
+ * buckets that `order` (bucket_count entries; by first use of the next forward pass) names first as the
+ * most urgent. With `overlap` returns at once; the feeds of PARAMS wait for what they need. Collective.
+ */
+tdm_status tdm__store_publish(tdm_store *store, const size_t *order, bool overlap, tdm_error *err);
+
+/* In offload mode: the update comes to these cells of this rank's share soon, or has left them. */
+void tdm__store_will_update(tdm_store *store, tdm__cells cells);
+void tdm__store_has_updated(tdm_store *store, tdm__cells cells);
+
+#endif
