@@ -394,7 +394,8 @@ enum { TDM_PLAN_READS_MOST = 16 };
 TDM_API size_t tdm_plan_reads_at(const tdm_plan *plan, size_t step,
                                  size_t out[TDM_PLAN_READS_MOST]);
 /* The step after which the gradient of a parameter, or what was observed for a statistic, is complete
- * in TDM_SPACE_GRADS; SIZE_MAX for a buffer. */
+ * in TDM_SPACE_GRADS, and that no other step reads or writes there; SIZE_MAX where the plan makes none:
+ * for a buffer, a statistic that follows nothing, and in plans that go forward only. */
 TDM_API size_t tdm_plan_grad_step(const tdm_plan *plan, size_t param_index);
 /* Whether a step is a sum over lanes. After a part that ends with it, *io (where not NULL) holds this
  * lane's own numbers, which the caller replaces by the sum before the run goes on. */

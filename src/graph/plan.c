@@ -3,7 +3,12 @@
  *
  * Creating a plan does everything that can be done once: which nodes are needed, which kernel each
  * gets, what scratch it wants, where every buffer lies. Binding stores pointers; running calls the
- * kernels in order. Invariant: after creation neither bind nor run allocates, locks or fails.
+ * kernels in order, all of them or part after part. Invariant: after creation neither bind nor run
+ * allocates, locks or fails.
+ *
+ * For runs in parts a plan knows which parameters a step reads, by themselves or through views, and
+ * the last step that touches the place of a gradient: a place may hold intermediate numbers before
+ * the gradient is in it, but never after, and nothing reads or writes it past that step.
  */
 #include "graph/internal.h"
 #include "graph/memory.h"
@@ -34,6 +39,8 @@ struct tdm_plan {
     step *steps;      /* of the nodes that run, in order */
     size_t step_count;
     tdm_tensor *values; /* by value id */
+    int32_t *param_of;  /* by value id: 1 + the parameter that it is, or is a view of; 0: none */
+    size_t *grad_steps; /* by parameter: see tdm_plan_grad_step */
     fixup *fixups;
     size_t fixup_count;
     tdm__memory memory;
@@ -55,6 +62,8 @@ void tdm_plan_destroy(tdm_plan *plan)
     free(plan->taken_over);
     free(plan->steps);
     free(plan->values);
+    free(plan->param_of);
+    free(plan->grad_steps);
     free(plan->fixups);
     tdm__memory_release(&plan->memory);
     free(plan);
@@ -181,6 +190,44 @@ static void connect(tdm_plan *plan)
     }
 }
 
+static void find_params(tdm_plan *plan)
+{
+    const tdm_graph *graph = plan->graph;
+    for (size_t id = 1; id < graph->value_count; id++)
+        if (graph->values[id].role == TDM__ROLE_PARAM)
+            plan->param_of[id] = graph->values[id].param + 1;
+    for (size_t n = 0; n < graph->node_count; n++)
+        if (graph->nodes[n].op == TDM_OP_RESHAPE)
+            plan->param_of[graph->nodes[n].out[0]] = plan->param_of[graph->nodes[n].in[0]];
+}
+
+/* The last step of a node up to this one: views have none. */
+static size_t step_before(const tdm_plan *plan, int32_t node)
+{
+    size_t low = 0, high = plan->step_count;
+    while (low + 1 < high) {
+        size_t middle = low + (high - low) / 2;
+        if (plan->steps[middle].node <= (size_t)node)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static void find_grad_steps(tdm_plan *plan)
+{
+    const tdm_graph *graph = plan->graph;
+    for (size_t p = 0; p < graph->param_count; p++) plan->grad_steps[p] = SIZE_MAX;
+    for (size_t id = 1; id < graph->value_count && !plan->forward_only; id++) {
+        int32_t storage = plan->memory.of_value[id], of = graph->values[id].grad_of;
+        if (of == 0 || storage < 0) continue;
+        size_t *at = &plan->grad_steps[of - 1];
+        size_t last = step_before(plan, plan->memory.storages[storage].last);
+        if (*at == SIZE_MAX || *at < last) *at = last;
+    }
+}
+
 static tdm_status plan_memory(tdm_plan *plan, tdm_error *err)
 {
     size_t *scratch = calloc(plan->graph->node_count + 1, sizeof(*scratch));
@@ -204,11 +251,13 @@ static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
     plan->taken_over = calloc(graph->node_count + 1, sizeof(*plan->taken_over));
     plan->steps = calloc(graph->node_count + 1, sizeof(*plan->steps));
     plan->values = calloc(graph->value_count, sizeof(*plan->values));
+    plan->param_of = calloc(graph->value_count, sizeof(*plan->param_of));
+    plan->grad_steps = calloc(graph->param_count + 1, sizeof(*plan->grad_steps));
     plan->fixups = calloc(fixup_most, sizeof(*plan->fixups));
     plan->backends = calloc(tdm_kernel_backend_count(), sizeof(*plan->backends));
     tdm_status status = TDM_OK;
     if (!wanted || !plan->live || !plan->fused || !plan->taken_over || !plan->steps ||
-        !plan->values || !plan->fixups || !plan->backends)
+        !plan->values || !plan->param_of || !plan->grad_steps || !plan->fixups || !plan->backends)
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
     if (status == TDM_OK) tdm__graph_find_live(graph, plan->forward_only, plan->live, wanted);
     if (status == TDM_OK) take_over_activations(plan);
@@ -221,8 +270,11 @@ static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
     if (status == TDM_OK) status = plan_memory(plan, err);
     for (size_t n = 0; n < graph->node_count && status == TDM_OK; n++)
         assert(!plan->taken_over[n] || plan->memory.in_place[n]);
-    if (status == TDM_OK) connect(plan);
-    return status;
+    if (status != TDM_OK) return status;
+    connect(plan);
+    find_params(plan);
+    find_grad_steps(plan);
+    return TDM_OK;
 }
 
 tdm_status tdm_plan_create(const tdm_graph *graph, const tdm_plan_options *options, tdm_plan **out,
@@ -282,14 +334,44 @@ tdm_tensor tdm_plan_output(const tdm_plan *plan, const char *name)
     return find_named(plan, name, true);
 }
 
-void tdm_plan_run(tdm_plan *plan, const tdm_step_key *key)
+void tdm_plan_run_part(tdm_plan *plan, const tdm_step_key *key, size_t begin, size_t end)
 {
+    assert(begin <= end && end <= plan->step_count);
     tdm_kernel_mode before = tdm_kernel_enter(plan->threads);
-    for (size_t k = 0; k < plan->step_count; k++) {
+    for (size_t k = begin; k < end; k++) {
         const step *s = &plan->steps[k];
         s->kernel->run(plan->backends[s->backend], &s->call, key);
     }
     tdm_kernel_leave(&before);
+}
+
+void tdm_plan_run(tdm_plan *plan, const tdm_step_key *key)
+{
+    tdm_plan_run_part(plan, key, 0, plan->step_count);
+}
+
+size_t tdm_plan_step_count(const tdm_plan *plan)
+{
+    return plan->step_count;
+}
+
+size_t tdm_plan_reads_at(const tdm_plan *plan, size_t index, size_t out[TDM_PLAN_READS_MOST])
+{
+    static_assert(TDM_OP_MAX_INPUTS <= (int)TDM_PLAN_READS_MOST, "each input may be a parameter");
+    const tdm__node *node = &plan->graph->nodes[plan->steps[index].node];
+    size_t count = 0;
+    for (int i = 0; i < TDM_OP_MAX_INPUTS; i++) {
+        int32_t param = node->in[i] ? plan->param_of[node->in[i]] : 0;
+        bool is_new = param != 0;
+        for (size_t k = 0; k < count; k++) is_new = is_new && out[k] + 1 != (size_t)param;
+        if (is_new) out[count++] = (size_t)param - 1;
+    }
+    return count;
+}
+
+size_t tdm_plan_grad_step(const tdm_plan *plan, size_t param_index)
+{
+    return plan->grad_steps[param_index];
 }
 
 void tdm_plan_run_watched(tdm_plan *plan, const tdm_step_key *key, tdm_plan_watch_fn watch,
