@@ -1,0 +1,264 @@
+/*
+ * balance.c: moves lanes from slow ranks to fast ones, and names a rank that is slow.
+ *
+ * What is remembered of a step is each rank's cost: its seconds per lane, as a share of all ranks'.
+ * Shares do not change with the number of rows, so that a short batch says the same as a full one.
+ * Medians over the last 8, 14 and 24 steps say what a lane costs where; one step that was disturbed
+ * moves none of them.
+ *
+ * Lanes move when the step would be shorter by more than chance could feign: the limit is a multiple of
+ * the medians' own spread, which is measured, but never taken to be less than a floor. So a rank at half
+ * speed is seen after 8 to 14 steps, and a small difference after 24, or never when noise is greater.
+ * After a move only steps with the new placement count. A move back to where lanes came from doubles
+ * the limit for a while, so that nothing goes to and fro.
+ *
+ * Like placement.c, this uses nothing but arithmetic that gives the same bits on every machine.
+ */
+#include "parallel/next.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    WINDOW_STEPS = 24,
+    REVERSAL_STEPS = 256, /* after so many, a reversal is forgiven */
+    REVERSALS_MOST = 3,
+    STRAGGLER_STEPS = 12
+};
+static const double least_gain = 0.05; /* of the step's time */
+static const double alike_spreads = 3; /* a cost may stand out by so much and be like the others */
+static const double called_slow = 1.5, no_longer_slow = 1.3;
+
+/* A median of n normal numbers spreads 1.2533 / sqrt(n) as much as they do; that spread is 1.4826 times
+ * the median of their distances from the median. */
+static const double median_spread = 1.2533, spread_of_distance = 1.4826;
+
+/* How many steps back a test looks, and the least noise that it assumes of a step. */
+static const struct horizon {
+    int steps;
+    double noise;
+} horizons[] = {{8, 0.10}, {14, 0.06}, {WINDOW_STEPS, 0.03}};
+
+struct tdm_balance {
+    int64_t lane_count;
+    int rank_count;
+    uint64_t steps;     /* that were remembered */
+    uint64_t steps_now; /* of them with the present placement */
+    int reversals;
+    uint64_t last_reversal; /* at which of `steps` */
+    int straggler;
+    double slow_factor;
+    double *cost;       /* [rank][WINDOW_STEPS], a ring */
+    double *typical;    /* [rank]: median of the horizon in question */
+    double *scratch;    /* [rank] */
+    int64_t *candidate; /* [rank + 1] */
+    int64_t *previous;  /* [rank + 1]: where lanes were before they last moved */
+};
+
+tdm_balance *tdm_balance_create(int64_t lane_count, int rank_count)
+{
+    size_t ranks = (size_t)rank_count;
+    tdm_balance *b = calloc(1, sizeof *b);
+    if (!b) return NULL;
+    *b = (tdm_balance){.lane_count = lane_count,
+                       .rank_count = rank_count,
+                       .straggler = -1,
+                       .cost = calloc(ranks * WINDOW_STEPS, sizeof(double)),
+                       .typical = calloc(ranks, sizeof(double)),
+                       .scratch = calloc(ranks, sizeof(double)),
+                       .candidate = calloc(ranks + 1, sizeof(int64_t)),
+                       .previous = calloc(ranks + 1, sizeof(int64_t))};
+    if (b->cost && b->typical && b->scratch && b->candidate && b->previous) return b;
+    tdm_balance_destroy(b);
+    return NULL;
+}
+
+void tdm_balance_destroy(tdm_balance *b)
+{
+    if (!b) return;
+    free(b->cost);
+    free(b->typical);
+    free(b->scratch);
+    free(b->candidate);
+    free(b->previous);
+    free(b);
+}
+
+/* ---- medians --------------------------------------------------------------------------------- */
+
+static void swap(double *a, double *b)
+{
+    double t = *a;
+    *a = *b;
+    *b = t;
+}
+
+/* The k-th smallest (from 0); numbers are put into another order. */
+static double select_kth(double *v, int count, int k)
+{
+    int low = 0, high = count - 1;
+    while (low < high) {
+        double pivot = v[low + (high - low) / 2];
+        int i = low, j = high;
+        while (i <= j) {
+            while (v[i] < pivot) i++;
+            while (v[j] > pivot) j--;
+            if (i <= j) swap(&v[i++], &v[j--]);
+        }
+        if (k <= j)
+            high = j;
+        else if (k >= i)
+            low = i;
+        else
+            break;
+    }
+    return v[k];
+}
+
+/* Of an even number, the mean of the two in the middle. */
+static double median(double *v, int count)
+{
+    double upper = select_kth(v, count, count / 2);
+    if (count % 2 == 1) return upper;
+    return (upper + select_kth(v, count, count / 2 - 1)) / 2;
+}
+
+/* The costs of a rank in the last `steps` steps. */
+static void take_last(const tdm_balance *b, int rank, int steps, double *out)
+{
+    const double *ring = b->cost + (size_t)rank * WINDOW_STEPS;
+    for (int i = 0; i < steps; i++) out[i] = ring[(b->steps - 1 - (uint64_t)i) % WINDOW_STEPS];
+}
+
+/* Fills `typical`; returns the greatest spread of a rank's costs, as a part of its typical one. */
+static double look_back(tdm_balance *b, int steps)
+{
+    double last[WINDOW_STEPS], most = 0;
+    for (int r = 0; r < b->rank_count; r++) {
+        take_last(b, r, steps, last);
+        double middle = median(last, steps);
+        for (int i = 0; i < steps; i++) last[i] = fabs(last[i] - middle);
+        double spread = spread_of_distance * median(last, steps) / middle;
+        b->typical[r] = middle;
+        if (spread > most) most = spread;
+    }
+    return most;
+}
+
+/* ---- moving ---------------------------------------------------------------------------------- */
+
+/* By typical costs, in the unit of these. */
+static double step_time(const tdm_balance *b, const int64_t *first)
+{
+    double most = 0;
+    for (int r = 0; r < b->rank_count; r++) {
+        double time = (double)(first[r + 1] - first[r]) * b->typical[r];
+        if (time > most) most = time;
+    }
+    return most;
+}
+
+/* By how many of its spreads a number must stand out to be more than chance: the more ranks, the
+ * more often one of them stands out. 2 ln(ranks), near enough. */
+static double outstanding(int rank_count)
+{
+    double bits = 0;
+    while (rank_count >>= 1) bits++;
+    return sqrt(25 + 1.4 * bits);
+}
+
+/* Ranks that cannot be told from the one in the middle are taken to be like it, so that noise does not
+ * decide which of them get a lane more. */
+static void level_out(tdm_balance *b, double band)
+{
+    memcpy(b->scratch, b->typical, (size_t)b->rank_count * sizeof(double));
+    double middle = median(b->scratch, b->rank_count);
+    for (int r = 0; r < b->rank_count; r++)
+        if (fabs(b->typical[r] - middle) <= band * middle) b->typical[r] = middle;
+}
+
+/* Whether the last `h->steps` steps say that lanes should lie as in `candidate`, which is filled in. */
+static bool wants_move(tdm_balance *b, const struct horizon *h, const int64_t *first)
+{
+    double noise = look_back(b, h->steps);
+    if (noise < h->noise) noise = h->noise;
+    double spread = median_spread * noise / sqrt(h->steps); /* of a typical cost */
+    double limit = outstanding(b->rank_count) * spread * (1 + b->reversals);
+    if (limit < least_gain) limit = least_gain;
+    level_out(b, alike_spreads * spread);
+    for (int r = 0; r < b->rank_count; r++) b->scratch[r] = 1 / b->typical[r];
+    tdm_place_lanes(b->lane_count, b->rank_count, b->scratch, b->candidate);
+    return step_time(b, b->candidate) < (1 - limit) * step_time(b, first);
+}
+
+static void move(tdm_balance *b, int64_t *first)
+{
+    size_t bytes = ((size_t)b->rank_count + 1) * sizeof(int64_t);
+    if (memcmp(b->candidate, b->previous, bytes) == 0) {
+        if (b->reversals < REVERSALS_MOST) b->reversals++;
+        b->last_reversal = b->steps;
+    }
+    memcpy(b->previous, first, bytes);
+    memcpy(first, b->candidate, bytes);
+    b->steps_now = 0;
+}
+
+/* ---- the straggler --------------------------------------------------------------------------- */
+
+/* The rank with the greatest cost, against the median of the others. */
+static void find_straggler(tdm_balance *b)
+{
+    int slowest = 0, others = 0;
+    look_back(b, STRAGGLER_STEPS);
+    for (int r = 1; r < b->rank_count; r++)
+        if (b->typical[r] > b->typical[slowest]) slowest = r;
+    for (int r = 0; r < b->rank_count; r++)
+        if (r != slowest) b->scratch[others++] = b->typical[r];
+    double factor = b->typical[slowest] / median(b->scratch, others);
+    bool is_slow = factor >= (slowest == b->straggler ? no_longer_slow : called_slow);
+    b->straggler = is_slow ? slowest : -1;
+    b->slow_factor = is_slow ? factor : 1;
+}
+
+int tdm_balance_straggler(const tdm_balance *b, double *factor)
+{
+    if (factor) *factor = b->straggler >= 0 ? b->slow_factor : 1;
+    return b->straggler;
+}
+
+/* ---- a step ---------------------------------------------------------------------------------- */
+
+/* False: this step says nothing (a lane had no rows, or a clock stood still). */
+static bool remember(tdm_balance *b, const double *seconds, const int64_t *first)
+{
+    double sum = 0;
+    for (int r = 0; r < b->rank_count; r++) {
+        double per_lane = seconds[r] / (double)(first[r + 1] - first[r]);
+        if (!(per_lane > 1e-12 && per_lane < 1e12)) return false;
+        sum += per_lane;
+        b->scratch[r] = per_lane;
+    }
+    for (int r = 0; r < b->rank_count; r++)
+        b->cost[(size_t)r * WINDOW_STEPS + b->steps % WINDOW_STEPS] = b->scratch[r] / sum;
+    b->steps++;
+    b->steps_now++;
+    return true;
+}
+
+bool tdm_balance_observe(tdm_balance *b, const double *seconds, int64_t *first)
+{
+    if (b->rank_count < 2 || !remember(b, seconds, first)) return false;
+    if (b->steps >= STRAGGLER_STEPS) find_straggler(b);
+    if (b->reversals > 0 && b->steps - b->last_reversal >= REVERSAL_STEPS) {
+        b->reversals--;
+        b->last_reversal = b->steps;
+    }
+    for (size_t i = 0; i < sizeof horizons / sizeof horizons[0]; i++) {
+        if (b->steps_now < (uint64_t)horizons[i].steps) return false;
+        if (!wants_move(b, &horizons[i], first)) continue;
+        move(b, first);
+        return true;
+    }
+    return false;
+}
