@@ -109,13 +109,19 @@ def make(a):
     return build(), lambda: (torch.randn(a.batch, *shape), torch.randint(10, (a.batch,)))
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__)
+def arguments(words):
+    """The options that this and torch_ddp.py have in common."""
+    p = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model", choices=["mlp", "cnn", "resnet18", "gpt"])
     for name, value in [("batch", 128), ("threads", 1), ("steps", 200), ("layers", 6), ("width", 384),
                         ("heads", 6), ("context", 256), ("vocabulary", 65)]:
         p.add_argument("--" + name, type=int, default=value)
-    p.add_argument("--seconds", type=float, default=20, help="stop after so long, but not before 3 steps")
+    p.add_argument("--seconds", type=float, default=20, help="stop after so long, but not before some steps")
+    return p
+
+
+def main():
+    p = arguments(__doc__)
     a = p.parse_args()
     torch.set_num_threads(a.threads)
     torch.manual_seed(0)

@@ -1,0 +1,221 @@
+"""What the benchmarks share: rows with bars, commands that print JSON, data, and hosts on a wire.
+
+Every bar is a ratio of figures that were taken in turn, in one sitting: a machine that does something
+else for a while slows down either side. Not a program; bench/compute, bench/comm and bench/parallel are.
+"""
+
+import argparse
+import json
+import os
+import random
+import secrets
+import signal
+import struct
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
+DATA = os.path.join(ROOT, "build", "bench")
+PEERS = os.path.join(HERE, "peers")
+PYTHON = "/usr/bin/python3"  # Debian's PyTorch belongs to Debian's Python
+LIMIT_S = 600  # for any one command
+
+
+def peer(name, *words):
+    """The command that runs a script of bench/peers."""
+    return [PYTHON, "-B", os.path.join(PEERS, name), *map(str, words)]
+
+
+def need(condition, what):
+    if not condition:
+        sys.exit(f"bench: {what} is missing; `tools/setup --bench` installs it")
+
+
+def has_torch():
+    command = [PYTHON, "-c", "import torch.distributed"]
+    return subprocess.run(command, capture_output=True, timeout=LIMIT_S).returncode == 0
+
+
+def write_idx(name, shape, data):
+    with open(os.path.join(DATA, name), "wb") as out:
+        out.write(struct.pack(">BBBB", 0, 0, 8, len(shape)))
+        out.write(b"".join(struct.pack(">I", size) for size in shape) + data)
+
+
+def write_data():
+    """Noise will do: a step takes as long whatever it learns."""
+    os.makedirs(DATA, exist_ok=True)
+    rng = random.Random(1)
+    with open(os.path.join(DATA, "text.txt"), "w") as out:
+        out.write("".join(rng.choices([chr(48 + i) for i in range(65)], k=200_000)))
+    for size, colours, count in [(28, (), 2048), (32, (3,), 512)]:
+        shape = (count, size, size) + colours
+        numbers = count * size * size * (colours[0] if colours else 1)
+        write_idx(f"images-{size}.idx", shape, rng.randbytes(numbers))
+        write_idx(f"labels-{size}.idx", (count,), bytes(rng.randrange(10) for _ in range(count)))
+
+
+class Bench:
+    """Collects rows: a figure each, with or without a bar."""
+
+    def __init__(self, options):
+        self.options = options
+        self.rows = []
+
+    def row(self, name, figure, relation="", bar=None, unit=""):
+        ok = bar is None or (figure >= bar if relation == ">=" else figure <= bar)
+        self.rows.append(dict(name=name, figure=figure, unit=unit, relation=relation, bar=bar, ok=ok))
+        verdict = "" if bar is None else f"bar {relation} {bar:<6g} {'ok' if ok else 'MISSED'}"
+        print(f"{name:<64} {figure:>10.3f} {unit:<5} {verdict}", flush=True)
+
+    def run(self, command, more=()):
+        """Runs it with more variables in its environment, and reads the JSON that it prints."""
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S,
+                              env={**os.environ, **dict(more)})
+        if done.returncode != 0:
+            sys.exit(f"bench: {' '.join(command)}\n{done.stdout}{done.stderr}")
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def finish(self):
+        with open(self.options.out, "w") as out:
+            json.dump(self.rows, out, indent=1)
+        print(f"bench: wrote {os.path.relpath(self.options.out)}")
+        sys.exit(0 if all(r["ok"] for r in self.rows) else 1)
+
+
+def options_of(words, parts, out):
+    """The command line: which parts (all), and how."""
+    p = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--quick", action="store_true", help="one short round: to see that all of it works")
+    p.add_argument("--only", metavar="PART,...", help="these parts alone, of: " + ", ".join(parts))
+    p.add_argument("--out", default=os.path.join(ROOT, "build", out))
+    p.add_argument("--tandem", default=os.path.join(ROOT, "build", "release", "tandem"))
+    options = p.parse_args()
+    options.tandem = os.path.abspath(options.tandem)
+    options.parts = options.only.split(",") if options.only else list(parts)
+    for name in options.parts:
+        if name not in parts:
+            p.error(f"there is no part '{name}'; there are {', '.join(parts)}")
+    return options
+
+
+class Together:
+    """Commands that run side by side, each in a process group of its own, all ended at the end."""
+
+    def __init__(self, commands, environments):
+        self.children = []
+        try:
+            for command, environment in zip(commands, environments):
+                self.children.append(subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                    start_new_session=True, env={**os.environ, **environment}))
+        except OSError:
+            self.end()
+            raise
+
+    def end(self):
+        for child in self.children:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+    def watch(self, look, pause_s):
+        """Calls `look` again and again until the first of them has ended."""
+        deadline = time.monotonic() + LIMIT_S
+        try:
+            while all(child.poll() is None for child in self.children):
+                if time.monotonic() > deadline:
+                    sys.exit("bench: it did not end in time")
+                look()
+                time.sleep(pause_s)
+        except BaseException:
+            self.end()
+            raise
+
+    def answers(self):
+        """The last lines that they print, as JSON, where they do."""
+        said = []
+        try:
+            for child in self.children:
+                said.append(child.communicate(timeout=LIMIT_S))
+        finally:
+            self.end()
+        for child, (out, err) in zip(self.children, said):
+            if child.returncode != 0:
+                sys.exit(f"bench: {' '.join(child.args)}\n{out}{err}")
+        return [json.loads(out.strip().splitlines()[-1]) for out, _ in said if out.strip()]
+
+
+class Hosts:
+    """Network namespaces on a bridge, with links of 1 Gbit/s in both directions; they need root."""
+
+    RATE = 1e9 / 8
+
+    def __init__(self, count):
+        self.count = count
+        self.tag = "tdmb" + secrets.token_hex(2)
+        self.names = [f"{self.tag}h{i}" for i in range(count)]
+
+    def sh(self, *words, check=True):
+        subprocess.run(words, check=check, capture_output=True, text=True, timeout=30)
+
+    def inside(self, name, *words):
+        return ["ip", "netns", "exec", name, *words]
+
+    def shape(self, name, device):
+        self.sh(*self.inside(name, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", "1gbit",
+                             "burst", "128kb", "latency", "10ms"))
+
+    def make(self):
+        self.sh("ip", "netns", "add", self.tag)
+        self.sh(*self.inside(self.tag, "ip", "link", "add", "bridge", "type", "bridge"))
+        self.sh(*self.inside(self.tag, "ip", "link", "set", "bridge", "up"))
+        for i, name in enumerate(self.names):
+            self.sh("ip", "netns", "add", name)
+            self.sh(*self.inside(self.tag, "ip", "link", "add", f"port{i}", "type", "veth", "peer", "name",
+                                 "wire", "netns", name))
+            self.sh(*self.inside(self.tag, "ip", "link", "set", f"port{i}", "master", "bridge", "up"))
+            self.sh(*self.inside(name, "ip", "address", "add", f"{self.address(i)}/24", "dev", "wire"))
+            for device in ("lo", "wire"):
+                self.sh(*self.inside(name, "ip", "link", "set", device, "up"))
+            self.shape(name, "wire")
+            self.shape(self.tag, f"port{i}")
+
+    def address(self, i):
+        return f"10.77.0.{i + 1}"
+
+    def __enter__(self):
+        if os.geteuid() != 0:
+            sys.exit("bench: network namespaces need root; run as root, or leave this part out with --only")
+        try:
+            self.make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for name in [*self.names, self.tag]:
+            self.sh("ip", "netns", "delete", name, check=False)
+
+    def together(self, command_of, environment_of=lambda i: {}):
+        """One command in each, at the same time."""
+        return Together([self.inside(name, *command_of(i)) for i, name in enumerate(self.names)],
+                        [environment_of(i) for i in range(self.count)])
+
+    def start(self, command_of, environment_of=lambda i: {}):
+        return self.together(command_of, environment_of).answers()
+
+    def place(self, secret):
+        """What puts one rank of Tandem into each, by number of the host."""
+        port = 20000 + secrets.randbelow(20000)
+        return lambda i: {"TANDEM_RANK": str(i), "TANDEM_SIZE": str(self.count), "TANDEM_SECRET": secret,
+                          "TANDEM_RENDEZVOUS": f"{self.address(0)}:{port}", "UCX_TLS": "tcp,self",
+                          "UCX_NET_DEVICES": "wire"}
+
+    def tcp_rate(self, seconds):
+        """What TCP carries when each sends to the next, all at once: bytes a second, of the slowest."""
+        command_of = lambda i: peer("tcp_ring.py", i, self.count, seconds)
+        return min(answer["rate"] for answer in self.start(command_of))
