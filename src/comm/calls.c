@@ -23,6 +23,24 @@ static bool has_other(tdm_call_kind kind)
     return tdm__kind_has_root(kind) || is_pair(kind);
 }
 
+/* A slice may be written over its own place in a part, which nobody else reads; with slices of any
+ * length, anywhere else in a part others' may lie that are yet to go out. */
+static tdm_status check_overlap(const tdm_group *group, const tdm_call *call, int part,
+                                tdm_error *err)
+{
+    if (call->kind != TDM_CALL_REDUCE_SCATTER || !call->cuts) return TDM_OK;
+    size_t unit = tdm_dtype_bytes(call->dtype);
+    tdm_extent slice = tdm__call_slice(call, group->size, group->rank);
+    uintptr_t out = (uintptr_t)call->out, in = (uintptr_t)call->parts[part];
+    if (out == in + slice.first * unit || out >= in + call->count * unit ||
+        in >= out + slice.count * unit)
+        return TDM_OK;
+    return tdm_fail(err, TDM_ERR_INVALID,
+                    "`out` overlaps part %d, and not just where this rank's slice lies in it "
+                    "(element %zu on): give it that place, or other memory",
+                    part, slice.first);
+}
+
 static tdm_status check_reduction(const tdm_group *group, const tdm_call *call, tdm_error *err)
 {
     tdm__reducer reducer = tdm__reducer_of(call);
@@ -35,12 +53,14 @@ static tdm_status check_reduction(const tdm_group *group, const tdm_call *call, 
     int64_t nodes[TDM_LANE_PARTS_MOST];
     const int64_t *first = call->lanes->first;
     int parts = tdm_lane_nodes(call->lanes, first[group->rank], first[group->rank + 1], nodes);
-    for (int i = 0; i < parts; i++)
+    for (int i = 0; i < parts; i++) {
         if (!call->parts || !call->parts[i])
             return tdm_fail(err, TDM_ERR_INVALID,
                             "rank %d of the group brings %d parts (tdm_lane_nodes), but part %d is "
                             "not given",
                             group->rank, parts, i);
+        TDM_TRY(check_overlap(group, call, i, err));
+    }
     return TDM_OK;
 }
 
@@ -101,6 +121,8 @@ static tdm_status check_call(const tdm_group *group, const tdm_call *call, tdm_e
         return tdm_fail(err, TDM_ERR_RANGE,
                         "a deadline of %g s: wanted are seconds from 0 (the world's own) to %g",
                         call->deadline_s, TDM__SECONDS_MOST);
+    if (call->cuts && tdm__kind_has_cuts(call->kind))
+        TDM_TRY(tdm__cuts_check(call->cuts, call->count, group->size, err));
     return check_buffers(group, call, err);
 }
 
@@ -109,7 +131,7 @@ static tdm_status check_call(const tdm_group *group, const tdm_call *call, tdm_e
 /* In place: a slice lies at its place in the whole. */
 static void resolve_slice(const tdm_group *group, tdm_call *call)
 {
-    tdm_extent slice = tdm_group_slice(call->count, group->size, group->rank);
+    tdm_extent slice = tdm__call_slice(call, group->size, group->rank);
     size_t at = slice.first * tdm_dtype_bytes(call->dtype);
     bool is_root = group->rank == call->root;
     bool in_place = !call->in || call->in == call->out;
@@ -153,6 +175,7 @@ static void resolve(const tdm_group *group, tdm_call *call)
         call->parts = NULL;
     }
     if (!has_other(call->kind)) call->root = 0;
+    if (!tdm__kind_has_cuts(call->kind)) call->cuts = NULL;
     if (call->count == 0) {
         call->lanes = NULL; /* not looked at, so not checked either */
         return;
@@ -187,7 +210,8 @@ static tdm__head make_head(const tdm_group *group, const tdm_call *call, tdm_alg
                       .algorithm = (uint8_t)algorithm,
                       .root = pair ? 0 : call->root,
                       .count = call->count,
-                      .layout = tdm__lanes_hash(call->lanes, group->size),
+                      .layout = tdm__lanes_hash(call->lanes, group->size) ^
+                                tdm__cuts_hash(call->cuts, group->size),
                       .magic = TDM__HEAD_MAGIC,
                       .source = (uint32_t)group->comm->rank};
     return head; /* sealed for each message, with its step */

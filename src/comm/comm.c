@@ -245,6 +245,12 @@ int tdm_comm_host_of(const tdm_comm *comm, int rank)
     return rank >= 0 && rank < comm->size ? comm->host_of[rank] : -1;
 }
 
+int tdm_comm_node_of(const tdm_comm *comm, int rank)
+{
+    if (rank < 0 || rank >= comm->size) return -1;
+    return comm->shares_memory ? comm->host_of[rank] : rank;
+}
+
 tdm_peer_state tdm_comm_peer_state(tdm_comm *comm, int rank)
 {
     if (rank < 0 || rank >= comm->size) return TDM_PEER_LOST;

@@ -229,6 +229,22 @@ uint64_t tdm__lanes_hash(const tdm_lanes *lanes, int size);
 tdm_status tdm__leaves_init(tdm__leaves *leaves, const tdm_lanes *lanes, int size, tdm_error *err);
 void tdm__leaves_release(tdm__leaves *leaves);
 
+/* ---- slices (lanes.c) -------------------------------------------------------------------------- */
+
+/* Whether slices are cut as the call says, where it says so: all kinds with slices but all_to_all. */
+bool tdm__kind_has_cuts(tdm_call_kind kind);
+/* Whether these cuts can be those of a call of `count` elements in a group of `size` ranks. */
+tdm_status tdm__cuts_check(const size_t *cuts, size_t count, int size, tdm_error *err);
+/* The same on all ranks that bring the same cuts, never 0; 0 for NULL. */
+uint64_t tdm__cuts_hash(const size_t *cuts, int size);
+/* Slice `rank` of a call: as its cuts say, or by tdm_group_slice. */
+tdm_extent tdm__call_slice(const tdm_call *call, int size, int rank);
+/* Elements of the longest slice. */
+size_t tdm__call_slice_most(const tdm_call *call, int size);
+/* Elements that segments are counted over: of kinds with slices, as if all were as long as the longest;
+ * of all others, the call's. */
+size_t tdm__call_span(const tdm_call *call, int size);
+
 /* ---- the window of a group on one host (window.c) ---------------------------------------------- */
 
 /* A local member's word to the others about one call, in shared memory. */

@@ -46,15 +46,14 @@ const char *tdm__head_text(const tdm__head *head, char *out, size_t bytes)
         snprintf(out, bytes, "%s", kind);
         return out;
     }
-    char reduce[32] = "", root[32] = "", lanes[40] = "";
+    char reduce[32] = "", root[32] = "", layout[40] = "";
     if (tdm__kind_reduces((tdm_call_kind)head->kind))
         snprintf(reduce, sizeof reduce, " by %s", tdm_reduce_name((tdm_reduce)head->reduce));
     if (tdm__kind_has_root((tdm_call_kind)head->kind))
         snprintf(root, sizeof root, ", root %d", head->root);
-    if (head->layout)
-        snprintf(lanes, sizeof lanes, ", lanes laid out as %08x", (uint32_t)head->layout);
+    if (head->layout) snprintf(layout, sizeof layout, ", laid out as %08x", (uint32_t)head->layout);
     snprintf(out, bytes, "%s of %llu %s%s%s%s, algorithm %s", kind, (unsigned long long)head->count,
-             tdm_dtype_name((tdm_dtype)head->dtype), reduce, root, lanes,
+             tdm_dtype_name((tdm_dtype)head->dtype), reduce, root, layout,
              tdm_algorithm_name((tdm_algorithm)head->algorithm));
     return out;
 }

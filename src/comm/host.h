@@ -49,6 +49,9 @@ void *tdm__host_at(const tdm__host *host, uint64_t offset);
 /* The offset of memory within the segment, or UINT64_MAX when `bytes` bytes there are not all in it. */
 uint64_t tdm__host_offset(const tdm__host *host, const void *memory, size_t bytes);
 
+/* Whether a place of that offset lies in a block that is taken now. */
+bool tdm__host_is_taken(const tdm__host *host, uint64_t offset);
+
 /* Bells. ring() after having changed what `index` may wait for; cheap when nobody sleeps. */
 void tdm__host_ring(tdm__host *host, int index);
 /* Sleeps until rung since the last look, or `timeout_s`; `fds` (may be 0) also end it. Sequence: read

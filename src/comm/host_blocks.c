@@ -201,3 +201,10 @@ uint64_t tdm__host_offset(const tdm__host *host, const void *memory, size_t byte
         return UINT64_MAX;
     return at - base;
 }
+
+bool tdm__host_is_taken(const tdm__host *host, uint64_t offset)
+{
+    uint32_t high = atomic_load_explicit(&host->segment->record_high, memory_order_relaxed);
+    if (high > TDM__HOST_BLOCKS_MOST) high = TDM__HOST_BLOCKS_MOST;
+    return offset < host->at.end && !is_free(host, high, offset / TDM__HOST_PAGE, 1);
+}

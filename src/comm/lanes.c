@@ -22,6 +22,49 @@ tdm_extent tdm_group_slice(size_t count, int size, int rank)
                         .count = least + (r < longer)};
 }
 
+bool tdm__kind_has_cuts(tdm_call_kind kind)
+{
+    return kind >= TDM_CALL_REDUCE_SCATTER && kind <= TDM_CALL_SCATTER;
+}
+
+tdm_status tdm__cuts_check(const size_t *cuts, size_t count, int size, tdm_error *err)
+{
+    if (cuts[0] != 0 || cuts[size] != count)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "cuts: the slices are elements %zu to %zu, not 0 to %zu", cuts[0],
+                        cuts[size], count);
+    for (int i = 0; i < size; i++)
+        if (cuts[i] > cuts[i + 1])
+            return tdm_fail(err, TDM_ERR_INVALID,
+                            "cuts: slice %d begins at element %zu, but slice %d at element %zu", i,
+                            cuts[i], i + 1, cuts[i + 1]);
+    return TDM_OK;
+}
+
+tdm_extent tdm__call_slice(const tdm_call *call, int size, int rank)
+{
+    if (!call->cuts || !tdm__kind_has_cuts(call->kind))
+        return tdm_group_slice(call->count, size, rank);
+    return (tdm_extent){.first = call->cuts[rank],
+                        .count = call->cuts[rank + 1] - call->cuts[rank]};
+}
+
+size_t tdm__call_slice_most(const tdm_call *call, int size)
+{
+    if (!call->cuts || !tdm__kind_has_cuts(call->kind))
+        return tdm_group_slice(call->count, size, 0).count;
+    size_t most = 0;
+    for (int i = 0; i < size; i++)
+        if (call->cuts[i + 1] - call->cuts[i] > most) most = call->cuts[i + 1] - call->cuts[i];
+    return most;
+}
+
+size_t tdm__call_span(const tdm_call *call, int size)
+{
+    bool sliced = tdm__kind_has_cuts(call->kind) || call->kind == TDM_CALL_ALL_TO_ALL;
+    return sliced ? tdm__call_slice_most(call, size) * (size_t)size : call->count;
+}
+
 static bool all_absent(const tdm_lanes *lanes, int64_t first, int64_t last)
 {
     if (!lanes->absent) return false;
@@ -84,6 +127,14 @@ uint64_t tdm__lanes_hash(const tdm_lanes *lanes, int size)
     if (lanes->absent)
         for (int64_t lane = 0; lane < lanes->lane_count; lane++)
             if (lanes->absent[lane]) hash = mix(hash, (uint64_t)lane);
+    return hash ? hash : 1;
+}
+
+uint64_t tdm__cuts_hash(const size_t *cuts, int size)
+{
+    if (!cuts) return 0;
+    uint64_t hash = 0x9ae16a3b2f90404fu;
+    for (int i = 0; i <= size; i++) hash = mix(hash, cuts[i]);
     return hash ? hash : 1;
 }
 

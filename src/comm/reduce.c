@@ -8,8 +8,8 @@
  *
  * A run goes over memory in blocks. Of each block all sources are read before a destination is
  * written, so a destination may be a source. Two leaves and one destination need no scratch, and are
- * one loop. User functions run in the same order, on scratch, and see the same settings of the
- * floating-point unit as everything else here.
+ * one loop. User functions run in the same order, on scratch. The floating-point unit is set for each
+ * run, and as it was afterwards: it does not matter which thread adds.
  */
 #include "comm/reduce.h"
 
@@ -17,7 +17,6 @@
 #include "tensor/kernel.h"
 
 #include <assert.h>
-#include <fenv.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -89,37 +88,61 @@ tdm_status tdm__reducer_check(const tdm__reducer *reducer, tdm_error *err)
 
 /* ---- the floating-point unit -------------------------------------------------------------------- */
 
+/* Sums take numbers below the normal range for zero, in and out, like the kernels of src/tensor; the
+ * user's function sees the plain settings. MIN and MAX compare bits, and do not care. */
+static bool flushes(const tdm__reducer *reducer)
+{
+    return reducer->reduce != TDM_REDUCE_USER;
+}
+
 #if defined(__x86_64__)
 typedef unsigned int float_mode;
-enum { PLAIN_MODE = 0x1f80, MODE_BITS = 0xffc0 }; /* all but the flags of what has happened */
+enum {
+    MODE_BITS = 0xffc0,  /* all but the flags of what has happened */
+    PLAIN_MODE = 0x1f80, /* to nearest, no exception is raised */
+    FLUSH_MODE = PLAIN_MODE | 0x8040
+};
 
-static float_mode mode_enter(void)
+static float_mode mode_read(void)
 {
-    float_mode before = __builtin_ia32_stmxcsr();
-    if ((before & MODE_BITS) != PLAIN_MODE) __builtin_ia32_ldmxcsr(PLAIN_MODE);
-    return before;
+    return __builtin_ia32_stmxcsr() & MODE_BITS;
 }
 
-static void mode_leave(const float_mode *before)
+static void mode_write(float_mode mode)
 {
-    if ((*before & MODE_BITS) != PLAIN_MODE) __builtin_ia32_ldmxcsr(*before);
+    __builtin_ia32_ldmxcsr(mode);
+}
+#elif defined(__aarch64__)
+typedef uint64_t float_mode;
+enum { PLAIN_MODE = 0, FLUSH_MODE = 1 << 24 };
+
+static float_mode mode_read(void)
+{
+    uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+}
+
+static void mode_write(float_mode mode)
+{
+    __asm__ volatile("msr fpcr, %0" : : "r"(mode));
 }
 #else
-typedef fenv_t float_mode;
+#error "which bits make sums flush denormal numbers on this processor?"
+#endif
 
-static float_mode mode_enter(void)
+/* Sets the mode for a reducer's loops; returns how it was before. */
+static float_mode mode_enter(const tdm__reducer *reducer)
 {
-    fenv_t before;
-    fegetenv(&before);
-    fesetenv(FE_DFL_ENV);
+    float_mode before = mode_read(), wanted = flushes(reducer) ? FLUSH_MODE : PLAIN_MODE;
+    if (before != wanted) mode_write(wanted);
     return before;
 }
 
-static void mode_leave(const float_mode *before)
+static void mode_leave(float_mode before)
 {
-    fesetenv(before);
+    if (mode_read() != before) mode_write(before);
 }
-#endif
 
 /* ---- copies ------------------------------------------------------------------------------------ */
 
@@ -192,12 +215,12 @@ void tdm__reduce_pair_by(const tdm__reduce_loops *loops, const tdm__reducer *red
                          const void *left, const void *right, size_t count)
 {
     if (count == 0) return;
-    float_mode before = mode_enter();
+    float_mode before = mode_enter(reducer);
     if (reducer->reduce == TDM_REDUCE_USER)
         user_pair(reducer, out, left, right, count);
     else
         loop_of(loops, reducer, false)(out, left, right, count);
-    mode_leave(&before);
+    mode_leave(before);
 }
 
 void tdm__reduce_pair(const tdm__reducer *reducer, void *out, const void *left, const void *right,
@@ -437,7 +460,7 @@ void tdm__tree_run_by(const tdm__reduce_loops *loops, const tdm__tree_plan *plan
             tdm__copy_by(loops, destinations[i], sources[0], count * r.width, i < stream);
         return;
     }
-    float_mode before = mode_enter();
+    float_mode before = mode_enter(reducer);
     if (reducer->reduce != TDM_REDUCE_USER) r.loop = loop_of(loops, reducer, false);
     bool simple = plan->leaf_count == 2 && destination_count == 1 && r.loop;
     find_streamed(&r, stream);
@@ -448,7 +471,7 @@ void tdm__tree_run_by(const tdm__reduce_loops *loops, const tdm__tree_plan *plan
     else
         run_blocks(&r, count);
     if (r.stream) loops->fence();
-    mode_leave(&before);
+    mode_leave(before);
 }
 
 void tdm__tree_run(const tdm__tree_plan *plan, const tdm__reducer *reducer,

@@ -5,10 +5,11 @@
  * above them. Everything here is pure: same sources, same bits, on every instruction-set level, for
  * every cut of the buffer into pieces. Vector loops live in vec/reduce.c, once for each level.
  *
- * So that nothing else has a say in the bits: sums are rounded to nearest and keep denormal numbers,
- * whatever the calling thread has set; every NaN that comes out of a sum, a minimum or a maximum is
- * the same one (quiet, positive, payload zero); in MIN and MAX, NaN wins and -0 is less than +0. What
- * is not added, because there is one leaf only, is copied bit for bit.
+ * So that nothing else has a say in the bits: sums are rounded to nearest and take numbers below the
+ * normal range of the type they are added in (f32 for f16 and bf16) for zero of the same sign, in and
+ * out, whatever the calling thread has set: as the kernels of src/tensor do. Every NaN that comes out
+ * of a sum, a minimum or a maximum is the same one (quiet, positive, payload zero); in MIN and MAX, NaN
+ * wins and -0 is less than +0. What is not added, because there is one leaf only, is copied bit for bit.
  */
 #ifndef TANDEM_COMM_REDUCE_H
 #define TANDEM_COMM_REDUCE_H

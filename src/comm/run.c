@@ -89,8 +89,8 @@ void tdm__request_start(tdm_request *request)
     if (request->cut.segment == 0)
         request->cut.segment = request->call.count ? request->call.count : 1;
     size_t segment = request->cut.segment;
-    request->segment_count = request->call.count ? (request->call.count + segment - 1) / segment
-                                                 : 1;
+    size_t span = tdm__call_span(&request->call, request->group->size);
+    request->segment_count = span ? (span + segment - 1) / segment : 1;
     if (request->cut.flight < 1) request->cut.flight = 1;
     if (request->cut.flight > TDM__FLIGHT_MOST) request->cut.flight = TDM__FLIGHT_MOST;
     tdm_request **link = &comm->pending;
@@ -140,7 +140,7 @@ static bool begin_segment(tdm_request *request, tdm__program *p)
     p->segment = (int)request->next_segment++;
     p->active = true;
     size_t first = (size_t)p->segment * request->cut.segment;
-    size_t left = request->call.count - first;
+    size_t left = tdm__call_span(&request->call, request->group->size) - first;
     request->algorithm->build(p, first, left < request->cut.segment ? left : request->cut.segment);
     return !p->no_memory;
 }

@@ -2,7 +2,8 @@
  * shared.c: memory for programs that all ranks of the host see (tdm_comm_shared).
  *
  * With neighbours it is a block of the host's segment; alone it is pages of this process. The comm
- * remembers what it gave out, so that closing it gives everything back.
+ * remembers what it gave out, so that closing it gives everything back. The name of a place is its
+ * offset in the segment, or for a rank that is alone its address: nobody else is to understand it.
  */
 #include "comm/engine.h"
 
@@ -56,6 +57,34 @@ void tdm_comm_shared_free(tdm_comm *comm, void *memory)
     if (found) *link = found->next;
     tdm__comm_unlock(comm);
     if (found) give_back(comm, found);
+}
+
+/* Whether an address lies in memory of our own that was given out. */
+static bool is_given(const tdm_comm *comm, uintptr_t address)
+{
+    tdm_comm *locked = (tdm_comm *)(uintptr_t)comm; /* but for its lock it stays as it is */
+    tdm__comm_lock(locked);
+    const tdm__shared *shared = comm->shared;
+    while (shared && address - (uintptr_t)shared->pages.data >= shared->pages.bytes)
+        shared = shared->next;
+    tdm__comm_unlock(locked);
+    return shared != NULL;
+}
+
+uint64_t tdm_comm_shared_place(const tdm_comm *comm, const void *memory)
+{
+    if (comm->host) {
+        uint64_t place = tdm__host_offset(comm->host, memory, 1);
+        return tdm__host_is_taken(comm->host, place) ? place : UINT64_MAX;
+    }
+    return is_given(comm, (uintptr_t)memory) ? (uint64_t)(uintptr_t)memory : UINT64_MAX;
+}
+
+void *tdm_comm_shared_at(const tdm_comm *comm, uint64_t place)
+{
+    if (comm->host)
+        return tdm__host_is_taken(comm->host, place) ? tdm__host_at(comm->host, place) : NULL;
+    return is_given(comm, (uintptr_t)place) ? (void *)(uintptr_t)place : NULL; // NOLINT
 }
 
 void tdm__shared_free_all(tdm_comm *comm)

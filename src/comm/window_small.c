@@ -43,10 +43,9 @@ bool tdm__window_is_small(const tdm_group *group, const tdm_call *call)
     const tdm__window *w = group->window;
     if (!w || w->local_count != group->size) return false;
     if (call->kind == TDM_CALL_BARRIER || call->count == 0) return true;
-    size_t size = (size_t)group->size;
     size_t width = tdm_dtype_bytes(call->dtype);
     if (call->kind == TDM_CALL_ALL_GATHER || call->kind == TDM_CALL_GATHER)
-        return (call->count + size - 1) / size <= TDM__WINDOW_INLINE / width;
+        return tdm__call_slice_most(call, group->size) <= TDM__WINDOW_INLINE / width;
     if (call->count > TDM__WINDOW_INLINE / width) return false;
     if (!call->lanes) return true;
     size_t parts = (size_t)tdm__window_parts_most(group, call);
@@ -88,7 +87,7 @@ static size_t bytes_of(const tdm_group *group, const tdm_call *call)
 {
     size_t width = tdm_dtype_bytes(call->dtype);
     if (call->kind == TDM_CALL_ALL_GATHER || call->kind == TDM_CALL_GATHER)
-        return tdm_group_slice(call->count, group->size, group->rank).count * width;
+        return tdm__call_slice(call, group->size, group->rank).count * width;
     return call->count * width;
 }
 
@@ -135,7 +134,7 @@ static void reduce(const tdm_group *group, const tdm__head *head, const tdm_call
 {
     tdm_extent part = {.first = 0, .count = call->count};
     if (call->kind == TDM_CALL_REDUCE_SCATTER)
-        part = tdm_group_slice(call->count, group->size, group->rank);
+        part = tdm__call_slice(call, group->size, group->rank);
     find_sources(group, head, call, leaves, part.first * tdm_dtype_bytes(call->dtype), sources);
     tdm__reducer reducer = tdm__reducer_of(call);
     void *out = call->out;
@@ -152,7 +151,7 @@ static void collect(const tdm_group *group, const tdm__head *head, const tdm_cal
 {
     const tdm__window *w = group->window;
     size_t width = tdm_dtype_bytes(call->dtype);
-    tdm_extent mine = tdm_group_slice(call->count, group->size, group->rank);
+    tdm_extent mine = tdm__call_slice(call, group->size, group->rank);
     /* In place, what is to go out may have been written over: the cell still has it. */
     bool moves = call->kind == TDM_CALL_ALL_TO_ALL || call->kind == TDM_CALL_SCATTER;
     uint8_t *out = call->out;
@@ -160,7 +159,7 @@ static void collect(const tdm_group *group, const tdm__head *head, const tdm_cal
         const uint8_t *data = m == group->rank && !moves
                                   ? call->in
                                   : tdm__window_cell(w, head->sequence, m)->data;
-        tdm_extent theirs = tdm_group_slice(call->count, group->size, m);
+        tdm_extent theirs = tdm__call_slice(call, group->size, m);
         switch (call->kind) {
         case TDM_CALL_BROADCAST:
             if (m == call->root) copy(out, data, call->count * width);

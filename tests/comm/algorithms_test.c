@@ -71,6 +71,7 @@ typedef struct trial {
     bool in_place;
     bool at_slice; /* in place: a slice's result goes where the slice lies, not to the start */
     const tdm_lanes *lanes;
+    const size_t *cuts;
     uint32_t segment_bytes;
     uint64_t seed;
 } trial;
@@ -81,12 +82,18 @@ typedef struct buffers {
     uint8_t *out_before; /* the guard in front of out */
     void **parts;
     uint8_t *part_copies;
-    int part_count;
+    int part_count, own_part; /* which of the parts the result is written to; -1: none */
 } buffers;
+
+static tdm_extent slice_of(const trial *t, int rank)
+{
+    if (!t->cuts || t->kind == TDM_CALL_ALL_TO_ALL) return tdm_group_slice(t->count, t->size, rank);
+    return (tdm_extent){.first = t->cuts[rank], .count = t->cuts[rank + 1] - t->cuts[rank]};
+}
 
 static size_t slice_count(const trial *t, int rank)
 {
-    return tdm_group_slice(t->count, t->size, rank).count;
+    return slice_of(t, rank).count;
 }
 
 /* How many elements a rank's `in` and `out` have. */
@@ -178,7 +185,7 @@ static void fill_input(const trial *t, int rank, uint8_t *in)
 {
     size_t first = 0;
     if (t->kind == TDM_CALL_ALL_GATHER || t->kind == TDM_CALL_GATHER)
-        first = tdm_group_slice(t->count, t->size, rank).first;
+        first = slice_of(t, rank).first;
     int64_t lane = t->kind == TDM_CALL_ALL_GATHER || t->kind == TDM_CALL_GATHER ? 0 : rank;
     fill(in, t->dtype, lane, first, in_count(t, rank), small_numbers(t));
 }
@@ -193,13 +200,18 @@ static void make_parts(const trial *t, world *w, int rank, buffers *b, tdm_call 
     b->part_copies = tdm_arena_alloc(w->arena, (size_t)b->part_count * bytes, 0);
     for (int i = 0; i < b->part_count; i++) {
         /* In place: the first part lies in `out`, where that is large enough. */
-        bool at_out = t->in_place && i == 0 && b->out_bytes >= bytes;
+        bool at_out = t->in_place && !t->cuts && i == 0 && b->out_bytes >= bytes;
         b->parts[i] = at_out ? b->out : tdm_arena_alloc(w->arena, bytes, 0);
         CHECK(node_value(t, t->lanes->lane_count, nodes[i], t->lanes->lane_count, b->parts[i]));
         if (bytes) memcpy(b->part_copies + (size_t)i * bytes, b->parts[i], bytes);
     }
     call->lanes = t->lanes;
     call->parts = (const void *const *)b->parts;
+    if (t->cuts && t->in_place && b->part_count && t->kind == TDM_CALL_REDUCE_SCATTER) {
+        b->own_part = b->part_count - 1; /* the slice goes to its place in the last part */
+        call->out = (uint8_t *)b->parts[b->own_part] +
+                    slice_of(t, rank).first * tdm_dtype_bytes(t->dtype);
+    }
 }
 
 static void make_buffers(const trial *t, world *w, int rank, buffers *b)
@@ -209,12 +221,12 @@ static void make_buffers(const trial *t, world *w, int rank, buffers *b)
     size_t in_bytes = in_count(t, rank) * unit, out_bytes = out_count(t, rank) * unit;
     size_t room = out_bytes;
     if (t->in_place && in_bytes > room) room = in_bytes;
-    *b = (buffers){.in_bytes = in_bytes, .out_bytes = room};
+    *b = (buffers){.in_bytes = in_bytes, .out_bytes = room, .own_part = -1};
     b->out = guarded(w, room, &b->out_before);
     size_t offset = 0;
     if (t->in_place && out_count(t, rank) == t->count &&
         (t->kind == TDM_CALL_ALL_GATHER || t->kind == TDM_CALL_GATHER))
-        offset = tdm_group_slice(t->count, t->size, rank).first * unit;
+        offset = slice_of(t, rank).first * unit;
     b->in = t->in_place ? NULL : tdm_arena_alloc(w->arena, in_bytes, 0);
     uint8_t *in = b->in ? b->in : b->out + offset;
     fill_input(t, rank, in);
@@ -226,10 +238,11 @@ static void make_buffers(const trial *t, world *w, int rank, buffers *b)
                        .reduce = t->reduce,
                        .user_reduce = odd_reduce,
                        .root = t->root,
+                       .cuts = t->cuts,
                        .algorithm = t->algorithm->id};
     if (t->in_place && t->at_slice && !t->lanes && in_count(t, rank) == t->count &&
         (t->kind == TDM_CALL_REDUCE_SCATTER || t->kind == TDM_CALL_SCATTER))
-        call->out = b->out + tdm_group_slice(t->count, t->size, rank).first * unit;
+        call->out = b->out + slice_of(t, rank).first * unit;
     int *calls = tdm_arena_alloc(w->arena, sizeof *calls, 0);
     call->user = calls;
     if (t->lanes) make_parts(t, w, rank, b, call);
@@ -239,7 +252,7 @@ static void make_buffers(const trial *t, world *w, int rank, buffers *b)
 static void expected_output(const trial *t, int rank, const uint8_t *sum, uint8_t *out)
 {
     size_t unit = tdm_dtype_bytes(t->dtype);
-    tdm_extent slice = tdm_group_slice(t->count, t->size, rank);
+    tdm_extent slice = slice_of(t, rank);
     switch (t->kind) {
     case TDM_CALL_REDUCE:
     case TDM_CALL_ALL_REDUCE: memcpy(out, sum, out_count(t, rank) * unit); break;
@@ -276,7 +289,7 @@ static void check_rank(const trial *t, world *w, int rank, const buffers *b, con
     }
     size_t part_bytes = t->count * unit;
     for (int i = 0; i < b->part_count; i++)
-        if (b->parts[i] != b->out)
+        if (b->parts[i] != b->out && i != b->own_part)
             WORLD_CHECK(
                 w, memcmp(b->parts[i], b->part_copies + (size_t)i * part_bytes, part_bytes) == 0);
 }
@@ -347,6 +360,26 @@ static void place_lanes(placement *p, int size, int how, tdm_rng *rng)
         p->absent[i] = how == 2 && i != 5 && tdm_rng_below(rng, 3) == 0;
     p->lanes = (tdm_lanes){
         .lane_count = LANE_COUNT, .first = p->first, .absent = how == 2 ? p->absent : NULL};
+}
+
+/* 0: anywhere, empty slices too; 1: one rank has nearly all; 2: the last slices grow. */
+static void draw_cuts(size_t *cuts, int size, size_t count, int how, tdm_rng *rng)
+{
+    size_t lucky = (size_t)tdm_rng_below(rng, (uint64_t)size);
+    for (int i = 1; i < size; i++) {
+        size_t at = (size_t)i;
+        cuts[i] = how == 0   ? (size_t)tdm_rng_below(rng, count + 1)
+                  : how == 1 ? (at <= lucky ? 0 : count - count / 50)
+                             : count / (size_t)size * at / (size_t)size * at;
+    }
+    cuts[0] = 0;
+    cuts[size] = count;
+    for (int i = 1; i <= size; i++)
+        for (int j = i; j > 0 && cuts[j - 1] > cuts[j]; j--) {
+            size_t swapped = cuts[j];
+            cuts[j] = cuts[j - 1];
+            cuts[j - 1] = swapped;
+        }
 }
 
 static tdm_rng rng_of(uint64_t seed)
@@ -422,6 +455,33 @@ static void lanes_are_added_by_the_tree(void)
                     size_t count = counts[tdm_rng_below(&rng, 6)];
                     trial t = draw_trial(over_messages[a], (tdm_call_kind)k, sizes[p], count, seed);
                     t.lanes = &lanes.lanes;
+                    if (!trial_fits(&t)) continue;
+                    run_trial(&t, NULL);
+                    fitted[over_messages[a]->id]++;
+                }
+    for (int a = 0; a < LENGTH(over_messages); a++) CHECK(fitted[over_messages[a]->id] > 0);
+}
+
+/* Slices of any lengths: with and without lanes, in place at the slice's own place. */
+static void cuts_are_kept_to(void)
+{
+    uint64_t seed = 3000000;
+    int fitted[TDM_ALGORITHM_WINDOW + 1] = {0};
+    for (int a = 0; a < LENGTH(over_messages); a++)
+        for (int k = TDM_CALL_REDUCE_SCATTER; k <= TDM_CALL_SCATTER; k++)
+            for (int p = 0; p < LENGTH(sizes) && sizes[p] <= SIZES_MOST; p++)
+                for (int how = 0; how < 3 * (LANES_ROUNDS + 1); how++) {
+                    tdm_rng rng = rng_of(++seed);
+                    size_t cuts[64], count = counts[1 + tdm_rng_below(&rng, LENGTH(counts) - 1)];
+                    if (count > COUNT_MOST || (count > 1000 && sizes[p] > 5)) count = 1000;
+                    draw_cuts(cuts, sizes[p], count, how % 3, &rng);
+                    placement lanes;
+                    place_lanes(&lanes, sizes[p], (int)tdm_rng_below(&rng, 3), &rng);
+                    trial t = draw_trial(over_messages[a], (tdm_call_kind)k, sizes[p], count, seed);
+                    t.cuts = cuts;
+                    t.at_slice = true;
+                    if (k == TDM_CALL_REDUCE_SCATTER && tdm_rng_below(&rng, 2))
+                        t.lanes = &lanes.lanes;
                     if (!trial_fits(&t)) continue;
                     run_trial(&t, NULL);
                     fitted[over_messages[a]->id]++;
@@ -612,8 +672,11 @@ static void scratch_is_kept_within_bounds(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(every_call_gives_the_plain_result), CHECK_TEST(lanes_are_added_by_the_tree),
-    CHECK_TEST(headers_say_what_happens),          CHECK_TEST(parts_are_sent_as_they_are),
+    CHECK_TEST(every_call_gives_the_plain_result),
+    CHECK_TEST(lanes_are_added_by_the_tree),
+    CHECK_TEST(cuts_are_kept_to),
+    CHECK_TEST(headers_say_what_happens),
+    CHECK_TEST(parts_are_sent_as_they_are),
     CHECK_TEST(scratch_is_kept_within_bounds),
 };
 CHECK_MAIN(tests)

@@ -125,7 +125,7 @@ static inline void world_begin_segment(world *w, int rank, int slot)
     *p = (tdm__program){.request = q, .arena = arena, .active = true};
     p->segment = (int)q->next_segment++;
     size_t first = (size_t)p->segment * q->cut.segment;
-    size_t left = q->call.count - first;
+    size_t left = tdm__call_span(&q->call, w->size) - first;
     q->algorithm->build(p, first, left < q->cut.segment ? left : q->cut.segment);
     WORLD_CHECK(w, !p->no_memory);
     w->depths[rank][slot] = w->arriving[rank][slot] = 0;
@@ -262,8 +262,8 @@ static inline void world_run(world *w, const tdm__algorithm_ops *algorithm)
         WORLD_CHECK(w, q->cut.segment == w->requests[0].cut.segment);
         if (w->failed) return;
         if (q->cut.flight > TDM__FLIGHT_MOST) q->cut.flight = TDM__FLIGHT_MOST;
-        q->segment_count = q->call.count ? (q->call.count + q->cut.segment - 1) / q->cut.segment
-                                         : 1;
+        size_t span = tdm__call_span(&q->call, w->size);
+        q->segment_count = span ? (span + q->cut.segment - 1) / q->cut.segment : 1;
         if (tdm__kind_reduces(q->call.kind)) {
             WORLD_CHECK(w, tdm__leaves_init(&q->leaves, q->call.lanes, w->size, NULL) == TDM_OK);
             WORLD_CHECK(w, tdm__tree_plan_init(&q->plan, q->leaves.nodes, q->leaves.count, 1,

@@ -10,6 +10,7 @@
 #include "check.h"
 
 #include <fenv.h>
+#include <pthread.h>
 #include <stdlib.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -109,10 +110,20 @@ static uint64_t encode(const format *f, double value)
     return sign | (size < f->infinity ? size : f->infinity);
 }
 
+/* Below the normal range of the type that sums are made in there is nothing but zero. */
+static uint64_t flushed(tdm_dtype dtype, uint64_t bits)
+{
+    const format *f = &formats[dtype];
+    bool tiny = (bits & ~sign_of(f)) < UINT64_C(1) << (f->digits - 1);
+    return tiny && dtype != TDM_DTYPE_F16 ? bits & sign_of(f) : bits;
+}
+
 static uint64_t add_float(tdm_dtype dtype, uint64_t a, uint64_t b)
 {
     const format *f = &formats[dtype];
     uint64_t out = 0;
+    a = flushed(dtype, a);
+    b = flushed(dtype, b);
     if (dtype == TDM_DTYPE_F64) {
         double x, y;
         memcpy(&x, &a, 8);
@@ -129,9 +140,9 @@ static uint64_t add_float(tdm_dtype dtype, uint64_t a, uint64_t b)
         return f->quiet;
     } else {
         double sum = decode(f, a) + decode(f, b);
-        return isnan(sum) ? f->quiet : encode(f, sum);
+        return isnan(sum) ? f->quiet : flushed(dtype, encode(f, sum));
     }
-    return is_nan(f, out) ? f->quiet : out;
+    return is_nan(f, out) ? f->quiet : flushed(dtype, out);
 }
 
 static bool less_float(tdm_dtype dtype, uint64_t a, uint64_t b)
@@ -521,7 +532,8 @@ static void user_pairs(void)
     CHECK_INT(calls, 3 * COUNT);
 }
 
-/* What the caller has set in the floating-point unit has no say, and is left as it was. */
+/* What the caller has set in the floating-point unit has no say, and is left as it was: numbers below
+ * the normal range are zero in sums, and what they are in a function of the user's. */
 static void settings(void)
 {
     float a[19], b[19], expected[19], out[19];
@@ -531,7 +543,7 @@ static void settings(void)
         b[i] = i % 2 ? 3e-41f : 1e-9f;
     }
     tdm__reduce_pair(&r, expected, a, b, 19);
-    CHECK(expected[1] > 0 && expected[0] == 1.0f);
+    CHECK(expected[1] == 0 && expected[0] == 1.0f);
     tdm_kernel_mode before = tdm_kernel_enter(1);
     fesetround(FE_UPWARD);
     tdm__reduce_pair(&r, out, a, b, 19);
@@ -541,6 +553,95 @@ static void settings(void)
     fesetround(FE_TONEAREST);
     tdm_kernel_leave(&before);
     CHECK(memcmp(out, expected, sizeof(out)) == 0);
+}
+
+/* Numbers of all sizes, many of them at the edge of the normal range, of both signs; none infinite. */
+static void draw_edges(float *out, int count)
+{
+    for (int i = 0; i < count; i++) {
+        uint32_t bits = (uint32_t)draw();
+        if (i % 4) bits = (bits & 0x807fffff) | (uint32_t)draw_below(3) << 23;
+        if ((bits & 0x7f800000) == 0x7f800000) bits &= 0xbfffffff;
+        memcpy(&out[i], &bits, sizeof bits);
+    }
+}
+
+typedef struct adding {
+    const float *a, *b;
+    float *pair, *tree;
+    const tdm__tree_plan *plan;
+} adding;
+
+static void *add_elsewhere(void *user)
+{
+    enum { COUNT = 4099 };
+    const adding *t = user;
+    const tdm__reducer r = {.dtype = TDM_DTYPE_F32, .reduce = TDM_REDUCE_SUM};
+    tdm__reduce_pair(&r, t->pair, t->a, t->b, COUNT);
+    const void *sources[] = {t->a, t->b, t->a};
+    tdm__tree_run(t->plan, &r, sources, (void *const[]){t->tree}, 1, COUNT, 0);
+    return NULL;
+}
+
+/* Sums have the bits that the kernels of training give, in a thread that has set nothing as well. */
+static void sums_are_those_of_training(void)
+{
+    enum { COUNT = 4099 };
+    static float a[COUNT], b[COUNT], pair[COUNT], tree[COUNT], expected[COUNT];
+    const int64_t nodes[] = {4, 5, 6};
+    tdm__tree_plan plan;
+    CHECK_INT(tdm__tree_plan_init(&plan, nodes, 3, 1, NULL), TDM_OK);
+    draw_edges(a, COUNT);
+    draw_edges(b, COUNT);
+    adding t = {.a = a, .b = b, .pair = pair, .tree = tree, .plan = &plan};
+    pthread_t thread;
+    CHECK_INT(pthread_create(&thread, NULL, add_elsewhere, &t), 0);
+    pthread_join(thread, NULL);
+    tdm_kernel_mode before = tdm_kernel_enter(1);
+    memcpy(expected, a, sizeof expected);
+    tdm_kernel_add_into(expected, b, COUNT);
+    CHECK(memcmp(pair, expected, sizeof expected) == 0);
+    tdm_kernel_add_into(expected, a, COUNT);
+    CHECK(memcmp(tree, expected, sizeof expected) == 0);
+    memset(pair, 1, sizeof pair);
+    memset(tree, 1, sizeof tree);
+    add_elsewhere(&t); /* and in one that flushes already */
+    CHECK(memcmp(tree, expected, sizeof expected) == 0);
+    tdm_kernel_leave(&before);
+    tdm__tree_plan_release(&plan);
+}
+
+static void keep_tiny(void *into, const void *from, size_t count, void *user)
+{
+    (void)user;
+    volatile float *x = into;
+    for (size_t i = 0; i < count; i++) x[i] += ((const float *)from)[i];
+}
+
+/* The other types of floats flush as well, f16 aside, whose tiny numbers are normal ones in f32, where
+ * they are added; a function of the user's sees the plain settings, also from a thread that flushes. */
+static void other_types_flush(void)
+{
+    const double small = 1e-310;
+    double f64[2] = {small, -small}, zero64[2] = {0, -0.0}, out64[2];
+    tdm__reducer r = {.dtype = TDM_DTYPE_F64, .reduce = TDM_REDUCE_SUM};
+    tdm__reduce_pair(&r, out64, f64, zero64, 2);
+    CHECK(memcmp(out64, zero64, sizeof out64) == 0);
+    const uint16_t bf16[2] = {0x0040, 0x8001}, none[2] = {0, 0x8000};
+    uint16_t out16[2];
+    r.dtype = TDM_DTYPE_BF16;
+    tdm__reduce_pair(&r, out16, bf16, none, 2);
+    CHECK(memcmp(out16, none, sizeof out16) == 0);
+    r.dtype = TDM_DTYPE_F16;
+    tdm__reduce_pair(&r, out16, bf16, none, 2);
+    CHECK(memcmp(out16, bf16, sizeof out16) == 0);
+    tdm_kernel_mode before = tdm_kernel_enter(1);
+    const uint32_t a[1] = {1}, b[1] = {2};
+    uint32_t out[1];
+    r = (tdm__reducer){.dtype = TDM_DTYPE_F32, .reduce = TDM_REDUCE_USER, .user_reduce = keep_tiny};
+    tdm__reduce_pair(&r, out, a, b, 1);
+    CHECK_INT(out[0], 3);
+    tdm_kernel_leave(&before);
 }
 
 /* ---- copies ------------------------------------------------------------------------------------ */
@@ -646,10 +747,20 @@ static void bad_reducers(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(all_trees),  CHECK_TEST(large_trees),    CHECK_TEST(every_f16),
-    CHECK_TEST(every_bf16), CHECK_TEST(pairs_in_place), CHECK_TEST(user_functions),
-    CHECK_TEST(user_pairs), CHECK_TEST(settings),       CHECK_TEST(copies),
-    CHECK_TEST(bad_plans),  CHECK_TEST(deepest_plan),   CHECK_TEST(bad_reducers),
+    CHECK_TEST(all_trees),
+    CHECK_TEST(large_trees),
+    CHECK_TEST(every_f16),
+    CHECK_TEST(every_bf16),
+    CHECK_TEST(pairs_in_place),
+    CHECK_TEST(user_functions),
+    CHECK_TEST(user_pairs),
+    CHECK_TEST(settings),
+    CHECK_TEST(sums_are_those_of_training),
+    CHECK_TEST(other_types_flush),
+    CHECK_TEST(copies),
+    CHECK_TEST(bad_plans),
+    CHECK_TEST(deepest_plan),
+    CHECK_TEST(bad_reducers),
 };
 
 CHECK_MAIN(tests)

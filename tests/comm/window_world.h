@@ -492,6 +492,7 @@ typedef struct trial {
     places where;
     bool in_place;
     const tdm_lanes *lanes;
+    const size_t *cuts;
 } trial;
 
 typedef struct buffers {
@@ -534,7 +535,7 @@ static inline bool gives_slice(tdm_call_kind kind)
 static inline bool expected(const member *m, const tdm_call *call, const tdm__leaves *leaves,
                             int64_t lane_count, size_t e, uint8_t out[8])
 {
-    tdm_extent mine = tdm_group_slice(call->count, m->size, m->rank);
+    tdm_extent mine = tdm__call_slice(call, m->size, m->rank);
     bool root = m->rank == call->root;
     switch (call->kind) {
     case TDM_CALL_REDUCE:
@@ -550,7 +551,7 @@ static inline bool expected(const member *m, const tdm_call *call, const tdm__le
         if (!root) return false; /* fall through */
     case TDM_CALL_ALL_GATHER:
         for (int i = 0; i < m->size; i++) {
-            tdm_extent theirs = tdm_group_slice(call->count, m->size, i);
+            tdm_extent theirs = tdm__call_slice(call, m->size, i);
             if (e - theirs.first < theirs.count)
                 write_number(call->dtype, out, (uint32_t)i, e - theirs.first);
         }
@@ -582,7 +583,7 @@ static inline void check_out(member *m, const tdm_call *call, const tdm__leaves 
 
 static inline size_t out_count_of(const member *m, const tdm_call *call)
 {
-    tdm_extent mine = tdm_group_slice(call->count, m->size, m->rank);
+    tdm_extent mine = tdm__call_slice(call, m->size, m->rank);
     if (gives_slice(call->kind)) return mine.count;
     if (call->kind == TDM_CALL_ALL_TO_ALL) return mine.count * (size_t)m->size;
     return call->count;
@@ -591,13 +592,14 @@ static inline size_t out_count_of(const member *m, const tdm_call *call)
 static inline void run_trial(member *m, trial t)
 {
     tdm_call call = t.call;
+    call.cuts = t.cuts;
     tdm__leaves leaves = {0};
     MEMBER_CHECK(m, tdm__leaves_init(&leaves, t.lanes, m->size, NULL) == TDM_OK);
     int64_t lane_count = t.lanes ? t.lanes->lane_count : 1;
     while (!t.lanes && lane_count < m->size) lane_count *= 2;
     bool reduction = tdm__kind_reduces(call.kind);
     bool inside = t.where == INSIDE || (t.where == MIXED && m->rank != 1);
-    tdm_extent mine = tdm_group_slice(call.count, m->size, m->rank);
+    tdm_extent mine = tdm__call_slice(&call, m->size, m->rank);
     size_t width = tdm_dtype_bytes(call.dtype);
     size_t in_count = takes_slice(call.kind) ? mine.count : call.count;
     size_t out_count = out_count_of(m, &call);
@@ -619,9 +621,13 @@ static inline void run_trial(member *m, trial t)
     bool over_input = in_place &&
                       out_count < call.count; /* it ends with the input, not the output */
     call.out = in_place ? (uint8_t *)b.memory[0] : take(m, &b, inside, out_count * width);
-    ((uint8_t *)call.out)[(over_input ? call.count : out_count) * width] = 0xee;
+    bool at_slice = in_place && t.cuts &&
+                    gives_slice(call.kind); /* as calls in place are resolved */
+    size_t end = over_input ? call.count : out_count;
+    ((uint8_t *)call.out)[end * width] = 0xee;
+    if (at_slice) call.out = (uint8_t *)call.out + mine.first * width;
     MEMBER_CHECK(m, run_call(m, &call) == TDM_OK);
-    check_out(m, &call, &leaves, lane_count, out_count, over_input ? call.count : out_count);
+    check_out(m, &call, &leaves, lane_count, out_count, at_slice ? end - mine.first : end);
     give_back(m, &b);
     tdm__leaves_release(&leaves);
 }

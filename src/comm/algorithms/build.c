@@ -50,11 +50,10 @@ size_t tdm__segment_offset(const tdm__segment *s)
 
 tdm_extent tdm__segment_run(const tdm__segment *s, int rank)
 {
-    tdm_extent slice = tdm_group_slice(s->call->count, s->size, rank);
+    tdm_extent slice = tdm__call_slice(s->call, s->size, rank);
     size_t offset = tdm__segment_offset(s);
     size_t most = s->request->cut.segment / (size_t)s->size;
-    /* The last run of slice 0 is not empty and other slices are shorter by one at most: no offset is
-     * past a slice's end. */
+    if (offset > slice.count) offset = slice.count;
     size_t left = slice.count - offset;
     return (tdm_extent){.first = slice.first + offset, .count = left < most ? left : most};
 }
@@ -108,12 +107,13 @@ tdm__cut tdm__cut_make(const tdm_group *group, const tdm_call *call, tdm__cut_wi
 {
     size_t unit = tdm_dtype_bytes(call->dtype);
     size_t multiple = tdm__kind_has_slices(call->kind) ? (size_t)group->size : 1;
-    size_t whole = round_up(call->count ? call->count : 1, multiple);
+    size_t span = tdm__call_span(call, group->size);
+    size_t whole = round_up(span ? span : 1, multiple);
     if (wish.segment_bytes == 0 || unit == 0 || call->kind == TDM_CALL_BARRIER)
         return (tdm__cut){.segment = whole, .flight = 1};
     size_t measured = tdm__choices_segment(group, call, wish.algorithm);
     size_t segment = (measured ? measured : wish.segment_bytes) / unit;
-    size_t least = (size_t)(call->count / (STEPS_MOST / wish.stride)) + 1;
+    size_t least = (size_t)(span / (STEPS_MOST / wish.stride)) + 1;
     if (segment < least) segment = least;
     segment = round_up(segment, multiple);
     return (tdm__cut){.segment = segment < whole ? segment : whole, .flight = wish.flight};
@@ -122,7 +122,8 @@ tdm__cut tdm__cut_make(const tdm_group *group, const tdm_call *call, tdm__cut_wi
 size_t tdm__share_segment(const tdm_group *group, const tdm_call *call)
 {
     size_t size = (size_t)group->size;
-    size_t share = tdm__call_bytes(call) / size / SEGMENTS_WANTED + 1;
+    size_t bytes = tdm__call_span(call, group->size) * tdm_dtype_bytes(call->dtype);
+    size_t share = bytes / size / SEGMENTS_WANTED + 1;
     size_t most = SCRATCH_BYTES / size;
     size_t share_most = group->host_count > 1 ? WIRE_SHARE_BYTES : SHARE_BYTES;
     if (most > share_most) most = share_most;

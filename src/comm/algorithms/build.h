@@ -5,8 +5,10 @@
  * [first, first + count) of the call. Kinds with slices (reduce_scatter, all_gather, gather, scatter,
  * all_to_all): cut.segment is a multiple of the group's size, and segment k is the k-th run of
  * cut.segment / size elements of every slice; a slice that ends earlier has a shorter run or none. So
- * every rank knows all sizes, and run k of a slice never reaches beyond run k of slice 0, the longest:
- * that makes calls in place safe, whose results at the start of `out` overwrite slice 0 of `in`.
+ * every rank knows all sizes. Slices may be of any length (tdm_call.cuts): nothing is known of runs but
+ * what tdm__segment_run says. Calls in place are safe because a rank writes its slice where that lies in
+ * `in`, and nobody else reads that slice of it. Without cuts no run k reaches beyond run k of slice 0,
+ * the longest, so then results may also go to the start of `in`.
  *
  * Step numbers: segment k has [k * stride, (k + 1) * stride), where the stride is the algorithm's, and
  * tdm__cut_make sees to it that no call needs more than there are.

@@ -209,6 +209,14 @@ static void build_all_reduce(const tdm__segment *s)
         add_whole(s);
 }
 
+/* The most elements that this rank keeps at one of the levels: at the first it keeps half the places. */
+static size_t most_kept(const tdm__segment *s, const size_t *starts)
+{
+    if (s->size == 1) return 0;
+    bool is_left = (s->rank & 1) == 0;
+    return is_left ? starts[s->size / 2] : starts[s->size] - starts[s->size / 2];
+}
+
 static void build_reduce_scatter(const tdm__segment *s)
 {
     size_t *starts = tdm__program_scratch(s->program, ((size_t)s->size + 1) * sizeof *starts);
@@ -220,7 +228,7 @@ static void build_reduce_scatter(const tdm__segment *s)
     }
     starts[s->size] = total;
     uint8_t *all = tdm__program_scratch(s->program, total * s->unit);
-    uint8_t *theirs = tdm__program_scratch(s->program, (total / 2 + (size_t)s->size) * s->unit);
+    uint8_t *theirs = tdm__program_scratch(s->program, most_kept(s, starts) * s->unit);
     if (!all || !theirs) return;
     int leaf = s->request->leaves.first[s->rank];
     for (int place = 0; place < s->size; place++) {
@@ -242,19 +250,19 @@ static void build_reduce_scatter(const tdm__segment *s)
 static void slices_in_circle(const tdm__segment *s, int first, int count, tdm_extent out[2])
 {
     int last = first + count < s->size ? first + count : s->size;
-    size_t begin = tdm_group_slice(s->call->count, s->size, first).first;
-    tdm_extent end = tdm_group_slice(s->call->count, s->size, last - 1);
+    size_t begin = tdm__call_slice(s->call, s->size, first).first;
+    tdm_extent end = tdm__call_slice(s->call, s->size, last - 1);
     out[0] = (tdm_extent){.first = begin, .count = end.first + end.count - begin};
     out[1] = (tdm_extent){0};
     if (first + count > s->size) {
-        end = tdm_group_slice(s->call->count, s->size, first + count - s->size - 1);
+        end = tdm__call_slice(s->call, s->size, first + count - s->size - 1);
         out[1].count = end.first + end.count;
     }
 }
 
 static void build_all_gather(const tdm__segment *s)
 {
-    tdm_extent own = tdm_group_slice(s->call->count, s->size, s->rank);
+    tdm_extent own = tdm__call_slice(s->call, s->size, s->rank);
     tdm__program_copy(s->program, tdm__out_at(s, own.first), s->call->in, own.count * s->unit,
                       false);
     uint32_t step = s->step;

@@ -94,7 +94,7 @@ static tdm_extent slice_of(const tdm_request *request, size_t r, int index)
     const hierarchy_call *s = request->state;
     const tdm_call *call = &request->call;
     if (tdm__kind_has_slices(call->kind)) {
-        tdm_extent whole = tdm_group_slice(call->count, request->group->size, index);
+        tdm_extent whole = tdm__call_slice(call, request->group->size, index);
         size_t begin = r * s->slice;
         if (begin > whole.count) begin = whole.count;
         size_t left = whole.count - begin;
@@ -132,7 +132,7 @@ static uint8_t *out_at(const tdm_request *request, size_t element)
 /* Where this rank's output of a kind that gives slices begins, in elements of the whole. */
 static size_t own_first(const tdm_request *request)
 {
-    return tdm_group_slice(request->call.count, request->group->size, request->group->rank).first;
+    return tdm__call_slice(&request->call, request->group->size, request->group->rank).first;
 }
 
 static uint32_t step_of(const tdm_request *request, size_t r, int index)
@@ -582,10 +582,11 @@ static tdm__cut cut(const tdm_group *group, const tdm_call *call)
 
 static void cut_rounds(hierarchy_call *s, const tdm_group *group, const tdm_call *call)
 {
-    size_t sharers = (size_t)(tdm__kind_has_slices(call->kind) ? group->size : s->rails);
     size_t line = s->width < LINE ? LINE / s->width : 1;
     size_t room = room_for(group, call);
-    size_t whole = (call->count + sharers - 1) / sharers;
+    size_t rails = (size_t)s->rails;
+    size_t whole = tdm__kind_has_slices(call->kind) ? tdm__call_slice_most(call, group->size)
+                                                    : (call->count + rails - 1) / rails;
     if (whole == 0) return;
     s->rounds = (whole + room - 1) / room;
     s->slice = ((whole + s->rounds - 1) / s->rounds + line - 1) / line * line;

@@ -106,7 +106,10 @@ typedef tdm_extent (*range_fn)(const tdm__segment *s, int rank);
 static void add_around(const tdm__segment *s, range_fn range_of, uint8_t *to)
 {
     int leaf = s->request->leaves.first[s->rank];
-    size_t most = range_of(s, 0).count * s->unit; /* the first range is the longest */
+    size_t most = 0;
+    for (int i = 0; i < s->size; i++)
+        if (range_of(s, i).count > most) most = range_of(s, i).count;
+    most *= s->unit;
     uint8_t *two[2] = {tdm__program_scratch(s->program, most),
                        tdm__program_scratch(s->program, most)};
     if (!two[0] || !two[1]) return;

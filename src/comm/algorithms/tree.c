@@ -268,8 +268,8 @@ static void build_all_reduce(const tdm__segment *s)
 /* The elements of all slices of ranks [first, last): neighbours' slices are neighbours. */
 static tdm_extent slices_of(const tdm__segment *s, int first, int last)
 {
-    size_t from = tdm_group_slice(s->call->count, s->size, first).first;
-    tdm_extent end = tdm_group_slice(s->call->count, s->size, last - 1);
+    size_t from = tdm__call_slice(s->call, s->size, first).first;
+    tdm_extent end = tdm__call_slice(s->call, s->size, last - 1);
     return (tdm_extent){.first = from, .count = end.first + end.count - from};
 }
 
@@ -295,7 +295,7 @@ static void build_gather(const tdm__segment *s)
     int holder;
     int giving = giving_width(s, s->root);
     tdm_extent held = held_by(s, giving, &holder);
-    tdm_extent own = tdm_group_slice(s->call->count, s->size, s->rank);
+    tdm_extent own = tdm__call_slice(s->call, s->size, s->rank);
     if (held.count == own.count && holder >= 0) { /* nobody hands anything to this rank */
         tdm__send_some(s, holder, s->step, s->call->in, own.count);
         tdm__program_join(s->program);
@@ -323,7 +323,7 @@ static void build_scatter(const tdm__segment *s)
     int holder;
     int giving = giving_width(s, s->root);
     tdm_extent held = held_by(s, giving, &holder);
-    tdm_extent own = tdm_group_slice(s->call->count, s->size, s->rank);
+    tdm_extent own = tdm__call_slice(s->call, s->size, s->rank);
     if (held.count == 0) return;
     const uint8_t *all = s->call->in;
     if (holder >= 0) {

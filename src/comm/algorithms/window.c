@@ -69,7 +69,7 @@ static tdm_extent piece_of(const tdm_request *request, size_t r, int m)
     int size = request->group->size;
     size_t begin = r * s->slice;
     if (is_sliced(call->kind)) {
-        tdm_extent whole = tdm_group_slice(call->count, size, m);
+        tdm_extent whole = tdm__call_slice(call, size, m);
         if (begin >= whole.count) return (tdm_extent){.first = whole.first, .count = 0};
         size_t left = whole.count - begin;
         return (tdm_extent){.first = whole.first + begin,
@@ -128,7 +128,9 @@ static void cut_rounds(const tdm_request *request, window_call *s)
     size_t sharers = call->kind == TDM_CALL_BROADCAST ? 2 : size;
     size_t wanted = round_up(round_bytes / sharers / s->width, line);
     if (wanted > room) wanted = room;
-    size_t whole = call->kind == TDM_CALL_BROADCAST ? call->count : (call->count + size - 1) / size;
+    size_t whole = call->kind == TDM_CALL_BROADCAST ? call->count
+                   : is_sliced(call->kind)          ? tdm__call_slice_most(call, (int)size)
+                                                    : (call->count + size - 1) / size;
     s->rounds = (whole + wanted - 1) / wanted;
     s->slice = round_up((whole + s->rounds - 1) / s->rounds, line);
     if (s->slice > wanted) s->slice = wanted;
@@ -147,7 +149,7 @@ static size_t in_count(const tdm_request *request)
 {
     const tdm_call *call = &request->call;
     if (call->kind != TDM_CALL_ALL_GATHER && call->kind != TDM_CALL_GATHER) return call->count;
-    return tdm_group_slice(call->count, request->group->size, request->group->rank).count;
+    return tdm__call_slice(call, request->group->size, request->group->rank).count;
 }
 
 /* Whether others may read this rank's input where it lies. Not when this rank writes over it meanwhile,
@@ -288,12 +290,12 @@ static void write_direct(tdm__program *p)
     const window_call *s = request->state;
     int size = request->group->size, rank = request->group->rank;
     uint8_t *out = call->out;
-    tdm_extent mine = tdm_group_slice(call->count, size, rank);
+    tdm_extent mine = tdm__call_slice(call, size, rank);
     if (call->kind == TDM_CALL_ALL_REDUCE || call->kind == TDM_CALL_REDUCE) reduce_direct(p);
     if (call->kind == TDM_CALL_REDUCE_SCATTER) add_direct(p, mine, &out, 1, 0);
     for (int k = 0; k < size; k++) {
         int m = (rank + k) % size; /* not all from the same one at the same time */
-        tdm_extent theirs = tdm_group_slice(call->count, size, m);
+        tdm_extent theirs = tdm__call_slice(call, size, m);
         if (call->kind == TDM_CALL_ALL_GATHER ||
             (call->kind == TDM_CALL_GATHER && rank == call->root))
             copy_direct(p, out + theirs.first * s->width, input_of(request, m, 0),
@@ -330,7 +332,7 @@ static void stage(tdm__program *p, size_t r)
             return;
         tdm_extent piece = piece_of(request, r, rank);
         if (call->kind != TDM_CALL_BROADCAST)
-            piece.first -= tdm_group_slice(call->count, request->group->size, rank).first;
+            piece.first -= tdm__call_slice(call, request->group->size, rank).first;
         tdm__program_copy(p, staged(request, r, rank, 0, 0), in + piece.first * s->width,
                           piece.count * s->width, false);
         return;
@@ -371,7 +373,7 @@ static void add(tdm__program *p, size_t r)
     int count = 0;
     size_t first = piece.first;
     if (call->kind == TDM_CALL_REDUCE_SCATTER)
-        first -= tdm_group_slice(call->count, request->group->size, rank).first;
+        first -= tdm__call_slice(call, request->group->size, rank).first;
     bool kept = call->kind != TDM_CALL_REDUCE || rank == call->root;
     if (kept) places[count++] = (uint8_t *)call->out + first * s->width;
     if (call->kind == TDM_CALL_ALL_REDUCE || !kept) places[count++] = result_of(request, r, rank);
@@ -386,7 +388,7 @@ static void collect(tdm__program *p, size_t r)
     const window_call *s = request->state;
     int size = request->group->size, rank = request->group->rank;
     uint8_t *out = call->out;
-    tdm_extent mine = tdm_group_slice(call->count, size, rank);
+    tdm_extent mine = tdm__call_slice(call, size, rank);
     bool root = rank == call->root;
     if (call->kind == TDM_CALL_REDUCE_SCATTER) return;
     if ((call->kind == TDM_CALL_REDUCE || call->kind == TDM_CALL_GATHER) && !root) return;
