@@ -1,13 +1,15 @@
 /*
  * eval.h: how good a model is. Inference over a data set, and metrics from it.
  *
- * Losses and counts are summed in order of the samples, in double precision, so a result does not
- * depend on the size of the evaluation's batches beyond the rounding of the matrix products.
+ * Losses and counts are summed in double precision: within a batch in order of its samples, then in
+ * order of the batches. So a result depends on the size of the evaluation's batches by rounding alone,
+ * and not at all on how many ranks run them.
  */
 #ifndef TANDEM_EVAL_H
 #define TANDEM_EVAL_H
 
 #include <tandem/base.h>
+#include <tandem/comm.h>
 #include <tandem/data.h>
 #include <tandem/nn.h>
 
@@ -18,12 +20,23 @@ extern "C" {
 /* A model ready to infer: parameters are borrowed and may change between calls. */
 typedef struct tdm_predictor tdm_predictor;
 
-/* `model.batch` is the size of the batches it works in; `params` is 64-byte aligned. */
+/* `model.batch` is the size of the batches it works in; `params` is 64-byte aligned. NULL: the caller
+ * binds the plan to them (TDM_SPACE_PARAMS) before it is run. */
 TDM_API tdm_status tdm_predictor_create(const tdm_model_options *model, float *params,
                                         tdm_predictor **out, tdm_error *err);
 TDM_API void tdm_predictor_destroy(tdm_predictor *predictor);
 TDM_API int64_t tdm_predictor_batch(const tdm_predictor *predictor);
 TDM_API int64_t tdm_predictor_class_count(const tdm_predictor *predictor);
+
+/*
+ * Where parameters are not all there, but brought while the plan runs (tdm_feed of parallel.h): its
+ * plan, and who runs it. `run` runs the plan once, from its beginning to its end; with `has_rows`
+ * false this rank has nothing to run while others have, and only takes part in what is collective.
+ * From then on tdm_evaluate_together is what may be called.
+ */
+typedef tdm_status (*tdm_predictor_run_fn)(void *user, bool has_rows, tdm_error *err);
+TDM_API tdm_plan *tdm_predictor_plan(tdm_predictor *predictor);
+TDM_API void tdm_predictor_run_by(tdm_predictor *predictor, tdm_predictor_run_fn run, void *user);
 
 /* Samples [first, first + count) of the data set, count at most the batch. *out_logits and
  * *out_probabilities are [count, classes], valid until the next call. Of a model of tokens,
@@ -48,6 +61,12 @@ typedef struct tdm_metrics {
  * targets without a prediction (bad_count). */
 TDM_API tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset,
                                  int64_t *confusion);
+
+/* The same by all ranks of a world, who share the batches; all get the same metrics, and the same bits
+ * for any number of ranks. NULL: a single process. Collective. TDM_ERR_NO_MEMORY, or what a run or the
+ * exchange of the results fails with. */
+TDM_API tdm_status tdm_evaluate_together(tdm_predictor *predictor, const tdm_dataset *dataset,
+                                         tdm_comm *comm, tdm_metrics *out, tdm_error *err);
 
 /* Whether all of them are finite. */
 TDM_API bool tdm_all_finite(const float *values, int64_t count);

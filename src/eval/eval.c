@@ -5,6 +5,11 @@
  * A predictor has one plan for its full batch; a last, shorter batch runs in the same plan with the
  * spare rows zeroed (a run leaves anything there, and not anything is a token), and only the rows
  * asked for are looked at. Rows do not influence each other, so that is exact.
+ *
+ * Batches are dealt out to ranks like cards: batch b to rank b % N, in round b / N. Every rank takes
+ * part in every round, with nothing to run where there are no batches left, so that all go through
+ * the same sequence. What a batch gave is one record; the records are gathered, and everybody adds
+ * them in order of the batches. A single process does the same with N = 1, so no bit depends on N.
  */
 #include <tandem/eval.h>
 #include <tandem/os.h>
@@ -28,7 +33,15 @@ struct tdm_predictor {
     size_t x_bytes; /* of a row; f32 and i32 have zero in common */
     const float *logits;
     const float *probabilities;
+    tdm_predictor_run_fn run; /* NULL: the plan runs by itself */
+    void *run_user;
 };
+
+/* What one batch gave. Doubles all, so that records travel as an array of them; counts are exact. */
+typedef struct record {
+    double loss, correct, bad;
+} record;
+enum { RECORD_NUMBERS = sizeof(record) / sizeof(double) };
 
 void tdm_predictor_destroy(tdm_predictor *predictor)
 {
@@ -55,7 +68,7 @@ static tdm_status prepare(tdm_predictor *p, const tdm_model_options *model, floa
     TDM_TRY(tdm_plan_create(p->graph, &options, &p->plan, err));
     TDM_TRY(tdm_pages_map(tdm_plan_arena_bytes(p->plan), false, &p->arena, err));
     tdm_plan_bind(p->plan, TDM_SPACE_ARENA, p->arena.data);
-    tdm_plan_bind(p->plan, TDM_SPACE_PARAMS, params);
+    if (params) tdm_plan_bind(p->plan, TDM_SPACE_PARAMS, params);
     tdm_tensor x = tdm_plan_input(p->plan, TDM_MODEL_INPUT);
     p->x = x.data;
     p->x_bytes = tdm_tensor_bytes(&x) / (size_t)p->batch;
@@ -96,20 +109,34 @@ int64_t tdm_predictor_class_count(const tdm_predictor *predictor)
     return predictor->class_count;
 }
 
-static void run_batch(tdm_predictor *p, const tdm_dataset *dataset, int64_t first, int64_t count,
-                      int32_t *classes)
+tdm_plan *tdm_predictor_plan(tdm_predictor *predictor)
+{
+    return predictor->plan;
+}
+
+void tdm_predictor_run_by(tdm_predictor *predictor, tdm_predictor_run_fn run, void *user)
+{
+    predictor->run = run;
+    predictor->run_user = user;
+}
+
+static tdm_status run_batch(tdm_predictor *p, const tdm_dataset *dataset, int64_t first,
+                            int64_t count, int32_t *classes, tdm_error *err)
 {
     assert(count >= 0 && count <= p->batch);
     for (int64_t i = 0; i < count; i++) p->indices[i] = first + i;
     tdm_dataset_gather(dataset, p->indices, count, p->x, classes);
     memset((char *)p->x + (size_t)count * p->x_bytes, 0, (size_t)(p->batch - count) * p->x_bytes);
+    if (p->run) return p->run(p->run_user, true, err);
     tdm_plan_run(p->plan, &(tdm_step_key){0});
+    return TDM_OK;
 }
 
 void tdm_predictor_run(tdm_predictor *predictor, const tdm_dataset *dataset, int64_t first,
                        int64_t count, const float **out_logits, const float **out_probabilities)
 {
-    run_batch(predictor, dataset, first, count, NULL);
+    assert(!predictor->run);
+    run_batch(predictor, dataset, first, count, NULL, NULL);
     if (out_logits) *out_logits = predictor->logits;
     if (out_probabilities) *out_probabilities = predictor->probabilities;
 }
@@ -148,33 +175,99 @@ static double cross_entropy(const float *logits, int64_t count, int64_t chosen)
     return log(sum) + largest - (double)logits[chosen];
 }
 
+/* ---- metrics --------------------------------------------------------------------------------- */
+
+static int64_t batch_count(const tdm_predictor *p, const tdm_dataset *dataset)
+{
+    return (tdm_dataset_info_of(dataset)->sample_count + p->batch - 1) / p->batch;
+}
+
+/* Runs batch number `index` and records what it gave; adds to `confusion`, when that is not NULL. */
+static tdm_status measure_batch(tdm_predictor *p, const tdm_dataset *dataset, int64_t index,
+                                record *out, int64_t *confusion, tdm_error *err)
+{
+    int64_t V = p->V, K = p->class_count, first = index * p->batch;
+    int64_t count = tdm_dataset_info_of(dataset)->sample_count - first;
+    if (count > p->batch) count = p->batch;
+    TDM_TRY(run_batch(p, dataset, first, count, p->classes, err));
+    record r = {0};
+    for (int64_t i = 0; i < count * p->target_count; i++) {
+        const float *logits = p->logits + i * V;
+        if (!has_softmax(logits, V)) {
+            r.bad++;
+            continue;
+        }
+        int64_t truth = p->classes[i], guess = tdm_argmax(logits, V);
+        r.correct += guess == truth;
+        r.loss += cross_entropy(logits, V, truth);
+        if (confusion && guess < K) confusion[truth * K + guess]++;
+    }
+    *out = r;
+    return TDM_OK;
+}
+
+static void add(record *sum, const record *r)
+{
+    sum->loss += r->loss;
+    sum->correct += r->correct;
+    sum->bad += r->bad;
+}
+
+static tdm_metrics metrics_of(const tdm_predictor *p, const tdm_dataset *dataset, const record *sum)
+{
+    int64_t samples = tdm_dataset_info_of(dataset)->sample_count;
+    int64_t targets = samples * p->target_count;
+    double n = targets > 0 ? (double)targets : 1.0;
+    return (tdm_metrics){.sample_count = samples,
+                         .target_count = targets,
+                         .loss = sum->bad > 0 ? (double)NAN : sum->loss / n,
+                         .accuracy = sum->correct / n,
+                         .bad_count = (int64_t)sum->bad};
+}
+
 tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset, int64_t *confusion)
 {
-    const tdm_dataset_info *info = tdm_dataset_info_of(dataset);
-    int64_t V = predictor->V, K = predictor->class_count, correct = 0, bad = 0;
-    double loss = 0;
+    int64_t K = predictor->class_count;
+    record sum = {0}, r;
+    assert(!predictor->run);
     if (confusion) memset(confusion, 0, (size_t)(K * K) * sizeof(*confusion));
-    for (int64_t first = 0; first < info->sample_count; first += predictor->batch) {
-        int64_t count = info->sample_count - first;
-        if (count > predictor->batch) count = predictor->batch;
-        run_batch(predictor, dataset, first, count, predictor->classes);
-        for (int64_t i = 0; i < count * predictor->target_count; i++) {
-            const float *logits = predictor->logits + i * V;
-            if (!has_softmax(logits, V)) {
-                bad++;
-                continue;
-            }
-            int64_t truth = predictor->classes[i], guess = tdm_argmax(logits, V);
-            correct += guess == truth;
-            loss += cross_entropy(logits, V, truth);
-            if (confusion && guess < K) confusion[truth * K + guess]++;
-        }
+    for (int64_t b = 0; b < batch_count(predictor, dataset); b++)
+        if (measure_batch(predictor, dataset, b, &r, confusion, NULL) == TDM_OK) add(&sum, &r);
+    return metrics_of(predictor, dataset, &sum);
+}
+
+/* This rank's rounds: its batches into its own records, and a pass where it has none. */
+static tdm_status run_rounds(tdm_predictor *p, const tdm_dataset *dataset, int rank, int size,
+                             int64_t rounds, record *own, tdm_error *err)
+{
+    int64_t batches = batch_count(p, dataset);
+    for (int64_t round = 0; round < rounds; round++) {
+        int64_t b = round * size + rank;
+        if (b < batches)
+            TDM_TRY(measure_batch(p, dataset, b, &own[round], NULL, err));
+        else if (p->run)
+            TDM_TRY(p->run(p->run_user, false, err));
     }
-    int64_t targets = info->sample_count * predictor->target_count;
-    double n = targets > 0 ? (double)targets : 1.0;
-    return (tdm_metrics){.sample_count = info->sample_count,
-                         .target_count = targets,
-                         .loss = bad > 0 ? (double)NAN : loss / n,
-                         .accuracy = (double)correct / n,
-                         .bad_count = bad};
+    return TDM_OK;
+}
+
+tdm_status tdm_evaluate_together(tdm_predictor *predictor, const tdm_dataset *dataset,
+                                 tdm_comm *comm, tdm_metrics *out, tdm_error *err)
+{
+    int size = comm ? tdm_comm_size(comm) : 1, rank = comm ? tdm_comm_rank(comm) : 0;
+    int64_t batches = batch_count(predictor, dataset), rounds = (batches + size - 1) / size;
+    size_t count = (size_t)rounds * (size_t)size;
+    record *records = calloc(count + 1, sizeof(*records));
+    /* Who has no memory leaves, and the others learn of it: by its end, or by their deadline. */
+    if (!records) return tdm_fail(err, TDM_ERR_NO_MEMORY, "eval: no memory for %zu records", count);
+    record *own = records + (size_t)rank * (size_t)rounds, sum = {0};
+    tdm_status status = run_rounds(predictor, dataset, rank, size, rounds, own, err);
+    if (status == TDM_OK && size > 1 && count > 0)
+        status = tdm_group_all_gather(tdm_comm_world(comm), NULL, records, count * RECORD_NUMBERS,
+                                      TDM_DTYPE_F64, err);
+    for (int64_t b = 0; status == TDM_OK && b < batches; b++)
+        add(&sum, &records[(b % size) * rounds + b / size]);
+    if (status == TDM_OK) *out = metrics_of(predictor, dataset, &sum);
+    free(records);
+    return status;
 }

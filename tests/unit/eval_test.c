@@ -6,6 +6,7 @@
 
 #include <tandem/eval.h>
 #include <tandem/os.h>
+#include <tandem/sim.h>
 
 #include <stdlib.h>
 
@@ -263,6 +264,112 @@ static void the_size_of_batches_does_not_matter(void)
     fixture_close(&f);
 }
 
+/* ---- many ranks ------------------------------------------------------------------------------ */
+
+enum { RANKS_MOST = 40 };
+
+typedef struct shared_run {
+    const fixture *f;
+    tdm_predictor *predictors[RANKS_MOST];
+    tdm_metrics metrics[RANKS_MOST];
+    tdm_status status[RANKS_MOST];
+    int runs[RANKS_MOST], passes[RANKS_MOST];
+} shared_run;
+
+typedef struct counted {
+    shared_run *all;
+    int rank;
+    tdm_status fails_with;
+} counted;
+
+static tdm_status run_counted(void *user, bool has_rows, tdm_error *err)
+{
+    counted *c = user;
+    (void)err;
+    (has_rows ? c->all->runs : c->all->passes)[c->rank]++;
+    if (has_rows) tdm_plan_run(tdm_predictor_plan(c->all->predictors[c->rank]), &(tdm_step_key){0});
+    return c->fails_with;
+}
+
+static void evaluate_as_rank(tdm_comm *comm, void *user)
+{
+    shared_run *all = user;
+    int rank = tdm_comm_rank(comm);
+    counted c = {.all = all, .rank = rank};
+    if (rank % 2 == 1) tdm_predictor_run_by(all->predictors[rank], run_counted, &c);
+    all->status[rank] = tdm_evaluate_together(all->predictors[rank], all->f->set, comm,
+                                              &all->metrics[rank], NULL);
+}
+
+static bool same_metrics(const tdm_metrics *a, const tdm_metrics *b)
+{
+    return a->sample_count == b->sample_count && a->target_count == b->target_count &&
+           a->bad_count == b->bad_count && memcmp(&a->loss, &b->loss, sizeof(a->loss)) == 0 &&
+           memcmp(&a->accuracy, &b->accuracy, sizeof(a->accuracy)) == 0;
+}
+
+/* All ranks get, bit by bit, what a single process gets; also those for whom there is no batch. */
+static void evaluate_with(const fixture *f, int size, int64_t batch, const tdm_metrics *want)
+{
+    shared_run all = {.f = f};
+    for (int i = 0; i < size; i++) {
+        all.predictors[i] = predictor(f, batch);
+        if (!all.predictors[i]) return;
+        all.status[i] = TDM_ERR_INTERNAL;
+    }
+    tdm_sim_options options = {.seed = 3, .size = size, .stack_bytes = 2u << 20};
+    CHECK_INT(tdm_sim_run(&options, evaluate_as_rank, &all, &(tdm_sim_result){0}, NULL), TDM_OK);
+    int64_t batches = (want->sample_count + batch - 1) / batch;
+    for (int i = 0; i < size; i++) {
+        CHECK_INT(all.status[i], TDM_OK);
+        CHECK(same_metrics(&all.metrics[i], want));
+        if (i % 2 == 1) { /* every rank takes part in every round */
+            CHECK_INT(all.runs[i] + all.passes[i], (batches + size - 1) / size);
+            CHECK_INT(all.runs[i], (batches - i + size - 1) / size);
+        }
+        tdm_predictor_destroy(all.predictors[i]);
+    }
+}
+
+static void the_number_of_ranks_does_not_matter(void)
+{
+    static const int sizes[] = {1, 2, 3, 5, 8, RANKS_MOST};
+    static const int64_t batches[] = {1, 7, 37, 100};
+    tdm_str csv = TDM_STR_INIT;
+    add_rows(&csv, 37);
+    fixture f;
+    if (!fixture_open(&f, tdm_str_text(&csv))) return;
+    for (size_t b = 0; b < sizeof(batches) / sizeof(batches[0]); b++) {
+        tdm_predictor *alone = predictor(&f, batches[b]);
+        if (!alone) return;
+        tdm_metrics want = tdm_evaluate(alone, f.set, NULL), same;
+        CHECK_INT(tdm_evaluate_together(alone, f.set, NULL, &same, NULL), TDM_OK);
+        CHECK(same_metrics(&same, &want));
+        CHECK(want.accuracy > 0 && want.accuracy < 1); /* so that a mistake would show */
+        for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++)
+            evaluate_with(&f, sizes[i], batches[b], &want);
+        tdm_predictor_destroy(alone);
+    }
+    tdm_str_release(&csv);
+    fixture_close(&f);
+}
+
+static void a_run_that_fails_ends_the_evaluation(void)
+{
+    fixture f;
+    if (!fixture_open(&f, four)) return;
+    shared_run all = {.f = &f, .predictors = {predictor(&f, 1)}};
+    counted c = {.all = &all, .fails_with = TDM_ERR_PEER_FAILED};
+    tdm_metrics m = {.sample_count = -1};
+    if (!all.predictors[0]) return;
+    tdm_predictor_run_by(all.predictors[0], run_counted, &c);
+    CHECK_INT(tdm_evaluate_together(all.predictors[0], f.set, NULL, &m, NULL), TDM_ERR_PEER_FAILED);
+    CHECK_INT(all.runs[0], 1);
+    CHECK_INT(m.sample_count, -1);
+    tdm_predictor_destroy(all.predictors[0]);
+    fixture_close(&f);
+}
+
 static void what_is_refused(void)
 {
     fixture f;
@@ -291,6 +398,8 @@ static const check_test tests[] = {
     CHECK_TEST(numbers_that_are_not_finite_are_told),
     CHECK_TEST(a_masked_class_is_no_bad_number),
     CHECK_TEST(the_size_of_batches_does_not_matter),
+    CHECK_TEST(the_number_of_ranks_does_not_matter),
+    CHECK_TEST(a_run_that_fails_ends_the_evaluation),
     CHECK_TEST(what_is_refused),
 };
 
