@@ -78,6 +78,27 @@ typedef struct tdm_checkpoint_content {
 TDM_API tdm_status tdm_checkpoint_save(const char *path, const tdm_checkpoint_content *content,
                                        tdm_error *err);
 
+/*
+ * The same when the tensors do not lie in memory: names, types and shapes are given at the beginning
+ * (data of content.tensors are not looked at), then all bytes are pushed, tensor after tensor in order
+ * of name, in chunks of any size. The file is the one that tdm_checkpoint_save would write. `content`
+ * is borrowed until the end. After a push that failed only commit, which fails the same way, and
+ * abandon make sense. Memory: that of the header.
+ */
+typedef struct tdm_checkpoint_writer tdm_checkpoint_writer;
+TDM_API tdm_status tdm_checkpoint_writer_create(const char *path,
+                                                const tdm_checkpoint_content *content,
+                                                tdm_checkpoint_writer **out, tdm_error *err);
+/* For each tensor, in the order in which they are pushed, its place in content.tensors. */
+TDM_API const size_t *tdm_checkpoint_writer_order(const tdm_checkpoint_writer *writer);
+TDM_API tdm_status tdm_checkpoint_writer_push(tdm_checkpoint_writer *writer, const void *bytes,
+                                              size_t count, tdm_error *err);
+/* Both end the writer, whatever commit returns. Commit replaces the file atomically; TDM_ERR_INVALID
+ * when bytes are missing. `state_hash`, which may be NULL, becomes tdm_state_hash of it all. */
+TDM_API tdm_status tdm_checkpoint_writer_commit(tdm_checkpoint_writer *writer,
+                                                char state_hash[TDM_SHA256_HEX], tdm_error *err);
+TDM_API void tdm_checkpoint_writer_abandon(tdm_checkpoint_writer *writer); /* NULL is fine */
+
 typedef struct tdm_checkpoint tdm_checkpoint;
 /* Opens and verifies. A safetensors file that tandem did not write is TDM_ERR_FORMAT, one of a later
  * version TDM_ERR_UNSUPPORTED. */
@@ -93,6 +114,21 @@ TDM_API const tdm_named_tensor *tdm_checkpoint_find(const tdm_checkpoint *checkp
  */
 TDM_API tdm_status tdm_state_hash(const tdm_position *position, const tdm_named_tensor *tensors,
                                   size_t tensor_count, char hex[TDM_SHA256_HEX], tdm_error *err);
+
+/* The same in pieces: order and push as with tdm_checkpoint_writer. Tensors are borrowed until the
+ * hasher is destroyed. */
+typedef struct tdm_state_hasher tdm_state_hasher;
+TDM_API tdm_status tdm_state_hasher_create(const tdm_position *position,
+                                           const tdm_named_tensor *tensors, size_t tensor_count,
+                                           tdm_state_hasher **out, tdm_error *err);
+TDM_API void tdm_state_hasher_destroy(tdm_state_hasher *hasher);
+TDM_API const size_t *tdm_state_hasher_order(const tdm_state_hasher *hasher);
+/* TDM_ERR_INVALID when there are more bytes than the tensors have. */
+TDM_API tdm_status tdm_state_hasher_push(tdm_state_hasher *hasher, const void *bytes, size_t count,
+                                         tdm_error *err);
+/* TDM_ERR_INVALID when bytes are missing. After it only destroy is allowed. */
+TDM_API tdm_status tdm_state_hasher_finish(tdm_state_hasher *hasher, char hex[TDM_SHA256_HEX],
+                                           tdm_error *err);
 
 /* ---- a folder of checkpoints ----------------------------------------------------------------- */
 

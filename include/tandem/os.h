@@ -44,6 +44,10 @@ typedef struct tdm_file_writer tdm_file_writer;
 TDM_API tdm_status tdm_file_writer_create(const char *path, tdm_file_writer **out, tdm_error *err);
 TDM_API tdm_status tdm_file_writer_write(tdm_file_writer *writer, const void *bytes, size_t count,
                                          tdm_error *err);
+/* The same at a place of the file, which may lie beyond what was written so far; the place of
+ * tdm_file_writer_write stays where it is. */
+TDM_API tdm_status tdm_file_writer_write_at(tdm_file_writer *writer, uint64_t offset,
+                                            const void *bytes, size_t count, tdm_error *err);
 /* Both end the writer; it must not be used afterwards, whatever commit returned. */
 TDM_API tdm_status tdm_file_writer_commit(tdm_file_writer *writer, tdm_error *err);
 TDM_API void tdm_file_writer_abandon(tdm_file_writer *writer);

@@ -1,5 +1,6 @@
 /*
- * checkpoint.c: a training state as one safetensors file.
+ * checkpoint.c: a training state as one safetensors file, and how it is read. (checkpoint_write.c
+ * writes it.)
  *
  * Tensors are the file's tensors; everything else is text in its metadata:
  *   format        "tandem-checkpoint-1"
@@ -21,8 +22,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FORMAT_PREFIX "tandem-checkpoint-"
-#define FORMAT FORMAT_PREFIX "1"
+#define FORMAT_PREFIX TDM__CHECKPOINT_FORMAT_PREFIX
+#define FORMAT TDM__CHECKPOINT_FORMAT
 
 struct tdm_checkpoint {
     tdm_safetensors *file;
@@ -30,20 +31,14 @@ struct tdm_checkpoint {
     tdm_checkpoint_content content;
 };
 
-static const struct {
-    const char *name;
-    size_t offset;
-} position_fields[] = {
+const tdm__position_field tdm__position_fields[TDM__POSITION_FIELDS] = {
     {"step", offsetof(tdm_position, step)},         {"epoch", offsetof(tdm_position, epoch)},
     {"position", offsetof(tdm_position, position)}, {"samples", offsetof(tdm_position, samples)},
     {"seed", offsetof(tdm_position, seed)},
 };
 
-#define POSITION_FIELD_COUNT (sizeof position_fields / sizeof position_fields[0])
-
-/* Over all metadata but "sha256" itself. `texts` stand in order of name. */
-static tdm_status hash_metadata(const tdm_named_text *texts, size_t count, char hex[TDM_SHA256_HEX],
-                                tdm_error *err)
+tdm_status tdm__hash_metadata(const tdm_named_text *texts, size_t count, char hex[TDM_SHA256_HEX],
+                              tdm_error *err)
 {
     tdm_sha256 *hash = tdm_sha256_create();
     if (!hash) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to hash the metadata");
@@ -54,108 +49,6 @@ static tdm_status hash_metadata(const tdm_named_text *texts, size_t count, char 
     }
     tdm_sha256_finish(hash, hex);
     tdm_sha256_destroy(hash);
-    return TDM_OK;
-}
-
-/* ---- save ------------------------------------------------------------------------------------ */
-
-static tdm_status check_content(const tdm_checkpoint_content *content, tdm_error *err)
-{
-    if (!content->job_yaml || !content->job_hash) {
-        return tdm_fail(err, TDM_ERR_INVALID, "a checkpoint needs the job and its hash");
-    }
-    if (content->class_count < 0 || (content->class_count > 0 && !content->class_names)) {
-        return tdm_fail(err, TDM_ERR_INVALID, "a checkpoint cannot have %lld class names",
-                        (long long)content->class_count);
-    }
-    for (int64_t i = 0; i < content->class_count; i++) {
-        if (!content->class_names[i]) {
-            return tdm_fail(err, TDM_ERR_INVALID, "class %lld has no name", (long long)i);
-        }
-    }
-    if (tdm_shape_elements(&content->sample_shape) < 0) {
-        return tdm_fail(err, TDM_ERR_INVALID, "the shape of a sample is impossible (rank %d)",
-                        content->sample_shape.rank);
-    }
-    return TDM_OK;
-}
-
-static void add_position(tdm_str *out, const tdm_position *position)
-{
-    tdm_json_writer w = tdm_json_writer_init(out, 0);
-    tdm_json_object_begin(&w);
-    for (size_t i = 0; i < POSITION_FIELD_COUNT; i++) {
-        uint64_t value;
-        memcpy(&value, (const char *)position + position_fields[i].offset, sizeof value);
-        tdm_json_put_uint(&w, position_fields[i].name, value);
-    }
-    tdm_json_object_end(&w);
-}
-
-static void add_classes(tdm_str *out, const tdm_checkpoint_content *content)
-{
-    tdm_json_writer w = tdm_json_writer_init(out, 0);
-    tdm_json_array_begin(&w);
-    for (int64_t i = 0; i < content->class_count; i++) {
-        tdm_json_string(&w, content->class_names[i]);
-    }
-    tdm_json_array_end(&w);
-}
-
-static void add_shape(tdm_str *out, const tdm_shape *shape)
-{
-    tdm_json_writer w = tdm_json_writer_init(out, 0);
-    tdm_json_array_begin(&w);
-    for (int d = 0; d < shape->rank; d++) tdm_json_int(&w, shape->dim[d]);
-    tdm_json_array_end(&w);
-}
-
-tdm_status tdm_checkpoint_save(const char *path, const tdm_checkpoint_content *content,
-                               tdm_error *err)
-{
-    tdm_str position = TDM_STR_INIT;
-    tdm_str classes = TDM_STR_INIT;
-    tdm_str shape = TDM_STR_INIT;
-    char state[TDM_SHA256_HEX];
-    char sha256[TDM_SHA256_HEX];
-    tdm_status status = check_content(content, err);
-    if (status != TDM_OK) goto release;
-    add_position(&position, &content->position);
-    add_classes(&classes, content);
-    add_shape(&shape, &content->sample_shape);
-    if (!tdm_str_ok(&position) || !tdm_str_ok(&classes) || !tdm_str_ok(&shape)) {
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the metadata");
-        goto release;
-    }
-    status = tdm_state_hash(&content->position, content->tensors, content->tensor_count, state,
-                            err);
-    if (status != TDM_OK) goto release;
-
-    tdm_named_text texts[9]; /* in order of name */
-    size_t count = 0;
-    texts[count++] = (tdm_named_text){"classes", tdm_str_text(&classes)};
-    if (content->data_hash) texts[count++] = (tdm_named_text){"data_hash", content->data_hash};
-    texts[count++] = (tdm_named_text){"format", FORMAT};
-    texts[count++] = (tdm_named_text){"job", content->job_yaml};
-    texts[count++] = (tdm_named_text){"job_hash", content->job_hash};
-    texts[count++] = (tdm_named_text){"position", tdm_str_text(&position)};
-    texts[count++] = (tdm_named_text){"sample_shape", tdm_str_text(&shape)};
-    texts[count++] = (tdm_named_text){"state", state};
-    status = hash_metadata(texts, count, sha256, err);
-    if (status != TDM_OK) goto release;
-    texts[count++] = (tdm_named_text){"sha256", sha256}; /* the writer sorts it into its place */
-
-    status = tdm_safetensors_write(path, content->tensors, content->tensor_count, texts, count,
-                                   err);
-
-release:
-    tdm_str_release(&position);
-    tdm_str_release(&classes);
-    tdm_str_release(&shape);
-    if (status != TDM_OK) {
-        return tdm_error_context(err, status, "checkpoint of step %" PRIu64,
-                                 content->position.step);
-    }
     return TDM_OK;
 }
 
@@ -222,14 +115,14 @@ static tdm_status read_position(const char *path, tdm_checkpoint *checkpoint, td
     const tdm_json *object = NULL;
     TDM_TRY(need_text(path, checkpoint->file, "position", &text, err));
     TDM_TRY(parse_text(path, "position", text, TDM_JSON_OBJECT, checkpoint->arena, &object, err));
-    for (size_t i = 0; i < POSITION_FIELD_COUNT; i++) {
+    for (size_t i = 0; i < TDM__POSITION_FIELDS; i++) {
         uint64_t value = 0;
-        if (!tdm_json_as_u64(tdm_json_get(object, position_fields[i].name), &value)) {
+        if (!tdm_json_as_u64(tdm_json_get(object, tdm__position_fields[i].name), &value)) {
             return tdm_fail(err, TDM_ERR_FORMAT,
                             "%s: metadata \"position\" has no whole number \"%s\"", path,
-                            position_fields[i].name);
+                            tdm__position_fields[i].name);
         }
-        memcpy((char *)&checkpoint->content.position + position_fields[i].offset, &value,
+        memcpy((char *)&checkpoint->content.position + tdm__position_fields[i].offset, &value,
                sizeof value);
     }
     return TDM_OK;
@@ -242,8 +135,8 @@ static tdm_status verify(const char *path, const tdm_checkpoint *checkpoint, tdm
     const char *expected = NULL;
     char found[TDM_SHA256_HEX];
     TDM_TRY(need_text(path, file, "sha256", &expected, err));
-    TDM_TRY(hash_metadata(tdm_safetensors_metadata_at(file, 0),
-                          tdm_safetensors_metadata_count(file), found, err));
+    TDM_TRY(tdm__hash_metadata(tdm_safetensors_metadata_at(file, 0),
+                               tdm_safetensors_metadata_count(file), found, err));
     TDM_TRY(compare_hash(path, "checksum (sha256)", expected, found, err));
     TDM_TRY(need_text(path, file, "state", &expected, err));
     TDM_TRY(

@@ -1,6 +1,6 @@
 /*
  * internal.h: what the files of the checkpoint room share: the names safetensors gives to dtypes,
- * and tensors in canonical order.
+ * tensors in canonical order, files written piece by piece, and the texts of a checkpoint.
  */
 #ifndef TANDEM_CHECKPOINT_INTERNAL_H
 #define TANDEM_CHECKPOINT_INTERNAL_H
@@ -21,9 +21,43 @@ tdm_dtype tdm__safetensors_dtype(const char *name);
 
 /*
  * Pointers to the tensors in order of name (bytewise), from malloc: the caller frees them. Checks
- * on the way that each has a name of its own, a dtype, a sane shape, and data if it has bytes.
+ * on the way that each has a name of its own, a dtype, a sane shape, and, with `need_data`, data if it
+ * has bytes.
  */
-tdm_status tdm__tensors_in_order(const tdm_named_tensor *tensors, size_t count,
+tdm_status tdm__tensors_in_order(const tdm_named_tensor *tensors, size_t count, bool need_data,
                                  const tdm_named_tensor ***out, tdm_error *err);
+
+/* ---- safetensors files, piece by piece (safetensors_write.c) ---------------------------------- */
+
+/* Tensors and texts are borrowed until the end. A text may get other words of the same length
+ * meanwhile: what it says at the commit stands in the file. */
+typedef struct tdm__safetensors_writer tdm__safetensors_writer;
+
+tdm_status tdm__safetensors_begin(const char *path, const tdm_named_tensor *tensors,
+                                  size_t tensor_count, const tdm_named_text *metadata,
+                                  size_t metadata_count, tdm__safetensors_writer **out,
+                                  tdm_error *err);
+/* Bytes [offset, offset + count) of the tensor that is number `index` in order of name. */
+tdm_status tdm__safetensors_put(tdm__safetensors_writer *writer, size_t index, size_t offset,
+                                const void *bytes, size_t count, tdm_error *err);
+/* Both end the writer. Whoever commits has put every byte. */
+tdm_status tdm__safetensors_commit(tdm__safetensors_writer *writer, tdm_error *err);
+void tdm__safetensors_abandon(tdm__safetensors_writer *writer);
+
+/* ---- the texts of a checkpoint (checkpoint.c) -------------------------------------------------- */
+
+#define TDM__CHECKPOINT_FORMAT_PREFIX "tandem-checkpoint-"
+#define TDM__CHECKPOINT_FORMAT TDM__CHECKPOINT_FORMAT_PREFIX "1"
+
+enum { TDM__POSITION_FIELDS = 5 };
+typedef struct tdm__position_field {
+    const char *name;
+    size_t offset; /* of an uint64_t in a tdm_position */
+} tdm__position_field;
+extern const tdm__position_field tdm__position_fields[TDM__POSITION_FIELDS];
+
+/* Over all metadata but "sha256" itself. `texts` stand in order of name. */
+tdm_status tdm__hash_metadata(const tdm_named_text *texts, size_t count, char hex[TDM_SHA256_HEX],
+                              tdm_error *err);
 
 #endif

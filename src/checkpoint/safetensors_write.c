@@ -9,6 +9,9 @@
  *      name: every tensor then begins at a multiple of its element size, without any padding.
  * Before anything is written, the header is read back and compared: a name that JSON cannot hold
  * (text that is not UTF-8) is an error, and never a file that says something else.
+ *
+ * Every byte has its place from the beginning, so tensors may be written in any order and in pieces.
+ * The header comes last, into the room that was left for it: what it says may then depend on the data.
  */
 #include "checkpoint/internal.h"
 
@@ -102,7 +105,7 @@ static tdm_status layout_init(layout *plan, const tdm_named_tensor *tensors, siz
 {
     *plan = (layout){.count = tensor_count};
     const tdm_named_tensor **sorted = NULL;
-    tdm_status status = tdm__tensors_in_order(tensors, tensor_count, &sorted, err);
+    tdm_status status = tdm__tensors_in_order(tensors, tensor_count, false, &sorted, err);
     if (status != TDM_OK) return status;
     plan->by_name = calloc(tensor_count + 1, sizeof *plan->by_name);
     plan->by_place = calloc(tensor_count + 1, sizeof *plan->by_place);
@@ -218,39 +221,110 @@ static tdm_status check_reads_back(const layout *plan, const tdm_str *header, td
 
 /* ---- file ------------------------------------------------------------------------------------ */
 
-static tdm_status write_file(const char *path, const layout *plan, const tdm_str *header,
-                             tdm_error *err)
+struct tdm__safetensors_writer {
+    layout plan;
+    tdm_file_writer *file;
+    size_t header_bytes; /* with the length before it: where the data begin */
+};
+
+static tdm_status make_header(const layout *plan, tdm_str *out, tdm_error *err)
 {
-    tdm_file_writer *writer = NULL;
-    TDM_TRY(tdm_file_writer_create(path, &writer, err));
-    tdm_status status = tdm_file_writer_write(writer, header->data, header->length, err);
-    for (size_t i = 0; i < plan->count && status == TDM_OK; i++) {
-        const tdm_tensor *tensor = &plan->by_place[i]->item->tensor;
-        status = tdm_file_writer_write(writer, tensor->data, tdm_tensor_bytes(tensor), err);
+    TDM_TRY(compose(plan, out, err));
+    return check_reads_back(plan, out, err);
+}
+
+static tdm_status begin(const char *path, tdm__safetensors_writer *writer, tdm_error *err)
+{
+    tdm_str header = TDM_STR_INIT;
+    tdm_status status = make_header(&writer->plan, &header, err);
+    writer->header_bytes = header.length;
+    tdm_str_release(&header);
+    if (status != TDM_OK) return tdm_error_context(err, status, "cannot write %s", path);
+    return tdm_file_writer_create(path, &writer->file, err);
+}
+
+tdm_status tdm__safetensors_begin(const char *path, const tdm_named_tensor *tensors,
+                                  size_t tensor_count, const tdm_named_text *metadata,
+                                  size_t metadata_count, tdm__safetensors_writer **out,
+                                  tdm_error *err)
+{
+    tdm__safetensors_writer *writer = calloc(1, sizeof *writer);
+    if (!writer) return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory", path);
+    tdm_status status = layout_init(&writer->plan, tensors, tensor_count, metadata, metadata_count,
+                                    err);
+    if (status != TDM_OK) {
+        tdm_error_context(err, status, "cannot write %s", path);
+    } else {
+        status = begin(path, writer, err);
     }
     if (status != TDM_OK) {
-        tdm_file_writer_abandon(writer);
+        tdm__safetensors_abandon(writer);
         return status;
     }
-    return tdm_file_writer_commit(writer, err);
+    *out = writer;
+    return TDM_OK;
+}
+
+tdm_status tdm__safetensors_put(tdm__safetensors_writer *writer, size_t index, size_t offset,
+                                const void *bytes, size_t count, tdm_error *err)
+{
+    uint64_t at = writer->header_bytes + writer->plan.by_name[index].begin + offset;
+    return tdm_file_writer_write_at(writer->file, at, bytes, count, err);
+}
+
+static void release(tdm__safetensors_writer *writer)
+{
+    layout_release(&writer->plan);
+    free(writer);
+}
+
+tdm_status tdm__safetensors_commit(tdm__safetensors_writer *writer, tdm_error *err)
+{
+    tdm_str header = TDM_STR_INIT;
+    tdm_status status = make_header(&writer->plan, &header, err);
+    if (status == TDM_OK && header.length != writer->header_bytes) {
+        status = tdm_fail(err, TDM_ERR_INTERNAL,
+                          "the header was to have %zu bytes, and has %zu: its texts have changed",
+                          writer->header_bytes, header.length);
+    }
+    if (status == TDM_OK) {
+        status = tdm_file_writer_write_at(writer->file, 0, header.data, header.length, err);
+    }
+    tdm_str_release(&header);
+    if (status != TDM_OK) {
+        tdm__safetensors_abandon(writer);
+        return status;
+    }
+    status = tdm_file_writer_commit(writer->file, err);
+    release(writer);
+    return status;
+}
+
+void tdm__safetensors_abandon(tdm__safetensors_writer *writer)
+{
+    if (!writer) return;
+    tdm_file_writer_abandon(writer->file);
+    release(writer);
 }
 
 tdm_status tdm_safetensors_write(const char *path, const tdm_named_tensor *tensors,
                                  size_t tensor_count, const tdm_named_text *metadata,
                                  size_t metadata_count, tdm_error *err)
 {
-    layout plan;
-    tdm_status status = layout_init(&plan, tensors, tensor_count, metadata, metadata_count, err);
+    tdm__safetensors_writer *writer = NULL;
+    const tdm_named_tensor **sorted = NULL;
+    tdm_status status = tdm__tensors_in_order(tensors, tensor_count, true, &sorted, err);
     if (status != TDM_OK) return tdm_error_context(err, status, "cannot write %s", path);
-    tdm_str header = TDM_STR_INIT;
-    status = compose(&plan, &header, err);
-    if (status == TDM_OK) status = check_reads_back(&plan, &header, err);
-    if (status == TDM_OK) {
-        status = write_file(path, &plan, &header, err);
-    } else {
-        tdm_error_context(err, status, "cannot write %s", path);
+    status = tdm__safetensors_begin(path, tensors, tensor_count, metadata, metadata_count, &writer,
+                                    err);
+    for (size_t i = 0; i < tensor_count && status == TDM_OK; i++) {
+        const tdm_tensor *tensor = &sorted[i]->tensor;
+        status = tdm__safetensors_put(writer, i, 0, tensor->data, tdm_tensor_bytes(tensor), err);
     }
-    tdm_str_release(&header);
-    layout_release(&plan);
-    return status;
+    free(sorted);
+    if (status != TDM_OK) {
+        tdm__safetensors_abandon(writer);
+        return status;
+    }
+    return tdm__safetensors_commit(writer, err);
 }

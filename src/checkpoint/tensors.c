@@ -1,9 +1,8 @@
 /*
- * tensors.c: canonical order of named tensors, and the hash of a state.
+ * tensors.c: named tensors, what safetensors calls their types, and their canonical order.
  *
- * Order is by the bytes of the name, so it depends on no locale and on no caller. The hash takes
- * every field with its length or as a number of fixed width: two different states cannot feed it
- * the same bytes.
+ * Order is by the bytes of the name, so it depends on no locale and on no caller. Whatever cannot be
+ * written or hashed is refused here, before anybody begins.
  */
 #include "checkpoint/internal.h"
 
@@ -39,7 +38,8 @@ tdm_dtype tdm__safetensors_dtype(const char *name)
     return TDM_DTYPE_NONE;
 }
 
-static tdm_status check_tensor(const tdm_named_tensor *item, size_t index, tdm_error *err)
+static tdm_status check_tensor(const tdm_named_tensor *item, size_t index, bool need_data,
+                               tdm_error *err)
 {
     const tdm_tensor *tensor = &item->tensor;
     if (!item->name) return tdm_fail(err, TDM_ERR_INVALID, "tensor %zu has no name", index);
@@ -55,7 +55,7 @@ static tdm_status check_tensor(const tdm_named_tensor *item, size_t index, tdm_e
                         "negative or the product overflows",
                         item->name, tensor->shape.rank);
     }
-    if (elements > 0 && !tensor->data) {
+    if (need_data && elements > 0 && !tensor->data) {
         return tdm_fail(err, TDM_ERR_INVALID, "tensor '%.200s' has no data", item->name);
     }
     return TDM_OK;
@@ -67,10 +67,10 @@ static int compare_tensors(const void *a, const void *b)
                   (*(const tdm_named_tensor *const *)b)->name);
 }
 
-tdm_status tdm__tensors_in_order(const tdm_named_tensor *tensors, size_t count,
+tdm_status tdm__tensors_in_order(const tdm_named_tensor *tensors, size_t count, bool need_data,
                                  const tdm_named_tensor ***out, tdm_error *err)
 {
-    for (size_t i = 0; i < count; i++) TDM_TRY(check_tensor(&tensors[i], i, err));
+    for (size_t i = 0; i < count; i++) TDM_TRY(check_tensor(&tensors[i], i, need_data, err));
     const tdm_named_tensor **sorted = calloc(count + 1, sizeof *sorted);
     if (!sorted) {
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to sort %zu tensors", count);
@@ -85,37 +85,5 @@ tdm_status tdm__tensors_in_order(const tdm_named_tensor *tensors, size_t count,
         return status;
     }
     *out = sorted;
-    return TDM_OK;
-}
-
-tdm_status tdm_state_hash(const tdm_position *position, const tdm_named_tensor *tensors,
-                          size_t tensor_count, char hex[TDM_SHA256_HEX], tdm_error *err)
-{
-    const tdm_named_tensor **sorted = NULL;
-    TDM_TRY(tdm__tensors_in_order(tensors, tensor_count, &sorted, err));
-    tdm_sha256 *hash = tdm_sha256_create();
-    if (!hash) {
-        free(sorted);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to hash %zu tensors", tensor_count);
-    }
-    tdm_sha256_u64(hash, position->step);
-    tdm_sha256_u64(hash, position->epoch);
-    tdm_sha256_u64(hash, position->position);
-    tdm_sha256_u64(hash, position->samples);
-    tdm_sha256_u64(hash, position->seed);
-    tdm_sha256_u64(hash, tensor_count);
-    for (size_t i = 0; i < tensor_count; i++) {
-        const tdm_tensor *tensor = &sorted[i]->tensor;
-        tdm_sha256_text(hash, sorted[i]->name);
-        tdm_sha256_text(hash, tdm_dtype_name(tensor->dtype));
-        tdm_sha256_u64(hash, (uint64_t)tensor->shape.rank);
-        for (int d = 0; d < tensor->shape.rank; d++) {
-            tdm_sha256_u64(hash, (uint64_t)tensor->shape.dim[d]);
-        }
-        tdm_sha256_update(hash, tensor->data, tdm_tensor_bytes(tensor));
-    }
-    tdm_sha256_finish(hash, hex);
-    tdm_sha256_destroy(hash);
-    free(sorted);
     return TDM_OK;
 }

@@ -135,19 +135,45 @@ free_writer:
 
 /* ---- write ----------------------------------------------------------------------------------- */
 
+/* One system call's worth, at `offset` or (-1) where the last one ended. */
+static ssize_t write_some(tdm_file_writer *writer, const void *bytes, size_t count, off_t offset)
+{
+    if (tdm__fault_hit(TDM_FAULT_WRITE)) return -1;
+    ssize_t written;
+    do {
+        written = offset < 0 ? write(writer->fd, bytes, count)
+                             : pwrite(writer->fd, bytes, count, offset);
+    } while (written < 0 && errno == EINTR);
+    if (written == 0) errno = EIO; /* no progress and no reason */
+    return written;
+}
+
 tdm_status tdm_file_writer_write(tdm_file_writer *writer, const void *bytes, size_t count,
                                  tdm_error *err)
 {
     const uint8_t *next = bytes;
     while (count > 0) {
-        ssize_t written = -1;
-        if (!tdm__fault_hit(TDM_FAULT_WRITE)) {
-            written = write(writer->fd, next, count);
-            if (written < 0 && errno == EINTR) continue;
-        }
-        if (written == 0) errno = EIO; /* no progress and no reason */
+        ssize_t written = write_some(writer, next, count, -1);
         if (written <= 0) return tdm_os_fail(err, "cannot write", writer->path);
         next += written;
+        count -= (size_t)written;
+    }
+    return TDM_OK;
+}
+
+tdm_status tdm_file_writer_write_at(tdm_file_writer *writer, uint64_t offset, const void *bytes,
+                                    size_t count, tdm_error *err)
+{
+    const uint8_t *next = bytes;
+    if (offset > INT64_MAX || count > (uint64_t)INT64_MAX - offset) {
+        return tdm_fail(err, TDM_ERR_RANGE, "cannot write %s: no file has so many bytes",
+                        writer->path);
+    }
+    while (count > 0) {
+        ssize_t written = write_some(writer, next, count, (off_t)offset);
+        if (written <= 0) return tdm_os_fail(err, "cannot write", writer->path);
+        next += written;
+        offset += (uint64_t)written;
         count -= (size_t)written;
     }
     return TDM_OK;

@@ -37,7 +37,7 @@ static void folder_remove(void)
     CHECK_INT(system(command), 0);
 }
 
-static bool same_bytes(const void *a, const void *b, size_t count)
+static inline bool same_bytes(const void *a, const void *b, size_t count)
 {
     return memcmp(a, b, count) == 0;
 }
@@ -54,7 +54,7 @@ static int folder_entries(void)
 
 /* Builds a file from a header and a number of data bytes, 0, 1, 2, ...; on the heap, so that the
  * sanitiser sees every byte read past its end. Freed by the caller. */
-static uint8_t *build(const char *header, size_t data_bytes, size_t *out_count)
+static inline uint8_t *build(const char *header, size_t data_bytes, size_t *out_count)
 {
     uint64_t length = strlen(header);
     uint8_t *bytes = malloc(8 + length + data_bytes);

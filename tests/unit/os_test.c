@@ -157,6 +157,16 @@ static void test_replace(void)
     check_content(path, "in pieces");
 
     CHECK_INT(tdm_file_writer_create(path, &writer, &err), TDM_OK);
+    CHECK_INT(tdm_file_writer_write_at(writer, 6, "last", 4, &err), TDM_OK);
+    CHECK_INT(tdm_file_writer_write(writer, "fi", 2, &err), TDM_OK);
+    CHECK_INT(tdm_file_writer_write_at(writer, 2, "rst.", 4, &err), TDM_OK);
+    CHECK_INT(tdm_file_writer_write_at(writer, INT64_MAX, "x", 1, &err), TDM_ERR_RANGE);
+    CHECK_INT(tdm_file_writer_write_at(writer, UINT64_MAX, "x", 1, &err), TDM_ERR_RANGE);
+    CHECK_INT(tdm_file_writer_commit(writer, &err), TDM_OK);
+    check_content(path, "first.last");
+    CHECK_INT(tdm_file_replace(path, "in pieces", 9, &err), TDM_OK);
+
+    CHECK_INT(tdm_file_writer_create(path, &writer, &err), TDM_OK);
     CHECK_INT(tdm_file_writer_write(writer, "never", 5, &err), TDM_OK);
     tdm_file_writer_abandon(writer);
     check_content(path, "in pieces");

@@ -1,0 +1,237 @@
+/*
+ * checkpoint_write.c: a training state into a checkpoint, piece by piece. (checkpoint.c says what
+ * stands in it, and reads it.)
+ *
+ * Both hashes are of a fixed length, so the header's length is known before the first byte of a tensor
+ * is. Tensors are pushed in order of name, which is the order of the state hash; each byte goes to
+ * its place in the file, where order is another. The hashes are put into the header at the end, and
+ * the header into the file; then the file takes its name. Whoever is killed before that has changed
+ * nothing.
+ */
+#include "checkpoint/internal.h"
+
+#include <tandem/text.h>
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TEXTS_MOST = 9 };
+#define NO_HASH_YET "0000000000000000000000000000000000000000000000000000000000000000"
+
+struct tdm_checkpoint_writer {
+    const tdm_checkpoint_content *content;
+    tdm_str position, classes, shape;
+    char state[TDM_SHA256_HEX];
+    char sha256[TDM_SHA256_HEX];
+    tdm_named_text texts[TEXTS_MOST]; /* in order of name, but for "sha256", which is the last */
+    size_t text_count;
+    tdm_state_hasher *hasher;
+    tdm__safetensors_writer *file;
+    size_t at, offset; /* where the next byte belongs: a tensor in order of name, and in it */
+    tdm_error error;   /* of the push that failed; its status is TDM_OK when none did */
+};
+
+static tdm_status check_content(const tdm_checkpoint_content *content, tdm_error *err)
+{
+    if (!content->job_yaml || !content->job_hash) {
+        return tdm_fail(err, TDM_ERR_INVALID, "a checkpoint needs the job and its hash");
+    }
+    if (content->class_count < 0 || (content->class_count > 0 && !content->class_names)) {
+        return tdm_fail(err, TDM_ERR_INVALID, "a checkpoint cannot have %lld class names",
+                        (long long)content->class_count);
+    }
+    for (int64_t i = 0; i < content->class_count; i++) {
+        if (!content->class_names[i]) {
+            return tdm_fail(err, TDM_ERR_INVALID, "class %lld has no name", (long long)i);
+        }
+    }
+    if (tdm_shape_elements(&content->sample_shape) < 0) {
+        return tdm_fail(err, TDM_ERR_INVALID, "the shape of a sample is impossible (rank %d)",
+                        content->sample_shape.rank);
+    }
+    return TDM_OK;
+}
+
+static void add_position(tdm_str *out, const tdm_position *position)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    for (size_t i = 0; i < TDM__POSITION_FIELDS; i++) {
+        uint64_t value;
+        memcpy(&value, (const char *)position + tdm__position_fields[i].offset, sizeof value);
+        tdm_json_put_uint(&w, tdm__position_fields[i].name, value);
+    }
+    tdm_json_object_end(&w);
+}
+
+static void add_classes(tdm_str *out, const tdm_checkpoint_content *content)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_array_begin(&w);
+    for (int64_t i = 0; i < content->class_count; i++) {
+        tdm_json_string(&w, content->class_names[i]);
+    }
+    tdm_json_array_end(&w);
+}
+
+static void add_shape(tdm_str *out, const tdm_shape *shape)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_array_begin(&w);
+    for (int d = 0; d < shape->rank; d++) tdm_json_int(&w, shape->dim[d]);
+    tdm_json_array_end(&w);
+}
+
+static tdm_status add_texts(tdm_checkpoint_writer *w, tdm_error *err)
+{
+    const tdm_checkpoint_content *content = w->content;
+    add_position(&w->position, &content->position);
+    add_classes(&w->classes, content);
+    add_shape(&w->shape, &content->sample_shape);
+    if (!tdm_str_ok(&w->position) || !tdm_str_ok(&w->classes) || !tdm_str_ok(&w->shape)) {
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the metadata");
+    }
+    memcpy(w->state, NO_HASH_YET, sizeof w->state);
+    memcpy(w->sha256, NO_HASH_YET, sizeof w->sha256);
+    tdm_named_text *texts = w->texts;
+    size_t count = 0;
+    texts[count++] = (tdm_named_text){"classes", tdm_str_text(&w->classes)};
+    if (content->data_hash) texts[count++] = (tdm_named_text){"data_hash", content->data_hash};
+    texts[count++] = (tdm_named_text){"format", TDM__CHECKPOINT_FORMAT};
+    texts[count++] = (tdm_named_text){"job", content->job_yaml};
+    texts[count++] = (tdm_named_text){"job_hash", content->job_hash};
+    texts[count++] = (tdm_named_text){"position", tdm_str_text(&w->position)};
+    texts[count++] = (tdm_named_text){"sample_shape", tdm_str_text(&w->shape)};
+    texts[count++] = (tdm_named_text){"state", w->state};
+    texts[count++] = (tdm_named_text){"sha256", w->sha256}; /* the file's writer sorts it */
+    w->text_count = count;
+    return TDM_OK;
+}
+
+static tdm_status begin(const char *path, tdm_checkpoint_writer *w, tdm_error *err)
+{
+    const tdm_checkpoint_content *content = w->content;
+    TDM_TRY(check_content(content, err));
+    TDM_TRY(add_texts(w, err));
+    TDM_TRY(tdm_state_hasher_create(&content->position, content->tensors, content->tensor_count,
+                                    &w->hasher, err));
+    return tdm__safetensors_begin(path, content->tensors, content->tensor_count, w->texts,
+                                  w->text_count, &w->file, err);
+}
+
+static tdm_status add_context(const tdm_checkpoint_content *content, tdm_status status,
+                              tdm_error *err)
+{
+    if (status == TDM_OK) return TDM_OK;
+    return tdm_error_context(err, status, "checkpoint of step %" PRIu64, content->position.step);
+}
+
+tdm_status tdm_checkpoint_writer_create(const char *path, const tdm_checkpoint_content *content,
+                                        tdm_checkpoint_writer **out, tdm_error *err)
+{
+    tdm_checkpoint_writer *w = calloc(1, sizeof *w);
+    if (!w) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory for a checkpoint", path);
+    w->content = content;
+    tdm_status status = begin(path, w, err);
+    if (status != TDM_OK) {
+        tdm_checkpoint_writer_abandon(w);
+        return add_context(content, status, err);
+    }
+    *out = w;
+    return TDM_OK;
+}
+
+const size_t *tdm_checkpoint_writer_order(const tdm_checkpoint_writer *writer)
+{
+    return tdm_state_hasher_order(writer->hasher);
+}
+
+static tdm_status push(tdm_checkpoint_writer *w, const uint8_t *bytes, size_t count, tdm_error *err)
+{
+    const size_t *order = tdm_state_hasher_order(w->hasher);
+    TDM_TRY(tdm_state_hasher_push(w->hasher, bytes, count, err));
+    while (count > 0) { /* the hasher has seen that there is a tensor for each byte */
+        size_t left = tdm_tensor_bytes(&w->content->tensors[order[w->at]].tensor) - w->offset;
+        size_t some = count < left ? count : left;
+        if (some > 0) {
+            TDM_TRY(tdm__safetensors_put(w->file, w->at, w->offset, bytes, some, err));
+        }
+        bytes += some;
+        count -= some;
+        w->offset += some;
+        if (some == left) {
+            w->at++;
+            w->offset = 0;
+        }
+    }
+    return TDM_OK;
+}
+
+tdm_status tdm_checkpoint_writer_push(tdm_checkpoint_writer *writer, const void *bytes,
+                                      size_t count, tdm_error *err)
+{
+    if (writer->error.status == TDM_OK && push(writer, bytes, count, &writer->error) != TDM_OK) {
+        add_context(writer->content, writer->error.status, &writer->error);
+    }
+    if (writer->error.status != TDM_OK && err) *err = writer->error;
+    return writer->error.status;
+}
+
+/* Puts the hashes where `texts` point to. */
+static tdm_status seal(tdm_checkpoint_writer *w, tdm_error *err)
+{
+    TDM_TRY(tdm_state_hasher_finish(w->hasher, w->state, err));
+    return tdm__hash_metadata(w->texts, w->text_count, w->sha256, err);
+}
+
+tdm_status tdm_checkpoint_writer_commit(tdm_checkpoint_writer *writer,
+                                        char state_hash[TDM_SHA256_HEX], tdm_error *err)
+{
+    tdm_status status = writer->error.status;
+    if (status != TDM_OK) {
+        if (err) *err = writer->error;
+    } else {
+        status = seal(writer, err);
+        if (status == TDM_OK) {
+            status = tdm__safetensors_commit(writer->file, err);
+            writer->file = NULL;
+        }
+        status = add_context(writer->content, status, err);
+    }
+    if (status == TDM_OK && state_hash) memcpy(state_hash, writer->state, TDM_SHA256_HEX);
+    tdm_checkpoint_writer_abandon(writer);
+    return status;
+}
+
+void tdm_checkpoint_writer_abandon(tdm_checkpoint_writer *writer)
+{
+    if (!writer) return;
+    tdm__safetensors_abandon(writer->file);
+    tdm_state_hasher_destroy(writer->hasher);
+    tdm_str_release(&writer->position);
+    tdm_str_release(&writer->classes);
+    tdm_str_release(&writer->shape);
+    free(writer);
+}
+
+tdm_status tdm_checkpoint_save(const char *path, const tdm_checkpoint_content *content,
+                               tdm_error *err)
+{
+    const tdm_named_tensor **sorted = NULL;
+    tdm_checkpoint_writer *w = NULL;
+    tdm_status status = tdm__tensors_in_order(content->tensors, content->tensor_count, true,
+                                              &sorted, err);
+    if (status != TDM_OK) return add_context(content, status, err);
+    status = tdm_checkpoint_writer_create(path, content, &w, err);
+    for (size_t i = 0; i < content->tensor_count && status == TDM_OK; i++) {
+        const tdm_tensor *tensor = &sorted[i]->tensor;
+        status = tdm_checkpoint_writer_push(w, tensor->data, tdm_tensor_bytes(tensor), err);
+    }
+    free(sorted);
+    if (status != TDM_OK) {
+        tdm_checkpoint_writer_abandon(w);
+        return status;
+    }
+    return tdm_checkpoint_writer_commit(w, NULL, err);
+}

@@ -1,0 +1,242 @@
+/*
+ * checkpoint_writer_test.c: checkpoints and state hashes whose bytes come in pieces: the same file
+ * whatever the pieces, and the same as ever; bytes that are missing or too many; a disk that fails at
+ * each operation; and a writer that gives up.
+ */
+#include "check.h"
+#include "unit/checkpoint_fixture.h"
+
+#include <errno.h>
+
+/* Of the sample state of step 120 with two tensors more, as the first version of the format was
+ * written. They never change. */
+#define OLD_STATE "b538b716952c2d60274be259aa0376e213266beadf49fbb24e5b6e1f520a7b6c"
+#define OLD_FILE "9fd3002adcb01baa6b8d875d266336eb001b49d23e0f5318085594ec1ed2076d"
+
+enum { TENSORS = 6 };
+
+/* Tensors of element sizes 8, 4 and 1: their order in the file is not that of their names. */
+typedef struct mixed_state {
+    sample_state sample;
+    double doubles[2];
+    uint8_t bytes[3];
+    tdm_named_tensor tensors[TENSORS];
+    tdm_named_tensor bare[TENSORS]; /* without data */
+} mixed_state;
+
+static void fill_mixed(mixed_state *m)
+{
+    fill_state(&m->sample, 120);
+    memcpy(m->tensors, m->sample.tensors, sizeof m->sample.tensors);
+    m->doubles[0] = 1.5;
+    m->doubles[1] = -2;
+    for (int i = 0; i < 3; i++) m->bytes[i] = (uint8_t)(i + 1);
+    m->tensors[4] = (tdm_named_tensor){"schedule.plateau",
+                                       {TDM_DTYPE_F64, tdm_shape_1(2), m->doubles}};
+    m->tensors[5] = (tdm_named_tensor){"a.bytes", {TDM_DTYPE_U8, tdm_shape_1(3), m->bytes}};
+    memcpy(m->bare, m->tensors, sizeof m->bare);
+    for (int i = 0; i < TENSORS; i++) m->bare[i].tensor.data = NULL;
+    m->sample.content.tensors = m->tensors;
+    m->sample.content.tensor_count = TENSORS;
+}
+
+/* All bytes of the state, in the order in which they are pushed. */
+static uint8_t *line_up(const mixed_state *m, const size_t *order, size_t *count)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < TENSORS; i++) bytes += tdm_tensor_bytes(&m->tensors[i].tensor);
+    uint8_t *out = malloc(bytes);
+    size_t at = 0;
+    for (int i = 0; i < TENSORS; i++) {
+        const tdm_tensor *tensor = &m->tensors[order[i]].tensor;
+        if (!tensor->data) continue;
+        memcpy(out + at, tensor->data, tdm_tensor_bytes(tensor));
+        at += tdm_tensor_bytes(tensor);
+    }
+    CHECK_INT(at, bytes);
+    *count = bytes;
+    return out;
+}
+
+static void hash_file(const char *path, char hex[TDM_SHA256_HEX])
+{
+    tdm_error err;
+    tdm_file_bytes file = {0};
+    CHECK_INT(tdm_file_read(path, 0, &file, &err), TDM_OK);
+    CHECK_INT(tdm_sha256_of(file.data, file.count, hex), TDM_OK);
+    tdm_file_bytes_release(&file);
+}
+
+/* Pushes all bytes but the last `missing`, in chunks of `chunk`. */
+static tdm_status write_in_chunks(const char *path, const mixed_state *m, size_t chunk,
+                                  size_t missing, char hash[TDM_SHA256_HEX], tdm_error *err)
+{
+    tdm_checkpoint_content content = m->sample.content;
+    content.tensors = m->bare;
+    tdm_checkpoint_writer *writer = NULL;
+    TDM_TRY(tdm_checkpoint_writer_create(path, &content, &writer, err));
+    size_t count = 0;
+    uint8_t *bytes = line_up(m, tdm_checkpoint_writer_order(writer), &count);
+    tdm_status status = TDM_OK;
+    for (size_t at = 0; at + missing < count && status == TDM_OK;) {
+        size_t left = count - missing - at;
+        size_t some = chunk < left ? chunk : left;
+        status = tdm_checkpoint_writer_push(writer, bytes + at, some, err);
+        at += some;
+    }
+    free(bytes);
+    return tdm_checkpoint_writer_commit(writer, hash, err);
+}
+
+static void test_old_bytes(void)
+{
+    folder_make();
+    tdm_error err;
+    mixed_state m;
+    fill_mixed(&m);
+    char hex[TDM_SHA256_HEX];
+    CHECK_INT(tdm_checkpoint_save(in_folder("c"), &m.sample.content, &err), TDM_OK);
+    hash_file(in_folder("c"), hex);
+    CHECK_TEXT(hex, OLD_FILE);
+    CHECK_INT(tdm_state_hash(&m.sample.content.position, m.tensors, TENSORS, hex, &err), TDM_OK);
+    CHECK_TEXT(hex, OLD_STATE);
+
+    static const size_t chunks[] = {1, 2, 3, 7, 8, 64, 1000, 1201, 100000};
+    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+        const char *path = in_folder("pieces");
+        char state[TDM_SHA256_HEX] = "";
+        CHECK_INT(write_in_chunks(path, &m, chunks[i], 0, state, &err), TDM_OK);
+        CHECK_TEXT(state, OLD_STATE);
+        hash_file(path, hex);
+        CHECK_TEXT(hex, OLD_FILE);
+        CHECK_INT(write_in_chunks(path, &m, chunks[i], 0, NULL, &err), TDM_OK);
+    }
+    CHECK_INT(folder_entries(), 2);
+    folder_remove();
+}
+
+static void test_hasher(void)
+{
+    tdm_error err;
+    mixed_state m;
+    fill_mixed(&m);
+    const tdm_position *position = &m.sample.content.position;
+    tdm_state_hasher *hasher = NULL;
+    CHECK_INT(tdm_state_hasher_create(position, m.bare, TENSORS, &hasher, &err), TDM_OK);
+    size_t count = 0;
+    uint8_t *bytes = line_up(&m, tdm_state_hasher_order(hasher), &count);
+    CHECK_TEXT(m.bare[tdm_state_hasher_order(hasher)[0]].name, "a.bytes");
+    char hex[TDM_SHA256_HEX] = "";
+    CHECK_INT(tdm_state_hasher_push(hasher, bytes, count - 1, &err), TDM_OK);
+    CHECK_INT(tdm_state_hasher_finish(hasher, hex, &err), TDM_ERR_INVALID);
+    CHECK_HAS(err.message, "'w' lacks its last 1 byte");
+    CHECK_INT(tdm_state_hasher_push(hasher, bytes + count - 1, 1, &err), TDM_OK);
+    CHECK_INT(tdm_state_hasher_finish(hasher, hex, &err), TDM_OK);
+    CHECK_TEXT(hex, OLD_STATE);
+    tdm_state_hasher_destroy(hasher);
+
+    CHECK_INT(tdm_state_hasher_create(position, m.bare, TENSORS, &hasher, &err), TDM_OK);
+    CHECK_INT(tdm_state_hasher_push(hasher, bytes, count, &err), TDM_OK);
+    CHECK_INT(tdm_state_hasher_push(hasher, bytes, 0, &err), TDM_OK);
+    CHECK_INT(tdm_state_hasher_push(hasher, bytes, 1, &err), TDM_ERR_INVALID);
+    CHECK_HAS(err.message, "1 bytes more");
+    tdm_state_hasher_destroy(hasher);
+    free(bytes);
+
+    CHECK_INT(tdm_state_hash(position, m.bare, TENSORS, hex, &err), TDM_ERR_INVALID);
+    CHECK_HAS(err.message, "has no data");
+    m.bare[1].name = "w";
+    CHECK_INT(tdm_state_hasher_create(position, m.bare, TENSORS, &hasher, &err), TDM_ERR_INVALID);
+    CHECK_INT(tdm_state_hasher_create(position, NULL, 0, &hasher, &err), TDM_OK);
+    CHECK_INT(tdm_state_hasher_finish(hasher, hex, &err), TDM_OK);
+    char none[TDM_SHA256_HEX];
+    CHECK_INT(tdm_state_hash(position, NULL, 0, none, &err), TDM_OK);
+    CHECK_TEXT(hex, none);
+    tdm_state_hasher_destroy(hasher);
+}
+
+static void test_wrong_bytes(void)
+{
+    folder_make();
+    tdm_error err;
+    mixed_state m;
+    fill_mixed(&m);
+    const char *path = in_folder("c");
+    CHECK_INT(write_in_chunks(path, &m, 100, 1, NULL, &err), TDM_ERR_INVALID);
+    CHECK_HAS(err.message, "checkpoint of step 120");
+    CHECK_HAS(err.message, "lacks");
+    CHECK_INT(folder_entries(), 0);
+
+    tdm_checkpoint_content content = m.sample.content;
+    content.tensors = m.bare;
+    CHECK_INT(tdm_checkpoint_save(path, &content, &err), TDM_ERR_INVALID);
+    CHECK_HAS(err.message, "has no data");
+    tdm_checkpoint_writer *writer = NULL;
+    CHECK_INT(tdm_checkpoint_writer_create(path, &content, &writer, &err), TDM_OK);
+    size_t count = 0;
+    uint8_t *bytes = line_up(&m, tdm_checkpoint_writer_order(writer), &count);
+    CHECK_INT(tdm_checkpoint_writer_push(writer, bytes, count, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_writer_push(writer, bytes, 1, &err), TDM_ERR_INVALID);
+    CHECK_INT(tdm_checkpoint_writer_push(writer, bytes, 0, &err), TDM_ERR_INVALID);
+    err = (tdm_error){0};
+    CHECK_INT(tdm_checkpoint_writer_commit(writer, NULL, &err), TDM_ERR_INVALID);
+    CHECK_HAS(err.message, "more were pushed");
+    CHECK_INT(folder_entries(), 0);
+
+    CHECK_INT(tdm_checkpoint_writer_create(path, &content, &writer, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_writer_push(writer, bytes, count / 2, &err), TDM_OK);
+    tdm_checkpoint_writer_abandon(writer);
+    tdm_checkpoint_writer_abandon(NULL);
+    CHECK_INT(folder_entries(), 0);
+    free(bytes);
+
+    content.job_yaml = NULL;
+    CHECK_INT(tdm_checkpoint_writer_create(path, &content, &writer, &err), TDM_ERR_INVALID);
+    content.job_yaml = "\xff";
+    CHECK_INT(tdm_checkpoint_writer_create(path, &content, &writer, &err), TDM_ERR_INVALID);
+    CHECK_HAS(err.message, "UTF-8");
+    CHECK_INT(folder_entries(), 0);
+    folder_remove();
+}
+
+/* Each operation fails in turn: the file that was there before must stay as it was, alone. */
+static void test_faults(void)
+{
+    folder_make();
+    tdm_error err;
+    mixed_state m;
+    fill_mixed(&m);
+    const char *path = in_folder("c");
+    CHECK_INT(tdm_checkpoint_save(path, &m.sample.content, &err), TDM_OK);
+    m.sample.weight[0][0] = 99;
+    int failures = 0;
+    char hex[TDM_SHA256_HEX];
+    for (int k = 1; k < 100; k++) {
+        tdm_os_fault_set(TDM_FAULT_ALL, k, ENOSPC);
+        tdm_status status = write_in_chunks(path, &m, 1000, 0, NULL, &err);
+        tdm_os_fault_set(0, 0, 0);
+        if (status == TDM_OK) break;
+        failures++;
+        CHECK_INT(status, TDM_ERR_NO_SPACE);
+        CHECK_HAS(err.message, path);
+        CHECK_HAS(err.message, "checkpoint of step 120");
+        CHECK_INT(folder_entries(), 1);
+        hash_file(path, hex);
+        CHECK_TEXT(hex, OLD_FILE);
+    }
+    /* Two opens; a.bytes, adam.count, bias, schedule.plateau, w, of which the last is cut by the ends
+     * of two chunks; the header; fsync, rename, fsync. */
+    CHECK_INT(failures, 13);
+    hash_file(path, hex);
+    CHECK(strcmp(hex, OLD_FILE) != 0);
+    folder_remove();
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(test_old_bytes),
+    CHECK_TEST(test_hasher),
+    CHECK_TEST(test_wrong_bytes),
+    CHECK_TEST(test_faults),
+};
+
+CHECK_MAIN(tests)
