@@ -110,6 +110,14 @@ static void look_at_processor(report *r)
          "the others are kept from this process by an affinity mask (taskset) or the quota of a "
          "control group; workers beyond the usable ones only get in each other's way",
          "%d usable of %d", cpu.usable_count, cpu.online_count);
+    tdm_topology_info topology;
+    tdm_os_topology_info(&topology);
+    find(r, "processor", "topology", OK, NULL,
+         "%d core%s, %d hardware thread%s, %d NUMA node%s (%s)", topology.core_count,
+         topology.core_count == 1 ? "" : "s", topology.processor_count,
+         topology.processor_count == 1 ? "" : "s", topology.memory_node_count,
+         topology.memory_node_count == 1 ? "" : "s",
+         topology.library[0] ? topology.library : "without hwloc: cores are not told from threads");
     char governor[64];
     if (read_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", governor,
                   sizeof(governor)))

@@ -140,8 +140,8 @@ const cli_command cli_run = {
          {.name = "label",
           .help = "Put the rank in front of every line that the ranks write: [3] text."},
          {.name = "pin",
-          .help = "Give each rank processors of its own, where there are "
-                  "enough."},
+          .help = "Give each rank an equal share of the cores, neighbours on one NUMA node, and "
+                  "memory of that node, where there are enough."},
          {.name = "grace",
           .value = "SECONDS",
           .help = "From asking ranks to end to killing them (5)."},

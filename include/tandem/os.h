@@ -173,6 +173,37 @@ typedef struct tdm_cpu_info {
 } tdm_cpu_info;
 TDM_API void tdm_os_cpu_info(tdm_cpu_info *out);
 
+/* Cores, threads and NUMA nodes that this process may use. Without hwloc every processor counts as a
+ * core, and all memory as one node. */
+typedef struct tdm_topology_info {
+    int core_count;
+    int processor_count; /* hardware threads */
+    int memory_node_count;
+    char library[TDM_LIBRARY_BYTES]; /* "hwloc 2.9.0"; empty: there is none in this build */
+} tdm_topology_info;
+TDM_API void tdm_os_topology_info(tdm_topology_info *out);
+
+enum { TDM_PLACE_PROCESSORS_MOST = 4096, TDM_PLACE_TEXT_BYTES = 64 };
+
+/* Where one of several processes of this machine runs. */
+typedef struct tdm_place {
+    uint64_t processors[TDM_PLACE_PROCESSORS_MOST / 64]; /* a bit for each that it may use */
+    int memory_node; /* from which it takes memory as long as there is some; -1: anywhere */
+} tdm_place;
+/*
+ * Shares what this process may use among `count` processes: equal shares of whole cores, neighbours
+ * next to each other and so on one NUMA node where that is possible; single hardware threads when there
+ * are not enough cores. False, and `out` is left alone, when there are not enough of these either.
+ */
+TDM_API bool tdm_os_places(int count, tdm_place *out);
+/* What the calling thread may use now, memory anywhere; false when the system does not tell. */
+TDM_API bool tdm_os_place_here(tdm_place *out);
+/* Puts the calling thread there, and what it starts later. System calls only: may stand between fork
+ * and exec. False, with errno, when the system refuses the processors; memory is a preference. */
+TDM_API bool tdm_os_place_take(const tdm_place *place);
+/* The processors: "0-3,8". What does not fit into the buffer ends with "...". */
+TDM_API const char *tdm_os_place_text(const tdm_place *place, char buffer[TDM_PLACE_TEXT_BYTES]);
+
 #ifdef __cplusplus
 }
 #endif

@@ -5,6 +5,7 @@
 #define TANDEM_CLUSTER_LAUNCH_H
 
 #include <tandem/cluster.h>
+#include <tandem/os.h>
 
 #include <signal.h>
 #include <sys/types.h>
@@ -52,6 +53,7 @@ typedef struct tdm__launch_plan {
     int count, first_rank, size;
     char **environment; /* its last places are for the rank's own variables */
     size_t common_count;
+    tdm_place *places; /* one for each rank; NULL: they are not pinned */
     pid_t launcher;
     sigset_t mask; /* the signal mask to start with */
 } tdm__launch_plan;

@@ -12,7 +12,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +58,27 @@ static bool add_variable(tdm__launch_plan *plan, const char *name, const char *v
     return true;
 }
 
+/* Equal shares of the machine; with more ranks than processors the system had better decide. */
+static bool choose_places(tdm__launch_plan *plan)
+{
+    char text[TDM_PLACE_TEXT_BYTES];
+    plan->places = calloc((size_t)plan->count, sizeof *plan->places);
+    if (!plan->places) return false;
+    if (!tdm_os_places(plan->count, plan->places)) {
+        tdm_log(TDM_LOG_INFO, "cluster", "%d ranks are not pinned: there are fewer processors",
+                plan->count);
+        free(plan->places);
+        plan->places = NULL;
+        return true;
+    }
+    for (int i = 0; i < plan->count; i++) {
+        const tdm_place *place = &plan->places[i];
+        tdm_log(TDM_LOG_INFO, "cluster", "rank %d on processors %s%s", plan->first_rank + i,
+                tdm_os_place_text(place, text), place->memory_node >= 0 ? " and their memory" : "");
+    }
+    return true;
+}
+
 tdm_status tdm__launch_plan_init(tdm__launch_plan *plan, const char *rendezvous, const char *secret,
                                  const char *run, tdm_error *err)
 {
@@ -78,17 +98,19 @@ tdm_status tdm__launch_plan_init(tdm__launch_plan *plan, const char *rendezvous,
     good = good && add_variable(plan, "TANDEM_RENDEZVOUS", rendezvous) &&
            add_variable(plan, "TANDEM_SECRET", secret) && add_variable(plan, "TANDEM_RUN", run) &&
            add_variable(plan, "TANDEM_TRANSPORT", options->transport) &&
-           add_variable(plan, "TANDEM_JOB", options->job);
+           add_variable(plan, "TANDEM_JOB", options->job) && (!options->pin || choose_places(plan));
     if (good) return TDM_OK;
     tdm__launch_plan_release(plan);
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the ranks' environment");
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the ranks' environment and places");
 }
 
 void tdm__launch_plan_release(tdm__launch_plan *plan)
 {
     for (size_t i = 0; plan->environment && i < plan->common_count; i++) free(plan->environment[i]);
     free(plan->environment);
+    free(plan->places);
     plan->environment = NULL;
+    plan->places = NULL;
 }
 
 /* ---- the child ----------------------------------------------------------------------------------- */
@@ -99,8 +121,7 @@ typedef struct child {
     int report; /* where errno goes */
     int output[2];
     bool keeps_input;
-    bool pinned;
-    cpu_set_t processors;
+    const tdm_place *place; /* NULL: anywhere */
 } child;
 
 static void fill_own(child *c, int index)
@@ -120,28 +141,11 @@ static void fill_own(child *c, int index)
     plan->environment[plan->common_count + OWN_VARIABLES] = NULL;
 }
 
-/* An equal share of the processors that this process may use, when there is one for each rank. */
-static void choose_processors(child *c, int index)
-{
-    cpu_set_t all;
-    if (!c->plan->options->pin || sched_getaffinity(0, sizeof all, &all) != 0) return;
-    int have = CPU_COUNT(&all), count = c->plan->count, number = 0;
-    if (have < count) return;
-    CPU_ZERO(&c->processors);
-    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (!CPU_ISSET(cpu, &all)) continue;
-        if (number >= have * index / count && number < have * (index + 1) / count)
-            CPU_SET(cpu, &c->processors);
-        number++;
-    }
-    c->pinned = true;
-}
-
 static bool settle(const child *c)
 {
     if (setpgid(0, 0) != 0 || prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return false;
     if (getppid() != c->plan->launcher) _exit(1); /* it died before we asked */
-    if (c->pinned && sched_setaffinity(0, sizeof c->processors, &c->processors) != 0) return false;
+    if (c->place && !tdm_os_place_take(c->place)) return false;
     if (!c->keeps_input) {
         int empty = open("/dev/null", O_RDONLY);
         if (empty < 0 || dup2(empty, STDIN_FILENO) < 0) return false;
@@ -223,7 +227,7 @@ tdm_status tdm__launch_spawn(const tdm__launch_plan *plan, int index, tdm__launc
     child c = {.plan = plan, .output = {-1, -1}};
     int report[2] = {-1, -1}, output[2][2] = {{-1, -1}, {-1, -1}};
     fill_own(&c, index);
-    choose_processors(&c, index);
+    if (plan->places) c.place = &plan->places[index];
     c.keeps_input = index == 0 && input_is_ours();
     tdm_status status = TDM_OK;
     if (pipe2(report, O_CLOEXEC) != 0) status = tdm_os_fail(err, "cannot make", "a pipe");

@@ -14,6 +14,8 @@ value() {
 test_the_machine() {
     assert_exit 0 "$TANDEM" doctor --json
     assert_equal "$(value cores)" "$(nproc) usable of $(getconf _NPROCESSORS_ONLN)" "cores"
+    [[ $(value topology) =~ ^[0-9]+\ cores?,\ $(nproc)\ hardware\ threads?,\ [0-9]+\ NUMA ]] ||
+        fail "the topology is '$(value topology)'"
     assert_equal "$(value kernel)" "$(uname -sr)" "the kernel"
     assert_contains "$(value level)" "($(uname -m))"
     assert_contains "$(value available)" " of "
