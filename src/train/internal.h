@@ -89,6 +89,43 @@ float *tdm__state_measured(tdm__state *state, const tdm_job *job);
 /* The name of the first tensor with a number that is not finite, or NULL. */
 const char *tdm__state_find_bad(const tdm__state *state);
 
+/* ---- the way of a job through its data (course.c) --------------------------------------------- */
+
+typedef struct tdm__course {
+    const tdm_job *job; /* borrowed */
+    char job_hash[TDM_SHA256_HEX];
+    char data_hash[TDM_SHA256_HEX];
+    tdm_job_data data;
+    tdm_model_options model; /* the job's, for this data */
+    tdm_sampler sampler;
+    int64_t full_batch;   /* rows of all batches but the last of an epoch */
+    int64_t epoch_rows;   /* rows of an epoch that are trained */
+    uint64_t epoch_steps; /* steps of an epoch */
+    uint64_t step_count;  /* at which the job ends */
+    tdm_schedule schedule;
+} tdm__course;
+
+/* Loads the data. */
+tdm_status tdm__course_init(const tdm_job *job, tdm__course *out, tdm_error *err);
+void tdm__course_release(tdm__course *course);
+/* Rows of the step at this position; the sample, in the training set, of one of them; the next
+ * position. No allocation. */
+int64_t tdm__course_batch(const tdm__course *course, const tdm_position *at);
+int64_t tdm__course_sample(const tdm__course *course, const tdm_position *at, int64_t row);
+void tdm__course_advance(const tdm__course *course, tdm_position *at);
+/* Whether something that is done every so often (0: never) is due after `count`. */
+bool tdm__is_due(int64_t every, uint64_t count);
+/* Whether an evaluation, with its consequences, is due at this position. */
+bool tdm__course_eval_due(const tdm__course *course, const tdm_position *at);
+/* Whether a position is one that this job comes by: the numbers of steps, epochs and samples agree.
+ * TDM_ERR_FORMAT for that of `path` otherwise. */
+tdm_status tdm__course_check_position(const tdm__course *course, const tdm_position *at,
+                                      const char *path, tdm_error *err);
+/* Whether the checkpoint `path` of the run `run` comes from this job, but for what does not decide the
+ * result, and from this data. TDM_ERR_JOB_MISMATCH otherwise. */
+tdm_status tdm__course_check_job(const tdm__course *course, const tdm_checkpoint *checkpoint,
+                                 const char *path, const char *run, tdm_error *err);
+
 /* ---- bad numbers, in words (numbers.c) ------------------------------------------------------- */
 
 /* Appends what a replay found. `index` is the sample of bad->first_row in `train`. */

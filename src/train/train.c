@@ -20,23 +20,15 @@ typedef struct trainer {
     const tdm_job *job;
     const tdm_train_options *options;
     tdm_arena *arena;
-    tdm_job_data data;
-    char data_hash[TDM_SHA256_HEX];
-    char job_hash[TDM_SHA256_HEX];
+    tdm__course course;
     tdm_str job_yaml;
     tdm__run run;
     bool run_open;
-    tdm_model_options model;
     tdm__state state;
     tdm_team *team;
     tdm_predictor *predictor;
-    tdm_sampler sampler;
-    int64_t **indices;   /* one list for each worker */
-    int64_t full_batch;  /* rows of all batches but the last of an epoch */
-    int64_t epoch_rows;  /* rows of an epoch that are trained */
-    uint64_t step_count; /* at which the run ends */
-    tdm_schedule schedule;
-    bool ended_early; /* by train.early_stop */
+    int64_t **indices; /* one list for each worker */
+    bool ended_early;  /* by train.early_stop */
     tdm_position position;
     tdm_train_status status;
     bool save_failed;      /* the last checkpoint along the way could not be written */
@@ -108,7 +100,7 @@ static void measure(trainer *t)
     }
     uint64_t done = t->position.step - t->first_step;
     double per_step = done > 0 ? t->step_seconds / (double)done : 0;
-    t->status.left_s = per_step * (double)(t->step_count - t->position.step);
+    t->status.left_s = per_step * (double)(t->course.step_count - t->position.step);
 }
 
 /* ---- checkpoints ----------------------------------------------------------------------------- */
@@ -127,16 +119,16 @@ static tdm_status save(trainer *t, tdm_error *err)
                         "step %llu: tensor '%s' holds a number that is not finite; %s; try a "
                         "smaller optim.lr",
                         (unsigned long long)t->position.step, bad, last_good(t));
-    const tdm_dataset_info *info = tdm_dataset_info_of(t->data.train);
+    const tdm_dataset_info *info = tdm_dataset_info_of(t->course.data.train);
     tdm_checkpoint_content content = {.tensors = t->state.tensors,
                                       .tensor_count = t->state.tensor_count,
                                       .position = t->position,
-                                      .job_hash = t->job_hash,
-                                      .data_hash = t->data_hash,
+                                      .job_hash = t->course.job_hash,
+                                      .data_hash = t->course.data_hash,
                                       .job_yaml = tdm_str_text(&t->job_yaml),
                                       .class_names = info->class_names,
                                       .class_count = info->class_count,
-                                      .sample_shape = t->model.sample_shape};
+                                      .sample_shape = t->course.model.sample_shape};
     char *path = tdm_checkpoint_path(t->run.arena, t->run.checkpoint_dir, t->position.step);
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     TDM_TRY(tdm_checkpoint_save(path, &content, err));
@@ -172,9 +164,8 @@ static void fill(void *user, int worker, int64_t first, int64_t count, void *x, 
     trainer *t = user;
     int64_t *indices = t->indices[worker];
     for (int64_t i = 0; i < count; i++)
-        indices[i] = (int64_t)tdm_sampler_at(&t->sampler, t->position.epoch,
-                                             t->position.position + (uint64_t)(first + i));
-    tdm_dataset_gather(t->data.train, indices, count, x, classes);
+        indices[i] = tdm__course_sample(&t->course, &t->position, first + i);
+    tdm_dataset_gather(t->course.data.train, indices, count, x, classes);
 }
 
 /* ---- bad numbers ----------------------------------------------------------------------------- */
@@ -184,9 +175,8 @@ static tdm_bad_number explain(trainer *t, tdm_str *out)
 {
     tdm_bad_number bad;
     tdm_team_replay(t->team, &bad);
-    uint64_t place = t->position.position + (uint64_t)bad.first_row;
-    int64_t index = (int64_t)tdm_sampler_at(&t->sampler, t->position.epoch, place);
-    tdm__bad_number_text(&bad, t->data.train, index, out);
+    int64_t index = tdm__course_sample(&t->course, &t->position, bad.first_row);
+    tdm__bad_number_text(&bad, t->course.data.train, index, out);
     return bad;
 }
 
@@ -267,34 +257,22 @@ static void note_step(trainer *t, const tdm_step_result *result, double lr)
 
 static tdm_status one_step(trainer *t, tdm_error *err)
 {
-    int64_t left = t->epoch_rows - (int64_t)t->position.position;
-    int64_t batch = left < t->full_batch ? left : t->full_batch;
-    double lr = tdm_schedule_lr(&t->schedule, t->position.step, &t->state.plateau);
+    int64_t batch = tdm__course_batch(&t->course, &t->position);
+    double lr = tdm_schedule_lr(&t->course.schedule, t->position.step, &t->state.plateau);
     double begin = tdm_clock_s();
     tdm_step_result result = tdm_team_step(t->team, t->position.step, batch, lr);
     t->step_seconds += tdm_clock_s() - begin;
     if (!result.finite) TDM_TRY(heed_bad_step(t, &result, err));
-    t->position.step++;
-    t->position.samples += (uint64_t)batch;
-    t->position.position += (uint64_t)batch;
-    if ((int64_t)t->position.position >= t->epoch_rows) {
-        t->position.position = 0;
-        t->position.epoch++;
-    }
+    tdm__course_advance(&t->course, &t->position);
     note_step(t, &result, lr);
     measure(t);
     return TDM_OK;
 }
 
-static bool due(int64_t every, uint64_t count)
-{
-    return every > 0 && count % (uint64_t)every == 0;
-}
-
 static tdm_metrics measure_test(trainer *t)
 {
     tdm__state_measured(&t->state, t->job); /* brings the buffers beside the average up to date */
-    return tdm_evaluate(t->predictor, t->data.test, NULL);
+    return tdm_evaluate(t->predictor, t->course.data.test, NULL);
 }
 
 static double metric_of(const trainer *t, int metric)
@@ -325,7 +303,8 @@ static void heed(trainer *t)
 {
     const tdm_job *job = t->job;
     if (job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU &&
-        tdm_schedule_observe(&t->schedule, metric_of(t, job->schedule.metric), &t->state.plateau))
+        tdm_schedule_observe(&t->course.schedule, metric_of(t, job->schedule.metric),
+                             &t->state.plateau))
         tdm_log(TDM_LOG_INFO, "train", "step %llu: no progress, the learning rate is now %g",
                 (unsigned long long)t->position.step, t->state.plateau.lr);
     if (job->train.early_stop &&
@@ -341,18 +320,18 @@ static tdm_status after_step(trainer *t, bool *saved, tdm_error *err)
 {
     const tdm_job *job = t->job;
     bool epoch_ended = t->position.position == 0;
-    if (due(job->run.log_every_steps, t->position.step) || t->position.step == t->step_count)
+    if (tdm__is_due(job->run.log_every_steps, t->position.step) ||
+        t->position.step == t->course.step_count)
         put_step_metrics(t);
     tell(t, TDM_TRAIN_EVENT_STEP);
-    bool last = t->position.step == t->step_count;
-    bool eval_due = due(job->eval.every_steps, t->position.step) ||
-                    (epoch_ended && due(job->eval.every_epochs, t->position.epoch));
+    bool last = t->position.step == t->course.step_count;
+    bool eval_due = tdm__course_eval_due(&t->course, &t->position);
     if (last || eval_due) evaluate(t);
     if (eval_due && t->predictor) heed(t);
     *saved = false;
     if (!last && !t->ended_early &&
-        (due(job->checkpoint.every_steps, t->position.step) ||
-         (epoch_ended && due(job->checkpoint.every_epochs, t->position.epoch))))
+        (tdm__is_due(job->checkpoint.every_steps, t->position.step) ||
+         (epoch_ended && tdm__is_due(job->checkpoint.every_epochs, t->position.epoch))))
         TDM_TRY(save_along_the_way(t, saved, err));
     return TDM_OK;
 }
@@ -363,7 +342,7 @@ static tdm_status loop(trainer *t, tdm_train_result *out, tdm_error *err)
     t->window_begin_s = tdm_clock_s();
     t->start_seconds = t->window_begin_s - t->begin_s;
     t->window_begin_samples = t->position.samples;
-    while (t->position.step < t->step_count && !t->ended_early) {
+    while (t->position.step < t->course.step_count && !t->ended_early) {
         if (t->options->should_stop && t->options->should_stop(t->options->user)) {
             out->interrupted = true;
             break;
@@ -376,55 +355,17 @@ static tdm_status loop(trainer *t, tdm_train_result *out, tdm_error *err)
 
 /* ---- getting ready --------------------------------------------------------------------------- */
 
-/* Of the data that decide bits: the training set, and the test set where the schedule heeds it. */
-static tdm_status hash_data(trainer *t, tdm_error *err)
-{
-    char both[2 * TDM_SHA256_HEX] = "";
-    tdm_status status = tdm_dataset_hash(t->data.train, t->data_hash);
-    if (status == TDM_OK && t->data.test &&
-        t->job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU) {
-        char test_hash[TDM_SHA256_HEX];
-        status = tdm_dataset_hash(t->data.test, test_hash);
-        if (status == TDM_OK) {
-            snprintf(both, sizeof(both), "%s%s", t->data_hash, test_hash);
-            status = tdm_sha256_of(both, strlen(both), t->data_hash);
-        }
-    }
-    if (status != TDM_OK) return tdm_fail(err, status, "train: no memory to hash the data");
-    return TDM_OK;
-}
-
 static tdm_status load_data(trainer *t, tdm_error *err)
 {
-    const tdm_job *job = t->job;
-    TDM_TRY(tdm_job_data_load(job, &t->data, err));
-    TDM_TRY(hash_data(t, err));
-    const tdm_dataset_info *info = tdm_dataset_info_of(t->data.train);
-    t->model = (tdm_model_options){.job = job, .class_count = info->class_count};
-    TDM_TRY(tdm_job_sample_shape(job, t->data.train, &t->model.sample_shape, err));
-    t->sampler = (tdm_sampler){.seed = (uint64_t)job->seed,
-                               .sample_count = (uint64_t)info->sample_count,
-                               .shuffle = job->data.shuffle};
-    bool drop = job->data.last_batch == TDM_JOB_LAST_BATCH_DROP;
-    int64_t n = info->sample_count;
-    t->full_batch = job->train.batch < n ? job->train.batch : n;
-    t->epoch_rows = drop ? n / job->train.batch * job->train.batch : n;
-    if (t->epoch_rows == 0)
-        return tdm_fail(
-            err, TDM_ERR_JOB_INVALID,
-            "%s: %lld training samples make no batch of %lld; lower train.batch, or set "
-            "data.last_batch: keep",
-            info->path, (long long)n, (long long)job->train.batch);
-    uint64_t batches = (uint64_t)((t->epoch_rows + t->full_batch - 1) / t->full_batch);
-    t->step_count = job->train.steps > 0 ? (uint64_t)job->train.steps
-                                         : (uint64_t)job->train.epochs * batches;
-    t->schedule = tdm_schedule_of(job, t->step_count);
-    t->status.epoch_count = (t->step_count + batches - 1) / batches;
-    t->status.step_count = t->step_count;
-    t->status.train_count = n;
+    tdm__course *c = &t->course;
+    TDM_TRY(tdm__course_init(t->job, c, err));
+    const tdm_dataset_info *info = tdm_dataset_info_of(c->data.train);
+    t->status.epoch_count = (c->step_count + c->epoch_steps - 1) / c->epoch_steps;
+    t->status.step_count = c->step_count;
+    t->status.train_count = info->sample_count;
     t->status.class_count = info->class_count;
     t->status.data_path = info->path;
-    t->status.test_count = t->data.test ? tdm_dataset_info_of(t->data.test)->sample_count : 0;
+    t->status.test_count = c->data.test ? tdm_dataset_info_of(c->data.test)->sample_count : 0;
     return TDM_OK;
 }
 
@@ -433,11 +374,11 @@ static tdm_status make_team(trainer *t, tdm_error *err)
     const tdm_job *job = t->job;
     int64_t lanes = tdm_lanes_of(job);
     int workers = tdm__workers_of(job, t->options->worker_count);
-    int64_t tail = t->epoch_rows % t->full_batch;
-    tdm_team_options o = {.model = t->model,
+    int64_t tail = t->course.epoch_rows % t->course.full_batch;
+    tdm_team_options o = {.model = t->course.model,
                           .worker_count = workers,
                           .lane_count = lanes,
-                          .batches = {t->full_batch, tail},
+                          .batches = {t->course.full_batch, tail},
                           .optimiser = t->state.optimiser,
                           .params = t->state.params,
                           .seed = (uint64_t)job->seed,
@@ -445,7 +386,7 @@ static tdm_status make_team(trainer *t, tdm_error *err)
                           .user = t};
     t->indices = tdm_arena_array(t->arena, (size_t)workers, sizeof(*t->indices));
     for (int w = 0; t->indices && w < workers; w++) {
-        t->indices[w] = tdm_arena_array(t->arena, (size_t)(t->full_batch / lanes + 1),
+        t->indices[w] = tdm_arena_array(t->arena, (size_t)(t->course.full_batch / lanes + 1),
                                         sizeof(int64_t));
         if (!t->indices[w]) t->indices = NULL;
     }
@@ -454,58 +395,11 @@ static tdm_status make_team(trainer *t, tdm_error *err)
     t->status.worker_count = workers;
     t->status.lane_count = lanes;
     t->status.parameter_count = tdm_graph_trained_elements(t->state.graph);
-    if (!t->data.test) return TDM_OK;
-    tdm_model_options m = t->model;
+    if (!t->course.data.test) return TDM_OK;
+    tdm_model_options m = t->course.model;
     m.batch = tdm_model_eval_rows(&m);
     if (m.batch > t->status.test_count) m.batch = t->status.test_count;
     return tdm_predictor_create(&m, tdm__state_measured(&t->state, job), &t->predictor, err);
-}
-
-/* The job of the run may differ from ours only in what does not decide the result. */
-static tdm_status check_same_job(trainer *t, const tdm_checkpoint *checkpoint, const char *path,
-                                 tdm_error *err)
-{
-    const tdm_checkpoint_content *content = tdm_checkpoint_content_of(checkpoint);
-    if (strcmp(content->job_hash, t->job_hash) != 0) {
-        tdm_job_document *document;
-        TDM_TRY(tdm__checkpoint_job(checkpoint, path, &document, err));
-        tdm_str diff = TDM_STR_INIT;
-        tdm_job_diff(t->job, tdm_job_document_job(document), &diff);
-        tdm_fail(
-            err, TDM_ERR_JOB_MISMATCH,
-            "%s belongs to another job, so going on would not give the same result. Start a new "
-            "run, or undo these differences:\n%s",
-            t->options->resume, tdm_str_text(&diff));
-        tdm_str_release(&diff);
-        tdm_job_document_destroy(document);
-        return TDM_ERR_JOB_MISMATCH;
-    }
-    if (content->data_hash && strcmp(content->data_hash, t->data_hash) != 0)
-        return tdm_fail(
-            err, TDM_ERR_JOB_MISMATCH,
-            "%s was trained on other data than %s holds now, so going on would not give "
-            "the same result; bring the data back, or start a new run",
-            t->options->resume, tdm_dataset_info_of(t->data.train)->path);
-    return TDM_OK;
-}
-
-/* A position is one that this job comes by: the numbers of steps, epochs and samples agree. */
-static tdm_status check_position(const trainer *t, const tdm_position *p, const char *path,
-                                 tdm_error *err)
-{
-    uint64_t rows = (uint64_t)t->epoch_rows, batch = (uint64_t)t->full_batch, steps, samples;
-    uint64_t batches = (rows + batch - 1) / batch;
-    bool fits = p->position < rows && p->position % batch == 0 &&
-                p->seed == (uint64_t)t->job->seed &&
-                !__builtin_mul_overflow(p->epoch, batches, &steps) &&
-                !__builtin_mul_overflow(p->epoch, rows, &samples) &&
-                p->step - p->position / batch == steps && p->samples - p->position == samples;
-    if (fits) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_FORMAT,
-                    "%s: its position (step %llu, epoch %llu, sample %llu of it) cannot come about "
-                    "in this job; the file is damaged: remove it to go on from the one before",
-                    path, (unsigned long long)p->step, (unsigned long long)p->epoch,
-                    (unsigned long long)p->position);
 }
 
 static tdm_status restore(trainer *t, tdm_error *err)
@@ -515,8 +409,9 @@ static tdm_status restore(trainer *t, tdm_error *err)
     tdm_checkpoint *checkpoint;
     TDM_TRY(tdm_checkpoint_open(path, &checkpoint, err));
     const tdm_position *position = &tdm_checkpoint_content_of(checkpoint)->position;
-    tdm_status status = check_same_job(t, checkpoint, path, err);
-    if (status == TDM_OK) status = check_position(t, position, path, err);
+    tdm_status status = tdm__course_check_job(&t->course, checkpoint, path, t->options->resume,
+                                              err);
+    if (status == TDM_OK) status = tdm__course_check_position(&t->course, position, path, err);
     if (status == TDM_OK) status = tdm__state_restore(&t->state, checkpoint, false, err);
     /* From here on the run's folder is changed. */
     if (status == TDM_OK) status = tdm__run_rewind(&t->run, position->step, err);
@@ -535,14 +430,15 @@ static tdm_status begin(trainer *t, tdm_error *err)
     t->position.seed = (uint64_t)t->job->seed;
     t->arena = tdm_arena_create("training");
     if (!t->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    TDM_TRY(tdm_job_hash(t->job, t->job_hash, err));
     tdm_job_show(t->job, &t->job_yaml);
     if (!tdm_str_ok(&t->job_yaml)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     TDM_TRY(load_data(t, err));
-    TDM_TRY(tdm__memory_check(t->job, &t->data, t->options->worker_count, t->options->resume, err));
-    TDM_TRY(tdm__state_init(&t->model, TDM__STATE_FOR_TRAINING, &t->state, err));
+    TDM_TRY(tdm__memory_check(t->job, &t->course.data, t->options->worker_count, t->options->resume,
+                              err));
+    TDM_TRY(tdm__state_init(&t->course.model, TDM__STATE_FOR_TRAINING, &t->state, err));
     TDM_TRY(make_team(t, err));
-    if (!t->options->resume) TDM_TRY(tdm__state_begin(&t->state, t->job, t->data.train, err));
+    if (!t->options->resume)
+        TDM_TRY(tdm__state_begin(&t->state, t->job, t->course.data.train, err));
     /* The folder comes last, so that a job that cannot start leaves none behind. */
     TDM_TRY(t->options->resume ? tdm__run_open(t->options->resume, &t->run, err)
                                : tdm__run_create(t->job, &t->run, err));
@@ -564,7 +460,7 @@ static void end(trainer *t)
     tdm_predictor_destroy(t->predictor);
     tdm_team_destroy(t->team);
     tdm__state_release(&t->state);
-    tdm_job_data_release(&t->data);
+    tdm__course_release(&t->course);
     tdm_str_release(&t->job_yaml);
     tdm_arena_destroy(t->arena);
 }
@@ -593,8 +489,8 @@ static tdm_status sum_up(trainer *t, tdm_train_result *out, tdm_error *err)
     out->loss = t->status.loss;
     out->has_test = t->status.has_test;
     out->test = t->status.test;
-    out->ended_early = t->ended_early && t->position.step < t->step_count;
-    out->step_count = t->step_count;
+    out->ended_early = t->ended_early && t->position.step < t->course.step_count;
+    out->step_count = t->course.step_count;
     if (out->nothing_to_do) return hash_of_file(t->status.checkpoint_path, out->state_hash, err);
     return tdm_state_hash(&t->position, t->state.tensors, t->state.tensor_count, out->state_hash,
                           err);
@@ -610,12 +506,12 @@ static tdm_status run(trainer *t, tdm_train_result *out, tdm_error *err)
             t->run.path, tdm_text_count(t->status.parameter_count, count),
             (long long)t->status.train_count, (long long)t->status.test_count,
             (long long)t->status.lane_count, t->status.worker_count,
-            (unsigned long long)t->position.step, (unsigned long long)t->step_count);
+            (unsigned long long)t->position.step, (unsigned long long)t->course.step_count);
     if (t->state.from_file_count > 0)
         tdm_log(TDM_LOG_INFO, "train", "%zu of %zu parameters and buffers start from %s",
                 t->state.from_file_count, tdm_graph_param_count(t->state.graph),
                 t->job->model.init_from);
-    out->nothing_to_do = t->position.step >= t->step_count || t->ended_early;
+    out->nothing_to_do = t->position.step >= t->course.step_count || t->ended_early;
     tell(t, TDM_TRAIN_EVENT_START);
     if (!out->nothing_to_do) TDM_TRY(loop(t, out, err));
     if (out->nothing_to_do && t->predictor) {

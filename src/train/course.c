@@ -1,0 +1,156 @@
+/*
+ * course.c: the way of a job through its data: which samples each step trains on, with which learning
+ * rate, and where the end is. A function of the job and the data alone, whoever asks: the training
+ * loop, or somebody who looks at one of its steps later.
+ */
+#include "train/internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Of the data that decide bits: the training set, and the test set where the schedule heeds it. */
+static tdm_status hash_data(tdm__course *c, tdm_error *err)
+{
+    char both[2 * TDM_SHA256_HEX] = "";
+    tdm_status status = tdm_dataset_hash(c->data.train, c->data_hash);
+    if (status == TDM_OK && c->data.test &&
+        c->job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU) {
+        char test_hash[TDM_SHA256_HEX];
+        status = tdm_dataset_hash(c->data.test, test_hash);
+        if (status == TDM_OK) {
+            snprintf(both, sizeof(both), "%s%s", c->data_hash, test_hash);
+            status = tdm_sha256_of(both, strlen(both), c->data_hash);
+        }
+    }
+    if (status != TDM_OK) return tdm_fail(err, status, "train: no memory to hash the data");
+    return TDM_OK;
+}
+
+static tdm_status cut_epochs(tdm__course *c, tdm_error *err)
+{
+    const tdm_job *job = c->job;
+    const tdm_dataset_info *info = tdm_dataset_info_of(c->data.train);
+    bool drop = job->data.last_batch == TDM_JOB_LAST_BATCH_DROP;
+    int64_t n = info->sample_count;
+    c->full_batch = job->train.batch < n ? job->train.batch : n;
+    c->epoch_rows = drop ? n / job->train.batch * job->train.batch : n;
+    if (c->epoch_rows == 0)
+        return tdm_fail(
+            err, TDM_ERR_JOB_INVALID,
+            "%s: %lld training samples make no batch of %lld; lower train.batch, or set "
+            "data.last_batch: keep",
+            info->path, (long long)n, (long long)job->train.batch);
+    c->epoch_steps = (uint64_t)((c->epoch_rows + c->full_batch - 1) / c->full_batch);
+    c->step_count = job->train.steps > 0 ? (uint64_t)job->train.steps
+                                         : (uint64_t)job->train.epochs * c->epoch_steps;
+    return TDM_OK;
+}
+
+static tdm_status load(tdm__course *c, tdm_error *err)
+{
+    const tdm_job *job = c->job;
+    TDM_TRY(tdm_job_hash(job, c->job_hash, err));
+    TDM_TRY(tdm_job_data_load(job, &c->data, err));
+    TDM_TRY(hash_data(c, err));
+    const tdm_dataset_info *info = tdm_dataset_info_of(c->data.train);
+    c->model = (tdm_model_options){.job = job, .class_count = info->class_count};
+    TDM_TRY(tdm_job_sample_shape(job, c->data.train, &c->model.sample_shape, err));
+    c->sampler = (tdm_sampler){.seed = (uint64_t)job->seed,
+                               .sample_count = (uint64_t)info->sample_count,
+                               .shuffle = job->data.shuffle};
+    TDM_TRY(cut_epochs(c, err));
+    c->schedule = tdm_schedule_of(job, c->step_count);
+    return TDM_OK;
+}
+
+tdm_status tdm__course_init(const tdm_job *job, tdm__course *out, tdm_error *err)
+{
+    *out = (tdm__course){.job = job};
+    tdm_status status = load(out, err);
+    if (status != TDM_OK) tdm__course_release(out);
+    return status;
+}
+
+void tdm__course_release(tdm__course *course)
+{
+    tdm_job_data_release(&course->data);
+    *course = (tdm__course){0};
+}
+
+int64_t tdm__course_batch(const tdm__course *course, const tdm_position *at)
+{
+    int64_t left = course->epoch_rows - (int64_t)at->position;
+    return left < course->full_batch ? left : course->full_batch;
+}
+
+int64_t tdm__course_sample(const tdm__course *course, const tdm_position *at, int64_t row)
+{
+    return (int64_t)tdm_sampler_at(&course->sampler, at->epoch, at->position + (uint64_t)row);
+}
+
+void tdm__course_advance(const tdm__course *course, tdm_position *at)
+{
+    int64_t batch = tdm__course_batch(course, at);
+    at->step++;
+    at->samples += (uint64_t)batch;
+    at->position += (uint64_t)batch;
+    if ((int64_t)at->position < course->epoch_rows) return;
+    at->position = 0;
+    at->epoch++;
+}
+
+bool tdm__is_due(int64_t every, uint64_t count)
+{
+    return every > 0 && count % (uint64_t)every == 0;
+}
+
+bool tdm__course_eval_due(const tdm__course *course, const tdm_position *at)
+{
+    return tdm__is_due(course->job->eval.every_steps, at->step) ||
+           (at->position == 0 && tdm__is_due(course->job->eval.every_epochs, at->epoch));
+}
+
+tdm_status tdm__course_check_position(const tdm__course *course, const tdm_position *at,
+                                      const char *path, tdm_error *err)
+{
+    uint64_t rows = (uint64_t)course->epoch_rows, batch = (uint64_t)course->full_batch;
+    uint64_t steps, samples;
+    bool fits = at->position < rows && at->position % batch == 0 &&
+                at->seed == (uint64_t)course->job->seed &&
+                !__builtin_mul_overflow(at->epoch, course->epoch_steps, &steps) &&
+                !__builtin_mul_overflow(at->epoch, rows, &samples) &&
+                at->step - at->position / batch == steps && at->samples - at->position == samples;
+    if (fits) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_FORMAT,
+                    "%s: its position (step %llu, epoch %llu, sample %llu of it) cannot come about "
+                    "in this job; the file is damaged: remove it to go on from the one before",
+                    path, (unsigned long long)at->step, (unsigned long long)at->epoch,
+                    (unsigned long long)at->position);
+}
+
+tdm_status tdm__course_check_job(const tdm__course *course, const tdm_checkpoint *checkpoint,
+                                 const char *path, const char *run, tdm_error *err)
+{
+    const tdm_checkpoint_content *content = tdm_checkpoint_content_of(checkpoint);
+    if (strcmp(content->job_hash, course->job_hash) != 0) {
+        tdm_job_document *document;
+        TDM_TRY(tdm__checkpoint_job(checkpoint, path, &document, err));
+        tdm_str diff = TDM_STR_INIT;
+        tdm_job_diff(course->job, tdm_job_document_job(document), &diff);
+        tdm_fail(
+            err, TDM_ERR_JOB_MISMATCH,
+            "%s belongs to another job, so going on would not give the same result. Start a new "
+            "run, or undo these differences:\n%s",
+            run, tdm_str_text(&diff));
+        tdm_str_release(&diff);
+        tdm_job_document_destroy(document);
+        return TDM_ERR_JOB_MISMATCH;
+    }
+    if (content->data_hash && strcmp(content->data_hash, course->data_hash) != 0)
+        return tdm_fail(
+            err, TDM_ERR_JOB_MISMATCH,
+            "%s was trained on other data than %s holds now, so going on would not give "
+            "the same result; bring the data back, or start a new run",
+            run, tdm_dataset_info_of(course->data.train)->path);
+    return TDM_OK;
+}
