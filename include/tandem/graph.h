@@ -398,7 +398,9 @@ TDM_API size_t tdm_plan_reads_at(const tdm_plan *plan, size_t step,
  * for a buffer, a statistic that follows nothing, and in plans that go forward only. */
 TDM_API size_t tdm_plan_grad_step(const tdm_plan *plan, size_t param_index);
 /* Whether a step is a sum over lanes. After a part that ends with it, *io (where not NULL) holds this
- * lane's own numbers, which the caller replaces by the sum before the run goes on. */
+ * lane's own numbers, which the caller replaces by the sum before the run goes on (and before it
+ * takes a gradient that is complete with this step). The n-th such step of a plan belongs to the n-th of
+ * the other lanes' plans, which may have another number of rows, and other steps in between. */
 TDM_API bool tdm_plan_lane_sum_at(const tdm_plan *plan, size_t step, tdm_tensor *io);
 
 /* What a watcher sees after each node that runs. Inputs may have been overwritten in place. */

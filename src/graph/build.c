@@ -372,6 +372,11 @@ tdm_value tdm_graph_sum_rows(tdm_graph *graph, tdm_value x)
     return unary(graph, TDM_OP_SUM_ROWS, x);
 }
 
+tdm_value tdm_graph_lane_sum(tdm_graph *graph, tdm_value x)
+{
+    return unary(graph, TDM_OP_LANE_SUM, x);
+}
+
 tdm_value tdm_graph_relu(tdm_graph *graph, tdm_value x)
 {
     return unary(graph, TDM_OP_RELU, x);

@@ -374,6 +374,14 @@ size_t tdm_plan_grad_step(const tdm_plan *plan, size_t param_index)
     return plan->grad_steps[param_index];
 }
 
+bool tdm_plan_lane_sum_at(const tdm_plan *plan, size_t index, tdm_tensor *io)
+{
+    const step *s = &plan->steps[index];
+    if (plan->graph->nodes[s->node].op != TDM_OP_LANE_SUM) return false;
+    if (io) *io = s->call.out[0];
+    return true;
+}
+
 void tdm_plan_run_watched(tdm_plan *plan, const tdm_step_key *key, tdm_plan_watch_fn watch,
                           void *user)
 {

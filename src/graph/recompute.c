@@ -16,7 +16,8 @@
  *
  * Invariants: a copy has the attributes of its original (the address of its random numbers among
  * them), so its result has the same bits. Outputs of the graph, and what lies among the gradients,
- * are never copied, so statistics are observed once. The last segment, whose backward pass follows
+ * are never copied, so statistics are observed once; nor are sums over lanes, so that each is
+ * exchanged once. The last segment, whose backward pass follows
  * at once, is never computed again, nor are the last group's results that others use.
  */
 #include "graph/internal.h"
@@ -150,7 +151,8 @@ static void decide_fates(pass *p, int32_t segment_count, int32_t group_segments)
         int32_t made = p->producer[id];
         bool is_last = made >= 0 && (size_t)made < p->forward_count &&
                        p->segment[made] == segment_count - 1;
-        if (lasts_anyway(p, (int32_t)id) || is_last || (size_t)made >= p->forward_count)
+        bool is_sum = made >= 0 && graph->nodes[made].op == TDM_OP_LANE_SUM;
+        if (lasts_anyway(p, (int32_t)id) || is_last || is_sum || (size_t)made >= p->forward_count)
             raise_fate(p, (int32_t)id, KEPT);
     }
     for (size_t n = 0; n < graph->node_count; n++)

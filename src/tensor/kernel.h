@@ -82,6 +82,7 @@ typedef enum tdm_op_kind {
     TDM_OP_LOSS_GRAD,    /* x, target, d_loss [] -> dx */
     TDM_OP_PENALTY,      /* w -> scale * sum |w| (power 1) or scale * sum w^2 (power 2), a scalar */
     TDM_OP_PENALTY_GRAD, /* w, d [] -> dw */
+    TDM_OP_LANE_SUM,     /* x -> x, to which whoever runs the plan adds that of the other lanes */
     TDM_OP_CUSTOM,       /* whatever the node's tdm_custom_op says */
     TDM_OP_COUNT
 } tdm_op_kind;

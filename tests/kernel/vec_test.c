@@ -66,6 +66,7 @@ static const elementwise elementwise_ops[] = {
     {TDM_OP_MUL, 2, true, 0, 0},
     {TDM_OP_SCALE, 1, true, 2e-7, 1e-44},
     {TDM_OP_COPY, 1, true, 0, 0},
+    {TDM_OP_LANE_SUM, 1, true, 0, 0},
     {TDM_OP_RELU, 1, true, 0, 0},
     {TDM_OP_RELU_GRAD, 2, true, 0, 0},
     {TDM_OP_GELU, 1, true, 4e-7, 6e-7},

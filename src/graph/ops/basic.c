@@ -76,6 +76,13 @@ static void backward_copy(tdm_graph *graph, const tdm__node *node, const tdm_val
     if (wanted(graph, node, 0)) d_in[0] = d_out[0];
 }
 
+/* Every lane's result has this lane's x in it: its gradient is the sum of theirs. */
+static void backward_lane_sum(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                              tdm_value d_in[])
+{
+    if (wanted(graph, node, 0)) d_in[0] = tdm_graph_lane_sum(graph, d_out[0]);
+}
+
 static void backward_reshape(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                              tdm_value d_in[])
 {
@@ -141,6 +148,8 @@ static void backward_normalise(tdm_graph *graph, const tdm__node *node, const td
 
 static const tdm__op_row rows[] = {
     {TDM_OP_COPY, "copy", 1, 1, 1, tdm__infer_same, backward_copy, tdm__flops_none, TDM__OVER_0, 0},
+    {TDM_OP_LANE_SUM, "lane_sum", 1, 1, 1, tdm__infer_same, backward_lane_sum, tdm__flops_none,
+     TDM__OVER_0, 0},
     {TDM_OP_RESHAPE, "reshape", 1, 1, 1, infer_reshape, backward_reshape, tdm__flops_none, 0, 0},
     {TDM_OP_SUM_ROWS, "sum_rows", 1, 1, 1, infer_sum_rows, backward_sum_rows, tdm__flops_per_input,
      0, 0},

@@ -98,6 +98,7 @@ static void run_custom(void *backend, const tdm_kernel_call *call, const tdm_ste
 static const tdm_kernel kernels[] = {
     {.op = TDM_OP_CUSTOM, .dtype = TDM_DTYPE_F32, .run = run_custom},
     {.op = TDM_OP_COPY, .dtype = TDM_DTYPE_F32, .run = run_copy},
+    {.op = TDM_OP_LANE_SUM, .dtype = TDM_DTYPE_F32, .run = run_copy},
     {.op = TDM_OP_FILL, .dtype = TDM_DTYPE_F32, .run = run_fill},
     {.op = TDM_OP_SUM_ROWS, .dtype = TDM_DTYPE_F32, .run = run_sum_rows},
     {.op = TDM_OP_DROPOUT, .dtype = TDM_DTYPE_F32, .run = run_dropout},

@@ -191,6 +191,7 @@ static const tdm_kernel kernels[] = {
     {.op = TDM_OP_MUL, .dtype = TDM_DTYPE_F32, .run = run_mul},
     {.op = TDM_OP_SCALE, .dtype = TDM_DTYPE_F32, .run = run_scale},
     {.op = TDM_OP_COPY, .dtype = TDM_DTYPE_F32, .run = run_copy},
+    {.op = TDM_OP_LANE_SUM, .dtype = TDM_DTYPE_F32, .run = run_copy},
     {.op = TDM_OP_FILL, .dtype = TDM_DTYPE_F32, .run = run_fill},
     {.op = TDM_OP_RELU, .dtype = TDM_DTYPE_F32, .run = run_relu},
     {.op = TDM_OP_RELU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_relu_grad},
