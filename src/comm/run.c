@@ -86,10 +86,9 @@ static void record(const tdm_request *request, tdm_trace_kind kind, tdm_status s
 void tdm__request_start(tdm_request *request)
 {
     tdm_comm *comm = request->group->comm;
-    if (request->cut.segment == 0)
-        request->cut.segment = request->call.count ? request->call.count : 1;
-    size_t segment = request->cut.segment;
     size_t span = tdm__call_span(&request->call, request->group->size);
+    if (request->cut.segment == 0) request->cut.segment = span ? span : 1;
+    size_t segment = request->cut.segment;
     request->segment_count = span ? (span + segment - 1) / segment : 1;
     if (request->cut.flight < 1) request->cut.flight = 1;
     if (request->cut.flight > TDM__FLIGHT_MOST) request->cut.flight = TDM__FLIGHT_MOST;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Every collective over the MPI transport, as ranks of an mpirun (tests/comm/matrix_test.c).
-#   matrix_mpi_test.sh COMM_MATRIX RANKS...
+# Every collective over the MPI transport, as ranks of an mpirun (tests/comm/matrix_test.c), or many at once
+# (tests/comm/flood_test.c).
+#   matrix_mpi_test.sh PROGRAM RANKS...
 set -euo pipefail
 program=$1
 shift

@@ -576,8 +576,7 @@ static bool fits(const tdm_group *group, const tdm_call *call)
 
 static tdm__cut cut(const tdm_group *group, const tdm_call *call)
 {
-    (void)group;
-    return (tdm__cut){.segment = call->count, .flight = 1};
+    return (tdm__cut){.segment = tdm__call_span(call, group->size), .flight = 1};
 }
 
 static void cut_rounds(hierarchy_call *s, const tdm_group *group, const tdm_call *call)
