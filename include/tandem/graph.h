@@ -78,6 +78,14 @@ TDM_API void tdm_graph_follow(tdm_graph *graph, tdm_value statistic, tdm_value o
 /* Keeps a value readable after a run, under `name`. */
 TDM_API void tdm_graph_output(tdm_graph *graph, const char *name, tdm_value value);
 
+/*
+ * The numbers that matrix products and convolutions added from here on are made of: TDM_DTYPE_F32, as
+ * at first, or TDM_DTYPE_BF16. Then their inputs, in the backward pass as well, are rounded to the
+ * nearest bf16, each value once for all its readers; sums, bias and results are f32, and so is all
+ * else: values have type f32 to whoever builds a graph. Before tdm_graph_backward.
+ */
+TDM_API void tdm_graph_precision(tdm_graph *graph, tdm_dtype dtype);
+
 /* ---- ops ------------------------------------------------------------------------------------- */
 
 /*

@@ -91,6 +91,14 @@ void tdm_graph_scope(tdm_graph *graph, const char *scope)
     if (!graph->scope) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
 }
 
+void tdm_graph_precision(tdm_graph *graph, tdm_dtype dtype)
+{
+    if (dtype != TDM_DTYPE_F32 && dtype != TDM_DTYPE_BF16)
+        tdm__graph_break(graph, TDM_ERR_UNSUPPORTED, "precision: it must be f32 or bf16, not %s",
+                         tdm_dtype_name(dtype));
+    graph->in_bf16 = dtype == TDM_DTYPE_BF16;
+}
+
 /* Makes room for one more element; false (and broken) when there is no memory. */
 static bool grow(tdm_graph *graph, void **items, size_t count, size_t *capacity, size_t size)
 {
@@ -337,6 +345,15 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
     graph->nodes[graph->node_count++] = node;
     if (second) *second = (tdm_value){node.out[1]};
     return (tdm_value){node.out[0]};
+}
+
+tdm_value tdm__graph_round(tdm_graph *graph, tdm_value x)
+{
+    if (!graph->in_bf16 || tdm_graph_dtype(graph, x) != TDM_DTYPE_F32) return x;
+    if (graph->values[x.id].rounded) return (tdm_value){graph->values[x.id].rounded};
+    tdm_value y = tdm__graph_add_node(graph, TDM_OP_CAST, &(tdm_op_attrs){0}, &x, 1, NULL);
+    if (y.id) graph->values[x.id].rounded = y.id;
+    return y;
 }
 
 void tdm__graph_name_last(tdm_graph *graph, const char *part)

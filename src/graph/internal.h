@@ -28,6 +28,7 @@ typedef struct tdm__value {
     bool of_inputs;  /* an input has a part in it */
     int32_t param;   /* role PARAM: index in params */
     int32_t grad_of; /* 1 + index of the parameter whose gradient this is; 0 for none */
+    int32_t rounded; /* the value that is this one in bf16; 0: nobody has asked for it yet */
 } tdm__value;
 
 typedef struct tdm__node {
@@ -65,6 +66,7 @@ struct tdm_graph {
     bool in_backward;
     bool has_backward;
     bool has_recompute;
+    bool in_bf16;  /* products and convolutions get inputs in bf16 */
     int32_t block; /* of the nodes to come */
     tdm_error broken;
 };
@@ -101,6 +103,9 @@ const tdm__op_row *tdm__op_row_of(tdm_op_kind op);
 /* Adds a node; returns its first output, and the second in *second when that is not NULL. */
 tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_attrs *attrs,
                               const tdm_value in[], int in_count, tdm_value *second);
+/* What a product or a convolution takes for x: x itself or, in a graph of bf16, x rounded, for which
+ * there is one node however many ask. */
+tdm_value tdm__graph_round(tdm_graph *graph, tdm_value x);
 /* Appends ".part" to the name of the node that was added last, to tell it from others of its scope. */
 void tdm__graph_name_last(tdm_graph *graph, const char *part);
 /* Adds a value as it is; returns its id, 0 when there is no memory. */

@@ -104,6 +104,8 @@ static tdm_status build_for_features(tdm_graph *graph, const tdm_model_options *
 static tdm_status build_into(tdm_graph *graph, const tdm_model_options *options,
                              const tdm_model_ops *model, tdm_error *err)
 {
+    if (options->job->compute.precision == TDM_JOB_PRECISION_BF16)
+        tdm_graph_precision(graph, TDM_DTYPE_BF16);
     bool takes_tokens = options->library ? options->library->takes_tokens
                                          : tdm_job_takes_tokens(options->job);
     return takes_tokens ? build_for_tokens(graph, options, model, err)

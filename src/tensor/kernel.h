@@ -22,7 +22,8 @@
 typedef enum tdm_op_kind {
     TDM_OP_NONE = 0,
     TDM_OP_MATMUL,    /* a, b, [bias N] -> act(op(a) op(b) + bias); both rank 2, or both rank 3 with
-                      equal first sizes (batched); trans_a, trans_b */
+                      equal first sizes (batched); trans_a, trans_b; a and b f32, or both bf16 */
+    TDM_OP_CAST,      /* x f32 -> the same, rounded to bf16 (tdm__bf16_of in kernels/backends.h) */
     TDM_OP_ADD,       /* a, b -> a + b; b's shape is a's, or a suffix of it (broadcast) */
     TDM_OP_MUL,       /* a, b -> a b; likewise */
     TDM_OP_SCALE,     /* x -> x * scale */

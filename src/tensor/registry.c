@@ -9,9 +9,9 @@ extern int omp_get_thread_num(void);
 extern void omp_set_num_threads(int count);
 
 static const tdm_kernel_backend_ops *const backends[] = {
-    &tdm__kernels_winograd, &tdm__kernels_onednn,
+    &tdm__kernels_wide,  &tdm__kernels_winograd, &tdm__kernels_onednn,
 #if defined(__x86_64__)
-    &tdm__kernels_cpu_4,    &tdm__kernels_cpu_3,  &tdm__kernels_cpu_2,
+    &tdm__kernels_cpu_4, &tdm__kernels_cpu_3,    &tdm__kernels_cpu_2,
 #else
     &tdm__kernels_cpu_0,
 #endif
@@ -121,6 +121,11 @@ void tdm_kernel_spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run
 void tdm__kernel_activate(tdm_activation activation, float *x, int64_t count)
 {
     loops_here()->activate(activation, x, count);
+}
+
+void tdm__kernel_widen(const uint16_t *bf16, float *out, int64_t count)
+{
+    loops_here()->widen(bf16, out, count);
 }
 
 int tdm__kernel_threads(void)

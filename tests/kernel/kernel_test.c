@@ -200,6 +200,12 @@ static const char *const compared_by[TDM_OP_COUNT] = {
     [TDM_OP_BATCH_NORM... TDM_OP_BATCH_NORM_FIXED_GRAD_PARAMS] = "batch_norm",
 };
 
+/* Backends that take inputs of bf16 alone. */
+static bool is_of_bf16(const tdm_kernel_backend_ops *ops)
+{
+    return strcmp(ops->name, "wide") == 0 || strcmp(ops->name, "amx") == 0;
+}
+
 static void check_there_is_a_test(const char *name)
 {
     char path[64];
@@ -217,8 +223,12 @@ static void every_kernel_agrees_with_ref(void)
         for (const tdm_kernel_family *const *f = ops->families; *f; f++) {
             for (size_t k = 0; k < (*f)->count; k++) {
                 const tdm_kernel *kernel = &(*f)->kernels[k];
-                CHECK_INT(kernel->dtype, TDM_DTYPE_F32);
-                if (kernel->op == TDM_OP_MATMUL)
+                bool of_bf16 = is_of_bf16(ops) || kernel->op == TDM_OP_CAST;
+                CHECK_INT(kernel->dtype,
+                          kernel->op == TDM_OP_CAST ? TDM_DTYPE_BF16 : TDM_DTYPE_F32);
+                if (of_bf16)
+                    check_there_is_a_test("bf16");
+                else if (kernel->op == TDM_OP_MATMUL)
                     compare_products(ops, kernel);
                 else if (compared_by[kernel->op])
                     check_there_is_a_test(compared_by[kernel->op]);

@@ -13,7 +13,8 @@ static const char *const exceptions[TDM_OP_COUNT] = {
 
 static const tdm_kernel *row_of(size_t backend, int op)
 {
-    return tdm_kernel_find(tdm_kernel_backend_at(backend), (tdm_op_kind)op, TDM_DTYPE_F32);
+    tdm_dtype made = op == TDM_OP_CAST ? TDM_DTYPE_BF16 : TDM_DTYPE_F32;
+    return tdm_kernel_find(tdm_kernel_backend_at(backend), (tdm_op_kind)op, made);
 }
 
 static void every_op_has_a_fast_kernel(void)

@@ -257,7 +257,8 @@ static void ref_has_every_op(void)
     const tdm_kernel_backend_ops *ref = tdm_kernel_backend_at(count - 1);
     CHECK_TEXT(ref->name, "ref");
     for (int op = TDM_OP_NONE + 1; op < TDM_OP_COUNT; op++) {
-        const tdm_kernel *kernel = tdm_kernel_find(ref, (tdm_op_kind)op, TDM_DTYPE_F32);
+        tdm_dtype made = op == TDM_OP_CAST ? TDM_DTYPE_BF16 : TDM_DTYPE_F32;
+        const tdm_kernel *kernel = tdm_kernel_find(ref, (tdm_op_kind)op, made);
         if (op == TDM_OP_RESHAPE) {
             CHECK(!kernel); /* a view, never run */
             continue;

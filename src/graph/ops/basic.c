@@ -27,6 +27,14 @@ static tdm_status infer_reshape(const tdm_op_attrs *attrs, const tdm__value *con
     return TDM_OK;
 }
 
+static tdm_status infer_cast(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                             tdm__value out[], tdm_error *err)
+{
+    TDM_TRY(tdm__infer_same(attrs, in, out, err));
+    out[0].dtype = TDM_DTYPE_BF16;
+    return TDM_OK;
+}
+
 static tdm_status infer_fill(const tdm_op_attrs *attrs, const tdm__value *const in[],
                              tdm__value out[], tdm_error *err)
 {
@@ -83,6 +91,13 @@ static void backward_lane_sum(tdm_graph *graph, const tdm__node *node, const tdm
     if (wanted(graph, node, 0)) d_in[0] = tdm_graph_lane_sum(graph, d_out[0]);
 }
 
+/* Rounding is taken for the identity: gradients are f32, and pass. */
+static void backward_cast(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                          tdm_value d_in[])
+{
+    backward_copy(graph, node, d_out, d_in);
+}
+
 static void backward_reshape(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                              tdm_value d_in[])
 {
@@ -98,7 +113,8 @@ static void backward_sum_rows(tdm_graph *graph, const tdm__node *node, const tdm
     tdm_op_attrs ones = {.scale = 1.0, .shape = tdm_shape_2(x.dim[0], 1)};
     tdm_value column = tdm__graph_add_node(graph, TDM_OP_FILL, &ones, NULL, 0, NULL);
     tdm_value row = tdm_graph_reshape(graph, d_out[0], tdm_shape_2(1, x.dim[1]));
-    d_in[0] = tdm_graph_matmul(graph, column, row, NULL);
+    d_in[0] = tdm__graph_add_node(graph, TDM_OP_MATMUL, &(tdm_op_attrs){0},
+                                  (tdm_value[]){column, row}, 2, NULL); /* never rounded */
 }
 
 static tdm_value grad_node(tdm_graph *graph, tdm_op_kind op, tdm_value dy, int32_t at)
@@ -150,6 +166,7 @@ static const tdm__op_row rows[] = {
     {TDM_OP_COPY, "copy", 1, 1, 1, tdm__infer_same, backward_copy, tdm__flops_none, TDM__OVER_0, 0},
     {TDM_OP_LANE_SUM, "lane_sum", 1, 1, 1, tdm__infer_same, backward_lane_sum, tdm__flops_none,
      TDM__OVER_0, 0},
+    {TDM_OP_CAST, "cast", 1, 1, 1, infer_cast, backward_cast, tdm__flops_none, 0, 0},
     {TDM_OP_RESHAPE, "reshape", 1, 1, 1, infer_reshape, backward_reshape, tdm__flops_none, 0, 0},
     {TDM_OP_SUM_ROWS, "sum_rows", 1, 1, 1, infer_sum_rows, backward_sum_rows, tdm__flops_per_input,
      0, 0},

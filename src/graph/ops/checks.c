@@ -10,6 +10,14 @@ tdm_status tdm__wants_f32(const tdm__value *v, const char *what, tdm_error *err)
     return tdm_fail(err, TDM_ERR_INVALID, "%s must be f32, not %s", what, tdm_dtype_name(v->dtype));
 }
 
+tdm_status tdm__wants_factors(const tdm__value *a, const char *a_name, const tdm__value *b,
+                              const char *b_name, tdm_error *err)
+{
+    if (a->dtype == TDM_DTYPE_BF16 && b->dtype == TDM_DTYPE_BF16) return TDM_OK;
+    TDM_TRY(tdm__wants_f32(a, a_name, err));
+    return tdm__wants_f32(b, b_name, err);
+}
+
 tdm_status tdm__wants_rank(const tdm__value *v, int rank, const char *what, tdm_error *err)
 {
     char text[128];

@@ -50,8 +50,7 @@ static tdm_status infer_conv(const tdm_op_attrs *attrs, const tdm__value *const 
                              tdm__value out[], tdm_error *err)
 {
     int64_t OH = 0, OW = 0;
-    TDM_TRY(tdm__wants_f32(in[0], "x", err));
-    TDM_TRY(tdm__wants_f32(in[1], "w", err));
+    TDM_TRY(tdm__wants_factors(in[0], "x", in[1], "w", err));
     TDM_TRY(tdm__wants_rank(in[0], 4, "x", err));
     TDM_TRY(tdm__wants_rank(in[1], 4, "w", err));
     const tdm_shape *x = &in[0]->shape, *w = &in[1]->shape;
@@ -64,21 +63,31 @@ static tdm_status infer_conv(const tdm_op_attrs *attrs, const tdm__value *const 
     return TDM_OK;
 }
 
+static tdm_status infer_grad(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                             tdm__value out[], tdm_error *err)
+{
+    TDM_TRY(tdm__wants_factors(in[0], "dy", in[1], "x or w", err));
+    out[0] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = attrs->shape};
+    return TDM_OK;
+}
+
 static void backward_conv(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                           tdm_value d_in[])
 {
     tdm_op_attrs attrs = {.window = node->attrs.window};
     tdm_value x = tdm__node_in(node, 0), w = tdm__node_in(node, 1), dy = d_out[0];
     dy = tdm__activation_back(graph, node->attrs.activation, dy, node->out[0]);
+    bool has_product = tdm__node_wants(graph, node, 0) || tdm__node_wants(graph, node, 1);
+    tdm_value factor = has_product ? tdm__graph_round(graph, dy) : dy;
     if (tdm__node_wants(graph, node, 0)) {
         attrs.shape = tdm_graph_shape(graph, x);
-        d_in[0] = tdm__graph_add_node(graph, TDM_OP_CONV_GRAD_X, &attrs, (tdm_value[]){dy, w}, 2,
-                                      NULL);
+        d_in[0] = tdm__graph_add_node(graph, TDM_OP_CONV_GRAD_X, &attrs, (tdm_value[]){factor, w},
+                                      2, NULL);
     }
     if (tdm__node_wants(graph, node, 1)) {
         attrs.shape = tdm_graph_shape(graph, w);
-        d_in[1] = tdm__graph_add_node(graph, TDM_OP_CONV_GRAD_W, &attrs, (tdm_value[]){dy, x}, 2,
-                                      NULL);
+        d_in[1] = tdm__graph_add_node(graph, TDM_OP_CONV_GRAD_W, &attrs, (tdm_value[]){factor, x},
+                                      2, NULL);
     }
     if (!tdm__node_wants(graph, node, 2)) return;
     tdm_shape y = tdm_graph_shape(graph, dy);
@@ -111,10 +120,8 @@ static uint64_t flops_grad_w(const tdm_graph *graph, const tdm__node *node)
 
 static const tdm__op_row rows[] = {
     {TDM_OP_CONV, "conv", 2, 3, 1, infer_conv, backward_conv, flops_conv, 0, 0},
-    {TDM_OP_CONV_GRAD_X, "conv_grad_x", 2, 2, 1, tdm__infer_shape_of_attrs, NULL, flops_grad_x, 0,
-     0},
-    {TDM_OP_CONV_GRAD_W, "conv_grad_w", 2, 2, 1, tdm__infer_shape_of_attrs, NULL, flops_grad_w, 0,
-     0},
+    {TDM_OP_CONV_GRAD_X, "conv_grad_x", 2, 2, 1, infer_grad, NULL, flops_grad_x, 0, 0},
+    {TDM_OP_CONV_GRAD_W, "conv_grad_w", 2, 2, 1, infer_grad, NULL, flops_grad_w, 0, 0},
 };
 
 const tdm__op_family tdm__ops_conv = {rows, sizeof(rows) / sizeof(rows[0])};
@@ -143,6 +150,8 @@ tdm_value tdm_graph_conv2d(tdm_graph *graph, tdm_value x, tdm_value w,
         attrs.window.dilation[axis] = or_one(o->dilation[axis]);
         attrs.window.pad_before[axis] = attrs.window.pad_after[axis] = o->padding[axis];
     }
+    x = tdm__graph_round(graph, x);
+    w = tdm__graph_round(graph, w);
     tdm_value y = tdm__graph_add_node(graph, TDM_OP_CONV, &attrs, (tdm_value[]){x, w, o->bias}, 3,
                                       NULL);
     return fused ? y : tdm_graph_activation(graph, y, o->activation);
@@ -161,8 +170,10 @@ tdm_value tdm_graph_conv1d(tdm_graph *graph, tdm_value x, tdm_value w,
         return TDM_VALUE_NONE;
     }
     o.stride[0] = o.padding[0] = o.dilation[0] = 0;
-    x = tdm_graph_reshape(graph, x, tdm_shape_4(xs.dim[0], 1, xs.dim[1], xs.dim[2]));
-    w = tdm_graph_reshape(graph, w, tdm_shape_4(ws.dim[0], 1, ws.dim[1], ws.dim[2]));
+    x = tdm_graph_reshape(graph, tdm__graph_round(graph, x),
+                          tdm_shape_4(xs.dim[0], 1, xs.dim[1], xs.dim[2]));
+    w = tdm_graph_reshape(graph, tdm__graph_round(graph, w),
+                          tdm_shape_4(ws.dim[0], 1, ws.dim[1], ws.dim[2]));
     tdm_value y = tdm_graph_conv2d(graph, x, w, &o);
     tdm_shape ys = tdm_graph_shape(graph, y);
     return tdm_graph_reshape(graph, y, tdm_shape_3(ys.dim[0], ys.dim[2], ys.dim[3]));

@@ -27,8 +27,7 @@ static tdm_status infer_matmul(const tdm_op_attrs *attrs, const tdm__value *cons
                                tdm__value out[], tdm_error *err)
 {
     char x[128], y[128];
-    TDM_TRY(tdm__wants_f32(in[0], "a", err));
-    TDM_TRY(tdm__wants_f32(in[1], "b", err));
+    TDM_TRY(tdm__wants_factors(in[0], "a", in[1], "b", err));
     bool batched = in[0]->shape.rank == 3;
     TDM_TRY(tdm__wants_rank(in[0], batched ? 3 : 2, "a", err));
     TDM_TRY(tdm__wants_rank(in[1], batched ? 3 : 2, "b", err));
@@ -58,7 +57,7 @@ static tdm_value product(tdm_graph *graph, tdm_value a, bool trans_a, tdm_value 
 static tdm_value grad_product(tdm_graph *graph, const tdm__node *node, int index, tdm_value a,
                               bool trans_a, tdm_value b, bool trans_b)
 {
-    bool has_weight = graph->values[node->in[1]].role == TDM__ROLE_PARAM;
+    bool has_weight = !graph->values[node->in[1]].of_inputs;
     tdm_value d = product(graph, a, trans_a, b, trans_b);
     const char *of[] = {has_weight ? "d_x" : "d_a", has_weight ? "d_w" : "d_b"};
     tdm__graph_name_last(graph, of[index]);
@@ -114,6 +113,8 @@ tdm_value tdm_graph_matmul(tdm_graph *graph, tdm_value a, tdm_value b,
     tdm_op_attrs attrs = {.trans_a = o->trans_a,
                           .trans_b = o->trans_b,
                           .activation = fused ? o->activation : TDM_ACTIVATION_NONE};
+    a = tdm__graph_round(graph, a);
+    b = tdm__graph_round(graph, b);
     tdm_value y = tdm__graph_add_node(graph, TDM_OP_MATMUL, &attrs, (tdm_value[]){a, b, o->bias}, 3,
                                       NULL);
     return fused ? y : tdm_graph_activation(graph, y, o->activation);
@@ -126,7 +127,7 @@ tdm_value tdm_graph_linear(tdm_graph *graph, tdm_value x, tdm_value w, tdm_value
     tdm_shape shape = tdm_graph_shape(graph, x), w_shape = tdm_graph_shape(graph, w);
     if (shape.rank <= 2) return tdm_graph_matmul(graph, x, w, &options);
     int64_t K = shape.dim[shape.rank - 1], rows_count = K > 0 ? tdm_shape_elements(&shape) / K : 0;
-    x = tdm_graph_reshape(graph, x, tdm_shape_2(rows_count, K));
+    x = tdm_graph_reshape(graph, tdm__graph_round(graph, x), tdm_shape_2(rows_count, K));
     tdm_value y = tdm_graph_matmul(graph, x, w, &options);
     shape.dim[shape.rank - 1] = w_shape.dim[0];
     return tdm_graph_reshape(graph, y, shape);

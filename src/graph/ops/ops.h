@@ -15,6 +15,9 @@ enum { TDM__OVER_0 = 1, TDM__OVER_1 = 2, TDM__OVER_2 = 4 };
 /* ---- checks: each says in `err` what was wanted and what came ----------------------------------- */
 
 tdm_status tdm__wants_f32(const tdm__value *v, const char *what, tdm_error *err);
+/* Both f32, or both bf16: what a product can be made of. */
+tdm_status tdm__wants_factors(const tdm__value *a, const char *a_name, const tdm__value *b,
+                              const char *b_name, tdm_error *err);
 tdm_status tdm__wants_rank(const tdm__value *v, int rank, const char *what, tdm_error *err);
 tdm_status tdm__wants_same(const tdm__value *a, const tdm__value *b, tdm_error *err);
 /* A vector of `columns` numbers. */

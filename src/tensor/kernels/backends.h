@@ -10,6 +10,7 @@
 
 extern const tdm_kernel_backend_ops tdm__kernels_ref;
 extern const tdm_kernel_backend_ops tdm__kernels_onednn, tdm__kernels_winograd;
+extern const tdm_kernel_backend_ops tdm__kernels_wide;
 /* One for each level that is compiled: see cpu/vec/vec.h. */
 extern const tdm_kernel_backend_ops tdm__kernels_cpu_0, tdm__kernels_cpu_2, tdm__kernels_cpu_3,
     tdm__kernels_cpu_4;
@@ -39,6 +40,19 @@ static inline void tdm__control_set(uint64_t word)
 #endif
 }
 
+/*
+ * Bits of f32 to bf16, the nearest; of two as near the one whose last bit is 0. Too large becomes
+ * infinite. NaN stays NaN, made quiet; what is below f32's normal range becomes 0 of its sign, as
+ * everywhere in kernels. This is what the instructions of processors do that have them.
+ */
+static inline uint16_t tdm__bf16_of(uint32_t f32)
+{
+    uint32_t magnitude = f32 & 0x7fffffffu, top = f32 >> 16;
+    if (magnitude > 0x7f800000u) return (uint16_t)(top | 0x40u);
+    if (magnitude < 0x00800000u) return (uint16_t)(top & 0x8000u);
+    return (uint16_t)((f32 + 0x7fffu + (top & 1u)) >> 16);
+}
+
 /* Loops that other rooms and backends need, at the same levels. */
 typedef struct tdm__vec_loops {
     bool (*add_into)(float *a, const float *b, size_t count);
@@ -46,6 +60,7 @@ typedef struct tdm__vec_loops {
     void (*control)(uint64_t word); /* of all threads that spread() would use */
     void (*spread)(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args);
     void (*activate)(tdm_activation activation, float *x, int64_t count);
+    void (*widen)(const uint16_t *bf16, float *out, int64_t count);
 } tdm__vec_loops;
 
 /* What the transforms of cpu/vec/winograd.c work on. Images are [B, H, W, C], channels a multiple of a
@@ -84,6 +99,8 @@ extern const tdm__vec_loops tdm__vec_loops_0, tdm__vec_loops_2, tdm__vec_loops_3
  * here: for kernels of other backends, to numbers that they have just written. The bits are those of
  * the activation's own op. */
 void tdm__kernel_activate(tdm_activation activation, float *x, int64_t count);
+/* bf16 to f32, which is exact; likewise. */
+void tdm__kernel_widen(const uint16_t *bf16, float *out, int64_t count);
 /* How many those threads are. */
 int tdm__kernel_threads(void);
 

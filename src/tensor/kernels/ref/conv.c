@@ -60,10 +60,12 @@ static double window_sum(const tdm_op_attrs *attrs, const sizes *s, const float 
     return sum;
 }
 
-static void run_conv(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+static void run_conv(void *backend, const tdm_kernel_call *given, const tdm_step_key *key)
 {
     (void)backend;
     (void)key;
+    tdm_kernel_call wide = tdm__ref_wide(given);
+    const tdm_kernel_call *call = &wide;
     sizes s = sizes_of(&call->in[0], &call->in[1], &call->out[0]);
     const float *bias = call->in[2].dtype ? tdm__ref_in(call, 2) : NULL;
     float *y = tdm__ref_out(call, 0);
@@ -101,10 +103,12 @@ static double image_sum(const tdm_kernel_call *call, const sizes *s, int64_t b, 
     return sum;
 }
 
-static void run_conv_grad_x(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+static void run_conv_grad_x(void *backend, const tdm_kernel_call *given, const tdm_step_key *key)
 {
     (void)backend;
     (void)key;
+    tdm_kernel_call wide = tdm__ref_wide(given);
+    const tdm_kernel_call *call = &wide;
     sizes s = sizes_of(&call->out[0], &call->in[1], &call->in[0]);
     float *dx = tdm__ref_out(call, 0);
     for (int64_t b = 0; b < s.B; b++)
@@ -134,10 +138,12 @@ static double weight_sum(const tdm_kernel_call *call, const sizes *s, int64_t o,
     return sum;
 }
 
-static void run_conv_grad_w(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+static void run_conv_grad_w(void *backend, const tdm_kernel_call *given, const tdm_step_key *key)
 {
     (void)backend;
     (void)key;
+    tdm_kernel_call wide = tdm__ref_wide(given);
+    const tdm_kernel_call *call = &wide;
     sizes s = sizes_of(&call->in[1], &call->out[0], &call->in[0]);
     float *dw = tdm__ref_out(call, 0);
     for (int64_t o = 0; o < s.O; o++)
@@ -148,9 +154,15 @@ static void run_conv_grad_w(void *backend, const tdm_kernel_call *call, const td
 }
 
 static const tdm_kernel kernels[] = {
-    {.op = TDM_OP_CONV, .dtype = TDM_DTYPE_F32, .run = run_conv},
-    {.op = TDM_OP_CONV_GRAD_X, .dtype = TDM_DTYPE_F32, .run = run_conv_grad_x},
-    {.op = TDM_OP_CONV_GRAD_W, .dtype = TDM_DTYPE_F32, .run = run_conv_grad_w},
+    {.op = TDM_OP_CONV, .dtype = TDM_DTYPE_F32, .prepare = tdm__ref_prepare_wide, .run = run_conv},
+    {.op = TDM_OP_CONV_GRAD_X,
+     .dtype = TDM_DTYPE_F32,
+     .prepare = tdm__ref_prepare_wide,
+     .run = run_conv_grad_x},
+    {.op = TDM_OP_CONV_GRAD_W,
+     .dtype = TDM_DTYPE_F32,
+     .prepare = tdm__ref_prepare_wide,
+     .run = run_conv_grad_w},
 };
 
 const tdm_kernel_family tdm__ref_conv = {kernels, sizeof(kernels) / sizeof(kernels[0])};

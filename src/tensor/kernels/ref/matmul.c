@@ -2,10 +2,8 @@
 #include "tensor/kernels/ref/ref.h"
 
 /* c[m, n] = sum over k of op(a)[m, k] op(b)[k, n] + bias[n], for each of the B products. */
-static void run_matmul(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+static void product(const tdm_kernel_call *call)
 {
-    (void)backend;
-    (void)key;
     const float *a = tdm__ref_in(call, 0), *b = tdm__ref_in(call, 1);
     const float *bias = call->in[2].dtype ? tdm__ref_in(call, 2) : NULL;
     float *c = tdm__ref_out(call, 0);
@@ -28,8 +26,19 @@ static void run_matmul(void *backend, const tdm_kernel_call *call, const tdm_ste
     }
 }
 
+static void run_matmul(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    (void)backend;
+    (void)key;
+    tdm_kernel_call wide = tdm__ref_wide(call);
+    product(&wide);
+}
+
 static const tdm_kernel kernels[] = {
-    {.op = TDM_OP_MATMUL, .dtype = TDM_DTYPE_F32, .run = run_matmul},
+    {.op = TDM_OP_MATMUL,
+     .dtype = TDM_DTYPE_F32,
+     .prepare = tdm__ref_prepare_wide,
+     .run = run_matmul},
 };
 
 const tdm_kernel_family tdm__ref_matmul = {kernels, sizeof(kernels) / sizeof(kernels[0])};

@@ -109,19 +109,10 @@ static const tdm_kernel_family basics = {kernels, sizeof(kernels) / sizeof(kerne
 
 /* The visible list of the reference kernels: every op of the enum has a row in one of them. */
 static const tdm_kernel_family *const families[] = {
-    &tdm__ref_matmul,
-    &basics,
-    &tdm__ref_activations,
-    &tdm__ref_shape,
-    &tdm__ref_elementwise,
-    &tdm__ref_loss,
-    &tdm__ref_embedding,
-    &tdm__ref_norm,
-    &tdm__ref_attention,
-    &tdm__ref_conv,
-    &tdm__ref_pool,
-    &tdm__ref_batch_norm,
-    NULL,
+    &tdm__ref_matmul,      &basics,        &tdm__ref_activations, &tdm__ref_shape,
+    &tdm__ref_elementwise, &tdm__ref_loss, &tdm__ref_embedding,   &tdm__ref_norm,
+    &tdm__ref_attention,   &tdm__ref_conv, &tdm__ref_pool,        &tdm__ref_batch_norm,
+    &tdm__ref_cast,        NULL,
 };
 
 const tdm_kernel_backend_ops tdm__kernels_ref = {

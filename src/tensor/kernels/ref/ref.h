@@ -17,6 +17,12 @@ extern const tdm_kernel_family tdm__ref_attention;
 extern const tdm_kernel_family tdm__ref_conv;
 extern const tdm_kernel_family tdm__ref_pool;
 extern const tdm_kernel_family tdm__ref_batch_norm;
+extern const tdm_kernel_family tdm__ref_cast;
+
+/* For ops whose first two inputs may be bf16: scratch for them in f32, and the call with them there. An
+ * f32 call stays as it is. */
+tdm_status tdm__ref_prepare_wide(void *backend, tdm_kernel_call *call, tdm_error *err);
+tdm_kernel_call tdm__ref_wide(const tdm_kernel_call *call);
 
 /* f(x), by a tdm_activation: what the ops that carry one do to each of their results. */
 double tdm__ref_activate(int activation, double x);

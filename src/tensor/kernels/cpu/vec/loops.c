@@ -1,6 +1,6 @@
 /*
- * loops.c: what others need done to long rows of numbers: see tdm_kernel_add_into, tdm_kernel_spread
- * and tdm__kernel_activate.
+ * loops.c: what others need done to long rows of numbers: see tdm_kernel_add_into, tdm_kernel_spread,
+ * tdm__kernel_activate and tdm__kernel_widen.
  */
 #include "tensor/kernels/cpu/vec/activations.h"
 
@@ -92,10 +92,39 @@ static void activate(tdm_activation activation, float *x, int64_t count)
     if (activation != TDM_ACTIVATION_NONE) tdm__vec_split(count, 1, ranges[activation], &r);
 }
 
+/* ---- bf16 ------------------------------------------------------------------------------------ */
+
+typedef struct wider {
+    const uint16_t *from;
+    float *to;
+} wider;
+
+static void range_widen(const void *args, int64_t begin, int64_t end)
+{
+    typedef uint16_t vh __attribute__((vector_size(2 * TDM__WIDTH), aligned(2), may_alias));
+    const wider *w = args;
+    int64_t i = begin;
+    for (; i + TDM__WIDTH <= end; i += TDM__WIDTH) {
+        vu x = __builtin_convertvector(*(const vh *)(w->from + i), vu) << 16;
+        vf_store(w->to + i, (vf)x);
+    }
+    for (; i < end; i++) {
+        uint32_t x = (uint32_t)w->from[i] << 16;
+        memcpy(w->to + i, &x, sizeof(x));
+    }
+}
+
+static void widen(const uint16_t *bf16, float *out, int64_t count)
+{
+    wider w = {bf16, out};
+    tdm__vec_split(count, 1, range_widen, &w);
+}
+
 const tdm__vec_loops TDM__AT_LEVEL(tdm__vec_loops) = {
     .add_into = add_into,
     .modest = modest,
     .control = control,
     .spread = spread,
     .activate = activate,
+    .widen = widen,
 };

@@ -177,6 +177,7 @@ static inline void tdm__vec_split(int64_t count, int64_t unit_cost, tdm__vec_ran
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_basic);
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_pool);
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_batch_norm);
+extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_cast);
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_norm), TDM__AT_LEVEL(tdm__vec_attention);
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_sums);
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_classes);

@@ -1,0 +1,590 @@
+/*
+ * bf16_test.c: numbers of 16 bits, from the rounding up to the gradients of a graph.
+ *
+ * Rounding is compared with its definition, bit by bit. Products and convolutions of bf16, by every
+ * backend that has them, are compared with sums in double precision of the very same inputs, so what is
+ * allowed is the rounding of sums in f32 and nothing else. A graph in bf16 is compared with the same
+ * graph in f32: its numbers, what it keeps, and how many times it rounds.
+ */
+#include "graph_bench.h"
+#include "kernel/kernel_bench.h"
+
+#include <math.h>
+
+static float float_of(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+static double bf16_value(uint16_t bits)
+{
+    return (double)float_of((uint32_t)bits << 16);
+}
+
+/* ---- rounding -------------------------------------------------------------------------------- */
+
+/* Of the two neighbours of x the nearer one, by their distances; of two as near the even one. */
+static uint16_t rounded_by_definition(uint32_t x)
+{
+    uint32_t magnitude = x & 0x7fffffffu;
+    uint16_t sign = (uint16_t)(x >> 16 & 0x8000u), low = (uint16_t)(magnitude >> 16);
+    if (magnitude > 0x7f800000u) return (uint16_t)(x >> 16 | 0x40u);
+    if (magnitude == 0x7f800000u) return (uint16_t)(x >> 16);
+    if (magnitude < 0x00800000u) return sign;
+    double value = (double)float_of(magnitude), below = value - bf16_value(low);
+    /* What comes after the largest is infinite, and as far as the next number would be. */
+    double next = low == 0x7f7f ? 0x1p128 : bf16_value((uint16_t)(low + 1));
+    bool up = below > next - value || (below == next - value && (low & 1));
+    return (uint16_t)(sign | (low + (up ? 1 : 0)));
+}
+
+static const uint16_t lows[] = {0, 1, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0xfffe, 0xffff, 0x1234};
+enum { LOW_COUNT = sizeof(lows) / sizeof(lows[0]), CAST_COUNT = 65536 * LOW_COUNT };
+
+static void rounding_is_to_the_nearest(void)
+{
+    kernel_bench b = {.op = TDM_OP_CAST};
+    b.call.in[0] = (tdm_tensor){.dtype = TDM_DTYPE_F32, .shape = tdm_shape_1(CAST_COUNT)};
+    b.call.out[0] = (tdm_tensor){.dtype = TDM_DTYPE_BF16, .shape = tdm_shape_1(CAST_COUNT)};
+    kernel_bench_open(&b);
+    uint32_t *x = b.call.in[0].data;
+    uint16_t *y = b.call.out[0].data;
+    for (uint32_t i = 0; i < CAST_COUNT; i++) x[i] = i / LOW_COUNT << 16 | lows[i % LOW_COUNT];
+    kernel_bench_run(&b, kernel_bench_ref());
+    int wrong = 0;
+    for (uint32_t i = 0; i < CAST_COUNT; i++) wrong += y[i] != rounded_by_definition(x[i]);
+    CHECK_INT(wrong, 0);
+    CHECK_INT(tdm__bf16_of(0x7f7fffffu), 0x7f80); /* the largest f32 is nearer to 2^128 */
+    CHECK_INT(tdm__bf16_of(0x7f800001u), 0x7fc0); /* a signalling NaN */
+    CHECK_INT(tdm__bf16_of(0x807fffffu), 0x8000); /* below the normal range */
+    uint16_t *right = malloc(CAST_COUNT * sizeof(*right));
+    memcpy(right, y, CAST_COUNT * sizeof(*right));
+    const tdm_kernel_backend_ops *cpu;
+    for (size_t l = 0; (cpu = kernel_bench_cpu(l)); l++)
+        for (b.threads = 1; b.threads <= 2; b.threads++) {
+            kernel_bench_run(&b, cpu);
+            CHECK(memcmp(y, right, CAST_COUNT * sizeof(*right)) == 0);
+        }
+    free(right);
+    kernel_bench_close(&b);
+}
+
+/* Rows of any length, from any place on: the same bits. */
+static void rounding_knows_no_places(void)
+{
+    const tdm_kernel_backend_ops *cpu;
+    for (size_t l = 0; (cpu = kernel_bench_cpu(l)); l++)
+        for (int64_t count = 1; count <= 70; count++) {
+            kernel_bench b = {.op = TDM_OP_CAST};
+            b.call.in[0] = (tdm_tensor){.dtype = TDM_DTYPE_F32, .shape = tdm_shape_1(count)};
+            b.call.out[0] = (tdm_tensor){.dtype = TDM_DTYPE_BF16, .shape = tdm_shape_1(count)};
+            kernel_bench_open(&b);
+            kernel_bench_run(&b, cpu);
+            const float *x = b.call.in[0].data;
+            const uint16_t *y = b.call.out[0].data;
+            for (int64_t i = 0; i < count; i++) {
+                uint32_t bits;
+                memcpy(&bits, &x[i], sizeof(bits));
+                CHECK_INT(y[i], tdm__bf16_of(bits));
+            }
+            kernel_bench_close(&b);
+        }
+}
+
+/* ---- products -------------------------------------------------------------------------------- */
+
+static void fill_bf16(tdm_tensor *t, uint32_t what)
+{
+    tdm_rng rng = bench_rng(7, what);
+    uint16_t *x = t->data;
+    for (int64_t i = 0; i < tdm_tensor_elements(t); i++) {
+        float value = bench_random(&rng);
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof(bits));
+        x[i] = tdm__bf16_of(bits);
+    }
+}
+
+/* Opens the bench, and fills inputs of bf16 as well. */
+static void open_bf16(kernel_bench *b)
+{
+    kernel_bench_open(b);
+    for (int i = 0; i < TDM_OP_MAX_INPUTS; i++)
+        if (b->call.in[i].dtype == TDM_DTYPE_BF16) fill_bf16(&b->call.in[i], (uint32_t)i);
+}
+
+/* The backends with products of bf16; NULL past the last. */
+static const tdm_kernel_backend_ops *products_by(size_t index)
+{
+    static const char *const names[] = {"amx", "wide", "ref"};
+    for (size_t i = 0; i < tdm_kernel_backend_count(); i++)
+        for (size_t k = 0; k < sizeof(names) / sizeof(names[0]); k++)
+            if (strcmp(tdm_kernel_backend_at(i)->name, names[k]) == 0 && index-- == 0)
+                return tdm_kernel_backend_at(i);
+    return NULL;
+}
+
+/* As kernel_bench_run, for a backend that may have to be opened; false when it passes. */
+static bool run_by(const tdm_kernel_backend_ops *ops, kernel_bench *b)
+{
+    const tdm_kernel *kernel = tdm_kernel_find(ops, b->op, TDM_DTYPE_F32);
+    int before = tdm_kernel_threads_set(b->threads > 0 ? b->threads : 1);
+    tdm_kernel_call call = b->call;
+    void *backend = NULL;
+    tdm_error err = {0};
+    if (!kernel) return false;
+    if (ops->open) CHECK_INT(ops->open(&backend, &err), TDM_OK);
+    for (int i = 0; i < TDM_OP_MAX_INPUTS; i++) call.in[i].data = NULL;
+    call.out[0].data = NULL;
+    tdm_status status = kernel->prepare(backend, &call, &err);
+    CHECK(status == TDM_OK || (status == TDM_ERR_UNSUPPORTED && !call.prepared));
+    if (status == TDM_OK) {
+        for (int i = 0; i < TDM_OP_MAX_INPUTS; i++) call.in[i].data = b->call.in[i].data;
+        call.out[0].data = b->call.out[0].data;
+        call.scratch = kernel_bench_alloc(call.scratch_bytes);
+        kernel_bench_run_prepared(b, kernel, backend, &call);
+        kernel_bench_free(call.scratch);
+        if (kernel->release) kernel->release(&call);
+    }
+    if (ops->close) ops->close(backend);
+    tdm_kernel_threads_set(before);
+    return status == TDM_OK;
+}
+
+typedef struct product {
+    int64_t B, M, N, K; /* B 0: plain matrices */
+    bool trans_a, trans_b, with_bias;
+    tdm_activation activation;
+} product;
+
+static tdm_tensor tensor_of(tdm_dtype dtype, tdm_shape shape)
+{
+    return (tdm_tensor){.dtype = dtype, .shape = shape};
+}
+
+static kernel_bench bench_of(const product *p)
+{
+    int64_t a[2] = {p->trans_a ? p->K : p->M, p->trans_a ? p->M : p->K};
+    int64_t b[2] = {p->trans_b ? p->N : p->K, p->trans_b ? p->K : p->N};
+    kernel_bench k = {.op = TDM_OP_MATMUL};
+    k.call.attrs = (tdm_op_attrs){
+        .trans_a = p->trans_a, .trans_b = p->trans_b, .activation = p->activation};
+    bool batch = p->B > 0;
+    k.call.in[0] = tensor_of(TDM_DTYPE_BF16,
+                             batch ? tdm_shape_3(p->B, a[0], a[1]) : tdm_shape_2(a[0], a[1]));
+    k.call.in[1] = tensor_of(TDM_DTYPE_BF16,
+                             batch ? tdm_shape_3(p->B, b[0], b[1]) : tdm_shape_2(b[0], b[1]));
+    if (p->with_bias) k.call.in[2] = tensor_of(TDM_DTYPE_F32, tdm_shape_1(p->N));
+    k.call.out[0] = tensor_of(TDM_DTYPE_F32,
+                              batch ? tdm_shape_3(p->B, p->M, p->N) : tdm_shape_2(p->M, p->N));
+    return k;
+}
+
+/* How far the result is off at worst, in roundings of the sum of all magnitudes. */
+static double worst_of(const product *p, const kernel_bench *k)
+{
+    const uint16_t *a = k->call.in[0].data, *b = k->call.in[1].data;
+    const float *bias = p->with_bias ? k->call.in[2].data : NULL, *c = k->call.out[0].data;
+    int64_t count = p->B > 0 ? p->B : 1, M = p->M, N = p->N, K = p->K;
+    double worst = 0;
+    for (int64_t i = 0; i < count * M * N; i++) {
+        int64_t m = i / N % M, n = i % N, first = i / (M * N);
+        double sum = bias ? (double)bias[n] : 0, magnitude = fabs(sum);
+        for (int64_t j = 0; j < K; j++) {
+            double x = bf16_value(a[first * M * K + (p->trans_a ? j * M + m : m * K + j)]);
+            double y = bf16_value(b[first * K * N + (p->trans_b ? n * K + j : j * N + n)]);
+            sum += x * y;
+            magnitude += fabs(x * y);
+        }
+        if (p->activation == TDM_ACTIVATION_RELU && sum < 0) sum = 0;
+        if (p->activation == TDM_ACTIVATION_TANH) sum = tanh(sum);
+        double off = fabs((double)c[i] - sum) / (0x1p-24 * (magnitude + 1));
+        if (!(off <= worst)) worst = off;
+    }
+    return worst;
+}
+
+static const int64_t sizes[] = {1, 2, 15, 16, 17, 31, 32, 33, 48, 65, 100};
+enum { SIZE_COUNT = sizeof(sizes) / sizeof(sizes[0]) };
+
+/* Every number of threads gives the same bits; the sums are right. */
+static void check_product(const tdm_kernel_backend_ops *ops, const product *p, int *taken)
+{
+    kernel_bench k = bench_of(p);
+    open_bf16(&k);
+    if (run_by(ops, &k)) {
+        double worst = worst_of(p, &k);
+        double allowed = 4 + 2 * sqrt((double)p->K);
+        if (!(worst <= allowed))
+            fprintf(stderr, "  %s: %lld x %lld x %lld: %g roundings off\n", ops->name,
+                    (long long)p->M, (long long)p->N, (long long)p->K, worst);
+        CHECK(worst <= allowed);
+        ++*taken;
+    }
+    kernel_bench_close(&k);
+}
+
+static void products_are_sums_of_products(void)
+{
+    const tdm_kernel_backend_ops *ops;
+    for (size_t i = 0; (ops = products_by(i)); i++) {
+        int taken = 0, all = 0;
+        for (int s = 0; s < SIZE_COUNT * SIZE_COUNT * SIZE_COUNT; s += 7)
+            for (int form = 0; form < 4; form++, all++) {
+                product p = {.M = sizes[s % SIZE_COUNT],
+                             .N = sizes[s / SIZE_COUNT % SIZE_COUNT],
+                             .K = sizes[s / SIZE_COUNT / SIZE_COUNT],
+                             .trans_a = form & 1,
+                             .trans_b = form & 2,
+                             .with_bias = (s / 7 + form) % 3 == 0,
+                             .activation = s % 5 == 0   ? TDM_ACTIVATION_RELU
+                                           : s % 5 == 1 ? TDM_ACTIVATION_TANH
+                                                        : TDM_ACTIVATION_NONE};
+                p.B = s % 11 == 0 ? 3 : 0;
+                check_product(ops, &p, &taken);
+            }
+        printf("     %s took %d of %d products\n", ops->name, taken, all);
+        CHECK(taken == all || strcmp(ops->name, "amx") == 0);
+    }
+}
+
+/* Large enough to be cut, for threads and for the cache: the same bits however many there are. */
+static void large_products_are_right_on_all_threads(void)
+{
+    static const product large[] = {
+        {.M = 300, .N = 1100, .K = 520, .trans_b = true, .with_bias = true},
+        {.M = 130, .N = 70, .K = 5000, .trans_a = true},
+        {.M = 70, .N = 600, .K = 2100},
+        {.B = 5, .M = 90, .N = 130, .K = 200, .trans_b = true},
+    };
+    const tdm_kernel_backend_ops *ops;
+    for (size_t i = 0; (ops = products_by(i)); i++)
+        for (size_t l = 0; l < sizeof(large) / sizeof(large[0]) && strcmp(ops->name, "ref"); l++) {
+            kernel_bench k = bench_of(&large[l]);
+            open_bf16(&k);
+            if (run_by(ops, &k)) {
+                CHECK(worst_of(&large[l], &k) <= 4 + 2 * sqrt((double)large[l].K));
+                uint64_t alone = kernel_bench_hash(k.call.out, 1);
+                k.threads = 3;
+                CHECK(run_by(ops, &k));
+                if (strcmp(ops->name, "amx") == 0) CHECK(kernel_bench_hash(k.call.out, 1) == alone);
+            }
+            kernel_bench_close(&k);
+        }
+}
+
+/* NaN and infinities come out as arithmetic has it. */
+static void bad_numbers_pass(void)
+{
+    const tdm_kernel_backend_ops *ops;
+    for (size_t i = 0; (ops = products_by(i)); i++) {
+        product p = {.M = 20, .N = 20, .K = 40, .activation = TDM_ACTIVATION_RELU};
+        kernel_bench k = bench_of(&p);
+        open_bf16(&k);
+        uint16_t *a = k.call.in[0].data, *b = k.call.in[1].data;
+        for (int64_t n = 0; n < 20; n++) b[3 * 20 + n] = 0x3f80; /* row 3 is all ones */
+        a[5 * 40 + 3] = 0x7fc0;                                  /* NaN */
+        a[7 * 40 + 3] = 0x7f80;                                  /* infinite */
+        if (run_by(ops, &k)) {
+            const float *c = k.call.out[0].data;
+            for (int64_t n = 0; n < 20; n++) {
+                CHECK(isnan(c[5 * 20 + n]));
+                CHECK(isinf(c[7 * 20 + n]) && c[7 * 20 + n] > 0);
+                CHECK(isfinite(c[6 * 20 + n]));
+            }
+        }
+        kernel_bench_close(&k);
+    }
+}
+
+/* ---- convolutions ---------------------------------------------------------------------------- */
+
+typedef struct conv_case {
+    int64_t B, H, W, C, O, KH, KW;
+    int stride, pad, dilation, groups;
+} conv_case;
+
+static const conv_case convs[] = {
+    {2, 12, 12, 1, 6, 5, 5, 1, 2, 1, 1},  {2, 9, 9, 6, 16, 5, 5, 1, 0, 1, 1},
+    {2, 8, 8, 32, 48, 3, 3, 1, 1, 1, 1},  {2, 9, 9, 16, 32, 3, 3, 2, 1, 1, 1},
+    {2, 9, 9, 32, 20, 1, 1, 2, 0, 1, 1},  {2, 9, 9, 12, 12, 3, 3, 1, 1, 1, 12},
+    {1, 11, 11, 8, 16, 3, 3, 1, 2, 2, 2}, {3, 1, 30, 10, 14, 1, 5, 1, 0, 1, 1},
+    {1, 5, 5, 3, 4, 3, 3, 1, 4, 1, 1},    {5, 14, 14, 33, 17, 3, 3, 2, 1, 1, 1},
+};
+static const tdm_op_kind conv_ops[] = {TDM_OP_CONV, TDM_OP_CONV_GRAD_X, TDM_OP_CONV_GRAD_W};
+
+static kernel_bench conv_bench(const conv_case *c, tdm_op_kind op)
+{
+    kernel_bench k = {.op = op};
+    tdm_op_attrs *a = &k.call.attrs;
+    int64_t size[2] = {c->H, c->W}, kernel[2] = {c->KH, c->KW}, out[2];
+    for (int axis = 0; axis < 2; axis++) {
+        int pad = kernel[axis] == 1 ? 0 : c->pad;
+        a->window.kernel[axis] = (int)kernel[axis];
+        a->window.stride[axis] = c->stride;
+        a->window.dilation[axis] = c->dilation;
+        a->window.pad_before[axis] = a->window.pad_after[axis] = pad;
+        out[axis] = (size[axis] + 2 * pad - (kernel[axis] - 1) * c->dilation - 1) / c->stride + 1;
+    }
+    a->window.groups = c->groups;
+    tdm_shape x = tdm_shape_4(c->B, c->H, c->W, c->C);
+    tdm_shape w = tdm_shape_4(c->O, c->KH, c->KW, c->C / c->groups);
+    tdm_shape y = tdm_shape_4(c->B, out[0], out[1], c->O);
+    tdm_shape first = op == TDM_OP_CONV ? x : y, second = op == TDM_OP_CONV_GRAD_W ? x : w;
+    tdm_shape result = op == TDM_OP_CONV ? y : op == TDM_OP_CONV_GRAD_X ? x : w;
+    k.call.in[0] = tensor_of(TDM_DTYPE_BF16, first);
+    k.call.in[1] = tensor_of(TDM_DTYPE_BF16, second);
+    if (op == TDM_OP_CONV) {
+        k.call.in[2] = tensor_of(TDM_DTYPE_F32, tdm_shape_1(c->O));
+        a->activation = c->O % 3 == 0 ? TDM_ACTIVATION_RELU : TDM_ACTIVATION_NONE;
+    }
+    a->shape = result;
+    k.call.out[0] = tensor_of(TDM_DTYPE_F32, result);
+    return k;
+}
+
+/* ref sums up in double precision: it stands for the truth. Winograd's way loses a digit. */
+static void convolutions_agree_with_ref(void)
+{
+    const tdm_kernel_backend_ops *ops;
+    for (size_t i = 0; (ops = products_by(i)) && strcmp(ops->name, "ref") != 0; i++) {
+        int taken = 0;
+        for (size_t c = 0; c < sizeof(convs) / sizeof(convs[0]); c++)
+            for (int o = 0; o < 3; o++) {
+                kernel_bench k = conv_bench(&convs[c], conv_ops[o]);
+                open_bf16(&k);
+                int64_t count = tdm_tensor_elements(&k.call.out[0]);
+                float *right = malloc((size_t)count * sizeof(*right));
+                CHECK(run_by(kernel_bench_ref(), &k));
+                memcpy(right, k.call.out[0].data, (size_t)count * sizeof(*right));
+                if (run_by(ops, &k)) {
+                    double largest = kernel_bench_largest(right, count);
+                    double apart = kernel_bench_apart(k.call.out[0].data, right, count);
+                    if (!(apart <= 1e-5 * largest + 1e-6))
+                        fprintf(stderr, "  %s: convolution %zu, op %d: %g of %g\n", ops->name, c, o,
+                                apart, largest);
+                    CHECK(apart <= 1e-5 * largest + 1e-6);
+                    taken++;
+                }
+                free(right);
+                kernel_bench_close(&k);
+            }
+        printf("     %s took %d of %zu convolutions\n", ops->name, taken,
+               3 * sizeof(convs) / sizeof(convs[0]));
+    }
+}
+
+/* ---- graphs ---------------------------------------------------------------------------------- */
+
+enum { B = 24, C = 40, LAYERS = 3, CLASSES = 7 };
+
+/* Layers as in a transformer's perceptron: each keeps nothing of its input but what products need. */
+static tdm_graph *perceptron(tdm_dtype precision, tdm_recompute recompute)
+{
+    tdm_graph *graph = tdm_graph_create();
+    tdm_init init = {.kind = TDM_INIT_NORMAL, .scale = 0.2};
+    tdm_error err = {0};
+    tdm_graph_precision(graph, precision);
+    tdm_value x = tdm_graph_input(graph, "x", TDM_DTYPE_F32, tdm_shape_2(B, C));
+    tdm_value classes = tdm_graph_input(graph, "classes", TDM_DTYPE_I32, tdm_shape_1(B));
+    for (int i = 0; i < LAYERS; i++) {
+        char name[3][16];
+        for (int k = 0; k < 3; k++) snprintf(name[k], sizeof(name[k]), "%c%d", "uvg"[k], i);
+        tdm_value u = tdm_graph_param(graph, name[0], tdm_shape_2(C, C), init);
+        tdm_value v = tdm_graph_param(graph, name[1], tdm_shape_2(C, C), init);
+        tdm_value g = tdm_graph_param(graph, name[2], tdm_shape_1(C),
+                                      (tdm_init){.kind = TDM_INIT_ONE});
+        tdm_graph_block(graph);
+        tdm_value y = tdm_graph_rms_norm(graph, x, g, 0);
+        tdm_value left = tdm_graph_linear(graph, y, u, TDM_VALUE_NONE, TDM_ACTIVATION_RELU);
+        tdm_value right = tdm_graph_linear(graph, y, v, TDM_VALUE_NONE, TDM_ACTIVATION_NONE);
+        x = tdm_graph_add(graph, x, tdm_graph_add(graph, left, right));
+    }
+    tdm_graph_block(graph);
+    tdm_value last = tdm_graph_param(graph, "last", tdm_shape_2(CLASSES, C), init);
+    tdm_value logits = tdm_graph_linear(graph, x, last, TDM_VALUE_NONE, TDM_ACTIVATION_NONE);
+    tdm_value loss = tdm_graph_cross_entropy(graph, logits, classes, 1.0 / B);
+    tdm_graph_output(graph, "loss", loss);
+    CHECK_INT(tdm_graph_backward(graph, loss, &err), TDM_OK);
+    CHECK_INT(tdm_graph_recompute(graph, recompute, &err), TDM_OK);
+    return graph;
+}
+
+/* Runs it once; the gradients go into `grads`. Returns the loss. */
+static float run_graph(tdm_graph *graph, const char *backend, float *grads)
+{
+    bench b;
+    float loss = NAN;
+    tdm_plan_options options = {.backend = backend};
+    if (bench_open(&b, graph, &options)) {
+        bench_fill_params(&b, 1);
+        bench_fill(&b, 2, CLASSES);
+        tdm_plan_run(b.plan, &(tdm_step_key){0});
+        loss = *(float *)tdm_plan_output(b.plan, "loss").data;
+        memcpy(grads, b.grads, b.grad_bytes);
+    }
+    bench_close(&b);
+    return loss;
+}
+
+static int count_ops(const tdm_graph *graph, const char *op, bool backward)
+{
+    int count = 0;
+    for (size_t i = 0; i < tdm_graph_node_count(graph); i++) {
+        tdm_node_info node = tdm_graph_node_at(graph, i);
+        count += strcmp(node.op, op) == 0 && node.backward == backward;
+    }
+    return count;
+}
+
+static double distance(const float *a, const float *b, size_t count)
+{
+    double apart = 0, size = 0;
+    for (size_t i = 0; i < count; i++) {
+        apart += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        size += (double)b[i] * (double)b[i];
+    }
+    return sqrt(apart / size);
+}
+
+static void each_value_is_rounded_once(void)
+{
+    tdm_graph *graph = perceptron(TDM_DTYPE_BF16, TDM_RECOMPUTE_NONE);
+    CHECK_INT(count_ops(graph, "cast", false), 3 * LAYERS + 2); /* y, u, v; x and last */
+    CHECK_INT(count_ops(graph, "cast", true), 2 * LAYERS + 1);  /* one for each product's dy */
+    CHECK_INT(count_ops(graph, "matmul", true), 2 * (2 * LAYERS + 1));
+    tdm_graph_destroy(graph);
+    graph = perceptron(TDM_DTYPE_F32, TDM_RECOMPUTE_NONE);
+    CHECK_INT(count_ops(graph, "cast", false) + count_ops(graph, "cast", true), 0);
+    tdm_graph_destroy(graph);
+}
+
+static void gradients_are_near_those_of_f32(void)
+{
+    tdm_graph *narrow = perceptron(TDM_DTYPE_BF16, TDM_RECOMPUTE_NONE);
+    tdm_graph *full = perceptron(TDM_DTYPE_F32, TDM_RECOMPUTE_NONE);
+    size_t count = tdm_graph_grad_extent(full);
+    CHECK_INT(tdm_graph_grad_extent(narrow), count);
+    float *a = calloc(count, sizeof(*a)), *b = calloc(count, sizeof(*b));
+    double right = (double)run_graph(full, NULL, b);
+    for (int by_ref = 0; by_ref < 2; by_ref++) {
+        double loss = (double)run_graph(narrow, by_ref ? "ref" : NULL, a);
+        double apart = distance(a, b, count);
+        printf("     %s: loss %.6f for %.6f, gradients off by %.2g\n", by_ref ? "ref" : "best",
+               loss, right, apart);
+        CHECK(fabs(loss - right) < 0.01 * right && loss != right);
+        CHECK(apart < 0.03 && apart > 1e-4);
+    }
+    free(a);
+    free(b);
+    tdm_graph_destroy(narrow);
+    tdm_graph_destroy(full);
+}
+
+static void recompute_keeps_the_bits(void)
+{
+    tdm_graph *plain = perceptron(TDM_DTYPE_BF16, TDM_RECOMPUTE_NONE);
+    size_t count = tdm_graph_grad_extent(plain);
+    float *a = calloc(count, sizeof(*a)), *b = calloc(count, sizeof(*b));
+    float loss = run_graph(plain, NULL, a);
+    for (int kind = TDM_RECOMPUTE_BLOCKS; kind <= TDM_RECOMPUTE_FULL; kind++) {
+        tdm_graph *again = perceptron(TDM_DTYPE_BF16, (tdm_recompute)kind);
+        CHECK(count_ops(again, "cast", true) > count_ops(plain, "cast", true));
+        CHECK(run_graph(again, NULL, b) == loss);
+        CHECK(memcmp(a, b, count * sizeof(*a)) == 0);
+        tdm_graph_destroy(again);
+    }
+    free(a);
+    free(b);
+    tdm_graph_destroy(plain);
+}
+
+enum { ROWS = 4096, WIDTH = 16 };
+
+/* A plan of so many linear layers, one behind the other, and their gradients. */
+static tdm_plan *chain(tdm_dtype precision, int layers, tdm_graph **out)
+{
+    tdm_graph *graph = tdm_graph_create();
+    tdm_init init = {.kind = TDM_INIT_NORMAL, .scale = 0.2};
+    tdm_error err = {0};
+    tdm_graph_precision(graph, precision);
+    tdm_value x = tdm_graph_input(graph, "x", TDM_DTYPE_F32, tdm_shape_2(ROWS, WIDTH));
+    for (int i = 0; i < layers; i++) {
+        char name[16];
+        snprintf(name, sizeof(name), "w%d", i);
+        tdm_value w = tdm_graph_param(graph, name, tdm_shape_2(WIDTH, WIDTH), init);
+        x = tdm_graph_linear(graph, x, w, TDM_VALUE_NONE, TDM_ACTIVATION_NONE);
+    }
+    tdm_value loss = tdm_graph_penalty(graph, x, 2, 1);
+    tdm_graph_output(graph, "loss", loss);
+    CHECK_INT(tdm_graph_backward(graph, loss, &err), TDM_OK);
+    tdm_plan *plan = NULL;
+    CHECK_INT(tdm_plan_create(graph, NULL, &plan, &err), TDM_OK);
+    *out = graph;
+    return plan;
+}
+
+/* How many bytes more the arena has for each layer more. */
+static size_t bytes_of_a_layer(tdm_dtype precision)
+{
+    size_t bytes[2];
+    for (int i = 0; i < 2; i++) {
+        tdm_graph *graph;
+        tdm_plan *plan = chain(precision, 6 + 2 * i, &graph);
+        bytes[i] = tdm_plan_arena_bytes(plan);
+        tdm_plan_destroy(plan);
+        tdm_graph_destroy(graph);
+    }
+    return (bytes[1] - bytes[0]) / 2;
+}
+
+/* A result of f32 is gone once it is rounded, when nobody else needs it. */
+static void rounded_inputs_are_kept_in_place_of_their_originals(void)
+{
+    size_t value = (size_t)ROWS * WIDTH * sizeof(float), weight = WIDTH * WIDTH * 2;
+    CHECK_INT(bytes_of_a_layer(TDM_DTYPE_F32), value);
+    CHECK_INT(bytes_of_a_layer(TDM_DTYPE_BF16), value / 2 + weight);
+}
+
+/* Weights are read by their roundings alone, and their gradients are complete where they are made. */
+static void plans_tell_who_reads_weights(void)
+{
+    tdm_graph *graph;
+    tdm_plan *plan = chain(TDM_DTYPE_BF16, LAYERS, &graph);
+    size_t reads[TDM_PLAN_READS_MOST], read_count = 0;
+    for (size_t s = 0; s < tdm_plan_step_count(plan); s++)
+        read_count += tdm_plan_reads_at(plan, s, reads);
+    CHECK_INT(read_count, LAYERS);
+    for (size_t p = 0; p < LAYERS; p++)
+        CHECK(tdm_plan_grad_step(plan, p) < tdm_plan_step_count(plan));
+    tdm_plan_destroy(plan);
+    tdm_graph_destroy(graph);
+}
+
+static void other_precisions_are_refused(void)
+{
+    tdm_graph *graph = tdm_graph_create();
+    tdm_error err = {0};
+    tdm_graph_precision(graph, TDM_DTYPE_F16);
+    CHECK_INT(tdm_graph_check(graph, &err), TDM_ERR_UNSUPPORTED);
+    CHECK_HAS(err.message, "f16");
+    tdm_graph_destroy(graph);
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(rounding_is_to_the_nearest),
+    CHECK_TEST(rounding_knows_no_places),
+    CHECK_TEST(products_are_sums_of_products),
+    CHECK_TEST(large_products_are_right_on_all_threads),
+    CHECK_TEST(bad_numbers_pass),
+    CHECK_TEST(convolutions_agree_with_ref),
+    CHECK_TEST(each_value_is_rounded_once),
+    CHECK_TEST(gradients_are_near_those_of_f32),
+    CHECK_TEST(recompute_keeps_the_bits),
+    CHECK_TEST(rounded_inputs_are_kept_in_place_of_their_originals),
+    CHECK_TEST(plans_tell_who_reads_weights),
+    CHECK_TEST(other_precisions_are_refused),
+};
+CHECK_MAIN(tests)
