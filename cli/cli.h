@@ -22,6 +22,7 @@ enum {
     CLI_DIVERGED = 3, /* the model's numbers are no longer finite */
     CLI_MISMATCH = 4, /* --resume: the run belongs to another job or other data */
     CLI_BUSY = 5,     /* another process is using the run */
+    CLI_PEER = 6,     /* another rank failed, or did not answer in time */
     CLI_INTERRUPTED = 130
 };
 
@@ -101,6 +102,9 @@ bool cli_json(const cli_args *args);
 
 /* ---- words (print.c) -------------------------------------------------------------------------- */
 
+/* How much of all this is printed. A rank leaves the words that all ranks would say to one of them. */
+typedef enum cli_words { CLI_SAY_ALL, CLI_SAY_ERRORS, CLI_SAY_NOTHING } cli_words;
+void cli_hush(cli_words words);
 /* "tandem: MESSAGE" on stderr, in red on a terminal. */
 void cli_error(const char *fmt, ...) TDM_PRINTF(1, 2);
 void cli_warn(const char *fmt, ...) TDM_PRINTF(1, 2);

@@ -16,6 +16,7 @@ static const struct {
     {CLI_DIVERGED, "training diverged: the model's numbers are no longer finite"},
     {CLI_MISMATCH, "the run belongs to another job, or its data or its library has changed"},
     {CLI_BUSY, "another process is training in the run"},
+    {CLI_PEER, "another rank failed, or did not answer in time"},
     {CLI_INTERRUPTED, "interrupted (Ctrl-C); after the first, a checkpoint was written"},
 };
 enum { EXIT_CODE_COUNT = sizeof(exit_codes) / sizeof(exit_codes[0]) };

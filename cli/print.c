@@ -10,6 +10,13 @@
 
 enum { TEXT_WIDTH = 80 };
 
+static cli_words said; /* set before other threads are there */
+
+void cli_hush(cli_words words)
+{
+    said = words;
+}
+
 bool cli_colour(FILE *stream)
 {
     const char *no_color = getenv("NO_COLOR"), *term = getenv("TERM");
@@ -27,6 +34,7 @@ static void say(const char *colour, const char *word, const tdm_str *text)
 
 void cli_error(const char *fmt, ...)
 {
+    if (said == CLI_SAY_NOTHING) return;
     tdm_str text = TDM_STR_INIT;
     va_list args;
     va_start(args, fmt);
@@ -38,6 +46,7 @@ void cli_error(const char *fmt, ...)
 
 void cli_warn(const char *fmt, ...)
 {
+    if (said != CLI_SAY_ALL) return;
     tdm_str text = TDM_STR_INIT;
     va_list args;
     va_start(args, fmt);
@@ -139,7 +148,7 @@ tdm_job_document *cli_load_job(const cli_args *args, const char *path, int *code
     }
     tdm_job_problems problems = tdm_job_document_problems(document);
     tdm_str text = TDM_STR_INIT;
-    for (size_t i = 0; i < problems.count; i++) {
+    for (size_t i = 0; i < problems.count && said != CLI_SAY_NOTHING; i++) {
         tdm_str_clear(&text);
         tdm_job_problem_text(&problems.items[i], &text);
         fprintf(stderr, "%s\n", tdm_str_text(&text));

@@ -40,13 +40,14 @@ typedef struct tdm_launch_options {
 } tdm_launch_options;
 
 typedef struct tdm_launch_result {
-    int failed_rank;  /* that failed first; -1: none */
-    int exit_code;    /* of it; 128 + signal when a signal ended it */
-    int ended_signal; /* which, or 0 */
-    bool interrupted; /* this launcher was asked to end */
-    int output_errno; /* with labels: why some of what ranks wrote was lost; 0: nothing was */
-    char how[128];    /* "rank 2 was killed by signal 9 (Killed)"; empty when none failed */
-    char run[512];    /* the folder with the traces, when it was kept; else empty */
+    int failed_rank;       /* that failed first; -1: none */
+    int exit_code;         /* of it; 128 + signal when a signal ended it */
+    int ended_signal;      /* which, or 0 */
+    bool interrupted;      /* this launcher was asked to end */
+    int output_errno;      /* with labels: why some of what ranks wrote was lost; 0: nothing was */
+    char how[128];         /* "rank 2 was killed by signal 9 (Killed)"; empty when none failed */
+    char run[512];         /* the folder with the traces, when it was kept; else empty */
+    bool run_is_temporary; /* it was made for this launch alone */
 } tdm_launch_result;
 
 /*
@@ -60,6 +61,9 @@ typedef struct tdm_launch_result {
  */
 TDM_API tdm_status tdm_launch(const tdm_launch_options *options, tdm_launch_result *out,
                               tdm_error *err);
+/* Removes the folder with the traces when it is a temporary one that was kept: for failures that have
+ * nothing to do with who waited for whom. */
+TDM_API void tdm_launch_forget(tdm_launch_result *result);
 
 #ifdef __cplusplus
 }

@@ -91,6 +91,14 @@ TDM_API tdm_status tdm_dataset_parse(const void *bytes, size_t count, const void
 TDM_API void tdm_dataset_destroy(tdm_dataset *dataset);
 TDM_API const tdm_dataset_info *tdm_dataset_info_of(const tdm_dataset *dataset);
 
+/* The features as they lie in memory, and how many bytes they are. Not for parts, whose features lie
+ * within those of what they were split from. */
+TDM_API const void *tdm_dataset_block(const tdm_dataset *dataset, size_t *bytes);
+/* Somebody has copied the block that begins at `from` to `to`, and keeps it there as long as the data
+ * set lives: features are read there from now on, and a block of its own at `from` is freed. Parts
+ * are moved before what they were split from. */
+TDM_API void tdm_dataset_move(tdm_dataset *dataset, const void *from, const void *to);
+
 /*
  * Splits off about `fraction` of the samples, chosen by `seed`: *out_test gets them, *out_rest the
  * others, both in file order. Of a text, *out_test gets the last `fraction` of the tokens, in

@@ -99,6 +99,12 @@ TDM_API tdm_status tdm_memory_estimate_of(const tdm_job *job, const tdm_job_data
  * group allows, whichever is less. UINT64_MAX: unknown, as good as no limit. */
 TDM_API uint64_t tdm_memory_budget(const tdm_job *job);
 
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+/* How many ranks this host has processors for: one for each compute.threads of them, at most as many
+ * as there are lanes, at least one. */
+TDM_API int tdm_train_rank_count(const tdm_job *job);
+
 /* ---- training -------------------------------------------------------------------------------- */
 
 typedef enum tdm_train_event {

@@ -100,6 +100,7 @@ static tdm_status make_folder(launcher *l, tdm_error *err)
                               base && base[0] == '/' ? base : "/tmp");
         if (length >= (int)sizeof l->result.run || !mkdtemp(run))
             return tdm_os_fail(err, "cannot make a folder for the run below", base ? base : "/tmp");
+        l->result.run_is_temporary = true;
         return TDM_OK;
     }
     TDM_TRY(tdm_dir_make(l->options->run, err));
@@ -121,12 +122,19 @@ static int remove_entry(const char *path, const struct stat *info, int type, str
     return 0;
 }
 
+void tdm_launch_forget(tdm_launch_result *result)
+{
+    if (!result->run_is_temporary || !result->run[0]) return;
+    nftw(result->run, remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    result->run[0] = '\0';
+}
+
 /* A folder that was made for this run alone goes when all went well, or nobody put anything there. */
 static void leave_folder(launcher *l, bool well)
 {
-    if (l->options->run || !l->result.run[0]) return;
-    if (well) nftw(l->result.run, remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
-    if (well || rmdir(l->result.run) == 0) l->result.run[0] = '\0';
+    if (well) tdm_launch_forget(&l->result);
+    if (l->result.run_is_temporary && l->result.run[0] && rmdir(l->result.run) == 0)
+        l->result.run[0] = '\0';
 }
 
 static tdm_status prepare(launcher *l, tdm_error *err)

@@ -129,3 +129,22 @@ const tdm_dataset_info *tdm_dataset_info_of(const tdm_dataset *dataset)
 {
     return &dataset->info;
 }
+
+const void *tdm_dataset_block(const tdm_dataset *dataset, size_t *bytes)
+{
+    const tdm_dataset_info *info = &dataset->info;
+    int64_t elements = info->kind == TDM_DATA_KIND_TOKENS
+                           ? info->token_count
+                           : info->sample_count * info->feature_count;
+    *bytes = (size_t)elements * tdm_dtype_bytes(info->storage);
+    return dataset->features;
+}
+
+void tdm_dataset_move(tdm_dataset *dataset, const void *from, const void *to)
+{
+    size_t offset = (size_t)((const char *)dataset->features - (const char *)from);
+    dataset->features = (const char *)to + offset;
+    if (dataset->owned_features != from) return;
+    free(dataset->owned_features);
+    dataset->owned_features = NULL;
+}

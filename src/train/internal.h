@@ -2,6 +2,7 @@
 #ifndef TANDEM_TRAIN_INTERNAL_H
 #define TANDEM_TRAIN_INTERNAL_H
 
+#include <tandem/comm.h>
 #include <tandem/optim.h>
 #include <tandem/os.h>
 #include <tandem/parallel.h>
@@ -15,6 +16,7 @@ typedef struct tdm__run {
     tdm_arena *arena;
     const char *path;
     const char *checkpoint_dir;
+    int rank; /* other than 0: only the log is written */
     int lock_fd;
     int log_fd;
     int metrics_fd;
@@ -28,6 +30,10 @@ typedef struct tdm__run {
 tdm_status tdm__run_create(const tdm_job *job, tdm__run *out, tdm_error *err);
 /* Opens one that is there. TDM_ERR_BUSY when another process trains in it. */
 tdm_status tdm__run_open(const char *path, tdm__run *out, tdm_error *err);
+/* For ranks other than 0: their warnings and errors go to the log of the run that rank 0 has open in
+ * `path`, with their rank. */
+tdm_status tdm__run_attach(const char *path, int rank, bool same_host, tdm__run *out,
+                           tdm_error *err);
 void tdm__run_release(tdm__run *run);
 /* job.yaml, the job as it runs from here on. */
 tdm_status tdm__run_write_job(tdm__run *run, const tdm_job *job, tdm_error *err);
@@ -141,6 +147,36 @@ int tdm__workers_of(const tdm_job *job, int worker_count);
 /* TDM_ERR_NO_MEMORY when the job does not fit; `resumes` when it may not change what decides bits. */
 tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, int worker_count,
                              bool resumes, tdm_error *err);
+
+/* ---- ranks (ranks.c) -------------------------------------------------------------------------- */
+
+/* 0 and 1 without a comm. */
+int tdm__rank_of(tdm_comm *comm);
+int tdm__size_of(tdm_comm *comm);
+/* Whether a status tells of the world and not of what this rank does. */
+bool tdm__is_peer_status(tdm_status status);
+/* Ends a phase that each rank went through by itself: all get TDM_OK, or the error of the lowest rank
+ * that failed. `wishes` (may be NULL), up to eight bits, are or-ed over the ranks. Collective; a
+ * status of the peer group is passed through. */
+tdm_status tdm__agree(tdm_comm *comm, tdm_status status, unsigned *wishes, tdm_error *err);
+/* This rank has failed where others may wait for it: ends their calls with this error's words. */
+void tdm__call_off(tdm_comm *comm, const tdm_error *err);
+/* *differs becomes the lowest rank that has another text (`bytes` long, zeros behind its end) than rank
+ * 0, and is not empty; -1: none. `text` becomes rank 0's. Collective. */
+tdm_status tdm__same_text(tdm_comm *comm, char *text, size_t bytes, int *differs, tdm_error *err);
+/* Whether this is the lowest rank of those that see the same memory. */
+bool tdm__leads_node(tdm_comm *comm);
+typedef struct tdm__host_name {
+    char text[64];
+} tdm__host_name;
+/* Of every rank; `out` has as many as there are ranks. Collective. */
+tdm_status tdm__host_names(tdm_comm *comm, tdm__host_name *out, tdm_error *err);
+
+/* ---- one copy of the data for a node (share.c) ------------------------------------------------- */
+
+/* Puts features into memory that the ranks of a node have in common, and frees all other copies. Where
+ * that memory is not to be had, every rank keeps its own. Collective. */
+tdm_status tdm__data_share(tdm_job_data *data, tdm_comm *comm, tdm_error *err);
 
 /* ---- checkpoints (model.c) ------------------------------------------------------------------- */
 

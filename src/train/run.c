@@ -4,6 +4,10 @@
  * Invariants: a number is given to one run only, because mkdir() fails for the second; the lock is
  * an flock() on the folder's "lock" file, so a killed process leaves none behind; lines are written
  * whole, with one write() each, and a line that was cut short by a kill is dropped on resume.
+ *
+ * Rank 0 owns the folder. Other ranks only add their warnings and errors to the log: to the same file
+ * on rank 0's host, where appending is one act; elsewhere to a file of their own beside it, where the
+ * folder can be seen at all.
  */
 #include "train/internal.h"
 
@@ -34,8 +38,10 @@ static void write_line(int fd, tdm_str *line, atomic_int *error_number)
     ssize_t written = write(fd, line->data, line->length);
     if (written == (ssize_t)line->length) return;
     atomic_store(error_number, written < 0 ? errno : ENOSPC);
-    if (written > 0 && known && ftruncate(fd, before.st_size) != 0)
-        atomic_store(error_number, errno);
+    if (written <= 0 || !known) return;
+    struct stat after; /* other ranks may have put lines behind it meanwhile: those stay */
+    bool is_last = fstat(fd, &after) == 0 && after.st_size == before.st_size + written;
+    if (is_last && ftruncate(fd, before.st_size) != 0) atomic_store(error_number, errno);
 }
 
 /* The log's sink: one JSON object a line. */
@@ -47,6 +53,7 @@ static void log_to_file(const tdm_log_record *record, void *user)
     tdm_json_object_begin(&w);
     tdm_json_put_double(&w, "time", record->unix_time_s);
     tdm_json_put_string(&w, "level", tdm_log_level_name(record->level));
+    if (run->rank > 0) tdm_json_put_int(&w, "rank", run->rank);
     tdm_json_put_string(&w, "room", record->room);
     tdm_json_put_string(&w, "message", record->message);
     tdm_json_object_end(&w);
@@ -187,6 +194,28 @@ tdm_status tdm__run_open(const char *path, tdm__run *out, tdm_error *err)
         status = tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: this is not a run: it has no job.yaml",
                           path);
     if (status == TDM_OK) status = open_files(out, err);
+    if (status != TDM_OK) tdm__run_release(out);
+    return status;
+}
+
+/* ---- other ranks ------------------------------------------------------------------------------- */
+
+tdm_status tdm__run_attach(const char *path, int rank, bool same_host, tdm__run *out,
+                           tdm_error *err)
+{
+    TDM_TRY(start(out, err));
+    out->rank = rank;
+    out->path = tdm_arena_strdup(out->arena, path);
+    char name[64];
+    if (same_host)
+        snprintf(name, sizeof(name), LOG_NAME);
+    else
+        snprintf(name, sizeof(name), "log-rank-%d.jsonl", rank);
+    tdm_status status = out->path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    /* A folder that this host does not see is no reason not to train. */
+    if (status == TDM_OK) out->log_fd = open_to_append(out, name);
+    if (status == TDM_OK && out->log_fd >= 0)
+        status = tdm_log_add_sink(log_to_file, out, TDM_LOG_WARN);
     if (status != TDM_OK) tdm__run_release(out);
     return status;
 }

@@ -15,7 +15,7 @@ test_help_of_all() {
     local all=$out
     assert_contains "$all" "Exit codes:"
     local code
-    for code in 0 1 2 3 4 5 130; do assert_contains "$all" " $code  "; done
+    for code in 0 1 2 3 4 5 6 130; do assert_contains "$all" " $code  "; done
     assert_exit 0 "$TANDEM" --help
     assert_equal "$out" "$all" "--help"
     assert_exit 0 "$TANDEM" -h

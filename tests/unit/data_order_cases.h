@@ -55,6 +55,37 @@ static void split_counts(void)
     }
 }
 
+/* Features that lie elsewhere are the same features, for the whole and for its parts. */
+static void check_move(tdm_dataset *d)
+{
+    tdm_dataset *sets[3] = {NULL, NULL, d}; /* parts first */
+    CHECK_INT(tdm_dataset_split(d, 0.4, 5, &sets[0], &sets[1], NULL), TDM_OK);
+    char before[3][TDM_SHA256_HEX], after[TDM_SHA256_HEX];
+    size_t bytes = 0;
+    const void *from = tdm_dataset_block(d, &bytes);
+    void *to = malloc(bytes); /* of exactly this size, for the address sanitizer */
+    memcpy(to, from, bytes);
+    for (int i = 0; i < 3; i++) CHECK_INT(tdm_dataset_hash(sets[i], before[i]), TDM_OK);
+    for (int i = 0; i < 3; i++) tdm_dataset_move(sets[i], from, to);
+    CHECK(tdm_dataset_block(d, &bytes) == to);
+    for (int i = 0; i < 3; i++) {
+        CHECK_INT(tdm_dataset_hash(sets[i], after), TDM_OK);
+        CHECK_TEXT(after, before[i]);
+    }
+    ((char *)to)[0] ^= 1; /* they do look there */
+    CHECK_INT(tdm_dataset_hash(d, after), TDM_OK);
+    CHECK(strcmp(after, before[2]) != 0);
+    for (int i = 0; i < 3; i++) tdm_dataset_destroy(sets[i]);
+    free(to);
+}
+
+static void features_can_be_moved(void)
+{
+    check_move(parse_text("1,2,a\n3,4,b\n5,6,a\n7,8,b\n9,10,a\n", NULL));
+    tdm_data_options text = {.format = TDM_DATA_FORMAT_TEXT, .context = 3};
+    check_move(parse_text("a text of some length, to be cut in two", &text));
+}
+
 static void split_is_pinned(void)
 {
     static const int expected[8] = {0, 2, 4, 10, 12, 23, 26, 30};

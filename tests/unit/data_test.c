@@ -367,6 +367,7 @@ static const check_test tests[] = {
     CHECK_TEST(hash_says_what_the_samples_are),
     CHECK_TEST(split_counts),
     CHECK_TEST(split_is_pinned),
+    CHECK_TEST(features_can_be_moved),
     CHECK_TEST(sampler_is_a_bijection),
     CHECK_TEST(sampler_is_pinned),
     CHECK_TEST(sampler_is_uniform),

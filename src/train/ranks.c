@@ -1,0 +1,121 @@
+/*
+ * ranks.c: what the ranks of a training settle among themselves between its phases.
+ *
+ * A phase that each rank goes through by itself (reading data, taking memory) ends with tdm__agree:
+ * all ranks get the same outcome, which is success, or the error of the lowest rank that has one. So
+ * an error that all have is told once, and nobody goes on alone. Where a rank fails inside of what is
+ * collective, the others cannot know; it calls tdm__call_off, which ends whatever they wait for, with
+ * its own words. Statuses of the peer group come from the world itself: all have them, or will.
+ *
+ * Without a comm there is one rank, and it agrees with itself.
+ */
+#include "train/internal.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+bool tdm__is_peer_status(tdm_status status)
+{
+    return status == TDM_ERR_PEER_FAILED || status == TDM_ERR_PEER_MISMATCH ||
+           status == TDM_ERR_PEER_TIMEOUT || status == TDM_ERR_PEER_REFUSED ||
+           status == TDM_ERR_PEER_LEFT;
+}
+
+int tdm__rank_of(tdm_comm *comm)
+{
+    return comm ? tdm_comm_rank(comm) : 0;
+}
+
+int tdm__size_of(tdm_comm *comm)
+{
+    return comm ? tdm_comm_size(comm) : 1;
+}
+
+/* The error of `rank`, for all. */
+static tdm_status spread_error(tdm_comm *comm, int rank, tdm_error *err)
+{
+    tdm_error shared = {.status = TDM_OK};
+    if (tdm__rank_of(comm) == rank) shared = *err;
+    TDM_TRY(tdm_group_broadcast(tdm_comm_world(comm), &shared, sizeof(shared), TDM_DTYPE_U8, rank,
+                                err));
+    shared.message[sizeof(shared.message) - 1] = '\0';
+    if (rank == 0) return tdm_fail(err, shared.status, "%s", shared.message);
+    return tdm_fail(err, shared.status, "rank %d: %s", rank, shared.message);
+}
+
+tdm_status tdm__agree(tdm_comm *comm, tdm_status status, unsigned *wishes, tdm_error *err)
+{
+    int size = tdm__size_of(comm);
+    if (size == 1 || tdm__is_peer_status(status)) return status;
+    /* By MIN: the lowest rank that failed, and the complement of each wish. */
+    enum { WISHES = 8 };
+    int64_t votes[1 + WISHES];
+    votes[0] = status == TDM_OK ? size : tdm__rank_of(comm);
+    for (int i = 0; i < WISHES; i++) votes[1 + i] = wishes && (*wishes >> i & 1) ? 0 : 1;
+    tdm_error broken;
+    tdm_status agreed = tdm_group_all_reduce(tdm_comm_world(comm), NULL, votes, 1 + WISHES,
+                                             TDM_DTYPE_I64, TDM_REDUCE_MIN, &broken);
+    /* Who failed by itself has more to tell than that the others are gone. */
+    if (agreed != TDM_OK && status != TDM_OK) return status;
+    if (agreed != TDM_OK) return tdm_fail(err, agreed, "%s", broken.message);
+    for (int i = 0; i < WISHES && wishes; i++)
+        if (votes[1 + i] == 0) *wishes |= 1u << i;
+    return votes[0] == size ? TDM_OK : spread_error(comm, (int)votes[0], err);
+}
+
+void tdm__call_off(tdm_comm *comm, const tdm_error *err)
+{
+    char why[sizeof(err->message) + 32];
+    if (tdm__size_of(comm) == 1 || tdm__is_peer_status(err->status)) return;
+    snprintf(why, sizeof(why), "rank %d: %s", tdm__rank_of(comm), err->message);
+    tdm_comm_revoke(comm, why);
+}
+
+tdm_status tdm__same_text(tdm_comm *comm, char *text, size_t bytes, int *differs, tdm_error *err)
+{
+    int size = tdm__size_of(comm);
+    *differs = -1;
+    if (size == 1) return TDM_OK;
+    tdm_arena *arena = tdm_arena_create("comparison");
+    char *all = arena ? tdm_arena_array(arena, (size_t)size, bytes) : NULL;
+    tdm_status status = tdm__agree(
+        comm, all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"), NULL, err);
+    if (status == TDM_OK) {
+        memcpy(all + (size_t)tdm__rank_of(comm) * bytes, text, bytes);
+        status = tdm_group_all_gather(tdm_comm_world(comm), NULL, all, (size_t)size * bytes,
+                                      TDM_DTYPE_U8, err);
+    }
+    for (int i = size - 1; status == TDM_OK && i > 0; i--) {
+        const char *its = all + (size_t)i * bytes;
+        if (its[0] && memcmp(all, its, bytes) != 0) *differs = i;
+    }
+    if (status == TDM_OK) memcpy(text, all, bytes);
+    tdm_arena_destroy(arena);
+    return status;
+}
+
+bool tdm__leads_node(tdm_comm *comm)
+{
+    for (int i = 0; i < tdm__rank_of(comm); i++)
+        if (tdm_comm_node_of(comm, i) == tdm_comm_node_of(comm, tdm_comm_rank(comm))) return false;
+    return true;
+}
+
+tdm_status tdm__host_names(tdm_comm *comm, tdm__host_name *out, tdm_error *err)
+{
+    tdm__host_name *own = &out[tdm__rank_of(comm)];
+    memset(own->text, 0, sizeof(own->text));
+    if (gethostname(own->text, sizeof(own->text) - 1) != 0)
+        snprintf(own->text, sizeof(own->text), "unknown");
+    if (tdm__size_of(comm) == 1) return TDM_OK;
+    TDM_TRY(tdm_group_all_gather(tdm_comm_world(comm), NULL, out,
+                                 (size_t)tdm__size_of(comm) * sizeof(*out), TDM_DTYPE_U8, err));
+    for (int i = 0; i < tdm__size_of(comm); i++) out[i].text[sizeof(out[i].text) - 1] = '\0';
+    return TDM_OK;
+}
+
+int tdm_train_rank_count(const tdm_job *job)
+{
+    return tdm__workers_of(job, 0);
+}

@@ -1,0 +1,146 @@
+/*
+ * ranks_test.c: what the ranks of a training settle among themselves, on simulated worlds: one outcome
+ * for all, the lowest rank's error, wishes, texts that must be the same, and a rank that gives up
+ * while others wait for it.
+ */
+#include "check.h"
+
+#include "train/internal.h"
+
+#include <tandem/sim.h>
+
+enum { SIZE = 5 };
+
+typedef struct scene {
+    unsigned failing; /* a bit for each rank */
+    unsigned wishing;
+    tdm_status status[SIZE];
+    tdm_error err[SIZE];
+    unsigned wishes[SIZE];
+    int differs[SIZE];
+    char text[SIZE][16];
+} scene;
+
+static void play(tdm_sim_fn fn, scene *s, int size)
+{
+    tdm_sim_result result = {0};
+    tdm_sim_options options = {.seed = 11, .size = size};
+    for (int i = 0; i < SIZE; i++) s->status[i] = TDM_ERR_INTERNAL;
+    CHECK_INT(tdm_sim_run(&options, fn, s, &result, NULL), TDM_OK);
+    CHECK_INT(result.finished_count, size);
+}
+
+static void agree(tdm_comm *comm, void *user)
+{
+    scene *s = user;
+    int rank = tdm_comm_rank(comm);
+    tdm_status own = s->failing >> rank & 1
+                         ? tdm_fail(&s->err[rank], TDM_ERR_IO, "file %d is gone", rank)
+                         : TDM_OK;
+    s->wishes[rank] = s->wishing >> rank & 1 ? 1u << rank : 0;
+    s->status[rank] = tdm__agree(comm, own, &s->wishes[rank], &s->err[rank]);
+}
+
+static void all_get_the_same_outcome(void)
+{
+    static const struct {
+        unsigned failing;
+        const char *message; /* NULL: success */
+    } rows[] = {{0, NULL},
+                {1u << 3, "rank 3: file 3 is gone"},
+                {1u << 2 | 1u << 4, "rank 2: file 2 is gone"},
+                {1u, "file 0 is gone"},
+                {0x1f, "file 0 is gone"}};
+    for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
+        scene s = {.failing = rows[r].failing, .wishing = 1u << 1 | 1u << 4};
+        play(agree, &s, SIZE);
+        for (int i = 0; i < SIZE; i++) {
+            CHECK_INT(s.status[i], rows[r].message ? TDM_ERR_IO : TDM_OK);
+            CHECK_INT(s.wishes[i], 1u << 1 | 1u << 4);
+            if (!rows[r].message) continue;
+            CHECK_INT(s.err[i].status, TDM_ERR_IO);
+            CHECK_TEXT(s.err[i].message, rows[r].message);
+        }
+    }
+}
+
+static void one_agrees_with_itself(void)
+{
+    unsigned wishes = 5;
+    tdm_error err = {0};
+    CHECK_INT(tdm__agree(NULL, TDM_OK, &wishes, &err), TDM_OK);
+    CHECK_INT(wishes, 5);
+    CHECK_INT(tdm__agree(NULL, tdm_fail(&err, TDM_ERR_IO, "gone"), NULL, &err), TDM_ERR_IO);
+    CHECK_TEXT(err.message, "gone");
+    CHECK(tdm__leads_node(NULL));
+    CHECK_INT(tdm__size_of(NULL), 1);
+    CHECK_INT(tdm__rank_of(NULL), 0);
+    scene s = {.failing = 1};
+    play(agree, &s, 1);
+    CHECK_TEXT(s.err[0].message, "file 0 is gone");
+}
+
+/* Rank 2 cannot go on; the others wait in a barrier, and learn why in vain. */
+static void call_off(tdm_comm *comm, void *user)
+{
+    scene *s = user;
+    int rank = tdm_comm_rank(comm);
+    if (rank == 2) {
+        s->status[rank] = tdm_fail(&s->err[rank], TDM_ERR_NO_MEMORY, "no room for it");
+        tdm__call_off(comm, &s->err[rank]);
+    } else {
+        s->status[rank] = tdm_group_barrier(tdm_comm_world(comm), &s->err[rank]);
+    }
+}
+
+static void who_gives_up_tells_the_others(void)
+{
+    scene s = {0};
+    play(call_off, &s, SIZE);
+    for (int i = 0; i < SIZE; i++) {
+        CHECK_INT(s.status[i], i == 2 ? TDM_ERR_NO_MEMORY : TDM_ERR_PEER_FAILED);
+        CHECK_HAS(s.err[i].message, i == 2 ? "no room for it" : "rank 2: no room for it");
+    }
+    /* A status of the world is no news to it; nor is anything to one without a world. */
+    tdm__call_off(NULL, &s.err[2]);
+    CHECK_INT(tdm__agree(NULL, TDM_ERR_PEER_LEFT, NULL, &s.err[0]), TDM_ERR_PEER_LEFT);
+}
+
+static void compare(tdm_comm *comm, void *user)
+{
+    scene *s = user;
+    int rank = tdm_comm_rank(comm);
+    s->status[rank] = tdm__same_text(comm, s->text[rank], sizeof(s->text[rank]), &s->differs[rank],
+                                     &s->err[rank]);
+}
+
+static void texts_are_compared_with_rank_0s(void)
+{
+    static const struct {
+        const char *texts[SIZE];
+        int differs;
+    } rows[] = {{{"same", "same", "same", "same", "same"}, -1},
+                {{"same", "", "same", "", ""}, -1}, /* no opinion */
+                {{"same", "same", "same", "other", "other"}, 3},
+                {{"odd", "same", "same", "same", "same"}, 1}};
+    for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
+        scene s = {0};
+        for (int i = 0; i < SIZE; i++)
+            snprintf(s.text[i], sizeof(s.text[i]), "%s", rows[r].texts[i]);
+        play(compare, &s, SIZE);
+        for (int i = 0; i < SIZE; i++) {
+            CHECK_INT(s.status[i], TDM_OK);
+            CHECK_INT(s.differs[i], rows[r].differs);
+            CHECK_TEXT(s.text[i], rows[r].texts[0]);
+        }
+    }
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(all_get_the_same_outcome),
+    CHECK_TEST(one_agrees_with_itself),
+    CHECK_TEST(who_gives_up_tells_the_others),
+    CHECK_TEST(texts_are_compared_with_rank_0s),
+};
+
+CHECK_MAIN(tests)
