@@ -62,6 +62,9 @@ TDM_API tdm_plan_options tdm_model_plan_options(const tdm_job *job);
 /* Fills the block of parameters (tdm_graph_param_extent floats) with its first values. A function
  * of the seed and the model alone. */
 TDM_API void tdm_model_init(const tdm_graph *graph, uint64_t seed, float *params);
+/* Of these the values [first, first + count) of one parameter, statistic or buffer. */
+TDM_API void tdm_model_init_part(const tdm_graph *graph, uint64_t seed, size_t param_index,
+                                 size_t first, size_t count, float *out);
 
 /* A view of one parameter or buffer in the block; dtype NONE when there is none of that name. */
 TDM_API tdm_tensor tdm_model_param(const tdm_graph *graph, const char *name, float *params);

@@ -233,15 +233,47 @@ int64_t tdm_model_eval_rows(const tdm_model_options *options)
     return rows > 1 ? rows : 1;
 }
 
-static void init_one(const tdm_param_info *p, tdm_rng_address address, float *out)
+static void draw(const tdm_init *init, tdm_rng_address address, size_t first, float *out,
+                 size_t count)
 {
-    switch (p->init.kind) {
+    if (init->kind == TDM_INIT_UNIFORM) {
+        tdm_kernel_uniform(address, init->scale, first, out, count);
+    } else {
+        tdm_kernel_normal(address, init->scale, first, out, count);
+    }
+}
+
+/* From anywhere: the block of random numbers in which `first` lies is drawn apart. */
+static void draw_part(const tdm_init *init, tdm_rng_address address, size_t first, float *out,
+                      size_t count)
+{
+    size_t skip = first % TDM_KERNEL_RANDOM_BLOCK;
+    if (skip > 0) {
+        float block[TDM_KERNEL_RANDOM_BLOCK];
+        size_t some = TDM_KERNEL_RANDOM_BLOCK - skip < count ? TDM_KERNEL_RANDOM_BLOCK - skip
+                                                             : count;
+        draw(init, address, first - skip, block, TDM_KERNEL_RANDOM_BLOCK);
+        memcpy(out, block + skip, some * sizeof(float));
+        first += some;
+        out += some;
+        count -= some;
+    }
+    if (count > 0) draw(init, address, first, out, count);
+}
+
+void tdm_model_init_part(const tdm_graph *graph, uint64_t seed, size_t param_index, size_t first,
+                         size_t count, float *out)
+{
+    const tdm_init *init = &tdm_graph_param_at(graph, param_index)->init;
+    tdm_rng_address address = {
+        .seed = seed, .stream = TDM_RNG_STREAM_INIT, .sub_stream = (uint32_t)param_index};
+    switch (init->kind) {
     case TDM_INIT_ZERO:
     case TDM_INIT_ONE:
-        for (size_t i = 0; i < p->elements; i++) out[i] = p->init.kind == TDM_INIT_ONE;
+        for (size_t i = 0; i < count; i++) out[i] = init->kind == TDM_INIT_ONE;
         break;
-    case TDM_INIT_UNIFORM: tdm_kernel_uniform(address, p->init.scale, out, p->elements); break;
-    case TDM_INIT_NORMAL: tdm_kernel_normal(address, p->init.scale, out, p->elements); break;
+    case TDM_INIT_UNIFORM:
+    case TDM_INIT_NORMAL: draw_part(init, address, first, out, count); break;
     }
 }
 
@@ -249,9 +281,7 @@ void tdm_model_init(const tdm_graph *graph, uint64_t seed, float *params)
 {
     for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
         const tdm_param_info *p = tdm_graph_param_at(graph, i);
-        tdm_rng_address address = {
-            .seed = seed, .stream = TDM_RNG_STREAM_INIT, .sub_stream = (uint32_t)i};
-        init_one(p, address, params + p->offset);
+        tdm_model_init_part(graph, seed, i, 0, p->elements, params + p->offset);
     }
 }
 

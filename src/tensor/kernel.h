@@ -181,9 +181,13 @@ bool tdm_kernel_add_into(float *a, const float *b, size_t count);
 bool tdm_kernel_modest(const float *a, size_t count);
 
 /* Random numbers of one sequence, the same at every level: uniform in [-scale, scale), or normal with
- * mean 0 and deviation `scale` (src/tensor/kernels/cpu/vec/random.c says how). */
-void tdm_kernel_uniform(tdm_rng_address address, double scale, float *out, size_t count);
-void tdm_kernel_normal(tdm_rng_address address, double scale, float *out, size_t count);
+ * mean 0 and deviation `scale` (src/tensor/kernels/cpu/vec/random.c says how). Those from number
+ * `first` on, a multiple of the block. */
+enum { TDM_KERNEL_RANDOM_BLOCK = 32 };
+void tdm_kernel_uniform(tdm_rng_address address, double scale, size_t first, float *out,
+                        size_t count);
+void tdm_kernel_normal(tdm_rng_address address, double scale, size_t first, float *out,
+                       size_t count);
 
 /* Calls `run` for stretches of [0, count) that together are all of it, on as many threads as kernels
  * may use here; a unit is worth `unit_cost` numbers. */

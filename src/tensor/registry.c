@@ -103,14 +103,16 @@ const tdm__vec_winograd *tdm__winograd_here(void)
     return HERE(tdm__vec_winograd);
 }
 
-void tdm_kernel_uniform(tdm_rng_address address, double scale, float *out, size_t count)
+void tdm_kernel_uniform(tdm_rng_address address, double scale, size_t first, float *out,
+                        size_t count)
 {
-    HERE(tdm__vec_random)->uniform(address, scale, out, count);
+    HERE(tdm__vec_random)->uniform(address, scale, first, out, count);
 }
 
-void tdm_kernel_normal(tdm_rng_address address, double scale, float *out, size_t count)
+void tdm_kernel_normal(tdm_rng_address address, double scale, size_t first, float *out,
+                       size_t count)
 {
-    HERE(tdm__vec_random)->normal(address, scale, out, count);
+    HERE(tdm__vec_random)->normal(address, scale, first, out, count);
 }
 
 void tdm_kernel_spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args)

@@ -37,11 +37,11 @@ static void every_level_draws_the_same(void)
         for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++) {
             size_t n = counts[c];
             a[n] = b[n] = -5;
-            at[0]->normal(address, 0.5, a, n);
-            at[i]->normal(address, 0.5, b, n);
+            at[0]->normal(address, 0.5, 0, a, n);
+            at[i]->normal(address, 0.5, 0, b, n);
             CHECK(memcmp(a, b, (n + 1) * sizeof(float)) == 0); /* and nothing behind it */
-            at[0]->uniform(address, 0.1, a, n);
-            at[i]->uniform(address, 0.1, b, n);
+            at[0]->uniform(address, 0.1, 0, a, n);
+            at[i]->uniform(address, 0.1, 0, b, n);
             CHECK(memcmp(a, b, (n + 1) * sizeof(float)) == 0);
         }
     free(a);
@@ -52,7 +52,7 @@ static void uniform_numbers_are_the_words(void)
 {
     float x[100];
     tdm_rng rng = tdm_rng_at(address);
-    tdm_kernel_uniform(address, 0.3, x, 100);
+    tdm_kernel_uniform(address, 0.3, 0, x, 100);
     for (int i = 0; i < 100; i++)
         CHECK(x[i] == (float)((2.0 * (double)tdm_rng_uniform(&rng) - 1.0) * 0.3));
 }
@@ -63,7 +63,7 @@ static void normal_numbers_are_near_the_formula(void)
     enum { COUNT = 32 * 4000 };
     static const double pi = 3.14159265358979323846;
     float *x = malloc(COUNT * sizeof(float));
-    tdm_kernel_normal(address, 1, x, COUNT);
+    tdm_kernel_normal(address, 1, 0, x, COUNT);
     tdm_rng rng = tdm_rng_at(address);
     double worst = 0;
     for (int block = 0; block < COUNT; block += 32) {
@@ -84,7 +84,7 @@ static void normal_numbers_are_near_the_formula(void)
 static void normal_numbers_are_normal(void)
 {
     float *x = malloc(LONG * sizeof(float));
-    tdm_kernel_normal(address, 2, x, LONG);
+    tdm_kernel_normal(address, 2, 0, x, LONG);
     double sum = 0, squares = 0, fourth = 0, pairs = 0;
     int beyond = 0;
     for (int i = 0; i < LONG; i++) {
@@ -104,13 +104,26 @@ static void normal_numbers_are_normal(void)
     free(x);
 }
 
+static void a_stretch_is_part_of_the_row(void)
+{
+    float all[1000], part[1000];
+    for (size_t first = 0; first < 1000; first += TDM_KERNEL_RANDOM_BLOCK) {
+        tdm_kernel_normal(address, 2, 0, all, 1000);
+        tdm_kernel_normal(address, 2, first, part, 1000 - first);
+        CHECK(memcmp(all + first, part, (1000 - first) * sizeof(float)) == 0);
+        tdm_kernel_uniform(address, 2, 0, all, 1000);
+        tdm_kernel_uniform(address, 2, first, part, 1000 - first);
+        CHECK(memcmp(all + first, part, (1000 - first) * sizeof(float)) == 0);
+    }
+}
+
 static void threads_do_not_matter(void)
 {
     float *a = malloc(LONG * sizeof(float)), *b = malloc(LONG * sizeof(float));
     tdm_kernel_mode before = tdm_kernel_enter(1);
-    tdm_kernel_normal(address, 1, a, LONG);
+    tdm_kernel_normal(address, 1, 0, a, LONG);
     tdm_kernel_threads_set(3);
-    tdm_kernel_normal(address, 1, b, LONG);
+    tdm_kernel_normal(address, 1, 0, b, LONG);
     tdm_kernel_leave(&before);
     CHECK(memcmp(a, b, LONG * sizeof(float)) == 0);
     free(a);
@@ -118,11 +131,9 @@ static void threads_do_not_matter(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(every_level_draws_the_same),
-    CHECK_TEST(uniform_numbers_are_the_words),
-    CHECK_TEST(normal_numbers_are_near_the_formula),
-    CHECK_TEST(normal_numbers_are_normal),
-    CHECK_TEST(threads_do_not_matter),
+    CHECK_TEST(every_level_draws_the_same),          CHECK_TEST(uniform_numbers_are_the_words),
+    CHECK_TEST(normal_numbers_are_near_the_formula), CHECK_TEST(normal_numbers_are_normal),
+    CHECK_TEST(a_stretch_is_part_of_the_row),        CHECK_TEST(threads_do_not_matter),
 };
 
 CHECK_MAIN(tests)

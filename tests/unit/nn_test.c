@@ -146,6 +146,27 @@ static void first_values_depend_on_the_seed_alone(void)
 }
 
 /* Over many draws, mean and deviation are what was asked for. */
+/* Any part of a tensor is that part of its first values. */
+static void first_values_come_in_parts(void)
+{
+    tdm_job job = job_of(2, TDM_JOB_ACTIVATION_RELU);
+    tdm_model_options options = options_of(&job, 4, true);
+    tdm_graph *g = build(&options);
+    float *all = first_values(g, 7), *part = calloc(tdm_graph_param_extent(g), sizeof(float));
+    for (size_t i = 0; i < tdm_graph_param_count(g); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(g, i);
+        for (size_t first = 0; first < p->elements; first += first / 3 + 1)
+            for (size_t count = 0; first + count <= p->elements; count += count / 2 + 1) {
+                memset(part, 0, p->elements * sizeof(float));
+                tdm_model_init_part(g, 7, i, first, count, part);
+                CHECK(memcmp(part, all + p->offset + first, count * sizeof(float)) == 0);
+            }
+    }
+    free(all);
+    free(part);
+    tdm_graph_destroy(g);
+}
+
 static void normal_init_has_its_deviation(void)
 {
     enum { N = 40000 };
@@ -431,6 +452,7 @@ static const check_test tests[] = {
     CHECK_TEST(mlp_has_these_parameters),
     CHECK_TEST(parameters_are_the_same_for_every_build),
     CHECK_TEST(first_values_depend_on_the_seed_alone),
+    CHECK_TEST(first_values_come_in_parts),
     CHECK_TEST(normal_init_has_its_deviation),
     CHECK_TEST(glorot_elsewhere),
     CHECK_TEST(no_hidden_layer_is_logistic_regression),

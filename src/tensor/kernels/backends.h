@@ -87,8 +87,8 @@ extern const tdm__vec_winograd tdm__vec_winograd_0, tdm__vec_winograd_2, tdm__ve
 const tdm__vec_winograd *tdm__winograd_here(void); /* of this processor's level */
 
 typedef struct tdm__vec_random {
-    void (*uniform)(tdm_rng_address address, double scale, float *out, size_t count);
-    void (*normal)(tdm_rng_address address, double scale, float *out, size_t count);
+    void (*uniform)(tdm_rng_address address, double scale, size_t first, float *out, size_t count);
+    void (*normal)(tdm_rng_address address, double scale, size_t first, float *out, size_t count);
 } tdm__vec_random;
 
 extern const tdm__vec_random tdm__vec_random_0, tdm__vec_random_2, tdm__vec_random_3,

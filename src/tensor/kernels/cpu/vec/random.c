@@ -10,13 +10,15 @@
  */
 #include "tensor/kernels/cpu/vec/philox.h"
 
+#include <assert.h>
 #include <math.h>
 
-enum { HALF = 16, BLOCK = 2 * HALF, GROUPS = BLOCK / TDM__PHILOX_GROUP };
+enum { HALF = 16, BLOCK = TDM_KERNEL_RANDOM_BLOCK, GROUPS = BLOCK / TDM__PHILOX_GROUP };
 
 typedef struct work {
     tdm_rng rng;
     double scale;
+    int64_t first; /* block of the sequence */
     float *out;
     int64_t count;
 } work;
@@ -87,7 +89,7 @@ static inline __attribute__((always_inline)) void fill_range(
         uint32_t words[BLOCK];
         float numbers[BLOCK];
         int64_t at = block * BLOCK, left = w->count - at;
-        draw(&w->rng, block, words);
+        draw(&w->rng, w->first + block, words);
         if (left >= BLOCK) {
             fill(words, w->scale, w->out + at);
         } else {
@@ -107,21 +109,26 @@ static void range_normal(const void *args, int64_t begin, int64_t end)
     fill_range(args, begin, end, normal_block);
 }
 
-static void fill_row(tdm_rng_address address, double scale, float *out, size_t count,
+static void fill_row(tdm_rng_address address, double scale, size_t first, float *out, size_t count,
                      tdm_kernel_range_fn range)
 {
-    work w = {.rng = tdm_rng_at(address), .scale = scale, .out = out, .count = (int64_t)count};
+    assert(first % BLOCK == 0);
+    work w = {.rng = tdm_rng_at(address),
+              .scale = scale,
+              .first = (int64_t)first / BLOCK,
+              .out = out,
+              .count = (int64_t)count};
     tdm__vec_split((w.count + BLOCK - 1) / BLOCK, BLOCK, range, &w);
 }
 
-static void uniform(tdm_rng_address address, double scale, float *out, size_t count)
+static void uniform(tdm_rng_address address, double scale, size_t first, float *out, size_t count)
 {
-    fill_row(address, scale, out, count, range_uniform);
+    fill_row(address, scale, first, out, count, range_uniform);
 }
 
-static void normal(tdm_rng_address address, double scale, float *out, size_t count)
+static void normal(tdm_rng_address address, double scale, size_t first, float *out, size_t count)
 {
-    fill_row(address, scale, out, count, range_normal);
+    fill_row(address, scale, first, out, count, range_normal);
 }
 
 const tdm__vec_random TDM__AT_LEVEL(tdm__vec_random) = {.uniform = uniform, .normal = normal};
