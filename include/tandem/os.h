@@ -142,7 +142,15 @@ TDM_API void tdm_overlay_unmap(tdm_overlay *overlay);
  * to it can fail later. */
 TDM_API tdm_status tdm_file_map_create(const char *path, size_t bytes, tdm_pages *out,
                                        tdm_error *err);
-/* Maps one that another process has made. */
+/* The same, but disk space is taken for these parts alone, in bytes; elsewhere it must not be touched. */
+typedef struct tdm_file_part {
+    size_t first, count;
+} tdm_file_part;
+TDM_API tdm_status tdm_file_map_create_parts(const char *path, size_t bytes,
+                                             const tdm_file_part *parts, size_t part_count,
+                                             tdm_pages *out, tdm_error *err);
+/* Maps one that another process has made. All of them are given back by tdm_pages_unmap. The file stays
+ * until somebody removes it; that may be as soon as all have mapped it. */
 TDM_API tdm_status tdm_file_map_open(const char *path, size_t bytes, tdm_pages *out,
                                      tdm_error *err);
 

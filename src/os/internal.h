@@ -13,6 +13,11 @@ bool tdm__fault_hit(unsigned kind);
 /* Closes `fd` if it is one, keeping errno as it was. */
 void tdm__close_quietly(int fd);
 
+/* Rounds up to whole pages, one at least. */
+tdm_status tdm__page_round(size_t bytes, size_t *out, tdm_error *err);
+/* That so many bytes could not be mapped, for the reason in errno. */
+tdm_status tdm__map_fail(tdm_error *err, size_t bytes);
+
 /*
  * Reads the beginning of a kernel text file into `buffer`, terminated. False when it is not there.
  * These reads are no subject of fault injection.

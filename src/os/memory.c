@@ -78,3 +78,11 @@ uint64_t tdm_os_peak_resident_bytes(void)
     struct rusage usage; /* may count what the process was before exec: second best */
     return getrusage(RUSAGE_SELF, &usage) == 0 ? (uint64_t)usage.ru_maxrss * 1024 : 0;
 }
+
+uint64_t tdm_os_proportional_bytes(void)
+{
+    char text[4096];
+    uint64_t kib = 0;
+    if (!tdm__proc_read("/proc/self/smaps_rollup", text, sizeof text)) return 0;
+    return tdm__proc_number(text, "Pss:", &kib) ? kib * 1024 : 0;
+}

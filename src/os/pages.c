@@ -4,6 +4,9 @@
  * From one huge page upwards a mapping begins and ends at a multiple of 2 MiB, so that the kernel
  * can back all of it with huge pages; to get there we map more than asked for and give both ends
  * back. Shared mappings are anonymous too: they live as long as a process that has them.
+ *
+ * Reserved address space takes no huge pages, for one byte written would cost two megabytes, and no
+ * promise of memory either: most of it is never touched.
  */
 #include "os/internal.h"
 
@@ -26,6 +29,27 @@ static void *map_aligned(size_t bytes, size_t align, int flags)
     return raw + head;
 }
 
+tdm_status tdm__page_round(size_t bytes, size_t *out, tdm_error *err)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (bytes > SIZE_MAX - page) {
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot map %zu bytes: more than there can be",
+                        bytes);
+    }
+    *out = bytes == 0 ? page : (bytes + page - 1) / page * page;
+    return TDM_OK;
+}
+
+tdm_status tdm__map_fail(tdm_error *err, size_t bytes)
+{
+    char reason[128];
+    char size_text[32];
+    const char *why = strerror_r(errno, reason, sizeof reason);
+    return tdm_fail(err, TDM_ERR_NO_MEMORY,
+                    "cannot map %s of memory: %s; use a smaller model or batch, or more memory",
+                    tdm_text_bytes(bytes, size_text), why);
+}
+
 tdm_status tdm_pages_map(size_t bytes, bool shared, tdm_pages *out, tdm_error *err)
 {
     bool huge = bytes >= HUGE_BYTES;
@@ -37,15 +61,20 @@ tdm_status tdm_pages_map(size_t bytes, bool shared, tdm_pages *out, tdm_error *e
     size_t rounded = bytes == 0 ? unit : (bytes + unit - 1) / unit * unit;
     int flags = MAP_ANONYMOUS | (shared ? MAP_SHARED : MAP_PRIVATE);
     void *data = map_aligned(rounded, huge ? unit : 1, flags);
-    if (!data) {
-        char reason[128];
-        char size_text[32];
-        const char *why = strerror_r(errno, reason, sizeof reason);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY,
-                        "cannot map %s of memory: %s; use a smaller model or batch, or more memory",
-                        tdm_text_bytes(rounded, size_text), why);
-    }
+    if (!data) return tdm__map_fail(err, rounded);
     if (huge) (void)madvise(data, rounded, MADV_HUGEPAGE); /* a wish: plain pages serve as well */
+    *out = (tdm_pages){.data = data, .bytes = rounded};
+    return TDM_OK;
+}
+
+tdm_status tdm_pages_reserve(size_t bytes, tdm_pages *out, tdm_error *err)
+{
+    size_t rounded = 0;
+    TDM_TRY(tdm__page_round(bytes, &rounded, err));
+    void *data = mmap(NULL, rounded, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) return tdm__map_fail(err, rounded);
+    (void)madvise(data, rounded, MADV_NOHUGEPAGE); /* a wish: where there are none, the better */
     *out = (tdm_pages){.data = data, .bytes = rounded};
     return TDM_OK;
 }

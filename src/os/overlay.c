@@ -1,0 +1,62 @@
+/*
+ * overlay.c: address space that lies on less memory than it is long.
+ *
+ * The memory is a memfd; the address space is reserved without any right to touch it, and each call
+ * of tdm_overlay_lay maps a stretch of the memfd over a stretch of it. Laying is meant for the beginning:
+ * it costs a call of the system and a fault for every page, so whoever uses an overlay lays it once and
+ * then only fills the slots anew.
+ */
+#include "os/internal.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+tdm_status tdm_overlay_map(size_t bytes, size_t slot_bytes, tdm_overlay *out, tdm_error *err)
+{
+    size_t space = 0, slots = 0;
+    TDM_TRY(tdm__page_round(bytes, &space, err));
+    TDM_TRY(tdm__page_round(slot_bytes, &slots, err));
+    int fd = memfd_create("tandem-overlay", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)slots) != 0) {
+        tdm_status status = tdm__map_fail(err, slots);
+        tdm__close_quietly(fd);
+        return status;
+    }
+    void *data = mmap(NULL, space, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) {
+        tdm_status status = tdm__map_fail(err, space);
+        tdm__close_quietly(fd);
+        return status;
+    }
+    *out = (tdm_overlay){.data = data, .bytes = space, .fd = fd, .slot_bytes = slots};
+    return TDM_OK;
+}
+
+tdm_status tdm_overlay_lay(tdm_overlay *overlay, size_t at, size_t bytes, size_t slot_at,
+                           tdm_error *err)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (at % page || bytes % page || slot_at % page || at > overlay->bytes ||
+        bytes > overlay->bytes - at || slot_at > overlay->slot_bytes ||
+        bytes > overlay->slot_bytes - slot_at) {
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "cannot lay %zu bytes at %zu over %zu: there are %zu over %zu, in pages "
+                        "of %zu",
+                        bytes, at, slot_at, overlay->bytes, overlay->slot_bytes, page);
+    }
+    if (bytes == 0) return TDM_OK;
+    uint8_t *place = (uint8_t *)overlay->data + at;
+    void *got = mmap(place, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, overlay->fd,
+                     (off_t)slot_at);
+    return got == MAP_FAILED ? tdm__map_fail(err, bytes) : TDM_OK;
+}
+
+void tdm_overlay_unmap(tdm_overlay *overlay)
+{
+    if (!overlay || !overlay->data) return;
+    munmap(overlay->data, overlay->bytes);
+    close(overlay->fd);
+    *overlay = (tdm_overlay){.fd = -1};
+}
