@@ -92,6 +92,9 @@ TDM_API int tdm_comm_host_of(const tdm_comm *comm, int rank);
  * those of a host where shared memory carries bytes within hosts; else every rank is alone. */
 TDM_API int tdm_comm_node_of(const tdm_comm *comm, int rank);
 
+/* Within how many seconds a call ends that sets no deadline of its own. */
+TDM_API double tdm_comm_deadline_s(const tdm_comm *comm);
+
 /* How a rank is known to be: its death is noticed in the background, also when nobody talks to it. */
 typedef enum tdm_peer_state {
     TDM_PEER_WELL = 0,

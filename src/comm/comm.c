@@ -251,6 +251,11 @@ int tdm_comm_node_of(const tdm_comm *comm, int rank)
     return comm->shares_memory ? comm->host_of[rank] : rank;
 }
 
+double tdm_comm_deadline_s(const tdm_comm *comm)
+{
+    return comm->options.deadline_s;
+}
+
 tdm_peer_state tdm_comm_peer_state(tdm_comm *comm, int rank)
 {
     if (rank < 0 || rank >= comm->size) return TDM_PEER_LOST;

@@ -29,8 +29,9 @@ typedef struct tdm__layout {
     int *first_of_node; /* node_count + 1 places */
     int node_count, node;
     bool common;
-    size_t trained_cells; /* with the statistics */
-    size_t elements;      /* of the whole block: tdm_graph_param_extent */
+    size_t trained_cells;    /* with the statistics */
+    size_t trained_elements; /* tdm_graph_grad_extent */
+    size_t elements;         /* of the whole block: tdm_graph_param_extent */
     size_t bucket_count;
     size_t *bucket_first; /* bucket_count + 1 cells, from 0 to trained_cells */
     tdm_comm *comm;       /* NULL: a single process; then the groups are NULL, too */

@@ -1,0 +1,398 @@
+/*
+ * store.c: where parameters and state lie: creation of the blocks, and what is told about them.
+ *
+ * Blocks of a node with several ranks are taken by its first rank, the leader, from memory that all of
+ * them see (tdm_comm_shared), or from a file that all of them map. Then every rank touches its own share
+ * first, so that its pages come from the memory next to it. A rank alone in its node uses pages of its
+ * own. Blocks that are shared out over all ranks keep their indices: the rank reserves address space for
+ * the whole, and only its share ever gets memory.
+ *
+ * Files for offloaded blocks lose their names as soon as all ranks have mapped them: however the ranks
+ * end, the disk has the space again with the last of them.
+ *
+ * Creation is collective, and so is its failure: at its end all ranks agree on how it went.
+ */
+#include "parallel/store_inner.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LEAVE_S 2.0 /* for the node's other ranks to be done with the memory */
+
+enum { NAP_NS = 50000, PATH_MOST = 4096 };
+
+/* ---- agreement ------------------------------------------------------------------------------- */
+
+tdm_status tdm__store_agree(const tdm_store *store, tdm_status status, tdm_error *err)
+{
+    tdm_group *world = store->layout->world;
+    if (!world) return status;
+    int32_t worst = (int32_t)status;
+    tdm_error other = {0};
+    tdm_status told = tdm_group_all_reduce(world, &worst, &worst, 1, TDM_DTYPE_I32, TDM_REDUCE_MAX,
+                                           &other);
+    if (status != TDM_OK) return status; /* our own reason says more */
+    if (told != TDM_OK) {
+        if (err) *err = other;
+        return told;
+    }
+    if (worst == TDM_OK) return TDM_OK;
+    return tdm_fail(err, (tdm_status)worst,
+                    "another rank could not make room for parameters and state: see its message");
+}
+
+/* The first failure of several steps that all are done, because other ranks wait in them, too. */
+static tdm_status keep_first(tdm_status first, tdm_status next, const tdm_error *why,
+                             tdm_error *err)
+{
+    if (first != TDM_OK || next == TDM_OK) return first;
+    if (err) *err = *why;
+    return next;
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+static size_t block_bytes(const tdm_store *store)
+{
+    size_t bytes = store->layout->elements * sizeof(float);
+    return bytes > 0 ? bytes : sizeof(float);
+}
+
+/* The bytes of a block that this rank alone has, as parts of it. `parts` has bucket_count + 1 places. */
+static size_t own_parts(const tdm_store *store, tdm_file_part *parts)
+{
+    const tdm__layout *layout = store->layout;
+    size_t count = 0;
+    for (size_t i = 0; i < layout->bucket_count; i++) {
+        tdm_extent share = tdm__cells_extent(
+            layout, tdm__layout_share(layout, tdm__layout_bucket(layout, i), layout->place));
+        if (share.count == 0) continue;
+        parts[count++] = (tdm_file_part){share.first * sizeof(float), share.count * sizeof(float)};
+    }
+    size_t behind = layout->trained_elements * sizeof(float);
+    if (block_bytes(store) > behind)
+        parts[count++] = (tdm_file_part){behind, block_bytes(store) - behind};
+    return count;
+}
+
+static tdm_status map_own_file(const tdm_store *store, const char *path, tdm_pages *out,
+                               tdm_error *err)
+{
+    size_t bytes = block_bytes(store);
+    tdm_file_part *parts = calloc(store->layout->bucket_count + 1, sizeof *parts);
+    if (!parts) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    size_t count = own_parts(store, parts);
+    tdm_status status = tdm_file_map_create_parts(path, bytes, parts, count, out, err);
+    free(parts);
+    if (status == TDM_OK) unlink(path);
+    return status;
+}
+
+static void name_file(const tdm_store *store, const char *folder, int block, char *out)
+{
+    uint64_t drawn = 0;
+    if (getrandom(&drawn, sizeof drawn, 0) != (ssize_t)sizeof drawn) drawn = tdm_clock_ns();
+    snprintf(out, PATH_MOST, "%s/tandem-offload-%ld-%08llx-rank%d-block%d.f32", folder,
+             (long)getpid(), (unsigned long long)drawn & 0xffffffffu,
+             store->layout->rank_of_place[store->layout->place], block);
+}
+
+/* What the leader of a node tells the others about a block. */
+typedef struct news {
+    uint64_t place; /* UINT64_MAX: it failed; in the node's memory, when there is no path */
+    char path[PATH_MOST];
+} news;
+
+static tdm_status lead_block(const tdm_store *store, tdm__block *block, size_t bytes, news *n,
+                             tdm_error *err)
+{
+    n->place = UINT64_MAX;
+    tdm_status status = TDM_OK;
+    void *memory = NULL;
+    if (block->in_file) {
+        status = tdm_file_map_create(n->path, bytes, &block->pages, err);
+        if (status == TDM_OK) n->place = 0;
+        memory = block->pages.data;
+    } else {
+        status = tdm_comm_shared(store->layout->comm, bytes, &memory, err);
+        if (status == TDM_OK) n->place = tdm_comm_shared_place(store->layout->comm, memory);
+    }
+    block->data = memory;
+    tdm_status sent = tdm_group_broadcast(store->layout->mine, n, sizeof *n, TDM_DTYPE_U8, 0, err);
+    return status == TDM_OK ? sent : status;
+}
+
+static tdm_status follow_block(const tdm_store *store, tdm__block *block, size_t bytes, news *n,
+                               tdm_error *err)
+{
+    TDM_TRY(tdm_group_broadcast(store->layout->mine, n, sizeof *n, TDM_DTYPE_U8, 0, err));
+    if (n->place == UINT64_MAX)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY,
+                        "rank %d could not make room for this host: see its message",
+                        tdm_group_world_rank(store->layout->mine, 0));
+    n->path[sizeof n->path - 1] = '\0';
+    if (block->in_file) TDM_TRY(tdm_file_map_open(n->path, bytes, &block->pages, err));
+    block->data = block->in_file ? block->pages.data
+                                 : tdm_comm_shared_at(store->layout->comm, n->place);
+    if (block->data) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_PEER_FAILED, "the memory that rank %d took is gone",
+                    tdm_group_world_rank(store->layout->mine, 0));
+}
+
+/* A block of a node with several ranks. A rank that fails does not leave the others waiting. */
+static tdm_status make_common(const tdm_store *store, tdm__block *block, size_t bytes,
+                              const char *path, tdm_error *err)
+{
+    news n = {0};
+    if (path) snprintf(n.path, sizeof n.path, "%s", path);
+    tdm_status status = store->leads ? lead_block(store, block, bytes, &n, err)
+                                     : follow_block(store, block, bytes, &n, err);
+    if (!block->in_file) return status;
+    tdm_error met = {0};
+    tdm_status all = tdm_group_barrier(store->layout->mine, &met); /* all have mapped it */
+    if (store->leads && n.place != UINT64_MAX) unlink(n.path);
+    return keep_first(status, all, &met, err);
+}
+
+static tdm_status make_block(tdm_store *store, int index, bool shared_out, const char *offload,
+                             tdm_error *err)
+{
+    tdm__block *block = &store->blocks[index];
+    block->whole = !shared_out;
+    block->common = !shared_out && store->node_size > 1;
+    block->in_file = offload && index != TDM_BLOCK_PARAMS;
+    char path[PATH_MOST] = "";
+    if (block->in_file) name_file(store, offload, index, path);
+    size_t bytes = block_bytes(store);
+    if (block->common) return make_common(store, block, bytes, block->in_file ? path : NULL, err);
+    tdm_status status;
+    if (block->in_file && shared_out)
+        status = map_own_file(store, path, &block->pages, err);
+    else if (block->in_file) {
+        status = tdm_file_map_create(path, bytes, &block->pages, err);
+        if (status == TDM_OK) unlink(path);
+    } else if (shared_out)
+        status = tdm_pages_reserve(bytes, &block->pages, err);
+    else
+        status = tdm_pages_map(bytes, false, &block->pages, err);
+    if (status == TDM_OK) block->data = block->pages.data;
+    return status;
+}
+
+/* Writes zeros over zeros, so that the pages lie next to the rank that updates them. */
+static void touch(tdm_store *store, const tdm__block *block)
+{
+    const tdm__layout *layout = store->layout;
+    tdm__cells all = {0, layout->trained_cells};
+    if (layout->node_count == 1) {
+        tdm_extent mine = tdm__cells_extent(layout, tdm__layout_share(layout, all, layout->place));
+        memset(block->data + mine.first, 0, mine.count * sizeof(float));
+        return;
+    }
+    for (size_t i = 0; i < layout->bucket_count; i++) {
+        tdm_extent mine = tdm__cells_extent(
+            layout, tdm__layout_share(layout, tdm__layout_bucket(layout, i), layout->place));
+        memset(block->data + mine.first, 0, mine.count * sizeof(float));
+    }
+}
+
+static bool has_block(const tdm_store_options *options, int index)
+{
+    if (index == TDM_BLOCK_PARAMS) return true;
+    if (index == TDM_BLOCK_EMA) return options->has_ema;
+    int state = index - TDM_BLOCK_STATE;
+    return options->optimiser && state < tdm_optimiser_ops(options->optimiser)->state_count &&
+           tdm_optimiser_uses_state(options->optimiser, state);
+}
+
+static tdm_status make_blocks(tdm_store *store, const tdm_store_options *options, tdm_error *err)
+{
+    tdm_status first = TDM_OK;
+    for (int i = 0; i < TDM__BLOCKS_MOST; i++) {
+        if (!has_block(options, i)) continue;
+        bool shared_out = store->layout->node_count > 1 &&
+                          options->zero >= (i == TDM_BLOCK_PARAMS ? 3 : 1);
+        tdm_error why = {0};
+        tdm_status status = make_block(store, i, shared_out, options->offload, &why);
+        if (status != TDM_OK) store->blocks[i].data = NULL;
+        first = keep_first(first, status, &why, err); /* go on: others may wait for us */
+    }
+    return first;
+}
+
+static tdm_status make_board(tdm_store *store, tdm_error *err)
+{
+    tdm__block block = {0};
+    size_t bytes = sizeof(tdm__board) + store->layout->bucket_count * sizeof(uint64_t);
+    tdm_status status = make_common(store, &block, bytes, NULL, err);
+    if (status == TDM_OK) store->board = (tdm__board *)(void *)block.data;
+    return status;
+}
+
+/* ---- creation and end ------------------------------------------------------------------------ */
+
+static tdm_status make_tables(tdm_store *store, const tdm_graph *graph, tdm_error *err)
+{
+    const tdm__layout *layout = store->layout;
+    size_t params = tdm_graph_param_count(graph);
+    store->params = calloc(params + 1, sizeof *store->params);
+    for (size_t i = 0; store->params && i < params; i++)
+        store->params[i] = (tdm_extent){.first = tdm_graph_param_at(graph, i)->offset,
+                                        .count = tdm_graph_param_at(graph, i)->elements};
+    size_t buckets = layout->bucket_count + 1, nodes = (size_t)layout->node_count + 1;
+    store->cuts = calloc((size_t)layout->size + 1, sizeof *store->cuts);
+    store->clipped = calloc((size_t)layout->size + 1, sizeof *store->clipped);
+    if (layout->leaders) {
+        store->pending = calloc(buckets, sizeof *store->pending);
+        store->leader_cuts = calloc(buckets * nodes, sizeof *store->leader_cuts);
+    }
+    if (!store->params || !store->cuts || !store->clipped ||
+        (layout->leaders && (!store->pending || !store->leader_cuts)))
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    for (size_t i = 0; layout->leaders && i < layout->bucket_count; i++)
+        tdm__layout_leader_cuts(layout, tdm__layout_bucket(layout, i),
+                                store->leader_cuts + i * nodes);
+    return TDM_OK;
+}
+
+static void bind(tdm_store *store, tdm_optimiser *optimiser)
+{
+    tdm_optim_blocks blocks = {.params = store->blocks[TDM_BLOCK_PARAMS].data,
+                               .ema = store->blocks[TDM_BLOCK_EMA].data};
+    for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++)
+        blocks.states[i] = store->blocks[TDM_BLOCK_STATE + i].data;
+    tdm_optimiser_bind(optimiser, &blocks);
+}
+
+static tdm_status build(tdm_store *store, const tdm_store_options *options, tdm_error *err)
+{
+    TDM_TRY(tdm__layout_create(&(tdm__layout_options){.graph = options->graph,
+                                                      .comm = options->comm,
+                                                      .common = options->zero == 0,
+                                                      .bucket_bytes = options->bucket_bytes},
+                               &store->layout, err));
+    const tdm__layout *layout = store->layout;
+    tdm_error why = {0};
+    store->node_size = layout->first_of_node[layout->node + 1] -
+                       layout->first_of_node[layout->node];
+    store->leads = layout->place == layout->first_of_node[layout->node];
+    tdm_status status = make_tables(store, options->graph, err);
+    status = keep_first(status, make_blocks(store, options, &why), &why, err);
+    if (store->node_size > 1) status = keep_first(status, make_board(store, &why), &why, err);
+    TDM_TRY(tdm__store_agree(store, status, err));
+    for (int i = 0; i < TDM__BLOCKS_MOST; i++) {
+        const tdm__block *block = &store->blocks[i];
+        if (block->data && block->common && !block->in_file) touch(store, block);
+    }
+    if (options->optimiser) bind(store, options->optimiser);
+    return layout->world ? tdm_group_barrier(layout->world, err) : TDM_OK;
+}
+
+tdm_status tdm_store_create(const tdm_store_options *options, tdm_store **out, tdm_error *err)
+{
+    if (options->zero < 0 || options->zero > 3)
+        return tdm_fail(err, TDM_ERR_RANGE, "parallel.zero is %d; it must be 0, 1, 2 or 3",
+                        options->zero);
+    tdm_store *store = calloc(1, sizeof *store);
+    if (!store) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    tdm_status status = build(store, options, err);
+    if (status != TDM_OK) {
+        tdm_store_destroy(store);
+        return status;
+    }
+    *out = store;
+    return TDM_OK;
+}
+
+/* Whether no other rank of the node uses its memory any more; waits a little for that. */
+static bool all_have_left(const tdm_store *store)
+{
+    double until_s = tdm_clock_s() + LEAVE_S;
+    while (store->board->leavers + 1 < (uint32_t)store->node_size) {
+        if (tdm_clock_s() > until_s) return false;
+        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    }
+    return true;
+}
+
+/* The node's memory goes with its last user. Where others use it longer it goes with the comm. */
+static void leave_common(tdm_store *store)
+{
+    if (!store->board) return;
+    if (!store->leads) {
+        store->board->leavers++;
+        return;
+    }
+    if (!all_have_left(store)) return;
+    for (int i = 0; i < TDM__BLOCKS_MOST; i++) {
+        const tdm__block *block = &store->blocks[i];
+        if (block->common && !block->in_file && block->data)
+            tdm_comm_shared_free(store->layout->comm, block->data);
+    }
+    tdm_comm_shared_free(store->layout->comm, store->board);
+}
+
+void tdm_store_destroy(tdm_store *store)
+{
+    if (!store) return;
+    for (size_t i = 0; store->pending && i < store->layout->bucket_count; i++)
+        if (store->pending[i]) (void)tdm_request_wait(store->pending[i], NULL);
+    leave_common(store);
+    for (int i = 0; i < TDM__BLOCKS_MOST; i++) tdm_pages_unmap(&store->blocks[i].pages);
+    free(store->clipped);
+    free(store->cuts);
+    free(store->leader_cuts);
+    free(store->pending);
+    free(store->params);
+    tdm__layout_destroy(store->layout);
+    free(store);
+}
+
+/* ---- what is told ---------------------------------------------------------------------------- */
+
+float *tdm_store_block(const tdm_store *store, int block)
+{
+    return block < 0 || block >= TDM__BLOCKS_MOST ? NULL : store->blocks[block].data;
+}
+
+bool tdm_store_is_whole(const tdm_store *store, int block)
+{
+    return block >= 0 && block < TDM__BLOCKS_MOST && store->blocks[block].data &&
+           store->blocks[block].whole;
+}
+
+tdm_store_info tdm_store_info_of(const tdm_store *store)
+{
+    const tdm__layout *layout = store->layout;
+    tdm_store_info info = {.node_count = layout->node_count,
+                           .node_size = store->node_size,
+                           .bucket_count = layout->bucket_count};
+    uint64_t whole = block_bytes(store);
+    uint64_t own = whole - layout->trained_elements * sizeof(float); /* buffers */
+    for (size_t i = 0; i < layout->bucket_count; i++)
+        own += sizeof(float) *
+               tdm__cells_extent(
+                   layout, tdm__layout_share(layout, tdm__layout_bucket(layout, i), layout->place))
+                   .count;
+    for (int i = 0; i < TDM__BLOCKS_MOST; i++) {
+        const tdm__block *block = &store->blocks[i];
+        if (!block->data) continue;
+        uint64_t bytes = block->whole ? whole : own;
+        if (block->in_file)
+            info.file_bytes += bytes;
+        else if (block->common)
+            info.common_bytes += bytes;
+        else
+            info.private_bytes += bytes;
+    }
+    return info;
+}
+
+const tdm__layout *tdm__store_layout(const tdm_store *store)
+{
+    return store->layout;
+}

@@ -1,0 +1,173 @@
+/*
+ * store_move.c: numbers in and out of a store, through rank 0.
+ *
+ * A whole block is read where rank 0 has it, and written in one broadcast to the leaders of the nodes.
+ * Of a block that is shared out, each bucket is gathered from, or scattered to, the ranks that have a
+ * share of the range in it; what lies behind the trained cells is on every rank, so it is read from
+ * rank 0's own copy, and written by a broadcast to all.
+ *
+ * Ranks agree on what they move because all of them call with the same range. A range outside of the block
+ * is refused by all alike, before anything moves.
+ */
+#include "parallel/store_inner.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- ranges ---------------------------------------------------------------------------------- */
+
+static tdm_status find(const tdm_store *store, int block, size_t first, size_t count,
+                       const tdm__block **out, tdm_error *err)
+{
+    if (block < 0 || block >= TDM__BLOCKS_MOST || !store->blocks[block].data)
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "the store has no block %d", block);
+    if (first > store->layout->elements || count > store->layout->elements - first)
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "elements %zu + %zu are not within the %zu of the block", first, count,
+                        store->layout->elements);
+    *out = &store->blocks[block];
+    return TDM_OK;
+}
+
+/* The part of a range that lies in a bucket; the bucket's cuts, clipped to it and counted from it. */
+static tdm_extent clip(tdm_store *store, size_t bucket, size_t first, size_t count)
+{
+    const tdm__layout *layout = store->layout;
+    tdm__cells cells = tdm__layout_bucket(layout, bucket);
+    tdm_extent whole = tdm__cells_extent(layout, cells);
+    size_t begin = first > whole.first ? first : whole.first;
+    size_t end = whole.first + whole.count;
+    if (first + count < end) end = first + count;
+    if (begin >= end) return (tdm_extent){.first = begin};
+    tdm__layout_cuts(layout, cells, store->cuts);
+    for (int i = 0; i <= layout->size; i++) {
+        size_t at = whole.first + store->cuts[i];
+        store->clipped[i] = (at < begin ? begin : at > end ? end : at) - begin;
+    }
+    return (tdm_extent){.first = begin, .count = end - begin};
+}
+
+/* Of [first, first + count), what lies behind the trained elements. */
+static tdm_extent behind(const tdm_store *store, size_t first, size_t count)
+{
+    size_t trained = store->layout->trained_elements;
+    size_t begin = first > trained ? first : trained;
+    return (tdm_extent){.first = begin, .count = first + count > begin ? first + count - begin : 0};
+}
+
+/* ---- reading and writing --------------------------------------------------------------------- */
+
+static tdm_status gather(tdm_store *store, const tdm__block *block, size_t first, size_t count,
+                         float *out, tdm_error *err)
+{
+    const tdm__layout *layout = store->layout;
+    for (size_t i = 0; i < layout->bucket_count; i++) {
+        tdm_extent part = clip(store, i, first, count);
+        if (part.count == 0) continue;
+        float *from = block->data + part.first + store->clipped[layout->place];
+        tdm_call call = {.kind = TDM_CALL_GATHER,
+                         .dtype = TDM_DTYPE_F32,
+                         .count = part.count,
+                         .in = from,
+                         .out = out ? out + (part.first - first) : NULL,
+                         .cuts = store->clipped};
+        TDM_TRY(tdm_call_run(layout->world, &call, err));
+        size_t mine = store->clipped[layout->place + 1] - store->clipped[layout->place];
+        tdm__block_let_go(block, (tdm_extent){(size_t)(from - block->data), mine});
+    }
+    tdm_extent rest = behind(store, first, count);
+    if (out && rest.count > 0)
+        memcpy(out + (rest.first - first), block->data + rest.first, rest.count * sizeof(float));
+    return TDM_OK;
+}
+
+tdm_status tdm_store_read(tdm_store *store, int block, size_t first, size_t count, float *out,
+                          tdm_error *err)
+{
+    const tdm__block *b = NULL;
+    TDM_TRY(find(store, block, first, count, &b, err));
+    if (!b->whole) return gather(store, b, first, count, out, err);
+    if (!out || count == 0) return TDM_OK;
+    if (block == TDM_BLOCK_PARAMS) TDM_TRY(tdm__store_await_all(store, err));
+    memcpy(out, b->data + first, count * sizeof(float));
+    tdm__block_let_go(b, (tdm_extent){first, count});
+    return TDM_OK;
+}
+
+static tdm_status scatter(tdm_store *store, const tdm__block *block, size_t first, size_t count,
+                          const float *in, tdm_error *err)
+{
+    const tdm__layout *layout = store->layout;
+    for (size_t i = 0; i < layout->bucket_count; i++) {
+        tdm_extent part = clip(store, i, first, count);
+        if (part.count == 0) continue;
+        float *to = block->data + part.first + store->clipped[layout->place];
+        tdm_call call = {.kind = TDM_CALL_SCATTER,
+                         .dtype = TDM_DTYPE_F32,
+                         .count = part.count,
+                         .in = in ? in + (part.first - first) : NULL,
+                         .out = to,
+                         .cuts = store->clipped};
+        TDM_TRY(tdm_call_run(layout->world, &call, err));
+        size_t mine = store->clipped[layout->place + 1] - store->clipped[layout->place];
+        tdm__block_let_go(block, (tdm_extent){(size_t)(to - block->data), mine});
+    }
+    tdm_extent rest = behind(store, first, count);
+    if (rest.count == 0) return TDM_OK;
+    float *to = block->data + rest.first;
+    if (in) memcpy(to, in + (rest.first - first), rest.count * sizeof(float));
+    return tdm_group_broadcast(layout->world, to, rest.count, TDM_DTYPE_F32, 0, err);
+}
+
+tdm_status tdm_store_write(tdm_store *store, int block, size_t first, size_t count, const float *in,
+                           tdm_error *err)
+{
+    const tdm__block *b = NULL;
+    TDM_TRY(find(store, block, first, count, &b, err));
+    if (count == 0) return TDM_OK;
+    if (!b->whole) return scatter(store, b, first, count, in, err);
+    if (block == TDM_BLOCK_PARAMS && store->leads) TDM_TRY(tdm__store_await_all(store, err));
+    if (in) memcpy(b->data + first, in, count * sizeof(float));
+    tdm_group *leaders = store->layout->leaders;
+    if (leaders)
+        TDM_TRY(tdm_group_broadcast(leaders, b->data + first, count, TDM_DTYPE_F32, 0, err));
+    if (store->leads) tdm__block_let_go(b, (tdm_extent){first, count});
+    return TDM_OK;
+}
+
+tdm_status tdm_store_settle(tdm_store *store, tdm_error *err)
+{
+    TDM_TRY(tdm__store_await_all(store, err));
+    store->version++;
+    return store->layout->world ? tdm_group_barrier(store->layout->world, err) : TDM_OK;
+}
+
+/* ---- bad numbers ----------------------------------------------------------------------------- */
+
+static size_t first_bad(const tdm__block *block, tdm_extent where)
+{
+    const float *data = block->data + where.first;
+    for (size_t i = 0; i < where.count; i++)
+        if (!isfinite(data[i])) return where.first + i;
+    tdm__block_let_go(block, where);
+    return SIZE_MAX;
+}
+
+tdm_status tdm_store_find_bad(tdm_store *store, int block, size_t *out, tdm_error *err)
+{
+    const tdm__layout *layout = store->layout;
+    const tdm__block *b = NULL;
+    TDM_TRY(find(store, block, 0, 0, &b, err));
+    size_t found = SIZE_MAX;
+    for (size_t i = 0; i < layout->bucket_count && found == SIZE_MAX; i++) {
+        tdm__cells share = tdm__layout_share(layout, tdm__layout_bucket(layout, i), layout->place);
+        found = first_bad(b, tdm__cells_extent(layout, share));
+    }
+    if (found == SIZE_MAX) found = first_bad(b, behind(store, 0, layout->elements));
+    int64_t least = found > INT64_MAX ? INT64_MAX : (int64_t)found;
+    if (layout->world)
+        TDM_TRY(tdm_group_all_reduce(layout->world, &least, &least, 1, TDM_DTYPE_I64,
+                                     TDM_REDUCE_MIN, err));
+    *out = least == INT64_MAX ? SIZE_MAX : (size_t)least;
+    return TDM_OK;
+}

@@ -1,0 +1,59 @@
+/*
+ * store_offload.c: blocks that lie in files, and how a pass over them stays within little memory.
+ *
+ * The update walks over its share in order. What it comes to is asked for in time, so that the disk
+ * reads while we compute; what it has left is written out and dropped from this process. Both are advice
+ * to the system: without them everything goes on, slower or larger.
+ */
+#include "parallel/store_inner.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#ifndef MADV_PAGEOUT
+#define MADV_PAGEOUT 21
+#endif
+
+/* The whole pages of a range; with `inner`, only those that no other range has a part of. */
+static bool pages_of(const tdm__block *block, tdm_extent what, bool inner, void **out,
+                     size_t *out_bytes)
+{
+    if (!block->in_file || what.count == 0) return false;
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t begin = (uintptr_t)(block->data + what.first);
+    uintptr_t end = begin + what.count * sizeof(float);
+    begin = inner ? (begin + page - 1) / page * page : begin / page * page;
+    end = inner ? end / page * page : (end + page - 1) / page * page;
+    if (begin >= end) return false;
+    *out = (uint8_t *)block->data - (uintptr_t)block->data + begin;
+    *out_bytes = end - begin;
+    return true;
+}
+
+void tdm__block_fetch(const tdm__block *block, tdm_extent what)
+{
+    void *at;
+    size_t bytes;
+    if (pages_of(block, what, false, &at, &bytes)) (void)madvise(at, bytes, MADV_WILLNEED);
+}
+
+void tdm__block_let_go(const tdm__block *block, tdm_extent what)
+{
+    void *at;
+    size_t bytes;
+    if (!pages_of(block, what, true, &at, &bytes)) return;
+    (void)madvise(at, bytes, MADV_PAGEOUT);  /* begins to write */
+    (void)madvise(at, bytes, MADV_DONTNEED); /* the file keeps the numbers: the mapping is shared */
+}
+
+void tdm__store_will_update(tdm_store *store, tdm__cells cells)
+{
+    for (int i = TDM_BLOCK_EMA; i < TDM__BLOCKS_MOST; i++)
+        tdm__block_fetch(&store->blocks[i], tdm__cells_extent(store->layout, cells));
+}
+
+void tdm__store_has_updated(tdm_store *store, tdm__cells cells)
+{
+    for (int i = TDM_BLOCK_EMA; i < TDM__BLOCKS_MOST; i++)
+        tdm__block_let_go(&store->blocks[i], tdm__cells_extent(store->layout, cells));
+}

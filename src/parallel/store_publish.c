@@ -1,0 +1,157 @@
+/*
+ * store_publish.c: new parameters to where they are missing.
+ *
+ * Within a node that is a barrier: there is one copy. Between nodes the leaders gather each bucket in
+ * place, from the nodes that have updated parts of it, in the background. A leader learns of a bucket's
+ * end when it asks for it; it then puts the version on the board, for the other ranks of its node, who
+ * wait for that by looking. They look no longer than a call may take, and not on when a peer is lost.
+ *
+ * Blocks that are shared out have nothing to be brought: their feeds gather what they need (feed.c).
+ */
+#include "parallel/store_inner.h"
+
+#include <sched.h>
+#include <time.h>
+
+enum { SPINS = 2000, NAP_NS = 50000, NAPS_PER_LOOK = 200 };
+
+static bool must_gather(const tdm_store *store)
+{
+    return store->layout->node_count > 1 && !store->layout->common &&
+           store->blocks[TDM_BLOCK_PARAMS].whole;
+}
+
+/* ---- the leader ------------------------------------------------------------------------------ */
+
+static tdm_status finish(tdm_store *store, size_t bucket, tdm_error *err)
+{
+    tdm_request *request = store->pending[bucket];
+    store->pending[bucket] = NULL;
+    store->pending_count--;
+    tdm_status status = tdm_request_wait(request, err);
+    if (!store->board) return status;
+    if (status == TDM_OK)
+        store->board->ready[bucket] = store->published;
+    else
+        store->board->failed = 1;
+    return status;
+}
+
+/* Looks at all that is pending, so that the others of the node get to know. */
+static tdm_status look(tdm_store *store, tdm_error *err)
+{
+    for (size_t i = 0; i < store->layout->bucket_count && store->pending_count > 0; i++)
+        if (store->pending[i] && tdm_request_test(store->pending[i]))
+            TDM_TRY(finish(store, i, err));
+    return TDM_OK;
+}
+
+static tdm_status start(tdm_store *store, size_t bucket, int priority, tdm_error *err)
+{
+    const tdm__layout *layout = store->layout;
+    tdm_extent what = tdm__cells_extent(layout, tdm__layout_bucket(layout, bucket));
+    tdm_call call = {.kind = TDM_CALL_ALL_GATHER,
+                     .dtype = TDM_DTYPE_F32,
+                     .count = what.count,
+                     .out = store->blocks[TDM_BLOCK_PARAMS].data + what.first,
+                     .cuts = store->leader_cuts + bucket * ((size_t)layout->node_count + 1),
+                     .priority = priority};
+    TDM_TRY(tdm_call_start(layout->leaders, &call, &store->pending[bucket], err));
+    store->pending_count++;
+    return TDM_OK;
+}
+
+/* ---- the others of a node -------------------------------------------------------------------- */
+
+static bool has_come(const tdm_store *store, size_t bucket)
+{
+    return store->board->ready[bucket] >= store->published;
+}
+
+/* Why a bucket will never come, if so. */
+static tdm_status look_for_failure(const tdm_store *store, double since_s, tdm_error *err)
+{
+    const tdm__layout *layout = store->layout;
+    TDM_TRY(tdm_group_check(layout->world, err));
+    TDM_TRY(tdm_group_check(layout->mine, err));
+    int leader = layout->rank_of_place[layout->first_of_node[layout->node]];
+    if (store->board->failed)
+        return tdm_fail(err, TDM_ERR_PEER_FAILED,
+                        "rank %d could not get the new parameters from the other hosts", leader);
+    if (tdm_comm_peer_state(layout->comm, leader) != TDM_PEER_WELL)
+        return tdm_fail(err, TDM_ERR_PEER_FAILED,
+                        "rank %d, which brings new parameters to this host, is gone", leader);
+    double limit_s = tdm_comm_deadline_s(layout->comm);
+    if (tdm_clock_s() - since_s <= limit_s) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
+                    "rank %d, which brings new parameters to this host, did not within %g s",
+                    leader, limit_s);
+}
+
+static tdm_status wait_for_leader(const tdm_store *store, size_t bucket, tdm_error *err)
+{
+    for (int i = 0; i < SPINS; i++) {
+        if (has_come(store, bucket)) return TDM_OK;
+        sched_yield();
+    }
+    double since_s = tdm_clock_s();
+    for (int i = 0; !has_come(store, bucket); i++) {
+        if (i % NAPS_PER_LOOK == 0) TDM_TRY(look_for_failure(store, since_s, err));
+        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    }
+    return TDM_OK;
+}
+
+/* ---- for all --------------------------------------------------------------------------------- */
+
+bool tdm__store_is_pending(tdm_store *store)
+{
+    if (store->leads) return store->pending_count > 0;
+    if (store->arrived == store->published) return false;
+    for (size_t i = 0; i < store->layout->bucket_count; i++)
+        if (!has_come(store, i)) return true;
+    store->arrived = store->published;
+    return false;
+}
+
+tdm_status tdm__store_is_ready(tdm_store *store, size_t bucket, bool *out, tdm_error *err)
+{
+    if (store->leads) {
+        if (store->pending_count > 0) TDM_TRY(look(store, err));
+        *out = !store->pending || !store->pending[bucket];
+    } else {
+        *out = has_come(store, bucket);
+    }
+    return TDM_OK;
+}
+
+tdm_status tdm__store_await(tdm_store *store, size_t bucket, tdm_error *err)
+{
+    if (!store->leads) return wait_for_leader(store, bucket, err);
+    if (store->pending_count == 0) return TDM_OK;
+    TDM_TRY(look(store, err));
+    return store->pending[bucket] ? finish(store, bucket, err) : TDM_OK;
+}
+
+tdm_status tdm__store_await_all(tdm_store *store, tdm_error *err)
+{
+    if (!tdm__store_is_pending(store)) return TDM_OK;
+    for (size_t i = 0; i < store->layout->bucket_count; i++)
+        TDM_TRY(tdm__store_await(store, i, err));
+    return TDM_OK;
+}
+
+tdm_status tdm__store_publish(tdm_store *store, const size_t *order, bool overlap, tdm_error *err)
+{
+    const tdm__layout *layout = store->layout;
+    bool gathers = must_gather(store);
+    if (gathers) TDM_TRY(tdm__store_await_all(store, err)); /* what nobody has asked for */
+    store->version++;
+    if (gathers) store->published = store->version;
+    if (!store->blocks[TDM_BLOCK_PARAMS].whole) return TDM_OK;
+    if (layout->mine) TDM_TRY(tdm_group_barrier(layout->mine, err));
+    if (!gathers) return TDM_OK;
+    for (size_t i = 0; layout->leaders && i < layout->bucket_count; i++)
+        TDM_TRY(start(store, order ? order[i] : i, (int)i, err));
+    return overlap ? TDM_OK : tdm__store_await_all(store, err);
+}
