@@ -26,9 +26,7 @@ extern "C" {
 
 enum { TDM_LANES_MOST = 65536 };
 
-/* The number of lanes for `auto`: a power of two that depends on the job alone. */
-TDM_API int64_t tdm_lanes_auto(int64_t batch);
-/* The job's parallel.lanes, or what `auto` makes of it: a row of tokens is worth many of features. */
+/* The job's parallel.lanes, or what `auto` makes of it: a power of two that depends on the job alone. */
 TDM_API int64_t tdm_lanes_of(const tdm_job *job);
 
 typedef struct tdm_slice {

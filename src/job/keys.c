@@ -577,7 +577,9 @@ static const tdm_job_key last_keys[] = {
         .also_called = "workers world_size ranks num_workers",
         .help = "Into how many slices the batch of each step is cut. Workers share the lanes, so "
                 "there can be at most as many workers as lanes; the trained bits depend on the "
-                "lanes and never on the workers. auto chooses from the job alone.",
+                "lanes and never on the workers. auto chooses from the job alone: the largest "
+                "power of two, up to 8, with which a lane has 64 rows (16 of a model with "
+                "convolutions, and of tokens 256); or two lanes, when each has a quarter of that.",
     },
     {
         .path = "parallel.zero",

@@ -6,31 +6,55 @@
 
 #include <string.h>
 
-/* Fewer rows than this make matrix products inefficient; more lanes than this serve nobody who has
- * not asked for them. Both are part of the results of jobs that leave the lanes to `auto`. */
-enum { AUTO_LEAST_ROWS = 16, AUTO_MOST_LANES = 8 };
+/*
+ * What `auto` goes by. A lane costs a pass over its gradient, and its products must be large enough to
+ * be fast; so it should have this many rows of the product that has the fewest. A token is a row, and
+ * so is each place of an image, so that windows and images are worth many. Two lanes, so that there can
+ * be two workers, may have a quarter of it each. All of this is part of the results of jobs that leave
+ * the lanes to `auto`; bench/parallel-lanes shows what it costs.
+ */
+enum { AUTO_MOST_LANES = 8, AUTO_ROWS = 64, AUTO_IMAGES = 16, AUTO_TOKENS = 256, AUTO_TWO = 4 };
 
-int64_t tdm_lanes_auto(int64_t batch)
+static bool has_convolution(const tdm_job_layer_list *layers)
 {
-    int64_t lanes = 1;
-    while (lanes < AUTO_MOST_LANES && batch / (2 * lanes) >= AUTO_LEAST_ROWS) lanes *= 2;
-    return lanes;
+    for (size_t i = 0; i < layers->count; i++) {
+        const tdm_job_layer *layer = &layers->items[i];
+        if (layer->kind == TDM_JOB_LAYER_CONV || layer->kind == TDM_JOB_LAYER_CONV1D) return true;
+        if (has_convolution(&layer->layers)) return true;
+    }
+    return false;
+}
+
+/* How many rows of the batch make a lane. */
+static int64_t rows_of_a_lane(const tdm_job *job)
+{
+    if (tdm_model_takes_tokens(job)) {
+        int64_t context = job->model.context > 0 ? job->model.context : 1;
+        return (AUTO_TOKENS + context - 1) / context;
+    }
+    bool images = job->model.kind == TDM_JOB_MODEL_CNN || job->model.kind == TDM_JOB_MODEL_RESNET ||
+                  (job->model.kind == TDM_JOB_MODEL_LAYERS && has_convolution(&job->layers));
+    return images ? AUTO_IMAGES : AUTO_ROWS;
 }
 
 int64_t tdm_lanes_of(const tdm_job *job)
 {
     if (job->parallel.lanes > 0) return job->parallel.lanes;
-    if (!tdm_model_takes_tokens(job)) return tdm_lanes_auto(job->train.batch);
-    int64_t lanes = 1; /* a window of tokens is a batch for a matrix product by itself */
-    while (lanes < AUTO_MOST_LANES && 2 * lanes <= job->train.batch) lanes *= 2;
+    int64_t batch = job->train.batch, rows = rows_of_a_lane(job), lanes = 1;
+    int64_t rows_of_two = (rows + AUTO_TWO - 1) / AUTO_TWO;
+    while (lanes < AUTO_MOST_LANES && batch / (2 * lanes) >= (lanes == 1 ? rows_of_two : rows))
+        lanes *= 2;
     return lanes;
 }
 
+/* Lane i begins at i x rows / lanes, rounded up: the larger slices are spread evenly, so that ranks
+ * with equally many lanes have equally many rows, and the first slice is one of the larger. */
 tdm_slice tdm_lane_slice(int64_t row_count, int64_t lane_count, int64_t lane)
 {
     int64_t base = row_count / lane_count, extra = row_count % lane_count;
-    return (tdm_slice){.first = lane * base + (lane < extra ? lane : extra),
-                       .count = base + (lane < extra)};
+    int64_t first = lane * base + (lane * extra + lane_count - 1) / lane_count;
+    int64_t end = (lane + 1) * base + ((lane + 1) * extra + lane_count - 1) / lane_count;
+    return (tdm_slice){.first = first, .count = end - first};
 }
 
 /* Goes through the motions: a lane is done, and neighbours are added as soon as both are there. */

@@ -31,7 +31,11 @@ extern "C" {
 
 enum { TDM_LANES_MOST = 65536 };
 
-/* The job's parallel.lanes, or what `auto` makes of it: a power of two that depends on the job alone. */
+/*
+ * The job's parallel.lanes, or what `auto` makes of it: a power of two that depends on the job alone.
+ * That is the largest up to 8 with which a lane has 64 rows of features, 16 images (for models with
+ * convolutions) or 256 tokens; two lanes when each has a quarter of that; else one.
+ */
 TDM_API int64_t tdm_lanes_of(const tdm_job *job);
 
 typedef struct tdm_slice {
@@ -40,7 +44,7 @@ typedef struct tdm_slice {
 } tdm_slice;
 
 /* Rows of lane `lane`, when `row_count` rows are cut into `lane_count` slices. Sizes differ by one
- * at most. */
+ * at most; the larger ones are spread evenly, and the first slice is one of them. */
 TDM_API tdm_slice tdm_lane_slice(int64_t row_count, int64_t lane_count, int64_t lane);
 
 /* The most gradient buffers that a rank holds at once while it executes this block of lanes. */

@@ -50,15 +50,68 @@ static void slices_cover_all_rows_once(void)
     CHECK_INT(last.first + last.count, INT64_C(1) << 40);
 }
 
-static void lanes_are_chosen_by_the_batch_alone(void)
+/* From the job alone: its batch, and what a row of that is worth. */
+static void lanes_are_chosen_by_the_job_alone(void)
 {
+    static const tdm_job_layer convolution = {.kind = TDM_JOB_LAYER_CONV};
+    static const tdm_job_layer dense[2] = {{.kind = TDM_JOB_LAYER_LINEAR},
+                                           {.kind = TDM_JOB_LAYER_RELU}};
+    static const tdm_job_layer inside = {.kind = TDM_JOB_LAYER_RESIDUAL,
+                                         .layers = {.items = &convolution, .count = 1}};
     static const struct {
-        int64_t batch, lanes;
-    } cases[] = {{1, 1},   {16, 1},  {31, 1},
-                 {32, 2},  {63, 2},  {64, 4},
-                 {127, 4}, {128, 8}, {INT64_C(1) << 31, 8}};
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
-        CHECK_INT(tdm_lanes_auto(cases[i].batch), cases[i].lanes);
+        int kind;
+        tdm_job_layer_list layers;
+        int64_t context, batch, lanes;
+    } cases[] = {
+        {.kind = TDM_JOB_MODEL_MLP, .batch = 1, .lanes = 1},
+        {.kind = TDM_JOB_MODEL_MLP, .batch = 31, .lanes = 1},
+        {.kind = TDM_JOB_MODEL_MLP, .batch = 32, .lanes = 2},
+        {.kind = TDM_JOB_MODEL_MLP, .batch = 255, .lanes = 2},
+        {.kind = TDM_JOB_MODEL_MLP, .batch = 256, .lanes = 4},
+        {.kind = TDM_JOB_MODEL_MLP, .batch = 512, .lanes = 8},
+        {.kind = TDM_JOB_MODEL_MLP, .batch = INT64_C(1) << 31, .lanes = 8},
+        {.kind = TDM_JOB_MODEL_CNN, .batch = 7, .lanes = 1},
+        {.kind = TDM_JOB_MODEL_CNN, .batch = 8, .lanes = 2},
+        {.kind = TDM_JOB_MODEL_CNN, .batch = 128, .lanes = 8},
+        {.kind = TDM_JOB_MODEL_RESNET, .batch = 64, .lanes = 4},
+        {.kind = TDM_JOB_MODEL_GPT, .context = 256, .batch = 1, .lanes = 1},
+        {.kind = TDM_JOB_MODEL_GPT, .context = 256, .batch = 2, .lanes = 2},
+        {.kind = TDM_JOB_MODEL_GPT, .context = 256, .batch = 12, .lanes = 8},
+        {.kind = TDM_JOB_MODEL_GPT, .context = 64, .batch = 4, .lanes = 2},
+        {.kind = TDM_JOB_MODEL_GPT, .context = 64, .batch = 16, .lanes = 4},
+        {.kind = TDM_JOB_MODEL_GPT, .context = 1 << 20, .batch = 8, .lanes = 8},
+        {.kind = TDM_JOB_MODEL_LAYERS, .layers = {dense, 2}, .batch = 128, .lanes = 2},
+        {.kind = TDM_JOB_MODEL_LAYERS, .layers = {&convolution, 1}, .batch = 128, .lanes = 8},
+        {.kind = TDM_JOB_MODEL_LAYERS, .layers = {&inside, 1}, .batch = 128, .lanes = 8},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        tdm_job job = {.layers = cases[i].layers};
+        job.model.kind = cases[i].kind;
+        job.model.context = cases[i].context;
+        job.train.batch = cases[i].batch;
+        CHECK_INT(tdm_lanes_of(&job), cases[i].lanes);
+        job.parallel.lanes = 32;
+        CHECK_INT(tdm_lanes_of(&job), 32);
+    }
+}
+
+/* Ranks with equally many lanes get equally many rows, or nearly so. */
+static void large_slices_are_spread(void)
+{
+    for (int64_t rows = 1; rows <= 100; rows++) {
+        for (int ranks = 1; ranks <= 16; ranks *= 2) {
+            int64_t most = 0, least = INT64_MAX;
+            for (int64_t r = 0; r < ranks; r++) {
+                int64_t sum = 0, lanes = 16 / ranks;
+                for (int64_t i = 0; i < lanes; i++)
+                    sum += tdm_lane_slice(rows, 16, r * lanes + i).count;
+                if (sum > most) most = sum;
+                if (sum < least) least = sum;
+            }
+            CHECK(most - least <= 1);
+        }
+        CHECK_INT(tdm_lane_slice(rows, 16, 0).count, (rows + 15) / 16);
+    }
 }
 
 static void few_buffers_are_enough(void)
@@ -472,7 +525,8 @@ static void threads_that_cannot_be_started(void)
 
 static const check_test tests[] = {
     CHECK_TEST(slices_cover_all_rows_once),
-    CHECK_TEST(lanes_are_chosen_by_the_batch_alone),
+    CHECK_TEST(lanes_are_chosen_by_the_job_alone),
+    CHECK_TEST(large_slices_are_spread),
     CHECK_TEST(few_buffers_are_enough),
     CHECK_TEST(the_tree_is_added_as_defined),
     CHECK_TEST(any_number_of_workers_trains_the_same_bits),
