@@ -9,6 +9,9 @@ extern int omp_get_thread_num(void);
 extern void omp_set_num_threads(int count);
 
 static const tdm_kernel_backend_ops *const backends[] = {
+#if defined(__x86_64__)
+    &tdm__kernels_amx,
+#endif
     &tdm__kernels_wide,  &tdm__kernels_winograd, &tdm__kernels_onednn,
 #if defined(__x86_64__)
     &tdm__kernels_cpu_4, &tdm__kernels_cpu_3,    &tdm__kernels_cpu_2,

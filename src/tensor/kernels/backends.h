@@ -10,7 +10,8 @@
 
 extern const tdm_kernel_backend_ops tdm__kernels_ref;
 extern const tdm_kernel_backend_ops tdm__kernels_onednn, tdm__kernels_winograd;
-extern const tdm_kernel_backend_ops tdm__kernels_wide;
+/* Products of bf16: by the matrix unit of a processor that has one (x86-64 only), and as f32. */
+extern const tdm_kernel_backend_ops tdm__kernels_amx, tdm__kernels_wide;
 /* One for each level that is compiled: see cpu/vec/vec.h. */
 extern const tdm_kernel_backend_ops tdm__kernels_cpu_0, tdm__kernels_cpu_2, tdm__kernels_cpu_3,
     tdm__kernels_cpu_4;
