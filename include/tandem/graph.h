@@ -155,14 +155,20 @@ typedef struct tdm_batch_norm_options {
     tdm_batch_norm_mode mode;
     double eps;               /* 0: 1e-5 */
     tdm_value gamma, beta;    /* [C], parameters */
-    tdm_value mean, variance; /* [C], FIXED: the statistics to use; TRAIN does not read them */
+    tdm_value mean, variance; /* [C], FIXED: the statistics to use; TRAIN does not need them */
     /* TRAIN, where not NULL: what these rows showed, [C] each, for the running statistics to follow
      * (tdm_graph_follow, scaled by the lane's share of the rows). The variance is the unbiased one,
      * though the rows themselves are normalised with the biased one, as everywhere. */
     tdm_value *observed_mean, *observed_variance;
+    /* TRAIN, where not 0: x is made of lane_rows of the batch_rows rows of a batch whose others are in
+     * other lanes, and all statistics are the whole batch's: one sum over lanes (tdm_graph_lane_sum)
+     * forward, one backward. Lanes' means are squared about `mean`, where there is one (zero if not):
+     * the closer it is to the batch's mean, the better, so the running one is good. */
+    int64_t lane_rows, batch_rows;
 } tdm_batch_norm_options;
 
-/* x [..., C]: each channel over all else. In TRAIN each channel must have two numbers or more. */
+/* x [..., C]: each channel over all else. In TRAIN each channel must have two numbers or more: in these
+ * rows, or, with batch_rows, in the batch. */
 TDM_API tdm_value tdm_graph_batch_norm(tdm_graph *graph, tdm_value x,
                                        const tdm_batch_norm_options *options);
 

@@ -25,6 +25,8 @@ typedef struct tdm_model_options {
     double loss_scale; /* training: the loss is the rows' sum times this; a row of tokens counts
                           with the mean over them; penalties count times this and batch */
     const struct tdm_model_library *library; /* set by tdm_model_build: see library.h */
+    int64_t whole_batch; /* training a lane: rows of the batch that `batch` are part of; 0: they are
+                            the batch. For what is taken over all lanes (parallel.sync_batchnorm) */
 } tdm_model_options;
 
 /*
@@ -53,7 +55,8 @@ TDM_API int64_t tdm_model_eval_rows(const tdm_model_options *options);
 TDM_API tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph **out,
                                    tdm_error *err);
 
-/* The model as a lane of `rows` rows of a batch trains it: its loss is its share of the batch's mean. */
+/* The model as a lane of `rows` rows of a batch trains it: its loss is its share of the batch's mean.
+ * With parallel.sync_batchnorm it may have sums over lanes (tdm_plan_lane_sum_at). */
 TDM_API tdm_model_options tdm_model_of_lane(const tdm_model_options *model, int64_t rows,
                                             int64_t batch);
 /* How a job wants its graphs planned: with which kernels, on how many threads. */

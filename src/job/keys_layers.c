@@ -465,7 +465,7 @@ const tdm_job_key tdm__layer_keys[TDM_JOB_LAYER_KIND_COUNT] = {
             SETTINGS(batch_norm_keys),
             .also_called = "batchnorm bn batchnorm2d batch_norm2d",
             .help =
-                "Batch norm: each channel gets mean 0 and variance 1 over the rows of a lane, then a gain and a shift that are learned.",
+                "Batch norm: each channel gets mean 0 and variance 1 over the rows of a lane (of the batch, with parallel.sync_batchnorm), then a gain and a shift that are learned.",
         },
     [TDM_JOB_LAYER_LAYER_NORM] =
         {

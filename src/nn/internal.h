@@ -62,6 +62,8 @@ typedef struct tdm__norm_settings {
     double eps;      /* 0: 1e-5 */
 } tdm__norm_settings;
 
+/* Whether batch norms take their statistics over all lanes of the batch, not over these rows. */
+bool tdm__norm_is_synced(const tdm_model_options *options);
 /* NAME.weight, NAME.bias, and the running statistics NAME.running_mean and NAME.running_var, which
  * training feeds and inference uses. */
 tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *options,

@@ -58,6 +58,11 @@ tdm_value tdm__layer_conv(tdm_graph *graph, const char *name, tdm_value x, int64
     return tdm_graph_conv2d(graph, x, weight, &options);
 }
 
+bool tdm__norm_is_synced(const tdm_model_options *o)
+{
+    return o->training && o->job->parallel.sync_batchnorm && o->whole_batch > o->batch;
+}
+
 tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *o, const char *name,
                                 tdm__norm_settings settings, tdm_value x)
 {
@@ -80,6 +85,10 @@ tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *o, co
     if (o->training) {
         options.observed_mean = &observed_mean;
         options.observed_variance = &observed_variance;
+    }
+    if (tdm__norm_is_synced(o)) {
+        options.lane_rows = o->batch;
+        options.batch_rows = o->whole_batch;
     }
     tdm_value y = tdm_graph_batch_norm(graph, x, &options);
     if (o->training) {

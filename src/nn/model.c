@@ -214,6 +214,7 @@ tdm_model_options tdm_model_of_lane(const tdm_model_options *model, int64_t rows
     m.batch = rows;
     m.training = true;
     m.loss_scale = 1.0 / (double)batch;
+    m.whole_batch = batch;
     return m;
 }
 

@@ -83,8 +83,13 @@ typedef enum tdm_op_kind {
     TDM_OP_LOSS_GRAD,    /* x, target, d_loss [] -> dx */
     TDM_OP_PENALTY,      /* w -> scale * sum |w| (power 1) or scale * sum w^2 (power 2), a scalar */
     TDM_OP_PENALTY_GRAD, /* w, d [] -> dw */
-    TDM_OP_LANE_SUM,     /* x -> x, to which whoever runs the plan adds that of the other lanes */
-    TDM_OP_CUSTOM,       /* whatever the node's tdm_custom_op says */
+    TDM_OP_BATCH_NORM_SHARE, /* x [..., C], about [C] -> [3, C]: what these rows have of the sums over
+                                a batch: of x - about, of (their mean - about)^2 for each number, of
+                                (x - their mean)^2; times scale, 1 / numbers of a channel there */
+    TDM_OP_BATCH_NORM_JOIN,  /* such sums over all lanes, about -> stats [2, C] of the batch */
+    TDM_OP_BATCH_NORM_GIVEN, /* x, gamma, beta, stats [2, C] -> y; these rows are `scale` of them */
+    TDM_OP_LANE_SUM, /* x -> x, to which whoever runs the plan adds that of the other lanes */
+    TDM_OP_CUSTOM,   /* whatever the node's tdm_custom_op says */
     TDM_OP_COUNT
 } tdm_op_kind;
 

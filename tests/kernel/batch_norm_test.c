@@ -73,23 +73,33 @@ static void gradients_with_fan_out(void)
 static const int64_t column_counts[] = {1, 2, 3, 5, 15, 16, 17, 33, 64, 65, 100, 200};
 static const int64_t row_counts[] = {2, 3, 63, 64, 65, 130, 1000};
 
+static const tdm_op_kind norm_ops[] = {
+    TDM_OP_BATCH_NORM,       TDM_OP_BATCH_NORM_GRAD,       TDM_OP_BATCH_NORM_GRAD_PARAMS,
+    TDM_OP_BATCH_NORM_FIXED, TDM_OP_BATCH_NORM_FIXED_GRAD, TDM_OP_BATCH_NORM_FIXED_GRAD_PARAMS,
+    TDM_OP_BATCH_NORM_GIVEN, TDM_OP_BATCH_NORM_SHARE};
+enum { NORM_OP_COUNT = sizeof(norm_ops) / sizeof(norm_ops[0]) };
+
 static kernel_bench bench_of(tdm_op_kind op, int64_t rows, int64_t C, float offset)
 {
     tdm_tensor x = {TDM_DTYPE_F32, tdm_shape_2(rows, C), NULL};
     tdm_tensor c = {TDM_DTYPE_F32, tdm_shape_1(C), NULL};
     tdm_tensor stats = {TDM_DTYPE_F32, tdm_shape_2(2, C), NULL};
-    kernel_bench b = {.op = op, .call.attrs.eps = 1e-5f};
-    const tdm_tensor in[][6] = {
-        {x, c, c}, {x, x, c, stats, c, c}, {x, x, stats}, {x, c, c, c, c}, {x, c, c}, {x, x, c, c}};
-    int which = (int)op - TDM_OP_BATCH_NORM;
+    tdm_tensor share = {TDM_DTYPE_F32, tdm_shape_2(3, C), NULL};
+    kernel_bench b = {.op = op, .call.attrs = {.eps = 1e-5f, .scale = 0.25 / (double)rows}};
+    const tdm_tensor in[NORM_OP_COUNT][6] = {
+        {x, c, c}, {x, x, c, stats, c, c}, {x, x, stats},    {x, c, c, c, c},
+        {x, c, c}, {x, x, c, c},           {x, c, c, stats}, {x, c}};
+    int which = 0;
+    while (norm_ops[which] != op) which++;
     bool params = op == TDM_OP_BATCH_NORM_GRAD_PARAMS || op == TDM_OP_BATCH_NORM_FIXED_GRAD_PARAMS;
     for (int i = 0; i < 6; i++) b.call.in[i] = in[which][i];
-    b.call.out[0] = params ? c : x;
+    b.call.out[0] = params ? c : op == TDM_OP_BATCH_NORM_SHARE ? share : x;
     if (params) b.call.out[1] = c;
     if (op == TDM_OP_BATCH_NORM) b.call.out[1] = stats;
     kernel_bench_open(&b);
     /* Where the variances are, in the order of the ops, and where x is. */
-    static const int variance_in[] = {-1, 3, 2, 4, 2, 3}, x_in[] = {0, 1, 1, 0, -1, 1};
+    static const int variance_in[] = {-1, 3, 2, 4, 2, 3, 3, -1};
+    static const int x_in[] = {0, 1, 1, 0, -1, 1, 0, 0};
     if (variance_in[which] >= 0) {
         const tdm_tensor *v = &b.call.in[variance_in[which]];
         for (int64_t i = 0; i < tdm_tensor_elements(v); i++)
@@ -132,19 +142,19 @@ static uint64_t compare_to_ref(tdm_op_kind op, int64_t rows, int64_t C, float of
  * of the mean itself shows. */
 static void every_kernel_agrees_with_ref(void)
 {
-    for (tdm_op_kind op = TDM_OP_BATCH_NORM; op <= TDM_OP_BATCH_NORM_FIXED_GRAD_PARAMS; op++)
+    for (int op = 0; op < NORM_OP_COUNT; op++)
         for (size_t r = 0; r < sizeof(row_counts) / sizeof(row_counts[0]); r++)
             for (size_t c = 0; c < sizeof(column_counts) / sizeof(column_counts[0]); c++)
                 for (int offset = 0; offset <= (row_counts[r] > 60 ? 30 : 0); offset += 30)
-                    compare_to_ref(op, row_counts[r], column_counts[c], (float)offset, 1);
+                    compare_to_ref(norm_ops[op], row_counts[r], column_counts[c], (float)offset, 1);
 }
 
 static void threads_do_not_change_the_bits(void)
 {
-    for (tdm_op_kind op = TDM_OP_BATCH_NORM; op <= TDM_OP_BATCH_NORM_FIXED_GRAD_PARAMS; op++) {
-        uint64_t one = compare_to_ref(op, 1511, 77, 0, 1);
-        CHECK(one == compare_to_ref(op, 1511, 77, 0, 2));
-        CHECK(one == compare_to_ref(op, 1511, 77, 0, 3));
+    for (int op = 0; op < NORM_OP_COUNT; op++) {
+        uint64_t one = compare_to_ref(norm_ops[op], 1511, 77, 0, 1);
+        CHECK(one == compare_to_ref(norm_ops[op], 1511, 77, 0, 2));
+        CHECK(one == compare_to_ref(norm_ops[op], 1511, 77, 0, 3));
     }
 }
 
@@ -176,11 +186,9 @@ static void in_place_is_the_same(void)
     static const struct {
         tdm_op_kind op;
         int over;
-    } forms[] = {{TDM_OP_BATCH_NORM, 0},
-                 {TDM_OP_BATCH_NORM_GRAD, 0},
-                 {TDM_OP_BATCH_NORM_GRAD, 1},
-                 {TDM_OP_BATCH_NORM_FIXED, 0},
-                 {TDM_OP_BATCH_NORM_FIXED_GRAD, 0}};
+    } forms[] = {{TDM_OP_BATCH_NORM, 0},       {TDM_OP_BATCH_NORM_GRAD, 0},
+                 {TDM_OP_BATCH_NORM_GRAD, 1},  {TDM_OP_BATCH_NORM_FIXED, 0},
+                 {TDM_OP_BATCH_NORM_GIVEN, 0}, {TDM_OP_BATCH_NORM_FIXED_GRAD, 0}};
     for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++)
         for (size_t level = 0;; level++) {
             const tdm_kernel_backend_ops *ops = kernel_bench_cpu(level);
@@ -279,6 +287,27 @@ static void mistakes_are_named(void)
         &(tdm_batch_norm_options){
             .mode = TDM_BATCH_NORM_FIXED, .gamma = c, .beta = c, .mean = c, .variance = c});
     expect_mistake(g, "mean and variance are fixed");
+
+    static const struct {
+        int64_t lane_rows, batch_rows;
+        bool train_mean;
+        const char *message;
+    } of_lanes[] = {{0, 6, false, "a lane has 1 row at least"},
+                    {7, 6, false, "a lane has 1 row at least"},
+                    {1, -1, false, "a lane has 1 row at least"},
+                    {1, 1, false, "one number in a channel has no variance"},
+                    {1, 2, true, "mean is fixed"}};
+    for (size_t i = 0; i < sizeof(of_lanes) / sizeof(of_lanes[0]); i++) {
+        g = tdm_graph_create();
+        x = leaf(g, "x", tdm_shape_2(1, 4), false), c = leaf(g, "c", tdm_shape_1(4), true);
+        tdm_batch_norm_options o = {.gamma = c,
+                                    .beta = c,
+                                    .lane_rows = of_lanes[i].lane_rows,
+                                    .batch_rows = of_lanes[i].batch_rows};
+        if (of_lanes[i].train_mean) o.mean = c;
+        tdm_graph_batch_norm(g, x, &o);
+        expect_mistake(g, of_lanes[i].message);
+    }
 }
 
 /* A gradient that would be wrong is refused instead. */

@@ -190,6 +190,7 @@ static void compare_products(const tdm_kernel_backend_ops *ops, const tdm_kernel
 static const char *const compared_by[TDM_OP_COUNT] = {
     [TDM_OP_ADD... TDM_OP_SOFTMAX_GRAD] = "vec",
     [TDM_OP_EMBEDDING... TDM_OP_EMBEDDING_GRAD] = "vec",
+    [TDM_OP_BATCH_NORM_SHARE... TDM_OP_BATCH_NORM_GIVEN] = "batch_norm",
     [TDM_OP_LANE_SUM] = "vec",
     [TDM_OP_CROSS_ENTROPY... TDM_OP_CROSS_ENTROPY_GRAD] = "vec",
     [TDM_OP_LOSS... TDM_OP_PENALTY_GRAD] = "loss",

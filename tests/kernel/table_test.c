@@ -8,6 +8,7 @@
 /* What needs no fast kernel, and why. */
 static const char *const exceptions[TDM_OP_COUNT] = {
     [TDM_OP_RESHAPE] = "a view: nothing runs",
+    [TDM_OP_BATCH_NORM_JOIN] = "a few numbers for each channel",
     [TDM_OP_CUSTOM] = "the kernel is the user's own",
 };
 

@@ -4,7 +4,11 @@
  *
  * The gradient of x needs the sums that are also the gradients of gamma and beta, so those are
  * computed once and handed on. Gamma and beta get copies of them: what lies in the block of
- * gradients is only ever written by a step, so that it may be sent away as soon as it is there. The
+ * gradients is only ever written by a step, so that it may be sent away as soon as it is there.
+ *
+ * Over the rows of all lanes it is three ops with a sum over lanes between them: a share of the sums,
+ * the batch's statistics from all shares, and y. The gradient of y adds the two sums that it needs over
+ * lanes as well and gives the whole gradient of x, so nothing flows back through the statistics. The
  * running statistics are no business of this op: the builder only hands out what was observed.
  */
 #include "graph/ops/ops.h"
@@ -31,9 +35,39 @@ static tdm_status infer_batch_norm(const tdm_op_attrs *attrs, const tdm__value *
         return tdm_fail(err, TDM_ERR_INVALID,
                         "one number in a channel has no variance: give it more rows (a larger "
                         "train.batch, fewer parallel.lanes, or data.last_batch: drop where the "
-                        "last batch is short), or fixed statistics");
+                        "last batch is short), those of all lanes (parallel.sync_batchnorm: "
+                        "true), or fixed statistics");
     out[1] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = tdm_shape_2(2, C)};
     return TDM_OK;
+}
+
+static tdm_status infer_share(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                              tdm__value out[], tdm_error *err)
+{
+    static const char *const names[] = {"x", "mean"};
+    TDM_TRY(tdm__infer_same(attrs, in, out, err));
+    TDM_TRY(wants_channels(in, names, 2, err));
+    if (in[1]->needs_grad)
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED, "mean is fixed: it is not trained");
+    out[0].shape = tdm_shape_2(3, in[1]->shape.dim[0]);
+    return TDM_OK;
+}
+
+static tdm_status infer_join(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                             tdm__value out[], tdm_error *err)
+{
+    (void)attrs;
+    (void)err;
+    out[0] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = tdm_shape_2(2, in[1]->shape.dim[0])};
+    return TDM_OK;
+}
+
+static tdm_status infer_given(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                              tdm__value out[], tdm_error *err)
+{
+    static const char *const names[] = {"x", "gamma", "beta"};
+    TDM_TRY(tdm__infer_same(attrs, in, out, err));
+    return wants_channels(in, names, 3, err);
 }
 
 static tdm_status infer_fixed(const tdm_op_attrs *attrs, const tdm__value *const in[],
@@ -80,6 +114,23 @@ static void backward_batch_norm(tdm_graph *graph, const tdm__node *node, const t
     d_in[0] = tdm__graph_add_node(graph, TDM_OP_BATCH_NORM_GRAD, &node->attrs, in, 6, NULL);
 }
 
+/* The sums of all lanes, times this lane's share of the numbers: the op divides by its own number. */
+static void backward_given(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
+                           tdm_value d_in[])
+{
+    tdm_value dy = d_out[0], x = tdm__node_in(node, 0), stats = tdm__node_in(node, 3), own[2];
+    own[1] = TDM_VALUE_NONE;
+    own[0] = tdm__graph_add_node(graph, TDM_OP_BATCH_NORM_GRAD_PARAMS, &node->attrs,
+                                 (tdm_value[]){dy, x, stats}, 3, &own[1]);
+    for (int i = 0; i < 2; i++)
+        if (tdm__node_wants(graph, node, 1 + i)) d_in[1 + i] = copy_of(graph, own[i]);
+    if (!tdm__node_wants(graph, node, 0)) return;
+    tdm_value all = tdm_graph_lane_sum(graph, tdm_graph_concat(graph, own, 2, 0)), sums[2];
+    tdm_graph_split(graph, tdm_graph_scale(graph, all, node->attrs.scale), 0, 2, sums);
+    tdm_value in[] = {dy, x, tdm__node_in(node, 1), stats, sums[0], sums[1]};
+    d_in[0] = tdm__graph_add_node(graph, TDM_OP_BATCH_NORM_GRAD, &node->attrs, in, 6, NULL);
+}
+
 static void backward_fixed(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                            tdm_value d_in[])
 {
@@ -122,6 +173,11 @@ static const tdm__op_row rows[] = {
      tdm__flops_per_input, TDM__OVER_0, 0},
     {TDM_OP_BATCH_NORM_FIXED_GRAD_PARAMS, "batch_norm_fixed_grad_params", 4, 4, 2,
      infer_grad_params, NULL, flops_pass, 0, 0},
+    {TDM_OP_BATCH_NORM_SHARE, "batch_norm_share", 2, 2, 1, infer_share, NULL, flops_pass, 0, 0},
+    {TDM_OP_BATCH_NORM_JOIN, "batch_norm_join", 2, 2, 1, infer_join, NULL, tdm__flops_per_input, 0,
+     0},
+    {TDM_OP_BATCH_NORM_GIVEN, "batch_norm_given", 4, 4, 1, infer_given, backward_given, flops_pass,
+     TDM__OVER_0, 0},
 };
 
 const tdm__op_family tdm__ops_batch_norm = {rows, sizeof(rows) / sizeof(rows[0])};
@@ -136,6 +192,32 @@ static tdm_value observed(tdm_graph *graph, tdm_value stats, int64_t index, doub
     return factor == 1.0 ? row : tdm_graph_scale(graph, row, factor);
 }
 
+static tdm_value refuse(tdm_graph *graph, tdm_status status, const char *what)
+{
+    tdm__graph_break(graph, status, "batch_norm: %s", what);
+    return TDM_VALUE_NONE;
+}
+
+/* y, and in *stats the statistics of the `numbers` numbers that each channel has in all lanes. */
+static tdm_value over_lanes(tdm_graph *graph, tdm_value x, const tdm_batch_norm_options *o,
+                            tdm_op_attrs attrs, double numbers, tdm_value *stats)
+{
+    tdm_value about = o->mean;
+    if (about.id == 0) {
+        tdm_op_attrs zeros = {.shape = tdm_graph_shape(graph, o->gamma)};
+        about = tdm__graph_add_node(graph, TDM_OP_FILL, &zeros, NULL, 0, NULL);
+    }
+    tdm_op_attrs share = {.scale = 1.0 / numbers};
+    tdm_value sums = tdm__graph_add_node(graph, TDM_OP_BATCH_NORM_SHARE, &share,
+                                         (tdm_value[]){x, about}, 2, NULL);
+    sums = tdm_graph_lane_sum(graph, sums);
+    *stats = tdm__graph_add_node(graph, TDM_OP_BATCH_NORM_JOIN, &(tdm_op_attrs){0},
+                                 (tdm_value[]){sums, about}, 2, NULL);
+    attrs.scale = (double)o->lane_rows / (double)o->batch_rows;
+    return tdm__graph_add_node(graph, TDM_OP_BATCH_NORM_GIVEN, &attrs,
+                               (tdm_value[]){x, o->gamma, o->beta, *stats}, 4, NULL);
+}
+
 tdm_value tdm_graph_batch_norm(tdm_graph *graph, tdm_value x, const tdm_batch_norm_options *options)
 {
     const tdm_batch_norm_options *o = options;
@@ -146,17 +228,28 @@ tdm_value tdm_graph_batch_norm(tdm_graph *graph, tdm_value x, const tdm_batch_no
                          o->eps);
         return TDM_VALUE_NONE;
     }
+    bool of_lane = o->mode == TDM_BATCH_NORM_TRAIN && o->batch_rows != 0;
+    if (of_lane && (o->lane_rows < 1 || o->batch_rows < o->lane_rows))
+        return refuse(graph, TDM_ERR_RANGE,
+                      "a lane has 1 row at least and all of its batch at most");
     tdm_op_attrs attrs = {.eps = o->eps > 0 ? (float)o->eps : 1e-5f};
     if (o->mode == TDM_BATCH_NORM_FIXED)
         return tdm__graph_add_node(graph, TDM_OP_BATCH_NORM_FIXED, &attrs,
                                    (tdm_value[]){x, o->gamma, o->beta, o->mean, o->variance}, 5,
                                    NULL);
-    tdm_value stats = {0};
-    tdm_value y = tdm__graph_add_node(graph, TDM_OP_BATCH_NORM, &attrs,
-                                      (tdm_value[]){x, o->gamma, o->beta}, 3, &stats);
-    if (y.id == 0) return y;
     tdm_shape shape = tdm_graph_shape(graph, x);
-    double n = (double)tdm_shape_elements(&shape) / (double)shape.dim[shape.rank - 1];
+    double C = shape.rank > 0 ? (double)shape.dim[shape.rank - 1] : 1;
+    double n = (double)tdm_shape_elements(&shape) / C;
+    tdm_value stats = {0}, y;
+    if (of_lane) {
+        n = n * (double)o->batch_rows / (double)o->lane_rows;
+        if (n < 2) return refuse(graph, TDM_ERR_INVALID, "one number in a channel has no variance");
+        y = over_lanes(graph, x, o, attrs, n, &stats);
+    } else {
+        y = tdm__graph_add_node(graph, TDM_OP_BATCH_NORM, &attrs,
+                                (tdm_value[]){x, o->gamma, o->beta}, 3, &stats);
+    }
+    if (y.id == 0) return y;
     if (o->observed_mean) *o->observed_mean = observed(graph, stats, 0, 1.0);
     if (o->observed_variance) *o->observed_variance = observed(graph, stats, 1, n / (n - 1));
     return y;

@@ -229,11 +229,13 @@ static tdm_value batch_norm(tdm__stack *stack, const tdm__site *site, const char
                             tdm__norm_settings settings, tdm_value x)
 {
     tdm_shape shape = tdm_graph_shape(stack->graph, x);
-    if (stack->options->training && tdm_shape_elements(&shape) < 2 * shape.dim[shape.rank - 1])
+    bool is_one_number = tdm_shape_elements(&shape) < 2 * shape.dim[shape.rank - 1];
+    if (stack->options->training && is_one_number && !tdm__norm_is_synced(stack->options))
         return tdm__layer_refuse(
             stack, site,
             "a lane with one row has one number in each channel, which has no variance; make "
-            "train.batch larger or parallel.lanes smaller, or set data.last_batch to drop");
+            "train.batch larger or parallel.lanes smaller, set data.last_batch to drop, or "
+            "parallel.sync_batchnorm to true");
     return tdm__layer_batch_norm(stack->graph, stack->options, name, settings, x);
 }
 

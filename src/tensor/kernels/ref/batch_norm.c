@@ -4,7 +4,11 @@
  * With n rows, mean m, biased variance v and s = 1 / sqrt(v + eps):
  *     y = gamma (x - m) s + beta,  d_beta = sum dy,  d_gamma = sum dy (x - m) s,
  *     dx = gamma s (dy - d_beta / n - (x - m) s d_gamma / n),
- * and with given statistics dx = gamma s dy. Sums are taken in double precision, in row order. All
+ * and with given statistics dx = gamma s dy. Statistics of a batch whose rows are in several lanes are
+ * joined from what each lane has: of n of N numbers with mean m and sum of squares q about it, a number
+ * a that all lanes know, p = n / N,
+ *     p (m - a), p (m - a)^2, q / N;  added up: u, w, r;  mean = a + u, variance = r + (w - u^2);
+ * the last bracket is how far the lanes' means are apart, and never below zero. Sums are taken in double precision, in row order. All
  * but the sums is element by element, so results may lie over dy or x.
  */
 #include "tensor/kernels/ref/ref.h"
@@ -29,6 +33,20 @@ static void normalise(const tdm_kernel_call *call, const float *mean, const floa
     }
 }
 
+typedef struct moments {
+    double mean, squares;
+} moments;
+
+static moments moments_of(const float *x, int64_t rows, int64_t C, int64_t c)
+{
+    double sum = 0, squares = 0;
+    for (int64_t r = 0; r < rows; r++) sum += (double)x[r * C + c];
+    double m = sum / (double)rows;
+    for (int64_t r = 0; r < rows; r++)
+        squares += ((double)x[r * C + c] - m) * ((double)x[r * C + c] - m);
+    return (moments){m, squares};
+}
+
 static void run_batch_norm(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
 {
     (void)backend;
@@ -37,15 +55,51 @@ static void run_batch_norm(void *backend, const tdm_kernel_call *call, const tdm
     const float *x = tdm__ref_in(call, 0);
     float *mean = tdm__ref_out(call, 1), *variance = mean + C;
     for (int64_t c = 0; c < C; c++) {
-        double sum = 0, squares = 0;
-        for (int64_t r = 0; r < rows; r++) sum += (double)x[r * C + c];
-        double m = sum / (double)rows;
-        for (int64_t r = 0; r < rows; r++)
-            squares += ((double)x[r * C + c] - m) * ((double)x[r * C + c] - m);
-        mean[c] = (float)m;
-        variance[c] = (float)(squares / (double)rows);
+        moments m = moments_of(x, rows, C, c);
+        mean[c] = (float)m.mean;
+        variance[c] = (float)(m.squares / (double)rows);
     }
     normalise(call, mean, variance);
+}
+
+static void run_share(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    (void)backend;
+    (void)key;
+    int64_t rows = tdm__ref_rows(&call->in[0]), C = tdm__ref_columns(&call->in[0]);
+    float *out = tdm__ref_out(call, 0);
+    double scale = call->attrs.scale;
+    for (int64_t c = 0; c < C; c++) {
+        moments m = moments_of(tdm__ref_in(call, 0), rows, C, c);
+        double away = m.mean - (double)tdm__ref_in(call, 1)[c];
+        out[c] = (float)(away * (double)rows * scale);
+        out[C + c] = (float)(away * away * (double)rows * scale);
+        out[2 * C + c] = (float)(m.squares * scale);
+    }
+}
+
+static void run_join(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    (void)backend;
+    (void)key;
+    int64_t C = tdm__ref_columns(&call->in[0]);
+    const float *sums = tdm__ref_in(call, 0), *about = tdm__ref_in(call, 1);
+    float *mean = tdm__ref_out(call, 0), *variance = mean + C;
+    for (int64_t c = 0; c < C; c++) {
+        double away = (double)sums[c], apart = (double)sums[C + c] - away * away;
+        if (apart < 0) apart = 0; /* by rounding */
+        float within = sums[2 * C + c];
+        mean[c] = (float)((double)about[c] + away);
+        variance[c] = (float)((double)within + apart);
+    }
+}
+
+static void run_given(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    (void)backend;
+    (void)key;
+    const float *mean = tdm__ref_in(call, 3);
+    normalise(call, mean, mean + tdm__ref_columns(&call->in[0]));
 }
 
 static void run_batch_norm_fixed(void *backend, const tdm_kernel_call *call,
@@ -129,6 +183,9 @@ static const tdm_kernel kernels[] = {
     {.op = TDM_OP_BATCH_NORM_FIXED_GRAD_PARAMS,
      .dtype = TDM_DTYPE_F32,
      .run = run_fixed_grad_params},
+    {.op = TDM_OP_BATCH_NORM_SHARE, .dtype = TDM_DTYPE_F32, .run = run_share},
+    {.op = TDM_OP_BATCH_NORM_JOIN, .dtype = TDM_DTYPE_F32, .run = run_join},
+    {.op = TDM_OP_BATCH_NORM_GIVEN, .dtype = TDM_DTYPE_F32, .run = run_given},
 };
 
 const tdm_kernel_family tdm__ref_batch_norm = {kernels, sizeof(kernels) / sizeof(kernels[0])};

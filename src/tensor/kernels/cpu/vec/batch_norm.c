@@ -110,7 +110,11 @@ static void moments_of_blocks(const void *args, int64_t begin, int64_t end)
 
 /* Joins the blocks of channel c. A block's squares are about its rounded mean: the square of what
  * that is off by, times the rows, is far below what f32 resolves. */
-static void join_moments(const norm *n, int64_t c, float *mean, float *variance)
+typedef struct moments {
+    double mean, squares;
+} moments;
+
+static moments join_moments(const norm *n, int64_t c)
 {
     double m = 0, squares = 0, seen = 0;
     for (int64_t block = 0; block < block_count(n->rows); block++) {
@@ -121,8 +125,7 @@ static void join_moments(const norm *n, int64_t c, float *mean, float *variance)
         squares += (double)sums[n->C] + away * away * seen * count / both;
         seen = both;
     }
-    mean[c] = (float)m;
-    variance[c] = (float)(squares / seen);
+    return (moments){m, squares};
 }
 
 /* ---- y --------------------------------------------------------------------------------------- */
@@ -158,7 +161,11 @@ static void run_batch_norm(void *backend, const tdm_kernel_call *call, const tdm
     float *mean = call->out[1].data, *variance = mean + n.C;
     n.x = call->in[0].data;
     tdm__vec_split(block_count(n.rows), BLOCK_ROWS * n.C, moments_of_blocks, &n);
-    for (int64_t c = 0; c < n.C; c++) join_moments(&n, c, mean, variance);
+    for (int64_t c = 0; c < n.C; c++) {
+        moments m = join_moments(&n, c);
+        mean[c] = (float)m.mean;
+        variance[c] = (float)(m.squares / (double)n.rows);
+    }
     n.mean = mean;
     n.variance = variance;
     normalise(&n);
@@ -173,6 +180,36 @@ static void run_fixed(void *backend, const tdm_kernel_call *call, const tdm_step
     n.mean = call->in[3].data;
     n.variance = call->in[4].data;
     normalise(&n);
+}
+
+static void run_given(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    (void)backend;
+    (void)key;
+    norm n = norm_of(call, false);
+    n.x = call->in[0].data;
+    n.mean = call->in[3].data;
+    n.variance = n.mean + n.C;
+    normalise(&n);
+}
+
+/* Joining such shares is a few numbers for each channel: `ref` does it. */
+static void run_share(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    (void)backend;
+    (void)key;
+    norm n = norm_of(call, true);
+    const float *about = call->in[1].data;
+    double scale = call->attrs.scale;
+    n.x = call->in[0].data;
+    tdm__vec_split(block_count(n.rows), BLOCK_ROWS * n.C, moments_of_blocks, &n);
+    for (int64_t c = 0; c < n.C; c++) {
+        moments m = join_moments(&n, c);
+        double away = m.mean - (double)about[c];
+        n.out[c] = (float)(away * (double)n.rows * scale);
+        n.out[n.C + c] = (float)(away * away * (double)n.rows * scale);
+        n.out[2 * n.C + c] = (float)(m.squares * scale);
+    }
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
@@ -315,6 +352,8 @@ static const tdm_kernel kernels[] = {
     {TDM_OP_BATCH_NORM_FIXED, TDM_DTYPE_F32, prepare_pass, run_fixed, NULL},
     {TDM_OP_BATCH_NORM_FIXED_GRAD, TDM_DTYPE_F32, prepare_pass, run_fixed_grad, NULL},
     {TDM_OP_BATCH_NORM_FIXED_GRAD_PARAMS, TDM_DTYPE_F32, prepare, run_fixed_grad_params, NULL},
+    {TDM_OP_BATCH_NORM_SHARE, TDM_DTYPE_F32, prepare, run_share, NULL},
+    {TDM_OP_BATCH_NORM_GIVEN, TDM_DTYPE_F32, prepare_pass, run_given, NULL},
 };
 
 const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_batch_norm) = {kernels,
