@@ -175,6 +175,7 @@ static void connect(tdm_plan *plan)
 {
     const tdm_graph *graph = plan->graph;
     const tdm__memory *m = &plan->memory;
+    assert(m->of_value && m->of_scratch && m->storages);
     for (size_t id = 1; id < graph->value_count; id++) {
         plan->values[id] = view_of(&graph->values[id]);
         if (m->of_value[id] >= 0) add_fixup(plan, &plan->values[id].data, m->of_value[id]);
@@ -240,12 +241,11 @@ static tdm_status plan_memory(tdm_plan *plan, tdm_error *err)
     return status;
 }
 
-static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
+static bool allocate(tdm_plan *plan)
 {
     const tdm_graph *graph = plan->graph;
     size_t fixup_most = graph->value_count +
                         graph->node_count * (TDM_OP_MAX_INPUTS + TDM_OP_MAX_OUTPUTS + 1);
-    bool *wanted = calloc(graph->value_count, sizeof(*wanted));
     plan->live = calloc(graph->node_count + 1, sizeof(*plan->live));
     plan->fused = calloc(graph->node_count + 1, sizeof(*plan->fused));
     plan->taken_over = calloc(graph->node_count + 1, sizeof(*plan->taken_over));
@@ -255,22 +255,28 @@ static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
     plan->grad_steps = calloc(graph->param_count + 1, sizeof(*plan->grad_steps));
     plan->fixups = calloc(fixup_most, sizeof(*plan->fixups));
     plan->backends = calloc(tdm_kernel_backend_count(), sizeof(*plan->backends));
-    tdm_status status = TDM_OK;
-    if (!wanted || !plan->live || !plan->fused || !plan->taken_over || !plan->steps ||
-        !plan->values || !plan->param_of || !plan->grad_steps || !plan->fixups || !plan->backends)
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
-    if (status == TDM_OK) tdm__graph_find_live(graph, plan->forward_only, plan->live, wanted);
-    if (status == TDM_OK) take_over_activations(plan);
-    free(wanted);
-    if (status == TDM_OK) {
-        tdm_kernel_mode before = tdm_kernel_enter(plan->threads);
-        status = choose_kernels(plan, only, err);
-        tdm_kernel_leave(&before);
+    return plan->live && plan->fused && plan->taken_over && plan->steps && plan->values &&
+           plan->param_of && plan->grad_steps && plan->fixups && plan->backends;
+}
+
+static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
+{
+    const tdm_graph *graph = plan->graph;
+    bool *wanted = calloc(graph->value_count, sizeof(*wanted));
+    if (!wanted || !allocate(plan)) {
+        free(wanted);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
     }
-    if (status == TDM_OK) status = plan_memory(plan, err);
-    for (size_t n = 0; n < graph->node_count && status == TDM_OK; n++)
+    tdm__graph_find_live(graph, plan->forward_only, plan->live, wanted);
+    take_over_activations(plan);
+    free(wanted);
+    tdm_kernel_mode before = tdm_kernel_enter(plan->threads);
+    tdm_status status = choose_kernels(plan, only, err);
+    tdm_kernel_leave(&before);
+    TDM_TRY(status);
+    TDM_TRY(plan_memory(plan, err));
+    for (size_t n = 0; n < graph->node_count; n++)
         assert(!plan->taken_over[n] || plan->memory.in_place[n]);
-    if (status != TDM_OK) return status;
     connect(plan);
     find_params(plan);
     find_grad_steps(plan);
