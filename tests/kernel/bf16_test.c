@@ -231,14 +231,14 @@ static void products_are_sums_of_products(void)
     const tdm_kernel_backend_ops *ops;
     for (size_t i = 0; (ops = products_by(i)); i++) {
         int taken = 0, all = 0;
-        for (int s = 0; s < SIZE_COUNT * SIZE_COUNT * SIZE_COUNT; s += 7)
+        for (int s = 0; s < SIZE_COUNT * SIZE_COUNT * SIZE_COUNT; s += 13)
             for (int form = 0; form < 4; form++, all++) {
                 product p = {.M = sizes[s % SIZE_COUNT],
                              .N = sizes[s / SIZE_COUNT % SIZE_COUNT],
                              .K = sizes[s / SIZE_COUNT / SIZE_COUNT],
                              .trans_a = form & 1,
                              .trans_b = form & 2,
-                             .with_bias = (s / 7 + form) % 3 == 0,
+                             .with_bias = (s / 13 + form) % 3 == 0,
                              .activation = s % 5 == 0   ? TDM_ACTIVATION_RELU
                                            : s % 5 == 1 ? TDM_ACTIVATION_TANH
                                                         : TDM_ACTIVATION_NONE};

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 enum {
-    LENGTH_MOST = 2048,         /* of k at a time */
+    LENGTH_MOST = 1024,         /* of k at a time */
     PAIRS_BYTES_MOST = 1 << 20, /* of b at a time */
     COLUMNS_MOST = 1024,
     ALIGN_BYTES = 64,
@@ -223,7 +223,7 @@ bool tdm__amx_here(void)
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 
-static const tdm_kernel_family *const families[] = {&tdm__amx_matmul, NULL};
+static const tdm_kernel_family *const families[] = {&tdm__amx_matmul, &tdm__amx_conv, NULL};
 
 const tdm_kernel_backend_ops tdm__kernels_amx = {
     .name = "amx",

@@ -1,0 +1,227 @@
+/*
+ * amx_conv.c: convolutions of bf16 and their two gradients, as products for the matrix unit.
+ *
+ * What each window sees is a row of a matrix that exists only as a way to look at the image: rows are
+ * places, columns the numbers of the window in the order of the weights. Forward that matrix is
+ * multiplied by the weights; the gradient of the weights is the product of dy, transposed, and the
+ * same matrix; and for the gradient of the image the rows are the places of the image and their
+ * windows look at dy: at the results that the place had a part in.
+ *
+ * Few channels would leave most of a tile empty and most of the time go into gathering, so these, and
+ * groups, are passed on.
+ */
+#include "tensor/kernels/bf16/amx.h"
+
+#if defined(__x86_64__)
+
+#include <string.h>
+
+enum { CHANNELS_LEAST = 8 };
+
+typedef enum direction { FORWARD, GRAD_X, GRAD_W } direction;
+
+/* Windows over an image, each a row. */
+typedef struct windows {
+    const uint16_t *image;
+    int64_t H, W, C;   /* of the image */
+    int64_t rows_high; /* places: so many in a column of them, and in a row */
+    int64_t rows_wide;
+    const tdm_op_attrs *attrs;
+    bool back; /* the places are an image's, and the image is of results */
+} windows;
+
+/* Where along an axis the window at `place` has its number k; -1 when that is nowhere. Windows over
+ * results are mirrored, so that k counts upwards there, too. */
+static int64_t look_up(const windows *w, int axis, int64_t place, int64_t k)
+{
+    int64_t stride = w->attrs->window.stride[axis], size = axis == 0 ? w->H : w->W;
+    int64_t pad = w->attrs->window.pad_before[axis], last = w->attrs->window.kernel[axis] - 1;
+    int64_t dilation = w->attrs->window.dilation[axis];
+    int64_t at = w->back ? place + pad - (last - k) * dilation
+                         : place * stride + k * dilation - pad;
+    if (w->back) at = at >= 0 && at % stride == 0 ? at / stride : -1;
+    return at >= 0 && at < size ? at : -1;
+}
+
+/* Numbers [first, first + count) of a row of `size`; zeros where they would lie outside. */
+static void copy_within(const uint16_t *row, int64_t size, int64_t first, int64_t count,
+                        uint16_t *to)
+{
+    int64_t before = first < 0 ? -first : 0, after = first + count - size;
+    if (before > count) before = count;
+    if (after < 0) after = 0;
+    if (after > count - before) after = count - before;
+    memset(to, 0, (size_t)before * sizeof(*to));
+    memcpy(to + before, row + first + before, (size_t)(count - before - after) * sizeof(*to));
+    memset(to + count - after, 0, (size_t)after * sizeof(*to));
+}
+
+/* Of the row k of a window: its numbers from `from` on, which in the image lie one after another when
+ * the window has no gaps, and otherwise place by place. Returns how many, `most` at most. */
+static int64_t read_row(const windows *w, const uint16_t *row, int64_t x, int64_t from,
+                        int64_t most, uint16_t *to)
+{
+    int64_t KW = w->attrs->window.kernel[1], stride = w->attrs->window.stride[1];
+    int64_t pad = w->attrs->window.pad_before[1], kw = from / w->C;
+    if (w->attrs->window.dilation[1] == 1 && (!w->back || stride == 1)) {
+        int64_t first = w->back ? x + pad - (KW - 1) : x * stride - pad;
+        int64_t count = KW * w->C - from < most ? KW * w->C - from : most;
+        copy_within(row, w->W * w->C, first * w->C + from, count, to);
+        return count;
+    }
+    int64_t at = look_up(w, 1, x, kw), c = from % w->C;
+    int64_t count = w->C - c < most ? w->C - c : most;
+    if (at >= 0)
+        memcpy(to, row + at * w->C + c, (size_t)count * sizeof(*to));
+    else
+        memset(to, 0, (size_t)count * sizeof(*to));
+    return count;
+}
+
+/* One window: its numbers [col, col + cols). */
+static void read_window(const windows *w, int64_t row, int64_t col, int64_t cols, uint16_t *to)
+{
+    int64_t per_image = w->rows_high * w->rows_wide, in_row = w->attrs->window.kernel[1] * w->C;
+    const uint16_t *image = w->image + row / per_image * w->H * w->W * w->C;
+    int64_t y = row % per_image / w->rows_wide, x = row % w->rows_wide;
+    while (cols > 0) {
+        int64_t from = col % in_row, h = look_up(w, 0, y, col / in_row);
+        int64_t count = in_row - from < cols ? in_row - from : cols;
+        if (h >= 0)
+            count = read_row(w, image + h * w->W * w->C, x, from, cols, to);
+        else
+            memset(to, 0, (size_t)count * sizeof(*to));
+        to += count;
+        col += count;
+        cols -= count;
+    }
+}
+
+static void read_windows(const void *source, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                         uint16_t *to, int64_t stride)
+{
+    for (int64_t r = 0; r < rows; r++) read_window(source, row + r, col, cols, to + r * stride);
+}
+
+/* Weights [O, KH, KW, C] as rows of C numbers, in the order of a window over results: place by place
+ * from the last one on, and in each all of O. */
+typedef struct filters {
+    const uint16_t *data;
+    int64_t places, O, C;
+} filters;
+
+static void read_filters(const void *source, int64_t row, int64_t rows, int64_t col, int64_t cols,
+                         uint16_t *to, int64_t stride)
+{
+    const filters *f = source;
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t place = f->places - 1 - (row + r) / f->O, o = (row + r) % f->O;
+        memcpy(to + r * stride, f->data + (o * f->places + place) * f->C + col,
+               (size_t)cols * sizeof(*to));
+    }
+}
+
+/* ---- the three of them ----------------------------------------------------------------------- */
+
+/* The tensors, named as in the forward direction. */
+typedef struct operands {
+    const tdm_tensor *x, *w, *y;
+} operands;
+
+static operands operands_of(const tdm_kernel_call *call, direction way)
+{
+    const tdm_tensor *in = call->in, *out = call->out;
+    if (way == FORWARD) return (operands){&in[0], &in[1], &out[0]};
+    if (way == GRAD_X) return (operands){&out[0], &in[1], &in[0]};
+    return (operands){&in[1], &out[0], &in[0]};
+}
+
+/* Sizes of the product alone. */
+static tdm__amx_product product_of(const operands *o, direction way)
+{
+    const int64_t *x = o->x->shape.dim, *w = o->w->shape.dim, *y = o->y->shape.dim;
+    int64_t places = w[1] * w[2], results = y[0] * y[1] * y[2];
+    if (way == FORWARD)
+        return (tdm__amx_product){.M = results, .N = w[0], .K = places * w[3], .trans_b = true};
+    if (way == GRAD_X)
+        return (tdm__amx_product){.M = x[0] * x[1] * x[2], .N = w[3], .K = places * w[0]};
+    return (tdm__amx_product){.M = w[0], .N = places * w[3], .K = results, .trans_a = true};
+}
+
+static tdm_status prepare(tdm_kernel_call *call, direction way, tdm_error *err)
+{
+    operands o = operands_of(call, way);
+    const int64_t *w = o.w->shape.dim;
+    int64_t gathered = way == GRAD_X ? w[0] : w[3];
+    if (call->in[0].dtype != TDM_DTYPE_BF16 || call->attrs.window.groups != 1 ||
+        gathered < CHANNELS_LEAST || tdm_tensor_elements(o.x) == 0 ||
+        tdm_tensor_elements(o.y) == 0 || !tdm__amx_here())
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                        "amx: this convolution is not for the matrix unit");
+    tdm__amx_product p = product_of(&o, way);
+    call->scratch_bytes = tdm__amx_scratch_bytes(p.N, p.K);
+    return TDM_OK;
+}
+
+static void run(const tdm_kernel_call *call, direction way)
+{
+    operands o = operands_of(call, way);
+    const int64_t *x = o.x->shape.dim, *w = o.w->shape.dim, *y = o.y->shape.dim;
+    const int64_t *seen = way == GRAD_X ? y : x, *places = way == GRAD_X ? x : y;
+    windows view = {.image = (way == GRAD_X ? o.y : o.x)->data,
+                    .H = seen[1],
+                    .W = seen[2],
+                    .C = seen[3],
+                    .rows_high = places[1],
+                    .rows_wide = places[2],
+                    .attrs = &call->attrs,
+                    .back = way == GRAD_X};
+    filters turned = {o.w->data, w[1] * w[2], w[0], w[3]};
+    tdm__amx_plain plain = way == GRAD_W ? (tdm__amx_plain){o.y->data, y[3]}
+                                         : (tdm__amx_plain){o.w->data, w[1] * w[2] * w[3]};
+    tdm__amx_matrix gathered = {read_windows, &view}, straight = {tdm__amx_read_plain, &plain};
+    tdm__amx_product p = product_of(&o, way);
+    p.a = way == GRAD_W ? straight : gathered;
+    p.b = way == FORWARD  ? straight
+          : way == GRAD_X ? (tdm__amx_matrix){read_filters, &turned}
+                          : gathered;
+    p.c = call->out[0].data;
+    if (way == FORWARD) {
+        p.bias = call->in[2].dtype ? call->in[2].data : NULL;
+        p.activation = (tdm_activation)call->attrs.activation;
+    }
+    tdm__amx_run(&p, call->scratch);
+}
+
+#define WAY(name, way)                                                                             \
+    static tdm_status prepare_##name(void *backend, tdm_kernel_call *call, tdm_error *err)         \
+    {                                                                                              \
+        (void)backend;                                                                             \
+        return prepare(call, way, err);                                                            \
+    }                                                                                              \
+    static void run_##name(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)    \
+    {                                                                                              \
+        (void)backend;                                                                             \
+        (void)key;                                                                                 \
+        run(call, way);                                                                            \
+    }
+
+WAY(conv, FORWARD)
+WAY(grad_x, GRAD_X)
+WAY(grad_w, GRAD_W)
+
+static const tdm_kernel kernels[] = {
+    {.op = TDM_OP_CONV, .dtype = TDM_DTYPE_F32, .prepare = prepare_conv, .run = run_conv},
+    {.op = TDM_OP_CONV_GRAD_X,
+     .dtype = TDM_DTYPE_F32,
+     .prepare = prepare_grad_x,
+     .run = run_grad_x},
+    {.op = TDM_OP_CONV_GRAD_W,
+     .dtype = TDM_DTYPE_F32,
+     .prepare = prepare_grad_w,
+     .run = run_grad_w},
+};
+
+const tdm_kernel_family tdm__amx_conv = {kernels, sizeof(kernels) / sizeof(kernels[0])};
+
+#endif
