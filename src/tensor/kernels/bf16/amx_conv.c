@@ -16,7 +16,7 @@
 
 #include <string.h>
 
-enum { CHANNELS_LEAST = 8 };
+enum { CHANNELS_LEAST = 32 };
 
 typedef enum direction { FORWARD, GRAD_X, GRAD_W } direction;
 
@@ -152,9 +152,8 @@ static tdm_status prepare(tdm_kernel_call *call, direction way, tdm_error *err)
 {
     operands o = operands_of(call, way);
     const int64_t *w = o.w->shape.dim;
-    int64_t gathered = way == GRAD_X ? w[0] : w[3];
     if (call->in[0].dtype != TDM_DTYPE_BF16 || call->attrs.window.groups != 1 ||
-        gathered < CHANNELS_LEAST || tdm_tensor_elements(o.x) == 0 ||
+        w[0] < CHANNELS_LEAST || w[3] < CHANNELS_LEAST || tdm_tensor_elements(o.x) == 0 ||
         tdm_tensor_elements(o.y) == 0 || !tdm__amx_here())
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
                         "amx: this convolution is not for the matrix unit");
