@@ -438,9 +438,9 @@ tdm_status tdm_call_start(tdm_group *group, const tdm_call *given, tdm_request *
     if (status == TDM_OK) {
         request->background = true;
         *out = request;
+        /* The progress thread does the rest: this one has its own things to do. */
         bool changed = false;
-        tdm__request_run(request, &changed);
-        if (!request->done) tdm__engine_background(comm);
+        if (!tdm__engine_background(comm)) tdm__request_run(request, &changed);
     }
     tdm__comm_unlock(comm);
     return status;

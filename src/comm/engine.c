@@ -4,8 +4,9 @@
  * A round moves the transport on, then every pending call, the most urgent first, then the sends that
  * have their turn. Whoever waits makes rounds until nothing changes and then sleeps in the transport,
  * without the lock; only one thread does that at a time (`polled`), the others sleep on `changed` until
- * it comes back. The progress thread is one more that waits: it makes rounds as long as there are calls
- * that were started with tdm_call_start and nobody else makes them.
+ * a call ends or whoever makes the rounds leaves. The progress thread is one more that waits: it makes
+ * rounds as long as there are calls that were started with tdm_call_start and nobody else makes them.
+ * Nobody is woken because of a message alone: with hundreds a second, that would cost more than they do.
  */
 #include "comm/engine.h"
 
@@ -34,7 +35,6 @@ bool tdm__engine_progress(tdm_comm *comm)
         tdm__request_run(r, &changed);
     }
     if (tdm__transfers_dispatch(comm)) changed = true;
-    if (changed && comm->waiters) pthread_cond_broadcast(&comm->changed);
     return changed;
 }
 
@@ -105,7 +105,6 @@ static void rest(tdm_comm *comm, tdm_request *request, bool own)
     tdm__comm_lock(comm);
     comm->polled = false;
     comm->polled_for = NULL;
-    if (comm->waiters) pthread_cond_broadcast(&comm->changed);
 }
 
 void tdm__engine_wait(tdm_comm *comm, tdm_request *request)
@@ -139,6 +138,8 @@ static void *progress_thread(void *user)
         tdm_request *request = in_background(comm);
         if (!request) {
             if (tell_first(comm)) continue;
+            if (comm->waiters)
+                pthread_cond_broadcast(&comm->changed); /* one of them makes rounds */
             comm->waiters++;
             pthread_cond_wait(&comm->changed, &comm->lock);
             comm->waiters--;
@@ -157,9 +158,9 @@ static void *progress_thread(void *user)
     return NULL;
 }
 
-void tdm__engine_background(tdm_comm *comm)
+bool tdm__engine_background(tdm_comm *comm)
 {
-    if (comm->no_threads || comm->closing) return;
+    if (comm->no_threads || comm->closing) return false;
     if (!comm->has_thread) {
         sigset_t all, old;
         sigfillset(&all);
@@ -169,6 +170,7 @@ void tdm__engine_background(tdm_comm *comm)
     }
     pthread_cond_broadcast(&comm->changed);
     if (comm->polled) comm->transport->ops->wake(comm->transport);
+    return comm->has_thread;
 }
 
 void tdm__engine_stop(tdm_comm *comm)

@@ -300,6 +300,8 @@ void tdm__window_leave(tdm_group *group);
  */
 void tdm__window_post(tdm__program *program, uint32_t value);
 bool tdm__window_reached(tdm__program *program, int local_member, uint32_t value);
+/* Whether it makes sense to begin this call: its slot and staging are, or will soon be, free. */
+bool tdm__window_is_near(const tdm_request *request);
 /* To be called for every numbered call of a group with a window, once it has ended, whatever its
  * algorithm and its end: slots and staging are free for others from here on. */
 void tdm__window_ended(tdm_group *group, uint32_t sequence);
@@ -350,6 +352,8 @@ struct tdm_request {
     const tdm__algorithm_ops *algorithm;
     tdm__cut cut;
     size_t segment_count, next_segment, ended_segments;
+    size_t segment_bytes; /* of data, of a segment */
+    uint64_t age;         /* how many were started before it */
     tdm__program programs[TDM__FLIGHT_MOST];
     bool owns_plan;             /* leaves and plan are its own, not the group's */
     tdm__leaves leaves;         /* of the reduction: who brings what, where there is one */
@@ -396,7 +400,12 @@ struct tdm_comm {
     tdm_request *ended;       /* and not yet waited for */
     uint8_t *peer_states;     /* by rank: a tdm_peer_state */
     size_t *flight_bytes;     /* by rank: handed to the transport, to be sent */
-    int *queued_counts;       /* by rank: sends that wait for their turn */
+    int *queued_counts;       /* by rank: sends that wait for their turn, */
+    int queued_total;         /* and of all ranks together */
+    size_t flight_extra;      /* more may be on the way to a peer: nothing has moved for a while */
+    double moved_s;           /* when sends were first seen waiting since one moved; 0: not yet */
+    size_t active_bytes;      /* of segments under way (run.c) */
+    uint64_t started_count;   /* requests so far */
     tdm__transfer *transfers; /* all that are not free; sends in the order of urgency */
     tdm__transfer *free_transfers;
     tdm_request *free_requests;
@@ -436,8 +445,9 @@ double tdm__comm_now(tdm_comm *comm);
 bool tdm__engine_progress(tdm_comm *comm);
 /* Waits until the request has ended. */
 void tdm__engine_wait(tdm_comm *comm, tdm_request *request);
-/* Sees to it that the progress thread runs; without one, calls move on only while somebody waits. */
-void tdm__engine_background(tdm_comm *comm);
+/* Sees to it that the progress thread runs. False: there is none, and calls move on only while somebody
+ * waits or tests. */
+bool tdm__engine_background(tdm_comm *comm);
 void tdm__engine_stop(tdm_comm *comm); /* without the lock: ends the progress thread */
 void tdm__comm_lock(tdm_comm *comm);
 /* Unlocks, and tells the others what is to be told. */
@@ -486,6 +496,9 @@ void tdm__transfer_send(tdm__program *program, const tdm__instruction *instructi
 void tdm__transfer_recv(tdm__program *program, const tdm__instruction *instruction);
 void tdm__transfer_notice(tdm_request *request, int peer);
 bool tdm__transfers_dispatch(tdm_comm *comm);
+/* When to look again whether sends that wait for their turn wait for ever; `never` when none waits. May
+ * find that they do, and give them a turn in the next round: then *round. */
+double tdm__transfers_stalled(tdm_comm *comm, double now, double never, bool *round);
 void tdm__transfers_cancel(tdm_request *request); /* all that the transport has not got */
 void tdm__transfers_free(tdm_comm *comm);         /* at the end */
 tdm__transport_events tdm__transfer_events(tdm_comm *comm);

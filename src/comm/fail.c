@@ -380,5 +380,8 @@ double tdm__engine_timers(tdm_comm *comm)
         if (r->left_s > 0 && r->left_s < next) next = r->left_s;
         if (r->notice_s < next) next = r->notice_s;
     }
-    return next;
+    bool round = false;
+    double stalled = tdm__transfers_stalled(comm, now, next, &round);
+    if (round) return now;
+    return stalled < next ? stalled : next;
 }

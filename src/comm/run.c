@@ -4,6 +4,11 @@
  * A request is cut into segments; up to `cut.flight` of them have a program at a time. A program runs
  * until it must wait (JOIN, AWAIT), and is tried again in the engine's next round.
  *
+ * Many calls may be pending, and what they take of memory for numbers on their way, here and at peers that
+ * are late, has a bound: no segment begins while others of ACTIVE_BYTES are under way, unless it is small.
+ * But for those of a group's oldest call: ranks may have different calls under way, of which each lacks what the other has
+ * not begun; the oldest of all that are pending anywhere is under way, or will be, at all its members.
+ *
  * Requests and the arenas of their programs are kept for use again, so calls in the steady state
  * allocate nothing.
  */
@@ -13,6 +18,8 @@
 #include <string.h>
 
 #define SUSPECT_S 0.3 /* for the news of what made a transfer fail */
+
+enum { ACTIVE_BYTES = 16 << 20, SMALL_BYTES = 256 << 10 };
 
 /* ---- life ------------------------------------------------------------------------------------- */
 
@@ -90,8 +97,10 @@ void tdm__request_start(tdm_request *request)
     if (request->cut.segment == 0) request->cut.segment = span ? span : 1;
     size_t segment = request->cut.segment;
     request->segment_count = span ? (span + segment - 1) / segment : 1;
+    request->segment_bytes = segment * tdm_dtype_bytes(request->call.dtype);
     if (request->cut.flight < 1) request->cut.flight = 1;
     if (request->cut.flight > TDM__FLIGHT_MOST) request->cut.flight = TDM__FLIGHT_MOST;
+    request->age = comm->started_count++;
     tdm_request **link = &comm->pending;
     while (*link && (*link)->call.priority <= request->call.priority) link = &(*link)->next;
     request->next = *link;
@@ -100,9 +109,41 @@ void tdm__request_start(tdm_request *request)
     tdm__transfers_check(request);
 }
 
+/* ---- how much at a time ----------------------------------------------------------------------- */
+
+static bool is_oldest(const tdm_request *request)
+{
+    const tdm_group *group = request->group;
+    for (const tdm_request *r = group->comm->pending; r; r = r->next)
+        if (r->group == group && r->head.kind < TDM_CALL_SEND &&
+            (int32_t)(r->head.sequence - request->head.sequence) < 0)
+            return false;
+    return true;
+}
+
+/* Whether the next segment may begin now. Calls through windows take their turns there. */
+static bool may_begin(const tdm_request *request)
+{
+    if (request->head.kind >= TDM_CALL_SEND) return true;
+    if (request->algorithm->window) return tdm__window_is_near(request);
+    return request->group->comm->active_bytes < ACTIVE_BYTES ||
+           request->segment_bytes <= SMALL_BYTES || is_oldest(request);
+}
+
+static void count_active(const tdm_request *request, bool begins)
+{
+    if (request->algorithm->window || request->head.kind >= TDM_CALL_SEND) return;
+    size_t *active = &request->group->comm->active_bytes;
+    *active = begins ? *active + request->segment_bytes : *active - request->segment_bytes;
+}
+
+/* ---- the end ------------------------------------------------------------------------------------ */
+
 static void finish(tdm_request *request)
 {
     tdm_comm *comm = request->group->comm;
+    for (int i = 0; i < request->cut.flight; i++) /* after an error some have not ended */
+        if (request->programs[i].active) count_active(request, false);
     tdm_request **link = &comm->pending;
     while (*link && *link != request) link = &(*link)->next;
     if (*link) *link = request->next;
@@ -112,6 +153,7 @@ static void finish(tdm_request *request)
         tdm__window_ended(request->group, request->head.sequence);
     record(request, TDM_TRACE_END, request->error.status);
     request->done = true;
+    if (comm->waiters) pthread_cond_broadcast(&comm->changed);
     if (comm->polled_for == request) comm->transport->ops->wake(comm->transport);
 }
 
@@ -138,6 +180,7 @@ static bool begin_segment(tdm_request *request, tdm__program *p)
     p->no_memory = false;
     p->segment = (int)request->next_segment++;
     p->active = true;
+    count_active(request, true);
     size_t first = (size_t)p->segment * request->cut.segment;
     size_t left = tdm__call_span(&request->call, request->group->size) - first;
     request->algorithm->build(p, first, left < request->cut.segment ? left : request->cut.segment);
@@ -188,6 +231,7 @@ static void run_program(tdm__program *p, bool *changed)
     }
     if (p->at == p->count && p->pending == 0 && !request->ending) {
         p->active = false;
+        count_active(request, false);
         request->ended_segments++;
         *changed = true;
     }
@@ -210,7 +254,7 @@ static void run_segments(tdm_request *request, bool *changed)
     for (int i = 0; i < request->cut.flight && !request->ending; i++) {
         tdm__program *p = &request->programs[i];
         if (!p->active) {
-            if (request->next_segment >= request->segment_count) continue;
+            if (request->next_segment >= request->segment_count || !may_begin(request)) continue;
             if (!begin_segment(request, p)) p->no_memory = true;
             *changed = true;
         }

@@ -1,9 +1,10 @@
 /*
  * transfer.c: messages between programs and the transport.
  *
- * A send waits in the comm's list until its turn: of all that wait, the most urgent call's go first,
- * and no peer gets more while it has FLIGHT_BYTES with the transport, so that something urgent never
- * stands behind much that is not. A receive is matched with its message by match.h, whichever comes
+ * A send waits in the comm's list until its turn: of all that wait, the most urgent call's go first, of
+ * equally urgent ones the oldest's, and no peer gets more while it has FLIGHT_BYTES with the transport, so that something urgent never
+ * stands behind much that is not. When nothing has moved for STALL_S more may go: what is on its way may
+ * be for calls that the peer starts only once it has got what waits behind it. A receive is matched with its message by match.h, whichever comes
  * first.
  *
  * Every head that comes is checked, then compared with this rank's own call of that number. Messages
@@ -20,6 +21,7 @@
 #include <string.h>
 
 enum { FLIGHT_BYTES = 2 << 20 };
+#define STALL_S 0.05
 
 static void record(tdm_comm *comm, tdm_trace_kind kind, int peer, const tdm__head *head)
 {
@@ -48,12 +50,17 @@ static tdm__transfer *transfer_new(tdm_comm *comm, const tdm__transfer *like)
     return t;
 }
 
-static int urgency(const tdm__transfer *t)
+/* Whether `a` goes before `b`, which came first: its call is more urgent, or as urgent and older. So the
+ * last messages of a call do not stand behind the first ones of all that were started since. */
+static bool goes_before(const tdm__transfer *a, const tdm__transfer *b)
 {
-    return t->request ? t->request->call.priority : 0;
+    int urgency_a = a->request ? a->request->call.priority : 0;
+    int urgency_b = b->request ? b->request->call.priority : 0;
+    if (urgency_a != urgency_b) return urgency_a < urgency_b;
+    return (a->request ? a->request->age : 0) < (b->request ? b->request->age : 0);
 }
 
-/* Behind all that are as urgent. Receives and what is handed over may stand anywhere. */
+/* Receives and what is handed over may stand anywhere. */
 static void list_add(tdm_comm *comm, tdm__transfer *t)
 {
     tdm__transfer *first = comm->transfers;
@@ -63,8 +70,8 @@ static void list_add(tdm_comm *comm, tdm__transfer *t)
         return;
     }
     tdm__transfer *before = first->previous; /* the last one */
-    while (urgency(before) > urgency(t) && before != first) before = before->previous;
-    bool in_front = before == first && urgency(first) > urgency(t);
+    while (goes_before(t, before) && before != first) before = before->previous;
+    bool in_front = before == first && goes_before(t, first);
     tdm__transfer *left = in_front ? first->previous : before;
     t->previous = left;
     t->next = left->next;
@@ -101,12 +108,13 @@ void tdm__transfers_free(tdm_comm *comm)
 /* Whatever its size: else small messages that come later would keep a large one from its turn. */
 static bool has_room(const tdm_comm *comm, const tdm__transfer *t)
 {
-    return comm->flight_bytes[t->peer] < FLIGHT_BYTES;
+    return comm->flight_bytes[t->peer] < FLIGHT_BYTES + comm->flight_extra;
 }
 
 static void hand_over(tdm_comm *comm, tdm__transfer *t)
 {
     t->handed = true;
+    comm->moved_s = 0;
     comm->flight_bytes[t->peer] += t->head.bytes;
     if (t->request) {
         t->request->outstanding++;
@@ -118,6 +126,12 @@ static void hand_over(tdm_comm *comm, tdm__transfer *t)
 static bool is_queued(const tdm__transfer *t)
 {
     return !t->receive && !t->handed;
+}
+
+static void count_queued(tdm_comm *comm, int peer, int more)
+{
+    comm->queued_counts[peer] += more;
+    comm->queued_total += more;
 }
 
 bool tdm__transfers_dispatch(tdm_comm *comm)
@@ -133,7 +147,7 @@ bool tdm__transfers_dispatch(tdm_comm *comm)
                 t = t->next;
             } while (!found && t != comm->transfers);
         if (!found) return changed;
-        comm->queued_counts[found->peer]--;
+        count_queued(comm, found->peer, -1);
         hand_over(comm, found);
         changed = true;
     }
@@ -146,8 +160,20 @@ static void queue(tdm_comm *comm, tdm__transfer *t)
         hand_over(comm, t);
         return;
     }
-    comm->queued_counts[t->peer]++;
+    count_queued(comm, t->peer, 1);
     comm->dispatch = true;
+}
+
+double tdm__transfers_stalled(tdm_comm *comm, double now, double never, bool *round)
+{
+    if (comm->queued_total == 0) return never;
+    if (comm->moved_s == 0) comm->moved_s = now;
+    if (now >= comm->moved_s + STALL_S) {
+        comm->flight_extra += FLIGHT_BYTES;
+        comm->dispatch = *round = true;
+        comm->moved_s = now;
+    }
+    return comm->moved_s + STALL_S;
 }
 
 static tdm__head head_for(const tdm_request *request, uint32_t step, size_t bytes)
@@ -215,6 +241,8 @@ static void sent(void *user, void *cookie, tdm_status status)
     tdm_comm *comm = user;
     tdm__transfer *t = cookie;
     comm->flight_bytes[t->peer] -= t->head.bytes;
+    comm->flight_extra = 0;
+    comm->moved_s = 0;
     comm->dispatch = comm->dispatch || comm->queued_counts[t->peer] > 0;
     if (t->request) {
         t->request->outstanding--;
@@ -397,7 +425,7 @@ void tdm__transfers_cancel(tdm_request *request)
     while (t) {
         tdm__transfer *next = t->next == comm->transfers ? NULL : t->next;
         if (t->request == request && is_queued(t)) {
-            comm->queued_counts[t->peer]--;
+            count_queued(comm, t->peer, -1);
             t->program->pending--;
             list_remove(comm, t);
         }

@@ -177,6 +177,14 @@ static uint32_t call_before(const tdm_request *request)
     return request->head.sequence - (uint32_t)(small ? TDM__WINDOW_SLOTS : TDM__WINDOW_STAGES);
 }
 
+bool tdm__window_is_near(const tdm_request *request)
+{
+    const tdm__window *w = request->group->window;
+    bool small = tdm__window_is_small(request->group, &request->call);
+    uint32_t ahead = request->head.sequence - done_of(w, w->local_index);
+    return ahead < (uint32_t)(small ? TDM__WINDOW_SLOTS : 2 * TDM__WINDOW_STAGES);
+}
+
 /* Whether all members have ended call `before`. What was seen once is not looked up again. */
 static bool all_ended(tdm__window *w, uint32_t before)
 {
