@@ -91,6 +91,7 @@ static void all_cuts(member *m)
     tdm_lanes lanes = {.lane_count = 32, .first = first};
     for (int c = 0; c < SCALED(4, 3); c++)
         for (int shape = 0; shape < 4; shape++) {
+            if (counts[c] > 5003 && shape != 2) continue; /* large ones: one shape */
             /* all to the first, all to the last, growing, every other one empty */
             for (size_t i = 1; i < n; i++)
                 cuts[i] = shape == 0   ? counts[c]
