@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PHASE_BUCKETS = 2 };
+enum { PHASE_BUCKETS = 2, FIRST_BUCKETS = 64 };
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
@@ -15,7 +15,7 @@ static bool append(tdm__bucket_lists *lists, size_t *capacity, size_t bucket)
 {
     size_t *end = &lists->first[lists->count];
     if (*end == *capacity) {
-        size_t more = *capacity ? 2 * *capacity : 64;
+        size_t more = 2 * *capacity;
         size_t *grown = realloc(lists->bucket, more * sizeof *grown);
         if (!grown) return false;
         lists->bucket = grown;
@@ -53,10 +53,11 @@ static bool add_param(const tdm__layout *layout, tdm_extent param, tdm__bucket_l
 static bool list_steps(const tdm__layout *layout, const tdm_extent *params, const tdm_plan *plan,
                        tdm__bucket_lists *steps)
 {
-    size_t count = tdm_plan_step_count(plan), capacity = 0;
+    size_t count = tdm_plan_step_count(plan), capacity = FIRST_BUCKETS;
     size_t *seen = calloc(layout->bucket_count + 1, sizeof *seen);
     steps->first = calloc(count + 1, sizeof *steps->first);
-    bool ok = seen && steps->first;
+    steps->bucket = calloc(capacity, sizeof *steps->bucket);
+    bool ok = seen && steps->first && steps->bucket;
     for (size_t step = 0; ok && step < count; step++) {
         size_t reads[TDM_PLAN_READS_MOST];
         size_t read_count = tdm_plan_reads_at(plan, step, reads);
@@ -98,10 +99,11 @@ static bool list_phases(tdm__feed_schedule *s)
 {
     const tdm__bucket_lists *steps = &s->steps;
     tdm__bucket_lists *phases = &s->phases;
-    size_t most = most_of_a_step(steps), capacity = 0;
+    size_t most = most_of_a_step(steps), capacity = FIRST_BUCKETS;
     phases->first = calloc(steps->count + 2, sizeof *phases->first);
     s->phase_step = calloc(steps->count + 2, sizeof *s->phase_step);
-    if (!phases->first || !s->phase_step) return false;
+    phases->bucket = calloc(capacity, sizeof *phases->bucket);
+    if (!phases->first || !phases->bucket || !s->phase_step) return false;
     phases->count = 1; /* the first phase begins with step 0, whatever that reads */
     for (size_t step = 0; step < steps->count; step++) {
         size_t now = phases->count - 1;

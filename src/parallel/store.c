@@ -227,7 +227,8 @@ static tdm_status make_blocks(tdm_store *store, const tdm_store_options *options
 static tdm_status make_board(tdm_store *store, tdm_error *err)
 {
     tdm__block block = {0};
-    size_t bytes = sizeof(tdm__board) + store->layout->bucket_count * sizeof(uint64_t);
+    size_t marks = store->layout->bucket_count + (size_t)store->node_size;
+    size_t bytes = sizeof(tdm__board) + marks * sizeof(uint64_t);
     tdm_status status = make_common(store, &block, bytes, NULL, err);
     if (status == TDM_OK) store->board = (tdm__board *)(void *)block.data;
     return status;
@@ -308,32 +309,43 @@ tdm_status tdm_store_create(const tdm_store_options *options, tdm_store **out, t
     return TDM_OK;
 }
 
+static bool has_left(const tdm_store *store, int index)
+{
+    const tdm__layout *layout = store->layout;
+    int rank = layout->rank_of_place[layout->first_of_node[layout->node] + index];
+    return store->board->marks[layout->bucket_count + (size_t)index] != 0 ||
+           tdm_comm_peer_state(layout->comm, rank) != TDM_PEER_WELL;
+}
+
 /* Whether no other rank of the node uses its memory any more; waits a little for that. */
 static bool all_have_left(const tdm_store *store)
 {
     double until_s = tdm_clock_s() + LEAVE_S;
-    while (store->board->leavers + 1 < (uint32_t)store->node_size) {
-        if (tdm_clock_s() > until_s) return false;
-        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
-    }
+    for (int i = 1; i < store->node_size; i++)
+        while (!has_left(store, i)) {
+            if (tdm_clock_s() > until_s) return false;
+            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        }
     return true;
 }
 
 /* The node's memory goes with its last user. Where others use it longer it goes with the comm. */
 static void leave_common(tdm_store *store)
 {
+    const tdm__layout *layout = store->layout;
     if (!store->board) return;
     if (!store->leads) {
-        store->board->leavers++;
+        int index = layout->place - layout->first_of_node[layout->node];
+        store->board->marks[layout->bucket_count + (size_t)index] = 1;
         return;
     }
     if (!all_have_left(store)) return;
     for (int i = 0; i < TDM__BLOCKS_MOST; i++) {
         const tdm__block *block = &store->blocks[i];
         if (block->common && !block->in_file && block->data)
-            tdm_comm_shared_free(store->layout->comm, block->data);
+            tdm_comm_shared_free(layout->comm, block->data);
     }
-    tdm_comm_shared_free(store->layout->comm, store->board);
+    tdm_comm_shared_free(layout->comm, store->board);
 }
 
 void tdm_store_destroy(tdm_store *store)

@@ -28,9 +28,10 @@ typedef struct tdm__block {
 
 /* In the node's memory, where it has several ranks. */
 typedef struct tdm__board {
-    _Atomic uint32_t leavers; /* ranks, but for the leader, that use the blocks no more */
-    _Atomic uint32_t failed;  /* the leader could not get a bucket */
-    _Atomic uint64_t ready[]; /* by bucket: the last version that has come */
+    _Atomic uint64_t failed; /* the leader could not get a bucket */
+    /* First, by bucket: the last version that has come. Then, by place in the node: whether that rank
+     * uses the blocks no more. */
+    _Atomic uint64_t marks[];
 } tdm__board;
 
 struct tdm_store {

@@ -31,7 +31,7 @@ static tdm_status finish(tdm_store *store, size_t bucket, tdm_error *err)
     tdm_status status = tdm_request_wait(request, err);
     if (!store->board) return status;
     if (status == TDM_OK)
-        store->board->ready[bucket] = store->published;
+        store->board->marks[bucket] = store->published;
     else
         store->board->failed = 1;
     return status;
@@ -65,7 +65,7 @@ static tdm_status start(tdm_store *store, size_t bucket, int priority, tdm_error
 
 static bool has_come(const tdm_store *store, size_t bucket)
 {
-    return store->board->ready[bucket] >= store->published;
+    return store->board->marks[bucket] >= store->published;
 }
 
 /* Why a bucket will never come, if so. */

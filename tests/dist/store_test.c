@@ -1,0 +1,280 @@
+/*
+ * store_test.c: stores and feeds in real worlds and in simulated ones.
+ *
+ *   store_test             all tests
+ *   store_test --rank CASE is a rank of one, started by the test
+ *
+ * A world is processes of this program, on one host or on several that are made up (TANDEM_HOST), whose
+ * ranks talk by shared memory inside and by UCX between. Where there is no UCX, worlds of several hosts
+ * are left to the simulator, in which every rank is a host of its own.
+ */
+#include "store_exercise.h"
+
+#include <tandem/sim.h>
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SLOW = 1 };
+#else
+enum { SLOW = 0 };
+#endif
+
+enum { RANKS_MOST = 8, DEADLINE_S = 20, VICTIM = 1 };
+
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+static void rank_exercise(tdm_comm *comm)
+{
+    for (int zero = 0; zero <= 3; zero++) exercise(comm, zero, NULL);
+}
+
+static void rank_offload(tdm_comm *comm)
+{
+    for (int zero = 0; zero <= 1; zero++) exercise(comm, zero, getenv("STORE_FOLDER"));
+}
+
+static uint64_t sum_over_ranks(tdm_comm *comm, uint64_t mine)
+{
+    int64_t sum = (int64_t)mine;
+    CHECK_INT(tdm_group_all_reduce(tdm_comm_world(comm), &sum, &sum, 1, TDM_DTYPE_I64,
+                                   TDM_REDUCE_SUM, NULL),
+              TDM_OK);
+    return (uint64_t)sum;
+}
+
+/* The bytes that this process has written, in equal parts with those who share them: without the pages of
+ * files, whose parts change with whatever else runs on the machine. */
+static uint64_t written_bytes(void)
+{
+    uint64_t sum = 0;
+    char line[256];
+    FILE *file = fopen("/proc/self/smaps_rollup", "re");
+    while (file && fgets(line, sizeof line, file))
+        if (strncmp(line, "Pss_Anon:", 9) == 0 || strncmp(line, "Pss_Shmem:", 10) == 0)
+            sum += strtoull(strchr(line, ':') + 1, NULL, 10) * 1024;
+    if (file) fclose(file);
+    return sum > 0 ? sum : tdm_os_proportional_bytes();
+}
+
+static bool write_zeros(bench *b)
+{
+    enum { PIECE = 65536 };
+    tdm_error err = {0};
+    for (int block = 0; block < BLOCKS; block++)
+        for (size_t at = 0; at < b->elements; at += PIECE) {
+            size_t count = b->elements - at < PIECE ? b->elements - at : PIECE;
+            const float *in = b->rank == 0 ? b->copy : NULL;
+            if (!fine(b, tdm_store_write(b->store, block, at, count, in, &err), &err, "write"))
+                return false;
+        }
+    return fine(b, tdm_store_settle(b->store, &err), &err, "settle");
+}
+
+/* All ranks together use the memory that their stores tell of. The first store pays for all that is
+ * needed beside it, once; the second one is measured. */
+static void rank_memory(tdm_comm *comm)
+{
+    tdm_comm_info where;
+    tdm_comm_info_get(comm, &where);
+    for (int zero = where.host_count > 1 ? 0 : 1; zero <= 3; zero += 1 + (zero == 1)) {
+        bench b = {.comm = comm, .zero = zero}; /* 2 is like 1 */
+        bool well = bench_open(&b, 640, 5, 0) && write_zeros(&b) && meet(&b);
+        tdm_store_destroy(b.store);
+        b.store = NULL;
+        CHECK(meet(&b)); /* all have given it back */
+        uint64_t before = sum_over_ranks(comm, written_bytes());
+        well = well && bench_store(&b, 0) && write_zeros(&b);
+        if (!well) return;
+        tdm_store_info info = tdm_store_info_of(b.store);
+        uint64_t after = sum_over_ranks(comm, written_bytes());
+        uint64_t common = info.common_bytes / (uint64_t)info.node_size;
+        uint64_t want = sum_over_ranks(comm, info.private_bytes + common);
+        double ratio = ((double)after - (double)before) / (double)want;
+        bool close = ratio > 0.95 && ratio < 1.05;
+        CHECK(SLOW || close);
+        if (b.rank == 0 && !close)
+            fprintf(stderr, "zero %d: %.3f of the %llu bytes told\n", zero, ratio,
+                    (unsigned long long)want);
+        (void)meet(&b);
+        bench_close(&b);
+    }
+}
+
+/* One rank dies in the middle of things; all others hear of it, and nobody waits. */
+static void rank_death(tdm_comm *comm)
+{
+    bench b = {.comm = comm, .zero = atoi(getenv("STORE_ZERO"))};
+    if (!bench_open(&b, WIDTH, LAYERS, BUCKET_BYTES)) return;
+    tdm_error err = {0};
+    tdm_status status = tdm_feed_create(b.store, TDM_BLOCK_PARAMS, &b.net.train, 1, &b.feed, &err);
+    double began_s = 0;
+    for (int step = 0; status == TDM_OK; step++) {
+        if (step == 3 && b.rank == VICTIM) raise(SIGKILL);
+        if (step == 3) began_s = tdm_clock_s();
+        status = tdm__store_publish(b.store, NULL, true, &err);
+        if (status == TDM_OK) status = tdm_feed_run(b.feed, 0, &(tdm_step_key){0}, &err);
+    }
+    CHECK_INT(tdm_status_group_of(status), TDM_STATUS_GROUP_PEER);
+    CHECK(tdm_clock_s() - began_s < DEADLINE_S);
+    bench_close(&b);
+}
+
+typedef struct rank_case {
+    const char *name;
+    void (*run)(tdm_comm *comm);
+} rank_case;
+
+static const rank_case cases[] = {{"exercise", rank_exercise},
+                                  {"offload", rank_offload},
+                                  {"memory", rank_memory},
+                                  {"death", rank_death}};
+
+static int be_a_rank(const char *name)
+{
+    alarm(100);
+    tdm_comm *comm = NULL;
+    tdm_error err = {0};
+    if (tdm_comm_open(NULL, &comm, &err) != TDM_OK) {
+        fprintf(stderr, "FAIL: %s\n", err.message);
+        return 1;
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        if (strcmp(cases[i].name, name) == 0) cases[i].run(comm);
+    CHECK(check_count > 0);
+    tdm_comm_close(comm);
+    return check_failures > 0;
+}
+
+/* ---- worlds ---------------------------------------------------------------------------------- */
+
+typedef struct world {
+    const char *name;
+    const char *hosts; /* one letter for each rank */
+    int victim;        /* -1: none */
+} world;
+
+static pid_t start_rank(const world *w, int rank, int number)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid != 0) return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    char text[64];
+    snprintf(text, sizeof text, "unix:tandem-store-%d-%d", (int)getppid(), number);
+    setenv("TANDEM_RENDEZVOUS", text, 1);
+    setenv("TANDEM_SECRET", "store", 1);
+    snprintf(text, sizeof text, "%d", DEADLINE_S);
+    setenv("TANDEM_DEADLINE", text, 1);
+    snprintf(text, sizeof text, "store-host-%c", w->hosts[rank]);
+    setenv("TANDEM_HOST", text, 1);
+    snprintf(text, sizeof text, "%d", rank);
+    setenv("TANDEM_RANK", text, 1);
+    snprintf(text, sizeof text, "%d", (int)strlen(w->hosts));
+    setenv("TANDEM_SIZE", text, 1);
+    execl("/proc/self/exe", "store_test", "--rank", w->name, (char *)NULL);
+    _exit(127);
+}
+
+static bool has_ucx(void)
+{
+    tdm_transport_info info;
+    for (size_t i = 0; tdm_transport_at(i, &info); i++)
+        if (strcmp(info.name, "ucx") == 0) return info.usable;
+    return false;
+}
+
+static void run_world(const world *w)
+{
+    static int number;
+    int size = (int)strlen(w->hosts);
+    bool several = strspn(w->hosts, (char[]){w->hosts[0], 0}) < (size_t)size;
+    if (several && !has_ucx()) {
+        printf("     left out: hosts %s, without UCX\n", w->hosts);
+        return;
+    }
+    pid_t pids[RANKS_MOST];
+    number++;
+    for (int i = 0; i < size; i++) pids[i] = start_rank(w, i, number);
+    for (int i = 0; i < size; i++) {
+        int state = 0;
+        while (waitpid(pids[i], &state, 0) < 0 && errno == EINTR) continue;
+        bool killed = WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL;
+        bool well = i == w->victim ? killed : state == 0;
+        CHECK(well);
+        if (!well)
+            fprintf(stderr, "%s, hosts %s: rank %d ended with %x\n", w->name, w->hosts, i, state);
+    }
+}
+
+static void test_one_host(void)
+{
+    run_world(&(world){"exercise", "a", -1});
+    run_world(&(world){"exercise", "aa", -1});
+    if (!SLOW) run_world(&(world){"exercise", "aaaaa", -1});
+}
+
+static void test_several_hosts(void)
+{
+    run_world(&(world){"exercise", "aab", -1});
+    run_world(&(world){"exercise", "abacb", -1});
+    if (!SLOW) run_world(&(world){"exercise", "aabb", -1});
+}
+
+static void test_offload(void)
+{
+    char folder[] = "/tmp/tandem-store-XXXXXX";
+    CHECK(mkdtemp(folder) != NULL);
+    setenv("STORE_FOLDER", folder, 1);
+    run_world(&(world){"offload", "aa", -1});
+    run_world(&(world){"offload", "aab", -1});
+    CHECK_INT(rmdir(folder), 0); /* nothing stays behind */
+}
+
+static void test_memory(void)
+{
+    run_world(&(world){"memory", "aa", -1});
+    run_world(&(world){"memory", "aab", -1});
+}
+
+static void test_death(void)
+{
+    for (int zero = 0; zero <= 3; zero += 1 + (zero == 1)) {
+        setenv("STORE_ZERO", (char[]){(char)('0' + zero), 0}, 1);
+        run_world(&(world){"death", zero == 0 ? "aa" : "aabb", VICTIM});
+    }
+}
+
+static void sim_rank(tdm_comm *comm, void *user)
+{
+    exercise(comm, *(int *)user, NULL);
+}
+
+static void test_simulated(void)
+{
+    static const int sizes[] = {1, 2, 3, 5, 24};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        for (int zero = 0; zero <= 3; zero++) {
+            if (sizes[i] > 5 && (SLOW || zero < 2)) continue;
+            tdm_sim_options options = {.seed = i, .size = sizes[i]};
+            tdm_sim_result result = {0};
+            tdm_error err = {0};
+            CHECK_INT(tdm_sim_run(&options, sim_rank, &zero, &result, &err), TDM_OK);
+            CHECK_INT(result.finished_count, sizes[i]);
+        }
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(test_one_host), CHECK_TEST(test_several_hosts), CHECK_TEST(test_offload),
+    CHECK_TEST(test_memory),   CHECK_TEST(test_death),         CHECK_TEST(test_simulated),
+};
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--rank") == 0) return be_a_rank(argv[2]);
+    return check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+}
