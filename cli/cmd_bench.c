@@ -94,7 +94,7 @@ static void add_text(const tdm_bench *b, const row *rows, size_t count, bool all
     tdm_str_addf(out, "model       %s parameters; %lld rows in %lld lane%s of %lld\n",
                  tdm_text_count(b->parameter_count, a), (long long)b->batch,
                  (long long)b->lane_count, b->lane_count == 1 ? "" : "s", (long long)b->lane_rows);
-    tdm_str_addf(out, "workers     %d with %d thread%s each\n", b->worker_count, b->thread_count,
+    tdm_str_addf(out, "workers     %d with %d thread%s each\n", b->rank_count, b->thread_count,
                  b->thread_count == 1 ? "" : "s");
     tdm_str_addf(out, "machine     %.1f GFLOP/s in a product of 1024^3, %.1f GB/s of memory\n",
                  b->peak_flops * 1e-9, b->peak_bytes * 1e-9);
@@ -138,7 +138,7 @@ static void add_json(const tdm_bench *b, const row *rows, size_t count, bool all
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
-    tdm_json_put_int(&w, "workers", b->worker_count);
+    tdm_json_put_int(&w, "workers", b->rank_count);
     tdm_json_put_int(&w, "threads", b->thread_count);
     tdm_json_put_int(&w, "batch", b->batch);
     tdm_json_put_int(&w, "lanes", b->lane_count);
@@ -195,7 +195,7 @@ static int bench_step(const cli_args *args)
     int code;
     tdm_job_document *document = cli_load_job(args, args->arguments[1], &code);
     if (!document) return code;
-    options.worker_count = (int)workers;
+    (void)workers;
     tdm_bench bench;
     tdm_error err = {0};
     if (tdm_bench_step(tdm_job_document_job(document), &options, &bench, &err) != TDM_OK) {

@@ -78,8 +78,8 @@ static void say_start(const tdm_train_status *st)
     if (st->test_count > 0)
         fprintf(stderr, ", %s test samples", tdm_text_count((uint64_t)st->test_count, test));
     fprintf(stderr, ", %lld classes\n%lld lane%s on %d worker%s", (long long)st->class_count,
-            (long long)st->lane_count, st->lane_count == 1 ? "" : "s", st->worker_count,
-            st->worker_count == 1 ? "" : "s");
+            (long long)st->lane_count, st->lane_count == 1 ? "" : "s", st->rank_count,
+            st->rank_count == 1 ? "" : "s");
     if (st->step > st->step_count)
         fprintf(stderr, ", at step %llu, which is past the end at step %llu already\n",
                 (unsigned long long)st->step, (unsigned long long)st->step_count);
@@ -253,8 +253,8 @@ static int train(const cli_args *args, const tdm_job *job, int64_t workers)
 {
     session s = {.json = cli_json(args), .quiet = cli_has(args, "quiet")};
     progress_init(&s.bar, stderr, s.quiet || s.json);
-    tdm_train_options options = {.worker_count = (int)workers,
-                                 .resume = cli_value(args, "resume"),
+    (void)workers;
+    tdm_train_options options = {.resume = cli_value(args, "resume"),
                                  .on_event = on_event,
                                  .user = &s,
                                  .should_stop = should_stop};

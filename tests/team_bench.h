@@ -11,6 +11,7 @@
 
 #include <tandem/os.h>
 #include <tandem/parallel.h>
+#include <tandem/sim.h>
 
 #include <stdlib.h>
 
@@ -19,7 +20,11 @@ enum { TEAM_BENCH_FEATURES = 7, TEAM_BENCH_CLASSES = 4 };
 /* What a test chooses; zero means the default. */
 typedef struct team_shape {
     int64_t lanes;
-    int workers;
+    int zero;            /* parallel.zero */
+    tdm_comm *comm;      /* NULL: a single process */
+    int reduce, balance; /* tdm_job_reduce, tdm_job_balance */
+    bool no_overlap;
+    size_t bucket_bytes;
     int64_t batches[TDM_TEAM_MAX_BATCHES];
     int optim;   /* tdm_job_optim */
     int backend; /* tdm_job_backend */
@@ -38,7 +43,7 @@ typedef struct team_bench {
     tdm_job job;
     int64_t hidden[2];
     tdm_graph *graph; /* of one row, for the layout */
-    tdm_pages pages;
+    tdm_store *store;
     float *params;
     float *states[TDM_OPTIM_MAX_STATES];
     float *ema;
@@ -62,12 +67,11 @@ static inline void team_bench_row(const team_bench *b, int64_t row, float *x, in
     if (b->shape.huge_rows) *class_of = 0;
 }
 
-static inline void team_bench_fill(void *user, int worker, int64_t first, int64_t count,
-                                   void *inputs, int32_t *classes)
+static inline void team_bench_fill(void *user, int64_t first, int64_t count, void *inputs,
+                                   int32_t *classes)
 {
     const team_bench *b = user;
     float *x = inputs;
-    (void)worker;
     for (int64_t i = 0; i < count; i++)
         team_bench_row(b, first + i, x + i * TEAM_BENCH_FEATURES, &classes[i]);
 }
@@ -105,20 +109,52 @@ static inline bool team_bench_optimiser(team_bench *b)
         if (p->trained) params[count++] = (tdm_optim_param){p->name, p->offset, p->elements};
     }
     CHECK_INT(tdm_optimiser_create(&b->job, params, count, &b->optimiser, NULL), TDM_OK);
-    if (!b->optimiser) return false;
-    tdm_optim_blocks blocks = {.params = b->params, .ema = b->shape.ema > 0 ? b->ema : NULL};
-    for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++) blocks.states[i] = b->states[i];
-    tdm_optimiser_bind(b->optimiser, &blocks);
+    return b->optimiser != NULL;
+}
+
+/* The store, with the first values. */
+static inline bool team_bench_store(team_bench *b)
+{
+    tdm_store_options o = {.graph = b->graph,
+                           .optimiser = b->optimiser,
+                           .has_ema = b->shape.ema > 0,
+                           .comm = b->shape.comm,
+                           .zero = b->shape.zero,
+                           .bucket_bytes = b->shape.bucket_bytes};
+    tdm_error err = {0};
+    CHECK_INT(tdm_store_create(&o, &b->store, &err), TDM_OK);
+    if (!b->store) {
+        fprintf(stderr, "  %s\n", err.message);
+        return false;
+    }
+    b->params = tdm_store_block(b->store, TDM_BLOCK_PARAMS);
+    b->ema = tdm_store_block(b->store, TDM_BLOCK_EMA);
+    for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++)
+        b->states[i] = tdm_store_block(b->store, TDM_BLOCK_STATE + i);
+    float *first = aligned_alloc(64, (b->param_extent + 16) / 16 * 64);
+    if (!first) return false;
+    bool root = !b->shape.comm || tdm_comm_rank(b->shape.comm) == 0;
+    memset(first, 0, b->param_extent * sizeof(float));
+    tdm_model_init(b->graph, 3, first);
+    CHECK_INT(
+        tdm_store_write(b->store, TDM_BLOCK_PARAMS, 0, b->param_extent, root ? first : NULL, NULL),
+        TDM_OK);
+    if (b->ema)
+        CHECK_INT(
+            tdm_store_write(b->store, TDM_BLOCK_EMA, 0, b->param_extent, root ? first : NULL, NULL),
+            TDM_OK);
+    CHECK_INT(tdm_store_settle(b->store, NULL), TDM_OK);
+    free(first);
     return true;
 }
 
 static inline tdm_team_options team_bench_options(team_bench *b)
 {
     tdm_team_options o = {.model = team_bench_model(b),
-                          .worker_count = b->shape.workers,
-                          .lane_count = b->shape.lanes,
+                          .store = b->store,
                           .optimiser = b->optimiser,
-                          .params = b->params,
+                          .comm = b->shape.comm,
+                          .lane_count = b->shape.lanes,
                           .seed = 5,
                           .fill = team_bench_fill,
                           .user = b};
@@ -136,6 +172,10 @@ static inline bool team_bench_prepare(team_bench *b, const team_shape *shape)
     b->job.model.hidden.count = 2;
     b->job.model.dropout = shape->dropout;
     b->job.compute.backend = shape->backend;
+    b->job.parallel.zero = shape->zero;
+    b->job.parallel.reduce = shape->reduce;
+    b->job.parallel.balance = shape->balance;
+    b->job.parallel.overlap = !shape->no_overlap;
     team_bench_optim(shape, &b->job);
     tdm_model_options m = team_bench_model(b);
     m.batch = 1;
@@ -143,18 +183,7 @@ static inline bool team_bench_prepare(team_bench *b, const team_shape *shape)
     if (!b->graph) return false;
     b->param_extent = tdm_graph_param_extent(b->graph);
     b->trained_extent = tdm_graph_trained_extent(b->graph);
-    size_t block = (b->param_extent + 15) / 16 * 16;
-    CHECK_INT(
-        tdm_pages_map((2 + TDM_OPTIM_MAX_STATES) * block * sizeof(float), false, &b->pages, NULL),
-        TDM_OK);
-    b->params = b->pages.data;
-    if (!b->params) return false;
-    for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++)
-        b->states[i] = b->params + (size_t)(i + 1) * block;
-    b->ema = b->params + (size_t)(TDM_OPTIM_MAX_STATES + 1) * block;
-    tdm_model_init(b->graph, 3, b->params);
-    memcpy(b->ema, b->params, b->param_extent * sizeof(float));
-    return team_bench_optimiser(b);
+    return team_bench_optimiser(b) && team_bench_store(b);
 }
 
 static inline bool team_bench_open(team_bench *b, const team_shape *shape)
@@ -170,16 +199,48 @@ static inline bool team_bench_open(team_bench *b, const team_shape *shape)
 static inline void team_bench_close(team_bench *b)
 {
     tdm_team_destroy(b->team);
+    tdm_store_destroy(b->store);
     tdm_optimiser_destroy(b->optimiser);
     tdm_graph_destroy(b->graph);
-    tdm_pages_unmap(&b->pages);
+}
+
+/* Calls `fn` on each of so many ranks, which run side by side in a simulated world, every one in memory
+ * of its own; with one rank without a world. */
+static inline void team_bench_on_ranks(int ranks, tdm_sim_fn fn, void *user)
+{
+    if (ranks == 1) {
+        fn(NULL, user);
+        return;
+    }
+    tdm_sim_options o = {.seed = 7, .size = ranks, .stack_bytes = (size_t)2 << 20};
+    tdm_sim_result r = {0};
+    tdm_error err = {0};
+    CHECK_INT(tdm_sim_run(&o, fn, user, &r, &err), TDM_OK);
+    if (err.message[0]) fprintf(stderr, "  %s\n", err.message);
+    CHECK_INT(r.finished_count, ranks);
+}
+
+/* The numbers of two benches, where they are whole: parameters, states and averages. */
+static inline bool team_bench_same(const team_bench *a, const team_bench *b)
+{
+    size_t bytes = a->trained_extent * sizeof(float);
+    bool same = memcmp(a->params, b->params, a->param_extent * sizeof(float)) == 0 &&
+                (!a->ema || memcmp(a->ema, b->ema, bytes) == 0);
+    for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++)
+        same = same && (!a->states[i] || memcmp(a->states[i], b->states[i], bytes) == 0);
+    return same;
 }
 
 static inline tdm_step_result team_bench_step(team_bench *b, uint64_t step, int64_t batch)
 {
     b->step = step;
     b->batch = batch;
-    return tdm_team_step(b->team, step, batch, b->job.optim.lr);
+    tdm_step_input in = {.step = step, .batch = batch, .lr = b->job.optim.lr};
+    tdm_step_result r = {.loss = (double)NAN};
+    tdm_error err = {0};
+    CHECK_INT(tdm_team_step(b->team, &in, &r, &err), TDM_OK);
+    if (err.message[0]) fprintf(stderr, "  %s\n", err.message);
+    return r;
 }
 
 #endif

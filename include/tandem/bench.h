@@ -11,6 +11,7 @@
 #define TANDEM_BENCH_H
 
 #include <tandem/base.h>
+#include <tandem/comm.h>
 #include <tandem/graph.h>
 #include <tandem/job.h>
 
@@ -19,8 +20,8 @@ extern "C" {
 #endif
 
 typedef struct tdm_bench_options {
-    int worker_count; /* 0: one */
-    double seconds;   /* to spend on each of the measurements; 0: 2 */
+    tdm_comm *comm; /* a world, of which all ranks call this; NULL: a single process */
+    double seconds; /* to spend on each of the measurements; 0: 2 */
 } tdm_bench_options;
 
 typedef struct tdm_bench_op {
@@ -36,7 +37,7 @@ typedef struct tdm_bench_op {
 
 typedef struct tdm_bench {
     /* what was measured */
-    int worker_count, thread_count; /* threads of each worker */
+    int rank_count, thread_count; /* threads of each rank */
     int64_t batch, lane_count, lane_rows;
     uint64_t parameter_count;
     uint64_t flops;        /* of a step */

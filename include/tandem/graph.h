@@ -411,6 +411,8 @@ TDM_API size_t tdm_plan_reads_at(const tdm_plan *plan, size_t step,
  * in TDM_SPACE_GRADS, and that no other step reads or writes there; SIZE_MAX where the plan makes none:
  * for a buffer, a statistic that follows nothing, and in plans that go forward only. */
 TDM_API size_t tdm_plan_grad_step(const tdm_plan *plan, size_t param_index);
+/* The first step that writes to its place there. */
+TDM_API size_t tdm_plan_grad_begin(const tdm_plan *plan, size_t param_index);
 /* Whether a step is a sum over lanes. After a part that ends with it, *io (where not NULL) holds this
  * lane's own numbers, which the caller replaces by the sum before the run goes on (and before it
  * takes a gradient that is complete with this step). The n-th such step of a plan belongs to the n-th of
@@ -429,6 +431,9 @@ typedef bool (*tdm_plan_watch_fn)(void *user, const tdm_plan_event *event);
 /* A run in front of a watcher: what it computes is the same, bit for bit. Slower by the clock. */
 TDM_API void tdm_plan_run_watched(tdm_plan *plan, const tdm_step_key *key, tdm_plan_watch_fn watch,
                                   void *user);
+/* A part of such a run. */
+TDM_API void tdm_plan_run_part_watched(tdm_plan *plan, const tdm_step_key *key, size_t begin,
+                                       size_t end, tdm_plan_watch_fn watch, void *user);
 /* Runs the nodes of one op alone, in order, on whatever their inputs hold: to time them. */
 TDM_API void tdm_plan_run_only(tdm_plan *plan, const tdm_step_key *key, const char *op);
 

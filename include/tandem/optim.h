@@ -81,7 +81,7 @@ typedef struct tdm_optim_param {
 
 enum { TDM_OPTIM_PIECE_ELEMENTS = 4096 };
 
-/* A part of one tensor, of at most TDM_OPTIM_PIECE_ELEMENTS. */
+/* A part of one tensor, within one cell of the block's grid of TDM_OPTIM_PIECE_ELEMENTS. */
 typedef struct tdm_optim_piece {
     size_t begin; /* in the block */
     size_t count;
@@ -123,6 +123,10 @@ TDM_API bool tdm_optimiser_must_apply(const tdm_optimiser *optimiser);   /* has 
 /* `step` counts from 0; `lr` is the learning rate of this step, before a group's lr_scale. */
 TDM_API void tdm_optimiser_begin(tdm_optimiser *optimiser, uint64_t step, double lr);
 TDM_API void tdm_optimiser_measure(tdm_optimiser *optimiser, size_t piece, float *grad);
+/* What the first pass, and the one in the middle (TDM_OPTIM_SUMS numbers a piece), leave for each piece.
+ * Who shares out pieces among processes brings the others' numbers here before they are added up. */
+TDM_API double *tdm_optimiser_squares(tdm_optimiser *optimiser);
+TDM_API double *tdm_optimiser_piece_sums(tdm_optimiser *optimiser);
 /* The norm of the whole gradient: after the first pass, by anyone who wants to know. */
 TDM_API double tdm_optimiser_grad_norm(const tdm_optimiser *optimiser);
 /* `grad_norm` matters only when there was a first pass. */

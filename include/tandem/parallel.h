@@ -1,22 +1,27 @@
 /*
- * parallel.h: lanes, and a team of workers that executes them.
+ * parallel.h: lanes, the ranks that execute them, and where the numbers of a model lie meanwhile.
  *
  * A step's batch is cut into `lane_count` contiguous slices, the lanes. A lane's gradient is a
  * function of its samples alone; lanes are added by a fixed binary tree over their index, node =
- * left + right. Workers do not own data: they execute lanes, and any worker may execute any of
- * them. So the trained parameters depend on the number of lanes, which the job fixes, and not on
- * the number of workers.
+ * left + right. Ranks do not own data: they execute lanes, and any rank may execute any of them. So
+ * the trained parameters depend on the number of lanes, which the job fixes, and not on the number of
+ * ranks, on which of them executes what, or on how the state is spread over them.
  *
  * A lane without rows (the last batch of an epoch may have fewer rows than there are lanes) takes
  * no part: the node above it is its sibling.
  *
- * Workers here are threads of one process. They share the parameters; each has its own activations
- * and as many gradient buffers as its lanes need.
+ * Ranks are the members of a world (comm.h), or a single process without one. Everything here that
+ * takes a comm is collective: all ranks call the same functions in the same order. When a rank fails,
+ * the others get a status of the peer group from the call they are in, or from the next.
+ *
+ * A node is a set of ranks that see the same memory (tdm_comm_node_of): those of one host, mostly. They
+ * have one copy of the parameters, and update it together, each a share of it.
  */
 #ifndef TANDEM_PARALLEL_H
 #define TANDEM_PARALLEL_H
 
 #include <tandem/base.h>
+#include <tandem/comm.h>
 #include <tandem/nn.h>
 #include <tandem/optim.h>
 
@@ -26,7 +31,11 @@ extern "C" {
 
 enum { TDM_LANES_MOST = 65536 };
 
-/* The job's parallel.lanes, or what `auto` makes of it: a power of two that depends on the job alone. */
+/*
+ * The job's parallel.lanes, or what `auto` makes of it: a power of two that depends on the job alone.
+ * That is the largest up to 8 with which a lane has 64 rows of features, 16 images (for models with
+ * convolutions) or 256 tokens; two lanes when each has a quarter of that; else one.
+ */
 TDM_API int64_t tdm_lanes_of(const tdm_job *job);
 
 typedef struct tdm_slice {
@@ -35,34 +44,144 @@ typedef struct tdm_slice {
 } tdm_slice;
 
 /* Rows of lane `lane`, when `row_count` rows are cut into `lane_count` slices. Sizes differ by one
- * at most. The same function gives worker w of n its lanes. */
+ * at most; the larger ones are spread evenly, and the first slice is one of them. */
 TDM_API tdm_slice tdm_lane_slice(int64_t row_count, int64_t lane_count, int64_t lane);
 
-/* The most gradient buffers that a worker holds at once while it executes this block of lanes. */
+/* The most gradient buffers that a rank holds at once while it executes this block of lanes. */
 TDM_API int tdm_lane_buffers(int64_t lane_count, tdm_slice lanes);
+
+/* ---- placement ------------------------------------------------------------------------------- */
+
+/*
+ * Which rank executes which lanes: rank i those of [first[i], first[i + 1]); `first` has rank_count +
+ * 1 entries. Every rank gets one lane at least; rank_count must be at most lane_count. `weights`, one
+ * for each rank, say how fast they are; NULL: all alike. The lanes come as close to the weights as
+ * whole lanes can: the time of the slowest rank, lanes / weight, is the least possible. With equal
+ * weights counts differ by one at most. Pure.
+ */
+TDM_API void tdm_place_lanes(int64_t lane_count, int rank_count, const double *weights,
+                             int64_t *first);
+
+/*
+ * Feedback: every step each rank's seconds per lane are observed; tdm_balance_observe says true, and
+ * changes `first`, when lanes should move: when the step would be faster by enough, and has been so for
+ * some steps, so that noise moves nothing. All ranks observe the same numbers, and so decide the same.
+ * No allocation.
+ */
+typedef struct tdm_balance tdm_balance;
+TDM_API tdm_balance *tdm_balance_create(int64_t lane_count, int rank_count); /* NULL: no memory */
+TDM_API void tdm_balance_destroy(tdm_balance *balance);
+/* seconds[i]: what rank i took for its lanes of this step, waits left out. */
+TDM_API bool tdm_balance_observe(tdm_balance *balance, const double *seconds, int64_t *first);
+/* The rank that takes longer for a lane than the others by half, and has for some steps; -1: none.
+ * *factor is how many times as long as the median. */
+TDM_API int tdm_balance_straggler(const tdm_balance *balance, double *factor);
+
+/* ---- the store: where parameters and state lie ------------------------------------------------ */
+
+/*
+ * Blocks of f32 in the layout of a graph: the parameters (with statistics and buffers behind), the
+ * optimiser's states, and the average of the weights. How much of a block a rank holds goes by
+ * parallel.zero:
+ *   0  every node has all blocks whole; its ranks have them in common
+ *   1  the parameters are whole in every node; of states and average each rank has its share
+ *   2  the same (gradients are the team's matter)
+ *   3  of all blocks each rank has its share; where there is one node it is as with 2
+ * A share is a set of cells; a cell is TDM_OPTIM_PIECE_ELEMENTS elements, from a multiple of that on.
+ */
+typedef struct tdm_store tdm_store;
+
+enum { TDM_BLOCK_PARAMS = 0, TDM_BLOCK_EMA = 1, TDM_BLOCK_STATE = 2 /* + index of the state */ };
+
+typedef struct tdm_store_options {
+    const tdm_graph *graph;   /* for the layout; borrowed */
+    tdm_optimiser *optimiser; /* gets bound to the blocks; NULL: there are parameters only */
+    bool has_ema;
+    tdm_comm *comm; /* NULL: a single process */
+    int zero;
+    const char *offload; /* a folder for a file with the states; NULL: memory */
+    size_t bucket_bytes; /* in which shares are cut, gathered and reduced; 0: 4 MB */
+} tdm_store_options;
+
+/* All blocks are zero at first. Collective. */
+TDM_API tdm_status tdm_store_create(const tdm_store_options *options, tdm_store **out,
+                                    tdm_error *err);
+TDM_API void tdm_store_destroy(tdm_store *store); /* before the comm is closed */
+
+/* Where a block lies, in the layout of the graph; NULL when there is none. Where it is not whole, only
+ * this rank's share may be touched. */
+TDM_API float *tdm_store_block(const tdm_store *store, int block);
+TDM_API bool tdm_store_is_whole(const tdm_store *store, int block);
+
+/* Collective: elements [first, first + count) of a block, wherever they are, into rank 0's `out`
+ * (others pass NULL), or from rank 0's `in` to wherever they belong. After writes, and before anybody
+ * reads by tdm_store_block or trains, tdm_store_settle. */
+TDM_API tdm_status tdm_store_read(tdm_store *store, int block, size_t first, size_t count,
+                                  float *out, tdm_error *err);
+TDM_API tdm_status tdm_store_write(tdm_store *store, int block, size_t first, size_t count,
+                                   const float *in, tdm_error *err);
+/* Collective: brings everything about that was written, or updated by steps; then all ranks agree. */
+TDM_API tdm_status tdm_store_settle(tdm_store *store, tdm_error *err);
+
+/* Whether any number of a block of this rank's share (or of its part of a whole one) is not finite;
+ * all ranks get the same answer: the first such element, or SIZE_MAX. Collective. */
+TDM_API tdm_status tdm_store_find_bad(tdm_store *store, int block, size_t *out, tdm_error *err);
+
+/* What this rank maps, for `inspect` and for tests: bytes of its own, and of the node in common. */
+typedef struct tdm_store_info {
+    int node_count, node_size; /* of this rank's node */
+    uint64_t private_bytes, common_bytes, file_bytes;
+    size_t bucket_count;
+} tdm_store_info;
+TDM_API tdm_store_info tdm_store_info_of(const tdm_store *store);
+
+/*
+ * Parameters for plans. A feed sees to it that what a step of a plan reads is there. Where a block is
+ * whole that is nothing; where it is shared out, buckets are gathered shortly before they are read, the
+ * next ones already while the current ones are used, and their memory is used again after that.
+ * All ranks run the same sequence: each calls tdm_feed_begin, then tdm_feed_reach for its parts in
+ * order of steps, to the end; or tdm_feed_pass, when it has nothing to run but others have.
+ */
+typedef struct tdm_feed tdm_feed;
+
+/* For plans that differ in the number of rows only. `block`: PARAMS or EMA. Plans are borrowed, and get
+ * bound to the feed's memory (TDM_SPACE_PARAMS). Collective. */
+TDM_API tdm_status tdm_feed_create(tdm_store *store, int block, tdm_plan *const *plans,
+                                   int plan_count, tdm_feed **out, tdm_error *err);
+TDM_API void tdm_feed_destroy(tdm_feed *feed);
+TDM_API tdm_status tdm_feed_begin(tdm_feed *feed, int plan, tdm_error *err);
+/* Everything that steps from `step` on read is there, up to *until (excluded, and larger than step). */
+TDM_API tdm_status tdm_feed_reach(tdm_feed *feed, size_t step, size_t *until, tdm_error *err);
+TDM_API tdm_status tdm_feed_pass(tdm_feed *feed, tdm_error *err);
+/* Runs a plan from its beginning to its end. */
+TDM_API tdm_status tdm_feed_run(tdm_feed *feed, int plan, const tdm_step_key *key, tdm_error *err);
+TDM_API uint64_t tdm_feed_bytes(const tdm_feed *feed); /* of memory for gathered buckets */
+
+/* ---- the team: ranks that train --------------------------------------------------------------- */
 
 typedef struct tdm_team tdm_team;
 
 /* Puts rows [first, first + count) of the step's batch into x (f32 features, or i32 tokens) and
- * classes. Called by all workers side by side; must not allocate or fail. */
-typedef void (*tdm_lane_fill_fn)(void *user, int worker, int64_t first, int64_t count, void *x,
+ * classes. Must not allocate or fail. */
+typedef void (*tdm_lane_fill_fn)(void *user, int64_t first, int64_t count, void *x,
                                  int32_t *classes);
 
 enum { TDM_TEAM_MAX_BATCHES = 2 };
 
 typedef struct tdm_team_options {
     tdm_model_options model; /* batch, training and loss_scale are set by the team */
-    int worker_count;
+    tdm_store *store;        /* with an optimiser; borrowed */
+    tdm_optimiser *optimiser;
+    tdm_comm *comm; /* the store's */
     int64_t lane_count;
     int64_t batches[TDM_TEAM_MAX_BATCHES]; /* the sizes of batch that will come; 0: none */
-    tdm_optimiser *optimiser;              /* bound to `params` and its states; borrowed */
-    float *params; /* tdm_graph_param_extent floats, 64-byte aligned; borrowed */
     uint64_t seed;
     tdm_lane_fill_fn fill;
     void *user;
 } tdm_team_options;
 
-/* Starts the workers. worker_count must be between 1 and lane_count. */
+/* parallel.* of the model's job say how: zero, reduce, balance, bucket, overlap. There must be as many
+ * lanes as ranks, or more (TDM_ERR_JOB_INVALID). Collective. */
 TDM_API tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_error *err);
 TDM_API void tdm_team_destroy(tdm_team *team);
 
@@ -73,14 +192,26 @@ typedef struct tdm_step_result {
      * lanes observed for statistics are finite, and the gradient is below 2^63, so that its squares
      * are finite as well. When not, nothing was changed. */
     bool finite;
+    unsigned wishes;    /* of all ranks, or-ed */
+    bool moved;         /* lanes were placed anew */
+    int straggler;      /* world rank, see tdm_balance_straggler; -1: none */
+    double slow_factor; /* of it */
 } tdm_step_result;
 
 /*
  * One training step: all lanes forward and backward, the tree of gradients, the update with the
- * learning rate `lr`. `batch` is one of options.batches; `step` counts from 0. The calling thread
- * works as worker 0. Allocates nothing.
+ * learning rate `lr`. `batch` is one of options.batches; `step` counts from 0. `wish` is any set of
+ * bits, or-ed over the ranks, by which they agree on what to do after the step (to stop, say). All
+ * ranks get the same result. Collective; allocates nothing.
  */
-TDM_API tdm_step_result tdm_team_step(tdm_team *team, uint64_t step, int64_t batch, double lr);
+typedef struct tdm_step_input {
+    uint64_t step;
+    int64_t batch;
+    double lr;
+    unsigned wish;
+} tdm_step_input;
+TDM_API tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_result *out,
+                                 tdm_error *err);
 
 /* What makes a step's numbers bad: NaN, infinite, or too large to be squared. */
 typedef enum tdm_bad_kind {
@@ -107,22 +238,43 @@ typedef struct tdm_bad_number {
 
 /*
  * Looks for what made the last step's result not finite, before anything else is done with the team:
- * runs its lanes again, in order, on the calling thread, and tells of the first lane that is bad the
- * first op with a bad number among its outputs. The same kernels see the same numbers, so it finds
- * the same for any number of workers. Names live as long as the team. Changes and allocates nothing.
+ * every rank runs all lanes again, in order, and tells of the first lane that is bad the first op with a
+ * bad number among its outputs. The same kernels see the same numbers, so all ranks find the same.
+ * Names live as long as the team. Changes and allocates nothing. Collective.
  */
-TDM_API void tdm_team_replay(tdm_team *team, tdm_bad_number *out);
+TDM_API tdm_status tdm_team_replay(tdm_team *team, tdm_bad_number *out, tdm_error *err);
+
+/*
+ * A look at a step without an update, in a single process: every lane in order, then the sum.
+ * `visit`, for each lane with rows, and at last with lane -1 for the whole: its loss and its gradient,
+ * tdm_graph_grad_extent floats, valid during the call. (For `tandem replay`.)
+ */
+typedef void (*tdm_lane_visit_fn)(void *user, int64_t lane, tdm_slice rows, double loss,
+                                  const float *grad);
+TDM_API tdm_status tdm_team_look(tdm_team *team, const tdm_step_input *in, tdm_lane_visit_fn visit,
+                                 void *user, tdm_error *err);
 
 typedef struct tdm_team_info {
-    int worker_count;
+    int rank_count;
     int64_t lane_count;
-    size_t arena_bytes;     /* of each worker */
-    size_t grad_bytes;      /* of all gradient buffers */
+    size_t arena_bytes;     /* of this rank */
+    size_t grad_bytes;      /* of this rank's gradient buffers */
+    size_t bucket_bytes;    /* in which gradients travel; 0: they do not */
     uint64_t flops_per_row; /* forward and backward */
 } tdm_team_info;
 TDM_API tdm_team_info tdm_team_info_of(const tdm_team *team);
-/* Lanes executed and seconds spent in them by a worker so far. Call between steps only. */
-TDM_API void tdm_team_worker(const tdm_team *team, int worker, uint64_t *lanes, double *seconds);
+
+/* What ranks did so far; all ranks know it of all. Call between steps only. */
+typedef struct tdm_team_rank {
+    int host;              /* tdm_comm_host_of */
+    int64_t lanes;         /* that it executes in a step now */
+    uint64_t lanes_done;   /* in all */
+    uint64_t rows_done;    /* in all */
+    double lane_seconds;   /* spent in lanes, waits left out */
+    double update_seconds; /* spent in adding up and updating, waits left out */
+    double wait_seconds;   /* spent waiting for others */
+} tdm_team_rank;
+TDM_API void tdm_team_rank_of(const tdm_team *team, int rank, tdm_team_rank *out);
 
 #ifdef __cplusplus
 }

@@ -17,6 +17,7 @@
 
 #include <tandem/base.h>
 #include <tandem/checkpoint.h>
+#include <tandem/comm.h>
 #include <tandem/data.h>
 #include <tandem/eval.h>
 #include <tandem/job.h>
@@ -133,7 +134,7 @@ typedef struct tdm_train_status {
     double left_s;        /* estimated */
     bool has_test;
     tdm_metrics test; /* the last evaluation */
-    int worker_count;
+    int rank_count;
     int64_t lane_count;
     uint64_t parameter_count;
     int64_t train_count, test_count, class_count;
@@ -143,7 +144,7 @@ typedef struct tdm_train_status {
 typedef void (*tdm_train_fn)(const tdm_train_status *status, void *user);
 
 typedef struct tdm_train_options {
-    int worker_count;      /* 0: as many as there are processors for */
+    tdm_comm *comm;        /* the world, of which all ranks call this; NULL: a single process */
     const char *resume;    /* a run's folder; NULL: a new run */
     tdm_train_fn on_event; /* may be NULL; called by the training thread */
     void *user;

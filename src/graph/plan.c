@@ -41,6 +41,7 @@ struct tdm_plan {
     tdm_tensor *values; /* by value id */
     int32_t *param_of;  /* by value id: 1 + the parameter that it is, or is a view of; 0: none */
     size_t *grad_steps; /* by parameter: see tdm_plan_grad_step */
+    size_t *grad_begins;
     fixup *fixups;
     size_t fixup_count;
     tdm__memory memory;
@@ -64,6 +65,7 @@ void tdm_plan_destroy(tdm_plan *plan)
     free(plan->values);
     free(plan->param_of);
     free(plan->grad_steps);
+    free(plan->grad_begins);
     free(plan->fixups);
     tdm__memory_release(&plan->memory);
     free(plan);
@@ -219,13 +221,16 @@ static size_t step_before(const tdm_plan *plan, int32_t node)
 static void find_grad_steps(tdm_plan *plan)
 {
     const tdm_graph *graph = plan->graph;
-    for (size_t p = 0; p < graph->param_count; p++) plan->grad_steps[p] = SIZE_MAX;
+    for (size_t p = 0; p < graph->param_count; p++)
+        plan->grad_steps[p] = plan->grad_begins[p] = SIZE_MAX;
     for (size_t id = 1; id < graph->value_count && !plan->forward_only; id++) {
         int32_t storage = plan->memory.of_value[id], of = graph->values[id].grad_of;
         if (of == 0 || storage < 0) continue;
         size_t *at = &plan->grad_steps[of - 1];
         size_t last = step_before(plan, plan->memory.storages[storage].last);
         if (*at == SIZE_MAX || *at < last) *at = last;
+        size_t first = step_before(plan, plan->memory.storages[storage].first);
+        if (first < plan->grad_begins[of - 1]) plan->grad_begins[of - 1] = first;
     }
 }
 
@@ -253,10 +258,12 @@ static bool allocate(tdm_plan *plan)
     plan->values = calloc(graph->value_count, sizeof(*plan->values));
     plan->param_of = calloc(graph->value_count, sizeof(*plan->param_of));
     plan->grad_steps = calloc(graph->param_count + 1, sizeof(*plan->grad_steps));
+    plan->grad_begins = calloc(graph->param_count + 1, sizeof(*plan->grad_begins));
     plan->fixups = calloc(fixup_most, sizeof(*plan->fixups));
     plan->backends = calloc(tdm_kernel_backend_count(), sizeof(*plan->backends));
     return plan->live && plan->fused && plan->taken_over && plan->steps && plan->values &&
-           plan->param_of && plan->grad_steps && plan->fixups && plan->backends;
+           plan->param_of && plan->grad_steps && plan->grad_begins && plan->fixups &&
+           plan->backends;
 }
 
 static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
@@ -375,6 +382,11 @@ size_t tdm_plan_reads_at(const tdm_plan *plan, size_t index, size_t out[TDM_PLAN
     return count;
 }
 
+size_t tdm_plan_grad_begin(const tdm_plan *plan, size_t param_index)
+{
+    return plan->grad_begins[param_index];
+}
+
 size_t tdm_plan_grad_step(const tdm_plan *plan, size_t param_index)
 {
     return plan->grad_steps[param_index];
@@ -391,9 +403,15 @@ bool tdm_plan_lane_sum_at(const tdm_plan *plan, size_t index, tdm_tensor *io)
 void tdm_plan_run_watched(tdm_plan *plan, const tdm_step_key *key, tdm_plan_watch_fn watch,
                           void *user)
 {
+    tdm_plan_run_part_watched(plan, key, 0, plan->step_count, watch, user);
+}
+
+void tdm_plan_run_part_watched(tdm_plan *plan, const tdm_step_key *key, size_t begin, size_t end,
+                               tdm_plan_watch_fn watch, void *user)
+{
     tdm_kernel_mode before = tdm_kernel_enter(plan->threads);
     bool go_on = true;
-    for (size_t k = 0; k < plan->step_count && go_on; k++) {
+    for (size_t k = begin; k < end && go_on; k++) {
         const step *s = &plan->steps[k];
         tdm_plan_event event = {.node = s->node,
                                 .out = s->call.out,

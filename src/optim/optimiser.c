@@ -1,7 +1,8 @@
 /*
  * optimiser.c: a method as a job sets it up for one model.
  *
- * Creation cuts each tensor into pieces of at most PIECE_ELEMENTS and finds each tensor's settings.
+ * Creation cuts each tensor into pieces where it crosses a multiple of PIECE_ELEMENTS in the block, so
+ * that a cell of that grid holds whole pieces only, and finds each tensor's settings.
  * A step is begin(), then up to three passes over the pieces (see optim.h). A pass writes only what
  * belongs to its piece, the places for its sums included, so threads need no lock; sums over pieces
  * are always taken in the order of the pieces.
@@ -44,13 +45,13 @@ static void cut(tdm_optimiser *o, const tdm_optim_param *params)
 {
     for (size_t i = 0; i < o->param_count; i++) {
         o->params[i].first_piece = o->piece_count;
-        for (size_t at = 0; at < params[i].elements; at += PIECE_ELEMENTS) {
-            size_t left = params[i].elements - at;
+        size_t at = params[i].offset, end = at + params[i].elements;
+        while (at < end) {
+            size_t next = (at / PIECE_ELEMENTS + 1) * PIECE_ELEMENTS;
+            if (next > end) next = end;
             o->pieces[o->piece_count++] = (tdm_optim_piece){
-                .begin = params[i].offset + at,
-                .count = left < PIECE_ELEMENTS ? left : PIECE_ELEMENTS,
-                .param_index = i,
-            };
+                .begin = at, .count = next - at, .param_index = i};
+            at = next;
         }
         o->params[i].piece_count = o->piece_count - o->params[i].first_piece;
     }
@@ -77,8 +78,7 @@ static tdm_status build(tdm_optimiser *o, const tdm_job *job, const tdm_optim_pa
                         tdm_error *err)
 {
     size_t pieces = 1; /* an array of none would be NULL */
-    for (size_t i = 0; i < o->param_count; i++)
-        pieces += (params[i].elements + PIECE_ELEMENTS - 1) / PIECE_ELEMENTS;
+    for (size_t i = 0; i < o->param_count; i++) pieces += params[i].elements / PIECE_ELEMENTS + 2;
     o->arena = tdm_arena_create("optimiser");
     if (o->arena) {
         o->params = tdm_arena_array(o->arena, o->param_count + 1, sizeof(*o->params));
@@ -187,6 +187,16 @@ void tdm_optimiser_measure(tdm_optimiser *optimiser, size_t piece, float *grad)
     if (optimiser->clip_value > 0)
         optimiser->loops->clamp(grad, count, (float)optimiser->clip_value);
     optimiser->squares[piece] = optimiser->loops->sum_squares(grad, count);
+}
+
+double *tdm_optimiser_squares(tdm_optimiser *optimiser)
+{
+    return optimiser->squares;
+}
+
+double *tdm_optimiser_piece_sums(tdm_optimiser *optimiser)
+{
+    return optimiser->sums[0];
 }
 
 double tdm_optimiser_grad_norm(const tdm_optimiser *optimiser)

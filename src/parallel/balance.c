@@ -14,7 +14,7 @@
  *
  * Like placement.c, this uses nothing but arithmetic that gives the same bits on every machine.
  */
-#include "parallel/next.h"
+#include <tandem/parallel.h>
 
 #include <math.h>
 #include <stdlib.h>

@@ -25,22 +25,8 @@ static int64_t first_bad(const float *numbers, int64_t count)
     return i;
 }
 
-bool tdm__blame_params(const tdm_graph *graph, const float *params, tdm_bad_number *out)
-{
-    for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
-        const tdm_param_info *p = tdm_graph_param_at(graph, i);
-        int64_t count = (int64_t)p->elements, bad = first_bad(params + p->offset, count);
-        if (bad == count) continue;
-        *out = (tdm_bad_number){.kind = TDM_BAD_PARAM,
-                                .name = p->name,
-                                .is_nan = isnan(params[p->offset + (size_t)bad])};
-        return true;
-    }
-    return false;
-}
-
 /* Counts the rows of the lane in which `numbers` has bad ones. */
-static void find_rows(const tdm__lane *lane, const float *numbers, int64_t count,
+static void find_rows(const tdm__lane_run *lane, const float *numbers, int64_t count,
                       tdm_bad_number *out)
 {
     int64_t width = count / lane->rows.count;
@@ -52,19 +38,21 @@ static void find_rows(const tdm__lane *lane, const float *numbers, int64_t count
 }
 
 /* Whether there is a bad number in a tensor; *out then gets what all kinds have in common. */
-static bool look_at(const tdm__lane *lane, const tdm_tensor *t, bool of_rows, tdm_bad_number *out)
+static bool look_at(const tdm__lane_run *lane, const tdm_tensor *t, bool of_rows,
+                    tdm_bad_number *out)
 {
     if (t->dtype != TDM_DTYPE_F32) return false;
     const float *numbers = t->data;
     int64_t count = tdm_tensor_elements(t), bad = first_bad(numbers, count);
     if (bad == count) return false;
-    *out = (tdm_bad_number){.is_nan = isnan(numbers[bad]), .lane = lane->index, .rows = lane->rows};
+    *out = (tdm_bad_number){.is_nan = isnan(numbers[bad]), .lane = lane->lane, .rows = lane->rows};
     if (of_rows) find_rows(lane, numbers, count, out);
     return true;
 }
 
 typedef struct watcher {
-    const tdm__lane *lane;
+    const tdm_graph *graph;
+    const tdm__lane_run *lane;
     int64_t token_count; /* of the lane; 0 where samples are not tokens */
     tdm_bad_number found;
     bool has_found;
@@ -82,7 +70,7 @@ static bool is_of_rows(const watcher *w, const tdm_node_info *node, const tdm_te
 static bool watch(void *user, const tdm_plan_event *event)
 {
     watcher *w = user;
-    tdm_node_info node = tdm_graph_node_at(w->lane->graph, event->node);
+    tdm_node_info node = tdm_graph_node_at(w->graph, event->node);
     for (int i = 0; i < event->out_count && !w->has_found; i++) {
         const tdm_tensor *t = &event->out[i];
         bool of_rows = (i == 0 || w->lane->rows.count == 1) && is_of_rows(w, &node, t);
@@ -96,17 +84,33 @@ static bool watch(void *user, const tdm_plan_event *event)
     return true; /* the lane's end decides */
 }
 
-bool tdm__blame_lane(const tdm__lane *lane, tdm_bad_number *out)
+static tdm_status run_watched(const tdm__lane_run *lane, tdm_feed *feed, watcher *w, tdm_error *err)
 {
-    watcher w = {.lane = lane};
+    size_t step_count = tdm_plan_step_count(lane->plan), at = 0;
+    if (feed) TDM_TRY(tdm_feed_begin(feed, lane->graph, err));
+    while (at < step_count) {
+        size_t end = step_count;
+        if (feed) TDM_TRY(tdm_feed_reach(feed, at, &end, err));
+        if (end > step_count) end = step_count;
+        tdm_plan_run_part_watched(lane->plan, &lane->key, at, end, watch, w);
+        at = end;
+    }
+    return TDM_OK;
+}
+
+tdm_status tdm__blame_lane(const tdm_graph *graph, const tdm__lane_run *lane, tdm_feed *feed,
+                           bool *found, tdm_bad_number *out, tdm_error *err)
+{
+    watcher w = {.graph = graph, .lane = lane};
     tdm_tensor x = tdm_plan_input(lane->plan, TDM_MODEL_INPUT);
     if (x.dtype == TDM_DTYPE_I32) w.token_count = tdm_tensor_elements(&x);
     w.has_found = look_at(lane, &x, true, &w.found);
     if (w.has_found) w.found.kind = TDM_BAD_DATA;
-    tdm_plan_run_watched(lane->plan, &lane->key, watch, &w);
+    TDM_TRY(run_watched(lane, feed, &w, err));
     const float *loss = tdm_plan_output(lane->plan, TDM_MODEL_LOSS).data;
-    int64_t extent = (int64_t)tdm_graph_grad_extent(lane->graph);
-    if (isfinite(*loss) && first_bad(lane->grads, extent) == extent) return false;
-    if (w.has_found) *out = w.found;
-    return w.has_found;
+    int64_t extent = (int64_t)tdm_graph_grad_extent(graph);
+    bool good = isfinite(*loss) && first_bad(lane->grads, extent) == extent;
+    *found = !good && w.has_found;
+    if (*found) *out = w.found;
+    return TDM_OK;
 }

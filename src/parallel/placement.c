@@ -11,7 +11,7 @@
  * Only sums, products and comparisons are used, which give the same bits on every machine: ranks of
  * different hosts must come to the same placement.
  */
-#include "parallel/next.h"
+#include <tandem/parallel.h>
 
 #include <assert.h>
 

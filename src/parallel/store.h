@@ -6,7 +6,7 @@
 
 #include "parallel/layout.h"
 
-#include "parallel/next.h"
+#include <tandem/parallel.h>
 
 const tdm__layout *tdm__store_layout(const tdm_store *store);
 

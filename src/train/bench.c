@@ -29,14 +29,15 @@ typedef struct bench {
     tdm_team *team;
     tdm_sampler sampler;
     uint64_t position;
-    int64_t *indices; /* for each worker, rows of a lane */
-    int64_t indices_most;
-    double *lanes_before_s; /* for each worker, before the steps that are measured */
+    int64_t *indices;      /* rows of a lane */
+    double lanes_before_s; /* spent in lanes, before the steps that are measured */
     tdm_graph *lane;
     tdm_plan *plan;
     tdm_pages arena, grads;
     double times[RUNS_MOST]; /* of what is being measured */
     double begin_s;
+    tdm_status failed; /* of a step, with `error` */
+    tdm_error error;
     uint64_t first_bad; /* the first step that was not finite, from 1; 0: none */
 } bench;
 
@@ -72,10 +73,10 @@ static double time_of(bench *b, action_fn action, void *context, double *least, 
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-static void fill(void *user, int worker, int64_t first, int64_t count, void *x, int32_t *classes)
+static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *classes)
 {
     bench *b = user;
-    int64_t *indices = b->indices + worker * b->indices_most;
+    int64_t *indices = b->indices;
     for (int64_t i = 0; i < count; i++) {
         uint64_t at = b->position + (uint64_t)(first + i);
         indices[i] = (int64_t)tdm_sampler_at(&b->sampler, at / b->sampler.sample_count,
@@ -84,13 +85,37 @@ static void fill(void *user, int worker, int64_t first, int64_t count, void *x, 
     tdm_dataset_gather(b->data.train, indices, count, x, classes);
 }
 
-static void one_step(void *context)
+/* `wish`: to stop; true when any rank wishes that. */
+static bool one_step(bench *b, bool wish)
 {
-    bench *b = context;
     uint64_t step = b->position / (uint64_t)b->out->batch;
-    tdm_step_result r = tdm_team_step(b->team, step, b->out->batch, b->job->optim.lr);
+    tdm_step_input in = {
+        .step = step, .batch = b->out->batch, .lr = b->job->optim.lr, .wish = wish};
+    tdm_step_result r;
+    if (b->failed == TDM_OK) b->failed = tdm_team_step(b->team, &in, &r, &b->error);
+    if (b->failed != TDM_OK) return true;
     if (!r.finite && b->first_bad == 0) b->first_bad = step + 1;
     b->position += (uint64_t)b->out->batch;
+    return r.wishes != 0;
+}
+
+/* As time_of, but ranks agree on when it is enough. */
+static double time_of_steps(bench *b)
+{
+    double begin = tdm_clock_s();
+    int n = 0;
+    bool ends = false;
+    do {
+        double from = tdm_clock_s();
+        bool enough = n + 1 >= RUNS_MOST ||
+                      (n + 1 >= RUNS_LEAST && from - begin >= b->options.seconds);
+        ends = one_step(b, enough);
+        b->times[n++] = tdm_clock_s() - from;
+    } while (!ends);
+    double middle = median(b->times, n);
+    b->out->step_least_s = b->times[0];
+    b->out->step_count = n;
+    return middle;
 }
 
 static tdm_status prepare(bench *b, tdm_error *err)
@@ -101,27 +126,25 @@ static tdm_status prepare(bench *b, tdm_error *err)
     const tdm_dataset_info *info = tdm_dataset_info_of(b->data.train);
     b->model = (tdm_model_options){.job = job, .class_count = info->class_count};
     TDM_TRY(tdm_job_sample_shape(job, b->data.train, &b->model.sample_shape, err));
-    TDM_TRY(tdm__memory_check(job, &b->data, b->options.worker_count, false, err));
+    TDM_TRY(tdm__memory_check(job, &b->data, b->options.comm ? tdm_comm_size(b->options.comm) : 1,
+                              false, err));
     b->sampler = (tdm_sampler){.seed = (uint64_t)job->seed,
                                .sample_count = (uint64_t)info->sample_count,
                                .shuffle = job->data.shuffle};
     out->batch = job->train.batch < info->sample_count ? job->train.batch : info->sample_count;
     out->lane_count = tdm_lanes_of(job);
     out->lane_rows = tdm_lane_slice(out->batch, out->lane_count, 0).count;
-    out->worker_count = b->options.worker_count;
+    out->rank_count = b->options.comm ? tdm_comm_size(b->options.comm) : 1;
     out->thread_count = (int)job->compute.threads;
-    TDM_TRY(tdm__state_init(&b->model, TDM__STATE_FOR_TRAINING, &b->state, err));
-    b->indices_most = out->lane_rows;
-    b->indices = calloc((size_t)(out->lane_rows * out->worker_count), sizeof(*b->indices));
-    b->lanes_before_s = calloc((size_t)out->worker_count, sizeof(*b->lanes_before_s));
-    if (!b->indices || !b->lanes_before_s)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
+    TDM_TRY(tdm__state_init(&b->model, TDM__STATE_FOR_TRAINING, b->options.comm, &b->state, err));
+    b->indices = calloc((size_t)out->lane_rows, sizeof(*b->indices));
+    if (!b->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
     tdm_team_options o = {.model = b->model,
-                          .worker_count = out->worker_count,
+                          .store = b->state.store,
+                          .optimiser = b->state.optimiser,
+                          .comm = b->options.comm,
                           .lane_count = out->lane_count,
                           .batches = {out->batch},
-                          .optimiser = b->state.optimiser,
-                          .params = b->state.params,
                           .seed = (uint64_t)job->seed,
                           .fill = fill,
                           .user = b};
@@ -137,19 +160,19 @@ static uint64_t update_bytes(const bench *b)
     return streams * sizeof(float) * tdm_graph_trained_elements(b->state.graph);
 }
 
-/* Seconds that a worker has spent in lanes so far. */
-static double lane_seconds(const bench *b, int worker)
+/* Seconds that this rank has spent in lanes so far. */
+static double lane_seconds(const bench *b)
 {
-    uint64_t lanes;
-    double seconds;
-    tdm_team_worker(b->team, worker, &lanes, &seconds);
-    return seconds;
+    tdm_team_rank rank;
+    tdm_team_rank_of(b->team, b->options.comm ? tdm_comm_rank(b->options.comm) : 0, &rank);
+    return rank.lane_seconds;
 }
 
 /* A bad step changes nothing and leaves out the update, so its time is no step's. */
 static tdm_status check_steps(const bench *b, tdm_error *err)
 {
-    if (b->first_bad == 0) return TDM_OK;
+    if (b->failed != TDM_OK && err) *err = b->error;
+    if (b->first_bad == 0 || b->failed != TDM_OK) return b->failed;
     return tdm_fail(err, TDM_ERR_DIVERGED,
                     "bench: the loss or the gradient of step %llu is not finite, so no more steps "
                     "could be measured; set a lower optim.lr than %g (it is used from the first "
@@ -162,20 +185,16 @@ static tdm_status measure_steps(bench *b, tdm_error *err)
     tdm_bench *out = b->out;
     double first = tdm_clock_s();
     out->start_s = first - b->begin_s;
-    one_step(b);
+    one_step(b, false);
     out->first_step_s = tdm_clock_s() - first;
-    one_step(b);
+    one_step(b, false);
     TDM_TRY(check_steps(b, err));
-    for (int w = 0; w < out->worker_count; w++) b->lanes_before_s[w] = lane_seconds(b, w);
+    b->lanes_before_s = lane_seconds(b);
     double begin = tdm_clock_s();
-    out->step_s = time_of(b, one_step, b, &out->step_least_s, &out->step_count);
-    double all = tdm_clock_s() - begin, longest = 0;
+    out->step_s = time_of_steps(b);
+    double all = tdm_clock_s() - begin;
     TDM_TRY(check_steps(b, err));
-    for (int w = 0; w < out->worker_count; w++) {
-        double seconds = lane_seconds(b, w) - b->lanes_before_s[w];
-        if (seconds > longest) longest = seconds;
-    }
-    out->update_s = (all - longest) / out->step_count;
+    out->update_s = (all - (lane_seconds(b) - b->lanes_before_s)) / out->step_count;
     out->peak_resident_bytes = tdm_os_peak_resident_bytes();
     out->update_bytes = update_bytes(b);
     out->parameter_count = tdm_graph_trained_elements(b->state.graph);
@@ -218,7 +237,7 @@ static tdm_step_key key_of(const bench *b)
 
 static void fill_lane(bench *b)
 {
-    fill(b, 0, 0, b->out->lane_rows, tdm_plan_input(b->plan, TDM_MODEL_INPUT).data,
+    fill(b, 0, b->out->lane_rows, tdm_plan_input(b->plan, TDM_MODEL_INPUT).data,
          tdm_plan_input(b->plan, TDM_MODEL_CLASSES).data);
 }
 
@@ -375,7 +394,7 @@ static tdm_status measure_products(bench *b, tdm_error *err)
     fill_lane(b);
     double lane_s = time_of(b, run_products, b, NULL, NULL);
     TDM_TRY(time_attention(b, &lane_s, err));
-    double lanes = (double)tdm_lane_slice(out->lane_count, out->worker_count, 0).count;
+    double lanes = (double)tdm_lane_slice(out->lane_count, out->rank_count, 0).count;
     out->products_s = lane_s * lanes;
     return TDM_OK;
 }
@@ -446,7 +465,6 @@ tdm_status tdm_bench_step(const tdm_job *job, const tdm_bench_options *options, 
     *out = (tdm_bench){0};
     bench b = {.job = job, .out = out, .begin_s = tdm_clock_s()};
     if (options) b.options = *options;
-    if (b.options.worker_count < 1) b.options.worker_count = 1;
     if (b.options.seconds <= 0) b.options.seconds = 2;
     tdm_status status = measure(&b, err);
     tdm_plan_destroy(b.plan);
@@ -458,7 +476,6 @@ tdm_status tdm_bench_step(const tdm_job *job, const tdm_bench_options *options, 
     tdm__state_release(&b.state);
     tdm_job_data_release(&b.data);
     free(b.indices);
-    free(b.lanes_before_s);
     if (status != TDM_OK) tdm_bench_release(out);
     return status;
 }

@@ -53,12 +53,12 @@ typedef struct tdm__skips {
     double in_all;
 } tdm__skips;
 
-/* Parameters, buffers and optimiser state in one block of pages, and their names. */
+/* Parameters, buffers and optimiser state in a store, and their names. */
 typedef struct tdm__state {
     tdm_arena *arena;
     tdm_graph *graph;         /* of one row, for names and layout only */
     tdm_optimiser *optimiser; /* NULL: the state is only looked at */
-    tdm_pages pages;
+    tdm_store *store;
     float *params;
     float *states[TDM_OPTIM_MAX_STATES]; /* NULL: not used */
     float *ema; /* NULL: none is kept. Like params; its buffers are copied by tdm__state_average */
@@ -77,9 +77,10 @@ typedef enum tdm__state_use {
     TDM__STATE_FOR_INFERENCE /* parameters and buffers only */
 } tdm__state_use;
 
-/* All zero at first. `out` must stay where it is: its tensors point into it. */
-tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, tdm__state *out,
-                           tdm_error *err);
+/* All zero at first. `out` must stay where it is: its tensors point into it. `comm` NULL: a single
+ * process. */
+tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, tdm_comm *comm,
+                           tdm__state *out, tdm_error *err);
 void tdm__state_release(tdm__state *state);
 /* First values: from the seed, from the data (normalisation), from model.init_from. */
 tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dataset *train,

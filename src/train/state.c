@@ -1,8 +1,8 @@
 /*
  * state.c: the numbers that training changes, where they lie, and how they begin.
  *
- * One block of pages holds the parameters (with the buffers behind them), then each of the
- * optimiser's states and the average of the weights, all in the layout of the graph. Names in
+ * A store holds the parameters (with the buffers behind them), each of the optimiser's states and the
+ * average of the weights, all in the layout of the graph. Names in
  * checkpoints: a parameter has its own, a state of it is "optim.STATE.PARAMETER", its average
  * "ema.PARAMETER". What evaluations have said are small tensors of doubles, "schedule.plateau" and
  * "train.early_stop"; the steps that were skipped are counted in "train.bad_numbers". The first of
@@ -15,13 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { ALIGN_ELEMENTS = 16 };
-
-static size_t round_up(size_t elements)
-{
-    return (elements + ALIGN_ELEMENTS - 1) / ALIGN_ELEMENTS * ALIGN_ELEMENTS;
-}
 
 enum { PLATEAU_NUMBERS = sizeof(tdm_plateau) / sizeof(double) };
 #define PLATEAU_NAME "schedule.plateau"
@@ -90,37 +83,26 @@ static tdm_status make_optimiser(tdm__state *s, const tdm_job *job, tdm_error *e
     return tdm_optimiser_create(job, params, trained, &s->optimiser, err);
 }
 
-/* Maps the block and gives each part of it its place. */
-static tdm_status map_block(tdm__state *s, const tdm_job *job, tdm_error *err)
+/* Makes the store and finds its blocks. */
+static tdm_status make_store(tdm__state *s, const tdm_job *job, tdm_comm *comm, tdm_error *err)
 {
-    size_t params = round_up(tdm_graph_param_extent(s->graph));
-    size_t trained = round_up(tdm_graph_trained_extent(s->graph));
-    size_t elements = params;
-    bool has_ema = s->optimiser && job->optim.ema > 0;
-    for (int k = 0; s->optimiser && k < TDM_OPTIM_MAX_STATES; k++)
-        if (tdm_optimiser_uses_state(s->optimiser, k)) elements += trained;
-    if (has_ema) elements += params;
-    TDM_TRY(tdm_pages_map(elements * sizeof(float), false, &s->pages, err));
-    float *next = s->pages.data;
-    s->params = next;
-    next += params;
-    if (has_ema) {
-        s->ema = next;
-        next += params;
-    }
-    for (int k = 0; s->optimiser && k < TDM_OPTIM_MAX_STATES; k++) {
-        if (!tdm_optimiser_uses_state(s->optimiser, k)) continue;
-        s->states[k] = next;
-        next += trained;
-    }
-    tdm_optim_blocks blocks = {.params = s->params, .ema = s->ema};
-    memcpy(blocks.states, s->states, sizeof(blocks.states));
-    if (s->optimiser) tdm_optimiser_bind(s->optimiser, &blocks);
+    tdm_store_options options = {.graph = s->graph,
+                                 .optimiser = s->optimiser,
+                                 .has_ema = s->optimiser && job->optim.ema > 0,
+                                 .comm = comm,
+                                 .zero = (int)job->parallel.zero,
+                                 .offload = s->optimiser ? job->parallel.offload : NULL,
+                                 .bucket_bytes = (size_t)job->parallel.bucket};
+    TDM_TRY(tdm_store_create(&options, &s->store, err));
+    s->params = tdm_store_block(s->store, TDM_BLOCK_PARAMS);
+    s->ema = tdm_store_block(s->store, TDM_BLOCK_EMA);
+    for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++)
+        s->states[k] = tdm_store_block(s->store, TDM_BLOCK_STATE + k);
     return TDM_OK;
 }
 
-tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, tdm__state *out,
-                           tdm_error *err)
+tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, tdm_comm *comm,
+                           tdm__state *out, tdm_error *err)
 {
     tdm__state *s = out;
     *s = (tdm__state){0};
@@ -134,7 +116,7 @@ tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, t
     if (status == TDM_OK) status = tdm_model_build(&one_row, &s->graph, err);
     if (status == TDM_OK && use == TDM__STATE_FOR_TRAINING)
         status = make_optimiser(s, model->job, err);
-    if (status == TDM_OK) status = map_block(s, model->job, err);
+    if (status == TDM_OK) status = make_store(s, model->job, comm, err);
     if (status == TDM_OK) status = name_tensors(s, model->job, err);
     if (status != TDM_OK) tdm__state_release(s);
     return status;
@@ -142,9 +124,9 @@ tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, t
 
 void tdm__state_release(tdm__state *state)
 {
+    tdm_store_destroy(state->store);
     tdm_optimiser_destroy(state->optimiser);
     tdm_graph_destroy(state->graph);
-    tdm_pages_unmap(&state->pages);
     tdm_arena_destroy(state->arena);
     *state = (tdm__state){0};
 }

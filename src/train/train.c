@@ -27,8 +27,8 @@ typedef struct trainer {
     tdm__state state;
     tdm_team *team;
     tdm_predictor *predictor;
-    int64_t **indices; /* one list for each worker */
-    bool ended_early;  /* by train.early_stop */
+    int64_t *indices; /* of the samples of a lane */
+    bool ended_early; /* by train.early_stop */
     tdm_position position;
     tdm_train_status status;
     bool save_failed;      /* the last checkpoint along the way could not be written */
@@ -159,10 +159,10 @@ static tdm_status save_along_the_way(trainer *t, bool *saved, tdm_error *err)
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-static void fill(void *user, int worker, int64_t first, int64_t count, void *x, int32_t *classes)
+static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *classes)
 {
     trainer *t = user;
-    int64_t *indices = t->indices[worker];
+    int64_t *indices = t->indices;
     for (int64_t i = 0; i < count; i++)
         indices[i] = tdm__course_sample(&t->course, &t->position, first + i);
     tdm_dataset_gather(t->course.data.train, indices, count, x, classes);
@@ -173,8 +173,12 @@ static void fill(void *user, int worker, int64_t first, int64_t count, void *x, 
 /* Looks for the cause of the bad step in progress, and appends it to `out`. */
 static tdm_bad_number explain(trainer *t, tdm_str *out)
 {
-    tdm_bad_number bad;
-    tdm_team_replay(t->team, &bad);
+    tdm_bad_number bad = {.kind = TDM_BAD_NOWHERE};
+    tdm_error err;
+    if (tdm_team_replay(t->team, &bad, &err) != TDM_OK) {
+        tdm_str_addf(out, "the cause could not be looked for: %s", err.message);
+        return bad;
+    }
     int64_t index = tdm__course_sample(&t->course, &t->position, bad.first_row);
     tdm__bad_number_text(&bad, t->course.data.train, index, out);
     return bad;
@@ -260,7 +264,9 @@ static tdm_status one_step(trainer *t, tdm_error *err)
     int64_t batch = tdm__course_batch(&t->course, &t->position);
     double lr = tdm_schedule_lr(&t->course.schedule, t->position.step, &t->state.plateau);
     double begin = tdm_clock_s();
-    tdm_step_result result = tdm_team_step(t->team, t->position.step, batch, lr);
+    tdm_step_input in = {.step = t->position.step, .batch = batch, .lr = lr};
+    tdm_step_result result;
+    TDM_TRY(tdm_team_step(t->team, &in, &result, err));
     t->step_seconds += tdm_clock_s() - begin;
     if (!result.finite) TDM_TRY(heed_bad_step(t, &result, err));
     tdm__course_advance(&t->course, &t->position);
@@ -373,26 +379,21 @@ static tdm_status make_team(trainer *t, tdm_error *err)
 {
     const tdm_job *job = t->job;
     int64_t lanes = tdm_lanes_of(job);
-    int workers = tdm__workers_of(job, t->options->worker_count);
     int64_t tail = t->course.epoch_rows % t->course.full_batch;
     tdm_team_options o = {.model = t->course.model,
-                          .worker_count = workers,
+                          .store = t->state.store,
+                          .optimiser = t->state.optimiser,
+                          .comm = t->options->comm,
                           .lane_count = lanes,
                           .batches = {t->course.full_batch, tail},
-                          .optimiser = t->state.optimiser,
-                          .params = t->state.params,
                           .seed = (uint64_t)job->seed,
                           .fill = fill,
                           .user = t};
-    t->indices = tdm_arena_array(t->arena, (size_t)workers, sizeof(*t->indices));
-    for (int w = 0; t->indices && w < workers; w++) {
-        t->indices[w] = tdm_arena_array(t->arena, (size_t)(t->course.full_batch / lanes + 1),
-                                        sizeof(int64_t));
-        if (!t->indices[w]) t->indices = NULL;
-    }
+    t->indices = tdm_arena_array(t->arena, (size_t)(t->course.full_batch / lanes + 1),
+                                 sizeof(*t->indices));
     if (!t->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     TDM_TRY(tdm_team_create(&o, &t->team, err));
-    t->status.worker_count = workers;
+    t->status.rank_count = tdm_team_info_of(t->team).rank_count;
     t->status.lane_count = lanes;
     t->status.parameter_count = tdm_graph_trained_elements(t->state.graph);
     if (!t->course.data.test) return TDM_OK;
@@ -433,9 +434,10 @@ static tdm_status begin(trainer *t, tdm_error *err)
     tdm_job_show(t->job, &t->job_yaml);
     if (!tdm_str_ok(&t->job_yaml)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     TDM_TRY(load_data(t, err));
-    TDM_TRY(tdm__memory_check(t->job, &t->course.data, t->options->worker_count, t->options->resume,
-                              err));
-    TDM_TRY(tdm__state_init(&t->course.model, TDM__STATE_FOR_TRAINING, &t->state, err));
+    int ranks = t->options->comm ? tdm_comm_size(t->options->comm) : 1;
+    TDM_TRY(tdm__memory_check(t->job, &t->course.data, ranks, t->options->resume, err));
+    TDM_TRY(tdm__state_init(&t->course.model, TDM__STATE_FOR_TRAINING, t->options->comm, &t->state,
+                            err));
     TDM_TRY(make_team(t, err));
     if (!t->options->resume)
         TDM_TRY(tdm__state_begin(&t->state, t->job, t->course.data.train, err));
@@ -502,10 +504,10 @@ static tdm_status run(trainer *t, tdm_train_result *out, tdm_error *err)
     char count[32];
     tdm_log(TDM_LOG_INFO, "train",
             "%s: %s parameters, %lld training and %lld test samples, %lld "
-            "lanes, %d workers, from step %llu to %llu",
+            "lanes, %d ranks, from step %llu to %llu",
             t->run.path, tdm_text_count(t->status.parameter_count, count),
             (long long)t->status.train_count, (long long)t->status.test_count,
-            (long long)t->status.lane_count, t->status.worker_count,
+            (long long)t->status.lane_count, t->status.rank_count,
             (unsigned long long)t->position.step, (unsigned long long)t->course.step_count);
     if (t->state.from_file_count > 0)
         tdm_log(TDM_LOG_INFO, "train", "%zu of %zu parameters and buffers start from %s",

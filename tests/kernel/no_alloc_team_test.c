@@ -1,6 +1,6 @@
 /*
- * no_alloc_team_test.c: a step of a team allocates nothing of ours, in no thread, with any number of
- * workers. What oneDNN does inside its products is told apart as in no_alloc_test.c.
+ * no_alloc_team_test.c: a step of a team in a single process allocates nothing of ours, in no thread.
+ * What oneDNN does inside its products is told apart as in no_alloc_test.c.
  */
 #include "alloc_count.h"
 #include "team_bench.h"
@@ -32,26 +32,22 @@ static void check_no_allocation(team_shape shape)
 
 static void nothing_with_ref(void)
 {
-    for (int workers = 1; workers <= 8; workers++)
-        for (int optim = TDM_JOB_OPTIM_SGD; optim <= TDM_JOB_OPTIM_LION; optim++)
-            check_no_allocation((team_shape){.lanes = 8,
-                                             .workers = workers,
-                                             .batches = {FULL_BATCH, LAST_BATCH},
-                                             .optim = optim,
-                                             .backend = TDM_JOB_BACKEND_REF,
-                                             .dropout = 0.1,
-                                             .clip_norm = optim % 2 ? 1 : 0,
-                                             .ema = 0.9});
+    for (int optim = TDM_JOB_OPTIM_SGD; optim <= TDM_JOB_OPTIM_LION; optim++)
+        check_no_allocation((team_shape){.lanes = 8,
+                                         .batches = {FULL_BATCH, LAST_BATCH},
+                                         .optim = optim,
+                                         .backend = TDM_JOB_BACKEND_REF,
+                                         .dropout = 0.1,
+                                         .clip_norm = optim % 2 ? 1 : 0,
+                                         .ema = 0.9});
 }
 
 static void nothing_of_ours_with_onednn(void)
 {
-    for (int workers = 1; workers <= 4; workers++)
-        check_no_allocation((team_shape){.lanes = 4,
-                                         .workers = workers,
-                                         .batches = {FULL_BATCH, LAST_BATCH},
-                                         .optim = TDM_JOB_OPTIM_ADAMW,
-                                         .dropout = 0.1});
+    check_no_allocation((team_shape){.lanes = 4,
+                                     .batches = {FULL_BATCH, LAST_BATCH},
+                                     .optim = TDM_JOB_OPTIM_ADAMW,
+                                     .dropout = 0.1});
 }
 
 static const check_test tests[] = {

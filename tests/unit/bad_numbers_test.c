@@ -1,6 +1,6 @@
 /*
  * bad_numbers_test.c: NaN and infinity in a step: that nothing is changed by it, for any number of
- * workers, and that the replay names what made them.
+ * ranks, and that the replay names what made them.
  *
  * The numbers are really bad: data that overflows in a product, gradients that overflow while the
  * loss is fine, gradients that overflow only when lanes are added up, gradients that are finite but
@@ -11,16 +11,6 @@
 #include "team_bench.h"
 
 enum { BATCH = 21, LANES = 4 };
-
-static bool same_bits(const team_bench *a, const team_bench *b)
-{
-    size_t bytes = a->trained_extent * sizeof(float);
-    bool same = memcmp(a->params, b->params, a->param_extent * sizeof(float)) == 0 &&
-                memcmp(a->ema, b->ema, bytes) == 0;
-    for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++)
-        same = same && memcmp(a->states[i], b->states[i], bytes) == 0;
-    return same;
-}
 
 /* The first feature has no weight, so that it does not reach the loss, only the gradient; and the
  * second layer is steep, so that this gradient is large. */
@@ -33,47 +23,74 @@ static void hide_first_feature(team_bench *b)
     for (int64_t i = 0; i < tdm_tensor_elements(&second); i++) v[i] *= 100;
 }
 
-/* One step of a team on a fresh bench; what the replay says, when it is bad. */
-static tdm_step_result step_of(team_shape shape, void (*change)(team_bench *b), tdm_bad_number *bad)
+typedef struct trial {
+    team_shape shape;
+    void (*change)(team_bench *b);
+    tdm_step_result result;
+    tdm_bad_number bad;
+    char name[64], op[64];
+    int done;
+} trial;
+
+/* One step of a team on a fresh bench; what the replay says, when it is bad. All ranks say the same. */
+static void try_on_rank(tdm_comm *comm, void *user)
 {
+    trial *t = user;
     team_bench b, untouched;
     tdm_step_result r = {.loss = NAN};
-    *bad = (tdm_bad_number){.kind = TDM_BAD_NOWHERE};
-    shape.batches[0] = BATCH;
-    if (!team_bench_open(&b, &shape) || !team_bench_prepare(&untouched, &shape)) return r;
-    if (change) {
-        change(&b);
-        change(&untouched);
+    tdm_bad_number bad = {.kind = TDM_BAD_NOWHERE};
+    team_shape shape = t->shape;
+    shape.comm = comm;
+    if (!team_bench_open(&b, &shape) || !team_bench_prepare(&untouched, &shape)) return;
+    if (t->change) {
+        t->change(&b);
+        t->change(&untouched);
     }
     r = team_bench_step(&b, 0, BATCH);
-    CHECK_INT(same_bits(&b, &untouched), !r.finite);
+    CHECK_INT(team_bench_same(&b, &untouched), !r.finite);
     if (!r.finite) {
-        tdm_team_replay(b.team, bad);
-        CHECK(same_bits(&b, &untouched));
-        /* Names outlive the team here only because each one is compared before it goes. */
-        static char name[64], op[64];
-        snprintf(name, sizeof(name), "%s", bad->name ? bad->name : "");
-        snprintf(op, sizeof(op), "%s", bad->op ? bad->op : "");
-        bad->name = name;
-        bad->op = op;
+        CHECK_INT(tdm_team_replay(b.team, &bad, NULL), TDM_OK);
+        CHECK(team_bench_same(&b, &untouched));
         b.shape.huge = 0; /* the team is none the worse for it */
         b.shape.poison = false;
         b.shape.huge_rows = false;
-        if (bad->kind != TDM_BAD_PARAM) CHECK(team_bench_step(&b, 1, BATCH).finite);
+        if (bad.kind != TDM_BAD_PARAM) CHECK(team_bench_step(&b, 1, BATCH).finite);
     }
+    if (t->done++ == 0) {
+        t->result = r;
+        t->bad = bad;
+        snprintf(t->name, sizeof(t->name), "%s", bad.name ? bad.name : "");
+        snprintf(t->op, sizeof(t->op), "%s", bad.op ? bad.op : "");
+    }
+    CHECK_INT(bad.kind, t->bad.kind);
+    CHECK_INT(bad.lane, t->bad.lane);
+    CHECK_TEXT(bad.name ? bad.name : "", t->name);
     team_bench_close(&b);
     team_bench_close(&untouched);
-    return r;
+}
+
+static tdm_step_result step_of(team_shape shape, int ranks, void (*change)(team_bench *b),
+                               tdm_bad_number *bad)
+{
+    static trial t; /* names live until the next one */
+    shape.batches[0] = BATCH;
+    t = (trial){.shape = shape, .change = change};
+    team_bench_on_ranks(ranks, try_on_rank, &t);
+    CHECK_INT(t.done, ranks);
+    *bad = t.bad;
+    bad->name = t.name;
+    bad->op = t.op;
+    return t.result;
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
 static void data_that_is_bad_itself(void)
 {
-    for (int workers = 1; workers <= LANES; workers++) {
+    for (int ranks = 1; ranks <= LANES; ranks++) {
         tdm_bad_number bad;
-        team_shape shape = {.lanes = LANES, .workers = workers, .poison = true};
-        CHECK(!step_of(shape, NULL, &bad).finite);
+        team_shape shape = {.lanes = LANES, .poison = true};
+        CHECK(!step_of(shape, ranks, NULL, &bad).finite);
         CHECK_INT(bad.kind, TDM_BAD_DATA);
         CHECK(bad.is_nan);
         CHECK_INT(bad.lane, LANES - 1);
@@ -92,11 +109,10 @@ static void widen(team_bench *b)
 static void the_op_and_the_row_are_named(void)
 {
     for (int backend = TDM_JOB_BACKEND_AUTO; backend <= TDM_JOB_BACKEND_REF; backend++)
-        for (int workers = 1; workers <= LANES; workers++) {
+        for (int ranks = 1; ranks <= LANES; ranks++) {
             tdm_bad_number bad;
-            team_shape shape = {
-                .lanes = LANES, .workers = workers, .huge = 3e38f, .backend = backend};
-            tdm_step_result r = step_of(shape, widen, &bad);
+            team_shape shape = {.lanes = LANES, .huge = 3e38f, .backend = backend};
+            tdm_step_result r = step_of(shape, ranks, widen, &bad);
             CHECK(!r.finite && !isfinite(r.loss));
             CHECK_INT(bad.kind, TDM_BAD_OP);
             CHECK_TEXT(bad.name, "fc1.matmul+relu");
@@ -108,7 +124,7 @@ static void the_op_and_the_row_are_named(void)
             CHECK_INT(bad.bad_rows, 1);
             CHECK_INT(bad.first_row, BATCH - 1);
             shape.huge_rows = true;
-            step_of(shape, widen, &bad);
+            step_of(shape, ranks, widen, &bad);
             CHECK_INT(bad.lane, 0);
             CHECK_INT(bad.bad_rows, bad.rows.count);
             CHECK_INT(bad.first_row, 0);
@@ -126,13 +142,12 @@ static void a_gradient_that_overflows_while_the_loss_is_fine(void)
                                         {.optim = TDM_JOB_OPTIM_LION, .clip_value = 1}};
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         for (int lanes = 1; lanes <= LANES; lanes *= 2)
-            for (int workers = 1; workers <= lanes; workers++) {
+            for (int ranks = 1; ranks <= lanes; ranks++) {
                 tdm_bad_number bad;
                 team_shape shape = shapes[i];
                 shape.lanes = lanes;
-                shape.workers = workers;
                 shape.huge = 3.4e38f;
-                tdm_step_result r = step_of(shape, hide_first_feature, &bad);
+                tdm_step_result r = step_of(shape, ranks, hide_first_feature, &bad);
                 CHECK(!r.finite && isfinite(r.loss));
                 CHECK_INT(bad.kind, TDM_BAD_OP);
                 CHECK(bad.backward);
@@ -147,14 +162,13 @@ static void a_sum_that_overflows(void)
 {
     int found = 0;
     for (float huge = 1e36f; huge < 3.3e38f && found == 0; huge *= 1.1f)
-        for (int workers = 1; workers <= LANES; workers++) {
+        for (int ranks = 1; ranks <= LANES; ranks++) {
             tdm_bad_number bad;
-            team_shape shape = {
-                .lanes = LANES, .workers = workers, .huge = huge, .huge_rows = true};
-            CHECK(!step_of(shape, hide_first_feature, &bad).finite);
+            team_shape shape = {.lanes = LANES, .huge = huge, .huge_rows = true};
+            CHECK(!step_of(shape, ranks, hide_first_feature, &bad).finite);
             CHECK_TEXT(bad.name, "fc1.weight");
             if (bad.kind == TDM_BAD_LARGE) {
-                CHECK_INT(found, 0); /* for all numbers of workers, or for none */
+                CHECK_INT(found, 0); /* for all numbers of ranks, or for none */
                 break;
             }
             found++;
@@ -168,15 +182,14 @@ static void a_sum_that_overflows(void)
 static void a_gradient_whose_square_overflows(void)
 {
     for (int optim = TDM_JOB_OPTIM_SGD; optim <= TDM_JOB_OPTIM_LION; optim++)
-        for (int workers = 1; workers <= LANES; workers++) {
+        for (int ranks = 1; ranks <= LANES; ranks++) {
             tdm_bad_number bad;
             team_shape shape = {.lanes = LANES,
-                                .workers = workers,
                                 .optim = optim,
                                 .huge = 1e20f,
                                 .huge_rows = true,
-                                .clip_value = workers % 2 ? 1 : 0};
-            tdm_step_result r = step_of(shape, hide_first_feature, &bad);
+                                .clip_value = ranks % 2 ? 1 : 0};
+            tdm_step_result r = step_of(shape, ranks, hide_first_feature, &bad);
             CHECK(!r.finite && isfinite(r.loss));
             CHECK_INT(bad.kind, TDM_BAD_LARGE);
             CHECK_TEXT(bad.name, "fc1.weight");
@@ -191,7 +204,6 @@ static void squares_of_good_gradients_are_finite(void)
         for (float huge = 1e17f; huge < 1e21f; huge *= 1.5f) {
             team_bench b;
             team_shape shape = {.lanes = LANES,
-                                .workers = 1,
                                 .batches = {BATCH},
                                 .optim = optim,
                                 .huge = huge,
@@ -200,7 +212,8 @@ static void squares_of_good_gradients_are_finite(void)
             hide_first_feature(&b);
             if (team_bench_step(&b, 0, BATCH).finite) largest = huge;
             for (int s = 0; s < TDM_OPTIM_MAX_STATES; s++)
-                for (size_t i = 0; i < b.trained_extent; i++) CHECK(isfinite(b.states[s][i]));
+                for (size_t i = 0; b.states[s] && i < b.trained_extent; i++)
+                    CHECK(isfinite(b.states[s][i]));
             team_bench_close(&b);
         }
         CHECK(largest >= 1e17f && largest < 1e20f);
@@ -208,24 +221,27 @@ static void squares_of_good_gradients_are_finite(void)
 }
 
 /* Huge numbers are looked at more closely, and then trained on: the same bits for all. */
+static void train_on_huge(tdm_comm *comm, void *user)
+{
+    team_bench b, *first = user;
+    team_shape shape = {.lanes = LANES, .comm = comm, .batches = {BATCH}, .huge = 1e17f};
+    if (!team_bench_open(&b, &shape)) return;
+    hide_first_feature(&b);
+    CHECK(team_bench_step(&b, 0, BATCH).finite);
+    if (!comm) {
+        *first = b;
+        float *w = tdm_model_param(b.graph, "fc1.weight", b.params).data;
+        CHECK(fabsf(w[0]) > 0x1p47f || fabsf(w[TEAM_BENCH_FEATURES]) > 0x1p47f);
+        return;
+    }
+    CHECK(team_bench_same(&b, first));
+    team_bench_close(&b);
+}
+
 static void huge_gradients_are_no_bad_numbers(void)
 {
     team_bench first;
-    for (int workers = 1; workers <= LANES; workers++) {
-        team_bench b;
-        team_shape shape = {.lanes = LANES, .workers = workers, .batches = {BATCH}, .huge = 1e17f};
-        if (!team_bench_open(&b, &shape)) return;
-        hide_first_feature(&b);
-        CHECK(team_bench_step(&b, 0, BATCH).finite);
-        if (workers == 1) {
-            first = b;
-            float *w = tdm_model_param(b.graph, "fc1.weight", b.params).data;
-            CHECK(fabsf(w[0]) > 0x1p47f || fabsf(w[TEAM_BENCH_FEATURES]) > 0x1p47f);
-            continue;
-        }
-        CHECK(same_bits(&b, &first));
-        team_bench_close(&b);
-    }
+    for (int ranks = 1; ranks <= LANES; ranks++) team_bench_on_ranks(ranks, train_on_huge, &first);
     team_bench_close(&first);
 }
 
@@ -238,7 +254,7 @@ static void break_param(team_bench *b)
 static void a_parameter_that_was_bad_before(void)
 {
     tdm_bad_number bad;
-    CHECK(!step_of((team_shape){.lanes = LANES, .workers = 2}, break_param, &bad).finite);
+    CHECK(!step_of((team_shape){.lanes = LANES}, 2, break_param, &bad).finite);
     CHECK_INT(bad.kind, TDM_BAD_PARAM);
     CHECK_TEXT(bad.name, "fc2.bias");
     CHECK(!bad.is_nan);
@@ -315,8 +331,8 @@ static bool blame(spoil how, int64_t rows, bool of_params, tdm_bad_number *bad)
         tdm_plan_bind(plan, TDM_SPACE_GRADS, grads);
         float *x = tdm_plan_input(plan, TDM_MODEL_INPUT).data;
         for (int64_t i = 0; i < 2 * rows; i++) x[i] = (float)i;
-        tdm__lane lane = {.graph = g, .plan = plan, .grads = grads, .index = 7, .rows = {30, rows}};
-        found = tdm__blame_lane(&lane, bad);
+        tdm__lane_run lane = {.plan = plan, .grads = grads, .lane = 7, .rows = {30, rows}};
+        CHECK_INT(tdm__blame_lane(g, &lane, NULL, &found, bad, NULL), TDM_OK);
         if (found) CHECK(strstr(bad->name, "spoil") != NULL);
         if (found) CHECK_TEXT(bad->op, "spoil");
     }

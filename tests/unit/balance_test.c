@@ -7,7 +7,7 @@
  * however long it goes on.
  */
 #include "check.h"
-#include "parallel/next.h"
+#include <tandem/parallel.h>
 
 #include <stdlib.h>
 

@@ -70,7 +70,7 @@ static tdm_memory_estimate estimate(const tdm_job *job, int workers)
 }
 
 /* The bytes by which a training makes a fresh process grow. */
-static uint64_t measure(const tdm_job *job, int workers)
+static uint64_t measure(const tdm_job *job)
 {
     int ends[2];
     CHECK(pipe(ends) == 0);
@@ -80,8 +80,7 @@ static uint64_t measure(const tdm_job *job, int workers)
         tdm_error err = {0};
         tdm_train_result result;
         uint64_t before = tdm_os_resident_bytes();
-        tdm_status status = tdm_train(job, &(tdm_train_options){.worker_count = workers}, &result,
-                                      &err);
+        tdm_status status = tdm_train(job, NULL, &result, &err);
         if (status != TDM_OK) fprintf(stderr, "  %s\n", err.message);
         uint64_t grown = status == TDM_OK ? tdm_os_peak_resident_bytes() - before : 0;
         _exit(write(ends[1], &grown, sizeof(grown)) != sizeof(grown));
@@ -96,12 +95,12 @@ static uint64_t measure(const tdm_job *job, int workers)
 }
 
 /* Within 25 %, and 24 MB for the program: code, threads' stacks, oneDNN's compiled kernels. */
-static void check_honest(const char *const sets[], int workers, double least_mb)
+static void check_honest(const char *const sets[], double least_mb)
 {
     tdm_job_document *document = load(sets);
     const tdm_job *job = tdm_job_document_job(document);
-    tdm_memory_estimate e = estimate(job, workers);
-    double wanted = (double)e.total_bytes, got = (double)measure(job, workers);
+    tdm_memory_estimate e = estimate(job, 1);
+    double wanted = (double)e.total_bytes, got = (double)measure(job);
     CHECK(wanted > least_mb * MB); /* so that the constant is not all there is to it */
     bool honest = got < 1.25 * wanted + 24 * MB && got > 0.75 * wanted - 24 * MB;
     CHECK(honest || SANITIZED);
@@ -128,9 +127,9 @@ static void test_estimates_are_honest(void)
                                        "model.dropout=0.1",
                                        "memory.recompute=full",
                                        NULL};
-    check_honest(wide, 2, 100);
-    check_honest(many, 1, 80);
-    check_honest(deep, 1, 200);
+    check_honest(wide, 100);
+    check_honest(many, 80);
+    check_honest(deep, 200);
 }
 
 static void test_parts(void)
@@ -159,39 +158,6 @@ static void test_parts(void)
     tdm_job_document_destroy(document);
 }
 
-/* The team maps just what was estimated. */
-static void test_the_arena_is_the_teams(void)
-{
-    tdm_error err = {0};
-    tdm_job_document *document = load(NULL);
-    const tdm_job *job = tdm_job_document_job(document);
-    tdm_memory_estimate e = estimate(job, 2);
-    tdm_model_options model = {
-        .job = job, .class_count = CLASSES, .sample_shape = tdm_shape_1(FEATURES)};
-    tdm_optim_param none = {.name = "none", .elements = 1};
-    tdm_optimiser *optimiser = NULL;
-    CHECK_INT(tdm_optimiser_create(job, &none, 1, &optimiser, &err), TDM_OK);
-    float *params = aligned_alloc(64, e.parameter_bytes + e.buffer_bytes);
-    tdm_team *team = NULL;
-    tdm_team_options options = {.model = model,
-                                .worker_count = 2,
-                                .lane_count = e.lane_count,
-                                .batches = {e.batch},
-                                .optimiser = optimiser,
-                                .params = params};
-    CHECK_INT(tdm_team_create(&options, &team, &err), TDM_OK);
-    if (team) {
-        tdm_team_info info = tdm_team_info_of(team);
-        CHECK(info.arena_bytes >= e.arena_bytes && info.arena_bytes < e.arena_bytes + (2 << 20));
-        CHECK(info.grad_bytes >= e.gradient_bytes &&
-              info.grad_bytes < e.gradient_bytes + 2 * (2 << 20));
-    }
-    tdm_team_destroy(team);
-    tdm_optimiser_destroy(optimiser);
-    free(params);
-    tdm_job_document_destroy(document);
-}
-
 static void test_budget(void)
 {
     static const char *const sets[] = {"memory.limit=3MiB", NULL};
@@ -214,17 +180,9 @@ static void test_refusal(void)
     tdm_job_document *document = load(sets);
     tdm_error err = {0};
     tdm_train_result result;
-    CHECK_INT(tdm_train(tdm_job_document_job(document), &(tdm_train_options){.worker_count = 2},
-                        &result, &err),
-              TDM_ERR_NO_MEMORY);
-    CHECK_HAS(err.message, "memory.limit allows 6.00 MB: parameters 1.19 MB, gradients 4.7");
+    CHECK_INT(tdm_train(tdm_job_document_job(document), NULL, &result, &err), TDM_ERR_NO_MEMORY);
+    CHECK_HAS(err.message, "memory.limit allows 6.00 MB: parameters 1.19 MB, gradients 3.5");
     CHECK_HAS(err.message, "optimiser 2.38 MB, activations ");
-    tdm_job_document_destroy(document);
-    static const char *const too_many[] = {"memory.limit=1kB", NULL};
-    document = load(too_many);
-    CHECK_INT(tdm_train(tdm_job_document_job(document), &(tdm_train_options){.worker_count = 9},
-                        &result, &err),
-              TDM_ERR_JOB_INVALID); /* more workers than lanes is what is wrong first */
     tdm_job_document_destroy(document);
 }
 
@@ -245,7 +203,6 @@ static bool write_data(void)
 static const check_test tests[] = {
     CHECK_TEST(test_estimates_are_honest),
     CHECK_TEST(test_parts),
-    CHECK_TEST(test_the_arena_is_the_teams),
     CHECK_TEST(test_budget),
     CHECK_TEST(test_refusal),
 };

@@ -278,8 +278,7 @@ static tdm_status parse_safetensors(tdm_error *err, bool *handed_out)
 static tdm_status train(tdm_error *err, bool *handed_out)
 {
     tdm_train_result result = {.steps = 77};
-    tdm_status status = tdm_train(tdm_job_document_job(document),
-                                  &(tdm_train_options){.worker_count = 1}, &result, err);
+    tdm_status status = tdm_train(tdm_job_document_job(document), NULL, &result, err);
     *handed_out = result.steps != 77;
     return status;
 }

@@ -1,32 +1,12 @@
 /*
  * parallel_test.c: slices, the tree over lanes, and teams.
  *
- * The one thing that must hold is that a trained bit depends on the lanes and never on the workers.
+ * The one thing that must hold is that a trained bit depends on the lanes and never on the ranks.
  * It is held against a definition of a step that is written down here once more, in the plainest
  * way: each lane alone, the tree by recursion, one update over everything.
- *
- * pthread_create is wrapped by the linker (see tests/CMakeLists.txt), so that it can fail.
  */
 #include "parallel/internal.h"
 #include "team_bench.h"
-
-#include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
-
-static atomic_int threads_allowed = -1; /* -1: any number */
-
-int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *),
-                          void *arg);
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *),
-                          void *arg);
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *),
-                          void *arg)
-{
-    if (threads_allowed == 0) return EAGAIN;
-    if (threads_allowed > 0) threads_allowed--;
-    return __real_pthread_create(thread, attr, start, arg);
-}
 
 /* ---- slices ---------------------------------------------------------------------------------- */
 
@@ -238,7 +218,7 @@ static double lane_alone(const team_bench *b, int64_t batch, tdm_slice rows, flo
         tdm_plan_bind(plan, TDM_SPACE_ARENA, arena.data);
         tdm_plan_bind(plan, TDM_SPACE_PARAMS, b->params);
         tdm_plan_bind(plan, TDM_SPACE_GRADS, grads);
-        team_bench_fill((void *)b, 0, rows.first, rows.count,
+        team_bench_fill((void *)b, rows.first, rows.count,
                         tdm_plan_input(plan, TDM_MODEL_INPUT).data,
                         tdm_plan_input(plan, TDM_MODEL_CLASSES).data);
         tdm_plan_run(
@@ -319,59 +299,84 @@ static double step_by_definition(team_bench *b, uint64_t step, int64_t batch)
     return loss;
 }
 
-/* The numbers of two benches that are trained: parameters, states and averages. */
-static bool same_bits(const team_bench *a, const team_bench *b)
+typedef struct trial {
+    team_shape shape;
+    team_bench *defined;
+    const double *losses;
+    int done;
+} trial;
+
+/* A block, wherever its numbers are, against the definition's: at rank 0. */
+static void check_block(const team_bench *b, int block, const float *expected)
 {
-    size_t bytes = a->trained_extent * sizeof(float);
-    return memcmp(a->params, b->params, a->param_extent * sizeof(float)) == 0 &&
-           memcmp(a->ema, b->ema, bytes) == 0 && memcmp(a->states[0], b->states[0], bytes) == 0 &&
-           memcmp(a->states[1], b->states[1], bytes) == 0 &&
-           memcmp(a->states[2], b->states[2], bytes) == 0;
+    if (!expected) return;
+    bool root = !b->shape.comm || tdm_comm_rank(b->shape.comm) == 0;
+    float *found = calloc(b->trained_extent + 1, sizeof(float));
+    if (!found) return;
+    CHECK_INT(tdm_store_read(b->store, block, 0, b->trained_extent, root ? found : NULL, NULL),
+              TDM_OK);
+    if (root) CHECK(memcmp(found, expected, b->trained_extent * sizeof(float)) == 0);
+    free(found);
 }
 
-/* Every number of workers ends where the definition ends. */
-static void check_workers(team_shape shape)
+static void train_on_rank(tdm_comm *comm, void *user)
+{
+    trial *t = user;
+    team_bench b;
+    team_shape shape = t->shape;
+    shape.comm = comm;
+    if (!team_bench_open(&b, &shape)) return;
+    for (uint64_t step = 0; step < STEPS; step++) {
+        tdm_step_result r = team_bench_step(&b, step, batch_of(step));
+        CHECK(r.finite);
+        CHECK(r.loss == t->losses[step]);
+    }
+    check_block(&b, TDM_BLOCK_PARAMS, t->defined->params);
+    check_block(&b, TDM_BLOCK_EMA, t->defined->ema);
+    for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++)
+        check_block(&b, TDM_BLOCK_STATE + i, t->defined->states[i]);
+    t->done++;
+    team_bench_close(&b);
+}
+
+/* Every number of ranks ends where the definition ends, with every way to share out the state. */
+static void check_ranks(team_shape shape)
 {
     double losses[STEPS];
     team_bench defined;
     if (!team_bench_prepare(&defined, &shape)) return;
     for (uint64_t step = 0; step < STEPS; step++)
         losses[step] = step_by_definition(&defined, step, batch_of(step));
-    for (shape.workers = 1; shape.workers <= shape.lanes; shape.workers++) {
-        team_bench b;
-        if (team_bench_open(&b, &shape)) {
-            CHECK(!same_bits(&b, &defined)); /* there is something to learn */
-            for (uint64_t step = 0; step < STEPS; step++) {
-                tdm_step_result r = team_bench_step(&b, step, batch_of(step));
-                CHECK(r.finite);
-                CHECK(r.loss == losses[step]);
-            }
-            CHECK(same_bits(&b, &defined));
+    for (int ranks = 1; ranks <= shape.lanes && ranks <= 5; ranks++)
+        for (shape.zero = 0; shape.zero <= 3; shape.zero++) {
+            shape.no_overlap = (ranks + shape.zero) % 3 == 0;
+            shape.bucket_bytes = shape.zero % 2 ? 16384 : 0;
+            trial t = {.shape = shape, .defined = &defined, .losses = losses};
+            team_bench_on_ranks(ranks, train_on_rank, &t);
+            CHECK_INT(t.done, ranks);
         }
-        team_bench_close(&b);
-    }
     team_bench_close(&defined);
 }
 
-static void any_number_of_workers_trains_the_same_bits(void)
+static void any_number_of_ranks_trains_the_same_bits(void)
 {
     team_shape shape = {.batches = {FULL_BATCH, LAST_BATCH}, .dropout = 0.3};
     for (shape.lanes = 1; shape.lanes <= 16; shape.lanes *= 2) {
         shape.optim = shape.lanes % 3 == 1 ? TDM_JOB_OPTIM_SGD : TDM_JOB_OPTIM_ADAMW;
         shape.backend = TDM_JOB_BACKEND_REF;
-        check_workers(shape);
+        check_ranks(shape);
         shape.backend = TDM_JOB_BACKEND_AUTO;
-        check_workers(shape);
+        check_ranks(shape);
     }
 }
 
 /* More than one piece of parameters for each worker, and a last piece that is not full. */
 static void many_parameters(void)
 {
-    check_workers((team_shape){.lanes = 4,
-                               .batches = {FULL_BATCH, LAST_BATCH},
-                               .optim = TDM_JOB_OPTIM_ADAMW,
-                               .width = 2300});
+    check_ranks((team_shape){.lanes = 4,
+                             .batches = {FULL_BATCH, LAST_BATCH},
+                             .optim = TDM_JOB_OPTIM_ADAMW,
+                             .width = 2300});
 }
 
 /* Updates that need sums over all pieces, and so further passes with barriers between them. */
@@ -379,93 +384,86 @@ static void updates_of_several_passes(void)
 {
     for (int kind = TDM_JOB_OPTIM_SGD; kind <= TDM_JOB_OPTIM_LION; kind++)
         for (int clipped = 0; clipped < 2; clipped++)
-            check_workers((team_shape){.lanes = 4,
-                                       .batches = {FULL_BATCH, LAST_BATCH},
-                                       .optim = kind,
-                                       .backend = TDM_JOB_BACKEND_REF,
-                                       .clip_norm = clipped ? 0.05 : 0,
-                                       .ema = clipped ? 0.9 : 0,
-                                       .width = 1300});
+            check_ranks((team_shape){.lanes = 4,
+                                     .batches = {FULL_BATCH, LAST_BATCH},
+                                     .optim = kind,
+                                     .backend = TDM_JOB_BACKEND_REF,
+                                     .clip_norm = clipped ? 0.05 : 0,
+                                     .ema = clipped ? 0.9 : 0,
+                                     .width = 1300});
+}
+
+static void tell_norm(tdm_comm *comm, void *user)
+{
+    double *norm = user;
+    team_shape shape = {.lanes = 4, .comm = comm, .batches = {FULL_BATCH}, .clip_norm = 0.5};
+    team_bench b;
+    if (!team_bench_open(&b, &shape)) return;
+    tdm_step_result r = team_bench_step(&b, 0, FULL_BATCH);
+    if (*norm == 0) *norm = r.grad_norm;
+    CHECK(r.finite && r.grad_norm > 0 && r.grad_norm == *norm);
+    team_bench_close(&b);
 }
 
 static void a_gradient_that_is_clipped_tells_its_norm(void)
 {
-    double norms[4] = {0};
-    for (int workers = 1; workers <= 4; workers++) {
-        team_shape shape = {
-            .lanes = 4, .workers = workers, .batches = {FULL_BATCH}, .clip_norm = 0.5};
-        team_bench b;
-        if (!team_bench_open(&b, &shape)) return;
-        tdm_step_result r = team_bench_step(&b, 0, FULL_BATCH);
-        norms[workers - 1] = r.grad_norm;
-        CHECK(r.finite && r.grad_norm > 0 && r.grad_norm == norms[0]);
-        team_bench_close(&b);
-    }
+    double norm = 0;
+    for (int ranks = 1; ranks <= 4; ranks++) team_bench_on_ranks(ranks, tell_norm, &norm);
+    CHECK(norm > 0);
 }
 
 /* Otherwise the tests above would prove nothing. */
 static void lanes_and_dropout_do_change_bits(void)
 {
-    team_shape shapes[3] = {{.lanes = 4, .workers = 1, .batches = {FULL_BATCH}},
-                            {.lanes = 8, .workers = 1, .batches = {FULL_BATCH}},
-                            {.lanes = 4, .workers = 1, .batches = {FULL_BATCH}, .dropout = 0.3}};
+    team_shape shapes[3] = {{.lanes = 4, .batches = {FULL_BATCH}},
+                            {.lanes = 8, .batches = {FULL_BATCH}},
+                            {.lanes = 4, .batches = {FULL_BATCH}, .dropout = 0.3}};
     team_bench b[3];
     for (int i = 0; i < 3; i++) {
         if (!team_bench_open(&b[i], &shapes[i])) return;
         for (uint64_t step = 0; step < 3; step++) team_bench_step(&b[i], step, FULL_BATCH);
     }
-    CHECK(!same_bits(&b[0], &b[1]));
-    CHECK(!same_bits(&b[0], &b[2]));
+    CHECK(!team_bench_same(&b[0], &b[1]));
+    CHECK(!team_bench_same(&b[0], &b[2]));
     for (int i = 0; i < 3; i++) team_bench_close(&b[i]);
 }
 
-static void a_loss_that_is_not_finite_changes_nothing(void)
+static void tell(tdm_comm *comm, void *user)
 {
-    for (int workers = 1; workers <= 4; workers++) {
-        team_shape shape = {
-            .lanes = 4, .workers = workers, .batches = {FULL_BATCH}, .poison = true};
-        team_bench b, untouched;
-        if (!team_bench_open(&b, &shape) || !team_bench_prepare(&untouched, &shape)) return;
-        tdm_step_result r = team_bench_step(&b, 0, FULL_BATCH);
-        CHECK(!r.finite);
-        CHECK(!isfinite(r.loss));
-        CHECK(same_bits(&b, &untouched));
-        b.shape.poison = false; /* the team is none the worse for it */
-        r = team_bench_step(&b, 0, FULL_BATCH);
-        CHECK(r.finite);
-        CHECK(!same_bits(&b, &untouched));
-        team_bench_close(&b);
-        team_bench_close(&untouched);
-    }
-}
-
-static void what_a_team_tells(void)
-{
-    team_shape shape = {.lanes = 8, .workers = 3, .batches = {FULL_BATCH, LAST_BATCH}};
+    uint64_t *all = user;
+    team_shape shape = {.lanes = 8, .comm = comm, .batches = {FULL_BATCH, LAST_BATCH}};
     team_bench b;
     if (!team_bench_open(&b, &shape)) return;
     team_bench_step(&b, 0, FULL_BATCH);
     team_bench_step(&b, 1, LAST_BATCH); /* of 8 lanes 5 have rows */
-    uint64_t all = 0;
-    for (int w = 0; w < 3; w++) {
-        uint64_t lanes = 0;
-        double seconds = -1;
-        tdm_team_worker(b.team, w, &lanes, &seconds);
-        CHECK(seconds >= 0);
-        all += lanes;
+    *all = 0;
+    uint64_t rows = 0;
+    for (int i = 0; i < 3; i++) {
+        tdm_team_rank rank;
+        tdm_team_rank_of(b.team, i, &rank);
+        CHECK(rank.lane_seconds >= 0 && rank.wait_seconds >= 0);
+        CHECK(rank.lanes == 2 || rank.lanes == 3);
+        *all += rank.lanes_done;
+        rows += rank.rows_done;
     }
-    CHECK_INT(all, 8 + 5);
+    CHECK_INT(rows, FULL_BATCH + LAST_BATCH);
     tdm_team_info info = tdm_team_info_of(b.team);
-    CHECK_INT(info.worker_count, 3);
+    CHECK_INT(info.rank_count, 3);
     CHECK_INT(info.lane_count, 8);
     CHECK(info.arena_bytes > 0);
-    /* Blocks of 3, 3 and 2 lanes: 2 (0 1 2), 3 (3 | 4 5) and 2 (6 7) buffers. */
-    CHECK(info.grad_bytes >= 7 * b.trained_extent * sizeof(float));
+    CHECK(info.grad_bytes >= 2 * b.trained_extent * sizeof(float));
     /* Three products of a dense layer, but for the first, which needs no d_x; 2 flops each. */
     uint64_t products = 2 *
                         (2 * TEAM_BENCH_FEATURES * 19 + 3 * 19 * 5 + 3 * 5 * TEAM_BENCH_CLASSES);
     CHECK(info.flops_per_row >= products && info.flops_per_row < 2 * products);
     team_bench_close(&b);
+}
+
+static void what_a_team_tells(void)
+{
+    uint64_t all = 0;
+    team_bench_on_ranks(3, tell, &all);
+    CHECK_INT(all, 8 + 5);
 }
 
 static tdm_status create(const team_shape *shape, tdm_error *err)
@@ -487,7 +485,7 @@ static tdm_status create(const team_shape *shape, tdm_error *err)
 static void what_a_team_refuses(void)
 {
     tdm_error err = {0};
-    team_shape good = {.lanes = 4, .workers = 4, .batches = {8}};
+    team_shape good = {.lanes = 4, .batches = {8}};
     CHECK_INT(create(&good, &err), TDM_OK);
     static const int64_t bad_lanes[] = {0, -1, 3, 6, 2 * TDM_LANES_MOST};
     for (size_t i = 0; i < sizeof(bad_lanes) / sizeof(bad_lanes[0]); i++) {
@@ -496,13 +494,6 @@ static void what_a_team_refuses(void)
         CHECK_INT(create(&shape, &err), TDM_ERR_INVALID);
         CHECK_HAS(err.message, "power of two");
     }
-    static const int bad_workers[] = {0, -1, 5, INT32_MAX};
-    for (size_t i = 0; i < sizeof(bad_workers) / sizeof(bad_workers[0]); i++) {
-        team_shape shape = good;
-        shape.workers = bad_workers[i];
-        CHECK_INT(create(&shape, &err), TDM_ERR_JOB_INVALID);
-        CHECK_HAS(err.message, "use between 1 and 4 workers");
-    }
     team_shape none = good;
     none.batches[0] = 0;
     CHECK_INT(create(&none, &err), TDM_ERR_INVALID);
@@ -510,17 +501,21 @@ static void what_a_team_refuses(void)
     tdm_team_destroy(NULL);
 }
 
-/* The system gives fewer threads than were asked for: those that run are stopped again. */
-static void threads_that_cannot_be_started(void)
+static void be_too_many(tdm_comm *comm, void *user)
 {
-    for (int allowed = 0; allowed < 3; allowed++) {
-        tdm_error err = {0};
-        threads_allowed = allowed;
-        CHECK_INT(create(&(team_shape){.lanes = 4, .workers = 4, .batches = {8}}, &err),
-                  TDM_ERR_SYSTEM);
-        CHECK_HAS(err.message, "cannot be started");
-    }
-    threads_allowed = -1;
+    int *refused = user;
+    tdm_error err = {0};
+    CHECK_INT(create(&(team_shape){.lanes = 4, .comm = comm, .batches = {8}}, &err),
+              TDM_ERR_JOB_INVALID);
+    CHECK_HAS(err.message, "use between 1 and 4 ranks");
+    (*refused)++;
+}
+
+static void more_ranks_than_lanes(void)
+{
+    int refused = 0;
+    team_bench_on_ranks(5, be_too_many, &refused);
+    CHECK_INT(refused, 5);
 }
 
 static const check_test tests[] = {
@@ -529,15 +524,14 @@ static const check_test tests[] = {
     CHECK_TEST(large_slices_are_spread),
     CHECK_TEST(few_buffers_are_enough),
     CHECK_TEST(the_tree_is_added_as_defined),
-    CHECK_TEST(any_number_of_workers_trains_the_same_bits),
+    CHECK_TEST(any_number_of_ranks_trains_the_same_bits),
     CHECK_TEST(many_parameters),
     CHECK_TEST(updates_of_several_passes),
     CHECK_TEST(a_gradient_that_is_clipped_tells_its_norm),
     CHECK_TEST(lanes_and_dropout_do_change_bits),
-    CHECK_TEST(a_loss_that_is_not_finite_changes_nothing),
     CHECK_TEST(what_a_team_tells),
     CHECK_TEST(what_a_team_refuses),
-    CHECK_TEST(threads_that_cannot_be_started),
+    CHECK_TEST(more_ranks_than_lanes),
 };
 
 CHECK_MAIN(tests)

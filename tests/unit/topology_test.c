@@ -124,7 +124,8 @@ static void some_processors_are_forbidden(void)
 static void threads_of_a_core_stay_together(void)
 {
     if (!with_hwloc()) return;
-    const char *machine = "core:4 pu:2(indexes=0,4,1,5,2,6,3,7)"; /* core 0 has processors 0 and 4 */
+    const char *machine =
+        "core:4 pu:2(indexes=0,4,1,5,2,6,3,7)"; /* core 0 has processors 0 and 4 */
     tdm_place all = set_of(0, 8, 1);
     CHECK(tdm__places(machine, &all, 4, places));
     CHECK_TEXT(text_of(&places[0]), "0,4");

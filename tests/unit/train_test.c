@@ -102,14 +102,11 @@ static void on_log(const tdm_log_record *record, void *user)
     l->errors += record->level == TDM_LOG_ERROR;
 }
 
-static tdm_status train(const tdm_job *job, const char *resume, int workers, listener *l,
-                        tdm_train_result *out, tdm_error *err)
+static tdm_status train(const tdm_job *job, const char *resume, listener *l, tdm_train_result *out,
+                        tdm_error *err)
 {
-    tdm_train_options options = {.worker_count = workers,
-                                 .resume = resume,
-                                 .on_event = on_event,
-                                 .should_stop = should_stop,
-                                 .user = l};
+    tdm_train_options options = {
+        .resume = resume, .on_event = on_event, .should_stop = should_stop, .user = l};
     CHECK_INT(tdm_log_add_sink(on_log, l, TDM_LOG_WARN), TDM_OK);
     tdm_status status = tdm_train(job, &options, out, err);
     tdm_log_remove_sink(on_log, l);
@@ -121,7 +118,7 @@ static const char *whole_hash(const tdm_job *job)
 {
     static char hash[TDM_SHA256_HEX];
     tdm_train_result r;
-    if (!hash[0] && tdm_train(job, &(tdm_train_options){.worker_count = 2}, &r, NULL) == TDM_OK)
+    if (!hash[0] && tdm_train(job, NULL, &r, NULL) == TDM_OK)
         memcpy(hash, r.state_hash, sizeof(hash));
     return hash;
 }
@@ -134,7 +131,7 @@ static void events_come_in_order(void)
     listener l = listening();
     tdm_train_result r;
     tdm_error err = {0};
-    CHECK_INT(train(tdm_job_document_job(document), NULL, 3, &l, &r, &err), TDM_OK);
+    CHECK_INT(train(tdm_job_document_job(document), NULL, &l, &r, &err), TDM_OK);
     CHECK(l.in_order);
     /* S: start, s: step, e: evaluation, c: checkpoint, E: end. */
     static const char letters[] = "SsecE";
@@ -178,7 +175,7 @@ static void every_step_is_a_place_to_stop(void)
         l.stop_at = stop;
         tdm_train_result r;
         tdm_error err = {0};
-        CHECK_INT(train(job, NULL, 1 + (int)(stop % 4), &l, &r, &err), TDM_OK);
+        CHECK_INT(train(job, NULL, &l, &r, &err), TDM_OK);
         CHECK(r.interrupted);
         CHECK_INT(r.steps, stop);
         CHECK(tdm_path_is_file(r.checkpoint_path));
@@ -186,9 +183,9 @@ static void every_step_is_a_place_to_stop(void)
         snprintf(path, sizeof(path), "%s", r.run_path);
         l = listening();
         l.stop_at = stop + 2; /* and once more on the way */
-        CHECK_INT(train(job, path, 1 + (int)((stop + 1) % 4), &l, &r, &err), TDM_OK);
+        CHECK_INT(train(job, path, &l, &r, &err), TDM_OK);
         l = listening();
-        CHECK_INT(train(job, path, 0, &l, &r, &err), TDM_OK);
+        CHECK_INT(train(job, path, &l, &r, &err), TDM_OK);
         CHECK(!r.interrupted);
         CHECK_TEXT(r.state_hash, whole_hash(job));
         CHECK_TEXT(r.run_path, path);
@@ -204,9 +201,9 @@ static void a_finished_run_has_nothing_to_do(void)
     tdm_train_result r, again;
     tdm_error err = {0};
     listener l = listening();
-    CHECK_INT(train(job, NULL, 1, &l, &r, &err), TDM_OK);
+    CHECK_INT(train(job, NULL, &l, &r, &err), TDM_OK);
     l = listening();
-    CHECK_INT(train(job, r.run_path, 1, &l, &again, &err), TDM_OK);
+    CHECK_INT(train(job, r.run_path, &l, &again, &err), TDM_OK);
     CHECK(again.nothing_to_do);
     CHECK_INT(again.samples, 0);
     CHECK_INT(again.steps, STEPS);
@@ -228,14 +225,13 @@ static void refusals_leave_the_result_alone(void)
     memset(after, 0x5a, sizeof(untouched));
     tdm_error err = {0};
     listener l = listening();
-    CHECK_INT(train(job, NULL, 1, &l, &r, &err), TDM_OK);
-    CHECK_INT(train(tdm_job_document_job(other), r.run_path, 1, &l, &untouched, &err),
+    CHECK_INT(train(job, NULL, &l, &r, &err), TDM_OK);
+    CHECK_INT(train(tdm_job_document_job(other), r.run_path, &l, &untouched, &err),
               TDM_ERR_JOB_MISMATCH);
     CHECK_HAS(err.message, "optim.lr");
-    CHECK_INT(train(job, folder, 1, &l, &untouched, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(train(job, folder, &l, &untouched, &err), TDM_ERR_NOT_FOUND);
     CHECK_HAS(err.message, "job.yaml");
-    CHECK_INT(train(job, "/no/such/run", 1, &l, &untouched, &err), TDM_ERR_NOT_FOUND);
-    CHECK_INT(train(job, NULL, 5, &l, &untouched, &err), TDM_ERR_JOB_INVALID);
+    CHECK_INT(train(job, "/no/such/run", &l, &untouched, &err), TDM_ERR_NOT_FOUND);
     CHECK(memcmp(after, before, sizeof(poison)) == 0);
     tdm_job_document_destroy(other);
     tdm_job_document_destroy(document);
@@ -252,7 +248,7 @@ static void checkpoints_on_the_way_may_fail(void)
     l.fault_until = 7;
     tdm_train_result r;
     tdm_error err = {0};
-    CHECK_INT(train(tdm_job_document_job(document), NULL, 2, &l, &r, &err), TDM_OK);
+    CHECK_INT(train(tdm_job_document_job(document), NULL, &l, &r, &err), TDM_OK);
     CHECK_INT(l.warnings, 1); /* for both: it is said once, until it works again */
     CHECK_HAS(l.last_warning, "step 3: no checkpoint");
     CHECK_HAS(l.last_warning, "training goes on");
@@ -271,7 +267,7 @@ static void a_stop_after_a_failed_checkpoint_fails(void)
     l.stop_at = 6;
     tdm_train_result r;
     tdm_error err = {0};
-    CHECK_INT(train(job, NULL, 2, &l, &r, &err), TDM_ERR_NO_SPACE);
+    CHECK_INT(train(job, NULL, &l, &r, &err), TDM_ERR_NO_SPACE);
     tdm_os_fault_set(0, 0, 0);
     CHECK_INT(l.warnings, 1);
     CHECK_INT(l.errors, 1);
@@ -287,7 +283,7 @@ static bool goes_on(const tdm_job *job, const char *run)
     listener l = listening();
     tdm_train_result r;
     if (tdm_run_checkpoint(run, arena, &path, NULL) == TDM_OK)
-        fine = train(job, run, 2, &l, &r, NULL) == TDM_OK &&
+        fine = train(job, run, &l, &r, NULL) == TDM_OK &&
                strcmp(r.state_hash, whole_hash(job)) == 0;
     tdm_arena_destroy(arena);
     return fine;
@@ -310,7 +306,7 @@ static void every_operation_may_fail(void)
             tdm_train_result r = {.steps = 77};
             tdm_error err = {0};
             tdm_os_fault_set(TDM_FAULT_ALL, countdown, numbers[e]);
-            status = train(job, NULL, 2, &l, &r, &err);
+            status = train(job, NULL, &l, &r, &err);
             tdm_os_fault_set(0, 0, 0);
             if (status == TDM_OK) break;
             failed++;
@@ -367,7 +363,7 @@ static void models_open_from_what_was_written(void)
     listener l = listening();
     tdm_train_result r;
     tdm_error err = {0};
-    CHECK_INT(train(job, NULL, 1, &l, &r, &err), TDM_OK);
+    CHECK_INT(train(job, NULL, &l, &r, &err), TDM_OK);
     check_model(r.run_path, job, &r);
     check_model(r.checkpoint_path, job, &r);
     tdm_model *model = NULL;
@@ -385,13 +381,13 @@ static void parameters_come_from_a_file(void)
     listener l = listening();
     tdm_train_result r, fresh, tuned;
     tdm_error err = {0};
-    CHECK_INT(train(tdm_job_document_job(document), NULL, 1, &l, &r, &err), TDM_OK);
+    CHECK_INT(train(tdm_job_document_job(document), NULL, &l, &r, &err), TDM_OK);
     char from[TDM_PATH_BYTES + 64];
     snprintf(from, sizeof(from), "model.init_from=%s", r.checkpoint_path);
     const char *sets[] = {"optim.lr=1e-30", "train.steps=1", from};
     tdm_job_document *plain = load(sets, 2), *second = load(sets, 3);
-    CHECK_INT(train(tdm_job_document_job(plain), NULL, 1, &l, &fresh, &err), TDM_OK);
-    CHECK_INT(train(tdm_job_document_job(second), NULL, 1, &l, &tuned, &err), TDM_OK);
+    CHECK_INT(train(tdm_job_document_job(plain), NULL, &l, &fresh, &err), TDM_OK);
+    CHECK_INT(train(tdm_job_document_job(second), NULL, &l, &tuned, &err), TDM_OK);
     CHECK_NEAR(tuned.test.loss, r.test.loss, 1e-4); /* as good as what it came from */
     CHECK(fabs(fresh.test.loss - r.test.loss) > 1e-3);
     tdm_job_document_destroy(second);
@@ -420,7 +416,7 @@ static void forged_positions_are_refused(void)
         l.stop_at = 9;
         tdm_train_result r, again;
         tdm_error err = {0};
-        CHECK_INT(train(job, NULL, 1, &l, &r, &err), TDM_OK);
+        CHECK_INT(train(job, NULL, &l, &r, &err), TDM_OK);
         tdm_checkpoint *checkpoint = NULL;
         CHECK_INT(tdm_checkpoint_open(r.checkpoint_path, &checkpoint, &err), TDM_OK);
         tdm_checkpoint_content content = *tdm_checkpoint_content_of(checkpoint);
@@ -429,7 +425,7 @@ static void forged_positions_are_refused(void)
         tdm_checkpoint_destroy(checkpoint);
         l = listening();
         bool right = i + 1 == count;
-        CHECK_INT(train(job, r.run_path, 1, &l, &again, &err), right ? TDM_OK : TDM_ERR_FORMAT);
+        CHECK_INT(train(job, r.run_path, &l, &again, &err), right ? TDM_OK : TDM_ERR_FORMAT);
         if (!right) CHECK_HAS(err.message, "cannot come about in this job");
         if (right) CHECK_TEXT(again.state_hash, whole_hash(job));
     }

@@ -1,0 +1,380 @@
+/*
+ * run.c: a rank executes its lanes.
+ *
+ * Lanes run one after the other, in order of index; neighbours in the tree are added as soon as both
+ * are there, so that a rank holds only whole sub-trees (at most one buffer more than the tree is deep
+ * for an aligned block). When some op adds over all lanes (tdm_graph_lane_sum), a rank's lanes run side
+ * by side instead, part by part, each with activations of its own, and meet at those ops.
+ *
+ * A pass over a plan is cut into parts where something must happen between steps: parameters arrive
+ * (the feed), lanes meet, or a bucket of gradients is complete (buckets.c). Without any of these a pass
+ * is one part.
+ *
+ * What is added to what is known before a lane runs: it depends on the lanes alone. So the list of sums
+ * is made first (plan_adds), and whoever has a range of the gradient complete carries it out for that.
+ */
+#include "parallel/internal.h"
+#include "tensor/kernel.h"
+
+#include <assert.h>
+#include <math.h>
+#include <string.h>
+#include <time.h>
+
+int tdm__team_find_graph(const tdm_team *team, int64_t batch, int64_t rows)
+{
+    for (int i = 0; i < team->graph_count; i++)
+        if (team->graphs[i].batch == batch && team->graphs[i].rows == rows) return i;
+    return -1;
+}
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+/* Work on whole ranges, in cells that are spread over the rank's threads. */
+typedef struct sum {
+    float *a;
+    const float *b; /* NULL: `a` is only looked at */
+    size_t count;
+    atomic_bool *immodest;
+} sum;
+
+static void add_cells(const void *args, int64_t begin, int64_t end)
+{
+    const sum *s = args;
+    size_t first = (size_t)begin * TDM__CELL, last = (size_t)end * TDM__CELL;
+    if (last > s->count) last = s->count;
+    bool modest = s->b ? tdm_kernel_add_into(s->a + first, s->b + first, last - first)
+                       : tdm_kernel_modest(s->a + first, last - first);
+    if (!modest) atomic_store_explicit(s->immodest, true, memory_order_relaxed);
+}
+
+bool tdm__add_range(float *a, const float *b, size_t count)
+{
+    int64_t cells = (int64_t)((count + TDM__CELL - 1) / TDM__CELL);
+    atomic_bool immodest = false;
+    tdm_kernel_spread(cells, TDM__CELL, add_cells, &(sum){a, b, count, &immodest});
+    return !atomic_load(&immodest);
+}
+
+/* The losses are added by the same tree, so that they, too, do not depend on the ranks. */
+bool tdm__tree_loss(const tdm_team *team, int64_t node, double *out)
+{
+    if (team->has_loss[node]) {
+        *out = team->losses[node];
+        return true;
+    }
+    if (node >= team->tree.lane_count) return false;
+    double left = 0, right = 0;
+    bool has_left = tdm__tree_loss(team, 2 * node, &left);
+    bool has_right = tdm__tree_loss(team, 2 * node + 1, &right);
+    if (has_left && has_right)
+        *out = left + right;
+    else if (has_left || has_right)
+        *out = has_left ? left : right;
+    return has_left || has_right;
+}
+
+/* ---- the tree, as far as it is this rank's ----------------------------------------------------- */
+
+static int64_t first_lane(const tdm_team *team, int64_t node)
+{
+    while (node < team->tree.lane_count) node *= 2;
+    return node - team->tree.lane_count;
+}
+
+/* A node is complete. While it is a right child whose sibling is this rank's, too, the two become one;
+ * where only one of them has rows, that one. */
+static void settle(tdm_team *team, tdm__lane_run *r, int64_t node)
+{
+    float **held = team->tree.held;
+    int64_t mine = team->first[team->place];
+    while (node > 1 && node % 2 == 1 && first_lane(team, node - 1) >= mine) {
+        float *left = held[node - 1], *right = held[node];
+        if (left && right) {
+            assert(r->add_count < (int)(sizeof(r->adds) / sizeof(r->adds[0])));
+            r->adds[r->add_count++] = (tdm__add){left, right};
+        }
+        held[node - 1] = held[node] = NULL;
+        node /= 2;
+        held[node] = left ? left : right;
+    }
+    if (held[node]) r->sum = held[node];
+}
+
+/* Whether nothing of what this rank adds later is added to what lane `lane` has completed: the node
+ * above is not wholly this rank's. */
+static bool is_complete(const tdm_team *team, int64_t lane)
+{
+    int64_t mine = team->first[team->place], end = team->first[team->place + 1];
+    int64_t node = team->tree.lane_count + lane, width = 1;
+    while (node > 1 && node % 2 == 1 && first_lane(team, node - 1) >= mine) {
+        node /= 2;
+        width *= 2;
+    }
+    if (node == 1) return true;
+    int64_t parent = first_lane(team, node / 2);
+    return parent < mine || parent + 2 * width > end;
+}
+
+/* Lane r->lane is about to fill r->grads: what it will be added to. Changes the tree as if all had
+ * happened; the numbers follow. Lanes without rows that come next are settled at once. */
+static void plan_adds(tdm_team *team, tdm__lane_run *r, bool last)
+{
+    int64_t lane = r->lane, end = team->first[team->place + 1];
+    r->add_count = 0;
+    r->sum = r->grads;
+    team->tree.held[team->tree.lane_count + lane] = r->grads;
+    settle(team, r, team->tree.lane_count + lane);
+    while (lane + 1 < end && team->absent[lane + 1])
+        settle(team, r, team->tree.lane_count + ++lane);
+    r->is_final = last || is_complete(team, lane);
+}
+
+/* The right sides of a lane's sums are free again once these were carried out. */
+static void give_back(tdm_team *team, const tdm__lane_run *r)
+{
+    const float *last = team->buckets ? tdm__buckets_last_grads(team) : NULL;
+    for (int i = 0; i < r->add_count; i++)
+        if (r->adds[i].right != last) team->free_grads[team->free_count++] = r->adds[i].right;
+}
+
+static void add_all(tdm_team *team, const tdm__lane_run *r)
+{
+    bool modest = true;
+    for (int i = 0; i < r->add_count; i++)
+        modest = tdm__add_range(r->adds[i].left, r->adds[i].right, team->grad_extent) && modest;
+    if (r->is_final && r->add_count == 0) modest = tdm__add_range(r->sum, NULL, team->grad_extent);
+    if (!modest) atomic_store(&team->immodest, true);
+}
+
+/* ---- a pass over the plan ---------------------------------------------------------------------- */
+
+static tdm_step_key key_of_lane(const tdm_team *team, tdm_slice rows)
+{
+    return (tdm_step_key){
+        .seed = team->options.seed, .step = team->in.step, .first_row = (uint64_t)rows.first};
+}
+
+static void set_up(tdm_team *team, int index, int64_t lane, float *grads)
+{
+    tdm__lane_run *r = &team->run[index];
+    tdm_slice rows = tdm_lane_slice(team->in.batch, team->options.lane_count, lane);
+    int graph = tdm__team_find_graph(team, team->in.batch, rows.count);
+    assert(graph >= 0);
+    tdm_plan *plan = team->plans[index * team->graph_count + graph];
+    *r = (tdm__lane_run){.lane = lane,
+                         .rows = rows,
+                         .plan = plan,
+                         .graph = graph,
+                         .grads = grads,
+                         .key = key_of_lane(team, rows)};
+    tdm_plan_bind(plan, TDM_SPACE_GRADS, grads);
+    team->options.fill(team->options.user, rows.first, rows.count,
+                       tdm_plan_input(plan, TDM_MODEL_INPUT).data,
+                       tdm_plan_input(plan, TDM_MODEL_CLASSES).data);
+}
+
+void tdm__team_set_up(tdm_team *team, int64_t lane, float *grads)
+{
+    set_up(team, 0, lane, grads);
+}
+
+/* ---- sums over lanes ---------------------------------------------------------------------------- */
+
+/* Lanes meet at their k-th sum: the sub-trees that this rank has of it, then everybody's. */
+static tdm_status meet_at_sum(tdm_team *team, int count, size_t k, tdm_error *err)
+{
+    tdm__meeting *m = &team->meeting;
+    size_t elements = m->elements[k];
+    int64_t nodes[TDM_LANE_PARTS_MOST], lane_count = team->options.lane_count;
+    const void *parts[TDM_LANE_PARTS_MOST];
+    tdm_lanes lanes = {lane_count, team->first, team->absent};
+    int64_t mine = team->first[team->place], end = team->first[team->place + 1];
+    int node_count = tdm_lane_nodes(&lanes, mine, end, nodes);
+    tdm_tensor io;
+    for (int i = 0; i < count; i++) {
+        const tdm__lane_run *r = &team->run[i];
+        tdm_plan_lane_sum_at(r->plan, m->steps[r->graph][k], &io);
+        m->tree.held[lane_count + r->lane] = io.data;
+    }
+    for (int i = 0; i < node_count; i++) {
+        float *out = m->rows + (size_t)i * m->row_elements;
+        tdm__tree_sum(&m->tree, nodes[i], 0, elements, out, m->levels);
+        parts[i] = out;
+    }
+    for (int64_t l = mine; l < end; l++) m->tree.held[lane_count + l] = NULL;
+    float *total = m->rows; /* of one rank: its only part is the root */
+    if (team->size > 1) {
+        total = m->sum;
+        tdm_call call = {.kind = TDM_CALL_ALL_REDUCE,
+                         .dtype = TDM_DTYPE_F32,
+                         .count = elements,
+                         .out = total,
+                         .lanes = &lanes,
+                         .parts = parts};
+        double begin = tdm_clock_s();
+        TDM_TRY(tdm_call_run(team->group, &call, err));
+        team->wait_seconds += tdm_clock_s() - begin;
+    }
+    for (int i = 0; i < count; i++) {
+        const tdm__lane_run *r = &team->run[i];
+        tdm_plan_lane_sum_at(r->plan, m->steps[r->graph][k], &io);
+        memcpy(io.data, total, elements * sizeof(float));
+    }
+    return TDM_OK;
+}
+
+/* ---- a pass over the plan ---------------------------------------------------------------------- */
+
+/* Tests make a rank slow, as a busy machine would. */
+static void dawdle(const tdm_team *team, double seconds)
+{
+    if (team->slow_factor <= 1) return;
+    double more = seconds * (team->slow_factor - 1);
+    struct timespec t = {.tv_sec = (time_t)more, .tv_nsec = (long)((more - floor(more)) * 1e9)};
+    nanosleep(&t, NULL);
+}
+
+static void run_part(tdm_team *team, int count, size_t begin, size_t end)
+{
+    double from = tdm_clock_s();
+    for (int i = 0; i < count; i++)
+        tdm_plan_run_part(team->run[i].plan, &team->run[i].key, begin, end);
+    dawdle(team, tdm_clock_s() - from);
+    team->lane_seconds += tdm_clock_s() - from;
+}
+
+/* Runs run[0 .. count) from beginning to end. `last`: no lane of this rank comes after them. */
+static tdm_status pass(tdm_team *team, int count, bool last, tdm_error *err)
+{
+    int graph = team->run[0].graph;
+    size_t step_count = tdm_plan_step_count(team->run[0].plan), at = 0, sums = 0;
+    TDM_TRY(tdm_feed_begin(team->feed, graph, err));
+    if (team->buckets) tdm__buckets_begin(team);
+    while (at < step_count) {
+        size_t end = step_count;
+        double begin = tdm_clock_s();
+        TDM_TRY(tdm_feed_reach(team->feed, at, &end, err));
+        if (end > step_count) end = step_count;
+        if (team->buckets) {
+            size_t next = tdm__buckets_next(team, graph, at);
+            if (next < end) end = next;
+        }
+        bool meets = sums < team->meeting.count && team->meeting.steps[graph][sums] < end;
+        if (meets) end = team->meeting.steps[graph][sums] + 1;
+        if (team->buckets && last) TDM_TRY(tdm__buckets_before(team, graph, end, err));
+        team->wait_seconds += tdm_clock_s() - begin;
+        run_part(team, count, at, end);
+        if (meets) TDM_TRY(meet_at_sum(team, count, sums++, err));
+        if (team->buckets) TDM_TRY(tdm__buckets_after(team, count, end, last, err));
+        at = end;
+    }
+    for (int i = 0; i < count; i++) {
+        const tdm__lane_run *r = &team->run[i];
+        int64_t node = team->tree.lane_count + r->lane;
+        team->losses[node] = (double)*(float *)tdm_plan_output(r->plan, TDM_MODEL_LOSS).data;
+        team->has_loss[node] = true;
+        double begin = tdm_clock_s();
+        if (team->visit) team->visit(team->visitor, r->lane, r->rows, team->losses[node], r->grads);
+        if (!team->buckets) add_all(team, r);
+        team->lane_seconds += tdm_clock_s() - begin;
+        give_back(team, r);
+    }
+    return TDM_OK;
+}
+
+/* ---- all lanes of a step ------------------------------------------------------------------------ */
+
+static float *take_buffer(tdm_team *team, bool last)
+{
+    float *special = team->buckets && last ? tdm__buckets_last_grads(team) : NULL;
+    if (special) return special;
+    assert(team->free_count > 0);
+    return team->free_grads[--team->free_count];
+}
+
+/* The last lane of [first, end) with rows, or -1. */
+static int64_t last_with_rows(const tdm_team *team, int64_t first, int64_t end)
+{
+    for (int64_t l = end - 1; l >= first; l--)
+        if (!team->absent[l]) return l;
+    return -1;
+}
+
+static tdm_status run_in_turn(tdm_team *team, int64_t first, int64_t end, tdm_error *err)
+{
+    int64_t last = last_with_rows(team, first, end);
+    for (int64_t lane = first; lane <= last; lane++) {
+        if (team->absent[lane]) continue;
+        set_up(team, 0, lane, take_buffer(team, lane == last));
+        plan_adds(team, &team->run[0], lane == last);
+        TDM_TRY(pass(team, 1, lane == last, err));
+    }
+    return TDM_OK;
+}
+
+static tdm_status run_side_by_side(tdm_team *team, int64_t first, int64_t end, tdm_error *err)
+{
+    int64_t last = last_with_rows(team, first, end);
+    int count = 0;
+    for (int64_t lane = first; lane <= last; lane++) {
+        if (team->absent[lane]) continue;
+        set_up(team, count, lane, take_buffer(team, lane == last));
+        plan_adds(team, &team->run[count++], lane == last);
+    }
+    if (count > 0) return pass(team, count, true, err);
+    for (size_t k = 0; k < team->meeting.count; k++) TDM_TRY(meet_at_sum(team, 0, k, err));
+    return TDM_OK;
+}
+
+/* Parameters that are shared out are gathered by all ranks together, also by one that has no lane left
+ * while another has. */
+static tdm_status keep_up(tdm_team *team, tdm_error *err)
+{
+    int64_t most = 0, mine = 0;
+    for (int i = 0; i < team->size; i++) {
+        int64_t passes = 0;
+        for (int64_t l = team->first[i]; l < team->first[i + 1]; l++) passes += !team->absent[l];
+        if (team->side_by_side && passes > 1) passes = 1;
+        if (passes > most) most = passes;
+        if (i == team->place) mine = passes;
+    }
+    double begin = tdm_clock_s();
+    for (; mine < most; mine++) TDM_TRY(tdm_feed_pass(team->feed, err));
+    team->wait_seconds += tdm_clock_s() - begin;
+    return TDM_OK;
+}
+
+static void collect_parts(tdm_team *team)
+{
+    int64_t nodes[TDM_LANE_PARTS_MOST];
+    tdm_lanes lanes = {team->options.lane_count, team->first, team->absent};
+    team->part_count = tdm_lane_nodes(&lanes, team->first[team->place],
+                                      team->first[team->place + 1], nodes);
+    for (int i = 0; i < team->part_count; i++) {
+        tdm__part *part = &team->parts[i];
+        *part = (tdm__part){.node = nodes[i], .grads = team->tree.held[nodes[i]]};
+        tdm__tree_loss(team, nodes[i], &part->loss);
+        assert(part->grads);
+    }
+}
+
+tdm_status tdm__team_run_lanes(tdm_team *team, tdm_error *err)
+{
+    int64_t lane_count = team->options.lane_count;
+    int64_t first = team->first[team->place], end = team->first[team->place + 1];
+    memset(team->tree.held, 0, 2 * (size_t)lane_count * sizeof(*team->tree.held));
+    memset(team->has_loss, 0, 2 * (size_t)lane_count * sizeof(*team->has_loss));
+    for (int64_t l = 0; l < lane_count; l++)
+        team->absent[l] = tdm_lane_slice(team->in.batch, lane_count, l).count == 0;
+    team->free_count = 0;
+    for (int i = 0; i < team->buffer_count; i++)
+        team->free_grads[team->free_count++] = team->grads + (size_t)i * team->block_extent;
+    atomic_store(&team->immodest, false);
+    team->lane_seconds = 0;
+    TDM_TRY(team->side_by_side ? run_side_by_side(team, first, end, err)
+                               : run_in_turn(team, first, end, err));
+    TDM_TRY(keep_up(team, err));
+    collect_parts(team);
+    return team->buckets ? tdm__buckets_finish_lanes(team, err) : TDM_OK;
+}
