@@ -1,0 +1,206 @@
+/*
+ * team_test.c: teams of real processes: the same bits for any number of ranks and hosts, any transport,
+ * and any way to share out the state.
+ *
+ * Every rank trains the same small model twice: alone, and as a rank of the world. Then rank 0 compares
+ * parameters, states and averages bit for bit, and every rank the losses. The shapes go through the
+ * stages of ZeRO, the ways to place lanes (with a rank that is slowed down, so that lanes really move),
+ * overlap on and off, buckets of one cell and of everything, optimisers with one, two and three passes,
+ * and batches with fewer rows than lanes.
+ */
+#include "dist/world.h"
+#include "team_bench.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SLOW = 1, STEPS = 4 };
+#else
+enum { SLOW = 0, STEPS = 9 };
+#endif
+
+enum { LANES = 8, FULL_BATCH = 37, LAST_BATCH = 5, WIDTH = 1300 };
+
+static int64_t batch_of(uint64_t step)
+{
+    return step % 3 == 2 ? LAST_BATCH : FULL_BATCH;
+}
+
+/* A block, wherever its numbers are, against the one of who trained alone: at rank 0. */
+static void check_block(const team_bench *b, int block, const float *expected)
+{
+    if (!expected) return;
+    bool root = tdm_comm_rank(b->shape.comm) == 0;
+    size_t count = block == TDM_BLOCK_PARAMS ? b->param_extent : b->trained_extent;
+    float *found = calloc(count + 1, sizeof(float));
+    CHECK(found != NULL);
+    if (!found) return;
+    CHECK_INT(tdm_store_read(b->store, block, 0, count, root ? found : NULL, NULL), TDM_OK);
+    bool same = !root || memcmp(found, expected, count * sizeof(float)) == 0;
+    CHECK(same);
+    if (!same)
+        fprintf(stderr, "block %d differs: zero %d, balance %d, overlap %d, bucket %zu, optim %d\n",
+                block, b->shape.zero, b->shape.balance, !b->shape.no_overlap, b->shape.bucket_bytes,
+                b->shape.optim);
+    free(found);
+}
+
+static void train_both(team_shape shape, tdm_comm *comm, int64_t *moves)
+{
+    team_bench alone, b;
+    double losses[STEPS];
+    shape.comm = NULL;
+    if (!team_bench_open(&alone, &shape)) return;
+    for (uint64_t step = 0; step < STEPS; step++)
+        losses[step] = team_bench_step(&alone, step, batch_of(step)).loss;
+    shape.comm = comm;
+    if (team_bench_open(&b, &shape)) {
+        for (uint64_t step = 0; step < STEPS; step++) {
+            tdm_step_result r = team_bench_step(&b, step, batch_of(step));
+            CHECK(r.finite);
+            CHECK(r.loss == losses[step]);
+            *moves += r.moved;
+        }
+        CHECK_INT(tdm_store_settle(b.store, NULL), TDM_OK);
+        check_block(&b, TDM_BLOCK_PARAMS, alone.params);
+        check_block(&b, TDM_BLOCK_EMA, alone.ema);
+        for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++)
+            check_block(&b, TDM_BLOCK_STATE + i, alone.states[i]);
+        CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), NULL), TDM_OK);
+    }
+    team_bench_close(&b);
+    team_bench_close(&alone);
+}
+
+static void same_bits(tdm_comm *comm)
+{
+    static const int optims[] = {TDM_JOB_OPTIM_ADAMW, TDM_JOB_OPTIM_LAMB, TDM_JOB_OPTIM_SGD,
+                                 TDM_JOB_OPTIM_LION};
+    int64_t moves = 0;
+    bool slowed = getenv("TANDEM_TEST_SLOW") != NULL;
+    for (int zero = 0; zero <= 3; zero++)
+        for (int variant = 0; variant < (SLOW ? 1 : 3); variant++)
+            train_both((team_shape){.lanes = LANES,
+                                    .batches = {FULL_BATCH, LAST_BATCH},
+                                    .optim = optims[(zero + variant) % 4],
+                                    .dropout = 0.2,
+                                    .width = WIDTH,
+                                    .clip_norm = variant == 1 ? 0.05 : 0,
+                                    .ema = variant != 2 ? 0.9 : 0,
+                                    .zero = zero,
+                                    .balance = variant,
+                                    .no_overlap = (zero + variant) % 2,
+                                    .bucket_bytes = variant == 0 ? 16384 : 0},
+                       comm, &moves);
+    if (slowed && !SLOW) CHECK(moves > 0);
+}
+
+/* Sums that are not canonical still train: nearly the same model. */
+static void other_sums(tdm_comm *comm)
+{
+    for (int reduce = TDM_JOB_REDUCE_RING; reduce <= TDM_JOB_REDUCE_CENTRAL; reduce++)
+        for (int zero = 0; zero <= 2; zero++) {
+            team_shape shape = {.lanes = LANES,
+                                .batches = {FULL_BATCH, LAST_BATCH},
+                                .optim = TDM_JOB_OPTIM_SGD,
+                                .width = WIDTH};
+            team_bench alone, b;
+            if (!team_bench_open(&alone, &shape)) return;
+            shape.reduce = reduce;
+            shape.zero = zero;
+            shape.comm = comm;
+            if (!team_bench_open(&b, &shape)) return;
+            for (uint64_t step = 0; step < STEPS; step++) {
+                double want = team_bench_step(&alone, step, batch_of(step)).loss;
+                double have = team_bench_step(&b, step, batch_of(step)).loss;
+                CHECK(fabs(want - have) < 1e-4);
+            }
+            CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), NULL), TDM_OK);
+            team_bench_close(&b);
+            team_bench_close(&alone);
+        }
+}
+
+/* A rank dies in the middle of things: the others hear of it from the step they are in. */
+static void death(tdm_comm *comm)
+{
+    int zero = atoi(getenv("TEAM_ZERO"));
+    team_shape shape = {.lanes = LANES, .batches = {FULL_BATCH}, .width = WIDTH, .zero = zero};
+    team_bench b;
+    shape.comm = comm;
+    if (!team_bench_open(&b, &shape)) return;
+    tdm_status status = TDM_OK;
+    tdm_error err = {0};
+    double began_s = 0;
+    for (uint64_t step = 0; status == TDM_OK; step++) {
+        if (step == 3 && tdm_comm_rank(comm) == 1) raise(SIGKILL);
+        began_s = tdm_clock_s();
+        tdm_step_input in = {.step = step, .batch = FULL_BATCH, .lr = 0.01};
+        tdm_step_result r;
+        status = tdm_team_step(b.team, &in, &r, &err);
+    }
+    CHECK_INT(tdm_status_group_of(status), TDM_STATUS_GROUP_PEER);
+    CHECK(tdm_clock_s() - began_s < 20);
+    team_bench_close(&b);
+}
+
+static void task(tdm_comm *comm, const char *what)
+{
+    if (strcmp(what, "same_bits") == 0) same_bits(comm);
+    if (strcmp(what, "other_sums") == 0) other_sums(comm);
+    if (strcmp(what, "death") == 0) death(comm);
+}
+
+/* ---- worlds ---------------------------------------------------------------------------------- */
+
+static void one_host(void)
+{
+    world_run(&(world){.what = "same_bits", .hosts = "aa"});
+    if (!SLOW) world_run(&(world){.what = "same_bits", .hosts = "aaa"});
+    if (!SLOW) world_run(&(world){.what = "same_bits", .hosts = "aaaaaaaa"});
+}
+
+static void several_hosts(void)
+{
+    world_run(&(world){.what = "same_bits", .hosts = "aabb"});
+    if (!SLOW) world_run(&(world){.what = "same_bits", .hosts = "abc"});
+    if (!SLOW) world_run(&(world){.what = "same_bits", .hosts = "abacb"});
+}
+
+static void by_messages_alone(void)
+{
+    world_run(&(world){.what = "same_bits", .hosts = "aaa", .transport = "ucx"});
+}
+
+/* Lanes move from a rank that is slow, and no bit changes. */
+static void a_slow_rank(void)
+{
+    setenv("TANDEM_TEST_SLOW", "1:4", 1);
+    world_run(&(world){.what = "same_bits", .hosts = "aaa"});
+    if (!SLOW) world_run(&(world){.what = "same_bits", .hosts = "aab"});
+    unsetenv("TANDEM_TEST_SLOW");
+}
+
+static void sums_of_other_kinds(void)
+{
+    world_run(&(world){.what = "other_sums", .hosts = "aaa"});
+    if (!SLOW) world_run(&(world){.what = "other_sums", .hosts = "aab"});
+}
+
+static void a_rank_that_dies(void)
+{
+    for (int zero = 0; zero <= 3; zero += 1 + (zero == 1)) {
+        setenv("TEAM_ZERO", (char[]){(char)('0' + zero), 0}, 1);
+        world_run(&(world){
+            .what = "death", .hosts = zero == 0 ? "aaa" : "aabb", .deadline_s = 20, .victim = 2});
+    }
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(one_host),    CHECK_TEST(several_hosts),       CHECK_TEST(by_messages_alone),
+    CHECK_TEST(a_slow_rank), CHECK_TEST(sums_of_other_kinds), CHECK_TEST(a_rank_that_dies),
+};
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--rank") == 0) return world_be_a_rank(task, argv[2]);
+    return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
+}

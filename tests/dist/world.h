@@ -1,0 +1,106 @@
+/*
+ * world.h: worlds of real processes for tests: a test starts itself once for each rank, with the rank's
+ * place in its environment, and looks at how each of them ended.
+ *
+ * A host is a letter: ranks with the same one share memory, others talk by UCX; "aab" is a world of
+ * three ranks on two hosts. The ranks die with the test, and none lives longer than its alarm.
+ */
+#ifndef TANDEM_TESTS_DIST_WORLD_H
+#define TANDEM_TESTS_DIST_WORLD_H
+
+#include "check.h"
+
+#include <tandem/comm.h>
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { WORLD_RANKS_MOST = 16, WORLD_ALARM_S = 100 };
+
+typedef struct world {
+    const char *what;      /* the ranks' task, as --rank has it */
+    const char *hosts;     /* one letter for each rank */
+    const char *transport; /* NULL: by the hosts */
+    int deadline_s;        /* of calls; 0: 60 */
+    int victim;            /* the rank that ends by SIGKILL, from 1; 0: none does */
+} world;
+
+static inline pid_t world_start_rank(const world *w, int rank, int number)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid != 0) return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    char text[64];
+    snprintf(text, sizeof text, "unix:tandem-world-%d-%d", (int)getppid(), number);
+    setenv("TANDEM_RENDEZVOUS", text, 1);
+    setenv("TANDEM_SECRET", "world", 1);
+    snprintf(text, sizeof text, "%d", w->deadline_s > 0 ? w->deadline_s : 60);
+    setenv("TANDEM_DEADLINE", text, 1);
+    snprintf(text, sizeof text, "world-host-%c", w->hosts[rank]);
+    setenv("TANDEM_HOST", text, 1);
+    snprintf(text, sizeof text, "%d", rank);
+    setenv("TANDEM_RANK", text, 1);
+    snprintf(text, sizeof text, "%d", (int)strlen(w->hosts));
+    setenv("TANDEM_SIZE", text, 1);
+    if (w->transport) setenv("TANDEM_TRANSPORT", w->transport, 1);
+    execl("/proc/self/exe", "world", "--rank", w->what, (char *)NULL);
+    _exit(127);
+}
+
+static inline bool world_has(const char *transport)
+{
+    tdm_transport_info info;
+    for (size_t i = 0; tdm_transport_at(i, &info); i++)
+        if (strcmp(info.name, transport) == 0) return info.usable;
+    return false;
+}
+
+/* Starts all ranks and waits for them. All must end well, but for the victim. */
+static inline void world_run(const world *w)
+{
+    static int number;
+    int size = (int)strlen(w->hosts);
+    bool several = strspn(w->hosts, (char[]){w->hosts[0], 0}) < (size_t)size;
+    const char *needed = w->transport ? w->transport : several ? "ucx" : NULL;
+    if (needed && !world_has(needed)) {
+        printf("     left out: hosts %s, without %s\n", w->hosts, needed);
+        return;
+    }
+    pid_t pids[WORLD_RANKS_MOST];
+    number++;
+    for (int i = 0; i < size; i++) pids[i] = world_start_rank(w, i, number);
+    for (int i = 0; i < size; i++) {
+        int state = 0;
+        while (waitpid(pids[i], &state, 0) < 0 && errno == EINTR) continue;
+        bool killed = WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL;
+        bool well = i + 1 == w->victim ? killed : state == 0;
+        CHECK(well);
+        if (!well)
+            fprintf(stderr, "%s, hosts %s: rank %d ended with %x\n", w->what, w->hosts, i, state);
+    }
+}
+
+/* The life of a rank: joins the world, does its task, and says whether all checks held. */
+static inline int world_be_a_rank(void (*task)(tdm_comm *comm, const char *what), const char *what)
+{
+    alarm(WORLD_ALARM_S);
+    tdm_comm *comm = NULL;
+    tdm_error err = {0};
+    if (tdm_comm_open(NULL, &comm, &err) != TDM_OK) {
+        fprintf(stderr, "FAIL: %s\n", err.message);
+        return 1;
+    }
+    task(comm, what);
+    CHECK(check_count > 0);
+    tdm_comm_close(comm);
+    return check_failures > 0;
+}
+
+#endif
