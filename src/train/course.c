@@ -51,7 +51,6 @@ static tdm_status load(tdm__course *c, tdm_error *err)
     const tdm_job *job = c->job;
     TDM_TRY(tdm_job_hash(job, c->job_hash, err));
     TDM_TRY(tdm_job_data_load(job, &c->data, err));
-    TDM_TRY(hash_data(c, err));
     const tdm_dataset_info *info = tdm_dataset_info_of(c->data.train);
     c->model = (tdm_model_options){.job = job, .class_count = info->class_count};
     TDM_TRY(tdm_job_sample_shape(job, c->data.train, &c->model.sample_shape, err));
@@ -63,12 +62,34 @@ static tdm_status load(tdm__course *c, tdm_error *err)
     return TDM_OK;
 }
 
-tdm_status tdm__course_init(const tdm_job *job, tdm__course *out, tdm_error *err)
+/* Ranks of a node read the same file: one of them looks at all of it. */
+static tdm_status load_together(tdm__course *c, tdm_comm *comm, tdm_error *err)
+{
+    int differs;
+    tdm_status status = load(c, err);
+    if (status == TDM_OK && tdm__leads_node(comm)) status = hash_data(c, err);
+    TDM_TRY(tdm__agree(comm, status, NULL, err));
+    TDM_TRY(tdm__same_text(comm, c->data_hash, sizeof(c->data_hash), &differs, err));
+    if (differs >= 0)
+        return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
+                        "rank %d has read other data from %s than rank 0: bring the same files to "
+                        "all hosts",
+                        differs, tdm_dataset_info_of(c->data.train)->path);
+    return tdm__data_share(&c->data, comm, err);
+}
+
+tdm_status tdm__course_init_together(const tdm_job *job, tdm_comm *comm, tdm__course *out,
+                                     tdm_error *err)
 {
     *out = (tdm__course){.job = job};
-    tdm_status status = load(out, err);
+    tdm_status status = load_together(out, comm, err);
     if (status != TDM_OK) tdm__course_release(out);
     return status;
+}
+
+tdm_status tdm__course_init(const tdm_job *job, tdm__course *out, tdm_error *err)
+{
+    return tdm__course_init_together(job, NULL, out, err);
 }
 
 void tdm__course_release(tdm__course *course)

@@ -114,6 +114,10 @@ typedef struct tdm__course {
 
 /* Loads the data. */
 tdm_status tdm__course_init(const tdm_job *job, tdm__course *out, tdm_error *err);
+/* The same on every rank; they compare what they have read, and those of a node keep one copy of it.
+ * Collective. */
+tdm_status tdm__course_init_together(const tdm_job *job, tdm_comm *comm, tdm__course *out,
+                                     tdm_error *err);
 void tdm__course_release(tdm__course *course);
 /* Rows of the step at this position; the sample, in the training set, of one of them; the next
  * position. No allocation. */

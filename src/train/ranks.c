@@ -39,6 +39,9 @@ static tdm_status spread_error(tdm_comm *comm, int rank, tdm_error *err)
     if (tdm__rank_of(comm) == rank) shared = *err;
     TDM_TRY(tdm_group_broadcast(tdm_comm_world(comm), &shared, sizeof(shared), TDM_DTYPE_U8, rank,
                                 err));
+    /* Nobody leaves, and so breaks the world for the others, before all have heard it. How this ends
+     * does not matter any more. */
+    tdm_group_barrier(tdm_comm_world(comm), &(tdm_error){.status = TDM_OK});
     shared.message[sizeof(shared.message) - 1] = '\0';
     if (rank == 0) return tdm_fail(err, shared.status, "%s", shared.message);
     return tdm_fail(err, shared.status, "rank %d: %s", rank, shared.message);
