@@ -1,32 +1,47 @@
 /*
  * cmd_train.c: `tandem train`.
  *
+ * Where the environment gives this process a place in a world (under this command's own launcher,
+ * `tandem run`, mpirun or srun), it is that rank. Otherwise it trains alone (-n 1), or becomes the
+ * launcher of its ranks. Rank 0 does the talking. Other ranks say only what rank 0 cannot know: that
+ * they were not let in, or that rank 0 itself is gone.
+ *
  * Ctrl-C once asks the loop to stop after the step in progress; a checkpoint is written and the way
  * to go on is printed. A second Ctrl-C ends the process at once; the last checkpoint stays good, as
- * it would after a power cut. SIGTERM, which batch systems send, counts as the first Ctrl-C.
+ * it would after a power cut. SIGTERM, which batch systems send, counts as the first Ctrl-C. A rank
+ * leaves the second one to its launcher, which kills: a batch system may well send the first one to
+ * the launcher and to the ranks.
  */
 #include "progress.h"
+#include "train.h"
 
-#include "cli.h"
-
+#include <tandem/cluster.h>
 #include <tandem/os.h>
-#include <tandem/train.h>
+#include <tandem/parallel.h>
 
 #include <errno.h>
-#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+/* Of calls between ranks: a step, an evaluation's batch or a checkpoint may take long. Deaths are
+ * noticed at once, whatever the deadline is. */
+static const double deadline_s = 600;
+
 typedef struct session {
     progress bar;
     bool json;
     bool quiet;
+    bool tells; /* rank 0 */
+    train_ranks ranks;
+    char run_path[TDM_PATH_BYTES]; /* empty until there is a run */
+    bool has_checkpoint;
 } session;
 
 static volatile sig_atomic_t stop_signals;
-static volatile sig_atomic_t stop_quietly; /* --json: nothing but the summary is printed */
+static volatile sig_atomic_t stop_quietly; /* --json, or not rank 0: there is nothing to print */
+static volatile sig_atomic_t stop_patient; /* a rank: its launcher decides when it is enough */
 
 /* Says at once what it will do: the step that it waits for may be a long one. On a terminal it takes
  * the place of the progress line. */
@@ -35,7 +50,9 @@ static void on_signal(int number)
     static const char erase[] = "\r\033[K";
     static const char words[] = "stopping after this step (Ctrl-C again to stop at once) ...\n";
     (void)number;
-    if (stop_signals++ > 0) _exit(CLI_INTERRUPTED);
+    if (stop_signals > 0 && !stop_patient) _exit(CLI_INTERRUPTED);
+    if (stop_signals > 0) return;
+    stop_signals = 1;
     if (stop_quietly) return;
     int before = errno; /* the interrupted code may be about to look at it */
     ssize_t written = 0;
@@ -64,7 +81,7 @@ static bool should_stop(void *user)
 static void log_to_terminal(const tdm_log_record *record, void *user)
 {
     session *s = user;
-    if (record->level != TDM_LOG_WARN) return;
+    if (record->level != TDM_LOG_WARN || !s->tells) return;
     progress_clear(&s->bar);
     cli_warn("%s", record->message);
 }
@@ -93,7 +110,10 @@ static void say_start(const tdm_train_status *st)
 static void on_event(const tdm_train_status *status, void *user)
 {
     session *s = user;
-    if (s->json || s->quiet) return;
+    if (status->run_path) snprintf(s->run_path, sizeof(s->run_path), "%s", status->run_path);
+    s->has_checkpoint = status->checkpoint_path != NULL;
+    if (status->event == TDM_TRAIN_EVENT_END) train_ranks_copy(status, &s->ranks);
+    if (s->json || s->quiet || !s->tells) return;
     switch (status->event) {
     case TDM_TRAIN_EVENT_START: say_start(status); break;
     case TDM_TRAIN_EVENT_STEP: progress_show(&s->bar, status, false); break;
@@ -101,127 +121,6 @@ static void on_event(const tdm_train_status *status, void *user)
     case TDM_TRAIN_EVENT_CHECKPOINT: break;
     case TDM_TRAIN_EVENT_END: progress_clear(&s->bar); break;
     }
-}
-
-/* ---- the closing words ----------------------------------------------------------------------- */
-
-static void summary_json(const tdm_train_result *r, tdm_str *out)
-{
-    tdm_json_writer w = tdm_json_writer_init(out, 0);
-    tdm_json_object_begin(&w);
-    tdm_json_put_string(&w, "run", r->run_path);
-    tdm_json_put_string(&w, "checkpoint", r->checkpoint_path);
-    tdm_json_put_string(&w, "hash", r->state_hash);
-    tdm_json_put_bool(&w, "interrupted", r->interrupted);
-    tdm_json_put_bool(&w, "ended_early", r->ended_early);
-    tdm_json_put_uint(&w, "steps", r->steps);
-    tdm_json_put_uint(&w, "samples", r->samples);
-    tdm_json_put_uint(&w, "skipped", r->skipped);
-    tdm_json_put_double(&w, "seconds", r->seconds);
-    tdm_json_put_double(&w, "start_seconds", r->start_seconds);
-    if (!r->nothing_to_do) tdm_json_put_double(&w, "loss", r->loss);
-    if (r->has_test) {
-        tdm_json_put_double(&w, "test_loss", r->test.loss);
-        tdm_json_put_double(&w, "test_accuracy", r->test.accuracy);
-        tdm_json_put_int(&w, "test_samples", r->test.sample_count);
-    }
-    tdm_json_object_end(&w);
-    tdm_str_add_char(out, '\n');
-}
-
-/* A word of a command line, in quotes when a shell would see more in it than a word. */
-static void add_word(tdm_str *out, const char *word)
-{
-    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-                                "_-./=,:+@%";
-    tdm_str_add_char(out, ' ');
-    if (*word && strspn(word, plain) == strlen(word)) {
-        tdm_str_add(out, word);
-        return;
-    }
-    tdm_str_add_char(out, '\'');
-    for (; *word; word++) {
-        if (*word == '\'')
-            tdm_str_add(out, "'\\''");
-        else
-            tdm_str_add_char(out, *word);
-    }
-    tdm_str_add_char(out, '\'');
-}
-
-/* The same command again, overrides included: without them it would be another job. */
-static void add_way_on(const cli_args *args, const tdm_train_result *r, tdm_str *out)
-{
-    tdm_str_add(out, "to go on       tandem train");
-    if (args->argument_count > 0) add_word(out, args->arguments[0]);
-    tdm_str_add(out, " --resume");
-    add_word(out, cli_short_path(r->run_path));
-    for (int i = 0; i < args->set_count; i++) {
-        tdm_str_add(out, " --set");
-        add_word(out, args->sets[i]);
-    }
-    if (cli_has(args, "workers")) tdm_str_addf(out, " -n %s", cli_value(args, "workers"));
-    tdm_str_add_char(out, '\n');
-}
-
-/* A window of a text has as many answers as it has tokens, and each counts by itself. */
-static void add_test(const tdm_train_result *r, tdm_str *out)
-{
-    tdm_str_addf(out, "test accuracy  %.2f %% of ", 100 * r->test.accuracy);
-    if (r->test.target_count > r->test.sample_count)
-        tdm_str_addf(out, "%lld tokens in %lld windows", (long long)r->test.target_count,
-                     (long long)r->test.sample_count);
-    else
-        tdm_str_addf(out, "%lld samples", (long long)r->test.sample_count);
-    tdm_str_addf(out, " (loss %.4f)%s\n", r->test.loss,
-                 r->interrupted ? ", at the last evaluation" : "");
-}
-
-static void summary_text(const cli_args *args, const tdm_train_result *r, tdm_str *out)
-{
-    char time_text[32], samples[32];
-    if (r->nothing_to_do && r->ended_early) {
-        tdm_str_addf(out,
-                     "nothing to do: the run was ended early, at step %llu; to train it further, "
-                     "raise the patience of train.early_stop\n",
-                     (unsigned long long)r->steps);
-    } else if (r->nothing_to_do && r->steps > r->step_count) {
-        tdm_str_addf(out,
-                     "nothing to do: the run is at step %llu, past its end at step %llu already; "
-                     "to train it further, raise train.epochs or train.steps\n",
-                     (unsigned long long)r->steps, (unsigned long long)r->step_count);
-    } else if (r->nothing_to_do) {
-        tdm_str_addf(out,
-                     "nothing to do: the run is at its last step, %llu; to train it further, "
-                     "raise train.epochs\n",
-                     (unsigned long long)r->steps);
-    } else {
-        const char *how = r->interrupted   ? "stopped"
-                          : r->ended_early ? "done early, without progress,"
-                                           : "done";
-        tdm_str_addf(out, "%s at step %llu: %s samples in %s", how, (unsigned long long)r->steps,
-                     tdm_text_count(r->samples, samples), tdm_text_duration(r->seconds, time_text));
-        if (r->samples > 0 && !isnan(r->loss)) tdm_str_addf(out, ", loss %.4f", r->loss);
-        tdm_str_add_char(out, '\n');
-    }
-    if (r->skipped > 0)
-        tdm_str_addf(out, "skipped        %llu step%s with NaN or infinity; log.jsonl says why\n",
-                     (unsigned long long)r->skipped, r->skipped == 1 ? "" : "s");
-    if (r->has_test) add_test(r, out);
-    tdm_str_addf(out, "checkpoint     %s\nstate hash     %s\n", cli_short_path(r->checkpoint_path),
-                 r->state_hash);
-    if (r->interrupted) add_way_on(args, r, out);
-}
-
-static int finish(const cli_args *args, const tdm_train_result *result)
-{
-    tdm_str out = TDM_STR_INIT;
-    if (cli_json(args))
-        summary_json(result, &out);
-    else
-        summary_text(args, result, &out);
-    int code = cli_print(&out);
-    return result->interrupted ? CLI_INTERRUPTED : code;
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
@@ -249,12 +148,56 @@ static char *find_job(const cli_args *args, const char *resume, tdm_arena *arena
     return NULL;
 }
 
-static int train(const cli_args *args, const tdm_job *job, int64_t workers)
+static int finish(const cli_args *args, const tdm_train_result *result, const session *s)
 {
-    session s = {.json = cli_json(args), .quiet = cli_has(args, "quiet")};
-    progress_init(&s.bar, stderr, s.quiet || s.json);
-    (void)workers;
-    tdm_train_options options = {.resume = cli_value(args, "resume"),
+    if (!s->tells) return CLI_OK; /* rank 0's code is the one that counts */
+    tdm_str out = TDM_STR_INIT;
+    if (cli_json(args))
+        train_summary_json(result, &s->ranks, &out);
+    else
+        train_summary_text(args, result, &s->ranks, &out);
+    int code = cli_print(&out);
+    return result->interrupted ? CLI_INTERRUPTED : code;
+}
+
+/* Whether this rank prints the error that ended the training: the first that is still there. */
+static bool tells_error(tdm_comm *comm)
+{
+    if (!comm) return true;
+    for (int i = 0; i < tdm_comm_rank(comm); i++)
+        if (tdm_comm_peer_state(comm, i) != TDM_PEER_LOST) return false;
+    return true;
+}
+
+static bool is_peer_status(tdm_status status)
+{
+    return status >= TDM_ERR_PEER_FAILED && status <= TDM_ERR_PEER_LEFT;
+}
+
+/* A rank that is gone is no fault of the job: say how to go on. */
+static int fail(const cli_args *args, const tdm_error *err, const session *s, tdm_comm *comm)
+{
+    bool lost = is_peer_status(err->status);
+    cli_hush(tells_error(comm) ? CLI_SAY_ALL : CLI_SAY_NOTHING);
+    int code = cli_fail(err);
+    if (lost && s->has_checkpoint && tells_error(comm)) {
+        tdm_str way = TDM_STR_INIT;
+        train_way_on(args, s->run_path, &way);
+        fputs(tdm_str_text(&way), stderr);
+        tdm_str_release(&way);
+    }
+    return lost ? CLI_PEER : code;
+}
+
+/* Trains in this process, as a rank of `comm`, or alone. */
+static int train(const cli_args *args, const tdm_job *job, tdm_comm *comm)
+{
+    session s = {.json = cli_json(args),
+                 .quiet = cli_has(args, "quiet"),
+                 .tells = !comm || tdm_comm_rank(comm) == 0};
+    progress_init(&s.bar, stderr, s.quiet || s.json || !s.tells);
+    tdm_train_options options = {.comm = comm,
+                                 .resume = cli_value(args, "resume"),
                                  .on_event = on_event,
                                  .user = &s,
                                  .should_stop = should_stop};
@@ -264,7 +207,116 @@ static int train(const cli_args *args, const tdm_job *job, int64_t workers)
     tdm_status status = tdm_train(job, &options, &result, &err);
     tdm_log_remove_sink(log_to_terminal, &s);
     progress_clear(&s.bar);
-    return status == TDM_OK ? finish(args, &result) : cli_fail(&err);
+    int code = status == TDM_OK ? finish(args, &result, &s) : fail(args, &err, &s, comm);
+    train_ranks_release(&s.ranks);
+    return code;
+}
+
+/* ---- as one of many --------------------------------------------------------------------------- */
+
+const char *train_transport(const tdm_job *job)
+{
+    static const char *const names[] = {[TDM_JOB_TRANSPORT_AUTO] = NULL,
+                                        [TDM_JOB_TRANSPORT_SHM] = "shm",
+                                        [TDM_JOB_TRANSPORT_UCX] = "ucx",
+                                        [TDM_JOB_TRANSPORT_MPI] = "mpi"};
+    const char *set = getenv("TANDEM_TRANSPORT");
+    return set && *set ? NULL : names[job->comm.transport];
+}
+
+/* Joins the world as this rank, and trains. */
+static int train_as_rank(const cli_args *args, const tdm_job *job)
+{
+    char hash[TDM_SHA256_HEX];
+    const char *deadline = getenv("TANDEM_DEADLINE");
+    tdm_error err = {0};
+    tdm_comm *comm = NULL;
+    if (tdm_job_hash(job, hash, &err) != TDM_OK) return cli_fail(&err);
+    tdm_comm_options options = {.transport = train_transport(job),
+                                .job = hash,
+                                .deadline_s = deadline && *deadline ? 0 : deadline_s};
+    if (tdm_comm_open(&options, &comm, &err) != TDM_OK) {
+        /* Why it is turned away is known to the one at the door. */
+        if (err.status == TDM_ERR_PEER_REFUSED) cli_hush(CLI_SAY_ALL);
+        int code = cli_fail(&err);
+        return is_peer_status(err.status) ? CLI_PEER : code;
+    }
+    int code = train(args, job, comm);
+    tdm_comm_close(comm);
+    return code;
+}
+
+/* The place that a launcher has given to this process; its size is 0 when none has. False after a
+ * complaint. */
+static bool find_place(tdm_comm_place *out)
+{
+    tdm_error err;
+    *out = (tdm_comm_place){.size = 0};
+    tdm_status status = tdm_comm_environment(out, &err);
+    if (status == TDM_ERR_NOT_FOUND) *out = (tdm_comm_place){.size = 0};
+    if (status != TDM_OK && status != TDM_ERR_NOT_FOUND) {
+        cli_error("train: %s", err.message);
+        return false;
+    }
+    /* A batch script of Slurm's has a number, too, but is no task of an srun. */
+    if (out->launcher && strcmp(out->launcher, "slurm") == 0 && !getenv("SLURM_STEP_NUM_TASKS"))
+        *out = (tdm_comm_place){.size = 0};
+    return true;
+}
+
+/* What all ranks of a host would say is said by one of them; the launcher has warned already. */
+static void become_rank(const tdm_comm_place *place)
+{
+    bool speaks = place->rank == 0 || place->local_rank <= 0;
+    cli_hush(!speaks ? CLI_SAY_NOTHING : train_was_launched() ? CLI_SAY_ERRORS : CLI_SAY_ALL);
+    stop_patient = place->size > 1;
+    if (place->rank > 0) stop_quietly = 1;
+    signal(SIGTTOU, SIG_IGN); /* ranks stand in the background of their terminal, and write to it */
+}
+
+/* How many ranks there will be; 0 after a complaint. */
+static int count_ranks(const tdm_job *job, const tdm_comm_place *place, int64_t asked)
+{
+    int64_t lanes = tdm_lanes_of(job);
+    if (place->size > 0 && asked > 0 && asked != place->size) {
+        cli_error("train: -n %lld, but this process is rank %d of %d, started by %s, and a rank "
+                  "cannot start others; leave -n out",
+                  (long long)asked, place->rank, place->size, place->launcher);
+        return 0;
+    }
+    int64_t count = place->size > 0 ? place->size : asked > 0 ? asked : tdm_train_rank_count(job);
+    if (count <= lanes && (place->size > 0 || count <= TDM_LAUNCH_MOST)) return (int)count;
+    if (count > lanes)
+        cli_error("train: %lld workers cannot share %lld lanes: each executes at least one; use "
+                  "between 1 and %lld workers, or set parallel.lanes higher (which changes the "
+                  "result)",
+                  (long long)count, (long long)lanes, (long long)lanes);
+    else
+        cli_error("train: at most %d workers can be started on a host", TDM_LAUNCH_MOST);
+    return 0;
+}
+
+static int train_job(const cli_args *args, const char *path, const tdm_comm_place *place,
+                     int64_t asked)
+{
+    int code = CLI_USAGE;
+    tdm_job_document *document = cli_load_job(args, path, &code);
+    if (!document) return code;
+    const tdm_job *job = tdm_job_document_job(document);
+    int count = count_ranks(job, place, asked);
+    if (place->size > 0) cli_hush(place->rank == 0 ? CLI_SAY_ALL : CLI_SAY_NOTHING);
+    if (count < 1)
+        code = CLI_USAGE;
+    else if (count == 1)
+        code = train(args, job, NULL);
+    else if (place->size > 0)
+        code = train_as_rank(args, job);
+    else if (stop_signals > 0)
+        code = CLI_INTERRUPTED; /* before anybody was there to be told */
+    else
+        code = train_launch(args, job, count);
+    tdm_job_document_destroy(document);
+    return code;
 }
 
 static int run(const cli_args *args)
@@ -272,13 +324,13 @@ static int run(const cli_args *args)
     stop_quietly = cli_json(args);
     catch_signals(); /* first of all: a signal while the data is read counts, too */
     int64_t workers = 0;
-    if (!cli_int(args, "workers", 1, 65536, &workers)) return CLI_USAGE;
+    tdm_comm_place place;
+    if (!find_place(&place)) return CLI_USAGE;
+    if (place.size > 0) become_rank(&place);
+    if (!cli_int(args, "workers", 1, TDM_RANKS_MOST, &workers)) return CLI_USAGE;
     tdm_arena *arena = tdm_arena_create("command");
     char *path = arena ? find_job(args, cli_value(args, "resume"), arena) : NULL;
-    int code = CLI_USAGE;
-    tdm_job_document *document = path ? cli_load_job(args, path, &code) : NULL;
-    if (document) code = train(args, tdm_job_document_job(document), workers);
-    tdm_job_document_destroy(document);
+    int code = path ? train_job(args, path, &place, workers) : CLI_USAGE;
     tdm_arena_destroy(arena);
     return code;
 }
@@ -301,7 +353,11 @@ const cli_command cli_train = {
         "Trains into a new folder, runs/NAME-NUMBER/, which holds the resolved job, the log and "
         "the metrics (JSON lines) and the checkpoints. On a terminal a line shows how it goes.\n\n"
         "The result does not depend on the number of workers: the job fixes the lanes into which "
-        "a batch is cut, and any number of workers up to that can execute them.\n\n"
+        "a batch is cut, and any number of workers up to that can execute them. Each worker is a "
+        "process, a rank of a world; -n starts them on this host. Under mpirun, srun or 'tandem "
+        "run', on one host or several, each process is the rank that its launcher made it. When a "
+        "rank dies, the others end with a message that names it, and the run can be resumed with "
+        "any number.\n\n"
         "Ctrl-C once finishes the step, writes a checkpoint and tells how to go on; twice stops "
         "at once. --resume goes on exactly: the end is the same as without the interruption.",
     .examples = examples,
@@ -311,7 +367,8 @@ const cli_command cli_train = {
           .letter = 'n',
           .value = "N",
           .help = "How many workers execute the lanes, from 1 to the number of lanes. Default: "
-                  "one for each processor, at most the number of lanes."},
+                  "one for each processor (for each 'compute.threads' of them), at most the "
+                  "number of lanes."},
          {.name = "resume",
           .letter = 'r',
           .value = "RUN",

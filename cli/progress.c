@@ -90,6 +90,10 @@ static int make_parts(const tdm_train_status *s, part parts[PART_MOST])
         snprintf(parts[n].text, room, "%llu skipped", (unsigned long long)s->skipped);
         parts[n++].rank = 3;
     }
+    if (s->rank_count > 1 && s->straggler >= 0) {
+        snprintf(parts[n].text, room, "rank %d slow", s->straggler);
+        parts[n++].rank = 3;
+    }
     snprintf(parts[n].text, room, "%7s", rate_text(s->samples_per_s, "/s", text));
     parts[n++].rank = 5;
     snprintf(parts[n].text, room, "%11s left", tdm_text_duration(s->left_s, text));
@@ -173,6 +177,8 @@ static void plain_line(progress *p, const tdm_train_status *status)
     if (status->has_test) fprintf(p->stream, "  test %.2f %%", 100 * status->test.accuracy);
     if (status->skipped > 0)
         fprintf(p->stream, "  %llu skipped", (unsigned long long)status->skipped);
+    if (status->rank_count > 1 && status->straggler >= 0)
+        fprintf(p->stream, "  rank %d slow", status->straggler);
     fprintf(p->stream, "  %s  %s left\n", rate_text(status->samples_per_s, " samples/s", rate),
             tdm_text_duration(status->left_s, left));
     fflush(p->stream);

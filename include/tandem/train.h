@@ -6,8 +6,8 @@
  *     log.jsonl       what happened, one JSON object a line
  *     metrics.jsonl   the numbers: a line for every so many steps and for each evaluation
  *     checkpoints/    step-NNNNNNNNNNNN.safetensors
- * One process at a time may train in a run; a lock on the folder sees to that and goes with the
- * process.
+ * One training at a time goes on in a run; a lock on the folder, held by its rank 0, sees to that and
+ * goes with the process.
  *
  * Training goes on from a checkpoint exactly: the state after step N is a function of the job, not
  * of how many processes it took to get there.
@@ -116,6 +116,17 @@ typedef enum tdm_train_event {
     TDM_TRAIN_EVENT_END
 } tdm_train_event;
 
+/* What a rank does. Shares are of the time of steps; what is missing from 1 is spent between them. */
+typedef struct tdm_train_rank {
+    int host; /* hosts are numbered by their lowest rank */
+    char host_name[64];
+    int64_t lanes;        /* that it executes now */
+    double samples_per_s; /* of its lanes; all ranks' together are the training's */
+    double lane_share;    /* in lanes */
+    double update_share;  /* in adding up gradients and updating */
+    double wait_share;    /* waiting for others */
+} tdm_train_rank;
+
 typedef struct tdm_train_status {
     tdm_train_event event;
     const char *run_path;
@@ -133,8 +144,12 @@ typedef struct tdm_train_status {
     double samples_per_s; /* of late */
     double left_s;        /* estimated */
     bool has_test;
-    tdm_metrics test; /* the last evaluation */
-    int rank_count;
+    tdm_metrics test;            /* the last evaluation */
+    int rank, rank_count;        /* this process's, and how many there are */
+    const tdm_train_rank *ranks; /* rank_count of them: of late; at TDM_TRAIN_EVENT_END of all steps
+                                     of this call; NULL before the first step */
+    int straggler;      /* the rank that takes much longer for a lane than others; -1: none */
+    double slow_factor; /* how many times as long */
     int64_t lane_count;
     uint64_t parameter_count;
     int64_t train_count, test_count, class_count;
@@ -144,11 +159,12 @@ typedef struct tdm_train_status {
 typedef void (*tdm_train_fn)(const tdm_train_status *status, void *user);
 
 typedef struct tdm_train_options {
-    tdm_comm *comm;        /* the world, of which all ranks call this; NULL: a single process */
+    tdm_comm *comm;        /* the ranks that train; NULL: this process alone */
     const char *resume;    /* a run's folder; NULL: a new run */
-    tdm_train_fn on_event; /* may be NULL; called by the training thread */
+    tdm_train_fn on_event; /* may be NULL; called by the training thread, on every rank */
     void *user;
-    /* When it returns true, training ends after the current step, with a checkpoint. May be NULL. */
+    /* When it returns true on any rank, training ends after the current step, with a checkpoint. May
+     * be NULL. */
     bool (*should_stop)(void *user);
 } tdm_train_options;
 
@@ -173,13 +189,18 @@ typedef struct tdm_train_result {
 } tdm_train_result;
 
 /*
- * Trains. TDM_ERR_NO_MEMORY, before anything but the data is in memory or on disk, when the job
- * needs more than tdm_memory_budget; the message has the numbers and what would make it fit.
- * TDM_ERR_DIVERGED when loss or gradient are not finite and the job does not skip such steps, or
- * too many of them in a row, and when the state itself is not: the newest checkpoint is the last
- * good state; the message names the op that made the first bad number. TDM_ERR_JOB_MISMATCH when
- * `resume` belongs to another job or other data. When the last checkpoint cannot be written, its
- * status is returned; when an earlier one cannot, that is logged and training goes on.
+ * Trains. With a comm this is collective: all ranks bring the same job and options, and get the same
+ * result, or an error: where getting ready fails on some rank, that of the lowest such one; where a
+ * rank dies or does not answer, a status of the peer group that names it. Rank 0 alone needs to see
+ * the run's folder; the data must be there for every rank.
+ *
+ * TDM_ERR_NO_MEMORY, before anything but the data is in memory or on disk, when the job needs more
+ * than tdm_memory_budget; the message has the numbers and what would make it fit. TDM_ERR_DIVERGED
+ * when loss or gradient are not finite and the job does not skip such steps, or too many of them in a
+ * row, and when the state itself is not: the newest checkpoint is the last good state; the message
+ * names the op that made the first bad number. TDM_ERR_JOB_MISMATCH when `resume` belongs to another
+ * job or other data. When the last checkpoint cannot be written, its status is returned; when an
+ * earlier one cannot, that is logged and training goes on.
  */
 TDM_API tdm_status tdm_train(const tdm_job *job, const tdm_train_options *options,
                              tdm_train_result *out, tdm_error *err);

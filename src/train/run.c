@@ -211,7 +211,9 @@ tdm_status tdm__run_attach(const char *path, int rank, bool same_host, tdm__run 
         snprintf(name, sizeof(name), LOG_NAME);
     else
         snprintf(name, sizeof(name), "log-rank-%d.jsonl", rank);
-    tdm_status status = out->path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    out->checkpoint_dir = out->path ? tdm_path_join(out->arena, path, "checkpoints") : NULL;
+    tdm_status status = out->checkpoint_dir ? TDM_OK
+                                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     /* A folder that this host does not see is no reason not to train. */
     if (status == TDM_OK) out->log_fd = open_to_append(out, name);
     if (status == TDM_OK && out->log_fd >= 0)

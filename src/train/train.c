@@ -6,19 +6,29 @@
  * by a whole step; a checkpoint is written from exactly such a pair; the test set is evaluated
  * before a checkpoint of the same step is written, so that a resumed run neither repeats nor loses
  * a line of metrics.
+ *
+ * With several ranks, all of them go through this file in step. What decides the way (results of steps,
+ * metrics, errors, the wish to stop) is the same for all, because it comes from a collective call, or
+ * follows from what does. Rank 0 alone has the run's folder, and the words for it.
  */
 #include "train/internal.h"
+#include "train/watch.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { SKIPS_EXPLAINED = 3 }; /* of a run; a replay costs as much as a step, or more */
 
+enum { WISH_STOP = 1 }; /* by which ranks agree to stop */
+
 typedef struct trainer {
     const tdm_job *job;
     const tdm_train_options *options;
+    tdm_comm *comm; /* NULL: a single process */
+    bool leads;     /* rank 0 */
     tdm_arena *arena;
     tdm__course course;
     tdm_str job_yaml;
@@ -26,7 +36,9 @@ typedef struct trainer {
     bool run_open;
     tdm__state state;
     tdm_team *team;
+    tdm__watch watch;
     tdm_predictor *predictor;
+    tdm_feed *feed;   /* of the predictor */
     int64_t *indices; /* of the samples of a lane */
     bool ended_early; /* by train.early_stop */
     tdm_position position;
@@ -43,12 +55,28 @@ typedef struct trainer {
 
 /* ---- events and metrics ---------------------------------------------------------------------- */
 
+/* For what all ranks would say. */
+static void say(const trainer *t, tdm_log_level level, const char *fmt, ...) TDM_PRINTF(3, 4);
+static void say(const trainer *t, tdm_log_level level, const char *fmt, ...)
+{
+    char text[2048];
+    if (!t->leads) return;
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    tdm_log(level, "train", "%s", text);
+}
+
 static void tell(trainer *t, tdm_train_event event)
 {
     t->status.event = event;
     t->status.step = t->position.step;
     t->status.epoch = t->position.epoch;
     t->status.samples = t->position.samples;
+    t->status.ranks = t->watch.has_rates ? t->watch.ranks : NULL;
+    t->status.straggler = t->watch.straggler;
+    t->status.slow_factor = t->watch.slow_factor;
     if (t->options->on_event) t->options->on_event(&t->status, t->options->user);
 }
 
@@ -65,6 +93,8 @@ static tdm_json_writer begin_metrics(trainer *t)
 
 static void put_step_metrics(trainer *t)
 {
+    if (!t->leads) return;
+    tdm__watch_late(&t->watch);
     tdm_json_writer w = begin_metrics(t);
     bool skipped = t->status.step_skipped; /* NaN is written as null */
     tdm_json_put_double(&w, "loss", skipped ? (double)NAN : t->status.loss);
@@ -74,12 +104,14 @@ static void put_step_metrics(trainer *t)
     if (t->job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
         tdm_json_put_uint(&w, "skipped", t->status.skipped);
     tdm_json_put_double(&w, "samples_per_s", round(t->status.samples_per_s));
+    tdm__watch_put(&t->watch, &w);
     tdm_json_object_end(&w);
     tdm__run_put_metrics(&t->run);
 }
 
 static void put_test_metrics(trainer *t)
 {
+    if (!t->leads) return;
     tdm_json_writer w = begin_metrics(t);
     tdm_json_put_double(&w, "test_loss", t->status.test.loss);
     tdm_json_put_double(&w, "test_accuracy", t->status.test.accuracy);
@@ -111,7 +143,8 @@ static const char *last_good(const trainer *t)
                                      : "no checkpoint was written before";
 }
 
-static tdm_status save(trainer *t, tdm_error *err)
+/* Rank 0's part. */
+static tdm_status write_checkpoint(trainer *t, const char *path, tdm_error *err)
 {
     const char *bad = tdm__state_find_bad(&t->state);
     if (bad)
@@ -129,16 +162,23 @@ static tdm_status save(trainer *t, tdm_error *err)
                                       .class_names = info->class_names,
                                       .class_count = info->class_count,
                                       .sample_shape = t->course.model.sample_shape};
+    return tdm_checkpoint_save(path, &content, err);
+}
+
+static tdm_status save(trainer *t, tdm_error *err)
+{
     char *path = tdm_checkpoint_path(t->run.arena, t->run.checkpoint_dir, t->position.step);
-    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    TDM_TRY(tdm_checkpoint_save(path, &content, err));
+    tdm_status status = path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    TDM_TRY(tdm_store_settle(t->state.store, err));
+    if (status == TDM_OK && t->leads) status = write_checkpoint(t, path, err);
+    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
     t->status.checkpoint_path = path;
-    tdm_log(TDM_LOG_INFO, "train", "step %llu: wrote %s", (unsigned long long)t->position.step,
-            path);
+    say(t, TDM_LOG_INFO, "step %llu: wrote %s", (unsigned long long)t->position.step, path);
     tell(t, TDM_TRAIN_EVENT_CHECKPOINT);
     tdm_error prune_err;
-    if (tdm_checkpoint_prune(t->run.checkpoint_dir, t->job->checkpoint.keep, &prune_err) != TDM_OK)
-        tdm_log(TDM_LOG_WARN, "train", "old checkpoints stay: %s", prune_err.message);
+    if (t->leads &&
+        tdm_checkpoint_prune(t->run.checkpoint_dir, t->job->checkpoint.keep, &prune_err) != TDM_OK)
+        say(t, TDM_LOG_WARN, "old checkpoints stay: %s", prune_err.message);
     return TDM_OK;
 }
 
@@ -148,12 +188,13 @@ static tdm_status save_along_the_way(trainer *t, bool *saved, tdm_error *err)
     tdm_status status = save(t, err);
     *saved = status == TDM_OK;
     if (status == TDM_OK) t->save_failed = false;
-    if (status == TDM_OK || status == TDM_ERR_DIVERGED) return status;
+    if (status == TDM_OK || status == TDM_ERR_DIVERGED || tdm__is_peer_status(status))
+        return status;
     /* Said once, until it works again: a full disk must not fill the screen, too. */
     if (t->save_failed) return TDM_OK;
     t->save_failed = true;
-    tdm_log(TDM_LOG_WARN, "train", "step %llu: no checkpoint: %s; training goes on",
-            (unsigned long long)t->position.step, err ? err->message : tdm_status_text(status));
+    say(t, TDM_LOG_WARN, "step %llu: no checkpoint: %s; training goes on",
+        (unsigned long long)t->position.step, err ? err->message : tdm_status_text(status));
     return TDM_OK;
 }
 
@@ -171,17 +212,12 @@ static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *cla
 /* ---- bad numbers ----------------------------------------------------------------------------- */
 
 /* Looks for the cause of the bad step in progress, and appends it to `out`. */
-static tdm_bad_number explain(trainer *t, tdm_str *out)
+static tdm_status explain(trainer *t, tdm_bad_number *bad, tdm_str *out, tdm_error *err)
 {
-    tdm_bad_number bad = {.kind = TDM_BAD_NOWHERE};
-    tdm_error err;
-    if (tdm_team_replay(t->team, &bad, &err) != TDM_OK) {
-        tdm_str_addf(out, "the cause could not be looked for: %s", err.message);
-        return bad;
-    }
-    int64_t index = tdm__course_sample(&t->course, &t->position, bad.first_row);
-    tdm__bad_number_text(&bad, t->course.data.train, index, out);
-    return bad;
+    TDM_TRY(tdm_team_replay(t->team, bad, err));
+    int64_t index = tdm__course_sample(&t->course, &t->position, bad->first_row);
+    tdm__bad_number_text(bad, t->course.data.train, index, out);
+    return TDM_OK;
 }
 
 static const char *what_is_bad(const trainer *t, const tdm_step_result *result,
@@ -201,7 +237,12 @@ static tdm_status stop_at_bad_step(trainer *t, const tdm_step_result *result, co
 {
     const tdm__skips *skips = &t->state.skips;
     tdm_str why = TDM_STR_INIT;
-    tdm_bad_number bad = explain(t, &why);
+    tdm_bad_number bad;
+    tdm_status status = explain(t, &bad, &why, err);
+    if (status != TDM_OK) {
+        tdm_str_release(&why);
+        return status;
+    }
     if (skips->in_a_row > 0)
         tdm_str_addf(&why, "; %.0f step%s before it went the same way and %s skipped",
                      skips->in_a_row, skips->in_a_row > 1 ? "s" : "",
@@ -211,7 +252,7 @@ static tdm_status stop_at_bad_step(trainer *t, const tdm_step_result *result, co
              (unsigned long long)t->position.step + 1, what_is_bad(t, result, &bad),
              tdm_str_text(&why), last_good(t), tdm__bad_number_advice(&bad, t->job));
     tdm_str_release(&why);
-    return TDM_ERR_DIVERGED;
+    return tdm__agree(t->comm, TDM_ERR_DIVERGED, NULL, err); /* all end here, together */
 }
 
 /* Loss or gradient of the step in progress are not finite, and nothing was changed by it. Fails, or
@@ -228,13 +269,15 @@ static tdm_status heed_bad_step(trainer *t, const tdm_step_result *result, tdm_e
     skips->in_all++;
     if (skips->in_all > SKIPS_EXPLAINED) return TDM_OK;
     tdm_str why = TDM_STR_INIT;
-    tdm_bad_number bad = explain(t, &why);
-    tdm_log(TDM_LOG_WARN, "train", "step %llu is skipped: %s: %s%s",
+    tdm_bad_number bad;
+    tdm_status status = explain(t, &bad, &why, err);
+    if (status == TDM_OK)
+        say(t, TDM_LOG_WARN, "step %llu is skipped: %s: %s%s",
             (unsigned long long)t->position.step + 1, what_is_bad(t, result, &bad),
             tdm_str_text(&why),
             skips->in_all == SKIPS_EXPLAINED ? "; further ones are only counted" : "");
     tdm_str_release(&why);
-    return TDM_OK;
+    return status;
 }
 
 /* ---- steps, one by one ----------------------------------------------------------------------- */
@@ -259,26 +302,37 @@ static void note_step(trainer *t, const tdm_step_result *result, double lr)
     s->grad_norm = result->grad_norm;
 }
 
-static tdm_status one_step(trainer *t, tdm_error *err)
+static unsigned wish_of(const trainer *t)
+{
+    return t->options->should_stop && t->options->should_stop(t->options->user) ? WISH_STOP : 0;
+}
+
+static tdm_status one_step(trainer *t, unsigned *wishes, tdm_error *err)
 {
     int64_t batch = tdm__course_batch(&t->course, &t->position);
     double lr = tdm_schedule_lr(&t->course.schedule, t->position.step, &t->state.plateau);
     double begin = tdm_clock_s();
-    tdm_step_input in = {.step = t->position.step, .batch = batch, .lr = lr};
+    tdm_step_input in = {.step = t->position.step, .batch = batch, .lr = lr, .wish = wish_of(t)};
     tdm_step_result result;
     TDM_TRY(tdm_team_step(t->team, &in, &result, err));
     t->step_seconds += tdm_clock_s() - begin;
     if (!result.finite) TDM_TRY(heed_bad_step(t, &result, err));
     tdm__course_advance(&t->course, &t->position);
     note_step(t, &result, lr);
+    tdm__watch_heed(&t->watch, &result, t->position.step, t->leads);
     measure(t);
+    *wishes = result.wishes;
     return TDM_OK;
 }
 
-static tdm_metrics measure_test(trainer *t)
+static tdm_status measure_test(trainer *t, tdm_error *err)
 {
+    TDM_TRY(tdm_store_settle(t->state.store, err));
     tdm__state_measured(&t->state, t->job); /* brings the buffers beside the average up to date */
-    return tdm_evaluate(t->predictor, t->course.data.test, NULL);
+    TDM_TRY(
+        tdm_evaluate_together(t->predictor, t->course.data.test, t->comm, &t->status.test, err));
+    t->status.has_test = true;
+    return TDM_OK;
 }
 
 static double metric_of(const trainer *t, int metric)
@@ -286,21 +340,20 @@ static double metric_of(const trainer *t, int metric)
     return metric == TDM_JOB_METRIC_TEST_ACCURACY ? t->status.test.accuracy : t->status.test.loss;
 }
 
-static void evaluate(trainer *t)
+static tdm_status evaluate(trainer *t, tdm_error *err)
 {
-    if (!t->predictor) return;
-    t->status.test = measure_test(t);
-    t->status.has_test = true;
+    if (!t->predictor) return TDM_OK;
+    TDM_TRY(measure_test(t, err));
     put_test_metrics(t);
-    tdm_log(TDM_LOG_INFO, "train", "step %llu: test loss %.4f, accuracy %.2f %%",
-            (unsigned long long)t->position.step, t->status.test.loss,
-            100 * t->status.test.accuracy);
+    say(t, TDM_LOG_INFO, "step %llu: test loss %.4f, accuracy %.2f %%",
+        (unsigned long long)t->position.step, t->status.test.loss, 100 * t->status.test.accuracy);
     if (t->status.test.bad_count > 0)
-        tdm_log(TDM_LOG_WARN, "train",
-                "step %llu: the model gives NaN or infinity for %lld of %lld test samples",
-                (unsigned long long)t->position.step, (long long)t->status.test.bad_count,
-                (long long)t->status.test.target_count);
+        say(t, TDM_LOG_WARN,
+            "step %llu: the model gives NaN or infinity for %lld of %lld test samples",
+            (unsigned long long)t->position.step, (long long)t->status.test.bad_count,
+            (long long)t->status.test.target_count);
     tell(t, TDM_TRAIN_EVENT_EVAL);
+    return TDM_OK;
 }
 
 /* What follows from an evaluation that was due. One at the end of a run that is not due has no
@@ -311,14 +364,14 @@ static void heed(trainer *t)
     if (job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU &&
         tdm_schedule_observe(&t->course.schedule, metric_of(t, job->schedule.metric),
                              &t->state.plateau))
-        tdm_log(TDM_LOG_INFO, "train", "step %llu: no progress, the learning rate is now %g",
-                (unsigned long long)t->position.step, t->state.plateau.lr);
+        say(t, TDM_LOG_INFO, "step %llu: no progress, the learning rate is now %g",
+            (unsigned long long)t->position.step, t->state.plateau.lr);
     if (job->train.early_stop &&
         tdm_early_stop_observe(job->train.early_stop, metric_of(t, job->train.early_stop->metric),
                                &t->state.early_stop)) {
         t->ended_early = true;
-        tdm_log(TDM_LOG_INFO, "train", "step %llu: no progress in %lld evaluations, the run ends",
-                (unsigned long long)t->position.step, (long long)job->train.early_stop->patience);
+        say(t, TDM_LOG_INFO, "step %llu: no progress in %lld evaluations, the run ends",
+            (unsigned long long)t->position.step, (long long)job->train.early_stop->patience);
     }
 }
 
@@ -332,7 +385,7 @@ static tdm_status after_step(trainer *t, bool *saved, tdm_error *err)
     tell(t, TDM_TRAIN_EVENT_STEP);
     bool last = t->position.step == t->course.step_count;
     bool eval_due = tdm__course_eval_due(&t->course, &t->position);
-    if (last || eval_due) evaluate(t);
+    if (last || eval_due) TDM_TRY(evaluate(t, err));
     if (eval_due && t->predictor) heed(t);
     *saved = false;
     if (!last && !t->ended_early &&
@@ -348,12 +401,16 @@ static tdm_status loop(trainer *t, tdm_train_result *out, tdm_error *err)
     t->window_begin_s = tdm_clock_s();
     t->start_seconds = t->window_begin_s - t->begin_s;
     t->window_begin_samples = t->position.samples;
+    tdm__watch_start(&t->watch);
+    unsigned wishes = wish_of(t);
+    TDM_TRY(tdm__agree(t->comm, TDM_OK, &wishes, err));
     while (t->position.step < t->course.step_count && !t->ended_early) {
-        if (t->options->should_stop && t->options->should_stop(t->options->user)) {
+        if (!t->comm) wishes = wish_of(t); /* of many, each step's wishes are agreed on by it */
+        if (wishes & WISH_STOP) {
             out->interrupted = true;
             break;
         }
-        TDM_TRY(one_step(t, err));
+        TDM_TRY(one_step(t, &wishes, err));
         TDM_TRY(after_step(t, &saved, err));
     }
     return saved ? TDM_OK : save(t, err);
@@ -364,7 +421,7 @@ static tdm_status loop(trainer *t, tdm_train_result *out, tdm_error *err)
 static tdm_status load_data(trainer *t, tdm_error *err)
 {
     tdm__course *c = &t->course;
-    TDM_TRY(tdm__course_init(t->job, c, err));
+    TDM_TRY(tdm__course_init_together(t->job, t->comm, c, err));
     const tdm_dataset_info *info = tdm_dataset_info_of(c->data.train);
     t->status.epoch_count = (c->step_count + c->epoch_steps - 1) / c->epoch_steps;
     t->status.step_count = c->step_count;
@@ -383,7 +440,7 @@ static tdm_status make_team(trainer *t, tdm_error *err)
     tdm_team_options o = {.model = t->course.model,
                           .store = t->state.store,
                           .optimiser = t->state.optimiser,
-                          .comm = t->options->comm,
+                          .comm = t->comm,
                           .lane_count = lanes,
                           .batches = {t->course.full_batch, tail},
                           .seed = (uint64_t)job->seed,
@@ -393,7 +450,7 @@ static tdm_status make_team(trainer *t, tdm_error *err)
                                  sizeof(*t->indices));
     if (!t->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     TDM_TRY(tdm_team_create(&o, &t->team, err));
-    t->status.rank_count = tdm_team_info_of(t->team).rank_count;
+    TDM_TRY(tdm__watch_init(&t->watch, t->comm, t->team, t->arena, err));
     t->status.lane_count = lanes;
     t->status.parameter_count = tdm_graph_trained_elements(t->state.graph);
     if (!t->course.data.test) return TDM_OK;
@@ -403,7 +460,16 @@ static tdm_status make_team(trainer *t, tdm_error *err)
     return tdm_predictor_create(&m, tdm__state_measured(&t->state, job), &t->predictor, err);
 }
 
-static tdm_status restore(trainer *t, tdm_error *err)
+/* What rank 0 has read of a checkpoint beside the store's blocks. */
+typedef struct restored {
+    tdm_position position;
+    tdm_plateau plateau, early_stop;
+    tdm__skips skips;
+    char path[TDM_PATH_BYTES];
+} restored;
+
+/* Rank 0's part. */
+static tdm_status read_checkpoint(trainer *t, restored *out, tdm_error *err)
 {
     char *path;
     TDM_TRY(tdm_run_checkpoint(t->options->resume, t->arena, &path, err));
@@ -419,34 +485,95 @@ static tdm_status restore(trainer *t, tdm_error *err)
     if (status == TDM_OK) status = tdm__run_set_aside(&t->run, position->step, err);
     if (status == TDM_OK) status = tdm__run_write_job(&t->run, t->job, err);
     if (status == TDM_OK) {
-        t->position = *position;
-        t->status.checkpoint_path = path;
+        *out = (restored){.position = *position,
+                          .plateau = t->state.plateau,
+                          .early_stop = t->state.early_stop,
+                          .skips = t->state.skips};
+        snprintf(out->path, sizeof(out->path), "%s", path);
     }
     tdm_checkpoint_destroy(checkpoint);
     return status;
 }
 
-static tdm_status begin(trainer *t, tdm_error *err)
+static tdm_status restore(trainer *t, tdm_error *err)
+{
+    restored *r = tdm_arena_array(t->arena, 1, sizeof(*r));
+    tdm_status status = r ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (status == TDM_OK && t->leads) status = read_checkpoint(t, r, err);
+    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    if (t->comm)
+        TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), r, sizeof(*r), TDM_DTYPE_U8, 0, err));
+    r->path[sizeof(r->path) - 1] = '\0';
+    t->position = r->position;
+    t->state.plateau = r->plateau;
+    t->state.early_stop = r->early_stop;
+    t->state.skips = r->skips;
+    t->status.checkpoint_path = r->path;
+    return tdm_store_settle(t->state.store, err);
+}
+
+/* The folder of the run: rank 0 makes or opens it, the others learn where it is. */
+static tdm_status open_run(trainer *t, tdm_error *err)
+{
+    tdm_status status = TDM_OK;
+    const char *resume = t->options->resume;
+    if (t->leads)
+        status = resume ? tdm__run_open(resume, &t->run, err)
+                        : tdm__run_create(t->job, &t->run, err);
+    t->run_open = t->leads && status == TDM_OK;
+    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    if (t->comm) {
+        char path[TDM_PATH_BYTES] = "";
+        if (t->leads) snprintf(path, sizeof(path), "%s", t->run.path);
+        TDM_TRY(
+            tdm_group_broadcast(tdm_comm_world(t->comm), path, sizeof(path), TDM_DTYPE_U8, 0, err));
+        path[sizeof(path) - 1] = '\0';
+        int rank = tdm_comm_rank(t->comm);
+        bool same_host = tdm_comm_host_of(t->comm, rank) == tdm_comm_host_of(t->comm, 0);
+        if (!t->leads) TDM_TRY(tdm__run_attach(path, rank, same_host, &t->run, err));
+    }
+    t->run_open = true;
+    t->status.run_path = t->run.path;
+    return TDM_OK;
+}
+
+/* Rank 0 makes the first values; all have them after that. */
+static tdm_status begin_state(trainer *t, tdm_error *err)
+{
+    tdm_status status = t->leads ? tdm__state_begin(&t->state, t->job, t->course.data.train, err)
+                                 : TDM_OK;
+    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    return tdm_store_settle(t->state.store, err);
+}
+
+/* What a rank does by itself before others wait for it. */
+static tdm_status begin_alone(trainer *t, tdm_error *err)
 {
     t->position.seed = (uint64_t)t->job->seed;
     t->arena = tdm_arena_create("training");
     if (!t->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     tdm_job_show(t->job, &t->job_yaml);
     if (!tdm_str_ok(&t->job_yaml)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    return TDM_OK;
+}
+
+static tdm_status begin(trainer *t, tdm_error *err)
+{
+    int ranks = tdm__size_of(t->comm);
+    bool resumes = t->options->resume != NULL;
+    t->status.rank = tdm__rank_of(t->comm);
+    t->status.rank_count = ranks;
+    t->watch.straggler = -1;
+    TDM_TRY(tdm__agree(t->comm, begin_alone(t, err), NULL, err));
     TDM_TRY(load_data(t, err));
-    int ranks = t->options->comm ? tdm_comm_size(t->options->comm) : 1;
-    TDM_TRY(tdm__memory_check(t->job, &t->course.data, ranks, t->options->resume, err));
-    TDM_TRY(tdm__state_init(&t->course.model, TDM__STATE_FOR_TRAINING, t->options->comm, &t->state,
-                            err));
+    TDM_TRY(tdm__agree(t->comm, tdm__memory_check(t->job, &t->course.data, ranks, resumes, err),
+                       NULL, err));
+    TDM_TRY(tdm__state_init(&t->course.model, TDM__STATE_FOR_TRAINING, t->comm, &t->state, err));
     TDM_TRY(make_team(t, err));
-    if (!t->options->resume)
-        TDM_TRY(tdm__state_begin(&t->state, t->job, t->course.data.train, err));
+    if (!resumes) TDM_TRY(begin_state(t, err));
     /* The folder comes last, so that a job that cannot start leaves none behind. */
-    TDM_TRY(t->options->resume ? tdm__run_open(t->options->resume, &t->run, err)
-                               : tdm__run_create(t->job, &t->run, err));
-    t->run_open = true;
-    t->status.run_path = t->run.path;
-    if (t->options->resume) TDM_TRY(restore(t, err));
+    TDM_TRY(open_run(t, err));
+    if (resumes) TDM_TRY(restore(t, err));
     t->ended_early = t->job->train.early_stop &&
                      tdm_early_stop_is_due(t->job->train.early_stop, &t->state.early_stop);
     t->status.loss = t->status.smooth_loss = (double)NAN;
@@ -479,6 +606,13 @@ static tdm_status hash_of_file(const char *path, char out[TDM_SHA256_HEX], tdm_e
     return status;
 }
 
+static tdm_status hash_state(const trainer *t, bool of_file, char out[TDM_SHA256_HEX],
+                             tdm_error *err)
+{
+    if (of_file) return hash_of_file(t->status.checkpoint_path, out, err);
+    return tdm_state_hash(&t->position, t->state.tensors, t->state.tensor_count, out, err);
+}
+
 static tdm_status sum_up(trainer *t, tdm_train_result *out, tdm_error *err)
 {
     snprintf(out->run_path, sizeof(out->run_path), "%s", t->run.path);
@@ -493,39 +627,45 @@ static tdm_status sum_up(trainer *t, tdm_train_result *out, tdm_error *err)
     out->test = t->status.test;
     out->ended_early = t->ended_early && t->position.step < t->course.step_count;
     out->step_count = t->course.step_count;
-    if (out->nothing_to_do) return hash_of_file(t->status.checkpoint_path, out->state_hash, err);
-    return tdm_state_hash(&t->position, t->state.tensors, t->state.tensor_count, out->state_hash,
-                          err);
+    tdm_status status = t->leads ? hash_state(t, out->nothing_to_do, out->state_hash, err) : TDM_OK;
+    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    if (!t->comm) return TDM_OK;
+    return tdm_group_broadcast(tdm_comm_world(t->comm), out->state_hash, sizeof(out->state_hash),
+                               TDM_DTYPE_U8, 0, err);
 }
 
 static tdm_status run(trainer *t, tdm_train_result *out, tdm_error *err)
 {
     TDM_TRY(begin(t, err));
     char count[32];
-    tdm_log(TDM_LOG_INFO, "train",
-            "%s: %s parameters, %lld training and %lld test samples, %lld "
-            "lanes, %d ranks, from step %llu to %llu",
-            t->run.path, tdm_text_count(t->status.parameter_count, count),
-            (long long)t->status.train_count, (long long)t->status.test_count,
-            (long long)t->status.lane_count, t->status.rank_count,
-            (unsigned long long)t->position.step, (unsigned long long)t->course.step_count);
+    say(t, TDM_LOG_INFO,
+        "%s: %s parameters, %lld training and %lld test samples, %lld "
+        "lanes, %d ranks, from step %llu to %llu",
+        t->run.path, tdm_text_count(t->status.parameter_count, count),
+        (long long)t->status.train_count, (long long)t->status.test_count,
+        (long long)t->status.lane_count, t->status.rank_count, (unsigned long long)t->position.step,
+        (unsigned long long)t->course.step_count);
     if (t->state.from_file_count > 0)
-        tdm_log(TDM_LOG_INFO, "train", "%zu of %zu parameters and buffers start from %s",
-                t->state.from_file_count, tdm_graph_param_count(t->state.graph),
-                t->job->model.init_from);
+        say(t, TDM_LOG_INFO, "%zu of %zu parameters and buffers start from %s",
+            t->state.from_file_count, tdm_graph_param_count(t->state.graph),
+            t->job->model.init_from);
     out->nothing_to_do = t->position.step >= t->course.step_count || t->ended_early;
     tell(t, TDM_TRAIN_EVENT_START);
     if (!out->nothing_to_do) TDM_TRY(loop(t, out, err));
-    if (out->nothing_to_do && t->predictor) {
-        t->status.test = measure_test(t);
-        t->status.has_test = true;
-    }
+    if (out->nothing_to_do && t->predictor) TDM_TRY(measure_test(t, err));
     TDM_TRY(sum_up(t, out, err));
-    tdm_log(TDM_LOG_INFO, "train", "%s at step %llu, state %s",
-            out->interrupted ? "stopped" : "finished", (unsigned long long)out->steps,
-            out->state_hash);
+    say(t, TDM_LOG_INFO, "%s at step %llu, state %s", out->interrupted ? "stopped" : "finished",
+        (unsigned long long)out->steps, out->state_hash);
+    if (!out->nothing_to_do) tdm__watch_total(&t->watch, t->step_seconds);
     tell(t, TDM_TRAIN_EVENT_END);
     return TDM_OK;
+}
+
+/* The error is in the log once: from rank 0, or, when that is gone, from those who saw it go. */
+static void note_failure(const trainer *t, const tdm_error *err)
+{
+    bool alone = !t->leads && tdm_comm_peer_state(t->comm, 0) == TDM_PEER_LOST;
+    if (t->run_open && (t->leads || alone)) tdm_log(TDM_LOG_ERROR, "train", "%s", err->message);
 }
 
 tdm_status tdm_train(const tdm_job *job, const tdm_train_options *options, tdm_train_result *out,
@@ -533,14 +673,20 @@ tdm_status tdm_train(const tdm_job *job, const tdm_train_options *options, tdm_t
 {
     static const tdm_train_options defaults = {0};
     tdm_error local = {0};
+    if (!err) err = &local;
+    if (!options) options = &defaults;
     trainer t = {.job = job,
-                 .options = options ? options : &defaults,
+                 .options = options,
+                 .comm = tdm__size_of(options->comm) > 1 ? options->comm : NULL,
+                 .leads = tdm__rank_of(options->comm) == 0,
                  .begin_s = tdm_clock_s(),
                  .run = {.lock_fd = -1, .log_fd = -1, .metrics_fd = -1}};
     tdm_train_result result = {.steps = 0};
-    tdm_status status = run(&t, &result, err ? err : &local);
-    if (status != TDM_OK && t.run_open)
-        tdm_log(TDM_LOG_ERROR, "train", "%s", err ? err->message : local.message);
+    tdm_status status = run(&t, &result, err);
+    if (status != TDM_OK) {
+        tdm__call_off(t.comm, err);
+        note_failure(&t, err);
+    }
     end(&t);
     if (status == TDM_OK) *out = result;
     return status;

@@ -50,7 +50,7 @@ run_tests() {
 
 # The lines of metrics without what differs from run to run.
 steady_metrics() {
-    sed 's/,"samples_per_s":[0-9.e+]*//' "$1"
+    sed 's/,"samples_per_s":.*/}/' "$1"
 }
 
 # The state's hash that a run's summary or JSON in $out tells.

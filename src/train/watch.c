@@ -1,0 +1,132 @@
+/*
+ * watch.c: what each rank does: how fast it is, how long it waits, and what of that is worth a word.
+ *
+ * The team counts; here the counts become rates: over a window of late, for the metrics and the
+ * progress line, and over all steps of this call, for the summary. A rank's samples a second are those
+ * of its lanes over the time of whole steps, so the ranks' add up to the training's. All ranks see
+ * the same counts; rank 0 alone puts them into words.
+ */
+#include "train/watch.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { RANKS_IN_METRICS = 64 }; /* a line of metrics for more would be a page */
+
+tdm_status tdm__watch_init(tdm__watch *w, tdm_comm *comm, const tdm_team *team, tdm_arena *arena,
+                           tdm_error *err)
+{
+    size_t count = (size_t)tdm__size_of(comm);
+    *w = (tdm__watch){.team = team, .count = (int)count, .straggler = -1};
+    w->ranks = tdm_arena_array(arena, count, sizeof(*w->ranks));
+    w->before = tdm_arena_array(arena, count, sizeof(*w->before));
+    w->first = tdm_arena_array(arena, count, sizeof(*w->first));
+    tdm__host_name *names = tdm_arena_array(arena, count, sizeof(*names));
+    bool good = w->ranks && w->before && w->first && names;
+    TDM_TRY(tdm__agree(comm, good ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"),
+                       NULL, err));
+    TDM_TRY(tdm__host_names(comm, names, err));
+    for (int i = 0; i < w->count; i++) {
+        tdm_team_rank_of(team, i, &w->first[i]);
+        w->before[i] = w->first[i];
+        w->ranks[i].host = w->first[i].host;
+        w->ranks[i].lanes = w->first[i].lanes;
+        snprintf(w->ranks[i].host_name, sizeof(w->ranks[i].host_name), "%s", names[i].text);
+    }
+    return TDM_OK;
+}
+
+/* What became of the counts since `since`, within so many seconds. */
+static void rate(tdm_train_rank *out, const tdm_team_rank *now, const tdm_team_rank *since,
+                 double seconds)
+{
+    double per_second = seconds > 0 ? 1 / seconds : 0;
+    out->lanes = now->lanes;
+    out->samples_per_s = (double)(now->rows_done - since->rows_done) * per_second;
+    out->lane_share = (now->lane_seconds - since->lane_seconds) * per_second;
+    out->update_share = (now->update_seconds - since->update_seconds) * per_second;
+    out->wait_share = (now->wait_seconds - since->wait_seconds) * per_second;
+}
+
+/* Rates since the window began. */
+static void look(tdm__watch *w, double seconds)
+{
+    for (int i = 0; i < w->count; i++) {
+        tdm_team_rank now;
+        tdm_team_rank_of(w->team, i, &now);
+        rate(&w->ranks[i], &now, &w->before[i], seconds);
+    }
+    w->has_rates = true;
+}
+
+void tdm__watch_start(tdm__watch *w)
+{
+    for (int i = 0; i < w->count; i++) tdm_team_rank_of(w->team, i, &w->before[i]);
+    w->window_begin_s = tdm_clock_s();
+}
+
+void tdm__watch_late(tdm__watch *w)
+{
+    double seconds = tdm_clock_s() - w->window_begin_s;
+    if (seconds >= 0.1 || !w->has_rates) look(w, seconds);
+    if (seconds >= 1) tdm__watch_start(w);
+}
+
+void tdm__watch_total(tdm__watch *w, double seconds)
+{
+    for (int i = 0; i < w->count; i++) {
+        tdm_team_rank now;
+        tdm_team_rank_of(w->team, i, &now);
+        rate(&w->ranks[i], &now, &w->first[i], seconds);
+    }
+}
+
+void tdm__watch_put(const tdm__watch *w, tdm_json_writer *out)
+{
+    if (w->count < 2 || w->count > RANKS_IN_METRICS) return;
+    tdm_json_key(out, "ranks");
+    tdm_json_array_begin(out);
+    for (int i = 0; i < w->count; i++) {
+        tdm_json_object_begin(out);
+        tdm_json_put_int(out, "lanes", w->ranks[i].lanes);
+        tdm_json_put_double(out, "samples_per_s", round(w->ranks[i].samples_per_s));
+        tdm_json_put_double(out, "waiting", round(1000 * w->ranks[i].wait_share) / 1000);
+        tdm_json_object_end(out);
+    }
+    tdm_json_array_end(out);
+}
+
+/* "3, 3, 2": who has how many lanes now. */
+static void say_lanes(tdm__watch *w, uint64_t step)
+{
+    char text[512];
+    size_t length = 0;
+    text[0] = '\0';
+    for (int i = 0; i < w->count && length + 24 < sizeof(text); i++) {
+        tdm_team_rank now;
+        tdm_team_rank_of(w->team, i, &now);
+        w->ranks[i].lanes = now.lanes;
+        length += (size_t)snprintf(text + length, sizeof(text) - length, "%s%lld",
+                                   i > 0 ? ", " : "", (long long)now.lanes);
+    }
+    tdm_log(TDM_LOG_INFO, "train", "step %llu: lanes have moved; ranks execute now %s%s",
+            (unsigned long long)step, text, length + 24 < sizeof(text) ? "" : ", ...");
+}
+
+void tdm__watch_heed(tdm__watch *w, const tdm_step_result *result, uint64_t step, bool says)
+{
+    w->slow_factor = result->slow_factor;
+    if (result->moved && says) say_lanes(w, step);
+    if (result->straggler == w->straggler) return;
+    w->straggler = result->straggler;
+    if (!says) return;
+    if (w->straggler >= 0)
+        tdm_log(TDM_LOG_INFO, "train",
+                "step %llu: rank %d on %s takes %.1f times as long for a lane as the others",
+                (unsigned long long)step, w->straggler, w->ranks[w->straggler].host_name,
+                w->slow_factor);
+    else
+        tdm_log(TDM_LOG_INFO, "train", "step %llu: no rank is slower than the others any more",
+                (unsigned long long)step);
+}

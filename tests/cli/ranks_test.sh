@@ -1,0 +1,235 @@
+#!/usr/bin/env bash
+# Ranks that are processes: the same bits for any number of them, real kills and signals, errors that
+# are said once, and cases in which some rank has nothing to do. Nothing may hang: every command here
+# has a deadline.
+# shellcheck source=tests/cli/lib.sh
+source tests/cli/lib.sh
+# shellcheck source=tests/cli/train_lib.sh
+source "$source_root/tests/cli/train_lib.sh"
+make_data 150 data.csv
+make_job job.yaml
+deadline=60
+mkdir tmp
+export TMPDIR=$work/tmp # where the launcher's traces go
+# Sanitizers make every process slow; fewer of them tell enough there.
+if grep -qE '__(asan|tsan)_init' "$TANDEM"; then slow=1; else slow=0; fi
+
+train() { timeout "$deadline" "$TANDEM" train "$@"; }
+
+# count PART TEXT: lines with this part.
+count() { grep -c -- "$1" <<<"$2" || true; }
+
+# The processes that the launcher $1 has started.
+ranks_of() { pgrep -P "$1" || true; }
+has_ranks() { [ "$(ranks_of "$1" | wc -l)" -eq "$2" ]; }
+gone() { ! kill -0 "$1" 2>/dev/null; }
+all_gone() {
+    local pid
+    for pid in "$@"; do gone "$pid" || return 1; done
+}
+has_checkpoint() { [ -n "$(find "$1/checkpoints" -name 'step-*.safetensors' -print -quit 2>/dev/null)" ]; }
+
+# At every number of ranks, and on from there with others. With the digits of the first example, where
+# they were fetched.
+test_same_bits_for_any_number() {
+    local job=$source_root/examples/01_digits/job.yaml name=digits n first="" hash run=0
+    local -a counts=(1 2 3 4)
+    if [ ! -e "$source_root/examples/data/digits.csv.gz" ]; then
+        printf 'NOT TESTED with digits, which are not there: make data\n'
+        job=job.yaml name=tiny
+    fi
+    [ "$slow" = 0 ] || counts=(1 3)
+    for n in "${counts[@]}"; do
+        assert_exit 0 train "$job" -q -n "$n" --set train.epochs=2 --set run.dir=same \
+            --set data.test_fraction=0.2
+        hash=$(hash_in "$out")
+        run=$((run + 1))
+        [ -n "$first" ] || first=$hash
+        assert_equal "$hash" "$first" "the hash with $n ranks"
+        assert_equal "$(count 'state hash' "$out")" 1 "summaries"
+        steady_metrics "same/$name-$run/metrics.jsonl" >"metrics-$n"
+        assert_same_files "metrics-$n" metrics-1
+        diff -r "same/$name-$run/checkpoints" "same/$name-1/checkpoints" ||
+            fail "checkpoints of $n ranks have other bytes"
+    done
+    # One epoch with 3, the next with 2.
+    assert_exit 0 train "$job" -q -n 3 --set train.epochs=1 --set run.dir=parts \
+        --set data.test_fraction=0.2
+    assert_exit 0 train "$job" -q -n 2 --set train.epochs=2 --resume parts/$name-1 \
+        --set data.test_fraction=0.2
+    assert_equal "$(hash_in "$out")" "$first" "the hash in two parts"
+}
+
+# What ranks did is in the metrics, in the summary and in its JSON.
+test_ranks_are_told() {
+    assert_exit 0 train job.yaml -n 2 --set run.dir=told
+    assert_contains "$err" "4 lanes on 2 workers"
+    assert_equal "$(count '^ *rank  *host' "$out")" 1 "tables"
+    assert_equal "$(grep -cE '^ *[01] +[^ ]+ +2 +[0-9]+ +[0-9]+ %$' <<<"$out")" 2 "rows"
+    assert_contains "$(tail -2 told/tiny-1/metrics.jsonl)" '"ranks":[{"lanes":2,'
+    assert_exit 0 train job.yaml -n 2 --json --set run.dir=told
+    assert_equal "$(grep -o '"wait_share"' <<<"$out" | wc -l)" 2 "ranks in $out"
+    assert_equal "$err" "" "words beside the JSON"
+    assert_exit 0 train job.yaml -n 1 --set run.dir=told
+    assert_lacks "$out" "waiting"
+    assert_lacks "$(cat told/tiny-3/metrics.jsonl)" '"ranks"'
+}
+
+# long DIR N [ARGUMENT...]: a run that does not end by itself, as job $pid; waits for its first
+# checkpoint.
+long() {
+    local dir=$1 n=$2
+    shift 2
+    timeout -s KILL "$deadline" "$TANDEM" train job.yaml -n "$n" --set run.dir="$dir" \
+        --set train.epochs=1000000 --set checkpoint.every_steps=50 --set checkpoint.every_epochs=100000 \
+        "$@" >"$dir.out" 2>"$dir.err" &
+    wait_for 30 has_checkpoint "$dir/tiny-1"
+    pid=$(pgrep -P $! -x tandem) # timeout's child, the launcher
+    wait_for 10 has_ranks "$pid" "$n"
+    mapfile -t ranks < <(ranks_of "$pid")
+}
+end_of() { # CODE DIR
+    local code=0
+    wait %% 2>/dev/null || code=$?
+    assert_equal "$code" "$1" "the exit code; it said $(cat "$2.err"); that"
+    out=$(cat "$2.out") err=$(cat "$2.err")
+}
+
+# The state of the newest checkpoint of a run is what an undisturbed run has after as many steps.
+assert_good_state() {
+    local step
+    step=$(find "$1/checkpoints" -name 'step-*.safetensors' | sort | tail -1 |
+        sed 's/.*step-0*\([0-9]*\)\.safetensors/\1/')
+    assert_exit 0 "$TANDEM" hash "$1"
+    local hash=${out:0:64}
+    assert_exit 0 train job.yaml -q -n 1 --set run.dir=undisturbed --set train.steps="$step"
+    assert_equal "$(hash_in "$out")" "$hash" "the state after $step steps without a disturbance"
+}
+
+test_a_killed_rank_is_named() {
+    local victim victims=(0 2) begin
+    for victim in "${victims[@]}"; do
+        long "killed-$victim" 3
+        begin=$(date +%s%N)
+        kill -9 "${ranks[victim]}"
+        end_of 137 "killed-$victim"
+        [ $((($(date +%s%N) - begin) / 1000000)) -lt 3000 ] || fail "it took too long to end"
+        all_gone "${ranks[@]}" || fail "ranks are left"
+        assert_equal "$(count "rank $victim was killed by signal 9" "$err")" 1 "naming in: $err"
+        assert_equal "$(count 'to go on .*--resume' "$err")" 1 "the way on in: $err"
+        assert_equal "$(count "tandem trace" "$err")" 1 "traces in: $err"
+        rm -r "$(sed -n "s/.*'tandem trace \(.*\)' shows.*/\1/p" <<<"$err")"
+        assert_good_state "killed-$victim/tiny-1"
+        assert_exit 0 train job.yaml -q -n 2 --resume "killed-$victim/tiny-1" --set train.epochs=1
+        assert_contains "$out" "nothing to do"
+        [ "$slow" = 0 ] || break
+    done
+}
+
+# Once: a checkpoint, the way on, and nobody left; whether the launcher alone hears of it, or, as from
+# a batch system, every process.
+test_stopping() {
+    local who signal
+    for who in launcher all; do
+        signal=INT
+        [ "$who" = launcher ] || signal=TERM
+        long "stopped-$who" 3
+        if [ "$who" = all ]; then
+            kill -s "$signal" "$pid" "${ranks[@]}"
+        else
+            kill -s "$signal" "$pid"
+        fi
+        end_of 130 "stopped-$who"
+        all_gone "${ranks[@]}" || fail "ranks are left"
+        assert_equal "$(count 'stopping after this step' "$err")" 1 "announcements in: $err"
+        assert_equal "$(count 'to go on' "$out")" 1 "ways on in: $out"
+        assert_equal "$(count 'stopped at step' "$out")" 1 "summaries in: $out"
+        assert_lacks "$err" "rank 0 ended"
+        assert_lacks "$err" "tandem trace"
+        assert_good_state "stopped-$who/tiny-1"
+    done
+}
+
+test_twice_is_at_once() {
+    make_data 2000 large.csv
+    timeout -s KILL "$deadline" "$TANDEM" train job.yaml -n 2 --set data.train=large.csv \
+        --set train.batch=2000 --set run.dir=twice --set "model.hidden=[1500, 1500, 1500]" \
+        --set compute.backend=ref --set train.epochs=100 >twice.out 2>twice.err &
+    wait_for 30 grep -qs "100 steps" twice.err
+    pid=$(pgrep -P $! -x tandem)
+    mapfile -t ranks < <(ranks_of "$pid")
+    kill -INT "$pid"
+    wait_for 10 grep -qs "stopping after" twice.err
+    kill -INT "$pid"
+    wait_for 4 all_gone "$pid" "${ranks[@]}"
+    end_of 130 twice
+    assert_equal "$out" "" "what it printed after the second Ctrl-C"
+}
+
+# What all ranks would say is said once, and nothing is left behind.
+test_errors_are_said_once() {
+    local alone
+    printf '\x1f\x8bgarbage' >broken.csv
+    assert_exit 1 train job.yaml -n 3 --set data.train=broken.csv --set run.dir=never
+    assert_equal "$(wc -l <<<"$err")" 1 "lines of $err"
+    assert_contains "$err" "broken.csv"
+    [ ! -e never ] || fail "a job that cannot start left a folder"
+    assert_exit 2 train job.yaml -n 3 --set optim.lr=fast
+    assert_equal "$(count 'nothing was started' "$err")" 1 "refusals in: $err"
+    assert_exit 2 train job.yaml -n 5
+    assert_contains "$err" "5 workers cannot share 4 lanes"
+    assert_contains "$err" "parallel.lanes"
+    assert_exit 2 train job.yaml -n 2 --set data.last_batch=drop --set train.batch=151
+    assert_equal "$(count 'make no batch of 151' "$err")" 1 "refusals in: $err"
+    assert_exit 3 train job.yaml -n 1 --set optim.lr=1e30 --set run.dir=diverged
+    alone=$err
+    assert_exit 3 train job.yaml -n 3 --set optim.lr=1e30 --set run.dir=diverged
+    assert_equal "$(grep '^tandem:' <<<"$err")" "$(grep '^tandem:' <<<"$alone")" "what 3 ranks say"
+}
+
+# Under a launcher of another kind, each process is the rank that this one made it.
+test_other_launchers() {
+    assert_exit 0 train job.yaml -q -n 1 --set run.dir=other
+    local hash
+    hash=$(hash_in "$out")
+    assert_exit 0 timeout "$deadline" "$TANDEM" run -n 3 -- "$TANDEM" train job.yaml --set run.dir=other
+    assert_equal "$(hash_in "$out")" "$hash" "the hash under tandem run"
+    assert_equal "$(count 'lanes on 3 workers' "$err")" 1 "beginnings in: $err"
+    assert_exit 2 timeout "$deadline" "$TANDEM" run -n 2 -- "$TANDEM" train job.yaml -n 3 --set run.dir=other
+    assert_contains "$err" "rank 0 of 2"
+    assert_exit 2 timeout "$deadline" "$TANDEM" run -n 5 -- "$TANDEM" train job.yaml --set run.dir=other
+    assert_equal "$(count '5 workers cannot share 4 lanes' "$err")" 1 "refusals in: $err"
+    # Slurm numbers batch scripts, too; those are no ranks.
+    assert_exit 0 env SLURM_PROCID=0 SLURM_NTASKS=4 timeout "$deadline" "$TANDEM" train job.yaml -q -n 2 \
+        --set run.dir=other
+    assert_equal "$(hash_in "$out")" "$hash" "the hash in a batch script"
+}
+
+# More ranks than processors; batches with fewer rows than lanes, so that some ranks have none; a last
+# batch that is shorter; data smaller than the batch. Each the same as with one rank.
+test_little_to_do() {
+    local n hash i sets
+    make_data 5 five.csv
+    make_data 13 more.csv
+    local -a cases=("data.train=more.csv train.batch=9 parallel.lanes=8"
+        "data.train=five.csv train.batch=64 parallel.lanes=8"
+        "train.batch=149 parallel.lanes=8 data.test_fraction=0.05 eval.batch=2")
+    for i in "${!cases[@]}"; do
+        sets=()
+        for n in ${cases[i]}; do sets+=(--set "$n"); done
+        assert_exit 0 train job.yaml -q -n 1 "${sets[@]}" --set run.dir="little-$i"
+        hash=$(hash_in "$out")
+        steady_metrics "little-$i/tiny-1/metrics.jsonl" >little.1
+        assert_exit 0 train job.yaml -q -n 8 "${sets[@]}" --set run.dir="little-$i"
+        assert_equal "$(hash_in "$out")" "$hash" "the hash with 8 ranks for ${cases[i]}"
+        steady_metrics "little-$i/tiny-2/metrics.jsonl" >little.8
+        assert_same_files little.8 little.1
+        [ "$slow" = 0 ] || break
+    done
+}
+
+test_nothing_is_left() {
+    assert_equal "$(ls "$TMPDIR")" "" "folders of traces"
+}
+
+run_tests "$@"
