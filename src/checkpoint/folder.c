@@ -117,6 +117,20 @@ tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_p
 
 /* ---- prune ----------------------------------------------------------------------------------- */
 
+/* A process that has ended, and waits for nobody but its parent to hear of it, does not live. */
+static bool process_lives(long pid)
+{
+    char path[64], text[512];
+    if (kill((pid_t)pid, 0) != 0) return errno != ESRCH;
+    snprintf(path, sizeof(path), "/proc/%ld/stat", pid);
+    FILE *file = fopen(path, "re");
+    size_t length = file ? fread(text, 1, sizeof(text) - 1, file) : 0;
+    if (file) fclose(file);
+    text[length] = '\0';
+    const char *name_end = strrchr(text, ')'); /* "PID (NAME) STATE ..." */
+    return !name_end || !name_end[1] || (name_end[2] != 'Z' && name_end[2] != 'X');
+}
+
 /* ".step-….safetensors.PID.tmp" or ".step-….safetensors.PID-N.tmp" of a writer that is gone. */
 static bool is_leftover(const char *name)
 {
@@ -131,7 +145,7 @@ static bool is_leftover(const char *name)
     if (*end == '-') end += 1 + strspn(end + 1, "0123456789");
     if (strcmp(end, ".tmp") != 0) return false;
     if (pid == (long)getpid()) return true;
-    return kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+    return !process_lives(pid);
 }
 
 static tdm_status remove_file(const char *path, tdm_error *err)

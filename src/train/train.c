@@ -453,11 +453,29 @@ static tdm_status make_team(trainer *t, tdm_error *err)
     TDM_TRY(tdm__watch_init(&t->watch, t->comm, t->team, t->arena, err));
     t->status.lane_count = lanes;
     t->status.parameter_count = tdm_graph_trained_elements(t->state.graph);
+    return TDM_OK;
+}
+
+static tdm_status run_predictor(void *user, bool has_rows, tdm_error *err)
+{
+    trainer *t = user;
+    if (!has_rows) return tdm_feed_pass(t->feed, err);
+    return tdm_feed_run(t->feed, 0, &(tdm_step_key){0}, err);
+}
+
+/* The test set is measured by all ranks, with parameters as a feed brings them. */
+static tdm_status make_predictor(trainer *t, tdm_error *err)
+{
     if (!t->course.data.test) return TDM_OK;
     tdm_model_options m = t->course.model;
     m.batch = tdm_model_eval_rows(&m);
     if (m.batch > t->status.test_count) m.batch = t->status.test_count;
-    return tdm_predictor_create(&m, tdm__state_measured(&t->state, job), &t->predictor, err);
+    TDM_TRY(tdm_predictor_create(&m, NULL, &t->predictor, err));
+    tdm_plan *plan = tdm_predictor_plan(t->predictor);
+    int block = tdm__job_averages(t->job) ? TDM_BLOCK_EMA : TDM_BLOCK_PARAMS;
+    TDM_TRY(tdm_feed_create(t->state.store, block, &plan, 1, &t->feed, err));
+    tdm_predictor_run_by(t->predictor, run_predictor, t);
+    return TDM_OK;
 }
 
 /* What rank 0 has read of a checkpoint beside the store's blocks. */
@@ -570,6 +588,7 @@ static tdm_status begin(trainer *t, tdm_error *err)
                        NULL, err));
     TDM_TRY(tdm__state_init(&t->course.model, TDM__STATE_FOR_TRAINING, t->comm, &t->state, err));
     TDM_TRY(make_team(t, err));
+    TDM_TRY(make_predictor(t, err));
     if (!resumes) TDM_TRY(begin_state(t, err));
     /* The folder comes last, so that a job that cannot start leaves none behind. */
     TDM_TRY(open_run(t, err));
@@ -586,6 +605,7 @@ static tdm_status begin(trainer *t, tdm_error *err)
 static void end(trainer *t)
 {
     if (t->run_open) tdm__run_release(&t->run);
+    tdm_feed_destroy(t->feed);
     tdm_predictor_destroy(t->predictor);
     tdm_team_destroy(t->team);
     tdm__state_release(&t->state);

@@ -663,8 +663,12 @@ static void test_prune(void)
     CHECK(waitpid(gone, NULL, 0) == gone);
     touch(".step-000000000060.safetensors.%ld.tmp", (long)gone);
     touch(".step-000000000060.safetensors.%ld-12.tmp", (long)gone);
+    pid_t ended = fork(); /* and nobody has waited for it */
+    if (ended == 0) _exit(0);
+    waitid(P_PID, (id_t)ended, &(siginfo_t){0}, WEXITED | WNOWAIT);
+    touch(".step-000000000060.safetensors.%ld.tmp", (long)ended);
     touch(".step-000000000060.safetensors.%ld.tmp", (long)getpid());
-    CHECK_INT(folder_entries(), 7);
+    CHECK_INT(folder_entries(), 8);
     CHECK_INT(tdm_checkpoint_prune(folder, 2, &err), TDM_OK);
     CHECK_INT(folder_entries(), 4);
 
