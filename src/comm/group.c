@@ -92,18 +92,21 @@ void tdm__group_free(tdm_group *group)
     free(group);
 }
 
-/* Numbers the hosts by first appearance, and the members within them. */
-static void find_hosts(tdm_group *group, const int *host_of_rank)
+/* Numbers the hosts by first appearance, and the members within them. False: no memory. */
+static bool find_hosts(tdm_group *group)
 {
+    const tdm_comm *comm = group->comm;
+    int *number = malloc((size_t)comm->size * sizeof *number); /* by the comm's number of a host */
+    if (!number) return false;
+    memset(number, -1, (size_t)comm->size * sizeof *number);
     for (int i = 0; i < group->size; i++) {
-        int host = -1;
-        for (int k = 0; k < i && host < 0; k++)
-            if (host_of_rank[group->ranks[k]] == host_of_rank[group->ranks[i]])
-                host = group->host_of[k];
-        if (host < 0) host = group->host_count++;
-        group->host_of[i] = host;
-        group->local_of[i] = group->host_size[host]++;
+        int *host = &number[comm->host_of[group->ranks[i]]];
+        if (*host < 0) *host = group->host_count++;
+        group->host_of[i] = *host;
+        group->local_of[i] = group->host_size[*host]++;
     }
+    free(number);
+    return true;
 }
 
 tdm_status tdm__group_make(tdm_comm *comm, const int *ranks, int count, uint32_t id,
@@ -117,10 +120,8 @@ tdm_status tdm__group_make(tdm_comm *comm, const int *ranks, int count, uint32_t
         group->local_of = malloc(size);
         group->host_size = calloc((size_t)count, sizeof(int));
     }
-    if (!group || !group->ranks || !group->host_of || !group->local_of || !group->host_size) {
-        tdm__group_free(group);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "a group of %d ranks: no memory left", count);
-    }
+    if (!group || !group->ranks || !group->host_of || !group->local_of || !group->host_size)
+        goto no_memory;
     memcpy(group->ranks, ranks, size);
     group->comm = comm;
     group->id = id;
@@ -128,9 +129,12 @@ tdm_status tdm__group_make(tdm_comm *comm, const int *ranks, int count, uint32_t
     group->rank = -1;
     for (int i = 0; i < count; i++)
         if (ranks[i] == comm->rank) group->rank = i;
-    find_hosts(group, comm->host_of);
+    if (!find_hosts(group)) goto no_memory;
     *out = group;
     return TDM_OK;
+no_memory:
+    tdm__group_free(group);
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "a group of %d ranks: no memory left", count);
 }
 
 /* ---- the window ------------------------------------------------------------------------------- */
@@ -209,20 +213,24 @@ static tdm_status check_ranks(const tdm_comm *comm, const int *ranks, int count,
     if (count < 1 || count > comm->size)
         return tdm_fail(err, TDM_ERR_RANGE, "a group of %d ranks in a world of %d", count,
                         comm->size);
-    bool inside = false;
-    for (int i = 0; i < count; i++) {
-        if (ranks[i] < 0 || ranks[i] >= comm->size)
-            return tdm_fail(err, TDM_ERR_RANGE, "a group with rank %d in a world of %d", ranks[i],
-                            comm->size);
-        inside = inside || ranks[i] == comm->rank;
-        for (int k = 0; k < i; k++)
-            if (ranks[k] == ranks[i])
-                return tdm_fail(err, TDM_ERR_INVALID, "a group that has rank %d twice", ranks[i]);
-    }
+    bool *inside = calloc((size_t)comm->size, sizeof *inside);
     if (!inside)
-        return tdm_fail(err, TDM_ERR_INVALID,
-                        "rank %d makes a group that it is not in; only members may", comm->rank);
-    return TDM_OK;
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "a group of %d ranks: no memory left", count);
+    tdm_status status = TDM_OK;
+    for (int i = 0; i < count && status == TDM_OK; i++) {
+        if (ranks[i] < 0 || ranks[i] >= comm->size)
+            status = tdm_fail(err, TDM_ERR_RANGE, "a group with rank %d in a world of %d", ranks[i],
+                              comm->size);
+        else if (inside[ranks[i]])
+            status = tdm_fail(err, TDM_ERR_INVALID, "a group that has rank %d twice", ranks[i]);
+        else
+            inside[ranks[i]] = true;
+    }
+    if (status == TDM_OK && !inside[comm->rank])
+        status = tdm_fail(err, TDM_ERR_INVALID,
+                          "rank %d makes a group that it is not in; only members may", comm->rank);
+    free(inside);
+    return status;
 }
 
 static void add_group(tdm_comm *comm, tdm_group *group)
