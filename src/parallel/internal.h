@@ -157,6 +157,9 @@ struct tdm_team {
     void *visitor;
 };
 
+/* In the recorder's trace: something of this rank that began then has ended now. */
+void tdm__team_mark(const tdm_team *team, const char *name, double begin_s);
+
 /* ---- executing lanes (run.c) ----------------------------------------------------------------- */
 
 int tdm__team_find_graph(const tdm_team *team, int64_t batch, int64_t rows);

@@ -372,9 +372,11 @@ tdm_status tdm__team_run_lanes(tdm_team *team, tdm_error *err)
         team->free_grads[team->free_count++] = team->grads + (size_t)i * team->block_extent;
     atomic_store(&team->immodest, false);
     team->lane_seconds = 0;
+    double begin = tdm_clock_s();
     TDM_TRY(team->side_by_side ? run_side_by_side(team, first, end, err)
                                : run_in_turn(team, first, end, err));
     TDM_TRY(keep_up(team, err));
+    tdm__team_mark(team, "lanes", begin);
     collect_parts(team);
     return team->buckets ? tdm__buckets_finish_lanes(team, err) : TDM_OK;
 }

@@ -14,6 +14,8 @@
 #include "parallel/internal.h"
 #include "tensor/kernel.h"
 
+#include <tandem/trace.h>
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,16 +96,24 @@ static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *e
     return TDM_OK;
 }
 
+void tdm__team_mark(const tdm_team *team, const char *name, double begin_s)
+{
+    if (!team->options.comm) return;
+    tdm_comm_mark(team->options.comm, name, (uint64_t)((tdm_clock_s() - begin_s) * 1e9));
+}
+
 tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_result *out,
                          tdm_error *err)
 {
     tdm_step_result result = {.loss = (double)NAN, .straggler = -1};
+    double begin = tdm_clock_s();
     team->in = *in;
     tdm_optimiser_begin(team->options.optimiser, in->step, in->lr);
     tdm_kernel_mode before = tdm_kernel_enter(team->thread_count);
     tdm_status status = tdm__team_run_lanes(team, err);
     if (status == TDM_OK) status = finish_step(team, &result, err);
     tdm_kernel_leave(&before);
+    tdm__team_mark(team, "step", begin);
     if (status == TDM_OK) *out = result;
     return status;
 }
