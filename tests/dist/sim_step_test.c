@@ -1,0 +1,249 @@
+/*
+ * sim_step_test.c: training steps on a simulated world of very many ranks, with the bits of one rank.
+ *
+ * Every rank has a store and a team of its own over the simulator's comm, and is a node by itself: all
+ * gradients and parameters travel. A step's batch has one row for each lane. What one process makes of
+ * the same lanes is the truth: rank 0 reads all parameters and states back from wherever they lie, and
+ * they must be equal to the last bit, as must be the loss of every step on every rank. Simulated ranks
+ * are coroutines with small stacks, so the reference kernels compute.
+ */
+#include "check.h"
+
+#include <tandem/job.h>
+#include <tandem/parallel.h>
+#include <tandem/sim.h>
+
+#include <stdlib.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { MANY = 64 };
+#else
+enum { MANY = 1024 };
+#endif
+
+enum { STEPS = 2, FEATURES = 24, CLASSES = 8, PARAMS_MOST = 16, STACK_BYTES = 512 << 10 };
+
+/* What all ranks of a world share: they run in one process. */
+typedef struct world {
+    const tdm_job *job;
+    int64_t lanes;
+    /* What came out. */
+    float *blocks; /* rank 0: parameters and states, one after the other; taken by the caller */
+    size_t floats;
+    double losses[STEPS]; /* of rank 0 */
+    int finished;         /* ranks that came to the end with the losses of rank 0 */
+    char message[256];    /* the first error */
+} world;
+
+/* One rank's things. */
+typedef struct member {
+    world *world;
+    tdm_comm *comm; /* NULL: a single process */
+    tdm_model_options model;
+    tdm_graph *graph;
+    tdm_optimiser *optimiser;
+    tdm_store *store;
+    tdm_team *team;
+    uint64_t step;
+} member;
+
+static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *classes)
+{
+    const member *m = user;
+    for (int64_t i = 0; i < count; i++) {
+        tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 99,
+                                                   .stream = TDM_RNG_STREAM_USER,
+                                                   .step = m->step,
+                                                   .sample = (uint64_t)(first + i)});
+        classes[i] = (int32_t)tdm_rng_below(&rng, CLASSES);
+        for (int k = 0; k < FEATURES; k++)
+            ((float *)x)[i * FEATURES + k] = tdm_rng_uniform(&rng) +
+                                             (k == classes[i] ? 1.0f : 0.0f);
+    }
+}
+
+static tdm_status make_optimiser(member *m, tdm_error *err)
+{
+    tdm_optim_param params[PARAMS_MOST];
+    size_t count = 0;
+    for (size_t i = 0; i < tdm_graph_param_count(m->graph) && count < PARAMS_MOST; i++) {
+        const tdm_param_info *p = tdm_graph_param_at(m->graph, i);
+        if (p->trained) params[count++] = (tdm_optim_param){p->name, p->offset, p->elements};
+    }
+    return tdm_optimiser_create(m->world->job, params, count, &m->optimiser, err);
+}
+
+static bool is_first(const member *m)
+{
+    return !m->comm || tdm_comm_rank(m->comm) == 0;
+}
+
+/* The first values, from rank 0 to wherever they belong. */
+static tdm_status spread_first_values(member *m, tdm_error *err)
+{
+    size_t extent = tdm_graph_param_extent(m->graph);
+    float *values = is_first(m) ? calloc(extent, sizeof(float)) : NULL;
+    if (is_first(m) && !values) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory");
+    if (values) tdm_model_init(m->graph, 3, values);
+    tdm_status status = tdm_store_write(m->store, TDM_BLOCK_PARAMS, 0, extent, values, err);
+    if (status == TDM_OK) status = tdm_store_settle(m->store, err);
+    free(values);
+    return status;
+}
+
+static tdm_status open_member(member *m, tdm_error *err)
+{
+    const tdm_job *job = m->world->job;
+    m->model = (tdm_model_options){
+        .job = job, .sample_shape = tdm_shape_1(FEATURES), .class_count = CLASSES, .batch = 1};
+    TDM_TRY(tdm_model_build(&m->model, &m->graph, err));
+    TDM_TRY(make_optimiser(m, err));
+    tdm_store_options place = {.graph = m->graph,
+                               .optimiser = m->optimiser,
+                               .comm = m->comm,
+                               .zero = (int)job->parallel.zero,
+                               .bucket_bytes = (size_t)job->parallel.bucket};
+    TDM_TRY(tdm_store_create(&place, &m->store, err));
+    TDM_TRY(spread_first_values(m, err));
+    tdm_team_options options = {.model = m->model,
+                                .store = m->store,
+                                .optimiser = m->optimiser,
+                                .comm = m->comm,
+                                .lane_count = m->world->lanes,
+                                .batches = {m->world->lanes},
+                                .seed = 5,
+                                .fill = fill,
+                                .user = m};
+    return tdm_team_create(&options, &m->team, err);
+}
+
+static void close_member(member *m)
+{
+    tdm_team_destroy(m->team);
+    tdm_store_destroy(m->store);
+    tdm_optimiser_destroy(m->optimiser);
+    tdm_graph_destroy(m->graph);
+}
+
+/* Parameters and states of the whole model, to rank 0. */
+static tdm_status gather(member *m, tdm_error *err)
+{
+    size_t extent = tdm_graph_param_extent(m->graph), count = 1;
+    int blocks[1 + TDM_OPTIM_MAX_STATES] = {TDM_BLOCK_PARAMS};
+    for (int s = 0; s < TDM_OPTIM_MAX_STATES; s++)
+        if (tdm_optimiser_uses_state(m->optimiser, s)) blocks[count++] = TDM_BLOCK_STATE + s;
+    float *out = is_first(m) ? calloc(count * extent, sizeof(float)) : NULL;
+    if (is_first(m) && !out) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory");
+    tdm_status status = TDM_OK;
+    for (size_t i = 0; i < count && status == TDM_OK; i++)
+        status = tdm_store_read(m->store, blocks[i], 0, extent, out ? out + i * extent : NULL, err);
+    if (!out) return status;
+    m->world->blocks = out;
+    m->world->floats = count * extent;
+    return status;
+}
+
+static tdm_status train(member *m, tdm_error *err)
+{
+    world *w = m->world;
+    double losses[STEPS];
+    TDM_TRY(open_member(m, err));
+    for (m->step = 0; m->step < STEPS; m->step++) {
+        tdm_step_input in = {.step = m->step, .batch = w->lanes, .lr = w->job->optim.lr};
+        tdm_step_result result;
+        TDM_TRY(tdm_team_step(m->team, &in, &result, err));
+        losses[m->step] = result.finite ? result.loss : -1;
+    }
+    TDM_TRY(tdm_store_settle(m->store, err));
+    TDM_TRY(gather(m, err));
+    /* Rank 0 comes to the end first, or another: the first one says, the others agree. */
+    if (w->finished == 0) memcpy(w->losses, losses, sizeof losses);
+    w->finished += memcmp(w->losses, losses, sizeof losses) == 0;
+    return TDM_OK;
+}
+
+static void run_rank(tdm_comm *comm, void *user)
+{
+    member m = {.world = user, .comm = comm};
+    tdm_error err = {0};
+    if (train(&m, &err) != TDM_OK && m.world->message[0] == '\0')
+        snprintf(m.world->message, sizeof m.world->message, "rank %d: %.200s",
+                 comm ? tdm_comm_rank(comm) : 0, err.message);
+    close_member(&m);
+}
+
+/* ---- worlds ------------------------------------------------------------------------------------ */
+
+typedef struct setting {
+    int size;
+    int64_t lanes;
+    int zero;
+    const char *bucket;
+    const char *more; /* keys of the job */
+} setting;
+
+static tdm_job_document *read_job(const setting *s)
+{
+    char text[512];
+    snprintf(text, sizeof text,
+             "seed: 5\ndata: {train: t}\nmodel: {kind: mlp, hidden: [256, 24], dropout: 0.1}\n"
+             "compute: {backend: ref}\ntrain: {batch: %lld}\n"
+             "parallel: {lanes: %lld, zero: %d, bucket: %s}\n%s",
+             (long long)s->lanes, (long long)s->lanes, s->zero, s->bucket, s->more);
+    tdm_job_document *document = NULL;
+    tdm_error err = {0};
+    CHECK_INT(tdm_job_parse(text, strlen(text), "job", NULL,
+                            &(tdm_job_options){.no_file_checks = true}, &document, &err),
+              TDM_OK);
+    CHECK_TEXT(err.message, "");
+    return document;
+}
+
+/* The same training by one process, and by a world. */
+static void check_setting(const setting *s)
+{
+    tdm_job_document *document = read_job(s);
+    if (!document || !tdm_job_document_job(document)) return;
+    world one = {.job = tdm_job_document_job(document), .lanes = s->lanes}, many = one;
+    run_rank(NULL, &one);
+    CHECK_TEXT(one.message, "");
+    tdm_sim_options options = {
+        .seed = 7, .size = s->size, .jitter_s = 1e-5, .stack_bytes = STACK_BYTES};
+    tdm_sim_result result = {0};
+    tdm_error err = {0};
+    CHECK_INT(tdm_sim_run(&options, run_rank, &many, &result, &err), TDM_OK);
+    CHECK_TEXT(err.message, "");
+    CHECK_TEXT(many.message, "");
+    CHECK_INT(many.finished, s->size);
+    CHECK(many.losses[0] > 0 && memcmp(one.losses, many.losses, sizeof one.losses) == 0);
+    CHECK(many.losses[1] != many.losses[0]);
+    CHECK_INT(many.floats, one.floats);
+    if (one.blocks && many.blocks && one.floats == many.floats)
+        CHECK(memcmp(one.blocks, many.blocks, one.floats * sizeof(float)) == 0);
+    if (check_failures > 0)
+        fprintf(stderr, "  %d ranks, %lld lanes, zero %d\n", s->size, (long long)s->lanes, s->zero);
+    free(one.blocks);
+    free(many.blocks);
+    tdm_job_document_destroy(document);
+}
+
+static void test_a_step_on_very_many_ranks(void)
+{
+    check_setting(
+        &(setting){.size = MANY, .lanes = MANY, .bucket = "auto", .more = "optim: {lr: 0.01}\n"});
+}
+
+static void test_every_stage(void)
+{
+    static const char clipped[] = "optim: {kind: lamb, lr: 0.01, clip_norm: 0.1}\n";
+    for (int zero = 0; zero <= 3; zero++) {
+        check_setting(&(setting){3, 16, zero, "16KB", clipped});
+        check_setting(&(setting){24, 32, zero, "16KB", clipped});
+    }
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(test_a_step_on_very_many_ranks),
+    CHECK_TEST(test_every_stage),
+};
+CHECK_MAIN(tests)
