@@ -57,6 +57,15 @@ static void show_rank(const view *v, const tdm_trace_rank *r, tdm_str *out)
 
 /* ---- JSON ------------------------------------------------------------------------------------------ */
 
+/* The name of a mark: what is printable of it, as it may have been cut within a letter. */
+static void put_mark(tdm_json_writer *w, const tdm_trace_event *e)
+{
+    char name[sizeof e->text + 1] = "";
+    for (size_t i = 0; i < sizeof e->text && e->text[i]; i++)
+        name[i] = e->text[i] > ' ' && e->text[i] < 0x7f ? e->text[i] : '?';
+    tdm_json_put_string(w, "mark", name);
+}
+
 static void json_event(const view *v, const tdm_trace_rank *r, const tdm_trace_event *e,
                        tdm_json_writer *w)
 {
@@ -75,6 +84,7 @@ static void json_event(const view *v, const tdm_trace_rank *r, const tdm_trace_e
     if (e->peer >= 0) tdm_json_put_int(w, "peer", e->peer);
     if (e->bytes) tdm_json_put_uint(w, "bytes", e->bytes);
     if (e->detail) tdm_json_put_uint(w, "detail", e->detail);
+    if (e->kind == TDM_TRACE_MARK) put_mark(w, e);
     if (e->status) tdm_json_put_string(w, "status", tdm_status_name((tdm_status)e->status));
     tdm_json_put_string(w, "text", tdm_str_text(&text));
     tdm_json_object_end(w);

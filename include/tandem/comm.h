@@ -154,8 +154,8 @@ typedef enum tdm_call_kind {
 TDM_API const char *tdm_call_kind_name(tdm_call_kind kind); /* "all_reduce"; never NULL */
 
 /* SUM, MIN and MAX: f32, f64, f16, bf16, i32, i64 (whole numbers wrap around). In f16 and bf16 every
- * node of the tree is rounded to the type. Sums of floats take numbers below the normal range for
- * zero, as training does, whoever adds. MIN and MAX of floats: NaN wins. USER: any type. */
+ * node of the tree is rounded to the type. Sums of floats take numbers below the normal range (f32's
+ * for f16 and bf16, which are added in it) for zero, as training does, whoever adds. MIN and MAX of floats: NaN wins. USER: any type. */
 typedef enum tdm_reduce {
     TDM_REDUCE_SUM = 0,
     TDM_REDUCE_MIN,
@@ -211,8 +211,11 @@ typedef struct tdm_call {
     tdm_reduce reduce;
     tdm_reduce_fn user_reduce; /* REDUCE_USER */
     void *user;
-    const tdm_lanes *lanes;   /* reductions; borrowed until the call has ended */
-    const void *const *parts; /* with lanes: the sums of this rank's nodes, `count` elements each */
+    const tdm_lanes *lanes; /* reductions; borrowed until the call has ended */
+    /* With lanes: the sums of this rank's nodes, `count` elements each; `in` is not looked at then. The
+     * slice that a reduce_scatter gives goes to the start of `out`, which may be the slice's own place
+     * in one of the parts. */
+    const void *const *parts;
     /* Kinds with slices, but for all_to_all: slice i is elements [cuts[i], cuts[i + 1]); size + 1
      * entries, from 0 to count, none decreasing. Borrowed until the call has ended. NULL:
      * tdm_group_slice. */

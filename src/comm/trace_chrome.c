@@ -107,6 +107,8 @@ static void draw_call(drawing *d, row *r, int thread, int64_t until_ns, const ch
     tdm_json_key(&d->w, "args");
     tdm_json_object_begin(&d->w);
     tdm_json_put_uint(&d->w, "bytes", r->call.bytes);
+    tdm_json_put_uint(&d->w, "group", r->call.group);
+    tdm_json_put_uint(&d->w, "sequence", r->call.sequence);
     tdm_json_put_string(&d->w, "dtype", tdm_dtype_name(r->call.dtype));
     tdm_json_put_string(&d->w, "ended", how);
     tdm_json_object_end(&d->w);

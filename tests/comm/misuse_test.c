@@ -76,6 +76,63 @@ static void tags(tdm_comm *comm, int rank)
     }
 }
 
+/* Cuts that cannot be are this rank's error, and leave the group as it was. */
+static void wrong_cuts(tdm_comm *comm, int rank)
+{
+    static const struct {
+        size_t cuts[3];
+        const char *text;
+    } wrong[] = {{{1, 4, 10}, "elements 1 to 10, not 0 to 10"},
+                 {{0, 4, 9}, "elements 0 to 9, not 0 to 10"},
+                 {{0, 11, 10}, "slice 1 begins at element 11, but slice 2 at element 10"}};
+    tdm_group *world = tdm_comm_world(comm);
+    tdm_error err = {0};
+    float data[10] = {0}, part[10] = {1};
+    int64_t first[] = {0, 1, 2};
+    tdm_lanes lanes = {.lane_count = 2, .first = first};
+    for (int kind = TDM_CALL_REDUCE_SCATTER; kind <= TDM_CALL_SCATTER; kind++)
+        for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+            tdm_call call = {.kind = (tdm_call_kind)kind,
+                             .dtype = TDM_DTYPE_F32,
+                             .count = 10,
+                             .out = data,
+                             .cuts = wrong[i].cuts};
+            CHECK_INT(tdm_call_run(world, &call, &err), TDM_ERR_INVALID);
+            check_text(&err, wrong[i].text);
+        }
+    const size_t cuts[] = {0, 3, 10};
+    const void *parts[] = {part};
+    tdm_call call = {.kind = TDM_CALL_REDUCE_SCATTER,
+                     .dtype = TDM_DTYPE_F32,
+                     .count = 10,
+                     .out = part + 1, /* neither its own place nor elsewhere */
+                     .lanes = &lanes,
+                     .parts = parts,
+                     .cuts = cuts};
+    CHECK_INT(tdm_call_run(world, &call, &err), TDM_ERR_INVALID);
+    check_text(&err, "`out` overlaps part 0");
+    call.out = part + cuts[rank];
+    CHECK_INT(tdm_call_run(world, &call, &err), TDM_OK);
+    CHECK(part[cuts[rank]] == (rank == 0 ? 2.0f : 0.0f));
+}
+
+/* Ranks that cut differently are told. */
+static void other_cuts(tdm_comm *comm, int rank)
+{
+    const size_t cuts[] = {0, rank == 0 ? 5 : 6, 100000};
+    float *data = calloc(100000, sizeof *data);
+    tdm_error err = {0};
+    tdm_call call = {.kind = TDM_CALL_ALL_GATHER,
+                     .dtype = TDM_DTYPE_F32,
+                     .count = 100000,
+                     .out = data,
+                     .cuts = cuts,
+                     .deadline_s = 20};
+    CHECK_INT(tdm_call_run(tdm_comm_world(comm), &call, &err), TDM_ERR_PEER_MISMATCH);
+    check_text(&err, "laid out as");
+    free(data);
+}
+
 /* A program that gives every message a tag of its own. */
 static void many_tags(tdm_comm *comm, int rank)
 {
@@ -592,6 +649,8 @@ typedef struct scene {
 } scene;
 
 static const scene scenes[] = {
+    {"wrong_cuts", 2, wrong_cuts, -1},
+    {"other_cuts", 2, other_cuts, -1},
     {"tags", 2, tags, -1},
     {"many_tags", 2, many_tags, -1},
     {"close_with_pending", 3, close_with_pending, -1},
