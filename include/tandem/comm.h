@@ -155,7 +155,8 @@ TDM_API const char *tdm_call_kind_name(tdm_call_kind kind); /* "all_reduce"; nev
 
 /* SUM, MIN and MAX: f32, f64, f16, bf16, i32, i64 (whole numbers wrap around). In f16 and bf16 every
  * node of the tree is rounded to the type. Sums of floats take numbers below the normal range (f32's
- * for f16 and bf16, which are added in it) for zero, as training does, whoever adds. MIN and MAX of floats: NaN wins. USER: any type. */
+ * for f16 and bf16, which are added in it) for zero, as training does, whoever adds. MIN and MAX of
+ * floats: NaN wins. USER: any type. */
 typedef enum tdm_reduce {
     TDM_REDUCE_SUM = 0,
     TDM_REDUCE_MIN,
