@@ -306,19 +306,26 @@ static int run(const cli_args *args)
         cli_error("inspect: '--set' changes a job, and %s is not a job file", path);
         return CLI_USAGE;
     }
+    if (cli_has(args, "workers") || cli_has(args, "hosts")) {
+        cli_error("inspect: '-n' and '--hosts' are for a job, and %s is not a job file", path);
+        return CLI_USAGE;
+    }
     return inspect_file(args, path);
 }
 
-static const char *const usage[] = {"tandem inspect JOB [--set KEY=VALUE] [--json]",
-                                    "tandem inspect RUN|CHECKPOINT|FILE.safetensors [--json]",
-                                    NULL};
-static const char *const examples[] = {"tandem inspect job.yaml",
-                                       "what the model computes, and the memory it takes",
-                                       "tandem inspect job.yaml --set model.hidden='[512, 512]'",
-                                       "the same for a larger one",
-                                       "tandem inspect runs/digits-1",
-                                       "the run's newest checkpoint, and a list of all",
-                                       NULL};
+static const char *const usage[] = {
+    "tandem inspect JOB [-n N] [--hosts H] [--set KEY=VALUE] [--json]",
+    "tandem inspect RUN|CHECKPOINT|FILE.safetensors [--json]", NULL};
+static const char *const examples[] = {
+    "tandem inspect job.yaml",
+    "what the model computes, and the memory it takes",
+    "tandem inspect job.yaml --set model.hidden='[512, 512]'",
+    "the same for a larger one",
+    "tandem inspect job.yaml -n 8 --hosts 2",
+    "what each of 8 ranks on 2 hosts takes with each stage of ZeRO",
+    "tandem inspect runs/digits-1",
+    "the run's newest checkpoint, and a list of all",
+    NULL};
 
 const cli_command cli_inspect = {
     .name = "inspect",
@@ -327,12 +334,20 @@ const cli_command cli_inspect = {
     .help =
         "Of a job it shows the model as a worker runs it: each op forward and backward with the "
         "shape of its output, the kernel that computes it, its floating-point operations and "
-        "bytes; then the memory that training takes. Nothing is trained.\n\n"
+        "bytes; then the memory that training takes on one host, and of each rank with each value "
+        "of parallel.zero, beside what the published formulae give for it. Nothing is trained.\n\n"
         "Of a checkpoint, or any other safetensors file, it shows the tensors, the position in "
         "the run and the hashes. Of a run it shows the newest good checkpoint, and lists all.",
     .examples = examples,
     .arguments_least = 1,
     .arguments_most = 1,
-    .options = {CLI_OPTION_SET, CLI_OPTION_JSON},
+    .options =
+        {{.name = "workers",
+          .letter = 'n',
+          .value = "N",
+          .help = "JOB: how many ranks train it. Default: as many as training would start here."},
+         {.name = "hosts", .value = "H", .help = "JOB: over how many hosts they are spread (1)."},
+         CLI_OPTION_SET,
+         CLI_OPTION_JSON},
     .run = run,
 };

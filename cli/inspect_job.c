@@ -28,6 +28,7 @@ typedef struct job_view {
     tdm_plan *plan;
     tdm_memory_estimate ways[WAY_COUNT]; /* by memory.recompute */
     const tdm_memory_estimate *own;      /* the job's way */
+    tdm_memory_world world;
     uint64_t budget_bytes;
 } job_view;
 
@@ -51,7 +52,7 @@ static tdm_status look(job_view *v, tdm_error *err)
     for (int way = 0; way < WAY_COUNT; way++) {
         tdm_job other = *job;
         other.memory.recompute = way;
-        TDM_TRY(tdm_memory_estimate_of(&other, &v->data, 0, &v->ways[way], err));
+        TDM_TRY(tdm_memory_estimate_of(&other, &v->data, &v->world, &v->ways[way], err));
     }
     v->own = &v->ways[job->memory.recompute];
     v->budget_bytes = tdm_memory_budget(job);
@@ -133,24 +134,30 @@ static void add_memory(const job_view *v, tdm_str *out)
     const tdm_memory_estimate *e = v->own;
     const tdm_optim_ops *optim = tdm_optim_find(v->job->optim.kind);
     cli_table_init(&table, columns, 3);
-    memory_row(&table, "parameters", e->parameter_bytes, "one copy for all workers");
+    memory_row(&table, "parameters", e->parameter_bytes,
+               v->job->parallel.zero == 3 && e->host_count > 1
+                   ? "shared out, and memory for what is gathered"
+                   : "one copy for all workers");
     memory_row(&table, "buffers", e->buffer_bytes, "normalisation of the inputs, statistics");
-    snprintf(note, sizeof(note), "%d x %s, for %lld lane%s on %d worker%s", e->gradient_buffers,
-             tdm_text_bytes(e->gradient_bytes / (uint64_t)e->gradient_buffers, one),
+    snprintf(note, sizeof(note), "%d whole, for %lld lane%s on %d worker%s", e->gradient_buffers,
              (long long)e->lane_count, e->lane_count == 1 ? "" : "s", e->worker_count,
              e->worker_count == 1 ? "" : "s");
     memory_row(&table, "gradients", e->gradient_bytes, note);
-    snprintf(note, sizeof(note), "%s: %d for each parameter", optim->name, e->optimiser_numbers);
-    memory_row(&table, "optimiser", e->optimiser_bytes, note);
-    snprintf(note, sizeof(note), "%d x %s; %s without sharing", e->worker_count,
-             tdm_text_bytes(e->arena_bytes, one), tdm_text_bytes(e->unshared_bytes, other));
+    snprintf(note, sizeof(note), "%s: %d for each parameter%s", optim->name, e->optimiser_numbers,
+             e->file_bytes > 0 ? "; in files" : "");
+    memory_row(&table, "optimiser", e->optimiser_bytes - e->file_bytes, note);
+    snprintf(note, sizeof(note), "%d x %s; %s without sharing", e->host_workers,
+             tdm_text_bytes(e->activation_bytes / (uint64_t)e->host_workers, one),
+             tdm_text_bytes(e->unshared_bytes, other));
     memory_row(&table, "activations", e->activation_bytes, note);
     if (e->evaluation_bytes > 0) {
-        snprintf(note, sizeof(note), "activations at eval.batch %lld",
-                 (long long)v->job->eval.batch);
-        memory_row(&table, "evaluation", e->evaluation_bytes, note);
+        snprintf(note, sizeof(note), "%d x %s: activations at eval.batch %lld", e->host_workers,
+                 tdm_text_bytes(e->evaluation_bytes, one), (long long)v->job->eval.batch);
+        memory_row(&table, "evaluation", (uint64_t)e->host_workers * e->evaluation_bytes, note);
     }
-    memory_row(&table, "data", e->data_bytes, "training and test samples");
+    snprintf(note, sizeof(note), "%d x %s: training and test samples", e->host_workers,
+             tdm_text_bytes(e->data_bytes, one));
+    memory_row(&table, "data", (uint64_t)e->host_workers * e->data_bytes, note);
     memory_row(&table, "total", e->total_bytes,
                e->total_bytes <= v->budget_bytes ? "" : "more than there is: train refuses it");
     if (v->budget_bytes != UINT64_MAX)
@@ -176,6 +183,40 @@ static void add_ways(const job_view *v, tdm_str *out)
         cli_table_cell(&table, "%s", tdm_text_bytes(e->total_bytes, text));
         cli_table_cell(&table, "%.1f %%", extra_percent(e));
         cli_table_cell(&table, "%s", e == v->own ? "this job" : "");
+    }
+    cli_table_print(&table, 0, out);
+}
+
+/* What a rank takes with each value of parallel.zero, beside what the published formulae say. */
+static void add_stages(const job_view *v, tdm_str *out)
+{
+    static const cli_column columns[] = {{.title = "parallel.zero"},
+                                         {.title = "parameters", .right = true},
+                                         {.title = "gradients", .right = true},
+                                         {.title = "state", .right = true},
+                                         {.title = "these", .right = true},
+                                         {.title = "formula", .right = true},
+                                         {.title = "activations", .right = true},
+                                         {.title = "a rank in all", .right = true},
+                                         {.title = ""}};
+    cli_table table;
+    char text[32];
+    cli_table_init(&table, columns, 9);
+    tdm_str_addf(out, "each of %d rank%s on %d host%s\n", v->own->worker_count,
+                 v->own->worker_count == 1 ? "" : "s", v->own->host_count,
+                 v->own->host_count == 1 ? "" : "s");
+    for (int zero = 0; zero < TDM_ZERO_STAGES; zero++) {
+        const tdm_memory_stage *s = &v->own->stages[zero];
+        const uint64_t cells[] = {
+            s->parameter_bytes, s->gradient_bytes,
+            s->optimiser_bytes, s->parameter_bytes + s->gradient_bytes + s->optimiser_bytes,
+            s->formula_bytes,   s->activation_bytes,
+            s->total_bytes,
+        };
+        cli_table_cell(&table, "%d", zero);
+        for (size_t i = 0; i < sizeof(cells) / sizeof(cells[0]); i++)
+            cli_table_cell(&table, "%s", tdm_text_bytes(cells[i], text));
+        cli_table_cell(&table, "%s", zero == v->job->parallel.zero ? "this job" : "");
     }
     cli_table_print(&table, 0, out);
 }
@@ -211,6 +252,8 @@ static void add_text(const job_view *v, tdm_str *out)
     add_memory(v, out);
     tdm_str_add_char(out, '\n');
     add_ways(v, out);
+    tdm_str_add_char(out, '\n');
+    add_stages(v, out);
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
@@ -260,12 +303,34 @@ static void put_params(const job_view *v, tdm_json_writer *w)
     tdm_json_array_end(w);
 }
 
+static void put_stages(const job_view *v, tdm_json_writer *w)
+{
+    tdm_json_key(w, "ranks");
+    tdm_json_array_begin(w);
+    for (int zero = 0; zero < TDM_ZERO_STAGES; zero++) {
+        const tdm_memory_stage *s = &v->own->stages[zero];
+        tdm_json_object_begin(w);
+        tdm_json_put_int(w, "zero", zero);
+        tdm_json_put_bool(w, "this_job", zero == v->job->parallel.zero);
+        tdm_json_put_uint(w, "rank_parameter_bytes", s->parameter_bytes);
+        tdm_json_put_uint(w, "rank_gradient_bytes", s->gradient_bytes);
+        tdm_json_put_uint(w, "rank_optimiser_bytes", s->optimiser_bytes);
+        tdm_json_put_uint(w, "rank_activation_bytes", s->activation_bytes);
+        tdm_json_put_uint(w, "rank_total_bytes", s->total_bytes);
+        tdm_json_put_uint(w, "formula_bytes", s->formula_bytes);
+        tdm_json_object_end(w);
+    }
+    tdm_json_array_end(w);
+}
+
 static void put_memory(const job_view *v, tdm_json_writer *w)
 {
     const tdm_memory_estimate *e = v->own;
     tdm_json_key(w, "memory");
     tdm_json_object_begin(w);
     tdm_json_put_int(w, "workers", e->worker_count);
+    tdm_json_put_int(w, "hosts", e->host_count);
+    tdm_json_put_int(w, "workers_per_host", e->host_workers);
     tdm_json_put_uint(w, "parameter_bytes", e->parameter_bytes);
     tdm_json_put_uint(w, "buffer_bytes", e->buffer_bytes);
     tdm_json_put_int(w, "gradient_buffers", e->gradient_buffers);
@@ -290,6 +355,7 @@ static void put_memory(const job_view *v, tdm_json_writer *w)
         tdm_json_object_end(w);
     }
     tdm_json_array_end(w);
+    put_stages(v, w);
     tdm_json_object_end(w);
 }
 
@@ -320,9 +386,15 @@ static void add_json(const job_view *v, tdm_str *out)
 int inspect_job(const cli_args *args, const char *path)
 {
     int code;
+    int64_t ranks = 0, hosts = 0;
+    if (!cli_int(args, "workers", 1, TDM_LANES_MOST, &ranks) ||
+        !cli_int(args, "hosts", 1, TDM_LANES_MOST, &hosts))
+        return CLI_USAGE;
     tdm_job_document *document = cli_load_job(args, path, &code);
     if (!document) return code;
-    job_view v = {.job = tdm_job_document_job(document), .path = path};
+    job_view v = {.job = tdm_job_document_job(document),
+                  .path = path,
+                  .world = {.rank_count = (int)ranks, .host_count = (int)hosts}};
     tdm_error err = {0};
     if (look(&v, &err) != TDM_OK) {
         code = cli_fail(&err);

@@ -34,7 +34,8 @@ enum { TDM_LANES_MOST = 65536 };
 /*
  * The job's parallel.lanes, or what `auto` makes of it: a power of two that depends on the job alone.
  * That is the largest up to 8 with which a lane has 64 rows of features, 16 images (for models with
- * convolutions) or 256 tokens; two lanes when each has a quarter of that; else one.
+ * convolutions; 64 for ResNets) or 256 tokens; two lanes when each has a quarter of that, but for
+ * ResNets; else one.
  */
 TDM_API int64_t tdm_lanes_of(const tdm_job *job);
 
@@ -275,6 +276,36 @@ typedef struct tdm_team_rank {
     double wait_seconds;   /* spent waiting for others */
 } tdm_team_rank;
 TDM_API void tdm_team_rank_of(const tdm_team *team, int rank, tdm_team_rank *out);
+
+/* ---- predictions ------------------------------------------------------------------------------ */
+
+/*
+ * What the ranks of one node would map for a training, without making any of it. Ranks are spread
+ * evenly over the nodes, and the node is one with the most of them. Bytes are those that are touched:
+ * reserved address space that stays empty does not count.
+ */
+typedef struct tdm_ranks_memory_options {
+    const tdm_graph *graph; /* of a lane */
+    const tdm_plan *plan;   /* of it */
+    const tdm_job *job;     /* parallel.* but for zero, and optim.ema */
+    int state_count;        /* of the optimiser, as blocks of the parameters' size */
+    int rank_count, node_count;
+    int64_t lane_count;
+    int zero;
+} tdm_ranks_memory_options;
+
+/* Of all ranks of the node together. */
+typedef struct tdm_ranks_memory {
+    int node_ranks;
+    uint64_t parameter_bytes; /* with statistics and buffers, and where buckets are gathered */
+    uint64_t gradient_bytes;
+    uint64_t state_bytes;   /* with the average of the weights */
+    uint64_t file_bytes;    /* of that, in files (parallel.offload) */
+    int gradient_buffers;   /* whole ones */
+    int lanes_side_by_side; /* the most that a rank runs at once: so many arenas it has */
+} tdm_ranks_memory;
+TDM_API tdm_status tdm_ranks_memory_of(const tdm_ranks_memory_options *options,
+                                       tdm_ranks_memory *out, tdm_error *err);
 
 #ifdef __cplusplus
 }

@@ -70,31 +70,56 @@ TDM_API tdm_status tdm_job_sample_shape(const tdm_job *job, const tdm_dataset *d
 
 /* What a job needs in memory while it trains, besides the program itself. Planned as for training,
  * but nothing is mapped. */
+/* Who trains: so many ranks, spread evenly over so many hosts. 0 ranks: as many as tdm_train would take;
+ * 0 hosts: one. */
+typedef struct tdm_memory_world {
+    int rank_count, host_count;
+} tdm_memory_world;
+
+/* What a rank takes with a value of parallel.zero. Of what the ranks of a host have in common it takes
+ * an equal part. */
+typedef struct tdm_memory_stage {
+    uint64_t parameter_bytes; /* with buffers, and memory for what is gathered */
+    uint64_t gradient_bytes;
+    uint64_t optimiser_bytes; /* with the average of the weights; not what is in files */
+    uint64_t activation_bytes;
+    uint64_t total_bytes;   /* with evaluation and data */
+    uint64_t formula_bytes; /* parameters, gradients and state as published: see docs/memory.md */
+} tdm_memory_stage;
+
+enum { TDM_ZERO_STAGES = 4 };
+
+/* All bytes are those of one host, of one with the most ranks, unless it says otherwise. */
 typedef struct tdm_memory_estimate {
-    int worker_count;
+    int worker_count; /* of all hosts */
+    int host_count;
+    int host_workers;
     int64_t batch; /* rows of a step */
     int64_t lane_count;
     int64_t lane_rows;        /* of the largest lane */
-    uint64_t parameter_bytes; /* trained: one copy for all workers */
+    uint64_t parameter_bytes; /* trained: one copy for all workers, unless they share it out */
     uint64_t buffer_bytes;    /* not trained */
-    int gradient_buffers;     /* of all workers */
+    int gradient_buffers;     /* whole ones */
     uint64_t gradient_bytes;
     int optimiser_numbers; /* for each parameter; the average of the weights is one */
     uint64_t optimiser_bytes;
     uint64_t arena_bytes;      /* of activations, for each worker */
     uint64_t unshared_bytes;   /* what that would be if no memory were used again */
-    uint64_t activation_bytes; /* of all workers */
-    uint64_t evaluation_bytes;
-    uint64_t data_bytes;
+    uint64_t activation_bytes; /* of all workers of the host */
+    uint64_t evaluation_bytes; /* for each worker */
+    uint64_t data_bytes;       /* for each worker */
+    uint64_t file_bytes;       /* of optimiser_bytes, what lies in files: not part of the total */
     uint64_t total_bytes;
     uint64_t forward_flops; /* of the largest lane, as the next two */
     uint64_t backward_flops;
-    uint64_t recomputed_flops; /* part of backward_flops, see memory.recompute */
+    uint64_t recomputed_flops;                /* part of backward_flops, see memory.recompute */
+    tdm_memory_stage stages[TDM_ZERO_STAGES]; /* of one rank, by parallel.zero */
 } tdm_memory_estimate;
 
-/* `worker_count` 0: as many as tdm_train would take. Needs the data, for shapes and numbers. */
+/* `world` NULL: as if all were 0. Needs the data, for shapes and numbers. TDM_ERR_JOB_INVALID when there
+ * are more ranks than lanes. */
 TDM_API tdm_status tdm_memory_estimate_of(const tdm_job *job, const tdm_job_data *data,
-                                          int worker_count, tdm_memory_estimate *out,
+                                          const tdm_memory_world *world, tdm_memory_estimate *out,
                                           tdm_error *err);
 /* What the job may use: memory.limit, or 95 % of what the machine has left and the process's control
  * group allows, whichever is less. UINT64_MAX: unknown, as good as no limit. */

@@ -579,7 +579,8 @@ static const tdm_job_key last_keys[] = {
                 "there can be at most as many workers as lanes; the trained bits depend on the "
                 "lanes and never on the workers. auto chooses from the job alone: the largest "
                 "power of two, up to 8, with which a lane has 64 rows (16 of a model with "
-                "convolutions, and of tokens 256); or two lanes, when each has a quarter of that.",
+                "convolutions other than resnet, and of tokens 256); or two lanes, when each has a "
+                "quarter of that (but for resnet).",
     },
     {
         .path = "parallel.zero",

@@ -10,10 +10,17 @@
  * What `auto` goes by. A lane costs a pass over its gradient, and its products must be large enough to
  * be fast; so it should have this many rows of the product that has the fewest. A token is a row, and
  * so is each place of an image, so that windows and images are worth many. Two lanes, so that there can
- * be two workers, may have a quarter of it each. All of this is part of the results of jobs that leave
+ * be two workers, may have a quarter of it each, but for ResNets, whose lanes are dear. All of this is part of the results of jobs that leave
  * the lanes to `auto`; bench/parallel-lanes shows what it costs.
  */
-enum { AUTO_MOST_LANES = 8, AUTO_ROWS = 64, AUTO_IMAGES = 16, AUTO_TOKENS = 256, AUTO_TWO = 4 };
+enum {
+    AUTO_MOST_LANES = 8,
+    AUTO_ROWS = 64,
+    AUTO_IMAGES = 16,
+    AUTO_DEEP_IMAGES = 64, /* a ResNet brings large weights into another order for every lane */
+    AUTO_TOKENS = 256,
+    AUTO_TWO = 4
+};
 
 static bool has_convolution(const tdm_job_layer_list *layers)
 {
@@ -32,7 +39,8 @@ static int64_t rows_of_a_lane(const tdm_job *job)
         int64_t context = job->model.context > 0 ? job->model.context : 1;
         return (AUTO_TOKENS + context - 1) / context;
     }
-    bool images = job->model.kind == TDM_JOB_MODEL_CNN || job->model.kind == TDM_JOB_MODEL_RESNET ||
+    if (job->model.kind == TDM_JOB_MODEL_RESNET) return AUTO_DEEP_IMAGES;
+    bool images = job->model.kind == TDM_JOB_MODEL_CNN ||
                   (job->model.kind == TDM_JOB_MODEL_LAYERS && has_convolution(&job->layers));
     return images ? AUTO_IMAGES : AUTO_ROWS;
 }
@@ -41,7 +49,8 @@ int64_t tdm_lanes_of(const tdm_job *job)
 {
     if (job->parallel.lanes > 0) return job->parallel.lanes;
     int64_t batch = job->train.batch, rows = rows_of_a_lane(job), lanes = 1;
-    int64_t rows_of_two = (rows + AUTO_TWO - 1) / AUTO_TWO;
+    bool is_deep = job->model.kind == TDM_JOB_MODEL_RESNET;
+    int64_t rows_of_two = is_deep ? rows : (rows + AUTO_TWO - 1) / AUTO_TWO;
     while (lanes < AUTO_MOST_LANES && batch / (2 * lanes) >= (lanes == 1 ? rows_of_two : rows))
         lanes *= 2;
     return lanes;

@@ -126,8 +126,7 @@ static tdm_status prepare(bench *b, tdm_error *err)
     const tdm_dataset_info *info = tdm_dataset_info_of(b->data.train);
     b->model = (tdm_model_options){.job = job, .class_count = info->class_count};
     TDM_TRY(tdm_job_sample_shape(job, b->data.train, &b->model.sample_shape, err));
-    TDM_TRY(tdm__memory_check(job, &b->data, b->options.comm ? tdm_comm_size(b->options.comm) : 1,
-                              false, err));
+    TDM_TRY(tdm__memory_check(job, &b->data, b->options.comm, false, err));
     b->sampler = (tdm_sampler){.seed = (uint64_t)job->seed,
                                .sample_count = (uint64_t)info->sample_count,
                                .shuffle = job->data.shuffle};

@@ -149,8 +149,9 @@ const char *tdm__bad_number_advice(const tdm_bad_number *bad, const tdm_job *job
 
 /* How many workers there are when `worker_count` were asked for; 0: to be chosen. */
 int tdm__workers_of(const tdm_job *job, int worker_count);
-/* TDM_ERR_NO_MEMORY when the job does not fit; `resumes` when it may not change what decides bits. */
-tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, int worker_count,
+/* TDM_ERR_NO_MEMORY when the job does not fit this host, with all ranks that run on it; `resumes` when
+ * it may not change what decides bits. */
+tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_comm *comm,
                              bool resumes, tdm_error *err);
 
 /* ---- ranks (ranks.c) -------------------------------------------------------------------------- */

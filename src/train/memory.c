@@ -2,8 +2,8 @@
  * memory.c: what a job needs in memory, whether that is there, and what would make it fit.
  *
  * An estimate builds the graph of the largest lane and plans it as the team will, so activations are
- * counted with their kernels' scratch memory, to the byte; the rest is arithmetic on the sizes that
- * state.c, team.c and eval.c map. Nothing large is mapped here.
+ * counted with their kernels' scratch memory, to the byte; what ranks keep of parameters, gradients and
+ * state the room parallel predicts; the rest is arithmetic. Nothing large is mapped here.
  *
  * A job that does not fit is refused with a list of changes, each of which was estimated like the
  * job itself and does fit. First come those that leave the result as it is. When no change alone is
@@ -54,26 +54,73 @@ static void count_flops(const tdm_graph *graph, const tdm_plan *plan, tdm_memory
     }
 }
 
-/* The blocks of numbers that state.c and team.c lay out after the graph. */
-static void count_blocks(const tdm_job *job, const tdm_graph *graph, tdm_memory_estimate *e)
+/* Numbers that the optimiser keeps for each parameter, without the average of the weights. */
+static int count_states(const tdm_job *job)
 {
-    size_t trained = tdm_graph_trained_extent(graph), all = tdm_graph_param_extent(graph);
     const tdm_optim_ops *optim = tdm_optim_find(job->optim.kind);
     tdm_optim_settings settings = tdm_optim_settings_of(job);
-    e->parameter_bytes = trained * sizeof(float);
+    int count = 0;
+    for (int k = 0; k < optim->state_count; k++) count += tdm_optim_uses_state(optim, &settings, k);
+    return count;
+}
+
+/*
+ * Parameters, gradients and state of a rank in 32-bit numbers, as "ZeRO: Memory Optimizations Toward
+ * Training Trillion Parameter Models" (Rajbhandari et al., 2020) gives them for 16-bit ones: everything
+ * on every rank; the state by the number of ranks; the gradients as well; the parameters as well.
+ */
+static uint64_t formula(const tdm_memory_estimate *e, uint64_t parameters, int zero)
+{
+    uint64_t block = times(parameters, sizeof(float)), ranks = (uint64_t)e->worker_count;
+    uint64_t state = times((uint64_t)e->optimiser_numbers, block);
+    uint64_t shared = plus(zero >= 1 ? state : 0, zero >= 2 ? block : 0);
+    shared = plus(shared, zero >= 3 ? block : 0);
+    uint64_t own = plus(zero < 1 ? state : 0, plus(zero < 2 ? block : 0, zero < 3 ? block : 0));
+    return plus(own, shared / ranks);
+}
+
+/* A host's bytes of the job's own stage. */
+static void take_own(const tdm_ranks_memory *m, const tdm_graph *graph, tdm_memory_estimate *e)
+{
+    size_t trained = tdm_graph_trained_extent(graph), all = tdm_graph_param_extent(graph);
     e->buffer_bytes = (all - trained) * sizeof(float);
-    for (int k = 0; k < optim->state_count; k++)
-        e->optimiser_numbers += tdm_optim_uses_state(optim, &settings, k);
-    e->optimiser_bytes = times((uint64_t)e->optimiser_numbers, e->parameter_bytes);
-    if (job->optim.ema > 0) {
-        e->optimiser_numbers++;
-        e->optimiser_bytes = plus(e->optimiser_bytes, all * sizeof(float));
+    if (e->buffer_bytes > m->parameter_bytes) e->buffer_bytes = m->parameter_bytes;
+    e->parameter_bytes = m->parameter_bytes - e->buffer_bytes;
+    e->gradient_bytes = m->gradient_bytes;
+    e->gradient_buffers = m->gradient_buffers;
+    e->optimiser_bytes = m->state_bytes;
+    e->file_bytes = m->file_bytes;
+    e->activation_bytes = times((uint64_t)m->node_ranks * (uint64_t)m->lanes_side_by_side,
+                                e->arena_bytes);
+}
+
+/* What the store and the team map, for each stage. */
+static tdm_status count_stages(const tdm_job *job, const tdm_graph *graph, const tdm_plan *plan,
+                               tdm_memory_estimate *e, tdm_error *err)
+{
+    tdm_ranks_memory_options options = {.graph = graph,
+                                        .plan = plan,
+                                        .job = job,
+                                        .state_count = count_states(job),
+                                        .rank_count = e->worker_count,
+                                        .node_count = e->host_count,
+                                        .lane_count = e->lane_count};
+    e->optimiser_numbers = options.state_count + (job->optim.ema > 0);
+    for (int zero = 0; zero < TDM_ZERO_STAGES; zero++) {
+        tdm_ranks_memory m;
+        tdm_memory_stage *stage = &e->stages[zero];
+        options.zero = zero;
+        TDM_TRY(tdm_ranks_memory_of(&options, &m, err));
+        uint64_t ranks = (uint64_t)m.node_ranks;
+        e->host_workers = m.node_ranks;
+        stage->parameter_bytes = m.parameter_bytes / ranks;
+        stage->gradient_bytes = m.gradient_bytes / ranks;
+        stage->optimiser_bytes = (m.state_bytes - m.file_bytes) / ranks;
+        stage->activation_bytes = times((uint64_t)m.lanes_side_by_side, e->arena_bytes);
+        stage->formula_bytes = formula(e, tdm_graph_trained_elements(graph), zero);
+        if (zero == job->parallel.zero) take_own(&m, graph, e);
     }
-    for (int w = 0; w < e->worker_count; w++)
-        e->gradient_buffers += tdm_lane_buffers(e->lane_count,
-                                                tdm_lane_slice(e->lane_count, e->worker_count, w));
-    e->gradient_bytes = times((uint64_t)e->gradient_buffers,
-                              tdm_graph_grad_extent(graph) * sizeof(float));
+    return TDM_OK;
 }
 
 static tdm_status plan_training(const tdm_model_options *model, tdm_memory_estimate *e,
@@ -88,9 +135,8 @@ static tdm_status plan_training(const tdm_model_options *model, tdm_memory_estim
     if (status == TDM_OK) {
         e->arena_bytes = tdm_plan_arena_bytes(plan);
         e->unshared_bytes = tdm_plan_unshared_bytes(plan);
-        e->activation_bytes = times((uint64_t)e->worker_count, e->arena_bytes);
         count_flops(graph, plan, e);
-        count_blocks(m.job, graph, e);
+        status = count_stages(m.job, graph, plan, e, err);
         tdm_plan_destroy(plan);
     }
     tdm_graph_destroy(graph);
@@ -129,13 +175,31 @@ static uint64_t set_bytes(const tdm_dataset *set)
     return (uint64_t)info->sample_count * row;
 }
 
-tdm_status tdm_memory_estimate_of(const tdm_job *job, const tdm_job_data *data, int worker_count,
-                                  tdm_memory_estimate *out, tdm_error *err)
+/* Every rank evaluates its share of the test set, and has the data for itself. */
+static void add_up(tdm_memory_estimate *e)
+{
+    uint64_t each = plus(e->evaluation_bytes, e->data_bytes);
+    const uint64_t parts[] = {e->parameter_bytes,  e->buffer_bytes,
+                              e->gradient_bytes,   e->optimiser_bytes - e->file_bytes,
+                              e->activation_bytes, times((uint64_t)e->host_workers, each)};
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        e->total_bytes = plus(e->total_bytes, parts[i]);
+    for (int zero = 0; zero < TDM_ZERO_STAGES; zero++) {
+        tdm_memory_stage *s = &e->stages[zero];
+        s->total_bytes = plus(plus(s->parameter_bytes, s->gradient_bytes),
+                              plus(s->optimiser_bytes, plus(s->activation_bytes, each)));
+    }
+}
+
+tdm_status tdm_memory_estimate_of(const tdm_job *job, const tdm_job_data *data,
+                                  const tdm_memory_world *world, tdm_memory_estimate *out,
+                                  tdm_error *err)
 {
     const tdm_dataset_info *info = tdm_dataset_info_of(data->train);
     tdm_model_options model = {.job = job, .class_count = info->class_count};
     TDM_TRY(tdm_job_sample_shape(job, data->train, &model.sample_shape, err));
-    tdm_memory_estimate e = {.worker_count = tdm__workers_of(job, worker_count),
+    tdm_memory_estimate e = {.worker_count = tdm__workers_of(job, world ? world->rank_count : 0),
+                             .host_count = world && world->host_count > 0 ? world->host_count : 1,
                              .lane_count = tdm_lanes_of(job)};
     e.batch = job->train.batch < info->sample_count ? job->train.batch : info->sample_count;
     e.lane_rows = tdm_lane_slice(e.batch, e.lane_count, 0).count;
@@ -144,11 +208,7 @@ tdm_status tdm_memory_estimate_of(const tdm_job *job, const tdm_job_data *data, 
         TDM_TRY(plan_evaluation(&model, tdm_dataset_info_of(data->test)->sample_count, &e, err));
     e.data_bytes = data->whole ? set_bytes(data->whole)
                                : plus(set_bytes(data->train), set_bytes(data->test));
-    const uint64_t parts[] = {e.parameter_bytes, e.buffer_bytes,     e.gradient_bytes,
-                              e.optimiser_bytes, e.activation_bytes, e.evaluation_bytes,
-                              e.data_bytes};
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
-        e.total_bytes = plus(e.total_bytes, parts[i]);
+    add_up(&e);
     *out = e;
     return TDM_OK;
 }
@@ -172,6 +232,7 @@ typedef struct search {
     const tdm_job *job;
     const tdm_job_data *data;
     int worker_count;
+    int host_count;
     uint64_t budget;
     uint64_t needed; /* by the job as it is */
     tdm_str list;
@@ -229,8 +290,9 @@ static bool fits(search *s, change *c)
     tdm_memory_estimate e;
     tdm_error ignored;
     c->bytes = UINT64_MAX;
-    if (tdm_memory_estimate_of(&c->job, s->data, c->worker_count, &e, &ignored) != TDM_OK)
-        return false;
+    tdm_memory_world world = {.rank_count = c->worker_count, .host_count = s->host_count};
+    if (world.host_count > world.rank_count) world.host_count = world.rank_count;
+    if (tdm_memory_estimate_of(&c->job, s->data, &world, &e, &ignored) != TDM_OK) return false;
     c->bytes = e.total_bytes;
     if (c->bytes < s->least) s->least = c->bytes;
     return c->bytes <= s->budget;
@@ -388,12 +450,14 @@ static void describe(const tdm_memory_estimate *e, tdm_str *out)
     tdm_str_addf(out, "parameters %s",
                  tdm_text_bytes(plus(e->parameter_bytes, e->buffer_bytes), text));
     tdm_str_addf(out, ", gradients %s", tdm_text_bytes(e->gradient_bytes, text));
-    tdm_str_addf(out, ", optimiser %s", tdm_text_bytes(e->optimiser_bytes, text));
+    tdm_str_addf(out, ", optimiser %s", tdm_text_bytes(e->optimiser_bytes - e->file_bytes, text));
     tdm_str_addf(out, ", activations %s for %d worker%s", tdm_text_bytes(e->activation_bytes, text),
-                 e->worker_count, e->worker_count == 1 ? "" : "s");
+                 e->host_workers, e->host_workers == 1 ? "" : "s");
+    uint64_t ranks = (uint64_t)e->host_workers;
     if (e->evaluation_bytes > 0)
-        tdm_str_addf(out, ", evaluation %s", tdm_text_bytes(e->evaluation_bytes, text));
-    tdm_str_addf(out, ", data %s", tdm_text_bytes(e->data_bytes, text));
+        tdm_str_addf(out, ", evaluation %s",
+                     tdm_text_bytes(times(ranks, e->evaluation_bytes), text));
+    tdm_str_addf(out, ", data %s", tdm_text_bytes(times(ranks, e->data_bytes), text));
 }
 
 static tdm_status refuse(search *s, const tdm_memory_estimate *e, bool resumes, tdm_error *err)
@@ -431,16 +495,19 @@ static tdm_status refuse(search *s, const tdm_memory_estimate *e, bool resumes, 
     return TDM_ERR_NO_MEMORY;
 }
 
-tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, int worker_count,
+tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_comm *comm,
                              bool resumes, tdm_error *err)
 {
-    int workers = tdm__workers_of(job, worker_count);
-    if (workers > tdm_lanes_of(job)) return TDM_OK; /* the team will have a word on that */
+    tdm_memory_world world = {.rank_count = comm ? tdm_comm_size(comm) : 1, .host_count = 1};
+    for (int r = 0; comm && r < world.rank_count; r++)
+        if (tdm_comm_node_of(comm, r) >= world.host_count) world.host_count++;
+    if (world.rank_count > tdm_lanes_of(job)) return TDM_OK; /* the team will have a word on that */
     tdm_memory_estimate e;
-    TDM_TRY(tdm_memory_estimate_of(job, data, workers, &e, err));
+    TDM_TRY(tdm_memory_estimate_of(job, data, &world, &e, err));
     search s = {.job = job,
                 .data = data,
-                .worker_count = workers,
+                .worker_count = world.rank_count,
+                .host_count = world.host_count,
                 .budget = tdm_memory_budget(job),
                 .needed = e.total_bytes,
                 .list = TDM_STR_INIT,

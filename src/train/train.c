@@ -584,7 +584,7 @@ static tdm_status begin(trainer *t, tdm_error *err)
     t->watch.straggler = -1;
     TDM_TRY(tdm__agree(t->comm, begin_alone(t, err), NULL, err));
     TDM_TRY(load_data(t, err));
-    TDM_TRY(tdm__agree(t->comm, tdm__memory_check(t->job, &t->course.data, ranks, resumes, err),
+    TDM_TRY(tdm__agree(t->comm, tdm__memory_check(t->job, &t->course.data, t->comm, resumes, err),
                        NULL, err));
     TDM_TRY(tdm__state_init(&t->course.model, TDM__STATE_FOR_TRAINING, t->comm, &t->state, err));
     TDM_TRY(make_team(t, err));

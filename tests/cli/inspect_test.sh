@@ -66,6 +66,30 @@ test_memory_depends_on_workers_and_optimiser() {
     assert_equal "$(json_value optimiser_bytes <<<"$out")" "$bytes" "bytes of SGD"
 }
 
+# -n and --hosts: a line for each stage, and the formula's figure; more ranks than lanes are refused.
+test_ranks() {
+    assert_exit 0 "$TANDEM" inspect job.yaml -n 4 --hosts 2 --set optim.kind=adamw
+    assert_contains "$out" "each of 4 ranks on 2 hosts"
+    # 147 numbers: parameters, gradients and two states of 588 bytes, all or a quarter of them.
+    local zero bytes
+    while read -r zero bytes; do
+        [[ $out =~ $'\n'$zero\ .*\ $bytes\ KB ]] || fail "no stage $zero with $bytes KB: $out"
+    done <<<$'0 2.35\n1 1.47\n2 1.03'
+    assert_exit 0 "$TANDEM" inspect job.yaml -n 4 --hosts 2 --json --set optim.kind=adamw
+    assert_contains "$out" '"zero":3,"this_job":false'
+    assert_contains "$out" '"formula_bytes":588}'
+    assert_equal "$(json_value workers <<<"$out") $(json_value hosts <<<"$out")" "4 2" "the world"
+    assert_exit 2 "$TANDEM" inspect job.yaml -n 5
+    assert_contains "$err" "5 ranks cannot share 4 lanes"
+    assert_exit 2 "$TANDEM" inspect job.yaml -n 0
+    assert_exit 2 "$TANDEM" inspect "$last" -n 2
+    assert_contains "$err" "is not a job file"
+    code=0
+    out=$("$TANDEM" inspect job.yaml -n 2 --hosts 3 2>&1) || code=$?
+    [ $code -ne 0 ] || fail "two ranks on three hosts"
+    assert_contains "$out" "2 ranks cannot be spread over 3 hosts"
+}
+
 test_the_plain_kernels() {
     assert_exit 0 "$TANDEM" inspect job.yaml --set compute.backend=ref
     assert_lacks "$out" onednn

@@ -64,7 +64,8 @@ static tdm_memory_estimate estimate(const tdm_job *job, int workers)
     tdm_job_data data = {0};
     tdm_memory_estimate e = {0};
     CHECK_INT(tdm_job_data_load(job, &data, &err), TDM_OK);
-    CHECK_INT(tdm_memory_estimate_of(job, &data, workers, &e, &err), TDM_OK);
+    tdm_memory_world world = {.rank_count = workers};
+    CHECK_INT(tdm_memory_estimate_of(job, &data, &world, &e, &err), TDM_OK);
     tdm_job_data_release(&data);
     return e;
 }
@@ -132,6 +133,99 @@ static void test_estimates_are_honest(void)
     check_honest(deep, 200);
 }
 
+static tdm_memory_estimate estimate_on(const tdm_job *job, int ranks, int hosts)
+{
+    tdm_error err = {0};
+    tdm_job_data data = {0};
+    tdm_memory_estimate e = {0};
+    tdm_memory_world world = {.rank_count = ranks, .host_count = hosts};
+    CHECK_INT(tdm_job_data_load(job, &data, &err), TDM_OK);
+    CHECK_INT(tdm_memory_estimate_of(job, &data, &world, &e, &err), TDM_OK);
+    tdm_job_data_release(&data);
+    return e;
+}
+
+/* The published formulae, and how what ranks map goes with them. */
+static void test_stages(void)
+{
+    static const char *const sets[] = {"optim.kind=adamw", "parallel.lanes=8",
+                                       "model.hidden=[256, 256, 256, 256, 256, 256, 256]",
+                                       "parallel.bucket=65536", NULL};
+    tdm_job_document *document = load(sets);
+    const tdm_job *job = tdm_job_document_job(document);
+    const uint64_t numbers = 256 * FEATURES + 256 + 6 * (256 * 256 + 256) + CLASSES * 256;
+    const uint64_t model = 4 * (numbers + CLASSES), block = 4 * (numbers + 16); /* with gaps */
+    tdm_memory_estimate one = estimate_on(job, 1, 1), here = estimate_on(job, 4, 1),
+                        apart = estimate_on(job, 4, 4), pairs = estimate_on(job, 4, 2),
+                        odd = estimate_on(job, 5, 2);
+    for (int zero = 0; zero < TDM_ZERO_STAGES; zero++) {
+        CHECK_INT(one.stages[zero].formula_bytes, 4 * model);
+        CHECK_INT(one.stages[zero].total_bytes, one.total_bytes);
+    }
+    /* Parameters, gradients and twice as much state, of which 0, 2, 3 or all 4 are shared out. */
+    CHECK_INT(apart.stages[0].formula_bytes, 4 * model);
+    CHECK_INT(apart.stages[1].formula_bytes, 2 * model + 2 * model / 4);
+    CHECK_INT(apart.stages[2].formula_bytes, model + 3 * model / 4);
+    CHECK_INT(apart.stages[3].formula_bytes, model);
+    /* On one host parameters and state are there once, whatever the stage. */
+    uint64_t buffers = 4 * 2 * FEATURES;
+    for (int zero = 0; zero < TDM_ZERO_STAGES; zero++) {
+        CHECK_INT(here.stages[zero].parameter_bytes, (block + buffers) / 4);
+        CHECK_INT(here.stages[zero].optimiser_bytes, 2 * block / 4);
+    }
+    CHECK_INT(here.stages[0].gradient_bytes, 2 * block); /* of each of its two lanes */
+    CHECK_INT(here.host_workers, 4);
+    CHECK_INT(here.total_bytes, 4 * here.stages[0].total_bytes);
+    /* On hosts of their own each stage takes less than the one before. */
+    CHECK_INT(apart.stages[0].parameter_bytes, block + buffers);
+    CHECK_INT(apart.stages[0].optimiser_bytes, 2 * block);
+    CHECK_INT(apart.stages[1].optimiser_bytes, 2 * ((block + 3) / 4));
+    CHECK_INT(apart.host_workers, 1);
+    for (int zero = 1; zero < TDM_ZERO_STAGES; zero++)
+        CHECK(apart.stages[zero].total_bytes < apart.stages[zero - 1].total_bytes);
+    CHECK(apart.stages[2].gradient_bytes < apart.stages[1].gradient_bytes);
+    CHECK(apart.stages[3].parameter_bytes < apart.stages[2].parameter_bytes);
+    CHECK_INT(pairs.stages[0].parameter_bytes, (block + buffers) / 2);
+    CHECK_INT(odd.host_workers, 3);
+    CHECK_INT(odd.host_count, 2);
+    tdm_job_document_destroy(document);
+}
+
+static void test_too_many_ranks(void)
+{
+    tdm_job_document *document = load(NULL); /* 4 lanes */
+    const tdm_job *job = tdm_job_document_job(document);
+    tdm_error err = {0};
+    tdm_job_data data = {0};
+    tdm_memory_estimate e = {.worker_count = 77};
+    CHECK_INT(tdm_job_data_load(job, &data, &err), TDM_OK);
+    CHECK_INT(tdm_memory_estimate_of(job, &data, &(tdm_memory_world){5, 1}, &e, &err),
+              TDM_ERR_JOB_INVALID);
+    CHECK_HAS(err.message, "5 ranks cannot share 4 lanes");
+    CHECK_INT(tdm_memory_estimate_of(job, &data, &(tdm_memory_world){2, 3}, &e, &err),
+              TDM_ERR_RANGE);
+    CHECK_HAS(err.message, "2 ranks cannot be spread over 3 hosts");
+    CHECK_INT(e.worker_count, 77);
+    tdm_job_data_release(&data);
+    tdm_job_document_destroy(document);
+}
+
+static void test_offloaded_state_is_no_memory(void)
+{
+    char offload[128];
+    snprintf(offload, sizeof(offload), "parallel.offload=%s", folder);
+    const char *const sets[] = {"optim.kind=adamw", offload, NULL};
+    tdm_job_document *with = load(sets), *without = load(sets + 2);
+    tdm_memory_estimate file = estimate(tdm_job_document_job(with), 2);
+    tdm_memory_estimate memory = estimate(tdm_job_document_job(without), 2);
+    CHECK(file.file_bytes > 0);
+    CHECK_INT(file.file_bytes, file.optimiser_bytes);
+    CHECK_INT(file.total_bytes + file.file_bytes, memory.total_bytes);
+    CHECK_INT(file.stages[0].optimiser_bytes, 0);
+    tdm_job_document_destroy(with);
+    tdm_job_document_destroy(without);
+}
+
 static void test_parts(void)
 {
     static const char *const sets[] = {"optim.kind=adamw", "optim.ema=0.9", NULL};
@@ -151,7 +245,7 @@ static void test_parts(void)
     CHECK(one.evaluation_bytes > 0);
     CHECK_INT(two.total_bytes, two.parameter_bytes + two.buffer_bytes + two.gradient_bytes +
                                    two.optimiser_bytes + two.activation_bytes +
-                                   two.evaluation_bytes + two.data_bytes);
+                                   2 * (two.evaluation_bytes + two.data_bytes));
     CHECK_INT(one.lane_rows, 64);
     CHECK_INT(one.recomputed_flops, 0);
     CHECK_INT(estimate(job, 0).worker_count <= 4, 1);
@@ -203,6 +297,9 @@ static bool write_data(void)
 static const check_test tests[] = {
     CHECK_TEST(test_estimates_are_honest),
     CHECK_TEST(test_parts),
+    CHECK_TEST(test_stages),
+    CHECK_TEST(test_too_many_ranks),
+    CHECK_TEST(test_offloaded_state_is_no_memory),
     CHECK_TEST(test_budget),
     CHECK_TEST(test_refusal),
 };

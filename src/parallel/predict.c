@@ -1,0 +1,181 @@
+/*
+ * predict.c: what ranks would map for a training, from the layout, the store, the feeds and the team,
+ * each by its own rules, without making any of it. Pure but for memory of its own.
+ *
+ * Invariant: whoever changes what store.c, feed.c or the team maps changes it here, too; a test holds
+ * this against what ranks really map.
+ */
+#include "parallel/feed_schedule.h"
+
+#include <tandem/parallel.h>
+
+#include <stdlib.h>
+#include <unistd.h>
+
+/* The least number of buckets for which the last lane's gradient has memory, when there are as many. */
+enum { GRADIENT_SLOTS = 4 };
+
+typedef struct prediction {
+    const tdm_ranks_memory_options *options;
+    tdm__layout *layout;    /* of a single rank: for cells and buckets */
+    uint64_t trained_bytes; /* of a block, and of a gradient: parameters and statistics */
+    uint64_t tail_bytes;    /* what lies behind: buffers */
+    uint64_t slot_bytes;    /* of a bucket */
+    int node_ranks;
+    bool shared_out; /* from zero 1 on the state is, from 3 on the parameters */
+    bool by_messages;
+} prediction;
+
+/* An equal share of something that is cut for all ranks, times the ranks of the node. */
+static uint64_t shares_of(const prediction *p, uint64_t bytes)
+{
+    uint64_t ranks = (uint64_t)p->options->rank_count;
+    return (bytes + ranks - 1) / ranks * (uint64_t)p->node_ranks;
+}
+
+/* ---- parameters ------------------------------------------------------------------------------ */
+
+static tdm_extent *places_of(const tdm_graph *graph)
+{
+    size_t count = tdm_graph_param_count(graph);
+    tdm_extent *places = calloc(count + 1, sizeof *places);
+    for (size_t i = 0; places && i < count; i++)
+        places[i] = (tdm_extent){.first = tdm_graph_param_at(graph, i)->offset,
+                                 .count = tdm_graph_param_at(graph, i)->elements};
+    return places;
+}
+
+/* Memory into which a rank gathers buckets (feed.c). */
+static tdm_status gathered_bytes(const prediction *p, uint64_t *out, tdm_error *err)
+{
+    tdm__feed_schedule schedule = {0};
+    tdm_extent *places = places_of(p->options->graph);
+    size_t *slots = calloc(p->layout->bucket_count + 1, sizeof *slots);
+    tdm_status status = TDM_ERR_NO_MEMORY;
+    if (!places || !slots)
+        tdm_fail(err, status, "no memory for a prediction");
+    else
+        status = tdm__feed_schedule_init(p->layout, places, p->options->plan, &schedule, err);
+    if (status == TDM_OK) {
+        uint64_t count = tdm__feed_slots(&schedule.phases, p->layout->bucket_count, slots);
+        uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+        *out = count * p->slot_bytes + (p->tail_bytes > 0 ? p->tail_bytes + page : 0);
+        tdm__feed_schedule_release(&schedule);
+    }
+    free(slots);
+    free(places);
+    return status;
+}
+
+static tdm_status count_parameters(const prediction *p, tdm_ranks_memory *out, tdm_error *err)
+{
+    uint64_t gathered = 0, ranks = (uint64_t)p->node_ranks;
+    if (!p->shared_out || p->options->zero < 3) {
+        out->parameter_bytes = p->trained_bytes + p->tail_bytes;
+        return TDM_OK;
+    }
+    TDM_TRY(gathered_bytes(p, &gathered, err));
+    out->parameter_bytes = shares_of(p, p->trained_bytes) + ranks * (p->tail_bytes + gathered);
+    return TDM_OK;
+}
+
+/* ---- state ----------------------------------------------------------------------------------- */
+
+static void count_state(const prediction *p, tdm_ranks_memory *out)
+{
+    bool shared_out = p->shared_out && p->options->zero >= 1;
+    uint64_t block = shared_out ? shares_of(p, p->trained_bytes) : p->trained_bytes;
+    uint64_t copies = shared_out ? (uint64_t)p->node_ranks : 1; /* of buffers, in the average */
+    out->state_bytes = (uint64_t)p->options->state_count * block;
+    if (p->options->job->optim.ema > 0) out->state_bytes += block + copies * p->tail_bytes;
+    if (p->options->job->parallel.offload) out->file_bytes = out->state_bytes;
+}
+
+/* ---- gradients ------------------------------------------------------------------------------- */
+
+/* The lanes of the node's ranks, one after another: rank 0 has the most. */
+static int count_buffers(const prediction *p, bool overlaid, int *lanes_most)
+{
+    const tdm_ranks_memory_options *o = p->options;
+    int64_t *first = calloc((size_t)o->rank_count + 1, sizeof *first);
+    int buffers = 0;
+    if (!first) return -1;
+    tdm_place_lanes(o->lane_count, o->rank_count, NULL, first);
+    *lanes_most = (int)first[1];
+    for (int r = 0; r < p->node_ranks; r++) {
+        tdm_slice lanes = {.first = first[r], .count = first[r + 1] - first[r]};
+        if (o->job->parallel.sync_batchnorm)
+            buffers += (int)lanes.count;
+        else
+            buffers += tdm_lane_buffers(o->lane_count,
+                                        (tdm_slice){lanes.first, lanes.count - overlaid});
+    }
+    free(first);
+    return buffers;
+}
+
+static tdm_status count_gradients(const prediction *p, tdm_ranks_memory *out, tdm_error *err)
+{
+    const tdm_ranks_memory_options *o = p->options;
+    uint64_t ranks = (uint64_t)p->node_ranks, slots = GRADIENT_SLOTS;
+    bool overlaid = p->by_messages && o->zero >= 2;
+    int lanes_most = 1;
+    out->gradient_buffers = count_buffers(p, overlaid, &lanes_most);
+    if (out->gradient_buffers < 0)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a prediction");
+    out->lanes_side_by_side = o->job->parallel.sync_batchnorm ? lanes_most : 1;
+    out->gradient_bytes = (uint64_t)out->gradient_buffers * p->trained_bytes;
+    if (!p->by_messages) return TDM_OK;
+    out->gradient_bytes += o->zero == 0 ? ranks * p->trained_bytes : shares_of(p, p->trained_bytes);
+    if (slots > p->layout->bucket_count) slots = p->layout->bucket_count;
+    if (overlaid) out->gradient_bytes += ranks * slots * p->slot_bytes;
+    return TDM_OK;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static tdm_status prepare(prediction *p, tdm_error *err)
+{
+    const tdm_ranks_memory_options *o = p->options;
+    TDM_TRY(tdm__layout_create(
+        &(tdm__layout_options){.graph = o->graph, .bucket_bytes = (size_t)o->job->parallel.bucket},
+        &p->layout, err));
+    const tdm__layout *layout = p->layout;
+    uint64_t trained = tdm_graph_grad_extent(o->graph);
+    p->trained_bytes = trained * sizeof(float);
+    p->tail_bytes = (tdm_graph_param_extent(o->graph) - trained) * sizeof(float);
+    if (layout->bucket_count > 0)
+        p->slot_bytes = (layout->bucket_first[1] - layout->bucket_first[0]) * TDM__CELL *
+                        sizeof(float);
+    p->node_ranks = (o->rank_count + o->node_count - 1) / o->node_count;
+    p->shared_out = o->node_count > 1;
+    p->by_messages = o->rank_count > 1 && (o->node_count > 1 || o->zero >= 2 ||
+                                           o->job->parallel.reduce != TDM_JOB_REDUCE_TREE);
+    return TDM_OK;
+}
+
+tdm_status tdm_ranks_memory_of(const tdm_ranks_memory_options *options, tdm_ranks_memory *out,
+                               tdm_error *err)
+{
+    if (options->rank_count < 1 || options->rank_count > options->lane_count)
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "%d ranks cannot share %lld lanes: take at most %lld ranks, or set "
+                        "parallel.lanes higher (which changes the result)",
+                        options->rank_count, (long long)options->lane_count,
+                        (long long)options->lane_count);
+    if (options->node_count < 1 || options->node_count > options->rank_count)
+        return tdm_fail(err, TDM_ERR_RANGE, "%d ranks cannot be spread over %d hosts",
+                        options->rank_count, options->node_count);
+    prediction p = {.options = options};
+    tdm_ranks_memory memory = {0};
+    tdm_status status = prepare(&p, err);
+    if (status == TDM_OK) {
+        memory.node_ranks = p.node_ranks;
+        count_state(&p, &memory);
+        status = count_gradients(&p, &memory, err);
+    }
+    if (status == TDM_OK) status = count_parameters(&p, &memory, err);
+    tdm__layout_destroy(p.layout);
+    if (status == TDM_OK) *out = memory;
+    return status;
+}
