@@ -41,10 +41,11 @@ struct tdm__buckets {
     tdm_group *group;
     size_t count;
     entry *entries;
-    size_t *urgent;  /* buckets by first use in a forward pass */
-    size_t next;     /* the first entry that this pass has not completed */
-    size_t started;  /* of the step */
-    tdm_lanes lanes; /* of the calls in progress */
+    size_t *urgent;     /* buckets by first use in a forward pass */
+    size_t next;        /* the first entry that this pass has not completed */
+    size_t started;     /* of the step */
+    tdm_lanes lanes;    /* of the calls in progress */
+    double first_start; /* of the step's reductions; 0: none yet */
     bool has_overlay;
     tdm_overlay overlay;
     int slot_count;
@@ -429,8 +430,8 @@ tdm_status tdm__buckets_after(tdm_team *team, int count, size_t end, bool last, 
         team->lane_seconds += tdm_clock_s() - begin;
         /* An overlay has no memory to wait in. */
         if (!last || (!team->job->parallel.overlap && !b->has_overlay)) continue;
+        if (b->started++ == 0) b->first_start = tdm_clock_s();
         TDM_TRY(start(team, e, err));
-        b->started++;
         if (!team->job->parallel.overlap) TDM_TRY(wait_for(e, err));
     }
     return TDM_OK;
@@ -439,6 +440,8 @@ tdm_status tdm__buckets_after(tdm_team *team, int count, size_t end, bool last, 
 tdm_status tdm__buckets_finish_lanes(tdm_team *team, tdm_error *err)
 {
     tdm__buckets *b = team->buckets;
+    if (b->first_start > 0) tdm__team_mark(team, "overlap", b->first_start);
+    b->first_start = 0;
     while (b->started < b->count) TDM_TRY(start(team, &b->entries[b->started++], err));
     return TDM_OK;
 }
@@ -473,6 +476,7 @@ tdm_status tdm__buckets_meet(tdm_team *team, const tdm__note *mine, tdm_error *e
     for (size_t i = 0; i < b->count && team->job->parallel.reduce == TDM_JOB_REDUCE_CENTRAL; i++)
         TDM_TRY(hand_out(team, &b->entries[i], err));
     b->started = 0;
+    tdm__team_mark(team, "sums awaited", begin);
     TDM_TRY(exchange_notes(team, mine, err));
     team->wait_seconds += tdm_clock_s() - begin;
     return TDM_OK;

@@ -85,6 +85,7 @@ static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *e
     if (team->bad_element != SIZE_MAX) out->finite = false;
     if (out->finite) TDM_TRY(tdm__update_run(team, &out->grad_norm, err));
     team->update_seconds += tdm_clock_s() - begin - (team->wait_seconds - waited);
+    tdm__team_mark(team, "update", begin);
     begin = tdm_clock_s();
     if (out->finite)
         TDM_TRY(tdm__store_publish(team->options.store,
