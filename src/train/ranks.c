@@ -11,6 +11,7 @@
  */
 #include "train/internal.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -84,6 +85,7 @@ tdm_status tdm__same_text(tdm_comm *comm, char *text, size_t bytes, int *differs
     char *all = arena ? tdm_arena_array(arena, (size_t)size, bytes) : NULL;
     tdm_status status = tdm__agree(
         comm, all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"), NULL, err);
+    assert(all || status != TDM_OK);
     if (status == TDM_OK) {
         memcpy(all + (size_t)tdm__rank_of(comm) * bytes, text, bytes);
         status = tdm_group_all_gather(tdm_comm_world(comm), NULL, all, (size_t)size * bytes,

@@ -9,6 +9,7 @@
  */
 #include "train/internal.h"
 
+#include <assert.h>
 #include <string.h>
 
 /* Where a node's copy lies, and how large it is; by rank, as it travels. */
@@ -78,6 +79,7 @@ tdm_status tdm__data_share(tdm_job_data *data, tdm_comm *comm, tdm_error *err)
                           : NULL;
     tdm_status status = tdm__agree(
         comm, offers ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"), NULL, err);
+    assert(offers || status != TDM_OK);
     tdm_dataset *none[2] = {NULL, NULL}, *both[2] = {data->train, data->test};
     if (status == TDM_OK && data->whole) status = share_block(data->whole, both, comm, offers, err);
     if (status == TDM_OK && !data->whole)

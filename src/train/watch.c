@@ -8,6 +8,7 @@
  */
 #include "train/watch.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,6 +27,7 @@ tdm_status tdm__watch_init(tdm__watch *w, tdm_comm *comm, const tdm_team *team, 
     bool good = w->ranks && w->before && w->first && names;
     TDM_TRY(tdm__agree(comm, good ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"),
                        NULL, err));
+    assert(w->ranks && w->before && w->first && names);
     TDM_TRY(tdm__host_names(comm, names, err));
     for (int i = 0; i < w->count; i++) {
         tdm_team_rank_of(team, i, &w->first[i]);
