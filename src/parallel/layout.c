@@ -120,26 +120,44 @@ static tdm_status cut_buckets(tdm__layout *layout, size_t bucket_bytes, tdm_erro
     return TDM_OK;
 }
 
+/* A group of all ranks by place: the comm's own, where that is their order already. */
+static tdm_status make_world(tdm__layout *layout, tdm_error *err)
+{
+    bool in_order = true;
+    for (int i = 0; i < layout->size; i++) in_order &= layout->rank_of_place[i] == i;
+    if (in_order) {
+        layout->world = tdm_comm_world(layout->comm);
+        return TDM_OK;
+    }
+    return tdm_group_create(layout->comm, layout->rank_of_place, layout->size, &layout->world, err);
+}
+
+static tdm_status make_leaders(tdm__layout *layout, tdm_error *err)
+{
+    if (layout->node_count == layout->size) { /* everybody leads */
+        layout->leaders = layout->world;
+        return TDM_OK;
+    }
+    int *leaders = calloc((size_t)layout->node_count, sizeof *leaders);
+    if (!leaders) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a layout");
+    for (int i = 0; i < layout->node_count; i++)
+        leaders[i] = layout->rank_of_place[layout->first_of_node[i]];
+    tdm_status status = tdm_group_create(layout->comm, leaders, layout->node_count,
+                                         &layout->leaders, err);
+    free(leaders);
+    return status;
+}
+
 static tdm_status make_groups(tdm__layout *layout, tdm_error *err)
 {
     if (!layout->comm) return TDM_OK;
-    TDM_TRY(
-        tdm_group_create(layout->comm, layout->rank_of_place, layout->size, &layout->world, err));
+    TDM_TRY(make_world(layout, err));
     int first = layout->first_of_node[layout->node];
     int count = layout->first_of_node[layout->node + 1] - first;
     if (count > 1)
         TDM_TRY(tdm_group_create(layout->comm, layout->rank_of_place + first, count, &layout->mine,
                                  err));
-    if (layout->place == first && layout->node_count > 1) {
-        int *leaders = calloc((size_t)layout->node_count, sizeof *leaders);
-        if (!leaders) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a layout");
-        for (int i = 0; i < layout->node_count; i++)
-            leaders[i] = layout->rank_of_place[layout->first_of_node[i]];
-        tdm_status status = tdm_group_create(layout->comm, leaders, layout->node_count,
-                                             &layout->leaders, err);
-        free(leaders);
-        TDM_TRY(status);
-    }
+    if (layout->place == first && layout->node_count > 1) TDM_TRY(make_leaders(layout, err));
     layout->sharers = layout->common ? layout->mine : layout->world;
     return TDM_OK;
 }
@@ -179,9 +197,10 @@ tdm_status tdm__layout_create(const tdm__layout_options *options, tdm__layout **
 void tdm__layout_destroy(tdm__layout *layout)
 {
     if (!layout) return;
-    if (layout->leaders) tdm_group_destroy(layout->leaders);
+    if (layout->leaders && layout->leaders != layout->world) tdm_group_destroy(layout->leaders);
     if (layout->mine) tdm_group_destroy(layout->mine);
-    if (layout->world) tdm_group_destroy(layout->world);
+    if (layout->world && layout->world != tdm_comm_world(layout->comm))
+        tdm_group_destroy(layout->world);
     free(layout->bucket_first);
     free(layout->first_of_node);
     free(layout->node_of_place);

@@ -98,7 +98,7 @@ static void rank_memory(tdm_comm *comm)
         uint64_t want = sum_over_ranks(comm, info.private_bytes + common);
         double ratio = ((double)after - (double)before) / (double)want;
         bool close = ratio > 0.95 && ratio < 1.05;
-        CHECK(SLOW || close);
+        CHECK(close);
         if (b.rank == 0 && !close)
             fprintf(stderr, "zero %d: %.3f of the %llu bytes told\n", zero, ratio,
                     (unsigned long long)want);
@@ -239,6 +239,7 @@ static void test_offload(void)
 
 static void test_memory(void)
 {
+    if (SLOW) return; /* sanitizers have memory of their own beside each page */
     run_world(&(world){"memory", "aa", -1});
     run_world(&(world){"memory", "aab", -1});
 }
