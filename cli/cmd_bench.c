@@ -96,8 +96,9 @@ static void add_text(const tdm_bench *b, const row *rows, size_t count, bool all
                  (long long)b->lane_count, b->lane_count == 1 ? "" : "s", (long long)b->lane_rows);
     tdm_str_addf(out, "workers     %d with %d thread%s each\n", b->rank_count, b->thread_count,
                  b->thread_count == 1 ? "" : "s");
-    tdm_str_addf(out, "machine     %.1f GFLOP/s in a product of 1024^3, %.1f GB/s of memory\n",
-                 b->peak_flops * 1e-9, b->peak_bytes * 1e-9);
+    tdm_str_addf(out, "machine     %.1f GFLOP/s in a product of 1024^3, ", b->peak_flops * 1e-9);
+    if (b->peak_bf16_flops > 0) tdm_str_addf(out, "%.1f in bf16, ", b->peak_bf16_flops * 1e-9);
+    tdm_str_addf(out, "%.1f GB/s of memory\n", b->peak_bytes * 1e-9);
     tdm_str_addf(out,
                  "step        %.3f ms (median of %d; fastest %.3f), %.1f GFLOP/s, %.0f rows/s\n",
                  1e3 * b->step_s, b->step_count, 1e3 * b->step_least_s,
@@ -152,6 +153,7 @@ static void add_json(const tdm_bench *b, const row *rows, size_t count, bool all
     tdm_json_put_double(&w, "start_s", b->start_s);
     tdm_json_put_double(&w, "first_step_s", b->first_step_s);
     tdm_json_put_double(&w, "peak_flops", b->peak_flops);
+    if (b->peak_bf16_flops > 0) tdm_json_put_double(&w, "peak_bf16_flops", b->peak_bf16_flops);
     tdm_json_put_double(&w, "peak_bytes", b->peak_bytes);
     tdm_json_put_double(&w, "products_s", b->products_s);
     tdm_json_put_double(&w, "bound_s", bound_of(b));

@@ -50,7 +50,8 @@ typedef struct tdm_bench {
     double first_step_s; /* the first one, which touches all memory for the first time */
     double update_s;     /* of that, after the lanes: sum of gradients and optimiser */
     /* the machine, with as many threads as the step used in all */
-    double peak_flops; /* a second, by a matrix product of 1024 x 1024 x 1024 */
+    double peak_flops;      /* a second, by a matrix product of 1024 x 1024 x 1024 */
+    double peak_bf16_flops; /* likewise of numbers in bf16; 0 when the job has none */
     double
         peak_bytes; /* a second, read and written, by a pass over memory that caches do not hold */
     double products_s; /* the step's matrix products and convolutions alone, one after another */

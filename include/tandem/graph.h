@@ -85,6 +85,9 @@ TDM_API void tdm_graph_output(tdm_graph *graph, const char *name, tdm_value valu
  * else: values have type f32 to whoever builds a graph. Before tdm_graph_backward.
  */
 TDM_API void tdm_graph_precision(tdm_graph *graph, tdm_dtype dtype);
+/* The backward pass rounds parameters again, in place of keeping what the forward pass made of them:
+ * for parameters that are brought to each use of them. The bits are the same. */
+TDM_API void tdm_graph_round_again(tdm_graph *graph);
 
 /* ---- ops ------------------------------------------------------------------------------------- */
 

@@ -99,6 +99,11 @@ void tdm_graph_precision(tdm_graph *graph, tdm_dtype dtype)
     graph->in_bf16 = dtype == TDM_DTYPE_BF16;
 }
 
+void tdm_graph_round_again(tdm_graph *graph)
+{
+    graph->round_again = true;
+}
+
 /* Makes room for one more element; false (and broken) when there is no memory. */
 static bool grow(tdm_graph *graph, void **items, size_t count, size_t *capacity, size_t size)
 {
@@ -349,10 +354,18 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
 
 tdm_value tdm__graph_round(tdm_graph *graph, tdm_value x)
 {
-    if (!graph->in_bf16 || tdm_graph_dtype(graph, x) != TDM_DTYPE_F32) return x;
-    if (graph->values[x.id].rounded) return (tdm_value){graph->values[x.id].rounded};
+    if (!graph->in_bf16 || x.id <= 0 || (size_t)x.id >= graph->value_count) return x;
+    int32_t param = graph->values[x.id].rounding_of;
+    bool again = param && graph->round_again && graph->in_backward;
+    if (again) x = (tdm_value){param};
+    if (graph->values[x.id].dtype != TDM_DTYPE_F32) return x;
+    int32_t known = again ? graph->values[x.id].rounded_again : graph->values[x.id].rounded;
+    if (known) return (tdm_value){known};
     tdm_value y = tdm__graph_add_node(graph, TDM_OP_CAST, &(tdm_op_attrs){0}, &x, 1, NULL);
-    if (y.id) graph->values[x.id].rounded = y.id;
+    if (y.id == 0) return y;
+    tdm__value *of = &graph->values[x.id];
+    *(again ? &of->rounded_again : &of->rounded) = y.id;
+    if (of->role == TDM__ROLE_PARAM) graph->values[y.id].rounding_of = x.id;
     return y;
 }
 

@@ -24,11 +24,13 @@ typedef struct tdm__value {
     tdm__value_role role;
     const char *name; /* inputs and outputs */
     bool is_output;
-    bool needs_grad; /* a trained parameter has a part in it */
-    bool of_inputs;  /* an input has a part in it */
-    int32_t param;   /* role PARAM: index in params */
-    int32_t grad_of; /* 1 + index of the parameter whose gradient this is; 0 for none */
-    int32_t rounded; /* the value that is this one in bf16; 0: nobody has asked for it yet */
+    bool needs_grad;       /* a trained parameter has a part in it */
+    bool of_inputs;        /* an input has a part in it */
+    int32_t param;         /* role PARAM: index in params */
+    int32_t grad_of;       /* 1 + index of the parameter whose gradient this is; 0 for none */
+    int32_t rounded;       /* the value that is this one in bf16; 0: nobody has asked for it yet */
+    int32_t rounded_again; /* likewise, of a parameter in the backward pass */
+    int32_t rounding_of;   /* the parameter that this is the rounding of; 0: of none */
 } tdm__value;
 
 typedef struct tdm__node {
@@ -66,8 +68,9 @@ struct tdm_graph {
     bool in_backward;
     bool has_backward;
     bool has_recompute;
-    bool in_bf16;  /* products and convolutions get inputs in bf16 */
-    int32_t block; /* of the nodes to come */
+    bool in_bf16;     /* products and convolutions get inputs in bf16 */
+    bool round_again; /* parameters are rounded again in the backward pass */
+    int32_t block;    /* of the nodes to come */
     tdm_error broken;
 };
 

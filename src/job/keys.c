@@ -711,7 +711,7 @@ static const tdm_job_key last_keys[] = {
         .help = "The numbers that matrix products and convolutions are made of. bf16 rounds their "
                 "inputs to 16 bits and adds up in 32; parameters, gradients and all else stay f32. "
                 "It takes less memory, and much less time on processors that have instructions for "
-                "it.",
+                "it; see precision.md.",
     },
     {
         .path = "memory.recompute",

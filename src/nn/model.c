@@ -106,6 +106,7 @@ static tdm_status build_into(tdm_graph *graph, const tdm_model_options *options,
 {
     if (options->job->compute.precision == TDM_JOB_PRECISION_BF16)
         tdm_graph_precision(graph, TDM_DTYPE_BF16);
+    if (options->job->parallel.zero == 3) tdm_graph_round_again(graph);
     bool takes_tokens = options->library ? options->library->takes_tokens
                                          : tdm_job_takes_tokens(options->job);
     return takes_tokens ? build_for_tokens(graph, options, model, err)

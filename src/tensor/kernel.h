@@ -38,7 +38,7 @@ typedef enum tdm_op_kind {
     TDM_OP_REDUCE,         /* x -> sum over `axis` times scale (axis -1: over all, to a scalar) */
     TDM_OP_REDUCE_GRAD,    /* dy -> dy spread over `axis` of `shape`, times scale */
     TDM_OP_RELU,           /* x -> y; and gradients: dy, y -> dx or dy, x -> dx as noted */
-    TDM_OP_RELU_GRAD,      /* dy, y */
+    TDM_OP_RELU_GRAD,      /* dy, y, which may be bf16: rounding keeps what is 0 and what is not */
     TDM_OP_GELU,           /* by erf */
     TDM_OP_GELU_GRAD,      /* dy, x */
     TDM_OP_GELU_TANH,      /* by the tanh approximation, as GPT-2 has it */

@@ -309,17 +309,20 @@ typedef struct product_bench {
     tdm_pages arena;
 } product_bench;
 
-static void run_plan(void *context)
+/* The product alone: what rounds its inputs to bf16 is an op of its own. */
+static void run_product(void *context)
 {
     product_bench *p = context;
-    tdm_plan_run(p->plan, &(tdm_step_key){0});
+    tdm_plan_run_only(p->plan, &(tdm_step_key){0}, "matmul");
 }
 
-/* How long `count` products of one kind take, all of them one after another. */
-static tdm_status time_products(bench *b, const tdm_product *kind, double *out, tdm_error *err)
+/* How long `count` products of one kind, of numbers of such a type, take one after another. */
+static tdm_status time_products(bench *b, const tdm_product *kind, tdm_dtype dtype, double *out,
+                                tdm_error *err)
 {
     product_bench p = {.graph = tdm_graph_create()};
     if (!p.graph) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
+    tdm_graph_precision(p.graph, dtype);
     tdm_value x = tdm_graph_input(p.graph, "x", TDM_DTYPE_F32,
                                   tdm_shape_3(kind->batch, kind->M, kind->K));
     tdm_value y = tdm_graph_input(p.graph, "y", TDM_DTYPE_F32,
@@ -332,10 +335,10 @@ static tdm_status time_products(bench *b, const tdm_product *kind, double *out, 
     if (status == TDM_OK) {
         memset(p.arena.data, 0, p.arena.bytes);
         tdm_plan_bind(p.plan, TDM_SPACE_ARENA, p.arena.data);
-        run_plan(&p);
+        tdm_plan_run(p.plan, &(tdm_step_key){0});
         double seconds = b->options.seconds;
         b->options.seconds = seconds / 8;
-        *out = time_of(b, run_plan, &p, NULL, NULL);
+        *out = time_of(b, run_product, &p, NULL, NULL);
         b->options.seconds = seconds;
     }
     tdm_plan_destroy(p.plan);
@@ -365,7 +368,7 @@ static tdm_status look_up(bench *b, known_times *known, const tdm_product *kind,
         *out = known->seconds[k];
         return TDM_OK;
     }
-    TDM_TRY(time_products(b, kind, out, err));
+    TDM_TRY(time_products(b, kind, TDM_DTYPE_F32, out, err)); /* as our attention has them */
     if (known->count == most) return TDM_OK;
     known->kinds[known->count] = *kind;
     known->seconds[known->count++] = *out;
@@ -419,13 +422,29 @@ static void run_memory(void *context)
     tdm_kernel_spread(pieces, (int64_t)m->piece, add_piece, m);
 }
 
+static tdm_status measure_peak(bench *b, tdm_dtype dtype, double *flops, tdm_error *err)
+{
+    tdm_product cube = {1, PEAK_SIZE, PEAK_SIZE, PEAK_SIZE, 1};
+    double seconds = 0;
+    TDM_TRY(time_products(b, &cube, dtype, &seconds, err));
+    *flops = 2.0 * PEAK_SIZE * PEAK_SIZE * PEAK_SIZE / seconds;
+    return TDM_OK;
+}
+
+/* FLOP/s that an op could have: of bf16 for what the job computes in it. */
+static double peak_of(const tdm_bench *out, const tdm_bench_op *op)
+{
+    for (int i = 0; i < PRODUCT_OP_COUNT && out->peak_bf16_flops > 0; i++)
+        if (strcmp(op->op, product_ops[i]) == 0) return out->peak_bf16_flops;
+    return out->peak_flops;
+}
+
 static tdm_status measure_machine(bench *b, tdm_error *err)
 {
     tdm_bench *out = b->out;
-    tdm_product cube = {1, PEAK_SIZE, PEAK_SIZE, PEAK_SIZE, 1};
-    double seconds = 0;
-    TDM_TRY(time_products(b, &cube, &seconds, err));
-    out->peak_flops = 2.0 * PEAK_SIZE * PEAK_SIZE * PEAK_SIZE / seconds;
+    TDM_TRY(measure_peak(b, TDM_DTYPE_F32, &out->peak_flops, err));
+    if (b->job->compute.precision == TDM_JOB_PRECISION_BF16)
+        TDM_TRY(measure_peak(b, TDM_DTYPE_BF16, &out->peak_bf16_flops, err));
     tdm_pages pages;
     TDM_TRY(tdm_pages_map(2 * MEMORY_BYTES, false, &pages, err));
     memset(pages.data, 0, pages.bytes);
@@ -439,7 +458,7 @@ static tdm_status measure_machine(bench *b, tdm_error *err)
     tdm_pages_unmap(&pages);
     for (size_t i = 0; i < out->op_count; i++) {
         tdm_bench_op *op = &out->ops[i];
-        double compute = (double)op->flops / out->peak_flops;
+        double compute = (double)op->flops / peak_of(out, op);
         double memory = (double)op->bytes / out->peak_bytes;
         op->bound_s = compute > memory ? compute : memory;
     }

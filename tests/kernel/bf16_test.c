@@ -549,6 +549,70 @@ static void rounded_inputs_are_kept_in_place_of_their_originals(void)
     CHECK_INT(bytes_of_a_layer(TDM_DTYPE_BF16), value / 2 + weight);
 }
 
+/* A hidden layer's result is kept once, in bf16: its ReLU's gradient goes by that. Rounding weights
+ * again in the backward pass keeps the bits, and nothing of them in between. */
+static void what_is_kept_can_be_less(void)
+{
+    tdm_graph *plain = tdm_graph_create(), *again = tdm_graph_create();
+    tdm_graph *graphs[2] = {plain, again};
+    tdm_init init = {.kind = TDM_INIT_NORMAL, .scale = 0.2};
+    tdm_error err = {0};
+    for (int g = 0; g < 2; g++) {
+        tdm_graph *graph = graphs[g];
+        tdm_graph_precision(graph, TDM_DTYPE_BF16);
+        if (g == 1) tdm_graph_round_again(graph);
+        tdm_value x = tdm_graph_input(graph, "x", TDM_DTYPE_F32, tdm_shape_2(B, C));
+        for (int i = 0; i < LAYERS; i++) {
+            char name[16];
+            snprintf(name, sizeof(name), "w%d", i);
+            tdm_value w = tdm_graph_param(graph, name, tdm_shape_2(C, C), init);
+            x = tdm_graph_linear(graph, x, w, TDM_VALUE_NONE, TDM_ACTIVATION_RELU);
+        }
+        tdm_value loss = tdm_graph_penalty(graph, x, 2, 1);
+        tdm_graph_output(graph, "loss", loss);
+        CHECK_INT(tdm_graph_backward(graph, loss, &err), TDM_OK);
+        int by_bf16 = 0;
+        for (size_t n = 0; n < graph->node_count; n++)
+            by_bf16 += graph->nodes[n].op == TDM_OP_RELU_GRAD &&
+                       graph->values[graph->nodes[n].in[1]].dtype == TDM_DTYPE_BF16;
+        CHECK_INT(by_bf16, LAYERS - 1); /* nobody has the last one in bf16 */
+    }
+    /* d_x of all layers but the first takes the weights; x needs no gradient. */
+    CHECK_INT(count_ops(again, "cast", true), count_ops(plain, "cast", true) + LAYERS - 1);
+    size_t count = tdm_graph_grad_extent(plain);
+    for (int by_ref = 0; by_ref < 2; by_ref++) {
+        float *a = calloc(count, sizeof(*a)), *b = calloc(count, sizeof(*b));
+        float one = run_graph(plain, by_ref ? "ref" : NULL, a);
+        CHECK(run_graph(again, by_ref ? "ref" : NULL, b) == one && one > 0);
+        CHECK(memcmp(a, b, count * sizeof(*a)) == 0);
+        free(a);
+        free(b);
+    }
+    tdm_graph_destroy(plain);
+    tdm_graph_destroy(again);
+}
+
+/* By y in bf16 as by y. */
+static void relu_goes_by_signs(void)
+{
+    for (int64_t count = 1; count < 70; count += 3) {
+        kernel_bench b = {.op = TDM_OP_RELU_GRAD};
+        b.call.in[0] = tensor_of(TDM_DTYPE_F32, tdm_shape_1(count));
+        b.call.in[1] = tensor_of(TDM_DTYPE_BF16, tdm_shape_1(count));
+        b.call.out[0] = tensor_of(TDM_DTYPE_F32, tdm_shape_1(count));
+        open_bf16(&b);
+        const tdm_kernel_backend_ops *ops;
+        for (size_t l = 0; (ops = l == 0 ? kernel_bench_ref() : kernel_bench_cpu(l - 1)); l++) {
+            kernel_bench_run(&b, ops);
+            const float *dy = b.call.in[0].data, *dx = b.call.out[0].data;
+            const uint16_t *y = b.call.in[1].data;
+            for (int64_t i = 0; i < count; i++)
+                CHECK(dx[i] == (bf16_value(y[i]) > 0 ? dy[i] : 0.0f));
+        }
+        kernel_bench_close(&b);
+    }
+}
+
 /* Weights are read by their roundings alone, and their gradients are complete where they are made. */
 static void plans_tell_who_reads_weights(void)
 {
@@ -585,6 +649,8 @@ static const check_test tests[] = {
     CHECK_TEST(gradients_are_near_those_of_f32),
     CHECK_TEST(recompute_keeps_the_bits),
     CHECK_TEST(rounded_inputs_are_kept_in_place_of_their_originals),
+    CHECK_TEST(what_is_kept_can_be_less),
+    CHECK_TEST(relu_goes_by_signs),
     CHECK_TEST(plans_tell_who_reads_weights),
     CHECK_TEST(other_precisions_are_refused),
 };

@@ -35,6 +35,15 @@ static tdm_status infer_cast(const tdm_op_attrs *attrs, const tdm__value *const 
     return TDM_OK;
 }
 
+/* dy, y -> dx. The sign of y is all that counts: bf16 has it as well. */
+static tdm_status infer_relu_grad(const tdm_op_attrs *attrs, const tdm__value *const in[],
+                                  tdm__value out[], tdm_error *err)
+{
+    if (in[1]->dtype != TDM_DTYPE_BF16) return tdm__infer_two_same(attrs, in, out, err);
+    TDM_TRY(tdm__wants_same(in[0], in[1], err));
+    return tdm__infer_same(attrs, in, out, err);
+}
+
 static tdm_status infer_fill(const tdm_op_attrs *attrs, const tdm__value *const in[],
                              tdm__value out[], tdm_error *err)
 {
@@ -125,7 +134,7 @@ static tdm_value grad_node(tdm_graph *graph, tdm_op_kind op, tdm_value dy, int32
 static void backward_relu(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                           tdm_value d_in[])
 {
-    d_in[0] = grad_node(graph, TDM_OP_RELU_GRAD, d_out[0], node->out[0]);
+    d_in[0] = tdm__activation_back(graph, TDM_ACTIVATION_RELU, d_out[0], node->out[0]);
 }
 
 static void backward_gelu(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
@@ -172,7 +181,7 @@ static const tdm__op_row rows[] = {
      0, 0},
     {TDM_OP_RELU, "relu", 1, 1, 1, tdm__infer_same, backward_relu, tdm__flops_per_input,
      TDM__OVER_0, 0},
-    {TDM_OP_RELU_GRAD, "relu_grad", 2, 2, 1, tdm__infer_two_same, NULL, tdm__flops_per_input,
+    {TDM_OP_RELU_GRAD, "relu_grad", 2, 2, 1, infer_relu_grad, NULL, tdm__flops_per_input,
      TDM__OVER_0 | TDM__OVER_1, 0},
     {TDM_OP_GELU, "gelu", 1, 1, 1, tdm__infer_same, backward_gelu, tdm__flops_costly, TDM__OVER_0,
      0},

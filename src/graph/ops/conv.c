@@ -76,6 +76,7 @@ static void backward_conv(tdm_graph *graph, const tdm__node *node, const tdm_val
 {
     tdm_op_attrs attrs = {.window = node->attrs.window};
     tdm_value x = tdm__node_in(node, 0), w = tdm__node_in(node, 1), dy = d_out[0];
+    if (tdm__node_wants(graph, node, 0)) w = tdm__graph_round(graph, w);
     dy = tdm__activation_back(graph, node->attrs.activation, dy, node->out[0]);
     bool has_product = tdm__node_wants(graph, node, 0) || tdm__node_wants(graph, node, 1);
     tdm_value factor = has_product ? tdm__graph_round(graph, dy) : dy;

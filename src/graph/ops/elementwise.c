@@ -178,6 +178,8 @@ bool tdm__activation_fuses(tdm_activation activation)
 tdm_value tdm__activation_back(tdm_graph *graph, int activation, tdm_value dy, int32_t y)
 {
     if (activation == TDM_ACTIVATION_NONE) return dy;
+    /* Where a product has y in bf16 anyway, y itself need not be kept for its sign. */
+    if (activation == TDM_ACTIVATION_RELU && graph->values[y].rounded) y = graph->values[y].rounded;
     return tdm__graph_add_node(graph, activations[activation].from_result, &(tdm_op_attrs){0},
                                (tdm_value[]){dy, {y}}, 2, NULL);
 }

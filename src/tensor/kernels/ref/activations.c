@@ -125,9 +125,25 @@ ACTIVATION(silu, silu, silu_slope)
 ACTIVATION(tanh, tanh, tanh_slope)
 ACTIVATION(sigmoid, sigmoid, sigmoid_slope)
 
+/* y may be bf16. */
+static void run_relu_grad_by(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    if (call->in[1].dtype != TDM_DTYPE_BF16) {
+        run_relu_grad(backend, call, key);
+        return;
+    }
+    const float *dy = tdm__ref_in(call, 0);
+    float *dx = tdm__ref_out(call, 0);
+    for (int64_t i = 0, n = tdm_tensor_elements(&call->out[0]); i < n; i++) {
+        float y;
+        tdm_tensor_to_f32(TDM_DTYPE_BF16, (const uint16_t *)call->in[1].data + i, 1, &y);
+        dx[i] = (float)((double)dy[i] * relu_slope((double)y));
+    }
+}
+
 static const tdm_kernel kernels[] = {
     {.op = TDM_OP_RELU, .dtype = TDM_DTYPE_F32, .run = run_relu},
-    {.op = TDM_OP_RELU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_relu_grad},
+    {.op = TDM_OP_RELU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_relu_grad_by},
     {.op = TDM_OP_GELU, .dtype = TDM_DTYPE_F32, .run = run_gelu},
     {.op = TDM_OP_GELU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_gelu_grad},
     {.op = TDM_OP_GELU_TANH, .dtype = TDM_DTYPE_F32, .run = run_gelu_tanh},

@@ -78,6 +78,33 @@ ACTIVATION(silu, silu, silu_slope)
 ACTIVATION(tanh, vtanhf, tanh_slope)
 ACTIVATION(sigmoid, vsigmoidf, sigmoid_slope)
 
+/* The slope of ReLU by a result that was rounded to bf16. */
+static void range_relu_grad_bf16(const void *args, int64_t begin, int64_t end)
+{
+    typedef uint16_t vh __attribute__((vector_size(2 * TDM__WIDTH), aligned(2), may_alias));
+    typedef uint32_t vu __attribute__((vector_size(4 * TDM__WIDTH)));
+    const work *w = args;
+    const uint16_t *y = (const uint16_t *)(const void *)w->b;
+    for (int64_t i = begin; i < end; i += TDM__WIDTH) {
+        vh at = {0};
+        if (end - i >= TDM__WIDTH)
+            at = *(const vh *)(y + i);
+        else
+            memcpy(&at, y + i, (size_t)(end - i) * sizeof(*y));
+        vf slope = relu_slope((vf)(__builtin_convertvector(at, vu) << 16));
+        vf_store_up_to(w->out + i, end - i, vf_load_up_to(w->a + i, end - i, 0) * slope);
+    }
+}
+
+static void run_relu_grad_by(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
+{
+    work w = work_of(call);
+    if (call->in[1].dtype == TDM_DTYPE_BF16)
+        tdm__vec_split(tdm_tensor_elements(&call->out[0]), 1, range_relu_grad_bf16, &w);
+    else
+        run_relu_grad(backend, call, key);
+}
+
 /* ---- of two, the second perhaps shorter ------------------------------------------------------ */
 
 typedef void (*stretch_fn)(const float *a, const float *b, const float *c, float *out,
@@ -194,7 +221,7 @@ static const tdm_kernel kernels[] = {
     {.op = TDM_OP_LANE_SUM, .dtype = TDM_DTYPE_F32, .run = run_copy},
     {.op = TDM_OP_FILL, .dtype = TDM_DTYPE_F32, .run = run_fill},
     {.op = TDM_OP_RELU, .dtype = TDM_DTYPE_F32, .run = run_relu},
-    {.op = TDM_OP_RELU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_relu_grad},
+    {.op = TDM_OP_RELU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_relu_grad_by},
     {.op = TDM_OP_GELU, .dtype = TDM_DTYPE_F32, .run = run_gelu},
     {.op = TDM_OP_GELU_GRAD, .dtype = TDM_DTYPE_F32, .run = run_gelu_grad},
     {.op = TDM_OP_GELU_TANH, .dtype = TDM_DTYPE_F32, .run = run_gelu_tanh},
