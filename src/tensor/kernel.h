@@ -23,7 +23,6 @@ typedef enum tdm_op_kind {
     TDM_OP_NONE = 0,
     TDM_OP_MATMUL,    /* a, b, [bias N] -> act(op(a) op(b) + bias); both rank 2, or both rank 3 with
                       equal first sizes (batched); trans_a, trans_b; a and b f32, or both bf16 */
-    TDM_OP_CAST,      /* x f32 -> the same, rounded to bf16 (tdm__bf16_of in kernels/backends.h) */
     TDM_OP_ADD,       /* a, b -> a + b; b's shape is a's, or a suffix of it (broadcast) */
     TDM_OP_MUL,       /* a, b -> a b; likewise */
     TDM_OP_SCALE,     /* x -> x * scale */
@@ -89,6 +88,7 @@ typedef enum tdm_op_kind {
     TDM_OP_BATCH_NORM_JOIN,  /* such sums over all lanes, about -> stats [2, C] of the batch */
     TDM_OP_BATCH_NORM_GIVEN, /* x, gamma, beta, stats [2, C] -> y; these rows are `scale` of them */
     TDM_OP_LANE_SUM, /* x -> x, to which whoever runs the plan adds that of the other lanes */
+    TDM_OP_CAST,     /* x f32 -> the same, rounded to bf16 (tdm__bf16_of in kernels/backends.h) */
     TDM_OP_CUSTOM,   /* whatever the node's tdm_custom_op says */
     TDM_OP_COUNT
 } tdm_op_kind;

@@ -261,7 +261,8 @@ static void large_products_are_right_on_all_threads(void)
     };
     const tdm_kernel_backend_ops *ops;
     for (size_t i = 0; (ops = products_by(i)); i++)
-        for (size_t l = 0; l < sizeof(large) / sizeof(large[0]) && strcmp(ops->name, "ref"); l++) {
+        for (size_t l = 0; l < sizeof(large) / sizeof(large[0]) && strcmp(ops->name, "ref") != 0;
+             l++) {
             kernel_bench k = bench_of(&large[l]);
             open_bf16(&k);
             if (run_by(ops, &k)) {
