@@ -78,6 +78,11 @@ TDM_API bool tdm_balance_observe(tdm_balance *balance, const double *seconds, in
  * *factor is how many times as long as the median. */
 TDM_API int tdm_balance_straggler(const tdm_balance *balance, double *factor);
 
+/* How large buckets should be for gradients of so many bytes, when parallel.bucket leaves it open: where
+ * gradients travel between nodes it is measured, for a second or so. All ranks get the same. Collective. */
+TDM_API tdm_status tdm_bucket_choose(tdm_comm *comm, uint64_t grad_bytes, size_t *out,
+                                     tdm_error *err);
+
 /* ---- the store: where parameters and state lie ------------------------------------------------ */
 
 /*

@@ -86,13 +86,17 @@ static tdm_status make_optimiser(tdm__state *s, const tdm_job *job, tdm_error *e
 /* Makes the store and finds its blocks. */
 static tdm_status make_store(tdm__state *s, const tdm_job *job, tdm_comm *comm, tdm_error *err)
 {
+    size_t bucket = (size_t)job->parallel.bucket;
+    if (bucket == 0)
+        TDM_TRY(
+            tdm_bucket_choose(comm, tdm_graph_grad_extent(s->graph) * sizeof(float), &bucket, err));
     tdm_store_options options = {.graph = s->graph,
                                  .optimiser = s->optimiser,
                                  .has_ema = s->optimiser && job->optim.ema > 0,
                                  .comm = comm,
                                  .zero = (int)job->parallel.zero,
                                  .offload = s->optimiser ? job->parallel.offload : NULL,
-                                 .bucket_bytes = (size_t)job->parallel.bucket};
+                                 .bucket_bytes = bucket};
     TDM_TRY(tdm_store_create(&options, &s->store, err));
     s->params = tdm_store_block(s->store, TDM_BLOCK_PARAMS);
     s->ema = tdm_store_block(s->store, TDM_BLOCK_EMA);

@@ -1,0 +1,103 @@
+/*
+ * bucket_size.c: how large the buckets should be in which gradients travel.
+ *
+ * Small buckets leave early, so that more of them travel while the backward pass goes on; but each has
+ * a cost of its own, and below some size the network is not full any more. So the sizes are tried on
+ * the network itself, a few at a time as in training, and the smallest that is nearly as fast as the
+ * best is taken. Ranks of one node do not need buckets; there nothing is measured.
+ */
+#include "parallel/layout.h"
+
+#include <tandem/os.h>
+#include <tandem/parallel.h>
+
+#include <string.h>
+
+enum {
+    SIZE_DEFAULT = 4 << 20,
+    SIZE_LEAST = 64 << 10,
+    TRIAL_BYTES = 8 << 20, /* for each size */
+    IN_FLIGHT = 4,
+    BUCKETS_WANTED = 8, /* at least, so that there is something to overlap */
+    CANDIDATE_COUNT = 5
+};
+
+static const double nearly = 0.9; /* of the best */
+
+static size_t whole_cells(size_t bytes)
+{
+    size_t cell = TDM__CELL * sizeof(float);
+    size_t cells = bytes / cell;
+    return (cells > 0 ? cells : 1) * cell;
+}
+
+/* Reduces TRIAL_BYTES in buckets of this size; *out is the time it took. */
+static tdm_status time_size(tdm_group *group, float *memory, size_t bytes, double *out,
+                            tdm_error *err)
+{
+    tdm_request *requests[IN_FLIGHT] = {0};
+    size_t count = TRIAL_BYTES / bytes, elements = bytes / sizeof(float);
+    tdm_status status = tdm_group_barrier(group, err);
+    double begin = tdm_clock_s();
+    for (size_t i = 0; i < count + IN_FLIGHT; i++) {
+        tdm_request **slot = &requests[i % IN_FLIGHT];
+        tdm_error later = {0};
+        if (*slot) {
+            tdm_status ended = tdm_request_wait(*slot, &later);
+            if (status == TDM_OK && ended != TDM_OK) {
+                status = ended;
+                if (err) *err = later;
+            }
+        }
+        *slot = NULL;
+        if (i >= count || status != TDM_OK) continue;
+        float *data = memory + (i % IN_FLIGHT) * elements;
+        tdm_call call = {.kind = TDM_CALL_ALL_REDUCE,
+                         .dtype = TDM_DTYPE_F32,
+                         .count = elements,
+                         .in = data,
+                         .out = data};
+        status = tdm_call_start(group, &call, slot, err);
+    }
+    *out = tdm_clock_s() - begin;
+    return status;
+}
+
+static tdm_status measure(tdm_group *group, size_t most, size_t *out, tdm_error *err)
+{
+    static const size_t candidates[CANDIDATE_COUNT] = {256 << 10, 512 << 10, 1 << 20, 2 << 20,
+                                                       4 << 20};
+    double times[CANDIDATE_COUNT], best = 1e300;
+    tdm_pages pages;
+    TDM_TRY(tdm_pages_map(IN_FLIGHT * candidates[CANDIDATE_COUNT - 1], false, &pages, err));
+    tdm_status status = TDM_OK;
+    for (int i = 0; i < CANDIDATE_COUNT && status == TDM_OK; i++) {
+        status = time_size(group, pages.data, candidates[i], &times[i], err);
+        /* The slowest rank's time counts, and the same for all. */
+        if (status == TDM_OK)
+            status = tdm_group_all_reduce(group, NULL, &times[i], 1, TDM_DTYPE_F64, TDM_REDUCE_MAX,
+                                          err);
+        if (status == TDM_OK && times[i] < best) best = times[i];
+    }
+    tdm_pages_unmap(&pages);
+    TDM_TRY(status);
+    int chosen = 0;
+    while (times[chosen] * nearly > best) chosen++;
+    *out = candidates[chosen] < most ? candidates[chosen] : most;
+    return TDM_OK;
+}
+
+tdm_status tdm_bucket_choose(tdm_comm *comm, uint64_t grad_bytes, size_t *out, tdm_error *err)
+{
+    bool several = false;
+    for (int i = 1; comm && i < tdm_comm_size(comm); i++)
+        several = several || tdm_comm_node_of(comm, i) != tdm_comm_node_of(comm, 0);
+    size_t most = grad_bytes / BUCKETS_WANTED > SIZE_LEAST ? (size_t)(grad_bytes / BUCKETS_WANTED)
+                                                           : SIZE_LEAST;
+    size_t size = SIZE_DEFAULT < most ? SIZE_DEFAULT : most;
+    /* What is small takes no time, whichever way it goes. */
+    if (several && grad_bytes > TRIAL_BYTES)
+        TDM_TRY(measure(tdm_comm_world(comm), most, &size, err));
+    *out = whole_cells(size);
+    return TDM_OK;
+}
