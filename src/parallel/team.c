@@ -92,8 +92,8 @@ static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *e
                                    team->buckets ? tdm__buckets_order(team) : NULL,
                                    team->job->parallel.overlap, err));
     team->wait_seconds += tdm_clock_s() - begin;
-    note_ranks(team);
     balance(team, out);
+    note_ranks(team); /* with the lanes that ranks have from now on */
     return TDM_OK;
 }
 

@@ -75,6 +75,23 @@ test_ranks_are_told() {
     assert_lacks "$(cat told/tiny-3/metrics.jsonl)" '"ranks"'
 }
 
+# A rank that is slow (by a hook for tests) is named, and has fewer lanes where feedback places them;
+# the bits stay.
+test_a_slow_rank_is_named() {
+    local steps=60 words
+    assert_exit 0 train job.yaml -q -n 1 --set run.dir=slow --set parallel.lanes=16 --set train.steps=$steps
+    local hash
+    hash=$(hash_in "$out")
+    assert_exit 0 env TANDEM_TEST_SLOW=1:20 timeout "$deadline" "$TANDEM" train job.yaml -n 2 \
+        --set run.dir=slow --set parallel.lanes=16 --set train.steps=$steps --set parallel.balance=feedback
+    assert_equal "$(hash_in "$out")" "$hash" "the hash with a slow rank"
+    words=$(cat slow/tiny-2/log.jsonl)
+    assert_contains "$words" "rank 1 on $(hostname) takes"
+    assert_contains "$words" "times as long for a lane as the others"
+    [[ $words =~ "lanes have moved; ranks execute now "([0-9]+)", "([0-9]+) ]] || fail "no move in: $words"
+    [ "${BASH_REMATCH[1]}" -gt "${BASH_REMATCH[2]}" ] || fail "the wrong way: ${BASH_REMATCH[0]}"
+}
+
 # long DIR N [ARGUMENT...]: a run that does not end by itself, as job $pid; waits for its first
 # checkpoint.
 long() {
