@@ -93,6 +93,58 @@ static void count_state(const prediction *p, tdm_ranks_memory *out)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
+/* When a bucket of gradients is written to first, and when it is complete. */
+typedef struct span {
+    size_t begin, ready;
+} span;
+
+static span span_of(const prediction *p, size_t bucket)
+{
+    const tdm_graph *graph = p->options->graph;
+    tdm_extent range = tdm__cells_extent(p->layout, tdm__layout_bucket(p->layout, bucket));
+    span s = {SIZE_MAX, 0};
+    for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
+        const tdm_param_info *param = tdm_graph_param_at(graph, i);
+        size_t ready = tdm_plan_grad_step(p->options->plan, i);
+        if (ready == SIZE_MAX || param->offset >= range.first + range.count ||
+            param->offset + param->elements <= range.first)
+            continue;
+        size_t begin = tdm_plan_grad_begin(p->options->plan, i);
+        if (ready > s.ready) s.ready = ready;
+        if (begin < s.begin) s.begin = begin;
+    }
+    if (s.begin == SIZE_MAX) s.begin = 0; /* nothing in it is trained */
+    return s;
+}
+
+static int by_ready(const void *left, const void *right)
+{
+    const span *a = left, *b = right;
+    if (a->ready != b->ready) return a->ready < b->ready ? -1 : 1;
+    return a->begin < b->begin ? -1 : a->begin > b->begin;
+}
+
+/* How many buckets have memory at a time for the gradient that is never whole (buckets.c): one takes
+ * the place of another that was complete before it began. */
+static uint64_t gradient_slots(const prediction *p)
+{
+    size_t count = p->layout->bucket_count, slots = 0;
+    span *spans = calloc(count + 1, sizeof *spans);
+    size_t *last = calloc(count + 1, sizeof *last); /* by slot: when what is there was complete */
+    for (size_t i = 0; spans && i < count; i++) spans[i] = span_of(p, i);
+    if (spans) qsort(spans, count, sizeof *spans, by_ready);
+    for (size_t i = 0; spans && last && i < count; i++) {
+        size_t best = slots;
+        for (size_t k = 0; k < slots && slots >= GRADIENT_SLOTS; k++)
+            if (last[k] < spans[i].begin && (best == slots || last[k] < last[best])) best = k;
+        if (best == slots) slots++;
+        last[best] = spans[i].ready;
+    }
+    free(last);
+    free(spans);
+    return slots;
+}
+
 /* The lanes of the node's ranks, one after another: rank 0 has the most. */
 static int count_buffers(const prediction *p, bool overlaid, int *lanes_most)
 {
@@ -117,7 +169,7 @@ static int count_buffers(const prediction *p, bool overlaid, int *lanes_most)
 static tdm_status count_gradients(const prediction *p, tdm_ranks_memory *out, tdm_error *err)
 {
     const tdm_ranks_memory_options *o = p->options;
-    uint64_t ranks = (uint64_t)p->node_ranks, slots = GRADIENT_SLOTS;
+    uint64_t ranks = (uint64_t)p->node_ranks;
     bool overlaid = p->by_messages && o->zero >= 2;
     int lanes_most = 1;
     out->gradient_buffers = count_buffers(p, overlaid, &lanes_most);
@@ -127,8 +179,7 @@ static tdm_status count_gradients(const prediction *p, tdm_ranks_memory *out, td
     out->gradient_bytes = (uint64_t)out->gradient_buffers * p->trained_bytes;
     if (!p->by_messages) return TDM_OK;
     out->gradient_bytes += o->zero == 0 ? ranks * p->trained_bytes : shares_of(p, p->trained_bytes);
-    if (slots > p->layout->bucket_count) slots = p->layout->bucket_count;
-    if (overlaid) out->gradient_bytes += ranks * slots * p->slot_bytes;
+    if (overlaid) out->gradient_bytes += ranks * gradient_slots(p) * p->slot_bytes;
     return TDM_OK;
 }
 

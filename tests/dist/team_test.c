@@ -43,6 +43,51 @@ static void check_block(const team_bench *b, int block, const float *expected)
     free(found);
 }
 
+/* What the first node's ranks map for gradients, against what was predicted for them. Real buffers
+ * consist of whole cells, of which the last one is not touched to its end. */
+static void check_prediction(const team_bench *b)
+{
+    tdm_comm *comm = b->shape.comm;
+    tdm_model_options m = team_bench_model(b);
+    m = tdm_model_of_lane(&m, tdm_lane_slice(FULL_BATCH, LANES, 0).count, FULL_BATCH);
+    tdm_graph *graph = NULL;
+    tdm_plan *plan = NULL;
+    tdm_plan_options options = tdm_model_plan_options(&b->job);
+    CHECK_INT(tdm_model_build(&m, &graph, NULL), TDM_OK);
+    CHECK_INT(tdm_plan_create(graph, &options, &plan, NULL), TDM_OK);
+    int nodes = 1;
+    for (int r = 0; r < tdm_comm_size(comm); r++)
+        if (tdm_comm_node_of(comm, r) >= nodes) nodes++;
+    tdm_ranks_memory memory = {0};
+    CHECK_INT(tdm_ranks_memory_of(&(tdm_ranks_memory_options){.graph = graph,
+                                                              .plan = plan,
+                                                              .job = &b->job,
+                                                              .rank_count = tdm_comm_size(comm),
+                                                              .node_count = nodes,
+                                                              .lane_count = LANES,
+                                                              .zero = b->shape.zero},
+                                  &memory, NULL),
+              TDM_OK);
+    bool counts = tdm_comm_node_of(comm, tdm_comm_rank(comm)) == 0;
+    double bytes = counts ? (double)tdm_team_info_of(b->team).grad_bytes : 0;
+    CHECK_INT(tdm_group_all_reduce(tdm_comm_world(comm), &bytes, &bytes, 1, TDM_DTYPE_F64,
+                                   TDM_REDUCE_SUM, NULL),
+              TDM_OK);
+    const size_t cell = TDM_OPTIM_PIECE_ELEMENTS, extent = tdm_graph_grad_extent(graph);
+    size_t gap = (extent + cell - 1) / cell * cell - extent;
+    double predicted = (double)memory.gradient_bytes + 4.0 * (double)gap * memory.gradient_buffers;
+    double spare = 4.0 * (double)cell * memory.node_ranks; /* shares are of whole cells */
+    int first = 0; /* ranks of the first node: the prediction is for one with the most */
+    for (int r = 0; r < tdm_comm_size(comm); r++) first += tdm_comm_node_of(comm, r) == 0;
+    bool near = first != memory.node_ranks || fabs(bytes - predicted) <= spare;
+    CHECK(near);
+    if (!near)
+        fprintf(stderr, "zero %d on %d nodes: %.0f bytes of gradients, predicted %.0f\n",
+                b->shape.zero, nodes, bytes, predicted);
+    tdm_plan_destroy(plan);
+    tdm_graph_destroy(graph);
+}
+
 static void train_both(team_shape shape, tdm_comm *comm, int64_t *moved)
 {
     team_bench alone, b;
@@ -54,6 +99,7 @@ static void train_both(team_shape shape, tdm_comm *comm, int64_t *moved)
         losses[step] = team_bench_step(&alone, step, batch_of(step)).loss;
     shape.comm = comm;
     if (team_bench_open(&b, &shape)) {
+        if (shape.balance == TDM_JOB_BALANCE_OFF) check_prediction(&b);
         for (uint64_t step = 0; step < steps; step++) {
             tdm_step_result r = team_bench_step(&b, step, batch_of(step));
             CHECK(r.finite);
