@@ -154,8 +154,9 @@ static tdm_status prepare(bench *b, tdm_error *err)
 /* Bytes that the optimiser cannot do without: gradient in, parameters and states in and out. */
 static uint64_t update_bytes(const bench *b)
 {
-    uint64_t streams = 3 + (b->state.ema ? 2 : 0);
-    for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++) streams += b->state.states[k] ? 2 : 0;
+    uint64_t streams = 3 + (b->state.has_ema ? 2 : 0);
+    for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++)
+        streams += tdm_store_block(b->state.store, TDM_BLOCK_STATE + k) ? 2 : 0;
     return streams * sizeof(float) * tdm_graph_trained_elements(b->state.graph);
 }
 

@@ -45,7 +45,7 @@ tdm_status tdm__run_set_aside(tdm__run *run, uint64_t step, tdm_error *err);
 /* Appends the object that `run->line` holds. A failure is logged once. */
 void tdm__run_put_metrics(tdm__run *run);
 
-/* ---- the state of a model in training (state.c) ---------------------------------------------- */
+/* ---- the state of a model in training (state.c, state_io.c) ----------------------------------- */
 
 /* Steps that were skipped because of bad numbers. Doubles, to be kept as a tensor. */
 typedef struct tdm__skips {
@@ -53,19 +53,34 @@ typedef struct tdm__skips {
     double in_all;
 } tdm__skips;
 
-/* Parameters, buffers and optimiser state in a store, and their names. */
+#define TDM__PLATEAU_NAME "schedule.plateau"
+#define TDM__EARLY_STOP_NAME "train.early_stop"
+#define TDM__SKIPS_NAME "train.bad_numbers"
+
+enum { TDM__BLOCK_NONE = -1 }; /* a small tensor, which every rank has */
+
+/* A tensor of the state. */
+typedef struct tdm__state_item {
+    tdm_named_tensor named; /* with data only where it is in no block */
+    int block;              /* of the store */
+    size_t param;           /* which one of the graph's */
+} tdm__state_item;
+
+/* Parameters, statistics, buffers and optimiser state in a store, and their names. */
 typedef struct tdm__state {
     tdm_arena *arena;
     tdm_graph *graph;         /* of one row, for names and layout only */
     tdm_optimiser *optimiser; /* NULL: the state is only looked at */
+    tdm_comm *comm;           /* NULL: a single process */
     tdm_store *store;
-    float *params;
-    float *states[TDM_OPTIM_MAX_STATES]; /* NULL: not used */
-    float *ema; /* NULL: none is kept. Like params; its buffers are copied by tdm__state_average */
+    float *params; /* the store's; for those who know that they are whole */
+    bool has_ema;
+    float *statistics; /* at rank 0, on their way to the average; NULL: not needed */
     /* What evaluations have said: for reduce_on_plateau and for early stopping. */
     tdm_plateau plateau;
     tdm_plateau early_stop;
     tdm__skips skips;
+    tdm__state_item *items; /* in order of name */
     tdm_named_tensor *tensors;
     size_t tensor_count;
     size_t from_file_count; /* parameters and buffers that began with values of model.init_from */
@@ -78,23 +93,35 @@ typedef enum tdm__state_use {
 } tdm__state_use;
 
 /* All zero at first. `out` must stay where it is: its tensors point into it. `comm` NULL: a single
- * process. */
+ * process. With one, this and all below that can fail is collective; when rank 0 fails, all get its
+ * error. */
 tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, tdm_comm *comm,
                            tdm__state *out, tdm_error *err);
 void tdm__state_release(tdm__state *state);
-/* First values: from the seed, from the data (normalisation), from model.init_from. */
+/* First values: from the seed, from the data (normalisation), from model.init_from. `train` is looked
+ * at by rank 0 only. */
 tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dataset *train,
                             tdm_error *err);
-/* Everything from a checkpoint; each tensor must be there with the right shape. With `averaged`,
- * trained parameters get the values of their averages. */
+/* Everything from a checkpoint, which rank 0 has; others give NULL. Each tensor must be there with the
+ * right shape. With `averaged`, trained parameters get the values of their averages. */
 tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoint, bool averaged,
                               tdm_error *err);
+/* Writes a checkpoint; all of `content` but its tensors, and `path`, matter at rank 0 only. When its disk
+ * fails, all get its error, and may go on training. All get the state's hash. */
+tdm_status tdm__state_save(tdm__state *state, const char *path,
+                           const tdm_checkpoint_content *content, char hash[TDM_SHA256_HEX],
+                           tdm_error *err);
+/* The hash alone. */
+tdm_status tdm__state_hash(tdm__state *state, const tdm_position *position,
+                           char hash[TDM_SHA256_HEX], tdm_error *err);
 /* Whether a job's model is measured, and predicts, with averaged weights. */
 bool tdm__job_averages(const tdm_job *job);
-/* The parameters to measure with: the average, complete with the buffers of now, or `params`. */
-float *tdm__state_measured(tdm__state *state, const tdm_job *job);
+/* The block to measure with: the average or the parameters. */
+int tdm__state_measured(const tdm__state *state, const tdm_job *job);
+/* Before measuring: brings the statistics of now beside the average. */
+tdm_status tdm__state_measure(tdm__state *state, const tdm_job *job, tdm_error *err);
 /* The name of the first tensor with a number that is not finite, or NULL. */
-const char *tdm__state_find_bad(const tdm__state *state);
+tdm_status tdm__state_find_bad(tdm__state *state, const char **out, tdm_error *err);
 
 /* ---- the way of a job through its data (course.c) --------------------------------------------- */
 

@@ -1,73 +1,83 @@
 /*
- * state.c: the numbers that training changes, where they lie, and how they begin.
+ * state.c: the numbers that training changes, what they are called, and where they lie.
  *
- * A store holds the parameters (with the buffers behind them), each of the optimiser's states and the
- * average of the weights, all in the layout of the graph. Names in
- * checkpoints: a parameter has its own, a state of it is "optim.STATE.PARAMETER", its average
- * "ema.PARAMETER". What evaluations have said are small tensors of doubles, "schedule.plateau" and
- * "train.early_stop"; the steps that were skipped are counted in "train.bad_numbers". The first of
- * these decides bits and must be in a checkpoint when the job needs it; the others decide only where
- * a run ends, and begin anew when a checkpoint does not have them.
+ * A store (parallel.h) holds the parameters (with statistics and buffers behind them), each of the
+ * optimiser's states and the average of the weights, all in the layout of the graph, shared out over the
+ * ranks as the job says. Names in checkpoints: a parameter has its own, a state of it is
+ * "optim.STATE.PARAMETER", its average "ema.PARAMETER". What evaluations have said are small tensors of
+ * doubles, "schedule.plateau" and "train.early_stop"; the steps that were skipped are counted in
+ * "train.bad_numbers". Every rank has these small ones, with the same values. (state_io.c says how all
+ * of it begins, is restored and saved.)
  */
 #include "train/internal.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { PLATEAU_NUMBERS = sizeof(tdm_plateau) / sizeof(double) };
-#define PLATEAU_NAME "schedule.plateau"
-#define EARLY_STOP_NAME "train.early_stop"
 enum { SKIPS_NUMBERS = sizeof(tdm__skips) / sizeof(double) };
-#define SKIPS_NAME "train.bad_numbers"
 
-/* The tensor is called PREFIX.NAME, or NAME when the prefix is empty. */
-static tdm_status add_tensor(tdm__state *s, const char *prefix, const char *name, tdm_dtype dtype,
-                             tdm_shape shape, void *data, tdm_error *err)
+/* ---- names ----------------------------------------------------------------------------------- */
+
+static tdm_status add_item(tdm__state *s, const char *name, tdm_tensor view, int block,
+                           size_t param, tdm_error *err)
 {
-    const char *full = prefix[0] ? tdm_arena_printf(s->arena, "%s.%s", prefix, name) : name;
-    if (!full) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    tdm_tensor view = {.dtype = dtype, .shape = shape, .data = data};
-    s->tensors[s->tensor_count++] = (tdm_named_tensor){full, view};
+    if (!name) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    s->items[s->tensor_count++] = (tdm__state_item){{name, view}, block, param};
     return TDM_OK;
 }
 
-static tdm_status name_param(tdm__state *s, const tdm_param_info *p, tdm_error *err)
+static tdm_status name_param(tdm__state *s, size_t index, bool has_ema, tdm_error *err)
 {
-    TDM_TRY(add_tensor(s, "", p->name, TDM_DTYPE_F32, p->shape, s->params + p->offset, err));
-    if (!p->trained) return TDM_OK;
+    const tdm_param_info *p = tdm_graph_param_at(s->graph, index);
+    const tdm_tensor view = {.dtype = TDM_DTYPE_F32, .shape = p->shape};
+    TDM_TRY(add_item(s, p->name, view, TDM_BLOCK_PARAMS, index, err));
+    if (!p->trained || !s->optimiser) return TDM_OK;
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++) {
-        if (!s->states[k]) continue;
-        char prefix[64];
-        snprintf(prefix, sizeof(prefix), "optim.%s",
-                 tdm_optimiser_ops(s->optimiser)->state_names[k]);
-        TDM_TRY(
-            add_tensor(s, prefix, p->name, TDM_DTYPE_F32, p->shape, s->states[k] + p->offset, err));
+        if (!tdm_optimiser_uses_state(s->optimiser, k)) continue;
+        const char *state = tdm_optimiser_ops(s->optimiser)->state_names[k];
+        const char *name = tdm_arena_printf(s->arena, "optim.%s.%s", state, p->name);
+        TDM_TRY(add_item(s, name, view, TDM_BLOCK_STATE + k, index, err));
     }
-    if (!s->ema) return TDM_OK;
-    return add_tensor(s, "ema", p->name, TDM_DTYPE_F32, p->shape, s->ema + p->offset, err);
+    if (!has_ema) return TDM_OK;
+    const char *name = tdm_arena_printf(s->arena, "ema.%s", p->name);
+    return add_item(s, name, view, TDM_BLOCK_EMA, index, err);
 }
 
-static tdm_status name_tensors(tdm__state *s, const tdm_job *job, tdm_error *err)
+static tdm_status name_small(tdm__state *s, const char *name, int64_t numbers, void *data,
+                             tdm_error *err)
+{
+    tdm_tensor view = {.dtype = TDM_DTYPE_F64, .shape = tdm_shape_1(numbers), .data = data};
+    return add_item(s, name, view, TDM__BLOCK_NONE, 0, err);
+}
+
+static int compare_items(const void *a, const void *b)
+{
+    const tdm__state_item *x = a, *y = b;
+    return strcmp(x->named.name, y->named.name);
+}
+
+static tdm_status name_items(tdm__state *s, const tdm_job *job, bool has_ema, tdm_error *err)
 {
     size_t params = tdm_graph_param_count(s->graph);
-    s->tensors = tdm_arena_array(s->arena, params * (2 + TDM_OPTIM_MAX_STATES) + 3,
-                                 sizeof(*s->tensors));
-    if (!s->tensors) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    for (size_t i = 0; i < params; i++)
-        TDM_TRY(name_param(s, tdm_graph_param_at(s->graph, i), err));
+    size_t most = params * (2 + TDM_OPTIM_MAX_STATES) + 3;
+    s->items = tdm_arena_array(s->arena, most, sizeof(*s->items));
+    s->tensors = tdm_arena_array(s->arena, most, sizeof(*s->tensors));
+    if (!s->items || !s->tensors) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    for (size_t i = 0; i < params; i++) TDM_TRY(name_param(s, i, has_ema, err));
     if (s->optimiser && job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU)
-        TDM_TRY(add_tensor(s, "", PLATEAU_NAME, TDM_DTYPE_F64, tdm_shape_1(PLATEAU_NUMBERS),
-                           &s->plateau, err));
+        TDM_TRY(name_small(s, TDM__PLATEAU_NAME, PLATEAU_NUMBERS, &s->plateau, err));
     if (s->optimiser && job->train.early_stop)
-        TDM_TRY(add_tensor(s, "", EARLY_STOP_NAME, TDM_DTYPE_F64, tdm_shape_1(PLATEAU_NUMBERS),
-                           &s->early_stop, err));
+        TDM_TRY(name_small(s, TDM__EARLY_STOP_NAME, PLATEAU_NUMBERS, &s->early_stop, err));
     if (s->optimiser && job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
-        TDM_TRY(add_tensor(s, "", SKIPS_NAME, TDM_DTYPE_F64, tdm_shape_1(SKIPS_NUMBERS), &s->skips,
-                           err));
+        TDM_TRY(name_small(s, TDM__SKIPS_NAME, SKIPS_NUMBERS, &s->skips, err));
+    qsort(s->items, s->tensor_count, sizeof(*s->items), compare_items);
+    for (size_t i = 0; i < s->tensor_count; i++) s->tensors[i] = s->items[i].named;
     return TDM_OK;
 }
+
+/* ---- life ------------------------------------------------------------------------------------ */
 
 static tdm_status make_optimiser(tdm__state *s, const tdm_job *job, tdm_error *err)
 {
@@ -83,46 +93,52 @@ static tdm_status make_optimiser(tdm__state *s, const tdm_job *job, tdm_error *e
     return tdm_optimiser_create(job, params, trained, &s->optimiser, err);
 }
 
-/* Makes the store and finds its blocks. */
-static tdm_status make_store(tdm__state *s, const tdm_job *job, tdm_comm *comm, tdm_error *err)
+/* What each rank does by itself. */
+static tdm_status prepare(tdm__state *s, const tdm_model_options *model, tdm__state_use use,
+                          tdm_error *err)
+{
+    tdm_model_options one_row = *model;
+    one_row.batch = 1;
+    one_row.training = false;
+    s->arena = tdm_arena_create("training state");
+    if (!s->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory for the state");
+    TDM_TRY(tdm_model_build(&one_row, &s->graph, err));
+    if (use == TDM__STATE_FOR_TRAINING) TDM_TRY(make_optimiser(s, model->job, err));
+    s->has_ema = s->optimiser && model->job->optim.ema > 0;
+    TDM_TRY(name_items(s, model->job, s->has_ema, err));
+    size_t statistics = tdm_graph_grad_extent(s->graph) - tdm_graph_trained_extent(s->graph);
+    if (!s->has_ema || statistics == 0 || tdm__rank_of(s->comm) > 0) return TDM_OK;
+    s->statistics = tdm_arena_array(s->arena, statistics, sizeof(float));
+    return s->statistics ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+}
+
+static tdm_status make_store(tdm__state *s, const tdm_job *job, tdm_error *err)
 {
     size_t bucket = (size_t)job->parallel.bucket;
     if (bucket == 0)
-        TDM_TRY(
-            tdm_bucket_choose(comm, tdm_graph_grad_extent(s->graph) * sizeof(float), &bucket, err));
+        TDM_TRY(tdm_bucket_choose(s->comm, tdm_graph_grad_extent(s->graph) * sizeof(float), &bucket,
+                                  err));
     tdm_store_options options = {.graph = s->graph,
                                  .optimiser = s->optimiser,
-                                 .has_ema = s->optimiser && job->optim.ema > 0,
-                                 .comm = comm,
+                                 .has_ema = s->has_ema,
+                                 .comm = s->comm,
                                  .zero = (int)job->parallel.zero,
                                  .offload = s->optimiser ? job->parallel.offload : NULL,
                                  .bucket_bytes = bucket};
     TDM_TRY(tdm_store_create(&options, &s->store, err));
     s->params = tdm_store_block(s->store, TDM_BLOCK_PARAMS);
-    s->ema = tdm_store_block(s->store, TDM_BLOCK_EMA);
-    for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++)
-        s->states[k] = tdm_store_block(s->store, TDM_BLOCK_STATE + k);
     return TDM_OK;
 }
 
 tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, tdm_comm *comm,
                            tdm__state *out, tdm_error *err)
 {
-    tdm__state *s = out;
-    *s = (tdm__state){0};
-    tdm_model_options one_row = *model;
-    one_row.batch = 1;
-    one_row.training = false;
-    s->arena = tdm_arena_create("training state");
-    tdm_status status = s->arena
-                            ? TDM_OK
-                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory for the state");
-    if (status == TDM_OK) status = tdm_model_build(&one_row, &s->graph, err);
-    if (status == TDM_OK && use == TDM__STATE_FOR_TRAINING)
-        status = make_optimiser(s, model->job, err);
-    if (status == TDM_OK) status = make_store(s, model->job, comm, err);
-    if (status == TDM_OK) status = name_tensors(s, model->job, err);
-    if (status != TDM_OK) tdm__state_release(s);
+    tdm_error local;
+    if (!err) err = &local;
+    *out = (tdm__state){.comm = comm};
+    tdm_status status = tdm__agree(comm, prepare(out, model, use, err), NULL, err);
+    if (status == TDM_OK) status = make_store(out, model->job, err);
+    if (status != TDM_OK) tdm__state_release(out);
     return status;
 }
 
@@ -135,131 +151,6 @@ void tdm__state_release(tdm__state *state)
     *state = (tdm__state){0};
 }
 
-/* ---- first values ---------------------------------------------------------------------------- */
-
-static tdm_status set_normalisation(tdm__state *s, const tdm_job *job, const tdm_dataset *train,
-                                    tdm_error *err)
-{
-    const tdm_dataset_info *info = tdm_dataset_info_of(train);
-    float *shift = tdm_model_param(s->graph, TDM_MODEL_SHIFT, s->params).data;
-    float *scale = tdm_model_param(s->graph, TDM_MODEL_SCALE, s->params).data;
-    int64_t F = info->feature_count;
-    int how = job->data.normalise;
-    if (how == TDM_JOB_NORMALISE_NONE || info->kind == TDM_DATA_KIND_TOKENS) return TDM_OK;
-    if (how == TDM_JOB_NORMALISE_SCALE ||
-        (how == TDM_JOB_NORMALISE_AUTO && info->storage == TDM_DTYPE_U8)) {
-        double largest = info->storage == TDM_DTYPE_U8 ? 255.0 : tdm_dataset_largest(train);
-        for (int64_t i = 0; i < F && largest > 0; i++) scale[i] = (float)(1.0 / largest);
-        return TDM_OK;
-    }
-    double *moments = calloc(2 * (size_t)F, sizeof(*moments));
-    if (!moments) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory for the normalisation");
-    tdm_dataset_moments(train, moments, moments + F);
-    for (int64_t i = 0; i < F; i++) {
-        double mean = moments[i], deviation = moments[F + i];
-        /* A column that never varies in training can tell nothing: it is switched off. */
-        bool varies = deviation > 1e-9 * (fabs(mean) + 1.0);
-        shift[i] = (float)mean;
-        scale[i] = varies ? (float)(1.0 / deviation) : 0.0f;
-    }
-    free(moments);
-    return TDM_OK;
-}
-
-/* `misfit` is the status for a tensor of another shape. */
-static tdm_status copy_in(const tdm_named_tensor *from, const tdm_tensor *to, const char *file,
-                          tdm_status misfit, tdm_error *err)
-{
-    char have[128], want[128];
-    if (!tdm_shape_equal(&from->tensor.shape, &to->shape))
-        return tdm_fail(err, misfit, "%s: tensor '%s' has shape %s; this model's has %s", file,
-                        from->name, tdm_shape_text(&from->tensor.shape, have),
-                        tdm_shape_text(&to->shape, want));
-    if (to->dtype == TDM_DTYPE_F64) { /* not a parameter: it is kept as it is */
-        if (from->tensor.dtype != TDM_DTYPE_F64)
-            return tdm_fail(err, TDM_ERR_FORMAT, "%s: tensor '%s' is of type %s; it must be f64",
-                            file, from->name, tdm_dtype_name(from->tensor.dtype));
-        memcpy(to->data, from->tensor.data, tdm_tensor_bytes(to));
-        return TDM_OK;
-    }
-    if (!tdm_tensor_to_f32(from->tensor.dtype, from->tensor.data, tdm_tensor_elements(to),
-                           to->data))
-        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                        "%s: tensor '%s' is of type %s; parameters need a floating type", file,
-                        from->name, tdm_dtype_name(from->tensor.dtype));
-    return TDM_OK;
-}
-
-static tdm_status init_from_file(tdm__state *s, const char *path, tdm_error *err)
-{
-    tdm_safetensors *file;
-    TDM_TRY(tdm_safetensors_open(path, &file, err));
-    size_t found = 0, count = tdm_graph_param_count(s->graph);
-    tdm_status status = TDM_OK;
-    for (size_t i = 0; i < count && status == TDM_OK; i++) {
-        const char *name = tdm_graph_param_at(s->graph, i)->name;
-        const tdm_named_tensor *from = tdm_safetensors_find(file, name);
-        if (!from) continue;
-        tdm_tensor to = tdm_model_param(s->graph, name, s->params);
-        status = copy_in(from, &to, path, TDM_ERR_JOB_INVALID, err);
-        found++;
-    }
-    if (status == TDM_OK && found == 0)
-        status = tdm_fail(
-            err, TDM_ERR_JOB_INVALID,
-            "%s: none of its %zu tensors has the name of a parameter of this model (the "
-            "first is '%s'); see 'tandem inspect' for both",
-            path, tdm_safetensors_count(file), tdm_graph_param_at(s->graph, 0)->name);
-    if (status == TDM_OK) s->from_file_count = found;
-    tdm_safetensors_destroy(file);
-    return status;
-}
-
-tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dataset *train,
-                            tdm_error *err)
-{
-    tdm_model_init(state->graph, (uint64_t)job->seed, state->params);
-    TDM_TRY(set_normalisation(state, job, train, err));
-    if (job->model.init_from) TDM_TRY(init_from_file(state, job->model.init_from, err));
-    if (state->ema) /* the average begins where the weights do */
-        memcpy(state->ema, state->params, tdm_graph_param_extent(state->graph) * sizeof(float));
-    return TDM_OK;
-}
-
-/* The tensor of a checkpoint from which `name` is restored; NULL when it has none. */
-static const tdm_named_tensor *find_source(const tdm_checkpoint *checkpoint, const char *name,
-                                           bool averaged)
-{
-    char average[512];
-    if (averaged && snprintf(average, sizeof(average), "ema.%s", name) < (int)sizeof(average)) {
-        const tdm_named_tensor *found = tdm_checkpoint_find(checkpoint, average);
-        if (found) return found; /* buffers have none */
-    }
-    return tdm_checkpoint_find(checkpoint, name);
-}
-
-/* Whether a run may go on from a checkpoint without this tensor. */
-static bool begins_anew(const char *name)
-{
-    return strcmp(name, EARLY_STOP_NAME) == 0 || strcmp(name, SKIPS_NAME) == 0;
-}
-
-tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoint, bool averaged,
-                              tdm_error *err)
-{
-    for (size_t i = 0; i < state->tensor_count; i++) {
-        const tdm_named_tensor *to = &state->tensors[i];
-        const tdm_named_tensor *from = find_source(checkpoint, to->name, averaged);
-        if (!from && begins_anew(to->name)) continue;
-        if (!from)
-            return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
-                            "the checkpoint has no tensor '%s', which this job's model needs",
-                            to->name);
-        TDM_TRY(copy_in(from, &to->tensor, "the checkpoint", TDM_ERR_JOB_MISMATCH, err));
-    }
-    return TDM_OK;
-}
-
 /* ---- averages -------------------------------------------------------------------------------- */
 
 bool tdm__job_averages(const tdm_job *job)
@@ -267,23 +158,46 @@ bool tdm__job_averages(const tdm_job *job)
     return job->optim.ema > 0 && job->eval.weights != TDM_JOB_WEIGHTS_RAW;
 }
 
-float *tdm__state_measured(tdm__state *state, const tdm_job *job)
+int tdm__state_measured(const tdm__state *state, const tdm_job *job)
 {
-    if (!state->ema || !tdm__job_averages(job)) return state->params;
-    size_t trained = tdm_graph_trained_extent(state->graph);
-    size_t all = tdm_graph_param_extent(state->graph);
-    memcpy(state->ema + trained, state->params + trained, (all - trained) * sizeof(float));
-    return state->ema;
+    return state->has_ema && tdm__job_averages(job) ? TDM_BLOCK_EMA : TDM_BLOCK_PARAMS;
 }
 
-const char *tdm__state_find_bad(const tdm__state *state)
+tdm_status tdm__state_measure(tdm__state *state, const tdm_job *job, tdm_error *err)
 {
-    for (size_t i = 0; i < state->tensor_count; i++) {
-        if (state->tensors[i].tensor.dtype != TDM_DTYPE_F32) continue;
-        const float *numbers = state->tensors[i].tensor.data;
-        int64_t count = tdm_tensor_elements(&state->tensors[i].tensor);
-        for (int64_t k = 0; k < count; k++)
-            if (!isfinite(numbers[k])) return state->tensors[i].name;
+    size_t first = tdm_graph_trained_extent(state->graph);
+    size_t count = tdm_graph_grad_extent(state->graph) - first;
+    if (tdm__state_measured(state, job) != TDM_BLOCK_EMA || count == 0) return TDM_OK;
+    TDM_TRY(tdm_store_read(state->store, TDM_BLOCK_PARAMS, first, count, state->statistics, err));
+    TDM_TRY(tdm_store_write(state->store, TDM_BLOCK_EMA, first, count, state->statistics, err));
+    return tdm_store_settle(state->store, err);
+}
+
+/* ---- bad numbers ----------------------------------------------------------------------------- */
+
+/* The name of the tensor in which an element of a block lies. */
+static const char *name_at(const tdm__state *s, int block, size_t element)
+{
+    for (size_t i = 0; i < tdm_graph_param_count(s->graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(s->graph, i);
+        if (element < p->offset || element - p->offset >= p->elements) continue;
+        for (size_t k = 0; k < s->tensor_count; k++)
+            if (s->items[k].block == block && s->items[k].param == i) return s->tensors[k].name;
+        return p->name; /* a statistic beside the average */
     }
-    return NULL;
+    return "a gap between parameters";
+}
+
+tdm_status tdm__state_find_bad(tdm__state *state, const char **out, tdm_error *err)
+{
+    *out = NULL;
+    for (int block = 0; block < TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES; block++) {
+        size_t element;
+        if (!tdm_store_block(state->store, block)) continue;
+        TDM_TRY(tdm_store_find_bad(state->store, block, &element, err));
+        if (element == SIZE_MAX) continue;
+        *out = name_at(state, block, element);
+        return TDM_OK;
+    }
+    return TDM_OK;
 }

@@ -43,9 +43,10 @@ typedef struct trainer {
     bool ended_early; /* by train.early_stop */
     tdm_position position;
     tdm_train_status status;
-    bool save_failed;      /* the last checkpoint along the way could not be written */
-    double step_seconds;   /* spent in steps by this call */
-    uint64_t first_sample; /* samples trained before this call */
+    char state_hash[TDM_SHA256_HEX]; /* of the last checkpoint */
+    bool save_failed;                /* the last checkpoint along the way could not be written */
+    double step_seconds;             /* spent in steps by this call */
+    uint64_t first_sample;           /* samples trained before this call */
     uint64_t first_step;
     double begin_s;       /* of the call */
     double start_seconds; /* from there to the first step */
@@ -143,35 +144,27 @@ static const char *last_good(const trainer *t)
                                      : "no checkpoint was written before";
 }
 
-/* Rank 0's part. */
-static tdm_status write_checkpoint(trainer *t, const char *path, tdm_error *err)
+static tdm_status save(trainer *t, tdm_error *err)
 {
-    const char *bad = tdm__state_find_bad(&t->state);
+    const char *bad;
+    TDM_TRY(tdm__state_find_bad(&t->state, &bad, err));
     if (bad)
         return tdm_fail(err, TDM_ERR_DIVERGED,
                         "step %llu: tensor '%s' holds a number that is not finite; %s; try a "
                         "smaller optim.lr",
                         (unsigned long long)t->position.step, bad, last_good(t));
     const tdm_dataset_info *info = tdm_dataset_info_of(t->course.data.train);
-    tdm_checkpoint_content content = {.tensors = t->state.tensors,
-                                      .tensor_count = t->state.tensor_count,
-                                      .position = t->position,
+    tdm_checkpoint_content content = {.position = t->position,
                                       .job_hash = t->course.job_hash,
                                       .data_hash = t->course.data_hash,
                                       .job_yaml = tdm_str_text(&t->job_yaml),
                                       .class_names = info->class_names,
                                       .class_count = info->class_count,
                                       .sample_shape = t->course.model.sample_shape};
-    return tdm_checkpoint_save(path, &content, err);
-}
-
-static tdm_status save(trainer *t, tdm_error *err)
-{
     char *path = tdm_checkpoint_path(t->run.arena, t->run.checkpoint_dir, t->position.step);
     tdm_status status = path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    TDM_TRY(tdm_store_settle(t->state.store, err));
-    if (status == TDM_OK && t->leads) status = write_checkpoint(t, path, err);
     TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    TDM_TRY(tdm__state_save(&t->state, path, &content, t->state_hash, err));
     t->status.checkpoint_path = path;
     say(t, TDM_LOG_INFO, "step %llu: wrote %s", (unsigned long long)t->position.step, path);
     tell(t, TDM_TRAIN_EVENT_CHECKPOINT);
@@ -263,7 +256,7 @@ static tdm_status heed_bad_step(trainer *t, const tdm_step_result *result, tdm_e
     const char *tensor = NULL;
     bool skip = t->job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP &&
                 skips->in_a_row < (double)t->job->train.bad_numbers_most;
-    if (skip) tensor = tdm__state_find_bad(&t->state);
+    if (skip) TDM_TRY(tdm__state_find_bad(&t->state, &tensor, err));
     if (!skip || tensor) return stop_at_bad_step(t, result, tensor, err);
     skips->in_a_row++;
     skips->in_all++;
@@ -328,7 +321,7 @@ static tdm_status one_step(trainer *t, unsigned *wishes, tdm_error *err)
 static tdm_status measure_test(trainer *t, tdm_error *err)
 {
     TDM_TRY(tdm_store_settle(t->state.store, err));
-    tdm__state_measured(&t->state, t->job); /* brings the buffers beside the average up to date */
+    TDM_TRY(tdm__state_measure(&t->state, t->job, err));
     TDM_TRY(
         tdm_evaluate_together(t->predictor, t->course.data.test, t->comm, &t->status.test, err));
     t->status.has_test = true;
@@ -472,62 +465,57 @@ static tdm_status make_predictor(trainer *t, tdm_error *err)
     if (m.batch > t->status.test_count) m.batch = t->status.test_count;
     TDM_TRY(tdm_predictor_create(&m, NULL, &t->predictor, err));
     tdm_plan *plan = tdm_predictor_plan(t->predictor);
-    int block = tdm__job_averages(t->job) ? TDM_BLOCK_EMA : TDM_BLOCK_PARAMS;
+    int block = tdm__state_measured(&t->state, t->job);
     TDM_TRY(tdm_feed_create(t->state.store, block, &plan, 1, &t->feed, err));
     tdm_predictor_run_by(t->predictor, run_predictor, t);
     return TDM_OK;
 }
 
-/* What rank 0 has read of a checkpoint beside the store's blocks. */
+/* What rank 0 tells of the checkpoint from which a run goes on. */
 typedef struct restored {
     tdm_position position;
-    tdm_plateau plateau, early_stop;
-    tdm__skips skips;
     char path[TDM_PATH_BYTES];
 } restored;
 
-/* Rank 0's part. */
-static tdm_status read_checkpoint(trainer *t, restored *out, tdm_error *err)
+/* Rank 0's part before the numbers are spread. */
+static tdm_status open_checkpoint(trainer *t, restored *out, tdm_checkpoint **checkpoint,
+                                  tdm_error *err)
 {
     char *path;
     TDM_TRY(tdm_run_checkpoint(t->options->resume, t->arena, &path, err));
-    tdm_checkpoint *checkpoint;
-    TDM_TRY(tdm_checkpoint_open(path, &checkpoint, err));
-    const tdm_position *position = &tdm_checkpoint_content_of(checkpoint)->position;
-    tdm_status status = tdm__course_check_job(&t->course, checkpoint, path, t->options->resume,
-                                              err);
-    if (status == TDM_OK) status = tdm__course_check_position(&t->course, position, path, err);
-    if (status == TDM_OK) status = tdm__state_restore(&t->state, checkpoint, false, err);
-    /* From here on the run's folder is changed. */
-    if (status == TDM_OK) status = tdm__run_rewind(&t->run, position->step, err);
-    if (status == TDM_OK) status = tdm__run_set_aside(&t->run, position->step, err);
-    if (status == TDM_OK) status = tdm__run_write_job(&t->run, t->job, err);
-    if (status == TDM_OK) {
-        *out = (restored){.position = *position,
-                          .plateau = t->state.plateau,
-                          .early_stop = t->state.early_stop,
-                          .skips = t->state.skips};
-        snprintf(out->path, sizeof(out->path), "%s", path);
-    }
-    tdm_checkpoint_destroy(checkpoint);
-    return status;
+    TDM_TRY(tdm_checkpoint_open(path, checkpoint, err));
+    out->position = tdm_checkpoint_content_of(*checkpoint)->position;
+    snprintf(out->path, sizeof(out->path), "%s", path);
+    TDM_TRY(tdm__course_check_job(&t->course, *checkpoint, path, t->options->resume, err));
+    return tdm__course_check_position(&t->course, &out->position, path, err);
+}
+
+/* Rank 0's part after that: from here on the run's folder is changed. */
+static tdm_status take_over(trainer *t, const restored *r, tdm_error *err)
+{
+    TDM_TRY(tdm__run_rewind(&t->run, r->position.step, err));
+    TDM_TRY(tdm__run_set_aside(&t->run, r->position.step, err));
+    return tdm__run_write_job(&t->run, t->job, err);
 }
 
 static tdm_status restore(trainer *t, tdm_error *err)
 {
+    tdm_checkpoint *checkpoint = NULL;
     restored *r = tdm_arena_array(t->arena, 1, sizeof(*r));
     tdm_status status = r ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    if (status == TDM_OK && t->leads) status = read_checkpoint(t, r, err);
+    if (status == TDM_OK && t->leads) status = open_checkpoint(t, r, &checkpoint, err);
+    status = tdm__agree(t->comm, status, NULL, err);
+    if (status == TDM_OK) status = tdm__state_restore(&t->state, checkpoint, false, err);
+    tdm_checkpoint_destroy(checkpoint);
+    TDM_TRY(status);
+    if (t->leads) status = take_over(t, r, err);
     TDM_TRY(tdm__agree(t->comm, status, NULL, err));
     if (t->comm)
         TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), r, sizeof(*r), TDM_DTYPE_U8, 0, err));
     r->path[sizeof(r->path) - 1] = '\0';
     t->position = r->position;
-    t->state.plateau = r->plateau;
-    t->state.early_stop = r->early_stop;
-    t->state.skips = r->skips;
     t->status.checkpoint_path = r->path;
-    return tdm_store_settle(t->state.store, err);
+    return TDM_OK;
 }
 
 /* The folder of the run: rank 0 makes or opens it, the others learn where it is. */
@@ -555,15 +543,6 @@ static tdm_status open_run(trainer *t, tdm_error *err)
     return TDM_OK;
 }
 
-/* Rank 0 makes the first values; all have them after that. */
-static tdm_status begin_state(trainer *t, tdm_error *err)
-{
-    tdm_status status = t->leads ? tdm__state_begin(&t->state, t->job, t->course.data.train, err)
-                                 : TDM_OK;
-    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
-    return tdm_store_settle(t->state.store, err);
-}
-
 /* What a rank does by itself before others wait for it. */
 static tdm_status begin_alone(trainer *t, tdm_error *err)
 {
@@ -589,7 +568,7 @@ static tdm_status begin(trainer *t, tdm_error *err)
     TDM_TRY(tdm__state_init(&t->course.model, TDM__STATE_FOR_TRAINING, t->comm, &t->state, err));
     TDM_TRY(make_team(t, err));
     TDM_TRY(make_predictor(t, err));
-    if (!resumes) TDM_TRY(begin_state(t, err));
+    if (!resumes) TDM_TRY(tdm__state_begin(&t->state, t->job, t->course.data.train, err));
     /* The folder comes last, so that a job that cannot start leaves none behind. */
     TDM_TRY(open_run(t, err));
     if (resumes) TDM_TRY(restore(t, err));
@@ -626,13 +605,6 @@ static tdm_status hash_of_file(const char *path, char out[TDM_SHA256_HEX], tdm_e
     return status;
 }
 
-static tdm_status hash_state(const trainer *t, bool of_file, char out[TDM_SHA256_HEX],
-                             tdm_error *err)
-{
-    if (of_file) return hash_of_file(t->status.checkpoint_path, out, err);
-    return tdm_state_hash(&t->position, t->state.tensors, t->state.tensor_count, out, err);
-}
-
 static tdm_status sum_up(trainer *t, tdm_train_result *out, tdm_error *err)
 {
     snprintf(out->run_path, sizeof(out->run_path), "%s", t->run.path);
@@ -647,7 +619,12 @@ static tdm_status sum_up(trainer *t, tdm_train_result *out, tdm_error *err)
     out->test = t->status.test;
     out->ended_early = t->ended_early && t->position.step < t->course.step_count;
     out->step_count = t->course.step_count;
-    tdm_status status = t->leads ? hash_state(t, out->nothing_to_do, out->state_hash, err) : TDM_OK;
+    if (!out->nothing_to_do) { /* it was saved last */
+        memcpy(out->state_hash, t->state_hash, sizeof(out->state_hash));
+        return TDM_OK;
+    }
+    tdm_status status = TDM_OK;
+    if (t->leads) status = hash_of_file(t->status.checkpoint_path, out->state_hash, err);
     TDM_TRY(tdm__agree(t->comm, status, NULL, err));
     if (!t->comm) return TDM_OK;
     return tdm_group_broadcast(tdm_comm_world(t->comm), out->state_hash, sizeof(out->state_hash),
