@@ -259,6 +259,11 @@ typedef void (*tdm_lane_visit_fn)(void *user, int64_t lane, tdm_slice rows, doub
                                   const float *grad);
 TDM_API tdm_status tdm_team_look(tdm_team *team, const tdm_step_input *in, tdm_lane_visit_fn visit,
                                  void *user, tdm_error *err);
+/* From now on such looks also show what each op of a lane has made, when it has run (`graph` is the
+ * lane's, to which event->node refers). NULL: no longer. */
+typedef void (*tdm_lane_watch_fn)(void *user, int64_t lane, const tdm_graph *graph,
+                                  const tdm_plan_event *event);
+TDM_API void tdm_team_watch(tdm_team *team, tdm_lane_watch_fn watch, void *user);
 
 typedef struct tdm_team_info {
     int rank_count;

@@ -230,6 +230,79 @@ typedef struct tdm_train_result {
 TDM_API tdm_status tdm_train(const tdm_job *job, const tdm_train_options *options,
                              tdm_train_result *out, tdm_error *err);
 
+/* ---- a step of a run once more ---------------------------------------------------------------- */
+
+/* What a lane did. */
+typedef struct tdm_replay_lane {
+    int64_t lane;
+    int64_t first_row, row_count; /* of the batch */
+    double loss;                  /* the mean over its rows */
+    double share;                 /* what it adds to the loss of the step */
+    double grad_norm;             /* of what it adds to the gradient */
+    bool finite;                  /* whether all of its numbers are */
+} tdm_replay_lane;
+
+/* What the step's gradient was for a parameter, before clipping. */
+typedef struct tdm_replay_tensor {
+    const char *name;
+    tdm_shape shape;
+    double grad_norm;
+    double grad_largest; /* magnitude */
+} tdm_replay_tensor;
+
+typedef struct tdm_replay_result {
+    tdm_arena *arena;            /* of all that is pointed to here */
+    const char *checkpoint_path; /* from which it went on; NULL: from the beginning */
+    uint64_t from_step;          /* steps that were done there */
+    uint64_t step, step_count;   /* the step, from 1, and the job's last */
+    uint64_t epoch;              /* from 0 */
+    double seconds;              /* spent in all */
+    int64_t batch;               /* rows */
+    int64_t lanes_of_job;
+    double lr, loss, grad_norm; /* before clipping */
+    bool finite;
+    const char *bad_text;   /* when it is not: where the bad number comes from; NULL otherwise */
+    tdm_replay_lane *lanes; /* those with rows */
+    size_t lane_count;
+    int64_t *samples; /* of each row of the batch: its number in the file of data, from 0 */
+    tdm_replay_tensor *tensors; /* largest norm first */
+    size_t tensor_count;
+    /* What the run itself noted down for this step (run.log_every_steps): NaN where it did not. */
+    bool recorded;
+    bool recorded_skipped;
+    double recorded_loss, recorded_lr, recorded_grad_norm;
+    bool agrees; /* with what is recorded */
+    size_t dump_count;
+} tdm_replay_result;
+
+typedef struct tdm_replay_options {
+    const char *run; /* its folder, which is only read */
+    uint64_t step;   /* from 1 */
+    /*
+     * Tensors to write to the file `dump_path`: the state before the step by its names in
+     * checkpoints; "grad/NAME" the step's gradient, summed over the lanes; "lane.L/grad/NAME" what a
+     * lane adds to it; "lane.L/OP" what an op of a lane makes ('tandem inspect JOB' names them),
+     * forward or backward; "lane.L/OP:1" its second output.
+     */
+    const char *const *dumps;
+    size_t dump_count;
+    const char *dump_path;
+    tdm_train_fn on_event; /* START, STEP and END of the way to the step; may be NULL */
+    void *user;
+    bool (*should_stop)(void *user); /* TDM_ERR_INTERRUPTED then; may be NULL */
+} tdm_replay_options;
+
+/*
+ * Does a step of a run once more: from the newest good checkpoint before it, or from the beginning, it
+ * trains on in this process and its memory, then looks at the step lane by lane. The numbers are
+ * those of the run, bit for bit, however many ranks it had (with parallel.reduce: tree). `job` is the
+ * run's. TDM_ERR_RANGE for a step that the job does not have; TDM_ERR_DIVERGED when training ends
+ * before the step; TDM_ERR_NOT_FOUND for a name in `dumps` that nothing has.
+ */
+TDM_API tdm_status tdm_replay(const tdm_job *job, const tdm_replay_options *options,
+                              tdm_replay_result **out, tdm_error *err);
+TDM_API void tdm_replay_result_destroy(tdm_replay_result *result);
+
 #ifdef __cplusplus
 }
 #endif

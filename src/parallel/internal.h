@@ -155,6 +155,8 @@ struct tdm_team {
     tdm_team_rank *ranks;    /* by world rank */
     tdm_lane_visit_fn visit; /* who looks at lanes; NULL: nobody */
     void *visitor;
+    tdm_lane_watch_fn watch; /* who looks at their ops meanwhile; NULL: nobody */
+    void *watcher;
 };
 
 /* In the recorder's trace: something of this rank that began then has ended now. */

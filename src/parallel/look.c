@@ -92,6 +92,12 @@ tdm_status tdm_team_replay(tdm_team *team, tdm_bad_number *out, tdm_error *err)
 
 /* ---- for anybody ------------------------------------------------------------------------------- */
 
+void tdm_team_watch(tdm_team *team, tdm_lane_watch_fn watch, void *user)
+{
+    team->watch = watch;
+    team->watcher = user;
+}
+
 tdm_status tdm_team_look(tdm_team *team, const tdm_step_input *in, tdm_lane_visit_fn visit,
                          void *user, tdm_error *err)
 {

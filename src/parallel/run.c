@@ -235,11 +235,29 @@ static void dawdle(const tdm_team *team, double seconds)
     nanosleep(&t, NULL);
 }
 
+typedef struct watched {
+    const tdm_team *team;
+    const tdm__lane_run *lane;
+} watched;
+
+static bool show_op(void *user, const tdm_plan_event *event)
+{
+    const watched *w = user;
+    w->team->watch(w->team->watcher, w->lane->lane, w->team->graphs[w->lane->graph].graph, event);
+    return true;
+}
+
 static void run_part(tdm_team *team, int count, size_t begin, size_t end)
 {
     double from = tdm_clock_s();
-    for (int i = 0; i < count; i++)
-        tdm_plan_run_part(team->run[i].plan, &team->run[i].key, begin, end);
+    bool shown = team->visit && team->watch;
+    for (int i = 0; i < count; i++) {
+        const tdm__lane_run *r = &team->run[i];
+        if (shown)
+            tdm_plan_run_part_watched(r->plan, &r->key, begin, end, show_op, &(watched){team, r});
+        else
+            tdm_plan_run_part(r->plan, &r->key, begin, end);
+    }
     dawdle(team, tdm_clock_s() - from);
     team->lane_seconds += tdm_clock_s() - from;
 }

@@ -1,0 +1,506 @@
+/*
+ * replay.c: a step of a run once more, to be looked at.
+ *
+ * The state after a step is a function of the job, so it need not have been kept: from the newest good
+ * checkpoint before the step, or from the beginning, the same steps are taken again, in one process,
+ * whatever took them at the time. Only what decides bits is repeated: evaluations take place where
+ * the schedule heeds them, and nothing is written to the run's folder, which may be in use by a process
+ * that trains. Then the step itself is looked at lane by lane, and held against what the run has noted
+ * down for it.
+ */
+#include "train/replay.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define METRICS_LIMIT_BYTES (UINT64_C(4) << 30)
+#define TOO_LARGE 0x1p63 /* the square of such a gradient is not finite */
+
+typedef struct replayer {
+    tdm_job job; /* the run's, as a single process takes it */
+    const tdm_replay_options *options;
+    tdm__course course;
+    tdm__state state;
+    tdm_team *team;
+    tdm_predictor *predictor; /* NULL: evaluations decide nothing */
+    int64_t *indices;
+    tdm_position position;
+    tdm__dumps dumps;
+    tdm_replay_result *result;
+    tdm_train_status status;
+} replayer;
+
+/* ---- getting ready --------------------------------------------------------------------------- */
+
+static tdm_status no_memory(tdm_error *err)
+{
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "replay: no memory");
+}
+
+static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *classes)
+{
+    replayer *r = user;
+    for (int64_t i = 0; i < count; i++)
+        r->indices[i] = tdm__course_sample(&r->course, &r->position, first + i);
+    tdm_dataset_gather(r->course.data.train, r->indices, count, x, classes);
+}
+
+static tdm_status check_step(const replayer *r, tdm_error *err)
+{
+    const char *run = r->options->run;
+    uint64_t step = r->options->step, last = r->course.step_count;
+    if (step == 0)
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "replay: steps count from 1, as the progress line and the metrics do");
+    if (step <= last) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_RANGE,
+                    "%s: there is no step %llu: the job ends with step %llu; raise train.epochs or "
+                    "train.steps with --set to see what would come after it",
+                    run, (unsigned long long)step, (unsigned long long)last);
+}
+
+static tdm_status make_team(replayer *r, tdm_error *err)
+{
+    const tdm__course *c = &r->course;
+    int64_t lanes = tdm_lanes_of(&r->job);
+    tdm_team_options options = {.model = c->model,
+                                .store = r->state.store,
+                                .optimiser = r->state.optimiser,
+                                .lane_count = lanes,
+                                .batches = {c->full_batch, c->epoch_rows % c->full_batch},
+                                .seed = (uint64_t)r->job.seed,
+                                .fill = fill,
+                                .user = r};
+    r->indices = tdm_arena_array(r->result->arena, (size_t)(c->full_batch / lanes + 1),
+                                 sizeof(*r->indices));
+    if (!r->indices) return no_memory(err);
+    TDM_TRY(tdm_team_create(&options, &r->team, err));
+    if (r->job.schedule.kind != TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU || !c->data.test) return TDM_OK;
+    tdm_model_options m = c->model;
+    m.batch = tdm_model_eval_rows(&m);
+    int64_t test_count = tdm_dataset_info_of(c->data.test)->sample_count;
+    if (m.batch > test_count) m.batch = test_count;
+    float *measured = tdm_store_block(r->state.store, tdm__state_measured(&r->state, &r->job));
+    return tdm_predictor_create(&m, measured, &r->predictor, err);
+}
+
+/* Takes the state of a checkpoint. *damaged: it is of no use, and an older one may be. */
+static tdm_status try_checkpoint(replayer *r, const char *path, bool *damaged, tdm_error *err)
+{
+    tdm_checkpoint *checkpoint = NULL;
+    tdm_status status = tdm_checkpoint_open(path, &checkpoint, err);
+    if (status == TDM_OK)
+        status = tdm__course_check_job(&r->course, checkpoint, path, r->options->run, err);
+    const tdm_position *position = status == TDM_OK
+                                       ? &tdm_checkpoint_content_of(checkpoint)->position
+                                       : NULL;
+    if (position) status = tdm__course_check_position(&r->course, position, path, err);
+    /* A run in progress removes old checkpoints. */
+    *damaged = status == TDM_ERR_FORMAT || status == TDM_ERR_CHECKSUM ||
+               status == TDM_ERR_NOT_FOUND;
+    if (status == TDM_OK) status = tdm__state_restore(&r->state, checkpoint, false, err);
+    if (status == TDM_OK) r->position = *position;
+    tdm_checkpoint_destroy(checkpoint);
+    return status;
+}
+
+static int compare_newest_first(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x > y ? -1 : x < y;
+}
+
+/* The steps of the checkpoints from which the step can be reached, newest first. */
+static tdm_status list_checkpoints(replayer *r, const char *dir, uint64_t **out, size_t *count,
+                                   tdm_error *err)
+{
+    const char *const *names = NULL;
+    size_t name_count = 0;
+    *count = 0;
+    if (!tdm_path_is_dir(dir)) return TDM_OK;
+    TDM_TRY(tdm_dir_list(dir, r->result->arena, &names, &name_count, err));
+    uint64_t *steps = tdm_arena_array(r->result->arena, name_count + 1, sizeof(*steps));
+    if (!steps) return no_memory(err);
+    for (size_t i = 0; i < name_count; i++)
+        if (tdm_checkpoint_step_of(names[i], &steps[*count]) && steps[*count] < r->options->step)
+            ++*count;
+    qsort(steps, *count, sizeof(*steps), compare_newest_first);
+    *out = steps;
+    return TDM_OK;
+}
+
+static tdm_status find_start(replayer *r, tdm_error *err)
+{
+    tdm_replay_result *result = r->result;
+    uint64_t *steps = NULL;
+    size_t count = 0;
+    char *dir = tdm_path_join(result->arena, r->options->run, "checkpoints");
+    if (!dir) return no_memory(err);
+    TDM_TRY(list_checkpoints(r, dir, &steps, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        bool damaged = false;
+        char *path = tdm_checkpoint_path(result->arena, dir, steps[i]);
+        if (!path) return no_memory(err);
+        tdm_error why;
+        tdm_status status = try_checkpoint(r, path, &damaged, &why);
+        if (status == TDM_OK) {
+            result->checkpoint_path = path;
+            result->from_step = r->position.step;
+            return TDM_OK;
+        }
+        if (!damaged) return tdm_fail(err, status, "%s", why.message);
+        tdm_log(TDM_LOG_WARN, "replay", "passing over a checkpoint: %s", why.message);
+    }
+    return tdm__state_begin(&r->state, &r->job, r->course.data.train, err);
+}
+
+static tdm_position position_of(const tdm__course *course, uint64_t step)
+{
+    tdm_position at = {.step = step, .seed = (uint64_t)course->job->seed};
+    at.epoch = step / course->epoch_steps;
+    at.position = step % course->epoch_steps * (uint64_t)course->full_batch;
+    at.samples = at.epoch * (uint64_t)course->epoch_rows + at.position;
+    return at;
+}
+
+static tdm_status get_ready(replayer *r, tdm_error *err)
+{
+    const tdm_replay_options *o = r->options;
+    if (!tdm_path_is_dir(o->run))
+        return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                        "%s: there is no such run; give the folder of one, such as runs/digits-1",
+                        o->run);
+    TDM_TRY(tdm__course_init(&r->job, &r->course, err));
+    TDM_TRY(check_step(r, err));
+    TDM_TRY(tdm__memory_check(&r->job, &r->course.data, 1, true, err));
+    TDM_TRY(tdm__state_init(&r->course.model, TDM__STATE_FOR_TRAINING, NULL, &r->state, err));
+    tdm_position at = position_of(&r->course, o->step - 1);
+    TDM_TRY(tdm__dumps_init(o, &r->course, &r->state, &at, r->result->arena, &r->dumps, err));
+    TDM_TRY(make_team(r, err));
+    r->position.seed = (uint64_t)r->job.seed;
+    return find_start(r, err);
+}
+
+/* ---- the way to the step --------------------------------------------------------------------- */
+
+static void tell(replayer *r, tdm_train_event event, double begin_s)
+{
+    tdm_train_status *s = &r->status;
+    uint64_t from = r->result->from_step, done = r->position.step - from;
+    double elapsed = tdm_clock_s() - begin_s;
+    s->event = event;
+    s->run_path = r->options->run;
+    s->checkpoint_path = r->result->checkpoint_path;
+    s->step = r->position.step;
+    s->step_count = r->options->step - 1;
+    s->epoch = r->position.epoch;
+    s->epoch_count = (s->step_count + r->course.epoch_steps - 1) / r->course.epoch_steps;
+    s->samples = r->position.samples;
+    s->rank_count = 1;
+    s->lane_count = tdm_lanes_of(&r->job);
+    s->left_s = done > 0 ? elapsed / (double)done * (double)(s->step_count - s->step) : 0;
+    if (elapsed > 0)
+        s->samples_per_s = (double)(s->samples - position_of(&r->course, from).samples) / elapsed;
+    if (r->options->on_event) r->options->on_event(s, r->options->user);
+}
+
+/* What an evaluation means for the learning rate. */
+static tdm_status heed_evaluation(replayer *r, tdm_error *err)
+{
+    if (!r->predictor || !tdm__course_eval_due(&r->course, &r->position)) return TDM_OK;
+    TDM_TRY(tdm__state_measure(&r->state, &r->job, err));
+    tdm_metrics test = tdm_evaluate(r->predictor, r->course.data.test, NULL);
+    bool accuracy = r->job.schedule.metric == TDM_JOB_METRIC_TEST_ACCURACY;
+    tdm_schedule_observe(&r->course.schedule, accuracy ? test.accuracy : test.loss,
+                         &r->state.plateau);
+    return TDM_OK;
+}
+
+static tdm_step_input input_of(const replayer *r)
+{
+    return (tdm_step_input){
+        .step = r->position.step,
+        .batch = tdm__course_batch(&r->course, &r->position),
+        .lr = tdm_schedule_lr(&r->course.schedule, r->position.step, &r->state.plateau)};
+}
+
+static tdm_status one_step(replayer *r, tdm_error *err)
+{
+    tdm_step_input in = input_of(r);
+    tdm_step_result result;
+    TDM_TRY(tdm_team_step(r->team, &in, &result, err));
+    if (!result.finite && r->job.train.bad_numbers != TDM_JOB_BAD_NUMBERS_SKIP)
+        return tdm_fail(err, TDM_ERR_DIVERGED,
+                        "%s: step %llu has numbers that are not finite, and training ends there; "
+                        "look at that one: --step %llu",
+                        r->options->run, (unsigned long long)in.step + 1,
+                        (unsigned long long)in.step + 1);
+    if (result.finite) {
+        tdm_train_status *s = &r->status;
+        s->smooth_loss = isnan(s->loss) ? result.loss : 0.95 * s->smooth_loss + 0.05 * result.loss;
+        s->loss = result.loss;
+    }
+    r->status.lr = in.lr;
+    r->status.step_skipped = !result.finite;
+    tdm__course_advance(&r->course, &r->position);
+    return heed_evaluation(r, err);
+}
+
+static tdm_status train_on(replayer *r, tdm_error *err)
+{
+    const tdm_replay_options *o = r->options;
+    double begin = tdm_clock_s();
+    r->status.loss = r->status.smooth_loss = (double)NAN;
+    tell(r, TDM_TRAIN_EVENT_START, begin);
+    while (r->position.step + 1 < o->step) {
+        if (o->should_stop && o->should_stop(o->user))
+            return tdm_fail(err, TDM_ERR_INTERRUPTED, "replay: stopped on the way, at step %llu",
+                            (unsigned long long)r->position.step);
+        TDM_TRY(one_step(r, err));
+        tell(r, TDM_TRAIN_EVENT_STEP, begin);
+    }
+    tell(r, TDM_TRAIN_EVENT_END, begin);
+    return TDM_OK;
+}
+
+/* ---- the step -------------------------------------------------------------------------------- */
+
+/* The norm of a parameter's gradient; *largest: the largest magnitude, NaN when there is one. */
+static double norm_of(const float *grad, size_t count, double *largest)
+{
+    double sum = 0, most = 0;
+    for (size_t i = 0; i < count; i++) {
+        double x = fabs((double)grad[i]);
+        sum += x * x;
+        if (x > most || isnan(x)) most = x;
+    }
+    *largest = most;
+    return sqrt(sum);
+}
+
+static double norm_of_all(const tdm_graph *graph, const float *grad, bool *finite)
+{
+    double squares = 0;
+    for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(graph, i);
+        double largest;
+        if (!p->trained) continue;
+        double norm = norm_of(grad + p->offset, p->elements, &largest);
+        squares += norm * norm;
+        if (!(largest < TOO_LARGE)) *finite = false;
+    }
+    return sqrt(squares);
+}
+
+static int compare_norms(const void *a, const void *b)
+{
+    const tdm_replay_tensor *x = a, *y = b;
+    bool x_bad = isnan(x->grad_norm), y_bad = isnan(y->grad_norm);
+    if (x_bad != y_bad) return x_bad ? -1 : 1;
+    if (!x_bad && x->grad_norm != y->grad_norm) return x->grad_norm > y->grad_norm ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
+static void note_whole(replayer *r, double loss, const float *grad)
+{
+    tdm_replay_result *out = r->result;
+    const tdm_graph *graph = r->state.graph;
+    out->loss = loss;
+    out->finite = isfinite(loss);
+    out->grad_norm = norm_of_all(graph, grad, &out->finite);
+    for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(graph, i);
+        if (!p->trained) continue;
+        tdm_replay_tensor *t = &out->tensors[out->tensor_count++];
+        t->name = p->name;
+        t->shape = p->shape;
+        t->grad_norm = norm_of(grad + p->offset, p->elements, &t->grad_largest);
+    }
+    qsort(out->tensors, out->tensor_count, sizeof(*out->tensors), compare_norms);
+}
+
+static void visit(void *user, int64_t lane, tdm_slice rows, double loss, const float *grad)
+{
+    replayer *r = user;
+    tdm_replay_result *out = r->result;
+    tdm__dumps_take_grads(&r->dumps, &r->state, lane, grad);
+    if (lane < 0) {
+        note_whole(r, loss, grad);
+        return;
+    }
+    tdm_replay_lane *l = &out->lanes[out->lane_count++];
+    *l = (tdm_replay_lane){.lane = lane, .first_row = rows.first, .row_count = rows.count};
+    l->share = loss;
+    l->loss = loss * (double)out->batch / (double)rows.count;
+    l->finite = isfinite(loss);
+    l->grad_norm = norm_of_all(r->state.graph, grad, &l->finite);
+}
+
+static void watch(void *user, int64_t lane, const tdm_graph *graph, const tdm_plan_event *event)
+{
+    replayer *r = user;
+    tdm_node_info node = tdm_graph_node_at(graph, event->node);
+    tdm__dumps_take_op(&r->dumps, lane, node.name, event->out, event->out_count);
+}
+
+/* Where the bad numbers come from: a step with them changes nothing, so it can be taken. */
+static tdm_status explain(replayer *r, const tdm_step_input *in, tdm_error *err)
+{
+    tdm_step_result result;
+    TDM_TRY(tdm_team_step(r->team, in, &result, err));
+    if (result.finite) return TDM_OK;
+    tdm_bad_number bad;
+    TDM_TRY(tdm_team_replay(r->team, &bad, err));
+    tdm_str text = TDM_STR_INIT;
+    int64_t index = tdm__course_sample(&r->course, &r->position, bad.first_row);
+    tdm__bad_number_text(&bad, r->course.data.train, index, &text);
+    r->result->bad_text = tdm_arena_strdup(r->result->arena, tdm_str_text(&text));
+    tdm_str_release(&text);
+    return TDM_OK;
+}
+
+static tdm_status look(replayer *r, tdm_error *err)
+{
+    tdm_replay_result *out = r->result;
+    tdm_step_input in = input_of(r);
+    int64_t lanes = tdm_lanes_of(&r->job);
+    out->epoch = r->position.epoch;
+    out->batch = in.batch;
+    out->lr = in.lr;
+    out->lanes_of_job = lanes;
+    out->lanes = tdm_arena_array(out->arena, (size_t)lanes, sizeof(*out->lanes));
+    out->samples = tdm_arena_array(out->arena, (size_t)in.batch, sizeof(*out->samples));
+    out->tensors = tdm_arena_array(out->arena, tdm_graph_param_count(r->state.graph) + 1,
+                                   sizeof(*out->tensors));
+    if (!out->lanes || !out->samples || !out->tensors) return no_memory(err);
+    for (int64_t i = 0; i < in.batch; i++)
+        out->samples[i] = tdm_dataset_number(r->course.data.train,
+                                             tdm__course_sample(&r->course, &r->position, i));
+    tdm__dumps_take_state(&r->dumps, &r->state);
+    if (tdm__dumps_want_ops(&r->dumps)) tdm_team_watch(r->team, watch, r);
+    TDM_TRY(tdm_team_look(r->team, &in, visit, r, err));
+    return out->finite ? TDM_OK : explain(r, &in, err);
+}
+
+/* ---- what the run has noted down ------------------------------------------------------------- */
+
+static double number_of(const tdm_json *object, const char *key)
+{
+    const tdm_json *value = tdm_json_get(object, key);
+    return value && value->type == TDM_JSON_NUMBER ? value->number : (double)NAN;
+}
+
+static bool equal_or_absent(double recorded, double found, double tolerance)
+{
+    return isnan(recorded) || fabs(recorded - found) <= tolerance * fabs(found);
+}
+
+static void compare_record(replayer *r, const tdm_json *object)
+{
+    tdm_replay_result *out = r->result;
+    /* Other ways to add give other last bits for each number of ranks. */
+    double tolerance = r->job.parallel.reduce == TDM_JOB_REDUCE_TREE ? 0 : 1e-3;
+    /* The norm is added up in another order here. */
+    double norm_tolerance = tolerance > 0 ? tolerance : 1e-9;
+    out->recorded = true;
+    out->recorded_loss = number_of(object, "loss");
+    out->recorded_lr = number_of(object, "lr");
+    out->recorded_grad_norm = number_of(object, "grad_norm");
+    out->recorded_skipped = isnan(out->recorded_loss);
+    out->agrees = out->recorded_skipped == !out->finite &&
+                  equal_or_absent(out->recorded_lr, out->lr, tolerance) &&
+                  (out->recorded_skipped ||
+                   (equal_or_absent(out->recorded_loss, out->loss, tolerance) &&
+                    equal_or_absent(out->recorded_grad_norm, out->grad_norm, norm_tolerance)));
+}
+
+/* Whether a line of metrics is that of the step, as `begin` says; it is not believed to be JSON. */
+static bool take_line(replayer *r, const char *begin, const char *line, size_t length)
+{
+    if (length < strlen(begin) || memcmp(line, begin, strlen(begin)) != 0) return false;
+    const tdm_json *object = NULL;
+    if (tdm_json_parse(line, length, r->result->arena, &object, NULL) != TDM_OK) return false;
+    if (!tdm_json_get(object, "loss")) return false; /* an evaluation's */
+    compare_record(r, object);
+    return true;
+}
+
+static tdm_status find_record(replayer *r, tdm_error *err)
+{
+    char *path = tdm_path_join(r->result->arena, r->options->run, "metrics.jsonl");
+    char *begin = tdm_arena_printf(r->result->arena, "{\"step\":%llu,",
+                                   (unsigned long long)r->options->step);
+    tdm_file_bytes file;
+    if (!path || !begin) return no_memory(err);
+    r->result->recorded_loss = r->result->recorded_lr = r->result->recorded_grad_norm = (double)NAN;
+    if (!tdm_path_is_file(path)) return TDM_OK;
+    TDM_TRY(tdm_file_read(path, METRICS_LIMIT_BYTES, &file, err));
+    const char *at = (const char *)file.data, *end = at ? at + file.count : at;
+    while (at && at < end) {
+        const char *newline = memchr(at, '\n', (size_t)(end - at));
+        size_t length = newline ? (size_t)(newline - at) : (size_t)(end - at);
+        if (take_line(r, begin, at, length)) break;
+        at += length + 1;
+    }
+    tdm_file_bytes_release(&file);
+    return TDM_OK;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static tdm_status run(replayer *r, tdm_error *err)
+{
+    double begin = tdm_clock_s();
+    TDM_TRY(get_ready(r, err));
+    TDM_TRY(train_on(r, err));
+    TDM_TRY(look(r, err));
+    TDM_TRY(find_record(r, err));
+    TDM_TRY(tdm__dumps_write(&r->dumps, r->options, err));
+    r->result->step = r->options->step;
+    r->result->step_count = r->course.step_count;
+    r->result->dump_count = r->dumps.count;
+    r->result->seconds = tdm_clock_s() - begin;
+    return TDM_OK;
+}
+
+/* Names in the result are the graph's, which goes: they are copied. */
+static tdm_status keep_names(tdm_replay_result *result, tdm_error *err)
+{
+    for (size_t i = 0; i < result->tensor_count; i++) {
+        result->tensors[i].name = tdm_arena_strdup(result->arena, result->tensors[i].name);
+        if (!result->tensors[i].name) return no_memory(err);
+    }
+    return TDM_OK;
+}
+
+tdm_status tdm_replay(const tdm_job *job, const tdm_replay_options *options,
+                      tdm_replay_result **out, tdm_error *err)
+{
+    replayer r = {.job = *job, .options = options};
+    /* How the work was spread decides no bits, and there is nothing to spread here. */
+    r.job.parallel.zero = 0;
+    r.job.parallel.offload = NULL;
+    r.job.parallel.balance = TDM_JOB_BALANCE_OFF;
+    r.result = calloc(1, sizeof(*r.result));
+    if (r.result) r.result->arena = tdm_arena_create("replay");
+    tdm_status status = r.result && r.result->arena ? run(&r, err) : no_memory(err);
+    if (status == TDM_OK) status = keep_names(r.result, err);
+    tdm_predictor_destroy(r.predictor);
+    tdm_team_destroy(r.team);
+    tdm__state_release(&r.state);
+    tdm__course_release(&r.course);
+    if (status != TDM_OK) {
+        tdm_replay_result_destroy(r.result);
+        return status;
+    }
+    *out = r.result;
+    return TDM_OK;
+}
+
+void tdm_replay_result_destroy(tdm_replay_result *result)
+{
+    if (!result) return;
+    tdm_arena_destroy(result->arena);
+    free(result);
+}
