@@ -69,21 +69,28 @@ static void stem_of(const char *name, char out[64])
     out[length] = '\0';
 }
 
-static tdm_status fail_unknown(catalogue *c, const char *name, const char *prefix, tdm_error *err)
+/* The nearest name; then others that begin with this one; then some of the same layer. */
+static void add_near(const catalogue *c, const char *name, tdm_str *out)
 {
     char stem[64];
-    tdm_str near = TDM_STR_INIT;
     int count = 0;
     stem_of(name, stem);
-    if (list_names(c, prefix)) {
-        const char *nearest = tdm_text_nearest(name, c->count, name_at, c);
-        if (nearest) tdm_str_addf(&near, "; did you mean '%s'?", nearest);
-        for (size_t i = 0; i < c->count && *stem && count < NEAR_MOST; i++) {
-            if (!strstr(c->names[i], stem) || c->names[i] == nearest) continue;
+    const char *nearest = tdm_text_nearest(name, c->count, name_at, c);
+    if (nearest) tdm_str_addf(out, "; did you mean '%s'?", nearest);
+    for (int pass = 0; pass < 2 && *stem; pass++)
+        for (size_t i = 0; i < c->count && count < NEAR_MOST; i++) {
+            bool longer = strncmp(c->names[i], name, strlen(name)) == 0;
+            if (c->names[i] == nearest || longer != (pass == 0)) continue;
+            if (!longer && !strstr(c->names[i], stem)) continue;
             const char *begin = nearest ? " Near, too:" : "; near are";
-            tdm_str_addf(&near, "%s '%s'", count++ == 0 ? begin : ",", c->names[i]);
+            tdm_str_addf(out, "%s '%s'", count++ == 0 ? begin : ",", c->names[i]);
         }
-    }
+}
+
+static tdm_status fail_unknown(catalogue *c, const char *name, const char *prefix, tdm_error *err)
+{
+    tdm_str near = TDM_STR_INIT;
+    if (list_names(c, prefix)) add_near(c, name, &near);
     tdm_fail(
         err, TDM_ERR_NOT_FOUND, "replay: nothing is called '%.200s'%s%s", name, tdm_str_text(&near),
         near.length > 0 ? ""
