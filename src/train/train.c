@@ -24,6 +24,12 @@ enum { SKIPS_EXPLAINED = 3 }; /* of a run; a replay costs as much as a step, or 
 
 enum { WISH_STOP = 1 }; /* by which ranks agree to stop */
 
+/* What rank 0 tells of the checkpoint from which a run goes on. */
+typedef struct restored {
+    tdm_position position;
+    char path[TDM_PATH_BYTES];
+} restored;
+
 typedef struct trainer {
     const tdm_job *job;
     const tdm_train_options *options;
@@ -42,6 +48,7 @@ typedef struct trainer {
     int64_t *indices; /* of the samples of a lane */
     bool ended_early; /* by train.early_stop */
     tdm_position position;
+    restored resumed;
     tdm_train_status status;
     char state_hash[TDM_SHA256_HEX]; /* of the last checkpoint */
     bool save_failed;                /* the last checkpoint along the way could not be written */
@@ -471,12 +478,6 @@ static tdm_status make_predictor(trainer *t, tdm_error *err)
     return TDM_OK;
 }
 
-/* What rank 0 tells of the checkpoint from which a run goes on. */
-typedef struct restored {
-    tdm_position position;
-    char path[TDM_PATH_BYTES];
-} restored;
-
 /* Rank 0's part before the numbers are spread. */
 static tdm_status open_checkpoint(trainer *t, restored *out, tdm_checkpoint **checkpoint,
                                   tdm_error *err)
@@ -500,10 +501,9 @@ static tdm_status take_over(trainer *t, const restored *r, tdm_error *err)
 
 static tdm_status restore(trainer *t, tdm_error *err)
 {
+    restored *r = &t->resumed;
     tdm_checkpoint *checkpoint = NULL;
-    restored *r = tdm_arena_array(t->arena, 1, sizeof(*r));
-    tdm_status status = r ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    if (status == TDM_OK && t->leads) status = open_checkpoint(t, r, &checkpoint, err);
+    tdm_status status = t->leads ? open_checkpoint(t, r, &checkpoint, err) : TDM_OK;
     status = tdm__agree(t->comm, status, NULL, err);
     if (status == TDM_OK) status = tdm__state_restore(&t->state, checkpoint, false, err);
     tdm_checkpoint_destroy(checkpoint);
