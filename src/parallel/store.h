@@ -18,7 +18,8 @@ const tdm__layout *tdm__store_layout(const tdm_store *store);
  */
 tdm_status tdm__store_publish(tdm_store *store, const size_t *order, bool overlap, tdm_error *err);
 
-/* In offload mode: the update comes to these cells of this rank's share soon, or has left them. */
+/* In offload mode: the update will go over these cells of this rank's share, in order; it has left these,
+ * in windows of a megabyte or more, of what was told last. By one thread. */
 void tdm__store_will_update(tdm_store *store, tdm__cells cells);
 void tdm__store_has_updated(tdm_store *store, tdm__cells cells);
 

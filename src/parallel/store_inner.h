@@ -46,6 +46,7 @@ struct tdm_store {
     uint64_t arrived;      /* the version of which all buckets have come, as far as we saw */
     tdm_request **pending; /* by bucket; of a leader */
     size_t pending_count;
+    tdm__cells coming;   /* offload: where the update is, or will be soon */
     size_t *leader_cuts; /* by bucket: node_count + 1 */
     size_t *cuts;        /* for a call that is waited for: size + 1 */
     size_t *clipped;     /* the same, of a part of a bucket */
