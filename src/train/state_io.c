@@ -2,7 +2,7 @@
  * state_io.c: how the numbers of a training begin, are restored and saved.
  *
  * Rank 0 alone reads and writes files, and makes the first values; the store brings numbers to where
- * they belong, and from there. They pass through one window of a few megabytes at rank 0, so that no
+ * they belong, and from there. They pass through one window of a megabyte at rank 0, so that no
  * rank ever holds what is not its share, and nothing holds a model twice. Where a block is whole at rank
  * 0, it is saved from where it lies. What is written is the same, byte for byte, however the numbers
  * were spread.
@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WINDOW_ELEMENTS = 1 << 20, BLOCKS_MOST = TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES };
+enum { WINDOW_ELEMENTS = 1 << 18, BLOCKS_MOST = TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES };
 
 /* ---- into the store -------------------------------------------------------------------------- */
 
