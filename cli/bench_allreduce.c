@@ -7,13 +7,13 @@
  */
 #include "bench.h"
 #include "table.h"
+#include "world.h"
 
 #include <tandem/cluster.h>
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ---- options ----------------------------------------------------------------------------------- */
 
@@ -93,33 +93,12 @@ static bool parse_plan(const cli_args *args, bench_plan *plan)
 
 /* ---- starting ranks ---------------------------------------------------------------------------- */
 
-static int start_ranks(const cli_args *args, int64_t count)
+static int launch(const cli_args *args, int count, tdm_arena *arena)
 {
-    static const char *const passed[] = {"sizes", "transport", "algorithm",
-                                         "dtype", "seconds",   "file"};
-    static const char *const switches[] = {"shared", "tune", "json"};
-    char self[PATH_MAX];
-    ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    if (length <= 0) {
-        cli_error("bench: the path of this program cannot be found in /proc/self/exe");
-        return CLI_FAILED;
-    }
-    self[length] = 0;
-    const char *program[32] = {self, "bench", "allreduce"};
-    char words[6][32];
-    int at = 3;
-    for (size_t i = 0; i < sizeof(passed) / sizeof(*passed); i++) {
-        const char *value = cli_value(args, passed[i]);
-        if (!value) continue;
-        snprintf(words[i], sizeof(words[i]), "--%s", passed[i]);
-        program[at++] = words[i];
-        program[at++] = value;
-    }
-    for (size_t i = 0; i < sizeof(switches) / sizeof(*switches); i++)
-        if (cli_has(args, switches[i]))
-            program[at++] = i == 0 ? "--shared" : i == 1 ? "--tune" : "--json";
+    const char *const *program = arena ? world_words(args, arena) : NULL;
+    if (!program) return CLI_FAILED;
     const tdm_launch_options options = {
-        .program = program, .count = (int)count, .transport = cli_value(args, "transport")};
+        .program = program, .count = count, .transport = cli_value(args, "transport")};
     tdm_launch_result result;
     tdm_error err = {0};
     if (tdm_launch(&options, &result, &err) != TDM_OK) return cli_fail(&err);
@@ -127,6 +106,14 @@ static int start_ranks(const cli_args *args, int64_t count)
     if (result.failed_rank < 0) return CLI_OK;
     cli_error("bench: %s", result.how);
     return result.exit_code == CLI_USAGE ? CLI_USAGE : CLI_FAILED;
+}
+
+static int start_ranks(const cli_args *args, int64_t count)
+{
+    tdm_arena *arena = tdm_arena_create("command");
+    int code = launch(args, (int)count, arena);
+    tdm_arena_destroy(arena);
+    return code;
 }
 
 /* ---- what is printed --------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
  */
 #include "bench.h"
 #include "table.h"
+#include "world.h"
 
 #include <tandem/bench.h>
 
@@ -184,28 +185,53 @@ static int print(const cli_args *args, const tdm_bench *bench)
     return cli_print(&out);
 }
 
+/* Measures as a rank of `comm`, or alone. All ranks do the same; rank 0 has the words. */
+static int measure(const cli_args *args, const tdm_job *job, tdm_bench_options options)
+{
+    tdm_bench bench;
+    tdm_error err = {0};
+    if (tdm_bench_step(job, &options, &bench, &err) != TDM_OK)
+        return world_fail(&err, options.comm);
+    int code = CLI_OK;
+    if (!options.comm || tdm_comm_rank(options.comm) == 0) code = print(args, &bench);
+    tdm_bench_release(&bench);
+    return code;
+}
+
+static int measure_as_rank(const cli_args *args, const tdm_job *job, const tdm_comm_place *place,
+                           tdm_bench_options options)
+{
+    int code = world_join(job, place, &options.comm);
+    if (code == CLI_OK) code = measure(args, job, options);
+    tdm_comm_close(options.comm);
+    return code;
+}
+
 static int bench_step(const cli_args *args)
 {
-    int64_t workers = 1;
+    int64_t workers = 0;
+    tdm_comm_place place;
     tdm_bench_options options = {.seconds = 2};
+    if (!world_place(args, &place)) return CLI_USAGE;
     if (args->argument_count < 2) {
         cli_error("bench: an argument is missing; usage: tandem bench step JOB [options]");
         return CLI_USAGE;
     }
-    if (!cli_int(args, "workers", 1, 1024, &workers)) return CLI_USAGE;
+    if (!cli_int(args, "workers", 1, TDM_RANKS_MOST, &workers)) return CLI_USAGE;
     if (!cli_real(args, "seconds", 0.01, 3600, &options.seconds)) return CLI_USAGE;
     int code;
     tdm_job_document *document = cli_load_job(args, args->arguments[1], &code);
     if (!document) return code;
-    (void)workers;
-    tdm_bench bench;
-    tdm_error err = {0};
-    if (tdm_bench_step(tdm_job_document_job(document), &options, &bench, &err) != TDM_OK) {
-        code = cli_fail(&err);
-    } else {
-        code = print(args, &bench);
-        tdm_bench_release(&bench);
-    }
+    const tdm_job *job = tdm_job_document_job(document);
+    int count = world_count(args, job, &place, workers, 1);
+    if (count < 1)
+        code = CLI_USAGE;
+    else if (count == 1)
+        code = measure(args, job, options);
+    else if (place.size > 0)
+        code = measure_as_rank(args, job, &place, options);
+    else
+        code = world_launch(args, job, count);
     tdm_job_document_destroy(document);
     return code;
 }
@@ -266,7 +292,10 @@ const cli_command cli_bench = {
         "time it took: where it is low and '% of lane' is high, there is something to gain. An op "
         "whose numbers are in a cache can be faster than memory allows, and pass 100 %. The line "
         "'bound' counts the optimiser's traffic as if it came from memory, so it is no bound for "
-        "small models, which stay in the caches.\n\n"
+        "small models, which stay in the caches. With -n, or under 'tandem run', mpirun or srun, the "
+        "ranks step together, then measure their ops at the same time; the lines 'machine' are of all "
+        "ranks together, the ops those of rank 0, and 'update' has the time that it waits for "
+        "others.\n\n"
         "allreduce: ranks add up buffers of each size, in place, and check the sum. Within a world "
         "(under 'tandem run', mpirun or srun) this process is one of its ranks; otherwise it starts "
         "them on this host. 'time' is the median over some calls of the slowest rank's time, 'GB/s' "

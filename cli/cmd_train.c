@@ -14,8 +14,8 @@
  */
 #include "progress.h"
 #include "train.h"
+#include "world.h"
 
-#include <tandem/cluster.h>
 #include <tandem/os.h>
 #include <tandem/parallel.h>
 
@@ -24,10 +24,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-/* Of calls between ranks: a step, an evaluation's batch or a checkpoint may take long. Deaths are
- * noticed at once, whatever the deadline is. */
-static const double deadline_s = 600;
 
 typedef struct session {
     progress bar;
@@ -160,33 +156,17 @@ static int finish(const cli_args *args, const tdm_train_result *result, const se
     return result->interrupted ? CLI_INTERRUPTED : code;
 }
 
-/* Whether this rank prints the error that ended the training: the first that is still there. */
-static bool tells_error(tdm_comm *comm)
-{
-    if (!comm) return true;
-    for (int i = 0; i < tdm_comm_rank(comm); i++)
-        if (tdm_comm_peer_state(comm, i) != TDM_PEER_LOST) return false;
-    return true;
-}
-
-static bool is_peer_status(tdm_status status)
-{
-    return status >= TDM_ERR_PEER_FAILED && status <= TDM_ERR_PEER_LEFT;
-}
-
 /* A rank that is gone is no fault of the job: say how to go on. */
 static int fail(const cli_args *args, const tdm_error *err, const session *s, tdm_comm *comm)
 {
-    bool lost = is_peer_status(err->status);
-    cli_hush(tells_error(comm) ? CLI_SAY_ALL : CLI_SAY_NOTHING);
-    int code = cli_fail(err);
-    if (lost && s->has_checkpoint && tells_error(comm)) {
+    int code = world_fail(err, comm);
+    if (world_is_peer(err->status) && s->has_checkpoint && world_tells(comm)) {
         tdm_str way = TDM_STR_INIT;
         train_way_on(args, s->run_path, &way);
         fputs(tdm_str_text(&way), stderr);
         tdm_str_release(&way);
     }
-    return lost ? CLI_PEER : code;
+    return code;
 }
 
 /* Trains in this process, as a rank of `comm`, or alone. */
@@ -214,86 +194,14 @@ static int train(const cli_args *args, const tdm_job *job, tdm_comm *comm)
 
 /* ---- as one of many --------------------------------------------------------------------------- */
 
-const char *train_transport(const tdm_job *job)
-{
-    static const char *const names[] = {[TDM_JOB_TRANSPORT_AUTO] = NULL,
-                                        [TDM_JOB_TRANSPORT_SHM] = "shm",
-                                        [TDM_JOB_TRANSPORT_UCX] = "ucx",
-                                        [TDM_JOB_TRANSPORT_MPI] = "mpi"};
-    const char *set = getenv("TANDEM_TRANSPORT");
-    return set && *set ? NULL : names[job->comm.transport];
-}
-
 /* Joins the world as this rank, and trains. */
-static int train_as_rank(const cli_args *args, const tdm_job *job)
+static int train_as_rank(const cli_args *args, const tdm_job *job, const tdm_comm_place *place)
 {
-    char hash[TDM_SHA256_HEX];
-    const char *deadline = getenv("TANDEM_DEADLINE");
-    tdm_error err = {0};
     tdm_comm *comm = NULL;
-    if (tdm_job_hash(job, hash, &err) != TDM_OK) return cli_fail(&err);
-    tdm_comm_options options = {.transport = train_transport(job),
-                                .job = hash,
-                                .deadline_s = deadline && *deadline ? 0 : deadline_s};
-    if (tdm_comm_open(&options, &comm, &err) != TDM_OK) {
-        /* Why it is turned away is known to the one at the door. */
-        if (err.status == TDM_ERR_PEER_REFUSED) cli_hush(CLI_SAY_ALL);
-        int code = cli_fail(&err);
-        return is_peer_status(err.status) ? CLI_PEER : code;
-    }
-    int code = train(args, job, comm);
+    int code = world_join(job, place, &comm);
+    if (code == CLI_OK) code = train(args, job, comm);
     tdm_comm_close(comm);
     return code;
-}
-
-/* The place that a launcher has given to this process; its size is 0 when none has. False after a
- * complaint. */
-static bool find_place(tdm_comm_place *out)
-{
-    tdm_error err;
-    *out = (tdm_comm_place){.size = 0};
-    tdm_status status = tdm_comm_environment(out, &err);
-    if (status == TDM_ERR_NOT_FOUND) *out = (tdm_comm_place){.size = 0};
-    if (status != TDM_OK && status != TDM_ERR_NOT_FOUND) {
-        cli_error("train: %s", err.message);
-        return false;
-    }
-    /* A batch script of Slurm's has a number, too, but is no task of an srun. */
-    if (out->launcher && strcmp(out->launcher, "slurm") == 0 && !getenv("SLURM_STEP_NUM_TASKS"))
-        *out = (tdm_comm_place){.size = 0};
-    return true;
-}
-
-/* What all ranks of a host would say is said by one of them; the launcher has warned already. */
-static void become_rank(const tdm_comm_place *place)
-{
-    bool speaks = place->rank == 0 || place->local_rank <= 0;
-    cli_hush(!speaks ? CLI_SAY_NOTHING : train_was_launched() ? CLI_SAY_ERRORS : CLI_SAY_ALL);
-    stop_patient = place->size > 1;
-    if (place->rank > 0) stop_quietly = 1;
-    signal(SIGTTOU, SIG_IGN); /* ranks stand in the background of their terminal, and write to it */
-}
-
-/* How many ranks there will be; 0 after a complaint. */
-static int count_ranks(const tdm_job *job, const tdm_comm_place *place, int64_t asked)
-{
-    int64_t lanes = tdm_lanes_of(job);
-    if (place->size > 0 && asked > 0 && asked != place->size) {
-        cli_error("train: -n %lld, but this process is rank %d of %d, started by %s, and a rank "
-                  "cannot start others; leave -n out",
-                  (long long)asked, place->rank, place->size, place->launcher);
-        return 0;
-    }
-    int64_t count = place->size > 0 ? place->size : asked > 0 ? asked : tdm_train_rank_count(job);
-    if (count <= lanes && (place->size > 0 || count <= TDM_LAUNCH_MOST)) return (int)count;
-    if (count > lanes)
-        cli_error("train: %lld workers cannot share %lld lanes: each executes at least one; use "
-                  "between 1 and %lld workers, or set parallel.lanes higher (which changes the "
-                  "result)",
-                  (long long)count, (long long)lanes, (long long)lanes);
-    else
-        cli_error("train: at most %d workers can be started on a host", TDM_LAUNCH_MOST);
-    return 0;
 }
 
 static int train_job(const cli_args *args, const char *path, const tdm_comm_place *place,
@@ -303,18 +211,17 @@ static int train_job(const cli_args *args, const char *path, const tdm_comm_plac
     tdm_job_document *document = cli_load_job(args, path, &code);
     if (!document) return code;
     const tdm_job *job = tdm_job_document_job(document);
-    int count = count_ranks(job, place, asked);
-    if (place->size > 0) cli_hush(place->rank == 0 ? CLI_SAY_ALL : CLI_SAY_NOTHING);
+    int count = world_count(args, job, place, asked, tdm_train_rank_count(job));
     if (count < 1)
         code = CLI_USAGE;
     else if (count == 1)
         code = train(args, job, NULL);
     else if (place->size > 0)
-        code = train_as_rank(args, job);
+        code = train_as_rank(args, job, place);
     else if (stop_signals > 0)
         code = CLI_INTERRUPTED; /* before anybody was there to be told */
     else
-        code = train_launch(args, job, count);
+        code = world_launch(args, job, count);
     tdm_job_document_destroy(document);
     return code;
 }
@@ -325,8 +232,9 @@ static int run(const cli_args *args)
     catch_signals(); /* first of all: a signal while the data is read counts, too */
     int64_t workers = 0;
     tdm_comm_place place;
-    if (!find_place(&place)) return CLI_USAGE;
-    if (place.size > 0) become_rank(&place);
+    if (!world_place(args, &place)) return CLI_USAGE;
+    stop_patient = place.size > 1;
+    if (place.rank > 0) stop_quietly = 1;
     if (!cli_int(args, "workers", 1, TDM_RANKS_MOST, &workers)) return CLI_USAGE;
     tdm_arena *arena = tdm_arena_create("command");
     char *path = arena ? find_job(args, cli_value(args, "resume"), arena) : NULL;

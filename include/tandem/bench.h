@@ -48,15 +48,15 @@ typedef struct tdm_bench {
     double step_least_s; /* the fastest */
     double start_s;      /* from the call to the first step: reading, planning, first values */
     double first_step_s; /* the first one, which touches all memory for the first time */
-    double update_s;     /* of that, after the lanes: sum of gradients and optimiser */
+    double update_s; /* of that, outside this rank's lanes: waiting, sum of gradients, optimiser */
     /* the machine, with as many threads as the step used in all */
     double peak_flops;      /* a second, by a matrix product of 1024 x 1024 x 1024 */
     double peak_bf16_flops; /* likewise of numbers in bf16; 0 when the job has none */
     double
         peak_bytes; /* a second, read and written, by a pass over memory that caches do not hold */
     double products_s; /* the step's matrix products and convolutions alone, one after another */
-    uint64_t peak_resident_bytes;
-    /* the ops of one lane, in order */
+    uint64_t peak_resident_bytes; /* of the rank that has most, with what it shares with others */
+    /* the ops of one lane, in order, on this rank */
     tdm_bench_op *ops;
     size_t op_count;
     double lane_s;    /* their sum */

@@ -29,12 +29,12 @@ typedef struct bench {
     tdm_team *team;
     tdm_sampler sampler;
     uint64_t position;
-    int64_t *indices;      /* rows of a lane */
-    double lanes_before_s; /* spent in lanes, before the steps that are measured */
+    int64_t *indices; /* rows of a lane */
     tdm_graph *lane;
     tdm_plan *plan;
     tdm_pages arena, grads;
-    double times[RUNS_MOST]; /* of what is being measured */
+    double times[RUNS_MOST];   /* of what is being measured */
+    double updates[RUNS_MOST]; /* of steps: what is not spent in lanes */
     double begin_s;
     tdm_status failed; /* of a step, with `error` */
     tdm_error error;
@@ -99,23 +99,33 @@ static bool one_step(bench *b, bool wish)
     return r.wishes != 0;
 }
 
+/* Seconds that this rank has spent in lanes so far. */
+static double lane_seconds(const bench *b)
+{
+    tdm_team_rank rank;
+    tdm_team_rank_of(b->team, b->options.comm ? tdm_comm_rank(b->options.comm) : 0, &rank);
+    return rank.lane_seconds;
+}
+
 /* As time_of, but ranks agree on when it is enough. */
-static double time_of_steps(bench *b)
+static void time_steps(bench *b)
 {
     double begin = tdm_clock_s();
     int n = 0;
     bool ends = false;
     do {
-        double from = tdm_clock_s();
+        double lanes = lane_seconds(b), from = tdm_clock_s();
         bool enough = n + 1 >= RUNS_MOST ||
                       (n + 1 >= RUNS_LEAST && from - begin >= b->options.seconds);
         ends = one_step(b, enough);
-        b->times[n++] = tdm_clock_s() - from;
+        b->times[n] = tdm_clock_s() - from;
+        b->updates[n] = b->times[n] - (lane_seconds(b) - lanes);
+        n++;
     } while (!ends);
-    double middle = median(b->times, n);
+    b->out->step_s = median(b->times, n);
     b->out->step_least_s = b->times[0];
+    b->out->update_s = median(b->updates, n);
     b->out->step_count = n;
-    return middle;
 }
 
 static tdm_status prepare(bench *b, tdm_error *err)
@@ -160,14 +170,6 @@ static uint64_t update_bytes(const bench *b)
     return streams * sizeof(float) * tdm_graph_trained_elements(b->state.graph);
 }
 
-/* Seconds that this rank has spent in lanes so far. */
-static double lane_seconds(const bench *b)
-{
-    tdm_team_rank rank;
-    tdm_team_rank_of(b->team, b->options.comm ? tdm_comm_rank(b->options.comm) : 0, &rank);
-    return rank.lane_seconds;
-}
-
 /* A bad step changes nothing and leaves out the update, so its time is no step's. */
 static tdm_status check_steps(const bench *b, tdm_error *err)
 {
@@ -189,12 +191,8 @@ static tdm_status measure_steps(bench *b, tdm_error *err)
     out->first_step_s = tdm_clock_s() - first;
     one_step(b, false);
     TDM_TRY(check_steps(b, err));
-    b->lanes_before_s = lane_seconds(b);
-    double begin = tdm_clock_s();
-    out->step_s = time_of_steps(b);
-    double all = tdm_clock_s() - begin;
+    time_steps(b);
     TDM_TRY(check_steps(b, err));
-    out->update_s = (all - (lane_seconds(b) - b->lanes_before_s)) / out->step_count;
     out->peak_resident_bytes = tdm_os_peak_resident_bytes();
     out->update_bytes = update_bytes(b);
     out->parameter_count = tdm_graph_trained_elements(b->state.graph);
@@ -407,6 +405,7 @@ static tdm_status measure_products(bench *b, tdm_error *err)
 typedef struct memory_pass {
     float *a, *b;
     size_t piece; /* elements */
+    int64_t pieces;
 } memory_pass;
 
 static void add_piece(const void *args, int64_t begin, int64_t end)
@@ -419,8 +418,7 @@ static void add_piece(const void *args, int64_t begin, int64_t end)
 static void run_memory(void *context)
 {
     memory_pass *m = context;
-    int64_t pieces = (int64_t)(MEMORY_BYTES / sizeof(float) / m->piece);
-    tdm_kernel_spread(pieces, (int64_t)m->piece, add_piece, m);
+    tdm_kernel_spread(m->pieces, (int64_t)m->piece, add_piece, m);
 }
 
 static tdm_status measure_peak(bench *b, tdm_dtype dtype, double *flops, tdm_error *err)
@@ -440,30 +438,60 @@ static double peak_of(const tdm_bench *out, const tdm_bench_op *op)
     return out->peak_flops;
 }
 
-static tdm_status measure_machine(bench *b, tdm_error *err)
+/* A pass over memory: the ranks of a host, which do it at the same time, share its length. */
+static tdm_status measure_memory(bench *b, double *bytes_per_s, tdm_error *err)
 {
-    tdm_bench *out = b->out;
-    TDM_TRY(measure_peak(b, TDM_DTYPE_F32, &out->peak_flops, err));
-    if (b->job->compute.precision == TDM_JOB_PRECISION_BF16)
-        TDM_TRY(measure_peak(b, TDM_DTYPE_BF16, &out->peak_bf16_flops, err));
+    tdm_comm_info info = {.local_size = 1};
+    if (b->options.comm) tdm_comm_info_get(b->options.comm, &info);
+    memory_pass m = {.piece = 16384};
+    m.pieces = (int64_t)(MEMORY_BYTES / sizeof(float) / m.piece) / info.local_size;
+    if (m.pieces < 1) m.pieces = 1;
+    size_t elements = (size_t)m.pieces * m.piece;
     tdm_pages pages;
-    TDM_TRY(tdm_pages_map(2 * MEMORY_BYTES, false, &pages, err));
+    TDM_TRY(tdm_pages_map(2 * elements * sizeof(float), false, &pages, err));
     memset(pages.data, 0, pages.bytes);
-    memory_pass m = {
-        .a = pages.data, .b = (float *)pages.data + MEMORY_BYTES / sizeof(float), .piece = 16384};
-    tdm_kernel_mode before = tdm_kernel_enter(out->thread_count);
+    m.a = pages.data;
+    m.b = m.a + elements;
+    tdm_kernel_mode before = tdm_kernel_enter(b->out->thread_count);
     double least = 0;
     time_of(b, run_memory, &m, &least, NULL);
     tdm_kernel_leave(&before);
-    out->peak_bytes = 3.0 * (double)MEMORY_BYTES / least;
+    *bytes_per_s = 3.0 * (double)(elements * sizeof(float)) / least;
     tdm_pages_unmap(&pages);
+    return TDM_OK;
+}
+
+/* Each rank has measured its share of the machine, while the others did the same. */
+static tdm_status add_ranks(bench *b, tdm_error *err)
+{
+    tdm_bench *out = b->out;
+    tdm_group *world = tdm_comm_world(b->options.comm);
+    double rates[] = {out->peak_flops, out->peak_bf16_flops, out->peak_bytes};
+    TDM_TRY(tdm_group_all_reduce(world, NULL, rates, 3, TDM_DTYPE_F64, TDM_REDUCE_SUM, err));
+    out->peak_flops = rates[0];
+    out->peak_bf16_flops = rates[1];
+    out->peak_bytes = rates[2];
+    int64_t most = (int64_t)out->peak_resident_bytes;
+    TDM_TRY(tdm_group_all_reduce(world, NULL, &most, 1, TDM_DTYPE_I64, TDM_REDUCE_MAX, err));
+    out->peak_resident_bytes = (uint64_t)most;
+    return TDM_OK;
+}
+
+static tdm_status measure_machine(bench *b, tdm_error *err)
+{
+    tdm_bench *out = b->out;
+    if (b->options.comm) TDM_TRY(tdm_group_barrier(tdm_comm_world(b->options.comm), err));
+    TDM_TRY(measure_peak(b, TDM_DTYPE_F32, &out->peak_flops, err));
+    if (b->job->compute.precision == TDM_JOB_PRECISION_BF16)
+        TDM_TRY(measure_peak(b, TDM_DTYPE_BF16, &out->peak_bf16_flops, err));
+    TDM_TRY(measure_memory(b, &out->peak_bytes, err));
     for (size_t i = 0; i < out->op_count; i++) {
         tdm_bench_op *op = &out->ops[i];
         double compute = (double)op->flops / peak_of(out, op);
         double memory = (double)op->bytes / out->peak_bytes;
         op->bound_s = compute > memory ? compute : memory;
     }
-    return TDM_OK;
+    return b->options.comm ? add_ranks(b, err) : TDM_OK;
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */

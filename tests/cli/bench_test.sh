@@ -35,12 +35,32 @@ test_every_op() {
 
 # The lanes of the busiest worker and the update are all of a step, whatever each worker did before.
 test_the_update_is_a_part_of_the_step() {
-    local n update
+    local n update step
     for n in 1 4; do
         assert_exit 0 "$TANDEM" bench step job.yaml --seconds 0.01 --json -n "$n"
         update=$(json_value update_s <<<"$out")
-        awk -v u="$update" 'BEGIN { exit !(u > 0) }' || fail "an update of $n workers takes $update s"
+        step=$(json_value step_s <<<"$out")
+        awk -v u="$update" -v s="$step" 'BEGIN { exit !(u > 0 && u < s) }' ||
+            fail "of a step of $n workers, $step s, the update takes $update s"
     done
+}
+
+# Ranks are processes, as in training: started here, or by a launcher that made this process a rank.
+test_ranks() {
+    local zero
+    for zero in 0 3; do
+        assert_exit 0 "$TANDEM" bench step job.yaml --seconds 0.01 -n 3 --set parallel.zero=$zero
+        assert_contains "$out" "workers     3 with 1 thread each"
+        assert_equal "$(grep -c '^workers' <<<"$out")" 1 "one rank talks"
+        assert_equal "$err" ""
+    done
+    assert_exit 0 "$TANDEM" run -n 2 -- "$TANDEM" bench step job.yaml --seconds 0.01 --json
+    assert_equal "$(json_value workers <<<"$out")" 2
+    assert_exit 2 "$TANDEM" run -n 2 -- "$TANDEM" bench step job.yaml -n 3
+    assert_contains "$err" "a rank cannot start others; leave -n out"
+    assert_exit 3 "$TANDEM" bench step job.yaml -n 2 --seconds 0.01 --set optim.lr=1e38
+    assert_equal "$(grep -c 'not finite' <<<"$err")" 1 "said once"
+    [ ! -e runs ] || fail "it left a run behind"
 }
 
 test_a_step_that_is_not_finite() {

@@ -1,0 +1,227 @@
+/*
+ * world.c: commands as ranks of a world, and as launchers of their own ranks.
+ *
+ * The launcher has checked the job before it starts anybody. The ranks are this very program with the
+ * same words; they find their places in the environment. Rank 0 does all the talking, on the streams
+ * that it has in common with the launcher. What is left to say here is how a rank died, for that
+ * it cannot say itself. Signals are passed on by tdm_launch: the first one asks all ranks to stop after
+ * their step, the second one kills them.
+ */
+#include "world.h"
+
+#include <tandem/cluster.h>
+#include <tandem/os.h>
+#include <tandem/parallel.h>
+
+#include <limits.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Tells ranks that their launcher has shown the job's warnings already. */
+#define LAUNCHED "TANDEM_LAUNCHED_BY"
+
+/* Of calls between ranks: a step, an evaluation's batch or a checkpoint may take long. Deaths are
+ * noticed at once, whatever the deadline is. */
+static const double deadline_s = 600;
+
+/* ---- a place ---------------------------------------------------------------------------------- */
+
+static bool was_launched(const cli_args *args)
+{
+    const char *by = getenv(LAUNCHED);
+    return by && strcmp(by, args->command->name) == 0;
+}
+
+/* What all ranks of a host would say is said by one of them; the launcher has warned already. */
+static void become_rank(const cli_args *args, const tdm_comm_place *place)
+{
+    bool speaks = place->rank == 0 || place->local_rank <= 0;
+    cli_hush(!speaks ? CLI_SAY_NOTHING : was_launched(args) ? CLI_SAY_ERRORS : CLI_SAY_ALL);
+    signal(SIGTTOU, SIG_IGN); /* ranks stand in the background of their terminal, and write to it */
+}
+
+bool world_place(const cli_args *args, tdm_comm_place *out)
+{
+    tdm_error err;
+    *out = (tdm_comm_place){.size = 0};
+    tdm_status status = tdm_comm_environment(out, &err);
+    if (status == TDM_ERR_NOT_FOUND) *out = (tdm_comm_place){.size = 0};
+    if (status != TDM_OK && status != TDM_ERR_NOT_FOUND) {
+        cli_error("%s: %s", args->command->name, err.message);
+        return false;
+    }
+    /* A batch script of Slurm's has a number, too, but is no task of an srun. */
+    if (out->launcher && strcmp(out->launcher, "slurm") == 0 && !getenv("SLURM_STEP_NUM_TASKS"))
+        *out = (tdm_comm_place){.size = 0};
+    if (out->size > 0) become_rank(args, out);
+    return true;
+}
+
+int world_count(const cli_args *args, const tdm_job *job, const tdm_comm_place *place,
+                int64_t asked, int64_t usual)
+{
+    const char *command = args->command->name;
+    int64_t lanes = tdm_lanes_of(job);
+    if (place->size > 0 && asked > 0 && asked != place->size) {
+        cli_error("%s: -n %lld, but this process is rank %d of %d, started by %s, and a rank "
+                  "cannot start others; leave -n out",
+                  command, (long long)asked, place->rank, place->size, place->launcher);
+        return 0;
+    }
+    int64_t count = place->size > 0 ? place->size : asked > 0 ? asked : usual;
+    if (count <= lanes && (place->size > 0 || count <= TDM_LAUNCH_MOST)) return (int)count;
+    if (count > lanes)
+        cli_error("%s: %lld workers cannot share %lld lanes: each executes at least one; use "
+                  "between 1 and %lld workers, or set parallel.lanes higher (which changes the "
+                  "result)",
+                  command, (long long)count, (long long)lanes, (long long)lanes);
+    else
+        cli_error("%s: at most %d workers can be started on a host", command, TDM_LAUNCH_MOST);
+    return 0;
+}
+
+/* ---- a rank ----------------------------------------------------------------------------------- */
+
+/* What carries the job's bytes: NULL where the environment says it. */
+static const char *transport_of(const tdm_job *job)
+{
+    static const char *const names[] = {[TDM_JOB_TRANSPORT_AUTO] = NULL,
+                                        [TDM_JOB_TRANSPORT_SHM] = "shm",
+                                        [TDM_JOB_TRANSPORT_UCX] = "ucx",
+                                        [TDM_JOB_TRANSPORT_MPI] = "mpi"};
+    const char *set = getenv("TANDEM_TRANSPORT");
+    return set && *set ? NULL : names[job->comm.transport];
+}
+
+bool world_is_peer(tdm_status status)
+{
+    return status >= TDM_ERR_PEER_FAILED && status <= TDM_ERR_PEER_LEFT;
+}
+
+int world_join(const tdm_job *job, const tdm_comm_place *place, tdm_comm **out)
+{
+    char hash[TDM_SHA256_HEX];
+    const char *deadline = getenv("TANDEM_DEADLINE");
+    tdm_error err = {0};
+    *out = NULL;
+    cli_hush(place->rank == 0 ? CLI_SAY_ALL : CLI_SAY_NOTHING);
+    if (tdm_job_hash(job, hash, &err) != TDM_OK) return cli_fail(&err);
+    tdm_comm_options options = {.transport = transport_of(job),
+                                .job = hash,
+                                .deadline_s = deadline && *deadline ? 0 : deadline_s};
+    if (tdm_comm_open(&options, out, &err) == TDM_OK) return CLI_OK;
+    /* Why it is turned away is known to the one at the door. */
+    if (err.status == TDM_ERR_PEER_REFUSED) cli_hush(CLI_SAY_ALL);
+    int code = cli_fail(&err);
+    return world_is_peer(err.status) ? CLI_PEER : code;
+}
+
+bool world_tells(tdm_comm *comm)
+{
+    if (!comm) return true;
+    for (int i = 0; i < tdm_comm_rank(comm); i++)
+        if (tdm_comm_peer_state(comm, i) != TDM_PEER_LOST) return false;
+    return true;
+}
+
+int world_fail(const tdm_error *err, tdm_comm *comm)
+{
+    cli_hush(world_tells(comm) ? CLI_SAY_ALL : CLI_SAY_NOTHING);
+    int code = cli_fail(err);
+    return world_is_peer(err->status) ? CLI_PEER : code;
+}
+
+/* ---- the launcher ----------------------------------------------------------------------------- */
+
+static bool is_said_apart(const char *option)
+{
+    return strcmp(option, "workers") == 0 || strcmp(option, "set") == 0;
+}
+
+/* Puts the options that were given behind the `n` words that are there; NULL stands for no memory. */
+static int add_options(const cli_args *args, tdm_arena *arena, const char **words, int n)
+{
+    const cli_option *options = args->command->options;
+    for (int i = 0; i < CLI_MAX_OPTIONS && options[i].name; i++) {
+        if (args->given[i] == 0 || is_said_apart(options[i].name)) continue;
+        words[n++] = tdm_arena_printf(arena, "--%s", options[i].name);
+        if (options[i].value) words[n++] = args->values[i];
+    }
+    for (int i = 0; i < args->set_count; i++) {
+        words[n++] = "--set";
+        words[n++] = args->sets[i];
+    }
+    return n;
+}
+
+const char *const *world_words(const cli_args *args, tdm_arena *arena)
+{
+    enum { WORDS_MOST = 4 + 2 * CLI_MAX_OPTIONS + 2 * CLI_MAX_SETS + CLI_MAX_ARGUMENTS };
+    char self[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    if (length <= 0) {
+        cli_error("%s: the path of this program cannot be found in /proc/self/exe; -n 1 does "
+                  "without it",
+                  args->command->name);
+        return NULL;
+    }
+    self[length] = '\0';
+    const char **words = tdm_arena_array(arena, WORDS_MOST, sizeof(*words));
+    int n = 0;
+    if (words) {
+        words[n++] = tdm_arena_strdup(arena, self);
+        words[n++] = args->command->name;
+        n = add_options(args, arena, words, n);
+        words[n++] = "--"; /* a job's name may begin with a dash */
+        for (int i = 0; i < args->argument_count; i++) words[n++] = args->arguments[i];
+        words[n] = NULL;
+    }
+    bool whole = words != NULL;
+    for (int i = 0; i < n; i++) whole = whole && words[i];
+    if (whole) return words;
+    cli_error("%s: no memory", args->command->name);
+    return NULL;
+}
+
+static int report(tdm_launch_result *result)
+{
+    bool killed = result->ended_signal != 0 && !result->interrupted;
+    if (killed) cli_error("%s", result->how);
+    /* Traces tell who waited for whom; a job that is wrong, or was stopped, leaves none behind. */
+    if (!killed && result->exit_code != CLI_PEER) tdm_launch_forget(result);
+    if (result->run[0])
+        cli_error("'tandem trace %s' shows what each rank did last", cli_short_path(result->run));
+    if (result->failed_rank < 0) return CLI_OK;
+    return result->ended_signal != 0 && result->interrupted ? CLI_INTERRUPTED : result->exit_code;
+}
+
+static int launch(const cli_args *args, const tdm_job *job, int count, tdm_arena *arena)
+{
+    char hash[TDM_SHA256_HEX];
+    tdm_error err = {0};
+    const char *const *program = arena ? world_words(args, arena) : NULL;
+    if (!program) return CLI_FAILED;
+    if (tdm_job_hash(job, hash, &err) != TDM_OK) return cli_fail(&err);
+    if (setenv(LAUNCHED, args->command->name, 1) != 0) {
+        cli_error("%s: no memory", args->command->name);
+        return CLI_FAILED;
+    }
+    const tdm_launch_options options = {.program = program,
+                                        .count = count,
+                                        .transport = transport_of(job),
+                                        .job = hash,
+                                        .pin = true};
+    tdm_launch_result result;
+    if (tdm_launch(&options, &result, &err) != TDM_OK) return cli_fail(&err);
+    return report(&result);
+}
+
+int world_launch(const cli_args *args, const tdm_job *job, int count)
+{
+    tdm_arena *arena = tdm_arena_create("command");
+    int code = launch(args, job, count, arena);
+    tdm_arena_destroy(arena);
+    return code;
+}
