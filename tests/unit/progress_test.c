@@ -55,6 +55,8 @@ static void test_the_largest_numbers_fit(void)
                                .left_s = 1e300,
                                .has_test = true,
                                .skipped = UINT64_MAX,
+                               .rank_count = INT32_MAX,
+                               .straggler = INT32_MAX,
                                .test = {.accuracy = 1}};
     tdm_str out = TDM_STR_INIT;
     for (int columns = 2; columns < 200; columns++)
@@ -93,6 +95,21 @@ static int count_in_bar(const char *text, char c)
     int count = 0;
     for (const char *p = text; *p && *p != ']'; p++) count += *p == c;
     return count;
+}
+
+static void test_a_slow_rank_is_named(void)
+{
+    tdm_str out = TDM_STR_INIT;
+    tdm_train_status status = status_at(10);
+    status.rank_count = 4;
+    status.straggler = 3;
+    CHECK_HAS(text_at(&status, 200, &out), "  rank 3 slow  ");
+    status.straggler = -1;
+    CHECK(!strstr(text_at(&status, 200, &out), "slow"));
+    status.straggler = 0; /* of a single process */
+    status.rank_count = 1;
+    CHECK(!strstr(text_at(&status, 200, &out), "slow"));
+    tdm_str_release(&out);
 }
 
 static void test_the_bar_grows(void)
@@ -165,6 +182,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_it_never_reaches_the_edge),
     CHECK_TEST(test_the_largest_numbers_fit),
     CHECK_TEST(test_parts_go_least_important_first),
+    CHECK_TEST(test_a_slow_rank_is_named),
     CHECK_TEST(test_the_bar_grows),
     CHECK_TEST(test_without_a_terminal),
     CHECK_TEST(test_quiet),
