@@ -90,6 +90,7 @@ static tdm_status check_fits(const tdm_named_tensor *from, const tdm_tensor *to,
                              tdm_status misfit, tdm_error *err)
 {
     char have[128], want[128];
+    float none[1] = {0};
     if (!tdm_shape_equal(&from->tensor.shape, &to->shape))
         return tdm_fail(err, misfit, "%s: tensor '%s' has shape %s; this model's has %s", file,
                         from->name, tdm_shape_text(&from->tensor.shape, have),
@@ -97,7 +98,7 @@ static tdm_status check_fits(const tdm_named_tensor *from, const tdm_tensor *to,
     if (to->dtype == TDM_DTYPE_F64 && from->tensor.dtype != TDM_DTYPE_F64)
         return tdm_fail(err, TDM_ERR_FORMAT, "%s: tensor '%s' is of type %s; it must be f64", file,
                         from->name, tdm_dtype_name(from->tensor.dtype));
-    if (to->dtype == TDM_DTYPE_F32 && !tdm_tensor_to_f32(from->tensor.dtype, NULL, 0, NULL))
+    if (to->dtype == TDM_DTYPE_F32 && !tdm_tensor_to_f32(from->tensor.dtype, none, 0, none))
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
                         "%s: tensor '%s' is of type %s; parameters need a floating type", file,
                         from->name, tdm_dtype_name(from->tensor.dtype));
