@@ -68,9 +68,13 @@ static void balance(tdm_team *team, tdm_step_result *out)
     bool moved = tdm_balance_observe(team->balance, team->seconds, team->next_first);
     int slow = tdm_balance_straggler(team->balance, &out->slow_factor);
     if (slow >= 0) out->straggler = team->layout->rank_of_place[slow];
-    if (!moved || team->job->parallel.balance != TDM_JOB_BALANCE_FEEDBACK) return;
-    memcpy(team->first, team->next_first, ((size_t)team->size + 1) * sizeof(*team->first));
-    out->moved = true;
+    if (!moved) return;
+    size_t bytes = ((size_t)team->size + 1) * sizeof(*team->first);
+    out->moved = team->job->parallel.balance == TDM_JOB_BALANCE_FEEDBACK;
+    if (out->moved)
+        memcpy(team->first, team->next_first, bytes);
+    else
+        memcpy(team->next_first, team->first, bytes); /* what is observed goes by where lanes are */
 }
 
 static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *err)

@@ -525,6 +525,34 @@ static void more_ranks_than_lanes(void)
     CHECK_INT(refused, 5);
 }
 
+/* Rank 1 takes four times as long as the other, and lanes stay where they are: it is named, and by what
+ * it really takes, however long that goes on. */
+static void be_slow(tdm_comm *comm, void *user)
+{
+    int *named = user;
+    team_shape shape = {.lanes = 8, .comm = comm, .batches = {64}, .width = 1300};
+    team_bench b;
+    if (!team_bench_open(&b, &shape)) return;
+    tdm_step_result r = {.straggler = -1};
+    for (uint64_t step = 0; step < 32; step++) {
+        r = team_bench_step(&b, step, 64);
+        CHECK(!r.moved);
+    }
+    CHECK_INT(r.straggler, 1);
+    CHECK(r.slow_factor > 1.5 && r.slow_factor < 12);
+    (*named)++;
+    team_bench_close(&b);
+}
+
+static void a_slow_rank_where_lanes_stay(void)
+{
+    int named = 0;
+    setenv("TANDEM_TEST_SLOW", "1:4", 1);
+    team_bench_on_ranks(2, be_slow, &named);
+    unsetenv("TANDEM_TEST_SLOW");
+    CHECK_INT(named, 2);
+}
+
 static const check_test tests[] = {
     CHECK_TEST(slices_cover_all_rows_once),
     CHECK_TEST(lanes_are_chosen_by_the_job_alone),
@@ -539,6 +567,7 @@ static const check_test tests[] = {
     CHECK_TEST(what_a_team_tells),
     CHECK_TEST(what_a_team_refuses),
     CHECK_TEST(more_ranks_than_lanes),
+    CHECK_TEST(a_slow_rank_where_lanes_stay),
 };
 
 CHECK_MAIN(tests)
