@@ -357,6 +357,13 @@ static tdm_status wait_for(entry *e, tdm_error *err)
     return tdm_request_wait(request, err);
 }
 
+/* The same in the middle of a pass, where others may need something of this rank to come as far. */
+static tdm_status wait_in_pass(tdm_team *team, entry *e, tdm_error *err)
+{
+    if (e->request) TDM_TRY(tdm__store_serve(team->options.store, err));
+    return wait_for(e, err);
+}
+
 /* The summing node has the sums: each rank gets what it updates. */
 static tdm_status hand_out(tdm_team *team, entry *e, tdm_error *err)
 {
@@ -398,7 +405,7 @@ tdm_status tdm__buckets_before(tdm_team *team, int graph, size_t end, tdm_error 
     for (size_t i = 0; b->has_overlay && i < b->count; i++) {
         const entry *e = &b->entries[i];
         if (e->begin[graph] >= end || e->before == SIZE_MAX || i < b->next) continue;
-        TDM_TRY(wait_for(&b->entries[e->before], err));
+        TDM_TRY(wait_in_pass(team, &b->entries[e->before], err));
     }
     return TDM_OK;
 }
@@ -419,20 +426,20 @@ static void add_entry(tdm_team *team, int count, const entry *e)
     if (!modest) atomic_store(&team->immodest, true);
 }
 
-tdm_status tdm__buckets_after(tdm_team *team, int count, size_t end, bool last, tdm_error *err)
+tdm_status tdm__buckets_after(tdm_team *team, int graph, int count, size_t end, bool last,
+                              tdm_error *err)
 {
     tdm__buckets *b = team->buckets;
-    int graph = team->run[0].graph;
     while (b->next < b->count && b->entries[b->next].ready[graph] < end) {
         entry *e = &b->entries[b->next++];
         double begin = tdm_clock_s();
         add_entry(team, count, e);
-        team->lane_seconds += tdm_clock_s() - begin;
+        if (count > 0) team->lane_seconds += tdm_clock_s() - begin;
         /* An overlay has no memory to wait in. */
         if (!last || (!team->job->parallel.overlap && !b->has_overlay)) continue;
         if (b->started++ == 0) b->first_start = tdm_clock_s();
         TDM_TRY(start(team, e, err));
-        if (!team->job->parallel.overlap) TDM_TRY(wait_for(e, err));
+        if (!team->job->parallel.overlap) TDM_TRY(wait_in_pass(team, e, err));
     }
     return TDM_OK;
 }

@@ -196,7 +196,8 @@ size_t tdm__buckets_next(const tdm_team *team, int graph, size_t step);
 tdm_status tdm__buckets_before(tdm_team *team, int graph, size_t end, tdm_error *err);
 /* Steps up to `end` have run in the `count` lanes of this pass. Adds what is complete, and, in the last pass,
  * starts its reduction. */
-tdm_status tdm__buckets_after(tdm_team *team, int count, size_t end, bool last, tdm_error *err);
+tdm_status tdm__buckets_after(tdm_team *team, int graph, int count, size_t end, bool last,
+                              tdm_error *err);
 /* A new pass over the plan. */
 void tdm__buckets_begin(tdm_team *team);
 /* This rank has no more lanes: what was not started is started now. */

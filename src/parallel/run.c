@@ -249,6 +249,7 @@ static bool show_op(void *user, const tdm_plan_event *event)
 
 static void run_part(tdm_team *team, int count, size_t begin, size_t end)
 {
+    if (count == 0) return; /* no time, too: such a step says nothing about how fast the rank is */
     double from = tdm_clock_s();
     bool shown = team->visit && team->watch;
     for (int i = 0; i < count; i++) {
@@ -262,11 +263,21 @@ static void run_part(tdm_team *team, int count, size_t begin, size_t end)
     team->lane_seconds += tdm_clock_s() - from;
 }
 
-/* Runs run[0 .. count) from beginning to end. `last`: no lane of this rank comes after them. */
+/* Any graph of the batch: all have the same buckets and meetings, in the same order. */
+static int graph_of_batch(const tdm_team *team)
+{
+    int graph = 0;
+    while (graph + 1 < team->graph_count && team->graphs[graph].batch != team->in.batch) graph++;
+    return graph;
+}
+
+/* Runs run[0 .. count) from beginning to end. `last`: no lane of this rank comes after them. A rank
+ * without rows has a pass, too, in which it computes nothing, but takes part in all that ranks do together
+ * on their way through the plan. */
 static tdm_status pass(tdm_team *team, int count, bool last, tdm_error *err)
 {
-    int graph = team->run[0].graph;
-    size_t step_count = tdm_plan_step_count(team->run[0].plan), at = 0, sums = 0;
+    int graph = count > 0 ? team->run[0].graph : graph_of_batch(team);
+    size_t step_count = tdm_plan_step_count(team->plans[graph]), at = 0, sums = 0;
     TDM_TRY(tdm_feed_begin(team->feed, graph, err));
     if (team->buckets) tdm__buckets_begin(team);
     while (at < step_count) {
@@ -284,7 +295,7 @@ static tdm_status pass(tdm_team *team, int count, bool last, tdm_error *err)
         team->wait_seconds += tdm_clock_s() - begin;
         run_part(team, count, at, end);
         if (meets) TDM_TRY(meet_at_sum(team, count, sums++, err));
-        if (team->buckets) TDM_TRY(tdm__buckets_after(team, count, end, last, err));
+        if (team->buckets) TDM_TRY(tdm__buckets_after(team, graph, count, end, last, err));
         at = end;
     }
     for (int i = 0; i < count; i++) {
@@ -322,6 +333,7 @@ static int64_t last_with_rows(const tdm_team *team, int64_t first, int64_t end)
 static tdm_status run_in_turn(tdm_team *team, int64_t first, int64_t end, tdm_error *err)
 {
     int64_t last = last_with_rows(team, first, end);
+    if (last < 0) return pass(team, 0, true, err);
     for (int64_t lane = first; lane <= last; lane++) {
         if (team->absent[lane]) continue;
         set_up(team, 0, lane, take_buffer(team, lane == last));
@@ -340,22 +352,28 @@ static tdm_status run_side_by_side(tdm_team *team, int64_t first, int64_t end, t
         set_up(team, count, lane, take_buffer(team, lane == last));
         plan_adds(team, &team->run[count++], lane == last);
     }
-    if (count > 0) return pass(team, count, true, err);
-    for (size_t k = 0; k < team->meeting.count; k++) TDM_TRY(meet_at_sum(team, 0, k, err));
-    return TDM_OK;
+    return pass(team, count, true, err);
 }
 
-/* Parameters that are shared out are gathered by all ranks together, also by one that has no lane left
- * while another has. */
-static tdm_status keep_up(tdm_team *team, tdm_error *err)
+/* How often a rank goes through the plan in this step: once at least. */
+static int64_t passes_of(const tdm_team *team, int place)
 {
-    int64_t most = 0, mine = 0;
+    int64_t passes = 0;
+    for (int64_t l = team->first[place]; l < team->first[place + 1]; l++)
+        passes += !team->absent[l];
+    return team->side_by_side || passes == 0 ? 1 : passes;
+}
+
+/* Parameters that are shared out are gathered by all ranks together, also by one that has fewer lanes
+ * than another. It lets the others go first, so that everybody's last pass is the same one: in that,
+ * ranks wait for each other's gradients as well, and must not be asked for parameters of another. */
+static tdm_status let_others_begin(tdm_team *team, tdm_error *err)
+{
+    if (tdm_store_is_whole(team->options.store, TDM_BLOCK_PARAMS)) return TDM_OK;
+    int64_t most = 0, mine = passes_of(team, team->place);
     for (int i = 0; i < team->size; i++) {
-        int64_t passes = 0;
-        for (int64_t l = team->first[i]; l < team->first[i + 1]; l++) passes += !team->absent[l];
-        if (team->side_by_side && passes > 1) passes = 1;
+        int64_t passes = passes_of(team, i);
         if (passes > most) most = passes;
-        if (i == team->place) mine = passes;
     }
     double begin = tdm_clock_s();
     for (; mine < most; mine++) TDM_TRY(tdm_feed_pass(team->feed, err));
@@ -390,10 +408,10 @@ tdm_status tdm__team_run_lanes(tdm_team *team, tdm_error *err)
         team->free_grads[team->free_count++] = team->grads + (size_t)i * team->block_extent;
     atomic_store(&team->immodest, false);
     team->lane_seconds = 0;
+    TDM_TRY(let_others_begin(team, err));
     double begin = tdm_clock_s();
     TDM_TRY(team->side_by_side ? run_side_by_side(team, first, end, err)
                                : run_in_turn(team, first, end, err));
-    TDM_TRY(keep_up(team, err));
     tdm__team_mark(team, "lanes", begin);
     collect_parts(team);
     return team->buckets ? tdm__buckets_finish_lanes(team, err) : TDM_OK;

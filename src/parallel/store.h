@@ -18,6 +18,10 @@ const tdm__layout *tdm__store_layout(const tdm_store *store);
  */
 tdm_status tdm__store_publish(tdm_store *store, const size_t *order, bool overlap, tdm_error *err);
 
+/* Before this rank waits for others in the middle of a pass: where they wait for parameters that it brings
+ * to their node, it brings them first. Never waits for anybody's pass. */
+tdm_status tdm__store_serve(tdm_store *store, tdm_error *err);
+
 /* In offload mode: the update will go over these cells of this rank's share, in order; it has left these,
  * in windows of a megabyte or more, of what was told last. By one thread. */
 void tdm__store_will_update(tdm_store *store, tdm__cells cells);

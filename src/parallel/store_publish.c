@@ -141,6 +141,11 @@ tdm_status tdm__store_await_all(tdm_store *store, tdm_error *err)
     return TDM_OK;
 }
 
+tdm_status tdm__store_serve(tdm_store *store, tdm_error *err)
+{
+    return store->leads && store->board ? tdm__store_await_all(store, err) : TDM_OK;
+}
+
 tdm_status tdm__store_publish(tdm_store *store, const size_t *order, bool overlap, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;

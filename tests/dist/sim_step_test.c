@@ -21,12 +21,13 @@ enum { MANY = 64 };
 enum { MANY = 1024 };
 #endif
 
-enum { STEPS = 2, FEATURES = 24, CLASSES = 8, PARAMS_MOST = 16, STACK_BYTES = 512 << 10 };
+enum { STEPS = 2, FEATURES = 24, CLASSES = 8, PARAMS_MOST = 64, STACK_BYTES = 512 << 10 };
 
 /* What all ranks of a world share: they run in one process. */
 typedef struct world {
     const tdm_job *job;
     int64_t lanes;
+    int64_t batches[2]; /* rows of steps, in turn */
     /* What came out. */
     float *blocks; /* rank 0: parameters and states, one after the other; taken by the caller */
     size_t floats;
@@ -110,7 +111,7 @@ static tdm_status open_member(member *m, tdm_error *err)
                                 .optimiser = m->optimiser,
                                 .comm = m->comm,
                                 .lane_count = m->world->lanes,
-                                .batches = {m->world->lanes},
+                                .batches = {m->world->batches[0], m->world->batches[1]},
                                 .seed = 5,
                                 .fill = fill,
                                 .user = m};
@@ -149,7 +150,8 @@ static tdm_status train(member *m, tdm_error *err)
     double losses[STEPS];
     TDM_TRY(open_member(m, err));
     for (m->step = 0; m->step < STEPS; m->step++) {
-        tdm_step_input in = {.step = m->step, .batch = w->lanes, .lr = w->job->optim.lr};
+        tdm_step_input in = {
+            .step = m->step, .batch = w->batches[m->step % 2], .lr = w->job->optim.lr};
         tdm_step_result result;
         TDM_TRY(tdm_team_step(m->team, &in, &result, err));
         losses[m->step] = result.finite ? result.loss : -1;
@@ -179,17 +181,20 @@ typedef struct setting {
     int64_t lanes;
     int zero;
     const char *bucket;
-    const char *more; /* keys of the job */
+    const char *more;     /* keys of the job */
+    const char *model;    /* NULL: a small MLP */
+    int64_t first, other; /* rows of batches, in turn; 0: one for each lane */
 } setting;
 
 static tdm_job_document *read_job(const setting *s)
 {
-    char text[512];
+    static const char small[] = "model: {kind: mlp, hidden: [256, 24], dropout: 0.1}\n";
+    char text[1024];
     snprintf(text, sizeof text,
-             "seed: 5\ndata: {train: t}\nmodel: {kind: mlp, hidden: [256, 24], dropout: 0.1}\n"
-             "compute: {backend: ref}\ntrain: {batch: %lld}\n"
+             "seed: 5\ndata: {train: t}\n%scompute: {backend: ref}\ntrain: {batch: %lld}\n"
              "parallel: {lanes: %lld, zero: %d, bucket: %s}\n%s",
-             (long long)s->lanes, (long long)s->lanes, s->zero, s->bucket, s->more);
+             s->model ? s->model : small, (long long)s->lanes, (long long)s->lanes, s->zero,
+             s->bucket, s->more);
     tdm_job_document *document = NULL;
     tdm_error err = {0};
     CHECK_INT(tdm_job_parse(text, strlen(text), "job", NULL,
@@ -204,7 +209,10 @@ static void check_setting(const setting *s)
 {
     tdm_job_document *document = read_job(s);
     if (!document || !tdm_job_document_job(document)) return;
-    world one = {.job = tdm_job_document_job(document), .lanes = s->lanes}, many = one;
+    world one = {.job = tdm_job_document_job(document), .lanes = s->lanes};
+    one.batches[0] = s->first > 0 ? s->first : s->lanes;
+    one.batches[1] = s->other > 0 ? s->other : s->lanes;
+    world many = one;
     run_rank(NULL, &one);
     CHECK_TEXT(one.message, "");
     tdm_sim_options options = {
@@ -237,12 +245,56 @@ static void test_every_stage(void)
 {
     static const char clipped[] = "optim: {kind: lamb, lr: 0.01, clip_norm: 0.1}\n";
     for (int zero = 0; zero <= 3; zero++) {
-        check_setting(&(setting){3, 16, zero, "16KB", clipped});
-        check_setting(&(setting){24, 32, zero, "16KB", clipped});
+        check_setting(
+            &(setting){.size = 3, .lanes = 16, .zero = zero, .bucket = "16KB", .more = clipped});
+        check_setting(
+            &(setting){.size = 24, .lanes = 32, .zero = zero, .bucket = "16KB", .more = clipped});
     }
 }
 
+/* Ranks with more lanes than others, with fewer, and with none: nobody waits for what another does only
+ * later. The model is deep, so that its gradients and gathered parameters do not fit their slots. */
+static void test_uneven_ranks(void)
+{
+    static const char deep[] =
+        "model: {kind: mlp, hidden: [64, 64, 64, 64, 64, 64, 64, 64, 64, 64, "
+        "64, 64, 64, 64, 64, 64]}\n";
+    for (int zero = 1; zero <= 3; zero++)
+        for (int overlap = 0; overlap <= 1; overlap++)
+            for (int size = 3; size <= 5; size++) {
+                check_setting(&(setting){.size = size,
+                                         .lanes = 8,
+                                         .zero = zero,
+                                         .bucket = overlap ? "16KB" : "16KB, overlap: no",
+                                         .more = "optim: {lr: 0.01}\n",
+                                         .model = deep,
+                                         .first = 17,
+                                         .other = 2});
+            }
+}
+
+/* The same where lanes meet in the middle of a pass, forward and backward, and with statistics. */
+static void test_uneven_ranks_that_meet(void)
+{
+    static const char norms[] =
+        "layers: [linear: 64, batch_norm, relu, linear: 64, batch_norm, relu, "
+        "linear: 64, batch_norm, relu, linear: 64, batch_norm, relu, "
+        "linear: 64, batch_norm, relu, linear: 64, batch_norm, relu]\n";
+    for (int zero = 0; zero <= 3; zero++)
+        for (int size = 3; size <= 5; size += 2)
+            check_setting(&(setting){.size = size,
+                                     .lanes = 8,
+                                     .zero = zero,
+                                     .bucket = "16KB, sync_batchnorm: yes",
+                                     .more = "optim: {lr: 0.01}\n",
+                                     .model = norms,
+                                     .first = 17,
+                                     .other = 2});
+}
+
 static const check_test tests[] = {
+    CHECK_TEST(test_uneven_ranks),
+    CHECK_TEST(test_uneven_ranks_that_meet),
     CHECK_TEST(test_a_step_on_very_many_ranks),
     CHECK_TEST(test_every_stage),
 };
