@@ -8,15 +8,10 @@
  * ranks talk by shared memory inside and by UCX between. Where there is no UCX, worlds of several hosts
  * are left to the simulator, in which every rank is a host of its own.
  */
+#include "dist/world.h"
 #include "store_exercise.h"
 
 #include <tandem/sim.h>
-
-#include <errno.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SLOW = 1 };
@@ -25,7 +20,7 @@ enum { SLOW = 0 };
 #endif
 
 /* A model of HUGE_WIDTH fills 8 MiB a block, nearly: pages are counted, and they may be of 2 MiB. */
-enum { RANKS_MOST = 8, DEADLINE_S = 20, VICTIM = 1, HUGE_WIDTH = 646 };
+enum { DEADLINE_S = 20, VICTIM = 1, HUGE_WIDTH = 646 };
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
@@ -134,94 +129,25 @@ static const rank_case cases[] = {{"exercise", rank_exercise},
                                   {"memory", rank_memory},
                                   {"death", rank_death}};
 
-static int be_a_rank(const char *name)
+static void task(tdm_comm *comm, const char *what)
 {
-    alarm(100);
-    tdm_comm *comm = NULL;
-    tdm_error err = {0};
-    if (tdm_comm_open(NULL, &comm, &err) != TDM_OK) {
-        fprintf(stderr, "FAIL: %s\n", err.message);
-        return 1;
-    }
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        if (strcmp(cases[i].name, name) == 0) cases[i].run(comm);
-    CHECK(check_count > 0);
-    tdm_comm_close(comm);
-    return check_failures > 0;
+        if (strcmp(cases[i].name, what) == 0) cases[i].run(comm);
 }
 
 /* ---- worlds ---------------------------------------------------------------------------------- */
 
-typedef struct world {
-    const char *name;
-    const char *hosts; /* one letter for each rank */
-    int victim;        /* -1: none */
-} world;
-
-static pid_t start_rank(const world *w, int rank, int number)
-{
-    fflush(NULL);
-    pid_t pid = fork();
-    if (pid != 0) return pid;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    char text[64];
-    snprintf(text, sizeof text, "unix:tandem-store-%d-%d", (int)getppid(), number);
-    setenv("TANDEM_RENDEZVOUS", text, 1);
-    setenv("TANDEM_SECRET", "store", 1);
-    snprintf(text, sizeof text, "%d", DEADLINE_S);
-    setenv("TANDEM_DEADLINE", text, 1);
-    snprintf(text, sizeof text, "store-host-%c", w->hosts[rank]);
-    setenv("TANDEM_HOST", text, 1);
-    snprintf(text, sizeof text, "%d", rank);
-    setenv("TANDEM_RANK", text, 1);
-    snprintf(text, sizeof text, "%d", (int)strlen(w->hosts));
-    setenv("TANDEM_SIZE", text, 1);
-    execl("/proc/self/exe", "store_test", "--rank", w->name, (char *)NULL);
-    _exit(127);
-}
-
-static bool has_ucx(void)
-{
-    tdm_transport_info info;
-    for (size_t i = 0; tdm_transport_at(i, &info); i++)
-        if (strcmp(info.name, "ucx") == 0) return info.usable;
-    return false;
-}
-
-static void run_world(const world *w)
-{
-    static int number;
-    int size = (int)strlen(w->hosts);
-    bool several = strspn(w->hosts, (char[]){w->hosts[0], 0}) < (size_t)size;
-    if (several && !has_ucx()) {
-        printf("     left out: hosts %s, without UCX\n", w->hosts);
-        return;
-    }
-    pid_t pids[RANKS_MOST];
-    number++;
-    for (int i = 0; i < size; i++) pids[i] = start_rank(w, i, number);
-    for (int i = 0; i < size; i++) {
-        int state = 0;
-        while (waitpid(pids[i], &state, 0) < 0 && errno == EINTR) continue;
-        bool killed = WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL;
-        bool well = i == w->victim ? killed : state == 0;
-        CHECK(well);
-        if (!well)
-            fprintf(stderr, "%s, hosts %s: rank %d ended with %x\n", w->name, w->hosts, i, state);
-    }
-}
-
 static void test_one_host(void)
 {
-    run_world(&(world){"exercise", "a", -1});
-    run_world(&(world){"exercise", "aa", -1});
-    if (!SLOW) run_world(&(world){"exercise", "aaaaa", -1});
+    world_run(&(world){.what = "exercise", .hosts = "a", .deadline_s = DEADLINE_S});
+    world_run(&(world){.what = "exercise", .hosts = "aa", .deadline_s = DEADLINE_S});
+    if (!SLOW) world_run(&(world){.what = "exercise", .hosts = "aaaaa", .deadline_s = DEADLINE_S});
 }
 
 static void test_several_hosts(void)
 {
-    run_world(&(world){"exercise", "aab", -1});
-    run_world(&(world){"exercise", "abacb", -1});
+    world_run(&(world){.what = "exercise", .hosts = "aab", .deadline_s = DEADLINE_S});
+    world_run(&(world){.what = "exercise", .hosts = "abacb", .deadline_s = DEADLINE_S});
 }
 
 static void test_offload(void)
@@ -229,22 +155,25 @@ static void test_offload(void)
     char folder[] = "/tmp/tandem-store-XXXXXX";
     CHECK(mkdtemp(folder) != NULL);
     setenv("STORE_FOLDER", folder, 1);
-    run_world(&(world){"offload", "aa", -1});
-    run_world(&(world){"offload", "aab", -1});
+    world_run(&(world){.what = "offload", .hosts = "aa", .deadline_s = DEADLINE_S});
+    world_run(&(world){.what = "offload", .hosts = "aab", .deadline_s = DEADLINE_S});
     CHECK_INT(rmdir(folder), 0); /* nothing stays behind */
 }
 
 static void test_memory(void)
 {
     if (SLOW) return; /* sanitizers have memory of their own beside each page */
-    run_world(&(world){"memory", "aab", -1});
+    world_run(&(world){.what = "memory", .hosts = "aab", .deadline_s = DEADLINE_S});
 }
 
 static void test_death(void)
 {
     for (int zero = 0; zero <= 3; zero += 1 + (zero == 1)) {
         setenv("STORE_ZERO", (char[]){(char)('0' + zero), 0}, 1);
-        run_world(&(world){"death", zero == 0 ? "aa" : "aabb", VICTIM});
+        world_run(&(world){.what = "death",
+                           .hosts = zero == 0 ? "aa" : "aabb",
+                           .deadline_s = DEADLINE_S,
+                           .victim = VICTIM + 1});
     }
 }
 
@@ -274,6 +203,6 @@ static const check_test tests[] = {
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "--rank") == 0) return be_a_rank(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "--rank") == 0) return world_be_a_rank(task, argv[2]);
     return check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

@@ -9,6 +9,7 @@
 #define TANDEM_TESTS_DIST_WORLD_H
 
 #include "check.h"
+#include "rank_env.h"
 
 #include <tandem/comm.h>
 
@@ -37,19 +38,15 @@ static inline pid_t world_start_rank(const world *w, int rank, int number)
     pid_t pid = fork();
     if (pid != 0) return pid;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    char text[64];
-    snprintf(text, sizeof text, "unix:tandem-world-%d-%d", (int)getppid(), number);
-    setenv("TANDEM_RENDEZVOUS", text, 1);
-    setenv("TANDEM_SECRET", "world", 1);
-    snprintf(text, sizeof text, "%d", w->deadline_s > 0 ? w->deadline_s : 60);
-    setenv("TANDEM_DEADLINE", text, 1);
-    snprintf(text, sizeof text, "world-host-%c", w->hosts[rank]);
-    setenv("TANDEM_HOST", text, 1);
-    snprintf(text, sizeof text, "%d", rank);
-    setenv("TANDEM_RANK", text, 1);
-    snprintf(text, sizeof text, "%d", (int)strlen(w->hosts));
-    setenv("TANDEM_SIZE", text, 1);
-    if (w->transport) setenv("TANDEM_TRANSPORT", w->transport, 1);
+    char meeting[64], host[32];
+    snprintf(meeting, sizeof meeting, "world-%d-%d", (int)getppid(), number);
+    rank_env_set(&(rank_env){.meeting = meeting,
+                             .transport = w->transport,
+                             .rank = rank,
+                             .size = (int)strlen(w->hosts),
+                             .deadline_s = w->deadline_s > 0 ? w->deadline_s : 60});
+    snprintf(host, sizeof host, "world-host-%c", w->hosts[rank]);
+    setenv("TANDEM_HOST", host, 1);
     execl("/proc/self/exe", "world", "--rank", w->what, (char *)NULL);
     _exit(127);
 }
