@@ -12,6 +12,8 @@
  * has one rank wait for calls before it starts others that are more urgent and larger than what may be
  * on its way at a time; a third looks at the memory that ranks of a node share.
  */
+#include "../rank_env.h"
+
 #include <tandem/os.h>
 #include <tandem/sim.h>
 
@@ -338,15 +340,9 @@ static pid_t start_rank(const char *transport, int rank, int size)
     pid_t pid = fork();
     if (pid != 0) return pid;
     char text[64];
-    snprintf(text, sizeof text, "unix:tandem-flood-%d-%d", (int)getppid(), size);
-    setenv("TANDEM_RENDEZVOUS", text, 1);
-    setenv("TANDEM_SECRET", "flood", 1);
-    setenv("TANDEM_TRANSPORT", transport, 1);
-    setenv("TANDEM_DEADLINE", "60", 1);
-    snprintf(text, sizeof text, "%d", rank);
-    setenv("TANDEM_RANK", text, 1);
-    snprintf(text, sizeof text, "%d", size);
-    setenv("TANDEM_SIZE", text, 1);
+    snprintf(text, sizeof text, "flood-%d-%d", (int)getppid(), size);
+    rank_env_set(&(rank_env){
+        .meeting = text, .transport = transport, .rank = rank, .size = size, .deadline_s = 60});
     snprintf(text, sizeof text, "host%d", rank / HOST_RANKS);
     if (strchr(transport, '+')) setenv("TANDEM_HOST", text, 1);
     execl("/proc/self/exe", "flood_test", "--rank", (char *)NULL);

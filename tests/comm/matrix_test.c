@@ -10,6 +10,8 @@
  * the same 16 lanes are spread over the ranks, so the same bits must come out of every world. The small
  * types get whole numbers, whose sums are exact (their rounding is reduce_test.c's matter).
  */
+#include "../rank_env.h"
+
 #include <tandem/comm.h>
 
 #include <signal.h>
@@ -281,15 +283,9 @@ static pid_t start_rank(const char *transport, int rank, int size)
     pid_t pid = fork();
     if (pid != 0) return pid;
     char text[64];
-    snprintf(text, sizeof text, "unix:tandem-matrix-%d-%d", (int)getppid(), size);
-    setenv("TANDEM_RENDEZVOUS", text, 1);
-    setenv("TANDEM_SECRET", "matrix", 1);
-    setenv("TANDEM_TRANSPORT", transport, 1);
-    setenv("TANDEM_DEADLINE", "120", 1);
-    snprintf(text, sizeof text, "%d", rank);
-    setenv("TANDEM_RANK", text, 1);
-    snprintf(text, sizeof text, "%d", size);
-    setenv("TANDEM_SIZE", text, 1);
+    snprintf(text, sizeof text, "matrix-%d-%d", (int)getppid(), size);
+    rank_env_set(&(rank_env){
+        .meeting = text, .transport = transport, .rank = rank, .size = size, .deadline_s = 120});
     execl("/proc/self/exe", "matrix_test", "--rank", (char *)NULL);
     _exit(127);
 }
