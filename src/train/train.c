@@ -111,7 +111,8 @@ static void put_step_metrics(trainer *t)
         tdm_json_put_double(&w, "grad_norm", skipped ? (double)NAN : t->status.grad_norm);
     if (t->job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
         tdm_json_put_uint(&w, "skipped", t->status.skipped);
-    tdm_json_put_double(&w, "samples_per_s", round(t->status.samples_per_s));
+    double speed = t->status.samples_per_s; /* four digits or so are meant */
+    tdm_json_put_double(&w, "samples_per_s", speed < 100 ? round(100 * speed) / 100 : round(speed));
     tdm__watch_put(&t->watch, &w);
     tdm_json_object_end(&w);
     tdm__run_put_metrics(&t->run);
