@@ -56,6 +56,12 @@ test-slow:  ## train models to the accuracy they should reach (about 20 minutes 
 	@tools/build release
 	@ctest --test-dir build/release -C Slow -L slow --output-on-failure
 
+.PHONY: test-dist
+test-dist:  ## train on ranks in every combination of settings; all must give the same bits (hours)
+	@tools/setup --test
+	@tools/build release
+	@TANDEM=build/release/tandem tests/dist/hashes_test.sh all
+
 .PHONY: lint
 lint:  ## check format, layers, headers, symbols and scripts; build with clang; run clang-tidy
 	@tools/setup --dev
@@ -75,7 +81,8 @@ fuzz:  ## fuzz every parser for FUZZ_SECONDS (60) each, two at a time
 bench:  ## measure size and speed, as ratios to peers or to physical bounds
 	@tools/setup --bench
 	@tools/build release
-	@status=0; bench/run || status=1; bench/compute || status=1; bench/comm || status=1; exit $$status
+	@status=0; bench/run || status=1; bench/compute || status=1; bench/comm || status=1; \
+	    bench/parallel || status=1; exit $$status
 
 .PHONY: docs
 docs: setup  ## write docs/job-file.md anew from the table of job keys

@@ -1,0 +1,238 @@
+#!/usr/bin/env bash
+# The same bits, whoever computes them: models trained for 50 steps by one process, and again by many
+# ranks in many ways; the state's hash and every loss must be the same.
+#   hashes_test.sh [pairs | few | all]
+# pairs (the default): combinations in which any two settings meet (pairs.awk). few: some that have most in
+# them, for builds that are slow. all: every combination, which takes hours.
+# DIST_ONLY is a pattern of combinations (grep -E) to try alone, as in DIST_ONLY='^gpt .* hosts '.
+#
+# Worlds: ranks of this host in shared memory; over UCX alone; under mpirun, over MPI alone; and two hosts
+# with shared memory inside and UCX or MPI between them. A rank takes TANDEM_HOST's word for where it is.
+# A job has the settings that decide bits; the rest may not. Where lanes move by feedback, rank 1 is slowed
+# down for some trainings (moved), so that they do move.
+# shellcheck source-path=SCRIPTDIR
+here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
+. "$here/../cli/lib.sh"
+. "$here/../cli/train_lib.sh"
+
+run_limit_s=120 # for one training
+what=${1:-pairs}
+
+# ---- data and jobs -----------------------------------------------------------------------------------
+
+make_images images.csv
+make_data 300 points.csv
+awk 'BEGIN { srand(5); for (i = 0; i < 400; i++)
+    printf "%s ", substr("the cat sat on a mat and ate", 1 + int(rand() * 20), 3 + int(rand() * 5)) }' >text.txt
+
+# 24 rows a step, of 77 samples: the last batch of an epoch has five, fewer than there are lanes.
+images='data: {train: images.csv, shape: [8, 8], test_fraction: 0.2}'
+points='data: {train: points.csv, test_fraction: 0.1}'
+text='data: {train: text.txt, format: text, test_fraction: 0.1}'
+network='layers: [conv: {channels: 16, bias: no}, batch_norm, relu, max_pool: 2, conv: {channels: 32, bias: no},
+  batch_norm, relu, max_pool: 2, flatten, linear: 64, relu, dropout: 0.2]'
+gpt='kind: gpt, layers: 2, width: 32, heads: 2'
+
+# job NAME BATCH LINES...: for 50 steps. Where it leaves the lanes to auto, there are four.
+job() {
+    local name=$1 batch=$2
+    shift 2
+    printf '%s\n' "name: $name" 'seed: 3' "train: {batch: $batch, steps: 50}" 'run: {log_every_steps: 1}' \
+        'checkpoint: {every_epochs: never}' 'eval: {every_epochs: never, every_steps: 25}' "$@" >"$name.yaml"
+}
+job mlp 24 "$images" 'model: {hidden: [128, 96], dropout: 0.1}' 'parallel: {lanes: 8}' \
+    'optim: {kind: lamb, lr: 0.01, ema: 0.9, clip_norm: 0.5}'
+job mlp-auto 256 "$points" 'model: {hidden: [128, 96]}' 'compute: {precision: bf16}'
+job cnn 24 "$images" "$network" 'parallel: {lanes: 8}' 'optim: {kind: sgd, lr: 0.05, momentum: 0.9, clip_norm: 1}'
+job cnn-sync 24 "$images" "$network" 'parallel: {lanes: 8, sync_batchnorm: true}'
+job cnn-bf16 24 "$images" "$network" 'parallel: {lanes: 8}' 'compute: {precision: bf16}' 'optim: {ema: 0.9}'
+job gpt 24 "$text" "model: {$gpt, context: 16, dropout: 0.1}" 'parallel: {lanes: 8}' 'memory: {recompute: blocks}'
+job gpt-bf16 16 "$text" "model: {$gpt, context: 64}" 'compute: {precision: bf16}' 'optim: {clip_norm: 0.5}'
+
+factors() {
+    cat <<'TABLE'
+job mlp mlp-auto cnn cnn-sync cnn-bf16 gpt gpt-bf16
+world shm ucx mpi hosts hosts-mpi
+ranks 2 3 4 8
+zero 0 1 2 3
+balance off weights feedback moved
+bucket auto 16KB 64KB
+overlap true false
+TABLE
+}
+
+# Ranks without rows in the last batch of an epoch, while lanes meet at batch norms, and memory for gradients
+# and parameters is used again: these once waited for each other.
+once_stuck() {
+    cat <<'TABLE'
+cnn-sync hosts 8 2 off 16KB false
+cnn-sync ucx 8 3 off 16KB true
+TABLE
+}
+
+few() {
+    cat <<'TABLE'
+mlp shm 2 0 off auto true
+gpt shm 3 0 moved auto true
+cnn-sync shm 2 0 weights auto true
+gpt-bf16 ucx 2 2 off 16KB true
+mlp hosts 3 1 off 16KB false
+cnn hosts 4 3 off 16KB true
+TABLE
+}
+
+# Every line of the rest with every setting of the first factor, and so on.
+product() {
+    awk '{ for (i = 2; i <= NF; i++) setting[NR, i - 1] = $i; count[NR] = NF - 1 }
+        function print_from(f, text,    i) {
+            if (f > NR) { print text; return }
+            for (i = 1; i <= count[f]; i++) print_from(f + 1, text (f > 1 ? " " : "") setting[f, i])
+        }
+        END { print_from(1, "") }'
+}
+
+# ---- worlds ------------------------------------------------------------------------------------------
+
+export TANDEM_SECRET=hashes TANDEM_DEADLINE=100
+# What Open MPI does not free is not ours to find.
+mpi_options=()
+has_mpi=no
+if [ "${DIST_MPI:-yes}" = yes ] && command -v mpirun >/dev/null &&
+    grep -q '^ *ok *mpi ' <<<"$("$TANDEM" doctor 2>/dev/null || true)"; then
+    has_mpi=yes
+    if mpirun --version 2>&1 | grep -q 'Open MPI'; then
+        mpi_options=(--allow-run-as-root --oversubscribe --mca btl 'self,vader,tcp' --mca pml ob1)
+    fi
+fi
+
+# under_mpi RANKS TRANSPORT HOSTS COMMAND...
+under_mpi() {
+    local ranks=$1 transport=$2 hosts=$3
+    shift 3
+    # shellcheck disable=SC2016 # the inner shell expands them
+    ASAN_OPTIONS="${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0" TANDEM_TRANSPORT=$transport \
+        TANDEM_RUN=$work/traces timeout -k 5 $run_limit_s mpirun "${mpi_options[@]}" -n "$ranks" sh -c '
+            rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:?no rank of MPI}}
+            [ "$0" = 1 ] || export TANDEM_HOST=host$((rank * 2 / $1))
+            shift; exec "$@"' "$hosts" "$ranks" "$@"
+}
+
+# on_two_hosts RANKS COMMAND...: a launcher for each host, with half of the ranks.
+on_two_hosts() {
+    local ranks=$1 half code=0 second
+    shift
+    half=$((ranks / 2))
+    rm -f meet
+    TANDEM_HOST=host0 timeout -k 5 $run_limit_s "$TANDEM" run -n $half --first 0 --size "$ranks" \
+        --rendezvous "$work/meet" --run "$work/traces" -- "$@" &
+    second=$!
+    TANDEM_HOST=host1 timeout -k 5 $run_limit_s "$TANDEM" run -n $((ranks - half)) --first $half \
+        --size "$ranks" --rendezvous "$work/meet" --run "$work/traces" -- "$@" || code=$?
+    wait $second || code=$?
+    return $code
+}
+
+# in_world WORLD RANKS COMMAND...
+in_world() {
+    local world=$1 ranks=$2
+    shift 2
+    case $world in
+    shm | ucx) TANDEM_TRANSPORT=$world timeout -k 5 $run_limit_s "$@" -n "$ranks" ;;
+    mpi) under_mpi "$ranks" mpi 1 "$@" ;;
+    hosts) on_two_hosts "$ranks" "$@" ;;
+    hosts-mpi) under_mpi "$ranks" shm+mpi 2 "$@" ;;
+    esac
+}
+
+# was_world WORLD RANKS: by the traces of the training, where it left any. On one host there is no UCX
+# unless it is asked for.
+was_world() {
+    local transport said
+    case $1 in
+    mpi | hosts-mpi) transport=mpi ;;
+    hosts) transport=ucx ;;
+    *) return 0 ;;
+    esac
+    said=$("$TANDEM" trace traces --last 0)
+    rm -rf traces
+    [ "$(grep -c -E "^rank [0-9]+ of $2 on .*, (shm\+)?$transport:" <<<"$said")" = "$2" ] || {
+        printf '%s\n' "$said" >try.err
+        return 1
+    }
+}
+
+# ---- trainings ---------------------------------------------------------------------------------------
+
+# The hash that a training printed, and its losses as the metrics have them.
+result_of() {
+    local run
+    hash_in "$1"
+    run=$(json_value run <<<"$1")
+    grep -oE '"(step|loss|grad_norm|test_loss|test_accuracy)":[^,}]*' "$run/metrics.jsonl"
+    rm -rf "$run"
+}
+
+declare -A lanes_of
+reference() {
+    local name=$1 said
+    said=$(timeout -k 5 $run_limit_s "$TANDEM" train "$name.yaml" -q --json -n 1 2>reference.err) ||
+        fail "$name on one rank ended with $?: $(cat reference.err)"
+    result_of "$said" >"$name.want"
+    [ "$(wc -l <"$name.want")" -gt 100 ] || fail "$name: there are no losses to compare"
+    lanes_of[$name]=$("$TANDEM" inspect "$name.yaml" --json | json_value lanes)
+    [ "${lanes_of[$name]}" -ge 4 ] || fail "$name: too few lanes for many ranks"
+}
+
+# tell COMBINATION WHAT: a failure, with what the training said.
+tell() {
+    printf 'FAIL %s: %s\n' "$1" "$2"
+    head -20 try.err
+    return 1
+}
+
+# One combination: JOB WORLD RANKS ZERO BALANCE BUCKET OVERLAP.
+try() {
+    local name=$1 world=$2 ranks=$3 balance=$5 weights said run
+    local -x TANDEM_TEST_SLOW=
+    # Lanes that were left at auto go as far as they reach.
+    [ "$ranks" -le "${lanes_of[$name]}" ] || ranks=${lanes_of[$name]}
+    weights=$(seq -s , 1 "$ranks")
+    [ "$balance" != moved ] || { balance=feedback TANDEM_TEST_SLOW=1:20; }
+    said=$(in_world "$world" "$ranks" "$TANDEM" train "$name.yaml" -q --json --set "parallel.zero=$4" \
+        --set "parallel.balance=$balance" --set "parallel.weights=[$weights]" --set "parallel.bucket=$6" \
+        --set "parallel.overlap=$7" 2>try.err) || { tell "$*" "ended with $?"; return; }
+    # It was the world that was asked for.
+    [ "$(grep -o '"lane_share"' <<<"$said" | wc -l)" = "$ranks" ] || { tell "$*" "not on $ranks ranks"; return; }
+    was_world "$world" "$ranks" || { tell "$*" "in another world"; return; }
+    run=$(json_value run <<<"$said")
+    [ "$5" != moved ] || [ $((2 * ranks)) -gt "${lanes_of[$name]}" ] || grep -q 'lanes have moved' "$run/log.jsonl" ||
+        { tell "$*" "no lane has moved"; return; }
+    result_of "$said" >got
+    cmp -s got "$name.want" || { diff got "$name.want" | head -6 >try.err; tell "$*" "other bits than on one rank"; return; }
+    printf 'ok   %s\n' "$*"
+}
+
+# ---- all of it -----------------------------------------------------------------------------------------
+
+case $what in
+pairs)
+    factors | awk -f "$here/pairs.awk"
+    once_stuck
+    ;;
+few) few ;;
+all) factors | product ;;
+*) fail "there is nothing called '$what'; there are pairs, few and all" ;;
+esac | grep -E -- "${DIST_ONLY:-.}" >combinations
+[ $has_mpi = yes ] || {
+    echo "NOT TESTED: MPI, because there is no mpirun or no such transport (tools/setup --test)"
+    sed -i '/ \(mpi\|hosts-mpi\) /d' combinations
+}
+[ -s combinations ] || fail "no combination matches"
+mapfile -t names < <(cut -d " " -f 1 combinations | sort -u)
+for name in "${names[@]}"; do reference "$name"; done
+failures=0
+while read -r -a settings <&3; do
+    try "${settings[@]}" || failures=$((failures + 1))
+done 3<combinations
+printf '%d combinations, %d failed\n' "$(wc -l <combinations)" $failures
+[ $failures -eq 0 ]
