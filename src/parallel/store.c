@@ -29,20 +29,28 @@ enum { NAP_NS = 50000, PATH_MOST = 4096 };
 
 tdm_status tdm__store_agree(const tdm_store *store, tdm_status status, tdm_error *err)
 {
-    tdm_group *world = store->layout->world;
-    if (!world) return status;
-    int32_t worst = (int32_t)status;
-    tdm_error other = {0};
-    tdm_status told = tdm_group_all_reduce(world, &worst, &worst, 1, TDM_DTYPE_I32, TDM_REDUCE_MAX,
-                                           &other);
+    const tdm__layout *layout = store->layout;
+    if (!layout->world) return status;
+    tdm_error broken = {0}, first = {0};
+    int64_t failed = status == TDM_OK ? layout->size : layout->place;
+    tdm_status told = tdm_group_all_reduce(layout->world, NULL, &failed, 1, TDM_DTYPE_I64,
+                                           TDM_REDUCE_MIN, &broken);
+    if (told == TDM_OK && failed == layout->size) return TDM_OK;
+    if (told == TDM_OK) { /* the reason, from the first of those that have one */
+        if (failed == layout->place) first = (tdm_error){.status = status};
+        if (failed == layout->place && err) first = *err;
+        told = tdm_group_broadcast(layout->world, &first, sizeof first, TDM_DTYPE_U8, (int)failed,
+                                   &broken);
+        /* Nobody leaves, and so breaks the world for the others, before all have heard it. */
+        if (told == TDM_OK) (void)tdm_group_barrier(layout->world, &(tdm_error){0});
+    }
     if (status != TDM_OK) return status; /* our own reason says more */
     if (told != TDM_OK) {
-        if (err) *err = other;
+        if (err) *err = broken;
         return told;
     }
-    if (worst == TDM_OK) return TDM_OK;
-    return tdm_fail(err, (tdm_status)worst,
-                    "another rank could not make room for parameters and state: see its message");
+    first.message[sizeof first.message - 1] = '\0';
+    return tdm_fail(err, first.status, "rank %d: %s", layout->rank_of_place[failed], first.message);
 }
 
 /* The first failure of several steps that all are done, because other ranks wait in them, too. */

@@ -62,19 +62,34 @@ static tdm_status load(tdm__course *c, tdm_error *err)
     return TDM_OK;
 }
 
-/* Ranks of a node read the same file: one of them looks at all of it. */
-static tdm_status load_together(tdm__course *c, tdm_comm *comm, tdm_error *err)
+/* Ranks compare what they have read, each by a hash; those that bring none do not count. All fail together
+ * where one differs. */
+static tdm_status compare(const tdm_dataset *set, char hash[TDM_SHA256_HEX], tdm_comm *comm,
+                          tdm_error *err)
 {
     int differs;
+    TDM_TRY(tdm__same_text(comm, hash, TDM_SHA256_HEX, &differs, err));
+    if (differs < 0) return TDM_OK;
+    tdm_fail(err, TDM_ERR_JOB_MISMATCH,
+             "rank %d has read other data from %s than rank 0: bring the same files to all hosts",
+             differs, tdm_dataset_info_of(set)->path);
+    return tdm__agree(comm, TDM_ERR_JOB_MISMATCH, NULL, err);
+}
+
+/* Ranks of a node read the same file: one of them looks at all of it. The test set does not decide bits,
+ * mostly, but all ranks measure with it. */
+static tdm_status load_together(tdm__course *c, tdm_comm *comm, tdm_error *err)
+{
+    char test_hash[TDM_SHA256_HEX] = "";
     tdm_status status = load(c, err);
-    if (status == TDM_OK && tdm__leads_node(comm)) status = hash_data(c, err);
+    bool looks = status == TDM_OK && tdm__leads_node(comm);
+    if (looks) status = hash_data(c, err);
+    if (status == TDM_OK && looks && c->data.test && tdm__size_of(comm) > 1 &&
+        tdm_dataset_hash(c->data.test, test_hash) != TDM_OK)
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory to hash the data");
     TDM_TRY(tdm__agree(comm, status, NULL, err));
-    TDM_TRY(tdm__same_text(comm, c->data_hash, sizeof(c->data_hash), &differs, err));
-    if (differs >= 0)
-        return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
-                        "rank %d has read other data from %s than rank 0: bring the same files to "
-                        "all hosts",
-                        differs, tdm_dataset_info_of(c->data.train)->path);
+    TDM_TRY(compare(c->data.train, c->data_hash, comm, err));
+    if (c->data.test) TDM_TRY(compare(c->data.test, test_hash, comm, err));
     return tdm__data_share(&c->data, comm, err);
 }
 

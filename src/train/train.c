@@ -450,7 +450,11 @@ static tdm_status make_team(trainer *t, tdm_error *err)
     t->indices = tdm_arena_array(t->arena, (size_t)(t->course.full_batch / lanes + 1),
                                  sizeof(*t->indices));
     if (!t->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    TDM_TRY(tdm_team_create(&o, &t->team, err));
+    tdm_status status = tdm_team_create(&o, &t->team, err);
+    /* What is wrong with the job all ranks find, and end together. */
+    if (status == TDM_ERR_JOB_INVALID || status == TDM_ERR_UNSUPPORTED)
+        status = tdm__agree(t->comm, status, NULL, err);
+    TDM_TRY(status);
     TDM_TRY(tdm__watch_init(&t->watch, t->comm, t->team, t->arena, err));
     t->status.lane_count = lanes;
     t->status.parameter_count = tdm_graph_trained_elements(t->state.graph);

@@ -223,6 +223,40 @@ test_other_launchers() {
     assert_equal "$(hash_in "$out")" "$hash" "the hash in a batch script"
 }
 
+# Two ranks on hosts of their own, each in its own folder.
+on_hosts() {
+    # shellcheck disable=SC2016 # for the rank's own shell
+    timeout "$deadline" "$TANDEM" run -n 2 --run failed -- sh -c \
+        'cd "host-$TANDEM_RANK" && TANDEM_HOST=host-$TANDEM_RANK exec "$0" train job.yaml -q "$@"' \
+        "$TANDEM" "$@"
+}
+
+# Hosts with other files. What is wrong on the second is said by the
+# first, once, in the second's words.
+test_hosts_that_differ() {
+    if [ ! -e "$(dirname "$TANDEM")/libtandem-ucx.so" ]; then
+        echo "NOT TESTED: ucx is not there"
+        return
+    fi
+    local i
+    for i in 0 1; do
+        mkdir "host-$i"
+        cp job.yaml data.csv "host-$i"
+        make_data $((40 + i)) "host-$i/test.csv"
+    done
+    mkdir host-0/states
+    assert_exit 4 on_hosts --set data.test=test.csv
+    assert_equal "$(count 'rank 1 has read other data from .*test.csv than rank 0' "$err")" 1 "in: $err"
+    cp host-0/test.csv host-1/
+    assert_exit 1 on_hosts --set data.test=test.csv --set parallel.offload=states --set parallel.zero=1
+    assert_equal "$(count 'rank 1: .*host-1/states/.*: No such file' "$err")" 1 "in: $err"
+    assert_exit 2 on_hosts --set parallel.balance=weights --set 'parallel.weights=[1, 2, 3]'
+    assert_equal "$(count 'tandem: parallel.weights has 3 numbers, and there are 2 ranks' "$err")" 1 \
+        "in: $err"
+    mkdir host-1/states
+    assert_exit 0 on_hosts --set data.test=test.csv --set parallel.offload=states --set parallel.zero=1
+}
+
 # More ranks than processors; batches with fewer rows than lanes, so that some ranks have none; a last
 # batch that is shorter; data smaller than the batch. Each the same as with one rank.
 test_little_to_do() {
