@@ -38,6 +38,7 @@ typedef struct session {
 static volatile sig_atomic_t stop_signals;
 static volatile sig_atomic_t stop_quietly; /* --json, or not rank 0: there is nothing to print */
 static volatile sig_atomic_t stop_patient; /* a rank: its launcher decides when it is enough */
+static volatile sig_atomic_t stop_at_once; /* ranks meet: there is no step that could be finished */
 
 /* Says at once what it will do: the step that it waits for may be a long one. On a terminal it takes
  * the place of the progress line. */
@@ -46,7 +47,7 @@ static void on_signal(int number)
     static const char erase[] = "\r\033[K";
     static const char words[] = "stopping after this step (Ctrl-C again to stop at once) ...\n";
     (void)number;
-    if (stop_signals > 0 && !stop_patient) _exit(CLI_INTERRUPTED);
+    if (stop_at_once || (stop_signals > 0 && !stop_patient)) _exit(CLI_INTERRUPTED);
     if (stop_signals > 0) return;
     stop_signals = 1;
     if (stop_quietly) return;
@@ -198,7 +199,10 @@ static int train(const cli_args *args, const tdm_job *job, tdm_comm *comm)
 static int train_as_rank(const cli_args *args, const tdm_job *job, const tdm_comm_place *place)
 {
     tdm_comm *comm = NULL;
+    stop_at_once = 1;
+    if (stop_signals > 0) return CLI_INTERRUPTED;
     int code = world_join(job, place, &comm);
+    stop_at_once = 0;
     if (code == CLI_OK) code = train(args, job, comm);
     tdm_comm_close(comm);
     return code;

@@ -471,6 +471,8 @@ struct tdm_job_key {
 
 TDM_API size_t tdm_job_key_count(void);
 TDM_API const tdm_job_key *tdm_job_key_at(size_t index);
+/* The value of that key, as tdm_job_show shows it; none when the job does not have it. */
+TDM_API void tdm_job_value_show(const tdm_job *job, size_t index, tdm_str *out);
 /* The reference for all keys that begin with `prefix` ("" for all): plain text, or Markdown. */
 TDM_API size_t tdm_job_keys_text(const char *prefix, tdm_str *out);
 TDM_API void tdm_job_keys_markdown(tdm_str *out);

@@ -374,8 +374,20 @@ static bool is_meant(tdm__loader *loader, size_t index, bool other_model)
     return !is_default;
 }
 
+static void warn_of_weights(tdm__loader *loader)
+{
+    size_t index = tdm__key_find("parallel.weights");
+    if (loader->job->parallel.balance == TDM_JOB_BALANCE_WEIGHTS ||
+        loader->job->parallel.weights.count == 0 || !is_meant(loader, index, false))
+        return;
+    tdm__problem_add(&loader->warnings, loader->slots[index].place,
+                     "'parallel.weights' has no effect: ranks go by it with 'parallel.balance: "
+                     "weights'");
+}
+
 void tdm__rules_warn(tdm__loader *loader)
 {
+    warn_of_weights(loader);
     size_t kind_index = tdm__key_find("model.kind");
     const tdm__slot *kind_slot = &loader->slots[kind_index];
     char kind[32];

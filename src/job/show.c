@@ -256,6 +256,15 @@ void tdm__value_show(const tdm_job_key *key, const void *base, tdm_str *out)
     }
 }
 
+void tdm_job_value_show(const tdm_job *job, size_t index, tdm_str *out)
+{
+    const tdm_job_key *key = tdm_job_key_at(index);
+    if (tdm__value_is_set(key, job))
+        tdm__value_show(key, job, out);
+    else
+        tdm_str_add(out, "none");
+}
+
 void tdm_job_show(const tdm_job *job, tdm_str *out)
 {
     for (size_t g = 0; g < tdm__job_group_count(); g++) {

@@ -67,6 +67,10 @@ tdm_status tdm_file_map_create_parts(const char *path, size_t bytes, const tdm_f
     int fd = tdm__fault_hit(TDM_FAULT_OPEN)
                  ? -1
                  : open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0 && errno == ENOENT)
+        return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                        "cannot make %s: its folder does not exist; make that, or choose another",
+                        path);
     if (fd < 0) return tdm_os_fail(err, "cannot make", path);
     tdm_status status = take_parts(fd, path, rounded, parts, part_count, err);
     if (status == TDM_OK) status = map(fd, path, rounded, out, err);

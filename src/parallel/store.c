@@ -227,6 +227,8 @@ static tdm_status make_blocks(tdm_store *store, const tdm_store_options *options
         tdm_error why = {0};
         tdm_status status = make_block(store, i, shared_out, options->offload, &why);
         if (status != TDM_OK) store->blocks[i].data = NULL;
+        if (status != TDM_OK && store->blocks[i].in_file)
+            status = tdm_error_context(&why, status, "parallel.offload");
         first = keep_first(first, status, &why, err); /* go on: others may wait for us */
     }
     return first;

@@ -132,6 +132,7 @@ static tdm_status prepare(bench *b, tdm_error *err)
 {
     const tdm_job *job = b->job;
     tdm_bench *out = b->out;
+    TDM_TRY(tdm__same_settings(b->options.comm, job, false, err));
     TDM_TRY(tdm_job_data_load(job, &b->data, err));
     const tdm_dataset_info *info = tdm_dataset_info_of(b->data.train);
     b->model = (tdm_model_options){.job = job, .class_count = info->class_count};

@@ -197,6 +197,10 @@ void tdm__call_off(tdm_comm *comm, const tdm_error *err);
 /* *differs becomes the lowest rank that has another text (`bytes` long, zeros behind its end) than rank
  * 0, and is not empty; -1: none. `text` becomes rank 0's. Collective. */
 tdm_status tdm__same_text(tdm_comm *comm, char *text, size_t bytes, int *differs, tdm_error *err);
+/* TDM_ERR_JOB_MISMATCH, naming the key, when ranks were started with different settings that are not
+ * part of the job's hash, but decide which calls they make (how long to train, ZeRO, how often to
+ * save), or when some resume and others do not. Collective. */
+tdm_status tdm__same_settings(tdm_comm *comm, const tdm_job *job, bool resumes, tdm_error *err);
 /* Whether this is the lowest rank of those that see the same memory. */
 bool tdm__leads_node(tdm_comm *comm);
 typedef struct tdm__host_name {

@@ -100,6 +100,72 @@ tdm_status tdm__same_text(tdm_comm *comm, char *text, size_t bytes, int *differs
     return status;
 }
 
+/* Keys that each host may have as it needs them. */
+static bool is_own(const tdm_job_key *key)
+{
+    static const char *const own[] = {"name", "memory.limit", "comm.transport"};
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+        if (strcmp(key->path, own[i]) == 0) return true;
+    return key->type == TDM_JOB_KEY_PATH || key->type == TDM_JOB_KEY_DIR;
+}
+
+/* A number that stands for the value of a key: never negative. */
+static int64_t number_of(const tdm_str *text)
+{
+    uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
+    for (size_t i = 0; i < text->length; i++)
+        hash = (hash ^ (unsigned char)tdm_str_text(text)[i]) * 0x100000001b3u;
+    return (int64_t)(hash >> 1);
+}
+
+/* By MIN of a number and of its negative, all learn whether it is the same everywhere. */
+static tdm_status compare_settings(tdm_comm *comm, const tdm_job *job, bool resumes,
+                                   int64_t *numbers, tdm_error *err)
+{
+    size_t keys = tdm_job_key_count(), count = keys + 1;
+    tdm_str text = TDM_STR_INIT;
+    for (size_t i = 0; i < keys; i++) {
+        tdm_str_clear(&text);
+        if (!is_own(tdm_job_key_at(i))) tdm_job_value_show(job, i, &text);
+        numbers[i] = number_of(&text);
+    }
+    numbers[keys] = resumes;
+    for (size_t i = 0; i < count; i++) numbers[count + i] = -numbers[i];
+    tdm_status status = tdm_group_all_reduce(tdm_comm_world(comm), NULL, numbers, 2 * count,
+                                             TDM_DTYPE_I64, TDM_REDUCE_MIN, err);
+    size_t at = 0;
+    while (at < count && numbers[at] == -numbers[count + at]) at++;
+    if (status == TDM_OK && at == keys)
+        status = tdm_fail(err, TDM_ERR_JOB_MISMATCH,
+                          "some ranks were started with --resume, and others without; start all "
+                          "with the same command");
+    if (status == TDM_OK && at < keys) {
+        tdm_str_clear(&text);
+        tdm_job_value_show(job, at, &text);
+        status = tdm_fail(err, TDM_ERR_JOB_MISMATCH,
+                          "the ranks do not agree on '%s', which is %s on rank %d; start all with "
+                          "the same job and the same --set",
+                          tdm_job_key_at(at)->path, tdm_str_text(&text), tdm__rank_of(comm));
+    }
+    tdm_str_release(&text);
+    return status;
+}
+
+tdm_status tdm__same_settings(tdm_comm *comm, const tdm_job *job, bool resumes, tdm_error *err)
+{
+    if (tdm__size_of(comm) == 1) return TDM_OK;
+    tdm_arena *arena = tdm_arena_create("comparison");
+    int64_t *numbers = arena
+                           ? tdm_arena_array(arena, 2 * (tdm_job_key_count() + 1), sizeof(*numbers))
+                           : NULL;
+    tdm_status status = tdm__agree(
+        comm, numbers ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"), NULL, err);
+    assert(numbers || status != TDM_OK);
+    if (status == TDM_OK) status = compare_settings(comm, job, resumes, numbers, err);
+    tdm_arena_destroy(arena);
+    return status;
+}
+
 bool tdm__leads_node(tdm_comm *comm)
 {
     for (int i = 0; i < tdm__rank_of(comm); i++)

@@ -422,6 +422,7 @@ static tdm_status loop(trainer *t, tdm_train_result *out, tdm_error *err)
 static tdm_status load_data(trainer *t, tdm_error *err)
 {
     tdm__course *c = &t->course;
+    TDM_TRY(tdm__same_settings(t->comm, t->job, t->options->resume != NULL, err));
     TDM_TRY(tdm__course_init_together(t->job, t->comm, c, err));
     const tdm_dataset_info *info = tdm_dataset_info_of(c->data.train);
     t->status.epoch_count = (c->step_count + c->epoch_steps - 1) / c->epoch_steps;

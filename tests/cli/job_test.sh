@@ -78,6 +78,10 @@ test_keys_without_effect() {
     assert_contains "$out" "'model.channels' has no effect"
     assert_exit 0 "$TANDEM" job check job.yaml --set "layers=[linear: 8]"
     assert_equal "$err" "" "what is said of a model that the command line has replaced"
+    assert_exit 0 "$TANDEM" job check job.yaml --set parallel.weights=[1,2]
+    assert_contains "$err" "'parallel.weights' has no effect: ranks go by it with 'parallel.balance:"
+    assert_exit 0 "$TANDEM" job check job.yaml --set parallel.weights=[1,2] --set parallel.balance=weights
+    assert_equal "$err" "" "what is said of weights that ranks go by"
 }
 
 test_show_shows_itself() {

@@ -199,10 +199,42 @@ test_errors_are_said_once() {
     assert_contains "$err" "parallel.lanes"
     assert_exit 2 train job.yaml -n 2 --set data.last_batch=drop --set train.batch=151
     assert_equal "$(count 'make no batch of 151' "$err")" 1 "refusals in: $err"
+    assert_exit 1 train job.yaml -n 2 --set parallel.offload=nowhere --set run.dir=never
+    assert_equal "$(wc -l <<<"$err")" 1 "lines of $err"
+    [[ $err == *"parallel.offload: cannot make "*": its folder does not exist; make that"* ]] || fail "$err"
     assert_exit 3 train job.yaml -n 1 --set optim.lr=1e30 --set run.dir=diverged
     alone=$err
     assert_exit 3 train job.yaml -n 3 --set optim.lr=1e30 --set run.dir=diverged
     assert_equal "$(grep '^tandem:' <<<"$err")" "$(grep '^tandem:' <<<"$alone")" "what 3 ranks say"
+}
+
+# Ranks that were not started alike are told which setting it is, before they wait for each other.
+test_ranks_that_differ() {
+    local -a world=(timeout "$deadline" "$TANDEM" run -n 2 -- bash -c)
+    # shellcheck disable=SC2016 # each rank has its own number
+    assert_exit 4 "${world[@]}" '"$0" train job.yaml --set run.dir=differ --set train.epochs=$((TANDEM_RANK + 1))' "$TANDEM"
+    assert_contains "$err" "the ranks do not agree on 'train.epochs', which is 1 on rank 0; start all"
+    # shellcheck disable=SC2016
+    assert_exit 4 "${world[@]}" '"$0" train job.yaml --set run.dir=differ --set parallel.zero=$TANDEM_RANK' "$TANDEM"
+    assert_equal "$(count "do not agree on 'parallel.zero'" "$err")" 1 "complaints in: $err"
+    [ ! -e differ ] || fail "ranks that differ left a folder"
+    # What a host may have as it needs it.
+    # shellcheck disable=SC2016
+    assert_exit 0 "${world[@]}" '"$0" train job.yaml --set run.dir=differ-$TANDEM_RANK -q --set memory.limit=$((TANDEM_RANK + 8))GiB' "$TANDEM"
+}
+
+# While ranks wait for each other there is no step to be finished.
+test_stopped_while_ranks_meet() {
+    local launcher begin
+    "$TANDEM" run -n 1 --size 2 --rendezvous "$work/meet" -- "$TANDEM" train job.yaml \
+        >meet.out 2>meet.err &
+    launcher=$!
+    wait_for 30 test -e meet
+    begin=$SECONDS
+    kill -TERM "$launcher"
+    wait "$launcher" && fail "nobody came, and it went well"
+    [ $((SECONDS - begin)) -lt 30 ] || fail "it took $((SECONDS - begin)) s to stop"
+    assert_equal "$(count 'after this step' "$(cat meet.err)")" 0 "promises in: $(cat meet.err)"
 }
 
 # Under a launcher of another kind, each process is the rank that this one made it.
