@@ -9,6 +9,7 @@
 #include "table.h"
 
 #include <tandem/os.h>
+#include <tandem/parallel.h>
 
 #include <inttypes.h>
 #include <math.h>
@@ -246,6 +247,12 @@ static bool split_dumps(const cli_args *args, tdm_arena *arena, const char **nam
 static int replay(const cli_args *args, const tdm_job *job, const tdm_replay_options *asked,
                   int64_t only)
 {
+    int64_t lanes = tdm_lanes_of(job);
+    if (only >= lanes) {
+        cli_error("replay: there is no lane %lld: the job has %lld, counted from 0",
+                  (long long)only, (long long)lanes);
+        return CLI_USAGE;
+    }
     session s = {.silent = cli_json(args) || cli_has(args, "quiet")};
     progress_init(&s.bar, stderr, s.silent);
     tdm_replay_options options = *asked;
@@ -257,9 +264,6 @@ static int replay(const cli_args *args, const tdm_job *job, const tdm_replay_opt
     progress_clear(&s.bar);
     if (status != TDM_OK) return cli_fail(&err);
     tdm_str out = TDM_STR_INIT;
-    if (only >= result->lanes_of_job)
-        cli_warn("replay: there is no lane %lld: the job has %lld", (long long)only,
-                 (long long)result->lanes_of_job);
     if (cli_json(args))
         result_json(args, result, only, &out);
     else
@@ -326,7 +330,7 @@ const cli_command cli_replay = {
         "--dump writes tensors: the state before the step by its names in checkpoints (fc1.weight), "
         "the gradient summed over the lanes (grad/fc1.weight), a lane's part of it "
         "(lane.3/grad/fc1.weight), and what any op of a lane makes, forward or backward "
-        "(lane.3/fc2.matmul; 'tandem inspect JOB' names the ops).",
+        "(lane.3/fc3.matmul; 'tandem inspect JOB' names the ops).",
     .examples = examples,
     .arguments_least = 1,
     .arguments_most = 1,

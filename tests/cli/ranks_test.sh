@@ -210,7 +210,7 @@ test_errors_are_said_once() {
 
 # Ranks that were not started alike are told which setting it is, before they wait for each other.
 test_ranks_that_differ() {
-    local -a world=(timeout "$deadline" "$TANDEM" run -n 2 -- bash -c)
+    local -a world=(timeout "$deadline" "$TANDEM" run -n 2 --run "$work/traces" -- bash -c)
     # shellcheck disable=SC2016 # each rank has its own number
     assert_exit 4 "${world[@]}" '"$0" train job.yaml --set run.dir=differ --set train.epochs=$((TANDEM_RANK + 1))' "$TANDEM"
     assert_contains "$err" "the ranks do not agree on 'train.epochs', which is 1 on rank 0; start all"

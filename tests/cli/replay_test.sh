@@ -164,6 +164,8 @@ test_mistakes() {
     assert_contains "$err" "which step?"
     assert_exit 2 "$TANDEM" replay $run --step 0
     assert_exit 2 "$TANDEM" replay $run --step 1 -n 2
+    assert_exit 2 "$TANDEM" replay $run --step 1 --lane 4
+    assert_contains "$err" "there is no lane 4: the job has 4, counted from 0"
     assert_exit 2 "$TANDEM" replay $run --step 1 --dump fc1.weight
     assert_contains "$err" "give both"
     assert_exit 2 "$TANDEM" replay runs --step 1
