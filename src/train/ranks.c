@@ -161,7 +161,10 @@ tdm_status tdm__same_settings(tdm_comm *comm, const tdm_job *job, bool resumes, 
     tdm_status status = tdm__agree(
         comm, numbers ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"), NULL, err);
     assert(numbers || status != TDM_OK);
-    if (status == TDM_OK) status = compare_settings(comm, job, resumes, numbers, err);
+    if (status == TDM_OK) {
+        status = compare_settings(comm, job, resumes, numbers, err);
+        status = tdm__agree(comm, status, NULL, err); /* nobody leaves before all have compared */
+    }
     tdm_arena_destroy(arena);
     return status;
 }
