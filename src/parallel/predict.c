@@ -215,8 +215,10 @@ tdm_status tdm_ranks_memory_of(const tdm_ranks_memory_options *options, tdm_rank
                         options->rank_count, (long long)options->lane_count,
                         (long long)options->lane_count);
     if (options->node_count < 1 || options->node_count > options->rank_count)
-        return tdm_fail(err, TDM_ERR_RANGE, "%d ranks cannot be spread over %d hosts",
-                        options->rank_count, options->node_count);
+        return tdm_fail(
+            err, TDM_ERR_JOB_INVALID,
+            "%d ranks cannot be spread over %d hosts: take 1 to %d hosts, or more ranks",
+            options->rank_count, options->node_count, options->rank_count);
     prediction p = {.options = options};
     tdm_ranks_memory memory = {0};
     tdm_status status = prepare(&p, err);

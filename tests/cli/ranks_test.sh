@@ -281,7 +281,7 @@ test_hosts_that_differ() {
     assert_equal "$(count 'rank 1 has read other data from .*test.csv than rank 0' "$err")" 1 "in: $err"
     cp host-0/test.csv host-1/
     assert_exit 1 on_hosts --set data.test=test.csv --set parallel.offload=states --set parallel.zero=1
-    assert_equal "$(count 'rank 1: .*host-1/states/.*: No such file' "$err")" 1 "in: $err"
+    assert_equal "$(count 'rank 1: .*host-1/states/.*: its folder does not exist' "$err")" 1 "in: $err"
     assert_exit 2 on_hosts --set parallel.balance=weights --set 'parallel.weights=[1, 2, 3]'
     assert_equal "$(count 'tandem: parallel.weights has 3 numbers, and there are 2 ranks' "$err")" 1 \
         "in: $err"
