@@ -36,12 +36,14 @@ typedef struct team_shape {
     double clip_value;
     double clip_norm;
     double ema;
+    bool synced; /* a batch norm before the hidden layer, over all lanes */
 } team_shape;
 
 typedef struct team_bench {
     team_shape shape;
     tdm_job job;
     int64_t hidden[2];
+    tdm_job_layer layers[3];
     tdm_graph *graph; /* of one row, for the layout */
     tdm_store *store;
     float *params;
@@ -162,6 +164,18 @@ static inline tdm_team_options team_bench_options(team_bench *b)
     return o;
 }
 
+/* Another model: its lanes meet, forward and backward. */
+static inline void team_bench_sync(team_bench *b)
+{
+    b->layers[0] = (tdm_job_layer){.kind = TDM_JOB_LAYER_BATCH_NORM, .momentum = 0.1, .eps = 1e-5};
+    b->layers[1] = (tdm_job_layer){
+        .kind = TDM_JOB_LAYER_LINEAR, .size = b->hidden[0], .bias = true};
+    b->layers[2] = (tdm_job_layer){.kind = TDM_JOB_LAYER_RELU};
+    b->job.layers = (tdm_job_layer_list){b->layers, 3};
+    b->job.model.kind = TDM_JOB_MODEL_LAYERS;
+    b->job.parallel.sync_batchnorm = true;
+}
+
 /* Everything but the team. */
 static inline bool team_bench_prepare(team_bench *b, const team_shape *shape)
 {
@@ -177,6 +191,7 @@ static inline bool team_bench_prepare(team_bench *b, const team_shape *shape)
     b->job.parallel.balance = shape->balance;
     b->job.parallel.overlap = !shape->no_overlap;
     team_bench_optim(shape, &b->job);
+    if (shape->synced) team_bench_sync(b);
     tdm_model_options m = team_bench_model(b);
     m.batch = 1;
     CHECK_INT(tdm_model_build(&m, &b->graph, NULL), TDM_OK);

@@ -50,16 +50,8 @@ static bool look_at(const tdm__lane_run *lane, const tdm_tensor *t, bool of_rows
     return true;
 }
 
-typedef struct watcher {
-    const tdm_graph *graph;
-    const tdm__lane_run *lane;
-    int64_t token_count; /* of the lane; 0 where samples are not tokens */
-    tdm_bad_number found;
-    bool has_found;
-} watcher;
-
 /* Whether the numbers of an op's output are those of the lane's rows, one row after another. */
-static bool is_of_rows(const watcher *w, const tdm_node_info *node, const tdm_tensor *t)
+static bool is_of_rows(const tdm__watcher *w, const tdm_node_info *node, const tdm_tensor *t)
 {
     int64_t rows = w->lane->rows.count, first = t->shape.rank >= 2 ? t->shape.dim[0] : 0;
     if (!node->of_inputs) return false;
@@ -69,48 +61,55 @@ static bool is_of_rows(const watcher *w, const tdm_node_info *node, const tdm_te
 
 static bool watch(void *user, const tdm_plan_event *event)
 {
-    watcher *w = user;
+    tdm__watcher *w = user;
     tdm_node_info node = tdm_graph_node_at(w->graph, event->node);
+    w->event++;
+    if (w->has_found) return true; /* the lane's end decides */
+    w->node = event->node;
     for (int i = 0; i < event->out_count && !w->has_found; i++) {
         const tdm_tensor *t = &event->out[i];
         bool of_rows = (i == 0 || w->lane->rows.count == 1) && is_of_rows(w, &node, t);
-        if (!look_at(w->lane, t, of_rows, &w->found)) continue;
-        w->has_found = true;
-        w->found.kind = TDM_BAD_OP;
-        w->found.name = node.name;
-        w->found.op = node.op;
-        w->found.backward = node.backward;
+        if (look_at(w->lane, t, of_rows, &w->found)) tdm__watcher_blame(w);
     }
-    return true; /* the lane's end decides */
+    return true;
 }
 
-static tdm_status run_watched(const tdm__lane_run *lane, tdm_feed *feed, watcher *w, tdm_error *err)
+/* ---- for those who run lanes ------------------------------------------------------------------- */
+
+void tdm__watcher_blame(tdm__watcher *w)
 {
-    size_t step_count = tdm_plan_step_count(lane->plan), at = 0;
-    if (feed) TDM_TRY(tdm_feed_begin(feed, lane->graph, err));
-    while (at < step_count) {
-        size_t end = step_count;
-        if (feed) TDM_TRY(tdm_feed_reach(feed, at, &end, err));
-        if (end > step_count) end = step_count;
-        tdm_plan_run_part_watched(lane->plan, &lane->key, at, end, watch, w);
-        at = end;
-    }
-    return TDM_OK;
+    tdm_node_info node = tdm_graph_node_at(w->graph, w->node);
+    w->has_found = true;
+    w->found_at = w->event;
+    w->found.kind = TDM_BAD_OP;
+    w->found.name = node.name;
+    w->found.op = node.op;
+    w->found.backward = node.backward;
 }
 
-tdm_status tdm__blame_lane(const tdm_graph *graph, const tdm__lane_run *lane, tdm_feed *feed,
-                           bool *found, tdm_bad_number *out, tdm_error *err)
+void tdm__watcher_begin(tdm__watcher *w, const tdm_graph *graph, const tdm__lane_run *lane)
 {
-    watcher w = {.graph = graph, .lane = lane};
+    *w = (tdm__watcher){.graph = graph, .lane = lane};
     tdm_tensor x = tdm_plan_input(lane->plan, TDM_MODEL_INPUT);
-    if (x.dtype == TDM_DTYPE_I32) w.token_count = tdm_tensor_elements(&x);
-    w.has_found = look_at(lane, &x, true, &w.found);
-    if (w.has_found) w.found.kind = TDM_BAD_DATA;
-    TDM_TRY(run_watched(lane, feed, &w, err));
-    const float *loss = tdm_plan_output(lane->plan, TDM_MODEL_LOSS).data;
-    int64_t extent = (int64_t)tdm_graph_grad_extent(graph);
-    bool good = isfinite(*loss) && first_bad(lane->grads, extent) == extent;
-    *found = !good && w.has_found;
-    if (*found) *out = w.found;
-    return TDM_OK;
+    if (x.dtype == TDM_DTYPE_I32) w->token_count = tdm_tensor_elements(&x);
+    w->has_found = look_at(lane, &x, true, &w->found);
+    if (w->has_found) w->found.kind = TDM_BAD_DATA;
+}
+
+void tdm__watcher_run(tdm__watcher *w, size_t begin, size_t end)
+{
+    tdm_plan_run_part_watched(w->lane->plan, &w->lane->key, begin, end, watch, w);
+}
+
+void tdm__watcher_see_sum(tdm__watcher *w, const tdm_tensor *sum)
+{
+    if (!w->has_found && look_at(w->lane, sum, false, &w->found)) tdm__watcher_blame(w);
+}
+
+bool tdm__watcher_has_found(const tdm__watcher *w)
+{
+    const float *loss = tdm_plan_output(w->lane->plan, TDM_MODEL_LOSS).data;
+    int64_t extent = (int64_t)tdm_graph_grad_extent(w->graph);
+    bool good = isfinite(*loss) && first_bad(w->lane->grads, extent) == extent;
+    return !good && w->has_found;
 }

@@ -168,8 +168,12 @@ int tdm__team_find_graph(const tdm_team *team, int64_t batch, int64_t rows);
 /* Runs this rank's lanes of the step in progress. Afterwards `parts` are there and, with messages,
  * their reduction is under way. */
 tdm_status tdm__team_run_lanes(tdm_team *team, tdm_error *err);
-/* Sets up `run[0]` for a lane with rows, with `grads` for its gradient. */
-void tdm__team_set_up(tdm_team *team, int64_t lane, float *grads);
+/* Sets up `run[index]` for a lane with rows, with `grads` for its gradient. */
+void tdm__team_set_up(tdm_team *team, int index, int64_t lane, float *grads);
+/* Any graph of the batch in progress: all have the same buckets and meetings, in the same order. */
+int tdm__team_graph_of_batch(const tdm_team *team);
+/* run[0 .. count) meet at their k-th sum over lanes, with those of all other ranks. */
+tdm_status tdm__team_meet_at_sum(tdm_team *team, int count, size_t k, tdm_error *err);
 /* Adds b, where it is not NULL, to a. True when all numbers of a are then modest. */
 bool tdm__add_range(float *a, const float *b, size_t count);
 /* Of the nodes that have a loss, by the tree; false when none has. */
@@ -220,9 +224,25 @@ tdm_status tdm__update_run(tdm_team *team, double *grad_norm, tdm_error *err);
 
 /* ---- bad numbers (blame.c) ------------------------------------------------------------------- */
 
-/* Runs a lane that is set up; without a feed its parameters are all there. *found: its loss or its
- * gradient is not finite; *out then says where that began. */
-tdm_status tdm__blame_lane(const tdm_graph *graph, const tdm__lane_run *lane, tdm_feed *feed,
-                           bool *found, tdm_bad_number *out, tdm_error *err);
+/* Looks for the first bad number of a lane that is set up. */
+typedef struct tdm__watcher {
+    const tdm_graph *graph;
+    const tdm__lane_run *lane;
+    int64_t token_count; /* of the lane; 0 where samples are not tokens */
+    int64_t event;       /* how many ops have run; lanes of a batch run the same ones */
+    int64_t found_at;    /* after how many it was found; 0: in the data */
+    size_t node;         /* the op that ran last, up to the one with the bad number */
+    tdm_bad_number found;
+    bool has_found;
+} tdm__watcher;
+
+void tdm__watcher_begin(tdm__watcher *w, const tdm_graph *graph, const tdm__lane_run *lane);
+void tdm__watcher_run(tdm__watcher *w, size_t begin, size_t end);
+/* What lanes have brought to the op that ran last was added up to this. */
+void tdm__watcher_see_sum(tdm__watcher *w, const tdm_tensor *sum);
+/* Says of what `found` tells of (a tensor of the op that ran last) that it was found. */
+void tdm__watcher_blame(tdm__watcher *w);
+/* Whether the lane's loss or gradient is bad in the end, and `found` says where that began. */
+bool tdm__watcher_has_found(const tdm__watcher *w);
 
 #endif

@@ -155,7 +155,7 @@ static tdm_step_key key_of_lane(const tdm_team *team, tdm_slice rows)
         .seed = team->options.seed, .step = team->in.step, .first_row = (uint64_t)rows.first};
 }
 
-static void set_up(tdm_team *team, int index, int64_t lane, float *grads)
+void tdm__team_set_up(tdm_team *team, int index, int64_t lane, float *grads)
 {
     tdm__lane_run *r = &team->run[index];
     tdm_slice rows = tdm_lane_slice(team->in.batch, team->options.lane_count, lane);
@@ -174,15 +174,10 @@ static void set_up(tdm_team *team, int index, int64_t lane, float *grads)
                        tdm_plan_input(plan, TDM_MODEL_CLASSES).data);
 }
 
-void tdm__team_set_up(tdm_team *team, int64_t lane, float *grads)
-{
-    set_up(team, 0, lane, grads);
-}
-
 /* ---- sums over lanes ---------------------------------------------------------------------------- */
 
-/* Lanes meet at their k-th sum: the sub-trees that this rank has of it, then everybody's. */
-static tdm_status meet_at_sum(tdm_team *team, int count, size_t k, tdm_error *err)
+/* The sub-trees that this rank has of it, then everybody's. */
+tdm_status tdm__team_meet_at_sum(tdm_team *team, int count, size_t k, tdm_error *err)
 {
     tdm__meeting *m = &team->meeting;
     size_t elements = m->elements[k];
@@ -263,8 +258,7 @@ static void run_part(tdm_team *team, int count, size_t begin, size_t end)
     team->lane_seconds += tdm_clock_s() - from;
 }
 
-/* Any graph of the batch: all have the same buckets and meetings, in the same order. */
-static int graph_of_batch(const tdm_team *team)
+int tdm__team_graph_of_batch(const tdm_team *team)
 {
     int graph = 0;
     while (graph + 1 < team->graph_count && team->graphs[graph].batch != team->in.batch) graph++;
@@ -276,7 +270,7 @@ static int graph_of_batch(const tdm_team *team)
  * on their way through the plan. */
 static tdm_status pass(tdm_team *team, int count, bool last, tdm_error *err)
 {
-    int graph = count > 0 ? team->run[0].graph : graph_of_batch(team);
+    int graph = count > 0 ? team->run[0].graph : tdm__team_graph_of_batch(team);
     size_t step_count = tdm_plan_step_count(team->plans[graph]), at = 0, sums = 0;
     TDM_TRY(tdm_feed_begin(team->feed, graph, err));
     if (team->buckets) tdm__buckets_begin(team);
@@ -294,7 +288,7 @@ static tdm_status pass(tdm_team *team, int count, bool last, tdm_error *err)
         if (team->buckets && last) TDM_TRY(tdm__buckets_before(team, graph, end, err));
         team->wait_seconds += tdm_clock_s() - begin;
         run_part(team, count, at, end);
-        if (meets) TDM_TRY(meet_at_sum(team, count, sums++, err));
+        if (meets) TDM_TRY(tdm__team_meet_at_sum(team, count, sums++, err));
         if (team->buckets) TDM_TRY(tdm__buckets_after(team, graph, count, end, last, err));
         at = end;
     }
@@ -336,7 +330,7 @@ static tdm_status run_in_turn(tdm_team *team, int64_t first, int64_t end, tdm_er
     if (last < 0) return pass(team, 0, true, err);
     for (int64_t lane = first; lane <= last; lane++) {
         if (team->absent[lane]) continue;
-        set_up(team, 0, lane, take_buffer(team, lane == last));
+        tdm__team_set_up(team, 0, lane, take_buffer(team, lane == last));
         plan_adds(team, &team->run[0], lane == last);
         TDM_TRY(pass(team, 1, lane == last, err));
     }
@@ -349,7 +343,7 @@ static tdm_status run_side_by_side(tdm_team *team, int64_t first, int64_t end, t
     int count = 0;
     for (int64_t lane = first; lane <= last; lane++) {
         if (team->absent[lane]) continue;
-        set_up(team, count, lane, take_buffer(team, lane == last));
+        tdm__team_set_up(team, count, lane, take_buffer(team, lane == last));
         plan_adds(team, &team->run[count++], lane == last);
     }
     return pass(team, count, true, err);
