@@ -218,11 +218,12 @@ static int run(const cli_args *args)
 
 static const char *const usage[] = {
     "tandem trace RUN [--rank R] [--last N] [--json] [--chrome FILE]", NULL};
-static const char *const examples[] = {"tandem trace runs/digits-1",
+static const char *const examples[] = {"tandem run -n 2 --run runs/try -- tandem train job.yaml; "
+                                       "tandem trace runs/try",
                                        "what did each rank do last, and who waits for whom?",
-                                       "tandem trace runs/digits-1 --rank 2 --last 100",
+                                       "tandem trace runs/try --rank 2 --last 100",
                                        "the last 100 events of rank 2",
-                                       "tandem trace runs/digits-1 --chrome trace.json",
+                                       "tandem trace runs/try --chrome trace.json",
                                        "a picture, for chrome://tracing or ui.perfetto.dev",
                                        NULL};
 
@@ -231,9 +232,10 @@ const cli_command cli_trace = {
     .summary = "Show what the ranks of a run did last, and who waits for whom",
     .usage = usage,
     .help =
-        "Each rank keeps its last 4,096 events in a file of the run's folder, which also a rank "
-        "that was killed leaves behind. RUN is that folder, or the one with the files themselves. "
-        "It may be read while the ranks run.\n\n"
+        "Each rank keeps its last 4,096 events in a file of the folder that 'tandem run --run' names, "
+        "which also a rank that was killed leaves behind. RUN is that folder, or the one with the "
+        "files themselves. It may be read while the ranks run. Without '--run', and by 'tandem "
+        "train -n', they are kept only when a rank fails; the message says where.\n\n"
         "Ages count from now while a rank still runs on this machine, else from the newest event "
         "of all. Ranks of one machine are put side by side by its monotonic clock, those of "
         "different machines by the wall clock. At the end stands who waits for whom in which "

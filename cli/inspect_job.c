@@ -127,11 +127,12 @@ static void memory_row(cli_table *table, const char *what, uint64_t bytes, const
 
 static void add_memory(const job_view *v, tdm_str *out)
 {
-    static const cli_column columns[] = {
-        {.title = "memory"}, {.title = "bytes", .right = true}, {.title = ""}};
+    const tdm_memory_estimate *e = v->own;
+    const cli_column columns[] = {{.title = "memory"},
+                                  {.title = "bytes", .right = true},
+                                  {.title = e->host_count > 1 ? "on the host with most" : ""}};
     cli_table table;
     char note[128], one[32], other[32];
-    const tdm_memory_estimate *e = v->own;
     const tdm_optim_ops *optim = tdm_optim_find(v->job->optim.kind);
     cli_table_init(&table, columns, 3);
     memory_row(&table, "parameters", e->parameter_bytes,

@@ -98,7 +98,7 @@ static tdm_status list(const char *dir, tdm_arena *arena, const char **out_dir,
     if (count_names(*out_names, *out_count) > 0) return TDM_OK;
     return tdm_fail(err, TDM_ERR_NOT_FOUND,
                     "%s: no rank left a trace there: a folder with files rank-NNNNN.trace, or its "
-                    "parent, is wanted",
+                    "parent, is wanted; 'tandem run --run FOLDER -- PROGRAM' makes one",
                     dir);
 }
 
