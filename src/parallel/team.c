@@ -112,6 +112,11 @@ tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_resu
 {
     tdm_step_result result = {.loss = (double)NAN, .straggler = -1};
     double begin = tdm_clock_s();
+    int64_t rows = in->batch > 0 ? tdm_lane_slice(in->batch, team->options.lane_count, 0).count : 0;
+    if (tdm__team_find_graph(team, in->batch, rows) < 0)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "team: a batch of %lld rows; its options name no such batch",
+                        (long long)in->batch);
     team->in = *in;
     tdm_optimiser_begin(team->options.optimiser, in->step, in->lr);
     tdm_kernel_mode before = tdm_kernel_enter(team->thread_count);

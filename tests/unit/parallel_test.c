@@ -508,6 +508,24 @@ static void what_a_team_refuses(void)
     tdm_team_destroy(NULL);
 }
 
+/* Plans are made beforehand, for the batches that were named. */
+static void a_batch_of_another_size(void)
+{
+    team_bench b;
+    team_shape shape = {.lanes = 4, .batches = {8, 3}};
+    if (!team_bench_open(&b, &shape)) return;
+    static const int64_t sizes[] = {-1, 0, 4, 9, INT64_MAX};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        tdm_step_result r;
+        tdm_error err = {0};
+        CHECK_INT(tdm_team_step(b.team, &(tdm_step_input){.batch = sizes[i]}, &r, &err),
+                  TDM_ERR_INVALID);
+        CHECK_HAS(err.message, "no such batch");
+    }
+    CHECK(team_bench_step(&b, 0, 3).finite);
+    team_bench_close(&b);
+}
+
 static void be_too_many(tdm_comm *comm, void *user)
 {
     int *refused = user;
@@ -585,6 +603,7 @@ static const check_test tests[] = {
     CHECK_TEST(lanes_and_dropout_do_change_bits),
     CHECK_TEST(what_a_team_tells),
     CHECK_TEST(what_a_team_refuses),
+    CHECK_TEST(a_batch_of_another_size),
     CHECK_TEST(more_ranks_than_lanes),
     CHECK_TEST(a_slow_rank_where_lanes_stay),
 };
