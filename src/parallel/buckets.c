@@ -318,7 +318,6 @@ static tdm_status start(tdm_team *team, entry *e, tdm_error *err)
     tdm__buckets *b = team->buckets;
     bool common = team->layout->common;
     int64_t nodes[TDM_LANE_PARTS_MOST];
-    b->lanes = (tdm_lanes){team->options.lane_count, team->first, team->absent};
     int part_count = tdm_lane_nodes(&b->lanes, team->first[team->place],
                                     team->first[team->place + 1], nodes);
     for (int i = 0; i < part_count; i++) e->parts[i] = team->tree.held[nodes[i]] + e->range.first;
@@ -383,7 +382,10 @@ static tdm_status hand_out(tdm_team *team, entry *e, tdm_error *err)
 
 void tdm__buckets_begin(tdm_team *team)
 {
-    team->buckets->next = 0;
+    tdm__buckets *b = team->buckets;
+    b->next = 0;
+    /* Calls borrow it, so it must stay as it is while one is under way: before the last pass none is. */
+    b->lanes = (tdm_lanes){team->options.lane_count, team->first, team->absent};
 }
 
 size_t tdm__buckets_next(const tdm_team *team, int graph, size_t step)
