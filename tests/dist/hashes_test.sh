@@ -191,24 +191,33 @@ tell() {
 }
 
 # One combination: JOB WORLD RANKS ZERO BALANCE BUCKET OVERLAP.
+slowed=0 moved=0 # trainings in which lanes should move, and did
 try() {
-    local name=$1 world=$2 ranks=$3 balance=$5 weights said run
+    local name=$1 world=$2 ranks=$3 balance=$5 said run
+    local sets=(--set "parallel.zero=$4" --set "parallel.bucket=$6" --set "parallel.overlap=$7")
     local -x TANDEM_TEST_SLOW=
     # Lanes that were left at auto go as far as they reach.
     [ "$ranks" -le "${lanes_of[$name]}" ] || ranks=${lanes_of[$name]}
-    weights=$(seq -s , 1 "$ranks")
-    [ "$balance" != moved ] || { balance=feedback TANDEM_TEST_SLOW=1:20; }
-    said=$(in_world "$world" "$ranks" "$TANDEM" train "$name.yaml" -q --json --set "parallel.zero=$4" \
-        --set "parallel.balance=$balance" --set "parallel.weights=[$weights]" --set "parallel.bucket=$6" \
-        --set "parallel.overlap=$7" 2>try.err) || { tell "$*" "ended with $?"; return; }
+    case $balance in
+    weights) sets+=(--set "parallel.weights=[$(seq -s , 1 "$ranks")]") ;;
+    moved) balance=feedback TANDEM_TEST_SLOW=1:20 ;;
+    esac
+    said=$(in_world "$world" "$ranks" "$TANDEM" train "$name.yaml" -q --json "${sets[@]}" \
+        --set "parallel.balance=$balance" 2>try.err) || { tell "$*" "ended with $?"; return; }
     # It was the world that was asked for.
     [ "$(grep -o '"lane_share"' <<<"$said" | wc -l)" = "$ranks" ] || { tell "$*" "not on $ranks ranks"; return; }
     was_world "$world" "$ranks" || { tell "$*" "in another world"; return; }
-    run=$(json_value run <<<"$said")
-    [ "$5" != moved ] || [ $((2 * ranks)) -gt "${lanes_of[$name]}" ] || grep -q 'lanes have moved' "$run/log.jsonl" ||
-        { tell "$*" "no lane has moved"; return; }
+    if [ "$5" = moved ] && [ $((2 * ranks)) -le "${lanes_of[$name]}" ]; then
+        run=$(json_value run <<<"$said")
+        slowed=$((slowed + 1))
+        if grep -q 'lanes have moved' "$run/log.jsonl"; then moved=$((moved + 1)); fi
+    fi
     result_of "$said" >got
-    cmp -s got "$name.want" || { diff got "$name.want" | head -6 >try.err; tell "$*" "other bits than on one rank"; return; }
+    cmp -s got "$name.want" || {
+        diff got "$name.want" | head -6 >try.err
+        tell "$*" "other bits than on one rank"
+        return
+    }
     printf 'ok   %s\n' "$*"
 }
 
@@ -223,10 +232,10 @@ few) few ;;
 all) factors | product ;;
 *) fail "there is nothing called '$what'; there are pairs, few and all" ;;
 esac | grep -E -- "${DIST_ONLY:-.}" >combinations
-[ $has_mpi = yes ] || {
-    echo "NOT TESTED: MPI, because there is no mpirun or no such transport (tools/setup --test)"
+if [ $has_mpi = no ] && grep -q ' \(mpi\|hosts-mpi\) ' combinations; then
+    echo "NOT TESTED: MPI, because there is no mpirun or no such transport (tools/setup --test), or by DIST_MPI"
     sed -i '/ \(mpi\|hosts-mpi\) /d' combinations
-}
+fi
 [ -s combinations ] || fail "no combination matches"
 mapfile -t names < <(cut -d " " -f 1 combinations | sort -u)
 for name in "${names[@]}"; do reference "$name"; done
@@ -234,5 +243,7 @@ failures=0
 while read -r -a settings <&3; do
     try "${settings[@]}" || failures=$((failures + 1))
 done 3<combinations
-printf '%d combinations, %d failed\n' "$(wc -l <combinations)" $failures
+printf '%d combinations, %d failed; lanes moved in %d of %d\n' "$(wc -l <combinations)" $failures $moved $slowed
+# Under a great load everybody is slow at times, so not every time.
+[ $slowed -eq 0 ] || [ $moved -gt 0 ] || fail "lanes never move from a slow rank"
 [ $failures -eq 0 ]
