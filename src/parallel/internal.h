@@ -84,14 +84,15 @@ typedef struct tdm__lane_run {
 
 /* Where lanes meet in the middle of a pass: ops that add over all lanes. */
 typedef struct tdm__meeting {
-    size_t count;                    /* of such ops */
-    size_t *steps[TDM__GRAPHS_MOST]; /* count each: their steps in the plans of a graph */
-    size_t *elements;                /* count: of their numbers */
-    size_t row_elements;             /* the most of these */
-    tdm__tree tree;                  /* of what lanes bring */
-    float *rows;                     /* TDM_LANE_PARTS_MOST: sums of this rank's parts */
-    float *sum;                      /* of all */
-    float *levels;                   /* for each level of the tree */
+    size_t count; /* of such ops */
+    size_t
+        *steps[TDM__GRAPHS_MOST]; /* count each: their steps in the plans of a graph; NULL: none */
+    size_t *elements;             /* count: of their numbers */
+    size_t row_elements;          /* the most of these */
+    tdm__tree tree;               /* of what lanes bring */
+    float *rows;                  /* TDM_LANE_PARTS_MOST: sums of this rank's parts */
+    float *sum;                   /* of all */
+    float *levels;                /* for each level of the tree */
 } tdm__meeting;
 
 typedef struct tdm__common tdm__common;   /* sums in common memory (common.c) */
@@ -172,6 +173,11 @@ tdm_status tdm__team_run_lanes(tdm_team *team, tdm_error *err);
 void tdm__team_set_up(tdm_team *team, int index, int64_t lane, float *grads);
 /* Any graph of the batch in progress: all have the same buckets and meetings, in the same order. */
 int tdm__team_graph_of_batch(const tdm_team *team);
+/* Whether lanes that run a graph meet for the k-th time before step `end`. */
+static inline bool tdm__meeting_is_before(const tdm__meeting *m, int graph, size_t k, size_t end)
+{
+    return k < m->count && m->steps[graph] && m->steps[graph][k] < end;
+}
 /* run[0 .. count) meet at their k-th sum over lanes, with those of all other ranks. */
 tdm_status tdm__team_meet_at_sum(tdm_team *team, int count, size_t k, tdm_error *err);
 /* Adds b, where it is not NULL, to a. True when all numbers of a are then modest. */

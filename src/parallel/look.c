@@ -70,7 +70,7 @@ static tdm_status run_watched(tdm_team *team, int graph, tdm__watcher *watchers,
         size_t end = step_count;
         TDM_TRY(tdm_feed_reach(team->feed, at, &end, err));
         if (end > step_count) end = step_count;
-        bool meets = sums < m->count && m->steps[graph][sums] < end;
+        bool meets = tdm__meeting_is_before(m, graph, sums, end);
         if (meets) end = m->steps[graph][sums] + 1;
         for (int i = 0; i < count; i++) tdm__watcher_run(&watchers[i], at, end);
         if (meets) TDM_TRY(tdm__team_meet_at_sum(team, count, sums, err));

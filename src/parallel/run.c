@@ -283,7 +283,7 @@ static tdm_status pass(tdm_team *team, int count, bool last, tdm_error *err)
             size_t next = tdm__buckets_next(team, graph, at);
             if (next < end) end = next;
         }
-        bool meets = sums < team->meeting.count && team->meeting.steps[graph][sums] < end;
+        bool meets = tdm__meeting_is_before(&team->meeting, graph, sums, end);
         if (meets) end = team->meeting.steps[graph][sums] + 1;
         if (team->buckets && last) TDM_TRY(tdm__buckets_before(team, graph, end, err));
         team->wait_seconds += tdm_clock_s() - begin;

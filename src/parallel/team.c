@@ -195,10 +195,12 @@ static tdm_status list_meetings(tdm_team *team, tdm_error *err)
     m->elements = calloc(m->count, sizeof(*m->elements));
     if (!m->elements) return no_memory(err);
     for (int g = 0; g < team->graph_count; g++) {
-        size_t k = 0;
+        size_t k = 0, sums = count_lane_sums(team->plans[g]);
+        /* A lane with all rows of its batch has nobody to meet. */
+        if (sums == 0 && team->graphs[g].rows == team->graphs[g].batch) continue;
         m->steps[g] = calloc(m->count, sizeof(*m->steps[g]));
         if (!m->steps[g]) return no_memory(err);
-        if (count_lane_sums(team->plans[g]) != m->count ||
+        if (sums != m->count ||
             tdm_plan_step_count(team->plans[g]) != tdm_plan_step_count(team->plans[0]))
             return tdm_fail(err, TDM_ERR_UNSUPPORTED,
                             "lanes of %lld and of %lld rows are computed in other steps, so they "

@@ -28,6 +28,7 @@ typedef struct world {
     const tdm_job *job;
     int64_t lanes;
     int64_t batches[2]; /* rows of steps, in turn */
+    bool images;        /* what samples are */
     /* What came out. */
     float *blocks; /* rank 0: parameters and states, one after the other; taken by the caller */
     size_t floats;
@@ -97,6 +98,7 @@ static tdm_status open_member(member *m, tdm_error *err)
     const tdm_job *job = m->world->job;
     m->model = (tdm_model_options){
         .job = job, .sample_shape = tdm_shape_1(FEATURES), .class_count = CLASSES, .batch = 1};
+    if (m->world->images) m->model.sample_shape = tdm_shape_3(1, 4, FEATURES / 4);
     TDM_TRY(tdm_model_build(&m->model, &m->graph, err));
     TDM_TRY(make_optimiser(m, err));
     tdm_store_options place = {.graph = m->graph,
@@ -184,6 +186,7 @@ typedef struct setting {
     const char *more;     /* keys of the job */
     const char *model;    /* NULL: a small MLP */
     int64_t first, other; /* rows of batches, in turn; 0: one for each lane */
+    bool images;
 } setting;
 
 static tdm_job_document *read_job(const setting *s)
@@ -209,7 +212,7 @@ static void check_setting(const setting *s)
 {
     tdm_job_document *document = read_job(s);
     if (!document || !tdm_job_document_job(document)) return;
-    world one = {.job = tdm_job_document_job(document), .lanes = s->lanes};
+    world one = {.job = tdm_job_document_job(document), .lanes = s->lanes, .images = s->images};
     one.batches[0] = s->first > 0 ? s->first : s->lanes;
     one.batches[1] = s->other > 0 ? s->other : s->lanes;
     world many = one;
@@ -292,7 +295,26 @@ static void test_uneven_ranks_that_meet(void)
                                      .other = 2});
 }
 
+/* The last batch is a single row: its lane has nobody to meet. */
+static void test_a_lane_that_meets_nobody(void)
+{
+    static const char norms[] =
+        "layers: [conv: {channels: 4}, batch_norm, relu, conv: {channels: 4}, "
+        "batch_norm, relu, flatten]\n";
+    for (int zero = 0; zero <= 3; zero += 3)
+        check_setting(&(setting){.size = 3,
+                                 .lanes = 8,
+                                 .zero = zero,
+                                 .bucket = "16KB, sync_batchnorm: yes",
+                                 .more = "optim: {lr: 0.01}\n",
+                                 .model = norms,
+                                 .first = 17,
+                                 .other = 1,
+                                 .images = true});
+}
+
 static const check_test tests[] = {
+    CHECK_TEST(test_a_lane_that_meets_nobody),
     CHECK_TEST(test_uneven_ranks),
     CHECK_TEST(test_uneven_ranks_that_meet),
     CHECK_TEST(test_a_step_on_very_many_ranks),
