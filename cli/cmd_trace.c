@@ -218,8 +218,7 @@ static int run(const cli_args *args)
 
 static const char *const usage[] = {
     "tandem trace RUN [--rank R] [--last N] [--json] [--chrome FILE]", NULL};
-static const char *const examples[] = {"tandem run -n 2 --run runs/try -- tandem train job.yaml; "
-                                       "tandem trace runs/try",
+static const char *const examples[] = {"tandem trace runs/try",
                                        "what did each rank do last, and who waits for whom?",
                                        "tandem trace runs/try --rank 2 --last 100",
                                        "the last 100 events of rank 2",
