@@ -230,7 +230,7 @@ static tdm_status prepare_meetings(tdm_team *team, tdm_error *err)
     size_t lanes = (size_t)team->options.lane_count;
     if (m->count == 0) return TDM_OK;
     m->row_elements = (m->row_elements + 15) / 16 * 16;
-    size_t rows = (size_t)(TDM_LANE_PARTS_MOST + 2 + levels_of(team->options.lane_count));
+    size_t rows = (size_t)TDM_LANE_PARTS_MOST + 2 + (size_t)levels_of(team->options.lane_count);
     m->tree = (tdm__tree){team->options.lane_count, calloc(2 * lanes, sizeof(*m->tree.held))};
     m->rows = aligned_alloc(64, rows * m->row_elements * sizeof(float));
     if (!m->tree.held || !m->rows) return no_memory(err);
