@@ -100,7 +100,7 @@ static tdm_status try_checkpoint(replayer *r, const char *path, bool *damaged, t
     *damaged = status == TDM_ERR_FORMAT || status == TDM_ERR_CHECKSUM ||
                status == TDM_ERR_NOT_FOUND;
     if (status == TDM_OK) status = tdm__state_restore(&r->state, checkpoint, false, err);
-    if (status == TDM_OK) r->position = *position;
+    if (status == TDM_OK && position) r->position = *position;
     tdm_checkpoint_destroy(checkpoint);
     return status;
 }
