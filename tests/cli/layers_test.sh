@@ -64,8 +64,8 @@ same_bits() {
 }
 
 test_same_bits() {
-    same_bits residual --set train.steps=6
-    same_bits tokens --set train.steps=6
+    same_bits residual --set train.steps=6 --set parallel.lanes=4
+    same_bits tokens --set train.steps=6 --set parallel.lanes=4
 }
 
 # Activations that are computed again are the same.

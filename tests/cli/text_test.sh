@@ -37,6 +37,8 @@ train:
   steps: 60
 optim:
   lr: 0.005
+parallel:
+  lanes: 8
 eval:
   batch: 500
 YAML
