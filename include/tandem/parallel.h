@@ -33,7 +33,7 @@ enum { TDM_LANES_MOST = 65536 };
 
 /*
  * The job's parallel.lanes, or what `auto` makes of it: a power of two that depends on the job alone.
- * That is the largest up to 8 with which a lane has 64 rows of features, 16 images (for models with
+ * That is the largest up to 8 with which a lane has 64 rows of features, 32 images (for models with
  * convolutions; 64 for ResNets) or 256 tokens; two lanes when each has a quarter of that, but for
  * ResNets; else one.
  */

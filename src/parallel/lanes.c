@@ -16,7 +16,7 @@
 enum {
     AUTO_MOST_LANES = 8,
     AUTO_ROWS = 64,
-    AUTO_IMAGES = 16,
+    AUTO_IMAGES = 32,
     AUTO_DEEP_IMAGES = 64, /* a ResNet brings large weights into another order for every lane */
     AUTO_TOKENS = 256,
     AUTO_TWO = 4

@@ -18,6 +18,9 @@
 
 /* Of what the machine has: the rest is for the program itself and for what grows elsewhere. */
 enum { USABLE_PERCENT = 95 };
+/* Between hosts, gradients under way lie in the transport's buffers, too: comm/run.c has so many bytes of
+ * calls in work at a time. */
+enum { UNDER_WAY_BYTES = 16 << 20 };
 
 /* ---- arithmetic that stays at the top instead of wrapping ------------------------------------ */
 
@@ -94,6 +97,12 @@ static void take_own(const tdm_ranks_memory *m, const tdm_graph *graph, tdm_memo
                                 e->arena_bytes);
 }
 
+static uint64_t under_way(const tdm_graph *graph)
+{
+    uint64_t bytes = tdm_graph_grad_extent(graph) * sizeof(float);
+    return bytes < UNDER_WAY_BYTES ? bytes : UNDER_WAY_BYTES;
+}
+
 /* What the store and the team map, for each stage. */
 static tdm_status count_stages(const tdm_job *job, const tdm_graph *graph, const tdm_plan *plan,
                                tdm_memory_estimate *e, tdm_error *err)
@@ -114,6 +123,7 @@ static tdm_status count_stages(const tdm_job *job, const tdm_graph *graph, const
         uint64_t ranks = (uint64_t)m.node_ranks;
         e->host_workers = m.node_ranks;
         stage->parameter_bytes = m.parameter_bytes / ranks;
+        if (e->host_count > 1) m.gradient_bytes += ranks * under_way(graph);
         stage->gradient_bytes = m.gradient_bytes / ranks;
         stage->optimiser_bytes = (m.state_bytes - m.file_bytes) / ranks;
         stage->activation_bytes = times((uint64_t)m.lanes_side_by_side, e->arena_bytes);

@@ -50,9 +50,9 @@ static void lanes_are_chosen_by_the_job_alone(void)
         {.kind = TDM_JOB_MODEL_MLP, .batch = 256, .lanes = 4},
         {.kind = TDM_JOB_MODEL_MLP, .batch = 512, .lanes = 8},
         {.kind = TDM_JOB_MODEL_MLP, .batch = INT64_C(1) << 31, .lanes = 8},
-        {.kind = TDM_JOB_MODEL_CNN, .batch = 7, .lanes = 1},
-        {.kind = TDM_JOB_MODEL_CNN, .batch = 8, .lanes = 2},
-        {.kind = TDM_JOB_MODEL_CNN, .batch = 128, .lanes = 8},
+        {.kind = TDM_JOB_MODEL_CNN, .batch = 15, .lanes = 1},
+        {.kind = TDM_JOB_MODEL_CNN, .batch = 16, .lanes = 2},
+        {.kind = TDM_JOB_MODEL_CNN, .batch = 128, .lanes = 4},
         {.kind = TDM_JOB_MODEL_RESNET, .batch = 127, .lanes = 1},
         {.kind = TDM_JOB_MODEL_RESNET, .batch = 128, .lanes = 2},
         {.kind = TDM_JOB_MODEL_RESNET, .batch = 256, .lanes = 4},
@@ -63,8 +63,8 @@ static void lanes_are_chosen_by_the_job_alone(void)
         {.kind = TDM_JOB_MODEL_GPT, .context = 64, .batch = 16, .lanes = 4},
         {.kind = TDM_JOB_MODEL_GPT, .context = 1 << 20, .batch = 8, .lanes = 8},
         {.kind = TDM_JOB_MODEL_LAYERS, .layers = {dense, 2}, .batch = 128, .lanes = 2},
-        {.kind = TDM_JOB_MODEL_LAYERS, .layers = {&convolution, 1}, .batch = 128, .lanes = 8},
-        {.kind = TDM_JOB_MODEL_LAYERS, .layers = {&inside, 1}, .batch = 128, .lanes = 8},
+        {.kind = TDM_JOB_MODEL_LAYERS, .layers = {&convolution, 1}, .batch = 128, .lanes = 4},
+        {.kind = TDM_JOB_MODEL_LAYERS, .layers = {&inside, 1}, .batch = 128, .lanes = 4},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         tdm_job job = {.layers = cases[i].layers};
