@@ -137,6 +137,10 @@ TDM_API tdm_status tdm_group_check(const tdm_group *group, tdm_error *err);
 
 /* ---- calls ----------------------------------------------------------------------------------- */
 
+/* Of the calls that were started, those of so many bytes together are in work at a time, and so in the
+ * transport's buffers; the others wait for their turn. */
+enum { TDM_CALLS_ACTIVE_BYTES = 16 << 20 };
+
 typedef enum tdm_call_kind {
     TDM_CALL_BARRIER = 1,
     TDM_CALL_BROADCAST,      /* root's `in` (or `out`) to everybody's `out` */

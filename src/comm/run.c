@@ -5,7 +5,8 @@
  * until it must wait (JOIN, AWAIT), and is tried again in the engine's next round.
  *
  * Many calls may be pending, and what they take of memory for numbers on their way, here and at peers that
- * are late, has a bound: no segment begins while others of ACTIVE_BYTES are under way, unless it is small.
+ * are late, has a bound: no segment begins while others of TDM_CALLS_ACTIVE_BYTES are under way, unless
+ * it is small.
  * But for those of a group's oldest call: ranks may have different calls under way, of which each lacks what the other has
  * not begun; the oldest of all that are pending anywhere is under way, or will be, at all its members.
  *
@@ -19,7 +20,7 @@
 
 #define SUSPECT_S 0.3 /* for the news of what made a transfer fail */
 
-enum { ACTIVE_BYTES = 16 << 20, SMALL_BYTES = 256 << 10 };
+enum { SMALL_BYTES = 256 << 10 };
 
 /* ---- life ------------------------------------------------------------------------------------- */
 
@@ -126,7 +127,7 @@ static bool may_begin(const tdm_request *request)
 {
     if (request->head.kind >= TDM_CALL_SEND) return true;
     if (request->algorithm->window) return tdm__window_is_near(request);
-    return request->group->comm->active_bytes < ACTIVE_BYTES ||
+    return request->group->comm->active_bytes < TDM_CALLS_ACTIVE_BYTES ||
            request->segment_bytes <= SMALL_BYTES || is_oldest(request);
 }
 

@@ -58,8 +58,7 @@ typedef struct tdm__note {
 /* A whole sub-tree of lanes that a rank has added up. */
 typedef struct tdm__part {
     int64_t node;
-    float *grads;   /* in this rank's memory */
-    uint64_t place; /* the same, as neighbours know it (common.c) */
+    float *grads;
     double loss;
 } tdm__part;
 
@@ -77,7 +76,7 @@ typedef struct tdm__lane_run {
     float *grads;
     tdm__add adds[40]; /* in order */
     int add_count;
-    float *sum;    /* where that is */
+    float *sum;    /* where they end up */
     bool is_final; /* it is a part that this rank brings, complete */
     tdm_step_key key;
 } tdm__lane_run;
@@ -145,8 +144,7 @@ struct tdm_team {
         size_t first_piece, end_piece;
     } * own;
     size_t own_count;
-    double *exchange; /* sums of pieces, on their way */
-    float *summed;    /* messages: where sums of its own cells lie, by global index; else NULL */
+    float *summed; /* messages: where sums of its own cells lie, by global index; else NULL */
     /* The step in progress. */
     tdm_step_input in;
     size_t bad_element; /* of the last step's gradient; SIZE_MAX: none, or nobody has looked */

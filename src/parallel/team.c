@@ -469,7 +469,6 @@ void tdm_team_destroy(tdm_team *team)
     free(team->notes);
     free(team->ranks);
     free(team->own);
-    free(team->exchange);
     free(team);
 }
 

@@ -55,10 +55,8 @@ tdm_status tdm__update_create(tdm_team *team, tdm_error *err)
 {
     const tdm__layout *l = team->layout;
     bool by_bucket = team->buckets && !l->common;
-    size_t pieces = tdm_optimiser_piece_count(team->options.optimiser);
     team->own = calloc(by_bucket ? l->bucket_count + 1 : 1, sizeof(*team->own));
-    team->exchange = calloc(pieces * TDM_OPTIM_SUMS + 1, sizeof(*team->exchange));
-    if (!team->own || !team->exchange) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+    if (!team->own) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
     if (!by_bucket) add_own(team, (tdm__cells){0, l->trained_cells});
     for (size_t b = 0; by_bucket && b < l->bucket_count; b++)
         add_own(team, tdm__layout_bucket(l, b));
@@ -206,9 +204,8 @@ static tdm_status exchange(tdm_team *team, double *numbers, size_t count, tdm_er
 {
     if (!team->layout->sharers) return TDM_OK;
     double begin = tdm_clock_s();
-    tdm_status status = tdm_group_all_reduce(team->layout->sharers, numbers, team->exchange, count,
+    tdm_status status = tdm_group_all_reduce(team->layout->sharers, numbers, numbers, count,
                                              TDM_DTYPE_F64, TDM_REDUCE_SUM, err);
-    if (status == TDM_OK) memcpy(numbers, team->exchange, count * sizeof(*numbers));
     team->wait_seconds += tdm_clock_s() - begin;
     return status;
 }

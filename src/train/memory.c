@@ -18,9 +18,6 @@
 
 /* Of what the machine has: the rest is for the program itself and for what grows elsewhere. */
 enum { USABLE_PERCENT = 95 };
-/* Between hosts, gradients under way lie in the transport's buffers, too: comm/run.c has so many bytes of
- * calls in work at a time. */
-enum { UNDER_WAY_BYTES = 16 << 20 };
 
 /* ---- arithmetic that stays at the top instead of wrapping ------------------------------------ */
 
@@ -97,10 +94,11 @@ static void take_own(const tdm_ranks_memory *m, const tdm_graph *graph, tdm_memo
                                 e->arena_bytes);
 }
 
+/* Between hosts, gradients under way lie in the transport's buffers, too. */
 static uint64_t under_way(const tdm_graph *graph)
 {
     uint64_t bytes = tdm_graph_grad_extent(graph) * sizeof(float);
-    return bytes < UNDER_WAY_BYTES ? bytes : UNDER_WAY_BYTES;
+    return bytes < TDM_CALLS_ACTIVE_BYTES ? bytes : TDM_CALLS_ACTIVE_BYTES;
 }
 
 /* What the store and the team map, for each stage. */
