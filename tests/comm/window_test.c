@@ -68,39 +68,9 @@ static void all_lanes(member *m)
     }
 }
 
-/* Slices of any lengths, empty ones too, with and without lanes. */
 static void all_cuts(member *m)
 {
-    static const size_t counts[] = {1, 100, 5003, 200003};
-    size_t cuts[MEMBERS_MOST + 1], n = (size_t)m->size;
-    int64_t first[MEMBERS_MOST + 1];
-    for (int i = 0; i <= m->size; i++) first[i] = 32 * i / m->size;
-    tdm_lanes lanes = {.lane_count = 32, .first = first};
-    for (int c = 0; c < SCALED(4, 3); c++)
-        for (int shape = 0; shape < 4; shape++) {
-            if (counts[c] > 5003 && shape != 2) continue; /* large ones: one shape */
-            /* all to the first, all to the last, growing, every other one empty */
-            for (size_t i = 1; i < n; i++)
-                cuts[i] = shape == 0   ? counts[c]
-                          : shape == 1 ? 0
-                          : shape == 2 ? counts[c] * i * i / (n * n)
-                                       : counts[c] * (i / 2 * 2) / n;
-            cuts[0] = 0;
-            cuts[n] = counts[c];
-            for (int kind = TDM_CALL_REDUCE_SCATTER; kind <= TDM_CALL_SCATTER; kind++)
-                for (int where = 0; where < PLACES; where++)
-                    for (int how = 0; how < 3; how++)
-                        run_trial(m, (trial){.call = {.kind = (tdm_call_kind)kind,
-                                                      .dtype = TDM_DTYPE_F32,
-                                                      .count = counts[c],
-                                                      .root = m->size - 1},
-                                             .where = (places)where,
-                                             .in_place = how == 1,
-                                             .cuts = cuts,
-                                             .lanes = how == 2 && kind == TDM_CALL_REDUCE_SCATTER
-                                                          ? &lanes
-                                                          : NULL});
-        }
+    run_cuts(m, TDM_CALL_SCATTER, PLACES);
 }
 
 static void lanes_of_calls(void)
