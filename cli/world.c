@@ -97,7 +97,7 @@ static const char *transport_of(const tdm_job *job)
 
 bool world_is_peer(tdm_status status)
 {
-    return status >= TDM_ERR_PEER_FAILED && status <= TDM_ERR_PEER_LEFT;
+    return status >= TDM_ERR_PEER_FAILED && status <= TDM_ERR_PEER_FENCED;
 }
 
 int world_join(const tdm_job *job, const tdm_comm_place *place, tdm_comm **out)

@@ -51,6 +51,16 @@ typedef struct tdm_comm_options {
     int dump_signal;   /* on which the last events go to the log and to a file (trace.h); none */
     const char *tune;  /* a file of measured choices (`tandem bench allreduce --tune`) */
     int streams; /* connections for each pair of hosts, where the transport has several, up to 64; 1 */
+    /* While this rank joins: it gives up, with TDM_ERR_PEER_FAILED, as soon as this says so. Asked every
+     * few milliseconds; may be NULL. */
+    bool (*should_give_up)(void *user);
+    /* Rank 0, with a rendezvous HOST:0: called once it listens, with HOST:PORT, before it waits for
+     * others. May be NULL. */
+    void (*on_listen)(void *user, const char *address);
+    void *user;
+    /* By which ranks that share memory know each other, in place of the machine's name and boot number
+     * (also TANDEM_HOST); NULL: these. */
+    const char *host;
 } tdm_comm_options;
 
 /*
@@ -102,6 +112,22 @@ typedef enum tdm_peer_state {
     TDM_PEER_LOST  /* died, or its connection did */
 } tdm_peer_state;
 TDM_API tdm_peer_state tdm_comm_peer_state(tdm_comm *comm, int rank);
+
+/* How a rank was noticed to be gone. */
+typedef enum tdm_peer_sign {
+    TDM_SIGN_NONE = 0,
+    TDM_SIGN_CLOSED,    /* its connection was closed, without a good-bye */
+    TDM_SIGN_TRANSPORT, /* the transport could not reach it */
+    TDM_SIGN_SILENCE,   /* it did not answer within a deadline */
+    TDM_SIGN_TOLD       /* somebody else said so */
+} tdm_peer_sign;
+typedef struct tdm_peer_loss {
+    tdm_peer_sign sign;
+    double heard_s; /* seconds between its last sign of life and the notice */
+    char what[160]; /* it did last, as far as is known */
+} tdm_peer_loss;
+/* Of a rank that is TDM_PEER_LOST; false for others. */
+TDM_API bool tdm_comm_peer_loss(tdm_comm *comm, int rank, tdm_peer_loss *out);
 
 /* Breaks all groups, here and on every other rank, with TDM_ERR_PEER_FAILED and this text. */
 TDM_API void tdm_comm_revoke(tdm_comm *comm, const char *why);

@@ -38,6 +38,9 @@ typedef enum tdm_job_last_batch {
     TDM_JOB_LAST_BATCH_KEEP,
     TDM_JOB_LAST_BATCH_DROP
 } tdm_job_last_batch;
+typedef enum tdm_job_store { TDM_JOB_STORE_LOCAL, TDM_JOB_STORE_ETCD } tdm_job_store;
+typedef enum tdm_job_compress { TDM_JOB_COMPRESS_NONE, TDM_JOB_COMPRESS_ZSTD } tdm_job_compress;
+
 typedef enum tdm_job_bad_numbers {
     TDM_JOB_BAD_NUMBERS_STOP,
     TDM_JOB_BAD_NUMBERS_SKIP
@@ -341,8 +344,32 @@ typedef struct tdm_job {
     struct {
         int64_t every_epochs; /* 0: off */
         int64_t every_steps;  /* 0: off */
+        double every_minutes; /* 0: off */
         int64_t keep;         /* 0: all */
+        int64_t keep_every; /* 0: none beyond these; else every so many steps one stays for good */
+        int64_t keep_best;  /* how many stay for their test metric */
+        int metric;         /* tdm_job_metric, of keep_best */
+        int compress;       /* tdm_job_compress */
+        bool background;
+        bool ledger; /* of samples */
     } checkpoint;
+    int store; /* tdm_job_store */
+    struct {
+        const char *endpoints; /* URLs, with commas between */
+        const char *user;      /* NULL: none */
+        const char *password_file;
+        const char *ca, *certificate, *key; /* files; NULL: none */
+    } etcd;
+    struct {
+        int64_t min, max; /* ranks; 0: one; as many as asked for at the beginning */
+        double wait;      /* seconds for the minimum to come together */
+        double heartbeat; /* seconds without a sign of life; 0: by what is observed */
+        double stall;     /* seconds a rank may be behind the others; 0: by what is observed */
+        bool mirror;
+        int64_t restarts;      /* of one worker, within restart_window; 0: none */
+        double restart_window; /* seconds */
+        double grace;          /* seconds from SIGTERM to the end */
+    } elastic;
     struct {
         const char *dir;         /* runs are made below it */
         int64_t log_every_steps; /* a line in metrics.jsonl for every so many steps */

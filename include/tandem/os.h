@@ -154,6 +154,32 @@ TDM_API tdm_status tdm_file_map_create_parts(const char *path, size_t bytes,
 TDM_API tdm_status tdm_file_map_open(const char *path, size_t bytes, tdm_pages *out,
                                      tdm_error *err);
 
+/*
+ * A vault: memory of a host that outlives the processes that use it. It is one file without a name, in
+ * which regions have names; whoever has its descriptor finds them, after any death. It goes with the
+ * last process that has it open. Regions are found and made under a lock that a dead holder does not
+ * block. Threading: any thread.
+ */
+typedef struct tdm_vault tdm_vault;
+TDM_API tdm_status tdm_vault_create(tdm_vault **out, tdm_error *err);
+/* By a descriptor that a parent left open, or that came through a socket; it is duplicated. */
+TDM_API tdm_status tdm_vault_attach(int fd, tdm_vault **out, tdm_error *err);
+/* To be handed on; stays the vault's. */
+TDM_API int tdm_vault_fd(const tdm_vault *vault);
+TDM_API void tdm_vault_close(tdm_vault *vault); /* what it gave is no longer mapped; NULL is fine */
+enum { TDM_VAULT_NAME_BYTES = 48, TDM_VAULT_REGIONS_MOST = 512 };
+/* The region of this name, mapped once in this process, from a page's beginning on. Without one it is
+ * made, zeroed, and *is_new set; memory is used only where something is written. TDM_ERR_EXISTS when
+ * there is one of another size. */
+TDM_API tdm_status tdm_vault_take(tdm_vault *vault, const char *name, size_t bytes, bool *is_new,
+                                  void **out, tdm_error *err);
+/* A place in the vault that means the same to all who have it, and back (its region must have been taken
+ * by this process). UINT64_MAX and NULL: it is not in the vault, or not mapped here. */
+TDM_API uint64_t tdm_vault_place(const tdm_vault *vault, const void *memory);
+TDM_API void *tdm_vault_at(const tdm_vault *vault, uint64_t place);
+/* The region is no more, for anybody; its memory goes back to the system at once. */
+TDM_API void tdm_vault_drop(tdm_vault *vault, const char *name);
+
 typedef struct tdm_memory_info {
     uint64_t total_bytes;
     uint64_t available_bytes;

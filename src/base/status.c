@@ -33,6 +33,7 @@ static const status_row rows[] = {
     {TDM_ERR_PEER_TIMEOUT, "peer-timeout", "a worker did not come within the deadline"},
     {TDM_ERR_PEER_REFUSED, "peer-refused", "the other workers did not let this one in"},
     {TDM_ERR_PEER_LEFT, "peer-left", "a worker has left the world in good order"},
+    {TDM_ERR_PEER_FENCED, "peer-fenced", "the others go on without this worker"},
     {TDM_ERR_NO_MEMORY, "no-memory", "this host has no memory left"},
     {TDM_ERR_NO_SPACE, "no-space", "this host's disk is full"},
     {TDM_ERR_SYSTEM, "system", "the operating system refused"},

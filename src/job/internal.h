@@ -108,6 +108,8 @@ bool tdm__job_group_has(const tdm__job_group *group, const tdm_job_key *key);
 #define TDM__EARLY_STOP_KEYS 3
 extern const tdm_job_key tdm__optim_keys[];
 extern const size_t tdm__optim_key_count;
+extern const tdm_job_key tdm__elastic_keys[];
+extern const size_t tdm__elastic_key_count;
 extern const tdm_job_key tdm__early_stop_keys[TDM__EARLY_STOP_KEYS];
 /* Does the length of the training decide the learning rate? Do evaluations? */
 bool tdm__schedule_is_as_long(const tdm_job *job);

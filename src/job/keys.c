@@ -31,6 +31,8 @@ static const tdm__job_group groups[] = {
     {"comm", "How ranks talk to each other."},
     {"eval", "Measuring the model on the test set while it is trained."},
     {"checkpoint", "Saving the state, so that a run can be continued after any interruption."},
+    {"elastic", "Who may come and go while a run goes on, and what happens when somebody dies."},
+    {"etcd", "The servers of 'store: etcd'."},
     {"run", "Where results go."},
 };
 
@@ -807,39 +809,6 @@ static const tdm_job_key last_keys[] = {
                 "one.",
     },
     {
-        .path = "checkpoint.every_epochs",
-        .type = TDM_JOB_KEY_INT,
-        .offset = FIELD(checkpoint.every_epochs),
-        .fallback = "1",
-        .least = 1,
-        .most = TDM__JOB_INT_MOST,
-        .word = "never",
-        .help = "After how many epochs a checkpoint is saved. The end of a run is always saved.",
-    },
-    {
-        .path = "checkpoint.every_steps",
-        .type = TDM_JOB_KEY_INT,
-        .offset = FIELD(checkpoint.every_steps),
-        .fallback = "never",
-        .least = 1,
-        .most = TDM__JOB_INT_MOST,
-        .word = "never",
-        .also_called = "save_steps",
-        .help = "After how many steps a checkpoint is saved, besides those of "
-                "'checkpoint.every_epochs'.",
-    },
-    {
-        .path = "checkpoint.keep",
-        .type = TDM_JOB_KEY_INT,
-        .offset = FIELD(checkpoint.keep),
-        .fallback = "3",
-        .least = 1,
-        .most = TDM__JOB_INT_MOST,
-        .word = "all",
-        .also_called = "save_total_limit keep_last",
-        .help = "How many checkpoints stay on disk; older ones are removed.",
-    },
-    {
         .path = "run.dir",
         .type = TDM_JOB_KEY_DIR,
         .offset = FIELD(run.dir),
@@ -864,7 +833,7 @@ static const tdm_job_key last_keys[] = {
 
 size_t tdm_job_key_count(void)
 {
-    return COUNT(first_keys) + tdm__optim_key_count + COUNT(last_keys);
+    return COUNT(first_keys) + tdm__optim_key_count + tdm__elastic_key_count + COUNT(last_keys);
 }
 
 const tdm_job_key *tdm_job_key_at(size_t index)
@@ -873,6 +842,8 @@ const tdm_job_key *tdm_job_key_at(size_t index)
     index -= COUNT(first_keys);
     if (index < tdm__optim_key_count) return &tdm__optim_keys[index];
     index -= tdm__optim_key_count;
+    if (index < tdm__elastic_key_count) return &tdm__elastic_keys[index];
+    index -= tdm__elastic_key_count;
     return index < COUNT(last_keys) ? &last_keys[index] : NULL;
 }
 

@@ -20,7 +20,7 @@ bool tdm__is_peer_status(tdm_status status)
 {
     return status == TDM_ERR_PEER_FAILED || status == TDM_ERR_PEER_MISMATCH ||
            status == TDM_ERR_PEER_TIMEOUT || status == TDM_ERR_PEER_REFUSED ||
-           status == TDM_ERR_PEER_LEFT;
+           status == TDM_ERR_PEER_LEFT || status == TDM_ERR_PEER_FENCED;
 }
 
 int tdm__rank_of(tdm_comm *comm)
