@@ -144,7 +144,7 @@ static void status_table_is_whole(void)
                          tdm_status_name(status)) != 0);
         }
     }
-    CHECK_INT(count, 24);
+    CHECK_INT(count, 25);
     CHECK_TEXT(tdm_status_name((tdm_status)12345), "unknown");
     CHECK_INT(tdm_status_group_of(TDM_ERR_NO_SPACE), TDM_STATUS_GROUP_HOST);
 }
