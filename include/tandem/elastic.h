@@ -15,12 +15,22 @@
  *     verdict          the run has ended, and how: nobody starts again
  * `epoch` changes by compare-and-swap alone, so there is one sequence of epochs, whoever proposes them.
  *
+ * All values are JSON objects. Fields that others than their writers look at, besides what the writers like:
+ *     about            expected: how many workers are started at the beginning
+ *     members/ID       host, slot, pid, born (revision of its first record), ready (it waits to join, or
+ *                      takes part), epoch (its last one; 0: none), phase, step, steps, speed, run, lease_s
+ *     dead/ID          why ("killed by signal 9"), at (tdm_kv_now of its host when that was noticed)
+ *     reports/N/ID     why, regroup (true: nothing failed), lost: [ID, ...]
+ *     epoch            number, members: [{id, host}, ...], left: [{id, why}, ...], by
+ *     wishes/stop, wishes/leave/ID   why (may be absent)
+ *     verdict          status (a number; 0: ended well), message, by
+ *
  * When a member fails, the others leave the epoch and report. The lowest of those that reported waits
  * until all who are not known to be dead have done so, or their time is up, and proposes the next epoch:
  * the reporters that reach each other (the larger side where a network is cut; of equal sides the one
  * with the lowest rank), and who waits to join, up to the maximum. Who finds an epoch without itself is
  * fenced: it leaves and writes nothing. A member that cannot reach the store for as long as its lease
- * lasts knows nothing any more, and leaves as well.
+ * lasts, and for 10 s at least, knows nothing any more, and leaves as well.
  */
 #ifndef TANDEM_ELASTIC_H
 #define TANDEM_ELASTIC_H
@@ -32,7 +42,7 @@
 extern "C" {
 #endif
 
-enum { TDM_MEMBER_ID_BYTES = 64, TDM_HOST_BYTES = 64, TDM_DOOR_BYTES = 256 };
+enum { TDM_MEMBER_ID_BYTES = 64, TDM_HOST_BYTES = 64, TDM_DOOR_BYTES = 256, TDM_LOST_BYTES = 160 };
 
 typedef struct tdm_member tdm_member;
 
@@ -45,8 +55,10 @@ typedef struct tdm_member_options {
     int slot;         /* on its host */
     int min, max;     /* members of an epoch (1, no limit) */
     double wait_s;    /* for the minimum, before the run is given up (600) */
-    double lease_s;   /* without a sign of life after which a member counts as gone (3) */
-    double report_s;  /* that others have to report when an epoch has failed (2) */
+    double
+        lease_s; /* without a sign of life after which a member counts as gone (by how regular these
+                       * have been: 1 to 30) */
+    double report_s; /* that others have to report when an epoch has failed (2) */
 } tdm_member_options;
 
 /* What TANDEM_MEMBER and its company in the environment say (an agent sets them). TDM_ERR_NOT_FOUND
@@ -110,6 +122,10 @@ typedef struct tdm_elastic_ops {
     /* Goes on by one step, with what is due after it. `wish`: this member's; *wishes: of all of them, the
      * same for all. *done: the run has ended, and all that is to be kept is on disk. */
     tdm_status (*step)(void *user, unsigned wish, unsigned *wishes, bool *done, tdm_error *err);
+    /* After enter or step has failed, before leave: whether this member itself could not reach that rank
+     * (told by others does not count, nor who left in good order), and how it noticed, for the log.
+     * NULL: nobody is named. */
+    bool (*lost)(void *user, int rank, char how[TDM_LOST_BYTES]);
     /* Closes the world, if it is open. What was committed stays where it is. */
     void (*leave)(void *user);
     /* From another thread, at any time between enter's beginning and leave: break off what waits or
