@@ -22,7 +22,10 @@
 #include <unistd.h>
 
 enum { BROKEN_MOST = 4096, BLOCK_ALIGN = 16 };
-#define ANSWER_S 0.3
+#define ANSWER_S 0.3     /* for an answer, from a hub that is not heard of any more, */
+#define ANSWER_BEATS 3   /* of whose heartbeats this many have not come, */
+#define ANSWER_MOST_S 3. /* and from one that is: it may have much to do */
+#define TELL_S 0.5       /* for news that came before the end to be told */
 #define BYE_S 1.0
 #define STALL_S 1.0
 #define PATIENCE 4.0
@@ -66,6 +69,7 @@ typedef struct client {
     bool listening;
     char beat[TDM__WIRE_TEXT];
     letter *first, *last;
+    bool telling; /* the teller is outside with one */
     int broken_count;
 
     uint32_t exchange_number;
@@ -312,10 +316,13 @@ static void tell(client *c)
     c->first = first->next;
     if (!c->first) c->last = NULL;
     c->broken_count -= first->news.kind == TDM__NEWS_BROKEN;
+    c->telling = true;
     pthread_mutex_unlock(&c->lock);
     if (c->events.news) c->events.news(c->events.user, &first->news);
     free(first);
     pthread_mutex_lock(&c->lock);
+    c->telling = false;
+    pthread_cond_broadcast(&c->changed);
 }
 
 static void describe(client *c)
@@ -360,20 +367,42 @@ static void listen_events(tdm__control *control, const tdm__control_events *even
     pthread_mutex_unlock(&c->lock);
 }
 
+/* Until when an answer may come: a hub that beats is awaited longer than one that has fallen silent. */
+static double answer_until_s(const client *c, double asked_s)
+{
+    double beating_s = c->heard_s + ANSWER_BEATS * tdm__beat_s(c->control.size);
+    double until_s = asked_s + ANSWER_S > beating_s ? asked_s + ANSWER_S : beating_s;
+    return until_s < asked_s + ANSWER_MOST_S ? until_s : asked_s + ANSWER_MOST_S;
+}
+
+/* There is no hub to ask. What it said last may say why, and better than the asker could: that is told
+ * first. */
+static void await_told(client *c)
+{
+    double until_s = tdm_clock_s() + TELL_S;
+    while (c->listening && !c->closing && (c->first || c->telling) && tdm_clock_s() < until_s)
+        await_change(c, until_s);
+}
+
 /* Asks the hub. False when there is none, or no answer came in time. */
 static bool ask(client *c, tdm__frame *frame, char *out, size_t bytes)
 {
     pthread_mutex_lock(&c->asking);
     pthread_mutex_lock(&c->lock);
-    double until_s = tdm_clock_s() + ANSWER_S;
+    double asked_s = tdm_clock_s();
     frame->type = TDM__FRAME_ASK;
     frame->id = ++c->question;
     c->answered = false;
     bool ok = !c->cut && tdm__channel_put_frame(&c->channel, frame);
     wake(c);
-    while (ok && !c->answered && !c->cut && tdm_clock_s() < until_s) await_change(c, until_s);
+    while (ok && !c->answered && !c->cut) {
+        double until_s = answer_until_s(c, asked_s);
+        if (tdm_clock_s() >= until_s) break;
+        await_change(c, until_s);
+    }
     ok = ok && c->answered;
     if (ok) snprintf(out, bytes, "%s", c->answer);
+    if (c->cut && !ok) await_told(c);
     pthread_mutex_unlock(&c->lock);
     pthread_mutex_unlock(&c->asking);
     return ok;
@@ -484,9 +513,13 @@ static void report(tdm__control *control, const int *ranks, int count, char *out
                         .count = (uint32_t)(list.length / 4),
                         .bytes = (const uint8_t *)list.data,
                         .byte_count = list.length};
-    if (bytes > 0 && (!tdm_str_ok(&list) || !ask(c, &frame, out, bytes)))
-        snprintf(out, bytes, "%s: rank 0, which knows what they did last, does not answer",
-                 tdm_str_text(&names));
+    if (bytes > 0 && (!tdm_str_ok(&list) || !ask(c, &frame, out, bytes))) {
+        pthread_mutex_lock(&c->lock);
+        const char *why = c->heard_bye ? "has left" : c->cut ? "is gone" : "does not answer";
+        pthread_mutex_unlock(&c->lock);
+        snprintf(out, bytes, "%s: rank 0, which knows what they did last, %s", tdm_str_text(&names),
+                 why);
+    }
     tdm_str_release(&list);
     tdm_str_release(&names);
 }

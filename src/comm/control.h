@@ -52,8 +52,10 @@ typedef struct tdm__control_ops {
     /* Tells all others that this rank broke a group. Never blocks for long; best effort. */
     void (*broken)(tdm__control *control, uint32_t group, tdm_status status, const char *text);
     /* What these ranks did last and when they were last heard, as "rank 2 (alpha, process 123): ...;
-     * rank 5: ...", from their heartbeats; before them, a few others of whom nothing is heard, because
-     * those in question may wait for them. Waits at most 0.3 s for the hub's answer. */
+     * rank 5: ...", from their heartbeats; before them, a few others of whom nothing is heard or for
+     * whom those in question wait. Waits 0.3 s for the answer of a hub that has fallen silent, and at
+     * most 3 s for that of one that beats. Where there is no hub any more, all news that came before
+     * its end has been told when this returns. */
     void (*report)(tdm__control *control, const int *ranks, int count, char *out, size_t bytes);
     /* Says good-bye and frees it. */
     void (*close)(tdm__control *control);

@@ -322,6 +322,7 @@ static tdm_status prepare(tdm__hub *hub, int inner_fd, tdm_error *err)
     hub->members = calloc((size_t)hub->facts.size, sizeof *hub->members);
     hub->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     hub->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    for (int i = 0; hub->members && i < hub->facts.size; i++) hub->members[i].waits_for = -1;
     tdm__caller *inner = NULL;
     if (hub->members && hub->epoll_fd >= 0) inner = tdm__hub_greet(hub, inner_fd, "rank 0 itself");
     if (!inner || hub->wake_fd < 0) {

@@ -59,6 +59,7 @@ typedef struct tdm__member {
     double longest_s;          /* the longest silence so far */
     char text[TDM__WIRE_TEXT]; /* its last heartbeat */
     char end[200];             /* LOST: how */
+    int waits_for;             /* the first rank that it asked about last; -1: it has not asked */
     uint8_t *block;            /* its bytes in the exchange that is going on */
     size_t block_bytes;
     bool has_block;

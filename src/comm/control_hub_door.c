@@ -193,8 +193,11 @@ void tdm__hub_stranger(tdm__hub *hub, tdm__caller *caller, const tdm__frame *fra
         return;
     }
     tdm__member *member = &hub->members[frame->rank];
-    *member = (tdm__member){
-        .state = TDM__MEMBER_HERE, .caller = caller, .pid = frame->pid, .heard_s = tdm_clock_s()};
+    *member = (tdm__member){.state = TDM__MEMBER_HERE,
+                            .caller = caller,
+                            .pid = frame->pid,
+                            .heard_s = tdm_clock_s(),
+                            .waits_for = -1};
     memcpy(member->host, frame->host, sizeof member->host);
     memcpy(member->host_name, frame->host_name, sizeof member->host_name);
     caller->state = TDM__CALLER_MEMBER;

@@ -12,9 +12,11 @@
 #include <string.h>
 
 #define PATIENCE 4.0 /* a silence this many times the longest so far is too long */
+#define SILENT_BEATS                                                                               \
+    1.3 /* as many times the time between heartbeats without one: a rank is silent */
 enum {
-    SILENT_BEATS = 2, /* heartbeats that did not come make a rank silent */
-    SILENT_MOST = 4   /* of these are told of */
+    SILENT_MOST = 4, /* of these are told of */
+    CHAIN_MOST = 8   /* and of those for whom somebody waits who is waited for */
 };
 
 /* ---- news ----------------------------------------------------------------------------------------------- */
@@ -181,23 +183,49 @@ static bool is_asked(const tdm__frame *ask, int rank)
     return false;
 }
 
-/* Whoever asks may wait for ranks that are well and wait themselves, for one that is silent. */
+/* Whoever asks may wait for ranks that are well and wait themselves, for one that is silent: the longest
+ * silence comes first. */
 static void report_silent(const tdm__hub *hub, const tdm__frame *ask, double now_s, tdm_str *out)
 {
     double silence_s = SILENT_BEATS * tdm__beat_s(hub->facts.size);
-    int count = 0;
-    for (int i = 1; i < hub->facts.size && count < SILENT_MOST; i++) {
-        const tdm__member *member = &hub->members[i];
-        if (member->state != TDM__MEMBER_HERE || now_s - member->heard_s < silence_s) continue;
-        if (is_asked(ask, i)) continue;
-        if (!report_add(hub, i, now_s, out)) return;
-        count++;
+    int told[SILENT_MOST];
+    for (int count = 0; count < SILENT_MOST; count++) {
+        int most = -1;
+        for (int i = 1; i < hub->facts.size; i++) {
+            const tdm__member *member = &hub->members[i];
+            if (member->state != TDM__MEMBER_HERE || now_s - member->heard_s < silence_s) continue;
+            bool known = is_asked(ask, i);
+            for (int k = 0; k < count && !known; k++) known = told[k] == i;
+            if (!known && (most < 0 || member->heard_s < hub->members[most].heard_s)) most = i;
+        }
+        if (most < 0 || !report_add(hub, most, now_s, out)) return;
+        told[count] = most;
     }
 }
 
-static void report(const tdm__hub *hub, const tdm__frame *ask, tdm_str *out)
+/* Those who are asked for may have asked, too: for whom do they wait? And so on. */
+static void report_chain(const tdm__hub *hub, const tdm__frame *ask, double now_s, tdm_str *out)
+{
+    if (ask->count == 0) return;
+    uint32_t first = tdm__wire_u32(ask->bytes);
+    int at = first < (uint32_t)hub->facts.size ? hub->members[first].waits_for : -1;
+    int before = (int)first;
+    for (int i = 0; i < CHAIN_MOST && at >= 0 && at != (int)first; i++) {
+        if (out->length + 60 > TDM__WIRE_TEXT) return;
+        tdm_str_addf(out, "; rank %d waits for rank %d", before, at);
+        if (!is_asked(ask, at)) report_add(hub, at, now_s, out);
+        before = at;
+        at = hub->members[at].waits_for;
+    }
+}
+
+static void report(tdm__hub *hub, int asker, const tdm__frame *ask, tdm_str *out)
 {
     double now_s = tdm_clock_s();
+    if (ask->count > 0) {
+        uint32_t first = tdm__wire_u32(ask->bytes);
+        hub->members[asker].waits_for = first < (uint32_t)hub->facts.size ? (int)first : -1;
+    }
     report_silent(hub, ask, now_s, out);
     for (uint32_t i = 0; i < ask->count; i++) {
         uint32_t rank = tdm__wire_u32(ask->bytes + 4 * (size_t)i);
@@ -206,6 +234,7 @@ static void report(const tdm__hub *hub, const tdm__frame *ask, tdm_str *out)
         tdm_str_addf(out, "; and %u ranks more", ask->count - i);
         return;
     }
+    report_chain(hub, ask, now_s, out);
 }
 
 /* Who has brought nothing to an exchange. */
@@ -231,7 +260,7 @@ static void answer(tdm__hub *hub, tdm__caller *caller, const tdm__frame *ask)
     if (ask->kind == TDM__ASK_LACKING) {
         lacking(hub, ask, &text);
     } else {
-        report(hub, ask, &text);
+        report(hub, caller->rank, ask, &text);
     }
     tdm__frame frame = {.type = TDM__FRAME_ANSWER, .id = ask->id};
     snprintf(frame.text, sizeof frame.text, "%s", tdm_str_text(&text));

@@ -198,7 +198,7 @@ static int rank_that_leaves(const world *w, int rank)
         pause_s(0.1);
         control->ops->report(control, &who, 1, text, sizeof text);
         CHECK_HAS(text, "rank 1 (");
-        CHECK_HAS(text, "does not answer");
+        CHECK_HAS(text, "which knows what they did last, has left");
         uint8_t **all = NULL;
         size_t *sizes = NULL;
         tdm_error err = {0};
@@ -444,6 +444,47 @@ static void reports_do_not_wait_for_events(void)
     finish(&w);
 }
 
+static void slow_news(void *user, const tdm__news *news)
+{
+    stuck *s = user;
+    if (news->kind == TDM__NEWS_BROKEN) {
+        pause_s(0.1);
+        s->entered++;
+    }
+}
+
+/* Rank 0 says what went wrong, and leaves at once. Who asks then has heard it before it is left without
+ * an answer. */
+static int rank_that_asks_too_late(const world *w, int rank)
+{
+    tdm__control *control = join(w, rank);
+    stuck s = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    tdm__control_events events = {.user = &s, .news = slow_news, .describe = on_describe};
+    tdm__control_listen(control, &events);
+    exchange_round(control, 1, 100);
+    if (rank == 0) {
+        control->ops->broken(control, 1, TDM_ERR_PEER_TIMEOUT, "rank 2 does not come");
+    } else {
+        char text[1000] = "";
+        for (int i = 0; i < 20000 && !strstr(text, "has left"); i++)
+            control->ops->report(control, &rank, 1, text, sizeof text);
+        CHECK_HAS(text, "has left");
+        CHECK_INT(s.entered, 1);
+    }
+    control->ops->close(control);
+    return 0;
+}
+
+static void last_words_are_told_before_a_question_fails(void)
+{
+    for (int i = 0; i < (SLOW ? 2 : 5); i++) {
+        world w = {.size = 2, .rendezvous = unix_name(), .victim = -1};
+        w.rank = rank_that_asks_too_late;
+        start(&w);
+        finish(&w);
+    }
+}
+
 /* A rank dies while others are in an exchange, again and again, at any moment. */
 static int rank_that_exchanges_until_the_end(const world *w, int rank)
 {
@@ -484,11 +525,16 @@ static void death_ends_an_exchange(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(worlds_join_and_exchange),    CHECK_TEST(death_is_told_to_all),
-    CHECK_TEST(leaving_is_told_to_all),      CHECK_TEST(broken_groups_are_told_to_all),
-    CHECK_TEST(a_stopped_rank_is_not_lost),  CHECK_TEST(long_silence_is_death),
-    CHECK_TEST(an_exchange_names_who_lacks), CHECK_TEST(reports_do_not_wait_for_events),
+    CHECK_TEST(worlds_join_and_exchange),
+    CHECK_TEST(death_is_told_to_all),
+    CHECK_TEST(leaving_is_told_to_all),
+    CHECK_TEST(broken_groups_are_told_to_all),
+    CHECK_TEST(a_stopped_rank_is_not_lost),
+    CHECK_TEST(long_silence_is_death),
+    CHECK_TEST(an_exchange_names_who_lacks),
+    CHECK_TEST(reports_do_not_wait_for_events),
     CHECK_TEST(death_ends_an_exchange),
+    CHECK_TEST(last_words_are_told_before_a_question_fails),
 };
 
 int main(int argc, char **argv)

@@ -1,10 +1,10 @@
 /*
  * kill_test.c: real processes, really killed and really stopped, in the middle of traffic, on one host.
  *
- *   kill_test TRANSPORT TRIALS [SEED]     and, for itself: kill_test --rank PIPE
+ *   kill_test TRANSPORT TRIALS [SEED [stop]]     and, for itself: kill_test --rank PIPE
  *
  * In each trial a few ranks run random collectives without an end; one of them, drawn, gets SIGKILL or
- * SIGSTOP at a moment, drawn; kill_world.h judges what the others make of it. Afterwards nothing may be
+ * SIGSTOP (always, with `stop`) at a moment, drawn; kill_world.h judges what the others make of it. Afterwards nothing may be
  * left: no process, no socket with a name, no file.
  */
 #include "kill_world.h"
@@ -28,7 +28,8 @@ static int sockets_left(void)
 }
 
 /* Every WORKERS-th trial, from number `worker` on. */
-static int run_trials(const char *transport, int trials, uint64_t first, int worker)
+static int run_trials(const char *transport, int trials, uint64_t first, int worker,
+                      bool always_stop)
 {
     double slowest_kill_s = 0, slowest_stop_s = 0;
     int count = 0;
@@ -43,7 +44,7 @@ static int run_trials(const char *transport, int trials, uint64_t first, int wor
             (tdm_rng_address){.seed = t.seed, .stream = TDM_RNG_STREAM_USER + 1});
         t.size = 2 + (int)tdm_rng_below(&rng, RANKS_MOST - 1);
         t.victim = (int)tdm_rng_below(&rng, (uint64_t)t.size);
-        t.stop = tdm_rng_below(&rng, 5) == 0;
+        t.stop = tdm_rng_below(&rng, 5) == 0 || always_stop;
         t.delay_us = (useconds_t)tdm_rng_below(&rng, 60000);
         if (!run_trial(&t)) return 1;
         double *slowest = t.stop ? &slowest_stop_s : &slowest_kill_s;
@@ -74,11 +75,12 @@ int main(int argc, char **argv)
         }
     int trials = atoi(argv[2]);
     uint64_t first = argc > 3 ? strtoull(argv[3], NULL, 10) : 1;
+    bool always_stop = argc > 4 && strcmp(argv[4], "stop") == 0;
     /* Most of a trial is waiting: some run side by side. */
     pid_t workers[WORKERS];
     for (int i = 0; i < WORKERS; i++) {
         workers[i] = fork();
-        if (workers[i] == 0) _exit(run_trials(argv[1], trials, first, i));
+        if (workers[i] == 0) _exit(run_trials(argv[1], trials, first, i, always_stop));
     }
     int failed = 0;
     for (int i = 0; i < WORKERS; i++) {
