@@ -55,17 +55,17 @@ TDM_API tdm_status tdm_kv_get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm
 /* All keys that begin so, in order of key. *revision, which may be NULL: the store's at that moment. */
 TDM_API tdm_status tdm_kv_list(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_kv_item **out,
                                size_t *out_count, uint64_t *revision, tdm_error *err);
-/* `lease` 0: it stays. */
+/* `lease` 0: it stays. TDM_ERR_NOT_FOUND: that lease has ended. */
 TDM_API tdm_status tdm_kv_put(tdm_kv *kv, const char *key, const char *value, uint64_t lease,
                               tdm_error *err);
 /* Puts it when the key's revision is `expected` (0: there is no such key). TDM_ERR_EXISTS when not. */
 TDM_API tdm_status tdm_kv_swap(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
                                uint64_t lease, uint64_t *out_revision, tdm_error *err);
-/* Removes all keys that begin so; none is fine. */
+/* Removes all keys that begin so; none is fine. An empty prefix is refused. */
 TDM_API tdm_status tdm_kv_remove(tdm_kv *kv, const char *prefix, tdm_error *err);
 
 /* A lease ends `seconds` after it was kept last; what hangs on it is removed then, which watchers see.
- * TDM_ERR_NOT_FOUND from keep: it has ended. */
+ * TDM_ERR_NOT_FOUND from keep: it has ended. Releasing one that has ended is fine. */
 TDM_API tdm_status tdm_kv_lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *err);
 TDM_API tdm_status tdm_kv_keep(tdm_kv *kv, uint64_t lease, tdm_error *err);
 TDM_API tdm_status tdm_kv_release(tdm_kv *kv, uint64_t lease, tdm_error *err);

@@ -1,0 +1,182 @@
+/*
+ * kv.c: the front of every store: finds the kind that a URL names, and checks what goes in.
+ *
+ * Keys and values are text: UTF-8 without control characters in keys, without zero bytes in values
+ * (they end there), both shorter than their limits. What is wrong is refused here, so that all kinds of
+ * store refuse the same things, and none has to look. Nothing here waits or remembers.
+ */
+#include "cluster/kv.h"
+
+#include <tandem/text.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define TIMEOUT_S 5.0
+#define LEASE_MOST_S 31536000.0
+
+/* The kinds of store there are. */
+static const tdm__kv_ops *const stores[] = {NULL};
+
+static const tdm__kv_ops *find(const char *url, const char **place)
+{
+    for (size_t i = 0; stores[i]; i++) {
+        size_t length = strlen(stores[i]->name);
+        if (strncmp(url, stores[i]->name, length) != 0 || url[length] != ':') continue;
+        *place = url + length + 1;
+        return stores[i];
+    }
+    return NULL;
+}
+
+tdm_status tdm_kv_open(const tdm_kv_options *options, tdm_kv **out, tdm_error *err)
+{
+    const char *place = "";
+    const tdm__kv_ops *ops = options->url ? find(options->url, &place) : NULL;
+    if (!ops || !*place)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "\"%s\" names no store; write local:PATH, or etcd:URL,URL,...",
+                        options->url ? options->url : "");
+    if (!(options->timeout_s >= 0) || options->timeout_s > LEASE_MOST_S)
+        return tdm_fail(err, TDM_ERR_RANGE, "%g seconds are no time limit for a store",
+                        options->timeout_s);
+    tdm_kv_options filled = *options;
+    if (!(filled.timeout_s > 0)) filled.timeout_s = TIMEOUT_S;
+    return ops->open(&filled, place, out, err);
+}
+
+void tdm_kv_close(tdm_kv *kv)
+{
+    if (kv) kv->ops->close(kv);
+}
+
+double tdm_kv_now(const tdm_kv *kv)
+{
+    return kv->ops->now(kv);
+}
+
+bool tdm_kv_at(size_t index, tdm_kv_info *out)
+{
+    for (size_t i = 0; stores[i]; i++) {
+        if (i != index) continue;
+        *out = (tdm_kv_info){.name = stores[i]->name, .about = stores[i]->about};
+        out->usable = stores[i]->usable(out->why, out->library);
+        return true;
+    }
+    return false;
+}
+
+/* ---- what may go in --------------------------------------------------------------------------- */
+
+/* The length of a text of whole characters below `limit`; the limit when it is none. */
+static size_t text_length(const char *text, size_t limit, bool control)
+{
+    size_t length = strnlen(text, limit);
+    for (size_t at = 0; at < length;) {
+        size_t one = tdm_text_utf8(text + at, length - at, NULL);
+        if (one == 0 || (!control && ((unsigned char)text[at] < 0x20 || text[at] == 0x7f)))
+            return limit;
+        at += one;
+    }
+    return length;
+}
+
+static tdm_status check_prefix(const char *prefix, tdm_error *err)
+{
+    if (text_length(prefix, TDM_KV_KEY_BYTES, false) < TDM_KV_KEY_BYTES) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_INVALID,
+                    "a key of the store is text without control characters, below %d bytes: not "
+                    "\"%.40s...\"",
+                    TDM_KV_KEY_BYTES, prefix);
+}
+
+static tdm_status check_key(const char *key, tdm_error *err)
+{
+    if (!*key) return tdm_fail(err, TDM_ERR_INVALID, "a key of the store must not be empty");
+    return check_prefix(key, err);
+}
+
+static tdm_status check_value(const char *key, const char *value, tdm_error *err)
+{
+    if (text_length(value, TDM_KV_VALUE_BYTES, true) < TDM_KV_VALUE_BYTES) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_INVALID,
+                    "what \"%s\" of the store shall hold is no UTF-8 text below %d bytes", key,
+                    TDM_KV_VALUE_BYTES);
+}
+
+/* ---- the calls -------------------------------------------------------------------------------- */
+
+tdm_status tdm_kv_get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
+                      tdm_error *err)
+{
+    TDM_TRY(check_key(key, err));
+    return kv->ops->get(kv, key, arena, out, err);
+}
+
+tdm_status tdm_kv_list(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_kv_item **out,
+                       size_t *out_count, uint64_t *revision, tdm_error *err)
+{
+    uint64_t unused = 0;
+    TDM_TRY(check_prefix(prefix, err));
+    return kv->ops->list(kv, prefix, arena, out, out_count, revision ? revision : &unused, err);
+}
+
+tdm_status tdm_kv_put(tdm_kv *kv, const char *key, const char *value, uint64_t lease,
+                      tdm_error *err)
+{
+    TDM_TRY(check_key(key, err));
+    TDM_TRY(check_value(key, value, err));
+    return kv->ops->put(kv, key, value, lease, err);
+}
+
+tdm_status tdm_kv_swap(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
+                       uint64_t lease, uint64_t *out_revision, tdm_error *err)
+{
+    uint64_t unused = 0;
+    TDM_TRY(check_key(key, err));
+    TDM_TRY(check_value(key, value, err));
+    return kv->ops->swap(kv, key, expected, value, lease, out_revision ? out_revision : &unused,
+                         err);
+}
+
+tdm_status tdm_kv_remove(tdm_kv *kv, const char *prefix, tdm_error *err)
+{
+    if (!*prefix)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "removing everything from a store is not what one part of it may do: name "
+                        "what the keys begin with");
+    TDM_TRY(check_prefix(prefix, err));
+    return kv->ops->remove(kv, prefix, err);
+}
+
+tdm_status tdm_kv_lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *err)
+{
+    if (!(seconds > 0) || seconds > LEASE_MOST_S)
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "a lease of %g seconds: it must be above 0, and a year "
+                        "at most",
+                        seconds);
+    return kv->ops->lease(kv, seconds, out, err);
+}
+
+tdm_status tdm_kv_keep(tdm_kv *kv, uint64_t lease, tdm_error *err)
+{
+    return kv->ops->keep(kv, lease, err);
+}
+
+tdm_status tdm_kv_release(tdm_kv *kv, uint64_t lease, tdm_error *err)
+{
+    return kv->ops->release(kv, lease, err);
+}
+
+tdm_status tdm_kv_wait(tdm_kv *kv, const char *prefix, uint64_t revision, double seconds,
+                       uint64_t *out, tdm_error *err)
+{
+    uint64_t unused = 0;
+    TDM_TRY(check_prefix(prefix, err));
+    if (isnan(seconds))
+        return tdm_fail(err, TDM_ERR_RANGE, "how long to wait for the store is no number");
+    double bounded = seconds < 0 ? 0 : seconds > LEASE_MOST_S ? LEASE_MOST_S : seconds;
+    return kv->ops->wait(kv, prefix, revision, bounded, out ? out : &unused, err);
+}

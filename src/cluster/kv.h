@@ -1,0 +1,51 @@
+/*
+ * kv.h: what a kind of store must offer.
+ *
+ * A store is a table of functions and, in `open`, a handle of its own that begins with a tdm_kv. kv.c
+ * checks names, texts and durations before it calls them, so an implementation sees only what is
+ * allowed; outputs are written on success alone. A test makes a store of its own with a struct that
+ * begins with a tdm_kv whose `ops` is the test's table, and hands its address to tdm_kv_* and to what
+ * stands on them: nothing else looks inside. `usable` and `open` are never called for such a store, and
+ * tdm_kv_close calls its `close`.
+ */
+#ifndef TANDEM_CLUSTER_KV_H
+#define TANDEM_CLUSTER_KV_H
+
+#include <tandem/kv.h>
+
+typedef struct tdm__kv_ops tdm__kv_ops;
+
+struct tdm_kv {
+    const tdm__kv_ops *ops;
+};
+
+struct tdm__kv_ops {
+    const char *name;  /* what stands before the colon of a URL */
+    const char *about; /* one line, for `tandem doctor` */
+
+    /* Whether it can be opened at all; if not, why. `library` stays empty where there is none. */
+    bool (*usable)(char why[160], char library[TDM_LIBRARY_BYTES]);
+    /* `place` is the URL behind the colon; options->timeout_s is set. */
+    tdm_status (*open)(const tdm_kv_options *options, const char *place, tdm_kv **out,
+                       tdm_error *err);
+    void (*close)(tdm_kv *kv);
+    double (*now)(const tdm_kv *kv);
+
+    tdm_status (*get)(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
+                      tdm_error *err);
+    tdm_status (*list)(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_kv_item **out,
+                       size_t *out_count, uint64_t *revision, tdm_error *err);
+    tdm_status (*put)(tdm_kv *kv, const char *key, const char *value, uint64_t lease,
+                      tdm_error *err);
+    /* `out_revision` is never NULL, and neither is `revision` of list and `out` of wait. */
+    tdm_status (*swap)(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
+                       uint64_t lease, uint64_t *out_revision, tdm_error *err);
+    tdm_status (*remove)(tdm_kv *kv, const char *prefix, tdm_error *err);
+    tdm_status (*lease)(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *err);
+    tdm_status (*keep)(tdm_kv *kv, uint64_t lease, tdm_error *err);
+    tdm_status (*release)(tdm_kv *kv, uint64_t lease, tdm_error *err);
+    tdm_status (*wait)(tdm_kv *kv, const char *prefix, uint64_t revision, double seconds,
+                       uint64_t *out, tdm_error *err);
+};
+
+#endif
