@@ -5,6 +5,7 @@
  *     job.yaml        the job as it was resolved
  *     log.jsonl       what happened, one JSON object a line
  *     metrics.jsonl   the numbers: a line for every so many steps and for each evaluation
+ *     ledger.jsonl    which samples each step has trained, with checkpoint.ledger
  *     checkpoints/    step-NNNNNNNNNNNN.safetensors
  * One training at a time goes on in a run; a lock on the folder, held by its rank 0, sees to that and
  * goes with the process.
@@ -302,6 +303,30 @@ typedef struct tdm_replay_options {
 TDM_API tdm_status tdm_replay(const tdm_job *job, const tdm_replay_options *options,
                               tdm_replay_result **out, tdm_error *err);
 TDM_API void tdm_replay_result_destroy(tdm_replay_result *result);
+
+/* ---- the ledger of a run ----------------------------------------------------------------------- */
+
+enum { TDM_LEDGER_PROBLEMS = 16, TDM_LEDGER_PROBLEM_BYTES = 200 };
+
+/* What a run's ledger says (checkpoint.ledger). */
+typedef struct tdm_ledger_report {
+    uint64_t first_step, last_step; /* from 1; 0: it is empty */
+    uint64_t step_count;      /* steps in their place, with exactly the samples they should have */
+    uint64_t first_epoch;     /* of those that are there as a whole */
+    uint64_t epoch_count;     /* of them */
+    uint64_t left_over_steps; /* of the epoch after the last whole one */
+    uint64_t steps_of_epoch;
+    uint64_t samples_of_epoch; /* that an epoch trains */
+    uint64_t samples_of_data;  /* that there are: more with data.last_batch: drop */
+    bool torn;                 /* its last line was cut short by a kill: it does not count */
+    uint64_t problem_count; /* 0: every sample was trained exactly once in each of these epochs */
+    char problems[TDM_LEDGER_PROBLEMS][TDM_LEDGER_PROBLEM_BYTES]; /* the first ones, in words */
+} tdm_ledger_report;
+
+/* Holds a run's ledger against the job's way through its data, which is loaded for that. The run may be in
+ * progress. TDM_ERR_NOT_FOUND when it keeps none. */
+TDM_API tdm_status tdm_ledger_check(const tdm_job *job, const char *run, tdm_ledger_report *out,
+                                    tdm_error *err);
 
 #ifdef __cplusplus
 }

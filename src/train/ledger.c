@@ -1,0 +1,162 @@
+/*
+ * ledger.c: writing a run's ledger. What it is for: ledger.h. Who reads it: ledger_check.c.
+ *
+ * Invariants: the file holds whole lines, each written with one write(); steps grow by one from line to
+ * line, from the first step that was put; a file that is opened holds no step past the one from which
+ * training goes on. A ledger that could not be written is never silently short: the gap stays in it,
+ * and the check finds it.
+ */
+#include "train/ledger.h"
+
+#include "train/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { LINE_BYTES = 192, DIGEST_DIGITS = 16 };
+#define LEDGER_LIMIT_BYTES (UINT64_C(4) << 30)
+
+/* A multiply-xorshift finaliser after each of the two, so that no other set of samples is likely to have
+ * the same sum. */
+static uint64_t stir(uint64_t z)
+{
+    z ^= z >> 30;
+    z *= UINT64_C(0xbf58476d1ce4e5b9);
+    z ^= z >> 27;
+    z *= UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+uint64_t tdm__ledger_mix(uint64_t epoch, uint64_t index)
+{
+    return stir(stir(epoch + UINT64_C(0x9e3779b97f4a7c15)) + index);
+}
+
+/* ---- lines ----------------------------------------------------------------------------------- */
+
+static int line_text(const tdm__ledger_line *line, char out[LINE_BYTES])
+{
+    return snprintf(out, LINE_BYTES,
+                    "{\"step\":%llu,\"epoch\":%llu,\"position\":%llu,\"count\":%llu,"
+                    "\"digest\":\"%016llx\"}\n",
+                    (unsigned long long)line->step, (unsigned long long)line->epoch,
+                    (unsigned long long)line->position, (unsigned long long)line->count,
+                    (unsigned long long)line->digest);
+}
+
+static bool read_digest(const char *text, uint64_t *out)
+{
+    if (!text || strlen(text) != DIGEST_DIGITS) return false;
+    uint64_t value = 0;
+    for (const char *c = text; *c; c++) {
+        static const char digits[] = "0123456789abcdef";
+        const char *digit = strchr(digits, *c);
+        if (!digit) return false;
+        value = value << 4 | (uint64_t)(digit - digits);
+    }
+    *out = value;
+    return true;
+}
+
+bool tdm__ledger_read(const char *text, size_t length, tdm_arena *arena, tdm__ledger_line *out)
+{
+    const tdm_json *object;
+    tdm__ledger_line line;
+    if (tdm_json_parse(text, length, arena, &object, NULL) != TDM_OK) return false;
+    bool whole = tdm_json_as_u64(tdm_json_get(object, "step"), &line.step) && line.step > 0 &&
+                 tdm_json_as_u64(tdm_json_get(object, "epoch"), &line.epoch) &&
+                 tdm_json_as_u64(tdm_json_get(object, "position"), &line.position) &&
+                 tdm_json_as_u64(tdm_json_get(object, "count"), &line.count) &&
+                 read_digest(tdm_json_as_string(tdm_json_get(object, "digest")), &line.digest);
+    if (whole) *out = line;
+    return whole;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* Collects the lines that stay. */
+static tdm_status keep(const char *path, uint64_t step, tdm_str *kept, uint64_t *last,
+                       tdm_error *err)
+{
+    tdm_file_bytes old;
+    TDM_TRY(tdm_file_read(path, LEDGER_LIMIT_BYTES, &old, err));
+    tdm_arena *arena = tdm_arena_create("ledger");
+    const char *at = (const char *)old.data, *end = at + old.count;
+    while (arena && at && at < end) {
+        const char *newline = memchr(at, '\n', (size_t)(end - at));
+        if (!newline) break; /* cut short by a kill */
+        tdm__ledger_line line;
+        if (tdm__ledger_read(at, (size_t)(newline - at), arena, &line) && line.step <= step) {
+            tdm_str_add_bytes(kept, at, (size_t)(newline - at) + 1);
+            *last = line.step;
+        }
+        tdm_arena_reset(arena);
+        at = newline + 1;
+    }
+    bool enough = arena && tdm_str_ok(kept);
+    tdm_arena_destroy(arena);
+    tdm_file_bytes_release(&old);
+    return enough ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "ledger: no memory for %s", path);
+}
+
+tdm_status tdm__ledger_open(const char *run, uint64_t step, tdm__ledger *out, tdm_error *err)
+{
+    tdm__ledger ledger = {.fd = -1, .complete = true};
+    int length = snprintf(ledger.path, sizeof(ledger.path), "%s/%s", run, TDM__LEDGER_NAME);
+    if (length >= (int)sizeof(ledger.path))
+        return tdm_fail(err, TDM_ERR_RANGE, "ledger: the path %s is too long", run);
+    tdm_str kept = TDM_STR_INIT;
+    tdm_status status = TDM_OK;
+    if (tdm_path_is_file(ledger.path))
+        status = keep(ledger.path, step, &kept, &ledger.last_step, err);
+    if (status == TDM_OK)
+        status = tdm_file_replace(ledger.path, tdm_str_text(&kept), kept.length, err);
+    tdm_str_release(&kept);
+    TDM_TRY(status);
+    ledger.fd = open(ledger.path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (ledger.fd < 0) return tdm_os_fail(err, "opening", ledger.path);
+    *out = ledger;
+    return TDM_OK;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static void lost(tdm__ledger *ledger, int error_number)
+{
+    if (!ledger->complete) return; /* said once: a full disk must not fill the screen, too */
+    ledger->complete = false;
+    tdm_log(TDM_LOG_WARN, "train", "%s is no longer complete: %s; training goes on", ledger->path,
+            strerror(error_number));
+}
+
+void tdm__ledger_put(tdm__ledger *ledger, const tdm__ledger_line *line)
+{
+    char text[LINE_BYTES];
+    struct stat before;
+    if (ledger->fd < 0 || line->step <= ledger->last_step) return;
+    int length = line_text(line, text);
+    bool known = fstat(ledger->fd, &before) == 0;
+    ssize_t written = write(ledger->fd, text, (size_t)length);
+    if (written == length) {
+        ledger->last_step = line->step;
+        return;
+    }
+    lost(ledger, written < 0 ? errno : ENOSPC);
+    /* Rank 0 alone writes here, so what is behind `before` is the part of this line that fitted. */
+    if (written > 0 && known && ftruncate(ledger->fd, before.st_size) != 0) lost(ledger, errno);
+}
+
+void tdm__ledger_sync(tdm__ledger *ledger)
+{
+    if (ledger->fd >= 0 && fdatasync(ledger->fd) != 0) lost(ledger, errno);
+}
+
+void tdm__ledger_close(tdm__ledger *ledger)
+{
+    if (ledger->fd >= 0) close(ledger->fd);
+    ledger->fd = -1;
+}
