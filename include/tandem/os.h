@@ -85,6 +85,18 @@ enum {
 };
 TDM_API void tdm_os_fault_set(unsigned mask, long countdown, int error_number);
 
+/*
+ * A place at which a test may kill or stop this process: see src/os/test_point.c for how
+ * TANDEM_TEST_KILL says where. Costs one look at the environment when unset.
+ */
+typedef struct tdm_test_point {
+    const char *phase; /* "forward", "backward", "reduce", "update", "publish", "checkpoint", ... */
+    uint64_t step;     /* in progress, from 1 */
+    int rank;
+    uint64_t part; /* of the phase: how much of it is done */
+} tdm_test_point;
+TDM_API void tdm_os_test_point(const tdm_test_point *at);
+
 /* ---- code ------------------------------------------------------------------------------------ */
 
 /* A shared object: code in a file, loaded while the program runs. */

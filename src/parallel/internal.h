@@ -151,6 +151,7 @@ struct tdm_team {
     tdm__note *notes;   /* by place */
     double lane_seconds, update_seconds, wait_seconds;
     double slow_factor;      /* of a rank that tests slow down; 0: none */
+    bool tested;             /* tests may kill this process at some point: see tdm_os_test_point */
     tdm_team_rank *ranks;    /* by world rank */
     tdm_lane_visit_fn visit; /* who looks at lanes; NULL: nobody */
     void *visitor;
@@ -225,6 +226,11 @@ tdm_status tdm__update_create(tdm_team *team, tdm_error *err);
 tdm_status tdm__update_find_bad(tdm_team *team, size_t *out, tdm_error *err);
 /* All passes of the optimiser over this rank's pieces, and its statistics. */
 tdm_status tdm__update_run(tdm_team *team, double *grad_norm, tdm_error *err);
+
+/* ---- tests (team.c) --------------------------------------------------------------------------- */
+
+/* Here a test may kill this rank, in the step in progress. */
+void tdm__team_point(const tdm_team *team, const char *phase, uint64_t part);
 
 /* ---- bad numbers (blame.c) ------------------------------------------------------------------- */
 

@@ -238,7 +238,13 @@ typedef struct watched {
 static bool show_op(void *user, const tdm_plan_event *event)
 {
     const watched *w = user;
-    w->team->watch(w->team->watcher, w->lane->lane, w->team->graphs[w->lane->graph].graph, event);
+    const tdm_graph *graph = w->team->graphs[w->lane->graph].graph;
+    if (w->team->visit && w->team->watch)
+        w->team->watch(w->team->watcher, w->lane->lane, graph, event);
+    if (w->team->tested) {
+        bool backward = tdm_graph_node_at(graph, event->node).backward;
+        tdm__team_point(w->team, backward ? "backward" : "forward", event->node);
+    }
     return true;
 }
 
@@ -246,7 +252,7 @@ static void run_part(tdm_team *team, int count, size_t begin, size_t end)
 {
     if (count == 0) return; /* no time, too: such a step says nothing about how fast the rank is */
     double from = tdm_clock_s();
-    bool shown = team->visit && team->watch;
+    bool shown = (team->visit && team->watch) || team->tested;
     for (int i = 0; i < count; i++) {
         const tdm__lane_run *r = &team->run[i];
         if (shown)

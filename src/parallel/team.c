@@ -77,9 +77,18 @@ static void balance(tdm_team *team, tdm_step_result *out)
         memcpy(team->next_first, team->first, bytes); /* what is observed goes by where lanes are */
 }
 
+void tdm__team_point(const tdm_team *team, const char *phase, uint64_t part)
+{
+    if (!team->tested) return;
+    int rank = team->layout->rank_of_place[team->place];
+    tdm_os_test_point(&(tdm_test_point){phase, team->in.step + 1, rank, part});
+}
+
 static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *err)
 {
+    tdm__team_point(team, "reduce", 0);
     TDM_TRY(meet(team, err));
+    tdm__team_point(team, "reduce", 1);
     double begin = tdm_clock_s(), waited = team->wait_seconds;
     for (int i = 0; i < team->size; i++) out->wishes |= team->notes[i].wish;
     if (!tdm__tree_loss(team, 1, &out->loss)) out->loss = (double)NAN;
@@ -90,6 +99,7 @@ static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *e
     if (out->finite) TDM_TRY(tdm__update_run(team, &out->grad_norm, err));
     team->update_seconds += tdm_clock_s() - begin - (team->wait_seconds - waited);
     tdm__team_mark(team, "update", begin);
+    tdm__team_point(team, "publish", 0);
     begin = tdm_clock_s();
     if (out->finite)
         TDM_TRY(tdm__store_publish(team->options.store,
@@ -365,6 +375,7 @@ static void read_slowness(tdm_team *team)
     if (text && sscanf(text, "%d:%lf", &rank, &factor) == 2 && factor > 1 && factor < 1000 &&
         rank == team->layout->rank_of_place[team->place])
         team->slow_factor = factor;
+    team->tested = getenv("TANDEM_TEST_KILL") != NULL;
 }
 
 static tdm_status check_options(const tdm_team_options *o, tdm_error *err)

@@ -544,7 +544,50 @@ static void test_cpu_info(void)
     CHECK_INT(sched_setaffinity(0, sizeof all, &all), 0);
 }
 
+/* The signal that ended or stopped a child at this point with this wish; 0: it came through. */
+static int signal_at(const char *wish, tdm_test_point at)
+{
+    int status = 0;
+    setenv("TANDEM_TEST_KILL", wish, 1);
+    pid_t child = fork();
+    if (child == 0) {
+        tdm_os_test_point(&at);
+        _exit(0);
+    }
+    unsetenv("TANDEM_TEST_KILL");
+    CHECK_INT(waitpid(child, &status, WUNTRACED), child);
+    if (WIFSTOPPED(status)) {
+        kill(child, SIGKILL);
+        CHECK_INT(waitpid(child, NULL, 0), child);
+        return WSTOPSIG(status);
+    }
+    return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+static void test_points_kill_where_they_should(void)
+{
+    tdm_test_point at = {.phase = "update", .step = 7, .rank = 1, .part = 3};
+    char wish[300];
+    CHECK_INT(signal_at("update", at), SIGKILL);
+    CHECK_INT(signal_at("update:step=7:rank=1:part=3", at), SIGKILL);
+    CHECK_INT(signal_at("update:step=7:signal=STOP", at), SIGSTOP);
+    CHECK_INT(signal_at("reduce,update:rank=1", at), SIGKILL);
+    CHECK_INT(signal_at("", at), 0);
+    CHECK_INT(signal_at("reduce", at), 0);
+    CHECK_INT(signal_at("update:step=8", at), 0);
+    CHECK_INT(signal_at("update:rank=0", at), 0);
+    CHECK_INT(signal_at("update:part=33", at), 0);
+    CHECK_INT(signal_at("update:step=", at), 0);
+    folder_make();
+    snprintf(wish, sizeof(wish), "update:file=%s/killed", folder);
+    CHECK_INT(signal_at(wish, at), SIGKILL);
+    CHECK_INT(signal_at(wish, at), 0); /* once */
+    CHECK_INT(folder_entries(), 1);
+    folder_remove();
+}
+
 static const check_test tests[] = {
+    CHECK_TEST(test_points_kill_where_they_should),
     CHECK_TEST(test_read_sizes),
     CHECK_TEST(test_read_unknown_size),
     CHECK_TEST(test_read_refuses_what_is_no_file),
