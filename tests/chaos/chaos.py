@@ -1,0 +1,360 @@
+#!/usr/bin/env python3
+"""Kills what it likes while `tandem train` runs; the bits must not change.
+
+Usage: chaos.py TANDEM [--runs N] [--seed S] [--at-once K] [--only KIND]
+
+Each run draws, from its seed, a model (MLP, CNN with batch norm and dropout, GPT), ZeRO 0 to 3, 2 to 6
+ranks, and 1 to 5 blows. A blow is a real SIGKILL of a real process: at a point inside of a phase of the
+step (TANDEM_TEST_KILL: forward, backward, reduce, update, publish, checkpoint), or at any instant from
+outside: a worker, all workers at once, the agent, the launcher; or a worker is stopped and goes on much
+later; or the power fails (all are killed) and the run is resumed on another number of ranks. Every run
+must end by itself, with exit code 0 where the launcher lives, with the hash of an undisturbed run on one
+rank, with a ledger that proves every sample, and without leaving a process behind.
+
+A run that fails prints its seed and the command that repeats it; the instants of blows from outside are
+drawn anew then, as far as the machine has a part in them.
+"""
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import flock  # noqa: E402
+
+PHASES = ("forward", "backward", "reduce", "update", "publish", "checkpoint")
+STEPS, BATCH = 36, 24
+DEATHS = ("worker", "workers", "agent", "launcher", "power")  # by whom they mean
+
+JOBS = {
+    "mlp": """data: {train: images.csv, shape: [8, 8], test_fraction: 0.2}
+model: {hidden: [128, 96], dropout: 0.1}
+optim: {kind: lamb, lr: 0.01, ema: 0.9, clip_norm: 0.5}""",
+    "cnn": """data: {train: images.csv, shape: [8, 8], test_fraction: 0.2}
+layers: [conv: {channels: 16, bias: no}, batch_norm, relu, max_pool: 2, flatten, linear: 64, relu, dropout: 0.2]
+optim: {kind: sgd, lr: 0.05, momentum: 0.9, clip_norm: 1}""",
+    "gpt": """data: {train: text.txt, format: text, test_fraction: 0.1}
+model: {kind: gpt, layers: 2, width: 32, heads: 2, context: 16, dropout: 0.1}
+optim: {kind: adamw, lr: 0.003}""",
+}
+COMMON = f"""seed: 3
+train: {{batch: {BATCH}, steps: {STEPS}}}
+eval: {{every_epochs: never, every_steps: 12}}
+run: {{log_every_steps: 1}}
+checkpoint: {{every_epochs: never, every_steps: 5, keep: 2, ledger: true}}
+parallel: {{lanes: 8}}
+elastic: {{restarts: 100}}
+"""
+
+
+def write_jobs(folder):
+    rng = random.Random(7)
+    with open(os.path.join(folder, "images.csv"), "w") as out:
+        for i in range(96):
+            pixels = [str(rng.randrange(256) if (k + i) % 3 else 255) for k in range(64)]
+            out.write(",".join(pixels) + f",{i % 3}\n")
+    with open(os.path.join(folder, "text.txt"), "w") as out:
+        out.write(" ".join(rng.choice(["the", "cat", "sat", "on", "mats"]) for _ in range(600)))
+    for name, text in JOBS.items():
+        with open(os.path.join(folder, f"{name}.yaml"), "w") as out:
+            out.write(f"name: {name}\n{text}\n{COMMON}")
+
+
+class Blow:
+    """What will happen, and whether it did."""
+
+    def __init__(self, rng, kind):
+        self.kind = kind
+        self.after_s = rng.uniform(0, 0.5)  # since the workers are there, or since the blow before
+        self.stop_s = rng.uniform(2, 5)
+        self.phase = rng.choice(PHASES)
+        self.rank = rng.randrange(2)
+        self.choice = rng.random()  # whom it hits
+        self.step = 0
+        self.part = rng.choice([None, None, 0, 1, 2])
+        self.done = False
+
+    def wish(self, folder, index):
+        """Of a point, for TANDEM_TEST_KILL."""
+        part = f":part={self.part}" if self.part is not None and self.phase == "update" else ""
+        return f"{self.phase}:step={self.step}:rank={self.rank}{part}:file={folder}/hit-{index}"
+
+    def __str__(self):
+        missed = "" if self.done else " (missed)"
+        if self.kind == "point":
+            return f"{self.phase} of step {self.step} at rank {self.rank}{missed}"
+        return self.kind + missed
+
+
+class Plan:
+    """All that the seed decides."""
+
+    def __init__(self, seed, only=None):
+        rng = random.Random(seed)
+        self.seed = seed
+        self.model = rng.choice(sorted(JOBS))
+        self.zero = rng.randrange(4)
+        self.ranks = rng.randint(2, 6)
+        self.ranks_after = rng.randint(1, 6)  # a power failure
+        self.overlap = rng.choice(["true", "false"])
+        kinds = [rng.choices(("point", "worker", "workers", "agent", "launcher", "stop"),
+                             (40, 36, 6, 8, 5, 5))[0] for _ in range(rng.randint(1, 5))]
+        if rng.random() < 0.08:
+            kinds.append("power")
+        if only:
+            kinds = [only]
+        steps = sorted(rng.sample(range(2, STEPS + 1), len(kinds)))
+        self.blows = [Blow(rng, kind) for kind in kinds]
+        for blow, step in zip(self.blows, steps):
+            blow.step = step if blow.phase != "checkpoint" else max(5, step // 5 * 5)
+        if not only and sum(kind in ("launcher", "agent") for kind in kinds) > 1:
+            # Of each there is one; a second blow would only miss.
+            self.blows = [b for i, b in enumerate(self.blows)
+                          if b.kind not in ("launcher", "agent") or b.kind not in kinds[:i]]
+
+    def __str__(self):
+        what = ", ".join(map(str, self.blows))
+        return f"{self.model}, ZeRO {self.zero}, {self.ranks} ranks: {what}"
+
+
+class Failure(Exception):
+    pass
+
+
+class Run:
+    def __init__(self, plan, tandem, jobs_folder, want, limit_s):
+        self.plan = plan
+        self.tandem = tandem
+        self.want = want
+        self.limit_s = limit_s
+        self.mark = f"{os.getpid()}-{plan.seed}-{random.SystemRandom().randrange(1 << 30)}"
+        self.folder = tempfile.mkdtemp(prefix=f"chaos-{plan.seed}-")
+        self.job = os.path.join(jobs_folder, f"{plan.model}.yaml")
+        self.runs = os.path.join(self.folder, "runs")
+        self.deadline = time.monotonic() + limit_s
+        self.said = ""
+
+    def environment(self):
+        points = [b.wish(self.folder, i) for i, b in enumerate(self.plan.blows) if b.kind == "point"]
+        env = dict(os.environ, CHAOS_MARK=self.mark, OMP_NUM_THREADS="1")
+        if points:
+            env["TANDEM_TEST_KILL"] = ",".join(points)
+        return env
+
+    def start(self, words):
+        sets = {"parallel.zero": self.plan.zero, "parallel.overlap": self.plan.overlap}
+        command = [self.tandem, "train", *words, "-q", "--json"]
+        for key, value in sets.items():
+            command += ["--set", f"{key}={value}"]
+        with open(os.path.join(self.folder, "out"), "w") as out, \
+                open(os.path.join(self.folder, "err"), "a") as err:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                    env=self.environment(), start_new_session=True)
+
+    def read(self, name):
+        try:
+            with open(os.path.join(self.folder, name)) as file:
+                return file.read()
+        except OSError:
+            return ""
+
+    # ---- blows -------------------------------------------------------------------------------------
+
+    def strike(self, blow, launcher):
+        """One blow from outside. Whether it hit."""
+        if blow.kind == "power":
+            flock.end_all(self.mark)
+            return True
+        if blow.kind == "launcher":
+            launcher.kill()
+            return True
+        role = "agent" if blow.kind == "agent" else "worker"
+        found = sorted(flock.find_role(self.mark, role), key=lambda p: p.pid)
+        if not found:
+            return False
+        if blow.kind == "workers":
+            return any([p.send(signal.SIGKILL) for p in found])
+        victim = found[int(blow.choice * len(found))]
+        if blow.kind == "stop":
+            hit = victim.send(signal.SIGSTOP)
+            wake = threading.Timer(blow.stop_s, victim.send, [signal.SIGCONT])
+            wake.daemon = True
+            wake.start()
+            return hit
+        return victim.send(signal.SIGKILL)
+
+    def trouble(self, launcher):
+        """All blows from outside, one after the other, as long as the training goes on."""
+        flock.wait_for(self.mark, "worker", 2, 10)
+        for blow in self.plan.blows:
+            if blow.kind == "point":
+                continue
+            end = time.monotonic() + blow.after_s
+            while time.monotonic() < end:
+                if launcher.poll() is not None and not flock.find_role(self.mark, "worker"):
+                    return  # it was faster
+                time.sleep(0.005)
+            if blow.kind != "launcher" or launcher.poll() is None:
+                blow.done = self.strike(blow, launcher)
+
+    # ---- a run -------------------------------------------------------------------------------------
+
+    def finish(self, launcher):
+        """Waits for the end of all; the launcher's exit code, None when it was killed."""
+        by_us = any(b.done and b.kind in ("launcher", "power") for b in self.plan.blows)
+        try:
+            code = launcher.wait(max(0.1, self.deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise Failure(f"it has not ended after {self.limit_s} s") from None
+        # Without a launcher the others go on; with one, nobody may stay for long.
+        left = flock.wait_until_gone(self.mark, max(1, self.deadline - time.monotonic())
+                                     if by_us else 15)
+        if left:
+            raise Failure("still there: " + ", ".join(map(str, left)))
+        return None if by_us and code < 0 else code
+
+    def run_folder(self):
+        names = sorted(os.listdir(self.runs)) if os.path.isdir(self.runs) else []
+        if len(names) != 1:
+            raise Failure(f"it has left {len(names)} runs behind, not one")
+        return os.path.join(self.runs, names[0])
+
+    def ask(self, *words):
+        done = subprocess.run([self.tandem, *words], capture_output=True, text=True,
+                              timeout=self.limit_s)
+        if done.returncode != 0:
+            raise Failure(f"tandem {words[0]} ended with {done.returncode}: "
+                          f"{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def check(self, code):
+        if code not in (None, 0):
+            raise Failure(f"it ended with {code}")
+        folder = self.run_folder()
+        if code == 0:
+            got = json.loads(self.read("out").splitlines()[-1])["hash"]
+            if got != self.want:
+                raise Failure(f"other bits: {got}, not {self.want}")
+        got = json.loads(self.ask("hash", folder, "--json"))
+        if got["step"] != STEPS or got["hash"] != self.want:
+            raise Failure(f"the newest checkpoint, of step {got['step']}, has other bits: "
+                          f"{got['hash']}, not {self.want}")
+        ledger = json.loads(self.ask("ledger", folder, "--json"))
+        if not ledger["exact"] or ledger["first_step"] != 1 or ledger["last_step"] != STEPS:
+            raise Failure(f"the ledger is wrong: {ledger}")
+
+    def resume(self):
+        """After a power failure: from the newest good checkpoint, on another number of ranks."""
+        names = os.listdir(self.runs) if os.path.isdir(self.runs) else []
+        saved = [n for n in names if os.listdir(os.path.join(self.runs, n, "checkpoints"))]
+        count = str(self.plan.ranks_after)
+        if saved:
+            words = ["--resume", os.path.join(self.runs, saved[0]), "-n", count]
+        else:  # too early for anything to be there
+            shutil.rmtree(self.runs, ignore_errors=True)
+            words = [self.job, "-n", count, "--set", f"run.dir={self.runs}"]
+        again = self.start(words)
+        code = again.wait(self.limit_s)
+        if flock.wait_until_gone(self.mark, 15):
+            raise Failure("processes are left after going on")
+        return code
+
+    def execute(self):
+        launcher = self.start([self.job, "-n", str(self.plan.ranks), "--set",
+                               f"run.dir={self.runs}"])
+        try:
+            self.trouble(launcher)
+            code = self.finish(launcher)
+            for i, blow in enumerate(self.plan.blows):
+                if blow.kind == "point":
+                    blow.done = os.path.exists(os.path.join(self.folder, f"hit-{i}"))
+            if any(b.done and b.kind == "power" for b in self.plan.blows):
+                code = self.resume()
+            self.check(code)
+        finally:
+            flock.end_all(self.mark)
+            launcher.wait()
+
+    def words(self):
+        """What the run had to say, for whoever looks for the cause."""
+        lines = self.read("err").splitlines()[-15:]
+        for path, _, names in os.walk(self.runs):
+            for name in sorted(names):
+                if name.startswith("log") and name.endswith(".jsonl"):
+                    with open(os.path.join(path, name)) as file:
+                        lines += [f"{name}: {line.rstrip()}" for line in file.readlines()[-25:]]
+        return "\n".join("    " + line for line in lines)
+
+
+def reference(tandem, folder, name):
+    command = [tandem, "train", os.path.join(folder, f"{name}.yaml"), "-n", "1", "-q", "--json",
+               "--set", f"run.dir={os.path.join(folder, 'undisturbed')}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if done.returncode != 0:
+        sys.exit(f"chaos: {name} cannot be trained at all: {done.stderr}")
+    said = json.loads(done.stdout.splitlines()[-1])
+    check = subprocess.run([tandem, "ledger", said["run"]], capture_output=True, text=True,
+                           timeout=300)
+    if check.returncode != 0:
+        sys.exit(f"chaos: {name}: the undisturbed run's ledger is wrong: "
+                 f"{check.stdout}{check.stderr}")
+    return said["hash"]
+
+
+def one(plan, args, jobs_folder, wants):
+    run = Run(plan, args.tandem, jobs_folder, wants[plan.model], args.limit)
+    begin = time.monotonic()
+    try:
+        run.execute()
+    except (Failure, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as failure:
+        again = f"{sys.argv[0]} {args.tandem} --runs 1 --seed {plan.seed}"
+        if args.only:
+            again += f" --only {args.only}"
+        return plan, f"{failure}\n{run.words()}\n    repeat: {again}\n    files: {run.folder}"
+    shutil.rmtree(run.folder, ignore_errors=True)
+    return plan, time.monotonic() - begin
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("tandem")
+    parser.add_argument("--runs", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1, help="of the first run; then one more each")
+    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=120, help="seconds for a run")
+    parser.add_argument("--only", help="one blow, of this kind: " +
+                        ", ".join(("point", "stop") + DEATHS))
+    args = parser.parse_args()
+    args.tandem = os.path.abspath(args.tandem)
+    failures, hits, missed = 0, collections.Counter(), 0
+    with tempfile.TemporaryDirectory(prefix="chaos-jobs-") as folder:
+        write_jobs(folder)
+        wants = {name: reference(args.tandem, folder, name) for name in JOBS}
+        plans = [Plan(args.seed + i, args.only) for i in range(args.runs)]
+        with concurrent.futures.ThreadPoolExecutor(args.at_once) as pool:
+            for plan, result in pool.map(lambda p: one(p, args, folder, wants), plans):
+                good = isinstance(result, float)
+                failures += not good
+                print(f"ok   seed {plan.seed}: {plan}: {result:.1f} s" if good else
+                      f"FAIL seed {plan.seed}: {plan}: {result}", flush=True)
+                for blow in plan.blows:
+                    hits[blow.phase if blow.kind == "point" else blow.kind] += blow.done
+                    missed += not blow.done
+    told = ", ".join(f"{name} {count}" for name, count in sorted(hits.items()))
+    print(f"{args.runs} runs, {failures} failed; blows that hit: {told}; {missed} missed")
+    if args.runs >= 20 and sum(hits.values()) < args.runs // 2:
+        sys.exit("chaos: most blows missed: this was no test")
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()
