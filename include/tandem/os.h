@@ -179,12 +179,15 @@ TDM_API tdm_status tdm_vault_attach(int fd, tdm_vault **out, tdm_error *err);
 /* To be handed on; stays the vault's. */
 TDM_API int tdm_vault_fd(const tdm_vault *vault);
 TDM_API void tdm_vault_close(tdm_vault *vault); /* what it gave is no longer mapped; NULL is fine */
-enum { TDM_VAULT_NAME_BYTES = 48, TDM_VAULT_REGIONS_MOST = 512 };
+enum { TDM_VAULT_NAME_BYTES = 48, TDM_VAULT_REGIONS_MOST = 2048 };
 /* The region of this name, mapped once in this process, from a page's beginning on. Without one it is
  * made, zeroed, and *is_new set; memory is used only where something is written. TDM_ERR_EXISTS when
  * there is one of another size. */
 TDM_API tdm_status tdm_vault_take(tdm_vault *vault, const char *name, size_t bytes, bool *is_new,
                                   void **out, tdm_error *err);
+/* The same of one that is there, whatever its size; TDM_ERR_NOT_FOUND when none is. */
+TDM_API tdm_status tdm_vault_find(tdm_vault *vault, const char *name, size_t *bytes, void **out,
+                                  tdm_error *err);
 /* A place in the vault that means the same to all who have it, and back (its region must have been taken
  * by this process). UINT64_MAX and NULL: it is not in the vault, or not mapped here. */
 TDM_API uint64_t tdm_vault_place(const tdm_vault *vault, const void *memory);

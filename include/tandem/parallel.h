@@ -24,6 +24,7 @@
 #include <tandem/comm.h>
 #include <tandem/nn.h>
 #include <tandem/optim.h>
+#include <tandem/os.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -107,6 +108,11 @@ typedef struct tdm_store_options {
     int zero;
     const char *offload; /* a folder for a file with the states; NULL: memory */
     size_t bucket_bytes; /* in which shares are cut, gathered and reduced; 0: 4 MB */
+    /* Where blocks outlive the processes of this node (os.h), and this process's place there, which no
+     * other living one has. NULL: they do not. With a folder for offloading it is not used. */
+    tdm_vault *vault;
+    int slot;
+    int thread_count; /* of this rank's updates; 0: 1 */
 } tdm_store_options;
 
 /* All blocks are zero at first. Collective. */
@@ -174,6 +180,12 @@ typedef void (*tdm_lane_fill_fn)(void *user, int64_t first, int64_t count, void 
 
 enum { TDM_TEAM_MAX_BATCHES = 2 };
 
+/* Plans and memory for activations, which teams of one model can hand on to each other: making them takes
+ * much longer than making a team. */
+typedef struct tdm_kit tdm_kit;
+TDM_API tdm_kit *tdm_kit_create(void); /* empty; NULL: no memory */
+TDM_API void tdm_kit_destroy(tdm_kit *kit);
+
 typedef struct tdm_team_options {
     tdm_model_options model; /* batch, training and loss_scale are set by the team */
     tdm_store *store;        /* with an optimiser; borrowed */
@@ -184,6 +196,8 @@ typedef struct tdm_team_options {
     uint64_t seed;
     tdm_lane_fill_fn fill;
     void *user;
+    tdm_kit
+        *kit; /* of a team of before, or empty; one team at a time. NULL: the team has its own */
 } tdm_team_options;
 
 /* parallel.* of the model's job say how: zero, reduce, balance, bucket, overlap. There must be as many
@@ -199,6 +213,7 @@ typedef struct tdm_step_result {
      * are finite as well. When not, nothing was changed. */
     bool finite;
     unsigned wishes;    /* of all ranks, or-ed */
+    uint64_t tally;     /* of all ranks, added up */
     bool moved;         /* lanes were placed anew */
     int straggler;      /* world rank, see tdm_balance_straggler; -1: none */
     double slow_factor; /* of it */
@@ -215,6 +230,7 @@ typedef struct tdm_step_input {
     int64_t batch;
     double lr;
     unsigned wish;
+    const uint64_t *tally; /* looked at when this rank's lanes have run; NULL: 0 */
 } tdm_step_input;
 TDM_API tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_result *out,
                                  tdm_error *err);
@@ -286,6 +302,39 @@ typedef struct tdm_team_rank {
     double wait_seconds;   /* spent waiting for others */
 } tdm_team_rank;
 TDM_API void tdm_team_rank_of(const tdm_team *team, int rank, tdm_team_rank *out);
+
+/* ---- after a failure -------------------------------------------------------------------------- */
+
+/*
+ * With a vault, the state after the last step outlives any process of the node, and ranks of a later world
+ * (an epoch) go on from there. Beside the blocks, ranks remember a memo: a small record of the caller's,
+ * which must say all that it takes to go on. `order` grows.
+ */
+enum { TDM_MEMO_BYTES = 1024 };
+TDM_API void tdm_store_remember(tdm_store *store, const void *memo, size_t bytes, uint64_t order);
+
+typedef struct tdm_recovery {
+    bool found;    /* the state is here, whole, wherever it is needed; else blocks hold anything */
+    uint64_t step; /* it is that after so many steps */
+    bool finished; /* its last step was finished now, or its result may not be known to all: */
+    double lr;     /* with what it was done */
+    tdm_step_result result;
+    uint64_t memo_order; /* of the latest memo; 0: there is none */
+    unsigned char memo[TDM_MEMO_BYTES];
+    int mended; /* pieces that were made whole, or done for those that are gone, on this node */
+} tdm_recovery;
+
+/*
+ * To be called on a new store with a vault, before anything else is done with it, teams included. Keeps
+ * ranks of earlier epochs from writing, finishes the update that was under way if anybody had begun it,
+ * and brings the state to nodes that lack it. The same for all ranks but `mended`. Collective.
+ */
+TDM_API tdm_status tdm_store_recover(tdm_store *store, int64_t lane_count, tdm_recovery *out,
+                                     tdm_error *err);
+/* Before and after all blocks are set by tdm_store_write: from now on they are nothing; they are the state
+ * after so many steps. Nothing without a vault. Collective. */
+TDM_API tdm_status tdm_store_unset(tdm_store *store, tdm_error *err);
+TDM_API tdm_status tdm_store_set(tdm_store *store, uint64_t step, tdm_error *err);
 
 /* ---- predictions ------------------------------------------------------------------------------ */
 

@@ -209,6 +209,22 @@ tdm_status tdm_vault_take(tdm_vault *vault, const char *name, size_t bytes, bool
     return status;
 }
 
+tdm_status tdm_vault_find(tdm_vault *vault, const char *name, size_t *bytes, void **out,
+                          tdm_error *err)
+{
+    lock_table(vault->table);
+    const region *r = *name ? find(vault->table, name) : NULL;
+    uint64_t first = r ? r->first : 0;
+    size_t size = r ? (size_t)r->bytes : 0;
+    pthread_mutex_unlock(&vault->table->lock);
+    if (size == 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "there is no region '%s'", name);
+    if (bytes) *bytes = size;
+    pthread_mutex_lock(&vault->lock);
+    tdm_status status = map(vault, first, size, out, err);
+    pthread_mutex_unlock(&vault->lock);
+    return status;
+}
+
 void tdm_vault_drop(tdm_vault *vault, const char *name)
 {
     lock_table(vault->table);

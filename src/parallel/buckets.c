@@ -18,6 +18,7 @@
  */
 #include "parallel/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -231,13 +232,28 @@ static tdm_status make_entries(tdm_team *team, tdm__buckets *b, tdm_error *err)
     return find_urgent(team, b, err);
 }
 
+/* In a vault others can go on with what this rank has got, should it die. */
+static tdm_status make_sums(tdm_team *team, tdm__buckets *b, size_t bytes, tdm_error *err)
+{
+    char name[TDM_VAULT_NAME_BYTES];
+    void *memory;
+    if (team->journal) {
+        snprintf(name, sizeof(name), TDM__SUMS_NAME, team->journal->slot);
+        TDM_TRY(tdm_vault_take(team->journal->vault, name, bytes, NULL, &memory, err));
+        team->summed = memory;
+        return TDM_OK;
+    }
+    TDM_TRY(team->layout->common ? tdm_pages_map(bytes, false, &b->sums, err)
+                                 : tdm_pages_reserve(bytes, &b->sums, err));
+    team->summed = b->sums.data;
+    return TDM_OK;
+}
+
 static tdm_status make_memory(tdm_team *team, tdm__buckets *b, tdm_error *err)
 {
     size_t bytes = team->block_extent * sizeof(float);
     if (team->job->parallel.zero >= 2) TDM_TRY(make_overlay(team, b, err));
-    TDM_TRY(team->layout->common ? tdm_pages_map(bytes, false, &b->sums, err)
-                                 : tdm_pages_reserve(bytes, &b->sums, err));
-    team->summed = b->sums.data;
+    TDM_TRY(make_sums(team, b, bytes, err));
     if (team->job->parallel.reduce != TDM_JOB_REDUCE_TREE)
         TDM_TRY(tdm_pages_map(b->bucket_bytes + 64, false, &b->zeros, err));
     if (team->buffer_count == 0) return TDM_OK;

@@ -12,6 +12,7 @@
 #ifndef TANDEM_PARALLEL_INTERNAL_H
 #define TANDEM_PARALLEL_INTERNAL_H
 
+#include "parallel/desk.h"
 #include "parallel/store.h"
 
 #include <tandem/os.h>
@@ -51,6 +52,7 @@ typedef struct tdm__note {
     double lane_seconds;                 /* of this step */
     double update_seconds, wait_seconds; /* of the step before */
     uint64_t lanes, rows;                /* of this step */
+    uint64_t tally;
     uint32_t wish;
     uint32_t modest; /* whether all numbers that it brings are */
 } tdm__note;
@@ -94,6 +96,15 @@ typedef struct tdm__meeting {
     float *levels;                /* for each level of the tree */
 } tdm__meeting;
 
+/* What a team hands on to the next one: the fields of the same names. */
+struct tdm_kit {
+    tdm__lane_graph graphs[TDM__GRAPHS_MOST];
+    int graph_count;
+    int made_most;
+    tdm_plan **plans;
+    tdm_pages *arenas;
+};
+
 typedef struct tdm__common tdm__common;   /* sums in common memory (common.c) */
 typedef struct tdm__buckets tdm__buckets; /* sums by messages (buckets.c) */
 
@@ -101,6 +112,7 @@ struct tdm_team {
     tdm_team_options options;
     const tdm_job *job;
     const tdm__layout *layout;
+    tdm__journal *journal; /* the store's; NULL: without a vault */
     int size, place;
     tdm__lane_graph graphs[TDM__GRAPHS_MOST];
     int graph_count;
@@ -111,8 +123,9 @@ struct tdm_team {
     /* Lanes. One is executed at a time, or, when some op adds over lanes, all of a rank's at once. */
     bool side_by_side;
     int run_most;       /* lanes at a time */
-    tdm_plan **plans;   /* run_most x graph_count */
-    tdm_pages *arenas;  /* run_most */
+    int made_most;      /* for so many there are plans and arenas */
+    tdm_plan **plans;   /* made_most x graph_count */
+    tdm_pages *arenas;  /* made_most */
     tdm__lane_run *run; /* run_most */
     tdm__meeting meeting;
     tdm_group *group; /* of all ranks, by place, for what the team itself says; NULL: one rank */
@@ -189,9 +202,15 @@ bool tdm__tree_loss(const tdm_team *team, int64_t node, double *out);
 /* Gradient buffers that neighbours see, and the board on which ranks leave their notes. Collective. */
 tdm_status tdm__common_create(tdm_team *team, tdm_error *err);
 void tdm__common_destroy(tdm_team *team);
+/* Fills the tree with the buffers that hold the parts of a step that ranks of this node have begun to update
+ * with. */
+tdm_status tdm__common_recall(const tdm__journal *journal, const tdm__tree *tree,
+                              const tdm__begun *begun, tdm_error *err);
 /* Shows this rank's parts and note to the others, waits for theirs, and fills the team's tree, losses
  * and notes with everybody's. */
 tdm_status tdm__common_meet(tdm_team *team, const tdm__note *mine, tdm_error *err);
+
+#define TDM__SUMS_NAME "sums-%d" /* the region for a slot's sums, of block_extent floats */
 
 /* ---- sums by messages (buckets.c) ------------------------------------------------------------- */
 
@@ -225,7 +244,15 @@ tdm_status tdm__update_create(tdm_team *team, tdm_error *err);
  * ranks say the same. */
 tdm_status tdm__update_find_bad(tdm_team *team, size_t *out, tdm_error *err);
 /* All passes of the optimiser over this rank's pieces, and its statistics. */
-tdm_status tdm__update_run(tdm_team *team, double *grad_norm, tdm_error *err);
+tdm_status tdm__update_run(tdm_team *team, tdm_step_result *result, tdm_error *err);
+
+/* One piece, under the journal when there is one. */
+void tdm__update_piece(tdm__journal *journal, tdm_optimiser *optimiser, size_t index, uint64_t step,
+                       float *grad, double grad_norm);
+void tdm__apply_piece(tdm__journal *journal, tdm_optimiser *optimiser, size_t index, uint64_t step,
+                      float *grad, const double *sums);
+void tdm__follow(tdm__journal *journal, float *value, const float *observed,
+                 const tdm_param_info *p, size_t index, size_t begin, size_t count, uint64_t step);
 
 /* ---- tests (team.c) --------------------------------------------------------------------------- */
 

@@ -207,3 +207,21 @@ void tdm__layout_destroy(tdm__layout *layout)
     free(layout->rank_of_place);
     free(layout);
 }
+
+size_t tdm__statistic_visit(const tdm_graph *graph, tdm__cells cells, tdm__statistic_fn visit,
+                            void *user)
+{
+    size_t index = 0;
+    for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
+        const tdm_param_info *p = tdm_graph_param_at(graph, i);
+        size_t end = p->offset + p->elements;
+        for (size_t begin = p->offset; p->statistic && begin < end; index++) {
+            size_t border = (begin / TDM__CELL + 1) * TDM__CELL;
+            size_t count = (border < end ? border : end) - begin;
+            if (visit && begin / TDM__CELL >= cells.first && begin / TDM__CELL < cells.end)
+                visit(user, p, index, begin, count);
+            begin += count;
+        }
+    }
+    return index;
+}

@@ -67,4 +67,11 @@ tdm__cells tdm__layout_bucket(const tdm__layout *layout, size_t bucket);
 /* Elements of the trained block in these cells: the last cell may be cut short. */
 tdm_extent tdm__cells_extent(const tdm__layout *layout, tdm__cells cells);
 
+/* Statistics of a graph are changed in stretches, each within one cell; they are numbered over the whole
+ * graph. Calls `visit` for those in these cells. Returns how many there are in all. */
+typedef void (*tdm__statistic_fn)(void *user, const tdm_param_info *p, size_t index, size_t begin,
+                                  size_t count);
+size_t tdm__statistic_visit(const tdm_graph *graph, tdm__cells cells, tdm__statistic_fn visit,
+                            void *user);
+
 #endif

@@ -21,6 +21,8 @@
 #include <string.h>
 #include <time.h>
 
+enum { STEPS_AT_A_TIME = 4 }; /* of a plan, between looks at whether the others are still there */
+
 int tdm__team_find_graph(const tdm_team *team, int64_t batch, int64_t rows)
 {
     for (int i = 0; i < team->graph_count; i++)
@@ -288,6 +290,10 @@ static tdm_status pass(tdm_team *team, int count, bool last, tdm_error *err)
         if (team->buckets) {
             size_t next = tdm__buckets_next(team, graph, at);
             if (next < end) end = next;
+        }
+        if (team->group) { /* who is left alone stops soon */
+            TDM_TRY(tdm_group_check(team->group, err));
+            if (end > at + STEPS_AT_A_TIME) end = at + STEPS_AT_A_TIME;
         }
         bool meets = tdm__meeting_is_before(&team->meeting, graph, sums, end);
         if (meets) end = team->meeting.steps[graph][sums] + 1;

@@ -166,11 +166,24 @@ static tdm_status make_common(const tdm_store *store, tdm__block *block, size_t 
     return keep_first(status, all, &met, err);
 }
 
+/* In the vault a block is the node's, whoever of its ranks uses which part of it. */
+static tdm_status keep_block(tdm_store *store, int index, tdm_error *err)
+{
+    char name[TDM_VAULT_NAME_BYTES];
+    void *memory;
+    snprintf(name, sizeof name, "block-%d", index);
+    TDM_TRY(tdm_vault_take(store->journal->vault, name, block_bytes(store), NULL, &memory, err));
+    store->blocks[index].data = memory;
+    store->journal->blocks[index] = memory;
+    return TDM_OK;
+}
+
 static tdm_status make_block(tdm_store *store, int index, bool shared_out, const char *offload,
                              tdm_error *err)
 {
     tdm__block *block = &store->blocks[index];
     block->whole = !shared_out;
+    if (store->journal) return keep_block(store, index, err);
     block->common = !shared_out && store->node_size > 1;
     block->in_file = offload && index != TDM_BLOCK_PARAMS;
     char path[PATH_MOST] = "";
@@ -279,6 +292,27 @@ static void bind(tdm_store *store, tdm_optimiser *optimiser)
     tdm_optimiser_bind(optimiser, &blocks);
 }
 
+static tdm_status make_journal(tdm_store *store, const tdm_store_options *options, tdm_error *err)
+{
+    tdm__journal *journal = calloc(1, sizeof *journal);
+    if (!journal) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    *journal = (tdm__journal){.vault = options->vault,
+                              .slot = options->slot,
+                              .epoch = options->comm ? tdm_comm_epoch(options->comm) : 1,
+                              .thread_count = options->thread_count > 0 ? options->thread_count
+                                                                        : 1};
+    store->optimiser = options->optimiser;
+    store->graph = options->graph;
+    tdm_status status = tdm__journal_open_desk(
+        journal, tdm_optimiser_piece_count(options->optimiser),
+        tdm__statistic_visit(options->graph, (tdm__cells){0, 0}, NULL, NULL), err);
+    if (status == TDM_OK)
+        store->journal = journal;
+    else
+        free(journal);
+    return status;
+}
+
 static tdm_status build(tdm_store *store, const tdm_store_options *options, tdm_error *err)
 {
     TDM_TRY(tdm__layout_create(&(tdm__layout_options){.graph = options->graph,
@@ -292,6 +326,8 @@ static tdm_status build(tdm_store *store, const tdm_store_options *options, tdm_
                        layout->first_of_node[layout->node];
     store->leads = layout->place == layout->first_of_node[layout->node];
     tdm_status status = make_tables(store, options->graph, err);
+    if (options->vault && options->optimiser && !options->offload)
+        status = keep_first(status, make_journal(store, options, &why), &why, err);
     status = keep_first(status, make_blocks(store, options, &why), &why, err);
     if (store->node_size > 1) status = keep_first(status, make_board(store, &why), &why, err);
     TDM_TRY(tdm__store_agree(store, status, err));
@@ -363,8 +399,10 @@ void tdm_store_destroy(tdm_store *store)
     if (!store) return;
     for (size_t i = 0; store->pending && i < store->layout->bucket_count; i++)
         if (store->pending[i]) (void)tdm_request_wait(store->pending[i], NULL);
+    if (store->journal) tdm__journal_gather(store->journal, false);
     leave_common(store);
     for (int i = 0; i < TDM__BLOCKS_MOST; i++) tdm_pages_unmap(&store->blocks[i].pages);
+    free(store->journal);
     free(store->clipped);
     free(store->cuts);
     free(store->leader_cuts);
@@ -406,7 +444,7 @@ tdm_store_info tdm_store_info_of(const tdm_store *store)
         uint64_t bytes = block->whole ? whole : own;
         if (block->in_file)
             info.file_bytes += bytes;
-        else if (block->common)
+        else if (block->common || store->journal)
             info.common_bytes += bytes;
         else
             info.private_bytes += bytes;
@@ -417,4 +455,14 @@ tdm_store_info tdm_store_info_of(const tdm_store *store)
 const tdm__layout *tdm__store_layout(const tdm_store *store)
 {
     return store->layout;
+}
+
+tdm__journal *tdm__store_journal(const tdm_store *store)
+{
+    return store->journal;
+}
+
+void tdm_store_remember(tdm_store *store, const void *memo, size_t bytes, uint64_t order)
+{
+    if (store->journal) tdm__journal_remember(store->journal, memo, bytes, order);
 }

@@ -9,6 +9,7 @@
 #include <tandem/parallel.h>
 
 const tdm__layout *tdm__store_layout(const tdm_store *store);
+struct tdm__journal *tdm__store_journal(const tdm_store *store); /* NULL: without a vault */
 
 /*
  * After this rank has updated its share of PARAMS and the others theirs. Starts to bring new parameters

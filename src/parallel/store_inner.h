@@ -12,6 +12,7 @@
 #ifndef TANDEM_PARALLEL_STORE_INNER_H
 #define TANDEM_PARALLEL_STORE_INNER_H
 
+#include "parallel/desk.h"
 #include "parallel/store.h"
 
 #include <tandem/os.h>
@@ -46,10 +47,13 @@ struct tdm_store {
     uint64_t arrived;      /* the version of which all buckets have come, as far as we saw */
     tdm_request **pending; /* by bucket; of a leader */
     size_t pending_count;
-    tdm__cells coming;   /* offload: where the update is, or will be soon */
-    size_t *leader_cuts; /* by bucket: node_count + 1 */
-    size_t *cuts;        /* for a call that is waited for: size + 1 */
-    size_t *clipped;     /* the same, of a part of a bucket */
+    tdm__cells coming;     /* offload: where the update is, or will be soon */
+    size_t *leader_cuts;   /* by bucket: node_count + 1 */
+    size_t *cuts;          /* for a call that is waited for: size + 1 */
+    size_t *clipped;       /* the same, of a part of a bucket */
+    tdm__journal *journal; /* NULL: without a vault */
+    tdm_optimiser *optimiser;
+    const tdm_graph *graph;
 };
 
 /* All ranks fail when one did: each passes its status, and those that have none get the others'. */

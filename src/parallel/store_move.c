@@ -119,20 +119,30 @@ static tdm_status scatter(tdm_store *store, const tdm__block *block, size_t firs
     return tdm_group_broadcast(layout->world, to, rest.count, TDM_DTYPE_F32, 0, err);
 }
 
-tdm_status tdm_store_write(tdm_store *store, int block, size_t first, size_t count, const float *in,
-                           tdm_error *err)
+static tdm_status write_whole(tdm_store *store, const tdm__block *b, size_t first, size_t count,
+                              const float *in, tdm_error *err)
 {
-    const tdm__block *b = NULL;
-    TDM_TRY(find(store, block, first, count, &b, err));
-    if (count == 0) return TDM_OK;
-    if (!b->whole) return scatter(store, b, first, count, in, err);
-    if (block == TDM_BLOCK_PARAMS && store->leads) TDM_TRY(tdm__store_await_all(store, err));
+    if (b == &store->blocks[TDM_BLOCK_PARAMS] && store->leads)
+        TDM_TRY(tdm__store_await_all(store, err));
     if (in) memcpy(b->data + first, in, count * sizeof(float));
     tdm_group *leaders = store->layout->leaders;
     if (leaders)
         TDM_TRY(tdm_group_broadcast(leaders, b->data + first, count, TDM_DTYPE_F32, 0, err));
     if (store->leads) tdm__block_let_go(b, (tdm_extent){first, count});
     return TDM_OK;
+}
+
+tdm_status tdm_store_write(tdm_store *store, int block, size_t first, size_t count, const float *in,
+                           tdm_error *err)
+{
+    const tdm__block *b = NULL;
+    TDM_TRY(find(store, block, first, count, &b, err));
+    if (count == 0) return TDM_OK;
+    if (store->journal) TDM_TRY(tdm__journal_enter(store->journal, err));
+    tdm_status status = b->whole ? write_whole(store, b, first, count, in, err)
+                                 : scatter(store, b, first, count, in, err);
+    if (store->journal) tdm__journal_leave(store->journal);
+    return status;
 }
 
 tdm_status tdm_store_settle(tdm_store *store, tdm_error *err)

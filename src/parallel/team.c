@@ -32,6 +32,7 @@ static tdm_status meet(tdm_team *team, tdm_error *err)
                       .update_seconds = team->update_seconds,
                       .wait_seconds = team->wait_seconds,
                       .wish = team->in.wish,
+                      .tally = team->in.tally ? *team->in.tally : 0,
                       .modest = !atomic_load(&team->immodest)};
     int64_t first = team->first[team->place], end = team->first[team->place + 1];
     for (int64_t l = first; l < end; l++) {
@@ -90,13 +91,16 @@ static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *e
     TDM_TRY(meet(team, err));
     tdm__team_point(team, "reduce", 1);
     double begin = tdm_clock_s(), waited = team->wait_seconds;
-    for (int i = 0; i < team->size; i++) out->wishes |= team->notes[i].wish;
+    for (int i = 0; i < team->size; i++) {
+        out->wishes |= team->notes[i].wish;
+        out->tally += team->notes[i].tally;
+    }
     if (!tdm__tree_loss(team, 1, &out->loss)) out->loss = (double)NAN;
     team->bad_element = SIZE_MAX;
     out->finite = isfinite(out->loss);
     if (out->finite) TDM_TRY(tdm__update_find_bad(team, &team->bad_element, err));
     if (team->bad_element != SIZE_MAX) out->finite = false;
-    if (out->finite) TDM_TRY(tdm__update_run(team, &out->grad_norm, err));
+    if (out->finite) TDM_TRY(tdm__update_run(team, out, err));
     team->update_seconds += tdm_clock_s() - begin - (team->wait_seconds - waited);
     tdm__team_mark(team, "update", begin);
     tdm__team_point(team, "publish", 0);
@@ -106,6 +110,7 @@ static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *e
                                    team->buckets ? tdm__buckets_order(team) : NULL,
                                    team->job->parallel.overlap, err));
     team->wait_seconds += tdm_clock_s() - begin;
+    if (team->journal) tdm__journal_finish(team->journal, team->in.step, out->finite);
     balance(team, out);
     note_ranks(team); /* with the lanes that ranks have from now on */
     return TDM_OK;
@@ -136,6 +141,53 @@ tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_resu
     tdm__team_mark(team, "step", begin);
     if (status == TDM_OK) *out = result;
     return status;
+}
+
+/* ---- the kit ----------------------------------------------------------------------------------- */
+
+tdm_kit *tdm_kit_create(void)
+{
+    return calloc(1, sizeof(tdm_kit));
+}
+
+static void empty_kit(tdm_kit *kit)
+{
+    for (size_t i = 0; kit->plans && i < (size_t)kit->made_most * (size_t)kit->graph_count; i++)
+        tdm_plan_destroy(kit->plans[i]);
+    for (int i = 0; kit->arenas && i < kit->made_most; i++) tdm_pages_unmap(&kit->arenas[i]);
+    for (int i = 0; i < kit->graph_count; i++) tdm_graph_destroy(kit->graphs[i].graph);
+    free(kit->plans);
+    free(kit->arenas);
+    *kit = (tdm_kit){0};
+}
+
+void tdm_kit_destroy(tdm_kit *kit)
+{
+    if (!kit) return;
+    empty_kit(kit);
+    free(kit);
+}
+
+static void take_kit(tdm_team *team, tdm_kit *kit)
+{
+    memcpy(team->graphs, kit->graphs, sizeof(team->graphs));
+    team->graph_count = kit->graph_count;
+    team->made_most = kit->made_most;
+    team->plans = kit->plans;
+    team->arenas = kit->arenas;
+    *kit = (tdm_kit){0};
+}
+
+static void give_kit(tdm_team *team, tdm_kit *kit)
+{
+    memcpy(kit->graphs, team->graphs, sizeof(team->graphs));
+    kit->graph_count = team->graph_count;
+    kit->made_most = team->made_most;
+    kit->plans = team->plans;
+    kit->arenas = team->arenas;
+    team->plans = NULL;
+    team->arenas = NULL;
+    team->graph_count = team->made_most = 0;
 }
 
 /* ---- creation -------------------------------------------------------------------------------- */
@@ -182,7 +234,8 @@ static tdm_status prepare_plans(tdm_team *team, int index, tdm_error *err)
         if (tdm_plan_arena_bytes(plans[i]) > arena_bytes)
             arena_bytes = tdm_plan_arena_bytes(plans[i]);
     }
-    TDM_TRY(tdm_pages_map(arena_bytes, false, &team->arenas[index], err));
+    if (!team->arenas[index].data)
+        TDM_TRY(tdm_pages_map(arena_bytes, false, &team->arenas[index], err));
     for (int i = 0; i < team->graph_count; i++)
         tdm_plan_bind(plans[i], TDM_SPACE_ARENA, team->arenas[index].data);
     return TDM_OK;
@@ -274,29 +327,47 @@ static void find_most(const tdm_team *team, int64_t *lanes, int *buffers)
     if (*buffers > *lanes) *buffers = (int)*lanes;
 }
 
+/* Places for the plans and arenas of so many lanes. */
+static tdm_status make_room(tdm_team *team, int count, tdm_error *err)
+{
+    size_t graphs = (size_t)team->graph_count;
+    if (count <= team->made_most) return TDM_OK;
+    tdm_plan **plans = calloc((size_t)count * graphs, sizeof(*plans));
+    tdm_pages *arenas = calloc((size_t)count, sizeof(*arenas));
+    if (!plans || !arenas) {
+        free(plans);
+        free(arenas);
+        return no_memory(err);
+    }
+    if (team->made_most > 0) {
+        memcpy(plans, team->plans, (size_t)team->made_most * graphs * sizeof(*plans));
+        memcpy(arenas, team->arenas, (size_t)team->made_most * sizeof(*arenas));
+    }
+    free(team->plans);
+    free(team->arenas);
+    team->plans = plans;
+    team->arenas = arenas;
+    team->made_most = count;
+    return TDM_OK;
+}
+
 static tdm_status prepare_lanes(tdm_team *team, tdm_error *err)
 {
     size_t lanes = (size_t)team->options.lane_count;
     int64_t lanes_most;
     /* The first slot shows whether lanes must run side by side. */
-    team->plans = calloc((size_t)team->graph_count, sizeof(tdm_plan *));
-    if (!team->plans) return no_memory(err);
+    TDM_TRY(make_room(team, 1, err));
     tdm_plan_options options = tdm_model_plan_options(team->job);
     for (int i = 0; i < team->graph_count; i++)
-        TDM_TRY(tdm_plan_create(team->graphs[i].graph, &options, &team->plans[i], err));
+        if (!team->plans[i])
+            TDM_TRY(tdm_plan_create(team->graphs[i].graph, &options, &team->plans[i], err));
     TDM_TRY(list_meetings(team, err));
     TDM_TRY(prepare_meetings(team, err));
     find_most(team, &lanes_most, &team->buffer_count);
     team->side_by_side = team->meeting.count > 0;
     team->run_most = team->side_by_side ? (int)lanes_most : 1;
     if (team->side_by_side) team->buffer_count = (int)lanes_most;
-    size_t plan_count = (size_t)team->run_most * (size_t)team->graph_count;
-    tdm_plan **plans = calloc(plan_count, sizeof(*plans));
-    if (!plans) return no_memory(err);
-    memcpy(plans, team->plans, (size_t)team->graph_count * sizeof(*plans));
-    free(team->plans);
-    team->plans = plans;
-    team->arenas = calloc((size_t)team->run_most, sizeof(*team->arenas));
+    TDM_TRY(make_room(team, team->run_most, err));
     team->run = calloc((size_t)team->run_most, sizeof(*team->run));
     team->absent = calloc(lanes, sizeof(*team->absent));
     team->free_grads = calloc((size_t)team->buffer_count + 1, sizeof(*team->free_grads));
@@ -307,8 +378,8 @@ static tdm_status prepare_lanes(tdm_team *team, tdm_error *err)
     team->scratch_elements = (size_t)(2 + levels_of(team->options.lane_count)) * TDM__CELL;
     team->scratch = aligned_alloc(64, (size_t)team->thread_count * team->scratch_elements *
                                           sizeof(float));
-    if (!team->arenas || !team->run || !team->absent || !team->free_grads || !team->tree.held ||
-        !team->losses || !team->has_loss || !team->parts || !team->scratch)
+    if (!team->run || !team->absent || !team->free_grads || !team->tree.held || !team->losses ||
+        !team->has_loss || !team->parts || !team->scratch)
         return no_memory(err);
     for (int i = 0; i < team->run_most; i++) TDM_TRY(prepare_plans(team, i, err));
     return TDM_OK;
@@ -408,7 +479,7 @@ static tdm_status prepare(tdm_team *team, tdm_error *err)
                             team->run_most * team->graph_count, &team->feed, err));
     if (needs_messages(team)) {
         TDM_TRY(tdm__buckets_create(team, err));
-    } else if (team->size > 1) {
+    } else if (team->size > 1 || team->journal) {
         TDM_TRY(tdm__common_create(team, err));
     } else {
         size_t bytes = (size_t)team->buffer_count * team->block_extent * sizeof(float);
@@ -426,11 +497,13 @@ tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_
     team->options = *options;
     team->job = options->model.job;
     team->layout = tdm__store_layout(options->store);
+    team->journal = tdm__store_journal(options->store);
     team->size = team->layout->size;
     team->place = team->layout->place;
     team->thread_count = tdm_model_plan_options(team->job).threads;
     team->bad_element = SIZE_MAX;
     atomic_init(&team->immodest, false);
+    if (options->kit) take_kit(team, options->kit);
     tdm_status status = prepare(team, err);
     if (status != TDM_OK) {
         tdm_team_destroy(team);
@@ -442,16 +515,14 @@ tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_
 
 static void release_lanes(tdm_team *team)
 {
-    size_t plan_count = team->run_most > 0 ? (size_t)team->run_most : 1;
-    for (size_t i = 0; team->plans && i < plan_count * (size_t)team->graph_count; i++)
-        tdm_plan_destroy(team->plans[i]);
-    for (int i = 0; team->arenas && i < team->run_most; i++) tdm_pages_unmap(&team->arenas[i]);
+    tdm_kit rest = {0};
+    tdm_kit *kit = team->options.kit ? team->options.kit : &rest;
+    give_kit(team, kit);
+    empty_kit(&rest);
     for (int g = 0; g < TDM__GRAPHS_MOST; g++) free(team->meeting.steps[g]);
     free(team->meeting.elements);
     free(team->meeting.tree.held);
     free(team->meeting.rows);
-    free(team->plans);
-    free(team->arenas);
     free(team->run);
     free(team->absent);
     free(team->free_grads);
@@ -471,7 +542,6 @@ void tdm_team_destroy(tdm_team *team)
     if (team->group) tdm_group_destroy(team->group);
     release_lanes(team);
     tdm_pages_unmap(&team->grad_pages);
-    for (int i = 0; i < team->graph_count; i++) tdm_graph_destroy(team->graphs[i].graph);
     tdm_balance_destroy(team->balance);
     free(team->weights);
     free(team->first);
@@ -488,7 +558,7 @@ void tdm_team_destroy(tdm_team *team)
 tdm_team_info tdm_team_info_of(const tdm_team *team)
 {
     tdm_team_info info = {.rank_count = team->size, .lane_count = team->options.lane_count};
-    for (int i = 0; i < team->run_most; i++) info.arena_bytes += team->arenas[i].bytes;
+    for (int i = 0; i < team->made_most; i++) info.arena_bytes += team->arenas[i].bytes;
     info.grad_bytes = (size_t)team->buffer_count * team->block_extent * sizeof(float);
     if (team->buckets) {
         info.grad_bytes += tdm__buckets_bytes(team);

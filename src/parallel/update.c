@@ -14,6 +14,9 @@
  * more pass looks at the very sums that the update would see, so the answer is the same for any number
  * of ranks.
  *
+ * With a vault each change of a piece goes through its journal (desk.h), so that others can finish what a
+ * dead rank has left.
+ *
  * Invariants: sums over pieces are taken in the order of the pieces, whoever computed them; a rank
  * touches only its own cells of parameters and state.
  */
@@ -42,13 +45,35 @@ static size_t piece_at_cell(const tdm_optimiser *optimiser, size_t cell)
     return low;
 }
 
+/* Says in the vault whose it is to update it in this epoch. */
+static void sign(const tdm__journal *journal, tdm__mark *mark)
+{
+    atomic_store(&mark->slot, (uint32_t)journal->slot);
+    atomic_store(&mark->epoch, journal->epoch);
+}
+
+static void sign_statistic(void *user, const tdm_param_info *p, size_t index, size_t begin,
+                           size_t count)
+{
+    const tdm__journal *journal = user;
+    (void)p;
+    (void)begin;
+    (void)count;
+    sign(journal, &journal->cells[index]);
+}
+
 static void add_own(tdm_team *team, tdm__cells range)
 {
     const tdm_optimiser *optimiser = team->options.optimiser;
     tdm__cells cells = tdm__layout_share(team->layout, range, team->place);
     if (cells.first == cells.end) return;
-    team->own[team->own_count++] = (struct tdm__own){cells, piece_at_cell(optimiser, cells.first),
-                                                     piece_at_cell(optimiser, cells.end)};
+    struct tdm__own own = {cells, piece_at_cell(optimiser, cells.first),
+                           piece_at_cell(optimiser, cells.end)};
+    team->own[team->own_count++] = own;
+    if (!team->journal) return;
+    for (size_t i = own.first_piece; i < own.end_piece; i++)
+        sign(team->journal, &team->journal->marks[i]);
+    tdm__statistic_visit(team->graphs[0].graph, cells, sign_statistic, team->journal);
 }
 
 tdm_status tdm__update_create(tdm_team *team, tdm_error *err)
@@ -92,6 +117,48 @@ static float *sum_at(const tdm_team *team, size_t begin, size_t count, float *ho
     return memcpy(home + begin, scratch, count * sizeof(float));
 }
 
+/* ---- pieces ------------------------------------------------------------------------------------- */
+
+void tdm__update_piece(tdm__journal *journal, tdm_optimiser *optimiser, size_t index, uint64_t step,
+                       float *grad, double grad_norm)
+{
+    const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, index);
+    if (journal)
+        tdm__journal_open(journal, tdm_kernel_thread(), TDM__JOURNAL_UPDATE, index, piece->begin,
+                          piece->count, grad);
+    tdm_optimiser_update(optimiser, index, grad, grad_norm);
+    if (!journal) return;
+    if (tdm_optimiser_must_apply(optimiser))
+        memcpy(journal->marks[index].sums,
+               tdm_optimiser_piece_sums(optimiser) + index * TDM_OPTIM_SUMS,
+               sizeof(journal->marks[index].sums));
+    tdm__journal_close(journal, tdm_kernel_thread(), TDM__JOURNAL_UPDATE, index, step);
+}
+
+void tdm__apply_piece(tdm__journal *journal, tdm_optimiser *optimiser, size_t index, uint64_t step,
+                      float *grad, const double *sums)
+{
+    const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, index);
+    if (journal)
+        tdm__journal_open(journal, tdm_kernel_thread(), TDM__JOURNAL_APPLY, index, piece->begin,
+                          piece->count, grad);
+    tdm_optimiser_apply(optimiser, index, grad, sums);
+    if (journal) tdm__journal_close(journal, tdm_kernel_thread(), TDM__JOURNAL_APPLY, index, step);
+}
+
+void tdm__follow(tdm__journal *journal, float *value, const float *observed,
+                 const tdm_param_info *p, size_t index, size_t begin, size_t count, uint64_t step)
+{
+    float momentum = (float)p->momentum;
+    if (journal)
+        tdm__journal_open(journal, tdm_kernel_thread(), TDM__JOURNAL_STATISTIC, index, begin, count,
+                          NULL);
+    for (size_t k = 0; observed && k < count; k++)
+        value[k] = (1.0f - momentum) * value[k] + momentum * observed[k];
+    if (journal)
+        tdm__journal_close(journal, tdm_kernel_thread(), TDM__JOURNAL_STATISTIC, index, step);
+}
+
 /* ---- passes ------------------------------------------------------------------------------------- */
 
 /* What the passes share. Each pass is spread over the rank's threads. */
@@ -122,7 +189,7 @@ static void update_range(const void *args, int64_t begin, int64_t end)
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
         float *grad = measured ? u->home + piece->begin
                                : sum_at(u->team, piece->begin, piece->count, u->home);
-        tdm_optimiser_update(optimiser, i, grad, u->grad_norm);
+        tdm__update_piece(u->team->journal, optimiser, i, u->team->in.step, grad, u->grad_norm);
     }
 }
 
@@ -136,7 +203,8 @@ static void apply_range(const void *args, int64_t begin, int64_t end)
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
         if (piece->param_index != summed) tdm_optimiser_sums(optimiser, piece->param_index, sums);
         summed = piece->param_index;
-        tdm_optimiser_apply(optimiser, i, u->home + piece->begin, sums);
+        tdm__apply_piece(u->team->journal, optimiser, i, u->team->in.step, u->home + piece->begin,
+                         sums);
     }
 }
 
@@ -212,40 +280,30 @@ static tdm_status exchange(tdm_team *team, double *numbers, size_t count, tdm_er
 
 /* ---- statistics ---------------------------------------------------------------------------------- */
 
-typedef void (*statistic_fn)(update *u, const tdm_param_info *p, size_t begin, size_t count);
-
-/* Calls `visit` for this rank's stretches of statistics, of a cell at most. */
-static void visit_statistics(update *u, statistic_fn visit)
+/* This rank's. */
+static void visit_statistics(update *u, tdm__statistic_fn visit)
 {
     const tdm_team *team = u->team;
-    const tdm_graph *graph = team->graphs[0].graph;
     if (team->grad_extent == team->trained_extent) return;
-    for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
-        const tdm_param_info *p = tdm_graph_param_at(graph, i);
-        for (size_t o = 0; p->statistic && o < team->own_count; o++) {
-            size_t begin = team->own[o].cells.first * TDM__CELL;
-            size_t end = team->own[o].cells.end * TDM__CELL;
-            if (begin < p->offset) begin = p->offset;
-            if (end > p->offset + p->elements) end = p->offset + p->elements;
-            for (; begin < end; begin += TDM__CELL)
-                visit(u, p, begin, end - begin < TDM__CELL ? end - begin : TDM__CELL);
-        }
-    }
+    for (size_t o = 0; o < team->own_count; o++)
+        tdm__statistic_visit(team->graphs[0].graph, team->own[o].cells, visit, u);
 }
 
-static void follow(update *u, const tdm_param_info *p, size_t begin, size_t count)
+static void follow(void *user, const tdm_param_info *p, size_t index, size_t begin, size_t count)
 {
-    float *value = tdm_store_block(u->team->options.store, TDM_BLOCK_PARAMS) + begin;
+    const update *u = user;
     const float *observed = sum_at(u->team, begin, count, NULL);
-    float momentum = (float)p->momentum;
-    for (size_t k = 0; observed && k < count; k++)
-        value[k] = (1.0f - momentum) * value[k] + momentum * observed[k];
+    float *value = tdm_store_block(u->team->options.store, TDM_BLOCK_PARAMS) + begin;
+    tdm__follow(u->team->journal, value, observed, p, index, begin, count, u->team->in.step);
 }
 
 /* Nobody takes their squares. */
-static void check_statistic(update *u, const tdm_param_info *p, size_t begin, size_t count)
+static void check_statistic(void *user, const tdm_param_info *p, size_t index, size_t begin,
+                            size_t count)
 {
+    const update *u = user;
     (void)p;
+    (void)index;
     const float *observed = sum_at(u->team, begin, count, NULL);
     if (observed) find_bad(u->bad, observed, begin, count, INFINITY);
 }
@@ -270,28 +328,63 @@ tdm_status tdm__update_find_bad(tdm_team *team, size_t *out, tdm_error *err)
     return TDM_OK;
 }
 
-tdm_status tdm__update_run(tdm_team *team, double *grad_norm, tdm_error *err)
+static tdm_status enter(const tdm_team *team, tdm_error *err)
+{
+    return team->journal ? tdm__journal_enter(team->journal, err) : TDM_OK;
+}
+
+static void leave(const tdm_team *team)
+{
+    if (team->journal) tdm__journal_leave(team->journal);
+}
+
+/* From here on the step will be finished, by others if need be. */
+static void begin_update(tdm_team *team, const tdm_step_result *result, double grad_norm)
+{
+    if (!team->journal) return;
+    tdm__begun begun = {.step = team->in.step,
+                        .kind = team->buckets ? TDM__SUMS_PLACED : TDM__SUMS_TREE,
+                        .batch = team->in.batch,
+                        .lr = team->in.lr,
+                        .grad_norm = grad_norm,
+                        .loss = result->loss,
+                        .tally = result->tally,
+                        .wishes = result->wishes};
+    tdm__journal_begin(team->journal, &begun);
+}
+
+static tdm_status measure(update *u, tdm_error *err)
+{
+    tdm_optimiser *optimiser = u->team->options.optimiser;
+    size_t pieces = tdm_optimiser_piece_count(optimiser);
+    double *squares = tdm_optimiser_squares(optimiser);
+    memset(squares, 0, pieces * sizeof(*squares));
+    pass(u, measure_range);
+    TDM_TRY(exchange(u->team, squares, pieces, err));
+    u->grad_norm = tdm_optimiser_grad_norm(optimiser);
+    return TDM_OK;
+}
+
+tdm_status tdm__update_run(tdm_team *team, tdm_step_result *result, tdm_error *err)
 {
     tdm_optimiser *optimiser = team->options.optimiser;
     bool measures = tdm_optimiser_must_measure(optimiser);
     bool applies = tdm_optimiser_must_apply(optimiser);
     size_t pieces = tdm_optimiser_piece_count(optimiser);
     update u = {.team = team, .home = measures || applies ? find_home(team) : NULL};
-    visit_statistics(&u, follow);
-    *grad_norm = 0;
-    if (measures) {
-        double *squares = tdm_optimiser_squares(optimiser);
-        memset(squares, 0, pieces * sizeof(*squares));
-        pass(&u, measure_range);
-        TDM_TRY(exchange(team, squares, pieces, err));
-        *grad_norm = u.grad_norm = tdm_optimiser_grad_norm(optimiser);
-    }
+    if (measures) TDM_TRY(measure(&u, err));
+    result->grad_norm = u.grad_norm;
+    begin_update(team, result, u.grad_norm);
     double *sums = tdm_optimiser_piece_sums(optimiser);
     if (applies) memset(sums, 0, pieces * TDM_OPTIM_SUMS * sizeof(*sums));
+    TDM_TRY(enter(team, err));
+    visit_statistics(&u, follow);
     changing_pass(&u, update_range);
-    if (applies) {
-        TDM_TRY(exchange(team, sums, pieces * TDM_OPTIM_SUMS, err));
-        changing_pass(&u, apply_range);
-    }
+    leave(team);
+    if (!applies) return TDM_OK;
+    TDM_TRY(exchange(team, sums, pieces * TDM_OPTIM_SUMS, err));
+    TDM_TRY(enter(team, err));
+    changing_pass(&u, apply_range);
+    leave(team);
     return TDM_OK;
 }

@@ -1,0 +1,351 @@
+/*
+ * recover.c: going on with the state that an earlier epoch has left in the vaults of the nodes.
+ *
+ * First the nodes compare how far they are. When a rank of any node had begun to update by a step, all
+ * ranks had the sums for it (desk.h), so each node finishes that update: torn pieces are made whole from
+ * their undo records, and what nobody did is done, by the first rank of the node, with the sums that lie in
+ * the vault. When nobody had begun, nothing was changed.
+ *
+ * Then every node gets what it lacks. What a node holds is what its marks say: a piece that the last update
+ * has reached here. Where the state is shared out over nodes, ownership changes with the number of ranks; so
+ * pieces travel from a node that holds them to those that need them now (recover_carry.c). When nobody holds
+ * a piece any more, the state is lost, and the caller turns to a checkpoint.
+ *
+ * Numbers here: `steps` counts finished steps; a mark is steps + 1, so that 0 is no mark.
+ */
+#include "parallel/recover.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- what a node says ------------------------------------------------------------------------ */
+
+/* The record of the update that made `steps` steps of them; NULL: nobody here has one. */
+static const tdm__begun *begun_of(const tdm__journal *j, uint64_t steps)
+{
+    for (int i = 0; i < TDM__SLOTS_MOST; i++) {
+        const tdm__slot *slot = &j->desk->slots[i];
+        if (atomic_load(&slot->process) != 0 && atomic_load(&slot->began) == steps && steps > 0)
+            return &slot->begun;
+    }
+    return NULL;
+}
+
+static void look_around(const tdm_store *store, tdm__standing *out)
+{
+    const tdm__journal *j = store->journal;
+    uint64_t state = atomic_load(&j->desk->state);
+    tdm__memo memo;
+    tdm__journal_recall(j, &memo);
+    *out = (tdm__standing){.memo_order = memo.order, .process = (int64_t)getpid()};
+    if (state == 0) return;
+    out->has_state = 1;
+    out->steps = state - 1;
+    out->changed = atomic_load(&j->desk->last_update);
+    if (begun_of(j, state)) { /* of the step after that */
+        out->steps = state;
+        out->changed = state;
+    }
+    out->has_record = begun_of(j, out->changed) != NULL;
+}
+
+static tdm_status gather(const tdm_store *store, void *all, size_t bytes, tdm_error *err)
+{
+    const tdm__layout *l = store->layout;
+    if (!l->world) return TDM_OK;
+    return tdm_group_all_gather(l->world, NULL, all, (size_t)l->size * bytes, TDM_DTYPE_U8, err);
+}
+
+static tdm_status spread(const tdm_store *store, void *data, size_t bytes, int place,
+                         tdm_error *err)
+{
+    if (!store->layout->world) return TDM_OK;
+    return tdm_group_broadcast(store->layout->world, data, bytes, TDM_DTYPE_U8, place, err);
+}
+
+static tdm_status keep_others_out(const tdm_store *store, const tdm__standing *all, tdm_error *err)
+{
+    const tdm__layout *l = store->layout;
+    int first = l->first_of_node[l->node], count = l->first_of_node[l->node + 1] - first;
+    if (!store->leads) return TDM_OK;
+    int64_t *processes = calloc((size_t)count, sizeof *processes);
+    if (!processes) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
+    for (int i = 0; i < count; i++) processes[i] = all[first + i].process;
+    tdm_status status = tdm__journal_fence(store->journal, processes, count, err);
+    free(processes);
+    return status;
+}
+
+/* ---- finishing an update --------------------------------------------------------------------- */
+
+typedef struct finisher {
+    tdm_store *store;
+    tdm__journal *journal;
+    const tdm__begun *begun;
+    tdm__tree tree; /* when the sums are to be added up */
+    float *home;
+    float *scratch;
+    int done;
+} finisher;
+
+/* The sum for `count` elements that a slot had to update; NULL: no lane had rows. */
+static float *sum_of(const finisher *f, uint32_t slot, size_t begin, size_t count, bool stays)
+{
+    if (f->begun->kind == TDM__SUMS_PLACED) {
+        char name[TDM_VAULT_NAME_BYTES];
+        void *memory;
+        snprintf(name, sizeof name, TDM__SUMS_NAME, (int)slot);
+        if (tdm_vault_find(f->journal->vault, name, NULL, &memory, NULL) != TDM_OK) return NULL;
+        return (float *)memory + begin;
+    }
+    if (f->tree.held[1]) return f->tree.held[1] + begin;
+    if (!tdm__tree_sum(&f->tree, 1, begin, count, f->scratch, f->scratch + TDM__CELL)) return NULL;
+    if (!stays) return f->scratch;
+    return memcpy(f->home + begin, f->scratch, count * sizeof(float));
+}
+
+static bool is_due(const finisher *f, const tdm__mark *mark, uint64_t reached)
+{
+    return atomic_load(&mark->epoch) == f->begun->epoch && reached != f->begun->step + 2;
+}
+
+static void finish_statistic(void *user, const tdm_param_info *p, size_t index, size_t begin,
+                             size_t count)
+{
+    finisher *f = user;
+    const tdm__mark *mark = &f->journal->cells[index];
+    if (!is_due(f, mark, atomic_load(&mark->updated))) return;
+    const float *observed = sum_of(f, atomic_load(&mark->slot), begin, count, false);
+    tdm__follow(f->journal, f->store->blocks[TDM_BLOCK_PARAMS].data + begin, observed, p, index,
+                begin, count, f->begun->step);
+    f->done++;
+}
+
+static tdm_status finish_updates(finisher *f, tdm_error *err)
+{
+    tdm_optimiser *optimiser = f->store->optimiser;
+    bool measured = tdm_optimiser_must_measure(optimiser);
+    bool applies = tdm_optimiser_must_apply(optimiser);
+    for (size_t i = 0; i < f->journal->piece_count; i++) {
+        const tdm__mark *mark = &f->journal->marks[i];
+        if (!is_due(f, mark, atomic_load(&mark->updated))) continue;
+        const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
+        bool placed = f->begun->kind == TDM__SUMS_PLACED;
+        float *grad = measured && !placed ? f->home + piece->begin
+                                          : sum_of(f, atomic_load(&mark->slot), piece->begin,
+                                                   piece->count, applies);
+        if (!grad)
+            return tdm_fail(err, TDM_ERR_INTERNAL,
+                            "the sums of step %llu are not in this host's memory",
+                            (unsigned long long)f->begun->step + 1);
+        tdm__update_piece(f->journal, optimiser, i, f->begun->step, grad, f->begun->grad_norm);
+        f->done++;
+    }
+    return TDM_OK;
+}
+
+/* Norms of whole parameters are needed from all pieces, wherever they were updated. */
+static tdm_status finish_applies(finisher *f, bool here, tdm_error *err)
+{
+    const tdm_store *store = f->store;
+    tdm_optimiser *optimiser = store->optimiser;
+    size_t count = f->journal->piece_count * TDM_OPTIM_SUMS;
+    double *sums = tdm_optimiser_piece_sums(optimiser);
+    bool shared = store->layout->node_count > 1 && !store->layout->common;
+    memset(sums, 0, count * sizeof *sums);
+    for (size_t i = 0; i < f->journal->piece_count && here && (store->leads || !shared); i++)
+        if (atomic_load(&f->journal->marks[i].epoch) == f->begun->epoch)
+            memcpy(sums + i * TDM_OPTIM_SUMS, f->journal->marks[i].sums,
+                   sizeof f->journal->marks[i].sums);
+    if (shared)
+        TDM_TRY(tdm_group_all_reduce(store->layout->world, NULL, sums, count, TDM_DTYPE_F64,
+                                     TDM_REDUCE_SUM, err));
+    for (size_t i = 0; i < f->journal->piece_count && here && store->leads; i++) {
+        const tdm__mark *mark = &f->journal->marks[i];
+        if (!is_due(f, mark, atomic_load(&mark->applied))) continue;
+        const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
+        double of_param[TDM_OPTIM_SUMS];
+        bool placed = f->begun->kind == TDM__SUMS_PLACED;
+        float *grad = placed ? sum_of(f, atomic_load(&mark->slot), piece->begin, piece->count, true)
+                             : f->home + piece->begin;
+        tdm_optimiser_sums(optimiser, piece->param_index, of_param);
+        tdm__apply_piece(f->journal, optimiser, i, f->begun->step, grad, of_param);
+        f->done++;
+    }
+    return TDM_OK;
+}
+
+static tdm_status find_sums(finisher *f, int64_t lane_count, tdm_error *err)
+{
+    size_t levels = 2;
+    while ((INT64_C(1) << levels) < lane_count) levels++;
+    f->tree = (tdm__tree){lane_count, calloc(2 * (size_t)lane_count, sizeof(float *))};
+    f->scratch = aligned_alloc(64, (levels + 2) * TDM__CELL * sizeof(float));
+    if (!f->tree.held || !f->scratch)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
+    if (f->begun->kind == TDM__SUMS_PLACED) return TDM_OK;
+    TDM_TRY(tdm__common_recall(f->journal, &f->tree, f->begun, err));
+    for (int64_t n = 1; n < 2 * lane_count && !f->home; n++) f->home = f->tree.held[n];
+    return TDM_OK;
+}
+
+/* By the first rank of a node that took part in that step. */
+static tdm_status finish_here(finisher *f, int64_t lane_count, tdm_error *err)
+{
+    TDM_TRY(find_sums(f, lane_count, err));
+    for (int i = 0; i < TDM__SLOTS_MOST; i++)
+        if (atomic_load(&f->journal->desk->slots[i].process) != 0)
+            tdm__journal_mend(f->journal, i, f->begun->step);
+    TDM_TRY(tdm__journal_enter(f->journal, err));
+    tdm__cells all = {0, f->store->layout->trained_cells};
+    tdm__statistic_visit(f->store->graph, all, finish_statistic, f);
+    tdm_status status = finish_updates(f, err);
+    tdm__journal_leave(f->journal);
+    return status;
+}
+
+static tdm_status finish(tdm_store *store, const tdm__begun *begun, bool here, int64_t lane_count,
+                         int *done, tdm_error *err)
+{
+    finisher f = {.store = store, .journal = store->journal, .begun = begun};
+    tdm_kernel_mode before = tdm_kernel_enter(1); /* rounding as in training */
+    tdm_optimiser_begin(store->optimiser, begun->step, begun->lr);
+    tdm_status status = here && store->leads ? finish_here(&f, lane_count, err) : TDM_OK;
+    status = tdm__store_agree(store, status, err);
+    if (status == TDM_OK && tdm_optimiser_must_apply(store->optimiser)) {
+        status = store->leads ? tdm__journal_enter(store->journal, err) : TDM_OK;
+        if (status == TDM_OK) status = finish_applies(&f, here, err);
+        tdm__journal_leave(store->journal);
+        status = tdm__store_agree(store, status, err);
+    }
+    tdm_kernel_leave(&before);
+    *done = f.done;
+    free(f.tree.held);
+    free(f.scratch);
+    return status;
+}
+
+/* ---- the whole ------------------------------------------------------------------------------- */
+
+static void find_furthest(const tdm__layout *l, const tdm__standing *all, tdm__goal *goal)
+{
+    *goal = (tdm__goal){.record_place = -1, .memo_place = 0};
+    for (int i = 0; i < l->size; i++) {
+        if (!all[i].has_state) continue;
+        if (!goal->found || all[i].steps > goal->steps) {
+            goal->steps = all[i].steps;
+            goal->changed = all[i].changed;
+        }
+        goal->found = true;
+    }
+    for (int i = 0; i < l->size; i++) {
+        if (all[i].memo_order > all[goal->memo_place].memo_order) goal->memo_place = i;
+        if (goal->record_place < 0 && goal->found && all[i].has_record &&
+            all[i].changed == goal->changed)
+            goal->record_place = i;
+    }
+}
+
+bool tdm__goal_in_reach(const tdm__goal *goal, const tdm__standing *node)
+{
+    if (!goal->found || !node->has_state) return false;
+    return node->steps == goal->steps ||
+           (node->steps + 1 == goal->steps && goal->changed == goal->steps);
+}
+
+static tdm_status spread_memo(tdm_store *store, const tdm__goal *goal, tdm_recovery *out,
+                              tdm_error *err)
+{
+    tdm__memo memo = {0};
+    if (store->layout->place == goal->memo_place) tdm__journal_recall(store->journal, &memo);
+    TDM_TRY(spread(store, &memo, sizeof memo, goal->memo_place, err));
+    out->memo_order = memo.order;
+    memcpy(out->memo, memo.data, sizeof out->memo);
+    return TDM_OK;
+}
+
+static tdm_status reach_goal(tdm_store *store, const tdm__standing *all, const tdm__goal *goal,
+                             int64_t lane_count, tdm_recovery *out, tdm_error *err)
+{
+    const tdm__layout *l = store->layout;
+    bool here = tdm__goal_in_reach(goal, &all[l->place]);
+    if (goal->record_place >= 0) {
+        tdm__begun begun = {0};
+        if (l->place == goal->record_place) begun = *begun_of(store->journal, goal->changed);
+        TDM_TRY(spread(store, &begun, sizeof begun, goal->record_place, err));
+        TDM_TRY(finish(store, &begun, here, lane_count, &out->mended, err));
+        out->finished = goal->changed == goal->steps;
+        out->lr = begun.lr;
+        out->result = (tdm_step_result){.loss = begun.loss,
+                                        .grad_norm = begun.grad_norm,
+                                        .finite = true,
+                                        .wishes = begun.wishes,
+                                        .tally = begun.tally,
+                                        .straggler = -1};
+    }
+    TDM_TRY(tdm__recover_carry(store, all, goal, &out->found, err));
+    out->step = goal->steps;
+    if (!out->found || !store->leads) return TDM_OK;
+    atomic_store(&store->journal->desk->last_update, goal->changed);
+    atomic_store(&store->journal->desk->state, goal->steps + 1);
+    return TDM_OK;
+}
+
+static tdm_status recover(tdm_store *store, tdm__standing *all, int64_t lane_count,
+                          tdm_recovery *out, tdm_error *err)
+{
+    const tdm__layout *l = store->layout;
+    tdm__goal goal;
+    all[l->place].process = (int64_t)getpid();
+    TDM_TRY(gather(store, all, sizeof *all, err));
+    TDM_TRY(tdm__store_agree(store, keep_others_out(store, all, err), err));
+    look_around(store, &all[l->place]); /* nobody writes any more */
+    TDM_TRY(gather(store, all, sizeof *all, err));
+    find_furthest(l, all, &goal);
+    if (goal.found) TDM_TRY(reach_goal(store, all, &goal, lane_count, out, err));
+    TDM_TRY(spread_memo(store, &goal, out, err));
+    tdm__journal_sit_down(store->journal);
+    if (!out->found) return tdm_store_unset(store, err);
+    return l->world ? tdm_group_barrier(l->world, err) : TDM_OK;
+}
+
+tdm_status tdm_store_recover(tdm_store *store, int64_t lane_count, tdm_recovery *out,
+                             tdm_error *err)
+{
+    *out = (tdm_recovery){.found = false};
+    if (!store->journal) return TDM_OK;
+    tdm__standing *all = calloc((size_t)store->layout->size, sizeof *all);
+    tdm_status status = all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
+    status = tdm__store_agree(store, status, err);
+    if (status == TDM_OK) status = recover(store, all, lane_count, out, err);
+    free(all);
+    return status;
+}
+
+/* ---- setting the state ----------------------------------------------------------------------- */
+
+tdm_status tdm_store_unset(tdm_store *store, tdm_error *err)
+{
+    if (!store->journal) return TDM_OK;
+    if (store->leads) {
+        tdm__desk *desk = store->journal->desk;
+        atomic_store(&desk->state, 0);
+        for (int i = 0; i < TDM__SLOTS_MOST; i++) {
+            atomic_store(&desk->slots[i].began, 0);
+            desk->slots[i].memos[0].order = desk->slots[i].memos[1].order = 0;
+        }
+    }
+    return store->layout->world ? tdm_group_barrier(store->layout->world, err) : TDM_OK;
+}
+
+tdm_status tdm_store_set(tdm_store *store, uint64_t step, tdm_error *err)
+{
+    if (!store->journal) return TDM_OK;
+    if (store->leads) {
+        tdm__recover_mark_all(store, step);
+        atomic_store(&store->journal->desk->last_update, step);
+        atomic_store(&store->journal->desk->state, step + 1);
+    }
+    return store->layout->world ? tdm_group_barrier(store->layout->world, err) : TDM_OK;
+}
