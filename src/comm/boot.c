@@ -21,7 +21,8 @@ static tdm_status gather_facts(const tdm_comm_options *options, tdm__facts *out,
                         .epoch = options->epoch,
                         .join_s = options->join_s,
                         .deadline_s = options->deadline_s,
-                        .silence_s = tdm__silence_s()};
+                        .silence_s = tdm__silence_s(),
+                        .patience = {options->should_give_up, options->user}};
     const char *job = options->job ? options->job : "";
     if (strlen(job) >= sizeof out->job)
         return tdm_fail(err, TDM_ERR_INVALID,
@@ -29,7 +30,7 @@ static tdm_status gather_facts(const tdm_comm_options *options, tdm__facts *out,
                         strlen(job), sizeof out->job - 1);
     /* As it will be on the other side, so that both sign the same. */
     tdm__wire_clean((const uint8_t *)job, strlen(job), out->job);
-    return tdm__host_identity(out->host, out->host_name, err);
+    return tdm__host_identity(options->host, out->host, out->host_name, err);
 }
 
 /* A hub has a connection for each rank. */
@@ -43,8 +44,8 @@ static void allow_descriptors(int size)
 }
 
 /* Rank 0: the hub, and this process's own end of a connection to it. */
-static tdm_status open_hub(const tdm__facts *facts, tdm__rendezvous *meeting, tdm__hub **out,
-                           int *out_fd, tdm_error *err)
+static tdm_status open_hub(const tdm_comm_options *asked, const tdm__facts *facts,
+                           tdm__rendezvous *meeting, tdm__hub **out, int *out_fd, tdm_error *err)
 {
     int pair[2];
     tdm__hub_options options = {.facts = facts, .key = "", .listen_fd = -1};
@@ -71,15 +72,16 @@ static tdm_status open_hub(const tdm__facts *facts, tdm__rendezvous *meeting, td
         return status;
     }
     *out_fd = pair[1];
+    if (meeting && asked->on_listen) asked->on_listen(asked->user, meeting->text);
     return TDM_OK;
 }
 
-static tdm_status join(const tdm__facts *facts, tdm__rendezvous *meeting, tdm__control **out,
-                       tdm_error *err)
+static tdm_status join(const tdm_comm_options *asked, const tdm__facts *facts,
+                       tdm__rendezvous *meeting, tdm__control **out, tdm_error *err)
 {
     tdm__hub *hub = NULL;
     int fd = -1;
-    if (facts->rank == 0) TDM_TRY(open_hub(facts, meeting, &hub, &fd, err));
+    if (facts->rank == 0) TDM_TRY(open_hub(asked, facts, meeting, &hub, &fd, err));
     tdm__joined joined;
     tdm_status status = tdm__join(facts, meeting, fd, &joined, err);
     if (status == TDM_OK) {
@@ -101,7 +103,7 @@ tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out
     char guess[TDM__RENDEZVOUS_MOST];
     TDM_TRY(tdm__options_resolve(options, &resolved, err));
     TDM_TRY(gather_facts(&resolved, &facts, err));
-    if (!resolved.rendezvous && facts.size == 1) return join(&facts, NULL, out, err);
+    if (!resolved.rendezvous && facts.size == 1) return join(&resolved, &facts, NULL, out, err);
     if (!resolved.rendezvous) {
         TDM_TRY(tdm__rendezvous_guess(&resolved, guess, err));
         resolved.rendezvous = guess;
@@ -109,7 +111,14 @@ tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out
     tdm__rendezvous *meeting = malloc(sizeof *meeting);
     if (!meeting) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to join the world");
     tdm_status status = tdm__rendezvous_init(meeting, resolved.rendezvous, resolved.secret, err);
-    if (status == TDM_OK) status = join(&facts, meeting, out, err);
+    meeting->patience = facts.patience;
+    if (status == TDM_OK && tdm__rendezvous_is_open(meeting) &&
+        (facts.rank != 0 || (facts.size > 1 && !resolved.on_listen)))
+        status = tdm_fail(err, TDM_ERR_INVALID,
+                          "rendezvous \"%s\": port 0 is for rank 0 alone, which must make known "
+                          "the one that it gets; set the port from 1 to 65535",
+                          resolved.rendezvous);
+    if (status == TDM_OK) status = join(&resolved, &facts, meeting, out, err);
     free(meeting);
     return status;
 }

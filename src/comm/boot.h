@@ -27,8 +27,10 @@ tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__
                                  tdm_error *err);
 /* The first host of Slurm's "node[01-03,7],b": "node01". False when it makes no sense. */
 bool tdm__slurm_first_host(const char *list, char *out, size_t bytes);
-/* The machine's identity: ranks with the same one can share memory. And its name. */
-tdm_status tdm__host_identity(uint8_t out[TDM_SHA256_BYTES], char name[64], tdm_error *err);
+/* The machine's identity: ranks with the same one can share memory. And its name. `given`, or
+ * TANDEM_HOST, stands in for both; NULL: the machine's own. */
+tdm_status tdm__host_identity(const char *given, uint8_t out[TDM_SHA256_BYTES], char name[64],
+                              tdm_error *err);
 /* Seconds of silence after which a rank is given up: TANDEM_SILENCE, or 5. */
 double tdm__silence_s(void);
 
@@ -45,11 +47,15 @@ typedef struct tdm__rendezvous {
     char secret[TDM__SECRET_MOST];   /* as it was given; may be empty */
     char key[TDM__KEY_MOST];         /* what proofs are made with */
     uint64_t stamp;                  /* FILE: a hash of the bytes that were written or read */
+    tdm__patience patience;          /* of waits below */
 } tdm__rendezvous;
 
 tdm_status tdm__rendezvous_init(tdm__rendezvous *meeting, const char *text, const char *secret,
                                 tdm_error *err);
-/* Rank 0: a listening, non-blocking socket; writes the file where it is one. */
+/* Whether it is HOST:0, for rank 0 to choose a port. */
+bool tdm__rendezvous_is_open(const tdm__rendezvous *meeting);
+/* Rank 0: a listening, non-blocking socket; writes the file where it is one. The port that was chosen
+ * stands in `port` and `text` then. */
 tdm_status tdm__rendezvous_listen(tdm__rendezvous *meeting, double until_s, int *out_fd,
                                   tdm_error *err);
 /* The others: one attempt, of at most about two seconds. TDM_ERR_NOT_FOUND, with the reason, when it
@@ -89,6 +95,7 @@ typedef struct tdm__facts {
     uint8_t host[TDM_SHA256_BYTES];
     char host_name[64];
     double join_s, deadline_s, silence_s;
+    tdm__patience patience; /* while it joins */
 } tdm__facts;
 
 /* What it gets. `channel` is the caller's to release, `entries` (by rank) to free. */

@@ -5,7 +5,9 @@
  * and HMAC-SHA256 of both nonces and the facts under the job's secret; the hub answers likewise. The
  * secret itself never travels, an answer is of no use a second time, and neither side believes the
  * other before it has proved itself. Whatever does not look like a hub is tried again until the time
- * is over, because somebody else may hold the port for a moment; a refusal is final.
+ * is over, because somebody else may hold the port for a moment; a refusal is final. So is the end of a
+ * hub that was there, for a rank that is asked whether to give up: its door is of one epoch alone, and
+ * nobody else will open it again.
  */
 #include "comm/boot.h"
 
@@ -64,8 +66,16 @@ typedef struct attempt {
     tdm__rendezvous *meeting;
     tdm__channel channel;
     double until_s;
+    bool greeted;                 /* a hub has said hello, in this attempt or an earlier one */
     char missing[TDM__WIRE_TEXT]; /* who has not come, as the hub said last */
 } attempt;
+
+static tdm_status given_up(const tdm__facts *facts, tdm_error *err)
+{
+    return tdm_fail(err, TDM_ERR_PEER_FAILED,
+                    "rank %d no longer waits for the others: its epoch, %u, is over", facts->rank,
+                    facts->epoch);
+}
 
 /* TDM_ERR_NOT_FOUND: this is no hub, or not yet: try again. */
 static tdm_status again(tdm_error *err, const attempt *a, const char *why)
@@ -95,8 +105,10 @@ static tdm_status next_frame(attempt *a, double until_s, tdm__frame *out, tdm_er
             return again(err, a, "closed the connection");
         double left = until_s - tdm_clock_s();
         if (left <= 0) return tdm_fail(err, TDM_ERR_TIMEOUT, "no answer");
+        if (tdm__patience_over(&a->facts->patience)) return given_up(a->facts, err);
         struct pollfd wait = {.fd = a->channel.fd, .events = POLLIN};
         if (tdm__channel_has_output(&a->channel)) wait.events |= POLLOUT;
+        left = tdm__patience_slice(&a->facts->patience, left);
         poll(&wait, 1, left > 1 ? 1000 : (int)(left * 1000) + 1);
         tdm__channel_state state = tdm__channel_read(&a->channel);
         if (state != TDM__CHANNEL_OK && a->channel.in_count == 0)
@@ -148,6 +160,7 @@ static tdm_status shake_hands(attempt *a, uint32_t *out_world, tdm_error *err)
     if (status == TDM_ERR_TIMEOUT) return again(err, a, "took the connection and says nothing");
     if (status != TDM_OK) return status;
     if (hello.type != TDM__FRAME_HELLO) return again(err, a, "says no hello");
+    a->greeted = true;
     TDM_TRY(fill_join(a, key, &hello, &join, err));
     if (!tdm__channel_put_frame(&a->channel, &join))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to join the world");
@@ -180,6 +193,7 @@ static tdm_status await_start(attempt *a, tdm__entry **out, tdm_error *err)
             return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
                             "not all of %d ranks came within %.3g s; rank 0 says: %s", facts->size,
                             facts->join_s, *a->missing ? a->missing : "nothing");
+        if (status == TDM_ERR_PEER_FAILED) return status;
         if (status != TDM_OK)
             return tdm_fail(err, TDM_ERR_PEER_FAILED,
                             "rank 0 closed the connection before all of %d ranks had come: it "
@@ -215,11 +229,20 @@ static tdm_status try_once(attempt *a, int fd, tdm__joined *out, tdm_error *err)
     return TDM_OK;
 }
 
-static void sleep_s(double seconds)
+/* At most a second; ends early when the patience does. */
+static void sleep_s(double seconds, const tdm__patience *patience)
 {
-    struct timespec pause = {.tv_sec = (time_t)seconds,
-                             .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
-    nanosleep(&pause, NULL);
+    double until_s = tdm_clock_s() + seconds;
+    for (double left; (left = until_s - tdm_clock_s()) > 0 && !tdm__patience_over(patience);) {
+        struct timespec pause = {.tv_nsec = (long)(tdm__patience_slice(patience, left) * 1e9)};
+        nanosleep(&pause, NULL);
+    }
+}
+
+/* Whether there is nobody to be tried again: rank 0 had opened this epoch's door, and has gone. */
+static bool hub_has_died(const attempt *a)
+{
+    return a->greeted && a->facts->patience.is_over;
 }
 
 tdm_status tdm__join(const tdm__facts *facts, tdm__rendezvous *meeting, int fd, tdm__joined *out,
@@ -240,10 +263,14 @@ tdm_status tdm__join(const tdm__facts *facts, tdm__rendezvous *meeting, int fd, 
             if (err) *err = last;
             return status;
         }
+        if (status == TDM_ERR_NOT_FOUND && hub_has_died(&a))
+            return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank 0 has gone while rank %d joined: %s",
+                            facts->rank, last.message);
+        if (tdm__patience_over(&facts->patience)) return given_up(facts, err);
         if (tdm_clock_s() + pause_s > a.until_s)
             return tdm_fail(err, TDM_ERR_PEER_TIMEOUT, "rank %d found no rank 0 within %.3g s: %s",
                             facts->rank, facts->join_s, last.message);
-        sleep_s(pause_s);
+        sleep_s(pause_s, &facts->patience);
         if (pause_s < 0.2) pause_s *= 1.5;
     }
 }

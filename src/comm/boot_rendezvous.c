@@ -1,7 +1,7 @@
 /*
  * boot_rendezvous.c: where ranks meet, and the sockets for it.
  *
- * HOST:PORT is TCP; "unix:NAME" is an abstract UNIX socket, for ranks of one host; anything with a
+ * HOST:PORT is TCP, HOST:0 for a port that rank 0 chooses and makes known by itself; "unix:NAME" is an abstract UNIX socket, for ranks of one host; anything with a
  * slash, or without a colon, is a file that all can see, into which rank 0 writes how it is reached.
  * TCP beyond this machine's loopback, where anybody can connect, needs a secret; a file brings one with
  * it; a UNIX socket lets in only processes of the same user. All sockets are non-blocking and closed on
@@ -49,14 +49,19 @@ static tdm_status parse_tcp(tdm__rendezvous *meeting, const char *text, tdm_erro
     if (length == 0) return bad(err, text, "the host is missing");
     if (length >= sizeof meeting->host) return bad(err, text, "the host's name is too long");
     size_t digits = strspn(port, "0123456789");
-    long number = digits > 0 && digits < 6 && port[digits] == '\0' ? strtol(port, NULL, 10) : 0;
-    if (number < 1 || number > 65535)
+    long number = digits > 0 && digits < 6 && port[digits] == '\0' ? strtol(port, NULL, 10) : -1;
+    if (number < 0 || number > 65535)
         return bad(err, text, "the port is no number from 1 to 65535");
     meeting->kind = TDM__MEET_TCP;
     memcpy(meeting->host, begin, length);
     meeting->host[length] = '\0';
     snprintf(meeting->port, sizeof meeting->port, "%ld", number);
     return TDM_OK;
+}
+
+bool tdm__rendezvous_is_open(const tdm__rendezvous *meeting)
+{
+    return meeting->kind == TDM__MEET_TCP && strcmp(meeting->port, "0") == 0;
 }
 
 static bool host_is_loopback(const char *host)
@@ -128,8 +133,16 @@ static void pause_a_little(void)
 
 /* ---- rank 0 listens --------------------------------------------------------------------------------- */
 
-static tdm_status listen_tcp(const tdm__rendezvous *meeting, double until_s, int *out_fd,
-                             tdm_error *err)
+/* The port that the system chose. */
+static void note_port(tdm__rendezvous *meeting, int fd)
+{
+    snprintf(meeting->port, sizeof meeting->port, "%d", tdm__socket_port(fd));
+    bool brackets = strchr(meeting->host, ':') != NULL;
+    snprintf(meeting->text, sizeof meeting->text, "%s%s%s:%s", brackets ? "[" : "", meeting->host,
+             brackets ? "]" : "", meeting->port);
+}
+
+static tdm_status listen_tcp(tdm__rendezvous *meeting, double until_s, int *out_fd, tdm_error *err)
 {
     struct addrinfo *list = NULL;
     TDM_TRY(look_up(meeting->host, meeting->port, &list, err));
@@ -144,7 +157,8 @@ static tdm_status listen_tcp(const tdm__rendezvous *meeting, double until_s, int
             socklen_t bytes = tdm__socket_any(at->ai_family, at->ai_addr, &any);
             fd = tdm__socket_listen((struct sockaddr *)&any, bytes);
         }
-        if (fd >= 0 || errno != EADDRINUSE || tdm_clock_s() > give_up_s || tdm_clock_s() > until_s)
+        if (fd >= 0 || errno != EADDRINUSE || tdm_clock_s() > give_up_s ||
+            tdm_clock_s() > until_s || tdm__patience_over(&meeting->patience))
             break;
         pause_a_little();
     }
@@ -156,6 +170,7 @@ static tdm_status listen_tcp(const tdm__rendezvous *meeting, double until_s, int
                         why == EADDRINUSE ? "; another world or program uses this port: choose "
                                             "another"
                                           : "");
+    if (tdm__rendezvous_is_open(meeting)) note_port(meeting, fd);
     *out_fd = fd;
     return TDM_OK;
 }
@@ -196,12 +211,13 @@ static void list_addresses(tdm__meeting_file *file)
 static void host_hex(char out[TDM_SHA256_HEX], char name[64])
 {
     uint8_t raw[TDM_SHA256_BYTES] = {0};
-    tdm__host_identity(raw, name, NULL);
+    tdm__host_identity(NULL, raw, name, NULL);
     for (int i = 0; i < TDM_SHA256_BYTES; i++) snprintf(out + 2 * i, 3, "%02x", raw[i]);
 }
 
 /* One attempt to reach whom a file names. -1 when nobody is there. */
-static int connect_file(const tdm__meeting_file *file, double until_s, char *why, size_t why_bytes)
+static int connect_file(const tdm__meeting_file *file, double until_s,
+                        const tdm__patience *patience, char *why, size_t why_bytes)
 {
     char here[TDM_SHA256_HEX], name[64], port[8];
     host_hex(here, name);
@@ -212,7 +228,7 @@ static int connect_file(const tdm__meeting_file *file, double until_s, char *why
         const char *host = i < 0 ? "127.0.0.1" : file->address[i];
         struct addrinfo *list = NULL;
         if (look_up(host, port, &list, NULL) != TDM_OK) continue;
-        int fd = tdm__socket_connect(list->ai_addr, list->ai_addrlen, until_s);
+        int fd = tdm__socket_connect(list->ai_addr, list->ai_addrlen, until_s, patience);
         snprintf(why, why_bytes, "%s port %s: %s", host, port, strerror(errno));
         freeaddrinfo(list);
         if (fd >= 0) return fd;
@@ -229,7 +245,7 @@ static tdm_status look_at_old_file(const tdm__rendezvous *meeting, tdm_error *er
     if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
     if (status != TDM_OK) return status;
     char why[160];
-    int fd = connect_file(&old, tdm_clock_s() + 1, why, sizeof why);
+    int fd = connect_file(&old, tdm_clock_s() + 1, &meeting->patience, why, sizeof why);
     bool alive = fd >= 0 && tdm__socket_says_hello(fd, tdm_clock_s() + 1);
     if (fd >= 0) close(fd);
     if (alive)
@@ -294,7 +310,7 @@ static tdm_status connect_tcp(const tdm__rendezvous *meeting, double until_s, in
     TDM_TRY(look_up(meeting->host, meeting->port, &list, err));
     int fd = -1;
     for (const struct addrinfo *at = list; at && fd < 0; at = at->ai_next)
-        fd = tdm__socket_connect(at->ai_addr, at->ai_addrlen, until_s);
+        fd = tdm__socket_connect(at->ai_addr, at->ai_addrlen, until_s, &meeting->patience);
     int why = errno;
     freeaddrinfo(list);
     if (fd < 0)
@@ -309,7 +325,7 @@ static tdm_status connect_unix(const tdm__rendezvous *meeting, double until_s, i
 {
     struct sockaddr_un address;
     socklen_t bytes = tdm__socket_abstract(meeting->name, &address);
-    int fd = tdm__socket_connect((struct sockaddr *)&address, bytes, until_s);
+    int fd = tdm__socket_connect((struct sockaddr *)&address, bytes, until_s, &meeting->patience);
     if (fd < 0)
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "nobody listens at %s: %s", meeting->text,
                         strerror(errno));
@@ -333,7 +349,7 @@ tdm_status tdm__rendezvous_connect(tdm__rendezvous *meeting, double until_s, int
     tdm__meeting_file file;
     TDM_TRY(tdm__meeting_file_read(meeting->path, &file, &meeting->stamp, err));
     char why[160];
-    int fd = connect_file(&file, until_s, why, sizeof why);
+    int fd = connect_file(&file, until_s, &meeting->patience, why, sizeof why);
     if (fd < 0)
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
                         "%s names process %ld on %s, but nobody listens there (%s): perhaps it is "

@@ -76,13 +76,14 @@ static bool is_itself(int fd)
 }
 
 /* Waits until a connection that was begun is made. */
-static bool await_connection(int fd, double until_s)
+static bool await_connection(int fd, double until_s, const tdm__patience *patience)
 {
     for (;;) {
-        double left = until_s - tdm_clock_s();
+        double left = until_s - tdm_clock_s(), slice = tdm__patience_slice(patience, left);
         struct pollfd wait = {.fd = fd, .events = POLLOUT};
-        int ready = left > 0 ? poll(&wait, 1, (int)(left * 1000) + 1) : 0;
+        int ready = left > 0 ? poll(&wait, 1, (int)(slice * 1000) + 1) : 0;
         if (ready < 0 && errno == EINTR) continue;
+        if (ready == 0 && slice < left && !tdm__patience_over(patience)) continue;
         if (ready <= 0) {
             errno = ETIMEDOUT;
             return false;
@@ -95,13 +96,14 @@ static bool await_connection(int fd, double until_s)
     }
 }
 
-int tdm__socket_connect(const struct sockaddr *address, socklen_t bytes, double until_s)
+int tdm__socket_connect(const struct sockaddr *address, socklen_t bytes, double until_s,
+                        const tdm__patience *patience)
 {
     int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
     tune(fd, address->sa_family);
     bool ok = connect(fd, address, bytes) == 0;
-    if (!ok && errno == EINPROGRESS) ok = await_connection(fd, until_s);
+    if (!ok && errno == EINPROGRESS) ok = await_connection(fd, until_s, patience);
     if (ok && is_itself(fd)) {
         ok = false;
         errno = ECONNREFUSED;

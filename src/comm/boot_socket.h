@@ -5,6 +5,8 @@
 #ifndef TANDEM_COMM_BOOT_SOCKET_H
 #define TANDEM_COMM_BOOT_SOCKET_H
 
+#include "comm/patience.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/socket.h>
@@ -12,8 +14,10 @@
 
 /* A listening socket, or -1. */
 int tdm__socket_listen(const struct sockaddr *address, socklen_t bytes);
-/* A connected one, or -1 with errno when that fails or takes until `until_s`. */
-int tdm__socket_connect(const struct sockaddr *address, socklen_t bytes, double until_s);
+/* A connected one, or -1 with errno when that fails or takes until `until_s`, or the patience (NULL is
+ * fine) is over. */
+int tdm__socket_connect(const struct sockaddr *address, socklen_t bytes, double until_s,
+                        const tdm__patience *patience);
 /* The next one that knocks, or -1; `text` gets where it comes from. */
 int tdm__socket_accept(int listen_fd, char *text, size_t text_bytes);
 

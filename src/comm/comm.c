@@ -36,10 +36,12 @@ static bool allocate(tdm_comm *comm)
 {
     size_t size = (size_t)comm->size;
     comm->peer_states = calloc(size, sizeof *comm->peer_states);
+    comm->losses = calloc(size, sizeof *comm->losses);
     comm->flight_bytes = calloc(size, sizeof *comm->flight_bytes);
     comm->queued_counts = calloc(size, sizeof *comm->queued_counts);
     comm->matches = tdm__matches_create();
-    return comm->peer_states && comm->flight_bytes && comm->queued_counts && comm->matches;
+    return comm->peer_states && comm->losses && comm->flight_bytes && comm->queued_counts &&
+           comm->matches;
 }
 
 static uint64_t trace_clock(void *user)
@@ -125,14 +127,23 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
     comm->size = parts->control->size;
     comm->epoch = options->epoch;
     comm->choices = parts->choices;
-    tdm_status status = furnish(comm, parts, err);
+    comm->joining = parts->patience;
+    tdm_error error = {0};
+    tdm_status status = furnish(comm, parts, &error);
     if (status == TDM_OK) {
         tdm__control_events events = {
             .user = comm, .news = tdm__engine_news, .describe = tdm__engine_describe};
         tdm__control_listen(comm->control, &events);
-        status = tdm__group_window(comm->groups, err);
+        status = tdm__group_window(comm->groups, &error);
     }
+    comm->joining = (tdm__patience){0};
     if (status != TDM_OK) {
+        tdm__control_explain(comm->control, &error);
+        status = error.status;
+        /* The others need not wait for this rank. */
+        comm->control->ops->broken(comm->control, TDM__ALL_GROUPS, TDM_ERR_PEER_FAILED,
+                                   error.message);
+        if (err) *err = error;
         tdm_comm_close(comm);
         return status;
     }
@@ -204,6 +215,7 @@ void tdm_comm_close(tdm_comm *comm)
     tdm__early_free(comm);
     tdm__choices_release(&comm->choices);
     free(comm->peer_states);
+    free(comm->losses);
     free(comm->flight_bytes);
     free(comm->queued_counts);
     free(comm->host_of);
@@ -263,6 +275,17 @@ tdm_peer_state tdm_comm_peer_state(tdm_comm *comm, int rank)
     int state = comm->peer_states[rank];
     tdm__comm_unlock(comm);
     return state == TDM__PEER_LOSING ? TDM_PEER_LOST : (tdm_peer_state)state;
+}
+
+bool tdm_comm_peer_loss(tdm_comm *comm, int rank, tdm_peer_loss *out)
+{
+    if (rank < 0 || rank >= comm->size) return false;
+    tdm__comm_lock(comm);
+    bool lost = comm->peer_states[rank] == TDM_PEER_LOST ||
+                comm->peer_states[rank] == TDM__PEER_LOSING;
+    if (lost) *out = comm->losses[rank];
+    tdm__comm_unlock(comm);
+    return lost;
 }
 
 void tdm_comm_revoke(tdm_comm *comm, const char *why)

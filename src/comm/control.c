@@ -30,8 +30,11 @@ enum { BROKEN_MOST = 4096, BLOCK_ALIGN = 16 };
 #define STALL_S 1.0
 #define PATIENCE 4.0
 
+static const char closed_text[] = "its connection to this rank was closed: it exited or was killed";
+
 typedef struct letter {
-    tdm__news news; /* its text points behind it */
+    tdm__news news; /* its text and its loss point behind it */
+    tdm_peer_loss loss;
     struct letter *next;
     char text[];
 } letter;
@@ -64,6 +67,9 @@ typedef struct client {
     peer *peers;
     int first_gone; /* -1: nobody */
     char gone_text[300];
+    bool hopeless; /* a rank was lost, or has revoked the world: */
+    char hopeless_text[300];
+    char hub_does[TDM__WIRE_TEXT]; /* what rank 0 did last, as it said */
 
     tdm__control_events events;
     bool listening;
@@ -103,16 +109,19 @@ static void queue(client *c, const tdm__news *news)
 {
     if (news->kind == TDM__NEWS_BROKEN && c->broken_count >= BROKEN_MOST) return;
     size_t bytes = strlen(news->text) + 1;
-    letter *new = malloc(sizeof *new + bytes);
+    letter *new = calloc(1, sizeof *new + bytes);
     if (!new) {
         tdm_log(TDM_LOG_ERROR, "comm", "no memory for the news about rank %d: %s", news->rank,
                 news->text);
         return;
     }
     new->news = *news;
-    new->next = NULL;
     memcpy(new->text, news->text, bytes);
     new->news.text = new->text;
+    if (news->loss) {
+        new->loss = *news->loss;
+        new->news.loss = &new->loss;
+    }
     if (c->last) {
         c->last->next = new;
     } else {
@@ -123,7 +132,17 @@ static void queue(client *c, const tdm__news *news)
     pthread_cond_broadcast(&c->changed);
 }
 
-static void gone(client *c, int rank, tdm__news_kind kind, const char *text)
+static void lose_hope(client *c, const char *text)
+{
+    if (c->hopeless) return;
+    c->hopeless = true;
+    snprintf(c->hopeless_text, sizeof c->hopeless_text, "%.290s", text);
+    pthread_cond_broadcast(&c->changed);
+}
+
+/* `loss`: of one that is lost. */
+static void gone(client *c, int rank, tdm__news_kind kind, const char *text,
+                 const tdm_peer_loss *loss)
 {
     if (c->peers[rank].gone) return;
     c->peers[rank].gone = kind;
@@ -133,20 +152,26 @@ static void gone(client *c, int rank, tdm__news_kind kind, const char *text)
             c->gone_text, sizeof c->gone_text, "rank %d (%s, process %llu) %s%.150s", rank,
             c->peers[rank].entry.name, (unsigned long long)c->peers[rank].entry.pid,
             kind == TDM__NEWS_LEFT ? "has left" : "is lost: ", kind == TDM__NEWS_LEFT ? "" : text);
+        if (kind == TDM__NEWS_LOST) lose_hope(c, c->gone_text);
     }
     tdm__news news = {.kind = kind,
                       .rank = rank,
                       .group = TDM__ALL_GROUPS,
                       .status = kind == TDM__NEWS_LEFT ? TDM_ERR_PEER_LEFT : TDM_ERR_PEER_FAILED,
-                      .text = text};
+                      .text = text,
+                      .loss = loss};
     queue(c, &news);
 }
 
-static void cut_off(client *c, const char *how)
+static void cut_off(client *c, tdm_peer_sign sign, const char *how)
 {
     if (c->cut) return;
     c->cut = true;
-    if (!c->heard_bye && !c->said_bye && c->control.rank != 0) gone(c, 0, TDM__NEWS_LOST, how);
+    if (!c->heard_bye && !c->said_bye && c->control.rank != 0) {
+        tdm_peer_loss loss = {.sign = sign, .heard_s = tdm_clock_s() - c->heard_s};
+        snprintf(loss.what, sizeof loss.what, "%.150s", c->hub_does);
+        gone(c, 0, TDM__NEWS_LOST, how, &loss);
+    }
     pthread_cond_broadcast(&c->changed);
 }
 
@@ -188,7 +213,12 @@ static void take_news(client *c, const tdm__frame *frame)
     if (frame->rank >= (uint32_t)c->control.size || frame->rank == (uint32_t)c->control.rank)
         return;
     if (frame->kind == TDM__NEWS_LOST || frame->kind == TDM__NEWS_LEFT) {
-        gone(c, (int)frame->rank, (tdm__news_kind)frame->kind, frame->text);
+        tdm_peer_loss loss = {.sign = frame->id <= TDM_SIGN_TOLD ? (tdm_peer_sign)frame->id
+                                                                 : TDM_SIGN_TOLD,
+                              .heard_s = frame->number * 1e-3};
+        memcpy(loss.what, frame->what, sizeof loss.what);
+        gone(c, (int)frame->rank, (tdm__news_kind)frame->kind, frame->text,
+             frame->kind == TDM__NEWS_LOST ? &loss : NULL);
     } else if (frame->kind == TDM__NEWS_BROKEN) {
         bool peers = tdm_status_group_of((tdm_status)frame->status) == TDM_STATUS_GROUP_PEER;
         tdm__news news = {.kind = TDM__NEWS_BROKEN,
@@ -196,6 +226,7 @@ static void take_news(client *c, const tdm__frame *frame)
                           .group = frame->group,
                           .status = peers ? (tdm_status)frame->status : TDM_ERR_PEER_FAILED,
                           .text = frame->text};
+        if (frame->group == TDM__ALL_GROUPS) lose_hope(c, frame->text);
         queue(c, &news);
     }
 }
@@ -212,7 +243,8 @@ static void take_frame(client *c, const tdm__frame *frame)
         pthread_cond_broadcast(&c->changed);
         break;
     case TDM__FRAME_BYE: c->heard_bye = true; break;
-    default: break; /* a ping */
+    case TDM__FRAME_PING: memcpy(c->hub_does, frame->text, sizeof c->hub_does); break;
+    default: break;
     }
 }
 
@@ -228,11 +260,11 @@ static void read_all(client *c, double now_s)
     tdm__frame frame;
     int got = 0;
     while ((got = tdm__channel_next(&c->channel, &frame)) > 0) take_frame(c, &frame);
-    if (got < 0) cut_off(c, "it sent something that makes no sense");
+    if (got < 0) cut_off(c, TDM_SIGN_CLOSED, "it sent something that makes no sense");
     if (state == TDM__CHANNEL_ERROR && why != ECONNRESET && why != EPIPE)
-        cut_off(c, strerror(why));
+        cut_off(c, TDM_SIGN_CLOSED, strerror(why));
     else if (state != TDM__CHANNEL_OK)
-        cut_off(c, "its connection to this rank was closed: it exited or was killed");
+        cut_off(c, TDM_SIGN_CLOSED, closed_text);
 }
 
 /* ---- the reader ----------------------------------------------------------------------------------------- */
@@ -255,7 +287,7 @@ static void listen_for_silence(client *c, double now_s)
     if (c->control.rank == 0 || now_s - c->heard_s <= most_s) return;
     char text[80];
     snprintf(text, sizeof text, "it was not heard of for %.1f s", now_s - c->heard_s);
-    cut_off(c, text);
+    cut_off(c, TDM_SIGN_SILENCE, text);
 }
 
 /* Sleeps without the lock, until something can be read or written, somebody wakes it, or `until_s`. */
@@ -297,13 +329,13 @@ static void *read_on(void *user)
         }
         if (!c->cut && tdm__channel_flush(&c->channel) != TDM__CHANNEL_OK) {
             read_all(c, now_s); /* its last words */
-            cut_off(c, "its connection to this rank was closed: it exited or was killed");
+            cut_off(c, TDM_SIGN_CLOSED, closed_text);
         }
         if (c->cut) break;
         if (c->said_bye && !tdm__channel_has_output(&c->channel)) shutdown(c->channel.fd, SHUT_WR);
         sleep_until(c, end_s ? end_s : next_s);
     }
-    cut_off(c, "its connection to this rank was given up");
+    cut_off(c, TDM_SIGN_CLOSED, "its connection to this rank was given up");
     pthread_mutex_unlock(&c->lock);
     return NULL;
 }
@@ -415,9 +447,9 @@ static tdm_status exchange_failed(client *c, uint32_t number, tdm_error *err)
                         c->peers[c->first_gone].gone == TDM__NEWS_LEFT ? TDM_ERR_PEER_LEFT
                                                                        : TDM_ERR_PEER_FAILED,
                         "the ranks cannot exchange anything any more: %s", c->gone_text);
-    if (c->cut)
-        return tdm_fail(err, TDM_ERR_PEER_FAILED,
-                        "the ranks cannot exchange anything any more: rank 0 is gone");
+    if (c->cut || c->hopeless)
+        return tdm_fail(err, TDM_ERR_PEER_FAILED, "the ranks cannot exchange anything any more: %s",
+                        c->hopeless ? c->hopeless_text : "rank 0 is gone");
     if (c->exchange_late)
         return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
                         "the ranks cannot exchange anything any more: an earlier exchange did not "
@@ -433,18 +465,37 @@ static tdm_status exchange_failed(client *c, uint32_t number, tdm_error *err)
                     c->facts.deadline_s, who);
 }
 
+/* Waits until it is over, one way or another. False: this rank is to give up. */
+static bool await_exchange(client *c, double until_s)
+{
+    const tdm__patience *patience = &c->control.patience;
+    double now_s = tdm_clock_s();
+    while (!c->exchanged && !c->cut && c->first_gone < 0 && !c->hopeless && now_s < until_s) {
+        await_change(c, now_s + tdm__patience_slice(patience, until_s - now_s));
+        pthread_mutex_unlock(&c->lock);
+        bool over = tdm__patience_over(patience);
+        pthread_mutex_lock(&c->lock);
+        if (over && !c->exchanged) return false;
+        now_s = tdm_clock_s();
+    }
+    return true;
+}
+
 static tdm_status exchange_locked(client *c, const tdm__frame *frame, uint8_t ***out_all,
                                   size_t **out_bytes, tdm_error *err)
 {
-    if (c->cut || c->first_gone >= 0 || c->exchange_late)
+    if (c->cut || c->first_gone >= 0 || c->hopeless || c->exchange_late)
         return exchange_failed(c, frame->number, err);
     if (!tdm__channel_put_frame(&c->channel, frame))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to exchange %zu bytes",
                         frame->byte_count);
     wake(c);
-    double until_s = tdm_clock_s() + c->facts.deadline_s;
-    while (!c->exchanged && !c->cut && c->first_gone < 0 && tdm_clock_s() < until_s)
-        await_change(c, until_s);
+    if (!await_exchange(c, tdm_clock_s() + c->facts.deadline_s)) {
+        c->exchange_late = true;
+        return tdm_fail(err, TDM_ERR_PEER_FAILED,
+                        "rank %d no longer waits for the others: its epoch, %u, is over",
+                        c->control.rank, c->facts.epoch);
+    }
     if (!c->exchanged) return exchange_failed(c, frame->number, err);
     c->exchange_number++;
     if (!c->blocks)
@@ -524,6 +575,16 @@ static void report(tdm__control *control, const int *ranks, int count, char *out
     tdm_str_release(&names);
 }
 
+static bool hopeless(tdm__control *control, tdm_error *why)
+{
+    client *c = (client *)control;
+    pthread_mutex_lock(&c->lock);
+    bool is = c->hopeless;
+    if (is) tdm_fail(why, TDM_ERR_PEER_FAILED, "%s", c->hopeless_text);
+    pthread_mutex_unlock(&c->lock);
+    return is;
+}
+
 static void release(client *c)
 {
     while (c->first) {
@@ -567,6 +628,7 @@ static const tdm__control_ops ops = {
     .exchange = exchange,
     .broken = broken,
     .report = report,
+    .hopeless = hopeless,
     .close = close_control,
 };
 
@@ -598,7 +660,8 @@ static tdm_status prepare(client *c, const tdm__control_parts *parts, tdm_error 
                                 .rank = parts->facts->rank,
                                 .size = size,
                                 .world = parts->joined->world,
-                                .host_of = c->host_of};
+                                .host_of = c->host_of,
+                                .patience = parts->facts->patience};
     c->heard_s = tdm_clock_s();
     c->first_gone = -1;
     return TDM_OK;

@@ -12,6 +12,8 @@
 #ifndef TANDEM_COMM_CONTROL_H
 #define TANDEM_COMM_CONTROL_H
 
+#include "comm/patience.h"
+
 #include <tandem/comm.h>
 
 typedef struct tdm__control tdm__control;
@@ -31,6 +33,7 @@ typedef struct tdm__news {
     uint32_t group;
     tdm_status status;
     const char *text;
+    const tdm_peer_loss *loss; /* LOST: how it was noticed; NULL: not known */
 } tdm__news;
 
 typedef struct tdm__control_events {
@@ -57,6 +60,9 @@ typedef struct tdm__control_ops {
      * most 3 s for that of one that beats. Where there is no hub any more, all news that came before
      * its end has been told when this returns. */
     void (*report)(tdm__control *control, const int *ranks, int count, char *out, size_t bytes);
+    /* Whether this world cannot come to anything any more: a rank has died, or has revoked it. For waits
+     * while it is opened; cheap. NULL in the simulator. */
+    bool (*hopeless)(tdm__control *control, tdm_error *why);
     /* Says good-bye and frees it. */
     void (*close)(tdm__control *control);
 } tdm__control_ops;
@@ -64,7 +70,8 @@ typedef struct tdm__control_ops {
 struct tdm__control {
     const tdm__control_ops *ops;
     int rank, size;
-    uint32_t world; /* the number drawn for this world by rank 0 */
+    uint32_t world;         /* the number drawn for this world by rank 0 */
+    tdm__patience patience; /* of exchanges while the world is opened; set back when it is */
     const int
         *host_of; /* by rank; hosts are numbered by their lowest rank. NULL: the simulator's */
 };
@@ -77,6 +84,15 @@ tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options 
 
 /* Joins by options and environment (boot.c). The events begin only after tdm__control_listen. */
 tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out, tdm_error *err);
+/* Who has died, where that is known, says more than who did not answer: of an error while the world is
+ * opened. */
+static inline void tdm__control_explain(tdm__control *control, tdm_error *error)
+{
+    tdm_error why;
+    if (tdm_status_group_of(error->status) == TDM_STATUS_GROUP_PEER && control->ops->hopeless &&
+        control->ops->hopeless(control, &why))
+        *error = why;
+}
 static inline void tdm__control_listen(tdm__control *control, const tdm__control_events *events)
 {
     control->ops->listen(control, events);

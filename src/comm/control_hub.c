@@ -61,7 +61,7 @@ static void hang_up(tdm__hub *hub, tdm__caller *caller, const char *how)
 {
     if (caller->over) return;
     if (caller->state == TDM__CALLER_MEMBER) {
-        tdm__hub_lost(hub, caller->rank, "%s", how);
+        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED, "%s", how);
     } else {
         tdm__hub_drop(hub, caller);
     }
@@ -123,9 +123,10 @@ static void hear_frames(tdm__hub *hub, tdm__caller *caller)
 static void hear(tdm__hub *hub, tdm__caller *caller)
 {
     double now_s = tdm_clock_s();
+    size_t before = caller->channel.in_count;
     tdm__channel_state state = tdm__channel_read(&caller->channel);
     int why = errno;
-    if (caller->state == TDM__CALLER_MEMBER) {
+    if (caller->state == TDM__CALLER_MEMBER && caller->channel.in_count > before) {
         tdm__member *member = &hub->members[caller->rank];
         if (now_s - member->heard_s > member->longest_s)
             member->longest_s = now_s - member->heard_s;
@@ -218,6 +219,8 @@ static void beat(tdm__hub *hub)
         size_t length = missing.length < sizeof frame.text ? missing.length : sizeof frame.text - 1;
         memcpy(frame.text, tdm_str_text(&missing), length);
         tdm_str_release(&missing);
+    } else {
+        memcpy(frame.text, hub->members[0].text, sizeof frame.text);
     }
     tdm__blob *blob = tdm__blob_frame(&frame);
     for (int i = 0; blob && i < hub->facts.size; i++) {

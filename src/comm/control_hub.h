@@ -110,7 +110,8 @@ void tdm__hub_start(tdm__hub *hub);
 /* control_hub_members.c */
 void tdm__hub_member(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame);
 /* A member is dead: tells all others. */
-void tdm__hub_lost(tdm__hub *hub, int rank, const char *fmt, ...) TDM_PRINTF(3, 4);
+void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt, ...)
+    TDM_PRINTF(4, 5);
 /* Looks for members that have been silent for too long. */
 void tdm__hub_listen_for_silence(tdm__hub *hub, double now_s);
 

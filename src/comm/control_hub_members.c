@@ -32,7 +32,14 @@ static void tell_others(tdm__hub *hub, const tdm__frame *frame)
     tdm__blob_release(blob);
 }
 
-void tdm__hub_lost(tdm__hub *hub, int rank, const char *fmt, ...)
+/* Since it was heard of last. */
+static uint32_t silence_ms(const tdm__member *member)
+{
+    double silence_s = tdm_clock_s() - member->heard_s;
+    return silence_s > 0 && silence_s < 1e6 ? (uint32_t)(silence_s * 1e3) : 0;
+}
+
+void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt, ...)
 {
     tdm__member *member = &hub->members[rank];
     if (member->state != TDM__MEMBER_HERE) return;
@@ -53,8 +60,11 @@ void tdm__hub_lost(tdm__hub *hub, int rank, const char *fmt, ...)
     tdm__frame news = {.type = TDM__FRAME_NEWS,
                        .kind = TDM__NEWS_LOST,
                        .rank = (uint32_t)rank,
-                       .status = TDM_ERR_PEER_FAILED};
+                       .status = TDM_ERR_PEER_FAILED,
+                       .id = sign,
+                       .number = silence_ms(member)};
     snprintf(news.text, sizeof news.text, "%s", member->end);
+    snprintf(news.what, sizeof news.what, "%.*s", (int)sizeof news.what - 1, member->text);
     tell_others(hub, &news);
 }
 
@@ -88,7 +98,8 @@ void tdm__hub_listen_for_silence(tdm__hub *hub, double now_s)
         if (most_s > 10 * least_s) most_s = 10 * least_s;
         if (most_s < least_s) most_s = least_s;
         if (now_s - member->heard_s > most_s)
-            tdm__hub_lost(hub, i, "it was not heard of for %.1f s", now_s - member->heard_s);
+            tdm__hub_lost(hub, i, TDM_SIGN_SILENCE, "it was not heard of for %.1f s",
+                          now_s - member->heard_s);
     }
 }
 
@@ -130,12 +141,13 @@ static void add_block(tdm__hub *hub, tdm__caller *caller, const tdm__frame *fram
 {
     tdm__member *member = &hub->members[caller->rank];
     if (frame->number != hub->exchange_number || member->has_block || !hub->started) {
-        tdm__hub_lost(hub, caller->rank, "it sent rank 0 an exchange out of turn");
+        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED, "it sent rank 0 an exchange out of turn");
         return;
     }
     member->block = malloc(frame->byte_count > 0 ? frame->byte_count : 1);
     if (!member->block) {
-        tdm__hub_lost(hub, caller->rank, "rank 0 has no memory for what it exchanges");
+        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED,
+                      "rank 0 has no memory for what it exchanges");
         return;
     }
     if (frame->byte_count > 0) memcpy(member->block, frame->bytes, frame->byte_count);
@@ -253,7 +265,8 @@ static void lacking(const tdm__hub *hub, const tdm__frame *ask, tdm_str *out)
 static void answer(tdm__hub *hub, tdm__caller *caller, const tdm__frame *ask)
 {
     if (ask->byte_count != 4 * (uint64_t)ask->count) {
-        tdm__hub_lost(hub, caller->rank, "it asked rank 0 something that makes no sense");
+        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED,
+                      "it asked rank 0 something that makes no sense");
         return;
     }
     tdm_str text = TDM_STR_INIT;
@@ -283,6 +296,8 @@ void tdm__hub_member(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame
         news.rank = (uint32_t)caller->rank;
         if (hub->started) tell_others(hub, &news);
         break;
-    default: tdm__hub_lost(hub, caller->rank, "it sent rank 0 something that makes no sense");
+    default:
+        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED,
+                      "it sent rank 0 something that makes no sense");
     }
 }

@@ -33,15 +33,18 @@ static const field fields[] = {
     {'n', FIELD_BYTES, MEMBER(nonce)},    {'h', FIELD_BYTES, MEMBER(host)},
     {'m', FIELD_BYTES, MEMBER(mac)},      {'V', FIELD_TEXT, MEMBER(version)},
     {'H', FIELD_TEXT, MEMBER(host_name)}, {'J', FIELD_TEXT, MEMBER(job)},
-    {'T', FIELD_TEXT, MEMBER(text)},      {'*', FIELD_REST, MEMBER(bytes)},
+    {'T', FIELD_TEXT, MEMBER(text)},      {'W', FIELD_TEXT, MEMBER(what)},
+    {'*', FIELD_REST, MEMBER(bytes)},
 };
 
 /* The protocol's number comes first in HELLO and JOIN, in this and every later version. */
 static const char *const layouts[TDM__FRAME_TYPES] = {
-    [TDM__FRAME_HELLO] = "pn",   [TDM__FRAME_JOIN] = "przePhnVHJm", [TDM__FRAME_WELCOME] = "wm",
-    [TDM__FRAME_REFUSED] = "sT", [TDM__FRAME_START] = "c*",         [TDM__FRAME_PING] = "T",
-    [TDM__FRAME_BEAT] = "T",     [TDM__FRAME_EXCHANGE] = "u*",      [TDM__FRAME_GATHERED] = "uc*",
-    [TDM__FRAME_NEWS] = "krgsT", [TDM__FRAME_ASK] = "ikuc*",        [TDM__FRAME_ANSWER] = "iT",
+    [TDM__FRAME_HELLO] = "pn",     [TDM__FRAME_JOIN] = "przePhnVHJm",
+    [TDM__FRAME_WELCOME] = "wm",   [TDM__FRAME_REFUSED] = "sT",
+    [TDM__FRAME_START] = "c*",     [TDM__FRAME_PING] = "T",
+    [TDM__FRAME_BEAT] = "T",       [TDM__FRAME_EXCHANGE] = "u*",
+    [TDM__FRAME_GATHERED] = "uc*", [TDM__FRAME_NEWS] = "krgsiuTW",
+    [TDM__FRAME_ASK] = "ikuc*",    [TDM__FRAME_ANSWER] = "iT",
     [TDM__FRAME_BYE] = "",
 };
 

@@ -16,10 +16,11 @@
 #define TDM__WIRE_MAGIC 0x436d6454u /* "TdmC" */
 
 enum {
-    TDM__WIRE_PROTOCOL = 1,
+    TDM__WIRE_PROTOCOL = 2,
     TDM__WIRE_HEAD = 12,
     TDM__WIRE_NONCE = 32,
     TDM__WIRE_TEXT = 1000,
+    TDM__WIRE_WHAT = 160,
     TDM__WIRE_JOIN_MOST = 4096,          /* body of a frame while a connection is a stranger's */
     TDM__WIRE_BLOCK_MOST = 64 << 20,     /* one rank's bytes in an exchange */
     TDM__WIRE_GATHERED_MOST = 1024 << 20 /* everybody's */
@@ -31,14 +32,15 @@ typedef enum tdm__frame_type {
     TDM__FRAME_WELCOME,   /* hub: my answer, and the world's number */
     TDM__FRAME_REFUSED,   /* hub: no, because */
     TDM__FRAME_START,     /* hub: all have come; who they are (entries in `bytes`) */
-    TDM__FRAME_PING,      /* hub: I am here; while ranks are missing, which */
+    TDM__FRAME_PING,      /* hub: I am here; which ranks are missing, later what rank 0 did last */
     TDM__FRAME_BEAT,      /* rank: I am here, and what I did last */
     TDM__FRAME_EXCHANGE,  /* rank: my bytes for exchange `number` */
     TDM__FRAME_GATHERED,  /* hub: everybody's: `count` sizes (u64), then the blocks */
-    TDM__FRAME_NEWS,      /* hub: of `rank`; rank: I broke `group` */
-    TDM__FRAME_ASK,       /* rank: about `count` ranks (u32 each), or who lacks in `number` */
-    TDM__FRAME_ANSWER,    /* hub: to the question `id` */
-    TDM__FRAME_BYE,       /* rank: I leave; hub: I end */
+    TDM__FRAME_NEWS,   /* hub: of `rank`, and how a loss was noticed (a tdm_peer_sign in `id`, ms of
+                             silence in `number`, `what` it did last); rank: I broke `group` */
+    TDM__FRAME_ASK,    /* rank: about `count` ranks (u32 each), or who lacks in `number` */
+    TDM__FRAME_ANSWER, /* hub: to the question `id` */
+    TDM__FRAME_BYE,    /* rank: I leave; hub: I end */
     TDM__FRAME_TYPES
 } tdm__frame_type;
 
@@ -53,7 +55,7 @@ typedef struct tdm__frame {
     uint8_t nonce[TDM__WIRE_NONCE];
     uint8_t host[TDM_SHA256_BYTES]; /* identity of the machine */
     uint8_t mac[TDM_SHA256_BYTES];
-    char version[32], host_name[64], job[512], text[TDM__WIRE_TEXT];
+    char version[32], host_name[64], job[512], text[TDM__WIRE_TEXT], what[TDM__WIRE_WHAT];
     const uint8_t *bytes; /* the rest of the body; borrowed from it */
     size_t byte_count;
 } tdm__frame;

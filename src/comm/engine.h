@@ -342,6 +342,7 @@ struct tdm_group {
     size_t pair_count, pair_capacity;    /* a table of hashes: capacity is a power of two */
     tdm__head history[TDM__HISTORY];     /* of sequence s at s modulo this; magic 0: none yet */
     tdm_error broken;                    /* status TDM_OK: it is whole */
+    atomic_bool is_broken;               /* the same, for a look without the lock */
     tdm_group *next;                     /* of the comm's list */
 };
 
@@ -393,12 +394,14 @@ struct tdm_comm {
     bool polled;             /* somebody sleeps in the transport, */
     tdm_request *polled_for; /* and is to be woken when this request ends; NULL: no matter which */
     bool closing;
+    tdm__patience joining; /* of what waits while the world is opened */
     bool has_thread;
     pthread_t thread; /* the progress thread */
     tdm_group *groups, *world;
     tdm_request *pending;
     tdm_request *ended;       /* and not yet waited for */
     uint8_t *peer_states;     /* by rank: a tdm_peer_state */
+    tdm_peer_loss *losses;    /* by rank: of those that are lost */
     size_t *flight_bytes;     /* by rank: handed to the transport, to be sent */
     int *queued_counts;       /* by rank: sends that wait for their turn, */
     int queued_total;         /* and of all ranks together */
@@ -469,7 +472,7 @@ const char *tdm__head_text(const tdm__head *head, char *out, size_t bytes);
 /* "all_reduce #17 of world": which call it is. */
 const char *tdm__call_name(const tdm_group *group, const tdm__head *head, char *out, size_t bytes);
 /* A peer is dead: forgets it and breaks its groups. */
-void tdm__peer_lost(tdm_comm *comm, int peer, bool tell, const char *how);
+void tdm__peer_lost(tdm_comm *comm, int peer, bool tell, tdm_peer_loss loss, const char *how);
 void tdm__engine_losses(tdm_comm *comm); /* those that the transport has reported */
 /* Keeps in mind that a group which is not here is broken: others may have made it, and given up before
  * this rank comes to it; or it was broken, and has gone. What is sent for it will not be taken. */
@@ -530,10 +533,11 @@ typedef struct tdm__comm_parts {
                        tdm_error *err);
     void *context; /* of make */
     tdm__host *host;
-    tdm__choices choices; /* rank 0's; taken */
-    int *host_of;         /* by rank; taken, from malloc */
-    bool shares_memory;   /* as in tdm_comm */
-    bool no_threads;      /* there is one thread only: no progress thread, no control thread */
+    tdm__choices choices;   /* rank 0's; taken */
+    int *host_of;           /* by rank; taken, from malloc */
+    bool shares_memory;     /* as in tdm_comm */
+    bool no_threads;        /* there is one thread only: no progress thread, no control thread */
+    tdm__patience patience; /* until it is assembled */
 } tdm__comm_parts;
 tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_parts *parts,
                               tdm_comm **out, tdm_error *err);

@@ -288,12 +288,13 @@ static void read_line(const char *path, char *out, size_t bytes)
 }
 
 /* Memory is shared by processes of one kernel, one user, and one network namespace (in which abstract
- * sockets have their names). TANDEM_HOST stands in for all of that, for tests. */
-tdm_status tdm__host_identity(uint8_t out[TDM_SHA256_BYTES], char name[64], tdm_error *err)
+ * sockets have their names). Who sets `given` or TANDEM_HOST says that it is so. */
+tdm_status tdm__host_identity(const char *given, uint8_t out[TDM_SHA256_BYTES], char name[64],
+                              tdm_error *err)
 {
     char boot[64] = "";
     struct stat net = {0};
-    const char *given = variable("TANDEM_HOST");
+    if (!given || !*given) given = variable("TANDEM_HOST");
     snprintf(name, 64, "%s", given ? given : "");
     if (!given) {
         read_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);

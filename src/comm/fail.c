@@ -116,6 +116,7 @@ void tdm__group_break(tdm_group *group, bool tell, tdm_status status, const char
     va_start(args, fmt);
     tdm_vfail(&group->broken, status, fmt, args);
     va_end(args);
+    atomic_store_explicit(&group->is_broken, true, memory_order_release);
     tdm__record(comm->recorder, (tdm_trace_event){.kind = TDM_TRACE_BROKEN,
                                                   .peer = -1,
                                                   .group = group->id,
@@ -165,10 +166,20 @@ static bool is_member(const tdm_group *group, int world_rank)
     return false;
 }
 
-void tdm__peer_lost(tdm_comm *comm, int peer, bool tell, const char *how)
+/* What is heard of a loss later may say more of what was before it; how it was noticed stays. */
+static void note_loss(tdm_peer_loss *loss, const tdm_peer_loss *heard)
 {
-    if (comm->peer_states[peer] == TDM_PEER_LOST || peer == comm->rank) return;
+    tdm_peer_sign sign = loss->sign;
+    if (sign == TDM_SIGN_NONE || *heard->what) *loss = *heard;
+    if (sign != TDM_SIGN_NONE) loss->sign = sign;
+}
+
+void tdm__peer_lost(tdm_comm *comm, int peer, bool tell, tdm_peer_loss loss, const char *how)
+{
+    if (peer == comm->rank) return;
     bool had_left = comm->peer_states[peer] == TDM_PEER_LEFT;
+    if (!had_left) note_loss(&comm->losses[peer], &loss);
+    if (comm->peer_states[peer] == TDM_PEER_LOST) return;
     if (!had_left) {
         comm->peer_states[peer] = TDM_PEER_LOST;
         tdm__record(comm->recorder, (tdm_trace_event){.kind = TDM_TRACE_LOST, .peer = peer});
@@ -186,7 +197,8 @@ void tdm__engine_losses(tdm_comm *comm)
     for (int i = 0; i < comm->size; i++)
         if (comm->peer_states[i] == TDM__PEER_LOSING) {
             comm->peer_states[i] = TDM_PEER_WELL;
-            tdm__peer_lost(comm, i, true, comm->loss_text);
+            tdm_peer_loss loss = {.sign = TDM_SIGN_TRANSPORT};
+            tdm__peer_lost(comm, i, true, loss, comm->loss_text);
         }
 }
 
@@ -253,7 +265,8 @@ void tdm__engine_news(void *user, const tdm__news *news)
     tdm_comm *comm = user;
     tdm__comm_lock(comm);
     if (news->kind == TDM__NEWS_LOST) {
-        tdm__peer_lost(comm, news->rank, false, news->text);
+        tdm_peer_loss loss = {.sign = TDM_SIGN_TOLD};
+        tdm__peer_lost(comm, news->rank, false, news->loss ? *news->loss : loss, news->text);
     } else if (news->kind == TDM__NEWS_LEFT) {
         peer_left(comm, news->rank);
     } else {
@@ -282,7 +295,8 @@ static void give_up(tdm_request *request)
             return;
         }
         /* Who closes its comm gives up on the others' account: they have not failed. */
-        tdm__peer_lost(comm, peer, !comm->closing,
+        tdm_peer_loss loss = {.sign = TDM_SIGN_SILENCE};
+        tdm__peer_lost(comm, peer, !comm->closing, loss,
                        "it did not answer while a call that had failed was cleared");
     }
 }
@@ -358,10 +372,24 @@ static bool misses_the_left(tdm_request *request, double now)
     return false;
 }
 
+/* Whoever opens the world is to give up: what it waits for will not come. */
+static void stop_joining(tdm_comm *comm)
+{
+    tdm_error why = {0};
+    comm->joining.is_over = NULL;
+    if (!comm->control->ops->hopeless || !comm->control->ops->hopeless(comm->control, &why))
+        tdm_fail(&why, TDM_ERR_PEER_FAILED,
+                 "rank %d no longer waits for the others: its epoch, %u, is over", comm->rank,
+                 comm->epoch);
+    for (tdm_group *g = comm->groups; g; g = g->next)
+        tdm__group_break(g, false, why.status, "%s", why.message);
+}
+
 double tdm__engine_timers(tdm_comm *comm)
 {
+    if (tdm__patience_over(&comm->joining)) stop_joining(comm);
     double now = tdm__comm_now(comm);
-    double next = now + 3600;
+    double next = now + tdm__patience_slice(&comm->joining, 3600);
     for (tdm_request *r = comm->pending; r; r = r->next) {
         if (r->ending) {
             if (r->outstanding > 0 && now >= r->ending_s + GRACE_S) give_up(r);

@@ -238,6 +238,7 @@ static void add_group(tdm_comm *comm, tdm_group *group)
     group->next = comm->groups;
     comm->groups = group;
     group->broken = comm->revoked;
+    if (comm->revoked.status != TDM_OK) atomic_store(&group->is_broken, true);
     for (int i = 0; i < group->size; i++)
         if (comm->peer_states[group->ranks[i]] == TDM_PEER_LOST)
             tdm__group_break(group, false, TDM_ERR_PEER_FAILED,
@@ -317,6 +318,7 @@ int tdm_group_world_rank(const tdm_group *group, int rank)
 
 tdm_status tdm_group_check(const tdm_group *group, tdm_error *err)
 {
+    if (!atomic_load_explicit(&group->is_broken, memory_order_acquire)) return TDM_OK;
     tdm_comm *comm = group->comm;
     tdm__comm_lock(comm);
     tdm_error broken = group->broken;

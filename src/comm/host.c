@@ -235,6 +235,7 @@ tdm_status tdm__host_create(const tdm__host_options *options, tdm__host **out, u
                         .ranks = ranks,
                         .world = options->world,
                         .with_fds = options->with_fds,
+                        .patience = options->patience,
                         .memory_fd = -1,
                         .listen_fd = -1,
                         .bell_fd = -1,
@@ -265,6 +266,7 @@ tdm_status tdm__host_connect(tdm__host *host, const uint8_t *const *addresses,
         TDM_TRY(tdm__host_ask(host, addresses[0], address_bytes[0], err));
     }
     host->spins = spins_of(host);
+    host->patience = (tdm__patience){0};
     return TDM_OK;
 }
 

@@ -19,6 +19,8 @@
 #ifndef TANDEM_COMM_HOST_H
 #define TANDEM_COMM_HOST_H
 
+#include "comm/patience.h"
+
 #include <tandem/comm.h>
 
 typedef struct tdm__host tdm__host;
@@ -28,7 +30,8 @@ typedef struct tdm__host_options {
     const int *ranks; /* of this host, ascending; includes rank */
     int count;
     uint32_t world;
-    bool with_fds; /* waits must also end by file descriptors */
+    bool with_fds;          /* waits must also end by file descriptors */
+    tdm__patience patience; /* of tdm__host_connect */
 } tdm__host_options;
 
 /* Two halves, like a transport: the first makes the segment (lowest rank) or a socket, the second,

@@ -64,6 +64,7 @@ struct tdm__host {
     int *ranks;
     uint32_t world;
     bool with_fds;
+    tdm__patience patience;                     /* while the memory is handed out */
     int memory_fd, listen_fd, bell_fd, ring_fd; /* -1: none */
     char listen_name[TDM__HOST_NAME_MOST];
     uint32_t spins;

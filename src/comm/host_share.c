@@ -146,6 +146,7 @@ typedef struct party {
     struct pollfd *polls;
     int capacity, ready_count;
     int failed_place; /* -1: none */
+    bool given_up;    /* the patience was over */
     bool *seen;       /* by place */
 } party;
 
@@ -224,7 +225,7 @@ static void serve_once(party *p, double until_s)
     }
     int listen_fd = guests < p->capacity ? p->host->listen_fd : -1;
     p->polls[0] = (struct pollfd){.fd = listen_fd, .events = POLLIN};
-    double left_s = until_s - tdm_clock_s();
+    double left_s = tdm__patience_slice(&p->host->patience, until_s - tdm_clock_s());
     int left_ms = left_s <= 0 ? 0 : left_s > 0.1 ? 100 : (int)(left_s * 1000) + 1;
     if (poll(p->polls, (nfds_t)p->capacity + 1, left_ms) <= 0) return;
     for (int i = 0; i < p->capacity; i++)
@@ -232,8 +233,16 @@ static void serve_once(party *p, double until_s)
     if (p->polls[0].revents) accept_guest(p);
 }
 
+static tdm_status given_up(const tdm__host *host, tdm_error *err)
+{
+    return tdm_fail(err, TDM_ERR_PEER_FAILED,
+                    "rank %d no longer waits for its neighbours on this host",
+                    host->ranks[host->index]);
+}
+
 static tdm_status say_who_is_missing(const party *p, tdm_error *err)
 {
+    if (p->given_up) return given_up(p->host, err);
     if (p->failed_place >= 0)
         return tdm_fail(err, TDM_ERR_PEER_FAILED,
                         "rank %d could not map this host's shared memory, or ended while it did",
@@ -267,8 +276,11 @@ tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err)
     }
     for (int i = 0; i < capacity; i++) p.guests[i].fd = -1;
     double until_s = tdm_clock_s() + JOIN_S;
-    while (p.ready_count < host->count - 1 && p.failed_place < 0 && tdm_clock_s() < until_s)
+    while (p.ready_count < host->count - 1 && p.failed_place < 0 && !p.given_up &&
+           tdm_clock_s() < until_s) {
         serve_once(&p, until_s);
+        p.given_up = p.ready_count < host->count - 1 && tdm__patience_over(&host->patience);
+    }
     bool bad = p.ready_count < host->count - 1 || p.failed_place >= 0;
     if (bad) status = say_who_is_missing(&p, err);
     note go = note_of(host, STEP_GO, bad);
@@ -303,7 +315,7 @@ static tdm_status reach(tdm__host *host, const uint8_t *name, size_t name_bytes,
     double until_s = tdm_clock_s() + JOIN_S;
     while (connect(fd, (const struct sockaddr *)&address, length) != 0) {
         bool busy = errno == EAGAIN || errno == EINTR;
-        if (busy && tdm_clock_s() < until_s) {
+        if (busy && tdm_clock_s() < until_s && !tdm__patience_over(&host->patience)) {
             nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
             continue;
         }
@@ -348,7 +360,9 @@ static tdm_status hear_host(tdm__host *host, int fd, note_step step, note *out, 
             return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
                             "rank %d did not answer about this host's shared memory within %.0f s",
                             host->ranks[0], JOIN_S);
+        if (tdm__patience_over(&host->patience)) return given_up(host, err);
         struct pollfd poller = {.fd = fd, .events = POLLIN};
+        left_s = tdm__patience_slice(&host->patience, left_s);
         if (poll(&poller, 1, (int)(left_s * 1000) + 1) <= 0) continue;
         union {
             struct cmsghdr align;

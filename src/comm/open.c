@@ -35,6 +35,7 @@ typedef struct opening {
     int local_count;
     const char *near, *far; /* transports: NULL where there is none */
     char name[16];          /* of both */
+    tdm__patience patience; /* of all waits: the caller's, and the control's */
 } opening;
 
 /* ---- which transport -------------------------------------------------------------------------- */
@@ -160,7 +161,8 @@ static tdm_status open_host(opening *o, int *ranks, tdm_error *err)
                                      .ranks = ranks,
                                      .count = o->local_count,
                                      .world = o->control->world,
-                                     .with_fds = o->far != NULL};
+                                     .with_fds = o->far != NULL,
+                                     .patience = o->patience};
         size_t bytes = 0;
         tdm_error error;
         if (tdm__host_create(&options, &o->host, mine.address, &bytes, &error) != TDM_OK)
@@ -239,7 +241,8 @@ static tdm_status make_transport(void *context, const tdm__transport_events *eve
                                       .host_of = o->host_of,
                                       .world = o->control->world,
                                       .streams = o->options->streams,
-                                      .events = *events};
+                                      .events = *events,
+                                      .patience = o->patience};
     tdm__transport *far = NULL, *near = NULL;
     if (o->control->size == 1) return tdm__alone_create(out, err);
     if (o->far) TDM_TRY(open_far(o, &options, &far, err));
@@ -285,6 +288,16 @@ static tdm_status share_choices(const opening *o, tdm__choices *out, tdm_error *
     return status;
 }
 
+/* ---- giving up -------------------------------------------------------------------------------- */
+
+/* What the ranks exchange ends by itself when one dies; what else they wait for ends by this. */
+static bool is_over(void *user)
+{
+    const opening *o = user;
+    return o->control->ops->hopeless(o->control, NULL) ||
+           (o->options->should_give_up && o->options->should_give_up(o->options->user));
+}
+
 /* ---- opening ---------------------------------------------------------------------------------- */
 
 /* The options' texts, owned. */
@@ -292,7 +305,8 @@ static tdm_status keep_texts(tdm_comm_options *options, tdm_arena **out, tdm_err
 {
     tdm_arena *arena = tdm_arena_create("options of a comm");
     const char **texts[] = {&options->transport, &options->rendezvous, &options->secret,
-                            &options->job,       &options->trace,      &options->tune};
+                            &options->job,       &options->trace,      &options->tune,
+                            &options->host};
     bool whole = arena != NULL;
     for (size_t i = 0; i < sizeof texts / sizeof texts[0] && whole; i++)
         if (*texts[i]) {
@@ -337,11 +351,19 @@ tdm_status tdm_comm_open(const tdm_comm_options *given, tdm_comm **out, tdm_erro
     TDM_TRY(tdm__options_resolve(given ? given : &none, &options, err));
     TDM_TRY(keep_texts(&options, &texts, err));
     opening o = {.options = &options};
+    o.patience = (tdm__patience){is_over, &o};
     tdm__choices choices = {0};
     tdm_status status = tdm__control_open(&options, &o.control, err);
     if (status == TDM_OK) {
-        status = prepare(&o, &choices, err);
-        if (status != TDM_OK) o.control->ops->close(o.control);
+        tdm_error error = {0};
+        status = prepare(&o, &choices, &error);
+        if (status != TDM_OK) {
+            tdm__control_explain(o.control, &error);
+            status = error.status;
+            if (err) *err = error;
+            o.control->ops->broken(o.control, TDM__ALL_GROUPS, TDM_ERR_PEER_FAILED, error.message);
+            o.control->ops->close(o.control);
+        }
     }
     if (status == TDM_OK) {
         tdm__comm_parts parts = {.control = o.control,
@@ -350,13 +372,17 @@ tdm_status tdm_comm_open(const tdm_comm_options *given, tdm_comm **out, tdm_erro
                                  .host = o.host,
                                  .host_of = o.host_of,
                                  .shares_memory = o.near != NULL,
-                                 .choices = choices};
+                                 .choices = choices,
+                                 .patience = o.patience};
         status = tdm__comm_assemble(&options, &parts, out, err);
     }
     if (status != TDM_OK) {
         tdm_arena_destroy(texts);
         return status;
     }
+    o.control->patience = (tdm__patience){0};
+    (*out)->options.should_give_up = NULL; /* it is asked no longer */
+    (*out)->options.on_listen = NULL;
     (*out)->texts = texts;
     return TDM_OK;
 }

@@ -383,6 +383,7 @@ static void lost(void *user, int peer, const char *how)
     tdm_comm *comm = user;
     if (comm->peer_states[peer] != TDM_PEER_WELL) return;
     comm->peer_states[peer] = TDM__PEER_LOSING;
+    comm->losses[peer].sign = TDM_SIGN_TRANSPORT;
     comm->has_losses = true;
     snprintf(comm->loss_text, sizeof comm->loss_text, "%s", how);
 }

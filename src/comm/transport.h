@@ -21,6 +21,8 @@
 #ifndef TANDEM_COMM_TRANSPORT_H
 #define TANDEM_COMM_TRANSPORT_H
 
+#include "comm/patience.h"
+
 #include <tandem/comm.h>
 
 /* What every message begins with. On the wire as it lies in memory, little-endian, 64 bytes. */
@@ -65,6 +67,7 @@ typedef struct tdm__transport_options {
     uint32_t world;
     int streams;
     tdm__transport_events events;
+    tdm__patience patience; /* of connect() */
 } tdm__transport_options;
 
 enum { TDM__ADDRESS_MOST = 4096 };

@@ -288,7 +288,8 @@ static void rendezvous_are_understood(void)
         {":5000", NULL, -1, "", "", "host is missing"},
         {"[]:5000", NULL, -1, "", "", "bracket"},
         {"alpha:", NULL, -1, "", "", "port"},
-        {"alpha:0", NULL, -1, "", "", "port"},
+        {"alpha:0", "s", TDM__MEET_TCP, "alpha", "0", NULL},
+        {"alpha:00000x", NULL, -1, "", "", "port"},
         {"alpha:65536", NULL, -1, "", "", "port"},
         {"alpha:http", NULL, -1, "", "", "port"},
         {"alpha:5000x", NULL, -1, "", "", "port"},
@@ -391,7 +392,7 @@ static void every_misfit_is_turned_away(void)
         {"rank", "no rank 2", "world of 2"},
         {"taken", "rank 1 is there already", "process "},
         {"zero", "rank 0 is there already", "process "},
-        {"protocol", "protocol 9", "protocol 1"},
+        {"protocol", "protocol 9", "protocol 2"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         tdm__frame misfit = right_join(&w);
@@ -729,8 +730,12 @@ static void other_files_are_left_alone(void)
 
 static int rank_on_two_hosts(const world *w, int rank)
 {
-    setenv("TANDEM_HOST", rank == 1 || rank == 3 ? "beta" : "alpha", 1);
-    tdm__control *control = join(w, rank);
+    setenv("TANDEM_HOST", rank == 1 ? "beta" : rank == 3 ? "gamma" : "alpha", 1);
+    tdm_comm_options options = options_of(w, rank);
+    if (rank == 3) options.host = "beta"; /* comes before the environment */
+    tdm__control *control = NULL;
+    CHECK_INT(tdm__control_open(&options, &control, NULL), TDM_OK);
+    if (!control) return 1;
     static const int hosts[] = {0, 1, 0, 1, 0};
     for (int i = 0; i < w->size; i++) CHECK_INT(control->host_of[i], hosts[i]);
     int who = 1;

@@ -186,6 +186,10 @@ static tdm_status meet(tdm__ucx *u, tdm_error *err)
     double end_s = tdm_clock_s() + meet_most_s;
     for (int i; (i = not_met(u)) >= 0;) {
         bool in_time = turn_until(u, end_s);
+        if (tdm__patience_over(&u->patience))
+            return tdm_fail(err, TDM_ERR_PEER_FAILED,
+                            "ucx: rank %d no longer waits for a connection with rank %d", u->rank,
+                            i);
         if (u->peers[i].state == TDM__UCX_LOST)
             return tdm_fail(err, TDM_ERR_PEER_FAILED,
                             "ucx: no connection with rank %d: %s; UCX_NET_DEVICES names the "

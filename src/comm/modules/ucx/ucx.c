@@ -240,6 +240,7 @@ static tdm__ucx *allocate(const tdm__transport_options *options)
     u->streams = options->streams > 0 ? options->streams : 1;
     u->world = options->world;
     u->events = options->events;
+    u->patience = options->patience;
     u->card = (tdm__head){.world = u->world, .source = (uint32_t)u->rank, .kind = TDM_CALL_BARRIER};
     tdm__head_seal(&u->card);
     u->spins = processors_enough(options);
@@ -311,7 +312,9 @@ static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *a
             return tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: no memory for the ranks' addresses");
         memcpy(u->peers[i].address, addresses[i], address_bytes[i]);
     }
-    return tdm__ucx_meet(u, err);
+    tdm_status status = tdm__ucx_meet(u, err);
+    u->patience = (tdm__patience){0};
+    return status;
 }
 
 /* ---- moving on, sleeping ----------------------------------------------------------------------- */
