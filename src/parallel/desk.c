@@ -43,6 +43,7 @@ tdm_status tdm__journal_open_desk(tdm__journal *j, size_t piece_count, size_t ce
                         TDM__SLOTS_MOST);
     j->piece_count = piece_count;
     j->cell_count = cell_count;
+    j->tested = getenv("TANDEM_TEST_KILL") != NULL;
     snprintf(name, sizeof name, "undo-%d", j->slot);
     TDM_TRY(take(j, "desk", sizeof(tdm__desk), &j->desk, err));
     TDM_TRY(take(j, "marks", (piece_count + 1) * sizeof(tdm__mark), &j->marks, err));
@@ -123,12 +124,19 @@ void tdm__journal_open(tdm__journal *j, int thread, tdm__journal_kind kind, size
     atomic_store_explicit(&u->active, (uint64_t)kind, memory_order_release);
 }
 
+void tdm__journal_point(const tdm__journal *j, const char *phase, uint64_t step, uint64_t part)
+{
+    if (j->tested) tdm_os_test_point(&(tdm_test_point){phase, step + 1, j->slot, part});
+}
+
 void tdm__journal_close(tdm__journal *j, int thread, tdm__journal_kind kind, size_t index,
                         uint64_t step)
 {
     tdm__undo *u = &j->undo[thread];
+    tdm__journal_point(j, "torn", step, index);
     atomic_store_explicit(mark_of(j, kind, index), step + 2, memory_order_release);
     atomic_store_explicit(&u->active, 0, memory_order_release);
+    tdm__journal_point(j, "update", step, index);
 }
 
 void tdm__journal_finish(tdm__journal *j, uint64_t step, bool changed)

@@ -103,6 +103,7 @@ typedef struct tdm__journal {
     int slot;
     uint32_t epoch;
     int thread_count;
+    bool tested; /* tests may kill this process at some point: see tdm_os_test_point */
     tdm__desk *desk;
     size_t piece_count, cell_count;
     tdm__mark *marks;                /* piece_count */
@@ -144,6 +145,9 @@ void tdm__journal_recall(const tdm__journal *journal, tdm__memo *out);
  * who is inside of a section and not one of these processes, which are the epoch's ranks here. */
 tdm_status tdm__journal_fence(tdm__journal *journal, const int64_t *processes, int count,
                               tdm_error *err);
+/* Here a test may kill this process, which counts as rank by its slot. `step` is the one in progress. */
+void tdm__journal_point(const tdm__journal *journal, const char *phase, uint64_t step,
+                        uint64_t part);
 /* This process takes its slot; what its forerunner left there is forgotten. */
 void tdm__journal_sit_down(tdm__journal *journal);
 

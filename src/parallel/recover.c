@@ -298,12 +298,15 @@ static tdm_status recover(tdm_store *store, tdm__standing *all, int64_t lane_cou
     const tdm__layout *l = store->layout;
     tdm__goal goal;
     all[l->place].process = (int64_t)getpid();
+    tdm__journal_point(store->journal, "recover", 0, 0);
     TDM_TRY(gather(store, all, sizeof *all, err));
     TDM_TRY(tdm__store_agree(store, keep_others_out(store, all, err), err));
     look_around(store, &all[l->place]); /* nobody writes any more */
     TDM_TRY(gather(store, all, sizeof *all, err));
     find_furthest(l, all, &goal);
+    tdm__journal_point(store->journal, "recover", goal.steps, 1);
     if (goal.found) TDM_TRY(reach_goal(store, all, &goal, lane_count, out, err));
+    tdm__journal_point(store->journal, "recover", goal.steps, 2);
     TDM_TRY(spread_memo(store, &goal, out, err));
     tdm__journal_sit_down(store->journal);
     if (!out->found) return tdm_store_unset(store, err);
