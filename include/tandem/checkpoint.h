@@ -6,6 +6,9 @@
  * exact position of the run (and what is needed to build the model again) is JSON in the file's
  * `__metadata__`, and a SHA-256 of the tensors is checked on every load. Files are replaced
  * atomically: a kill at any instant leaves the last good one.
+ *
+ * A file whose name ends in ".zst" is the same packed by zstd. Whatever opens a file here takes either
+ * kind; a build without zstd says so (TDM_ERR_UNSUPPORTED).
  */
 #ifndef TANDEM_CHECKPOINT_H
 #define TANDEM_CHECKPOINT_H
@@ -52,6 +55,9 @@ TDM_API tdm_status tdm_safetensors_write(const char *path, const tdm_named_tenso
                                          size_t tensor_count, const tdm_named_text *metadata,
                                          size_t metadata_count, tdm_error *err);
 
+/* Whether this build packs and unpacks, and by what ("zstd 1.5.4"). */
+TDM_API bool tdm_checkpoint_packs(char library[TDM_LIBRARY_BYTES]);
+
 /* ---- checkpoints ----------------------------------------------------------------------------- */
 
 /* Where a run stands: after `step` steps, about to train position `position` of `epoch`. */
@@ -93,6 +99,40 @@ TDM_API tdm_status tdm_checkpoint_writer_create(const char *path,
 TDM_API const size_t *tdm_checkpoint_writer_order(const tdm_checkpoint_writer *writer);
 TDM_API tdm_status tdm_checkpoint_writer_push(tdm_checkpoint_writer *writer, const void *bytes,
                                               size_t count, tdm_error *err);
+/*
+ * Instead of pushing, several processes may write at once. A state is cut into chunks of a mebibyte (the
+ * last of a tensor may be shorter), which are hashed one by one. Each process that was invited writes
+ * chunks into the temporary file (tdm_file_writer_join), at data_at + place, and hands their SHA-256 to
+ * the one that has the writer; it accepts them all, and commits.
+ */
+enum { TDM_STATE_CHUNK_BYTES = 1 << 20 };
+typedef struct tdm_state_chunk {
+    size_t tensor; /* its place in the list of tensors */
+    size_t offset, bytes;
+    uint64_t place; /* in the file's data */
+} tdm_state_chunk;
+/* In order of the tensors' names. From `arena`. */
+TDM_API tdm_status tdm_state_chunks(const tdm_named_tensor *tensors, size_t tensor_count,
+                                    tdm_arena *arena, tdm_state_chunk **out, size_t *out_count,
+                                    tdm_error *err);
+enum { TDM_INVITATION_PATH_BYTES = 4096 };
+typedef struct tdm_checkpoint_invitation {
+    char temporary[TDM_INVITATION_PATH_BYTES]; /* absolute */
+    uint64_t data_at;
+} tdm_checkpoint_invitation;
+TDM_API tdm_status tdm_checkpoint_writer_invite(const tdm_checkpoint_writer *writer,
+                                                tdm_checkpoint_invitation *out, tdm_error *err);
+TDM_API tdm_status tdm_checkpoint_writer_accept(tdm_checkpoint_writer *writer, size_t chunk,
+                                                const char digest[TDM_SHA256_HEX], tdm_error *err);
+
+/* Who is asked last, when all bytes are on the disk, before the file gets its name: any status but
+ * TDM_OK keeps it from it, and is what commit returns. */
+typedef struct tdm_commit_gate {
+    tdm_status (*may_commit)(void *user, tdm_error *err);
+    void *user;
+} tdm_commit_gate;
+TDM_API void tdm_checkpoint_writer_gate(tdm_checkpoint_writer *writer, const tdm_commit_gate *gate);
+
 /* Both end the writer, whatever commit returns. Commit replaces the file atomically; TDM_ERR_INVALID
  * when bytes are missing. `state_hash`, which may be NULL, becomes tdm_state_hash of it all. */
 TDM_API tdm_status tdm_checkpoint_writer_commit(tdm_checkpoint_writer *writer,
@@ -110,7 +150,8 @@ TDM_API const tdm_named_tensor *tdm_checkpoint_find(const tdm_checkpoint *checkp
 
 /*
  * SHA-256 over the canonical state: position, then each tensor in order of name (name, dtype,
- * shape, bytes). Equal for equal states, whatever wrote them and wherever they lie.
+ * shape, and the SHA-256 of each of its chunks). Equal for equal states, whatever wrote them and
+ * wherever they lie. Large states are hashed by several threads.
  */
 TDM_API tdm_status tdm_state_hash(const tdm_position *position, const tdm_named_tensor *tensors,
                                   size_t tensor_count, char hex[TDM_SHA256_HEX], tdm_error *err);
@@ -126,7 +167,10 @@ TDM_API const size_t *tdm_state_hasher_order(const tdm_state_hasher *hasher);
 /* TDM_ERR_INVALID when there are more bytes than the tensors have. */
 TDM_API tdm_status tdm_state_hasher_push(tdm_state_hasher *hasher, const void *bytes, size_t count,
                                          tdm_error *err);
-/* TDM_ERR_INVALID when bytes are missing. After it only destroy is allowed. */
+/* Instead of pushing: what the bytes of a chunk (tdm_state_chunks) hash to. */
+TDM_API tdm_status tdm_state_hasher_accept(tdm_state_hasher *hasher, size_t chunk,
+                                           const char digest[TDM_SHA256_HEX], tdm_error *err);
+/* TDM_ERR_INVALID when bytes are missing: more may be pushed then. */
 TDM_API tdm_status tdm_state_hasher_finish(tdm_state_hasher *hasher, char hex[TDM_SHA256_HEX],
                                            tdm_error *err);
 

@@ -52,6 +52,18 @@ TDM_API tdm_status tdm_file_writer_write_at(tdm_file_writer *writer, uint64_t of
 TDM_API tdm_status tdm_file_writer_commit(tdm_file_writer *writer, tdm_error *err);
 TDM_API void tdm_file_writer_abandon(tdm_file_writer *writer);
 
+/* What was written so far is on the disk; commit has less to do then. */
+TDM_API tdm_status tdm_file_writer_sync(tdm_file_writer *writer, tdm_error *err);
+/*
+ * Several processes may write one file, each its parts, by tdm_file_writer_write_at: one creates the
+ * writer and tells the others the absolute path of the temporary file; they join it there. Abandon, the
+ * only end for a writer that joined, leaves the file alone. Whoever created it commits when all are done:
+ * its sync covers their bytes, too.
+ */
+TDM_API char *tdm_file_writer_temporary(const tdm_file_writer *writer, tdm_arena *arena);
+TDM_API tdm_status tdm_file_writer_join(const char *temporary, tdm_file_writer **out,
+                                        tdm_error *err);
+
 TDM_API tdm_status tdm_file_replace(const char *path, const void *bytes, size_t count,
                                     tdm_error *err);
 

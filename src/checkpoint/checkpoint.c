@@ -3,12 +3,12 @@
  * writes it.)
  *
  * Tensors are the file's tensors; everything else is text in its metadata:
- *   format        "tandem-checkpoint-1"
+ *   format        "tandem-checkpoint-2"; files of "tandem-checkpoint-1" are read, too
  *   position      {"step":…,"epoch":…,"position":…,"samples":…,"seed":…}, decimal numbers
  *   job           the resolved job file, and job_hash its hash
  *   data_hash     of the training set; absent when there is none
  *   classes       a JSON list of names; sample_shape a JSON list of sizes
- *   state         tdm_state_hash: SHA-256 over position and tensors
+ *   state         tdm_state_hash: SHA-256 over position and tensors, by chunks; in format 1 in one go
  *   sha256        SHA-256 over all the texts above, and so, through `state`, over everything
  * Opening recomputes both hashes before anything is believed, and then checks each text as hostile
  * input all the same: a checksum stops accidents, not people. Class names are for people: bytes in
@@ -24,6 +24,7 @@
 
 #define FORMAT_PREFIX TDM__CHECKPOINT_FORMAT_PREFIX
 #define FORMAT TDM__CHECKPOINT_FORMAT
+#define FORMAT_1 TDM__CHECKPOINT_FORMAT_1
 
 struct tdm_checkpoint {
     tdm_safetensors *file;
@@ -69,11 +70,11 @@ static tdm_status need_text(const char *path, const tdm_safetensors *file, const
 static tdm_status check_format(const char *path, const tdm_safetensors *file, tdm_error *err)
 {
     const char *format = tdm_safetensors_metadata(file, "format");
-    if (format && strcmp(format, FORMAT) == 0) return TDM_OK;
+    if (format && (strcmp(format, FORMAT) == 0 || strcmp(format, FORMAT_1) == 0)) return TDM_OK;
     if (format && strncmp(format, FORMAT_PREFIX, strlen(FORMAT_PREFIX)) == 0) {
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                        "%s: is a checkpoint of format %.60s, and this version reads %s; use the "
-                        "version of Tandem that wrote it",
+                        "%s: is a checkpoint of format %.60s, and this version reads up to %s; use "
+                        "the version of Tandem that wrote it",
                         path, format, FORMAT);
     }
     return tdm_fail(err, TDM_ERR_FORMAT,
@@ -139,8 +140,10 @@ static tdm_status verify(const char *path, const tdm_checkpoint *checkpoint, tdm
                                tdm_safetensors_metadata_count(file), found, err));
     TDM_TRY(compare_hash(path, "checksum (sha256)", expected, found, err));
     TDM_TRY(need_text(path, file, "state", &expected, err));
-    TDM_TRY(
-        tdm_state_hash(&content->position, content->tensors, content->tensor_count, found, err));
+    const char *format = tdm_safetensors_metadata(file, "format");
+    bool first = format && strcmp(format, FORMAT_1) == 0;
+    TDM_TRY((first ? tdm__state_hash_1 : tdm_state_hash)(&content->position, content->tensors,
+                                                         content->tensor_count, found, err));
     return compare_hash(path, "state hash (sha256 of the tensors)", expected, found, err);
 }
 

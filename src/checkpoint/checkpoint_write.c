@@ -3,8 +3,8 @@
  * stands in it, and reads it.)
  *
  * Both hashes are of a fixed length, so the header's length is known before the first byte of a tensor
- * is. Tensors are pushed in order of name, which is the order of the state hash; each byte goes to
- * its place in the file, where order is another. The hashes are put into the header at the end, and
+ * is. Tensors are pushed in order of name; each byte goes to its place in the file, where order is
+ * another. Or other processes put chunks there, and hand in what these hash to. The hashes are put into the header at the end, and
  * the header into the file; then the file takes its name. Whoever is killed before that has changed
  * nothing.
  */
@@ -28,6 +28,7 @@ struct tdm_checkpoint_writer {
     size_t text_count;
     tdm_state_hasher *hasher;
     tdm__safetensors_writer *file;
+    const tdm_commit_gate *gate; /* NULL: nobody is asked */
     size_t at, offset; /* where the next byte belongs: a tensor in order of name, and in it */
     tdm_error error;   /* of the push that failed; its status is TDM_OK when none did */
 };
@@ -178,6 +179,36 @@ tdm_status tdm_checkpoint_writer_push(tdm_checkpoint_writer *writer, const void 
     return writer->error.status;
 }
 
+tdm_status tdm_checkpoint_writer_invite(const tdm_checkpoint_writer *writer,
+                                        tdm_checkpoint_invitation *out, tdm_error *err)
+{
+    tdm_arena *arena = tdm_arena_create("invitation");
+    const char *path = arena ? tdm__safetensors_temporary(writer->file, arena) : NULL;
+    tdm_status status = TDM_OK;
+    if (!path) {
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for a checkpoint");
+    } else if (strlen(path) >= sizeof out->temporary) {
+        status = tdm_fail(err, TDM_ERR_RANGE, "%s: the path is too long", path);
+    } else {
+        memset(out, 0, sizeof *out);
+        memcpy(out->temporary, path, strlen(path));
+        out->data_at = tdm__safetensors_data_at(writer->file);
+    }
+    tdm_arena_destroy(arena);
+    return add_context(writer->content, status, err);
+}
+
+tdm_status tdm_checkpoint_writer_accept(tdm_checkpoint_writer *writer, size_t chunk,
+                                        const char digest[TDM_SHA256_HEX], tdm_error *err)
+{
+    return tdm_state_hasher_accept(writer->hasher, chunk, digest, err);
+}
+
+void tdm_checkpoint_writer_gate(tdm_checkpoint_writer *writer, const tdm_commit_gate *gate)
+{
+    writer->gate = gate;
+}
+
 /* Puts the hashes where `texts` point to. */
 static tdm_status seal(tdm_checkpoint_writer *w, tdm_error *err)
 {
@@ -194,7 +225,7 @@ tdm_status tdm_checkpoint_writer_commit(tdm_checkpoint_writer *writer,
     } else {
         status = seal(writer, err);
         if (status == TDM_OK) {
-            status = tdm__safetensors_commit(writer->file, err);
+            status = tdm__safetensors_commit(writer->file, writer->gate, err);
             writer->file = NULL;
         }
         status = add_context(writer->content, status, err);

@@ -1,11 +1,13 @@
 /*
  * internal.h: what the files of the checkpoint room share: the names safetensors gives to dtypes,
- * tensors in canonical order, files written piece by piece, and the texts of a checkpoint.
+ * tensors in canonical order, work for several threads, files written piece by piece or packed, and the
+ * texts of a checkpoint.
  */
 #ifndef TANDEM_CHECKPOINT_INTERNAL_H
 #define TANDEM_CHECKPOINT_INTERNAL_H
 
 #include <tandem/checkpoint.h>
+#include <tandem/os.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "safetensors files hold little-endian numbers, and are read and written without conversion"
@@ -27,6 +29,27 @@ tdm_dtype tdm__safetensors_dtype(const char *name);
 tdm_status tdm__tensors_in_order(const tdm_named_tensor *tensors, size_t count, bool need_data,
                                  const tdm_named_tensor ***out, tdm_error *err);
 
+/* Where each of them, in order of name, begins in the data of a file. */
+tdm_status tdm__tensors_place(const tdm_named_tensor *const *sorted, size_t count, uint64_t *begin,
+                              tdm_error *err);
+
+/* Calls `work` with each index below `count`, from several threads when there is work for them: `bytes`
+ * are what all of it goes over. The calling thread takes part, and goes on alone where no threads are to
+ * be had. */
+typedef void (*tdm__work_fn)(void *user, size_t index);
+void tdm__spread(size_t count, uint64_t bytes, tdm__work_fn work, void *user);
+
+/* ---- packed files (pack.c) --------------------------------------------------------------------- */
+
+bool tdm__is_packed_name(const char *path);
+bool tdm__is_packed(const void *bytes, size_t count);
+/* TDM_ERR_UNSUPPORTED in a build without zstd. */
+tdm_status tdm__pack_usable(const char *path, tdm_error *err);
+tdm_status tdm__pack(const void *bytes, size_t count, tdm_file_writer *out, tdm_error *err);
+/* `name` is for messages. The pages are the caller's to unmap; *count bytes of them are meant. */
+tdm_status tdm__unpack(const void *bytes, size_t bytes_count, const char *name, tdm_pages *out,
+                       size_t *count, tdm_error *err);
+
 /* ---- safetensors files, piece by piece (safetensors_write.c) ---------------------------------- */
 
 /* Tensors and texts are borrowed until the end. A text may get other words of the same length
@@ -40,14 +63,19 @@ tdm_status tdm__safetensors_begin(const char *path, const tdm_named_tensor *tens
 /* Bytes [offset, offset + count) of the tensor that is number `index` in order of name. */
 tdm_status tdm__safetensors_put(tdm__safetensors_writer *writer, size_t index, size_t offset,
                                 const void *bytes, size_t count, tdm_error *err);
-/* Both end the writer. Whoever commits has put every byte. */
-tdm_status tdm__safetensors_commit(tdm__safetensors_writer *writer, tdm_error *err);
+/* For other processes that write parts: where in the file the data begin, and the file. */
+uint64_t tdm__safetensors_data_at(const tdm__safetensors_writer *writer);
+char *tdm__safetensors_temporary(const tdm__safetensors_writer *writer, tdm_arena *arena);
+/* Both end the writer. Whoever commits has put every byte. `gate` NULL: nobody is asked. */
+tdm_status tdm__safetensors_commit(tdm__safetensors_writer *writer, const tdm_commit_gate *gate,
+                                   tdm_error *err);
 void tdm__safetensors_abandon(tdm__safetensors_writer *writer);
 
 /* ---- the texts of a checkpoint (checkpoint.c) -------------------------------------------------- */
 
 #define TDM__CHECKPOINT_FORMAT_PREFIX "tandem-checkpoint-"
-#define TDM__CHECKPOINT_FORMAT TDM__CHECKPOINT_FORMAT_PREFIX "1"
+#define TDM__CHECKPOINT_FORMAT_1 TDM__CHECKPOINT_FORMAT_PREFIX "1" /* read only */
+#define TDM__CHECKPOINT_FORMAT TDM__CHECKPOINT_FORMAT_PREFIX "2"
 
 enum { TDM__POSITION_FIELDS = 5 };
 typedef struct tdm__position_field {
@@ -55,6 +83,10 @@ typedef struct tdm__position_field {
     size_t offset; /* of an uint64_t in a tdm_position */
 } tdm__position_field;
 extern const tdm__position_field tdm__position_fields[TDM__POSITION_FIELDS];
+
+/* The state's hash as files of format 1 have it: in one go over all bytes. Tensors have data. */
+tdm_status tdm__state_hash_1(const tdm_position *position, const tdm_named_tensor *tensors,
+                             size_t tensor_count, char hex[TDM_SHA256_HEX], tdm_error *err);
 
 /* Over all metadata but "sha256" itself. `texts` stand in order of name. */
 tdm_status tdm__hash_metadata(const tdm_named_text *texts, size_t count, char hex[TDM_SHA256_HEX],

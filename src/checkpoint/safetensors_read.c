@@ -23,6 +23,7 @@
 struct tdm_safetensors {
     tdm_arena *arena;
     tdm_file_bytes bytes; /* owned when opened by path; empty otherwise */
+    tdm_pages unpacked;   /* when it was packed; empty otherwise */
     tdm_named_tensor *tensors;
     size_t tensor_count;
     tdm_named_text *metadata;
@@ -338,8 +339,8 @@ static tdm_status parse_all(parse *p, const uint8_t *bytes, size_t count)
 
 /* ---- handles --------------------------------------------------------------------------------- */
 
-tdm_status tdm_safetensors_parse(const void *bytes, size_t count, const char *name,
-                                 tdm_safetensors **out, tdm_error *err)
+static tdm_status parse_plain(const void *bytes, size_t count, const char *name,
+                              tdm_safetensors **out, tdm_error *err)
 {
     tdm_status status;
     tdm_safetensors *file = calloc(1, sizeof *file);
@@ -360,6 +361,22 @@ tdm_status tdm_safetensors_parse(const void *bytes, size_t count, const char *na
     return TDM_OK;
 }
 
+tdm_status tdm_safetensors_parse(const void *bytes, size_t count, const char *name,
+                                 tdm_safetensors **out, tdm_error *err)
+{
+    tdm_pages pages = {0};
+    size_t plain = 0;
+    if (!tdm__is_packed(bytes, count)) return parse_plain(bytes, count, name, out, err);
+    TDM_TRY(tdm__unpack(bytes, count, name, &pages, &plain, err));
+    tdm_status status = parse_plain(pages.data, plain, name, out, err);
+    if (status == TDM_OK) {
+        (*out)->unpacked = pages;
+    } else {
+        tdm_pages_unmap(&pages);
+    }
+    return status;
+}
+
 tdm_status tdm_safetensors_open(const char *path, tdm_safetensors **out, tdm_error *err)
 {
     tdm_file_bytes bytes = {0};
@@ -370,7 +387,11 @@ tdm_status tdm_safetensors_open(const char *path, tdm_safetensors **out, tdm_err
         tdm_file_bytes_release(&bytes);
         return status;
     }
-    file->bytes = bytes;
+    if (file->unpacked.data) {
+        tdm_file_bytes_release(&bytes); /* nothing points there */
+    } else {
+        file->bytes = bytes;
+    }
     *out = file;
     return TDM_OK;
 }
@@ -379,6 +400,7 @@ void tdm_safetensors_destroy(tdm_safetensors *file)
 {
     if (!file) return;
     tdm_file_bytes_release(&file->bytes);
+    tdm_pages_unmap(&file->unpacked);
     tdm_arena_destroy(file->arena);
     free(file);
 }

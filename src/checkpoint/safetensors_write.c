@@ -12,6 +12,7 @@
  *
  * Every byte has its place from the beginning, so tensors may be written in any order and in pieces.
  * The header comes last, into the room that was left for it: what it says may then depend on the data.
+ * A name that ends in ".zst" asks for a packed file (pack.c): it is packed when all of it is there.
  */
 #include "checkpoint/internal.h"
 
@@ -32,7 +33,6 @@ typedef struct slot {
 
 typedef struct layout {
     slot *by_name;
-    slot **by_place;
     size_t count;
     const tdm_named_text **metadata; /* by name */
     size_t metadata_count;
@@ -41,37 +41,26 @@ typedef struct layout {
 static void layout_release(layout *plan)
 {
     free(plan->by_name);
-    free(plan->by_place);
     free(plan->metadata);
     *plan = (layout){0};
 }
 
 /* ---- layout ---------------------------------------------------------------------------------- */
 
-static int compare_slots(const void *a, const void *b)
+static tdm_status place_slots(layout *plan, const tdm_named_tensor *const *sorted, tdm_error *err)
 {
-    const slot *x = *(const slot *const *)a;
-    const slot *y = *(const slot *const *)b;
-    size_t x_bytes = tdm_dtype_bytes(x->item->tensor.dtype);
-    size_t y_bytes = tdm_dtype_bytes(y->item->tensor.dtype);
-    if (x_bytes != y_bytes) return x_bytes > y_bytes ? -1 : 1;
-    return strcmp(x->item->name, y->item->name);
-}
-
-static tdm_status place_slots(layout *plan, tdm_error *err)
-{
-    for (size_t i = 0; i < plan->count; i++) plan->by_place[i] = &plan->by_name[i];
-    qsort(plan->by_place, plan->count, sizeof *plan->by_place, compare_slots);
-    uint64_t offset = 0;
-    for (size_t i = 0; i < plan->count; i++) {
-        slot *s = plan->by_place[i];
-        s->begin = offset;
-        if (__builtin_add_overflow(offset, tdm_tensor_bytes(&s->item->tensor), &offset)) {
-            return tdm_fail(err, TDM_ERR_INVALID, "the tensors have too many bytes for a file");
-        }
-        s->end = offset;
+    uint64_t *begin = calloc(plan->count + 1, sizeof *begin);
+    if (!begin) {
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to lay out %zu tensors",
+                        plan->count);
     }
-    return TDM_OK;
+    tdm_status status = tdm__tensors_place(sorted, plan->count, begin, err);
+    for (size_t i = 0; i < plan->count && status == TDM_OK; i++) {
+        uint64_t end = begin[i] + tdm_tensor_bytes(&sorted[i]->tensor);
+        plan->by_name[i] = (slot){.item = sorted[i], .begin = begin[i], .end = end};
+    }
+    free(begin);
+    return status;
 }
 
 static int compare_texts(const void *a, const void *b)
@@ -108,20 +97,18 @@ static tdm_status layout_init(layout *plan, const tdm_named_tensor *tensors, siz
     tdm_status status = tdm__tensors_in_order(tensors, tensor_count, false, &sorted, err);
     if (status != TDM_OK) return status;
     plan->by_name = calloc(tensor_count + 1, sizeof *plan->by_name);
-    plan->by_place = calloc(tensor_count + 1, sizeof *plan->by_place);
     plan->metadata = calloc(metadata_count + 1, sizeof *plan->metadata);
-    if (!plan->by_name || !plan->by_place || !plan->metadata) {
+    if (!plan->by_name || !plan->metadata) {
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to lay out %zu tensors",
                           tensor_count);
         goto release;
     }
     for (size_t i = 0; i < tensor_count; i++) {
-        plan->by_name[i].item = sorted[i];
         if (strcmp(sorted[i]->name, TDM__METADATA_KEY) != 0) continue;
         status = tdm_fail(err, TDM_ERR_INVALID, "a tensor cannot be called %s", TDM__METADATA_KEY);
         goto release;
     }
-    status = place_slots(plan, err);
+    status = place_slots(plan, sorted, err);
     if (status == TDM_OK) status = sort_metadata(plan, metadata, metadata_count, err);
 
 release:
@@ -225,6 +212,8 @@ struct tdm__safetensors_writer {
     layout plan;
     tdm_file_writer *file;
     size_t header_bytes; /* with the length before it: where the data begin */
+    bool packs;          /* the file is written plainly first, then packed into another */
+    char *path;          /* where it goes when it is packed */
 };
 
 static tdm_status make_header(const layout *plan, tdm_str *out, tdm_error *err)
@@ -240,7 +229,36 @@ static tdm_status begin(const char *path, tdm__safetensors_writer *writer, tdm_e
     writer->header_bytes = header.length;
     tdm_str_release(&header);
     if (status != TDM_OK) return tdm_error_context(err, status, "cannot write %s", path);
+    writer->packs = tdm__is_packed_name(path);
+    if (writer->packs) {
+        TDM_TRY(tdm__pack_usable(path, err));
+        writer->path = strdup(path);
+        if (!writer->path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s", path);
+    }
     return tdm_file_writer_create(path, &writer->file, err);
+}
+
+/* Packs what was written so far, and puts the packed file in its place. */
+static tdm_status pack(tdm__safetensors_writer *writer, tdm_error *err)
+{
+    tdm_file_writer *packed = NULL;
+    tdm_file_bytes bytes = {0};
+    tdm_arena *arena = tdm_arena_create("packing");
+    char *plain = arena ? tdm_file_writer_temporary(writer->file, arena) : NULL;
+    tdm_status status = plain ? tdm_file_read(plain, 0, &bytes, err)
+                              : tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory",
+                                         writer->path);
+    if (status == TDM_OK) status = tdm_file_writer_create(writer->path, &packed, err);
+    if (status == TDM_OK) status = tdm__pack(bytes.data, bytes.count, packed, err);
+    tdm_file_bytes_release(&bytes);
+    tdm_arena_destroy(arena);
+    if (status != TDM_OK) {
+        tdm_file_writer_abandon(packed);
+        return status;
+    }
+    tdm_file_writer_abandon(writer->file);
+    writer->file = packed;
+    return TDM_OK;
 }
 
 tdm_status tdm__safetensors_begin(const char *path, const tdm_named_tensor *tensors,
@@ -272,13 +290,24 @@ tdm_status tdm__safetensors_put(tdm__safetensors_writer *writer, size_t index, s
     return tdm_file_writer_write_at(writer->file, at, bytes, count, err);
 }
 
+uint64_t tdm__safetensors_data_at(const tdm__safetensors_writer *writer)
+{
+    return writer->header_bytes;
+}
+
+char *tdm__safetensors_temporary(const tdm__safetensors_writer *writer, tdm_arena *arena)
+{
+    return tdm_file_writer_temporary(writer->file, arena);
+}
+
 static void release(tdm__safetensors_writer *writer)
 {
     layout_release(&writer->plan);
+    free(writer->path);
     free(writer);
 }
 
-tdm_status tdm__safetensors_commit(tdm__safetensors_writer *writer, tdm_error *err)
+static tdm_status put_header(tdm__safetensors_writer *writer, tdm_error *err)
 {
     tdm_str header = TDM_STR_INIT;
     tdm_status status = make_header(&writer->plan, &header, err);
@@ -291,6 +320,19 @@ tdm_status tdm__safetensors_commit(tdm__safetensors_writer *writer, tdm_error *e
         status = tdm_file_writer_write_at(writer->file, 0, header.data, header.length, err);
     }
     tdm_str_release(&header);
+    return status;
+}
+
+tdm_status tdm__safetensors_commit(tdm__safetensors_writer *writer, const tdm_commit_gate *gate,
+                                   tdm_error *err)
+{
+    tdm_status status = put_header(writer, err);
+    if (status == TDM_OK && writer->packs) status = pack(writer, err);
+    if (status == TDM_OK && gate) {
+        /* What takes long comes first: between the question and the new name there is little time. */
+        status = tdm_file_writer_sync(writer->file, err);
+        if (status == TDM_OK) status = gate->may_commit(gate->user, err);
+    }
     if (status != TDM_OK) {
         tdm__safetensors_abandon(writer);
         return status;
@@ -326,5 +368,5 @@ tdm_status tdm_safetensors_write(const char *path, const tdm_named_tensor *tenso
         tdm__safetensors_abandon(writer);
         return status;
     }
-    return tdm__safetensors_commit(writer, err);
+    return tdm__safetensors_commit(writer, NULL, err);
 }

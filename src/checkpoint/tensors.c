@@ -87,3 +87,35 @@ tdm_status tdm__tensors_in_order(const tdm_named_tensor *tensors, size_t count, 
     *out = sorted;
     return TDM_OK;
 }
+
+/* The format allows no gaps: in order of element size, the largest first, every tensor is aligned. */
+static int compare_places(const void *a, const void *b)
+{
+    const tdm_named_tensor *x = **(const tdm_named_tensor *const *const *)a;
+    const tdm_named_tensor *y = **(const tdm_named_tensor *const *const *)b;
+    size_t x_bytes = tdm_dtype_bytes(x->tensor.dtype);
+    size_t y_bytes = tdm_dtype_bytes(y->tensor.dtype);
+    if (x_bytes != y_bytes) return x_bytes > y_bytes ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
+tdm_status tdm__tensors_place(const tdm_named_tensor *const *sorted, size_t count, uint64_t *begin,
+                              tdm_error *err)
+{
+    const tdm_named_tensor *const **by_place = calloc(count + 1, sizeof *by_place);
+    if (!by_place) {
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to place %zu tensors", count);
+    }
+    for (size_t i = 0; i < count; i++) by_place[i] = &sorted[i];
+    qsort(by_place, count, sizeof *by_place, compare_places);
+    uint64_t offset = 0;
+    tdm_status status = TDM_OK;
+    for (size_t i = 0; i < count && status == TDM_OK; i++) {
+        begin[by_place[i] - sorted] = offset;
+        if (__builtin_add_overflow(offset, tdm_tensor_bytes(&(*by_place[i])->tensor), &offset)) {
+            status = tdm_fail(err, TDM_ERR_INVALID, "the tensors have too many bytes for a file");
+        }
+    }
+    free(by_place);
+    return status;
+}

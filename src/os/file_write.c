@@ -31,6 +31,7 @@ struct tdm_file_writer {
     char *path;       /* as given, for messages */
     const char *name; /* the last component, in `path` */
     char temporary[NAME_BYTES];
+    bool joined; /* the file is another process's */
     int folder_fd;
     int fd;
 };
@@ -133,6 +134,36 @@ free_writer:
     return status;
 }
 
+char *tdm_file_writer_temporary(const tdm_file_writer *writer, tdm_arena *arena)
+{
+    size_t length = (size_t)(writer->name - writer->path);
+    char *folder = tdm_arena_strndup(arena, writer->path, length);
+    char *path = folder ? tdm_arena_printf(arena, "%s%s", folder, writer->temporary) : NULL;
+    return path ? tdm_path_absolute(arena, path) : NULL;
+}
+
+tdm_status tdm_file_writer_join(const char *temporary, tdm_file_writer **out, tdm_error *err)
+{
+    tdm_file_writer *writer = calloc(1, sizeof *writer);
+    if (writer) writer->path = strdup(temporary);
+    if (!writer || !writer->path) {
+        free(writer);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory", temporary);
+    }
+    writer->joined = true;
+    writer->fd = writer->folder_fd = -1;
+    if (!tdm__fault_hit(TDM_FAULT_OPEN)) {
+        writer->fd = open(temporary, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+    }
+    if (writer->fd < 0) {
+        tdm_status status = tdm_os_fail(err, "cannot join in writing", temporary);
+        writer_free(writer);
+        return status;
+    }
+    *out = writer;
+    return TDM_OK;
+}
+
 /* ---- write ----------------------------------------------------------------------------------- */
 
 /* One system call's worth, at `offset` or (-1) where the last one ended. */
@@ -188,6 +219,11 @@ static bool sync_fd(int fd)
         if (errno != EINTR) return false;
     }
     return true;
+}
+
+tdm_status tdm_file_writer_sync(tdm_file_writer *writer, tdm_error *err)
+{
+    return sync_fd(writer->fd) ? TDM_OK : tdm_os_fail(err, "cannot sync", writer->path);
 }
 
 /* How the new file came to its name, and so how to undo it. */
@@ -260,7 +296,7 @@ tdm_status tdm_file_writer_commit(tdm_file_writer *writer, tdm_error *err)
 void tdm_file_writer_abandon(tdm_file_writer *writer)
 {
     if (!writer) return;
-    unlinkat(writer->folder_fd, writer->temporary, 0);
+    if (!writer->joined) unlinkat(writer->folder_fd, writer->temporary, 0);
     writer_free(writer);
 }
 

@@ -43,7 +43,7 @@ test_failures_do_not_stop_the_others() {
     assert_equal "$out" "$hash  $last" "the good one"
     assert_contains "$err" "nowhere: there is no such run"
     assert_contains "$err" "damaged.safetensors: the state hash"
-    sed 's/tandem-checkpoint-1/tandem-checkpoint-9/' "$last" >future.safetensors
+    sed 's/tandem-checkpoint-2/tandem-checkpoint-9/' "$last" >future.safetensors
     assert_exit 1 "$TANDEM" hash future.safetensors
     assert_contains "$err" "format tandem-checkpoint-9"
     assert_exit 1 "$TANDEM" hash job.yaml

@@ -111,7 +111,7 @@ test_a_checkpoint() {
     assert_contains "$out" '"kind":"checkpoint"'
     assert_contains "$out" '"position":{"step":15,"epoch":3,"position":0,"samples":450,"seed":7}'
     assert_contains "$out" '{"name":"fc2.weight","dtype":"f32","shape":[3,16],"bytes":192}'
-    assert_contains "$out" '"format":"tandem-checkpoint-1"'
+    assert_contains "$out" '"format":"tandem-checkpoint-2"'
     cp "$last" plainly-named # the bytes tell what it is, not the name
     assert_exit 0 "$TANDEM" inspect plainly-named
     assert_contains "$out" "position    step 15"

@@ -180,7 +180,7 @@ test_damage() {
 # A file that is whole but not ours, or of a version to come: passing over it would lose work.
 test_a_checkpoint_of_another_kind() {
     copy kind
-    LC_ALL=C sed -i 's/tandem-checkpoint-1/tandem-checkpoint-2/' runs/kind/$newest
+    LC_ALL=C sed -i 's/tandem-checkpoint-2/tandem-checkpoint-9/' runs/kind/$newest
     assert_exit 1 "$TANDEM" train --resume runs/kind
     assert_contains "$err" "step-000000000012.safetensors"
     [ -e runs/kind/$newest ] || fail "it was moved"
@@ -223,7 +223,7 @@ test_a_checkpoint_out_of_reach() {
     assert_contains "$err" "step-000000000099.safetensors"
     [ -d runs/reach/checkpoints/step-000000000099.safetensors ] || fail "it was renamed"
     rmdir runs/reach/checkpoints/step-000000000099.safetensors
-    sed 's/tandem-checkpoint-1/tandem-checkpoint-2/' runs/reach/$newest >newer
+    sed 's/tandem-checkpoint-2/tandem-checkpoint-9/' runs/reach/$newest >newer
     cp newer runs/reach/checkpoints/step-000000000099.safetensors
     assert_exit 1 "$TANDEM" train --resume runs/reach
     assert_contains "$err" "use the version of Tandem that wrote it"

@@ -437,7 +437,7 @@ static void test_checkpoint_open_refuses(void)
         {"absent", NULL, TDM_OK, NULL}, /* the forgery itself is sound */
         {"format", NULL, TDM_ERR_FORMAT, "no checkpoint of Tandem's"},
         {"format", "pt", TDM_ERR_FORMAT, "no checkpoint of Tandem's"},
-        {"format", "tandem-checkpoint-2", TDM_ERR_UNSUPPORTED, "tandem-checkpoint-2"},
+        {"format", "tandem-checkpoint-3", TDM_ERR_UNSUPPORTED, "tandem-checkpoint-3"},
         {"sha256", NULL, TDM_ERR_FORMAT, "sha256"},
         {"state", NULL, TDM_ERR_FORMAT, "state"},
         {"state", "00", TDM_ERR_CHECKSUM, "should be 00"},

@@ -8,10 +8,12 @@
 
 #include <errno.h>
 
-/* Of the sample state of step 120 with two tensors more, as the first version of the format was
- * written. They never change. */
-#define OLD_STATE "b538b716952c2d60274be259aa0376e213266beadf49fbb24e5b6e1f520a7b6c"
-#define OLD_FILE "9fd3002adcb01baa6b8d875d266336eb001b49d23e0f5318085594ec1ed2076d"
+/* Of the sample state of step 120 with two tensors more, as the second version of the format was
+ * written, and the first. They never change. */
+#define OLD_STATE "143e4b18b13c2ab4bb3cd07e3481c0cde92309e32e1b69cd08da1f3b2cf72770"
+#define OLD_FILE "63985073e4b9e925cf41e65849886a001bed142ee63bfa4731642fbb80a5fde7"
+#define FIRST_STATE "b538b716952c2d60274be259aa0376e213266beadf49fbb24e5b6e1f520a7b6c"
+#define FIRST_FILE "9fd3002adcb01baa6b8d875d266336eb001b49d23e0f5318085594ec1ed2076d"
 
 enum { TENSORS = 6 };
 
@@ -112,6 +114,58 @@ static void test_old_bytes(void)
         CHECK_INT(write_in_chunks(path, &m, chunks[i], 0, NULL, &err), TDM_OK);
     }
     CHECK_INT(folder_entries(), 2);
+    folder_remove();
+}
+
+/* Writes the sample state as the first version of the format had it. */
+static void write_first_format(const mixed_state *m, const char *path)
+{
+    tdm_error err;
+    tdm_safetensors *file = NULL;
+    CHECK_INT(tdm_checkpoint_save(in_folder("new"), &m->sample.content, &err), TDM_OK);
+    CHECK_INT(tdm_safetensors_open(in_folder("new"), &file, &err), TDM_OK);
+    tdm_named_text texts[16];
+    size_t count = tdm_safetensors_metadata_count(file);
+    char sum[TDM_SHA256_HEX];
+    tdm_sha256 *hash = tdm_sha256_create();
+    for (size_t i = 0; i < count; i++) {
+        texts[i] = *tdm_safetensors_metadata_at(file, i);
+        if (strcmp(texts[i].name, "format") == 0) texts[i].text = "tandem-checkpoint-1";
+        if (strcmp(texts[i].name, "state") == 0) texts[i].text = FIRST_STATE;
+        if (strcmp(texts[i].name, "sha256") == 0) {
+            texts[i].text = sum;
+            continue;
+        }
+        tdm_sha256_text(hash, texts[i].name);
+        tdm_sha256_text(hash, texts[i].text);
+    }
+    tdm_sha256_finish(hash, sum);
+    tdm_sha256_destroy(hash);
+    CHECK_INT(tdm_safetensors_write(path, m->tensors, TENSORS, texts, count, &err), TDM_OK);
+    tdm_safetensors_destroy(file);
+}
+
+static void test_first_format(void)
+{
+    folder_make();
+    tdm_error err;
+    mixed_state m;
+    fill_mixed(&m);
+    char hex[TDM_SHA256_HEX];
+    const char *path = in_folder("first");
+    write_first_format(&m, path);
+    hash_file(path, hex);
+    CHECK_TEXT(hex, FIRST_FILE);
+    tdm_checkpoint *checkpoint = NULL;
+    CHECK_INT(tdm_checkpoint_open(path, &checkpoint, &err), TDM_OK);
+    const tdm_checkpoint_content *c = tdm_checkpoint_content_of(checkpoint);
+    CHECK_INT(tdm_state_hash(&c->position, c->tensors, c->tensor_count, hex, &err), TDM_OK);
+    CHECK_TEXT(hex, OLD_STATE);
+    tdm_checkpoint_destroy(checkpoint);
+    m.sample.weight[1][7] += 1;
+    write_first_format(&m, path);
+    CHECK_INT(tdm_checkpoint_open(path, &checkpoint, &err), TDM_ERR_CHECKSUM);
+    CHECK_HAS(err.message, "state hash");
     folder_remove();
 }
 
@@ -233,10 +287,8 @@ static void test_faults(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(test_old_bytes),
-    CHECK_TEST(test_hasher),
-    CHECK_TEST(test_wrong_bytes),
-    CHECK_TEST(test_faults),
+    CHECK_TEST(test_old_bytes),   CHECK_TEST(test_first_format), CHECK_TEST(test_hasher),
+    CHECK_TEST(test_wrong_bytes), CHECK_TEST(test_faults),
 };
 
 CHECK_MAIN(tests)

@@ -1,0 +1,264 @@
+/*
+ * pack.c: files packed by zstd, and unpacked.
+ *
+ * A packed file is a row of zstd frames, each with a mebibyte of the plain file and its own checksum; the
+ * `zstd` program unpacks it to the plain file, byte for byte. Frames are independent, so both ways go over
+ * several threads. The bytes depend on the library's version and on nothing else.
+ *
+ * Unpacking takes hostile bytes: where a frame ends, and how much it holds, is read from its blocks before
+ * anything is mapped, and no frame may claim more than its blocks could hold. Frames from elsewhere are
+ * fine as long as they say how much they hold; those that can be skipped are.
+ */
+#include "checkpoint/internal.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef TDM__WITH_ZSTD
+#include <zstd.h>
+#endif
+
+#define PACKED_SUFFIX ".zst"
+enum { MAGIC_BYTES = 4 };
+
+bool tdm__is_packed_name(const char *path)
+{
+    size_t length = strlen(path), suffix = strlen(PACKED_SUFFIX);
+    return length > suffix && strcmp(path + length - suffix, PACKED_SUFFIX) == 0;
+}
+
+bool tdm__is_packed(const void *bytes, size_t count)
+{
+    static const uint8_t magic[MAGIC_BYTES] = {0x28, 0xb5, 0x2f, 0xfd};
+    return count >= MAGIC_BYTES && memcmp(bytes, magic, MAGIC_BYTES) == 0;
+}
+
+#ifndef TDM__WITH_ZSTD
+
+static tdm_status without(const char *path, tdm_error *err)
+{
+    return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                    "%s: this build is without zstd; install libzstd-dev and build again, or "
+                    "unpack the file with 'zstd -d'",
+                    path);
+}
+
+tdm_status tdm__pack_usable(const char *path, tdm_error *err)
+{
+    return without(path, err);
+}
+
+tdm_status tdm__pack(const void *bytes, size_t count, tdm_file_writer *out, tdm_error *err)
+{
+    (void)bytes;
+    (void)count;
+    (void)out;
+    return without("packing", err);
+}
+
+tdm_status tdm__unpack(const void *bytes, size_t bytes_count, const char *name, tdm_pages *out,
+                       size_t *count, tdm_error *err)
+{
+    (void)bytes;
+    (void)bytes_count;
+    (void)out;
+    (void)count;
+    return without(name, err);
+}
+
+bool tdm_checkpoint_packs(char library[TDM_LIBRARY_BYTES])
+{
+    library[0] = '\0';
+    return false;
+}
+
+#else
+
+enum {
+    FRAME_BYTES = 1 << 20, /* of the plain file */
+    BATCH_FRAMES = 16,     /* packed before they are written, in order */
+    BLOCK_MOST = 128 << 10,
+    BLOCK_LEAST = 3, /* bytes that a block takes at least in the packed file */
+    LEVEL = 1        /* numbers that look random gain little from more work */
+};
+
+bool tdm_checkpoint_packs(char library[TDM_LIBRARY_BYTES])
+{
+    snprintf(library, TDM_LIBRARY_BYTES, "zstd %s", ZSTD_versionString());
+    return true;
+}
+
+tdm_status tdm__pack_usable(const char *path, tdm_error *err)
+{
+    (void)path;
+    (void)err;
+    return TDM_OK;
+}
+
+/* ---- packing ----------------------------------------------------------------------------------- */
+
+typedef struct packing {
+    const uint8_t *bytes;
+    size_t count;
+    size_t first; /* frame of the batch */
+    size_t bound; /* of a packed frame */
+    uint8_t *packed;
+    size_t sizes[BATCH_FRAMES]; /* or a zstd error; 0: no memory */
+} packing;
+
+static void pack_frame(void *user, size_t index)
+{
+    packing *p = user;
+    size_t at = (p->first + index) * FRAME_BYTES;
+    size_t bytes = p->count - at < FRAME_BYTES ? p->count - at : FRAME_BYTES;
+    ZSTD_CCtx *context = ZSTD_createCCtx();
+    size_t size = 0;
+    if (context) {
+        ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, LEVEL);
+        ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 1);
+        size = ZSTD_compress2(context, p->packed + index * p->bound, p->bound, p->bytes + at,
+                              bytes);
+    }
+    ZSTD_freeCCtx(context);
+    p->sizes[index] = size;
+}
+
+static tdm_status write_batch(const packing *p, size_t frames, tdm_file_writer *out, tdm_error *err)
+{
+    for (size_t i = 0; i < frames; i++) {
+        if (p->sizes[i] == 0 || ZSTD_isError(p->sizes[i])) {
+            return tdm_fail(err, TDM_ERR_NO_MEMORY, "packing by zstd: %s",
+                            p->sizes[i] ? ZSTD_getErrorName(p->sizes[i]) : "out of memory");
+        }
+        TDM_TRY(tdm_file_writer_write(out, p->packed + i * p->bound, p->sizes[i], err));
+    }
+    return TDM_OK;
+}
+
+tdm_status tdm__pack(const void *bytes, size_t count, tdm_file_writer *out, tdm_error *err)
+{
+    packing p = {.bytes = bytes, .count = count, .bound = ZSTD_compressBound(FRAME_BYTES)};
+    size_t frames = count / FRAME_BYTES + (count % FRAME_BYTES != 0);
+    p.packed = malloc(p.bound * BATCH_FRAMES);
+    if (!p.packed) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to pack a file");
+    tdm_status status = TDM_OK;
+    for (; p.first < frames && status == TDM_OK; p.first += BATCH_FRAMES) {
+        size_t some = frames - p.first < BATCH_FRAMES ? frames - p.first : BATCH_FRAMES;
+        tdm__spread(some, (uint64_t)some * FRAME_BYTES, pack_frame, &p);
+        status = write_batch(&p, some, out, err);
+    }
+    free(p.packed);
+    return status;
+}
+
+/* ---- unpacking --------------------------------------------------------------------------------- */
+
+typedef struct frame {
+    size_t from, packed; /* in the packed file */
+    size_t to, plain;
+} frame;
+
+typedef struct unpacking {
+    const uint8_t *bytes;
+    uint8_t *plain;
+    const frame *frames;
+    _Atomic size_t bad; /* the first frame that could not be unpacked, + 1; 0: none */
+} unpacking;
+
+/* The frame at `at`. *plain is 0 for one that is to be skipped. */
+static tdm_status look_at(const uint8_t *bytes, size_t count, size_t at, const char *name,
+                          size_t *packed, size_t *plain, tdm_error *err)
+{
+    size_t size = ZSTD_findFrameCompressedSize(bytes + at, count - at);
+    if (ZSTD_isError(size) || size == 0 || size > count - at) {
+        return tdm_fail(err, TDM_ERR_FORMAT,
+                        "%s: the packed bytes end or are damaged in the frame at byte %zu", name,
+                        at);
+    }
+    unsigned long long content = ZSTD_getFrameContentSize(bytes + at, size);
+    if (content == ZSTD_CONTENTSIZE_UNKNOWN) {
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                        "%s: the frame at byte %zu does not say how much it holds; unpack the file "
+                        "with 'zstd -d'",
+                        name, at);
+    }
+    if (content == ZSTD_CONTENTSIZE_ERROR || content / BLOCK_MOST > size / BLOCK_LEAST) {
+        return tdm_fail(err, TDM_ERR_FORMAT,
+                        "%s: the frame at byte %zu claims more than its %zu bytes can hold", name,
+                        at, size);
+    }
+    *packed = size;
+    *plain = (size_t)content;
+    return TDM_OK;
+}
+
+static tdm_status find_frames(const uint8_t *bytes, size_t count, const char *name, frame **out,
+                              size_t *out_count, size_t *out_plain, tdm_error *err)
+{
+    size_t room = 0, n = 0, total = 0, packed = 0, plain = 0;
+    frame *frames = NULL;
+    for (size_t at = 0; at < count; at += packed) {
+        tdm_status status = look_at(bytes, count, at, name, &packed, &plain, err);
+        if (status == TDM_OK && n == room) {
+            room = 2 * room + 16;
+            frame *more = realloc(frames, room * sizeof *frames);
+            if (more) frames = more;
+            if (!more) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", name);
+        }
+        if (status == TDM_OK && __builtin_add_overflow(total, plain, &total)) {
+            status = tdm_fail(err, TDM_ERR_FORMAT, "%s: its frames claim too many bytes", name);
+        }
+        if (status != TDM_OK) {
+            free(frames);
+            return status;
+        }
+        if (plain > 0) frames[n++] = (frame){at, packed, total - plain, plain};
+    }
+    *out = frames;
+    *out_count = n;
+    *out_plain = total;
+    return TDM_OK;
+}
+
+static void unpack_frame(void *user, size_t index)
+{
+    unpacking *u = user;
+    const frame *f = &u->frames[index];
+    size_t size = ZSTD_decompress(u->plain + f->to, f->plain, u->bytes + f->from, f->packed);
+    if (!ZSTD_isError(size) && size == f->plain) return;
+    size_t before = 0;
+    atomic_compare_exchange_strong(&u->bad, &before, index + 1);
+}
+
+tdm_status tdm__unpack(const void *bytes, size_t bytes_count, const char *name, tdm_pages *out,
+                       size_t *count, tdm_error *err)
+{
+    frame *frames = NULL;
+    size_t frame_count = 0, plain = 0;
+    tdm_pages pages = {0};
+    TDM_TRY(find_frames(bytes, bytes_count, name, &frames, &frame_count, &plain, err));
+    tdm_status status = tdm_pages_reserve(plain > 0 ? plain : 1, &pages, err);
+    if (status != TDM_OK) {
+        free(frames);
+        return tdm_error_context(err, status, "%s: unpacking", name);
+    }
+    unpacking u = {.bytes = bytes, .plain = pages.data, .frames = frames};
+    tdm__spread(frame_count, plain, unpack_frame, &u);
+    size_t bad = atomic_load(&u.bad);
+    if (bad > 0) {
+        status = tdm_fail(err, TDM_ERR_CHECKSUM,
+                          "%s: the frame at byte %zu cannot be unpacked: the file was damaged or "
+                          "changed; remove it and resume from an older checkpoint",
+                          name, frames[bad - 1].from);
+        tdm_pages_unmap(&pages);
+    }
+    free(frames);
+    if (status != TDM_OK) return status;
+    *out = pages;
+    *count = plain;
+    return TDM_OK;
+}
+
+#endif
