@@ -48,4 +48,6 @@ struct tdm__kv_ops {
                        uint64_t *out, tdm_error *err);
 };
 
+extern const tdm__kv_ops tdm__kv_local;
+
 #endif

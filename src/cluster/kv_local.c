@@ -1,0 +1,301 @@
+/*
+ * kv_local.c: a store that all processes of one host map, without a server.
+ *
+ * Every call takes the lock, brings itself up to date, ends the leases that are over, and does its
+ * work. Nobody's death takes the store away, whatever the instruction at which it comes: see
+ * kv_local.h. A lease is ended in this order: its keys go in one change, then its place becomes free;
+ * who is killed in between leaves a lease that is over, without keys, for the next one.
+ *
+ * Sleepers are woken by the change itself, within microseconds. They look by themselves as well, when
+ * the next lease ends and every POLL_S: somebody may have been killed between a change and the call
+ * that wakes them.
+ */
+#include "cluster/kv_local.h"
+
+#include <tandem/os.h>
+
+#include <string.h>
+#include <sys/stat.h>
+
+#define POLL_NS UINT64_C(100000000)
+#define TOUCH_S 600.0
+
+static tdm__local *local_of(tdm_kv *kv)
+{
+    return (tdm__local *)(void *)kv;
+}
+
+/* ---- leases ---------------------------------------------------------------------------------- */
+
+static tdm__local_lease *find_lease(tdm__local *local, uint64_t id)
+{
+    uint32_t top = atomic_load(&local->head->lease_top);
+    for (uint32_t i = 0; i < top && i < TDM__LOCAL_LEASES; i++)
+        if (atomic_load(&local->head->leases[i].id) == id) return &local->head->leases[i];
+    return NULL;
+}
+
+/* Ends what is over; *next is when the first of the others ends. */
+static tdm_status end_leases(tdm__local *local, uint64_t *next, tdm_error *err)
+{
+    uint64_t now = tdm_clock_ns();
+    uint32_t top = atomic_load(&local->head->lease_top), last = 0;
+    *next = UINT64_MAX;
+    for (uint32_t i = 0; i < top && i < TDM__LOCAL_LEASES; i++) {
+        tdm__local_lease *lease = &local->head->leases[i];
+        uint64_t id = atomic_load(&lease->id), deadline = atomic_load(&lease->deadline_ns);
+        if (id != 0 && deadline <= now) {
+            TDM_TRY(tdm__local_erase(local, NULL, id, err));
+            atomic_store(&lease->id, 0);
+        } else if (id != 0) {
+            last = i + 1;
+            if (deadline < *next) *next = deadline;
+        }
+    }
+    if (last < top) atomic_store(&local->head->lease_top, last);
+    return TDM_OK;
+}
+
+/* The lock, and everything up to date; on failure without the lock. */
+static tdm_status enter(tdm__local *local, uint64_t *next, tdm_error *err)
+{
+    uint64_t unused = 0;
+    TDM_TRY(tdm__local_lock(local, err));
+    tdm_status status = tdm__local_read(local, err);
+    if (status == TDM_OK) status = end_leases(local, next ? next : &unused, err);
+    if (status != TDM_OK) tdm__local_unlock(local);
+    return status;
+}
+
+static tdm_status check_lease(tdm__local *local, uint64_t lease, tdm_error *err)
+{
+    if (lease == 0 || find_lease(local, lease)) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: lease %llu has ended", local->path,
+                    (unsigned long long)lease);
+}
+
+static tdm_status lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *err)
+{
+    tdm__local *local = local_of(kv);
+    TDM_TRY(enter(local, NULL, err));
+    tdm__local_lease *place = NULL;
+    uint32_t i = 0;
+    for (; i < TDM__LOCAL_LEASES && !place; i++)
+        if (atomic_load(&local->head->leases[i].id) == 0) place = &local->head->leases[i];
+    if (!place) {
+        tdm__local_unlock(local);
+        return tdm_fail(err, TDM_ERR_NO_SPACE, "%s is full: %d leases are in use", local->path,
+                        TDM__LOCAL_LEASES);
+    }
+    uint64_t id = atomic_load(&local->head->last_lease) + 1;
+    uint64_t length_ns = (uint64_t)(seconds * 1e9);
+    atomic_store(&local->head->last_lease, id);
+    if (i > atomic_load(&local->head->lease_top)) atomic_store(&local->head->lease_top, i);
+    atomic_store(&place->length_ns, length_ns);
+    atomic_store(&place->deadline_ns, tdm_clock_ns() + length_ns);
+    atomic_store(&place->id, id);
+    tdm__local_unlock(local);
+    *out = id;
+    return TDM_OK;
+}
+
+static tdm_status keep(tdm_kv *kv, uint64_t id, tdm_error *err)
+{
+    tdm__local *local = local_of(kv);
+    TDM_TRY(enter(local, NULL, err));
+    tdm__local_lease *place = id ? find_lease(local, id) : NULL;
+    if (place) atomic_store(&place->deadline_ns, tdm_clock_ns() + atomic_load(&place->length_ns));
+    tdm__local_unlock(local);
+    /* So that who tidies up folders by the age of files sees that this one is in use. */
+    if (tdm_clock_s() - local->touched_s > TOUCH_S) {
+        (void)futimens(local->fd, NULL);
+        local->touched_s = tdm_clock_s();
+    }
+    if (place) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: lease %llu has ended", local->path,
+                    (unsigned long long)id);
+}
+
+static tdm_status release(tdm_kv *kv, uint64_t id, tdm_error *err)
+{
+    tdm__local *local = local_of(kv);
+    uint64_t next = 0;
+    TDM_TRY(enter(local, NULL, err));
+    tdm__local_lease *place = id ? find_lease(local, id) : NULL;
+    tdm_status status = TDM_OK;
+    if (place) {
+        atomic_store(&place->deadline_ns, 0);
+        status = end_leases(local, &next, err);
+    }
+    tdm__local_unlock(local);
+    return status;
+}
+
+/* ---- keys ------------------------------------------------------------------------------------ */
+
+static const tdm__local_record *look_up(const tdm__local *local, const char *key)
+{
+    size_t at = tdm__local_find(local, key);
+    if (at == local->index_count) return NULL;
+    const tdm__local_record *record = tdm__local_at(local, at);
+    return strcmp(tdm__local_key(record), key) == 0 ? record : NULL;
+}
+
+static bool copy_out(const tdm__local_record *record, tdm_arena *arena, tdm_kv_item *out)
+{
+    out->key = tdm_arena_strndup(arena, tdm__local_key(record), record->key_length);
+    out->value = tdm_arena_strndup(arena, tdm__local_value(record), record->value_length);
+    out->revision = record->revision;
+    out->lease = record->lease;
+    return out->key && out->value;
+}
+
+static tdm_status no_memory(const tdm__local *local, tdm_error *err)
+{
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for what is in it", local->path);
+}
+
+static tdm_status get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
+                      tdm_error *err)
+{
+    tdm__local *local = local_of(kv);
+    TDM_TRY(enter(local, NULL, err));
+    const tdm__local_record *record = look_up(local, key);
+    tdm_kv_item item;
+    bool copied = record && copy_out(record, arena, &item);
+    tdm__local_unlock(local);
+    if (!record) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s has no \"%s\"", local->path, key);
+    if (!copied) return no_memory(local, err);
+    *out = item;
+    return TDM_OK;
+}
+
+static tdm_status list(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_kv_item **out,
+                       size_t *out_count, uint64_t *revision, tdm_error *err)
+{
+    tdm__local *local = local_of(kv);
+    TDM_TRY(enter(local, NULL, err));
+    size_t first = tdm__local_find(local, prefix), count = 0, length = strlen(prefix);
+    while (first + count < local->index_count &&
+           strncmp(tdm__local_key(tdm__local_at(local, first + count)), prefix, length) == 0)
+        count++;
+    tdm_kv_item *items = tdm_arena_array(arena, count > 0 ? count : 1, sizeof *items);
+    bool copied = items != NULL;
+    for (size_t i = 0; i < count && copied; i++)
+        copied = copy_out(tdm__local_at(local, first + i), arena, &items[i]);
+    uint64_t now = local->seen.revision;
+    tdm__local_unlock(local);
+    if (!copied) return no_memory(local, err);
+    *out = items;
+    *out_count = count;
+    *revision = now;
+    return TDM_OK;
+}
+
+static tdm_status put(tdm_kv *kv, const char *key, const char *value, uint64_t lease_id,
+                      tdm_error *err)
+{
+    tdm__local *local = local_of(kv);
+    TDM_TRY(enter(local, NULL, err));
+    tdm_status status = check_lease(local, lease_id, err);
+    if (status == TDM_OK) status = tdm__local_write(local, key, value, lease_id, err);
+    tdm__local_unlock(local);
+    return status;
+}
+
+static tdm_status swap(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
+                       uint64_t lease_id, uint64_t *out_revision, tdm_error *err)
+{
+    tdm__local *local = local_of(kv);
+    TDM_TRY(enter(local, NULL, err));
+    const tdm__local_record *record = look_up(local, key);
+    uint64_t found = record ? record->revision : 0;
+    tdm_status status = TDM_OK;
+    if (found != expected)
+        status = tdm_fail(err, TDM_ERR_EXISTS, "%s: \"%s\" is at revision %llu, not %llu",
+                          local->path, key, (unsigned long long)found,
+                          (unsigned long long)expected);
+    if (status == TDM_OK) status = check_lease(local, lease_id, err);
+    if (status == TDM_OK) status = tdm__local_write(local, key, value, lease_id, err);
+    uint64_t now = local->seen.revision;
+    tdm__local_unlock(local);
+    if (status == TDM_OK) *out_revision = now;
+    return status;
+}
+
+static tdm_status erase(tdm_kv *kv, const char *prefix, tdm_error *err)
+{
+    tdm__local *local = local_of(kv);
+    TDM_TRY(enter(local, NULL, err));
+    tdm_status status = tdm__local_erase(local, prefix, 0, err);
+    tdm__local_unlock(local);
+    return status;
+}
+
+static tdm_status wait(tdm_kv *kv, const char *prefix, uint64_t revision, double seconds,
+                       uint64_t *out, tdm_error *err)
+{
+    tdm__local *local = local_of(kv);
+    uint64_t deadline = tdm_clock_ns() + (uint64_t)(seconds * 1e9), next = 0;
+    for (;;) {
+        TDM_TRY(enter(local, &next, err));
+        bool changed = tdm__local_changed(local, prefix, revision);
+        uint64_t now_revision = local->seen.revision;
+        tdm__local_unlock(local);
+        uint64_t now = tdm_clock_ns();
+        if (changed || now >= deadline) {
+            *out = now_revision;
+            return TDM_OK;
+        }
+        uint64_t until = now + POLL_NS < deadline ? now + POLL_NS : deadline;
+        tdm__local_sleep(local, now_revision, next < until ? next : until);
+    }
+}
+
+/* ---- the table ------------------------------------------------------------------------------- */
+
+static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
+{
+    why[0] = '\0';
+    library[0] = '\0';
+    return true;
+}
+
+static tdm_status open_local(const tdm_kv_options *options, const char *place, tdm_kv **out,
+                             tdm_error *err)
+{
+    tdm__local *local = NULL;
+    TDM_TRY(tdm__local_open(place, options->timeout_s, &local, err));
+    local->kv.ops = &tdm__kv_local;
+    *out = &local->kv;
+    return TDM_OK;
+}
+
+static void close_local(tdm_kv *kv)
+{
+    tdm__local_close(local_of(kv));
+}
+
+static double now_local(const tdm_kv *kv)
+{
+    (void)kv;
+    return tdm_clock_s();
+}
+
+const tdm__kv_ops tdm__kv_local = {
+    .name = "local",
+    .about = "processes of one host, through a file that all map",
+    .usable = usable,
+    .open = open_local,
+    .close = close_local,
+    .now = now_local,
+    .get = get,
+    .list = list,
+    .put = put,
+    .swap = swap,
+    .remove = erase,
+    .lease = lease,
+    .keep = keep,
+    .release = release,
+    .wait = wait,
+};

@@ -1,0 +1,316 @@
+/*
+ * kv_local_file.c: the file of a local store: who may have it, how it comes to be, and its lock.
+ *
+ * The file belongs to one user, and others may not read it. It is made under a lock of the file system,
+ * and its magic number is written last: who is killed while making it leaves one that the next opener
+ * makes anew. The same goes for a file from before the system was started: its clocks and its lock mean
+ * nothing any more. All its bytes are reserved at once, because a page that a full disk cannot give
+ * would kill whoever touches it.
+ *
+ * The lock is a robust mutex: it passes on when its holder dies. A holder that is stopped (SIGSTOP, a
+ * debugger) would keep everybody waiting, which is what the store is there to notice; it is killed once
+ * that has lasted a second. One that runs, however slowly, is left alone.
+ */
+#include "cluster/kv_local.h"
+
+#include <tandem/os.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAGIC = 0x564b4454, OPEN_TRIALS = 10 };
+#define STOPPED_NS UINT64_C(1000000000)
+#define SLICE_NS UINT64_C(250000000)
+#define SECOND_NS 1000000000
+
+/* ---- processes ------------------------------------------------------------------------------- */
+
+/* What the kernel says of a process: its state and when it was started. */
+static bool look_at(int64_t process, char *state, uint64_t *started)
+{
+    char path[64], text[1024];
+    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)process);
+    FILE *file = fopen(path, "re");
+    if (!file) return false;
+    size_t count = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[count] = '\0';
+    /* The name, in brackets, may hold anything; the state is field 3, the start field 22. */
+    const char *at = strrchr(text, ')');
+    if (!at || at[1] != ' ') return false;
+    *state = at[2];
+    for (int field = 2; field < 22; field++) {
+        at = strchr(at + 1, ' ');
+        if (!at) return false;
+    }
+    char *end = NULL;
+    *started = strtoull(at + 1, &end, 10);
+    return end != at + 1;
+}
+
+/* Kills who has the lock if it is stopped. */
+static void kill_stopped_holder(tdm__local *local)
+{
+    int64_t holder = atomic_load(&local->head->holder);
+    uint64_t expected = atomic_load(&local->head->holder_started), started = 0;
+    char state = 0;
+    if (holder <= 1 || holder == local->process) return;
+    /* The descriptor means one process for good, unlike its number: look only once it is there. */
+    int fd = (int)syscall(SYS_pidfd_open, (pid_t)holder, 0);
+    if (fd < 0) return;
+    if (look_at(holder, &state, &started) && started == expected &&
+        (state == 'T' || state == 't') && atomic_load(&local->head->holder) == holder) {
+        tdm_log(TDM_LOG_WARN, "cluster",
+                "process %lld was stopped while it had the lock of %s, and is killed so that the "
+                "others can go on",
+                (long long)holder, local->path);
+        (void)syscall(SYS_pidfd_send_signal, fd, SIGKILL, NULL, 0);
+    }
+    close(fd);
+}
+
+/* ---- the lock -------------------------------------------------------------------------------- */
+
+static struct timespec time_at(uint64_t ns)
+{
+    return (struct timespec){.tv_sec = (time_t)(ns / SECOND_NS), .tv_nsec = (long)(ns % SECOND_NS)};
+}
+
+/* Until then, by the monotonic clock. The thread sanitizer of GCC 12 does not know the call that waits by
+ * it, nor that a lock can be taken over from the dead while one waits: there it looks again and again. */
+static int wait_for_lock(pthread_mutex_t *lock, uint64_t until_ns)
+{
+#ifdef __SANITIZE_THREAD__
+    (void)until_ns;
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    return pthread_mutex_trylock(lock);
+#else
+    struct timespec until = time_at(until_ns);
+    return pthread_mutex_clocklock(lock, CLOCK_MONOTONIC, &until);
+#endif
+}
+
+static tdm_status take_lock(tdm__local *local, tdm_error *err)
+{
+    uint64_t began = tdm_clock_ns();
+    uint64_t deadline = began + (uint64_t)(local->timeout_s * 1e9);
+    int result = pthread_mutex_trylock(&local->head->lock);
+    while (result == EBUSY || result == ETIMEDOUT) {
+        uint64_t now = tdm_clock_ns();
+        if (now >= deadline)
+            return tdm_fail(err, TDM_ERR_TIMEOUT,
+                            "%s: process %lld keeps its lock, and did not give it back within %g s",
+                            local->path, (long long)atomic_load(&local->head->holder),
+                            local->timeout_s);
+        if (now - began > STOPPED_NS) kill_stopped_holder(local);
+        result = wait_for_lock(&local->head->lock,
+                               now + SLICE_NS < deadline ? now + SLICE_NS : deadline);
+    }
+    /* Its holder died: what it did not commit does not exist. */
+    if (result == EOWNERDEAD) result = pthread_mutex_consistent(&local->head->lock);
+    if (result == 0) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_FORMAT,
+                    "%s: its lock is damaged (%s); end what uses it, and remove the file",
+                    local->path, strerror(result));
+}
+
+tdm_status tdm__local_lock(tdm__local *local, tdm_error *err)
+{
+    TDM_TRY(take_lock(local, err));
+    atomic_store(&local->head->holder_started, local->started);
+    atomic_store(&local->head->holder, local->process);
+    local->rung = false;
+    struct stat about;
+    if (fstat(local->fd, &about) == 0 && about.st_nlink > 0) return TDM_OK;
+    tdm__local_unlock(local);
+    return tdm_fail(err, TDM_ERR_IO, "%s: this store was removed, so its session is over",
+                    local->path);
+}
+
+/* The half of `commit` that changes with every revision. */
+static uint32_t *bell(tdm__local *local)
+{
+    uint32_t *words = (uint32_t *)(void *)&local->head->commit;
+    return __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? words : words + 1;
+}
+
+void tdm__local_unlock(tdm__local *local)
+{
+    atomic_store(&local->head->holder, 0);
+    pthread_mutex_unlock(&local->head->lock);
+    if (local->rung) (void)syscall(SYS_futex, bell(local), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    local->rung = false;
+}
+
+void tdm__local_sleep(tdm__local *local, uint64_t revision, uint64_t until_ns)
+{
+    uint64_t now = tdm_clock_ns();
+    if (now >= until_ns) return;
+    struct timespec span = time_at(until_ns - now);
+    (void)syscall(SYS_futex, bell(local), FUTEX_WAIT, (uint32_t)revision, &span, NULL, 0);
+}
+
+/* ---- the file -------------------------------------------------------------------------------- */
+
+static void read_boot(char out[40])
+{
+    memset(out, 0, 40);
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (!file) return;
+    size_t count = fread(out, 1, 36, file);
+    out[count] = '\0';
+    fclose(file);
+}
+
+static tdm_status make_head(tdm__local_head *head, const char boot[40])
+{
+    atomic_store(&head->magic, 0);
+    memset(head, 0, sizeof *head);
+    head->version = TDM__LOCAL_VERSION;
+    memcpy(head->boot, boot, sizeof head->boot);
+    head->areas[0].generation = 1;
+    atomic_store(&head->commit, 1); /* revision 1, nothing in it: 0 stands for no revision */
+    pthread_mutexattr_t shared;
+    pthread_mutexattr_init(&shared);
+    pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&shared, PTHREAD_MUTEX_ROBUST);
+    int result = pthread_mutex_init(&head->lock, &shared);
+    pthread_mutexattr_destroy(&shared);
+    if (result != 0) return TDM_ERR_SYSTEM;
+    atomic_store(&head->magic, MAGIC);
+    return TDM_OK;
+}
+
+/* Under the file's lock: makes of it what it should be, and maps it. */
+static tdm_status prepare(tdm__local *local, off_t bytes, tdm_error *err)
+{
+    if (bytes != 0 && bytes != TDM__LOCAL_FILE_BYTES)
+        return tdm_fail(err, TDM_ERR_FORMAT, "%s is there already, and is no store", local->path);
+    if (ftruncate(local->fd, TDM__LOCAL_FILE_BYTES) != 0)
+        return tdm_os_fail(err, "making room in", local->path);
+    errno = posix_fallocate(local->fd, 0, TDM__LOCAL_FILE_BYTES);
+    if (errno != 0) return tdm_os_fail(err, "making room in", local->path);
+    char *memory = mmap(NULL, TDM__LOCAL_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, local->fd,
+                        0);
+    if (memory == MAP_FAILED) return tdm_os_fail(err, "mapping", local->path);
+    local->head = (tdm__local_head *)(void *)memory;
+    local->areas[0] = memory + TDM__LOCAL_HEAD_BYTES;
+    local->areas[1] = local->areas[0] + TDM__LOCAL_AREA_BYTES;
+    uint32_t magic = atomic_load(&local->head->magic);
+    char boot[40];
+    read_boot(boot);
+    if (magic != 0 && magic != MAGIC)
+        return tdm_fail(err, TDM_ERR_FORMAT, "%s is there already, and is no store", local->path);
+    if (magic == 0 || memcmp(local->head->boot, boot, sizeof boot) != 0) {
+        if (make_head(local->head, boot) != TDM_OK)
+            return tdm_fail(err, TDM_ERR_SYSTEM, "%s: the system cannot make a lock in it",
+                            local->path);
+    } else if (local->head->version != TDM__LOCAL_VERSION) {
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                        "%s is in use by another version of Tandem (store %u, this is %d)",
+                        local->path, local->head->version, TDM__LOCAL_VERSION);
+    }
+    return TDM_OK;
+}
+
+static tdm_status lock_file(tdm__local *local, tdm_error *err)
+{
+    double deadline = tdm_clock_s() + local->timeout_s;
+    while (flock(local->fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK && errno != EINTR) return tdm_os_fail(err, "locking", local->path);
+        if (tdm_clock_s() > deadline)
+            return tdm_fail(err, TDM_ERR_TIMEOUT,
+                            "%s: somebody makes it, and is not done after "
+                            "%g s",
+                            local->path, local->timeout_s);
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    return TDM_OK;
+}
+
+/* *gone: somebody removed it before it was ours, and one may try again. */
+static tdm_status open_file(tdm__local *local, bool *gone, tdm_error *err)
+{
+    *gone = false;
+    local->fd = open(local->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    if (local->fd < 0) return tdm_os_fail(err, "opening", local->path);
+    struct stat about;
+    if (fstat(local->fd, &about) != 0) return tdm_os_fail(err, "looking at", local->path);
+    if (!S_ISREG(about.st_mode))
+        return tdm_fail(err, TDM_ERR_FORMAT, "%s is there already, and is no file", local->path);
+    if (about.st_uid != geteuid() || (about.st_mode & 077) != 0)
+        return tdm_fail(
+            err, TDM_ERR_INVALID,
+            "%s: a store must belong to who uses it, and to nobody else (owner %u, mode "
+            "%03o; wanted are %u and 600)",
+            local->path, (unsigned)about.st_uid, (unsigned)(about.st_mode & 0777),
+            (unsigned)geteuid());
+    TDM_TRY(lock_file(local, err));
+    if (fstat(local->fd, &about) != 0) return tdm_os_fail(err, "looking at", local->path);
+    *gone = about.st_nlink == 0;
+    tdm_status status = *gone ? tdm_fail(err, TDM_ERR_BUSY,
+                                         "%s: others make and remove it all the "
+                                         "time",
+                                         local->path)
+                              : prepare(local, about.st_size, err);
+    flock(local->fd, LOCK_UN);
+    return status;
+}
+
+static void close_file(tdm__local *local)
+{
+    if (local->head) munmap(local->head, TDM__LOCAL_FILE_BYTES);
+    if (local->fd >= 0) close(local->fd);
+    local->head = NULL;
+    local->fd = -1;
+}
+
+tdm_status tdm__local_open(const char *path, double timeout_s, tdm__local **out, tdm_error *err)
+{
+    tdm__local *local = calloc(1, sizeof *local);
+    char *own_path = strdup(path);
+    if (!local || !own_path) {
+        free(local);
+        free(own_path);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory to open it", path);
+    }
+    local->fd = -1;
+    local->path = own_path;
+    local->timeout_s = timeout_s;
+    local->process = getpid();
+    local->touched_s = tdm_clock_s();
+    char state = 0;
+    (void)look_at(local->process, &state, &local->started);
+    bool gone = true;
+    tdm_status status = TDM_OK;
+    for (int i = 0; i < OPEN_TRIALS && gone; i++) {
+        close_file(local);
+        status = open_file(local, &gone, err);
+    }
+    if (status != TDM_OK) {
+        tdm__local_close(local);
+        return status;
+    }
+    *out = local;
+    return TDM_OK;
+}
+
+void tdm__local_close(tdm__local *local)
+{
+    close_file(local);
+    free(local->index);
+    free(local->path);
+    free(local);
+}

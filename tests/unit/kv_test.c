@@ -1,0 +1,447 @@
+/*
+ * kv_test.c: the local store, against real processes that are really killed.
+ *
+ * The exercise that all stores must pass; then what only a file that processes share can suffer:
+ * SIGKILL at any instruction (hundreds of them, while others go on), SIGSTOP inside of the lock, a full
+ * file, a file from before the system was started, of somebody else, damaged, or removed. Some of it
+ * reaches into the file (kv_local.h) to bring about what would take years.
+ */
+#include "cluster/kv_local.h"
+
+#include "cluster/kv_exercise.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { KILLS = 60, ROUNDS = 100, RACES = 100 };
+#else
+enum { KILLS = 300, ROUNDS = 1000, RACES = 500 };
+#endif
+
+static char folder[64], path[128], url[160];
+static tdm_kv_options options;
+
+static void begin(void)
+{
+    snprintf(folder, sizeof folder, "/tmp/tandem-kv-XXXXXX");
+    CHECK(mkdtemp(folder) != NULL);
+    snprintf(path, sizeof path, "%s/test.store", folder);
+    snprintf(url, sizeof url, "local:%s", path);
+    options = (tdm_kv_options){.url = url};
+}
+
+static void end(void)
+{
+    unlink(path);
+    CHECK_INT(rmdir(folder), 0);
+}
+
+static void the_exercise(void)
+{
+    begin();
+    exercise_keys(&options);
+    exercise_limits(&options);
+    exercise_leases(&options);
+    exercise_waits(&options, ROUNDS);
+    exercise_race(&options, 4, RACES);
+    end();
+}
+
+static void what_there_is(void)
+{
+    tdm_kv_info info;
+    tdm_kv *kv = NULL;
+    CHECK(tdm_kv_at(0, &info));
+    CHECK_TEXT(info.name, "local");
+    CHECK(info.usable && info.about[0]);
+    CHECK(!tdm_kv_at(100, &info));
+    const char *const wrong[] = {"", "local", "local:", "locals:/tmp/x", "redis:localhost"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        tdm_kv_options o = {.url = wrong[i]};
+        FAILS(tdm_kv_open(&o, &kv, &err), TDM_ERR_INVALID);
+    }
+    tdm_kv_options none = {.url = NULL}, nowhere = {.url = "local:/nowhere/at/all"};
+    FAILS(tdm_kv_open(&none, &kv, &err), TDM_ERR_INVALID);
+    FAILS(tdm_kv_open(&nowhere, &kv, &err), TDM_ERR_NOT_FOUND);
+}
+
+/* ---- the file --------------------------------------------------------------------------------- */
+
+static void whose_file(void)
+{
+    begin();
+    tdm_kv *kv = exercise_open(&options);
+    struct stat about;
+    CHECK_INT(stat(path, &about), 0);
+    CHECK_INT(about.st_mode & 0777, 0600);
+    CHECK_INT(chmod(path, 0640), 0);
+    tdm_kv *other = NULL;
+    FAILS(tdm_kv_open(&options, &other, &err), TDM_ERR_INVALID);
+    CHECK_INT(chmod(path, 0600), 0);
+    if (geteuid() == 0) {
+        CHECK_INT(chown(path, 12345, 12345), 0);
+        FAILS(tdm_kv_open(&options, &other, &err), TDM_ERR_INVALID);
+        CHECK_INT(chown(path, 0, 0), 0);
+    }
+    /* Removed beneath who uses it: they must not go on beside those who make it anew. */
+    WORKS(tdm_kv_put(kv, "a", "1", 0, &err));
+    CHECK_INT(unlink(path), 0);
+    FAILS(tdm_kv_put(kv, "a", "2", 0, &err), TDM_ERR_IO);
+    other = exercise_open(&options);
+    FAILS(tdm_kv_keep(kv, 1, &err), TDM_ERR_IO);
+    tdm_kv_close(other);
+    tdm_kv_close(kv);
+    CHECK_INT(unlink(path), 0);
+    CHECK_INT(symlink("elsewhere", path), 0);
+    CHECK(tdm_kv_open(&options, &other, NULL) != TDM_OK);
+    CHECK_INT(unlink(path), 0);
+    FILE *file = fopen(path, "we");
+    CHECK(file && fputs("no store", file) >= 0 && fclose(file) == 0);
+    CHECK_INT(chmod(path, 0600), 0);
+    FAILS(tdm_kv_open(&options, &other, &err), TDM_ERR_FORMAT);
+    end();
+}
+
+static tdm__local *inside(tdm_kv *kv)
+{
+    return (tdm__local *)(void *)kv;
+}
+
+static void old_or_foreign_files(void)
+{
+    begin();
+    tdm_arena *arena = tdm_arena_create("test");
+    tdm_kv_item item;
+    tdm_kv *kv = exercise_open(&options), *other = NULL;
+    WORKS(tdm_kv_put(kv, "a", "1", 0, &err));
+    inside(kv)->head->version++;
+    FAILS(tdm_kv_open(&options, &other, &err), TDM_ERR_UNSUPPORTED);
+    inside(kv)->head->version--;
+    /* As after a start of the system: its lock is taken for ever by who is no more. */
+    memcpy(inside(kv)->head->boot, "another", 8);
+    memset(&inside(kv)->head->lock, 0x5a, sizeof inside(kv)->head->lock);
+    other = exercise_open(&options);
+    FAILS(tdm_kv_get(other, "a", arena, &item, &err), TDM_ERR_NOT_FOUND);
+    WORKS(tdm_kv_put(other, "a", "2", 0, &err));
+    tdm_kv_close(kv);
+    /* Made only by half. */
+    atomic_store(&inside(other)->head->magic, 0);
+    tdm_kv_close(other);
+    other = exercise_open(&options);
+    FAILS(tdm_kv_get(other, "a", arena, &item, &err), TDM_ERR_NOT_FOUND);
+    atomic_store(&inside(other)->head->magic, 77);
+    FAILS(tdm_kv_open(&options, &kv, &err), TDM_ERR_FORMAT);
+    tdm_kv_close(other);
+    tdm_arena_destroy(arena);
+    end();
+}
+
+static void damaged_logs(void)
+{
+    begin();
+    tdm_arena *arena = tdm_arena_create("test");
+    tdm_kv_item item;
+    tdm_kv *kv = exercise_open(&options);
+    WORKS(tdm_kv_put(kv, "a", "1", 0, &err));
+    WORKS(tdm_kv_put(kv, "b", "2", 0, &err));
+    tdm__local_record *first = (tdm__local_record *)(void *)inside(kv)->areas[0], good = *first;
+    tdm__local_record bad[6] = {good, good, good, good, good, good};
+    bad[0].bytes = 0;
+    bad[1].bytes = UINT32_MAX;
+    bad[2].key_length = 0;
+    bad[3].key_length = TDM_KV_KEY_BYTES;
+    bad[4].value_length = UINT32_MAX;
+    bad[5].value_length = 0;
+    for (size_t i = 0; i < 6; i++) {
+        *first = bad[i];
+        tdm_kv *reader = exercise_open(&options);
+        FAILS(tdm_kv_get(reader, "b", arena, &item, &err), TDM_ERR_FORMAT);
+        FAILS(tdm_kv_put(reader, "b", "3", 0, &err), TDM_ERR_FORMAT);
+        tdm_kv_close(reader);
+    }
+    *first = good;
+    WORKS(tdm_kv_get(kv, "b", arena, &item, &err));
+    CHECK_TEXT(item.value, "2");
+    tdm_kv_close(kv);
+    tdm_arena_destroy(arena);
+    end();
+}
+
+static void full_stores(void)
+{
+    begin();
+    tdm_kv *kv = exercise_open(&options), *other = exercise_open(&options);
+    tdm_arena *arena = tdm_arena_create("test");
+    char *value = calloc(1, TDM_KV_VALUE_BYTES), key[32];
+    if (!value) exit(1);
+    memset(value, 'v', TDM_KV_VALUE_BYTES - 1);
+    int count = 0;
+    tdm_status status = TDM_OK;
+    tdm_error full = {0};
+    while (status == TDM_OK && count < 1000) {
+        snprintf(key, sizeof key, "full/%04d", count);
+        status = tdm_kv_put(kv, key, value, 0, &full);
+        if (status == TDM_OK) count++;
+    }
+    CHECK_INT(status, TDM_ERR_NO_SPACE);
+    CHECK_HAS(full.message, "full");
+    CHECK_INT(count, (TDM__LOCAL_AREA_BYTES) / (TDM_KV_VALUE_BYTES + 48));
+    /* What is there can be changed and removed all the same, and all is found again. */
+    uint64_t revision = exercise_revision(kv), now = 0;
+    for (int i = 0; i < 3 * count; i++) {
+        snprintf(key, sizeof key, "full/%04d", i % count);
+        WORKS(tdm_kv_put(i % 2 ? kv : other, key, value, 0, &err));
+    }
+    tdm_kv_item *items = NULL;
+    size_t found = 0;
+    WORKS(tdm_kv_list(other, "full/", arena, &items, &found, NULL, &err));
+    CHECK_INT(found, count);
+    WORKS(tdm_kv_wait(other, "full/", revision, 30, &now, &err)); /* although its log is gone */
+    CHECK_INT(now, revision + 3 * (uint64_t)count);
+    WORKS(tdm_kv_remove(other, "full/0000", &err));
+    WORKS(tdm_kv_put(kv, "full/new", value, 0, &err));
+    WORKS(tdm_kv_remove(kv, "full/", &err));
+    WORKS(tdm_kv_list(other, "", arena, &items, &found, NULL, &err));
+    CHECK_INT(found, 0);
+    uint64_t lease = 0;
+    for (count = 0; tdm_kv_lease(kv, 3600, &lease, NULL) == TDM_OK; count++) {
+    }
+    CHECK_INT(count, TDM__LOCAL_LEASES);
+    FAILS(tdm_kv_lease(kv, 1, &lease, &err), TDM_ERR_NO_SPACE);
+    WORKS(tdm_kv_release(other, lease, &err));
+    WORKS(tdm_kv_lease(kv, 1, &lease, &err));
+    free(value);
+    tdm_arena_destroy(arena);
+    tdm_kv_close(other);
+    tdm_kv_close(kv);
+    end();
+}
+
+/* ---- processes that stop in the worst place --------------------------------------------------- */
+
+static pid_t start_holder(bool stop)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child < 0) exit(1);
+    if (child > 0) return child;
+    tdm_kv *kv = exercise_open(&options);
+    if (tdm__local_lock(inside(kv), NULL) != TDM_OK) _exit(1);
+    memset(inside(kv)->areas[0] + 4096, 0xff, 4096); /* behind the end, and never committed */
+    raise(stop ? SIGSTOP : SIGKILL);
+    _exit(2);
+}
+
+static void dead_and_stopped_holders(void)
+{
+    begin();
+    tdm_kv *kv = exercise_open(&options);
+    WORKS(tdm_kv_put(kv, "a", "1", 0, &err));
+    for (int stop = 0; stop < 2; stop++) {
+        pid_t child = start_holder(stop);
+        siginfo_t info;
+        CHECK_INT(waitid(P_PID, (id_t)child, &info, WSTOPPED | WEXITED | WNOWAIT), 0);
+        CHECK_INT(info.si_code, stop ? CLD_STOPPED : CLD_KILLED);
+        WORKS(tdm_kv_put(kv, "a", "2", 0, &err));
+        int status = 0;
+        CHECK_INT(waitpid(child, &status, 0), child);
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    }
+    CHECK_INT(exercise_revision(kv), 4);
+    /* One that runs keeps its lock; who waits for it gives up in time. */
+    CHECK_INT(tdm__local_lock(inside(kv), NULL), TDM_OK);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        tdm_kv_options hasty = options;
+        hasty.timeout_s = 0.2;
+        tdm_kv *own = exercise_open(&hasty);
+        _exit(tdm_kv_put(own, "a", "3", 0, NULL) == TDM_ERR_TIMEOUT ? 0 : 1);
+    }
+    int status = 0;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    tdm__local_unlock(inside(kv));
+    WORKS(tdm_kv_put(kv, "a", "4", 0, &err));
+    tdm_kv_close(kv);
+    end();
+}
+
+/* ---- kills ------------------------------------------------------------------------------------ */
+
+enum { WORKERS = 3 };
+
+/* What workers know that they have done, where a kill does not reach. */
+typedef struct known {
+    _Atomic uint64_t tried[WORKERS], done[WORKERS];             /* puts of a key of one's own */
+    _Atomic uint64_t count_tried[WORKERS], count_done[WORKERS]; /* swaps of a common one */
+} known;
+
+/* A text of which one sees whether it is whole: a number, and a tail that follows from it. */
+static void make_value(uint64_t number, char *out)
+{
+    size_t tail = number * 7919 % 50000;
+    int head = sprintf(out, "%llu ", (unsigned long long)number);
+    memset(out + head, 'a' + (int)(number % 26), tail);
+    out[(size_t)head + tail] = '\0';
+}
+
+static bool is_whole(const char *value, uint64_t *number)
+{
+    char *want = malloc(TDM_KV_VALUE_BYTES);
+    *number = strtoull(value, NULL, 10);
+    if (!want) exit(1);
+    make_value(*number, want);
+    bool same = strcmp(want, value) == 0;
+    free(want);
+    return same;
+}
+
+/* Works until it is killed. */
+static void work(known *k, int worker, uint32_t seed)
+{
+    tdm_kv *kv = exercise_open(&options);
+    tdm_arena *arena = tdm_arena_create("test");
+    char own[32], first[32], second[32], *value = malloc(TDM_KV_VALUE_BYTES);
+    uint64_t lease = 0;
+    snprintf(own, sizeof own, "own/%d", worker);
+    snprintf(first, sizeof first, "pair/%d/1", worker);
+    snprintf(second, sizeof second, "pair/%d/2", worker);
+    for (bool fine = value != NULL; fine;) {
+        tdm_arena_reset(arena);
+        uint64_t number = atomic_load(&k->tried[worker]) + 1;
+        make_value(number, value);
+        atomic_store(&k->tried[worker], number);
+        fine = tdm_kv_put(kv, own, value, 0, NULL) == TDM_OK;
+        atomic_store(&k->done[worker], number);
+
+        tdm_kv_item item = {.value = "0"};
+        (void)tdm_kv_get(kv, "count", arena, &item, NULL);
+        make_value(strtoull(item.value, NULL, 10) + 1, value);
+        atomic_fetch_add(&k->count_tried[worker], 1);
+        if (tdm_kv_swap(kv, "count", item.revision, value, 0, NULL, NULL) == TDM_OK)
+            atomic_fetch_add(&k->count_done[worker], 1);
+        else
+            atomic_fetch_sub(&k->count_tried[worker], 1);
+
+        seed = seed * 1664525 + 1013904223;
+        fine = fine && tdm_kv_lease(kv, 0.5, &lease, NULL) == TDM_OK &&
+               tdm_kv_put(kv, first, "1", lease, NULL) == TDM_OK &&
+               tdm_kv_put(kv, second, "2", lease, NULL) == TDM_OK;
+        if (seed >> 30 > 0) fine = fine && tdm_kv_release(kv, lease, NULL) == TDM_OK;
+    }
+    _exit(1);
+}
+
+static pid_t start_worker(known *k, int worker, uint32_t seed)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child < 0) exit(1);
+    if (child == 0) work(k, worker, seed);
+    return child;
+}
+
+static const char *find_value(const tdm_kv_item *items, size_t count, const char *key)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(items[i].key, key) == 0) return items[i].value;
+    return NULL;
+}
+
+/* All that was acknowledged is there, and nothing is there by half. */
+static void check_whole(tdm_kv *kv, known *k, tdm_arena *arena)
+{
+    tdm_kv_item *items = NULL;
+    size_t count = 0;
+    uint64_t least = 0, most = 0, number = 0;
+    tdm_arena_reset(arena);
+    for (int i = 0; i < WORKERS; i++) least += atomic_load(&k->count_done[i]);
+    uint64_t done[WORKERS];
+    for (int i = 0; i < WORKERS; i++) done[i] = atomic_load(&k->done[i]);
+    WORKS(tdm_kv_list(kv, "", arena, &items, &count, NULL, &err));
+    for (int i = 0; i < WORKERS; i++) most += atomic_load(&k->count_tried[i]);
+    const char *counted = find_value(items, count, "count");
+    CHECK(counted ? is_whole(counted, &number) : least == 0);
+    /* A swap that is on its way may be counted back below, so one for each worker is in doubt. */
+    CHECK(number >= least && number <= most + WORKERS);
+    for (int i = 0; i < WORKERS; i++) {
+        char key[32];
+        number = 0;
+        snprintf(key, sizeof key, "own/%d", i);
+        const char *own = find_value(items, count, key);
+        CHECK(own ? is_whole(own, &number) : done[i] == 0);
+        CHECK(number >= done[i] && number <= atomic_load(&k->tried[i]));
+        snprintf(key, sizeof key, "pair/%d/2", i);
+        bool second = find_value(items, count, key) != NULL;
+        snprintf(key, sizeof key, "pair/%d/1", i);
+        CHECK(!second || find_value(items, count, key)); /* they go together */
+    }
+}
+
+static void kills(void)
+{
+    begin();
+    known *k = mmap(NULL, sizeof *k, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (k == MAP_FAILED) exit(1);
+    tdm_kv *kv = exercise_open(&options);
+    tdm_arena *arena = tdm_arena_create("test");
+    pid_t workers[WORKERS];
+    uint32_t seed = 1;
+    for (int i = 0; i < WORKERS; i++) workers[i] = start_worker(k, i, (uint32_t)i);
+    for (int i = 0; i < KILLS; i++) {
+        seed = seed * 1664525 + 1013904223;
+        nanosleep(&(struct timespec){.tv_nsec = (long)(seed >> 10)}, NULL); /* up to 4 ms */
+        int victim = (int)(seed >> 8) % WORKERS, status = 0;
+        kill(workers[victim], SIGKILL);
+        CHECK_INT(waitpid(workers[victim], &status, 0), workers[victim]);
+        CHECK(WIFSIGNALED(status));
+        check_whole(kv, k, arena);
+        workers[victim] = start_worker(k, victim, seed);
+    }
+    for (int i = 0; i < WORKERS; i++) {
+        int status = 0;
+        kill(workers[i], SIGKILL);
+        CHECK_INT(waitpid(workers[i], &status, 0), workers[i]);
+        CHECK(WIFSIGNALED(status));
+    }
+    tdm_kv *fresh = exercise_open(&options);
+    check_whole(fresh, k, arena);
+    check_whole(kv, k, arena);
+    /* The leases of the dead end, and wake who waits. */
+    uint64_t revision = exercise_revision(kv);
+    tdm_kv_item *items = NULL;
+    size_t count = 1;
+    for (int i = 0; i < 100 && count > 0; i++) {
+        WORKS(tdm_kv_list(fresh, "pair/", arena, &items, &count, NULL, &err));
+        if (count > 0) WORKS(tdm_kv_wait(fresh, "pair/", revision, 0.2, &revision, &err));
+    }
+    CHECK_INT(count, 0);
+    uint64_t swaps = 0;
+    for (int i = 0; i < WORKERS; i++) swaps += atomic_load(&k->count_done[i]);
+    printf("     %d kills, %llu swaps, revision %llu\n", KILLS, (unsigned long long)swaps,
+           (unsigned long long)revision);
+    CHECK(swaps > KILLS);
+    tdm_kv_close(fresh);
+    tdm_kv_close(kv);
+    tdm_arena_destroy(arena);
+    munmap(k, sizeof *k);
+    end();
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(the_exercise),
+    CHECK_TEST(what_there_is),
+    CHECK_TEST(whose_file),
+    CHECK_TEST(old_or_foreign_files),
+    CHECK_TEST(damaged_logs),
+    CHECK_TEST(full_stores),
+    CHECK_TEST(dead_and_stopped_holders),
+    CHECK_TEST(kills),
+};
+CHECK_MAIN(tests)
