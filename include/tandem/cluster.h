@@ -1,5 +1,5 @@
 /*
- * cluster.h: starting the processes of a world.
+ * cluster.h: starting the processes of a world, and those of a session, which may come and go.
  *
  * A launcher starts N copies of a program on this host, each with its place in the environment
  * (TANDEM_RANK, TANDEM_SIZE, TANDEM_LOCAL_RANK, TANDEM_LOCAL_SIZE, TANDEM_RENDEZVOUS, TANDEM_SECRET,
@@ -15,6 +15,8 @@
 #define TANDEM_CLUSTER_H
 
 #include <tandem/base.h>
+#include <tandem/kv.h>
+#include <tandem/os.h>
 #include <tandem/text.h>
 
 #ifdef __cplusplus
@@ -64,6 +66,203 @@ TDM_API tdm_status tdm_launch(const tdm_launch_options *options, tdm_launch_resu
 /* Removes the folder with the traces when it is a temporary one that was kept: for failures that have
  * nothing to do with who waited for whom. */
 TDM_API void tdm_launch_forget(tdm_launch_result *result);
+
+/* ---- sessions ----------------------------------------------------------------------------------- */
+
+/*
+ * A session is one life of a run whose members may come and go (elastic.h). On each host an agent starts
+ * its workers, watches them, and starts them again; a launcher starts the agents and waits for the end.
+ * Nobody's death ends the session but that of all workers.
+ *
+ * What a session has on a host lies in the runtime folder of the user: $TANDEM_RUNTIME, or
+ * $XDG_RUNTIME_DIR/tandem, or /tmp/tandem-UID, which nobody else can look into:
+ *     SESSION.lock    locked, shared, by every process of the session; nobody has it: the session is over
+ *     SESSION.url     where its store is
+ *     SESSION.store   the store, where it is a local one
+ *     SESSION.yaml    its job
+ *     SESSION.logs/   what workers print until there is a run
+ */
+enum { TDM_SESSION_BYTES = 48 };
+
+/* Makes the folder. TDM_ERR_INVALID when it belongs to somebody else, or others can look into it. */
+TDM_API tdm_status tdm_runtime_dir(tdm_arena *arena, const char **out, tdm_error *err);
+
+/* Texts come from an arena. */
+typedef struct tdm_session_place {
+    const char *session;
+    const char *store; /* its URL */
+    const char *job;   /* a file */
+    const char *logs;  /* a folder */
+} tdm_session_place;
+
+/* Those with processes on this host. What others have left is removed. */
+TDM_API tdm_status tdm_session_list(tdm_arena *arena, tdm_session_place **out, size_t *out_count,
+                                    tdm_error *err);
+
+typedef struct tdm_session_member {
+    const char *id, *host, *phase;
+    const char *run; /* NULL: it does not know yet */
+    int slot;
+    int64_t pid;
+    int rank; /* in the epoch that counts; -1: none */
+    uint64_t step, steps;
+    double speed; /* samples a second, of all ranks */
+} tdm_session_member;
+
+typedef struct tdm_session_host {
+    const char *name;
+    int64_t pid; /* of its agent */
+    int workers;
+    double load;
+    uint64_t memory_free_bytes;
+} tdm_session_host;
+
+/* What the store says about a session. */
+typedef struct tdm_session_view {
+    const char *session;
+    const char *name;         /* of the job */
+    const char *run;          /* folder; NULL: none yet */
+    const char *dir;          /* in which it was started */
+    const char *const *words; /* of a worker's command line, behind the job; NULL at the end */
+    double began_s;           /* unix */
+    int expected, min, max;   /* workers; max 0: no limit */
+    uint32_t epoch;           /* 0: none yet */
+    int rank_count;
+    uint64_t step, steps;
+    double speed;
+    const char *const *rank_ids; /* by rank */
+    bool stopping, now;          /* it was asked for; at once */
+    bool ended;
+    tdm_status status; /* with `ended` */
+    const char *message;
+    tdm_session_member *members; /* ranks in their order, then who waits */
+    size_t member_count;
+    tdm_session_host *hosts; /* that have an agent */
+    size_t host_count;
+} tdm_session_view;
+
+/* TDM_ERR_NOT_FOUND: the store knows no such session. */
+TDM_API tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
+                                    tdm_session_view *out, tdm_error *err);
+/* Names of the sessions in a store. */
+TDM_API tdm_status tdm_session_names(tdm_kv *kv, tdm_arena *arena, const char *const **out,
+                                     size_t *out_count, tdm_error *err);
+
+/* Asks for something, as users do: "stop" ends with a checkpoint, "now" ends at once, "leave/ID". */
+TDM_API tdm_status tdm_session_wish(tdm_kv *kv, const char *session, const char *wish,
+                                    const char *why, tdm_error *err);
+/* Ends the session for all, unless it has ended already. */
+TDM_API tdm_status tdm_session_end(tdm_kv *kv, const char *session, tdm_status status,
+                                   const char *message, const char *by, tdm_error *err);
+
+/* ---- workers ------------------------------------------------------------------------------------ */
+
+/* How a worker ends, by its exit code; 1 to TDM_WORKER_ERROR_MOST: the job's, the user's or this host's
+ * error, the same for any worker. */
+enum {
+    TDM_WORKER_DONE = 0,
+    TDM_WORKER_ERROR_MOST = 5,
+    TDM_WORKER_PEER = 6,   /* others failed: another try may help */
+    TDM_WORKER_FENCED = 7, /* the others go on without it */
+    TDM_WORKER_LEFT = 8,   /* it was asked to leave */
+    TDM_WORKER_STOPPED = 130
+};
+enum { TDM_SLOTS_MOST = 4096 }; /* of living workers on a host */
+
+/* A worker's side of what its agent gave it: this host's memory, its slot, its streams. */
+typedef struct tdm_worker tdm_worker;
+/* By the environment that an agent has set. TDM_ERR_NOT_FOUND: none has. */
+TDM_API tdm_status tdm_worker_open(tdm_worker **out, tdm_error *err);
+TDM_API void tdm_worker_close(tdm_worker *worker); /* NULL is fine */
+TDM_API tdm_vault *tdm_worker_vault(const tdm_worker *worker);
+/* Steps finished: for the agent to know where it died. Cheap. */
+TDM_API void tdm_worker_tell(tdm_worker *worker, uint64_t step);
+/* From now on its standard streams are those of the session's launcher; before they are its log. */
+TDM_API void tdm_worker_speak(tdm_worker *worker);
+/* Its log, from now on in this run, where its folder can be seen. */
+TDM_API void tdm_worker_move_log(tdm_worker *worker, const char *run_path);
+TDM_API int tdm_worker_log_fd(const tdm_worker *worker);
+
+/* ---- agents ------------------------------------------------------------------------------------- */
+
+/* Zero means the default in brackets. */
+typedef struct tdm_agent_options {
+    tdm_kv_options kv;
+    const char *session;
+    const char *host;           /* by which members that share memory know each other */
+    const char *const *program; /* a worker's command line */
+    const char *dir;            /* in which it is executed (here, and where there is none) */
+    const char *logs;           /* folder for what workers print */
+    int count;                  /* workers (1) */
+    bool pin;                   /* as for tdm_launch */
+    int restarts;               /* of a worker within restart_window_s; -1: none (5) */
+    double restart_window_s;    /* (300) */
+    double grace_s;             /* from asking workers to end to killing them (25) */
+    double backoff_s;           /* before the second restart; doubled for each further one (0.5) */
+    const char *secret;         /* by which ranks know each other (none) */
+    int hold_fd;                /* that workers shall have open, too; 0: none */
+} tdm_agent_options;
+
+typedef struct tdm_agent_result {
+    bool has_verdict;
+    tdm_status status; /* of the session, with a verdict */
+    char message[1000];
+    int exit_code; /* of the worker that says most about the session's end */
+    int restarts;
+} tdm_agent_result;
+
+/* Returns when the session has ended and no worker of this agent is left, or there is nothing left to do
+ * here. Signals as for tdm_launch: the first one asks the workers to end, the second kills. */
+TDM_API tdm_status tdm_agent_run(const tdm_agent_options *options, tdm_agent_result *out,
+                                 tdm_error *err);
+
+/* ---- the launcher of a session ---------------------------------------------------------------------- */
+
+typedef struct tdm_session_start {
+    const char *name; /* where workers run; NULL: this host, without ssh */
+    int count;        /* workers */
+} tdm_session_start;
+
+typedef struct tdm_session_options {
+    tdm_kv_options kv;         /* url NULL: a local store */
+    const char *name;          /* of the job */
+    const char *job_text;      /* the whole job, as YAML */
+    const char *tandem;        /* this program; its command `agent` is an agent */
+    const char *remote_tandem; /* on other hosts ("tandem") */
+    const char *const *words;  /* of a worker's command line, behind the job; NULL at the end */
+    const tdm_session_start *starts;
+    int start_count;
+    int min, max; /* max 0: no limit */
+    double grace_s;
+    /* Told when something is worth a line on a terminal; may be NULL. */
+    void (*say)(void *user, const char *text);
+    void *user;
+} tdm_session_options;
+
+typedef struct tdm_session_result {
+    char session[TDM_SESSION_BYTES];
+    tdm_status status; /* how it ended */
+    char message[1000];
+    bool stopped;   /* before its end, by a wish or a signal */
+    int exit_code;  /* of the agent that says most; 0: none says more than `status` */
+    char run[4096]; /* empty: there was none */
+} tdm_session_result;
+
+/* Starts the agents, and waits for the session's end. The agents outlive this process. */
+TDM_API tdm_status tdm_session_launch(const tdm_session_options *options, tdm_session_result *out,
+                                      tdm_error *err);
+
+/* Holds the session on this host: makes its files where they are not there yet, and removes them with the
+ * last holder. For agents; the descriptor is to be inherited by workers. */
+typedef struct tdm_session_hold {
+    int fd;
+    tdm_arena *arena; /* of the place */
+    tdm_session_place place;
+} tdm_session_hold;
+TDM_API tdm_status tdm_session_hold_init(const char *session, const char *store,
+                                         const char *job_text, tdm_session_hold *out,
+                                         tdm_error *err);
+TDM_API void tdm_session_hold_release(tdm_session_hold *hold);
 
 #ifdef __cplusplus
 }

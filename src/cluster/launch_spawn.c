@@ -1,23 +1,19 @@
 /*
- * launch_spawn.c: one rank's process: environment, fork, exec.
+ * launch_spawn.c: one rank's process: its environment, its processors, its pipes.
  *
- * All that needs memory is done before the fork; between fork and exec the child makes system calls
- * only. It asks the kernel for SIGKILL upon its parent's death and then looks whether the parent is
- * still there, so no moment is left in which the launcher could die unnoticed. Its program's start is
- * reported by a pipe that exec closes: bytes in it are the errno of what failed.
+ * What all ranks have in common is made once; each adds its place in the world. A rank dies with the
+ * launcher (spawn.c sees to that), and the first one has the launcher's input, unless it is a terminal.
  */
 #include "cluster/launch.h"
+#include "cluster/spawn.h"
 
 #include <tandem/os.h>
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 extern char **environ;
@@ -113,20 +109,12 @@ void tdm__launch_plan_release(tdm__launch_plan *plan)
     plan->places = NULL;
 }
 
-/* ---- the child ----------------------------------------------------------------------------------- */
+/* ---- the process --------------------------------------------------------------------------------- */
 
-typedef struct child {
-    const tdm__launch_plan *plan;
-    char own[OWN_VARIABLES][VARIABLE_BYTES];
-    int report; /* where errno goes */
-    int output[2];
-    bool keeps_input;
-    const tdm_place *place; /* NULL: anywhere */
-} child;
-
-static void fill_own(child *c, int index)
+/* The rank's own variables, behind the common ones. */
+static void fill_own(const tdm__launch_plan *plan, int index,
+                     char texts[OWN_VARIABLES][VARIABLE_BYTES])
 {
-    const tdm__launch_plan *plan = c->plan;
     const struct {
         const char *name;
         int value;
@@ -135,65 +123,16 @@ static void fill_own(child *c, int index)
                             {"TANDEM_LOCAL_RANK", index},
                             {"TANDEM_LOCAL_SIZE", plan->count}};
     for (int i = 0; i < OWN_VARIABLES; i++) {
-        snprintf(c->own[i], sizeof c->own[i], "%s=%d", own[i].name, own[i].value);
-        plan->environment[plan->common_count + (size_t)i] = c->own[i];
+        snprintf(texts[i], VARIABLE_BYTES, "%s=%d", own[i].name, own[i].value);
+        plan->environment[plan->common_count + (size_t)i] = texts[i];
     }
     plan->environment[plan->common_count + OWN_VARIABLES] = NULL;
 }
-
-static bool settle(const child *c)
-{
-    if (setpgid(0, 0) != 0 || prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return false;
-    if (getppid() != c->plan->launcher) _exit(1); /* it died before we asked */
-    if (c->place && !tdm_os_place_take(c->place)) return false;
-    if (!c->keeps_input) {
-        int empty = open("/dev/null", O_RDONLY);
-        if (empty < 0 || dup2(empty, STDIN_FILENO) < 0) return false;
-        if (empty != STDIN_FILENO) close(empty);
-    }
-    for (int i = 0; i < 2; i++)
-        if (c->output[i] >= 0 && dup2(c->output[i], STDOUT_FILENO + i) < 0) return false;
-    return signal(SIGPIPE, SIG_DFL) != SIG_ERR &&
-           sigprocmask(SIG_SETMASK, &c->plan->mask, NULL) == 0;
-}
-
-__attribute__((noreturn)) static void become(const child *c)
-{
-    const char *const *program = c->plan->options->program;
-    if (settle(c)) execvpe(program[0], (char *const *)(uintptr_t)program, c->plan->environment);
-    int error_number = errno;
-    ssize_t put = write(c->report, &error_number, sizeof error_number);
-    _exit(put == sizeof error_number ? 127 : 126);
-}
-
-/* ---- the parent ---------------------------------------------------------------------------------- */
 
 static bool input_is_ours(void)
 {
     struct stat info;
     return fstat(STDIN_FILENO, &info) == 0 && !isatty(STDIN_FILENO);
-}
-
-/* The child's errno, or 0 when its program runs. */
-static int read_report(int fd)
-{
-    int error_number = 0;
-    ssize_t got;
-    do {
-        got = read(fd, &error_number, sizeof error_number);
-    } while (got < 0 && errno == EINTR);
-    return got == sizeof error_number ? error_number : 0;
-}
-
-static tdm_status fail_program(const char *program, int error_number, tdm_error *err)
-{
-    const char *hint = "";
-    if (error_number == ENOENT)
-        hint = strchr(program, '/') ? "" : " in PATH; a program of the current folder is ./NAME";
-    else if (error_number == EACCES)
-        hint = "; is it a program, and may it be executed?";
-    return tdm_fail(err, tdm_os_errno_status(error_number), "cannot run %s: %s%s", program,
-                    strerror(error_number), hint);
 }
 
 static void close_pipe(int pipe_ends[2])
@@ -202,44 +141,28 @@ static void close_pipe(int pipe_ends[2])
         if (pipe_ends[i] >= 0) close(pipe_ends[i]);
 }
 
-/* Forks, and waits for the program's start. The pipes' far ends are closed here in any case. */
-static tdm_status start(child *c, int report[2], tdm__launch_rank *out, tdm_error *err)
-{
-    pid_t pid = fork();
-    if (pid == 0) become(c);
-    if (pid < 0)
-        return tdm_os_fail(err, "cannot start a process for", c->plan->options->program[0]);
-    setpgid(pid, pid); /* so that it is done before we return, whoever runs first */
-    close(report[1]);
-    report[1] = -1;
-    int error_number = read_report(report[0]);
-    if (error_number != 0) {
-        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) continue;
-        return fail_program(c->plan->options->program[0], error_number, err);
-    }
-    out->pid = pid;
-    return TDM_OK;
-}
-
 tdm_status tdm__launch_spawn(const tdm__launch_plan *plan, int index, tdm__launch_rank *out,
                              tdm_error *err)
 {
-    child c = {.plan = plan, .output = {-1, -1}};
-    int report[2] = {-1, -1}, output[2][2] = {{-1, -1}, {-1, -1}};
-    fill_own(&c, index);
-    if (plan->places) c.place = &plan->places[index];
-    c.keeps_input = index == 0 && input_is_ours();
+    char own[OWN_VARIABLES][VARIABLE_BYTES];
+    int output[2][2] = {{-1, -1}, {-1, -1}};
+    fill_own(plan, index, own);
+    tdm__spawn_options options = {.program = plan->options->program,
+                                  .environment = plan->environment,
+                                  .place = plan->places ? &plan->places[index] : NULL,
+                                  .mask = &plan->mask,
+                                  .dies_with = plan->launcher,
+                                  .keeps_input = index == 0 && input_is_ours(),
+                                  .input = -1,
+                                  .output = {-1, -1}};
     tdm_status status = TDM_OK;
-    if (pipe2(report, O_CLOEXEC) != 0) status = tdm_os_fail(err, "cannot make", "a pipe");
     for (int i = 0; i < 2 && status == TDM_OK && plan->options->label; i++) {
         if (pipe2(output[i], O_CLOEXEC) != 0)
             status = tdm_os_fail(err, "cannot make", "a pipe");
         else
-            c.output[i] = output[i][1];
+            options.output[i] = output[i][1];
     }
-    c.report = report[1];
-    if (status == TDM_OK) status = start(&c, report, out, err);
-    close_pipe(report);
+    if (status == TDM_OK) status = tdm__spawn(&options, &out->pid, err);
     for (int i = 0; i < 2; i++) {
         if (status == TDM_OK && output[i][0] >= 0) {
             out->streams[i].fd = output[i][0];

@@ -1,0 +1,266 @@
+/*
+ * agent.c: an agent: the loop that keeps this host's workers alive until the session ends.
+ *
+ * One thread waits for signals (by a signalfd, children's ends included) and for time to pass. After each
+ * wake-up it looks who has ended, starts who is due, and, a few times a second, what the store says: an
+ * end for all, a wish to stop, an epoch that is without one of its workers. The end comes in strengths as
+ * for tdm_launch: asked, killed; each has a moment at which the next follows.
+ *
+ * Invariant: when it returns, every process that it started has been waited for, but for one that the
+ * kernel does not let die. When the agent is killed, its workers go on; nobody restarts them then.
+ */
+#include "cluster/agent.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+enum { TICK_MS = 100 };
+static const double look_local_s = 0.2, look_far_s = 1;
+static const double undead_s = 20; /* from killing to giving up */
+
+/* ---- before ---------------------------------------------------------------------------------------- */
+
+static tdm_status check_options(const tdm_agent_options *given, tdm_agent_options *o,
+                                tdm_error *err)
+{
+    *o = *given;
+    if (o->count == 0) o->count = 1;
+    if (o->restarts == 0) o->restarts = 5;
+    if (o->restarts < 0) o->restarts = 0;
+    if (o->restart_window_s <= 0) o->restart_window_s = 300;
+    if (o->grace_s <= 0) o->grace_s = 25;
+    if (o->backoff_s <= 0) o->backoff_s = 0.5;
+    if (!o->program || !o->program[0])
+        return tdm_fail(err, TDM_ERR_INVALID, "an agent needs a program for its workers");
+    if (!tdm__session_name_is_good(o->session, TDM_SESSION_BYTES))
+        return tdm_fail(err, TDM_ERR_INVALID, "'%s' is no session", o->session);
+    if (!tdm__session_name_is_good(o->host, TDM_HOST_BYTES))
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "'%s' is no name for a host: letters, digits, '.', '_' and '-'", o->host);
+    if (o->count < 1 || o->count > TDM_LAUNCH_MOST)
+        return tdm_fail(err, TDM_ERR_RANGE, "cannot start %d workers: 1 to %d are possible",
+                        o->count, TDM_LAUNCH_MOST);
+    return TDM_OK;
+}
+
+static tdm_status take_signals(tdm__agent *a, tdm_error *err)
+{
+    sigemptyset(&a->taken);
+    sigaddset(&a->taken, SIGCHLD);
+    sigaddset(&a->taken, SIGINT);
+    sigaddset(&a->taken, SIGTERM);
+    sigaddset(&a->taken, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &a->taken, &a->before);
+    a->signals = signalfd(-1, &a->taken, SFD_CLOEXEC | SFD_NONBLOCK);
+    return a->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot make", "a signalfd");
+}
+
+static tdm_status make_room(tdm__agent *a, tdm_error *err)
+{
+    a->count = a->options->count;
+    a->seats = calloc((size_t)a->count, sizeof *a->seats);
+    a->places = a->options->pin ? calloc((size_t)a->count, sizeof *a->places) : NULL;
+    if (!a->seats || (a->options->pin && !a->places))
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %d workers", a->count);
+    if (a->places && !tdm_os_places(a->count, a->places)) {
+        free(a->places); /* with more workers than processors the system had better decide */
+        a->places = NULL;
+    }
+    for (int i = 0; i < 2; i++) {
+        a->streams[i] = fcntl(STDOUT_FILENO + i, F_DUPFD_CLOEXEC, 3);
+        if (a->streams[i] < 0) a->streams[i] = open("/dev/null", O_WRONLY | O_CLOEXEC);
+        if (a->streams[i] < 0) return tdm_os_fail(err, "opening", "/dev/null");
+    }
+    return TDM_OK;
+}
+
+static tdm_status prepare(tdm__agent *a, tdm_error *err)
+{
+    TDM_TRY(make_room(a, err));
+    TDM_TRY(tdm_dir_make(a->options->logs, err));
+    TDM_TRY(tdm_kv_open(&a->options->kv, &a->kv, err));
+    TDM_TRY(tdm__agent_find_vault(a, err));
+    TDM_TRY(tdm__slots_take(a->vault, &a->slots, err));
+    TDM_TRY(take_signals(a, err));
+    return tdm__agent_enter(a, err);
+}
+
+/* ---- ends ------------------------------------------------------------------------------------------ */
+
+static void kill_all(tdm__agent *a)
+{
+    if (a->killed) return;
+    a->killed = true;
+    tdm__agent_signal(a, SIGKILL, true);
+}
+
+/* Asks the workers to end, once. */
+static void stop(tdm__agent *a)
+{
+    if (a->stopping) return;
+    a->stopping = true;
+    a->kill_at_s = tdm_clock_s() + a->options->grace_s;
+    tdm__agent_signal(a, SIGTERM, false);
+}
+
+static void handle_signals(tdm__agent *a)
+{
+    struct signalfd_siginfo info;
+    while (read(a->signals, &info, sizeof info) == (ssize_t)sizeof info) {
+        if (info.ssi_signo == SIGCHLD) continue;
+        if (a->signals_seen++ == 0) {
+            (void)tdm_session_wish(a->kv, a->options->session, "stop", "a signal", NULL);
+            stop(a);
+        } else {
+            (void)tdm_session_wish(a->kv, a->options->session, "now", "a second signal", NULL);
+            kill_all(a);
+        }
+    }
+}
+
+static void handle_time(tdm__agent *a, double now_s)
+{
+    if (now_s < a->kill_at_s || a->killed) return;
+    if (!a->over && tdm__agent_alive(a) > 0)
+        tdm_log(TDM_LOG_WARN, "agent",
+                "workers of host %s have not ended %g s after they were asked to (elastic.grace): "
+                "they are killed; the newest checkpoint is good",
+                a->options->host, a->options->grace_s);
+    kill_all(a);
+}
+
+/* ---- the store ------------------------------------------------------------------------------------- */
+
+static void take_verdict(tdm__agent *a, const tdm_session_view *view)
+{
+    a->result.has_verdict = true;
+    a->result.status = view->status;
+    snprintf(a->result.message, sizeof a->result.message, "%s", view->message);
+    a->over = true;
+    if (isinf(a->kill_at_s)) a->kill_at_s = tdm_clock_s() + a->options->grace_s;
+}
+
+static void look(tdm__agent *a, double now_s)
+{
+    tdm_session_view view;
+    if (now_s < a->look_at_s) return;
+    bool is_local = strncmp(a->options->kv.url, "local:", 6) == 0;
+    tdm_arena *arena = tdm_arena_create("look");
+    if (arena && tdm__agent_look(a, arena, &view)) {
+        if (view.run) snprintf(a->run, sizeof a->run, "%s", view.run);
+        if (view.ended) take_verdict(a, &view);
+        if (view.stopping) stop(a);
+        if (view.now) kill_all(a);
+        if (!a->over && !a->stopping) tdm__agent_replace_fenced(a, &view);
+    }
+    tdm_arena_destroy(arena);
+    a->look_at_s = tdm_clock_s() + (is_local ? look_local_s : look_far_s);
+}
+
+/* Nobody is left here, and nobody will come. When that holds for all hosts, nobody can go on. */
+static void give_up(tdm__agent *a)
+{
+    tdm_session_view view;
+    tdm_arena *arena = tdm_arena_create("look");
+    bool known = arena && tdm__agent_look(a, arena, &view);
+    if (known && view.ended) {
+        take_verdict(a, &view);
+    } else if (a->killed) {
+        tdm__agent_end_session(a, TDM_ERR_INTERRUPTED,
+                               "the workers were killed; the newest checkpoint is good");
+    } else if (known && !a->stopping && view.host_count <= 1 && a->result.restarts > 0) {
+        tdm__agent_end_session(
+            a, TDM_ERR_PEER_FAILED,
+            "every worker died more often than elastic.restarts allows within "
+            "elastic.restart_window; the logs below the run's folder say why; the newest "
+            "checkpoint is good");
+    }
+    tdm_arena_destroy(arena);
+}
+
+/* ---- the loop -------------------------------------------------------------------------------------- */
+
+static int timeout_ms(const tdm__agent *a, double now_s)
+{
+    double next_s = now_s + TICK_MS * 1e-3;
+    for (int i = 0; i < a->count; i++)
+        if (a->seats[i].start_at_s < next_s) next_s = a->seats[i].start_at_s;
+    if (!a->killed && a->kill_at_s < next_s) next_s = a->kill_at_s;
+    return next_s > now_s ? (int)ceil((next_s - now_s) * 1e3) : 0;
+}
+
+static void watch(tdm__agent *a)
+{
+    for (;;) {
+        handle_signals(a);
+        tdm__agent_reap(a);
+        double now_s = tdm_clock_s();
+        look(a, now_s); /* before somebody is started into a session that is over */
+        tdm__agent_start_due(a, now_s);
+        handle_time(a, now_s);
+        tdm__agent_beat(a, now_s);
+        if (tdm__agent_alive(a) == 0 && !tdm__agent_has_plans(a)) return;
+        struct pollfd news = {.fd = a->signals, .events = POLLIN};
+        (void)poll(&news, 1, timeout_ms(a, tdm_clock_s()));
+    }
+}
+
+/* Who was fenced and never found out. */
+static void end_strays(tdm__agent *a)
+{
+    double until_s = tdm_clock_s() + undead_s;
+    tdm__agent_signal(a, SIGKILL, true);
+    while (a->stray_count > 0 && tdm_clock_s() < until_s) {
+        struct pollfd news = {.fd = a->signals, .events = POLLIN};
+        struct signalfd_siginfo info;
+        (void)poll(&news, 1, TICK_MS);
+        while (read(a->signals, &info, sizeof info) == (ssize_t)sizeof info) continue;
+        tdm__agent_reap(a);
+    }
+}
+
+static void release(tdm__agent *a)
+{
+    tdm__agent_leave(a);
+    tdm_vault_close(a->vault);
+    for (int i = 0; a->seats && i < a->count; i++) free(a->seats[i].starts_s);
+    for (int i = 0; i < 2; i++)
+        if (a->streams[i] >= 0) close(a->streams[i]);
+    if (a->signals >= 0) {
+        close(a->signals);
+        pthread_sigmask(SIG_SETMASK, &a->before, NULL);
+    }
+    free(a->seats);
+    free(a->places);
+    free(a->strays);
+    tdm_str_release(&a->lines);
+}
+
+tdm_status tdm_agent_run(const tdm_agent_options *options, tdm_agent_result *out, tdm_error *err)
+{
+    tdm_agent_options checked;
+    TDM_TRY(check_options(options, &checked, err));
+    tdm__agent a = {.options = &checked,
+                    .streams = {-1, -1},
+                    .signals = -1,
+                    .kill_at_s = INFINITY,
+                    .crash_step = UINT64_MAX};
+    tdm_status status = prepare(&a, err);
+    if (status == TDM_OK) status = tdm_log_add_sink(tdm__agent_log, &a, TDM_LOG_INFO);
+    if (status == TDM_OK) {
+        watch(&a);
+        end_strays(&a);
+        give_up(&a);
+        tdm_log_remove_sink(tdm__agent_log, &a);
+    }
+    release(&a);
+    if (status == TDM_OK) *out = a.result;
+    return status;
+}

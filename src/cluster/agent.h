@@ -1,0 +1,107 @@
+/*
+ * agent.h: what an agent's files share: its workers, its seats, its view of the store.
+ */
+#ifndef TANDEM_CLUSTER_AGENT_H
+#define TANDEM_CLUSTER_AGENT_H
+
+#include "cluster/session.h"
+#include "cluster/spawn.h"
+
+#include <tandem/elastic.h>
+
+#include <signal.h>
+
+typedef struct tdm__agent_worker {
+    pid_t pid; /* 0: none */
+    int slot;
+    char id[TDM_MEMBER_ID_BYTES];
+    bool was_rank; /* of an epoch; when a later one is without it, it is fenced */
+} tdm__agent_worker;
+
+/* One of the workers that shall run here; who sits there may change. */
+typedef struct tdm__seat {
+    tdm__agent_worker worker;
+    double start_at_s; /* INFINITY: nobody is to be started */
+    double *starts_s;  /* restarts within the window, oldest first */
+    size_t start_count, start_room;
+} tdm__seat;
+
+typedef struct tdm__agent {
+    const tdm_agent_options *options;
+    tdm_kv *kv;
+    tdm_vault *vault;
+    tdm__slot *slots;
+    tdm_place *places; /* one for each seat; NULL: not pinned */
+    tdm__seat *seats;
+    int count;
+    tdm__agent_worker *strays; /* alive, but fenced: others have their seats */
+    size_t stray_count, stray_room;
+    int streams[2]; /* duplicates of ours, for the worker that speaks */
+    int signals;    /* a signalfd */
+    sigset_t taken, before;
+
+    /* The store. */
+    char host_key[TDM_KV_KEY_BYTES];
+    uint64_t lease;
+    double beat_at_s, look_at_s;
+    bool store_failed; /* the last call did, which was said */
+    bool over;         /* there is a verdict */
+    char run[4096];    /* folder; empty: not known */
+
+    /* The end. */
+    bool stopping, killed;
+    int signals_seen;
+    double kill_at_s; /* INFINITY: not yet */
+
+    /* Crashes at one step. */
+    uint64_t crash_step;
+    int crash_count;
+
+    /* Lines for the run's log while there is no run. */
+    tdm_str lines;
+    tdm_agent_result result;
+} tdm__agent;
+
+/* ---- workers (agent_workers.c) --------------------------------------------------------------------- */
+
+/* Starts who is due. */
+void tdm__agent_start_due(tdm__agent *agent, double now_s);
+/* Looks who has ended, says so in the store, and decides what follows. */
+void tdm__agent_reap(tdm__agent *agent);
+/* Makes way for another one in the seat of each that an epoch is without. */
+void tdm__agent_replace_fenced(tdm__agent *agent, const tdm_session_view *view);
+void tdm__agent_signal(const tdm__agent *agent, int signal_number, bool strays_too);
+int tdm__agent_alive(const tdm__agent *agent);      /* in seats */
+bool tdm__agent_has_plans(const tdm__agent *agent); /* somebody will be started */
+
+/* ---- what happens to a worker that has ended (agent_judge.c) ---------------------------------------- */
+
+/* After it died in this way, having finished so many steps: a time for the next one in the seat, or the
+ * end of the session. */
+void tdm__agent_judge(tdm__agent *agent, tdm__seat *seat, const tdm__agent_worker *worker,
+                      int wait_status, uint64_t step);
+/* A time for the next one in the seat, or a warning that there were too many. */
+void tdm__agent_plan_restart(tdm__agent *agent, tdm__seat *seat, const char *why);
+/* "killed by signal 9 (Killed)", "exit code 3". */
+void tdm__agent_how(int wait_status, char *out, size_t bytes);
+
+/* ---- this host's memory (agent_vault.c) ------------------------------------------------------------- */
+
+/* That of workers or agents of the session which run here already, or a new one. */
+tdm_status tdm__agent_find_vault(tdm__agent *agent, tdm_error *err);
+
+/* ---- the store (agent_store.c) --------------------------------------------------------------------- */
+
+tdm_status tdm__agent_enter(tdm__agent *agent, tdm_error *err);
+void tdm__agent_beat(tdm__agent *agent, double now_s);
+/* False when the store does not answer. */
+bool tdm__agent_look(tdm__agent *agent, tdm_arena *arena, tdm_session_view *out);
+void tdm__agent_put_dead(tdm__agent *agent, const char *id, const char *why);
+void tdm__agent_end_session(tdm__agent *agent, tdm_status status, const char *message);
+void tdm__agent_leave(tdm__agent *agent);
+/* The last line that the worker printed; empty when there is none. */
+void tdm__agent_last_line(const tdm__agent *agent, int slot, char *out, size_t bytes);
+/* The log's sink: lines of JSON in the run's log, once there is a run. */
+void tdm__agent_log(const tdm_log_record *record, void *user);
+
+#endif

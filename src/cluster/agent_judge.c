@@ -1,0 +1,168 @@
+/*
+ * agent_judge.c: what follows when a worker has ended.
+ *
+ * Its exit code says whose fault it was. An error of the job, the user or the host would meet every
+ * worker: it ends the session. A death, or others' failure, is worth another try: at once the first time,
+ * then after a pause that doubles, and not more often within the window than the job allows. A crash
+ * (a signal that code brings upon itself) that comes back at the same step is a bug that no restart
+ * mends: the third one ends the session, whichever workers it struck.
+ */
+#include "cluster/agent.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+enum { CRASHES_MOST = 3 };
+static const double backoff_most_s = 30;
+
+void tdm__agent_how(int wait_status, char *out, size_t bytes)
+{
+    if (WIFSIGNALED(wait_status))
+        snprintf(out, bytes, "killed by signal %d (%s)", WTERMSIG(wait_status),
+                 strsignal(WTERMSIG(wait_status)));
+    else
+        snprintf(out, bytes, "exit code %d", WEXITSTATUS(wait_status));
+}
+
+/* ---- another try ----------------------------------------------------------------------------------- */
+
+/* Forgets restarts that are older than the window. */
+static void prune(tdm__seat *seat, double since_s)
+{
+    size_t old = 0;
+    while (old < seat->start_count && seat->starts_s[old] < since_s) old++;
+    seat->start_count -= old;
+    memmove(seat->starts_s, seat->starts_s + old, seat->start_count * sizeof *seat->starts_s);
+}
+
+static bool remember(tdm__seat *seat, double at_s)
+{
+    if (seat->start_count == seat->start_room) {
+        size_t room = seat->start_room * 2 + 8;
+        double *starts_s = realloc(seat->starts_s, room * sizeof *starts_s);
+        if (!starts_s) return false;
+        seat->starts_s = starts_s;
+        seat->start_room = room;
+    }
+    seat->starts_s[seat->start_count++] = at_s;
+    return true;
+}
+
+static double pause_s(const tdm__agent *a, size_t restarts)
+{
+    if (restarts == 0) return 0;
+    double pause = a->options->backoff_s * pow(2, (double)(restarts - 1 < 20 ? restarts - 1 : 20));
+    return pause < backoff_most_s ? pause : backoff_most_s;
+}
+
+void tdm__agent_plan_restart(tdm__agent *a, tdm__seat *seat, const char *why)
+{
+    double now_s = tdm_clock_s();
+    seat->start_at_s = INFINITY;
+    if (a->over || a->stopping) return;
+    if (seat->start_count > 0) prune(seat, now_s - a->options->restart_window_s);
+    double pause = pause_s(a, seat->start_count);
+    if (a->options->restarts <= (int)seat->start_count || !remember(seat, now_s + pause)) {
+        tdm_log(TDM_LOG_WARN, "agent",
+                "worker %d of host %s is not started again (%s): it was %zu times within %g s; the "
+                "others go on without it (elastic.restarts, elastic.restart_window)",
+                (int)(seat - a->seats), a->options->host, why, seat->start_count,
+                a->options->restart_window_s);
+        return;
+    }
+    a->result.restarts++;
+    a->look_at_s = 0;
+    seat->start_at_s = now_s + pause;
+    if (pause > 0)
+        tdm_log(TDM_LOG_INFO, "agent", "worker %d of host %s is started again in %g s",
+                (int)(seat - a->seats), a->options->host, pause);
+}
+
+/* ---- the end --------------------------------------------------------------------------------------- */
+
+static bool is_crash(int wait_status)
+{
+    if (!WIFSIGNALED(wait_status)) return false;
+    switch (WTERMSIG(wait_status)) {
+    case SIGSEGV:
+    case SIGABRT:
+    case SIGBUS:
+    case SIGFPE:
+    case SIGILL: return true;
+    default: return false;
+    }
+}
+
+/* True when it is one too many, and the session has ended. */
+static bool crashed_again(tdm__agent *a, const tdm__agent_worker *w, int wait_status, uint64_t step)
+{
+    char how[64], last[300], where[64] = "before their first step", message[900];
+    if (!is_crash(wait_status)) return false;
+    a->crash_count = step == a->crash_step ? a->crash_count + 1 : 1;
+    a->crash_step = step;
+    if (a->crash_count < CRASHES_MOST) return false;
+    tdm__agent_how(wait_status, how, sizeof how);
+    tdm__agent_last_line(a, w->slot, last, sizeof last);
+    if (step > 0) snprintf(where, sizeof where, "in step %" PRIu64, step + 1);
+    snprintf(
+        message, sizeof message,
+        "workers crash %s every time, %d times so far, last one %s: this is a bug, in a library "
+        "that the job loads or in Tandem, and starting again does not help%s%s; checkpoints "
+        "are good: mend it, then go on with --resume ('tandem replay' does the step alone)",
+        where, a->crash_count, how, last[0] ? "; it said: " : "", last);
+    tdm__agent_end_session(a, TDM_ERR_INTERNAL, message);
+    return true;
+}
+
+static tdm_status status_of(int code)
+{
+    switch (code) {
+    case 2: return TDM_ERR_JOB_INVALID;
+    case 3: return TDM_ERR_DIVERGED;
+    case 4: return TDM_ERR_JOB_MISMATCH;
+    case 5: return TDM_ERR_BUSY;
+    default: return TDM_ERR_SYSTEM;
+    }
+}
+
+/* An error that would meet every worker. The worker itself says it better, when it still could. */
+static void fail_all(tdm__agent *a, const tdm__agent_worker *w, int code)
+{
+    char last[600], message[900];
+    tdm__agent_last_line(a, w->slot, last, sizeof last);
+    const char *said = strncmp(last, "tandem: ", 8) == 0 ? last + 8 : last;
+    if (said[0])
+        snprintf(message, sizeof message, "%s", said);
+    else
+        snprintf(message, sizeof message, "worker %s ended with code %d", w->id, code);
+    tdm__agent_end_session(a, status_of(code), message);
+}
+
+/* Errors tell most, then an end that was asked for. */
+static void note_code(tdm__agent *a, int code)
+{
+    int *best = &a->result.exit_code;
+    bool is_error = code >= 1 && code <= TDM_WORKER_ERROR_MOST;
+    bool has_error = *best >= 1 && *best <= TDM_WORKER_ERROR_MOST;
+    if (is_error && !has_error) *best = code;
+    if (code == TDM_WORKER_STOPPED && *best == 0) *best = code;
+}
+
+void tdm__agent_judge(tdm__agent *a, tdm__seat *seat, const tdm__agent_worker *worker,
+                      int wait_status, uint64_t step)
+{
+    char how[64];
+    seat->start_at_s = INFINITY;
+    tdm__agent_how(wait_status, how, sizeof how);
+    if (crashed_again(a, worker, wait_status, step)) return;
+    int code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
+    note_code(a, code);
+    if (code >= 1 && code <= TDM_WORKER_ERROR_MOST)
+        fail_all(a, worker, code);
+    else if (code != TDM_WORKER_DONE && code != TDM_WORKER_LEFT && code != TDM_WORKER_STOPPED)
+        tdm__agent_plan_restart(a, seat, how);
+}

@@ -1,0 +1,207 @@
+/*
+ * agent_store.c: what an agent says and reads in the store, and in the run's log.
+ *
+ * Its record hangs on a lease; a lease that has ended (the store was away) is taken anew. A store that
+ * does not answer is no reason to do anything to workers: they know by themselves when they must leave.
+ * It is said once, and once again when it answers. Log lines wait for the run's folder, up to a bound.
+ */
+#include "cluster/agent.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LINES_MOST = 1 << 18, TAIL_BYTES = 2048 };
+static const double lease_s = 10, beat_s = 1;
+
+/* ---- the record ------------------------------------------------------------------------------------ */
+
+static void check(tdm__agent *a, tdm_status status, const tdm_error *err)
+{
+    bool failed = status != TDM_OK && status != TDM_ERR_NOT_FOUND && status != TDM_ERR_EXISTS;
+    if (failed && !a->store_failed)
+        tdm_log(TDM_LOG_WARN, "agent",
+                "the store does not answer the agent of host %s: %s; its "
+                "workers go on as long as they reach it",
+                a->options->host, err->message);
+    if (!failed && a->store_failed)
+        tdm_log(TDM_LOG_INFO, "agent", "the store answers the agent of host %s again",
+                a->options->host);
+    a->store_failed = failed;
+}
+
+static void describe(const tdm__agent *a, tdm_str *out)
+{
+    double load[1] = {0};
+    tdm_memory_info memory;
+    tdm_os_memory_info(&memory);
+    if (getloadavg(load, 1) != 1) load[0] = 0;
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_string(&w, "address", a->options->host);
+    tdm_json_put_int(&w, "pid", (int64_t)getpid());
+    tdm_json_put_int(&w, "workers", tdm__agent_alive(a));
+    tdm_json_put_int(&w, "restarts", a->result.restarts);
+    tdm_json_put_double(&w, "load", load[0]);
+    tdm_json_put_uint(&w, "memory_free", memory.available_bytes);
+    tdm_json_put_double(&w, "beat", tdm_clock_unix_s());
+    tdm_json_object_end(&w);
+}
+
+static tdm_status put_record(tdm__agent *a, tdm_error *err)
+{
+    tdm_str text = TDM_STR_INIT;
+    describe(a, &text);
+    tdm_status status = tdm_kv_put(a->kv, a->host_key, tdm_str_text(&text), a->lease, err);
+    tdm_str_release(&text);
+    return status;
+}
+
+/* Another agent of this host may have the plain name. */
+tdm_status tdm__agent_enter(tdm__agent *a, tdm_error *err)
+{
+    const char *session = a->options->session;
+    TDM_TRY(tdm_kv_lease(a->kv, lease_s, &a->lease, err));
+    tdm__session_key(a->host_key, session, "hosts/%s", a->options->host);
+    tdm_status status = tdm_kv_swap(a->kv, a->host_key, 0, "{}", a->lease, NULL, err);
+    if (status == TDM_ERR_EXISTS)
+        tdm__session_key(a->host_key, session, "hosts/%s+%ld", a->options->host, (long)getpid());
+    else if (status != TDM_OK)
+        return status;
+    return put_record(a, err);
+}
+
+void tdm__agent_beat(tdm__agent *a, double now_s)
+{
+    tdm_error err = {0};
+    if (now_s < a->beat_at_s) return;
+    tdm_status status = tdm_kv_keep(a->kv, a->lease, &err);
+    if (status == TDM_ERR_NOT_FOUND) status = tdm_kv_lease(a->kv, lease_s, &a->lease, &err);
+    if (status == TDM_OK) status = put_record(a, &err);
+    check(a, status, &err);
+    a->beat_at_s = tdm_clock_s() + beat_s;
+}
+
+bool tdm__agent_look(tdm__agent *a, tdm_arena *arena, tdm_session_view *out)
+{
+    tdm_error err = {0};
+    tdm_status status = tdm_session_look(a->kv, a->options->session, arena, out, &err);
+    check(a, status, &err);
+    return status == TDM_OK;
+}
+
+void tdm__agent_put_dead(tdm__agent *a, const char *id, const char *why)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_error err = {0};
+    tdm_str text = TDM_STR_INIT;
+    tdm_json_writer w = tdm_json_writer_init(&text, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_string(&w, "why", why);
+    tdm_json_put_double(&w, "at", tdm_kv_now(a->kv));
+    tdm_json_object_end(&w);
+    check(a,
+          tdm_kv_put(a->kv, tdm__session_key(key, a->options->session, "dead/%s", id),
+                     tdm_str_text(&text), 0, &err),
+          &err);
+    tdm_str_release(&text);
+}
+
+void tdm__agent_end_session(tdm__agent *a, tdm_status status, const char *message)
+{
+    tdm_error err = {0};
+    check(a, tdm_session_end(a->kv, a->options->session, status, message, a->options->host, &err),
+          &err);
+    a->over = true; /* even where nobody could be told: there is nothing left to try */
+    a->look_at_s = 0;
+}
+
+/* Whoever goes last clears up: no agent is left, nor a launcher that will read how it ended. */
+static void clear_up(tdm__agent *a)
+{
+    static const char *const others[] = {"hosts/", "members/", "launcher"};
+    char key[TDM_KV_KEY_BYTES];
+    tdm_kv_item *items;
+    size_t count = 0;
+    tdm_arena *arena = tdm_arena_create("others");
+    bool is_last = arena && a->over;
+    for (size_t i = 0; is_last && i < sizeof others / sizeof others[0]; i++)
+        is_last = tdm_kv_list(a->kv, tdm__session_key(key, a->options->session, "%s", others[i]),
+                              arena, &items, &count, NULL, NULL) == TDM_OK &&
+                  count == 0;
+    if (is_last)
+        (void)tdm_kv_remove(a->kv, tdm__session_key(key, a->options->session, "%s", ""), NULL);
+    tdm_arena_destroy(arena);
+}
+
+/* By its lease alone: the plain key would take those of hosts whose names begin like ours along. */
+void tdm__agent_leave(tdm__agent *a)
+{
+    if (!a->kv) return;
+    if (a->lease) (void)tdm_kv_release(a->kv, a->lease, NULL);
+    if (a->host_key[0]) clear_up(a);
+    tdm_kv_close(a->kv);
+}
+
+/* ---- logs ------------------------------------------------------------------------------------------ */
+
+/* The last line of a file that has something in it. */
+static bool tail(const char *path, char *out, size_t bytes)
+{
+    char text[TAIL_BYTES + 1];
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) return false;
+    off_t end = lseek(fd, 0, SEEK_END);
+    ssize_t got = pread(fd, text, TAIL_BYTES, end > TAIL_BYTES ? end - TAIL_BYTES : 0);
+    close(fd);
+    while (got > 0 && (text[got - 1] == '\n' || text[got - 1] == '\r')) got--;
+    if (got <= 0) return false;
+    text[got] = '\0';
+    const char *line = memrchr(text, '\n', (size_t)got);
+    snprintf(out, bytes, "%s", line ? line + 1 : text);
+    return true;
+}
+
+void tdm__agent_last_line(const tdm__agent *a, int slot, char *out, size_t bytes)
+{
+    char path[sizeof a->run + 128];
+    out[0] = '\0';
+    snprintf(path, sizeof path, "%s/%s.%d.log", a->options->logs, a->options->host, slot);
+    if (tail(path, out, bytes) || !a->run[0]) return;
+    snprintf(path, sizeof path, "%s/logs/%s.%d.log", a->run, a->options->host, slot);
+    (void)tail(path, out, bytes);
+}
+
+static void write_lines(tdm__agent *a)
+{
+    char path[sizeof a->run + 16];
+    if (!a->run[0] || a->lines.length == 0) return;
+    snprintf(path, sizeof path, "%s/log.jsonl", a->run);
+    int fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
+    if (fd >= 0) {
+        ssize_t put = write(fd, a->lines.data, a->lines.length);
+        (void)put; /* a disk that is full is the workers' business to report */
+        close(fd);
+    }
+    tdm_str_clear(&a->lines);
+}
+
+void tdm__agent_log(const tdm_log_record *record, void *user)
+{
+    tdm__agent *a = user;
+    if (a->lines.length < LINES_MOST) {
+        tdm_json_writer w = tdm_json_writer_init(&a->lines, 0);
+        tdm_json_object_begin(&w);
+        tdm_json_put_double(&w, "time", record->unix_time_s);
+        tdm_json_put_string(&w, "level", tdm_log_level_name(record->level));
+        tdm_json_put_string(&w, "host", a->options->host);
+        tdm_json_put_string(&w, "room", record->room);
+        tdm_json_put_string(&w, "message", record->message);
+        tdm_json_object_end(&w);
+        tdm_str_add_char(&a->lines, '\n');
+    }
+    write_lines(a);
+}

@@ -1,0 +1,231 @@
+/*
+ * agent_workers.c: the processes of an agent: starting them, and noticing their ends.
+ *
+ * A worker has a process group of its own, an empty input, its log as output, and descriptors of the
+ * launcher's streams for the case that it becomes the one that speaks. It does not die with its agent.
+ * Its name is drawn anew for every process, and its slot is one that no living worker of this host has:
+ * a worker that is fenced but lives on keeps its slot, and its successor gets another.
+ *
+ * Invariant: a process that was started is in a seat or among the strays until it was waited for; the
+ * store hears of its end before anything else happens.
+ */
+#include "cluster/agent.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const char *const replaced[] = {
+    "TANDEM_RANK",       "TANDEM_SIZE",    "TANDEM_LOCAL_RANK",
+    "TANDEM_LOCAL_SIZE", "TANDEM_SECRET",  "TANDEM_MEMBER",
+    "TANDEM_RENDEZVOUS", "TANDEM_SESSION", "TANDEM_STORE",
+    "TANDEM_SLOT",       "TANDEM_HOST",    "TANDEM_VAULT_FD",
+    "TANDEM_OUT_FD",     "TANDEM_ERR_FD",  "TANDEM_LOG",
+    "TANDEM_JOB",        "TANDEM_RUN",     NULL,
+};
+
+/* ---- starting -------------------------------------------------------------------------------------- */
+
+static bool draw_id(const tdm__agent *a, tdm__agent_worker *w)
+{
+    uint32_t drawn;
+    if (getrandom(&drawn, sizeof drawn, 0) != (ssize_t)sizeof drawn) return false;
+    snprintf(w->id, sizeof w->id, "%.44s.%d.%08" PRIx32, a->options->host, w->slot, drawn);
+    return true;
+}
+
+static void fill_environment(const tdm__agent *a, const tdm__agent_worker *w, const char *log,
+                             tdm__environment *env)
+{
+    tdm__environment_init(env, replaced);
+    tdm__environment_add(env, "TANDEM_MEMBER", "%s", w->id);
+    tdm__environment_add(env, "TANDEM_SESSION", "%s", a->options->session);
+    tdm__environment_add(env, "TANDEM_STORE", "%s", a->options->kv.url);
+    tdm__environment_add(env, "TANDEM_HOST", "%s", a->options->host);
+    tdm__environment_add(env, "TANDEM_SLOT", "%d", w->slot);
+    tdm__environment_add(env, "TANDEM_VAULT_FD", "%d", tdm_vault_fd(a->vault));
+    tdm__environment_add(env, "TANDEM_OUT_FD", "%d", a->streams[0]);
+    tdm__environment_add(env, "TANDEM_ERR_FD", "%d", a->streams[1]);
+    tdm__environment_add(env, "TANDEM_LOG", "%s", log);
+    if (a->options->secret) tdm__environment_add(env, "TANDEM_SECRET", "%s", a->options->secret);
+}
+
+static tdm_status spawn(tdm__agent *a, tdm__seat *seat, tdm__agent_worker *w, tdm_error *err)
+{
+    char log[4096];
+    tdm__environment env;
+    int kept[4] = {tdm_vault_fd(a->vault), a->streams[0], a->streams[1], a->options->hold_fd};
+    snprintf(log, sizeof log, "%s/%s.%d.log", a->options->logs, a->options->host, w->slot);
+    int output = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (output < 0) return tdm_os_fail(err, "opening", log);
+    fill_environment(a, w, log, &env);
+    tdm__spawn_options options = {
+        .program = a->options->program,
+        .environment = env.items,
+        .dir = a->options->dir && tdm_path_is_dir(a->options->dir) ? a->options->dir : NULL,
+        .place = a->places ? &a->places[seat - a->seats] : NULL,
+        .mask = &a->before,
+        .input = -1,
+        .output = {output, output},
+        .kept = kept,
+        .kept_count = a->options->hold_fd > 0 ? 4 : 3};
+    tdm_status status = env.failed
+                            ? tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an environment")
+                            : tdm__spawn(&options, &w->pid, err);
+    tdm__environment_release(&env);
+    close(output);
+    return status;
+}
+
+static tdm_status start(tdm__agent *a, tdm__seat *seat, tdm_error *err)
+{
+    tdm__agent_worker w = {.slot = tdm__slots_claim(a->slots, (int64_t)getpid())};
+    if (w.slot < 0)
+        return tdm_fail(err, TDM_ERR_RANGE, "this host has %d workers already", TDM_SLOTS_MOST);
+    if (!draw_id(a, &w)) return tdm_os_fail(err, "cannot draw", "random numbers");
+    tdm_status status = spawn(a, seat, &w, err);
+    /* The worker puts its own number there, too: whoever comes first, it is the same. */
+    atomic_store(&a->slots[w.slot].pid, status == TDM_OK ? (int64_t)w.pid : 0);
+    if (status == TDM_OK) seat->worker = w;
+    return status;
+}
+
+void tdm__agent_start_due(tdm__agent *a, double now_s)
+{
+    for (int i = 0; i < a->count; i++) {
+        tdm__seat *seat = &a->seats[i];
+        tdm_error err = {0};
+        if (seat->worker.pid > 0 || now_s < seat->start_at_s) continue;
+        seat->start_at_s = INFINITY;
+        if (a->over || a->stopping) continue;
+        if (start(a, seat, &err) == TDM_OK) {
+            tdm_log(TDM_LOG_INFO, "agent", "worker %s started on host %s, process %ld",
+                    seat->worker.id, a->options->host, (long)seat->worker.pid);
+        } else if (err.status == TDM_ERR_NOT_FOUND || a->result.restarts == 0) {
+            tdm__agent_end_session(a, err.status, err.message);
+        } else {
+            tdm__agent_plan_restart(a, seat, err.message);
+        }
+    }
+}
+
+/* ---- ends ------------------------------------------------------------------------------------------ */
+
+/* True when it has ended and was waited for. */
+static bool has_ended(tdm__agent_worker *w, int *wait_status)
+{
+    siginfo_t info = {.si_pid = 0};
+    if (w->pid <= 0 || waitid(P_PID, (id_t)w->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+        info.si_pid != w->pid)
+        return false;
+    /* What it started and left behind goes with it, unless it ended well. */
+    if (info.si_code != CLD_EXITED || info.si_status != 0) kill(-w->pid, SIGKILL);
+    while (waitpid(w->pid, wait_status, 0) < 0 && errno == EINTR) continue;
+    return true;
+}
+
+/* The store first: others wait to hear of it. */
+static uint64_t note_end(tdm__agent *a, tdm__agent_worker *w, int wait_status)
+{
+    char how[64];
+    tdm__agent_how(wait_status, how, sizeof how);
+    if (!WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != 0)
+        tdm__agent_put_dead(a, w->id, how);
+    uint64_t step = atomic_load(&a->slots[w->slot].step);
+    int64_t holder = (int64_t)w->pid;
+    (void)atomic_compare_exchange_strong(&a->slots[w->slot].pid, &holder, 0);
+    tdm_log(TDM_LOG_INFO, "agent", "worker %s (process %ld) ended after step %" PRIu64 ": %s",
+            w->id, (long)w->pid, step, how);
+    return step;
+}
+
+void tdm__agent_reap(tdm__agent *a)
+{
+    int wait_status;
+    for (int i = 0; i < a->count; i++) {
+        tdm__seat *seat = &a->seats[i];
+        if (!has_ended(&seat->worker, &wait_status)) continue;
+        tdm__agent_worker ended = seat->worker;
+        seat->worker = (tdm__agent_worker){.pid = 0};
+        uint64_t step = note_end(a, &ended, wait_status);
+        tdm__agent_judge(a, seat, &ended, wait_status, step);
+    }
+    for (size_t i = 0; i < a->stray_count;) {
+        if (!has_ended(&a->strays[i], &wait_status)) {
+            i++;
+            continue;
+        }
+        note_end(a, &a->strays[i], wait_status);
+        a->strays[i] = a->strays[--a->stray_count];
+    }
+}
+
+/* ---- fenced ---------------------------------------------------------------------------------------- */
+
+static bool is_rank(const tdm_session_view *view, const char *id)
+{
+    for (int i = 0; i < view->rank_count; i++)
+        if (strcmp(view->rank_ids[i], id) == 0) return true;
+    return false;
+}
+
+static bool become_stray(tdm__agent *a, const tdm__agent_worker *w)
+{
+    if (a->stray_count == a->stray_room) {
+        size_t room = a->stray_room * 2 + 4;
+        tdm__agent_worker *strays = realloc(a->strays, room * sizeof *strays);
+        if (!strays) return false;
+        a->strays = strays;
+        a->stray_room = room;
+    }
+    a->strays[a->stray_count++] = *w;
+    return true;
+}
+
+void tdm__agent_replace_fenced(tdm__agent *a, const tdm_session_view *view)
+{
+    for (int i = 0; i < a->count && view->epoch > 0; i++) {
+        tdm__seat *seat = &a->seats[i];
+        tdm__agent_worker *w = &seat->worker;
+        bool takes_part = w->pid > 0 && is_rank(view, w->id);
+        if (w->pid > 0 && w->was_rank && !takes_part && become_stray(a, w)) {
+            tdm_log(TDM_LOG_INFO, "agent",
+                    "worker %s (process %ld) is alive, but epoch %" PRIu32 " goes on without it",
+                    w->id, (long)w->pid, view->epoch);
+            *w = (tdm__agent_worker){.pid = 0};
+            tdm__agent_plan_restart(a, seat, "it was fenced");
+        }
+        w->was_rank = w->was_rank || takes_part;
+    }
+}
+
+/* ---- all of them ----------------------------------------------------------------------------------- */
+
+void tdm__agent_signal(const tdm__agent *a, int signal_number, bool strays_too)
+{
+    for (int i = 0; i < a->count; i++)
+        if (a->seats[i].worker.pid > 0) kill(-a->seats[i].worker.pid, signal_number);
+    for (size_t i = 0; strays_too && i < a->stray_count; i++)
+        kill(-a->strays[i].pid, signal_number);
+}
+
+int tdm__agent_alive(const tdm__agent *a)
+{
+    int alive = 0;
+    for (int i = 0; i < a->count; i++) alive += a->seats[i].worker.pid > 0;
+    return alive;
+}
+
+bool tdm__agent_has_plans(const tdm__agent *a)
+{
+    for (int i = 0; i < a->count; i++)
+        if (isfinite(a->seats[i].start_at_s)) return true;
+    return false;
+}

@@ -1,0 +1,215 @@
+/*
+ * session.c: what a session has on a host: files in the user's runtime folder.
+ *
+ * Every process of a session holds SESSION.lock by a shared flock(), which goes with the process however
+ * it ends; workers inherit their agent's. So a session is over on this host when nobody holds its lock,
+ * and whoever finds that out takes it exclusively and removes the files. A name is drawn for every
+ * session, so files are never used again by another one.
+ *
+ * Invariant: files of a session are removed only under its exclusive lock; who has opened the lock file
+ * looks, once it is locked, whether it still has its name.
+ */
+#include "cluster/session.h"
+
+#include <tandem/os.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { URL_BYTES = 4096 };
+
+/* ---- the folder ------------------------------------------------------------------------------------ */
+
+static const char *runtime_path(tdm_arena *arena)
+{
+    const char *own = getenv("TANDEM_RUNTIME"), *of_user = getenv("XDG_RUNTIME_DIR");
+    if (own && *own) return tdm_path_absolute(arena, own);
+    if (of_user && of_user[0] == '/') return tdm_arena_printf(arena, "%s/tandem", of_user);
+    return tdm_arena_printf(arena, "/tmp/tandem-%ld", (long)getuid());
+}
+
+tdm_status tdm_runtime_dir(tdm_arena *arena, const char **out, tdm_error *err)
+{
+    const char *path = runtime_path(arena);
+    struct stat about;
+    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the runtime folder's name");
+    if (mkdir(path, 0700) != 0 && errno == ENOENT) {
+        TDM_TRY(tdm_dir_make(tdm_path_dirname(arena, path), err));
+        if (mkdir(path, 0700) != 0 && errno != EEXIST) return tdm_os_fail(err, "making", path);
+    }
+    if (lstat(path, &about) != 0) return tdm_os_fail(err, "making the runtime folder", path);
+    if (!S_ISDIR(about.st_mode) || about.st_uid != geteuid() || (about.st_mode & 077) != 0)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%s cannot be the folder for running sessions: it must be a folder of your "
+                        "own that nobody else can look into (chmod 700); TANDEM_RUNTIME names "
+                        "another one",
+                        path);
+    *out = path;
+    return TDM_OK;
+}
+
+static tdm_status fill_place(const char *dir, const char *session, tdm_arena *arena,
+                             tdm_session_place *out, tdm_error *err)
+{
+    out->session = tdm_arena_strdup(arena, session);
+    out->job = tdm_arena_printf(arena, "%s/%s.yaml", dir, session);
+    out->logs = tdm_arena_printf(arena, "%s/%s.logs", dir, session);
+    if (out->session && out->job && out->logs) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the names of a session's files");
+}
+
+/* ---- removal --------------------------------------------------------------------------------------- */
+
+static void remove_logs(const char *path)
+{
+    DIR *logs = opendir(path);
+    if (!logs) return;
+    for (struct dirent *entry; (entry = readdir(logs));)
+        if (entry->d_name[0] != '.') (void)unlinkat(dirfd(logs), entry->d_name, 0);
+    closedir(logs);
+    (void)rmdir(path);
+}
+
+/* The lock itself comes last: who finds it finds all. */
+static void remove_files(const char *dir, const char *session)
+{
+    static const char *const ends[] = {"store", "url", "yaml", "lock"};
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s.logs", dir, session);
+    remove_logs(path);
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        snprintf(path, sizeof path, "%s/%s.%s", dir, session, ends[i]);
+        (void)unlink(path);
+    }
+}
+
+/* Removes what is left of it when nobody holds it; whether somebody does. */
+static bool is_held(const char *dir, const char *session)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s.lock", dir, session);
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) return false;
+    bool held = flock(fd, LOCK_EX | LOCK_NB) != 0;
+    if (!held) remove_files(dir, session);
+    close(fd);
+    return held;
+}
+
+/* ---- holding --------------------------------------------------------------------------------------- */
+
+/* Opens the lock and takes it, shared. TDM_ERR_BUSY: somebody is removing it just now. */
+static tdm_status take_lock(const char *path, int *out, tdm_error *err)
+{
+    struct stat opened, named;
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) return tdm_os_fail(err, "opening", path);
+    bool locked = flock(fd, LOCK_SH | LOCK_NB) == 0;
+    bool is_same = locked && fstat(fd, &opened) == 0 && lstat(path, &named) == 0 &&
+                   opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+    if (is_same) {
+        *out = fd;
+        return TDM_OK;
+    }
+    close(fd);
+    return tdm_fail(err, TDM_ERR_BUSY, "%s: the session has just ended", path);
+}
+
+static tdm_status write_files(const char *dir, const char *store, const char *job_text,
+                              tdm_session_hold *hold, tdm_error *err)
+{
+    const char *url_path = tdm_arena_printf(hold->arena, "%s/%s.url", dir, hold->place.session);
+    hold->place.store = tdm_arena_strdup(hold->arena, store);
+    if (!url_path || !hold->place.store)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session's files");
+    TDM_TRY(tdm_dir_make(hold->place.logs, err));
+    if (job_text && !tdm_path_exists(hold->place.job))
+        TDM_TRY(tdm_file_replace(hold->place.job, job_text, strlen(job_text), err));
+    if (tdm_path_exists(url_path)) return TDM_OK;
+    return tdm_file_replace(url_path, store, strlen(store), err);
+}
+
+tdm_status tdm_session_hold_init(const char *session, const char *store, const char *job_text,
+                                 tdm_session_hold *out, tdm_error *err)
+{
+    tdm_session_hold hold = {.fd = -1, .arena = tdm_arena_create("session")};
+    const char *dir = NULL, *lock = NULL;
+    char local[PATH_MAX + 16];
+    tdm_status status = TDM_OK;
+    if (!hold.arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
+    if (!tdm__session_name_is_good(session, TDM_SESSION_BYTES))
+        status = tdm_fail(err, TDM_ERR_INVALID, "'%s' cannot be a session's name", session);
+    if (status == TDM_OK) status = tdm_runtime_dir(hold.arena, &dir, err);
+    if (status == TDM_OK) status = fill_place(dir, session, hold.arena, &hold.place, err);
+    if (status == TDM_OK) {
+        lock = tdm_arena_printf(hold.arena, "%s/%s.lock", dir, session);
+        status = lock ? take_lock(lock, &hold.fd, err)
+                      : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
+    }
+    if (status == TDM_OK) {
+        snprintf(local, sizeof local, "local:%s/%s.store", dir, session);
+        status = write_files(dir, store ? store : local, job_text, &hold, err);
+    }
+    if (status != TDM_OK) {
+        tdm_session_hold_release(&hold);
+        return status;
+    }
+    *out = hold;
+    return TDM_OK;
+}
+
+void tdm_session_hold_release(tdm_session_hold *hold)
+{
+    if (hold->fd >= 0) close(hold->fd);
+    const char *dir = NULL;
+    if (hold->fd >= 0 && tdm_runtime_dir(hold->arena, &dir, NULL) == TDM_OK)
+        (void)is_held(dir, hold->place.session);
+    tdm_arena_destroy(hold->arena);
+    *hold = (tdm_session_hold){.fd = -1};
+}
+
+/* ---- listing --------------------------------------------------------------------------------------- */
+
+static tdm_status read_url(const char *dir, tdm_session_place *place, tdm_arena *arena,
+                           tdm_error *err)
+{
+    tdm_file_bytes bytes;
+    const char *path = tdm_arena_printf(arena, "%s/%s.url", dir, place->session);
+    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
+    TDM_TRY(tdm_file_read(path, URL_BYTES, &bytes, err));
+    place->store = tdm_arena_strndup(arena, (const char *)bytes.data, bytes.count);
+    tdm_file_bytes_release(&bytes);
+    return place->store ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
+}
+
+tdm_status tdm_session_list(tdm_arena *arena, tdm_session_place **out, size_t *out_count,
+                            tdm_error *err)
+{
+    const char *dir, *const *names;
+    size_t count, found = 0;
+    TDM_TRY(tdm_runtime_dir(arena, &dir, err));
+    TDM_TRY(tdm_dir_list(dir, arena, &names, &count, err));
+    tdm_session_place *places = tdm_arena_array(arena, count + 1, sizeof *places);
+    if (!places) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the list of sessions");
+    for (size_t i = 0; i < count; i++) {
+        size_t length = strlen(names[i]);
+        if (length <= 5 || strcmp(names[i] + length - 5, ".lock") != 0) continue;
+        char *session = tdm_arena_strndup(arena, names[i], length - 5);
+        if (!session || !tdm__session_name_is_good(session, TDM_SESSION_BYTES)) continue;
+        if (!is_held(dir, session)) continue;
+        TDM_TRY(fill_place(dir, session, arena, &places[found], err));
+        /* One that begins or ends at this moment may lack it. */
+        if (read_url(dir, &places[found], arena, NULL) == TDM_OK) found++;
+    }
+    *out = places;
+    *out_count = found;
+    return TDM_OK;
+}

@@ -1,0 +1,35 @@
+/*
+ * session.h: what the launcher of a session, its agents and its workers share.
+ */
+#ifndef TANDEM_CLUSTER_SESSION_H
+#define TANDEM_CLUSTER_SESSION_H
+
+#include <tandem/cluster.h>
+
+#include <stdatomic.h>
+
+/* ---- keys and values (session_view.c) -------------------------------------------------------------- */
+
+/* "tandem/SESSION/KEY"; what does not fit is cut, which no key of ours needs. */
+const char *tdm__session_key(char buffer[TDM_KV_KEY_BYTES], const char *session, const char *fmt,
+                             ...) TDM_PRINTF(3, 4);
+/* The session's end, if it has one: TDM_ERR_NOT_FOUND when not. */
+tdm_status tdm__session_verdict(tdm_kv *kv, const char *session, tdm_status *status,
+                                char message[1000], tdm_error *err);
+/* Whether this name can stand in keys and file names: letters, digits, '.', '_', '-', at most so long. */
+bool tdm__session_name_is_good(const char *name, size_t bytes);
+
+/* ---- slots (worker.c) ------------------------------------------------------------------------------ */
+
+/* A table in the vault: which process has which slot of the host, and where it is. */
+typedef struct tdm__slot {
+    _Atomic int64_t pid;   /* of the worker, or of the agent that is about to start it; 0: free */
+    _Atomic uint64_t step; /* finished */
+    uint64_t unused[6];    /* a cache line each */
+} tdm__slot;
+#define TDM__SLOTS_NAME "slots"
+tdm_status tdm__slots_take(tdm_vault *vault, tdm__slot **out, tdm_error *err);
+/* A slot that no living process has, for this one; -1: there is none. */
+int tdm__slots_claim(tdm__slot *slots, int64_t pid);
+
+#endif

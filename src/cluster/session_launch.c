@@ -1,0 +1,454 @@
+/*
+ * session_launch.c: starts the agents of a session, and waits for its end.
+ *
+ * Agents are processes in sessions (of the system's kind) of their own, so that Ctrl-C reaches the
+ * launcher alone; those of other hosts are started by ssh, with the job as input. The launcher asks the
+ * store a few times a second whether there is a verdict. The first signal becomes the wish to stop, the
+ * second one the wish to end now; both reach all hosts through the store, and agents of this host by
+ * signals as well. When the launcher dies, agents and workers go on.
+ *
+ * Invariant: it returns when there is a verdict and its agents have ended (or have had their time for
+ * that), or when neither agents nor workers are left.
+ */
+#include "cluster/session.h"
+#include "cluster/spawn.h"
+
+#include <tandem/elastic.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <math.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { TICK_MS = 100, SECRET_BYTES = 16, DRAWS_MOST = 16, SSH_WORDS_MOST = 32 };
+static const double lease_s = 10, beat_s = 2;
+static const double look_local_s = 0.1, look_far_s = 1;
+static const double alone_s = 5;     /* without agents, members and verdict: it is over */
+static const double patience_s = 20; /* for agents, beyond their own grace */
+
+typedef struct started {
+    pid_t pid; /* 0: ended */
+    int status;
+    bool is_local;
+} started;
+
+typedef struct launcher {
+    const tdm_session_options *options;
+    tdm_arena *arena;
+    tdm_session_hold hold;
+    tdm_kv *kv;
+    tdm_kv_options kv_options;
+    uint64_t lease;
+    char dir[PATH_MAX];
+    started *agents;
+    int running;
+    int signals;
+    sigset_t taken, before;
+    int signal_count;
+    bool has_verdict, has_members;
+    double look_at_s, beat_at_s, end_at_s, alone_since_s; /* INFINITY: not yet */
+    tdm_session_result result;
+} launcher;
+
+static void say(const launcher *l, const char *fmt, ...) TDM_PRINTF(2, 3);
+static void say(const launcher *l, const char *fmt, ...)
+{
+    char text[1200];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (l->options->say) l->options->say(l->options->user, text);
+}
+
+/* ---- the session ----------------------------------------------------------------------------------- */
+
+static tdm_status draw(char *out, size_t bytes, tdm_error *err)
+{
+    uint8_t drawn[SECRET_BYTES];
+    if (getrandom(drawn, sizeof drawn, 0) != (ssize_t)sizeof drawn)
+        return tdm_os_fail(err, "cannot draw", "random numbers");
+    for (size_t i = 0; i < sizeof drawn && 2 * i + 2 < bytes; i++)
+        snprintf(out + 2 * i, 3, "%02x", drawn[i]);
+    return TDM_OK;
+}
+
+/* A name that no session has had. */
+static tdm_status begin(launcher *l, tdm_error *err)
+{
+    tdm_session_place *stale;
+    size_t count;
+    TDM_TRY(tdm_session_list(l->arena, &stale, &count, err)); /* removes what others left */
+    tdm_status status = TDM_ERR_BUSY;
+    for (int i = 0; i < DRAWS_MOST && status == TDM_ERR_BUSY; i++) {
+        char drawn[11];
+        TDM_TRY(draw(drawn, sizeof drawn, err));
+        snprintf(l->result.session, sizeof l->result.session, "%.24s-%s", l->options->name, drawn);
+        if (!tdm__session_name_is_good(l->result.session, TDM_SESSION_BYTES))
+            snprintf(l->result.session, sizeof l->result.session, "s-%s", drawn);
+        status = tdm_session_hold_init(l->result.session, l->options->kv.url, l->options->job_text,
+                                       &l->hold, err);
+    }
+    return status;
+}
+
+static void describe(const launcher *l, tdm_str *out)
+{
+    const tdm_session_options *o = l->options;
+    int expected = 0;
+    for (int i = 0; i < o->start_count; i++) expected += o->starts[i].count;
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_string(&w, "name", o->name);
+    tdm_json_put_string(&w, "dir", l->dir);
+    tdm_json_put_int(&w, "expected", expected);
+    tdm_json_put_int(&w, "min", o->min);
+    tdm_json_put_int(&w, "max", o->max);
+    tdm_json_put_double(&w, "began", tdm_clock_unix_s());
+    tdm_json_put_int(&w, "launcher", (int64_t)getpid());
+    tdm_json_key(&w, "words");
+    tdm_json_array_begin(&w);
+    for (const char *const *word = o->words; word && *word; word++) tdm_json_string(&w, *word);
+    tdm_json_array_end(&w);
+    tdm_json_object_end(&w);
+}
+
+static tdm_status put(launcher *l, const char *name, const char *value, uint64_t lease,
+                      tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES];
+    return tdm_kv_put(l->kv, tdm__session_key(key, l->result.session, "%s", name), value, lease,
+                      err);
+}
+
+static tdm_status fill_store(launcher *l, tdm_error *err)
+{
+    char secret[2 * SECRET_BYTES + 1];
+    tdm_str about = TDM_STR_INIT;
+    if (!getcwd(l->dir, sizeof l->dir)) return tdm_os_fail(err, "finding", "the current folder");
+    l->kv_options = l->options->kv;
+    l->kv_options.url = l->hold.place.store;
+    TDM_TRY(tdm_kv_open(&l->kv_options, &l->kv, err));
+    TDM_TRY(draw(secret, sizeof secret, err));
+    TDM_TRY(tdm_kv_lease(l->kv, lease_s, &l->lease, err));
+    TDM_TRY(put(l, "launcher", "{}", l->lease, err));
+    TDM_TRY(put(l, "secret", secret, 0, err));
+    if (strlen(l->options->job_text) < TDM_KV_VALUE_BYTES)
+        TDM_TRY(put(l, "job", l->options->job_text, 0, err));
+    describe(l, &about);
+    tdm_status status = put(l, "about", tdm_str_text(&about), 0, err);
+    tdm_str_release(&about);
+    return status;
+}
+
+/* ---- agents ---------------------------------------------------------------------------------------- */
+
+/* The words of an agent's command line, for a shell or not. */
+static const char **agent_words(launcher *l, const tdm_session_start *start, const char *host,
+                                const char *job)
+{
+    size_t more = 0;
+    while (l->options->words && l->options->words[more]) more++;
+    const char **words = tdm_arena_array(l->arena, 20 + more, sizeof *words);
+    const char *count = tdm_arena_printf(l->arena, "%d", start->count);
+    const char *remote = l->options->remote_tandem ? l->options->remote_tandem : "tandem";
+    if (!words || !count) return NULL;
+    const char *first[] = {start->name ? remote : l->options->tandem,
+                           "agent",
+                           "--session",
+                           l->result.session,
+                           "--store",
+                           l->hold.place.store,
+                           "--host",
+                           host,
+                           "--workers",
+                           count,
+                           "--dir",
+                           l->dir,
+                           "--job",
+                           job,
+                           "--"};
+    size_t n = sizeof first / sizeof first[0];
+    memcpy(words, first, sizeof first);
+    for (size_t i = 0; i < more; i++) words[n++] = l->options->words[i];
+    return words;
+}
+
+/* One text that a shell takes for these words. */
+static char *shell_text(tdm_arena *arena, const char *const *words)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_str_add(&text, "exec");
+    for (; *words; words++) {
+        tdm_str_add(&text, " '");
+        for (const char *c = *words; *c; c++) {
+            if (*c == '\'')
+                tdm_str_add(&text, "'\\''");
+            else
+                tdm_str_add_char(&text, *c);
+        }
+        tdm_str_add_char(&text, '\'');
+    }
+    char *copy = tdm_str_ok(&text) ? tdm_arena_strdup(arena, tdm_str_text(&text)) : NULL;
+    tdm_str_release(&text);
+    return copy;
+}
+
+/* ssh, or what TANDEM_SSH names, with its words between spaces; then the host and the command. */
+static const char **ssh_words(launcher *l, const char *host, const char *command)
+{
+    const char *set = getenv("TANDEM_SSH");
+    char *text = tdm_arena_strdup(l->arena, set && *set ? set : "ssh -o BatchMode=yes");
+    const char **words = tdm_arena_array(l->arena, SSH_WORDS_MOST + 3, sizeof *words);
+    int n = 0;
+    char *rest = NULL;
+    if (!text || !words || !command) return NULL;
+    for (char *word = strtok_r(text, " ", &rest); word && n < SSH_WORDS_MOST;
+         word = strtok_r(NULL, " ", &rest))
+        words[n++] = word;
+    words[n++] = host;
+    words[n] = command;
+    return words;
+}
+
+static const char *host_here(tdm_arena *arena)
+{
+    char name[TDM_HOST_BYTES] = "";
+    if (gethostname(name, sizeof name - 1) != 0) name[0] = '\0';
+    return tdm_arena_strdup(arena, tdm__session_name_is_good(name, sizeof name) ? name : "here");
+}
+
+static tdm_status start_agent(launcher *l, int index, char *const *environment, tdm_error *err)
+{
+    const tdm_session_start *start = &l->options->starts[index];
+    const char *host = start->name ? start->name : host_here(l->arena);
+    const char **words = host ? agent_words(l, start, host, start->name ? "-" : l->hold.place.job)
+                              : NULL;
+    if (words && start->name) words = ssh_words(l, host, shell_text(l->arena, words));
+    if (!words) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an agent's words");
+    int input = start->name ? open(l->hold.place.job, O_RDONLY | O_CLOEXEC) : -1;
+    if (start->name && input < 0) return tdm_os_fail(err, "opening", l->hold.place.job);
+    tdm__spawn_options options = {.program = words,
+                                  .environment = environment,
+                                  .mask = &l->before,
+                                  .own_session = true,
+                                  .input = input,
+                                  .output = {-1, -1}};
+    tdm_status status = tdm__spawn(&options, &l->agents[index].pid, err);
+    if (input >= 0) close(input);
+    l->agents[index].is_local = !start->name;
+    if (status == TDM_OK) l->running++;
+    return status;
+}
+
+static tdm_status start_all(launcher *l, tdm_error *err)
+{
+    tdm__environment env;
+    tdm__environment_init(&env, NULL);
+    tdm_status status = env.failed
+                            ? tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an environment")
+                            : TDM_OK;
+    for (int i = 0; i < l->options->start_count && status == TDM_OK; i++)
+        status = start_agent(l, i, env.items, err);
+    tdm__environment_release(&env);
+    return status;
+}
+
+/* How an agent ended says something only while there is no verdict, or when its worker could not say what
+ * it had to. */
+static void reap(launcher *l)
+{
+    for (int i = 0; i < l->options->start_count; i++) {
+        started *agent = &l->agents[i];
+        if (agent->pid <= 0 || waitpid(agent->pid, &agent->status, WNOHANG) != agent->pid) continue;
+        agent->pid = 0;
+        l->running--;
+        l->look_at_s = 0;
+        int code = WIFEXITED(agent->status) ? WEXITSTATUS(agent->status) : 0;
+        const char *name = l->options->starts[i].name ? l->options->starts[i].name : "this host";
+        if (!WIFEXITED(agent->status))
+            say(l,
+                "the agent of %s was killed by signal %d (%s): training goes on, but workers that "
+                "die there are not started again",
+                name, WTERMSIG(agent->status), strsignal(WTERMSIG(agent->status)));
+        else if (code == 255 && !agent->is_local)
+            say(l, "%s cannot be reached by ssh, or the connection broke", name);
+        if (code != 0 && (l->result.exit_code == 0 || l->result.exit_code == TDM_WORKER_STOPPED))
+            l->result.exit_code = code;
+    }
+}
+
+/* ---- waiting --------------------------------------------------------------------------------------- */
+
+static void signal_agents(const launcher *l, int signal_number)
+{
+    for (int i = 0; i < l->options->start_count; i++)
+        if (l->agents[i].pid > 0 && l->agents[i].is_local) kill(l->agents[i].pid, signal_number);
+}
+
+static void handle_signals(launcher *l)
+{
+    struct signalfd_siginfo info;
+    while (read(l->signals, &info, sizeof info) == (ssize_t)sizeof info) {
+        if (info.ssi_signo == SIGCHLD) continue;
+        const char *wish = l->signal_count++ == 0 ? "stop" : "now";
+        l->result.stopped = true;
+        if (l->signal_count == 1)
+            say(l, "stopping after this step (Ctrl-C again to stop at once) ...");
+        signal_agents(l, SIGTERM);
+        (void)tdm_session_wish(l->kv, l->result.session, wish, strsignal((int)info.ssi_signo),
+                               NULL);
+        double end_s = tdm_clock_s() + patience_s +
+                       (l->signal_count == 1 ? l->options->grace_s : 0);
+        if (end_s < l->end_at_s || isinf(l->end_at_s)) l->end_at_s = end_s;
+    }
+}
+
+static void look(launcher *l, double now_s)
+{
+    tdm_session_view view;
+    tdm_arena *arena = now_s >= l->look_at_s ? tdm_arena_create("look") : NULL;
+    if (!arena) return;
+    if (tdm_session_look(l->kv, l->result.session, arena, &view, NULL) == TDM_OK) {
+        if (view.run) snprintf(l->result.run, sizeof l->result.run, "%s", view.run);
+        l->result.stopped = l->result.stopped || view.stopping;
+        l->has_members = view.member_count > 0;
+        if (view.ended && !l->has_verdict) {
+            l->has_verdict = true;
+            l->result.status = view.status;
+            snprintf(l->result.message, sizeof l->result.message, "%s", view.message);
+            double end_s = now_s + l->options->grace_s + patience_s;
+            if (end_s < l->end_at_s) l->end_at_s = end_s;
+        }
+    }
+    tdm_arena_destroy(arena);
+    bool is_local = strncmp(l->kv_options.url, "local:", 6) == 0;
+    l->look_at_s = tdm_clock_s() + (is_local ? look_local_s : look_far_s);
+}
+
+static void beat(launcher *l, double now_s)
+{
+    if (now_s < l->beat_at_s) return;
+    if (tdm_kv_keep(l->kv, l->lease, NULL) == TDM_ERR_NOT_FOUND &&
+        tdm_kv_lease(l->kv, lease_s, &l->lease, NULL) == TDM_OK)
+        (void)put(l, "launcher", "{}", l->lease, NULL);
+    l->beat_at_s = tdm_clock_s() + beat_s;
+}
+
+/* Whether there is nothing left to wait for. */
+static bool is_over(launcher *l, double now_s)
+{
+    if (l->running == 0 && l->has_verdict) return true;
+    if (now_s >= l->end_at_s) return true;
+    bool alone = l->running == 0 && !l->has_members;
+    if (!alone) l->alone_since_s = INFINITY;
+    if (alone && isinf(l->alone_since_s)) l->alone_since_s = now_s;
+    /* An agent that ended by itself has seen its workers' end; one that was killed has not. */
+    bool killed = false;
+    for (int i = 0; i < l->options->start_count; i++)
+        killed = killed || !WIFEXITED(l->agents[i].status);
+    return alone && now_s - l->alone_since_s >= (killed ? alone_s : 0.5);
+}
+
+static void wait_for_end(launcher *l)
+{
+    for (;;) {
+        handle_signals(l);
+        reap(l);
+        double now_s = tdm_clock_s();
+        look(l, now_s);
+        beat(l, now_s);
+        if (is_over(l, now_s)) return;
+        struct pollfd news = {.fd = l->signals, .events = POLLIN};
+        (void)poll(&news, 1, TICK_MS);
+    }
+}
+
+/* ---- the whole ------------------------------------------------------------------------------------- */
+
+static tdm_status take_signals(launcher *l, tdm_error *err)
+{
+    static const int asking[] = {SIGINT, SIGTERM};
+    sigemptyset(&l->taken);
+    sigaddset(&l->taken, SIGCHLD);
+    for (size_t i = 0; i < sizeof asking / sizeof asking[0]; i++) {
+        struct sigaction action;
+        if (sigaction(asking[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            sigaddset(&l->taken, asking[i]);
+    }
+    pthread_sigmask(SIG_BLOCK, &l->taken, &l->before);
+    l->signals = signalfd(-1, &l->taken, SFD_CLOEXEC | SFD_NONBLOCK);
+    return l->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot make", "a signalfd");
+}
+
+/* What the end looks like when nobody has put it into the store. */
+static void conclude(launcher *l)
+{
+    if (l->has_verdict) return;
+    if (l->running > 0 || l->has_members) {
+        l->result.status = TDM_ERR_TIMEOUT;
+        snprintf(l->result.message, sizeof l->result.message,
+                 "the workers do not end; 'tandem ps' shows them");
+    } else if (l->result.exit_code == 0) {
+        l->result.status = TDM_ERR_PEER_FAILED;
+        snprintf(l->result.message, sizeof l->result.message,
+                 "no agent and no worker is left, and none said how training ended; the newest "
+                 "checkpoint is good");
+    }
+}
+
+static void release(launcher *l)
+{
+    char key[TDM_KV_KEY_BYTES];
+    bool all_gone = l->running == 0 && !l->has_members;
+    if (l->kv && all_gone)
+        (void)tdm_kv_remove(l->kv, tdm__session_key(key, l->result.session, "%s", ""), NULL);
+    if (l->kv && l->lease) (void)tdm_kv_release(l->kv, l->lease, NULL);
+    tdm_kv_close(l->kv);
+    if (l->hold.arena) tdm_session_hold_release(&l->hold);
+    if (l->signals >= 0) {
+        close(l->signals);
+        pthread_sigmask(SIG_SETMASK, &l->before, NULL);
+    }
+    free(l->agents);
+    tdm_arena_destroy(l->arena);
+}
+
+static tdm_status run(launcher *l, tdm_error *err)
+{
+    l->arena = tdm_arena_create("session");
+    l->agents = calloc((size_t)l->options->start_count + 1, sizeof *l->agents);
+    if (!l->arena || !l->agents) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
+    TDM_TRY(begin(l, err));
+    TDM_TRY(fill_store(l, err));
+    TDM_TRY(take_signals(l, err));
+    tdm_status status = start_all(l, err);
+    if (status != TDM_OK && l->running > 0) /* the others are not left alone */
+        (void)tdm_session_end(l->kv, l->result.session, status, err->message, "launcher", NULL);
+    if (l->running > 0) wait_for_end(l);
+    return status;
+}
+
+tdm_status tdm_session_launch(const tdm_session_options *options, tdm_session_result *out,
+                              tdm_error *err)
+{
+    tdm_error own = {0};
+    launcher l = {.options = options,
+                  .hold = {.fd = -1},
+                  .signals = -1,
+                  .end_at_s = INFINITY,
+                  .alone_since_s = INFINITY};
+    tdm_status status = run(&l, err ? err : &own);
+    conclude(&l);
+    release(&l);
+    if (status == TDM_OK) *out = l.result;
+    return status;
+}

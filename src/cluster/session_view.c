@@ -1,0 +1,268 @@
+/*
+ * session_view.c: what the store says about a session, for people and for commands; wishes and the end.
+ *
+ * The store is read in one go, so the picture is one moment's. Its values come from other processes and
+ * are taken as hostile: what has the wrong type counts as absent.
+ */
+#include "cluster/session.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *tdm__session_key(char buffer[TDM_KV_KEY_BYTES], const char *session, const char *fmt,
+                             ...)
+{
+    int length = snprintf(buffer, TDM_KV_KEY_BYTES, "tandem/%s/", session);
+    va_list args;
+    va_start(args, fmt);
+    if (length > 0 && length < TDM_KV_KEY_BYTES)
+        vsnprintf(buffer + length, TDM_KV_KEY_BYTES - (size_t)length, fmt, args);
+    va_end(args);
+    return buffer;
+}
+
+bool tdm__session_name_is_good(const char *name, size_t bytes)
+{
+    static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    size_t length = strlen(name);
+    return length > 0 && length < bytes && name[0] != '.' && strspn(name, good) == length;
+}
+
+/* ---- reading --------------------------------------------------------------------------------------- */
+
+static const tdm_json *parse(const char *value, tdm_arena *arena)
+{
+    const tdm_json *object = NULL;
+    if (tdm_json_parse(value, strlen(value), arena, &object, NULL) != TDM_OK) return NULL;
+    return object->type == TDM_JSON_OBJECT ? object : NULL;
+}
+
+static int64_t int_of(const tdm_json *object, const char *key, int64_t fallback)
+{
+    int64_t value;
+    return tdm_json_as_i64(tdm_json_get(object, key), &value) ? value : fallback;
+}
+
+static double number_of(const tdm_json *object, const char *key)
+{
+    const tdm_json *value = tdm_json_get(object, key);
+    return value && value->type == TDM_JSON_NUMBER ? value->number : 0;
+}
+
+static const char *text_of(const tdm_json *object, const char *key, const char *fallback)
+{
+    const char *text = tdm_json_as_string(tdm_json_get(object, key));
+    return text ? text : fallback;
+}
+
+/* The key's part behind this word, or NULL. */
+static const char *below(const char *key, const char *word)
+{
+    size_t length = strlen(word);
+    return strncmp(key, word, length) == 0 ? key + length : NULL;
+}
+
+static void read_words(const tdm_json *about, tdm_arena *arena, tdm_session_view *out)
+{
+    const tdm_json *list = tdm_json_get(about, "words");
+    size_t count = list && list->type == TDM_JSON_ARRAY ? list->count : 0, n = 0;
+    const char **words = tdm_arena_array(arena, count + 1, sizeof *words);
+    for (const tdm_json *word = count > 0 ? list->first : NULL; words && word; word = word->next)
+        if (tdm_json_as_string(word)) words[n++] = tdm_json_as_string(word);
+    out->words = words;
+}
+
+static void read_about(const tdm_json *about, tdm_arena *arena, tdm_session_view *out)
+{
+    out->name = text_of(about, "name", "?");
+    out->dir = text_of(about, "dir", NULL);
+    out->began_s = number_of(about, "began");
+    out->expected = (int)int_of(about, "expected", 0);
+    out->min = (int)int_of(about, "min", 1);
+    out->max = (int)int_of(about, "max", 0);
+    out->run = text_of(about, "run", NULL);
+    read_words(about, arena, out);
+}
+
+static void read_member(const char *id, const tdm_json *record, tdm_session_member *out)
+{
+    *out = (tdm_session_member){.id = id,
+                                .host = text_of(record, "host", "?"),
+                                .phase = text_of(record, "phase", "?"),
+                                .run = text_of(record, "run", NULL),
+                                .slot = (int)int_of(record, "slot", -1),
+                                .pid = int_of(record, "pid", 0),
+                                .rank = -1,
+                                .step = (uint64_t)int_of(record, "step", 0),
+                                .steps = (uint64_t)int_of(record, "steps", 0),
+                                .speed = number_of(record, "speed")};
+    if (out->run && !*out->run) out->run = NULL;
+}
+
+static void read_host(const char *name, const tdm_json *record, tdm_session_host *out)
+{
+    *out = (tdm_session_host){.name = name,
+                              .pid = int_of(record, "pid", 0),
+                              .workers = (int)int_of(record, "workers", 0),
+                              .load = number_of(record, "load"),
+                              .memory_free_bytes = (uint64_t)int_of(record, "memory_free", 0)};
+}
+
+static void read_epoch(const tdm_json *epoch, tdm_arena *arena, tdm_session_view *out)
+{
+    const tdm_json *list = tdm_json_get(epoch, "members");
+    const char **ids = tdm_arena_array(arena, list ? list->count + 1 : 1, sizeof *ids);
+    out->epoch = (uint32_t)int_of(epoch, "number", 0);
+    out->rank_ids = ids;
+    for (const tdm_json *item = list ? list->first : NULL; ids && item; item = item->next) {
+        const char *id = text_of(item, "id", "");
+        ids[out->rank_count] = id;
+        for (size_t i = 0; i < out->member_count; i++)
+            if (strcmp(out->members[i].id, id) == 0) out->members[i].rank = out->rank_count;
+        out->rank_count++;
+    }
+}
+
+static int by_rank(const void *a, const void *b)
+{
+    const tdm_session_member *x = a, *y = b;
+    if ((x->rank < 0) != (y->rank < 0)) return x->rank < 0 ? 1 : -1;
+    if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
+    return strcmp(x->id, y->id);
+}
+
+/* The whole's step, speed and run are those of the rank that knows most. */
+static void sum_up(tdm_session_view *view)
+{
+    qsort(view->members, view->member_count, sizeof *view->members, by_rank);
+    for (size_t i = 0; i < view->member_count; i++) {
+        const tdm_session_member *m = &view->members[i];
+        if (!view->run && m->run) view->run = m->run;
+        if (m->rank < 0) continue;
+        if (m->step > view->step) view->step = m->step;
+        if (m->steps > view->steps) view->steps = m->steps;
+        if (m->speed > view->speed) view->speed = m->speed;
+    }
+}
+
+static void read_item(const char *key, const tdm_json *value, tdm_arena *arena,
+                      tdm_session_view *out, const tdm_json **epoch)
+{
+    const char *name;
+    if (strcmp(key, "about") == 0)
+        read_about(value, arena, out);
+    else if (strcmp(key, "epoch") == 0)
+        *epoch = value;
+    else if ((name = below(key, "members/")))
+        read_member(name, value, &out->members[out->member_count++]);
+    else if ((name = below(key, "hosts/")))
+        read_host(name, value, &out->hosts[out->host_count++]);
+    else if (strcmp(key, "wishes/stop") == 0)
+        out->stopping = true;
+    else if (strcmp(key, "wishes/now") == 0)
+        out->stopping = out->now = true;
+    else if (strcmp(key, "verdict") == 0) {
+        out->ended = true;
+        out->status = (tdm_status)int_of(value, "status", TDM_ERR_INTERNAL);
+        out->message = text_of(value, "message", "");
+    }
+}
+
+tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
+                            tdm_session_view *out, tdm_error *err)
+{
+    char prefix[TDM_KV_KEY_BYTES];
+    tdm_kv_item *items;
+    size_t count;
+    TDM_TRY(tdm_kv_list(kv, tdm__session_key(prefix, session, "%s", ""), arena, &items, &count,
+                        NULL, err));
+    tdm_session_view view = {.session = tdm_arena_strdup(arena, session)};
+    view.members = tdm_arena_array(arena, count + 1, sizeof *view.members);
+    view.hosts = tdm_arena_array(arena, count + 1, sizeof *view.hosts);
+    if (!view.session || !view.members || !view.hosts)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for what the store says");
+    const tdm_json *epoch = NULL;
+    for (size_t i = 0; i < count; i++) {
+        const char *key = items[i].key + strlen(prefix);
+        if (strcmp(key, "job") == 0 || strcmp(key, "secret") == 0) continue;
+        const tdm_json *value = parse(items[i].value, arena);
+        if (value) read_item(key, value, arena, &view, &epoch);
+    }
+    if (!view.name)
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "the store knows no session '%s'", session);
+    if (epoch) read_epoch(epoch, arena, &view);
+    sum_up(&view);
+    *out = view;
+    return TDM_OK;
+}
+
+tdm_status tdm_session_names(tdm_kv *kv, tdm_arena *arena, const char *const **out,
+                             size_t *out_count, tdm_error *err)
+{
+    tdm_kv_item *items;
+    size_t count, found = 0;
+    TDM_TRY(tdm_kv_list(kv, "tandem/", arena, &items, &count, NULL, err));
+    const char **names = tdm_arena_array(arena, count + 1, sizeof *names);
+    if (!names) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the list of sessions");
+    for (size_t i = 0; i < count; i++) {
+        const char *name = items[i].key + strlen("tandem/"), *end = strchr(name, '/');
+        if (!end || strcmp(end, "/about") != 0) continue;
+        names[found] = tdm_arena_strndup(arena, name, (size_t)(end - name));
+        if (names[found] && tdm__session_name_is_good(names[found], TDM_SESSION_BYTES)) found++;
+    }
+    *out = names;
+    *out_count = found;
+    return TDM_OK;
+}
+
+/* ---- wishes and the end ---------------------------------------------------------------------------- */
+
+tdm_status tdm__session_verdict(tdm_kv *kv, const char *session, tdm_status *status,
+                                char message[1000], tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_kv_item item;
+    tdm_arena *arena = tdm_arena_create("verdict");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the session's end");
+    tdm_status got = tdm_kv_get(kv, tdm__session_key(key, session, "verdict"), arena, &item, err);
+    if (got == TDM_OK) {
+        const tdm_json *value = parse(item.value, arena);
+        *status = (tdm_status)int_of(value, "status", TDM_ERR_INTERNAL);
+        snprintf(message, 1000, "%s", text_of(value, "message", ""));
+    }
+    tdm_arena_destroy(arena);
+    return got;
+}
+
+tdm_status tdm_session_wish(tdm_kv *kv, const char *session, const char *wish, const char *why,
+                            tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_str text = TDM_STR_INIT;
+    tdm_json_writer w = tdm_json_writer_init(&text, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_string(&w, "why", why);
+    tdm_json_object_end(&w);
+    tdm_status status = tdm_kv_put(kv, tdm__session_key(key, session, "wishes/%s", wish),
+                                   tdm_str_text(&text), 0, err);
+    tdm_str_release(&text);
+    return status;
+}
+
+tdm_status tdm_session_end(tdm_kv *kv, const char *session, tdm_status status, const char *message,
+                           const char *by, tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_str text = TDM_STR_INIT;
+    tdm_json_writer w = tdm_json_writer_init(&text, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_int(&w, "status", (int64_t)status);
+    tdm_json_put_string(&w, "message", message);
+    tdm_json_put_string(&w, "by", by);
+    tdm_json_object_end(&w);
+    tdm_status put = tdm_kv_swap(kv, tdm__session_key(key, session, "verdict"), 0,
+                                 tdm_str_text(&text), 0, NULL, err);
+    tdm_str_release(&text);
+    return put == TDM_ERR_EXISTS ? TDM_OK : put;
+}

@@ -1,0 +1,193 @@
+/*
+ * worker.c: a worker's side of what its agent gave it, and the table of slots.
+ *
+ * Slots are places on a host: no two living workers have the same one, whichever agents started them.
+ * The table lies in the vault, so it outlives agents; a slot whose process is gone is free, whoever had
+ * it. A worker counts its steps there, so that its agent knows, after its death, how far it had come.
+ *
+ * A worker's streams are its log at first. The one that speaks for all, rank 0, has the launcher's
+ * instead from then on: descriptors that it inherited, so it needs no living agent for that. What is
+ * printed before there is a run moves into the run's folder with it.
+ */
+#include "cluster/session.h"
+
+#include <tandem/elastic.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct tdm_worker {
+    tdm_vault *vault;
+    tdm__slot *slot;
+    int terminal[2]; /* the launcher's streams; -1: there are none */
+    int log;
+    char log_name[TDM_HOST_BYTES + 16];
+    char log_path[PATH_MAX]; /* empty: it is in the run already */
+};
+
+/* ---- slots ----------------------------------------------------------------------------------------- */
+
+tdm_status tdm__slots_take(tdm_vault *vault, tdm__slot **out, tdm_error *err)
+{
+    void *memory;
+    TDM_TRY(tdm_vault_take(vault, TDM__SLOTS_NAME, TDM_SLOTS_MOST * sizeof(tdm__slot), NULL,
+                           &memory, err));
+    *out = memory;
+    return TDM_OK;
+}
+
+int tdm__slots_claim(tdm__slot *slots, int64_t pid)
+{
+    for (int i = 0; i < TDM_SLOTS_MOST; i++) {
+        int64_t holder = atomic_load(&slots[i].pid);
+        if (holder != 0 && (kill((pid_t)holder, 0) == 0 || errno != ESRCH)) continue;
+        if (!atomic_compare_exchange_strong(&slots[i].pid, &holder, pid)) continue;
+        atomic_store(&slots[i].step, 0);
+        return i;
+    }
+    return -1;
+}
+
+/* ---- a worker -------------------------------------------------------------------------------------- */
+
+static bool number_in(const char *name, int most, int *out)
+{
+    const char *text = getenv(name);
+    char *end;
+    if (!text || !*text) return false;
+    long value = strtol(text, &end, 10);
+    if (*end || value < 0 || value >= most) return false;
+    *out = (int)value;
+    return true;
+}
+
+/* A descriptor of ours that children do not get; -1 when the environment names none. */
+static int take_descriptor(const char *name)
+{
+    int fd;
+    if (!number_in(name, INT_MAX, &fd) || fcntl(fd, F_GETFD) < 0) return -1;
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return fd;
+}
+
+static tdm_status attach(tdm_worker *w, int slot, tdm_error *err)
+{
+    tdm__slot *slots;
+    int fd = take_descriptor("TANDEM_VAULT_FD");
+    if (fd < 0)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "TANDEM_MEMBER is set, but TANDEM_VAULT_FD names no open descriptor: only "
+                        "'tandem agent' starts workers; use 'tandem train'");
+    TDM_TRY(tdm_vault_attach(fd, &w->vault, err));
+    TDM_TRY(tdm__slots_take(w->vault, &slots, err));
+    w->slot = &slots[slot];
+    atomic_store(&w->slot->pid, (int64_t)getpid());
+    return TDM_OK;
+}
+
+tdm_status tdm_worker_open(tdm_worker **out, tdm_error *err)
+{
+    const char *host = getenv("TANDEM_HOST"), *log = getenv("TANDEM_LOG");
+    int slot;
+    if (!getenv("TANDEM_MEMBER"))
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "no agent has started this process");
+    if (!host || !tdm__session_name_is_good(host, TDM_HOST_BYTES) ||
+        !number_in("TANDEM_SLOT", TDM_SLOTS_MOST, &slot))
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "TANDEM_MEMBER is set, but TANDEM_HOST and TANDEM_SLOT are no host and "
+                        "slot: only 'tandem agent' starts workers; use 'tandem train'");
+    tdm_worker *w = calloc(1, sizeof *w);
+    if (!w) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a worker");
+    w->terminal[0] = take_descriptor("TANDEM_OUT_FD");
+    w->terminal[1] = take_descriptor("TANDEM_ERR_FD");
+    w->log = -1;
+    snprintf(w->log_name, sizeof w->log_name, "%s.%d.log", host, slot);
+    if (log) snprintf(w->log_path, sizeof w->log_path, "%s", log);
+    tdm_status status = attach(w, slot, err);
+    if (status == TDM_OK) {
+        w->log = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
+        *out = w;
+    } else {
+        tdm_worker_close(w);
+    }
+    return status;
+}
+
+void tdm_worker_close(tdm_worker *worker)
+{
+    if (!worker) return;
+    tdm_vault_close(worker->vault);
+    for (int i = 0; i < 2; i++)
+        if (worker->terminal[i] >= 0) close(worker->terminal[i]);
+    if (worker->log >= 0) close(worker->log);
+    free(worker);
+}
+
+tdm_vault *tdm_worker_vault(const tdm_worker *worker)
+{
+    return worker->vault;
+}
+
+void tdm_worker_tell(tdm_worker *worker, uint64_t step)
+{
+    atomic_store_explicit(&worker->slot->step, step, memory_order_relaxed);
+}
+
+int tdm_worker_log_fd(const tdm_worker *worker)
+{
+    return worker->log;
+}
+
+void tdm_worker_speak(tdm_worker *worker)
+{
+    fflush(NULL);
+    for (int i = 0; i < 2; i++) {
+        if (worker->terminal[i] < 0) continue;
+        (void)dup2(worker->terminal[i], STDOUT_FILENO + i);
+        close(worker->terminal[i]);
+        worker->terminal[i] = -1;
+    }
+}
+
+/* What was printed so far. */
+static void copy_log(const char *from, int to)
+{
+    char bytes[4096];
+    int fd = open(from, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    ssize_t got = 0;
+    while (fd >= 0 && (got = read(fd, bytes, sizeof bytes)) > 0)
+        if (write(to, bytes, (size_t)got) != got) break;
+    if (fd >= 0) close(fd);
+}
+
+void tdm_worker_move_log(tdm_worker *worker, const char *run_path)
+{
+    char path[PATH_MAX + sizeof worker->log_name + 8];
+    if (!worker->log_path[0] || worker->log < 0) return;
+    snprintf(path, sizeof path, "%s/logs", run_path);
+    if (mkdir(path, 0777) != 0 && errno != EEXIST) return; /* this host does not see the run */
+    snprintf(path, sizeof path, "%s/logs/%s", run_path, worker->log_name);
+    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+    if (fd < 0) return;
+    fflush(NULL);
+    copy_log(worker->log_path, fd);
+    bool speaks[2];
+    for (int i = 0; i < 2; i++) {
+        struct stat stream, log;
+        speaks[i] = fstat(STDOUT_FILENO + i, &stream) != 0 || fstat(worker->log, &log) != 0 ||
+                    stream.st_ino != log.st_ino || stream.st_dev != log.st_dev;
+    }
+    for (int i = 0; i < 2; i++)
+        if (!speaks[i]) (void)dup2(fd, STDOUT_FILENO + i);
+    (void)dup3(fd, worker->log, O_CLOEXEC);
+    close(fd);
+    (void)unlink(worker->log_path);
+    worker->log_path[0] = '\0';
+}
