@@ -20,8 +20,10 @@
 #include <tandem/checkpoint.h>
 #include <tandem/comm.h>
 #include <tandem/data.h>
+#include <tandem/elastic.h>
 #include <tandem/eval.h>
 #include <tandem/job.h>
+#include <tandem/os.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -185,7 +187,11 @@ typedef struct tdm_train_status {
 typedef void (*tdm_train_fn)(const tdm_train_status *status, void *user);
 
 typedef struct tdm_train_options {
-    tdm_comm *comm;        /* the ranks that train; NULL: this process alone */
+    tdm_comm *comm; /* the ranks that train; NULL: this process alone */
+    /* Both or none, and no comm: this process takes part as long as others let it, from epoch to epoch
+     * (elastic.h); state lies in the vault, where it outlives the process. */
+    tdm_member *member;
+    tdm_vault *vault;
     const char *resume;    /* a run's folder; NULL: a new run */
     tdm_train_fn on_event; /* may be NULL; called by the training thread, on every rank */
     void *user;
@@ -219,6 +225,9 @@ typedef struct tdm_train_result {
  * result, or an error: where getting ready fails on some rank, that of the lowest such one; where a
  * rank dies or does not answer, a status of the peer group that names it. Rank 0 alone needs to see
  * the run's folder; the data must be there for every rank.
+ *
+ * With a member: TDM_ERR_PEER_FENCED when the others go on without it, TDM_ERR_PEER_LEFT when it was asked
+ * to leave; both say nothing about the run. The end of the run is the same for all members that are left.
  *
  * TDM_ERR_NO_MEMORY, before anything but the data is in memory or on disk, when the job needs more
  * than tdm_memory_budget; the message has the numbers and what would make it fit. TDM_ERR_DIVERGED
