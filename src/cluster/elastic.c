@@ -1,0 +1,393 @@
+/*
+ * elastic.c: the loop that takes part in epoch after epoch, until the run ends.
+ *
+ * Agree on an epoch (look at the store, decide, and do that: epoch.c), take part in it (enter, step, step,
+ * ...), and when it has failed or should change, leave it, report that, and agree on the next. Whatever
+ * the store does, each round begins with a new look, so that a call that timed out after it had its effect
+ * is seen for what it was. A run that has ended for one has ended for all: the first verdict stays.
+ *
+ * Invariants: enter is called only for the epoch that counted at the last look, with this member in it; a
+ * report is put only after leave; no epoch is entered twice.
+ */
+#include "cluster/member.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SETTLE_S 5.0 /* for those that have not started, once the minimum is there */
+#define LOOK_S 5.0   /* at most, between two looks */
+#define RETRY_S 0.1
+#define MARGIN_S 2.0
+#define BACK_OFF_AFTER 3 /* epochs in a row that ended before a step was done */
+#define FAILURES_MOST 100
+
+typedef enum outcome {
+    GO_ON, /* to the next round */
+    TAKE_PART /* in the epoch that was agreed on */,
+    LEAVE /* for good: see the run's status */
+} outcome;
+
+typedef struct run {
+    tdm_member *m;
+    const tdm_elastic_ops *ops;
+    void *user;
+    tdm_elastic_result result;
+    tdm_status status; /* of the end */
+    tdm_error *err;
+    tdm_arena *arena; /* of one look */
+    tdm__epoch_memo memo;
+    tdm__epoch_rules rules;
+    tdm_epoch epoch;
+    tdm_epoch_member *members; /* of it; TDM__EPOCH_MOST */
+    double left_s;             /* when the last epoch was left; -1: not yet */
+    int failures;              /* epochs in a row that ended before a step was done */
+    bool has_failed;           /* the last epoch ended by a failure */
+    bool said_short;
+} run;
+
+static outcome end(run *r, tdm_status status)
+{
+    r->status = status;
+    return LEAVE;
+}
+
+/* ---- calls that must have their effect ---------------------------------------------------------- */
+
+/* How long the store may still be silent; it is asked through `kv` as well, so that the watcher's word is
+ * not the only one. */
+static bool is_out_of_patience(run *r)
+{
+    tdm_member *m = r->m;
+    double now_s = tdm_kv_now(m->kv);
+    pthread_mutex_lock(&m->lock);
+    double heard_s = m->heard_s;
+    pthread_mutex_unlock(&m->lock);
+    return now_s - heard_s >= tdm__member_patience_s(m);
+}
+
+static outcome store_trouble(run *r, const tdm_error *why)
+{
+    if (!is_out_of_patience(r)) {
+        r->m->pause(r->m->pause_user, RETRY_S);
+        return GO_ON;
+    }
+    tdm_log(TDM_LOG_WARN, "cluster", "member %s leaves: it cannot reach the store: %s", r->m->id,
+            why->message);
+    r->result.fenced = true;
+    return end(r, TDM_OK);
+}
+
+/* Puts a text that nobody else puts, until it is there. */
+static outcome put_surely(run *r, const char *key, const char *value)
+{
+    for (;;) {
+        tdm_error why = {0};
+        double asked_s = tdm_kv_now(r->m->kv);
+        tdm_status status = tdm_kv_put(r->m->kv, key, value, 0, &why);
+        if (status == TDM_OK) {
+            tdm__member_heard(r->m, asked_s);
+            return GO_ON;
+        }
+        if (store_trouble(r, &why) == LEAVE) return LEAVE;
+    }
+}
+
+/* The verdict, unless there is one already. One that cannot be put is as good as none: others, who find
+ * this member gone, come to their own. */
+static void put_verdict(run *r, tdm_status status, const char *message)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_str text = TDM_STR_INIT;
+    tdm_json_writer w = tdm_json_writer_init(&text, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_uint(&w, "status", (uint64_t)status);
+    tdm_json_put_string(&w, "message", message);
+    tdm_json_put_string(&w, "by", r->m->id);
+    tdm_json_object_end(&w);
+    tdm__member_key(r->m, key, "verdict");
+    tdm_status put = TDM_ERR_NO_MEMORY;
+    tdm_error why = {.message = "no memory"};
+    while (tdm_str_ok(&text)) {
+        put = tdm_kv_swap(r->m->kv, key, 0, tdm_str_text(&text), 0, NULL, &why);
+        if (put == TDM_OK || put == TDM_ERR_EXISTS || is_out_of_patience(r)) break;
+        r->m->pause(r->m->pause_user, RETRY_S);
+    }
+    if (put != TDM_OK && put != TDM_ERR_EXISTS)
+        tdm_log(TDM_LOG_WARN, "cluster",
+                "member %s could not say in the store that the run has ended: %s", r->m->id,
+                why.message);
+    tdm_str_release(&text);
+}
+
+/* ---- leaving an epoch --------------------------------------------------------------------------- */
+
+static outcome report(run *r, const char *why, bool is_regroup, const bool *lost)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_str text = TDM_STR_INIT;
+    tdm_json_writer w = tdm_json_writer_init(&text, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_string(&w, "why", why);
+    tdm_json_put_bool(&w, "regroup", is_regroup);
+    tdm_json_key(&w, "lost");
+    tdm_json_array_begin(&w);
+    for (int i = 0; lost && i < r->epoch.size; i++)
+        if (lost[i]) tdm_json_string(&w, r->members[i].id);
+    tdm_json_array_end(&w);
+    tdm_json_object_end(&w);
+    tdm__member_key(r->m, key, "reports/%" PRIu32 "/%s", r->memo.left, r->m->id);
+    outcome out = LEAVE;
+    if (tdm_str_ok(&text))
+        out = put_surely(r, key, tdm_str_text(&text));
+    else
+        end(r, tdm_fail(r->err, TDM_ERR_NO_MEMORY, "no memory for a report"));
+    tdm_str_release(&text);
+    return out;
+}
+
+/* An epoch that fails again and again before anything is done is no accident: slow down, then give up. */
+static outcome back_off(run *r, const char *why)
+{
+    if (r->failures > FAILURES_MOST) {
+        r->status = tdm_fail(
+            r->err, TDM_ERR_PEER_FAILED,
+            "%d epochs in a row have failed before a single step was done; the last: %s",
+            r->failures, why);
+        put_verdict(r, r->status, why);
+        return LEAVE;
+    }
+    int more = r->failures - BACK_OFF_AFTER;
+    if (more > 0) {
+        double pause_s = 0.01 * (double)(1 << (more < 10 ? more : 10));
+        r->m->pause(r->m->pause_user, fmin(pause_s, r->m->report_s / 4));
+    }
+    return GO_ON;
+}
+
+/* ---- an epoch ----------------------------------------------------------------------------------- */
+
+static void activate(run *r, bool is_active)
+{
+    tdm_member *m = r->m;
+    pthread_mutex_lock(&m->lock);
+    m->active = is_active ? r->epoch.number : 0;
+    m->ops = is_active ? r->ops : NULL;
+    m->user = is_active ? r->user : NULL;
+    if (is_active) {
+        m->is_broken = false;
+        m->epoch = r->epoch.number;
+        m->record_is_old = true;
+    }
+    pthread_mutex_unlock(&m->lock);
+}
+
+static void ask_for_lost(run *r, bool *lost)
+{
+    for (int i = 0; r->ops->lost && i < r->epoch.size; i++) {
+        char how[TDM_LOST_BYTES] = "";
+        if (i == r->epoch.rank || !r->ops->lost(r->user, i, how)) continue;
+        lost[i] = true;
+        how[sizeof how - 1] = '\0';
+        tdm_log(TDM_LOG_WARN, "cluster",
+                "rank %d (member %s, host %s) is out of reach of rank %d: %s", i, r->members[i].id,
+                r->members[i].host, r->epoch.rank, how);
+    }
+}
+
+/* Whether the epoch ends with this, and not the run. */
+static bool ends_epoch(run *r, tdm_status status)
+{
+    pthread_mutex_lock(&r->m->lock);
+    bool was_interrupted = r->m->is_broken;
+    pthread_mutex_unlock(&r->m->lock);
+    if (status == TDM_ERR_INTERRUPTED) return was_interrupted;
+    return tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER && status != TDM_ERR_PEER_MISMATCH;
+}
+
+/* From enter to the last step. TDM_OK: the run is done, or it is to be regrouped. */
+static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
+{
+    tdm_status status = r->ops->enter(r->user, &r->epoch, why);
+    while (status == TDM_OK && !*done && !*regroup) {
+        pthread_mutex_lock(&r->m->lock);
+        unsigned wish = r->m->wish, wishes = 0;
+        /* An interrupt that came just before enter has not been heard there. */
+        if (r->m->is_broken) status = tdm_fail(why, TDM_ERR_PEER_FAILED, "%s", r->m->why);
+        pthread_mutex_unlock(&r->m->lock);
+        if (status != TDM_OK) break;
+        status = r->ops->step(r->user, wish, &wishes, done, why);
+        if (status != TDM_OK) break;
+        r->failures = 0;
+        *regroup = (wishes & TDM_WISH_REGROUP) != 0;
+    }
+    return status;
+}
+
+static outcome take_part(run *r)
+{
+    bool done = false, regroup = false, lost[TDM__EPOCH_MOST] = {false};
+    tdm_error why = {0};
+    r->memo.took_part = true;
+    r->memo.left = r->epoch.number;
+    r->result.epochs++;
+    if (r->has_failed) r->result.recoveries++;
+    r->has_failed = false;
+    activate(r, true);
+    tdm_status status = go_through(r, &done, &regroup, &why);
+    bool is_epoch_end = status != TDM_OK && ends_epoch(r, status);
+    if (is_epoch_end) ask_for_lost(r, lost);
+    activate(r, false);
+    r->left_s = tdm_kv_now(r->m->kv);
+    r->ops->leave(r->user);
+    if (status == TDM_OK && done) {
+        put_verdict(r, TDM_OK, "the run has ended");
+        return end(r, TDM_OK);
+    }
+    if (status != TDM_OK && !is_epoch_end) {
+        put_verdict(r, status, why.message);
+        return end(r, tdm_fail(r->err, status, "%s", why.message));
+    }
+    if (status == TDM_OK) return report(r, "regrouping", true, NULL);
+    r->has_failed = true;
+    r->failures++;
+    tdm_log(TDM_LOG_INFO, "cluster", "rank %d leaves epoch %" PRIu32 ": %s", r->epoch.rank,
+            r->epoch.number, why.message);
+    outcome out = back_off(r, why.message);
+    return out == LEAVE ? out : report(r, why.message, false, lost);
+}
+
+/* ---- agreement ---------------------------------------------------------------------------------- */
+
+static outcome propose(run *r, const tdm__view *view, const tdm__epoch_plan *plan)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_str text = TDM_STR_INIT, story = TDM_STR_INIT;
+    tdm_error why = {0};
+    tdm__member_key(r->m, key, "epoch");
+    tdm__epoch_text(view, plan, r->m->id, &text);
+    double took_s = r->left_s < 0 ? -1 : tdm_kv_now(r->m->kv) - r->left_s;
+    tdm__epoch_story(view, plan, took_s, &story);
+    tdm_status status = tdm_str_ok(&text) ? tdm_kv_swap(r->m->kv, key, view->epoch_revision,
+                                                        tdm_str_text(&text), 0, NULL, &why)
+                                          : TDM_ERR_NO_MEMORY;
+    if (status == TDM_OK) tdm_log(TDM_LOG_INFO, "cluster", "%s", tdm_str_text(&story));
+    tdm_str_release(&text);
+    tdm_str_release(&story);
+    if (status == TDM_OK || status == TDM_ERR_EXISTS) return GO_ON;
+    if (status == TDM_ERR_INVALID || status == TDM_ERR_NO_MEMORY) {
+        put_verdict(r, status, why.message);
+        return end(r, tdm_fail(r->err, status, "an epoch of %d members: %s", plan->next_count,
+                               why.message));
+    }
+    return store_trouble(r, &why);
+}
+
+static outcome give_up(run *r, const tdm__epoch_plan *plan)
+{
+    char text[200];
+    snprintf(text, sizeof text,
+             "%d of at least %d members came together within %.0f s (elastic.min, elastic.wait)",
+             plan->here, r->m->min, r->m->wait_s);
+    put_verdict(r, TDM_ERR_TIMEOUT, text);
+    return end(r, tdm_fail(r->err, TDM_ERR_TIMEOUT, "%s", text));
+}
+
+static outcome wait_for_change(run *r, const tdm__view *view, const tdm__epoch_plan *plan)
+{
+    tdm_error why = {0};
+    bool is_short = r->memo.short_s >= 0;
+    if (is_short && !r->said_short)
+        tdm_log(TDM_LOG_WARN, "cluster",
+                "%d of at least %d members are here; waits up to %.0f s for more", plan->here,
+                r->m->min, r->m->wait_s);
+    r->said_short = is_short;
+    double left_s = plan->until_s - tdm_kv_now(r->m->kv);
+    left_s = fmin(fmax(left_s, 0), LOOK_S);
+    tdm_status status = tdm_kv_wait(r->m->kv, r->m->prefix, view->revision, left_s, NULL, &why);
+    return status == TDM_OK ? GO_ON : store_trouble(r, &why);
+}
+
+static void set_epoch(run *r, const tdm__view *view)
+{
+    r->epoch = (tdm_epoch){.number = view->number, .size = view->size, .members = r->members};
+    for (int i = 0; i < view->size; i++) {
+        const tdm__view_member *m = &view->members[i];
+        snprintf(r->members[i].id, sizeof r->members[i].id, "%s", m->id);
+        snprintf(r->members[i].host, sizeof r->members[i].host, "%s", m->host);
+        if (strcmp(m->id, r->m->id) == 0) r->epoch.rank = i;
+    }
+}
+
+/* One look, and what it leads to. */
+static outcome agree(run *r)
+{
+    tdm__view view;
+    tdm__epoch_plan plan;
+    tdm_error why = {0};
+    tdm_arena_reset(r->arena);
+    double asked_s = tdm_kv_now(r->m->kv);
+    tdm_status status = tdm__view_read(r->m->kv, r->m->prefix, r->arena, &view, &why);
+    if (status == TDM_ERR_FORMAT || status == TDM_ERR_NO_MEMORY)
+        return end(r, tdm_fail(r->err, status, "%s", why.message));
+    if (status != TDM_OK) return store_trouble(r, &why);
+    tdm__member_heard(r->m, asked_s);
+    switch (tdm__epoch_decide(&view, &r->rules, &r->memo, tdm_kv_now(r->m->kv), &plan)) {
+    case TDM__DEED_WAIT: return wait_for_change(r, &view, &plan);
+    case TDM__DEED_PROPOSE: return propose(r, &view, &plan);
+    case TDM__DEED_ENTER: set_epoch(r, &view); return TAKE_PART;
+    case TDM__DEED_SKIP:
+        set_epoch(r, &view);
+        r->memo.left = view.number;
+        return report(r, "the epoch was over before it was entered", false, NULL);
+    case TDM__DEED_END:
+        if (view.verdict == TDM_OK) return end(r, TDM_OK);
+        return end(r, tdm_fail(r->err, view.verdict, "%s", view.verdict_text));
+    case TDM__DEED_DISMISSED: r->result.dismissed = true; return end(r, TDM_OK);
+    case TDM__DEED_GIVE_UP: return give_up(r, &plan);
+    case TDM__DEED_FENCED: break;
+    }
+    tdm_log(TDM_LOG_INFO, "cluster", "member %s leaves: epoch %" PRIu32 " goes on without it",
+            r->m->id, view.number);
+    r->result.fenced = true;
+    return end(r, TDM_OK);
+}
+
+tdm_status tdm_elastic_run(tdm_member *member, const tdm_elastic_ops *ops, void *user,
+                           tdm_elastic_result *out, tdm_error *err)
+{
+    run r = {.m = member, .ops = ops, .user = user, .err = err, .left_s = -1};
+    r.arena = tdm_arena_create("look");
+    r.members = calloc(TDM__EPOCH_MOST, sizeof *r.members);
+    if (!r.arena || !r.members) {
+        tdm_arena_destroy(r.arena);
+        free(r.members);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to take part in a run");
+    }
+    tdm__epoch_memo_init(&r.memo);
+    r.rules = (tdm__epoch_rules){.id = member->id,
+                                 .min = member->min,
+                                 .max = member->max,
+                                 .wait_s = member->wait_s,
+                                 .report_s = member->report_s,
+                                 .settle_s = SETTLE_S,
+                                 .silence_s = tdm__member_patience_s(member) + MARGIN_S};
+    pthread_mutex_lock(&member->lock);
+    member->is_ready = true;
+    member->record_is_old = true;
+    uint64_t lease = member->lease;
+    pthread_mutex_unlock(&member->lock);
+    /* So that nobody has to wait for the watcher's next round; it puts it again anyway. */
+    tdm__member_put_record(member, member->kv, lease, NULL);
+    pthread_mutex_lock(&member->lock);
+    member->record_is_old = true;
+    pthread_mutex_unlock(&member->lock);
+    outcome what = GO_ON;
+    while (what != LEAVE) what = what == TAKE_PART ? take_part(&r) : agree(&r);
+    if (r.status == TDM_OK) *out = r.result;
+    tdm_arena_destroy(r.arena);
+    free(r.members);
+    return r.status;
+}

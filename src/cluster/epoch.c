@@ -1,0 +1,270 @@
+/*
+ * epoch.c: what a member is to do next, decided from one look at the store. No side effects but in `memo`.
+ *
+ * Everybody decides by the same rules from what may be different moments, so several may propose, or one
+ * that has since died: the swap of "epoch" takes the first proposal, and all others look again. The rules:
+ * a member of the epoch that counts enters it; one that has left it waits until all others that live have
+ * reported, or their time is up, and then the first of those that reported proposes the next one; the
+ * second only steps in when the first has not, after some time, and so on. Who has no place in the epoch
+ * that counts, but was once offered one, is fenced. Who was never offered one waits.
+ *
+ * The time to report is short after a failure, for the others were interrupted; and long when all left for
+ * a regrouping, for they may be busy with what is due after the step that agreed on it. Newcomers go on
+ * alone, with what their hosts or the newest checkpoint have, only when all others are dead, or have been
+ * silent for longer than anybody goes on without the store: a store that was away for a while takes no
+ * state from those that have it.
+ */
+#include "cluster/member.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Times to report, in units of report_s, when nothing has failed, or when nobody has reported. */
+#define UNHURRIED 30.0
+/* The second proposer steps in so much later than the first, and so on. */
+#define TURN_S 0.5
+
+const char tdm__asked_to_leave[] = "asked to leave";
+
+void tdm__epoch_memo_init(tdm__epoch_memo *memo)
+{
+    *memo = (tdm__epoch_memo){
+        .broken_s = -1, .failed_s = -1, .alone_s = -1, .enough_s = -1, .short_s = -1, .due_s = -1};
+}
+
+/* When this began: at the first look at which it was so. */
+static double since(double *begun_s, bool is_so, double now_s)
+{
+    if (!is_so)
+        *begun_s = -1;
+    else if (*begun_s < 0)
+        *begun_s = now_s;
+    return *begun_s;
+}
+
+static tdm__deed wait_until(tdm__epoch_plan *plan, double until_s, const char *what)
+{
+    plan->until_s = until_s;
+    plan->what = what;
+    return TDM__DEED_WAIT;
+}
+
+static bool is_reporter(const tdm__view_member *m)
+{
+    return m->rank >= 0 && tdm__view_alive(m) && m->has_reported;
+}
+
+static bool is_failure(const tdm__view *view)
+{
+    for (int i = 0; i < view->size; i++) {
+        const tdm__view_member *m = &view->members[i];
+        if (!tdm__view_alive(m) || (m->has_reported && !m->is_regroup)) return true;
+    }
+    return false;
+}
+
+/* ---- who takes part ----------------------------------------------------------------------------- */
+
+static int by_age(const void *a, const void *b)
+{
+    const tdm__view_member *x = *(tdm__view_member *const *)a, *y = *(tdm__view_member *const *)b;
+    if (x->born != y->born) return x->born < y->born ? -1 : 1;
+    return strcmp(x->id, y->id);
+}
+
+static int by_slot(const void *a, const void *b)
+{
+    const tdm__view_member *x = *(tdm__view_member *const *)a, *y = *(tdm__view_member *const *)b;
+    if (x->slot != y->slot) return x->slot < y->slot ? -1 : 1;
+    return by_age(a, b);
+}
+
+static int newcomers_by_age(tdm__view *view, tdm__view_member **out)
+{
+    int count = 0;
+    for (int i = view->size; i < view->count && count < TDM__EPOCH_MOST; i++)
+        if (tdm__view_is_newcomer(view, &view->members[i])) out[count++] = &view->members[i];
+    qsort(out, (size_t)count, sizeof(tdm__view_member *), by_age);
+    return count;
+}
+
+/* Those of `host` among the newcomers, by slot, to the end of the list; each is taken out. */
+static void add_host(tdm__epoch_plan *plan, tdm__view_member **newcomers, int count,
+                     const char *host)
+{
+    int first = plan->next_count;
+    for (int i = 0; i < count; i++) {
+        if (!newcomers[i] || strcmp(newcomers[i]->host, host) != 0) continue;
+        plan->next[plan->next_count++] = newcomers[i];
+        newcomers[i] = NULL;
+    }
+    qsort(plan->next + first, (size_t)(plan->next_count - first), sizeof(tdm__view_member *),
+          by_slot);
+}
+
+/* The oldest newcomers for which there is room, host by host: those of hosts that are there first. */
+static void add_newcomers(tdm__view *view, int room, tdm__epoch_plan *plan)
+{
+    tdm__view_member *newcomers[TDM__EPOCH_MOST];
+    int count = newcomers_by_age(view, newcomers);
+    if (count > room) count = room;
+    int stay = plan->next_count;
+    for (int i = 0; i < stay; i++) add_host(plan, newcomers, count, plan->next[i]->host);
+    for (int i = 0; i < count; i++)
+        if (newcomers[i]) add_host(plan, newcomers, count, newcomers[i]->host);
+}
+
+/* Those of the epoch that stay, in its order; says of the others why they do not. */
+static void add_survivors(tdm__view *view, tdm__epoch_plan *plan)
+{
+    tdm__view_member *reporters[TDM__EPOCH_MOST] = {NULL};
+    bool keep[TDM__EPOCH_MOST];
+    int count = 0;
+    for (int i = 0; i < view->size; i++) {
+        tdm__view_member *m = &view->members[i];
+        if (is_reporter(m))
+            reporters[count++] = m;
+        else
+            m->left_why = m->is_dead    ? m->dead_why
+                          : !m->is_here ? "no sign of life any more"
+                                        : "it did not answer in time";
+    }
+    tdm__epoch_reach(reporters, count, keep);
+    for (int i = 0; i < count; i++) {
+        if (keep[i])
+            plan->next[plan->next_count++] = reporters[i];
+        else
+            reporters[i]->left_why = "it is cut off from the others";
+    }
+}
+
+/* Those that were asked to leave go, the last ranks first, as long as enough stay, and one at least of
+ * those that have the state: newcomers have none yet. */
+static void dismiss(tdm__epoch_plan *plan, int min, int newcomers)
+{
+    for (int i = plan->next_count - 1; i >= 0 && plan->next_count > 1; i--) {
+        tdm__view_member *m = plan->next[i];
+        if (!m->should_leave || plan->next_count - 1 + newcomers < min) continue;
+        m->left_why = tdm__asked_to_leave;
+        plan->next_count--;
+        memmove(plan->next + i, plan->next + i + 1,
+                (size_t)(plan->next_count - i) * sizeof(tdm__view_member *));
+    }
+}
+
+static void compose(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_plan *plan)
+{
+    int most = rules->max > 0 && rules->max < TDM__EPOCH_MOST ? rules->max : TDM__EPOCH_MOST;
+    int newcomers = 0;
+    plan->next_count = 0;
+    tdm__view_newcomers(view, 0, &newcomers);
+    add_survivors(view, plan);
+    dismiss(plan, rules->min, newcomers);
+    while (plan->next_count > most)
+        plan->next[--plan->next_count]->left_why = "there are more than may take part";
+    add_newcomers(view, most - plan->next_count, plan);
+}
+
+/* ---- when, and by whom -------------------------------------------------------------------------- */
+
+/* Whether the time has come to propose; if not, until when to wait. */
+static bool is_first_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
+                         double now_s, tdm__epoch_plan *plan)
+{
+    int count = 0;
+    tdm__view_newcomers(view, 0, &count);
+    int expected = view->expected;
+    if (rules->max > 0 && expected > rules->max) expected = rules->max;
+    double enough_s = since(&memo->enough_s, count >= rules->min, now_s);
+    if (expected > 0 && count >= expected) return true;
+    if (enough_s < 0) return true; /* too few: that is said elsewhere */
+    if (now_s - enough_s >= rules->settle_s) return true;
+    wait_until(plan, enough_s + rules->settle_s, "the others to start");
+    return false;
+}
+
+static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
+                        double now_s, tdm__epoch_plan *plan)
+{
+    bool has_failed = is_failure(view), has_reporter = false, is_missing = false;
+    bool is_silent = false;
+    double broken_s = since(&memo->broken_s, true, now_s);
+    double failed_s = since(&memo->failed_s, has_failed, now_s);
+    for (int i = 0; i < view->size; i++) {
+        tdm__view_member *m = &view->members[i];
+        has_reporter |= is_reporter(m);
+        is_missing |= tdm__view_alive(m) && !m->has_reported;
+        is_silent |= !m->is_here && !m->is_dead;
+    }
+    double alone_s = since(&memo->alone_s, !is_missing && !has_reporter, now_s);
+    double due_s = broken_s + UNHURRIED * rules->report_s;
+    if (has_failed && has_reporter) due_s = failed_s + rules->report_s;
+    if (!is_missing) due_s = alone_s >= 0 && is_silent ? alone_s + rules->silence_s : now_s;
+    if (now_s >= due_s) return true;
+    wait_until(plan, due_s, "the others to leave the epoch");
+    return false;
+}
+
+/* How many would propose before this one. */
+static int turn_of(tdm__view *view, const char *id)
+{
+    tdm__view_member *newcomers[TDM__EPOCH_MOST];
+    int turn = 0;
+    for (int i = 0; i < view->size; i++) {
+        if (strcmp(view->members[i].id, id) == 0) return turn;
+        turn += is_reporter(&view->members[i]);
+    }
+    int count = newcomers_by_age(view, newcomers);
+    for (int i = 0; i < count && strcmp(newcomers[i]->id, id) != 0; i++) turn++;
+    return turn;
+}
+
+static tdm__deed propose(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
+                         double now_s, tdm__epoch_plan *plan)
+{
+    bool is_due = view->number == 0 ? is_first_due(view, rules, memo, now_s, plan)
+                                    : is_next_due(view, rules, memo, now_s, plan);
+    if (!is_due) return TDM__DEED_WAIT;
+    compose(view, rules, plan);
+    bool is_short = plan->next_count < rules->min || plan->next_count == 0;
+    double short_s = since(&memo->short_s, is_short, now_s);
+    double due_s = since(&memo->due_s, !is_short, now_s);
+    if (is_short) {
+        plan->here = plan->next_count;
+        if (now_s - short_s >= rules->wait_s) return TDM__DEED_GIVE_UP;
+        return wait_until(plan, short_s + rules->wait_s, "more members");
+    }
+    double my_turn_s = due_s + turn_of(view, rules->id) * TURN_S;
+    if (now_s >= my_turn_s) return TDM__DEED_PROPOSE;
+    return wait_until(plan, my_turn_s, "the next epoch");
+}
+
+tdm__deed tdm__epoch_decide(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
+                            double now_s, tdm__epoch_plan *plan)
+{
+    tdm__view_member *me = tdm__view_find(view, rules->id);
+    *plan = (tdm__epoch_plan){.until_s = now_s};
+    if (memo->number != view->number) {
+        uint32_t left = memo->left;
+        bool took_part = memo->took_part;
+        tdm__epoch_memo_init(memo);
+        memo->left = left;
+        memo->took_part = took_part;
+        memo->number = view->number;
+    }
+    if (view->has_verdict) return TDM__DEED_END;
+    if (me && me->is_dead) return TDM__DEED_FENCED;
+    bool is_in = me && me->rank >= 0;
+    bool is_broken = view->number > 0 && tdm__view_is_broken(view);
+    if (is_in && memo->left < view->number) return is_broken ? TDM__DEED_SKIP : TDM__DEED_ENTER;
+    if (!is_in && (memo->took_part || (me && me->is_left_out))) {
+        bool was_asked = me && me->left_why && strcmp(me->left_why, tdm__asked_to_leave) == 0;
+        return was_asked ? TDM__DEED_DISMISSED : TDM__DEED_FENCED;
+    }
+    if (me && !is_in && me->should_leave && tdm__view_can_spare(view)) return TDM__DEED_DISMISSED;
+    if (!me || !me->is_here) /* the watcher is about to put its record back */
+        return wait_until(plan, now_s + TURN_S, "its own record");
+    if (view->number > 0 && !is_broken)
+        return wait_until(plan, now_s + UNHURRIED, "a place in the next epoch");
+    return propose(view, rules, memo, now_s, plan);
+}

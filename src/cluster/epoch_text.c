@@ -1,0 +1,82 @@
+/*
+ * epoch_text.c: an epoch as it is put into the store, and as people are told of it.
+ *
+ * The list of those that were left out goes along from epoch to epoch, for as long as their records are
+ * there: by it they find out, and nobody takes them for newcomers.
+ */
+#include "cluster/member.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static bool is_next(const tdm__epoch_plan *plan, const tdm__view_member *m)
+{
+    for (int i = 0; i < plan->next_count; i++)
+        if (plan->next[i] == m) return true;
+    return false;
+}
+
+void tdm__epoch_text(const tdm__view *view, const tdm__epoch_plan *plan, const char *by,
+                     tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_uint(&w, "number", (uint64_t)view->number + 1);
+    tdm_json_key(&w, "members");
+    tdm_json_array_begin(&w);
+    for (int i = 0; i < plan->next_count; i++) {
+        tdm_json_object_begin(&w);
+        tdm_json_put_string(&w, "id", plan->next[i]->id);
+        tdm_json_put_string(&w, "host", plan->next[i]->host);
+        tdm_json_object_end(&w);
+    }
+    tdm_json_array_end(&w);
+    tdm_json_key(&w, "left");
+    tdm_json_array_begin(&w);
+    for (int i = 0; i < view->count; i++) {
+        const tdm__view_member *m = &view->members[i];
+        bool was_there = m->rank >= 0 || (m->is_left_out && m->is_here);
+        if (!was_there || is_next(plan, m)) continue;
+        tdm_json_object_begin(&w);
+        tdm_json_put_string(&w, "id", m->id);
+        tdm_json_put_string(&w, "why", m->left_why ? m->left_why : "");
+        tdm_json_object_end(&w);
+    }
+    tdm_json_array_end(&w);
+    tdm_json_put_string(&w, "by", by);
+    tdm_json_object_end(&w);
+}
+
+const char *tdm__epoch_name(const tdm__view_member *m, char buffer[256])
+{
+    char rank[32] = "", process[48] = "";
+    if (m->rank >= 0) snprintf(rank, sizeof rank, "rank %d ", m->rank);
+    if (m->pid > 0) snprintf(process, sizeof process, ", process %" PRId64, m->pid);
+    snprintf(buffer, 256, "%s(member %s, host %s%s)", rank, m->id, m->host, process);
+    return buffer;
+}
+
+void tdm__epoch_story(const tdm__view *view, const tdm__epoch_plan *plan, double took_s,
+                      tdm_str *out)
+{
+    char name[256];
+    tdm_str_addf(out, "epoch %" PRIu32 " has %d rank%s", view->number + 1, plan->next_count,
+                 plan->next_count == 1 ? "" : "s");
+    if (view->number > 0) tdm_str_addf(out, ", after %d", view->size);
+    const char *between = "; left: ";
+    for (int i = 0; i < view->size; i++) {
+        const tdm__view_member *m = &view->members[i];
+        if (is_next(plan, m)) continue;
+        tdm_str_addf(out, "%s%s: %s", between, tdm__epoch_name(m, name),
+                     m->left_why ? m->left_why : "no reason is known");
+        between = ", ";
+    }
+    between = "; came: ";
+    for (int i = 0; view->number > 0 && i < plan->next_count; i++) {
+        if (plan->next[i]->rank >= 0) continue;
+        tdm_str_addf(out, "%s%s as rank %d", between, tdm__epoch_name(plan->next[i], name), i);
+        between = ", ";
+    }
+    if (took_s >= 0) tdm_str_addf(out, "; agreed within %.0f ms", took_s * 1e3);
+}

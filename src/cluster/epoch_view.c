@@ -1,0 +1,264 @@
+/*
+ * epoch_view.c: reads all that the store says about a session, at one revision, into one table of members.
+ *
+ * Whatever others put there is checked: a record that is no JSON object, or a name that cannot be one, is
+ * as if it were not there; an epoch that cannot be read is an error, for nothing can be agreed without it.
+ * The table has the members of the epoch first, by rank, and then everybody else with a record, in order
+ * of name. Nothing here waits but for the one call that lists the keys.
+ */
+#include "cluster/member.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* `key` behind `prefix`, or NULL. */
+static const char *behind(const char *key, const char *prefix)
+{
+    size_t length = strlen(prefix);
+    return strncmp(key, prefix, length) == 0 ? key + length : NULL;
+}
+
+static bool is_name(const char *id)
+{
+    size_t length = strnlen(id, TDM_MEMBER_ID_BYTES);
+    return length > 0 && length < TDM_MEMBER_ID_BYTES && !strchr(id, '/');
+}
+
+/* NULL when the value is no JSON object. */
+static const tdm_json *object_of(const tdm_kv_item *item, tdm_arena *arena)
+{
+    const tdm_json *json = NULL;
+    if (tdm_json_parse(item->value, strlen(item->value), arena, &json, NULL) != TDM_OK) return NULL;
+    return json->type == TDM_JSON_OBJECT ? json : NULL;
+}
+
+static const char *text_of(const tdm_json *object, const char *key, const char *fallback)
+{
+    const char *text = tdm_json_as_string(tdm_json_get(object, key));
+    return text ? text : fallback;
+}
+
+static uint64_t number_of(const tdm_json *object, const char *key)
+{
+    uint64_t number = 0;
+    const tdm_json *value = tdm_json_get(object, key);
+    return value && tdm_json_as_u64(value, &number) ? number : 0;
+}
+
+static double real_of(const tdm_json *object, const char *key)
+{
+    const tdm_json *value = tdm_json_get(object, key);
+    return value && value->type == TDM_JSON_NUMBER ? value->number : 0;
+}
+
+static bool is_true(const tdm_json *object, const char *key)
+{
+    const tdm_json *value = tdm_json_get(object, key);
+    return value && value->type == TDM_JSON_BOOL && value->boolean;
+}
+
+tdm__view_member *tdm__view_find(const tdm__view *view, const char *id)
+{
+    for (int i = 0; i < view->count; i++)
+        if (strcmp(view->members[i].id, id) == 0) return &view->members[i];
+    return NULL;
+}
+
+static tdm__view_member *add(tdm__view *view, const char *id, const char *host)
+{
+    tdm__view_member *m = &view->members[view->count++];
+    *m = (tdm__view_member){.id = id, .host = host, .rank = -1};
+    return m;
+}
+
+static tdm_status read_epoch(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena,
+                             tdm_error *err)
+{
+    const tdm_json *epoch = object_of(item, arena);
+    const tdm_json *members = tdm_json_get(epoch, "members");
+    uint64_t number = epoch ? number_of(epoch, "number") : 0;
+    if (!members || members->type != TDM_JSON_ARRAY || members->count == 0 ||
+        members->count > TDM__EPOCH_MOST || number == 0 || number > UINT32_MAX)
+        return tdm_fail(err, TDM_ERR_FORMAT,
+                        "the store's \"%s\" is no epoch: somebody else has written there",
+                        item->key);
+    view->number = (uint32_t)number;
+    view->epoch_revision = item->revision;
+    for (const tdm_json *one = members->first; one; one = one->next) {
+        const char *id = text_of(one, "id", ""), *host = text_of(one, "host", "");
+        if (!is_name(id) || strnlen(host, TDM_HOST_BYTES) >= TDM_HOST_BYTES ||
+            tdm__view_find(view, id))
+            return tdm_fail(err, TDM_ERR_FORMAT,
+                            "the store's \"%s\" names a member twice, or one that cannot be",
+                            item->key);
+        add(view, id, host)->rank = view->size++;
+    }
+    return TDM_OK;
+}
+
+/* Who was left out by this epoch or earlier ones. Only known names: theirs have records. */
+static void read_left(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
+{
+    const tdm_json *left = tdm_json_get(object_of(item, arena), "left");
+    if (!left || left->type != TDM_JSON_ARRAY) return;
+    for (const tdm_json *one = left->first; one; one = one->next) {
+        tdm__view_member *m = tdm__view_find(view, text_of(one, "id", ""));
+        if (!m || m->rank >= 0) continue;
+        m->is_left_out = true;
+        m->left_why = text_of(one, "why", "");
+    }
+}
+
+static void read_record(tdm__view *view, const char *id, const tdm_kv_item *item, tdm_arena *arena)
+{
+    const tdm_json *record = object_of(item, arena);
+    if (!record || !is_name(id)) return;
+    const char *host = text_of(record, "host", "");
+    if (strnlen(host, TDM_HOST_BYTES) >= TDM_HOST_BYTES) return;
+    tdm__view_member *m = tdm__view_find(view, id);
+    if (!m) m = add(view, id, host);
+    m->is_here = true;
+    m->is_ready = is_true(record, "ready");
+    uint64_t slot = number_of(record, "slot"), pid = number_of(record, "pid");
+    m->slot = slot < INT32_MAX ? (int)slot : INT32_MAX;
+    m->pid = pid < INT32_MAX ? (int64_t)pid : 0;
+    m->born = number_of(record, "born");
+    if (m->born == 0) m->born = item->revision;
+    m->lease_s = real_of(record, "lease_s");
+}
+
+static void read_dead(tdm__view *view, const char *id, const tdm_kv_item *item, tdm_arena *arena)
+{
+    tdm__view_member *m = tdm__view_find(view, id);
+    if (!m) return;
+    const tdm_json *object = object_of(item, arena);
+    m->is_dead = true;
+    m->dead_why = object ? text_of(object, "why", "it has ended") : "it has ended";
+    m->dead_at = object ? real_of(object, "at") : 0;
+}
+
+static tdm_status read_report(tdm__view *view, const char *rest, const tdm_kv_item *item,
+                              tdm_arena *arena, tdm_error *err)
+{
+    char *end = NULL;
+    unsigned long long number = strtoull(rest, &end, 10);
+    if (number != view->number || *end != '/') return TDM_OK;
+    tdm__view_member *m = tdm__view_find(view, end + 1);
+    if (!m || m->rank < 0) return TDM_OK;
+    const tdm_json *report = object_of(item, arena);
+    m->has_reported = true;
+    m->is_regroup = report && is_true(report, "regroup");
+    m->report_why = report ? text_of(report, "why", "") : "";
+    const tdm_json *lost = tdm_json_get(report, "lost");
+    if (!lost || lost->type != TDM_JSON_ARRAY || lost->count == 0) return TDM_OK;
+    m->lost = tdm_arena_array(arena, lost->count, sizeof *m->lost);
+    if (!m->lost) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %s", item->key);
+    for (const tdm_json *one = lost->first; one; one = one->next) {
+        const char *id = tdm_json_as_string(one);
+        if (id) m->lost[m->lost_count++] = id;
+    }
+    return TDM_OK;
+}
+
+static void read_verdict(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
+{
+    const tdm_json *verdict = object_of(item, arena);
+    uint64_t status = verdict ? number_of(verdict, "status") : TDM_ERR_INTERNAL;
+    bool is_known = status == TDM_OK;
+    for (size_t i = 0; !is_known && tdm_status_at(i) >= 0; i++)
+        is_known = (uint64_t)tdm_status_at(i) == status;
+    view->has_verdict = true;
+    view->verdict = is_known ? (tdm_status)status : TDM_ERR_INTERNAL;
+    view->verdict_text = verdict ? text_of(verdict, "message", "") : "";
+}
+
+static void read_about(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
+{
+    const tdm_json *about = object_of(item, arena);
+    uint64_t expected = about ? number_of(about, "expected") : 0;
+    view->expected = expected < TDM__EPOCH_MOST ? (int)expected : TDM__EPOCH_MOST;
+}
+
+/* What is about members that are in the table. */
+static tdm_status read_rest(tdm__view *view, const char *key, const tdm_kv_item *item,
+                            tdm_arena *arena, tdm_error *err)
+{
+    const char *rest = NULL;
+    if ((rest = behind(key, "dead/")) != NULL) {
+        read_dead(view, rest, item, arena);
+    } else if ((rest = behind(key, "reports/")) != NULL) {
+        return read_report(view, rest, item, arena, err);
+    } else if ((rest = behind(key, "wishes/leave/")) != NULL) {
+        tdm__view_member *m = tdm__view_find(view, rest);
+        if (m) m->should_leave = true;
+    } else if (strcmp(key, "epoch") == 0) {
+        read_left(view, item, arena);
+    } else if (strcmp(key, "wishes/stop") == 0) {
+        view->should_stop = true;
+    } else if (strcmp(key, "verdict") == 0) {
+        read_verdict(view, item, arena);
+    } else if (strcmp(key, "about") == 0) {
+        read_about(view, item, arena);
+    }
+    return TDM_OK;
+}
+
+tdm_status tdm__view_read(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm__view *out,
+                          tdm_error *err)
+{
+    tdm__view view = {0};
+    tdm_kv_item *items = NULL;
+    TDM_TRY(tdm_kv_list(kv, prefix, arena, &items, &view.item_count, &view.revision, err));
+    view.items = items;
+    view.members = tdm_arena_array(arena, view.item_count + TDM__EPOCH_MOST, sizeof *view.members);
+    if (!view.members)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the members of a session");
+    size_t skip = strlen(prefix);
+    for (size_t i = 0; i < view.item_count; i++)
+        if (strcmp(items[i].key + skip, "epoch") == 0)
+            TDM_TRY(read_epoch(&view, &items[i], arena, err));
+    for (size_t i = 0; i < view.item_count; i++) {
+        const char *id = behind(items[i].key + skip, "members/");
+        if (id) read_record(&view, id, &items[i], arena);
+    }
+    for (size_t i = 0; i < view.item_count; i++)
+        TDM_TRY(read_rest(&view, items[i].key + skip, &items[i], arena, err));
+    *out = view;
+    return TDM_OK;
+}
+
+bool tdm__view_is_broken(const tdm__view *view)
+{
+    for (int i = 0; i < view->size; i++)
+        if (view->members[i].has_reported || !tdm__view_alive(&view->members[i])) return true;
+    return false;
+}
+
+bool tdm__view_is_newcomer(const tdm__view *view, const tdm__view_member *m)
+{
+    if (m->rank >= 0 || !tdm__view_alive(m) || !m->is_ready || m->is_left_out) return false;
+    return !m->should_leave || !tdm__view_can_spare(view);
+}
+
+bool tdm__view_can_spare(const tdm__view *view)
+{
+    return view->number > 0 && !tdm__view_is_broken(view);
+}
+
+bool tdm__view_newcomers(const tdm__view *view, int max, int *out_count)
+{
+    int count = 0;
+    for (int i = view->size; i < view->count; i++)
+        count += tdm__view_is_newcomer(view, &view->members[i]);
+    *out_count = count;
+    int most = max > 0 && max < TDM__EPOCH_MOST ? max : TDM__EPOCH_MOST;
+    return count > 0 && view->size < most;
+}
+
+bool tdm__view_leavers(const tdm__view *view, int min)
+{
+    int leaving = 0, waiting = 0;
+    for (int i = 0; i < view->size; i++) leaving += view->members[i].should_leave;
+    tdm__view_newcomers(view, 0, &waiting);
+    return leaving > 0 && view->size > 1 && view->size + waiting > min;
+}

@@ -1,0 +1,442 @@
+/*
+ * member.c: a member of a session: its record in the store, where rank 0 listens, and what it knows of
+ * the epoch without asking.
+ *
+ * Its name is never used again, so a record that others miss can be put back without harm: a lease only
+ * says who should be asked to report; what counts is the epoch. Hence a member whose lease has ended, or
+ * that was stopped for a while, goes on if nobody has gone on without it.
+ *
+ * Threading: `kv` belongs to the thread that trains, `watch_kv` to the watcher, `confirm_kv` to whoever
+ * holds confirm_lock. Knowledge is shared under `lock`, which is never held while the store is asked.
+ */
+#include "cluster/member.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define WAIT_S 600.0
+#define REPORT_S 2.0
+#define PATIENCE_S 10.0
+#define LOOK_S 0.25
+#define RETRY_S 0.1
+
+void tdm__member_key(const tdm_member *member, char out[TDM_KV_KEY_BYTES], const char *fmt, ...)
+{
+    va_list args;
+    int used = snprintf(out, TDM_KV_KEY_BYTES, "%s", member->prefix);
+    va_start(args, fmt);
+    vsnprintf(out + used, (size_t)(TDM_KV_KEY_BYTES - used), fmt, args);
+    va_end(args);
+}
+
+double tdm__member_patience_s(const tdm_member *member)
+{
+    return member->pulse.fixed_s > PATIENCE_S ? member->pulse.fixed_s : PATIENCE_S;
+}
+
+void tdm__member_heard(tdm_member *member, double now_s)
+{
+    pthread_mutex_lock(&member->lock);
+    if (now_s > member->heard_s) member->heard_s = now_s;
+    pthread_mutex_unlock(&member->lock);
+}
+
+/* ---- the record --------------------------------------------------------------------------------- */
+
+static void write_record(tdm_member *m, tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_string(&w, "host", m->host);
+    tdm_json_put_int(&w, "slot", m->slot);
+    tdm_json_put_int(&w, "pid", getpid());
+    pthread_mutex_lock(&m->lock);
+    tdm_json_put_uint(&w, "born", m->born);
+    tdm_json_put_bool(&w, "ready", m->is_ready);
+    tdm_json_put_uint(&w, "epoch", m->epoch);
+    tdm_json_put_string(&w, "phase", m->status_phase);
+    tdm_json_put_uint(&w, "step", m->status.step);
+    tdm_json_put_uint(&w, "steps", m->status.step_count);
+    tdm_json_put_double(&w, "speed", m->status.samples_per_s);
+    tdm_json_put_string(&w, "run", m->status_run);
+    tdm_json_put_double(&w, "lease_s", m->lease_asked_s);
+    m->record_is_old = false;
+    pthread_mutex_unlock(&m->lock);
+    tdm_json_object_end(&w);
+}
+
+tdm_status tdm__member_put_record(tdm_member *member, tdm_kv *kv, uint64_t lease, tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_str text = TDM_STR_INIT;
+    write_record(member, &text);
+    tdm__member_key(member, key, "members/%s", member->id);
+    tdm_status status = tdm_str_ok(&text)
+                            ? tdm_kv_put(kv, key, tdm_str_text(&text), lease, err)
+                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a member's record");
+    tdm_str_release(&text);
+    if (status != TDM_OK) {
+        pthread_mutex_lock(&member->lock);
+        member->record_is_old = true;
+        pthread_mutex_unlock(&member->lock);
+    }
+    return status;
+}
+
+/* There is a record of this name: of this process, when an earlier try had its effect too late to be seen;
+ * then it is taken over. */
+static tdm_status take_over(tdm_member *m, const char *key, const char *text, uint64_t lease,
+                            uint64_t *born, tdm_error *err)
+{
+    tdm_arena *arena = tdm_arena_create("record");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a member's record");
+    tdm_kv_item item = {0};
+    const tdm_json *record = NULL;
+    int64_t pid = 0;
+    tdm_status status = tdm_kv_get(m->watch_kv, key, arena, &item, err);
+    if (status == TDM_OK)
+        status = tdm_json_parse(item.value, strlen(item.value), arena, &record, err);
+    if (status == TDM_OK) {
+        const char *host = tdm_json_as_string(tdm_json_get(record, "host"));
+        const tdm_json *number = tdm_json_get(record, "pid");
+        bool is_ours = host && strcmp(host, m->host) == 0 && number &&
+                       tdm_json_as_i64(number, &pid) && pid == getpid();
+        status = is_ours ? tdm_kv_put(m->watch_kv, key, text, lease, err)
+                         : tdm_fail(err, TDM_ERR_EXISTS,
+                                    "there is a member \"%s\" in session \"%s\" already: names "
+                                    "are for one process each",
+                                    m->id, m->session);
+        *born = item.revision;
+    }
+    tdm_arena_destroy(arena);
+    return status;
+}
+
+/* Takes a lease, and hangs the first record on it. */
+static tdm_status register_member(tdm_member *m, tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES];
+    uint64_t lease = 0, born = 0;
+    m->lease_asked_s = tdm__pulse_lease_s(&m->pulse);
+    TDM_TRY(tdm_kv_lease(m->watch_kv, m->lease_asked_s, &lease, err));
+    tdm_str text = TDM_STR_INIT;
+    write_record(m, &text);
+    tdm__member_key(m, key, "members/%s", m->id);
+    tdm_status status = tdm_str_ok(&text)
+                            ? tdm_kv_swap(m->watch_kv, key, 0, tdm_str_text(&text), lease, &born,
+                                          err)
+                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a member's record");
+    if (status == TDM_ERR_EXISTS)
+        status = take_over(m, key, tdm_str_text(&text), lease, &born, err);
+    tdm_str_release(&text);
+    if (status != TDM_OK) {
+        tdm_kv_release(m->watch_kv, lease, NULL);
+        return status;
+    }
+    m->lease = lease;
+    m->born = born;
+    m->record_is_old = true; /* it has no born yet */
+    m->heard_s = tdm_kv_now(m->watch_kv);
+    m->beat_s = m->heard_s;
+    return TDM_OK;
+}
+
+/* ---- life time ---------------------------------------------------------------------------------- */
+
+static void sleep_for(void *user, double seconds)
+{
+    (void)user;
+    struct timespec left = {.tv_sec = (time_t)seconds,
+                            .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+    }
+}
+
+static bool fits(const char *text, size_t bytes)
+{
+    return text && *text && strnlen(text, bytes) < bytes && !strchr(text, '/');
+}
+
+static tdm_status check_options(const tdm_member_options *o, tdm_error *err)
+{
+    if (!fits(o->session, TDM__SESSION_BYTES) || !fits(o->id, TDM_MEMBER_ID_BYTES) ||
+        !fits(o->host, TDM_HOST_BYTES))
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "a member needs the names of its session, itself and its host, without "
+                        "slashes, below %d, %d and %d bytes",
+                        TDM__SESSION_BYTES, TDM_MEMBER_ID_BYTES, TDM_HOST_BYTES);
+    if (o->min < 0 || o->max < 0 || (o->max > 0 && o->max < o->min))
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "at least %d and at most %d members cannot be: the minimum is above",
+                        o->min, o->max);
+    if (!(o->wait_s >= 0) || !(o->lease_s >= 0) || !(o->report_s >= 0))
+        return tdm_fail(err, TDM_ERR_RANGE, "a member's times cannot be negative");
+    return TDM_OK;
+}
+
+static void release(tdm_member *m)
+{
+    tdm_kv_close(m->kv);
+    tdm_kv_close(m->watch_kv);
+    tdm_kv_close(m->confirm_kv);
+    tdm_arena_destroy(m->watch_arena);
+    pthread_mutex_destroy(&m->lock);
+    pthread_mutex_destroy(&m->confirm_lock);
+    free(m);
+}
+
+tdm_status tdm__member_create_with(const tdm_member_options *options,
+                                   const tdm__member_parts *parts, tdm_member **out, tdm_error *err)
+{
+    tdm_member *m = calloc(1, sizeof *m);
+    tdm_status status = check_options(options, err);
+    if (status == TDM_OK && (!m || !(m->watch_arena = tdm_arena_create("look"))))
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a member");
+    if (status != TDM_OK) {
+        tdm_kv_close(parts->kv);
+        tdm_kv_close(parts->watch_kv);
+        tdm_kv_close(parts->confirm_kv);
+        if (m) tdm_arena_destroy(m->watch_arena);
+        free(m);
+        return status;
+    }
+    m->kv = parts->kv;
+    m->watch_kv = parts->watch_kv;
+    m->confirm_kv = parts->confirm_kv;
+    m->pause = parts->pause ? parts->pause : sleep_for;
+    m->pause_user = parts->user;
+    pthread_mutex_init(&m->lock, NULL);
+    pthread_mutex_init(&m->confirm_lock, NULL);
+    snprintf(m->session, sizeof m->session, "%s", options->session);
+    snprintf(m->id, sizeof m->id, "%s", options->id);
+    snprintf(m->host, sizeof m->host, "%s", options->host);
+    snprintf(m->prefix, sizeof m->prefix, "tandem/%s/", options->session);
+    m->slot = options->slot;
+    m->min = options->min > 0 ? options->min : 1;
+    m->max = options->max;
+    m->wait_s = options->wait_s > 0 ? options->wait_s : WAIT_S;
+    m->report_s = options->report_s > 0 ? options->report_s : REPORT_S;
+    snprintf(m->status_phase, sizeof m->status_phase, "starting");
+    tdm__pulse_init(&m->pulse, options->lease_s);
+    m->newcomers_s = m->verdict_s = -1;
+    status = register_member(m, err);
+    if (status != TDM_OK) {
+        release(m);
+        return status;
+    }
+    *out = m;
+    return TDM_OK;
+}
+
+static void *watch(void *user)
+{
+    tdm_member *m = user;
+    for (;;) {
+        pthread_mutex_lock(&m->lock);
+        bool should_stop = m->should_stop;
+        pthread_mutex_unlock(&m->lock);
+        if (should_stop) return NULL;
+        tdm__member_tick(m);
+    }
+}
+
+/* Opens what `create` needs; the watcher's calls end sooner, so that a sign of life is not late. */
+static tdm_status open_parts(const tdm_member_options *options, tdm__member_parts *out,
+                             tdm_error *err)
+{
+    tdm_kv_options quick = options->kv;
+    if (!(quick.timeout_s > 0)) quick.timeout_s = 2;
+    *out = (tdm__member_parts){0};
+    tdm_status status = tdm_kv_open(&options->kv, &out->kv, err);
+    if (status == TDM_OK) status = tdm_kv_open(&quick, &out->watch_kv, err);
+    if (status == TDM_OK) status = tdm_kv_open(&options->kv, &out->confirm_kv, err);
+    if (status != TDM_OK) {
+        tdm_kv_close(out->kv);
+        tdm_kv_close(out->watch_kv);
+    }
+    return status;
+}
+
+static bool is_worth_a_retry(tdm_status status)
+{
+    return status == TDM_ERR_TIMEOUT || status == TDM_ERR_IO || status == TDM_ERR_BUSY ||
+           tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER;
+}
+
+tdm_status tdm_member_create(const tdm_member_options *options, tdm_member **out, tdm_error *err)
+{
+    double until_s = tdm_clock_s() + (options->wait_s > 0 ? options->wait_s : WAIT_S);
+    tdm_member *m = NULL;
+    for (bool is_first = true;; is_first = false) {
+        tdm__member_parts parts;
+        tdm_error why = {0};
+        tdm_status status = open_parts(options, &parts, &why);
+        if (status == TDM_OK) status = tdm__member_create_with(options, &parts, &m, &why);
+        if (status == TDM_OK) break;
+        if (!is_worth_a_retry(status) || tdm_clock_s() > until_s)
+            return tdm_fail(err, status, "%s", why.message);
+        if (is_first) tdm_log(TDM_LOG_WARN, "cluster", "waits for the store: %s", why.message);
+        sleep_for(NULL, LOOK_S);
+    }
+    if (pthread_create(&m->thread, NULL, watch, m) != 0) {
+        tdm_member_destroy(m);
+        return tdm_fail(err, TDM_ERR_SYSTEM, "no thread for the watch over the other members");
+    }
+    m->has_thread = true;
+    *out = m;
+    return TDM_OK;
+}
+
+void tdm_member_destroy(tdm_member *member)
+{
+    if (!member) return;
+    pthread_mutex_lock(&member->lock);
+    member->should_stop = true;
+    pthread_mutex_unlock(&member->lock);
+    if (member->has_thread) pthread_join(member->thread, NULL);
+    tdm_kv_release(member->watch_kv, member->lease, NULL);
+    release(member);
+}
+
+const char *tdm_member_id(const tdm_member *member)
+{
+    return member->id;
+}
+
+tdm_status tdm_member_environment(tdm_member_options *out, tdm_error *err)
+{
+    const char *id = getenv("TANDEM_MEMBER"), *slot = getenv("TANDEM_SLOT");
+    if (!id || !*id)
+        return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                        "TANDEM_MEMBER is not set: no agent has started this process");
+    tdm_member_options options = {.id = id,
+                                  .session = getenv("TANDEM_SESSION"),
+                                  .host = getenv("TANDEM_HOST"),
+                                  .kv.url = getenv("TANDEM_STORE")};
+    char *end = NULL;
+    errno = 0;
+    long number = slot ? strtol(slot, &end, 10) : 0;
+    if (!options.session || !options.host || !options.kv.url || errno != 0 ||
+        (slot && (end == slot || *end)) || number < 0 || number > INT32_MAX)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "TANDEM_MEMBER is set, but TANDEM_SESSION, TANDEM_HOST, TANDEM_STORE and a "
+                        "TANDEM_SLOT of 0 or above are not: start workers with 'tandem train'");
+    options.slot = (int)number;
+    *out = options;
+    return TDM_OK;
+}
+
+void tdm_member_tell(tdm_member *member, const tdm_member_status *status)
+{
+    pthread_mutex_lock(&member->lock);
+    bool is_new_phase = status->phase && strcmp(status->phase, member->status_phase) != 0;
+    member->status = *status;
+    member->status.run_path = member->status.phase = NULL;
+    if (status->run_path)
+        snprintf(member->status_run, sizeof member->status_run, "%s", status->run_path);
+    if (is_new_phase)
+        snprintf(member->status_phase, sizeof member->status_phase, "%s", status->phase);
+    member->record_is_old = true;
+    pthread_mutex_unlock(&member->lock);
+}
+
+/* ---- the epoch ---------------------------------------------------------------------------------- */
+
+bool tdm_member_epoch_holds(const tdm_member *member, uint32_t epoch)
+{
+    tdm_member *m = (tdm_member *)member; /* for its lock alone */
+    double now_s = tdm_kv_now(m->watch_kv);
+    pthread_mutex_lock(&m->lock);
+    bool holds = m->active == epoch && !m->is_broken && !m->should_stop &&
+                 now_s - m->heard_s < tdm__member_patience_s(m);
+    pthread_mutex_unlock(&m->lock);
+    return holds;
+}
+
+/* Whatever keeps the store from answering only ends this epoch: the next one is agreed on there, too. */
+tdm_status tdm_member_open_door(tdm_member *member, uint32_t epoch, const char *door,
+                                tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES];
+    if (strnlen(door, TDM_DOOR_BYTES) >= TDM_DOOR_BYTES)
+        return tdm_fail(err, TDM_ERR_RANGE, "a door of %d bytes or more: \"%.40s...\"",
+                        TDM_DOOR_BYTES, door);
+    tdm__member_key(member, key, "door/%010" PRIu32, epoch);
+    for (;;) {
+        tdm_error why = {0};
+        tdm_status status = tdm_kv_put(member->kv, key, door, 0, &why);
+        if (status == TDM_OK) return TDM_OK;
+        if (status == TDM_ERR_INVALID) return tdm_fail(err, status, "%s", why.message);
+        if (!tdm_member_epoch_holds(member, epoch))
+            return tdm_fail(err, TDM_ERR_PEER_FAILED,
+                            "epoch %" PRIu32
+                            " was over before rank 0 could say where it listens: %s",
+                            epoch, why.message);
+        member->pause(member->pause_user, RETRY_S);
+    }
+}
+
+tdm_status tdm_member_find_door(tdm_member *member, uint32_t epoch, double seconds,
+                                char out[TDM_DOOR_BYTES], tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_arena *arena = tdm_arena_create("door");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to look for rank 0");
+    tdm__member_key(member, key, "door/%010" PRIu32, epoch);
+    double until_s = tdm_kv_now(member->kv) + seconds;
+    tdm_status status = TDM_OK;
+    for (uint64_t revision = 0;;) {
+        tdm_kv_item *items = NULL;
+        size_t count = 0;
+        tdm_error why = {.message = "rank 0 has not said where"};
+        tdm_status look = tdm_kv_list(member->kv, key, arena, &items, &count, &revision, &why);
+        if (look == TDM_OK && count > 0 &&
+            strnlen(items[0].value, TDM_DOOR_BYTES) < TDM_DOOR_BYTES) {
+            snprintf(out, TDM_DOOR_BYTES, "%s", items[0].value);
+            break;
+        }
+        double now_s = tdm_kv_now(member->kv);
+        if (!tdm_member_epoch_holds(member, epoch)) {
+            status = tdm_fail(err, TDM_ERR_PEER_FAILED,
+                              "epoch %" PRIu32 " was over before its ranks had met", epoch);
+            break;
+        }
+        if (now_s >= until_s) {
+            status = tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
+                              "found no way to rank 0 of epoch %" PRIu32 " within %.1f s: %s",
+                              epoch, seconds, why.message);
+            break;
+        }
+        double left_s = until_s - now_s < LOOK_S ? until_s - now_s : LOOK_S;
+        if (look != TDM_OK || tdm_kv_wait(member->kv, key, revision, left_s, NULL, NULL) != TDM_OK)
+            member->pause(member->pause_user, left_s < RETRY_S ? left_s : RETRY_S);
+        tdm_arena_reset(arena);
+    }
+    tdm_arena_destroy(arena);
+    return status;
+}
+
+tdm_status tdm_member_confirm(tdm_member *member, uint32_t epoch, tdm_error *err)
+{
+    tdm_arena *arena = tdm_arena_create("confirm");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to ask the store");
+    tdm__view view;
+    pthread_mutex_lock(&member->confirm_lock);
+    tdm_status status = tdm__view_read(member->confirm_kv, member->prefix, arena, &view, err);
+    pthread_mutex_unlock(&member->confirm_lock);
+    if (status == TDM_OK) {
+        const tdm__view_member *me = tdm__view_find(&view, member->id);
+        if (view.number != epoch || !me || me->rank < 0 || me->is_dead)
+            status = tdm_fail(err, TDM_ERR_PEER_FENCED,
+                              "epoch %" PRIu32 " counts now, not %" PRIu32
+                              ": member %s must write nothing any more",
+                              view.number, epoch, member->id);
+    }
+    tdm_arena_destroy(arena);
+    return status;
+}

@@ -1,0 +1,260 @@
+/*
+ * member_watch.c: one round of a member's watch: a sign of life, a look at the others, a wait.
+ *
+ * The watcher decides nothing. It tells the thread that trains, by `interrupt`, that its epoch is over:
+ * because somebody of it is gone or has left it, because another epoch counts, or because the store has
+ * not answered for too long; and it says what the next step should wish for. Each loss is one line in the
+ * log, of the lowest rank that is left; the others say it in their debug log.
+ *
+ * Newcomers are taken in together: the wish to regroup comes when no further one has come for a moment, or
+ * the first has waited long enough, and never soon after the last change. The member with rank 0 also
+ * sweeps up what earlier epochs left in the store.
+ */
+#include "cluster/member.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SETTLE_S 0.3      /* without a further newcomer */
+#define NEWCOMER_S 2.0    /* the first has waited for */
+#define EPOCH_LEAST_S 1.0 /* an epoch lasts before newcomers end it */
+#define RECORD_S 1.0      /* between two records, for people */
+#define RETRY_S 0.1
+#define SWEEP_MOST 8 /* keys in one round */
+
+/* ---- signs of life ------------------------------------------------------------------------------ */
+
+/* A new lease in place of the one that has ended, or whose length is not right any more. */
+static tdm_status renew(tdm_member *m, tdm_error *err)
+{
+    uint64_t lease = 0, old = m->lease;
+    double lease_s = tdm__pulse_lease_s(&m->pulse);
+    TDM_TRY(tdm_kv_lease(m->watch_kv, lease_s, &lease, err));
+    pthread_mutex_lock(&m->lock);
+    m->lease = lease;
+    m->lease_asked_s = lease_s;
+    pthread_mutex_unlock(&m->lock);
+    TDM_TRY(tdm__member_put_record(m, m->watch_kv, lease, err));
+    tdm_kv_release(m->watch_kv, old, NULL);
+    return TDM_OK;
+}
+
+static tdm_status beat(tdm_member *m, tdm_error *err)
+{
+    double asked_s = tdm_kv_now(m->watch_kv);
+    tdm_status status = tdm_kv_keep(m->watch_kv, m->lease, err);
+    double wanted_s = tdm__pulse_lease_s(&m->pulse);
+    bool is_far_off = m->pulse.fixed_s == 0 && m->pulse.count >= 8 &&
+                      (wanted_s > 1.25 * m->lease_asked_s || wanted_s < 0.6 * m->lease_asked_s);
+    if (status == TDM_ERR_NOT_FOUND || (status == TDM_OK && is_far_off)) status = renew(m, err);
+    TDM_TRY(status);
+    tdm__pulse_beat(&m->pulse, tdm_kv_now(m->watch_kv));
+    tdm__member_heard(m, asked_s);
+    pthread_mutex_lock(&m->lock);
+    bool is_old = m->record_is_old;
+    pthread_mutex_unlock(&m->lock);
+    if (is_old && asked_s - m->record_s >= RECORD_S) {
+        TDM_TRY(tdm__member_put_record(m, m->watch_kv, m->lease, err));
+        m->record_s = asked_s;
+    }
+    return TDM_OK;
+}
+
+/* ---- what the look says ------------------------------------------------------------------------- */
+
+static void interrupt(tdm_member *m, uint32_t epoch, const char *why)
+{
+    pthread_mutex_lock(&m->lock);
+    if (epoch != 0 && m->active == epoch && !m->is_broken) {
+        m->is_broken = true;
+        snprintf(m->why, sizeof m->why, "%s", why);
+        if (m->ops) m->ops->interrupt(m->user, m->why);
+    }
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* The lowest rank that is left tells everybody; the others only note it. */
+static tdm_log_level level_for(const tdm__view *view, const char *id)
+{
+    for (int i = 0; i < view->size; i++)
+        if (tdm__view_alive(&view->members[i]))
+            return strcmp(view->members[i].id, id) == 0 ? TDM_LOG_WARN : TDM_LOG_DEBUG;
+    return TDM_LOG_WARN;
+}
+
+static void tell_loss(tdm_member *m, const tdm__view *view, const tdm__view_member *lost,
+                      char why[400])
+{
+    char name[256], took[64] = "";
+    tdm__epoch_name(lost, name);
+    if (lost->is_dead) {
+        double took_s = tdm_kv_now(m->watch_kv) - lost->dead_at;
+        bool is_comparable = strcmp(lost->host, m->host) == 0 && lost->dead_at > 0 && took_s >= 0;
+        if (is_comparable) snprintf(took, sizeof took, ", %.0f ms after", took_s * 1e3);
+        snprintf(why, 400, "%s is gone: %s (its agent told%s)", name, lost->dead_why, took);
+    } else {
+        snprintf(why, 400, "%s is gone: no sign of life any more (its lease has ended)", name);
+    }
+    tdm_log(level_for(view, m->id), "cluster", "%s", why);
+}
+
+/* The first reason for which the epoch is over, as far as the store says. */
+static bool is_over(tdm_member *m, const tdm__view *view, uint32_t active, char why[400])
+{
+    if (view->number < active) return false; /* an old look */
+    if (view->number > active) {
+        snprintf(why, 400, "epoch %" PRIu32 " counts now, not %" PRIu32, view->number, active);
+        return true;
+    }
+    double now_s = tdm_kv_now(m->watch_kv);
+    if (view->has_verdict) {
+        if (m->verdict_s < 0) m->verdict_s = now_s;
+        snprintf(why, 400, "the run has ended: %.300s", view->verdict_text);
+        /* One that ended well ends here as well, soon. */
+        return view->verdict != TDM_OK || now_s - m->verdict_s > m->report_s;
+    }
+    for (int i = 0; i < view->size; i++) {
+        const tdm__view_member *one = &view->members[i];
+        if (strcmp(one->id, m->id) == 0 && !one->is_dead) continue;
+        if (tdm__view_alive(one)) continue;
+        tell_loss(m, view, one, why);
+        return true;
+    }
+    for (int i = 0; i < view->size; i++) {
+        const tdm__view_member *one = &view->members[i];
+        if (!one->has_reported || one->is_regroup || strcmp(one->id, m->id) == 0) continue;
+        snprintf(why, 400, "rank %d has left the epoch: %.300s", i, one->report_why);
+        return true;
+    }
+    return false;
+}
+
+/* What the next step should wish for. */
+static unsigned wish_of(tdm_member *m, const tdm__view *view)
+{
+    double now_s = tdm_kv_now(m->watch_kv);
+    int count = 0;
+    bool has_room = tdm__view_newcomers(view, m->max, &count);
+    if (view->number != m->seen_epoch) {
+        m->seen_epoch = view->number;
+        m->epoch_seen_s = now_s;
+        m->newcomers_s = -1;
+        m->newcomer_count = 0;
+    }
+    if (count > m->newcomer_count) m->newcomers_s = now_s; /* the last one that came */
+    m->newcomer_count = count;
+    unsigned wish = view->should_stop ? TDM_WISH_STOP : 0;
+    if (tdm__view_leavers(view, m->min)) wish |= TDM_WISH_REGROUP;
+    double age_s = now_s - m->epoch_seen_s;
+    bool has_settled = now_s - m->newcomers_s >= SETTLE_S || age_s >= NEWCOMER_S;
+    if (has_room && age_s >= EPOCH_LEAST_S && has_settled) wish |= TDM_WISH_REGROUP;
+    return wish;
+}
+
+/* ---- order in the store ------------------------------------------------------------------------- */
+
+/* Whether nobody looks at the key any more: it is about an epoch before this one, or about a member that
+ * has neither a record nor a place. */
+static bool is_left_over(const tdm__view *view, const char *key)
+{
+    char *end = NULL;
+    if (strncmp(key, "door/", 5) == 0) return strtoull(key + 5, &end, 10) < view->number;
+    if (strncmp(key, "reports/", 8) == 0) return strtoull(key + 8, &end, 10) < view->number;
+    const char *id = strncmp(key, "dead/", 5) == 0            ? key + 5
+                     : strncmp(key, "wishes/leave/", 13) == 0 ? key + 13
+                                                              : NULL;
+    if (!id) return false;
+    const tdm__view_member *m = tdm__view_find(view, id);
+    return !m || (m->rank < 0 && !m->is_here);
+}
+
+/* Removal goes by prefix: a key that others begin with waits until they are gone. */
+static bool is_prefix_of_next(const tdm__view *view, size_t i)
+{
+    return i + 1 < view->item_count &&
+           strncmp(view->items[i + 1].key, view->items[i].key, strlen(view->items[i].key)) == 0;
+}
+
+static void sweep(tdm_member *m, const tdm__view *view)
+{
+    if (view->size == 0 || strcmp(view->members[0].id, m->id) != 0 || tdm__view_is_broken(view))
+        return;
+    size_t skip = strlen(m->prefix);
+    int removed = 0;
+    for (size_t i = 0; i < view->item_count && removed < SWEEP_MOST; i++) {
+        if (!is_left_over(view, view->items[i].key + skip) || is_prefix_of_next(view, i)) continue;
+        if (tdm_kv_remove(m->watch_kv, view->items[i].key, NULL) != TDM_OK) return;
+        removed++;
+    }
+}
+
+/* ---- the round ---------------------------------------------------------------------------------- */
+
+static tdm_status look(tdm_member *m, tdm__view *view, tdm_error *err)
+{
+    double asked_s = tdm_kv_now(m->watch_kv);
+    tdm_arena_reset(m->watch_arena);
+    TDM_TRY(tdm__view_read(m->watch_kv, m->prefix, m->watch_arena, view, err));
+    tdm__member_heard(m, asked_s);
+    const tdm__view_member *me = tdm__view_find(view, m->id);
+    unsigned wish = wish_of(m, view);
+    pthread_mutex_lock(&m->lock);
+    m->wish = wish;
+    uint32_t active = m->is_broken ? 0 : m->active;
+    if (!me || !me->is_here) {
+        m->record_is_old = true;
+        m->beat_s = asked_s;
+        m->record_s = asked_s - RECORD_S;
+    }
+    pthread_mutex_unlock(&m->lock);
+    char why[400];
+    if (active && is_over(m, view, active, why)) interrupt(m, active, why);
+    return TDM_OK;
+}
+
+static void note_silence(tdm_member *m, const tdm_error *err)
+{
+    double now_s = tdm_kv_now(m->watch_kv);
+    pthread_mutex_lock(&m->lock);
+    double silent_s = now_s - m->heard_s;
+    uint32_t active = m->active;
+    pthread_mutex_unlock(&m->lock);
+    if (!m->store_is_silent)
+        tdm_log(TDM_LOG_WARN, "cluster",
+                "member %s: the store does not answer, and training goes on for now: %s", m->id,
+                err->message);
+    m->store_is_silent = true;
+    if (silent_s < tdm__member_patience_s(m)) return;
+    char why[400];
+    snprintf(why, sizeof why, "the store has not answered for %.1f s: %.300s", silent_s,
+             err->message);
+    interrupt(m, active, why);
+}
+
+void tdm__member_tick(tdm_member *member)
+{
+    tdm_error err = {0};
+    tdm__view view = {0};
+    tdm_status status = TDM_OK;
+    bool is_beat = tdm_kv_now(member->watch_kv) >= member->beat_s;
+    if (is_beat) {
+        status = beat(member, &err);
+        if (status == TDM_OK)
+            member->beat_s = tdm_kv_now(member->watch_kv) + tdm__pulse_interval_s(&member->pulse);
+    }
+    if (status == TDM_OK) status = look(member, &view, &err);
+    if (status == TDM_OK) {
+        if (member->store_is_silent)
+            tdm_log(TDM_LOG_INFO, "cluster", "member %s: the store answers again", member->id);
+        member->store_is_silent = false;
+        if (is_beat) sweep(member, &view);
+        double left_s = member->beat_s - tdm_kv_now(member->watch_kv);
+        status = tdm_kv_wait(member->watch_kv, member->prefix, view.revision,
+                             left_s > 0 ? left_s : 0, NULL, &err);
+    }
+    if (status == TDM_OK) return;
+    note_silence(member, &err);
+    member->pause(member->pause_user, RETRY_S);
+}
