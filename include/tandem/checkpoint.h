@@ -178,7 +178,9 @@ TDM_API tdm_status tdm_state_hasher_finish(tdm_state_hasher *hasher, char hex[TD
 
 /* "DIR/step-000000000120.safetensors" */
 TDM_API char *tdm_checkpoint_path(tdm_arena *arena, const char *dir, uint64_t step);
-/* The step of a checkpoint's file name; false for every name that tdm_checkpoint_path would not make. */
+/* The same with ".zst" behind it. */
+TDM_API char *tdm_checkpoint_packed_path(tdm_arena *arena, const char *dir, uint64_t step);
+/* The step of a checkpoint's file name; false for every name that these two would not make. */
 TDM_API bool tdm_checkpoint_step_of(const char *name, uint64_t *out);
 /*
  * The newest checkpoint that opens and verifies; damaged ones are named in the log and passed over.
@@ -187,6 +189,50 @@ TDM_API bool tdm_checkpoint_step_of(const char *name, uint64_t *out);
  */
 TDM_API tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_path,
                                          tdm_error *err);
+/* Which checkpoints stay: what any of these keeps. */
+typedef struct tdm_checkpoint_retention {
+    int64_t keep;       /* so many of the newest; 0: all */
+    int64_t keep_every; /* those of steps that are multiples of it; 0: none for that reason */
+    int64_t keep_best;  /* so many of the best, of those that were measured; 0: none for that */
+    bool by_accuracy;   /* best is the highest accuracy; else the lowest loss */
+} tdm_checkpoint_retention;
+/* What the test set said of a step's state; NaN: it was not asked. */
+typedef struct tdm_checkpoint_metrics {
+    double loss, accuracy;
+} tdm_checkpoint_metrics;
+/* Why one stays: a set of these. */
+enum {
+    TDM_KEPT_NEWEST = 1,
+    TDM_KEPT_EVERY = 2,
+    TDM_KEPT_BEST = 4,
+    TDM_KEPT_GOOD = 8 /* it was named as a good one */
+};
+typedef struct tdm_checkpoint_entry {
+    const char *name;
+    char *path;
+    uint64_t step;
+    bool packed;
+    uint64_t bytes; /* of the file */
+    double modified_unix_s;
+    tdm_checkpoint_metrics metrics;
+    unsigned kept; /* by tdm_checkpoint_choose */
+} tdm_checkpoint_entry;
+/* The checkpoints of a folder, newest first, unopened. From `arena`. */
+TDM_API tdm_status tdm_checkpoint_list(const char *dir, tdm_arena *arena,
+                                       tdm_checkpoint_entry **out, size_t *out_count,
+                                       tdm_error *err);
+/* Says of each why it stays; 0: it may go. Entries stand as tdm_checkpoint_list gives them. `good`: that
+ * step's stays in any case; UINT64_MAX: none. */
+TDM_API void tdm_checkpoint_choose(tdm_checkpoint_entry *entries, size_t count,
+                                   const tdm_checkpoint_retention *rules, uint64_t good);
+
+/* Notes that down in the folder's index.json, for keep_best and for people; nothing when both are NaN. */
+TDM_API tdm_status tdm_checkpoint_note(const char *dir, uint64_t step,
+                                       const tdm_checkpoint_metrics *metrics, tdm_error *err);
+/* Removes what the rules do not keep, oldest first, and what interrupted writes left behind. That of step
+ * `good` stays in any case. */
+TDM_API tdm_status tdm_checkpoint_retain(const char *dir, const tdm_checkpoint_retention *rules,
+                                         uint64_t good, tdm_error *err);
 /* Removes all but the `keep` newest (0: keeps all), and what interrupted writes left behind. */
 TDM_API tdm_status tdm_checkpoint_prune(const char *dir, int64_t keep, tdm_error *err);
 

@@ -4,7 +4,10 @@
  * A checkpoint's name tells its step, so the newest is found without opening any. Names that do
  * not fit exactly are somebody else's: they are neither opened nor removed. A run is continued from
  * the newest file that verifies; damage is reported in the log, and never removed here, so that a
- * person can look at it.
+ * person can look at it. A checkpoint may be plain or packed; of two of one step the plain one counts.
+ *
+ * Old checkpoints are removed by rules, the oldest first, and only when the caller names one that is good:
+ * that one stays whatever the rules say.
  *
  * Temporary files carry the number of the process that wrote them (see os/file_write.c). One whose
  * writer is gone was left by a kill. Ours count as left, too: do not prune a folder while another
@@ -16,19 +19,23 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define NAME_PREFIX "step-"
 #define NAME_SUFFIX ".safetensors"
+#define PACKED_SUFFIX ".zst"
 #define NAME_BYTES 64
 
-static void name_of_step(uint64_t step, char out[NAME_BYTES])
+static void name_of_step(uint64_t step, bool packed, char out[NAME_BYTES])
 {
-    snprintf(out, NAME_BYTES, NAME_PREFIX "%012" PRIu64 NAME_SUFFIX, step);
+    snprintf(out, NAME_BYTES, NAME_PREFIX "%012" PRIu64 NAME_SUFFIX "%s", step,
+             packed ? PACKED_SUFFIX : "");
 }
 
 bool tdm_checkpoint_step_of(const char *name, uint64_t *out)
@@ -39,7 +46,7 @@ bool tdm_checkpoint_step_of(const char *name, uint64_t *out)
     errno = 0;
     uint64_t step = strtoull(digits, NULL, 10);
     char canonical[NAME_BYTES];
-    name_of_step(step, canonical);
+    name_of_step(step, tdm__is_packed_name(name), canonical);
     if (errno || strcmp(canonical, name) != 0) return false;
     *out = step;
     return true;
@@ -48,29 +55,71 @@ bool tdm_checkpoint_step_of(const char *name, uint64_t *out)
 char *tdm_checkpoint_path(tdm_arena *arena, const char *dir, uint64_t step)
 {
     char name[NAME_BYTES];
-    name_of_step(step, name);
+    name_of_step(step, false, name);
     return tdm_path_join(arena, dir, name);
 }
 
-static int compare_newest_first(const void *a, const void *b)
+char *tdm_checkpoint_packed_path(tdm_arena *arena, const char *dir, uint64_t step)
 {
-    uint64_t x = *(const uint64_t *)a;
-    uint64_t y = *(const uint64_t *)b;
-    return x > y ? -1 : x < y;
+    char name[NAME_BYTES];
+    name_of_step(step, true, name);
+    return tdm_path_join(arena, dir, name);
 }
 
-/* The steps of all checkpoints among `names`, newest first. */
-static tdm_status collect_steps(const char *const *names, size_t count, tdm_arena *arena,
-                                const uint64_t **out, size_t *out_count, tdm_error *err)
+/* ---- list ------------------------------------------------------------------------------------ */
+
+static int compare_newest_first(const void *a, const void *b)
 {
-    uint64_t *steps = tdm_arena_array(arena, count, sizeof *steps);
-    if (!steps) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to list checkpoints");
+    const tdm_checkpoint_entry *x = a, *y = b;
+    if (x->step != y->step) return x->step > y->step ? -1 : 1;
+    return (int)x->packed - (int)y->packed;
+}
+
+/* The checkpoints among `names`, newest first; size and time are not looked at. */
+static tdm_status collect(const char *dir, const char *const *names, size_t count, tdm_arena *arena,
+                          tdm_checkpoint_entry **out, size_t *out_count, tdm_error *err)
+{
+    tdm_checkpoint_entry *entries = tdm_arena_array(arena, count + 1, sizeof *entries);
+    if (!entries) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to list checkpoints");
     size_t n = 0;
     for (size_t i = 0; i < count; i++) {
-        if (tdm_checkpoint_step_of(names[i], &steps[n])) n++;
+        tdm_checkpoint_entry *e = &entries[n];
+        if (!tdm_checkpoint_step_of(names[i], &e->step)) continue;
+        e->name = names[i];
+        e->path = tdm_path_join(arena, dir, names[i]);
+        e->packed = tdm__is_packed_name(names[i]);
+        e->metrics = (tdm_checkpoint_metrics){.loss = NAN, .accuracy = NAN};
+        if (!e->path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to list checkpoints");
+        n++;
     }
-    qsort(steps, n, sizeof *steps, compare_newest_first);
-    *out = steps;
+    qsort(entries, n, sizeof *entries, compare_newest_first);
+    *out = entries;
+    *out_count = n;
+    return TDM_OK;
+}
+
+tdm_status tdm_checkpoint_list(const char *dir, tdm_arena *arena, tdm_checkpoint_entry **out,
+                               size_t *out_count, tdm_error *err)
+{
+    const char *const *names = NULL;
+    size_t name_count = 0, count = 0;
+    tdm_checkpoint_entry *entries = NULL;
+    tdm__index index;
+    TDM_TRY(tdm_dir_list(dir, arena, &names, &name_count, err));
+    TDM_TRY(collect(dir, names, name_count, arena, &entries, &count, err));
+    TDM_TRY(tdm__index_read(dir, arena, &index, err));
+    size_t n = 0;
+    for (size_t i = 0; i < count; i++) {
+        struct stat info;
+        if (stat(entries[i].path, &info) != 0 && errno == ENOENT) continue; /* gone meanwhile */
+        entries[n] = entries[i];
+        entries[n].bytes = (uint64_t)info.st_size;
+        entries[n].modified_unix_s = (double)info.st_mtim.tv_sec;
+        entries[n].metrics = tdm__index_get(&index, entries[i].step);
+        n++;
+    }
+    tdm__index_release(&index);
+    *out = entries;
     *out_count = n;
     return TDM_OK;
 }
@@ -80,20 +129,18 @@ static tdm_status collect_steps(const char *const *names, size_t count, tdm_aren
 tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_path, tdm_error *err)
 {
     const char *const *names = NULL;
-    const uint64_t *steps = NULL;
+    tdm_checkpoint_entry *entries = NULL;
     size_t name_count = 0;
     size_t count = 0;
     TDM_TRY(tdm_dir_list(dir, arena, &names, &name_count, err));
-    TDM_TRY(collect_steps(names, name_count, arena, &steps, &count, err));
+    TDM_TRY(collect(dir, names, name_count, arena, &entries, &count, err));
     for (size_t i = 0; i < count; i++) {
-        char *path = tdm_checkpoint_path(arena, dir, steps[i]);
-        if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to list checkpoints");
         tdm_checkpoint *checkpoint = NULL;
         tdm_error why;
-        tdm_status status = tdm_checkpoint_open(path, &checkpoint, &why);
+        tdm_status status = tdm_checkpoint_open(entries[i].path, &checkpoint, &why);
         tdm_checkpoint_destroy(checkpoint);
         if (status == TDM_OK) {
-            *out_path = path;
+            *out_path = entries[i].path;
             return TDM_OK;
         }
         if (status != TDM_ERR_FORMAT && status != TDM_ERR_CHECKSUM) {
@@ -131,12 +178,16 @@ static bool process_lives(long pid)
     return !name_end || !name_end[1] || (name_end[2] != 'Z' && name_end[2] != 'X');
 }
 
-/* ".step-….safetensors.PID.tmp" or ".step-….safetensors.PID-N.tmp" of a writer that is gone. */
+/* ".step-….safetensors.PID.tmp" or ".step-….safetensors.PID-N.tmp" of a writer that is gone; with ".zst"
+ * before the number when the file was to be packed. */
 static bool is_leftover(const char *name)
 {
     const char *infix = strstr(name, NAME_SUFFIX ".");
     if (strncmp(name, "." NAME_PREFIX, strlen("." NAME_PREFIX)) != 0 || !infix) return false;
     const char *digits = infix + strlen(NAME_SUFFIX ".");
+    if (strncmp(digits - 1, PACKED_SUFFIX ".", strlen(PACKED_SUFFIX ".")) == 0) {
+        digits += strlen(PACKED_SUFFIX);
+    }
     if (*digits < '1' || *digits > '9') return false;
     char *end = NULL;
     errno = 0;
@@ -155,22 +206,78 @@ static tdm_status remove_file(const char *path, tdm_error *err)
     return tdm_os_fail(err, "cannot remove", path);
 }
 
-static tdm_status prune(const char *dir, int64_t keep, tdm_arena *arena, tdm_error *err)
+/* ---- rules ----------------------------------------------------------------------------------- */
+
+/* How good a checkpoint is, more is better; NaN: nobody knows. */
+static double worth(const tdm_checkpoint_entry *entry, bool by_accuracy)
+{
+    return by_accuracy ? entry->metrics.accuracy : -entry->metrics.loss;
+}
+
+/* How many steps have checkpoints that are better than this one, or as good and newer. */
+static int64_t better_count(const tdm_checkpoint_entry *entries, size_t count, size_t index,
+                            bool by_accuracy)
+{
+    double mine = worth(&entries[index], by_accuracy);
+    int64_t better = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (i > 0 && entries[i].step == entries[i - 1].step) continue; /* plain and packed */
+        double its = worth(&entries[i], by_accuracy);
+        if (its > mine || (its == mine && entries[i].step > entries[index].step)) better++;
+    }
+    return better;
+}
+
+void tdm_checkpoint_choose(tdm_checkpoint_entry *entries, size_t count,
+                           const tdm_checkpoint_retention *rules, uint64_t good)
+{
+    int64_t newer = -1; /* steps before this one in the list */
+    for (size_t i = 0; i < count; i++) {
+        tdm_checkpoint_entry *e = &entries[i];
+        e->kept = 0;
+        if (i == 0 || e->step != entries[i - 1].step) newer++;
+        if (rules->keep <= 0 || newer < rules->keep) e->kept |= TDM_KEPT_NEWEST;
+        if (rules->keep_every > 0 && e->step % (uint64_t)rules->keep_every == 0) {
+            e->kept |= TDM_KEPT_EVERY;
+        }
+        if (rules->keep_best > 0 && !isnan(worth(e, rules->by_accuracy)) &&
+            better_count(entries, count, i, rules->by_accuracy) < rules->keep_best) {
+            e->kept |= TDM_KEPT_BEST;
+        }
+        if (e->step == good) e->kept |= TDM_KEPT_GOOD;
+    }
+}
+
+static tdm_status retain(const char *dir, const tdm_checkpoint_retention *rules, uint64_t good,
+                         tdm_arena *arena, tdm_error *err)
 {
     const char *const *names = NULL;
-    const uint64_t *steps = NULL;
-    size_t name_count = 0;
+    tdm_checkpoint_entry *entries = NULL;
     size_t count = 0;
-    TDM_TRY(tdm_dir_list(dir, arena, &names, &name_count, err));
-    for (size_t i = 0; i < name_count; i++) {
+    TDM_TRY(tdm_dir_list(dir, arena, &names, &count, err));
+    for (size_t i = 0; i < count; i++) {
         if (is_leftover(names[i])) TDM_TRY(remove_file(tdm_path_join(arena, dir, names[i]), err));
     }
-    if (keep == 0) return TDM_OK;
-    TDM_TRY(collect_steps(names, name_count, arena, &steps, &count, err));
-    for (size_t i = count; i > (uint64_t)keep; i--) { /* the oldest goes first */
-        TDM_TRY(remove_file(tdm_checkpoint_path(arena, dir, steps[i - 1]), err));
+    TDM_TRY(tdm_checkpoint_list(dir, arena, &entries, &count, err));
+    tdm_checkpoint_choose(entries, count, rules, good);
+    for (size_t i = count; i > 0; i--) { /* the oldest goes first */
+        if (entries[i - 1].kept == 0) TDM_TRY(remove_file(entries[i - 1].path, err));
     }
     return TDM_OK;
+}
+
+tdm_status tdm_checkpoint_retain(const char *dir, const tdm_checkpoint_retention *rules,
+                                 uint64_t good, tdm_error *err)
+{
+    if (rules->keep < 0 || rules->keep_every < 0 || rules->keep_best < 0) {
+        return tdm_fail(err, TDM_ERR_INVALID, "%s: cannot keep a negative number of checkpoints",
+                        dir);
+    }
+    tdm_arena *arena = tdm_arena_create("retention");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to prune %s", dir);
+    tdm_status status = retain(dir, rules, good, arena, err);
+    tdm_arena_destroy(arena);
+    return status;
 }
 
 tdm_status tdm_checkpoint_prune(const char *dir, int64_t keep, tdm_error *err)
@@ -179,9 +286,6 @@ tdm_status tdm_checkpoint_prune(const char *dir, int64_t keep, tdm_error *err)
         return tdm_fail(err, TDM_ERR_INVALID, "%s: cannot keep %lld checkpoints", dir,
                         (long long)keep);
     }
-    tdm_arena *arena = tdm_arena_create("prune");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to prune %s", dir);
-    tdm_status status = prune(dir, keep, arena, err);
-    tdm_arena_destroy(arena);
-    return status;
+    tdm_checkpoint_retention rules = {.keep = keep};
+    return tdm_checkpoint_retain(dir, &rules, UINT64_MAX, err);
 }

@@ -50,6 +50,23 @@ tdm_status tdm__pack(const void *bytes, size_t count, tdm_file_writer *out, tdm_
 tdm_status tdm__unpack(const void *bytes, size_t bytes_count, const char *name, tdm_pages *out,
                        size_t *count, tdm_error *err);
 
+/* ---- what the test set said of a folder's checkpoints (index.c) ---------------------------------- */
+
+typedef struct tdm__index_line {
+    uint64_t step;
+    tdm_checkpoint_metrics metrics;
+} tdm__index_line;
+typedef struct tdm__index {
+    tdm__index_line *lines;
+    size_t count, room;
+} tdm__index;
+/* The folder's; empty where nothing is known. Fails for want of memory only. */
+tdm_status tdm__index_read(const char *dir, tdm_arena *arena, tdm__index *out, tdm_error *err);
+void tdm__index_release(tdm__index *index);
+/* False: no memory. */
+bool tdm__index_put(tdm__index *index, uint64_t step, const tdm_checkpoint_metrics *metrics);
+tdm_checkpoint_metrics tdm__index_get(const tdm__index *index, uint64_t step); /* NaN: unknown */
+
 /* ---- safetensors files, piece by piece (safetensors_write.c) ---------------------------------- */
 
 /* Tensors and texts are borrowed until the end. A text may get other words of the same length

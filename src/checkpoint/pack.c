@@ -247,7 +247,7 @@ tdm_status tdm__unpack(const void *bytes, size_t bytes_count, const char *name, 
     unpacking u = {.bytes = bytes, .plain = pages.data, .frames = frames};
     tdm__spread(frame_count, plain, unpack_frame, &u);
     size_t bad = atomic_load(&u.bad);
-    if (bad > 0) {
+    if (bad > 0 && frames) {
         status = tdm_fail(err, TDM_ERR_CHECKSUM,
                           "%s: the frame at byte %zu cannot be unpacked: the file was damaged or "
                           "changed; remove it and resume from an older checkpoint",

@@ -296,7 +296,13 @@ tdm_status tdm_file_writer_commit(tdm_file_writer *writer, tdm_error *err)
 void tdm_file_writer_abandon(tdm_file_writer *writer)
 {
     if (!writer) return;
-    if (!writer->joined) unlinkat(writer->folder_fd, writer->temporary, 0);
+    struct stat mine, there;
+    /* Somebody may have tidied up, and another writer may have taken the name since. */
+    if (!writer->joined && fstat(writer->fd, &mine) == 0 &&
+        fstatat(writer->folder_fd, writer->temporary, &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+        mine.st_ino == there.st_ino && mine.st_dev == there.st_dev) {
+        unlinkat(writer->folder_fd, writer->temporary, 0);
+    }
     writer_free(writer);
 }
 

@@ -83,6 +83,7 @@ typedef struct tdm__state {
     tdm__state_item *items; /* in order of name */
     tdm_named_tensor *tensors;
     size_t tensor_count;
+    const tdm_commit_gate *gate; /* asked before a checkpoint gets its name; NULL: nobody is */
     size_t from_file_count; /* parameters and buffers that began with values of model.init_from */
 } tdm__state;
 

@@ -361,7 +361,11 @@ static tdm_status open_sink(tdm__state *s, const char *path, const tdm_checkpoin
     for (int block = 0; block < BLOCKS_MOST; block++)
         if (tdm_store_block(s->store, block) && !tdm_store_is_whole(s->store, block)) whole = false;
     if (!whole) TDM_TRY(make_window(&out->window, err));
-    if (path) return tdm_checkpoint_writer_create(path, content, &out->writer, err);
+    if (path) {
+        TDM_TRY(tdm_checkpoint_writer_create(path, content, &out->writer, err));
+        tdm_checkpoint_writer_gate(out->writer, s->gate);
+        return TDM_OK;
+    }
     return tdm_state_hasher_create(&content->position, content->tensors, content->tensor_count,
                                    &out->hasher, err);
 }

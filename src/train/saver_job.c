@@ -1,0 +1,291 @@
+/*
+ * saver_job.c: a rank's part of a save: pieces are hashed and written; rank 0 puts the file together.
+ *
+ * Invariants: a digest is on the board before its chunk counts as done; rank 0 asks for its file's name
+ * only when all chunks are done, on the disk, and the gate has said yes; after it was abandoned a job
+ * neither asks nor names anything. Nobody retries: a disk that has failed once may forget what it was
+ * told before, so the temporary file goes, and the next save begins anew.
+ *
+ * Rank 0 waits for others only as long as they get on: a rank that is gone, or the world's end, ends it.
+ */
+#include "train/saver_job.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#define STILL_S 300.0 /* without any chunk that is done: something hangs */
+
+enum { NAP_NS = 500000, NICENESS = 5 };
+
+tdm__saver_job *tdm__saver_job_create(void)
+{
+    tdm__saver_job *job = calloc(1, sizeof(*job));
+    if (!job) return NULL;
+    job->arena = tdm_arena_create("save");
+    if (!job->arena || pthread_mutex_init(&job->lock, NULL) != 0) {
+        tdm_arena_destroy(job->arena);
+        free(job);
+        return NULL;
+    }
+    job->begin_s = tdm_clock_s();
+    return job;
+}
+
+/* Gives back what is large, and the files; what was not committed is gone. */
+static void tidy_up(tdm__saver_job *job)
+{
+    tdm_checkpoint_writer_abandon(job->writer);
+    tdm_file_writer_abandon(job->part);
+    tdm_pages_unmap(&job->copy);
+    job->writer = NULL;
+    job->part = NULL;
+}
+
+static void job_free(tdm__saver_job *job)
+{
+    tidy_up(job);
+    pthread_mutex_destroy(&job->lock);
+    tdm_arena_destroy(job->arena);
+    free(job);
+}
+
+/* ---- the board --------------------------------------------------------------------------------- */
+
+static bool is_abandoned(tdm__saver_job *job)
+{
+    pthread_mutex_lock(&job->lock);
+    bool abandoned = !job->board;
+    pthread_mutex_unlock(&job->lock);
+    return abandoned;
+}
+
+/* Tells the others why this rank's part will be missing. */
+static void tell_failure(tdm__saver_job *job, const tdm_error *why)
+{
+    pthread_mutex_lock(&job->lock);
+    int none = 0;
+    if (job->board &&
+        atomic_compare_exchange_strong(&job->board->failed, &none, job->writer_index + 1)) {
+        job->board->reason = *why;
+        atomic_store(&job->board->has_reason, 1);
+    }
+    pthread_mutex_unlock(&job->lock);
+}
+
+/* False: the save is over, by a failure somewhere or because it was abandoned. */
+static bool tell_done(tdm__saver_job *job, size_t chunk, const char digest[TDM_SHA256_HEX])
+{
+    pthread_mutex_lock(&job->lock);
+    bool goes_on = job->board && atomic_load(&job->board->failed) == 0;
+    if (goes_on) {
+        memcpy(job->board->digests[chunk], digest, TDM_SHA256_HEX);
+        atomic_fetch_add(&job->board->done, 1);
+    }
+    pthread_mutex_unlock(&job->lock);
+    return goes_on;
+}
+
+/* ---- this rank's part -------------------------------------------------------------------------- */
+
+static tdm_status put_piece(tdm__saver_job *job, const tdm__saver_piece *piece, bool *goes_on,
+                            tdm_error *err)
+{
+    char digest[TDM_SHA256_HEX];
+    if (tdm_sha256_of(piece->bytes, piece->count, digest) != TDM_OK)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to hash a checkpoint");
+    TDM_TRY(tdm_file_writer_write_at(job->part, piece->place, piece->bytes, piece->count, err));
+    *goes_on = tell_done(job, piece->chunk, digest);
+    return TDM_OK;
+}
+
+static void put_pieces(tdm__saver_job *job)
+{
+    bool goes_on = !is_abandoned(job);
+    for (size_t i = 0; i < job->piece_count && goes_on; i++) {
+        tdm_error why = {.status = TDM_OK};
+        tdm_os_test_point(&(tdm_test_point){"checkpoint", job->saved.step, job->rank, i});
+        if (put_piece(job, &job->pieces[i], &goes_on, &why) == TDM_OK) continue;
+        tell_failure(job, &why);
+        break;
+    }
+    tdm_file_writer_abandon(job->part); /* the file stays: it is rank 0's */
+    job->part = NULL;
+    tdm_pages_unmap(&job->copy);
+}
+
+/* ---- rank 0 ------------------------------------------------------------------------------------ */
+
+/* Under the lock: whether somebody will never be done. */
+static tdm_status look_after_others(tdm__saver_job *job, tdm_error *err)
+{
+    if (!job->comm) return TDM_OK;
+    for (int i = 0; i < job->writer_count; i++)
+        if (tdm_comm_peer_state(job->comm, job->writers[i]) == TDM_PEER_LOST)
+            return tdm_fail(err, TDM_ERR_PEER_FAILED,
+                            "rank %d is gone, and its part of the checkpoint with it",
+                            job->writers[i]);
+    return tdm_group_check(tdm_comm_world(job->comm), err);
+}
+
+static tdm_status fail_of_others(const tdm__saver_job *job, tdm_error *err)
+{
+    const tdm__saver_board *board = job->board;
+    int rank = job->writers[atomic_load(&board->failed) - 1];
+    if (rank == job->rank) return tdm_fail(err, board->reason.status, "%s", board->reason.message);
+    return tdm_fail(err, board->reason.status, "rank %d: %.900s", rank, board->reason.message);
+}
+
+/* Whether all chunks are done; with an error when that will never be. */
+static tdm_status look_at_board(tdm__saver_job *job, size_t *done, tdm_error *err)
+{
+    tdm_status status = TDM_OK;
+    pthread_mutex_lock(&job->lock);
+    if (!job->board)
+        status = tdm_fail(err, TDM_ERR_INTERRUPTED, "the save was called off");
+    else if (atomic_load(&job->board->failed) != 0 && atomic_load(&job->board->has_reason))
+        status = fail_of_others(job, err);
+    else
+        status = look_after_others(job, err);
+    if (status == TDM_OK) *done = atomic_load(&job->board->done);
+    pthread_mutex_unlock(&job->lock);
+    return status;
+}
+
+static tdm_status await_all(tdm__saver_job *job, tdm_error *err)
+{
+    size_t seen = 0, done = 0;
+    double since = tdm_clock_s();
+    for (;;) {
+        TDM_TRY(look_at_board(job, &done, err));
+        if (done >= job->chunk_count) return TDM_OK;
+        if (done != seen) since = tdm_clock_s();
+        seen = done;
+        if (tdm_clock_s() - since > STILL_S)
+            return tdm_fail(err, TDM_ERR_TIMEOUT,
+                            "%zu of %zu parts are written, and none was for %.0f seconds", done,
+                            job->chunk_count, STILL_S);
+        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    }
+}
+
+static tdm_status accept_all(tdm__saver_job *job, tdm_error *err)
+{
+    pthread_mutex_lock(&job->lock);
+    tdm_status status = TDM_OK;
+    if (!job->board) status = tdm_fail(err, TDM_ERR_INTERRUPTED, "the save was called off");
+    for (size_t i = 0; i < job->chunk_count && status == TDM_OK; i++)
+        status = tdm_checkpoint_writer_accept(job->writer, i, job->board->digests[i], err);
+    pthread_mutex_unlock(&job->lock);
+    return status;
+}
+
+/* The lock is held while others are asked, so that they are there as long as that takes. */
+static tdm_status may_commit(void *user, tdm_error *err)
+{
+    tdm__saver_job *job = user;
+    tdm_os_test_point(&(tdm_test_point){"commit", job->saved.step, job->rank, 0});
+    pthread_mutex_lock(&job->lock);
+    tdm_status status = TDM_OK;
+    if (!job->board)
+        status = tdm_fail(err, TDM_ERR_INTERRUPTED, "the save was called off");
+    else if (job->outer.may_commit)
+        status = job->outer.may_commit(job->outer.user, err);
+    pthread_mutex_unlock(&job->lock);
+    return status;
+}
+
+/* The new file is there for good: now old ones may go. */
+static void retain(tdm__saver_job *job)
+{
+    tdm_error why = {.status = TDM_OK};
+    tdm_status status = tdm_checkpoint_note(job->dir, job->saved.step, &job->metrics, &why);
+    if (status == TDM_OK)
+        status = tdm_checkpoint_retain(job->dir, &job->retention, job->saved.step, &why);
+    if (status == TDM_OK) return;
+    snprintf(job->saved.message, sizeof(job->saved.message), "%s", why.message);
+}
+
+static void put_together(tdm__saver_job *job)
+{
+    tdm_error why = {.status = TDM_OK};
+    tdm__saved *saved = &job->saved;
+    saved->status = await_all(job, &why);
+    if (saved->status == TDM_OK) saved->status = accept_all(job, &why);
+    if (saved->status == TDM_OK) {
+        job->gate = (tdm_commit_gate){.may_commit = may_commit, .user = job};
+        tdm_checkpoint_writer_gate(job->writer, &job->gate);
+        saved->status = tdm_checkpoint_writer_commit(job->writer, saved->state_hash, &why);
+        job->writer = NULL;
+    }
+    if (saved->status != TDM_OK)
+        snprintf(saved->message, sizeof(saved->message), "%s", why.message);
+    else if (job->dir && !is_abandoned(job))
+        retain(job);
+    tdm_checkpoint_writer_abandon(job->writer);
+    job->writer = NULL;
+    saved->seconds = tdm_clock_s() - job->begin_s;
+}
+
+/* ---- life -------------------------------------------------------------------------------------- */
+
+void tdm__saver_job_run(tdm__saver_job *job)
+{
+    put_pieces(job);
+    if (job->writer) put_together(job);
+    pthread_mutex_lock(&job->lock);
+    job->ended = true;
+    pthread_mutex_unlock(&job->lock);
+}
+
+static void *work(void *argument)
+{
+    tdm__saver_job *job = argument;
+    if (job->yields) (void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICENESS);
+    put_pieces(job);
+    if (job->writer) put_together(job);
+    pthread_mutex_lock(&job->lock);
+    job->ended = true;
+    bool mine = job->detached;
+    pthread_mutex_unlock(&job->lock);
+    if (mine) job_free(job);
+    return NULL;
+}
+
+void tdm__saver_job_start(tdm__saver_job *job)
+{
+    job->has_thread = pthread_create(&job->thread, NULL, work, job) == 0;
+    if (!job->has_thread) tdm__saver_job_run(job);
+}
+
+bool tdm__saver_job_ended(tdm__saver_job *job)
+{
+    pthread_mutex_lock(&job->lock);
+    bool ended = job->ended;
+    pthread_mutex_unlock(&job->lock);
+    return ended;
+}
+
+void tdm__saver_job_join(tdm__saver_job *job)
+{
+    if (job->has_thread) pthread_join(job->thread, NULL);
+    job->has_thread = false;
+}
+
+void tdm__saver_job_abandon(tdm__saver_job *job)
+{
+    if (!job) return;
+    pthread_mutex_lock(&job->lock);
+    job->board = NULL;
+    job->comm = NULL;
+    bool runs = job->has_thread && !job->ended;
+    job->detached = runs;
+    if (runs) pthread_detach(job->thread);
+    pthread_mutex_unlock(&job->lock);
+    if (runs) return; /* the thread frees it */
+    tdm__saver_job_join(job);
+    job_free(job);
+}

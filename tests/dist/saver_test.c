@@ -1,0 +1,419 @@
+/*
+ * saver_test.c: checkpoints written while training goes on, in worlds of real processes: the file is that
+ * of a single process, byte for byte, whoever writes which part; the state may change as soon as begin has
+ * returned; disks that fail, gates that say no, ranks that cannot see the folder, ranks that die in the
+ * middle, and saves that are called off leave nothing behind but the last good file.
+ *
+ *   saver_test              all tests
+ *   saver_test --rank TASK  is a rank of a world, started by the test
+ *
+ * The model has more numbers than one chunk, and names whose order is not that of the file. The test sits
+ * on the rooms' own libraries, since the saver is no public part.
+ */
+#include "dist/world.h"
+#include "train/saver.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <sys/stat.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SLOW = 1, WIDTH_1 = 300, WIDTH_2 = 300 };
+#else
+enum { SLOW = 0, WIDTH_1 = 700, WIDTH_2 = 900 };
+#endif
+
+enum { PATH_MOST = 300, STEP = 7, FEATURES = 5 };
+
+static const char job_text[] = "name: s\n"
+                               "data: {train: %s/data.csv}\n"
+                               "layers:\n"
+                               "  - linear: %d\n"
+                               "  - batch_norm\n"
+                               "  - relu\n"
+                               "  - linear: %d\n"
+                               "train: {batch: 24, steps: 6, bad_numbers: skip}\n"
+                               "optim: {kind: adamw, ema: 0.9}\n"
+                               "parallel: {zero: %d}\n";
+
+/* ---- a state ---------------------------------------------------------------------------------- */
+
+typedef struct fixture {
+    tdm_comm *comm;
+    tdm_job_document *document;
+    tdm__state state;
+    tdm__saver *saver;
+    const char *folder;
+    char path[PATH_MOST];
+    tdm_checkpoint_content content;
+    atomic_int asked; /* how often the gate was */
+    tdm_status answer;
+} fixture;
+
+static int number_in_environment(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? atoi(text) : 0;
+}
+
+static tdm_status may_commit(void *user, tdm_error *err)
+{
+    fixture *f = user;
+    atomic_fetch_add(&f->asked, 1);
+    if (f->answer == TDM_OK) return TDM_OK;
+    return tdm_fail(err, f->answer, "the gate says no");
+}
+
+/* A different number for every element of every block. */
+static void fill_blocks(tdm__state *state, float scale)
+{
+    enum { WINDOW = 10000 };
+    static float window[WINDOW];
+    for (int block = 0; block < TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES; block++) {
+        if (!tdm_store_block(state->store, block)) continue;
+        size_t elements = block < TDM_BLOCK_STATE ? tdm_graph_param_extent(state->graph)
+                                                  : tdm_graph_trained_extent(state->graph);
+        for (size_t first = 0; first < elements; first += WINDOW) {
+            size_t count = elements - first < WINDOW ? elements - first : WINDOW;
+            for (size_t i = 0; i < count; i++)
+                window[i] = scale * (float)((first + i) * 7 + (size_t)block);
+            const float *in = tdm__rank_of(state->comm) == 0 ? window : NULL;
+            CHECK_INT(tdm_store_write(state->store, block, first, count, in, NULL), TDM_OK);
+        }
+    }
+    state->skips = (tdm__skips){.in_a_row = 1, .in_all = 2};
+    CHECK_INT(tdm_store_settle(state->store, NULL), TDM_OK);
+}
+
+static bool set_up(fixture *f, tdm_comm *comm, int zero, bool background)
+{
+    char text[1024];
+    tdm_error err = {0};
+    int length = snprintf(text, sizeof text, job_text, getenv("SAVER_DATA"), WIDTH_1, WIDTH_2,
+                          zero);
+    *f = (fixture){.comm = comm, .folder = getenv("SAVER_FOLDER")};
+    tdm_status status = tdm_job_parse(text, (size_t)length, "job", NULL, NULL, &f->document, &err);
+    CHECK_INT(status, TDM_OK);
+    if (status != TDM_OK) fprintf(stderr, "%s\n", err.message);
+    if (status != TDM_OK) return false;
+    tdm_model_options model = {.job = tdm_job_document_job(f->document),
+                               .sample_shape = tdm_shape_1(FEATURES),
+                               .class_count = 3};
+    CHECK_INT(tdm__state_init(&model, TDM__STATE_FOR_TRAINING, comm, &f->state, &err), TDM_OK);
+    if (!f->state.store) fprintf(stderr, "%s\n", err.message);
+    if (!f->state.store) return false;
+    fill_blocks(&f->state, 0.5f);
+    snprintf(f->path, sizeof f->path, "%s/step-%012d.safetensors", f->folder, STEP);
+    f->content = (tdm_checkpoint_content){.position = {.step = STEP, .samples = 100, .seed = 1},
+                                          .job_hash = "abc",
+                                          .job_yaml = "name: s\n",
+                                          .sample_shape = tdm_shape_1(FEATURES)};
+    tdm__saver_options options = {.state = &f->state,
+                                  .background = background,
+                                  .gate = {may_commit, f},
+                                  .retention = {.keep = 2}};
+    CHECK_INT(tdm__saver_create(&options, &f->saver, &err), TDM_OK);
+    return f->saver != NULL;
+}
+
+static void tear_down(fixture *f)
+{
+    tdm__saver_destroy(f->saver);
+    tdm__state_release(&f->state);
+    tdm_job_document_destroy(f->document);
+}
+
+static void begin(fixture *f)
+{
+    tdm_error err = {0};
+    const char *bad = NULL;
+    tdm__save what = {.path = f->path, .content = &f->content, .metrics = {NAN, NAN}};
+    tdm_status status = tdm__saver_begin(f->saver, &what, &bad, &err);
+    CHECK_INT(status, TDM_OK);
+    if (status != TDM_OK) fprintf(stderr, "begin: %s\n", err.message);
+    CHECK(bad == NULL);
+}
+
+static tdm__saved finish(fixture *f)
+{
+    bool has = false;
+    tdm__saved saved = {.status = TDM_ERR_INTERNAL};
+    CHECK_INT(tdm__saver_finish(f->saver, &has, &saved, NULL), TDM_OK);
+    CHECK(has);
+    return saved;
+}
+
+/* ---- ranks ----------------------------------------------------------------------------------- */
+
+static void task_save(tdm_comm *comm, bool background)
+{
+    fixture f;
+    if (!set_up(&f, comm, number_in_environment("SAVER_ZERO"), background)) return;
+    begin(&f);
+    if (background && tdm_store_is_whole(f.state.store, TDM_BLOCK_EMA))
+        fill_blocks(&f.state, -3.0f); /* training goes on */
+    tdm__saved saved = finish(&f);
+    CHECK_INT(saved.status, TDM_OK);
+    if (saved.status != TDM_OK) fprintf(stderr, "%s\n", saved.message);
+    CHECK_INT(saved.step, tdm__rank_of(comm) == 0 ? STEP : saved.step);
+    CHECK_INT(strlen(saved.state_hash), TDM_SHA256_HEX - 1);
+    if (tdm__rank_of(comm) == 0) CHECK_INT(f.asked, 1);
+    tear_down(&f);
+}
+
+/* Result after result by poll, and a checkpoint that is due while one is in work. */
+static void task_poll(tdm_comm *comm)
+{
+    fixture f;
+    if (!set_up(&f, comm, 0, true)) return;
+    tdm__saved saved;
+    CHECK(!tdm__saver_poll(f.saver, &saved));
+    for (int i = 0; i < 4; i++) {
+        f.content.position.step = (uint64_t)STEP + (uint64_t)i;
+        snprintf(f.path, sizeof f.path, "%s/step-%012d.safetensors", f.folder, STEP + i);
+        begin(&f);
+    }
+    int results = 0;
+    bool leads = tdm__rank_of(comm) == 0;
+    double until = tdm_clock_s() + 60;
+    while (tdm__saver_busy(f.saver) && tdm_clock_s() < until) {
+        while (tdm__saver_poll(f.saver, &saved)) results++;
+        usleep(1000);
+    }
+    while (tdm__saver_poll(f.saver, &saved)) results++;
+    CHECK(!tdm__saver_busy(f.saver));
+    if (leads) { /* two at most are kept when nobody asks */
+        CHECK(results >= 2);
+        CHECK_INT(saved.step, STEP + 3);
+        CHECK_INT(saved.status, TDM_OK);
+        tdm_checkpoint_entry *entries = NULL;
+        size_t count = 0;
+        tdm_arena *arena = tdm_arena_create("test");
+        CHECK_INT(tdm_checkpoint_list(f.folder, arena, &entries, &count, NULL), TDM_OK);
+        CHECK_INT(count, 2); /* by the rules */
+        tdm_arena_destroy(arena);
+    }
+    tear_down(&f);
+}
+
+static int files_in(const char *folder, bool with_hidden)
+{
+    tdm_arena *arena = tdm_arena_create("test");
+    const char *const *names = NULL;
+    size_t count = 0;
+    int found = 0;
+    CHECK_INT(tdm_dir_list(folder, arena, &names, &count, NULL), TDM_OK);
+    for (size_t i = 0; i < count; i++) found += with_hidden || names[i][0] != '.';
+    tdm_arena_destroy(arena);
+    return found;
+}
+
+/* What can go wrong without anybody's death: each time all ranks go on. */
+static void task_trouble(tdm_comm *comm)
+{
+    fixture f;
+    if (!set_up(&f, comm, 0, true)) return;
+    int rank = tdm__rank_of(comm), size = tdm__size_of(comm);
+    begin(&f);
+    CHECK_INT(finish(&f).status, TDM_OK);
+    f.answer = TDM_ERR_PEER_FENCED;
+    begin(&f);
+    tdm__saved saved = finish(&f);
+    CHECK_INT(saved.status, TDM_ERR_PEER_FENCED);
+    CHECK_HAS(saved.message, "the gate says no");
+    f.answer = TDM_OK;
+    for (int victim = 0; victim < size; victim++) {
+        if (rank == victim) tdm_os_fault_set(TDM_FAULT_WRITE, 1, ENOSPC);
+        begin(&f);
+        saved = finish(&f);
+        tdm_os_fault_set(0, 0, 0);
+        CHECK_INT(saved.status, TDM_ERR_NO_SPACE);
+        CHECK_HAS(saved.message, "No space left");
+    }
+    if (rank == size - 1) tdm_os_fault_set(TDM_FAULT_OPEN, 1, EACCES);
+    begin(&f); /* a rank that cannot join leaves its part to rank 0 */
+    saved = finish(&f);
+    tdm_os_fault_set(0, 0, 0);
+    CHECK_INT(saved.status, size > 1 ? TDM_OK : TDM_ERR_IO);
+    char was[PATH_MOST];
+    memcpy(was, f.path, sizeof was);
+    snprintf(f.path, sizeof f.path, "%s/none/step-%012d.safetensors", f.folder, STEP);
+    begin(&f);
+    CHECK_INT(finish(&f).status, TDM_ERR_NOT_FOUND);
+    memcpy(f.path, was, sizeof was);
+    /* A number that is not finite, in the part of any rank. */
+    const char *bad = NULL;
+    if (rank == size - 1) tdm_store_block(f.state.store, TDM_BLOCK_EMA)[3] = NAN;
+    tdm__save what = {.path = f.path, .content = &f.content, .metrics = {NAN, NAN}};
+    CHECK_INT(tdm__saver_begin(f.saver, &what, &bad, NULL), TDM_OK);
+    CHECK(bad != NULL);
+    if (bad) CHECK_HAS(bad, "ema.");
+    CHECK(!tdm__saver_busy(f.saver));
+    if (rank == 0) CHECK_INT(files_in(f.folder, true), 1);
+    tear_down(&f);
+}
+
+/* Called off at once, again and again: no file appears, and nothing is left for long. */
+static void task_abandon(tdm_comm *comm)
+{
+    fixture f;
+    if (!set_up(&f, comm, 0, true)) return;
+    f.answer = TDM_ERR_PEER_FENCED; /* so that not even a quick disk makes a file */
+    for (int i = 0; i < 5; i++) {
+        begin(&f);
+        tdm__saver_abandon(f.saver);
+        CHECK(!tdm__saver_busy(f.saver));
+        tdm__saved saved;
+        CHECK(!tdm__saver_poll(f.saver, &saved));
+        if (comm) CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), NULL), TDM_OK);
+    }
+    CHECK_INT(files_in(f.folder, false), 0);
+    double until = tdm_clock_s() + 60;
+    while (tdm__rank_of(comm) == 0 && files_in(f.folder, true) > 0 && tdm_clock_s() < until)
+        usleep(1000);
+    CHECK_INT(tdm__rank_of(comm) == 0 ? files_in(f.folder, true) : 0, 0);
+    if (comm) CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), NULL), TDM_OK);
+    tear_down(&f);
+}
+
+/* The last rank dies in the middle of its part: rank 0's save ends by itself, without a file. */
+static void task_death(tdm_comm *comm)
+{
+    fixture f;
+    if (tdm__rank_of(comm) == tdm__size_of(comm) - 1) {
+        char wish[64];
+        snprintf(wish, sizeof wish, "checkpoint:part=1:rank=%d", tdm__rank_of(comm));
+        setenv("TANDEM_TEST_KILL", wish, 1);
+    }
+    if (!set_up(&f, comm, 0, true)) return;
+    begin(&f);
+    if (tdm__rank_of(comm) == 0) {
+        tdm__saved saved = {.status = TDM_OK};
+        double until = tdm_clock_s() + 60;
+        bool has = false;
+        while (!(has = tdm__saver_poll(f.saver, &saved)) && tdm_clock_s() < until) usleep(1000);
+        CHECK(has);
+        CHECK(tdm__is_peer_status(saved.status));
+        CHECK_INT(files_in(f.folder, true), 0);
+    } else {
+        sleep(60); /* until it dies, or rank 0 has seen enough */
+    }
+    tear_down(&f);
+}
+
+static void rank_task(tdm_comm *comm, const char *what)
+{
+    if (strcmp(what, "background") == 0) task_save(comm, true);
+    if (strcmp(what, "foreground") == 0) task_save(comm, false);
+    if (strcmp(what, "poll") == 0) task_poll(comm);
+    if (strcmp(what, "trouble") == 0) task_trouble(comm);
+    if (strcmp(what, "abandon") == 0) task_abandon(comm);
+    if (strcmp(what, "death") == 0) task_death(comm);
+}
+
+/* ---- the test -------------------------------------------------------------------------------- */
+
+static char folder[64];
+
+static void make_folder(void)
+{
+    snprintf(folder, sizeof folder, "/tmp/tandem-saver-XXXXXX");
+    CHECK(mkdtemp(folder) != NULL);
+    setenv("SAVER_DATA", folder, 1);
+    char path[PATH_MOST];
+    snprintf(path, sizeof path, "%s/data.csv", folder); /* named by the job; never read */
+    CHECK_INT(tdm_file_replace(path, "1,2,3,4,5,0\n", 12, NULL), TDM_OK);
+}
+
+static void remove_folder(void)
+{
+    char command[PATH_MOST];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    CHECK_INT(system(command), 0);
+}
+
+/* A world in a folder of its own. */
+static const char *in_world(const char *task, const char *hosts, int zero, int victim)
+{
+    static char path[PATH_MOST];
+    static int number;
+    char text[16];
+    snprintf(path, sizeof path, "%s/%d", folder, number++);
+    CHECK_INT(mkdir(path, 0755), 0);
+    snprintf(text, sizeof text, "%d", zero);
+    setenv("SAVER_ZERO", text, 1);
+    setenv("SAVER_FOLDER", path, 1);
+    world_run(&(world){.what = task, .hosts = hosts, .victim = victim});
+    return path;
+}
+
+static void hash_of(const char *where, char hex[TDM_SHA256_HEX])
+{
+    char path[PATH_MOST + 64];
+    tdm_file_bytes bytes = {0};
+    snprintf(path, sizeof path, "%s/step-%012d.safetensors", where, STEP);
+    CHECK_INT(tdm_file_read(path, 0, &bytes, NULL), TDM_OK);
+    CHECK_INT(tdm_sha256_of(bytes.data, bytes.count, hex), TDM_OK);
+    tdm_file_bytes_release(&bytes);
+    tdm_checkpoint *checkpoint = NULL;
+    CHECK_INT(tdm_checkpoint_open(path, &checkpoint, NULL), TDM_OK);
+    tdm_checkpoint_destroy(checkpoint);
+    CHECK_INT(files_in(where, true), 1);
+}
+
+static void test_same_bytes(void)
+{
+    char one[TDM_SHA256_HEX], other[TDM_SHA256_HEX];
+    hash_of(in_world("foreground", "a", 0, 0), one);
+    static const struct {
+        const char *task, *hosts;
+        int zero;
+        bool slow;
+    } cases[] = {
+        {"background", "a", 0, false},    {"background", "aa", 0, true},
+        {"background", "aaaa", 3, false}, {"foreground", "aaa", 1, true},
+        {"background", "ab", 0, true},    {"background", "aab", 1, false},
+        {"background", "aab", 3, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        if (SLOW && cases[i].slow) continue;
+        if (strchr(cases[i].hosts, 'b') && !world_has("ucx")) continue;
+        hash_of(in_world(cases[i].task, cases[i].hosts, cases[i].zero, 0), other);
+        CHECK_TEXT(one, other);
+    }
+}
+
+static void test_poll(void)
+{
+    in_world("poll", "aa", 0, 0);
+}
+
+static void test_trouble(void)
+{
+    in_world("trouble", "a", 0, 0);
+    in_world("trouble", "aaa", 0, 0);
+}
+
+static void test_abandon(void)
+{
+    in_world("abandon", "a", 0, 0);
+    in_world("abandon", "aaa", 0, 0);
+}
+
+static void test_death(void)
+{
+    in_world("death", "aa", 0, 2);
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(make_folder),   CHECK_TEST(test_same_bytes), CHECK_TEST(test_poll),
+    CHECK_TEST(test_trouble),  CHECK_TEST(test_abandon),    CHECK_TEST(test_death),
+    CHECK_TEST(remove_folder),
+};
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--rank") == 0) return world_be_a_rank(rank_task, argv[2]);
+    return check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+}
