@@ -22,6 +22,10 @@ quickstart:  ## install, build, and train a first model on handwritten digits (s
 setup:  ## install the Debian packages that building needs; does nothing when they are there
 	@tools/setup
 
+.PHONY: setup-etcd
+setup-etcd:  ## install etcd, without starting it, for the tests of the store between hosts
+	@tools/setup --etcd
+
 .PHONY: all
 all: setup  ## build everything, optimised, into build/release
 	@tools/build release

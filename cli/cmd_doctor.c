@@ -9,6 +9,7 @@
 
 #include <tandem/comm.h>
 #include <tandem/data.h>
+#include <tandem/kv.h>
 #include <tandem/os.h>
 #include <tandem/tensor.h>
 
@@ -273,6 +274,22 @@ static void look_at_transports(report *r)
     }
 }
 
+/* ---- stores ---------------------------------------------------------------------------------- */
+
+/* One line for each place where processes can find each other. */
+static void look_at_stores(report *r)
+{
+    tdm_kv_info info;
+    for (size_t i = 0; tdm_kv_at(i, &info); i++) {
+        if (!info.usable)
+            find(r, "stores", info.name, NOTE, "only jobs over several hosts need it", "%s",
+                 info.why);
+        else
+            find(r, "stores", info.name, OK, NULL, "%s%s%s", info.about,
+                 info.library[0] ? "; " : "", info.library);
+    }
+}
+
 /* ---- words ----------------------------------------------------------------------------------- */
 
 static int count_verdict(const report *r, verdict v)
@@ -350,6 +367,7 @@ static int run(const cli_args *args)
     look_at_limits(&r);
     look_at_disk(&r);
     look_at_transports(&r);
+    look_at_stores(&r);
     tdm_str out = TDM_STR_INIT;
     if (cli_json(args))
         add_json(&r, &out);
@@ -367,7 +385,7 @@ const cli_command cli_doctor = {
     .summary = "Say what this machine offers, and what will get in the way",
     .usage = usage,
     .help =
-        "Looks at processor, memory, limits, disk, libraries and transports, and changes nothing. "
+        "Looks at processor, memory, limits, disk, libraries, transports and stores, and changes nothing. "
         "Each line begins with a verdict: ok, note (it works, but could be better or may surprise) or "
         "problem (training is likely to fail). Notes and problems say what to do.\n\n"
         "Ends with 1 when there is a problem, so scripts can ask it first.",

@@ -17,7 +17,7 @@
 #define LEASE_MOST_S 31536000.0
 
 /* The kinds of store there are. */
-static const tdm__kv_ops *const stores[] = {&tdm__kv_local, NULL};
+static const tdm__kv_ops *const stores[] = {&tdm__kv_local, &tdm__kv_etcd, NULL};
 
 static const tdm__kv_ops *find(const char *url, const char **place)
 {

@@ -48,6 +48,7 @@ struct tdm__kv_ops {
                        uint64_t *out, tdm_error *err);
 };
 
-extern const tdm__kv_ops tdm__kv_local;
+extern const tdm__kv_ops tdm__kv_local; /* kv_local.c */
+extern const tdm__kv_ops tdm__kv_etcd;  /* kv_etcd.c */
 
 #endif

@@ -1,0 +1,119 @@
+/*
+ * fuzz_etcd.c: any bytes as an answer of etcd.
+ *
+ * The first byte says to which question. What is accepted must keep its promises: keys in order and within
+ * the store's limits, revisions, texts that are text, words that can be shown; and what is refused must
+ * say why and leave the outputs alone.
+ */
+#include "cluster/kv_etcd.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
+
+__attribute__((noreturn)) static void broken(const char *what)
+{
+    fprintf(stderr, "fuzz_etcd: %s\n", what);
+    abort();
+}
+
+#define NEED(condition, what)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) broken(what);                                                            \
+    } while (0)
+
+static void check_refused(tdm_status status, const tdm_error *err)
+{
+    NEED(err->status == status && err->message[0], "a failure without a message");
+    NEED(status == TDM_ERR_FORMAT || status == TDM_ERR_NO_MEMORY, "another kind of failure");
+}
+
+static void check_words(const char *words)
+{
+    size_t length = strnlen(words, TDM__ETCD_WORDS_BYTES);
+    NEED(length < TDM__ETCD_WORDS_BYTES, "words without an end");
+    for (size_t at = 0; at < length;) {
+        size_t one = tdm_text_utf8(words + at, length - at, NULL);
+        NEED(one > 0 && (unsigned char)words[at] >= ' ' && words[at] != 0x7f, "words not to show");
+        at += one;
+    }
+}
+
+static void items(tdm__etcd_bytes in, tdm_error *err)
+{
+    tdm_arena *arena = tdm_arena_create("fuzz");
+    if (!arena) return;
+    tdm_kv_item *out = NULL;
+    size_t count = 77;
+    uint64_t revision = 0;
+    tdm_status status = tdm__etcd_read_items(in, arena, &out, &count, &revision, err);
+    if (status != TDM_OK) {
+        check_refused(status, err);
+        NEED(out == NULL && count == 77 && revision == 0, "a failure with an output");
+    }
+    for (size_t i = 0; status == TDM_OK && i < count; i++) {
+        size_t key = strnlen(out[i].key, TDM_KV_KEY_BYTES);
+        NEED(key > 0 && key < TDM_KV_KEY_BYTES, "a key beyond the limits");
+        NEED(strnlen(out[i].value, TDM_KV_VALUE_BYTES) < TDM_KV_VALUE_BYTES, "a value beyond them");
+        NEED(out[i].revision > 0, "no revision");
+        NEED(i == 0 || strcmp(out[i - 1].key, out[i].key) < 0, "keys out of order");
+        /* The same key, asked for, is one that the gateway would read back. */
+        tdm_str question = TDM_STR_INIT;
+        tdm__etcd_ask_put(out[i].key, out[i].value, out[i].lease, &question);
+        NEED(!tdm_str_ok(&question) || strchr(question.data, '}'), "no question");
+        tdm_str_release(&question);
+    }
+    tdm_arena_destroy(arena);
+}
+
+static void notice(tdm__etcd_bytes in, tdm_error *err)
+{
+    tdm__etcd_notice out = {.revision = 77};
+    tdm_status status = tdm__etcd_read_notice(in, &out, err);
+    if (status != TDM_OK) {
+        check_refused(status, err);
+        NEED(out.revision == 77, "a failure with an output");
+        return;
+    }
+    NEED(!out.changed || out.revision > 0, "a change without a revision");
+    NEED(!(out.changed && out.ended), "a change and an end");
+    if (out.ended) check_words(out.why.words);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
+{
+    if (count < 1) return 0;
+    tdm_error err = {0};
+    tdm__etcd_bytes in = {
+        .data = (const char *)bytes + 1, .count = count - 1, .scratch = tdm_arena_create("fuzz")};
+    if (!in.scratch) return 0;
+    uint64_t number = 0, seconds = 0;
+    bool swapped = false;
+    char token[TDM__ETCD_TOKEN_BYTES] = "";
+    tdm__etcd_refusal refusal = {0};
+    tdm_status status = TDM_OK;
+    switch (bytes[0] % 6) {
+    case 0: items(in, &err); break;
+    case 1: notice(in, &err); break;
+    case 2:
+        status = tdm__etcd_read_swap(in, &swapped, &number, &err);
+        NEED(status != TDM_OK || number > 0, "no revision");
+        break;
+    case 3:
+        status = tdm__etcd_read_lease(in, &number, &seconds, &err);
+        NEED(status != TDM_OK || number > 0, "no lease");
+        break;
+    case 4:
+        status = tdm__etcd_read_token(in, token, &err);
+        NEED(strnlen(token, sizeof token) < sizeof token && !strpbrk(token, "\r\n "), "no token");
+        break;
+    default:
+        status = tdm__etcd_read_refusal(in, &refusal, &err);
+        if (status == TDM_OK) check_words(refusal.words);
+    }
+    if (status != TDM_OK) check_refused(status, &err);
+    tdm_arena_destroy(in.scratch);
+    return 0;
+}

@@ -1,0 +1,508 @@
+/*
+ * kv_etcd.c: a store that is a cluster of etcd servers, asked over their JSON gateway.
+ *
+ * Any member may be asked. One that does not answer, or says that it has lost the others, is left for
+ * the next one, round and round, until somebody answers or the call's time is up. A question that may
+ * have been heard is asked again only where that does no harm: never a compare-and-swap, of which one
+ * could not tell whose it was that succeeded. Such a call ends with TDM_ERR_TIMEOUT, and the caller looks.
+ *
+ * With a user, a token is drawn first, and a new one whenever it is not taken any more. A wait is a watch
+ * that begins behind the revision asked for, so nothing gets lost between two of them, whoever answers;
+ * it ends with the first event. Leases last whole seconds here, two at least.
+ */
+#include "cluster/kv_etcd.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { ENDPOINTS_MOST = 16, URL_BYTES = 300, TOKEN_TRIALS = 2 };
+#define ATTEMPT_LEAST_S 1.0
+#define PAUSE_S 0.1
+#define GRACE_S 0.05
+
+typedef struct etcd {
+    tdm_kv kv;
+    tdm_kv_options options; /* its texts are copies */
+    tdm__http *http;
+    tdm__http_answer answer;
+    tdm_arena *scratch;
+    tdm_str question;
+    char endpoints[ENDPOINTS_MOST][URL_BYTES];
+    int endpoint_count, current;
+    char token[TDM__ETCD_TOKEN_BYTES]; /* "": none */
+} etcd;
+
+static etcd *etcd_of(tdm_kv *kv)
+{
+    return (etcd *)(void *)kv;
+}
+
+static tdm__etcd_bytes answer_of(const etcd *e)
+{
+    return (tdm__etcd_bytes){.data = tdm_str_text(&e->answer.text),
+                             .count = e->answer.text.length,
+                             .scratch = e->scratch};
+}
+
+static void pause_s(double seconds)
+{
+    struct timespec span = {.tv_sec = (time_t)seconds};
+    span.tv_nsec = (long)((seconds - (double)span.tv_sec) * 1e9);
+    if (seconds > 0) nanosleep(&span, NULL);
+}
+
+/* How long one member has, so that the next ones get their turn. */
+static double attempt_s(const etcd *e)
+{
+    double share = e->options.timeout_s / e->endpoint_count;
+    if (share < ATTEMPT_LEAST_S) share = ATTEMPT_LEAST_S;
+    return share < e->options.timeout_s ? share : e->options.timeout_s;
+}
+
+/* ---- asking one member ----------------------------------------------------------------------- */
+
+/* What became of one attempt. */
+typedef enum outcome {
+    DONE,
+    RENEW,   /* the token is not taken any more; nothing was done */
+    UNHEARD, /* nothing was done: another member may know better */
+    UNSURE,  /* nobody knows what was done */
+    REFUSED  /* it will not be done */
+} outcome;
+
+static bool has(const char *text, const char *part)
+{
+    return strstr(text, part) != NULL;
+}
+
+static outcome judge(const tdm__etcd_refusal *r)
+{
+    if (r->code == TDM__ETCD_UNAUTHENTICATED || has(r->words, "invalid auth token") ||
+        has(r->words, "revision of auth store is old") ||
+        has(r->words, "revision in header is old"))
+        return RENEW;
+    if (has(r->words, "no leader") || has(r->words, "too many requests") ||
+        has(r->words, "not capable") || has(r->words, "connection refused"))
+        return UNHEARD;
+    switch (r->code) {
+    case TDM__ETCD_INVALID:
+    case TDM__ETCD_NOT_FOUND:
+    case TDM__ETCD_DENIED:
+    case TDM__ETCD_EXHAUSTED:
+    case TDM__ETCD_FAILED_CONDITION: return REFUSED;
+    default: return UNSURE; /* timed out inside, the leader has changed, being stopped, ... */
+    }
+}
+
+static tdm_status refuse(const etcd *e, const tdm__etcd_refusal *r, tdm_error *err)
+{
+    const char *who = e->endpoints[e->current];
+    if (r->code == TDM__ETCD_NOT_FOUND)
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: %s", who, r->words);
+    if (r->code == TDM__ETCD_EXHAUSTED)
+        return tdm_fail(err, TDM_ERR_NO_SPACE,
+                        "%s: %s; see 'etcdctl endpoint status', and compact and defragment it", who,
+                        r->words);
+    if (r->code == TDM__ETCD_DENIED)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%s: %s; user '%s' needs a role that may read and write keys below "
+                        "\"tandem/\"",
+                        who, r->words, e->options.user ? e->options.user : "");
+    if (has(r->words, "user name is empty"))
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%s: it has users, and wants to know which: set etcd.user and "
+                        "etcd.password_file",
+                        who);
+    if (has(r->words, "authentication failed"))
+        return tdm_fail(err, TDM_ERR_INVALID, "%s: it does not take the password of user '%s'", who,
+                        e->options.user ? e->options.user : "");
+    return tdm_fail(err, TDM_ERR_INVALID, "%s: %s", who, r->words);
+}
+
+/* Sends one question to the present member; `err` is set unless it is DONE. */
+static outcome attempt(etcd *e, const char *path, const char *question, double deadline_s,
+                       tdm_status *status, tdm_error *err)
+{
+    char url[URL_BYTES + 64];
+    double until = tdm_clock_s() + attempt_s(e);
+    snprintf(url, sizeof url, "%s/v3/%s", e->endpoints[e->current], path);
+    tdm__http_call call = {.url = url,
+                           .token = e->token,
+                           .body = question,
+                           .deadline_s = until < deadline_s ? until : deadline_s};
+    *status = tdm__http_post(e->http, &call, &e->answer, err);
+    if (*status == TDM_ERR_RANGE || *status == TDM_ERR_NO_MEMORY) return REFUSED;
+    if (*status != TDM_OK) return e->answer.sent ? UNSURE : UNHEARD;
+    if (e->answer.code == 200) return DONE;
+    tdm__etcd_refusal refusal;
+    if (tdm__etcd_read_refusal(answer_of(e), &refusal, NULL) != TDM_OK) {
+        /* Not etcd's words: something in between, or something else. */
+        *status = tdm_fail(err, TDM_ERR_IO,
+                           "%s: HTTP status %ld; is that address really one of "
+                           "etcd's, version 3.4 or newer?",
+                           url, e->answer.code);
+        return UNSURE;
+    }
+    *status = refuse(e, &refusal, err);
+    return judge(&refusal);
+}
+
+/* A token, if there is a user and none is at hand. */
+static outcome log_in(etcd *e, double deadline_s, tdm_status *status, tdm_error *err)
+{
+    if (!e->options.user || e->token[0]) return DONE;
+    tdm_str question = TDM_STR_INIT;
+    tdm__etcd_ask_token(e->options.user, e->options.password ? e->options.password : "", &question);
+    outcome o = attempt(e, "auth/authenticate", tdm_str_text(&question), deadline_s, status, err);
+    if (question.data) explicit_bzero(question.data, question.length);
+    tdm_str_release(&question);
+    if (o == DONE) {
+        *status = tdm__etcd_read_token(answer_of(e), e->token, err);
+        if (*status != TDM_OK) o = REFUSED;
+    } else if (o == REFUSED && err && has(err->message, "authentication is not enabled")) {
+        *status = tdm_fail(err, TDM_ERR_INVALID,
+                           "%s: it has no users: take etcd.user away, or see 'etcdctl auth enable'",
+                           e->endpoints[e->current]);
+    }
+    return o == UNSURE || o == RENEW ? UNHEARD : o; /* nothing was done that counts */
+}
+
+/* ---- asking all of them ---------------------------------------------------------------------- */
+
+static tdm_status give_up(const etcd *e, bool sent, tdm_error *err)
+{
+    char last[400];
+    snprintf(last, sizeof last, "%.399s", err->message);
+    return tdm_fail(err, TDM_ERR_TIMEOUT,
+                    "no member of etcd has answered within %g s%s; the last "
+                    "one said: %s",
+                    e->options.timeout_s, sent ? " (whether it was done is not known)" : "", last);
+}
+
+/* Asks e->question until somebody answers: e->answer. */
+static tdm_status ask(etcd *e, const char *path, bool repeatable, tdm_error *err)
+{
+    tdm_error own, *error = err ? err : &own;
+    double deadline = tdm_clock_s() + e->options.timeout_s;
+    tdm_status status = TDM_OK;
+    if (!tdm_str_ok(&e->question))
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a question to etcd");
+    int renewals = 0;
+    bool sent = false;
+    for (int trial = 1;; trial++) {
+        outcome o = log_in(e, deadline, &status, error);
+        bool asked = o == DONE;
+        if (asked) o = attempt(e, path, tdm_str_text(&e->question), deadline, &status, error);
+        if (o == DONE) return TDM_OK;
+        if (o == REFUSED) return status;
+        if (o == RENEW) {
+            e->token[0] = '\0';
+            if (!e->options.user || ++renewals > TOKEN_TRIALS) return status;
+            continue;
+        }
+        if (asked && o == UNSURE) sent = true;
+        if (sent && !repeatable) return give_up(e, true, error);
+        e->current = (e->current + 1) % e->endpoint_count;
+        bool round = trial % e->endpoint_count == 0;
+        if (tdm_clock_s() + (round ? PAUSE_S : 0) >= deadline) return give_up(e, sent, error);
+        if (round) pause_s(PAUSE_S);
+    }
+}
+
+/* ---- keys ------------------------------------------------------------------------------------ */
+
+static tdm_str *begin(etcd *e)
+{
+    tdm_str_clear(&e->question);
+    e->question.failed = false;
+    return &e->question;
+}
+
+static tdm_status get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
+                      tdm_error *err)
+{
+    etcd *e = etcd_of(kv);
+    tdm_kv_item *items = NULL;
+    size_t count = 0;
+    uint64_t revision = 0;
+    tdm__etcd_ask_key(key, begin(e));
+    TDM_TRY(ask(e, "kv/range", true, err));
+    TDM_TRY(tdm__etcd_read_items(answer_of(e), arena, &items, &count, &revision, err));
+    if (count == 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "etcd has no \"%s\"", key);
+    if (count != 1 || strcmp(items[0].key, key) != 0)
+        return tdm_fail(err, TDM_ERR_FORMAT, "%s: its answer is about another key than \"%s\"",
+                        e->endpoints[e->current], key);
+    *out = items[0];
+    return TDM_OK;
+}
+
+static tdm_status list(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_kv_item **out,
+                       size_t *out_count, uint64_t *revision, tdm_error *err)
+{
+    etcd *e = etcd_of(kv);
+    tdm__etcd_ask_prefix(prefix, begin(e));
+    TDM_TRY(ask(e, "kv/range", true, err));
+    return tdm__etcd_read_items(answer_of(e), arena, out, out_count, revision, err);
+}
+
+static tdm_status put(tdm_kv *kv, const char *key, const char *value, uint64_t lease,
+                      tdm_error *err)
+{
+    etcd *e = etcd_of(kv);
+    tdm__etcd_ask_put(key, value, lease, begin(e));
+    return ask(e, "kv/put", true, err);
+}
+
+static tdm_status swap(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
+                       uint64_t lease, uint64_t *out_revision, tdm_error *err)
+{
+    etcd *e = etcd_of(kv);
+    bool swapped = false;
+    uint64_t revision = 0;
+    tdm__etcd_ask_swap(key, expected, value, lease, begin(e));
+    TDM_TRY(ask(e, "kv/txn", false, err));
+    TDM_TRY(tdm__etcd_read_swap(answer_of(e), &swapped, &revision, err));
+    if (!swapped)
+        return tdm_fail(err, TDM_ERR_EXISTS, "etcd: \"%s\" is not at revision %llu any more", key,
+                        (unsigned long long)expected);
+    *out_revision = revision;
+    return TDM_OK;
+}
+
+static tdm_status erase(tdm_kv *kv, const char *prefix, tdm_error *err)
+{
+    etcd *e = etcd_of(kv);
+    tdm__etcd_ask_prefix(prefix, begin(e));
+    return ask(e, "kv/deleterange", true, err);
+}
+
+/* ---- leases ---------------------------------------------------------------------------------- */
+
+static tdm_status lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *err)
+{
+    etcd *e = etcd_of(kv);
+    uint64_t length = 0;
+    tdm__etcd_ask_lease(seconds, begin(e));
+    TDM_TRY(ask(e, "lease/grant", true, err));
+    return tdm__etcd_read_lease(answer_of(e), out, &length, err);
+}
+
+static tdm_status keep(tdm_kv *kv, uint64_t id, tdm_error *err)
+{
+    etcd *e = etcd_of(kv);
+    uint64_t same = 0, seconds = 0;
+    tdm__etcd_ask_id(id, begin(e));
+    TDM_TRY(ask(e, "lease/keepalive", true, err));
+    TDM_TRY(tdm__etcd_read_lease(answer_of(e), &same, &seconds, err));
+    if (same == id && seconds > 0) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_NOT_FOUND, "etcd: lease %llu has ended", (unsigned long long)id);
+}
+
+static tdm_status release(tdm_kv *kv, uint64_t id, tdm_error *err)
+{
+    etcd *e = etcd_of(kv);
+    tdm__etcd_ask_id(id, begin(e));
+    tdm_status status = ask(e, "lease/revoke", true, err);
+    return status == TDM_ERR_NOT_FOUND ? TDM_OK : status;
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+typedef struct watch {
+    tdm_arena *scratch;
+    double until_s; /* how long to wait for an event once it stands */
+    tdm__etcd_notice notice;
+    bool stands;
+    bool strange; /* what came is no watch */
+} watch;
+
+static bool hear(void *user, const char *text, size_t length, double *deadline_s)
+{
+    watch *w = user;
+    tdm__etcd_bytes line = {.data = text, .count = length, .scratch = w->scratch};
+    if (tdm__etcd_read_notice(line, &w->notice, NULL) != TDM_OK) {
+        w->strange = true;
+        return false;
+    }
+    if (w->notice.created && !w->stands) {
+        w->stands = true;
+        double least = tdm_clock_s() + GRACE_S; /* for what has happened already */
+        *deadline_s = w->until_s > least ? w->until_s : least;
+    }
+    return !w->notice.changed && !w->notice.ended;
+}
+
+/* One watch at the present member. DONE: it stood until the end, or something happened. */
+static outcome look_out(etcd *e, watch *w, tdm_status *status, tdm_error *err)
+{
+    char url[URL_BYTES + 64];
+    snprintf(url, sizeof url, "%s/v3/watch", e->endpoints[e->current]);
+    tdm__http_call call = {.url = url,
+                           .token = e->token,
+                           .body = tdm_str_text(&e->question),
+                           .deadline_s = tdm_clock_s() + attempt_s(e),
+                           .line = hear,
+                           .user = w};
+    *status = tdm__http_post(e->http, &call, &e->answer, err);
+    if (w->notice.changed || (*status == TDM_ERR_TIMEOUT && w->stands)) return DONE;
+    tdm__etcd_refusal *why = &w->notice.why;
+    bool known = w->notice.ended || (*status == TDM_OK && e->answer.code != 200 &&
+                                     tdm__etcd_read_refusal(answer_of(e), why, NULL) == TDM_OK);
+    if (known) {
+        *status = refuse(e, why, err);
+        outcome o = judge(why);
+        return o == UNSURE ? UNHEARD : o;
+    }
+    if (*status == TDM_OK)
+        *status = tdm_fail(err, TDM_ERR_IO, "%s: %s (HTTP status %ld)", url,
+                           w->strange ? "its answer to a watch makes no sense"
+                                      : "it has ended a watch without a word",
+                           e->answer.code);
+    return *status == TDM_ERR_RANGE || *status == TDM_ERR_NO_MEMORY ? REFUSED : UNHEARD;
+}
+
+static tdm_status wait(tdm_kv *kv, const char *prefix, uint64_t revision, double seconds,
+                       uint64_t *out, tdm_error *err)
+{
+    etcd *e = etcd_of(kv);
+    tdm_error own, *error = err ? err : &own;
+    double until = tdm_clock_s() + seconds, deadline = until, most = e->options.timeout_s;
+    if (deadline < tdm_clock_s() + most) deadline = tdm_clock_s() + most;
+    tdm_status status = TDM_OK;
+    tdm__etcd_ask_watch(prefix, revision, begin(e));
+    if (!tdm_str_ok(&e->question))
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a question to etcd");
+    int renewals = 0;
+    for (int trial = 1;; trial++) {
+        watch w = {.scratch = e->scratch, .until_s = until};
+        outcome o = log_in(e, deadline, &status, error);
+        if (o == DONE) o = look_out(e, &w, &status, error);
+        if (o == DONE) {
+            *out = w.notice.changed && w.notice.revision > revision ? w.notice.revision : revision;
+            return TDM_OK;
+        }
+        if (o == REFUSED) return status;
+        if (o == RENEW) {
+            e->token[0] = '\0';
+            if (!e->options.user || ++renewals > TOKEN_TRIALS) return status;
+            continue;
+        }
+        e->current = (e->current + 1) % e->endpoint_count;
+        bool round = trial % e->endpoint_count == 0;
+        if (tdm_clock_s() + (round ? PAUSE_S : 0) >= deadline) return give_up(e, false, error);
+        if (round) pause_s(PAUSE_S);
+    }
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* "http://a:2379,http://b:2379/" becomes endpoints. */
+static tdm_status read_endpoints(etcd *e, const char *text, tdm_error *err)
+{
+    for (const char *at = text; *at;) {
+        size_t length = strcspn(at, ","), used = length;
+        while (used > 0 && (at[used - 1] == '/' || at[used - 1] == ' ')) used--;
+        bool scheme = strncmp(at, "http://", 7) == 0 || strncmp(at, "https://", 8) == 0;
+        if (!scheme || used < 9 || used >= URL_BYTES || memchr(at, '@', used))
+            return tdm_fail(err, TDM_ERR_INVALID,
+                            "\"%.*s\" is no address of etcd; write them as http://HOST:PORT or "
+                            "https://HOST:PORT, with commas between them",
+                            (int)(length < 200 ? length : 200), at);
+        if (e->endpoint_count == ENDPOINTS_MOST)
+            return tdm_fail(err, TDM_ERR_RANGE, "more than %d addresses of etcd", ENDPOINTS_MOST);
+        memcpy(e->endpoints[e->endpoint_count++], at, used);
+        at += length;
+        while (*at == ',' || *at == ' ') at++;
+    }
+    if (e->endpoint_count > 0) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_INVALID, "there is no address of etcd in \"%.200s\"", text);
+}
+
+static bool is_here(const char *endpoint)
+{
+    return strncmp(endpoint, "http://127.", 11) == 0 ||
+           strncmp(endpoint, "http://[::1]", 12) == 0 ||
+           strncmp(endpoint, "http://localhost", 16) == 0;
+}
+
+/* Everybody begins with another member, so that they share the load. */
+static tdm_status start(etcd *e, const char *place, tdm_error *err)
+{
+    TDM_TRY(read_endpoints(e, place, err));
+    e->current = (int)(tdm_clock_ns() / 1000 % (uint64_t)e->endpoint_count);
+    for (int i = 0; e->options.user && i < e->endpoint_count; i++) {
+        if (strncmp(e->endpoints[i], "http:", 5) != 0 || is_here(e->endpoints[i])) continue;
+        tdm_log(TDM_LOG_WARN, "cluster",
+                "%s: the password goes there as it is, for all to read; use "
+                "https",
+                e->endpoints[i]);
+    }
+    return tdm__http_create(&e->options, &e->http, err);
+}
+
+static void close_etcd(tdm_kv *kv)
+{
+    etcd *e = etcd_of(kv);
+    const char *const texts[] = {e->options.user, e->options.password, e->options.ca,
+                                 e->options.certificate, e->options.key};
+    tdm__http_destroy(e->http);
+    tdm_str_release(&e->answer.text);
+    tdm_str_release(&e->question);
+    tdm_arena_destroy(e->scratch);
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) free((char *)(uintptr_t)texts[i]);
+    free(e);
+}
+
+static tdm_status open_etcd(const tdm_kv_options *options, const char *place, tdm_kv **out,
+                            tdm_error *err)
+{
+    etcd *e = calloc(1, sizeof *e);
+    if (!e) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    e->kv.ops = &tdm__kv_etcd;
+    e->options = *options;
+    e->options.url = NULL;
+    const char **texts[] = {&e->options.user, &e->options.password, &e->options.ca,
+                            &e->options.certificate, &e->options.key};
+    bool fine = true;
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        bool given = *texts[i] && **texts[i]; /* an empty one is none */
+        *texts[i] = given ? strdup(*texts[i]) : NULL;
+        if (given && !*texts[i]) fine = false;
+    }
+    e->scratch = tdm_arena_create("an answer of etcd");
+    tdm_status status = fine && e->scratch
+                            ? start(e, place, err)
+                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    if (status != TDM_OK) {
+        close_etcd(&e->kv);
+        return status;
+    }
+    *out = &e->kv;
+    return TDM_OK;
+}
+
+static double now_etcd(const tdm_kv *kv)
+{
+    (void)kv;
+    return tdm_clock_s();
+}
+
+const tdm__kv_ops tdm__kv_etcd = {
+    .name = "etcd",
+    .about = "processes of any hosts, through a cluster of etcd servers",
+    .usable = tdm__http_usable,
+    .open = open_etcd,
+    .close = close_etcd,
+    .now = now_etcd,
+    .get = get,
+    .list = list,
+    .put = put,
+    .swap = swap,
+    .remove = erase,
+    .lease = lease,
+    .keep = keep,
+    .release = release,
+    .wait = wait,
+};

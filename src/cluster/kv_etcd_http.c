@@ -1,0 +1,311 @@
+/*
+ * kv_etcd_http.c: questions over HTTP, by libcurl.
+ *
+ * libcurl is opened when the first store needs it, not linked: it brings two dozen libraries along,
+ * which no process that trains on one host should have to load. The build needs its headers; one
+ * without them has this file say so. Connections stay open between calls; a proxy is never asked, since
+ * a store lies in the same network; redirects are not followed. With https, the server's certificate and
+ * name are always checked.
+ *
+ * Every call has a deadline, and no answer may be longer than ANSWER_MOST.
+ */
+#include "cluster/kv_etcd.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef TDM__WITH_CURL
+
+#include <curl/curl.h>
+#include <dlfcn.h>
+
+#define LIBRARY "libcurl.so.4"
+
+enum { ANSWER_MOST = 64 << 20, POLL_MS = 1000 };
+
+/* The functions of libcurl that are used here. */
+typedef struct curl_table {
+    CURLcode (*global_init)(long flags);
+    char *(*version)(void);
+    CURL *(*easy_init)(void);
+    void (*easy_reset)(CURL *easy);
+    CURLcode (*easy_setopt)(CURL *easy, CURLoption option, ...);
+    CURLcode (*easy_getinfo)(CURL *easy, CURLINFO info, ...);
+    const char *(*easy_strerror)(CURLcode code);
+    void (*easy_cleanup)(CURL *easy);
+    CURLM *(*multi_init)(void);
+    CURLMcode (*multi_add_handle)(CURLM *multi, CURL *easy);
+    CURLMcode (*multi_remove_handle)(CURLM *multi, CURL *easy);
+    CURLMcode (*multi_perform)(CURLM *multi, int *running);
+    CURLMcode (*multi_poll)(CURLM *multi, struct curl_waitfd *more, unsigned count, int timeout_ms,
+                            int *ready);
+    CURLMsg *(*multi_info_read)(CURLM *multi, int *left);
+    CURLMcode (*multi_cleanup)(CURLM *multi);
+    struct curl_slist *(*slist_append)(struct curl_slist *list, const char *text);
+    void (*slist_free_all)(struct curl_slist *list);
+} curl_table;
+
+typedef struct curl_name {
+    const char *name;
+    size_t offset;
+} curl_name;
+
+#define NAME(function)                                                                             \
+    {                                                                                              \
+        "curl_" #function, offsetof(curl_table, function)                                          \
+    }
+static const curl_name names[] = {
+    NAME(global_init),    NAME(version),          NAME(easy_init),           NAME(easy_reset),
+    NAME(easy_setopt),    NAME(easy_getinfo),     NAME(easy_strerror),       NAME(easy_cleanup),
+    NAME(multi_init),     NAME(multi_add_handle), NAME(multi_remove_handle), NAME(multi_perform),
+    NAME(multi_poll),     NAME(multi_info_read),  NAME(multi_cleanup),       NAME(slist_append),
+    NAME(slist_free_all),
+};
+
+struct tdm__http {
+    curl_table curl;
+    const tdm_kv_options *options;
+    CURLM *multi;
+    CURL *easy;
+    char words[CURL_ERROR_SIZE];
+};
+
+/* It stays loaded for good: libraries below it do not like to go. */
+static tdm_status load(curl_table *out, tdm_error *err)
+{
+    void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!library)
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                        "etcd is asked through libcurl, which is not installed (%s); Debian has it "
+                        "in the package libcurl4",
+                        LIBRARY);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        void *function = dlsym(library, names[i].name);
+        if (!function)
+            return tdm_fail(err, TDM_ERR_UNSUPPORTED, "%s is too old: it has no %s", LIBRARY,
+                            names[i].name);
+        memcpy((char *)out + names[i].offset, &function, sizeof function);
+    }
+    return TDM_OK;
+}
+
+bool tdm__http_usable(char why[160], char library[TDM_LIBRARY_BYTES])
+{
+    curl_table curl;
+    tdm_error err = {0};
+    why[0] = '\0';
+    library[0] = '\0';
+    if (load(&curl, &err) != TDM_OK) {
+        snprintf(why, 160, "%.159s", err.message);
+        return false;
+    }
+    const char *version = curl.version();
+    snprintf(library, TDM_LIBRARY_BYTES, "%.*s", (int)strcspn(version, " "), version);
+    return true;
+}
+
+tdm_status tdm__http_create(const tdm_kv_options *options, tdm__http **out, tdm_error *err)
+{
+    tdm__http *http = calloc(1, sizeof *http);
+    if (!http) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    http->options = options;
+    tdm_status status = load(&http->curl, err);
+    if (status == TDM_OK && http->curl.global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK) {
+        http->multi = http->curl.multi_init();
+        http->easy = http->curl.easy_init();
+    }
+    if (status == TDM_OK && (!http->multi || !http->easy))
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "libcurl does not start");
+    if (status != TDM_OK) {
+        tdm__http_destroy(http);
+        return status;
+    }
+    *out = http;
+    return TDM_OK;
+}
+
+void tdm__http_destroy(tdm__http *http)
+{
+    if (!http) return;
+    if (http->easy) http->curl.easy_cleanup(http->easy);
+    if (http->multi) http->curl.multi_cleanup(http->multi);
+    free(http);
+}
+
+/* ---- one call -------------------------------------------------------------------------------- */
+
+typedef struct exchange {
+    const tdm__http_call *call;
+    tdm__http_answer *answer;
+    double deadline_s;
+    bool over;     /* who asked has heard enough */
+    bool too_long; /* or there is no memory for it */
+} exchange;
+
+/* Hands out the lines that are whole, and keeps the rest. */
+static void cut_lines(exchange *x)
+{
+    tdm_str *text = &x->answer->text;
+    size_t first = 0;
+    while (!x->over) {
+        const char *end = memchr(text->data + first, '\n', text->length - first);
+        if (!end) break;
+        size_t length = (size_t)(end - (text->data + first));
+        if (length > 0 && !x->call->line(x->call->user, text->data + first, length, &x->deadline_s))
+            x->over = true;
+        first += length + 1;
+    }
+    memmove(text->data, text->data + first, text->length - first + 1);
+    text->length -= first;
+}
+
+static size_t take(char *bytes, size_t size, size_t count, void *user)
+{
+    exchange *x = user;
+    size_t total = size * count;
+    if (x->over) return total;
+    if (total > ANSWER_MOST - x->answer->text.length) x->too_long = true;
+    if (!x->too_long) tdm_str_add_bytes(&x->answer->text, bytes, total);
+    if (!tdm_str_ok(&x->answer->text)) x->too_long = true;
+    if (x->too_long) return 0;
+    if (x->call->line && total > 0) cut_lines(x);
+    return total;
+}
+
+static bool set_up(tdm__http *http, exchange *x, struct curl_slist *headers)
+{
+    const tdm_kv_options *o = http->options;
+    CURL *easy = http->easy;
+    double left = x->deadline_s - tdm_clock_s();
+    http->curl.easy_reset(easy);
+    http->words[0] = '\0';
+    CURLcode (*set)(CURL *, CURLoption, ...) = http->curl.easy_setopt;
+    bool fine = set(easy, CURLOPT_URL, x->call->url) == CURLE_OK &&
+                set(easy, CURLOPT_POSTFIELDS, x->call->body) == CURLE_OK &&
+                set(easy, CURLOPT_HTTPHEADER, headers) == CURLE_OK &&
+                set(easy, CURLOPT_WRITEFUNCTION, take) == CURLE_OK &&
+                set(easy, CURLOPT_WRITEDATA, x) == CURLE_OK &&
+                set(easy, CURLOPT_ERRORBUFFER, http->words) == CURLE_OK &&
+                set(easy, CURLOPT_NOSIGNAL, 1L) == CURLE_OK &&
+                set(easy, CURLOPT_PROXY, "") == CURLE_OK &&
+                set(easy, CURLOPT_CONNECTTIMEOUT_MS, left > 0.001 ? (long)(left * 1e3) : 1L) ==
+                    CURLE_OK;
+    /* What an old libcurl does not know of these is not needed. */
+    (void)set(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
+    (void)set(easy, CURLOPT_TCP_KEEPALIVE, 1L);
+    if (strncmp(x->call->url, "https:", 6) != 0) return fine;
+    fine = fine && set(easy, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2) == CURLE_OK &&
+           set(easy, CURLOPT_SSL_VERIFYPEER, 1L) == CURLE_OK &&
+           set(easy, CURLOPT_SSL_VERIFYHOST, 2L) == CURLE_OK;
+    if (o->ca) fine = fine && set(easy, CURLOPT_CAINFO, o->ca) == CURLE_OK;
+    if (o->certificate) fine = fine && set(easy, CURLOPT_SSLCERT, o->certificate) == CURLE_OK;
+    if (o->key) fine = fine && set(easy, CURLOPT_SSLKEY, o->key) == CURLE_OK;
+    return fine;
+}
+
+static struct curl_slist *make_headers(tdm__http *http, const tdm__http_call *call)
+{
+    char token[TDM__ETCD_TOKEN_BYTES + 32];
+    const char *lines[] = {"Content-Type: application/json", "Expect:",
+                           /* a member that lost its cluster must not keep us watching nothing */
+                           call->line ? "Grpc-Metadata-hasleader: true" : NULL,
+                           call->token[0] ? token : NULL};
+    snprintf(token, sizeof token, "Authorization: %s", call->token);
+    struct curl_slist *list = NULL;
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        if (!lines[i]) continue;
+        struct curl_slist *longer = http->curl.slist_append(list, lines[i]);
+        if (!longer) {
+            http->curl.slist_free_all(list);
+            return NULL;
+        }
+        list = longer;
+    }
+    return list;
+}
+
+/* Until there is an answer, or nobody waits for it any more. CURLE_OPERATION_TIMEDOUT: too late. */
+static CURLcode run(tdm__http *http, exchange *x)
+{
+    for (;;) {
+        int running = 0, left = 0;
+        if (http->curl.multi_perform(http->multi, &running) != CURLM_OK) return CURLE_FAILED_INIT;
+        if (x->over) return CURLE_OK;
+        if (running == 0) {
+            const CURLMsg *message = http->curl.multi_info_read(http->multi, &left);
+            return message && message->msg == CURLMSG_DONE ? message->data.result
+                                                           : CURLE_FAILED_INIT;
+        }
+        double left_ms = (x->deadline_s - tdm_clock_s()) * 1e3;
+        if (left_ms <= 0) return CURLE_OPERATION_TIMEDOUT;
+        int wait_ms = left_ms < POLL_MS ? (int)left_ms + 1 : POLL_MS;
+        if (http->curl.multi_poll(http->multi, NULL, 0, wait_ms, NULL) != CURLM_OK)
+            return CURLE_FAILED_INIT;
+    }
+}
+
+tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http_answer *answer,
+                          tdm_error *err)
+{
+    exchange x = {.call = call, .answer = answer, .deadline_s = call->deadline_s};
+    struct curl_slist *headers = make_headers(http, call);
+    long request_bytes = 0;
+    answer->code = 0;
+    answer->sent = false;
+    tdm_str_clear(&answer->text);
+    if (!headers || !set_up(http, &x, headers) ||
+        http->curl.multi_add_handle(http->multi, http->easy) != CURLM_OK) {
+        http->curl.slist_free_all(headers);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: libcurl cannot make a call", call->url);
+    }
+    CURLcode result = run(http, &x);
+    (void)http->curl.easy_getinfo(http->easy, CURLINFO_RESPONSE_CODE, &answer->code);
+    (void)http->curl.easy_getinfo(http->easy, CURLINFO_REQUEST_SIZE, &request_bytes);
+    answer->sent = request_bytes > 0;
+    http->curl.multi_remove_handle(http->multi, http->easy);
+    http->curl.slist_free_all(headers);
+    if (result == CURLE_OK) return TDM_OK;
+    if (x.too_long)
+        return tdm_fail(err, TDM_ERR_RANGE, "%s: its answer has more than %d bytes", call->url,
+                        ANSWER_MOST);
+    if (result == CURLE_OPERATION_TIMEDOUT)
+        return tdm_fail(err, TDM_ERR_TIMEOUT, "%s: no answer in time", call->url);
+    return tdm_fail(err, TDM_ERR_IO, "%s: %.300s", call->url,
+                    http->words[0] ? http->words : http->curl.easy_strerror(result));
+}
+
+#else /* without libcurl's headers */
+
+#define WITHOUT                                                                                    \
+    "this build has no libcurl, through which etcd is asked: install Debian's "                    \
+    "libcurl4-openssl-dev, and build again"
+
+bool tdm__http_usable(char why[160], char library[TDM_LIBRARY_BYTES])
+{
+    library[0] = '\0';
+    snprintf(why, 160, "%s", WITHOUT);
+    return false;
+}
+
+tdm_status tdm__http_create(const tdm_kv_options *options, tdm__http **out, tdm_error *err)
+{
+    (void)options;
+    (void)out;
+    return tdm_fail(err, TDM_ERR_UNSUPPORTED, "%s", WITHOUT);
+}
+
+void tdm__http_destroy(tdm__http *http)
+{
+    (void)http;
+}
+
+tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http_answer *answer,
+                          tdm_error *err)
+{
+    (void)http;
+    (void)answer;
+    return tdm_fail(err, TDM_ERR_UNSUPPORTED, "%s: %s", call->url, WITHOUT);
+}
+
+#endif

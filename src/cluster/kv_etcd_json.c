@@ -1,0 +1,431 @@
+/*
+ * kv_etcd_json.c: questions to etcd's JSON gateway, and its answers.
+ *
+ * The gateway writes what gRPC has as JSON: bytes in base64, 64-bit numbers as texts, and what is zero
+ * or empty is left out. Answers come from a server that may be anything: whatever is not what the
+ * question calls for is an error that says so, and nothing of it comes out. Keys and values that are no
+ * text within the store's limits are such errors, too: somebody else uses these names.
+ */
+#include "cluster/kv_etcd.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- base64 ---------------------------------------------------------------------------------- */
+
+static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/* As a JSON string, behind a key. */
+static void put_bytes(tdm_json_writer *w, const char *key, const void *bytes, size_t count)
+{
+    const unsigned char *in = bytes;
+    tdm_str text = TDM_STR_INIT;
+    for (size_t i = 0; i < count; i += 3) {
+        size_t left = count - i;
+        uint32_t v = (uint32_t)in[i] << 16 | (left > 1 ? (uint32_t)in[i + 1] << 8 : 0) |
+                     (left > 2 ? in[i + 2] : 0);
+        tdm_str_add_char(&text, digits[v >> 18]);
+        tdm_str_add_char(&text, digits[v >> 12 & 63]);
+        tdm_str_add_char(&text, left > 1 ? digits[v >> 6 & 63] : '=');
+        tdm_str_add_char(&text, left > 2 ? digits[v & 63] : '=');
+    }
+    if (!tdm_str_ok(&text)) w->out->failed = true;
+    tdm_json_put_string(w, key, tdm_str_text(&text));
+    tdm_str_release(&text);
+}
+
+static int digit_value(char c)
+{
+    const char *at = c ? strchr(digits, c) : NULL;
+    return at ? (int)(at - digits) : -1;
+}
+
+/* Decodes to `out`, which has room for 3 bytes of every 4; false when it is no base64. */
+static bool get_bytes(const char *text, size_t length, unsigned char *out, size_t *out_count)
+{
+    size_t count = 0;
+    if (length % 4 != 0) return false;
+    for (size_t i = 0; i < length; i += 4) {
+        bool last = i + 4 == length;
+        int missing = last && text[i + 3] == '=' ? (text[i + 2] == '=' ? 2 : 1) : 0;
+        uint32_t v = 0;
+        for (int k = 0; k < 4; k++) {
+            int digit = k >= 4 - missing ? 0 : digit_value(text[i + (size_t)k]);
+            if (digit < 0) return false;
+            v = v << 6 | (uint32_t)digit;
+        }
+        out[count++] = (unsigned char)(v >> 16);
+        if (missing < 2) out[count++] = (unsigned char)(v >> 8);
+        if (missing < 1) out[count++] = (unsigned char)v;
+    }
+    *out_count = count;
+    return true;
+}
+
+/* ---- questions ------------------------------------------------------------------------------- */
+
+static void put_number(tdm_json_writer *w, const char *key, uint64_t value)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    tdm_json_put_string(w, key, text);
+}
+
+static void put_key(tdm_json_writer *w, const char *key)
+{
+    put_bytes(w, "key", key, strlen(key));
+}
+
+/* All keys that begin so lie before the prefix with its last byte one higher; text has no byte 255. */
+static void put_prefix(tdm_json_writer *w, const char *prefix)
+{
+    char end[TDM_KV_KEY_BYTES];
+    size_t length = strlen(prefix);
+    if (length == 0 || length >= sizeof end) {
+        put_bytes(w, "key", "", 1); /* one zero byte in both: everything */
+        put_bytes(w, "range_end", "", 1);
+        return;
+    }
+    strcpy(end, prefix);
+    end[length - 1] = (char)((unsigned char)end[length - 1] + 1);
+    put_bytes(w, "key", prefix, length);
+    put_bytes(w, "range_end", end, length);
+}
+
+static void put_item(tdm_json_writer *w, const char *key, const char *value, uint64_t lease)
+{
+    put_key(w, key);
+    put_bytes(w, "value", value, strlen(value));
+    if (lease != 0) put_number(w, "lease", lease);
+}
+
+void tdm__etcd_ask_key(const char *key, tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    put_key(&w, key);
+    tdm_json_object_end(&w);
+}
+
+void tdm__etcd_ask_prefix(const char *prefix, tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    put_prefix(&w, prefix);
+    tdm_json_object_end(&w);
+}
+
+void tdm__etcd_ask_put(const char *key, const char *value, uint64_t lease, tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    put_item(&w, key, value, lease);
+    tdm_json_object_end(&w);
+}
+
+void tdm__etcd_ask_swap(const char *key, uint64_t expected, const char *value, uint64_t lease,
+                        tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_key(&w, "compare");
+    tdm_json_array_begin(&w);
+    tdm_json_object_begin(&w);
+    put_key(&w, key);
+    tdm_json_put_string(&w, "target", "MOD");
+    tdm_json_put_string(&w, "result", "EQUAL");
+    put_number(&w, "mod_revision", expected);
+    tdm_json_object_end(&w);
+    tdm_json_array_end(&w);
+    tdm_json_key(&w, "success");
+    tdm_json_array_begin(&w);
+    tdm_json_object_begin(&w);
+    tdm_json_key(&w, "request_put");
+    tdm_json_object_begin(&w);
+    put_item(&w, key, value, lease);
+    tdm_json_object_end(&w);
+    tdm_json_object_end(&w);
+    tdm_json_array_end(&w);
+    tdm_json_object_end(&w);
+}
+
+void tdm__etcd_ask_lease(double seconds, tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    put_number(&w, "TTL", (uint64_t)ceil(seconds)); /* whole seconds are all it knows */
+    tdm_json_object_end(&w);
+}
+
+void tdm__etcd_ask_id(uint64_t lease, tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    put_number(&w, "ID", lease);
+    tdm_json_object_end(&w);
+}
+
+void tdm__etcd_ask_watch(const char *prefix, uint64_t revision, tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_key(&w, "create_request");
+    tdm_json_object_begin(&w);
+    put_prefix(&w, prefix);
+    put_number(&w, "start_revision", revision + 1);
+    tdm_json_object_end(&w);
+    tdm_json_object_end(&w);
+}
+
+void tdm__etcd_ask_token(const char *user, const char *password, tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_string(&w, "name", user);
+    tdm_json_put_string(&w, "password", password);
+    tdm_json_object_end(&w);
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+static tdm_status strange(tdm_error *err, const char *what)
+{
+    return tdm_fail(err, TDM_ERR_FORMAT, "etcd's answer %s; is that address really one of etcd's?",
+                    what);
+}
+
+static tdm_status parse(tdm__etcd_bytes in, const tdm_json **out, tdm_error *err)
+{
+    tdm_error why = {0};
+    tdm_arena_reset(in.scratch);
+    if (tdm_json_parse(in.data, in.count, in.scratch, out, &why) != TDM_OK)
+        return tdm_fail(
+            err, why.status == TDM_ERR_NO_MEMORY ? why.status : TDM_ERR_FORMAT,
+            "etcd's answer cannot be read: %.300s; is that address really one of etcd's?",
+            why.message);
+    if ((*out)->type != TDM_JSON_OBJECT) return strange(err, "is no JSON object");
+    return TDM_OK;
+}
+
+/* A 64-bit number: a text of digits, or a number; absent is 0. */
+static bool get_number(const tdm_json *object, const char *key, uint64_t *out)
+{
+    const tdm_json *value = tdm_json_get(object, key);
+    *out = 0;
+    if (!value || value->type == TDM_JSON_NULL) return true;
+    if (value->type == TDM_JSON_NUMBER) return tdm_json_as_u64(value, out);
+    const char *text = tdm_json_as_string(value);
+    size_t length = text ? strlen(text) : 0;
+    if (length == 0 || length > 19 || strspn(text, "0123456789") != length) return false;
+    for (size_t i = 0; i < length; i++) *out = *out * 10 + (uint64_t)(text[i] - '0');
+    return *out <= INT64_MAX;
+}
+
+/* Absent is false; anything but true and false is no answer. */
+static bool get_truth(const tdm_json *object, const char *key, bool *out)
+{
+    const tdm_json *value = tdm_json_get(object, key);
+    *out = value && value->type == TDM_JSON_BOOL && value->boolean;
+    return !value || value->type == TDM_JSON_BOOL;
+}
+
+/* The store's revision, which every answer has but those of a watch that is over. */
+static tdm_status get_revision(const tdm_json *object, uint64_t *out, tdm_error *err)
+{
+    const tdm_json *header = tdm_json_get(object, "header");
+    if (!header || header->type != TDM_JSON_OBJECT || !get_number(header, "revision", out) ||
+        *out == 0)
+        return strange(err, "has no revision");
+    return TDM_OK;
+}
+
+/* A text in base64, below `limit` bytes; absent is empty. */
+static tdm_status get_text(const tdm_json *object, const char *key, size_t limit, tdm_arena *arena,
+                           const char **out, tdm_error *err)
+{
+    const tdm_json *value = tdm_json_get(object, key);
+    const char *coded = value ? tdm_json_as_string(value) : "";
+    if (!coded) return strange(err, "has a key or value that is no text");
+    size_t length = strlen(coded), count = 0;
+    if (length / 4 * 3 >= limit + 3)
+        return tdm_fail(err, TDM_ERR_FORMAT,
+                        "etcd has a %s of %zu bytes where Tandem's are; who "
+                        "else uses these names?",
+                        key, length / 4 * 3);
+    unsigned char *text = tdm_arena_alloc(arena, length / 4 * 3 + 1, 1);
+    if (!text) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for what etcd says");
+    bool fine = get_bytes(coded, length, text, &count) && count < limit;
+    for (size_t at = 0; fine && at < count;) {
+        size_t one = tdm_text_utf8(text + at, count - at, NULL);
+        fine = one > 0 && text[at] != '\0';
+        at += one;
+    }
+    if (!fine)
+        return tdm_fail(err, TDM_ERR_FORMAT,
+                        "etcd has a %s that is no text where Tandem's are; who else uses these "
+                        "names?",
+                        key);
+    text[count] = '\0';
+    *out = (const char *)text;
+    return TDM_OK;
+}
+
+static tdm_status get_item(const tdm_json *kv, tdm_arena *arena, tdm_kv_item *out, tdm_error *err)
+{
+    if (kv->type != TDM_JSON_OBJECT || !get_number(kv, "mod_revision", &out->revision) ||
+        out->revision == 0 || !get_number(kv, "lease", &out->lease))
+        return strange(err, "has a key without a revision");
+    TDM_TRY(get_text(kv, "key", TDM_KV_KEY_BYTES, arena, &out->key, err));
+    if (!*out->key) return strange(err, "has an empty key");
+    return get_text(kv, "value", TDM_KV_VALUE_BYTES, arena, &out->value, err);
+}
+
+tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_item **out,
+                                size_t *out_count, uint64_t *revision, tdm_error *err)
+{
+    const tdm_json *answer = NULL;
+    uint64_t now = 0;
+    TDM_TRY(parse(in, &answer, err));
+    TDM_TRY(get_revision(answer, &now, err));
+    const tdm_json *kvs = tdm_json_get(answer, "kvs");
+    if (kvs && kvs->type != TDM_JSON_ARRAY) return strange(err, "has no list of keys");
+    bool more = false;
+    if (!get_truth(answer, "more", &more) || more) return strange(err, "is not all there is");
+    size_t count = kvs ? kvs->count : 0;
+    tdm_kv_item *items = tdm_arena_array(arena, count > 0 ? count : 1, sizeof *items);
+    if (!items) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for what etcd says");
+    size_t i = 0;
+    for (const tdm_json *kv = kvs ? kvs->first : NULL; kv; kv = kv->next, i++) {
+        TDM_TRY(get_item(kv, arena, &items[i], err));
+        if (i > 0 && strcmp(items[i - 1].key, items[i].key) >= 0)
+            return strange(err, "has keys out of order");
+    }
+    *out = items;
+    *out_count = count;
+    *revision = now;
+    return TDM_OK;
+}
+
+tdm_status tdm__etcd_read_swap(tdm__etcd_bytes in, bool *swapped, uint64_t *revision,
+                               tdm_error *err)
+{
+    const tdm_json *answer = NULL;
+    uint64_t now = 0;
+    bool succeeded = false;
+    TDM_TRY(parse(in, &answer, err));
+    TDM_TRY(get_revision(answer, &now, err));
+    if (!get_truth(answer, "succeeded", &succeeded))
+        return strange(err, "does not say whether it was done");
+    *swapped = succeeded;
+    *revision = now;
+    return TDM_OK;
+}
+
+tdm_status tdm__etcd_read_lease(tdm__etcd_bytes in, uint64_t *lease, uint64_t *seconds,
+                                tdm_error *err)
+{
+    const tdm_json *answer = NULL;
+    uint64_t id = 0, length = 0;
+    TDM_TRY(parse(in, &answer, err));
+    const tdm_json *result = tdm_json_get(answer, "result");
+    if (result && result->type == TDM_JSON_OBJECT) answer = result;
+    if (!get_number(answer, "ID", &id) || id == 0 || !get_number(answer, "TTL", &length))
+        return strange(err, "has no lease");
+    *lease = id;
+    *seconds = length;
+    return TDM_OK;
+}
+
+tdm_status tdm__etcd_read_token(tdm__etcd_bytes in, char out[TDM__ETCD_TOKEN_BYTES], tdm_error *err)
+{
+    const tdm_json *answer = NULL;
+    TDM_TRY(parse(in, &answer, err));
+    const tdm_json *value = tdm_json_get(answer, "token");
+    const char *token = value ? tdm_json_as_string(value) : NULL;
+    size_t length = token ? strlen(token) : 0;
+    bool fine = length > 0 && length < TDM__ETCD_TOKEN_BYTES;
+    for (size_t i = 0; fine && i < length; i++) fine = token[i] > ' ' && token[i] < 0x7f;
+    if (!fine) return strange(err, "to a password is no token");
+    memcpy(out, token, length + 1);
+    return TDM_OK;
+}
+
+/* As much of a text as fits, in whole characters, each of which can be shown. */
+static void copy_words(const char *text, char out[TDM__ETCD_WORDS_BYTES])
+{
+    size_t length = 0;
+    for (;;) {
+        size_t one = tdm_text_utf8(text + length, strnlen(text + length, 4), NULL);
+        if (one == 0 || length + one >= TDM__ETCD_WORDS_BYTES) break;
+        memcpy(out + length, text + length, one);
+        if ((unsigned char)text[length] < ' ' || text[length] == 0x7f) out[length] = ' ';
+        length += one;
+    }
+    out[length] = '\0';
+}
+
+/* From an object with "code" or "grpc_code", and "message" or "error". */
+static bool get_refusal(const tdm_json *object, tdm__etcd_refusal *out)
+{
+    uint64_t code = 0;
+    const char *key = tdm_json_get(object, "grpc_code") ? "grpc_code" : "code";
+    const tdm_json *words = tdm_json_get(object, "message");
+    if (!words) words = tdm_json_get(object, "error");
+    const char *text = words ? tdm_json_as_string(words) : NULL;
+    if (!text || !get_number(object, key, &code) || code == 0 || code > 1000) return false;
+    out->code = (int)code;
+    copy_words(text, out->words);
+    return true;
+}
+
+tdm_status tdm__etcd_read_refusal(tdm__etcd_bytes in, tdm__etcd_refusal *out, tdm_error *err)
+{
+    const tdm_json *answer = NULL;
+    tdm__etcd_refusal found;
+    TDM_TRY(parse(in, &answer, err));
+    if (!get_refusal(answer, &found)) return strange(err, "is an error without words");
+    *out = found;
+    return TDM_OK;
+}
+
+tdm_status tdm__etcd_read_notice(tdm__etcd_bytes in, tdm__etcd_notice *out, tdm_error *err)
+{
+    const tdm_json *answer = NULL;
+    tdm__etcd_notice found = {0};
+    bool canceled = false;
+    uint64_t compacted = 0;
+    TDM_TRY(parse(in, &answer, err));
+    const tdm_json *error = tdm_json_get(answer, "error");
+    if (error) {
+        found.ended = true;
+        if (!get_refusal(error, &found.why)) return strange(err, "is an error without words");
+        *out = found;
+        return TDM_OK;
+    }
+    const tdm_json *result = tdm_json_get(answer, "result");
+    if (!result || result->type != TDM_JSON_OBJECT) return strange(err, "to a watch has no result");
+    const tdm_json *header = tdm_json_get(result, "header");
+    const tdm_json *events = tdm_json_get(result, "events");
+    const tdm_json *reason = tdm_json_get(result, "cancel_reason");
+    if (!get_truth(result, "created", &found.created) ||
+        !get_truth(result, "canceled", &canceled) ||
+        !get_number(result, "compact_revision", &compacted) ||
+        (header && !get_number(header, "revision", &found.revision)) ||
+        (events && events->type != TDM_JSON_ARRAY))
+        return strange(err, "to a watch has parts that are none");
+    if (compacted > 0) {
+        found.changed = true;
+        if (found.revision < compacted) found.revision = compacted;
+    } else if (canceled) {
+        const char *text = reason ? tdm_json_as_string(reason) : NULL;
+        found.ended = true;
+        found.why.code = TDM__ETCD_UNAVAILABLE;
+        copy_words(text ? text : "it ended the watch", found.why.words);
+    } else if (events && events->count > 0) {
+        if (found.revision == 0) return strange(err, "to a watch has no revision");
+        found.changed = true;
+    }
+    *out = found;
+    return TDM_OK;
+}

@@ -1,0 +1,208 @@
+/*
+ * etcd_program.c: the store in front of real etcd servers, which etcd_test.sh starts and kills.
+ *
+ *     etcd_program exercise URLS          what every store must do
+ *     etcd_program survive URLS PID       goes on while the member PID is killed in the middle
+ *     etcd_program silence URLS           nobody can answer: every call must say so in time
+ *     etcd_program users URLS PID         users, and their tokens after the one member was started anew
+ *     etcd_program refused URLS WORDS     opening and asking must fail with these words
+ *
+ * STORE_USER, STORE_PASSWORD, STORE_CA, STORE_CERTIFICATE, STORE_KEY: as etcd.user and so on are.
+ */
+#include "cluster/kv_exercise.h"
+
+#include <signal.h>
+#include <time.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { ROUNDS = 10, PROCESSES = 2, RACES = 5 };
+#else
+enum { ROUNDS = 30, PROCESSES = 3, RACES = 15 };
+#endif
+
+static void nap(double seconds)
+{
+    nanosleep(&(struct timespec){.tv_sec = (time_t)seconds,
+                                 .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)},
+              NULL);
+}
+
+static void exercise(const tdm_kv_options *options)
+{
+    exercise_keys(options);
+    exercise_limits(options);
+    exercise_leases(options);
+    exercise_waits(options, ROUNDS);
+    exercise_race(options, PROCESSES, RACES);
+}
+
+/* ---- a leader dies ---------------------------------------------------------------------------- */
+
+typedef struct tally {
+    long done, unsure; /* swaps */
+    double worst_s;    /* between two that worked */
+} tally;
+
+/* Adds one to the number in "count"; false when nobody knows whether that was done. */
+static bool add_one(tdm_kv *kv, tdm_arena *arena)
+{
+    tdm_kv_item item = {.value = "0"};
+    char text[32];
+    tdm_arena_reset(arena);
+    tdm_error err = {0};
+    tdm_status status = tdm_kv_get(kv, BELOW "count", arena, &item, &err);
+    if (status != TDM_OK && status != TDM_ERR_NOT_FOUND) {
+        fprintf(stderr, "get: %s\n", err.message);
+        CHECK_INT(status, TDM_OK);
+        return false;
+    }
+    snprintf(text, sizeof text, "%ld", strtol(item.value, NULL, 10) + 1);
+    status = tdm_kv_swap(kv, BELOW "count", item.revision, text, 0, NULL, &err);
+    if (status != TDM_OK) {
+        printf("     a swap in doubt: %s\n", err.message);
+        CHECK_INT(status, TDM_ERR_TIMEOUT); /* nobody else swaps, so it is never another's */
+    }
+    return status == TDM_OK;
+}
+
+static void survive(const tdm_kv_options *options, pid_t victim)
+{
+    tdm_kv *kv = exercise_open(options);
+    tdm_arena *arena = tdm_arena_create("test");
+    uint64_t lease = 0;
+    WORKS(tdm_kv_remove(kv, BELOW, &err));
+    WORKS(tdm_kv_lease(kv, 10, &lease, &err));
+    WORKS(tdm_kv_put(kv, BELOW "alive", "1", lease, &err));
+    tally t = {0};
+    double began = tdm_kv_now(kv), last = began;
+    bool killed = false;
+    while (tdm_kv_now(kv) - began < 5) {
+        if (!killed && tdm_kv_now(kv) - began > 1) {
+            printf("     %ld swaps, and now the leader is killed\n", t.done);
+            CHECK_INT(kill(victim, SIGKILL), 0);
+            killed = true;
+        }
+        if (add_one(kv, arena)) {
+            double now = tdm_kv_now(kv);
+            if (now - last > t.worst_s) t.worst_s = now - last;
+            last = now;
+            t.done++;
+        } else {
+            t.unsure++;
+        }
+        WORKS(tdm_kv_keep(kv, lease, &err));
+        nap(0.02);
+    }
+    printf("     %ld swaps, %ld in doubt, %.2f s between two at most\n", t.done, t.unsure,
+           t.worst_s);
+    CHECK(t.done >= 10);
+    tdm_kv_item item = {.value = "0"};
+    WORKS(tdm_kv_get(kv, BELOW "count", arena, &item, &err));
+    long count = strtol(item.value, NULL, 10);
+    CHECK(count >= t.done && count <= t.done + t.unsure);
+    WORKS(tdm_kv_get(kv, BELOW "alive", arena, &item, &err));
+    WORKS(tdm_kv_release(kv, lease, &err));
+    FAILS(tdm_kv_get(kv, BELOW "alive", arena, &item, &err), TDM_ERR_NOT_FOUND);
+    exercise_waits(options, 5);
+    tdm_arena_destroy(arena);
+    tdm_kv_close(kv);
+}
+
+/* ---- nobody answers --------------------------------------------------------------------------- */
+
+static void silence(const tdm_kv_options *given)
+{
+    tdm_kv_options options = *given;
+    options.timeout_s = 1;
+    tdm_kv *kv = exercise_open(&options);
+    tdm_arena *arena = tdm_arena_create("test");
+    tdm_kv_item item;
+    uint64_t now = 0;
+    double began = tdm_kv_now(kv);
+    FAILS(tdm_kv_get(kv, BELOW "x", arena, &item, &err), TDM_ERR_TIMEOUT);
+    FAILS(tdm_kv_put(kv, BELOW "x", "1", 0, &err), TDM_ERR_TIMEOUT);
+    FAILS(tdm_kv_swap(kv, BELOW "x", 0, "1", 0, NULL, &err), TDM_ERR_TIMEOUT);
+    FAILS(tdm_kv_keep(kv, 1, &err), TDM_ERR_TIMEOUT);
+    FAILS(tdm_kv_wait(kv, BELOW, 1000000, 0.5, &now, &err), TDM_ERR_TIMEOUT);
+    CHECK(tdm_kv_now(kv) - began < 30);
+    tdm_arena_destroy(arena);
+    tdm_kv_close(kv);
+}
+
+/* ---- users ------------------------------------------------------------------------------------ */
+
+/* The parent of this program starts the member anew when it is killed: its tokens are gone then. */
+static void users(const tdm_kv_options *given, pid_t member)
+{
+    tdm_kv_options options = *given;
+    options.timeout_s = 15;
+    tdm_kv *kv = exercise_open(&options);
+    tdm_arena *arena = tdm_arena_create("test");
+    tdm_kv_item item;
+    uint64_t revision = 0;
+    WORKS(tdm_kv_put(kv, BELOW "x", "1", 0, &err));
+    tdm_error denied = {0};
+    CHECK_INT(tdm_kv_put(kv, "elsewhere", "1", 0, &denied), TDM_ERR_INVALID);
+    CHECK_HAS(denied.message, "permission denied");
+    CHECK_INT(kill(member, SIGKILL), 0);
+    WORKS(tdm_kv_put(kv, BELOW "x", "2", 0, &err));
+    WORKS(tdm_kv_get(kv, BELOW "x", arena, &item, &err));
+    CHECK_TEXT(item.value, "2");
+    revision = exercise_revision(kv);
+    WORKS(tdm_kv_wait(kv, BELOW, revision - 1, 10, &revision, &err));
+    tdm_kv_options wrong = options;
+    wrong.password = "guessed";
+    tdm_kv *other = exercise_open(&wrong);
+    CHECK_INT(tdm_kv_get(other, BELOW "x", arena, &item, &denied), TDM_ERR_INVALID);
+    CHECK_HAS(denied.message, "password");
+    tdm_kv_close(other);
+    wrong.user = NULL;
+    other = exercise_open(&wrong);
+    CHECK_INT(tdm_kv_get(other, BELOW "x", arena, &item, &denied), TDM_ERR_INVALID);
+    CHECK_HAS(denied.message, "etcd.user");
+    tdm_kv_close(other);
+    tdm_arena_destroy(arena);
+    tdm_kv_close(kv);
+}
+
+static void refused(const tdm_kv_options *given, const char *words)
+{
+    tdm_kv_options options = *given;
+    tdm_kv *kv = NULL;
+    tdm_error err = {0};
+    options.timeout_s = 0.5;
+    tdm_status status = tdm_kv_open(&options, &kv, &err);
+    if (status == TDM_OK) status = tdm_kv_put(kv, BELOW "x", "1", 0, &err);
+    CHECK(status != TDM_OK);
+    CHECK_HAS(err.message, words);
+    tdm_kv_close(kv);
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 2 ? argv[1] : "", *more = argc > 3 ? argv[3] : "0";
+    tdm_kv_options options = {.user = getenv("STORE_USER"),
+                              .password = getenv("STORE_PASSWORD"),
+                              .ca = getenv("STORE_CA"),
+                              .certificate = getenv("STORE_CERTIFICATE"),
+                              .key = getenv("STORE_KEY")};
+    char url[2000];
+    snprintf(url, sizeof url, "etcd:%s", argc > 2 ? argv[2] : "");
+    options.url = url;
+    pid_t process = (pid_t)strtol(more, NULL, 10);
+    if (strcmp(what, "exercise") == 0)
+        exercise(&options);
+    else if (strcmp(what, "survive") == 0 && process > 1)
+        survive(&options, process);
+    else if (strcmp(what, "silence") == 0)
+        silence(&options);
+    else if (strcmp(what, "users") == 0 && process > 1)
+        users(&options, process);
+    else if (strcmp(what, "refused") == 0)
+        refused(&options, more);
+    else
+        return 2;
+    printf("%s %s: %d checks, %d failed\n", check_failures ? "FAIL" : "ok  ", what, check_count,
+           check_failures);
+    return check_failures > 0;
+}
