@@ -23,6 +23,8 @@ enum {
     CLI_MISMATCH = 4, /* --resume: the run belongs to another job or other data */
     CLI_BUSY = 5,     /* another process is using the run */
     CLI_PEER = 6,     /* another rank failed, or did not answer in time */
+    CLI_FENCED = 7,   /* a worker: the others go on without it; never the code of a command typed */
+    CLI_LEFT = 8,     /* a worker: it was asked to leave */
     CLI_INTERRUPTED = 130
 };
 
@@ -64,8 +66,8 @@ struct cli_args {
 /* ---- commands (main.c lists them) ------------------------------------------------------------- */
 
 extern const cli_command cli_train, cli_eval, cli_predict, cli_generate, cli_inspect, cli_hash,
-    cli_replay, cli_ledger, cli_job, cli_run, cli_trace, cli_bench, cli_doctor, cli_version,
-    cli_help;
+    cli_replay, cli_ledger, cli_job, cli_run, cli_ps, cli_stop, cli_join, cli_leave, cli_agent,
+    cli_trace, cli_bench, cli_doctor, cli_version, cli_help;
 /* All of them, in the order of the help; NULL-terminated. */
 const cli_command *const *cli_commands(void);
 const cli_command *cli_find_command(const char *name);
@@ -106,6 +108,8 @@ bool cli_json(const cli_args *args);
 /* How much of all this is printed. A rank leaves the words that all ranks would say to one of them. */
 typedef enum cli_words { CLI_SAY_ALL, CLI_SAY_ERRORS, CLI_SAY_NOTHING } cli_words;
 void cli_hush(cli_words words);
+/* What is printed from now on goes to this descriptor, too; -1: nowhere else. */
+void cli_copy_to(int fd);
 /* "tandem: MESSAGE" on stderr, in red on a terminal. */
 void cli_error(const char *fmt, ...) TDM_PRINTF(1, 2);
 void cli_warn(const char *fmt, ...) TDM_PRINTF(1, 2);

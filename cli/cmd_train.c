@@ -2,9 +2,10 @@
  * cmd_train.c: `tandem train`.
  *
  * Where the environment gives this process a place in a world (under this command's own launcher,
- * `tandem run`, mpirun or srun), it is that rank. Otherwise it trains alone (-n 1), or becomes the
- * launcher of its ranks. Rank 0 does the talking. Other ranks say only what rank 0 cannot know: that
- * they were not let in, or that rank 0 itself is gone.
+ * `tandem run`, mpirun or srun), it is that rank; where an agent has started it, it is a worker of a
+ * session, whose ranks may come and go. Otherwise it trains alone (-n 1), or becomes the launcher.
+ * Rank 0 does the talking, also when another process has become rank 0. Other ranks say only what rank 0
+ * cannot know: that they were not let in, or that rank 0 itself is gone.
  *
  * Ctrl-C once asks the loop to stop after the step in progress; a checkpoint is written and the way
  * to go on is printed. A second Ctrl-C ends the process at once; the last checkpoint stays good, as
@@ -12,6 +13,7 @@
  * leaves the second one to its launcher, which kills: a batch system may well send the first one to
  * the launcher and to the ranks.
  */
+#include "elastic.h"
 #include "progress.h"
 #include "train.h"
 #include "world.h"
@@ -29,7 +31,8 @@ typedef struct session {
     progress bar;
     bool json;
     bool quiet;
-    bool tells; /* rank 0 */
+    bool tells;         /* rank 0 */
+    tdm_worker *worker; /* NULL: no agent has started this process */
     train_ranks ranks;
     char run_path[TDM_PATH_BYTES]; /* empty until there is a run */
     bool has_checkpoint;
@@ -104,9 +107,22 @@ static void say_start(const tdm_train_status *st)
         fprintf(stderr, ", %llu steps\n", (unsigned long long)st->step_count);
 }
 
+/* A worker's rank may change, and so may who speaks: from then on its words go to the terminal. */
+static void follow_rank(session *s, const tdm_train_status *status)
+{
+    tdm_worker_tell(s->worker, status->step);
+    if (status->run_path) tdm_worker_move_log(s->worker, status->run_path);
+    if (status->rank != 0 || s->tells) return;
+    s->tells = true;
+    tdm_worker_speak(s->worker);
+    cli_copy_to(tdm_worker_log_fd(s->worker));
+    progress_init(&s->bar, stderr, s->quiet || s->json);
+}
+
 static void on_event(const tdm_train_status *status, void *user)
 {
     session *s = user;
+    if (s->worker) follow_rank(s, status);
     if (status->run_path) snprintf(s->run_path, sizeof(s->run_path), "%s", status->run_path);
     s->has_checkpoint = status->checkpoint_path != NULL;
     if (status->event == TDM_TRAIN_EVENT_END) train_ranks_copy(status, &s->ranks);
@@ -147,7 +163,8 @@ static char *find_job(const cli_args *args, const char *resume, tdm_arena *arena
 
 static int finish(const cli_args *args, const tdm_train_result *result, const session *s)
 {
-    if (!s->tells) return CLI_OK; /* rank 0's code is the one that counts */
+    if (!s->tells) /* rank 0's code is the one that counts, and in a session anybody's */
+        return s->worker && result->interrupted ? CLI_INTERRUPTED : CLI_OK;
     tdm_str out = TDM_STR_INIT;
     if (cli_json(args))
         train_summary_json(result, &s->ranks, &out);
@@ -170,14 +187,17 @@ static int fail(const cli_args *args, const tdm_error *err, const session *s, td
     return code;
 }
 
-/* Trains in this process, as a rank of `comm`, or alone. */
-static int train(const cli_args *args, const tdm_job *job, tdm_comm *comm)
+/* Trains in this process, as a rank of `comm`, as a member of a session, or alone. */
+static int train(const cli_args *args, const tdm_job *job, tdm_comm *comm, elastic_worker *worker)
 {
     session s = {.json = cli_json(args),
                  .quiet = cli_has(args, "quiet"),
-                 .tells = !comm || tdm_comm_rank(comm) == 0};
+                 .tells = !worker && (!comm || tdm_comm_rank(comm) == 0),
+                 .worker = worker ? worker->worker : NULL};
     progress_init(&s.bar, stderr, s.quiet || s.json || !s.tells);
     tdm_train_options options = {.comm = comm,
+                                 .member = worker ? worker->member : NULL,
+                                 .vault = worker ? tdm_worker_vault(worker->worker) : NULL,
                                  .resume = cli_value(args, "resume"),
                                  .on_event = on_event,
                                  .user = &s,
@@ -188,7 +208,9 @@ static int train(const cli_args *args, const tdm_job *job, tdm_comm *comm)
     tdm_status status = tdm_train(job, &options, &result, &err);
     tdm_log_remove_sink(log_to_terminal, &s);
     progress_clear(&s.bar);
-    int code = status == TDM_OK ? finish(args, &result, &s) : fail(args, &err, &s, comm);
+    int code = status == TDM_OK ? finish(args, &result, &s)
+               : worker         ? elastic_fail(worker, &err)
+                                : fail(args, &err, &s, comm);
     train_ranks_release(&s.ranks);
     return code;
 }
@@ -203,8 +225,27 @@ static int train_as_rank(const cli_args *args, const tdm_job *job, const tdm_com
     if (stop_signals > 0) return CLI_INTERRUPTED;
     int code = world_join(job, place, &comm);
     stop_at_once = 0;
-    if (code == CLI_OK) code = train(args, job, comm);
+    if (code == CLI_OK) code = train(args, job, comm, NULL);
     tdm_comm_close(comm);
+    return code;
+}
+
+/* An agent has started this process: it takes part as long as the others let it. */
+static int train_as_worker(const cli_args *args, const char *path)
+{
+    int code = CLI_USAGE;
+    elastic_worker worker;
+    stop_quietly = 1;
+    stop_patient = 1;
+    signal(SIGTTOU, SIG_IGN); /* it stands in the background of its terminal, and writes to it */
+    tdm_job_document *document = cli_load_job(args, path, &code);
+    if (!document) return code;
+    code = elastic_join(tdm_job_document_job(document), &worker);
+    if (code == CLI_OK) {
+        code = train(args, tdm_job_document_job(document), NULL, &worker);
+        elastic_leave(&worker);
+    }
+    tdm_job_document_destroy(document);
     return code;
 }
 
@@ -215,11 +256,14 @@ static int train_job(const cli_args *args, const char *path, const tdm_comm_plac
     tdm_job_document *document = cli_load_job(args, path, &code);
     if (!document) return code;
     const tdm_job *job = tdm_job_document_job(document);
-    int count = world_count(args, job, place, asked, tdm_train_rank_count(job));
+    bool has_hosts = cli_has(args, "hosts");
+    int count = world_count(args, job, place, asked, has_hosts ? 1 : tdm_train_rank_count(job));
     if (count < 1)
         code = CLI_USAGE;
+    else if (place->size == 0 && stop_signals == 0 && elastic_is_wanted(args, count))
+        code = elastic_launch(args, job, count);
     else if (count == 1)
-        code = train(args, job, NULL);
+        code = train(args, job, NULL, NULL);
     else if (place->size > 0)
         code = train_as_rank(args, job, place);
     else if (stop_signals > 0)
@@ -230,19 +274,41 @@ static int train_job(const cli_args *args, const char *path, const tdm_comm_plac
     return code;
 }
 
-static int run(const cli_args *args)
+/* Of a session: a rank of a fixed world cannot start others. */
+static bool check_place(const cli_args *args, const tdm_comm_place *place)
 {
+    static const char *const names[] = {"hosts", "min", "max", "store"};
+    for (size_t i = 0; place->size > 0 && i < sizeof(names) / sizeof(names[0]); i++)
+        if (cli_has(args, names[i])) {
+            cli_error("train: '--%s' is for workers that this command starts, but it is rank %d of "
+                      "%d, started by %s",
+                      names[i], place->rank, place->size, place->launcher);
+            return false;
+        }
+    return true;
+}
+
+static int run(const cli_args *given)
+{
+    cli_args with_store = *given, *args = &with_store;
     stop_quietly = cli_json(args);
     catch_signals(); /* first of all: a signal while the data is read counts, too */
     int64_t workers = 0;
     tdm_comm_place place;
-    if (!world_place(args, &place)) return CLI_USAGE;
+    if (elastic_is_worker())
+        place = (tdm_comm_place){.size = 0};
+    else if (!world_place(args, &place) || !check_place(args, &place))
+        return CLI_USAGE;
     stop_patient = place.size > 1;
     if (place.rank > 0) stop_quietly = 1;
     if (!cli_int(args, "workers", 1, TDM_RANKS_MOST, &workers)) return CLI_USAGE;
     tdm_arena *arena = tdm_arena_create("command");
     char *path = arena ? find_job(args, cli_value(args, "resume"), arena) : NULL;
-    int code = path ? train_job(args, path, &place, workers) : CLI_USAGE;
+    int code = CLI_USAGE;
+    if (path && elastic_is_worker())
+        code = train_as_worker(args, path);
+    else if (path && elastic_use_store(args, arena))
+        code = train_job(args, path, &place, workers);
     tdm_arena_destroy(arena);
     return code;
 }
@@ -253,6 +319,11 @@ static const char *const examples[] = {"tandem train job.yaml",
                                        "train, into a new folder below runs/",
                                        "tandem train job.yaml -n 1 --set train.epochs=3",
                                        "one worker, three epochs",
+                                       "tandem train job.yaml -n 4 --min 2 --max 8",
+                                       "four workers; goes on with two, takes up to eight",
+                                       "tandem train job.yaml --hosts alpha:4,beta:4 --store "
+                                       "etcd:http://alpha:2379",
+                                       "on two hosts, by ssh",
                                        "tandem train --resume runs/digits-1",
                                        "go on where the run stopped",
                                        NULL};
@@ -266,10 +337,11 @@ const cli_command cli_train = {
         "the metrics (JSON lines) and the checkpoints. On a terminal a line shows how it goes.\n\n"
         "The result does not depend on the number of workers: the job fixes the lanes into which "
         "a batch is cut, and any number of workers up to that can execute them. Each worker is a "
-        "process, a rank of a world; -n starts them on this host. Under mpirun, srun or 'tandem "
-        "run', on one host or several, each process is the rank that its launcher made it. When a "
-        "rank dies, the others end with a message that names it, and the run can be resumed with "
-        "any number.\n\n"
+        "process, a rank of a world; -n starts them on this host, --hosts on several by ssh. When "
+        "one dies, the others finish its step and go on, and it is started again; 'tandem join' and "
+        "'tandem leave' add and remove workers, 'tandem ps' shows them. Under mpirun, srun or "
+        "'tandem run' each process is the rank that its launcher made it; when one dies there, the "
+        "others end with a message that names it, and the run can be resumed with any number.\n\n"
         "Ctrl-C once finishes the step, writes a checkpoint and tells how to go on; twice stops "
         "at once. --resume goes on exactly: the end is the same as without the interruption.",
     .examples = examples,
@@ -286,6 +358,24 @@ const cli_command cli_train = {
           .value = "RUN",
           .help = "Go on with this run, from its newest good checkpoint. The job must be the "
                   "same in all that decides the result; without JOB the run's own is taken."},
+         {.name = "min",
+          .value = "N",
+          .help =
+              "The fewest ranks with which training goes on; with fewer it waits (elastic.min)."},
+         {.name = "max",
+          .value = "M",
+          .help = "The most ranks that may take part (elastic.max; as many as are started)."},
+         {.name = "hosts",
+          .value = "A,B:4",
+          .help = "Start the workers on these hosts, by ssh: N of each, or as many as stand behind "
+                  "a colon; -n is 1 then. Data and program must be there. Needs 'store: etcd'."},
+         {.name = "store",
+          .value = "URL",
+          .help = "Where workers find each other: etcd:http://HOST:2379, or local ('store' and "
+                  "'etcd.endpoints' of the job)."},
+         {.name = "remote-tandem",
+          .value = "PATH",
+          .help = "This program on the other hosts (tandem, in PATH there)."},
          CLI_OPTION_SET,
          {.name = "quiet", .letter = 'q', .help = "Print only the summary at the end."},
          CLI_OPTION_JSON},

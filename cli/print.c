@@ -11,10 +11,23 @@
 enum { TEXT_WIDTH = 80 };
 
 static cli_words said; /* set before other threads are there */
+static int copy_fd = -1;
 
 void cli_hush(cli_words words)
 {
     said = words;
+}
+
+void cli_copy_to(int fd)
+{
+    copy_fd = fd;
+}
+
+/* The copy is for later readers: when it cannot be written, there is nobody to tell. */
+static void copy(const char *text, size_t length)
+{
+    ssize_t written = copy_fd >= 0 ? write(copy_fd, text, length) : 0;
+    (void)written;
 }
 
 bool cli_colour(FILE *stream)
@@ -28,6 +41,7 @@ bool cli_colour(FILE *stream)
 static void say(const char *colour, const char *word, const tdm_str *text)
 {
     bool coloured = cli_colour(stderr);
+    if (copy_fd >= 0) dprintf(copy_fd, "%s%s\n", word, tdm_str_text(text));
     fprintf(stderr, "%s%s%s%s\n", coloured ? colour : "", word, coloured ? "\033[0m" : "",
             tdm_str_text(text));
 }
@@ -72,6 +86,7 @@ int cli_fail(const tdm_error *err)
 int cli_print(tdm_str *text)
 {
     int code = CLI_OK;
+    copy(tdm_str_text(text), text->length);
     if (!tdm_str_ok(text)) {
         cli_error("no memory for the output");
         code = CLI_FAILED;

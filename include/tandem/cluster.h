@@ -195,6 +195,7 @@ typedef struct tdm_agent_options {
     const char *logs;           /* folder for what workers print */
     int count;                  /* workers (1) */
     bool pin;                   /* as for tdm_launch */
+    bool guest;                 /* a signal makes its workers leave, while the others go on */
     int restarts;               /* of a worker within restart_window_s; -1: none (5) */
     double restart_window_s;    /* (300) */
     double grace_s;             /* from asking workers to end to killing them (25) */
@@ -219,8 +220,9 @@ TDM_API tdm_status tdm_agent_run(const tdm_agent_options *options, tdm_agent_res
 /* ---- the launcher of a session ---------------------------------------------------------------------- */
 
 typedef struct tdm_session_start {
-    const char *name; /* where workers run; NULL: this host, without ssh */
-    int count;        /* workers */
+    const char *host;   /* by which members that share memory know each other (this host's name) */
+    const char *target; /* for ssh; NULL: this host, without ssh */
+    int count;          /* workers */
 } tdm_session_start;
 
 typedef struct tdm_session_options {

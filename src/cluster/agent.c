@@ -110,18 +110,37 @@ static void stop(tdm__agent *a)
     tdm__agent_signal(a, SIGTERM, false);
 }
 
+/* Makes this agent's workers leave; the others go on without them. */
+static void leave(tdm__agent *a)
+{
+    a->stopping = true; /* nobody is started any more */
+    a->kill_at_s = tdm_clock_s() + a->options->grace_s;
+    for (int i = 0; i < a->count; i++) {
+        char wish[TDM_MEMBER_ID_BYTES + 8];
+        if (a->seats[i].worker.pid <= 0) continue;
+        snprintf(wish, sizeof wish, "leave/%s", a->seats[i].worker.id);
+        (void)tdm_session_wish(a->kv, a->options->session, wish, "its agent was asked to end",
+                               NULL);
+    }
+}
+
 static void handle_signals(tdm__agent *a)
 {
     struct signalfd_siginfo info;
     while (read(a->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGCHLD) continue;
-        if (a->signals_seen++ == 0) {
-            (void)tdm_session_wish(a->kv, a->options->session, "stop", "a signal", NULL);
-            stop(a);
-        } else {
-            (void)tdm_session_wish(a->kv, a->options->session, "now", "a second signal", NULL);
-            kill_all(a);
+        bool is_first = a->signals_seen++ == 0;
+        if (a->options->guest && is_first) {
+            leave(a);
+            continue;
         }
+        if (!a->options->guest)
+            (void)tdm_session_wish(a->kv, a->options->session, is_first ? "stop" : "now",
+                                   is_first ? "a signal" : "a second signal", NULL);
+        if (is_first)
+            stop(a);
+        else
+            kill_all(a);
     }
 }
 
@@ -172,6 +191,9 @@ static void give_up(tdm__agent *a)
     bool known = arena && tdm__agent_look(a, arena, &view);
     if (known && view.ended) {
         take_verdict(a, &view);
+    } else if (a->options->guest) {
+        tdm_log(TDM_LOG_INFO, "agent", "the workers of the agent that joined on host %s have left",
+                a->options->host);
     } else if (a->killed) {
         tdm__agent_end_session(a, TDM_ERR_INTERRUPTED,
                                "the workers were killed; the newest checkpoint is good");

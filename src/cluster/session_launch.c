@@ -161,7 +161,7 @@ static const char **agent_words(launcher *l, const tdm_session_start *start, con
     const char *count = tdm_arena_printf(l->arena, "%d", start->count);
     const char *remote = l->options->remote_tandem ? l->options->remote_tandem : "tandem";
     if (!words || !count) return NULL;
-    const char *first[] = {start->name ? remote : l->options->tandem,
+    const char *first[] = {start->target ? remote : l->options->tandem,
                            "agent",
                            "--session",
                            l->result.session,
@@ -229,13 +229,13 @@ static const char *host_here(tdm_arena *arena)
 static tdm_status start_agent(launcher *l, int index, char *const *environment, tdm_error *err)
 {
     const tdm_session_start *start = &l->options->starts[index];
-    const char *host = start->name ? start->name : host_here(l->arena);
-    const char **words = host ? agent_words(l, start, host, start->name ? "-" : l->hold.place.job)
+    const char *host = start->host ? start->host : host_here(l->arena);
+    const char **words = host ? agent_words(l, start, host, start->target ? "-" : l->hold.place.job)
                               : NULL;
-    if (words && start->name) words = ssh_words(l, host, shell_text(l->arena, words));
+    if (words && start->target) words = ssh_words(l, start->target, shell_text(l->arena, words));
     if (!words) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an agent's words");
-    int input = start->name ? open(l->hold.place.job, O_RDONLY | O_CLOEXEC) : -1;
-    if (start->name && input < 0) return tdm_os_fail(err, "opening", l->hold.place.job);
+    int input = start->target ? open(l->hold.place.job, O_RDONLY | O_CLOEXEC) : -1;
+    if (start->target && input < 0) return tdm_os_fail(err, "opening", l->hold.place.job);
     tdm__spawn_options options = {.program = words,
                                   .environment = environment,
                                   .mask = &l->before,
@@ -244,7 +244,7 @@ static tdm_status start_agent(launcher *l, int index, char *const *environment, 
                                   .output = {-1, -1}};
     tdm_status status = tdm__spawn(&options, &l->agents[index].pid, err);
     if (input >= 0) close(input);
-    l->agents[index].is_local = !start->name;
+    l->agents[index].is_local = !start->target;
     if (status == TDM_OK) l->running++;
     return status;
 }
@@ -273,7 +273,8 @@ static void reap(launcher *l)
         l->running--;
         l->look_at_s = 0;
         int code = WIFEXITED(agent->status) ? WEXITSTATUS(agent->status) : 0;
-        const char *name = l->options->starts[i].name ? l->options->starts[i].name : "this host";
+        const char *name = l->options->starts[i].target ? l->options->starts[i].target
+                                                        : "this host";
         if (!WIFEXITED(agent->status))
             say(l,
                 "the agent of %s was killed by signal %d (%s): training goes on, but workers that "

@@ -1,0 +1,190 @@
+/*
+ * cmd_agent.c: `tandem agent`, which `tandem train` and `tandem join` start on each host: it starts the
+ * workers of a session there, watches them, and starts them again.
+ *
+ * The job comes from a file, or from the standard input when ssh brings it. Words behind '--' go to the
+ * workers' `tandem train`. Its warnings go to standard error, which is the launcher's; all it says is in
+ * the run's log as well.
+ */
+#include "session.h"
+
+#include <tandem/elastic.h>
+#include <tandem/os.h>
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { JOB_MOST = 1 << 20 };
+
+static void log_to_terminal(const tdm_log_record *record, void *user)
+{
+    (void)user;
+    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr); /* a progress line may stand there */
+    cli_warn("%s", record->message);
+}
+
+/* The job as text: ssh gives it to the standard input. */
+static bool read_job(const char *path, tdm_str *out)
+{
+    if (strcmp(path, "-") != 0) {
+        tdm_file_bytes bytes;
+        tdm_error err;
+        if (tdm_file_read(path, JOB_MOST, &bytes, &err) != TDM_OK) {
+            cli_fail(&err);
+            return false;
+        }
+        tdm_str_add_bytes(out, bytes.data, bytes.count);
+        tdm_file_bytes_release(&bytes);
+    } else {
+        char bytes[4096];
+        ssize_t got;
+        while (out->length < JOB_MOST && (got = read(STDIN_FILENO, bytes, sizeof bytes)) != 0) {
+            if (got < 0 && errno == EINTR) continue;
+            if (got < 0) break;
+            tdm_str_add_bytes(out, bytes, (size_t)got);
+        }
+    }
+    if (out->length > 0 && tdm_str_ok(out)) return true;
+    cli_error("agent: no job came through '%s'", path);
+    return false;
+}
+
+/* What a worker is: this program, which trains the session's job. */
+static const char *const *worker_words(const cli_args *args, const char *self, const char *job,
+                                       tdm_arena *arena)
+{
+    const char **words = tdm_arena_array(arena, (size_t)args->argument_count + 5, sizeof *words);
+    int n = 0;
+    if (!words) return NULL;
+    words[n++] = self;
+    words[n++] = "train";
+    for (int i = 0; i < args->argument_count; i++) words[n++] = args->arguments[i];
+    words[n++] = "--";
+    words[n++] = job;
+    return words;
+}
+
+static const char *secret_of(const tdm_kv_options *kv_options, const char *session,
+                             tdm_arena *arena)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_kv *kv = NULL;
+    tdm_kv_item item = {.value = NULL};
+    snprintf(key, sizeof key, "tandem/%s/secret", session);
+    if (tdm_kv_open(kv_options, &kv, NULL) == TDM_OK) (void)tdm_kv_get(kv, key, arena, &item, NULL);
+    tdm_kv_close(kv);
+    return item.value;
+}
+
+static int finish(const tdm_agent_result *result)
+{
+    if (result->exit_code != 0) return result->exit_code;
+    if (!result->has_verdict || result->status == TDM_OK) return CLI_OK;
+    return result->status == TDM_ERR_INTERRUPTED ? CLI_INTERRUPTED : CLI_FAILED;
+}
+
+static int run_agent(const cli_args *args, const tdm_job *job, const tdm_session_hold *hold,
+                     tdm_arena *arena)
+{
+    const char *self = session_self(args, arena);
+    int64_t workers = 1;
+    if (!self || !cli_int(args, "workers", 1, TDM_LAUNCH_MOST, &workers)) return CLI_USAGE;
+    tdm_agent_options options = {.session = hold->place.session,
+                                 .host = cli_value(args, "host"),
+                                 .program = worker_words(args, self, hold->place.job, arena),
+                                 .dir = cli_value(args, "dir"),
+                                 .logs = hold->place.logs,
+                                 .count = (int)workers,
+                                 .pin = true,
+                                 .guest = cli_has(args, "guest"),
+                                 .restarts = job->elastic.restarts > 0 ? (int)job->elastic.restarts
+                                                                       : -1,
+                                 .restart_window_s = job->elastic.restart_window,
+                                 .grace_s = job->elastic.grace,
+                                 .hold_fd = hold->fd};
+    int code = session_store_of(job, arena, &options.kv);
+    if (code != CLI_OK) return code;
+    options.kv.url = hold->place.store;
+    options.secret = secret_of(&options.kv, options.session, arena);
+    tdm_agent_result result;
+    tdm_error err;
+    tdm_log_add_sink(log_to_terminal, NULL, TDM_LOG_WARN);
+    tdm_status status = tdm_agent_run(&options, &result, &err);
+    tdm_log_remove_sink(log_to_terminal, NULL);
+    return status == TDM_OK ? finish(&result) : cli_fail(&err);
+}
+
+static int load_and_run(const cli_args *args, const tdm_session_hold *hold, tdm_arena *arena)
+{
+    tdm_job_options options = {.no_file_checks = true};
+    tdm_job_document *document = NULL;
+    tdm_error err = {0};
+    int code = CLI_USAGE;
+    if (tdm_job_load(hold->place.job, &options, &document, &err) == TDM_OK)
+        code = run_agent(args, tdm_job_document_job(document), hold, arena);
+    else
+        cli_error("agent: the session's job cannot be read: %s",
+                  document ? "it has problems; is this the launcher's version of tandem?"
+                           : err.message);
+    tdm_job_document_destroy(document);
+    return code;
+}
+
+static int run(const cli_args *args)
+{
+    static const char *const needed[] = {"session", "store", "host", "job"};
+    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++)
+        if (!cli_has(args, needed[i])) {
+            cli_error("agent: '--%s' is missing; 'tandem train' and 'tandem join' start agents",
+                      needed[i]);
+            return CLI_USAGE;
+        }
+    tdm_str text = TDM_STR_INIT;
+    tdm_session_hold hold = {.fd = -1};
+    tdm_error err;
+    tdm_arena *arena = tdm_arena_create("agent");
+    int code = CLI_FAILED;
+    if (arena && read_job(cli_value(args, "job"), &text)) {
+        if (tdm_session_hold_init(cli_value(args, "session"), cli_value(args, "store"),
+                                  tdm_str_text(&text), &hold, &err) == TDM_OK) {
+            code = load_and_run(args, &hold, arena);
+            tdm_session_hold_release(&hold);
+        } else {
+            code = cli_fail(&err);
+            if (err.status == TDM_ERR_INVALID) code = CLI_USAGE;
+        }
+    }
+    tdm_str_release(&text);
+    tdm_arena_destroy(arena);
+    return code;
+}
+
+static const char *const usage[] = {
+    "tandem agent --session S --store URL --host NAME --job FILE [options] [-- WORDS]", NULL};
+
+const cli_command cli_agent = {
+    .name = "agent",
+    .summary = "Keep the workers of a run alive on this host (train and join start it)",
+    .usage = usage,
+    .help =
+        "Starts workers of a session, watches them, tells the others at once when one has ended, "
+        "and starts it again: the first time at once, then after a pause that doubles, at most "
+        "'elastic.restarts' times within 'elastic.restart_window'. A crash that comes back at the "
+        "same step three times ends the run, with a message that says so. It ends with the "
+        "session.\n\n"
+        "SIGTERM asks the workers to end: training stops after its step, with a checkpoint. After "
+        "'elastic.grace' seconds, or upon the second signal, they are killed.",
+    .arguments_most = CLI_MAX_ARGUMENTS,
+    .options = {{.name = "session", .value = "S", .help = "The session."},
+                {.name = "store", .value = "URL", .help = "Its store: local:FILE or etcd:URLS."},
+                {.name = "host", .value = "NAME", .help = "What the others call this host."},
+                {.name = "workers", .letter = 'n', .value = "N", .help = "How many workers (1)."},
+                {.name = "job",
+                 .value = "FILE",
+                 .help = "The session's job; '-' reads it from the input."},
+                {.name = "dir", .value = "DIR", .help = "The folder in which workers run."},
+                {.name = "guest",
+                 .help = "A signal makes these workers leave; the others go on without them."}},
+    .run = run,
+};

@@ -1,0 +1,250 @@
+/*
+ * cmd_ps.c: `tandem ps`: the runs that are going on, here or in a store.
+ */
+#include "session.h"
+#include "table.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- what it comes to -------------------------------------------------------------------------------- */
+
+static const char *state_of(const tdm_session_view *view)
+{
+    if (view->ended) return view->status == TDM_OK ? "ended" : "failed";
+    if (view->stopping) return "stopping";
+    if (view->epoch == 0) return "starting";
+    if (view->rank_count < view->min) return "waiting";
+    return view->member_count > 0 && view->members[0].rank == 0 ? view->members[0].phase
+                                                                : "recovering";
+}
+
+static int missing(const tdm_session_view *view)
+{
+    int alive = 0;
+    for (size_t i = 0; i < view->member_count; i++) alive += view->members[i].rank >= 0;
+    return view->rank_count - alive;
+}
+
+static void add_health(const tdm_session_view *view, char *out, size_t bytes)
+{
+    int lost = missing(view);
+    if (view->ended && view->status != TDM_OK)
+        snprintf(out, bytes, "%s", view->message);
+    else if (lost > 0)
+        snprintf(out, bytes, "%d of %d ranks silent", lost, view->rank_count);
+    else if (view->epoch > 0 && view->rank_count < view->expected)
+        snprintf(out, bytes, "%d of %d ranks", view->rank_count, view->expected);
+    else if (view->host_count == 0)
+        snprintf(out, bytes, "no agent");
+    else
+        snprintf(out, bytes, "good");
+}
+
+/* Hosts with ranks. */
+static int host_count(const tdm_session_view *view)
+{
+    int count = 0;
+    for (size_t i = 0; i < view->member_count; i++) {
+        bool is_first = true;
+        for (size_t k = 0; k < i; k++)
+            is_first = is_first && strcmp(view->members[k].host, view->members[i].host) != 0;
+        count += is_first;
+    }
+    return count;
+}
+
+/* ---- for programs ------------------------------------------------------------------------------------ */
+
+static void put_members(tdm_json_writer *w, const tdm_session_view *view)
+{
+    tdm_json_key(w, "members");
+    tdm_json_array_begin(w);
+    for (size_t i = 0; i < view->member_count; i++) {
+        const tdm_session_member *m = &view->members[i];
+        tdm_json_object_begin(w);
+        tdm_json_put_string(w, "id", m->id);
+        if (m->rank >= 0) tdm_json_put_int(w, "rank", m->rank);
+        tdm_json_put_string(w, "host", m->host);
+        tdm_json_put_int(w, "slot", m->slot);
+        tdm_json_put_int(w, "pid", m->pid);
+        tdm_json_put_string(w, "phase", m->phase);
+        tdm_json_put_uint(w, "step", m->step);
+        tdm_json_object_end(w);
+    }
+    tdm_json_array_end(w);
+}
+
+static void put_hosts(tdm_json_writer *w, const tdm_session_view *view)
+{
+    tdm_json_key(w, "hosts");
+    tdm_json_array_begin(w);
+    for (size_t i = 0; i < view->host_count; i++) {
+        const tdm_session_host *h = &view->hosts[i];
+        tdm_json_object_begin(w);
+        tdm_json_put_string(w, "host", h->name);
+        tdm_json_put_int(w, "agent_pid", h->pid);
+        tdm_json_put_int(w, "workers", h->workers);
+        tdm_json_put_double(w, "load", h->load);
+        tdm_json_put_uint(w, "memory_free", h->memory_free_bytes);
+        tdm_json_object_end(w);
+    }
+    tdm_json_array_end(w);
+}
+
+static void put_session(tdm_json_writer *w, const session_ref *ref)
+{
+    const tdm_session_view *view = &ref->view;
+    char health[200];
+    add_health(view, health, sizeof health);
+    tdm_json_object_begin(w);
+    tdm_json_put_string(w, "session", view->session);
+    tdm_json_put_string(w, "name", view->name);
+    tdm_json_put_string(w, "run", view->run);
+    tdm_json_put_string(w, "store", ref->kv.url);
+    tdm_json_put_string(w, "state", state_of(view));
+    tdm_json_put_string(w, "health", health);
+    tdm_json_put_double(w, "began", view->began_s);
+    tdm_json_put_uint(w, "epoch", view->epoch);
+    tdm_json_put_int(w, "ranks", view->rank_count);
+    tdm_json_put_int(w, "expected", view->expected);
+    tdm_json_put_int(w, "min", view->min);
+    if (view->max > 0) tdm_json_put_int(w, "max", view->max);
+    tdm_json_put_uint(w, "step", view->step);
+    tdm_json_put_uint(w, "steps", view->steps);
+    tdm_json_put_double(w, "samples_per_s", view->speed);
+    put_members(w, view);
+    put_hosts(w, view);
+    tdm_json_object_end(w);
+}
+
+static void show_json(const session_ref *refs, size_t count, tdm_str *out)
+{
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
+    tdm_json_array_begin(&w);
+    for (size_t i = 0; i < count; i++) put_session(&w, &refs[i]);
+    tdm_json_array_end(&w);
+    tdm_str_add_char(out, '\n');
+}
+
+/* ---- for people -------------------------------------------------------------------------------------- */
+
+static void add_step(cli_table *table, uint64_t step, uint64_t steps)
+{
+    if (steps > 0)
+        cli_table_cell(table, "%llu/%llu", (unsigned long long)step, (unsigned long long)steps);
+    else
+        cli_table_cell(table, "-");
+}
+
+static void show_table(const session_ref *refs, size_t count, tdm_str *out)
+{
+    static const cli_column columns[] = {{.title = "run", .most = 28},
+                                         {.title = "session", .most = 47},
+                                         {.title = "state"},
+                                         {.title = "epoch", .right = true},
+                                         {.title = "ranks", .right = true},
+                                         {.title = "hosts", .right = true},
+                                         {.title = "step", .right = true},
+                                         {.title = "samples/s", .right = true},
+                                         {.title = "health", .most = 60}};
+    cli_table table;
+    cli_table_init(&table, columns, sizeof columns / sizeof columns[0]);
+    for (size_t i = 0; i < count; i++) {
+        const tdm_session_view *view = &refs[i].view;
+        char health[200];
+        add_health(view, health, sizeof health);
+        cli_table_cell(&table, "%s", session_title(view));
+        cli_table_cell(&table, "%s", view->session);
+        cli_table_cell(&table, "%s", state_of(view));
+        cli_table_cell(&table, "%u", view->epoch);
+        cli_table_cell(&table, "%d", view->rank_count);
+        cli_table_cell(&table, "%d", host_count(view));
+        add_step(&table, view->step, view->steps);
+        cli_table_cell(&table, "%.0f", view->speed);
+        cli_table_cell(&table, "%s", health);
+    }
+    cli_table_print(&table, 0, out);
+}
+
+static void show_ranks(const tdm_session_view *view, tdm_str *out)
+{
+    static const cli_column columns[] = {{.title = "rank", .right = true},
+                                         {.title = "host", .most = 30},
+                                         {.title = "slot", .right = true},
+                                         {.title = "process", .right = true},
+                                         {.title = "phase"},
+                                         {.title = "step", .right = true},
+                                         {.title = "member", .most = 63}};
+    cli_table table;
+    cli_table_init(&table, columns, sizeof columns / sizeof columns[0]);
+    for (size_t i = 0; i < view->member_count; i++) {
+        const tdm_session_member *m = &view->members[i];
+        if (m->rank >= 0)
+            cli_table_cell(&table, "%d", m->rank);
+        else
+            cli_table_cell(&table, "-");
+        cli_table_cell(&table, "%s", m->host);
+        cli_table_cell(&table, "%d", m->slot);
+        cli_table_cell(&table, "%lld", (long long)m->pid);
+        cli_table_cell(&table, "%s", m->phase);
+        add_step(&table, m->step, m->steps);
+        cli_table_cell(&table, "%s", m->id);
+    }
+    cli_table_print(&table, 2, out);
+    for (size_t i = 0; i < view->host_count; i++) {
+        const tdm_session_host *h = &view->hosts[i];
+        char memory[32];
+        tdm_str_addf(out, "  host %s: agent %lld, %d worker%s, load %.2f, %s free\n", h->name,
+                     (long long)h->pid, h->workers, h->workers == 1 ? "" : "s", h->load,
+                     tdm_text_bytes(h->memory_free_bytes, memory));
+    }
+}
+
+static int run(const cli_args *args)
+{
+    tdm_arena *arena = tdm_arena_create("command");
+    session_ref *refs = NULL;
+    size_t count = 0;
+    tdm_str out = TDM_STR_INIT;
+    int code = arena ? session_scan(args, arena, &refs, &count) : CLI_FAILED;
+    if (code == CLI_OK && cli_json(args)) {
+        show_json(refs, count, &out);
+    } else if (code == CLI_OK && !cli_has(args, "long")) {
+        show_table(refs, count, &out);
+    } else if (code == CLI_OK) {
+        for (size_t i = 0; i < count; i++) {
+            show_table(&refs[i], 1, &out);
+            show_ranks(&refs[i].view, &out);
+            if (i + 1 < count) tdm_str_add_char(&out, '\n');
+        }
+    }
+    if (code == CLI_OK && count == 0 && !cli_json(args)) tdm_str_add(&out, "no run is going on\n");
+    if (code == CLI_OK)
+        code = cli_print(&out);
+    else
+        tdm_str_release(&out);
+    tdm_arena_destroy(arena);
+    return code;
+}
+
+static const char *const usage[] = {"tandem ps [-l] [--store URL] [--json]", NULL};
+static const char *const examples[] = {"tandem ps", "runs with workers on this host",
+                                       "tandem ps -l --store etcd:http://alpha:2379",
+                                       "all runs of that store, rank by rank", NULL};
+
+const cli_command cli_ps = {
+    .name = "ps",
+    .summary = "Show the runs that are going on",
+    .usage = usage,
+    .help =
+        "A line for each run with workers on this host, or for each one in a store: its state, the "
+        "epoch (each change of its ranks begins a new one), ranks, hosts, step and speed. Runs "
+        "started with -n 1, mpirun, srun or 'tandem run' have no session, and are not shown.",
+    .examples = examples,
+    .options = {{.name = "long", .letter = 'l', .help = "Each rank, and each host's agent, too."},
+                SESSION_OPTION_STORE,
+                SESSION_OPTION_JOB,
+                CLI_OPTION_JSON},
+    .run = run,
+};

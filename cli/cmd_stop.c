@@ -1,0 +1,50 @@
+/*
+ * cmd_stop.c: `tandem stop`: ends a run from anywhere, with a checkpoint or at once.
+ */
+#include "session.h"
+
+static int run(const cli_args *args)
+{
+    tdm_arena *arena = tdm_arena_create("command");
+    session_ref ref;
+    bool now = cli_has(args, "now");
+    int code = arena ? session_find(args, args->arguments[0], arena, &ref) : CLI_FAILED;
+    if (code == CLI_OK) code = session_ask(&ref, now ? "now" : "stop");
+    if (code == CLI_OK) {
+        tdm_str text = TDM_STR_INIT;
+        const char *title = session_title(&ref.view);
+        if (now)
+            tdm_str_addf(&text, "%s: its workers are being killed; the newest checkpoint is good\n",
+                         title);
+        else
+            tdm_str_addf(&text, "%s stops after its step, with a checkpoint\n", title);
+        code = cli_print(&text);
+    }
+    tdm_arena_destroy(arena);
+    return code;
+}
+
+static const char *const usage[] = {"tandem stop RUN [--now] [--store URL]", NULL};
+static const char *const examples[] = {
+    "tandem stop digits-1", "finish the step, save a checkpoint, end", "tandem stop digits-1 --now",
+    "end at once, as a power cut would", NULL};
+
+const cli_command cli_stop = {
+    .name = "stop",
+    .summary = "Stop a run that is going on",
+    .usage = usage,
+    .help =
+        "Asks a run to end after the step in progress, with a checkpoint; 'tandem train --resume' "
+        "goes on from there. The command does not wait for the end: 'tandem ps' shows it. RUN is "
+        "the run's name, its folder, or the session that 'tandem ps' shows.",
+    .examples = examples,
+    .arguments_least = 1,
+    .arguments_most = 1,
+    .options = {{.name = "now",
+                 .help =
+                     "Kill the workers at once. Steps since the newest checkpoint are done again "
+                     "when the run goes on."},
+                SESSION_OPTION_STORE,
+                SESSION_OPTION_JOB},
+    .run = run,
+};

@@ -1,0 +1,245 @@
+/*
+ * elastic.c: the launcher of `tandem train` with workers that may come and go.
+ *
+ * It has loaded and checked the job already, and hands it on as text: every key, paths absolute, so that
+ * a worker that is started again after an hour has the same job, whatever became of the file. Rank 0 does
+ * the talking, on streams that it inherited; what is left to say here is how it all ended when that was
+ * not well, and what happens to agents.
+ */
+#include "elastic.h"
+
+#include "session.h"
+#include "train.h"
+#include "world.h"
+
+#include <tandem/os.h>
+#include <tandem/parallel.h>
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { HOSTS_MOST = 1024, WORDS_MOST = 8 };
+
+/* ---- who ------------------------------------------------------------------------------------------- */
+
+/* The one switch: whether -n alone makes a session. */
+static bool is_usual(void)
+{
+    const char *set = getenv("TANDEM_ELASTIC");
+    return set && strcmp(set, "1") == 0;
+}
+
+bool elastic_is_wanted(const cli_args *args, int64_t count)
+{
+    if (cli_has(args, "hosts") || cli_has(args, "max") || cli_has(args, "min")) return true;
+    return count > 1 && (is_usual() || cli_has(args, "store"));
+}
+
+bool elastic_use_store(cli_args *args, tdm_arena *arena)
+{
+    const char *url = cli_value(args, "store");
+    if (!url) return true;
+    const char *place = strncmp(url, "etcd:", 5) == 0 ? url + 5 : NULL;
+    bool is_local = strcmp(url, "local") == 0;
+    if (!is_local && (!place || !*place)) {
+        cli_error("train: '--store' wants etcd:http://HOST:2379 (with commas between several), or "
+                  "local, not '%s'",
+                  url);
+        return false;
+    }
+    if (args->set_count + 2 > CLI_MAX_SETS) {
+        cli_error("train: '--set' is given too often");
+        return false;
+    }
+    args->sets[args->set_count++] = is_local ? "store=local" : "store=etcd";
+    if (place) args->sets[args->set_count++] = tdm_arena_printf(arena, "etcd.endpoints=%s", place);
+    return args->sets[args->set_count - 1] != NULL;
+}
+
+/* "alpha", "user@beta:4": who runs there, and how many. */
+static bool read_host(char *text, int64_t usual, tdm_session_start *out)
+{
+    static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    char *colon = strchr(text, ':'), *end = NULL;
+    int64_t count = usual;
+    if (colon) {
+        *colon = '\0';
+        errno = 0;
+        count = strtoll(colon + 1, &end, 10);
+        if (!colon[1] || *end || errno || count < 1 || count > TDM_LAUNCH_MOST) {
+            cli_error("train: '--hosts %s:%s': behind the colon stands how many workers run there, "
+                      "from 1 to %d",
+                      text, colon + 1, TDM_LAUNCH_MOST);
+            return false;
+        }
+    }
+    const char *at = strchr(text, '@'), *name = at ? at + 1 : text;
+    if (!*name || *name == '-' || *name == '.' || strspn(name, good) != strlen(name) ||
+        strlen(name) >= TDM_HOST_BYTES || *text == '-') {
+        cli_error("train: '--hosts': '%s' is not a host's name", text);
+        return false;
+    }
+    bool is_here = strcmp(text, "localhost") == 0;
+    *out = (tdm_session_start){
+        .host = is_here ? NULL : name, .target = is_here ? NULL : text, .count = (int)count};
+    return true;
+}
+
+static const char *name_of(const tdm_session_start *start)
+{
+    return start->host ? start->host : "localhost";
+}
+
+/* The hosts of the command line; 0 after a complaint. */
+static int read_hosts(const cli_args *args, int64_t usual, tdm_session_start *starts,
+                      tdm_arena *arena)
+{
+    char *list = tdm_arena_strdup(arena, cli_value(args, "hosts")), *rest = NULL;
+    int count = 0;
+    for (char *word = list ? strtok_r(list, ",", &rest) : NULL; word;
+         word = strtok_r(NULL, ",", &rest)) {
+        if (count == HOSTS_MOST) {
+            cli_error("train: '--hosts' may name %d hosts", HOSTS_MOST);
+            return 0;
+        }
+        if (!read_host(word, usual, &starts[count])) return 0;
+        for (int i = 0; i < count; i++)
+            if (strcmp(name_of(&starts[i]), name_of(&starts[count])) == 0) {
+                cli_error("train: '--hosts' names %s twice; NAME:N starts N workers there",
+                          name_of(&starts[i]));
+                return 0;
+            }
+        count++;
+    }
+    if (count == 0) cli_error("train: '--hosts' wants names, such as alpha,beta:4");
+    return count;
+}
+
+/* Limits must fit to each other and to the lanes. */
+static bool read_limits(const cli_args *args, const tdm_job *job, int64_t started,
+                        tdm_session_options *options)
+{
+    int64_t lanes = tdm_lanes_of(job), min = job->elastic.min, max = job->elastic.max;
+    if (!cli_int(args, "min", 1, TDM_RANKS_MOST, &min) ||
+        !cli_int(args, "max", 1, TDM_RANKS_MOST, &max))
+        return false;
+    if (min < 1) min = 1;
+    if (max < 1) max = started > min ? started : min;
+    if (started > lanes || max > lanes) {
+        cli_error("train: %lld workers cannot share %lld lanes: each executes at least one; use at "
+                  "most %lld, or set parallel.lanes higher (which changes the result)",
+                  (long long)(started > max ? started : max), (long long)lanes, (long long)lanes);
+        return false;
+    }
+    if (started > max || min > max) {
+        cli_error(
+            "train: at least %lld and at most %lld ranks, with %lld workers to start: that does "
+            "not go together; see --min, --max and -n",
+            (long long)min, (long long)max, (long long)started);
+        return false;
+    }
+    options->min = (int)min;
+    options->max = (int)max;
+    return true;
+}
+
+/* ---- the end --------------------------------------------------------------------------------------- */
+
+static void say(void *user, const char *text)
+{
+    const cli_args *args = user;
+    if (cli_json(args)) return;
+    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr); /* a progress line may stand there */
+    fprintf(stderr, "tandem: %s\n", text);
+}
+
+static void tell_way_on(const tdm_session_result *result, int64_t count)
+{
+    char *checkpoint = NULL;
+    tdm_arena *arena = tdm_arena_create("way");
+    bool can_go_on = arena && result->run[0] &&
+                     tdm_run_checkpoint(result->run, arena, &checkpoint, NULL) == TDM_OK;
+    if (can_go_on)
+        fprintf(stderr, "to go on       tandem train --resume %s -n %lld\n",
+                cli_short_path(result->run), (long long)count);
+    tdm_arena_destroy(arena);
+}
+
+static int finish(const cli_args *args, const tdm_session_result *result, int64_t count)
+{
+    if (result->status == TDM_OK) {
+        if (result->exit_code != 0) return result->exit_code;
+        return CLI_OK;
+    }
+    tdm_error err = {.status = result->status};
+    snprintf(err.message, sizeof err.message, "%.999s", result->message);
+    int code = cli_fail(&err);
+    bool is_peer = world_is_peer(err.status);
+    if ((is_peer || err.status == TDM_ERR_INTERRUPTED) && !cli_json(args))
+        tell_way_on(result, count);
+    return is_peer ? CLI_PEER : code;
+}
+
+/* ---- the whole ------------------------------------------------------------------------------------- */
+
+/* What a worker's command line says besides the job. */
+static bool fill_words(const cli_args *args, tdm_arena *arena, const char **words)
+{
+    int n = 0;
+    if (cli_has(args, "resume")) {
+        words[n++] = "--resume";
+        words[n] = tdm_path_absolute(arena, cli_value(args, "resume"));
+        if (!words[n++]) return false;
+    }
+    if (cli_has(args, "quiet")) words[n++] = "--quiet";
+    if (cli_json(args)) words[n++] = "--json";
+    return true;
+}
+
+static int launch(const cli_args *args, const tdm_job *job, int64_t count, tdm_arena *arena,
+                  tdm_str *text)
+{
+    const char *words[WORDS_MOST] = {NULL};
+    tdm_session_start *starts = tdm_arena_array(arena, HOSTS_MOST + 1, sizeof *starts);
+    tdm_session_options options = {.name = job->name,
+                                   .tandem = session_self(args, arena),
+                                   .remote_tandem = cli_value(args, "remote-tandem"),
+                                   .words = words,
+                                   .starts = starts,
+                                   .start_count = 1,
+                                   .grace_s = job->elastic.grace,
+                                   .say = say,
+                                   .user = (void *)(uintptr_t)args};
+    if (!starts || !options.tandem || !fill_words(args, arena, words)) return CLI_FAILED;
+    int code = session_store_of(job, arena, &options.kv);
+    if (code != CLI_OK) return code;
+    starts[0].count = (int)count;
+    if (cli_has(args, "hosts")) options.start_count = read_hosts(args, count, starts, arena);
+    if (options.start_count == 0) return CLI_USAGE;
+    if (cli_has(args, "hosts") && !options.kv.url) {
+        cli_error("train: '--hosts' needs a store that all of them reach: 'store: etcd' with "
+                  "'etcd.endpoints' in the job, or --store etcd:http://HOST:2379");
+        return CLI_USAGE;
+    }
+    int64_t started = 0;
+    for (int i = 0; i < options.start_count; i++) started += starts[i].count;
+    if (!read_limits(args, job, started, &options)) return CLI_USAGE;
+    tdm_job_show(job, text);
+    options.job_text = tdm_str_text(text);
+    tdm_session_result result;
+    tdm_error err;
+    if (tdm_session_launch(&options, &result, &err) != TDM_OK) return cli_fail(&err);
+    return finish(args, &result, count);
+}
+
+int elastic_launch(const cli_args *args, const tdm_job *job, int64_t count)
+{
+    tdm_arena *arena = tdm_arena_create("command");
+    tdm_str text = TDM_STR_INIT;
+    int code = arena ? launch(args, job, count, arena, &text) : CLI_FAILED;
+    tdm_str_release(&text);
+    tdm_arena_destroy(arena);
+    return code;
+}

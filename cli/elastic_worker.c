@@ -1,0 +1,86 @@
+/*
+ * elastic_worker.c: this process as a worker of a session: what its agent put into the environment, and
+ * what its end means for the others.
+ *
+ * Limits come from the session, not from the job: --min and --max were said to the launcher. An error that
+ * would meet every worker is put into the store before the worker ends, in its own words; who comes first
+ * is the one that is heard.
+ */
+#include "elastic.h"
+
+#include "session.h"
+#include "world.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+bool elastic_is_worker(void)
+{
+    const char *member = getenv("TANDEM_MEMBER");
+    return member && *member;
+}
+
+static tdm_status read_limits(const elastic_worker *w, tdm_member_options *options, tdm_error *err)
+{
+    tdm_session_view view;
+    tdm_kv *kv = NULL;
+    tdm_status status = tdm_kv_open(&w->kv, &kv, err);
+    if (status == TDM_OK) status = tdm_session_look(kv, options->session, w->arena, &view, err);
+    tdm_kv_close(kv);
+    if (status != TDM_OK) return status;
+    options->min = view.min;
+    options->max = view.max;
+    return TDM_OK;
+}
+
+static tdm_status join(const tdm_job *job, elastic_worker *w, tdm_error *err)
+{
+    tdm_member_options options = {.session = NULL};
+    TDM_TRY(tdm_member_environment(&options, err));
+    const char *url = options.kv.url;
+    if (session_store_of(job, w->arena, &w->kv) != CLI_OK)
+        return tdm_fail(err, TDM_ERR_JOB_INVALID, "the job's store cannot be used on this host");
+    w->kv.url = url;
+    options.kv = w->kv;
+    options.wait_s = job->elastic.wait;
+    options.lease_s = job->elastic.heartbeat;
+    TDM_TRY(tdm_worker_open(&w->worker, err));
+    TDM_TRY(read_limits(w, &options, err));
+    return tdm_member_create(&options, &w->member, err);
+}
+
+int elastic_join(const tdm_job *job, elastic_worker *out)
+{
+    tdm_error err = {0};
+    *out = (elastic_worker){.arena = tdm_arena_create("worker")};
+    if (!out->arena) return CLI_FAILED;
+    if (join(job, out, &err) == TDM_OK) return CLI_OK;
+    int code = cli_fail(&err);
+    elastic_leave(out);
+    return world_is_peer(err.status) || err.status == TDM_ERR_TIMEOUT ? CLI_PEER : code;
+}
+
+void elastic_leave(elastic_worker *worker)
+{
+    tdm_member_destroy(worker->member);
+    tdm_worker_close(worker->worker);
+    tdm_arena_destroy(worker->arena);
+    *worker = (elastic_worker){.arena = NULL};
+}
+
+int elastic_fail(elastic_worker *worker, const tdm_error *err)
+{
+    if (err->status == TDM_ERR_PEER_FENCED) return CLI_FENCED;
+    if (err->status == TDM_ERR_PEER_LEFT) return CLI_LEFT;
+    int log = tdm_worker_log_fd(worker->worker);
+    if (log >= 0) dprintf(log, "tandem: %s\n", err->message);
+    if (world_is_peer(err->status)) return CLI_PEER;
+    const char *session = getenv("TANDEM_SESSION");
+    tdm_kv *kv = NULL;
+    if (session && tdm_kv_open(&worker->kv, &kv, NULL) == TDM_OK)
+        (void)tdm_session_end(kv, session, err->status, err->message, tdm_member_id(worker->member),
+                              NULL);
+    tdm_kv_close(kv);
+    cli_hush(CLI_SAY_NOTHING); /* the launcher says it */
+    return cli_fail(err);
+}

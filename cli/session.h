@@ -1,0 +1,53 @@
+/*
+ * session.h: running sessions, as the commands about them find them.
+ *
+ * A session is one life of a run whose workers may come and go (tandem/cluster.h). Those of this host are
+ * found in the user's runtime folder, others in the store that the command line names.
+ */
+#ifndef TANDEM_CLI_SESSION_H
+#define TANDEM_CLI_SESSION_H
+
+#include "cli.h"
+
+#include <tandem/cluster.h>
+
+typedef struct session_ref {
+    tdm_session_view view;
+    tdm_kv_options kv; /* to ask its store again */
+    const char *job;   /* a file with its job; NULL: the store has it */
+} session_ref;
+
+/* How to reach the store that a job names; its URL stays NULL where that is a local one. An exit code
+ * after a complaint. */
+int session_store_of(const tdm_job *job, tdm_arena *arena, tdm_kv_options *out);
+/* The session's store, whatever kind it is; `job` is a file with its job. */
+int session_store_at(const char *url, const char *job, tdm_arena *arena, tdm_kv_options *out);
+
+/* All sessions of this host, or those in the store that --store or --job name. */
+int session_scan(const cli_args *args, tdm_arena *arena, session_ref **out, size_t *out_count);
+/* The one that `word` means: the run's name, its folder, or the session. CLI_USAGE after a complaint when
+ * there is none, or more than one. */
+int session_find(const cli_args *args, const char *word, tdm_arena *arena, session_ref *out);
+/* Asks the session for something; an exit code. */
+int session_ask(const session_ref *ref, const char *wish);
+/* What people call it: the run's name, or the session's where there is no run yet. */
+const char *session_title(const tdm_session_view *view);
+/* The path of this program; NULL after a complaint. */
+const char *session_self(const cli_args *args, tdm_arena *arena);
+
+/* Rows of options that several commands have. */
+#define SESSION_OPTION_STORE                                                                       \
+    {                                                                                              \
+        .name = "store", .value = "URL",                                                           \
+        .help = "The store in which the run's processes find each other, where it is not on this " \
+                "host: etcd:http://HOST:2379, with commas between several."                        \
+    }
+#define SESSION_OPTION_JOB                                                                         \
+    {                                                                                              \
+        .name = "job", .value = "JOB",                                                             \
+        .help =                                                                                    \
+            "A job file that says how to reach the store: 'store' and 'etcd.*', with user and "    \
+            "certificates."                                                                        \
+    }
+
+#endif
