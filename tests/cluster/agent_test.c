@@ -1,0 +1,488 @@
+/*
+ * agent_test.c: agents with real workers that are really killed.
+ *
+ *   agent_test [PART]     and, for itself: agent_test --worker MODE
+ *
+ * An agent runs in a process of its own, with this program as its workers, over a local store in a
+ * temporary folder. What the tests look at is what others would see: the store, and which processes live.
+ * Every wait has a deadline of many seconds; nothing is said about how fast things are.
+ */
+#include "check.h"
+
+#include <tandem/cluster.h>
+#include <tandem/elastic.h>
+#include <tandem/os.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { WAIT_S = 30, WORKERS_MOST = 16 };
+#define SESSION "trial"
+
+static char self[4096], folder[] = "/tmp/tandem-agent-XXXXXX";
+
+/* ---- a worker --------------------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t asked;
+
+static void on_signal(int number)
+{
+    asked = number;
+}
+
+static void put_own(const char *what, const char *value)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_kv_options options = {.url = getenv("TANDEM_STORE")};
+    tdm_kv *kv = NULL;
+    snprintf(key, sizeof key, "tandem/%s/%s/%s", getenv("TANDEM_SESSION"), what,
+             getenv("TANDEM_MEMBER"));
+    if (tdm_kv_open(&options, &kv, NULL) != TDM_OK || tdm_kv_put(kv, key, value, 0, NULL) != TDM_OK)
+        exit(99);
+    tdm_kv_close(kv);
+}
+
+/* In the record is what `tandem ps` shows of a member, and its process. */
+static void put_record(void)
+{
+    char value[200];
+    snprintf(value, sizeof value, "{\"host\":\"%s\",\"slot\":%s,\"pid\":%d,\"phase\":\"training\"}",
+             getenv("TANDEM_HOST"), getenv("TANDEM_SLOT"), (int)getpid());
+    put_own("members", value);
+}
+
+static int be_worker(const char *mode)
+{
+    tdm_worker *worker = NULL;
+    tdm_error err = {0};
+    if (tdm_worker_open(&worker, &err) != TDM_OK) {
+        fprintf(stderr, "%s\n", err.message);
+        return 98;
+    }
+    signal(SIGTERM, strcmp(mode, "stubborn") == 0 ? SIG_IGN : on_signal);
+    put_record();
+    tdm_worker_tell(worker, 41);
+    if (strcmp(mode, "die") == 0) raise(SIGKILL);
+    if (strcmp(mode, "crash") == 0) {
+        fprintf(stderr, "something is broken\n");
+        signal(SIGSEGV, SIG_DFL);
+        raise(SIGSEGV);
+    }
+    if (strcmp(mode, "fail") == 0) {
+        fprintf(stderr, "tandem: the data is bad\n");
+        return 4;
+    }
+    for (double until_s = tdm_clock_s() + 4 * WAIT_S; !asked && tdm_clock_s() < until_s;)
+        usleep(5000);
+    tdm_worker_close(worker);
+    return asked ? TDM_WORKER_STOPPED : 97;
+}
+
+/* ---- the store, as others see it --------------------------------------------------------------------- */
+
+static tdm_kv *store;
+static char url[128];
+
+static void open_store(void)
+{
+    static int number;
+    tdm_kv_options options = {.url = url};
+    tdm_error err = {0};
+    snprintf(url, sizeof url, "local:%s/%d.store", folder, number++);
+    CHECK_INT(tdm_kv_open(&options, &store, &err), TDM_OK);
+    CHECK_INT(tdm_kv_put(store, "tandem/" SESSION "/about",
+                         "{\"name\":\"trial\",\"expected\":2,\"min\":1,\"max\":4}", 0, &err),
+              TDM_OK);
+}
+
+static void close_store(void)
+{
+    tdm_kv_close(store);
+    store = NULL;
+}
+
+/* Keys below this word, texts from the arena. */
+static size_t list(const char *below, tdm_arena *arena, tdm_kv_item **items)
+{
+    char prefix[TDM_KV_KEY_BYTES];
+    size_t count = 0;
+    snprintf(prefix, sizeof prefix, "tandem/" SESSION "/%s", below);
+    CHECK_INT(tdm_kv_list(store, prefix, arena, items, &count, NULL, NULL), TDM_OK);
+    return count;
+}
+
+/* Waits until there are so many. */
+static bool await(const char *below, size_t count)
+{
+    double until_s = tdm_clock_s() + WAIT_S;
+    size_t found = 0;
+    do {
+        tdm_kv_item *items;
+        tdm_arena *arena = tdm_arena_create("list");
+        found = list(below, arena, &items);
+        tdm_arena_destroy(arena);
+        if (found >= count) return true;
+        usleep(2000);
+    } while (tdm_clock_s() < until_s);
+    fprintf(stderr, "waited in vain for %zu of %s: there are %zu\n", count, below, found);
+    return false;
+}
+
+static bool look(tdm_arena *arena, tdm_session_view *view)
+{
+    tdm_error err = {0};
+    bool good = tdm_session_look(store, SESSION, arena, view, &err) == TDM_OK;
+    CHECK(good);
+    return good;
+}
+
+/* The process of the member at this place of the list; 0: there is none. */
+static pid_t worker_pid(size_t index)
+{
+    tdm_session_view view;
+    tdm_arena *arena = tdm_arena_create("view");
+    pid_t pid = look(arena, &view) && index < view.member_count ? (pid_t)view.members[index].pid
+                                                                : 0;
+    tdm_arena_destroy(arena);
+    return pid;
+}
+
+static bool lives(pid_t pid)
+{
+    return pid > 0 && kill(pid, 0) == 0;
+}
+
+static bool await_death(pid_t pid)
+{
+    double until_s = tdm_clock_s() + WAIT_S;
+    while (lives(pid) && tdm_clock_s() < until_s) {
+        waitpid(pid, NULL, WNOHANG); /* it is ours, now that its agent is gone */
+        usleep(2000);
+    }
+    return !lives(pid);
+}
+
+/* ---- the agent ------------------------------------------------------------------------------------- */
+
+typedef struct outcome {
+    tdm_status status;
+    tdm_agent_result result;
+} outcome;
+
+typedef struct agent {
+    pid_t pid;
+    int pipe;
+} agent;
+
+static agent start_agent(const char *mode, tdm_agent_options options)
+{
+    char logs[64];
+    const char *const program[] = {self, "--worker", mode, NULL};
+    int ends[2] = {-1, -1};
+    snprintf(logs, sizeof logs, "%s/logs", folder);
+    CHECK_INT(pipe2(ends, O_CLOEXEC), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        outcome out = {0};
+        tdm_error err = {0};
+        options.kv.url = url;
+        options.session = SESSION;
+        options.host = options.host ? options.host : "here";
+        options.program = program;
+        options.logs = logs;
+        if (options.backoff_s == 0) options.backoff_s = 0.01;
+        out.status = tdm_agent_run(&options, &out.result, &err);
+        if (out.status != TDM_OK) fprintf(stderr, "agent: %s\n", err.message);
+        _exit(write(ends[1], &out, sizeof out) == sizeof out ? 0 : 1);
+    }
+    close(ends[1]);
+    return (agent){.pid = pid, .pipe = ends[0]};
+}
+
+/* Waits for its end; one that does not end is killed, which the checks then see. */
+static outcome finish(agent a)
+{
+    outcome out = {.status = TDM_ERR_TIMEOUT};
+    double until_s = tdm_clock_s() + WAIT_S;
+    while (waitpid(a.pid, NULL, WNOHANG) == 0) {
+        if (tdm_clock_s() > until_s) {
+            kill(a.pid, SIGKILL);
+            waitpid(a.pid, NULL, 0);
+            break;
+        }
+        usleep(2000);
+    }
+    ssize_t got = read(a.pipe, &out, sizeof out);
+    if (got != sizeof out) out.status = TDM_ERR_TIMEOUT;
+    close(a.pipe);
+    return out;
+}
+
+/* ---- tests ------------------------------------------------------------------------------------------ */
+
+static void a_killed_worker_is_told_and_replaced(void)
+{
+    open_store();
+    agent a = start_agent("sleep", (tdm_agent_options){.count = 2});
+    CHECK(await("members/", 2));
+    CHECK(await("hosts/here", 1));
+    pid_t first = worker_pid(0), other = worker_pid(1);
+    CHECK(lives(first) && lives(other));
+    CHECK_INT(kill(first, SIGKILL), 0);
+    CHECK(await("dead/", 1));
+    CHECK(await("members/", 3)); /* this test's records hang on no lease */
+    tdm_kv_item *items;
+    tdm_arena *arena = tdm_arena_create("list");
+    if (list("dead/", arena, &items) == 1) {
+        CHECK_HAS(items[0].value, "killed by signal 9");
+        CHECK_HAS(items[0].value, "\"at\":");
+        CHECK_HAS(items[0].key, "here.");
+    }
+    tdm_arena_destroy(arena);
+    CHECK(lives(other));
+    CHECK_INT(kill(a.pid, SIGTERM), 0); /* they end, and nobody comes after them */
+    outcome out = finish(a);
+    CHECK_INT(out.status, TDM_OK);
+    CHECK_INT(out.result.restarts, 1);
+    CHECK_INT(out.result.exit_code, TDM_WORKER_STOPPED);
+    CHECK(!lives(other));
+    CHECK(await("wishes/stop", 1));
+    close_store();
+}
+
+static void too_many_deaths_end_it(void)
+{
+    open_store();
+    outcome out = finish(start_agent("die", (tdm_agent_options){.count = 1, .restarts = 3}));
+    CHECK_INT(out.status, TDM_OK);
+    CHECK_INT(out.result.restarts, 3);
+    CHECK(await("dead/", 4));
+    tdm_session_view view;
+    tdm_arena *arena = tdm_arena_create("view");
+    if (look(arena, &view)) {
+        CHECK(view.ended);
+        CHECK_INT(view.status, TDM_ERR_PEER_FAILED);
+        CHECK_HAS(view.message, "elastic.restarts");
+    }
+    tdm_arena_destroy(arena);
+    close_store();
+}
+
+static void a_crash_that_repeats_is_a_bug(void)
+{
+    open_store();
+    outcome out = finish(start_agent("crash", (tdm_agent_options){.count = 1, .restarts = 100}));
+    CHECK_INT(out.status, TDM_OK);
+    CHECK_INT(out.result.restarts, 2);
+    tdm_session_view view;
+    tdm_kv_item *items;
+    tdm_arena *arena = tdm_arena_create("view");
+    CHECK_INT(list("dead/", arena, &items), 3);
+    if (look(arena, &view)) {
+        CHECK_INT(view.status, TDM_ERR_INTERNAL);
+        CHECK_HAS(view.message, "in step 42");
+        CHECK_HAS(view.message, "signal 11");
+        CHECK_HAS(view.message, "something is broken");
+    }
+    tdm_arena_destroy(arena);
+    close_store();
+}
+
+static void an_error_of_the_job_ends_it_for_all(void)
+{
+    open_store();
+    outcome out = finish(start_agent("fail", (tdm_agent_options){.count = 2}));
+    CHECK_INT(out.status, TDM_OK);
+    CHECK_INT(out.result.restarts, 0);
+    CHECK_INT(out.result.exit_code, 4);
+    tdm_session_view view;
+    tdm_arena *arena = tdm_arena_create("view");
+    if (look(arena, &view)) {
+        CHECK_INT(view.status, TDM_ERR_JOB_MISMATCH);
+        CHECK_TEXT(view.message, "the data is bad");
+    }
+    tdm_arena_destroy(arena);
+    close_store();
+}
+
+/* The workers go on; the next agent finds their memory, and gives no slot twice. */
+static void workers_outlive_their_agent(void)
+{
+    open_store();
+    agent a = start_agent("sleep", (tdm_agent_options){.count = 2});
+    CHECK(await("members/", 2));
+    pid_t pids[2] = {worker_pid(0), worker_pid(1)};
+    CHECK_INT(kill(a.pid, SIGKILL), 0);
+    CHECK_INT(finish(a).status, TDM_ERR_TIMEOUT);
+    usleep(50000);
+    CHECK(lives(pids[0]) && lives(pids[1]));
+    agent next = start_agent("sleep", (tdm_agent_options){.count = 1, .guest = true});
+    CHECK(await("members/", 3));
+    tdm_session_view view;
+    tdm_arena *arena = tdm_arena_create("view");
+    bool seen[3] = {false};
+    if (look(arena, &view))
+        for (size_t i = 0; i < view.member_count; i++)
+            if (view.members[i].slot >= 0 && view.members[i].slot < 3)
+                seen[view.members[i].slot] = true;
+    CHECK(seen[0] && seen[1] && seen[2]);
+    tdm_arena_destroy(arena);
+    CHECK_INT(kill(next.pid, SIGTERM), 0); /* a guest's workers are asked to leave, by a wish */
+    CHECK(await("wishes/leave/", 1));
+    CHECK_INT(kill(next.pid, SIGTERM), 0); /* and killed by the second signal */
+    CHECK_INT(finish(next).status, TDM_OK);
+    CHECK(lives(pids[0]) && lives(pids[1]));
+    for (int i = 0; i < 2; i++) {
+        kill(pids[i], SIGKILL);
+        CHECK(await_death(pids[i]));
+    }
+    close_store();
+}
+
+static void who_does_not_end_is_killed(void)
+{
+    open_store();
+    agent a = start_agent("stubborn", (tdm_agent_options){.count = 2, .grace_s = 0.3});
+    CHECK(await("members/", 2));
+    pid_t pid = worker_pid(0);
+    CHECK_INT(tdm_session_wish(store, SESSION, "stop", "a test", NULL), TDM_OK);
+    CHECK_INT(finish(a).status, TDM_OK);
+    CHECK(!lives(pid));
+    tdm_session_view view;
+    tdm_arena *arena = tdm_arena_create("view");
+    if (look(arena, &view)) {
+        CHECK(view.ended && view.stopping);
+        CHECK_INT(view.status, TDM_ERR_INTERRUPTED);
+    }
+    tdm_arena_destroy(arena);
+    close_store();
+}
+
+static void put_epoch(int number, const char *const *ids, size_t count)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm_str_addf(&text, "{\"number\":%d,\"members\":[", number);
+    for (size_t i = 0; i < count; i++)
+        tdm_str_addf(&text, "%s{\"id\":\"%s\",\"host\":\"here\"}", i ? "," : "", ids[i]);
+    tdm_str_add(&text, "]}");
+    CHECK_INT(tdm_kv_put(store, "tandem/" SESSION "/epoch", tdm_str_text(&text), 0, NULL), TDM_OK);
+    tdm_str_release(&text);
+}
+
+/* One that is stopped, so that the others go on without it: another one takes its seat, with another slot,
+ * and it is left alone until the end. */
+static void a_fenced_worker_is_replaced(void)
+{
+    open_store();
+    agent a = start_agent("sleep", (tdm_agent_options){.count = 2});
+    CHECK(await("members/", 2));
+    tdm_session_view view;
+    tdm_arena *arena = tdm_arena_create("view");
+    pid_t stopped = 0;
+    if (look(arena, &view)) {
+        const char *ids[2] = {view.members[0].id, view.members[1].id};
+        stopped = (pid_t)view.members[1].pid;
+        CHECK_INT(kill(stopped, SIGSTOP), 0);
+        /* The agent must have seen it in an epoch, before the one that is without it. */
+        size_t count = 2;
+        for (unsigned pause_ms = 300; count < 3 && pause_ms < 3000; pause_ms *= 2) {
+            tdm_kv_item *items;
+            put_epoch(1, ids, 2);
+            usleep(1000 * pause_ms);
+            put_epoch(2, ids, 1);
+            usleep(1000 * pause_ms);
+            count = list("members/", arena, &items);
+        }
+    }
+    CHECK(await("members/", 3));
+    CHECK(lives(stopped));
+    tdm_arena_reset(arena);
+    if (look(arena, &view) && view.member_count == 3) {
+        CHECK_INT(view.rank_count, 1);
+        CHECK_INT(view.members[0].rank, 0);
+        CHECK(view.members[1].slot != view.members[2].slot);
+    }
+    tdm_arena_destroy(arena);
+    CHECK_INT(tdm_session_end(store, SESSION, TDM_OK, "the run has ended", "a test", NULL), TDM_OK);
+    CHECK_INT(kill(a.pid, SIGTERM), 0);
+    CHECK_INT(finish(a).status, TDM_OK);
+    CHECK(!lives(stopped));
+    close_store();
+}
+
+/* ---- the runtime folder -------------------------------------------------------------------------------- */
+
+static void sessions_are_held_and_cleared_up(void)
+{
+    char path[128];
+    tdm_error err = {0};
+    tdm_session_hold one, two;
+    tdm_session_place *places;
+    size_t count = 99;
+    snprintf(path, sizeof path, "%s/runtime", folder);
+    setenv("TANDEM_RUNTIME", path, 1);
+    CHECK_INT(tdm_session_hold_init("a b", NULL, "x", &one, &err), TDM_ERR_INVALID);
+    CHECK_INT(tdm_session_hold_init("one", NULL, "name: x\n", &one, &err), TDM_OK);
+    CHECK_INT(tdm_session_hold_init("one", "local:other", "name: y\n", &two, &err), TDM_OK);
+    tdm_arena *arena = tdm_arena_create("list");
+    CHECK_INT(tdm_session_list(arena, &places, &count, &err), TDM_OK);
+    CHECK_INT(count, 1);
+    CHECK_TEXT(count == 1 ? places[0].session : "", "one");
+    CHECK_HAS(count == 1 ? places[0].store : "", "/runtime/one.store"); /* the first one's word */
+    tdm_session_hold_release(&one);
+    CHECK_INT(tdm_session_list(arena, &places, &count, &err), TDM_OK);
+    CHECK_INT(count, 1);
+    /* A process that holds it, and is killed. */
+    pid_t pid = fork();
+    if (pid == 0) {
+        tdm_session_hold dead;
+        if (tdm_session_hold_init("dead", NULL, "name: z\n", &dead, NULL) != TDM_OK) _exit(1);
+        kill(getpid(), SIGKILL);
+    }
+    int wait_status = 0;
+    waitpid(pid, &wait_status, 0);
+    CHECK(WIFSIGNALED(wait_status));
+    snprintf(path, sizeof path, "%s/runtime/dead.yaml", folder);
+    CHECK(tdm_path_exists(path));
+    CHECK_INT(tdm_session_list(arena, &places, &count, &err), TDM_OK);
+    CHECK_INT(count, 1);
+    CHECK(!tdm_path_exists(path));
+    tdm_session_hold_release(&two);
+    snprintf(path, sizeof path, "%s/runtime", folder);
+    const char *const *names;
+    CHECK_INT(tdm_dir_list(path, arena, &names, &count, &err), TDM_OK);
+    CHECK_INT(count, 0);
+    /* Others could look into it. */
+    CHECK_INT(chmod(path, 0755), 0);
+    CHECK_INT(tdm_session_list(arena, &places, &count, &err), TDM_ERR_INVALID);
+    CHECK_HAS(err.message, "chmod 700");
+    tdm_arena_destroy(arena);
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(a_killed_worker_is_told_and_replaced),
+    CHECK_TEST(too_many_deaths_end_it),
+    CHECK_TEST(a_crash_that_repeats_is_a_bug),
+    CHECK_TEST(an_error_of_the_job_ends_it_for_all),
+    CHECK_TEST(workers_outlive_their_agent),
+    CHECK_TEST(who_does_not_end_is_killed),
+    CHECK_TEST(a_fenced_worker_is_replaced),
+    CHECK_TEST(sessions_are_held_and_cleared_up),
+};
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "--worker") == 0) return be_worker(argv[2]);
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (length <= 0 || !mkdtemp(folder) || prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return 1;
+    int code = check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    return system(command) == 0 ? code : 1;
+}
