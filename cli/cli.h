@@ -23,8 +23,6 @@ enum {
     CLI_MISMATCH = 4, /* --resume: the run belongs to another job or other data */
     CLI_BUSY = 5,     /* another process is using the run */
     CLI_PEER = 6,     /* another rank failed, or did not answer in time */
-    CLI_FENCED = 7,   /* a worker: the others go on without it; never the code of a command typed */
-    CLI_LEFT = 8,     /* a worker: it was asked to leave */
     CLI_INTERRUPTED = 130
 };
 

@@ -70,8 +70,8 @@ void elastic_leave(elastic_worker *worker)
 
 int elastic_fail(elastic_worker *worker, const tdm_error *err)
 {
-    if (err->status == TDM_ERR_PEER_FENCED) return CLI_FENCED;
-    if (err->status == TDM_ERR_PEER_LEFT) return CLI_LEFT;
+    if (err->status == TDM_ERR_PEER_FENCED) return TDM_WORKER_FENCED;
+    if (err->status == TDM_ERR_PEER_LEFT) return TDM_WORKER_LEFT;
     int log = tdm_worker_log_fd(worker->worker);
     if (log >= 0) dprintf(log, "tandem: %s\n", err->message);
     if (world_is_peer(err->status)) return CLI_PEER;

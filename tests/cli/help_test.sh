@@ -140,7 +140,7 @@ test_completion_bash() {
     assert_equal "$(complete_bash tandem trai)" "train "
     assert_equal "$(complete_bash tandem he)" "help "
     assert_equal "$(complete_bash tandem '' | wc -w)" "${#commands[@]}" "commands offered"
-    assert_equal "$(complete_bash tandem train --re)" "--resume "
+    assert_equal "$(complete_bash tandem train --res)" "--resume "
     assert_equal "$(complete_bash tandem train jo)" "job.yaml "
     assert_equal "$(complete_bash tandem job sh)" "show "
     assert_contains "$(complete_bash tandem job '')" "check "
