@@ -112,6 +112,7 @@ typedef struct tdm_store_options {
      * other living one has. NULL: they do not. With a folder for offloading it is not used. */
     tdm_vault *vault;
     int slot;
+    uint32_t epoch;   /* of the membership; 0: the comm's */
     int thread_count; /* of this rank's updates; 0: 1 */
 } tdm_store_options;
 

@@ -188,16 +188,21 @@ typedef void (*tdm_train_fn)(const tdm_train_status *status, void *user);
 
 typedef struct tdm_train_options {
     tdm_comm *comm; /* the ranks that train; NULL: this process alone */
-    /* Both or none, and no comm: this process takes part as long as others let it, from epoch to epoch
-     * (elastic.h); state lies in the vault, where it outlives the process. */
-    tdm_member *member;
-    tdm_vault *vault;
     const char *resume;    /* a run's folder; NULL: a new run */
     tdm_train_fn on_event; /* may be NULL; called by the training thread, on every rank */
     void *user;
     /* When it returns true on any rank, training ends after the current step, with a checkpoint. May
      * be NULL. */
     bool (*should_stop)(void *user);
+    /* When it returns true on any rank, a checkpoint is saved after the current step. May be NULL. */
+    bool (*should_save)(void *user);
+    /* Instead of `comm`: this process takes part in the epochs of a session (elastic.h), whose worlds it
+     * opens and closes by itself, and training goes on when others die. `membership` is what the member
+     * was made with. State lies in the host's vault, so that no process takes it along; NULL: it does not,
+     * and after a death training goes back to the newest checkpoint. */
+    tdm_member *member;
+    const tdm_member_options *membership;
+    tdm_vault *vault;
 } tdm_train_options;
 
 enum { TDM_PATH_BYTES = 4096 }; /* Linux's longest path, terminator included */
@@ -207,6 +212,7 @@ typedef struct tdm_train_result {
     char checkpoint_path[TDM_PATH_BYTES];
     char state_hash[TDM_SHA256_HEX]; /* as `tandem hash` prints it */
     bool interrupted;                /* by should_stop, before the last step */
+    uint32_t recoveries;             /* epochs that ended because somebody was gone */
     bool ended_early;                /* by train.early_stop, now or before */
     bool nothing_to_do;              /* the run had reached its end already */
     uint64_t steps;                  /* in all */
@@ -227,7 +233,7 @@ typedef struct tdm_train_result {
  * the run's folder; the data must be there for every rank.
  *
  * With a member: TDM_ERR_PEER_FENCED when the others go on without it, TDM_ERR_PEER_LEFT when it was asked
- * to leave; both say nothing about the run. The end of the run is the same for all members that are left.
+ * to leave, or was in reserve until the end; both say nothing about the run. The end of the run is the same for all members that are left.
  *
  * TDM_ERR_NO_MEMORY, before anything but the data is in memory or on disk, when the job needs more
  * than tdm_memory_budget; the message has the numbers and what would make it fit. TDM_ERR_DIVERGED

@@ -28,8 +28,11 @@ typedef struct tdm__run {
 
 /* Makes DIR/NAME-NUMBER with the lowest number that is higher than all there, writes job.yaml. */
 tdm_status tdm__run_create(const tdm_job *job, tdm__run *out, tdm_error *err);
-/* Opens one that is there. TDM_ERR_BUSY when another process trains in it. */
-tdm_status tdm__run_open(const char *path, tdm__run *out, tdm_error *err);
+/* Opens one that is there. TDM_ERR_BUSY when another process trains in it; with `joins` it may, when it
+ * shares the run (members of one session do). */
+tdm_status tdm__run_open(const char *path, bool joins, tdm__run *out, tdm_error *err);
+/* From now on others that join may be in it, too, and keep it from being resumed elsewhere. */
+void tdm__run_share(tdm__run *run);
 /* For ranks other than 0: their warnings and errors go to the log of the run that rank 0 has open in
  * `path`, with their rank. */
 tdm_status tdm__run_attach(const char *path, int rank, bool same_host, tdm__run *out,
@@ -84,6 +87,7 @@ typedef struct tdm__state {
     tdm_named_tensor *tensors;
     size_t tensor_count;
     const tdm_commit_gate *gate; /* asked before a checkpoint gets its name; NULL: nobody is */
+    size_t bucket;          /* as it was chosen; 0: not yet */
     size_t from_file_count; /* parameters and buffers that began with values of model.init_from */
 } tdm__state;
 
@@ -93,12 +97,25 @@ typedef enum tdm__state_use {
     TDM__STATE_FOR_INFERENCE /* parameters and buffers only */
 } tdm__state_use;
 
+/* Where blocks outlive this process, and in which epoch it uses them. */
+typedef struct tdm__home {
+    tdm_vault *vault; /* NULL: they do not */
+    int slot;
+    uint32_t epoch;
+} tdm__home;
+
 /* All zero at first. `out` must stay where it is: its tensors point into it. `comm` NULL: a single
  * process. With one, this and all below that can fail is collective; when rank 0 fails, all get its
  * error. */
 tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, tdm_comm *comm,
                            tdm__state *out, tdm_error *err);
 void tdm__state_release(tdm__state *state);
+/* The same in two parts: what a process has once, and the store, which belongs to a world. */
+tdm_status tdm__state_prepare(const tdm_model_options *model, tdm__state_use use, tdm__state *out,
+                              tdm_error *err);
+tdm_status tdm__state_enter(tdm__state *state, const tdm_job *job, tdm_comm *comm,
+                            const tdm__home *home, tdm_error *err);
+void tdm__state_leave(tdm__state *state);
 /* First values: from the seed, from the data (normalisation), from model.init_from. `train` is looked
  * at by rank 0 only. */
 tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dataset *train,
@@ -215,6 +232,8 @@ tdm_status tdm__host_names(tdm_comm *comm, tdm__host_name *out, tdm_error *err);
 /* Puts features into memory that the ranks of a node have in common, and frees all other copies. Where
  * that memory is not to be had, every rank keeps its own. Collective. */
 tdm_status tdm__data_share(tdm_job_data *data, tdm_comm *comm, tdm_error *err);
+/* The same in a vault, by each process for itself: the first one puts them there. Not collective. */
+void tdm__data_keep(tdm_job_data *data, tdm_vault *vault);
 
 /* ---- checkpoints (model.c) ------------------------------------------------------------------- */
 

@@ -66,22 +66,23 @@ static int open_to_append(tdm__run *run, const char *name)
     return path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644) : -1;
 }
 
-static tdm_status take_lock(tdm__run *run, tdm_error *err)
+/* `joins`: others of the same session may be in it, too. */
+static tdm_status take_lock(tdm__run *run, bool joins, tdm_error *err)
 {
     char *path = tdm_path_join(run->arena, run->path, "lock");
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     run->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (run->lock_fd < 0) return tdm_os_fail(err, "opening", path);
-    if (flock(run->lock_fd, LOCK_EX | LOCK_NB) == 0) return TDM_OK;
+    if (flock(run->lock_fd, (joins ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return TDM_OK;
     if (errno != EWOULDBLOCK) return tdm_os_fail(err, "locking", path);
     return tdm_fail(err, TDM_ERR_BUSY,
                     "%s: another process is training in this run; wait for it or stop it",
                     run->path);
 }
 
-static tdm_status open_files(tdm__run *run, tdm_error *err)
+static tdm_status open_files(tdm__run *run, bool joins, tdm_error *err)
 {
-    TDM_TRY(take_lock(run, err));
+    TDM_TRY(take_lock(run, joins, err));
     run->checkpoint_dir = tdm_path_join(run->arena, run->path, "checkpoints");
     if (!run->checkpoint_dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     TDM_TRY(tdm_dir_make(run->checkpoint_dir, err));
@@ -173,13 +174,13 @@ tdm_status tdm__run_create(const tdm_job *job, tdm__run *out, tdm_error *err)
     tdm_status status = make_numbered(out, job, err);
     bool made = status == TDM_OK;
     if (status == TDM_OK) status = tdm__run_write_job(out, job, err);
-    if (status == TDM_OK) status = open_files(out, err);
+    if (status == TDM_OK) status = open_files(out, false, err);
     if (status != TDM_OK && made) remove_made(out);
     if (status != TDM_OK) tdm__run_release(out);
     return status;
 }
 
-tdm_status tdm__run_open(const char *path, tdm__run *out, tdm_error *err)
+tdm_status tdm__run_open(const char *path, bool joins, tdm__run *out, tdm_error *err)
 {
     if (!tdm_path_is_dir(path))
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
@@ -193,9 +194,18 @@ tdm_status tdm__run_open(const char *path, tdm__run *out, tdm_error *err)
     if (status == TDM_OK && (!job || !tdm_path_is_file(job)))
         status = tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: this is not a run: it has no job.yaml",
                           path);
-    if (status == TDM_OK) status = open_files(out, err);
+    if (status == TDM_OK) status = open_files(out, joins, err);
     if (status != TDM_OK) tdm__run_release(out);
     return status;
+}
+
+void tdm__run_share(tdm__run *run)
+{
+    tdm_error why;
+    if (run->lock_fd >= 0)
+        (void)flock(run->lock_fd, LOCK_SH | LOCK_NB);
+    else if (tdm_path_is_dir(run->path))
+        (void)take_lock(run, true, &why); /* without it, the others' do */
 }
 
 /* ---- other ranks ------------------------------------------------------------------------------- */

@@ -89,3 +89,42 @@ tdm_status tdm__data_share(tdm_job_data *data, tdm_comm *comm, tdm_error *err)
     tdm_arena_destroy(arena);
     return status;
 }
+
+/* ---- in a vault ------------------------------------------------------------------------------ */
+
+enum { HEAD_BYTES = 64 }; /* in front of a copy: whether it is complete */
+
+static void keep_block(tdm_dataset *set, tdm_dataset *const parts[2], const char *name,
+                       tdm_vault *vault)
+{
+    size_t bytes;
+    bool is_new;
+    void *memory;
+    const void *from = tdm_dataset_block(set, &bytes);
+    if (bytes == 0 ||
+        tdm_vault_take(vault, name, HEAD_BYTES + bytes, &is_new, &memory, NULL) != TDM_OK)
+        return;
+    _Atomic uint32_t *complete = memory;
+    char *to = (char *)memory + HEAD_BYTES;
+    if (is_new) {
+        memcpy(to, from, bytes);
+        atomic_store(complete, 1);
+    }
+    /* One who died, or is still at it, may have left it incomplete: then everybody keeps its own. */
+    if (atomic_load(complete) == 0 || memcmp(to, from, bytes) != 0) return;
+    for (int i = 0; i < 2; i++)
+        if (parts[i]) tdm_dataset_move(parts[i], from, to);
+    tdm_dataset_move(set, from, to);
+}
+
+void tdm__data_keep(tdm_job_data *data, tdm_vault *vault)
+{
+    tdm_dataset *none[2] = {NULL, NULL}, *both[2] = {data->train, data->test};
+    if (!vault) return;
+    if (data->whole) {
+        keep_block(data->whole, both, "data", vault);
+        return;
+    }
+    keep_block(data->train, none, "data-train", vault);
+    if (data->test) keep_block(data->test, none, "data-test", vault);
+}

@@ -107,27 +107,58 @@ static tdm_status prepare(tdm__state *s, const tdm_model_options *model, tdm__st
     s->has_ema = s->optimiser && model->job->optim.ema > 0;
     TDM_TRY(name_items(s, model->job, s->has_ema, err));
     size_t statistics = tdm_graph_grad_extent(s->graph) - tdm_graph_trained_extent(s->graph);
-    if (!s->has_ema || statistics == 0 || tdm__rank_of(s->comm) > 0) return TDM_OK;
+    if (!s->has_ema || statistics == 0) return TDM_OK;
     s->statistics = tdm_arena_array(s->arena, statistics, sizeof(float));
     return s->statistics ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
 }
 
-static tdm_status make_store(tdm__state *s, const tdm_job *job, tdm_error *err)
+/* Measured once: members of later epochs take over what others know. */
+static tdm_status choose_bucket(tdm__state *s, const tdm_job *job, tdm_error *err)
 {
-    size_t bucket = (size_t)job->parallel.bucket;
-    if (bucket == 0)
-        TDM_TRY(tdm_bucket_choose(s->comm, tdm_graph_grad_extent(s->graph) * sizeof(float), &bucket,
-                                  err));
+    int64_t known = job->parallel.bucket > 0 ? job->parallel.bucket : (int64_t)s->bucket;
+    if (tdm__size_of(s->comm) > 1)
+        TDM_TRY(tdm_group_all_reduce(tdm_comm_world(s->comm), NULL, &known, 1, TDM_DTYPE_I64,
+                                     TDM_REDUCE_MAX, err));
+    s->bucket = (size_t)known;
+    if (known > 0) return TDM_OK;
+    return tdm_bucket_choose(s->comm, tdm_graph_grad_extent(s->graph) * sizeof(float), &s->bucket,
+                             err);
+}
+
+tdm_status tdm__state_enter(tdm__state *s, const tdm_job *job, tdm_comm *comm,
+                            const tdm__home *home, tdm_error *err)
+{
+    s->comm = comm;
+    TDM_TRY(choose_bucket(s, job, err));
     tdm_store_options options = {.graph = s->graph,
                                  .optimiser = s->optimiser,
                                  .has_ema = s->has_ema,
                                  .comm = s->comm,
                                  .zero = (int)job->parallel.zero,
                                  .offload = s->optimiser ? job->parallel.offload : NULL,
-                                 .bucket_bytes = bucket};
+                                 .bucket_bytes = s->bucket,
+                                 .vault = home ? home->vault : NULL,
+                                 .slot = home ? home->slot : 0,
+                                 .epoch = home ? home->epoch : 0,
+                                 .thread_count = (int)job->compute.threads};
     TDM_TRY(tdm_store_create(&options, &s->store, err));
     s->params = tdm_store_block(s->store, TDM_BLOCK_PARAMS);
     return TDM_OK;
+}
+
+void tdm__state_leave(tdm__state *s)
+{
+    tdm_store_destroy(s->store);
+    s->store = NULL;
+    s->params = NULL;
+    s->comm = NULL;
+}
+
+tdm_status tdm__state_prepare(const tdm_model_options *model, tdm__state_use use, tdm__state *out,
+                              tdm_error *err)
+{
+    *out = (tdm__state){0};
+    return prepare(out, model, use, err);
 }
 
 tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, tdm_comm *comm,
@@ -135,9 +166,9 @@ tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, t
 {
     tdm_error local;
     if (!err) err = &local;
-    *out = (tdm__state){.comm = comm};
-    tdm_status status = tdm__agree(comm, prepare(out, model, use, err), NULL, err);
-    if (status == TDM_OK) status = make_store(out, model->job, err);
+    tdm_status status = tdm__state_prepare(model, use, out, err);
+    status = tdm__agree(comm, status, NULL, err);
+    if (status == TDM_OK) status = tdm__state_enter(out, model->job, comm, NULL, err);
     if (status != TDM_OK) tdm__state_release(out);
     return status;
 }

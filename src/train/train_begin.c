@@ -1,0 +1,245 @@
+/*
+ * train_begin.c: getting ready to train in a world: data, model, team, the run's folder, and the state from
+ * which it goes on.
+ *
+ * Each phase that can fail on a rank by itself ends with tdm__agree, so that all ranks fail together, with
+ * the words of the lowest one that has any. Some of this is done once; what belongs to a world (store, team,
+ * feeds) is made anew for each epoch of an elastic training (train_elastic.c).
+ */
+#include "train/trainer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- data ------------------------------------------------------------------------------------ */
+
+void tdm__note_data(tdm__trainer *t)
+{
+    const tdm__course *c = &t->course;
+    const tdm_dataset_info *info = tdm_dataset_info_of(c->data.train);
+    t->status.epoch_count = (c->step_count + c->epoch_steps - 1) / c->epoch_steps;
+    t->status.step_count = c->step_count;
+    t->status.train_count = info->sample_count;
+    t->status.class_count = info->class_count;
+    t->status.data_path = info->path;
+    t->status.test_count = c->data.test ? tdm_dataset_info_of(c->data.test)->sample_count : 0;
+}
+
+static tdm_status load_data(tdm__trainer *t, tdm_error *err)
+{
+    TDM_TRY(tdm__same_settings(t->comm, t->job, t->options->resume != NULL, err));
+    TDM_TRY(tdm__course_init_together(t->job, t->comm, &t->course, err));
+    tdm__note_data(t);
+    return TDM_OK;
+}
+
+/* ---- what ranks compute with ----------------------------------------------------------------------------------- */
+
+static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *classes)
+{
+    tdm__trainer *t = user;
+    int64_t *indices = t->indices;
+    for (int64_t i = 0; i < count; i++) {
+        indices[i] = tdm__course_sample(&t->course, &t->position, first + i);
+        if (t->job->checkpoint.ledger)
+            t->tally += tdm__ledger_mix(t->position.epoch, (uint64_t)indices[i]);
+    }
+    tdm_dataset_gather(t->course.data.train, indices, count, x, classes);
+}
+
+tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err)
+{
+    const tdm_job *job = t->job;
+    int64_t lanes = tdm_lanes_of(job);
+    int64_t tail = t->course.epoch_rows % t->course.full_batch;
+    tdm_team_options o = {.model = t->course.model,
+                          .store = t->state.store,
+                          .optimiser = t->state.optimiser,
+                          .comm = t->comm,
+                          .lane_count = lanes,
+                          .batches = {t->course.full_batch, tail},
+                          .seed = (uint64_t)job->seed,
+                          .fill = fill,
+                          .user = t,
+                          .kit = t->kit};
+    if (!t->indices)
+        t->indices = tdm_arena_array(t->arena, (size_t)(t->course.full_batch / lanes + 1),
+                                     sizeof(*t->indices));
+    if (!t->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    tdm_status status = tdm_team_create(&o, &t->team, err);
+    /* What is wrong with the job all ranks find, and end together. */
+    if (status == TDM_ERR_JOB_INVALID || status == TDM_ERR_UNSUPPORTED)
+        status = tdm__agree(t->comm, status, NULL, err);
+    TDM_TRY(status);
+    TDM_TRY(tdm__watch_init(&t->watch, t->comm, t->team, t->arena, err));
+    t->status.lane_count = lanes;
+    t->status.parameter_count = tdm_graph_trained_elements(t->state.graph);
+    return TDM_OK;
+}
+
+static tdm_status run_predictor(void *user, bool has_rows, tdm_error *err)
+{
+    tdm__trainer *t = user;
+    if (!has_rows) return tdm_feed_pass(t->feed, err);
+    return tdm_feed_run(t->feed, 0, &(tdm_step_key){0}, err);
+}
+
+/* The test set is measured by all ranks, with parameters as a feed brings them. */
+tdm_status tdm__make_predictor(tdm__trainer *t, tdm_error *err)
+{
+    if (!t->course.data.test) return TDM_OK;
+    tdm_model_options m = t->course.model;
+    m.batch = tdm_model_eval_rows(&m);
+    if (m.batch > t->status.test_count) m.batch = t->status.test_count;
+    if (!t->predictor) TDM_TRY(tdm_predictor_create(&m, NULL, &t->predictor, err));
+    tdm_plan *plan = tdm_predictor_plan(t->predictor);
+    int block = tdm__state_measured(&t->state, t->job);
+    TDM_TRY(tdm_feed_create(t->state.store, block, &plan, 1, &t->feed, err));
+    tdm_predictor_run_by(t->predictor, run_predictor, t);
+    return TDM_OK;
+}
+
+/* Rank 0's part before the numbers are spread. */
+static tdm_status open_checkpoint(tdm__trainer *t, const char *run, tdm__restored *out,
+                                  tdm_checkpoint **checkpoint, tdm_error *err)
+{
+    char *path;
+    TDM_TRY(tdm_run_checkpoint(run, t->arena, &path, err));
+    TDM_TRY(tdm_checkpoint_open(path, checkpoint, err));
+    out->position = tdm_checkpoint_content_of(*checkpoint)->position;
+    snprintf(out->path, sizeof(out->path), "%s", path);
+    TDM_TRY(tdm__course_check_job(&t->course, *checkpoint, path, run, err));
+    return tdm__course_check_position(&t->course, &out->position, path, err);
+}
+
+/* Rank 0's part after that: from here on the run's folder is changed. */
+static tdm_status take_over(tdm__trainer *t, const tdm__restored *r, tdm_error *err)
+{
+    TDM_TRY(tdm__run_rewind(&t->run, r->position.step, err));
+    TDM_TRY(tdm__run_set_aside(&t->run, r->position.step, err));
+    return tdm__run_write_job(&t->run, t->job, err);
+}
+
+tdm_status tdm__restore(tdm__trainer *t, const char *path, tdm_error *err)
+{
+    tdm__restored *r = &t->resumed;
+    tdm_checkpoint *checkpoint = NULL;
+    tdm_status status = t->leads ? open_checkpoint(t, path, r, &checkpoint, err) : TDM_OK;
+    status = tdm__agree(t->comm, status, NULL, err);
+    if (status == TDM_OK) status = tdm__state_restore(&t->state, checkpoint, false, err);
+    tdm_checkpoint_destroy(checkpoint);
+    TDM_TRY(status);
+    if (t->leads) status = take_over(t, r, err);
+    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    if (t->comm)
+        TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), r, sizeof(*r), TDM_DTYPE_U8, 0, err));
+    r->path[sizeof(r->path) - 1] = '\0';
+    t->position = r->position;
+    t->status.checkpoint_path = r->path;
+    return TDM_OK;
+}
+
+/* ---- the run's folder ------------------------------------------------------------------------ */
+
+static tdm_status lead_run(tdm__trainer *t, const char *path, bool joins, tdm_error *err)
+{
+    if (t->run_open && t->run.rank == 0) return TDM_OK; /* as in the epoch before */
+    if (t->run_open) tdm__run_release(&t->run);
+    t->run_open = false;
+    tdm_status status = path ? tdm__run_open(path, joins, &t->run, err)
+                             : tdm__run_create(t->job, &t->run, err);
+    t->run_open = status == TDM_OK;
+    if (status == TDM_OK && t->options->member) tdm__run_share(&t->run);
+    return status;
+}
+
+static tdm_status follow_run(tdm__trainer *t, const char *path, tdm_error *err)
+{
+    int rank = tdm_comm_rank(t->comm);
+    bool same_host = tdm_comm_host_of(t->comm, rank) == tdm_comm_host_of(t->comm, 0);
+    if (t->run_open && t->run.rank != 0 && strcmp(t->run.path, path) == 0) {
+        t->run.rank = rank;
+        return TDM_OK;
+    }
+    if (t->run_open) tdm__run_release(&t->run);
+    t->run_open = false;
+    TDM_TRY(tdm__run_attach(path, rank, same_host, &t->run, err));
+    t->run_open = true;
+    return TDM_OK;
+}
+
+tdm_status tdm__open_run(tdm__trainer *t, const char *path, bool joins, tdm_error *err)
+{
+    tdm_status status = t->leads ? lead_run(t, path, joins, err) : TDM_OK;
+    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    if (t->leads) snprintf(t->run_path, sizeof(t->run_path), "%s", t->run.path);
+    if (t->comm) {
+        TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), t->run_path, sizeof(t->run_path),
+                                    TDM_DTYPE_U8, 0, err));
+        t->run_path[sizeof(t->run_path) - 1] = '\0';
+        if (!t->leads) TDM_TRY(follow_run(t, t->run_path, err));
+    }
+    t->status.run_path = t->run.path;
+    return TDM_OK;
+}
+
+tdm_status tdm__open_ledger(tdm__trainer *t, uint64_t step, tdm_error *err)
+{
+    tdm__ledger_close(&t->ledger);
+    if (!t->leads || !t->job->checkpoint.ledger) return TDM_OK;
+    return tdm__ledger_open(t->run.path, step, &t->ledger, err);
+}
+
+/* ---- the whole, for a fixed world -------------------------------------------------------------- */
+
+tdm_status tdm__begin_alone(tdm__trainer *t, tdm_error *err)
+{
+    t->position.seed = (uint64_t)t->job->seed;
+    t->arena = tdm_arena_create("training");
+    if (!t->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    tdm_job_show(t->job, &t->job_yaml);
+    if (!tdm_str_ok(&t->job_yaml)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    return TDM_OK;
+}
+
+tdm_status tdm__begin(tdm__trainer *t, tdm_error *err)
+{
+    bool resumes = t->options->resume != NULL;
+    t->status.rank = tdm__rank_of(t->comm);
+    t->status.rank_count = tdm__size_of(t->comm);
+    t->watch.straggler = -1;
+    TDM_TRY(tdm__agree(t->comm, tdm__begin_alone(t, err), NULL, err));
+    TDM_TRY(load_data(t, err));
+    TDM_TRY(tdm__agree(t->comm, tdm__memory_check(t->job, &t->course.data, t->comm, resumes, err),
+                       NULL, err));
+    TDM_TRY(tdm__state_init(&t->course.model, TDM__STATE_FOR_TRAINING, t->comm, &t->state, err));
+    TDM_TRY(tdm__make_team(t, err));
+    TDM_TRY(tdm__make_predictor(t, err));
+    if (!resumes) TDM_TRY(tdm__state_begin(&t->state, t->job, t->course.data.train, err));
+    /* The folder comes last, so that a job that cannot start leaves none behind. */
+    TDM_TRY(tdm__open_run(t, t->options->resume, false, err));
+    if (resumes) TDM_TRY(tdm__restore(t, t->options->resume, err));
+    TDM_TRY(tdm__agree(t->comm, tdm__open_ledger(t, t->position.step, err), NULL, err));
+    t->ended_early = t->job->train.early_stop &&
+                     tdm_early_stop_is_due(t->job->train.early_stop, &t->state.early_stop);
+    t->status.loss = t->status.smooth_loss = (double)NAN;
+    t->status.skipped = tdm__skipped_of(t);
+    t->first_sample = t->position.samples;
+    t->first_step = t->position.step;
+    return TDM_OK;
+}
+
+void tdm__end(tdm__trainer *t)
+{
+    if (t->run_open) tdm__run_release(&t->run);
+    tdm__ledger_close(&t->ledger);
+    tdm_feed_destroy(t->feed);
+    tdm_predictor_destroy(t->predictor);
+    tdm_team_destroy(t->team);
+    tdm_kit_destroy(t->kit);
+    tdm__state_release(&t->state);
+    tdm__course_release(&t->course);
+    tdm_str_release(&t->job_yaml);
+    tdm_arena_destroy(t->arena);
+}

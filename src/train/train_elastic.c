@@ -1,0 +1,456 @@
+/*
+ * train_elastic.c: training in worlds that come and go.
+ *
+ * A worker takes part in one epoch after another (elastic.h). In each it opens that epoch's world, gets a
+ * store on the memory of its host, and learns with the others where the state is: in memory, from which an
+ * update that was under way is finished first (tdm_store_recover); else in the newest checkpoint of the run;
+ * else nowhere, and training begins. Then it trains step by step, until all is done or somebody is gone.
+ *
+ * What a rank knows beside the store's blocks (the position, what evaluations have said, the ledger's last
+ * line) it leaves as a memo in the vault after each step, and once more when all that was due after the step
+ * is done. Whoever comes next goes on from the latest memo: the step's metrics, evaluation and checkpoint are
+ * done once more if nobody got to the end of them; lines in files that were written already are dropped first.
+ *
+ * Invariants: position and blocks belong together: a memo is of the state's step, or of the one before it, and
+ * then the step's record in the vault says what happened in it; only rank 0 of the epoch that counts makes
+ * anything visible on disk, and asks the store before that.
+ */
+#include "train/trainer.h"
+
+#include <assert.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define JOIN_S 30.0 /* for all members of an epoch to come to its door */
+
+enum { DEADLINE_LEAST_S = 30, DEADLINE_STEPS = 20 };
+
+/* What goes on in the vault beside the blocks. Plain numbers only. */
+typedef struct memo {
+    tdm_position position;
+    tdm_plateau plateau, early_stop;
+    tdm__skips skips;
+    double loss, grad_norm, smooth_loss, lr;
+    tdm_metrics test;
+    tdm__ledger_line line;
+    uint32_t has_test, ended_early, after_done, step_skipped;
+} memo;
+_Static_assert(sizeof(memo) <= TDM_MEMO_BYTES, "a memo must fit");
+
+static void remember(tdm__trainer *t)
+{
+    const tdm_train_status *s = &t->status;
+    memo m = {.position = t->position,
+              .plateau = t->state.plateau,
+              .early_stop = t->state.early_stop,
+              .skips = t->state.skips,
+              .loss = s->loss,
+              .grad_norm = s->grad_norm,
+              .smooth_loss = s->smooth_loss,
+              .lr = s->lr,
+              .test = s->test,
+              .line = t->ledger_line,
+              .has_test = s->has_test,
+              .ended_early = t->ended_early,
+              .after_done = t->after_done,
+              .step_skipped = s->step_skipped};
+    tdm_store_remember(t->state.store, &m, sizeof(m), 2 * t->position.step + 1 + t->after_done);
+}
+
+static void recall(tdm__trainer *t, const memo *m)
+{
+    tdm_train_status *s = &t->status;
+    t->position = m->position;
+    t->state.plateau = m->plateau;
+    t->state.early_stop = m->early_stop;
+    t->state.skips = m->skips;
+    s->loss = m->loss;
+    s->grad_norm = m->grad_norm;
+    s->smooth_loss = m->smooth_loss;
+    s->lr = m->lr;
+    s->test = m->test;
+    s->has_test = m->has_test != 0;
+    s->step_skipped = m->step_skipped != 0;
+    s->skipped = tdm__skipped_of(t);
+    t->ledger_line = m->line;
+    t->ended_early = m->ended_early != 0;
+    t->after_done = m->after_done != 0;
+}
+
+/* ---- the world of an epoch ------------------------------------------------------------------- */
+
+static bool should_give_up(void *user)
+{
+    tdm__trainer *t = user;
+    return !tdm_member_epoch_holds(t->options->member, t->epoch);
+}
+
+static void open_door(void *user, const char *address)
+{
+    tdm__trainer *t = user;
+    tdm_error why = {0};
+    if (tdm_member_open_door(t->options->member, t->epoch, address, &why) != TDM_OK)
+        tdm_log(TDM_LOG_WARN, "train", "epoch %u: %s", (unsigned)t->epoch, why.message);
+}
+
+/* How long ranks wait for each other: as long as a step takes, many times over. */
+static double deadline_of(const tdm__trainer *t)
+{
+    if (t->job->elastic.stall > 0) return t->job->elastic.stall;
+    double by_step = DEADLINE_STEPS * t->longest_s;
+    return by_step > DEADLINE_LEAST_S ? by_step : DEADLINE_LEAST_S;
+}
+
+static tdm_status open_world(tdm__trainer *t, const tdm_epoch *epoch, tdm_error *err)
+{
+    static const char *const transports[] = {"auto", "shm", "ucx", "mpi"};
+    const char *address = getenv("TANDEM_ADDRESS");
+    char door[TDM_DOOR_BYTES];
+    if (epoch->size == 1) return TDM_OK;
+    snprintf(door, sizeof(door), "%s:0", address && *address ? address : "127.0.0.1");
+    if (epoch->rank > 0)
+        TDM_TRY(tdm_member_find_door(t->options->member, epoch->number, JOIN_S, door, err));
+    tdm_comm_options o = {
+        .transport = t->job->comm.transport > 0 ? transports[t->job->comm.transport] : NULL,
+        .rendezvous = door,
+        .job = t->course.job_hash,
+        .has_place = true,
+        .rank = epoch->rank,
+        .size = epoch->size,
+        .epoch = epoch->number,
+        .deadline_s = deadline_of(t),
+        .join_s = JOIN_S,
+        .host = epoch->members[epoch->rank].host,
+        .should_give_up = should_give_up,
+        .on_listen = open_door,
+        .user = t};
+    tdm_comm *comm = NULL;
+    TDM_TRY(tdm_comm_open(&o, &comm, err));
+    pthread_mutex_lock(&t->comm_lock);
+    t->comm = comm;
+    bool late = t->interrupted;
+    pthread_mutex_unlock(&t->comm_lock);
+    return late ? tdm_fail(err, TDM_ERR_PEER_FAILED, "the epoch was over before it began") : TDM_OK;
+}
+
+static void interrupt(void *user, const char *why)
+{
+    tdm__trainer *t = user;
+    pthread_mutex_lock(&t->comm_lock);
+    t->interrupted = true;
+    if (t->comm) tdm_comm_revoke(t->comm, why);
+    pthread_mutex_unlock(&t->comm_lock);
+}
+
+static void leave(void *user)
+{
+    tdm__trainer *t = user;
+    tdm_feed_destroy(t->feed);
+    tdm_team_destroy(t->team);
+    t->feed = NULL;
+    t->team = NULL;
+    t->watch.has_rates = false;
+    tdm__state_leave(&t->state);
+    pthread_mutex_lock(&t->comm_lock);
+    tdm_comm *comm = t->comm;
+    t->comm = NULL;
+    pthread_mutex_unlock(&t->comm_lock);
+    tdm_comm_close(comm);
+}
+
+static bool lost(void *user, int rank, char how[TDM_LOST_BYTES])
+{
+    static const char *const signs[] = {
+        [TDM_SIGN_NONE] = "",
+        [TDM_SIGN_CLOSED] = "its connection was closed",
+        [TDM_SIGN_TRANSPORT] = "it cannot be reached",
+        [TDM_SIGN_SILENCE] = "it did not answer",
+        [TDM_SIGN_TOLD] = "",
+    };
+    tdm__trainer *t = user;
+    tdm_peer_loss loss;
+    if (!t->comm || rank == tdm_comm_rank(t->comm) || !tdm_comm_peer_loss(t->comm, rank, &loss))
+        return false;
+    if (loss.sign == TDM_SIGN_NONE || loss.sign == TDM_SIGN_TOLD) return false;
+    snprintf(how, TDM_LOST_BYTES, "%s, %.0f ms after its last sign of life", signs[loss.sign],
+             1000 * loss.heard_s);
+    return true;
+}
+
+/* ---- where the state is ---------------------------------------------------------------------- */
+
+/* The session's run, which its first rank 0 has put into the store. */
+static tdm_status find_run(tdm__trainer *t, tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_kv_item item;
+    if (t->run_path[0] || !t->kv) return TDM_OK;
+    snprintf(key, sizeof(key), "tandem/%s/run", t->options->membership->session);
+    tdm_status status = tdm_kv_get(t->kv, key, t->arena, &item, err);
+    if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
+    if (status == TDM_OK) snprintf(t->run_path, sizeof(t->run_path), "%s", item.value);
+    return status;
+}
+
+static tdm_status tell_run(tdm__trainer *t, tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES];
+    if (!t->kv) return TDM_OK;
+    snprintf(key, sizeof(key), "tandem/%s/run", t->options->membership->session);
+    return tdm_kv_put(t->kv, key, t->run_path, 0, err);
+}
+
+/* From memory: true when that can be gone on from. The same for all ranks. */
+static bool take_memory(tdm__trainer *t, const tdm_recovery *r)
+{
+    memo m;
+    memcpy(&m, r->memo, sizeof(m));
+    bool same = m.position.step == r->step;
+    bool before = m.position.step + 1 == r->step && m.after_done && r->finished;
+    if (!r->found || r->memo_order == 0 || (!same && !before)) return false;
+    recall(t, &m);
+    if (before) tdm__count_step(t, &r->result, r->lr);
+    t->is_saved = false;
+    return true;
+}
+
+static tdm_status has_checkpoint(tdm__trainer *t, bool *out, tdm_error *err)
+{
+    char *path;
+    uint8_t has = 0;
+    tdm_status status = TDM_OK;
+    if (t->leads) {
+        status = tdm_run_checkpoint(t->run.path, t->arena, &path, err);
+        has = status == TDM_OK;
+        if (status == TDM_ERR_NOT_FOUND && !t->options->resume) status = TDM_OK;
+    }
+    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    if (t->comm)
+        TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), &has, 1, TDM_DTYPE_U8, 0, err));
+    *out = has != 0;
+    return TDM_OK;
+}
+
+/* From the newest checkpoint, or from the beginning. */
+static tdm_status take_disk(tdm__trainer *t, tdm_error *err)
+{
+    bool has = false;
+    TDM_TRY(tdm_store_unset(t->state.store, err));
+    TDM_TRY(has_checkpoint(t, &has, err));
+    t->position = (tdm_position){.seed = (uint64_t)t->job->seed};
+    t->state.plateau = t->state.early_stop = (tdm_plateau){0};
+    t->state.skips = (tdm__skips){0};
+    if (has) {
+        TDM_TRY(tdm__restore(t, t->run_path, err));
+    } else {
+        TDM_TRY(tdm__state_begin(&t->state, t->job, t->course.data.train, err));
+        tdm_status status = t->leads ? tdm__run_rewind(&t->run, 0, err) : TDM_OK;
+        TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    }
+    t->ended_early = t->job->train.early_stop &&
+                     tdm_early_stop_is_due(t->job->train.early_stop, &t->state.early_stop);
+    t->status.loss = t->status.smooth_loss = (double)NAN;
+    t->status.skipped = tdm__skipped_of(t);
+    t->after_done = true;
+    t->is_saved = has;
+    return tdm_store_set(t->state.store, t->position.step, err);
+}
+
+/* Lines that were written for what is done once more are dropped; whoever leads owns the files now. */
+static tdm_status mend_files(tdm__trainer *t, bool from_memory, tdm_error *err)
+{
+    uint64_t done = t->after_done ? t->position.step : t->position.step - 1;
+    if (!t->leads) return TDM_OK;
+    if (from_memory) TDM_TRY(tdm__run_rewind(&t->run, done, err));
+    TDM_TRY(tdm__open_ledger(t, t->position.step, err));
+    /* The one who led before may have died between a step and its line. */
+    if (t->position.step > 0 && t->ledger_line.step == t->position.step)
+        tdm__ledger_put(&t->ledger, &t->ledger_line);
+    return TDM_OK;
+}
+
+static void say_recovery(const tdm__trainer *t, const tdm_recovery *r, bool from_memory,
+                         double begin_s)
+{
+    if (from_memory)
+        tdm__say(t, TDM_LOG_INFO,
+                 "epoch %u: %d rank%s go on after step %llu, from memory (%d pieces were finished "
+                 "for others), %.0f ms after the epoch began",
+                 (unsigned)t->epoch, t->status.rank_count, t->status.rank_count == 1 ? "" : "s",
+                 (unsigned long long)t->position.step, r->mended, 1000 * (tdm_clock_s() - begin_s));
+    else
+        tdm__say(t, TDM_LOG_WARN,
+                 "epoch %u: no memory has the state any more: training goes back to step %llu, and "
+                 "does the steps after it again",
+                 (unsigned)t->epoch, (unsigned long long)t->position.step);
+}
+
+/* ---- entering -------------------------------------------------------------------------------- */
+
+/* What a process does once, before it takes part. */
+static tdm_status prepare(tdm__trainer *t, tdm_error *err)
+{
+    TDM_TRY(tdm__begin_alone(t, err));
+    TDM_TRY(tdm__course_init(t->job, &t->course, err));
+    tdm__data_keep(&t->course.data, t->options->vault);
+    tdm__note_data(t);
+    t->kit = tdm_kit_create();
+    if (!t->kit) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    TDM_TRY(tdm__state_prepare(&t->course.model, TDM__STATE_FOR_TRAINING, &t->state, err));
+    const tdm_member_options *m = t->options->membership;
+    return m ? tdm_kv_open(&m->kv, &t->kv, err) : TDM_OK;
+}
+
+static tdm_status compare_data(tdm__trainer *t, tdm_error *err)
+{
+    char hash[TDM_SHA256_HEX];
+    int differs;
+    memcpy(hash, t->course.data_hash, sizeof(hash));
+    TDM_TRY(tdm__same_text(t->comm, hash, sizeof(hash), &differs, err));
+    if (differs < 0) return TDM_OK;
+    tdm_fail(err, TDM_ERR_JOB_MISMATCH,
+             "rank %d has read other data from %s than rank 0: bring the same files to all hosts",
+             differs, tdm_dataset_info_of(t->course.data.train)->path);
+    return tdm__agree(t->comm, TDM_ERR_JOB_MISMATCH, NULL, err);
+}
+
+static tdm_status begin_epoch(tdm__trainer *t, double begin_s, tdm_error *err)
+{
+    const char *resume = t->options->resume;
+    const tdm_member_options *m = t->options->membership;
+    tdm__home home = {t->options->vault, m ? m->slot : 0, t->epoch};
+    TDM_TRY(tdm__same_settings(t->comm, t->job, resume != NULL, err));
+    TDM_TRY(compare_data(t, err));
+    if (!t->entered)
+        TDM_TRY(tdm__agree(t->comm,
+                           tdm__memory_check(t->job, &t->course.data, t->comm, resume != NULL, err),
+                           NULL, err));
+    TDM_TRY(tdm__state_enter(&t->state, t->job, t->comm, &home, err));
+    tdm_recovery recovery;
+    TDM_TRY(tdm_store_recover(t->state.store, tdm_lanes_of(t->job), &recovery, err));
+    TDM_TRY(tdm__make_team(t, err));
+    TDM_TRY(tdm__make_predictor(t, err));
+    TDM_TRY(tdm__agree(t->comm, t->leads ? find_run(t, err) : TDM_OK, NULL, err));
+    bool joins = t->run_path[0] != '\0';
+    TDM_TRY(tdm__open_run(t, joins ? t->run_path : resume, joins, err));
+    tdm__run_share(&t->run);
+    TDM_TRY(tdm__agree(t->comm, t->leads ? tell_run(t, err) : TDM_OK, NULL, err));
+    bool from_memory = take_memory(t, &recovery);
+    if (!from_memory) TDM_TRY(take_disk(t, err));
+    TDM_TRY(tdm__agree(t->comm, mend_files(t, from_memory, err), NULL, err));
+    remember(t);
+    bool first = t->epoch == 1 || (!from_memory && !joins);
+    if (!t->entered) {
+        t->first_sample = t->position.samples;
+        t->first_step = t->position.step;
+    }
+    if (first)
+        tdm__say_start(t);
+    else
+        say_recovery(t, &recovery, from_memory, begin_s);
+    tdm__start_clock(t);
+    if (first) tdm__tell(t, TDM_TRAIN_EVENT_START);
+    t->entered = true;
+    return TDM_OK;
+}
+
+static tdm_status enter(void *user, const tdm_epoch *epoch, tdm_error *err)
+{
+    tdm__trainer *t = user;
+    double begin_s = tdm_clock_s();
+    t->epoch = epoch->number;
+    t->leads = epoch->rank == 0;
+    t->status.rank = epoch->rank;
+    t->status.rank_count = epoch->size;
+    t->watch.straggler = -1;
+    pthread_mutex_lock(&t->comm_lock);
+    t->interrupted = false;
+    pthread_mutex_unlock(&t->comm_lock);
+    TDM_TRY(open_world(t, epoch, err));
+    tdm_status status = begin_epoch(t, begin_s, err);
+    if (status != TDM_OK) tdm__call_off(t->comm, err);
+    return status;
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
+static void tell_member(const tdm__trainer *t, const char *phase)
+{
+    tdm_member_status s = {.step = t->position.step,
+                           .step_count = t->course.step_count,
+                           .samples_per_s = t->status.samples_per_s,
+                           .run_path = t->run_path,
+                           .phase = phase};
+    tdm_member_tell(t->options->member, &s);
+}
+
+static tdm_status finish(tdm__trainer *t, bool stopped, tdm_error *err)
+{
+    tdm_train_result *out = t->result;
+    tell_member(t, "saving");
+    out->interrupted = stopped;
+    if (t->first_step == t->position.step && t->is_saved) {
+        out->nothing_to_do = true;
+        if (t->predictor) TDM_TRY(tdm__measure_test(t, err));
+    }
+    if (!t->is_saved) TDM_TRY(tdm__save(t, err));
+    t->is_saved = true;
+    TDM_TRY(tdm__sum_up(t, out, err));
+    tdm__say_end(t, out);
+    tell_member(t, "ended");
+    return TDM_OK;
+}
+
+static bool is_at_end(const tdm__trainer *t)
+{
+    return t->position.step >= t->course.step_count || t->ended_early;
+}
+
+static tdm_status go_on(tdm__trainer *t, unsigned wish, unsigned *wishes, bool *done,
+                        tdm_error *err)
+{
+    double begin = tdm_clock_s();
+    *wishes = 0;
+    if (t->after_done && !is_at_end(t)) {
+        TDM_TRY(tdm__one_step(t, wish | tdm__wish_of(t), wishes, err));
+        remember(t);
+    }
+    if (!t->after_done) {
+        TDM_TRY(tdm__after_step(t, (*wishes & TDM__WISH_SAVE) != 0, err));
+        remember(t);
+    }
+    tell_member(t, "training");
+    double took = tdm_clock_s() - begin;
+    if (took > t->longest_s) t->longest_s = took;
+    bool stops = (*wishes & TDM_WISH_STOP) != 0;
+    *done = is_at_end(t) || stops;
+    return *done ? finish(t, stops && !is_at_end(t), err) : TDM_OK;
+}
+
+static tdm_status step(void *user, unsigned wish, unsigned *wishes, bool *done, tdm_error *err)
+{
+    tdm__trainer *t = user;
+    tdm_status status = go_on(t, wish, wishes, done, err);
+    if (status != TDM_OK) tdm__call_off(t->comm, err);
+    return status;
+}
+
+tdm_status tdm__train_elastic(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
+{
+    static const tdm_elastic_ops ops = {
+        .enter = enter, .step = step, .lost = lost, .leave = leave, .interrupt = interrupt};
+    tdm_elastic_result result = {0};
+    t->result = out;
+    t->comm = NULL;
+    pthread_mutex_init(&t->comm_lock, NULL);
+    tdm_status status = prepare(t, err);
+    if (status == TDM_OK) status = tdm_elastic_run(t->options->member, &ops, t, &result, err);
+    out->fenced = result.fenced || result.dismissed;
+    out->recoveries = result.recoveries;
+    leave(t);
+    tdm_kv_close(t->kv);
+    pthread_mutex_destroy(&t->comm_lock);
+    return status;
+}

@@ -1,0 +1,120 @@
+/*
+ * trainer.h: what the files of the training loop share.
+ *
+ * Files: train.c (steps and what is due after them, the whole for a fixed world), train_begin.c (getting
+ * ready in a world), train_elastic.c (worlds that come and go: epochs).
+ */
+#ifndef TANDEM_TRAIN_TRAINER_H
+#define TANDEM_TRAIN_TRAINER_H
+
+#include "train/internal.h"
+#include "train/ledger.h"
+#include "train/watch.h"
+
+#include <tandem/elastic.h>
+
+#include <pthread.h>
+
+/* By which ranks agree on what to do after a step, besides those of elastic.h. */
+enum { TDM__WISH_SAVE = 4 };
+
+/* What rank 0 tells of the checkpoint from which a run goes on. */
+typedef struct tdm__restored {
+    tdm_position position;
+    char path[TDM_PATH_BYTES];
+} tdm__restored;
+
+typedef struct tdm__trainer {
+    const tdm_job *job;
+    const tdm_train_options *options;
+    tdm_comm *comm; /* NULL: a single process */
+    bool leads;     /* rank 0 */
+    tdm_arena *arena;
+    tdm__course course;
+    tdm_str job_yaml;
+    tdm__run run;
+    bool run_open;
+    tdm__state state;
+    tdm_kit *kit; /* handed on from team to team */
+    tdm_team *team;
+    tdm__watch watch;
+    tdm_predictor *predictor;
+    tdm_feed *feed;   /* of the predictor */
+    int64_t *indices; /* of the samples of a lane */
+    bool ended_early; /* by train.early_stop */
+    tdm_position position;
+    tdm__restored resumed;
+    tdm_train_status status;
+    char state_hash[TDM_SHA256_HEX]; /* of the last checkpoint */
+    bool save_failed;                /* the last checkpoint along the way could not be written */
+    double step_seconds;             /* spent in steps by this call */
+    uint64_t first_sample;           /* samples trained before this call */
+    uint64_t first_step;
+    double begin_s;       /* of the call */
+    double start_seconds; /* from there to the first step */
+    double window_begin_s;
+    uint64_t window_begin_samples;
+    double saved_s; /* when a checkpoint was written last, or training began */
+    /* The ledger: rank 0 writes it, and every rank knows the line of the last step. */
+    tdm__ledger ledger;
+    uint64_t tally; /* of what this rank has read for the step in progress */
+    tdm__ledger_line ledger_line;
+    /* Epochs (train_elastic.c). */
+    bool after_done; /* all that is due after the last step was done */
+    bool is_saved;   /* the last step is in a checkpoint */
+    tdm_kv *kv;
+    uint32_t epoch;
+    bool entered;                  /* an epoch before */
+    char run_path[TDM_PATH_BYTES]; /* of the session's run; empty: not known */
+    double longest_s;              /* of a step, with what is due after it */
+    pthread_mutex_t comm_lock;     /* of `comm`, for who interrupts */
+    bool interrupted;
+    tdm_train_result *result;
+} tdm__trainer;
+
+/* ---- steps (train.c) -------------------------------------------------------------------------- */
+
+/* For what all ranks would say. */
+void tdm__say(const tdm__trainer *t, tdm_log_level level, const char *fmt, ...) TDM_PRINTF(3, 4);
+void tdm__tell(tdm__trainer *t, tdm_train_event event);
+/* The wishes of this rank by itself. */
+unsigned tdm__wish_of(const tdm__trainer *t);
+/* One step; nothing of what is due after it. *wishes: of all ranks. */
+tdm_status tdm__one_step(tdm__trainer *t, unsigned wish, unsigned *wishes, tdm_error *err);
+/* The numbers of a step that has ended: the position moves on. */
+void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr);
+/* Metrics, evaluation, checkpoint: `t->is_saved` says whether this state is in one. */
+tdm_status tdm__after_step(tdm__trainer *t, bool must_save, tdm_error *err);
+tdm_status tdm__save(tdm__trainer *t, tdm_error *err);
+tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err);
+tdm_status tdm__measure_test(tdm__trainer *t, tdm_error *err);
+void tdm__start_clock(tdm__trainer *t);
+/* The sentence at the beginning, and the one at the end. */
+void tdm__say_start(const tdm__trainer *t);
+void tdm__say_end(tdm__trainer *t, const tdm_train_result *result);
+uint64_t tdm__skipped_of(const tdm__trainer *t);
+
+/* ---- getting ready (train_begin.c) ------------------------------------------------------------- */
+
+/* What a rank does by itself before others wait for it. */
+tdm_status tdm__begin_alone(tdm__trainer *t, tdm_error *err);
+/* What is known of the data. */
+void tdm__note_data(tdm__trainer *t);
+tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err);
+tdm_status tdm__make_predictor(tdm__trainer *t, tdm_error *err);
+/* From the newest good checkpoint of the run at `path`. */
+tdm_status tdm__restore(tdm__trainer *t, const char *path, tdm_error *err);
+/* The folder of the run: rank 0 makes or opens it, the others learn where it is. `path` NULL: a new run. */
+tdm_status tdm__open_run(tdm__trainer *t, const char *path, bool joins, tdm_error *err);
+/* The ledger, from the step that the run goes on from. Rank 0. */
+tdm_status tdm__open_ledger(tdm__trainer *t, uint64_t step, tdm_error *err);
+/* All of it, for a fixed world. */
+tdm_status tdm__begin(tdm__trainer *t, tdm_error *err);
+void tdm__end(tdm__trainer *t);
+void tdm__note_failure(const tdm__trainer *t, const tdm_error *err);
+
+/* ---- epochs (train_elastic.c) ------------------------------------------------------------------ */
+
+tdm_status tdm__train_elastic(tdm__trainer *t, tdm_train_result *out, tdm_error *err);
+
+#endif
