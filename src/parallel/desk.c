@@ -212,7 +212,7 @@ static uint64_t start_of(int process)
     char *at = strrchr(text, ')'); /* its name may hold anything */
     if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X') return 0;
     int field = 2;
-    for (at++; *at && field < 21; at++) field += *at == ' ';
+    for (at++; *at && field < 22; at++) field += *at == ' ';
     return strtoull(at, NULL, 10);
 }
 
@@ -238,7 +238,8 @@ static tdm_status turn_out(tdm__slot *slot, int index, tdm_error *err)
 {
     int process = atomic_load(&slot->process);
     double until_s = tdm_clock_s() + KILL_S;
-    bool same = process > 0 && start_of(process) == atomic_load(&slot->started);
+    bool same = process > 0 && start_of(process) == atomic_load(&slot->started) &&
+                start_of(process) != 0;
     if (same)
         tdm_log(TDM_LOG_WARN, "parallel",
                 "slot %d: process %d stopped while it was writing: it is killed, and what it "

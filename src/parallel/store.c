@@ -298,7 +298,7 @@ static tdm_status make_journal(tdm_store *store, const tdm_store_options *option
     if (!journal) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
     *journal = (tdm__journal){.vault = options->vault,
                               .slot = options->slot,
-                              .epoch = options->epoch ? options->epoch
+                              .epoch = options->epoch  ? options->epoch
                                        : options->comm ? tdm_comm_epoch(options->comm)
                                                        : 1,
                               .thread_count = options->thread_count > 0 ? options->thread_count

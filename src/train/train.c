@@ -361,11 +361,25 @@ static bool is_checkpoint_due(const tdm__trainer *t)
             tdm__is_due(job->checkpoint.every_epochs, t->position.epoch));
 }
 
+static bool is_line_due(const tdm__trainer *t)
+{
+    return tdm__is_due(t->job->run.log_every_steps, t->position.step) ||
+           t->position.step == t->course.step_count;
+}
+
+void tdm__put_lines(tdm__trainer *t)
+{
+    bool last = t->position.step == t->course.step_count;
+    if (is_line_due(t)) put_step_metrics(t);
+    if (t->predictor && (last || tdm__course_eval_due(&t->course, &t->position)))
+        put_test_metrics(t);
+}
+
 tdm_status tdm__after_step(tdm__trainer *t, bool must_save, tdm_error *err)
 {
     bool last = t->position.step == t->course.step_count;
     if (t->leads) tdm__ledger_put(&t->ledger, &t->ledger_line);
-    if (tdm__is_due(t->job->run.log_every_steps, t->position.step) || last) put_step_metrics(t);
+    if (is_line_due(t)) put_step_metrics(t);
     tdm__tell(t, TDM_TRAIN_EVENT_STEP);
     bool eval_due = tdm__course_eval_due(&t->course, &t->position);
     if (last || eval_due) TDM_TRY(evaluate(t, err));

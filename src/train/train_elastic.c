@@ -258,16 +258,17 @@ static tdm_status take_disk(tdm__trainer *t, tdm_error *err)
     return tdm_store_set(t->state.store, t->position.step, err);
 }
 
-/* Lines that were written for what is done once more are dropped; whoever leads owns the files now. */
+/* Whoever leads owns the files now. The one before may have died between a step and its lines, while others
+ * were further: so the lines of the last step are written once more. */
 static tdm_status mend_files(tdm__trainer *t, bool from_memory, tdm_error *err)
 {
-    uint64_t done = t->after_done ? t->position.step : t->position.step - 1;
+    uint64_t step = t->position.step;
     if (!t->leads) return TDM_OK;
-    if (from_memory) TDM_TRY(tdm__run_rewind(&t->run, done, err));
-    TDM_TRY(tdm__open_ledger(t, t->position.step, err));
-    /* The one who led before may have died between a step and its line. */
-    if (t->position.step > 0 && t->ledger_line.step == t->position.step)
-        tdm__ledger_put(&t->ledger, &t->ledger_line);
+    if (from_memory) TDM_TRY(tdm__run_rewind(&t->run, step > 0 ? step - 1 : 0, err));
+    TDM_TRY(tdm__open_ledger(t, step, err));
+    if (!from_memory || step == 0) return TDM_OK;
+    tdm__ledger_put(&t->ledger, &t->ledger_line);
+    if (t->after_done) tdm__put_lines(t);
     return TDM_OK;
 }
 
@@ -323,10 +324,11 @@ static tdm_status begin_epoch(tdm__trainer *t, double begin_s, tdm_error *err)
     tdm__home home = {t->options->vault, m ? m->slot : 0, t->epoch};
     TDM_TRY(tdm__same_settings(t->comm, t->job, resume != NULL, err));
     TDM_TRY(compare_data(t, err));
-    if (!t->entered)
-        TDM_TRY(tdm__agree(t->comm,
-                           tdm__memory_check(t->job, &t->course.data, t->comm, resume != NULL, err),
-                           NULL, err));
+    /* Newcomers have not looked yet; all take part in what they found. */
+    tdm_status fits = t->entered ? TDM_OK
+                                 : tdm__memory_check(t->job, &t->course.data, t->comm,
+                                                     resume != NULL, err);
+    TDM_TRY(tdm__agree(t->comm, fits, NULL, err));
     TDM_TRY(tdm__state_enter(&t->state, t->job, t->comm, &home, err));
     tdm_recovery recovery;
     TDM_TRY(tdm_store_recover(t->state.store, tdm_lanes_of(t->job), &recovery, err));
@@ -447,10 +449,15 @@ tdm_status tdm__train_elastic(tdm__trainer *t, tdm_train_result *out, tdm_error 
     pthread_mutex_init(&t->comm_lock, NULL);
     tdm_status status = prepare(t, err);
     if (status == TDM_OK) status = tdm_elastic_run(t->options->member, &ops, t, &result, err);
-    out->fenced = result.fenced || result.dismissed;
     out->recoveries = result.recoveries;
     leave(t);
     tdm_kv_close(t->kv);
     pthread_mutex_destroy(&t->comm_lock);
-    return status;
+    if (status != TDM_OK) return status;
+    if (result.fenced)
+        return tdm_fail(err, TDM_ERR_PEER_FENCED, "the others go on without this worker");
+    if (result.dismissed || !out->run_path[0])
+        return tdm_fail(err, TDM_ERR_PEER_LEFT, "this worker %s",
+                        result.dismissed ? "was asked to leave" : "was not needed");
+    return TDM_OK;
 }

@@ -85,6 +85,8 @@ tdm_status tdm__one_step(tdm__trainer *t, unsigned wish, unsigned *wishes, tdm_e
 void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr);
 /* Metrics, evaluation, checkpoint: `t->is_saved` says whether this state is in one. */
 tdm_status tdm__after_step(tdm__trainer *t, bool must_save, tdm_error *err);
+/* The lines of metrics that belong to the last step, all of which is known. Rank 0. */
+void tdm__put_lines(tdm__trainer *t);
 tdm_status tdm__save(tdm__trainer *t, tdm_error *err);
 tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err);
 tdm_status tdm__measure_test(tdm__trainer *t, tdm_error *err);

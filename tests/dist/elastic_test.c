@@ -1,0 +1,422 @@
+/*
+ * elastic_test.c: training that goes on when its processes are killed, through the library alone.
+ *
+ * The parent plays the agent: it has the vault, starts workers, tells the store when one has died, and starts
+ * another in its place. Workers are killed by SIGKILL: by themselves inside of every phase of a step (points
+ * for tests, os.h), and by the parent at random instants; some are stopped and continued. However it goes, the
+ * run must end with the state of an undisturbed one, its ledger must be exact, and its metrics whole.
+ *
+ *     dist_elastic [--seed S] [--runs N] [--keep]
+ */
+#include "check.h"
+
+#include <tandem/elastic.h>
+#include <tandem/os.h>
+#include <tandem/train.h>
+
+#include <fcntl.h>
+#include <ftw.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SAMPLES = 200, WORKERS_MOST = 6, LIVES_MOST = 40 };
+enum { CODE_FENCED = 7 };
+
+static char folder[] = "/tmp/tandem-elastic-XXXXXX";
+static unsigned run_count;
+
+typedef struct model {
+    const char *name, *text;
+} model;
+
+static const model models[] = {
+    {"mlp", "name: mlp\nseed: 3\ndata: {train: data.csv, test_fraction: 0.2}\n"
+            "model: {hidden: [96, 64], dropout: 0.1}\ntrain: {batch: 30, epochs: 4}\n"
+            "optim: {kind: adamw, clip_norm: 1, ema: 0.9}\nparallel: {lanes: 8}\n"},
+    {"lamb", "name: lamb\nseed: 5\ndata: {train: data.csv, test_fraction: 0.2}\n"
+             "model: {hidden: [96]}\ntrain: {batch: 30, epochs: 4}\n"
+             "optim: {kind: lamb}\nparallel: {lanes: 8}\n"},
+    {"cnn", "name: cnn\nseed: 4\ndata: {train: data.csv, test_fraction: 0.2, shape: [1, 8, 8]}\n"
+            "layers: [conv: {channels: 8}, batch_norm: {}, relu: {}, flatten: {}, dropout: 0.1, "
+            "linear: 10]\n"
+            "model: {kind: layers}\ntrain: {batch: 30, epochs: 3}\n"
+            "optim: {kind: sgd, momentum: 0.9}\nparallel: {lanes: 8}\n"},
+};
+
+/* ---- jobs ------------------------------------------------------------------------------------ */
+
+static void write_data(void)
+{
+    char path[128];
+    snprintf(path, sizeof(path), "%s/data.csv", folder);
+    FILE *file = fopen(path, "w");
+    unsigned state = 12345;
+    for (int i = 0; file && i < SAMPLES; i++) {
+        for (int k = 0; k < 64; k++) {
+            state = state * 1103515245u + 12345u;
+            fprintf(file, "%u,", (state >> 16) % 17);
+        }
+        fprintf(file, "%d\n", i % 10);
+    }
+    if (file) fclose(file);
+}
+
+static tdm_job_document *load(const model *m, int zero, const char *every)
+{
+    char runs[96], zeros[48], steps[64];
+    snprintf(runs, sizeof(runs), "run.dir=%s/runs", folder);
+    snprintf(zeros, sizeof(zeros), "parallel.zero=%d", zero);
+    snprintf(steps, sizeof(steps), "checkpoint.every_steps=%s", every);
+    const char *sets[] = {runs,
+                          zeros,
+                          steps,
+                          "checkpoint.ledger=true",
+                          "run.log_every_steps=1",
+                          "elastic.heartbeat=1"};
+    tdm_job_options options = {.overrides = sets, .override_count = 6};
+    tdm_job_document *document = NULL;
+    tdm_error err = {0};
+    tdm_status status = tdm_job_parse(m->text, strlen(m->text), "job.yaml", folder, &options,
+                                      &document, &err);
+    if (status != TDM_OK || !tdm_job_document_job(document)) {
+        fprintf(stderr, "%s: %s\n", m->name, err.message);
+        exit(1);
+    }
+    return document;
+}
+
+/* ---- workers --------------------------------------------------------------------------------- */
+
+typedef struct world {
+    const model *model;
+    int zero;
+    char session[32], store[160];
+    tdm_vault *vault;
+    int size;
+    const char *wish; /* for TANDEM_TEST_KILL; NULL: none */
+    const char *every;
+} world;
+
+static void print_log(const tdm_log_record *record, void *user)
+{
+    (void)user;
+    fprintf(stderr, "[%d] %s: %s\n", (int)getpid(), tdm_log_level_name(record->level),
+            record->message);
+}
+
+static int work(const world *w, int slot, int life)
+{
+    char id[64], url[200];
+    if (w->wish) setenv("TANDEM_TEST_KILL", w->wish, 1);
+    if (getenv("TANDEM_TEST_LOG")) tdm_log_add_sink(print_log, NULL, TDM_LOG_INFO);
+    snprintf(id, sizeof(id), "a.%d.%d", slot, life);
+    snprintf(url, sizeof(url), "local:%s", w->store);
+    tdm_member_options mo = {.kv = {.url = url},
+                             .session = w->session,
+                             .id = id,
+                             .host = "a",
+                             .slot = slot,
+                             .min = 1,
+                             .max = w->size,
+                             .lease_s = 1};
+    tdm_error err = {0};
+    tdm_member *member = NULL;
+    tdm_job_document *document = load(w->model, w->zero, w->every);
+    tdm_status status = tdm_member_create(&mo, &member, &err);
+    tdm_train_result result;
+    tdm_train_options options = {.member = member, .membership = &mo, .vault = w->vault};
+    if (status == TDM_OK)
+        status = tdm_train(tdm_job_document_job(document), &options, &result, &err);
+    tdm_member_destroy(member);
+    tdm_job_document_destroy(document);
+    if (status == TDM_ERR_PEER_FENCED) return CODE_FENCED;
+    if (status == TDM_ERR_PEER_LEFT) return 0;
+    if (status != TDM_OK) {
+        fprintf(stderr, "worker %s: %s: %s\n", id, tdm_status_name(status), err.message);
+        return 1;
+    }
+    return 0;
+}
+
+static pid_t start(const world *w, int slot, int life)
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) _exit(work(w, slot, life));
+    return pid;
+}
+
+/* ---- the parent ------------------------------------------------------------------------------ */
+
+typedef struct plan {
+    int kills;       /* from outside, at random instants */
+    bool stops;      /* some of them are stops */
+    uint64_t random; /* state */
+} plan;
+
+static uint64_t draw(plan *p, uint64_t below)
+{
+    p->random = p->random * 6364136223846793005u + 1442695040888963407u;
+    return (p->random >> 33) % below;
+}
+
+static double now(void)
+{
+    return tdm_clock_s();
+}
+
+static void tell_dead(const world *w, int slot, int life, int how)
+{
+    char key[256], value[128], url[200];
+    snprintf(url, sizeof(url), "local:%s", w->store);
+    tdm_kv *kv = NULL;
+    tdm_error err = {0};
+    tdm_kv_options o = {.url = url};
+    if (tdm_kv_open(&o, &kv, &err) != TDM_OK) return;
+    snprintf(key, sizeof(key), "tandem/%s/dead/a.%d.%d", w->session, slot, life);
+    snprintf(value, sizeof(value), "{\"why\":\"killed by signal %d\",\"at\":%.6f}",
+             WIFSIGNALED(how) ? WTERMSIG(how) : 0, tdm_kv_now(kv));
+    CHECK_INT(tdm_kv_put(kv, key, value, 0, &err), TDM_OK);
+    tdm_kv_close(kv);
+}
+
+static void put_about(const world *w)
+{
+    char key[256], value[64], url[200];
+    snprintf(url, sizeof(url), "local:%s", w->store);
+    tdm_kv *kv = NULL;
+    tdm_error err = {0};
+    tdm_kv_options o = {.url = url};
+    CHECK_INT(tdm_kv_open(&o, &kv, &err), TDM_OK);
+    if (!kv) return;
+    snprintf(key, sizeof(key), "tandem/%s/about", w->session);
+    snprintf(value, sizeof(value), "{\"expected\":%d}", w->size);
+    CHECK_INT(tdm_kv_put(kv, key, value, 0, &err), TDM_OK);
+    tdm_kv_close(kv);
+}
+
+/* What is on disk, whoever was alive to tell. */
+static bool find_result(const world *w, char hash[TDM_SHA256_HEX], char run[512])
+{
+    char key[256], url[200];
+    snprintf(url, sizeof(url), "local:%s", w->store);
+    tdm_arena *arena = tdm_arena_create("test");
+    tdm_kv *kv = NULL;
+    tdm_kv_item item;
+    tdm_checkpoint *checkpoint = NULL;
+    tdm_error err = {0};
+    char *path;
+    snprintf(key, sizeof(key), "tandem/%s/run", w->session);
+    tdm_kv_options o = {.url = url};
+    tdm_status status = tdm_kv_open(&o, &kv, &err);
+    if (status == TDM_OK) status = tdm_kv_get(kv, key, arena, &item, &err);
+    if (status == TDM_OK) status = tdm_run_checkpoint(item.value, arena, &path, &err);
+    if (status == TDM_OK) status = tdm_checkpoint_open(path, &checkpoint, &err);
+    if (status == TDM_OK) {
+        const tdm_checkpoint_content *c = tdm_checkpoint_content_of(checkpoint);
+        snprintf(run, 512, "%s", item.value);
+        status = tdm_state_hash(&c->position, c->tensors, c->tensor_count, hash, &err);
+    }
+    if (status != TDM_OK) fprintf(stderr, "  %s\n", err.message);
+    tdm_checkpoint_destroy(checkpoint);
+    tdm_kv_close(kv);
+    tdm_arena_destroy(arena);
+    return status == TDM_OK;
+}
+
+/* Runs a training; true when it ended well. `hash` gets its state's. */
+static bool train(world *w, plan *p, char hash[TDM_SHA256_HEX], char run[512], int *hits)
+{
+    pid_t pids[LIVES_MOST];
+    int slots[LIVES_MOST], lives = 0, alive = 0;
+    bool good = true, over = false, stopped[LIVES_MOST] = {false};
+    double until = now() + 60, next = now() + 0.05 + 0.001 * (double)draw(p, 300), resume = 0;
+    unsigned number = ++run_count;
+    snprintf(w->session, sizeof(w->session), "s%u", number);
+    snprintf(w->store, sizeof(w->store), "%s/s%u.store", folder, number);
+    tdm_error err = {0};
+    CHECK_INT(tdm_vault_create(&w->vault, &err), TDM_OK);
+    put_about(w);
+    *hits = 0;
+    for (int i = 0; i < w->size; i++) {
+        slots[lives] = i;
+        pids[lives] = start(w, i, lives);
+        lives++;
+        alive++;
+    }
+    while (alive > 0) {
+        int how;
+        pid_t pid = waitpid(-1, &how, WNOHANG);
+        if (pid > 0) {
+            int k = 0;
+            while (k < lives && pids[k] != pid) k++;
+            pids[k] = 0;
+            alive--;
+            bool fenced = WIFEXITED(how) && WEXITSTATUS(how) == CODE_FENCED;
+            if (WIFEXITED(how) && WEXITSTATUS(how) == 0) over = true;
+            if (!fenced && !(WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL) && how != 0)
+                fprintf(stderr, "  worker %d in slot %d ended with %s %d\n", k, slots[k],
+                        WIFSIGNALED(how) ? "signal" : "code",
+                        WIFSIGNALED(how) ? WTERMSIG(how) : WEXITSTATUS(how));
+            if (WIFEXITED(how) && WEXITSTATUS(how) == 1) good = false;
+            if (WIFSIGNALED(how)) {
+                (*hits)++;
+                tell_dead(w, slots[k], k, how);
+                if (WTERMSIG(how) != SIGKILL) good = false;
+            }
+            if ((WIFSIGNALED(how) || fenced) && !over && good && lives < LIVES_MOST) {
+                slots[lives] = fenced ? lives + 16 : slots[k];
+                pids[lives] = start(w, slots[lives], lives);
+                lives++;
+                alive++;
+            }
+            continue;
+        }
+        if (now() > until) {
+            fprintf(stderr, "  the run does not end\n");
+            for (int i = 0; i < lives; i++)
+                if (pids[i] > 0) kill(pids[i], SIGKILL);
+            until = now() + 60;
+            good = false;
+        }
+        if (resume > 0 && now() > resume) {
+            for (int i = 0; i < lives; i++)
+                if (stopped[i] && pids[i] > 0) kill(pids[i], SIGCONT);
+            resume = 0;
+        }
+        if (p->kills > 0 && !over && now() > next) {
+            int k = (int)draw(p, (uint64_t)lives);
+            if (pids[k] > 0) {
+                bool stop = p->stops && resume <= 0 && draw(p, 2) == 0;
+                kill(pids[k], stop ? SIGSTOP : SIGKILL);
+                if (stop) {
+                    stopped[k] = true;
+                    resume = now() + 3;
+                    (*hits)++;
+                }
+                p->kills--;
+                next = now() + 0.02 + 0.001 * (double)draw(p, 250);
+            }
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
+    }
+    tdm_vault_close(w->vault);
+    return good && find_result(w, hash, run);
+}
+
+/* Every step of a run once, in order. */
+static void check_metrics(const char *run)
+{
+    char path[600], line[4096];
+    snprintf(path, sizeof(path), "%s/metrics.jsonl", run);
+    FILE *file = fopen(path, "r");
+    unsigned long long last = 0, step;
+    CHECK(file != NULL);
+    while (file && fgets(line, sizeof(line), file)) {
+        if (!strstr(line, "\"lr\"") || sscanf(line, "{\"step\":%llu", &step) != 1) continue;
+        CHECK_INT(step, last + 1);
+        last = step;
+    }
+    CHECK(last > 10);
+    if (file) fclose(file);
+}
+
+static void check_run(const world *w, const char *run)
+{
+    tdm_job_document *document = load(w->model, w->zero, w->every);
+    tdm_ledger_report report;
+    tdm_error err = {0};
+    CHECK_INT(tdm_ledger_check(tdm_job_document_job(document), run, &report, &err), TDM_OK);
+    CHECK_INT(report.problem_count, 0);
+    check_metrics(run);
+    tdm_job_document_destroy(document);
+}
+
+static bool compare(world *w, plan *p, const char *expected, const char *what)
+{
+    char hash[TDM_SHA256_HEX] = "", run[512] = "";
+    int hits;
+    double begin = now();
+    bool good = train(w, p, hash, run, &hits);
+    CHECK(good);
+    if (good && expected) CHECK_TEXT(hash, expected);
+    if (good) check_run(w, run);
+    good = good && (!expected || strcmp(hash, expected) == 0);
+    fprintf(stderr, "%s: %s, zero %d, %d workers, %s: %d hits, %.1f s\n", good ? "ok" : "NOT OK",
+            w->model->name, w->zero, w->size, what, hits, now() - begin);
+    return good;
+}
+
+static void undisturbed(const model *m, int zero, char hash[TDM_SHA256_HEX])
+{
+    world w = {.model = m, .zero = zero, .size = 1, .every = "7"};
+    plan none = {0};
+    char run[512] = "";
+    int hits;
+    CHECK(train(&w, &none, hash, run, &hits));
+    check_run(&w, run);
+}
+
+static const char *const phases[] = {"forward", "backward", "reduce",
+                                     "update",  "publish",  "checkpoint"};
+
+static int remove_entry(const char *path, const struct stat *about, int type, struct FTW *at)
+{
+    (void)about;
+    (void)type;
+    (void)at;
+    return remove(path);
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t seed = 1;
+    int runs = 4;
+    bool keep = false;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
+            seed = strtoull(argv[++i], NULL, 10);
+        else if (strcmp(argv[i], "--runs") == 0 && i + 1 < argc)
+            runs = atoi(argv[++i]);
+        else if (strcmp(argv[i], "--keep") == 0)
+            keep = true;
+    }
+    if (!mkdtemp(folder)) return 1;
+    write_data();
+    plan none = {0};
+    for (size_t m = 0; m < sizeof(models) / sizeof(models[0]); m++) {
+        char hash[TDM_SHA256_HEX] = "";
+        undisturbed(&models[m], 0, hash);
+        for (int zero = 0; zero < 4; zero += 2) {
+            world w = {.model = &models[m], .zero = zero, .size = 3, .every = "7"};
+            compare(&w, &none, hash, "undisturbed");
+            for (size_t i = 0; i < sizeof(phases) / sizeof(phases[0]); i++) {
+                char wish[200];
+                snprintf(wish, sizeof(wish), "%s:step=%d:rank=%d:file=%s/hit-%zu-%d-%zu", phases[i],
+                         9, (int)(i % 3), folder, m, zero, i);
+                w.wish = wish;
+                compare(&w, &none, hash, phases[i]);
+            }
+            w.wish = NULL;
+            for (int r = 0; r < runs; r++) {
+                plan p = {.kills = 1 + (int)((seed + (uint64_t)r) % 5),
+                          .stops = r % 4 == 3,
+                          .random = seed * 1000 + (uint64_t)r};
+                w.size = 2 + (int)draw(&p, 4);
+                w.zero = (int)draw(&p, 4);
+                char what[64];
+                snprintf(what, sizeof(what), "random kills, seed %llu run %d",
+                         (unsigned long long)seed, r);
+                compare(&w, &p, hash, what);
+            }
+            w.size = 3;
+        }
+    }
+    if (!keep) nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    printf("%d checks, %d failed\n", check_count, check_failures);
+    return check_failures != 0;
+}
