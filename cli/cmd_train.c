@@ -197,6 +197,7 @@ static int train(const cli_args *args, const tdm_job *job, tdm_comm *comm, elast
     progress_init(&s.bar, stderr, s.quiet || s.json || !s.tells);
     tdm_train_options options = {.comm = comm,
                                  .member = worker ? worker->member : NULL,
+                                 .membership = worker ? &worker->membership : NULL,
                                  .vault = worker ? tdm_worker_vault(worker->worker) : NULL,
                                  .resume = cli_value(args, "resume"),
                                  .on_event = on_event,

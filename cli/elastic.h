@@ -21,6 +21,7 @@ int elastic_launch(const cli_args *args, const tdm_job *job, int64_t count);
 typedef struct elastic_worker {
     tdm_worker *worker;
     tdm_member *member;
+    tdm_member_options membership; /* that it was made with */
     tdm_kv_options kv;
     tdm_arena *arena;
 } elastic_worker;

@@ -46,6 +46,7 @@ static tdm_status join(const tdm_job *job, elastic_worker *w, tdm_error *err)
     options.lease_s = job->elastic.heartbeat;
     TDM_TRY(tdm_worker_open(&w->worker, err));
     TDM_TRY(read_limits(w, &options, err));
+    w->membership = options;
     return tdm_member_create(&options, &w->member, err);
 }
 

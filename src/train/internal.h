@@ -87,7 +87,7 @@ typedef struct tdm__state {
     tdm_named_tensor *tensors;
     size_t tensor_count;
     const tdm_commit_gate *gate; /* asked before a checkpoint gets its name; NULL: nobody is */
-    size_t bucket;          /* as it was chosen; 0: not yet */
+    size_t bucket;               /* as it was chosen; 0: not yet */
     size_t from_file_count; /* parameters and buffers that began with values of model.init_from */
 } tdm__state;
 
