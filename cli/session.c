@@ -167,8 +167,8 @@ static bool is_meant(const tdm_session_view *view, const char *word)
 int session_find(const cli_args *args, const char *word, tdm_arena *arena, session_ref *out)
 {
     const char *command = args->command->name;
-    session_ref *refs;
-    size_t count, found = 0;
+    session_ref *refs = NULL;
+    size_t count = 0, found = 0;
     int code = session_scan(args, arena, &refs, &count);
     if (code != CLI_OK) return code;
     for (size_t i = 0; i < count; i++) {

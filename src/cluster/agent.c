@@ -84,6 +84,7 @@ static tdm_status make_room(tdm__agent *a, tdm_error *err)
 static tdm_status prepare(tdm__agent *a, tdm_error *err)
 {
     TDM_TRY(make_room(a, err));
+    tdm__agent_find_address(a);
     TDM_TRY(tdm_dir_make(a->options->logs, err));
     TDM_TRY(tdm_kv_open(&a->options->kv, &a->kv, err));
     TDM_TRY(tdm__agent_find_vault(a, err));

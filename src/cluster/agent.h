@@ -42,6 +42,9 @@ typedef struct tdm__agent {
 
     /* The store. */
     char host_key[TDM_KV_KEY_BYTES];
+    char address
+        [TDM_HOST_BYTES]; /* where other hosts reach this one; empty: the environment says it, or
+                                     there are no others */
     uint64_t lease;
     double beat_at_s, look_at_s;
     bool store_failed; /* the last call did, which was said */
@@ -89,6 +92,10 @@ void tdm__agent_how(int wait_status, char *out, size_t bytes);
 
 /* That of workers or agents of the session which run here already, or a new one. */
 tdm_status tdm__agent_find_vault(tdm__agent *agent, tdm_error *err);
+
+/* ---- where others reach this host (agent_address.c) -------------------------------------------------- */
+
+void tdm__agent_find_address(tdm__agent *agent);
 
 /* ---- the store (agent_store.c) --------------------------------------------------------------------- */
 

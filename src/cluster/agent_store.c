@@ -41,7 +41,7 @@ static void describe(const tdm__agent *a, tdm_str *out)
     if (getloadavg(load, 1) != 1) load[0] = 0;
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
-    tdm_json_put_string(&w, "address", a->options->host);
+    tdm_json_put_string(&w, "address", a->address[0] ? a->address : a->options->host);
     tdm_json_put_int(&w, "pid", (int64_t)getpid());
     tdm_json_put_int(&w, "workers", tdm__agent_alive(a));
     tdm_json_put_int(&w, "restarts", a->result.restarts);

@@ -55,6 +55,7 @@ static void fill_environment(const tdm__agent *a, const tdm__agent_worker *w, co
     tdm__environment_add(env, "TANDEM_ERR_FD", "%d", a->streams[1]);
     tdm__environment_add(env, "TANDEM_LOG", "%s", log);
     if (a->options->secret) tdm__environment_add(env, "TANDEM_SECRET", "%s", a->options->secret);
+    if (a->address[0]) tdm__environment_add(env, "TANDEM_ADDRESS", "%s", a->address);
 }
 
 static tdm_status spawn(tdm__agent *a, tdm__seat *seat, tdm__agent_worker *w, tdm_error *err)

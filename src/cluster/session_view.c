@@ -81,7 +81,6 @@ static void read_about(const tdm_json *about, tdm_arena *arena, tdm_session_view
     out->expected = (int)int_of(about, "expected", 0);
     out->min = (int)int_of(about, "min", 1);
     out->max = (int)int_of(about, "max", 0);
-    out->run = text_of(about, "run", NULL);
     read_words(about, arena, out);
 }
 
@@ -186,6 +185,10 @@ tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
     for (size_t i = 0; i < count; i++) {
         const char *key = items[i].key + strlen(prefix);
         if (strcmp(key, "job") == 0 || strcmp(key, "secret") == 0) continue;
+        if (strcmp(key, "run") == 0) { /* plain text, from the first rank 0 */
+            view.run = items[i].value;
+            continue;
+        }
         const tdm_json *value = parse(items[i].value, arena);
         if (value) read_item(key, value, arena, &view, &epoch);
     }

@@ -1,0 +1,76 @@
+/*
+ * agent_address.c: the address at which workers of other hosts reach those of this one.
+ *
+ * With a local store there are no others. Otherwise it is the address from which this host reaches the
+ * store: that network is one that all hosts have in common. Where the store is on this very host, that may
+ * be the loopback address, which is of no use to others; then it is that of the first interface that is up
+ * and no loopback. TANDEM_ADDRESS in the agent's environment says better, and stays.
+ */
+#include "cluster/agent.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static bool is_loopback(const struct sockaddr_in *address)
+{
+    return ntohl(address->sin_addr.s_addr) >> 24 == 127;
+}
+
+/* From which of our addresses a packet to there would go: none is sent. */
+static bool address_towards(const struct sockaddr *there, socklen_t bytes, struct sockaddr_in *out)
+{
+    socklen_t own_bytes = sizeof *out;
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool found = fd >= 0 && connect(fd, there, bytes) == 0 &&
+                 getsockname(fd, (struct sockaddr *)out, &own_bytes) == 0;
+    if (fd >= 0) close(fd);
+    return found && !is_loopback(out);
+}
+
+/* Of "etcd:http://HOST:PORT,...": the first one's. */
+static bool towards_store(const char *url, struct sockaddr_in *out)
+{
+    char host[256];
+    const char *begin = strstr(url, "://");
+    struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_DGRAM}, *list = NULL;
+    if (!begin) return false;
+    begin += 3;
+    size_t length = strcspn(begin, ":/,");
+    if (length == 0 || length >= sizeof host) return false;
+    snprintf(host, sizeof host, "%.*s", (int)length, begin);
+    if (getaddrinfo(host, "2379", &hints, &list) != 0) return false;
+    bool found = list && address_towards(list->ai_addr, list->ai_addrlen, out);
+    freeaddrinfo(list);
+    return found;
+}
+
+static bool first_interface(struct sockaddr_in *out)
+{
+    struct ifaddrs *list = NULL;
+    bool found = false;
+    if (getifaddrs(&list) != 0) return false;
+    for (struct ifaddrs *i = list; i && !found; i = i->ifa_next) {
+        if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || !(i->ifa_flags & IFF_UP)) continue;
+        memcpy(out, i->ifa_addr, sizeof *out);
+        found = !is_loopback(out);
+    }
+    freeifaddrs(list);
+    return found;
+}
+
+void tdm__agent_find_address(tdm__agent *a)
+{
+    const char *set = getenv("TANDEM_ADDRESS"), *url = a->options->kv.url;
+    struct sockaddr_in address = {0};
+    if ((set && *set) || strncmp(url, "local:", 6) == 0) return;
+    if (towards_store(url, &address) || first_interface(&address))
+        (void)inet_ntop(AF_INET, &address.sin_addr, a->address, sizeof a->address);
+}
