@@ -27,6 +27,9 @@
 #include <string.h>
 #include <unistd.h>
 
+enum { UNSAID_MOST = 4, UNSAID_BYTES = 400 };
+static const double unsaid_old_s = 60;
+
 typedef struct session {
     progress bar;
     bool json;
@@ -36,6 +39,10 @@ typedef struct session {
     train_ranks ranks;
     char run_path[TDM_PATH_BYTES]; /* empty until there is a run */
     bool has_checkpoint;
+    char unsaid[UNSAID_MOST]
+               [UNSAID_BYTES];    /* a worker's warnings of late, in turn, while it is silent */
+    double unsaid_s[UNSAID_MOST]; /* when; 0: none */
+    int unsaid_next;
 } session;
 
 static volatile sig_atomic_t stop_signals;
@@ -81,7 +88,13 @@ static bool should_stop(void *user)
 static void log_to_terminal(const tdm_log_record *record, void *user)
 {
     session *s = user;
-    if (record->level != TDM_LOG_WARN || !s->tells) return;
+    if (record->level != TDM_LOG_WARN) return;
+    if (!s->tells && s->worker) { /* it may be about rank 0, whom this one will follow */
+        int at = s->unsaid_next++ % UNSAID_MOST;
+        snprintf(s->unsaid[at], UNSAID_BYTES, "%s", record->message);
+        s->unsaid_s[at] = tdm_clock_s();
+    }
+    if (!s->tells) return;
     progress_clear(&s->bar);
     cli_warn("%s", record->message);
 }
@@ -117,6 +130,11 @@ static void follow_rank(session *s, const tdm_train_status *status)
     tdm_worker_speak(s->worker);
     cli_copy_to(tdm_worker_log_fd(s->worker));
     progress_init(&s->bar, stderr, s->quiet || s->json);
+    for (int i = 0; i < UNSAID_MOST; i++) {
+        int at = (s->unsaid_next + i) % UNSAID_MOST;
+        if (s->unsaid_s[at] > 0 && tdm_clock_s() - s->unsaid_s[at] < unsaid_old_s)
+            cli_warn("%s", s->unsaid[at]);
+    }
 }
 
 static void on_event(const tdm_train_status *status, void *user)
@@ -232,10 +250,11 @@ static int train_as_rank(const cli_args *args, const tdm_job *job, const tdm_com
 }
 
 /* An agent has started this process: it takes part as long as the others let it. */
-static int train_as_worker(const cli_args *args, const char *path)
+static int train_as_worker(cli_args *args, const char *path)
 {
     int code = CLI_USAGE;
     elastic_worker worker;
+    args->argument_count = 0; /* its job is a copy: the way on is by the run's own */
     stop_quietly = 1;
     stop_patient = 1;
     signal(SIGTTOU, SIG_IGN); /* it stands in the background of its terminal, and writes to it */

@@ -131,6 +131,18 @@ static int by_rank(const void *a, const void *b)
     return strcmp(x->id, y->id);
 }
 
+/* Records of members that an agent has seen die stay until their leases end. */
+static void drop_dead(tdm_session_view *view, const tdm_kv_item *items, size_t count,
+                      size_t prefix_length)
+{
+    for (size_t i = 0; i < count; i++) {
+        const char *id = below(items[i].key + prefix_length, "dead/");
+        for (size_t k = 0; id && k < view->member_count; k++)
+            if (strcmp(view->members[k].id, id) == 0)
+                view->members[k--] = view->members[--view->member_count];
+    }
+}
+
 /* The whole's step, speed and run are those of the rank that knows most. */
 static void sum_up(tdm_session_view *view)
 {
@@ -194,6 +206,7 @@ tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
     }
     if (!view.name)
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "the store knows no session '%s'", session);
+    drop_dead(&view, items, count, strlen(prefix));
     if (epoch) read_epoch(epoch, arena, &view);
     sum_up(&view);
     *out = view;

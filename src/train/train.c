@@ -496,7 +496,9 @@ static tdm_status run(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
 /* The error is in the log once: from rank 0, or, when that is gone, from those who saw it go. */
 void tdm__note_failure(const tdm__trainer *t, const tdm_error *err)
 {
-    bool alone = !t->leads && tdm_comm_peer_state(t->comm, 0) == TDM_PEER_LOST;
+    bool alone = !t->leads && t->comm && tdm_comm_peer_state(t->comm, 0) == TDM_PEER_LOST;
+    /* Of members that the others do without there is nothing to say in the run. */
+    if (err->status == TDM_ERR_PEER_FENCED || err->status == TDM_ERR_PEER_LEFT) return;
     if (t->run_open && (t->leads || alone)) tdm_log(TDM_LOG_ERROR, "train", "%s", err->message);
 }
 
