@@ -46,6 +46,7 @@ typedef struct run {
     int failures;              /* epochs in a row that ended before a step was done */
     bool has_failed;           /* the last epoch ended by a failure */
     bool said_short;
+    bool is_whole; /* it has come through enter, so it has the run's state */
 } run;
 
 static outcome end(run *r, tdm_status status)
@@ -132,6 +133,7 @@ static outcome report(run *r, const char *why, bool is_regroup, const bool *lost
     tdm_json_object_begin(&w);
     tdm_json_put_string(&w, "why", why);
     tdm_json_put_bool(&w, "regroup", is_regroup);
+    tdm_json_put_bool(&w, "whole", r->is_whole);
     tdm_json_key(&w, "lost");
     tdm_json_array_begin(&w);
     for (int i = 0; lost && i < r->epoch.size; i++)
@@ -211,6 +213,7 @@ static bool ends_epoch(run *r, tdm_status status)
 static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
 {
     tdm_status status = r->ops->enter(r->user, &r->epoch, why);
+    if (status == TDM_OK) r->is_whole = true;
     while (status == TDM_OK && !*done && !*regroup) {
         pthread_mutex_lock(&r->m->lock);
         unsigned wish = r->m->wish, wishes = 0;

@@ -9,7 +9,8 @@
  * that counts, but was once offered one, is fenced. Who was never offered one waits.
  *
  * The time to report is short after a failure, for the others were interrupted; and long when all left for
- * a regrouping, for they may be busy with what is due after the step that agreed on it. Newcomers go on
+ * a regrouping, for they may be busy with what is due after the step that agreed on it. Those that do not
+ * have the run's state (newcomers, also when they have a place but never came through enter) go on
  * alone, with what their hosts or the newest checkpoint have, only when all others are dead, or have been
  * silent for longer than anybody goes on without the store: a store that was away for a while takes no
  * state from those that have it.
@@ -23,6 +24,8 @@
 #define UNHURRIED 30.0
 /* The second proposer steps in so much later than the first, and so on. */
 #define TURN_S 0.5
+/* So long those that are too few without the others believe that these are cut off. */
+#define CUT_S 5.0
 
 const char tdm__asked_to_leave[] = "asked to leave";
 
@@ -115,7 +118,7 @@ static void add_newcomers(tdm__view *view, int room, tdm__epoch_plan *plan)
 }
 
 /* Those of the epoch that stay, in its order; says of the others why they do not. */
-static void add_survivors(tdm__view *view, tdm__epoch_plan *plan)
+static void add_survivors(tdm__view *view, bool heed_cuts, tdm__epoch_plan *plan)
 {
     tdm__view_member *reporters[TDM__EPOCH_MOST] = {NULL};
     bool keep[TDM__EPOCH_MOST];
@@ -131,19 +134,27 @@ static void add_survivors(tdm__view *view, tdm__epoch_plan *plan)
     }
     tdm__epoch_reach(reporters, count, keep);
     for (int i = 0; i < count; i++) {
-        if (keep[i])
+        if (keep[i] || !heed_cuts)
             plan->next[plan->next_count++] = reporters[i];
         else
             reporters[i]->left_why = "it is cut off from the others";
     }
 }
 
+static int whole_of(const tdm__epoch_plan *plan)
+{
+    int count = 0;
+    for (int i = 0; i < plan->next_count; i++) count += plan->next[i]->is_whole;
+    return count;
+}
+
 /* Those that were asked to leave go, the last ranks first, as long as enough stay, and one at least of
  * those that have the state: newcomers have none yet. */
 static void dismiss(tdm__epoch_plan *plan, int min, int newcomers)
 {
-    for (int i = plan->next_count - 1; i >= 0 && plan->next_count > 1; i--) {
+    for (int i = plan->next_count - 1; i >= 0; i--) {
         tdm__view_member *m = plan->next[i];
+        if (m->is_whole && whole_of(plan) < 2) continue;
         if (!m->should_leave || plan->next_count - 1 + newcomers < min) continue;
         m->left_why = tdm__asked_to_leave;
         plan->next_count--;
@@ -152,13 +163,14 @@ static void dismiss(tdm__epoch_plan *plan, int min, int newcomers)
     }
 }
 
-static void compose(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_plan *plan)
+static void compose(tdm__view *view, const tdm__epoch_rules *rules, bool heed_cuts,
+                    tdm__epoch_plan *plan)
 {
     int most = rules->max > 0 && rules->max < TDM__EPOCH_MOST ? rules->max : TDM__EPOCH_MOST;
     int newcomers = 0;
     plan->next_count = 0;
     tdm__view_newcomers(view, 0, &newcomers);
-    add_survivors(view, plan);
+    add_survivors(view, heed_cuts, plan);
     dismiss(plan, rules->min, newcomers);
     while (plan->next_count > most)
         plan->next[--plan->next_count]->left_why = "there are more than may take part";
@@ -186,19 +198,19 @@ static bool is_first_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__ep
 static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
                         double now_s, tdm__epoch_plan *plan)
 {
-    bool has_failed = is_failure(view), has_reporter = false, is_missing = false;
+    bool has_failed = is_failure(view), has_state = false, is_missing = false;
     bool is_silent = false;
     double broken_s = since(&memo->broken_s, true, now_s);
     double failed_s = since(&memo->failed_s, has_failed, now_s);
     for (int i = 0; i < view->size; i++) {
         tdm__view_member *m = &view->members[i];
-        has_reporter |= is_reporter(m);
+        has_state |= is_reporter(m) && m->is_whole;
         is_missing |= tdm__view_alive(m) && !m->has_reported;
         is_silent |= !m->is_here && !m->is_dead;
     }
-    double alone_s = since(&memo->alone_s, !is_missing && !has_reporter, now_s);
+    double alone_s = since(&memo->alone_s, !is_missing && !has_state, now_s);
     double due_s = broken_s + UNHURRIED * rules->report_s;
-    if (has_failed && has_reporter) due_s = failed_s + rules->report_s;
+    if (has_failed && has_state) due_s = failed_s + rules->report_s;
     if (!is_missing) due_s = alone_s >= 0 && is_silent ? alone_s + rules->silence_s : now_s;
     if (now_s >= due_s) return true;
     wait_until(plan, due_s, "the others to leave the epoch");
@@ -225,14 +237,19 @@ static tdm__deed propose(tdm__view *view, const tdm__epoch_rules *rules, tdm__ep
     bool is_due = view->number == 0 ? is_first_due(view, rules, memo, now_s, plan)
                                     : is_next_due(view, rules, memo, now_s, plan);
     if (!is_due) return TDM__DEED_WAIT;
-    compose(view, rules, plan);
+    compose(view, rules, true, plan);
     bool is_short = plan->next_count < rules->min || plan->next_count == 0;
+    /* Too few, because a network is cut: it may be whole again, which only an epoch finds out. */
+    bool is_long = is_short && memo->short_s >= 0 && now_s - memo->short_s >= CUT_S;
+    if (is_long) compose(view, rules, false, plan);
+    is_short = plan->next_count < rules->min || plan->next_count == 0;
     double short_s = since(&memo->short_s, is_short, now_s);
     double due_s = since(&memo->due_s, !is_short, now_s);
     if (is_short) {
         plan->here = plan->next_count;
         if (now_s - short_s >= rules->wait_s) return TDM__DEED_GIVE_UP;
-        return wait_until(plan, short_s + rules->wait_s, "more members");
+        double again_s = now_s < short_s + CUT_S ? short_s + CUT_S : short_s + rules->wait_s;
+        return wait_until(plan, again_s, "more members");
     }
     double my_turn_s = due_s + turn_of(view, rules->id) * TURN_S;
     if (now_s >= my_turn_s) return TDM__DEED_PROPOSE;

@@ -2,7 +2,8 @@
  * epoch_reach.c: of members that could not all reach each other, the most that do.
  *
  * Two members are at odds when one of them has lost the other. We look for the largest set without odds:
- * for a network that is cut in two, that is the larger side. Members are taken or passed over in order of
+ * for a network that is cut in two, that is the larger side. Members that have the run's state count more
+ * than any number of newcomers that have not. Members are taken or passed over in order of
  * rank, taken first, so that of equal sets the first one found has the lowest ranks, and stays. The search
  * goes on only where it can still find more than it has, which makes clean cuts cheap; in a wild tangle of
  * odds it stops after a fixed number of tries, with the best found so far.
@@ -20,8 +21,9 @@ typedef struct set {
 typedef struct search {
     int count;
     set friends[TDM__EPOCH_MOST]; /* of each: who is not at odds with it, itself excluded */
+    int weights[TDM__EPOCH_MOST];
     set best;
-    int best_count;
+    int best_weight;
     int tries;
 } search;
 
@@ -36,11 +38,12 @@ static void put(set *s, int i, bool is_in)
     s->bits[i / 64] = is_in ? s->bits[i / 64] | bit : s->bits[i / 64] & ~bit;
 }
 
-static int count_of(const set *s)
+static int weight_of(const search *s, const set *members)
 {
-    int count = 0;
-    for (int w = 0; w < WORDS; w++) count += __builtin_popcountll(s->bits[w]);
-    return count;
+    int weight = 0;
+    for (int i = 0; i < s->count; i++)
+        if (has(members, i)) weight += s->weights[i];
+    return weight;
 }
 
 static set both(const set *a, const set *b)
@@ -52,21 +55,21 @@ static set both(const set *a, const set *b)
 
 /* `taken` has no odds; `open` are those that may still be added to it, each number of them above
  * all taken. As deep as there are members. */
-static void look(search *s, const set *taken, int taken_count, set open)
+static void look(search *s, const set *taken, int taken_weight, set open)
 {
-    int open_count = count_of(&open);
-    if (taken_count > s->best_count) {
+    int open_weight = weight_of(s, &open);
+    if (taken_weight > s->best_weight) {
         s->best = *taken;
-        s->best_count = taken_count;
+        s->best_weight = taken_weight;
     }
-    for (int i = 0; i < s->count && taken_count + open_count > s->best_count; i++) {
+    for (int i = 0; i < s->count && taken_weight + open_weight > s->best_weight; i++) {
         if (!has(&open, i)) continue;
         if (s->tries++ > TRIES_MOST) return;
         put(&open, i, false);
-        open_count--;
+        open_weight -= s->weights[i];
         set more = *taken;
         put(&more, i, true);
-        look(s, &more, taken_count + 1, both(&open, &s->friends[i]));
+        look(s, &more, taken_weight + s->weights[i], both(&open, &s->friends[i]));
     }
 }
 
@@ -83,6 +86,7 @@ void tdm__epoch_reach(tdm__view_member *const *members, int count, bool *keep)
     bool has_odds = false;
     for (int i = 0; i < count; i++) {
         keep[i] = true;
+        s.weights[i] = members[i]->is_whole ? TDM__EPOCH_MOST + 1 : 1;
         for (int j = 0; j < count; j++) {
             bool is_at_odds = i != j && (has_lost(members[i], members[j]) ||
                                          has_lost(members[j], members[i]));

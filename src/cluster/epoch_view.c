@@ -148,6 +148,7 @@ static tdm_status read_report(tdm__view *view, const char *rest, const tdm_kv_it
     const tdm_json *report = object_of(item, arena);
     m->has_reported = true;
     m->is_regroup = report && is_true(report, "regroup");
+    m->is_whole = report && is_true(report, "whole");
     m->report_why = report ? text_of(report, "why", "") : "";
     const tdm_json *lost = tdm_json_get(report, "lost");
     if (!lost || lost->type != TDM_JSON_ARRAY || lost->count == 0) return TDM_OK;

@@ -36,6 +36,7 @@ typedef struct tdm__view_member {
     const char *left_why;
     bool has_reported; /* that it has left the epoch that counts */
     bool is_regroup;   /* and that nothing failed */
+    bool is_whole;     /* it has the run's state: it has once come through enter */
     const char *report_why;
     const char **lost; /* whom it could not reach, by their names */
     int lost_count;
@@ -119,8 +120,8 @@ void tdm__epoch_memo_init(tdm__epoch_memo *memo);
 /* Pure but for `memo`. Marks in the view who would be left out, and why. */
 tdm__deed tdm__epoch_decide(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
                             double now_s, tdm__epoch_plan *plan);
-/* Of members 0 to count - 1 the largest set in which nobody has lost anybody, as flags; of equal ones
- * the one with the lowest members. */
+/* Of members 0 to count - 1 the largest set in which nobody has lost anybody, as flags: the one with the
+ * most that have the state; of equal ones that with the most members; of equal ones that with the lowest. */
 void tdm__epoch_reach(tdm__view_member *const *members, int count, bool *keep);
 
 /* ---- texts (epoch_text.c) ----------------------------------------------------------------------- */

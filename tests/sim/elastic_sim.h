@@ -114,6 +114,7 @@ typedef struct store {
     uint64_t revision, last_lease;
     double down_until_s;
     uint32_t epoch; /* the last number that was put */
+    double epoch_s; /* and when */
 } store;
 
 /* ---- time --------------------------------------------------------------------------------------- */

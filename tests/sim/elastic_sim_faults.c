@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#define LEAVE_S 6.0
+
 static void watcher(void *argument)
 {
     process *p = argument;
@@ -51,6 +53,18 @@ static tdm_status create(process *p)
     return status;
 }
 
+/* Who has been in an epoch and is not in the one that counts leaves before the run's end, unless it could
+ * not know. */
+static void check_fenced(process *p)
+{
+    sim *s = p->s;
+    double since_s = fmax(s->store.epoch_s, fmax(p->stop_s, p->no_store_s));
+    if (p->meetings == 0 || s->now_s - fmax(since_s, s->store.down_until_s) < LEAVE_S) return;
+    const char *epoch = sim_store_get(s, PREFIX "epoch"), *left = strstr(epoch, "\"left\"");
+    const char *me = strstr(epoch, p->id);
+    if (!me || me > left) sim_fail(s, "%s was fenced, and did not leave", p->id);
+}
+
 static void end_process(process *p)
 {
     sim *s = p->s;
@@ -59,6 +73,7 @@ static void end_process(process *p)
     sim_say(s, "ends: %s%s%s", p->status == TDM_OK ? "well" : p->err.message,
             p->result.fenced ? ", fenced" : "", p->result.dismissed ? ", dismissed" : "");
     bool is_end = !p->result.fenced && !p->result.dismissed;
+    if (is_end) check_fenced(p);
     if (is_end && !s->has_verdict)
         sim_fail(s, "%s has ended (%s), but the run has no verdict", p->id,
                  p->status == TDM_OK ? "well" : p->err.message);

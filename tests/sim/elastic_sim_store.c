@@ -75,6 +75,7 @@ static void check_epoch(sim *s, const char *value)
     else if (number != s->store.epoch + 1)
         sim_fail(s, "epoch %u follows epoch %u", number, s->store.epoch);
     s->store.epoch = number;
+    s->store.epoch_s = s->now_s;
     s->epochs++;
 }
 

@@ -1,0 +1,529 @@
+/*
+ * member_test.c: the parts of members and epochs that decide without a store, what the store may say that
+ * nobody should have put there, and real processes, really killed, over the local store.
+ *
+ * Schedules of everything that can go wrong are the simulator's (tests/sim); this is about single rules,
+ * and about the thread and the clock that the simulator replaces.
+ */
+#include "check.h"
+#include "cluster/member.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static void nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static char store_path[64];
+static char store_url[80];
+
+static void make_store(void)
+{
+    char folder[] = "/tmp/tandem-member-XXXXXX";
+    if (!mkdtemp(folder)) abort();
+    snprintf(store_path, sizeof store_path, "%s", folder);
+    snprintf(store_url, sizeof store_url, "local:%s/store", folder);
+}
+
+static void remove_store(void)
+{
+    char file[96];
+    snprintf(file, sizeof file, "%s/store", store_path);
+    unlink(file);
+    CHECK_INT(rmdir(store_path), 0);
+}
+
+static tdm_kv *open_store(void)
+{
+    tdm_kv *kv = NULL;
+    tdm_error err = {0};
+    CHECK_INT(tdm_kv_open(&(tdm_kv_options){.url = store_url}, &kv, &err), TDM_OK);
+    if (!kv) fprintf(stderr, "%s\n", err.message);
+    return kv;
+}
+
+/* ---- signs of life ------------------------------------------------------------------------------ */
+
+static void the_lease_follows_the_pulse(void)
+{
+    tdm__pulse pulse;
+    tdm__pulse_init(&pulse, 0);
+    CHECK_NEAR(tdm__pulse_lease_s(&pulse), 3, 1e-9);
+    double now_s = 0;
+    for (int i = 0; i < 200; i++) tdm__pulse_beat(&pulse, now_s += 0.25);
+    CHECK_NEAR(tdm__pulse_lease_s(&pulse), 1.5, 0.01);
+    for (int i = 0; i < 200; i++) /* a busy host */
+        tdm__pulse_beat(&pulse, now_s += i % 2 ? 0.25 : 1.25);
+    CHECK(tdm__pulse_lease_s(&pulse) > 5);
+    for (int i = 0; i < 200; i++) tdm__pulse_beat(&pulse, now_s += 60);
+    CHECK_NEAR(tdm__pulse_lease_s(&pulse), 30, 1e-9);
+    for (int i = 0; i < 500; i++) tdm__pulse_beat(&pulse, now_s += 0.01);
+    CHECK_NEAR(tdm__pulse_lease_s(&pulse), 1, 0.01);
+    tdm__pulse_init(&pulse, 7);
+    tdm__pulse_beat(&pulse, 1);
+    tdm__pulse_beat(&pulse, 100);
+    CHECK_NEAR(tdm__pulse_lease_s(&pulse), 7, 0);
+}
+
+/* ---- who reaches whom --------------------------------------------------------------------------- */
+
+enum { CROWD = 64 };
+static char names[CROWD][8];
+static tdm__view_member crowd[CROWD];
+static tdm__view_member *crowd_list[CROWD];
+static const char *lost_lists[CROWD][CROWD];
+
+static void gather(int count)
+{
+    for (int i = 0; i < count; i++) {
+        snprintf(names[i], sizeof names[i], "m%d", i);
+        crowd[i] = (tdm__view_member){
+            .id = names[i], .host = "h", .is_whole = true, .lost = lost_lists[i]};
+        crowd_list[i] = &crowd[i];
+    }
+}
+
+static void lose(int a, int b)
+{
+    crowd[a].lost[crowd[a].lost_count++] = names[b];
+}
+
+static uint64_t reach(int count)
+{
+    bool keep[CROWD];
+    uint64_t kept = 0;
+    tdm__epoch_reach(crowd_list, count, keep);
+    for (int i = 0; i < count; i++) kept |= (uint64_t)keep[i] << i;
+    return kept;
+}
+
+static void the_larger_side_stays(void)
+{
+    gather(5);
+    CHECK_INT(reach(5), 0x1f);
+    for (int i = 0; i < 2; i++) /* {0, 1} and {2, 3, 4}; one side's word is enough */
+        for (int j = 2; j < 5; j++) lose(i, j);
+    CHECK_INT(reach(5), 0x1c);
+    gather(4);
+    for (int i = 0; i < 4; i++) /* {0, 3} and {1, 2}: equal, so the side with rank 0 */
+        for (int j = 0; j < 4; j++)
+            if ((i == 0 || i == 3) != (j == 0 || j == 3)) lose(i, j);
+    CHECK_INT(reach(4), 0x9);
+    gather(3);
+    lose(2, 0); /* both reach 1 */
+    CHECK_INT(reach(3), 0x3);
+    gather(4);
+    lose(3, 0); /* the only one that has the state stays, whoever is at odds with it */
+    lose(2, 0);
+    lose(1, 0);
+    crowd[1].is_whole = crowd[2].is_whole = crowd[3].is_whole = false;
+    CHECK_INT(reach(4), 0x1);
+    gather(CROWD);
+    for (int i = 0; i < 20; i++)
+        for (int j = 20; j < CROWD; j++) lose(i, j);
+    CHECK(reach(CROWD) == UINT64_MAX << 20);
+}
+
+static void a_tangle_ends_soon(void)
+{
+    gather(CROWD);
+    uint64_t draw = 1;
+    for (int i = 0; i < CROWD; i++)
+        for (int j = i + 1; j < CROWD; j++)
+            if ((draw = draw * 6364136223846793005u + 1442695040888963407u) >> 62 == 0) lose(i, j);
+    uint64_t kept = reach(CROWD);
+    CHECK(kept != 0);
+    for (int i = 0; i < CROWD; i++)
+        for (int k = 0; k < crowd[i].lost_count; k++) {
+            int j = (int)strtol(crowd[i].lost[k] + 1, NULL, 10);
+            CHECK(!(kept >> i & 1) || !(kept >> j & 1));
+        }
+}
+
+/* ---- what the store says ------------------------------------------------------------------------ */
+
+#define SESSION "tandem/s/"
+
+static tdm_status look(tdm_kv *kv, tdm_arena *arena, tdm__view *view, tdm_error *err)
+{
+    tdm_arena_reset(arena);
+    return tdm__view_read(kv, SESSION, arena, view, err);
+}
+
+static void put(tdm_kv *kv, const char *key, const char *value)
+{
+    CHECK_INT(tdm_kv_put(kv, key, value, 0, NULL), TDM_OK);
+}
+
+static void a_record_of_nonsense_is_none(void)
+{
+    make_store();
+    tdm_kv *kv = open_store();
+    tdm_arena *arena = tdm_arena_create("test");
+    tdm__view view = {0};
+    tdm_error err = {0};
+    put(kv, SESSION "members/a", "{\"host\":\"h\",\"ready\":true,\"slot\":99999999999}");
+    put(kv, SESSION "members/b", "[1, 2");
+    put(kv, SESSION "members/", "{}");
+    put(kv, SESSION "members/c/d", "{\"host\":\"h\"}");
+    put(kv, SESSION "reports/x/a", "{}");
+    put(kv, SESSION "dead/nobody", "{}");
+    put(kv, SESSION "wishes/leave/a", "");
+    put(kv, SESSION "about", "{\"expected\":-3}");
+    put(kv, SESSION "verdict", "{\"status\":4711}");
+    CHECK_INT(look(kv, arena, &view, &err), TDM_OK);
+    CHECK_INT(view.count, 1);
+    CHECK_INT(view.expected, 0);
+    CHECK(view.has_verdict && view.verdict == TDM_ERR_INTERNAL);
+    CHECK(tdm__view_find(&view, "a")->should_leave);
+    static const char *const epochs[] = {
+        "",
+        "{}",
+        "{\"number\":1}",
+        "{\"number\":1,\"members\":[]}",
+        "{\"number\":0,\"members\":[{\"id\":\"a\",\"host\":\"h\"}]}",
+        "{\"number\":5000000000,\"members\":[{\"id\":\"a\",\"host\":\"h\"}]}",
+        "{\"number\":1,\"members\":[{\"id\":\"a\"},{\"id\":\"a\"}]}",
+        "{\"number\":1,\"members\":[{\"host\":\"h\"}]}",
+        "{\"number\":1,\"members\":[7]}"};
+    for (size_t i = 0; i < sizeof epochs / sizeof epochs[0]; i++) {
+        put(kv, SESSION "epoch", epochs[i]);
+        CHECK_INT(look(kv, arena, &view, &err), TDM_ERR_FORMAT);
+        CHECK_HAS(err.message, SESSION "epoch");
+    }
+    tdm_arena_destroy(arena);
+    tdm_kv_close(kv);
+    remove_store();
+}
+
+/* ---- who decides what --------------------------------------------------------------------------- */
+
+static tdm__deed decide(tdm_kv *kv, tdm_arena *arena, const char *id, tdm__epoch_memo *memo,
+                        double now_s, tdm__view *view, tdm__epoch_plan *plan)
+{
+    tdm__epoch_rules rules = {
+        .id = id, .min = 2, .max = 3, .wait_s = 100, .report_s = 2, .settle_s = 5, .silence_s = 12};
+    CHECK_INT(look(kv, arena, view, NULL), TDM_OK);
+    return tdm__epoch_decide(view, &rules, memo, now_s, plan);
+}
+
+static void put_record(tdm_kv *kv, const char *id, const char *host, int slot)
+{
+    char key[64], value[128];
+    snprintf(key, sizeof key, SESSION "members/%s", id);
+    snprintf(value, sizeof value, "{\"host\":\"%s\",\"slot\":%d,\"ready\":true}", host, slot);
+    put(kv, key, value);
+}
+
+static void propose(tdm_kv *kv, const tdm__view *view, const tdm__epoch_plan *plan)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm__epoch_text(view, plan, "x", &text);
+    CHECK_INT(
+        tdm_kv_swap(kv, SESSION "epoch", view->epoch_revision, tdm_str_text(&text), 0, NULL, NULL),
+        TDM_OK);
+    tdm_str_release(&text);
+}
+
+static void first_and_next_epoch(void)
+{
+    make_store();
+    tdm_kv *kv = open_store();
+    tdm_arena *arena = tdm_arena_create("test");
+    tdm__view view = {0};
+    static tdm__epoch_plan plan;
+    tdm__epoch_memo a, c, d;
+    tdm__epoch_memo_init(&a);
+    tdm__epoch_memo_init(&c);
+    tdm__epoch_memo_init(&d);
+    put(kv, SESSION "about", "{\"expected\":3}");
+    put_record(kv, "a", "h1", 1);
+    CHECK_INT(decide(kv, arena, "a", &a, 0, &view, &plan), TDM__DEED_WAIT); /* too few */
+    CHECK_INT(decide(kv, arena, "a", &a, 100, &view, &plan), TDM__DEED_GIVE_UP);
+    put_record(kv, "b", "h2", 0);
+    CHECK_INT(decide(kv, arena, "a", &a, 100, &view, &plan), TDM__DEED_WAIT); /* for the third */
+    CHECK_NEAR(plan.until_s, 105, 1e-9);
+    put_record(kv, "c", "h1", 0);
+    put_record(kv, "d", "h1", 2);
+    CHECK_INT(decide(kv, arena, "c", &c, 101, &view, &plan), TDM__DEED_WAIT); /* not its turn */
+    CHECK_INT(decide(kv, arena, "a", &a, 101, &view, &plan), TDM__DEED_PROPOSE);
+    CHECK_INT(plan.next_count, 3); /* d stays in reserve */
+    CHECK_TEXT(plan.next[0]->id, "c");
+    CHECK_TEXT(plan.next[1]->id, "a"); /* neighbours on their host, by slot */
+    CHECK_TEXT(plan.next[2]->id, "b");
+    propose(kv, &view, &plan);
+    CHECK_INT(decide(kv, arena, "a", &a, 101, &view, &plan), TDM__DEED_ENTER);
+    CHECK_INT(decide(kv, arena, "d", &d, 101, &view, &plan), TDM__DEED_WAIT);
+    a.left = c.left = 1;
+    a.took_part = c.took_part = true;
+    put(kv, SESSION "reports/1/a", "{\"whole\":true}");
+    CHECK_INT(decide(kv, arena, "a", &a, 102, &view, &plan), TDM__DEED_WAIT); /* for b and c */
+    CHECK_NEAR(plan.until_s, 104, 1e-9);
+    put(kv, SESSION "dead/b", "{\"why\":\"killed by signal 9\"}");
+    put(kv, SESSION "reports/1/c", "{\"whole\":true}");
+    CHECK_INT(decide(kv, arena, "a", &a, 102, &view, &plan), TDM__DEED_WAIT); /* c's turn */
+    CHECK_INT(decide(kv, arena, "c", &c, 102, &view, &plan), TDM__DEED_PROPOSE);
+    CHECK_INT(plan.next_count, 3);
+    CHECK_TEXT(plan.next[2]->id, "d"); /* takes the place of the dead */
+    CHECK_INT(decide(kv, arena, "a", &a, 103, &view, &plan), TDM__DEED_PROPOSE); /* c is slow */
+    propose(kv, &view, &plan);
+    CHECK_INT(decide(kv, arena, "d", &d, 103, &view, &plan), TDM__DEED_ENTER);
+    tdm__epoch_memo late = {.left = 1, .took_part = true};
+    CHECK_INT(decide(kv, arena, "b", &late, 103, &view, &plan), TDM__DEED_FENCED);
+    tdm_arena_destroy(arena);
+    tdm_kv_close(kv);
+    remove_store();
+}
+
+/* ---- real processes ----------------------------------------------------------------------------- */
+
+enum { RANKS = 3, EPOCHS = 32, STEPS = 12 };
+
+/* What the processes share, in place of a network. */
+typedef struct yard {
+    atomic_int arrived[EPOCHS][STEPS + 1];
+    atomic_int step;   /* the last one that all have done */
+    atomic_int victim; /* a process that asks to be killed, or stopped */
+    atomic_int epochs;
+    atomic_uint fence; /* the newest epoch that anybody has entered: older ones change nothing */
+    int victim_step, victim_signal;
+} yard;
+
+typedef struct worker {
+    yard *y;
+    tdm_member *member;
+    uint32_t epoch;
+    int size, step, first_step;
+    bool is_victim;
+    atomic_bool is_interrupted;
+} worker;
+
+static tdm_status meet(worker *w, int meeting, tdm_error *err)
+{
+    if (w->epoch >= EPOCHS) return tdm_fail(err, TDM_ERR_INTERNAL, "too many epochs");
+    atomic_int *arrived = &w->y->arrived[w->epoch][meeting];
+    atomic_fetch_add(arrived, 1);
+    while (atomic_load(arrived) < w->size) {
+        if (atomic_load(&w->is_interrupted) || !tdm_member_epoch_holds(w->member, w->epoch))
+            return tdm_fail(err, TDM_ERR_PEER_FAILED, "somebody is gone");
+        nap();
+    }
+    return TDM_OK;
+}
+
+static tdm_status enter_yard(void *user, const tdm_epoch *epoch, tdm_error *err)
+{
+    worker *w = user;
+    char door[TDM_DOOR_BYTES] = "";
+    atomic_store(&w->is_interrupted, false);
+    w->epoch = epoch->number;
+    atomic_store(&w->y->fence, epoch->number);
+    w->size = epoch->size;
+    atomic_fetch_add(&w->y->epochs, epoch->rank == 0);
+    if (epoch->rank == 0)
+        TDM_TRY(tdm_member_open_door(w->member, epoch->number, "the door", err));
+    else
+        TDM_TRY(tdm_member_find_door(w->member, epoch->number, 30, door, err));
+    CHECK_TEXT(epoch->rank == 0 ? "the door" : door, "the door");
+    TDM_TRY(meet(w, 0, err));
+    w->first_step = w->step = atomic_load(&w->y->step);
+    return tdm_member_confirm(w->member, epoch->number, err);
+}
+
+static tdm_status step_yard(void *user, unsigned wish, unsigned *wishes, bool *done, tdm_error *err)
+{
+    worker *w = user;
+    *wishes = wish;
+    tdm_member_tell(w->member,
+                    &(tdm_member_status){.step = (uint64_t)w->step, .phase = "training"});
+    if (w->is_victim && w->step == w->y->victim_step) {
+        atomic_store(&w->y->victim, getpid());
+        w->is_victim = false;
+        while (atomic_load(&w->y->victim) != 0 && !atomic_load(&w->is_interrupted)) nap();
+    }
+    TDM_TRY(meet(w, 1 + w->step - w->first_step, err));
+    if (atomic_load(&w->y->fence) != w->epoch)
+        return tdm_fail(err, TDM_ERR_PEER_FENCED, "another epoch counts");
+    w->step++;
+    atomic_store(&w->y->step, w->step);
+    nap();
+    *wishes = 0; /* nobody joins here */
+    *done = w->step >= STEPS;
+    return TDM_OK;
+}
+
+static void leave_yard(void *user)
+{
+    (void)user;
+}
+
+static void interrupt_yard(void *user, const char *why)
+{
+    worker *w = user;
+    (void)why;
+    atomic_store(&w->is_interrupted, true);
+}
+
+static int run_worker(yard *y, int slot)
+{
+    char id[32];
+    snprintf(id, sizeof id, "h.%d.%d", slot, (int)getpid());
+    worker w = {.y = y, .is_victim = slot == 1};
+    tdm_member_options options = {.kv.url = store_url,
+                                  .session = "real",
+                                  .id = id,
+                                  .host = "h",
+                                  .slot = slot,
+                                  .max = RANKS,
+                                  .report_s = 20,
+                                  .lease_s = y->victim_signal == SIGSTOP ? 2 : 60};
+    tdm_elastic_ops ops = {
+        .enter = enter_yard, .step = step_yard, .leave = leave_yard, .interrupt = interrupt_yard};
+    tdm_elastic_result result = {0};
+    tdm_error err = {0};
+    if (tdm_member_create(&options, &w.member, &err) != TDM_OK) return 3;
+    tdm_status status = tdm_elastic_run(w.member, &ops, &w, &result, &err);
+    tdm_member_destroy(w.member);
+    if (status != TDM_OK) fprintf(stderr, "worker %d: %s\n", slot, err.message);
+    return status == TDM_OK && check_failures == 0 ? 0 : 4;
+}
+
+/* The agent's part: says that a process is dead. */
+static void tell_dead(pid_t pid)
+{
+    char key[96];
+    tdm_kv *kv = open_store();
+    snprintf(key, sizeof key, "tandem/real/dead/h.1.%d", (int)pid);
+    put(kv, key, "{\"why\":\"killed by signal 9\"}");
+    tdm_kv_close(kv);
+}
+
+static void strike(yard *y, int signal_number)
+{
+    make_store();
+    tdm_kv *kv = open_store();
+    put(kv, "tandem/real/about", "{\"expected\":3}");
+    tdm_kv_close(kv);
+    y->victim_step = 5;
+    y->victim_signal = signal_number;
+    pid_t pids[RANKS];
+    fflush(NULL);
+    for (int i = 0; i < RANKS; i++) {
+        pids[i] = fork();
+        if (pids[i] != 0) continue;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        _exit(run_worker(y, i));
+    }
+    while (atomic_load(&y->victim) == 0) nap();
+    CHECK_INT(atomic_load(&y->victim), pids[1]);
+    int status = 0;
+    kill(pids[1], signal_number);
+    if (signal_number == SIGKILL) {
+        waitpid(pids[1], &status, 0);
+        tell_dead(pids[1]);
+    }
+    atomic_store(&y->victim, 0);
+    for (int i = 0; i < RANKS; i += 2) {
+        waitpid(pids[i], &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    CHECK_INT(atomic_load(&y->step), STEPS);
+    CHECK_INT(atomic_load(&y->epochs), 2);
+    if (signal_number == SIGSTOP) {
+        kill(pids[1], SIGCONT);
+        waitpid(pids[1], &status, 0);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    CHECK_INT(atomic_load(&y->step), STEPS);
+    remove_store();
+}
+
+static yard *make_yard(void)
+{
+    return mmap(NULL, sizeof(yard), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+}
+
+static void a_killed_member_is_left_behind(void)
+{
+    yard *y = make_yard();
+    strike(y, SIGKILL);
+    munmap(y, sizeof *y);
+}
+
+static void a_stopped_member_is_fenced(void)
+{
+    yard *y = make_yard();
+    strike(y, SIGSTOP);
+    munmap(y, sizeof *y);
+}
+
+/* ---- options ------------------------------------------------------------------------------------ */
+
+static void what_the_environment_says(void)
+{
+    tdm_member_options o = {0};
+    unsetenv("TANDEM_MEMBER");
+    CHECK_INT(tdm_member_environment(&o, NULL), TDM_ERR_NOT_FOUND);
+    setenv("TANDEM_MEMBER", "a.2.7f31", 1);
+    setenv("TANDEM_SESSION", "s", 1);
+    setenv("TANDEM_HOST", "a", 1);
+    CHECK_INT(tdm_member_environment(&o, NULL), TDM_ERR_INVALID);
+    setenv("TANDEM_STORE", "local:x", 1);
+    setenv("TANDEM_SLOT", "2x", 1);
+    CHECK_INT(tdm_member_environment(&o, NULL), TDM_ERR_INVALID);
+    setenv("TANDEM_SLOT", "2", 1);
+    CHECK_INT(tdm_member_environment(&o, NULL), TDM_OK);
+    CHECK_INT(o.slot, 2);
+    CHECK_TEXT(o.id, "a.2.7f31");
+    CHECK_TEXT(o.kv.url, "local:x");
+    unsetenv("TANDEM_MEMBER");
+}
+
+static void bad_options_are_refused(void)
+{
+    make_store();
+    tdm_member *member = NULL;
+    tdm_member_options good = {.kv.url = store_url, .session = "s", .id = "a", .host = "h"};
+    tdm_member_options bad = good;
+    bad.id = "a/b";
+    CHECK_INT(tdm_member_create(&bad, &member, NULL), TDM_ERR_INVALID);
+    bad = good;
+    bad.session = NULL;
+    CHECK_INT(tdm_member_create(&bad, &member, NULL), TDM_ERR_INVALID);
+    bad = good;
+    bad.min = 3;
+    bad.max = 2;
+    CHECK_INT(tdm_member_create(&bad, &member, NULL), TDM_ERR_RANGE);
+    bad = good;
+    bad.kv.url = "nonsense";
+    CHECK_INT(tdm_member_create(&bad, &member, NULL), TDM_ERR_INVALID);
+    CHECK_INT(tdm_member_create(&good, &member, NULL), TDM_OK);
+    CHECK_TEXT(tdm_member_id(member), "a");
+    CHECK(!tdm_member_epoch_holds(member, 1));
+    CHECK_INT(tdm_member_confirm(member, 1, NULL), TDM_ERR_PEER_FENCED);
+    tdm_member_destroy(member);
+    tdm_kv *kv = open_store();
+    tdm_arena *arena = tdm_arena_create("test");
+    tdm__view view = {0};
+    CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
+    CHECK_INT(view.count, 0); /* its record is gone with it */
+    tdm_arena_destroy(arena);
+    tdm_kv_close(kv);
+    remove_store();
+}
+
+static const check_test tests[] = {
+    CHECK_TEST(the_lease_follows_the_pulse), CHECK_TEST(the_larger_side_stays),
+    CHECK_TEST(a_tangle_ends_soon),          CHECK_TEST(a_record_of_nonsense_is_none),
+    CHECK_TEST(first_and_next_epoch),        CHECK_TEST(a_killed_member_is_left_behind),
+    CHECK_TEST(a_stopped_member_is_fenced),  CHECK_TEST(what_the_environment_says),
+    CHECK_TEST(bad_options_are_refused)};
+CHECK_MAIN(tests)
