@@ -94,7 +94,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     char token[TDM__ETCD_TOKEN_BYTES] = "";
     tdm__etcd_refusal refusal = {0};
     tdm_status status = TDM_OK;
-    switch (bytes[0] % 6) {
+    switch (bytes[0] % 7) {
     case 0: items(in, &err); break;
     case 1: notice(in, &err); break;
     case 2:
@@ -109,6 +109,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
         status = tdm__etcd_read_token(in, token, &err);
         NEED(strnlen(token, sizeof token) < sizeof token && !strpbrk(token, "\r\n "), "no token");
         break;
+    case 5: status = tdm__etcd_read_done(in, &err); break;
     default:
         status = tdm__etcd_read_refusal(in, &refusal, &err);
         if (status == TDM_OK) check_words(refusal.words);

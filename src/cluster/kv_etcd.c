@@ -121,6 +121,12 @@ static tdm_status refuse(const etcd *e, const tdm__etcd_refusal *r, tdm_error *e
     return tdm_fail(err, TDM_ERR_INVALID, "%s: %s", who, r->words);
 }
 
+/* No other member would do better. */
+static bool is_final(tdm_status status)
+{
+    return status == TDM_ERR_RANGE || status == TDM_ERR_NO_MEMORY || status == TDM_ERR_INVALID;
+}
+
 /* Sends one question to the present member; `err` is set unless it is DONE. */
 static outcome attempt(etcd *e, const char *path, const char *question, double deadline_s,
                        tdm_status *status, tdm_error *err)
@@ -133,7 +139,7 @@ static outcome attempt(etcd *e, const char *path, const char *question, double d
                            .body = question,
                            .deadline_s = until < deadline_s ? until : deadline_s};
     *status = tdm__http_post(e->http, &call, &e->answer, err);
-    if (*status == TDM_ERR_RANGE || *status == TDM_ERR_NO_MEMORY) return REFUSED;
+    if (is_final(*status)) return REFUSED;
     if (*status != TDM_OK) return e->answer.sent ? UNSURE : UNHEARD;
     if (e->answer.code == 200) return DONE;
     tdm__etcd_refusal refusal;
@@ -171,44 +177,63 @@ static outcome log_in(etcd *e, double deadline_s, tdm_status *status, tdm_error 
 
 /* ---- asking all of them ---------------------------------------------------------------------- */
 
-static tdm_status give_up(const etcd *e, bool sent, tdm_error *err)
+/* One call on its way from member to member. */
+typedef struct search {
+    double deadline_s;
+    bool once;        /* it must not be asked again by whom it may have been heard */
+    bool sent;        /* somebody may have heard it */
+    int trials;       /* since a member was there */
+    int renewals;     /* of the token */
+    char reason[400]; /* what a member said, or what kept it from saying anything */
+} search;
+
+static tdm_status give_up(const etcd *e, const search *s, tdm_error *err)
 {
-    char last[400];
-    snprintf(last, sizeof last, "%.399s", err->message);
-    return tdm_fail(err, TDM_ERR_TIMEOUT,
-                    "no member of etcd has answered within %g s%s; the last "
-                    "one said: %s",
-                    e->options.timeout_s, sent ? " (whether it was done is not known)" : "", last);
+    return tdm_fail(
+        err, TDM_ERR_TIMEOUT, "no member of etcd has answered within %g s%s; the last one said: %s",
+        e->options.timeout_s, s->sent ? " (whether it was done is not known)" : "", s->reason);
+}
+
+/* After an attempt that was not DONE: whether there is another one, with the next member. If not, *status
+ * is what the call ends with. */
+static bool again(etcd *e, search *s, outcome o, tdm_status *status, tdm_error *err)
+{
+    if (o == REFUSED) return false;
+    if (o == RENEW) {
+        e->token[0] = '\0';
+        return e->options.user && ++s->renewals <= TOKEN_TRIALS;
+    }
+    /* That there was no time left says less than what came before. */
+    if (*status != TDM_ERR_TIMEOUT || !s->reason[0])
+        snprintf(s->reason, sizeof s->reason, "%.399s", err->message);
+    e->current = (e->current + 1) % e->endpoint_count;
+    bool round = ++s->trials % e->endpoint_count == 0;
+    if ((s->sent && s->once) || tdm_clock_s() + (round ? PAUSE_S : 0) >= s->deadline_s) {
+        *status = give_up(e, s, err);
+        return false;
+    }
+    if (round) pause_s(PAUSE_S);
+    return true;
 }
 
 /* Asks e->question until somebody answers: e->answer. */
 static tdm_status ask(etcd *e, const char *path, bool repeatable, tdm_error *err)
 {
     tdm_error own, *error = err ? err : &own;
-    double deadline = tdm_clock_s() + e->options.timeout_s;
+    search s = {.deadline_s = tdm_clock_s() + e->options.timeout_s, .once = !repeatable};
     tdm_status status = TDM_OK;
+    outcome o = UNHEARD;
     if (!tdm_str_ok(&e->question))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a question to etcd");
-    int renewals = 0;
-    bool sent = false;
-    for (int trial = 1;; trial++) {
-        outcome o = log_in(e, deadline, &status, error);
-        bool asked = o == DONE;
-        if (asked) o = attempt(e, path, tdm_str_text(&e->question), deadline, &status, error);
-        if (o == DONE) return TDM_OK;
-        if (o == REFUSED) return status;
-        if (o == RENEW) {
-            e->token[0] = '\0';
-            if (!e->options.user || ++renewals > TOKEN_TRIALS) return status;
-            continue;
+    do {
+        o = log_in(e, s.deadline_s, &status, error);
+        if (o == DONE) {
+            o = attempt(e, path, tdm_str_text(&e->question), s.deadline_s, &status, error);
+            if (o == UNSURE) s.sent = true;
         }
-        if (asked && o == UNSURE) sent = true;
-        if (sent && !repeatable) return give_up(e, true, error);
-        e->current = (e->current + 1) % e->endpoint_count;
-        bool round = trial % e->endpoint_count == 0;
-        if (tdm_clock_s() + (round ? PAUSE_S : 0) >= deadline) return give_up(e, sent, error);
-        if (round) pause_s(PAUSE_S);
-    }
+        if (o == DONE) return TDM_OK;
+    } while (again(e, &s, o, &status, error));
+    return status;
 }
 
 /* ---- keys ------------------------------------------------------------------------------------ */
@@ -252,7 +277,8 @@ static tdm_status put(tdm_kv *kv, const char *key, const char *value, uint64_t l
 {
     etcd *e = etcd_of(kv);
     tdm__etcd_ask_put(key, value, lease, begin(e));
-    return ask(e, "kv/put", true, err);
+    TDM_TRY(ask(e, "kv/put", true, err));
+    return tdm__etcd_read_done(answer_of(e), err);
 }
 
 static tdm_status swap(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
@@ -275,7 +301,8 @@ static tdm_status erase(tdm_kv *kv, const char *prefix, tdm_error *err)
 {
     etcd *e = etcd_of(kv);
     tdm__etcd_ask_prefix(prefix, begin(e));
-    return ask(e, "kv/deleterange", true, err);
+    TDM_TRY(ask(e, "kv/deleterange", true, err));
+    return tdm__etcd_read_done(answer_of(e), err);
 }
 
 /* ---- leases ---------------------------------------------------------------------------------- */
@@ -305,7 +332,9 @@ static tdm_status release(tdm_kv *kv, uint64_t id, tdm_error *err)
     etcd *e = etcd_of(kv);
     tdm__etcd_ask_id(id, begin(e));
     tdm_status status = ask(e, "lease/revoke", true, err);
-    return status == TDM_ERR_NOT_FOUND ? TDM_OK : status;
+    if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
+    TDM_TRY(status);
+    return tdm__etcd_read_done(answer_of(e), err);
 }
 
 /* ---- waiting --------------------------------------------------------------------------------- */
@@ -360,7 +389,7 @@ static outcome look_out(etcd *e, watch *w, tdm_status *status, tdm_error *err)
                            w->strange ? "its answer to a watch makes no sense"
                                       : "it has ended a watch without a word",
                            e->answer.code);
-    return *status == TDM_ERR_RANGE || *status == TDM_ERR_NO_MEMORY ? REFUSED : UNHEARD;
+    return is_final(*status) ? REFUSED : UNHEARD;
 }
 
 static tdm_status wait(tdm_kv *kv, const char *prefix, uint64_t revision, double seconds,
@@ -368,32 +397,29 @@ static tdm_status wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
 {
     etcd *e = etcd_of(kv);
     tdm_error own, *error = err ? err : &own;
-    double until = tdm_clock_s() + seconds, deadline = until, most = e->options.timeout_s;
-    if (deadline < tdm_clock_s() + most) deadline = tdm_clock_s() + most;
+    double most = e->options.timeout_s, began = tdm_clock_s(), until = began + seconds;
+    search s = {.deadline_s = seconds > most ? until : began + most};
     tdm_status status = TDM_OK;
+    outcome o = UNHEARD;
     tdm__etcd_ask_watch(prefix, revision, begin(e));
     if (!tdm_str_ok(&e->question))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a question to etcd");
-    int renewals = 0;
-    for (int trial = 1;; trial++) {
-        watch w = {.scratch = e->scratch, .until_s = until};
-        outcome o = log_in(e, deadline, &status, error);
-        if (o == DONE) o = look_out(e, &w, &status, error);
-        if (o == DONE) {
-            *out = w.notice.changed && w.notice.revision > revision ? w.notice.revision : revision;
-            return TDM_OK;
+    do {
+        watch w = {.scratch = e->scratch};
+        o = log_in(e, s.deadline_s, &status, error);
+        while (o == DONE) {
+            /* A link that was cut says nothing: from time to time the member must show that it is there. */
+            double piece = tdm_clock_s() + most;
+            w = (watch){.scratch = e->scratch, .until_s = piece < until ? piece : until};
+            o = look_out(e, &w, &status, error);
+            if (o == DONE && (w.notice.changed || tdm_clock_s() >= until)) {
+                bool newer = w.notice.changed && w.notice.revision > revision;
+                *out = newer ? w.notice.revision : revision;
+                return TDM_OK;
+            }
         }
-        if (o == REFUSED) return status;
-        if (o == RENEW) {
-            e->token[0] = '\0';
-            if (!e->options.user || ++renewals > TOKEN_TRIALS) return status;
-            continue;
-        }
-        e->current = (e->current + 1) % e->endpoint_count;
-        bool round = trial % e->endpoint_count == 0;
-        if (tdm_clock_s() + (round ? PAUSE_S : 0) >= deadline) return give_up(e, false, error);
-        if (round) pause_s(PAUSE_S);
-    }
+    } while (again(e, &s, o, &status, error));
+    return status;
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -401,7 +427,7 @@ static tdm_status wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
 /* "http://a:2379,http://b:2379/" becomes endpoints. */
 static tdm_status read_endpoints(etcd *e, const char *text, tdm_error *err)
 {
-    for (const char *at = text; *at;) {
+    for (const char *at = text + strspn(text, " ,"); *at;) {
         size_t length = strcspn(at, ","), used = length;
         while (used > 0 && (at[used - 1] == '/' || at[used - 1] == ' ')) used--;
         bool scheme = strncmp(at, "http://", 7) == 0 || strncmp(at, "https://", 8) == 0;
@@ -414,7 +440,7 @@ static tdm_status read_endpoints(etcd *e, const char *text, tdm_error *err)
             return tdm_fail(err, TDM_ERR_RANGE, "more than %d addresses of etcd", ENDPOINTS_MOST);
         memcpy(e->endpoints[e->endpoint_count++], at, used);
         at += length;
-        while (*at == ',' || *at == ' ') at++;
+        at += strspn(at, " ,");
     }
     if (e->endpoint_count > 0) return TDM_OK;
     return tdm_fail(err, TDM_ERR_INVALID, "there is no address of etcd in \"%.200s\"", text);

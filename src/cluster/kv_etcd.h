@@ -36,6 +36,8 @@ enum { TDM__ETCD_TOKEN_BYTES = 2048, TDM__ETCD_WORDS_BYTES = 200 };
 
 tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_item **out,
                                 size_t *out_count, uint64_t *revision, tdm_error *err);
+/* Anything that was done: put, removed, released. */
+tdm_status tdm__etcd_read_done(tdm__etcd_bytes in, tdm_error *err);
 tdm_status tdm__etcd_read_swap(tdm__etcd_bytes in, bool *swapped, uint64_t *revision,
                                tdm_error *err);
 /* A lease granted, or one kept (in a "result"); seconds 0: it has ended. */
@@ -97,7 +99,7 @@ typedef struct tdm__http_answer {
 } tdm__http_answer;
 
 /* TDM_OK when there was an answer, whatever its code. TDM_ERR_TIMEOUT, TDM_ERR_IO: there was none;
- * TDM_ERR_RANGE: it was too long. */
+ * TDM_ERR_RANGE: it was too long; TDM_ERR_INVALID: the files for TLS are no good. */
 tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http_answer *answer,
                           tdm_error *err);
 

@@ -19,6 +19,9 @@
 
 #include <curl/curl.h>
 #include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
 
 #define LIBRARY "libcurl.so.4"
 
@@ -105,6 +108,41 @@ bool tdm__http_usable(char why[160], char library[TDM_LIBRARY_BYTES])
     return true;
 }
 
+/* ---- SIGPIPE ----------------------------------------------------------------------------------- */
+
+/* Who writes to a connection that the other side has closed gets SIGPIPE, and TLS libraries do not keep it
+ * away. Programs may or may not ignore it; so within our calls this thread does not take it. */
+typedef struct quiet {
+    sigset_t before;
+    bool pending; /* one was waiting already, which is not ours */
+} quiet;
+
+static quiet begin_quiet(void)
+{
+    quiet q;
+    sigset_t pipe_only, pending;
+    sigemptyset(&pipe_only);
+    sigaddset(&pipe_only, SIGPIPE);
+    sigemptyset(&pending);
+    sigpending(&pending);
+    q.pending = sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &pipe_only, &q.before);
+    return q;
+}
+
+static void end_quiet(const quiet *q)
+{
+    sigset_t pipe_only;
+    sigemptyset(&pipe_only);
+    sigaddset(&pipe_only, SIGPIPE);
+    if (!q->pending)
+        while (sigtimedwait(&pipe_only, NULL, &(struct timespec){0}) == SIGPIPE) {
+        }
+    pthread_sigmask(SIG_SETMASK, &q->before, NULL);
+}
+
+/* ---- opening ----------------------------------------------------------------------------------- */
+
 tdm_status tdm__http_create(const tdm_kv_options *options, tdm__http **out, tdm_error *err)
 {
     tdm__http *http = calloc(1, sizeof *http);
@@ -128,8 +166,10 @@ tdm_status tdm__http_create(const tdm_kv_options *options, tdm__http **out, tdm_
 void tdm__http_destroy(tdm__http *http)
 {
     if (!http) return;
+    quiet q = begin_quiet(); /* TLS says good-bye */
     if (http->easy) http->curl.easy_cleanup(http->easy);
     if (http->multi) http->curl.multi_cleanup(http->multi);
+    end_quiet(&q);
     free(http);
 }
 
@@ -139,6 +179,7 @@ typedef struct exchange {
     const tdm__http_call *call;
     tdm__http_answer *answer;
     double deadline_s;
+    size_t looked; /* at so much of the text: no line ends there */
     bool over;     /* who asked has heard enough */
     bool too_long; /* or there is no memory for it */
 } exchange;
@@ -149,15 +190,17 @@ static void cut_lines(exchange *x)
     tdm_str *text = &x->answer->text;
     size_t first = 0;
     while (!x->over) {
-        const char *end = memchr(text->data + first, '\n', text->length - first);
+        const char *end = memchr(text->data + x->looked, '\n', text->length - x->looked);
         if (!end) break;
         size_t length = (size_t)(end - (text->data + first));
         if (length > 0 && !x->call->line(x->call->user, text->data + first, length, &x->deadline_s))
             x->over = true;
         first += length + 1;
+        x->looked = first;
     }
-    memmove(text->data, text->data + first, text->length - first + 1);
+    if (first > 0) memmove(text->data, text->data + first, text->length - first + 1);
     text->length -= first;
+    x->looked = text->length;
 }
 
 static size_t take(char *bytes, size_t size, size_t count, void *user)
@@ -245,8 +288,8 @@ static CURLcode run(tdm__http *http, exchange *x)
     }
 }
 
-tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http_answer *answer,
-                          tdm_error *err)
+static tdm_status post(tdm__http *http, const tdm__http_call *call, tdm__http_answer *answer,
+                       tdm_error *err)
 {
     exchange x = {.call = call, .answer = answer, .deadline_s = call->deadline_s};
     struct curl_slist *headers = make_headers(http, call);
@@ -271,8 +314,18 @@ tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http
                         ANSWER_MOST);
     if (result == CURLE_OPERATION_TIMEDOUT)
         return tdm_fail(err, TDM_ERR_TIMEOUT, "%s: no answer in time", call->url);
-    return tdm_fail(err, TDM_ERR_IO, "%s: %.300s", call->url,
+    bool ours = result == CURLE_SSL_CERTPROBLEM || result == CURLE_SSL_CACERT_BADFILE;
+    return tdm_fail(err, ours ? TDM_ERR_INVALID : TDM_ERR_IO, "%s: %.300s", call->url,
                     http->words[0] ? http->words : http->curl.easy_strerror(result));
+}
+
+tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http_answer *answer,
+                          tdm_error *err)
+{
+    quiet q = begin_quiet();
+    tdm_status status = post(http, call, answer, err);
+    end_quiet(&q);
+    return status;
 }
 
 #else /* without libcurl's headers */

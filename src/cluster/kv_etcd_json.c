@@ -87,7 +87,7 @@ static void put_prefix(tdm_json_writer *w, const char *prefix)
         put_bytes(w, "range_end", "", 1);
         return;
     }
-    strcpy(end, prefix);
+    memcpy(end, prefix, length + 1);
     end[length - 1] = (char)((unsigned char)end[length - 1] + 1);
     put_bytes(w, "key", prefix, length);
     put_bytes(w, "range_end", end, length);
@@ -305,6 +305,14 @@ tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_ite
     *out_count = count;
     *revision = now;
     return TDM_OK;
+}
+
+tdm_status tdm__etcd_read_done(tdm__etcd_bytes in, tdm_error *err)
+{
+    const tdm_json *answer = NULL;
+    uint64_t now = 0;
+    TDM_TRY(parse(in, &answer, err));
+    return get_revision(answer, &now, err);
 }
 
 tdm_status tdm__etcd_read_swap(tdm__etcd_bytes in, bool *swapped, uint64_t *revision,
