@@ -66,6 +66,12 @@ test-dist:  ## train on ranks in every combination of settings; all must give th
 	@tools/build release
 	@TANDEM=build/release/tandem tests/dist/hashes_test.sh all
 
+.PHONY: test-chaos
+test-chaos:  ## kill processes in 300 trainings; all must end with the same bits (about 10 minutes)
+	@tools/setup --test
+	@tools/build release
+	@tests/chaos/chaos.py build/release/tandem --runs 300
+
 .PHONY: lint
 lint:  ## check format, layers, headers, symbols and scripts; build with clang; run clang-tidy
 	@tools/setup --dev
@@ -86,7 +92,7 @@ bench:  ## measure size and speed, as ratios to peers or to physical bounds
 	@tools/setup --bench
 	@tools/build release
 	@status=0; bench/run || status=1; bench/compute || status=1; bench/comm || status=1; \
-	    bench/parallel || status=1; exit $$status
+	    bench/parallel || status=1; bench/elastic || status=1; exit $$status
 
 .PHONY: docs
 docs: setup  ## write docs/job-file.md anew from the table of job keys

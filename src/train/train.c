@@ -113,6 +113,7 @@ static const char *last_good(const tdm__trainer *t)
 tdm_status tdm__save(tdm__trainer *t, tdm_error *err)
 {
     const char *bad;
+    tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 0});
     TDM_TRY(tdm__state_find_bad(&t->state, &bad, err));
     if (bad)
         return tdm_fail(err, TDM_ERR_DIVERGED,

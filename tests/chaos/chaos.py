@@ -5,8 +5,8 @@ Usage: chaos.py TANDEM [--runs N] [--seed S] [--at-once K] [--only KIND]
 
 Each run draws, from its seed, a model (MLP, CNN with batch norm and dropout, GPT), ZeRO 0 to 3, 2 to 6
 ranks, and 1 to 5 blows. A blow is a real SIGKILL of a real process: at a point inside of a phase of the
-step (TANDEM_TEST_KILL: forward, backward, reduce, update, publish, checkpoint), or at any instant from
-outside: a worker, all workers at once, the agent, the launcher; or a worker is stopped and goes on much
+step (TANDEM_TEST_KILL: forward, backward, reduce, in the middle of a piece's update, between two of them,
+publish, checkpoint and its commit), or of a recovery; or at any instant from outside: a worker, all workers at once, the agent, the launcher; or a worker is stopped and goes on much
 later; or the power fails (all are killed) and the run is resumed on another number of ranks. Every run
 must end by itself, with exit code 0 where the launcher lives, with the hash of an undisturbed run on one
 rank, with a ledger that proves every sample, and without leaving a process behind.
@@ -17,6 +17,7 @@ drawn anew then, as far as the machine has a part in them.
 import argparse
 import collections
 import concurrent.futures
+import glob
 import json
 import os
 import random
@@ -31,8 +32,8 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import flock  # noqa: E402
 
-PHASES = ("forward", "backward", "reduce", "update", "publish", "checkpoint")
-STEPS, BATCH = 36, 24
+PHASES = ("forward", "backward", "reduce", "torn", "update", "publish", "checkpoint", "commit", "recover")
+STEPS, BATCH = 80, 24
 DEATHS = ("worker", "workers", "agent", "launcher", "power")  # by whom they mean
 
 JOBS = {
@@ -74,7 +75,7 @@ class Blow:
 
     def __init__(self, rng, kind):
         self.kind = kind
-        self.after_s = rng.uniform(0, 0.5)  # since the workers are there, or since the blow before
+        self.after_s = rng.uniform(0, 0.3)  # since the workers are there, or since the blow before
         self.stop_s = rng.uniform(2, 5)
         self.phase = rng.choice(PHASES)
         self.rank = rng.randrange(2)
@@ -85,13 +86,15 @@ class Blow:
 
     def wish(self, folder, index):
         """Of a point, for TANDEM_TEST_KILL."""
-        part = f":part={self.part}" if self.part is not None and self.phase == "update" else ""
-        return f"{self.phase}:step={self.step}:rank={self.rank}{part}:file={folder}/hit-{index}"
+        part = f":part={self.part}" if self.part is not None and self.phase == "recover" else ""
+        step = f":step={self.step}" if self.phase != "recover" else ""
+        return f"{self.phase}{step}:rank={self.rank}{part}:file={folder}/hit-{index}"
 
     def __str__(self):
         missed = "" if self.done else " (missed)"
         if self.kind == "point":
-            return f"{self.phase} of step {self.step} at rank {self.rank}{missed}"
+            where = "" if self.phase == "recover" else f" of step {self.step}"
+            return f"{self.phase}{where} at rank {self.rank}{missed}"
         return self.kind + missed
 
 
@@ -115,11 +118,21 @@ class Plan:
         steps = sorted(rng.sample(range(2, STEPS + 1), len(kinds)))
         self.blows = [Blow(rng, kind) for kind in kinds]
         for blow, step in zip(self.blows, steps):
-            blow.step = step if blow.phase != "checkpoint" else max(5, step // 5 * 5)
-        if not only and sum(kind in ("launcher", "agent") for kind in kinds) > 1:
-            # Of each there is one; a second blow would only miss.
-            self.blows = [b for i, b in enumerate(self.blows)
-                          if b.kind not in ("launcher", "agent") or b.kind not in kinds[:i]]
+            blow.step = step if blow.phase not in ("checkpoint", "commit") else max(5, step // 5 * 5)
+        self.spare(only)
+
+    def spare(self, only):
+        """What would leave nobody to go on, or hit nobody, becomes something else."""
+        kinds = [blow.kind for blow in self.blows]
+        for i, blow in enumerate(self.blows):
+            again = blow.kind in ("agent", "launcher") and blow.kind in kinds[:i]
+            # Without an agent nobody starts workers again.
+            orphans = "agent" in kinds and (blow.kind == "workers" or
+                                            (blow.kind == "agent" and len(kinds) > self.ranks - 1))
+            if not only and (again or orphans):
+                blow.kind = kinds[i] = "worker" if self.ranks > len(kinds) else "point"
+        if "agent" in kinds and not only:
+            del self.blows[max(1, self.ranks - 1):]
 
     def __str__(self):
         what = ", ".join(map(str, self.blows))
@@ -145,7 +158,8 @@ class Run:
 
     def environment(self):
         points = [b.wish(self.folder, i) for i, b in enumerate(self.plan.blows) if b.kind == "point"]
-        env = dict(os.environ, CHAOS_MARK=self.mark, OMP_NUM_THREADS="1")
+        env = dict(os.environ, CHAOS_MARK=self.mark, OMP_NUM_THREADS="1", TANDEM_ELASTIC="1",
+                   TANDEM_RUNTIME=os.path.join(self.folder, "runtime"))
         if points:
             env["TANDEM_TEST_KILL"] = ",".join(points)
         return env
@@ -255,7 +269,7 @@ class Run:
     def resume(self):
         """After a power failure: from the newest good checkpoint, on another number of ranks."""
         names = os.listdir(self.runs) if os.path.isdir(self.runs) else []
-        saved = [n for n in names if os.listdir(os.path.join(self.runs, n, "checkpoints"))]
+        saved = [n for n in names if glob.glob(os.path.join(self.runs, n, "checkpoints", "step-*"))]
         count = str(self.plan.ranks_after)
         if saved:
             words = ["--resume", os.path.join(self.runs, saved[0]), "-n", count]

@@ -1,0 +1,242 @@
+#!/usr/bin/env bash
+# Three hosts in network namespaces, an etcd on each, agents that are started as by ssh: hosts die, links are
+# cut, a member of etcd dies. Training goes on and ends with the bits of an undisturbed run; who is on the
+# smaller side of a cut stops by itself.
+#   elastic_test.sh TANDEM [CASE...]
+# Cases: plain mirror back cut etcd. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd);
+# without them it says so and is skipped (77).
+set -euo pipefail
+tandem=$(realpath "$1")
+shift
+skip() {
+    echo "SKIPPED: $*; several hosts that die were not tested"
+    exit 77
+}
+[ "$(id -u)" = 0 ] || skip "this needs root, to make network namespaces"
+command -v ip >/dev/null || skip "there is no ip (tools/setup --test installs iproute2)"
+command -v etcd >/dev/null || skip "there is no etcd (make setup-etcd installs it)"
+id=tdme$$
+switch=$id-s
+work=$(mktemp -d)
+limit_s=${ELASTIC_LIMIT:-90} # for one training
+
+# pids HOST: all processes there.
+pids() { ip netns pids "$id-$1" 2>/dev/null || true; }
+# kill_host HOST: all of them, and waits until they are gone.
+kill_host() {
+    local pid left=100
+    while [ -n "$(pids "$1")" ] && [ $left -gt 0 ]; do
+        for pid in $(pids "$1"); do kill -9 "$pid" 2>/dev/null || true; done
+        left=$((left - 1))
+        sleep 0.02
+    done
+}
+cleanup() {
+    local host
+    for host in 1 2 3; do kill_host "$host"; done
+    for host in s 1 2 3; do ip netns del "$id-$host" 2>/dev/null || true; done
+    rm -rf "$work"
+}
+trap cleanup EXIT
+ip netns add "$switch" 2>"$work/why" || skip "no network namespaces here ($(cat "$work/why"))"
+ip -n "$switch" link add bridge type bridge 2>"$work/why" || skip "this kernel has no bridge ($(cat "$work/why"))"
+ip -n "$switch" link set bridge up
+for host in 1 2 3; do
+    ip netns add "$id-$host"
+    ip -n "$id-$host" link set lo up
+    ip -n "$switch" link add "port$host" type veth peer name net netns "$id-$host"
+    ip -n "$id-$host" addr add "10.78.0.$host/24" dev net
+    ip -n "$id-$host" link set net up
+    ip -n "$switch" link set "port$host" master bridge up
+done
+cut_off() { ip -n "$switch" link set "port$1" down; }
+mend() {
+    ip -n "$switch" link set "port$1" up
+    local host
+    for host in 1 2 3; do ip -n "$id-$host" neigh flush dev net; done
+}
+
+here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
+NET_HOSTS=$(for host in 1 2 3; do printf '10.78.0.%s=%s-%s ' $host "$id" $host; done)
+export NET_HOSTS TANDEM_SSH=$here/as-ssh TANDEM_RUNTIME=$work/runtime
+
+failures=0
+complain() {
+    printf 'not right: %s\n' "$*"
+    failures=$((failures + 1))
+}
+
+# ---- etcd --------------------------------------------------------------------------------------------------
+
+declare -A etcd_pid
+members=h1=http://10.78.0.1:2380,h2=http://10.78.0.2:2380,h3=http://10.78.0.3:2380
+endpoints=http://10.78.0.1:2379,http://10.78.0.2:2379,http://10.78.0.3:2379
+# start_etcd HOST [new | existing]
+start_etcd() {
+    local at=http://10.78.0.$1
+    ip netns exec "$id-$1" etcd --name "h$1" --data-dir "$work/etcd-$1" --listen-peer-urls "$at:2380" \
+        --initial-advertise-peer-urls "$at:2380" --listen-client-urls "$at:2379,http://127.0.0.1:2379" \
+        --advertise-client-urls "$at:2379" --initial-cluster "$members" --initial-cluster-state "${2:-new}" \
+        --initial-cluster-token "$id" --log-level error >"$work/etcd-$1.log" 2>&1 &
+    etcd_pid[$1]=$!
+}
+# etcd_answers HOST: that its member is well.
+# shellcheck disable=SC2016 # the inner shell expands it
+etcd_answers() {
+    ip netns exec "$id-1" timeout 2 bash -c '
+        exec 3<>"/dev/tcp/$0/2379" && printf "GET /health HTTP/1.0\r\n\r\n" >&3 && grep -q "\"true\"" <&3' "10.78.0.$1" 2>/dev/null
+}
+wait_for_etcd() {
+    local left=100
+    until etcd_answers "$1"; do
+        left=$((left - 1))
+        [ $left -gt 0 ] || { cat "$work/etcd-$1.log"; echo "etcd does not start"; exit 1; }
+        sleep 0.1
+    done
+}
+start_all() {
+    local host
+    for host in 1 2 3; do
+        if [ -z "${etcd_pid[$host]:-}" ] || ! kill -0 "${etcd_pid[$host]}" 2>/dev/null; then
+            start_etcd "$host" "${1:-existing}"
+        fi
+    done
+    for host in 1 2 3; do wait_for_etcd "$host"; done
+}
+
+# ---- trainings -----------------------------------------------------------------------------------------------
+
+awk 'BEGIN { srand(4); for (i = 0; i < 300; i++) { line = ""
+    for (k = 0; k < 5; k++) line = line sprintf("%.3f,", (k == i % 3 ? 1.5 : 0) + rand()); print line i % 3 } }' >"$work/data.csv"
+cat >"$work/job.yaml" <<YAML
+name: net
+seed: 7
+data: {train: $work/data.csv}
+model: {hidden: [64, 64]}
+train: {batch: 24, steps: ${ELASTIC_STEPS:-400}}
+optim: {kind: adamw, lr: 0.003}
+parallel: {lanes: 8, zero: 1}
+checkpoint: {every_epochs: never, every_steps: 50, ledger: true}
+run: {log_every_steps: 1}
+store: etcd
+etcd: {endpoints: "$endpoints"}
+YAML
+hash_of() { sed -n 's/.*"hash":"\([0-9a-f]\{64\}\)".*/\1/p' "$1"; }
+"$tandem" train "$work/job.yaml" -n 1 -q --json --set "run.dir=$work/alone" >"$work/alone.out"
+want=$(hash_of "$work/alone.out")
+[ -n "$want" ] || { echo "no hash of an undisturbed run"; exit 1; }
+
+# start CASE SETS...: two workers on each host; the launcher is on host 1.
+launcher=
+start() {
+    local case=$1 sets=() set
+    shift
+    for set in "$@"; do sets+=(--set "$set"); done
+    ip netns exec "$id-1" timeout -k 5 "$limit_s" "$tandem" train "$work/job.yaml" -q --json \
+        --hosts 10.78.0.1:2,10.78.0.2:2,10.78.0.3:2 --remote-tandem "$tandem" \
+        --set "run.dir=$work/$case" "${sets[@]}" >"$work/$case.out" 2>"$work/$case.err" &
+    launcher=$!
+}
+step_of() {
+    local lines
+    lines=$(tail -n 1 "$work/$1"/net-1/metrics.jsonl 2>/dev/null | sed -n 's/.*"step":\([0-9]*\).*/\1/p')
+    echo "${lines:-0}"
+}
+# reach CASE STEP: waits for it.
+reach() {
+    local left=$((limit_s * 20))
+    until [ "$(step_of "$1")" -ge "$2" ]; do
+        left=$((left - 1))
+        if [ $left -le 0 ] || ! kill -0 "$launcher" 2>/dev/null; then return 1; fi
+        sleep 0.05
+    done
+}
+show() {
+    tail -n 20 "$work/$1.err"
+    tail -n 40 "$work/$1"/net-1/log*.jsonl 2>/dev/null || true
+}
+# ends_well CASE: the launcher's exit code, the hash, the ledger.
+ends_well() {
+    local code=0 got
+    wait "$launcher" || code=$?
+    got=$(hash_of "$work/$1.out")
+    if [ $code != 0 ] || [ "$got" != "$want" ]; then
+        complain "$1: ended with $code and the hash ${got:-(none)}, not $want"
+        show "$1"
+        return 0
+    fi
+    "$tandem" ledger "$work/$1/net-1" >"$work/ledger" 2>&1 || { complain "$1: $(cat "$work/ledger")"; return 0; }
+    echo "ok   $1: $(grep -c '"epoch"' "$work/$1/net-1/log.jsonl" || true) lines about epochs; $(cat "$work/ledger")"
+}
+# workers HOST: how many are there.
+workers() {
+    local pid count=0
+    for pid in $(pids "$1"); do
+        if tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | grep -q '^TANDEM_MEMBER='; then count=$((count + 1)); fi
+    done
+    echo $count
+}
+# empties HOST SECONDS: all workers there end by themselves.
+empties() {
+    local left=$(($2 * 10))
+    until [ "$(workers "$1")" = 0 ]; do
+        left=$((left - 1))
+        [ $left -gt 0 ] || return 1
+        sleep 0.1
+    done
+}
+
+# ---- cases ---------------------------------------------------------------------------------------------------
+
+case_plain() {
+    start plain
+    ends_well plain
+}
+# strike CASE HOST COMMAND...: in the middle of the training.
+strike() {
+    local case=$1
+    shift
+    reach "$case" 60 || { complain "$case: it never came to step 60"; show "$case"; return 1; }
+    "$@"
+}
+case_mirror() {
+    start mirror elastic.mirror=true
+    strike mirror kill_host 3 && ends_well mirror
+    if grep -q 'goes back to\|going back to' "$work/mirror/net-1/log.jsonl" 2>/dev/null; then
+        complain "mirror: it went back to a checkpoint"
+    fi
+    start_all
+}
+case_back() {
+    start back parallel.zero=3
+    strike back kill_host 2 && ends_well back
+    start_all
+}
+case_cut() {
+    start cut
+    if strike cut cut_off 3; then
+        empties 3 30 || complain "cut: the workers on the smaller side are still there"
+        ends_well cut
+    fi
+    mend 3
+    kill_host 3
+    start_all
+}
+kill_etcd() {
+    kill -9 "${etcd_pid[$1]}"
+    wait "${etcd_pid[$1]}" 2>/dev/null || true
+}
+case_etcd() {
+    start etcd
+    strike etcd kill_etcd 2 && ends_well etcd
+    start_all
+}
+
+start_all new
+for name in "${@:-plain mirror back cut etcd}"; do
+    # shellcheck disable=SC2086 # a list
+    for case in $name; do "case_$case"; done
+done
+left=$(for host in 1 2 3; do workers "$host"; done | awk '{ sum += $1 } END { print sum }')
+[ "$left" = 0 ] || complain "$left workers are left"
+[ $failures -eq 0 ]
