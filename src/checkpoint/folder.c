@@ -178,17 +178,27 @@ static bool process_lives(long pid)
     return !name_end || !name_end[1] || (name_end[2] != 'Z' && name_end[2] != 'X');
 }
 
-/* ".step-….safetensors.PID.tmp" or ".step-….safetensors.PID-N.tmp" of a writer that is gone; with ".zst"
- * before the number when the file was to be packed. */
-static bool is_leftover(const char *name)
+/* Where the number of the process begins in the name of a temporary file of ours; NULL: it is none. */
+static const char *number_in(const char *name)
 {
+    if (strncmp(name, "." TDM__INDEX_NAME ".", strlen("." TDM__INDEX_NAME ".")) == 0) {
+        return name + strlen("." TDM__INDEX_NAME ".");
+    }
     const char *infix = strstr(name, NAME_SUFFIX ".");
-    if (strncmp(name, "." NAME_PREFIX, strlen("." NAME_PREFIX)) != 0 || !infix) return false;
+    if (strncmp(name, "." NAME_PREFIX, strlen("." NAME_PREFIX)) != 0 || !infix) return NULL;
     const char *digits = infix + strlen(NAME_SUFFIX ".");
     if (strncmp(digits - 1, PACKED_SUFFIX ".", strlen(PACKED_SUFFIX ".")) == 0) {
         digits += strlen(PACKED_SUFFIX);
     }
-    if (*digits < '1' || *digits > '9') return false;
+    return digits;
+}
+
+/* ".step-….safetensors.PID.tmp" or ".step-….safetensors.PID-N.tmp" of a writer that is gone; with ".zst"
+ * before the number when the file was to be packed; or the same of the index. */
+static bool is_leftover(const char *name)
+{
+    const char *digits = number_in(name);
+    if (!digits || *digits < '1' || *digits > '9') return false;
     char *end = NULL;
     errno = 0;
     long pid = strtol(digits, &end, 10);

@@ -15,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define INDEX_NAME "index.json"
 #define INDEX_FORMAT "tandem-checkpoints-1"
 #define INDEX_LIMIT_BYTES (UINT64_C(64) << 20)
 #define METRICS_LIMIT_BYTES (UINT64_C(1) << 30)
@@ -114,7 +113,7 @@ static void read_metrics(const char *path, tdm__index *out)
 tdm_status tdm__index_read(const char *dir, tdm_arena *arena, tdm__index *out, tdm_error *err)
 {
     *out = (tdm__index){0};
-    const char *path = tdm_path_join(arena, dir, INDEX_NAME);
+    const char *path = tdm_path_join(arena, dir, TDM__INDEX_NAME);
     const char *metrics = tdm_arena_printf(arena, "%s/../metrics.jsonl", dir);
     if (!path || !metrics) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", dir);
     if (read_index(path, arena, out)) return TDM_OK;
@@ -140,7 +139,7 @@ static tdm_status write_index(const char *dir, tdm_arena *arena, const tdm__inde
     tdm_checkpoint_entry *entries = NULL;
     size_t count = 0;
     TDM_TRY(tdm_checkpoint_list(dir, arena, &entries, &count, err));
-    const char *path = tdm_path_join(arena, dir, INDEX_NAME);
+    const char *path = tdm_path_join(arena, dir, TDM__INDEX_NAME);
     tdm_str text = TDM_STR_INIT;
     tdm_json_writer w = tdm_json_writer_init(&text, 0);
     tdm_json_object_begin(&w);

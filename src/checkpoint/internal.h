@@ -52,6 +52,8 @@ tdm_status tdm__unpack(const void *bytes, size_t bytes_count, const char *name, 
 
 /* ---- what the test set said of a folder's checkpoints (index.c) ---------------------------------- */
 
+#define TDM__INDEX_NAME "index.json"
+
 typedef struct tdm__index_line {
     uint64_t step;
     tdm_checkpoint_metrics metrics;

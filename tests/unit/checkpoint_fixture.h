@@ -15,7 +15,7 @@
 
 static char folder[64];
 
-static const char *in_folder(const char *name)
+static inline const char *in_folder(const char *name)
 {
     static char path[4][512];
     static int turn;
@@ -24,9 +24,14 @@ static const char *in_folder(const char *name)
     return path[turn];
 }
 
+/* With CHECKPOINT_IN_MEMORY it is no disk's, where there is such a place: for tests that sync a lot. */
 static void folder_make(void)
 {
-    snprintf(folder, sizeof folder, "/tmp/tandem-checkpoint-XXXXXX");
+    bool in_memory = false;
+#ifdef CHECKPOINT_IN_MEMORY
+    in_memory = tdm_path_is_dir("/dev/shm");
+#endif
+    snprintf(folder, sizeof folder, "%s/tandem-checkpoint-XXXXXX", in_memory ? "/dev/shm" : "/tmp");
     CHECK(mkdtemp(folder) != NULL);
 }
 
