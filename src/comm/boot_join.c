@@ -123,8 +123,8 @@ static tdm_status next_frame(attempt *a, double until_s, tdm__frame *out, tdm_er
 /* A refusal, in the hub's words. */
 static tdm_status refused(const tdm__frame *frame, const attempt *a, tdm_error *err)
 {
-    if (frame->status == TDM_ERR_PEER_TIMEOUT)
-        return tdm_fail(err, TDM_ERR_PEER_TIMEOUT, "%s", frame->text);
+    if (frame->status == TDM_ERR_PEER_TIMEOUT || frame->status == TDM_ERR_PEER_FAILED)
+        return tdm_fail(err, (tdm_status)frame->status, "%s", frame->text);
     return tdm_fail(err, TDM_ERR_PEER_REFUSED, "rank 0 at %s turned rank %d away: %s",
                     a->meeting ? a->meeting->text : "its own hub", a->facts->rank, frame->text);
 }

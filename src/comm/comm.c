@@ -191,6 +191,7 @@ void tdm_comm_close(tdm_comm *comm)
 {
     if (!comm || comm->pid != getpid())
         return; /* the parent's place in the world is not the child's */
+    bool hurries = comm->world && comm->world->broken.status != TDM_OK;
     if (comm->transport) tdm__engine_stop(comm);
     end_calls(comm);
     if (comm->recorder)
@@ -203,7 +204,10 @@ void tdm_comm_close(tdm_comm *comm)
         tdm__group_free(group);
     }
     tdm__shared_free_all(comm);
-    if (comm->transport) comm->transport->ops->destroy(comm->transport);
+    if (comm->transport) {
+        if (hurries && comm->transport->ops->hurry) comm->transport->ops->hurry(comm->transport);
+        comm->transport->ops->destroy(comm->transport);
+    }
     if (comm->host) tdm__host_destroy(comm->host);
     tdm__dumper_destroy(comm->dumper);
     tdm__recorder_destroy(comm->recorder);

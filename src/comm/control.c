@@ -26,7 +26,7 @@ enum { BROKEN_MOST = 4096, BLOCK_ALIGN = 16 };
 #define ANSWER_BEATS 3   /* of whose heartbeats this many have not come, */
 #define ANSWER_MOST_S 3. /* and from one that is: it may have much to do */
 #define TELL_S 0.5       /* for news that came before the end to be told */
-#define BYE_S 1.0
+#define BYE_S 0.25 /* for the hub's answer to our good-bye; one that is silent is not waited for */
 #define STALL_S 1.0
 #define PATIENCE 4.0
 
@@ -74,6 +74,7 @@ typedef struct client {
     tdm__control_events events;
     bool listening;
     char beat[TDM__WIRE_TEXT];
+    bool beats_now; /* the next heartbeat does not wait for its time */
     letter *first, *last;
     bool telling; /* the teller is outside with one */
     int broken_count;
@@ -319,10 +320,12 @@ static void *read_on(void *user)
         if (c->closing && !c->said_bye) {
             tdm__frame bye = {.type = TDM__FRAME_BYE};
             c->said_bye = true;
-            end_s = now_s + BYE_S;
+            bool silent = now_s - c->heard_s > ANSWER_BEATS * beat_s;
+            end_s = silent ? now_s : now_s + BYE_S;
             if (!tdm__channel_put_frame(&c->channel, &bye)) break;
         }
-        if (!c->said_bye && now_s >= next_s) {
+        if (!c->said_bye && (now_s >= next_s || c->beats_now)) {
+            c->beats_now = false;
             send_beat(c);
             next_s = now_s + beat_s;
             listen_for_silence(c, now_s);
@@ -336,6 +339,7 @@ static void *read_on(void *user)
         sleep_until(c, end_s ? end_s : next_s);
     }
     cut_off(c, TDM_SIGN_CLOSED, "its connection to this rank was given up");
+    shutdown(c->channel.fd, SHUT_RDWR); /* a hub that ends need not wait until we close */
     pthread_mutex_unlock(&c->lock);
     return NULL;
 }
@@ -364,7 +368,11 @@ static void describe(client *c)
     if (c->events.describe) c->events.describe(c->events.user, text, sizeof text);
     text[sizeof text - 1] = '\0';
     pthread_mutex_lock(&c->lock);
+    bool is_first = !*c->beat;
     memcpy(c->beat, text, sizeof c->beat);
+    if (!is_first) return;
+    c->beats_now = true; /* so that something is known from the beginning on */
+    wake(c);
 }
 
 static void *tell_on(void *user)

@@ -3,7 +3,8 @@
  *
  * A turn: wait for something to read or write, read what is there frame by frame, do what the time
  * asks for (heartbeats, deadlines), send what was queued, free what is over. Ending: everybody is told,
- * gets what is queued, and closes; who does not within two seconds is left alone.
+ * gets what is queued, and closes; who does not within a moment, or was silent before, is left alone: what
+ * it was sent lies in its socket, and so does the end.
  */
 #include "comm/control_hub.h"
 
@@ -18,8 +19,9 @@
 #include <unistd.h>
 
 enum { EVENTS = 64 };
-#define LEAVING_S 2.0
-#define STALL_S 1.0 /* a turn later than this: the hub itself was stopped, not the ranks */
+#define LEAVING_S 2.0 /* for one who leaves to close its side, */
+#define END_S 0.25    /* and for all when the hub ends */
+#define STALL_S 1.0   /* a turn later than this: the hub itself was stopped, not the ranks */
 
 double tdm__beat_s(int size)
 {
@@ -190,11 +192,15 @@ static void give_up_joining(tdm__hub *hub)
 {
     tdm_str missing = TDM_STR_INIT;
     tdm__hub_missing(hub, &missing);
-    tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = TDM_ERR_PEER_TIMEOUT};
+    tdm__frame frame = {.type = TDM__FRAME_REFUSED,
+                        .status = hub->doomed ? TDM_ERR_PEER_FAILED : TDM_ERR_PEER_TIMEOUT};
     tdm_str text = TDM_STR_INIT;
-    tdm_str_addf(&text, "%d of %d ranks did not come within %.3g s: %s%s%s",
-                 hub->facts.size - hub->here_count, hub->facts.size, hub->facts.join_s,
-                 tdm_str_text(&missing), hub->refused[0] ? "; " : "", hub->refused);
+    if (hub->doomed)
+        tdm_str_add(&text, hub->refused);
+    else
+        tdm_str_addf(&text, "%d of %d ranks did not come within %.3g s: %s%s%s",
+                     hub->facts.size - hub->here_count, hub->facts.size, hub->facts.join_s,
+                     tdm_str_text(&missing), hub->refused[0] ? "; " : "", hub->refused);
     memcpy(frame.text, tdm_str_text(&text),
            text.length < sizeof frame.text ? text.length : sizeof frame.text - 1);
     for (int i = 0; i < hub->facts.size; i++) {
@@ -245,7 +251,8 @@ static void mind_the_time(tdm__hub *hub, double now_s)
         epoll_ctl(hub->epoll_fd, EPOLL_CTL_ADD, hub->listen_fd, &event);
     }
     if (hub->ended) return;
-    if (!hub->started && now_s > hub->join_until_s) give_up_joining(hub);
+    bool waits = !hub->started && !isinf(hub->join_until_s);
+    if (waits && (now_s > hub->join_until_s || hub->doomed)) give_up_joining(hub);
     if (now_s < hub->beat_at_s) return;
     hub->beat_at_s = now_s + tdm__beat_s(hub->facts.size);
     beat(hub);
@@ -255,7 +262,8 @@ static void mind_the_time(tdm__hub *hub, double now_s)
 static void say_the_end(tdm__hub *hub)
 {
     hub->ended = true;
-    hub->end_until_s = tdm_clock_s() + LEAVING_S;
+    double now_s = tdm_clock_s();
+    hub->end_until_s = now_s + END_S;
     if (hub->listen_fd >= 0) close(hub->listen_fd);
     hub->listen_fd = -1;
     tdm__frame frame = {.type = TDM__FRAME_BYE};
@@ -264,12 +272,21 @@ static void say_the_end(tdm__hub *hub)
             tdm__hub_drop(hub, at);
         } else if (at->state == TDM__CALLER_MEMBER) {
             int rank = at->rank;
+            at->dumb = hub->started && tdm__hub_is_silent(hub, rank, now_s);
             tdm__hub_send(hub, at, &frame);
             hub->members[rank].state = TDM__MEMBER_LEFT;
             hub->members[rank].caller = NULL;
             tdm__hub_let_go(hub, at);
         }
     }
+}
+
+/* Whether somebody is waited for at the end. */
+static bool has_company(const tdm__hub *hub)
+{
+    for (const tdm__caller *at = hub->callers; at; at = at->next)
+        if (!at->dumb) return true;
+    return false;
 }
 
 static int wait_ms(const tdm__hub *hub, double now_s)
@@ -284,7 +301,7 @@ static void *run(void *user)
 {
     tdm__hub *hub = user;
     hub->turn_s = tdm_clock_s();
-    while (!hub->ended || (hub->callers && tdm_clock_s() < hub->end_until_s)) {
+    while (!hub->ended || (has_company(hub) && tdm_clock_s() < hub->end_until_s)) {
         struct epoll_event events[EVENTS];
         int count = epoll_wait(hub->epoll_fd, events, EVENTS, wait_ms(hub, tdm_clock_s()));
         for (int i = 0; i < count; i++) {

@@ -32,6 +32,7 @@ typedef struct tdm__caller {
     bool inner;     /* rank 0's own */
     bool shut;      /* our side has said all */
     bool over;      /* to be freed */
+    bool dumb;      /* at the end: it was silent, and its answer is not waited for */
     bool writable;  /* we asked to be told when it can be written to */
     int rank;       /* of a member */
     double until_s; /* of strangers and leaving ones */
@@ -74,6 +75,7 @@ struct tdm__hub {
     atomic_bool ending;
 
     bool started; /* all have come */
+    bool doomed;  /* not all will come: `refused` says why */
     bool ended;   /* the end has been said */
     double join_until_s, end_until_s, beat_at_s, turn_s;
     double listen_again_s; /* when to accept again after there were no descriptors; 0: now */
@@ -112,6 +114,8 @@ void tdm__hub_member(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame
 /* A member is dead: tells all others. */
 void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt, ...)
     TDM_PRINTF(4, 5);
+/* Whether heartbeats of a member have not come: it may be stopped. */
+bool tdm__hub_is_silent(const tdm__hub *hub, int rank, double now_s);
 /* Looks for members that have been silent for too long. */
 void tdm__hub_listen_for_silence(tdm__hub *hub, double now_s);
 

@@ -32,6 +32,21 @@ static void tell_others(tdm__hub *hub, const tdm__frame *frame)
     tdm__blob_release(blob);
 }
 
+/* Before all had come. It may come again; but who can be told to give up is of an epoch, and in that it
+ * does not. */
+static void went_early(tdm__hub *hub, int rank, const char *how)
+{
+    tdm__member *member = &hub->members[rank];
+    hub->here_count--;
+    if (hub->facts.patience.is_over && !hub->doomed) {
+        hub->doomed = true;
+        snprintf(hub->refused, sizeof hub->refused,
+                 "rank %d (%s, process %llu) ended before all ranks had come: %.120s", rank,
+                 member->host_name, (unsigned long long)member->pid, how);
+    }
+    *member = (tdm__member){.came_and_went = true, .waits_for = -1};
+}
+
 /* Since it was heard of last. */
 static uint32_t silence_ms(const tdm__member *member)
 {
@@ -49,11 +64,10 @@ void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt,
     va_end(args);
     tdm__hub_drop(hub, member->caller);
     member->caller = NULL;
-    if (!hub->started) { /* it may come again */
-        hub->here_count--;
+    if (!hub->started) {
         tdm_log(TDM_LOG_WARN, "comm", "rank %d (%s, process %llu) came, and went again: %s", rank,
                 member->host_name, (unsigned long long)member->pid, member->end);
-        *member = (tdm__member){.came_and_went = true};
+        went_early(hub, rank, member->end);
         return;
     }
     member->state = TDM__MEMBER_LOST;
@@ -76,8 +90,7 @@ static void left(tdm__hub *hub, tdm__caller *caller)
     member->caller = NULL;
     tdm__hub_let_go(hub, caller);
     if (!hub->started) {
-        hub->here_count--;
-        *member = (tdm__member){.came_and_went = true};
+        went_early(hub, rank, "it has left");
         return;
     }
     tdm__frame news = {.type = TDM__FRAME_NEWS,
@@ -85,6 +98,11 @@ static void left(tdm__hub *hub, tdm__caller *caller)
                        .rank = (uint32_t)rank,
                        .status = TDM_ERR_PEER_LEFT};
     tell_others(hub, &news);
+}
+
+bool tdm__hub_is_silent(const tdm__hub *hub, int rank, double now_s)
+{
+    return now_s - hub->members[rank].heard_s >= SILENT_BEATS * tdm__beat_s(hub->facts.size);
 }
 
 void tdm__hub_listen_for_silence(tdm__hub *hub, double now_s)
@@ -199,13 +217,12 @@ static bool is_asked(const tdm__frame *ask, int rank)
  * silence comes first. */
 static void report_silent(const tdm__hub *hub, const tdm__frame *ask, double now_s, tdm_str *out)
 {
-    double silence_s = SILENT_BEATS * tdm__beat_s(hub->facts.size);
     int told[SILENT_MOST];
     for (int count = 0; count < SILENT_MOST; count++) {
         int most = -1;
         for (int i = 1; i < hub->facts.size; i++) {
             const tdm__member *member = &hub->members[i];
-            if (member->state != TDM__MEMBER_HERE || now_s - member->heard_s < silence_s) continue;
+            if (member->state != TDM__MEMBER_HERE || !tdm__hub_is_silent(hub, i, now_s)) continue;
             bool known = is_asked(ask, i);
             for (int k = 0; k < count && !known; k++) known = told[k] == i;
             if (!known && (most < 0 || member->heard_s < hub->members[most].heard_s)) most = i;

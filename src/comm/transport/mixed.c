@@ -93,6 +93,13 @@ static void wake(tdm__transport *transport)
     m->near_end->ops->wake(m->near_end);
 }
 
+static void hurry(tdm__transport *transport)
+{
+    mixed *m = (mixed *)transport;
+    if (m->near_end->ops->hurry) m->near_end->ops->hurry(m->near_end);
+    if (m->far_end->ops->hurry) m->far_end->ops->hurry(m->far_end);
+}
+
 static void destroy(tdm__transport *transport)
 {
     mixed *m = (mixed *)transport;
@@ -105,6 +112,7 @@ static void destroy(tdm__transport *transport)
 static const tdm__transport_ops table = {
     .about = "shared memory within a host, another transport between hosts",
     .destroy = destroy,
+    .hurry = hurry,
     .send = send,
     .take = take,
     .drop = drop,

@@ -22,6 +22,7 @@
 #include <stdlib.h>
 
 static const double close_most_s = 1.0; /* forget() and each half of leave() take this at most */
+static const double hurry_s = 0.05;     /* for good-byes when the world is broken */
 static const double meet_most_s = 20.0;
 static const int eager_ranks_most = 128; /* larger worlds connect when they need to */
 
@@ -210,6 +211,7 @@ tdm_status tdm__ucx_meet(tdm__ucx *u, tdm_error *err)
     if (u->size > eager_ranks_most) return TDM_OK;
     pthread_mutex_lock(&u->lock);
     tdm_status status = meet(u, err);
+    u->unmet = status != TDM_OK;
     pthread_mutex_unlock(&u->lock);
     return status;
 }
@@ -234,11 +236,11 @@ void tdm__ucx_leave(tdm__ucx *u)
         for (int k = 0; k < u->streams && u->peers[i].state == TDM__UCX_WELL; k++)
             send_card(&u->peers[i], k, TDM__UCX_GOODBYE);
     bool answered = true;
-    for (double end_s = tdm_clock_s() + close_most_s; answered && awaits_answer(u);)
-        answered = turn_until(u, end_s);
+    double end_s = tdm_clock_s() + (u->hurried ? hurry_s : close_most_s);
+    while (answered && awaits_answer(u)) answered = turn_until(u, end_s);
     for (int i = 0; i < u->size; i++) endpoints_close(&u->peers[i]);
     bool closed = settle(u, NULL);
     pthread_mutex_unlock(&u->lock);
-    if (!answered || !closed)
+    if ((!answered && !u->hurried) || !closed)
         tdm_log(TDM_LOG_WARN, "comm", "not all peers have answered this rank's good-bye");
 }

@@ -86,11 +86,13 @@ struct tdm__ucx {
     uint32_t world;
     tdm__transport_events events;
     tdm__patience patience; /* while it connects */
-    tdm__head card;         /* this rank's name, for hello and good-bye */
-    int event_fd;           /* UCX's */
-    int wake_fd; /* ours: wake() was called, or the pump has put something into the queues */
-    int poll_fd; /* both */
-    bool spins;  /* there are processors enough to spin for a moment */
+    bool hurried;           /* leave() waits for a moment only */
+    bool unmet;     /* connections were being made, and will not be: destroy() leaves them */
+    tdm__head card; /* this rank's name, for hello and good-bye */
+    int event_fd;   /* UCX's */
+    int wake_fd;    /* ours: wake() was called, or the pump has put something into the queues */
+    int poll_fd;    /* both */
+    bool spins;     /* there are processors enough to spin for a moment */
     pthread_t pump;
     bool has_pump;
     int stop_fd;                /* readable: the pump is to end */
