@@ -64,8 +64,8 @@ struct cli_args {
 /* ---- commands (main.c lists them) ------------------------------------------------------------- */
 
 extern const cli_command cli_train, cli_eval, cli_predict, cli_generate, cli_inspect, cli_hash,
-    cli_replay, cli_ledger, cli_job, cli_run, cli_ps, cli_stop, cli_join, cli_leave, cli_agent,
-    cli_trace, cli_bench, cli_doctor, cli_version, cli_help;
+    cli_replay, cli_ledger, cli_checkpoint, cli_job, cli_run, cli_ps, cli_stop, cli_join, cli_leave,
+    cli_agent, cli_trace, cli_bench, cli_doctor, cli_version, cli_help;
 /* All of them, in the order of the help; NULL-terminated. */
 const cli_command *const *cli_commands(void);
 const cli_command *cli_find_command(const char *name);

@@ -7,6 +7,7 @@
  */
 #include "cli.h"
 
+#include <tandem/checkpoint.h>
 #include <tandem/comm.h>
 #include <tandem/data.h>
 #include <tandem/kv.h>
@@ -256,6 +257,9 @@ static void look_at_software(report *r)
     find(r, "software", "job files", OK, NULL, "%s", tdm_job_library(text));
     find(r, "software", "hashes", OK, NULL, "%s", tdm_base_library(text));
     find(r, "software", "gzip", OK, NULL, "%s", tdm_data_library(text));
+    bool packs = tdm_checkpoint_packs(text);
+    find(r, "software", "packing", OK, NULL, "%s",
+         packs ? text : "none: checkpoint.compress: zstd needs a build with libzstd-dev");
 }
 
 /* ---- communication --------------------------------------------------------------------------- */

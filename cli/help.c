@@ -58,7 +58,7 @@ void cli_help_all(tdm_str *out)
                 "of\nworkers, get the same bits.\n\nUsage:\n  tandem COMMAND [arguments]\n\n"
                 "Commands:\n");
     for (const cli_command *const *c = cli_commands(); *c; c++)
-        tdm_str_addf(out, "  %-9s %s\n", (*c)->name, (*c)->summary);
+        tdm_str_addf(out, "  %-10s %s\n", (*c)->name, (*c)->summary);
     tdm_str_add(out, "\n'tandem help COMMAND' tells all about one of them; 'tandem job keys' lists "
                      "what a job\nfile may say.\n\nExit codes:\n");
     for (int i = 0; i < EXIT_CODE_COUNT; i++)

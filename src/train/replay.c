@@ -105,43 +105,19 @@ static tdm_status try_checkpoint(replayer *r, const char *path, bool *damaged, t
     return status;
 }
 
-static int compare_newest_first(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x > y ? -1 : x < y;
-}
-
-/* The steps of the checkpoints from which the step can be reached, newest first. */
-static tdm_status list_checkpoints(replayer *r, const char *dir, uint64_t **out, size_t *count,
-                                   tdm_error *err)
-{
-    const char *const *names = NULL;
-    size_t name_count = 0;
-    *count = 0;
-    if (!tdm_path_is_dir(dir)) return TDM_OK;
-    TDM_TRY(tdm_dir_list(dir, r->result->arena, &names, &name_count, err));
-    uint64_t *steps = tdm_arena_array(r->result->arena, name_count + 1, sizeof(*steps));
-    if (!steps) return no_memory(err);
-    for (size_t i = 0; i < name_count; i++)
-        if (tdm_checkpoint_step_of(names[i], &steps[*count]) && steps[*count] < r->options->step)
-            ++*count;
-    qsort(steps, *count, sizeof(*steps), compare_newest_first);
-    *out = steps;
-    return TDM_OK;
-}
-
 static tdm_status find_start(replayer *r, tdm_error *err)
 {
     tdm_replay_result *result = r->result;
-    uint64_t *steps = NULL;
+    tdm_checkpoint_entry *entries = NULL; /* newest first */
     size_t count = 0;
     char *dir = tdm_path_join(result->arena, r->options->run, "checkpoints");
     if (!dir) return no_memory(err);
-    TDM_TRY(list_checkpoints(r, dir, &steps, &count, err));
+    if (tdm_path_is_dir(dir))
+        TDM_TRY(tdm_checkpoint_list(dir, result->arena, &entries, &count, err));
     for (size_t i = 0; i < count; i++) {
         bool damaged = false;
-        char *path = tdm_checkpoint_path(result->arena, dir, steps[i]);
-        if (!path) return no_memory(err);
+        const char *path = entries[i].path;
+        if (entries[i].step >= r->options->step) continue;
         tdm_error why;
         tdm_status status = try_checkpoint(r, path, &damaged, &why);
         if (status == TDM_OK) {

@@ -1,0 +1,21 @@
+/* checkpoint.h: what the parts of `tandem checkpoint` share. */
+#ifndef TANDEM_CLI_CHECKPOINT_H
+#define TANDEM_CLI_CHECKPOINT_H
+
+#include "cli.h"
+
+#include <tandem/checkpoint.h>
+
+/* The folder with the checkpoints of RUN, which may be that folder itself. NULL (and a message) when
+ * there is none. */
+const char *cli_checkpoint_folder(const char *run, tdm_arena *arena);
+/* The file that FILE, RUN (its newest good one) or RUN:STEP stands for. */
+tdm_status cli_checkpoint_find(const char *name, tdm_arena *arena, char **out, tdm_error *err);
+
+int cli_checkpoint_list(const cli_args *args, tdm_arena *arena);
+int cli_checkpoint_verify(const cli_args *args, tdm_arena *arena);
+int cli_checkpoint_prune(const cli_args *args, tdm_arena *arena);
+int cli_checkpoint_copy(const cli_args *args, tdm_arena *arena);
+int cli_checkpoint_diff(const cli_args *args, tdm_arena *arena);
+
+#endif
