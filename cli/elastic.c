@@ -171,7 +171,7 @@ static int finish(const cli_args *args, const tdm_session_result *result, int64_
 {
     if (result->status == TDM_OK) {
         if (result->exit_code != 0) return result->exit_code;
-        return CLI_OK;
+        return result->stopped && result->agent_lost ? CLI_INTERRUPTED : CLI_OK;
     }
     tdm_error err = {.status = result->status};
     snprintf(err.message, sizeof err.message, "%.999s", result->message);

@@ -131,7 +131,9 @@ typedef struct tdm_session_view {
     uint64_t step, steps;
     double speed;
     const char *const *rank_ids; /* by rank */
-    bool stopping, now;          /* it was asked for; at once */
+    const char **leaver_ids;     /* who was asked to leave, and may be gone already */
+    size_t leaver_count;
+    bool stopping, now; /* it was asked for; at once */
     bool ended;
     tdm_status status; /* with `ended` */
     const char *message;
@@ -245,9 +247,10 @@ typedef struct tdm_session_result {
     char session[TDM_SESSION_BYTES];
     tdm_status status; /* how it ended */
     char message[1000];
-    bool stopped;   /* before its end, by a wish or a signal */
-    int exit_code;  /* of the agent that says most; 0: none says more than `status` */
-    char run[4096]; /* empty: there was none */
+    bool stopped;    /* by a wish or a signal, perhaps at its very end: exit_code says so */
+    bool agent_lost; /* an agent was killed, and could not say how its workers ended */
+    int exit_code;   /* of the agent that says most; 0: none says more than `status` */
+    char run[4096];  /* empty: there was none */
 } tdm_session_result;
 
 /* Starts the agents, and waits for the session's end. The agents outlive this process. */

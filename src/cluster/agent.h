@@ -15,7 +15,9 @@ typedef struct tdm__agent_worker {
     pid_t pid; /* 0: none */
     int slot;
     char id[TDM_MEMBER_ID_BYTES];
-    bool was_rank; /* of an epoch; when a later one is without it, it is fenced */
+    bool was_rank;    /* of an epoch; when a later one is without it, it is fenced */
+    bool leaves;      /* it was asked to */
+    double outside_s; /* since when an epoch is without it; 0: none is */
 } tdm__agent_worker;
 
 /* One of the workers that shall run here; who sits there may change. */

@@ -31,6 +31,8 @@ static const char *const replaced[] = {
     "TANDEM_JOB",        "TANDEM_RUN",     NULL,
 };
 
+static const double moment_s = 0.5; /* for one that is fenced to end by itself */
+
 /* ---- starting -------------------------------------------------------------------------------------- */
 
 static bool draw_id(const tdm__agent *a, tdm__agent_worker *w)
@@ -190,20 +192,34 @@ static bool become_stray(tdm__agent *a, const tdm__agent_worker *w)
     return true;
 }
 
+/* Whether it will not find out by itself: one that leaves, or has seen that it is fenced, ends within a
+ * moment and says so by its exit code. */
+static bool is_fenced(tdm__agent_worker *w, const tdm_session_view *view)
+{
+    for (size_t i = 0; i < view->leaver_count; i++)
+        w->leaves = w->leaves || strcmp(view->leaver_ids[i], w->id) == 0;
+    if (is_rank(view, w->id)) {
+        w->was_rank = true;
+        w->outside_s = 0;
+        return false;
+    }
+    if (!w->was_rank || w->leaves) return false;
+    double now_s = tdm_clock_s();
+    if (w->outside_s == 0) w->outside_s = now_s;
+    return now_s - w->outside_s >= moment_s;
+}
+
 void tdm__agent_replace_fenced(tdm__agent *a, const tdm_session_view *view)
 {
     for (int i = 0; i < a->count && view->epoch > 0; i++) {
         tdm__seat *seat = &a->seats[i];
         tdm__agent_worker *w = &seat->worker;
-        bool takes_part = w->pid > 0 && is_rank(view, w->id);
-        if (w->pid > 0 && w->was_rank && !takes_part && become_stray(a, w)) {
-            tdm_log(TDM_LOG_INFO, "agent",
-                    "worker %s (process %ld) is alive, but epoch %" PRIu32 " goes on without it",
-                    w->id, (long)w->pid, view->epoch);
-            *w = (tdm__agent_worker){.pid = 0};
-            tdm__agent_plan_restart(a, seat, "it was fenced");
-        }
-        w->was_rank = w->was_rank || takes_part;
+        if (w->pid <= 0 || !is_fenced(w, view) || !become_stray(a, w)) continue;
+        tdm_log(TDM_LOG_INFO, "agent",
+                "worker %s (process %ld) is alive, but epoch %" PRIu32 " goes on without it", w->id,
+                (long)w->pid, view->epoch);
+        *w = (tdm__agent_worker){.pid = 0};
+        tdm__agent_plan_restart(a, seat, "it was fenced");
     }
 }
 

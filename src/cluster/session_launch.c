@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -275,6 +276,7 @@ static void reap(launcher *l)
         int code = WIFEXITED(agent->status) ? WEXITSTATUS(agent->status) : 0;
         const char *name = l->options->starts[i].target ? l->options->starts[i].target
                                                         : "this host";
+        l->result.agent_lost = l->result.agent_lost || !WIFEXITED(agent->status);
         if (!WIFEXITED(agent->status))
             say(l,
                 "the agent of %s was killed by signal %d (%s): training goes on, but workers that "
@@ -347,8 +349,9 @@ static void beat(launcher *l, double now_s)
 /* Whether there is nothing left to wait for. */
 static bool is_over(launcher *l, double now_s)
 {
-    if (l->running == 0 && l->has_verdict) return true;
     if (now_s >= l->end_at_s) return true;
+    /* Workers without an agent are waited for as long as they are seen. */
+    if (l->running == 0 && l->has_verdict) return !l->result.agent_lost || !l->has_members;
     bool alone = l->running == 0 && !l->has_members;
     if (!alone) l->alone_since_s = INFINITY;
     if (alone && isinf(l->alone_since_s)) l->alone_since_s = now_s;
@@ -406,6 +409,14 @@ static void conclude(launcher *l)
     }
 }
 
+/* Workers that are about to end still hold the session, and without an agent nobody would clear up after
+ * them but the next one who looks. */
+static void await_orphans(const launcher *l)
+{
+    for (double until_s = tdm_clock_s() + alone_s; tdm_clock_s() < until_s; usleep(10000))
+        if (flock(l->hold.fd, LOCK_EX | LOCK_NB) == 0) return;
+}
+
 static void release(launcher *l)
 {
     char key[TDM_KV_KEY_BYTES];
@@ -414,6 +425,7 @@ static void release(launcher *l)
         (void)tdm_kv_remove(l->kv, tdm__session_key(key, l->result.session, "%s", ""), NULL);
     if (l->kv && l->lease) (void)tdm_kv_release(l->kv, l->lease, NULL);
     tdm_kv_close(l->kv);
+    if (l->hold.arena && l->result.agent_lost && all_gone) await_orphans(l);
     if (l->hold.arena) tdm_session_hold_release(&l->hold);
     if (l->signals >= 0) {
         close(l->signals);

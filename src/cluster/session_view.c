@@ -169,6 +169,8 @@ static void read_item(const char *key, const tdm_json *value, tdm_arena *arena,
         read_member(name, value, &out->members[out->member_count++]);
     else if ((name = below(key, "hosts/")))
         read_host(name, value, &out->hosts[out->host_count++]);
+    else if ((name = below(key, "wishes/leave/")))
+        out->leaver_ids[out->leaver_count++] = name;
     else if (strcmp(key, "wishes/stop") == 0)
         out->stopping = true;
     else if (strcmp(key, "wishes/now") == 0)
@@ -191,7 +193,8 @@ tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
     tdm_session_view view = {.session = tdm_arena_strdup(arena, session)};
     view.members = tdm_arena_array(arena, count + 1, sizeof *view.members);
     view.hosts = tdm_arena_array(arena, count + 1, sizeof *view.hosts);
-    if (!view.session || !view.members || !view.hosts)
+    view.leaver_ids = tdm_arena_array(arena, count + 1, sizeof *view.leaver_ids);
+    if (!view.session || !view.members || !view.hosts || !view.leaver_ids)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for what the store says");
     const tdm_json *epoch = NULL;
     for (size_t i = 0; i < count; i++) {

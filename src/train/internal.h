@@ -16,7 +16,9 @@ typedef struct tdm__run {
     tdm_arena *arena;
     const char *path;
     const char *checkpoint_dir;
-    int rank; /* other than 0: only the log is written */
+    int rank;              /* other than 0: only the log is written */
+    _Atomic uint64_t step; /* finished, for the log, which other threads write to as well */
+    char host[64];         /* this process's */
     int lock_fd;
     int log_fd;
     int metrics_fd;

@@ -53,7 +53,9 @@ static void log_to_file(const tdm_log_record *record, void *user)
     tdm_json_object_begin(&w);
     tdm_json_put_double(&w, "time", record->unix_time_s);
     tdm_json_put_string(&w, "level", tdm_log_level_name(record->level));
-    if (run->rank > 0) tdm_json_put_int(&w, "rank", run->rank);
+    tdm_json_put_int(&w, "rank", run->rank);
+    tdm_json_put_uint(&w, "step", atomic_load_explicit(&run->step, memory_order_relaxed));
+    tdm_json_put_string(&w, "host", run->host);
     tdm_json_put_string(&w, "room", record->room);
     tdm_json_put_string(&w, "message", record->message);
     tdm_json_object_end(&w);
@@ -139,7 +141,12 @@ static tdm_status make_numbered(tdm__run *run, const tdm_job *job, tdm_error *er
 
 static tdm_status start(tdm__run *run, tdm_error *err)
 {
+    const char *host = getenv("TANDEM_HOST"); /* what its agent calls it */
     *run = (tdm__run){.lock_fd = -1, .log_fd = -1, .metrics_fd = -1};
+    if (host && *host)
+        snprintf(run->host, sizeof(run->host), "%.63s", host);
+    else if (gethostname(run->host, sizeof(run->host) - 1) != 0)
+        run->host[0] = '\0';
     run->arena = tdm_arena_create("run");
     return run->arena ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
 }

@@ -38,6 +38,7 @@ void tdm__tell(tdm__trainer *t, tdm_train_event event)
 {
     t->status.event = event;
     t->status.step = t->position.step;
+    atomic_store_explicit(&t->run.step, t->position.step, memory_order_relaxed);
     t->status.epoch = t->position.epoch;
     t->status.samples = t->position.samples;
     t->status.ranks = t->watch.has_rates ? t->watch.ranks : NULL;
@@ -279,6 +280,7 @@ void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr)
         .count = (uint64_t)tdm__course_batch(&t->course, &t->position),
         .digest = result->tally};
     tdm__course_advance(&t->course, &t->position);
+    atomic_store_explicit(&t->run.step, t->position.step, memory_order_relaxed);
     note_step(t, result, lr);
     t->is_saved = false;
     t->after_done = false;

@@ -1,0 +1,210 @@
+#!/usr/bin/env bash
+# Sessions as users see them: tandem train with workers that come and go, ps, stop, join, leave; kills of
+# launcher, agent and workers; what is left behind; wrong words. Nothing may hang: every command here has a
+# deadline, and nothing is said about how fast things are.
+# shellcheck source=tests/cli/lib.sh
+source tests/cli/lib.sh
+# shellcheck source=tests/cli/train_lib.sh
+source "$source_root/tests/cli/train_lib.sh"
+make_data 150 data.csv
+make_job job.yaml
+deadline=100
+export TANDEM_RUNTIME=$work/runtime TANDEM_ELASTIC=1
+# So many steps that the run goes on until it is stopped, and few that others look at.
+long=(--set train.epochs=1000000 --set checkpoint.every_epochs=never --set run.log_every_steps=1000)
+
+tandem() { timeout "$deadline" "$TANDEM" "$@"; }
+
+# Sessions outlive their launchers: what a failed check leaves is ended here.
+clean_up() {
+    local pid
+    for pid in $("$TANDEM" ps --json 2>/dev/null | grep -oE '"(agent_)?pid":[0-9]+' | sort -t '"' -k 2 |
+        grep -oE '[0-9]+'); do
+        kill -9 "$pid" 2>/dev/null || true
+    done
+}
+
+# start ARGUMENTS: a launcher in the background, $launcher; returns when the session trains.
+start() {
+    "$TANDEM" train job.yaml "$@" >launcher.out 2>launcher.err &
+    launcher=$!
+    wait_for "$deadline" trains
+}
+trains() {
+    [[ $("$TANDEM" ps) == *training* ]] && return 0
+    kill -0 "$launcher" 2>/dev/null || fail "the launcher ended: $(cat launcher.err)"
+    return 1
+}
+# end CODE: waits for the launcher, and sees that nothing is left.
+end() {
+    local code=0
+    wait "$launcher" || code=$?
+    assert_equal "$code" "$1" "the launcher's code, after $(cat launcher.err)"
+    wait_for "$deadline" is_clean
+}
+is_clean() { [ -z "$(ls -A runtime)" ]; }
+
+# Of the one session: the process of rank N, of its agent, how many ranks, which epoch.
+pid_of() { "$TANDEM" ps --json | grep -o "\"rank\":$1,[^}]*" | json_value pid; }
+agent_pid() { "$TANDEM" ps --json | json_value agent_pid; }
+ranks() { "$TANDEM" ps --json | json_value ranks; }
+epoch() { "$TANDEM" ps --json | json_value epoch; }
+has_ranks() { [ "$(ranks)" = "$1" ]; }
+is_past_epoch() { local now; now=$(epoch) && [ -n "$now" ] && [ "$now" -gt "$1" ]; }
+has_pid() { [ -n "$(pid_of "$1")" ]; }
+
+test_the_result_is_that_of_one_process() {
+    assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=one
+    local want
+    want=$(hash_in "$out")
+    assert_exit 0 tandem train job.yaml -n 3 --set run.dir=three
+    assert_equal "$(hash_in "$out")" "$want" "the hash of three"
+    assert_contains "$err" "4 lanes on 3 workers"
+    assert_equal "$(find three/tiny-1/logs -name '*.log' | wc -l)" 3 "logs of workers"
+    grep -q '"rank":0,"step":15,"host":"[^"]*","room":"train","message":"finished' three/tiny-1/log.jsonl ||
+        fail "no line with rank, step and host: $(tail -3 three/tiny-1/log.jsonl)"
+    grep -q '"room":"agent"' three/tiny-1/log.jsonl || fail "no line of the agent's"
+    assert_equal "$(grep -cvE '^\{.*\}$' three/tiny-1/log.jsonl || true)" 0 "torn lines"
+    assert_exit 0 tandem train job.yaml -n 2 --json --set run.dir=two
+    assert_equal "$(hash_in "$out")" "$want" "the hash of two, in JSON"
+    assert_equal "$err" "" "words beside the JSON"
+    wait_for "$deadline" is_clean
+}
+
+# Any of them is killed; the others go on, and another one comes. Then it leaves, and another joins.
+test_workers_come_and_go() {
+    start -n 3 --max 4 "${long[@]}" --set run.dir=go
+    local before victim joined
+    for victim in 1 0; do
+        before=$(epoch)
+        kill -9 "$(pid_of $victim)"
+        wait_for "$deadline" is_past_epoch $((before + 1)) # without it, then with another
+        wait_for "$deadline" has_ranks 3
+    done
+    assert_exit 2 tandem leave tiny-1 7
+    assert_contains "$err" "has ranks 0 to 2"
+    assert_exit 0 tandem leave go/tiny-1 2
+    assert_contains "$out" "leaves after its step"
+    wait_for "$deadline" has_ranks 2
+    "$TANDEM" join tiny-1 -n 2 >join.out 2>join.err &
+    joined=$!
+    wait_for "$deadline" has_ranks 4
+    assert_exit 0 tandem ps -l
+    assert_contains "$out" "member"
+    assert_equal "$(grep -c 'agent [0-9]' <<<"$out")" 2 "agents in $out"
+    kill "$joined" # a guest's workers leave; the others go on
+    wait "$joined" || fail "join ended with $?: $(cat join.err)"
+    wait_for "$deadline" has_ranks 2
+    assert_exit 0 tandem stop tiny-1
+    end 130
+    assert_contains "$(cat launcher.out)" "to go on       tandem train --resume go/tiny-1"
+    assert_contains "$(cat go/tiny-1/log.jsonl)" "killed by signal 9"
+    assert_exit 0 tandem hash go/tiny-1
+}
+
+test_the_launcher_dies_and_training_goes_on() {
+    start -n 2 "${long[@]}" --set run.dir=alone
+    kill -9 "$launcher"
+    wait "$launcher" || true
+    local before
+    before=$(epoch)
+    kill -9 "$(pid_of 1)" # there is still an agent
+    wait_for "$deadline" is_past_epoch $((before + 1))
+    assert_exit 0 tandem stop tiny-1
+    wait_for "$deadline" is_clean
+    assert_exit 0 tandem hash alone/tiny-1
+}
+
+test_the_agent_dies_and_training_goes_on() {
+    start -n 3 "${long[@]}" --set run.dir=orphans
+    kill -9 "$(agent_pid)"
+    local before
+    before=$(epoch)
+    kill -9 "$(pid_of 2)" # nobody comes in its place
+    wait_for "$deadline" has_ranks 2
+    is_past_epoch "$before" || fail "the epoch is still $before"
+    kill -TERM "$launcher" # through the store
+    end 130
+    assert_contains "$(cat launcher.err)" "the agent of this host was killed by signal 9"
+    assert_exit 0 tandem hash orphans/tiny-1
+}
+
+test_signals() {
+    start -n 2 "${long[@]}" --set run.dir=signals
+    kill -INT "$launcher"
+    end 130
+    assert_contains "$(cat launcher.err)" "stopping after this step"
+    start --resume signals/tiny-1 -n 2 "${long[@]}"
+    assert_exit 0 tandem stop tiny-1 --now
+    end 130
+    assert_contains "$(cat launcher.err)" "the newest checkpoint is good"
+    assert_contains "$(cat launcher.err)" "to go on       tandem train --resume signals/tiny-1"
+}
+
+# An error that meets every worker is said once, and nobody is started again.
+test_errors_are_said_once() {
+    assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=wrong --set train.epochs=1
+    local code
+    code=$(timeout "$deadline" "$TANDEM" train job.yaml -n 3 --resume wrong/tiny-1 --set seed=8 \
+        >wrong.out 2>wrong.err; echo $?)
+    assert_equal "$code" 4 "the code, after $(cat wrong.err)"
+    assert_equal "$(grep -c 'seed' wrong.err)" 1 "lines about the seed in $(cat wrong.err)"
+    wait_for "$deadline" is_clean
+}
+
+test_wrong_words() {
+    local command
+    for command in stop join; do
+        assert_exit 2 tandem $command
+        assert_contains "$err" "usage: tandem $command"
+        assert_exit 2 tandem $command nothing-1
+        assert_contains "$err" "no run 'nothing-1' is going on"
+    done
+    assert_exit 2 tandem leave nothing-1
+    assert_exit 2 tandem leave nothing-1 0
+    assert_contains "$err" "no run 'nothing-1'"
+    assert_exit 2 tandem join nothing-1 -n 0
+    assert_exit 2 tandem ps --store ftp://here
+    assert_exit 2 tandem agent --session x
+    assert_contains "$err" "'--store' is missing"
+    assert_exit 2 tandem ps too many
+    assert_exit 0 tandem ps
+    assert_equal "$out" "no run is going on"
+    assert_exit 0 tandem ps --json
+    assert_equal "$out" "[]"
+    assert_exit 2 tandem train job.yaml --hosts a,b
+    assert_contains "$err" "needs a store that all of them reach"
+    for command in a:0 a:x a,a '' ',' 'a;b' -x 'u@' a:99999; do
+        assert_exit 2 tandem train job.yaml --hosts "$command" --store etcd:http://127.0.0.1:1
+    done
+    assert_exit 2 tandem train job.yaml --store http://here:1
+    assert_contains "$err" "'--store' wants etcd:http://HOST:2379"
+    assert_exit 2 tandem train job.yaml -n 2 --min 3 --max 2
+    assert_contains "$err" "does not go together"
+    assert_exit 2 tandem train job.yaml -n 3 --max 2
+    assert_exit 2 tandem train job.yaml -n 2 --max 9
+    assert_contains "$err" "4 lanes"
+    assert_exit 2 tandem train job.yaml -n 2 --min 0
+    TANDEM_RUNTIME=$work assert_exit 1 tandem ps # others can look into it
+    assert_contains "$err" "chmod 700"
+    TANDEM_MEMBER=x assert_exit 1 tandem train job.yaml
+    assert_contains "$err" "tandem train"
+}
+
+# What a session leaves that was killed as a whole goes with the next look.
+test_stale_sessions_are_removed() {
+    start -n 2 "${long[@]}" --set run.dir=stale
+    local pids
+    pids="$launcher $(agent_pid) $(pid_of 0) $(pid_of 1)"
+    # The agent first: it would start others.
+    # shellcheck disable=SC2086 # words
+    kill -9 $(agent_pid) $pids
+    wait "$launcher" || true
+    [ -n "$(ls -A runtime)" ] || fail "there is nothing to remove"
+    wait_for "$deadline" shows_nothing
+    is_clean || fail "left: $(ls runtime)"
+}
+shows_nothing() { [ "$("$TANDEM" ps)" = "no run is going on" ]; }
+
+chmod 755 "$work"
+run_tests "$@"
