@@ -232,6 +232,10 @@ typedef struct tdm_step_input {
     double lr;
     unsigned wish;
     const uint64_t *tally; /* looked at when this rank's lanes have run; NULL: 0 */
+    /* Called on this rank when its part of the update is about to begin; no block changes before. NULL:
+     * nobody is. */
+    void (*before_update)(void *user);
+    void *user;
 } tdm_step_input;
 TDM_API tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_result *out,
                                  tdm_error *err);

@@ -100,6 +100,7 @@ static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *e
     out->finite = isfinite(out->loss);
     if (out->finite) TDM_TRY(tdm__update_find_bad(team, &team->bad_element, err));
     if (team->bad_element != SIZE_MAX) out->finite = false;
+    if (out->finite && team->in.before_update) team->in.before_update(team->in.user);
     if (out->finite) TDM_TRY(tdm__update_run(team, out, err));
     team->update_seconds += tdm_clock_s() - begin - (team->wait_seconds - waited);
     tdm__team_mark(team, "update", begin);

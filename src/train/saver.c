@@ -35,6 +35,7 @@ struct tdm__saver {
     tdm__saver_board *board; /* NULL: this rank writes nothing */
     bool own_board;          /* ordinary memory */
     tdm__saver_job *job;     /* in work; NULL: none is */
+    double hold_s;           /* that training waited for its copy */
     tdm__saved results[2];   /* that poll has not given yet, oldest first */
     int result_count;
 };
@@ -142,6 +143,7 @@ void tdm__saver_abandon(tdm__saver *saver)
 {
     tdm__saver_job_abandon(saver->job);
     saver->job = NULL;
+    saver->hold_s = 0;
 }
 
 /* ---- results ----------------------------------------------------------------------------------- */
@@ -161,9 +163,19 @@ static void end_job(tdm__saver *s)
     tdm__saver_job *job = s->job;
     if (!job) return;
     tdm__saver_job_join(job);
+    job->saved.stall_s += s->hold_s;
+    s->hold_s = 0;
     if (s->rank == 0) keep_result(s, &job->saved);
     s->job = NULL;
     tdm__saver_job_abandon(job);
+}
+
+void tdm__saver_hold(tdm__saver *saver)
+{
+    if (!saver->job || !saver->job->copies) return;
+    double begin = tdm_clock_s();
+    tdm__saver_job_hold(saver->job);
+    saver->hold_s += tdm_clock_s() - begin;
 }
 
 bool tdm__saver_busy(const tdm__saver *saver)
@@ -229,25 +241,36 @@ static tdm_extent share_of(const tdm__saver *s, int index, int count)
     return share;
 }
 
-/* Whether any of the numbers is infinite or NaN. */
-static bool has_bad(const void *bytes, size_t count)
+/* For a copy behind training: what is small is copied now, since training may change it at any time. */
+static tdm_status prepare_lazy_copy(tdm__saver *s, tdm__saver_job *job, tdm_extent share,
+                                    tdm_error *err)
 {
-    const float *numbers = bytes;
-    uint32_t bad = 0;
-    for (size_t i = 0; i < count / sizeof(float); i++) {
-        uint32_t bits;
-        memcpy(&bits, &numbers[i], sizeof(bits));
-        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+    job->floats = tdm_arena_array(job->arena, share.count + 1, sizeof(*job->floats));
+    job->names = tdm_arena_array(job->arena, share.count + 1, sizeof(*job->names));
+    bool missing = !job->floats || !job->names;
+    for (size_t i = 0; i < share.count && !missing; i++) {
+        const tdm__state_item *item = &s->state->items[s->chunks[share.first + i].tensor];
+        tdm__saver_piece *piece = &job->pieces[i];
+        job->floats[i] = item->block != TDM__BLOCK_NONE;
+        job->names[i] = tdm_arena_strdup(job->arena, item->named.name);
+        missing = !job->names[i];
+        if (job->floats[i]) continue;
+        void *now = tdm_arena_alloc(job->arena, piece->count, 0);
+        missing = missing || !now;
+        if (now) memcpy(now, piece->bytes, piece->count);
+        piece->bytes = now;
     }
-    return bad != 0;
+    job->copies = !missing;
+    return missing ? tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory") : TDM_OK;
 }
 
 /* The pieces of this rank's job, copied where there is room for it. *bad: the first tensor with a number
- * that is not finite, or -1. */
+ * that is not finite, or -1; a copy behind training looks for that itself. */
 static tdm_status take_pieces(tdm__saver *s, tdm__saver_job *job, tdm_extent share, bool copies,
                               uint64_t data_at, int64_t *bad, tdm_error *err)
 {
     size_t bytes = 0, at = 0;
+    bool lazy = copies && s->options.lazy;
     *bad = -1;
     for (size_t i = 0; i < share.count; i++) bytes += s->chunks[share.first + i].bytes;
     job->pieces = tdm_arena_array(job->arena, share.count + 1, sizeof(*job->pieces));
@@ -256,20 +279,21 @@ static tdm_status take_pieces(tdm__saver *s, tdm__saver_job *job, tdm_extent sha
     for (size_t i = 0; i < share.count; i++) {
         const tdm_state_chunk *chunk = &s->chunks[share.first + i];
         const char *from = source_of(s, chunk);
-        if (job->copy.data) {
+        if (job->copy.data && !lazy) {
             memcpy((char *)job->copy.data + at, from, chunk->bytes);
             from = (const char *)job->copy.data + at;
             at += chunk->bytes;
         }
         bool is_float = s->state->items[chunk->tensor].block != TDM__BLOCK_NONE;
-        if (is_float && *bad < 0 && has_bad(from, chunk->bytes)) *bad = (int64_t)chunk->tensor;
+        if (is_float && !lazy && *bad < 0 && tdm__has_bad_numbers(from, chunk->bytes))
+            *bad = (int64_t)chunk->tensor;
         job->pieces[i] = (tdm__saver_piece){.chunk = share.first + i,
                                             .bytes = from,
                                             .count = chunk->bytes,
                                             .place = data_at + chunk->place};
     }
     job->piece_count = share.count;
-    return TDM_OK;
+    return lazy ? prepare_lazy_copy(s, job, share, err) : TDM_OK;
 }
 
 /* ---- beginning ----------------------------------------------------------------------------------- */
@@ -397,7 +421,8 @@ static tdm_status fill_job(tdm__saver *s, tdm__saver_job *job, const opening *op
     TDM_TRY(vote(s, votes, VOTES, err));
     if (!votes[COPIED] && how->copies) { /* somebody has no memory for it, after all */
         tdm_pages_unmap(&job->copy);
-        how->copies = false;
+        job->names = NULL;
+        job->copies = how->copies = false;
         return fill_job(s, job, open, how, bad, err);
     }
     *bad = votes[GOOD] == INT64_MAX ? -1 : votes[GOOD];
@@ -517,6 +542,7 @@ tdm_status tdm__saver_begin(tdm__saver *saver, const tdm__save *what, const char
     TDM_TRY(tdm_store_settle(saver->state->store, err));
     if (saver->rank == 0) {
         atomic_store(&saver->board->done, 0);
+        atomic_store(&saver->board->copied, 0);
         atomic_store(&saver->board->failed, 0);
         atomic_store(&saver->board->has_reason, 0);
     }

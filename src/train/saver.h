@@ -4,7 +4,8 @@
  * At a step's boundary all ranks begin a save together: the ranks of rank 0's node (those that see its
  * memory) copy the state, each a part; then training goes on, and a thread of each of them hashes its
  * part and writes it to its place in one file. Rank 0's thread waits for the others', asks whether it
- * may, and puts the file in place; then it removes old checkpoints. What it costs training is the copy.
+ * may, and puts the file in place; then it removes old checkpoints. What it costs training is the copy;
+ * with `lazy` that is made behind the next step's forward and backward passes, too.
  *
  * Where memory is short for a copy, with states in files (parallel.offload), or when the job wants it so
  * (checkpoint.background), the same ranks write from where the state lies, and training waits. Where
@@ -24,6 +25,9 @@ typedef struct tdm__saver tdm__saver;
 typedef struct tdm__saver_options {
     tdm__state *state; /* borrowed */
     bool background;   /* else begin waits until the file is in place */
+    /* Whether the copy itself is made behind training, too: only where tdm__saver_hold is called before
+     * every change of the state (tdm_step_input.before_update). Else begin waits for the copy. */
+    bool lazy;
     /* Asked at rank 0, by the saver's thread, right before a file gets its name; never after
      * tdm__saver_abandon has returned. NULL: nobody is. */
     tdm_commit_gate gate;
@@ -45,7 +49,7 @@ typedef struct tdm__save {
 /*
  * Begins a save of the state as it is now, between two steps. Waits first for one that is in work; its
  * result is kept for poll. *bad becomes NULL, or the name of a tensor that holds a number that is not
- * finite: then nothing is saved. Collective: all ranks get the same status and *bad. What goes wrong
+ * finite: then nothing is saved (with `lazy` that is a result, TDM_ERR_DIVERGED). Collective: all ranks get the same status and *bad. What goes wrong
  * with rank 0's folder or anybody's disk is no error of begin: it is a result.
  */
 tdm_status tdm__saver_begin(tdm__saver *saver, const tdm__save *what, const char **bad,
@@ -65,6 +69,9 @@ typedef struct tdm__saved {
 /* Whether a save has ended since the last call, and how. Local, cheap; never waits. Rank 0 gets all
  * results, others only those of saves that training waited for. */
 bool tdm__saver_poll(tdm__saver *saver, tdm__saved *out);
+/* With `lazy`: before the state changes after a begin. Waits until all ranks of the node have their copies;
+ * a save whose copy would be torn fails. Local; nothing when there is no copy to wait for. */
+void tdm__saver_hold(tdm__saver *saver);
 /* Whether one is in work. Local. */
 bool tdm__saver_busy(const tdm__saver *saver);
 /* Waits for the save in work. *has: there is a result that poll has not given: the newest, the same on

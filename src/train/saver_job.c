@@ -6,6 +6,9 @@
  * neither asks nor names anything. Nobody retries: a disk that has failed once may forget what it was
  * told before, so the temporary file goes, and the next save begins anew.
  *
+ * With a copy behind training, the state is touched under the lock and before the board says so; a torn
+ * copy fails the save before anybody goes on.
+ *
  * Rank 0 waits for others only as long as they get on: a rank that is gone, or the world's end, ends it.
  */
 #include "train/saver_job.h"
@@ -19,7 +22,9 @@
 
 #define STILL_S 300.0 /* without any chunk that is done: something hangs */
 
-enum { NAP_NS = 500000, NICENESS = 5 };
+#define HOLD_S 60.0 /* for a copy of a part of the state: far more than it ever takes */
+
+enum { NAP_NS = 500000, SHORT_NAP_NS = 20000, NICENESS = 5 };
 
 tdm__saver_job *tdm__saver_job_create(void)
 {
@@ -51,6 +56,18 @@ static void job_free(tdm__saver_job *job)
     pthread_mutex_destroy(&job->lock);
     tdm_arena_destroy(job->arena);
     free(job);
+}
+
+bool tdm__has_bad_numbers(const void *bytes, size_t count)
+{
+    const float *numbers = bytes;
+    uint32_t bad = 0;
+    for (size_t i = 0; i < count / sizeof(float); i++) {
+        uint32_t bits;
+        memcpy(&bits, &numbers[i], sizeof(bits));
+        bad |= (bits & 0x7f800000u) == 0x7f800000u;
+    }
+    return bad != 0;
 }
 
 /* ---- the board --------------------------------------------------------------------------------- */
@@ -100,6 +117,70 @@ static tdm_status put_piece(tdm__saver_job *job, const tdm__saver_piece *piece, 
     TDM_TRY(tdm_file_writer_write_at(job->part, piece->place, piece->bytes, piece->count, err));
     *goes_on = tell_done(job, piece->chunk, digest);
     return TDM_OK;
+}
+
+/* ---- a copy behind training ---------------------------------------------------------------------- */
+
+/* One piece, under the lock: whoever abandons the job may take the state away right after. */
+static bool copy_piece(tdm__saver_job *job, tdm__saver_piece *piece, char *to)
+{
+    pthread_mutex_lock(&job->lock);
+    bool goes_on = job->board && atomic_load(&job->board->failed) == 0;
+    if (goes_on) memcpy(to, piece->bytes, piece->count);
+    pthread_mutex_unlock(&job->lock);
+    piece->bytes = to;
+    return goes_on;
+}
+
+static void copy_pieces(tdm__saver_job *job)
+{
+    bool goes_on = true;
+    size_t at = 0, bad = SIZE_MAX;
+    for (size_t i = 0; i < job->piece_count && goes_on; i++) {
+        tdm_os_test_point(&(tdm_test_point){"snapshot", job->saved.step, job->rank, i});
+        char *to = (char *)job->copy.data + at;
+        at += job->pieces[i].count;
+        goes_on = copy_piece(job, &job->pieces[i], to);
+        if (goes_on && bad == SIZE_MAX && job->floats[i] &&
+            tdm__has_bad_numbers(to, job->pieces[i].count))
+            bad = i;
+    }
+    if (goes_on && bad != SIZE_MAX) {
+        tdm_error why;
+        tdm_fail(&why, TDM_ERR_DIVERGED, "tensor '%.200s' holds a number that is not finite",
+                 job->names[bad]);
+        tell_failure(job, &why);
+    }
+    pthread_mutex_lock(&job->lock);
+    if (job->board) atomic_fetch_add(&job->board->copied, 1);
+    pthread_mutex_unlock(&job->lock);
+}
+
+/* Whether nobody needs the state any more, or the save has failed. Only the thread that may abandon the
+ * job calls this: the board is there. */
+static bool is_copied(const tdm__saver_job *job)
+{
+    return atomic_load(&job->board->copied) >= job->writer_count ||
+           atomic_load(&job->board->failed) != 0;
+}
+
+void tdm__saver_job_hold(tdm__saver_job *job)
+{
+    tdm_error why = {.status = TDM_OK};
+    double until = tdm_clock_s() + HOLD_S;
+    if (!job->copies || !job->board) return;
+    while (!is_copied(job)) {
+        if (job->comm && tdm_group_check(tdm_comm_world(job->comm), &why) != TDM_OK) break;
+        if (tdm_clock_s() > until) {
+            tdm_fail(&why, TDM_ERR_TIMEOUT, "a rank has not copied its part of the state in %.0f s",
+                     HOLD_S);
+            break;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = SHORT_NAP_NS}, NULL);
+    }
+    /* What is copied from now on may be torn: nobody gets to commit that. */
+    if (why.status != TDM_OK) tell_failure(job, &why);
+    job->copies = false;
 }
 
 static void put_pieces(tdm__saver_job *job)
@@ -234,6 +315,7 @@ static void put_together(tdm__saver_job *job)
 
 void tdm__saver_job_run(tdm__saver_job *job)
 {
+    if (job->names) copy_pieces(job);
     put_pieces(job);
     if (job->writer) put_together(job);
     pthread_mutex_lock(&job->lock);
@@ -244,6 +326,7 @@ void tdm__saver_job_run(tdm__saver_job *job)
 static void *work(void *argument)
 {
     tdm__saver_job *job = argument;
+    if (job->names) copy_pieces(job); /* others wait for that */
     if (job->yields) (void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICENESS);
     put_pieces(job);
     if (job->writer) put_together(job);

@@ -16,6 +16,7 @@
 /* In memory that all ranks of the node see. Zeroed before each save, when nobody is at work. */
 typedef struct tdm__saver_board {
     atomic_size_t done;    /* chunks that are hashed and in the file */
+    atomic_int copied;     /* writers that need the state no more */
     atomic_int failed;     /* the first writer that failed, + 1; 0: none did */
     atomic_int has_reason; /* `reason` can be read */
     tdm_error reason;      /* of that one */
@@ -41,9 +42,13 @@ typedef struct tdm__saver_job {
 
     tdm_arena *arena; /* of what is below */
     int rank, writer_index;
+    int writer_count; /* of all that write */
     tdm__saver_piece *pieces;
     size_t piece_count;
-    tdm_pages copy;        /* what the pieces point to; empty: they point to the state itself */
+    tdm_pages copy; /* what the pieces point to; empty: they point to the state itself */
+    bool copies;    /* the thread fills the copy first; the pieces point to the state until then */
+    bool *floats;   /* by piece: numbers that must be finite */
+    char **names;   /* of the pieces' tensors, for messages */
     tdm_file_writer *part; /* the temporary file */
 
     /* Rank 0: */
@@ -51,7 +56,6 @@ typedef struct tdm__saver_job {
     tdm_checkpoint_content content;
     size_t chunk_count; /* of all ranks */
     const int *writers; /* the ranks that write */
-    int writer_count;
     const char *dir;
     tdm_checkpoint_retention retention;
     tdm_checkpoint_metrics metrics;
@@ -60,6 +64,9 @@ typedef struct tdm__saver_job {
     tdm__saved saved;
 } tdm__saver_job;
 
+/* Whether any of these floats is infinite or NaN. */
+bool tdm__has_bad_numbers(const void *bytes, size_t count);
+
 /* NULL: no memory. */
 tdm__saver_job *tdm__saver_job_create(void);
 /* Does it all, in the calling thread. */
@@ -67,6 +74,8 @@ void tdm__saver_job_run(tdm__saver_job *job);
 /* The same in a thread of its own; in the calling one where there is none to be had. */
 void tdm__saver_job_start(tdm__saver_job *job);
 bool tdm__saver_job_ended(tdm__saver_job *job);
+/* Waits until no writer needs the state any more; what keeps that from happening fails the save. */
+void tdm__saver_job_hold(tdm__saver_job *job);
 /* Waits until it has ended; the job stays. */
 void tdm__saver_job_join(tdm__saver_job *job);
 /* Ends it in any case, now or later. The job is gone for the caller. NULL is fine. */
