@@ -284,8 +284,11 @@ static void reap(launcher *l)
                 name, WTERMSIG(agent->status), strsignal(WTERMSIG(agent->status)));
         else if (code == 255 && !agent->is_local)
             say(l, "%s cannot be reached by ssh, or the connection broke", name);
-        if (code != 0 && (l->result.exit_code == 0 || l->result.exit_code == TDM_WORKER_STOPPED))
-            l->result.exit_code = code;
+        bool is_error = code >= 1 && code <= TDM_WORKER_ERROR_MOST;
+        int *best = &l->result.exit_code;
+        if ((is_error && (*best == 0 || *best == TDM_WORKER_STOPPED)) ||
+            (code == TDM_WORKER_STOPPED && *best == 0))
+            *best = code;
     }
 }
 
@@ -403,9 +406,10 @@ static void conclude(launcher *l)
                  "the workers do not end; 'tandem ps' shows them");
     } else if (l->result.exit_code == 0) {
         l->result.status = TDM_ERR_PEER_FAILED;
-        snprintf(l->result.message, sizeof l->result.message,
-                 "no agent and no worker is left, and none said how training ended; the newest "
-                 "checkpoint is good");
+        snprintf(
+            l->result.message, sizeof l->result.message,
+            "no agent and no worker is left, and none said how training ended; a checkpoint that "
+            "was written is good");
     }
 }
 

@@ -194,11 +194,9 @@ test_wrong_words() {
 # What a session leaves that was killed as a whole goes with the next look.
 test_stale_sessions_are_removed() {
     start -n 2 "${long[@]}" --set run.dir=stale
-    local pids
-    pids="$launcher $(agent_pid) $(pid_of 0) $(pid_of 1)"
-    # The agent first: it would start others.
-    # shellcheck disable=SC2086 # words
-    kill -9 $(agent_pid) $pids
+    local -a pids
+    pids=("$(agent_pid)" "$launcher" "$(pid_of 0)" "$(pid_of 1)") # the agent first: it would start others
+    kill -9 "${pids[@]}"
     wait "$launcher" || true
     [ -n "$(ls -A runtime)" ] || fail "there is nothing to remove"
     wait_for "$deadline" shows_nothing

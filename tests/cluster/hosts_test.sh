@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Sessions on several hosts, by ssh and etcd. The hosts are this one under two names, each with a runtime
+# folder of its own, and ssh is a script that starts a shell; etcd is a real one on the loopback device.
+# Where it is not installed (make setup-etcd does) this test says so and is skipped (77).
+# shellcheck source=tests/cli/lib.sh
+source tests/cli/lib.sh
+# shellcheck source=tests/cli/train_lib.sh
+source "$source_root/tests/cli/train_lib.sh"
+command -v etcd >/dev/null || skip "there is no etcd (make setup-etcd installs it)"
+[[ $("$TANDEM" doctor 2>/dev/null) == *etcd* ]] || skip "this build knows no etcd"
+make_data 150 data.csv
+make_job job.yaml
+deadline=100
+export TANDEM_RUNTIME=$work/runtime TANDEM_ADDRESS=127.0.0.1 ETCD_UNSUPPORTED_ARCH=arm64
+long=(--set train.epochs=1000000 --set checkpoint.every_epochs=never --set run.log_every_steps=1000)
+
+# ssh HOST COMMAND
+cat >ssh <<'SH'
+#!/bin/sh
+[ "$1" != nowhere ] || { echo "ssh: nowhere: no such host" >&2; exit 255; }
+TANDEM_RUNTIME=$TANDEM_RUNTIME-$1 exec sh -c "$2"
+SH
+chmod +x ssh
+export TANDEM_SSH="$work/ssh"
+
+port=$((21000 + RANDOM % 6000))
+url=http://127.0.0.1:$port peer=http://127.0.0.1:$((port + 1))
+etcd --data-dir etcd --logger zap --log-level error --listen-client-urls "$url" \
+    --advertise-client-urls "$url" --listen-peer-urls "$peer" --initial-advertise-peer-urls "$peer" \
+    --initial-cluster "default=$peer" >etcd.log 2>&1 &
+store=etcd:$url
+wait_for 60 "$TANDEM" ps --store "$store" >/dev/null 2>&1
+
+tandem() { timeout "$deadline" "$TANDEM" "$@"; }
+there() { "$TANDEM" ps --store "$store" --json; }
+# Sessions outlive their launchers: what a failed check leaves is ended here.
+clean_up() {
+    local pid
+    for pid in $(there 2>/dev/null | grep -oE '"(agent_)?pid":[0-9]+' | sort | grep -oE '[0-9]+'); do
+        kill -9 "$pid" 2>/dev/null || true
+    done
+}
+trains() { [[ $(there) == *'"state":"training"'* ]]; }
+has_ranks() { [ "$(there | json_value ranks)" = "$1" ]; }
+pid_of() { there | grep -o "\"rank\":$1,[^}]*" | json_value pid; }
+is_clean() { [ "$(there)" = "[]" ]; }
+hosts_of_ranks() { there | grep -oE '"rank":[0-9]+,"host":"[a-z]*"' | sed 's/.*:"//; s/"//' | sort | tr '\n' ' '; }
+
+test_the_same_bits_on_two_hosts() {
+    assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=one
+    local want
+    want=$(hash_in "$out")
+    assert_exit 0 tandem train job.yaml -q --hosts alpha:2,beta --store "$store" \
+        --remote-tandem "$TANDEM" --set run.dir=two
+    assert_equal "$(hash_in "$out")" "$want" "the hash of two hosts"
+    wait_for "$deadline" is_clean
+}
+
+# A worker of each host is killed and replaced; another host joins, and leaves; then all stop.
+test_hosts_come_and_go() {
+    "$TANDEM" train job.yaml --hosts alpha:1,beta:1 --max 3 --store "$store" --remote-tandem "$TANDEM" \
+        "${long[@]}" --set run.dir=go >launcher.out 2>launcher.err &
+    local launcher=$! victim joined
+    wait_for "$deadline" trains
+    assert_equal "$(hosts_of_ranks)" "alpha beta " "hosts of the ranks"
+    for victim in 0 1; do
+        local pid
+        pid=$(pid_of $victim)
+        kill -9 "$pid"
+        wait_for "$deadline" is_replaced "$pid"
+    done
+    TANDEM_RUNTIME=$work/runtime-gamma "$TANDEM" join tiny-1 --host gamma --store "$store" 2>join.err &
+    joined=$!
+    wait_for "$deadline" has_ranks 3
+    assert_contains "$(hosts_of_ranks)" gamma
+    kill "$joined"
+    wait "$joined" || fail "join ended with $?: $(cat join.err)"
+    wait_for "$deadline" has_ranks 2
+    assert_exit 0 tandem stop tiny-1 --store "$store"
+    local code=0
+    wait "$launcher" || code=$?
+    assert_equal "$code" 130 "the launcher's code, after $(cat launcher.err)"
+    wait_for "$deadline" is_clean
+}
+# Two ranks train again, and none of them is that process.
+is_replaced() {
+    local now
+    now=$(there)
+    [[ $now == *'"ranks":2'* && $now == *'"state":"training"'* ]] || return 1
+    [[ $now != *"\"pid\":$1,"* ]] && [ "$(grep -o '"rank":' <<<"$now" | wc -l)" -eq 2 ]
+}
+
+test_a_host_that_is_not_there() {
+    local code=0
+    timeout "$deadline" "$TANDEM" train job.yaml -q --hosts alpha:1,nowhere:1 --store "$store" \
+        --remote-tandem "$TANDEM" --set run.dir=nowhere >nowhere.out 2>nowhere.err || code=$?
+    assert_contains "$(cat nowhere.err)" "nowhere cannot be reached by ssh"
+    assert_equal "$code" 0 "the code of the others, after $(cat nowhere.err)"
+    assert_exit 6 tandem train job.yaml -q --hosts alpha --store "$store" --set run.dir=nowhere \
+        --remote-tandem "$work/no-such-program"
+    assert_contains "$err" "no-such-program"
+}
+
+run_tests "$@"
