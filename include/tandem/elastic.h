@@ -21,7 +21,7 @@
  *                      takes part), epoch (its last one; 0: none), phase, step, steps, speed, run, lease_s
  *     dead/ID          why ("killed by signal 9"), at (tdm_kv_now of its host when that was noticed)
  *     reports/N/ID     why, regroup (true: nothing failed), whole (it has the state), lost: [ID, ...]
- *     epoch            number, members: [{id, host}, ...], left: [{id, why}, ...], by
+ *     epoch            number, members: [{id, host, pid}, ...], left: [{id, why}, ...], by
  *     wishes/stop, wishes/leave/ID   why (may be absent)
  *     verdict          status (a number; 0: ended well), message, by
  *

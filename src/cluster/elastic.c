@@ -276,7 +276,10 @@ static outcome propose(run *r, const tdm__view *view, const tdm__epoch_plan *pla
     tdm_status status = tdm_str_ok(&text) ? tdm_kv_swap(r->m->kv, key, view->epoch_revision,
                                                         tdm_str_text(&text), 0, NULL, &why)
                                           : TDM_ERR_NO_MEMORY;
-    if (status == TDM_OK) tdm_log(TDM_LOG_INFO, "cluster", "%s", tdm_str_text(&story));
+    bool is_loss = false;
+    for (int i = 0; i < view->size; i++) is_loss |= !tdm__view_alive(&view->members[i]);
+    if (status == TDM_OK)
+        tdm_log(is_loss ? TDM_LOG_WARN : TDM_LOG_INFO, "cluster", "%s", tdm_str_text(&story));
     tdm_str_release(&text);
     tdm_str_release(&story);
     if (status == TDM_OK || status == TDM_ERR_EXISTS) return GO_ON;

@@ -29,6 +29,7 @@ void tdm__epoch_text(const tdm__view *view, const tdm__epoch_plan *plan, const c
         tdm_json_object_begin(&w);
         tdm_json_put_string(&w, "id", plan->next[i]->id);
         tdm_json_put_string(&w, "host", plan->next[i]->host);
+        tdm_json_put_int(&w, "pid", plan->next[i]->pid);
         tdm_json_object_end(&w);
     }
     tdm_json_array_end(&w);

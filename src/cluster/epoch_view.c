@@ -71,6 +71,12 @@ static tdm__view_member *add(tdm__view *view, const char *id, const char *host)
     return m;
 }
 
+static int64_t pid_of(const tdm_json *object)
+{
+    uint64_t pid = number_of(object, "pid");
+    return pid < INT32_MAX ? (int64_t)pid : 0;
+}
+
 static tdm_status read_epoch(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena,
                              tdm_error *err)
 {
@@ -91,7 +97,9 @@ static tdm_status read_epoch(tdm__view *view, const tdm_kv_item *item, tdm_arena
             return tdm_fail(err, TDM_ERR_FORMAT,
                             "the store's \"%s\" names a member twice, or one that cannot be",
                             item->key);
-        add(view, id, host)->rank = view->size++;
+        tdm__view_member *m = add(view, id, host);
+        m->rank = view->size++;
+        m->pid = pid_of(one); /* its record may be gone when that matters */
     }
     return TDM_OK;
 }
@@ -119,9 +127,9 @@ static void read_record(tdm__view *view, const char *id, const tdm_kv_item *item
     if (!m) m = add(view, id, host);
     m->is_here = true;
     m->is_ready = is_true(record, "ready");
-    uint64_t slot = number_of(record, "slot"), pid = number_of(record, "pid");
+    uint64_t slot = number_of(record, "slot");
     m->slot = slot < INT32_MAX ? (int)slot : INT32_MAX;
-    m->pid = pid < INT32_MAX ? (int64_t)pid : 0;
+    m->pid = pid_of(record);
     m->born = number_of(record, "born");
     if (m->born == 0) m->born = item->revision;
     m->lease_s = real_of(record, "lease_s");

@@ -174,6 +174,8 @@ struct tdm_member {
     int newcomer_count;
     uint32_t seen_epoch;
     bool store_is_silent;
+    uint32_t leases_epoch;            /* whose members have ... */
+    double leases_s[TDM__EPOCH_MOST]; /* ... promised signs of life so often */
 
     /* Shared, under `lock`, which nobody holds while the store is asked. */
     pthread_mutex_t lock;

@@ -95,7 +95,10 @@ static void tell_loss(tdm_member *m, const tdm__view *view, const tdm__view_memb
         if (is_comparable) snprintf(took, sizeof took, ", %.0f ms after", took_s * 1e3);
         snprintf(why, 400, "%s is gone: %s (its agent told%s)", name, lost->dead_why, took);
     } else {
-        snprintf(why, 400, "%s is gone: no sign of life any more (its lease has ended)", name);
+        double silent_s = m->leases_epoch == view->number ? m->leases_s[lost->rank] : 0;
+        if (silent_s > 0) snprintf(took, sizeof took, " for %.1f s", silent_s);
+        snprintf(why, 400, "%s is gone: no sign of life%s (its lease in the store has ended)", name,
+                 took);
     }
     tdm_log(level_for(view, m->id), "cluster", "%s", why);
 }
@@ -192,12 +195,22 @@ static void sweep(tdm_member *m, const tdm__view *view)
 
 /* ---- the round ---------------------------------------------------------------------------------- */
 
+/* A record is gone with its lease: what it said is wanted then. */
+static void remember_leases(tdm_member *m, const tdm__view *view)
+{
+    if (m->leases_epoch != view->number) memset(m->leases_s, 0, sizeof m->leases_s);
+    m->leases_epoch = view->number;
+    for (int i = 0; i < view->size; i++)
+        if (view->members[i].is_here) m->leases_s[i] = view->members[i].lease_s;
+}
+
 static tdm_status look(tdm_member *m, tdm__view *view, tdm_error *err)
 {
     double asked_s = tdm_kv_now(m->watch_kv);
     tdm_arena_reset(m->watch_arena);
     TDM_TRY(tdm__view_read(m->watch_kv, m->prefix, m->watch_arena, view, err));
     tdm__member_heard(m, asked_s);
+    remember_leases(m, view);
     const tdm__view_member *me = tdm__view_find(view, m->id);
     unsigned wish = wish_of(m, view);
     pthread_mutex_lock(&m->lock);

@@ -219,7 +219,8 @@ static void put_record(tdm_kv *kv, const char *id, const char *host, int slot)
 {
     char key[64], value[128];
     snprintf(key, sizeof key, SESSION "members/%s", id);
-    snprintf(value, sizeof value, "{\"host\":\"%s\",\"slot\":%d,\"ready\":true}", host, slot);
+    snprintf(value, sizeof value, "{\"host\":\"%s\",\"slot\":%d,\"pid\":%d,\"ready\":true}", host,
+             slot, slot + 2);
     put(kv, key, value);
 }
 
@@ -276,6 +277,10 @@ static void first_and_next_epoch(void)
     CHECK_INT(decide(kv, arena, "a", &a, 103, &view, &plan), TDM__DEED_PROPOSE); /* c is slow */
     propose(kv, &view, &plan);
     CHECK_INT(decide(kv, arena, "d", &d, 103, &view, &plan), TDM__DEED_ENTER);
+    CHECK_INT(tdm_kv_remove(kv, SESSION "members/d", NULL), TDM_OK);
+    CHECK_INT(decide(kv, arena, "a", &a, 103, &view, &plan), TDM__DEED_SKIP);
+    char name[256];
+    CHECK_TEXT(tdm__epoch_name(&view.members[2], name), "rank 2 (member d, host h1, process 4)");
     tdm__epoch_memo late = {.left = 1, .took_part = true};
     CHECK_INT(decide(kv, arena, "b", &late, 103, &view, &plan), TDM__DEED_FENCED);
     tdm_arena_destroy(arena);
