@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Three hosts in network namespaces, an etcd on each, agents that are started as by ssh: hosts die, links are
-# cut, a member of etcd dies. Training goes on and ends with the bits of an undisturbed run; who is on the
+# cut, etcd's leader dies. Training goes on and ends with the bits of an undisturbed run; who is on the
 # smaller side of a cut stops by itself.
 #   elastic_test.sh TANDEM [CASE...]
 # Cases: plain mirror back cut etcd. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd);
@@ -86,18 +86,28 @@ etcd_answers() {
     ip netns exec "$id-1" timeout 2 bash -c '
         exec 3<>"/dev/tcp/$0/2379" && printf "GET /health HTTP/1.0\r\n\r\n" >&3 && grep -q "\"true\"" <&3' "10.78.0.$1" 2>/dev/null
 }
+# leads HOST: its member is the leader.
+# shellcheck disable=SC2016 # the inner shell expands it
+leads() {
+    local said
+    said=$(ip netns exec "$id-$1" timeout 2 bash -c '
+        exec 3<>"/dev/tcp/127.0.0.1/2379" &&
+            printf "POST /v3/maintenance/status HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}" >&3 && cat <&3' 2>/dev/null) || true
+    [ "$(sed -n 's/.*"leader":"\([0-9]*\)".*/\1/p' <<<"$said")" = \
+        "$(sed -n 's/.*"member_id":"\([0-9]*\)".*/\1/p' <<<"$said")" ] && [[ $said == *leader* ]]
+}
 wait_for_etcd() {
     local left=100
     until etcd_answers "$1"; do
         left=$((left - 1))
-        [ $left -gt 0 ] || { cat "$work/etcd-$1.log"; echo "etcd does not start"; exit 1; }
+        [ $left -gt 0 ] || { tail -n 5 "$work/etcd-$1.log"; echo "etcd does not start"; exit 1; }
         sleep 0.1
     done
 }
 start_all() {
     local host
     for host in 1 2 3; do
-        if [ -z "${etcd_pid[$host]:-}" ] || ! kill -0 "${etcd_pid[$host]}" 2>/dev/null; then
+        if ! pids "$host" | grep -qx -- "${etcd_pid[$host]:-none}"; then
             start_etcd "$host" "${1:-existing}"
         fi
     done
@@ -113,10 +123,10 @@ name: net
 seed: 7
 data: {train: $work/data.csv}
 model: {hidden: [64, 64]}
-train: {batch: 24, steps: ${ELASTIC_STEPS:-400}}
+train: {batch: 24, steps: ${ELASTIC_STEPS:-350}}
 optim: {kind: adamw, lr: 0.003}
 parallel: {lanes: 8, zero: 1}
-checkpoint: {every_epochs: never, every_steps: 50, ledger: true}
+checkpoint: {every_epochs: never, every_steps: 40, ledger: true}
 run: {log_every_steps: 1}
 store: etcd
 etcd: {endpoints: "$endpoints"}
@@ -155,9 +165,10 @@ show() {
     tail -n 20 "$work/$1.err"
     tail -n 40 "$work/$1"/net-1/log*.jsonl 2>/dev/null || true
 }
-# ends_well CASE: the launcher's exit code, the hash, the ledger.
+# ends_well CASE LEAST: the launcher's exit code, the hash, the ledger, and at least so many epochs after the
+# first one: otherwise nothing had happened.
 ends_well() {
-    local code=0 got
+    local code=0 got epochs
     wait "$launcher" || code=$?
     got=$(hash_of "$work/$1.out")
     if [ $code != 0 ] || [ "$got" != "$want" ]; then
@@ -166,13 +177,15 @@ ends_well() {
         return 0
     fi
     "$tandem" ledger "$work/$1/net-1" >"$work/ledger" 2>&1 || { complain "$1: $(cat "$work/ledger")"; return 0; }
-    echo "ok   $1: $(grep -c '"epoch"' "$work/$1/net-1/log.jsonl" || true) lines about epochs; $(cat "$work/ledger")"
+    epochs=$(grep -c '"message":"epoch [0-9]' "$work/$1/net-1/log.jsonl" || true)
+    [ "$epochs" -ge "$2" ] || { complain "$1: $epochs epochs after the first, not $2"; return 0; }
+    echo "ok   $1: $epochs epochs after the first; $(head -n 1 "$work/ledger")"
 }
 # workers HOST: how many are there.
 workers() {
     local pid count=0
     for pid in $(pids "$1"); do
-        if tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | grep -q '^TANDEM_MEMBER='; then count=$((count + 1)); fi
+        if { tr '\0' '\n' <"/proc/$pid/environ"; } 2>/dev/null | grep -q '^TANDEM_MEMBER='; then count=$((count + 1)); fi
     done
     echo $count
 }
@@ -190,18 +203,18 @@ empties() {
 
 case_plain() {
     start plain
-    ends_well plain
+    ends_well plain 0
 }
 # strike CASE HOST COMMAND...: in the middle of the training.
 strike() {
     local case=$1
     shift
-    reach "$case" 60 || { complain "$case: it never came to step 60"; show "$case"; return 1; }
+    reach "$case" 45 || { complain "$case: it never came to step 45"; show "$case"; return 1; }
     "$@"
 }
 case_mirror() {
     start mirror elastic.mirror=true
-    strike mirror kill_host 3 && ends_well mirror
+    strike mirror kill_host 3 && ends_well mirror 1
     if grep -q 'goes back to\|going back to' "$work/mirror/net-1/log.jsonl" 2>/dev/null; then
         complain "mirror: it went back to a checkpoint"
     fi
@@ -209,26 +222,32 @@ case_mirror() {
 }
 case_back() {
     start back parallel.zero=3
-    strike back kill_host 2 && ends_well back
+    strike back kill_host 2 && ends_well back 1
     start_all
 }
 case_cut() {
     start cut
     if strike cut cut_off 3; then
         empties 3 30 || complain "cut: the workers on the smaller side are still there"
-        ends_well cut
+        ends_well cut 1
     fi
     mend 3
     kill_host 3
     start_all
 }
-kill_etcd() {
-    kill -9 "${etcd_pid[$1]}"
-    wait "${etcd_pid[$1]}" 2>/dev/null || true
+kill_leader() {
+    local host
+    for host in 1 2 3; do
+        leads "$host" || continue
+        kill -9 "${etcd_pid[$host]}"
+        wait "${etcd_pid[$host]}" 2>/dev/null || true
+        return 0
+    done
+    complain "etcd: no member says that it leads"
 }
 case_etcd() {
     start etcd
-    strike etcd kill_etcd 2 && ends_well etcd
+    strike etcd kill_leader && ends_well etcd 0
     start_all
 }
 
