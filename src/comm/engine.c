@@ -26,7 +26,7 @@ bool tdm__engine_progress(tdm_comm *comm)
 {
     bool changed = false;
     if (comm->transport->ops->progress(comm->transport) > 0) changed = true;
-    if (comm->has_losses) {
+    if (comm->has_losses && tdm__comm_now(comm) >= comm->losses_s) {
         tdm__engine_losses(comm);
         changed = true;
     }

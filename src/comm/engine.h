@@ -415,6 +415,9 @@ struct tdm_comm {
     tdm__block *kept_blocks; /* scratch for programs to come (scratch.c) */
     size_t kept_bytes;
     bool has_losses; /* peers with the state TDM__PEER_LOSING are to be dealt with */
+    double
+        losses_s; /* from this time on: who has just left or failed breaks connections, too, and the
+                        control may say more */
     char loss_text[128];
     bool dispatch; /* a queued send may have its turn */
     int waiters;   /* threads that sleep on `changed` */

@@ -390,6 +390,10 @@ double tdm__engine_timers(tdm_comm *comm)
     if (tdm__patience_over(&comm->joining)) stop_joining(comm);
     double now = tdm__comm_now(comm);
     double next = now + tdm__patience_slice(&comm->joining, 3600);
+    if (comm->has_losses) {
+        if (comm->losses_s <= now) return now; /* the next round sees to them */
+        if (comm->losses_s < next) next = comm->losses_s;
+    }
     for (tdm_request *r = comm->pending; r; r = r->next) {
         if (r->ending) {
             if (r->outstanding > 0 && now >= r->ending_s + GRACE_S) give_up(r);

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SUSPECT_S 0.3 /* for the news of what made a transfer fail */
+#define SUSPECT_S 1.0 /* for the news of why a transfer failed, on a machine that has much to do */
 
 enum { SMALL_BYTES = 256 << 10 };
 

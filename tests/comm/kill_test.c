@@ -10,7 +10,8 @@
 #include "kill_world.h"
 
 enum { WORKERS = 3 };
-static const double deadline_s = 0.6;
+static const double kill_deadline_s = 10; /* out of the way: a death must be noticed as one */
+static const double stop_deadline_s = 0.6;
 
 /* ---- what is left -------------------------------------------------------------------------------- */
 
@@ -38,13 +39,13 @@ static int run_trials(const char *transport, int trials, uint64_t first, int wor
         uint64_t seed = first + (uint64_t)i;
         snprintf(place, sizeof place, "unix:tandem-kill-%d-%llu", (int)getpid(),
                  (unsigned long long)seed);
-        trial t = {
-            .transport = transport, .rendezvous = place, .seed = seed, .deadline_s = deadline_s};
+        trial t = {.transport = transport, .rendezvous = place, .seed = seed};
         tdm_rng rng = tdm_rng_at(
             (tdm_rng_address){.seed = t.seed, .stream = TDM_RNG_STREAM_USER + 1});
         t.size = 2 + (int)tdm_rng_below(&rng, RANKS_MOST - 1);
         t.victim = (int)tdm_rng_below(&rng, (uint64_t)t.size);
         t.stop = tdm_rng_below(&rng, 5) == 0 || always_stop;
+        t.deadline_s = t.stop ? stop_deadline_s : kill_deadline_s;
         t.delay_us = (useconds_t)tdm_rng_below(&rng, 60000);
         if (!run_trial(&t)) return 1;
         double *slowest = t.stop ? &slowest_stop_s : &slowest_kill_s;

@@ -132,11 +132,21 @@ static int host_of(const trial *t, int rank)
     return t->spaces ? rank / t->ranks_per_host : 0;
 }
 
+/* What others take of the processors, a survivor does not have: a quarter of a second for each who waits
+ * for one. */
+static double load_s(void)
+{
+    double load = 0;
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    if (getloadavg(&load, 1) != 1 || processors < 1) return 0;
+    return 0.25 * load / (double)processors;
+}
+
 /* How long after the blow a survivor may have its error. A stop is noticed by the deadline, which
  * counts from the start of a call that may have begun just after it. */
 static double limit_s(const trial *t, bool same_host)
 {
-    return (t->stop ? t->deadline_s + 1.0 : same_host ? 1.0 : 2.0) + SLACK_S;
+    return (t->stop ? t->deadline_s + 1.0 : same_host ? 1.0 : 2.0) + SLACK_S + load_s();
 }
 
 static pid_t start_rank(const trial *t, int rank, int write_fd)

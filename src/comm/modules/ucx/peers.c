@@ -22,7 +22,7 @@
 #include <stdlib.h>
 
 static const double close_most_s = 1.0; /* forget() and each half of leave() take this at most */
-static const double hurry_s = 0.05;     /* for good-byes when the world is broken */
+static const double hurry_s = 0.25;     /* for good-byes when the world is broken */
 static const double meet_most_s = 20.0;
 static const int eager_ranks_most = 128; /* larger worlds connect when they need to */
 
