@@ -4,7 +4,9 @@
 # $TANDEM is the binary. Each test gets a folder of its own, $work, which is the current folder and
 # is removed at the end, and begins with HOME, TERM and colours as a batch job would find them. A
 # check that fails says where and ends the test; a test that cannot run here ends with 77, which
-# CTest reports as skipped. Processes that are left at the end are stopped, by their id.
+# CTest reports as skipped. Workers and agents outlive their launcher; so each test has a runtime
+# folder of its own, and whoever has that folder's name in its environment is killed at the end, as
+# are jobs of the shell that are left.
 set -euo pipefail
 
 # shellcheck disable=SC2034 # for the tests
@@ -13,11 +15,33 @@ source_root=$PWD script=$(realpath "$0")
 TANDEM=$(realpath "$TANDEM")
 work=$(mktemp -d "${TMPDIR:-/tmp}/tandem-cli.XXXXXX")
 unset NO_COLOR
-export TERM=dumb LC_ALL=C
+export TERM=dumb LC_ALL=C TANDEM_RUNTIME=$work/.runtime
+
+# The processes that this test started, as far as their environment tells: launchers, agents, workers.
+test_processes() (
+    folder=$TANDEM_RUNTIME
+    unset TANDEM_RUNTIME # so that it does not find its own
+    grep -lzFx "TANDEM_RUNTIME=$folder" /proc/[0-9]*/environ 2>/dev/null | tr -cd '0-9\n'
+)
+
+# A worker that died is started again at once by its agent: so until nobody is left.
+end_sessions() {
+    local pids i
+    for ((i = 0; i < 50; i++)); do
+        pids=$(test_processes || true)
+        [ -n "$pids" ] || return 0
+        # shellcheck disable=SC2086 # one word for each
+        kill -9 $pids 2>/dev/null || true
+        sleep 0.02
+    done
+    printf 'these processes do not die: %s\n' "$pids" >&2
+}
+
 leave() {
     local code=$? pid
     if declare -F clean_up >/dev/null; then clean_up; fi # of the test, when it has one
     for pid in $(jobs -p); do kill -9 "$pid" 2>/dev/null || true; done
+    end_sessions
     cd /
     rm -rf "$work"
     exit "$code"
