@@ -504,8 +504,9 @@ static tdm_status open_together(tdm__saver *s, tdm__saver_job *job, const tdm__s
     return TDM_OK;
 }
 
+/* Takes the job when it runs, or has no use any more; *taken says so. */
 static tdm_status begin(tdm__saver *s, tdm__saver_job *job, const tdm__save *what,
-                        const opening *open, const char **bad, tdm_error *err)
+                        const opening *open, const char **bad, bool *taken, tdm_error *err)
 {
     manner how;
     int64_t bad_tensor = -1;
@@ -518,6 +519,7 @@ static tdm_status begin(tdm__saver *s, tdm__saver_job *job, const tdm__save *wha
     TDM_TRY(agree_on_manner(s, job, open, &how, err));
     job->writer_count = how.writers;
     TDM_TRY(fill_job(s, job, open, &how, &bad_tensor, err));
+    *taken = true;
     if (bad_tensor >= 0) {
         *bad = s->state->tensors[bad_tensor].name;
         tdm__saver_job_abandon(job);
@@ -558,7 +560,8 @@ tdm_status tdm__saver_begin(tdm__saver *saver, const tdm__save *what, const char
         tdm__saver_job_abandon(job);
         return status;
     }
-    status = begin(saver, job, what, &open, bad, err);
-    if (status != TDM_OK && saver->job != job) tdm__saver_job_abandon(job);
+    bool taken = false;
+    status = begin(saver, job, what, &open, bad, &taken, err);
+    if (!taken) tdm__saver_job_abandon(job);
     return status;
 }
