@@ -158,8 +158,8 @@ const char *session_title(const tdm_session_view *view)
 static bool is_meant(const tdm_session_view *view, const char *word)
 {
     char given[PATH_MAX], run[PATH_MAX];
-    if (strcmp(view->session, word) == 0) return true;
-    if (!view->run) return strcmp(view->name, word) == 0;
+    if (strcmp(view->session, word) == 0 || strcmp(view->name, word) == 0) return true;
+    if (!view->run) return false;
     if (strcmp(base_name(view->run), word) == 0) return true;
     return realpath(word, given) && realpath(view->run, run) && strcmp(given, run) == 0;
 }
