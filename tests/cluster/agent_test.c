@@ -76,6 +76,7 @@ static int be_worker(const char *mode)
     }
     if (strcmp(mode, "fail") == 0) {
         fprintf(stderr, "tandem: the data is bad\n");
+        tdm_worker_close(worker);
         return 4;
     }
     for (double until_s = tdm_clock_s() + 4 * WAIT_S; !asked && tdm_clock_s() < until_s;)
