@@ -12,6 +12,7 @@
 #include <tandem/os.h>
 
 #include <errno.h>
+#include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -140,6 +141,8 @@ static int run(const cli_args *args)
                       needed[i]);
             return CLI_USAGE;
         }
+    /* Started by ssh: a connection that breaks is no reason to end. */
+    if (strcmp(cli_value(args, "job"), "-") == 0) signal(SIGHUP, SIG_IGN);
     tdm_str text = TDM_STR_INIT;
     tdm_session_hold hold = {.fd = -1};
     tdm_error err;

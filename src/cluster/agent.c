@@ -52,11 +52,14 @@ static tdm_status check_options(const tdm_agent_options *given, tdm_agent_option
 
 static tdm_status take_signals(tdm__agent *a, tdm_error *err)
 {
+    static const int asking[] = {SIGINT, SIGTERM, SIGHUP};
     sigemptyset(&a->taken);
     sigaddset(&a->taken, SIGCHLD);
-    sigaddset(&a->taken, SIGINT);
-    sigaddset(&a->taken, SIGTERM);
-    sigaddset(&a->taken, SIGHUP);
+    for (size_t i = 0; i < sizeof asking / sizeof asking[0]; i++) {
+        struct sigaction action;
+        if (sigaction(asking[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
+            sigaddset(&a->taken, asking[i]);
+    }
     pthread_sigmask(SIG_BLOCK, &a->taken, &a->before);
     a->signals = signalfd(-1, &a->taken, SFD_CLOEXEC | SFD_NONBLOCK);
     return a->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot make", "a signalfd");
