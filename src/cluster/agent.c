@@ -177,7 +177,6 @@ static void look(tdm__agent *a, double now_s)
     bool is_local = strncmp(a->options->kv.url, "local:", 6) == 0;
     tdm_arena *arena = tdm_arena_create("look");
     if (arena && tdm__agent_look(a, arena, &view)) {
-        if (view.run) snprintf(a->run, sizeof a->run, "%s", view.run);
         if (view.ended) take_verdict(a, &view);
         if (view.stopping) stop(a);
         if (view.now) kill_all(a);

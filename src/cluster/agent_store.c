@@ -85,14 +85,6 @@ void tdm__agent_beat(tdm__agent *a, double now_s)
     a->beat_at_s = tdm_clock_s() + beat_s;
 }
 
-bool tdm__agent_look(tdm__agent *a, tdm_arena *arena, tdm_session_view *out)
-{
-    tdm_error err = {0};
-    tdm_status status = tdm_session_look(a->kv, a->options->session, arena, out, &err);
-    check(a, status, &err);
-    return status == TDM_OK;
-}
-
 void tdm__agent_put_dead(tdm__agent *a, const char *id, const char *why)
 {
     char key[TDM_KV_KEY_BYTES];
@@ -187,6 +179,16 @@ static void write_lines(tdm__agent *a)
         close(fd);
     }
     tdm_str_clear(&a->lines);
+}
+
+bool tdm__agent_look(tdm__agent *a, tdm_arena *arena, tdm_session_view *out)
+{
+    tdm_error err = {0};
+    tdm_status status = tdm_session_look(a->kv, a->options->session, arena, out, &err);
+    check(a, status, &err);
+    if (status == TDM_OK && out->run) snprintf(a->run, sizeof a->run, "%s", out->run);
+    write_lines(a);
+    return status == TDM_OK;
 }
 
 void tdm__agent_log(const tdm_log_record *record, void *user)

@@ -15,15 +15,6 @@ long=(--set train.epochs=1000000 --set checkpoint.every_epochs=never --set run.l
 
 tandem() { timeout "$deadline" "$TANDEM" "$@"; }
 
-# Sessions outlive their launchers: what a failed check leaves is ended here.
-clean_up() {
-    local pid
-    for pid in $("$TANDEM" ps --json 2>/dev/null | grep -oE '"(agent_)?pid":[0-9]+' | sort -t '"' -k 2 |
-        grep -oE '[0-9]+'); do
-        kill -9 "$pid" 2>/dev/null || true
-    done
-}
-
 # start ARGUMENTS: a launcher in the background, $launcher; returns when the session trains.
 start() {
     "$TANDEM" train job.yaml "$@" >launcher.out 2>launcher.err &
