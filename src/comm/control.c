@@ -308,6 +308,7 @@ static void sleep_until(client *c, double until_s)
 static void *read_on(void *user)
 {
     client *c = user;
+    tdm__thread_goes_first();
     pthread_mutex_lock(&c->lock);
     double beat_s = tdm__beat_s(c->control.size), next_s = tdm_clock_s(), turn_s = next_s;
     double end_s = 0;
@@ -378,6 +379,7 @@ static void describe(client *c)
 static void *tell_on(void *user)
 {
     client *c = user;
+    tdm__thread_goes_first();
     pthread_mutex_lock(&c->lock);
     double next_s = tdm_clock_s(), beat_s = tdm__beat_s(c->control.size);
     while (!c->closing) {

@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -37,6 +38,12 @@ tdm_status tdm__thread_start(pthread_t *thread, void *(*run)(void *), void *user
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (bad) return tdm_fail(err, TDM_ERR_SYSTEM, "cannot start a thread: %s", strerror(bad));
     return TDM_OK;
+}
+
+void tdm__thread_goes_first(void)
+{
+    enum { NICE = -10 };
+    (void)setpriority(PRIO_PROCESS, 0, NICE); /* 0: this thread */
 }
 
 /* ---- connections -------------------------------------------------------------------------------------- */
@@ -301,6 +308,7 @@ static void *run(void *user)
 {
     tdm__hub *hub = user;
     hub->turn_s = tdm_clock_s();
+    tdm__thread_goes_first();
     while (!hub->ended || (has_company(hub) && tdm_clock_s() < hub->end_until_s)) {
         struct epoll_event events[EVENTS];
         int count = epoll_wait(hub->epoll_fd, events, EVENTS, wait_ms(hub, tdm_clock_s()));
