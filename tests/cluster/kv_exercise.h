@@ -155,9 +155,10 @@ static bool exercise_gone(tdm_kv *kv, const char *key, double seconds)
     double deadline = tdm_kv_now(kv) + seconds;
     tdm_kv_item item;
     bool gone = false;
+    /* One wait as long as all that: nothing but the change itself may end it in time. */
     while (!gone && tdm_kv_now(kv) < deadline) {
         gone = tdm_kv_get(kv, key, arena, &item, NULL) == TDM_ERR_NOT_FOUND;
-        if (!gone) WORKS(tdm_kv_wait(kv, BELOW, revision, 1, &revision, &err));
+        if (!gone) WORKS(tdm_kv_wait(kv, BELOW, revision, seconds + 1, &revision, &err));
     }
     tdm_arena_destroy(arena);
     return gone;

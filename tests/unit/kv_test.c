@@ -12,15 +12,16 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { KILLS = 60, ROUNDS = 100, RACES = 100 };
+enum { KILLS = 60, KILLS_LEAST = 20, STEPS = 6, ROUNDS = 100, RACES = 100 };
 #else
-enum { KILLS = 300, ROUNDS = 1000, RACES = 500 };
+enum { KILLS = 300, KILLS_LEAST = 60, STEPS = 24, ROUNDS = 1000, RACES = 500 };
 #endif
 
 static char folder[64], path[128], url[160];
@@ -172,6 +173,51 @@ static void damaged_logs(void)
     end();
 }
 
+/* Puts one key again and again until the area has not a byte left; what counts of it is small. */
+static void fill_area(tdm_kv *kv)
+{
+    enum {
+        SMALL = 40,
+        REST = 38
+    }; /* the record of an empty "fill", whole, and without its zeros */
+    char *value = calloc(1, TDM_KV_VALUE_BYTES);
+    if (!value) exit(1);
+    for (int i = 0; i < 1000 && inside(kv)->seen.used < TDM__LOCAL_AREA_BYTES - SMALL; i++) {
+        uint32_t left = TDM__LOCAL_AREA_BYTES - inside(kv)->seen.used;
+        size_t length = left - SMALL - REST; /* after which there is room for the empty one alone */
+        if (left > 60000) length = left > 120000 ? 60000 : 30000;
+        if (left < 1000) length = 1000; /* no telling how that comes out: on to the other area */
+        memset(value, 'f', length);
+        value[length] = '\0';
+        WORKS(tdm_kv_put(kv, "fill", value, 0, &err));
+    }
+    free(value);
+    WORKS(tdm_kv_put(kv, "fill", "", 0, &err));
+}
+
+/* A key that is removed, when the log that says so is gone: who waits for that must be told. */
+static void forgotten_removals(void)
+{
+    begin();
+    tdm_kv *kv = exercise_open(&options), *other = exercise_open(&options);
+    uint64_t now = 0;
+    WORKS(tdm_kv_put(kv, "key", "1", 0, &err));
+    uint64_t revision = exercise_revision(other);
+    WORKS(tdm_kv_remove(kv, "key", &err));
+    unsigned area = inside(kv)->seen.area;
+    while (inside(kv)->seen.area == area) {
+        fill_area(kv);
+        WORKS(tdm_kv_put(kv, "fill", "more", 0, &err));
+    }
+    double began = tdm_kv_now(kv);
+    WORKS(tdm_kv_wait(other, "key", revision, 30, &now, &err));
+    CHECK(tdm_kv_now(kv) - began < 20);
+    CHECK(now == exercise_revision(kv));
+    tdm_kv_close(other);
+    tdm_kv_close(kv);
+    end();
+}
+
 static void full_stores(void)
 {
     begin();
@@ -268,6 +314,124 @@ static void dead_and_stopped_holders(void)
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     tdm__local_unlock(inside(kv));
     WORKS(tdm_kv_put(kv, "a", "4", 0, &err));
+    tdm_kv_close(kv);
+    end();
+}
+
+/* ---- a kill at each instruction --------------------------------------------------------------- */
+
+typedef enum deed { RELEASE, REMOVE, PUT, PUT_ANEW, DEED_COUNT } deed;
+
+static void do_it(tdm_kv *kv, deed d, uint64_t lease)
+{
+    if (d == RELEASE)
+        (void)tdm_kv_release(kv, lease, NULL);
+    else if (d == REMOVE)
+        (void)tdm_kv_remove(kv, "pair/", NULL);
+    else
+        (void)tdm_kv_put(kv, "a", "new and longer", 0, NULL);
+}
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+/* The processor itself can stop a program behind each instruction; the program counts, and kills itself. */
+static volatile long stepped, step_most;
+
+static void count_step(int signal)
+{
+    (void)signal;
+    if (++stepped >= step_most) kill(getpid(), SIGKILL);
+}
+
+static void begin_steps(void)
+{
+    signal(SIGTRAP, count_step);
+    __asm__ volatile("pushfq; orq $0x100, (%%rsp); popfq" ::: "cc", "memory");
+}
+
+static void end_steps(void)
+{
+    __asm__ volatile("pushfq; andq $~0x100, (%%rsp); popfq" ::: "cc", "memory");
+}
+#else
+static long stepped, step_most;
+static void begin_steps(void)
+{
+}
+static void end_steps(void)
+{
+}
+#endif
+
+/* Lets a process do it for so many instructions, and kills it there. `shared` says how many it had. */
+static void step(deed d, uint64_t lease, long most, _Atomic long *shared)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child < 0) exit(1);
+    if (child == 0) {
+        tdm_kv *kv = exercise_open(&options);
+        (void)exercise_revision(kv); /* up to date, and all of the code in memory */
+        step_most = most;
+        begin_steps();
+        do_it(kv, d, lease);
+        end_steps();
+        atomic_store(shared, stepped);
+        _exit(0);
+    }
+    int status = 0;
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK(WIFEXITED(status) ? WEXITSTATUS(status) == 0 : WTERMSIG(status) == SIGKILL);
+}
+
+/* Whole before or whole after, never in between; and all goes on. */
+static void check_deed(tdm_kv *kv, deed d, uint64_t lease, tdm_arena *arena)
+{
+    tdm_kv_item item = {.value = ""}, *items = NULL;
+    size_t count = 9;
+    tdm_arena_reset(arena);
+    WORKS(tdm_kv_list(kv, "pair/", arena, &items, &count, NULL, &err));
+    CHECK(count == 2 || (count == 0 && d <= REMOVE));
+    WORKS(tdm_kv_get(kv, "a", arena, &item, &err));
+    CHECK(strcmp(item.value, "old") == 0 ||
+          (d >= PUT && strcmp(item.value, "new and longer") == 0));
+    WORKS(tdm_kv_get(kv, "b", arena, &item, &err));
+    CHECK_TEXT(item.value, "beside");
+    WORKS(tdm_kv_release(kv, lease, &err)); /* what is left of it, if anything */
+    WORKS(tdm_kv_list(kv, "pair/", arena, &items, &count, NULL, &err));
+    CHECK_INT(count, 0);
+}
+
+static void kills_by_instruction(void)
+{
+    begin();
+    tdm_kv *kv = exercise_open(&options);
+    tdm_arena *arena = tdm_arena_create("test");
+    _Atomic long *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) exit(1);
+    for (int d = 0; d < DEED_COUNT; d++) {
+        long all = LONG_MAX;
+        for (int i = 0; i <= STEPS && all > 0; i++) {
+            uint64_t lease = 0;
+            WORKS(tdm_kv_put(kv, "a", "old", 0, &err));
+            WORKS(tdm_kv_put(kv, "b", "beside", 0, &err));
+            WORKS(tdm_kv_lease(kv, 600, &lease, &err));
+            WORKS(tdm_kv_put(kv, "pair/1", "1", lease, &err));
+            WORKS(tdm_kv_put(kv, "pair/2", "2", lease, &err));
+            if (d == PUT_ANEW) fill_area(kv);
+            /* First all of it, to see how long it is; then parts. */
+            step((deed)d, lease, i == 0 ? LONG_MAX : all * (2 * i - 1) / (2 * STEPS), shared);
+            if (i == 0) all = atomic_load(shared);
+            check_deed(kv, (deed)d, lease, arena);
+        }
+        if (all == 0)
+            printf("     SKIPPED: no way to stop at each instruction here\n");
+        else
+            printf("     deed %d: %d kills in %ld instructions\n", d, STEPS, all);
+        CHECK(all == 0 || all > 100);
+    }
+    munmap((void *)shared, sizeof *shared);
+    tdm_arena_destroy(arena);
     tdm_kv_close(kv);
     end();
 }
@@ -394,7 +558,10 @@ static void kills(void)
     pid_t workers[WORKERS];
     uint32_t seed = 1;
     for (int i = 0; i < WORKERS; i++) workers[i] = start_worker(k, i, (uint32_t)i);
-    for (int i = 0; i < KILLS; i++) {
+    int killed = 0;
+    double began = tdm_kv_now(kv);
+    /* On a machine that has better things to do, fewer. */
+    for (; killed < KILLS && (killed < KILLS_LEAST || tdm_kv_now(kv) - began < 8); killed++) {
         seed = seed * 1664525 + 1013904223;
         nanosleep(&(struct timespec){.tv_nsec = (long)(seed >> 10)}, NULL); /* up to 4 ms */
         int victim = (int)(seed >> 8) % WORKERS, status = 0;
@@ -424,9 +591,9 @@ static void kills(void)
     CHECK_INT(count, 0);
     uint64_t swaps = 0;
     for (int i = 0; i < WORKERS; i++) swaps += atomic_load(&k->count_done[i]);
-    printf("     %d kills, %llu swaps, revision %llu\n", KILLS, (unsigned long long)swaps,
+    printf("     %d kills, %llu swaps, revision %llu\n", killed, (unsigned long long)swaps,
            (unsigned long long)revision);
-    CHECK(swaps > KILLS);
+    CHECK(swaps > (uint64_t)killed);
     tdm_kv_close(fresh);
     tdm_kv_close(kv);
     tdm_arena_destroy(arena);
@@ -443,5 +610,7 @@ static const check_test tests[] = {
     CHECK_TEST(full_stores),
     CHECK_TEST(dead_and_stopped_holders),
     CHECK_TEST(kills),
+    CHECK_TEST(forgotten_removals),
+    CHECK_TEST(kills_by_instruction),
 };
 CHECK_MAIN(tests)
