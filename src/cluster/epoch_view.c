@@ -71,6 +71,15 @@ static tdm__view_member *add(tdm__view *view, const char *id, const char *host)
     return m;
 }
 
+/* For every record there may be, and for the members of the epoch. */
+static tdm_status make_room(tdm__view *view, size_t epoch_size, tdm_arena *arena, tdm_error *err)
+{
+    view->members = tdm_arena_array(arena, view->item_count + epoch_size + 1,
+                                    sizeof *view->members);
+    if (view->members) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the members of a session");
+}
+
 static int64_t pid_of(const tdm_json *object)
 {
     uint64_t pid = number_of(object, "pid");
@@ -88,6 +97,7 @@ static tdm_status read_epoch(tdm__view *view, const tdm_kv_item *item, tdm_arena
         return tdm_fail(err, TDM_ERR_FORMAT,
                         "the store's \"%s\" is no epoch: somebody else has written there",
                         item->key);
+    TDM_TRY(make_room(view, members->count, arena, err));
     view->number = (uint32_t)number;
     view->epoch_revision = item->revision;
     for (const tdm_json *one = members->first; one; one = one->next) {
@@ -219,13 +229,11 @@ tdm_status tdm__view_read(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_
     tdm_kv_item *items = NULL;
     TDM_TRY(tdm_kv_list(kv, prefix, arena, &items, &view.item_count, &view.revision, err));
     view.items = items;
-    view.members = tdm_arena_array(arena, view.item_count + TDM__EPOCH_MOST, sizeof *view.members);
-    if (!view.members)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the members of a session");
     size_t skip = strlen(prefix);
     for (size_t i = 0; i < view.item_count; i++)
         if (strcmp(items[i].key + skip, "epoch") == 0)
             TDM_TRY(read_epoch(&view, &items[i], arena, err));
+    if (!view.members) TDM_TRY(make_room(&view, 0, arena, err));
     for (size_t i = 0; i < view.item_count; i++) {
         const char *id = behind(items[i].key + skip, "members/");
         if (id) read_record(&view, id, &items[i], arena);
