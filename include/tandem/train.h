@@ -3,7 +3,7 @@
  *
  * A run is a folder, RUNS/NAME-NUMBER/, that holds all there is to know about one training:
  *     job.yaml        the job as it was resolved
- *     log.jsonl       what happened, one JSON object a line
+ *     log.jsonl       what happened, one JSON object a line, with rank, step and host
  *     metrics.jsonl   the numbers: a line for every so many steps and for each evaluation
  *     ledger.jsonl    which samples each step has trained, with checkpoint.ledger
  *     checkpoints/    step-NNNNNNNNNNNN.safetensors

@@ -192,9 +192,10 @@ const tdm_job_key tdm__elastic_keys[] = {
         .fallback = "false",
         .also_called = "redundancy replica",
         .help =
-            "Whether each host keeps a copy of what another host alone has (see 'parallel.zero'), "
-            "brought up to date in every step, so that a host that dies takes nothing along. "
-            "Otherwise training goes back to the newest checkpoint then.",
+            "Whether every host keeps a whole copy of parameters and optimiser state, brought up to "
+            "date in every step, whatever 'parallel.zero' shares out, so that a host that dies "
+            "takes nothing along; with 'parallel.zero: 0' it is so anyway. Otherwise training "
+            "goes back to the newest checkpoint then.",
     },
     {
         .path = "elastic.restarts",

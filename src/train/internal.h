@@ -42,7 +42,7 @@ tdm_status tdm__run_attach(const char *path, int rank, bool same_host, tdm__run 
 void tdm__run_release(tdm__run *run);
 /* job.yaml, the job as it runs from here on. */
 tdm_status tdm__run_write_job(tdm__run *run, const tdm_job *job, tdm_error *err);
-/* Drops what metrics.jsonl has beyond `step`, and in it and log.jsonl what was cut short. */
+/* Drops what metrics.jsonl has beyond `step`, and what was cut short. */
 tdm_status tdm__run_rewind(tdm__run *run, uint64_t step, tdm_error *err);
 /* Renames checkpoints of later steps, which are all damaged when `step` is that of the newest good
  * one: with their names they would count among those to keep, and good ones would be removed. */

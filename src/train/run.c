@@ -187,25 +187,6 @@ tdm_status tdm__run_create(const tdm_job *job, tdm__run *out, tdm_error *err)
     return status;
 }
 
-tdm_status tdm__run_open(const char *path, bool joins, tdm__run *out, tdm_error *err)
-{
-    if (!tdm_path_is_dir(path))
-        return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "%s: there is no such run; give the folder of one, such as runs/digits-1",
-                        path);
-    TDM_TRY(start(out, err));
-    tdm_status status = TDM_OK;
-    out->path = tdm_arena_strdup(out->arena, path);
-    if (!out->path) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
-    char *job = status == TDM_OK ? tdm_path_join(out->arena, path, "job.yaml") : NULL;
-    if (status == TDM_OK && (!job || !tdm_path_is_file(job)))
-        status = tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: this is not a run: it has no job.yaml",
-                          path);
-    if (status == TDM_OK) status = open_files(out, joins, err);
-    if (status != TDM_OK) tdm__run_release(out);
-    return status;
-}
-
 void tdm__run_share(tdm__run *run)
 {
     tdm_error why;
@@ -300,14 +281,38 @@ static tdm_status keep_lines(tdm__run *run, const char *name, uint64_t step,
     return status;
 }
 
-tdm_status tdm__run_rewind(tdm__run *run, uint64_t step, tdm_error *err)
+/* Lines of the log that were cut short. Before anybody else has the file open: it is changed for another. */
+static tdm_status mend_log(tdm__run *run, tdm_error *err)
 {
-    /* The log's sink must not write while its file is changed for another. */
     tdm_log_remove_sink(log_to_file, run);
-    tdm_status status = keep_lines(run, LOG_NAME, step, line_is_whole, &run->log_fd, err);
+    tdm_status status = keep_lines(run, LOG_NAME, 0, line_is_whole, &run->log_fd, err);
     if (tdm_log_add_sink(log_to_file, run, TDM_LOG_DEBUG) != TDM_OK && status == TDM_OK)
         status = tdm_fail(err, TDM_ERR_RANGE, "run: too many listeners to the log");
-    TDM_TRY(status);
+    return status;
+}
+
+tdm_status tdm__run_open(const char *path, bool joins, tdm__run *out, tdm_error *err)
+{
+    if (!tdm_path_is_dir(path))
+        return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                        "%s: there is no such run; give the folder of one, such as runs/digits-1",
+                        path);
+    TDM_TRY(start(out, err));
+    tdm_status status = TDM_OK;
+    out->path = tdm_arena_strdup(out->arena, path);
+    if (!out->path) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    char *job = status == TDM_OK ? tdm_path_join(out->arena, path, "job.yaml") : NULL;
+    if (status == TDM_OK && (!job || !tdm_path_is_file(job)))
+        status = tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: this is not a run: it has no job.yaml",
+                          path);
+    if (status == TDM_OK) status = open_files(out, joins, err);
+    if (status == TDM_OK && !joins) status = mend_log(out, err);
+    if (status != TDM_OK) tdm__run_release(out);
+    return status;
+}
+
+tdm_status tdm__run_rewind(tdm__run *run, uint64_t step, tdm_error *err)
+{
     return keep_lines(run, METRICS_NAME, step, line_belongs, &run->metrics_fd, err);
 }
 

@@ -125,6 +125,14 @@ static tdm_status choose_bucket(tdm__state *s, const tdm_job *job, tdm_error *er
                              err);
 }
 
+/* Every host then keeps what it takes to go on without any other, as with parallel.zero: 0. */
+static bool mirrors(const tdm__state *s, const tdm_job *job)
+{
+    tdm_comm_info info = {.host_count = 1};
+    if (s->comm) tdm_comm_info_get(s->comm, &info);
+    return job->elastic.mirror && info.host_count > 1;
+}
+
 tdm_status tdm__state_enter(tdm__state *s, const tdm_job *job, tdm_comm *comm,
                             const tdm__home *home, tdm_error *err)
 {
@@ -134,7 +142,7 @@ tdm_status tdm__state_enter(tdm__state *s, const tdm_job *job, tdm_comm *comm,
                                  .optimiser = s->optimiser,
                                  .has_ema = s->has_ema,
                                  .comm = s->comm,
-                                 .zero = (int)job->parallel.zero,
+                                 .zero = mirrors(s, job) ? 0 : (int)job->parallel.zero,
                                  .offload = s->optimiser ? job->parallel.offload : NULL,
                                  .bucket_bytes = s->bucket,
                                  .vault = home ? home->vault : NULL,

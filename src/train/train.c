@@ -103,64 +103,6 @@ static void measure(tdm__trainer *t)
     t->status.left_s = per_step * (double)(t->course.step_count - t->position.step);
 }
 
-/* ---- checkpoints ----------------------------------------------------------------------------- */
-
-static const char *last_good(const tdm__trainer *t)
-{
-    return t->status.checkpoint_path ? "the newest checkpoint is the last good state"
-                                     : "no checkpoint was written before";
-}
-
-tdm_status tdm__save(tdm__trainer *t, tdm_error *err)
-{
-    const char *bad;
-    tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 0});
-    TDM_TRY(tdm__state_find_bad(&t->state, &bad, err));
-    if (bad)
-        return tdm_fail(err, TDM_ERR_DIVERGED,
-                        "step %llu: tensor '%s' holds a number that is not finite; %s; try a "
-                        "smaller optim.lr",
-                        (unsigned long long)t->position.step, bad, last_good(t));
-    const tdm_dataset_info *info = tdm_dataset_info_of(t->course.data.train);
-    tdm_checkpoint_content content = {.position = t->position,
-                                      .job_hash = t->course.job_hash,
-                                      .data_hash = t->course.data_hash,
-                                      .job_yaml = tdm_str_text(&t->job_yaml),
-                                      .class_names = info->class_names,
-                                      .class_count = info->class_count,
-                                      .sample_shape = t->course.model.sample_shape};
-    char *path = tdm_checkpoint_path(t->run.arena, t->run.checkpoint_dir, t->position.step);
-    tdm_status status = path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
-    if (t->leads) tdm__ledger_sync(&t->ledger);
-    TDM_TRY(tdm__state_save(&t->state, path, &content, t->state_hash, err));
-    t->status.checkpoint_path = path;
-    t->saved_s = tdm_clock_s();
-    tdm__say(t, TDM_LOG_INFO, "step %llu: wrote %s", (unsigned long long)t->position.step, path);
-    tdm__tell(t, TDM_TRAIN_EVENT_CHECKPOINT);
-    tdm_error prune_err;
-    if (t->leads &&
-        tdm_checkpoint_prune(t->run.checkpoint_dir, t->job->checkpoint.keep, &prune_err) != TDM_OK)
-        tdm__say(t, TDM_LOG_WARN, "old checkpoints stay: %s", prune_err.message);
-    return TDM_OK;
-}
-
-/* A checkpoint along the way: when it cannot be written, training goes on with the last good one. */
-static tdm_status save_along_the_way(tdm__trainer *t, tdm_error *err)
-{
-    tdm_status status = tdm__save(t, err);
-    t->is_saved = status == TDM_OK;
-    if (status == TDM_OK) t->save_failed = false;
-    if (status == TDM_OK || status == TDM_ERR_DIVERGED || tdm__is_peer_status(status))
-        return status;
-    /* Said once, until it works again: a full disk must not fill the screen, too. */
-    if (t->save_failed) return TDM_OK;
-    t->save_failed = true;
-    tdm__say(t, TDM_LOG_WARN, "step %llu: no checkpoint: %s; training goes on",
-             (unsigned long long)t->position.step, err ? err->message : tdm_status_text(status));
-    return TDM_OK;
-}
-
 /* ---- bad numbers ----------------------------------------------------------------------------- */
 
 /* Looks for the cause of the bad step in progress, and appends it to `out`. */
@@ -202,7 +144,7 @@ static tdm_status stop_at_bad_step(tdm__trainer *t, const tdm_step_result *resul
     if (tensor) tdm_str_addf(&why, "; '%s' is no longer finite, so no later step can be", tensor);
     tdm_fail(err, TDM_ERR_DIVERGED, "step %llu: %s: %s; %s; %s",
              (unsigned long long)t->position.step + 1, what_is_bad(t, result, &bad),
-             tdm_str_text(&why), last_good(t), tdm__bad_number_advice(&bad, t->job));
+             tdm_str_text(&why), tdm__last_good(t), tdm__bad_number_advice(&bad, t->job));
     tdm_str_release(&why);
     return tdm__agree(t->comm, TDM_ERR_DIVERGED, NULL, err); /* all end here, together */
 }
@@ -282,7 +224,6 @@ void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr)
     tdm__course_advance(&t->course, &t->position);
     atomic_store_explicit(&t->run.step, t->position.step, memory_order_relaxed);
     note_step(t, result, lr);
-    t->is_saved = false;
     t->after_done = false;
 }
 
@@ -382,13 +323,14 @@ tdm_status tdm__after_step(tdm__trainer *t, bool must_save, tdm_error *err)
 {
     bool last = t->position.step == t->course.step_count;
     if (t->leads) tdm__ledger_put(&t->ledger, &t->ledger_line);
+    tdm__save_heed(t);
     if (is_line_due(t)) put_step_metrics(t);
     tdm__tell(t, TDM_TRAIN_EVENT_STEP);
     bool eval_due = tdm__course_eval_due(&t->course, &t->position);
     if (last || eval_due) TDM_TRY(evaluate(t, err));
     if (eval_due && t->predictor) heed(t);
     if (!last && !t->ended_early && (must_save || is_checkpoint_due(t)))
-        TDM_TRY(save_along_the_way(t, err));
+        TDM_TRY(tdm__save_begin(t, err));
     t->after_done = true;
     return TDM_OK;
 }
@@ -417,7 +359,7 @@ static tdm_status loop(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
         TDM_TRY(tdm__one_step(t, tdm__wish_of(t), &wishes, err));
         TDM_TRY(tdm__after_step(t, (wishes & TDM__WISH_SAVE) != 0, err));
     }
-    return t->is_saved ? TDM_OK : tdm__save(t, err);
+    return tdm__save_end(t, err);
 }
 
 /* Where nothing was trained, the state is the checkpoint's own: this job may have tensors that it

@@ -216,6 +216,7 @@ tdm_status tdm__begin(tdm__trainer *t, tdm_error *err)
     TDM_TRY(tdm__state_init(&t->course.model, TDM__STATE_FOR_TRAINING, t->comm, &t->state, err));
     TDM_TRY(tdm__make_team(t, err));
     TDM_TRY(tdm__make_predictor(t, err));
+    TDM_TRY(tdm__make_saver(t, err));
     if (!resumes) TDM_TRY(tdm__state_begin(&t->state, t->job, t->course.data.train, err));
     /* The folder comes last, so that a job that cannot start leaves none behind. */
     TDM_TRY(tdm__open_run(t, t->options->resume, false, err));
@@ -233,6 +234,7 @@ tdm_status tdm__begin(tdm__trainer *t, tdm_error *err)
 void tdm__end(tdm__trainer *t)
 {
     if (t->run_open) tdm__run_release(&t->run);
+    tdm__saver_destroy(t->saver);
     tdm__ledger_close(&t->ledger);
     tdm_feed_destroy(t->feed);
     tdm_predictor_destroy(t->predictor);

@@ -147,6 +147,8 @@ static void interrupt(void *user, const char *why)
 static void leave(void *user)
 {
     tdm__trainer *t = user;
+    tdm__saver_destroy(t->saver); /* what is in work does not get its name */
+    t->saver = NULL;
     tdm_feed_destroy(t->feed);
     tdm_team_destroy(t->team);
     t->feed = NULL;
@@ -212,7 +214,6 @@ static bool take_memory(tdm__trainer *t, const tdm_recovery *r)
     if (!r->found || r->memo_order == 0 || (!same && !before)) return false;
     recall(t, &m);
     if (before) tdm__count_step(t, &r->result, r->lr);
-    t->is_saved = false;
     return true;
 }
 
@@ -254,7 +255,7 @@ static tdm_status take_disk(tdm__trainer *t, tdm_error *err)
     t->status.loss = t->status.smooth_loss = (double)NAN;
     t->status.skipped = tdm__skipped_of(t);
     t->after_done = true;
-    t->is_saved = has;
+    t->is_restored = has;
     return tdm_store_set(t->state.store, t->position.step, err);
 }
 
@@ -334,6 +335,7 @@ static tdm_status begin_epoch(tdm__trainer *t, double begin_s, tdm_error *err)
     TDM_TRY(tdm_store_recover(t->state.store, tdm_lanes_of(t->job), &recovery, err));
     TDM_TRY(tdm__make_team(t, err));
     TDM_TRY(tdm__make_predictor(t, err));
+    TDM_TRY(tdm__make_saver(t, err));
     TDM_TRY(tdm__agree(t->comm, t->leads ? find_run(t, err) : TDM_OK, NULL, err));
     bool joins = t->run_path[0] != '\0';
     TDM_TRY(tdm__open_run(t, joins ? t->run_path : resume, joins, err));
@@ -393,12 +395,9 @@ static tdm_status finish(tdm__trainer *t, bool stopped, tdm_error *err)
     tdm_train_result *out = t->result;
     tell_member(t, "saving");
     out->interrupted = stopped;
-    if (t->first_step == t->position.step && t->is_saved) {
-        out->nothing_to_do = true;
-        if (t->predictor) TDM_TRY(tdm__measure_test(t, err));
-    }
-    if (!t->is_saved) TDM_TRY(tdm__save(t, err));
-    t->is_saved = true;
+    out->nothing_to_do = t->is_restored;
+    if (out->nothing_to_do && t->predictor) TDM_TRY(tdm__measure_test(t, err));
+    if (!out->nothing_to_do) TDM_TRY(tdm__save_end(t, err));
     TDM_TRY(tdm__sum_up(t, out, err));
     tdm__say_end(t, out);
     tell_member(t, "ended");
@@ -417,6 +416,7 @@ static tdm_status go_on(tdm__trainer *t, unsigned wish, unsigned *wishes, bool *
     *wishes = 0;
     if (t->after_done && !is_at_end(t)) {
         TDM_TRY(tdm__one_step(t, wish | tdm__wish_of(t), wishes, err));
+        t->is_restored = false;
         remember(t);
     }
     if (!t->after_done) {
@@ -428,7 +428,9 @@ static tdm_status go_on(tdm__trainer *t, unsigned wish, unsigned *wishes, bool *
     if (took > t->longest_s) t->longest_s = took;
     bool stops = (*wishes & TDM_WISH_STOP) != 0;
     *done = is_at_end(t) || stops;
-    return *done ? finish(t, stops && !is_at_end(t), err) : TDM_OK;
+    if (*done) return finish(t, stops && !is_at_end(t), err);
+    /* The next world begins without what this one has in work. */
+    return *wishes & TDM_WISH_REGROUP ? tdm__save_finish(t, err) : TDM_OK;
 }
 
 static tdm_status step(void *user, unsigned wish, unsigned *wishes, bool *done, tdm_error *err)

@@ -9,6 +9,7 @@
 
 #include "train/internal.h"
 #include "train/ledger.h"
+#include "train/saver.h"
 #include "train/watch.h"
 
 #include <tandem/elastic.h>
@@ -46,9 +47,15 @@ typedef struct tdm__trainer {
     tdm__restored resumed;
     tdm_train_status status;
     char state_hash[TDM_SHA256_HEX]; /* of the last checkpoint */
-    bool save_failed;                /* the last checkpoint along the way could not be written */
-    double step_seconds;             /* spent in steps by this call */
-    uint64_t first_sample;           /* samples trained before this call */
+    tdm__saver *saver;
+    bool is_saving; /* one was begun in this world: */
+    uint64_t saving_step;
+    tdm__saved last_save; /* how the last one ended, at rank 0 */
+    char checkpoint_path[TDM_PATH_BYTES];
+    bool save_failed;      /* the last checkpoint along the way could not be written */
+    bool is_ending;        /* the next one is the last */
+    double step_seconds;   /* spent in steps by this call */
+    uint64_t first_sample; /* samples trained before this call */
     uint64_t first_step;
     double begin_s;       /* of the call */
     double start_seconds; /* from there to the first step */
@@ -60,8 +67,8 @@ typedef struct tdm__trainer {
     uint64_t tally; /* of what this rank has read for the step in progress */
     tdm__ledger_line ledger_line;
     /* Epochs (train_elastic.c). */
-    bool after_done; /* all that is due after the last step was done */
-    bool is_saved;   /* the last step is in a checkpoint */
+    bool after_done;  /* all that is due after the last step was done */
+    bool is_restored; /* this state came from a checkpoint, and nothing was trained since */
     tdm_kv *kv;
     uint32_t epoch;
     bool entered;                  /* an epoch before */
@@ -83,11 +90,10 @@ unsigned tdm__wish_of(const tdm__trainer *t);
 tdm_status tdm__one_step(tdm__trainer *t, unsigned wish, unsigned *wishes, tdm_error *err);
 /* The numbers of a step that has ended: the position moves on. */
 void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr);
-/* Metrics, evaluation, checkpoint: `t->is_saved` says whether this state is in one. */
+/* Metrics, evaluation, and the beginning of a checkpoint. */
 tdm_status tdm__after_step(tdm__trainer *t, bool must_save, tdm_error *err);
 /* The lines of metrics that belong to the last step, all of which is known. Rank 0. */
 void tdm__put_lines(tdm__trainer *t);
-tdm_status tdm__save(tdm__trainer *t, tdm_error *err);
 tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err);
 tdm_status tdm__measure_test(tdm__trainer *t, tdm_error *err);
 void tdm__start_clock(tdm__trainer *t);
@@ -95,6 +101,19 @@ void tdm__start_clock(tdm__trainer *t);
 void tdm__say_start(const tdm__trainer *t);
 void tdm__say_end(tdm__trainer *t, const tdm_train_result *result);
 uint64_t tdm__skipped_of(const tdm__trainer *t);
+
+/* ---- checkpoints (train_save.c) ---------------------------------------------------------------- */
+
+const char *tdm__last_good(const tdm__trainer *t); /* in words */
+tdm_status tdm__make_saver(tdm__trainer *t, tdm_error *err);
+/* Begins to save the state as it is. */
+tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err);
+/* Hears of saves that have ended. Local. */
+void tdm__save_heed(tdm__trainer *t);
+/* Waits for the one in work. */
+tdm_status tdm__save_finish(tdm__trainer *t, tdm_error *err);
+/* The state as it is now is in a checkpoint, or this fails. */
+tdm_status tdm__save_end(tdm__trainer *t, tdm_error *err);
 
 /* ---- getting ready (train_begin.c) ------------------------------------------------------------- */
 

@@ -26,7 +26,7 @@ static const char job_text[] = "name: unit\nseed: 3\n"
                                "model: {hidden: [8], dropout: 0.1}\n"
                                "train: {batch: 14, epochs: 3}\n"
                                "parallel: {lanes: 4}\n"
-                               "checkpoint: {every_steps: 3, every_epochs: never, keep: 2}\n"
+                               "checkpoint: {every_steps: 3, every_epochs: never, keep: 2, background: no}\n"
                                "run: {log_every_steps: 1}\n";
 
 static tdm_job_document *load(const char *const *overrides, size_t count)

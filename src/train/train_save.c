@@ -1,0 +1,156 @@
+/*
+ * train_save.c: checkpoints of a training: when one is begun, what becomes of it, and the one at the end.
+ *
+ * Along the way a checkpoint is written behind the steps that follow (saver.h), and what became of it is
+ * heard later. When it cannot be written, training goes on with the last good one. At the end of a run, and
+ * where a world ends in good order, ranks wait for the one that is in work. With members that come and go the
+ * store is asked, right before a file gets its name, whether this epoch still counts: so whoever was replaced
+ * makes nothing visible any more.
+ */
+#include "train/trainer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *tdm__last_good(const tdm__trainer *t)
+{
+    return t->status.checkpoint_path ? "the newest checkpoint is the last good state"
+                                     : "no checkpoint was written before";
+}
+
+static tdm_status may_commit(void *user, tdm_error *err)
+{
+    tdm__trainer *t = user;
+    return tdm_member_confirm(t->options->member, t->epoch, err);
+}
+
+tdm_status tdm__make_saver(tdm__trainer *t, tdm_error *err)
+{
+    const tdm_job *job = t->job;
+    tdm__saver_options o = {
+        .state = &t->state,
+        .background = job->checkpoint.background,
+        .retention = {.keep = job->checkpoint.keep,
+                      .keep_every = job->checkpoint.keep_every,
+                      .keep_best = job->checkpoint.keep_best,
+                      .by_accuracy = job->checkpoint.metric == TDM_JOB_METRIC_TEST_ACCURACY}};
+    if (t->options->member) o.gate = (tdm_commit_gate){.may_commit = may_commit, .user = t};
+    t->is_saving = false;
+    return tdm__saver_create(&o, &t->saver, err);
+}
+
+/* What became of a save. */
+static void heed(tdm__trainer *t, const tdm__saved *saved)
+{
+    unsigned long long step = saved->step;
+    t->last_save = *saved;
+    if (saved->status == TDM_OK) {
+        t->save_failed = false;
+        snprintf(t->checkpoint_path, sizeof(t->checkpoint_path), "%s", saved->path);
+        t->status.checkpoint_path = t->checkpoint_path;
+        tdm__say(t, TDM_LOG_INFO, "step %llu: wrote %s", step, saved->path);
+        if (saved->message[0])
+            tdm__say(t, TDM_LOG_WARN, "old checkpoints stay: %s", saved->message);
+        tdm__tell(t, TDM_TRAIN_EVENT_CHECKPOINT);
+        return;
+    }
+    /* Said once, until it works again: a full disk must not fill the screen, too. */
+    if (!t->save_failed && !t->is_ending)
+        tdm__say(t, TDM_LOG_WARN, "step %llu: no checkpoint: %s; training goes on", step,
+                 saved->message);
+    t->save_failed = true;
+}
+
+void tdm__save_heed(tdm__trainer *t)
+{
+    tdm__saved saved;
+    while (t->saver && tdm__saver_poll(t->saver, &saved)) heed(t, &saved);
+}
+
+static char *path_of(tdm__trainer *t)
+{
+    bool packs = t->job->checkpoint.compress == TDM_JOB_COMPRESS_ZSTD;
+    const char *dir = t->run.checkpoint_dir;
+    return packs ? tdm_checkpoint_packed_path(t->run.arena, dir, t->position.step)
+                 : tdm_checkpoint_path(t->run.arena, dir, t->position.step);
+}
+
+static tdm_checkpoint_metrics metrics_of(const tdm__trainer *t)
+{
+    bool measured = t->predictor && (t->position.step == t->course.step_count ||
+                                     tdm__course_eval_due(&t->course, &t->position));
+    if (!measured) return (tdm_checkpoint_metrics){(double)NAN, (double)NAN};
+    return (tdm_checkpoint_metrics){t->status.test.loss, t->status.test.accuracy};
+}
+
+tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
+{
+    const char *bad = NULL;
+    const tdm_dataset_info *info = tdm_dataset_info_of(t->course.data.train);
+    tdm_checkpoint_content content = {.position = t->position,
+                                      .job_hash = t->course.job_hash,
+                                      .data_hash = t->course.data_hash,
+                                      .job_yaml = tdm_str_text(&t->job_yaml),
+                                      .class_names = info->class_names,
+                                      .class_count = info->class_count,
+                                      .sample_shape = t->course.model.sample_shape};
+    tdm__save what = {.path = path_of(t), .content = &content, .metrics = metrics_of(t)};
+    tdm_status status = what.path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    TDM_TRY(tdm__agree(t->comm, status, NULL, err));
+    tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 0});
+    if (t->leads) tdm__ledger_sync(&t->ledger);
+    t->saved_s = tdm_clock_s();
+    TDM_TRY(tdm__saver_begin(t->saver, &what, &bad, err));
+    if (bad)
+        return tdm_fail(err, TDM_ERR_DIVERGED,
+                        "step %llu: tensor '%s' holds a number that is not finite; %s; try a "
+                        "smaller optim.lr",
+                        (unsigned long long)t->position.step, bad, tdm__last_good(t));
+    tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 1});
+    t->is_saving = true;
+    t->saving_step = t->position.step;
+    tdm__save_heed(t);
+    return TDM_OK;
+}
+
+tdm_status tdm__save_finish(tdm__trainer *t, tdm_error *err)
+{
+    tdm__saved saved;
+    bool has = false;
+    if (!t->saver) return TDM_OK;
+    TDM_TRY(tdm__saver_finish(t->saver, &has, &saved, err));
+    if (has) heed(t, &saved);
+    return TDM_OK;
+}
+
+/* How the last save went, as rank 0 knows it. *good: the state as it is now is in that checkpoint. */
+static tdm_status look_at_last(tdm__trainer *t, bool *good, tdm_error *err)
+{
+    TDM_TRY(tdm__save_finish(t, err));
+    if (t->comm)
+        TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), &t->last_save, sizeof(t->last_save),
+                                    TDM_DTYPE_U8, 0, err));
+    *good = t->is_saving && t->saving_step == t->position.step && t->last_save.status == TDM_OK &&
+            t->last_save.step == t->position.step;
+    return TDM_OK;
+}
+
+tdm_status tdm__save_end(tdm__trainer *t, tdm_error *err)
+{
+    bool good = false;
+    t->is_ending = true;
+    TDM_TRY(look_at_last(t, &good, err));
+    if (!good) {
+        TDM_TRY(tdm__save_begin(t, err));
+        TDM_TRY(look_at_last(t, &good, err));
+    }
+    const tdm__saved *last = &t->last_save;
+    if (!good) return tdm_fail(err, last->status, "%s", last->message);
+    if (!t->leads) { /* which heard of it by these words alone */
+        snprintf(t->checkpoint_path, sizeof(t->checkpoint_path), "%s", last->path);
+        t->status.checkpoint_path = t->checkpoint_path;
+    }
+    memcpy(t->state_hash, last->state_hash, sizeof(t->state_hash));
+    return TDM_OK;
+}
