@@ -14,7 +14,8 @@ common=(--set run.dir=runs --set checkpoint.every_steps=5 --set run.log_every_st
 assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --set checkpoint.keep=all
 whole=$(hash_in "$out")
 steady_metrics runs/tiny-1/metrics.jsonl >whole.metrics
-assert_equal "$(ls runs/tiny-1/checkpoints)" "step-000000000004.safetensors
+assert_equal "$(ls runs/tiny-1/checkpoints)" "index.json
+step-000000000004.safetensors
 step-000000000005.safetensors
 step-000000000008.safetensors
 step-000000000010.safetensors
