@@ -156,15 +156,15 @@ class Run:
         self.deadline = time.monotonic() + limit_s
         self.said = ""
 
-    def environment(self):
-        points = [b.wish(self.folder, i) for i, b in enumerate(self.plan.blows) if b.kind == "point"]
+    def environment(self, again):
+        points = [] if again else [b.wish(self.folder, i) for i, b in enumerate(self.plan.blows) if b.kind == "point"]
         env = dict(os.environ, CHAOS_MARK=self.mark, OMP_NUM_THREADS="1", TANDEM_ELASTIC="1",
                    TANDEM_RUNTIME=os.path.join(self.folder, "runtime"))
         if points:
             env["TANDEM_TEST_KILL"] = ",".join(points)
         return env
 
-    def start(self, words):
+    def start(self, words, again=False):
         sets = {"parallel.zero": self.plan.zero, "parallel.overlap": self.plan.overlap}
         command = [self.tandem, "train", *words, "-q", "--json"]
         for key, value in sets.items():
@@ -172,7 +172,7 @@ class Run:
         with open(os.path.join(self.folder, "out"), "w") as out, \
                 open(os.path.join(self.folder, "err"), "a") as err:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                    env=self.environment(), start_new_session=True)
+                                    env=self.environment(again), start_new_session=True)
 
     def read(self, name):
         try:
@@ -237,10 +237,11 @@ class Run:
         return None if by_us and code < 0 else code
 
     def run_folder(self):
-        names = sorted(os.listdir(self.runs)) if os.path.isdir(self.runs) else []
-        if len(names) != 1:
-            raise Failure(f"it has left {len(names)} runs behind, not one")
-        return os.path.join(self.runs, names[0])
+        """Who is killed while it makes the folder leaves one that never began; the next one is the run's."""
+        began = glob.glob(os.path.join(self.runs, "*", "metrics.jsonl"))
+        if len(began) != 1:
+            raise Failure(f"it has left {len(began)} runs behind, not one")
+        return os.path.dirname(began[0])
 
     def ask(self, *words):
         done = subprocess.run([self.tandem, *words], capture_output=True, text=True,
@@ -254,8 +255,9 @@ class Run:
         if code not in (None, 0):
             raise Failure(f"it ended with {code}")
         folder = self.run_folder()
-        if code == 0:
-            got = json.loads(self.read("out").splitlines()[-1])["hash"]
+        words = self.read("out").splitlines()
+        if code == 0 and words:  # rank 0 may have died at the very end, before it could tell
+            got = json.loads(words[-1])["hash"]
             if got != self.want:
                 raise Failure(f"other bits: {got}, not {self.want}")
         got = json.loads(self.ask("hash", folder, "--json"))
@@ -276,7 +278,7 @@ class Run:
         else:  # too early for anything to be there
             shutil.rmtree(self.runs, ignore_errors=True)
             words = [self.job, "-n", count, "--set", f"run.dir={self.runs}"]
-        again = self.start(words)
+        again = self.start(words, again=True)
         code = again.wait(self.limit_s)
         if flock.wait_until_gone(self.mark, 15):
             raise Failure("processes are left after going on")
@@ -329,7 +331,7 @@ def one(plan, args, jobs_folder, wants):
     begin = time.monotonic()
     try:
         run.execute()
-    except (Failure, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as failure:
+    except (Failure, OSError, ValueError, LookupError, subprocess.TimeoutExpired) as failure:
         again = f"{sys.argv[0]} {args.tandem} --runs 1 --seed {plan.seed}"
         if args.only:
             again += f" --only {args.only}"
