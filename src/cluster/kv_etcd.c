@@ -8,7 +8,7 @@
  *
  * With a user, a token is drawn first, and a new one whenever it is not taken any more. A wait is a watch
  * that begins behind the revision asked for, so nothing gets lost between two of them, whoever answers;
- * it ends with the first event. Leases last whole seconds here, two at least.
+ * it ends with the first event, or at once where the store has gone on since that revision. Leases last whole seconds here, two at least.
  */
 #include "cluster/kv_etcd.h"
 
@@ -341,7 +341,8 @@ static tdm_status release(tdm_kv *kv, uint64_t id, tdm_error *err)
 
 typedef struct watch {
     tdm_arena *scratch;
-    double until_s; /* how long to wait for an event once it stands */
+    uint64_t revision; /* after which something is to happen */
+    double until_s;    /* how long to wait for an event once it stands */
     tdm__etcd_notice notice;
     bool stands;
     bool strange; /* what came is no watch */
@@ -357,8 +358,11 @@ static bool hear(void *user, const char *text, size_t length, double *deadline_s
     }
     if (w->notice.created && !w->stands) {
         w->stands = true;
-        double least = tdm_clock_s() + GRACE_S; /* for what has happened already */
+        double least = tdm_clock_s() + GRACE_S;
         *deadline_s = w->until_s > least ? w->until_s : least;
+        /* Something has happened already. Whether it was below the prefix etcd would say only when it
+         * next looks at watches that lag behind, ten times a second: let the caller look now. */
+        if (w->notice.revision > w->revision) w->notice.changed = true;
     }
     return !w->notice.changed && !w->notice.ended;
 }
@@ -410,7 +414,9 @@ static tdm_status wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
         while (o == DONE) {
             /* A link that was cut says nothing: from time to time the member must show that it is there. */
             double piece = tdm_clock_s() + most;
-            w = (watch){.scratch = e->scratch, .until_s = piece < until ? piece : until};
+            w = (watch){.scratch = e->scratch,
+                        .revision = revision,
+                        .until_s = piece < until ? piece : until};
             o = look_out(e, &w, &status, error);
             if (o == DONE && (w.notice.changed || tdm_clock_s() >= until)) {
                 bool newer = w.notice.changed && w.notice.revision > revision;

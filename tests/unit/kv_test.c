@@ -195,6 +195,25 @@ static void fill_area(tdm_kv *kv)
     WORKS(tdm_kv_put(kv, "fill", "", 0, &err));
 }
 
+/* What changes beside wakes nobody, and neither does nothing. */
+static void quiet_waits(void)
+{
+    begin();
+    tdm_kv *kv = exercise_open(&options);
+    uint64_t revision = exercise_revision(kv), now = 0;
+    for (int i = 0; i < 2; i++) {
+        double began = tdm_kv_now(kv);
+        WORKS(tdm_kv_wait(kv, "key", revision, 0.3, &now, &err));
+        CHECK(tdm_kv_now(kv) - began > 0.2);
+        WORKS(tdm_kv_put(kv, "beside", "1", 0, &err));
+    }
+    WORKS(tdm_kv_put(kv, "key", "1", 0, &err));
+    WORKS(tdm_kv_wait(kv, "key", revision, 30, &now, &err));
+    CHECK_INT(now, revision + 3);
+    tdm_kv_close(kv);
+    end();
+}
+
 /* A key that is removed, when the log that says so is gone: who waits for that must be told. */
 static void forgotten_removals(void)
 {
@@ -610,6 +629,7 @@ static const check_test tests[] = {
     CHECK_TEST(full_stores),
     CHECK_TEST(dead_and_stopped_holders),
     CHECK_TEST(kills),
+    CHECK_TEST(quiet_waits),
     CHECK_TEST(forgotten_removals),
     CHECK_TEST(kills_by_instruction),
 };
