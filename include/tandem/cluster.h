@@ -215,7 +215,8 @@ typedef struct tdm_agent_result {
 } tdm_agent_result;
 
 /* Returns when the session has ended and no worker of this agent is left, or there is nothing left to do
- * here. Signals as for tdm_launch: the first one asks the workers to end, the second kills. */
+ * here. Signals as for tdm_launch: the first one asks the workers to end, the second kills. They may be
+ * blocked before the call, so that none comes too early; workers begin with them unblocked. */
 TDM_API tdm_status tdm_agent_run(const tdm_agent_options *options, tdm_agent_result *out,
                                  tdm_error *err);
 

@@ -61,6 +61,10 @@ static tdm_status take_signals(tdm__agent *a, tdm_error *err)
             sigaddset(&a->taken, asking[i]);
     }
     pthread_sigmask(SIG_BLOCK, &a->taken, &a->before);
+    /* A launcher blocks them for us, so that none comes too early; workers are to hear them. */
+    a->for_workers = a->before;
+    for (size_t i = 0; i < sizeof asking / sizeof asking[0]; i++)
+        sigdelset(&a->for_workers, asking[i]);
     a->signals = signalfd(-1, &a->taken, SFD_CLOEXEC | SFD_NONBLOCK);
     return a->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot make", "a signalfd");
 }
@@ -200,6 +204,8 @@ static void give_up(tdm__agent *a)
     } else if (a->killed) {
         tdm__agent_end_session(a, TDM_ERR_INTERRUPTED,
                                "the workers were killed; the newest checkpoint is good");
+    } else if (known && a->stopping && view.member_count == 0) {
+        tdm__agent_end_session(a, TDM_ERR_INTERRUPTED, "stopped before there was anything to save");
     } else if (known && !a->stopping && view.host_count <= 1 && a->result.restarts > 0) {
         tdm__agent_end_session(
             a, TDM_ERR_PEER_FAILED,

@@ -40,7 +40,7 @@ typedef struct tdm__agent {
     size_t stray_count, stray_room;
     int streams[2]; /* duplicates of ours, for the worker that speaks */
     int signals;    /* a signalfd */
-    sigset_t taken, before;
+    sigset_t taken, before, for_workers;
 
     /* The store. */
     char host_key[TDM_KV_KEY_BYTES];

@@ -74,7 +74,7 @@ static tdm_status spawn(tdm__agent *a, tdm__seat *seat, tdm__agent_worker *w, td
         .environment = env.items,
         .dir = a->options->dir && tdm_path_is_dir(a->options->dir) ? a->options->dir : NULL,
         .place = a->places ? &a->places[seat - a->seats] : NULL,
-        .mask = &a->before,
+        .mask = &a->for_workers,
         .input = -1,
         .output = {output, output},
         .kept = kept,

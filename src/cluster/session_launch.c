@@ -237,9 +237,15 @@ static tdm_status start_agent(launcher *l, int index, char *const *environment, 
     if (!words) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an agent's words");
     int input = start->target ? open(l->hold.place.job, O_RDONLY | O_CLOEXEC) : -1;
     if (start->target && input < 0) return tdm_os_fail(err, "opening", l->hold.place.job);
+    /* A signal that we pass on to an agent of this host waits until it listens: see tdm_agent_run. */
+    sigset_t mask = l->before;
+    if (!start->target) {
+        sigaddset(&mask, SIGINT);
+        sigaddset(&mask, SIGTERM);
+    }
     tdm__spawn_options options = {.program = words,
                                   .environment = environment,
-                                  .mask = &l->before,
+                                  .mask = &mask,
                                   .own_session = true,
                                   .input = input,
                                   .output = {-1, -1}};
