@@ -42,7 +42,13 @@ ranks() { "$TANDEM" ps --json | json_value ranks; }
 epoch() { "$TANDEM" ps --json | json_value epoch; }
 has_ranks() { [ "$(ranks)" = "$1" ]; }
 is_past_epoch() { local now; now=$(epoch) && [ -n "$now" ] && [ "$now" -gt "$1" ]; }
-has_pid() { [ -n "$(pid_of "$1")" ]; }
+# is_replaced PID COUNT: so many ranks train, and none of them is that process.
+is_replaced() {
+    local now
+    now=$("$TANDEM" ps --json)
+    [[ $now == *"\"ranks\":$2,"* && $now != *"\"pid\":$1,"* ]] &&
+        [ "$(grep -o '"rank":' <<<"$now" | wc -l)" -eq "$2" ]
+}
 
 test_the_result_is_that_of_one_process() {
     assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=one
@@ -65,12 +71,11 @@ test_the_result_is_that_of_one_process() {
 # Any of them is killed; the others go on, and another one comes. Then it leaves, and another joins.
 test_workers_come_and_go() {
     start -n 3 --max 4 "${long[@]}" --set run.dir=go
-    local before victim joined
+    local victim pid joined
     for victim in 1 0; do
-        before=$(epoch)
-        kill -9 "$(pid_of $victim)"
-        wait_for "$deadline" is_past_epoch $((before + 1)) # without it, then with another
-        wait_for "$deadline" has_ranks 3
+        pid=$(pid_of $victim)
+        kill -9 "$pid"
+        wait_for "$deadline" is_replaced "$pid" 3
     done
     assert_exit 2 tandem leave tiny-1 7
     assert_contains "$err" "has ranks 0 to 2"
@@ -97,10 +102,10 @@ test_the_launcher_dies_and_training_goes_on() {
     start -n 2 "${long[@]}" --set run.dir=alone
     kill -9 "$launcher"
     wait "$launcher" || true
-    local before
-    before=$(epoch)
-    kill -9 "$(pid_of 1)" # there is still an agent
-    wait_for "$deadline" is_past_epoch $((before + 1))
+    local pid
+    pid=$(pid_of 1)
+    kill -9 "$pid" # there is still an agent
+    wait_for "$deadline" is_replaced "$pid" 2
     assert_exit 0 tandem stop tiny-1
     wait_for "$deadline" is_clean
     assert_exit 0 tandem hash alone/tiny-1
