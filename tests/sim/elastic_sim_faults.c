@@ -53,6 +53,12 @@ static tdm_status create(process *p)
     return status;
 }
 
+static void touch(sim *s, int host_index)
+{
+    s->hosts[host_index].faulted_s = s->now_s;
+    s->last_fault_s = s->now_s;
+}
+
 /* Who has been in an epoch and is not in the one that counts leaves before the run's end, unless it could
  * not know. */
 static void check_fenced(process *p)
@@ -74,6 +80,8 @@ static void end_process(process *p)
             p->result.fenced ? ", fenced" : "", p->result.dismissed ? ", dismissed" : "");
     bool is_end = !p->result.fenced && !p->result.dismissed;
     if (is_end) check_fenced(p);
+    if (p->result.dismissed)
+        touch(s, p->host); /* what this host has, it has taken out on request */
     if (is_end && !s->has_verdict)
         sim_fail(s, "%s has ended (%s), but the run has no verdict", p->id,
                  p->status == TDM_OK ? "well" : p->err.message);
@@ -121,12 +129,6 @@ process *sim_start(sim *s, int host_index, int slot)
 }
 
 /* ---- faults ------------------------------------------------------------------------------------- */
-
-static void touch(sim *s, int host_index)
-{
-    s->hosts[host_index].faulted_s = s->now_s;
-    s->last_fault_s = s->now_s;
-}
 
 static void kill_quietly(process *p)
 {
