@@ -103,6 +103,12 @@ test_packed() {
     assert_contains "$err" "going on from step 12"
     assert_exit 0 "$TANDEM" hash packed/tiny-1
     assert_equal "${out%% *}" "$end" "the hash at the end of a run that went on from a packed state"
+    # And a training that packs by itself, behind its steps.
+    train --set run.dir=zst --set checkpoint.compress=zstd
+    assert_equal "$(steps_in zst)" "9 12 15" "steps of a run that packs"
+    assert_equal "$(find zst -name '*.safetensors')" "" "plain checkpoints of a run that packs"
+    assert_exit 0 "$TANDEM" hash zst/tiny-1
+    assert_equal "${out%% *}" "$end" "the hash at the end of a run that packs"
 }
 
 test_diff() {
