@@ -335,18 +335,18 @@ static int run(const cli_args *given)
 
 static const char *const usage[] = {"tandem train JOB [options]",
                                     "tandem train [JOB] --resume RUN [options]", NULL};
-static const char *const examples[] = {"tandem train job.yaml",
-                                       "train, into a new folder below runs/",
-                                       "tandem train job.yaml -n 1 --set train.epochs=3",
-                                       "one worker, three epochs",
-                                       "tandem train job.yaml -n 4 --min 2 --max 8",
-                                       "four workers; goes on with two, takes up to eight",
-                                       "tandem train job.yaml --hosts alpha:4,beta:4 --store "
-                                       "etcd:http://alpha:2379",
-                                       "on two hosts, by ssh",
-                                       "tandem train --resume runs/digits-1",
-                                       "go on where the run stopped",
-                                       NULL};
+static const char *const examples[] = {
+    "tandem train job.yaml",
+    "train, into a new folder below runs/",
+    "tandem train job.yaml -n 1 --set train.epochs=3",
+    "one worker, three epochs",
+    "tandem train job.yaml -n 4 --min 2 --max 8",
+    "four workers; goes on with two, takes up to eight",
+    "tandem train job.yaml --hosts a:4,b:4 --store etcd:http://a:2379",
+    "on two hosts, by ssh",
+    "tandem train --resume runs/digits-1",
+    "go on where the run stopped",
+    NULL};
 
 const cli_command cli_train = {
     .name = "train",
