@@ -27,7 +27,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { UNSAID_MOST = 4, UNSAID_BYTES = 400 };
+enum { UNSAID_MOST = 16, UNSAID_BYTES = 400 };
 static const double unsaid_old_s = 60;
 
 typedef struct session {
@@ -216,7 +216,7 @@ static int train(const cli_args *args, const tdm_job *job, tdm_comm *comm, elast
     tdm_train_options options = {.comm = comm,
                                  .member = worker ? worker->member : NULL,
                                  .membership = worker ? &worker->membership : NULL,
-                                 .vault = worker ? tdm_worker_vault(worker->worker) : NULL,
+                                 .vault = worker ? worker->vault : NULL,
                                  .resume = cli_value(args, "resume"),
                                  .on_event = on_event,
                                  .user = &s,

@@ -11,6 +11,8 @@
 #include "session.h"
 #include "world.h"
 
+#include <tandem/os.h>
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,6 +35,22 @@ static tdm_status read_limits(const elastic_worker *w, tdm_member_options *optio
     return TDM_OK;
 }
 
+/* Ranks of a host that do not talk through its memory are hosts of their own to each other: each of them
+ * keeps a state of its own, and so needs memory of its own. */
+static tdm_status find_memory(const tdm_job *job, elastic_worker *w, tdm_error *err)
+{
+    enum { AUTO, SHM };
+    const char *set = getenv("TANDEM_TRANSPORT");
+    bool is_shared = job->comm.transport == SHM ||
+                     (job->comm.transport == AUTO &&
+                      (!set || !*set || strcmp(set, "auto") == 0 || strncmp(set, "shm", 3) == 0));
+    w->vault = tdm_worker_vault(w->worker);
+    if (is_shared) return TDM_OK;
+    TDM_TRY(tdm_vault_create(&w->own_vault, err));
+    w->vault = w->own_vault;
+    return TDM_OK;
+}
+
 static tdm_status join(const tdm_job *job, elastic_worker *w, tdm_error *err)
 {
     tdm_member_options options = {.session = NULL};
@@ -45,6 +63,7 @@ static tdm_status join(const tdm_job *job, elastic_worker *w, tdm_error *err)
     options.wait_s = job->elastic.wait;
     options.lease_s = job->elastic.heartbeat;
     TDM_TRY(tdm_worker_open(&w->worker, err));
+    TDM_TRY(find_memory(job, w, err));
     TDM_TRY(read_limits(w, &options, err));
     w->membership = options;
     return tdm_member_create(&options, &w->member, err);
@@ -65,6 +84,7 @@ void elastic_leave(elastic_worker *worker)
 {
     tdm_member_destroy(worker->member);
     tdm_worker_close(worker->worker);
+    tdm_vault_close(worker->own_vault);
     tdm_arena_destroy(worker->arena);
     *worker = (elastic_worker){.arena = NULL};
 }

@@ -24,6 +24,9 @@
 enum { TICK_MS = 100 };
 static const double look_local_s = 0.2, look_far_s = 1;
 static const double undead_s = 20; /* from killing to giving up */
+/* One wish may come as two signals: a batch system sends it to the launcher, too, which hands it on. A
+ * second wish to the launcher is in the store. */
+static const double same_s = 1;
 
 /* ---- before ---------------------------------------------------------------------------------------- */
 
@@ -137,7 +140,12 @@ static void handle_signals(tdm__agent *a)
     struct signalfd_siginfo info;
     while (read(a->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGCHLD) continue;
-        bool is_first = a->signals_seen++ == 0;
+        double now_s = tdm_clock_s();
+        a->look_at_s = 0;
+        bool is_first = a->signals_seen == 0;
+        if (!is_first && now_s - a->signal_s < same_s) continue;
+        a->signals_seen++;
+        a->signal_s = now_s;
         if (a->options->guest && is_first) {
             leave(a);
             continue;

@@ -56,6 +56,7 @@ typedef struct tdm__agent {
     /* The end. */
     bool stopping, killed;
     int signals_seen;
+    double signal_s;  /* when the last one came that counted */
     double kill_at_s; /* INFINITY: not yet */
 
     /* Crashes at one step. */

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { LINES_MOST = 1 << 18, TAIL_BYTES = 2048 };
@@ -173,11 +174,17 @@ static void write_lines(tdm__agent *a)
     if (!a->run[0] || a->lines.length == 0) return;
     snprintf(path, sizeof path, "%s/log.jsonl", a->run);
     int fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
-    if (fd >= 0) {
+    struct stat before, after;
+    if (fd >= 0 && fstat(fd, &before) == 0) {
         ssize_t put = write(fd, a->lines.data, a->lines.length);
-        (void)put; /* a disk that is full is the workers' business to report */
-        close(fd);
+        /* A disk that is full is the workers' business to report. What it cut short is taken back, unless
+         * others have put lines behind it meanwhile. */
+        bool is_cut = put > 0 && (size_t)put < a->lines.length && fstat(fd, &after) == 0 &&
+                      after.st_size == before.st_size + put;
+        int failed = is_cut ? ftruncate(fd, before.st_size) : 0;
+        (void)failed;
     }
+    if (fd >= 0) close(fd);
     tdm_str_clear(&a->lines);
 }
 

@@ -62,7 +62,8 @@ void tdm__epoch_story(const tdm__view *view, const tdm__epoch_plan *plan, double
                       tdm_str *out)
 {
     char name[256];
-    tdm_str_addf(out, "epoch %" PRIu32 " has %d rank%s", view->number + 1, plan->next_count,
+    tdm_str_addf(out, "epoch %" PRIu32 ": training %s with %d rank%s", view->number + 1,
+                 view->number > 0 ? "goes on" : "begins", plan->next_count,
                  plan->next_count == 1 ? "" : "s");
     if (view->number > 0) tdm_str_addf(out, ", after %d", view->size);
     const char *between = "; left: ";

@@ -297,8 +297,12 @@ void tdm_member_destroy(tdm_member *member)
     if (!member) return;
     pthread_mutex_lock(&member->lock);
     member->should_stop = true;
+    uint64_t lease = member->lease;
     pthread_mutex_unlock(&member->lock);
-    if (member->has_thread) pthread_join(member->thread, NULL);
+    if (member->has_thread) {
+        tdm_kv_release(member->kv, lease, NULL); /* a change, which the thread waits for */
+        pthread_join(member->thread, NULL);      /* it may have got another one just before */
+    }
     tdm_kv_release(member->watch_kv, member->lease, NULL);
     release(member);
 }

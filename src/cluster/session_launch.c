@@ -315,9 +315,9 @@ static void handle_signals(launcher *l)
         l->result.stopped = true;
         if (l->signal_count == 1)
             say(l, "stopping after this step (Ctrl-C again to stop at once) ...");
-        signal_agents(l, SIGTERM);
         (void)tdm_session_wish(l->kv, l->result.session, wish, strsignal((int)info.ssi_signo),
                                NULL);
+        signal_agents(l, SIGTERM); /* which look at the store then */
         double end_s = tdm_clock_s() + patience_s +
                        (l->signal_count == 1 ? l->options->grace_s : 0);
         if (end_s < l->end_at_s || isinf(l->end_at_s)) l->end_at_s = end_s;

@@ -138,8 +138,8 @@ static tdm_status follow_block(const tdm_store *store, tdm__block *block, size_t
                                tdm_error *err)
 {
     TDM_TRY(tdm_group_broadcast(store->layout->mine, n, sizeof *n, TDM_DTYPE_U8, 0, err));
-    if (n->place == UINT64_MAX)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY,
+    if (n->place == UINT64_MAX) /* it knows why, and the others hear it from that rank */
+        return tdm_fail(err, TDM_ERR_PEER_FAILED,
                         "rank %d could not make room for this host: see its message",
                         tdm_group_world_rank(store->layout->mine, 0));
     n->path[sizeof n->path - 1] = '\0';

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Ranks that are processes: the same bits for any number of them, real kills and signals, errors that
-# are said once, and cases in which some rank has nothing to do. Nothing may hang: every command here
-# has a deadline.
+# are said once, and cases in which some rank has nothing to do. In a session the others go on when one
+# dies; in a fixed world, as 'tandem run' starts it, all end. Nothing may hang: every command here has a
+# deadline.
 # shellcheck source=tests/cli/lib.sh
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
@@ -19,8 +20,12 @@ train() { timeout "$deadline" "$TANDEM" train "$@"; }
 # count PART TEXT: lines with this part.
 count() { grep -c -- "$1" <<<"$2" || true; }
 
-# The processes that the launcher $1 has started.
-ranks_of() { pgrep -P "$1" || true; }
+# The processes of the ranks of the one session, from rank 0 on; or those that a 'tandem run' has started.
+ranks_of() {
+    if [ -n "$fixed" ]; then pgrep -P "$1" || true; else
+        "$TANDEM" ps --json | grep -o '"rank":[0-9][^}]*' | sort -t: -k2n | json_value pid
+    fi
+}
 has_ranks() { [ "$(ranks_of "$1" | wc -l)" -eq "$2" ]; }
 gone() { ! kill -0 "$1" 2>/dev/null; }
 all_gone() {
@@ -93,11 +98,14 @@ test_a_slow_rank_is_named() {
 }
 
 # long DIR N [ARGUMENT...]: a run that does not end by itself, as job $pid; waits for its first
-# checkpoint.
+# checkpoint. With $fixed set, it is a fixed world.
+fixed=""
 long() {
     local dir=$1 n=$2
     shift 2
-    timeout -s KILL "$deadline" "$TANDEM" train job.yaml -n "$n" --set run.dir="$dir" \
+    local -a world=("$TANDEM" train job.yaml -n "$n")
+    [ -z "$fixed" ] || world=("$TANDEM" run -n "$n" --run "$work/$dir.traces" -- "$TANDEM" train job.yaml)
+    timeout -s KILL "$deadline" "${world[@]}" --set run.dir="$dir" \
         --set train.epochs=1000000 --set checkpoint.every_steps=50 --set checkpoint.every_epochs=100000 \
         "$@" >"$dir.out" 2>"$dir.err" &
     wait_for 30 has_checkpoint "$dir/tiny-1"
@@ -112,6 +120,12 @@ end_of() { # CODE DIR
     out=$(cat "$2.out") err=$(cat "$2.err")
 }
 
+# A session that has ended leaves neither processes nor files.
+nobody_is_left() {
+    assert_equal "$(test_processes)" "" "processes that are left"
+    assert_equal "$(ls "$TANDEM_RUNTIME")" "" "files that sessions left"
+}
+
 # The state of the newest checkpoint of a run is what an undisturbed run has after as many steps.
 assert_good_state() {
     local step
@@ -123,8 +137,37 @@ assert_good_state() {
     assert_equal "$(hash_in "$out")" "$hash" "the state after $step steps without a disturbance"
 }
 
-test_a_killed_rank_is_named() {
-    local victim victims=(0 2) begin
+# Whoever it is, in the middle of a step: the others go on, and the end is that of an undisturbed run.
+test_training_goes_on_without_a_killed_rank() {
+    local victim hash
+    assert_exit 0 train job.yaml -q -n 1 --set run.dir=alive
+    hash=$(hash_in "$out")
+    for victim in 0 2; do
+        assert_exit 0 env TANDEM_TEST_KILL="forward:step=7:rank=$victim:file=$work/hit-$victim" \
+            timeout "$deadline" "$TANDEM" train job.yaml -n 3 --set run.dir=alive
+        [ -e "hit-$victim" ] || fail "rank $victim was not killed"
+        assert_equal "$(hash_in "$out")" "$hash" "the hash without rank $victim"
+        assert_equal "$(count "warning: epoch 2: training goes on with 2 ranks, after 3; left: rank $victim (\
+member [^,]*, host [^,]*, process [0-9]*): killed by signal 9" "$err")" 1 "who died, in: $err"
+        assert_equal "$(count 'lanes on' "$err")" 1 "beginnings in: $err"
+        assert_equal "$(count 'state hash' "$out")" 1 "summaries in: $out"
+        [ "$slow" = 0 ] || break
+    done
+}
+
+# Whoever is rank 0 at the end prints the one line of JSON.
+test_a_kill_and_nothing_but_json() {
+    assert_exit 0 env TANDEM_TEST_KILL="forward:step=7:rank=0:file=$work/hit-json" \
+        timeout "$deadline" "$TANDEM" train job.yaml -n 2 --json --set run.dir=json
+    [ -e hit-json ] || fail "rank 0 was not killed"
+    assert_equal "$(wc -l <<<"$out")" 1 "lines of $out"
+    assert_equal "$(hash_in "$out" | wc -c)" 65 "characters of the hash in $out"
+    assert_contains "$(cat json/tiny-1/log.jsonl)" "killed by signal 9"
+}
+
+# In a world that is fixed, nobody can go on alone.
+test_a_killed_rank_of_a_fixed_world_is_named() {
+    local victim victims=(0 2) begin fixed=1
     for victim in "${victims[@]}"; do
         long "killed-$victim" 3
         begin=$(date +%s%N)
@@ -135,7 +178,6 @@ test_a_killed_rank_is_named() {
         assert_equal "$(count "rank $victim was killed by signal 9" "$err")" 1 "naming in: $err"
         assert_equal "$(count 'to go on .*--resume' "$err")" 1 "the way on in: $err"
         assert_equal "$(count "tandem trace" "$err")" 1 "traces in: $err"
-        rm -r "$(sed -n "s/.*'tandem trace \(.*\)' shows.*/\1/p" <<<"$err")"
         assert_good_state "killed-$victim/tiny-1"
         assert_exit 0 train job.yaml -q -n 2 --resume "killed-$victim/tiny-1" --set train.epochs=1
         assert_contains "$out" "nothing to do"
@@ -144,20 +186,22 @@ test_a_killed_rank_is_named() {
 }
 
 # Once: a checkpoint, the way on, and nobody left; whether the launcher alone hears of it, or, as from
-# a batch system, every process.
+# a batch system, every process, agent and all.
 test_stopping() {
     local who signal
+    local -a agents
     for who in launcher all; do
         signal=INT
         [ "$who" = launcher ] || signal=TERM
         long "stopped-$who" 3
         if [ "$who" = all ]; then
-            kill -s "$signal" "$pid" "${ranks[@]}"
+            mapfile -t agents < <(pgrep -P "$pid")
+            kill -s "$signal" "$pid" "${agents[@]}" "${ranks[@]}"
         else
             kill -s "$signal" "$pid"
         fi
         end_of 130 "stopped-$who"
-        all_gone "${ranks[@]}" || fail "ranks are left"
+        nobody_is_left
         assert_equal "$(count 'stopping after this step' "$err")" 1 "announcements in: $err"
         assert_equal "$(count 'to go on' "$out")" 1 "ways on in: $out"
         assert_equal "$(count 'stopped at step' "$out")" 1 "summaries in: $out"
@@ -174,13 +218,12 @@ test_twice_is_at_once() {
         --set compute.backend=ref --set train.epochs=100 >twice.out 2>twice.err &
     wait_for 30 grep -qs "100 steps" twice.err
     pid=$(pgrep -P $! -x tandem)
-    mapfile -t ranks < <(ranks_of "$pid")
     kill -INT "$pid"
     sleep 0.5 # so that they are two
     kill -0 "$pid" || fail "the step was too short for this test: $(cat twice.err)"
     kill -INT "$pid"
-    wait_for 4 all_gone "$pid" "${ranks[@]}"
     end_of 130 twice
+    nobody_is_left
     assert_equal "$out" "" "what it printed after the second Ctrl-C"
 }
 
@@ -313,6 +356,7 @@ test_little_to_do() {
 }
 
 test_nothing_is_left() {
+    nobody_is_left
     assert_equal "$(ls "$TMPDIR")" "" "folders of traces"
 }
 

@@ -30,8 +30,8 @@ sleep_somewhat() {
     sleep "$(awk -v ms="$duration_ms" -v r="$RANDOM" 'BEGIN { printf "%.4f", r / 65536 * ms / 1000 }')"
 }
 
-# disturb SIGNAL RUNS: trains in RUNS/tiny-1, sends the signal at a random moment, goes on with
-# another number of workers, and so on until the end. Counts what hit in $hits.
+# disturb SIGNAL RUNS: trains in RUNS/tiny-1, sends the signal at a random moment, SIGKILL to all as in a
+# power cut, goes on with another number of workers, and so on until the end. Counts what hit in $hits.
 hits=0
 disturb() {
     local signal=$1 run=$2/tiny-1 words=(job.yaml) code pid tries
@@ -42,6 +42,7 @@ disturb() {
         wait_for 60 has_checkpoint_or_ended "$run" "$pid"
         sleep_somewhat
         kill -s "$signal" "$pid" 2>/dev/null || true
+        [ "$signal" != KILL ] || end_sessions # workers would go on without their launcher
         code=0
         { wait "$pid" || code=$?; } 2>/dev/null
         [ "$code" -eq 0 ] && break

@@ -69,7 +69,7 @@ test_too_many_workers() {
 }
 
 test_what_a_run_holds() {
-    assert_exit 0 "$TANDEM" train job.yaml --set run.dir=held --set run.log_every_steps=1
+    assert_exit 0 "$TANDEM" train job.yaml -n 2 --set run.dir=held --set run.log_every_steps=1
     assert_contains "$out" "done at step 15"
     assert_contains "$out" " held/tiny-1/checkpoints/step-000000000015.safetensors"
     assert_contains "$err" "4 lanes on"
@@ -78,10 +78,12 @@ test_what_a_run_holds() {
 job.yaml
 lock
 log.jsonl
+logs
 metrics.jsonl" "the files of a run"
+    assert_equal "$(find held/tiny-1/logs -type f | wc -l)" 2 "logs of workers"
     assert_equal "$(find held/tiny-1/checkpoints -type f | wc -l)" 3 "checkpoints kept"
     assert_exit 0 "$TANDEM" job check held/tiny-1/job.yaml
-    assert_exit 0 "$TANDEM" train job.yaml --set run.dir=held --quiet
+    assert_exit 0 "$TANDEM" train job.yaml -n 2 --set run.dir=held --quiet
     assert_equal "$err" "" "words of a quiet run"
     [ -d held/tiny-2 ] || fail "the second run is not tiny-2"
     # A number is not given twice, even when the run that had it is gone.
