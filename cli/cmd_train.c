@@ -38,7 +38,6 @@ typedef struct session {
     tdm_worker *worker; /* NULL: no agent has started this process */
     train_ranks ranks;
     char run_path[TDM_PATH_BYTES]; /* empty until there is a run */
-    bool has_checkpoint;
     char unsaid[UNSAID_MOST]
                [UNSAID_BYTES];    /* a worker's warnings of late, in turn, while it is silent */
     double unsaid_s[UNSAID_MOST]; /* when; 0: none */
@@ -142,7 +141,6 @@ static void on_event(const tdm_train_status *status, void *user)
     session *s = user;
     if (s->worker) follow_rank(s, status);
     if (status->run_path) snprintf(s->run_path, sizeof(s->run_path), "%s", status->run_path);
-    s->has_checkpoint = status->checkpoint_path != NULL;
     if (status->event == TDM_TRAIN_EVENT_END) train_ranks_copy(status, &s->ranks);
     if (s->json || s->quiet || !s->tells) return;
     switch (status->event) {
@@ -192,11 +190,21 @@ static int finish(const cli_args *args, const tdm_train_result *result, const se
     return result->interrupted ? CLI_INTERRUPTED : code;
 }
 
+/* By what lies there: a rank may not have heard of what rank 0 has just written. */
+static bool has_checkpoint(const char *run_path)
+{
+    char *path;
+    tdm_arena *arena = tdm_arena_create("way");
+    bool has = arena && *run_path && tdm_run_checkpoint(run_path, arena, &path, NULL) == TDM_OK;
+    tdm_arena_destroy(arena);
+    return has;
+}
+
 /* A rank that is gone is no fault of the job: say how to go on. */
 static int fail(const cli_args *args, const tdm_error *err, const session *s, tdm_comm *comm)
 {
     int code = world_fail(err, comm);
-    if (world_is_peer(err->status) && s->has_checkpoint && world_tells(comm)) {
+    if (world_is_peer(err->status) && world_tells(comm) && has_checkpoint(s->run_path)) {
         tdm_str way = TDM_STR_INIT;
         train_way_on(args, s->run_path, &way);
         fputs(tdm_str_text(&way), stderr);
