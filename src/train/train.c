@@ -232,8 +232,13 @@ tdm_status tdm__one_step(tdm__trainer *t, unsigned wish, unsigned *wishes, tdm_e
     int64_t batch = tdm__course_batch(&t->course, &t->position);
     double lr = tdm_schedule_lr(&t->course.schedule, t->position.step, &t->state.plateau);
     double begin = tdm_clock_s();
-    tdm_step_input in = {
-        .step = t->position.step, .batch = batch, .lr = lr, .wish = wish, .tally = &t->tally};
+    tdm_step_input in = {.step = t->position.step,
+                         .batch = batch,
+                         .lr = lr,
+                         .wish = wish,
+                         .tally = &t->tally,
+                         .before_update = tdm__before_update,
+                         .user = t};
     tdm_step_result result;
     t->tally = 0;
     TDM_TRY(tdm_team_step(t->team, &in, &result, err));
@@ -323,7 +328,7 @@ tdm_status tdm__after_step(tdm__trainer *t, bool must_save, tdm_error *err)
 {
     bool last = t->position.step == t->course.step_count;
     if (t->leads) tdm__ledger_put(&t->ledger, &t->ledger_line);
-    tdm__save_heed(t);
+    TDM_TRY(tdm__save_heed(t, err));
     if (is_line_due(t)) put_step_metrics(t);
     tdm__tell(t, TDM_TRAIN_EVENT_STEP);
     bool eval_due = tdm__course_eval_due(&t->course, &t->position);

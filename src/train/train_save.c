@@ -31,6 +31,7 @@ tdm_status tdm__make_saver(tdm__trainer *t, tdm_error *err)
     tdm__saver_options o = {
         .state = &t->state,
         .background = job->checkpoint.background,
+        .lazy = true,
         .retention = {.keep = job->checkpoint.keep,
                       .keep_every = job->checkpoint.keep_every,
                       .keep_best = job->checkpoint.keep_best,
@@ -38,6 +39,13 @@ tdm_status tdm__make_saver(tdm__trainer *t, tdm_error *err)
     if (t->options->member) o.gate = (tdm_commit_gate){.may_commit = may_commit, .user = t};
     t->is_saving = false;
     return tdm__saver_create(&o, &t->saver, err);
+}
+
+/* A step must not change what a save has not copied yet. */
+void tdm__before_update(void *user)
+{
+    tdm__trainer *t = user;
+    if (t->saver) tdm__saver_hold(t->saver);
 }
 
 /* What became of a save. */
@@ -62,10 +70,22 @@ static void heed(tdm__trainer *t, const tdm__saved *saved)
     t->save_failed = true;
 }
 
-void tdm__save_heed(tdm__trainer *t)
+static tdm_status fail_diverged(const tdm__trainer *t, uint64_t step, const char *what,
+                                tdm_error *err)
+{
+    return tdm_fail(err, TDM_ERR_DIVERGED, "step %llu: %s; %s; try a smaller optim.lr",
+                    (unsigned long long)step, what, tdm__last_good(t));
+}
+
+tdm_status tdm__save_heed(tdm__trainer *t, tdm_error *err)
 {
     tdm__saved saved;
-    while (t->saver && tdm__saver_poll(t->saver, &saved)) heed(t, &saved);
+    while (t->saver && tdm__saver_poll(t->saver, &saved)) {
+        heed(t, &saved);
+        if (saved.status == TDM_ERR_DIVERGED)
+            return fail_diverged(t, saved.step, saved.message, err);
+    }
+    return TDM_OK;
 }
 
 static char *path_of(tdm__trainer *t)
@@ -102,16 +122,15 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
     if (t->leads) tdm__ledger_sync(&t->ledger);
     t->saved_s = tdm_clock_s();
     TDM_TRY(tdm__saver_begin(t->saver, &what, &bad, err));
-    if (bad)
-        return tdm_fail(err, TDM_ERR_DIVERGED,
-                        "step %llu: tensor '%s' holds a number that is not finite; %s; try a "
-                        "smaller optim.lr",
-                        (unsigned long long)t->position.step, bad, tdm__last_good(t));
+    if (bad) {
+        char text[300];
+        snprintf(text, sizeof(text), "tensor '%.200s' holds a number that is not finite", bad);
+        return fail_diverged(t, t->position.step, text, err);
+    }
     tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 1});
     t->is_saving = true;
     t->saving_step = t->position.step;
-    tdm__save_heed(t);
-    return TDM_OK;
+    return tdm__save_heed(t, err);
 }
 
 tdm_status tdm__save_finish(tdm__trainer *t, tdm_error *err)
@@ -121,6 +140,8 @@ tdm_status tdm__save_finish(tdm__trainer *t, tdm_error *err)
     if (!t->saver) return TDM_OK;
     TDM_TRY(tdm__saver_finish(t->saver, &has, &saved, err));
     if (has) heed(t, &saved);
+    if (has && saved.status == TDM_ERR_DIVERGED)
+        return fail_diverged(t, saved.step, saved.message, err);
     return TDM_OK;
 }
 

@@ -108,8 +108,9 @@ const char *tdm__last_good(const tdm__trainer *t); /* in words */
 tdm_status tdm__make_saver(tdm__trainer *t, tdm_error *err);
 /* Begins to save the state as it is. */
 tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err);
-/* Hears of saves that have ended. Local. */
-void tdm__save_heed(tdm__trainer *t);
+/* Hears of saves that have ended. Local; fails when one found numbers that are not finite. */
+tdm_status tdm__save_heed(tdm__trainer *t, tdm_error *err);
+void tdm__before_update(void *trainer); /* of every step */
 /* Waits for the one in work. */
 tdm_status tdm__save_finish(tdm__trainer *t, tdm_error *err);
 /* The state as it is now is in a checkpoint, or this fails. */
