@@ -132,6 +132,7 @@ static tdm_status stop_at_bad_step(tdm__trainer *t, const tdm_step_result *resul
     const tdm__skips *skips = &t->state.skips;
     tdm_str why = TDM_STR_INIT;
     tdm_bad_number bad;
+    TDM_TRY(tdm__save_finish(t, err)); /* the last good state must not be lost with what follows */
     tdm_status status = explain(t, &bad, &why, err);
     if (status != TDM_OK) {
         tdm_str_release(&why);
