@@ -216,6 +216,11 @@ static int launch(const cli_args *args, const tdm_job *job, int64_t count, tdm_a
     if (!starts || !options.tandem || !fill_words(args, arena, words)) return CLI_FAILED;
     int code = session_store_of(job, arena, &options.kv);
     if (code != CLI_OK) return code;
+    if (strstr(elastic_transport(job), "mpi")) {
+        cli_error("train: the transport mpi is for ranks that mpirun or srun starts: start 'tandem "
+                  "train' with one of them, or leave comm.transport at auto");
+        return CLI_USAGE;
+    }
     starts[0].count = (int)count;
     if (cli_has(args, "hosts")) options.start_count = read_hosts(args, count, starts, arena);
     if (options.start_count == 0) return CLI_USAGE;

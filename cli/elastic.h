@@ -17,6 +17,9 @@ bool elastic_use_store(cli_args *args, tdm_arena *arena);
  * code. */
 int elastic_launch(const cli_args *args, const tdm_job *job, int64_t count);
 
+/* What carries bytes between ranks: "auto", "shm+ucx"; from the job, or else the environment. */
+const char *elastic_transport(const tdm_job *job);
+
 /* This process as a worker of a session. */
 typedef struct elastic_worker {
     tdm_worker *worker;

@@ -22,6 +22,13 @@ bool elastic_is_worker(void)
     return member && *member;
 }
 
+const char *elastic_transport(const tdm_job *job)
+{
+    static const char *const names[] = {"auto", "shm", "ucx", "mpi"}; /* comm.transport */
+    const char *set = getenv("TANDEM_TRANSPORT");
+    return job->comm.transport == 0 && set && *set ? set : names[job->comm.transport];
+}
+
 static tdm_status read_limits(const elastic_worker *w, tdm_member_options *options, tdm_error *err)
 {
     tdm_session_view view;
@@ -39,13 +46,9 @@ static tdm_status read_limits(const elastic_worker *w, tdm_member_options *optio
  * keeps a state of its own, and so needs memory of its own. */
 static tdm_status find_memory(const tdm_job *job, elastic_worker *w, tdm_error *err)
 {
-    enum { AUTO, SHM };
-    const char *set = getenv("TANDEM_TRANSPORT");
-    bool is_shared = job->comm.transport == SHM ||
-                     (job->comm.transport == AUTO &&
-                      (!set || !*set || strcmp(set, "auto") == 0 || strncmp(set, "shm", 3) == 0));
+    const char *transport = elastic_transport(job);
     w->vault = tdm_worker_vault(w->worker);
-    if (is_shared) return TDM_OK;
+    if (strcmp(transport, "auto") == 0 || strncmp(transport, "shm", 3) == 0) return TDM_OK;
     TDM_TRY(tdm_vault_create(&w->own_vault, err));
     w->vault = w->own_vault;
     return TDM_OK;

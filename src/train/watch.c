@@ -48,7 +48,8 @@ static void rate(tdm_train_rank *out, const tdm_team_rank *now, const tdm_team_r
     out->samples_per_s = (double)(now->rows_done - since->rows_done) * per_second;
     out->lane_share = (now->lane_seconds - since->lane_seconds) * per_second;
     out->update_share = (now->update_seconds - since->update_seconds) * per_second;
-    out->wait_share = (now->wait_seconds - since->wait_seconds) * per_second;
+    /* It may have begun to wait before this rank's clock ran. */
+    out->wait_share = fmin((now->wait_seconds - since->wait_seconds) * per_second, 1);
 }
 
 /* Rates since the window began. */

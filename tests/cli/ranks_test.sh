@@ -240,6 +240,8 @@ test_errors_are_said_once() {
     assert_exit 2 train job.yaml -n 5
     assert_contains "$err" "5 workers cannot share 4 lanes"
     assert_contains "$err" "parallel.lanes"
+    assert_exit 2 train job.yaml -n 2 --set comm.transport=mpi --set run.dir=never
+    assert_contains "$err" "mpirun or srun"
     assert_exit 2 train job.yaml -n 2 --set data.last_batch=drop --set train.batch=151
     assert_equal "$(count 'make no batch of 151' "$err")" 1 "refusals in: $err"
     assert_exit 1 train job.yaml -n 2 --set parallel.offload=nowhere --set run.dir=never
@@ -249,6 +251,8 @@ test_errors_are_said_once() {
     alone=$err
     assert_exit 3 train job.yaml -n 3 --set optim.lr=1e30 --set run.dir=diverged
     assert_equal "$(grep '^tandem:' <<<"$err")" "$(grep '^tandem:' <<<"$alone")" "what 3 ranks say"
+    [ ! -e never ] || fail "jobs that cannot start left a folder"
+    nobody_is_left
 }
 
 # Ranks that were not started alike are told which setting it is, before they wait for each other.
