@@ -123,6 +123,28 @@ static tdm_status take_lock(const char *path, int *out, tdm_error *err)
     return tdm_fail(err, TDM_ERR_BUSY, "%s: the session has just ended", path);
 }
 
+/* Whole or not at all to who looks, but not for after a power cut, which ends a session: so nobody waits
+ * for the disk. */
+static tdm_status put_file(const char *path, const char *text, tdm_error *err)
+{
+    char temporary[PATH_MAX];
+    snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid());
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) return tdm_os_fail(err, "making", temporary);
+    size_t length = strlen(text), done = 0;
+    while (done < length) {
+        ssize_t put = write(fd, text + done, length - done);
+        if (put < 0 && errno == EINTR) continue;
+        if (put <= 0) break;
+        done += (size_t)put;
+    }
+    tdm_status status = done == length ? TDM_OK : tdm_os_fail(err, "writing", temporary);
+    close(fd);
+    if (status == TDM_OK && rename(temporary, path) != 0) status = tdm_os_fail(err, "making", path);
+    if (status != TDM_OK) (void)unlink(temporary);
+    return status;
+}
+
 static tdm_status write_files(const char *dir, const char *store, const char *job_text,
                               tdm_session_hold *hold, tdm_error *err)
 {
@@ -132,9 +154,9 @@ static tdm_status write_files(const char *dir, const char *store, const char *jo
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session's files");
     TDM_TRY(tdm_dir_make(hold->place.logs, err));
     if (job_text && !tdm_path_exists(hold->place.job))
-        TDM_TRY(tdm_file_replace(hold->place.job, job_text, strlen(job_text), err));
+        TDM_TRY(put_file(hold->place.job, job_text, err));
     if (tdm_path_exists(url_path)) return TDM_OK;
-    return tdm_file_replace(url_path, store, strlen(store), err);
+    return put_file(url_path, store, err);
 }
 
 tdm_status tdm_session_hold_init(const char *session, const char *store, const char *job_text,
@@ -193,8 +215,8 @@ static tdm_status read_url(const char *dir, tdm_session_place *place, tdm_arena 
 tdm_status tdm_session_list(tdm_arena *arena, tdm_session_place **out, size_t *out_count,
                             tdm_error *err)
 {
-    const char *dir, *const *names;
-    size_t count, found = 0;
+    const char *dir = NULL, *const *names = NULL;
+    size_t count = 0, found = 0;
     TDM_TRY(tdm_runtime_dir(arena, &dir, err));
     TDM_TRY(tdm_dir_list(dir, arena, &names, &count, err));
     tdm_session_place *places = tdm_arena_array(arena, count + 1, sizeof *places);
