@@ -195,9 +195,11 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
 {
     tdm_member *m = calloc(1, sizeof *m);
     tdm_status status = check_options(options, err);
-    if (status == TDM_OK && (!m || !(m->watch_arena = tdm_arena_create("look"))))
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a member");
-    if (!m || status != TDM_OK) {
+    if (status == TDM_OK && (!m || !(m->watch_arena = tdm_arena_create("look")))) {
+        status = TDM_ERR_NO_MEMORY;
+        tdm_fail(err, status, "no memory for a member");
+    }
+    if (status != TDM_OK) {
         tdm_kv_close(parts->kv);
         tdm_kv_close(parts->watch_kv);
         tdm_kv_close(parts->confirm_kv);
