@@ -277,6 +277,17 @@ static int train_as_worker(cli_args *args, const char *path)
     return code;
 }
 
+/* A signal counts before there is a session, or waits for its launcher. */
+static int launch_session(const cli_args *args, const tdm_job *job, int64_t count)
+{
+    sigset_t asking;
+    sigemptyset(&asking);
+    sigaddset(&asking, SIGINT);
+    sigaddset(&asking, SIGTERM);
+    sigprocmask(SIG_BLOCK, &asking, NULL);
+    return stop_signals > 0 ? CLI_INTERRUPTED : elastic_launch(args, job, count);
+}
+
 static int train_job(const cli_args *args, const char *path, const tdm_comm_place *place,
                      int64_t asked)
 {
@@ -288,8 +299,8 @@ static int train_job(const cli_args *args, const char *path, const tdm_comm_plac
     int count = world_count(args, job, place, asked, has_hosts ? 1 : tdm_train_rank_count(job));
     if (count < 1)
         code = CLI_USAGE;
-    else if (place->size == 0 && stop_signals == 0 && elastic_is_wanted(args, count))
-        code = elastic_launch(args, job, count);
+    else if (place->size == 0 && elastic_is_wanted(args, count))
+        code = launch_session(args, job, count);
     else if (count == 1)
         code = train(args, job, NULL, NULL);
     else if (place->size > 0)

@@ -239,9 +239,12 @@ static tdm_status start_agent(launcher *l, int index, char *const *environment, 
     if (start->target && input < 0) return tdm_os_fail(err, "opening", l->hold.place.job);
     /* A signal that we pass on to an agent of this host waits until it listens: see tdm_agent_run. */
     sigset_t mask = l->before;
-    if (!start->target) {
-        sigaddset(&mask, SIGINT);
-        sigaddset(&mask, SIGTERM);
+    for (int i = 0; i < 2; i++) {
+        static const int asking[] = {SIGINT, SIGTERM};
+        if (start->target)
+            sigdelset(&mask, asking[i]);
+        else
+            sigaddset(&mask, asking[i]);
     }
     tdm__spawn_options options = {.program = words,
                                   .environment = environment,
