@@ -20,6 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define LOST_S 0.4 /* to report, for those that nobody can reach */
+
 /* Times to report, in units of report_s, when nothing has failed, or when nobody has reported. */
 #define UNHURRIED 30.0
 /* The second proposer steps in so much later than the first, and so on. */
@@ -195,6 +197,30 @@ static bool is_first_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__ep
     return false;
 }
 
+static bool is_lost_to(const tdm__view_member *m, const tdm__view_member *reporter)
+{
+    for (int i = 0; i < reporter->lost_count; i++)
+        if (strcmp(reporter->lost[i], m->id) == 0) return true;
+    return false;
+}
+
+/* Whether those that have not reported are out of reach of all who have, and these would be chosen if it
+ * were a cut: then there is little to wait for. */
+static bool are_lost(const tdm__view *view)
+{
+    int reporters = 0, missing = 0, lowest = -1;
+    for (int i = 0; i < view->size; i++) {
+        const tdm__view_member *m = &view->members[i];
+        bool reports = is_reporter(m), misses = tdm__view_alive(m) && !m->has_reported;
+        if ((reports || misses) && lowest < 0) lowest = reports;
+        reporters += reports;
+        missing += misses;
+        for (int k = 0; k < view->size && misses; k++)
+            if (is_reporter(&view->members[k]) && !is_lost_to(m, &view->members[k])) return false;
+    }
+    return reporters > missing || (reporters == missing && lowest == 1);
+}
+
 static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
                         double now_s, tdm__epoch_plan *plan)
 {
@@ -210,7 +236,8 @@ static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epo
     }
     double alone_s = since(&memo->alone_s, !is_missing && !has_state, now_s);
     double due_s = broken_s + UNHURRIED * rules->report_s;
-    if (has_failed && has_state) due_s = failed_s + rules->report_s;
+    if (has_failed && has_state)
+        due_s = failed_s + (are_lost(view) && rules->report_s > LOST_S ? LOST_S : rules->report_s);
     if (!is_missing) due_s = alone_s >= 0 && is_silent ? alone_s + rules->silence_s : now_s;
     if (now_s >= due_s) return true;
     wait_until(plan, due_s, "the others to leave the epoch");

@@ -193,12 +193,37 @@ tdm_status tdm__open_ledger(tdm__trainer *t, uint64_t step, tdm_error *err)
 
 /* ---- the whole, for a fixed world -------------------------------------------------------------- */
 
+/* The job as checkpoints carry it: without what says who trains, how, and where it goes. So the same state is
+ * the same file, whatever executed it. */
+static void show_canonical(const tdm_job *job, tdm_str *out)
+{
+    tdm_job j = *job;
+    j.store = TDM_JOB_STORE_LOCAL;
+    j.parallel.zero = 0;
+    j.parallel.offload = NULL;
+    j.parallel.balance = TDM_JOB_BALANCE_OFF;
+    j.parallel.weights = (tdm_job_int_list){0};
+    j.parallel.bucket = 0;
+    j.parallel.overlap = true;
+    j.comm.transport = TDM_JOB_TRANSPORT_AUTO;
+    j.memory.limit = 0;
+    memset(&j.checkpoint, 0, sizeof(j.checkpoint));
+    memset(&j.elastic, 0, sizeof(j.elastic));
+    memset(&j.etcd, 0, sizeof(j.etcd));
+    j.checkpoint.keep = 1;
+    j.elastic.min = 1;
+    j.elastic.restart_window = 1;
+    j.run.dir = "runs";
+    j.run.log_every_steps = 1;
+    tdm_job_show(&j, out);
+}
+
 tdm_status tdm__begin_alone(tdm__trainer *t, tdm_error *err)
 {
     t->position.seed = (uint64_t)t->job->seed;
     t->arena = tdm_arena_create("training");
     if (!t->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    tdm_job_show(t->job, &t->job_yaml);
+    show_canonical(t->job, &t->job_yaml);
     if (!tdm_str_ok(&t->job_yaml)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     return TDM_OK;
 }

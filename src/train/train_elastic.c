@@ -183,6 +183,15 @@ static bool lost(void *user, int rank, char how[TDM_LOST_BYTES])
 
 /* ---- where the state is ---------------------------------------------------------------------- */
 
+/* A store that does not answer now ends the epoch, not the run. */
+static tdm_status store_error(tdm_status status, tdm_error *err)
+{
+    if (status == TDM_OK || tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER) return status;
+    char text[512];
+    snprintf(text, sizeof(text), "%.400s", err ? err->message : tdm_status_text(status));
+    return tdm_fail(err, TDM_ERR_PEER_TIMEOUT, "the store does not answer: %s", text);
+}
+
 /* The session's run, which its first rank 0 has put into the store. */
 static tdm_status find_run(tdm__trainer *t, tdm_error *err)
 {
@@ -193,7 +202,7 @@ static tdm_status find_run(tdm__trainer *t, tdm_error *err)
     tdm_status status = tdm_kv_get(t->kv, key, t->arena, &item, err);
     if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
     if (status == TDM_OK) snprintf(t->run_path, sizeof(t->run_path), "%s", item.value);
-    return status;
+    return store_error(status, err);
 }
 
 static tdm_status tell_run(tdm__trainer *t, tdm_error *err)
@@ -201,7 +210,7 @@ static tdm_status tell_run(tdm__trainer *t, tdm_error *err)
     char key[TDM_KV_KEY_BYTES];
     if (!t->kv) return TDM_OK;
     snprintf(key, sizeof(key), "tandem/%s/run", t->options->membership->session);
-    return tdm_kv_put(t->kv, key, t->run_path, 0, err);
+    return store_error(tdm_kv_put(t->kv, key, t->run_path, 0, err), err);
 }
 
 /* From memory: true when that can be gone on from. The same for all ranks. */

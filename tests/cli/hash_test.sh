@@ -53,6 +53,20 @@ test_failures_do_not_stop_the_others() {
     assert_contains "$(cat err.txt)" "cannot be written"
 }
 
+# The file itself, byte for byte, whoever has written it and wherever it lies.
+test_the_same_file() {
+    local way i=0
+    for way in "-n 1" "-n 2 --set parallel.zero=1 --set checkpoint.every_steps=3" \
+        "-n 3 --set parallel.zero=3 --set parallel.balance=feedback" \
+        "-n 2 --set comm.transport=ucx --set parallel.zero=2"; do
+        i=$((i + 1))
+        # shellcheck disable=SC2086 # several words
+        assert_exit 0 "$TANDEM" train job.yaml --quiet --set run.dir="same-$i" $way
+        cmp "same-1/tiny-1/checkpoints/step-000000000015.safetensors" \
+            "same-$i/tiny-1/checkpoints/step-000000000015.safetensors" || fail "another file with $way"
+    done
+}
+
 # By hand: the smallest safetensors file there is, and one tensor of two numbers.
 test_a_file_from_elsewhere() {
     printf '\2\0\0\0\0\0\0\0{}' >none.safetensors
