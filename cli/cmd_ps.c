@@ -9,28 +9,32 @@
 
 /* ---- what it comes to -------------------------------------------------------------------------------- */
 
+/* Ranks that show signs of life; before the first epoch: workers that wait for it. */
+static int present(const tdm_session_view *view)
+{
+    int alive = 0;
+    for (size_t i = 0; i < view->member_count; i++)
+        alive += view->epoch == 0 || view->members[i].rank >= 0;
+    return alive;
+}
+
 static const char *state_of(const tdm_session_view *view)
 {
     if (view->ended) return view->status == TDM_OK ? "ended" : "failed";
     if (view->stopping) return "stopping";
     if (view->epoch == 0) return "starting";
-    if (view->rank_count < view->min) return "waiting";
+    if (present(view) < view->min) return "waiting";
     return view->member_count > 0 && view->members[0].rank == 0 ? view->members[0].phase
                                                                 : "recovering";
 }
 
-static int missing(const tdm_session_view *view)
-{
-    int alive = 0;
-    for (size_t i = 0; i < view->member_count; i++) alive += view->members[i].rank >= 0;
-    return view->rank_count - alive;
-}
-
 static void add_health(const tdm_session_view *view, char *out, size_t bytes)
 {
-    int lost = missing(view);
+    int here = present(view), lost = view->epoch == 0 ? 0 : view->rank_count - here;
     if (view->ended && view->status != TDM_OK)
         snprintf(out, bytes, "%s", view->message);
+    else if (!view->ended && here < view->min)
+        snprintf(out, bytes, "%d of at least %d ranks", here, view->min);
     else if (lost > 0)
         snprintf(out, bytes, "%d of %d ranks silent", lost, view->rank_count);
     else if (view->epoch > 0 && view->rank_count < view->expected)

@@ -14,8 +14,10 @@ static int run(const cli_args *args)
         tdm_str text = TDM_STR_INIT;
         const char *title = session_title(&ref.view);
         if (now)
-            tdm_str_addf(&text, "%s: its workers are being killed; the newest checkpoint is good\n",
-                         title);
+            tdm_str_addf(
+                &text,
+                "%s: its workers are being killed; steps since the newest checkpoint are lost\n",
+                title);
         else
             tdm_str_addf(&text, "%s stops after its step, with a checkpoint\n", title);
         code = cli_print(&text);

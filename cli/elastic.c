@@ -165,6 +165,8 @@ static void tell_way_on(const tdm_session_result *result, int64_t count)
     if (can_go_on)
         fprintf(stderr, "to go on       tandem train --resume %s -n %lld\n",
                 cli_short_path(result->run), (long long)count);
+    else
+        fprintf(stderr, "no checkpoint had been written: the next run begins anew\n");
     tdm_arena_destroy(arena);
 }
 

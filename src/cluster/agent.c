@@ -23,6 +23,7 @@
 
 enum { TICK_MS = 100 };
 static const double look_local_s = 0.2, look_far_s = 1;
+static const double short_s = 3;   /* too few to begin for so long is worth a word */
 static const double undead_s = 20; /* from killing to giving up */
 /* One wish may come as two signals: a batch system sends it to the launcher, too, which hands it on. A
  * second wish to the launcher is in the store. */
@@ -166,7 +167,7 @@ static void handle_time(tdm__agent *a, double now_s)
     if (!a->over && tdm__agent_alive(a) > 0)
         tdm_log(TDM_LOG_WARN, "agent",
                 "workers of host %s have not ended %g s after they were asked to (elastic.grace): "
-                "they are killed; the newest checkpoint is good",
+                "they are killed; steps since the newest checkpoint are lost",
                 a->options->host, a->options->grace_s);
     kill_all(a);
 }
@@ -182,6 +183,20 @@ static void take_verdict(tdm__agent *a, const tdm_session_view *view)
     if (isinf(a->kill_at_s)) a->kill_at_s = tdm_clock_s() + a->options->grace_s;
 }
 
+/* As long as there has been no rank 0, no worker speaks: it may seem to hang. */
+static void tell_shortage(tdm__agent *a, const tdm_session_view *view, double now_s)
+{
+    bool is_short = view->epoch == 0 && (int)view->member_count < view->min;
+    if (!is_short) a->short_since_s = INFINITY;
+    if (is_short && isinf(a->short_since_s)) a->short_since_s = now_s;
+    if (a->said_short || a->over || a->stopping || now_s - a->short_since_s < short_s) return;
+    a->said_short = true;
+    tdm_log(TDM_LOG_WARN, "agent",
+            "%zu of at least %d workers are here; training begins when the others have come "
+            "('tandem join' adds some; elastic.min, elastic.wait)",
+            view->member_count, view->min);
+}
+
 static void look(tdm__agent *a, double now_s)
 {
     tdm_session_view view;
@@ -192,6 +207,7 @@ static void look(tdm__agent *a, double now_s)
         if (view.ended) take_verdict(a, &view);
         if (view.stopping) stop(a);
         if (view.now) kill_all(a);
+        tell_shortage(a, &view, now_s);
         if (!a->over && !a->stopping) tdm__agent_replace_fenced(a, &view);
     }
     tdm_arena_destroy(arena);
@@ -210,16 +226,15 @@ static void give_up(tdm__agent *a)
         tdm_log(TDM_LOG_INFO, "agent", "the workers of the agent that joined on host %s have left",
                 a->options->host);
     } else if (a->killed) {
-        tdm__agent_end_session(a, TDM_ERR_INTERRUPTED,
-                               "the workers were killed; the newest checkpoint is good");
+        tdm__agent_end_session(
+            a, TDM_ERR_INTERRUPTED,
+            "the workers were killed; steps since the newest checkpoint are lost");
     } else if (known && a->stopping && view.member_count == 0) {
         tdm__agent_end_session(a, TDM_ERR_INTERRUPTED, "stopped before there was anything to save");
     } else if (known && !a->stopping && view.host_count <= 1 && a->result.restarts > 0) {
-        tdm__agent_end_session(
-            a, TDM_ERR_PEER_FAILED,
-            "every worker died more often than elastic.restarts allows within "
-            "elastic.restart_window; the logs below the run's folder say why; the newest "
-            "checkpoint is good");
+        tdm__agent_end_session(a, TDM_ERR_PEER_FAILED,
+                               "every worker died more often than elastic.restarts allows within "
+                               "elastic.restart_window; the logs below the run's folder say why");
     }
     tdm_arena_destroy(arena);
 }
@@ -290,6 +305,7 @@ tdm_status tdm_agent_run(const tdm_agent_options *options, tdm_agent_result *out
                     .streams = {-1, -1},
                     .signals = -1,
                     .kill_at_s = INFINITY,
+                    .short_since_s = INFINITY,
                     .crash_step = UINT64_MAX};
     tdm_status status = prepare(&a, err);
     if (status == TDM_OK) status = tdm_log_add_sink(tdm__agent_log, &a, TDM_LOG_INFO);

@@ -49,9 +49,11 @@ typedef struct tdm__agent {
                                      there are no others */
     uint64_t lease;
     double beat_at_s, look_at_s;
-    bool store_failed; /* the last call did, which was said */
-    bool over;         /* there is a verdict */
-    char run[4096];    /* folder; empty: not known */
+    bool store_failed;    /* the last call did, which was said */
+    bool over;            /* there is a verdict */
+    bool said_short;      /* that there are too few to begin */
+    double short_since_s; /* INFINITY: there are enough */
+    char run[4096];       /* folder; empty: not known */
 
     /* The end. */
     bool stopping, killed;

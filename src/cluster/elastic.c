@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SHORT_S 1.0  /* too few for so long is worth a word; starting takes its time, too */
 #define SETTLE_S 5.0 /* for those that have not started, once the minimum is there */
 #define LOOK_S 5.0   /* at most, between two looks */
 #define RETRY_S 0.1
@@ -234,6 +235,7 @@ static outcome take_part(run *r)
     bool done = false, regroup = false, lost[TDM__EPOCH_MOST] = {false};
     tdm_error why = {0};
     r->memo.took_part = true;
+    r->said_short = false;
     r->memo.left = r->epoch.number;
     r->result.epochs++;
     if (r->has_failed) r->result.recoveries++;
@@ -304,13 +306,14 @@ static outcome give_up(run *r, const tdm__epoch_plan *plan)
 static outcome wait_for_change(run *r, const tdm__view *view, const tdm__epoch_plan *plan)
 {
     tdm_error why = {0};
-    bool is_short = r->memo.short_s >= 0;
+    bool is_short = r->memo.short_s >= 0 && tdm_kv_now(r->m->kv) - r->memo.short_s >= SHORT_S;
     if (is_short && !r->said_short)
         tdm_log(TDM_LOG_WARN, "cluster",
                 "%d of at least %d members are here; waits up to %.0f s for more", plan->here,
                 r->m->min, r->m->wait_s);
     r->said_short = is_short;
     double left_s = plan->until_s - tdm_kv_now(r->m->kv);
+    if (r->memo.short_s >= 0 && !is_short) left_s = fmin(left_s, SHORT_S);
     left_s = fmin(fmax(left_s, 0), LOOK_S);
     tdm_status status = tdm_kv_wait(r->m->kv, r->m->prefix, view->revision, left_s, NULL, &why);
     return status == TDM_OK ? GO_ON : store_trouble(r, &why);

@@ -264,12 +264,14 @@ static tdm__deed propose(tdm__view *view, const tdm__epoch_rules *rules, tdm__ep
     bool is_due = view->number == 0 ? is_first_due(view, rules, memo, now_s, plan)
                                     : is_next_due(view, rules, memo, now_s, plan);
     if (!is_due) return TDM__DEED_WAIT;
+    /* Who shall stop needs no company: one step, a checkpoint, and that is the end. */
+    int min = view->should_stop ? 1 : rules->min;
     compose(view, rules, true, plan);
-    bool is_short = plan->next_count < rules->min || plan->next_count == 0;
+    bool is_short = plan->next_count < min || plan->next_count == 0;
     /* Too few, because a network is cut: it may be whole again, which only an epoch finds out. */
     bool is_long = is_short && memo->short_s >= 0 && now_s - memo->short_s >= CUT_S;
     if (is_long) compose(view, rules, false, plan);
-    is_short = plan->next_count < rules->min || plan->next_count == 0;
+    is_short = plan->next_count < min || plan->next_count == 0;
     double short_s = since(&memo->short_s, is_short, now_s);
     double due_s = since(&memo->due_s, !is_short, now_s);
     if (is_short) {

@@ -287,10 +287,11 @@ static void say_recovery(const tdm__trainer *t, const tdm_recovery *r, bool from
 {
     if (from_memory)
         tdm__say(t, TDM_LOG_INFO,
-                 "epoch %u: %d rank%s go on after step %llu, from memory (%d pieces were finished "
+                 "epoch %u: %d rank%s on after step %llu, from memory (%d pieces were finished "
                  "for others), %.0f ms after the epoch began",
-                 (unsigned)t->epoch, t->status.rank_count, t->status.rank_count == 1 ? "" : "s",
-                 (unsigned long long)t->position.step, r->mended, 1000 * (tdm_clock_s() - begin_s));
+                 (unsigned)t->epoch, t->status.rank_count,
+                 t->status.rank_count == 1 ? " goes" : "s go", (unsigned long long)t->position.step,
+                 r->mended, 1000 * (tdm_clock_s() - begin_s));
     else
         tdm__say(t, TDM_LOG_WARN,
                  "epoch %u: no memory has the state any more: training goes back to step %llu, and "

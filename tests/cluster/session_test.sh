@@ -133,8 +133,23 @@ test_signals() {
     start --resume signals/tiny-1 -n 2 "${long[@]}"
     assert_exit 0 tandem stop tiny-1 --now
     end 130
-    assert_contains "$(cat launcher.err)" "the newest checkpoint is good"
+    assert_contains "$(cat launcher.err)" "steps since the newest checkpoint are lost"
     assert_contains "$(cat launcher.err)" "to go on       tandem train --resume signals/tiny-1"
+}
+
+# Too few to begin: that is said, and shown; a wish to stop is heard all the same.
+test_too_few() {
+    timeout "$deadline" "$TANDEM" train job.yaml -q -n 1 --min 2 "${long[@]}" \
+        --set run.dir=few >few.out 2>few.err &
+    local few=$!
+    wait_for "$deadline" grep -q "1 of at least 2 workers are here" few.err
+    assert_contains "$(tandem ps)" "1 of at least 2 ranks"
+    assert_exit 0 tandem stop tiny
+    local code=0
+    wait "$few" || code=$?
+    assert_equal "$code" 130 "exit code"
+    assert_contains "$(cat few.out)" "stopped at step"
+    assert_exit 0 tandem hash few/tiny-1
 }
 
 # An error that meets every worker is said once, and nobody is started again.
