@@ -64,16 +64,21 @@ tdm__undo *tdm__journal_undo_of(const tdm__journal *j, int slot)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
+static tdm_status fail_fenced(const tdm__journal *j, tdm_error *err)
+{
+    return tdm_fail(
+        err, TDM_ERR_PEER_FENCED,
+        "this rank was replaced: the others have gone on from epoch %u to %u without it",
+        (unsigned)j->epoch, (unsigned)atomic_load(&j->desk->epoch));
+}
+
 tdm_status tdm__journal_enter(tdm__journal *j, tdm_error *err)
 {
     tdm__slot *slot = &j->desk->slots[j->slot];
     atomic_store(&slot->inside, j->epoch); /* first this, then the look: see desk.h */
     if (atomic_load(&j->desk->epoch) == j->epoch) return TDM_OK;
     atomic_store(&slot->inside, 0);
-    return tdm_fail(
-        err, TDM_ERR_PEER_FENCED,
-        "this rank was replaced: the others have gone on from epoch %u to %u without it",
-        (unsigned)j->epoch, (unsigned)atomic_load(&j->desk->epoch));
+    return fail_fenced(j, err);
 }
 
 void tdm__journal_leave(tdm__journal *j)
@@ -262,9 +267,26 @@ static tdm_status turn_out(tdm__slot *slot, int index, tdm_error *err)
     return TDM_OK;
 }
 
+tdm_status tdm__journal_arrive(tdm__journal *j, tdm_error *err)
+{
+    tdm__slot *slot = &j->desk->slots[j->slot];
+    int process = (int)getpid();
+    uint64_t started = start_of(process);
+    if (atomic_load(&slot->process) == process && atomic_load(&slot->started) == started)
+        return TDM_OK;
+    if (atomic_load(&slot->inside) != 0 || atomic_load(&slot->gathering) != 0)
+        TDM_TRY(turn_out(slot, j->slot, err));
+    atomic_store(&slot->started, started);
+    atomic_store(&slot->process, process);
+    return TDM_OK;
+}
+
 tdm_status tdm__journal_fence(tdm__journal *j, const int64_t *processes, int count, tdm_error *err)
 {
-    atomic_store(&j->desk->epoch, j->epoch);
+    uint32_t epoch = atomic_load(&j->desk->epoch);
+    while (epoch < j->epoch && !atomic_compare_exchange_weak(&j->desk->epoch, &epoch, j->epoch)) {
+    }
+    if (epoch > j->epoch) return fail_fenced(j, err);
     for (int i = 0; i < TDM__SLOTS_MOST; i++) {
         tdm__slot *slot = &j->desk->slots[i];
         if (atomic_load(&slot->inside) == 0 && atomic_load(&slot->gathering) == 0) continue;

@@ -123,7 +123,7 @@ tdm_status tdm__journal_enter(tdm__journal *journal, tdm_error *err);
 void tdm__journal_leave(tdm__journal *journal);
 /* What others send may be written at any time from now on; no longer. */
 void tdm__journal_gather(tdm__journal *journal, bool on);
-/* This rank is about to update, with these numbers. */
+/* This rank is about to update, with these numbers. Inside of a writing section. */
 void tdm__journal_begin(tdm__journal *journal, const tdm__begun *begun);
 /* Around the change of a piece, or of a stretch of a cell's statistics. `step` is the one in progress. */
 void tdm__journal_open(tdm__journal *journal, int thread, tdm__journal_kind kind, size_t index,
@@ -133,7 +133,7 @@ void tdm__journal_close(tdm__journal *journal, int thread, tdm__journal_kind kin
 /* Whether that was done in this step already. */
 bool tdm__journal_is_done(const tdm__journal *journal, tdm__journal_kind kind, size_t index,
                           uint64_t step);
-/* The step is over: the state is that after step + 1 steps. */
+/* The step is over: the state is that after step + 1 steps. Inside of a writing section. */
 void tdm__journal_finish(tdm__journal *journal, uint64_t step, bool changed);
 /* Makes whole what a slot's process left torn. */
 void tdm__journal_mend(tdm__journal *journal, int slot, uint64_t step);
@@ -148,6 +148,9 @@ tdm_status tdm__journal_fence(tdm__journal *journal, const int64_t *processes, i
 /* Here a test may kill this process, which counts as rank by its slot. `step` is the one in progress. */
 void tdm__journal_point(const tdm__journal *journal, const char *phase, uint64_t step,
                         uint64_t part);
+/* This process can be found by its slot from now on, so that it is killed, too, should it be stopped while it
+ * mends; what its forerunner left there stays. Before a fence. */
+tdm_status tdm__journal_arrive(tdm__journal *journal, tdm_error *err);
 /* This process takes its slot; what its forerunner left there is forgotten. */
 void tdm__journal_sit_down(tdm__journal *journal);
 

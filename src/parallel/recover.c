@@ -290,8 +290,10 @@ static tdm_status reach_goal(tdm_store *store, const tdm__standing *all, const t
     TDM_TRY(tdm__recover_carry(store, all, goal, &out->found, err));
     out->step = goal->steps;
     if (!out->found || !store->leads) return TDM_OK;
+    TDM_TRY(tdm__journal_enter(store->journal, err));
     atomic_store(&store->journal->desk->last_update, goal->changed);
     atomic_store(&store->journal->desk->state, goal->steps + 1);
+    tdm__journal_leave(store->journal);
     return TDM_OK;
 }
 
@@ -323,6 +325,7 @@ tdm_status tdm_store_recover(tdm_store *store, int64_t lane_count, tdm_recovery 
     if (!store->journal) return TDM_OK;
     tdm__standing *all = calloc((size_t)store->layout->size, sizeof *all);
     tdm_status status = all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
+    if (status == TDM_OK) status = tdm__journal_arrive(store->journal, err);
     status = tdm__store_agree(store, status, err);
     if (status == TDM_OK) status = recover(store, all, lane_count, out, err);
     free(all);
@@ -331,27 +334,37 @@ tdm_status tdm_store_recover(tdm_store *store, int64_t lane_count, tdm_recovery 
 
 /* ---- setting the state ----------------------------------------------------------------------- */
 
+static tdm_status unset_here(tdm__journal *journal, tdm_error *err)
+{
+    tdm__desk *desk = journal->desk;
+    TDM_TRY(tdm__journal_enter(journal, err));
+    atomic_store(&desk->state, 0);
+    for (int i = 0; i < TDM__SLOTS_MOST; i++) {
+        atomic_store(&desk->slots[i].began, 0);
+        desk->slots[i].memos[0].order = desk->slots[i].memos[1].order = 0;
+    }
+    tdm__journal_leave(journal);
+    return TDM_OK;
+}
+
 tdm_status tdm_store_unset(tdm_store *store, tdm_error *err)
 {
     if (!store->journal) return TDM_OK;
-    if (store->leads) {
-        tdm__desk *desk = store->journal->desk;
-        atomic_store(&desk->state, 0);
-        for (int i = 0; i < TDM__SLOTS_MOST; i++) {
-            atomic_store(&desk->slots[i].began, 0);
-            desk->slots[i].memos[0].order = desk->slots[i].memos[1].order = 0;
-        }
-    }
-    return store->layout->world ? tdm_group_barrier(store->layout->world, err) : TDM_OK;
+    return tdm__store_agree(store, store->leads ? unset_here(store->journal, err) : TDM_OK, err);
+}
+
+static tdm_status set_here(tdm_store *store, uint64_t step, tdm_error *err)
+{
+    TDM_TRY(tdm__journal_enter(store->journal, err));
+    tdm__recover_mark_all(store, step);
+    atomic_store(&store->journal->desk->last_update, step);
+    atomic_store(&store->journal->desk->state, step + 1);
+    tdm__journal_leave(store->journal);
+    return TDM_OK;
 }
 
 tdm_status tdm_store_set(tdm_store *store, uint64_t step, tdm_error *err)
 {
     if (!store->journal) return TDM_OK;
-    if (store->leads) {
-        tdm__recover_mark_all(store, step);
-        atomic_store(&store->journal->desk->last_update, step);
-        atomic_store(&store->journal->desk->state, step + 1);
-    }
-    return store->layout->world ? tdm_group_barrier(store->layout->world, err) : TDM_OK;
+    return tdm__store_agree(store, store->leads ? set_here(store, step, err) : TDM_OK, err);
 }

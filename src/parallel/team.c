@@ -111,7 +111,11 @@ static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *e
                                    team->buckets ? tdm__buckets_order(team) : NULL,
                                    team->job->parallel.overlap, err));
     team->wait_seconds += tdm_clock_s() - begin;
-    if (team->journal) tdm__journal_finish(team->journal, team->in.step, out->finite);
+    if (team->journal) {
+        TDM_TRY(tdm__journal_enter(team->journal, err));
+        tdm__journal_finish(team->journal, team->in.step, out->finite);
+        tdm__journal_leave(team->journal);
+    }
     balance(team, out);
     note_ranks(team); /* with the lanes that ranks have from now on */
     return TDM_OK;

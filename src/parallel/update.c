@@ -374,10 +374,10 @@ tdm_status tdm__update_run(tdm_team *team, tdm_step_result *result, tdm_error *e
     update u = {.team = team, .home = measures || applies ? find_home(team) : NULL};
     if (measures) TDM_TRY(measure(&u, err));
     result->grad_norm = u.grad_norm;
-    begin_update(team, result, u.grad_norm);
     double *sums = tdm_optimiser_piece_sums(optimiser);
     if (applies) memset(sums, 0, pieces * TDM_OPTIM_SUMS * sizeof(*sums));
     TDM_TRY(enter(team, err));
+    begin_update(team, result, u.grad_norm); /* inside: nobody else has come to a decision */
     visit_statistics(&u, follow);
     changing_pass(&u, update_range);
     leave(team);

@@ -99,6 +99,7 @@ typedef struct world {
     int size;
     const char *wish; /* for TANDEM_TEST_KILL; NULL: none */
     const char *every;
+    const char *stopped; /* the file that names a process that stopped itself; NULL: none does */
 } world;
 
 static void print_log(const tdm_log_record *record, void *user)
@@ -228,6 +229,17 @@ static bool find_result(const world *w, char hash[TDM_SHA256_HEX], char run[512]
     return status == TDM_OK;
 }
 
+/* The place among `pids` of the process that stopped itself; -1: nobody has yet. */
+static int find_stopped(const world *w, const pid_t *pids, int count)
+{
+    FILE *file = w->stopped ? fopen(w->stopped, "r") : NULL;
+    int process = 0, k = 0;
+    bool known = file && fscanf(file, "%d\n", &process) == 1;
+    if (file) fclose(file);
+    while (k < count && pids[k] != process) k++;
+    return known && k < count ? k : -1;
+}
+
 /* Runs a training; true when it ended well. `hash` gets its state's. */
 static bool train(world *w, plan *p, char hash[TDM_SHA256_HEX], char run[512], int *hits)
 {
@@ -282,6 +294,11 @@ static bool train(world *w, plan *p, char hash[TDM_SHA256_HEX], char run[512], i
                 if (pids[i] > 0) kill(pids[i], SIGKILL);
             until = now() + 60;
             good = false;
+        }
+        int silent = find_stopped(w, pids, lives);
+        if (silent >= 0 && !stopped[silent]) { /* as when its lease has run out, only sooner */
+            stopped[silent] = true;
+            tell_dead(w, slots[silent], silent, 0);
         }
         if (resume > 0 && now() > resume) {
             for (int i = 0; i < lives; i++)
@@ -372,6 +389,20 @@ static int remove_entry(const char *path, const struct stat *about, int type, st
     return remove(path);
 }
 
+/* All die inside of an update, and whoever mends it next is stopped at that, for good: it must be killed. */
+static void stop_who_mends(const model *m, const char *hash)
+{
+    char wish[300], stopped[100];
+    plan none = {0};
+    world w = {.model = m, .size = 2, .every = "7", .wish = wish, .stopped = stopped};
+    snprintf(stopped, sizeof(stopped), "%s/mend-stop", folder);
+    snprintf(wish, sizeof(wish),
+             "torn:step=9:rank=0:file=%s/mend-0,torn:step=9:rank=1:file=%s/mend-1,"
+             "torn:step=9:signal=STOP:file=%s",
+             folder, folder, stopped);
+    compare(&w, &none, hash, "stopped while it mends");
+}
+
 int main(int argc, char **argv)
 {
     uint64_t seed = 1;
@@ -391,6 +422,7 @@ int main(int argc, char **argv)
     for (size_t m = 0; m < sizeof(models) / sizeof(models[0]); m++) {
         char hash[TDM_SHA256_HEX] = "";
         undisturbed(&models[m], 0, hash);
+        if (m == 0) stop_who_mends(&models[m], hash);
         for (int zero = 0; zero < 4; zero += 2) {
             world w = {.model = &models[m], .zero = zero, .size = 3, .every = "7"};
             compare(&w, &none, hash, "undisturbed");
