@@ -22,6 +22,9 @@
 #include <unistd.h>
 
 #define LEAVE_S 2.0 /* for the node's other ranks to be done with the memory */
+/* With a journal the comm ends with the store, and its memory with it. One who is stopped will not leave
+ * before that, and who waits for him is late for the next epoch. */
+#define LEAVE_EPOCH_S 0.1
 
 enum { NAP_NS = 50000, PATH_MOST = 4096 };
 
@@ -368,7 +371,7 @@ static bool has_left(const tdm_store *store, int index)
 /* Whether no other rank of the node uses its memory any more; waits a little for that. */
 static bool all_have_left(const tdm_store *store)
 {
-    double until_s = tdm_clock_s() + LEAVE_S;
+    double until_s = tdm_clock_s() + (store->journal ? LEAVE_EPOCH_S : LEAVE_S);
     for (int i = 1; i < store->node_size; i++)
         while (!has_left(store, i)) {
             if (tdm_clock_s() > until_s) return false;

@@ -137,6 +137,20 @@ test_signals() {
     assert_contains "$(cat launcher.err)" "to go on       tandem train --resume signals/tiny-1"
 }
 
+# Who is stopped is replaced, and nobody else: rank 0 does not wait for him.
+test_a_stopped_worker_is_replaced() {
+    start -n 3 "${long[@]}" --set run.dir=stopped
+    local first stopped
+    first=$(pid_of 0)
+    stopped=$(pid_of 1)
+    kill -STOP "$stopped"
+    wait_for "$deadline" is_replaced "$stopped" 3
+    assert_equal "$(pid_of 0)" "$first" "rank 0, after $(cat launcher.err)"
+    kill -CONT "$stopped" 2>/dev/null || true
+    assert_exit 0 tandem stop tiny
+    end 130
+}
+
 # Too few to begin: that is said, and shown; a wish to stop is heard all the same.
 test_too_few() {
     timeout "$deadline" "$TANDEM" train job.yaml -q -n 1 --min 2 "${long[@]}" \
