@@ -159,9 +159,10 @@ static tdm_status make(table *t, const char *name, size_t bytes, region **out, t
     r->first = t->next;
     r->bytes = bytes;
     t->next += whole_pages(bytes);
-    /* The name comes last: only now there is such a region. */
+    memcpy(r->name + 1, name + 1, strlen(name));
+    /* The first letter comes last: only now there is such a region. */
     atomic_signal_fence(memory_order_seq_cst);
-    strcpy(r->name, name);
+    r->name[0] = name[0];
     *out = r;
     return TDM_OK;
 }

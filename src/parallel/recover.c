@@ -275,7 +275,8 @@ static tdm_status reach_goal(tdm_store *store, const tdm__standing *all, const t
     bool here = tdm__goal_in_reach(goal, &all[l->place]);
     if (goal->record_place >= 0) {
         tdm__begun begun = {0};
-        if (l->place == goal->record_place) begun = *begun_of(store->journal, goal->changed);
+        const tdm__begun *own = begun_of(store->journal, goal->changed);
+        if (l->place == goal->record_place && own) begun = *own;
         TDM_TRY(spread(store, &begun, sizeof begun, goal->record_place, err));
         TDM_TRY(finish(store, &begun, here, lane_count, &out->mended, err));
         out->finished = goal->changed == goal->steps;
