@@ -17,6 +17,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 /* ---- what a node says ------------------------------------------------------------------------ */
@@ -335,10 +336,25 @@ tdm_status tdm_store_recover(tdm_store *store, int64_t lane_count, tdm_recovery 
 
 /* ---- setting the state ----------------------------------------------------------------------- */
 
-static tdm_status unset_here(tdm__journal *journal, tdm_error *err)
+/* Whoever begins anew counts on zeros. Memory that nobody has used, or will, is not touched. */
+static void clear(float *numbers, size_t count)
 {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)numbers;
+    uintptr_t end = begin + count * sizeof(float);
+    uintptr_t first = (begin + page - 1) / page * page, last = end / page * page;
+    if (first >= last || madvise((char *)numbers + (first - begin), last - first, MADV_REMOVE) != 0)
+        first = last = end; /* all of it by hand */
+    memset(numbers, 0, first - begin);
+    memset((char *)numbers + (last - begin), 0, end - last);
+}
+
+static tdm_status unset_here(const tdm_store *store, tdm_error *err)
+{
+    tdm__journal *journal = store->journal;
     tdm__desk *desk = journal->desk;
     TDM_TRY(tdm__journal_enter(journal, err));
+    for (int b = TDM_BLOCK_STATE; b < TDM__BLOCKS_MOST; b++)
+        if (store->blocks[b].data) clear(store->blocks[b].data, store->layout->elements);
     atomic_store(&desk->state, 0);
     for (int i = 0; i < TDM__SLOTS_MOST; i++) {
         atomic_store(&desk->slots[i].began, 0);
@@ -351,7 +367,7 @@ static tdm_status unset_here(tdm__journal *journal, tdm_error *err)
 tdm_status tdm_store_unset(tdm_store *store, tdm_error *err)
 {
     if (!store->journal) return TDM_OK;
-    return tdm__store_agree(store, store->leads ? unset_here(store->journal, err) : TDM_OK, err);
+    return tdm__store_agree(store, store->leads ? unset_here(store, err) : TDM_OK, err);
 }
 
 static tdm_status set_here(tdm_store *store, uint64_t step, tdm_error *err)

@@ -99,6 +99,7 @@ typedef struct world {
     int size;
     const char *wish; /* for TANDEM_TEST_KILL; NULL: none */
     const char *every;
+    bool apart;          /* each worker is a host of its own, whose memory dies with it */
     const char *stopped; /* the file that names a process that stopped itself; NULL: none does */
 } world;
 
@@ -111,7 +112,10 @@ static void print_log(const tdm_log_record *record, void *user)
 
 static int work(const world *w, int slot, int life)
 {
-    char id[64], url[200];
+    char id[64], url[200], host[32] = "a";
+    tdm_vault *vault = w->vault;
+    if (w->apart) snprintf(host, sizeof(host), "a%d", life);
+    if (w->apart && tdm_vault_create(&vault, NULL) != TDM_OK) return 1;
     if (w->wish) setenv("TANDEM_TEST_KILL", w->wish, 1);
     if (getenv("TANDEM_TEST_LOG")) tdm_log_add_sink(print_log, NULL, TDM_LOG_INFO);
     snprintf(id, sizeof(id), "a.%d.%d", slot, life);
@@ -119,7 +123,7 @@ static int work(const world *w, int slot, int life)
     tdm_member_options mo = {.kv = {.url = url},
                              .session = w->session,
                              .id = id,
-                             .host = "a",
+                             .host = host,
                              .slot = slot,
                              .min = 1,
                              .max = w->size,
@@ -129,11 +133,12 @@ static int work(const world *w, int slot, int life)
     tdm_job_document *document = load(w->model, w->zero, w->every);
     tdm_status status = tdm_member_create(&mo, &member, &err);
     tdm_train_result result;
-    tdm_train_options options = {.member = member, .membership = &mo, .vault = w->vault};
+    tdm_train_options options = {.member = member, .membership = &mo, .vault = vault};
     if (status == TDM_OK)
         status = tdm_train(tdm_job_document_job(document), &options, &result, &err);
     tdm_member_destroy(member);
     tdm_job_document_destroy(document);
+    if (w->apart) tdm_vault_close(vault);
     if (status == TDM_ERR_PEER_FENCED) return CODE_FENCED;
     if (status == TDM_ERR_PEER_LEFT) return 0;
     if (status != TDM_OK) {
@@ -403,6 +408,16 @@ static void stop_who_mends(const model *m, const char *hash)
     compare(&w, &none, hash, "stopped while it mends");
 }
 
+/* A host dies with its share of the state before there is a checkpoint: all begin anew, from zeros. */
+static void begin_anew(const model *m, const char *hash)
+{
+    char wish[200];
+    plan none = {0};
+    world w = {.model = m, .zero = 1, .size = 2, .every = "7", .wish = wish, .apart = true};
+    snprintf(wish, sizeof(wish), "forward:step=6:rank=1:file=%s/anew", folder);
+    compare(&w, &none, hash, "a host dies before the first checkpoint");
+}
+
 int main(int argc, char **argv)
 {
     uint64_t seed = 1;
@@ -423,6 +438,7 @@ int main(int argc, char **argv)
         char hash[TDM_SHA256_HEX] = "";
         undisturbed(&models[m], 0, hash);
         if (m == 0) stop_who_mends(&models[m], hash);
+        if (m == 0) begin_anew(&models[m], hash);
         for (int zero = 0; zero < 4; zero += 2) {
             world w = {.model = &models[m], .zero = zero, .size = 3, .every = "7"};
             compare(&w, &none, hash, "undisturbed");
