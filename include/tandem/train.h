@@ -187,7 +187,7 @@ typedef struct tdm_train_status {
 typedef void (*tdm_train_fn)(const tdm_train_status *status, void *user);
 
 typedef struct tdm_train_options {
-    tdm_comm *comm; /* the ranks that train; NULL: this process alone */
+    tdm_comm *comm;        /* the ranks that train; NULL: this process alone */
     const char *resume;    /* a run's folder; NULL: a new run */
     tdm_train_fn on_event; /* may be NULL; called by the training thread, on every rank */
     void *user;

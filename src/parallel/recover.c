@@ -329,7 +329,7 @@ tdm_status tdm_store_recover(tdm_store *store, int64_t lane_count, tdm_recovery 
     tdm_status status = all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
     if (status == TDM_OK) status = tdm__journal_arrive(store->journal, err);
     status = tdm__store_agree(store, status, err);
-    if (status == TDM_OK) status = recover(store, all, lane_count, out, err);
+    if (status == TDM_OK && all) status = recover(store, all, lane_count, out, err);
     free(all);
     return status;
 }

@@ -21,13 +21,14 @@ enum { SAMPLES = 60, STEPS = 12, MAX_EVENTS = 200 };
 static char folder[] = "/tmp/tandem-train-XXXXXX";
 
 /* 48 of 60 samples are trained, in batches of 14: 14 14 14 6, three times. */
-static const char job_text[] = "name: unit\nseed: 3\n"
-                               "data: {train: data.csv, test_fraction: 0.2}\n"
-                               "model: {hidden: [8], dropout: 0.1}\n"
-                               "train: {batch: 14, epochs: 3}\n"
-                               "parallel: {lanes: 4}\n"
-                               "checkpoint: {every_steps: 3, every_epochs: never, keep: 2, background: no}\n"
-                               "run: {log_every_steps: 1}\n";
+static const char job_text[] =
+    "name: unit\nseed: 3\n"
+    "data: {train: data.csv, test_fraction: 0.2}\n"
+    "model: {hidden: [8], dropout: 0.1}\n"
+    "train: {batch: 14, epochs: 3}\n"
+    "parallel: {lanes: 4}\n"
+    "checkpoint: {every_steps: 3, every_epochs: never, keep: 2, background: no}\n"
+    "run: {log_every_steps: 1}\n";
 
 static tdm_job_document *load(const char *const *overrides, size_t count)
 {
