@@ -67,10 +67,11 @@ test-dist:  ## train on ranks in every combination of settings; all must give th
 	@TANDEM=build/release/tandem tests/dist/hashes_test.sh all
 
 .PHONY: test-chaos
-test-chaos:  ## kill processes in 300 trainings; all must end with the same bits (about 10 minutes)
+test-chaos:  ## kill processes in 300 trainings, and members in 20,000 simulated ones (about 12 minutes)
 	@tools/setup --test
 	@tools/build release
 	@tests/chaos/chaos.py build/release/tandem --runs 300
+	@build/release/tests/sim_elastic 20000
 
 .PHONY: lint
 lint:  ## check format, layers, headers, symbols and scripts; build with clang; run clang-tidy

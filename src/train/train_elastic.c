@@ -35,6 +35,8 @@ typedef struct memo {
     double loss, grad_norm, smooth_loss, lr;
     tdm_metrics test;
     tdm__ledger_line line;
+    double step_seconds; /* of this session, for the summary, as are the next two */
+    uint64_t first_sample, first_step;
     uint32_t has_test, ended_early, after_done, step_skipped;
 } memo;
 _Static_assert(sizeof(memo) <= TDM_MEMO_BYTES, "a memo must fit");
@@ -52,6 +54,9 @@ static void remember(tdm__trainer *t)
               .lr = s->lr,
               .test = s->test,
               .line = t->ledger_line,
+              .step_seconds = t->step_seconds,
+              .first_sample = t->first_sample,
+              .first_step = t->first_step,
               .has_test = s->has_test,
               .ended_early = t->ended_early,
               .after_done = t->after_done,
@@ -75,6 +80,11 @@ static void recall(tdm__trainer *t, const memo *m)
     s->step_skipped = m->step_skipped != 0;
     s->skipped = tdm__skipped_of(t);
     t->ledger_line = m->line;
+    if (!t->entered) { /* this process came later than the session began */
+        t->step_seconds = m->step_seconds;
+        t->first_sample = m->first_sample;
+        t->first_step = m->first_step;
+    }
     t->ended_early = m->ended_early != 0;
     t->after_done = m->after_done != 0;
 }
@@ -354,12 +364,12 @@ static tdm_status begin_epoch(tdm__trainer *t, double begin_s, tdm_error *err)
     bool from_memory = take_memory(t, &recovery);
     if (!from_memory) TDM_TRY(take_disk(t, err));
     TDM_TRY(tdm__agree(t->comm, mend_files(t, from_memory, err), NULL, err));
-    remember(t);
     bool first = t->epoch == 1 || (!from_memory && !joins);
-    if (!t->entered) {
+    if (!t->entered && !from_memory) {
         t->first_sample = t->position.samples;
         t->first_step = t->position.step;
     }
+    remember(t);
     if (first)
         tdm__say_start(t);
     else
