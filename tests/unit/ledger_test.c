@@ -67,7 +67,8 @@ static char *slurp(void)
 {
     tdm_file_bytes bytes;
     CHECK_INT(tdm_file_read(ledger_path, 0, &bytes, NULL), TDM_OK);
-    char *text = strndup((const char *)bytes.data, bytes.count);
+    char *text = calloc(bytes.count + 1, 1);
+    if (text) memcpy(text, bytes.data, bytes.count);
     tdm_file_bytes_release(&bytes);
     return text;
 }
