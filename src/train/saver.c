@@ -38,6 +38,7 @@ struct tdm__saver {
     double hold_s;           /* that training waited for its copy */
     tdm__saved results[2];   /* that poll has not given yet, oldest first */
     int result_count;
+    bool waits; /* training waits for the save in work */
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -399,7 +400,7 @@ static tdm_status agree_on_manner(tdm__saver *s, tdm__saver_job *job, const open
     enum { JOINED, COPIES, VOTES };
     int64_t votes[VOTES] = {
         [JOINED] = joined == TDM_OK,
-        [COPIES] = s->options.background && !s->in_files && copy_fits(s),
+        [COPIES] = s->options.background && !s->waits && !s->in_files && copy_fits(s),
     };
     TDM_TRY(vote(s, votes, VOTES, err));
     *out = (manner){.writers = votes[JOINED] ? s->writer_count : 1, .copies = votes[COPIES] != 0};
@@ -532,6 +533,7 @@ static tdm_status begin(tdm__saver *s, tdm__saver_job *job, const tdm__save *wha
 tdm_status tdm__saver_begin(tdm__saver *saver, const tdm__save *what, const char **bad,
                             tdm_error *err)
 {
+    saver->waits = what->waits;
     tdm_error local;
     if (!err) err = &local;
     *bad = NULL;

@@ -44,6 +44,7 @@ typedef struct tdm__save {
     const char *path;                      /* ends in ".zst": packed */
     const tdm_checkpoint_content *content; /* all but the tensors; copied */
     tdm_checkpoint_metrics metrics;        /* of the test set at this step; NaN: not measured */
+    bool waits; /* training waits for it anyway, so no copy is made; matters at every rank */
 } tdm__save;
 
 /*

@@ -115,7 +115,8 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
                                       .class_names = info->class_names,
                                       .class_count = info->class_count,
                                       .sample_shape = t->course.model.sample_shape};
-    tdm__save what = {.path = path_of(t), .content = &content, .metrics = metrics_of(t)};
+    tdm__save what = {
+        .path = path_of(t), .content = &content, .metrics = metrics_of(t), .waits = t->is_ending};
     tdm_status status = what.path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     TDM_TRY(tdm__agree(t->comm, status, NULL, err));
     tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 0});
