@@ -57,7 +57,8 @@ static void heed(tdm__trainer *t, const tdm__saved *saved)
         t->save_failed = false;
         snprintf(t->checkpoint_path, sizeof(t->checkpoint_path), "%s", saved->path);
         t->status.checkpoint_path = t->checkpoint_path;
-        tdm__say(t, TDM_LOG_INFO, "step %llu: wrote %s", step, saved->path);
+        tdm__say(t, TDM_LOG_INFO, "step %llu: wrote %s in %.1f ms, training waited %.2f ms", step,
+                 saved->path, 1000 * saved->seconds, 1000 * saved->stall_s);
         if (saved->message[0])
             tdm__say(t, TDM_LOG_WARN, "old checkpoints stay: %s", saved->message);
         tdm__tell(t, TDM_TRAIN_EVENT_CHECKPOINT);
