@@ -62,10 +62,8 @@ static tdm_status load(tdm__course *c, tdm_error *err)
     return TDM_OK;
 }
 
-/* Ranks compare what they have read, each by a hash; those that bring none do not count. All fail together
- * where one differs. */
-static tdm_status compare(const tdm_dataset *set, char hash[TDM_SHA256_HEX], tdm_comm *comm,
-                          tdm_error *err)
+tdm_status tdm__data_compare(const tdm_dataset *set, char hash[TDM_SHA256_HEX], tdm_comm *comm,
+                             tdm_error *err)
 {
     int differs;
     TDM_TRY(tdm__same_text(comm, hash, TDM_SHA256_HEX, &differs, err));
@@ -88,8 +86,8 @@ static tdm_status load_together(tdm__course *c, tdm_comm *comm, tdm_error *err)
         tdm_dataset_hash(c->data.test, test_hash) != TDM_OK)
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory to hash the data");
     TDM_TRY(tdm__agree(comm, status, NULL, err));
-    TDM_TRY(compare(c->data.train, c->data_hash, comm, err));
-    if (c->data.test) TDM_TRY(compare(c->data.test, test_hash, comm, err));
+    TDM_TRY(tdm__data_compare(c->data.train, c->data_hash, comm, err));
+    if (c->data.test) TDM_TRY(tdm__data_compare(c->data.test, test_hash, comm, err));
     return tdm__data_share(&c->data, comm, err);
 }
 

@@ -166,6 +166,10 @@ tdm_status tdm__course_init(const tdm_job *job, tdm__course *out, tdm_error *err
 tdm_status tdm__course_init_together(const tdm_job *job, tdm_comm *comm, tdm__course *out,
                                      tdm_error *err);
 void tdm__course_release(tdm__course *course);
+/* Ranks compare what they have read, each by a hash, which becomes rank 0's; those that bring none do not
+ * count. All fail together where one differs. Collective. */
+tdm_status tdm__data_compare(const tdm_dataset *set, char hash[TDM_SHA256_HEX], tdm_comm *comm,
+                             tdm_error *err);
 /* Rows of the step at this position; the sample, in the training set, of one of them; the next
  * position. No allocation. */
 int64_t tdm__course_batch(const tdm__course *course, const tdm_position *at);

@@ -17,7 +17,6 @@
  */
 #include "train/trainer.h"
 
-#include <assert.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -202,13 +201,18 @@ static tdm_status store_error(tdm_status status, tdm_error *err)
     return tdm_fail(err, TDM_ERR_PEER_TIMEOUT, "the store does not answer: %s", text);
 }
 
+static void name_run_key(const tdm__trainer *t, char out[TDM_KV_KEY_BYTES])
+{
+    snprintf(out, TDM_KV_KEY_BYTES, "tandem/%s/run", t->options->membership->session);
+}
+
 /* The session's run, which its first rank 0 has put into the store. */
 static tdm_status find_run(tdm__trainer *t, tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_kv_item item;
     if (t->run_path[0] || !t->kv) return TDM_OK;
-    snprintf(key, sizeof(key), "tandem/%s/run", t->options->membership->session);
+    name_run_key(t, key);
     tdm_status status = tdm_kv_get(t->kv, key, t->arena, &item, err);
     if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
     if (status == TDM_OK) snprintf(t->run_path, sizeof(t->run_path), "%s", item.value);
@@ -219,7 +223,7 @@ static tdm_status tell_run(tdm__trainer *t, tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
     if (!t->kv) return TDM_OK;
-    snprintf(key, sizeof(key), "tandem/%s/run", t->options->membership->session);
+    name_run_key(t, key);
     return store_error(tdm_kv_put(t->kv, key, t->run_path, 0, err), err);
 }
 
@@ -325,26 +329,13 @@ static tdm_status prepare(tdm__trainer *t, tdm_error *err)
     return m ? tdm_kv_open(&m->kv, &t->kv, err) : TDM_OK;
 }
 
-static tdm_status compare_data(tdm__trainer *t, tdm_error *err)
-{
-    char hash[TDM_SHA256_HEX];
-    int differs;
-    memcpy(hash, t->course.data_hash, sizeof(hash));
-    TDM_TRY(tdm__same_text(t->comm, hash, sizeof(hash), &differs, err));
-    if (differs < 0) return TDM_OK;
-    tdm_fail(err, TDM_ERR_JOB_MISMATCH,
-             "rank %d has read other data from %s than rank 0: bring the same files to all hosts",
-             differs, tdm_dataset_info_of(t->course.data.train)->path);
-    return tdm__agree(t->comm, TDM_ERR_JOB_MISMATCH, NULL, err);
-}
-
 static tdm_status begin_epoch(tdm__trainer *t, double begin_s, tdm_error *err)
 {
     const char *resume = t->options->resume;
     const tdm_member_options *m = t->options->membership;
     tdm__home home = {t->options->vault, m ? m->slot : 0, t->epoch};
     TDM_TRY(tdm__same_settings(t->comm, t->job, resume != NULL, err));
-    TDM_TRY(compare_data(t, err));
+    TDM_TRY(tdm__data_compare(t->course.data.train, t->course.data_hash, t->comm, err));
     /* Newcomers have not looked yet; all take part in what they found. */
     tdm_status fits = t->entered ? TDM_OK
                                  : tdm__memory_check(t->job, &t->course.data, t->comm,
