@@ -37,7 +37,7 @@ tdm_status tdm__make_saver(tdm__trainer *t, tdm_error *err)
                       .keep_best = job->checkpoint.keep_best,
                       .by_accuracy = job->checkpoint.metric == TDM_JOB_METRIC_TEST_ACCURACY}};
     if (t->options->member) o.gate = (tdm_commit_gate){.may_commit = may_commit, .user = t};
-    t->is_saving = false;
+    t->is_saving = t->is_ending = false; /* an end that failed with its world is none */
     return tdm__saver_create(&o, &t->saver, err);
 }
 
