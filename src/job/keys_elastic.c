@@ -183,7 +183,7 @@ const tdm_job_key tdm__elastic_keys[] = {
         .most = 86400,
         .also_called = "stall_timeout timeout",
         .help = "Seconds that a rank which is alive may keep the others waiting before it is "
-                "replaced. 0 goes by how long steps take, and is never below ten seconds.",
+                "replaced. 0 goes by how long steps take, and is never below thirty seconds.",
     },
     {
         .path = "elastic.mirror",
