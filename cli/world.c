@@ -12,6 +12,7 @@
 #include <tandem/cluster.h>
 #include <tandem/os.h>
 #include <tandem/parallel.h>
+#include <tandem/train.h>
 
 #include <limits.h>
 #include <signal.h>
@@ -84,17 +85,6 @@ int world_count(const cli_args *args, const tdm_job *job, const tdm_comm_place *
 
 /* ---- a rank ----------------------------------------------------------------------------------- */
 
-/* What carries the job's bytes: NULL where the environment says it. */
-static const char *transport_of(const tdm_job *job)
-{
-    static const char *const names[] = {[TDM_JOB_TRANSPORT_AUTO] = NULL,
-                                        [TDM_JOB_TRANSPORT_SHM] = "shm",
-                                        [TDM_JOB_TRANSPORT_UCX] = "ucx",
-                                        [TDM_JOB_TRANSPORT_MPI] = "mpi"};
-    const char *set = getenv("TANDEM_TRANSPORT");
-    return set && *set ? NULL : names[job->comm.transport];
-}
-
 bool world_is_peer(tdm_status status)
 {
     return status >= TDM_ERR_PEER_FAILED && status <= TDM_ERR_PEER_FENCED;
@@ -108,7 +98,7 @@ int world_join(const tdm_job *job, const tdm_comm_place *place, tdm_comm **out)
     *out = NULL;
     cli_hush(place->rank == 0 ? CLI_SAY_ALL : CLI_SAY_NOTHING);
     if (tdm_job_hash(job, hash, &err) != TDM_OK) return cli_fail(&err);
-    tdm_comm_options options = {.transport = transport_of(job),
+    tdm_comm_options options = {.transport = tdm_train_transport(job),
                                 .job = hash,
                                 .deadline_s = deadline && *deadline ? 0 : deadline_s};
     if (tdm_comm_open(&options, out, &err) == TDM_OK) return CLI_OK;
@@ -210,7 +200,7 @@ static int launch(const cli_args *args, const tdm_job *job, int count, tdm_arena
     }
     const tdm_launch_options options = {.program = program,
                                         .count = count,
-                                        .transport = transport_of(job),
+                                        .transport = tdm_train_transport(job),
                                         .job = hash,
                                         .pin = true};
     tdm_launch_result result;

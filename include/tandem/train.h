@@ -133,6 +133,9 @@ TDM_API uint64_t tdm_memory_budget(const tdm_job *job);
 /* How many ranks this host has processors for: one for each compute.threads of them, at most as many
  * as there are lanes, at least one. */
 TDM_API int tdm_train_rank_count(const tdm_job *job);
+/* What carries the job's bytes, for tdm_comm_options; NULL where it is left open, or the environment
+ * (TANDEM_TRANSPORT) says it. */
+TDM_API const char *tdm_train_transport(const tdm_job *job);
 
 /* ---- training -------------------------------------------------------------------------------- */
 

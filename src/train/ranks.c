@@ -13,6 +13,7 @@
 
 #include <assert.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -192,4 +193,14 @@ tdm_status tdm__host_names(tdm_comm *comm, tdm__host_name *out, tdm_error *err)
 int tdm_train_rank_count(const tdm_job *job)
 {
     return tdm__workers_of(job, 0);
+}
+
+const char *tdm_train_transport(const tdm_job *job)
+{
+    static const char *const names[] = {[TDM_JOB_TRANSPORT_AUTO] = NULL,
+                                        [TDM_JOB_TRANSPORT_SHM] = "shm",
+                                        [TDM_JOB_TRANSPORT_UCX] = "ucx",
+                                        [TDM_JOB_TRANSPORT_MPI] = "mpi"};
+    const char *set = getenv("TANDEM_TRANSPORT");
+    return set && *set ? NULL : names[job->comm.transport];
 }

@@ -114,27 +114,25 @@ static double deadline_of(const tdm__trainer *t)
 
 static tdm_status open_world(tdm__trainer *t, const tdm_epoch *epoch, tdm_error *err)
 {
-    static const char *const transports[] = {"auto", "shm", "ucx", "mpi"};
     const char *address = getenv("TANDEM_ADDRESS");
     char door[TDM_DOOR_BYTES];
     if (epoch->size == 1) return TDM_OK;
     snprintf(door, sizeof(door), "%s:0", address && *address ? address : "127.0.0.1");
     if (epoch->rank > 0)
         TDM_TRY(tdm_member_find_door(t->options->member, epoch->number, JOIN_S, door, err));
-    tdm_comm_options o = {
-        .transport = t->job->comm.transport > 0 ? transports[t->job->comm.transport] : NULL,
-        .rendezvous = door,
-        .job = t->course.job_hash,
-        .has_place = true,
-        .rank = epoch->rank,
-        .size = epoch->size,
-        .epoch = epoch->number,
-        .deadline_s = deadline_of(t),
-        .join_s = JOIN_S,
-        .host = epoch->members[epoch->rank].host,
-        .should_give_up = should_give_up,
-        .on_listen = open_door,
-        .user = t};
+    tdm_comm_options o = {.transport = tdm_train_transport(t->job),
+                          .rendezvous = door,
+                          .job = t->course.job_hash,
+                          .has_place = true,
+                          .rank = epoch->rank,
+                          .size = epoch->size,
+                          .epoch = epoch->number,
+                          .deadline_s = deadline_of(t),
+                          .join_s = JOIN_S,
+                          .host = epoch->members[epoch->rank].host,
+                          .should_give_up = should_give_up,
+                          .on_listen = open_door,
+                          .user = t};
     tdm_comm *comm = NULL;
     TDM_TRY(tdm_comm_open(&o, &comm, err));
     pthread_mutex_lock(&t->comm_lock);
