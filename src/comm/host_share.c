@@ -376,9 +376,9 @@ static tdm_status hear_host(tdm__host *host, int fd, note_step step, note *out, 
         ssize_t read_bytes = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         if (read_bytes < 0 && (errno == EAGAIN || errno == EINTR)) continue;
         if (read_bytes <= 0)
-            return tdm_fail(err, TDM_ERR_PEER_REFUSED,
+            return tdm_fail(err, TDM_ERR_PEER_FAILED,
                             "rank %d closed the connection for this host's shared memory: it has "
-                            "ended, or another process took this rank's place",
+                            "ended or given up, or another process took this rank's place",
                             host->ranks[0]);
         int came = take_fd(&message);
         if (came >= 0 && out_fd && *out_fd < 0)
