@@ -91,6 +91,15 @@ void tdm__comm_lock(tdm_comm *comm)
     pthread_mutex_lock(&comm->lock);
 }
 
+/* One line for everybody; what led to it, event by event, for who looks closer. */
+static void log_break(const tdm_comm *comm)
+{
+    char last[512];
+    tdm_log(TDM_LOG_INFO, "trace", "broke off: this rank %s",
+            tdm__recorder_last(comm->recorder, last, sizeof last));
+    tdm__recorder_log(comm->recorder, TDM_LOG_DEBUG);
+}
+
 void tdm__comm_unlock(tdm_comm *comm)
 {
     tdm__tell *tell = comm->tells;
@@ -105,7 +114,7 @@ void tdm__comm_unlock(tdm_comm *comm)
         free(tell);
         tell = next;
     }
-    if (dumps) tdm__recorder_log(comm->recorder);
+    if (dumps) log_break(comm);
 }
 
 void tdm__group_break(tdm_group *group, bool tell, tdm_status status, const char *fmt, ...)

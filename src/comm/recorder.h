@@ -43,8 +43,8 @@ tdm_status tdm__recorder_dump(const tdm__recorder *recorder, const char *dir, td
 /* The newest `most` events as text, a line for each, with ages. */
 void tdm__recorder_text(const tdm__recorder *recorder, size_t most, tdm_str *out);
 
-/* The newest events to the log, a line for each. */
-void tdm__recorder_log(const tdm__recorder *recorder);
+/* The newest events to the log, a line for each, on this level. */
+void tdm__recorder_log(const tdm__recorder *recorder, tdm_log_level level);
 
 /* Dumps the ring to the log and to `dir` (NULL: the current folder) whenever this signal comes, from a
  * thread of its own (trace_signal.c). To be destroyed before the recorder; NULL is fine. */

@@ -81,14 +81,14 @@ static void send_on(int signal_number, siginfo_t *info, void *context)
     errno = kept;
 }
 
-void tdm__recorder_log(const tdm__recorder *recorder)
+void tdm__recorder_log(const tdm__recorder *recorder, tdm_log_level level)
 {
     tdm_str text = TDM_STR_INIT;
     tdm__recorder_text(recorder, LINES_SHOWN, &text);
     char *line = text.data, *end;
     for (; line && (end = strchr(line, '\n')); line = end + 1) {
         *end = '\0';
-        tdm_log(TDM_LOG_INFO, "trace", "%s", line);
+        tdm_log(level, "trace", "%s", line);
     }
     tdm_str_release(&text);
 }
@@ -99,7 +99,7 @@ static void dump(const tdm__dumper *d)
     tdm_error err;
     tdm_log(TDM_LOG_INFO, "trace", "asked for by signal %d: this rank %s", d->signal_number,
             tdm__recorder_last(d->recorder, last, sizeof last));
-    tdm__recorder_log(d->recorder);
+    tdm__recorder_log(d->recorder, TDM_LOG_INFO);
     if (tdm__recorder_dump(d->recorder, d->dir, &err) != TDM_OK)
         tdm_log(TDM_LOG_WARN, "trace", "%s", err.message);
     else

@@ -62,6 +62,13 @@ static void log_to_file(const tdm_log_record *record, void *user)
     write_line(run->log_fd, &run->log_line, &run->write_error);
 }
 
+/* What the log's file is to have; details only for who asks, since they are fifty lines a death. */
+static tdm_log_level least_level(void)
+{
+    const char *asked = getenv("TANDEM_LOG_LEVEL");
+    return asked && strcmp(asked, "debug") == 0 ? TDM_LOG_DEBUG : TDM_LOG_INFO;
+}
+
 static int open_to_append(tdm__run *run, const char *name)
 {
     char *path = tdm_path_join(run->arena, run->path, name);
@@ -91,7 +98,7 @@ static tdm_status open_files(tdm__run *run, bool joins, tdm_error *err)
     run->log_fd = open_to_append(run, LOG_NAME);
     run->metrics_fd = run->log_fd >= 0 ? open_to_append(run, METRICS_NAME) : -1;
     if (run->metrics_fd < 0) return tdm_os_fail(err, "opening the log and metrics in", run->path);
-    return tdm_log_add_sink(log_to_file, run, TDM_LOG_DEBUG);
+    return tdm_log_add_sink(log_to_file, run, least_level());
 }
 
 void tdm__run_release(tdm__run *run)
@@ -286,7 +293,7 @@ static tdm_status mend_log(tdm__run *run, tdm_error *err)
 {
     tdm_log_remove_sink(log_to_file, run);
     tdm_status status = keep_lines(run, LOG_NAME, 0, line_is_whole, &run->log_fd, err);
-    if (tdm_log_add_sink(log_to_file, run, TDM_LOG_DEBUG) != TDM_OK && status == TDM_OK)
+    if (tdm_log_add_sink(log_to_file, run, least_level()) != TDM_OK && status == TDM_OK)
         status = tdm_fail(err, TDM_ERR_RANGE, "run: too many listeners to the log");
     return status;
 }
