@@ -174,6 +174,7 @@ static void *memory_at(const tdm_team *team, uint64_t place)
 static void write_card(const tdm_team *team, const tdm__note *mine, card *out)
 {
     out->epoch = 0; /* it says nothing while it is written */
+    tdm__desk_in_order();
     out->step = team->in.step;
     out->note = *mine;
     out->part_count = team->part_count;
@@ -183,7 +184,7 @@ static void write_card(const tdm_team *team, const tdm__note *mine, card *out)
         out->parts[i].place = place_of(team, part->grads);
         out->parts[i].loss = part->loss;
     }
-    atomic_signal_fence(memory_order_seq_cst);
+    tdm__desk_in_order();
     out->epoch = team->journal ? team->journal->epoch : 0;
 }
 

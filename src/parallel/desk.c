@@ -3,7 +3,8 @@
  *
  * Everything here may be cut off by SIGKILL between any two instructions, by a process other than the one
  * that reads it later. Hence the order of stores: what a mark or a number speaks of is complete before it is
- * set.
+ * set, and nothing of it changes before the mark is gone. Each such order is in the code (an atomic store, or
+ * tdm__desk_in_order), so none depends on what the compiler sees at a time.
  */
 #include "parallel/desk.h"
 
@@ -95,6 +96,7 @@ void tdm__journal_begin(tdm__journal *j, const tdm__begun *begun)
 {
     tdm__slot *slot = &j->desk->slots[j->slot];
     atomic_store(&slot->began, 0);
+    tdm__desk_in_order();
     slot->begun = *begun;
     slot->begun.epoch = j->epoch;
     atomic_store(&slot->began, begun->step + 1);
@@ -127,6 +129,7 @@ void tdm__journal_open(tdm__journal *j, int thread, tdm__journal_kind kind, size
         memcpy(u->blocks[b], j->blocks[b] + begin, bytes);
     }
     atomic_store_explicit(&u->active, (uint64_t)kind, memory_order_release);
+    tdm__desk_in_order(); /* only now may the piece change */
 }
 
 void tdm__journal_point(const tdm__journal *j, const char *phase, uint64_t step, uint64_t part)
@@ -141,6 +144,7 @@ void tdm__journal_close(tdm__journal *j, int thread, tdm__journal_kind kind, siz
     tdm__journal_point(j, "torn", step, index);
     atomic_store_explicit(mark_of(j, kind, index), step + 2, memory_order_release);
     atomic_store_explicit(&u->active, 0, memory_order_release);
+    tdm__desk_in_order(); /* only now may the record be used again */
     tdm__journal_point(j, "update", step, index);
 }
 
@@ -184,7 +188,6 @@ void tdm__journal_remember(tdm__journal *j, const void *memo, size_t bytes, uint
     uint32_t turn = 1 - (atomic_load(&slot->memo_turn) & 1);
     tdm__memo *m = &slot->memos[turn];
     if (bytes > sizeof m->data) bytes = sizeof m->data;
-    m->order = 0;
     memcpy(m->data, memo, bytes);
     m->bytes = bytes;
     m->order = order;

@@ -112,6 +112,15 @@ typedef struct tdm__journal {
     float *blocks[TDM__DESK_BLOCKS]; /* of the store; NULL: there is none */
 } tdm__journal;
 
+/* What is stored before this is stored before what is stored after it, as far as the compiler goes. That is
+ * enough here: a process that is killed has done all up to some instruction and nothing behind it, and who
+ * reads what it left has first heard from the system that it is gone. Needed where plain stores follow an
+ * atomic one that they must not overtake; the other way round the atomic store itself sees to it. */
+static inline void tdm__desk_in_order(void)
+{
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
 /* Takes the regions; `blocks` are the caller's to fill in. */
 tdm_status tdm__journal_open_desk(tdm__journal *journal, size_t piece_count, size_t cell_count,
                                   tdm_error *err);
