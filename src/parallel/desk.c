@@ -185,6 +185,8 @@ void tdm__journal_mend(tdm__journal *j, int slot, uint64_t step)
 void tdm__journal_remember(tdm__journal *j, const void *memo, size_t bytes, uint64_t order)
 {
     tdm__slot *slot = &j->desk->slots[j->slot];
+    if (tdm__journal_enter(j, NULL) != TDM_OK)
+        return; /* others have gone on: it is not their past */
     uint32_t turn = 1 - (atomic_load(&slot->memo_turn) & 1);
     tdm__memo *m = &slot->memos[turn];
     if (bytes > sizeof m->data) bytes = sizeof m->data;
@@ -192,6 +194,7 @@ void tdm__journal_remember(tdm__journal *j, const void *memo, size_t bytes, uint
     m->bytes = bytes;
     m->order = order;
     atomic_store(&slot->memo_turn, turn);
+    tdm__journal_leave(j);
 }
 
 void tdm__journal_recall(const tdm__journal *j, tdm__memo *out)

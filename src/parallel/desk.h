@@ -146,7 +146,7 @@ bool tdm__journal_is_done(const tdm__journal *journal, tdm__journal_kind kind, s
 void tdm__journal_finish(tdm__journal *journal, uint64_t step, bool changed);
 /* Makes whole what a slot's process left torn. */
 void tdm__journal_mend(tdm__journal *journal, int slot, uint64_t step);
-/* Remembers. */
+/* Remembers, unless another epoch counts. */
 void tdm__journal_remember(tdm__journal *journal, const void *memo, size_t bytes, uint64_t order);
 /* The latest memo of all slots of this node; order 0: there is none. */
 void tdm__journal_recall(const tdm__journal *journal, tdm__memo *out);

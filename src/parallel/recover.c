@@ -44,9 +44,11 @@ static void look_around(const tdm_store *store, tdm__standing *out)
     out->has_state = 1;
     out->steps = state - 1;
     out->changed = atomic_load(&j->desk->last_update);
-    if (begun_of(j, state)) { /* of the step after that */
-        out->steps = state;
-        out->changed = state;
+    /* Who tells that a step is done says first that it changed the blocks: it may have died in between. */
+    if (out->changed > out->steps) out->steps = out->changed;
+    if (begun_of(j, out->steps + 1)) { /* of the step after that */
+        out->steps++;
+        out->changed = out->steps;
     }
     out->has_record = begun_of(j, out->changed) != NULL;
 }
@@ -353,13 +355,15 @@ static tdm_status unset_here(const tdm_store *store, tdm_error *err)
     tdm__journal *journal = store->journal;
     tdm__desk *desk = journal->desk;
     TDM_TRY(tdm__journal_enter(journal, err));
-    for (int b = TDM_BLOCK_STATE; b < TDM__BLOCKS_MOST; b++)
-        if (store->blocks[b].data) clear(store->blocks[b].data, store->layout->elements);
-    atomic_store(&desk->state, 0);
+    atomic_store(&desk->state, 0); /* first: whoever dies below must not leave it to be believed */
     for (int i = 0; i < TDM__SLOTS_MOST; i++) {
         atomic_store(&desk->slots[i].began, 0);
         desk->slots[i].memos[0].order = desk->slots[i].memos[1].order = 0;
     }
+    tdm__desk_in_order();
+    for (int b = TDM_BLOCK_STATE; b < TDM__BLOCKS_MOST; b++)
+        if (store->blocks[b].data) clear(store->blocks[b].data, store->layout->elements);
+    tdm__journal_point(journal, "unset", 0, 0);
     tdm__journal_leave(journal);
     return TDM_OK;
 }

@@ -173,13 +173,28 @@ static tdm_status move_rest(const carrier *c, tdm_error *err)
     return TDM_OK;
 }
 
+/* What is about to be overwritten here holds nothing, until all of it has come: this node may be of an
+ * earlier step, at which it would be believed, should the others be lost meanwhile. */
+static void forget(const carrier *c)
+{
+    for (size_t i = 0; i < c->item_count; i++) {
+        if (is_held(c, c->store->layout->node, i)) continue;
+        atomic_store(&c->items[i].mark->updated, 0);
+        atomic_store(&c->items[i].mark->applied, 0);
+    }
+    tdm__desk_in_order();
+}
+
 static tdm_status carry(carrier *c, tdm_error *err)
 {
     const tdm__layout *l = c->store->layout;
     TDM_TRY(tdm__journal_enter(c->store->journal, err));
+    forget(c);
     tdm_status status = move_rest(c, err);
-    for (int b = 0; b < TDM__BLOCKS_MOST && status == TDM_OK; b++)
+    for (int b = 0; b < TDM__BLOCKS_MOST && status == TDM_OK; b++) {
         if (c->store->blocks[b].data) status = move_block(c, b, err);
+        tdm__journal_point(c->store->journal, "carry", 0, (uint64_t)b);
+    }
     for (size_t i = 0; i < c->item_count && status == TDM_OK; i++) {
         bool mine = is_held(c, l->node, i) || needs_states(c, l->node, i);
         atomic_store(&c->items[i].mark->updated, mine ? c->mark : 0);

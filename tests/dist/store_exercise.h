@@ -32,6 +32,9 @@ typedef struct bench {
     int rank, size;
     int zero;
     const char *offload;
+    tdm_vault *vault;
+    int slot;
+    uint32_t epoch;
     net net;
     tdm_job job;
     tdm_optimiser *optimiser;
@@ -139,6 +142,9 @@ static inline bool bench_store(bench *b, size_t bucket_bytes)
                                  .comm = b->comm,
                                  .zero = b->zero,
                                  .offload = b->offload,
+                                 .vault = b->vault,
+                                 .slot = b->slot,
+                                 .epoch = b->epoch,
                                  .bucket_bytes = bucket_bytes};
     return fine(b, tdm_store_create(&options, &b->store, &err), &err, "create");
 }

@@ -9,6 +9,7 @@
  * are left to the simulator, in which every rank is a host of its own.
  */
 #include "dist/world.h"
+#include "parallel/desk.h"
 #include "store_exercise.h"
 
 #include <tandem/sim.h>
@@ -119,6 +120,57 @@ static void rank_death(tdm_comm *comm)
     bench_close(&b);
 }
 
+/* ---- what a vault says ----------------------------------------------------------------------- */
+
+enum { LANES = 4 };
+
+/* A store alone on a vault, in an epoch of its own; what it finds there. */
+static bool enter_alone(bench *b, tdm_vault *vault, int slot, uint32_t epoch, tdm_recovery *found)
+{
+    tdm_error err = {0};
+    *b = (bench){.vault = vault, .slot = slot, .epoch = epoch};
+    return bench_open(b, WIDTH, LAYERS, BUCKET_BYTES) &&
+           fine(b, tdm_store_recover(b->store, LANES, found, &err), &err, "recover");
+}
+
+/* Its blocks become those after so many steps. */
+static bool set_state(bench *b, int step)
+{
+    tdm_error err = {0};
+    for (int block = 0; block < BLOCKS; block++)
+        if (!write_block(b, block, step)) return false;
+    return fine(b, tdm_store_settle(b->store, &err), &err, "settle") &&
+           fine(b, tdm_store_set(b->store, (uint64_t)step, &err), &err, "set");
+}
+
+/* Rank 1 comes back with an old state. While it gets the new one, rank 0 dies, and its memory with it. What
+ * rank 1 has then is no state: half of it is old and half is new. */
+static void rank_carry(tdm_comm *comm)
+{
+    enum { OLD = 5, NEW = 10 };
+    bool is_source = tdm_comm_rank(comm) == 0;
+    tdm_vault *vault = NULL;
+    tdm_recovery found;
+    tdm_error err = {0};
+    bench b;
+    CHECK_INT(tdm_vault_create(&vault, &err), TDM_OK);
+    bool well = enter_alone(&b, vault, 0, 1, &found) && set_state(&b, is_source ? NEW : OLD);
+    bench_close(&b);
+    if (is_source) setenv("TANDEM_TEST_KILL", "carry:part=1", 1);
+    b = (bench){.comm = comm, .vault = vault, .epoch = 2};
+    well = well && bench_open(&b, WIDTH, LAYERS, BUCKET_BYTES);
+    if (!well) return;
+    tdm_status status = tdm_store_recover(b.store, LANES, &found, &err);
+    CHECK_INT(tdm_status_group_of(status), TDM_STATUS_GROUP_PEER);
+    bench_close(&b);
+    if (enter_alone(&b, vault, 0, 3, &found) && found.found) {
+        CHECK_INT(found.step, OLD); /* nothing had come yet */
+        for (int block = 0; block < BLOCKS; block++) CHECK(sees(&b, block, OLD));
+    }
+    bench_close(&b);
+    tdm_vault_close(vault);
+}
+
 typedef struct rank_case {
     const char *name;
     void (*run)(tdm_comm *comm);
@@ -127,7 +179,8 @@ typedef struct rank_case {
 static const rank_case cases[] = {{"exercise", rank_exercise},
                                   {"offload", rank_offload},
                                   {"memory", rank_memory},
-                                  {"death", rank_death}};
+                                  {"death", rank_death},
+                                  {"carry", rank_carry}};
 
 static void task(tdm_comm *comm, const char *what)
 {
@@ -177,6 +230,82 @@ static void test_death(void)
     }
 }
 
+static void test_host_lost_in_a_carry(void)
+{
+    world_run(&(world){.what = "carry", .hosts = "ab", .deadline_s = DEADLINE_S, .victim = 1});
+}
+
+/* Who dies while a state is given up leaves none behind, though its numbers were good before. */
+static void test_death_while_giving_up(void)
+{
+    tdm_vault *vault = NULL;
+    tdm_recovery found;
+    tdm_error err = {0};
+    bench b;
+    int state = 0;
+    CHECK_INT(tdm_vault_create(&vault, &err), TDM_OK);
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        bool well = enter_alone(&b, vault, 0, 1, &found) && set_state(&b, 5);
+        bench_close(&b);
+        setenv("TANDEM_TEST_KILL", "unset", 1);
+        if (well && enter_alone(&b, vault, 0, 2, &found) && found.found)
+            (void)tdm_store_unset(b.store, &err);
+        _exit(1);
+    }
+    while (waitpid(pid, &state, 0) < 0 && errno == EINTR) continue;
+    CHECK(WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL);
+    if (enter_alone(&b, vault, 1, 3, &found)) CHECK(!found.found);
+    bench_close(&b);
+    tdm_vault_close(vault);
+}
+
+/* Who dies between the two numbers that say how far the state is leaves it as far as it is. */
+static void test_death_while_telling(void)
+{
+    tdm_vault *vault = NULL;
+    tdm_recovery found;
+    tdm_error err = {0};
+    bench b;
+    CHECK_INT(tdm_vault_create(&vault, &err), TDM_OK);
+    if (enter_alone(&b, vault, 0, 1, &found) && set_state(&b, 6))
+        atomic_store(&tdm__store_journal(b.store)->desk->state, 5 + 1);
+    bench_close(&b);
+    if (enter_alone(&b, vault, 0, 2, &found)) {
+        CHECK(found.found);
+        CHECK_INT(found.step, 6);
+    }
+    bench_close(&b);
+    tdm_vault_close(vault);
+}
+
+/* What a rank of an earlier epoch remembers is nobody's past any more. */
+static void test_fenced_memo(void)
+{
+    tdm_vault *vault = NULL;
+    tdm_recovery found;
+    tdm_error err = {0};
+    bench old, b;
+    CHECK_INT(tdm_vault_create(&vault, &err), TDM_OK);
+    if (enter_alone(&old, vault, 0, 1, &found) && set_state(&old, 5))
+        tdm_store_remember(old.store, "five", 5, 11);
+    if (enter_alone(&b, vault, 1, 2, &found)) {
+        CHECK_INT(found.memo_order, 11);
+        CHECK_TEXT((const char *)found.memo, "five");
+        tdm_store_remember(old.store, "late", 5, 99);
+        tdm_store_remember(b.store, "six", 4, 13);
+    }
+    bench_close(&b);
+    bench_close(&old);
+    if (enter_alone(&b, vault, 1, 3, &found)) {
+        CHECK_INT(found.memo_order, 13);
+        CHECK_TEXT((const char *)found.memo, "six");
+    }
+    bench_close(&b);
+    tdm_vault_close(vault);
+}
+
 static void sim_rank(tdm_comm *comm, void *user)
 {
     exercise(comm, *(int *)user, NULL);
@@ -197,8 +326,16 @@ static void test_simulated(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(test_one_host), CHECK_TEST(test_several_hosts), CHECK_TEST(test_offload),
-    CHECK_TEST(test_memory),   CHECK_TEST(test_death),         CHECK_TEST(test_simulated),
+    CHECK_TEST(test_one_host),
+    CHECK_TEST(test_several_hosts),
+    CHECK_TEST(test_offload),
+    CHECK_TEST(test_memory),
+    CHECK_TEST(test_death),
+    CHECK_TEST(test_simulated),
+    CHECK_TEST(test_host_lost_in_a_carry),
+    CHECK_TEST(test_death_while_giving_up),
+    CHECK_TEST(test_death_while_telling),
+    CHECK_TEST(test_fenced_memo),
 };
 
 int main(int argc, char **argv)
