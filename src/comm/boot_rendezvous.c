@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #define CONNECT_S 2.0 /* one attempt */
+#define HELLO_S 5.0   /* for a hello from where an old file says that rank 0 listens */
 
 /* ---- reading it ------------------------------------------------------------------------------------ */
 
@@ -246,7 +247,7 @@ static tdm_status look_at_old_file(const tdm__rendezvous *meeting, tdm_error *er
     if (status != TDM_OK) return status;
     char why[160];
     int fd = connect_file(&old, tdm_clock_s() + 1, &meeting->patience, why, sizeof why);
-    bool alive = fd >= 0 && tdm__socket_says_hello(fd, tdm_clock_s() + 1);
+    bool alive = fd >= 0 && tdm__socket_says_hello(fd, tdm_clock_s() + HELLO_S);
     if (fd >= 0) close(fd);
     if (alive)
         return tdm_fail(err, TDM_ERR_BUSY,

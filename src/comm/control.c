@@ -25,7 +25,7 @@ enum { BROKEN_MOST = 4096, BLOCK_ALIGN = 16 };
 #define ANSWER_S 0.3     /* for an answer, from a hub that is not heard of any more, */
 #define ANSWER_BEATS 3   /* of whose heartbeats this many have not come, */
 #define ANSWER_MOST_S 3. /* and from one that is: it may have much to do */
-#define TELL_S 0.5       /* for news that came before the end to be told */
+#define TELL_S 3.        /* for news that came before the end to be told */
 #define BYE_S 0.25 /* for the hub's answer to our good-bye; one that is silent is not waited for */
 #define STALL_S 1.0
 #define PATIENCE 4.0

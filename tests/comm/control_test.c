@@ -39,17 +39,29 @@ static void exchange_round(tdm__control *control, int round, size_t most)
     free(theirs);
 }
 
-static void *do_nothing(void *user)
+static void *note_thread(void *user)
 {
-    return user;
+    *(int *)user = (int)gettid();
+    return NULL;
+}
+
+/* The kernel lists a thread for a moment after its end. */
+static bool thread_is_gone(int thread)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/task/%d", thread);
+    double until_s = tdm_clock_s() + 20;
+    while (access(path, F_OK) == 0 && tdm_clock_s() < until_s) pause_s(0.001);
+    return access(path, F_OK) != 0;
 }
 
 static int rank_that_exchanges(const world *w, int rank)
 {
     pthread_t first; /* a sanitizer starts a thread of its own beside the first */
-    CHECK_INT(pthread_create(&first, NULL, do_nothing, NULL), 0);
+    int first_id = 0;
+    CHECK_INT(pthread_create(&first, NULL, note_thread, &first_id), 0);
     pthread_join(first, NULL);
-    pause_s(0.02);
+    CHECK(thread_is_gone(first_id));
     int fds = count_in("/proc/self/fd"), threads = count_in("/proc/self/task");
     tdm__control *control = join(w, rank);
     for (int i = 0; i < w->size; i++) CHECK_INT(control->host_of[i], 0);
@@ -59,9 +71,7 @@ static int rank_that_exchanges(const world *w, int rank)
     exchange_round(control, 31, 1);
     control->ops->close(control);
     CHECK_INT(count_in("/proc/self/fd"), fds);
-    double until_s = tdm_clock_s() + 5; /* the kernel lists a thread for a moment after its end */
-    while (count_in("/proc/self/task") > threads && tdm_clock_s() < until_s) pause_s(0.002);
-    CHECK_INT(count_in("/proc/self/task"), threads);
+    CHECK_INT(count_left_in("/proc/self/task", threads), threads);
     return 0;
 }
 
@@ -176,7 +186,7 @@ static void death_is_told_to_all(void)
         kill(w.pids[victim], SIGKILL);
         finish(&w);
         for (int i = 0; i < 4; i++)
-            if (i != victim) CHECK(shared->seen_s[i] - killed_s < (SLOW ? 5 : 1));
+            if (i != victim) CHECK(shared->seen_s[i] - killed_s < 15);
     }
 }
 
@@ -208,7 +218,7 @@ static int rank_that_leaves(const world *w, int rank)
     }
     double before_s = tdm_clock_s();
     control->ops->close(control);
-    CHECK(tdm_clock_s() - before_s < 5);
+    CHECK(tdm_clock_s() - before_s < 15);
     return 0;
 }
 
@@ -282,6 +292,24 @@ static void broken_groups_are_told_to_all(void)
 
 /* ---- silence ---------------------------------------------------------------------------------------------- */
 
+/* How long rank 1 has not been heard of, by a report; 0 when it does not say. */
+static double silence_in(const char *text)
+{
+    const char *rank = strstr(text, "rank 1 ("), *at = rank ? strstr(rank, "last heard ") : NULL;
+    return at ? strtod(at + strlen("last heard "), NULL) : 0;
+}
+
+/* What is said of rank 1, once it has been silent for a second. */
+static bool report_of_silence(tdm__control *control, char *text, size_t bytes)
+{
+    int who = 1;
+    for (double until_s = tdm_clock_s() + 20; tdm_clock_s() < until_s; pause_s(0.05)) {
+        control->ops->report(control, &who, 1, text, bytes);
+        if (silence_in(text) >= 1) return true;
+    }
+    return false;
+}
+
 /* What is said of rank 1, until it has the part. */
 static bool report_has(tdm__control *control, const char *part, char *text, size_t bytes)
 {
@@ -304,7 +332,7 @@ static int rank_that_waits(const world *w, int rank)
     if (rank != 1) {
         shared->saw++;
         CHECK(await(&shared->may_go, 1, 30));
-        CHECK(report_has(control, "last heard 1.", text, sizeof text));
+        CHECK(report_of_silence(control, text, sizeof text));
         char who[64];
         snprintf(who, sizeof who, "process %d): counts sheep", shared->pids[1]);
         CHECK_HAS(text, who);
@@ -349,40 +377,65 @@ static int rank_that_gives_up(const world *w, int rank)
     return 0;
 }
 
+static void stop_for_long(int victim)
+{
+    world w = {
+        .size = 3, .rendezvous = tcp_name(AF_INET), .victim = victim, .rank = rank_that_gives_up};
+    start(&w);
+    CHECK(await(&shared->joined, 3, 20));
+    kill(w.pids[victim], SIGSTOP);
+    CHECK(await(&shared->saw, 2, 20));
+    kill(w.pids[victim], SIGKILL);
+    finish(&w);
+}
+
+static void stop_the_hub(void)
+{
+    stop_for_long(0);
+}
+
+static void stop_a_member(void)
+{
+    stop_for_long(1);
+}
+
 static void long_silence_is_death(void)
 {
-    setenv("TANDEM_SILENCE", "0.8", 1);
-    for (int victim = 0; victim < 2; victim++) {
-        world w = {.size = 3,
-                   .rendezvous = tcp_name(AF_INET),
-                   .victim = victim,
-                   .rank = rank_that_gives_up};
-        start(&w);
-        CHECK(await(&shared->joined, 3, 20));
-        kill(w.pids[victim], SIGSTOP);
-        CHECK(await(&shared->saw, 2, 20));
-        kill(w.pids[victim], SIGKILL);
-        finish(&w);
-    }
+    void (*const stops[])(void) = {stop_the_hub, stop_a_member};
+    setenv("TANDEM_SILENCE", "3", 1); /* a busy machine keeps nobody silent for so long */
+    run_at_once(stops, 2);
     unsetenv("TANDEM_SILENCE");
 }
 
 /* ---- calls that wait -------------------------------------------------------------------------------------- */
 
+/* Of those who come, one may come too late for another: only rank 2 never comes, and nobody lacks
+ * itself. */
+static void check_lacking(const char *message, int rank)
+{
+    const char *list = strstr(message, "missing ranks: ");
+    char self[16];
+    snprintf(self, sizeof self, " %d", rank);
+    CHECK_HAS(list, " 2");
+    CHECK(!list || !strstr(list, self));
+}
+
 static int rank_that_lacks(const world *w, int rank)
 {
     tdm_comm_options options = options_of(w, rank);
-    options.deadline_s = 0.4;
+    options.deadline_s = 1;
     tdm__control *control = NULL;
     tdm_error err = {0};
     CHECK_INT(tdm__control_open(&options, &control, &err), TDM_OK);
     if (!control) return 1;
+    shared->joined++;
+    CHECK(await(&shared->joined, w->size, 20));
     if (rank != 2) {
         uint8_t **all = NULL;
         size_t *sizes = NULL;
         tdm_status status = control->ops->exchange(control, "x", 1, &all, &sizes, &err);
         CHECK_INT(status, TDM_ERR_PEER_TIMEOUT);
-        CHECK_HAS(err.message, "missing ranks: 2");
+        check_lacking(err.message, rank);
         CHECK(!all && !sizes);
         status = control->ops->exchange(control, "x", 1, &all, &sizes, &err);
         CHECK_INT(status, TDM_ERR_PEER_TIMEOUT);
@@ -466,7 +519,8 @@ static int rank_that_asks_too_late(const world *w, int rank)
         control->ops->broken(control, 1, TDM_ERR_PEER_TIMEOUT, "rank 2 does not come");
     } else {
         char text[1000] = "";
-        for (int i = 0; i < 20000 && !strstr(text, "has left"); i++)
+        double until_s = tdm_clock_s() + 20;
+        while (!strstr(text, "has left") && tdm_clock_s() < until_s)
             control->ops->report(control, &rank, 1, text, sizeof text);
         CHECK_HAS(text, "has left");
         CHECK_INT(s.entered, 1);

@@ -11,9 +11,9 @@
 
 #include "comm/boot.h"
 #include "comm/boot_socket.h"
+#include "comm/count_in.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -33,7 +33,7 @@ enum { SLOW = 1 };
 enum { SLOW = 0 };
 #endif
 
-enum { RANKS_MOST = 16, RANK_S = 60 };
+enum { RANKS_MOST = 16, RANK_S = 150 };
 
 /* ---- processes ------------------------------------------------------------------------------------------ */
 
@@ -42,6 +42,8 @@ typedef struct board {
     _Atomic int joined, may_go, saw;
     _Atomic int pids[RANKS_MOST];
     _Atomic int warnings;
+    _Atomic int
+        warners; /* who has begun to warn: the first writes `warning` before it is counted */
     char warning[400];
     char report[1000];
     double seen_s[RANKS_MOST]; /* when the news came */
@@ -78,8 +80,15 @@ static inline void on_log(const tdm_log_record *record, void *user)
 {
     (void)user;
     if (record->level < TDM_LOG_WARN) return;
-    if (shared->warnings++ == 0)
+    if (shared->warners++ == 0)
         snprintf(shared->warning, sizeof shared->warning, "%s", record->message);
+    shared->warnings++;
+}
+
+/* The next warning is the first again. */
+static inline void forget_warnings(void)
+{
+    shared->warnings = shared->warners = 0;
 }
 
 static inline int start_one(const world *w, int rank)
@@ -144,16 +153,8 @@ static inline tdm__control *join(const world *w, int rank)
     return control;
 }
 
-static inline int count_in(const char *dir)
-{
-    int count = 0;
-    DIR *folder = opendir(dir);
-    while (folder && readdir(folder)) count++;
-    if (folder) closedir(folder);
-    return count;
-}
-
-/* Names that no other run of this test uses, and a port that is free now. */
+/* Names that no other run of this test uses, and a port that is free now. The kernel gives ports from
+ * 32768 on to whoever connects anywhere: one of those might be taken before rank 0 listens. */
 static inline const char *unix_name(void)
 {
     static char text[64];
@@ -164,13 +165,20 @@ static inline const char *unix_name(void)
 
 static inline const char *tcp_name(int family)
 {
+    enum { FIRST = 12000, COUNT = 20000, EACH = 64, TRIES = 1000 };
     static char text[64];
-    struct sockaddr_storage any;
-    socklen_t bytes = tdm__socket_any(family, NULL, &any);
-    int fd = tdm__socket_listen((struct sockaddr *)&any, bytes);
-    snprintf(text, sizeof text, family == AF_INET6 ? "[::1]:%d" : "127.0.0.1:%d",
-             tdm__socket_port(fd));
-    if (fd >= 0) close(fd);
+    static int number;
+    int port = 0;
+    for (int i = 0, fd = -1; i < TRIES && fd < 0; i++) {
+        struct sockaddr_storage like = {0}, any;
+        port = FIRST + (int)(((long)getpid() * EACH + number++) % COUNT);
+        ((struct sockaddr_in *)&like)->sin_port = htons(
+            (uint16_t)port); /* in both families there */
+        socklen_t bytes = tdm__socket_any(family, (struct sockaddr *)&like, &any);
+        fd = tdm__socket_listen((struct sockaddr *)&any, bytes);
+        if (fd >= 0) close(fd);
+    }
+    snprintf(text, sizeof text, family == AF_INET6 ? "[::1]:%d" : "127.0.0.1:%d", port);
     return text;
 }
 
@@ -182,6 +190,25 @@ static inline const char *file_name(void)
     snprintf(text, sizeof text, "%s/tandem-control-test-%ld-%d", dir ? dir : "/tmp", (long)getpid(),
              number++);
     return text;
+}
+
+/* Tests that do little but wait: each in a process of its own, with a board of its own, at once. */
+static inline void run_at_once(void (*const *tests)(void), int count)
+{
+    int pids[RANKS_MOST];
+    fflush(NULL);
+    for (int i = 0; i < count; i++) {
+        pids[i] = fork();
+        if (pids[i] != 0) continue;
+        check_failures = 0;
+        shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                      0);
+        if (shared == MAP_FAILED) _exit(1);
+        tests[i]();
+        fflush(NULL);
+        _exit(check_failures ? 1 : 0);
+    }
+    for (int i = 0; i < count; i++) CHECK_INT(finish_one(pids[i]), 0);
 }
 
 static inline int world_main(int argc, char **argv, const check_test *tests, size_t count)

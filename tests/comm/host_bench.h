@@ -22,7 +22,7 @@ enum {
     BENCH_RANKS_MOST = 16,
     BENCH_WORLD = 0x77001122,
     BENCH_ADDRESS_MOST = 4096,
-    BENCH_ALARM_S = 100
+    BENCH_ALARM_S = 250
 };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

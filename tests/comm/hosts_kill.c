@@ -11,8 +11,6 @@
 #include "kill_world.h"
 
 enum { RANKS_PER_HOST = 2, HOSTS_MOST = RANKS_MOST / RANKS_PER_HOST };
-static const double kill_deadline_s = 10; /* out of the way: a death must be noticed as one */
-static const double stop_deadline_s = 1.5;
 
 typedef struct plan {
     const char *address;
@@ -34,7 +32,7 @@ static bool run_some(plan *p, int count, bool stop)
                    .seed = p->seed++,
                    .size = p->host_count * RANKS_PER_HOST,
                    .stop = stop,
-                   .deadline_s = stop ? stop_deadline_s + SLACK_S : kill_deadline_s + SLACK_S};
+                   .deadline_s = stop ? stop_deadline_s : kill_deadline_s};
         tdm_rng rng = tdm_rng_at(
             (tdm_rng_address){.seed = t.seed, .stream = TDM_RNG_STREAM_USER + 1});
         t.victim = i == 0 ? 0 : (int)tdm_rng_below(&rng, (uint64_t)t.size);

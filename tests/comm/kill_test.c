@@ -10,8 +10,6 @@
 #include "kill_world.h"
 
 enum { WORKERS = 3 };
-static const double kill_deadline_s = 10; /* out of the way: a death must be noticed as one */
-static const double stop_deadline_s = 0.6;
 
 /* ---- what is left -------------------------------------------------------------------------------- */
 
@@ -44,7 +42,7 @@ static int run_trials(const char *transport, int trials, uint64_t first, int wor
             (tdm_rng_address){.seed = t.seed, .stream = TDM_RNG_STREAM_USER + 1});
         t.size = 2 + (int)tdm_rng_below(&rng, RANKS_MOST - 1);
         t.victim = (int)tdm_rng_below(&rng, (uint64_t)t.size);
-        t.stop = tdm_rng_below(&rng, 5) == 0 || always_stop;
+        t.stop = tdm_rng_below(&rng, 15) == 0 || always_stop;
         t.deadline_s = t.stop ? stop_deadline_s : kill_deadline_s;
         t.delay_us = (useconds_t)tdm_rng_below(&rng, 60000);
         if (!run_trial(&t)) return 1;

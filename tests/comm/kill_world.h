@@ -5,7 +5,8 @@
  * The ranks are processes of the test's own program, started with `--rank PIPE`: main() hands that to
  * be_a_rank(). Each writes two words into the pipe, each in one piece: that it has joined, and how its
  * last call ended. Every survivor must come back with an error of the peer group that names the victim,
- * in time: see limit_s(). A rank dies with whoever started it.
+ * in time: see late_s. How long it took is measured and printed, and not judged: that depends on what else
+ * the machine does. A rank dies with whoever started it.
  */
 #ifndef TANDEM_TESTS_COMM_KILL_WORLD_H
 #define TANDEM_TESTS_COMM_KILL_WORLD_H
@@ -24,11 +25,8 @@
 
 enum { RANKS_MOST = 6 };
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SLACK_S 4.0 /* sanitized processes are slow to do anything */
-#else
-#define SLACK_S 0.0
-#endif
+/* A death is noticed as one, long before the deadline of a call; a stop is noticed by the deadline. */
+static const double kill_deadline_s = 60, stop_deadline_s = 2.5, late_s = 25;
 
 /* What a rank has to say, through the pipe. */
 typedef struct word {
@@ -133,23 +131,6 @@ static int host_of(const trial *t, int rank)
     return t->spaces ? rank / t->ranks_per_host : 0;
 }
 
-/* What others take of the processors, a survivor does not have: a quarter of a second for each who waits
- * for one. */
-static double load_s(void)
-{
-    double load = 0;
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    if (getloadavg(&load, 1) != 1 || processors < 1) return 0;
-    return 0.25 * load / (double)processors;
-}
-
-/* How long after the blow a survivor may have its error. A stop is noticed by the deadline, which
- * counts from the start of a call that may have begun just after it. */
-static double limit_s(const trial *t, bool same_host)
-{
-    return (t->stop ? t->deadline_s + 1.0 : same_host ? 1.0 : 2.0) + SLACK_S + load_s();
-}
-
 static pid_t start_rank(const trial *t, int rank, int write_fd)
 {
     pid_t pid = fork();
@@ -219,8 +200,7 @@ static bool is_second_hand(const trial *t, const char *text)
 static bool judge(trial *t, double struck_s)
 {
     word w = {.rank = -1};
-    if (!hear(t, &w, struck_s + limit_s(t, false) + 10))
-        return complain(t, "a survivor waits for ever", &w);
+    if (!hear(t, &w, struck_s + late_s + 10)) return complain(t, "a survivor waits for ever", &w);
     bool same_host = host_of(t, w.rank) == host_of(t, t->victim);
     double took_s = w.time_s - struck_s;
     if (took_s > t->slowest_s[!same_host]) t->slowest_s[!same_host] = took_s;
@@ -230,7 +210,7 @@ static bool judge(trial *t, double struck_s)
     t->named_count += named;
     if (!named && !is_second_hand(t, w.text))
         return complain(t, "the error does not name the victim", &w);
-    if (took_s <= limit_s(t, same_host)) return true;
+    if (took_s <= late_s) return true;
     fprintf(stderr, "  it took %.3f s\n", took_s);
     return complain(t, "the error came too late", &w);
 }
@@ -239,7 +219,7 @@ static bool watch(trial *t)
 {
     word w = {.rank = -1};
     for (int i = 0; i < t->size; i++)
-        if (!hear(t, &w, tdm_clock_s() + 30) || !w.ready)
+        if (!hear(t, &w, tdm_clock_s() + 60) || !w.ready)
             return complain(t, "the world was not made", &w);
     usleep(t->delay_us);
     double struck_s = tdm_clock_s();
@@ -255,7 +235,7 @@ static bool reap(trial *t, bool well)
     bool clean = true;
     kill(t->pids[t->victim], SIGKILL);
     for (int i = 0; i < t->size; i++) {
-        double until_s = tdm_clock_s() + 10 + SLACK_S;
+        double until_s = tdm_clock_s() + 30;
         int state = 0;
         pid_t got = 0;
         while ((got = waitpid(t->pids[i], &state, well ? WNOHANG : 0)) == 0 &&

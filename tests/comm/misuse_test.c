@@ -6,17 +6,19 @@
  * Each scene is a small world of processes. What a rank must see it checks itself, and says so by its
  * exit status; the parent starts them, waits, and ends what has not ended in time: that nobody waits for
  * ever is what most scenes are about. Times are checked only where the difference is a matter of
- * seconds. TANDEM_TRANSPORT says which transport; without it, that for one host.
+ * many seconds. TANDEM_TRANSPORT says which transport; without it, that for one host.
  */
 #include "check.h"
 
 #include <tandem/comm.h>
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -25,11 +27,36 @@ enum { SLOW = 1 };
 enum { SLOW = 0 };
 #endif
 
-enum { RANKS_MOST = 8, SCENE_S = 60 };
+/* PROMPT_S: for what comes by itself, and not by a deadline, which is 30 s. */
+enum { RANKS_MOST = 8, SCENE_S = 90, PROMPT_S = 15 };
 
 static void nap(double seconds)
 {
     usleep((useconds_t)(seconds * 1e6));
+}
+
+/* Through a pipe that all ranks of a scene have: so many of them hear it, without the library. */
+static void give_word(int count)
+{
+    const char *pipe_fd = getenv("MISUSE_WRITE");
+    for (int i = 0; i < count; i++) CHECK(pipe_fd && write(atoi(pipe_fd), "x", 1) == 1);
+}
+
+/* False: none came in time. */
+static bool await_word(double seconds)
+{
+    const char *pipe_fd = getenv("MISUSE_READ");
+    char byte;
+    struct pollfd wait = {.fd = pipe_fd ? atoi(pipe_fd) : -1, .events = POLLIN};
+    return poll(&wait, 1, (int)(seconds * 1e3)) > 0 && read(wait.fd, &byte, 1) == 1;
+}
+
+/* False: it did not become so in time. */
+static bool await_state(tdm_comm *comm, int rank, tdm_peer_state state)
+{
+    double until_s = tdm_clock_s() + PROMPT_S;
+    while (tdm_comm_peer_state(comm, rank) != state && tdm_clock_s() < until_s) nap(0.005);
+    return tdm_comm_peer_state(comm, rank) == state;
 }
 
 static tdm_comm *enter(void)
@@ -68,7 +95,7 @@ static void tags(tdm_comm *comm, int rank)
                          .out = &value,
                          .root = 1 - rank,
                          .tag = tag[which],
-                         .deadline_s = 5};
+                         .deadline_s = 20};
         tdm_status status = tdm_call_run(world, &call, &err);
         CHECK_INT(status, TDM_OK);
         if (status != TDM_OK) fprintf(stderr, "%s\n", err.message);
@@ -139,7 +166,6 @@ static void many_tags(tdm_comm *comm, int rank)
     const uint32_t count = SLOW ? 5000 : 60000;
     tdm_group *world = tdm_comm_world(comm);
     tdm_error err = {0};
-    double begin_s = tdm_clock_s();
     tdm_status status = TDM_OK;
     for (uint32_t i = 0; i < count && status == TDM_OK; i++) {
         uint32_t value = i;
@@ -148,7 +174,8 @@ static void many_tags(tdm_comm *comm, int rank)
         CHECK(value == i);
     }
     CHECK_INT(status, TDM_OK);
-    CHECK(tdm_clock_s() - begin_s < 20);
+    CHECK((double)clock() / CLOCKS_PER_SEC <
+          20); /* of the processor: others may have the most of it */
 }
 
 /* Rank 0 closes while rank 1 has not taken what it sends. Nobody has failed: ranks 1 and 2 go on. */
@@ -167,13 +194,14 @@ static void close_with_pending(tdm_comm *comm, int rank)
         nap(0.3);
         return;
     }
-    nap(2);
+    CHECK(await_state(comm, 0, TDM_PEER_LEFT));
+    nap(0.5); /* what its end breaks is broken by then */
     tdm_status status = rank == 1 ? tdm_group_send(world, 2, 5, &value, sizeof value, &err)
                                   : tdm_group_recv(world, 1, 5, &value, sizeof value, &err);
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
     CHECK_INT(tdm_comm_peer_state(comm, 0), TDM_PEER_LEFT);
-    CHECK_INT(tdm_comm_peer_state(comm, 3 - rank), TDM_PEER_WELL);
+    CHECK_INT(tdm_comm_peer_state(comm, 3 - rank), TDM_PEER_WELL); /* no hub tells who leaves now */
 }
 
 /* Rank 1 computes for longer than rank 0 waits for it in one group. That group is broken; rank 1 is not
@@ -188,7 +216,6 @@ static void busy_peer(tdm_comm *comm, int rank)
         CHECK_INT(tdm_group_barrier(pair, &err), TDM_OK);
     }
     if (rank == 0) {
-        nap(0.5);
         tdm_call call = {.kind = TDM_CALL_SEND,
                          .dtype = TDM_DTYPE_F32,
                          .count = 1 << 20,
@@ -196,12 +223,16 @@ static void busy_peer(tdm_comm *comm, int rank)
                          .root = 1,
                          .deadline_s = 0.5};
         CHECK_INT(tdm_call_run(pair, &call, &err), TDM_ERR_PEER_TIMEOUT);
+        give_word(1);
     }
-    if (rank == 1) nap(4);
+    if (rank == 1) CHECK(await_word(30));
     tdm_status status = tdm_group_barrier(world, &err);
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
-    if (rank == 1) CHECK_INT(tdm_group_check(pair, &err), TDM_ERR_PEER_TIMEOUT);
+    if (rank != 1) return;
+    double until_s = tdm_clock_s() + PROMPT_S; /* the word of it may come after the barrier */
+    while (tdm_group_check(pair, &err) == TDM_OK && tdm_clock_s() < until_s) nap(0.005);
+    CHECK_INT(tdm_group_check(pair, &err), TDM_ERR_PEER_TIMEOUT);
 }
 
 /* Rank 0 makes a group, waits in vain and gives up before rank 1 has made it: rank 1 hears of that as
@@ -211,7 +242,7 @@ static void late_group(tdm_comm *comm, int rank)
     static float big[1 << 20];
     tdm_group *world = tdm_comm_world(comm), *pair = NULL;
     tdm_error err = {0};
-    if (rank == 1) nap(2.5);
+    if (rank == 1) CHECK(await_word(30));
     tdm_status status = rank < 2 ? tdm_group_create(comm, (int[]){0, 1}, 2, &pair, &err) : TDM_OK;
     if (status == TDM_OK && rank < 2) {
         double begin_s = tdm_clock_s();
@@ -223,8 +254,9 @@ static void late_group(tdm_comm *comm, int rank)
                          .root = 1 - rank,
                          .deadline_s = rank == 0 ? 1 : 20};
         status = tdm_call_run(pair, &call, &err);
-        if (rank == 1) CHECK(tdm_clock_s() - begin_s < 10);
+        if (rank == 1) CHECK(tdm_clock_s() - begin_s < PROMPT_S);
     }
+    if (rank == 0) give_word(1);
     if (rank < 2) CHECK_INT(status, TDM_ERR_PEER_TIMEOUT);
     if (rank < 2) check_text(&err, "rank 1");
     status = tdm_group_barrier(world, &err);
@@ -264,7 +296,7 @@ static void left_needed(tdm_comm *comm, int rank)
     nap(1);
     double begin_s = tdm_clock_s();
     CHECK_INT(tdm_group_barrier(tdm_comm_world(comm), &err), TDM_ERR_PEER_LEFT);
-    CHECK(tdm_clock_s() - begin_s < 10);
+    CHECK(tdm_clock_s() - begin_s < PROMPT_S);
     check_text(&err, "rank 1");
 }
 
@@ -283,9 +315,10 @@ static void told_from_behind(tdm_comm *comm, int rank)
                          .count = 1,
                          .out = data,
                          .root = 0,
-                         .deadline_s = 20};
+                         .deadline_s = 30};
         CHECK_INT(tdm_call_run(world, &call, &err), TDM_ERR_PEER_MISMATCH);
-        CHECK(tdm_clock_s() - begin_s < 4);
+        CHECK(tdm_clock_s() - begin_s < PROMPT_S);
+        give_word(2);
         return;
     }
     tdm_call call = {.kind = rank == 0 ? TDM_CALL_ALL_REDUCE : TDM_CALL_BROADCAST,
@@ -297,7 +330,7 @@ static void told_from_behind(tdm_comm *comm, int rank)
                      .deadline_s = 30};
     tdm_request *request = NULL;
     CHECK_INT(tdm_call_start(world, &call, &request, &err), TDM_OK);
-    nap(6);
+    CHECK(await_word(25));
     CHECK_INT(tdm_request_wait(request, &err), TDM_ERR_PEER_MISMATCH);
 }
 
@@ -309,7 +342,6 @@ static void many_groups(tdm_comm *comm, int rank)
     const int count = SLOW ? 200 : MOST;
     tdm_error err = {0};
     (void)rank;
-    double begin_s = tdm_clock_s();
     tdm_status status = TDM_OK;
     for (int turn = 0; turn < 2 && status == TDM_OK; turn++) {
         for (int i = 0; i < count && status == TDM_OK; i += 1 + turn) {
@@ -327,7 +359,7 @@ static void many_groups(tdm_comm *comm, int rank)
     }
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "%s\n", err.message);
-    CHECK(tdm_clock_s() - begin_s < 40);
+    CHECK((double)clock() / CLOCKS_PER_SEC < 40); /* of the processor */
 }
 
 /* More calls in flight than the window has slots, waited for from the last to the first. */
@@ -391,19 +423,19 @@ static void disagree(tdm_comm *comm, int rank)
         call.dtype = TDM_DTYPE_F32;
         call.out = data;
         call.in = call.kind == TDM_CALL_SEND ? data : NULL;
-        call.deadline_s = 20;
+        call.deadline_s = 30;
         double begin_s = tdm_clock_s();
         /* A call that needs nothing of the other may end well before that is there. */
-        while (status == TDM_OK && tdm_clock_s() - begin_s < 5)
+        while (status == TDM_OK && tdm_clock_s() - begin_s < PROMPT_S)
             status = tdm_call_run(group, &call, &err);
         CHECK_INT(status, TDM_ERR_PEER_MISMATCH);
         if (status != TDM_ERR_PEER_MISMATCH) fprintf(stderr, "case %zu: %s\n", i, err.message);
-        CHECK(tdm_clock_s() - begin_s < 5);
+        CHECK(tdm_clock_s() - begin_s < PROMPT_S);
         check_text(&err, "rank 0 called");
         check_text(&err, "rank 1 called");
         begin_s = tdm_clock_s();
         CHECK_INT(tdm_group_barrier(group, &err), TDM_ERR_PEER_MISMATCH);
-        CHECK(tdm_clock_s() - begin_s < 1);
+        CHECK(tdm_clock_s() - begin_s < PROMPT_S);
         tdm_group_destroy(group);
     }
 }
@@ -429,10 +461,10 @@ static void hub_stops(tdm_comm *comm, int rank)
     tdm_status status = tdm_call_run(world, &call, &err);
     CHECK(tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER);
     check_text(&err, "rank 0");
-    CHECK(tdm_clock_s() - begin_s < 4 + 6 * SLOW);
+    CHECK(tdm_clock_s() - begin_s < PROMPT_S);
     begin_s = tdm_clock_s();
     tdm_comm_close(comm);
-    CHECK(tdm_clock_s() - begin_s < 5 + 6 * SLOW);
+    CHECK(tdm_clock_s() - begin_s < PROMPT_S);
     _exit(check_failures ? 1 : 0);
 }
 
@@ -453,10 +485,10 @@ static void member_stops(tdm_comm *comm, int rank)
     if (status == TDM_OK) status = tdm_group_barrier(group, &err); /* it had nobody to ask */
     CHECK(tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER);
     check_text(&err, "rank 1");
-    CHECK(tdm_clock_s() - begin_s < 6 + 6 * SLOW);
+    CHECK(tdm_clock_s() - begin_s < PROMPT_S);
     begin_s = tdm_clock_s();
     tdm_comm_close(comm);
-    CHECK(tdm_clock_s() - begin_s < 5 + 6 * SLOW);
+    CHECK(tdm_clock_s() - begin_s < PROMPT_S);
     _exit(check_failures ? 1 : 0);
 }
 
@@ -502,12 +534,8 @@ static void *work(void *user)
     static _Thread_local float data[20000];
     tdm_error err = {0};
     w->ok = true;
-    double slowest_s = 0;
     for (int i = 0; i < (SLOW ? 60 : 1000) && w->ok; i++) {
-        double begin_s = tdm_clock_s();
         tdm_status status = work_once(w, i, data, &err);
-        double took_s = tdm_clock_s() - begin_s;
-        if (took_s > slowest_s) slowest_s = took_s;
         w->ok = status == TDM_OK && tdm_comm_world(w->comm) != NULL;
         if (!w->ok) fprintf(stderr, "thread %d, call %d: %s\n", w->number, i, err.message);
         if (i % 50 == 49) { /* groups come and go meanwhile */
@@ -516,7 +544,6 @@ static void *work(void *user)
             w->ok = tdm_group_create(w->comm, order, 2, &w->group, &err) == TDM_OK;
         }
     }
-    if (getenv("MISUSE_TIMES")) fprintf(stderr, "slowest %.3f s\n", slowest_s);
     return NULL;
 }
 
@@ -565,19 +592,16 @@ static void not_held_up(tdm_comm *comm, int rank)
     if (!p.data) return;
     pthread_t handle;
     CHECK(pthread_create(&handle, NULL, push, &p) == 0);
-    double slowest_s = 0, begin_s = tdm_clock_s();
-    while (tdm_clock_s() - begin_s < 2) {
-        double now_s = tdm_clock_s();
+    int asked = 0;
+    for (double begin_s = tdm_clock_s(); tdm_clock_s() - begin_s < 2; asked++) {
         CHECK_INT(tdm_comm_peer_state(comm, 1 - rank), TDM_PEER_WELL);
-        double took_s = tdm_clock_s() - now_s;
-        if (took_s > slowest_s) slowest_s = took_s;
         nap(0.001);
     }
     pthread_join(handle, NULL);
     CHECK(p.ok);
     tdm_error err = {0}; /* nobody leaves while the other still asks */
     CHECK_INT(tdm_group_barrier(p.group, &err), TDM_OK);
-    if (getenv("MISUSE_TIMES")) fprintf(stderr, "slowest question: %.3f s\n", slowest_s);
+    printf("asked %d times in 2 s\n", asked);
     free(p.data);
 }
 
@@ -593,7 +617,7 @@ static void forks(tdm_comm *comm, int rank)
     }
     int state = 0;
     pid_t got = 0;
-    for (int i = 0; i < 1000 && (got = waitpid(child, &state, WNOHANG)) == 0; i++) nap(0.01);
+    for (int i = 0; i < 2000 && (got = waitpid(child, &state, WNOHANG)) == 0; i++) nap(0.01);
     CHECK_INT(got, child);
     CHECK_INT(state, 0);
     if (got != child) kill(child, SIGKILL);
@@ -619,6 +643,15 @@ static void note_words(const tdm_log_record *record, void *user)
     pthread_mutex_unlock(&w->lock);
 }
 
+/* Whether it has all been written: another thread may have noticed the error first, and write still. */
+static bool is_written(words *w)
+{
+    pthread_mutex_lock(&w->lock);
+    bool is = w->broken > 0 && w->calls > 0;
+    pthread_mutex_unlock(&w->lock);
+    return is;
+}
+
 static void error_dumps(tdm_comm *comm, int rank)
 {
     words w = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -635,7 +668,9 @@ static void error_dumps(tdm_comm *comm, int rank)
                                       : tdm_group_broadcast(group, &x, 1, TDM_DTYPE_F32, 0, &err);
         CHECK_INT(status, TDM_ERR_PEER_MISMATCH);
     }
-    nap(0.2); /* another thread may have noticed it first, and write still */
+    double until_s = tdm_clock_s() + PROMPT_S;
+    while (!is_written(&w) && tdm_clock_s() < until_s) nap(0.005);
+    nap(0.1); /* nor does it come a second time */
     tdm_log_remove_sink(note_words, &w);
     CHECK_INT(w.broken, 1);
     CHECK_INT(w.shown, 1);
@@ -687,11 +722,15 @@ static int be_a_rank(const char *name)
     return 2;
 }
 
-static pid_t start_rank(const scene *s, int rank)
+static pid_t start_rank(const scene *s, int rank, const int *pipe_fds)
 {
     pid_t pid = fork();
     if (pid != 0) return pid;
     char text[64];
+    snprintf(text, sizeof text, "%d", pipe_fds[0]);
+    setenv("MISUSE_READ", text, 1);
+    snprintf(text, sizeof text, "%d", pipe_fds[1]);
+    setenv("MISUSE_WRITE", text, 1);
     snprintf(text, sizeof text, "unix:tandem-misuse-%d-%s", (int)getppid(), s->name);
     setenv("TANDEM_RENDEZVOUS", text, 1);
     setenv("TANDEM_SECRET", "misuse", 1);
@@ -724,8 +763,10 @@ static bool ended_well(pid_t pid, double until_s, int rank)
 static bool play(const scene *s)
 {
     pid_t pids[RANKS_MOST];
+    int pipe_fds[2];
     double begin_s = tdm_clock_s();
-    for (int i = 0; i < s->size; i++) pids[i] = start_rank(s, i);
+    if (pipe(pipe_fds) != 0) return false;
+    for (int i = 0; i < s->size; i++) pids[i] = start_rank(s, i, pipe_fds);
     bool well = true;
     for (int i = 0; i < s->size; i++)
         if (i != s->stops) well = ended_well(pids[i], begin_s + SCENE_S * (1 + SLOW), i) && well;

@@ -150,6 +150,7 @@ static void last_first(bench *b)
         /* Whoever runs ahead is held up: what waits untaken is bounded. */
         CHECK(k->sent_count <= TDM__LANE_CREDIT / 4096);
         CHECK(k->sent_count > 50);
+        atomic_store(&k->shared->word[1], 1); /* now they may be taken */
         run_until(t, &k->sent_count, CROWD + 1);
     } else {
         double until_s = tdm_clock_s() + STUCK_S;
@@ -157,6 +158,7 @@ static void last_first(bench *b)
             if (t->ops->progress(t) == 0) t->ops->wait(t, 0.05);
         CHECK(k->last_came);
         atomic_store(&k->shared->word[0], 1);
+        run_until_word(t, &k->shared->word[1], 1);
         for (int i = k->kept_count - 1; i >= 0; i--) t->ops->take(t, k->kept[i], k->into, NULL);
         run_until(t, &k->received_count, CROWD + 1);
     }
