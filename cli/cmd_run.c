@@ -106,7 +106,7 @@ const cli_command cli_run = {
         "Starts N processes of PROGRAM on this host, each with its rank, the world's size and the "
         "place to meet in its environment (TANDEM_RANK, TANDEM_SIZE and others), from which "
         "tdm_comm_open() takes them. What follows '--' belongs to the program.\n\n"
-        "When a rank fails, the others have half a second to report what they saw, are asked to "
+        "When a rank fails, the others have two seconds to report what they saw, are asked to "
         "end (SIGTERM), and are killed after the time of --grace. Ctrl-C and SIGTERM are passed "
         "on to all ranks; the second one kills them. The ranks die with this command, however it "
         "ends. They have no input, but for the first one, when it is a file or a pipe.\n\n"

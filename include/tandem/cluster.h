@@ -54,7 +54,7 @@ typedef struct tdm_launch_result {
 
 /*
  * Returns when all have ended. When one fails (by a code other than 0, or a signal), the others have
- * half a second to report what they saw, are asked to end by SIGTERM, and killed after grace_s.
+ * two seconds to report what they saw, are asked to end by SIGTERM, and killed after grace_s.
  * SIGINT, SIGTERM and SIGHUP, unless they are ignored, are passed on the first time; the second one
  * kills. A program that cannot be run is an error that names it; nothing is left running then.
  *

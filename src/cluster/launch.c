@@ -31,10 +31,10 @@ enum {
     SECRET_BYTES = 16,
     SECRET_TEXT = 2 * SECRET_BYTES + 1
 };
-static const double moment_s = 0.5; /* for the others to report what they saw */
-static const double grace_s = 5;    /* from asking to killing */
-static const double drain_s = 1;    /* for output that a rank's own children still hold */
-static const double undead_s = 20;  /* from killing to giving up */
+static const double moment_s = 2;  /* for the others to report what they saw, on a busy host, too */
+static const double grace_s = 5;   /* from asking to killing */
+static const double drain_s = 1;   /* for output that a rank's own children still hold */
+static const double undead_s = 20; /* from killing to giving up */
 
 typedef struct launcher {
     const tdm_launch_options *options;
@@ -204,11 +204,18 @@ static bool is_open(const launcher *l)
 {
     const tdm_launch_result *so_far = &l->result;
     return so_far->failed_rank < 0 ||
-           (so_far->ended_signal == 0 && !so_far->interrupted && !l->asked && !l->killed);
+           (so_far->ended_signal == 0 && !so_far->interrupted && !l->killed);
 }
 
-/* The first failure is the one to report. Of several within the moment before we ask anybody to end, a
- * death by a signal: exit codes are mostly what others make of it. */
+/* Whether an end says more than the exit code of an earlier one. Who was asked to end may end in any way;
+ * but SIGKILL is then still somebody else's, until it is ours. */
+static bool says_more(const launcher *l, int status)
+{
+    return struck(status) && (!l->asked || WTERMSIG(status) == SIGKILL);
+}
+
+/* The first failure is the one to report. Of several before we kill anybody, a death by a signal: exit
+ * codes are mostly what others make of it. */
 static void note_failures(launcher *l)
 {
     tdm_launch_result *out = &l->result;
@@ -216,7 +223,7 @@ static void note_failures(launcher *l)
     const tdm__launch_rank *first = NULL;
     for (int i = 0; i < l->plan.count; i++) {
         const tdm__launch_rank *r = &l->ranks[i];
-        if (!r->ended || !(again ? struck(r->status) : failed(r->status))) continue;
+        if (!r->ended || !(again ? says_more(l, r->status) : failed(r->status))) continue;
         if (!first || (struck(r->status) && !struck(first->status))) first = r;
     }
     if (!first) return;

@@ -92,10 +92,16 @@ def wait_until_gone(mark, limit_s):
 
 
 def end_all(mark):
-    for _ in range(50):  # agents start new ones until they are gone themselves
+    """Kills all, and returns when the kernel has taken down the last of them: one that was killed has no
+    environment any more long before it has let go of its locks."""
+    pids, quiet = set(), 0
+    for _ in range(1500):
         left = find(mark)
-        if not left:
-            return
         for process in sorted(left, key=lambda p: p.role == "worker"):
+            pids.add(process.pid)
             process.send(signal.SIGKILL)
+        # Agents start new ones until they are gone themselves; one that is just being started is not found.
+        quiet = 0 if left or not all(map(is_dead, pids)) else quiet + 1
+        if quiet == 2:
+            return
         time.sleep(0.02)

@@ -24,17 +24,35 @@ test_processes() (
     grep -lzFx "TANDEM_RUNTIME=$folder" /proc/[0-9]*/environ 2>/dev/null | tr -cd '0-9\n'
 )
 
-# A worker that died is started again at once by its agent: so until nobody is left.
+# is_gone PID: it has ended. One that was killed has no environment any more long before it has let go of
+# its locks and connections; once it is a zombie, or not there at all, it has.
+is_gone() {
+    local stat
+    stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
+    [[ ${stat##*) } == [ZX]* ]]
+}
+all_gone() {
+    local pid
+    for pid in "$@"; do is_gone "$pid" || return 1; done
+}
+
+# A worker that died is started again at once by its agent, and one that is just being started is not
+# found: so until nobody is left, twice.
 end_sessions() {
-    local pids i
-    for ((i = 0; i < 50; i++)); do
-        pids=$(test_processes || true)
-        [ -n "$pids" ] || return 0
-        # shellcheck disable=SC2086 # one word for each
-        kill -9 $pids 2>/dev/null || true
+    local pids found=() quiet=0 i
+    for ((i = 0; i < 1500; i++)); do
+        mapfile -t pids < <(test_processes || true)
+        if [ "${#pids[@]}" -gt 0 ]; then
+            found+=("${pids[@]}")
+            kill -9 "${pids[@]}" 2>/dev/null || true
+            quiet=0
+        elif all_gone "${found[@]}"; then
+            quiet=$((quiet + 1))
+            [ $quiet -lt 2 ] || return 0
+        fi
         sleep 0.02
     done
-    printf 'these processes do not die: %s\n' "$pids" >&2
+    printf 'these processes do not die: %s\n' "${found[*]}" >&2
 }
 
 leave() {
