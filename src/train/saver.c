@@ -216,6 +216,13 @@ tdm_status tdm__saver_finish(tdm__saver *saver, bool *has, tdm__saved *out, tdm_
 
 /* ---- a copy of the state ------------------------------------------------------------------------ */
 
+/* Who writes, and from where: the copy when nobody lacks memory, else the state itself. */
+typedef struct manner {
+    int writers; /* 1 when some rank cannot open rank 0's file */
+    bool copies;
+    bool lazy; /* behind training, which every rank of the node holds until it is done */
+} manner;
+
 /* Where the bytes of a chunk lie. */
 static const char *source_of(const tdm__saver *s, const tdm_state_chunk *chunk)
 {
@@ -267,16 +274,16 @@ static tdm_status prepare_lazy_copy(tdm__saver *s, tdm__saver_job *job, tdm_exte
 
 /* The pieces of this rank's job, copied where there is room for it. *bad: the first tensor with a number
  * that is not finite, or -1; a copy behind training looks for that itself. */
-static tdm_status take_pieces(tdm__saver *s, tdm__saver_job *job, tdm_extent share, bool copies,
-                              uint64_t data_at, int64_t *bad, tdm_error *err)
+static tdm_status take_pieces(tdm__saver *s, tdm__saver_job *job, tdm_extent share,
+                              const manner *how, uint64_t data_at, int64_t *bad, tdm_error *err)
 {
     size_t bytes = 0, at = 0;
-    bool lazy = copies && s->options.lazy;
+    bool lazy = how->copies && how->lazy;
     *bad = -1;
     for (size_t i = 0; i < share.count; i++) bytes += s->chunks[share.first + i].bytes;
     job->pieces = tdm_arena_array(job->arena, share.count + 1, sizeof(*job->pieces));
     if (!job->pieces) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    if (copies && bytes > 0) TDM_TRY(tdm_pages_map(bytes, false, &job->copy, err));
+    if (how->copies && bytes > 0) TDM_TRY(tdm_pages_map(bytes, false, &job->copy, err));
     for (size_t i = 0; i < share.count; i++) {
         const tdm_state_chunk *chunk = &s->chunks[share.first + i];
         const char *from = source_of(s, chunk);
@@ -385,12 +392,6 @@ static void keep_failure(tdm__saver *s, const tdm__save *what, const opening *op
     keep_result(s, &saved);
 }
 
-/* Who writes, and from where: the copy when nobody lacks memory, else the state itself. */
-typedef struct manner {
-    int writers; /* 1 when some rank cannot open rank 0's file */
-    bool copies;
-} manner;
-
 static tdm_status agree_on_manner(tdm__saver *s, tdm__saver_job *job, const opening *open,
                                   manner *out, tdm_error *err)
 {
@@ -404,6 +405,8 @@ static tdm_status agree_on_manner(tdm__saver *s, tdm__saver_job *job, const open
     };
     TDM_TRY(vote(s, votes, VOTES, err));
     *out = (manner){.writers = votes[JOINED] ? s->writer_count : 1, .copies = votes[COPIES] != 0};
+    /* Who does not write has no part in the save, and would not wait for the others' copies. */
+    out->lazy = s->options.lazy && out->writers == s->writer_count;
     return TDM_OK;
 }
 
@@ -415,8 +418,7 @@ static tdm_status fill_job(tdm__saver *s, tdm__saver_job *job, const opening *op
     bool writes = s->writer_index >= 0 && s->writer_index < how->writers;
     if (writes) share = share_of(s, s->writer_index, how->writers);
     tdm_error why = {0};
-    tdm_status status = take_pieces(s, job, share, how->copies, open->invitation.data_at, bad,
-                                    &why);
+    tdm_status status = take_pieces(s, job, share, how, open->invitation.data_at, bad, &why);
     enum { COPIED, GOOD, VOTES };
     int64_t votes[VOTES] = {[COPIED] = status == TDM_OK, [GOOD] = *bad < 0 ? INT64_MAX : *bad};
     TDM_TRY(vote(s, votes, VOTES, err));
