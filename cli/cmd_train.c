@@ -225,6 +225,7 @@ static int train(const cli_args *args, const tdm_job *job, tdm_comm *comm, elast
                                  .member = worker ? worker->member : NULL,
                                  .membership = worker ? &worker->membership : NULL,
                                  .vault = worker ? worker->vault : NULL,
+                                 .lines_fd = worker ? tdm_worker_lines_fd(worker->worker) : 0,
                                  .resume = cli_value(args, "resume"),
                                  .on_event = on_event,
                                  .user = &s,

@@ -131,6 +131,7 @@ typedef struct tdm_session_view {
     uint64_t step, steps;
     double speed;
     const char *const *rank_ids; /* by rank */
+    const char *lead_host;       /* rank 0's; NULL: there is no epoch yet */
     const char **leaver_ids;     /* who was asked to leave, and may be gone already */
     size_t leaver_count;
     bool stopping, now; /* it was asked for; at once */
@@ -184,6 +185,10 @@ TDM_API void tdm_worker_speak(tdm_worker *worker);
 /* Its log, from now on in this run, where its folder can be seen. */
 TDM_API void tdm_worker_move_log(tdm_worker *worker, const char *run_path);
 TDM_API int tdm_worker_log_fd(const tdm_worker *worker);
+/* A pipe for lines that its agent brings into the run's log, wherever that is: JSON objects of at most
+ * TDM_LINE_BYTES and a newline, each with one write; -1: there is none. It never waits. */
+enum { TDM_LINE_BYTES = 4095 };
+TDM_API int tdm_worker_lines_fd(const tdm_worker *worker);
 
 /* ---- agents ------------------------------------------------------------------------------------- */
 

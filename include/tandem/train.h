@@ -206,6 +206,8 @@ typedef struct tdm_train_options {
     tdm_member *member;
     const tdm_member_options *membership;
     tdm_vault *vault;
+    int lines_fd; /* to which ranks that are not on rank 0's host give their lines (tdm_worker_lines_fd);
+                   * 0 or less: none */
 } tdm_train_options;
 
 enum { TDM_PATH_BYTES = 4096 }; /* Linux's longest path, terminator included */

@@ -97,6 +97,9 @@ static tdm_status prepare(tdm__agent *a, tdm_error *err)
     TDM_TRY(make_room(a, err));
     tdm__agent_find_address(a);
     TDM_TRY(tdm_dir_make(a->options->logs, err));
+    snprintf(a->lines_path, sizeof a->lines_path, "%s/%s.lines", a->options->logs,
+             a->options->host);
+    tdm__lines_init(&a->lines, a->lines_path);
     TDM_TRY(tdm_kv_open(&a->options->kv, &a->kv, err));
     TDM_TRY(tdm__agent_find_vault(a, err));
     TDM_TRY(tdm__slots_take(a->vault, &a->slots, err));
@@ -294,7 +297,7 @@ static void release(tdm__agent *a)
     free(a->seats);
     free(a->places);
     free(a->strays);
-    tdm_str_release(&a->lines);
+    tdm__lines_release(&a->lines);
 }
 
 tdm_status tdm_agent_run(const tdm_agent_options *options, tdm_agent_result *out, tdm_error *err)
@@ -304,6 +307,7 @@ tdm_status tdm_agent_run(const tdm_agent_options *options, tdm_agent_result *out
     tdm__agent a = {.options = &checked,
                     .streams = {-1, -1},
                     .signals = -1,
+                    .lines = {.pipe = -1},
                     .kill_at_s = INFINITY,
                     .short_since_s = INFINITY,
                     .crash_step = UINT64_MAX};

@@ -4,6 +4,7 @@
 #ifndef TANDEM_CLUSTER_AGENT_H
 #define TANDEM_CLUSTER_AGENT_H
 
+#include "cluster/lines.h"
 #include "cluster/session.h"
 #include "cluster/spawn.h"
 
@@ -65,8 +66,12 @@ typedef struct tdm__agent {
     uint64_t crash_step;
     int crash_count;
 
-    /* Lines for the run's log while there is no run. */
-    tdm_str lines;
+    /* Lines for the run's log, until they are there. */
+    tdm__lines lines;
+    bool knows_lead; /* where rank 0 is */
+    bool is_lead;    /* here */
+    bool is_first;   /* of this host's agents: it speaks for the workers, and takes others' lines */
+    char lines_path[4096]; /* of the pipe */
     tdm_agent_result result;
 } tdm__agent;
 
@@ -113,7 +118,16 @@ void tdm__agent_end_session(tdm__agent *agent, tdm_status status, const char *me
 void tdm__agent_leave(tdm__agent *agent);
 /* The last line that the worker printed; empty when there is none. */
 void tdm__agent_last_line(const tdm__agent *agent, int slot, char *out, size_t bytes);
-/* The log's sink: lines of JSON in the run's log, once there is a run. */
+
+/* ---- the run's log (agent_log.c) -------------------------------------------------------------------- */
+
+/* The log's sink: lines of JSON for the run's log. */
 void tdm__agent_log(const tdm_log_record *record, void *user);
+/* After a look: lines go where rank 0 is. */
+void tdm__agent_log_look(tdm__agent *agent, const tdm_session_view *view);
+/* The last lines, before it leaves. */
+void tdm__agent_log_end(tdm__agent *agent);
+/* "alpha" is the host of the agents "alpha" and "alpha+4711". */
+bool tdm__agent_is_of_host(const char *agent, const char *host);
 
 #endif

@@ -1,13 +1,12 @@
 /*
- * agent_store.c: what an agent says and reads in the store, and in the run's log.
+ * agent_store.c: what an agent says and reads in the store.
  *
  * Its record hangs on a lease; a lease that has ended (the store was away) is taken anew. A store that
  * does not answer is no reason to do anything to workers: they know by themselves when they must leave.
- * It is said once, and once again when it answers. Log lines wait for the run's folder, up to a bound.
+ * It is said once, and once again when it answers.
  */
 #include "cluster/agent.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LINES_MOST = 1 << 18, TAIL_BYTES = 2048 };
+enum { TAIL_BYTES = 2048 };
 static const double lease_s = 10, beat_s = 1;
 
 /* ---- the record ------------------------------------------------------------------------------------ */
@@ -125,8 +124,10 @@ static void clear_up(tdm__agent *a)
         is_last = tdm_kv_list(a->kv, tdm__session_key(key, a->options->session, "%s", others[i]),
                               arena, &items, &count, NULL, NULL) == TDM_OK &&
                   count == 0;
-    if (is_last)
+    if (is_last) {
         (void)tdm_kv_remove(a->kv, tdm__session_key(key, a->options->session, "%s", ""), NULL);
+        tdm__lines_forget(a->kv, a->options->session);
+    }
     tdm_arena_destroy(arena);
 }
 
@@ -134,6 +135,7 @@ static void clear_up(tdm__agent *a)
 void tdm__agent_leave(tdm__agent *a)
 {
     if (!a->kv) return;
+    if (a->host_key[0]) tdm__agent_log_end(a);
     if (a->lease) (void)tdm_kv_release(a->kv, a->lease, NULL);
     if (a->host_key[0]) clear_up(a);
     tdm_kv_close(a->kv);
@@ -168,49 +170,12 @@ void tdm__agent_last_line(const tdm__agent *a, int slot, char *out, size_t bytes
     (void)tail(path, out, bytes);
 }
 
-static void write_lines(tdm__agent *a)
-{
-    char path[sizeof a->run + 16];
-    if (!a->run[0] || a->lines.length == 0) return;
-    snprintf(path, sizeof path, "%s/log.jsonl", a->run);
-    int fd = open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
-    struct stat before, after;
-    if (fd >= 0 && fstat(fd, &before) == 0) {
-        ssize_t put = write(fd, a->lines.data, a->lines.length);
-        /* A disk that is full is the workers' business to report. What it cut short is taken back, unless
-         * others have put lines behind it meanwhile. */
-        bool is_cut = put > 0 && (size_t)put < a->lines.length && fstat(fd, &after) == 0 &&
-                      after.st_size == before.st_size + put;
-        int failed = is_cut ? ftruncate(fd, before.st_size) : 0;
-        (void)failed;
-    }
-    if (fd >= 0) close(fd);
-    tdm_str_clear(&a->lines);
-}
-
 bool tdm__agent_look(tdm__agent *a, tdm_arena *arena, tdm_session_view *out)
 {
     tdm_error err = {0};
     tdm_status status = tdm_session_look(a->kv, a->options->session, arena, out, &err);
     check(a, status, &err);
     if (status == TDM_OK && out->run) snprintf(a->run, sizeof a->run, "%s", out->run);
-    write_lines(a);
+    if (status == TDM_OK) tdm__agent_log_look(a, out);
     return status == TDM_OK;
-}
-
-void tdm__agent_log(const tdm_log_record *record, void *user)
-{
-    tdm__agent *a = user;
-    if (a->lines.length < LINES_MOST) {
-        tdm_json_writer w = tdm_json_writer_init(&a->lines, 0);
-        tdm_json_object_begin(&w);
-        tdm_json_put_double(&w, "time", record->unix_time_s);
-        tdm_json_put_string(&w, "level", tdm_log_level_name(record->level));
-        tdm_json_put_string(&w, "host", a->options->host);
-        tdm_json_put_string(&w, "room", record->room);
-        tdm_json_put_string(&w, "message", record->message);
-        tdm_json_object_end(&w);
-        tdm_str_add_char(&a->lines, '\n');
-    }
-    write_lines(a);
 }

@@ -35,13 +35,6 @@ static int vault_of(int64_t pid)
     return found;
 }
 
-/* "alpha" is the host of the agents "alpha" and "alpha+4711". */
-static bool is_of_host(const char *agent, const char *host)
-{
-    size_t length = strlen(host);
-    return strncmp(agent, host, length) == 0 && (!agent[length] || agent[length] == '+');
-}
-
 static int find(const tdm__agent *a, const tdm_session_view *view)
 {
     int fd = -1;
@@ -49,7 +42,8 @@ static int find(const tdm__agent *a, const tdm_session_view *view)
         if (strcmp(view->members[i].host, a->options->host) == 0)
             fd = vault_of(view->members[i].pid);
     for (size_t i = 0; fd < 0 && i < view->host_count; i++)
-        if (is_of_host(view->hosts[i].name, a->options->host)) fd = vault_of(view->hosts[i].pid);
+        if (tdm__agent_is_of_host(view->hosts[i].name, a->options->host))
+            fd = vault_of(view->hosts[i].pid);
     return fd;
 }
 

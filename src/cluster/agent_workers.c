@@ -23,12 +23,25 @@
 #include <unistd.h>
 
 static const char *const replaced[] = {
-    "TANDEM_RANK",       "TANDEM_SIZE",    "TANDEM_LOCAL_RANK",
-    "TANDEM_LOCAL_SIZE", "TANDEM_SECRET",  "TANDEM_MEMBER",
-    "TANDEM_RENDEZVOUS", "TANDEM_SESSION", "TANDEM_STORE",
-    "TANDEM_SLOT",       "TANDEM_HOST",    "TANDEM_VAULT_FD",
-    "TANDEM_OUT_FD",     "TANDEM_ERR_FD",  "TANDEM_LOG",
-    "TANDEM_JOB",        "TANDEM_RUN",     NULL,
+    "TANDEM_RANK",
+    "TANDEM_SIZE",
+    "TANDEM_LOCAL_RANK",
+    "TANDEM_LOCAL_SIZE",
+    "TANDEM_SECRET",
+    "TANDEM_MEMBER",
+    "TANDEM_RENDEZVOUS",
+    "TANDEM_SESSION",
+    "TANDEM_STORE",
+    "TANDEM_SLOT",
+    "TANDEM_HOST",
+    "TANDEM_VAULT_FD",
+    "TANDEM_OUT_FD",
+    "TANDEM_ERR_FD",
+    "TANDEM_LOG",
+    "TANDEM_JOB",
+    "TANDEM_RUN",
+    "TANDEM_LINES",
+    NULL,
 };
 
 static const double moment_s = 0.5; /* for one that is fenced to end by itself */
@@ -56,6 +69,7 @@ static void fill_environment(const tdm__agent *a, const tdm__agent_worker *w, co
     tdm__environment_add(env, "TANDEM_OUT_FD", "%d", a->streams[0]);
     tdm__environment_add(env, "TANDEM_ERR_FD", "%d", a->streams[1]);
     tdm__environment_add(env, "TANDEM_LOG", "%s", log);
+    tdm__environment_add(env, "TANDEM_LINES", "%s", a->lines_path);
     if (a->options->secret) tdm__environment_add(env, "TANDEM_SECRET", "%s", a->options->secret);
     if (a->address[0]) tdm__environment_add(env, "TANDEM_ADDRESS", "%s", a->address);
 }

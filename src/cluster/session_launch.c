@@ -10,6 +10,7 @@
  * Invariant: it returns when there is a verdict and its agents have ended (or have had their time for
  * that), or when neither agents nor workers are left.
  */
+#include "cluster/lines.h"
 #include "cluster/session.h"
 #include "cluster/spawn.h"
 
@@ -434,8 +435,12 @@ static void release(launcher *l)
 {
     char key[TDM_KV_KEY_BYTES];
     bool all_gone = l->running == 0 && !l->has_members;
-    if (l->kv && all_gone)
+    if (l->kv &&
+        all_gone) { /* lines that came after the last look of rank 0's agent are there still */
+        if (l->result.run[0]) tdm__lines_collect(l->kv, l->result.session, l->result.run);
+        tdm__lines_forget(l->kv, l->result.session);
         (void)tdm_kv_remove(l->kv, tdm__session_key(key, l->result.session, "%s", ""), NULL);
+    }
     if (l->kv && l->lease) (void)tdm_kv_release(l->kv, l->lease, NULL);
     tdm_kv_close(l->kv);
     if (l->hold.arena && l->result.agent_lost && all_gone) await_orphans(l);

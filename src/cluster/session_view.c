@@ -117,6 +117,7 @@ static void read_epoch(const tdm_json *epoch, tdm_arena *arena, tdm_session_view
     for (const tdm_json *item = list ? list->first : NULL; ids && item; item = item->next) {
         const char *id = text_of(item, "id", "");
         ids[out->rank_count] = id;
+        if (out->rank_count == 0) out->lead_host = text_of(item, "host", NULL);
         for (size_t i = 0; i < out->member_count; i++)
             if (strcmp(out->members[i].id, id) == 0) out->members[i].rank = out->rank_count;
         out->rank_count++;

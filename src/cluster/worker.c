@@ -9,6 +9,7 @@
  * instead from then on: descriptors that it inherited, so it needs no living agent for that. What is
  * printed before there is a run moves into the run's folder with it.
  */
+#include "cluster/lines.h"
 #include "cluster/session.h"
 
 #include <tandem/elastic.h>
@@ -28,6 +29,7 @@ struct tdm_worker {
     tdm__slot *slot;
     int terminal[2]; /* the launcher's streams; -1: there are none */
     int log;
+    int lines; /* the pipe to the agent; -1: there is none */
     char log_name[TDM_HOST_BYTES + 16];
     char log_path[PATH_MAX]; /* empty: it is in the run already */
 };
@@ -108,6 +110,7 @@ tdm_status tdm_worker_open(tdm_worker **out, tdm_error *err)
     w->terminal[0] = take_descriptor("TANDEM_OUT_FD");
     w->terminal[1] = take_descriptor("TANDEM_ERR_FD");
     w->log = -1;
+    w->lines = tdm__lines_open(getenv("TANDEM_LINES"));
     snprintf(w->log_name, sizeof w->log_name, "%s.%d.log", host, slot);
     if (log) snprintf(w->log_path, sizeof w->log_path, "%s", log);
     tdm_status status = attach(w, slot, err);
@@ -127,6 +130,7 @@ void tdm_worker_close(tdm_worker *worker)
     for (int i = 0; i < 2; i++)
         if (worker->terminal[i] >= 0) close(worker->terminal[i]);
     if (worker->log >= 0) close(worker->log);
+    if (worker->lines >= 0) close(worker->lines);
     free(worker);
 }
 
@@ -143,6 +147,11 @@ void tdm_worker_tell(tdm_worker *worker, uint64_t step)
 int tdm_worker_log_fd(const tdm_worker *worker)
 {
     return worker->log;
+}
+
+int tdm_worker_lines_fd(const tdm_worker *worker)
+{
+    return worker->lines;
 }
 
 void tdm_worker_speak(tdm_worker *worker)

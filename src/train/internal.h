@@ -22,6 +22,9 @@ typedef struct tdm__run {
     int lock_fd;
     int log_fd;
     int metrics_fd;
+    int lines_fd;           /* to the agent, which is not this object's; -1: none */
+    bool is_near;           /* rank 0 is on this host */
+    uint64_t lines_missing; /* since the last one that could be given there */
     atomic_int write_error; /* errno of the last line of log or metrics that could not be written */
     bool write_error_said;
     tdm_str line;     /* of metrics */
@@ -36,8 +39,8 @@ tdm_status tdm__run_open(const char *path, bool joins, tdm__run *out, tdm_error 
 /* From now on others that join may be in it, too, and keep it from being resumed elsewhere. */
 void tdm__run_share(tdm__run *run);
 /* For ranks other than 0: their warnings and errors go to the log of the run that rank 0 has open in
- * `path`, with their rank. */
-tdm_status tdm__run_attach(const char *path, int rank, bool same_host, tdm__run *out,
+ * `path`, with their rank; from another host by way of `lines_fd`, if there is one. */
+tdm_status tdm__run_attach(const char *path, int rank, bool same_host, int lines_fd, tdm__run *out,
                            tdm_error *err);
 void tdm__run_release(tdm__run *run);
 /* job.yaml, the job as it runs from here on. */

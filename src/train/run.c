@@ -7,9 +7,11 @@
  *
  * Rank 0 owns the folder. Other ranks only add their warnings and errors to the log: to the same file
  * on rank 0's host, where appending is one act; elsewhere to a file of their own beside it, where the
- * folder can be seen at all.
+ * folder can be seen at all, and to their agent, which brings it into the one log.
  */
 #include "train/internal.h"
+
+#include <tandem/cluster.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -44,12 +46,13 @@ static void write_line(int fd, tdm_str *line, atomic_int *error_number)
     if (is_last && ftruncate(fd, before.st_size) != 0) atomic_store(error_number, errno);
 }
 
-/* The log's sink: one JSON object a line. */
-static void log_to_file(const tdm_log_record *record, void *user)
+/* The object of a line of the log, with at most so much of the message. */
+static void describe(const tdm__run *run, const tdm_log_record *record, int most, tdm_str *out)
 {
-    tdm__run *run = user;
-    tdm_str_clear(&run->log_line);
-    tdm_json_writer w = tdm_json_writer_init(&run->log_line, 0);
+    char message[2048];
+    snprintf(message, sizeof(message), "%.*s", most, record->message);
+    tdm_str_clear(out);
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
     tdm_json_put_double(&w, "time", record->unix_time_s);
     tdm_json_put_string(&w, "level", tdm_log_level_name(record->level));
@@ -57,8 +60,42 @@ static void log_to_file(const tdm_log_record *record, void *user)
     tdm_json_put_uint(&w, "step", atomic_load_explicit(&run->step, memory_order_relaxed));
     tdm_json_put_string(&w, "host", run->host);
     tdm_json_put_string(&w, "room", record->room);
-    tdm_json_put_string(&w, "message", record->message);
+    tdm_json_put_string(&w, "message", message);
     tdm_json_object_end(&w);
+}
+
+/* Gives a line to the agent, whole or not at all, and never waits for it. */
+static bool give_line(tdm__run *run, tdm_str *line)
+{
+    tdm_str_add_char(line, '\n');
+    return tdm_str_ok(line) && write(run->lines_fd, line->data, line->length) > 0;
+}
+
+static void give_to_agent(tdm__run *run, const tdm_log_record *record)
+{
+    tdm_str *line = &run->log_line;
+    if (run->lines_missing > 0) {
+        char text[96];
+        snprintf(text, sizeof(text), "%llu lines of rank %d are missing here: its agent was behind",
+                 (unsigned long long)run->lines_missing, run->rank);
+        tdm_log_record gap = *record;
+        gap.room = "train";
+        gap.message = text;
+        describe(run, &gap, (int)sizeof(text), line);
+        if (give_line(run, line)) run->lines_missing = 0;
+    }
+    describe(run, record, 2047, line);
+    if (line->length > TDM_LINE_BYTES) describe(run, record, 300, line);
+    if (!give_line(run, line)) run->lines_missing++;
+}
+
+/* The log's sink: one JSON object a line. */
+static void log_to_file(const tdm_log_record *record, void *user)
+{
+    tdm__run *run = user;
+    if (run->lines_fd >= 0) give_to_agent(run, record);
+    if (run->log_fd < 0) return;
+    describe(run, record, 2047, &run->log_line);
     write_line(run->log_fd, &run->log_line, &run->write_error);
 }
 
@@ -110,7 +147,7 @@ void tdm__run_release(tdm__run *run)
     tdm_str_release(&run->line);
     tdm_str_release(&run->log_line);
     tdm_arena_destroy(run->arena);
-    *run = (tdm__run){.lock_fd = -1, .log_fd = -1, .metrics_fd = -1};
+    *run = (tdm__run){.lock_fd = -1, .log_fd = -1, .metrics_fd = -1, .lines_fd = -1};
 }
 
 /* N of "NAME-N", or 0. */
@@ -149,7 +186,7 @@ static tdm_status make_numbered(tdm__run *run, const tdm_job *job, tdm_error *er
 static tdm_status start(tdm__run *run, tdm_error *err)
 {
     const char *host = getenv("TANDEM_HOST"); /* what its agent calls it */
-    *run = (tdm__run){.lock_fd = -1, .log_fd = -1, .metrics_fd = -1};
+    *run = (tdm__run){.lock_fd = -1, .log_fd = -1, .metrics_fd = -1, .lines_fd = -1};
     if (host && *host)
         snprintf(run->host, sizeof(run->host), "%.63s", host);
     else if (gethostname(run->host, sizeof(run->host) - 1) != 0)
@@ -205,11 +242,13 @@ void tdm__run_share(tdm__run *run)
 
 /* ---- other ranks ------------------------------------------------------------------------------- */
 
-tdm_status tdm__run_attach(const char *path, int rank, bool same_host, tdm__run *out,
+tdm_status tdm__run_attach(const char *path, int rank, bool same_host, int lines_fd, tdm__run *out,
                            tdm_error *err)
 {
     TDM_TRY(start(out, err));
     out->rank = rank;
+    out->is_near = same_host;
+    if (!same_host && lines_fd > 0) out->lines_fd = lines_fd;
     out->path = tdm_arena_strdup(out->arena, path);
     char name[64];
     if (same_host)
@@ -221,7 +260,7 @@ tdm_status tdm__run_attach(const char *path, int rank, bool same_host, tdm__run 
                                             : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     /* A folder that this host does not see is no reason not to train. */
     if (status == TDM_OK) out->log_fd = open_to_append(out, name);
-    if (status == TDM_OK && out->log_fd >= 0)
+    if (status == TDM_OK && (out->log_fd >= 0 || out->lines_fd >= 0))
         status = tdm_log_add_sink(log_to_file, out, TDM_LOG_WARN);
     if (status != TDM_OK) tdm__run_release(out);
     return status;

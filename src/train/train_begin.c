@@ -158,13 +158,14 @@ static tdm_status follow_run(tdm__trainer *t, const char *path, tdm_error *err)
 {
     int rank = tdm_comm_rank(t->comm);
     bool same_host = tdm_comm_host_of(t->comm, rank) == tdm_comm_host_of(t->comm, 0);
-    if (t->run_open && t->run.rank != 0 && strcmp(t->run.path, path) == 0) {
+    bool is_same = t->run_open && t->run.rank != 0 && t->run.is_near == same_host;
+    if (is_same && strcmp(t->run.path, path) == 0) {
         t->run.rank = rank;
         return TDM_OK;
     }
     if (t->run_open) tdm__run_release(&t->run);
     t->run_open = false;
-    TDM_TRY(tdm__run_attach(path, rank, same_host, &t->run, err));
+    TDM_TRY(tdm__run_attach(path, rank, same_host, t->options->lines_fd, &t->run, err));
     t->run_open = true;
     return TDM_OK;
 }

@@ -57,6 +57,18 @@ static void put_record(void)
     put_own("members", value);
 }
 
+/* More than its agent has room for. */
+static void talk(const tdm_worker *worker)
+{
+    char line[1200];
+    int fd = tdm_worker_lines_fd(worker);
+    for (int said = 1; said <= 2000 && !asked; said++) {
+        int length = snprintf(line, sizeof line, "{\"message\":\"said %d\",\"long\":\"%0900d\"}\n",
+                              said, 0);
+        while (!asked && write(fd, line, (size_t)length) != length) usleep(1000);
+    }
+}
+
 static int be_worker(const char *mode)
 {
     tdm_worker *worker = NULL;
@@ -69,6 +81,7 @@ static int be_worker(const char *mode)
     put_record();
     tdm_worker_tell(worker, 41);
     if (strcmp(mode, "die") == 0) raise(SIGKILL);
+    if (strcmp(mode, "talk") == 0) talk(worker);
     if (strcmp(mode, "crash") == 0) {
         fprintf(stderr, "something is broken\n");
         signal(SIGSEGV, SIG_DFL);
@@ -336,6 +349,7 @@ static void workers_outlive_their_agent(void)
     tdm_arena_destroy(arena);
     CHECK_INT(kill(next.pid, SIGTERM), 0); /* a guest's workers are asked to leave, by a wish */
     CHECK(await("wishes/leave/", 1));
+    usleep(1200000);                       /* two within a second count as one */
     CHECK_INT(kill(next.pid, SIGTERM), 0); /* and killed by the second signal */
     CHECK_INT(finish(next).status, TDM_OK);
     CHECK(lives(pids[0]) && lives(pids[1]));
@@ -365,15 +379,20 @@ static void who_does_not_end_is_killed(void)
     close_store();
 }
 
-static void put_epoch(int number, const char *const *ids, size_t count)
+static void put_epoch_of(const char *host, int number, const char *const *ids, size_t count)
 {
     tdm_str text = TDM_STR_INIT;
     tdm_str_addf(&text, "{\"number\":%d,\"members\":[", number);
     for (size_t i = 0; i < count; i++)
-        tdm_str_addf(&text, "%s{\"id\":\"%s\",\"host\":\"here\"}", i ? "," : "", ids[i]);
+        tdm_str_addf(&text, "%s{\"id\":\"%s\",\"host\":\"%s\"}", i ? "," : "", ids[i], host);
     tdm_str_add(&text, "]}");
     CHECK_INT(tdm_kv_put(store, "tandem/" SESSION "/epoch", tdm_str_text(&text), 0, NULL), TDM_OK);
     tdm_str_release(&text);
+}
+
+static void put_epoch(int number, const char *const *ids, size_t count)
+{
+    put_epoch_of("here", number, ids, count);
 }
 
 /* One that is stopped, so that the others go on without it: another one takes its seat, with another slot,
@@ -414,6 +433,74 @@ static void a_fenced_worker_is_replaced(void)
     CHECK_INT(kill(a.pid, SIGTERM), 0);
     CHECK_INT(finish(a).status, TDM_OK);
     CHECK(!lives(stopped));
+    close_store();
+}
+
+/* ---- one log for all hosts --------------------------------------------------------------------------- */
+
+/* So many bytes of the run's log; its text from the arena. */
+static const char *read_log(tdm_arena *arena)
+{
+    char path[64];
+    tdm_file_bytes bytes;
+    snprintf(path, sizeof path, "%s/log.jsonl", folder);
+    if (tdm_file_read(path, 1 << 24, &bytes, NULL) != TDM_OK) return "";
+    const char *text = tdm_arena_strndup(arena, (const char *)bytes.data, bytes.count);
+    tdm_file_bytes_release(&bytes);
+    return text ? text : "";
+}
+
+static bool await_log(const char *word)
+{
+    double until_s = tdm_clock_s() + WAIT_S;
+    bool found = false;
+    while (!found && tdm_clock_s() < until_s) {
+        tdm_arena *arena = tdm_arena_create("log");
+        found = strstr(read_log(arena), word) != NULL;
+        tdm_arena_destroy(arena);
+        if (!found) usleep(5000);
+    }
+    if (!found) fprintf(stderr, "waited in vain for %s in the log\n", word);
+    return found;
+}
+
+static void put(const char *key, const char *value)
+{
+    char whole[TDM_KV_KEY_BYTES];
+    snprintf(whole, sizeof whole, "tandem/" SESSION "%s", key);
+    CHECK_INT(tdm_kv_put(store, whole, value, 0, NULL), TDM_OK);
+}
+
+/* Agents of two hosts, and workers that say much: rank 0 is on the first one. All that the other host says
+ * comes into the log there, what is too much is counted, and what is no line stays out. */
+static void lines_of_all_hosts_come_into_one_log(void)
+{
+    char path[64], worker_id[TDM_MEMBER_ID_BYTES] = "here.0.1";
+    const char *const ids[] = {worker_id};
+    open_store();
+    snprintf(path, sizeof path, "%s/log.jsonl", folder);
+    CHECK_INT(tdm_file_replace(path, "", 0, NULL), TDM_OK);
+    put("/run", folder);
+    put("+lines/cheat/00000000000000000001", "no line\n{\"message\":\"whole\"}\n{\"torn\":");
+    put_epoch_of("here", 1, ids, 1);
+    agent here = start_agent("sleep", (tdm_agent_options){.count = 1});
+    agent there = start_agent("talk", (tdm_agent_options){.count = 1, .host = "there"});
+    CHECK(await_log("{\"message\":\"whole\"}"));
+    CHECK(await_log("worker there.0."));
+    CHECK(await_log("\"said 1\""));
+    CHECK(await_log("lines of host there are missing"));
+    CHECK_INT(tdm_session_end(store, SESSION, TDM_OK, "the run has ended", "a test", NULL), TDM_OK);
+    CHECK_INT(kill(there.pid, SIGTERM), 0);
+    CHECK_INT(kill(here.pid, SIGTERM), 0);
+    CHECK_INT(finish(there).status, TDM_OK);
+    CHECK_INT(finish(here).status, TDM_OK);
+    tdm_arena *arena = tdm_arena_create("log");
+    const char *log = read_log(arena);
+    CHECK(strstr(log, "worker here.0.") && strstr(log, "ended after step 41"));
+    CHECK(!strstr(log, "no line") && !strstr(log, "torn"));
+    for (const char *line = log, *end; (end = strchr(line, '\n')); line = end + 1)
+        CHECK(line[0] == '{' && end[-1] == '}');
+    tdm_arena_destroy(arena);
     close_store();
 }
 
@@ -474,6 +561,7 @@ static const check_test tests[] = {
     CHECK_TEST(workers_outlive_their_agent),
     CHECK_TEST(who_does_not_end_is_killed),
     CHECK_TEST(a_fenced_worker_is_replaced),
+    CHECK_TEST(lines_of_all_hosts_come_into_one_log),
     CHECK_TEST(sessions_are_held_and_cleared_up),
 };
 

@@ -201,9 +201,21 @@ empties() {
 
 # ---- cases ---------------------------------------------------------------------------------------------------
 
+# one_log CASE: what the agents of all hosts have to say is in the run's one log, to the last line.
+one_log() {
+    local host said
+    for host in 1 2 3; do
+        for said in started 'ended after step'; do
+            said=$(grep -c "\"host\":\"10.78.0.$host\",\"room\":\"agent\",\"message\":\"worker .* $said" \
+                "$work/$1/net-1/log.jsonl" || true)
+            [ "$said" -ge 2 ] || complain "$1: $said lines of two workers of host $host in the log"
+        done
+    done
+}
 case_plain() {
     start plain
     ends_well plain 0
+    one_log plain
 }
 # strike CASE HOST COMMAND...: in the middle of the training.
 strike() {

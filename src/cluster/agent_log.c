@@ -1,0 +1,107 @@
+/*
+ * agent_log.c: an agent's lines, and those of its workers, on their way into the run's log.
+ *
+ * On rank 0's host they are appended to it. From others they go through the store, at the pace at which the
+ * agent there takes them out (lines.c); it is the first of its host's agents, where there are several. As long
+ * as nobody knows where rank 0 is, they wait, up to a bound.
+ */
+#include "cluster/agent.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const double last_s = 2; /* for other hosts' last lines */
+static const double pause_s = 0.05;
+
+bool tdm__agent_is_of_host(const char *agent, const char *host)
+{
+    size_t length = strlen(host);
+    return strncmp(agent, host, length) == 0 && (!agent[length] || agent[length] == '+');
+}
+
+/* What the others know this agent by. */
+static const char *name_of(const tdm__agent *a)
+{
+    return strrchr(a->host_key, '/') + 1;
+}
+
+static bool can_write(const tdm__agent *a)
+{
+    return a->knows_lead && a->is_lead && a->run[0];
+}
+
+static void find_lead(tdm__agent *a, const tdm_session_view *view)
+{
+    a->is_first = false;
+    for (size_t i = 0; i < view->host_count; i++) {
+        if (!tdm__agent_is_of_host(view->hosts[i].name, a->options->host)) continue;
+        a->is_first = strcmp(view->hosts[i].name, name_of(a)) == 0;
+        break;
+    }
+    if (!view->lead_host) return;
+    a->knows_lead = true;
+    a->is_lead = strcmp(view->lead_host, a->options->host) == 0;
+}
+
+static void move_lines(tdm__agent *a)
+{
+    if (a->is_first) tdm__lines_drain(&a->lines);
+    tdm__lines_own_up(&a->lines, a->options->host);
+    if (can_write(a)) {
+        tdm__lines_write(&a->lines, a->run);
+        if (a->is_first) tdm__lines_collect(a->kv, a->options->session, a->run);
+    } else if (a->knows_lead && !a->is_lead) {
+        tdm__lines_send(&a->lines, a->kv, a->options->session, name_of(a));
+    }
+}
+
+void tdm__agent_log_look(tdm__agent *a, const tdm_session_view *view)
+{
+    find_lead(a, view);
+    move_lines(a);
+}
+
+/* Agents of other hosts than ours are still there. */
+static bool others_are_there(tdm__agent *a)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_kv_item *items;
+    size_t count = 0;
+    bool found = false;
+    tdm_arena *arena = tdm_arena_create("others");
+    if (!arena || tdm_kv_list(a->kv, tdm__session_key(key, a->options->session, "hosts/"), arena,
+                              &items, &count, NULL, NULL) != TDM_OK)
+        count = 0;
+    for (size_t i = 0; i < count; i++)
+        found = found || !tdm__agent_is_of_host(strrchr(items[i].key, '/') + 1, a->options->host);
+    tdm_arena_destroy(arena);
+    return found;
+}
+
+void tdm__agent_log_end(tdm__agent *a)
+{
+    bool waits = a->over && a->is_first && can_write(a);
+    for (double until_s = tdm_clock_s() + last_s; waits && tdm_clock_s() < until_s;) {
+        if (!others_are_there(a)) break;
+        usleep((useconds_t)(pause_s * 1e6));
+    }
+    move_lines(a);
+}
+
+void tdm__agent_log(const tdm_log_record *record, void *user)
+{
+    tdm__agent *a = user;
+    tdm_str text = TDM_STR_INIT;
+    tdm_json_writer w = tdm_json_writer_init(&text, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_double(&w, "time", record->unix_time_s);
+    tdm_json_put_string(&w, "level", tdm_log_level_name(record->level));
+    tdm_json_put_string(&w, "host", a->options->host);
+    tdm_json_put_string(&w, "room", record->room);
+    tdm_json_put_string(&w, "message", record->message);
+    tdm_json_object_end(&w);
+    if (tdm_str_ok(&text)) tdm__lines_add(&a->lines, text.data, text.length);
+    tdm_str_release(&text);
+    if (can_write(a)) tdm__lines_write(&a->lines, a->run);
+}
