@@ -62,12 +62,12 @@ test_same_bits_for_any_number() {
 
 # What ranks did is in the metrics, in the summary and in its JSON.
 test_ranks_are_told() {
-    assert_exit 0 train job.yaml -n 2 --set run.dir=told
+    assert_exit 0 train job.yaml -n 2 --min 2 --set run.dir=told
     assert_contains "$err" "4 lanes on 2 workers"
     assert_equal "$(count '^ *rank  *host' "$out")" 1 "tables"
     assert_equal "$(grep -cE '^ *[01] +[^ ]+ +2 +[0-9]+ +[0-9]+ %$' <<<"$out")" 2 "rows"
     assert_contains "$(tail -2 told/tiny-1/metrics.jsonl)" '"ranks":[{"lanes":2,'
-    assert_exit 0 train job.yaml -n 2 --json --set run.dir=told
+    assert_exit 0 train job.yaml -n 2 --min 2 --json --set run.dir=told
     assert_equal "$(grep -o '"wait_share"' <<<"$out" | wc -l)" 2 "ranks in $out"
     assert_equal "$err" "" "words beside the JSON"
     assert_exit 0 train job.yaml -n 1 --set run.dir=told

@@ -23,13 +23,21 @@ SH
 chmod +x ssh
 export TANDEM_SSH="$work/ssh"
 
-port=$((21000 + RANDOM % 6000))
+# Two ports below those that the system hands out, and that nobody has; etcd_test.sh has those below 26000.
+is_taken() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+port=$((26000 + RANDOM % 3000 * 2))
+while is_taken $port || is_taken $((port + 1)); do port=$((26000 + RANDOM % 3000 * 2)); done
 url=http://127.0.0.1:$port peer=http://127.0.0.1:$((port + 1))
 etcd --data-dir etcd --logger zap --log-level error --listen-client-urls "$url" \
     --advertise-client-urls "$url" --listen-peer-urls "$peer" --initial-advertise-peer-urls "$peer" \
     --initial-cluster "default=$peer" >etcd.log 2>&1 &
+etcd=$!
 store=etcd:$url
-wait_for 60 "$TANDEM" ps --store "$store" >/dev/null 2>&1
+answers() {
+    kill -0 "$etcd" 2>/dev/null || fail "etcd does not start: $(tail -n 3 etcd.log)"
+    "$TANDEM" ps --store "$store" >/dev/null 2>&1
+}
+wait_for 60 answers
 
 tandem() { timeout "$deadline" "$TANDEM" "$@"; }
 there() { "$TANDEM" ps --store "$store" --json; }

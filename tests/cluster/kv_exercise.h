@@ -172,16 +172,16 @@ static void exercise_leases(const tdm_kv_options *options)
     uint64_t kept = 0, left = 0, given = 0;
     WORKS(tdm_kv_remove(kv, BELOW, &err));
     FAILS(tdm_kv_lease(kv, 0, &kept, &err), TDM_ERR_RANGE);
-    WORKS(tdm_kv_lease(kv, 30, &kept, &err));
-    WORKS(tdm_kv_lease(kv, 1, &left, &err));
-    WORKS(tdm_kv_lease(kv, 60, &given, &err));
-    CHECK(kept != 0 && left != 0 && given != 0 && kept != left && left != given);
+    WORKS(tdm_kv_lease(kv, 100, &kept, &err));
+    WORKS(tdm_kv_lease(kv, 100, &given, &err));
     WORKS(tdm_kv_put(kv, BELOW "kept", "k", kept, &err));
+    WORKS(tdm_kv_put(kv, BELOW "given", "g", given, &err));
+    WORKS(tdm_kv_lease(kv, 2, &left, &err)); /* the next four calls take less than that */
     WORKS(tdm_kv_put(kv, BELOW "left/1", "l", left, &err));
     WORKS(tdm_kv_swap(kv, BELOW "left/2", 0, "l", left, NULL, &err));
-    WORKS(tdm_kv_put(kv, BELOW "given", "g", given, &err));
     WORKS(tdm_kv_put(kv, BELOW "moved", "m", left, &err));
     WORKS(tdm_kv_put(kv, BELOW "moved", "m", 0, &err));
+    CHECK(kept != 0 && left != 0 && given != 0 && kept != left && left != given);
     WORKS(tdm_kv_get(kv, BELOW "kept", arena, &item, &err));
     CHECK(item.lease == kept);
     WORKS(tdm_kv_keep(kv, kept, &err));
@@ -190,7 +190,7 @@ static void exercise_leases(const tdm_kv_options *options)
     WORKS(tdm_kv_release(kv, given, &err));
     FAILS(tdm_kv_keep(kv, given, &err), TDM_ERR_NOT_FOUND);
     FAILS(tdm_kv_put(kv, BELOW "late", "g", given, &err), TDM_ERR_NOT_FOUND);
-    CHECK(exercise_gone(other, BELOW "left/1", 20));
+    CHECK(exercise_gone(other, BELOW "left/1", 60));
     FAILS(tdm_kv_get(other, BELOW "left/2", arena, &item, &err), TDM_ERR_NOT_FOUND);
     FAILS(tdm_kv_keep(kv, left, &err), TDM_ERR_NOT_FOUND);
     WORKS(tdm_kv_get(other, BELOW "moved", arena, &item, &err));

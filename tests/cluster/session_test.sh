@@ -15,14 +15,16 @@ long=(--set train.epochs=1000000 --set checkpoint.every_epochs=never --set run.l
 
 tandem() { timeout "$deadline" "$TANDEM" "$@"; }
 
-# start ARGUMENTS: a launcher in the background, $launcher; returns when the session trains.
+# start WORKERS ARGUMENTS: a launcher in the background, $launcher; returns when all of them train.
 start() {
-    "$TANDEM" train job.yaml "$@" >launcher.out 2>launcher.err &
+    local workers=$1
+    shift
+    "$TANDEM" train job.yaml -n "$workers" "$@" >launcher.out 2>launcher.err &
     launcher=$!
-    wait_for "$deadline" trains
+    wait_for "$deadline" trains "$workers"
 }
 trains() {
-    [[ $("$TANDEM" ps) == *training* ]] && return 0
+    [[ $("$TANDEM" ps) == *training* ]] && has_ranks "$1" && return 0
     kill -0 "$launcher" 2>/dev/null || fail "the launcher ended: $(cat launcher.err)"
     return 1
 }
@@ -54,7 +56,7 @@ test_the_result_is_that_of_one_process() {
     assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=one
     local want
     want=$(hash_in "$out")
-    assert_exit 0 tandem train job.yaml -n 3 --set run.dir=three
+    assert_exit 0 tandem train job.yaml -n 3 --min 3 --set run.dir=three
     assert_equal "$(hash_in "$out")" "$want" "the hash of three"
     assert_contains "$err" "4 lanes on 3 workers"
     assert_equal "$(find three/tiny-1/logs -name '*.log' | wc -l)" 3 "logs of workers"
@@ -70,7 +72,7 @@ test_the_result_is_that_of_one_process() {
 
 # Any of them is killed; the others go on, and another one comes. Then it leaves, and another joins.
 test_workers_come_and_go() {
-    start -n 3 --max 4 "${long[@]}" --set run.dir=go
+    start 3 --max 4 "${long[@]}" --set run.dir=go
     local victim pid joined
     for victim in 1 0; do
         pid=$(pid_of $victim)
@@ -99,7 +101,7 @@ test_workers_come_and_go() {
 }
 
 test_the_launcher_dies_and_training_goes_on() {
-    start -n 2 "${long[@]}" --set run.dir=alone
+    start 2 "${long[@]}" --set run.dir=alone
     kill -9 "$launcher"
     wait "$launcher" || true
     local pid
@@ -112,7 +114,7 @@ test_the_launcher_dies_and_training_goes_on() {
 }
 
 test_the_agent_dies_and_training_goes_on() {
-    start -n 3 "${long[@]}" --set run.dir=orphans
+    start 3 "${long[@]}" --set run.dir=orphans
     kill -9 "$(agent_pid)"
     local before
     before=$(epoch)
@@ -126,11 +128,11 @@ test_the_agent_dies_and_training_goes_on() {
 }
 
 test_signals() {
-    start -n 2 "${long[@]}" --set run.dir=signals
+    start 2 "${long[@]}" --set run.dir=signals
     kill -INT "$launcher"
     end 130
     assert_contains "$(cat launcher.err)" "stopping after this step"
-    start --resume signals/tiny-1 -n 2 "${long[@]}"
+    start 2 --resume signals/tiny-1 "${long[@]}"
     assert_exit 0 tandem stop tiny-1 --now
     end 130
     assert_contains "$(cat launcher.err)" "steps since the newest checkpoint are lost"
@@ -139,13 +141,13 @@ test_signals() {
 
 # Who is stopped is replaced, and nobody else: rank 0 does not wait for him.
 test_a_stopped_worker_is_replaced() {
-    start -n 3 "${long[@]}" --set run.dir=stopped
+    start 3 "${long[@]}" --set run.dir=stopped
     local first stopped
     first=$(pid_of 0)
     stopped=$(pid_of 1)
     kill -STOP "$stopped"
     wait_for "$deadline" is_replaced "$stopped" 3
-    assert_equal "$(pid_of 0)" "$first" "rank 0, after $(cat launcher.err)"
+    assert_equal "$(pid_of 0)" "$first" "rank 0, after $(cat launcher.err stopped/tiny-1/log.jsonl)"
     kill -CONT "$stopped" 2>/dev/null || true
     assert_exit 0 tandem stop tiny
     end 130
@@ -218,7 +220,7 @@ test_wrong_words() {
 
 # What a session leaves that was killed as a whole goes with the next look.
 test_stale_sessions_are_removed() {
-    start -n 2 "${long[@]}" --set run.dir=stale
+    start 2 "${long[@]}" --set run.dir=stale
     local -a pids
     pids=("$(agent_pid)" "$launcher" "$(pid_of 0)" "$(pid_of 1)") # the agent first: it would start others
     kill -9 "${pids[@]}"
