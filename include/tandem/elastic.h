@@ -20,7 +20,8 @@
  *     members/ID       host, slot, pid, born (revision of its first record), ready (it waits to join, or
  *                      takes part), epoch (its last one; 0: none), phase, step, steps, speed, run, lease_s
  *     dead/ID          why ("killed by signal 9"), at (tdm_kv_now of its host when that was noticed)
- *     reports/N/ID     why, regroup (true: nothing failed), whole (it has the state), lost: [ID, ...]
+ *     reports/N/ID     why, regroup (true: nothing failed), whole (it has the state), lost: [ID, ...],
+ *                      closed: [ID, ...], those of them whose connection was closed without a good-bye
  *     epoch            number, members: [{id, host, pid}, ...], left: [{id, why}, ...], by
  *     wishes/stop, wishes/leave/ID   why (may be absent)
  *     verdict          status (a number; 0: ended well), message, by
@@ -115,6 +116,13 @@ enum {
     TDM_WISH_REGROUP = 2 /* somebody waits to join, or was asked to leave */
 };
 
+/* How a member of the epoch was lost. */
+typedef enum tdm_loss {
+    TDM_LOSS_NONE = 0, /* it was not */
+    TDM_LOSS_SILENT,   /* it cannot be reached, and may live */
+    TDM_LOSS_CLOSED    /* its connection was closed without a good-bye, as when a process ends */
+} tdm_loss;
+
 /* All calls but `interrupt` come from the thread of tdm_elastic_run. */
 typedef struct tdm_elastic_ops {
     /* Opens the world of this epoch, and brings all its members to one state, whatever they were. */
@@ -125,7 +133,7 @@ typedef struct tdm_elastic_ops {
     /* After enter or step has failed, before leave: whether this member itself could not reach that rank
      * (told by others does not count, nor who left in good order), and how it noticed, for the log.
      * NULL: nobody is named. */
-    bool (*lost)(void *user, int rank, char how[TDM_LOST_BYTES]);
+    tdm_loss (*lost)(void *user, int rank, char how[TDM_LOST_BYTES]);
     /* Closes the world, if it is open. What was committed stays where it is. */
     void (*leave)(void *user);
     /* From another thread, at any time between enter's beginning and leave: break off what waits or

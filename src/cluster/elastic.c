@@ -126,7 +126,16 @@ static void put_verdict(run *r, tdm_status status, const char *message)
 
 /* ---- leaving an epoch --------------------------------------------------------------------------- */
 
-static outcome report(run *r, const char *why, bool is_regroup, const bool *lost)
+/* The names of those whose loss is of this kind, or of a later one. */
+static void list_losses(const run *r, const tdm_loss *losses, tdm_loss least, tdm_json_writer *w)
+{
+    tdm_json_array_begin(w);
+    for (int i = 0; losses && i < r->epoch.size; i++)
+        if (losses[i] >= least) tdm_json_string(w, r->members[i].id);
+    tdm_json_array_end(w);
+}
+
+static outcome report(run *r, const char *why, bool is_regroup, const tdm_loss *losses)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_str text = TDM_STR_INIT;
@@ -136,10 +145,9 @@ static outcome report(run *r, const char *why, bool is_regroup, const bool *lost
     tdm_json_put_bool(&w, "regroup", is_regroup);
     tdm_json_put_bool(&w, "whole", r->is_whole);
     tdm_json_key(&w, "lost");
-    tdm_json_array_begin(&w);
-    for (int i = 0; lost && i < r->epoch.size; i++)
-        if (lost[i]) tdm_json_string(&w, r->members[i].id);
-    tdm_json_array_end(&w);
+    list_losses(r, losses, TDM_LOSS_SILENT, &w);
+    tdm_json_key(&w, "closed");
+    list_losses(r, losses, TDM_LOSS_CLOSED, &w);
     tdm_json_object_end(&w);
     tdm__member_key(r->m, key, "reports/%" PRIu32 "/%s", r->memo.left, r->m->id);
     outcome out = LEAVE;
@@ -187,12 +195,12 @@ static void activate(run *r, bool is_active)
     pthread_mutex_unlock(&m->lock);
 }
 
-static void ask_for_lost(run *r, bool *lost)
+static void ask_for_lost(run *r, tdm_loss *losses)
 {
     for (int i = 0; r->ops->lost && i < r->epoch.size; i++) {
         char how[TDM_LOST_BYTES] = "";
-        if (i == r->epoch.rank || !r->ops->lost(r->user, i, how)) continue;
-        lost[i] = true;
+        if (i != r->epoch.rank) losses[i] = r->ops->lost(r->user, i, how);
+        if (losses[i] == TDM_LOSS_NONE) continue;
         how[sizeof how - 1] = '\0';
         tdm_log(TDM_LOG_WARN, "cluster",
                 "rank %d (member %s, host %s) is out of reach of rank %d: %s", i, r->members[i].id,
@@ -213,8 +221,13 @@ static bool ends_epoch(run *r, tdm_status status)
 /* From enter to the last step. TDM_OK: the run is done, or it is to be regrouped. */
 static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
 {
+    double begin_s = tdm_kv_now(r->m->kv), entered_s = begin_s;
+    bool is_first = r->left_s >= 0 && r->epoch.rank == 0; /* the first step after a change */
     tdm_status status = r->ops->enter(r->user, &r->epoch, why);
-    if (status == TDM_OK) r->is_whole = true;
+    if (status == TDM_OK) {
+        r->is_whole = true;
+        entered_s = tdm_kv_now(r->m->kv);
+    }
     while (status == TDM_OK && !*done && !*regroup) {
         pthread_mutex_lock(&r->m->lock);
         unsigned wish = r->m->wish, wishes = 0;
@@ -225,6 +238,13 @@ static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
         status = r->ops->step(r->user, wish, &wishes, done, why);
         if (status != TDM_OK) break;
         r->failures = 0;
+        if (is_first)
+            tdm_log(TDM_LOG_INFO, "cluster",
+                    "epoch %" PRIu32 " has done its first step, %.0f ms after rank 0 left the last "
+                    "epoch; of these, entering it took %.0f ms, and the step %.0f ms",
+                    r->epoch.number, 1e3 * (tdm_kv_now(r->m->kv) - r->left_s),
+                    1e3 * (entered_s - begin_s), 1e3 * (tdm_kv_now(r->m->kv) - entered_s));
+        is_first = false;
         *regroup = (wishes & TDM_WISH_REGROUP) != 0;
     }
     return status;
@@ -232,7 +252,8 @@ static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
 
 static outcome take_part(run *r)
 {
-    bool done = false, regroup = false, lost[TDM__EPOCH_MOST] = {false};
+    bool done = false, regroup = false;
+    tdm_loss losses[TDM__EPOCH_MOST] = {TDM_LOSS_NONE};
     tdm_error why = {0};
     r->memo.took_part = true;
     r->said_short = false;
@@ -243,7 +264,7 @@ static outcome take_part(run *r)
     activate(r, true);
     tdm_status status = go_through(r, &done, &regroup, &why);
     bool is_epoch_end = status != TDM_OK && ends_epoch(r, status);
-    if (is_epoch_end) ask_for_lost(r, lost);
+    if (is_epoch_end) ask_for_lost(r, losses);
     activate(r, false);
     r->left_s = tdm_kv_now(r->m->kv);
     r->ops->leave(r->user);
@@ -258,10 +279,11 @@ static outcome take_part(run *r)
     if (status == TDM_OK) return report(r, "regrouping", true, NULL);
     r->has_failed = true;
     r->failures++;
-    tdm_log(TDM_LOG_INFO, "cluster", "rank %d leaves epoch %" PRIu32 ": %s", r->epoch.rank,
-            r->epoch.number, why.message);
+    tdm_log(TDM_LOG_INFO, "cluster",
+            "rank %d leaves epoch %" PRIu32 ": %s (its world was closed within %.0f ms)",
+            r->epoch.rank, r->epoch.number, why.message, 1e3 * (tdm_kv_now(r->m->kv) - r->left_s));
     outcome out = back_off(r, why.message);
-    return out == LEAVE ? out : report(r, why.message, false, lost);
+    return out == LEAVE ? out : report(r, why.message, false, losses);
 }
 
 /* ---- agreement ---------------------------------------------------------------------------------- */

@@ -17,10 +17,11 @@
  */
 #include "cluster/member.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define LOST_S 0.4 /* to report, for those that nobody can reach */
+#define LOST_S 0.4 /* to report, for those that nobody can reach, or whose host is gone */
 
 /* Times to report, in units of report_s, when nothing has failed, or when nobody has reported. */
 #define UNHURRIED 30.0
@@ -197,11 +198,54 @@ static bool is_first_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__ep
     return false;
 }
 
-static bool is_lost_to(const tdm__view_member *m, const tdm__view_member *reporter)
+static bool has_name(const char *const *names, int count, const char *id)
 {
-    for (int i = 0; i < reporter->lost_count; i++)
-        if (strcmp(reporter->lost[i], m->id) == 0) return true;
+    for (int i = 0; i < count; i++)
+        if (strcmp(names[i], id) == 0) return true;
     return false;
+}
+
+static bool is_missing(const tdm__view_member *m)
+{
+    return tdm__view_alive(m) && !m->has_reported;
+}
+
+static bool is_closed(const tdm__view *view, const tdm__view_member *m)
+{
+    for (int i = 0; i < view->size; i++) {
+        const tdm__view_member *one = &view->members[i];
+        if (is_reporter(one) && has_name(one->closed, one->closed_count, m->id)) return true;
+    }
+    return false;
+}
+
+/* Whether all processes of this host seem to have ended at once: of one of them a connection was closed
+ * without a good-bye, none of them has reported, and its agent, which would have said of that one how it
+ * ended, has not. */
+static bool is_host_gone(const tdm__view *view, const char *host)
+{
+    bool has_closed = false;
+    for (int i = 0; i < view->size; i++) {
+        const tdm__view_member *m = &view->members[i];
+        if (strcmp(m->host, host) != 0) continue;
+        if (m->has_reported || m->is_dead) return false;
+        has_closed = has_closed || is_closed(view, m);
+    }
+    return has_closed;
+}
+
+/* Whether those that have not reported are all of hosts that are gone, and no more than those who have. The
+ * same if their network was cut, in a way that closes connections: then either half may go on. */
+static bool are_gone(const tdm__view *view)
+{
+    int reporters = 0, missing = 0;
+    for (int i = 0; i < view->size; i++) {
+        const tdm__view_member *m = &view->members[i];
+        reporters += is_reporter(m);
+        missing += is_missing(m);
+        if (is_missing(m) && !is_host_gone(view, m->host)) return false;
+    }
+    return reporters >= missing;
 }
 
 /* Whether those that have not reported are out of reach of all who have, and these would be chosen if it
@@ -211,12 +255,14 @@ static bool are_lost(const tdm__view *view)
     int reporters = 0, missing = 0, lowest = -1;
     for (int i = 0; i < view->size; i++) {
         const tdm__view_member *m = &view->members[i];
-        bool reports = is_reporter(m), misses = tdm__view_alive(m) && !m->has_reported;
+        bool reports = is_reporter(m), misses = is_missing(m);
         if ((reports || misses) && lowest < 0) lowest = reports;
         reporters += reports;
         missing += misses;
-        for (int k = 0; k < view->size && misses; k++)
-            if (is_reporter(&view->members[k]) && !is_lost_to(m, &view->members[k])) return false;
+        for (int k = 0; k < view->size && misses; k++) {
+            const tdm__view_member *one = &view->members[k];
+            if (is_reporter(one) && !has_name(one->lost, one->lost_count, m->id)) return false;
+        }
     }
     return reporters > missing || (reporters == missing && lowest == 1);
 }
@@ -224,21 +270,23 @@ static bool are_lost(const tdm__view *view)
 static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
                         double now_s, tdm__epoch_plan *plan)
 {
-    bool has_failed = is_failure(view), has_state = false, is_missing = false;
+    bool has_failed = is_failure(view), has_state = false, misses = false;
     bool is_silent = false;
     double broken_s = since(&memo->broken_s, true, now_s);
     double failed_s = since(&memo->failed_s, has_failed, now_s);
     for (int i = 0; i < view->size; i++) {
         tdm__view_member *m = &view->members[i];
         has_state |= is_reporter(m) && m->is_whole;
-        is_missing |= tdm__view_alive(m) && !m->has_reported;
+        misses |= is_missing(m);
         is_silent |= !m->is_here && !m->is_dead;
     }
-    double alone_s = since(&memo->alone_s, !is_missing && !has_state, now_s);
+    double alone_s = since(&memo->alone_s, !misses && !has_state, now_s);
     double due_s = broken_s + UNHURRIED * rules->report_s;
-    if (has_failed && has_state)
-        due_s = failed_s + (are_lost(view) && rules->report_s > LOST_S ? LOST_S : rules->report_s);
-    if (!is_missing) due_s = alone_s >= 0 && is_silent ? alone_s + rules->silence_s : now_s;
+    if (has_failed && has_state) {
+        bool is_hopeless = are_lost(view) || are_gone(view);
+        due_s = failed_s + (is_hopeless ? fmin(LOST_S, rules->report_s) : rules->report_s);
+    }
+    if (!misses) due_s = alone_s >= 0 && is_silent ? alone_s + rules->silence_s : now_s;
     if (now_s >= due_s) return true;
     wait_until(plan, due_s, "the others to leave the epoch");
     return false;

@@ -155,6 +155,20 @@ static void read_dead(tdm__view *view, const char *id, const tdm_kv_item *item, 
     m->dead_at = object ? real_of(object, "at") : 0;
 }
 
+/* The names in a list of a report. */
+static tdm_status read_names(const tdm_json *list, const tdm_kv_item *item, tdm_arena *arena,
+                             const char ***out, int *count, tdm_error *err)
+{
+    if (!list || list->type != TDM_JSON_ARRAY || list->count == 0) return TDM_OK;
+    *out = tdm_arena_array(arena, list->count, sizeof **out);
+    if (!*out) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %s", item->key);
+    for (const tdm_json *one = list->first; one; one = one->next) {
+        const char *id = tdm_json_as_string(one);
+        if (id) (*out)[(*count)++] = id;
+    }
+    return TDM_OK;
+}
+
 static tdm_status read_report(tdm__view *view, const char *rest, const tdm_kv_item *item,
                               tdm_arena *arena, tdm_error *err)
 {
@@ -168,15 +182,9 @@ static tdm_status read_report(tdm__view *view, const char *rest, const tdm_kv_it
     m->is_regroup = report && is_true(report, "regroup");
     m->is_whole = report && is_true(report, "whole");
     m->report_why = report ? text_of(report, "why", "") : "";
-    const tdm_json *lost = tdm_json_get(report, "lost");
-    if (!lost || lost->type != TDM_JSON_ARRAY || lost->count == 0) return TDM_OK;
-    m->lost = tdm_arena_array(arena, lost->count, sizeof *m->lost);
-    if (!m->lost) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %s", item->key);
-    for (const tdm_json *one = lost->first; one; one = one->next) {
-        const char *id = tdm_json_as_string(one);
-        if (id) m->lost[m->lost_count++] = id;
-    }
-    return TDM_OK;
+    TDM_TRY(read_names(tdm_json_get(report, "lost"), item, arena, &m->lost, &m->lost_count, err));
+    return read_names(tdm_json_get(report, "closed"), item, arena, &m->closed, &m->closed_count,
+                      err);
 }
 
 static void read_verdict(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)

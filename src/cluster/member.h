@@ -40,6 +40,8 @@ typedef struct tdm__view_member {
     const char *report_why;
     const char **lost; /* whom it could not reach, by their names */
     int lost_count;
+    const char **closed; /* of these: whose connection was closed without a good-bye */
+    int closed_count;
     bool should_leave; /* was asked to */
 } tdm__view_member;
 

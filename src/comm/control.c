@@ -62,6 +62,7 @@ typedef struct client {
     bool closing;   /* close() was called */
     bool said_bye;  /* we did */
     bool heard_bye; /* the hub did */
+    bool given_up;  /* the hub takes this rank for lost */
     bool cut;       /* there is no hub any more */
     double heard_s, longest_s;
     peer *peers;
@@ -168,6 +169,10 @@ static void cut_off(client *c, tdm_peer_sign sign, const char *how)
 {
     if (c->cut) return;
     c->cut = true;
+    if (c->given_up) {
+        sign = TDM_SIGN_SILENCE;
+        how = "it has given this rank up, which it had not heard of for too long";
+    }
     if (!c->heard_bye && !c->said_bye && c->control.rank != 0) {
         tdm_peer_loss loss = {.sign = sign, .heard_s = tdm_clock_s() - c->heard_s};
         snprintf(loss.what, sizeof loss.what, "%.150s", c->hub_does);
@@ -211,6 +216,8 @@ static void take_blocks(client *c, const tdm__frame *frame)
 
 static void take_news(client *c, const tdm__frame *frame)
 {
+    if (frame->rank == (uint32_t)c->control.rank && frame->kind == TDM__NEWS_LOST)
+        c->given_up = true;
     if (frame->rank >= (uint32_t)c->control.size || frame->rank == (uint32_t)c->control.rank)
         return;
     if (frame->kind == TDM__NEWS_LOST || frame->kind == TDM__NEWS_LEFT) {

@@ -54,6 +54,20 @@ static uint32_t silence_ms(const tdm__member *member)
     return silence_s > 0 && silence_s < 1e6 ? (uint32_t)(silence_s * 1e3) : 0;
 }
 
+/* One that is given up for its silence may only have been stopped: its connection's end shall not look to
+ * it like the end of this process. */
+static void tell_given_up(tdm__member *member, int rank)
+{
+    tdm__frame news = {.type = TDM__FRAME_NEWS,
+                       .kind = TDM__NEWS_LOST,
+                       .rank = (uint32_t)rank,
+                       .status = TDM_ERR_PEER_FAILED,
+                       .id = TDM_SIGN_SILENCE};
+    snprintf(news.text, sizeof news.text, "%s", member->end);
+    if (tdm__channel_put_frame(&member->caller->channel, &news))
+        (void)tdm__channel_flush(&member->caller->channel);
+}
+
 void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt, ...)
 {
     tdm__member *member = &hub->members[rank];
@@ -62,6 +76,7 @@ void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt,
     va_start(args, fmt);
     vsnprintf(member->end, sizeof member->end, fmt, args);
     va_end(args);
+    if (sign == TDM_SIGN_SILENCE) tell_given_up(member, rank);
     tdm__hub_drop(hub, member->caller);
     member->caller = NULL;
     if (!hub->started) {

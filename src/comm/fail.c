@@ -175,10 +175,12 @@ static bool is_member(const tdm_group *group, int world_rank)
     return false;
 }
 
-/* What is heard of a loss later may say more of what was before it; how it was noticed stays. */
+/* What is heard of a loss later may say more of what was before it; how it was noticed stays, unless it was
+ * the transport, which cannot tell a process that has ended from one that is out of reach. */
 static void note_loss(tdm_peer_loss *loss, const tdm_peer_loss *heard)
 {
     tdm_peer_sign sign = loss->sign;
+    if (sign == TDM_SIGN_TRANSPORT && heard->sign == TDM_SIGN_CLOSED) sign = TDM_SIGN_CLOSED;
     if (sign == TDM_SIGN_NONE || *heard->what) *loss = *heard;
     if (sign != TDM_SIGN_NONE) loss->sign = sign;
 }

@@ -169,7 +169,7 @@ static void leave(void *user)
     tdm_comm_close(comm);
 }
 
-static bool lost(void *user, int rank, char how[TDM_LOST_BYTES])
+static tdm_loss lost(void *user, int rank, char how[TDM_LOST_BYTES])
 {
     static const char *const signs[] = {
         [TDM_SIGN_NONE] = "",
@@ -181,11 +181,11 @@ static bool lost(void *user, int rank, char how[TDM_LOST_BYTES])
     tdm__trainer *t = user;
     tdm_peer_loss loss;
     if (!t->comm || rank == tdm_comm_rank(t->comm) || !tdm_comm_peer_loss(t->comm, rank, &loss))
-        return false;
-    if (loss.sign == TDM_SIGN_NONE || loss.sign == TDM_SIGN_TOLD) return false;
+        return TDM_LOSS_NONE;
+    if (loss.sign == TDM_SIGN_NONE || loss.sign == TDM_SIGN_TOLD) return TDM_LOSS_NONE;
     snprintf(how, TDM_LOST_BYTES, "%s, %.0f ms after its last sign of life", signs[loss.sign],
              1000 * loss.heard_s);
-    return true;
+    return loss.sign == TDM_SIGN_CLOSED ? TDM_LOSS_CLOSED : TDM_LOSS_SILENT;
 }
 
 /* ---- where the state is ---------------------------------------------------------------------- */

@@ -55,7 +55,7 @@ typedef struct process {
     struct world *world;
     int rank, meetings;
     bool is_writing; /* in its host's memory */
-    bool lost[PROCESSES_MOST];
+    tdm_loss lost[PROCESSES_MOST];
     tdm_status status;
     tdm_elastic_result result;
     tdm_error err;
@@ -165,6 +165,7 @@ struct sim {
     process processes[PROCESSES_MOST];
     int process_count;
     host hosts[HOSTS_MOST];
+    bool resets; /* a cut of the network ends connections at once, on both sides */
     int host_count, first_count, min, max;
     double lease_s;
     store store;

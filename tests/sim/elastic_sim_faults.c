@@ -186,6 +186,7 @@ static void cut(sim *s, bool by_host)
 {
     int sides[HOSTS_MOST];
     for (int i = 0; i < HOSTS_MOST; i++) sides[i] = sim_below(s, 2);
+    s->resets = sim_chance(s, 0.3);
     for (int i = 0; i < s->process_count; i++) {
         process *p = &s->processes[i];
         p->side = by_host ? sides[p->host] : sim_below(s, 2);
@@ -249,8 +250,8 @@ void sim_happen(sim *s, const event *e)
     case EVENT_TELL_DEAD: tell_dead(s, e); break;
     case EVENT_KILL_HOST: kill_host(s, e->a % s->host_count, e->length_s); break;
     case EVENT_CUT:
-        sim_say(s, "FAULT: the network is cut");
         cut(s, e->a % 2 == 0);
+        sim_say(s, "FAULT: the network is cut%s", s->resets ? ", with resets" : "");
         sim_add_event(s, (event){.time_s = s->now_s + e->length_s, .kind = EVENT_HEAL});
         break;
     case EVENT_HEAL:

@@ -55,18 +55,22 @@ static tdm_status dead(tdm_error *err)
 static tdm_status missing(process *p, int r, double waited_s, tdm_error *err)
 {
     const process *q = &p->s->processes[p->world->processes[r]];
+    if (is_cut(p, q) && p->s->resets) {
+        p->lost[r] = TDM_LOSS_CLOSED;
+        return tdm_fail(err, TDM_ERR_PEER_FAILED, "the connection with rank %d was reset", r);
+    }
     if (is_cut(p, q)) {
         if (waited_s < SILENCE_S) return TDM_OK;
-        p->lost[r] = true;
+        p->lost[r] = TDM_LOSS_SILENT;
         return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank %d is silent", r);
     }
     if (q->is_dead && p->s->now_s >= q->died_s) {
-        p->lost[r] = true;
+        p->lost[r] = TDM_LOSS_CLOSED;
         return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank %d has closed its connection", r);
     }
     if (p->world->left >> r & 1) return tdm_fail(err, TDM_ERR_PEER_LEFT, "rank %d has left", r);
     if (waited_s < STALL_S) return TDM_OK;
-    p->lost[r] = true;
+    p->lost[r] = TDM_LOSS_SILENT;
     return tdm_fail(err, TDM_ERR_PEER_TIMEOUT, "rank %d did not come", r);
 }
 
@@ -403,7 +407,7 @@ static tdm_status step(void *user, unsigned wish, unsigned *wishes, bool *done, 
 
 /* ---- the rest ----------------------------------------------------------------------------------- */
 
-static bool lost(void *user, int rank, char how[TDM_LOST_BYTES])
+static tdm_loss lost(void *user, int rank, char how[TDM_LOST_BYTES])
 {
     const process *p = user;
     snprintf(how, TDM_LOST_BYTES, "simulated");

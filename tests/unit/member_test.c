@@ -288,6 +288,64 @@ static void first_and_next_epoch(void)
     remove_store();
 }
 
+/* Of one host all processes end at once, as when it is switched off: a connection was closed, and nobody
+ * there says anything. */
+static void a_host_that_is_gone_is_not_waited_for_long(void)
+{
+    static const char *const ids[] = {"a", "b", "c", "d"}; /* ranks 0 and 1 on h1, 2 and 3 on h2 */
+    make_store();
+    tdm_kv *kv = open_store();
+    tdm_arena *arena = tdm_arena_create("test");
+    tdm__view view = {0};
+    static tdm__epoch_plan plan;
+    for (int i = 0; i < 4; i++) put_record(kv, ids[i], i < 2 ? "h1" : "h2", i % 2);
+    put(kv, SESSION "epoch",
+        "{\"number\":1,\"members\":[{\"id\":\"a\",\"host\":\"h1\"},{\"id\":\"b\",\"host\":\"h1\"},"
+        "{\"id\":\"c\",\"host\":\"h2\"},{\"id\":\"d\",\"host\":\"h2\"}]}");
+    tdm__epoch_memo c, fresh;
+    tdm__epoch_memo_init(&fresh);
+    fresh.left = 1;
+    fresh.took_part = true;
+    fresh.number = 1;
+    /* Out of reach: a cut, perhaps, in which the side with the lowest rank goes on. */
+    put(kv, SESSION "reports/1/c", "{\"whole\":true,\"lost\":[\"a\",\"b\"],\"closed\":[]}");
+    put(kv, SESSION "reports/1/d", "{\"whole\":true,\"lost\":[\"a\",\"b\"],\"closed\":7}");
+    c = fresh;
+    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DEED_WAIT);
+    CHECK_NEAR(plan.until_s, 102, 1e-9);
+    /* Closed, of one of them: the host is gone. */
+    put(kv, SESSION "reports/1/d", "{\"whole\":true,\"lost\":[\"a\"],\"closed\":[\"a\"]}");
+    put(kv, SESSION "reports/1/c", "{\"whole\":true}");
+    c = fresh;
+    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DEED_WAIT);
+    CHECK_NEAR(plan.until_s, 100.4, 1e-9);
+    CHECK_INT(decide(kv, arena, "c", &c, 100.5, &view, &plan), TDM__DEED_PROPOSE);
+    CHECK_INT(plan.next_count, 2);
+    CHECK_TEXT(plan.next[0]->id, "c");
+    /* Not when they are more than those who say so, */
+    CHECK_INT(tdm_kv_remove(kv, SESSION "reports/1/c", NULL), TDM_OK);
+    CHECK_INT(tdm_kv_remove(kv, SESSION "members/c", NULL), TDM_OK);
+    c = fresh;
+    CHECK_INT(decide(kv, arena, "d", &c, 100, &view, &plan), TDM__DEED_WAIT);
+    CHECK_NEAR(plan.until_s, 102, 1e-9);
+    put_record(kv, "c", "h2", 0);
+    put(kv, SESSION "reports/1/c", "{\"whole\":true}");
+    /* nor when its agent is there, */
+    put(kv, SESSION "dead/a", "{\"why\":\"killed by signal 9\"}");
+    c = fresh;
+    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DEED_WAIT);
+    CHECK_NEAR(plan.until_s, 102, 1e-9);
+    CHECK_INT(tdm_kv_remove(kv, SESSION "dead/a", NULL), TDM_OK);
+    /* nor when the other one of the host lives. */
+    put(kv, SESSION "reports/1/b", "{\"whole\":true}");
+    c = fresh;
+    CHECK_INT(decide(kv, arena, "b", &c, 100, &view, &plan), TDM__DEED_WAIT);
+    CHECK_NEAR(plan.until_s, 102, 1e-9);
+    tdm_arena_destroy(arena);
+    tdm_kv_close(kv);
+    remove_store();
+}
+
 /* ---- real processes ----------------------------------------------------------------------------- */
 
 enum { RANKS = 3, EPOCHS = 32, STEPS = 12 };
@@ -525,10 +583,14 @@ static void bad_options_are_refused(void)
     remove_store();
 }
 
-static const check_test tests[] = {
-    CHECK_TEST(the_lease_follows_the_pulse), CHECK_TEST(the_larger_side_stays),
-    CHECK_TEST(a_tangle_ends_soon),          CHECK_TEST(a_record_of_nonsense_is_none),
-    CHECK_TEST(first_and_next_epoch),        CHECK_TEST(a_killed_member_is_left_behind),
-    CHECK_TEST(a_stopped_member_is_fenced),  CHECK_TEST(what_the_environment_says),
-    CHECK_TEST(bad_options_are_refused)};
+static const check_test tests[] = {CHECK_TEST(the_lease_follows_the_pulse),
+                                   CHECK_TEST(the_larger_side_stays),
+                                   CHECK_TEST(a_tangle_ends_soon),
+                                   CHECK_TEST(a_record_of_nonsense_is_none),
+                                   CHECK_TEST(first_and_next_epoch),
+                                   CHECK_TEST(a_host_that_is_gone_is_not_waited_for_long),
+                                   CHECK_TEST(a_killed_member_is_left_behind),
+                                   CHECK_TEST(a_stopped_member_is_fenced),
+                                   CHECK_TEST(what_the_environment_says),
+                                   CHECK_TEST(bad_options_are_refused)};
 CHECK_MAIN(tests)
