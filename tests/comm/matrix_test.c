@@ -33,12 +33,15 @@ static const size_t counts[] = {0, 1, 7, 1000, 65537};
 static const size_t counts[] = {0, 1, 7, 1000, 65537, 1000003, 10000000};
 #endif
 enum { COUNTS = sizeof counts / sizeof counts[0] };
+enum {
+    PERIOD = 65521
+}; /* elements, after which numbers repeat: a prime, so no piece of a call is so long */
 
 /* ---- numbers ------------------------------------------------------------------------------------- */
 
 static double value_of(tdm_dtype type, int lane, size_t i)
 {
-    uint64_t x = ((uint64_t)lane * 0x9e3779b97f4a7c15u) ^ (i * 0xbf58476d1ce4e5b9u);
+    uint64_t x = ((uint64_t)lane * 0x9e3779b97f4a7c15u) ^ (i % PERIOD * 0xbf58476d1ce4e5b9u);
     x = (x ^ (x >> 29)) * 0x94d049bb133111ebu;
     int64_t whole = (int64_t)(x >> 60) - 8; /* -8 to 7 */
     if (type != TDM_DTYPE_F32 && type != TDM_DTYPE_F64) return (double)whole;
@@ -108,10 +111,23 @@ static size_t unit_of(const trial *t)
     return tdm_dtype_bytes(t->call.dtype);
 }
 
+/* How many of `count` elements are computed: the others repeat them. */
+static size_t computed(size_t count)
+{
+    return count < PERIOD ? count : PERIOD;
+}
+
+static void repeat(const trial *t, uint8_t *to, size_t count)
+{
+    for (size_t i = PERIOD; i < count; i += PERIOD)
+        memcpy(to + i * unit_of(t), to, computed(count - i) * unit_of(t));
+}
+
 static void fill(const trial *t, uint8_t *to, int lane, size_t first, size_t count)
 {
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < computed(count); i++)
         put(t->call.dtype, to, i, value_of(t->call.dtype, lane, first + i));
+    repeat(t, to, count);
 }
 
 /* What must be in `out` after the call; returns how many elements of it count. */
@@ -145,9 +161,10 @@ static size_t expect(const world *w, const trial *t)
         return mine.count * (size_t)w->size;
     default: return 0;
     }
-    for (size_t i = 0; i < mine.count; i++)
+    for (size_t i = 0; i < computed(mine.count); i++)
         put(call->dtype, w->want, i,
             tree(call->dtype, call->reduce, 0, width, lanes, mine.first + i));
+    repeat(t, w->want, mine.count);
     return mine.count;
 }
 
@@ -161,9 +178,10 @@ static int bring_parts(world *w, const trial *t, const tdm_lanes *lanes)
         int64_t node = nodes[k];
         for (int64_t n = node; n > 1; n /= 2) count /= 2;
         int first = (int)(node * count - LANES);
-        for (size_t i = 0; i < t->call.count; i++)
+        for (size_t i = 0; i < computed(t->call.count); i++)
             put(t->call.dtype, w->parts[k], i,
                 tree(t->call.dtype, t->call.reduce, first, count, LANES, i));
+        repeat(t, w->parts[k], t->call.count);
     }
     return parts;
 }
@@ -210,6 +228,7 @@ static bool run_trial(world *w, trial *t)
         if (status == TDM_OK) status = tdm_request_wait(request, &err);
     }
     if (status != TDM_OK) return complain(w, t, err.message, 0);
+    if (want == 0 || memcmp(w->out, w->want, want) == 0) return true;
     for (size_t i = 0; i < want; i++)
         if (w->out[i] != w->want[i]) return complain(w, t, "wrong", i / unit_of(t));
     return true;
