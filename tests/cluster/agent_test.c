@@ -396,11 +396,11 @@ static void put_epoch(int number, const char *const *ids, size_t count)
 }
 
 /* One that is stopped, so that the others go on without it: another one takes its seat, with another slot,
- * and it is left alone until the end. */
+ * and it is left alone until the end, when it cannot heed the signal, and is killed after the grace. */
 static void a_fenced_worker_is_replaced(void)
 {
     open_store();
-    agent a = start_agent("sleep", (tdm_agent_options){.count = 2});
+    agent a = start_agent("sleep", (tdm_agent_options){.count = 2, .grace_s = 1});
     CHECK(await("members/", 2));
     tdm_session_view view;
     tdm_arena *arena = tdm_arena_create("view");
