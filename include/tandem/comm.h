@@ -73,6 +73,10 @@ typedef struct tdm_comm_place {
     const char *launcher;       /* "tandem", "openmpi", "mpich", "slurm" */
 } tdm_comm_place;
 TDM_API tdm_status tdm_comm_environment(tdm_comm_place *out, tdm_error *err);
+/* A name that all processes of this start by mpirun or srun have in common, and no others: hexadecimal
+ * digits. False where nothing tells, and for `tandem run`. */
+enum { TDM_LAUNCH_NAME_BYTES = 17 };
+TDM_API bool tdm_comm_launch_name(const tdm_comm_place *place, char out[TDM_LAUNCH_NAME_BYTES]);
 
 /*
  * Joins the world; returns when all ranks have come. TDM_ERR_PEER_REFUSED, with the reason, when rank

@@ -27,6 +27,8 @@ tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__
                                  tdm_error *err);
 /* The first host of Slurm's "node[01-03,7],b": "node01". False when it makes no sense. */
 bool tdm__slurm_first_host(const char *list, char *out, size_t bytes);
+/* How many tasks this node (from 0) has by Slurm's "2(x3),1"; -1 when it does not say. */
+int tdm__slurm_tasks_of(const char *list, long node);
 /* The machine's identity: ranks with the same one can share memory. And its name. `given`, or
  * TANDEM_HOST, stands in for both; NULL: the machine's own. */
 tdm_status tdm__host_identity(const char *given, uint8_t out[TDM_SHA256_BYTES], char name[64],

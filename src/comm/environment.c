@@ -60,6 +60,36 @@ static tdm_status read_local(const char *name, int most, int *out, tdm_error *er
     return variable(name) ? read_number(name, 0, most, out, err) : TDM_OK;
 }
 
+/* How many tasks a node has by Slurm's "2(x3),1": two on each of the first three, one on the fourth. */
+int tdm__slurm_tasks_of(const char *list, long node)
+{
+    for (const char *at = list; isdigit((unsigned char)*at);) {
+        char *end = NULL;
+        long tasks = strtol(at, &end, 10), nodes = 1;
+        if (strncmp(end, "(x", 2) == 0 && isdigit((unsigned char)end[2])) {
+            nodes = strtol(end + 2, &end, 10);
+            if (*end++ != ')') return -1;
+        }
+        if (nodes < 1 || (*end != ',' && *end != '\0')) return -1;
+        if (node < nodes) return tasks >= 1 && tasks <= TDM_RANKS_MOST ? (int)tasks : -1;
+        node -= nodes;
+        at = *end == ',' ? end + 1 : end;
+    }
+    return -1;
+}
+
+/* Slurm says how many tasks every node has, and which node this is. What does not go together counts as
+ * not known. */
+static int slurm_local_size(const tdm_comm_place *place)
+{
+    const char *list = variable("SLURM_STEP_TASKS_PER_NODE");
+    int node = 0;
+    if (!list) list = variable("SLURM_TASKS_PER_NODE");
+    if (!list || read_number("SLURM_NODEID", 0, TDM_RANKS_MOST, &node, NULL) != TDM_OK) return -1;
+    int size = tdm__slurm_tasks_of(list, node);
+    return size > place->size || size <= place->local_rank ? -1 : size;
+}
+
 static tdm_status read_place(const launcher *row, tdm_comm_place *out, tdm_error *err)
 {
     const char *size_name = !variable(row->size) && variable(row->size_else) ? row->size_else
@@ -81,6 +111,7 @@ static tdm_status read_place(const launcher *row, tdm_comm_place *out, tdm_error
         return tdm_fail(err, TDM_ERR_INVALID,
                         "%s is %d and %s is %d in a world of %d: that cannot be", row->local_rank,
                         place.local_rank, row->local_size, place.local_size, place.size);
+    if (strcmp(row->name, "slurm") == 0) place.local_size = slurm_local_size(&place);
     *out = place;
     return TDM_OK;
 }
@@ -205,21 +236,9 @@ bool tdm__slurm_first_host(const char *list, char *out, size_t bytes)
     return true;
 }
 
-/* What all processes of one start by a launcher have in common, and no others. */
-static bool launch_identity(char *out, size_t bytes)
+/* Hydra's proxy is the parent of all its processes on this host; its number and when it began. */
+static bool parent_identity(char *out, size_t bytes)
 {
-    static const char *const names[] = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"};
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (variable(names[i])) {
-            snprintf(out, bytes, "%s=%s", names[i], variable(names[i]));
-            return true;
-        }
-    if (variable("SLURM_JOB_ID")) {
-        const char *step = variable("SLURM_STEP_ID");
-        snprintf(out, bytes, "SLURM=%s.%s", variable("SLURM_JOB_ID"), step ? step : "");
-        return true;
-    }
-    /* Hydra's proxy is the parent of all its processes on this host. */
     char path[64], line[1024] = "";
     snprintf(path, sizeof path, "/proc/%ld/stat", (long)getppid());
     FILE *file = fopen(path, "re");
@@ -232,6 +251,27 @@ static bool launch_identity(char *out, size_t bytes)
     if (!at) return false;
     snprintf(out, bytes, "parent=%ld.%.*s", (long)getppid(), (int)strcspn(at + 1, " "), at + 1);
     return true;
+}
+
+/* What all processes of one start by a launcher have in common, and no others. Open MPI's number of a job
+ * is short and comes again; what it draws for its networks is not. A job that Slurm starts again keeps its
+ * numbers, but for that of the starts. Without any of these it holds on this host alone. */
+static bool launch_identity(char *out, size_t bytes, bool *is_of_host)
+{
+    static const char *const names[] = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"};
+    const char *name = NULL;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && !name; i++)
+        if (variable(names[i])) name = names[i];
+    const char *drawn = variable("OMPI_MCA_orte_precondition_transports");
+    const char *job = variable("SLURM_JOB_ID"), *step = variable("SLURM_STEP_ID");
+    const char *starts = variable("SLURM_RESTART_COUNT");
+    *is_of_host = !name && !job;
+    if (name)
+        snprintf(out, bytes, "%s=%s %s %s", name, variable(name), drawn ? drawn : "",
+                 starts ? starts : "");
+    else if (job)
+        snprintf(out, bytes, "SLURM=%s.%s %s", job, step ? step : "", starts ? starts : "");
+    return name || job || parent_identity(out, bytes);
 }
 
 static uint64_t hash_of(const char *text)
@@ -250,14 +290,27 @@ static bool on_one_host(const tdm_comm_place *place)
     return strcmp(place->launcher, "slurm") == 0 && nodes && strcmp(nodes, "1") == 0;
 }
 
+bool tdm_comm_launch_name(const tdm_comm_place *place, char out[TDM_LAUNCH_NAME_BYTES])
+{
+    char identity[512];
+    bool is_of_host = true;
+    if (strcmp(place->launcher, "tandem") == 0 ||
+        !launch_identity(identity, sizeof identity, &is_of_host) ||
+        (is_of_host && !on_one_host(place)))
+        return false;
+    snprintf(out, TDM_LAUNCH_NAME_BYTES, "%016llx", (unsigned long long)hash_of(identity));
+    return true;
+}
+
 tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__RENDEZVOUS_MOST],
                                  tdm_error *err)
 {
     char identity[512];
+    bool is_of_host;
     tdm_comm_place place = {.size = 0};
     bool known = tdm_comm_environment(&place, NULL) == TDM_OK && place.size == options->size;
     if (known && on_one_host(&place) && strcmp(place.launcher, "tandem") != 0 &&
-        launch_identity(identity, sizeof identity)) {
+        launch_identity(identity, sizeof identity, &is_of_host)) {
         snprintf(out, TDM__RENDEZVOUS_MOST, "unix:tandem-%s-%lu-%016llx", place.launcher,
                  (unsigned long)geteuid(), (unsigned long long)hash_of(identity));
         return TDM_OK;
@@ -266,7 +319,7 @@ tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__
     if (!nodes) nodes = variable("SLURM_JOB_NODELIST");
     char host[256];
     if (known && nodes && job && tdm__slurm_first_host(nodes, host, sizeof host) &&
-        launch_identity(identity, sizeof identity)) {
+        launch_identity(identity, sizeof identity, &is_of_host)) {
         snprintf(out, TDM__RENDEZVOUS_MOST, "%s:%d", host,
                  20000 + (int)(hash_of(identity) % 12000));
         return TDM_OK;
