@@ -236,12 +236,14 @@ typedef struct tdm_session_start {
 typedef struct tdm_session_options {
     tdm_kv_options kv;         /* url NULL: a local store */
     const char *name;          /* of the job */
+    const char *session;       /* a name that no other session has or had (drawn anew) */
     const char *job_text;      /* the whole job, as YAML */
     const char *tandem;        /* this program; its command `agent` is an agent */
     const char *remote_tandem; /* on other hosts ("tandem") */
     const char *const *words;  /* of a worker's command line, behind the job; NULL at the end */
     const tdm_session_start *starts;
     int start_count;
+    int coming;   /* workers of agents that others start, on other hosts (none) */
     int min, max; /* max 0: no limit */
     double grace_s;
     /* Told when something is worth a line on a terminal; may be NULL. */
@@ -274,6 +276,34 @@ TDM_API tdm_status tdm_session_hold_init(const char *session, const char *store,
                                          const char *job_text, tdm_session_hold *out,
                                          tdm_error *err);
 TDM_API void tdm_session_hold_release(tdm_session_hold *hold);
+
+/* ---- tasks that another launcher has placed ------------------------------------------------------------ */
+
+/*
+ * mpirun and srun start a task for each worker that a host shall have. In a session the first of them leads:
+ * it starts the workers, by an agent, and the others wait for its end.
+ */
+typedef struct tdm_tasks_options {
+    const char *name; /* that the tasks of this start have in common on this host, and no others */
+    int count;        /* tasks of this host */
+    bool (*should_stop)(void *user); /* asked while tasks look for each other; may be NULL */
+    void *user;
+} tdm_tasks_options;
+
+/* For the first task of a host: meets the others, for ten seconds at most, and puts the calling thread (and
+ * so what it starts) onto the processors of all of them. TDM_ERR_INTERRUPTED: should_stop said so. */
+typedef struct tdm_tasks tdm_tasks;
+TDM_API tdm_status tdm_tasks_lead(const tdm_tasks_options *options, tdm_tasks **out,
+                                  tdm_error *err);
+/* How many have not come in that time: their processors are not used. */
+TDM_API int tdm_tasks_missing(const tdm_tasks *tasks);
+/* Tells the others to end with this exit code. NULL is fine. */
+TDM_API void tdm_tasks_end(tdm_tasks *tasks, int code);
+/* For the others: waits for the leader's exit code. TDM_ERR_TIMEOUT: there is no leader; TDM_ERR_PEER_FAILED:
+ * it was killed. Signals whose handlers return disturb it only before it has found the leader, by
+ * should_stop: TDM_ERR_INTERRUPTED. */
+TDM_API tdm_status tdm_tasks_follow(const tdm_tasks_options *options, int *out_code,
+                                    tdm_error *err);
 
 #ifdef __cplusplus
 }

@@ -43,6 +43,7 @@
 extern "C" {
 #endif
 
+enum { TDM_EPOCH_RANKS_MOST = 512 }; /* of one session at a time */
 enum { TDM_MEMBER_ID_BYTES = 64, TDM_HOST_BYTES = 64, TDM_DOOR_BYTES = 256, TDM_LOST_BYTES = 160 };
 
 typedef struct tdm_member tdm_member;

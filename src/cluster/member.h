@@ -16,7 +16,7 @@
 
 #include <pthread.h>
 
-enum { TDM__EPOCH_MOST = 512, TDM__SESSION_BYTES = 128 };
+enum { TDM__EPOCH_MOST = TDM_EPOCH_RANKS_MOST, TDM__SESSION_BYTES = 128 };
 
 /* ---- a look at the store (epoch_view.c) --------------------------------------------------------- */
 

@@ -55,7 +55,7 @@ typedef struct launcher {
     int signals;
     sigset_t taken, before;
     int signal_count;
-    bool has_verdict, has_members;
+    bool has_verdict, has_members, has_hosts;
     double look_at_s, beat_at_s, end_at_s, alone_since_s; /* INFINITY: not yet */
     tdm_session_result result;
 } launcher;
@@ -83,6 +83,12 @@ static tdm_status draw(char *out, size_t bytes, tdm_error *err)
     return TDM_OK;
 }
 
+static tdm_status hold(launcher *l, tdm_error *err)
+{
+    return tdm_session_hold_init(l->result.session, l->options->kv.url, l->options->job_text,
+                                 &l->hold, err);
+}
+
 /* A name that no session has had. */
 static tdm_status begin(launcher *l, tdm_error *err)
 {
@@ -90,14 +96,17 @@ static tdm_status begin(launcher *l, tdm_error *err)
     size_t count;
     TDM_TRY(tdm_session_list(l->arena, &stale, &count, err)); /* removes what others left */
     tdm_status status = TDM_ERR_BUSY;
+    if (l->options->session) {
+        snprintf(l->result.session, sizeof l->result.session, "%s", l->options->session);
+        return hold(l, err);
+    }
     for (int i = 0; i < DRAWS_MOST && status == TDM_ERR_BUSY; i++) {
         char drawn[11];
         TDM_TRY(draw(drawn, sizeof drawn, err));
         snprintf(l->result.session, sizeof l->result.session, "%.24s-%s", l->options->name, drawn);
         if (!tdm__session_name_is_good(l->result.session, TDM_SESSION_BYTES))
             snprintf(l->result.session, sizeof l->result.session, "s-%s", drawn);
-        status = tdm_session_hold_init(l->result.session, l->options->kv.url, l->options->job_text,
-                                       &l->hold, err);
+        status = hold(l, err);
     }
     return status;
 }
@@ -105,7 +114,7 @@ static tdm_status begin(launcher *l, tdm_error *err)
 static void describe(const launcher *l, tdm_str *out)
 {
     const tdm_session_options *o = l->options;
-    int expected = 0;
+    int expected = o->coming;
     for (int i = 0; i < o->start_count; i++) expected += o->starts[i].count;
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
@@ -131,6 +140,24 @@ static tdm_status put(launcher *l, const char *name, const char *value, uint64_t
                       err);
 }
 
+/* A name that was given could be one that the store has: nothing of that session is touched then. */
+static tdm_status check_name(launcher *l, tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_kv_item item;
+    if (!l->options->session) return TDM_OK;
+    tdm_status status = tdm_kv_get(l->kv, tdm__session_key(key, l->result.session, "about"),
+                                   l->arena, &item, err);
+    if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
+    if (status == TDM_OK)
+        status = tdm_fail(err, TDM_ERR_BUSY,
+                          "the store has a session %s already; 'tandem stop %s' ends it",
+                          l->result.session, l->result.session);
+    tdm_kv_close(l->kv);
+    l->kv = NULL;
+    return status;
+}
+
 static tdm_status fill_store(launcher *l, tdm_error *err)
 {
     char secret[2 * SECRET_BYTES + 1];
@@ -139,6 +166,7 @@ static tdm_status fill_store(launcher *l, tdm_error *err)
     l->kv_options = l->options->kv;
     l->kv_options.url = l->hold.place.store;
     TDM_TRY(tdm_kv_open(&l->kv_options, &l->kv, err));
+    TDM_TRY(check_name(l, err));
     TDM_TRY(draw(secret, sizeof secret, err));
     TDM_TRY(tdm_kv_lease(l->kv, lease_s, &l->lease, err));
     TDM_TRY(put(l, "launcher", "{}", l->lease, err));
@@ -337,6 +365,7 @@ static void look(launcher *l, double now_s)
         if (view.run) snprintf(l->result.run, sizeof l->result.run, "%s", view.run);
         l->result.stopped = l->result.stopped || view.stopping;
         l->has_members = view.member_count > 0;
+        l->has_hosts = view.host_count > 0;
         if (view.ended && !l->has_verdict) {
             l->has_verdict = true;
             l->result.status = view.status;
@@ -359,13 +388,20 @@ static void beat(launcher *l, double now_s)
     l->beat_at_s = tdm_clock_s() + beat_s;
 }
 
+/* Whether agents and workers are gone, those included that others have started. */
+static bool all_gone(const launcher *l)
+{
+    return l->running == 0 && !l->has_members && !(l->options->coming > 0 && l->has_hosts);
+}
+
 /* Whether there is nothing left to wait for. */
 static bool is_over(launcher *l, double now_s)
 {
     if (now_s >= l->end_at_s) return true;
-    /* Workers without an agent are waited for as long as they are seen. */
-    if (l->running == 0 && l->has_verdict) return !l->result.agent_lost || !l->has_members;
-    bool alone = l->running == 0 && !l->has_members;
+    /* Workers without an agent of ours are waited for as long as they are seen. */
+    if (l->running == 0 && l->has_verdict)
+        return (!l->result.agent_lost && l->options->coming == 0) || all_gone(l);
+    bool alone = all_gone(l);
     if (!alone) l->alone_since_s = INFINITY;
     if (alone && isinf(l->alone_since_s)) l->alone_since_s = now_s;
     /* An agent that ended by itself has seen its workers' end; one that was killed has not. */
@@ -434,16 +470,16 @@ static void await_orphans(const launcher *l)
 static void release(launcher *l)
 {
     char key[TDM_KV_KEY_BYTES];
-    bool all_gone = l->running == 0 && !l->has_members;
-    if (l->kv &&
-        all_gone) { /* lines that came after the last look of rank 0's agent are there still */
+    bool is_last = all_gone(l);
+    if (l->kv && is_last) {
+        /* Lines that came after the last look of rank 0's agent are there still. */
         if (l->result.run[0]) tdm__lines_collect(l->kv, l->result.session, l->result.run);
         tdm__lines_forget(l->kv, l->result.session);
         (void)tdm_kv_remove(l->kv, tdm__session_key(key, l->result.session, "%s", ""), NULL);
     }
     if (l->kv && l->lease) (void)tdm_kv_release(l->kv, l->lease, NULL);
     tdm_kv_close(l->kv);
-    if (l->hold.arena && l->result.agent_lost && all_gone) await_orphans(l);
+    if (l->hold.arena && l->result.agent_lost && is_last) await_orphans(l);
     if (l->hold.arena) tdm_session_hold_release(&l->hold);
     if (l->signals >= 0) {
         close(l->signals);

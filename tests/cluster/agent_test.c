@@ -553,6 +553,86 @@ static void sessions_are_held_and_cleared_up(void)
     tdm_arena_destroy(arena);
 }
 
+/* ---- tasks ------------------------------------------------------------------------------------------ */
+
+/* Of the processors that this process may use, the one with this number, counted round. */
+static tdm_place one_processor(int number)
+{
+    tdm_place here, one = {.memory_node = -1};
+    int count = 0;
+    if (!tdm_os_place_here(&here)) exit(90);
+    for (int i = 0; i < TDM_PLACE_PROCESSORS_MOST; i++)
+        count += here.processors[i / 64] >> (i % 64) & 1;
+    number = count > 0 ? number % count : 0;
+    for (int i = 0; i < TDM_PLACE_PROCESSORS_MOST; i++) {
+        if (!(here.processors[i / 64] >> (i % 64) & 1) || number-- != 0) continue;
+        one.processors[i / 64] = UINT64_C(1) << (i % 64);
+    }
+    return one;
+}
+
+static bool has_signal(void *user)
+{
+    (void)user;
+    return asked != 0;
+}
+
+/* Exit codes: 42 is the leader's; 51 to 53 say what the others met with. */
+static pid_t start_task(const char *name, int number, int count, bool dies)
+{
+    pid_t pid = fork();
+    if (pid != 0) return pid;
+    tdm_place own = one_processor(number), all = one_processor(0), here;
+    for (int i = 1; i < count; i++) {
+        tdm_place other = one_processor(i);
+        for (size_t k = 0; k < sizeof all.processors / sizeof all.processors[0]; k++)
+            all.processors[k] |= other.processors[k];
+    }
+    const tdm_tasks_options options = {.name = name, .count = count, .should_stop = has_signal};
+    if (!tdm_os_place_take(&own)) _exit(91);
+    if (number > 0) {
+        int code = 0;
+        tdm_status status = tdm_tasks_follow(&options, &code, NULL);
+        if (status == TDM_OK) _exit(code);
+        _exit(status == TDM_ERR_PEER_FAILED ? 51 : status == TDM_ERR_INTERRUPTED ? 52 : 53);
+    }
+    tdm_tasks *tasks = NULL;
+    if (tdm_tasks_lead(&options, &tasks, NULL) != TDM_OK) _exit(92);
+    if (tdm_tasks_missing(tasks) != 0 || !tdm_os_place_here(&here)) _exit(93);
+    if (memcmp(here.processors, all.processors, sizeof all.processors) != 0) _exit(94);
+    if (dies) raise(SIGKILL);
+    tdm_tasks_end(tasks, 42);
+    _exit(42);
+}
+
+static int end_of(pid_t pid)
+{
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+static void tasks_follow_their_first(void)
+{
+    char name[64];
+    snprintf(name, sizeof name, "test-%ld", (long)getpid());
+    pid_t two = start_task(name, 1, 3, false), three = start_task(name, 2, 3, false);
+    pid_t one = start_task(name, 0, 3, false);
+    CHECK_INT(end_of(one), 42);
+    CHECK_INT(end_of(two), 42);
+    CHECK_INT(end_of(three), 42);
+    /* It is killed; and there is none, so that a signal is what ends the search. */
+    two = start_task(name, 1, 2, false);
+    CHECK_INT(end_of(start_task(name, 0, 2, true)), 128 + SIGKILL);
+    CHECK_INT(end_of(two), 51);
+    struct sigaction action = {.sa_handler = on_signal}, before;
+    sigaction(SIGTERM, &action, &before); /* it has this from its beginning */
+    two = start_task(name, 1, 2, false);
+    sigaction(SIGTERM, &before, NULL);
+    kill(two, SIGTERM);
+    CHECK_INT(end_of(two), 52);
+}
+
 static const check_test tests[] = {
     CHECK_TEST(a_killed_worker_is_told_and_replaced),
     CHECK_TEST(too_many_deaths_end_it),
@@ -563,6 +643,7 @@ static const check_test tests[] = {
     CHECK_TEST(a_fenced_worker_is_replaced),
     CHECK_TEST(lines_of_all_hosts_come_into_one_log),
     CHECK_TEST(sessions_are_held_and_cleared_up),
+    CHECK_TEST(tasks_follow_their_first),
 };
 
 int main(int argc, char **argv)
