@@ -52,15 +52,16 @@ static bool read_job(const char *path, tdm_str *out)
 }
 
 /* What a worker is: this program, which trains the session's job. */
-static const char *const *worker_words(const cli_args *args, const char *self, const char *job,
-                                       tdm_arena *arena)
+static const char *const *worker_words(const session_agent *agent, const char *self,
+                                       const char *job, tdm_arena *arena)
 {
-    const char **words = tdm_arena_array(arena, (size_t)args->argument_count + 5, sizeof *words);
-    int n = 0;
+    size_t more = 0, n = 0;
+    while (agent->words && agent->words[more]) more++;
+    const char **words = tdm_arena_array(arena, more + 5, sizeof *words);
     if (!words) return NULL;
     words[n++] = self;
     words[n++] = "train";
-    for (int i = 0; i < args->argument_count; i++) words[n++] = args->arguments[i];
+    for (size_t i = 0; i < more; i++) words[n++] = agent->words[i];
     words[n++] = "--";
     words[n++] = job;
     return words;
@@ -85,20 +86,19 @@ static int finish(const tdm_agent_result *result)
     return result->status == TDM_ERR_INTERRUPTED ? CLI_INTERRUPTED : CLI_FAILED;
 }
 
-static int run_agent(const cli_args *args, const tdm_job *job, const tdm_session_hold *hold,
+static int run_agent(const session_agent *agent, const tdm_job *job, const tdm_session_hold *hold,
                      tdm_arena *arena)
 {
-    const char *self = session_self(args, arena);
-    int64_t workers = 1;
-    if (!self || !cli_int(args, "workers", 1, TDM_LAUNCH_MOST, &workers)) return CLI_USAGE;
+    const char *self = session_self("agent", arena);
+    if (!self) return CLI_USAGE;
     tdm_agent_options options = {.session = hold->place.session,
-                                 .host = cli_value(args, "host"),
-                                 .program = worker_words(args, self, hold->place.job, arena),
-                                 .dir = cli_value(args, "dir"),
+                                 .host = agent->host,
+                                 .program = worker_words(agent, self, hold->place.job, arena),
+                                 .dir = agent->dir,
                                  .logs = hold->place.logs,
-                                 .count = (int)workers,
+                                 .count = agent->workers,
                                  .pin = true,
-                                 .guest = cli_has(args, "guest"),
+                                 .guest = agent->guest,
                                  .restarts = job->elastic.restarts > 0 ? (int)job->elastic.restarts
                                                                        : -1,
                                  .restart_window_s = job->elastic.restart_window,
@@ -116,19 +116,38 @@ static int run_agent(const cli_args *args, const tdm_job *job, const tdm_session
     return status == TDM_OK ? finish(&result) : cli_fail(&err);
 }
 
-static int load_and_run(const cli_args *args, const tdm_session_hold *hold, tdm_arena *arena)
+static int load_and_run(const session_agent *agent, const tdm_session_hold *hold, tdm_arena *arena)
 {
     tdm_job_options options = {.no_file_checks = true};
     tdm_job_document *document = NULL;
     tdm_error err = {0};
     int code = CLI_USAGE;
     if (tdm_job_load(hold->place.job, &options, &document, &err) == TDM_OK)
-        code = run_agent(args, tdm_job_document_job(document), hold, arena);
+        code = run_agent(agent, tdm_job_document_job(document), hold, arena);
     else
         cli_error("agent: the session's job cannot be read: %s",
                   document ? "it has problems; is this the launcher's version of tandem?"
                            : err.message);
     tdm_job_document_destroy(document);
+    return code;
+}
+
+int session_agent_run(const session_agent *agent)
+{
+    tdm_session_hold hold = {.fd = -1};
+    tdm_error err;
+    tdm_arena *arena = tdm_arena_create("agent");
+    int code = CLI_FAILED;
+    if (!arena) return code;
+    if (tdm_session_hold_init(agent->session, agent->store, agent->job_text, &hold, &err) ==
+        TDM_OK) {
+        code = load_and_run(agent, &hold, arena);
+        tdm_session_hold_release(&hold);
+    } else {
+        code = cli_fail(&err);
+        if (err.status == TDM_ERR_INVALID) code = CLI_USAGE;
+    }
+    tdm_arena_destroy(arena);
     return code;
 }
 
@@ -141,25 +160,26 @@ static int run(const cli_args *args)
                       needed[i]);
             return CLI_USAGE;
         }
+    int64_t workers = 1;
+    if (!cli_int(args, "workers", 1, TDM_LAUNCH_MOST, &workers)) return CLI_USAGE;
     /* Started by ssh: a connection that breaks is no reason to end. */
     if (strcmp(cli_value(args, "job"), "-") == 0) signal(SIGHUP, SIG_IGN);
+    const char *words[CLI_MAX_ARGUMENTS + 1] = {NULL};
+    memcpy(words, args->arguments, (size_t)args->argument_count * sizeof *words);
     tdm_str text = TDM_STR_INIT;
-    tdm_session_hold hold = {.fd = -1};
-    tdm_error err;
-    tdm_arena *arena = tdm_arena_create("agent");
     int code = CLI_FAILED;
-    if (arena && read_job(cli_value(args, "job"), &text)) {
-        if (tdm_session_hold_init(cli_value(args, "session"), cli_value(args, "store"),
-                                  tdm_str_text(&text), &hold, &err) == TDM_OK) {
-            code = load_and_run(args, &hold, arena);
-            tdm_session_hold_release(&hold);
-        } else {
-            code = cli_fail(&err);
-            if (err.status == TDM_ERR_INVALID) code = CLI_USAGE;
-        }
+    if (read_job(cli_value(args, "job"), &text)) {
+        const session_agent agent = {.session = cli_value(args, "session"),
+                                     .store = cli_value(args, "store"),
+                                     .host = cli_value(args, "host"),
+                                     .dir = cli_value(args, "dir"),
+                                     .job_text = tdm_str_text(&text),
+                                     .words = words,
+                                     .workers = (int)workers,
+                                     .guest = cli_has(args, "guest")};
+        code = session_agent_run(&agent);
     }
     tdm_str_release(&text);
-    tdm_arena_destroy(arena);
     return code;
 }
 

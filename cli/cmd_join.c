@@ -56,7 +56,7 @@ static int become_agent(const cli_args *args, const session_ref *ref, int64_t wo
                         tdm_arena *arena)
 {
     const tdm_session_view *view = &ref->view;
-    const char *self = session_self(args, arena), *job = self ? job_file(ref, arena) : NULL;
+    const char *self = session_self("join", arena), *job = self ? job_file(ref, arena) : NULL;
     size_t more = 0, n = 0;
     while (view->words && view->words[more]) more++;
     const char **words = tdm_arena_array(arena, 24 + more, sizeof *words);

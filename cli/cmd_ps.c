@@ -244,7 +244,7 @@ const cli_command cli_ps = {
     .help =
         "A line for each run with workers on this host, or for each one in a store: its state, the "
         "epoch (each change of its ranks begins a new one), ranks, hosts, step and speed. Runs "
-        "started with -n 1, mpirun, srun or 'tandem run' have no session, and are not shown.",
+        "started with -n 1 or 'tandem run' have no session, and are not shown.",
     .examples = examples,
     .options = {{.name = "long", .letter = 'l', .help = "Each rank, and each host's agent, too."},
                 SESSION_OPTION_STORE,

@@ -2,8 +2,9 @@
  * cmd_train.c: `tandem train`.
  *
  * Where the environment gives this process a place in a world (under this command's own launcher,
- * `tandem run`, mpirun or srun), it is that rank; where an agent has started it, it is a worker of a
- * session, whose ranks may come and go. Otherwise it trains alone (-n 1), or becomes the launcher.
+ * `tandem run`, mpirun or srun), it is that rank, or, under mpirun and srun, part of a session (tasks.c);
+ * where an agent has started it, it is a worker of a session, whose ranks may come and go. Otherwise it
+ * trains alone (-n 1), or becomes the launcher.
  * Rank 0 does the talking, also when another process has become rank 0. Other ranks say only what rank 0
  * cannot know: that they were not let in, or that rank 0 itself is gone.
  *
@@ -15,6 +16,7 @@
  */
 #include "elastic.h"
 #include "progress.h"
+#include "tasks.h"
 #include "train.h"
 #include "world.h"
 
@@ -281,37 +283,9 @@ static int train_as_worker(cli_args *args, const char *path)
 /* A signal counts before there is a session, or waits for its launcher. */
 static int launch_session(const cli_args *args, const tdm_job *job, int64_t count)
 {
-    sigset_t asking;
-    sigemptyset(&asking);
-    sigaddset(&asking, SIGINT);
-    sigaddset(&asking, SIGTERM);
-    sigprocmask(SIG_BLOCK, &asking, NULL);
-    return stop_signals > 0 ? CLI_INTERRUPTED : elastic_launch(args, job, count);
-}
-
-static int train_job(const cli_args *args, const char *path, const tdm_comm_place *place,
-                     int64_t asked)
-{
-    int code = CLI_USAGE;
-    tdm_job_document *document = cli_load_job(args, path, &code);
-    if (!document) return code;
-    const tdm_job *job = tdm_job_document_job(document);
-    bool has_hosts = cli_has(args, "hosts");
-    int count = world_count(args, job, place, asked, has_hosts ? 1 : tdm_train_rank_count(job));
-    if (count < 1)
-        code = CLI_USAGE;
-    else if (place->size == 0 && elastic_is_wanted(args, count))
-        code = launch_session(args, job, count);
-    else if (count == 1)
-        code = train(args, job, NULL, NULL);
-    else if (place->size > 0)
-        code = train_as_rank(args, job, place);
-    else if (stop_signals > 0)
-        code = CLI_INTERRUPTED; /* before anybody was there to be told */
-    else
-        code = world_launch(args, job, count);
-    tdm_job_document_destroy(document);
-    return code;
+    const elastic_plan plan = {.count = count};
+    elastic_hold_signals();
+    return stop_signals > 0 ? CLI_INTERRUPTED : elastic_launch(args, job, &plan);
 }
 
 /* Of a session: a rank of a fixed world cannot start others. */
@@ -328,6 +302,36 @@ static bool check_place(const cli_args *args, const tdm_comm_place *place)
     return true;
 }
 
+static int train_job(const cli_args *args, const char *path, const tdm_comm_place *place,
+                     int64_t asked)
+{
+    int code = CLI_USAGE;
+    tasks_plan plan;
+    tdm_job_document *document = cli_load_job(args, path, &code);
+    if (!document) return code;
+    const tdm_job *job = tdm_job_document_job(document);
+    bool has_hosts = cli_has(args, "hosts");
+    int count = world_count(args, job, place, asked, has_hosts ? 1 : tdm_train_rank_count(job));
+    if (count < 1)
+        code = CLI_USAGE;
+    else if (place->size > 1 && tasks_are_session(args, job, place, &plan))
+        code = tasks_train(args, job, place, &plan, should_stop);
+    else if (!check_place(args, place))
+        code = CLI_USAGE;
+    else if (place->size == 0 && elastic_is_wanted(args, count))
+        code = launch_session(args, job, count);
+    else if (count == 1)
+        code = train(args, job, NULL, NULL);
+    else if (place->size > 0)
+        code = train_as_rank(args, job, place);
+    else if (stop_signals > 0)
+        code = CLI_INTERRUPTED; /* before anybody was there to be told */
+    else
+        code = world_launch(args, job, count);
+    tdm_job_document_destroy(document);
+    return code;
+}
+
 static int run(const cli_args *given)
 {
     cli_args with_store = *given, *args = &with_store;
@@ -337,7 +341,7 @@ static int run(const cli_args *given)
     tdm_comm_place place;
     if (elastic_is_worker())
         place = (tdm_comm_place){.size = 0};
-    else if (!world_place(args, &place) || !check_place(args, &place))
+    else if (!world_place(args, &place))
         return CLI_USAGE;
     stop_patient = place.size > 1;
     if (place.rank > 0) stop_quietly = 1;
@@ -364,6 +368,8 @@ static const char *const examples[] = {
     "four workers; goes on with two, takes up to eight",
     "tandem train job.yaml --hosts a:4,b:4 --store etcd:http://a:2379",
     "on two hosts, by ssh",
+    "srun -n 64 tandem train job.yaml --store etcd:http://a:2379",
+    "with as many workers as Slurm has tasks",
     "tandem train --resume runs/digits-1",
     "go on where the run stopped",
     NULL};
@@ -379,9 +385,11 @@ const cli_command cli_train = {
         "a batch is cut, and any number of workers up to that can execute them. Each worker is a "
         "process, a rank of a world; -n starts them on this host, --hosts on several by ssh. When "
         "one dies, the others finish its step and go on, and it is started again; 'tandem join' and "
-        "'tandem leave' add and remove workers, 'tandem ps' shows them. Under mpirun, srun or "
-        "'tandem run' each process is the rank that its launcher made it; when one dies there, the "
-        "others end with a message that names it, and the run can be resumed with any number.\n\n"
+        "'tandem leave' add and remove workers, 'tandem ps' shows them. Under mpirun "
+        "and srun there are as many workers as tasks, and the same holds; on several hosts that needs "
+        "'store: etcd'. Under 'tandem run', or with TANDEM_ELASTIC=0 or the transport mpi, each "
+        "process is the rank that its launcher made it; when one dies there, the others end with a "
+        "message that names it, and the run can be resumed with any number.\n\n"
         "Ctrl-C once finishes the step, writes a checkpoint and tells how to go on; twice stops "
         "at once. --resume goes on exactly: the end is the same as without the interruption.",
     .examples = examples,

@@ -16,6 +16,7 @@
 #include <tandem/parallel.h>
 
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -201,13 +202,15 @@ static bool fill_words(const cli_args *args, tdm_arena *arena, const char **word
     return true;
 }
 
-static int launch(const cli_args *args, const tdm_job *job, int64_t count, tdm_arena *arena,
-                  tdm_str *text)
+static int launch(const cli_args *args, const tdm_job *job, const elastic_plan *plan,
+                  tdm_arena *arena, tdm_str *text)
 {
     const char *words[WORDS_MOST] = {NULL};
     tdm_session_start *starts = tdm_arena_array(arena, HOSTS_MOST + 1, sizeof *starts);
     tdm_session_options options = {.name = job->name,
-                                   .tandem = session_self(args, arena),
+                                   .session = plan->session,
+                                   .coming = (int)plan->coming,
+                                   .tandem = session_self("train", arena),
                                    .remote_tandem = cli_value(args, "remote-tandem"),
                                    .words = words,
                                    .starts = starts,
@@ -223,15 +226,15 @@ static int launch(const cli_args *args, const tdm_job *job, int64_t count, tdm_a
                   "train' with one of them, or leave comm.transport at auto");
         return CLI_USAGE;
     }
-    starts[0].count = (int)count;
-    if (cli_has(args, "hosts")) options.start_count = read_hosts(args, count, starts, arena);
+    starts[0] = (tdm_session_start){.host = plan->host, .count = (int)plan->count};
+    if (cli_has(args, "hosts")) options.start_count = read_hosts(args, plan->count, starts, arena);
     if (options.start_count == 0) return CLI_USAGE;
     if (cli_has(args, "hosts") && !options.kv.url) {
         cli_error("train: '--hosts' needs a store that all of them reach: 'store: etcd' with "
                   "'etcd.endpoints' in the job, or --store etcd:http://HOST:2379");
         return CLI_USAGE;
     }
-    int64_t started = 0;
+    int64_t started = plan->coming;
     for (int i = 0; i < options.start_count; i++) started += starts[i].count;
     if (!read_limits(args, job, started, &options)) return CLI_USAGE;
     tdm_job_show(job, text);
@@ -239,14 +242,23 @@ static int launch(const cli_args *args, const tdm_job *job, int64_t count, tdm_a
     tdm_session_result result;
     tdm_error err;
     if (tdm_session_launch(&options, &result, &err) != TDM_OK) return cli_fail(&err);
-    return finish(args, &result, count);
+    return finish(args, &result, plan->count + plan->coming);
 }
 
-int elastic_launch(const cli_args *args, const tdm_job *job, int64_t count)
+void elastic_hold_signals(void)
+{
+    sigset_t asking;
+    sigemptyset(&asking);
+    sigaddset(&asking, SIGINT);
+    sigaddset(&asking, SIGTERM);
+    sigprocmask(SIG_BLOCK, &asking, NULL);
+}
+
+int elastic_launch(const cli_args *args, const tdm_job *job, const elastic_plan *plan)
 {
     tdm_arena *arena = tdm_arena_create("command");
     tdm_str text = TDM_STR_INIT;
-    int code = arena ? launch(args, job, count, arena, &text) : CLI_FAILED;
+    int code = arena ? launch(args, job, plan, arena, &text) : CLI_FAILED;
     tdm_str_release(&text);
     tdm_arena_destroy(arena);
     return code;

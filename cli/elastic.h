@@ -13,9 +13,16 @@
 bool elastic_is_wanted(const cli_args *args, int64_t count);
 /* Puts what --store says in front of the overrides of `args`. False after a complaint. */
 bool elastic_use_store(cli_args *args, tdm_arena *arena);
-/* Starts a session of `count` workers (on each host, with --hosts), waits for its end, and gives its exit
- * code. */
-int elastic_launch(const cli_args *args, const tdm_job *job, int64_t count);
+typedef struct elastic_plan {
+    int64_t count;       /* workers here, or on each host of --hosts that does not say it */
+    int64_t coming;      /* workers of agents on other hosts that come by themselves */
+    const char *session; /* its name; NULL: one is drawn */
+    const char *host;    /* what this host is called; NULL: its name */
+} elastic_plan;
+/* From now on SIGINT and SIGTERM wait for a launcher or an agent in this process, which takes them. */
+void elastic_hold_signals(void);
+/* Starts a session, waits for its end, and gives its exit code. */
+int elastic_launch(const cli_args *args, const tdm_job *job, const elastic_plan *plan);
 
 /* What carries bytes between ranks: "auto", "shm+ucx"; from the job, or else the environment. */
 const char *elastic_transport(const tdm_job *job);

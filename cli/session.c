@@ -201,13 +201,11 @@ int session_ask(const session_ref *ref, const char *wish)
     return status == TDM_OK ? CLI_OK : cli_fail(&err);
 }
 
-const char *session_self(const cli_args *args, tdm_arena *arena)
+const char *session_self(const char *command, tdm_arena *arena)
 {
     char self[PATH_MAX];
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     const char *copy = length > 0 ? tdm_arena_strndup(arena, self, (size_t)length) : NULL;
-    if (!copy)
-        cli_error("%s: the path of this program cannot be found in /proc/self/exe",
-                  args->command->name);
+    if (!copy) cli_error("%s: the path of this program cannot be found in /proc/self/exe", command);
     return copy;
 }

@@ -32,8 +32,21 @@ int session_find(const cli_args *args, const char *word, tdm_arena *arena, sessi
 int session_ask(const session_ref *ref, const char *wish);
 /* What people call it: the run's name, or the session's where there is no run yet. */
 const char *session_title(const tdm_session_view *view);
-/* The path of this program; NULL after a complaint. */
-const char *session_self(const cli_args *args, tdm_arena *arena);
+/* The path of this program; NULL after a complaint by the command. */
+const char *session_self(const char *command, tdm_arena *arena);
+
+/* An agent of a session, in this process (cmd_agent.c). */
+typedef struct session_agent {
+    const char *session, *store; /* and its URL */
+    const char *host;            /* what the others call this host */
+    const char *dir;             /* in which workers run; NULL: here */
+    const char *job_text;        /* the session's job */
+    const char *const *words;    /* of a worker's command line; NULL at the end */
+    int workers;
+    bool guest; /* a signal makes its workers leave, and the others go on */
+} session_agent;
+/* Until the session's end; an exit code. */
+int session_agent_run(const session_agent *agent);
 
 /* Rows of options that several commands have. */
 #define SESSION_OPTION_STORE                                                                       \

@@ -52,7 +52,7 @@ trains() { [[ $(there) == *'"state":"training"'* ]]; }
 has_ranks() { [ "$(there | json_value ranks)" = "$1" ]; }
 pid_of() { there | grep -o "\"rank\":$1,[^}]*" | json_value pid; }
 is_clean() { [ "$(there)" = "[]" ]; }
-hosts_of_ranks() { there | grep -oE '"rank":[0-9]+,"host":"[a-z]*"' | sed 's/.*:"//; s/"//' | sort | tr '\n' ' '; }
+hosts_of_ranks() { there | grep -oE '"rank":[0-9]+,"host":"[a-z0-9]*"' | sed 's/.*:"//; s/"//' | sort | tr '\n' ' '; }
 
 test_the_same_bits_on_two_hosts() {
     assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=one
@@ -96,6 +96,53 @@ is_replaced() {
     now=$(there)
     [[ $now == *'"ranks":2'* && $now == *'"state":"training"'* ]] || return 1
     [[ $now != *"\"pid\":$1,"* ]] && [ "$(grep -o '"rank":' <<<"$now" | wc -l)" -eq 2 ]
+}
+
+# as_tasks WORDS...: what srun would start on two nodes, two tasks on the first and one on the second, in the
+# background: $tasks. Slurm itself is not needed for what its variables say.
+as_tasks() {
+    local i node
+    tasks=()
+    slurm_job=$((slurm_job + 1))
+    for i in 0 1 2; do
+        node=$((i / 2))
+        env SLURM_JOB_ID="$$.$slurm_job" SLURM_STEP_ID=0 SLURM_PROCID=$i SLURM_LOCALID=$((i % 2)) \
+            SLURM_NODEID=$node SLURMD_NODENAME="node$node" SLURM_STEP_NUM_TASKS=3 SLURM_NNODES=2 \
+            SLURM_STEP_TASKS_PER_NODE="2,1" TANDEM_RUNTIME="$work/runtime-node$node" "$TANDEM" train \
+            job.yaml --store "$store" "$@" >task.$i.out 2>task.$i.err &
+        tasks+=($!)
+    done
+}
+slurm_job=0
+# tasks_end CODE: they end with that code, all of them, and leave nothing.
+tasks_end() {
+    local task code
+    for task in "${tasks[@]}"; do
+        code=0
+        wait "$task" || code=$?
+        assert_equal "$code" "$1" "a task's code, after $(cat task.*.err)"
+    done
+    wait_for "$deadline" is_clean
+    for code in 0 1; do
+        [ -z "$(ls -A "runtime-node$code")" ] || fail "left on node $code: $(ls "runtime-node$code")"
+    done
+}
+
+# Tasks of two nodes: a worker of the second is killed, and replaced by its agent; then a signal to all.
+test_tasks_of_two_nodes() {
+    assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=nodes
+    local want
+    want=$(hash_in "$out")
+    TANDEM_TEST_KILL=backward:step=7:rank=2:file=$work/killed as_tasks --set run.dir=nodes
+    tasks_end 0
+    [ -e killed ] || fail "nobody was killed"
+    assert_equal "$(hash_in "$(cat task.*.out)")" "$want" "the hash of two nodes"
+    as_tasks "${long[@]}" --set run.dir=nodes-stop
+    wait_for "$deadline" trains
+    assert_equal "$(hosts_of_ranks)" "node0 node0 node1 " "hosts of the ranks"
+    kill -TERM "${tasks[@]}"
+    tasks_end 130
+    assert_exit 0 tandem hash nodes-stop/tiny-1
 }
 
 test_a_host_that_is_not_there() {

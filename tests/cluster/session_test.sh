@@ -231,5 +231,99 @@ test_stale_sessions_are_removed() {
 }
 shows_nothing() { [ "$("$TANDEM" ps)" = "no run is going on" ]; }
 
+# as_tasks COUNT WORDS...: the tasks that srun would start on one node, in the background: $tasks, and what
+# each of them prints. Slurm itself is not needed for what its variables say.
+as_tasks() {
+    local count=$1 i
+    shift
+    tasks=()
+    slurm_job=$((slurm_job + 1))
+    for ((i = 0; i < count; i++)); do
+        env SLURM_JOB_ID="$$.$slurm_job" SLURM_STEP_ID=0 SLURM_PROCID=$i SLURM_LOCALID=$i SLURM_NODEID=0 \
+            SLURM_STEP_NUM_TASKS="$count" SLURM_STEP_TASKS_PER_NODE="$count" SLURM_NNODES=1 \
+            "$TANDEM" train job.yaml "$@" >task.$i.out 2>task.$i.err &
+        tasks+=($!)
+    done
+    launcher=${tasks[0]}
+}
+slurm_job=0
+# tasks_end CODE: they end with that code, all of them, and leave nothing.
+tasks_end() {
+    local task code
+    for task in "${tasks[@]}"; do
+        code=0
+        wait "$task" || code=$?
+        assert_equal "$code" "$1" "a task's code, after $(cat task.*.err)"
+    done
+    wait_for "$deadline" is_clean
+}
+
+# The tasks are not the workers: one of these may die, and they notice nothing.
+test_tasks_of_srun() {
+    assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=srun
+    local want
+    want=$(hash_in "$out")
+    TANDEM_TEST_KILL=backward:step=7:rank=1:file=$work/killed-srun as_tasks 3 --set run.dir=srun
+    tasks_end 0
+    [ -e killed-srun ] || fail "nobody was killed"
+    assert_equal "$(hash_in "$(cat task.0.out)")" "$want" "the hash under srun"
+    assert_contains "$(cat task.0.err)" "4 lanes on 3 workers"
+    assert_equal "$(cat task.1.out task.1.err task.2.out task.2.err)" "" "words of sleeping tasks"
+    assert_contains "$(cat srun/tiny-2/log.jsonl)" "killed by signal 9"
+}
+
+# scancel and srun send their signals to all tasks.
+test_signals_to_tasks() {
+    as_tasks 2 "${long[@]}" --set run.dir=cancelled --max 3
+    wait_for "$deadline" trains
+    kill -TERM "${tasks[@]}"
+    tasks_end 130
+    assert_contains "$(cat task.0.out)" "stopped at step"
+    assert_exit 0 tandem hash cancelled/tiny-1
+}
+
+# Without its first task a host's workers go on; the others see to it that they hear a signal.
+test_the_first_task_is_killed() {
+    as_tasks 2 "${long[@]}" --set run.dir=headless
+    wait_for "$deadline" trains
+    kill -9 "${tasks[0]}"
+    wait "${tasks[0]}" || true
+    wait_for "$deadline" grep -q "the first task of host" task.1.err
+    trains || fail "training has ended: $(cat task.1.err)"
+    tasks=("${tasks[1]}")
+    kill -TERM "${tasks[0]}"
+    tasks_end 130
+    assert_exit 0 tandem hash headless/tiny-1
+}
+
+# What cannot be a session is a fixed world, and says so where that can be changed.
+test_tasks_that_are_ranks() {
+    local variables=(SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0 SLURM_LOCALID=0
+        SLURM_NODEID=0 SLURM_STEP_NODELIST="localhost,b" TANDEM_SECRET=x TANDEM_DEADLINE=1)
+    assert_exit 2 env "${variables[@]}" SLURM_STEP_TASKS_PER_NODE="1(x2)" timeout "$deadline" "$TANDEM" \
+        train job.yaml --min 2
+    assert_contains "$err" "needs 'store: etcd'"
+    assert_contains "$err" "'--min' is for workers that this command starts"
+    assert_exit 2 env "${variables[@]}" SLURM_STEP_TASKS_PER_NODE="2" TANDEM_ELASTIC=0 \
+        TANDEM_TRANSPORT=mpi timeout "$deadline" "$TANDEM" train job.yaml --max 2
+    assert_equal "$(grep -c . <<<"$err")" 1 "lines of $err"
+}
+
+# The same bits under a real mpirun, though a worker is killed.
+test_mpirun() {
+    if ! mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+        echo "NOT TESTED: a session under mpirun, because there is no mpirun (tools/setup --test)"
+        return
+    fi
+    assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=mpi
+    local want
+    want=$(hash_in "$out")
+    TANDEM_TEST_KILL=update:step=5:rank=2:file=$work/killed-mpi assert_exit 0 timeout "$deadline" mpirun \
+        --allow-run-as-root --oversubscribe -n 3 "$TANDEM" train job.yaml --set run.dir=mpi
+    [ -e killed-mpi ] || fail "nobody was killed"
+    assert_equal "$(hash_in "$out")" "$want" "the hash under mpirun"
+    wait_for "$deadline" is_clean
+}
+
 chmod 755 "$work"
 run_tests "$@"
