@@ -133,12 +133,13 @@ test_tasks_of_two_nodes() {
     assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=nodes
     local want
     want=$(hash_in "$out")
-    TANDEM_TEST_KILL=backward:step=7:rank=2:file=$work/killed as_tasks --set run.dir=nodes
+    TANDEM_TEST_KILL=backward:step=7:rank=2:file=$work/killed as_tasks --min 3 \
+        --set run.dir=nodes
     tasks_end 0
     [ -e killed ] || fail "nobody was killed"
     assert_equal "$(hash_in "$(cat task.*.out)")" "$want" "the hash of two nodes"
     as_tasks "${long[@]}" --set run.dir=nodes-stop
-    wait_for "$deadline" trains
+    wait_for "$deadline" has_ranks 3
     assert_equal "$(hosts_of_ranks)" "node0 node0 node1 " "hosts of the ranks"
     kill -TERM "${tasks[@]}"
     tasks_end 130
