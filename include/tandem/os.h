@@ -182,7 +182,8 @@ TDM_API tdm_status tdm_file_map_open(const char *path, size_t bytes, tdm_pages *
  * A vault: memory of a host that outlives the processes that use it. It is one file without a name, in
  * which regions have names; whoever has its descriptor finds them, after any death. It goes with the
  * last process that has it open. Regions are found and made under a lock that a dead holder does not
- * block. Threading: any thread.
+ * block; one that is stopped while it has it is killed after a second, and who has waited for twenty gets
+ * TDM_ERR_PEER_TIMEOUT. Threading: any thread.
  */
 typedef struct tdm_vault tdm_vault;
 TDM_API tdm_status tdm_vault_create(tdm_vault **out, tdm_error *err);
@@ -206,6 +207,20 @@ TDM_API uint64_t tdm_vault_place(const tdm_vault *vault, const void *memory);
 TDM_API void *tdm_vault_at(const tdm_vault *vault, uint64_t place);
 /* The region is no more, for anybody; its memory goes back to the system at once. */
 TDM_API void tdm_vault_drop(tdm_vault *vault, const char *name);
+
+/* ---- other processes ------------------------------------------------------------------------- */
+
+typedef struct tdm_process_info {
+    uint64_t started; /* in the system's ticks: tells it from a later one with its number */
+    bool is_stopped;  /* by a signal, or a debugger */
+    bool is_dead;     /* and only not yet waited for */
+} tdm_process_info;
+/* False: there is none, or the system does not tell. */
+TDM_API bool tdm_os_process(int64_t process, tdm_process_info *out);
+/* Kills that process if it is stopped, and the one that started then; whether it was. */
+TDM_API bool tdm_os_end_stopped(int64_t process, uint64_t started);
+
+/* ---- memory of the machine ------------------------------------------------------------------- */
 
 typedef struct tdm_memory_info {
     uint64_t total_bytes;

@@ -19,7 +19,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,53 +34,22 @@ enum { MAGIC = 0x564b4454, OPEN_TRIALS = 10 };
 #define SLICE_NS UINT64_C(250000000)
 #define SECOND_NS 1000000000
 
-/* ---- processes ------------------------------------------------------------------------------- */
-
-/* What the kernel says of a process: its state and when it was started. */
-static bool look_at(int64_t process, char *state, uint64_t *started)
-{
-    char path[64], text[1024];
-    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)process);
-    FILE *file = fopen(path, "re");
-    if (!file) return false;
-    size_t count = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[count] = '\0';
-    /* The name, in brackets, may hold anything; the state is field 3, the start field 22. */
-    const char *at = strrchr(text, ')');
-    if (!at || at[1] != ' ') return false;
-    *state = at[2];
-    for (int field = 2; field < 22; field++) {
-        at = strchr(at + 1, ' ');
-        if (!at) return false;
-    }
-    char *end = NULL;
-    *started = strtoull(at + 1, &end, 10);
-    return end != at + 1;
-}
+/* ---- the lock -------------------------------------------------------------------------------- */
 
 /* Kills who has the lock if it is stopped. */
 static void kill_stopped_holder(tdm__local *local)
 {
     int64_t holder = atomic_load(&local->head->holder);
-    uint64_t expected = atomic_load(&local->head->holder_started), started = 0;
-    char state = 0;
-    if (holder <= 1 || holder == local->process) return;
-    /* The descriptor means one process for good, unlike its number: look only once it is there. */
-    int fd = (int)syscall(SYS_pidfd_open, (pid_t)holder, 0);
-    if (fd < 0) return;
-    if (look_at(holder, &state, &started) && started == expected &&
-        (state == 'T' || state == 't') && atomic_load(&local->head->holder) == holder) {
-        tdm_log(TDM_LOG_WARN, "cluster",
-                "process %lld was stopped while it had the lock of %s, and is killed so that the "
-                "others can go on",
-                (long long)holder, local->path);
-        (void)syscall(SYS_pidfd_send_signal, fd, SIGKILL, NULL, 0);
-    }
-    close(fd);
+    uint64_t started = atomic_load(&local->head->holder_started);
+    tdm_process_info info;
+    if (holder == local->process || !tdm_os_process(holder, &info) || !info.is_stopped) return;
+    /* It has it still, and is stopped: so it was when it was looked at. */
+    if (atomic_load(&local->head->holder) != holder || !tdm_os_end_stopped(holder, started)) return;
+    tdm_log(TDM_LOG_WARN, "cluster",
+            "process %lld was stopped while it had the lock of %s, and is killed so that the "
+            "others can go on",
+            (long long)holder, local->path);
 }
-
-/* ---- the lock -------------------------------------------------------------------------------- */
 
 static struct timespec time_at(uint64_t ns)
 {
@@ -291,8 +259,9 @@ tdm_status tdm__local_open(const char *path, double timeout_s, tdm__local **out,
     local->timeout_s = timeout_s;
     local->process = getpid();
     local->touched_s = tdm_clock_s();
-    char state = 0;
-    (void)look_at(local->process, &state, &local->started);
+    tdm_process_info own = {0};
+    (void)tdm_os_process(local->process, &own);
+    local->started = own.started;
     bool gone = true;
     tdm_status status = TDM_OK;
     for (int i = 0; i < OPEN_TRIALS && gone; i++) {

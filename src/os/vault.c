@@ -7,8 +7,8 @@
  * stays empty for good.
  *
  * Invariants: the table changes under a lock in the file (a robust mutex: when its holder dies the next
- * one gets it, and an entry that was not finished has no name yet, so it does not exist). Regions are
- * mapped at most once by a process, and unmapped by close alone.
+ * one gets it, and an entry that was not finished has no name yet, so it does not exist; when its holder
+ * is stopped it is ended first). Regions are mapped at most once by a process, and unmapped by close alone.
  */
 #include <tandem/os.h>
 
@@ -20,7 +20,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
+
+#define STOPPED_S 1.0 /* that a holder may be stopped */
+#define LOCK_S 20.0   /* to wait for the lock in all: it is held for a moment each time */
+#define SLICE_S 0.25
 
 enum { TABLE_BYTES = 1 << 18, MAGIC = 0x564d4454 };
 #define VAULT_BYTES ((off_t)1 << 46)
@@ -33,6 +38,8 @@ typedef struct region {
 typedef struct table {
     _Atomic uint32_t magic; /* last thing written when it is made */
     pthread_mutex_t lock;
+    _Atomic int64_t holder; /* of the lock; 0: none, as far as known */
+    _Atomic uint64_t holder_started;
     uint64_t next; /* the first byte of the file that no region had so far */
     region regions[TDM_VAULT_REGIONS_MOST];
 } table;
@@ -65,9 +72,64 @@ static tdm_status system_error(tdm_error *err, const char *what)
                     "memory that outlives its processes: %s: %s", what, strerror(errno));
 }
 
-static void lock_table(table *t)
+/* The thread sanitizer of GCC 12 does not know the call that waits by the monotonic clock, nor that a lock can
+ * be taken over from the dead while one waits: there it looks again and again. */
+static int wait_for_lock(pthread_mutex_t *lock, double until_s)
 {
-    if (pthread_mutex_lock(&t->lock) == EOWNERDEAD) pthread_mutex_consistent(&t->lock);
+#ifdef __SANITIZE_THREAD__
+    (void)until_s;
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    return pthread_mutex_trylock(lock);
+#else
+    struct timespec until = {.tv_sec = (time_t)until_s,
+                             .tv_nsec = (long)((until_s - (double)(time_t)until_s) * 1e9)};
+    return pthread_mutex_clocklock(lock, CLOCK_MONOTONIC, &until);
+#endif
+}
+
+/* Kills who has the lock if it is stopped. */
+static void end_stopped_holder(const table *t)
+{
+    int64_t holder = atomic_load(&t->holder);
+    uint64_t started = atomic_load(&t->holder_started);
+    tdm_process_info info;
+    if (!tdm_os_process(holder, &info) || !info.is_stopped) return;
+    /* It has it still, and is stopped: so it was when it was looked at. */
+    if (atomic_load(&t->holder) != holder || !tdm_os_end_stopped(holder, started)) return;
+    tdm_log(TDM_LOG_WARN, "os",
+            "process %lld was stopped while it had the table of this host's memory, and is killed "
+            "so that the others can go on",
+            (long long)holder);
+}
+
+static tdm_status lock_table(table *t, tdm_error *err)
+{
+    double began_s = tdm_clock_s();
+    int result = pthread_mutex_trylock(&t->lock);
+    while (result == EBUSY || result == ETIMEDOUT) {
+        double now_s = tdm_clock_s();
+        if (now_s - began_s > LOCK_S)
+            return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
+                            "process %lld has kept the table of this host's memory for %.0f s",
+                            (long long)atomic_load(&t->holder), LOCK_S);
+        if (now_s - began_s > STOPPED_S) end_stopped_holder(t);
+        result = wait_for_lock(&t->lock, now_s + SLICE_S);
+    }
+    if (result == EOWNERDEAD) result = pthread_mutex_consistent(&t->lock);
+    if (result != 0)
+        return tdm_fail(err, TDM_ERR_FORMAT, "the lock of this host's memory is damaged: %s",
+                        strerror(result));
+    tdm_process_info own = {0};
+    (void)tdm_os_process(getpid(), &own);
+    atomic_store(&t->holder_started, own.started);
+    atomic_store(&t->holder, (int64_t)getpid());
+    return TDM_OK;
+}
+
+static void unlock_table(table *t)
+{
+    atomic_store(&t->holder, 0);
+    pthread_mutex_unlock(&t->lock);
 }
 
 static tdm_status open_fd(int fd, tdm_vault **out, tdm_error *err)
@@ -162,6 +224,7 @@ static tdm_status make(table *t, const char *name, size_t bytes, region **out, t
     memcpy(r->name + 1, name + 1, strlen(name));
     /* The first letter comes last: only now there is such a region. */
     atomic_signal_fence(memory_order_seq_cst);
+    tdm_os_test_point(&(tdm_test_point){"vault", 0, -1, 0});
     r->name[0] = name[0];
     *out = r;
     return TDM_OK;
@@ -193,7 +256,7 @@ tdm_status tdm_vault_take(tdm_vault *vault, const char *name, size_t bytes, bool
     if (!*name || strlen(name) >= TDM_VAULT_NAME_BYTES || bytes == 0)
         return tdm_fail(err, TDM_ERR_INVALID, "'%s', of %zu bytes, is no region", name, bytes);
     tdm_status status = TDM_OK;
-    lock_table(vault->table);
+    TDM_TRY(lock_table(vault->table, err));
     region *r = find(vault->table, name);
     if (is_new) *is_new = !r;
     if (r && r->bytes != bytes)
@@ -202,7 +265,7 @@ tdm_status tdm_vault_take(tdm_vault *vault, const char *name, size_t bytes, bool
     else if (!r)
         status = make(vault->table, name, bytes, &r, err);
     uint64_t first = status == TDM_OK ? r->first : 0;
-    pthread_mutex_unlock(&vault->table->lock);
+    unlock_table(vault->table);
     TDM_TRY(status);
     pthread_mutex_lock(&vault->lock);
     status = map(vault, first, bytes, out, err);
@@ -213,11 +276,11 @@ tdm_status tdm_vault_take(tdm_vault *vault, const char *name, size_t bytes, bool
 tdm_status tdm_vault_find(tdm_vault *vault, const char *name, size_t *bytes, void **out,
                           tdm_error *err)
 {
-    lock_table(vault->table);
+    TDM_TRY(lock_table(vault->table, err));
     const region *r = *name ? find(vault->table, name) : NULL;
     uint64_t first = r ? r->first : 0;
     size_t size = r ? (size_t)r->bytes : 0;
-    pthread_mutex_unlock(&vault->table->lock);
+    unlock_table(vault->table);
     if (size == 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "there is no region '%s'", name);
     if (bytes) *bytes = size;
     pthread_mutex_lock(&vault->lock);
@@ -228,14 +291,14 @@ tdm_status tdm_vault_find(tdm_vault *vault, const char *name, size_t *bytes, voi
 
 void tdm_vault_drop(tdm_vault *vault, const char *name)
 {
-    lock_table(vault->table);
+    if (lock_table(vault->table, NULL) != TDM_OK) return; /* it stays, without harm */
     region *r = find(vault->table, name);
     if (r && *name) {
         (void)fallocate(vault->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)r->first,
                         (off_t)whole_pages(r->bytes));
         r->name[0] = '\0';
     }
-    pthread_mutex_unlock(&vault->table->lock);
+    unlock_table(vault->table);
 }
 
 uint64_t tdm_vault_place(const tdm_vault *vault, const void *memory)

@@ -210,21 +210,11 @@ void tdm__journal_recall(const tdm__journal *j, tdm__memo *out)
 
 /* ---- fencing --------------------------------------------------------------------------------- */
 
-/* When a process started, in the system's ticks; 0: there is none, or it is dead and only not yet buried. */
+/* When a process started; 0: there is none, or it is dead and only not yet buried. */
 static uint64_t start_of(int process)
 {
-    char path[64], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", process);
-    FILE *file = fopen(path, "re");
-    if (!file) return 0;
-    size_t got = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[got] = '\0';
-    char *at = strrchr(text, ')'); /* its name may hold anything */
-    if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X') return 0;
-    int field = 2;
-    for (at++; *at && field < 22; at++) field += *at == ' ';
-    return strtoull(at, NULL, 10);
+    tdm_process_info info;
+    return tdm_os_process(process, &info) && !info.is_dead ? info.started : 0;
 }
 
 void tdm__journal_sit_down(tdm__journal *j)

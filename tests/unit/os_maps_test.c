@@ -1,12 +1,14 @@
 /*
  * os_maps_test.c: address space of special kinds: reserved, laid over slots, and backed by files; and
- * the bytes that the system counts for a process that shares pages with others.
+ * the bytes that the system counts for a process that shares pages with others; memory that outlives the
+ * processes that use it, also when one of them is killed or stopped while it changes the table.
  */
 #include "check.h"
 
 #include <tandem/os.h>
 
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -194,6 +196,45 @@ static void test_proportional_bytes(void)
     tdm_pages_unmap(&pages);
 }
 
+/* A process that is killed, or stopped for good, right before its region has a name: the others go on. */
+static void vault_after(const char *wish)
+{
+    tdm_vault *vault = NULL;
+    tdm_error err = {0};
+    void *first = NULL, *memory = NULL;
+    int state = 0;
+    bool is_new = false;
+    CHECK_INT(tdm_vault_create(&vault, &err), TDM_OK);
+    CHECK_INT(tdm_vault_take(vault, "first", 5000, &is_new, &first, &err), TDM_OK);
+    CHECK(is_new);
+    memcpy(first, "here", 5);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        setenv("TANDEM_TEST_KILL", wish, 1);
+        (void)tdm_vault_take(vault, "second", 100, NULL, &memory, NULL);
+        _exit(1);
+    }
+    CHECK(waitpid(child, &state, WUNTRACED) == child);
+    CHECK(WIFSTOPPED(state) || WIFSIGNALED(state));
+    alarm(60);
+    CHECK_INT(tdm_vault_find(vault, "second", NULL, &memory, &err), TDM_ERR_NOT_FOUND);
+    if (WIFSTOPPED(state)) CHECK(waitpid(child, &state, 0) == child);
+    CHECK(WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL);
+    CHECK_INT(tdm_vault_take(vault, "second", 200, &is_new, &memory, &err), TDM_OK);
+    CHECK(is_new);
+    CHECK_INT(tdm_vault_find(vault, "first", NULL, &memory, &err), TDM_OK);
+    CHECK(memory == first && memcmp(memory, "here", 5) == 0);
+    alarm(0);
+    tdm_vault_close(vault);
+}
+
+static void test_vault_outlives_its_users(void)
+{
+    vault_after("vault");
+    vault_after("vault:signal=STOP");
+}
+
 static const check_test tests[] = {
     CHECK_TEST(test_reserve_takes_memory_where_it_is_written),
     CHECK_TEST(test_overlay_shows_slots),
@@ -201,6 +242,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_file_map_in_parts),
     CHECK_TEST(test_file_map_failures),
     CHECK_TEST(test_proportional_bytes),
+    CHECK_TEST(test_vault_outlives_its_users),
 };
 
 CHECK_MAIN(tests)
