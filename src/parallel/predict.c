@@ -125,24 +125,20 @@ static int by_ready(const void *left, const void *right)
 }
 
 /* How many buckets have memory at a time for the gradient that is never whole (buckets.c): one takes
- * the place of another that was complete before it began. */
+ * the place of another that was complete before it began, of that which was complete first. They come in
+ * the order in which they are complete, so that is always the oldest one; those before `oldest` have been
+ * replaced. Models of a terabyte have so many buckets that each may be looked at once only. */
 static uint64_t gradient_slots(const prediction *p)
 {
-    size_t count = p->layout->bucket_count, slots = 0;
+    size_t count = p->layout->bucket_count, oldest = 0;
     span *spans = calloc(count + 1, sizeof *spans);
-    size_t *last = calloc(count + 1, sizeof *last); /* by slot: when what is there was complete */
-    for (size_t i = 0; spans && i < count; i++) spans[i] = span_of(p, i);
-    if (spans) qsort(spans, count, sizeof *spans, by_ready);
-    for (size_t i = 0; spans && last && i < count; i++) {
-        size_t best = slots;
-        for (size_t k = 0; k < slots && slots >= GRADIENT_SLOTS; k++)
-            if (last[k] < spans[i].begin && (best == slots || last[k] < last[best])) best = k;
-        if (best == slots) slots++;
-        last[best] = spans[i].ready;
-    }
-    free(last);
+    if (!spans) return count; /* as if none took the place of another */
+    for (size_t i = 0; i < count; i++) spans[i] = span_of(p, i);
+    qsort(spans, count, sizeof *spans, by_ready);
+    for (size_t i = 0; i < count; i++)
+        if (i - oldest >= GRADIENT_SLOTS && spans[oldest].ready < spans[i].begin) oldest++;
     free(spans);
-    return slots;
+    return count - oldest;
 }
 
 /* The lanes of the node's ranks, one after another: rank 0 has the most. */
