@@ -34,6 +34,7 @@ import flock  # noqa: E402
 
 PHASES = ("forward", "backward", "reduce", "torn", "update", "publish", "checkpoint", "commit", "recover")
 STEPS, BATCH = 80, 24
+GONE_S = 60  # within which processes have gone that nobody has told to stay
 DEATHS = ("worker", "workers", "agent", "launcher", "power")  # by whom they mean
 
 JOBS = {
@@ -231,7 +232,7 @@ class Run:
             raise Failure(f"it has not ended after {self.limit_s} s") from None
         # Without a launcher the others go on; with one, nobody may stay for long.
         left = flock.wait_until_gone(self.mark, max(1, self.deadline - time.monotonic())
-                                     if by_us else 15)
+                                     if by_us else GONE_S)
         if left:
             raise Failure("still there: " + ", ".join(map(str, left)))
         return None if by_us and code < 0 else code
@@ -280,7 +281,7 @@ class Run:
             words = [self.job, "-n", count, "--set", f"run.dir={self.runs}"]
         again = self.start(words, again=True)
         code = again.wait(self.limit_s)
-        if flock.wait_until_gone(self.mark, 15):
+        if flock.wait_until_gone(self.mark, GONE_S):
             raise Failure("processes are left after going on")
         return code
 

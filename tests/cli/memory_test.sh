@@ -180,9 +180,9 @@ test_nothing_fits() {
     assert_lacks "$err" "makes it fit"
 }
 
-# 65536 * 65536 parameters are 17 GB, and their gradients and state as much again.
+# Three times 131072 * 131072 parameters are 206 GB, and gradients and state three times as much again.
 test_auto() {
-    assert_exit 1 "$TANDEM" train mlp.yaml --set "model.hidden=[65536, 65536, 65536, 65536]" \
+    assert_exit 1 "$TANDEM" train mlp.yaml --set "model.hidden=[131072, 131072, 131072, 131072]" \
         --set run.dir=huge
     assert_contains "$err" ", and there is "
     [ ! -e huge ] || fail "a refused job left a folder"

@@ -31,6 +31,16 @@ redrawn() {
     wait_for 30 moved_on "$before"
 }
 
+# assert_one_bar WHERE WHEN: on the screen, or in all the history, there is one progress line; as soon as the
+# terminal has told the program of its last change, and that has drawn.
+assert_one_bar() {
+    local end=$((SECONDS + 30))
+    until [ "$("$1" | bars)" -eq 1 ]; do
+        [ "$SECONDS" -lt "$end" ] || fail "not one progress line $2: $("$1")"
+        sleep 0.05
+    done
+}
+
 # begin COLUMNS ROWS: a shell that says two lines and then trains.
 begin() {
     end_terminal
@@ -75,14 +85,13 @@ test_a_narrow_window() {
     for columns in 20 33; do
         begin "$columns" 24
         redrawn
-        assert_equal "$(screen | bars)" 1 "progress lines in $columns columns"
+        assert_one_bar screen "in $columns columns"
         assert_equal "$(screen | grep -E 'step +[0-9]+/' | awk -v c="$columns" 'length >= c')" "" \
             "lines that reach the edge at $columns columns"
-        assert_equal "$(history | bars)" 1 "progress lines, history included"
+        assert_one_bar history "in $columns columns, history included"
     done
     # Too narrow for anything: still one row, which does not reach the edge.
     begin 8 40
-    sleep 1
     assert_equal "$(screen | grep -cE '^step +[0-9]')" 1 "rows at 8 columns"
     stop
 }
@@ -93,10 +102,10 @@ test_dragged() {
     begin 110 16
     for ((columns = 110; columns >= 40; columns -= 2)); do resize "$columns" && sleep 0.03; done
     for ((columns = 40; columns <= 110; columns += 2)); do resize "$columns" && sleep 0.03; done
-    sleep 0.5
+    sleep 0.5 # the last change is on its way
     redrawn
-    assert_equal "$(screen | bars)" 1 "progress lines after dragging: $(screen)"
-    assert_equal "$(history | bars)" 1 "progress lines, history included: $(history)"
+    assert_one_bar screen "after dragging"
+    assert_one_bar history "after dragging, history included"
     assert_equal "$(history | sed -n 1,2p)" "above one
 above two" "the lines above after dragging"
 }
@@ -114,7 +123,7 @@ test_jumped() {
         resize 80
         sleep 0.5
         redrawn
-        assert_equal "$(screen | bars)" 1 "progress lines in round $round: $(screen)"
+        assert_one_bar screen "in round $round"
         stop
         assert_equal "$(screen | grep -cE 'step +[0-9]+/' || true)" 0 "progress lines at the end: $(screen)"
     done

@@ -37,11 +37,8 @@ test_selection() {
 test_running_ranks() {
     rm ready.txt
     "$writer" --hang alive >ready.txt &
-    local pid=$! i
-    for ((i = 0; i < 100; i++)); do
-        [ -s ready.txt ] && break
-        sleep 0.1
-    done
+    local pid=$!
+    wait_for 60 test -s ready.txt
     assert_exit 0 "$TANDEM" trace alive
     kill -9 "$pid"
     wait "$pid" 2>/dev/null || true
@@ -58,8 +55,8 @@ test_running_ranks() {
 # a dump does no harm; and in the end all is well.
 test_ranks_that_hang() {
     TANDEM_DUMP_SIGNAL=USR1 "$TANDEM" run -n 3 --run hang -- "$(dirname "$writer")/comm_late" go &
-    local launcher=$! i pid
-    for ((i = 0; i < 300; i++)); do
+    local launcher=$! end=$((SECONDS + 60)) pid
+    while [ "$SECONDS" -lt "$end" ]; do
         if [ -e hang/rank-00002.trace ]; then
             assert_exit 0 "$TANDEM" trace hang
             [ "$(grep -c 'waits for rank 2 in all_reduce #17 of world since' <<<"$out")" = 2 ] && break

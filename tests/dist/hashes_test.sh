@@ -137,7 +137,8 @@ in_world() {
     local world=$1 ranks=$2
     shift 2
     case $world in
-    shm | ucx) TANDEM_TRANSPORT=$world timeout -k 5 $run_limit_s "$@" -n "$ranks" ;;
+    # (Without --min a session begins with fewer when one is late.)
+    shm | ucx) TANDEM_TRANSPORT=$world timeout -k 5 $run_limit_s "$@" -n "$ranks" --min "$ranks" ;;
     mpi) under_mpi "$ranks" mpi 1 "$@" ;;
     hosts) on_two_hosts "$ranks" "$@" ;;
     hosts-mpi) under_mpi "$ranks" shm+mpi 2 "$@" ;;
