@@ -447,7 +447,7 @@ static int run_worker(yard *y, int slot)
                                   .slot = slot,
                                   .max = RANKS,
                                   .report_s = 20,
-                                  .lease_s = y->victim_signal == SIGSTOP ? 2 : 60};
+                                  .lease_s = y->victim_signal == SIGSTOP ? 4 : 60};
     tdm_elastic_ops ops = {
         .enter = enter_yard, .step = step_yard, .leave = leave_yard, .interrupt = interrupt_yard};
     tdm_elastic_result result = {0};
