@@ -424,17 +424,16 @@ static double answer_until_s(const client *c, double asked_s)
     return until_s < asked_s + ANSWER_MOST_S ? until_s : asked_s + ANSWER_MOST_S;
 }
 
-/* There is no hub to ask. What it said last may say why, and better than the asker could: that is told
- * first. */
-static void await_told(client *c)
+/* What the hub said before may say why something is as it is, and better than the asker could. */
+static void await_told(client *c, double until_s)
 {
-    double until_s = tdm_clock_s() + TELL_S;
     while (c->listening && !c->closing && (c->first || c->telling) && tdm_clock_s() < until_s)
         await_change(c, until_s);
 }
 
-/* Asks the hub. False when there is none, or no answer came in time. */
-static bool ask(client *c, tdm__frame *frame, char *out, size_t bytes)
+/* Asks the hub. False when there is none, or no answer came in time: at `patient_s`, or, when that is zero,
+ * when a hub that is as it should be would have answered. */
+static bool ask(client *c, tdm__frame *frame, double patient_s, char *out, size_t bytes)
 {
     pthread_mutex_lock(&c->asking);
     pthread_mutex_lock(&c->lock);
@@ -445,16 +444,31 @@ static bool ask(client *c, tdm__frame *frame, char *out, size_t bytes)
     bool ok = !c->cut && tdm__channel_put_frame(&c->channel, frame);
     wake(c);
     while (ok && !c->answered && !c->cut) {
-        double until_s = answer_until_s(c, asked_s);
+        double until_s = patient_s > 0 ? patient_s : answer_until_s(c, asked_s);
         if (tdm_clock_s() >= until_s) break;
         await_change(c, until_s);
     }
     ok = ok && c->answered;
     if (ok) snprintf(out, bytes, "%s", c->answer);
-    if (c->cut && !ok) await_told(c);
+    if (c->cut && !ok) await_told(c, tdm_clock_s() + TELL_S);
     pthread_mutex_unlock(&c->lock);
     pthread_mutex_unlock(&c->asking);
     return ok;
+}
+
+/* Two questions: the hub may answer the first in the very round in which it finds a connection closed, and
+ * before it does; never the second. */
+static void catch_up(tdm__control *control, double until_s)
+{
+    client *c = (client *)control;
+    char answer[TDM__WIRE_TEXT];
+    for (int i = 0; i < 2; i++) {
+        tdm__frame frame = {.kind = TDM__ASK_REPORT};
+        if (!ask(c, &frame, until_s, answer, sizeof answer)) break;
+    }
+    pthread_mutex_lock(&c->lock);
+    await_told(c, until_s);
+    pthread_mutex_unlock(&c->lock);
 }
 
 static tdm_status exchange_failed(client *c, uint32_t number, tdm_error *err)
@@ -475,7 +489,7 @@ static tdm_status exchange_failed(client *c, uint32_t number, tdm_error *err)
     pthread_mutex_unlock(&c->lock);
     tdm__frame frame = {.kind = TDM__ASK_LACKING, .number = number};
     char who[TDM__WIRE_TEXT] = "";
-    if (!ask(c, &frame, who, sizeof who) || !*who) snprintf(who, sizeof who, "not known");
+    if (!ask(c, &frame, 0, who, sizeof who) || !*who) snprintf(who, sizeof who, "not known");
     pthread_mutex_lock(&c->lock);
     return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
                     "exchange %u of the ranks did not end within %.3g s; missing ranks: %s", number,
@@ -581,7 +595,7 @@ static void report(tdm__control *control, const int *ranks, int count, char *out
                         .count = (uint32_t)(list.length / 4),
                         .bytes = (const uint8_t *)list.data,
                         .byte_count = list.length};
-    if (bytes > 0 && (!tdm_str_ok(&list) || !ask(c, &frame, out, bytes))) {
+    if (bytes > 0 && (!tdm_str_ok(&list) || !ask(c, &frame, 0, out, bytes))) {
         pthread_mutex_lock(&c->lock);
         const char *why = c->heard_bye ? "has left" : c->cut ? "is gone" : "does not answer";
         pthread_mutex_unlock(&c->lock);
@@ -645,6 +659,7 @@ static const tdm__control_ops ops = {
     .exchange = exchange,
     .broken = broken,
     .report = report,
+    .catch_up = catch_up,
     .hopeless = hopeless,
     .close = close_control,
 };

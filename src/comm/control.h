@@ -60,6 +60,10 @@ typedef struct tdm__control_ops {
      * most 3 s for that of one that beats. Where there is no hub any more, all news that came before
      * its end has been told when this returns. */
     void (*report)(tdm__control *control, const int *ranks, int count, char *out, size_t bytes);
+    /* Returns when all has been told that the hub knew when this was called, and whatever its connections
+     * said by then; when there is no hub any more, all that it said; or at `until_s` of tdm_clock_s. For
+     * one who is about to blame a peer by what it sees itself. NULL in the simulator. */
+    void (*catch_up)(tdm__control *control, double until_s);
     /* Whether this world cannot come to anything any more: a rank has died, or has revoked it. For waits
      * while it is opened; cheap. NULL in the simulator. */
     bool (*hopeless)(tdm__control *control, tdm_error *why);

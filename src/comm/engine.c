@@ -26,7 +26,7 @@ bool tdm__engine_progress(tdm_comm *comm)
 {
     bool changed = false;
     if (comm->transport->ops->progress(comm->transport) > 0) changed = true;
-    if (comm->has_losses && tdm__comm_now(comm) >= comm->losses_s) {
+    if (comm->has_losses && comm->losses_ripe) {
         tdm__engine_losses(comm);
         changed = true;
     }

@@ -364,13 +364,14 @@ struct tdm_request {
     double notice_s;            /* when to send the next notice */
     double left_s; /* until then a member that has left may be missing; 0: none has left */
     bool done, ending;
-    bool background; /* the progress thread cares for it */
-    bool waits;      /* it is in the trace that it waits, */
-    int waits_for;   /* for this rank of the world; -1: for nobody in particular */
-    bool late;       /* its deadline has passed, and the report is being fetched */
-    int outstanding; /* transfers that the transport has */
-    double ending_s; /* since when it is ending */
-    void *copy;      /* of the input, where it is needed; owned */
+    bool background;  /* the progress thread cares for it */
+    bool waits;       /* it is in the trace that it waits, */
+    int waits_for;    /* for this rank of the world; -1: for nobody in particular */
+    bool late;        /* its time has passed, and the control is being asked why */
+    double suspect_s; /* until then the control may say why a transfer has failed; 0: none has */
+    int outstanding;  /* transfers that the transport has */
+    double ending_s;  /* since when it is ending */
+    void *copy;       /* of the input, where it is needed; owned */
     tdm_error error;
     tdm_request *next; /* of the comm's pending list, by priority, then by age */
 };
@@ -418,6 +419,8 @@ struct tdm_comm {
     double
         losses_s; /* from this time on: who has just left or failed breaks connections, too, and the
                         control may say more */
+    bool losses_ripe; /* the control has been asked, and all that it knew was told */
+    bool catching_up; /* a thread asks it */
     char loss_text[128];
     bool dispatch; /* a queued send may have its turn */
     int waiters;   /* threads that sleep on `changed` */

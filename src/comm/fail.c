@@ -18,6 +18,8 @@
 
 #define GRACE_S 0.2         /* for transfers of a call that has failed to come back by themselves */
 #define FIRST_NOTICE_S 0.25 /* a wait longer than this is told to those who are waited for */
+#define CATCH_UP_S 10.      /* for a hub that has much to do to say what it knows, */
+#define CATCH_UP_LEAST_S 1. /* also when the deadline of a call is near */
 enum {
     NAMED_MOST = 8,  /* ranks that an error names */
     EARLY_MOST = 64, /* groups that are not here, of which is remembered that they are broken */
@@ -323,14 +325,41 @@ static bool is_still_late(const tdm_comm *comm, const tdm_request *request, cons
     return false;
 }
 
+/* Who leaves because of somebody's death breaks connections, too, and is not to blame for it: what the
+ * hub knows of that is heard first, however busy the machine is. No call waits much longer for that than
+ * it would anyhow. Lets go of the lock meanwhile. */
+static void catch_up(tdm_comm *comm, double now)
+{
+    if (!comm->control->ops->catch_up || comm->closing) return;
+    double until_s = now + CATCH_UP_S;
+    for (const tdm_request *r = comm->pending; r; r = r->next)
+        if (!r->ending && r->deadline_s < until_s) until_s = r->deadline_s;
+    if (until_s < now + CATCH_UP_LEAST_S) until_s = now + CATCH_UP_LEAST_S;
+    tdm__comm_unlock(comm);
+    comm->control->ops->catch_up(comm->control, until_s);
+    tdm__comm_lock(comm);
+}
+
+/* A transfer has failed, and nobody has said why so far. */
+static void too_suspect(tdm_request *request, double now)
+{
+    tdm_group *group = request->group;
+    tdm_comm *comm = group->comm;
+    tdm__head head = request->head;
+    request->late = true;
+    catch_up(comm, now);
+    if (!is_still_late(comm, request, &head)) return;
+    tdm_error error = request->error;
+    tdm__group_break(group, true, error.status, "%s", error.message);
+}
+
 /* A deadline has passed. Lets go of the lock while it asks who did what last. */
 static void too_late(tdm_request *request, double now)
 {
     tdm_group *group = request->group;
     tdm_comm *comm = group->comm;
-    if (request->error.status != TDM_OK) { /* a transfer has failed, and nobody said why */
-        tdm_error error = request->error;
-        tdm__group_break(group, true, error.status, "%s", error.message);
+    if (request->error.status != TDM_OK) {
+        too_suspect(request, now);
         return;
     }
     int missing[NAMED_MOST * 4];
@@ -396,15 +425,37 @@ static void stop_joining(tdm_comm *comm)
         tdm__group_break(g, false, why.status, "%s", why.message);
 }
 
+/* The transport has lost peers: when their time has come, and the control was asked, they are dealt with.
+ * True: now, by the next round; the lock may have been let go of. Else *next is when to look again. */
+static bool losses_are_due(tdm_comm *comm, double now, double *next)
+{
+    if (!comm->has_losses || comm->catching_up) return false;
+    if (now < comm->losses_s) {
+        if (comm->losses_s < *next) *next = comm->losses_s;
+        return false;
+    }
+    if (!comm->losses_ripe) {
+        comm->catching_up = true;
+        catch_up(comm, now);
+        comm->catching_up = false;
+        comm->losses_ripe = true;
+    }
+    return true;
+}
+
+/* When a call's time is over. */
+static double due_s(const tdm_request *request)
+{
+    bool sooner = request->suspect_s > 0 && request->suspect_s < request->deadline_s;
+    return sooner ? request->suspect_s : request->deadline_s;
+}
+
 double tdm__engine_timers(tdm_comm *comm)
 {
     if (tdm__patience_over(&comm->joining)) stop_joining(comm);
     double now = tdm__comm_now(comm);
     double next = now + tdm__patience_slice(&comm->joining, 3600);
-    if (comm->has_losses) {
-        if (comm->losses_s <= now) return now; /* the next round sees to them */
-        if (comm->losses_s < next) next = comm->losses_s;
-    }
+    if (losses_are_due(comm, now, &next)) return now;
     for (tdm_request *r = comm->pending; r; r = r->next) {
         if (r->ending) {
             if (r->outstanding > 0 && now >= r->ending_s + GRACE_S) give_up(r);
@@ -413,13 +464,13 @@ double tdm__engine_timers(tdm_comm *comm)
             continue;
         }
         if (r->late) continue;
-        if (now >= r->deadline_s || misses_the_left(r, now)) {
+        if (now >= due_s(r) || misses_the_left(r, now)) {
             too_late(r, now);
             return now; /* the list may be another one now */
         }
         if (r->notice_s == 0) r->notice_s = r->begin_s + FIRST_NOTICE_S;
         if (now >= r->notice_s) notices(r, now);
-        if (r->deadline_s < next) next = r->deadline_s;
+        if (due_s(r) < next) next = due_s(r);
         if (r->left_s > 0 && r->left_s < next) next = r->left_s;
         if (r->notice_s < next) next = r->notice_s;
     }

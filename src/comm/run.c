@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SUSPECT_S 1.0 /* for the news of why a transfer failed, on a machine that has much to do */
+#define SUSPECT_S 1.0 /* for the news of why a transfer failed; then the control is asked for it */
 
 enum { SMALL_BYTES = 256 << 10 };
 
@@ -267,8 +267,8 @@ static void run_segments(tdm_request *request, bool *changed)
  * call goes no further, and ends with what it knows when no news comes. */
 static void suspect(tdm_request *request)
 {
-    double soon = tdm__comm_now(request->group->comm) + SUSPECT_S;
-    if (request->deadline_s > soon) request->deadline_s = soon;
+    if (request->suspect_s == 0)
+        request->suspect_s = tdm__comm_now(request->group->comm) + SUSPECT_S;
 }
 
 void tdm__request_run(tdm_request *request, bool *changed)

@@ -22,7 +22,7 @@
 
 enum { FLIGHT_BYTES = 2 << 20 };
 #define STALL_S 0.05
-#define LOSS_S 1.0 /* for the control to say why a connection broke */
+#define LOSS_S 1.0 /* for the control to say why a connection broke; then it is asked */
 
 static void record(tdm_comm *comm, tdm_trace_kind kind, int peer, const tdm__head *head)
 {
@@ -384,7 +384,10 @@ static void lost(void *user, int peer, const char *how)
     tdm_comm *comm = user;
     if (comm->peer_states[peer] != TDM_PEER_WELL) return;
     comm->peer_states[peer] = TDM__PEER_LOSING;
-    if (!comm->has_losses) comm->losses_s = tdm__comm_now(comm) + (comm->no_threads ? 0 : LOSS_S);
+    if (!comm->has_losses) {
+        comm->losses_s = tdm__comm_now(comm) + (comm->no_threads ? 0 : LOSS_S);
+        comm->losses_ripe = comm->no_threads;
+    }
     comm->losses[peer].sign = TDM_SIGN_TRANSPORT;
     comm->has_losses = true;
     snprintf(comm->loss_text, sizeof comm->loss_text, "%s", how);

@@ -550,6 +550,45 @@ static void last_words_are_told_before_a_question_fails(void)
     }
 }
 
+/* Once a rank is dead, who has caught up has heard of it, however slowly it is told. */
+static int rank_that_catches_up(const world *w, int rank)
+{
+    tdm__control *control = join(w, rank);
+    listener l;
+    listen_to(control, &l);
+    if (rank == w->victim) {
+        pause_s(RANK_S);
+        return 1;
+    }
+    CHECK(await(&shared->may_go, 1, 30));
+    control->ops->catch_up(control, tdm_clock_s() + 30);
+    listener heard = await_news(&l, 1, 0);
+    CHECK_INT(heard.lost, 1);
+    CHECK_INT(heard.last.rank, w->victim);
+    shared->saw++;
+    CHECK(await(&shared->saw, w->size - 1, 20));
+    control->ops->catch_up(control, tdm_clock_s() + 30); /* nothing is new */
+    control->ops->close(control);
+    return 0;
+}
+
+static void who_catches_up_has_heard_of_a_death(void)
+{
+    for (int i = 0; i < (SLOW ? 3 : 12); i++) {
+        world w = {.size = 4,
+                   .rendezvous = i % 2 ? tcp_name(AF_INET) : unix_name(),
+                   .victim = i % 3,
+                   .rank = rank_that_catches_up};
+        start(&w);
+        CHECK(await(&shared->joined, 4, 20));
+        kill(w.pids[w.victim], SIGKILL);
+        CHECK_INT(finish_one(w.pids[w.victim]), 1000 + SIGKILL);
+        shared->may_go = 1;
+        for (int rank = 0; rank < w.size; rank++)
+            if (rank != w.victim) CHECK_INT(finish_one(w.pids[rank]), 0);
+    }
+}
+
 /* A rank dies while others are in an exchange, again and again, at any moment. */
 static int rank_that_exchanges_until_the_end(const world *w, int rank)
 {
@@ -598,6 +637,7 @@ static const check_test tests[] = {
     CHECK_TEST(long_silence_is_death),
     CHECK_TEST(an_exchange_names_who_lacks),
     CHECK_TEST(reports_do_not_wait_for_events),
+    CHECK_TEST(who_catches_up_has_heard_of_a_death),
     CHECK_TEST(death_ends_an_exchange),
     CHECK_TEST(last_words_are_told_before_a_question_fails),
 };
