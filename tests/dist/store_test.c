@@ -21,7 +21,7 @@ enum { SLOW = 0 };
 #endif
 
 /* A model of HUGE_WIDTH fills 8 MiB a block, nearly: pages are counted, and they may be of 2 MiB. */
-enum { DEADLINE_S = 20, VICTIM = 1, HUGE_WIDTH = 646 };
+enum { DEADLINE_S = 60, VICTIM = 1, HUGE_WIDTH = 646 };
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 

@@ -199,7 +199,7 @@ static void death(tdm_comm *comm)
         status = tdm_team_step(b.team, &in, &r, &err);
     }
     CHECK_INT(tdm_status_group_of(status), TDM_STATUS_GROUP_PEER);
-    CHECK(tdm_clock_s() - began_s < 20);
+    CHECK(tdm_clock_s() - began_s < 50); /* calls may take a minute */
     team_bench_close(&b);
 }
 
