@@ -80,15 +80,18 @@ test_gradients_are_those_of_the_run() {
         fail "the losses of the lanes do not add up: $out"
 }
 
+# is_past STEP: the run in progress has gone on beyond it.
+is_past() {
+    local last
+    last=$(tail -n 1 dead/tiny-1/metrics.jsonl 2>/dev/null | grep -o '"step":[0-9]*' | sed 's/.*://') || return 1
+    [ "$last" -gt "$1" ]
+}
 test_a_run_that_was_killed() {
     # It would take minutes; the first checkpoint comes soon.
     "$TANDEM" train job.yaml "${common[@]}" --set train.epochs=100000 --set checkpoint.every_steps=50 \
         --set checkpoint.keep=3 --set run.dir=dead -q -n 1 &
-    local pid=$! i
-    for ((i = 0; i < 300; i++)); do
-        [ -n "$(ls dead/tiny-1/checkpoints 2>/dev/null)" ] && break
-        sleep 0.1
-    done
+    local pid=$!
+    wait_for 60 is_past 100 # so that there is a checkpoint before the last step
     # While it runs, and checkpoints come and go.
     assert_exit 0 "$TANDEM" replay dead/tiny-1 --step 3 --json
     assert_equal "$(field agrees)" true "a step of a run in progress agrees"
