@@ -236,6 +236,13 @@ TDM_API void tdm_sha256_text(tdm_sha256 *hash, const char *text);
 /* Ends the hash; after it only destroy is allowed. */
 TDM_API void tdm_sha256_finish(tdm_sha256 *hash, char hex[TDM_SHA256_HEX]);
 TDM_API tdm_status tdm_sha256_of(const void *bytes, size_t count, char hex[TDM_SHA256_HEX]);
+/* The same for many pieces, which is faster than one by one where there are several of similar length. */
+typedef struct tdm_sha256_part {
+    const void *bytes; /* may be NULL when there are none */
+    size_t count;
+    char hex[TDM_SHA256_HEX]; /* the result */
+} tdm_sha256_part;
+TDM_API tdm_status tdm_sha256_of_many(tdm_sha256_part *parts, size_t count);
 /* HMAC-SHA256 (RFC 2104): proof that whoever made it knows `key`, which may be empty. */
 TDM_API tdm_status tdm_hmac_sha256(const void *key, size_t key_bytes, const void *bytes,
                                    size_t count, uint8_t out[TDM_SHA256_BYTES]);

@@ -111,6 +111,32 @@ static void sha256_matches_fips(void)
     CHECK_TEXT(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
 
+/* All lengths around the ends of blocks, fewer pieces than lanes and more, at places of all kinds. */
+static void many_hashes_are_those_of_each(void)
+{
+    enum { MOST = 40, BYTES = 5000 };
+    static uint8_t bytes[BYTES];
+    tdm_sha256_part parts[MOST];
+    uint32_t drawn = 1;
+    for (size_t i = 0; i < BYTES; i++)
+        bytes[i] = (uint8_t)((drawn = drawn * 1664525u + 1013904223u) >> 24);
+    for (size_t round = 0; round < 200; round++) {
+        size_t count = round % MOST + 1;
+        for (size_t i = 0; i < count; i++) {
+            size_t length = i % 3 == 0 ? round + i
+                                       : (drawn = drawn * 1664525u + 1013904223u) % 4000;
+            parts[i] = (tdm_sha256_part){.bytes = bytes + (round * 7 + i) % 900, .count = length};
+        }
+        CHECK_INT(tdm_sha256_of_many(parts, count), TDM_OK);
+        for (size_t i = 0; i < count; i++) {
+            char hex[TDM_SHA256_HEX];
+            CHECK_INT(tdm_sha256_of(parts[i].bytes, parts[i].count, hex), TDM_OK);
+            CHECK_TEXT(parts[i].hex, hex);
+        }
+    }
+    CHECK_INT(tdm_sha256_of_many(NULL, 0), TDM_OK);
+}
+
 /* RFC 4231's second case, and the empty key. */
 static void hmac_matches_rfc4231(void)
 {
@@ -384,6 +410,7 @@ static const check_test tests[] = {
     CHECK_TEST(rng_numbers_have_the_right_moments),
     CHECK_TEST(rng_layout_is_pinned),
     CHECK_TEST(sha256_matches_fips),
+    CHECK_TEST(many_hashes_are_those_of_each),
     CHECK_TEST(hmac_matches_rfc4231),
     CHECK_TEST(status_table_is_whole),
     CHECK_TEST(errors_carry_their_place),
