@@ -45,9 +45,13 @@ TDM_API tdm_status tdm_file_writer_create(const char *path, tdm_file_writer **ou
 TDM_API tdm_status tdm_file_writer_write(tdm_file_writer *writer, const void *bytes, size_t count,
                                          tdm_error *err);
 /* The same at a place of the file, which may lie beyond what was written so far; the place of
- * tdm_file_writer_write stays where it is. */
+ * tdm_file_writer_write stays where it is. Large pieces cost least where `bytes` and `offset` leave the
+ * same rest when divided by TDM_FILE_ALIGN: these need not go through the page cache. */
+enum { TDM_FILE_ALIGN = 4096 };
 TDM_API tdm_status tdm_file_writer_write_at(tdm_file_writer *writer, uint64_t offset,
                                             const void *bytes, size_t count, tdm_error *err);
+/* What is written will be read again soon: all of it goes through the page cache. */
+TDM_API void tdm_file_writer_cache(tdm_file_writer *writer);
 /* Both end the writer; it must not be used afterwards, whatever commit returned. */
 TDM_API tdm_status tdm_file_writer_commit(tdm_file_writer *writer, tdm_error *err);
 TDM_API void tdm_file_writer_abandon(tdm_file_writer *writer);
@@ -135,6 +139,11 @@ typedef struct tdm_pages {
 } tdm_pages;
 TDM_API tdm_status tdm_pages_map(size_t bytes, bool shared, tdm_pages *out, tdm_error *err);
 TDM_API void tdm_pages_unmap(tdm_pages *pages);
+/* Private pages that are used now and then. populate: takes memory for all of them, so that no later write
+ * waits for it; what they held is lost. lend: what they hold has no use any more; the system takes their
+ * memory when somebody else needs it, and otherwise it is still there for the next write. */
+TDM_API void tdm_pages_populate(const tdm_pages *pages);
+TDM_API void tdm_pages_lend(const tdm_pages *pages);
 
 /* Zeroed address space in which memory is used only where something was written, page by page: for
  * large blocks of which a process fills a part. Given back by tdm_pages_unmap. */

@@ -9,6 +9,10 @@
  *      ".NAME.PID.tmp" or ".NAME.PID-N.tmp", so that a later run can see whether the writer lives.
  * File systems that cannot exchange two names get a plain rename; there, and only there, a failed
  * sync of the folder leaves the new file in place, and the message says so.
+ *
+ * Large pieces whose place in memory and place in the file fit together go to the disk directly, past the
+ * page cache: filling the cache with bytes that nobody reads soon costs more than all the rest of a write.
+ * Only whole blocks go that way; what is left at both ends takes the usual one, in other blocks.
  */
 #include "os/internal.h"
 
@@ -25,7 +29,9 @@
 #endif
 
 #define TEMPORARY_TRIES 1000
-#define NAME_BYTES 256 /* NAME_MAX and the terminator */
+#define DIRECT_ALIGN ((size_t)TDM_FILE_ALIGN)
+#define DIRECT_LEAST ((size_t)256 * 1024) /* smaller ones are no burden to the cache */
+#define NAME_BYTES 256                    /* NAME_MAX and the terminator */
 
 struct tdm_file_writer {
     char *path;       /* as given, for messages */
@@ -34,10 +40,13 @@ struct tdm_file_writer {
     bool joined; /* the file is another process's */
     int folder_fd;
     int fd;
+    int direct_fd;  /* the same file, past the page cache; -1: not opened yet, or not to be had */
+    bool no_direct; /* it is not to be had */
 };
 
 static void writer_free(tdm_file_writer *writer)
 {
+    tdm__close_quietly(writer->direct_fd);
     tdm__close_quietly(writer->fd);
     tdm__close_quietly(writer->folder_fd);
     free(writer->path);
@@ -106,7 +115,7 @@ tdm_status tdm_file_writer_create(const char *path, tdm_file_writer **out, tdm_e
 {
     tdm_file_writer *writer = calloc(1, sizeof *writer);
     if (!writer) return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory", path);
-    writer->fd = writer->folder_fd = -1;
+    writer->fd = writer->folder_fd = writer->direct_fd = -1;
     tdm_status status;
     writer->path = find_target(path, &status, err);
     if (!writer->path) goto free_writer;
@@ -151,7 +160,7 @@ tdm_status tdm_file_writer_join(const char *temporary, tdm_file_writer **out, td
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot write %s: out of memory", temporary);
     }
     writer->joined = true;
-    writer->fd = writer->folder_fd = -1;
+    writer->fd = writer->folder_fd = writer->direct_fd = -1;
     if (!tdm__fault_hit(TDM_FAULT_OPEN)) {
         writer->fd = open(temporary, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
     }
@@ -167,13 +176,12 @@ tdm_status tdm_file_writer_join(const char *temporary, tdm_file_writer **out, td
 /* ---- write ----------------------------------------------------------------------------------- */
 
 /* One system call's worth, at `offset` or (-1) where the last one ended. */
-static ssize_t write_some(tdm_file_writer *writer, const void *bytes, size_t count, off_t offset)
+static ssize_t write_some(int fd, const void *bytes, size_t count, off_t offset)
 {
     if (tdm__fault_hit(TDM_FAULT_WRITE)) return -1;
     ssize_t written;
     do {
-        written = offset < 0 ? write(writer->fd, bytes, count)
-                             : pwrite(writer->fd, bytes, count, offset);
+        written = offset < 0 ? write(fd, bytes, count) : pwrite(fd, bytes, count, offset);
     } while (written < 0 && errno == EINTR);
     if (written == 0) errno = EIO; /* no progress and no reason */
     return written;
@@ -184,12 +192,74 @@ tdm_status tdm_file_writer_write(tdm_file_writer *writer, const void *bytes, siz
 {
     const uint8_t *next = bytes;
     while (count > 0) {
-        ssize_t written = write_some(writer, next, count, -1);
+        ssize_t written = write_some(writer->fd, next, count, -1);
         if (written <= 0) return tdm_os_fail(err, "cannot write", writer->path);
         next += written;
         count -= (size_t)written;
     }
     return TDM_OK;
+}
+
+/* Opens the file once more. Where the file system does not want that, all goes the usual way. */
+static bool has_direct(tdm_file_writer *writer)
+{
+    if (writer->direct_fd >= 0) return true;
+    if (writer->no_direct) return false;
+    char link[64];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", writer->fd);
+    /* Larger pages could hold bytes of both ways. */
+    if (sysconf(_SC_PAGESIZE) <= (long)DIRECT_ALIGN)
+        writer->direct_fd = open(link, O_WRONLY | O_CLOEXEC | O_DIRECT);
+    writer->no_direct = writer->direct_fd < 0;
+    return !writer->no_direct;
+}
+
+/* Which of `count` bytes can go directly: *first of them before it. 0: none. */
+static size_t direct_part(uint64_t offset, const uint8_t *bytes, size_t count, size_t *first)
+{
+    size_t inside = (size_t)(offset % DIRECT_ALIGN);
+    *first = inside > 0 ? DIRECT_ALIGN - inside : 0;
+    if ((uintptr_t)bytes % DIRECT_ALIGN != inside || count < DIRECT_LEAST + *first) return 0;
+    return (count - *first) / DIRECT_ALIGN * DIRECT_ALIGN;
+}
+
+static tdm_status put_at(tdm_file_writer *writer, uint64_t offset, const uint8_t *next,
+                         size_t count, tdm_error *err)
+{
+    while (count > 0) {
+        ssize_t written = write_some(writer->fd, next, count, (off_t)offset);
+        if (written <= 0) return tdm_os_fail(err, "cannot write", writer->path);
+        next += written;
+        offset += (uint64_t)written;
+        count -= (size_t)written;
+    }
+    return TDM_OK;
+}
+
+/* Whole blocks; those that do not get through directly go the usual way, without a word. */
+static tdm_status put_blocks(tdm_file_writer *writer, uint64_t offset, const uint8_t *next,
+                             size_t count, tdm_error *err)
+{
+    while (count > 0 && has_direct(writer)) {
+        ssize_t written = write_some(writer->direct_fd, next, count, (off_t)offset);
+        if (written < 0 && errno != EINVAL && errno != EOPNOTSUPP)
+            return tdm_os_fail(err, "cannot write", writer->path);
+        if (written <= 0 || (size_t)written % DIRECT_ALIGN != 0) {
+            tdm__close_quietly(writer->direct_fd);
+            writer->direct_fd = -1;
+            writer->no_direct = true;
+        }
+        if (written <= 0) break;
+        next += written;
+        offset += (uint64_t)written;
+        count -= (size_t)written;
+    }
+    return put_at(writer, offset, next, count, err);
+}
+
+void tdm_file_writer_cache(tdm_file_writer *writer)
+{
+    writer->no_direct = true;
 }
 
 tdm_status tdm_file_writer_write_at(tdm_file_writer *writer, uint64_t offset, const void *bytes,
@@ -200,14 +270,13 @@ tdm_status tdm_file_writer_write_at(tdm_file_writer *writer, uint64_t offset, co
         return tdm_fail(err, TDM_ERR_RANGE, "cannot write %s: no file has so many bytes",
                         writer->path);
     }
-    while (count > 0) {
-        ssize_t written = write_some(writer, next, count, (off_t)offset);
-        if (written <= 0) return tdm_os_fail(err, "cannot write", writer->path);
-        next += written;
-        offset += (uint64_t)written;
-        count -= (size_t)written;
-    }
-    return TDM_OK;
+    size_t first = 0, blocks = 0;
+    if (!writer->no_direct) blocks = direct_part(offset, next, count, &first);
+    if (blocks == 0) return put_at(writer, offset, next, count, err);
+    TDM_TRY(put_at(writer, offset, next, first, err));
+    TDM_TRY(put_blocks(writer, offset + first, next + first, blocks, err));
+    first += blocks;
+    return put_at(writer, offset + first, next + first, count - first, err);
 }
 
 /* ---- commit ---------------------------------------------------------------------------------- */

@@ -15,6 +15,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 #define HUGE_BYTES ((size_t)2 * 1024 * 1024)
 
 static void *map_aligned(size_t bytes, size_t align, int flags)
@@ -77,6 +81,23 @@ tdm_status tdm_pages_reserve(size_t bytes, tdm_pages *out, tdm_error *err)
     (void)madvise(data, rounded, MADV_NOHUGEPAGE); /* a wish: where there are none, the better */
     *out = (tdm_pages){.data = data, .bytes = rounded};
     return TDM_OK;
+}
+
+void tdm_pages_populate(const tdm_pages *pages)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    volatile uint8_t *bytes = pages->data;
+    /* In slices: others that want to map something wait for one of them at most. */
+    for (size_t at = 0; at < pages->bytes; at += HUGE_BYTES) {
+        size_t count = pages->bytes - at < HUGE_BYTES ? pages->bytes - at : HUGE_BYTES;
+        if (madvise((uint8_t *)pages->data + at, count, MADV_POPULATE_WRITE) == 0) continue;
+        for (size_t i = at; i < at + count; i += page) bytes[i] = 0; /* an older kernel */
+    }
+}
+
+void tdm_pages_lend(const tdm_pages *pages)
+{
+    if (pages->data) (void)madvise(pages->data, pages->bytes, MADV_FREE);
 }
 
 void tdm_pages_unmap(tdm_pages *pages)

@@ -174,6 +174,59 @@ static void test_replace(void)
     folder_remove();
 }
 
+/* Pieces large enough to go past the page cache, at places that fit and that do not, by two writers of one
+ * file: whatever way each byte took, the file is the same. */
+static void test_large_pieces(void)
+{
+    enum { PIECE = 700001, PIECES = 6, HEAD = 1234 };
+    folder_make();
+    tdm_error err;
+    const char *path = in_folder("file");
+    tdm_file_writer *writer = NULL, *joined = NULL;
+    tdm_file_bytes back;
+    tdm_pages memory;
+    tdm_arena *arena = tdm_arena_create("pieces");
+    CHECK_INT(tdm_pages_map((size_t)PIECE * PIECES + TDM_FILE_ALIGN, false, &memory, &err), TDM_OK);
+    for (int odd = 0; odd < 2; odd++) {
+        uint8_t *bytes = (uint8_t *)memory.data + HEAD + odd; /* odd: nothing fits */
+        for (size_t i = 0; i < (size_t)PIECE * PIECES; i++)
+            bytes[i] = (uint8_t)(i * 2654435761u >> 13);
+        CHECK_INT(tdm_file_writer_create(path, &writer, &err), TDM_OK);
+        CHECK_INT(tdm_file_writer_join(tdm_file_writer_temporary(writer, arena), &joined, &err),
+                  TDM_OK);
+        for (int i = PIECES - 1; i >= 0; i--)
+            CHECK_INT(tdm_file_writer_write_at(i % 2 ? joined : writer, HEAD + (uint64_t)i * PIECE,
+                                               bytes + (size_t)i * PIECE, PIECE, &err),
+                      TDM_OK);
+        tdm_file_writer_abandon(joined);
+        CHECK_INT(tdm_file_writer_commit(writer, &err), TDM_OK);
+        CHECK_INT(tdm_file_read(path, 0, &back, &err), TDM_OK);
+        CHECK_INT(back.count, HEAD + (size_t)PIECE * PIECES);
+        CHECK(memcmp(back.data + HEAD, bytes, (size_t)PIECE * PIECES) == 0);
+        tdm_file_bytes_release(&back);
+    }
+    tdm_arena_destroy(arena);
+    tdm_pages_unmap(&memory);
+    folder_remove();
+}
+
+/* Lent memory can be written again; what was written stays until it is lent. */
+static void test_lent_pages(void)
+{
+    tdm_error err;
+    tdm_pages pages;
+    CHECK_INT(tdm_pages_map(5000000, false, &pages, &err), TDM_OK);
+    tdm_pages_populate(&pages);
+    tdm_pages_lend(&pages);
+    memset(pages.data, 7, pages.bytes);
+    const uint8_t *bytes = pages.data;
+    CHECK(bytes[0] == 7 && bytes[pages.bytes - 1] == 7);
+    tdm_pages_lend(&pages);
+    tdm_pages_unmap(&pages);
+    tdm_pages_populate(&pages); /* nothing is fine */
+    tdm_pages_lend(&pages);
+}
+
 /* Two writers of one name at once: both are whole, the last to commit wins. */
 static void test_replace_twice_at_once(void)
 {
@@ -592,6 +645,8 @@ static const check_test tests[] = {
     CHECK_TEST(test_read_unknown_size),
     CHECK_TEST(test_read_refuses_what_is_no_file),
     CHECK_TEST(test_replace),
+    CHECK_TEST(test_large_pieces),
+    CHECK_TEST(test_lent_pages),
     CHECK_TEST(test_replace_twice_at_once),
     CHECK_TEST(test_replace_odd_names),
     CHECK_TEST(test_replace_with_faults),
