@@ -119,6 +119,7 @@ enum { TDM_INVITATION_PATH_BYTES = 4096 };
 typedef struct tdm_checkpoint_invitation {
     char temporary[TDM_INVITATION_PATH_BYTES]; /* absolute */
     uint64_t data_at;
+    bool is_read_back; /* before it takes its name: it is packed then */
 } tdm_checkpoint_invitation;
 TDM_API tdm_status tdm_checkpoint_writer_invite(const tdm_checkpoint_writer *writer,
                                                 tdm_checkpoint_invitation *out, tdm_error *err);

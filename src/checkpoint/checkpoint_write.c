@@ -193,6 +193,7 @@ tdm_status tdm_checkpoint_writer_invite(const tdm_checkpoint_writer *writer,
         memset(out, 0, sizeof *out);
         memcpy(out->temporary, path, strlen(path));
         out->data_at = tdm__safetensors_data_at(writer->file);
+        out->is_read_back = tdm__safetensors_packs(writer->file);
     }
     tdm_arena_destroy(arena);
     return add_context(writer->content, status, err);

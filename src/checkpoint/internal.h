@@ -84,6 +84,8 @@ tdm_status tdm__safetensors_put(tdm__safetensors_writer *writer, size_t index, s
                                 const void *bytes, size_t count, tdm_error *err);
 /* For other processes that write parts: where in the file the data begin, and the file. */
 uint64_t tdm__safetensors_data_at(const tdm__safetensors_writer *writer);
+/* Whether the file is read back and packed at the end. */
+bool tdm__safetensors_packs(const tdm__safetensors_writer *writer);
 char *tdm__safetensors_temporary(const tdm__safetensors_writer *writer, tdm_arena *arena);
 /* Both end the writer. Whoever commits has put every byte. `gate` NULL: nobody is asked. */
 tdm_status tdm__safetensors_commit(tdm__safetensors_writer *writer, const tdm_commit_gate *gate,

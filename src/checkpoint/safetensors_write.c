@@ -295,6 +295,11 @@ uint64_t tdm__safetensors_data_at(const tdm__safetensors_writer *writer)
     return writer->header_bytes;
 }
 
+bool tdm__safetensors_packs(const tdm__safetensors_writer *writer)
+{
+    return writer->packs;
+}
+
 char *tdm__safetensors_temporary(const tdm__safetensors_writer *writer, tdm_arena *arena)
 {
     return tdm_file_writer_temporary(writer->file, arena);

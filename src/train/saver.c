@@ -16,7 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MEMORY_SHARE 0.8 /* of what is available: a copy may take so much */
+#define MEMORY_SHARE 0.8             /* of what is available: a copy may take so much */
+#define ROOM_LEAST ((size_t)2 << 20) /* smaller copies need no memory beforehand */
 
 struct tdm__saver {
     tdm__saver_options options;
@@ -35,6 +36,8 @@ struct tdm__saver {
     tdm__saver_board *board; /* NULL: this rank writes nothing */
     bool own_board;          /* ordinary memory */
     tdm__saver_job *job;     /* in work; NULL: none is */
+    tdm__saver_room *room;   /* for copies */
+    bool own_room;           /* not the caller's */
     double hold_s;           /* that training waited for its copy */
     tdm__saved results[2];   /* that poll has not given yet, oldest first */
     int result_count;
@@ -68,6 +71,48 @@ static tdm_status find_writers(tdm__saver *s, tdm_error *err)
     return TDM_OK;
 }
 
+/* This rank's run of chunks, when so many write. */
+static tdm_extent share_of(const tdm__saver *s, int index, int count)
+{
+    tdm_extent share = {.first = s->chunk_count};
+    uint64_t before = 0;
+    for (size_t i = 0; i < s->chunk_count; before += s->chunks[i++].bytes) {
+        /* by the chunk's first byte: in 1/count-ths of all of them */
+        uint64_t owner = (uint64_t)((double)before * count / (double)s->bytes);
+        if (owner >= (uint64_t)count) owner = (uint64_t)count - 1;
+        if (owner != (uint64_t)index) continue;
+        if (share.count++ == 0) share.first = i;
+    }
+    return share;
+}
+
+static bool copy_fits(const tdm__saver *s)
+{
+    tdm_memory_info memory;
+    tdm_os_memory_info(&memory);
+    uint64_t most = memory.available_bytes;
+    return most == 0 || (double)s->bytes < MEMORY_SHARE * (double)most;
+}
+
+/* Memory for copies, if there will be any. */
+static tdm_status make_room(tdm__saver *s, tdm_error *err)
+{
+    s->room = s->options.room ? s->options.room : tdm__saver_room_create();
+    s->own_room = !s->options.room;
+    if (!s->room) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    bool copies = s->options.background && s->options.expected && s->whole && !s->in_files;
+    if (!copies || s->writer_index < 0 || !copy_fits(s)) return TDM_OK;
+    tdm_extent share = share_of(s, s->writer_index, s->writer_count);
+    size_t bytes = TDM_FILE_ALIGN; /* pieces of different types may lie apart, at other places */
+    for (size_t i = 0; i < share.count; i++) {
+        const tdm_state_chunk *chunk = &s->chunks[share.first + i];
+        if (i > 0 && chunk->place != chunk[-1].place + chunk[-1].bytes) bytes += TDM_FILE_ALIGN;
+        bytes += chunk->bytes;
+    }
+    if (bytes >= ROOM_LEAST) tdm__saver_room_prepare(s->room, bytes);
+    return TDM_OK;
+}
+
 static tdm_status prepare(tdm__saver *s, tdm_error *err)
 {
     tdm__state *state = s->state;
@@ -79,6 +124,7 @@ static tdm_status prepare(tdm__saver *s, tdm_error *err)
     TDM_TRY(tdm_state_chunks(state->tensors, state->tensor_count, s->arena, &s->chunks,
                              &s->chunk_count, err));
     for (size_t i = 0; i < s->chunk_count; i++) s->bytes += s->chunks[i].bytes;
+    TDM_TRY(make_room(s, err));
     if (s->writer_index != 0) return TDM_OK;
     size_t bytes = sizeof(tdm__saver_board) + s->chunk_count * TDM_SHA256_HEX;
     if (s->writer_count > 1) {
@@ -136,6 +182,7 @@ void tdm__saver_destroy(tdm__saver *saver)
     if (!saver) return;
     tdm__saver_abandon(saver);
     if (saver->own_board) free(saver->board);
+    if (saver->own_room) tdm__saver_room_destroy(saver->room);
     tdm_arena_destroy(saver->arena);
     free(saver);
 }
@@ -167,6 +214,7 @@ static void end_job(tdm__saver *s)
     job->saved.stall_s += s->hold_s;
     s->hold_s = 0;
     if (s->rank == 0) keep_result(s, &job->saved);
+    if (job->copy.data) tdm__saver_room_give(s->room, &job->copy);
     s->job = NULL;
     tdm__saver_job_abandon(job);
 }
@@ -234,21 +282,6 @@ static const char *source_of(const tdm__saver *s, const tdm_state_chunk *chunk)
     return (const char *)(block + p->offset) + chunk->offset;
 }
 
-/* This rank's run of chunks, when so many write. */
-static tdm_extent share_of(const tdm__saver *s, int index, int count)
-{
-    tdm_extent share = {.first = s->chunk_count};
-    uint64_t before = 0;
-    for (size_t i = 0; i < s->chunk_count; before += s->chunks[i++].bytes) {
-        /* by the chunk's first byte: in 1/count-ths of all of them */
-        uint64_t owner = (uint64_t)((double)before * count / (double)s->bytes);
-        if (owner >= (uint64_t)count) owner = (uint64_t)count - 1;
-        if (owner != (uint64_t)index) continue;
-        if (share.count++ == 0) share.first = i;
-    }
-    return share;
-}
-
 /* For a copy behind training: what is small is copied now, since training may change it at any time. */
 static tdm_status prepare_lazy_copy(tdm__saver *s, tdm__saver_job *job, tdm_extent share,
                                     tdm_error *err)
@@ -272,36 +305,50 @@ static tdm_status prepare_lazy_copy(tdm__saver *s, tdm__saver_job *job, tdm_exte
     return missing ? tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory") : TDM_OK;
 }
 
+/* Where in the copy the pieces go: at the same place of a block as in the file, so that they can be written
+ * past the page cache. Its bytes in all. */
+static size_t lay_out_copy(tdm__saver_piece *pieces, size_t count)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < count; i++) {
+        at += (size_t)((pieces[i].place - at) % TDM_FILE_ALIGN);
+        pieces[i].copy_at = at;
+        at += pieces[i].count;
+    }
+    return at;
+}
+
 /* The pieces of this rank's job, copied where there is room for it. *bad: the first tensor with a number
  * that is not finite, or -1; a copy behind training looks for that itself. */
 static tdm_status take_pieces(tdm__saver *s, tdm__saver_job *job, tdm_extent share,
                               const manner *how, uint64_t data_at, int64_t *bad, tdm_error *err)
 {
-    size_t bytes = 0, at = 0;
     bool lazy = how->copies && how->lazy;
     *bad = -1;
-    for (size_t i = 0; i < share.count; i++) bytes += s->chunks[share.first + i].bytes;
     job->pieces = tdm_arena_array(job->arena, share.count + 1, sizeof(*job->pieces));
     if (!job->pieces) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    if (how->copies && bytes > 0) TDM_TRY(tdm_pages_map(bytes, false, &job->copy, err));
     for (size_t i = 0; i < share.count; i++) {
         const tdm_state_chunk *chunk = &s->chunks[share.first + i];
-        const char *from = source_of(s, chunk);
-        if (job->copy.data && !lazy) {
-            memcpy((char *)job->copy.data + at, from, chunk->bytes);
-            from = (const char *)job->copy.data + at;
-            at += chunk->bytes;
-        }
-        bool is_float = s->state->items[chunk->tensor].block != TDM__BLOCK_NONE;
-        if (is_float && !lazy && *bad < 0 && tdm__has_bad_numbers(from, chunk->bytes))
-            *bad = (int64_t)chunk->tensor;
         job->pieces[i] = (tdm__saver_piece){.chunk = share.first + i,
-                                            .bytes = from,
+                                            .bytes = source_of(s, chunk),
                                             .count = chunk->bytes,
                                             .place = data_at + chunk->place};
     }
     job->piece_count = share.count;
-    return lazy ? prepare_lazy_copy(s, job, share, err) : TDM_OK;
+    size_t bytes = lay_out_copy(job->pieces, share.count);
+    if (how->copies && bytes > 0) TDM_TRY(tdm__saver_room_take(s->room, bytes, &job->copy, err));
+    if (lazy) return prepare_lazy_copy(s, job, share, err);
+    for (size_t i = 0; i < share.count; i++) {
+        tdm__saver_piece *piece = &job->pieces[i];
+        size_t tensor = s->chunks[piece->chunk].tensor;
+        if (job->copy.data)
+            piece->bytes = memcpy((char *)job->copy.data + piece->copy_at, piece->bytes,
+                                  piece->count);
+        bool is_float = s->state->items[tensor].block != TDM__BLOCK_NONE;
+        if (is_float && *bad < 0 && tdm__has_bad_numbers(piece->bytes, piece->count))
+            *bad = (int64_t)tensor;
+    }
+    return TDM_OK;
 }
 
 /* ---- beginning ----------------------------------------------------------------------------------- */
@@ -341,6 +388,14 @@ static tdm_status copy_content(tdm__saver *s, tdm__saver_job *job,
     return missing ? tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory") : TDM_OK;
 }
 
+static tdm_status join_file(tdm__saver_job *job, const tdm_checkpoint_invitation *invitation,
+                            tdm_error *err)
+{
+    TDM_TRY(tdm_file_writer_join(invitation->temporary, &job->part, err));
+    if (invitation->is_read_back) tdm_file_writer_cache(job->part);
+    return TDM_OK;
+}
+
 /* Rank 0: the file, with room for all that is to come. */
 static tdm_status open_file(tdm__saver *s, tdm__saver_job *job, const tdm__save *what,
                             tdm_checkpoint_invitation *invitation, tdm_error *err)
@@ -357,7 +412,7 @@ static tdm_status open_file(tdm__saver *s, tdm__saver_job *job, const tdm__save 
     job->outer = s->options.gate;
     TDM_TRY(tdm_checkpoint_writer_create(what->path, &job->content, &job->writer, err));
     TDM_TRY(tdm_checkpoint_writer_invite(job->writer, invitation, err));
-    return tdm_file_writer_join(invitation->temporary, &job->part, err);
+    return join_file(job, invitation, err);
 }
 
 /* What rank 0 tells all ranks at the beginning. */
@@ -366,14 +421,6 @@ typedef struct opening {
     tdm_checkpoint_invitation invitation;
     uint64_t step;
 } opening;
-
-static bool copy_fits(const tdm__saver *s)
-{
-    tdm_memory_info memory;
-    tdm_os_memory_info(&memory);
-    uint64_t most = memory.available_bytes;
-    return most == 0 || (double)s->bytes < MEMORY_SHARE * (double)most;
-}
 
 /* All ranks vote; what anybody is against is off. Collective. */
 static tdm_status vote(tdm__saver *s, int64_t *votes, size_t count, tdm_error *err)
@@ -396,8 +443,7 @@ static tdm_status agree_on_manner(tdm__saver *s, tdm__saver_job *job, const open
                                   manner *out, tdm_error *err)
 {
     tdm_status joined = TDM_OK;
-    if (s->writer_index > 0)
-        joined = tdm_file_writer_join(open->invitation.temporary, &job->part, &(tdm_error){0});
+    if (s->writer_index > 0) joined = join_file(job, &open->invitation, &(tdm_error){0});
     enum { JOINED, COPIES, VOTES };
     int64_t votes[VOTES] = {
         [JOINED] = joined == TDM_OK,

@@ -24,7 +24,9 @@
 
 #define HOLD_S 60.0 /* for a copy of a part of the state: far more than it ever takes */
 
-enum { NAP_NS = 500000, SHORT_NAP_NS = 20000, NICENESS = 5 };
+enum { NAP_NS = 500000, SHORT_NAP_NS = 20000, NICENESS = 10 };
+
+enum { GROUP_MOST = 64, RUN_MOST = 16 }; /* pieces that are hashed together, and written at once */
 
 tdm__saver_job *tdm__saver_job_create(void)
 {
@@ -108,14 +110,42 @@ static bool tell_done(tdm__saver_job *job, size_t chunk, const char digest[TDM_S
 
 /* ---- this rank's part -------------------------------------------------------------------------- */
 
-static tdm_status put_piece(tdm__saver_job *job, const tdm__saver_piece *piece, bool *goes_on,
+/* Pieces that lie behind each other, here and in the file, as many as are written in one go. */
+static size_t run_of(const tdm__saver_piece *pieces, size_t count)
+{
+    size_t n = 1;
+    while (n < count && n < RUN_MOST) {
+        const tdm__saver_piece *last = &pieces[n - 1], *next = &pieces[n];
+        bool follows = next->place == last->place + last->count &&
+                       next->bytes == (const char *)last->bytes + last->count;
+        if (!follows) break;
+        n++;
+    }
+    return n;
+}
+
+/* Hashes some pieces together, and writes them. */
+static tdm_status put_group(tdm__saver_job *job, size_t first, size_t count, bool *goes_on,
                             tdm_error *err)
 {
-    char digest[TDM_SHA256_HEX];
-    if (tdm_sha256_of(piece->bytes, piece->count, digest) != TDM_OK)
+    tdm_sha256_part parts[GROUP_MOST];
+    const tdm__saver_piece *pieces = &job->pieces[first];
+    for (size_t i = 0; i < count; i++)
+        parts[i] = (tdm_sha256_part){.bytes = pieces[i].bytes, .count = pieces[i].count};
+    if (tdm_sha256_of_many(parts, count) != TDM_OK)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to hash a checkpoint");
-    TDM_TRY(tdm_file_writer_write_at(job->part, piece->place, piece->bytes, piece->count, err));
-    *goes_on = tell_done(job, piece->chunk, digest);
+    for (size_t i = 0, n; i < count && *goes_on; i += n) {
+        size_t bytes = 0;
+        n = run_of(&pieces[i], count - i);
+        for (size_t k = i; k < i + n; k++) {
+            tdm_os_test_point(
+                &(tdm_test_point){"checkpoint", job->saved.step, job->rank, first + k});
+            bytes += pieces[k].count;
+        }
+        TDM_TRY(tdm_file_writer_write_at(job->part, pieces[i].place, pieces[i].bytes, bytes, err));
+        for (size_t k = i; k < i + n && *goes_on; k++)
+            *goes_on = tell_done(job, pieces[k].chunk, parts[k].hex);
+    }
     return TDM_OK;
 }
 
@@ -135,11 +165,10 @@ static bool copy_piece(tdm__saver_job *job, tdm__saver_piece *piece, char *to)
 static void copy_pieces(tdm__saver_job *job)
 {
     bool goes_on = true;
-    size_t at = 0, bad = SIZE_MAX;
+    size_t bad = SIZE_MAX;
     for (size_t i = 0; i < job->piece_count && goes_on; i++) {
         tdm_os_test_point(&(tdm_test_point){"snapshot", job->saved.step, job->rank, i});
-        char *to = (char *)job->copy.data + at;
-        at += job->pieces[i].count;
+        char *to = (char *)job->copy.data + job->pieces[i].copy_at;
         goes_on = copy_piece(job, &job->pieces[i], to);
         if (goes_on && bad == SIZE_MAX && job->floats[i] &&
             tdm__has_bad_numbers(to, job->pieces[i].count))
@@ -186,16 +215,15 @@ void tdm__saver_job_hold(tdm__saver_job *job)
 static void put_pieces(tdm__saver_job *job)
 {
     bool goes_on = !is_abandoned(job);
-    for (size_t i = 0; i < job->piece_count && goes_on; i++) {
+    for (size_t i = 0, n; i < job->piece_count && goes_on; i += n) {
         tdm_error why = {.status = TDM_OK};
-        tdm_os_test_point(&(tdm_test_point){"checkpoint", job->saved.step, job->rank, i});
-        if (put_piece(job, &job->pieces[i], &goes_on, &why) == TDM_OK) continue;
+        n = job->piece_count - i < GROUP_MOST ? job->piece_count - i : GROUP_MOST;
+        if (put_group(job, i, n, &goes_on, &why) == TDM_OK) continue;
         tell_failure(job, &why);
         break;
     }
     tdm_file_writer_abandon(job->part); /* the file stays: it is rank 0's */
     job->part = NULL;
-    tdm_pages_unmap(&job->copy);
 }
 
 /* ---- rank 0 ------------------------------------------------------------------------------------ */

@@ -29,6 +29,7 @@ typedef struct tdm__saver_piece {
     const void *bytes;
     size_t count;
     uint64_t place; /* in the file */
+    size_t copy_at; /* in the copy, if there is one */
 } tdm__saver_piece;
 
 typedef struct tdm__saver_job {
@@ -45,10 +46,12 @@ typedef struct tdm__saver_job {
     int writer_count; /* of all that write */
     tdm__saver_piece *pieces;
     size_t piece_count;
-    tdm_pages copy; /* what the pieces point to; empty: they point to the state itself */
-    bool copies;    /* the thread fills the copy first; the pieces point to the state until then */
-    bool *floats;   /* by piece: numbers that must be finite */
-    char **names;   /* of the pieces' tensors, for messages */
+    tdm_pages
+        copy;     /* what the pieces point to; empty: they point to the state itself. Whoever joins
+                     * the job may take it */
+    bool copies;  /* the thread fills the copy first; the pieces point to the state until then */
+    bool *floats; /* by piece: numbers that must be finite */
+    char **names; /* of the pieces' tensors, for messages */
     tdm_file_writer *part; /* the temporary file */
 
     /* Rank 0: */

@@ -261,6 +261,7 @@ void tdm__end(tdm__trainer *t)
 {
     if (t->run_open) tdm__run_release(&t->run);
     tdm__saver_destroy(t->saver);
+    tdm__saver_room_destroy(t->room);
     tdm__ledger_close(&t->ledger);
     tdm_feed_destroy(t->feed);
     tdm_predictor_destroy(t->predictor);

@@ -25,13 +25,27 @@ static tdm_status may_commit(void *user, tdm_error *err)
     return tdm_member_confirm(t->options->member, t->epoch, err);
 }
 
+/* Whether the job itself asks for checkpoints before the end. */
+static bool expects_saves(const tdm__trainer *t)
+{
+    const tdm_job *job = t->job;
+    uint64_t last = t->course.step_count, epoch = t->course.epoch_steps;
+    uint64_t epochs = last > 0 && epoch > 0 ? (last - 1) / epoch : 0; /* that end before the end */
+    return job->checkpoint.every_minutes > 0 ||
+           (job->checkpoint.every_steps > 0 && (uint64_t)job->checkpoint.every_steps < last) ||
+           (job->checkpoint.every_epochs > 0 && (uint64_t)job->checkpoint.every_epochs <= epochs);
+}
+
 tdm_status tdm__make_saver(tdm__trainer *t, tdm_error *err)
 {
     const tdm_job *job = t->job;
+    if (!t->room) t->room = tdm__saver_room_create(); /* without it the saver has one of its own */
     tdm__saver_options o = {
         .state = &t->state,
         .background = job->checkpoint.background,
         .lazy = true,
+        .expected = expects_saves(t),
+        .room = t->room,
         .retention = {.keep = job->checkpoint.keep,
                       .keep_every = job->checkpoint.keep_every,
                       .keep_best = job->checkpoint.keep_best,

@@ -48,7 +48,8 @@ typedef struct tdm__trainer {
     tdm_train_status status;
     char state_hash[TDM_SHA256_HEX]; /* of the last checkpoint */
     tdm__saver *saver;
-    bool is_saving; /* one was begun in this world: */
+    tdm__saver_room *room; /* of one saver after another */
+    bool is_saving;        /* one was begun in this world: */
     uint64_t saving_step;
     tdm__saved last_save; /* how the last one ended, at rank 0 */
     char checkpoint_path[TDM_PATH_BYTES];
