@@ -17,5 +17,6 @@ int cli_checkpoint_verify(const cli_args *args, tdm_arena *arena);
 int cli_checkpoint_prune(const cli_args *args, tdm_arena *arena);
 int cli_checkpoint_copy(const cli_args *args, tdm_arena *arena);
 int cli_checkpoint_diff(const cli_args *args, tdm_arena *arena);
+int cli_checkpoint_now(const cli_args *args, tdm_arena *arena);
 
 #endif

@@ -197,7 +197,8 @@ const cli_command cli_agent = {
         "same step three times ends the run, with a message that says so. It ends with the "
         "session.\n\n"
         "SIGTERM asks the workers to end: training stops after its step, with a checkpoint. After "
-        "'elastic.grace' seconds, or upon the second signal, they are killed.",
+        "'elastic.grace' seconds, or upon the second signal, they are killed. SIGUSR1 asks for a "
+        "checkpoint after the step; training goes on.",
     .arguments_most = CLI_MAX_ARGUMENTS,
     .options = {{.name = "session", .value = "S", .help = "The session."},
                 {.name = "store", .value = "URL", .help = "Its store: local:FILE or etcd:URLS."},

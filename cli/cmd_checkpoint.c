@@ -1,12 +1,14 @@
 /*
  * cmd_checkpoint.c: `tandem checkpoint`: its table, what its arguments stand for, and the simpler of its
- * parts, verify and copy. (checkpoint_list.c lists and prunes, checkpoint_diff.c compares.)
+ * parts, verify and copy. (checkpoint_list.c lists and prunes, checkpoint_diff.c compares,
+ * checkpoint_now.c asks for one.)
  *
  * Nothing here changes a checkpoint. What is written is written whole or not at all, and read back.
  */
 #include "checkpoint.h"
 
 #include "model.h"
+#include "session.h"
 
 #include <tandem/os.h>
 
@@ -24,12 +26,29 @@ static char *folder_of(const char *run, tdm_arena *arena)
     return tdm_path_is_dir(run) ? tdm_arena_strdup(arena, run) : NULL;
 }
 
+/* Whether a folder without one called "checkpoints" is such a folder itself, or holds checkpoints all the
+ * same: any other one is a mistake. */
+static bool has_checkpoints(const char *folder, tdm_arena *arena)
+{
+    tdm_checkpoint_entry *entries;
+    size_t count = 0;
+    const char *path = tdm_path_absolute(arena, folder), *slash = path ? strrchr(path, '/') : NULL;
+    if (slash && strcmp(slash + 1, "checkpoints") == 0) return true;
+    return tdm_checkpoint_list(folder, arena, &entries, &count, NULL) == TDM_OK && count > 0;
+}
+
 const char *cli_checkpoint_folder(const char *run, tdm_arena *arena)
 {
     const char *folder = folder_of(run, arena);
-    if (!folder)
+    if (folder && (strcmp(folder, run) != 0 || has_checkpoints(folder, arena))) return folder;
+    if (folder)
+        cli_error(
+            "checkpoint: '%s' is no run: it has no folder 'checkpoints', and no checkpoint of "
+            "its own; give the folder of a run, such as runs/digits-1",
+            run);
+    else
         cli_error("checkpoint: '%s' is no run; give the folder of one, such as runs/digits-1", run);
-    return folder;
+    return NULL;
 }
 
 /* RUN:STEP: *run and *step; false when the name is none of that kind. */
@@ -222,11 +241,9 @@ static const struct {
     const char *name;
     int (*run)(const cli_args *args, tdm_arena *arena);
     int least; /* arguments behind it */
-} parts[] = {{"ls", cli_checkpoint_list, 1},
-             {"verify", cli_checkpoint_verify, 1},
-             {"prune", cli_checkpoint_prune, 1},
-             {"copy", cli_checkpoint_copy, 2},
-             {"diff", cli_checkpoint_diff, 2}};
+} parts[] = {{"ls", cli_checkpoint_list, 1},     {"verify", cli_checkpoint_verify, 1},
+             {"prune", cli_checkpoint_prune, 1}, {"copy", cli_checkpoint_copy, 2},
+             {"diff", cli_checkpoint_diff, 2},   {"now", cli_checkpoint_now, 1}};
 
 static int run(const cli_args *args)
 {
@@ -248,7 +265,8 @@ static int run(const cli_args *args)
         tdm_arena_destroy(arena);
         return code;
     }
-    cli_error("checkpoint: '%s' is none of 'ls', 'verify', 'prune', 'copy' and 'diff'", what);
+    cli_error("checkpoint: '%s' is none of 'ls', 'verify', 'prune', 'copy', 'diff' and 'now'",
+              what);
     return CLI_USAGE;
 }
 
@@ -258,6 +276,7 @@ static const char *const usage[] = {
     "tandem checkpoint prune RUN [--keep K] [--keep-every E] [--keep-best B] [--dry-run]",
     "tandem checkpoint copy FROM TO [--force]",
     "tandem checkpoint diff A B [--json]",
+    "tandem checkpoint now RUN [--wait S] [--store URL] [--json]",
     NULL};
 static const char *const examples[] = {
     "tandem checkpoint ls runs/digits-1",
@@ -268,12 +287,14 @@ static const char *const examples[] = {
     "keep a packed copy of the state after step 120",
     "tandem checkpoint diff runs/digits-1:120 runs/digits-2:120",
     "where do two runs differ, and by how much?",
+    "tandem checkpoint now digits-1",
+    "save after the step in progress; training goes on",
     NULL};
-static const char *const subcommands[] = {"ls", "verify", "prune", "copy", "diff", NULL};
+static const char *const subcommands[] = {"ls", "verify", "prune", "copy", "diff", "now", NULL};
 
 const cli_command cli_checkpoint = {
     .name = "checkpoint",
-    .summary = "List, verify, prune, copy and compare checkpoints",
+    .summary = "List, verify, prune, copy, compare and ask for checkpoints",
     .usage = usage,
     .help =
         "'ls' lists the checkpoints of a run: step, epoch, size, when it was written, what the test "
@@ -283,7 +304,9 @@ const cli_command cli_checkpoint = {
         "given are the job's. The newest good checkpoint always stays. 'copy' verifies on the way, "
         "writes whole or not at all, and packs by zstd when TO ends in .zst; it unpacks when it "
         "does not. 'diff' says which tensors differ, in how many numbers and by how much, and ends "
-        "with 1 when anything does.\n\n"
+        "with 1 when anything does. 'now' asks a run that is going on for a checkpoint after its "
+        "step, and waits until that is written; RUN is what 'tandem stop' takes. A run in a single "
+        "process (-n 1) does the same at a SIGUSR1.\n\n"
         "RUN is a run's folder, of which the newest good checkpoint is meant where one is needed; "
         "RUN:STEP is the one of that step.",
     .examples = examples,
@@ -301,6 +324,11 @@ const cli_command cli_checkpoint = {
                      "prune: keep the best B by the job's checkpoint.metric; 0: none for that."},
                 {.name = "dry-run", .help = "prune: only say what would go."},
                 {.name = "force", .help = "copy: replace TO when it is there."},
+                {.name = "wait",
+                 .value = "S",
+                 .help = "now: wait so many seconds for it at most (600); 0: not at all."},
+                SESSION_OPTION_STORE,
+                SESSION_OPTION_JOB,
                 CLI_OPTION_JSON},
     .run = run,
 };

@@ -108,7 +108,8 @@ const cli_command cli_run = {
         "tdm_comm_open() takes them. What follows '--' belongs to the program.\n\n"
         "When a rank fails, the others have two seconds to report what they saw, are asked to "
         "end (SIGTERM), and are killed after the time of --grace. Ctrl-C and SIGTERM are passed "
-        "on to all ranks; the second one kills them. The ranks die with this command, however it "
+        "on to all ranks; the second one kills them. SIGUSR1 is passed on as often as it comes: "
+        "'tandem train' takes it as the wish for a checkpoint. The ranks die with this command, however it "
         "ends. They have no input, but for the first one, when it is a file or a pipe.\n\n"
         "The exit code is that of the rank that failed first, 128 + N when signal N killed it.",
     .examples = examples,

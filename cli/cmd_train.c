@@ -13,6 +13,8 @@
  * it would after a power cut. SIGTERM, which batch systems send, counts as the first Ctrl-C. A rank
  * leaves the second one to its launcher, which kills: a batch system may well send the first one to
  * the launcher and to the ranks.
+ *
+ * SIGUSR1 asks for a checkpoint after the step in progress; training goes on.
  */
 #include "elastic.h"
 #include "progress.h"
@@ -47,6 +49,7 @@ typedef struct session {
 } session;
 
 static volatile sig_atomic_t stop_signals;
+static volatile sig_atomic_t save_wished;  /* and not handed on yet */
 static volatile sig_atomic_t stop_quietly; /* --json, or not rank 0: there is nothing to print */
 static volatile sig_atomic_t stop_patient; /* a rank: its launcher decides when it is enough */
 static volatile sig_atomic_t stop_at_once; /* ranks meet: there is no step that could be finished */
@@ -70,18 +73,38 @@ static void on_signal(int number)
     errno = before;
 }
 
+static void on_save_signal(int number)
+{
+    (void)number;
+    save_wished = 1;
+}
+
 static void catch_signals(void)
 {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigset_t held;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    action.sa_handler = on_save_signal;
+    sigaction(SIGUSR1, &action, NULL);
+    sigemptyset(&held); /* by who started this process, until now */
+    sigaddset(&held, SIGUSR1);
+    sigprocmask(SIG_UNBLOCK, &held, NULL);
 }
 
 static bool should_stop(void *user)
 {
     (void)user;
     return stop_signals > 0;
+}
+
+static bool should_save(void *user)
+{
+    (void)user;
+    bool wished = save_wished != 0;
+    if (wished) save_wished = 0;
+    return wished;
 }
 
 /* Warnings on the terminal; the rest is in the run's log.jsonl. The error that ends the training is
@@ -231,7 +254,8 @@ static int train(const cli_args *args, const tdm_job *job, tdm_comm *comm, elast
                                  .resume = cli_value(args, "resume"),
                                  .on_event = on_event,
                                  .user = &s,
-                                 .should_stop = should_stop};
+                                 .should_stop = should_stop,
+                                 .should_save = should_save};
     tdm_train_result result;
     tdm_error err = {0};
     tdm_log_add_sink(log_to_terminal, &s, TDM_LOG_WARN);
@@ -288,6 +312,16 @@ static int launch_session(const cli_args *args, const tdm_job *job, int64_t coun
     return stop_signals > 0 ? CLI_INTERRUPTED : elastic_launch(args, job, &plan);
 }
 
+/* Ranks inherit that SIGUSR1 waits, until they listen to it. */
+static int launch_world(const cli_args *args, const tdm_job *job, int count)
+{
+    sigset_t held;
+    sigemptyset(&held);
+    sigaddset(&held, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &held, NULL);
+    return world_launch(args, job, count);
+}
+
 /* Of a session: a rank of a fixed world cannot start others. */
 static bool check_place(const cli_args *args, const tdm_comm_place *place)
 {
@@ -327,7 +361,7 @@ static int train_job(const cli_args *args, const char *path, const tdm_comm_plac
     else if (stop_signals > 0)
         code = CLI_INTERRUPTED; /* before anybody was there to be told */
     else
-        code = world_launch(args, job, count);
+        code = launch_world(args, job, count);
     tdm_job_document_destroy(document);
     return code;
 }
@@ -391,7 +425,9 @@ const cli_command cli_train = {
         "process is the rank that its launcher made it; when one dies there, the others end with a "
         "message that names it, and the run can be resumed with any number.\n\n"
         "Ctrl-C once finishes the step, writes a checkpoint and tells how to go on; twice stops "
-        "at once. --resume goes on exactly: the end is the same as without the interruption.",
+        "at once. --resume goes on exactly: the end is the same as without the interruption. "
+        "SIGUSR1 (or 'tandem checkpoint now') writes a checkpoint after the step, and training goes "
+        "on.",
     .examples = examples,
     .arguments_most = 1,
     .options =

@@ -251,6 +251,7 @@ void elastic_hold_signals(void)
     sigemptyset(&asking);
     sigaddset(&asking, SIGINT);
     sigaddset(&asking, SIGTERM);
+    sigaddset(&asking, SIGUSR1);
     sigprocmask(SIG_BLOCK, &asking, NULL);
 }
 

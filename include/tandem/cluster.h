@@ -154,6 +154,25 @@ TDM_API tdm_status tdm_session_names(tdm_kv *kv, tdm_arena *arena, const char *c
 /* Asks for something, as users do: "stop" ends with a checkpoint, "now" ends at once, "leave/ID". */
 TDM_API tdm_status tdm_session_wish(tdm_kv *kv, const char *session, const char *wish,
                                     const char *why, tdm_error *err);
+/*
+ * A checkpoint after the step in progress, after which training goes on. Each wish has a name of its own,
+ * drawn by ask_save; who trains answers all that it has seen (up to a revision) with what became of the
+ * checkpoint. await_save waits for that: TDM_ERR_TIMEOUT when it did not come in time, TDM_ERR_NOT_FOUND
+ * when the session has ended meanwhile. That the checkpoint failed is no error: see its status.
+ */
+enum { TDM_SAVE_WISH_BYTES = 17, TDM_SAVED_PATH_BYTES = 4096 };
+typedef struct tdm_session_saved {
+    tdm_status status; /* TDM_OK: it is on the disk */
+    uint64_t step;
+    char path[TDM_SAVED_PATH_BYTES];
+    char message[1000]; /* why not */
+} tdm_session_saved;
+TDM_API tdm_status tdm_session_ask_save(tdm_kv *kv, const char *session, const char *why,
+                                        char out_wish[TDM_SAVE_WISH_BYTES], tdm_error *err);
+TDM_API tdm_status tdm_session_await_save(tdm_kv *kv, const char *session, const char *wish,
+                                          double seconds, tdm_session_saved *out, tdm_error *err);
+TDM_API tdm_status tdm_session_answer_save(tdm_kv *kv, const char *session, uint64_t revision,
+                                           const tdm_session_saved *saved, tdm_error *err);
 /* Ends the session for all, unless it has ended already. */
 TDM_API tdm_status tdm_session_end(tdm_kv *kv, const char *session, tdm_status status,
                                    const char *message, const char *by, tdm_error *err);

@@ -11,7 +11,8 @@
  *     reports/N/ID     a member of epoch N has left it, and why; whom it could not reach
  *     epoch            the epoch that counts now: its number and members, in order of rank
  *     door/N           where rank 0 of epoch N listens
- *     wishes/...       what users ask for: stop, leave
+ *     wishes/...       what users ask for: stop, leave, save
+ *     saved            what became of the last checkpoint that was asked for
  *     verdict          the run has ended, and how: nobody starts again
  * `epoch` changes by compare-and-swap alone, so there is one sequence of epochs, whoever proposes them.
  *
@@ -23,7 +24,8 @@
  *     reports/N/ID     why, regroup (true: nothing failed), whole (it has the state), lost: [ID, ...],
  *                      closed: [ID, ...], those of them whose connection was closed without a good-bye
  *     epoch            number, members: [{id, host, pid}, ...], left: [{id, why}, ...], by
- *     wishes/stop, wishes/leave/ID   why (may be absent)
+ *     wishes/stop, wishes/leave/ID, wishes/save/DRAWN   why (may be absent)
+ *     saved            step, path, status (a number; 0: it is on the disk), message
  *     verdict          status (a number; 0: ended well), message, by
  *
  * When a member fails, the others leave the epoch and report. The lowest of those that reported waits
@@ -108,6 +110,10 @@ TDM_API bool tdm_member_epoch_holds(const tdm_member *member, uint32_t epoch);
 /* The same, but asks the store: before something is made visible for good (a checkpoint). Fails with
  * TDM_ERR_PEER_FENCED when another epoch counts, or with what keeps the store from answering. Any thread. */
 TDM_API tdm_status tdm_member_confirm(tdm_member *member, uint32_t epoch, tdm_error *err);
+
+/* Somebody has asked for a checkpoint (tdm_session_ask_save): the revision of the newest wish, as far as
+ * is known without asking; 0: nobody has. Any thread. */
+TDM_API uint64_t tdm_member_save_wish(tdm_member *member);
 
 /* ---- the loop --------------------------------------------------------------------------------- */
 

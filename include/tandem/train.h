@@ -197,7 +197,9 @@ typedef struct tdm_train_options {
     /* When it returns true on any rank, training ends after the current step, with a checkpoint. May
      * be NULL. */
     bool (*should_stop)(void *user);
-    /* When it returns true on any rank, a checkpoint is saved after the current step. May be NULL. */
+    /* When it returns true on any rank, a checkpoint is saved after the current step, and training goes on.
+     * Asked once a step; what comes within a second after such a checkpoint counts as the same wish, since
+     * a signal may reach one rank after another. May be NULL. */
     bool (*should_save)(void *user);
     /* Instead of `comm`: this process takes part in the epochs of a session (elastic.h), whose worlds it
      * opens and closes by itself, and training goes on when others die. `membership` is what the member

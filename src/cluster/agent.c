@@ -56,7 +56,7 @@ static tdm_status check_options(const tdm_agent_options *given, tdm_agent_option
 
 static tdm_status take_signals(tdm__agent *a, tdm_error *err)
 {
-    static const int asking[] = {SIGINT, SIGTERM, SIGHUP};
+    static const int asking[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     sigemptyset(&a->taken);
     sigaddset(&a->taken, SIGCHLD);
     for (size_t i = 0; i < sizeof asking / sizeof asking[0]; i++) {
@@ -69,6 +69,7 @@ static tdm_status take_signals(tdm__agent *a, tdm_error *err)
     a->for_workers = a->before;
     for (size_t i = 0; i < sizeof asking / sizeof asking[0]; i++)
         sigdelset(&a->for_workers, asking[i]);
+    sigaddset(&a->for_workers, SIGUSR1); /* until they listen: it would kill them */
     a->signals = signalfd(-1, &a->taken, SFD_CLOEXEC | SFD_NONBLOCK);
     return a->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot make", "a signalfd");
 }
@@ -139,11 +140,23 @@ static void leave(tdm__agent *a)
     }
 }
 
+static void ask_save(tdm__agent *a)
+{
+    tdm_error err = {0};
+    if (tdm_session_ask_save(a->kv, a->options->session, strsignal(SIGUSR1), NULL, &err) != TDM_OK)
+        tdm_log(TDM_LOG_WARN, "agent", "the store does not take the wish for a checkpoint: %s",
+                err.message);
+}
+
 static void handle_signals(tdm__agent *a)
 {
     struct signalfd_siginfo info;
     while (read(a->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGCHLD) continue;
+        if (info.ssi_signo == SIGUSR1) {
+            ask_save(a);
+            continue;
+        }
         double now_s = tdm_clock_s();
         a->look_at_s = 0;
         bool is_first = a->signals_seen == 0;

@@ -222,6 +222,8 @@ static tdm_status read_rest(tdm__view *view, const char *key, const tdm_kv_item 
         read_left(view, item, arena);
     } else if (strcmp(key, "wishes/stop") == 0) {
         view->should_stop = true;
+    } else if (behind(key, "wishes/save/") != NULL) {
+        if (item->revision > view->save_wish) view->save_wish = item->revision;
     } else if (strcmp(key, "verdict") == 0) {
         read_verdict(view, item, arena);
     } else if (strcmp(key, "about") == 0) {

@@ -157,7 +157,7 @@ static tdm_status prepare(launcher *l, tdm_error *err)
 /* Takes the signals that are not ignored, and news of children. */
 static tdm_status take_signals(launcher *l, tdm_error *err)
 {
-    static const int asking[] = {SIGINT, SIGTERM, SIGHUP};
+    static const int asking[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     sigemptyset(&l->taken);
     sigaddset(&l->taken, SIGCHLD);
     for (size_t i = 0; i < sizeof asking / sizeof asking[0]; i++) {
@@ -273,7 +273,10 @@ static void handle_signals(launcher *l)
     struct signalfd_siginfo info;
     while (read(l->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGCHLD) continue;
-        if (l->result.interrupted) {
+        if (info.ssi_signo == SIGUSR1) { /* no end, but what it means to the ranks themselves */
+            for (int i = 0; i < l->plan.count; i++)
+                if (l->ranks[i].pid > 0) kill(l->ranks[i].pid, SIGUSR1);
+        } else if (l->result.interrupted) {
             kill_all(l);
         } else {
             l->result.interrupted = true;

@@ -353,6 +353,14 @@ void tdm_member_tell(tdm_member *member, const tdm_member_status *status)
 
 /* ---- the epoch ---------------------------------------------------------------------------------- */
 
+uint64_t tdm_member_save_wish(tdm_member *member)
+{
+    pthread_mutex_lock(&member->lock);
+    uint64_t wish = member->save_wish;
+    pthread_mutex_unlock(&member->lock);
+    return wish;
+}
+
 bool tdm_member_epoch_holds(const tdm_member *member, uint32_t epoch)
 {
     tdm_member *m = (tdm_member *)member; /* for its lock alone */

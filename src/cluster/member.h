@@ -54,6 +54,7 @@ typedef struct tdm__view {
     int count;
     int expected; /* at the beginning; 0: nobody said */
     bool should_stop;
+    uint64_t save_wish; /* revision of the newest wish for a checkpoint; 0: there is none */
     bool has_verdict;
     tdm_status verdict;
     const char *verdict_text;
@@ -189,6 +190,7 @@ struct tdm_member {
     char status_run[1024], status_phase[32];
     double heard_s; /* when the store answered last */
     unsigned wish;
+    uint64_t save_wish;
     uint32_t active; /* the epoch between enter and leave; 0: none */
     bool is_broken;  /* it is over */
     char why[400];   /* and why */

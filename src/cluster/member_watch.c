@@ -215,6 +215,7 @@ static tdm_status look(tdm_member *m, tdm__view *view, tdm_error *err)
     unsigned wish = wish_of(m, view);
     pthread_mutex_lock(&m->lock);
     m->wish = wish;
+    m->save_wish = view->save_wish;
     uint32_t active = m->is_broken ? 0 : m->active;
     if (!me || !me->is_here) {
         m->record_is_old = true;

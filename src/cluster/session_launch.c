@@ -268,8 +268,8 @@ static tdm_status start_agent(launcher *l, int index, char *const *environment, 
     if (start->target && input < 0) return tdm_os_fail(err, "opening", l->hold.place.job);
     /* A signal that we pass on to an agent of this host waits until it listens: see tdm_agent_run. */
     sigset_t mask = l->before;
-    for (int i = 0; i < 2; i++) {
-        static const int asking[] = {SIGINT, SIGTERM};
+    for (int i = 0; i < 3; i++) {
+        static const int asking[] = {SIGINT, SIGTERM, SIGUSR1};
         if (start->target)
             sigdelset(&mask, asking[i]);
         else
@@ -338,11 +338,24 @@ static void signal_agents(const launcher *l, int signal_number)
         if (l->agents[i].pid > 0 && l->agents[i].is_local) kill(l->agents[i].pid, signal_number);
 }
 
+static void ask_save(launcher *l)
+{
+    tdm_error err = {0};
+    if (tdm_session_ask_save(l->kv, l->result.session, strsignal(SIGUSR1), NULL, &err) == TDM_OK)
+        say(l, "a checkpoint follows after this step; training goes on");
+    else
+        say(l, "the store does not take the wish for a checkpoint: %s", err.message);
+}
+
 static void handle_signals(launcher *l)
 {
     struct signalfd_siginfo info;
     while (read(l->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGCHLD) continue;
+        if (info.ssi_signo == SIGUSR1) {
+            ask_save(l);
+            continue;
+        }
         const char *wish = l->signal_count++ == 0 ? "stop" : "now";
         l->result.stopped = true;
         if (l->signal_count == 1)
@@ -429,7 +442,7 @@ static void wait_for_end(launcher *l)
 
 static tdm_status take_signals(launcher *l, tdm_error *err)
 {
-    static const int asking[] = {SIGINT, SIGTERM};
+    static const int asking[] = {SIGINT, SIGTERM, SIGUSR1};
     sigemptyset(&l->taken);
     sigaddset(&l->taken, SIGCHLD);
     for (size_t i = 0; i < sizeof asking / sizeof asking[0]; i++) {

@@ -19,6 +19,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define SAME_WISH_S                                                                                \
+    1.0 /* launchers send a signal to every rank: so late it is still the same wish */
+
 enum { SKIPS_EXPLAINED = 3 }; /* of a run; a replay costs as much as a step, or more */
 
 /* ---- events and metrics ---------------------------------------------------------------------- */
@@ -204,13 +207,25 @@ static bool is_save_due(const tdm__trainer *t)
     return t->leads && every_s > 0 && tdm_clock_s() - t->saved_s >= every_s;
 }
 
-unsigned tdm__wish_of(const tdm__trainer *t)
+/* By should_save here, or by a wish in the session's store, which rank 0 heeds for all. */
+static bool is_save_wished(tdm__trainer *t)
+{
+    const tdm_train_options *o = t->options;
+    bool is_told = o->should_save && o->should_save(o->user);
+    bool is_same = t->wished_s > 0 && tdm_clock_s() - t->wished_s < SAME_WISH_S;
+    if (is_told && !is_same) t->save_wished = true;
+    uint64_t asked = t->leads && o->member ? tdm_member_save_wish(o->member) : 0;
+    bool is_asked = asked > t->answered && asked != t->answering;
+    if (is_asked) t->asked = asked;
+    return t->save_wished || is_asked;
+}
+
+unsigned tdm__wish_of(tdm__trainer *t)
 {
     const tdm_train_options *o = t->options;
     unsigned wish = 0;
     if (o->should_stop && o->should_stop(o->user)) wish |= TDM_WISH_STOP;
-    if (o->should_save && o->should_save(o->user)) wish |= TDM__WISH_SAVE;
-    if (is_save_due(t)) wish |= TDM__WISH_SAVE;
+    if (is_save_wished(t) || is_save_due(t)) wish |= TDM__WISH_SAVE;
     return wish;
 }
 
@@ -335,6 +350,7 @@ tdm_status tdm__after_step(tdm__trainer *t, bool must_save, tdm_error *err)
     bool eval_due = tdm__course_eval_due(&t->course, &t->position);
     if (last || eval_due) TDM_TRY(evaluate(t, err));
     if (eval_due && t->predictor) heed(t);
+    if (must_save) t->wished_s = tdm_clock_s();
     if (!last && !t->ended_early && (must_save || is_checkpoint_due(t)))
         TDM_TRY(tdm__save_begin(t, err));
     t->after_done = true;
@@ -353,17 +369,17 @@ void tdm__start_clock(tdm__trainer *t)
 static tdm_status loop(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
 {
     tdm__start_clock(t);
-    unsigned wishes = tdm__wish_of(t);
+    unsigned wish = tdm__wish_of(t), wishes = wish;
     TDM_TRY(tdm__agree(t->comm, TDM_OK, &wishes, err));
     while (t->position.step < t->course.step_count && !t->ended_early) {
-        if (!t->comm)
-            wishes |= tdm__wish_of(t); /* of many, each step's wishes are agreed on by it */
+        if (!t->comm) wishes |= wish; /* of many, each step's wishes are agreed on by it */
         if (wishes & TDM_WISH_STOP) {
             out->interrupted = true;
             break;
         }
-        TDM_TRY(tdm__one_step(t, tdm__wish_of(t), &wishes, err));
+        TDM_TRY(tdm__one_step(t, wish, &wishes, err));
         TDM_TRY(tdm__after_step(t, (wishes & TDM__WISH_SAVE) != 0, err));
+        wish = tdm__wish_of(t);
     }
     return tdm__save_end(t, err);
 }

@@ -156,6 +156,7 @@ static void leave(void *user)
     tdm__trainer *t = user;
     tdm__saver_destroy(t->saver); /* what is in work does not get its name */
     t->saver = NULL;
+    t->answering = 0; /* who asked for it gets the next one */
     tdm_feed_destroy(t->feed);
     tdm_team_destroy(t->team);
     t->feed = NULL;

@@ -9,6 +9,8 @@
  */
 #include "train/trainer.h"
 
+#include <tandem/cluster.h>
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -62,11 +64,34 @@ void tdm__before_update(void *user)
     if (t->saver) tdm__saver_hold(t->saver);
 }
 
+/* Tells who asked for a checkpoint what became of it. One that this epoch may not write any more is left to
+ * the next. */
+static void answer(tdm__trainer *t, const tdm__saved *saved)
+{
+    tdm_session_saved told = {.status = saved->status, .step = saved->step};
+    tdm_error why = {0};
+    if (t->answering == 0 || saved->step != t->answering_step || !t->kv) return;
+    uint64_t revision = t->answering;
+    t->answering = 0;
+    if (tdm__is_peer_status(saved->status)) return;
+    t->answered = revision;
+    snprintf(told.path, sizeof(told.path), "%s", saved->path);
+    if (saved->status != TDM_OK)
+        snprintf(told.message, sizeof(told.message), "%.*s", (int)sizeof(told.message) - 1,
+                 saved->message);
+    if (tdm_session_answer_save(t->kv, t->options->membership->session, revision, &told, &why) !=
+        TDM_OK)
+        tdm__say(t, TDM_LOG_INFO,
+                 "the checkpoint of step %llu was asked for; the store is silent: %s",
+                 (unsigned long long)saved->step, why.message);
+}
+
 /* What became of a save. */
 static void heed(tdm__trainer *t, const tdm__saved *saved)
 {
     unsigned long long step = saved->step;
     t->last_save = *saved;
+    answer(t, saved);
     if (saved->status == TDM_OK) {
         t->save_failed = false;
         snprintf(t->checkpoint_path, sizeof(t->checkpoint_path), "%s", saved->path);
@@ -137,6 +162,9 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
     tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 0});
     if (t->leads) tdm__ledger_sync(&t->ledger);
     t->saved_s = tdm_clock_s();
+    t->save_wished = false;
+    if (t->asked > t->answered) t->answering = t->asked;
+    t->answering_step = t->position.step;
     TDM_TRY(tdm__saver_begin(t->saver, &what, &bad, err));
     if (bad) {
         char text[300];

@@ -63,6 +63,13 @@ typedef struct tdm__trainer {
     double window_begin_s;
     uint64_t window_begin_samples;
     double saved_s; /* when a checkpoint was written last, or training began */
+    /* Checkpoints that somebody asks for. */
+    bool save_wished; /* by should_save, and none was begun since */
+    double wished_s;  /* when one was begun because of a wish; 0: none was */
+    uint64_t asked;   /* rank 0: the newest wish in the store that it has heeded (its revision) */
+    uint64_t answered,
+        answering;           /* up to that wish there is an answer; one is in work (0: none is) */
+    uint64_t answering_step; /* and this is its step */
     /* The ledger: rank 0 writes it, and every rank knows the line of the last step. */
     tdm__ledger ledger;
     uint64_t tally; /* of what this rank has read for the step in progress */
@@ -85,8 +92,8 @@ typedef struct tdm__trainer {
 /* For what all ranks would say. */
 void tdm__say(const tdm__trainer *t, tdm_log_level level, const char *fmt, ...) TDM_PRINTF(3, 4);
 void tdm__tell(tdm__trainer *t, tdm_train_event event);
-/* The wishes of this rank by itself. */
-unsigned tdm__wish_of(const tdm__trainer *t);
+/* The wishes of this rank by itself. Asked once for each step: a wish of should_save is not told twice. */
+unsigned tdm__wish_of(tdm__trainer *t);
 /* One step; nothing of what is due after it. *wishes: of all ranks. */
 tdm_status tdm__one_step(tdm__trainer *t, unsigned wish, unsigned *wishes, tdm_error *err);
 /* The numbers of a step that has ended: the position moves on. */

@@ -35,9 +35,14 @@ test_ls() {
     assert_equal "$(head -1 <<<"$out" | json_value step)" 12 "the step of the newest"
     assert_exit 1 "$TANDEM" checkpoint ls nowhere
     assert_contains "$err" "is no run"
-    mkdir empty
-    assert_exit 0 "$TANDEM" checkpoint ls empty
+    mkdir -p empty fresh/checkpoints
+    assert_exit 0 "$TANDEM" checkpoint ls fresh # a run that has none yet
     assert_contains "$out" "holds no checkpoint"
+    local part
+    for part in ls prune verify; do
+        assert_exit 1 "$TANDEM" checkpoint "$part" empty
+        assert_contains "$err" "'empty' is no run"
+    done
 }
 
 test_verify() {

@@ -177,4 +177,60 @@ test_a_run_in_use() {
     assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --resume used/tiny-1
 }
 
+# has_saved RUN COUNT: there are so many checkpoints.
+has_saved() { [ "$(find "$1/checkpoints" -name 'step-*.safetensors' 2>/dev/null | wc -l)" -ge "$2" ]; }
+
+# save_by COUNT COMMAND...: it makes the run in saves/tiny-1 write its checkpoint number COUNT.
+save_by() {
+    local count=$1
+    shift
+    has_saved saves/tiny-1 "$count" && fail "a checkpoint too many before '$*'"
+    "$@"
+    wait_for 60 has_saved saves/tiny-1 "$count"
+}
+saving_run() { # saving_run COUNT: workers
+    rm -rf saves
+    "$TANDEM" train job.yaml --set run.dir=saves --set train.epochs=1000000 -n "$1" \
+        --set checkpoint.every_epochs=never --set checkpoint.keep=all --set eval.every_epochs=never \
+        >saves.out 2>saves.err &
+}
+# The run has gone on since its newest checkpoint; it ends with one more.
+end_saving_run() { # end_saving_run PID
+    local code=0 newest
+    newest=$(find saves/tiny-1/checkpoints -name 'step-*.safetensors' | sort | tail -1)
+    kill -INT "$1"
+    wait "$1" || code=$?
+    assert_equal "$code" 130 "the exit code"
+    assert_exit 0 "$TANDEM" checkpoint verify saves/tiny-1
+    assert_contains "$out" "$newest"
+    [[ $(grep -c '^good' <<<"$out") -gt $2 ]] || fail "it has not gone on after $newest"
+}
+
+# SIGUSR1 to anybody of a run, or 'checkpoint now': a checkpoint, and training goes on.
+test_save_and_go_on() {
+    local pid list
+    saving_run 1
+    pid=$!
+    wait_for 60 grep -qs "going on\|steps" saves.err
+    save_by 1 kill -USR1 "$pid"
+    end_saving_run "$pid" 1
+
+    saving_run 2
+    pid=$!
+    wait_for 60 test -e saves/tiny-1/metrics.jsonl
+    list=$("$TANDEM" ps -l --json)
+    save_by 1 kill -USR1 "$(grep -o '"rank":1,[^}]*' <<<"$list" | sed 's/.*"pid":\([0-9]*\).*/\1/')"
+    save_by 2 kill -USR1 "$(grep -o '"agent_pid":[0-9]*' <<<"$list" | cut -d : -f 2)"
+    save_by 3 kill -USR1 "$pid"
+    assert_exit 0 "$TANDEM" checkpoint now tiny-1
+    has_saved saves/tiny-1 4 || fail "'checkpoint now' has not waited"
+    [[ $out =~ ^step\ [0-9]+:\ saves/tiny-1/checkpoints/step-[0-9]+\.safetensors$ ]] ||
+        fail "'checkpoint now' says: $out"
+    assert_exit 0 "$TANDEM" checkpoint now tiny --json
+    has_saved saves/tiny-1 5 || fail "'checkpoint now --json' has not waited"
+    end_saving_run "$pid" 5
+    assert_exit 2 "$TANDEM" checkpoint now tiny-1
+    assert_contains "$err" "no run 'tiny-1' is going on"
+}
+
 run_tests "$@"

@@ -1,0 +1,149 @@
+/*
+ * session_save.c: checkpoints that somebody asks for while training goes on: the wish and the answer.
+ *
+ * A wish is a key of its own below "wishes/save/", with a name that nobody else draws, so that wishes of
+ * several people do not take each other's place. Rank 0 writes the checkpoint, puts what became of it into
+ * "saved", and only then removes the wishes that it had seen before it began. So who waits for its wish to
+ * disappear finds the answer, or that of a later checkpoint, which serves as well; and a rank 0 that dies
+ * on the way leaves the wish to the next one.
+ */
+#include "cluster/session.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+
+static const double look_s = 5; /* at most, between two looks */
+
+tdm_status tdm_session_ask_save(tdm_kv *kv, const char *session, const char *why,
+                                char out_wish[TDM_SAVE_WISH_BYTES], tdm_error *err)
+{
+    uint64_t drawn;
+    char wish[TDM_SAVE_WISH_BYTES + 8], name[TDM_SAVE_WISH_BYTES];
+    if (getrandom(&drawn, sizeof drawn, 0) != (ssize_t)sizeof drawn)
+        return tdm_os_fail(err, "cannot draw", "random numbers");
+    snprintf(name, sizeof name, "%016" PRIx64, drawn);
+    snprintf(wish, sizeof wish, "save/%s", name);
+    TDM_TRY(tdm_session_wish(kv, session, wish, why, err));
+    if (out_wish) memcpy(out_wish, name, sizeof name);
+    return TDM_OK;
+}
+
+/* ---- the answer ------------------------------------------------------------------------------------ */
+
+static tdm_status put_saved(tdm_kv *kv, const char *session, const tdm_session_saved *saved,
+                            tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_str text = TDM_STR_INIT;
+    tdm_json_writer w = tdm_json_writer_init(&text, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_int(&w, "status", (int64_t)saved->status);
+    tdm_json_put_uint(&w, "step", saved->step);
+    tdm_json_put_string(&w, "path", saved->path);
+    tdm_json_put_string(&w, "message", saved->message);
+    tdm_json_object_end(&w);
+    tdm_status status = tdm_str_ok(&text)
+                            ? tdm_kv_put(kv, tdm__session_key(key, session, "saved"),
+                                         tdm_str_text(&text), 0, err)
+                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an answer");
+    tdm_str_release(&text);
+    return status;
+}
+
+static tdm_status remove_wishes(tdm_kv *kv, const char *session, uint64_t revision,
+                                tdm_arena *arena, tdm_error *err)
+{
+    char prefix[TDM_KV_KEY_BYTES];
+    tdm_kv_item *items;
+    size_t count;
+    tdm__session_key(prefix, session, "wishes/save/");
+    TDM_TRY(tdm_kv_list(kv, prefix, arena, &items, &count, NULL, err));
+    for (size_t i = 0; i < count; i++)
+        if (items[i].revision <= revision) TDM_TRY(tdm_kv_remove(kv, items[i].key, err));
+    return TDM_OK;
+}
+
+tdm_status tdm_session_answer_save(tdm_kv *kv, const char *session, uint64_t revision,
+                                   const tdm_session_saved *saved, tdm_error *err)
+{
+    tdm_arena *arena = tdm_arena_create("answer");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an answer");
+    tdm_status status = put_saved(kv, session, saved, err);
+    if (status == TDM_OK) status = remove_wishes(kv, session, revision, arena, err);
+    tdm_arena_destroy(arena);
+    return status;
+}
+
+/* ---- waiting for it -------------------------------------------------------------------------------- */
+
+static tdm_status read_saved(const char *value, tdm_arena *arena, tdm_session_saved *out,
+                             tdm_error *err)
+{
+    const tdm_json *object = NULL;
+    TDM_TRY(tdm_json_parse(value, strlen(value), arena, &object, err));
+    const char *path = tdm_json_as_string(tdm_json_get(object, "path"));
+    const char *message = tdm_json_as_string(tdm_json_get(object, "message"));
+    int64_t status, step;
+    if (!tdm_json_as_i64(tdm_json_get(object, "status"), &status) ||
+        !tdm_json_as_i64(tdm_json_get(object, "step"), &step) || !path || !message)
+        return tdm_fail(err, TDM_ERR_FORMAT, "the answer in the store cannot be read");
+    out->status = (tdm_status)status;
+    out->step = (uint64_t)step;
+    snprintf(out->path, sizeof out->path, "%s", path);
+    snprintf(out->message, sizeof out->message, "%s", message);
+    return TDM_OK;
+}
+
+/* One look: *there: the wish still is. */
+static tdm_status look(tdm_kv *kv, const char *session, const char *wish, tdm_arena *arena,
+                       uint64_t *revision, bool *there, tdm_session_saved *out, tdm_error *err)
+{
+    char prefix[TDM_KV_KEY_BYTES];
+    tdm_kv_item *items;
+    size_t count;
+    const char *saved = NULL;
+    bool ended = true;
+    tdm__session_key(prefix, session, "%s", "");
+    TDM_TRY(tdm_kv_list(kv, prefix, arena, &items, &count, revision, err));
+    *there = false;
+    for (size_t i = 0; i < count; i++) {
+        const char *key = items[i].key + strlen(prefix);
+        if (strcmp(key, "about") == 0) ended = false;
+        if (strcmp(key, "saved") == 0) saved = items[i].value;
+        if (strncmp(key, "wishes/save/", 12) == 0 && strcmp(key + 12, wish) == 0) *there = true;
+    }
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(items[i].key + strlen(prefix), "verdict") == 0) ended = true;
+    if (!*there && saved) return read_saved(saved, arena, out, err);
+    if (!ended) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                    "the run has ended before a checkpoint was written for this; its last one is "
+                    "that of its end");
+}
+
+tdm_status tdm_session_await_save(tdm_kv *kv, const char *session, const char *wish, double seconds,
+                                  tdm_session_saved *out, tdm_error *err)
+{
+    double until_s = tdm_kv_now(kv) + seconds;
+    char prefix[TDM_KV_KEY_BYTES];
+    tdm__session_key(prefix, session, "%s", "");
+    for (;;) {
+        tdm_arena *arena = tdm_arena_create("look");
+        uint64_t revision = 0;
+        bool there = true;
+        tdm_status status = arena ? look(kv, session, wish, arena, &revision, &there, out, err)
+                                  : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to wait");
+        tdm_arena_destroy(arena);
+        if (status != TDM_OK || !there) return status;
+        double left_s = until_s - tdm_kv_now(kv);
+        if (left_s <= 0)
+            return tdm_fail(err, TDM_ERR_TIMEOUT,
+                            "no checkpoint was written within %.0f s; the wish stays, and is "
+                            "granted after the next step",
+                            seconds);
+        TDM_TRY(tdm_kv_wait(kv, prefix, revision, fmin(left_s, look_s), NULL, err));
+    }
+}
