@@ -19,7 +19,7 @@ typedef struct elastic_plan {
     const char *session; /* its name; NULL: one is drawn */
     const char *host;    /* what this host is called; NULL: its name */
 } elastic_plan;
-/* From now on SIGINT and SIGTERM wait for a launcher or an agent in this process, which takes them. */
+/* From now on SIGINT, SIGTERM and SIGUSR1 wait for a launcher or an agent in this process, which takes them. */
 void elastic_hold_signals(void);
 /* Starts a session, waits for its end, and gives its exit code. */
 int elastic_launch(const cli_args *args, const tdm_job *job, const elastic_plan *plan);
