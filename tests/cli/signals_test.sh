@@ -194,10 +194,14 @@ saving_run() { # saving_run COUNT: workers
         --set checkpoint.every_epochs=never --set checkpoint.keep=all --set eval.every_epochs=never \
         >saves.out 2>saves.err &
 }
+# is_past STEP: training has come further.
+is_past() { [ "$(tail -1 saves/tiny-1/metrics.jsonl | json_value step)" -gt "$1" ]; }
 # The run has gone on since its newest checkpoint; it ends with one more.
 end_saving_run() { # end_saving_run PID
-    local code=0 newest
+    local code=0 newest step
     newest=$(find saves/tiny-1/checkpoints -name 'step-*.safetensors' | sort | tail -1)
+    step=${newest##*/step-}
+    wait_for 60 is_past "$((10#${step%.safetensors}))"
     kill -INT "$1"
     wait "$1" || code=$?
     assert_equal "$code" 130 "the exit code"
