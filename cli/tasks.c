@@ -115,6 +115,8 @@ static tdm_status await_session(const tdm_kv_options *kv_options, const tasks_pl
     for (;;) {
         status = kv ? TDM_OK : tdm_kv_open(kv_options, &kv, err);
         if (status == TDM_OK) status = tdm_session_look(kv, plan->session, arena, out, err);
+        if (status == TDM_OK && out->ended) /* a script may train twice, under the same numbers */
+            status = tdm_fail(err, TDM_ERR_NOT_FOUND, "session %s has ended", plan->session);
         if (status == TDM_OK || wants_stop(o) || tdm_clock_s() >= until_s) break;
         (void)poll(NULL, 0, LOOK_MS);
     }

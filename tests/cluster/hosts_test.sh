@@ -108,12 +108,12 @@ as_tasks() {
         node=$((i / 2))
         env SLURM_JOB_ID="$$.$slurm_job" SLURM_STEP_ID=0 SLURM_PROCID=$i SLURM_LOCALID=$((i % 2)) \
             SLURM_NODEID=$node SLURMD_NODENAME="node$node" SLURM_STEP_NUM_TASKS=3 SLURM_NNODES=2 \
-            SLURM_STEP_TASKS_PER_NODE="2,1" TANDEM_RUNTIME="$work/runtime-node$node" "$TANDEM" train \
-            job.yaml --store "$store" "$@" >task.$i.out 2>task.$i.err &
+            SLURM_STEP_TASKS_PER_NODE="2,1" TANDEM_RUNTIME="$work/runtime-node$node" "${around[@]}" \
+            "$TANDEM" train job.yaml --store "$store" "$@" >task.$i.out 2>task.$i.err &
         tasks+=($!)
     done
 }
-slurm_job=0
+slurm_job=0 around=()
 # tasks_end CODE: they end with that code, all of them, and leave nothing.
 tasks_end() {
     local task code
@@ -128,16 +128,21 @@ tasks_end() {
     done
 }
 
-# Tasks of two nodes: a worker of the second is killed, and replaced by its agent; then a signal to all.
+# Tasks of two nodes: a worker is killed, and replaced by its agent; then, in the same step of Slurm's, it is
+# all done once more; then a signal to all.
 test_tasks_of_two_nodes() {
     assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=nodes
     local want
     want=$(hash_in "$out")
+    # shellcheck disable=SC2016 # for the inner shell
+    around=(sh -c '"$0" "$@" && exec "$0" "$@"')
     TANDEM_TEST_KILL=backward:step=7:rank=2:file=$work/killed as_tasks --min 3 \
         --set run.dir=nodes
     tasks_end 0
+    around=()
     [ -e killed ] || fail "nobody was killed"
-    assert_equal "$(hash_in "$(cat task.*.out)")" "$want" "the hash of two nodes"
+    assert_equal "$(hash_in "$(cat task.*.out)")" "$want
+$want" "the hashes of two nodes"
     as_tasks "${long[@]}" --set run.dir=nodes-stop
     wait_for "$deadline" has_ranks 3
     assert_equal "$(hosts_of_ranks)" "node0 node0 node1 " "hosts of the ranks"
