@@ -4,7 +4,7 @@
 #include "session.h"
 #include "table.h"
 
-#include <math.h>
+#include <stdarg.h>
 #include <string.h>
 
 /* ---- what it comes to -------------------------------------------------------------------------------- */
@@ -18,8 +18,10 @@ static int present(const tdm_session_view *view)
     return alive;
 }
 
-static const char *state_of(const tdm_session_view *view)
+static const char *state_of(const session_ref *ref)
 {
+    const tdm_session_view *view = &ref->view;
+    if (ref->why_unknown) return "unknown";
     if (view->ended) return view->status == TDM_OK ? "ended" : "failed";
     if (view->stopping) return "stopping";
     if (view->epoch == 0) return "starting";
@@ -28,33 +30,79 @@ static const char *state_of(const tdm_session_view *view)
                                                                 : "recovering";
 }
 
-static void add_health(const tdm_session_view *view, char *out, size_t bytes)
+static void add(tdm_str *out, const char *fmt, ...) TDM_PRINTF(2, 3);
+static void add(tdm_str *out, const char *fmt, ...)
 {
-    int here = present(view), lost = view->epoch == 0 ? 0 : view->rank_count - here;
-    if (view->ended && view->status != TDM_OK)
-        snprintf(out, bytes, "%s", view->message);
-    else if (!view->ended && here < view->min)
-        snprintf(out, bytes, "%d of at least %d ranks", here, view->min);
+    va_list args;
+    va_start(args, fmt);
+    if (out->length > 0) tdm_str_add(out, "; ");
+    tdm_str_addv(out, fmt, args);
+    va_end(args);
+}
+
+/* Of the ranks: who is missing, and whether somebody comes in their place. */
+static void add_ranks(const tdm_session_view *view, tdm_str *out)
+{
+    int here = present(view), lost = view->epoch == 0 ? 0 : view->rank_count - here, coming = 0;
+    for (size_t i = 0; i < view->host_count; i++) coming += view->hosts[i].starting;
+    if (here < view->min)
+        add(out, "%d of at least %d ranks", here, view->min);
     else if (lost > 0)
-        snprintf(out, bytes, "%d of %d ranks silent", lost, view->rank_count);
+        add(out, "%d of %d ranks silent", lost, view->rank_count);
     else if (view->epoch > 0 && view->rank_count < view->expected)
-        snprintf(out, bytes, "%d of %d ranks", view->rank_count, view->expected);
-    else if (view->host_count == 0)
-        snprintf(out, bytes, "no agent");
-    else
-        snprintf(out, bytes, "good");
+        add(out, "%d of %d ranks", view->rank_count, view->expected);
+    if (coming > 0) add(out, "%d to be started again", coming);
+}
+
+static bool has_agent(const tdm_session_view *view, const char *host)
+{
+    size_t length = strlen(host);
+    for (size_t i = 0; i < view->host_count; i++) {
+        const char *name = view->hosts[i].name;
+        if (strncmp(name, host, length) == 0 && (!name[length] || name[length] == '+')) return true;
+    }
+    return false;
+}
+
+static bool is_first_of_host(const tdm_session_view *view, size_t member)
+{
+    for (size_t i = 0; i < member; i++)
+        if (strcmp(view->members[i].host, view->members[member].host) == 0) return false;
+    return true;
+}
+
+static void add_hosts(const tdm_session_view *view, tdm_str *out)
+{
+    for (size_t i = 0; i < view->member_count; i++)
+        if (is_first_of_host(view, i) && !has_agent(view, view->members[i].host))
+            add(out, "agent of %s gone, its workers go on", view->members[i].host);
+    for (size_t i = 0; i < view->host_count; i++)
+        if (view->hosts[i].trouble) add(out, "%s: %s", view->hosts[i].name, view->hosts[i].trouble);
+}
+
+/* The most important thing first; "good" when there is none. */
+static const char *health_of(const session_ref *ref, tdm_arena *arena)
+{
+    const tdm_session_view *view = &ref->view;
+    tdm_str text = TDM_STR_INIT;
+    if (ref->why_unknown)
+        add(&text, "%s", ref->why_unknown);
+    else if (view->ended && view->status != TDM_OK)
+        add(&text, "%s", view->message);
+    if (!view->ended && !ref->why_unknown) {
+        add_ranks(view, &text);
+        add_hosts(view, &text);
+    }
+    const char *health = text.length > 0 ? tdm_arena_strdup(arena, tdm_str_text(&text)) : "good";
+    tdm_str_release(&text);
+    return health ? health : "?";
 }
 
 /* Hosts with ranks. */
 static int host_count(const tdm_session_view *view)
 {
     int count = 0;
-    for (size_t i = 0; i < view->member_count; i++) {
-        bool is_first = true;
-        for (size_t k = 0; k < i; k++)
-            is_first = is_first && strcmp(view->members[k].host, view->members[i].host) != 0;
-        count += is_first;
-    }
+    for (size_t i = 0; i < view->member_count; i++) count += is_first_of_host(view, i);
     return count;
 }
 
@@ -90,24 +138,28 @@ static void put_hosts(tdm_json_writer *w, const tdm_session_view *view)
         tdm_json_put_int(w, "agent_pid", h->pid);
         tdm_json_put_int(w, "workers", h->workers);
         tdm_json_put_double(w, "load", h->load);
+        tdm_json_put_int(w, "processors", h->processors);
         tdm_json_put_uint(w, "memory_free", h->memory_free_bytes);
+        tdm_json_put_uint(w, "memory", h->memory_bytes);
+        if (h->disk_bytes > 0) tdm_json_put_uint(w, "disk_free", h->disk_free_bytes);
+        if (h->disk_bytes > 0) tdm_json_put_uint(w, "disk", h->disk_bytes);
+        tdm_json_put_int(w, "starting", h->starting);
+        if (h->trouble) tdm_json_put_string(w, "trouble", h->trouble);
         tdm_json_object_end(w);
     }
     tdm_json_array_end(w);
 }
 
-static void put_session(tdm_json_writer *w, const session_ref *ref)
+static void put_session(tdm_json_writer *w, const session_ref *ref, tdm_arena *arena)
 {
     const tdm_session_view *view = &ref->view;
-    char health[200];
-    add_health(view, health, sizeof health);
     tdm_json_object_begin(w);
     tdm_json_put_string(w, "session", view->session);
     tdm_json_put_string(w, "name", view->name);
     tdm_json_put_string(w, "run", view->run);
     tdm_json_put_string(w, "store", ref->kv.url);
-    tdm_json_put_string(w, "state", state_of(view));
-    tdm_json_put_string(w, "health", health);
+    tdm_json_put_string(w, "state", state_of(ref));
+    tdm_json_put_string(w, "health", health_of(ref, arena));
     tdm_json_put_double(w, "began", view->began_s);
     tdm_json_put_uint(w, "epoch", view->epoch);
     tdm_json_put_int(w, "ranks", view->rank_count);
@@ -122,11 +174,11 @@ static void put_session(tdm_json_writer *w, const session_ref *ref)
     tdm_json_object_end(w);
 }
 
-static void show_json(const session_ref *refs, size_t count, tdm_str *out)
+static void show_json(const session_ref *refs, size_t count, tdm_arena *arena, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_array_begin(&w);
-    for (size_t i = 0; i < count; i++) put_session(&w, &refs[i]);
+    for (size_t i = 0; i < count; i++) put_session(&w, &refs[i], arena);
     tdm_json_array_end(&w);
     tdm_str_add_char(out, '\n');
 }
@@ -141,7 +193,7 @@ static void add_step(cli_table *table, uint64_t step, uint64_t steps)
         cli_table_cell(table, "-");
 }
 
-static void show_table(const session_ref *refs, size_t count, tdm_str *out)
+static void show_table(const session_ref *refs, size_t count, tdm_arena *arena, tdm_str *out)
 {
     static const cli_column columns[] = {{.title = "run", .most = 28},
                                          {.title = "session", .most = 47},
@@ -151,24 +203,69 @@ static void show_table(const session_ref *refs, size_t count, tdm_str *out)
                                          {.title = "hosts", .right = true},
                                          {.title = "step", .right = true},
                                          {.title = "samples/s", .right = true},
-                                         {.title = "health", .most = 60}};
+                                         {.title = "health", .most = 100}};
     cli_table table;
     cli_table_init(&table, columns, sizeof columns / sizeof columns[0]);
     for (size_t i = 0; i < count; i++) {
         const tdm_session_view *view = &refs[i].view;
-        char health[200];
-        add_health(view, health, sizeof health);
         cli_table_cell(&table, "%s", session_title(view));
         cli_table_cell(&table, "%s", view->session);
-        cli_table_cell(&table, "%s", state_of(view));
+        cli_table_cell(&table, "%s", state_of(&refs[i]));
         cli_table_cell(&table, "%u", view->epoch);
         cli_table_cell(&table, "%d", view->rank_count);
         cli_table_cell(&table, "%d", host_count(view));
         add_step(&table, view->step, view->steps);
-        cli_table_cell(&table, "%.0f", view->speed);
-        cli_table_cell(&table, "%s", health);
+        if (view->speed > 0)
+            cli_table_cell(&table, "%.0f", view->speed);
+        else
+            cli_table_cell(&table, "-");
+        cli_table_cell(&table, "%s", health_of(&refs[i], arena));
     }
     cli_table_print(&table, 0, out);
+}
+
+static void add_member(cli_table *table, const tdm_session_member *m)
+{
+    if (m->rank >= 0)
+        cli_table_cell(table, "%d", m->rank);
+    else
+        cli_table_cell(table, "-");
+    cli_table_cell(table, "%s", m->host);
+    cli_table_cell(table, "%d", m->slot);
+    cli_table_cell(table, "%lld", (long long)m->pid);
+    cli_table_cell(table, "%s", m->phase);
+    add_step(table, m->step, m->steps);
+    cli_table_cell(table, "%s", m->id);
+}
+
+/* A rank of the epoch that shows no sign of life. */
+static void add_missing(cli_table *table, const tdm_session_view *view, int rank)
+{
+    cli_table_cell(table, "%d", rank);
+    cli_table_cell(table, "%s", view->rank_hosts[rank]);
+    cli_table_cell(table, "-");
+    cli_table_cell(table, "-");
+    cli_table_cell(table, "silent");
+    cli_table_cell(table, "-");
+    cli_table_cell(table, "%s", view->rank_ids[rank]);
+}
+
+static void show_hosts(const tdm_session_view *view, tdm_str *out)
+{
+    for (size_t i = 0; i < view->host_count; i++) {
+        const tdm_session_host *h = &view->hosts[i];
+        char some[32], all[32];
+        tdm_str_addf(out, "  host %s: agent %lld, %d worker%s, load %.2f on %d processor%s",
+                     h->name, (long long)h->pid, h->workers, h->workers == 1 ? "" : "s", h->load,
+                     h->processors, h->processors == 1 ? "" : "s");
+        tdm_str_addf(out, ", memory %s of %s free", tdm_text_bytes(h->memory_free_bytes, some),
+                     tdm_text_bytes(h->memory_bytes, all));
+        if (h->disk_bytes > 0)
+            tdm_str_addf(out, ", disk of the run %s of %s free",
+                         tdm_text_bytes(h->disk_free_bytes, some),
+                         tdm_text_bytes(h->disk_bytes, all));
+        tdm_str_addf(out, "%s%s\n", h->trouble ? "; " : "", h->trouble ? h->trouble : "");
+    }
 }
 
 static void show_ranks(const tdm_session_view *view, tdm_str *out)
@@ -182,27 +279,17 @@ static void show_ranks(const tdm_session_view *view, tdm_str *out)
                                          {.title = "member", .most = 63}};
     cli_table table;
     cli_table_init(&table, columns, sizeof columns / sizeof columns[0]);
-    for (size_t i = 0; i < view->member_count; i++) {
-        const tdm_session_member *m = &view->members[i];
-        if (m->rank >= 0)
-            cli_table_cell(&table, "%d", m->rank);
+    size_t next =
+        0; /* members are in the order of their ranks, and those without one behind them */
+    for (int rank = 0; rank < view->rank_count; rank++) {
+        if (next < view->member_count && view->members[next].rank == rank)
+            add_member(&table, &view->members[next++]);
         else
-            cli_table_cell(&table, "-");
-        cli_table_cell(&table, "%s", m->host);
-        cli_table_cell(&table, "%d", m->slot);
-        cli_table_cell(&table, "%lld", (long long)m->pid);
-        cli_table_cell(&table, "%s", m->phase);
-        add_step(&table, m->step, m->steps);
-        cli_table_cell(&table, "%s", m->id);
+            add_missing(&table, view, rank);
     }
+    for (; next < view->member_count; next++) add_member(&table, &view->members[next]);
     cli_table_print(&table, 2, out);
-    for (size_t i = 0; i < view->host_count; i++) {
-        const tdm_session_host *h = &view->hosts[i];
-        char memory[32];
-        tdm_str_addf(out, "  host %s: agent %lld, %d worker%s, load %.2f, %s free\n", h->name,
-                     (long long)h->pid, h->workers, h->workers == 1 ? "" : "s", h->load,
-                     tdm_text_bytes(h->memory_free_bytes, memory));
-    }
+    show_hosts(view, out);
 }
 
 static int run(const cli_args *args)
@@ -213,13 +300,13 @@ static int run(const cli_args *args)
     tdm_str out = TDM_STR_INIT;
     int code = arena ? session_scan(args, arena, &refs, &count) : CLI_FAILED;
     if (code == CLI_OK && cli_json(args)) {
-        show_json(refs, count, &out);
+        show_json(refs, count, arena, &out);
     } else if (code == CLI_OK && !cli_has(args, "long")) {
-        show_table(refs, count, &out);
+        show_table(refs, count, arena, &out);
     } else if (code == CLI_OK) {
         for (size_t i = 0; i < count; i++) {
-            show_table(&refs[i], 1, &out);
-            show_ranks(&refs[i].view, &out);
+            show_table(&refs[i], 1, arena, &out);
+            if (!refs[i].why_unknown) show_ranks(&refs[i].view, &out);
             if (i + 1 < count) tdm_str_add_char(&out, '\n');
         }
     }
@@ -243,8 +330,9 @@ const cli_command cli_ps = {
     .usage = usage,
     .help =
         "A line for each run with workers on this host, or for each one in a store: its state, the "
-        "epoch (each change of its ranks begins a new one), ranks, hosts, step and speed. Runs "
-        "started with -n 1 or 'tandem run' have no session, and are not shown.",
+        "epoch (each change of its ranks begins a new one), ranks, hosts, step, speed, and what "
+        "is wrong with it, if anything is. Runs started with -n 1 or 'tandem run' have no session, "
+        "and are not shown.",
     .examples = examples,
     .options = {{.name = "long", .letter = 'l', .help = "Each rank, and each host's agent, too."},
                 SESSION_OPTION_STORE,

@@ -77,15 +77,21 @@ int session_store_at(const char *url, const char *job, tdm_arena *arena, tdm_kv_
 
 /* ---- looking ---------------------------------------------------------------------------------------- */
 
+/* False: it has ended, or is about to begin. */
 static bool look(const tdm_kv_options *kv_options, const char *session, tdm_arena *arena,
                  session_ref *out)
 {
     tdm_kv *kv = NULL;
-    bool found = tdm_kv_open(kv_options, &kv, NULL) == TDM_OK &&
-                 tdm_session_look(kv, session, arena, &out->view, NULL) == TDM_OK;
+    tdm_error err = {0};
+    tdm_status status = tdm_kv_open(kv_options, &kv, &err);
+    if (status == TDM_OK) status = tdm_session_look(kv, session, arena, &out->view, &err);
     out->kv = *kv_options;
+    out->why_unknown = NULL;
     tdm_kv_close(kv);
-    return found;
+    if (status == TDM_OK || status == TDM_ERR_NOT_FOUND) return status == TDM_OK;
+    out->view = (tdm_session_view){.session = session, .name = session};
+    out->why_unknown = tdm_arena_printf(arena, "the store does not answer: %s", err.message);
+    return out->why_unknown != NULL;
 }
 
 static int scan_here(tdm_arena *arena, session_ref **out, size_t *out_count)
@@ -169,9 +175,11 @@ int session_find(const cli_args *args, const char *word, tdm_arena *arena, sessi
     const char *command = args->command->name;
     session_ref *refs = NULL;
     size_t count = 0, found = 0;
+    const char *silent = NULL;
     int code = session_scan(args, arena, &refs, &count);
     if (code != CLI_OK) return code;
     for (size_t i = 0; i < count; i++) {
+        if (refs[i].why_unknown) silent = refs[i].why_unknown;
         if (refs[i].view.ended || !is_meant(&refs[i].view, word)) continue;
         *out = refs[i];
         found++;
@@ -181,6 +189,8 @@ int session_find(const cli_args *args, const char *word, tdm_arena *arena, sessi
         cli_error("%s: %zu running sessions are called '%s'; name the session: 'tandem ps' lists "
                   "them",
                   command, found, word);
+    else if (silent)
+        cli_error("%s: whether a run '%s' is going on cannot be told: %s", command, word, silent);
     else if (cli_has(args, "store") || cli_has(args, "job"))
         cli_error("%s: no run '%s' is going on, as far as the store knows", command, word);
     else

@@ -15,6 +15,8 @@ typedef struct session_ref {
     tdm_session_view view;
     tdm_kv_options kv; /* to ask its store again */
     const char *job;   /* a file with its job; NULL: the store has it */
+    const char *
+        why_unknown; /* the store does not answer, and the view has the names alone; NULL: it does */
 } session_ref;
 
 /* How to reach the store that a job names; its URL stays NULL where that is a local one. An exit code

@@ -104,7 +104,9 @@ typedef struct tdm_session_member {
     const char *run; /* NULL: it does not know yet */
     int slot;
     int64_t pid;
-    int rank; /* in the epoch that counts; -1: none */
+    int64_t agent;  /* that started it; 0: not known */
+    bool is_orphan; /* that agent is gone */
+    int rank;       /* in the epoch that counts; -1: none */
     uint64_t step, steps;
     double speed; /* samples a second, of all ranks */
 } tdm_session_member;
@@ -113,8 +115,12 @@ typedef struct tdm_session_host {
     const char *name;
     int64_t pid; /* of its agent */
     int workers;
+    int starting; /* workers that will be started again in a while */
+    int processors;
     double load;
-    uint64_t memory_free_bytes;
+    uint64_t memory_free_bytes, memory_bytes;
+    uint64_t disk_free_bytes, disk_bytes; /* where the run is; 0: it does not see that */
+    const char *trouble;                  /* what is wrong with the host; NULL: nothing */
 } tdm_session_host;
 
 /* What the store says about a session. */
@@ -131,8 +137,8 @@ typedef struct tdm_session_view {
     uint64_t step, steps;
     double speed;
     const char *const *rank_ids; /* by rank */
-    const char *lead_host;       /* rank 0's; NULL: there is no epoch yet */
-    const char **leaver_ids;     /* who was asked to leave, and may be gone already */
+    const char *const *rank_hosts;
+    const char **leaver_ids; /* who was asked to leave, and may be gone already */
     size_t leaver_count;
     bool stopping, now; /* it was asked for; at once */
     bool ended;
@@ -140,7 +146,7 @@ typedef struct tdm_session_view {
     const char *message;
     tdm_session_member *members; /* ranks in their order, then who waits */
     size_t member_count;
-    tdm_session_host *hosts; /* that have an agent */
+    tdm_session_host *hosts; /* that have an agent, one for each agent */
     size_t host_count;
 } tdm_session_view;
 

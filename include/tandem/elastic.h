@@ -18,8 +18,9 @@
  *
  * All values are JSON objects. Fields that others than their writers look at, besides what the writers like:
  *     about            expected: how many workers are started at the beginning
- *     members/ID       host, slot, pid, born (revision of its first record), ready (it waits to join, or
- *                      takes part), epoch (its last one; 0: none), phase, step, steps, speed, run, lease_s
+ *     members/ID       host, slot, pid, agent (the process that started it), orphan (that is gone), born
+ *                      (revision of its first record), ready (it waits to join, or takes part), epoch (its
+ *                      last one; 0: none), phase, step, steps, speed, run, lease_s
  *     dead/ID          why ("killed by signal 9"), at (tdm_kv_now of its host when that was noticed)
  *     reports/N/ID     why, regroup (true: nothing failed), whole (it has the state), lost: [ID, ...],
  *                      closed: [ID, ...], those of them whose connection was closed without a good-bye
@@ -57,6 +58,7 @@ typedef struct tdm_member_options {
     const char *id;   /* unique for ever: "HOST.SLOT.DRAWN" */
     const char *host; /* by which members that share memory know each other */
     int slot;         /* on its host */
+    int64_t agent;    /* the process that started it and watches it; 0: none */
     int min, max;     /* members of an epoch (1, no limit) */
     double wait_s;    /* for the minimum, before the run is given up (600) */
     double

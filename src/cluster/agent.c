@@ -276,7 +276,7 @@ static void watch(tdm__agent *a)
         tdm__agent_start_due(a, now_s);
         handle_time(a, now_s);
         tdm__agent_beat(a, now_s);
-        if (tdm__agent_alive(a) == 0 && !tdm__agent_has_plans(a)) return;
+        if (tdm__agent_alive(a) == 0 && tdm__agent_plans(a) == 0) return;
         struct pollfd news = {.fd = a->signals, .events = POLLIN};
         (void)poll(&news, 1, timeout_ms(a, tdm_clock_s()));
     }

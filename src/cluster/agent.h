@@ -29,6 +29,13 @@ typedef struct tdm__seat {
     size_t start_count, start_room;
 } tdm__seat;
 
+/* How the host is. */
+typedef struct tdm__health {
+    uint64_t memory_free, memory, disk_free, disk; /* 0: not known */
+    bool memory_is_low, disk_is_low;
+    char trouble[200]; /* empty: all is well */
+} tdm__health;
+
 typedef struct tdm__agent {
     const tdm_agent_options *options;
     tdm_kv *kv;
@@ -62,6 +69,8 @@ typedef struct tdm__agent {
     double signal_s;  /* when the last one came that counted */
     double kill_at_s; /* INFINITY: not yet */
 
+    tdm__health health;
+
     /* Crashes at one step. */
     uint64_t crash_step;
     int crash_count;
@@ -84,8 +93,8 @@ void tdm__agent_reap(tdm__agent *agent);
 /* Makes way for another one in the seat of each that an epoch is without. */
 void tdm__agent_replace_fenced(tdm__agent *agent, const tdm_session_view *view);
 void tdm__agent_signal(const tdm__agent *agent, int signal_number, bool strays_too);
-int tdm__agent_alive(const tdm__agent *agent);      /* in seats */
-bool tdm__agent_has_plans(const tdm__agent *agent); /* somebody will be started */
+int tdm__agent_alive(const tdm__agent *agent); /* in seats */
+int tdm__agent_plans(const tdm__agent *agent); /* how many will be started */
 
 /* ---- what happens to a worker that has ended (agent_judge.c) ---------------------------------------- */
 
@@ -119,6 +128,11 @@ void tdm__agent_leave(tdm__agent *agent);
 /* The last line that the worker printed; empty when there is none. */
 void tdm__agent_last_line(const tdm__agent *agent, int slot, char *out, size_t bytes);
 
+/* ---- this host (agent_health.c) ---------------------------------------------------------------------- */
+
+/* Measures it, and says when it has become worse, or better. */
+void tdm__agent_check_health(tdm__agent *agent);
+
 /* ---- the run's log (agent_log.c) -------------------------------------------------------------------- */
 
 /* The log's sink: lines of JSON for the run's log. */
@@ -127,7 +141,5 @@ void tdm__agent_log(const tdm_log_record *record, void *user);
 void tdm__agent_log_look(tdm__agent *agent, const tdm_session_view *view);
 /* The last lines, before it leaves. */
 void tdm__agent_log_end(tdm__agent *agent);
-/* "alpha" is the host of the agents "alpha" and "alpha+4711". */
-bool tdm__agent_is_of_host(const char *agent, const char *host);
 
 #endif

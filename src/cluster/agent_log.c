@@ -14,12 +14,6 @@
 static const double last_s = 2; /* for other hosts' last lines */
 static const double pause_s = 0.05;
 
-bool tdm__agent_is_of_host(const char *agent, const char *host)
-{
-    size_t length = strlen(host);
-    return strncmp(agent, host, length) == 0 && (!agent[length] || agent[length] == '+');
-}
-
 /* What the others know this agent by. */
 static const char *name_of(const tdm__agent *a)
 {
@@ -35,13 +29,13 @@ static void find_lead(tdm__agent *a, const tdm_session_view *view)
 {
     a->is_first = false;
     for (size_t i = 0; i < view->host_count; i++) {
-        if (!tdm__agent_is_of_host(view->hosts[i].name, a->options->host)) continue;
+        if (!tdm__session_is_of_host(view->hosts[i].name, a->options->host)) continue;
         a->is_first = strcmp(view->hosts[i].name, name_of(a)) == 0;
         break;
     }
-    if (!view->lead_host) return;
+    if (view->rank_count == 0) return;
     a->knows_lead = true;
-    a->is_lead = strcmp(view->lead_host, a->options->host) == 0;
+    a->is_lead = strcmp(view->rank_hosts[0], a->options->host) == 0;
 }
 
 static void move_lines(tdm__agent *a)
@@ -50,8 +44,8 @@ static void move_lines(tdm__agent *a)
     tdm__lines_own_up(&a->lines, a->options->host);
     if (can_write(a)) {
         tdm__lines_write(&a->lines, a->run);
-        if (a->is_first) tdm__lines_collect(a->kv, a->options->session, a->run);
-    } else if (a->knows_lead && !a->is_lead) {
+        if (a->is_first && !a->store_failed) tdm__lines_collect(a->kv, a->options->session, a->run);
+    } else if (a->knows_lead && !a->is_lead && !a->store_failed) {
         tdm__lines_send(&a->lines, a->kv, a->options->session, name_of(a));
     }
 }
@@ -74,14 +68,14 @@ static bool others_are_there(tdm__agent *a)
                               &items, &count, NULL, NULL) != TDM_OK)
         count = 0;
     for (size_t i = 0; i < count; i++)
-        found = found || !tdm__agent_is_of_host(strrchr(items[i].key, '/') + 1, a->options->host);
+        found = found || !tdm__session_is_of_host(strrchr(items[i].key, '/') + 1, a->options->host);
     tdm_arena_destroy(arena);
     return found;
 }
 
 void tdm__agent_log_end(tdm__agent *a)
 {
-    bool waits = a->over && a->is_first && can_write(a);
+    bool waits = a->over && a->is_first && !a->store_failed && can_write(a);
     for (double until_s = tdm_clock_s() + last_s; waits && tdm_clock_s() < until_s;) {
         if (!others_are_there(a)) break;
         usleep((useconds_t)(pause_s * 1e6));

@@ -35,18 +35,23 @@ static void check(tdm__agent *a, tdm_status status, const tdm_error *err)
 
 static void describe(const tdm__agent *a, tdm_str *out)
 {
+    const tdm__health *health = &a->health;
     double load[1] = {0};
-    tdm_memory_info memory;
-    tdm_os_memory_info(&memory);
     if (getloadavg(load, 1) != 1) load[0] = 0;
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
     tdm_json_put_string(&w, "address", a->address[0] ? a->address : a->options->host);
     tdm_json_put_int(&w, "pid", (int64_t)getpid());
     tdm_json_put_int(&w, "workers", tdm__agent_alive(a));
+    tdm_json_put_int(&w, "starting", tdm__agent_plans(a));
     tdm_json_put_int(&w, "restarts", a->result.restarts);
+    tdm_json_put_int(&w, "processors", sysconf(_SC_NPROCESSORS_ONLN));
     tdm_json_put_double(&w, "load", load[0]);
-    tdm_json_put_uint(&w, "memory_free", memory.available_bytes);
+    tdm_json_put_uint(&w, "memory_free", health->memory_free);
+    tdm_json_put_uint(&w, "memory", health->memory);
+    if (health->disk > 0) tdm_json_put_uint(&w, "disk_free", health->disk_free);
+    if (health->disk > 0) tdm_json_put_uint(&w, "disk", health->disk);
+    if (health->trouble[0]) tdm_json_put_string(&w, "trouble", health->trouble);
     tdm_json_put_double(&w, "beat", tdm_clock_unix_s());
     tdm_json_object_end(&w);
 }
@@ -78,6 +83,7 @@ void tdm__agent_beat(tdm__agent *a, double now_s)
 {
     tdm_error err = {0};
     if (now_s < a->beat_at_s) return;
+    tdm__agent_check_health(a);
     tdm_status status = tdm_kv_keep(a->kv, a->lease, &err);
     if (status == TDM_ERR_NOT_FOUND) status = tdm_kv_lease(a->kv, lease_s, &a->lease, &err);
     if (status == TDM_OK) status = put_record(a, &err);

@@ -42,7 +42,7 @@ static int find(const tdm__agent *a, const tdm_session_view *view)
         if (strcmp(view->members[i].host, a->options->host) == 0)
             fd = vault_of(view->members[i].pid);
     for (size_t i = 0; fd < 0 && i < view->host_count; i++)
-        if (tdm__agent_is_of_host(view->hosts[i].name, a->options->host))
+        if (tdm__session_is_of_host(view->hosts[i].name, a->options->host))
             fd = vault_of(view->hosts[i].pid);
     return fd;
 }

@@ -23,25 +23,10 @@
 #include <unistd.h>
 
 static const char *const replaced[] = {
-    "TANDEM_RANK",
-    "TANDEM_SIZE",
-    "TANDEM_LOCAL_RANK",
-    "TANDEM_LOCAL_SIZE",
-    "TANDEM_SECRET",
-    "TANDEM_MEMBER",
-    "TANDEM_RENDEZVOUS",
-    "TANDEM_SESSION",
-    "TANDEM_STORE",
-    "TANDEM_SLOT",
-    "TANDEM_HOST",
-    "TANDEM_VAULT_FD",
-    "TANDEM_OUT_FD",
-    "TANDEM_ERR_FD",
-    "TANDEM_LOG",
-    "TANDEM_JOB",
-    "TANDEM_RUN",
-    "TANDEM_LINES",
-    NULL,
+    "TANDEM_RANK",   "TANDEM_SIZE",       "TANDEM_LOCAL_RANK", "TANDEM_LOCAL_SIZE", "TANDEM_SECRET",
+    "TANDEM_MEMBER", "TANDEM_RENDEZVOUS", "TANDEM_SESSION",    "TANDEM_STORE",      "TANDEM_SLOT",
+    "TANDEM_HOST",   "TANDEM_VAULT_FD",   "TANDEM_OUT_FD",     "TANDEM_ERR_FD",     "TANDEM_LOG",
+    "TANDEM_JOB",    "TANDEM_RUN",        "TANDEM_LINES",      "TANDEM_AGENT",      NULL,
 };
 
 static const double moment_s = 0.5; /* for one that is fenced to end by itself */
@@ -65,6 +50,7 @@ static void fill_environment(const tdm__agent *a, const tdm__agent_worker *w, co
     tdm__environment_add(env, "TANDEM_STORE", "%s", a->options->kv.url);
     tdm__environment_add(env, "TANDEM_HOST", "%s", a->options->host);
     tdm__environment_add(env, "TANDEM_SLOT", "%d", w->slot);
+    tdm__environment_add(env, "TANDEM_AGENT", "%ld", (long)getpid());
     tdm__environment_add(env, "TANDEM_VAULT_FD", "%d", tdm_vault_fd(a->vault));
     tdm__environment_add(env, "TANDEM_OUT_FD", "%d", a->streams[0]);
     tdm__environment_add(env, "TANDEM_ERR_FD", "%d", a->streams[1]);
@@ -254,9 +240,9 @@ int tdm__agent_alive(const tdm__agent *a)
     return alive;
 }
 
-bool tdm__agent_has_plans(const tdm__agent *a)
+int tdm__agent_plans(const tdm__agent *a)
 {
-    for (int i = 0; i < a->count; i++)
-        if (isfinite(a->seats[i].start_at_s)) return true;
-    return false;
+    int plans = 0;
+    for (int i = 0; i < a->count; i++) plans += isfinite(a->seats[i].start_at_s) != 0;
+    return plans;
 }

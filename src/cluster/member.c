@@ -56,6 +56,8 @@ static void write_record(tdm_member *m, tdm_str *out)
     tdm_json_put_int(&w, "slot", m->slot);
     tdm_json_put_int(&w, "pid", getpid());
     pthread_mutex_lock(&m->lock);
+    tdm_json_put_int(&w, "agent", m->agent);
+    tdm_json_put_bool(&w, "orphan", m->is_orphan);
     tdm_json_put_uint(&w, "born", m->born);
     tdm_json_put_bool(&w, "ready", m->is_ready);
     tdm_json_put_uint(&w, "epoch", m->epoch);
@@ -219,6 +221,7 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
     snprintf(m->host, sizeof m->host, "%s", options->host);
     snprintf(m->prefix, sizeof m->prefix, "tandem/%s/", options->session);
     m->slot = options->slot;
+    m->agent = options->agent;
     m->min = options->min > 0 ? options->min : 1;
     m->max = options->max;
     m->wait_s = options->wait_s > 0 ? options->wait_s : WAIT_S;
@@ -317,6 +320,7 @@ const char *tdm_member_id(const tdm_member *member)
 tdm_status tdm_member_environment(tdm_member_options *out, tdm_error *err)
 {
     const char *id = getenv("TANDEM_MEMBER"), *slot = getenv("TANDEM_SLOT");
+    const char *agent = getenv("TANDEM_AGENT");
     if (!id || !*id)
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
                         "TANDEM_MEMBER is not set: no agent has started this process");
@@ -333,6 +337,7 @@ tdm_status tdm_member_environment(tdm_member_options *out, tdm_error *err)
                         "TANDEM_MEMBER is set, but TANDEM_SESSION, TANDEM_HOST, TANDEM_STORE and a "
                         "TANDEM_SLOT of 0 or above are not: start workers with 'tandem train'");
     options.slot = (int)number;
+    options.agent = agent ? strtoll(agent, NULL, 10) : 0;
     *out = options;
     return TDM_OK;
 }

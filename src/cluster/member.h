@@ -158,6 +158,7 @@ struct tdm_member {
     char session[TDM__SESSION_BYTES], id[TDM_MEMBER_ID_BYTES], host[TDM_HOST_BYTES];
     char prefix[TDM__SESSION_BYTES + 16]; /* "tandem/SESSION/" */
     int slot, min, max;
+    int64_t agent; /* our parent at first; 0: none */
     double wait_s, report_s;
     /* The training thread's, the watcher's, and one for whoever asks, under `confirm_lock`. */
     tdm_kv *kv, *watch_kv, *confirm_kv;
@@ -185,6 +186,7 @@ struct tdm_member {
     bool should_stop; /* the thread */
     uint64_t lease, born;
     bool is_ready, record_is_old;
+    bool is_orphan; /* the agent is gone */
     uint32_t epoch; /* the last one taken part in, for people */
     tdm_member_status status;
     char status_run[1024], status_phase[32];

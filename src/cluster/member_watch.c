@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define SETTLE_S 0.3      /* without a further newcomer */
 #define NEWCOMER_S 2.0    /* the first has waited for */
@@ -53,9 +54,12 @@ static tdm_status beat(tdm_member *m, tdm_error *err)
     tdm__pulse_beat(&m->pulse, tdm_kv_now(m->watch_kv));
     tdm__member_heard(m, asked_s);
     pthread_mutex_lock(&m->lock);
+    bool is_orphan = m->agent > 0 && getppid() != (pid_t)m->agent;
+    bool is_news = is_orphan != m->is_orphan;
+    m->is_orphan = is_orphan;
     bool is_old = m->record_is_old;
     pthread_mutex_unlock(&m->lock);
-    if (is_old && asked_s - m->record_s >= RECORD_S) {
+    if (is_news || (is_old && asked_s - m->record_s >= RECORD_S)) {
         TDM_TRY(tdm__member_put_record(m, m->watch_kv, m->lease, err));
         m->record_s = asked_s;
     }

@@ -18,6 +18,8 @@ tdm_status tdm__session_verdict(tdm_kv *kv, const char *session, tdm_status *sta
                                 char message[1000], tdm_error *err);
 /* Whether this name can stand in keys and file names: letters, digits, '.', '_', '-', at most so long. */
 bool tdm__session_name_is_good(const char *name, size_t bytes);
+/* "alpha" is the host of the agents "alpha" and "alpha+4711". */
+bool tdm__session_is_of_host(const char *agent, const char *host);
 
 /* ---- slots (worker.c) ------------------------------------------------------------------------------ */
 

@@ -29,6 +29,12 @@ bool tdm__session_name_is_good(const char *name, size_t bytes)
     return length > 0 && length < bytes && name[0] != '.' && strspn(name, good) == length;
 }
 
+bool tdm__session_is_of_host(const char *agent, const char *host)
+{
+    size_t length = strlen(host);
+    return strncmp(agent, host, length) == 0 && (!agent[length] || agent[length] == '+');
+}
+
 /* ---- reading --------------------------------------------------------------------------------------- */
 
 static const tdm_json *parse(const char *value, tdm_arena *arena)
@@ -48,6 +54,12 @@ static double number_of(const tdm_json *object, const char *key)
 {
     const tdm_json *value = tdm_json_get(object, key);
     return value && value->type == TDM_JSON_NUMBER ? value->number : 0;
+}
+
+static bool bool_of(const tdm_json *object, const char *key)
+{
+    const tdm_json *value = tdm_json_get(object, key);
+    return value && value->type == TDM_JSON_BOOL && value->boolean;
 }
 
 static const char *text_of(const tdm_json *object, const char *key, const char *fallback)
@@ -92,6 +104,8 @@ static void read_member(const char *id, const tdm_json *record, tdm_session_memb
                                 .run = text_of(record, "run", NULL),
                                 .slot = (int)int_of(record, "slot", -1),
                                 .pid = int_of(record, "pid", 0),
+                                .agent = int_of(record, "agent", 0),
+                                .is_orphan = bool_of(record, "orphan"),
                                 .rank = -1,
                                 .step = (uint64_t)int_of(record, "step", 0),
                                 .steps = (uint64_t)int_of(record, "steps", 0),
@@ -104,20 +118,30 @@ static void read_host(const char *name, const tdm_json *record, tdm_session_host
     *out = (tdm_session_host){.name = name,
                               .pid = int_of(record, "pid", 0),
                               .workers = (int)int_of(record, "workers", 0),
+                              .starting = (int)int_of(record, "starting", 0),
+                              .processors = (int)int_of(record, "processors", 0),
                               .load = number_of(record, "load"),
-                              .memory_free_bytes = (uint64_t)int_of(record, "memory_free", 0)};
+                              .memory_free_bytes = (uint64_t)int_of(record, "memory_free", 0),
+                              .memory_bytes = (uint64_t)int_of(record, "memory", 0),
+                              .disk_free_bytes = (uint64_t)int_of(record, "disk_free", 0),
+                              .disk_bytes = (uint64_t)int_of(record, "disk", 0),
+                              .trouble = text_of(record, "trouble", NULL)};
 }
 
 static void read_epoch(const tdm_json *epoch, tdm_arena *arena, tdm_session_view *out)
 {
     const tdm_json *list = tdm_json_get(epoch, "members");
-    const char **ids = tdm_arena_array(arena, list ? list->count + 1 : 1, sizeof *ids);
+    size_t room = list && list->type == TDM_JSON_ARRAY ? list->count + 1 : 1;
+    const char **ids = tdm_arena_array(arena, room, sizeof *ids);
+    const char **hosts = tdm_arena_array(arena, room, sizeof *hosts);
     out->epoch = (uint32_t)int_of(epoch, "number", 0);
     out->rank_ids = ids;
-    for (const tdm_json *item = list ? list->first : NULL; ids && item; item = item->next) {
+    out->rank_hosts = hosts;
+    for (const tdm_json *item = ids && hosts && room > 1 ? list->first : NULL; item;
+         item = item->next) {
         const char *id = text_of(item, "id", "");
         ids[out->rank_count] = id;
-        if (out->rank_count == 0) out->lead_host = text_of(item, "host", NULL);
+        hosts[out->rank_count] = text_of(item, "host", "?");
         for (size_t i = 0; i < out->member_count; i++)
             if (strcmp(out->members[i].id, id) == 0) out->members[i].rank = out->rank_count;
         out->rank_count++;
@@ -142,6 +166,23 @@ static void drop_dead(tdm_session_view *view, const tdm_kv_item *items, size_t c
             if (strcmp(view->members[k].id, id) == 0)
                 view->members[k--] = view->members[--view->member_count];
     }
+}
+
+/* So do records of agents: but their workers see at once that their parent is gone. */
+static void drop_gone_agents(tdm_session_view *view)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < view->host_count; i++) {
+        const tdm_session_host *host = &view->hosts[i];
+        bool is_gone = false;
+        for (size_t k = 0; k < view->member_count; k++) {
+            const tdm_session_member *m = &view->members[k];
+            is_gone = is_gone || (m->is_orphan && m->agent == host->pid &&
+                                  tdm__session_is_of_host(host->name, m->host));
+        }
+        if (!is_gone) view->hosts[kept++] = *host;
+    }
+    view->host_count = kept;
 }
 
 /* The whole's step, speed and run are those of the rank that knows most. */
@@ -211,6 +252,7 @@ tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
     if (!view.name)
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "the store knows no session '%s'", session);
     drop_dead(&view, items, count, strlen(prefix));
+    drop_gone_agents(&view);
     if (epoch) read_epoch(epoch, arena, &view);
     sum_up(&view);
     *out = view;

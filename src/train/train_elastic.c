@@ -170,6 +170,26 @@ static void leave(void *user)
     tdm_comm_close(comm);
 }
 
+/* For `tandem ps`. */
+static void tell_member(const tdm__trainer *t, const char *phase)
+{
+    bool moves = strcmp(phase, "training") == 0 || strcmp(phase, "saving") == 0;
+    tdm_member_status s = {.step = t->position.step,
+                           .step_count = t->course.step_count,
+                           .samples_per_s = moves ? t->status.samples_per_s : 0,
+                           .run_path = t->run_path,
+                           .phase = phase};
+    tdm_member_tell(t->options->member, &s);
+}
+
+/* Until the next epoch nobody trains. */
+static void leave_epoch(void *user)
+{
+    tdm__trainer *t = user;
+    leave(t);
+    if (!t->has_ended) tell_member(t, "recovering");
+}
+
 static tdm_loss lost(void *user, int rank, char how[TDM_LOST_BYTES])
 {
     static const char *const signs[] = {
@@ -390,16 +410,6 @@ static tdm_status enter(void *user, const tdm_epoch *epoch, tdm_error *err)
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-static void tell_member(const tdm__trainer *t, const char *phase)
-{
-    tdm_member_status s = {.step = t->position.step,
-                           .step_count = t->course.step_count,
-                           .samples_per_s = t->status.samples_per_s,
-                           .run_path = t->run_path,
-                           .phase = phase};
-    tdm_member_tell(t->options->member, &s);
-}
-
 static tdm_status finish(tdm__trainer *t, bool stopped, tdm_error *err)
 {
     tdm_train_result *out = t->result;
@@ -410,6 +420,7 @@ static tdm_status finish(tdm__trainer *t, bool stopped, tdm_error *err)
     if (!out->nothing_to_do) TDM_TRY(tdm__save_end(t, err));
     TDM_TRY(tdm__sum_up(t, out, err));
     tdm__say_end(t, out);
+    t->has_ended = true;
     tell_member(t, "ended");
     return TDM_OK;
 }
@@ -454,7 +465,7 @@ static tdm_status step(void *user, unsigned wish, unsigned *wishes, bool *done, 
 tdm_status tdm__train_elastic(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
 {
     static const tdm_elastic_ops ops = {
-        .enter = enter, .step = step, .lost = lost, .leave = leave, .interrupt = interrupt};
+        .enter = enter, .step = step, .lost = lost, .leave = leave_epoch, .interrupt = interrupt};
     tdm_elastic_result result = {0};
     t->result = out;
     t->comm = NULL;

@@ -35,6 +35,7 @@ typedef struct tdm__trainer {
     tdm_str job_yaml;
     tdm__run run;
     bool run_open;
+    bool has_ended; /* all that is to be kept is on disk */
     tdm__state state;
     tdm_kit *kit; /* handed on from team to team */
     tdm_team *team;

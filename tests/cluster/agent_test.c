@@ -17,6 +17,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -504,6 +505,49 @@ static void lines_of_all_hosts_come_into_one_log(void)
     close_store();
 }
 
+/* ---- the host ------------------------------------------------------------------------------------------ */
+
+/* The text of this field in the host's record, once it has one. */
+static bool await_record(const char *word, bool wanted)
+{
+    double until_s = tdm_clock_s() + WAIT_S;
+    bool found = !wanted;
+    while (found != wanted && tdm_clock_s() < until_s) {
+        tdm_kv_item *items;
+        tdm_arena *arena = tdm_arena_create("record");
+        found = list("hosts/here", arena, &items) == 1 && strstr(items[0].value, word);
+        tdm_arena_destroy(arena);
+        usleep(5000);
+    }
+    return found == wanted;
+}
+
+/* A disk of 1 MB, first full and then not. */
+static void a_full_disk_is_named(void)
+{
+    char disk[64], path[80];
+    static const char bytes[1000000];
+    snprintf(disk, sizeof disk, "%s/disk", folder);
+    snprintf(path, sizeof path, "%s/much", disk);
+    CHECK_INT(mkdir(disk, 0700), 0);
+    if (mount("none", disk, "tmpfs", 0, "size=1048576") != 0) {
+        fprintf(stderr, "SKIPPED: a small disk cannot be mounted here: %s\n", strerror(errno));
+        return;
+    }
+    CHECK_INT(tdm_file_replace(path, bytes, sizeof bytes, NULL), TDM_OK);
+    open_store();
+    put("/run", disk);
+    agent a = start_agent("sleep", (tdm_agent_options){.count = 1});
+    CHECK(await_record("disk nearly full", true));
+    CHECK_INT(unlink(path), 0);
+    CHECK(await_record("disk nearly full", false));
+    CHECK(await_record("\"disk\":1048576", true));
+    CHECK_INT(kill(a.pid, SIGTERM), 0);
+    CHECK_INT(finish(a).status, TDM_OK);
+    CHECK_INT(umount2(disk, MNT_DETACH), 0);
+    close_store();
+}
+
 /* ---- the runtime folder -------------------------------------------------------------------------------- */
 
 static void sessions_are_held_and_cleared_up(void)
@@ -642,6 +686,7 @@ static const check_test tests[] = {
     CHECK_TEST(who_does_not_end_is_killed),
     CHECK_TEST(a_fenced_worker_is_replaced),
     CHECK_TEST(lines_of_all_hosts_come_into_one_log),
+    CHECK_TEST(a_full_disk_is_named),
     CHECK_TEST(sessions_are_held_and_cleared_up),
     CHECK_TEST(tasks_follow_their_first),
 };

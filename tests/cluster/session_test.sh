@@ -40,6 +40,7 @@ is_clean() { [ -z "$(ls -A runtime)" ]; }
 # Of the one session: the process of rank N, of its agent, how many ranks, which epoch.
 pid_of() { "$TANDEM" ps --json | grep -o "\"rank\":$1,[^}]*" | json_value pid; }
 agent_pid() { "$TANDEM" ps --json | json_value agent_pid; }
+shows() { "$TANDEM" ps -l | grep -q "$1"; }
 ranks() { "$TANDEM" ps --json | json_value ranks; }
 epoch() { "$TANDEM" ps --json | json_value epoch; }
 has_ranks() { [ "$(ranks)" = "$1" ]; }
@@ -116,6 +117,7 @@ test_the_launcher_dies_and_training_goes_on() {
 test_the_agent_dies_and_training_goes_on() {
     start 3 "${long[@]}" --set run.dir=orphans
     kill -9 "$(agent_pid)"
+    wait_for "$deadline" shows 'agent of [^ ]* gone, its workers go on'
     local before
     before=$(epoch)
     kill -9 "$(pid_of 2)" # nobody comes in its place

@@ -1,0 +1,66 @@
+/*
+ * agent_health.c: how an agent's host is: memory, and room on the disk where the run is.
+ *
+ * What is nearly used up is named in the agent's record, which `tandem ps` shows, and in the log: a line when
+ * it has come to that, and one when it is over, with some distance between the two, so that a value that
+ * wavers does not fill the log. Nothing is done about it: training goes on, and says what it cannot write.
+ */
+#include "cluster/agent.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/statvfs.h>
+
+#define GB UINT64_C(1000000000)
+enum { DISK_PERCENT = 5, MEMORY_PERCENT = 3 };
+static const uint64_t disk_low = 2 * GB, memory_low = GB / 2;
+
+/* Low is below so much, or so many hundredths of the whole where that is less; half as much again is needed
+ * for it to be over. */
+static bool is_low(uint64_t free_bytes, uint64_t bytes, uint64_t low, uint64_t percent, bool was)
+{
+    uint64_t share = bytes / 100 * percent, least = share < low ? share : low;
+    return bytes > 0 && free_bytes < (was ? least + least / 2 : least);
+}
+
+static void measure(const tdm__agent *a, tdm__health *h)
+{
+    tdm_memory_info memory;
+    struct statvfs disk;
+    tdm_os_memory_info(&memory);
+    h->memory_free = memory.available_bytes;
+    h->memory = memory.available_bytes > 0 ? memory.total_bytes : 0;
+    h->disk_free = h->disk = 0;
+    if (!a->run[0] || statvfs(a->run, &disk) != 0) return; /* this host does not see it */
+    h->disk_free = (uint64_t)disk.f_bavail * disk.f_frsize;
+    h->disk = (uint64_t)disk.f_blocks * disk.f_frsize;
+}
+
+static void add_trouble(tdm__health *h, const char *what, uint64_t free_bytes, uint64_t bytes)
+{
+    char some[32], all[32];
+    size_t at = strlen(h->trouble);
+    snprintf(h->trouble + at, sizeof h->trouble - at, "%s%s nearly full: %s of %s free",
+             at > 0 ? ", " : "", what, tdm_text_bytes(free_bytes, some),
+             tdm_text_bytes(bytes, all));
+}
+
+void tdm__agent_check_health(tdm__agent *a)
+{
+    tdm__health *h = &a->health;
+    bool memory_was = h->memory_is_low, disk_was = h->disk_is_low;
+    measure(a, h);
+    h->memory_is_low = is_low(h->memory_free, h->memory, memory_low, MEMORY_PERCENT, memory_was);
+    h->disk_is_low = is_low(h->disk_free, h->disk, disk_low, DISK_PERCENT, disk_was);
+    h->trouble[0] = '\0';
+    if (h->disk_is_low) add_trouble(h, "disk", h->disk_free, h->disk);
+    if (h->memory_is_low) add_trouble(h, "memory", h->memory_free, h->memory);
+    bool is_worse = (h->memory_is_low && !memory_was) || (h->disk_is_low && !disk_was);
+    bool is_over = !h->trouble[0] && (memory_was || disk_was);
+    if (is_worse)
+        tdm_log(TDM_LOG_WARN, "agent", "host %s: %s%s%s", a->options->host, h->trouble,
+                h->disk_is_low ? "; the run is in " : "", h->disk_is_low ? a->run : "");
+    if (is_over)
+        tdm_log(TDM_LOG_INFO, "agent", "host %s has room on disk and in memory again",
+                a->options->host);
+}
