@@ -247,7 +247,8 @@ static void give_up(tdm__agent *a)
             "the workers were killed; steps since the newest checkpoint are lost");
     } else if (known && a->stopping && view.member_count == 0) {
         tdm__agent_end_session(a, TDM_ERR_INTERRUPTED, "stopped before there was anything to save");
-    } else if (known && !a->stopping && view.host_count <= 1 && a->result.restarts > 0) {
+    } else if (known && !a->stopping && view.host_count <= 1 && view.member_count == 0 &&
+               a->result.restarts > 0) {
         tdm__agent_end_session(a, TDM_ERR_PEER_FAILED,
                                "every worker died more often than elastic.restarts allows within "
                                "elastic.restart_window; the logs below the run's folder say why");
