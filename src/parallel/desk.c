@@ -169,6 +169,7 @@ static void mend(tdm__journal *j, tdm__undo *u, uint64_t step)
                 continue;
             memcpy(j->blocks[b] + u->begin, u->blocks[b], bytes);
         }
+        tdm__journal_point(j, "mend", step, u->index);
     }
     atomic_store(&u->active, 0);
 }

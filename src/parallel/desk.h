@@ -144,7 +144,7 @@ bool tdm__journal_is_done(const tdm__journal *journal, tdm__journal_kind kind, s
                           uint64_t step);
 /* The step is over: the state is that after step + 1 steps. Inside of a writing section. */
 void tdm__journal_finish(tdm__journal *journal, uint64_t step, bool changed);
-/* Makes whole what a slot's process left torn. */
+/* Makes whole what a slot's process left torn. Inside of a writing section. */
 void tdm__journal_mend(tdm__journal *journal, int slot, uint64_t step);
 /* Remembers, unless another epoch counts. */
 void tdm__journal_remember(tdm__journal *journal, const void *memo, size_t bytes, uint64_t order);

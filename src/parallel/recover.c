@@ -197,13 +197,13 @@ static tdm_status find_sums(finisher *f, int64_t lane_count, tdm_error *err)
 static tdm_status finish_here(finisher *f, int64_t lane_count, tdm_error *err)
 {
     TDM_TRY(find_sums(f, lane_count, err));
+    TDM_TRY(tdm__journal_enter(f->journal, err)); /* who mends writes, too */
     for (int i = 0; i < TDM__SLOTS_MOST; i++) {
         if (atomic_load(&f->journal->desk->slots[i].process) == 0) continue;
         /* A torn piece's gradient lies in its slot's own sums, which must be mapped here to be mended. */
         if (f->begun->kind == TDM__SUMS_PLACED) (void)sum_of(f, (uint32_t)i, 0, 0, false);
         tdm__journal_mend(f->journal, i, f->begun->step);
     }
-    TDM_TRY(tdm__journal_enter(f->journal, err));
     tdm__cells all = {0, f->store->layout->trained_cells};
     tdm__statistic_visit(f->store->graph, all, finish_statistic, f);
     tdm_status status = finish_updates(f, err);

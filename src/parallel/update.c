@@ -45,7 +45,7 @@ static size_t piece_at_cell(const tdm_optimiser *optimiser, size_t cell)
     return low;
 }
 
-/* Says in the vault whose it is to update it in this epoch. */
+/* Says in the vault whose it is to update it in this epoch. Inside of a writing section. */
 static void sign(const tdm__journal *journal, tdm__mark *mark)
 {
     atomic_store(&mark->slot, (uint32_t)journal->slot);
@@ -82,9 +82,11 @@ tdm_status tdm__update_create(tdm_team *team, tdm_error *err)
     bool by_bucket = team->buckets && !l->common;
     team->own = calloc(by_bucket ? l->bucket_count + 1 : 1, sizeof(*team->own));
     if (!team->own) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+    if (team->journal) TDM_TRY(tdm__journal_enter(team->journal, err));
     if (!by_bucket) add_own(team, (tdm__cells){0, l->trained_cells});
     for (size_t b = 0; by_bucket && b < l->bucket_count; b++)
         add_own(team, tdm__layout_bucket(l, b));
+    if (team->journal) tdm__journal_leave(team->journal);
     return TDM_OK;
 }
 

@@ -394,18 +394,22 @@ static int remove_entry(const char *path, const struct stat *about, int type, st
     return remove(path);
 }
 
-/* All die inside of an update, and whoever mends it next is stopped at that, for good: it must be killed. */
-static void stop_who_mends(const model *m, const char *hash)
+/* All die inside of an update, and whoever finishes it next is stopped at that, for good: it must be killed,
+ * or it could go on later and write over what the others did meanwhile. */
+static void stop_who_finishes(const model *m, const char *hash, const char *phase)
 {
-    char wish[300], stopped[100];
+    char wish[400], stopped[100];
     plan none = {0};
     world w = {.model = m, .size = 2, .every = "7", .wish = wish, .stopped = stopped};
-    snprintf(stopped, sizeof(stopped), "%s/mend-stop", folder);
+    snprintf(stopped, sizeof(stopped), "%s/%s-stop", folder, phase);
     snprintf(wish, sizeof(wish),
-             "torn:step=9:rank=0:file=%s/mend-0,torn:step=9:rank=1:file=%s/mend-1,"
-             "torn:step=9:signal=STOP:file=%s",
-             folder, folder, stopped);
-    compare(&w, &none, hash, "stopped while it mends");
+             "torn:step=9:rank=0:file=%s/%s-0,torn:step=9:rank=1:file=%s/%s-1,"
+             "%s:step=9:signal=STOP:file=%s",
+             folder, phase, folder, phase, phase, stopped);
+    compare(&w, &none, hash,
+            strcmp(phase, "mend") == 0 ? "stopped while it mends"
+                                       : "stopped while it finishes an update");
+    CHECK(access(stopped, F_OK) == 0);
 }
 
 /* A host dies with its share of the state before there is a checkpoint: all begin anew, from zeros. */
@@ -437,7 +441,8 @@ int main(int argc, char **argv)
     for (size_t m = 0; m < sizeof(models) / sizeof(models[0]); m++) {
         char hash[TDM_SHA256_HEX] = "";
         undisturbed(&models[m], 0, hash);
-        if (m == 0) stop_who_mends(&models[m], hash);
+        if (m == 0) stop_who_finishes(&models[m], hash, "torn");
+        if (m == 0) stop_who_finishes(&models[m], hash, "mend");
         if (m == 0) begin_anew(&models[m], hash);
         for (int zero = 0; zero < 4; zero += 2) {
             world w = {.model = &models[m], .zero = zero, .size = 3, .every = "7"};
