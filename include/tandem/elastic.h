@@ -145,7 +145,7 @@ typedef struct tdm_elastic_ops {
     tdm_loss (*lost)(void *user, int rank, char how[TDM_LOST_BYTES]);
     /* Closes the world, if it is open. What was committed stays where it is. */
     void (*leave)(void *user);
-    /* From another thread, at any time between enter's beginning and leave: break off what waits or
+    /* From another thread, at any time from right before enter until leave: break off what waits or
      * computes, because of this. */
     void (*interrupt)(void *user, const char *why);
 } tdm_elastic_ops;

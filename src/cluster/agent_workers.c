@@ -92,8 +92,8 @@ static tdm_status start(tdm__agent *a, tdm__seat *seat, tdm_error *err)
     tdm__agent_worker w = {.slot = tdm__slots_claim(a->slots, (int64_t)getpid())};
     if (w.slot < 0)
         return tdm_fail(err, TDM_ERR_RANGE, "this host has %d workers already", TDM_SLOTS_MOST);
-    if (!draw_id(a, &w)) return tdm_os_fail(err, "cannot draw", "random numbers");
-    tdm_status status = spawn(a, seat, &w, err);
+    tdm_status status = draw_id(a, &w) ? TDM_OK : tdm_os_fail(err, "cannot draw", "random numbers");
+    if (status == TDM_OK) status = spawn(a, seat, &w, err);
     /* The worker puts its own number there, too: whoever comes first, it is the same. */
     atomic_store(&a->slots[w.slot].pid, status == TDM_OK ? (int64_t)w.pid : 0);
     if (status == TDM_OK) seat->worker = w;

@@ -166,6 +166,7 @@ static void leave(void *user)
     pthread_mutex_lock(&t->comm_lock);
     tdm_comm *comm = t->comm;
     t->comm = NULL;
+    t->interrupted = false; /* here, not in enter: one for the next epoch may come before that */
     pthread_mutex_unlock(&t->comm_lock);
     tdm_comm_close(comm);
 }
@@ -399,9 +400,6 @@ static tdm_status enter(void *user, const tdm_epoch *epoch, tdm_error *err)
     t->status.rank = epoch->rank;
     t->status.rank_count = epoch->size;
     t->watch.straggler = -1;
-    pthread_mutex_lock(&t->comm_lock);
-    t->interrupted = false;
-    pthread_mutex_unlock(&t->comm_lock);
     TDM_TRY(open_world(t, epoch, err));
     tdm_status status = begin_epoch(t, begin_s, err);
     if (status != TDM_OK) tdm__call_off(t->comm, err);
