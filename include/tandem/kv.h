@@ -25,7 +25,7 @@ typedef struct tdm_kv tdm_kv;
 
 enum {
     TDM_KV_KEY_BYTES = 256,
-    TDM_KV_VALUE_BYTES = 64 * 1024
+    TDM_KV_VALUE_BYTES = 256 * 1024
 }; /* the most, terminators included */
 
 /* NULL and zero: none, or the default in brackets. */

@@ -234,6 +234,38 @@ static void propose(tdm_kv *kv, const tdm__view *view, const tdm__epoch_plan *pl
     tdm_str_release(&text);
 }
 
+/* As many members as may be, all with the longest names, in place of as many others. */
+static void the_largest_epoch_fits(void)
+{
+    enum { COUNT = 2 * TDM__EPOCH_MOST };
+    static char ids[COUNT][TDM_MEMBER_ID_BYTES];
+    static tdm__view_member members[COUNT];
+    static tdm__epoch_plan plan;
+    char host[TDM_HOST_BYTES] = "";
+    memset(host, 'h', sizeof host - 1);
+    make_store();
+    tdm_kv *kv = open_store();
+    tdm_arena *arena = tdm_arena_create("test");
+    tdm__view view = {.number = 7, .members = members, .count = COUNT, .size = TDM__EPOCH_MOST};
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(ids[i], sizeof ids[i], "%.55s.%07d", host, i);
+        members[i] = (tdm__view_member){.id = ids[i],
+                                        .host = host,
+                                        .pid = INT32_MAX - 1,
+                                        .rank = i < TDM__EPOCH_MOST ? i : -1,
+                                        .left_why = "killed by signal 6 (Aborted), as all others"};
+        if (i >= TDM__EPOCH_MOST) plan.next[plan.next_count++] = &members[i];
+    }
+    propose(kv, &view, &plan);
+    tdm__view seen = {0};
+    CHECK_INT(tdm__view_read(kv, SESSION, arena, &seen, NULL), TDM_OK);
+    CHECK_INT(seen.number, 8);
+    CHECK_INT(seen.size, TDM__EPOCH_MOST);
+    tdm_arena_destroy(arena);
+    tdm_kv_close(kv);
+    remove_store();
+}
+
 static void first_and_next_epoch(void)
 {
     make_store();
@@ -587,6 +619,7 @@ static const check_test tests[] = {CHECK_TEST(the_lease_follows_the_pulse),
                                    CHECK_TEST(the_larger_side_stays),
                                    CHECK_TEST(a_tangle_ends_soon),
                                    CHECK_TEST(a_record_of_nonsense_is_none),
+                                   CHECK_TEST(the_largest_epoch_fits),
                                    CHECK_TEST(first_and_next_epoch),
                                    CHECK_TEST(a_host_that_is_gone_is_not_waited_for_long),
                                    CHECK_TEST(a_killed_member_is_left_behind),
