@@ -15,26 +15,42 @@
 
 enum { RANKS_IN_METRICS = 64 }; /* a line of metrics for more would be a page */
 
+/* Worlds come and go by the thousand, and the arena stays: so memory is taken for more ranks only. */
+static bool make_room(tdm__watch *w, size_t count, tdm_arena *arena)
+{
+    if (count <= w->room) return true;
+    size_t room = count > 2 * w->room ? count : 2 * w->room;
+    w->ranks = tdm_arena_array(arena, room, sizeof(*w->ranks));
+    w->before = tdm_arena_array(arena, room, sizeof(*w->before));
+    w->first = tdm_arena_array(arena, room, sizeof(*w->first));
+    w->names = tdm_arena_array(arena, room, sizeof(*w->names));
+    bool good = w->ranks && w->before && w->first && w->names;
+    w->room = good ? room : 0;
+    return good;
+}
+
 tdm_status tdm__watch_init(tdm__watch *w, tdm_comm *comm, const tdm_team *team, tdm_arena *arena,
                            tdm_error *err)
 {
     size_t count = (size_t)tdm__size_of(comm);
-    *w = (tdm__watch){.team = team, .count = (int)count, .straggler = -1};
-    w->ranks = tdm_arena_array(arena, count, sizeof(*w->ranks));
-    w->before = tdm_arena_array(arena, count, sizeof(*w->before));
-    w->first = tdm_arena_array(arena, count, sizeof(*w->first));
-    tdm__host_name *names = tdm_arena_array(arena, count, sizeof(*names));
-    bool good = w->ranks && w->before && w->first && names;
+    bool good = make_room(w, count, arena);
+    w->team = team;
+    w->count = (int)count;
+    w->straggler = -1;
+    w->slow_factor = w->window_begin_s = 0;
+    w->has_rates = false;
     TDM_TRY(tdm__agree(comm, good ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"),
                        NULL, err));
-    assert(w->ranks && w->before && w->first && names);
-    TDM_TRY(tdm__host_names(comm, names, err));
+    assert(w->ranks && w->before && w->first && w->names);
+    memset(w->names, 0, count * sizeof(*w->names));
+    memset(w->ranks, 0, count * sizeof(*w->ranks));
+    TDM_TRY(tdm__host_names(comm, w->names, err));
     for (int i = 0; i < w->count; i++) {
         tdm_team_rank_of(team, i, &w->first[i]);
         w->before[i] = w->first[i];
         w->ranks[i].host = w->first[i].host;
         w->ranks[i].lanes = w->first[i].lanes;
-        snprintf(w->ranks[i].host_name, sizeof(w->ranks[i].host_name), "%s", names[i].text);
+        snprintf(w->ranks[i].host_name, sizeof(w->ranks[i].host_name), "%s", w->names[i].text);
     }
     return TDM_OK;
 }

@@ -12,11 +12,14 @@ typedef struct tdm__watch {
     double window_begin_s;
     tdm_team_rank *before; /* at the beginning of the window */
     tdm_team_rank *first;  /* at the beginning of this call */
-    int straggler;         /* -1: none */
+    tdm__host_name *names;
+    size_t room;   /* ranks that these four have room for */
+    int straggler; /* -1: none */
     double slow_factor;
 } tdm__watch;
 
-/* Memory comes from `arena`. Collective. */
+/* On a watch of zeros, or on one that watched another team: then it keeps its memory, which comes from
+ * `arena`. Collective. */
 tdm_status tdm__watch_init(tdm__watch *w, tdm_comm *comm, const tdm_team *team, tdm_arena *arena,
                            tdm_error *err);
 /* Begins the first window. */
