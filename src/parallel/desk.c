@@ -87,9 +87,17 @@ void tdm__journal_leave(tdm__journal *j)
     atomic_store(&j->desk->slots[j->slot].inside, 0);
 }
 
-void tdm__journal_gather(tdm__journal *j, bool on)
+tdm_status tdm__journal_gather(tdm__journal *j, tdm_error *err)
 {
-    atomic_store(&j->desk->slots[j->slot].gathering, on ? j->epoch : 0);
+    atomic_store(&j->desk->slots[j->slot].gathering, j->epoch); /* then the look, as in enter */
+    if (atomic_load(&j->desk->epoch) == j->epoch) return TDM_OK;
+    tdm__journal_gathered(j);
+    return fail_fenced(j, err);
+}
+
+void tdm__journal_gathered(tdm__journal *j)
+{
+    atomic_store(&j->desk->slots[j->slot].gathering, 0);
 }
 
 void tdm__journal_begin(tdm__journal *j, const tdm__begun *begun)

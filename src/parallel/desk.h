@@ -130,8 +130,10 @@ tdm__undo *tdm__journal_undo_of(const tdm__journal *journal, int slot);
 /* A writing section. TDM_ERR_PEER_FENCED: another epoch counts. */
 tdm_status tdm__journal_enter(tdm__journal *journal, tdm_error *err);
 void tdm__journal_leave(tdm__journal *journal);
-/* What others send may be written at any time from now on; no longer. */
-void tdm__journal_gather(tdm__journal *journal, bool on);
+/* What others send may be written at any time from now on; no longer. TDM_ERR_PEER_FENCED from the first, and
+ * nothing may be: another epoch counts. */
+tdm_status tdm__journal_gather(tdm__journal *journal, tdm_error *err);
+void tdm__journal_gathered(tdm__journal *journal);
 /* This rank is about to update, with these numbers. Inside of a writing section. */
 void tdm__journal_begin(tdm__journal *journal, const tdm__begun *begun);
 /* Around the change of a piece, or of a stretch of a cell's statistics. `step` is the one in progress. */

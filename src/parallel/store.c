@@ -404,7 +404,7 @@ void tdm_store_destroy(tdm_store *store)
     if (!store) return;
     for (size_t i = 0; store->pending && i < store->layout->bucket_count; i++)
         if (store->pending[i]) (void)tdm_request_wait(store->pending[i], NULL);
-    if (store->journal) tdm__journal_gather(store->journal, false);
+    if (store->journal) tdm__journal_gathered(store->journal);
     leave_common(store);
     for (int i = 0; i < TDM__BLOCKS_MOST; i++) tdm_pages_unmap(&store->blocks[i].pages);
     free(store->journal);

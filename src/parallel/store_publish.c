@@ -29,7 +29,7 @@ static tdm_status finish(tdm_store *store, size_t bucket, tdm_error *err)
     store->pending[bucket] = NULL;
     store->pending_count--;
     tdm_status status = tdm_request_wait(request, err);
-    if (store->journal && store->pending_count == 0) tdm__journal_gather(store->journal, false);
+    if (store->journal && store->pending_count == 0) tdm__journal_gathered(store->journal);
     if (!store->board) return status;
     if (status == TDM_OK)
         store->board->marks[bucket] = store->published;
@@ -57,7 +57,8 @@ static tdm_status start(tdm_store *store, size_t bucket, int priority, tdm_error
                      .out = store->blocks[TDM_BLOCK_PARAMS].data + what.first,
                      .cuts = store->leader_cuts + bucket * ((size_t)layout->node_count + 1),
                      .priority = priority};
-    if (store->journal && store->pending_count == 0) tdm__journal_gather(store->journal, true);
+    if (store->journal && store->pending_count == 0)
+        TDM_TRY(tdm__journal_gather(store->journal, err));
     TDM_TRY(tdm_call_start(layout->leaders, &call, &store->pending[bucket], err));
     store->pending_count++;
     return TDM_OK;

@@ -280,8 +280,9 @@ static void test_death_while_telling(void)
     tdm_vault_close(vault);
 }
 
-/* What a rank of an earlier epoch remembers is nobody's past any more. */
-static void test_fenced_memo(void)
+/* What a rank of an earlier epoch remembers is nobody's past any more, and what was sent to it is not
+ * written. */
+static void test_fenced(void)
 {
     tdm_vault *vault = NULL;
     tdm_recovery found;
@@ -294,6 +295,9 @@ static void test_fenced_memo(void)
         CHECK_INT(found.memo_order, 11);
         CHECK_TEXT((const char *)found.memo, "five");
         tdm_store_remember(old.store, "late", 5, 99);
+        tdm__journal *journal = tdm__store_journal(old.store);
+        CHECK_INT(tdm__journal_gather(journal, &err), TDM_ERR_PEER_FENCED);
+        CHECK_INT(atomic_load(&journal->desk->slots[0].gathering), 0);
         tdm_store_remember(b.store, "six", 4, 13);
     }
     bench_close(&b);
@@ -335,7 +339,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_host_lost_in_a_carry),
     CHECK_TEST(test_death_while_giving_up),
     CHECK_TEST(test_death_while_telling),
-    CHECK_TEST(test_fenced_memo),
+    CHECK_TEST(test_fenced),
 };
 
 int main(int argc, char **argv)
