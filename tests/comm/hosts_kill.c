@@ -23,6 +23,7 @@ typedef struct plan {
 static bool run_some(plan *p, int count, bool stop)
 {
     double slowest_s[2] = {0, 0};
+    int second_count = 0;
     for (int i = 0; i < count; i++) {
         char place[96];
         snprintf(place, sizeof place, "%s:%d", p->address, p->port++);
@@ -38,8 +39,13 @@ static bool run_some(plan *p, int count, bool stop)
         t.victim = i == 0 ? 0 : (int)tdm_rng_below(&rng, (uint64_t)t.size);
         t.delay_us = (useconds_t)tdm_rng_below(&rng, 100000);
         if (!run_trial(&t)) return false;
+        second_count += t.second_count;
         for (int k = 0; k < 2; k++)
             if (t.slowest_s[k] > slowest_s[k]) slowest_s[k] = t.slowest_s[k];
+    }
+    if (second_count > second_most(count)) {
+        fprintf(stderr, "FAIL: %d survivors did not name the victim\n", second_count);
+        return false;
     }
     printf("%d %s across hosts; the slowest survivor had its error after %.0f ms on the victim's "
            "host, %.0f ms on others\n",

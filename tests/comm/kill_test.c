@@ -31,7 +31,7 @@ static int run_trials(const char *transport, int trials, uint64_t first, int wor
                       bool always_stop)
 {
     double slowest_kill_s = 0, slowest_stop_s = 0;
-    int count = 0;
+    int count = 0, second_count = 0;
     for (int i = worker; i < trials; i += WORKERS, count++) {
         char place[64];
         uint64_t seed = first + (uint64_t)i;
@@ -46,8 +46,14 @@ static int run_trials(const char *transport, int trials, uint64_t first, int wor
         t.deadline_s = t.stop ? stop_deadline_s : kill_deadline_s;
         t.delay_us = (useconds_t)tdm_rng_below(&rng, 60000);
         if (!run_trial(&t)) return 1;
+        second_count += t.second_count;
         double *slowest = t.stop ? &slowest_stop_s : &slowest_kill_s;
         if (t.slowest_s[0] > *slowest) *slowest = t.slowest_s[0];
+    }
+    if (second_count > second_most(count)) {
+        fprintf(stderr, "FAIL: in %d trials %d survivors did not name the victim\n", count,
+                second_count);
+        return 1;
     }
     if (sockets_left()) {
         fprintf(stderr, "FAIL: %d sockets are left\n", sockets_left());

@@ -5,7 +5,7 @@
  * The ranks are processes of the test's own program, started with `--rank PIPE`: main() hands that to
  * be_a_rank(). Each writes two words into the pipe, each in one piece: that it has joined, and how its
  * last call ended. Every survivor must come back with an error of the peer group that names the victim,
- * in time: see late_s. How long it took is measured and printed, and not judged: that depends on what else
+ * or, once in a long while, a neighbour that has left because of the death, and in time: see late_s. How long it took is measured and printed, and not judged: that depends on what else
  * the machine does. A rank dies with whoever started it.
  */
 #ifndef TANDEM_TESTS_COMM_KILL_WORLD_H
@@ -116,6 +116,8 @@ typedef struct trial {
     pid_t pids[RANKS_MOST];
     int pipe_fd;
     double slowest_s[2]; /* of the survivors on the victim's host, and of the others */
+    int named_count;     /* survivors whose error names the victim, */
+    int second_count;    /* and who name another: see is_second_hand() */
 } trial;
 
 static void set_number(const char *variable, double value)
@@ -187,6 +189,21 @@ static bool names_victim(const trial *t, const char *text)
     return strstr(text, plain) != NULL || (list && strstr(list, listed));
 }
 
+/* Over messages, one that hears of a death very late may find a neighbour gone who has left because of it.
+ * It asks before it blames that one; still it was seen, once in 660 trials at thirty times the load that the
+ * processors can bear. */
+static bool is_second_hand(const trial *t, const char *text)
+{
+    if (t->transport && strcmp(t->transport, "shm") == 0) return false;
+    return strstr(text, "sending to rank") || strstr(text, "receiving from rank");
+}
+
+/* How many of those there may be in so many trials. */
+static int second_most(int trials)
+{
+    return 1 + trials / 50;
+}
+
 /* One survivor's word: an error of the peer group, that names the victim, in time. */
 static bool judge(trial *t, double struck_s)
 {
@@ -197,7 +214,12 @@ static bool judge(trial *t, double struck_s)
     if (took_s > t->slowest_s[!same_host]) t->slowest_s[!same_host] = took_s;
     if (tdm_status_group_of((tdm_status)w.status) != TDM_STATUS_GROUP_PEER)
         return complain(t, "the error is not of the peer group", &w);
-    if (!names_victim(t, w.text)) return complain(t, "the error does not name the victim", &w);
+    bool named = names_victim(t, w.text);
+    t->named_count += named;
+    t->second_count += !named;
+    if (!named && !is_second_hand(t, w.text))
+        return complain(t, "the error does not name the victim", &w);
+    if (!named) fprintf(stderr, "rank %d, after %.3f s, says: %s\n", w.rank, took_s, w.text);
     if (took_s <= late_s) return true;
     fprintf(stderr, "  it took %.3f s\n", took_s);
     return complain(t, "the error came too late", &w);
@@ -214,7 +236,7 @@ static bool watch(trial *t)
     kill(t->pids[t->victim], t->stop ? SIGSTOP : SIGKILL);
     for (int i = 0; i < t->size - 1; i++)
         if (!judge(t, struck_s)) return false;
-    return true;
+    return t->named_count > 0 || complain(t, "no survivor's error names the victim", &w);
 }
 
 /* Everybody must have ended, or end now. */
