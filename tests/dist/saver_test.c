@@ -128,15 +128,21 @@ static void tear_down(fixture *f)
     tdm_job_document_destroy(f->document);
 }
 
+static tdm_status try_to_begin(fixture *f, tdm_error *err)
+{
+    const char *bad = NULL;
+    tdm__save what = {.path = f->path, .content = &f->content, .metrics = {NAN, NAN}};
+    tdm_status status = tdm__saver_begin(f->saver, &what, &bad, err);
+    CHECK(bad == NULL);
+    return status;
+}
+
 static void begin(fixture *f)
 {
     tdm_error err = {0};
-    const char *bad = NULL;
-    tdm__save what = {.path = f->path, .content = &f->content, .metrics = {NAN, NAN}};
-    tdm_status status = tdm__saver_begin(f->saver, &what, &bad, &err);
+    tdm_status status = try_to_begin(f, &err);
     CHECK_INT(status, TDM_OK);
     if (status != TDM_OK) fprintf(stderr, "begin: %s\n", err.message);
-    CHECK(bad == NULL);
 }
 
 static tdm__saved finish(fixture *f)
@@ -305,7 +311,30 @@ static void task_abandon(tdm_comm *comm, way how)
     tear_down(&f);
 }
 
-/* The last rank dies in the middle of its part: rank 0's save ends by itself, without a file. */
+/* Rank 0's save ends by itself, with the word that somebody has died, and without a file. */
+static void outlive(fixture *f)
+{
+    tdm__saved saved = {.status = TDM_OK};
+    double until = tdm_clock_s() + 60;
+    bool has = false;
+    tdm__saver_hold(f->saver); /* nobody waits for the dead */
+    while (!(has = tdm__saver_poll(f->saver, &saved)) && tdm_clock_s() < until) usleep(1000);
+    CHECK(has);
+    CHECK(tdm__is_peer_status(saved.status));
+    CHECK_INT(files_in(f->folder, true), 0);
+}
+
+/* It died so early that rank 0 was still about to begin: that is then told at once. */
+static void give_up(fixture *f, tdm_status status)
+{
+    double until = tdm_clock_s() + 60;
+    CHECK(tdm__is_peer_status(status));
+    tdm__saver_abandon(f->saver);
+    while (files_in(f->folder, true) > 0 && tdm_clock_s() < until) usleep(1000);
+    CHECK_INT(files_in(f->folder, true), 0);
+}
+
+/* The last rank dies in the middle of its part, which it writes behind its own begin. */
 static void task_death(tdm_comm *comm, way how)
 {
     fixture f;
@@ -316,19 +345,13 @@ static void task_death(tdm_comm *comm, way how)
         setenv("TANDEM_TEST_KILL", wish, 1);
     }
     if (!set_up(&f, comm, 0, how)) return;
-    begin(&f);
-    if (tdm__rank_of(comm) == 0) {
-        tdm__saved saved = {.status = TDM_OK};
-        double until = tdm_clock_s() + 60;
-        bool has = false;
-        tdm__saver_hold(f.saver); /* nobody waits for the dead */
-        while (!(has = tdm__saver_poll(f.saver, &saved)) && tdm_clock_s() < until) usleep(1000);
-        CHECK(has);
-        CHECK(tdm__is_peer_status(saved.status));
-        CHECK_INT(files_in(f.folder, true), 0);
-    } else {
+    tdm_status status = try_to_begin(&f, NULL);
+    if (tdm__rank_of(comm) != 0)
         sleep(60); /* until it dies, or rank 0 has seen enough */
-    }
+    else if (status == TDM_OK)
+        outlive(&f);
+    else
+        give_up(&f, status);
     tear_down(&f);
 }
 
