@@ -238,8 +238,10 @@ class Run:
         return None if by_us and code < 0 else code
 
     def run_folder(self):
-        """Who is killed while it makes the folder leaves one that never began; the next one is the run's."""
-        began = glob.glob(os.path.join(self.runs, "*", "metrics.jsonl"))
+        """Who is killed while it makes the folder leaves one that never began, perhaps with its files, but
+        without a step in them; the next one is the run's."""
+        began = [path for path in glob.glob(os.path.join(self.runs, "*", "metrics.jsonl"))
+                 if os.path.getsize(path) > 0]
         if len(began) != 1:
             raise Failure(f"it has left {len(began)} runs behind, not one")
         return os.path.dirname(began[0])
