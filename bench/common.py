@@ -93,6 +93,7 @@ def options_of(words, parts, out):
     p.add_argument("--out", default=os.path.join(ROOT, "build", out))
     p.add_argument("--tandem", default=os.path.join(ROOT, "build", "release", "tandem"))
     options = p.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("bench: stopped"))  # what it started ends with it
     options.tandem = os.path.abspath(options.tandem)
     options.parts = options.only.split(",") if options.only else list(parts)
     for name in options.parts:
