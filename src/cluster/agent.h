@@ -19,6 +19,7 @@ typedef struct tdm__agent_worker {
     bool was_rank;    /* of an epoch; when a later one is without it, it is fenced */
     bool leaves;      /* it was asked to */
     double outside_s; /* since when an epoch is without it; 0: none is */
+    double silent_s;  /* since when a rank is without a record in the store; 0: it has one */
 } tdm__agent_worker;
 
 /* One of the workers that shall run here; who sits there may change. */

@@ -30,6 +30,8 @@ static const char *const replaced[] = {
 };
 
 static const double moment_s = 0.5; /* for one that is fenced to end by itself */
+static const double silence_s =
+    5; /* without a record in the store, until another takes its place */
 
 /* ---- starting -------------------------------------------------------------------------------------- */
 
@@ -179,6 +181,13 @@ static bool is_rank(const tdm_session_view *view, const char *id)
     return false;
 }
 
+static bool is_member(const tdm_session_view *view, const char *id)
+{
+    for (size_t i = 0; i < view->member_count; i++)
+        if (strcmp(view->members[i].id, id) == 0) return true;
+    return false;
+}
+
 static bool become_stray(tdm__agent *a, const tdm__agent_worker *w)
 {
     if (a->stray_count == a->stray_room) {
@@ -209,17 +218,39 @@ static bool is_fenced(tdm__agent_worker *w, const tdm_session_view *view)
     return now_s - w->outside_s >= moment_s;
 }
 
+/* Whether its lease has ended and no epoch has come without it: too few are left for one, so they wait,
+ * and somebody must take its place. */
+static bool is_silent(tdm__agent_worker *w, const tdm_session_view *view)
+{
+    if (w->leaves || !is_rank(view, w->id) || is_member(view, w->id)) {
+        w->silent_s = 0;
+        return false;
+    }
+    double now_s = tdm_clock_s();
+    if (w->silent_s == 0) w->silent_s = now_s;
+    return now_s - w->silent_s >= silence_s;
+}
+
 void tdm__agent_replace_fenced(tdm__agent *a, const tdm_session_view *view)
 {
     for (int i = 0; i < a->count && view->epoch > 0; i++) {
         tdm__seat *seat = &a->seats[i];
         tdm__agent_worker *w = &seat->worker;
-        if (w->pid <= 0 || !is_fenced(w, view) || !become_stray(a, w)) continue;
-        tdm_log(TDM_LOG_INFO, "agent",
-                "worker %s (process %ld) is alive, but epoch %" PRIu32 " goes on without it", w->id,
-                (long)w->pid, view->epoch);
+        if (w->pid <= 0) continue;
+        bool fenced = is_fenced(w, view), silent = is_silent(w, view);
+        if ((!fenced && !silent) || !become_stray(a, w)) continue;
+        if (fenced)
+            tdm_log(TDM_LOG_INFO, "agent",
+                    "worker %s (process %ld) is alive, but epoch %" PRIu32 " goes on without it",
+                    w->id, (long)w->pid, view->epoch);
+        else
+            tdm_log(
+                TDM_LOG_WARN, "agent",
+                "worker %s (process %ld) is alive, but its lease ended more than %.0f s ago and "
+                "the others cannot go on without it: another takes its place",
+                w->id, (long)w->pid, silence_s);
         *w = (tdm__agent_worker){.pid = 0};
-        tdm__agent_plan_restart(a, seat, "it was fenced");
+        tdm__agent_plan_restart(a, seat, fenced ? "it was fenced" : "it was silent");
     }
 }
 

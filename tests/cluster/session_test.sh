@@ -155,6 +155,19 @@ test_a_stopped_worker_is_replaced() {
     end 130
 }
 
+# So is one without whom too few are left to go on.
+test_a_stopped_worker_that_is_needed_is_replaced() {
+    start 2 --min 2 "${long[@]}" --set run.dir=needed
+    local stopped
+    stopped=$(pid_of 1)
+    kill -STOP "$stopped"
+    wait_for "$deadline" is_replaced "$stopped" 2
+    kill -CONT "$stopped" 2>/dev/null || true
+    assert_exit 0 tandem stop tiny
+    end 130
+    assert_contains "$(cat needed/tiny-1/log*.jsonl)" "another takes its place"
+}
+
 # Too few to begin: that is said, and shown; a wish to stop is heard all the same.
 test_too_few() {
     timeout "$deadline" "$TANDEM" train job.yaml -q -n 1 --min 2 "${long[@]}" \
