@@ -22,6 +22,7 @@
 #include <string.h>
 
 #define LOST_S 0.4 /* to report, for those that nobody can reach, or whose host is gone */
+#define GONE_S 1.0 /* the same where of some of the host nobody has heard anything */
 
 /* Times to report, in units of report_s, when nothing has failed, or when nobody has reported. */
 #define UNHURRIED 30.0
@@ -219,33 +220,47 @@ static bool is_closed(const tdm__view *view, const tdm__view_member *m)
     return false;
 }
 
-/* Whether all processes of this host seem to have ended at once: of one of them a connection was closed
- * without a good-bye, none of them has reported, and its agent, which would have said of that one how it
- * ended, has not. */
-static bool is_host_gone(const tdm__view *view, const char *host)
+/* Whether somebody who reported could not reach it. */
+static bool is_named(const tdm__view *view, const tdm__view_member *m)
 {
-    bool has_closed = false;
+    for (int i = 0; i < view->size; i++) {
+        const tdm__view_member *one = &view->members[i];
+        if (is_reporter(one) && has_name(one->lost, one->lost_count, m->id)) return true;
+    }
+    return is_closed(view, m);
+}
+
+/* How long to wait for those of this host. All its processes seem to have ended at once when of one of them
+ * a connection was closed without a good-bye, none of them has reported, and its agent, which would have said
+ * of that one how it ended, has not. One that nobody has missed yet may live, and get more time for that. */
+static double host_s(const tdm__view *view, const char *host, double report_s)
+{
+    bool has_closed = false, are_named = true;
     for (int i = 0; i < view->size; i++) {
         const tdm__view_member *m = &view->members[i];
         if (strcmp(m->host, host) != 0) continue;
-        if (m->has_reported || m->is_dead) return false;
+        if (m->has_reported || m->is_dead) return report_s;
         has_closed = has_closed || is_closed(view, m);
+        are_named = are_named && (!is_missing(m) || is_named(view, m));
     }
-    return has_closed;
+    if (!has_closed) return report_s;
+    return fmin(are_named ? LOST_S : GONE_S, report_s);
 }
 
-/* Whether those that have not reported are all of hosts that are gone, and no more than those who have. The
- * same if their network was cut, in a way that closes connections: then either half may go on. */
-static bool are_gone(const tdm__view *view)
+/* How long to wait for those that have not reported: not for long where they are all of hosts that are gone,
+ * and no more than those who have. The same if their network was cut, in a way that closes connections: then
+ * either half may go on. */
+static double gone_s(const tdm__view *view, double report_s)
 {
     int reporters = 0, missing = 0;
+    double longest_s = 0;
     for (int i = 0; i < view->size; i++) {
         const tdm__view_member *m = &view->members[i];
         reporters += is_reporter(m);
         missing += is_missing(m);
-        if (is_missing(m) && !is_host_gone(view, m->host)) return false;
+        if (is_missing(m)) longest_s = fmax(longest_s, host_s(view, m->host, report_s));
     }
-    return reporters >= missing;
+    return reporters >= missing ? longest_s : report_s;
 }
 
 /* Whether those that have not reported are out of reach of all who have, and these would be chosen if it
@@ -283,8 +298,8 @@ static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epo
     double alone_s = since(&memo->alone_s, !misses && !has_state, now_s);
     double due_s = broken_s + UNHURRIED * rules->report_s;
     if (has_failed && has_state) {
-        bool is_hopeless = are_lost(view) || are_gone(view);
-        due_s = failed_s + (is_hopeless ? fmin(LOST_S, rules->report_s) : rules->report_s);
+        double report_s = rules->report_s;
+        due_s = failed_s + (are_lost(view) ? fmin(LOST_S, report_s) : gone_s(view, report_s));
     }
     if (!misses) due_s = alone_s >= 0 && is_silent ? alone_s + rules->silence_s : now_s;
     if (now_s >= due_s) return true;

@@ -345,9 +345,15 @@ static void a_host_that_is_gone_is_not_waited_for_long(void)
     c = fresh;
     CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DEED_WAIT);
     CHECK_NEAR(plan.until_s, 102, 1e-9);
-    /* Closed, of one of them: the host is gone. */
+    /* Closed, of one of them: the other one may live, and gets some time to say so. */
     put(kv, SESSION "reports/1/d", "{\"whole\":true,\"lost\":[\"a\"],\"closed\":[\"a\"]}");
     put(kv, SESSION "reports/1/c", "{\"whole\":true}");
+    c = fresh;
+    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DEED_WAIT);
+    CHECK_NEAR(plan.until_s, 101, 1e-9);
+    CHECK_INT(decide(kv, arena, "c", &c, 100.9, &view, &plan), TDM__DEED_WAIT);
+    /* Each is missed by somebody: the host is gone. */
+    put(kv, SESSION "reports/1/c", "{\"whole\":true,\"lost\":[\"b\"]}");
     c = fresh;
     CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DEED_WAIT);
     CHECK_NEAR(plan.until_s, 100.4, 1e-9);
