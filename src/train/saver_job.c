@@ -82,6 +82,12 @@ static bool is_abandoned(tdm__saver_job *job)
     return abandoned;
 }
 
+/* Under the lock: neither abandoned, nor failed anywhere. Once false, it stays so for this job. */
+static bool is_good(const tdm__saver_job *job)
+{
+    return job->board && atomic_load(&job->board->failed) == 0;
+}
+
 /* Tells the others why this rank's part will be missing. */
 static void tell_failure(tdm__saver_job *job, const tdm_error *why)
 {
@@ -99,7 +105,7 @@ static void tell_failure(tdm__saver_job *job, const tdm_error *why)
 static bool tell_done(tdm__saver_job *job, size_t chunk, const char digest[TDM_SHA256_HEX])
 {
     pthread_mutex_lock(&job->lock);
-    bool goes_on = job->board && atomic_load(&job->board->failed) == 0;
+    bool goes_on = is_good(job);
     if (goes_on) {
         memcpy(job->board->digests[chunk], digest, TDM_SHA256_HEX);
         atomic_fetch_add(&job->board->done, 1);
@@ -155,7 +161,7 @@ static tdm_status put_group(tdm__saver_job *job, size_t first, size_t count, boo
 static bool copy_piece(tdm__saver_job *job, tdm__saver_piece *piece, char *to)
 {
     pthread_mutex_lock(&job->lock);
-    bool goes_on = job->board && atomic_load(&job->board->failed) == 0;
+    bool goes_on = is_good(job);
     if (goes_on) memcpy(to, piece->bytes, piece->count);
     pthread_mutex_unlock(&job->lock);
     piece->bytes = to;
@@ -212,9 +218,13 @@ void tdm__saver_job_hold(tdm__saver_job *job)
     job->copies = false;
 }
 
+/* A copy that was cut short leaves pieces that point into the state, which may be gone any time. What cuts it
+ * short ends the save for good, so nobody comes by such a piece here. */
 static void put_pieces(tdm__saver_job *job)
 {
-    bool goes_on = !is_abandoned(job);
+    pthread_mutex_lock(&job->lock);
+    bool goes_on = is_good(job);
+    pthread_mutex_unlock(&job->lock);
     for (size_t i = 0, n; i < job->piece_count && goes_on; i += n) {
         tdm_error why = {.status = TDM_OK};
         n = job->piece_count - i < GROUP_MOST ? job->piece_count - i : GROUP_MOST;

@@ -11,11 +11,12 @@
  * on the rooms' own libraries, since the saver is no public part.
  */
 #include "dist/world.h"
-#include "train/saver.h"
+#include "train/saver_job.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -465,10 +466,43 @@ static void test_death(void)
     in_world("death", LAZY, "aa", 0);
 }
 
+/* Somebody fails before the copy is made: the state may be gone by then, and is not looked at any more. The
+ * memory that stands for it ends whoever reads it. */
+static void test_cut_short(void)
+{
+    enum { PIECES = 3, BYTES = 4096 };
+    tdm__saver_board *board = calloc(1, sizeof(*board) + (size_t)PIECES * TDM_SHA256_HEX);
+    char *gone = mmap(NULL, (size_t)PIECES * BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    tdm__saver_job *job = tdm__saver_job_create();
+    CHECK(board && gone != MAP_FAILED && job);
+    if (!board || gone == MAP_FAILED || !job) return;
+    board->failed = 1;
+    CHECK_INT(tdm_pages_map((size_t)PIECES * BYTES, false, &job->copy, NULL), TDM_OK);
+    job->pieces = tdm_arena_array(job->arena, PIECES, sizeof(*job->pieces));
+    job->floats = tdm_arena_array(job->arena, PIECES, sizeof(*job->floats));
+    job->names = tdm_arena_array(job->arena, PIECES, sizeof(*job->names));
+    job->piece_count = PIECES;
+    for (size_t i = 0; i < PIECES; i++)
+        job->pieces[i] = (tdm__saver_piece){
+            .chunk = i, .bytes = gone + i * BYTES, .count = BYTES, .copy_at = i * BYTES};
+    job->board = board;
+    job->writer_count = 2;
+    job->writer_index = 1;
+    job->rank = 1;
+    job->copies = true;
+    tdm__saver_job_run(job);
+    CHECK(tdm__saver_job_ended(job));
+    CHECK_INT(board->done, 0);
+    CHECK_INT(board->copied, 1);
+    tdm__saver_job_abandon(job);
+    CHECK_INT(munmap(gone, (size_t)PIECES * BYTES), 0);
+    free(board);
+}
+
 static const check_test tests[] = {
-    CHECK_TEST(make_folder),   CHECK_TEST(test_same_bytes), CHECK_TEST(test_poll),
-    CHECK_TEST(test_trouble),  CHECK_TEST(test_abandon),    CHECK_TEST(test_death),
-    CHECK_TEST(remove_folder),
+    CHECK_TEST(make_folder),    CHECK_TEST(test_same_bytes), CHECK_TEST(test_poll),
+    CHECK_TEST(test_trouble),   CHECK_TEST(test_abandon),    CHECK_TEST(test_death),
+    CHECK_TEST(test_cut_short), CHECK_TEST(remove_folder),
 };
 
 int main(int argc, char **argv)
