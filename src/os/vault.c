@@ -54,6 +54,8 @@ typedef struct mapped {
 struct tdm_vault {
     int fd;
     table *table;
+    _Atomic int64_t process; /* which uses it: a child that was forked has a number of its own */
+    _Atomic uint64_t started;
     pthread_mutex_t lock; /* of the list */
     mapped maps[TDM_VAULT_REGIONS_MOST];
     size_t map_count;
@@ -102,8 +104,22 @@ static void end_stopped_holder(const table *t)
             (long long)holder);
 }
 
-static tdm_status lock_table(table *t, tdm_error *err)
+/* Whoever is stopped with the lock must be known by then: this is looked up before it is taken. */
+static uint64_t own_start(tdm_vault *vault)
 {
+    if (atomic_load(&vault->process) != (int64_t)getpid()) {
+        tdm_process_info own = {0};
+        (void)tdm_os_process(getpid(), &own);
+        atomic_store(&vault->started, own.started);
+        atomic_store(&vault->process, (int64_t)getpid());
+    }
+    return atomic_load(&vault->started);
+}
+
+static tdm_status lock_table(tdm_vault *vault, tdm_error *err)
+{
+    table *t = vault->table;
+    uint64_t started = own_start(vault);
     double began_s = tdm_clock_s();
     int result = pthread_mutex_trylock(&t->lock);
     while (result == EBUSY || result == ETIMEDOUT) {
@@ -119,9 +135,7 @@ static tdm_status lock_table(table *t, tdm_error *err)
     if (result != 0)
         return tdm_fail(err, TDM_ERR_FORMAT, "the lock of this host's memory is damaged: %s",
                         strerror(result));
-    tdm_process_info own = {0};
-    (void)tdm_os_process(getpid(), &own);
-    atomic_store(&t->holder_started, own.started);
+    atomic_store(&t->holder_started, started);
     atomic_store(&t->holder, (int64_t)getpid());
     return TDM_OK;
 }
@@ -256,7 +270,7 @@ tdm_status tdm_vault_take(tdm_vault *vault, const char *name, size_t bytes, bool
     if (!*name || strlen(name) >= TDM_VAULT_NAME_BYTES || bytes == 0)
         return tdm_fail(err, TDM_ERR_INVALID, "'%s', of %zu bytes, is no region", name, bytes);
     tdm_status status = TDM_OK;
-    TDM_TRY(lock_table(vault->table, err));
+    TDM_TRY(lock_table(vault, err));
     region *r = find(vault->table, name);
     if (is_new) *is_new = !r;
     if (r && r->bytes != bytes)
@@ -276,7 +290,7 @@ tdm_status tdm_vault_take(tdm_vault *vault, const char *name, size_t bytes, bool
 tdm_status tdm_vault_find(tdm_vault *vault, const char *name, size_t *bytes, void **out,
                           tdm_error *err)
 {
-    TDM_TRY(lock_table(vault->table, err));
+    TDM_TRY(lock_table(vault, err));
     const region *r = *name ? find(vault->table, name) : NULL;
     uint64_t first = r ? r->first : 0;
     size_t size = r ? (size_t)r->bytes : 0;
@@ -291,7 +305,7 @@ tdm_status tdm_vault_find(tdm_vault *vault, const char *name, size_t *bytes, voi
 
 void tdm_vault_drop(tdm_vault *vault, const char *name)
 {
-    if (lock_table(vault->table, NULL) != TDM_OK) return; /* it stays, without harm */
+    if (lock_table(vault, NULL) != TDM_OK) return; /* it stays, without harm */
     region *r = find(vault->table, name);
     if (r && *name) {
         (void)fallocate(vault->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)r->first,

@@ -52,15 +52,18 @@ tdm_status tdm__journal_open_desk(tdm__journal *j, size_t piece_count, size_t ce
     return take(j, name, undo_bytes(j), &j->undo, err);
 }
 
-tdm__undo *tdm__journal_undo_of(const tdm__journal *j, int slot)
+tdm_status tdm__journal_undo_of(const tdm__journal *j, int slot, tdm__undo **out, tdm_error *err)
 {
     char name[TDM_VAULT_NAME_BYTES];
     void *memory;
     snprintf(name, sizeof name, "undo-%d", slot);
     size_t bytes;
-    if (tdm_vault_find(j->vault, name, &bytes, &memory, NULL) != TDM_OK || bytes != undo_bytes(j))
-        return NULL;
-    return memory;
+    *out = NULL;
+    tdm_status status = tdm_vault_find(j->vault, name, &bytes, &memory, err);
+    if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
+    TDM_TRY(status);
+    if (bytes == undo_bytes(j)) *out = memory;
+    return TDM_OK;
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -182,11 +185,13 @@ static void mend(tdm__journal *j, tdm__undo *u, uint64_t step)
     atomic_store(&u->active, 0);
 }
 
-void tdm__journal_mend(tdm__journal *j, int slot, uint64_t step)
+tdm_status tdm__journal_mend(tdm__journal *j, int slot, uint64_t step, tdm_error *err)
 {
-    tdm__undo *undo = tdm__journal_undo_of(j, slot);
+    tdm__undo *undo;
+    TDM_TRY(tdm__journal_undo_of(j, slot, &undo, err));
     for (int t = 0; undo && t < j->thread_count; t++)
         if (atomic_load(&undo[t].active)) mend(j, &undo[t], step);
+    return TDM_OK;
 }
 
 /* ---- memos ----------------------------------------------------------------------------------- */

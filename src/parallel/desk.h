@@ -124,8 +124,9 @@ static inline void tdm__desk_in_order(void)
 /* Takes the regions; `blocks` are the caller's to fill in. */
 tdm_status tdm__journal_open_desk(tdm__journal *journal, size_t piece_count, size_t cell_count,
                                   tdm_error *err);
-/* The undo records of a slot; NULL: it never had any. */
-tdm__undo *tdm__journal_undo_of(const tdm__journal *journal, int slot);
+/* The undo records of a slot; NULL: it never had any. An error is none of that: it may have. */
+tdm_status tdm__journal_undo_of(const tdm__journal *journal, int slot, tdm__undo **out,
+                                tdm_error *err);
 
 /* A writing section. TDM_ERR_PEER_FENCED: another epoch counts. */
 tdm_status tdm__journal_enter(tdm__journal *journal, tdm_error *err);
@@ -147,7 +148,7 @@ bool tdm__journal_is_done(const tdm__journal *journal, tdm__journal_kind kind, s
 /* The step is over: the state is that after step + 1 steps. Inside of a writing section. */
 void tdm__journal_finish(tdm__journal *journal, uint64_t step, bool changed);
 /* Makes whole what a slot's process left torn. Inside of a writing section. */
-void tdm__journal_mend(tdm__journal *journal, int slot, uint64_t step);
+tdm_status tdm__journal_mend(tdm__journal *journal, int slot, uint64_t step, tdm_error *err);
 /* Remembers, unless another epoch counts. */
 void tdm__journal_remember(tdm__journal *journal, const void *memo, size_t bytes, uint64_t order);
 /* The latest memo of all slots of this node; order 0: there is none. */

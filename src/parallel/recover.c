@@ -86,7 +86,8 @@ typedef struct finisher {
     tdm_store *store;
     tdm__journal *journal;
     const tdm__begun *begun;
-    tdm__tree tree; /* when the sums are to be added up */
+    float *placed[TDM__SLOTS_MOST]; /* each slot's sums, when they are placed; NULL: it has none */
+    tdm__tree tree;                 /* when the sums are to be added up */
     float *home;
     float *scratch;
     int done;
@@ -95,13 +96,8 @@ typedef struct finisher {
 /* The sum for `count` elements that a slot had to update; NULL: no lane had rows. */
 static float *sum_of(const finisher *f, uint32_t slot, size_t begin, size_t count, bool stays)
 {
-    if (f->begun->kind == TDM__SUMS_PLACED) {
-        char name[TDM_VAULT_NAME_BYTES];
-        void *memory;
-        snprintf(name, sizeof name, TDM__SUMS_NAME, (int)slot);
-        if (tdm_vault_find(f->journal->vault, name, NULL, &memory, NULL) != TDM_OK) return NULL;
-        return (float *)memory + begin;
-    }
+    if (f->begun->kind == TDM__SUMS_PLACED)
+        return slot < TDM__SLOTS_MOST && f->placed[slot] ? f->placed[slot] + begin : NULL;
     if (f->tree.held[1]) return f->tree.held[1] + begin;
     if (!tdm__tree_sum(&f->tree, 1, begin, count, f->scratch, f->scratch + TDM__CELL)) return NULL;
     if (!stays) return f->scratch;
@@ -179,6 +175,21 @@ static tdm_status finish_applies(finisher *f, bool here, tdm_error *err)
     return TDM_OK;
 }
 
+/* All of them, also because a torn piece's gradient lies there: it must be mapped here to be mended. */
+static tdm_status find_placed(finisher *f, tdm_error *err)
+{
+    for (int slot = 0; slot < TDM__SLOTS_MOST; slot++) {
+        char name[TDM_VAULT_NAME_BYTES];
+        void *memory;
+        snprintf(name, sizeof name, TDM__SUMS_NAME, slot);
+        tdm_status status = tdm_vault_find(f->journal->vault, name, NULL, &memory, err);
+        if (status == TDM_ERR_NOT_FOUND) continue;
+        TDM_TRY(status);
+        f->placed[slot] = memory;
+    }
+    return TDM_OK;
+}
+
 static tdm_status find_sums(finisher *f, int64_t lane_count, tdm_error *err)
 {
     size_t levels = 2;
@@ -187,7 +198,7 @@ static tdm_status find_sums(finisher *f, int64_t lane_count, tdm_error *err)
     f->scratch = aligned_alloc(64, (levels + 2) * TDM__CELL * sizeof(float));
     if (!f->tree.held || !f->scratch)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
-    if (f->begun->kind == TDM__SUMS_PLACED) return TDM_OK;
+    if (f->begun->kind == TDM__SUMS_PLACED) return find_placed(f, err);
     TDM_TRY(tdm__common_recall(f->journal, &f->tree, f->begun, err));
     for (int64_t n = 1; n < 2 * lane_count && !f->home; n++) f->home = f->tree.held[n];
     return TDM_OK;
@@ -198,15 +209,15 @@ static tdm_status finish_here(finisher *f, int64_t lane_count, tdm_error *err)
 {
     TDM_TRY(find_sums(f, lane_count, err));
     TDM_TRY(tdm__journal_enter(f->journal, err)); /* who mends writes, too */
-    for (int i = 0; i < TDM__SLOTS_MOST; i++) {
-        if (atomic_load(&f->journal->desk->slots[i].process) == 0) continue;
-        /* A torn piece's gradient lies in its slot's own sums, which must be mapped here to be mended. */
-        if (f->begun->kind == TDM__SUMS_PLACED) (void)sum_of(f, (uint32_t)i, 0, 0, false);
-        tdm__journal_mend(f->journal, i, f->begun->step);
+    tdm_status status = TDM_OK;
+    for (int i = 0; i < TDM__SLOTS_MOST && status == TDM_OK; i++)
+        if (atomic_load(&f->journal->desk->slots[i].process) != 0)
+            status = tdm__journal_mend(f->journal, i, f->begun->step, err);
+    if (status == TDM_OK) {
+        tdm__cells all = {0, f->store->layout->trained_cells};
+        tdm__statistic_visit(f->store->graph, all, finish_statistic, f);
+        status = finish_updates(f, err);
     }
-    tdm__cells all = {0, f->store->layout->trained_cells};
-    tdm__statistic_visit(f->store->graph, all, finish_statistic, f);
-    tdm_status status = finish_updates(f, err);
     tdm__journal_leave(f->journal);
     return status;
 }
