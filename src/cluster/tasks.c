@@ -130,6 +130,8 @@ static tdm_status meet(tdm_tasks *tasks, const tdm_tasks_options *o, tdm_error *
         if (poll(tasks->others, (nfds_t)tasks->count + 1, TICK_MS) <= 0) continue;
         read_reports(tasks, &place);
         accept_others(tasks);
+        /* Nobody more is taken: who knocks all the same must not keep this awake. */
+        if (tasks->count == tasks->room) tasks->others[0].fd = ~tasks->listener;
     }
     /* Where the system does not allow it (a control group of the leader's own), it stays where it is. */
     if (is_known) (void)tdm_os_place_take(&place);
