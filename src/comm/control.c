@@ -64,6 +64,7 @@ typedef struct client {
     bool heard_bye; /* the hub did */
     bool given_up;  /* the hub takes this rank for lost */
     bool cut;       /* there is no hub any more */
+    bool hurries;   /* this rank has revoked the world, or leaves it: it is patient with nobody */
     double heard_s, longest_s;
     peer *peers;
     int first_gone; /* -1: nobody */
@@ -424,15 +425,20 @@ static double answer_until_s(const client *c, double asked_s)
     return until_s < asked_s + ANSWER_MOST_S ? until_s : asked_s + ANSWER_MOST_S;
 }
 
+static bool is_leaving(const client *c)
+{
+    return c->hurries || c->closing;
+}
+
 /* What the hub said before may say why something is as it is, and better than the asker could. */
 static void await_told(client *c, double until_s)
 {
-    while (c->listening && !c->closing && (c->first || c->telling) && tdm_clock_s() < until_s)
+    while (c->listening && !is_leaving(c) && (c->first || c->telling) && tdm_clock_s() < until_s)
         await_change(c, until_s);
 }
 
-/* Asks the hub. False when there is none, or no answer came in time: at `patient_s`, or, when that is zero,
- * when a hub that is as it should be would have answered. */
+/* Asks the hub. False when there is none, or no answer came in time: at `patient_s`, or when this rank
+ * hurries; or, when that is zero, when a hub that is as it should be would have answered. */
 static bool ask(client *c, tdm__frame *frame, double patient_s, char *out, size_t bytes)
 {
     pthread_mutex_lock(&c->asking);
@@ -443,7 +449,7 @@ static bool ask(client *c, tdm__frame *frame, double patient_s, char *out, size_
     c->answered = false;
     bool ok = !c->cut && tdm__channel_put_frame(&c->channel, frame);
     wake(c);
-    while (ok && !c->answered && !c->cut) {
+    while (ok && !c->answered && !c->cut && !(patient_s > 0 && is_leaving(c))) {
         double until_s = patient_s > 0 ? patient_s : answer_until_s(c, asked_s);
         if (tdm_clock_s() >= until_s) break;
         await_change(c, until_s);
@@ -565,6 +571,21 @@ static tdm_status exchange(tdm__control *control, const void *mine, size_t bytes
     return status;
 }
 
+/* With the lock held. */
+static void stop_asking(client *c)
+{
+    c->hurries = true;
+    pthread_cond_broadcast(&c->changed);
+}
+
+static void hurry(tdm__control *control)
+{
+    client *c = (client *)control;
+    pthread_mutex_lock(&c->lock);
+    stop_asking(c);
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void broken(tdm__control *control, uint32_t group, tdm_status status, const char *text)
 {
     client *c = (client *)control;
@@ -575,6 +596,7 @@ static void broken(tdm__control *control, uint32_t group, tdm_status status, con
                         .status = (uint32_t)status};
     snprintf(frame.text, sizeof frame.text, "%s", text);
     pthread_mutex_lock(&c->lock);
+    if (group == TDM__ALL_GROUPS) stop_asking(c);
     if (!c->cut && !c->said_bye && tdm__channel_put_frame(&c->channel, &frame)) wake(c);
     pthread_mutex_unlock(&c->lock);
 }
@@ -660,6 +682,7 @@ static const tdm__control_ops ops = {
     .broken = broken,
     .report = report,
     .catch_up = catch_up,
+    .hurry = hurry,
     .hopeless = hopeless,
     .close = close_control,
 };

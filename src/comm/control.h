@@ -52,18 +52,23 @@ typedef struct tdm__control_ops {
      * piece of memory: free(*out_all) and free(*out_bytes) are the caller's. */
     tdm_status (*exchange)(tdm__control *control, const void *mine, size_t bytes,
                            uint8_t ***out_all, size_t **out_bytes, tdm_error *err);
-    /* Tells all others that this rank broke a group. Never blocks for long; best effort. */
+    /* Tells all others that this rank broke a group. Never blocks for long; best effort. For
+     * TDM__ALL_GROUPS it also hurries. */
     void (*broken)(tdm__control *control, uint32_t group, tdm_status status, const char *text);
     /* What these ranks did last and when they were last heard, as "rank 2 (alpha, process 123): ...;
      * rank 5: ...", from their heartbeats; before them, a few others of whom nothing is heard or for
      * whom those in question wait. Waits 0.3 s for the answer of a hub that has fallen silent, and at
      * most 3 s for that of one that beats. Where there is no hub any more, all news that came before
-     * its end has been told when this returns. */
+     * its end has been told when this returns, unless this rank hurries. */
     void (*report)(tdm__control *control, const int *ranks, int count, char *out, size_t bytes);
     /* Returns when all has been told that the hub knew when this was called, and whatever its connections
-     * said by then; when there is no hub any more, all that it said; or at `until_s` of tdm_clock_s. For
-     * one who is about to blame a peer by what it sees itself. NULL in the simulator. */
+     * said by then; when there is no hub any more, all that it said; or at `until_s` of tdm_clock_s, or when
+     * this rank hurries. For one who is about to blame a peer by what it sees itself. NULL in the
+     * simulator. */
     void (*catch_up)(tdm__control *control, double until_s);
+    /* From any thread: from now on no catch_up waits, also one that does now. For one who ends the world,
+     * or its own part in it, and blames nobody any more. NULL in the simulator. */
+    void (*hurry)(tdm__control *control);
     /* Whether this world cannot come to anything any more: a rank has died, or has revoked it. For waits
      * while it is opened; cheap. NULL in the simulator. */
     bool (*hopeless)(tdm__control *control, tdm_error *why);

@@ -182,6 +182,7 @@ void tdm__engine_stop(tdm_comm *comm)
     bool has_thread = comm->has_thread;
     comm->has_thread = false;
     tdm__comm_unlock(comm);
+    if (comm->control->ops->hurry) comm->control->ops->hurry(comm->control);
     if (has_thread) pthread_join(comm->thread, NULL);
 }
 

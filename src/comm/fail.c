@@ -19,7 +19,9 @@
 #define GRACE_S 0.2         /* for transfers of a call that has failed to come back by themselves */
 #define FIRST_NOTICE_S 0.25 /* a wait longer than this is told to those who are waited for */
 #define CATCH_UP_S 10.      /* for a hub that has much to do to say what it knows, */
-#define CATCH_UP_LEAST_S 1. /* also when the deadline of a call is near */
+#define CATCH_UP_EPOCH_S                                                                           \
+    3. /* where the members go on without who is lost: they must tell that soon, */
+#define CATCH_UP_LEAST_S 1. /* and this also when the deadline of a call is near */
 enum {
     NAMED_MOST = 8,  /* ranks that an error names */
     EARLY_MOST = 64, /* groups that are not here, of which is remembered that they are broken */
@@ -211,7 +213,7 @@ void tdm__engine_losses(tdm_comm *comm)
         if (comm->peer_states[i] == TDM__PEER_LOSING) {
             comm->peer_states[i] = TDM_PEER_WELL;
             tdm_peer_loss loss = {.sign = TDM_SIGN_TRANSPORT};
-            tdm__peer_lost(comm, i, true, loss, comm->loss_text);
+            tdm__peer_lost(comm, i, !comm->closing, loss, comm->loss_text); /* as give_up does */
         }
 }
 
@@ -327,11 +329,11 @@ static bool is_still_late(const tdm_comm *comm, const tdm_request *request, cons
 
 /* Who leaves because of somebody's death breaks connections, too, and is not to blame for it: what the
  * hub knows of that is heard first, however busy the machine is. No call waits much longer for that than
- * it would anyhow. Lets go of the lock meanwhile. */
+ * it would anyhow, and none when this world is revoked or closed. Lets go of the lock meanwhile. */
 static void catch_up(tdm_comm *comm, double now)
 {
     if (!comm->control->ops->catch_up || comm->closing) return;
-    double until_s = now + CATCH_UP_S;
+    double until_s = now + (comm->epoch > 0 ? CATCH_UP_EPOCH_S : CATCH_UP_S);
     for (const tdm_request *r = comm->pending; r; r = r->next)
         if (!r->ending && r->deadline_s < until_s) until_s = r->deadline_s;
     if (until_s < now + CATCH_UP_LEAST_S) until_s = now + CATCH_UP_LEAST_S;
@@ -348,7 +350,8 @@ static void too_suspect(tdm_request *request, double now)
     tdm__head head = request->head;
     request->late = true;
     catch_up(comm, now);
-    if (!is_still_late(comm, request, &head)) return;
+    /* Who closes its comm has perhaps not heard all: it ends its calls, and blames nobody. */
+    if (comm->closing || !is_still_late(comm, request, &head)) return;
     tdm_error error = request->error;
     tdm__group_break(group, true, error.status, "%s", error.message);
 }

@@ -589,6 +589,59 @@ static void who_catches_up_has_heard_of_a_death(void)
     }
 }
 
+static void *catch_up_for_long(void *user)
+{
+    tdm__control *control = user;
+    control->ops->catch_up(control, tdm_clock_s() + RANK_S);
+    shared->saw++;
+    return NULL;
+}
+
+/* Rank 0 is stopped while it is asked. Rank 1 revokes the world, and rank 2 leaves it: neither waits on. */
+static int rank_that_hurries(const world *w, int rank)
+{
+    tdm__control *control = join(w, rank);
+    listener l;
+    listen_to(control, &l);
+    if (rank == 0) {
+        pause_s(RANK_S);
+        return 1;
+    }
+    CHECK(await(&shared->may_go, 1, 30));
+    pthread_t asker;
+    CHECK_INT(pthread_create(&asker, NULL, catch_up_for_long, control), 0);
+    pause_s(0.05); /* so that it asks already, most of the time; it need not */
+    CHECK_INT(shared->saw, 0);
+    shared->joined++;
+    CHECK(await(&shared->joined, w->size + 2, 20));
+    if (rank == 1)
+        control->ops->broken(control, TDM__ALL_GROUPS, TDM_ERR_PEER_FAILED, "it is over");
+    else
+        control->ops->hurry(control);
+    CHECK(await(&shared->saw, 2, 20)); /* of the 60 s that a silent hub is given */
+    pthread_join(asker, NULL);
+    control->ops->close(control);
+    return 0;
+}
+
+static void who_ends_a_world_waits_for_no_answer(void)
+{
+    setenv("TANDEM_SILENCE", "60", 1);
+    world w = {.size = 3, .rendezvous = unix_name(), .victim = 0, .rank = rank_that_hurries};
+    start(&w);
+    unsetenv("TANDEM_SILENCE");
+    CHECK(await(&shared->joined, 3, 20));
+    kill(w.pids[0], SIGSTOP);
+    int status = 0;
+    CHECK_INT(waitpid(w.pids[0], &status, WUNTRACED), w.pids[0]); /* all its threads have stopped */
+    CHECK(WIFSTOPPED(status));
+    shared->may_go = 1;
+    CHECK_INT(finish_one(w.pids[1]), 0);
+    CHECK_INT(finish_one(w.pids[2]), 0);
+    kill(w.pids[0], SIGKILL);
+    CHECK_INT(finish_one(w.pids[0]), 1000 + SIGKILL);
+}
+
 /* A rank dies while others are in an exchange, again and again, at any moment. */
 static int rank_that_exchanges_until_the_end(const world *w, int rank)
 {
@@ -638,6 +691,7 @@ static const check_test tests[] = {
     CHECK_TEST(an_exchange_names_who_lacks),
     CHECK_TEST(reports_do_not_wait_for_events),
     CHECK_TEST(who_catches_up_has_heard_of_a_death),
+    CHECK_TEST(who_ends_a_world_waits_for_no_answer),
     CHECK_TEST(death_ends_an_exchange),
     CHECK_TEST(last_words_are_told_before_a_question_fails),
 };
