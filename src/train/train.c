@@ -225,7 +225,8 @@ unsigned tdm__wish_of(tdm__trainer *t)
     const tdm_train_options *o = t->options;
     unsigned wish = 0;
     if (o->should_stop && o->should_stop(o->user)) wish |= TDM_WISH_STOP;
-    if (is_save_wished(t) || is_save_due(t)) wish |= TDM__WISH_SAVE;
+    if (is_save_wished(t)) wish |= TDM__WISH_SAVE;
+    if (is_save_due(t)) wish |= TDM__WISH_SAVE_DUE;
     return wish;
 }
 
@@ -340,7 +341,7 @@ void tdm__put_lines(tdm__trainer *t)
         put_test_metrics(t);
 }
 
-tdm_status tdm__after_step(tdm__trainer *t, bool must_save, tdm_error *err)
+tdm_status tdm__after_step(tdm__trainer *t, unsigned wishes, tdm_error *err)
 {
     bool last = t->position.step == t->course.step_count;
     if (t->leads) tdm__ledger_put(&t->ledger, &t->ledger_line);
@@ -350,7 +351,9 @@ tdm_status tdm__after_step(tdm__trainer *t, bool must_save, tdm_error *err)
     bool eval_due = tdm__course_eval_due(&t->course, &t->position);
     if (last || eval_due) TDM_TRY(evaluate(t, err));
     if (eval_due && t->predictor) heed(t);
-    if (must_save) t->wished_s = tdm_clock_s();
+    bool must_save = (wishes & (TDM__WISH_SAVE | TDM__WISH_SAVE_DUE)) != 0;
+    /* Not by the clock: who asks right after such a save has not been answered by it. */
+    if (wishes & TDM__WISH_SAVE) t->wished_s = tdm_clock_s();
     if (!last && !t->ended_early && (must_save || is_checkpoint_due(t)))
         TDM_TRY(tdm__save_begin(t, err));
     t->after_done = true;
@@ -378,7 +381,7 @@ static tdm_status loop(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
             break;
         }
         TDM_TRY(tdm__one_step(t, wish, &wishes, err));
-        TDM_TRY(tdm__after_step(t, (wishes & TDM__WISH_SAVE) != 0, err));
+        TDM_TRY(tdm__after_step(t, wishes, err));
         wish = tdm__wish_of(t);
     }
     return tdm__save_end(t, err);

@@ -439,7 +439,7 @@ static tdm_status go_on(tdm__trainer *t, unsigned wish, unsigned *wishes, bool *
         remember(t);
     }
     if (!t->after_done) {
-        TDM_TRY(tdm__after_step(t, (*wishes & TDM__WISH_SAVE) != 0, err));
+        TDM_TRY(tdm__after_step(t, *wishes, err));
         remember(t);
     }
     tell_member(t, "training");

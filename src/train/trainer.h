@@ -17,7 +17,10 @@
 #include <pthread.h>
 
 /* By which ranks agree on what to do after a step, besides those of elastic.h. */
-enum { TDM__WISH_SAVE = 4 };
+enum {
+    TDM__WISH_SAVE = 4,    /* somebody asks for a checkpoint */
+    TDM__WISH_SAVE_DUE = 8 /* rank 0's clock says that it is time for one */
+};
 
 /* What rank 0 tells of the checkpoint from which a run goes on. */
 typedef struct tdm__restored {
@@ -99,8 +102,8 @@ unsigned tdm__wish_of(tdm__trainer *t);
 tdm_status tdm__one_step(tdm__trainer *t, unsigned wish, unsigned *wishes, tdm_error *err);
 /* The numbers of a step that has ended: the position moves on. */
 void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr);
-/* Metrics, evaluation, and the beginning of a checkpoint. */
-tdm_status tdm__after_step(tdm__trainer *t, bool must_save, tdm_error *err);
+/* Metrics, evaluation, and the beginning of a checkpoint. `wishes`: of all ranks. */
+tdm_status tdm__after_step(tdm__trainer *t, unsigned wishes, tdm_error *err);
 /* The lines of metrics that belong to the last step, all of which is known. Rank 0. */
 void tdm__put_lines(tdm__trainer *t);
 tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err);

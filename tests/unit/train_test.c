@@ -433,6 +433,54 @@ static void forged_positions_are_refused(void)
     tdm_job_document_destroy(document);
 }
 
+/* ---- wishes -------------------------------------------------------------------------------- */
+
+/* Somebody who asks for a checkpoint once one was saved by the clock. */
+typedef struct asker {
+    uint64_t step,
+        saved[2]; /* the last step; the steps of the first two checkpoints, 0: none yet */
+    bool has_asked;
+} asker;
+
+static void hear(const tdm_train_status *s, void *user)
+{
+    asker *a = user;
+    a->step = s->step;
+    if (s->event == TDM_TRAIN_EVENT_CHECKPOINT && a->saved[1] == 0)
+        a->saved[a->saved[0] != 0] = s->step;
+}
+
+static bool ask(void *user)
+{
+    asker *a = user;
+    bool asks = a->saved[0] != 0 && !a->has_asked;
+    a->has_asked = a->has_asked || asks;
+    return asks;
+}
+
+/* Without an answer it ends with a checkpoint some steps later. */
+static bool has_heard_enough(void *user)
+{
+    const asker *a = user;
+    return a->saved[1] != 0 || (a->saved[0] != 0 && a->step >= a->saved[0] + 20);
+}
+
+static void a_wish_right_after_a_due_checkpoint_counts(void)
+{
+    static const char *const sets[] = {"checkpoint.every_minutes=0.001",
+                                       "checkpoint.every_steps=never", "train.epochs=1000000",
+                                       "eval.every_epochs=never", "run.log_every_steps=1000"};
+    tdm_job_document *document = load(sets, sizeof(sets) / sizeof(sets[0]));
+    asker a = {0};
+    tdm_train_options options = {
+        .on_event = hear, .should_stop = has_heard_enough, .should_save = ask, .user = &a};
+    tdm_train_result r;
+    CHECK_INT(tdm_train(tdm_job_document_job(document), &options, &r, NULL), TDM_OK);
+    CHECK(a.has_asked);
+    CHECK_INT(a.saved[1], a.saved[0] + 1);
+    tdm_job_document_destroy(document);
+}
+
 static const check_test tests[] = {
     CHECK_TEST(events_come_in_order),
     CHECK_TEST(nothing_needs_to_be_asked_for),
@@ -445,6 +493,7 @@ static const check_test tests[] = {
     CHECK_TEST(models_open_from_what_was_written),
     CHECK_TEST(parameters_come_from_a_file),
     CHECK_TEST(forged_positions_are_refused),
+    CHECK_TEST(a_wish_right_after_a_due_checkpoint_counts),
 };
 
 static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *place)
