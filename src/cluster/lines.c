@@ -82,12 +82,20 @@ static void cut_front(tdm_str *str, size_t bytes)
     str->data[str->length] = '\0';
 }
 
+/* Lets go of all that waits. What may be in the store of it stays there under a number that is not used again. */
+static void forget_whole(tdm__lines *lines)
+{
+    if (lines->tried > 0) lines->next++;
+    lines->tried = 0;
+    tdm_str_release(&lines->whole);
+}
+
 static void add_line(tdm__lines *lines, const char *text, size_t length)
 {
     tdm_str_add_bytes(&lines->whole, text, length);
     tdm_str_add_char(&lines->whole, '\n');
     if (tdm_str_ok(&lines->whole)) return;
-    tdm_str_release(&lines->whole);
+    forget_whole(lines);
     lines->dropped++;
 }
 
@@ -175,7 +183,7 @@ void tdm__lines_write(tdm__lines *lines, const char *run)
 {
     if (lines->whole.length == 0) return;
     (void)append(run, lines->whole.data, lines->whole.length);
-    tdm_str_clear(&lines->whole);
+    forget_whole(lines);
 }
 
 /* ---- the store ------------------------------------------------------------------------------------- */
@@ -218,12 +226,13 @@ static size_t batch_bytes(const tdm_str *whole)
     return end ? (size_t)(end - whole->data) + 1 : whole->length;
 }
 
-/* A put that timed out may have had its effect: then the key is there the next time, and that is fine. */
+/* A put that timed out may have had its effect: then the key is there the next time, and that is fine. Hence
+ * the next time means the same bytes, however many lines have come since. */
 void tdm__lines_send(tdm__lines *lines, tdm_kv *kv, const char *session, const char *agent)
 {
     char key[TDM_KV_KEY_BYTES];
     while (lines->whole.length > 0 && has_room(lines, kv, session, agent)) {
-        size_t bytes = batch_bytes(&lines->whole);
+        size_t bytes = lines->tried > 0 ? lines->tried : batch_bytes(&lines->whole);
         tdm_str value = TDM_STR_INIT;
         tdm_str_add_bytes(&value, lines->whole.data, bytes);
         tdm_status status = tdm_str_ok(&value)
@@ -231,7 +240,9 @@ void tdm__lines_send(tdm__lines *lines, tdm_kv *kv, const char *session, const c
                                               tdm_str_text(&value), 0, NULL, NULL)
                                 : TDM_ERR_NO_MEMORY;
         tdm_str_release(&value);
+        lines->tried = bytes;
         if (status != TDM_OK && status != TDM_ERR_EXISTS) return;
+        lines->tried = 0;
         lines->next++;
         cut_front(&lines->whole, bytes);
     }

@@ -13,6 +13,7 @@ typedef struct tdm__lines {
     tdm_str whole;        /* that wait, a newline behind each */
     uint64_t dropped;     /* for which there was no room, since that was last said */
     uint64_t first, next; /* batches of ours in the store: from first to before next */
+    size_t tried;         /* bytes of `whole` that may be in the store as the next one; 0: none */
 } tdm__lines;
 
 /* Workers write to this pipe; made where there is none. A descriptor that never waits, or -1. */
