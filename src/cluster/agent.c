@@ -312,6 +312,7 @@ static void release(tdm__agent *a)
     free(a->places);
     free(a->strays);
     tdm__lines_release(&a->lines);
+    tdm__gauge_release(a->gauge);
 }
 
 tdm_status tdm_agent_run(const tdm_agent_options *options, tdm_agent_result *out, tdm_error *err)

@@ -4,6 +4,7 @@
 #ifndef TANDEM_CLUSTER_AGENT_H
 #define TANDEM_CLUSTER_AGENT_H
 
+#include "cluster/gauge.h"
 #include "cluster/lines.h"
 #include "cluster/session.h"
 #include "cluster/spawn.h"
@@ -34,6 +35,7 @@ typedef struct tdm__seat {
 typedef struct tdm__health {
     uint64_t memory_free, memory, disk_free, disk; /* 0: not known */
     bool memory_is_low, disk_is_low;
+    bool disk_is_silent;
     char trouble[200]; /* empty: all is well */
 } tdm__health;
 
@@ -71,6 +73,7 @@ typedef struct tdm__agent {
     double kill_at_s; /* INFINITY: not yet */
 
     tdm__health health;
+    tdm__gauge *gauge; /* of the disk; NULL: not yet */
 
     /* Crashes at one step. */
     uint64_t crash_step;

@@ -4,12 +4,14 @@
  * What is nearly used up is named in the agent's record, which `tandem ps` shows, and in the log: a line when
  * it has come to that, and one when it is over, with some distance between the two, so that a value that
  * wavers does not fill the log. Nothing is done about it: training goes on, and says what it cannot write.
+ *
+ * The disk is asked by a thread of its own (gauge.c), so that one that hangs keeps the agent from nothing; that
+ * it does not answer is named, too.
  */
 #include "cluster/agent.h"
 
 #include <stdio.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
 #define GB UINT64_C(1000000000)
 enum { DISK_PERCENT = 5, MEMORY_PERCENT = 3 };
@@ -23,17 +25,18 @@ static bool is_low(uint64_t free_bytes, uint64_t bytes, uint64_t low, uint64_t p
     return bytes > 0 && free_bytes < (was ? least + least / 2 : least);
 }
 
-static void measure(const tdm__agent *a, tdm__health *h)
+static void measure(tdm__agent *a, tdm__health *h)
 {
     tdm_memory_info memory;
-    struct statvfs disk;
+    tdm__disk_room disk = {0};
     tdm_os_memory_info(&memory);
     h->memory_free = memory.available_bytes;
     h->memory = memory.available_bytes > 0 ? memory.total_bytes : 0;
-    h->disk_free = h->disk = 0;
-    if (!a->run[0] || statvfs(a->run, &disk) != 0) return; /* this host does not see it */
-    h->disk_free = (uint64_t)disk.f_bavail * disk.f_frsize;
-    h->disk = (uint64_t)disk.f_blocks * disk.f_frsize;
+    if (!a->gauge) a->gauge = tdm__gauge_create(statvfs);
+    if (a->gauge && a->run[0]) tdm__gauge_look(a->gauge, a->run, tdm_clock_s(), &disk);
+    h->disk_free = disk.free_bytes;
+    h->disk = disk.bytes;
+    h->disk_is_silent = disk.is_silent;
 }
 
 static void add_trouble(tdm__health *h, const char *what, uint64_t free_bytes, uint64_t bytes)
@@ -48,18 +51,24 @@ static void add_trouble(tdm__health *h, const char *what, uint64_t free_bytes, u
 void tdm__agent_check_health(tdm__agent *a)
 {
     tdm__health *h = &a->health;
-    bool memory_was = h->memory_is_low, disk_was = h->disk_is_low;
+    bool memory_was = h->memory_is_low, disk_was = h->disk_is_low, silent_was = h->disk_is_silent;
     measure(a, h);
     h->memory_is_low = is_low(h->memory_free, h->memory, memory_low, MEMORY_PERCENT, memory_was);
     h->disk_is_low = is_low(h->disk_free, h->disk, disk_low, DISK_PERCENT, disk_was);
-    h->trouble[0] = '\0';
+    snprintf(h->trouble, sizeof h->trouble, "%s",
+             h->disk_is_silent ? "the disk does not answer" : "");
     if (h->disk_is_low) add_trouble(h, "disk", h->disk_free, h->disk);
     if (h->memory_is_low) add_trouble(h, "memory", h->memory_free, h->memory);
-    bool is_worse = (h->memory_is_low && !memory_was) || (h->disk_is_low && !disk_was);
+    bool is_worse = (h->memory_is_low && !memory_was) || (h->disk_is_low && !disk_was) ||
+                    (h->disk_is_silent && !silent_was);
+    bool names_run = h->disk_is_low || h->disk_is_silent;
     bool is_over = !h->trouble[0] && (memory_was || disk_was);
     if (is_worse)
         tdm_log(TDM_LOG_WARN, "agent", "host %s: %s%s%s", a->options->host, h->trouble,
-                h->disk_is_low ? "; the run is in " : "", h->disk_is_low ? a->run : "");
+                names_run ? "; the run is in " : "", names_run ? a->run : "");
+    if (silent_was && !h->disk_is_silent)
+        tdm_log(TDM_LOG_INFO, "agent", "host %s: the disk where the run is answers again",
+                a->options->host);
     if (is_over)
         tdm_log(TDM_LOG_INFO, "agent", "host %s has room on disk and in memory again",
                 a->options->host);

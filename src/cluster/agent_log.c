@@ -20,9 +20,10 @@ static const char *name_of(const tdm__agent *a)
     return strrchr(a->host_key, '/') + 1;
 }
 
+/* A disk that does not answer would keep the agent waiting, too: lines wait for it, up to their bound. */
 static bool can_write(const tdm__agent *a)
 {
-    return a->knows_lead && a->is_lead && a->run[0];
+    return a->knows_lead && a->is_lead && a->run[0] && !a->health.disk_is_silent;
 }
 
 static void find_lead(tdm__agent *a, const tdm_session_view *view)

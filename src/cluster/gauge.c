@@ -1,0 +1,124 @@
+/*
+ * gauge.c: asks a disk for its room, from a thread of its own, for a network file system may hang.
+ *
+ * A thread that asks such a disk cannot be waited for, nor ended. So each question has a detached thread, which
+ * puts the answer where the next look finds it. While a question is out no other is asked, hence there is one
+ * such thread at most, however long it takes; after ten seconds the disk counts as silent.
+ *
+ * Invariant: `path` is the thread's while a question is out, and all else the lock's. A gauge has its owner and
+ * its thread as holders, and goes with the last of them.
+ */
+#include "cluster/gauge.h"
+
+#include <tandem/base.h>
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+static const double silent_s = 10; /* without an answer */
+static const double patience_s =
+    .02; /* most disks have answered by then, and the look is up to date */
+
+struct tdm__gauge {
+    int (*ask)(const char *path, struct statvfs *out);
+    char path[4096];
+    pthread_mutex_t lock;
+    pthread_cond_t answered;
+    int holders;
+    bool is_out;    /* a question */
+    double since_s; /* it is */
+    tdm__disk_room room;
+};
+
+tdm__gauge *tdm__gauge_create(int (*ask)(const char *path, struct statvfs *out))
+{
+    tdm__gauge *g = calloc(1, sizeof *g);
+    pthread_condattr_t monotonic;
+    if (!g) return NULL;
+    g->ask = ask;
+    g->holders = 1;
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&g->answered, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    return g;
+}
+
+/* With the lock held, which it lets go of. */
+static void let_go(tdm__gauge *g)
+{
+    bool is_last = --g->holders == 0;
+    pthread_mutex_unlock(&g->lock);
+    if (!is_last) return;
+    pthread_cond_destroy(&g->answered);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+}
+
+void tdm__gauge_release(tdm__gauge *g)
+{
+    if (!g) return;
+    pthread_mutex_lock(&g->lock);
+    let_go(g);
+}
+
+static void *ask_disk(void *user)
+{
+    tdm__gauge *g = user;
+    struct statvfs disk;
+    tdm__disk_room room = {0};
+    if (g->ask(g->path, &disk) == 0) { /* otherwise this host does not see it */
+        room.free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
+        room.bytes = (uint64_t)disk.f_blocks * disk.f_frsize;
+    }
+    pthread_mutex_lock(&g->lock);
+    g->room = room;
+    g->is_out = false;
+    pthread_cond_signal(&g->answered);
+    let_go(g);
+    return NULL;
+}
+
+/* Signals are for the threads that were there before. */
+static bool start_thread(tdm__gauge *g)
+{
+    sigset_t all, before;
+    pthread_t thread;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool is_started = pthread_create(&thread, NULL, ask_disk, g) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (is_started) pthread_detach(thread);
+    return is_started;
+}
+
+/* With the lock held. */
+static void put_question(tdm__gauge *g, const char *path, double now_s)
+{
+    snprintf(g->path, sizeof g->path, "%s", path);
+    g->since_s = now_s;
+    g->is_out = true;
+    g->holders++;
+    if (!start_thread(g)) {
+        g->holders--;
+        g->is_out = false;
+        g->room = (tdm__disk_room){0};
+    }
+    double until_s = tdm_clock_s() + patience_s;
+    struct timespec until = {.tv_sec = (time_t)until_s,
+                             .tv_nsec = (long)((until_s - (double)(time_t)until_s) * 1e9)};
+    while (g->is_out && pthread_cond_timedwait(&g->answered, &g->lock, &until) == 0) continue;
+}
+
+void tdm__gauge_look(tdm__gauge *g, const char *path, double now_s, tdm__disk_room *out)
+{
+    pthread_mutex_lock(&g->lock);
+    if (!g->is_out) put_question(g, path, now_s);
+    *out = g->room;
+    if (g->is_out && now_s - g->since_s > silent_s) *out = (tdm__disk_room){.is_silent = true};
+    pthread_mutex_unlock(&g->lock);
+}

@@ -1,0 +1,26 @@
+/*
+ * gauge.h: the room on a disk that may not answer.
+ */
+#ifndef TANDEM_CLUSTER_GAUGE_H
+#define TANDEM_CLUSTER_GAUGE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/statvfs.h>
+
+typedef struct tdm__gauge tdm__gauge;
+
+typedef struct tdm__disk_room {
+    uint64_t free_bytes, bytes; /* 0: not known */
+    bool is_silent;             /* it has been asked, and has not answered for long */
+} tdm__disk_room;
+
+/* `ask` is statvfs, or what stands for it in a test; it is called from another thread. NULL: no memory. */
+tdm__gauge *tdm__gauge_create(int (*ask)(const char *path, struct statvfs *out));
+/* Also while a question is out: then whoever asks it frees what is left. NULL is fine. */
+void tdm__gauge_release(tdm__gauge *gauge);
+/* The room where `path` is, as far as it is known now, without waiting for the disk for more than some
+ * milliseconds. `now_s` is a time of tdm_clock_s(). */
+void tdm__gauge_look(tdm__gauge *gauge, const char *path, double now_s, tdm__disk_room *out);
+
+#endif

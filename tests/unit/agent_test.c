@@ -1,0 +1,187 @@
+/*
+ * Parts of an agent by themselves: the gauge of a disk that hangs, and lines for the log after a call to the
+ * store of which nobody knows whether it had its effect.
+ *
+ * The disk and the store are made up, and do what the test says. A disk that hangs is let go before the test
+ * ends, so that no thread is left behind.
+ */
+#include "check.h"
+#include "cluster/gauge.h"
+#include "cluster/kv.h"
+#include "cluster/lines.h"
+
+#include <stdatomic.h>
+#include <time.h>
+
+enum { WAIT_S = 60 };
+
+static void nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+/* ---- a disk -------------------------------------------------------------------------------------- */
+
+static atomic_int questions, answers;
+static atomic_bool hangs;
+
+static int made_up_disk(const char *path, struct statvfs *out)
+{
+    questions++;
+    while (hangs) nap();
+    *out = (struct statvfs){.f_frsize = 1000, .f_blocks = 50, .f_bavail = 20};
+    answers++;
+    return strcmp(path, "there") == 0 ? 0 : -1;
+}
+
+static bool await_count(atomic_int *count, int least)
+{
+    double until_s = tdm_clock_s() + WAIT_S;
+    while (*count < least && tdm_clock_s() < until_s) nap();
+    return *count >= least;
+}
+
+/* Looks until this is known: on a busy machine an answer may be found by a later look. */
+static bool await_bytes(tdm__gauge *gauge, const char *path, uint64_t bytes)
+{
+    double until_s = tdm_clock_s() + WAIT_S;
+    tdm__disk_room room = {.bytes = bytes + 1};
+    while (room.bytes != bytes && tdm_clock_s() < until_s) {
+        tdm__gauge_look(gauge, path, 0, &room);
+        CHECK(!room.is_silent);
+    }
+    return room.bytes == bytes && room.free_bytes == bytes / 5 * 2;
+}
+
+/* From now on the disk hangs, and one question is out, since time 0. */
+static int hang(tdm__gauge *gauge)
+{
+    tdm__disk_room room;
+    CHECK(await_count(&answers, questions));
+    hangs = true;
+    int before = questions;
+    double until_s = tdm_clock_s() + WAIT_S;
+    while (questions == before && tdm_clock_s() < until_s)
+        tdm__gauge_look(gauge, "there", 0, &room);
+    CHECK_INT(questions, before + 1);
+    return before;
+}
+
+static void a_disk_that_hangs_keeps_nobody_waiting(void)
+{
+    tdm__disk_room room;
+    tdm__gauge *gauge = tdm__gauge_create(made_up_disk);
+    CHECK(gauge != NULL);
+    CHECK(await_bytes(gauge, "there", 50000));
+    CHECK(await_bytes(gauge, "elsewhere", 0));
+    CHECK(await_bytes(gauge, "there", 50000));
+    int before = hang(gauge);
+    tdm__gauge_look(gauge, "there", 9, &room);
+    CHECK(!room.is_silent);
+    CHECK_INT(room.bytes, 50000); /* what it said last */
+    for (int i = 0; i < 20; i++) tdm__gauge_look(gauge, "there", 11 + i, &room);
+    CHECK(room.is_silent);
+    CHECK_INT(room.bytes, 0);
+    CHECK_INT(questions, before + 1); /* one at a time */
+    hangs = false;
+    CHECK(await_bytes(gauge, "there", 50000));
+    before = hang(gauge);
+    tdm__gauge_release(gauge); /* the agent ends while a question is out */
+    hangs = false;
+    CHECK(await_count(&answers, before + 1));
+    tdm__gauge_release(NULL);
+}
+
+/* ---- a store ------------------------------------------------------------------------------------- */
+
+/* It keeps what it was given, also when it is in doubt, and does not say so. */
+typedef struct made_up_store {
+    tdm_kv kv; /* first */
+    char keys[8][TDM_KV_KEY_BYTES];
+    char values[8][200];
+    int count;
+    bool is_away, is_in_doubt;
+} made_up_store;
+
+static tdm_status swap(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
+                       uint64_t lease, uint64_t *out_revision, tdm_error *err)
+{
+    made_up_store *store = (made_up_store *)kv;
+    CHECK(expected == 0 && lease == 0);
+    *out_revision = 1;
+    if (store->is_away) return tdm_fail(err, TDM_ERR_PEER_TIMEOUT, "no answer");
+    for (int i = 0; i < store->count; i++)
+        if (strcmp(store->keys[i], key) == 0) return tdm_fail(err, TDM_ERR_EXISTS, "it is there");
+    CHECK(store->count < 8);
+    snprintf(store->keys[store->count], sizeof store->keys[0], "%s", key);
+    snprintf(store->values[store->count++], sizeof store->values[0], "%s", value);
+    return store->is_in_doubt ? tdm_fail(err, TDM_ERR_PEER_TIMEOUT, "no answer") : TDM_OK;
+}
+
+/* Whatever was there has been taken out. */
+static tdm_status get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
+                      tdm_error *err)
+{
+    (void)kv, (void)arena, (void)out;
+    return tdm_fail(err, TDM_ERR_NOT_FOUND, "there is no %s", key);
+}
+
+static const tdm__kv_ops store_ops = {.name = "made-up", .get = get, .swap = swap};
+
+static void add(tdm__lines *lines, const char *text)
+{
+    tdm__lines_add(lines, text, strlen(text));
+}
+
+static void no_line_is_lost_after_a_put_in_doubt(void)
+{
+    made_up_store store = {.kv = {.ops = &store_ops}, .is_in_doubt = true};
+    tdm__lines lines;
+    tdm__lines_init(&lines, NULL);
+    add(&lines, "one");
+    tdm__lines_send(&lines, &store.kv, "s", "a");
+    CHECK_INT(store.count, 1);
+    add(&lines, "two");
+    store.is_in_doubt = false;
+    tdm__lines_send(&lines, &store.kv, "s", "a");
+    CHECK_INT(store.count, 2);
+    CHECK_TEXT(store.values[0], "one\n");
+    CHECK_TEXT(store.values[1], "two\n");
+    CHECK_INT(lines.whole.length, 0);
+    /* One that had no effect goes again as it was, and what came meanwhile follows. */
+    store.is_away = true;
+    add(&lines, "three");
+    tdm__lines_send(&lines, &store.kv, "s", "a");
+    add(&lines, "four");
+    store.is_away = false;
+    tdm__lines_send(&lines, &store.kv, "s", "a");
+    CHECK_INT(store.count, 4);
+    CHECK_TEXT(store.values[2], "three\n");
+    CHECK_TEXT(store.values[3], "four\n");
+    tdm__lines_release(&lines);
+}
+
+/* Rank 0 has come to this host meanwhile, and has gone again. */
+static void lines_written_here_are_not_owed_to_the_store(void)
+{
+    made_up_store store = {.kv = {.ops = &store_ops}, .is_in_doubt = true};
+    tdm__lines lines;
+    tdm__lines_init(&lines, NULL);
+    add(&lines, "a long one");
+    tdm__lines_send(&lines, &store.kv, "s", "a");
+    tdm__lines_write(&lines, "/nowhere");
+    CHECK_INT(lines.whole.length, 0);
+    add(&lines, "two");
+    store.is_in_doubt = false;
+    tdm__lines_send(&lines, &store.kv, "s", "a");
+    CHECK_INT(store.count, 2);
+    CHECK_TEXT(store.values[1], "two\n");
+    CHECK_INT(lines.whole.length, 0);
+    tdm__lines_release(&lines);
+}
+
+static const check_test tests[] = {CHECK_TEST(a_disk_that_hangs_keeps_nobody_waiting),
+                                   CHECK_TEST(no_line_is_lost_after_a_put_in_doubt),
+                                   CHECK_TEST(lines_written_here_are_not_owed_to_the_store)};
+
+CHECK_MAIN(tests)
