@@ -8,6 +8,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#define SLICE_BYTES ((size_t)16 << 20) /* whole huge pages */
+
 struct tdm__saver_room {
     tdm_pages pages; /* empty: a save has them, or there are none */
     pthread_t thread;
@@ -33,11 +35,18 @@ void tdm__saver_room_destroy(tdm__saver_room *room)
     free(room);
 }
 
+/* Slice by slice: where memory is short, the system takes back what it has just given, and never lacks more
+ * than one of them. */
 static void *fill(void *argument)
 {
-    tdm__saver_room *room = argument;
-    tdm_pages_populate(&room->pages);
-    tdm_pages_lend(&room->pages);
+    const tdm_pages *all = &((tdm__saver_room *)argument)->pages;
+    for (size_t at = 0; at < all->bytes; at += SLICE_BYTES) {
+        size_t left = all->bytes - at;
+        tdm_pages slice = {.data = (char *)all->data + at,
+                           .bytes = left < SLICE_BYTES ? left : SLICE_BYTES};
+        tdm_pages_populate(&slice);
+        tdm_pages_lend(&slice);
+    }
     return NULL;
 }
 

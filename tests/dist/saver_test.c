@@ -499,10 +499,42 @@ static void test_cut_short(void)
     free(board);
 }
 
+/* Memory that was taken beforehand is all there, and the taker's alone: of less than a slice, of some slices
+ * and a bit, of more than was prepared, and what another save has given back. */
+static void test_room(void)
+{
+    static const size_t prepared[] = {3, 33, 33}, taken[] = {3, 33, 50};
+    for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++) {
+        size_t bytes = (taken[i] << 20) - 5;
+        tdm_pages pages = {0}, other = {0};
+        tdm__saver_room *room = tdm__saver_room_create();
+        CHECK(room != NULL);
+        if (!room) return;
+        tdm__saver_room_prepare(room, (prepared[i] << 20) - 5);
+        CHECK_INT(tdm__saver_room_take(room, bytes, &pages, NULL), TDM_OK);
+        CHECK(pages.data && pages.bytes >= bytes);
+        if (!pages.data) return;
+        tdm__saver_room_prepare(room, bytes); /* for the next one, while this one is in use */
+        memset(pages.data, 'a', pages.bytes);
+        CHECK_INT(tdm__saver_room_take(room, bytes, &other, NULL), TDM_OK);
+        CHECK(other.data && other.data != pages.data);
+        CHECK(memchr(pages.data, 0, pages.bytes) == NULL);
+        void *given = pages.data;
+        tdm__saver_room_give(room, &pages);
+        CHECK(!pages.data);
+        CHECK_INT(tdm__saver_room_take(room, bytes, &pages, NULL), TDM_OK);
+        CHECK(pages.data == given);
+        tdm_pages_unmap(&pages);
+        tdm_pages_unmap(&other);
+        tdm__saver_room_prepare(room, bytes);
+        tdm__saver_room_destroy(room); /* at work, perhaps */
+    }
+}
+
 static const check_test tests[] = {
     CHECK_TEST(make_folder),    CHECK_TEST(test_same_bytes), CHECK_TEST(test_poll),
     CHECK_TEST(test_trouble),   CHECK_TEST(test_abandon),    CHECK_TEST(test_death),
-    CHECK_TEST(test_cut_short), CHECK_TEST(remove_folder),
+    CHECK_TEST(test_cut_short), CHECK_TEST(test_room),       CHECK_TEST(remove_folder),
 };
 
 int main(int argc, char **argv)
