@@ -4,9 +4,9 @@
  * These start a task for each worker that a host shall have, and know nothing of workers that come and go:
  * a task that dies ends the job. So tasks are not the workers. The first task of a host becomes its agent,
  * which starts as many workers as the host has tasks, and starts them again; the first of all is the
- * session's launcher. The other tasks sleep until the end, and end with the same code. The session's name
- * comes from the launcher's numbers for this start, so all know it at once; hosts find each other in the
- * store.
+ * session's launcher, whose agent is a process of its own. The other tasks sleep until the end, and end with
+ * the same code. The session's name comes from the launcher's numbers for this start, so all know it at once;
+ * hosts find each other in the store.
  *
  * When the first task of a host is killed, its workers go on. The others of that host look after the session
  * then: they wait for its end, and a signal to them (mpirun ends all tasks when one has died) becomes the
@@ -275,9 +275,13 @@ static int follow(const tdm_comm_place *place, const tasks_plan *plan, const tdm
         cli_error("train: %s", err.message);
         return CLI_PEER;
     }
-    cli_warn("the first task of host %s was killed: training goes on, but workers that die there "
-             "are not started again",
-             plan->host);
+    /* The launcher's agent is a process of its own, and lives on; which host that is, its launcher does
+     * not always tell. */
+    cli_warn("the first task of host %s was killed: training goes on%s", plan->host,
+             place->local_size == place->size
+                 ? ""
+                 : ", but workers that die there are not started again, unless it was the first "
+                   "task of all");
     return outlive(plan, o);
 }
 

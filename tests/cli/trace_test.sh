@@ -54,7 +54,7 @@ test_running_ranks() {
 # Real ranks, of which the last comes late: who waits, for whom, and the culprit. A signal that asks for
 # a dump does no harm; and in the end all is well.
 test_ranks_that_hang() {
-    TANDEM_DUMP_SIGNAL=USR1 "$TANDEM" run -n 3 --run hang -- "$(dirname "$writer")/comm_late" go &
+    TANDEM_DUMP_SIGNAL=USR2 "$TANDEM" run -n 3 --run hang -- "$(dirname "$writer")/comm_late" go &
     local launcher=$! end=$((SECONDS + 60)) pid
     while [ "$SECONDS" -lt "$end" ]; do
         if [ -e hang/rank-00002.trace ]; then
@@ -68,7 +68,7 @@ test_ranks_that_hang() {
     assert_contains "$out" "rank 1 waits for rank 2 in all_reduce #17 of world since"
     assert_contains "$out" "rank 2 did not call it: its last act: mark \"asleep\""
     assert_contains "$out" "the culprit is rank 2 (process $pid on "
-    kill -USR1 "$pid"
+    kill -USR2 "$pid"
     sleep 0.2
     touch go
     wait "$launcher" || fail "the ranks did not end well"
