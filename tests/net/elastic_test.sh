@@ -136,30 +136,31 @@ hash_of() { sed -n 's/.*"hash":"\([0-9a-f]\{64\}\)".*/\1/p' "$1"; }
 want=$(hash_of "$work/alone.out")
 [ -n "$want" ] || { echo "no hash of an undisturbed run"; exit 1; }
 
-# start CASE SETS...: two workers on each host; the launcher is on host 1.
+# start CASE HOST SETS...: two workers on each host; the launcher is on host 1. When a host is named, a worker
+# there stops in front of its step 45, so that the training cannot end before it is struck.
 launcher=
 start() {
     local case=$1 sets=() set
-    shift
+    export NET_STRUCK=10.78.0.$2 NET_WISH=forward:step=45:signal=STOP:file=$work/$1.there
+    shift 2
     for set in "$@"; do sets+=(--set "$set"); done
     ip netns exec "$id-1" timeout -k 5 "$limit_s" "$tandem" train "$work/job.yaml" -q --json \
         --hosts 10.78.0.1:2,10.78.0.2:2,10.78.0.3:2 --remote-tandem "$tandem" \
         --set "run.dir=$work/$case" "${sets[@]}" >"$work/$case.out" 2>"$work/$case.err" &
     launcher=$!
 }
-step_of() {
-    local lines
-    lines=$(tail -n 1 "$work/$1"/net-1/metrics.jsonl 2>/dev/null | sed -n 's/.*"step":\([0-9]*\).*/\1/p')
-    echo "${lines:-0}"
-}
-# reach CASE STEP: waits for it.
+# reach CASE: waits until it is there.
 reach() {
     local left=$((limit_s * 20))
-    until [ "$(step_of "$1")" -ge "$2" ]; do
+    until [ -e "$work/$1.there" ]; do
         left=$((left - 1))
         if [ $left -le 0 ] || ! kill -0 "$launcher" 2>/dev/null; then return 1; fi
         sleep 0.05
     done
+}
+go_on() {
+    local pid
+    for pid in $(pids "$1"); do kill -CONT "$pid" 2>/dev/null || true; done
 }
 show() {
     tail -n 20 "$work/$1.err"
@@ -213,19 +214,19 @@ one_log() {
     done
 }
 case_plain() {
-    start plain
+    start plain none
     ends_well plain 0
     one_log plain
 }
-# strike CASE HOST COMMAND...: in the middle of the training.
+# strike CASE COMMAND...: in the middle of the training.
 strike() {
     local case=$1
     shift
-    reach "$case" 45 || { complain "$case: it never came to step 45"; show "$case"; return 1; }
+    reach "$case" || { complain "$case: it never came to step 45"; show "$case"; return 1; }
     "$@"
 }
 case_mirror() {
-    start mirror elastic.mirror=true
+    start mirror 3 elastic.mirror=true
     strike mirror kill_host 3 && ends_well mirror 1
     if grep -q 'goes back to\|going back to' "$work/mirror/net-1/log.jsonl" 2>/dev/null; then
         complain "mirror: it went back to a checkpoint"
@@ -233,13 +234,14 @@ case_mirror() {
     start_all
 }
 case_back() {
-    start back parallel.zero=3
+    start back 2 parallel.zero=3
     strike back kill_host 2 && ends_well back 1
     start_all
 }
 case_cut() {
-    start cut
+    start cut 3
     if strike cut cut_off 3; then
+        go_on 3
         empties 3 60 || complain "cut: the workers on the smaller side are still there"
         ends_well cut 1
     fi
@@ -261,8 +263,8 @@ kill_leader() {
     complain "etcd: no member says that it leads"
 }
 case_etcd() {
-    start etcd
-    strike etcd kill_leader && ends_well etcd 0
+    start etcd 2
+    strike etcd kill_leader && go_on 2 && ends_well etcd 0
     start_all
 }
 
