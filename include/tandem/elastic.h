@@ -140,7 +140,8 @@ typedef struct tdm_elastic_ops {
      * same for all. *done: the run has ended, and all that is to be kept is on disk. */
     tdm_status (*step)(void *user, unsigned wish, unsigned *wishes, bool *done, tdm_error *err);
     /* After enter or step has failed, before leave: whether this member itself could not reach that rank
-     * (told by others does not count, nor who left in good order), and how it noticed, for the log.
+     * (told by others does not count, nor who left in good order), and how it noticed, for the log. It may
+     * be asked again some milliseconds later.
      * NULL: nobody is named. */
     tdm_loss (*lost)(void *user, int rank, char how[TDM_LOST_BYTES]);
     /* Closes the world, if it is open. What was committed stays where it is. */

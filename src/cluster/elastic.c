@@ -24,6 +24,8 @@
 #define MARGIN_S 2.0
 #define BACK_OFF_AFTER 3 /* epochs in a row that ended before a step was done */
 #define FAILURES_MOST 100
+#define LOOKS 4       /* at who is lost, while it seems that a host is just ending, */
+#define AGAIN_S 0.005 /* each after so long */
 
 typedef enum outcome {
     GO_ON, /* to the next round */
@@ -195,10 +197,32 @@ static void activate(run *r, bool is_active)
     pthread_mutex_unlock(&m->lock);
 }
 
+/* Whether of another host some have closed their connections, and some have not: its other processes may just
+ * be ending, too. */
+static bool is_host_in_part(const run *r, const tdm_loss *losses)
+{
+    for (int i = 0; i < r->epoch.size; i++) {
+        const char *host = r->members[i].host;
+        if (losses[i] != TDM_LOSS_CLOSED || strcmp(host, r->members[r->epoch.rank].host) == 0)
+            continue;
+        for (int k = 0; k < r->epoch.size; k++)
+            if (losses[k] == TDM_LOSS_NONE && strcmp(host, r->members[k].host) == 0) return true;
+    }
+    return false;
+}
+
 static void ask_for_lost(run *r, tdm_loss *losses)
 {
-    for (int i = 0; r->ops->lost && i < r->epoch.size; i++) {
-        char how[TDM_LOST_BYTES] = "";
+    char how[TDM_LOST_BYTES];
+    if (!r->ops->lost) return;
+    for (int look = 0; look < LOOKS; look++) {
+        for (int i = 0; i < r->epoch.size; i++)
+            if (i != r->epoch.rank) losses[i] = r->ops->lost(r->user, i, how);
+        if (!is_host_in_part(r, losses)) break;
+        r->m->pause(r->m->pause_user, AGAIN_S);
+    }
+    for (int i = 0; i < r->epoch.size; i++) {
+        how[0] = '\0';
         if (i != r->epoch.rank) losses[i] = r->ops->lost(r->user, i, how);
         if (losses[i] == TDM_LOSS_NONE) continue;
         how[sizeof how - 1] = '\0';
