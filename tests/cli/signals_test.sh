@@ -36,6 +36,7 @@ hits=0
 disturb() {
     local signal=$1 run=$2/tiny-1 words=(job.yaml) code pid tries
     for ((tries = 0; tries < 200; tries++)); do
+        : >run.err # or words of the last try would still be there when a signal comes very early
         "$TANDEM" train "${words[@]}" "${common[@]}" --set train.epochs=60 --set run.dir="$2" -q \
             -n $((RANDOM % 4 + 1)) >run.out 2>run.err &
         pid=$!
