@@ -367,10 +367,15 @@ TDM_API size_t tdm_graph_products_at(const tdm_graph *graph, size_t index,
 
 typedef struct tdm_plan tdm_plan;
 
+/* Whose kernels a plan may use. PORTABLE: those whose bits are a function of their inputs alone.
+ * VENDOR: also those of a library whose bits depend on CPU, version and threads. */
+typedef enum tdm_numerics { TDM_NUMERICS_PORTABLE = 0, TDM_NUMERICS_VENDOR } tdm_numerics;
+
 typedef struct tdm_plan_options {
-    const char *backend; /* NULL: the best kernel for each op; "ref": plain loops only */
-    int threads;         /* that a kernel may use; 0: 1 */
-    bool forward_only;   /* leave out what only the gradients need */
+    const char *backend;   /* NULL: the best kernel for each op; "ref": plain loops only */
+    tdm_numerics numerics; /* does not matter where `backend` names one */
+    int threads;           /* that a kernel may use; 0: 1 */
+    bool forward_only;     /* leave out what only the gradients need */
 } tdm_plan_options;
 
 /* The blocks of memory a plan works on. */

@@ -104,6 +104,10 @@ typedef enum tdm_job_recompute {
     TDM_JOB_RECOMPUTE_FULL
 } tdm_job_recompute;
 typedef enum tdm_job_backend { TDM_JOB_BACKEND_AUTO, TDM_JOB_BACKEND_REF } tdm_job_backend;
+typedef enum tdm_job_numerics {
+    TDM_JOB_NUMERICS_PORTABLE,
+    TDM_JOB_NUMERICS_VENDOR
+} tdm_job_numerics;
 typedef enum tdm_job_transport {
     TDM_JOB_TRANSPORT_AUTO,
     TDM_JOB_TRANSPORT_SHM,
@@ -325,6 +329,7 @@ typedef struct tdm_job {
     } parallel;
     struct {
         int backend;     /* tdm_job_backend */
+        int numerics;    /* tdm_job_numerics */
         int64_t threads; /* of each worker */
         int precision;   /* tdm_job_precision */
     } compute;

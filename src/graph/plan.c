@@ -46,6 +46,7 @@ struct tdm_plan {
     size_t fixup_count;
     tdm__memory memory;
     void **backends; /* opened state, by registry index; NULL where not in use */
+    tdm_numerics numerics;
     int threads;
     bool forward_only;
 };
@@ -137,14 +138,32 @@ static tdm_status try_backend(tdm_plan *plan, size_t index, step *s, tdm_error *
     return TDM_OK;
 }
 
+/*
+ * When a plan asks a backend: in the first round, in the second, or never. A portable plan asks
+ * vendor backends only where no other but `ref` computes the op. Once every op has a portable kernel,
+ * PORTABLE_NEVER_ASKS_VENDOR is true, and it does not ask them at all.
+ */
+enum { PORTABLE_NEVER_ASKS_VENDOR = false, ROUND_COUNT = 2, NEVER = ROUND_COUNT };
+
+static int backend_round(const tdm_plan *plan, const char *only, size_t index)
+{
+    const tdm_kernel_backend_ops *backend = tdm_kernel_backend_at(index);
+    if (only) return strcmp(only, backend->name) == 0 ? 0 : NEVER;
+    if (plan->numerics == TDM_NUMERICS_VENDOR) return 0;
+    if (backend->vendor) return PORTABLE_NEVER_ASKS_VENDOR ? NEVER : 1;
+    bool is_last = index + 1 == tdm_kernel_backend_count(); /* `ref` */
+    return is_last ? 1 : 0;
+}
+
 static tdm_status choose_kernel(tdm_plan *plan, const char *only, step *s, tdm_error *err)
 {
     const tdm__node *node = &plan->graph->nodes[s->node];
-    for (size_t b = 0; b < tdm_kernel_backend_count(); b++) {
-        if (only && strcmp(only, tdm_kernel_backend_at(b)->name) != 0) continue;
-        tdm_status status = try_backend(plan, b, s, err);
-        if (status != TDM_ERR_UNSUPPORTED) return status;
-    }
+    for (int round = 0; round < ROUND_COUNT; round++)
+        for (size_t b = 0; b < tdm_kernel_backend_count(); b++) {
+            if (backend_round(plan, only, b) != round) continue;
+            tdm_status status = try_backend(plan, b, s, err);
+            if (status != TDM_ERR_UNSUPPORTED) return status;
+        }
     return tdm_fail(err, TDM_ERR_UNSUPPORTED, "%s: no kernel computes this op%s%s", node->name,
                     only ? " in backend " : "", only ? only : "");
 }
@@ -297,6 +316,7 @@ tdm_status tdm_plan_create(const tdm_graph *graph, const tdm_plan_options *optio
     tdm_plan *plan = calloc(1, sizeof(*plan));
     if (!plan) return tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
     plan->graph = graph;
+    plan->numerics = options ? options->numerics : TDM_NUMERICS_PORTABLE;
     plan->threads = options && options->threads > 0 ? options->threads : 1;
     plan->forward_only = options && options->forward_only;
     tdm_status status = build(plan, options ? options->backend : NULL, err);

@@ -690,6 +690,19 @@ static const tdm_job_key last_keys[] = {
                 "easy to read, to compare with.",
     },
     {
+        .path = "compute.numerics",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(compute.numerics),
+        .fallback = "portable",
+        .decides_bits = true,
+        .choices = "portable | vendor",
+        .also_called = "deterministic use_deterministic_algorithms mkldnn onednn",
+        .help = "Whose kernels compute matrix products and convolutions. portable: Tandem's, whose "
+                "results are a function of the job and the data alone: the same bits on every CPU, "
+                "number of threads and compiler. vendor: oneDNN's, whose bits depend on the CPU, "
+                "the version of oneDNN and the number of threads.",
+    },
+    {
         .path = "compute.threads",
         .type = TDM_JOB_KEY_INT,
         .offset = FIELD(compute.threads),

@@ -222,6 +222,9 @@ tdm_model_options tdm_model_of_lane(const tdm_model_options *model, int64_t rows
 tdm_plan_options tdm_model_plan_options(const tdm_job *job)
 {
     return (tdm_plan_options){.backend = job->compute.backend == TDM_JOB_BACKEND_REF ? "ref" : NULL,
+                              .numerics = job->compute.numerics == TDM_JOB_NUMERICS_VENDOR
+                                              ? TDM_NUMERICS_VENDOR
+                                              : TDM_NUMERICS_PORTABLE,
                               .threads = job->compute.threads > 1 ? (int)job->compute.threads : 1};
 }
 

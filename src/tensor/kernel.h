@@ -159,7 +159,8 @@ typedef struct tdm_kernel_family {
 
 typedef struct tdm_kernel_backend_ops {
     const char *name;
-    int level; /* of x86-64 (2, 3, 4) that its code needs; 0: any processor */
+    int level;   /* of x86-64 (2, 3, 4) that its code needs; 0: any processor */
+    bool vendor; /* its bits depend on CPU, library version or threads: not for portable plans */
     /* Optional: what all kernels of one plan share (an engine, a stream). Used by one thread. */
     tdm_status (*open)(void **out, tdm_error *err);
     void (*close)(void *backend);

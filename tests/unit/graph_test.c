@@ -451,12 +451,20 @@ static void backends_by_name(void)
             CHECK_TEXT(tdm_plan_node_at(b.plan, i).backend, "ref");
         bench_close(&b);
     }
-    if (bench_open(&b, m.graph, NULL)) {
+    for (int vendor = 0; vendor < 2; vendor++) {
+        tdm_plan_options options = {.numerics = vendor ? TDM_NUMERICS_VENDOR
+                                                       : TDM_NUMERICS_PORTABLE};
+        if (!bench_open(&b, m.graph, &options)) continue;
         for (size_t i = 0; i < tdm_plan_node_count(b.plan); i++) {
             tdm_plan_node_info info = tdm_plan_node_at(b.plan, i);
             const tdm_node_info node = tdm_graph_node_at(m.graph, info.node);
             bool product = strcmp(node.op, "matmul") == 0;
-            CHECK_TEXT(info.backend, product ? "onednn" : "cpu");
+            if (product && vendor)
+                CHECK_TEXT(info.backend, "onednn");
+            else if (product)
+                CHECK(strcmp(info.backend, "ref") != 0);
+            else
+                CHECK_TEXT(info.backend, "cpu");
             bool gradient = node.backward && (node.shape.rank == 1 || node.shape.dim[0] != 4) &&
                             node.shape.rank > 0;
             CHECK_INT(info.arena_offset == SIZE_MAX, gradient);

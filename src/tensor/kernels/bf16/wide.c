@@ -139,6 +139,7 @@ static const tdm_kernel_family *const families[] = {&products, NULL};
 
 const tdm_kernel_backend_ops tdm__kernels_wide = {
     .name = "wide",
+    .vendor = true,
     .open = open_wide,
     .close = close_wide,
     .families = families,

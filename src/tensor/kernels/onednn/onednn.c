@@ -106,6 +106,7 @@ static const tdm_kernel_family *const families[] = {&tdm__onednn_matmul, &tdm__o
 
 const tdm_kernel_backend_ops tdm__kernels_onednn = {
     .name = "onednn",
+    .vendor = true,
     .open = tdm__onednn_open,
     .close = tdm__onednn_close,
     .families = families,

@@ -268,6 +268,7 @@ static const tdm_kernel_family *const families[] = {&convolutions, NULL};
 
 const tdm_kernel_backend_ops tdm__kernels_winograd = {
     .name = "winograd",
+    .vendor = true,
     .open = tdm__onednn_open,
     .close = tdm__onednn_close,
     .families = families,
