@@ -106,6 +106,12 @@ static void look_at_processor(report *r)
         "without AVX2 matrix products are several times slower; if this is a virtual machine, pass "
         "the host's processor through to it",
         "%s (%s)", cpu.level, cpu.architecture);
+    const char *asked = getenv("TANDEM_ISA"), *level = tdm_tensor_level_name(tdm_tensor_level());
+    bool is_set = asked && *asked;
+    bool obeyed = !is_set || (x86 && strcmp(level + strlen("x86-64-"), asked) == 0);
+    find(r, "processor", "kernels", obeyed ? OK : NOTE,
+         "TANDEM_ISA is not one of v2, v3 and v4, or not a level of this CPU: correct or unset it",
+         "%s%s%s", level, is_set ? " with TANDEM_ISA=" : "", is_set ? asked : "");
     find(r, "processor", "instructions", OK, NULL, "%s",
          cpu.features[0] ? cpu.features : "unknown");
     find(r, "processor", "cores", cpu.usable_count < cpu.online_count ? NOTE : OK,

@@ -91,6 +91,11 @@ typedef struct tdm_step_key {
 /* The library of fast kernels: "oneDNN 2.6.3". Returns `buffer`. */
 TDM_API const char *tdm_tensor_library(char buffer[TDM_LIBRARY_BYTES]);
 
+/* The level of x86-64 (2, 3, 4) whose instructions the kernels use, 0 on other CPUs, and its name:
+ * "x86-64-v3", "armv8-a". The environment variable TANDEM_ISA lowers it. */
+TDM_API int tdm_tensor_level(void);
+TDM_API const char *tdm_tensor_level_name(int level);
+
 #ifdef __cplusplus
 }
 #endif

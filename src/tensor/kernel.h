@@ -167,8 +167,12 @@ typedef struct tdm_kernel_backend_ops {
     const tdm_kernel_family *const *families; /* NULL-terminated */
 } tdm_kernel_backend_ops;
 
-/* The highest level of x86-64 (2, 3, 4) that this processor and its kernel offer; 0 elsewhere. */
+/* The level of x86-64 (2, 3, 4) whose instructions the kernels use; 0 on other CPUs. It is the CPU's,
+ * or the lower one that the environment variable TANDEM_ISA (v2, v3, v4) names when it is first asked
+ * for. */
 int tdm_kernel_level(void);
+/* The highest level that this CPU and its operating system offer. */
+int tdm_kernel_cpu_level(void);
 /* Backends for this processor, best first; `ref` is the last and has every op. */
 size_t tdm_kernel_backend_count(void);
 const tdm_kernel_backend_ops *tdm_kernel_backend_at(size_t index);

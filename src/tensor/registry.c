@@ -2,6 +2,11 @@
 #include "tensor/kernel.h"
 #include "tensor/kernels/backends.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
 /* Declared here because clang without its own OpenMP has no omp.h; GCC's runtime, which oneDNN is
  * linked with, provides them. */
 extern int omp_get_max_threads(void);
@@ -43,12 +48,70 @@ enum { BACKEND_COUNT = sizeof(backends) / sizeof(backends[0]) };
 #define HAS_V4 false
 #endif
 
-int tdm_kernel_level(void)
+int tdm_kernel_cpu_level(void)
 {
     return HAS_V4 ? 4 : HAS_V3 ? 3 : HAS_V2 ? 2 : 0;
 }
 
-/* Of those that are compiled for levels, only the one for this processor's. */
+/* The level that TANDEM_ISA asks for, at most `most`; `most` when it is not set or cannot be obeyed. */
+static int level_by_environment(int most)
+{
+    static const char *const names[] = {[2] = "v2", [3] = "v3", [4] = "v4"};
+    const char *asked = getenv("TANDEM_ISA");
+    if (!asked || !*asked) return most;
+    for (int level = 2; level <= 4; level++) {
+        if (strcmp(asked, names[level]) != 0) continue;
+        if (level <= most) return level;
+        tdm_log(TDM_LOG_WARN, "tensor",
+                "TANDEM_ISA=%s: this CPU does not have the instructions of x86-64-%s, so kernels "
+                "use %s",
+                asked, asked, tdm_tensor_level_name(most));
+        return most;
+    }
+    tdm_log(TDM_LOG_WARN, "tensor",
+            "TANDEM_ISA=%s: not a level, so kernels use %s; set it to v2, v3 or v4 (x86-64), or "
+            "unset it",
+            asked, tdm_tensor_level_name(most));
+    return most;
+}
+
+static atomic_int level_in_use; /* 0: not known yet, or a CPU without levels */
+
+static void level_find(void)
+{
+    atomic_store(&level_in_use, level_by_environment(tdm_kernel_cpu_level()));
+}
+
+/* TANDEM_ISA is read once: a process has one level from its first kernel to its last. */
+int tdm_kernel_level(void)
+{
+    static pthread_once_t found = PTHREAD_ONCE_INIT;
+    int level = atomic_load_explicit(&level_in_use, memory_order_relaxed);
+    if (level > 0) return level;
+    pthread_once(&found, level_find);
+    return atomic_load(&level_in_use);
+}
+
+const char *tdm_tensor_level_name(int level)
+{
+    switch (level) {
+    case 2: return "x86-64-v2";
+    case 3: return "x86-64-v3";
+    case 4: return "x86-64-v4";
+#if defined(__aarch64__)
+    default: return "armv8-a";
+#else
+    default: return "portable C";
+#endif
+    }
+}
+
+int tdm_tensor_level(void)
+{
+    return tdm_kernel_level();
+}
+
+/* Of those that are compiled for levels, only the one in use. */
 static bool usable(const tdm_kernel_backend_ops *backend)
 {
     return backend->level == 0 || backend->level == tdm_kernel_level();
@@ -78,7 +141,7 @@ const tdm_kernel *tdm_kernel_find(const tdm_kernel_backend_ops *backend, tdm_op_
     return NULL;
 }
 
-/* Of a table that is compiled for each level, the one for this processor's. */
+/* Of a table that is compiled for each level, the one in use. */
 #if defined(__x86_64__)
 #define HERE(table)                                                                                \
     (tdm_kernel_level() >= 4 ? &table##_4 : tdm_kernel_level() == 3 ? &table##_3 : &table##_2)

@@ -22,6 +22,20 @@ test_the_machine() {
     assert_equal "$(value tandem)" "$("$TANDEM" version | sed 's/tandem //; s/ .*//;q')" "the version"
 }
 
+# The kernels' level is the CPU's; TANDEM_ISA lowers it, and a level that there is not changes nothing.
+test_kernel_level() {
+    if [ "$(uname -m)" != x86_64 ]; then return; fi
+    assert_exit 0 env -u TANDEM_ISA "$TANDEM" doctor --json
+    local level
+    level=$(value kernels)
+    assert_equal "$(value level)" "$level (x86_64)" "the level of the CPU"
+    assert_exit 0 env TANDEM_ISA=v2 "$TANDEM" doctor --json
+    assert_equal "$(value kernels)" "x86-64-v2 with TANDEM_ISA=v2" "a lower level"
+    assert_exit 0 env TANDEM_ISA=v9 "$TANDEM" doctor --json
+    assert_equal "$(value kernels)" "$level with TANDEM_ISA=v9" "a level that there is not"
+    assert_contains "$out" "correct or unset it"
+}
+
 test_the_libraries() {
     assert_exit 0 "$TANDEM" doctor
     local name

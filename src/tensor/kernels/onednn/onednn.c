@@ -8,6 +8,7 @@
 #include "tensor/kernels/onednn/onednn.h"
 
 #include <assert.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -31,6 +32,19 @@ tdm_status tdm__onednn_check(dnnl_status_t status, const char *what, tdm_error *
     return tdm_fail(err, kind, "oneDNN: %s failed with status %d", what, (int)status);
 }
 
+/* TANDEM_ISA holds oneDNN to the level of our own kernels. That is possible until its first use. */
+static void hold_to_level(void)
+{
+    int level = tdm_kernel_level();
+    if (level == tdm_kernel_cpu_level()) return;
+    dnnl_status_t status = dnnl_set_max_cpu_isa(level >= 4   ? dnnl_cpu_isa_avx512_core
+                                                : level == 3 ? dnnl_cpu_isa_avx2
+                                                             : dnnl_cpu_isa_sse41);
+    if (status != dnnl_success)
+        tdm_log(TDM_LOG_WARN, "tensor", "TANDEM_ISA: oneDNN cannot be held to %s (status %d)",
+                tdm_tensor_level_name(level), (int)status);
+}
+
 void tdm__onednn_close(void *backend)
 {
     tdm__onednn *b = backend;
@@ -42,6 +56,8 @@ void tdm__onednn_close(void *backend)
 
 tdm_status tdm__onednn_open(void **out, tdm_error *err)
 {
+    static pthread_once_t held = PTHREAD_ONCE_INIT;
+    pthread_once(&held, hold_to_level);
     tdm__onednn *b = calloc(1, sizeof(*b));
     if (!b) return tdm_fail(err, TDM_ERR_NO_MEMORY, "oneDNN: no memory for an engine");
     tdm_status status = tdm__onednn_check(dnnl_engine_create(&b->engine, dnnl_cpu, 0),
