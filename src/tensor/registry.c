@@ -1,6 +1,7 @@
 /* registry.c: the visible list of compute backends, in order of preference. */
 #include "tensor/kernel.h"
 #include "tensor/kernels/backends.h"
+#include "tensor/kernels/product/product.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,7 +18,7 @@ static const tdm_kernel_backend_ops *const backends[] = {
 #if defined(__x86_64__)
     &tdm__kernels_amx,
 #endif
-    &tdm__kernels_wide,  &tdm__kernels_winograd, &tdm__kernels_onednn,
+    &tdm__kernels_wide,  &tdm__kernels_winograd, &tdm__kernels_onednn, &tdm__kernels_product,
 #if defined(__x86_64__)
     &tdm__kernels_cpu_4, &tdm__kernels_cpu_3,    &tdm__kernels_cpu_2,
 #else
@@ -162,6 +163,11 @@ bool tdm_kernel_add_into(float *a, const float *b, size_t count)
 bool tdm_kernel_modest(const float *a, size_t count)
 {
     return loops_here()->modest(a, count);
+}
+
+const tdm__vec_product *tdm__product_here(void)
+{
+    return HERE(tdm__vec_product);
 }
 
 const tdm__vec_winograd *tdm__winograd_here(void)

@@ -1,5 +1,6 @@
 /*
- * conv_test.c: convolutions: `ref` against a naive one in double precision, oneDNN against `ref`,
+ * conv_test.c: convolutions: `ref` against a naive one in double precision, oneDNN and our
+ * own products against `ref`,
  * gradients by differences, and what the builder refuses.
  *
  * The error allowed for one number is a few units in the last place of the sum of the absolute
@@ -179,7 +180,7 @@ static bool run_by(const char *name, kernel_bench *b)
     tdm_kernel_call call = b->call;
     void *backend = NULL;
     tdm_error err = {0};
-    CHECK_INT(ops->open(&backend, &err), TDM_OK);
+    if (ops->open) CHECK_INT(ops->open(&backend, &err), TDM_OK);
     for (int i = 0; i < TDM_OP_MAX_INPUTS; i++) call.in[i].data = NULL;
     call.out[0].data = NULL;
     tdm_status status = kernel->prepare(backend, &call, &err);
@@ -190,16 +191,11 @@ static bool run_by(const char *name, kernel_bench *b)
         call.scratch = kernel_bench_alloc(call.scratch_bytes);
         kernel_bench_run_prepared(b, kernel, backend, &call);
         kernel_bench_free(call.scratch);
-        kernel->release(&call);
+        if (kernel->release) kernel->release(&call);
     }
-    ops->close(backend);
+    if (ops->close) ops->close(backend);
     tdm_kernel_threads_set(before);
     return status == TDM_OK;
-}
-
-static bool run_onednn(kernel_bench *b)
-{
-    return run_by("onednn", b);
 }
 
 static const tdm_op_kind ops_of_conv[] = {TDM_OP_CONV, TDM_OP_CONV_GRAD_X, TDM_OP_CONV_GRAD_W};
@@ -213,8 +209,8 @@ static double terms_of(tdm_op_kind op, const conv_case *c, const kernel_bench *b
     return (double)(y[0] * y[1] * y[2]);
 }
 
-/* ref against naive, and oneDNN against ref. Returns whether oneDNN took it. */
-static bool compare_conv(int index, tdm_op_kind op, int form, int threads)
+/* ref against naive, and a backend against ref. Returns whether the backend took it. */
+static bool compare_conv(const char *name, int index, tdm_op_kind op, int form, int threads)
 {
     conv_case c = case_at(index);
     kernel_bench b = bench_of(op, &c, form);
@@ -225,20 +221,21 @@ static bool compare_conv(int index, tdm_op_kind op, int form, int threads)
     free(expected);
     expected = doubles(&b.call.out[0], false, false);
     b.threads = threads;
-    bool taken = run_onednn(&b);
-    if (taken) compare_to(&b, expected, terms, index, "onednn");
+    bool taken = run_by(name, &b);
+    if (taken) compare_to(&b, expected, terms, index, name);
     free(expected);
     kernel_bench_close(&b);
     return taken;
 }
 
-static void every_kernel_agrees(void)
+static void onednn_agrees(void)
 {
     int taken = 0, all = 0;
+    if (!backend_called("onednn")) return;
     for (int index = 0; index < TYPICAL_COUNT + RANDOM_COUNT; index++)
         for (int op = 0; op < 3; op++)
             for (int form = 0; form < (op == 0 ? 4 : 1); form++, all++) {
-                bool one = compare_conv(index, ops_of_conv[op], form, 1);
+                bool one = compare_conv("onednn", index, ops_of_conv[op], form, 1);
                 bool only_padding = index < TYPICAL_COUNT && typical[index].pad[0] > 3;
                 CHECK(one || index >= TYPICAL_COUNT || only_padding);
                 taken += one;
@@ -247,10 +244,21 @@ static void every_kernel_agrees(void)
     CHECK(10 * taken > 9 * all);
 }
 
+static void products_agree(void)
+{
+    for (int index = 0; index < TYPICAL_COUNT + RANDOM_COUNT; index++)
+        for (int op = 0; op < 3; op++)
+            for (int form = 0; form < (op == 0 ? 4 : 1); form++)
+                CHECK(compare_conv("product", index, ops_of_conv[op], form, 1));
+}
+
 static void kernels_agree_on_two_threads(void)
 {
     for (int index = 0; index < TYPICAL_COUNT; index++)
-        for (int op = 0; op < 3; op++) compare_conv(index, ops_of_conv[op], 3, 2);
+        for (int op = 0; op < 3; op++) {
+            if (backend_called("onednn")) compare_conv("onednn", index, ops_of_conv[op], 3, 2);
+            CHECK(compare_conv("product", index, ops_of_conv[op], 3, 2));
+        }
 }
 
 /* Sizes that fill the tiles and that do not, pieces and what is left of them, paddings that differ. */
@@ -314,7 +322,7 @@ static void relu_lets_nan_through(void)
         ((float *)b.call.in[0].data)[tdm_tensor_elements(&b.call.in[0]) / 2] = NAN;
         for (int by = 0; by < 2; by++) {
             if (by == 0) kernel_bench_run(&b, kernel_bench_ref());
-            if (by == 1 && !run_onednn(&b)) nans[1] = nans[0];
+            if (by == 1 && !run_by("product", &b)) nans[1] = nans[0];
             for (int64_t i = 0; i < count && (by == 0 || nans[1] < nans[0]); i++)
                 nans[by] += isnan(((float *)b.call.out[0].data)[i]) != 0;
         }
@@ -330,7 +338,8 @@ static void an_empty_batch_is_passed_on(void)
     c.B = 0;
     for (int op = 0; op < 3; op++) {
         kernel_bench b = bench_of(ops_of_conv[op], &c, 0);
-        CHECK(!run_onednn(&b));
+        CHECK(!run_by("product", &b));
+        if (backend_called("onednn")) CHECK(!run_by("onednn", &b));
         kernel_bench_run(&b, kernel_bench_ref());
         for (int64_t i = 0; i < tdm_tensor_elements(&b.call.out[0]); i++)
             CHECK(((float *)b.call.out[0].data)[i] == 0); /* of the weights: nothing was seen */
@@ -462,7 +471,8 @@ static void mistakes_are_named(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(every_kernel_agrees),
+    CHECK_TEST(onednn_agrees),
+    CHECK_TEST(products_agree),
     CHECK_TEST(kernels_agree_on_two_threads),
     CHECK_TEST(winograd_agrees),
     CHECK_TEST(relu_lets_nan_through),

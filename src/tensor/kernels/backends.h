@@ -10,6 +10,7 @@
 
 extern const tdm_kernel_backend_ops tdm__kernels_ref;
 extern const tdm_kernel_backend_ops tdm__kernels_onednn, tdm__kernels_winograd;
+extern const tdm_kernel_backend_ops tdm__kernels_product; /* our own products: product/product.h */
 /* Products of bf16: by the matrix unit of a processor that has one (x86-64 only), and as f32. */
 extern const tdm_kernel_backend_ops tdm__kernels_amx, tdm__kernels_wide;
 /* One for each level that is compiled: see cpu/vec/vec.h. */
