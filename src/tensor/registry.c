@@ -2,6 +2,7 @@
 #include "tensor/kernel.h"
 #include "tensor/kernels/backends.h"
 #include "tensor/kernels/product/product.h"
+#include "tensor/kernels/product/winograd.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -18,9 +19,9 @@ static const tdm_kernel_backend_ops *const backends[] = {
 #if defined(__x86_64__)
     &tdm__kernels_amx,
 #endif
-    &tdm__kernels_wide,  &tdm__kernels_winograd, &tdm__kernels_onednn, &tdm__kernels_product,
+    &tdm__kernels_wide,  &tdm__kernels_onednn, &tdm__kernels_winograd, &tdm__kernels_product,
 #if defined(__x86_64__)
-    &tdm__kernels_cpu_4, &tdm__kernels_cpu_3,    &tdm__kernels_cpu_2,
+    &tdm__kernels_cpu_4, &tdm__kernels_cpu_3,  &tdm__kernels_cpu_2,
 #else
     &tdm__kernels_cpu_0,
 #endif

@@ -9,8 +9,9 @@
 #endif
 
 extern const tdm_kernel_backend_ops tdm__kernels_ref;
-extern const tdm_kernel_backend_ops tdm__kernels_onednn, tdm__kernels_winograd;
-extern const tdm_kernel_backend_ops tdm__kernels_product; /* our own products: product/product.h */
+extern const tdm_kernel_backend_ops tdm__kernels_onednn;
+/* Products and convolutions of f32 with a defined order of operations: product/. */
+extern const tdm_kernel_backend_ops tdm__kernels_product, tdm__kernels_winograd;
 /* Products of bf16: by the matrix unit of a processor that has one (x86-64 only), and as f32. */
 extern const tdm_kernel_backend_ops tdm__kernels_amx, tdm__kernels_wide;
 /* One for each level that is compiled: see cpu/vec/vec.h. */
@@ -64,29 +65,6 @@ typedef struct tdm__vec_loops {
     void (*activate)(tdm_activation activation, float *x, int64_t count);
     void (*widen)(const uint16_t *bf16, float *out, int64_t count);
 } tdm__vec_loops;
-
-/* What the transforms of cpu/vec/winograd.c work on. Images are [B, H, W, C], channels a multiple of a
- * vector; matrices have one row for each tile, or filter, and stand one behind another by place. */
-typedef struct tdm__winograd {
-    int64_t H, W, C, O, out_H, out_W, pad_top, pad_left;
-    int64_t tile_rows, tile_cols;                /* of an image */
-    int64_t first_tile, tile_count;              /* of the piece */
-    const float *image, *weights, *bias, *zeros; /* bias may be NULL; zeros: C of them */
-    float *result;
-    float *u; /* [16][O][C]: the windows */
-    float *v; /* [16][tile_count][C]: the tiles */
-    float *m; /* [16][tile_count][O]: their products */
-} tdm__winograd;
-
-typedef struct tdm__vec_winograd {
-    void (*windows)(const tdm__winograd *w);
-    void (*tiles)(const tdm__winograd *w);
-    void (*results)(const tdm__winograd *w);
-} tdm__vec_winograd;
-
-extern const tdm__vec_winograd tdm__vec_winograd_0, tdm__vec_winograd_2, tdm__vec_winograd_3,
-    tdm__vec_winograd_4;
-const tdm__vec_winograd *tdm__winograd_here(void); /* of this processor's level */
 
 typedef struct tdm__vec_random {
     void (*uniform)(tdm_rng_address address, double scale, size_t first, float *out, size_t count);

@@ -12,115 +12,23 @@
  *
  * Sizes of tiles and blocks do not influence the result: product.h says what does.
  */
-#include "tensor/kernels/product/product.h"
+#include "tensor/kernels/product/vec/tiles.h"
 
-#include "tensor/kernels/cpu/vec/vec.h"
-
-/* As many sums as registers hold beside a row of the right panel and a number of the left one: 24 of 32,
- * or 12 of 16. Without fused multiply-add one is as good as another. */
 enum {
 #if TDM__LEVEL >= 4
-    TILE_ROWS = 12,
-    TILE_VECS = 2,
     BLOCK_ROWS = 240,
     BLOCK_COLS = 512,
 #elif TDM__LEVEL == 3
-    TILE_ROWS = 6,
-    TILE_VECS = 2,
     BLOCK_ROWS = 144,
-    BLOCK_COLS = 512,
-#elif TDM__LEVEL == 2
-    TILE_ROWS = 4,
-    TILE_VECS = 1,
-    BLOCK_ROWS = 128,
     BLOCK_COLS = 256,
 #else
-    TILE_ROWS = 8,
-    TILE_VECS = 3,
     BLOCK_ROWS = 128,
     BLOCK_COLS = 384,
 #endif
-    PANEL_COLS = TILE_VECS * TDM__WIDTH,
     POINTERS = 64
 };
 
-static int64_t product_min(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
-
-static int64_t product_round_up(int64_t n, int64_t to)
-{
-    return (n + to - 1) / to * to;
-}
-
 /* ---- panels ---------------------------------------------------------------------------------- */
-
-/* Transposes WIDTH lines of WIDTH numbers: to[k * pitch + i] = from[i][offset + k]. Where the pitch is
- * less than WIDTH, what is stored for one k overlaps the next, which is stored later. */
-static inline void panel_turn_square(const float *const from[], int64_t offset, float *to,
-                                     int64_t pitch)
-{
-#if TDM__WIDTH == 16
-    __m512 r[16], t[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(from[i] + offset);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++)
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            __m512d low = _mm512_castps_pd(t[4 * i + h]), high = _mm512_castps_pd(t[4 * i + h + 2]);
-            r[4 * i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-            r[4 * i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
-        }
-        /* r[4 i + j] holds, of lines 4 i .. 4 i + 3, numbers j, 4 + j, 8 + j, 12 + j. */
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        __m512 even = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x88);
-        __m512 odd = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xdd);
-        __m512 even_more = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x88);
-        __m512 odd_more = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xdd);
-        t[j] = _mm512_shuffle_f32x4(even, even_more, 0x88);
-        t[4 + j] = _mm512_shuffle_f32x4(odd, odd_more, 0x88);
-        t[8 + j] = _mm512_shuffle_f32x4(even, even_more, 0xdd);
-        t[12 + j] = _mm512_shuffle_f32x4(odd, odd_more, 0xdd);
-    }
-#pragma GCC unroll 16
-    for (int k = 0; k < 16; k++) _mm512_storeu_ps(to + k * pitch, t[k]);
-#elif TDM__WIDTH == 8
-    __m256 r[8], t[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(from[i] + offset);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; i++)
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            __m256d low = _mm256_castps_pd(t[4 * i + h]), high = _mm256_castps_pd(t[4 * i + h + 2]);
-            r[4 * i + 2 * h] = _mm256_castpd_ps(_mm256_unpacklo_pd(low, high));
-            r[4 * i + 2 * h + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low, high));
-        }
-        /* r[4 i + j] holds, of lines 4 i .. 4 i + 3, numbers j and 4 + j. */
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++)
-        _mm256_storeu_ps(to + j * pitch, _mm256_permute2f128_ps(r[j], r[4 + j], 0x20));
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++)
-        _mm256_storeu_ps(to + (4 + j) * pitch, _mm256_permute2f128_ps(r[j], r[4 + j], 0x31));
-#else
-    for (int k = 0; k < TDM__WIDTH; k++)
-        for (int i = 0; i < TDM__WIDTH; i++) to[k * pitch + i] = from[i][offset + k];
-#endif
-}
 
 /* Zeros in place of lines that are not there: as many as a segment can be long. */
 static const float zeros[TDM__PRODUCT_SEGMENT + TDM__WIDTH];
@@ -228,173 +136,6 @@ static void panel_from_columns(const tdm__factor *f, int64_t first, int64_t k, i
     for (int64_t i = 0; i < length; i++) panel_pad(row, to_k + i);
 }
 
-/* ---- tiles ----------------------------------------------------------------------------------- */
-
-/* What happens to the sums of a segment. */
-typedef struct tile_end {
-    float *const *c;   /* addresses of the rows */
-    bool add;          /* to what an earlier segment left there */
-    const float *bias; /* to be added, or NULL */
-} tile_end;
-
-/*
- * sum[v] += a[0] right[v], fused. The instructions are spelled out where compilers would otherwise load
- * the numbers of all rows first, and then lack registers for the sums.
- */
-static inline __attribute__((always_inline)) void tile_row(const int vecs, const float *a,
-                                                           const vf *right, vf *sum)
-{
-#if TDM__LEVEL >= 4
-    __m512 left, r0 = (__m512)right[0];
-    if (vecs == 2) {
-        __asm__("vbroadcastss %5, %2\n\tvfmadd231ps %3, %2, %0\n\tvfmadd231ps %4, %2, %1"
-                : "+v"(sum[0]), "+v"(sum[1]), "=&v"(left)
-                : "v"(r0), "v"((__m512)right[1]), "m"(*a));
-    } else {
-        __asm__("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(sum[0]) : "v"(r0), "m"(*a));
-    }
-#elif TDM__LEVEL == 3
-    __m256 left, r0 = (__m256)right[0];
-    if (vecs == 2) {
-        __asm__("vbroadcastss %5, %2\n\tvfmadd231ps %3, %2, %0\n\tvfmadd231ps %4, %2, %1"
-                : "+x"(sum[0]), "+x"(sum[1]), "=&x"(left)
-                : "x"(r0), "x"((__m256)right[1]), "m"(*a));
-    } else {
-        __asm__("vbroadcastss %3, %1\n\tvfmadd231ps %2, %1, %0"
-                : "+x"(sum[0]), "=&x"(left)
-                : "x"(r0), "m"(*a));
-    }
-#else
-#pragma GCC unroll 4
-    for (int v = 0; v < vecs; v++) sum[v] = vf_fma(vf_set(*a), right[v], sum[v]);
-#endif
-}
-
-/* The sums begin at +0; the places where they go are fetched into the cache meanwhile. */
-static inline __attribute__((always_inline)) void tile_begin(const int rows, const int vecs,
-                                                             const tile_end *end,
-                                                             vf sum[TILE_ROWS][TILE_VECS])
-{
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vecs; v++) {
-            __builtin_prefetch(end->c[i] + v * TDM__WIDTH, 1);
-            sum[i][v] = (vf){0};
-        }
-}
-
-static inline __attribute__((always_inline)) void tile_store(const int rows, const int vecs,
-                                                             const tile_end *end,
-                                                             vf sum[TILE_ROWS][TILE_VECS])
-{
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vecs; v++) {
-            float *c = end->c[i] + v * TDM__WIDTH;
-            vf x = sum[i][v];
-            if (end->add) x = vf_load(c) + x;
-            if (end->bias) x += vf_load(end->bias + v * TDM__WIDTH);
-            vf_store(c, x);
-        }
-}
-
-/*
- * The sums of `rows` x `vecs` vectors over a segment; `rows` and `vecs` are constants where these are
- * called, and the loops over them unroll. The left factor is a panel with `rows` numbers for each k.
- */
-static inline __attribute__((always_inline)) void tile_multiply(const int rows, const int vecs,
-                                                                const float *a, const float *b,
-                                                                int64_t length, const tile_end *end)
-{
-    vf sum[TILE_ROWS][TILE_VECS], right[TILE_VECS];
-    tile_begin(rows, vecs, end, sum);
-#pragma GCC unroll 2
-    for (int64_t k = 0; k < length; k++) {
-#pragma GCC unroll 4
-        for (int v = 0; v < vecs; v++) right[v] = vf_load(b + v * TDM__WIDTH);
-#pragma GCC unroll 16
-        for (int i = 0; i < rows; i++) tile_row(vecs, a + i, right, sum[i]);
-        a += rows;
-        b += vecs * TDM__WIDTH;
-    }
-    tile_store(rows, vecs, end, sum);
-}
-
-/*
- * The same with a left factor that is a matrix in memory, whose rows are `stride` apart and run along k.
- * Three rows share a pointer: so all addresses fit into registers.
- */
-enum {
-    ROWS_OF_POINTER = 3,
-    POINTERS_OF_TILE = (TILE_ROWS + ROWS_OF_POINTER - 1) / ROWS_OF_POINTER
-};
-
-static inline __attribute__((always_inline)) void tile_multiply_rows(const int rows, const int vecs,
-                                                                     const float *a, int64_t stride,
-                                                                     const float *b, int64_t length,
-                                                                     const tile_end *end)
-{
-    vf sum[TILE_ROWS][TILE_VECS], right[TILE_VECS];
-    const float *at[POINTERS_OF_TILE];
-    const int pointers = (rows + ROWS_OF_POINTER - 1) / ROWS_OF_POINTER;
-    tile_begin(rows, vecs, end, sum);
-#pragma GCC unroll 8
-    for (int j = 0; j < pointers; j++) at[j] = a + j * ROWS_OF_POINTER * stride;
-#pragma GCC unroll 2
-    for (int64_t k = 0; k < length; k++) {
-#pragma GCC unroll 4
-        for (int v = 0; v < vecs; v++) right[v] = vf_load(b + v * TDM__WIDTH);
-#pragma GCC unroll 16
-        for (int i = 0; i < rows; i++)
-            tile_row(vecs, at[i / ROWS_OF_POINTER] + i % ROWS_OF_POINTER * stride, right, sum[i]);
-#pragma GCC unroll 8
-        for (int j = 0; j < pointers; j++) {
-            at[j]++;
-            __asm__("" : "+r"(at[j])); /* one pointer, not one for each row */
-        }
-        b += vecs * TDM__WIDTH;
-    }
-    tile_store(rows, vecs, end, sum);
-}
-
-/* `a_stride` is 0 for a panel. */
-typedef void (*tile_fn)(const float *a, int64_t a_stride, const float *b, int64_t length,
-                        const tile_end *end);
-
-#define TILE(rows, vecs)                                                                           \
-    static void tile_##rows##_##vecs(const float *a, int64_t a_stride, const float *b,             \
-                                     int64_t length, const tile_end *end)                          \
-    {                                                                                              \
-        if (a_stride == 0)                                                                         \
-            tile_multiply(rows, vecs, a, b, length, end);                                          \
-        else                                                                                       \
-            tile_multiply_rows(rows, vecs, a, a_stride, b, length, end);                           \
-    }
-
-/* Tiles with fewer rows or vectors, for the edges: tiles[rows / TILE_ROWS_STEP - 1][vecs - 1]. */
-#if TDM__LEVEL >= 4
-enum { TILE_ROWS_STEP = 4 };
-TILE(4, 1)
-TILE(4, 2) TILE(8, 1) TILE(8, 2) TILE(12, 1) TILE(12, 2) static const tile_fn tiles[][TILE_VECS] = {
-    {tile_4_1, tile_4_2}, {tile_8_1, tile_8_2}, {tile_12_1, tile_12_2}};
-#elif TDM__LEVEL == 3
-enum { TILE_ROWS_STEP = 2 };
-TILE(2, 1)
-TILE(2, 2) TILE(4, 1) TILE(4, 2) TILE(6, 1) TILE(6, 2) static const tile_fn tiles[][TILE_VECS] = {
-    {tile_2_1, tile_2_2}, {tile_4_1, tile_4_2}, {tile_6_1, tile_6_2}};
-#elif TDM__LEVEL == 2
-enum { TILE_ROWS_STEP = 4 };
-TILE(4, 1)
-static const tile_fn tiles[][TILE_VECS] = {{tile_4_1}};
-#else
-enum { TILE_ROWS_STEP = 4 };
-TILE(4, 1)
-TILE(4, 2) TILE(4, 3) TILE(8, 1) TILE(8, 2) TILE(8, 3) static const tile_fn tiles[][TILE_VECS] = {
-    {tile_4_1, tile_4_2, tile_4_3}, {tile_8_1, tile_8_2, tile_8_3}};
-#endif
-
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* One segment of k and one block of columns. */
@@ -419,11 +160,6 @@ static int64_t panel_cols(const product_block *b, int64_t at)
 static int64_t left_panel_size(int64_t length)
 {
     return TILE_ROWS * length + TDM__WIDTH;
-}
-
-static int64_t panel_rows(int64_t left)
-{
-    return product_min(TILE_ROWS, product_round_up(left, TILE_ROWS_STEP));
 }
 
 /* Units are panels. */
@@ -461,15 +197,15 @@ static void block_rows_of_c(const tdm__product *p, int64_t row, int64_t count, i
 }
 
 /* A tile at the edge: its sums go through a buffer, so that nothing outside of c is touched. */
-static void block_edge_tile(tile_fn tile, const float *a, int64_t a_stride, const float *b,
-                            int64_t length, const tile_end *end, int64_t rows, int64_t cols)
+static void block_edge_tile(tile_fn tile, const tile_left *left, const float *b, int64_t length,
+                            const tile_end *end, int64_t rows, int64_t cols)
 {
     float buffer[TILE_ROWS * PANEL_COLS] = {0}, bias[PANEL_COLS] = {0}, *c[TILE_ROWS];
     for (int64_t i = 0; i < TILE_ROWS; i++) c[i] = buffer + i * PANEL_COLS;
     for (int64_t i = 0; i < rows && end->add; i++)
         memcpy(c[i], end->c[i], (size_t)cols * sizeof(float));
     if (end->bias) memcpy(bias, end->bias, (size_t)cols * sizeof(float));
-    tile(a, a_stride, b, length, &(tile_end){c, end->add, end->bias ? bias : NULL});
+    tile(left, b, length, &(tile_end){c, end->add, end->bias ? bias : NULL});
     for (int64_t i = 0; i < rows; i++) memcpy(end->c[i], c[i], (size_t)cols * sizeof(float));
 }
 
@@ -479,30 +215,22 @@ static bool reads_in_place(const tdm__product *p)
     return p->a.along_k && p->a.stride > 0;
 }
 
-/* The left panels of rows [row, row + rows): in place, or filled into `room`. The stride of a panel in
- * place is that of its rows; of one in `room` it is 0. */
-typedef struct block_left {
-    const float *panel[BLOCK_ROWS / TILE_ROWS];
-    int64_t stride[BLOCK_ROWS / TILE_ROWS];
-} block_left;
-
+/* Finds the left panels of rows [row, row + rows): in place, or filled into `room`. */
 static void block_find_left(const product_block *b, int64_t row, int64_t rows, float *room,
-                            block_left *left)
+                            tile_left lefts[BLOCK_ROWS / TILE_ROWS])
 {
     const tdm__factor *a = &b->product->a;
     int64_t apart = left_panel_size(b->length);
     const float *line;
-    for (int64_t r = 0, i = 0; r < rows; r += TILE_ROWS, i++) {
-        int64_t count = product_min(TILE_ROWS, rows - r);
-        left->panel[i] = room + i * apart;
-        left->stride[i] = 0;
-        if (reads_in_place(b->product) && count % TILE_ROWS_STEP == 0) {
+    for (int64_t r = 0; r < rows; r += TILE_ROWS) {
+        int64_t count = product_min(TILE_ROWS, rows - r), height = tile_height(count);
+        float *panel = room + r / TILE_ROWS * apart;
+        lefts[r / TILE_ROWS] = (tile_left){.at = panel, .row = 1, .col = height};
+        if (reads_in_place(b->product) && count == height) {
             a->lines(a->source, row + r, 1, 0, &line);
-            left->panel[i] = line + b->k;
-            left->stride[i] = a->stride;
+            lefts[r / TILE_ROWS] = (tile_left){.at = line + b->k, .row = a->stride, .col = 1};
         } else if (a->along_k) {
-            panel_from_lines(a, row + r, count, b->k, b->length, room + i * apart,
-                             panel_rows(count));
+            panel_from_lines(a, row + r, count, b->k, b->length, panel, height);
         }
     }
     panel_row all = {
@@ -516,24 +244,22 @@ static void block_multiply(const product_block *b, int64_t row, int64_t rows, in
 {
     const tdm__product *p = b->product;
     bool last = b->k + b->length == p->K;
-    block_left left;
+    tile_left lefts[BLOCK_ROWS / TILE_ROWS];
     float *c[TILE_ROWS];
-    block_find_left(b, row, rows, room, &left);
+    block_find_left(b, row, rows, room, lefts);
     for (int64_t at = from; at < to; at += PANEL_COLS) {
         int64_t cols = product_min(PANEL_COLS, b->cols - at), width = panel_cols(b, at);
         const float *right = b->right + at * b->length;
         const float *bias = last && p->bias ? p->bias + b->n + at : NULL;
         tile_end end = {c, b->k > 0, bias};
         for (int64_t r = 0; r < rows; r += TILE_ROWS) {
-            int64_t count = product_min(TILE_ROWS, rows - r), height = panel_rows(rows - r);
-            tile_fn tile = tiles[height / TILE_ROWS_STEP - 1][width / TDM__WIDTH - 1];
-            const float *a = left.panel[r / TILE_ROWS];
-            int64_t stride = left.stride[r / TILE_ROWS];
+            int64_t count = product_min(TILE_ROWS, rows - r), height = tile_height(count);
+            tile_fn tile = tile_for(height, width);
             block_rows_of_c(p, row + r, count, b->n + at, c);
             if (count == height && cols == width)
-                tile(a, stride, right, b->length, &end);
+                tile(&lefts[r / TILE_ROWS], right, b->length, &end);
             else
-                block_edge_tile(tile, a, stride, right, b->length, &end, count, cols);
+                block_edge_tile(tile, &lefts[r / TILE_ROWS], right, b->length, &end, count, cols);
         }
     }
     if (!last || p->activation == TDM_ACTIVATION_NONE) return;
