@@ -220,6 +220,19 @@ TDM_API uint64_t tdm_rng_below(tdm_rng *rng, uint64_t bound);
 /* Standard normal (Box-Muller, in double precision). */
 TDM_API double tdm_rng_normal(tdm_rng *rng);
 
+/* ---- mathematics ----------------------------------------------------------------------------- */
+
+/*
+ * Functions whose bits depend on their argument alone, not on the C library or the CPU: for everything
+ * that decides a result. Within 1 unit in the last place. Numbers below the normal range count as 0.
+ */
+#define TDM_MATH_MAX_ANGLE 1e5 /* beyond it, sin and cos are NaN */
+TDM_API double tdm_math_exp(double x);
+TDM_API double tdm_math_log(double x);
+TDM_API double tdm_math_sin(double x);
+TDM_API double tdm_math_cos(double x);
+TDM_API double tdm_math_power(double base, uint64_t exponent);
+
 /* ---- hashing --------------------------------------------------------------------------------- */
 
 #define TDM_SHA256_BYTES 32

@@ -101,5 +101,5 @@ double tdm_rng_normal(tdm_rng *rng)
     /* u is in (0, 1], so the logarithm is finite. */
     double u = ((double)(tdm_rng_u64(rng) >> 11) + 1.0) * 0x1p-53;
     double v = (double)(tdm_rng_u64(rng) >> 11) * 0x1p-53;
-    return sqrt(-2.0 * log(u)) * cos(6.283185307179586476925 * v);
+    return sqrt(-2.0 * tdm_math_log(u)) * tdm_math_cos(6.283185307179586476925 * v);
 }

@@ -171,8 +171,8 @@ int64_t tdm_argmax(const float *values, int64_t count)
 static double cross_entropy(const float *logits, int64_t count, int64_t chosen)
 {
     double largest = (double)logits[tdm_argmax(logits, count)], sum = 0;
-    for (int64_t i = 0; i < count; i++) sum += exp((double)logits[i] - largest);
-    return log(sum) + largest - (double)logits[chosen];
+    for (int64_t i = 0; i < count; i++) sum += tdm_math_exp((double)logits[i] - largest);
+    return tdm_math_log(sum) + largest - (double)logits[chosen];
 }
 
 /* ---- metrics --------------------------------------------------------------------------------- */

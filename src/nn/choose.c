@@ -45,7 +45,7 @@ int32_t tdm_choose_token(const float *logits, int64_t count, const tdm_choice_op
     if (options->temperature <= 0 || options->top_k == 1) return best;
     double largest = (double)logits[best], total = 0, sum = 0;
     for (int64_t i = 0; i < count; i++) {
-        double weight = exp(((double)logits[i] - largest) / options->temperature);
+        double weight = tdm_math_exp(((double)logits[i] - largest) / options->temperature);
         scratch[i] = (tdm_choice){.token = (int32_t)i, .weight = weight >= 0 ? weight : 0};
     }
     qsort(scratch, (size_t)count, sizeof(*scratch), compare);

@@ -41,17 +41,17 @@ tdm_schedule tdm_schedule_of(const tdm_job *job, uint64_t step_count)
 
 static double multi_step(const tdm_schedule *s, uint64_t t)
 {
-    double passed = 0;
+    uint64_t passed = 0;
     for (size_t i = 0; i < s->milestones.count; i++)
         passed += (uint64_t)s->milestones.values[i] <= t;
-    return s->lr * pow(s->gamma, passed);
+    return s->lr * tdm_math_power(s->gamma, passed);
 }
 
 /* From `from` to `to` as `share` goes from 0 to 1. */
 static double anneal(const tdm_schedule *s, double from, double to, double share)
 {
     if (s->linear_anneal) return (to - from) * share + from;
-    return to + (from - to) / 2.0 * (1.0 + cos(M_PI * share));
+    return to + (from - to) / 2.0 * (1.0 + tdm_math_cos(M_PI * share));
 }
 
 static double one_cycle(const tdm_schedule *s, double t, double steps)
@@ -71,13 +71,13 @@ static double after_warmup(const tdm_schedule *s, uint64_t t, const tdm_plateau 
     switch ((tdm_job_schedule)s->kind) {
     case TDM_JOB_SCHEDULE_CONSTANT: break;
     case TDM_JOB_SCHEDULE_STEP: {
-        int64_t times = (int64_t)(t / s->every_steps); /* whole ones */
-        return s->lr * pow(s->gamma, (double)times);
+        uint64_t times = t / s->every_steps; /* whole ones */
+        return s->lr * tdm_math_power(s->gamma, times);
     }
     case TDM_JOB_SCHEDULE_MULTI_STEP: return multi_step(s, t);
-    case TDM_JOB_SCHEDULE_EXPONENTIAL: return s->lr * pow(s->gamma, (double)t);
+    case TDM_JOB_SCHEDULE_EXPONENTIAL: return s->lr * tdm_math_power(s->gamma, t);
     case TDM_JOB_SCHEDULE_COSINE:
-        return s->floor + (s->lr - s->floor) * (1.0 + cos(M_PI * share)) / 2.0;
+        return s->floor + (s->lr - s->floor) * (1.0 + tdm_math_cos(M_PI * share)) / 2.0;
     case TDM_JOB_SCHEDULE_LINEAR: return s->lr + (s->floor - s->lr) * share;
     case TDM_JOB_SCHEDULE_ONE_CYCLE: return one_cycle(s, (double)t, steps);
     case TDM_JOB_SCHEDULE_INVERSE_SQRT: {

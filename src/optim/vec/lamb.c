@@ -14,8 +14,8 @@ static void prepare(const tdm_optim_settings *s, uint64_t step, const tdm_optim_
 {
     const float beta1 = (float)s->beta1, beta2 = (float)s->beta2, eps = (float)s->eps;
     const float fresh1 = (float)(1.0 - s->beta1), fresh2 = (float)(1.0 - s->beta2);
-    const float correction = (float)(1.0 / (1.0 - pow(s->beta1, (double)step)));
-    const float root_correction = (float)(1.0 / sqrt(1.0 - pow(s->beta2, (double)step)));
+    const float correction = (float)(1.0 / (1.0 - tdm_math_power(s->beta1, step)));
+    const float root_correction = (float)(1.0 / sqrt(1.0 - tdm_math_power(s->beta2, step)));
     const float decay = (float)s->weight_decay;
     float *restrict m = r->state[0];
     float *restrict v = r->state[1];
