@@ -5,7 +5,11 @@
  * and the sum of exponentials against it; when the largest grows, what was summed is scaled down
  * (online softmax). Backward makes the weights again from lse. So the only matrix of (query, key) is
  * one block, and scratch grows with T, not with its square. In the causal case blocks above the
- * diagonal are never touched, and products in blocks on it leave out the tiles that are zero.
+ * diagonal are never touched, and products in blocks on it have the terms below it alone.
+ *
+ * Every sum over keys, queries or numbers of a head is one chain of fused multiply-adds in their
+ * order, continued from block to block; sums of exponentials and dy . y have a partial sum for each
+ * logical place (vec.h). So the bits are the same at every level.
  *
  * Each head of each row of the batch is computed by one thread in one order, from numbers that it
  * first copies into blocks of its own, padded with zeros to whole vectors and tiles: the bits of the
@@ -15,7 +19,7 @@
 #include "tensor/kernels/cpu/vec/philox.h"
 #include "tensor/kernels/cpu/vec/tile.h"
 
-enum { BLOCK = 64, BLOCK_VECS = BLOCK / TDM__WIDTH };
+enum { BLOCK = 64 };
 
 static int64_t round_up(int64_t n, int64_t to)
 {
@@ -178,11 +182,11 @@ static int64_t pair_limit(const pair *p, int64_t r)
     return p->diagonal ? smaller(r + 1, p->keys) : p->keys;
 }
 
-/* s = left right, [rows, D] x [D, keys]; tiles above the diagonal are left as they are. */
+/* s = left right, [rows, D] x [D, keys]; what is above the diagonal may be left as it is. */
 static void pair_scores(const head *a, const pair *p, const float *left, const float *right,
                         float *s)
 {
-    tile_product(false, (tile_operands){left, a->Dp, 1, right, BLOCK, s, BLOCK},
+    tile_product(false, TILE_FULL, (tile_operands){left, a->Dp, 1, right, BLOCK, s, BLOCK},
                  (tile_span){.rows = round_up(p->rows, TILE_ROWS),
                              .vecs = round_up(p->keys, TILE_COLS) / TDM__WIDTH,
                              .depth = a->D,
@@ -194,36 +198,39 @@ static void pair_mix(const head *a, const pair *p, bool add, const float *w, con
                      float *c)
 {
     tile_operands o = {w, BLOCK, 1, right, a->Dp, c, a->Dp};
-    tile_span s = {.rows = round_up(p->rows, TILE_ROWS),
-                   .vecs = a->Dp / TDM__WIDTH,
-                   .depth = p->keys,
-                   .lower_depth = p->diagonal};
-    if (add)
-        tile_product(true, o, s);
+    tile_span s = {
+        .rows = round_up(p->rows, TILE_ROWS), .vecs = a->Dp / TDM__WIDTH, .depth = p->keys};
+    if (add && p->diagonal)
+        tile_product(true, TILE_LOWER, o, s);
+    else if (add)
+        tile_product(true, TILE_FULL, o, s);
+    else if (p->diagonal)
+        tile_product(false, TILE_LOWER, o, s);
     else
-        tile_product(false, o, s);
+        tile_product(false, TILE_FULL, o, s);
 }
 
-/* c (+)= w^T right, [keys, rows] x [rows, Dp]. */
+/* c (+)= w^T right, [keys, rows] x [rows, Dp]. A block on the diagonal is the first one of its keys,
+ * to which nothing is added. */
 static void pair_mix_back(const head *a, const pair *p, bool add, const float *w,
                           const float *right, float *c)
 {
     tile_operands o = {w, 1, BLOCK, right, a->Dp, c, a->Dp};
-    tile_span s = {.rows = round_up(p->keys, TILE_ROWS),
-                   .vecs = a->Dp / TDM__WIDTH,
-                   .depth = p->rows,
-                   .upper_depth = p->diagonal};
+    tile_span s = {
+        .rows = round_up(p->keys, TILE_ROWS), .vecs = a->Dp / TDM__WIDTH, .depth = p->rows};
     if (add)
-        tile_product(true, o, s);
+        tile_product(true, TILE_FULL, o, s);
+    else if (p->diagonal)
+        tile_product(false, TILE_UPPER, o, s);
     else
-        tile_product(false, o, s);
+        tile_product(false, TILE_FULL, o, s);
 }
 
-/* The places of vector v of a row of which only the first `limit` columns count. */
-static inline vi columns_below(int v, int64_t limit)
+/* The places of the vector at column `at` of a row of which only the first `limit` columns count. */
+static inline vi columns_below(int at, int64_t limit)
 {
     vi column;
-    for (int i = 0; i < TDM__WIDTH; i++) column[i] = v * TDM__WIDTH + i;
+    for (int i = 0; i < TDM__WIDTH; i++) column[i] = at + i;
     return (vi)(column < (int32_t)limit);
 }
 
@@ -268,15 +275,15 @@ typedef struct forward_scratch {
     float *values;           /* all values: rows of Dp */
     float *q, *o;            /* [BLOCK, Dp]: queries, and the results so far */
     float *w;                /* [BLOCK, BLOCK]: scores, then weights */
-    float *sum;              /* [BLOCK, WIDTH]: sums of exponentials, by vector place */
+    float *sum;              /* [BLOCK, PLACES]: sums of exponentials, by logical place */
     float *largest, *shrink; /* [BLOCK] */
 } forward_scratch;
 
 static size_t carve_forward(const head *a, float *base, forward_scratch *s)
 {
     int64_t padded = round_up(a->T, BLOCK);
-    const int64_t sizes[] = {padded * a->D, padded * a->Dp,     BLOCK * a->Dp, BLOCK * a->Dp,
-                             BLOCK * BLOCK, BLOCK * TDM__WIDTH, BLOCK,         BLOCK};
+    const int64_t sizes[] = {padded * a->D, padded * a->Dp,      BLOCK * a->Dp, BLOCK * a->Dp,
+                             BLOCK * BLOCK, BLOCK * TDM__PLACES, BLOCK,         BLOCK};
     float **const parts[] = {&s->keys, &s->values, &s->q,       &s->o,
                              &s->w,    &s->sum,    &s->largest, &s->shrink};
     return carve(base, sizes, parts, 8);
@@ -289,34 +296,41 @@ static void raise_largest(const pair *p, forward_scratch *s, bool first)
     for (int64_t r = 0; r < p->rows; r++) {
         const float *w = s->w + r * BLOCK;
         int64_t limit = pair_limit(p, r);
-        vf most = vf_set(first ? -INFINITY : s->largest[r]);
-        for (int v = 0; v * TDM__WIDTH < limit; v++) {
-            vf x = vf_load(w + v * TDM__WIDTH);
-            if ((v + 1) * TDM__WIDTH > limit)
-                x = vf_select(columns_below(v, limit), x, vf_set(-INFINITY));
-            most = vf_max(most, x);
-        }
+        vf_places most;
+        for (int k = 0; k < TDM__PARTS; k++)
+            most.part[k] = vf_set(first ? -INFINITY : s->largest[r]);
+        for (int i = 0; i < limit; i += TDM__PLACES)
+            for (int k = 0; k < TDM__PARTS; k++) {
+                int at = i + k * TDM__WIDTH;
+                vf x = vf_load(w + at);
+                if (at + TDM__WIDTH > limit)
+                    x = vf_select(columns_below(at, limit), x, vf_set(-INFINITY));
+                most.part[k] = vf_max(most.part[k], x);
+            }
         before[r] = first ? 0 : s->largest[r];
-        s->largest[r] = vf_largest(most);
+        s->largest[r] = vf_places_largest(&most);
     }
     for (int64_t r = 0; r < p->rows && !first; r += TDM__WIDTH)
         vf_store(s->shrink + r, exp_of_negative(vf_load(before + r) - vf_load(s->largest + r)));
 }
 
 /* Scores of one query to weights, still to be divided by their sum; returns that, place by place. */
-static inline vf weigh_row(const head *a, const float *mask, float largest, int64_t limit, float *w)
+static inline vf_places weigh_row(const head *a, const float *mask, float largest, int64_t limit,
+                                  float *w)
 {
-    vf sum = {0};
-    for (int v = 0; v < BLOCK_VECS; v++) {
-        vf x = {0};
-        if (v * TDM__WIDTH < limit) {
-            x = exp_of_negative(vf_load(w + v * TDM__WIDTH) - largest);
-            if ((v + 1) * TDM__WIDTH > limit) x = vf_select(columns_below(v, limit), x, (vf){0});
-            sum += x;
-            if (a->keep_scale > 0) x *= vf_load(mask + v * TDM__WIDTH);
+    vf_places sum = {{{0}}};
+    for (int i = 0; i < BLOCK; i += TDM__PLACES)
+        for (int k = 0; k < TDM__PARTS; k++) {
+            int at = i + k * TDM__WIDTH;
+            vf x = {0};
+            if (at < limit) {
+                x = exp_of_negative(vf_load(w + at) - largest);
+                if (at + TDM__WIDTH > limit) x = vf_select(columns_below(at, limit), x, (vf){0});
+                sum.part[k] += x; /* where x is 0: as if it were left out, a sum is never -0 */
+                if (a->keep_scale > 0) x *= vf_load(mask + at);
+            }
+            vf_store(w + at, x);
         }
-        vf_store(w + v * TDM__WIDTH, x);
-    }
     return sum;
 }
 
@@ -328,16 +342,16 @@ static void weigh(const head *a, const pair *p, forward_scratch *s, bool first)
         int64_t limit = pair_limit(p, r);
         if (a->keep_scale > 0) draw_mask(a, p->t0 + r, p->k0, limit, mask);
         float *w = s->w + r * BLOCK;
-        vf sum = limit == BLOCK ? weigh_row(a, mask, s->largest[r], BLOCK, w)
-                                : weigh_row(a, mask, s->largest[r], limit, w);
-        float *before = s->sum + r * TDM__WIDTH, *o = s->o + r * a->Dp;
-        if (first) {
-            vf_store(before, sum);
-            continue;
+        vf_places sum = limit == BLOCK ? weigh_row(a, mask, s->largest[r], BLOCK, w)
+                                       : weigh_row(a, mask, s->largest[r], limit, w);
+        float *before = s->sum + r * TDM__PLACES, *o = s->o + r * a->Dp;
+        vf shrink = first ? (vf){0} : vf_set(s->shrink[r]);
+        for (int k = 0; k < TDM__PARTS; k++) {
+            float *at = before + k * TDM__WIDTH;
+            vf_store(at, first ? sum.part[k] : vf_fma(vf_load(at), shrink, sum.part[k]));
         }
-        vf_store(before, vf_load(before) * s->shrink[r] + sum);
-        for (int64_t d = 0; d < a->Dp; d += TDM__WIDTH)
-            vf_store(o + d, vf_load(o + d) * s->shrink[r]);
+        for (int64_t d = 0; d < a->Dp && !first; d += TDM__WIDTH)
+            vf_store(o + d, vf_load(o + d) * shrink);
     }
 }
 
@@ -345,9 +359,11 @@ static void finish_queries(const head *a, int64_t t0, int64_t rows, const forwar
                            float *y, float *lse)
 {
     for (int64_t r = 0; r < rows; r++) {
-        float sum = vf_sum(vf_load(s->sum + r * TDM__WIDTH));
+        vf_places places;
+        memcpy(&places, s->sum + r * TDM__PLACES, sizeof(places));
+        float sum = vf_places_sum(&places);
         unpack_rows(s->o + r * a->Dp, 1, a, 1 / sum, y + (t0 + r) * a->C, a->C);
-        lse[t0 + r] = s->largest[r] + logf(sum);
+        lse[t0 + r] = s->largest[r] + (float)tdm_math_log((double)sum);
     }
 }
 
@@ -418,26 +434,31 @@ static size_t carve_backward(const head *a, float *base, backward_scratch *s)
 }
 
 /* From scores w and products dw = dy . v, the weights as they were used and the scores' gradients:
- * with p = e^(score - lse) and m the factors of dropout,  w = p m,  dw = p (dw m - shared). */
+ * with p = e^(score - lse) and m the factors of dropout,  w = p m,  dw = p (dw m - shared). What is
+ * behind the limit is +0, whatever the tiles have left there. */
 static inline void weigh_row_back(const head *a, const float *mask, float lse, float shared,
                                   int64_t limit, float *w, float *dw)
 {
-    for (int v = 0; v < BLOCK_VECS; v++) {
+    for (int at = 0; at < BLOCK; at += TDM__WIDTH) {
         vf p = {0}, ds = {0};
-        if (v * TDM__WIDTH < limit) {
-            vf d = vf_load(dw + v * TDM__WIDTH);
-            p = exp_of_negative(vf_load(w + v * TDM__WIDTH) - lse);
-            if ((v + 1) * TDM__WIDTH > limit) p = vf_select(columns_below(v, limit), p, (vf){0});
+        if (at < limit) {
+            vf d = vf_load(dw + at);
+            p = exp_of_negative(vf_load(w + at) - lse);
             if (a->keep_scale > 0) {
-                vf m = vf_load(mask + v * TDM__WIDTH);
-                ds = p * (d * m - shared);
+                vf m = vf_load(mask + at);
+                ds = p * vf_fma(d, m, vf_set(-shared));
                 p *= m;
             } else {
                 ds = p * (d - shared);
             }
+            if (at + TDM__WIDTH > limit) {
+                vi below = columns_below(at, limit);
+                p = vf_select(below, p, (vf){0});
+                ds = vf_select(below, ds, (vf){0});
+            }
         }
-        vf_store(w + v * TDM__WIDTH, p);
-        vf_store(dw + v * TDM__WIDTH, ds);
+        vf_store(w + at, p);
+        vf_store(dw + at, ds);
     }
 }
 
@@ -477,10 +498,14 @@ static void backward_keys(const head *a, int64_t k0, const float *lse, backward_
 static void share_products(const head *a, const float *dy, const float *y, float *shared)
 {
     for (int64_t t = 0; t < a->T; t++, dy += a->C, y += a->C) {
-        vf sum = {0};
-        for (int64_t d = 0; d < a->D; d += TDM__WIDTH)
-            sum += vf_load_up_to(dy + d, a->D - d, 0) * vf_load_up_to(y + d, a->D - d, 0);
-        shared[t] = vf_sum(sum);
+        vf_places sum = {{{0}}};
+        for (int64_t i = 0; i < a->D; i += TDM__PLACES)
+            for (int k = 0; k < TDM__PARTS; k++) {
+                int64_t d = i + k * TDM__WIDTH, left = a->D - d;
+                sum.part[k] = vf_fma(vf_load_up_to(dy + d, left, 0), vf_load_up_to(y + d, left, 0),
+                                     sum.part[k]);
+            }
+        shared[t] = vf_places_sum(&sum);
     }
 }
 

@@ -89,7 +89,7 @@ static inline void block_moments(const norm *n, int64_t block, int64_t c, int64_
     for (int64_t r = 0; r < count; r++)
         for (int k = 0; k < many; k++) {
             vf d = vf_load_up_to(x + r * n->C + k * TDM__WIDTH, left, 0) - centre[k];
-            squares[k] += d * d;
+            squares[k] = vf_fma(d, d, squares[k]);
         }
     for (int k = 0; k < many; k++) {
         vf_store_up_to(sums + k * TDM__WIDTH, left, sum[k]);
@@ -140,7 +140,8 @@ static void normalise_rows(const void *args, int64_t begin, int64_t end)
             int64_t left = n->C - c;
             vf x = vf_load_up_to(n->x + r * n->C + c, left, 0);
             vf from_mean = x - vf_load_up_to(n->mean + c, left, 0);
-            vf y = from_mean * vf_load_up_to(scale + c, left, 0) + vf_load_up_to(beta + c, left, 0);
+            vf y = vf_fma(from_mean, vf_load_up_to(scale + c, left, 0),
+                          vf_load_up_to(beta + c, left, 0));
             vf_store_up_to(n->out + r * n->C + c, left, y);
         }
 }
@@ -228,7 +229,7 @@ static inline void block_products(const norm *n, int64_t block, int64_t c, int64
         for (int k = 0; k < many; k++) {
             int64_t at = first + r * n->C + k * TDM__WIDTH;
             vf dy = vf_load_up_to(n->dy + at, left, 0);
-            along[k] += dy * (vf_load_up_to(n->x + at, left, 0) - mean[k]);
+            along[k] = vf_fma(dy, vf_load_up_to(n->x + at, left, 0) - mean[k], along[k]);
             sum[k] += dy;
         }
     for (int k = 0; k < many; k++) {
@@ -296,7 +297,7 @@ static void grad_rows(const void *args, int64_t begin, int64_t end)
             vf from_mean = vf_load_up_to(n->x + r * n->C + c, left, 0) -
                            vf_load_up_to(n->mean + c, left, 0);
             d -= vf_load_up_to(shift + c, left, 0);
-            d -= from_mean * vf_load_up_to(along + c, left, 0);
+            d = vf_fma(-from_mean, vf_load_up_to(along + c, left, 0), d);
             vf_store_up_to(n->out + r * n->C + c, left, d * vf_load_up_to(scale + c, left, 0));
         }
 }

@@ -2,8 +2,8 @@
  * loss.c: the element-wise losses, penalties on weights, and their gradients.
  *
  * A sum is cut into pieces of PIECE numbers. Each piece is summed in double precision, one partial sum
- * for each place of a vector, and the pieces are added in order: the bits do not depend on the number
- * of threads. The last, incomplete vector is filled up with numbers whose loss is 0. Gradients are one
+ * for each logical place (vec.h), and the pieces are added in order: the bits do not depend on the
+ * number of threads. The last places are filled up with numbers whose loss is 0. Gradients are one
  * pass, in which a vector is read before it is written: they may lie over x or target.
  */
 #include "tensor/kernels/cpu/vec/math.h"
@@ -22,7 +22,7 @@ typedef struct work {
 } work;
 
 /* What a vector of x and one of targets add to the sum, and the slope by x. */
-typedef void (*add_fn)(vsum *sum, vf x, vf t, float delta);
+typedef void (*add_fn)(vsum_part *sum, vf x, vf t, float delta);
 typedef vf (*slope_fn)(vf x, vf t, float delta);
 
 /* ---- the functions --------------------------------------------------------------------------- */
@@ -42,7 +42,7 @@ static inline vf log_1_plus(vf e)
     return vf_pick_less(one, u, y, e); /* NaN stays */
 }
 
-static inline void add_mse(vsum *sum, vf x, vf t, float delta)
+static inline void add_mse(vsum_part *sum, vf x, vf t, float delta)
 {
     (void)delta;
     vsum_add_product(sum, x - t, x - t);
@@ -54,7 +54,7 @@ static inline vf mse_slope(vf x, vf t, float delta)
     return 2.0f * (x - t);
 }
 
-static inline void add_l1(vsum *sum, vf x, vf t, float delta)
+static inline void add_l1(vsum_part *sum, vf x, vf t, float delta)
 {
     (void)delta;
     vsum_add(sum, vf_abs(x - t));
@@ -67,7 +67,7 @@ static inline vf l1_slope(vf x, vf t, float delta)
 }
 
 /* With c = min(off, delta), both branches are c (off - c / 2). */
-static inline void add_huber(vsum *sum, vf x, vf t, float delta)
+static inline void add_huber(vsum_part *sum, vf x, vf t, float delta)
 {
     vf off = vf_abs(x - t), near = vf_min(vf_set(delta), off);
     vsum_add_product(sum, near, off - 0.5f * near);
@@ -79,7 +79,7 @@ static inline vf huber_slope(vf x, vf t, float delta)
 }
 
 /* ln(1 + e^x) - t x, written so that no exponential overflows: max(x, 0) - t x + ln(1 + e^-|x|). */
-static inline void add_bce_logits(vsum *sum, vf x, vf t, float delta)
+static inline void add_bce_logits(vsum_part *sum, vf x, vf t, float delta)
 {
     (void)delta;
     vsum_add_product(sum, vf_pick_less(x, vf_set(0), -t, 1.0f - t), x);
@@ -93,7 +93,7 @@ static inline vf bce_logits_slope(vf x, vf t, float delta)
 }
 
 /* t (ln t - x); t ln t is 0 at t = 0. */
-static inline void add_kl(vsum *sum, vf x, vf t, float delta)
+static inline void add_kl(vsum_part *sum, vf x, vf t, float delta)
 {
     (void)delta;
     vf zero = vf_set(0), size = vf_abs(t);
@@ -108,14 +108,14 @@ static inline vf kl_slope(vf x, vf t, float delta)
     return -t;
 }
 
-static inline void add_size(vsum *sum, vf x, vf t, float delta)
+static inline void add_size(vsum_part *sum, vf x, vf t, float delta)
 {
     (void)t;
     (void)delta;
     vsum_add(sum, vf_abs(x));
 }
 
-static inline void add_square(vsum *sum, vf x, vf t, float delta)
+static inline void add_square(vsum_part *sum, vf x, vf t, float delta)
 {
     (void)t;
     (void)delta;
@@ -145,10 +145,13 @@ TEMPLATE void sum_range(const void *args, int64_t begin, int64_t end, add_fn add
     for (int64_t unit = begin; unit < end; unit++) {
         int64_t first = unit * PIECE;
         int64_t count = w->count - first < PIECE ? w->count - first : PIECE;
-        vsum sum = {{0}, {0}};
-        for (int64_t i = 0; i < count; i += TDM__WIDTH)
-            add(&sum, vf_load_up_to(w->x + first + i, count - i, rest),
-                vf_load_up_to(w->t + first + i, count - i, 0), w->delta);
+        vsum sum = VSUM_ZERO;
+        for (int64_t i = 0; i < count; i += TDM__PLACES)
+            for (int p = 0; p < TDM__PARTS; p++) {
+                int64_t at = i + p * TDM__WIDTH, left = count - at;
+                add(&sum.part[p], vf_load_up_to(w->x + first + at, left, rest),
+                    vf_load_up_to(w->t + first + at, left, 0), w->delta);
+            }
         w->partial[unit] = vsum_total(&sum);
     }
 }

@@ -2,8 +2,9 @@
  * math.h: exp, log, tanh, erf and the logistic function for whole vectors, in f32.
  *
  * Each is one formula for all places of a vector: both sides of a branch are computed and one is
- * picked. Polynomials are those of the Cephes library (exp, log, tanh) and Norbert Juffa's (erf).
- * The largest error over all numbers, with and without fused multiply-add, is 1.4 units in the last
+ * picked. All of it is exact operations and vf_fma, in one order, so that every level gives the same
+ * bits for every input (tests/kernel/levels_test.c). Polynomials are those of the Cephes library (exp, log, tanh) and Norbert Juffa's (erf).
+ * The largest error over all numbers is 1.4 units in the last
  * place, and 2.5 for the logistic function; tests/kernel/vec_test.c holds them to that. Infinities,
  * zeros, denormal results and NaN come out as C's own functions give them.
  */
@@ -69,11 +70,9 @@ static inline vf vf_copysign(vf x, vf sign)
     return (vf)(((vi)x & 0x7fffffff) | ((vi)sign & ~0x7fffffff));
 }
 
-/* The places of a vector joined to one number, in halves: 0 with WIDTH/2, and so on. */
-typedef float vf4 __attribute__((vector_size(16), aligned(4), may_alias));
-typedef float vf8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t vi4 __attribute__((vector_size(16), aligned(4), may_alias));
 
+/* a > b ? a : b */
 static inline vf4 vf4_max(vf4 a, vf4 b)
 {
 #ifdef __x86_64__
@@ -84,42 +83,13 @@ static inline vf4 vf4_max(vf4 a, vf4 b)
 #endif
 }
 
-#if TDM__WIDTH == 16
-#define TDM__LOW_HALF(x) __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7)
-#define TDM__HIGH_HALF(x) __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15)
-#endif
-
-static inline float vf_sum(vf x)
+/* The largest of all places, by the tree of vf_places_sum. Where one is NaN: NaN or another one of
+ * them, the same at every level. */
+static inline float vf_places_largest(const vf_places *x)
 {
-#if TDM__WIDTH == 16
-    vf8 eight = TDM__LOW_HALF(x) + TDM__HIGH_HALF(x);
-#elif TDM__WIDTH == 8
-    vf8 eight = x;
-#endif
-#if TDM__WIDTH >= 8
-    vf4 four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) +
-               __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
-#else
-    vf4 four = x;
-#endif
-    return (four[0] + four[2]) + (four[1] + four[3]);
-}
-
-/* The largest of them; any of them when one is NaN. */
-static inline float vf_largest(vf x)
-{
-#if TDM__WIDTH == 16
-    vf8 low = TDM__LOW_HALF(x), high = TDM__HIGH_HALF(x);
-    vf4 four = vf4_max(vf4_max(__builtin_shufflevector(low, low, 0, 1, 2, 3),
-                               __builtin_shufflevector(low, low, 4, 5, 6, 7)),
-                       vf4_max(__builtin_shufflevector(high, high, 0, 1, 2, 3),
-                               __builtin_shufflevector(high, high, 4, 5, 6, 7)));
-#elif TDM__WIDTH == 8
-    vf4 four = vf4_max(__builtin_shufflevector(x, x, 0, 1, 2, 3),
-                       __builtin_shufflevector(x, x, 4, 5, 6, 7));
-#else
-    vf4 four = x;
-#endif
+    vf4 even = vf4_max(vf_places_quarter(x, 0), vf_places_quarter(x, 2));
+    vf4 odd = vf4_max(vf_places_quarter(x, 1), vf_places_quarter(x, 3));
+    vf4 four = vf4_max(even, odd);
     float a = four[0] > four[2] ? four[0] : four[2], b = four[1] > four[3] ? four[1] : four[3];
     return a > b ? a : b;
 }

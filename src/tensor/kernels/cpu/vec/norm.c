@@ -1,7 +1,7 @@
 /*
  * norm.c: layer norm, RMS norm and their gradients, a row in registers and cache at a time.
  *
- * Sums over a row keep one partial sum for each vector place. The gradients of gamma and beta are
+ * Sums over a row have one partial sum for each logical place (vec.h). The gradients of gamma and beta are
  * sums over rows: eight rows are added to one another first, in a fixed order, then to what is
  * there, so that rounding errors grow with an eighth of the rows; threads share them by columns. The
  * gradients of x may lie over dy or x. What is computed is defined by ref/norm.c.
@@ -21,19 +21,25 @@ static void layer_norm_rows(const void *args, int64_t begin, int64_t end)
         const float *x = (const float *)call->in[0].data + r * C;
         float *y = (float *)call->out[0].data + r * C;
         float *stats = (float *)call->out[1].data + r * 2;
-        vf sum = {0}, squares = {0};
-        for (int64_t c = 0; c < C; c += TDM__WIDTH) sum += vf_load_up_to(x + c, C - c, 0);
-        float mean = vf_sum(sum) / (float)C;
-        for (int64_t c = 0; c < C; c += TDM__WIDTH) {
-            vf off = vf_load_up_to(x + c, C - c, mean) - mean;
-            squares += off * off;
-        }
-        float inverse = 1 / sqrtf(vf_sum(squares) / (float)C + call->attrs.eps);
+        vf_places sum = {{{0}}}, squares = {{{0}}};
+        for (int64_t i = 0; i < C; i += TDM__PLACES)
+            for (int p = 0; p < TDM__PARTS; p++) {
+                int64_t c = i + p * TDM__WIDTH;
+                sum.part[p] += vf_load_up_to(x + c, C - c, 0);
+            }
+        float mean = vf_places_sum(&sum) / (float)C;
+        for (int64_t i = 0; i < C; i += TDM__PLACES)
+            for (int p = 0; p < TDM__PARTS; p++) {
+                int64_t c = i + p * TDM__WIDTH;
+                vf off = vf_load_up_to(x + c, C - c, mean) - mean;
+                squares.part[p] = vf_fma(off, off, squares.part[p]);
+            }
+        float inverse = 1 / sqrtf(vf_places_sum(&squares) / (float)C + call->attrs.eps);
         for (int64_t c = 0; c < C; c += TDM__WIDTH) {
             vf n = (vf_load_up_to(x + c, C - c, 0) - mean) * inverse;
-            vf_store_up_to(y + c, C - c,
-                           n * vf_load_up_to(gamma + c, C - c, 0) +
-                               vf_load_up_to(beta + c, C - c, 0));
+            vf_store_up_to(
+                y + c, C - c,
+                vf_fma(n, vf_load_up_to(gamma + c, C - c, 0), vf_load_up_to(beta + c, C - c, 0)));
         }
         stats[0] = mean;
         stats[1] = inverse;
@@ -45,18 +51,21 @@ static void layer_norm_rows(const void *args, int64_t begin, int64_t end)
 static inline void grad_row(const float *dy, const float *x, const float *gamma, int64_t C,
                             bool centred, float mean, float inverse, float *dx)
 {
-    vf sum = {0}, dot = {0};
+    vf_places sum = {{{0}}}, dot = {{{0}}};
+    for (int64_t i = 0; i < C; i += TDM__PLACES)
+        for (int p = 0; p < TDM__PARTS; p++) {
+            int64_t c = i + p * TDM__WIDTH;
+            vf g = vf_load_up_to(dy + c, C - c, 0) * vf_load_up_to(gamma + c, C - c, 0);
+            vf n = (vf_load_up_to(x + c, C - c, 0) - mean) * inverse;
+            if (centred) sum.part[p] += g;
+            dot.part[p] = vf_fma(g, n, dot.part[p]);
+        }
+    float g_mean = centred ? vf_places_sum(&sum) / (float)C : 0;
+    float gn_mean = vf_places_sum(&dot) / (float)C;
     for (int64_t c = 0; c < C; c += TDM__WIDTH) {
         vf g = vf_load_up_to(dy + c, C - c, 0) * vf_load_up_to(gamma + c, C - c, 0);
         vf n = (vf_load_up_to(x + c, C - c, 0) - mean) * inverse;
-        if (centred) sum += g;
-        dot += g * n;
-    }
-    float g_mean = centred ? vf_sum(sum) / (float)C : 0, gn_mean = vf_sum(dot) / (float)C;
-    for (int64_t c = 0; c < C; c += TDM__WIDTH) {
-        vf g = vf_load_up_to(dy + c, C - c, 0) * vf_load_up_to(gamma + c, C - c, 0);
-        vf n = (vf_load_up_to(x + c, C - c, 0) - mean) * inverse;
-        vf_store_up_to(dx + c, C - c, inverse * (g - g_mean - n * gn_mean));
+        vf_store_up_to(dx + c, C - c, inverse * vf_fma(-n, vf_set(gn_mean), g - g_mean));
     }
 }
 
@@ -79,12 +88,14 @@ static void rms_norm_rows(const void *args, int64_t begin, int64_t end)
     for (int64_t r = begin; r < end; r++) {
         const float *x = (const float *)call->in[0].data + r * C;
         float *y = (float *)call->out[0].data + r * C;
-        vf squares = {0};
-        for (int64_t c = 0; c < C; c += TDM__WIDTH) {
-            vf v = vf_load_up_to(x + c, C - c, 0);
-            squares += v * v;
-        }
-        float inverse = 1 / sqrtf(vf_sum(squares) / (float)C + call->attrs.eps);
+        vf_places squares = {{{0}}};
+        for (int64_t i = 0; i < C; i += TDM__PLACES)
+            for (int p = 0; p < TDM__PARTS; p++) {
+                int64_t c = i + p * TDM__WIDTH;
+                vf v = vf_load_up_to(x + c, C - c, 0);
+                squares.part[p] = vf_fma(v, v, squares.part[p]);
+            }
+        float inverse = 1 / sqrtf(vf_places_sum(&squares) / (float)C + call->attrs.eps);
         for (int64_t c = 0; c < C; c += TDM__WIDTH)
             vf_store_up_to(y + c, C - c,
                            vf_load_up_to(x + c, C - c, 0) * inverse *
@@ -114,7 +125,7 @@ static inline void add_group(const float *dy, const float *x, const float *mean,
     for (int64_t r = 0; r < count; r++, dy += row, x += row) {
         vf d = vf_load_up_to(dy, left, 0), n = vf_load_up_to(x, left, 0);
         if (mean) n -= mean[r * stat_stride];
-        g += d * (n * inverse[r * stat_stride]);
+        g = vf_fma(d, n * inverse[r * stat_stride], g);
         b += d;
     }
     *gamma += g;

@@ -1,10 +1,10 @@
 /*
  * rows.c: softmax and cross entropy: each row of the last dimension by itself.
  *
- * A row is done by one thread from end to end, so its bits depend on no other. Sums
- * over a row are in double precision, one partial sum for each place of a vector; the sum of the
- * rows' losses is in row order. The last, incomplete vector of a row is filled up with -infinity,
- * which adds nothing. Outputs may lie over the first input.
+ * A row is done by one thread from end to end, so its bits depend on no other. Sums over a row are
+ * in double precision, one partial sum for each logical place (vec.h); the sum of the rows' losses is
+ * in row order. The last places of a row are filled up with -infinity, which adds nothing. Outputs may
+ * lie over the first input.
  */
 #include "tensor/kernels/cpu/vec/math.h"
 
@@ -24,27 +24,34 @@ typedef struct work {
 
 static float largest_of(const float *x, int64_t count)
 {
-    vf largest = vf_set(-INFINITY);
-    for (int64_t v = 0; v < count; v += TDM__WIDTH)
-        largest = vf_max(largest, vf_load_up_to(x + v, count - v, -INFINITY));
-    return vf_largest(largest);
+    vf_places largest;
+    for (int p = 0; p < TDM__PARTS; p++) largest.part[p] = vf_set(-INFINITY);
+    for (int64_t i = 0; i < count; i += TDM__PLACES)
+        for (int p = 0; p < TDM__PARTS; p++) {
+            int64_t v = i + p * TDM__WIDTH;
+            vf part = vf_load_up_to(x + v, count - v, -INFINITY);
+            largest.part[p] = vf_max(largest.part[p], part);
+        }
+    return vf_places_largest(&largest);
 }
 
 /* One row; returns the logarithm of the sum of exponentials. */
 static double softmax_row(const float *x, float *y, int64_t V)
 {
     float largest = largest_of(x, V);
-    vsum sum = {{0}, {0}};
-    for (int64_t v = 0; v < V; v += TDM__WIDTH) {
-        vf e = vexpf(vf_load_up_to(x + v, V - v, -INFINITY) - largest);
-        vf_store_up_to(y + v, V - v, e);
-        vsum_add(&sum, e);
-    }
+    vsum sum = VSUM_ZERO;
+    for (int64_t i = 0; i < V; i += TDM__PLACES)
+        for (int p = 0; p < TDM__PARTS; p++) {
+            int64_t v = i + p * TDM__WIDTH;
+            vf e = vexpf(vf_load_up_to(x + v, V - v, -INFINITY) - largest);
+            vf_store_up_to(y + v, V - v, e);
+            vsum_add(&sum.part[p], e);
+        }
     double total = vsum_total(&sum);
     float share = (float)(1.0 / total);
     for (int64_t v = 0; v < V; v += TDM__WIDTH)
         vf_store_up_to(y + v, V - v, vf_load_up_to(y + v, V - v, 0) * share);
-    return log(total) + (double)largest;
+    return tdm_math_log(total) + (double)largest;
 }
 
 static void range_softmax(const void *args, int64_t begin, int64_t end)
@@ -68,10 +75,13 @@ static void range_softmax_grad(const void *args, int64_t begin, int64_t end)
     for (int64_t r = begin; r < end; r++) {
         const float *dy = w->x + r * w->V, *y = w->y + r * w->V;
         float *dx = w->out + r * w->V;
-        vsum sum = {{0}, {0}};
-        for (int64_t v = 0; v < w->V; v += TDM__WIDTH)
-            vsum_add_product(&sum, vf_load_up_to(dy + v, w->V - v, 0),
-                             vf_load_up_to(y + v, w->V - v, 0));
+        vsum sum = VSUM_ZERO;
+        for (int64_t i = 0; i < w->V; i += TDM__PLACES)
+            for (int p = 0; p < TDM__PARTS; p++) {
+                int64_t v = i + p * TDM__WIDTH;
+                vsum_add_product(&sum.part[p], vf_load_up_to(dy + v, w->V - v, 0),
+                                 vf_load_up_to(y + v, w->V - v, 0));
+            }
         float dot = (float)vsum_total(&sum);
         for (int64_t v = 0; v < w->V; v += TDM__WIDTH) {
             vf off = vf_load_up_to(dy + v, w->V - v, 0) - dot;
@@ -108,9 +118,12 @@ static double expected_logit(const work *w, int64_t row)
     const float *x = w->x + row * w->V;
     double smoothing = (double)w->attrs->label_smoothing, chosen = (double)x[w->classes[row]];
     if (smoothing == 0) return chosen;
-    vsum sum = {{0}, {0}};
-    for (int64_t v = 0; v < w->V; v += TDM__WIDTH)
-        vsum_add(&sum, vf_load_up_to(x + v, w->V - v, 0));
+    vsum sum = VSUM_ZERO;
+    for (int64_t i = 0; i < w->V; i += TDM__PLACES)
+        for (int p = 0; p < TDM__PARTS; p++) {
+            int64_t v = i + p * TDM__WIDTH;
+            vsum_add(&sum.part[p], vf_load_up_to(x + v, w->V - v, 0));
+        }
     return (1 - smoothing) * chosen + smoothing * (vsum_total(&sum) / (double)w->V);
 }
 

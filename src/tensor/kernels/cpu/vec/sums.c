@@ -95,9 +95,12 @@ static void range_pieces(const void *args, int64_t begin, int64_t end)
         int64_t o = unit / w->piece_count, first = unit % w->piece_count * PIECE;
         int64_t count = w->size - first < PIECE ? w->size - first : PIECE;
         const float *x = w->x + o * w->size + first;
-        vsum sum = {{0}, {0}};
-        for (int64_t i = 0; i < count; i += TDM__WIDTH)
-            vsum_add(&sum, vf_load_up_to(x + i, count - i, 0));
+        vsum sum = VSUM_ZERO;
+        for (int64_t i = 0; i < count; i += TDM__PLACES)
+            for (int p = 0; p < TDM__PARTS; p++) {
+                int64_t at = i + p * TDM__WIDTH;
+                vsum_add(&sum.part[p], vf_load_up_to(x + at, count - at, 0));
+            }
         w->partial[unit] = vsum_total(&sum);
     }
 }

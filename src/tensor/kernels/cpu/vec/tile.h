@@ -4,7 +4,10 @@
  * c (+)= a b, cut into tiles of TILE_ROWS rows by TILE_VECS vectors. b and c are row-major with whole
  * vectors; a is read one number at a time, so it may lie either way round: element (i, k) is
  * a[i a_row + k a_col]. Callers pad: rows of c come in multiples of TILE_ROWS, columns in vectors.
- * The order of summation is that of k, whatever the shape.
+ *
+ * An element of c is one chain of fused multiply-adds over k in increasing order, from 0 or from what
+ * c holds. Where a is triangular, the chain has the terms of the triangle and no others. So no bit
+ * depends on the sizes of tiles, which differ between levels.
  */
 #ifndef TANDEM_TENSOR_KERNELS_CPU_VEC_TILE_H
 #define TANDEM_TENSOR_KERNELS_CPU_VEC_TILE_H
@@ -23,68 +26,97 @@ typedef struct tile_operands {
     int64_t c_row;
 } tile_operands;
 
-/* `vecs` and `add` are constants where this is called, and the loops over them unroll. */
-static inline __attribute__((always_inline)) void tile(const int vecs, const bool add,
-                                                       const tile_operands *o, int64_t depth)
+/* Where element (i, k) of a counts, with k - the tile's first row = j: everywhere; for j <= i; for
+ * j >= i. */
+typedef enum tile_shape { TILE_FULL, TILE_LOWER, TILE_UPPER } tile_shape;
+
+#define TILE_INLINE static inline __attribute__((always_inline))
+
+/* One k: rows [from, to) of the tile get a[i] b. All but `a` and `b` are constants here. */
+TILE_INLINE void tile_step(vf sum[TILE_ROWS][TILE_VECS], const int vecs, const int from,
+                           const int to, const float *a, int64_t a_row, const float *b)
+{
+    vf right[TILE_VECS];
+#pragma GCC unroll 2
+    for (int v = 0; v < vecs; v++) right[v] = vf_load(b + v * TDM__WIDTH);
+#pragma GCC unroll 8
+    for (int i = from; i < to; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vecs; v++)
+            sum[i][v] = vf_fma(vf_set(a[i * a_row]), right[v], sum[i][v]);
+}
+
+/* The `count` ks, TILE_ROWS at most, at which rows of the tile begin or end to count. */
+TILE_INLINE void tile_triangle(vf sum[TILE_ROWS][TILE_VECS], const int vecs, const tile_shape shape,
+                               const tile_operands *o, int64_t count)
+{
+#pragma GCC unroll 8
+    for (int j = 0; j < TILE_ROWS; j++)
+        if (j < count)
+            tile_step(sum, vecs, shape == TILE_LOWER ? j : 0,
+                      shape == TILE_LOWER ? TILE_ROWS : j + 1, o->a + j * o->a_col, o->a_row,
+                      o->b + j * o->b_row);
+}
+
+/* The tile whose first element of c is o->c; `row` is its first row. */
+TILE_INLINE void tile(const int vecs, const bool add, const tile_shape shape, tile_operands o,
+                      int64_t row, int64_t depth)
 {
     vf sum[TILE_ROWS][TILE_VECS];
-    const float *a = o->a, *b = o->b;
-    const int64_t a_row = o->a_row, a_col = o->a_col, b_row = o->b_row;
 #pragma GCC unroll 8
     for (int i = 0; i < TILE_ROWS; i++)
 #pragma GCC unroll 2
         for (int v = 0; v < vecs; v++)
-            sum[i][v] = add ? vf_load(o->c + i * o->c_row + v * TDM__WIDTH) : (vf){0};
-    for (int64_t k = 0; k < depth; k++, b += b_row, a += a_col) {
-        vf right[TILE_VECS];
-#pragma GCC unroll 2
-        for (int v = 0; v < vecs; v++) right[v] = vf_load(b + v * TDM__WIDTH);
-#pragma GCC unroll 8
-        for (int i = 0; i < TILE_ROWS; i++)
-#pragma GCC unroll 2
-            for (int v = 0; v < vecs; v++) sum[i][v] += a[i * a_row] * right[v];
+            sum[i][v] = add ? vf_load(o.c + i * o.c_row + v * TDM__WIDTH) : (vf){0};
+    int64_t k = 0, whole = depth; /* [k, whole): all rows count */
+    if (shape == TILE_LOWER && whole > row) whole = row;
+    if (shape == TILE_UPPER) {
+        k = row;
+        o.a += k * o.a_col;
+        o.b += k * o.b_row;
+        int64_t count = depth - k < TILE_ROWS ? depth - k : TILE_ROWS;
+        tile_triangle(sum, vecs, shape, &o, count);
+        k += TILE_ROWS;
+        o.a += TILE_ROWS * o.a_col;
+        o.b += TILE_ROWS * o.b_row;
     }
+    for (; k < whole; k++, o.a += o.a_col, o.b += o.b_row)
+        tile_step(sum, vecs, 0, TILE_ROWS, o.a, o.a_row, o.b);
+    if (shape == TILE_LOWER) tile_triangle(sum, vecs, shape, &o, depth - whole);
 #pragma GCC unroll 8
     for (int i = 0; i < TILE_ROWS; i++)
 #pragma GCC unroll 2
-        for (int v = 0; v < vecs; v++) vf_store(o->c + i * o->c_row + v * TDM__WIDTH, sum[i][v]);
+        for (int v = 0; v < vecs; v++) vf_store(o.c + i * o.c_row + v * TDM__WIDTH, sum[i][v]);
 }
 
-/* What is wanted of a product. Where a is zero on one side of the diagonal, or c is not wanted there,
- * the tiles on that side are left out. */
+/* What is wanted of a product. */
 typedef struct tile_span {
     int64_t rows; /* of c */
     int64_t vecs; /* in a row of c */
     int64_t depth;
-    bool lower_columns; /* only columns below row + TILE_ROWS are wanted */
-    bool lower_depth;   /* a is zero from depth row + TILE_ROWS on */
-    bool upper_depth;   /* a is zero below depth row */
+    bool lower_columns; /* columns above the diagonal may be left as they are */
 } tile_span;
 
-static inline __attribute__((always_inline)) void tile_column(const int vecs, const bool add,
-                                                              const tile_operands *o,
-                                                              const tile_span *s, int64_t column)
+TILE_INLINE void tile_column(const int vecs, const bool add, const tile_shape shape,
+                             const tile_operands *o, const tile_span *s, int64_t column)
 {
     for (int64_t row = 0; row < s->rows; row += TILE_ROWS) {
         if (s->lower_columns && column >= row + TILE_ROWS) continue;
-        int64_t from = s->upper_depth ? row : 0, to = s->depth;
-        if (s->lower_depth && to > row + TILE_ROWS) to = row + TILE_ROWS;
         tile_operands at = *o;
-        at.a += row * o->a_row + from * o->a_col;
-        at.b += from * o->b_row + column;
+        at.a += row * o->a_row;
+        at.b += column;
         at.c += row * o->c_row + column;
-        tile(vecs, add, &at, to - from);
+        tile(vecs, add, shape, at, row, s->depth);
     }
 }
 
 /* Columns are the outer loop, so that a few vectors of b's rows stay close while a goes by. */
-static inline __attribute__((always_inline)) void tile_product(const bool add, tile_operands o,
-                                                               tile_span s)
+TILE_INLINE void tile_product(const bool add, const tile_shape shape, tile_operands o, tile_span s)
 {
     int64_t vec = 0;
     for (; vec + TILE_VECS <= s.vecs; vec += TILE_VECS)
-        tile_column(TILE_VECS, add, &o, &s, vec * TDM__WIDTH);
-    if (vec < s.vecs) tile_column(1, add, &o, &s, vec * TDM__WIDTH);
+        tile_column(TILE_VECS, add, shape, &o, &s, vec * TDM__WIDTH);
+    if (vec < s.vecs) tile_column(1, add, shape, &o, &s, vec * TDM__WIDTH);
 }
 
 #endif

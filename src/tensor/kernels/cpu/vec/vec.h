@@ -4,8 +4,13 @@
  * How this folder is compiled, and why names end in a level: tensor/level.h.
  *
  * Vectors are GCC's: `vf` holds TDM__WIDTH floats, and arithmetic on it needs no intrinsics.
- * Reductions keep one partial sum for each vector place and add those in a fixed order at the end:
- * the same bits in every run on machines of one level.
+ *
+ * All levels give the same bits (docs/numerics.md). To that end every product and every sum is
+ * rounded by itself (-ffp-contract=off) unless it is a vf_fma, which is exact at every level; and a
+ * reduction has TDM__PLACES partial sums whatever the width of a vector is: element i belongs to place
+ * i mod TDM__PLACES, and one fixed tree joins the places. A kernel that reduces therefore takes
+ * TDM__PLACES elements in each turn of its loop, as TDM__PARTS vectors: one at level 4, two at level
+ * 3, four below. The last, incomplete turn is filled up to all places.
  */
 #ifndef TANDEM_TENSOR_KERNELS_CPU_VEC_VEC_H
 #define TANDEM_TENSOR_KERNELS_CPU_VEC_VEC_H
@@ -16,6 +21,9 @@
 #include <string.h>
 #ifdef __x86_64__
 #include <immintrin.h>
+#endif
+#ifdef __aarch64__
+#include <arm_neon.h>
 #endif
 #ifdef _OPENMP
 #include <omp.h>
@@ -43,28 +51,69 @@ static inline void vf_store(float *to, vf x)
     *(vf *)to = x;
 }
 
+#if TDM__LEVEL == 2
 /*
- * a b + c, in one rounding where the level has that. Which products and sums the compiler fuses by
- * itself may differ between two copies of one loop; so files in which an element's bits must not
- * depend on its place (CMakeLists.txt names them) are compiled without that, and say it here.
+ * Half of a fused multiply-add without the instruction. The product of two floats is exact in double
+ * precision. The sum is rounded to odd: where it is not exact, the one of its two neighbours is taken
+ * whose last bit is 1, so that the conversion to float sees on which side of a tie the exact sum is.
+ * `error` is what the rounded sum lacks (Knuth's TwoSum). An infinite or undefined sum has no error
+ * that compares, and stays. Doubles are never denormal here, so flush-to-zero acts only where the
+ * instruction would flush as well: on the floats that come in, and on the result.
  */
+static inline __m128d vd_fma_odd(__m128d a, __m128d b, __m128d c)
+{
+    typedef int64_t bits2 __attribute__((vector_size(16)));
+    typedef double double2 __attribute__((vector_size(16)));
+    double2 product = (double2)a * (double2)b, addend = (double2)c, sum = product + addend;
+    double2 from_product = sum - addend;
+    double2 error = (product - from_product) + (addend - (sum - from_product));
+    bits2 inexact = (bits2)((error < 0) | (error > 0));
+    bits2 away = ((bits2)error ^ (bits2)sum) < 0; /* -1 where the rounding made |sum| larger */
+    bits2 odd = ((bits2)sum + away) | 1;
+    return (__m128d)((inexact & odd) | (~inexact & (bits2)sum));
+}
+#endif
+
+/* a b + c in one rounding, exactly that at every level. */
 static inline vf vf_fma(vf a, vf b, vf c)
 {
 #if TDM__LEVEL >= 4
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif TDM__LEVEL == 3
     return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif TDM__LEVEL == 2
+    __m128 x = (__m128)a, y = (__m128)b, z = (__m128)c;
+    __m128d low = vd_fma_odd(_mm_cvtps_pd(x), _mm_cvtps_pd(y), _mm_cvtps_pd(z));
+    __m128d high = vd_fma_odd(_mm_cvtps_pd(_mm_movehl_ps(x, x)), _mm_cvtps_pd(_mm_movehl_ps(y, y)),
+                              _mm_cvtps_pd(_mm_movehl_ps(z, z)));
+    return (vf)_mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high));
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
-    return a * b + c;
+    vf sum = c;
+    for (int i = 0; i < TDM__WIDTH; i++) sum[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return sum;
 #endif
 }
 
-/* Fewer than a vector: `count` of 1 to WIDTH - 1 numbers, the other places hold `rest`. Nothing
+#if TDM__LEVEL == 3
+/* All ones in the first `count` places, which are 0 to WIDTH. */
+static inline __m256i vf_part_mask(int64_t count)
+{
+    static const int32_t ones_zeros[2 * TDM__WIDTH] = {-1, -1, -1, -1, -1, -1, -1, -1};
+    return _mm256_loadu_si256((const __m256i *)(ones_zeros + TDM__WIDTH - count));
+}
+#endif
+
+/* Fewer than a vector: `count` of 0 to WIDTH - 1 numbers, the other places hold `rest`. Nothing
  * beyond them is read or written. */
 static inline vf vf_load_part(const float *from, int64_t count, float rest)
 {
 #if TDM__LEVEL >= 4
     return (vf)_mm512_mask_loadu_ps((__m512)vf_set(rest), (__mmask16)((1u << count) - 1), from);
+#elif TDM__LEVEL == 3
+    __m256i mask = vf_part_mask(count);
+    return (vf)_mm256_blendv_ps((__m256)vf_set(rest), _mm256_maskload_ps(from, mask), (__m256)mask);
 #else
     vf x = vf_set(rest);
     for (int64_t i = 0; i < count; i++) x[i] = from[i];
@@ -76,16 +125,19 @@ static inline void vf_store_part(float *to, int64_t count, vf x)
 {
 #if TDM__LEVEL >= 4
     _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)x);
+#elif TDM__LEVEL == 3
+    _mm256_maskstore_ps(to, vf_part_mask(count), (__m256)x);
 #else
     for (int64_t i = 0; i < count; i++) to[i] = x[i];
 #endif
 }
 
 /* A vector of `left` numbers or, if there are as many, of WIDTH: the body of every loop, so that an
- * element goes through the same instructions wherever it lies. */
+ * element goes through the same instructions wherever it lies. `left` may be 0 or less. */
 static inline vf vf_load_up_to(const float *from, int64_t left, float rest)
 {
-    return left >= TDM__WIDTH ? vf_load(from) : vf_load_part(from, left, rest);
+    if (left >= TDM__WIDTH) return vf_load(from);
+    return vf_load_part(from, left > 0 ? left : 0, rest);
 }
 
 static inline void vf_store_up_to(float *to, int64_t left, vf x)
@@ -93,43 +145,82 @@ static inline void vf_store_up_to(float *to, int64_t left, vf x)
     if (left >= TDM__WIDTH)
         vf_store(to, x);
     else
-        vf_store_part(to, left, x);
+        vf_store_part(to, left > 0 ? left : 0, x);
 }
 
-/* Adds the places of x to two vectors of doubles, and those up in a fixed order. */
-typedef struct vsum {
+/* ---- reductions over logical places ---------------------------------------------------------- */
+
+enum { TDM__PLACES = 16, TDM__PARTS = TDM__PLACES / TDM__WIDTH };
+
+/* What a reduction in f32 has at each place; part p holds places [p WIDTH, (p + 1) WIDTH). */
+typedef struct vf_places {
+    vf part[TDM__PARTS];
+} vf_places;
+
+typedef float vf4 __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float vf8 __attribute__((vector_size(32), aligned(4), may_alias));
+
+/* A quarter of the places: 4 q, 4 q + 1, 4 q + 2, 4 q + 3. */
+static inline vf4 vf_places_quarter(const vf_places *x, int q)
+{
+    vf4 quarter;
+    memcpy(&quarter, (const char *)x + q * sizeof(quarter), sizeof(quarter));
+    return quarter;
+}
+
+/* The sum of all: place i with i + 8, of these i with i + 4, and of these (0 + 2) + (1 + 3). */
+static inline float vf_places_sum(const vf_places *x)
+{
+    vf4 even = vf_places_quarter(x, 0) + vf_places_quarter(x, 2);
+    vf4 odd = vf_places_quarter(x, 1) + vf_places_quarter(x, 3);
+    vf4 four = even + odd;
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+/* Sums in double precision of the places of one vector. */
+typedef struct vsum_part {
     vd low, high;
+} vsum_part;
+
+/* And of all places. */
+typedef struct vsum {
+    vsum_part part[TDM__PARTS];
 } vsum;
 
+#define VSUM_ZERO ((vsum){{{{0}, {0}}}})
+
 /* The places of x in double precision: the lower half of them and the upper. */
-static inline vsum vsum_of(vf x)
+static inline vsum_part vsum_of(vf x)
 {
     typedef float half __attribute__((vector_size(2 * TDM__WIDTH)));
     half part[2];
     memcpy(part, &x, sizeof(part));
-    return (vsum){__builtin_convertvector(part[0], vd), __builtin_convertvector(part[1], vd)};
+    return (vsum_part){__builtin_convertvector(part[0], vd), __builtin_convertvector(part[1], vd)};
 }
 
-static inline void vsum_add(vsum *sum, vf x)
+static inline void vsum_add(vsum_part *sum, vf x)
 {
-    vsum wide = vsum_of(x);
+    vsum_part wide = vsum_of(x);
     sum->low += wide.low;
     sum->high += wide.high;
 }
 
-static inline void vsum_add_product(vsum *sum, vf x, vf y)
+/* A product of two floats is exact in double precision: this rounds once. */
+static inline void vsum_add_product(vsum_part *sum, vf x, vf y)
 {
-    vsum a = vsum_of(x), b = vsum_of(y);
+    vsum_part a = vsum_of(x), b = vsum_of(y);
     sum->low += a.low * b.low;
     sum->high += a.high * b.high;
 }
 
+/* The tree of vf_places_sum, continued: place i with i + 8, i + 4, i + 2, i + 1. */
 static inline double vsum_total(const vsum *sum)
 {
-    vd both = sum->low + sum->high;
-    double total = 0;
-    for (int i = 0; i < TDM__WIDTH / 2; i++) total += both[i];
-    return total;
+    double places[TDM__PLACES];
+    memcpy(places, sum, sizeof(places));
+    for (int i = 0; i < 8; i++) places[i] += places[i + 8];
+    for (int i = 0; i < 4; i++) places[i] += places[i + 4];
+    return (places[0] + places[2]) + (places[1] + places[3]);
 }
 
 /* The rows and columns of [..., C]. */
