@@ -209,19 +209,6 @@ static void layer_norm(const weights *w, const float *x, int64_t count, float *o
         out[i] = (x[i] - shift) * factor * w->weight[i] + w->bias[i];
 }
 
-static void softmax(float *x, int64_t count)
-{
-    float largest = x[0];
-    double sum = 0;
-    for (int64_t i = 1; i < count; i++) largest = x[i] > largest ? x[i] : largest;
-    for (int64_t i = 0; i < count; i++) {
-        x[i] = expf(x[i] - largest);
-        sum += (double)x[i];
-    }
-    float factor = (float)(1.0 / sum);
-    for (int64_t i = 0; i < count; i++) x[i] *= factor;
-}
-
 static void add(float *x, const float *y, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) x[i] += y[i];
@@ -237,17 +224,11 @@ static void attend(tdm_decoder *d, const block *b)
     float scale = (float)(1.0 / sqrt((double)D));
     for (int64_t h = 0; h < d->heads; h++) {
         d->loops->scores(d->wide + h * D, b->keys + h * D, D, C, at + 1, scale, d->weights);
-        softmax(d->weights, at + 1);
+        d->loops->softmax(d->weights, at + 1);
         d->loops->mix(d->weights, b->values + h * D, D, C, at + 1, d->mixed + h * D);
     }
     d->loops->product(b->attn_proj.weight, d->mixed, b->attn_proj.bias, C, C, d->y);
     add(d->x, d->y, C);
-}
-
-static float gelu(float x)
-{
-    const float root = 0.7978845608028654f; /* sqrt(2 / pi) */
-    return 0.5f * x * (1.0f + tanhf(root * (x + 0.044715f * x * x * x)));
 }
 
 static void perceive(tdm_decoder *d, const block *b)
@@ -255,7 +236,7 @@ static void perceive(tdm_decoder *d, const block *b)
     int64_t C = d->C;
     layer_norm(&b->ln_2, d->x, C, d->y);
     d->loops->product(b->c_fc.weight, d->y, b->c_fc.bias, 4 * C, C, d->wide);
-    for (int64_t i = 0; i < 4 * C; i++) d->wide[i] = gelu(d->wide[i]);
+    d->loops->activate(d->wide, 4 * C);
     d->loops->product(b->mlp_proj.weight, d->wide, b->mlp_proj.bias, C, 4 * C, d->y);
     add(d->x, d->y, C);
 }

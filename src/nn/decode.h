@@ -14,9 +14,13 @@ typedef struct tdm__decode_loops {
     /* out [count] = scale * (key[t] . query), each of D numbers, one key `stride` after another. */
     void (*scores)(const float *query, const float *keys, int64_t D, int64_t stride, int64_t count,
                    float scale, float *out);
+    /* x [count] = e^x over their sum. */
+    void (*softmax)(float *x, int64_t count);
     /* out [D] = the sum over t of weights[t] * value[t]. */
     void (*mix)(const float *weights, const float *values, int64_t D, int64_t stride, int64_t count,
                 float *out);
+    /* x = GELU of x, by tanh. */
+    void (*activate)(float *x, int64_t count);
 } tdm__decode_loops;
 
 extern const tdm__decode_loops tdm__decode_loops_0, tdm__decode_loops_2, tdm__decode_loops_3,

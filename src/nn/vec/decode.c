@@ -2,51 +2,47 @@
  * decode.c: products of a matrix and one vector, and attention for one query.
  *
  * Both wait for memory: each weight is read once and used once. So a row, or a few side by side to
- * keep several loads under way, is all the blocking that helps. A sum has one partial sum for each
- * place of a vector, and these are added in a fixed order.
+ * keep several loads under way, is all the blocking that helps. Sums have a partial sum for each
+ * logical place, and functions are those of the kernels (tensor/kernels/cpu/vec/vec.h, math.h), so the
+ * bits are the same at every level.
  */
 #include "nn/decode.h"
 
-#include "tensor/level.h"
-
-typedef float vf __attribute__((vector_size(4 * TDM__WIDTH), aligned(4), may_alias));
+#include "tensor/kernels/cpu/vec/activations.h"
 
 enum { ROWS = 4 };
 
-static inline vf load(const float *from)
+/* sum += a b over `left` numbers, or TDM__PLACES where there are as many. */
+static inline void add_products(const float *a, const float *b, int64_t left, vf_places *sum)
 {
-    return *(const vf *)from;
-}
-
-static inline float sum_of(vf x)
-{
-    float sum = 0;
-    for (int i = 0; i < TDM__WIDTH; i++) sum += x[i];
-    return sum;
+    for (int p = 0; p < TDM__PARTS; p++) {
+        int at = p * TDM__WIDTH;
+        sum->part[p] = vf_fma(vf_load_up_to(a + at, left - at, 0),
+                              vf_load_up_to(b + at, left - at, 0), sum->part[p]);
+    }
 }
 
 static inline float dot(const float *a, const float *b, int64_t count)
 {
-    vf sum = {0};
+    vf_places sum = {{{0}}};
     int64_t i = 0;
-    for (; i + TDM__WIDTH <= count; i += TDM__WIDTH) sum += load(a + i) * load(b + i);
-    float total = sum_of(sum);
-    for (; i < count; i++) total += a[i] * b[i];
-    return total;
+    for (; i + TDM__PLACES <= count; i += TDM__PLACES)
+        add_products(a + i, b + i, TDM__PLACES, &sum);
+    if (i < count) add_products(a + i, b + i, count - i, &sum);
+    return vf_places_sum(&sum);
 }
 
 /* ROWS products at once. Each row's sum is just what dot() gives. */
 static inline void dot_rows(const float *w, const float *x, int64_t K, float out[ROWS])
 {
-    vf sum[ROWS] = {{0}};
+    vf_places sum[ROWS] = {{{{0}}}};
     int64_t i = 0;
-    for (; i + TDM__WIDTH <= K; i += TDM__WIDTH) {
-        vf part = load(x + i);
-        for (int r = 0; r < ROWS; r++) sum[r] += load(w + r * K + i) * part;
+    for (; i + TDM__PLACES <= K; i += TDM__PLACES)
+        for (int r = 0; r < ROWS; r++) add_products(w + r * K + i, x + i, TDM__PLACES, &sum[r]);
+    for (int r = 0; r < ROWS; r++) {
+        if (i < K) add_products(w + r * K + i, x + i, K - i, &sum[r]);
+        out[r] = vf_places_sum(&sum[r]);
     }
-    for (int r = 0; r < ROWS; r++) out[r] = sum_of(sum[r]);
-    for (; i < K; i++)
-        for (int r = 0; r < ROWS; r++) out[r] += w[r * K + i] * x[i];
 }
 
 static void product(const float *w, const float *x, const float *bias, int64_t N, int64_t K,
@@ -64,21 +60,47 @@ static void scores(const float *query, const float *keys, int64_t D, int64_t str
     for (int64_t t = 0; t < count; t++) out[t] = scale * dot(keys + t * stride, query, D);
 }
 
+static void softmax(float *x, int64_t count)
+{
+    float largest = x[0];
+    vsum sum = VSUM_ZERO;
+    for (int64_t i = 1; i < count; i++) largest = x[i] > largest ? x[i] : largest;
+    for (int64_t i = 0; i < count; i += TDM__PLACES)
+        for (int p = 0; p < TDM__PARTS; p++) {
+            int64_t at = i + p * TDM__WIDTH;
+            vf e = vexpf(vf_load_up_to(x + at, count - at, -INFINITY) - largest);
+            vf_store_up_to(x + at, count - at, e);
+            vsum_add(&sum.part[p], e);
+        }
+    float factor = (float)(1.0 / vsum_total(&sum));
+    for (int64_t i = 0; i < count; i++) x[i] *= factor;
+}
+
+/* out[d] is one chain over t. */
 static void mix(const float *weights, const float *values, int64_t D, int64_t stride, int64_t count,
                 float *out)
 {
     for (int64_t d = 0; d < D; d++) out[d] = 0;
     for (int64_t t = 0; t < count; t++) {
         const float *value = values + t * stride;
-        int64_t d = 0;
-        for (; d + TDM__WIDTH <= D; d += TDM__WIDTH)
-            *(vf *)(out + d) = load(out + d) + weights[t] * load(value + d);
-        for (; d < D; d++) out[d] += weights[t] * value[d];
+        vf weight = vf_set(weights[t]);
+        for (int64_t d = 0; d < D; d += TDM__WIDTH)
+            vf_store_up_to(out + d, D - d,
+                           vf_fma(weight, vf_load_up_to(value + d, D - d, 0),
+                                  vf_load_up_to(out + d, D - d, 0)));
     }
+}
+
+static void activate(float *x, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += TDM__WIDTH)
+        vf_store_up_to(x + i, count - i, gelu_tanh(vf_load_up_to(x + i, count - i, 0)));
 }
 
 const tdm__decode_loops TDM__AT_LEVEL(tdm__decode_loops) = {
     .product = product,
     .scores = scores,
+    .softmax = softmax,
     .mix = mix,
+    .activate = activate,
 };

@@ -36,13 +36,16 @@ static inline vf vf_pick_less(vf a, vf b, vf x, vf y)
 #endif
 }
 
-/* The smaller and the larger one; x where it is NaN. */
+/* The smaller and the larger one; x where either is NaN, or where they are equal. When tiny numbers
+ * are flushed, a denormal result may be left as it is or become 0 of its sign. */
 static inline vf vf_min(vf limit, vf x)
 {
 #if TDM__LEVEL >= 4
     return (vf)_mm512_min_ps((__m512)limit, (__m512)x);
 #elif TDM__LEVEL == 3
     return (vf)_mm256_min_ps((__m256)limit, (__m256)x);
+#elif TDM__LEVEL == 2
+    return (vf)_mm_min_ps((__m128)limit, (__m128)x);
 #else
     return vf_pick_less(limit, x, limit, x);
 #endif
@@ -54,6 +57,8 @@ static inline vf vf_max(vf limit, vf x)
     return (vf)_mm512_max_ps((__m512)limit, (__m512)x);
 #elif TDM__LEVEL == 3
     return (vf)_mm256_max_ps((__m256)limit, (__m256)x);
+#elif TDM__LEVEL == 2
+    return (vf)_mm_max_ps((__m128)limit, (__m128)x);
 #else
     return vf_pick_less(x, limit, limit, x);
 #endif
