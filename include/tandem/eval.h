@@ -1,9 +1,8 @@
 /*
  * eval.h: how good a model is. Inference over a data set, and metrics from it.
  *
- * Losses and counts are summed in double precision: within a batch in order of its samples, then in
- * order of the batches. So a result depends on the size of the evaluation's batches by rounding alone,
- * and not at all on how many ranks run them.
+ * Losses, each a double, are summed exactly, and so are counts: a result depends neither on the size
+ * of the evaluation's batches nor on how many ranks run them.
  */
 #ifndef TANDEM_EVAL_H
 #define TANDEM_EVAL_H

@@ -8,11 +8,14 @@
  *
  * Batches are dealt out to ranks like cards: batch b to rank b % N, in round b / N. Every rank takes
  * part in every round, with nothing to run where there are no batches left, so that all go through
- * the same sequence. What a batch gave is one record; the records are gathered, and everybody adds
- * them in order of the batches. A single process does the same with N = 1, so no bit depends on N.
+ * the same sequence. Each rank keeps one record of what its batches gave; the records are gathered and
+ * merged. Sums of losses are exact (exact_sum.h), so metrics depend neither on the size of batches nor
+ * on N.
  */
 #include <tandem/eval.h>
 #include <tandem/os.h>
+
+#include "eval/exact_sum.h"
 
 #include <assert.h>
 #include <math.h>
@@ -37,9 +40,10 @@ struct tdm_predictor {
     void *run_user;
 };
 
-/* What one batch gave. Doubles all, so that records travel as an array of them; counts are exact. */
+/* What batches gave. Doubles all, so that records travel as an array of them; counts are exact. */
 typedef struct record {
-    double loss, correct, bad;
+    tdm__exact_sum loss; /* of the targets whose loss is finite */
+    double infinite, correct, bad;
 } record;
 enum { RECORD_NUMBERS = sizeof(record) / sizeof(double) };
 
@@ -182,33 +186,41 @@ static int64_t batch_count(const tdm_predictor *p, const tdm_dataset *dataset)
     return (tdm_dataset_info_of(dataset)->sample_count + p->batch - 1) / p->batch;
 }
 
-/* Runs batch number `index` and records what it gave; adds to `confusion`, when that is not NULL. */
+static void record_loss(record *r, double loss)
+{
+    if (isfinite(loss))
+        tdm__exact_add(&r->loss, loss);
+    else
+        r->infinite++;
+}
+
+/* Runs batch number `index`; adds what it gave to the record and, when that is not NULL, to
+ * `confusion`. */
 static tdm_status measure_batch(tdm_predictor *p, const tdm_dataset *dataset, int64_t index,
-                                record *out, int64_t *confusion, tdm_error *err)
+                                record *r, int64_t *confusion, tdm_error *err)
 {
     int64_t V = p->V, K = p->class_count, first = index * p->batch;
     int64_t count = tdm_dataset_info_of(dataset)->sample_count - first;
     if (count > p->batch) count = p->batch;
     TDM_TRY(run_batch(p, dataset, first, count, p->classes, err));
-    record r = {0};
     for (int64_t i = 0; i < count * p->target_count; i++) {
         const float *logits = p->logits + i * V;
         if (!has_softmax(logits, V)) {
-            r.bad++;
+            r->bad++;
             continue;
         }
         int64_t truth = p->classes[i], guess = tdm_argmax(logits, V);
-        r.correct += guess == truth;
-        r.loss += cross_entropy(logits, V, truth);
+        r->correct += guess == truth;
+        record_loss(r, cross_entropy(logits, V, truth));
         if (confusion && guess < K) confusion[truth * K + guess]++;
     }
-    *out = r;
     return TDM_OK;
 }
 
-static void add(record *sum, const record *r)
+static void record_merge(record *sum, const record *r)
 {
-    sum->loss += r->loss;
+    tdm__exact_merge(&sum->loss, &r->loss);
+    sum->infinite += r->infinite;
     sum->correct += r->correct;
     sum->bad += r->bad;
 }
@@ -218,9 +230,10 @@ static tdm_metrics metrics_of(const tdm_predictor *p, const tdm_dataset *dataset
     int64_t samples = tdm_dataset_info_of(dataset)->sample_count;
     int64_t targets = samples * p->target_count;
     double n = targets > 0 ? (double)targets : 1.0;
+    double loss = sum->infinite > 0 ? (double)INFINITY : tdm__exact_total(&sum->loss) / n;
     return (tdm_metrics){.sample_count = samples,
                          .target_count = targets,
-                         .loss = sum->bad > 0 ? (double)NAN : sum->loss / n,
+                         .loss = sum->bad > 0 ? (double)NAN : loss,
                          .accuracy = sum->correct / n,
                          .bad_count = (int64_t)sum->bad};
 }
@@ -228,15 +241,16 @@ static tdm_metrics metrics_of(const tdm_predictor *p, const tdm_dataset *dataset
 tdm_metrics tdm_evaluate(tdm_predictor *predictor, const tdm_dataset *dataset, int64_t *confusion)
 {
     int64_t K = predictor->class_count;
-    record sum = {0}, r;
+    record sum = {0};
     assert(!predictor->run);
     if (confusion) memset(confusion, 0, (size_t)(K * K) * sizeof(*confusion));
     for (int64_t b = 0; b < batch_count(predictor, dataset); b++)
-        if (measure_batch(predictor, dataset, b, &r, confusion, NULL) == TDM_OK) add(&sum, &r);
+        (void)measure_batch(predictor, dataset, b, &sum, confusion,
+                            NULL); /* cannot fail: no run() */
     return metrics_of(predictor, dataset, &sum);
 }
 
-/* This rank's rounds: its batches into its own records, and a pass where it has none. */
+/* This rank's rounds: its batches into its own record, and a pass where it has none. */
 static tdm_status run_rounds(tdm_predictor *p, const tdm_dataset *dataset, int rank, int size,
                              int64_t rounds, record *own, tdm_error *err)
 {
@@ -244,7 +258,7 @@ static tdm_status run_rounds(tdm_predictor *p, const tdm_dataset *dataset, int r
     for (int64_t round = 0; round < rounds; round++) {
         int64_t b = round * size + rank;
         if (b < batches)
-            TDM_TRY(measure_batch(p, dataset, b, &own[round], NULL, err));
+            TDM_TRY(measure_batch(p, dataset, b, own, NULL, err));
         else if (p->run)
             TDM_TRY(p->run(p->run_user, false, err));
     }
@@ -255,18 +269,16 @@ tdm_status tdm_evaluate_together(tdm_predictor *predictor, const tdm_dataset *da
                                  tdm_comm *comm, tdm_metrics *out, tdm_error *err)
 {
     int size = comm ? tdm_comm_size(comm) : 1, rank = comm ? tdm_comm_rank(comm) : 0;
-    int64_t batches = batch_count(predictor, dataset), rounds = (batches + size - 1) / size;
-    size_t count = (size_t)rounds * (size_t)size;
-    record *records = calloc(count + 1, sizeof(*records));
-    /* Who has no memory leaves, and the others learn of it: by its end, or by their deadline. */
+    int64_t rounds = (batch_count(predictor, dataset) + size - 1) / size;
+    size_t count = (size_t)size;
+    record *records = calloc(count, sizeof(*records)), sum = {0};
+    /* A rank without memory leaves, and the others learn of it: by its end, or by their deadline. */
     if (!records) return tdm_fail(err, TDM_ERR_NO_MEMORY, "eval: no memory for %zu records", count);
-    record *own = records + (size_t)rank * (size_t)rounds, sum = {0};
-    tdm_status status = run_rounds(predictor, dataset, rank, size, rounds, own, err);
-    if (status == TDM_OK && size > 1 && count > 0)
+    tdm_status status = run_rounds(predictor, dataset, rank, size, rounds, &records[rank], err);
+    if (status == TDM_OK && size > 1)
         status = tdm_group_all_gather(tdm_comm_world(comm), NULL, records, count * RECORD_NUMBERS,
                                       TDM_DTYPE_F64, err);
-    for (int64_t b = 0; status == TDM_OK && b < batches; b++)
-        add(&sum, &records[(b % size) * rounds + b / size]);
+    for (int r = 0; status == TDM_OK && r < size; r++) record_merge(&sum, &records[r]);
     if (status == TDM_OK) *out = metrics_of(predictor, dataset, &sum);
     free(records);
     return status;
