@@ -16,12 +16,10 @@ extern int omp_get_thread_num(void);
 extern void omp_set_num_threads(int count);
 
 static const tdm_kernel_backend_ops *const backends[] = {
+    &tdm__kernels_bf16,     &tdm__kernels_wide,    &tdm__kernels_onednn,
+    &tdm__kernels_winograd, &tdm__kernels_product,
 #if defined(__x86_64__)
-    &tdm__kernels_amx,
-#endif
-    &tdm__kernels_wide,  &tdm__kernels_onednn, &tdm__kernels_winograd, &tdm__kernels_product,
-#if defined(__x86_64__)
-    &tdm__kernels_cpu_4, &tdm__kernels_cpu_3,  &tdm__kernels_cpu_2,
+    &tdm__kernels_cpu_4,    &tdm__kernels_cpu_3,   &tdm__kernels_cpu_2,
 #else
     &tdm__kernels_cpu_0,
 #endif
@@ -213,18 +211,12 @@ int tdm_kernel_thread(void)
     return omp_get_thread_num();
 }
 
-#if defined(__x86_64__)
-enum { FLUSH_BITS = 0x8040 }; /* MXCSR: denormals are zero, flush to zero */
-#else
-enum { FLUSH_BITS = 1 << 24 }; /* FPCR: flush to zero */
-#endif
-
 tdm_kernel_mode tdm_kernel_enter(int thread_count)
 {
     tdm_kernel_mode before = {.thread_count = tdm_kernel_threads_set(thread_count),
                               .control = tdm__control_word()};
-    if ((before.control & FLUSH_BITS) != FLUSH_BITS || thread_count > 1)
-        loops_here()->control(before.control | FLUSH_BITS);
+    if ((before.control & TDM__CONTROL_FLUSH) != TDM__CONTROL_FLUSH || thread_count > 1)
+        loops_here()->control(before.control | TDM__CONTROL_FLUSH);
     return before;
 }
 

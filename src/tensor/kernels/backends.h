@@ -12,11 +12,18 @@ extern const tdm_kernel_backend_ops tdm__kernels_ref;
 extern const tdm_kernel_backend_ops tdm__kernels_onednn;
 /* Products and convolutions of f32 with a defined order of operations: product/. */
 extern const tdm_kernel_backend_ops tdm__kernels_product, tdm__kernels_winograd;
-/* Products of bf16: by the matrix unit of a processor that has one (x86-64 only), and as f32. */
-extern const tdm_kernel_backend_ops tdm__kernels_amx, tdm__kernels_wide;
+/* Products of bf16: in an order of their own (bf16/bf16.h), and the shapes that this leaves, as f32. */
+extern const tdm_kernel_backend_ops tdm__kernels_bf16, tdm__kernels_wide;
 /* One for each level that is compiled: see cpu/vec/vec.h. */
 extern const tdm_kernel_backend_ops tdm__kernels_cpu_0, tdm__kernels_cpu_2, tdm__kernels_cpu_3,
     tdm__kernels_cpu_4;
+
+/* Of the control word: numbers below the normal range are zero, in (x86-64's DAZ) and out. */
+#if defined(__x86_64__)
+#define TDM__CONTROL_FLUSH UINT64_C(0x8040) /* of MXCSR */
+#else
+#define TDM__CONTROL_FLUSH (UINT64_C(1) << 24) /* of FPCR, which has one bit for both */
+#endif
 
 /* The control word of the floating-point unit of this thread. */
 static inline uint64_t tdm__control_word(void)

@@ -1,5 +1,5 @@
 /*
- * amx_conv.c: convolutions of bf16 and their two gradients, as products for the matrix unit.
+ * conv.c: convolutions of bf16 and their two gradients, as products in the order of bf16.h.
  *
  * What each window sees is a row of a matrix that exists only as a way to look at the image: rows are
  * places, columns the numbers of the window in the order of the weights. Forward that matrix is
@@ -7,16 +7,15 @@
  * same matrix; and for the gradient of the image the rows are the places of the image and their
  * windows look at dy: at the results that the place had a part in.
  *
- * Few channels would leave most of a tile empty and most of the time go into gathering, so these, and
- * groups, are passed on.
+ * Convolutions in groups, or with fewer than MIN_CHANNELS channels on either side, would spend most of
+ * their time on gathering; the backend `wide` computes them in f32. The shape alone decides, never the
+ * CPU, so that the bits are the same everywhere.
  */
-#include "tensor/kernels/bf16/amx.h"
-
-#if defined(__x86_64__)
+#include "tensor/kernels/bf16/bf16.h"
 
 #include <string.h>
 
-enum { CHANNELS_LEAST = 32 };
+enum { MIN_CHANNELS = 32 };
 
 typedef enum direction { FORWARD, GRAD_X, GRAD_W } direction;
 
@@ -137,15 +136,15 @@ static operands operands_of(const tdm_kernel_call *call, direction way)
 }
 
 /* Sizes of the product alone. */
-static tdm__amx_product product_of(const operands *o, direction way)
+static tdm__bf16_product product_of(const operands *o, direction way)
 {
     const int64_t *x = o->x->shape.dim, *w = o->w->shape.dim, *y = o->y->shape.dim;
     int64_t places = w[1] * w[2], results = y[0] * y[1] * y[2];
     if (way == FORWARD)
-        return (tdm__amx_product){.M = results, .N = w[0], .K = places * w[3], .trans_b = true};
+        return (tdm__bf16_product){.M = results, .N = w[0], .K = places * w[3], .trans_b = true};
     if (way == GRAD_X)
-        return (tdm__amx_product){.M = x[0] * x[1] * x[2], .N = w[3], .K = places * w[0]};
-    return (tdm__amx_product){.M = w[0], .N = places * w[3], .K = results, .trans_a = true};
+        return (tdm__bf16_product){.M = x[0] * x[1] * x[2], .N = w[3], .K = places * w[0]};
+    return (tdm__bf16_product){.M = w[0], .N = places * w[3], .K = results, .trans_a = true};
 }
 
 static tdm_status prepare(tdm_kernel_call *call, direction way, tdm_error *err)
@@ -153,16 +152,16 @@ static tdm_status prepare(tdm_kernel_call *call, direction way, tdm_error *err)
     operands o = operands_of(call, way);
     const int64_t *w = o.w->shape.dim;
     if (call->in[0].dtype != TDM_DTYPE_BF16 || call->attrs.window.groups != 1 ||
-        w[0] < CHANNELS_LEAST || w[3] < CHANNELS_LEAST || tdm_tensor_elements(o.x) == 0 ||
-        tdm_tensor_elements(o.y) == 0 || !tdm__amx_here())
+        w[0] < MIN_CHANNELS || w[3] < MIN_CHANNELS || tdm_tensor_elements(o.x) == 0 ||
+        tdm_tensor_elements(o.y) == 0)
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                        "amx: this convolution is not for the matrix unit");
-    tdm__amx_product p = product_of(&o, way);
-    call->scratch_bytes = tdm__amx_scratch_bytes(p.N, p.K);
+                        "bf16: inputs are not bf16, or in groups, or of few channels");
+    tdm__bf16_product p = product_of(&o, way);
+    call->scratch_bytes = tdm__bf16_scratch_bytes(p.N, p.K);
     return TDM_OK;
 }
 
-static void run(const tdm_kernel_call *call, direction way)
+static void run(const tdm__bf16_unit *unit, const tdm_kernel_call *call, direction way)
 {
     operands o = operands_of(call, way);
     const int64_t *x = o.x->shape.dim, *w = o.w->shape.dim, *y = o.y->shape.dim;
@@ -176,20 +175,21 @@ static void run(const tdm_kernel_call *call, direction way)
                     .attrs = &call->attrs,
                     .back = way == GRAD_X};
     filters turned = {o.w->data, w[1] * w[2], w[0], w[3]};
-    tdm__amx_plain plain = way == GRAD_W ? (tdm__amx_plain){o.y->data, y[3]}
-                                         : (tdm__amx_plain){o.w->data, w[1] * w[2] * w[3]};
-    tdm__amx_matrix gathered = {read_windows, &view}, straight = {tdm__amx_read_plain, &plain};
-    tdm__amx_product p = product_of(&o, way);
+    tdm__bf16_plain plain = way == GRAD_W ? (tdm__bf16_plain){o.y->data, y[3]}
+                                          : (tdm__bf16_plain){o.w->data, w[1] * w[2] * w[3]};
+    tdm__bf16_matrix gathered = {read_windows, &view}, straight = {tdm__bf16_read_plain, &plain};
+    tdm__bf16_product p = product_of(&o, way);
+    p.unit = unit;
     p.a = way == GRAD_W ? straight : gathered;
     p.b = way == FORWARD  ? straight
-          : way == GRAD_X ? (tdm__amx_matrix){read_filters, &turned}
+          : way == GRAD_X ? (tdm__bf16_matrix){read_filters, &turned}
                           : gathered;
     p.c = call->out[0].data;
     if (way == FORWARD) {
         p.bias = call->in[2].dtype ? call->in[2].data : NULL;
         p.activation = (tdm_activation)call->attrs.activation;
     }
-    tdm__amx_run(&p, call->scratch);
+    tdm__bf16_run(&p, call->scratch);
 }
 
 #define WAY(name, way)                                                                             \
@@ -200,9 +200,8 @@ static void run(const tdm_kernel_call *call, direction way)
     }                                                                                              \
     static void run_##name(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)    \
     {                                                                                              \
-        (void)backend;                                                                             \
         (void)key;                                                                                 \
-        run(call, way);                                                                            \
+        run(backend, call, way);                                                                   \
     }
 
 WAY(conv, FORWARD)
@@ -221,6 +220,4 @@ static const tdm_kernel kernels[] = {
      .run = run_grad_w},
 };
 
-const tdm_kernel_family tdm__amx_conv = {kernels, sizeof(kernels) / sizeof(kernels[0])};
-
-#endif
+const tdm_kernel_family tdm__bf16_conv = {kernels, sizeof(kernels) / sizeof(kernels[0])};
