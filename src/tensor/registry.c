@@ -16,10 +16,10 @@ extern int omp_get_thread_num(void);
 extern void omp_set_num_threads(int count);
 
 static const tdm_kernel_backend_ops *const backends[] = {
-    &tdm__kernels_bf16,     &tdm__kernels_wide,    &tdm__kernels_onednn,
-    &tdm__kernels_winograd, &tdm__kernels_product,
+    &tdm__kernels_bf16,   &tdm__kernels_wide_vendor, &tdm__kernels_wide,
+    &tdm__kernels_onednn, &tdm__kernels_winograd,    &tdm__kernels_product,
 #if defined(__x86_64__)
-    &tdm__kernels_cpu_4,    &tdm__kernels_cpu_3,   &tdm__kernels_cpu_2,
+    &tdm__kernels_cpu_4,  &tdm__kernels_cpu_3,       &tdm__kernels_cpu_2,
 #else
     &tdm__kernels_cpu_0,
 #endif

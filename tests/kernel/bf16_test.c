@@ -3,11 +3,14 @@
  *
  * Rounding is compared with its definition, bit by bit. Products and convolutions of bf16, by every
  * backend that has them, are compared with sums in double precision of the very same inputs, so what is
- * allowed is the rounding of sums in f32 and nothing else. A graph in bf16 is compared with the same
- * graph in f32: its numbers, what it keeps, and how many times it rounds.
+ * allowed is the rounding of sums in f32 and nothing else. Products of the backend `bf16` are compared
+ * bit by bit: every unit that this CPU has, AMX tiles and the vector code of every level, with the
+ * order of operations that bf16.h defines, for ordinary numbers and for the extremes. A graph in bf16
+ * is compared with the same graph in f32: its numbers, what it keeps, and how many times it rounds.
  */
 #include "graph_bench.h"
 #include "kernel/kernel_bench.h"
+#include "tensor/kernels/bf16/bf16.h"
 
 #include <math.h>
 
@@ -69,11 +72,19 @@ static void rounding_is_to_the_nearest(void)
     uint16_t *right = malloc(CAST_COUNT * sizeof(*right));
     memcpy(right, y, CAST_COUNT * sizeof(*right));
     const tdm_kernel_backend_ops *cpu;
-    for (size_t l = 0; (cpu = kernel_bench_cpu(l)); l++)
-        for (b.threads = 1; b.threads <= 2; b.threads++) {
-            kernel_bench_run(&b, cpu);
-            CHECK(memcmp(y, right, CAST_COUNT * sizeof(*right)) == 0);
-        }
+    /* In the mode of a training's kernels, too, which flushes to zero. */
+    for (int flush = 0; flush < 2; flush++) {
+        tdm_kernel_mode before = tdm_kernel_enter(2);
+        if (!flush) tdm_kernel_leave(&before);
+        for (size_t l = 0; (cpu = kernel_bench_cpu(l)); l++)
+            for (b.threads = 1; b.threads <= 2; b.threads++) {
+                kernel_bench_run(&b, cpu);
+                CHECK(memcmp(y, right, CAST_COUNT * sizeof(*right)) == 0);
+            }
+        kernel_bench_run(&b, kernel_bench_ref());
+        CHECK(memcmp(y, right, CAST_COUNT * sizeof(*right)) == 0);
+        if (flush) tdm_kernel_leave(&before);
+    }
     free(right);
     kernel_bench_close(&b);
 }
@@ -125,7 +136,7 @@ static void open_bf16(kernel_bench *b)
 /* The backends with products of bf16; NULL past the last. */
 static const tdm_kernel_backend_ops *products_by(size_t index)
 {
-    static const char *const names[] = {"amx", "wide", "ref"};
+    static const char *const names[] = {"bf16", "wide", "wide_vendor", "ref"};
     for (size_t i = 0; i < tdm_kernel_backend_count(); i++)
         for (size_t k = 0; k < sizeof(names) / sizeof(names[0]); k++)
             if (strcmp(tdm_kernel_backend_at(i)->name, names[k]) == 0 && index-- == 0)
@@ -133,16 +144,12 @@ static const tdm_kernel_backend_ops *products_by(size_t index)
     return NULL;
 }
 
-/* As kernel_bench_run, for a backend that may have to be opened; false when it passes. */
-static bool run_by(const tdm_kernel_backend_ops *ops, kernel_bench *b)
+/* As kernel_bench_run, for a kernel with a state of its backend; false when it refuses. */
+static bool run_kernel(const tdm_kernel *kernel, void *backend, kernel_bench *b)
 {
-    const tdm_kernel *kernel = tdm_kernel_find(ops, b->op, TDM_DTYPE_F32);
     int before = tdm_kernel_threads_set(b->threads > 0 ? b->threads : 1);
     tdm_kernel_call call = b->call;
-    void *backend = NULL;
     tdm_error err = {0};
-    if (!kernel) return false;
-    if (ops->open) CHECK_INT(ops->open(&backend, &err), TDM_OK);
     for (int i = 0; i < TDM_OP_MAX_INPUTS; i++) call.in[i].data = NULL;
     call.out[0].data = NULL;
     tdm_status status = kernel->prepare(backend, &call, &err);
@@ -155,9 +162,28 @@ static bool run_by(const tdm_kernel_backend_ops *ops, kernel_bench *b)
         kernel_bench_free(call.scratch);
         if (kernel->release) kernel->release(&call);
     }
-    if (ops->close) ops->close(backend);
     tdm_kernel_threads_set(before);
     return status == TDM_OK;
+}
+
+/* By a backend that may have to be opened. */
+static bool run_by(const tdm_kernel_backend_ops *ops, kernel_bench *b)
+{
+    const tdm_kernel *kernel = tdm_kernel_find(ops, b->op, TDM_DTYPE_F32);
+    void *backend = NULL;
+    tdm_error err = {0};
+    if (!kernel) return false;
+    if (ops->open) CHECK_INT(ops->open(&backend, &err), TDM_OK);
+    bool taken = run_kernel(kernel, backend, b);
+    if (ops->close) ops->close(backend);
+    return taken;
+}
+
+/* By one unit of the backend bf16. */
+static bool run_unit(const tdm__bf16_unit *unit, kernel_bench *b)
+{
+    const tdm_kernel *kernel = tdm_kernel_find(&tdm__kernels_bf16, b->op, TDM_DTYPE_F32);
+    return run_kernel(kernel, (void *)(uintptr_t)unit, b);
 }
 
 typedef struct product {
@@ -254,7 +280,8 @@ static void products_are_sums_of_products(void)
                 check_product(ops, &p, &taken);
             }
         printf("     %s took %d of %d products\n", ops->name, taken, all);
-        CHECK(taken == all || strcmp(ops->name, "amx") == 0);
+        bool takes_all = strcmp(ops->name, "bf16") == 0 || strcmp(ops->name, "ref") == 0;
+        CHECK(taken == all || !takes_all);
     }
 }
 
@@ -278,7 +305,7 @@ static void large_products_are_right_on_all_threads(void)
                 uint64_t alone = kernel_bench_hash(k.call.out, 1);
                 k.threads = 3;
                 CHECK(run_by(ops, &k));
-                if (strcmp(ops->name, "amx") == 0) CHECK(kernel_bench_hash(k.call.out, 1) == alone);
+                if (!ops->vendor) CHECK(kernel_bench_hash(k.call.out, 1) == alone);
             }
             kernel_bench_close(&k);
         }
@@ -384,6 +411,210 @@ static void convolutions_agree_with_ref(void)
         printf("     %s took %d of %zu convolutions\n", ops->name, taken,
                3 * sizeof(convs) / sizeof(convs[0]));
     }
+}
+
+/* ---- the order of operations ----------------------------------------------------------------- */
+
+static uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof(bits));
+    return bits;
+}
+
+static float flushed(float x)
+{
+    return (bits_of(x) & 0x7f800000u) == 0 ? float_of(bits_of(x) & 0x80000000u) : x;
+}
+
+/* a b + c in one rounding to 24 bits, then flushed. Near the end of the range libm's fused multiply-add
+ * would round to fewer bits: there it works on numbers 2^64 times as large. */
+static float defined_fma(float a, float b, float c)
+{
+    float result = fmaf(a, b, c);
+    if (!(fabsf(result) < 0x1p-100f)) return result;
+    float small = fabsf(a) < fabsf(b) ? a : b, large = fabsf(a) < fabsf(b) ? b : a;
+    float scaled = fmaf(small * 0x1p64f, large, c * 0x1p64f);
+    if (fabsf(scaled) < 0x1p-62f) return copysignf(0.0f, scaled);
+    return scaled * 0x1p-64f;
+}
+
+static float defined_sum(float a, float b)
+{
+    return flushed(flushed(a) + flushed(b));
+}
+
+/* A product by the definition in bf16.h. */
+static void multiply_by_definition(const product *p, const uint16_t *a, const uint16_t *b,
+                                   const float *bias, float *c)
+{
+    for (int64_t i = 0; i < p->M * p->N; i++) {
+        int64_t m = i / p->N, n = i % p->N;
+        float result = 0;
+        for (int64_t first = 0; first < p->K; first += 32) {
+            float chain[2] = {0, 0};
+            for (int64_t k = first; k < first + 32; k++) {
+                uint32_t x = 0, y = 0;
+                if (k < p->K) {
+                    x = (uint32_t)a[p->trans_a ? k * p->M + m : m * p->K + k] << 16;
+                    y = (uint32_t)b[p->trans_b ? n * p->K + k : k * p->N + n] << 16;
+                }
+                chain[k & 1] = defined_fma(flushed(float_of(x)), flushed(float_of(y)),
+                                           chain[k & 1]);
+            }
+            result = defined_sum(result, defined_sum(chain[0], chain[1]));
+        }
+        c[i] = bias ? defined_sum(result, bias[n]) : result;
+    }
+}
+
+typedef enum numbers { MODEST, ANY, FINITE, TINY, HUGE_ONES, ZEROS, EDGE, NUMBERS_COUNT } numbers;
+
+static uint16_t number_of(tdm_rng *rng, numbers kind)
+{
+    static const uint16_t edges[] = {
+        0x2000, 0x2000, 0x2080, 0x0d80, 0x8d80, 0x2180, 0xa000, 0x0080, 0x8080, 0x3f80, 0x0000,
+    }; /* 2^-63, whose square is 2^-126; 2^-100; 2^-60; 2^-126; 1; 0 */
+    uint32_t x = tdm_rng_u32(rng), y = tdm_rng_u32(rng);
+    uint16_t fraction = (uint16_t)(x & 0x807fu);
+    switch (kind) {
+    case MODEST: return (uint16_t)(fraction | (120 + y % 10) << 7);
+    case ANY: return (uint16_t)x;
+    case FINITE: return (uint16_t)(fraction | y % 255 << 7);
+    case TINY: return (uint16_t)(fraction | (45 + y % 40) << 7);
+    case HUGE_ONES: return (uint16_t)(fraction | (184 + y % 8) << 7);
+    case ZEROS:
+        if (y % 8 == 0) return (uint16_t)(x & 0x8000u);
+        if (y % 8 == 1) return fraction;
+        return (uint16_t)(fraction | (62 + (y >> 3) % 6) << 7);
+    default: return edges[y % (sizeof(edges) / sizeof(edges[0]))];
+    }
+}
+
+static void fill_numbers(tdm_tensor *t, uint32_t what, numbers kind)
+{
+    tdm_rng rng = bench_rng(13, what * NUMBERS_COUNT + (uint32_t)kind);
+    for (int64_t i = 0; i < tdm_tensor_elements(t); i++)
+        ((uint16_t *)t->data)[i] = number_of(&rng, kind);
+}
+
+/* How many numbers have other bits; one NaN is as good as another. */
+static int64_t count_differences(const float *a, const float *b, int64_t count)
+{
+    int64_t different = 0;
+    for (int64_t i = 0; i < count; i++)
+        different += bits_of(a[i]) != bits_of(b[i]) && !(isnan(a[i]) && isnan(b[i]));
+    return different;
+}
+
+static void check_units(const product *p, numbers kind)
+{
+    kernel_bench k = bench_of(p);
+    kernel_bench_open(&k);
+    for (int i = 0; i < 2; i++) fill_numbers(&k.call.in[i], (uint32_t)(p->K * 2 + i), kind);
+    int64_t count = p->M * p->N;
+    float *right = malloc((size_t)count * sizeof(*right));
+    multiply_by_definition(p, k.call.in[0].data, k.call.in[1].data,
+                           p->with_bias ? k.call.in[2].data : NULL, right);
+    const tdm__bf16_unit *unit;
+    for (size_t u = 0; (unit = tdm__bf16_unit_at(u)); u++)
+        for (k.threads = 1; k.threads <= 2; k.threads++) {
+            CHECK(run_unit(unit, &k));
+            int64_t different = count_differences(k.call.out[0].data, right, count);
+            if (different > 0)
+                fprintf(stderr, "  %s: %lld x %lld x %lld, numbers %d: %lld of %lld differ\n",
+                        unit->name, (long long)p->M, (long long)p->N, (long long)p->K, (int)kind,
+                        (long long)different, (long long)count);
+            CHECK(different == 0);
+        }
+    free(right);
+    kernel_bench_close(&k);
+}
+
+/* Every unit, for all kinds of numbers, sizes and transposes. */
+static void units_follow_the_definition(void)
+{
+    static const int64_t rows[] = {1, 2, 3, 5, 6, 31, 33, 40}, cols[] = {1, 7, 16, 17, 32, 45, 70};
+    static const int64_t depths[] = {1, 2, 3, 15, 30, 31, 32, 33, 63, 64, 97, 200, 1100};
+    const tdm__bf16_unit *unit;
+    printf("     units:");
+    for (size_t u = 0; (unit = tdm__bf16_unit_at(u)); u++) printf(" %s", unit->name);
+    printf("\n");
+    int form = 0;
+    for (size_t d = 0; d < sizeof(depths) / sizeof(depths[0]); d += IS_SLOW ? 3 : 1)
+        for (int kind = 0; kind < NUMBERS_COUNT; kind++, form++) {
+            product p = {.M = rows[form % 8],
+                         .N = cols[form % 7],
+                         .K = depths[d],
+                         .trans_a = form & 1,
+                         .trans_b = form & 2,
+                         .with_bias = form % 3 == 0};
+            check_units(&p, (numbers)kind);
+        }
+    /* A number that reaches exactly 2^-126, and a product far below that is taken from it. */
+    check_units(&(product){.M = 64, .N = 64, .K = 32}, EDGE);
+    check_units(&(product){.M = 64, .N = 64, .K = 4, .trans_b = true}, EDGE);
+}
+
+/* The bits of a call, by a unit on some threads. */
+static uint64_t hash_of_unit(const tdm__bf16_unit *unit, kernel_bench *k, int threads)
+{
+    k->threads = threads;
+    CHECK(run_unit(unit, k));
+    return kernel_bench_hash(k->call.out, 1);
+}
+
+static void check_units_agree(kernel_bench *k)
+{
+    uint64_t right = hash_of_unit(tdm__bf16_unit_at(0), k, 1);
+    const tdm__bf16_unit *unit;
+    for (size_t u = 0; (unit = tdm__bf16_unit_at(u)); u++)
+        for (int threads = 1; threads <= 3; threads += 2)
+            CHECK(hash_of_unit(unit, k, threads) == right);
+}
+
+/* Large products, batches, activations, and all convolutions: each unit, on one and three threads. */
+static void units_agree(void)
+{
+    static const product large[] = {
+        {.M = 300, .N = 1100, .K = 520, .trans_b = true, .with_bias = true},
+        {.M = 70, .N = 600, .K = 2100, .activation = TDM_ACTIVATION_RELU},
+        {.M = 45, .N = 33, .K = 1500, .trans_a = true, .activation = TDM_ACTIVATION_GELU},
+        {.B = 5, .M = 90, .N = 130, .K = 200, .trans_b = true},
+    };
+    for (size_t l = IS_SLOW ? 2 : 0; l < sizeof(large) / sizeof(large[0]); l++) {
+        kernel_bench k = bench_of(&large[l]);
+        open_bf16(&k);
+        check_units_agree(&k);
+        kernel_bench_close(&k);
+    }
+    for (size_t c = 0; c < sizeof(convs) / sizeof(convs[0]); c++)
+        for (int o = 0; o < 3; o++) {
+            bool few = convs[c].groups > 1 || convs[c].C < 32 || convs[c].O < 32;
+            kernel_bench k = conv_bench(&convs[c], conv_ops[o]);
+            open_bf16(&k);
+            if (few)
+                CHECK(!run_unit(tdm__bf16_unit_at(0), &k)); /* for `wide`, on every CPU */
+            else
+                check_units_agree(&k);
+            kernel_bench_close(&k);
+        }
+}
+
+/* Numbers below the normal range count as zero whatever mode the caller is in. */
+static void units_flush_in_every_mode(void)
+{
+    product p = {.M = 33, .N = 40, .K = 70, .with_bias = true};
+    check_units(&p, TINY);
+    tdm_kernel_mode before = tdm_kernel_enter(1);
+    check_units(&p, TINY);
+    kernel_bench k = bench_of(&p);
+    kernel_bench_open(&k);
+    for (int i = 0; i < 2; i++) fill_numbers(&k.call.in[i], (uint32_t)i, ZEROS);
+    uint64_t inside = hash_of_unit(tdm__bf16_unit_at(0), &k, 1);
+    tdm_kernel_leave(&before);
+    CHECK(hash_of_unit(tdm__bf16_unit_at(0), &k, 1) == inside);
+    kernel_bench_close(&k);
 }
 
 /* ---- graphs ---------------------------------------------------------------------------------- */
@@ -654,6 +885,9 @@ static const check_test tests[] = {
     CHECK_TEST(large_products_are_right_on_all_threads),
     CHECK_TEST(bad_numbers_pass),
     CHECK_TEST(convolutions_agree_with_ref),
+    CHECK_TEST(units_follow_the_definition),
+    CHECK_TEST(units_agree),
+    CHECK_TEST(units_flush_in_every_mode),
     CHECK_TEST(each_value_is_rounded_once),
     CHECK_TEST(gradients_are_near_those_of_f32),
     CHECK_TEST(recompute_keeps_the_bits),

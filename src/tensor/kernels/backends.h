@@ -13,7 +13,7 @@ extern const tdm_kernel_backend_ops tdm__kernels_onednn;
 /* Products and convolutions of f32 with a defined order of operations: product/. */
 extern const tdm_kernel_backend_ops tdm__kernels_product, tdm__kernels_winograd;
 /* Products of bf16: in an order of their own (bf16/bf16.h), and the shapes that this leaves, as f32. */
-extern const tdm_kernel_backend_ops tdm__kernels_bf16, tdm__kernels_wide;
+extern const tdm_kernel_backend_ops tdm__kernels_bf16, tdm__kernels_wide, tdm__kernels_wide_vendor;
 /* One for each level that is compiled: see cpu/vec/vec.h. */
 extern const tdm_kernel_backend_ops tdm__kernels_cpu_0, tdm__kernels_cpu_2, tdm__kernels_cpu_3,
     tdm__kernels_cpu_4;

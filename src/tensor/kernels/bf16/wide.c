@@ -1,8 +1,9 @@
 /*
- * wide.c: products and convolutions of bf16 for processors that are not faster at them than at f32: both
- * inputs are made f32 again, which is exact, in scratch, and the best f32 kernel does the rest.
+ * wide.c: products and convolutions of bf16 in shapes that bf16.h leaves out (in groups, or with few
+ * channels): both inputs are widened to f32, which is exact, in scratch, and an f32 kernel does the rest.
  *
- * A backend in front of those it hands on to. Where its inputs are f32 it has nothing to offer.
+ * There are two backends: `wide` calls the portable f32 kernels, `wide_vendor` those of vendors. Neither
+ * calls `ref`, which computes bf16 by itself and is asked last. Where the inputs are f32 both refuse.
  * What prepare() makes is the inner call; scratch is the inner kernel's, then the two inputs in f32.
  */
 #include "tensor/kernels/backends.h"
@@ -11,36 +12,46 @@
 
 enum { WIDE_INPUTS = 2, ALIGN_BYTES = 64 };
 
-/* Who computes in f32, best first. */
-static const tdm_kernel_backend_ops *const inner_ops[] = {&tdm__kernels_winograd,
-                                                          &tdm__kernels_onednn, &tdm__kernels_ref};
-enum { INNER_COUNT = sizeof(inner_ops) / sizeof(inner_ops[0]) };
-
-/* One for each plan: what the inner backends opened, those that were asked for something. */
+/* One for each plan: whose kernels it calls, and the state of those inner backends that were asked for
+ * something, by their index in the registry. */
 typedef struct wide {
-    void *inner[INNER_COUNT];
+    bool vendor;
+    void *inner[];
 } wide;
 
 /* What prepare() keeps. */
 typedef struct widened {
     tdm_kernel_call call;
     const tdm_kernel *kernel;
-    int inner;
+    size_t inner;               /* index in the registry */
     size_t offset[WIDE_INPUTS]; /* of the inputs in scratch */
 } widened;
 
 static void close_wide(void *backend)
 {
     wide *b = backend;
-    for (int i = 0; i < INNER_COUNT; i++)
-        if (b->inner[i]) inner_ops[i]->close(b->inner[i]);
+    for (size_t i = 0; i < tdm_kernel_backend_count(); i++)
+        if (b->inner[i]) tdm_kernel_backend_at(i)->close(b->inner[i]);
     free(b);
 }
 
-static tdm_status open_wide(void **out, tdm_error *err)
+static tdm_status open_wide(bool vendor, void **out, tdm_error *err)
 {
-    *out = calloc(1, sizeof(wide));
-    return *out ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "bf16: no memory");
+    wide *b = calloc(1, sizeof(*b) + tdm_kernel_backend_count() * sizeof(b->inner[0]));
+    if (!b) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bf16: no memory");
+    b->vendor = vendor;
+    *out = b;
+    return TDM_OK;
+}
+
+static tdm_status open_portable(void **out, tdm_error *err)
+{
+    return open_wide(false, out, err);
+}
+
+static tdm_status open_vendor(void **out, tdm_error *err)
+{
+    return open_wide(true, out, err);
 }
 
 static void release_widened(tdm_kernel_call *call)
@@ -57,27 +68,34 @@ static size_t aligned(size_t bytes)
     return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 }
 
+static bool is_inner(const wide *b, const tdm_kernel_backend_ops *ops)
+{
+    return ops->vendor == b->vendor && ops != &tdm__kernels_bf16 && ops != &tdm__kernels_wide &&
+           ops != &tdm__kernels_wide_vendor && ops != &tdm__kernels_ref;
+}
+
 /* The first of the inner backends that supports the call. */
 static tdm_status choose_inner(wide *b, tdm_op_kind op, widened *w, tdm_error *err)
 {
-    tdm_status status = TDM_ERR_UNSUPPORTED;
-    for (int i = 0; i < INNER_COUNT && status == TDM_ERR_UNSUPPORTED; i++) {
-        const tdm_kernel *kernel = tdm_kernel_find(inner_ops[i], op, TDM_DTYPE_F32);
-        if (!kernel) continue;
-        if (inner_ops[i]->open && !b->inner[i]) TDM_TRY(inner_ops[i]->open(&b->inner[i], err));
+    for (size_t i = 0; i < tdm_kernel_backend_count(); i++) {
+        const tdm_kernel_backend_ops *ops = tdm_kernel_backend_at(i);
+        const tdm_kernel *kernel = tdm_kernel_find(ops, op, TDM_DTYPE_F32);
+        if (!kernel || !is_inner(b, ops)) continue;
+        if (ops->open && !b->inner[i]) TDM_TRY(ops->open(&b->inner[i], err));
         w->call.scratch_bytes = 0;
-        status = kernel->prepare ? kernel->prepare(b->inner[i], &w->call, err) : TDM_OK;
-        if (status != TDM_OK) continue;
+        tdm_status status = kernel->prepare ? kernel->prepare(b->inner[i], &w->call, err) : TDM_OK;
+        if (status == TDM_ERR_UNSUPPORTED) continue;
         w->kernel = kernel;
         w->inner = i;
+        return status;
     }
-    return status;
+    return tdm_fail(err, TDM_ERR_UNSUPPORTED, "bf16: no f32 kernel computes this");
 }
 
 static tdm_status prepare(void *backend, tdm_kernel_call *call, tdm_op_kind op, tdm_error *err)
 {
     if (call->in[0].dtype != TDM_DTYPE_BF16)
-        return tdm_fail(err, TDM_ERR_UNSUPPORTED, "bf16: the inputs are not");
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED, "bf16: the inputs are not bf16");
     widened *w = calloc(1, sizeof(*w));
     if (!w) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bf16: no memory");
     w->call = *call;
@@ -139,8 +157,15 @@ static const tdm_kernel_family *const families[] = {&products, NULL};
 
 const tdm_kernel_backend_ops tdm__kernels_wide = {
     .name = "wide",
+    .open = open_portable,
+    .close = close_wide,
+    .families = families,
+};
+
+const tdm_kernel_backend_ops tdm__kernels_wide_vendor = {
+    .name = "wide_vendor",
     .vendor = true,
-    .open = open_wide,
+    .open = open_vendor,
     .close = close_wide,
     .families = families,
 };
