@@ -556,6 +556,44 @@ static void units_follow_the_definition(void)
     check_units(&(product){.M = 64, .N = 64, .K = 4, .trans_b = true}, EDGE);
 }
 
+/* Recorded bits: on any CPU, by any compiler, the same. NaN counts as one number. */
+static uint64_t hash_of_numbers(const tdm__bf16_unit *unit, numbers kind)
+{
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int form = 0; form < 4; form++) {
+        product p = {.M = 37 + form,
+                     .N = 50 - form,
+                     .K = form == 3 ? 1100 : 41 + 30 * form,
+                     .trans_a = form & 1,
+                     .trans_b = form & 2};
+        kernel_bench k = bench_of(&p);
+        kernel_bench_open(&k);
+        for (int i = 0; i < 2; i++) fill_numbers(&k.call.in[i], (uint32_t)(2 * form + i), kind);
+        CHECK(run_unit(unit, &k));
+        const float *c = k.call.out[0].data;
+        for (int64_t i = 0; i < p.M * p.N; i++)
+            hash = (hash ^ (isnan(c[i]) ? 0x7fc00000u : bits_of(c[i]))) * 0x100000001b3u;
+        kernel_bench_close(&k);
+    }
+    return hash;
+}
+
+static void products_have_the_recorded_bits(void)
+{
+    static const uint64_t recorded[NUMBERS_COUNT] = {
+        0x1bbcb48a16001df4, 0x9836cba9725961d7, 0xaa280707a746e63e, 0xcc9baca33038307f,
+        0x3a9406069f32f6ba, 0x27191c99875f1bfa, 0x29cd426bea8c4a0d};
+    const tdm__bf16_unit *unit;
+    for (size_t u = 0; (unit = tdm__bf16_unit_at(u)); u++)
+        for (int kind = 0; kind < NUMBERS_COUNT; kind++) {
+            uint64_t hash = hash_of_numbers(unit, (numbers)kind);
+            if (hash != recorded[kind])
+                fprintf(stderr, "  %s: numbers %d: 0x%016llx\n", unit->name, kind,
+                        (unsigned long long)hash);
+            CHECK(hash == recorded[kind]);
+        }
+}
+
 /* The bits of a call, by a unit on some threads. */
 static uint64_t hash_of_unit(const tdm__bf16_unit *unit, kernel_bench *k, int threads)
 {
@@ -886,6 +924,7 @@ static const check_test tests[] = {
     CHECK_TEST(bad_numbers_pass),
     CHECK_TEST(convolutions_agree_with_ref),
     CHECK_TEST(units_follow_the_definition),
+    CHECK_TEST(products_have_the_recorded_bits),
     CHECK_TEST(units_agree),
     CHECK_TEST(units_flush_in_every_mode),
     CHECK_TEST(each_value_is_rounded_once),

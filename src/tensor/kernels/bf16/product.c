@@ -174,7 +174,8 @@ static void multiply_rows(const void *args, int64_t begin, int64_t end)
     uint16_t *panel = panel_of(p);
     float *wide = (float *)(panel + panel_size(&p->cut) + room_size(&p->cut));
     uint64_t control = tdm__control_word();
-    tdm__control_set(control | TDM__CONTROL_FLUSH);
+    bool flushes = (control & TDM__CONTROL_FLUSH) == TDM__CONTROL_FLUSH;
+    if (!flushes) tdm__control_set(control | TDM__CONTROL_FLUSH);
     if (tiles) tiles->begin();
     for (int64_t u = begin; u < end; u++) {
         int64_t m = u * TDM__BF16_BLOCK, rows = min_of(TDM__BF16_BLOCK, product->M - m);
@@ -195,7 +196,7 @@ static void multiply_rows(const void *args, int64_t begin, int64_t end)
         }
     }
     if (tiles) tiles->end();
-    tdm__control_set(control);
+    if (!flushes) tdm__control_set(control);
 }
 
 void tdm__bf16_run(const tdm__bf16_product *product, void *scratch)

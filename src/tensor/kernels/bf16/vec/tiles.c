@@ -256,17 +256,28 @@ static void panel_widen(const uint16_t *panel, int64_t stride, int64_t steps, fl
 
 /* ---- results --------------------------------------------------------------------------------- */
 
+/* Whole rows: `cols` and whether there is a bias are constants where this is called. */
+static inline __attribute__((always_inline)) void write_rows(const float *sum, const float *bias,
+                                                             int64_t rows, int64_t cols, float *c,
+                                                             int64_t stride)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t n = 0; n < cols; n += TDM__WIDTH) {
+            vf x = vf_load(sum + r * BLOCK + n);
+            if (bias) x += vf_load_up_to(bias + n, cols - n, 0);
+            vf_store_up_to(c + r * stride + n, cols - n, x);
+        }
+}
+
 static void block_write(const float *sum, const float *bias, int64_t rows, int64_t cols, float *c,
                         int64_t stride)
 {
-    for (int64_t n = 0; n < cols; n += TDM__WIDTH) {
-        vf more = bias ? vf_load_up_to(bias + n, cols - n, 0) : (vf){0};
-        for (int64_t r = 0; r < rows; r++) {
-            vf x = vf_load(sum + r * BLOCK + n);
-            if (bias) x += more;
-            vf_store_up_to(c + r * stride + n, cols - n, x);
-        }
-    }
+    if (cols != BLOCK)
+        write_rows(sum, bias, rows, cols, c, stride);
+    else if (bias)
+        write_rows(sum, bias, rows, BLOCK, c, stride);
+    else
+        write_rows(sum, NULL, rows, BLOCK, c, stride);
 }
 
 static void block_fetch(const float *c, int64_t stride, int64_t rows, int64_t cols, float *sum)
@@ -300,16 +311,22 @@ static inline void shuffle_rows(const row from[SIDE], row to[SIDE])
     }
 }
 
-static inline void turn_square(const uint32_t *from, int64_t stride, uint32_t *to,
-                               int64_t to_stride)
+static inline void turn_rows(row a[SIDE], uint32_t *to, int64_t to_stride)
 {
-    row a[SIDE], b[SIDE];
-    for (int i = 0; i < SIDE; i++) a[i] = *(const row *)(from + i * stride);
+    row b[SIDE];
     shuffle_rows(a, b);
     shuffle_rows(b, a);
     shuffle_rows(a, b);
     shuffle_rows(b, a);
     for (int i = 0; i < SIDE; i++) *(row *)(to + i * to_stride) = a[i];
+}
+
+static inline void turn_square(const uint32_t *from, int64_t stride, uint32_t *to,
+                               int64_t to_stride)
+{
+    row a[SIDE];
+    for (int i = 0; i < SIDE; i++) a[i] = *(const row *)(from + i * stride);
+    turn_rows(a, to, to_stride);
 }
 #else
 typedef uint32_t row __attribute__((vector_size(16), aligned(4), may_alias));
@@ -371,11 +388,19 @@ static void pair_rows(const uint16_t *from, int64_t stride, int64_t blocks, uint
 static void block_turn(const uint16_t *from, int64_t stride, uint16_t *to, int64_t to_stride)
 {
     for (int part = 0; part < BLOCK / SIDE; part++) {
-        uint32_t square[TILE_WORDS] __attribute__((aligned(64)));
+        const uint16_t *at = from + part * SIDE;
+        uint32_t *out = (uint32_t *)(to + part * SIDE * to_stride);
+#if TDM__LEVEL >= 4
+        row square[SIDE]; /* stays in registers */
         for (int i = 0; i < SIDE; i++)
-            pair_numbers(from + part * SIDE + 2 * i * stride,
-                         from + part * SIDE + (2 * i + 1) * stride, square + i * SIDE);
-        turn_square(square, SIDE, (uint32_t *)(to + part * SIDE * to_stride), to_stride / 2);
+            pair_numbers(at + 2 * i * stride, at + (2 * i + 1) * stride, (uint32_t *)&square[i]);
+        turn_rows(square, out, to_stride / 2);
+#else
+        uint32_t square[TILE_WORDS];
+        for (int i = 0; i < SIDE; i++)
+            pair_numbers(at + 2 * i * stride, at + (2 * i + 1) * stride, square + i * SIDE);
+        turn_square(square, SIDE, out, to_stride / 2);
+#endif
     }
 }
 
