@@ -23,16 +23,15 @@ typedef struct level {
     const tdm_kernel_backend_ops *backend;
     const tdm__vec_loops *loops;
     const tdm__vec_random *random;
-    const tdm__vec_winograd *winograd;
 } level;
 
 static const level levels[] = {
 #if defined(__x86_64__)
-    {2, &tdm__kernels_cpu_2, &tdm__vec_loops_2, &tdm__vec_random_2, &tdm__vec_winograd_2},
-    {3, &tdm__kernels_cpu_3, &tdm__vec_loops_3, &tdm__vec_random_3, &tdm__vec_winograd_3},
-    {4, &tdm__kernels_cpu_4, &tdm__vec_loops_4, &tdm__vec_random_4, &tdm__vec_winograd_4},
+    {2, &tdm__kernels_cpu_2, &tdm__vec_loops_2, &tdm__vec_random_2},
+    {3, &tdm__kernels_cpu_3, &tdm__vec_loops_3, &tdm__vec_random_3},
+    {4, &tdm__kernels_cpu_4, &tdm__vec_loops_4, &tdm__vec_random_4},
 #else
-    {0, &tdm__kernels_cpu_0, &tdm__vec_loops_0, &tdm__vec_random_0, &tdm__vec_winograd_0},
+    {0, &tdm__kernels_cpu_0, &tdm__vec_loops_0, &tdm__vec_random_0},
 #endif
 };
 enum { LEVEL_COUNT = sizeof(levels) / sizeof(levels[0]) };
@@ -649,61 +648,6 @@ static void loops(void)
     free(got);
 }
 
-enum { IMAGE = 10, CHANNELS = 32, FILTERS = 48, TILES = 25 };
-
-typedef struct winograd_numbers {
-    float image[IMAGE * IMAGE * CHANNELS], weights[FILTERS * 9 * CHANNELS], bias[FILTERS];
-    float zeros[CHANNELS], u[16 * FILTERS * CHANNELS], v[16 * TILES * CHANNELS];
-    float m[16 * TILES * FILTERS], result[IMAGE * IMAGE * FILTERS];
-} winograd_numbers;
-
-static void run_winograd(const level *l, int threads, winograd_numbers *n)
-{
-    fill_floats(n->image, IMAGE * IMAGE * CHANNELS, EXTREME, 1);
-    fill_floats(n->weights, FILTERS * 9 * CHANNELS, EXTREME, 2);
-    fill_floats(n->m, 16 * TILES * FILTERS, EXTREME, 3);
-    fill_floats(n->bias, FILTERS, EXTREME, 4);
-    tdm__winograd w = {.H = IMAGE,
-                       .W = IMAGE,
-                       .C = CHANNELS,
-                       .O = FILTERS,
-                       .out_H = IMAGE,
-                       .out_W = IMAGE,
-                       .pad_top = 1,
-                       .pad_left = 1,
-                       .tile_rows = 5,
-                       .tile_cols = 5,
-                       .tile_count = TILES,
-                       .image = n->image,
-                       .weights = n->weights,
-                       .bias = n->bias,
-                       .zeros = n->zeros,
-                       .result = n->result,
-                       .u = n->u,
-                       .v = n->v,
-                       .m = n->m};
-    tdm_kernel_mode before = tdm_kernel_enter(threads);
-    l->winograd->windows(&w);
-    l->winograd->tiles(&w);
-    l->winograd->results(&w);
-    tdm_kernel_leave(&before);
-}
-
-static void winograd_transforms(void)
-{
-    winograd_numbers *expected = calloc(1, sizeof(*expected)), *got = calloc(1, sizeof(*got));
-    int64_t where;
-    run_winograd(&levels[0], 1, expected);
-    for (int l = 0; l < levels_here(); l++)
-        for (int threads = 1; threads <= MOST_THREADS; threads++) {
-            run_winograd(&levels[l], threads, got);
-            CHECK(same_floats(got->image, expected->image, (int64_t)(sizeof(*got) / sizeof(float)),
-                              &where));
-        }
-    free(expected);
-    free(got);
-}
-
 /* The last test: those before it say what they have tried. */
 static void every_op_has_a_case(void)
 {
@@ -719,22 +663,11 @@ static void every_op_has_a_case(void)
 int main(int argc, char **argv)
 {
     static const check_test tests[] = {
-        CHECK_TEST(elementwise),
-        CHECK_TEST(broadcasts),
-        CHECK_TEST(copies),
-        CHECK_TEST(sums),
-        CHECK_TEST(classes),
-        CHECK_TEST(losses),
-        CHECK_TEST(row_norms),
-        CHECK_TEST(batch_norms),
-        CHECK_TEST(embeddings),
-        CHECK_TEST(pools),
-        CHECK_TEST(attentions),
-        CHECK_TEST(products),
-        CHECK_TEST(convolutions),
-        CHECK_TEST(loops),
-        CHECK_TEST(winograd_transforms),
-        CHECK_TEST(every_op_has_a_case),
+        CHECK_TEST(elementwise),  CHECK_TEST(broadcasts),  CHECK_TEST(copies),
+        CHECK_TEST(sums),         CHECK_TEST(classes),     CHECK_TEST(losses),
+        CHECK_TEST(row_norms),    CHECK_TEST(batch_norms), CHECK_TEST(embeddings),
+        CHECK_TEST(pools),        CHECK_TEST(attentions),  CHECK_TEST(products),
+        CHECK_TEST(convolutions), CHECK_TEST(loops),       CHECK_TEST(every_op_has_a_case),
     };
     return check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
 }
