@@ -259,7 +259,10 @@ static void look_at_software(report *r)
     find(r, "software", "tandem", OK, NULL, "%s", tdm_version());
     if (uname(&name) == 0)
         find(r, "software", "kernel", OK, NULL, "%s %s", name.sysname, name.release);
-    find(r, "software", "matrix products", OK, NULL, "%s", tdm_tensor_library(text));
+    const char *vendor = tdm_tensor_library(text);
+    find(r, "software", "vendor kernels", OK, NULL, "%s",
+         vendor ? vendor
+                : "none: compute.numerics: vendor needs oneDNN (libdnnl-dev) and a build with it");
     find(r, "software", "job files", OK, NULL, "%s", tdm_job_library(text));
     find(r, "software", "hashes", OK, NULL, "%s", tdm_base_library(text));
     find(r, "software", "gzip", OK, NULL, "%s", tdm_data_library(text));

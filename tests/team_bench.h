@@ -28,6 +28,8 @@ typedef struct team_shape {
     int64_t batches[TDM_TEAM_MAX_BATCHES];
     int optim;   /* tdm_job_optim */
     int backend; /* tdm_job_backend */
+    int numerics;
+    int threads; /* 0: as a job says that does not */
     double dropout;
     int64_t width; /* of the hidden layer; 0: 19 */
     bool poison;   /* a NaN in the last row of every batch */
@@ -186,6 +188,8 @@ static inline bool team_bench_prepare(team_bench *b, const team_shape *shape)
     b->job.model.hidden.count = 2;
     b->job.model.dropout = shape->dropout;
     b->job.compute.backend = shape->backend;
+    b->job.compute.numerics = shape->numerics;
+    if (shape->threads > 0) b->job.compute.threads = shape->threads;
     b->job.parallel.zero = shape->zero;
     b->job.parallel.reduce = shape->reduce;
     b->job.parallel.balance = shape->balance;

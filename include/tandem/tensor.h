@@ -88,7 +88,7 @@ typedef struct tdm_step_key {
     uint64_t first_row; /* of the global batch: row 0 of this call's batch */
 } tdm_step_key;
 
-/* The library of fast kernels: "oneDNN 2.6.3". Returns `buffer`. */
+/* The vendor's library of kernels: "oneDNN 2.6.3". Returns `buffer`; NULL: built without one. */
 TDM_API const char *tdm_tensor_library(char buffer[TDM_LIBRARY_BYTES]);
 
 /* The level of x86-64 (2, 3, 4) whose instructions the kernels use, 0 on other CPUs, and its name:

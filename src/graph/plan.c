@@ -312,7 +312,12 @@ static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
 tdm_status tdm_plan_create(const tdm_graph *graph, const tdm_plan_options *options, tdm_plan **out,
                            tdm_error *err)
 {
+    char library[TDM_LIBRARY_BYTES];
     TDM_TRY(tdm_graph_check(graph, err));
+    if (options && options->numerics == TDM_NUMERICS_VENDOR && !tdm_tensor_library(library))
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                        "compute.numerics: vendor needs oneDNN, and this build has none; install "
+                        "it (libdnnl-dev) and build again, or use portable");
     tdm_plan *plan = calloc(1, sizeof(*plan));
     if (!plan) return tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
     plan->graph = graph;

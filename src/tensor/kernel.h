@@ -221,5 +221,8 @@ void tdm_kernel_leave(const tdm_kernel_mode *before);
 
 /* The number of threads that kernels called from this thread may use. Returns the one before. */
 int tdm_kernel_threads_set(int thread_count);
+/* Whether this host has more threads that compute than CPUs: then threads of this process that wait
+ * for each other sleep at once instead of spinning first. At first: no. */
+void tdm_kernel_crowded_set(bool is_crowded);
 
 #endif

@@ -9,17 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Declared here because clang without its own OpenMP has no omp.h; GCC's runtime, which oneDNN is
- * linked with, provides them. */
-extern int omp_get_max_threads(void);
-extern int omp_get_thread_num(void);
-extern void omp_set_num_threads(int count);
-
 static const tdm_kernel_backend_ops *const backends[] = {
-    &tdm__kernels_bf16,   &tdm__kernels_wide_vendor, &tdm__kernels_wide,
-    &tdm__kernels_onednn, &tdm__kernels_winograd,    &tdm__kernels_product,
+    &tdm__kernels_bf16,     &tdm__kernels_wide_vendor, &tdm__kernels_wide,
+#ifdef TDM__WITH_ONEDNN
+    &tdm__kernels_onednn,
+#endif
+    &tdm__kernels_winograd, &tdm__kernels_product,
 #if defined(__x86_64__)
-    &tdm__kernels_cpu_4,  &tdm__kernels_cpu_3,       &tdm__kernels_cpu_2,
+    &tdm__kernels_cpu_4,    &tdm__kernels_cpu_3,       &tdm__kernels_cpu_2,
 #else
     &tdm__kernels_cpu_0,
 #endif
@@ -186,11 +183,6 @@ void tdm_kernel_normal(tdm_rng_address address, double scale, size_t first, floa
     HERE(tdm__vec_random)->normal(address, scale, first, out, count);
 }
 
-void tdm_kernel_spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args)
-{
-    loops_here()->spread(count, unit_cost, run, args);
-}
-
 void tdm__kernel_activate(tdm_activation activation, float *x, int64_t count)
 {
     loops_here()->activate(activation, x, count);
@@ -201,35 +193,10 @@ void tdm__kernel_widen(const uint16_t *bf16, float *out, int64_t count)
     loops_here()->widen(bf16, out, count);
 }
 
-int tdm__kernel_threads(void)
+#ifndef TDM__WITH_ONEDNN
+const char *tdm_tensor_library(char buffer[TDM_LIBRARY_BYTES])
 {
-    return omp_get_max_threads();
+    buffer[0] = '\0';
+    return NULL;
 }
-
-int tdm_kernel_thread(void)
-{
-    return omp_get_thread_num();
-}
-
-tdm_kernel_mode tdm_kernel_enter(int thread_count)
-{
-    tdm_kernel_mode before = {.thread_count = tdm_kernel_threads_set(thread_count),
-                              .control = tdm__control_word()};
-    if ((before.control & TDM__CONTROL_FLUSH) != TDM__CONTROL_FLUSH || thread_count > 1)
-        loops_here()->control(before.control | TDM__CONTROL_FLUSH);
-    return before;
-}
-
-void tdm_kernel_leave(const tdm_kernel_mode *before)
-{
-    if (tdm__control_word() != before->control) loops_here()->control(before->control);
-    tdm_kernel_threads_set(before->thread_count);
-}
-
-int tdm_kernel_threads_set(int thread_count)
-{
-    /* oneDNN is threaded by OpenMP, whose thread count is a property of the calling thread. */
-    int before = omp_get_max_threads();
-    omp_set_num_threads(thread_count);
-    return before;
-}
+#endif

@@ -51,7 +51,9 @@ static bool trainer_open(trainer *t, int activation, int optim, const char *back
                                        .alpha = 0.99,
                                        .eps = 1e-8,
                                        .weight_decay = 1e-4};
-    if (!t->graph || !bench_open(&t->bench, t->graph, &(tdm_plan_options){.backend = backend}))
+    if (!t->graph ||
+        !bench_open(&t->bench, t->graph,
+                    &(tdm_plan_options){.backend = backend, .numerics = TDM_NUMERICS_VENDOR}))
         return false;
     tdm_model_init(t->graph, 1, t->bench.params);
     for (int i = 0; i < t->optim->state_count; i++)

@@ -67,8 +67,6 @@ static inline uint16_t tdm__bf16_of(uint32_t f32)
 typedef struct tdm__vec_loops {
     bool (*add_into)(float *a, const float *b, size_t count);
     bool (*modest)(const float *a, size_t count);
-    void (*control)(uint64_t word); /* of all threads that spread() would use */
-    void (*spread)(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args);
     void (*activate)(tdm_activation activation, float *x, int64_t count);
     void (*widen)(const uint16_t *bf16, float *out, int64_t count);
 } tdm__vec_loops;
@@ -90,5 +88,34 @@ void tdm__kernel_activate(tdm_activation activation, float *x, int64_t count);
 void tdm__kernel_widen(const uint16_t *bf16, float *out, int64_t count);
 /* How many those threads are. */
 int tdm__kernel_threads(void);
+
+/*
+ * Threads. Work is `count` units (elements, rows, columns) of `unit_cost` numbers each. Where to cut
+ * is up to threads.c: a unit's bits must not depend on it. Below TDM__THREADS_ALONE numbers, waking
+ * another thread costs more than it saves.
+ */
+enum { TDM__THREADS_ALONE = 65536, TDM__THREADS_GRAIN = 16384 };
+
+static inline bool tdm__threads_pays(int64_t count, int64_t unit_cost)
+{
+    return count > 1 && count * unit_cost > TDM__THREADS_ALONE && tdm__kernel_threads() > 1;
+}
+
+/* Units of a piece. */
+static inline int64_t tdm__threads_grain(int64_t unit_cost)
+{
+    return unit_cost < TDM__THREADS_GRAIN ? TDM__THREADS_GRAIN / (unit_cost > 0 ? unit_cost : 1)
+                                          : 1;
+}
+
+/* Calls `run` for pieces of `grain` units each, on the threads that kernels may use here; from inside
+ * of a piece, for all of them at once on the calling thread. */
+void tdm__threads_spread(int64_t count, int64_t grain, tdm_kernel_range_fn run, const void *args);
+
+#ifdef TDM__WITH_ONEDNN
+/* oneDNN's threads are libgomp's: their number, and the control word of their floating-point units. */
+void tdm__onednn_threads_set(int thread_count);
+void tdm__onednn_control_set(uint64_t word);
+#endif
 
 #endif

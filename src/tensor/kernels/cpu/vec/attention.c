@@ -33,20 +33,12 @@ static int64_t smaller(int64_t a, int64_t b)
 
 static int thread_index(void)
 {
-#ifdef _OPENMP
-    return omp_get_thread_num();
-#else
-    return 0;
-#endif
+    return tdm_kernel_thread();
 }
 
 static size_t thread_count(void)
 {
-#ifdef _OPENMP
-    return (size_t)omp_get_max_threads();
-#else
-    return 1;
-#endif
+    return (size_t)tdm__kernel_threads();
 }
 
 /* ---- one head of one row of the batch ------------------------------------------------------------ */

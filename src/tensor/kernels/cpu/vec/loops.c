@@ -1,5 +1,5 @@
 /*
- * loops.c: what others need done to long rows of numbers: see tdm_kernel_add_into, tdm_kernel_spread,
+ * loops.c: what others need done to long rows of numbers: see tdm_kernel_add_into,
  * tdm__kernel_activate and tdm__kernel_widen.
  */
 #include "tensor/kernels/cpu/vec/activations.h"
@@ -42,22 +42,6 @@ static bool modest(const float *a, size_t count)
     vu seen = {0};
     for (int64_t i = 0; i < n; i += TDM__WIDTH) seen |= magnitudes(vf_load_up_to(a + i, n - i, 0));
     return none_reaches(seen);
-}
-
-static void control(uint64_t word)
-{
-#ifdef _OPENMP
-    if (omp_get_max_threads() > 1) {
-#pragma omp parallel
-        tdm__control_set(word);
-    }
-#endif
-    tdm__control_set(word);
-}
-
-static void spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args)
-{
-    tdm__vec_split(count, unit_cost, run, args);
 }
 
 /* ---- activations in place -------------------------------------------------------------------- */
@@ -123,8 +107,6 @@ static void widen(const uint16_t *bf16, float *out, int64_t count)
 const tdm__vec_loops TDM__AT_LEVEL(tdm__vec_loops) = {
     .add_into = add_into,
     .modest = modest,
-    .control = control,
-    .spread = spread,
     .activate = activate,
     .widen = widen,
 };

@@ -25,9 +25,6 @@
 #ifdef __aarch64__
 #include <arm_neon.h>
 #endif
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 typedef float vf __attribute__((vector_size(4 * TDM__WIDTH), aligned(4), may_alias));
 typedef int32_t vi __attribute__((vector_size(4 * TDM__WIDTH), aligned(4), may_alias));
@@ -236,32 +233,16 @@ static inline int64_t tdm__vec_rows(const tdm_tensor *t)
     return rows;
 }
 
-/*
- * Threads. Work is `count` units (elements, rows, columns) of `unit_cost` numbers each; `run` does
- * those in [begin, end). Where to cut is nobody's business: a unit's bits must not depend on it.
- * Below TDM__VEC_ALONE numbers, waking another thread costs more than it saves.
- */
-enum { TDM__VEC_ALONE = 65536, TDM__VEC_GRAIN = 16384 };
-
+/* Threads: see tdm__threads_pays in kernels/backends.h. */
 typedef tdm_kernel_range_fn tdm__vec_range_fn;
 
 static inline void tdm__vec_split(int64_t count, int64_t unit_cost, tdm__vec_range_fn run,
                                   const void *args)
 {
-#ifdef _OPENMP
-    if (count > 1 && count * unit_cost > TDM__VEC_ALONE && omp_get_max_threads() > 1) {
-        int64_t grain = unit_cost < TDM__VEC_GRAIN ? TDM__VEC_GRAIN / unit_cost : 1;
-        int64_t piece_count = (count + grain - 1) / grain;
-#pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < piece_count; i++) {
-            int64_t begin = i * grain, end = begin + grain;
-            run(args, begin, end < count ? end : count);
-        }
-        return;
-    }
-#endif
-    (void)unit_cost;
-    run(args, 0, count);
+    if (tdm__threads_pays(count, unit_cost))
+        tdm__threads_spread(count, tdm__threads_grain(unit_cost), run, args);
+    else
+        run(args, 0, count);
 }
 
 /* The families of this folder; table.c lists them. */
