@@ -126,6 +126,7 @@ const char *cli_short_path(const char *path);
 /* Loads a job with the command's --set, and prints all problems when there are any. NULL then, and
  * *code has the exit code. */
 tdm_job_document *cli_load_job(const cli_args *args, const char *path, int *code);
+extern char **cli_argv; /* of the whole program */
 
 /* ---- help (help.c) ---------------------------------------------------------------------------- */
 

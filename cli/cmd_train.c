@@ -89,6 +89,8 @@ static void catch_signals(void)
     action.sa_handler = on_save_signal;
     sigaction(SIGUSR1, &action, NULL);
     sigemptyset(&held); /* by who started this process, until now */
+    sigaddset(&held, SIGINT);
+    sigaddset(&held, SIGTERM);
     sigaddset(&held, SIGUSR1);
     sigprocmask(SIG_UNBLOCK, &held, NULL);
 }

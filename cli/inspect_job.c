@@ -38,7 +38,8 @@ static tdm_status plan_training(job_view *v, const tdm_model_options *model, tdm
 {
     tdm_model_options m = tdm_model_of_lane(model, v->own->lane_rows, v->own->batch);
     TDM_TRY(tdm_model_build(&m, &v->graph, err));
-    tdm_plan_options options = tdm_model_plan_options(v->job);
+    m.threads = v->own->thread_count;
+    tdm_plan_options options = tdm_model_plan_options(&m);
     return tdm_plan_create(v->graph, &options, &v->plan, err);
 }
 

@@ -66,6 +66,7 @@ static void occupy_standard_streams(void)
 
 int main(int argc, char **argv)
 {
+    cli_argv = argv;
     occupy_standard_streams();
     signal(SIGPIPE, SIG_IGN); /* `tandem ... | head` ends with an error from write, not silently */
     const char *name = argc > 1 ? argv[1] : "help";

@@ -3,13 +3,17 @@
  */
 #include "cli.h"
 
+#include <tandem/os.h>
+
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { TEXT_WIDTH = 80 };
 
+char **cli_argv;
 static cli_words said; /* set before other threads are there */
 static int copy_fd = -1;
 
@@ -146,6 +150,27 @@ static void show_job_warnings(const tdm_job_document *document)
     }
 }
 
+/* A vendor's threads are those of GCC's OpenMP, which spin for milliseconds whenever they wait for each
+ * other, unless the environment said otherwise when the process started: where CPUs are shared, that takes
+ * many times as long as the work. So a job with such threads starts the program again, with the environment
+ * set. Unless the user has set it. */
+static void calm_threads(const tdm_job *job, const char *path)
+{
+    bool spins = job->compute.numerics == TDM_JOB_NUMERICS_VENDOR && job->compute.threads > 1;
+    sigset_t held, before;
+    if (!spins || getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+    if (!tdm_path_is_file(path)) return; /* it could not be read again */
+    if (setenv("GOMP_SPINCOUNT", "2000", 1) != 0) return;
+    /* What comes meanwhile is heard afterwards. */
+    sigemptyset(&held);
+    sigaddset(&held, SIGINT);
+    sigaddset(&held, SIGTERM);
+    sigaddset(&held, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &held, &before);
+    execv("/proc/self/exe", cli_argv);
+    sigprocmask(SIG_SETMASK, &before, NULL); /* then it spins */
+}
+
 tdm_job_document *cli_load_job(const cli_args *args, const char *path, int *code)
 {
     tdm_job_options options = {.overrides = args->sets, .override_count = (size_t)args->set_count};
@@ -153,6 +178,7 @@ tdm_job_document *cli_load_job(const cli_args *args, const char *path, int *code
     tdm_error err;
     tdm_status status = tdm_job_load(path, &options, &document, &err);
     if (status == TDM_OK) {
+        calm_threads(tdm_job_document_job(document), path);
         show_job_warnings(document);
         return document;
     }

@@ -108,6 +108,7 @@ typedef enum tdm_job_numerics {
     TDM_JOB_NUMERICS_PORTABLE,
     TDM_JOB_NUMERICS_VENDOR
 } tdm_job_numerics;
+enum { TDM_THREADS_MOST = 1024 }; /* of a worker */
 typedef enum tdm_job_transport {
     TDM_JOB_TRANSPORT_AUTO,
     TDM_JOB_TRANSPORT_SHM,
@@ -330,7 +331,7 @@ typedef struct tdm_job {
     struct {
         int backend;     /* tdm_job_backend */
         int numerics;    /* tdm_job_numerics */
-        int64_t threads; /* of each worker */
+        int64_t threads; /* of each worker; 0: auto */
         int precision;   /* tdm_job_precision */
     } compute;
     struct {

@@ -27,6 +27,7 @@ typedef struct tdm_model_options {
     const struct tdm_model_library *library; /* set by tdm_model_build: see library.h */
     int64_t whole_batch; /* training a lane: rows of the batch that `batch` are part of; 0: they are
                             the batch. For what is taken over all lanes (parallel.sync_batchnorm) */
+    int threads;         /* that this process has CPUs for; 0: 1. See tdm_model_threads */
 } tdm_model_options;
 
 /*
@@ -59,8 +60,11 @@ TDM_API tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph *
  * With parallel.sync_batchnorm it may have sums over lanes (tdm_plan_lane_sum_at). */
 TDM_API tdm_model_options tdm_model_of_lane(const tdm_model_options *model, int64_t rows,
                                             int64_t batch);
+/* Threads for the kernels of a model: what its job says, and where that is auto, `threads`; for vendor
+ * kernels, whose bits depend on it, auto is 1. */
+TDM_API int tdm_model_threads(const tdm_model_options *options);
 /* How a job wants its graphs planned: with which kernels, on how many threads. */
-TDM_API tdm_plan_options tdm_model_plan_options(const tdm_job *job);
+TDM_API tdm_plan_options tdm_model_plan_options(const tdm_model_options *options);
 
 /* Fills the block of parameters (tdm_graph_param_extent floats) with its first values. A function
  * of the seed and the model alone. */

@@ -77,6 +77,7 @@ TDM_API tdm_status tdm_job_sample_shape(const tdm_job *job, const tdm_dataset *d
  * 0 hosts: one. */
 typedef struct tdm_memory_world {
     int rank_count, host_count;
+    int thread_count; /* of each rank; 0: a share of the CPUs of this host */
 } tdm_memory_world;
 
 /* What a rank takes with a value of parallel.zero. Of what the ranks of a host have in common it takes
@@ -97,7 +98,8 @@ typedef struct tdm_memory_estimate {
     int worker_count; /* of all hosts */
     int host_count;
     int host_workers;
-    int64_t batch; /* rows of a step */
+    int thread_count; /* of each worker */
+    int64_t batch;    /* rows of a step */
     int64_t lane_count;
     int64_t lane_rows;        /* of the largest lane */
     uint64_t parameter_bytes; /* trained: one copy for all workers, unless they share it out */
@@ -130,7 +132,7 @@ TDM_API uint64_t tdm_memory_budget(const tdm_job *job);
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
-/* How many ranks this host has processors for: one for each compute.threads of them, at most as many
+/* How many ranks this host has processors for: one for each compute.threads of them (auto: one), at most as many
  * as there are lanes, at least one. */
 TDM_API int tdm_train_rank_count(const tdm_job *job);
 /* What carries the job's bytes, for tdm_comm_options; NULL where it is left open, or the environment

@@ -66,8 +66,7 @@ static tdm_status prepare(tdm_predictor *p, const tdm_model_options *model, floa
     p->batch = m.batch;
     p->class_count = m.class_count;
     TDM_TRY(tdm_model_build(&m, &p->graph, err));
-    tdm_plan_options options = tdm_model_plan_options(m.job);
-    options.threads = 1;
+    tdm_plan_options options = tdm_model_plan_options(&m);
     options.forward_only = true;
     TDM_TRY(tdm_plan_create(p->graph, &options, &p->plan, err));
     TDM_TRY(tdm_pages_map(tdm_plan_arena_bytes(p->plan), false, &p->arena, err));

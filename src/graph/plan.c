@@ -51,6 +51,12 @@ struct tdm_plan {
     bool forward_only;
 };
 
+static tdm_kernel_mode plan_enter(const tdm_plan *plan)
+{
+    return plan->numerics == TDM_NUMERICS_VENDOR ? tdm_kernel_enter_vendor(plan->threads)
+                                                 : tdm_kernel_enter(plan->threads);
+}
+
 void tdm_plan_destroy(tdm_plan *plan)
 {
     if (!plan) return;
@@ -296,7 +302,7 @@ static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
     tdm__graph_find_live(graph, plan->forward_only, plan->live, wanted);
     take_over_activations(plan);
     free(wanted);
-    tdm_kernel_mode before = tdm_kernel_enter(plan->threads);
+    tdm_kernel_mode before = plan_enter(plan);
     tdm_status status = choose_kernels(plan, only, err);
     tdm_kernel_leave(&before);
     TDM_TRY(status);
@@ -375,7 +381,7 @@ tdm_tensor tdm_plan_output(const tdm_plan *plan, const char *name)
 void tdm_plan_run_part(tdm_plan *plan, const tdm_step_key *key, size_t begin, size_t end)
 {
     assert(begin <= end && end <= plan->step_count);
-    tdm_kernel_mode before = tdm_kernel_enter(plan->threads);
+    tdm_kernel_mode before = plan_enter(plan);
     for (size_t k = begin; k < end; k++) {
         const step *s = &plan->steps[k];
         s->kernel->run(plan->backends[s->backend], &s->call, key);
@@ -434,7 +440,7 @@ void tdm_plan_run_watched(tdm_plan *plan, const tdm_step_key *key, tdm_plan_watc
 void tdm_plan_run_part_watched(tdm_plan *plan, const tdm_step_key *key, size_t begin, size_t end,
                                tdm_plan_watch_fn watch, void *user)
 {
-    tdm_kernel_mode before = tdm_kernel_enter(plan->threads);
+    tdm_kernel_mode before = plan_enter(plan);
     bool go_on = true;
     for (size_t k = begin; k < end && go_on; k++) {
         const step *s = &plan->steps[k];
@@ -451,7 +457,7 @@ void tdm_plan_run_part_watched(tdm_plan *plan, const tdm_step_key *key, size_t b
 
 void tdm_plan_run_only(tdm_plan *plan, const tdm_step_key *key, const char *op)
 {
-    tdm_kernel_mode before = tdm_kernel_enter(plan->threads);
+    tdm_kernel_mode before = plan_enter(plan);
     for (size_t k = 0; k < plan->step_count; k++) {
         const step *s = &plan->steps[k];
         if (strcmp(tdm__op_row_of(plan->graph->nodes[s->node].op)->name, op) == 0)

@@ -15,6 +15,7 @@
 #define AS_LONG "when the schedule is as long as the training"
 #define EVALUATES "when the schedule is reduce_on_plateau"
 #define IS_LIBRARY "when the model is a library"
+#define IS_VENDOR "when compute.numerics is vendor"
 #define IS_ABOVE_0 "when it is above 0"
 
 static const tdm__job_group groups[] = {
@@ -44,6 +45,11 @@ static bool is_library(const tdm_job *job)
 static bool is_made_of_layers(const tdm_job *job)
 {
     return job->model.kind == TDM_JOB_MODEL_LAYERS;
+}
+
+static bool is_vendor(const tdm_job *job)
+{
+    return job->compute.numerics == TDM_JOB_NUMERICS_VENDOR;
 }
 
 static bool smooths_labels(const tdm_job *job)
@@ -706,14 +712,18 @@ static const tdm_job_key last_keys[] = {
         .path = "compute.threads",
         .type = TDM_JOB_KEY_INT,
         .offset = FIELD(compute.threads),
-        .fallback = "1",
+        .fallback = "auto",
         .decides_bits = true,
+        .decides_when = is_vendor,
+        .decides_note = IS_VENDOR,
         .least = 1,
-        .most = 1024,
+        .most = TDM_THREADS_MOST,
+        .word = "auto",
         .also_called = "num_threads intra_op_threads omp_num_threads",
-        .help = "How many threads each worker computes with. One is best while there are lanes for "
-                "more workers; more help where a step has few rows and much to compute. Matrix "
-                "products are cut up differently for each number, so it is part of the result.",
+        .help = "How many threads each worker computes with. auto shares the CPUs of a host among "
+                "its workers, so that CPUs beyond the number of lanes help as well. The result is "
+                "the same for every number; with compute.numerics vendor it is part of the result, "
+                "and auto is 1.",
     },
     {
         .path = "compute.precision",

@@ -53,6 +53,7 @@ struct tdm_decoder {
     float *logits;   /* [V] */
     int32_t *tokens; /* [T] */
     int64_t used;
+    int threads;
 };
 
 /* ---- creation -------------------------------------------------------------------------------- */
@@ -138,7 +139,8 @@ static tdm_status prepare(tdm_decoder *d, const tdm_model_options *model, const 
                        .T = job->model.context,
                        .C = job->model.width,
                        .heads = job->model.heads,
-                       .layer_count = job->model.layers};
+                       .layer_count = job->model.layers,
+                       .threads = tdm_model_threads(model)};
     bool has_memory = allocate(d);
     for (int64_t i = 0; has_memory && i < d->layer_count; i++)
         find_block(graph, params, i, &d->blocks[i]);
@@ -214,11 +216,33 @@ static void add(float *x, const float *y, int64_t count)
     for (int64_t i = 0; i < count; i++) x[i] += y[i];
 }
 
+/* A matrix and a vector; rows are spread over threads. */
+typedef struct product {
+    const tdm__decode_loops *loops;
+    const float *weight, *x, *bias;
+    int64_t K;
+    float *out;
+} product;
+
+static void product_range(const void *args, int64_t begin, int64_t end)
+{
+    const product *p = args;
+    p->loops->product(p->weight + begin * p->K, p->x, p->bias ? p->bias + begin : NULL, end - begin,
+                      p->K, p->out + begin);
+}
+
+static void multiply(const tdm_decoder *d, const weights *w, const float *x, int64_t N, int64_t K,
+                     float *out)
+{
+    product p = {d->loops, w->weight, x, w->bias, K, out};
+    tdm_kernel_spread(N, K, product_range, &p);
+}
+
 static void attend(tdm_decoder *d, const block *b)
 {
     int64_t C = d->C, D = C / d->heads, at = d->used;
     layer_norm(&b->ln_1, d->x, C, d->y);
-    d->loops->product(b->c_attn.weight, d->y, b->c_attn.bias, 3 * C, C, d->wide);
+    multiply(d, &b->c_attn, d->y, 3 * C, C, d->wide);
     memcpy(b->keys + at * C, d->wide + C, (size_t)C * sizeof(float));
     memcpy(b->values + at * C, d->wide + 2 * C, (size_t)C * sizeof(float));
     float scale = (float)(1.0 / sqrt((double)D));
@@ -227,7 +251,7 @@ static void attend(tdm_decoder *d, const block *b)
         d->loops->softmax(d->weights, at + 1);
         d->loops->mix(d->weights, b->values + h * D, D, C, at + 1, d->mixed + h * D);
     }
-    d->loops->product(b->attn_proj.weight, d->mixed, b->attn_proj.bias, C, C, d->y);
+    multiply(d, &b->attn_proj, d->mixed, C, C, d->y);
     add(d->x, d->y, C);
 }
 
@@ -235,9 +259,9 @@ static void perceive(tdm_decoder *d, const block *b)
 {
     int64_t C = d->C;
     layer_norm(&b->ln_2, d->x, C, d->y);
-    d->loops->product(b->c_fc.weight, d->y, b->c_fc.bias, 4 * C, C, d->wide);
+    multiply(d, &b->c_fc, d->y, 4 * C, C, d->wide);
     d->loops->activate(d->wide, 4 * C);
-    d->loops->product(b->mlp_proj.weight, d->wide, b->mlp_proj.bias, C, 4 * C, d->y);
+    multiply(d, &b->mlp_proj, d->wide, C, 4 * C, d->y);
     add(d->x, d->y, C);
 }
 
@@ -266,12 +290,14 @@ const float *tdm_decoder_read(tdm_decoder *decoder, const int32_t *tokens, int64
 {
     tdm_decoder *d = decoder;
     assert(count >= 1);
+    int before = tdm_kernel_threads_set(d->threads);
     for (int64_t i = 0; i < count; i++) {
         assert(tokens[i] >= 0 && tokens[i] < d->V);
         if (d->used == d->T) start_again_with_later_half(d);
         read_one(d, tokens[i]);
     }
     layer_norm(&d->ln_f, d->x, d->C, d->y);
-    d->loops->product(d->wte, d->y, NULL, d->V, d->C, d->logits);
+    multiply(d, &(weights){.weight = d->wte}, d->y, d->V, d->C, d->logits);
+    tdm_kernel_threads_set(before);
     return d->logits;
 }

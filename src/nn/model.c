@@ -219,13 +219,22 @@ tdm_model_options tdm_model_of_lane(const tdm_model_options *model, int64_t rows
     return m;
 }
 
-tdm_plan_options tdm_model_plan_options(const tdm_job *job)
+int tdm_model_threads(const tdm_model_options *options)
 {
+    const tdm_job *job = options->job;
+    if (job->compute.threads > 0) return (int)job->compute.threads;
+    bool is_vendor = job->compute.numerics == TDM_JOB_NUMERICS_VENDOR;
+    return options->threads > 1 && !is_vendor ? options->threads : 1;
+}
+
+tdm_plan_options tdm_model_plan_options(const tdm_model_options *options)
+{
+    const tdm_job *job = options->job;
     return (tdm_plan_options){.backend = job->compute.backend == TDM_JOB_BACKEND_REF ? "ref" : NULL,
                               .numerics = job->compute.numerics == TDM_JOB_NUMERICS_VENDOR
                                               ? TDM_NUMERICS_VENDOR
                                               : TDM_NUMERICS_PORTABLE,
-                              .threads = job->compute.threads > 1 ? (int)job->compute.threads : 1};
+                              .threads = tdm_model_threads(options)};
 }
 
 int64_t tdm_model_eval_rows(const tdm_model_options *options)

@@ -101,6 +101,7 @@ struct tdm_kit {
     tdm__lane_graph graphs[TDM__GRAPHS_MOST];
     int graph_count;
     int made_most;
+    int thread_count; /* that the plans are for */
     tdm_plan **plans;
     tdm_pages *arenas;
 };

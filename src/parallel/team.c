@@ -173,8 +173,19 @@ void tdm_kit_destroy(tdm_kit *kit)
     free(kit);
 }
 
+/* Graphs stay; plans are made for a number of threads. */
+static void drop_plans(tdm_kit *kit)
+{
+    for (size_t i = 0; kit->plans && i < (size_t)kit->made_most * (size_t)kit->graph_count; i++) {
+        tdm_plan_destroy(kit->plans[i]);
+        kit->plans[i] = NULL;
+    }
+    for (int i = 0; kit->arenas && i < kit->made_most; i++) tdm_pages_unmap(&kit->arenas[i]);
+}
+
 static void take_kit(tdm_team *team, tdm_kit *kit)
 {
+    if (kit->thread_count != team->thread_count) drop_plans(kit);
     memcpy(team->graphs, kit->graphs, sizeof(team->graphs));
     team->graph_count = kit->graph_count;
     team->made_most = kit->made_most;
@@ -190,6 +201,7 @@ static void give_kit(tdm_team *team, tdm_kit *kit)
     kit->made_most = team->made_most;
     kit->plans = team->plans;
     kit->arenas = team->arenas;
+    kit->thread_count = team->thread_count;
     team->plans = NULL;
     team->arenas = NULL;
     team->graph_count = team->made_most = 0;
@@ -231,7 +243,7 @@ static tdm_status build_graphs(tdm_team *team, tdm_error *err)
 /* The plans of lane slot `index`, and its arena. */
 static tdm_status prepare_plans(tdm_team *team, int index, tdm_error *err)
 {
-    tdm_plan_options options = tdm_model_plan_options(team->job);
+    tdm_plan_options options = tdm_model_plan_options(&team->options.model);
     tdm_plan **plans = team->plans + (size_t)index * (size_t)team->graph_count;
     size_t arena_bytes = 64;
     for (int i = 0; i < team->graph_count; i++) {
@@ -362,7 +374,7 @@ static tdm_status prepare_lanes(tdm_team *team, tdm_error *err)
     int64_t lanes_most;
     /* The first slot shows whether lanes must run side by side. */
     TDM_TRY(make_room(team, 1, err));
-    tdm_plan_options options = tdm_model_plan_options(team->job);
+    tdm_plan_options options = tdm_model_plan_options(&team->options.model);
     for (int i = 0; i < team->graph_count; i++)
         if (!team->plans[i])
             TDM_TRY(tdm_plan_create(team->graphs[i].graph, &options, &team->plans[i], err));
@@ -505,7 +517,7 @@ tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_
     team->journal = tdm__store_journal(options->store);
     team->size = team->layout->size;
     team->place = team->layout->place;
-    team->thread_count = tdm_model_plan_options(team->job).threads;
+    team->thread_count = tdm_model_threads(&options->model);
     team->bad_element = SIZE_MAX;
     atomic_init(&team->immodest, false);
     if (options->kit) take_kit(team, options->kit);

@@ -214,9 +214,12 @@ int tdm_kernel_thread(void);
  */
 typedef struct tdm_kernel_mode {
     int thread_count;
+    bool is_vendor;
     uint64_t control; /* of the floating-point unit */
 } tdm_kernel_mode;
 tdm_kernel_mode tdm_kernel_enter(int thread_count); /* returns how it was before */
+/* The same, and a vendor's kernels use as many threads; after the one above they use one. */
+tdm_kernel_mode tdm_kernel_enter_vendor(int thread_count);
 void tdm_kernel_leave(const tdm_kernel_mode *before);
 
 /* The number of threads that kernels called from this thread may use. Returns the one before. */

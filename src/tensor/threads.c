@@ -411,25 +411,35 @@ int tdm_kernel_threads_set(int thread_count)
     return before;
 }
 
-/* Helpers take the word over from their caller in each round; the vendor's threads are told here. */
-static void set_control(uint64_t word)
-{
-    if (tdm__control_word() != word) tdm__control_set(word);
-#ifdef TDM__WITH_ONEDNN
-    if (tdm__kernel_threads() > 1) tdm__onednn_control_set(word);
-#endif
-}
-
 tdm_kernel_mode tdm_kernel_enter(int thread_count)
 {
     tdm_kernel_mode before = {.thread_count = tdm_kernel_threads_set(thread_count),
                               .control = tdm__control_word()};
-    set_control(before.control | TDM__CONTROL_FLUSH);
+    if ((before.control & TDM__CONTROL_FLUSH) != TDM__CONTROL_FLUSH)
+        tdm__control_set(before.control | TDM__CONTROL_FLUSH);
+#ifdef TDM__WITH_ONEDNN
+    tdm__onednn_threads_set(1);
+#endif
+    return before;
+}
+
+/* Helpers take the control word over from their caller in each round; the vendor's threads are told. */
+tdm_kernel_mode tdm_kernel_enter_vendor(int thread_count)
+{
+    tdm_kernel_mode before = tdm_kernel_enter(thread_count);
+    before.is_vendor = thread_count > 1;
+#ifdef TDM__WITH_ONEDNN
+    tdm__onednn_threads_set(thread_count);
+    if (before.is_vendor) tdm__onednn_control_set(tdm__control_word());
+#endif
     return before;
 }
 
 void tdm_kernel_leave(const tdm_kernel_mode *before)
 {
-    if (tdm__control_word() != before->control) set_control(before->control);
+    if (tdm__control_word() != before->control) tdm__control_set(before->control);
+#ifdef TDM__WITH_ONEDNN
+    if (before->is_vendor) tdm__onednn_control_set(before->control);
+#endif
     tdm_kernel_threads_set(before->thread_count);
 }

@@ -137,7 +137,9 @@ static tdm_status prepare(bench *b, tdm_error *err)
     const tdm_dataset_info *info = tdm_dataset_info_of(b->data.train);
     b->model = (tdm_model_options){.job = job, .class_count = info->class_count};
     TDM_TRY(tdm_job_sample_shape(job, b->data.train, &b->model.sample_shape, err));
-    TDM_TRY(tdm__memory_check(job, &b->data, b->options.comm, false, err));
+    TDM_TRY(tdm__share_cpus(b->options.comm, job, true, &b->model.threads, err));
+    out->thread_count = tdm_model_threads(&b->model);
+    TDM_TRY(tdm__memory_check(job, &b->data, b->options.comm, out->thread_count, false, err));
     b->sampler = (tdm_sampler){.seed = (uint64_t)job->seed,
                                .sample_count = (uint64_t)info->sample_count,
                                .shuffle = job->data.shuffle};
@@ -145,7 +147,6 @@ static tdm_status prepare(bench *b, tdm_error *err)
     out->lane_count = tdm_lanes_of(job);
     out->lane_rows = tdm_lane_slice(out->batch, out->lane_count, 0).count;
     out->rank_count = b->options.comm ? tdm_comm_size(b->options.comm) : 1;
-    out->thread_count = (int)job->compute.threads;
     TDM_TRY(tdm__state_init(&b->model, TDM__STATE_FOR_TRAINING, b->options.comm, &b->state, err));
     b->indices = calloc((size_t)out->lane_rows, sizeof(*b->indices));
     if (!b->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
@@ -206,7 +207,7 @@ static tdm_status prepare_lane(bench *b, tdm_error *err)
 {
     tdm_model_options m = tdm_model_of_lane(&b->model, b->out->lane_rows, b->out->batch);
     TDM_TRY(tdm_model_build(&m, &b->lane, err));
-    tdm_plan_options options = tdm_model_plan_options(b->job);
+    tdm_plan_options options = tdm_model_plan_options(&b->model);
     TDM_TRY(tdm_plan_create(b->lane, &options, &b->plan, err));
     TDM_TRY(tdm_pages_map(tdm_plan_arena_bytes(b->plan), false, &b->arena, err));
     TDM_TRY(tdm_pages_map(tdm_graph_grad_extent(b->lane) * sizeof(float), false, &b->grads, err));
@@ -328,7 +329,8 @@ static tdm_status time_products(bench *b, const tdm_product *kind, tdm_dtype dty
     tdm_value y = tdm_graph_input(p.graph, "y", TDM_DTYPE_F32,
                                   tdm_shape_3(kind->batch, kind->K, kind->N));
     tdm_graph_output(p.graph, "product", tdm_graph_matmul(p.graph, x, y, NULL));
-    tdm_plan_options options = {.threads = b->out->thread_count};
+    tdm_plan_options options = tdm_model_plan_options(&b->model);
+    options.backend = NULL;
     tdm_status status = tdm_plan_create(p.graph, &options, &p.plan, err);
     if (status == TDM_OK)
         status = tdm_pages_map(tdm_plan_arena_bytes(p.plan), false, &p.arena, err);

@@ -203,10 +203,19 @@ const char *tdm__bad_number_advice(const tdm_bad_number *bad, const tdm_job *job
 
 /* How many workers there are when `worker_count` were asked for; 0: to be chosen. */
 int tdm__workers_of(const tdm_job *job, int worker_count);
+/* Threads of each of so many workers of this host, before there is a world. */
+int tdm__threads_guess(const tdm_job *job, int host_workers);
 /* TDM_ERR_NO_MEMORY when the job does not fit this host, with all ranks that run on it; `resumes` when
- * it may not change what decides bits. */
+ * it may not change what decides bits. `threads`: of each rank. */
 tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_comm *comm,
-                             bool resumes, tdm_error *err);
+                             int threads, bool resumes, tdm_error *err);
+
+/* ---- CPUs (cpus.c) ---------------------------------------------------------------------------- */
+
+/* How many threads this rank computes with; kernels learn whether they have a CPU each. Collective.
+ * `says`: rank 0 warns where a host has more threads than CPUs. */
+tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool says, int *threads,
+                           tdm_error *err);
 
 /* ---- ranks (ranks.c) -------------------------------------------------------------------------- */
 

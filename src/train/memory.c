@@ -40,9 +40,19 @@ int tdm__workers_of(const tdm_job *job, int worker_count)
     if (worker_count > 0) return worker_count;
     tdm_cpu_info cpu;
     tdm_os_cpu_info(&cpu);
-    int64_t workers = cpu.usable_count / job->compute.threads, lanes = tdm_lanes_of(job);
+    int64_t threads = job->compute.threads > 0 ? job->compute.threads : 1;
+    int64_t workers = cpu.usable_count / threads, lanes = tdm_lanes_of(job);
     if (workers > lanes) workers = lanes;
     return workers > 1 ? (int)workers : 1;
+}
+
+int tdm__threads_guess(const tdm_job *job, int host_workers)
+{
+    tdm_cpu_info info;
+    if (job->compute.threads > 0) return (int)job->compute.threads;
+    tdm_os_cpu_info(&info);
+    int threads = info.usable_count / (host_workers > 0 ? host_workers : 1);
+    return threads > 1 ? threads : 1;
 }
 
 static void count_flops(const tdm_graph *graph, const tdm_plan *plan, tdm_memory_estimate *e)
@@ -138,7 +148,7 @@ static tdm_status plan_training(const tdm_model_options *model, tdm_memory_estim
     tdm_graph *graph;
     TDM_TRY(tdm_model_build(&m, &graph, err));
     tdm_plan *plan;
-    tdm_plan_options options = tdm_model_plan_options(m.job);
+    tdm_plan_options options = tdm_model_plan_options(&m);
     tdm_status status = tdm_plan_create(graph, &options, &plan, err);
     if (status == TDM_OK) {
         e->arena_bytes = tdm_plan_arena_bytes(plan);
@@ -160,8 +170,7 @@ static tdm_status plan_evaluation(const tdm_model_options *model, int64_t test_c
     tdm_graph *graph;
     TDM_TRY(tdm_model_build(&m, &graph, err));
     tdm_plan *plan;
-    tdm_plan_options options = tdm_model_plan_options(m.job);
-    options.threads = 1; /* as the predictor has it */
+    tdm_plan_options options = tdm_model_plan_options(&m);
     options.forward_only = true;
     tdm_status status = tdm_plan_create(graph, &options, &plan, err);
     if (status == TDM_OK) {
@@ -211,6 +220,11 @@ tdm_status tdm_memory_estimate_of(const tdm_job *job, const tdm_job_data *data,
                              .lane_count = tdm_lanes_of(job)};
     e.batch = job->train.batch < info->sample_count ? job->train.batch : info->sample_count;
     e.lane_rows = tdm_lane_slice(e.batch, e.lane_count, 0).count;
+    e.thread_count = world && world->thread_count > 0
+                         ? world->thread_count
+                         : tdm__threads_guess(job,
+                                              (e.worker_count + e.host_count - 1) / e.host_count);
+    model.threads = e.thread_count;
     TDM_TRY(plan_training(&model, &e, err));
     if (data->test)
         TDM_TRY(plan_evaluation(&model, tdm_dataset_info_of(data->test)->sample_count, &e, err));
@@ -504,9 +518,10 @@ static tdm_status refuse(search *s, const tdm_memory_estimate *e, bool resumes, 
 }
 
 tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_comm *comm,
-                             bool resumes, tdm_error *err)
+                             int threads, bool resumes, tdm_error *err)
 {
-    tdm_memory_world world = {.rank_count = comm ? tdm_comm_size(comm) : 1, .host_count = 1};
+    tdm_memory_world world = {
+        .rank_count = comm ? tdm_comm_size(comm) : 1, .host_count = 1, .thread_count = threads};
     for (int r = 0; comm && r < world.rank_count; r++)
         if (tdm_comm_node_of(comm, r) >= world.host_count) world.host_count++;
     if (world.rank_count > tdm_lanes_of(job)) return TDM_OK; /* the team will have a word on that */

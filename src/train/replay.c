@@ -149,7 +149,8 @@ static tdm_status get_ready(replayer *r, tdm_error *err)
                         o->run);
     TDM_TRY(tdm__course_init(&r->job, &r->course, err));
     TDM_TRY(check_step(r, err));
-    TDM_TRY(tdm__memory_check(&r->job, &r->course.data, NULL, true, err));
+    r->course.model.threads = tdm__threads_guess(&r->job, 1);
+    TDM_TRY(tdm__memory_check(&r->job, &r->course.data, NULL, r->course.model.threads, true, err));
     TDM_TRY(tdm__state_init(&r->course.model, TDM__STATE_FOR_TRAINING, NULL, &r->state, err));
     tdm_position at = position_of(&r->course, o->step - 1);
     TDM_TRY(tdm__dumps_init(o, &r->course, &r->state, &at, r->result->arena, &r->dumps, err));

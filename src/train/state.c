@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { PLATEAU_NUMBERS = sizeof(tdm_plateau) / sizeof(double) };
 enum { SKIPS_NUMBERS = sizeof(tdm__skips) / sizeof(double) };
@@ -133,6 +134,14 @@ static bool mirrors(const tdm__state *s, const tdm_job *job)
     return job->elastic.mirror && info.host_count > 1;
 }
 
+/* Of each slot: the threads of any process that may ever have it. */
+static int undo_records(const tdm_job *job)
+{
+    if (job->compute.threads > 0) return (int)job->compute.threads;
+    long configured = sysconf(_SC_NPROCESSORS_CONF);
+    return configured > 0 && configured <= TDM_THREADS_MOST ? (int)configured : TDM_THREADS_MOST;
+}
+
 tdm_status tdm__state_enter(tdm__state *s, const tdm_job *job, tdm_comm *comm,
                             const tdm__home *home, tdm_error *err)
 {
@@ -148,7 +157,7 @@ tdm_status tdm__state_enter(tdm__state *s, const tdm_job *job, tdm_comm *comm,
                                  .vault = home ? home->vault : NULL,
                                  .slot = home ? home->slot : 0,
                                  .epoch = home ? home->epoch : 0,
-                                 .thread_count = (int)job->compute.threads};
+                                 .thread_count = undo_records(job)};
     TDM_TRY(tdm_store_create(&options, &s->store, err));
     s->params = tdm_store_block(s->store, TDM_BLOCK_PARAMS);
     return TDM_OK;

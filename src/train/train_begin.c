@@ -92,6 +92,11 @@ tdm_status tdm__make_predictor(tdm__trainer *t, tdm_error *err)
     tdm_model_options m = t->course.model;
     m.batch = tdm_model_eval_rows(&m);
     if (m.batch > t->status.test_count) m.batch = t->status.test_count;
+    if (t->predictor && t->predictor_threads != tdm_model_threads(&m)) {
+        tdm_predictor_destroy(t->predictor);
+        t->predictor = NULL;
+    }
+    t->predictor_threads = tdm_model_threads(&m);
     if (!t->predictor) TDM_TRY(tdm_predictor_create(&m, NULL, &t->predictor, err));
     tdm_plan *plan = tdm_predictor_plan(t->predictor);
     int block = tdm__state_measured(&t->state, t->job);
@@ -208,6 +213,7 @@ static void show_canonical(const tdm_job *job, tdm_str *out)
     j.parallel.overlap = true;
     j.comm.transport = TDM_JOB_TRANSPORT_AUTO;
     j.memory.limit = 0;
+    if (j.compute.numerics == TDM_JOB_NUMERICS_PORTABLE) j.compute.threads = 0;
     memset(&j.checkpoint, 0, sizeof(j.checkpoint));
     memset(&j.elastic, 0, sizeof(j.elastic));
     memset(&j.etcd, 0, sizeof(j.etcd));
@@ -237,8 +243,10 @@ tdm_status tdm__begin(tdm__trainer *t, tdm_error *err)
     t->watch.straggler = -1;
     TDM_TRY(tdm__agree(t->comm, tdm__begin_alone(t, err), NULL, err));
     TDM_TRY(load_data(t, err));
-    TDM_TRY(tdm__agree(t->comm, tdm__memory_check(t->job, &t->course.data, t->comm, resumes, err),
-                       NULL, err));
+    TDM_TRY(tdm__share_cpus(t->comm, t->job, true, &t->course.model.threads, err));
+    tdm_status fits = tdm__memory_check(t->job, &t->course.data, t->comm,
+                                        tdm_model_threads(&t->course.model), resumes, err);
+    TDM_TRY(tdm__agree(t->comm, fits, NULL, err));
     TDM_TRY(tdm__state_init(&t->course.model, TDM__STATE_FOR_TRAINING, t->comm, &t->state, err));
     TDM_TRY(tdm__make_team(t, err));
     TDM_TRY(tdm__make_predictor(t, err));

@@ -44,9 +44,10 @@ typedef struct tdm__trainer {
     tdm_team *team;
     tdm__watch watch;
     tdm_predictor *predictor;
-    tdm_feed *feed;   /* of the predictor */
-    int64_t *indices; /* of the samples of a lane */
-    bool ended_early; /* by train.early_stop */
+    int predictor_threads; /* that it was made for */
+    tdm_feed *feed;        /* of the predictor */
+    int64_t *indices;      /* of the samples of a lane */
+    bool ended_early;      /* by train.early_stop */
     tdm_position position;
     tdm__restored resumed;
     tdm_train_status status;

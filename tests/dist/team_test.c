@@ -52,7 +52,7 @@ static void check_prediction(const team_bench *b)
     m = tdm_model_of_lane(&m, tdm_lane_slice(FULL_BATCH, LANES, 0).count, FULL_BATCH);
     tdm_graph *graph = NULL;
     tdm_plan *plan = NULL;
-    tdm_plan_options options = tdm_model_plan_options(&b->job);
+    tdm_plan_options options = tdm_model_plan_options(&m);
     CHECK_INT(tdm_model_build(&m, &graph, NULL), TDM_OK);
     CHECK_INT(tdm_plan_create(graph, &options, &plan, NULL), TDM_OK);
     int nodes = 1;

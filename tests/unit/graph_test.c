@@ -454,6 +454,12 @@ static void backends_by_name(void)
     for (int vendor = 0; vendor < 2; vendor++) {
         tdm_plan_options options = {.numerics = vendor ? TDM_NUMERICS_VENDOR
                                                        : TDM_NUMERICS_PORTABLE};
+        char library[TDM_LIBRARY_BYTES];
+        if (vendor && !tdm_tensor_library(library)) {
+            CHECK_INT(tdm_plan_create(m.graph, &options, &plan, &err), TDM_ERR_UNSUPPORTED);
+            CHECK_HAS(err.message, "libdnnl-dev");
+            continue;
+        }
         if (!bench_open(&b, m.graph, &options)) continue;
         for (size_t i = 0; i < tdm_plan_node_count(b.plan); i++) {
             tdm_plan_node_info info = tdm_plan_node_at(b.plan, i);

@@ -204,7 +204,7 @@ static void test_defaults(void)
         "  cooldown: 0\n"
         "parallel:\n  lanes: auto\n  zero: 0\n  balance: off\n  weights: []\n  reduce: tree\n"
         "  bucket: auto\n  overlap: true\n  sync_batchnorm: false\n"
-        "compute:\n  backend: auto\n  numerics: portable\n  threads: 1\n  precision: f32\n"
+        "compute:\n  backend: auto\n  numerics: portable\n  threads: auto\n  precision: f32\n"
         "memory:\n  recompute: none\n  limit: auto\ncomm:\n  transport: auto\n"
         "eval:\n  every_epochs: 1\n  every_steps: never\n  batch: 256\n  weights: auto\n"
         "checkpoint:\n  every_epochs: 1\n  every_steps: never\n  every_minutes: 0\n  keep: 3\n"
@@ -673,6 +673,8 @@ static void test_hash(void)
         "memory.recompute=full",
         "memory.limit=1GB",
         "comm.transport=shm",
+        "compute.threads=1",
+        "compute.threads=7",
         "parallel.zero=3",
         "parallel.offload=x",
         "parallel.balance=feedback",
@@ -757,7 +759,7 @@ static void test_hash(void)
     char base[TDM_SHA256_HEX], hex[different_count][TDM_SHA256_HEX];
     hash_of(NULL, base);
     /* Written down, so that no change to the table can change hashes unnoticed. */
-    CHECK_TEXT(base, "c166b0234240dcf3f3ddaa7114ae8bf44c0096b2eb6fad0852dfe9e1d2cd304a");
+    CHECK_TEXT(base, "5ce422ab0503c373ad0c2cb7f9b61d226bdf6bcbd89a00b3195aa9028abe64e4");
     for (size_t i = 0; i < sizeof(same) / sizeof(same[0]); i++) {
         hash_of(same[i], hex[0]);
         CHECK_TEXT(hex[0], base);
@@ -806,6 +808,16 @@ static void test_hash_of_schedules(void)
     }
     CHECK(same_hash(tested, LIST("seed=1"), LIST("train.early_stop={patience: 3}")));
     CHECK(same_hash(tested, LIST("seed=1"), LIST("train.bad_numbers=skip")));
+}
+
+/* A vendor's products are cut up differently for each number of threads. */
+static void test_hash_of_threads(void)
+{
+    const char *vendor = "compute.numerics=vendor";
+    CHECK(same_hash(SMALLEST, LIST("compute.threads=2"), LIST("compute.threads=3")));
+    CHECK(!same_hash(SMALLEST, LIST(vendor), LIST(vendor, "compute.threads=2")));
+    CHECK(
+        !same_hash(SMALLEST, LIST(vendor, "compute.threads=3"), LIST(vendor, "compute.threads=2")));
 #undef LIST
 }
 
@@ -968,6 +980,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_json),
     CHECK_TEST(test_hash),
     CHECK_TEST(test_hash_of_schedules),
+    CHECK_TEST(test_hash_of_threads),
     CHECK_TEST(test_diff),
     CHECK_TEST(test_library_options),
     CHECK_TEST(test_library_hash),

@@ -199,10 +199,10 @@ static void test_too_many_ranks(void)
     tdm_job_data data = {0};
     tdm_memory_estimate e = {.worker_count = 77};
     CHECK_INT(tdm_job_data_load(job, &data, &err), TDM_OK);
-    CHECK_INT(tdm_memory_estimate_of(job, &data, &(tdm_memory_world){5, 1}, &e, &err),
+    CHECK_INT(tdm_memory_estimate_of(job, &data, &(tdm_memory_world){5, 1, 0}, &e, &err),
               TDM_ERR_JOB_INVALID);
     CHECK_HAS(err.message, "5 ranks cannot share 4 lanes");
-    CHECK_INT(tdm_memory_estimate_of(job, &data, &(tdm_memory_world){2, 3}, &e, &err),
+    CHECK_INT(tdm_memory_estimate_of(job, &data, &(tdm_memory_world){2, 3, 0}, &e, &err),
               TDM_ERR_JOB_INVALID);
     CHECK_HAS(err.message, "2 ranks cannot be spread over 3 hosts: take 1 to 2 hosts");
     CHECK_INT(e.worker_count, 77);

@@ -9,7 +9,6 @@
 
 #include <assert.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -39,8 +38,6 @@ tdm_status tdm__onednn_check(dnnl_status_t status, const char *what, tdm_error *
 
 /* ---- threads --------------------------------------------------------------------------------- */
 
-static atomic_int open_count; /* engines: while there are none, nobody needs its threads */
-
 void tdm__onednn_threads_set(int thread_count)
 {
     omp_set_num_threads(thread_count > 1 ? thread_count : 1); /* a property of the calling thread */
@@ -53,8 +50,7 @@ static void control_set_here(void *data)
 
 void tdm__onednn_control_set(uint64_t word)
 {
-    if (atomic_load_explicit(&open_count, memory_order_relaxed) > 0)
-        GOMP_parallel(control_set_here, (void *)(uintptr_t)word, 0, 0);
+    GOMP_parallel(control_set_here, (void *)(uintptr_t)word, 0, 0);
 }
 
 /* ---- engines --------------------------------------------------------------------------------- */
@@ -76,7 +72,6 @@ void tdm__onednn_close(void *backend)
 {
     tdm__onednn *b = backend;
     if (!b) return;
-    atomic_fetch_sub(&open_count, 1);
     if (b->stream) dnnl_stream_destroy(b->stream);
     if (b->engine) dnnl_engine_destroy(b->engine);
     free(b);
@@ -88,7 +83,6 @@ tdm_status tdm__onednn_open(void **out, tdm_error *err)
     pthread_once(&held, hold_to_level);
     tdm__onednn *b = calloc(1, sizeof(*b));
     if (!b) return tdm_fail(err, TDM_ERR_NO_MEMORY, "oneDNN: no memory for an engine");
-    atomic_fetch_add(&open_count, 1);
     tdm_status status = tdm__onednn_check(dnnl_engine_create(&b->engine, dnnl_cpu, 0),
                                           "making an engine", err);
     if (status == TDM_OK)

@@ -1,0 +1,132 @@
+/*
+ * cpus.c: how the ranks of a host share its CPUs, and what kernels they compute with.
+ *
+ * Each rank tells the others where it may run. A CPU that several ranks of a host may use counts for each
+ * of them by its part: so pinned ranks have their own CPUs, ranks that are not pinned have equal shares, and
+ * all kinds of mixtures come out right. With compute.threads: auto the share, rounded down, is the number
+ * of threads. How many threads a rank has changes no bit, so ranks may differ. Ranks that compute with a
+ * vendor's kernels, whose bits depend on the CPU and on the library, must not differ in these: they are
+ * compared here, too.
+ */
+#include "train/internal.h"
+
+#include "tensor/kernel.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* What a rank tells. */
+typedef struct cpus {
+    tdm_place place; /* all zero: the system does not tell */
+    int32_t usable_count;
+    int32_t thread_count; /* that the job says; 0: auto */
+} cpus;
+
+static cpus cpus_here(const tdm_job *job)
+{
+    cpus own = {.thread_count = (int32_t)job->compute.threads};
+    tdm_cpu_info info;
+    tdm_os_cpu_info(&info);
+    own.usable_count = info.usable_count > 0 ? info.usable_count : 1;
+    if (!tdm_os_place_here(&own.place)) memset(&own.place, 0, sizeof(own.place));
+    own.place.memory_node = 0; /* no matter here */
+    return own;
+}
+
+static bool may_use(const cpus *c, int cpu)
+{
+    return c->place.processors[cpu / 64] >> (cpu % 64) & 1;
+}
+
+/* CPUs that a rank has for itself, by parts. */
+static double share_of(const cpus *all, int size, int rank, tdm_comm *comm)
+{
+    int near_count = 0, mask_count = 0;
+    double share = 0;
+    for (int i = 0; i < size; i++)
+        near_count += !comm || tdm_comm_host_of(comm, i) == tdm_comm_host_of(comm, rank);
+    for (int cpu = 0; cpu < TDM_PLACE_PROCESSORS_MOST; cpu++) {
+        int users = 0;
+        if (!may_use(&all[rank], cpu)) continue;
+        for (int i = 0; i < size; i++)
+            users += may_use(&all[i], cpu) &&
+                     (!comm || tdm_comm_host_of(comm, i) == tdm_comm_host_of(comm, rank));
+        share += 1.0 / users;
+        mask_count++;
+    }
+    /* A quota is for all of them together. */
+    double equal = (double)all[rank].usable_count / near_count;
+    return mask_count == 0 || (all[rank].usable_count < mask_count && equal < share) ? equal
+                                                                                     : share;
+}
+
+/* Whole CPUs: a sum of thirds may be a little less than it should. */
+static int threads_of(const cpus *c, double share)
+{
+    if (c->thread_count > 0) return c->thread_count;
+    int threads = (int)(share + 1e-6);
+    return threads < 1 ? 1 : threads < TDM_THREADS_MOST ? threads : TDM_THREADS_MOST;
+}
+
+/* CPUs that the ranks of a host have together, and how many ranks they are. */
+static int host_cpus(const cpus *all, int size, int host, tdm_comm *comm, int *worker_count)
+{
+    uint64_t together[TDM_PLACE_PROCESSORS_MOST / 64] = {0};
+    int count = 0, quota = INT32_MAX;
+    *worker_count = 0;
+    for (int i = 0; i < size; i++) {
+        if (comm && tdm_comm_host_of(comm, i) != host) continue;
+        int own = 0;
+        for (int w = 0; w < TDM_PLACE_PROCESSORS_MOST / 64; w++) {
+            together[w] |= all[i].place.processors[w];
+            own += __builtin_popcountll(all[i].place.processors[w]);
+        }
+        if (all[i].usable_count < own || own == 0) quota = all[i].usable_count;
+        (*worker_count)++;
+    }
+    for (int w = 0; w < TDM_PLACE_PROCESSORS_MOST / 64; w++)
+        count += __builtin_popcountll(together[w]);
+    return count > 0 && count < quota ? count : quota;
+}
+
+/* Said by rank 0, of the first host where it is so. One thread for each rank is what somebody asked for. */
+static void warn_of_crowds(const cpus *all, int size, int thread_count, tdm_comm *comm)
+{
+    for (int i = 0, last = -1; i < size && thread_count > 1; i++) {
+        int host = comm ? tdm_comm_host_of(comm, i) : 0, worker_count;
+        if (host <= last) continue; /* hosts are numbered by their lowest rank */
+        last = host;
+        int count = host_cpus(all, size, host, comm, &worker_count);
+        if (worker_count * thread_count <= count) continue;
+        tdm_log(TDM_LOG_WARN, "train",
+                "%d worker%s with %d threads each share the %d CPU%s of a host, and take turns; "
+                "compute.threads: auto takes as many threads as there are CPUs",
+                worker_count, worker_count == 1 ? "" : "s", thread_count, count,
+                count == 1 ? "" : "s");
+        return;
+    }
+}
+
+tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool says, int *threads,
+                           tdm_error *err)
+{
+    int size = tdm__size_of(comm), rank = tdm__rank_of(comm);
+    tdm_arena *arena = tdm_arena_create("CPUs");
+    cpus *all = arena ? tdm_arena_array(arena, (size_t)size, sizeof(*all)) : NULL;
+    tdm_status status = all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    status = tdm__agree(comm, status, NULL, err);
+    if (status == TDM_OK) {
+        all[rank] = cpus_here(job);
+        if (size > 1)
+            status = tdm_group_all_gather(tdm_comm_world(comm), NULL, all,
+                                          (size_t)size * sizeof(*all), TDM_DTYPE_U8, err);
+    }
+    if (status == TDM_OK) {
+        double share = share_of(all, size, rank, comm);
+        *threads = threads_of(&all[rank], share);
+        tdm_kernel_crowded_set(*threads > share + 1e-6);
+        if (says && rank == 0) warn_of_crowds(all, size, (int)job->compute.threads, comm);
+    }
+    tdm_arena_destroy(arena);
+    return status;
+}
