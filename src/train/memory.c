@@ -255,6 +255,7 @@ typedef struct search {
     const tdm_job_data *data;
     int worker_count;
     int host_count;
+    int cpu_count; /* of a host, at most; for fewer workers with more threads */
     uint64_t budget;
     uint64_t needed; /* by the job as it is */
     tdm_str list;
@@ -306,6 +307,11 @@ static void add_line(search *s, const change *c)
     s->found++;
 }
 
+static int host_workers(const tdm_memory_world *world)
+{
+    return (world->rank_count + world->host_count - 1) / world->host_count;
+}
+
 /* A change that cannot be planned does not fit. */
 static bool fits(search *s, change *c)
 {
@@ -314,6 +320,9 @@ static bool fits(search *s, change *c)
     c->bytes = UINT64_MAX;
     tdm_memory_world world = {.rank_count = c->worker_count, .host_count = s->host_count};
     if (world.host_count > world.rank_count) world.host_count = world.rank_count;
+    world.thread_count = s->job->compute.threads > 0 ? (int)s->job->compute.threads
+                                                     : s->cpu_count / host_workers(&world);
+    if (world.thread_count < 1) world.thread_count = 1;
     if (tdm_memory_estimate_of(&c->job, s->data, &world, &e, &ignored) != TDM_OK) return false;
     c->bytes = e.total_bytes;
     if (c->bytes < s->least) s->least = c->bytes;
@@ -531,6 +540,7 @@ tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_c
                 .data = data,
                 .worker_count = world.rank_count,
                 .host_count = world.host_count,
+                .cpu_count = (threads + 1) * host_workers(&world) - 1,
                 .budget = tdm_memory_budget(job),
                 .needed = e.total_bytes,
                 .list = TDM_STR_INIT,
