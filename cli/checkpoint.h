@@ -9,8 +9,10 @@
 /* The folder with the checkpoints of RUN, which may be that folder itself. NULL (and a message) when
  * there is none. */
 const char *cli_checkpoint_folder(const char *run, tdm_arena *arena);
-/* The file that FILE, RUN (its newest good one) or RUN:STEP stands for. */
-tdm_status cli_checkpoint_find(const char *name, tdm_arena *arena, char **out, tdm_error *err);
+/* Calls `read` with the file that FILE, RUN (its newest good one) or RUN:STEP stands for; again, when a
+ * training prunes the one of RUN before `read` has opened it. */
+tdm_status cli_checkpoint_read(const char *name, tdm_arena *arena, tdm_checkpoint_read_fn read,
+                               void *user, tdm_error *err);
 
 int cli_checkpoint_list(const cli_args *args, tdm_arena *arena);
 int cli_checkpoint_verify(const cli_args *args, tdm_arena *arena);

@@ -29,18 +29,33 @@ static void side_release(side *s)
     tdm_checkpoint_destroy(s->checkpoint);
 }
 
-static tdm_status side_open(const char *name, tdm_arena *arena, side *s, tdm_error *err)
+typedef struct side_reader {
+    tdm_arena *arena;
+    side *side;
+} side_reader;
+
+static tdm_status side_read(const char *path, void *user, tdm_error *err)
 {
+    const side_reader *reader = user;
+    side *s = reader->side;
     tdm_position position = {0};
-    TDM_TRY(cli_checkpoint_find(name, arena, &s->path, err));
-    TDM_TRY(tdm_safetensors_open(s->path, &s->file, err));
+    side_release(s); /* of a file that was pruned between the two */
+    *s = (side){.path = tdm_arena_strdup(reader->arena, path)};
+    if (!s->path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "checkpoint diff: no memory");
+    TDM_TRY(tdm_safetensors_open(path, &s->file, err));
     if (cli_is_checkpoint(s->file)) {
-        TDM_TRY(tdm_checkpoint_open(s->path, &s->checkpoint, err));
+        TDM_TRY(tdm_checkpoint_open(path, &s->checkpoint, err));
         s->content = tdm_checkpoint_content_of(s->checkpoint);
         position = s->content->position;
     }
     return tdm_state_hash(&position, tdm_safetensors_at(s->file, 0), tdm_safetensors_count(s->file),
                           s->hash, err);
+}
+
+static tdm_status side_open(const char *name, tdm_arena *arena, side *s, tdm_error *err)
+{
+    side_reader reader = {.arena = arena, .side = s};
+    return cli_checkpoint_read(name, arena, side_read, &reader, err);
 }
 
 /* ---- one tensor --------------------------------------------------------------------------------- */

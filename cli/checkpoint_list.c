@@ -17,7 +17,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RUN_ARGUMENT = 1, WHY_BYTES = 64 /* all reasons */ };
+enum {
+    RUN_ARGUMENT = 1,
+    WHY_BYTES = 64, /* all reasons */
+    LOOKS_MAX = 16  /* at a folder whose checkpoints are pruned meanwhile */
+};
 
 /* ---- rules ------------------------------------------------------------------------------------ */
 
@@ -61,6 +65,7 @@ static const char *why_text(unsigned kept, char out[WHY_BYTES])
 
 typedef struct look {
     bool has_epoch, verified, good;
+    bool vanished; /* a training has pruned it since it was listed */
     uint64_t epoch;
     char why[256]; /* it is not good */
 } look;
@@ -68,7 +73,10 @@ typedef struct look {
 static void look_at_header(const char *path, tdm_arena *arena, look *out)
 {
     tdm_safetensors *file = NULL;
-    if (tdm_safetensors_open(path, &file, NULL) != TDM_OK) return;
+    if (tdm_safetensors_open(path, &file, NULL) != TDM_OK) {
+        out->vanished = !tdm_path_exists(path);
+        return;
+    }
     const char *text = tdm_safetensors_metadata(file, "position");
     const tdm_json *position = NULL;
     if (text && tdm_json_parse(text, strlen(text), arena, &position, NULL) == TDM_OK)
@@ -91,6 +99,7 @@ static look look_at(const tdm_checkpoint_entry *entry, bool verify, tdm_arena *a
         l.epoch = tdm_checkpoint_content_of(checkpoint)->position.epoch;
     else
         snprintf(l.why, sizeof(l.why), "%.250s", err.message);
+    l.vanished = !l.good && !tdm_path_exists(entry->path);
     tdm_checkpoint_destroy(checkpoint);
     return l;
 }
@@ -138,6 +147,34 @@ static void add_row(const tdm_checkpoint_entry *e, const look *l, cli_table *tab
     if (l->verified) cli_table_cell(table, "%s", l->good ? "good" : l->why);
 }
 
+typedef struct listing {
+    bool json, verify, good;
+    size_t count; /* rows */
+    cli_table table;
+    tdm_str lines; /* JSON */
+} listing;
+
+/* The checkpoints of the folder, without those that are pruned before they could be looked at. *listed: with
+ * them. */
+static tdm_status list_folder(const char *folder, const tdm_checkpoint_retention *rules,
+                              tdm_arena *arena, listing *l, size_t *listed, tdm_error *err)
+{
+    tdm_checkpoint_entry *entries;
+    TDM_TRY(tdm_checkpoint_list(folder, arena, &entries, listed, err));
+    tdm_checkpoint_choose(entries, *listed, rules, UINT64_MAX);
+    for (size_t i = 0; i < *listed; i++) {
+        look seen = look_at(&entries[i], l->verify, arena);
+        if (seen.vanished) continue;
+        l->good = l->good && (!l->verify || seen.good);
+        l->count++;
+        if (l->json)
+            add_json(&entries[i], &seen, &l->lines);
+        else
+            add_row(&entries[i], &seen, &l->table);
+    }
+    return TDM_OK;
+}
+
 int cli_checkpoint_list(const cli_args *args, tdm_arena *arena)
 {
     static const cli_column columns[] = {{.title = "step", .right = true},
@@ -150,29 +187,26 @@ int cli_checkpoint_list(const cli_args *args, tdm_arena *arena)
                                          {.title = "sums", .most = 60}};
     const char *run = args->arguments[RUN_ARGUMENT];
     const char *folder = cli_checkpoint_folder(run, arena);
-    tdm_checkpoint_entry *entries;
-    size_t count;
-    tdm_error err;
     if (!folder) return CLI_FAILED;
-    if (tdm_checkpoint_list(folder, arena, &entries, &count, &err) != TDM_OK) return cli_fail(&err);
     tdm_checkpoint_retention rules = rules_of(run, arena);
-    tdm_checkpoint_choose(entries, count, &rules, UINT64_MAX);
-    bool verify = cli_has(args, "verify"), good = true;
-    tdm_str out = TDM_STR_INIT;
-    cli_table table;
-    cli_table_init(&table, columns, verify ? 8 : 7);
-    for (size_t i = 0; i < count; i++) {
-        look l = look_at(&entries[i], verify, arena);
-        good = good && (!verify || l.good);
-        if (cli_json(args))
-            add_json(&entries[i], &l, &out);
-        else
-            add_row(&entries[i], &l, &table);
+    listing l = {.json = cli_json(args),
+                 .verify = cli_has(args, "verify"),
+                 .good = true,
+                 .lines = TDM_STR_INIT};
+    cli_table_init(&l.table, columns, l.verify ? 8 : 7);
+    tdm_error err;
+    tdm_status status = TDM_OK;
+    size_t listed = 1; /* where all have vanished, there are newer ones */
+    for (int i = 0; status == TDM_OK && listed > 0 && l.count == 0 && i < LOOKS_MAX; i++)
+        status = list_folder(folder, &rules, arena, &l, &listed, &err);
+    cli_table_print(&l.table, 0, &l.lines);
+    if (status != TDM_OK) {
+        tdm_str_release(&l.lines);
+        return cli_fail(&err);
     }
-    cli_table_print(&table, 0, &out);
-    if (count == 0 && !cli_json(args)) tdm_str_addf(&out, "%s holds no checkpoint\n", folder);
-    int printed = cli_print(&out);
-    return good ? printed : CLI_FAILED;
+    if (l.count == 0 && !l.json) tdm_str_addf(&l.lines, "%s holds no checkpoint\n", folder);
+    int printed = cli_print(&l.lines);
+    return l.good ? printed : CLI_FAILED;
 }
 
 /* ---- prune -------------------------------------------------------------------------------------- */

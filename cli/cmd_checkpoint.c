@@ -15,7 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FIRST = 1 }; /* the argument behind the subcommand */
+enum {
+    FIRST = 1,     /* the argument behind the subcommand */
+    LOOKS_MAX = 16 /* at a folder whose checkpoints are pruned meanwhile */
+};
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
@@ -81,16 +84,19 @@ static tdm_status find_step(const char *run, uint64_t step, tdm_arena *arena, ch
                     (unsigned long long)step, run);
 }
 
-tdm_status cli_checkpoint_find(const char *name, tdm_arena *arena, char **out, tdm_error *err)
+tdm_status cli_checkpoint_read(const char *name, tdm_arena *arena, tdm_checkpoint_read_fn read,
+                               void *user, tdm_error *err)
 {
-    char *run;
+    char *run, *path = NULL;
     uint64_t step;
-    if (!tdm_path_exists(name) && split_name(name, arena, &run, &step))
-        return find_step(run, step, arena, out, err);
+    if (!tdm_path_exists(name) && split_name(name, arena, &run, &step)) {
+        TDM_TRY(find_step(run, step, arena, &path, err));
+        return read(path, user, err);
+    }
     char *inside = tdm_path_join(arena, name, "checkpoints");
     if (tdm_path_is_dir(name) && !(inside && tdm_path_is_dir(inside)))
-        return tdm_checkpoint_newest(name, arena, out, err);
-    return tdm_run_checkpoint(name, arena, out, err);
+        return tdm_checkpoint_read_newest(name, arena, read, user, err);
+    return tdm_run_read(name, arena, read, user, err);
 }
 
 /* ---- verify ---------------------------------------------------------------------------------- */
@@ -144,51 +150,66 @@ static void add_verdict(const verdict *v, bool json, tdm_str *out)
     tdm_str_add_char(out, '\n');
 }
 
-/* All checkpoints of a run. */
+/* All checkpoints of a run, without those that a training prunes meanwhile. When that leaves none, the
+ * folder is listed again: there are newer ones. */
 static bool verify_run(const char *run, bool json, tdm_arena *arena, tdm_str *out)
 {
     const char *folder = cli_checkpoint_folder(run, arena);
     tdm_checkpoint_entry *entries;
-    size_t count;
+    size_t count = 0, found = 0;
     tdm_error err;
     if (!folder) return false;
-    if (tdm_checkpoint_list(folder, arena, &entries, &count, &err) != TDM_OK) {
-        cli_fail(&err);
-        return false;
+    bool good = true;
+    for (int looks = 0; looks == 0 || (count > 0 && found == 0 && looks < LOOKS_MAX); looks++) {
+        if (tdm_checkpoint_list(folder, arena, &entries, &count, &err) != TDM_OK) {
+            cli_fail(&err);
+            return false;
+        }
+        for (size_t i = 0; i < count; i++) {
+            verdict v = verify(entries[i].path, arena);
+            if (!v.good && !tdm_path_exists(entries[i].path)) continue;
+            add_verdict(&v, json, out);
+            good = good && v.good;
+            found++;
+        }
     }
-    if (count == 0) cli_error("checkpoint verify: %s holds no checkpoint", folder);
-    bool good = count > 0;
-    for (size_t i = 0; i < count; i++) {
-        verdict v = verify(entries[i].path, arena);
-        add_verdict(&v, json, out);
-        good = good && v.good;
-    }
-    return good;
+    if (found == 0) cli_error("checkpoint verify: %s holds no checkpoint", folder);
+    return good && found > 0;
+}
+
+typedef struct verify_reader {
+    tdm_arena *arena;
+    bool json, good;
+    tdm_str *out;
+} verify_reader;
+
+static tdm_status verify_read(const char *path, void *user, tdm_error *err)
+{
+    verify_reader *reader = user;
+    (void)err; /* what is wrong with a file is its verdict */
+    const char *copy = tdm_arena_strdup(reader->arena, path);
+    verdict v = verify(copy ? copy : path, reader->arena);
+    add_verdict(&v, reader->json, reader->out);
+    reader->good = reader->good && v.good;
+    return TDM_OK;
 }
 
 int cli_checkpoint_verify(const cli_args *args, tdm_arena *arena)
 {
     tdm_str out = TDM_STR_INIT;
-    bool json = cli_json(args), good = true;
+    verify_reader reader = {.arena = arena, .json = cli_json(args), .good = true, .out = &out};
     for (int i = FIRST; i < args->argument_count; i++) {
         const char *name = args->arguments[i];
-        if (tdm_path_is_dir(name)) {
-            good = verify_run(name, json, arena, &out) && good;
-            continue;
-        }
-        char *path;
         tdm_error err;
-        if (cli_checkpoint_find(name, arena, &path, &err) != TDM_OK) {
+        if (tdm_path_is_dir(name)) {
+            reader.good = verify_run(name, reader.json, arena, &out) && reader.good;
+        } else if (cli_checkpoint_read(name, arena, verify_read, &reader, &err) != TDM_OK) {
             cli_fail(&err);
-            good = false;
-            continue;
+            reader.good = false;
         }
-        verdict v = verify(path, arena);
-        add_verdict(&v, json, &out);
-        good = good && v.good;
     }
     int printed = cli_print(&out);
-    return good ? printed : CLI_FAILED;
+    return reader.good ? printed : CLI_FAILED;
 }
 
 /* ---- copy ------------------------------------------------------------------------------------ */
@@ -202,13 +223,27 @@ static char *target_of(const char *to, const char *from, tdm_arena *arena)
     return folder ? tdm_path_join(arena, folder, slash ? slash + 1 : from) : NULL;
 }
 
-static tdm_status copy(const char *from, const char *to, tdm_error *err)
+typedef struct copier {
+    tdm_arena *arena;
+    const char *name;      /* TO, as it was given */
+    const char *from, *to; /* the files */
+    bool force;
+} copier;
+
+static tdm_status copy(const char *from, void *user, tdm_error *err)
 {
+    copier *c = user;
     tdm_checkpoint *checkpoint, *back = NULL;
+    c->from = tdm_arena_strdup(c->arena, from);
+    c->to = target_of(c->name, from, c->arena);
+    if (!c->from || !c->to) return tdm_fail(err, TDM_ERR_NO_MEMORY, "checkpoint copy: no memory");
+    if (tdm_path_exists(c->to) && !c->force)
+        return tdm_fail(err, TDM_ERR_EXISTS,
+                        "checkpoint copy: %s is there already; --force replaces it", c->to);
     TDM_TRY(tdm_checkpoint_open(from, &checkpoint, err));
-    tdm_status status = tdm_checkpoint_save(to, tdm_checkpoint_content_of(checkpoint), err);
+    tdm_status status = tdm_checkpoint_save(c->to, tdm_checkpoint_content_of(checkpoint), err);
     tdm_checkpoint_destroy(checkpoint);
-    if (status == TDM_OK) status = tdm_checkpoint_open(to, &back, err);
+    if (status == TDM_OK) status = tdm_checkpoint_open(c->to, &back, err);
     tdm_checkpoint_destroy(back);
     return status;
 }
@@ -219,19 +254,13 @@ int cli_checkpoint_copy(const cli_args *args, tdm_arena *arena)
         cli_error("checkpoint copy: from where to where? usage: tandem checkpoint copy FROM TO");
         return CLI_USAGE;
     }
-    char *from;
+    copier c = {
+        .arena = arena, .name = args->arguments[FIRST + 1], .force = cli_has(args, "force")};
     tdm_error err;
-    if (cli_checkpoint_find(args->arguments[FIRST], arena, &from, &err) != TDM_OK)
+    if (cli_checkpoint_read(args->arguments[FIRST], arena, copy, &c, &err) != TDM_OK)
         return cli_fail(&err);
-    char *to = target_of(args->arguments[FIRST + 1], from, arena);
-    if (!to) return cli_fail(&(tdm_error){.status = TDM_ERR_NO_MEMORY, .message = "no memory"});
-    if (tdm_path_exists(to) && !cli_has(args, "force")) {
-        cli_error("checkpoint copy: %s is there already; --force replaces it", to);
-        return CLI_FAILED;
-    }
-    if (copy(from, to, &err) != TDM_OK) return cli_fail(&err);
     tdm_str out = TDM_STR_INIT;
-    tdm_str_addf(&out, "%s: copied from %s, and verified\n", to, from);
+    tdm_str_addf(&out, "%s: copied from %s, and verified\n", c.to, c.from);
     return cli_print(&out);
 }
 

@@ -29,23 +29,37 @@ static tdm_status hash_checkpoint(const char *path, hashed *out, tdm_error *err)
     return status;
 }
 
-static tdm_status hash_path(const char *path, tdm_arena *arena, hashed *out, tdm_error *err)
+typedef struct hash_reader {
+    tdm_arena *arena;
+    hashed result;
+} hash_reader;
+
+static tdm_status hash_file(const char *path, void *user, tdm_error *err)
 {
-    hashed result = {.checkpoint = false};
-    TDM_TRY(tdm_run_checkpoint(path, arena, &result.path, err));
+    hash_reader *reader = user;
+    hashed result = {.path = tdm_arena_strdup(reader->arena, path)};
+    if (!result.path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "hash: no memory");
     tdm_safetensors *file;
-    TDM_TRY(tdm_safetensors_open(result.path, &file, err));
+    TDM_TRY(tdm_safetensors_open(path, &file, err));
     tdm_status status;
     if (cli_is_checkpoint(file)) {
-        status = hash_checkpoint(result.path, &result, err);
+        status = hash_checkpoint(path, &result, err);
     } else {
         size_t count = tdm_safetensors_count(file);
         status = tdm_state_hash(&result.position, count > 0 ? tdm_safetensors_at(file, 0) : NULL,
                                 count, result.hash, err);
     }
     tdm_safetensors_destroy(file);
-    if (status == TDM_OK) *out = result;
+    if (status == TDM_OK) reader->result = result;
     return status;
+}
+
+static tdm_status hash_path(const char *path, tdm_arena *arena, hashed *out, tdm_error *err)
+{
+    hash_reader reader = {.arena = arena};
+    TDM_TRY(tdm_run_read(path, arena, hash_file, &reader, err));
+    *out = reader.result;
+    return TDM_OK;
 }
 
 static void add_json(const hashed *h, tdm_json_writer *w)

@@ -61,23 +61,35 @@ static tdm_status list_checkpoints(file_view *v, tdm_error *err)
     return tdm_dir_list(dir, v->arena, &v->names, &v->name_count, err);
 }
 
+static void close_files(file_view *v)
+{
+    tdm_checkpoint_destroy(v->checkpoint);
+    tdm_safetensors_destroy(v->file);
+    v->checkpoint = NULL;
+    v->file = NULL;
+}
+
+static tdm_status view_open(const char *path, void *user, tdm_error *err)
+{
+    file_view *v = user;
+    close_files(v); /* of a file that was pruned between the two */
+    v->path = tdm_arena_strdup(v->arena, path);
+    if (!v->path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "inspect: no memory");
+    v->file_bytes = bytes_of_file(path);
+    TDM_TRY(tdm_safetensors_open(path, &v->file, err));
+    return cli_is_checkpoint(v->file) ? tdm_checkpoint_open(path, &v->checkpoint, err) : TDM_OK;
+}
+
 static tdm_status look(file_view *v, const char *path, tdm_error *err)
 {
-    char *file_path;
     v->arena = tdm_arena_create("command");
     if (!v->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "inspect: no memory");
-    TDM_TRY(tdm_run_checkpoint(path, v->arena, &file_path, err));
-    v->path = file_path;
-    v->file_bytes = bytes_of_file(file_path);
+    TDM_TRY(tdm_run_read(path, v->arena, view_open, v, err));
     if (tdm_path_is_dir(path)) {
         v->run = path;
         TDM_TRY(list_checkpoints(v, err));
     }
-    TDM_TRY(tdm_safetensors_open(file_path, &v->file, err));
-    if (cli_is_checkpoint(v->file)) {
-        TDM_TRY(tdm_checkpoint_open(file_path, &v->checkpoint, err));
-        v->position = tdm_checkpoint_content_of(v->checkpoint)->position;
-    }
+    if (v->checkpoint) v->position = tdm_checkpoint_content_of(v->checkpoint)->position;
     size_t count = tdm_safetensors_count(v->file);
     return tdm_state_hash(&v->position, count > 0 ? tdm_safetensors_at(v->file, 0) : NULL, count,
                           v->hash, err);
@@ -85,8 +97,7 @@ static tdm_status look(file_view *v, const char *path, tdm_error *err)
 
 static void release(file_view *v)
 {
-    tdm_checkpoint_destroy(v->checkpoint);
-    tdm_safetensors_destroy(v->file);
+    close_files(v);
     tdm_arena_destroy(v->arena);
 }
 

@@ -186,10 +186,18 @@ TDM_API bool tdm_checkpoint_step_of(const char *name, uint64_t *out);
 /*
  * The newest checkpoint that opens and verifies; damaged ones are named in the log and passed over.
  * One that is out of reach for another reason (no permission, a failing disk, a newer version's) is
- * an error: going on from an older one would throw work away. TDM_ERR_NOT_FOUND when there is none.
+ * an error: going on from an older one would throw work away. A file that a training prunes meanwhile is
+ * left out, and the folder is listed again. TDM_ERR_NOT_FOUND when there is none.
  */
 TDM_API tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_path,
                                          tdm_error *err);
+/* Reads the checkpoint file `path`; TDM_ERR_NOT_FOUND when it is not there. */
+typedef tdm_status (*tdm_checkpoint_read_fn)(const char *path, void *user, tdm_error *err);
+/* Calls `read` with the newest good checkpoint. When a training prunes that file before `read` has opened
+ * it, calls `read` again with the newest one that is there then. */
+TDM_API tdm_status tdm_checkpoint_read_newest(const char *dir, tdm_arena *arena,
+                                              tdm_checkpoint_read_fn read, void *user,
+                                              tdm_error *err);
 /* Which checkpoints stay: what any of these keeps. */
 typedef struct tdm_checkpoint_retention {
     int64_t keep;       /* so many of the newest; 0: all */

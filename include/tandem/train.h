@@ -35,6 +35,10 @@ extern "C" {
  * checkpoint file. The result comes from `arena`. */
 TDM_API tdm_status tdm_run_checkpoint(const char *path, tdm_arena *arena, char **out_path,
                                       tdm_error *err);
+/* Calls `read` with that checkpoint. The one of a run may be pruned by a training before `read` has opened
+ * it; then `read` is called again with the newest that is there. */
+TDM_API tdm_status tdm_run_read(const char *path, tdm_arena *arena, tdm_checkpoint_read_fn read,
+                                void *user, tdm_error *err);
 
 /* ---- models from checkpoints ----------------------------------------------------------------- */
 

@@ -32,6 +32,9 @@
 #define PACKED_SUFFIX ".zst"
 #define NAME_BYTES 64
 
+/* Looks at a folder that another process prunes meanwhile, before what is missing counts as missing. */
+enum { LOOKS_MAX = 16 };
+
 static void name_of_step(uint64_t step, bool packed, char out[NAME_BYTES])
 {
     snprintf(out, NAME_BYTES, NAME_PREFIX "%012" PRIu64 NAME_SUFFIX "%s", step,
@@ -98,8 +101,9 @@ static tdm_status collect(const char *dir, const char *const *names, size_t coun
     return TDM_OK;
 }
 
-tdm_status tdm_checkpoint_list(const char *dir, tdm_arena *arena, tdm_checkpoint_entry **out,
-                               size_t *out_count, tdm_error *err)
+/* One look at the folder. *seen: how many names there were, also of files that were removed meanwhile. */
+static tdm_status list_once(const char *dir, tdm_arena *arena, tdm_checkpoint_entry **out,
+                            size_t *out_count, size_t *seen, tdm_error *err)
 {
     const char *const *names = NULL;
     size_t name_count = 0, count = 0;
@@ -110,7 +114,7 @@ tdm_status tdm_checkpoint_list(const char *dir, tdm_arena *arena, tdm_checkpoint
     TDM_TRY(tdm__index_read(dir, arena, &index, err));
     size_t n = 0;
     for (size_t i = 0; i < count; i++) {
-        struct stat info;
+        struct stat info = {0};
         if (stat(entries[i].path, &info) != 0 && errno == ENOENT) continue; /* gone meanwhile */
         entries[n] = entries[i];
         entries[n].bytes = (uint64_t)info.st_size;
@@ -121,17 +125,34 @@ tdm_status tdm_checkpoint_list(const char *dir, tdm_arena *arena, tdm_checkpoint
     tdm__index_release(&index);
     *out = entries;
     *out_count = n;
+    *seen = count;
+    return TDM_OK;
+}
+
+tdm_status tdm_checkpoint_list(const char *dir, tdm_arena *arena, tdm_checkpoint_entry **out,
+                               size_t *out_count, tdm_error *err)
+{
+    size_t seen = 1;
+    *out_count = 0;
+    /* Where all were removed, a training prunes the folder, and has put a newer one there. */
+    for (int i = 0; i < LOOKS_MAX && seen > 0 && *out_count == 0; i++) {
+        TDM_TRY(list_once(dir, arena, out, out_count, &seen, err));
+    }
     return TDM_OK;
 }
 
 /* ---- newest ---------------------------------------------------------------------------------- */
 
-tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_path, tdm_error *err)
+/* One look at the folder. *vanished: a file of the list was removed before it could be opened, so a training
+ * prunes the folder, and may have put a newer one there. */
+static tdm_status find_newest(const char *dir, tdm_arena *arena, char **out_path, bool *vanished,
+                              tdm_error *err)
 {
     const char *const *names = NULL;
     tdm_checkpoint_entry *entries = NULL;
     size_t name_count = 0;
     size_t count = 0;
+    *vanished = false;
     TDM_TRY(tdm_dir_list(dir, arena, &names, &name_count, err));
     TDM_TRY(collect(dir, names, name_count, arena, &entries, &count, err));
     for (size_t i = 0; i < count; i++) {
@@ -142,6 +163,10 @@ tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_p
         if (status == TDM_OK) {
             *out_path = entries[i].path;
             return TDM_OK;
+        }
+        if (status == TDM_ERR_NOT_FOUND) {
+            *vanished = true;
+            continue;
         }
         if (status != TDM_ERR_FORMAT && status != TDM_ERR_CHECKSUM) {
             /* Not damaged, but out of reach (no permission, a failing disk, no memory, a newer
@@ -160,6 +185,31 @@ tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_p
         "%s: holds no checkpoint yet; the run was stopped before its first one, so start "
         "a new run",
         dir);
+}
+
+tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_path, tdm_error *err)
+{
+    char *path = NULL;
+    bool vanished = false;
+    tdm_status status = find_newest(dir, arena, &path, &vanished, err);
+    for (int i = 1; vanished && i < LOOKS_MAX; i++) {
+        status = find_newest(dir, arena, &path, &vanished, err);
+    }
+    if (status == TDM_OK) *out_path = path;
+    return status;
+}
+
+tdm_status tdm_checkpoint_read_newest(const char *dir, tdm_arena *arena,
+                                      tdm_checkpoint_read_fn read, void *user, tdm_error *err)
+{
+    tdm_status status = TDM_OK;
+    for (int i = 0; i < LOOKS_MAX; i++) {
+        char *path = NULL;
+        TDM_TRY(tdm_checkpoint_newest(dir, arena, &path, err));
+        status = read(path, user, err);
+        if (status != TDM_ERR_NOT_FOUND || tdm_path_exists(path)) break;
+    }
+    return status;
 }
 
 /* ---- prune ----------------------------------------------------------------------------------- */

@@ -32,13 +32,18 @@ tdm_status tdm__checkpoint_job(const tdm_checkpoint *checkpoint, const char *pat
     return TDM_OK;
 }
 
+static tdm_status model_read(const char *path, void *user, tdm_error *err)
+{
+    tdm_model *model = user;
+    model->path = tdm_arena_strdup(model->arena, path);
+    if (!model->path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", path);
+    return tdm_checkpoint_open(path, &model->checkpoint, err);
+}
+
 static tdm_status open_into(tdm_model *model, const char *path, tdm_error *err)
 {
-    char *checkpoint_path;
-    TDM_TRY(tdm_run_checkpoint(path, model->arena, &checkpoint_path, err));
-    model->path = checkpoint_path;
-    TDM_TRY(tdm_checkpoint_open(checkpoint_path, &model->checkpoint, err));
-    TDM_TRY(tdm__checkpoint_job(model->checkpoint, checkpoint_path, &model->document, err));
+    TDM_TRY(tdm_run_read(path, model->arena, model_read, model, err));
+    TDM_TRY(tdm__checkpoint_job(model->checkpoint, model->path, &model->document, err));
     const tdm_checkpoint_content *content = tdm_checkpoint_content_of(model->checkpoint);
     model->options = (tdm_model_options){.job = tdm_job_document_job(model->document),
                                          .sample_shape = content->sample_shape,

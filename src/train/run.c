@@ -390,12 +390,11 @@ tdm_status tdm__run_set_aside(tdm__run *run, uint64_t step, tdm_error *err)
     return TDM_OK;
 }
 
-tdm_status tdm_run_checkpoint(const char *path, tdm_arena *arena, char **out_path, tdm_error *err)
+/* The folder with the checkpoints of a run; NULL in *out: `path` is a file itself. */
+static tdm_status checkpoint_folder(const char *path, tdm_arena *arena, char **out, tdm_error *err)
 {
-    if (tdm_path_is_file(path)) {
-        *out_path = tdm_arena_strdup(arena, path);
-        return *out_path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
-    }
+    *out = NULL;
+    if (tdm_path_is_file(path)) return TDM_OK;
     if (!tdm_path_is_dir(path))
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
                         "%s: there is no such run or checkpoint; give a run's folder, such as "
@@ -406,5 +405,23 @@ tdm_status tdm_run_checkpoint(const char *path, tdm_arena *arena, char **out_pat
     if (!tdm_path_is_dir(dir))
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
                         "%s: this is not a run: it has no folder 'checkpoints'", path);
-    return tdm_checkpoint_newest(dir, arena, out_path, err);
+    *out = dir;
+    return TDM_OK;
+}
+
+tdm_status tdm_run_checkpoint(const char *path, tdm_arena *arena, char **out_path, tdm_error *err)
+{
+    char *dir;
+    TDM_TRY(checkpoint_folder(path, arena, &dir, err));
+    if (dir) return tdm_checkpoint_newest(dir, arena, out_path, err);
+    *out_path = tdm_arena_strdup(arena, path);
+    return *out_path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+}
+
+tdm_status tdm_run_read(const char *path, tdm_arena *arena, tdm_checkpoint_read_fn read, void *user,
+                        tdm_error *err)
+{
+    char *dir;
+    TDM_TRY(checkpoint_folder(path, arena, &dir, err));
+    return dir ? tdm_checkpoint_read_newest(dir, arena, read, user, err) : read(path, user, err);
 }

@@ -164,6 +164,31 @@ test_prune() {
     assert_exit 2 "$TANDEM" checkpoint prune best --keep -1
 }
 
+# A training that keeps one checkpoint and writes one after each step removes what a reader has just found.
+test_pruned_meanwhile() {
+    "$TANDEM" train job.yaml -q -n 1 --set run.dir=going --set train.epochs=1000000 \
+        --set checkpoint.every_steps=1 --set checkpoint.keep=1 --set data.test_fraction=0.2 \
+        --set eval.every_epochs=never >/dev/null 2>&1 &
+    local pid=$! at=going/tiny-1 i
+    wait_for 60 compgen -G "$at/checkpoints/step-*" >/dev/null
+    for ((i = 0; i < 25; i++)); do
+        assert_exit 0 "$TANDEM" hash "$at"
+        assert_contains "$out" "$at/checkpoints/step-"
+        assert_exit 0 "$TANDEM" checkpoint ls "$at" --verify --json
+        assert_contains "$out" '"good":true'
+        assert_exit 0 "$TANDEM" checkpoint ls "$at"
+        assert_contains "$out" "newest"
+        assert_exit 0 "$TANDEM" checkpoint verify "$at"
+        assert_contains "$out" "good "
+        assert_exit 0 "$TANDEM" inspect "$at"
+        assert_exit 0 "$TANDEM" checkpoint copy "$at" "copy-$i.safetensors"
+        assert_exit 0 "$TANDEM" eval "$at" --data data.csv
+    done
+    kill -0 "$pid" || fail "the training has ended before the last look at it"
+    kill -9 "$pid"
+    wait "$pid" 2>/dev/null || true
+}
+
 test_wrong_words() {
     assert_exit 2 "$TANDEM" checkpoint
     assert_exit 2 "$TANDEM" checkpoint list "$run"

@@ -578,6 +578,22 @@ static void count_warnings(const tdm_log_record *record, void *user)
     if (record->level == TDM_LOG_WARN && strcmp(record->room, "checkpoint") == 0) (*(int *)user)++;
 }
 
+typedef struct read_calls {
+    int count;
+    uint64_t step;
+    tdm_status status; /* of the first call */
+} read_calls;
+
+/* A reader whose first file is removed before it can open it. */
+static tdm_status remove_and_miss(const char *path, void *user, tdm_error *err)
+{
+    read_calls *calls = user;
+    CHECK(tdm_checkpoint_step_of(strrchr(path, '/') + 1, &calls->step));
+    if (calls->count++ > 0) return TDM_OK;
+    CHECK_INT(unlink(path), 0);
+    return tdm_fail(err, calls->status, "%s: removed by the test", path);
+}
+
 static void test_newest(void)
 {
     folder_make();
@@ -618,6 +634,20 @@ static void test_newest(void)
     tdm_os_fault_set(TDM_FAULT_OPEN, 2, EMFILE);
     CHECK_INT(tdm_checkpoint_newest(folder, arena, &path, &err), TDM_ERR_SYSTEM);
     tdm_os_fault_set(0, 0, 0);
+
+    /* A file that is listed, and not there when it is opened: another process has pruned it. */
+    CHECK_INT(symlink("nowhere", tdm_checkpoint_path(arena, folder, 200)), 0);
+    CHECK_INT(newest_step(), 100);
+    CHECK_INT(unlink(tdm_checkpoint_path(arena, folder, 200)), 0);
+    read_calls calls = {.status = TDM_ERR_NOT_FOUND};
+    CHECK_INT(tdm_checkpoint_read_newest(folder, arena, remove_and_miss, &calls, &err), TDM_OK);
+    CHECK_INT(calls.count, 2);
+    CHECK_INT((long long)calls.step, 9);
+    save_step(100);
+    calls = (read_calls){.status = TDM_ERR_IO};
+    CHECK_INT(tdm_checkpoint_read_newest(folder, arena, remove_and_miss, &calls, &err), TDM_ERR_IO);
+    CHECK_INT(calls.count, 1);
+    save_step(100);
 
     for (uint64_t step = 0; step <= 100; step++) {
         char *other = tdm_checkpoint_path(arena, folder, step);
