@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { OPTION_BYTES = 64, KEYS_HINTED = 3 };
+
 static int option_count(const cli_command *command)
 {
     int count = 0;
@@ -20,21 +22,70 @@ static const char *option_name(size_t index, const void *user)
     return ((const cli_command *)user)->options[index].name;
 }
 
-static bool complain_unknown(const cli_command *command, const char *name, size_t length)
+static bool has_set(const cli_command *command)
 {
-    char word[64];
-    snprintf(word, sizeof(word), "%.*s", (int)(length < 60 ? length : 60), name);
+    for (int i = 0; i < option_count(command); i++)
+        if (strcmp(command->options[i].name, "set") == 0) return true;
+    return false;
+}
+
+/* Whether `word` is one of the words of `list`, which blanks separate. */
+static bool has_word(const char *list, const char *word)
+{
+    size_t length = strlen(word);
+    for (const char *at = list; at && length > 0 && (at = strstr(at, word)); at++) {
+        bool begins = at == list || at[-1] == ' ';
+        if (begins && (at[length] == '\0' || at[length] == ' ')) return true;
+    }
+    return false;
+}
+
+/* Whether a key of a job has this name, as a whole, behind its last dot, or in other systems. */
+static bool key_is_called(const tdm_job_key *key, const char *word)
+{
+    const char *dot = strrchr(key->path, '.');
+    return strcmp(key->path, word) == 0 || strcmp(dot ? dot + 1 : key->path, word) == 0 ||
+           has_word(key->also_called, word);
+}
+
+/* "--epochs 3": a key of the job that is given as an option. Adds "'--set train.epochs=3'" for each key of
+ * that name; false: there is none. */
+static bool add_keys_called(const char *name, const char *value, tdm_str *out)
+{
+    char word[OPTION_BYTES];
+    int count = 0;
+    snprintf(word, sizeof(word), "%s", name);
+    for (char *at = word; *at; at++)
+        if (*at == '-') *at = '_';
+    for (size_t i = 0; i < tdm_job_key_count(); i++) {
+        const tdm_job_key *key = tdm_job_key_at(i);
+        if (!key_is_called(key, word) || ++count > KEYS_HINTED) continue;
+        tdm_str_addf(out, "%s'--set %s=%s'", count > 1 ? " or " : "", key->path, value);
+    }
+    return count > 0;
+}
+
+/* `value`: what stands behind the option; NULL: nothing. */
+static void complain_unknown(const cli_command *command, const char *name, size_t length,
+                             const char *value)
+{
+    char word[OPTION_BYTES];
+    tdm_str keys = TDM_STR_INIT;
+    snprintf(word, sizeof(word), "%.*s", (int)length, name);
     const char *near = tdm_text_nearest(word, (size_t)option_count(command), option_name, command);
-    if (near)
+    if (has_set(command) && add_keys_called(word, value && *value ? value : "...", &keys))
+        cli_error("%s: unknown option '--%s'; it is a key of the job: %s", command->name, word,
+                  tdm_str_text(&keys));
+    else if (near)
         cli_error("%s: unknown option '--%s'; did you mean '--%s'?", command->name, word, near);
     else
         cli_error("%s: unknown option '--%s'; see 'tandem help %s'", command->name, word,
                   command->name);
-    return false;
+    tdm_str_release(&keys);
 }
 
-/* The option of this long name or unique prefix; -1 after a complaint. */
-static int find_long(const cli_command *command, const char *name, size_t length)
+/* The option of this long name or unique prefix; -1 after a complaint, which may show the value. */
+static int find_long(const cli_command *command, const char *name, size_t length, const char *value)
 {
     int found = -1;
     for (int i = 0; i < option_count(command); i++) {
@@ -49,7 +100,7 @@ static int find_long(const cli_command *command, const char *name, size_t length
         found = i;
     }
     if (found < 0 || length == 0) {
-        complain_unknown(command, name, length);
+        complain_unknown(command, name, length, value);
         return -1;
     }
     return found;
@@ -84,9 +135,10 @@ static bool parse_long(cli_args *out, char **argv, int argc, int *at)
 {
     const char *name = argv[*at] + 2, *equals = strchr(name, '=');
     size_t length = equals ? (size_t)(equals - name) : strlen(name);
-    int index = find_long(out->command, name, length);
+    const char *value = equals ? equals + 1 : NULL, *next = *at + 1 < argc ? argv[*at + 1] : NULL;
+    bool is_value = next && (next[0] != '-' || (next[1] >= '0' && next[1] <= '9'));
+    int index = find_long(out->command, name, length, value ? value : is_value ? next : NULL);
     if (index < 0) return false;
-    const char *value = equals ? equals + 1 : NULL;
     if (!value && out->command->options[index].value && *at + 1 < argc) value = argv[++*at];
     return take(out, index, value);
 }

@@ -58,6 +58,15 @@ test_unknown_words() {
     assert_contains "$err" "did you mean '--workers'?"
     assert_exit 2 "$TANDEM" train job.yaml --frobnicate
     assert_contains "$err" "see 'tandem help train'"
+    # The name of a key of the job, given as an option.
+    assert_exit 2 "$TANDEM" train job.yaml --epochs 3
+    assert_contains "$err" "it is a key of the job: '--set train.epochs=3'"
+    assert_exit 2 "$TANDEM" train job.yaml --batch-size=64
+    assert_contains "$err" "'--set train.batch=64'"
+    assert_exit 2 "$TANDEM" train job.yaml --kind --quiet
+    assert_contains "$err" "'--set model.kind=...' or '--set optim.kind=...'"
+    assert_exit 2 "$TANDEM" eval runs/x-1 --epochs 3 # this command has no --set
+    assert_lacks "$err" "--set"
     assert_exit 2 "$TANDEM" train job.yaml -x
     assert_contains "$err" "unknown option '-x'"
     assert_exit 2 "$TANDEM" train job.yaml --=3
