@@ -173,14 +173,21 @@ static bool is_list(const tdm_job_key *key)
            key->type == TDM_JOB_KEY_LAYERS;
 }
 
+/* A character that would count as no value, for a key that takes one: '--set data.delimiter=" "'. */
+static bool is_blank_character(const tdm_job_key *key, const char *value)
+{
+    return key->form == TDM_JOB_FORM_CHARACTER && *value && strchr(" \t~", *value) && !value[1];
+}
+
 /* Quotes, lists and mappings are read as YAML; all else stands for itself, so that
  * '--set data.delimiter=|' and paths with odd characters need no second layer of quotes. */
 const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key *key,
                                           const char *value)
 {
-    while (*value == ' ') value++;
+    bool is_blank = is_blank_character(key, value);
+    while (*value == ' ' && !is_blank) value++;
     size_t length = strlen(value);
-    while (length > 0 && value[length - 1] == ' ') length--;
+    while (length > 0 && value[length - 1] == ' ' && !is_blank) length--;
     bool is_yaml = value[0] == '"' || value[0] == '\'' || (value[0] == '[' && is_list(key)) ||
                    (value[0] == '{' &&
                     (key->type == TDM_JOB_KEY_MAP || key->type == TDM_JOB_KEY_OPTIONS));
@@ -194,7 +201,7 @@ const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key
     *node = (tdm__yaml_node){.kind = TDM__YAML_SCALAR,
                              .place = {.file = TDM__JOB_OVERRIDE_FILE},
                              .text = text,
-                             .plain = true};
+                             .plain = !is_blank};
     return node;
 }
 

@@ -403,7 +403,8 @@ static bool store_string(const target *t, const tdm__yaml_node *node)
     }
     const char *text = node->text;
     size_t length = strlen(text);
-    if (t->key->form == TDM_JOB_FORM_CHARACTER && strcmp(text, "\t") == 0) text = "tab";
+    bool is_tab = strcmp(text, "\t") == 0 || strcmp(text, "\\t") == 0;
+    if (t->key->form == TDM_JOB_FORM_CHARACTER && is_tab) text = "tab";
     if (!has_form(t->key->form, text)) {
         report_range(t, node);
         return false;

@@ -30,6 +30,26 @@ same_bits() {
     [ "$first" != "$plain" ] || fail "$what: the same state as the plain job's; the setting is ignored"
 }
 
+# Characters that a shell passes on as they are, and that YAML takes for nothing.
+test_a_blank_delimiter() {
+    local value
+    tr , ' ' <data.csv >blank.csv
+    tr , '\t' <data.csv >tab.csv
+    tr , '~' <data.csv >tilde.csv
+    train_with() {
+        assert_exit 0 "$TANDEM" train job.yaml -q -n 1 --set run.dir=delimited \
+            --set data.train="$1" --set data.delimiter="$2"
+    }
+    train_with blank.csv ' '
+    assert_contains "$(cat delimited/tiny-1/job.yaml)" 'delimiter: " "'
+    train_with blank.csv "' '"
+    for value in $'\t' tab '\t' '"\t"'; do train_with tab.csv "$value"; done
+    train_with tilde.csv '~'
+    assert_exit 2 "$TANDEM" train job.yaml --set data.delimiter=
+    assert_contains "$err" "'data.delimiter'"
+    rm -r delimited
+}
+
 test_the_same_bits() {
     same_bits "the plain job"
     plain=$hash
