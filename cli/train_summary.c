@@ -175,6 +175,7 @@ void train_summary_text(const cli_args *args, const tdm_train_result *r, const t
                         tdm_str *out)
 {
     char time_text[32], samples[32];
+    const char *length_key = r->ends_by_steps ? "train.steps" : "train.epochs";
     if (r->nothing_to_do && r->ended_early) {
         tdm_str_addf(out,
                      "nothing to do: the run was ended early, at step %llu; to train it further, "
@@ -183,13 +184,13 @@ void train_summary_text(const cli_args *args, const tdm_train_result *r, const t
     } else if (r->nothing_to_do && r->steps > r->step_count) {
         tdm_str_addf(out,
                      "nothing to do: the run is at step %llu, past its end at step %llu already; "
-                     "to train it further, raise train.epochs or train.steps\n",
-                     (unsigned long long)r->steps, (unsigned long long)r->step_count);
+                     "to train it further, raise %s\n",
+                     (unsigned long long)r->steps, (unsigned long long)r->step_count, length_key);
     } else if (r->nothing_to_do) {
         tdm_str_addf(out,
                      "nothing to do: the run is at its last step, %llu; to train it further, "
-                     "raise train.epochs\n",
-                     (unsigned long long)r->steps);
+                     "raise %s\n",
+                     (unsigned long long)r->steps, length_key);
     } else {
         const char *how = r->interrupted   ? "stopped"
                           : r->ended_early ? "done early, without progress,"

@@ -230,6 +230,7 @@ typedef struct tdm_train_result {
     bool nothing_to_do;              /* the run had reached its end already */
     uint64_t steps;                  /* in all */
     uint64_t step_count;             /* at which the job ends; a resumed run may be past it */
+    bool ends_by_steps;              /* it ends by train.steps, not by train.epochs */
     uint64_t samples;                /* trained by this call */
     uint64_t skipped;                /* steps skipped by train.bad_numbers, in all */
     double seconds;                  /* spent in steps by this call */

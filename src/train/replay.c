@@ -54,10 +54,12 @@ static tdm_status check_step(const replayer *r, tdm_error *err)
         return tdm_fail(err, TDM_ERR_RANGE,
                         "replay: steps count from 1, as the progress line and the metrics do");
     if (step <= last) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_RANGE,
-                    "%s: there is no step %llu: the job ends with step %llu; raise train.epochs or "
-                    "train.steps with --set to see what would come after it",
-                    run, (unsigned long long)step, (unsigned long long)last);
+    return tdm_fail(
+        err, TDM_ERR_RANGE,
+        "%s: there is no step %llu: the job ends with step %llu; raise %s with --set to "
+        "see what would come after it",
+        run, (unsigned long long)step, (unsigned long long)last,
+        r->job.train.steps > 0 ? "train.steps" : "train.epochs");
 }
 
 static tdm_status make_team(replayer *r, tdm_error *err)

@@ -413,6 +413,7 @@ tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
     out->test = t->status.test;
     out->ended_early = t->ended_early && t->position.step < t->course.step_count;
     out->step_count = t->course.step_count;
+    out->ends_by_steps = t->job->train.steps > 0;
     if (!out->nothing_to_do) { /* it was saved last */
         memcpy(out->state_hash, t->state_hash, sizeof(out->state_hash));
         return TDM_OK;

@@ -136,6 +136,21 @@ test_no_run_at_all() {
     assert_contains "$err" "no checkpoint"
 }
 
+# The key to raise is the one by which the job ends.
+test_the_key_that_ends_it() {
+    assert_exit 0 "$TANDEM" train job.yaml -q -n 1 --set run.dir=by-steps --set train.steps=7
+    assert_exit 0 "$TANDEM" train --resume by-steps/tiny-1
+    assert_contains "$out" "at its last step, 7; to train it further, raise train.steps"
+    assert_lacks "$out" "train.epochs"
+    assert_exit 0 "$TANDEM" train --resume by-steps/tiny-1 --set train.steps=3
+    assert_contains "$out" "past its end at step 3 already; to train it further, raise train.steps"
+    assert_exit 1 "$TANDEM" replay by-steps/tiny-1 --step 9
+    assert_contains "$err" "raise train.steps with --set"
+    assert_exit 0 "$TANDEM" train job.yaml -q -n 1 --set run.dir=by-epochs
+    assert_exit 0 "$TANDEM" train --resume by-epochs/tiny-1
+    assert_contains "$out" "raise train.epochs"
+}
+
 test_training_further() {
     copy further
     assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --set train.epochs=5 --set run.dir=long
