@@ -180,11 +180,7 @@ static tdm_status find_newest(const char *dir, tdm_arena *arena, char **out_path
                         "%s: none of its %zu checkpoints can be read; the log says why", dir,
                         count);
     }
-    return tdm_fail(
-        err, TDM_ERR_NOT_FOUND,
-        "%s: holds no checkpoint yet; the run was stopped before its first one, so start "
-        "a new run",
-        dir);
+    return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: holds no checkpoint", dir);
 }
 
 tdm_status tdm_checkpoint_newest(const char *dir, tdm_arena *arena, char **out_path, tdm_error *err)

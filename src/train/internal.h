@@ -50,6 +50,9 @@ tdm_status tdm__run_rewind(tdm__run *run, uint64_t step, tdm_error *err);
 /* Renames checkpoints of later steps, which are all damaged when `step` is that of the newest good
  * one: with their names they would count among those to keep, and good ones would be removed. */
 tdm_status tdm__run_set_aside(tdm__run *run, uint64_t step, tdm_error *err);
+/* tdm_run_checkpoint() for a process that may have the run's lock itself (`is_ours`). */
+tdm_status tdm__run_newest(const char *path, bool is_ours, tdm_arena *arena, char **out_path,
+                           tdm_error *err);
 /* Appends the object that `run->line` holds. A failure is logged once. */
 void tdm__run_put_metrics(tdm__run *run);
 

@@ -15,6 +15,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,8 @@
 #define METRICS_NAME "metrics.jsonl"
 #define LOG_NAME "log.jsonl"
 #define LINES_LIMIT_BYTES (UINT64_C(4) << 30)
+
+enum { LOCK_TRIES = 5, LOCK_PAUSE_MS = 10 };
 
 /* Appends a line whole or not at all: what a full disk cut short is taken back. A failure is only
  * remembered: this runs inside the log, too, where logging is not possible. */
@@ -119,8 +122,11 @@ static tdm_status take_lock(tdm__run *run, bool joins, tdm_error *err)
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     run->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     if (run->lock_fd < 0) return tdm_os_fail(err, "opening", path);
-    if (flock(run->lock_fd, (joins ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return TDM_OK;
-    if (errno != EWOULDBLOCK) return tdm_os_fail(err, "locking", path);
+    for (int tries = 0; tries < LOCK_TRIES; tries++) { /* a reader holds it for an instant */
+        if (flock(run->lock_fd, (joins ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return TDM_OK;
+        if (errno != EWOULDBLOCK) return tdm_os_fail(err, "locking", path);
+        (void)poll(NULL, 0, LOCK_PAUSE_MS);
+    }
     return tdm_fail(err, TDM_ERR_BUSY,
                     "%s: another process is training in this run; wait for it or stop it",
                     run->path);
@@ -409,13 +415,55 @@ static tdm_status checkpoint_folder(const char *path, tdm_arena *arena, char **o
     return TDM_OK;
 }
 
-tdm_status tdm_run_checkpoint(const char *path, tdm_arena *arena, char **out_path, tdm_error *err)
+/* Whether some process trains in the run, by the lock that it holds. */
+static bool is_training(const char *path, tdm_arena *arena)
+{
+    char *lock = tdm_path_join(arena, path, "lock");
+    int fd = lock ? open(lock, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0) return false;
+    bool held = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    close(fd); /* and with it the lock */
+    return held;
+}
+
+/* What to do about a run without a checkpoint. `is_ours`: this process has its lock. */
+static tdm_status no_checkpoint(const char *path, bool is_ours, tdm_arena *arena, tdm_error *err)
+{
+    if (!is_ours && is_training(path, arena))
+        return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                        "%s: has no checkpoint yet: it is training now; wait for its first one, "
+                        "or ask for it with 'tandem checkpoint now'",
+                        path);
+    return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                    "%s: has no checkpoint: the run was stopped before its first one, so start a "
+                    "new run",
+                    path);
+}
+
+static bool holds_none(const char *dir, tdm_arena *arena)
+{
+    tdm_checkpoint_entry *entries;
+    size_t count = 0;
+    return tdm_checkpoint_list(dir, arena, &entries, &count, NULL) == TDM_OK && count == 0;
+}
+
+tdm_status tdm__run_newest(const char *path, bool is_ours, tdm_arena *arena, char **out_path,
+                           tdm_error *err)
 {
     char *dir;
     TDM_TRY(checkpoint_folder(path, arena, &dir, err));
-    if (dir) return tdm_checkpoint_newest(dir, arena, out_path, err);
-    *out_path = tdm_arena_strdup(arena, path);
-    return *out_path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    if (!dir) {
+        *out_path = tdm_arena_strdup(arena, path);
+        return *out_path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    }
+    tdm_status status = tdm_checkpoint_newest(dir, arena, out_path, err);
+    bool has_none = status == TDM_ERR_NOT_FOUND && holds_none(dir, arena);
+    return has_none ? no_checkpoint(path, is_ours, arena, err) : status;
+}
+
+tdm_status tdm_run_checkpoint(const char *path, tdm_arena *arena, char **out_path, tdm_error *err)
+{
+    return tdm__run_newest(path, false, arena, out_path, err);
 }
 
 tdm_status tdm_run_read(const char *path, tdm_arena *arena, tdm_checkpoint_read_fn read, void *user,
@@ -423,5 +471,8 @@ tdm_status tdm_run_read(const char *path, tdm_arena *arena, tdm_checkpoint_read_
 {
     char *dir;
     TDM_TRY(checkpoint_folder(path, arena, &dir, err));
-    return dir ? tdm_checkpoint_read_newest(dir, arena, read, user, err) : read(path, user, err);
+    if (!dir) return read(path, user, err);
+    tdm_status status = tdm_checkpoint_read_newest(dir, arena, read, user, err);
+    bool has_none = status == TDM_ERR_NOT_FOUND && holds_none(dir, arena);
+    return has_none ? no_checkpoint(path, false, arena, err) : status;
 }

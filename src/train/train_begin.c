@@ -110,7 +110,7 @@ static tdm_status open_checkpoint(tdm__trainer *t, const char *run, tdm__restore
                                   tdm_checkpoint **checkpoint, tdm_error *err)
 {
     char *path;
-    TDM_TRY(tdm_run_checkpoint(run, t->arena, &path, err));
+    TDM_TRY(tdm__run_newest(run, true, t->arena, &path, err));
     TDM_TRY(tdm_checkpoint_open(path, checkpoint, err));
     out->position = tdm_checkpoint_content_of(*checkpoint)->position;
     snprintf(out->path, sizeof(out->path), "%s", path);

@@ -266,7 +266,7 @@ static tdm_status has_checkpoint(tdm__trainer *t, bool *out, tdm_error *err)
     uint8_t has = t->options->resume && !t->entered; /* else it is an error, which others tell */
     tdm_status status = TDM_OK;
     if (t->leads && !has) {
-        status = tdm_run_checkpoint(t->run.path, t->arena, &path, err);
+        status = tdm__run_newest(t->run.path, true, t->arena, &path, err);
         has = status == TDM_OK;
         if (status == TDM_ERR_NOT_FOUND && !t->options->resume) status = TDM_OK;
     }

@@ -141,7 +141,7 @@ test_damage() {
     assert_contains "$err" "short.safetensors"
     rm damaged/checkpoints/*
     assert_exit 1 "$TANDEM" inspect damaged
-    assert_contains "$err" "holds no checkpoint"
+    assert_contains "$err" "has no checkpoint"
 }
 
 test_bad_input() {

@@ -151,6 +151,28 @@ test_the_key_that_ends_it() {
     assert_contains "$out" "raise train.epochs"
 }
 
+# Of a run that is training, and of one that was killed, before the first checkpoint.
+test_no_checkpoint_yet() {
+    local ranks pid
+    for ranks in 1 2; do
+        "$TANDEM" train job.yaml -q -n $ranks --set run.dir="early-$ranks" --set train.epochs=10000000 \
+            --set checkpoint.every_epochs=never >/dev/null 2>&1 &
+        pid=$!
+        wait_for 60 test -s "early-$ranks/tiny-1/metrics.jsonl"
+        assert_exit 1 "$TANDEM" hash "early-$ranks/tiny-1"
+        assert_contains "$err" "it is training now"
+        assert_exit 1 "$TANDEM" eval "early-$ranks/tiny-1"
+        assert_contains "$err" "it is training now"
+        kill -0 "$pid" || fail "the training has ended"
+        if [ $ranks -eq 1 ]; then kill -9 "$pid"; else end_sessions; fi
+        wait "$pid" 2>/dev/null || true
+        assert_exit 1 "$TANDEM" hash "early-$ranks/tiny-1"
+        assert_contains "$err" "was stopped before its first one"
+        assert_exit 1 "$TANDEM" train --resume "early-$ranks/tiny-1" -n 1 # whose lock is its own
+        assert_contains "$err" "was stopped before its first one"
+    done
+}
+
 test_training_further() {
     copy further
     assert_exit 0 "$TANDEM" train job.yaml "${common[@]}" --set train.epochs=5 --set run.dir=long
