@@ -52,10 +52,10 @@ static tdm_status side_read(const char *path, void *user, tdm_error *err)
                           s->hash, err);
 }
 
-static tdm_status side_open(const char *name, tdm_arena *arena, side *s, tdm_error *err)
+static int side_open(const char *name, tdm_arena *arena, side *s)
 {
     side_reader reader = {.arena = arena, .side = s};
-    return cli_checkpoint_read(name, arena, side_read, &reader, err);
+    return cli_checkpoint_read(name, arena, side_read, &reader);
 }
 
 /* ---- one tensor --------------------------------------------------------------------------------- */
@@ -281,12 +281,10 @@ int cli_checkpoint_diff(const cli_args *args, tdm_arena *arena)
         return CLI_USAGE;
     }
     side a = {.path = NULL}, b = {.path = NULL};
-    tdm_error err;
-    int code = CLI_OK;
     bool same = false;
-    tdm_status status = side_open(args->arguments[1], arena, &a, &err);
-    if (status == TDM_OK) status = side_open(args->arguments[2], arena, &b, &err);
-    if (status == TDM_OK) {
+    int code = side_open(args->arguments[1], arena, &a);
+    if (code == CLI_OK) code = side_open(args->arguments[2], arena, &b);
+    if (code == CLI_OK) {
         size_t most = tdm_safetensors_count(a.file) + tdm_safetensors_count(b.file);
         difference *all = tdm_arena_array(arena, most + 1, sizeof(*all));
         size_t count = all ? compare_all(&a, &b, all) : 0;
@@ -297,8 +295,6 @@ int cli_checkpoint_diff(const cli_args *args, tdm_arena *arena)
         else
             add_text(&a, &b, all, count, &out);
         code = cli_print(&out);
-    } else {
-        code = cli_fail(&err);
     }
     side_release(&a);
     side_release(&b);

@@ -187,7 +187,7 @@ int cli_checkpoint_list(const cli_args *args, tdm_arena *arena)
                                          {.title = "sums", .most = 60}};
     const char *run = args->arguments[RUN_ARGUMENT];
     const char *folder = cli_checkpoint_folder(run, arena);
-    if (!folder) return CLI_FAILED;
+    if (!folder) return CLI_USAGE;
     tdm_checkpoint_retention rules = rules_of(run, arena);
     listing l = {.json = cli_json(args),
                  .verify = cli_has(args, "verify"),
@@ -261,7 +261,7 @@ int cli_checkpoint_prune(const cli_args *args, tdm_arena *arena)
 {
     const char *run = args->arguments[RUN_ARGUMENT];
     const char *folder = cli_checkpoint_folder(run, arena);
-    if (!folder) return CLI_FAILED;
+    if (!folder) return CLI_USAGE;
     tdm_checkpoint_retention rules = rules_of(run, arena);
     if (!read_rules(args, &rules)) return CLI_USAGE;
     tdm_checkpoint_entry *entries;

@@ -84,19 +84,29 @@ static tdm_status find_step(const char *run, uint64_t step, tdm_arena *arena, ch
                     (unsigned long long)step, run);
 }
 
-tdm_status cli_checkpoint_read(const char *name, tdm_arena *arena, tdm_checkpoint_read_fn read,
-                               void *user, tdm_error *err)
+int cli_checkpoint_read(const char *name, tdm_arena *arena, tdm_checkpoint_read_fn read, void *user)
 {
     char *run, *path = NULL;
     uint64_t step;
+    tdm_error err;
+    tdm_status status;
     if (!tdm_path_exists(name) && split_name(name, arena, &run, &step)) {
-        TDM_TRY(find_step(run, step, arena, &path, err));
-        return read(path, user, err);
+        status = find_step(run, step, arena, &path, &err);
+        if (status == TDM_OK) status = read(path, user, &err);
+        if (status == TDM_OK) return CLI_OK;
+        int code = cli_fail(&err);
+        return status == TDM_ERR_NOT_FOUND ? CLI_USAGE : code;
     }
     char *inside = tdm_path_join(arena, name, "checkpoints");
-    if (tdm_path_is_dir(name) && !(inside && tdm_path_is_dir(inside)))
-        return tdm_checkpoint_read_newest(name, arena, read, user, err);
-    return tdm_run_read(name, arena, read, user, err);
+    if (tdm_path_is_dir(name) && !(inside && tdm_path_is_dir(inside))) {
+        if (!cli_checkpoint_folder(name, arena)) return CLI_USAGE;
+        status = tdm_checkpoint_read_newest(name, arena, read, user, &err);
+    } else {
+        int named = cli_check_model(name);
+        if (named != CLI_OK) return named;
+        status = tdm_run_read(name, arena, read, user, &err);
+    }
+    return status == TDM_OK ? CLI_OK : cli_fail(&err);
 }
 
 /* ---- verify ---------------------------------------------------------------------------------- */
@@ -151,30 +161,28 @@ static void add_verdict(const verdict *v, bool json, tdm_str *out)
 }
 
 /* All checkpoints of a run, without those that a training prunes meanwhile. When that leaves none, the
- * folder is listed again: there are newer ones. */
-static bool verify_run(const char *run, bool json, tdm_arena *arena, tdm_str *out)
+ * folder is listed again: there are newer ones. An exit code; *good becomes false where one is damaged. */
+static int verify_run(const char *run, bool json, tdm_arena *arena, bool *good, tdm_str *out)
 {
     const char *folder = cli_checkpoint_folder(run, arena);
     tdm_checkpoint_entry *entries;
     size_t count = 0, found = 0;
     tdm_error err;
-    if (!folder) return false;
-    bool good = true;
+    if (!folder) return CLI_USAGE;
     for (int looks = 0; looks == 0 || (count > 0 && found == 0 && looks < LOOKS_MAX); looks++) {
-        if (tdm_checkpoint_list(folder, arena, &entries, &count, &err) != TDM_OK) {
-            cli_fail(&err);
-            return false;
-        }
+        if (tdm_checkpoint_list(folder, arena, &entries, &count, &err) != TDM_OK)
+            return cli_fail(&err);
         for (size_t i = 0; i < count; i++) {
             verdict v = verify(entries[i].path, arena);
             if (!v.good && !tdm_path_exists(entries[i].path)) continue;
             add_verdict(&v, json, out);
-            good = good && v.good;
+            *good = *good && v.good;
             found++;
         }
     }
-    if (found == 0) cli_error("checkpoint verify: %s holds no checkpoint", folder);
-    return good && found > 0;
+    if (found > 0) return CLI_OK;
+    cli_error("checkpoint verify: %s holds no checkpoint", folder);
+    return CLI_FAILED;
 }
 
 typedef struct verify_reader {
@@ -198,18 +206,16 @@ int cli_checkpoint_verify(const cli_args *args, tdm_arena *arena)
 {
     tdm_str out = TDM_STR_INIT;
     verify_reader reader = {.arena = arena, .json = cli_json(args), .good = true, .out = &out};
+    int code = CLI_OK; /* of names that mean nothing; damage counts more */
     for (int i = FIRST; i < args->argument_count; i++) {
         const char *name = args->arguments[i];
-        tdm_error err;
-        if (tdm_path_is_dir(name)) {
-            reader.good = verify_run(name, reader.json, arena, &out) && reader.good;
-        } else if (cli_checkpoint_read(name, arena, verify_read, &reader, &err) != TDM_OK) {
-            cli_fail(&err);
-            reader.good = false;
-        }
+        int named = tdm_path_is_dir(name) ? verify_run(name, reader.json, arena, &reader.good, &out)
+                                          : cli_checkpoint_read(name, arena, verify_read, &reader);
+        if (named != CLI_OK && code != CLI_FAILED) code = named;
     }
     int printed = cli_print(&out);
-    return reader.good ? printed : CLI_FAILED;
+    if (!reader.good) return CLI_FAILED;
+    return code != CLI_OK ? code : printed;
 }
 
 /* ---- copy ------------------------------------------------------------------------------------ */
@@ -256,9 +262,8 @@ int cli_checkpoint_copy(const cli_args *args, tdm_arena *arena)
     }
     copier c = {
         .arena = arena, .name = args->arguments[FIRST + 1], .force = cli_has(args, "force")};
-    tdm_error err;
-    if (cli_checkpoint_read(args->arguments[FIRST], arena, copy, &c, &err) != TDM_OK)
-        return cli_fail(&err);
+    int code = cli_checkpoint_read(args->arguments[FIRST], arena, copy, &c);
+    if (code != CLI_OK) return code;
     tdm_str out = TDM_STR_INIT;
     tdm_str_addf(&out, "%s: copied from %s, and verified\n", c.to, c.from);
     return cli_print(&out);

@@ -352,6 +352,11 @@ static int run(const cli_args *args)
         cli_error("eval: '--labels' belongs to '--data': name the file of samples, too");
         return CLI_USAGE;
     }
+    int named = cli_check_model(args->arguments[0]);
+    const char *files[] = {cli_value(args, "data"), cli_value(args, "labels")};
+    for (int i = 0; i < 2 && named == CLI_OK; i++)
+        if (files[i]) named = cli_check_data("eval", files[i]);
+    if (named != CLI_OK) return named;
     cli_show_warnings();
     tdm_model *model = NULL;
     tdm_predictor *predictor = NULL;

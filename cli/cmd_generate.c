@@ -143,6 +143,8 @@ static int run(const cli_args *args)
     if (!cli_real(args, "temperature", 0, 1000, &g.options.temperature)) return CLI_USAGE;
     if (!cli_real(args, "top-p", 1e-9, 1, &g.options.top_p)) return CLI_USAGE;
     g.seed = (uint64_t)seed;
+    int named = cli_check_model(args->arguments[0]);
+    if (named != CLI_OK) return named;
     cli_show_warnings();
     tdm_model *model = NULL;
     tdm_error err = {0};

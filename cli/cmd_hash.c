@@ -85,8 +85,11 @@ static int run(const cli_args *args)
     for (int i = 0; i < args->argument_count; i++) {
         hashed h;
         tdm_error err;
-        if (hash_path(args->arguments[i], arena, &h, &err) != TDM_OK) {
-            code = cli_fail(&err); /* and go on, as sha256sum does */
+        int named = cli_check_model(args->arguments[i]);
+        if (named != CLI_OK) { /* the others are hashed all the same, as sha256sum does */
+            if (code == CLI_OK) code = named;
+        } else if (hash_path(args->arguments[i], arena, &h, &err) != TDM_OK) {
+            code = cli_fail(&err);
         } else if (cli_json(args)) {
             tdm_json_writer w = tdm_json_writer_init(&out, 0);
             add_json(&h, &w);

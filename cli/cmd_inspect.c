@@ -40,18 +40,6 @@ static bool ends_with(const char *text, const char *end)
     return length >= end_length && strcmp(text + length - end_length, end) == 0;
 }
 
-/* A header's length, then its brace. No text begins so: its eighth byte would make the length absurd. */
-static bool looks_like_safetensors(const char *path)
-{
-    if (ends_with(path, ".safetensors")) return true;
-    uint8_t head[9] = {0};
-    FILE *file = fopen(path, "rb");
-    if (!file) return false;
-    bool whole = fread(head, 1, sizeof(head), file) == sizeof(head);
-    fclose(file);
-    return whole && head[8] == '{' && head[7] == 0 && head[6] == 0;
-}
-
 /* ---- looking --------------------------------------------------------------------------------- */
 
 static tdm_status list_checkpoints(file_view *v, tdm_error *err)
@@ -310,7 +298,7 @@ static int run(const cli_args *args)
 {
     const char *path = args->arguments[0];
     cli_show_warnings();
-    bool is_job = tdm_path_is_file(path) ? !looks_like_safetensors(path)
+    bool is_job = tdm_path_is_file(path) ? !tdm_safetensors_looks_like(path)
                                          : ends_with(path, ".yaml") || ends_with(path, ".yml");
     if (is_job && !tdm_path_is_dir(path)) return inspect_job(args, path);
     if (args->set_count > 0) {
@@ -321,7 +309,8 @@ static int run(const cli_args *args)
         cli_error("inspect: '-n' and '--hosts' are for a job, and %s is not a job file", path);
         return CLI_USAGE;
     }
-    return inspect_file(args, path);
+    int named = cli_check_model(path);
+    return named == CLI_OK ? inspect_file(args, path) : named;
 }
 
 static const char *const usage[] = {

@@ -110,10 +110,8 @@ static int run(const cli_args *args)
     int code = CLI_USAGE;
     tdm_job_document *document = NULL;
     cli_show_warnings();
-    if (path && tdm_path_is_file(path))
+    if (path && cli_check_run("ledger", folder) == CLI_OK)
         document = cli_load_job(args, path, &code);
-    else
-        cli_error("ledger: '%s' is not a run: it has no job.yaml", folder);
     if (document) code = check(args, tdm_job_document_job(document));
     tdm_job_document_destroy(document);
     tdm_arena_destroy(arena);

@@ -246,6 +246,11 @@ static int run(const cli_args *args)
     int64_t batch = 0, top = 1;
     if (!cli_int(args, "batch", 1, 1 << 20, &batch)) return CLI_USAGE;
     if (!cli_int(args, "top", 1, 65536, &top)) return CLI_USAGE;
+    int named = cli_check_model(args->arguments[0]);
+    const char *files[] = {args->arguments[1], cli_value(args, "labels")};
+    for (int i = 0; i < 2 && named == CLI_OK; i++)
+        if (files[i]) named = cli_check_data("predict", files[i]);
+    if (named != CLI_OK) return named;
     cli_show_warnings();
     tdm_model *model = NULL;
     tdm_dataset *set = NULL;

@@ -297,10 +297,8 @@ static int run(const cli_args *args)
         char *path = tdm_path_join(arena, options.run, "job.yaml");
         tdm_job_document *document = NULL;
         cli_show_warnings();
-        if (path && tdm_path_is_file(path))
+        if (path && cli_check_run("replay", options.run) == CLI_OK)
             document = cli_load_job(args, path, &code);
-        else
-            cli_error("replay: '%s' is not a run: it has no job.yaml", options.run);
         if (document) code = replay(args, tdm_job_document_job(document), &options, only);
         tdm_job_document_destroy(document);
     }

@@ -209,7 +209,11 @@ static int run(const cli_args *args)
     cli_show_warnings();
     tdm_trace *trace = NULL;
     tdm_error err;
-    if (tdm_trace_open(args->arguments[0], &trace, &err) != TDM_OK) return cli_fail(&err);
+    tdm_status status = tdm_trace_open(args->arguments[0], &trace, &err);
+    if (status != TDM_OK) {
+        int failed = cli_fail(&err);
+        return status == TDM_ERR_NOT_FOUND ? CLI_USAGE : failed;
+    }
     v.trace = trace;
     int code = show(&v, args);
     tdm_trace_close(trace);

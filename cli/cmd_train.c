@@ -17,6 +17,7 @@
  * SIGUSR1 asks for a checkpoint after the step in progress; training goes on.
  */
 #include "elastic.h"
+#include "model.h"
 #include "progress.h"
 #include "tasks.h"
 #include "train.h"
@@ -181,23 +182,10 @@ static void on_event(const tdm_train_status *status, void *user)
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-/* Whether it can be a run at all; complains when it cannot. */
-static bool is_run(const char *path, tdm_arena *arena)
-{
-    char *job = tdm_path_join(arena, path, "job.yaml");
-    if (*path && job && tdm_path_is_file(job)) return true;
-    if (tdm_path_is_dir(path))
-        cli_error("train: '%s' is not a run: it has no job.yaml", path);
-    else
-        cli_error("train: '%s' is not a run: it is no folder; give one such as runs/digits-1",
-                  path);
-    return false;
-}
-
 /* Without a job, the run's own job.yaml is taken. */
 static char *find_job(const cli_args *args, const char *resume, tdm_arena *arena)
 {
-    if (resume && !is_run(resume, arena)) return NULL;
+    if (resume && cli_check_run("train", resume) != CLI_OK) return NULL;
     if (args->argument_count > 0) return tdm_arena_strdup(arena, args->arguments[0]);
     if (resume) return tdm_path_join(arena, resume, "job.yaml");
     cli_error("train: which job? usage: %s", args->command->usage[0]);

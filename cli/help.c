@@ -12,7 +12,8 @@ static const struct {
 } exit_codes[] = {
     {CLI_OK, "success"},
     {CLI_FAILED, "it was tried and did not work"},
-    {CLI_USAGE, "the command line or the job file is wrong; nothing was started"},
+    {CLI_USAGE,
+     "the command line or the job file is wrong, or names what is not there; nothing was started"},
     {CLI_DIVERGED, "training diverged: the model's numbers are no longer finite"},
     {CLI_MISMATCH, "the run belongs to another job, or its data or its library has changed"},
     {CLI_BUSY, "another process is training in the run"},

@@ -1,5 +1,5 @@
 /*
- * model.c: warnings on the terminal, and data that fits a model.
+ * model.c: warnings on the terminal, checks of what a command line names, and data that fits a model.
  */
 #include "model.h"
 
@@ -15,6 +15,43 @@ void cli_show_warnings(void)
 {
     /* When there is no room for one more listener, a warning is not worth failing for. */
     (void)tdm_log_add_sink(warn, NULL, TDM_LOG_WARN);
+}
+
+int cli_check_model(const char *path)
+{
+    tdm_error err;
+    tdm_status status = tdm_run_check(path, &err);
+    if (status == TDM_OK) return CLI_OK;
+    int code = cli_fail(&err);
+    return status == TDM_ERR_NOT_FOUND || status == TDM_ERR_INVALID ? CLI_USAGE : code;
+}
+
+int cli_check_run(const char *command, const char *path)
+{
+    tdm_arena *arena = tdm_arena_create("check");
+    char *job = arena ? tdm_path_join(arena, path, "job.yaml") : NULL;
+    bool is_run = *path && job && tdm_path_is_file(job);
+    tdm_arena_destroy(arena);
+    if (is_run) return CLI_OK;
+    if (tdm_path_is_dir(path))
+        cli_error("%s: '%s' is not a run: it has no job.yaml", command, path);
+    else if (tdm_path_exists(path))
+        cli_error("%s: '%s' is not a run: it is a file; give a folder such as runs/digits-1",
+                  command, path);
+    else
+        cli_error("%s: '%s' is not a run: there is no such folder; give one such as runs/digits-1",
+                  command, path);
+    return CLI_USAGE;
+}
+
+int cli_check_data(const char *command, const char *path)
+{
+    if (tdm_path_exists(path) && !tdm_path_is_dir(path)) return CLI_OK;
+    if (tdm_path_is_dir(path))
+        cli_error("%s: '%s' is a folder; give a file of data", command, path);
+    else
+        cli_error("%s: there is no file '%s'", command, path);
+    return CLI_USAGE;
 }
 
 tdm_status cli_load_samples(const tdm_model *model, const char *path, const char *labels,

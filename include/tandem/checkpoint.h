@@ -35,6 +35,9 @@ typedef struct tdm_named_text {
 /* An open file; the tensors' data point into it (read-only, valid until destroy). */
 typedef struct tdm_safetensors tdm_safetensors;
 
+/* Whether the file begins as a safetensors file does, packed or not, or has the name of one. Also true of a
+ * file that cannot be opened: opening it says why. */
+TDM_API bool tdm_safetensors_looks_like(const char *path);
 TDM_API tdm_status tdm_safetensors_open(const char *path, tdm_safetensors **out, tdm_error *err);
 /* The same from bytes, which are borrowed and must outlive the handle. */
 TDM_API tdm_status tdm_safetensors_parse(const void *bytes, size_t count, const char *name,

@@ -17,6 +17,7 @@
 #include <tandem/text.h>
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -375,6 +376,21 @@ tdm_status tdm_safetensors_parse(const void *bytes, size_t count, const char *na
         tdm_pages_unmap(&pages);
     }
     return status;
+}
+
+bool tdm_safetensors_looks_like(const char *path)
+{
+    static const char suffix[] = ".safetensors";
+    size_t length = strlen(path), suffix_length = strlen(suffix);
+    if (length >= suffix_length && strcmp(path + length - suffix_length, suffix) == 0) return true;
+    uint8_t head[9] = {0};
+    FILE *file = fopen(path, "rbe");
+    if (!file) return true;
+    size_t count = fread(head, 1, sizeof head, file);
+    fclose(file);
+    /* A header's length, then its brace. A text has another eighth byte. */
+    return tdm__is_packed(head, count) ||
+           (count == sizeof head && head[8] == '{' && head[7] == 0 && head[6] == 0);
 }
 
 tdm_status tdm_safetensors_open(const char *path, tdm_safetensors **out, tdm_error *err)

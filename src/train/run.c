@@ -400,7 +400,13 @@ tdm_status tdm__run_set_aside(tdm__run *run, uint64_t step, tdm_error *err)
 static tdm_status checkpoint_folder(const char *path, tdm_arena *arena, char **out, tdm_error *err)
 {
     *out = NULL;
-    if (tdm_path_is_file(path)) return TDM_OK;
+    if (tdm_path_is_file(path)) {
+        if (tdm_safetensors_looks_like(path)) return TDM_OK;
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%s: this is neither a run nor a checkpoint; give a run's folder, such as "
+                        "runs/digits-1, or a .safetensors file in its checkpoints",
+                        path);
+    }
     if (!tdm_path_is_dir(path))
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
                         "%s: there is no such run or checkpoint; give a run's folder, such as "
@@ -413,6 +419,16 @@ static tdm_status checkpoint_folder(const char *path, tdm_arena *arena, char **o
                         "%s: this is not a run: it has no folder 'checkpoints'", path);
     *out = dir;
     return TDM_OK;
+}
+
+tdm_status tdm_run_check(const char *path, tdm_error *err)
+{
+    char *dir;
+    tdm_arena *arena = tdm_arena_create("run");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    tdm_status status = checkpoint_folder(path, arena, &dir, err);
+    tdm_arena_destroy(arena);
+    return status;
 }
 
 /* Whether some process trains in the run, by the lock that it holds. */

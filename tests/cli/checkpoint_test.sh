@@ -33,14 +33,14 @@ test_ls() {
     assert_exit 0 "$TANDEM" checkpoint ls "$run" --json --verify
     assert_equal "$(head -1 <<<"$out" | json_value good)" true "whether the newest is good"
     assert_equal "$(head -1 <<<"$out" | json_value step)" 12 "the step of the newest"
-    assert_exit 1 "$TANDEM" checkpoint ls nowhere
+    assert_exit 2 "$TANDEM" checkpoint ls nowhere
     assert_contains "$err" "is no run"
     mkdir -p empty fresh/checkpoints
     assert_exit 0 "$TANDEM" checkpoint ls fresh # a run that has none yet
     assert_contains "$out" "holds no checkpoint"
     local part
     for part in ls prune verify; do
-        assert_exit 1 "$TANDEM" checkpoint "$part" empty
+        assert_exit 2 "$TANDEM" checkpoint "$part" empty
         assert_contains "$err" "'empty' is no run"
     done
 }
@@ -55,7 +55,7 @@ test_verify() {
     assert_contains "$out" "DAMAGED  bad.safetensors: the state hash"
     assert_exit 1 "$TANDEM" checkpoint verify bad.safetensors --json
     assert_contains "$out" '"good":false'
-    assert_exit 1 "$TANDEM" checkpoint verify "$run:5"
+    assert_exit 2 "$TANDEM" checkpoint verify "$run:5"
     assert_contains "$err" "no checkpoint of step 5"
     assert_exit 2 "$TANDEM" checkpoint verify
 }
@@ -90,6 +90,8 @@ test_packed() {
     assert_exit 0 "$TANDEM" hash p.safetensors.zst
     assert_equal "${out%% *}" "$hash" "the hash of a packed state"
     assert_exit 0 "$TANDEM" checkpoint diff p.safetensors.zst "$last"
+    assert_exit 0 "$TANDEM" inspect p.safetensors.zst
+    assert_contains "$out" "$hash"
     damage p.safetensors.zst
     assert_exit 1 "$TANDEM" checkpoint verify p.safetensors.zst
     # A run whose newest checkpoint is a packed one goes on from there, and models open from it.
@@ -131,7 +133,7 @@ test_diff() {
     assert_contains "$out" "their jobs differ"
     assert_contains "$out" "- seed: 7"
     assert_contains "$out" "+ seed: 9"
-    assert_exit 1 "$TANDEM" checkpoint diff "$run" nowhere
+    assert_exit 2 "$TANDEM" checkpoint diff "$run" nowhere
     assert_exit 2 "$TANDEM" checkpoint diff "$run"
 }
 

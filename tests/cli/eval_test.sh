@@ -122,11 +122,11 @@ test_bad_input() {
     assert_exit 2 "$TANDEM" eval "$run" --labels test.csv
     assert_contains "$err" "'--labels' belongs to '--data'"
     assert_exit 2 "$TANDEM" eval "$run" --batch 0
-    assert_exit 1 "$TANDEM" eval nowhere
+    assert_exit 2 "$TANDEM" eval nowhere
     assert_contains "$err" "nowhere: there is no such run or checkpoint"
-    assert_exit 1 "$TANDEM" eval "$run" --data nowhere.csv
+    assert_exit 2 "$TANDEM" eval "$run" --data nowhere.csv
     assert_contains "$err" "nowhere.csv"
-    assert_exit 1 "$TANDEM" eval job.yaml
+    assert_exit 2 "$TANDEM" eval job.yaml
     cut -d , -f 1-5 test.csv >unlabelled.csv
     assert_exit 2 "$TANDEM" eval "$run" --data unlabelled.csv
     assert_contains "$err" "there are no labels to compare with"

@@ -146,7 +146,7 @@ test_damage() {
 
 test_bad_input() {
     assert_exit 2 "$TANDEM" inspect
-    assert_exit 1 "$TANDEM" inspect nowhere
+    assert_exit 2 "$TANDEM" inspect nowhere
     assert_contains "$err" "nowhere: there is no such run or checkpoint"
     assert_exit 2 "$TANDEM" inspect nowhere.yaml
     assert_contains "$err" "nowhere.yaml"
@@ -156,7 +156,7 @@ test_bad_input() {
     assert_contains "$err" "train.batch"
     assert_exit 2 "$TANDEM" inspect data.csv
     mkdir empty-folder
-    assert_exit 1 "$TANDEM" inspect empty-folder
+    assert_exit 2 "$TANDEM" inspect empty-folder
     assert_contains "$err" "this is not a run"
     if "$TANDEM" inspect "$run" >/dev/full 2>err.txt; then fail "a full disk went unnoticed"; fi
     assert_contains "$(cat err.txt)" "cannot be written"

@@ -115,7 +115,7 @@ test_output_file() {
 
 test_output_is_all_or_nothing() {
     echo old >kept.csv
-    assert_exit 1 "$TANDEM" predict "$run" nowhere.csv -o kept.csv
+    assert_exit 2 "$TANDEM" predict "$run" nowhere.csv -o kept.csv
     assert_equal "$(cat kept.csv)" old "the file after a failure"
     # A limit on the size of files stops the writing in the middle.
     make_data 30000 large.csv 3
@@ -172,9 +172,9 @@ test_bad_input() {
     assert_exit 2 "$TANDEM" predict "$run"
     assert_exit 2 "$TANDEM" predict "$run" test.csv --top 0
     assert_exit 2 "$TANDEM" predict "$run" test.csv --batch x
-    assert_exit 1 "$TANDEM" predict nowhere test.csv
+    assert_exit 2 "$TANDEM" predict nowhere test.csv
     assert_contains "$err" "nowhere: there is no such run or checkpoint"
-    assert_exit 1 "$TANDEM" predict "$run" nowhere.csv
+    assert_exit 2 "$TANDEM" predict "$run" nowhere.csv
     printf '1,2,3,4,5\n1,2,oops,4,5\n' >oops.csv
     assert_exit 1 "$TANDEM" predict "$run" oops.csv
     assert_contains "$err" "oops.csv: line 2, column 3: 'oops' is not a number"

@@ -124,9 +124,9 @@ test_no_run_at_all() {
     assert_exit 2 "$TANDEM" train job.yaml --resume nothing
     assert_contains "$err" "it has no job.yaml"
     assert_exit 2 "$TANDEM" train --resume runs/no-such
-    assert_contains "$err" "is no folder"
+    assert_contains "$err" "there is no such folder"
     assert_exit 2 "$TANDEM" train --resume data.csv
-    assert_contains "$err" "is no folder"
+    assert_contains "$err" "it is a file"
     assert_exit 2 "$TANDEM" train --resume ""
     assert_exit 2 "$TANDEM" train --resume
     assert_contains "$err" "'--resume' wants a value"

@@ -93,7 +93,7 @@ test_json_and_picture() {
 }
 
 test_bad_folders() {
-    assert_exit 1 "$TANDEM" trace nowhere
+    assert_exit 2 "$TANDEM" trace nowhere
     assert_contains "$err" "nowhere"
     mkdir empty
     assert_exit 1 "$TANDEM" trace empty
