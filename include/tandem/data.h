@@ -89,6 +89,9 @@ TDM_API tdm_status tdm_dataset_parse(const void *bytes, size_t count, const void
                                      const tdm_data_options *options, tdm_dataset **out,
                                      tdm_error *err);
 TDM_API void tdm_dataset_destroy(tdm_dataset *dataset);
+/* Whether the labels look like the target of a regression, not like classes: all are numbers, and they are
+ * fractions, or many for the number of samples. */
+TDM_API bool tdm_dataset_has_numeric_target(const tdm_dataset *dataset);
 TDM_API const tdm_dataset_info *tdm_dataset_info_of(const tdm_dataset *dataset);
 
 /* The features as they lie in memory, and how many bytes they are. Not for parts, whose features lie

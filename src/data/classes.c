@@ -9,6 +9,7 @@
  */
 #include "data/internal.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -160,6 +161,26 @@ tdm_status tdm__classes_sort(tdm__classes *classes, int32_t *numbers, tdm_error 
     for (size_t i = 0; i < classes->slot_count; i++)
         if (classes->slots[i] >= 0) classes->slots[i] = numbers[classes->slots[i]];
     return TDM_OK;
+}
+
+/* ---- numbers for classes --------------------------------------------------------------------- */
+
+enum { FRACTIONS_FEW = 10, NUMBERS_FEW = 20, SAMPLES_OF_A_CLASS = 10 };
+
+bool tdm_dataset_has_numeric_target(const tdm_dataset *dataset)
+{
+    const tdm_dataset_info *info = tdm_dataset_info_of(dataset);
+    if (info->kind != TDM_DATA_KIND_TABLE || info->class_count <= FRACTIONS_FEW) return false;
+    bool has_fraction = false;
+    for (int64_t i = 0; i < info->class_count; i++) {
+        double value;
+        const char *name = info->class_names[i];
+        if (tdm__number_parse(name, strlen(name), &value) != TDM__NUMBER_OK) return false;
+        if (value != floor(value)) has_fraction = true;
+    }
+    bool is_sparse = info->class_count > NUMBERS_FEW &&
+                     info->sample_count / SAMPLES_OF_A_CLASS < info->class_count;
+    return has_fraction || is_sparse;
 }
 
 /* ---- hints ----------------------------------------------------------------------------------- */

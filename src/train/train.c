@@ -426,6 +426,21 @@ tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
                                TDM_DTYPE_U8, 0, err);
 }
 
+/* A column of measurements makes as many classes as it has values, which is hardly ever meant. */
+static void say_numeric_target(const tdm__trainer *t)
+{
+    const tdm_job_data *data = &t->course.data;
+    const tdm_dataset *set = data->whole ? data->whole : data->train;
+    if (!tdm_dataset_has_numeric_target(set)) return;
+    const tdm_dataset_info *info = tdm_dataset_info_of(set);
+    tdm__say(t, TDM_LOG_WARN,
+             "%s: the labels are %lld distinct numbers for %lld samples, which looks like a "
+             "regression target; each becomes a class (%.40s, %.40s, ... %.40s), and regression is "
+             "not supported yet; if another column holds the classes, name it in data.label",
+             info->path, (long long)info->class_count, (long long)info->sample_count,
+             info->class_names[0], info->class_names[1], info->class_names[info->class_count - 1]);
+}
+
 void tdm__say_start(const tdm__trainer *t)
 {
     char count[32];
@@ -436,6 +451,7 @@ void tdm__say_start(const tdm__trainer *t)
              (long long)t->status.train_count, (long long)t->status.test_count,
              (long long)t->status.lane_count, t->status.rank_count,
              (unsigned long long)t->position.step, (unsigned long long)t->course.step_count);
+    say_numeric_target(t);
     if (t->state.from_file_count > 0)
         tdm__say(t, TDM_LOG_INFO, "%zu of %zu parameters and buffers start from %s",
                  t->state.from_file_count, tdm_graph_param_count(t->state.graph),

@@ -30,6 +30,27 @@ same_bits() {
     [ "$first" != "$plain" ] || fail "$what: the same state as the plain job's; the setting is ignored"
 }
 
+# A column of measurements instead of classes: each value would be a class.
+test_a_numeric_target() {
+    local ranks
+    awk 'BEGIN { srand(2); for (i = 0; i < 400; i++) printf "%.3f,%.3f,%d\n", rand(), rand(), 25 + i * 7 % 200 }' >whole.csv
+    awk 'BEGIN { srand(3); for (i = 0; i < 400; i++) printf "%.3f,%.3f,%.2f\n", rand(), rand(), i % 15 / 4 }' >fractions.csv
+    awk 'BEGIN { srand(4); for (i = 0; i < 900; i++) printf "%.3f,%.3f,%d\n", rand(), rand(), i % 26 }' >classes.csv
+    for ranks in 1 2; do
+        assert_exit 0 "$TANDEM" train job.yaml -q -n $ranks --set run.dir=target --set data.train=whole.csv
+        assert_contains "$err" "looks like a regression target"
+        assert_contains "$err" "regression is not supported yet"
+        assert_equal "$(grep -c regression <<<"$err")" 1 "warnings of $ranks ranks"
+    done
+    assert_contains "$err" "distinct numbers for 400 samples"
+    assert_contains "$err" "(25, 26, ... 224)"
+    assert_exit 0 "$TANDEM" train job.yaml -q --set run.dir=target --set data.train=fractions.csv
+    assert_contains "$err" "the labels are 15 distinct numbers"
+    assert_exit 0 "$TANDEM" train job.yaml -q --set run.dir=target --set data.train=classes.csv
+    assert_lacks "$err" "regression"
+    rm -r target
+}
+
 # Characters that a shell passes on as they are, and that YAML takes for nothing.
 test_a_blank_delimiter() {
     local value
