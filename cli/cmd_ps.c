@@ -1,11 +1,20 @@
 /*
- * cmd_ps.c: `tandem ps`: the runs that are going on, here or in a store.
+ * cmd_ps.c: `tandem ps`: the runs that are going on, here or in a store; or one of them, for which it can
+ * wait, and the process of one of its ranks.
  */
 #include "session.h"
 #include "table.h"
 
+#include <tandem/comm.h>
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
+
+enum { LOOK_MS = 50 };
 
 /* ---- what it comes to -------------------------------------------------------------------------------- */
 
@@ -292,14 +301,114 @@ static void show_ranks(const tdm_session_view *view, tdm_str *out)
     show_hosts(view, out);
 }
 
+/* ---- one run ----------------------------------------------------------------------------------------- */
+
+typedef struct ps_wish {
+    const char *word; /* RUN; NULL: all */
+    int64_t rank;     /* whose process number is wanted; -1: none */
+    double wait_s;    /* for the run, and for the rank */
+} ps_wish;
+
+static const tdm_session_member *member_of_rank(const tdm_session_view *view, int64_t rank)
+{
+    for (size_t i = 0; i < view->member_count; i++)
+        if (view->members[i].rank == rank) return &view->members[i];
+    return NULL;
+}
+
+/* The sessions that are meant, moved to the front; of one that has ended there is nothing to see. */
+static size_t choose(const ps_wish *wish, session_ref *refs, size_t count)
+{
+    size_t chosen = 0;
+    if (!wish->word) return count;
+    for (size_t i = 0; i < count; i++)
+        if (!refs[i].view.ended && session_is_meant(&refs[i].view, wish->word))
+            refs[chosen++] = refs[i];
+    return chosen;
+}
+
+/* Whether what was asked for is there: the run, and its rank. */
+static bool is_there(const ps_wish *wish, const session_ref *refs, size_t count)
+{
+    if (!wish->word) return true;
+    if (wish->rank < 0 || count != 1) return count > 0;
+    return member_of_rank(&refs[0].view, wish->rank) != NULL;
+}
+
+/* Whether RUN is the number of a process that does not exist: it will not begin a run any more. */
+static bool names_dead_process(const ps_wish *wish)
+{
+    char *end;
+    if (!wish->word || !*wish->word || strlen(wish->word) > 9) return false;
+    long pid = strtol(wish->word, &end, 10);
+    return !*end && pid > 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
+}
+
+/* Looks until what was asked for is there, or the time is over. The arena is made anew for each look. */
+static int look(const cli_args *args, const ps_wish *wish, tdm_arena **arena, session_ref **refs,
+                size_t *count)
+{
+    double until_s = tdm_clock_s() + wish->wait_s;
+    for (;;) {
+        bool is_last = tdm_clock_s() >= until_s || names_dead_process(wish);
+        tdm_arena_destroy(*arena);
+        *arena = tdm_arena_create("command");
+        int code = *arena ? session_scan(args, *arena, refs, count) : CLI_FAILED;
+        if (code != CLI_OK) return code;
+        *count = choose(wish, *refs, *count);
+        if (is_last || is_there(wish, *refs, *count)) return CLI_OK;
+        (void)poll(NULL, 0, LOOK_MS);
+    }
+}
+
+/* The process of a rank, alone on its line, for kill and the like. */
+static int show_pid(const ps_wish *wish, const session_ref *refs, size_t count, tdm_str *out)
+{
+    if (count > 1) {
+        cli_error("ps: %zu running sessions are called '%s'; name the session: 'tandem ps' lists "
+                  "them",
+                  count, wish->word);
+        return CLI_USAGE;
+    }
+    const tdm_session_member *m = member_of_rank(&refs[0].view, wish->rank);
+    if (!m) {
+        cli_error("ps: the run '%s' has no rank %lld now; 'tandem ps -l' lists its ranks",
+                  wish->word, (long long)wish->rank);
+        return CLI_FAILED;
+    }
+    tdm_str_addf(out, "%lld\n", (long long)m->pid);
+    return CLI_OK;
+}
+
+static bool read_wish(const cli_args *args, ps_wish *out)
+{
+    *out = (ps_wish){.word = args->argument_count > 0 ? args->arguments[0] : NULL, .rank = -1};
+    if (!cli_int(args, "pid", 0, TDM_RANKS_MOST - 1, &out->rank)) return false;
+    if (!cli_real(args, "wait", 0, 1e6, &out->wait_s)) return false;
+    if (!out->word && (cli_has(args, "pid") || cli_has(args, "wait"))) {
+        cli_error("ps: '--%s' is about one run; usage: %s", cli_has(args, "pid") ? "pid" : "wait",
+                  args->command->usage[1]);
+        return false;
+    }
+    return true;
+}
+
 static int run(const cli_args *args)
 {
-    tdm_arena *arena = tdm_arena_create("command");
+    ps_wish wish;
+    tdm_arena *arena = NULL;
     session_ref *refs = NULL;
     size_t count = 0;
     tdm_str out = TDM_STR_INIT;
-    int code = arena ? session_scan(args, arena, &refs, &count) : CLI_FAILED;
-    if (code == CLI_OK && cli_json(args)) {
+    if (!read_wish(args, &wish)) return CLI_USAGE;
+    int code = look(args, &wish, &arena, &refs, &count);
+    if (code == CLI_OK && wish.word && count == 0) {
+        cli_error("ps: no run '%s' is going on; 'tandem ps' lists those that are", wish.word);
+        code = CLI_USAGE;
+    }
+    if (code == CLI_OK && wish.rank >= 0) {
+        code = show_pid(&wish, refs, count, &out);
+    } else if (code == CLI_OK && cli_json(args)) {
         show_json(refs, count, arena, &out);
     } else if (code == CLI_OK && !cli_has(args, "long")) {
         show_table(refs, count, arena, &out);
@@ -319,10 +428,15 @@ static int run(const cli_args *args)
     return code;
 }
 
-static const char *const usage[] = {"tandem ps [-l] [--store URL] [--json]", NULL};
-static const char *const examples[] = {"tandem ps", "runs with workers on this host",
+static const char *const usage[] = {"tandem ps [RUN] [-l] [--store URL] [--json]",
+                                    "tandem ps RUN [--wait S] [--pid RANK] [--store URL]", NULL};
+static const char *const examples[] = {"tandem ps",
+                                       "runs with workers on this host",
                                        "tandem ps -l --store etcd:http://alpha:2379",
-                                       "all runs of that store, rank by rank", NULL};
+                                       "all runs of that store, rank by rank",
+                                       "kill -9 $(tandem ps digits-1 --pid 2)",
+                                       "kills the worker that is rank 2 of that run",
+                                       NULL};
 
 const cli_command cli_ps = {
     .name = "ps",
@@ -332,9 +446,19 @@ const cli_command cli_ps = {
         "A line for each run with workers on this host, or for each one in a store: its state, the "
         "epoch (each change of its ranks begins a new one), ranks, hosts, step, speed, and what "
         "is wrong with it, if anything is. Runs started with -n 1 or 'tandem run' have no session, "
-        "and are not shown.",
+        "and are not shown.\n\n"
+        "RUN names one run: its name, its folder, the job's name, the session, or the process of the "
+        "'tandem train' that began it ($! in a shell).",
     .examples = examples,
-    .options = {{.name = "long", .letter = 'l', .help = "Each rank, and each host's agent, too."},
+    .arguments_most = 1,
+    .options = {{.name = "wait",
+                 .value = "S",
+                 .help =
+                     "Wait up to S seconds until RUN is there, and with --pid that rank of it."},
+                {.name = "pid",
+                 .value = "RANK",
+                 .help = "Print the process number of this rank alone, for kill and the like."},
+                {.name = "long", .letter = 'l', .help = "Each rank, and each host's agent, too."},
                 SESSION_OPTION_STORE,
                 SESSION_OPTION_JOB,
                 CLI_OPTION_JSON},

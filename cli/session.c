@@ -161,10 +161,13 @@ const char *session_title(const tdm_session_view *view)
     return view->run ? base_name(view->run) : view->session;
 }
 
-static bool is_meant(const tdm_session_view *view, const char *word)
+bool session_is_meant(const tdm_session_view *view, const char *word)
 {
     char given[PATH_MAX], run[PATH_MAX];
+    char pid[32];
     if (strcmp(view->session, word) == 0 || strcmp(view->name, word) == 0) return true;
+    snprintf(pid, sizeof pid, "%lld", (long long)view->launcher_pid);
+    if (strcmp(pid, word) == 0) return true;
     if (!view->run) return false;
     if (strcmp(base_name(view->run), word) == 0) return true;
     return realpath(word, given) && realpath(view->run, run) && strcmp(given, run) == 0;
@@ -180,7 +183,7 @@ int session_find(const cli_args *args, const char *word, tdm_arena *arena, sessi
     if (code != CLI_OK) return code;
     for (size_t i = 0; i < count; i++) {
         if (refs[i].why_unknown) silent = refs[i].why_unknown;
-        if (refs[i].view.ended || !is_meant(&refs[i].view, word)) continue;
+        if (refs[i].view.ended || !session_is_meant(&refs[i].view, word)) continue;
         *out = refs[i];
         found++;
     }

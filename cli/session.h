@@ -27,8 +27,10 @@ int session_store_at(const char *url, const char *job, tdm_arena *arena, tdm_kv_
 
 /* All sessions of this host, or those in the store that --store or --job name. */
 int session_scan(const cli_args *args, tdm_arena *arena, session_ref **out, size_t *out_count);
-/* The one that `word` means: the run's name, its folder, the job's name, or the session. CLI_USAGE after a complaint when
- * there is none, or more than one. */
+/* Whether `word` means this session: the run's name, its folder, the job's name, the session, or the number
+ * of the process that began it. */
+bool session_is_meant(const tdm_session_view *view, const char *word);
+/* The one that `word` means. CLI_USAGE after a complaint when there is none, or more than one. */
 int session_find(const cli_args *args, const char *word, tdm_arena *arena, session_ref *out);
 /* Asks the session for something; an exit code. */
 int session_ask(const session_ref *ref, const char *wish);

@@ -130,6 +130,7 @@ typedef struct tdm_session_view {
     const char *run;          /* folder; NULL: none yet */
     const char *dir;          /* in which it was started */
     const char *const *words; /* of a worker's command line, behind the job; NULL at the end */
+    int64_t launcher_pid;     /* on its host */
     double began_s;           /* unix */
     int expected, min, max;   /* workers; max 0: no limit */
     uint32_t epoch;           /* 0: none yet */

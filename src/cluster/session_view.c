@@ -89,6 +89,7 @@ static void read_about(const tdm_json *about, tdm_arena *arena, tdm_session_view
 {
     out->name = text_of(about, "name", "?");
     out->dir = text_of(about, "dir", NULL);
+    out->launcher_pid = int_of(about, "launcher", 0);
     out->began_s = number_of(about, "began");
     out->expected = (int)int_of(about, "expected", 0);
     out->min = (int)int_of(about, "min", 1);
