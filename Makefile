@@ -12,7 +12,7 @@ FUZZ_SECONDS ?= 60
 .PHONY: help
 help:  ## list what can be made
 	@echo "Tandem. Usage: make TARGET"
-	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: quickstart
 quickstart:  ## install, build, and train a first model on handwritten digits (start here)
@@ -59,6 +59,11 @@ test-slow:  ## train models to the accuracy they should reach (about 20 minutes 
 	@tools/setup --test
 	@tools/build release
 	@ctest --test-dir build/release -C Slow -L slow --output-on-failure
+
+.PHONY: test-portable
+test-portable:  ## the golden trainings by gcc and clang, at all levels, and for ARM under qemu (about 5 minutes)
+	@tools/setup --test --portable
+	@tools/test-portable
 
 .PHONY: test-dist
 test-dist:  ## train on ranks in every combination of settings; all must give the same bits (hours)
