@@ -3,13 +3,14 @@
 # (hashes): for each job the hash of the trained state and the loss on the test set, with all digits. The same
 # job must give the same bits on every CPU, at every instruction-set level, with any compiler, number of threads
 # and number of ranks.
-#   golden.sh [--level v2|v3|v4] [--threads N] [--ranks N] [--small] [--list] [JOB...]
+#   golden.sh [--level v2|v3|v4] [--threads N] [--ranks N] [--small] [--set KEY=VALUE] [--list] [JOB...]
 #   golden.sh --mixed [JOB...]     two ranks in one world, each at its own level
 #   golden.sh --coverage           the jobs reach every layer, optimiser, schedule and activation, and no
 #                                  kernel of theirs is a vendor's
 #   golden.sh --update [--force]   writes the results of this build into hashes
-# TANDEM is the binary. GOLDEN_RUNNER holds words in front of it, such as an emulator's. --small leaves out the jobs that are slow where a product is emulated. A level that this CPU does not
-# have is skipped (77). GOLDEN_HASHES names another file than hashes.
+# TANDEM is the binary. GOLDEN_RUNNER holds words in front of it, such as an emulator's. --small leaves out the
+# jobs that are slow where products are emulated. A level that this CPU does not have is skipped (77).
+# GOLDEN_HASHES names another file of results, for --set KEY=VALUE, which changes all jobs.
 # shellcheck source-path=SCRIPTDIR
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 . "$here/../cli/lib.sh"
@@ -17,12 +18,13 @@ here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 
 hashes=${GOLDEN_HASHES:-$here/hashes}
 large=' resnet18 mlp-wide gpt-wide '
-mode=compare level='' threads=1 ranks=1 small=no force=no names=()
+mode=compare level='' threads=1 ranks=1 small=no force=no names=() sets=()
 while [ $# -gt 0 ]; do
     case $1 in
     --level) level=$2; shift ;;
     --threads) threads=$2; shift ;;
     --ranks) ranks=$2; shift ;;
+    --set) sets+=(--set "$2"); shift ;;
     --small) small=yes ;;
     --force) force=yes ;;
     --mixed | --coverage | --update | --list) mode=${1#--} ;;
@@ -93,7 +95,7 @@ one_by_one() {
 
 # train NAME: result, "HASH LOSS".
 train() {
-    local said lanes count=$ranks words=(train "$1.yaml" -q --json --set "compute.threads=$threads")
+    local said lanes count=$ranks words=(train "$1.yaml" -q --json --set "compute.threads=$threads" "${sets[@]}")
     # A job has at most as many ranks as lanes.
     lanes=$(sed -n 's/^parallel: {lanes: \([0-9]*\).*/\1/p' "$1.yaml")
     [ "$count" -le "${lanes:?no parallel.lanes in $1.yaml}" ] || count=$lanes
@@ -157,7 +159,7 @@ mixed() {
             export TANDEM_ISA="$1"
             while [ "$1" != -- ]; do shift; done
             shift
-            exec "$@"' sh "$TANDEM" train "$name.yaml" -q --json 2>train.err) ||
+            exec "$@"' sh "$TANDEM" train "$name.yaml" -q --json "${sets[@]}" 2>train.err) ||
             fail "$name $setting ended with $?: $(cat train.err)"
         [ "$(grep -o '"lane_share"' <<<"$said" | wc -l)" = 2 ] || fail "$name: not on two ranks: $said"
         compare "$name" "$(result_of "$said")"
