@@ -76,13 +76,14 @@ result_of() {
     sed -n 's/.*"hash":"\([0-9a-f]*\)".*"test_loss":\([^,]*\),.*/\1 \2/p' <<<"$1"
 }
 
-# one_by_one COUNT ARGUMENTS...: as ranks of a fixed world that are started here, one by one. An emulated process
-# cannot start others, unless the kernel knows what runs their binaries; and to map the memory of a host takes an
-# emulator seconds.
+# one_by_one COUNT ARGUMENTS...: as ranks of a fixed world that are started here, one by one; to be called in a
+# subshell. An emulated process cannot start others, unless the kernel knows what runs their binaries. The limit on
+# the size of files keeps the shared segment small: an emulator takes seconds to map a large one.
 one_by_one() {
     local count=$1 rank code=0 others=()
     shift
     local -x TANDEM_SIZE=$count TANDEM_RENDEZVOUS=$work/meet TANDEM_SECRET=golden TANDEM_SILENCE=120
+    ulimit -f 400000 # blocks of 1,024 bytes
     rm -f meet
     for ((rank = 1; rank < count; rank++)); do
         TANDEM_RANK=$rank tandem "$@" >/dev/null &
