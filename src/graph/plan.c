@@ -149,7 +149,7 @@ static tdm_status try_backend(tdm_plan *plan, size_t index, step *s, tdm_error *
  * vendor backends only where no other but `ref` computes the op. Once every op has a portable kernel,
  * PORTABLE_NEVER_ASKS_VENDOR is true, and it does not ask them at all.
  */
-enum { PORTABLE_NEVER_ASKS_VENDOR = false, ROUND_COUNT = 2, NEVER = ROUND_COUNT };
+enum { PORTABLE_NEVER_ASKS_VENDOR = true, ROUND_COUNT = 2, NEVER = ROUND_COUNT };
 
 static int backend_round(const tdm_plan *plan, const char *only, size_t index)
 {
