@@ -19,8 +19,19 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 DATA = os.path.join(ROOT, "build", "bench")
 PEERS = os.path.join(HERE, "peers")
-PYTHON = "/usr/bin/python3"  # Debian's PyTorch belongs to Debian's Python
+DEBIAN_PYTHON = "/usr/bin/python3"  # Debian's PyTorch belongs to Debian's Python
 LIMIT_S = 600  # for any one command
+
+
+def torch_python():
+    """The Python of the newest PyTorch, which `tools/setup --bench` installs; without it Debian's."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    venv = os.environ.get("TANDEM_TORCH_VENV") or os.path.join(cache, "tandem", "venv-torch")
+    is_ready = os.path.exists(os.path.join(venv, "ready"))
+    return os.path.join(venv, "bin", "python") if is_ready else DEBIAN_PYTHON
+
+
+PYTHON = torch_python()
 
 
 def peer(name, *words):
@@ -33,9 +44,40 @@ def need(condition, what):
         sys.exit(f"bench: {what} is missing; `tools/setup --bench` installs it")
 
 
-def has_torch():
-    command = [PYTHON, "-c", "import torch.distributed"]
-    return subprocess.run(command, capture_output=True, timeout=LIMIT_S).returncode == 0
+def torch_version():
+    """Of the peer that is measured; None when there is none."""
+    command = [PYTHON, "-c", "import torch.distributed; print(torch.__version__)"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def cpu_name():
+    """What the kernel calls it, its numbers, and the widest vectors that it has."""
+    with open("/proc/cpuinfo") as lines:
+        fields = {}
+        for line in lines:
+            name, _, value = line.partition(":")
+            fields.setdefault(name.strip(), value.strip())
+    flags = fields.get("flags", "").split()
+    vectors = next((name for flag, name in (("amx_tile", "AVX-512 and AMX"), ("avx512f", "AVX-512"),
+                                            ("avx2", "AVX2")) if flag in flags), "no AVX2")
+    numbers = f"family {fields.get('cpu family', '?')}, model {fields.get('model', '?')}"
+    return f"{fields.get('model name', 'unknown CPU')} ({numbers}), {os.cpu_count()} cores, {vectors}"
+
+
+def tell_peers(needs_torch=True):
+    """Prints what is measured on what, and gives it back for the JSON; ends when PyTorch is needed and
+    not there."""
+    version = torch_version()
+    need(version or not needs_torch, "PyTorch")
+    machine = {"cpu": cpu_name(), "peer": f"PyTorch {version}" if version else "none", "python": PYTHON}
+    if os.environ.get("TANDEM_ISA"):
+        machine["isa"] = os.environ["TANDEM_ISA"]
+    print("bench: " + ", ".join(f"{name} {value}" for name, value in machine.items()))
+    if PYTHON == DEBIAN_PYTHON and version:
+        print("bench: NOTICE: this is Debian's PyTorch, which is OLD; the bars are for the newest of PyPI, "
+              "which `tools/setup --bench` installs where PyPI is reachable", flush=True)
+    return machine
 
 
 def write_idx(name, shape, data):
@@ -60,8 +102,9 @@ def write_data():
 class Bench:
     """Collects rows: a figure each, with or without a bar."""
 
-    def __init__(self, options):
+    def __init__(self, options, machine):
         self.options = options
+        self.machine = machine  # what tell_peers() said
         self.rows = []
 
     def row(self, name, figure, relation="", bar=None, unit=""):
@@ -80,7 +123,7 @@ class Bench:
 
     def finish(self):
         with open(self.options.out, "w") as out:
-            json.dump(self.rows, out, indent=1)
+            json.dump({**self.machine, "rows": self.rows}, out, indent=1)
         print(f"bench: wrote {os.path.relpath(self.options.out)}")
         sys.exit(0 if all(r["ok"] for r in self.rows) else 1)
 

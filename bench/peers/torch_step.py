@@ -1,6 +1,6 @@
 """What PyTorch needs for one training step of a model, on the same machine in the same sitting.
 
-    torch_step.py MODEL --batch B --threads N [--steps K] [--seconds S]
+    torch_step.py MODEL --batch B --threads N [--steps K] [--seconds S] [--compile]
 
 MODEL is one of: mlp (784-128-10), cnn (two convolutions on 28 x 28), resnet18 (32 x 32 images),
 gpt (--layers, --width, --heads, --context, --vocabulary). The optimiser is AdamW throughout. Prints
@@ -122,26 +122,31 @@ def arguments(words):
 
 def main():
     p = arguments(__doc__)
+    p.add_argument("--compile", action="store_true", help="by torch.compile, which takes a while at first")
     a = p.parse_args()
     torch.set_num_threads(a.threads)
     torch.manual_seed(0)
     model, batch = make(a)
+    if a.compile:
+        model = torch.compile(model)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    times, begin = [], time.perf_counter()
+    times, cpu_times, begin = [], [], time.perf_counter()
     while len(times) < a.steps and (len(times) < 4 or time.perf_counter() - begin < a.seconds):
         x, classes = batch()
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         logits = model(x)
         F.cross_entropy(logits.reshape(-1, logits.size(-1)), classes.reshape(-1)).backward()
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
         times.append(time.perf_counter() - start)
+        cpu_times.append(time.process_time() - cpu_start)
     print(json.dumps({
         "peer": "torch " + torch.__version__,
         "model": a.model,
         "threads": a.threads,
         "batch": a.batch,
         "step_ms": 1e3 * statistics.median(times[1:]),
+        "cpu_ms": 1e3 * statistics.median(cpu_times[1:]),  # of all threads
         "parameters": sum(p.numel() for p in model.parameters()),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
     }))

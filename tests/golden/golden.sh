@@ -192,7 +192,7 @@ coverage() {
     done
     [ ${#absent[@]} -eq 0 ] || fail "no golden job uses: ${absent[*]}"
     for name in "${names[@]}"; do
-        vendor=$(tandem inspect "$name.yaml" | awk '$0 ~ / (onednn|winograd) / { print $2 }' | sort | uniq -c)
+        vendor=$(tandem inspect "$name.yaml" | awk '$0 ~ / (onednn|wide_vendor) / { print $2 }' | sort | uniq -c)
         [ -z "$vendor" ] || fail "$name: these ops have a vendor's kernel, although numerics are portable: $vendor"
     done
     printf 'the golden jobs reach all %d layers, all optimisers, schedules and activations\n' "$(wc -w <<<"$kinds")"
