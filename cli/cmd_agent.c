@@ -107,6 +107,7 @@ static int run_agent(const session_agent *agent, const tdm_job *job, const tdm_s
     int code = session_store_of(job, arena, &options.kv);
     if (code != CLI_OK) return code;
     options.kv.url = hold->place.store;
+    options.kv.must_exist = true;
     options.secret = secret_of(&options.kv, options.session, arena);
     tdm_agent_result result;
     tdm_error err;

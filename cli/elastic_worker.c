@@ -62,6 +62,7 @@ static tdm_status join(const tdm_job *job, elastic_worker *w, tdm_error *err)
     if (session_store_of(job, w->arena, &w->kv) != CLI_OK)
         return tdm_fail(err, TDM_ERR_JOB_INVALID, "the job's store cannot be used on this host");
     w->kv.url = url;
+    w->kv.must_exist = true;
     options.kv = w->kv;
     options.wait_s = job->elastic.wait;
     options.lease_s = job->elastic.heartbeat;

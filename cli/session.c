@@ -72,6 +72,7 @@ int session_store_at(const char *url, const char *job, tdm_arena *arena, tdm_kv_
     *out = (tdm_kv_options){.url = NULL};
     int code = job && strncmp(url, "local:", 6) != 0 ? load_store(job, arena, out) : CLI_OK;
     out->url = url;
+    out->must_exist = true; /* the launcher has made it; one that is not there has ended */
     return code;
 }
 
@@ -89,6 +90,9 @@ static bool look(const tdm_kv_options *kv_options, const char *session, tdm_aren
     out->why_unknown = NULL;
     tdm_kv_close(kv);
     if (status == TDM_OK || status == TDM_ERR_NOT_FOUND) return status == TDM_OK;
+    /* The last process of a session removes its store, perhaps between the two calls. */
+    bool is_local = strncmp(kv_options->url, "local:", 6) == 0;
+    if (is_local && !tdm_path_exists(kv_options->url + 6)) return false;
     out->view = (tdm_session_view){.session = session, .name = session};
     out->why_unknown = tdm_arena_printf(arena, "the store does not answer: %s", err.message);
     return out->why_unknown != NULL;
@@ -144,6 +148,7 @@ int session_scan(const cli_args *args, tdm_arena *arena, session_ref **out, size
     tdm_kv_options kv = {.url = NULL};
     int code = job ? load_store(job, arena, &kv) : CLI_OK;
     if (url) kv.url = url;
+    kv.must_exist = true;
     if (code != CLI_OK) return code;
     return kv.url ? scan_store(&kv, arena, out, out_count) : scan_here(arena, out, out_count);
 }

@@ -34,9 +34,11 @@ typedef struct tdm_kv_options {
     const char *user, *password;
     const char *ca, *certificate, *key; /* files, for https */
     double timeout_s;                   /* of a call (5) */
+    bool must_exist; /* local: another process makes the file, and opening it never does */
 } tdm_kv_options;
 
-/* `local`: makes the file, readable for its owner alone, when there is none. */
+/* `local`: makes the file, readable for its owner alone, when there is none, unless it must exist:
+ * TDM_ERR_NOT_FOUND then. */
 TDM_API tdm_status tdm_kv_open(const tdm_kv_options *options, tdm_kv **out, tdm_error *err);
 TDM_API void tdm_kv_close(tdm_kv *kv);
 /* The store's clock in seconds: monotonic, and the only one that code above the store looks at. */

@@ -265,7 +265,7 @@ static tdm_status open_local(const tdm_kv_options *options, const char *place, t
                              tdm_error *err)
 {
     tdm__local *local = NULL;
-    TDM_TRY(tdm__local_open(place, options->timeout_s, &local, err));
+    TDM_TRY(tdm__local_open(place, options->timeout_s, options->must_exist, &local, err));
     local->kv.ops = &tdm__kv_local;
     *out = &local->kv;
     return TDM_OK;

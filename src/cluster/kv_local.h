@@ -93,7 +93,9 @@ typedef struct tdm__local {
 
 /* ---- the file and its lock (kv_local_file.c) ------------------------------------------------------ */
 
-tdm_status tdm__local_open(const char *path, double timeout_s, tdm__local **out, tdm_error *err);
+/* `must_exist`: TDM_ERR_NOT_FOUND when there is no file; otherwise it is made. */
+tdm_status tdm__local_open(const char *path, double timeout_s, bool must_exist, tdm__local **out,
+                           tdm_error *err);
 void tdm__local_close(tdm__local *local);
 /* Takes the lock, whatever happened to who had it before. */
 tdm_status tdm__local_lock(tdm__local *local, tdm_error *err);

@@ -209,10 +209,11 @@ static tdm_status lock_file(tdm__local *local, tdm_error *err)
 }
 
 /* *gone: somebody removed it before it was ours, and one may try again. */
-static tdm_status open_file(tdm__local *local, bool *gone, tdm_error *err)
+static tdm_status open_file(tdm__local *local, bool must_exist, bool *gone, tdm_error *err)
 {
     *gone = false;
-    local->fd = open(local->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    int create = must_exist ? 0 : O_CREAT;
+    local->fd = open(local->path, O_RDWR | create | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (local->fd < 0) return tdm_os_fail(err, "opening", local->path);
     struct stat about;
     if (fstat(local->fd, &about) != 0) return tdm_os_fail(err, "looking at", local->path);
@@ -245,7 +246,8 @@ static void close_file(tdm__local *local)
     local->fd = -1;
 }
 
-tdm_status tdm__local_open(const char *path, double timeout_s, tdm__local **out, tdm_error *err)
+tdm_status tdm__local_open(const char *path, double timeout_s, bool must_exist, tdm__local **out,
+                           tdm_error *err)
 {
     tdm__local *local = calloc(1, sizeof *local);
     char *own_path = strdup(path);
@@ -266,7 +268,7 @@ tdm_status tdm__local_open(const char *path, double timeout_s, tdm__local **out,
     tdm_status status = TDM_OK;
     for (int i = 0; i < OPEN_TRIALS && gone; i++) {
         close_file(local);
-        status = open_file(local, &gone, err);
+        status = open_file(local, must_exist, &gone, err);
     }
     if (status != TDM_OK) {
         tdm__local_close(local);

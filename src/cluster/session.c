@@ -22,9 +22,10 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { URL_BYTES = 4096 };
+enum { URL_BYTES = 4096, LOCK_TRIALS = 200 };
 
 /* ---- the folder ------------------------------------------------------------------------------------ */
 
@@ -91,35 +92,44 @@ static void remove_files(const char *dir, const char *session)
     }
 }
 
-/* Removes what is left of it when nobody holds it; whether somebody does. */
-static bool is_held(const char *dir, const char *session)
+/* Whether `fd` is the file of this name: another process may have removed it, and made a new one. */
+static bool has_name(int fd, const char *path)
+{
+    struct stat opened, named;
+    return fstat(fd, &opened) == 0 && lstat(path, &named) == 0 && opened.st_ino == named.st_ino &&
+           opened.st_dev == named.st_dev;
+}
+
+/* Removes what is left of it when nobody holds it; whether somebody does. `create` is 0, or O_CREAT where
+ * files of the session are there without its lock, so that they, too, are removed under the lock alone. */
+static bool is_held(const char *dir, const char *session, int create)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s.lock", dir, session);
-    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    int fd = open(path, O_RDWR | create | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) return false;
     bool held = flock(fd, LOCK_EX | LOCK_NB) != 0;
-    if (!held) remove_files(dir, session);
+    if (!held && has_name(fd, path)) remove_files(dir, session);
     close(fd);
     return held;
 }
 
 /* ---- holding --------------------------------------------------------------------------------------- */
 
-/* Opens the lock and takes it, shared. TDM_ERR_BUSY: somebody is removing it just now. */
+/* Opens the lock and takes it, shared. Another process has it exclusively only while it removes files of
+ * an earlier session, so the next try succeeds. TDM_ERR_BUSY: none of the tries did. */
 static tdm_status take_lock(const char *path, int *out, tdm_error *err)
 {
-    struct stat opened, named;
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0) return tdm_os_fail(err, "opening", path);
-    bool locked = flock(fd, LOCK_SH | LOCK_NB) == 0;
-    bool is_same = locked && fstat(fd, &opened) == 0 && lstat(path, &named) == 0 &&
-                   opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
-    if (is_same) {
-        *out = fd;
-        return TDM_OK;
+    for (int i = 0; i < LOCK_TRIALS; i++) {
+        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        if (fd < 0) return tdm_os_fail(err, "opening", path);
+        if (flock(fd, LOCK_SH | LOCK_NB) == 0 && has_name(fd, path)) {
+            *out = fd;
+            return TDM_OK;
+        }
+        close(fd);
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
     }
-    close(fd);
     return tdm_fail(err, TDM_ERR_BUSY, "%s: the session has just ended", path);
 }
 
@@ -193,7 +203,7 @@ void tdm_session_hold_release(tdm_session_hold *hold)
     if (hold->fd >= 0) close(hold->fd);
     const char *dir = NULL;
     if (hold->fd >= 0 && tdm_runtime_dir(hold->arena, &dir, NULL) == TDM_OK)
-        (void)is_held(dir, hold->place.session);
+        (void)is_held(dir, hold->place.session, 0);
     tdm_arena_destroy(hold->arena);
     *hold = (tdm_session_hold){.fd = -1};
 }
@@ -212,6 +222,28 @@ static tdm_status read_url(const char *dir, tdm_session_place *place, tdm_arena 
     return place->store ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
 }
 
+/* The session whose file this is, when the name ends so; NULL otherwise. */
+static const char *session_of(const char *name, const char *end, tdm_arena *arena)
+{
+    size_t length = strlen(name), end_length = strlen(end);
+    if (length <= end_length || strcmp(name + length - end_length, end) != 0) return NULL;
+    const char *session = tdm_arena_strndup(arena, name, length - end_length);
+    return session && tdm__session_name_is_good(session, TDM_SESSION_BYTES) ? session : NULL;
+}
+
+/* Removes stores without a lock file. A session makes its lock before its store, and removes it last: such
+ * a store was made by an earlier version of 'tandem ps', which looked at a session that had just ended. */
+static void sweep_stores(const char *dir, const char *const *names, size_t count, tdm_arena *arena)
+{
+    char lock[PATH_MAX];
+    for (size_t i = 0; i < count; i++) {
+        const char *session = session_of(names[i], ".store", arena);
+        if (!session) continue;
+        snprintf(lock, sizeof lock, "%s/%s.lock", dir, session);
+        if (!tdm_path_exists(lock)) (void)is_held(dir, session, O_CREAT);
+    }
+}
+
 tdm_status tdm_session_list(tdm_arena *arena, tdm_session_place **out, size_t *out_count,
                             tdm_error *err)
 {
@@ -221,12 +253,10 @@ tdm_status tdm_session_list(tdm_arena *arena, tdm_session_place **out, size_t *o
     TDM_TRY(tdm_dir_list(dir, arena, &names, &count, err));
     tdm_session_place *places = tdm_arena_array(arena, count + 1, sizeof *places);
     if (!places) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the list of sessions");
+    sweep_stores(dir, names, count, arena);
     for (size_t i = 0; i < count; i++) {
-        size_t length = strlen(names[i]);
-        if (length <= 5 || strcmp(names[i] + length - 5, ".lock") != 0) continue;
-        char *session = tdm_arena_strndup(arena, names[i], length - 5);
-        if (!session || !tdm__session_name_is_good(session, TDM_SESSION_BYTES)) continue;
-        if (!is_held(dir, session)) continue;
+        const char *session = session_of(names[i], ".lock", arena);
+        if (!session || !is_held(dir, session, 0)) continue;
         TDM_TRY(fill_place(dir, session, arena, &places[found], err));
         /* One that begins or ends at this moment may lack it. */
         if (read_url(dir, &places[found], arena, NULL) == TDM_OK) found++;

@@ -585,6 +585,20 @@ static void sessions_are_held_and_cleared_up(void)
     CHECK_INT(tdm_session_list(arena, &places, &count, &err), TDM_OK);
     CHECK_INT(count, 1);
     CHECK(!tdm_path_exists(path));
+    /* A store without a lock file is left over from a session that has ended; one that is held stays. */
+    tdm_kv *kv = NULL;
+    tdm_kv_options held = {.url = places[0].store};
+    CHECK_INT(tdm_kv_open(&held, &kv, &err), TDM_OK);
+    tdm_kv_close(kv);
+    char leaked_url[160];
+    snprintf(leaked_url, sizeof leaked_url, "local:%s/runtime/ended-1.store", folder);
+    CHECK_INT(tdm_kv_open(&(tdm_kv_options){.url = leaked_url}, &kv, &err), TDM_OK);
+    tdm_kv_close(kv);
+    CHECK(tdm_path_exists(leaked_url + 6));
+    CHECK_INT(tdm_session_list(arena, &places, &count, &err), TDM_OK);
+    CHECK_INT(count, 1);
+    CHECK(!tdm_path_exists(leaked_url + 6));
+    CHECK(tdm_path_exists(places[0].store + 6));
     tdm_session_hold_release(&two);
     snprintf(path, sizeof path, "%s/runtime", folder);
     const char *const *names;

@@ -244,6 +244,22 @@ test_stale_sessions_are_removed() {
     wait_for "$deadline" shows_nothing
     is_clean || fail "left: $(ls runtime)"
 }
+# The last process of a session removes the store while 'tandem ps' looks: that makes no new one, which
+# nobody would remove. A store that is left over from that, without a lock, is removed.
+test_looking_makes_no_files() {
+    mkdir -p -m 700 runtime
+    exec 9>runtime/ends-1.lock
+    flock -s 9
+    printf 'local:%s' "$work/runtime/ends-1.store" >runtime/ends-1.url
+    assert_exit 0 tandem ps
+    assert_equal "$out" "no run is going on"
+    assert_equal "$(cd runtime && echo *)" "ends-1.lock ends-1.url" "the files"
+    exec 9>&-
+    (umask 077 && head -c 8388608 /dev/zero >runtime/leaked-2.store)
+    assert_exit 0 tandem ps
+    assert_equal "$(ls -A runtime)" "" "files of sessions that have ended"
+}
+
 shows_nothing() { [ "$("$TANDEM" ps)" = "no run is going on" ]; }
 
 # as_tasks COUNT WORDS...: the tasks that srun would start on one node, in the background: $tasks, and what

@@ -108,6 +108,23 @@ static void whose_file(void)
     end();
 }
 
+/* A store that must exist is opened, and never made. */
+static void no_file_is_made(void)
+{
+    begin();
+    tdm_kv *kv = NULL, *other = NULL;
+    tdm_kv_options reader = {.url = url, .must_exist = true};
+    struct stat about;
+    FAILS(tdm_kv_open(&reader, &kv, &err), TDM_ERR_NOT_FOUND);
+    CHECK(stat(path, &about) != 0);
+    other = exercise_open(&options);
+    kv = exercise_open(&reader);
+    WORKS(tdm_kv_put(kv, "a", "1", 0, &err));
+    tdm_kv_close(kv);
+    tdm_kv_close(other);
+    end();
+}
+
 static tdm__local *inside(tdm_kv *kv)
 {
     return (tdm__local *)(void *)kv;
@@ -643,6 +660,7 @@ static const check_test tests[] = {
     CHECK_TEST(the_exercise),
     CHECK_TEST(what_there_is),
     CHECK_TEST(whose_file),
+    CHECK_TEST(no_file_is_made),
     CHECK_TEST(old_or_foreign_files),
     CHECK_TEST(damaged_logs),
     CHECK_TEST(full_stores),
