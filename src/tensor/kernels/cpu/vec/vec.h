@@ -50,24 +50,57 @@ static inline void vf_store(float *to, vf x)
 
 #if TDM__LEVEL == 2
 /*
- * Half of a fused multiply-add without the instruction. The product of two floats is exact in double
- * precision. The sum is rounded to odd: where it is not exact, the one of its two neighbours is taken
- * whose last bit is 1, so that the conversion to float sees on which side of a tie the exact sum is.
+ * A fused multiply-add without the instruction. The product of two floats is exact in double precision;
+ * the sum is rounded to double, and that to float. The second rounding is wrong only where the sum is
+ * rounded to a double half way between two floats, or below the normal range of floats, where half way
+ * is elsewhere: few sums are, and they are done again.
+ *
+ * There the sum is rounded to odd: where it is not exact, the one of its two neighbours is taken whose
+ * last bit is 1, so that the conversion to float sees on which side of half way the exact sum is.
  * `error` is what the rounded sum lacks (Knuth's TwoSum). An infinite or undefined sum has no error
  * that compares, and stays. Doubles are never denormal here, so flush-to-zero acts only where the
  * instruction would flush as well: on the floats that come in, and on the result.
  */
-static inline __m128d vd_fma_odd(__m128d a, __m128d b, __m128d c)
+typedef double vd2 __attribute__((vector_size(16)));
+typedef int64_t vl2 __attribute__((vector_size(16)));
+
+static inline vd2 vd2_sum_to_odd(vd2 product, vd2 addend)
 {
-    typedef int64_t bits2 __attribute__((vector_size(16)));
-    typedef double double2 __attribute__((vector_size(16)));
-    double2 product = (double2)a * (double2)b, addend = (double2)c, sum = product + addend;
-    double2 from_product = sum - addend;
-    double2 error = (product - from_product) + (addend - (sum - from_product));
-    bits2 inexact = (bits2)((error < 0) | (error > 0));
-    bits2 away = ((bits2)error ^ (bits2)sum) < 0; /* -1 where the rounding made |sum| larger */
-    bits2 odd = ((bits2)sum + away) | 1;
-    return (__m128d)((inexact & odd) | (~inexact & (bits2)sum));
+    vd2 sum = product + addend, from_product = sum - addend;
+    vd2 error = (product - from_product) + (addend - (sum - from_product));
+    vl2 inexact = (vl2)((error < 0) | (error > 0));
+    vl2 away = ((vl2)error ^ (vl2)sum) < 0; /* -1 where the rounding made |sum| larger */
+    vl2 odd = ((vl2)sum + away) | 1;
+    return (vd2)((inexact & odd) | (~inexact & (vl2)sum));
+}
+
+static __attribute__((noinline, cold)) __m128 vf_fma_to_odd(vd2 product_low, vd2 product_high,
+                                                            vd2 low, vd2 high)
+{
+    return _mm_movelh_ps(_mm_cvtpd_ps((__m128d)vd2_sum_to_odd(product_low, low)),
+                         _mm_cvtpd_ps((__m128d)vd2_sum_to_odd(product_high, high)));
+}
+
+/* Where a second rounding may be wrong. */
+static inline vl2 vd2_is_doubtful(vd2 sum)
+{
+    vl2 size = (vl2)sum & INT64_MAX;
+    vl2 half_way = ((vl2)sum & 0x1fffffff) == 0x10000000; /* the bits that a float has not */
+    vl2 tiny = (size < 0x3810000000000000) & (size != 0); /* 2^-126 */
+    return half_way | tiny;
+}
+
+static inline __m128 vf_fma_emulated(__m128 a, __m128 b, __m128 c)
+{
+    vd2 product_low = (vd2)_mm_cvtps_pd(a) * (vd2)_mm_cvtps_pd(b);
+    vd2 product_high = (vd2)_mm_cvtps_pd(_mm_movehl_ps(a, a)) *
+                       (vd2)_mm_cvtps_pd(_mm_movehl_ps(b, b));
+    vd2 low = (vd2)_mm_cvtps_pd(c), high = (vd2)_mm_cvtps_pd(_mm_movehl_ps(c, c));
+    vd2 sum_low = product_low + low, sum_high = product_high + high;
+    vl2 doubtful = vd2_is_doubtful(sum_low) | vd2_is_doubtful(sum_high);
+    if (__builtin_expect(!_mm_testz_si128((__m128i)doubtful, (__m128i)doubtful), 0))
+        return vf_fma_to_odd(product_low, product_high, low, high);
+    return _mm_movelh_ps(_mm_cvtpd_ps((__m128d)sum_low), _mm_cvtpd_ps((__m128d)sum_high));
 }
 #endif
 
@@ -79,11 +112,7 @@ static inline vf vf_fma(vf a, vf b, vf c)
 #elif TDM__LEVEL == 3
     return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif TDM__LEVEL == 2
-    __m128 x = (__m128)a, y = (__m128)b, z = (__m128)c;
-    __m128d low = vd_fma_odd(_mm_cvtps_pd(x), _mm_cvtps_pd(y), _mm_cvtps_pd(z));
-    __m128d high = vd_fma_odd(_mm_cvtps_pd(_mm_movehl_ps(x, x)), _mm_cvtps_pd(_mm_movehl_ps(y, y)),
-                              _mm_cvtps_pd(_mm_movehl_ps(z, z)));
-    return (vf)_mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high));
+    return (vf)vf_fma_emulated((__m128)a, (__m128)b, (__m128)c);
 #elif defined(__aarch64__)
     return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
