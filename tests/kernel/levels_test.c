@@ -3,7 +3,8 @@
  * and three threads. NaN agrees with NaN.
  *
  * A case is one op with shapes and attributes. Its numbers are random, some of them extreme; the
- * kernel of the lowest level on one thread says what is expected. An op that has a vector kernel and
+ * kernel of the lowest level on one thread says what is expected, and a hash of that is written here, so
+ * that compilers and other architectures are held to the same bits. An op that has a vector kernel and
  * no case fails the test. Optimisers are compared in unit.optim, the decoder's loops in unit.nn, the
  * functions of math.h in kernel.level_math.
  */
@@ -81,6 +82,33 @@ static bool same_floats(const float *a, const float *b, int64_t count, int64_t *
         return false;
     }
     return true;
+}
+
+/* Of all that the tests expected so far; every NaN counts as the same one. */
+#define HASH_START 0xcbf29ce484222325u
+static uint64_t bits_hash = HASH_START;
+
+static void hash_word(uint32_t word)
+{
+    bits_hash = (bits_hash ^ word) * 0x100000001b3u;
+}
+
+static void hash_floats(const float *x, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t word;
+        memcpy(&word, x + i, sizeof(word));
+        hash_word((word & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : word);
+    }
+}
+
+/* Ends a test. A change of kernels that changes bits on purpose changes the hash, too. */
+static void check_hash(uint64_t expected)
+{
+    if (bits_hash != expected)
+        fprintf(stderr, "  the hash of all results is 0x%016llx\n", (unsigned long long)bits_hash);
+    CHECK(bits_hash == expected);
+    bits_hash = HASH_START;
 }
 
 /* ---- cases ----------------------------------------------------------------------------------- */
@@ -196,6 +224,11 @@ static void try_case(levels_case c)
         }
     for (int i = 0; i < TDM_OP_MAX_INPUTS; i++) free(c.call.in[i].data);
     for (int o = 0; o < TDM_OP_MAX_OUTPUTS; o++) {
+        const tdm_tensor *t = &c.call.out[o];
+        if (t->dtype == TDM_DTYPE_F32) hash_floats(expected[o], tdm_tensor_elements(t));
+        if (t->dtype && t->dtype != TDM_DTYPE_F32)
+            for (size_t i = 0; i < tdm_tensor_bytes(t); i++)
+                hash_word(((const unsigned char *)expected[o])[i]);
         free(expected[o]);
         free(got[o]);
     }
@@ -253,6 +286,7 @@ static void elementwise(void)
         levels_case fill = plain_case(TDM_OP_FILL, 0, shape);
         try_case(fill);
     }
+    check_hash(0xdfecc994566cd29d);
 }
 
 static void broadcasts(void)
@@ -272,6 +306,7 @@ static void broadcasts(void)
         drop.call.attrs.p = 0.3f;
         try_kinds(drop);
     }
+    check_hash(0xabb9a2eb38cc9f07);
 }
 
 static void copies(void)
@@ -300,6 +335,7 @@ static void copies(void)
         back.call.out[0] = cut.call.in[0];
         try_kinds(back);
     }
+    check_hash(0xe24dd5a32e76456e);
 }
 
 /* ---- reductions ------------------------------------------------------------------------------ */
@@ -330,6 +366,7 @@ static void sums(void)
     all.call.attrs.axis = -1;
     all.call.out[0] = f32(tdm_shape_0());
     try_kinds(all);
+    check_hash(0xd6ed26e7074c0cc7);
 }
 
 static void classes(void)
@@ -357,6 +394,7 @@ static void classes(void)
             try_kinds(c);
         }
     }
+    check_hash(0xeb649e2f7d8f8cdf);
 }
 
 static void losses(void)
@@ -386,6 +424,7 @@ static void losses(void)
             try_kinds(c);
         }
     }
+    check_hash(0x858fa95dbaffe334);
 }
 
 /* ---- norms ----------------------------------------------------------------------------------- */
@@ -419,6 +458,7 @@ static void row_norms(void)
             try_kinds(sum);
         }
     }
+    check_hash(0x92bdb3b15a2fba35);
 }
 
 static levels_case batch_case(tdm_op_kind op, int64_t C, const char *in, const char *out)
@@ -462,6 +502,7 @@ static void batch_norms(void)
             c.kinds[0] = INFINITE;
             try_case(c);
         }
+    check_hash(0xffb6cc2f18301405);
 }
 
 /* ---- tables, images, sequences --------------------------------------------------------------- */
@@ -483,6 +524,7 @@ static void embeddings(void)
         c.call.in[2] = table;
         try_kinds(c);
     }
+    check_hash(0x5893fd349acc91ac);
 }
 
 static void pools(void)
@@ -509,6 +551,7 @@ static void pools(void)
             try_kinds(c);
         }
     }
+    check_hash(0x80cfdbced89c17e0);
 }
 
 static void attention_of(int64_t T, int64_t C, int heads, bool causal, float p, bool has_lengths)
@@ -542,6 +585,7 @@ static void attentions(void)
         attention_of(67, 6, 2, causal, p, short_rows);
         attention_of(67, 64, 1, causal, p, short_rows);
     }
+    check_hash(0xcc03d6704df3aa3f);
 }
 
 /* ---- products, where the tables have them ---------------------------------------------------- */
@@ -566,6 +610,7 @@ static void products(void)
             c.call.out[0] = f32(tdm_shape_2(M, N));
             try_kinds(c);
         }
+    bits_hash = HASH_START; /* their bits are pinned by the tests of products */
 }
 
 static void convolutions(void)
@@ -598,6 +643,7 @@ static void convolutions(void)
         c.call.out[0] = w;
         try_kinds(c);
     }
+    bits_hash = HASH_START; /* their bits are pinned by the tests of products */
 }
 
 /* ---- loops ----------------------------------------------------------------------------------- */
@@ -644,6 +690,8 @@ static void loops(void)
                               &where));
             CHECK(memcmp(got->modest, expected->modest, sizeof(got->modest)) == 0);
         }
+    hash_floats(expected->sum, (int64_t)(offsetof(loop_results, modest) / sizeof(float)));
+    check_hash(0x711c5d53b0f55656);
     free(expected);
     free(got);
 }
