@@ -2,9 +2,8 @@
  * activations.h: the activations and their slopes, each a function of one vector.
  *
  * Two files use them: basic.c for the ops of their own, and loops.c, which applies one to numbers that
- * a product has just written. Both are compiled without fusing of the compiler's choice, so that an
- * element has the same bits whichever of the two it came through. NaN stays NaN in all of them: a
- * model that diverges must not look like one that is dead.
+ * a product has just written. An element has the same bits whichever of the two it came through. NaN
+ * stays NaN in all of them: a model that diverges must not look like one that is dead.
  */
 #ifndef TANDEM_TENSOR_KERNELS_CPU_VEC_ACTIVATIONS_H
 #define TANDEM_TENSOR_KERNELS_CPU_VEC_ACTIVATIONS_H
@@ -18,7 +17,9 @@ static inline vf relu(vf x)
 
 static inline vf relu_slope(vf y)
 {
-    return vf_pick_less(vf_set(0), y, vf_set(1), vf_set(0));
+    vf slope = vf_pick_less(vf_set(0), y, vf_set(1), vf_set(0));
+    TDM__HIDE(slope);
+    return slope;
 }
 
 static const float root_half = 0.70710678118654752440f, density_peak = 0.3989422804014326779f;

@@ -21,17 +21,35 @@ static inline vf vf_select(vi mask, vf a, vf b)
     return (vf)((mask & (vi)a) | (~mask & (vi)b));
 }
 
-/* a < b ? x : y; y where a or b is NaN. */
+/*
+ * Hide where a mask or a vector comes from. clang turns `a < b ? a : b` into the instruction for a
+ * minimum or a maximum, and a product with `a < b ? 1 : 0` into a choice, at some levels and not at
+ * others; but the one flushes a tiny number that the other keeps.
+ */
+#if defined(__clang__) && defined(__x86_64__)
+#define TDM__HIDE_MASK(mask) __asm__("" : "+Yk"(mask))
+#define TDM__HIDE(vector) __asm__("" : "+v"(vector))
+#elif defined(__clang__) && defined(__aarch64__)
+#define TDM__HIDE(vector) __asm__("" : "+w"(vector))
+#else
+#define TDM__HIDE_MASK(mask) (void)0
+#define TDM__HIDE(vector) (void)0
+#endif
+
+/* a < b ? x : y; y where a or b is NaN. Of x and y, bits are kept. */
 static inline vf vf_pick_less(vf a, vf b, vf x, vf y)
 {
 #if TDM__LEVEL >= 4
     __mmask16 less = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LT_OQ);
+    TDM__HIDE_MASK(less);
     return (vf)_mm512_mask_blend_ps(less, (__m512)y, (__m512)x);
 #elif TDM__LEVEL == 3
     __m256 less = _mm256_cmp_ps((__m256)a, (__m256)b, _CMP_LT_OQ);
+    TDM__HIDE(less);
     return (vf)_mm256_blendv_ps((__m256)y, (__m256)x, less);
 #else
     vi less = a < b;
+    TDM__HIDE(less);
     return (vf)(((vi)x & less) | ((vi)y & ~less));
 #endif
 }
