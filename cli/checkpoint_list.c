@@ -67,7 +67,8 @@ typedef struct look {
     bool has_epoch, verified, good;
     bool vanished; /* a training has pruned it since it was listed */
     uint64_t epoch;
-    char why[256]; /* it is not good */
+    char numerics[TDM_NUMERICS_BYTES]; /* "": not known */
+    char why[256];                     /* it is not good */
 } look;
 
 static void look_at_header(const char *path, tdm_arena *arena, look *out)
@@ -81,6 +82,8 @@ static void look_at_header(const char *path, tdm_arena *arena, look *out)
     const tdm_json *position = NULL;
     if (text && tdm_json_parse(text, strlen(text), arena, &position, NULL) == TDM_OK)
         out->has_epoch = tdm_json_as_u64(tdm_json_get(position, "epoch"), &out->epoch);
+    const char *numerics = tdm_safetensors_metadata(file, "numerics");
+    if (numerics) snprintf(out->numerics, sizeof(out->numerics), "%s", numerics);
     tdm_safetensors_destroy(file);
 }
 
@@ -95,9 +98,11 @@ static look look_at(const tdm_checkpoint_entry *entry, bool verify, tdm_arena *a
     }
     l.good = tdm_checkpoint_open(entry->path, &checkpoint, &err) == TDM_OK;
     l.has_epoch = l.good;
-    if (l.good)
-        l.epoch = tdm_checkpoint_content_of(checkpoint)->position.epoch;
-    else
+    if (l.good) {
+        const tdm_checkpoint_content *c = tdm_checkpoint_content_of(checkpoint);
+        l.epoch = c->position.epoch;
+        if (c->numerics) snprintf(l.numerics, sizeof(l.numerics), "%s", c->numerics);
+    } else
         snprintf(l.why, sizeof(l.why), "%.250s", err.message);
     l.vanished = !l.good && !tdm_path_exists(entry->path);
     tdm_checkpoint_destroy(checkpoint);
@@ -117,6 +122,7 @@ static void add_json(const tdm_checkpoint_entry *e, const look *l, tdm_str *out)
     tdm_json_put_bool(&w, "packed", e->packed);
     tdm_json_put_double(&w, "modified", e->modified_unix_s);
     if (l->has_epoch) tdm_json_put_uint(&w, "epoch", l->epoch);
+    if (l->numerics[0]) tdm_json_put_string(&w, "numerics", l->numerics);
     tdm_json_put_double(&w, "test_loss", e->metrics.loss);
     tdm_json_put_double(&w, "test_accuracy", e->metrics.accuracy);
     tdm_json_put_string(&w, "kept", why_text(e->kept, why));

@@ -119,6 +119,7 @@ static void add_checkpoint(const file_view *v, tdm_str *out)
                  tdm_shape_text(&c->sample_shape, shape), (long long)c->class_count);
     tdm_str_addf(out, "job hash    %s\n", c->job_hash);
     if (c->data_hash) tdm_str_addf(out, "data hash   %s\n", c->data_hash);
+    tdm_str_addf(out, "numerics    %s\n", c->numerics ? c->numerics : "of before version 1");
 }
 
 static void add_tensors(const file_view *v, tdm_str *out)
@@ -209,6 +210,7 @@ static void put_position(tdm_json_writer *w, const file_view *v)
     tdm_json_object_end(w);
     tdm_json_put_string(w, "job_hash", c->job_hash);
     tdm_json_put_string(w, "data_hash", c->data_hash);
+    tdm_json_put_string(w, "numerics", c->numerics);
 }
 
 static void put_tensors(tdm_json_writer *w, const file_view *v)

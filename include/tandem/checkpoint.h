@@ -78,7 +78,9 @@ typedef struct tdm_checkpoint_content {
     tdm_position position;
     const char *job_hash;  /* tdm_job_hash */
     const char *data_hash; /* tdm_dataset_hash of the training set, or NULL */
-    const char *job_yaml;  /* the resolved job */
+    const char
+        *numerics; /* tdm_numerics_text of who computed it; NULL: before there were versions */
+    const char *job_yaml; /* the resolved job */
     const char *const *class_names;
     int64_t class_count;
     tdm_shape sample_shape;

@@ -88,6 +88,18 @@ typedef struct tdm_step_key {
     uint64_t first_row; /* of the global batch: row 0 of this call's batch */
 } tdm_step_key;
 
+/*
+ * The version of the bits that kernels compute. Raise it with every change after which some job gives
+ * other bits than before: another order of operations in a kernel, optimiser or reduction, another
+ * series for a function, another way to draw random numbers, another choice of kernel for an op. Not for
+ * a change of speed or memory alone. tests/golden tells when bits have changed. Checkpoints carry it, and
+ * going on across versions is told. Files of before there were versions count as version 0.
+ */
+enum { TDM_NUMERICS_VERSION = 1, TDM_NUMERICS_BYTES = 96 };
+/* What decides bits beside job and data, as checkpoints have it: "portable 1"; with a vendor's kernels also
+ * the level and the library: "vendor 1, x86-64-v3, oneDNN 2.6.3". Returns `buffer`. */
+TDM_API const char *tdm_numerics_text(bool is_vendor, char buffer[TDM_NUMERICS_BYTES]);
+
 /* The vendor's library of kernels: "oneDNN 2.6.3". Returns `buffer`; NULL: built without one. */
 TDM_API const char *tdm_tensor_library(char buffer[TDM_LIBRARY_BYTES]);
 

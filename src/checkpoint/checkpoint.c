@@ -7,6 +7,7 @@
  *   position      {"step":…,"epoch":…,"position":…,"samples":…,"seed":…}, decimal numbers
  *   job           the resolved job file, and job_hash its hash
  *   data_hash     of the training set; absent when there is none
+ *   numerics      what decided bits beside job and data; absent in files of before there were versions
  *   classes       a JSON list of names; sample_shape a JSON list of sizes
  *   state         tdm_state_hash: SHA-256 over position and tensors, by chunks; in format 1 in one go
  *   sha256        SHA-256 over all the texts above, and so, through `state`, over everything
@@ -204,6 +205,7 @@ static tdm_status read_all(const char *path, tdm_checkpoint *checkpoint, tdm_err
     TDM_TRY(need_text(path, file, "job", &content->job_yaml, err));
     TDM_TRY(need_text(path, file, "job_hash", &content->job_hash, err));
     content->data_hash = tdm_safetensors_metadata(file, "data_hash");
+    content->numerics = tdm_safetensors_metadata(file, "numerics");
     TDM_TRY(read_classes(path, checkpoint, err));
     return read_sample_shape(path, checkpoint, err);
 }

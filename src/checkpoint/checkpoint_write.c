@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TEXTS_MOST = 9 };
+enum { TEXTS_MOST = 10 };
 #define NO_HASH_YET "0000000000000000000000000000000000000000000000000000000000000000"
 
 struct tdm_checkpoint_writer {
@@ -102,6 +102,7 @@ static tdm_status add_texts(tdm_checkpoint_writer *w, tdm_error *err)
     texts[count++] = (tdm_named_text){"format", TDM__CHECKPOINT_FORMAT};
     texts[count++] = (tdm_named_text){"job", content->job_yaml};
     texts[count++] = (tdm_named_text){"job_hash", content->job_hash};
+    if (content->numerics) texts[count++] = (tdm_named_text){"numerics", content->numerics};
     texts[count++] = (tdm_named_text){"position", tdm_str_text(&w->position)};
     texts[count++] = (tdm_named_text){"sample_shape", tdm_str_text(&w->shape)};
     texts[count++] = (tdm_named_text){"state", w->state};

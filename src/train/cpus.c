@@ -130,3 +130,55 @@ tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool says, int *t
     tdm_arena_destroy(arena);
     return status;
 }
+
+/* ---- numerics --------------------------------------------------------------------------------- */
+
+const char *tdm__numerics_of(const tdm_job *job, char buffer[TDM_NUMERICS_BYTES])
+{
+    return tdm_numerics_text(job->compute.numerics == TDM_JOB_NUMERICS_VENDOR, buffer);
+}
+
+/* The words of the rank that differs from rank 0. */
+static tdm_status fail_differing(const char *first, const tdm__host_name *names, int rank,
+                                 const tdm_job *job, tdm_error *err)
+{
+    char own[TDM_NUMERICS_BYTES];
+    bool is_vendor = job->compute.numerics == TDM_JOB_NUMERICS_VENDOR;
+    return tdm_fail(
+        err, TDM_ERR_JOB_MISMATCH,
+        "host %s computes with numerics '%s', and rank 0 on host %s with '%s': together "
+        "they would give bits that neither gives alone; %s",
+        names[rank].text, tdm__numerics_of(job, own), names[0].text, first,
+        is_vendor ? "start all with TANDEM_ISA=v3 and the same oneDNN, or set "
+                    "compute.numerics: portable"
+                  : "bring the same version of tandem to all hosts");
+}
+
+tdm_status tdm__same_numerics(tdm_comm *comm, const tdm_job *job, tdm_error *err)
+{
+    char text[TDM_NUMERICS_BYTES] = "";
+    int differs = -1, size = tdm__size_of(comm);
+    if (size == 1) return TDM_OK;
+    tdm__numerics_of(job, text);
+    TDM_TRY(tdm__same_text(comm, text, sizeof(text), &differs, err));
+    if (differs < 0) return TDM_OK;
+    tdm_arena *arena = tdm_arena_create("hosts");
+    tdm__host_name *names = arena ? tdm_arena_array(arena, (size_t)size, sizeof(*names)) : NULL;
+    tdm_status status = names ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    status = tdm__agree(comm, status, NULL, err);
+    if (status == TDM_OK) status = tdm__host_names(comm, names, err);
+    if (status == TDM_OK && differs == tdm__rank_of(comm))
+        status = fail_differing(text, names, differs, job, err);
+    tdm_arena_destroy(arena);
+    return tdm__agree(comm, status, NULL, err);
+}
+
+void tdm__warn_of_numerics(const char *path, const char *there, const tdm_job *job,
+                           const char *follows)
+{
+    char here[TDM_NUMERICS_BYTES];
+    tdm__numerics_of(job, here);
+    if (there && strcmp(here, there) == 0) return;
+    tdm_log(TDM_LOG_WARN, "train", "%s was computed with numerics '%s', and this is '%s': %s", path,
+            there ? there : "of before version 1", here, follows);
+}

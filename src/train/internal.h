@@ -220,6 +220,14 @@ tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_c
 tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool says, int *threads,
                            tdm_error *err);
 
+/* What decides bits beside job and data, here: see tdm_numerics_text. */
+const char *tdm__numerics_of(const tdm_job *job, char buffer[TDM_NUMERICS_BYTES]);
+/* TDM_ERR_JOB_MISMATCH when ranks differ in that. Collective. */
+tdm_status tdm__same_numerics(tdm_comm *comm, const tdm_job *job, tdm_error *err);
+/* Says that a checkpoint was computed otherwise than here, if it was, and what follows from it. */
+void tdm__warn_of_numerics(const char *path, const char *there, const tdm_job *job,
+                           const char *follows);
+
 /* ---- ranks (ranks.c) -------------------------------------------------------------------------- */
 
 /* 0 and 1 without a comm. */

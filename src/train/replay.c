@@ -94,6 +94,9 @@ static tdm_status try_checkpoint(replayer *r, const char *path, bool *damaged, t
     tdm_status status = tdm_checkpoint_open(path, &checkpoint, err);
     if (status == TDM_OK)
         status = tdm__course_check_job(&r->course, checkpoint, path, r->options->run, err);
+    if (status == TDM_OK)
+        tdm__warn_of_numerics(path, tdm_checkpoint_content_of(checkpoint)->numerics, &r->job,
+                              "the steps may have other bits than those of the run");
     const tdm_position *position = status == TDM_OK
                                        ? &tdm_checkpoint_content_of(checkpoint)->position
                                        : NULL;

@@ -370,6 +370,7 @@ static tdm_status copy_content(tdm__saver *s, tdm__saver_job *job,
     *c = *from;
     c->job_hash = copy_text(arena, from->job_hash, &missing);
     c->data_hash = copy_text(arena, from->data_hash, &missing);
+    c->numerics = copy_text(arena, from->numerics, &missing);
     c->job_yaml = copy_text(arena, from->job_yaml, &missing);
     const char **names = tdm_arena_array(arena, (size_t)from->class_count + 1, sizeof(*names));
     tdm_named_tensor *tensors = tdm_arena_array(arena, s->state->tensor_count + 1,

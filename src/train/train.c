@@ -443,7 +443,7 @@ static void say_numeric_target(const tdm__trainer *t)
 
 void tdm__say_start(const tdm__trainer *t)
 {
-    char count[32];
+    char count[32], numerics[TDM_NUMERICS_BYTES];
     tdm__say(t, TDM_LOG_INFO,
              "%s: %s parameters, %lld training and %lld test samples, %lld "
              "lanes, %d ranks, from step %llu to %llu",
@@ -451,6 +451,9 @@ void tdm__say_start(const tdm__trainer *t)
              (long long)t->status.train_count, (long long)t->status.test_count,
              (long long)t->status.lane_count, t->status.rank_count,
              (unsigned long long)t->position.step, (unsigned long long)t->course.step_count);
+    tdm__say(t, TDM_LOG_INFO, "numerics '%s', %d thread%s on rank 0",
+             tdm__numerics_of(t->job, numerics), tdm_model_threads(&t->course.model),
+             tdm_model_threads(&t->course.model) == 1 ? "" : "s");
     say_numeric_target(t);
     if (t->state.from_file_count > 0)
         tdm__say(t, TDM_LOG_INFO, "%zu of %zu parameters and buffers start from %s",

@@ -115,6 +115,9 @@ static tdm_status open_checkpoint(tdm__trainer *t, const char *run, tdm__restore
     out->position = tdm_checkpoint_content_of(*checkpoint)->position;
     snprintf(out->path, sizeof(out->path), "%s", path);
     TDM_TRY(tdm__course_check_job(&t->course, *checkpoint, path, run, err));
+    tdm__warn_of_numerics(
+        path, tdm_checkpoint_content_of(*checkpoint)->numerics, t->job,
+        "training goes on, but not with the bits of a run that was never stopped");
     return tdm__course_check_position(&t->course, &out->position, path, err);
 }
 
@@ -243,6 +246,7 @@ tdm_status tdm__begin(tdm__trainer *t, tdm_error *err)
     t->watch.straggler = -1;
     TDM_TRY(tdm__agree(t->comm, tdm__begin_alone(t, err), NULL, err));
     TDM_TRY(load_data(t, err));
+    TDM_TRY(tdm__same_numerics(t->comm, t->job, err));
     TDM_TRY(tdm__share_cpus(t->comm, t->job, true, &t->course.model.threads, err));
     tdm_status fits = tdm__memory_check(t->job, &t->course.data, t->comm,
                                         tdm_model_threads(&t->course.model), resumes, err);

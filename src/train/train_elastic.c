@@ -356,6 +356,7 @@ static tdm_status begin_epoch(tdm__trainer *t, double begin_s, tdm_error *err)
     tdm__home home = {t->options->vault, m ? m->slot : 0, t->epoch};
     TDM_TRY(tdm__same_settings(t->comm, t->job, resume != NULL, err));
     TDM_TRY(tdm__data_compare(t->course.data.train, t->course.data_hash, t->comm, err));
+    TDM_TRY(tdm__same_numerics(t->comm, t->job, err));
     TDM_TRY(tdm__share_cpus(t->comm, t->job, t->epoch == 1, &t->course.model.threads, err));
     /* Newcomers have not looked yet; all take part in what they found. */
     tdm_status fits = t->entered ? TDM_OK

@@ -148,9 +148,11 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
 {
     const char *bad = NULL;
     const tdm_dataset_info *info = tdm_dataset_info_of(t->course.data.train);
+    char numerics[TDM_NUMERICS_BYTES];
     tdm_checkpoint_content content = {.position = t->position,
                                       .job_hash = t->course.job_hash,
                                       .data_hash = t->course.data_hash,
+                                      .numerics = tdm__numerics_of(t->job, numerics),
                                       .job_yaml = tdm_str_text(&t->job_yaml),
                                       .class_names = info->class_names,
                                       .class_count = info->class_count,
