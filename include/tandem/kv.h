@@ -35,6 +35,10 @@ typedef struct tdm_kv_options {
     const char *ca, *certificate, *key; /* files, for https */
     double timeout_s;                   /* of a call (5) */
     bool must_exist; /* local: another process makes the file, and opening it never does */
+    /* local: a lease of this handle does not end, though nobody keeps it, while this process lives, is not
+     * stopped, and has made progress within so many seconds: others see from the kernel that it is only
+     * slow (0: a lease ends by its time alone). */
+    double idle_s;
 } tdm_kv_options;
 
 /* `local`: makes the file, readable for its owner alone, when there is none, unless it must exist:

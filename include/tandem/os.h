@@ -220,14 +220,30 @@ TDM_API void tdm_vault_drop(tdm_vault *vault, const char *name);
 /* ---- other processes ------------------------------------------------------------------------- */
 
 typedef struct tdm_process_info {
-    uint64_t started; /* in the system's ticks: tells it from a later one with its number */
-    bool is_stopped;  /* by a signal, or a debugger */
-    bool is_dead;     /* and only not yet waited for */
+    uint64_t started;   /* in the system's ticks: tells it from a later one with its number */
+    bool is_stopped;    /* by a signal, or a debugger */
+    bool is_dead;       /* and only not yet waited for */
+    uint64_t cpu_ticks; /* that all its threads have used */
 } tdm_process_info;
 /* False: there is none, or the system does not tell. */
 TDM_API bool tdm_os_process(int64_t process, tdm_process_info *out);
 /* Kills that process if it is stopped, and the one that started then; whether it was. */
 TDM_API bool tdm_os_end_stopped(int64_t process, uint64_t started);
+
+/* What was seen of a process at earlier looks; for one thread at a time. It may be in shared memory: each
+ * member is written by a single store. */
+typedef struct tdm_process_watch {
+    int64_t process;
+    uint64_t started;
+    uint64_t cpu_ticks;
+    double progress_s; /* when it was seen to make progress last, by tdm_clock_s */
+} tdm_process_watch;
+/* Begins to watch it; one that is not there never lives. */
+TDM_API void tdm_process_watch_init(int64_t process, tdm_process_watch *out);
+/* Whether it lives, is not stopped, and has made progress within the last `idle_s`: it has used CPU time
+ * since an earlier look, or one of its threads waits for a CPU. So a process that is only slow, because
+ * the host is busy, is told from one that is stopped or hangs. */
+TDM_API bool tdm_process_lives(tdm_process_watch *watch, double idle_s);
 
 /* ---- memory of the machine ------------------------------------------------------------------- */
 

@@ -10,6 +10,7 @@
  * kernel does not let die. When the agent is killed, its workers go on; nobody restarts them then.
  */
 #include "cluster/agent.h"
+#include "cluster/kv.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -101,7 +102,9 @@ static tdm_status prepare(tdm__agent *a, tdm_error *err)
     snprintf(a->lines_path, sizeof a->lines_path, "%s/%s.lines", a->options->logs,
              a->options->host);
     tdm__lines_init(&a->lines, a->lines_path);
-    TDM_TRY(tdm_kv_open(&a->options->kv, &a->kv, err));
+    tdm_kv_options kv = a->options->kv;
+    kv.idle_s = TDM__IDLE_S;
+    TDM_TRY(tdm_kv_open(&kv, &a->kv, err));
     TDM_TRY(tdm__agent_find_vault(a, err));
     TDM_TRY(tdm__slots_take(a->vault, &a->slots, err));
     TDM_TRY(take_signals(a, err));

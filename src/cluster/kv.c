@@ -41,6 +41,9 @@ tdm_status tdm_kv_open(const tdm_kv_options *options, tdm_kv **out, tdm_error *e
     if (!(options->timeout_s >= 0) || options->timeout_s > LEASE_MOST_S)
         return tdm_fail(err, TDM_ERR_RANGE, "%g seconds are no time limit for a store",
                         options->timeout_s);
+    if (!(options->idle_s >= 0) || options->idle_s > LEASE_MOST_S)
+        return tdm_fail(err, TDM_ERR_RANGE, "a store cannot wait %g seconds for a process",
+                        options->idle_s);
     tdm_kv_options filled = *options;
     if (!(filled.timeout_s > 0)) filled.timeout_s = TIMEOUT_S;
     return ops->open(&filled, place, out, err);

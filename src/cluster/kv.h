@@ -13,6 +13,9 @@
 
 #include <tandem/kv.h>
 
+/* tdm_kv_options.idle_s of members, agents and launchers, unless the user has set another. */
+#define TDM__IDLE_S 30.0
+
 typedef struct tdm__kv_ops tdm__kv_ops;
 
 struct tdm_kv {

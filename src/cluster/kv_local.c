@@ -12,13 +12,12 @@
  */
 #include "cluster/kv_local.h"
 
-#include <tandem/os.h>
-
 #include <string.h>
 #include <sys/stat.h>
 
 #define POLL_NS UINT64_C(100000000)
 #define TOUCH_S 600.0
+#define RELEASED 0 /* a deadline: its owner gives the lease back */
 
 static tdm__local *local_of(tdm_kv *kv)
 {
@@ -35,6 +34,14 @@ static tdm__local_lease *find_lease(tdm__local *local, uint64_t id)
     return NULL;
 }
 
+/* Whether its owner is only slow: then it gets half of its time again, and another look. */
+static bool extend_lease(tdm__local_lease *lease, uint64_t now)
+{
+    if (!(lease->idle_s > 0) || !tdm_process_lives(&lease->owner, lease->idle_s)) return false;
+    atomic_store(&lease->deadline_ns, now + atomic_load(&lease->length_ns) / 2);
+    return true;
+}
+
 /* Ends what is over; *next is when the first of the others ends. */
 static tdm_status end_leases(tdm__local *local, uint64_t *next, tdm_error *err)
 {
@@ -44,6 +51,8 @@ static tdm_status end_leases(tdm__local *local, uint64_t *next, tdm_error *err)
     for (uint32_t i = 0; i < top && i < TDM__LOCAL_LEASES; i++) {
         tdm__local_lease *lease = &local->head->leases[i];
         uint64_t id = atomic_load(&lease->id), deadline = atomic_load(&lease->deadline_ns);
+        if (id != 0 && deadline != RELEASED && deadline <= now && extend_lease(lease, now))
+            deadline = atomic_load(&lease->deadline_ns);
         if (id != 0 && deadline <= now) {
             TDM_TRY(tdm__local_erase(local, NULL, id, err));
             atomic_store(&lease->id, 0);
@@ -91,6 +100,8 @@ static tdm_status lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *er
     uint64_t length_ns = (uint64_t)(seconds * 1e9);
     atomic_store(&local->head->last_lease, id);
     if (i > atomic_load(&local->head->lease_top)) atomic_store(&local->head->lease_top, i);
+    place->idle_s = local->idle_s;
+    if (local->idle_s > 0) tdm_process_watch_init(local->process, &place->owner);
     atomic_store(&place->length_ns, length_ns);
     atomic_store(&place->deadline_ns, tdm_clock_ns() + length_ns);
     atomic_store(&place->id, id);
@@ -124,7 +135,7 @@ static tdm_status release(tdm_kv *kv, uint64_t id, tdm_error *err)
     tdm__local_lease *place = id ? find_lease(local, id) : NULL;
     tdm_status status = TDM_OK;
     if (place) {
-        atomic_store(&place->deadline_ns, 0);
+        atomic_store(&place->deadline_ns, RELEASED);
         status = end_leases(local, &next, err);
     }
     tdm__local_unlock(local);
@@ -267,6 +278,7 @@ static tdm_status open_local(const tdm_kv_options *options, const char *place, t
     tdm__local *local = NULL;
     TDM_TRY(tdm__local_open(place, options->timeout_s, options->must_exist, &local, err));
     local->kv.ops = &tdm__kv_local;
+    local->idle_s = options->idle_s;
     *out = &local->kv;
     return TDM_OK;
 }

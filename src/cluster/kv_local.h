@@ -9,7 +9,8 @@
  * and the same single store makes that one count.
  *
  * Leases lie beside it, in a table. Their deadlines change in place, by single stores as well; one that
- * is over is ended by whoever takes the lock next. Everything is read and written under the lock alone,
+ * is over is ended by whoever takes the lock next, unless its owner asked to be looked at in /proc first,
+ * and that shows that it makes progress: then the lease is extended. Everything is read and written under the lock alone,
  * but for `commit`, which sleepers look at.
  */
 #ifndef TANDEM_CLUSTER_KV_LOCAL_H
@@ -17,13 +18,15 @@
 
 #include "cluster/kv.h"
 
+#include <tandem/os.h>
+
 #include <pthread.h>
 #include <stdatomic.h>
 
 enum {
-    TDM__LOCAL_VERSION = 1,
+    TDM__LOCAL_VERSION = 2,
     TDM__LOCAL_FILE_BYTES = 8 << 20,
-    TDM__LOCAL_HEAD_BYTES = 128 << 10,
+    TDM__LOCAL_HEAD_BYTES = 256 << 10,
     TDM__LOCAL_AREA_BYTES = (TDM__LOCAL_FILE_BYTES - TDM__LOCAL_HEAD_BYTES) / 2,
     TDM__LOCAL_LEASES = 2048
 };
@@ -32,6 +35,8 @@ typedef struct tdm__local_lease {
     _Atomic uint64_t id; /* 0: free; written last */
     _Atomic uint64_t length_ns;
     _Atomic uint64_t deadline_ns; /* of CLOCK_MONOTONIC */
+    double idle_s;                /* tdm_kv_options.idle_s of its owner */
+    tdm_process_watch owner;      /* that it lives; without meaning when idle_s is 0 */
 } tdm__local_lease;
 
 typedef struct tdm__local_area {
@@ -75,6 +80,7 @@ typedef struct tdm__local {
     int fd;
     char *path;
     double timeout_s;
+    double idle_s; /* of its leases */
     int64_t process;
     uint64_t started;
     double touched_s; /* when the file's time was set last */

@@ -256,6 +256,7 @@ static tdm_status open_parts(const tdm_member_options *options, tdm__member_part
 {
     tdm_kv_options quick = options->kv;
     if (!(quick.timeout_s > 0)) quick.timeout_s = 2;
+    quick.idle_s = options->lease_s > 0 ? options->lease_s : TDM__IDLE_S;
     *out = (tdm__member_parts){0};
     tdm_status status = tdm_kv_open(&options->kv, &out->kv, err);
     if (status == TDM_OK) status = tdm_kv_open(&quick, &out->watch_kv, err);

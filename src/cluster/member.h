@@ -11,7 +11,10 @@
 #ifndef TANDEM_CLUSTER_MEMBER_H
 #define TANDEM_CLUSTER_MEMBER_H
 
+#include "cluster/kv.h"
+
 #include <tandem/elastic.h>
+#include <tandem/os.h>
 #include <tandem/text.h>
 
 #include <pthread.h>
@@ -43,6 +46,7 @@ typedef struct tdm__view_member {
     const char **closed; /* of these: whose connection was closed without a good-bye */
     int closed_count;
     bool should_leave; /* was asked to */
+    bool is_busy;      /* its process is on this host, and makes progress: see elastic.c */
 } tdm__view_member;
 
 typedef struct tdm__view {

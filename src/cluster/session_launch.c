@@ -10,6 +10,7 @@
  * Invariant: it returns when there is a verdict and its agents have ended (or have had their time for
  * that), or when neither agents nor workers are left.
  */
+#include "cluster/kv.h"
 #include "cluster/lines.h"
 #include "cluster/session.h"
 #include "cluster/spawn.h"
@@ -165,6 +166,7 @@ static tdm_status fill_store(launcher *l, tdm_error *err)
     if (!getcwd(l->dir, sizeof l->dir)) return tdm_os_fail(err, "finding", "the current folder");
     l->kv_options = l->options->kv;
     l->kv_options.url = l->hold.place.store;
+    l->kv_options.idle_s = TDM__IDLE_S;
     TDM_TRY(tdm_kv_open(&l->kv_options, &l->kv, err));
     TDM_TRY(check_name(l, err));
     TDM_TRY(draw(secret, sizeof secret, err));

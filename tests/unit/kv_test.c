@@ -319,6 +319,92 @@ static pid_t start_holder(bool stop)
     _exit(2);
 }
 
+/* A process with a lease of 0.2 s, which it never keeps: it computes, or sleeps. */
+static pid_t start_owner(bool computes, double idle_s)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child != 0) return child;
+    tdm_kv_options own = options;
+    own.idle_s = idle_s;
+    tdm_kv *kv = exercise_open(&own);
+    uint64_t lease = 0;
+    if (tdm_kv_lease(kv, 0.2, &lease, NULL) != TDM_OK ||
+        tdm_kv_put(kv, "owner", "1", lease, NULL) != TDM_OK)
+        _exit(1);
+    for (volatile uint64_t turns = 0;; turns++)
+        if (!computes) pause();
+}
+
+/* Whether its key is there at the end of that time, or goes before. */
+static bool stays_for(tdm_kv *kv, double seconds)
+{
+    tdm_arena *arena = tdm_arena_create("owner");
+    double until_s = tdm_clock_s() + seconds;
+    tdm_kv_item item;
+    bool is_there = true;
+    while (is_there && tdm_clock_s() < until_s) {
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+        is_there = tdm_kv_get(kv, "owner", arena, &item, NULL) == TDM_OK;
+        tdm_arena_reset(arena);
+    }
+    tdm_arena_destroy(arena);
+    return is_there;
+}
+
+static void await_owner(tdm_kv *kv)
+{
+    for (int i = 0; i < 3000 && !stays_for(kv, 0.001); i++) {
+    }
+}
+
+/* The kernel says of an owner that does not keep its lease whether it is only slow. */
+static void leases_of_slow_processes(void)
+{
+    begin();
+    tdm_kv *kv = exercise_open(&options);
+    int status = 0;
+    pid_t child = start_owner(true, 30); /* no machine is so busy */
+    await_owner(kv);
+    CHECK(stays_for(kv, 1.5));
+    CHECK_INT(kill(child, SIGSTOP), 0);
+    CHECK(!stays_for(kv, 20));
+    CHECK_INT(kill(child, SIGKILL), 0);
+    CHECK_INT(waitpid(child, &status, 0), child);
+
+    child = start_owner(true, 30);
+    await_owner(kv);
+    CHECK_INT(kill(child, SIGKILL), 0); /* and it is not waited for: it is dead all the same */
+    CHECK(!stays_for(kv, 20));
+    CHECK_INT(waitpid(child, &status, 0), child);
+
+    child = start_owner(false, 1); /* it lives, and does nothing: it gets its time, and no more */
+    await_owner(kv);
+    CHECK(stays_for(kv, 0.5));
+    CHECK(!stays_for(kv, 20));
+    CHECK_INT(kill(child, SIGKILL), 0);
+    CHECK_INT(waitpid(child, &status, 0), child);
+
+    child = start_owner(true, 0); /* without idle_s a lease ends by its time alone */
+    await_owner(kv);
+    CHECK(!stays_for(kv, 20));
+    CHECK_INT(kill(child, SIGKILL), 0);
+    CHECK_INT(waitpid(child, &status, 0), child);
+
+    /* One that is given back is gone at once, though its owner lives. */
+    tdm_kv_options own = options;
+    own.idle_s = 30;
+    tdm_kv *other = exercise_open(&own);
+    uint64_t lease = 0;
+    WORKS(tdm_kv_lease(other, 30, &lease, &err));
+    WORKS(tdm_kv_put(other, "owner", "1", lease, &err));
+    WORKS(tdm_kv_release(other, lease, &err));
+    CHECK(!stays_for(kv, 0.02));
+    tdm_kv_close(other);
+    tdm_kv_close(kv);
+    end();
+}
+
 static void dead_and_stopped_holders(void)
 {
     begin();
@@ -664,6 +750,7 @@ static const check_test tests[] = {
     CHECK_TEST(old_or_foreign_files),
     CHECK_TEST(damaged_logs),
     CHECK_TEST(full_stores),
+    CHECK_TEST(leases_of_slow_processes),
     CHECK_TEST(dead_and_stopped_holders),
     CHECK_TEST(kills),
     CHECK_TEST(quiet_waits),
