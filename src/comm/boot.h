@@ -11,6 +11,8 @@
 #include "comm/control.h"
 #include "comm/control_channel.h"
 
+#include <tandem/os.h>
+
 #include <pthread.h>
 
 enum {
@@ -35,6 +37,11 @@ tdm_status tdm__host_identity(const char *given, uint8_t out[TDM_SHA256_BYTES], 
                               tdm_error *err);
 /* Seconds of silence after which a rank is given up: TANDEM_SILENCE, or 5. */
 double tdm__silence_s(void);
+/* Whether a silence of a process of this host, which is too long for one that runs well, comes from a busy
+ * host: the process lives, is not stopped, and makes progress. Not for ever: the most is many times
+ * `least_s`, the shortest silence that is too long. */
+bool tdm__silence_is_slowness(tdm_process_watch *watch, uint64_t pid, double silent_s,
+                              double least_s);
 
 /* ---- boot_rendezvous.c -------------------------------------------------------------------------- */
 

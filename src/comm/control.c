@@ -67,7 +67,8 @@ typedef struct client {
     bool hurries;   /* this rank has revoked the world, or leaves it: it is patient with nobody */
     double heard_s, longest_s;
     peer *peers;
-    int first_gone; /* -1: nobody */
+    tdm_process_watch hub_process; /* of a hub on this host; begun at its first long silence */
+    int first_gone;                /* -1: nobody */
     char gone_text[300];
     bool hopeless; /* a rank was lost, or has revoked the world: */
     char hopeless_text[300];
@@ -294,6 +295,10 @@ static void listen_for_silence(client *c, double now_s)
     double beats_s = 20 * tdm__beat_s(c->control.size);
     if (c->control.size > 1024 && most_s < beats_s) most_s = beats_s;
     if (c->control.rank == 0 || now_s - c->heard_s <= most_s) return;
+    const tdm__entry *hub = &c->peers[0].entry, *own = &c->peers[c->control.rank].entry;
+    if (hub->host == own->host &&
+        tdm__silence_is_slowness(&c->hub_process, hub->pid, now_s - c->heard_s, least_s))
+        return;
     char text[80];
     snprintf(text, sizeof text, "it was not heard of for %.1f s", now_s - c->heard_s);
     cut_off(c, TDM_SIGN_SILENCE, text);

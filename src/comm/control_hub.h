@@ -53,6 +53,7 @@ typedef struct tdm__member {
     tdm__member_state state;
     tdm__caller *caller; /* HERE */
     uint64_t pid;
+    tdm_process_watch process; /* of a rank of this host; begun at its first long silence */
     uint8_t host[TDM_SHA256_BYTES];
     char host_name[64];
     bool came_and_went;        /* before the world began */

@@ -120,6 +120,14 @@ bool tdm__hub_is_silent(const tdm__hub *hub, int rank, double now_s)
     return now_s - hub->members[rank].heard_s >= SILENT_BEATS * tdm__beat_s(hub->facts.size);
 }
 
+/* Of a rank of this host the kernel says whether it makes progress. */
+static bool is_only_slow(const tdm__hub *hub, tdm__member *member, double now_s)
+{
+    if (memcmp(member->host, hub->facts.host, sizeof member->host) != 0) return false;
+    return tdm__silence_is_slowness(&member->process, member->pid, now_s - member->heard_s,
+                                    hub->facts.silence_s);
+}
+
 void tdm__hub_listen_for_silence(tdm__hub *hub, double now_s)
 {
     double least_s = hub->facts.silence_s, beats_s = 20 * tdm__beat_s(hub->facts.size);
@@ -130,7 +138,7 @@ void tdm__hub_listen_for_silence(tdm__hub *hub, double now_s)
         double most_s = PATIENCE * member->longest_s;
         if (most_s > 10 * least_s) most_s = 10 * least_s;
         if (most_s < least_s) most_s = least_s;
-        if (now_s - member->heard_s > most_s)
+        if (now_s - member->heard_s > most_s && !is_only_slow(hub, member, now_s))
             tdm__hub_lost(hub, i, TDM_SIGN_SILENCE, "it was not heard of for %.1f s",
                           now_s - member->heard_s);
     }

@@ -208,6 +208,15 @@ double tdm__silence_s(void)
     return read_seconds("TANDEM_SILENCE", &seconds, NULL) == TDM_OK ? seconds : 5;
 }
 
+bool tdm__silence_is_slowness(tdm_process_watch *watch, uint64_t pid, double silent_s,
+                              double least_s)
+{
+    enum { IDLE_TIMES = 6, MOST_TIMES = 24 };
+    if (silent_s > MOST_TIMES * least_s) return false;
+    if (watch->process != (int64_t)pid) tdm_process_watch_init((int64_t)pid, watch);
+    return tdm_process_lives(watch, IDLE_TIMES * least_s);
+}
+
 /* ---- where to meet, when only the launcher is known ---------------------------------------------- */
 
 /* Slurm cuts long lists short: "rack[1-2]node[03,05-7],login". The first name takes the first of each

@@ -8,7 +8,10 @@
 
 #include "comm/boot.h"
 
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* ---- the environment -------------------------------------------------------------------------------------- */
 
@@ -404,6 +407,33 @@ static void rendezvous_are_understood(void)
     CHECK_INT(tdm__rendezvous_init(&meeting, "unix:x", long_text, NULL), TDM_ERR_INVALID);
 }
 
+/* A process that computes without a word is only slow; one that is stopped or dead is not. */
+static void a_silence_is_slowness_or_death(void)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        for (volatile uint64_t turns = 0;; turns++) {
+        }
+    }
+    siginfo_t info;
+    uint64_t pid = (uint64_t)child;
+    tdm_process_watch watch = {.process = 0};
+    CHECK(tdm__silence_is_slowness(&watch, pid, 6, 5));
+    CHECK(tdm__silence_is_slowness(&watch, pid, 60, 5));
+    CHECK(!tdm__silence_is_slowness(&watch, pid, 121, 5)); /* too long for anything */
+    CHECK_INT(kill(child, SIGSTOP), 0);
+    CHECK_INT(waitid(P_PID, (id_t)child, &info, WSTOPPED), 0);
+    CHECK(!tdm__silence_is_slowness(&watch, pid, 6, 5));
+    CHECK_INT(kill(child, SIGKILL), 0);
+    CHECK_INT(waitid(P_PID, (id_t)child, &info, WEXITED | WNOWAIT), 0);
+    CHECK(!tdm__silence_is_slowness(&watch, pid, 6, 5)); /* not waited for yet */
+    CHECK_INT(waitpid(child, NULL, 0), child);
+    CHECK(!tdm__silence_is_slowness(&watch, pid, 6, 5));
+    watch.process = 0;
+    CHECK(!tdm__silence_is_slowness(&watch, pid, 6, 5));
+}
+
 static const check_test tests[] = {
     CHECK_TEST(places_are_read_from_launchers),
     CHECK_TEST(nonsense_in_the_environment_is_named),
@@ -414,6 +444,7 @@ static const check_test tests[] = {
     CHECK_TEST(launches_have_names),
     CHECK_TEST(launchers_say_where_to_meet),
     CHECK_TEST(rendezvous_are_understood),
+    CHECK_TEST(a_silence_is_slowness_or_death),
 };
 
 int main(int argc, char **argv)
