@@ -49,7 +49,9 @@ typedef struct run {
     int failures;              /* epochs in a row that ended before a step was done */
     bool has_failed;           /* the last epoch ended by a failure */
     bool said_short;
-    bool is_whole; /* it has come through enter, so it has the run's state */
+    bool is_whole;              /* it has come through enter, so it has the run's state */
+    tdm_process_watch *watches; /* by rank of the epoch that is watched; TDM__EPOCH_MOST */
+    uint32_t watched;           /* its number; 0: none */
 } run;
 
 static outcome end(run *r, tdm_status status)
@@ -376,6 +378,22 @@ static void set_epoch(run *r, const tdm__view *view)
     }
 }
 
+/* Says of those of this host that have not left the epoch yet whether they make progress. The kernel is
+ * asked only for processes that this member's own kernel has. */
+static void mark_busy(run *r, tdm__view *view)
+{
+    if (view->number == 0 || !r->m->has_thread || !tdm__view_is_broken(view)) return;
+    bool is_new = r->watched != view->number;
+    r->watched = view->number;
+    for (int i = 0; i < view->size; i++) {
+        tdm__view_member *m = &view->members[i];
+        if (is_new) r->watches[i] = (tdm_process_watch){.process = 0};
+        if (m->has_reported || !tdm__view_alive(m) || strcmp(m->host, r->m->host) != 0) continue;
+        if (r->watches[i].process == 0) tdm_process_watch_init(m->pid, &r->watches[i]);
+        m->is_busy = tdm_process_lives(&r->watches[i], r->m->report_s);
+    }
+}
+
 /* One look, and what it leads to. */
 static outcome agree(run *r)
 {
@@ -389,6 +407,7 @@ static outcome agree(run *r)
         return end(r, tdm_fail(r->err, status, "%s", why.message));
     if (status != TDM_OK) return store_trouble(r, &why);
     tdm__member_heard(r->m, asked_s);
+    mark_busy(r, &view);
     switch (tdm__epoch_decide(&view, &r->rules, &r->memo, tdm_kv_now(r->m->kv), &plan)) {
     case TDM__DEED_WAIT: return wait_for_change(r, &view, &plan);
     case TDM__DEED_PROPOSE: return propose(r, &view, &plan);
@@ -416,9 +435,11 @@ tdm_status tdm_elastic_run(tdm_member *member, const tdm_elastic_ops *ops, void 
     run r = {.m = member, .ops = ops, .user = user, .err = err, .left_s = -1};
     r.arena = tdm_arena_create("look");
     r.members = calloc(TDM__EPOCH_MOST, sizeof *r.members);
-    if (!r.arena || !r.members) {
+    r.watches = calloc(TDM__EPOCH_MOST, sizeof *r.watches);
+    if (!r.arena || !r.members || !r.watches) {
         tdm_arena_destroy(r.arena);
         free(r.members);
+        free(r.watches);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to take part in a run");
     }
     tdm__epoch_memo_init(&r.memo);
@@ -444,5 +465,6 @@ tdm_status tdm_elastic_run(tdm_member *member, const tdm_elastic_ops *ops, void 
     if (r.status == TDM_OK) *out = r.result;
     tdm_arena_destroy(r.arena);
     free(r.members);
+    free(r.watches);
     return r.status;
 }

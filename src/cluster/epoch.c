@@ -28,6 +28,9 @@
 #define UNHURRIED 30.0
 /* The second proposer steps in so much later than the first, and so on. */
 #define TURN_S 0.5
+/* At most so long a member that makes progress is waited for; it is looked at so often. */
+#define BUSY_MOST_S 60.0
+#define BUSY_LOOK_S 0.25
 /* So long those that are too few without the others believe that these are cut off. */
 #define CUT_S 5.0
 
@@ -282,6 +285,17 @@ static bool are_lost(const tdm__view *view)
     return reporters > missing || (reporters == missing && lowest == 1);
 }
 
+/* Whether one that has not reported makes progress, as the kernel of this host says. One that others could
+ * not reach has got its time in the call that found that out. */
+static bool is_one_busy(const tdm__view *view)
+{
+    for (int i = 0; i < view->size; i++) {
+        const tdm__view_member *m = &view->members[i];
+        if (is_missing(m) && m->is_busy && !is_named(view, m)) return true;
+    }
+    return false;
+}
+
 static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
                         double now_s, tdm__epoch_plan *plan)
 {
@@ -301,6 +315,8 @@ static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epo
         double report_s = rules->report_s;
         due_s = failed_s + (are_lost(view) ? fmin(LOST_S, report_s) : gone_s(view, report_s));
     }
+    /* Slow ones are waited for, and looked at again and again: their host is busy. */
+    if (is_one_busy(view)) due_s = fmax(due_s, fmin(now_s + BUSY_LOOK_S, broken_s + BUSY_MOST_S));
     if (!misses) due_s = alone_s >= 0 && is_silent ? alone_s + rules->silence_s : now_s;
     if (now_s >= due_s) return true;
     wait_until(plan, due_s, "the others to leave the epoch");

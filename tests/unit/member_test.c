@@ -322,6 +322,60 @@ static void first_and_next_epoch(void)
 
 /* Of one host all processes end at once, as when it is switched off: a connection was closed, and nobody
  * there says anything. */
+/* Rank 1 has died, and rank 2 has not reported: it is waited for as long as it makes progress. */
+static void a_busy_member_is_waited_for(void)
+{
+    static const char *const ids[] = {"a", "b", "c"};
+    make_store();
+    tdm_kv *kv = open_store();
+    tdm_arena *arena = tdm_arena_create("test");
+    tdm__view view = {0};
+    static tdm__epoch_plan plan;
+    const tdm__epoch_rules rules = {.id = "a",
+                                    .min = 1,
+                                    .max = 3,
+                                    .wait_s = 100,
+                                    .report_s = 2,
+                                    .settle_s = 5,
+                                    .silence_s = 12};
+    for (int i = 0; i < 3; i++) put_record(kv, ids[i], "h", i);
+    put(kv, SESSION "epoch",
+        "{\"number\":1,\"members\":[{\"id\":\"a\",\"host\":\"h\"},{\"id\":\"b\",\"host\":\"h\"},"
+        "{\"id\":\"c\",\"host\":\"h\"}]}");
+    put(kv, SESSION "dead/b", "{\"why\":\"killed by signal 9\"}");
+    put(kv, SESSION "reports/1/a", "{\"whole\":true,\"closed\":[\"b\"]}");
+    tdm__epoch_memo memo;
+    tdm__epoch_memo_init(&memo);
+    memo.left = memo.number = 1;
+    memo.took_part = true;
+    const double looks_s[] = {100, 101, 103, 130, 159};
+    for (size_t i = 0; i < sizeof looks_s / sizeof looks_s[0]; i++) {
+        CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
+        view.members[2].is_busy = true;
+        CHECK_INT(tdm__epoch_decide(&view, &rules, &memo, looks_s[i], &plan), TDM__DEED_WAIT);
+        CHECK(plan.until_s > looks_s[i]);
+    }
+    CHECK(plan.until_s < 159.3); /* it may make no progress any more soon */
+    /* One that makes none has had its time; so has one that others could not reach, */
+    tdm__epoch_memo other = memo;
+    CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
+    CHECK_INT(tdm__epoch_decide(&view, &rules, &other, 103, &plan), TDM__DEED_PROPOSE);
+    CHECK_INT(plan.next_count, 1);
+    put(kv, SESSION "reports/1/a", "{\"whole\":true,\"lost\":[\"c\"],\"closed\":[\"b\"]}");
+    other = memo;
+    CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
+    view.members[2].is_busy = true;
+    CHECK_INT(tdm__epoch_decide(&view, &rules, &other, 103, &plan), TDM__DEED_PROPOSE);
+    /* and one that never ends its work. */
+    put(kv, SESSION "reports/1/a", "{\"whole\":true,\"closed\":[\"b\"]}");
+    CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
+    view.members[2].is_busy = true;
+    CHECK_INT(tdm__epoch_decide(&view, &rules, &memo, 161, &plan), TDM__DEED_PROPOSE);
+    tdm_arena_destroy(arena);
+    tdm_kv_close(kv);
+    remove_store();
+}
+
 static void a_host_that_is_gone_is_not_waited_for_long(void)
 {
     static const char *const ids[] = {"a", "b", "c", "d"}; /* ranks 0 and 1 on h1, 2 and 3 on h2 */
@@ -627,6 +681,7 @@ static const check_test tests[] = {CHECK_TEST(the_lease_follows_the_pulse),
                                    CHECK_TEST(a_record_of_nonsense_is_none),
                                    CHECK_TEST(the_largest_epoch_fits),
                                    CHECK_TEST(first_and_next_epoch),
+                                   CHECK_TEST(a_busy_member_is_waited_for),
                                    CHECK_TEST(a_host_that_is_gone_is_not_waited_for_long),
                                    CHECK_TEST(a_killed_member_is_left_behind),
                                    CHECK_TEST(a_stopped_member_is_fenced),
