@@ -366,6 +366,7 @@ void tdm__start_clock(tdm__trainer *t)
     t->window_begin_samples = t->position.samples;
     if (t->saved_s <= 0) t->saved_s = t->window_begin_s;
     if (!t->entered) t->start_seconds = t->window_begin_s - t->begin_s;
+    t->watch.first_seconds = t->step_seconds;
     tdm__watch_start(&t->watch);
 }
 

@@ -2,7 +2,8 @@
  * watch.c: what each rank does: how fast it is, how long it waits, and what of that is worth a word.
  *
  * The team counts; here the counts become rates: over a window of late, for the metrics and the
- * progress line, and over all steps of this call, for the summary. A rank's samples a second are those
+ * progress line, and over all steps of the last team, for the summary: when the members have changed,
+ * a rank is another one than before. A rank's samples a second are those
  * of its lanes over the time of whole steps, so the ranks' add up to the training's. All ranks see
  * the same counts; rank 0 alone puts them into words.
  */
@@ -97,7 +98,7 @@ void tdm__watch_total(tdm__watch *w, double seconds)
     for (int i = 0; i < w->count; i++) {
         tdm_team_rank now;
         tdm_team_rank_of(w->team, i, &now);
-        rate(&w->ranks[i], &now, &w->first[i], seconds);
+        rate(&w->ranks[i], &now, &w->first[i], seconds - w->first_seconds);
     }
 }
 

@@ -11,7 +11,8 @@ typedef struct tdm__watch {
     bool has_rates;
     double window_begin_s;
     tdm_team_rank *before; /* at the beginning of the window */
-    tdm_team_rank *first;  /* at the beginning of this call */
+    tdm_team_rank *first;  /* at the beginning of this team */
+    double first_seconds;  /* that the call's steps had taken by then */
     tdm__host_name *names;
     size_t room;   /* ranks that these four have room for */
     int straggler; /* -1: none */
@@ -26,7 +27,8 @@ tdm_status tdm__watch_init(tdm__watch *w, tdm_comm *comm, const tdm_team *team, 
 void tdm__watch_start(tdm__watch *w);
 /* Looks at the rates of late: of up to about a second. */
 void tdm__watch_late(tdm__watch *w);
-/* The rates of all of this call's steps, which took so many seconds. */
+/* The rates of all steps of this team; the call's steps, those of earlier teams included, took so many
+ * seconds. */
 void tdm__watch_total(tdm__watch *w, double seconds);
 /* "ranks":[...] for a line of metrics; nothing for a single process. */
 void tdm__watch_put(const tdm__watch *w, tdm_json_writer *out);

@@ -244,6 +244,24 @@ test_stale_sessions_are_removed() {
     wait_for "$deadline" shows_nothing
     is_clean || fail "left: $(ls runtime)"
 }
+# The rates of the ranks are those since the last change: what a rank does all the time (its lanes, updates,
+# waiting) adds up to most of that time, however long others trained before.
+test_rates_are_those_since_the_last_change() {
+    start 2 --json "${long[@]}" --set run.dir=rates # one line at the end
+    local pid
+    pid=$(pid_of 1)
+    sleep 5
+    kill -9 "$pid"
+    wait_for "$deadline" is_past_epoch 2 # one is left at first, then there are two again
+    wait_for "$deadline" has_ranks 2
+    sleep 1
+    assert_exit 0 tandem stop tiny-1
+    end 130
+    grep -o '"lane_share":[^}]*' launcher.out | sed 's/"[a-z_]*"://g; s/,/ /g' |
+        awk '{ if ($1 + $2 + $3 < 0.4) bad = 1; n++ } END { exit bad || n != 2 }' ||
+        fail "shares of the time that are too small: $(cat launcher.out)"
+}
+
 # The last process of a session removes the store while 'tandem ps' looks: that makes no new one, which
 # nobody would remove. A store that is left over from that, without a lock, is removed.
 test_looking_makes_no_files() {
