@@ -129,7 +129,7 @@ static void test_estimates_are_honest(void)
                                        "memory.recompute=full",
                                        NULL};
     check_honest(wide, 100);
-    check_honest(many, 80);
+    check_honest(many, 60); /* activations: scratch of kernels differs between instruction sets */
     check_honest(deep, 200);
 }
 
