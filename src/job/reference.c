@@ -254,7 +254,7 @@ static const char introduction[] =
     "  aliases, tags and merge keys.\n"
     "- **Bits.** A key marked *bits* decides the trained parameters: two jobs that agree on all "
     "of\n"
-    "  them, on the data and on the machine's instruction set train the same bits. A run can be\n"
+    "  them and on the data train the same bits on every machine. A run can be\n"
     "  continued only by a job that agrees on them. Of a path only counts whether it is given. Some\n"
     "  decide bits in some jobs only; then it says when.\n";
 
