@@ -48,7 +48,7 @@ static tdm_status open_into(tdm_model *model, const char *path, tdm_error *err)
     model->options = (tdm_model_options){.job = tdm_job_document_job(model->document),
                                          .sample_shape = content->sample_shape,
                                          .class_count = content->class_count};
-    tdm__warn_of_numerics(checkpoint_path, content->numerics, model->options.job,
+    tdm__warn_of_numerics(model->path, content->numerics, model->options.job,
                           "results may differ in their last digits from those of its training");
     model->options.threads = tdm__threads_guess(model->options.job, 1);
     TDM_TRY(tdm__state_init(&model->options, TDM__STATE_FOR_INFERENCE, NULL, &model->state, err));
