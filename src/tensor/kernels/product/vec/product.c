@@ -25,7 +25,9 @@ enum {
     BLOCK_ROWS = 128,
     BLOCK_COLS = 384,
 #endif
-    POINTERS = 64
+    POINTERS = 64,
+    LINES_IN_PLACE = 128,
+    RESULT_BYTES_SMALL = 1 << 20
 };
 
 /* ---- panels ---------------------------------------------------------------------------------- */
@@ -146,6 +148,7 @@ typedef struct product_block {
     int64_t block_rows;   /* rows that one unit of work takes */
     int64_t row_blocks;   /* and how many such blocks there are */
     int64_t col_groups;   /* parts of the columns; a unit is a block of rows and one of them */
+    bool right_in_place;  /* full panels of the right factor are read where they are */
     float *right, *lefts; /* panels: shared, and one block for each thread */
     size_t left_size;     /* numbers from one thread's to the next */
 } product_block;
@@ -173,16 +176,19 @@ static void block_fill_right(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* Units are indices k of the segment: whole lines are read one after another. */
+/* Units are indices k of the segment: whole lines are read one after another. Of a factor in place only
+ * the columns of a last, incomplete panel are copied. */
 static void block_fill_right_rows(const void *args, int64_t begin, int64_t end)
 {
     const product_block *b = args;
-    panel_row row = {.to = b->right,
-                     .count = b->cols,
+    int64_t first = b->right_in_place ? b->cols / PANEL_COLS * PANEL_COLS : 0;
+    panel_row row = {.to = b->right + first * b->length,
+                     .count = b->cols - first,
                      .cols = PANEL_COLS,
                      .apart = PANEL_COLS * b->length,
                      .rounded = TDM__WIDTH};
-    panel_from_columns(&b->product->b, b->n, b->k + begin, end - begin, &row, begin);
+    if (row.count > 0)
+        panel_from_columns(&b->product->b, b->n + first, b->k + begin, end - begin, &row, begin);
 }
 
 static void block_rows_of_c(const tdm__product *p, int64_t row, int64_t count, int64_t col,
@@ -197,22 +203,36 @@ static void block_rows_of_c(const tdm__product *p, int64_t row, int64_t count, i
 }
 
 /* A tile at the edge: its sums go through a buffer, so that nothing outside of c is touched. */
-static void block_edge_tile(tile_fn tile, const tile_left *left, const float *b, int64_t length,
-                            const tile_end *end, int64_t rows, int64_t cols)
+static void block_edge_tile(tile_fn tile, const tile_left *left, const tile_right *right,
+                            int64_t length, const tile_end *end, int64_t rows, int64_t cols)
 {
     float buffer[TILE_ROWS * PANEL_COLS] = {0}, bias[PANEL_COLS] = {0}, *c[TILE_ROWS];
     for (int64_t i = 0; i < TILE_ROWS; i++) c[i] = buffer + i * PANEL_COLS;
     for (int64_t i = 0; i < rows && end->add; i++)
         memcpy(c[i], end->c[i], (size_t)cols * sizeof(float));
     if (end->bias) memcpy(bias, end->bias, (size_t)cols * sizeof(float));
-    tile(left, b, length, &(tile_end){c, end->add, end->bias ? bias : NULL});
+    tile(left, right, length, &(tile_end){c, end->add, end->bias ? bias : NULL});
     for (int64_t i = 0; i < rows; i++) memcpy(end->c[i], c[i], (size_t)cols * sizeof(float));
 }
 
-/* Whether the left factor can be read where it is: rows along k at equal distances. */
-static bool reads_in_place(const tdm__product *p)
+/*
+ * Whether a factor is read where it is. A left factor whose rows run along k is: a tile reads a few rows
+ * from beginning to end. Where each line is another k, only a few of them: they are in as many pages.
+ */
+static bool reads_in_place(const tdm__factor *f, bool is_left, int64_t length)
 {
-    return p->a.along_k && p->a.stride > 0;
+    return f->stride > 0 && (f->along_k ? is_left : length <= LINES_IN_PLACE);
+}
+
+/* The right factor of the panel that begins at column `at`. */
+static tile_right block_right(const product_block *b, int64_t at)
+{
+    const tdm__factor *f = &b->product->b;
+    const float *line;
+    if (!b->right_in_place || b->cols - at < PANEL_COLS)
+        return (tile_right){b->right + at * b->length, panel_cols(b, at)};
+    f->lines(f->source, b->k, 1, 0, &line);
+    return (tile_right){line + b->n + at, f->stride};
 }
 
 /* Finds the left panels of rows [row, row + rows): in place, or filled into `room`. */
@@ -221,21 +241,31 @@ static void block_find_left(const product_block *b, int64_t row, int64_t rows, f
 {
     const tdm__factor *a = &b->product->a;
     int64_t apart = left_panel_size(b->length);
+    bool in_place = reads_in_place(a, true, b->length);
     const float *line;
     for (int64_t r = 0; r < rows; r += TILE_ROWS) {
         int64_t count = product_min(TILE_ROWS, rows - r), height = tile_height(count);
         float *panel = room + r / TILE_ROWS * apart;
         lefts[r / TILE_ROWS] = (tile_left){.at = panel, .row = 1, .col = height};
-        if (reads_in_place(b->product) && count == height) {
+        if (in_place && count == height && a->along_k) {
             a->lines(a->source, row + r, 1, 0, &line);
             lefts[r / TILE_ROWS] = (tile_left){.at = line + b->k, .row = a->stride, .col = 1};
+        } else if (in_place && count == height) {
+            a->lines(a->source, b->k, 1, 0, &line);
+            lefts[r / TILE_ROWS] = (tile_left){.at = line + row + r, .row = 1, .col = a->stride};
         } else if (a->along_k) {
             panel_from_lines(a, row + r, count, b->k, b->length, panel, height);
         }
     }
     panel_row all = {
         .to = room, .count = rows, .cols = TILE_ROWS, .apart = apart, .rounded = TILE_ROWS_STEP};
-    if (!a->along_k) panel_from_columns(a, row, b->k, b->length, &all, 0);
+    if (a->along_k) return;
+    /* Of a factor in place, only the rows of a tile at the edge. */
+    int64_t edge = in_place ? rows / TILE_ROWS * TILE_ROWS : 0;
+    all.to += edge / TILE_ROWS * apart;
+    all.count -= edge;
+    bool is_whole = in_place && (rows - edge) % TILE_ROWS_STEP == 0;
+    if (!is_whole) panel_from_columns(a, row + edge, b->k, b->length, &all, 0);
 }
 
 /* Rows [row, row + rows) of the result, of columns [from, to) of the block. */
@@ -249,7 +279,7 @@ static void block_multiply(const product_block *b, int64_t row, int64_t rows, in
     block_find_left(b, row, rows, room, lefts);
     for (int64_t at = from; at < to; at += PANEL_COLS) {
         int64_t cols = product_min(PANEL_COLS, b->cols - at), width = panel_cols(b, at);
-        const float *right = b->right + at * b->length;
+        tile_right right = block_right(b, at);
         const float *bias = last && p->bias ? p->bias + b->n + at : NULL;
         tile_end end = {c, b->k > 0, bias};
         for (int64_t r = 0; r < rows; r += TILE_ROWS) {
@@ -257,9 +287,9 @@ static void block_multiply(const product_block *b, int64_t row, int64_t rows, in
             tile_fn tile = tile_for(height, width);
             block_rows_of_c(p, row + r, count, b->n + at, c);
             if (count == height && cols == width)
-                tile(&lefts[r / TILE_ROWS], right, b->length, &end);
+                tile(&lefts[r / TILE_ROWS], &right, b->length, &end);
             else
-                block_edge_tile(tile, &lefts[r / TILE_ROWS], right, b->length, &end, count, cols);
+                block_edge_tile(tile, &lefts[r / TILE_ROWS], &right, b->length, &end, count, cols);
         }
     }
     if (!last || p->activation == TDM_ACTIVATION_NONE) return;
@@ -303,44 +333,65 @@ static size_t left_size_of(int64_t M, int threads)
     return (size_t)(panels * left_panel_size(TDM__PRODUCT_SEGMENT));
 }
 
-static size_t right_size_of(int64_t N)
+/* Columns of a block: more where the segments are short. */
+static int64_t block_cols_of(int64_t length)
 {
-    return (size_t)(product_min(product_round_up(N, TDM__WIDTH), BLOCK_COLS) *
-                        TDM__PRODUCT_SEGMENT +
-                    16 * TDM__WIDTH);
+    return BLOCK_COLS * TDM__PRODUCT_SEGMENT / length / PANEL_COLS * PANEL_COLS;
+}
+
+static size_t right_size_of(int64_t N, int64_t K)
+{
+    int64_t segments = tdm__product_segments(K), length = (K + segments - 1) / segments;
+    int64_t cols = product_min(product_round_up(N, TDM__WIDTH), block_cols_of(length));
+    return (size_t)(cols * length + 16 * TDM__WIDTH);
 }
 
 static size_t product_scratch_bytes(int64_t M, int64_t N, int64_t K)
 {
-    (void)K;
     int threads = tdm__kernel_threads();
-    return (right_size_of(N) + (size_t)threads * left_size_of(M, threads)) * sizeof(float);
+    return (right_size_of(N, K) + (size_t)threads * left_size_of(M, threads)) * sizeof(float);
 }
 
+/* Columns [n, n + cols) of segment s. */
+static void product_run_block(product_block *b, int64_t segments, int64_t s, int64_t n,
+                              int64_t cols)
+{
+    const tdm__product *p = b->product;
+    int64_t panels = (cols + PANEL_COLS - 1) / PANEL_COLS;
+    int threads = tdm__kernel_threads();
+    b->n = n;
+    b->cols = cols;
+    b->k = tdm__product_segment_begin(p->K, segments, s);
+    b->length = tdm__product_segment_begin(p->K, segments, s + 1) - b->k;
+    b->col_groups = b->row_blocks < threads ? product_min(panels, threads) : 1;
+    b->right_in_place = reads_in_place(&p->b, false, b->length);
+    if (p->b.along_k)
+        tdm__vec_split(panels, b->length * PANEL_COLS, block_fill_right, b);
+    else
+        tdm__vec_split(b->length, b->cols, block_fill_right_rows, b);
+    /* A number of a tile costs a sixteenth of moving one. */
+    tdm__vec_split(b->row_blocks * b->col_groups,
+                   b->block_rows * b->cols / b->col_groups * b->length / 16, block_units, b);
+}
+
+/* A result that fits into the cache is gone over once for each segment; of a larger one, all segments of
+ * a block of columns are added before the next block. */
 static void product_run(const tdm__product *p, void *scratch)
 {
     int threads = tdm__kernel_threads();
+    int64_t segments = tdm__product_segments(p->K), length = (p->K + segments - 1) / segments;
+    int64_t block_cols = block_cols_of(length);
+    bool is_small = p->M * p->N * (int64_t)sizeof(float) <= RESULT_BYTES_SMALL;
     product_block b = {.product = p, .block_rows = rows_of_unit(p->M, threads)};
     b.row_blocks = (p->M + b.block_rows - 1) / b.block_rows;
     b.left_size = left_size_of(p->M, threads);
     b.right = scratch;
-    b.lefts = b.right + right_size_of(p->N);
-    int64_t segments = tdm__product_segments(p->K);
-    for (int64_t s = 0; s < segments; s++) {
-        b.k = tdm__product_segment_begin(p->K, segments, s);
-        b.length = tdm__product_segment_begin(p->K, segments, s + 1) - b.k;
-        for (b.n = 0; b.n < p->N; b.n += BLOCK_COLS) {
-            b.cols = product_min(BLOCK_COLS, p->N - b.n);
-            int64_t panels = (b.cols + PANEL_COLS - 1) / PANEL_COLS;
-            b.col_groups = b.row_blocks < threads ? product_min(panels, threads) : 1;
-            if (p->b.along_k)
-                tdm__vec_split(panels, b.length * PANEL_COLS, block_fill_right, &b);
-            else
-                tdm__vec_split(b.length, b.cols, block_fill_right_rows, &b);
-            /* A number of a tile costs a sixteenth of moving one. */
-            tdm__vec_split(b.row_blocks * b.col_groups,
-                           b.block_rows * b.cols / b.col_groups * b.length / 16, block_units, &b);
-        }
+    b.lefts = b.right + right_size_of(p->N, p->K);
+    int64_t blocks = (p->N + block_cols - 1) / block_cols;
+    for (int64_t i = 0; i < blocks * segments; i++) {
+        int64_t s = is_small ? i / blocks : i % segments;
+        int64_t n = (is_small ? i % blocks : i / segments) * block_cols;
+        product_run_block(&b, segments, s, n, product_min(block_cols, p->N - n));
     }
 }
 

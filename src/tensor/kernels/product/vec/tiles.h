@@ -114,6 +114,12 @@ static inline void panel_turn_square(const float *const from[], int64_t offset, 
 
 /* ---- tiles ----------------------------------------------------------------------------------- */
 
+/* The right factor of a tile: the numbers of its columns at k begin at at[k step]. */
+typedef struct tile_right {
+    const float *at;
+    int64_t step;
+} tile_right;
+
 /* What happens to the sums of a segment. */
 typedef struct tile_end {
     float *const *c;   /* addresses of the rows */
@@ -168,20 +174,38 @@ static inline __attribute__((always_inline)) void tile_begin(const int rows, con
         }
 }
 
-static inline __attribute__((always_inline)) void tile_store(const int rows, const int vecs,
-                                                             const tile_end *end,
-                                                             vf sum[TILE_ROWS][TILE_VECS])
+static inline __attribute__((always_inline)) void tile_store_as(const int rows, const int vecs,
+                                                                const bool add, const bool biased,
+                                                                const tile_end *end,
+                                                                vf sum[TILE_ROWS][TILE_VECS])
 {
+    vf bias[TILE_VECS];
+#pragma GCC unroll 4
+    for (int v = 0; v < vecs && biased; v++) bias[v] = vf_load(end->bias + v * TDM__WIDTH);
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
         for (int v = 0; v < vecs; v++) {
             float *c = end->c[i] + v * TDM__WIDTH;
             vf x = sum[i][v];
-            if (end->add) x = vf_load(c) + x;
-            if (end->bias) x += vf_load(end->bias + v * TDM__WIDTH);
+            if (add) x = vf_load(c) + x;
+            if (biased) x += bias[v];
             vf_store(c, x);
         }
+}
+
+static inline __attribute__((always_inline)) void tile_store(const int rows, const int vecs,
+                                                             const tile_end *end,
+                                                             vf sum[TILE_ROWS][TILE_VECS])
+{
+    if (!end->add && !end->bias)
+        tile_store_as(rows, vecs, false, false, end, sum);
+    else if (!end->bias)
+        tile_store_as(rows, vecs, true, false, end, sum);
+    else if (!end->add)
+        tile_store_as(rows, vecs, false, true, end, sum);
+    else
+        tile_store_as(rows, vecs, true, true, end, sum);
 }
 
 /* The left factor of a tile: element (i, k) is at[i row + k col], where row or col is 1. */
@@ -196,12 +220,12 @@ typedef struct tile_left {
  */
 static inline __attribute__((always_inline)) void tile_multiply(const int rows, const int vecs,
                                                                 const tile_left *left,
-                                                                const float *b, int64_t length,
+                                                                const tile_right *r, int64_t length,
                                                                 const tile_end *end)
 {
     vf sum[TILE_ROWS][TILE_VECS], right[TILE_VECS];
-    const float *a = left->at;
-    const int64_t step = left->col;
+    const float *a = left->at, *b = r->at;
+    const int64_t step = left->col, b_step = r->step;
     tile_begin(rows, vecs, end, sum);
 #pragma GCC unroll 2
     for (int64_t k = 0; k < length; k++) {
@@ -210,7 +234,7 @@ static inline __attribute__((always_inline)) void tile_multiply(const int rows, 
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) tile_row(vecs, a + i, right, sum[i]);
         a += step;
-        b += vecs * TDM__WIDTH;
+        b += b_step;
     }
     tile_store(rows, vecs, end, sum);
 }
@@ -224,12 +248,14 @@ enum {
 
 static inline __attribute__((always_inline)) void tile_multiply_rows(const int rows, const int vecs,
                                                                      const tile_left *left,
-                                                                     const float *b, int64_t length,
+                                                                     const tile_right *r,
+                                                                     int64_t length,
                                                                      const tile_end *end)
 {
     vf sum[TILE_ROWS][TILE_VECS], right[TILE_VECS];
     const float *at[POINTERS_OF_TILE];
-    const int64_t stride = left->row;
+    const float *b = r->at;
+    const int64_t stride = left->row, b_step = r->step;
     const int pointers = (rows + ROWS_OF_POINTER - 1) / ROWS_OF_POINTER;
     tile_begin(rows, vecs, end, sum);
 #pragma GCC unroll 8
@@ -246,21 +272,22 @@ static inline __attribute__((always_inline)) void tile_multiply_rows(const int r
             at[j]++;
             __asm__("" : "+r"(at[j])); /* one pointer, not one for each row */
         }
-        b += vecs * TDM__WIDTH;
+        b += b_step;
     }
     tile_store(rows, vecs, end, sum);
 }
 
-typedef void (*tile_fn)(const tile_left *left, const float *b, int64_t length, const tile_end *end);
+typedef void (*tile_fn)(const tile_left *left, const tile_right *right, int64_t length,
+                        const tile_end *end);
 
 #define TILE(rows, vecs)                                                                           \
-    static void tile_##rows##_##vecs(const tile_left *left, const float *b, int64_t length,        \
+    static void tile_##rows##_##vecs(const tile_left *left, const tile_right *r, int64_t length,   \
                                      const tile_end *end)                                          \
     {                                                                                              \
         if (left->row == 1)                                                                        \
-            tile_multiply(rows, vecs, left, b, length, end);                                       \
+            tile_multiply(rows, vecs, left, r, length, end);                                       \
         else                                                                                       \
-            tile_multiply_rows(rows, vecs, left, b, length, end);                                  \
+            tile_multiply_rows(rows, vecs, left, r, length, end);                                  \
     }
 
 /* Tiles with fewer rows or vectors, for the edges: tiles[rows / TILE_ROWS_STEP - 1][vecs - 1]. */
@@ -269,14 +296,18 @@ TILE(4, 1)
 TILE(4, 2)
 TILE(8, 1)
 TILE(8, 2)
-TILE(12, 1) TILE(12, 2) static const tile_fn tiles[][TILE_VECS] = {
+TILE(12, 1)
+TILE(12, 2)
+static const tile_fn tiles[][TILE_VECS] = {
     {tile_4_1, tile_4_2}, {tile_8_1, tile_8_2}, {tile_12_1, tile_12_2}};
 #elif TDM__LEVEL == 3
 TILE(2, 1)
 TILE(2, 2)
 TILE(4, 1)
 TILE(4, 2)
-TILE(6, 1) TILE(6, 2) static const tile_fn tiles[][TILE_VECS] = {
+TILE(6, 1)
+TILE(6, 2)
+static const tile_fn tiles[][TILE_VECS] = {
     {tile_2_1, tile_2_2}, {tile_4_1, tile_4_2}, {tile_6_1, tile_6_2}};
 #elif TDM__LEVEL == 2
 TILE(4, 1)
@@ -286,8 +317,10 @@ TILE(4, 1)
 TILE(4, 2)
 TILE(4, 3)
 TILE(8, 1)
-TILE(8, 2) TILE(8, 3) static const tile_fn tiles[][TILE_VECS] = {{tile_4_1, tile_4_2, tile_4_3},
-                                                                 {tile_8_1, tile_8_2, tile_8_3}};
+TILE(8, 2)
+TILE(8, 3)
+static const tile_fn tiles[][TILE_VECS] = {{tile_4_1, tile_4_2, tile_4_3},
+                                           {tile_8_1, tile_8_2, tile_8_3}};
 #endif
 
 /* The smallest tile for so many rows, at most TILE_ROWS, and vectors. */

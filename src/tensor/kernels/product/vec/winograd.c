@@ -289,7 +289,7 @@ static void chunk_multiply(const winograd_work *work, int64_t count, const float
                     tile_left left = {v + p * work->v_stride + i * w->C + begin, w->C, 1};
                     for (int64_t r = 0; r < height; r++)
                         rows[r] = m + p * work->m_stride + (i + r) * w->O + n;
-                    tile_for(height, width)(&left, u + n * length, length,
+                    tile_for(height, width)(&left, &(tile_right){u + n * length, width}, length,
                                             &(tile_end){rows, s > 0, NULL});
                 }
             }
@@ -478,8 +478,8 @@ static void grad_multiply(const winograd_grad *g, int64_t count, int64_t rows, i
                 tile_left left = {y + p * g->y_stride + o, 1, rows};
                 for (int64_t r = 0; r < height; r++)
                     to[r] = sums + p * g->g_stride + (o + r) * g->block_c + c;
-                tile_for(height, width)(&left, x + p * g->x_stride + c * count, count,
-                                        &(tile_end){to, add, NULL});
+                tile_right right = {x + p * g->x_stride + c * count, width};
+                tile_for(height, width)(&left, &right, count, &(tile_end){to, add, NULL});
             }
         }
 }
