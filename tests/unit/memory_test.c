@@ -228,7 +228,9 @@ static void test_offloaded_state_is_no_memory(void)
 
 static void test_parts(void)
 {
-    static const char *const sets[] = {"optim.kind=adamw", "optim.ema=0.9", NULL};
+    static const char *const sets[] = {"optim.kind=adamw", "optim.ema=0.9",
+                                       "compute.threads=1", /* each has scratch of its own */
+                                       NULL};
     tdm_job_document *document = load(sets);
     const tdm_job *job = tdm_job_document_job(document);
     tdm_memory_estimate one = estimate(job, 1), two = estimate(job, 2);

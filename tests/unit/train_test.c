@@ -195,6 +195,66 @@ static void every_step_is_a_place_to_stop(void)
     tdm_job_document_destroy(document);
 }
 
+/* The newest checkpoint of a run, as another version of the program would have written it. */
+static void forge_numerics(const char *path, const char *numerics, const char *job_hash)
+{
+    tdm_checkpoint *checkpoint = NULL;
+    tdm_error err = {0};
+    char forged[TDM_PATH_BYTES + 8];
+    snprintf(forged, sizeof(forged), "%s.forged", path);
+    CHECK_INT(tdm_checkpoint_open(path, &checkpoint, &err), TDM_OK);
+    tdm_checkpoint_content content = *tdm_checkpoint_content_of(checkpoint);
+    CHECK_TEXT(content.numerics, "portable 1");
+    content.numerics = numerics;
+    if (job_hash) content.job_hash = job_hash;
+    CHECK_INT(tdm_checkpoint_save(forged, &content, &err), TDM_OK);
+    tdm_checkpoint_destroy(checkpoint);
+    CHECK_INT(rename(forged, path), 0);
+}
+
+/* Going on from the checkpoint of another version is told once. One of before versions, when jobs had
+ * other hashes, goes on, too; with a version, another hash is another job. */
+static void other_versions_are_told(void)
+{
+    static const struct {
+        const char *numerics, *job_hash;
+        tdm_status expected;
+    } cases[] = {{"portable 99", NULL, TDM_OK},
+                 {NULL, NULL, TDM_OK},
+                 {NULL, "0123", TDM_OK},
+                 {"portable 1", "0123", TDM_ERR_JOB_MISMATCH}};
+    tdm_job_document *document = load(NULL, 0);
+    const tdm_job *job = tdm_job_document_job(document);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        listener l = listening();
+        l.stop_at = 5;
+        tdm_train_result r, again;
+        tdm_error err = {0};
+        tdm_model *model = NULL;
+        CHECK_INT(train(job, NULL, &l, &r, &err), TDM_OK);
+        forge_numerics(r.checkpoint_path, cases[i].numerics, cases[i].job_hash);
+        l = listening();
+        CHECK_INT(tdm_log_add_sink(on_log, &l, TDM_LOG_WARN), TDM_OK);
+        CHECK_INT(tdm_model_open(r.run_path, &model, &err), TDM_OK);
+        tdm_log_remove_sink(on_log, &l);
+        tdm_model_close(model);
+        bool told = cases[i].expected == TDM_OK;
+        CHECK_INT(l.warnings, told);
+        if (told) CHECK_HAS(l.last_warning, "results may differ in their last digits");
+        l = listening();
+        CHECK_INT(train(job, r.run_path, &l, &again, &err), cases[i].expected);
+        CHECK_INT(l.warnings, told);
+        if (!told) {
+            CHECK_INT(unlink(r.checkpoint_path), 0); /* other tests go on with what is here */
+            continue;
+        }
+        CHECK_TEXT(again.state_hash, whole_hash(job)); /* the arithmetic has not really changed */
+        CHECK_HAS(l.last_warning, "and this is 'portable 1': training goes on, but not with the");
+        CHECK_HAS(l.last_warning, cases[i].numerics ? "'portable 99'" : "'of before version 1'");
+    }
+    tdm_job_document_destroy(document);
+}
+
 static void a_finished_run_has_nothing_to_do(void)
 {
     tdm_job_document *document = load(NULL, 0);
@@ -485,6 +545,7 @@ static const check_test tests[] = {
     CHECK_TEST(events_come_in_order),
     CHECK_TEST(nothing_needs_to_be_asked_for),
     CHECK_TEST(every_step_is_a_place_to_stop),
+    CHECK_TEST(other_versions_are_told),
     CHECK_TEST(a_finished_run_has_nothing_to_do),
     CHECK_TEST(refusals_leave_the_result_alone),
     CHECK_TEST(checkpoints_on_the_way_may_fail),
