@@ -12,8 +12,8 @@ test_a_table() {
     assert_contains "$out" "147 parameters; 32 rows in 4 lanes of 8"
     [[ $out =~ workers\ +1\ with\ [0-9]+\ threads?\ each ]] || fail "no number of threads: $out"
     [[ $out =~ step\ +[0-9.]+\ ms\ \(median\ of\ [0-9]+ ]] || fail "no time of a step: $out"
-    [[ $out =~ matmul\ +forward\ +onednn\ +2\  ]] || fail "no line of two products: $out"
-    [[ $out =~ matmul\ +backward\ +onednn\ +3\  ]] || fail "no line of three products: $out"
+    [[ $out =~ matmul\ +forward\ +product\ +2\  ]] || fail "no line of two products: $out"
+    [[ $out =~ matmul\ +backward\ +product\ +3\  ]] || fail "no line of three products: $out"
     [ ! -e runs ] || fail "it left a run behind"
 }
 

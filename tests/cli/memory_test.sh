@@ -66,19 +66,20 @@ ways() {
 }
 
 test_what_it_costs() {
-    assert_exit 0 "$TANDEM" inspect text.yaml --set memory.recompute=blocks
+    assert_exit 0 "$TANDEM" inspect text.yaml -n 2 --set memory.recompute=blocks
     local table=${out#*$'\nmemory.recompute '}
     [[ $table =~ none\ +[0-9.]+\ [KM]B\ +[0-9.]+\ [KM]B\ +0\.0\ %$'\n' ]] || fail "none: $table"
     [[ $table =~ blocks\ +[0-9.]+\ [KM]B\ +[0-9.]+\ [KM]B\ +[12][0-9]\.[0-9]\ %\ +this\ job ]] ||
         fail "blocks: $table"
     [[ $table =~ full\ +[0-9.]+\ [KM]B\ +[0-9.]+\ [KM]B\ +[2-5][0-9]\.[0-9]\ % ]] || fail "full: $table"
     assert_contains "$out" "h.1.matmul.again "
-    assert_exit 0 "$TANDEM" inspect text.yaml --json --set memory.recompute=blocks
+    assert_exit 0 "$TANDEM" inspect text.yaml -n 2 --json --set memory.recompute=blocks
     assert_equal "$(ways recompute)" "none blocks full " "the ways"
     assert_equal "$(ways chosen)" "false true false " "the chosen way"
     read -r -a arenas <<<"$(ways arena_bytes)"
     read -r -a totals <<<"$(ways total)"
-    ((arenas[1] * 2 < arenas[0] && arenas[2] < arenas[1])) || fail "arenas ${arenas[*]}"
+    # Of a model as small as this, a kernel's scratch is a good part.
+    ((arenas[1] * 3 < arenas[0] * 2 && arenas[2] < arenas[1])) || fail "arenas ${arenas[*]}"
     local workers
     workers=$(json_value workers <<<"$out")
     assert_equal $((totals[0] - totals[1])) $((workers * (arenas[0] - arenas[1]))) "bytes saved"
@@ -95,7 +96,7 @@ refused() {
 }
 
 test_refusal() {
-    assert_exit 0 "$TANDEM" inspect text.yaml --json
+    assert_exit 0 "$TANDEM" inspect text.yaml -n 2 --json
     local none blocks limit
     read -r none blocks _ <<<"$(ways total)"
     limit=$(((none + blocks) / 2))
@@ -112,7 +113,7 @@ test_refusal() {
     assert_exit 0 "$TANDEM" train text.yaml -q -n 1 --set memory.limit=$limit
     assert_exit 0 "$TANDEM" train text.yaml -q -n 2 --set memory.limit="$none"
     refused --set memory.limit=$((none - 1))
-    assert_exit 0 "$TANDEM" inspect text.yaml --json --set memory.limit=$((none - 1))
+    assert_exit 0 "$TANDEM" inspect text.yaml -n 2 --json --set memory.limit=$((none - 1))
     assert_contains "$out" "\"budget_bytes\":$((none - 1)),\"fits\":false"
 }
 
@@ -147,9 +148,9 @@ lines_are_true() {
 
 test_a_leaner_optimiser() {
     local adam lion
-    assert_exit 0 "$TANDEM" inspect text.yaml --json
+    assert_exit 0 "$TANDEM" inspect text.yaml -n 2 --json
     adam=$(json_value total_bytes <<<"$out")
-    assert_exit 0 "$TANDEM" inspect text.yaml --json --set optim.kind=lion
+    assert_exit 0 "$TANDEM" inspect text.yaml -n 2 --json --set optim.kind=lion
     lion=$(json_value total_bytes <<<"$out")
     assert_exit 1 "$TANDEM" train text.yaml --set run.dir=refused --set memory.limit="$lion"
     assert_contains "$err" $'\n  optim.kind: lion (needs '
@@ -191,7 +192,7 @@ test_auto() {
 # What decides the result cannot be changed on resume, so it is not proposed.
 test_resume() {
     assert_exit 0 "$TANDEM" train text.yaml -q -n 2 --set train.steps=2 --set run.dir=going
-    assert_exit 0 "$TANDEM" inspect text.yaml --json
+    assert_exit 0 "$TANDEM" inspect text.yaml -n 2 --json
     local none blocks
     read -r none blocks _ <<<"$(ways total)"
     assert_exit 1 "$TANDEM" train text.yaml -n 2 --set memory.limit=$(((none + blocks) / 2)) --resume going/text-1

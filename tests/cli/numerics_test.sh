@@ -82,7 +82,7 @@ test_mixed_levels() {
     assert_contains "$(cat err.txt)" "rank 0 on host "
     assert_contains "$(cat err.txt)" "start all with TANDEM_ISA=v3 and the same oneDNN, or set compute.numerics: portable"
     [ ! -e runs ] || fail "it left a run behind"
-    mixed portable >out.txt
+    mixed portable >out.txt 2>err.txt || fail "mixed levels: $(cat err.txt)"
     local hash
     hash=$(hash_in "$(cat out.txt)")
     assert_exit 0 "$TANDEM" train job.yaml -n 1
