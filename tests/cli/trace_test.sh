@@ -96,7 +96,7 @@ test_bad_folders() {
     assert_exit 2 "$TANDEM" trace nowhere
     assert_contains "$err" "nowhere"
     mkdir empty
-    assert_exit 1 "$TANDEM" trace empty
+    assert_exit 2 "$TANDEM" trace empty
     assert_contains "$err" "no rank left a trace"
     cp -r dead damaged
     echo nonsense >damaged/rank-00000.trace
