@@ -270,6 +270,7 @@ static void test_checkpoint_round_trip(void)
     fill_state(&s, 120);
     s.content.position.seed = UINT64_MAX; /* JSON numbers are exact here */
     s.content.position.samples = ((uint64_t)1 << 53) + 1;
+    s.content.numerics = "portable 7";
     CHECK_INT(tdm_checkpoint_save(in_folder("c"), &s.content, &err), TDM_OK);
     tdm_checkpoint *checkpoint = NULL;
     CHECK_INT(tdm_checkpoint_open(in_folder("c"), &checkpoint, &err), TDM_OK);
@@ -277,6 +278,7 @@ static void test_checkpoint_round_trip(void)
     CHECK(memcmp(&c->position, &s.content.position, sizeof c->position) == 0);
     CHECK_TEXT(c->job_hash, "0123abcd");
     CHECK_TEXT(c->data_hash, "feed");
+    CHECK_TEXT(c->numerics, "portable 7");
     CHECK_TEXT(c->job_yaml, s.content.job_yaml);
     CHECK_INT(c->class_count, 3);
     for (int i = 0; i < 3; i++) CHECK_TEXT(c->class_names[i], s.classes[i]);
@@ -308,7 +310,8 @@ static void test_checkpoint_round_trip(void)
     CHECK_INT(tdm_checkpoint_save(in_folder("bare"), &bare, &err), TDM_OK);
     CHECK_INT(tdm_checkpoint_open(in_folder("bare"), &checkpoint, &err), TDM_OK);
     c = tdm_checkpoint_content_of(checkpoint);
-    CHECK(c->data_hash == NULL && c->class_count == 0 && c->sample_shape.rank == 0);
+    CHECK(c->data_hash == NULL && c->numerics == NULL && c->class_count == 0 &&
+          c->sample_shape.rank == 0);
     CHECK_INT(c->tensor_count, 0);
     tdm_checkpoint_destroy(checkpoint);
     folder_remove();
