@@ -152,11 +152,11 @@ test_a_leaner_optimiser() {
     adam=$(json_value total_bytes <<<"$out")
     assert_exit 0 "$TANDEM" inspect text.yaml -n 2 --json --set optim.kind=lion
     lion=$(json_value total_bytes <<<"$out")
-    assert_exit 1 "$TANDEM" train text.yaml --set run.dir=refused --set memory.limit="$lion"
+    assert_exit 1 "$TANDEM" train text.yaml -n 2 --set run.dir=refused --set memory.limit="$lion"
     assert_contains "$err" $'\n  optim.kind: lion (needs '
     ((lion < adam)) || fail "lion needs $lion, adamw $adam"
     # One that keeps as little is not changed for it.
-    assert_exit 1 "$TANDEM" train text.yaml --set run.dir=refused --set memory.limit=$((lion - 1)) \
+    assert_exit 1 "$TANDEM" train text.yaml -n 2 --set run.dir=refused --set memory.limit=$((lion - 1)) \
         --set optim.kind=sgd
     assert_lacks "$err" "optim.kind"
 }
