@@ -420,6 +420,9 @@ tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
         return TDM_OK;
     }
     tdm_status status = TDM_OK;
+    /* Who was killed after its last checkpoint may have left half a file; nothing is saved here, which
+     * would remove it. */
+    if (t->leads) (void)tdm_checkpoint_prune(t->run.checkpoint_dir, 0, NULL);
     if (t->leads) status = hash_of_file(t->status.checkpoint_path, out->state_hash, err);
     TDM_TRY(tdm__agree(t->comm, status, NULL, err));
     if (!t->comm) return TDM_OK;

@@ -48,6 +48,11 @@ test_a_finished_run() {
     assert_contains "$out" "nothing to do"
     assert_contains "$out" "test accuracy"
     assert_whole runs/finished
+    # Half a file of a process that was killed behind its last checkpoint, and whose number is free again.
+    : >runs/finished/checkpoints/.index.json.999999999.tmp
+    assert_exit 0 "$TANDEM" train --resume runs/finished
+    assert_equal "$(find runs/finished/checkpoints -name '*.tmp')" "" "leftovers"
+    assert_whole runs/finished
 }
 
 # Keys that decide only where a run ends bring tensors of their own, which this checkpoint lacks.
