@@ -65,9 +65,10 @@ test_quickstart_builds_the_modules() {
     [ -f "$build_dir/build.ninja" ] || return 0 # an installed one
     targets=$(sed -n 's/.* tools\/build release \(.*\)$/\1/p' "$source_root/tools/quickstart")
     assert_contains " $targets " " modules "
+    ninja -C "$build_dir" -t inputs modules >inputs.txt
     for module in ucx:ucx mpi:ompi-c; do
         pkg-config --exists "${module#*:}" || continue
-        ninja -C "$build_dir" -t inputs modules | grep -q "/tandem-${module%:*}[.]dir/" ||
+        grep -q "/tandem-${module%:*}[.]dir/" inputs.txt ||
             fail "the target 'modules' lacks ${module%:*}"
     done
 }

@@ -11,7 +11,7 @@ command -v mpirun >/dev/null || skip "there is no mpirun, so the MPI transport i
 "$program" --has-mpi || skip "built without MPI, or with a sanitizer that MPI does not pass, so its transport is not tested"
 # Open MPI refuses root and more ranks than cores unless it is told; MPICH knows none of these words.
 options=()
-if mpirun --version 2>&1 | grep -q 'Open MPI'; then
+if mpirun --version 2>&1 | grep 'Open MPI' >/dev/null; then
     options=(--allow-run-as-root --oversubscribe --mca btl 'self,vader,tcp' --mca pml ob1)
 fi
 for ranks in 2 3 5; do

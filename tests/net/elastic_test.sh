@@ -107,7 +107,7 @@ wait_for_etcd() {
 start_all() {
     local host
     for host in 1 2 3; do
-        if ! pids "$host" | grep -qx -- "${etcd_pid[$host]:-none}"; then
+        if ! pids "$host" | grep -x -- "${etcd_pid[$host]:-none}" >/dev/null; then
             start_etcd "$host" "${1:-existing}"
         fi
     done
