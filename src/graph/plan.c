@@ -144,32 +144,21 @@ static tdm_status try_backend(tdm_plan *plan, size_t index, step *s, tdm_error *
     return TDM_OK;
 }
 
-/*
- * When a plan asks a backend: in the first round, in the second, or never. A portable plan asks
- * vendor backends only where no other but `ref` computes the op. Once every op has a portable kernel,
- * PORTABLE_NEVER_ASKS_VENDOR is true, and it does not ask them at all.
- */
-enum { PORTABLE_NEVER_ASKS_VENDOR = true, ROUND_COUNT = 2, NEVER = ROUND_COUNT };
-
-static int backend_round(const tdm_plan *plan, const char *only, size_t index)
+/* Whether a plan may ask this backend: only the one it names, or none of a vendor for portable bits. */
+static bool may_ask(const tdm_plan *plan, const char *only, const tdm_kernel_backend_ops *backend)
 {
-    const tdm_kernel_backend_ops *backend = tdm_kernel_backend_at(index);
-    if (only) return strcmp(only, backend->name) == 0 ? 0 : NEVER;
-    if (plan->numerics == TDM_NUMERICS_VENDOR) return 0;
-    if (backend->vendor) return PORTABLE_NEVER_ASKS_VENDOR ? NEVER : 1;
-    bool is_last = index + 1 == tdm_kernel_backend_count(); /* `ref` */
-    return is_last ? 1 : 0;
+    if (only) return strcmp(only, backend->name) == 0;
+    return plan->numerics == TDM_NUMERICS_VENDOR || !backend->vendor;
 }
 
 static tdm_status choose_kernel(tdm_plan *plan, const char *only, step *s, tdm_error *err)
 {
     const tdm__node *node = &plan->graph->nodes[s->node];
-    for (int round = 0; round < ROUND_COUNT; round++)
-        for (size_t b = 0; b < tdm_kernel_backend_count(); b++) {
-            if (backend_round(plan, only, b) != round) continue;
-            tdm_status status = try_backend(plan, b, s, err);
-            if (status != TDM_ERR_UNSUPPORTED) return status;
-        }
+    for (size_t b = 0; b < tdm_kernel_backend_count(); b++) {
+        if (!may_ask(plan, only, tdm_kernel_backend_at(b))) continue;
+        tdm_status status = try_backend(plan, b, s, err);
+        if (status != TDM_ERR_UNSUPPORTED) return status;
+    }
     return tdm_fail(err, TDM_ERR_UNSUPPORTED, "%s: no kernel computes this op%s%s", node->name,
                     only ? " in backend " : "", only ? only : "");
 }

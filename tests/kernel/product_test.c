@@ -100,6 +100,25 @@ static void rows_do_not_depend_on_each_other(void)
     kernel_bench_close(&single);
 }
 
+/* A caller may ask once for several products that are not larger. */
+static void scratch_never_falls_as_sizes_grow(void)
+{
+    static const int64_t sizes[] = {1, 5, 12, 13, 96, 144, 145, 240, 289, 384, 385, 768, 864, 5000};
+    enum { COUNT = sizeof(sizes) / sizeof(sizes[0]) };
+    const tdm__vec_product *here = tdm__product_here();
+    for (int threads = 1; threads <= 3; threads++) {
+        int before = tdm_kernel_threads_set(threads);
+        for (int i = 0; i < COUNT * COUNT * COUNT; i++) {
+            int m = i % COUNT, n = i / COUNT % COUNT, k = i / COUNT / COUNT;
+            size_t bytes = here->scratch_bytes(sizes[m], sizes[n], sizes[k]);
+            if (m > 0) CHECK(here->scratch_bytes(sizes[m - 1], sizes[n], sizes[k]) <= bytes);
+            if (n > 0) CHECK(here->scratch_bytes(sizes[m], sizes[n - 1], sizes[k]) <= bytes);
+            if (k > 0) CHECK(here->scratch_bytes(sizes[m], sizes[n], sizes[k - 1]) <= bytes);
+        }
+        tdm_kernel_threads_set(before);
+    }
+}
+
 /* ---- levels ---------------------------------------------------------------------------------- */
 
 typedef struct conv_case {
@@ -215,6 +234,7 @@ static const check_test tests[] = {
     CHECK_TEST(all_levels_have_the_same_bits), /* first: its processes must find no level in use */
     CHECK_TEST(products_have_the_defined_bits),
     CHECK_TEST(rows_do_not_depend_on_each_other),
+    CHECK_TEST(scratch_never_falls_as_sizes_grow),
 };
 
 CHECK_MAIN(tests)

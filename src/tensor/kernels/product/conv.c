@@ -10,9 +10,9 @@
  *
  * These orders, together with product.h, define the bits of a convolution. A window's place outside the
  * image contributes zeros. For grad_x with a stride, pixels of x are sorted into phases: those whose
- * windows see the same places. A phase is a product of its own, over the places it sees only.
+ * windows see the same places. A phase is one product, over the places it sees only.
  *
- * Groups are products of their own. Images with few channels are copied with their padding first, so
+ * Each group is one product. Images with few channels are copied with their padding first, so
  * that a whole row of a window is one piece.
  */
 #include "tensor/kernels/product/product.h"
@@ -127,7 +127,7 @@ static void pad_images(const conv_sizes *s, const float *image, float *to)
     int64_t cols = s->W * s->C < row - from_left ? s->W * s->C : row - from_left;
     memset(to, 0, (size_t)(s->B * s->padded_H * row) * sizeof(float));
     for (int64_t b = 0; b < s->B; b++)
-        for (int64_t y = 0; y < s->H && y + s->pad[0] < s->padded_H; y++)
+        for (int64_t y = 0; cols > 0 && y < s->H && y + s->pad[0] < s->padded_H; y++)
             memcpy(to + (b * s->padded_H + y + s->pad[0]) * row + from_left,
                    image + (b * s->H + y) * s->W * s->C, (size_t)cols * sizeof(float));
 }
@@ -246,7 +246,7 @@ static void zero_pixels(const conv_back *v)
 
 /* ---- the three directions -------------------------------------------------------------------- */
 
-/* The sizes of the product of one group; of grad_x, of the largest phase at most. */
+/* The sizes of the product of one group; of grad_x, bounds for those of its phases. */
 static tdm__product conv_product_of(const conv_sizes *s, direction way)
 {
     int64_t pixels = s->B * s->OH * s->OW, window = s->KH * s->KW * s->group_in;

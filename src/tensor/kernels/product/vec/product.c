@@ -327,23 +327,25 @@ static int64_t rows_of_unit(int64_t M, int threads)
     return share;
 }
 
+/* Numbers of scratch. These never fall as M, N or K grow: grad_x of a convolution asks once for the
+ * whole of it, and then runs products that are smaller. */
 static size_t left_size_of(int64_t M, int threads)
 {
-    int64_t panels = rows_of_unit(M, threads) / TILE_ROWS;
+    int64_t share = product_round_up((M + threads - 1) / threads, TILE_ROWS);
+    int64_t panels = product_min(share, BLOCK_ROWS) / TILE_ROWS;
     return (size_t)(panels * left_panel_size(TDM__PRODUCT_SEGMENT));
+}
+
+static size_t right_size_of(int64_t N, int64_t K)
+{
+    int64_t all = product_round_up(N, TDM__WIDTH) * product_min(K, TDM__PRODUCT_SEGMENT);
+    return (size_t)(product_min(all, BLOCK_COLS * TDM__PRODUCT_SEGMENT) + 16 * TDM__WIDTH);
 }
 
 /* Columns of a block: more where the segments are short. */
 static int64_t block_cols_of(int64_t length)
 {
     return BLOCK_COLS * TDM__PRODUCT_SEGMENT / length / PANEL_COLS * PANEL_COLS;
-}
-
-static size_t right_size_of(int64_t N, int64_t K)
-{
-    int64_t segments = tdm__product_segments(K), length = (K + segments - 1) / segments;
-    int64_t cols = product_min(product_round_up(N, TDM__WIDTH), block_cols_of(length));
-    return (size_t)(cols * length + 16 * TDM__WIDTH);
 }
 
 static size_t product_scratch_bytes(int64_t M, int64_t N, int64_t K)
