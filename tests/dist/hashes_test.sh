@@ -100,7 +100,7 @@ has_mpi=no
 if [ "${DIST_MPI:-yes}" = yes ] && command -v mpirun >/dev/null &&
     grep -q '^ *ok *mpi ' <<<"$("$TANDEM" doctor 2>/dev/null || true)"; then
     has_mpi=yes
-    if mpirun --version 2>&1 | grep -q 'Open MPI'; then
+    if mpirun --version 2>&1 | grep 'Open MPI' >/dev/null; then
         mpi_options=(--allow-run-as-root --oversubscribe --mca btl 'self,vader,tcp' --mca pml ob1)
     fi
 fi
@@ -185,6 +185,12 @@ reference() {
 }
 
 # tell COMBINATION WHAT: a failure, with what the training said.
+# tell_end COMBINATION CODE: of a training that did not end well; its traces say who waited for whom.
+tell_end() {
+    [ ! -d traces ] || "$TANDEM" trace traces --last 2 >>try.err 2>&1 || true
+    rm -rf traces
+    tell "$1" "ended with $2"
+}
 tell() {
     printf 'FAIL %s: %s\n' "$1" "$2"
     head -20 try.err
@@ -204,7 +210,7 @@ try() {
     moved) balance=feedback TANDEM_TEST_SLOW=1:20 ;;
     esac
     said=$(in_world "$world" "$ranks" "$TANDEM" train "$name.yaml" -q --json "${sets[@]}" \
-        --set "parallel.balance=$balance" 2>try.err) || { tell "$*" "ended with $?"; return; }
+        --set "parallel.balance=$balance" 2>try.err) || { tell_end "$*" $?; return; }
     # It was the world that was asked for.
     [ "$(grep -o '"lane_share"' <<<"$said" | wc -l)" = "$ranks" ] || { tell "$*" "not on $ranks ranks"; return; }
     was_world "$world" "$ranks" || { tell "$*" "in another world"; return; }
