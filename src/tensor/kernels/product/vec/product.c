@@ -27,7 +27,8 @@ enum {
 #endif
     POINTERS = 64,
     LINES_IN_PLACE = 128,
-    RESULT_BYTES_SMALL = 1 << 20
+    RESULT_BYTES_SMALL = 1 << 20,
+    FACTOR_SMALL = 1 << 17 /* numbers: half a megabyte */
 };
 
 /* ---- panels ---------------------------------------------------------------------------------- */
@@ -77,22 +78,41 @@ typedef struct panel_row {
     int64_t rounded; /* the last panel is as wide as its indices, rounded up to this */
 } panel_row;
 
+/*
+ * Panels of `cols`, a constant where this is called, from `from` on, as long as whole vectors can be read.
+ * What is stored behind a panel's row is overwritten by the next k, or is room behind the panel. Returns
+ * how many numbers it has copied.
+ */
+static inline __attribute__((always_inline)) int64_t panel_scatter_full(const int64_t cols,
+                                                                        const float *from,
+                                                                        int64_t count, float *to,
+                                                                        int64_t apart)
+{
+    const int64_t whole = (cols + TDM__WIDTH - 1) / TDM__WIDTH * TDM__WIDTH;
+    int64_t at = 0;
+    for (; at + whole <= count; at += cols, to += apart)
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < cols; i += TDM__WIDTH) vf_store(to + i, vf_load(from + at + i));
+    return at;
+}
+
 /* Numbers [begin, begin + count) of the outer indices at one k, into the panels that have them. */
 static inline void panel_scatter(const panel_row *row, const float *from, int64_t k, int64_t begin,
                                  int64_t count)
 {
-    int64_t panel = begin / row->cols, within = begin % row->cols;
-    for (int64_t at = 0; at < count; panel++, within = 0) {
+    int64_t panel = begin / row->cols, within = begin % row->cols, at = 0;
+    if (within == 0) {
+        float *to = row->to + panel * row->apart + k * row->cols;
+        at = row->cols == PANEL_COLS ? panel_scatter_full(PANEL_COLS, from, count, to, row->apart)
+                                     : panel_scatter_full(TILE_ROWS, from, count, to, row->apart);
+        panel += at / row->cols;
+    }
+    for (; at < count; panel++, within = 0) {
         int64_t width = product_min(row->cols,
                                     product_round_up(row->count - panel * row->cols, row->rounded));
         int64_t part = product_min(count - at, row->cols - within);
         float *to = row->to + panel * row->apart + k * width + within;
-        /* Whole vectors, where they overlap only what is written later: the next k of this panel, or
-         * the room behind it. */
-        int64_t i = 0;
-        if (count - at >= product_round_up(part, TDM__WIDTH) && within == 0 && part == width)
-            for (; i < part; i += TDM__WIDTH) vf_store(to + i, vf_load(from + at + i));
-        for (; i < part; i += TDM__WIDTH)
+        for (int64_t i = 0; i < part; i += TDM__WIDTH)
             vf_store_up_to(to + i, part - i, vf_load_up_to(from + at + i, part - i, 0));
         at += part;
     }
@@ -165,12 +185,26 @@ static int64_t left_panel_size(int64_t length)
     return TILE_ROWS * length + TDM__WIDTH;
 }
 
+/* Fetches numbers [begin, begin + length) of lines [first, first + count) into the cache, of a factor of
+ * `size` numbers: a small one is there. */
+static void factor_fetch(const tdm__factor *f, int64_t size, int64_t first, int64_t count,
+                         int64_t begin, int64_t length)
+{
+    const float *lines[POINTERS];
+    if (f->stride == 0 || count <= 0 || size <= FACTOR_SMALL) return;
+    f->lines(f->source, first, count, 0, lines);
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t k = 0; k < length; k += 16) __builtin_prefetch(lines[i] + begin + k, 0, 2);
+}
+
 /* Units are panels. */
 static void block_fill_right(const void *args, int64_t begin, int64_t end)
 {
     const product_block *b = args;
     for (int64_t panel = begin; panel < end; panel++) {
-        int64_t at = panel * PANEL_COLS;
+        int64_t at = panel * PANEL_COLS, next = at + PANEL_COLS;
+        factor_fetch(&b->product->b, b->product->N * b->product->K, b->n + next,
+                     product_min(PANEL_COLS, b->cols - next), b->k, b->length);
         panel_from_lines(&b->product->b, b->n + at, product_min(PANEL_COLS, b->cols - at), b->k,
                          b->length, b->right + at * b->length, panel_cols(b, at));
     }
@@ -286,6 +320,10 @@ static void block_multiply(const product_block *b, int64_t row, int64_t rows, in
             int64_t count = product_min(TILE_ROWS, rows - r), height = tile_height(count);
             tile_fn tile = tile_for(height, width);
             block_rows_of_c(p, row + r, count, b->n + at, c);
+            /* The first panel of columns meets the rows for the first time. */
+            if (at == from && p->a.along_k)
+                factor_fetch(&p->a, p->M * p->K, row + r + TILE_ROWS,
+                             product_min(TILE_ROWS, rows - r - TILE_ROWS), b->k, b->length);
             if (count == height && cols == width)
                 tile(&lefts[r / TILE_ROWS], &right, b->length, &end);
             else
