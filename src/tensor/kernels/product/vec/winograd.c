@@ -17,8 +17,9 @@
  *   g   [n n][BLOCK_O][BLOCK_C]                sums
  *
  * Places are some numbers further apart than they need, so that the same place of all of them does not
- * meet in one set of the cache. The formulas are those of Lavin and Gray for the points 0, 1, -1, 2, -2
- * and infinity (0, 1, -1 and infinity for tiles of 2 x 2).
+ * meet in one set of the cache. The formulas are those of Cook and Toom. Tiles of 2 x 2 have the points 0,
+ * 1, -1 and infinity, tiles of 4 x 4 the points 0, P, -P, Q, -Q and infinity; P = 5/8 and Q = 3/2 lose less
+ * than the usual 1 and 2, and their powers are exact in f32.
  */
 #include "tensor/kernels/product/winograd.h"
 
@@ -44,6 +45,15 @@ static inline vf vf_times(float factor, vf x)
 
 /* ---- transforms along one direction ---------------------------------------------------------- */
 
+#define P 0.625f
+#define Q 1.5f
+#define PP (P * P)
+#define QQ (Q * Q)
+/* One divided by the product of a point's distances from the others. */
+#define BY_ZERO (1.0f / (PP * QQ))
+#define BY_P (1.0f / (2.0f * PP * (PP - QQ)))
+#define BY_Q (1.0f / (2.0f * QQ * (QQ - PP)))
+
 /* Tiles of an image: n numbers to n. */
 static inline void turn_image(const bool four, const vf d[], vf t[])
 {
@@ -54,48 +64,46 @@ static inline void turn_image(const bool four, const vf d[], vf t[])
         t[3] = d[1] - d[3];
         return;
     }
-    vf even = vf_fma(vf_set(-4), d[2], d[4]), odd = vf_fma(vf_set(-4), d[1], d[3]);
-    vf near = d[4] - d[2], twice = vf_times(2, d[3] - d[1]);
-    t[0] = vf_fma(vf_set(4), d[0], vf_fma(vf_set(-5), d[2], d[4]));
-    t[1] = even + odd;
-    t[2] = even - odd;
-    t[3] = near + twice;
-    t[4] = near - twice;
-    t[5] = vf_fma(vf_set(4), d[1], vf_fma(vf_set(-5), d[3], d[5]));
+    vf even_p = vf_fma(vf_set(-QQ), d[2], d[4]), odd_p = vf_fma(vf_set(-QQ), d[1], d[3]);
+    vf even_q = vf_fma(vf_set(-PP), d[2], d[4]), odd_q = vf_fma(vf_set(-PP), d[1], d[3]);
+    t[0] = vf_fma(vf_set(PP * QQ), d[0], vf_fma(vf_set(-(PP + QQ)), d[2], d[4]));
+    t[1] = vf_fma(vf_set(P), odd_p, even_p);
+    t[2] = vf_fma(vf_set(-P), odd_p, even_p);
+    t[3] = vf_fma(vf_set(Q), odd_q, even_q);
+    t[4] = vf_fma(vf_set(-Q), odd_q, even_q);
+    t[5] = vf_fma(vf_set(PP * QQ), d[1], vf_fma(vf_set(-(PP + QQ)), d[3], d[5]));
 }
 
 /* Windows: 3 numbers to n. */
 static inline void turn_window(const bool four, const vf g[], vf u[])
 {
-    vf outer = g[0] + g[2];
     if (!four) {
+        vf outer = g[0] + g[2];
         u[0] = g[0];
         u[1] = vf_times(0.5f, outer + g[1]);
         u[2] = vf_times(0.5f, outer - g[1]);
         u[3] = g[2];
         return;
     }
-    vf even = vf_fma(vf_set(1.0f / 6), g[2], vf_times(1.0f / 24, g[0]));
-    vf odd = vf_times(1.0f / 12, g[1]);
-    u[0] = vf_times(0.25f, g[0]);
-    u[1] = vf_times(-1.0f / 6, outer + g[1]);
-    u[2] = vf_times(-1.0f / 6, outer - g[1]);
-    u[3] = even + odd;
-    u[4] = even - odd;
+    vf even_p = vf_fma(vf_set(PP), g[2], g[0]), even_q = vf_fma(vf_set(QQ), g[2], g[0]);
+    u[0] = vf_times(BY_ZERO, g[0]);
+    u[1] = vf_times(BY_P, vf_fma(vf_set(P), g[1], even_p));
+    u[2] = vf_times(BY_P, vf_fma(vf_set(-P), g[1], even_p));
+    u[3] = vf_times(BY_Q, vf_fma(vf_set(Q), g[1], even_q));
+    u[4] = vf_times(BY_Q, vf_fma(vf_set(-Q), g[1], even_q));
     u[5] = g[2];
 }
 
 /* Tiles of dy, which are windows of 4: 4 numbers to 6. */
 static inline void turn_result(const vf g[], vf u[])
 {
-    vf even = g[0] + g[2], odd = g[1] + g[3];
-    vf even_far = vf_fma(vf_set(1.0f / 6), g[2], vf_times(1.0f / 24, g[0]));
-    vf odd_far = vf_fma(vf_set(1.0f / 3), g[3], vf_times(1.0f / 12, g[1]));
-    u[0] = vf_times(0.25f, g[0]);
-    u[1] = vf_times(-1.0f / 6, even + odd);
-    u[2] = vf_times(-1.0f / 6, even - odd);
-    u[3] = even_far + odd_far;
-    u[4] = even_far - odd_far;
+    vf even_p = vf_fma(vf_set(PP), g[2], g[0]), odd_p = vf_fma(vf_set(PP), g[3], g[1]);
+    vf even_q = vf_fma(vf_set(QQ), g[2], g[0]), odd_q = vf_fma(vf_set(QQ), g[3], g[1]);
+    u[0] = vf_times(BY_ZERO, g[0]);
+    u[1] = vf_times(BY_P, vf_fma(vf_set(P), odd_p, even_p));
+    u[2] = vf_times(BY_P, vf_fma(vf_set(-P), odd_p, even_p));
+    u[3] = vf_times(BY_Q, vf_fma(vf_set(Q), odd_q, even_q));
+    u[4] = vf_times(BY_Q, vf_fma(vf_set(-Q), odd_q, even_q));
     u[5] = g[3];
 }
 
@@ -110,9 +118,9 @@ static inline void turn_back(const bool four, const vf m[], vf y[])
     }
     vf far_sum = m[3] + m[4], far_difference = m[3] - m[4];
     y[0] = m[0] + sum + far_sum;
-    y[1] = vf_fma(vf_set(2), far_difference, difference);
-    y[2] = vf_fma(vf_set(4), far_sum, sum);
-    y[3] = vf_fma(vf_set(8), far_difference, difference) + m[5];
+    y[1] = vf_fma(vf_set(Q), far_difference, vf_times(P, difference));
+    y[2] = vf_fma(vf_set(QQ), far_sum, vf_times(PP, sum));
+    y[3] = vf_fma(vf_set(Q * QQ), far_difference, vf_fma(vf_set(P * PP), difference, m[5]));
 }
 
 /* And to the gradient of a window: 6 numbers to 3. */
@@ -121,8 +129,8 @@ static inline void turn_back_to_window(const vf m[], vf y[])
     vf sum = m[1] + m[2], difference = m[1] - m[2];
     vf far_sum = m[3] + m[4], far_difference = m[3] - m[4];
     y[0] = m[0] + sum + far_sum;
-    y[1] = vf_fma(vf_set(2), far_difference, difference);
-    y[2] = vf_fma(vf_set(4), far_sum, sum) + m[5];
+    y[1] = vf_fma(vf_set(Q), far_difference, vf_times(P, difference));
+    y[2] = vf_fma(vf_set(QQ), far_sum, vf_fma(vf_set(PP), sum, m[5]));
 }
 
 /* ---- tiles ----------------------------------------------------------------------------------- */
