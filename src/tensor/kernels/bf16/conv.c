@@ -12,12 +12,11 @@
  * CPU, so that the bits are the same everywhere.
  */
 #include "tensor/kernels/bf16/bf16.h"
+#include "tensor/kernels/conv_way.h"
 
 #include <string.h>
 
 enum { MIN_CHANNELS = 32 };
-
-typedef enum direction { FORWARD, GRAD_X, GRAD_W } direction;
 
 /* Windows over an image, each a row. */
 typedef struct windows {
@@ -122,21 +121,8 @@ static void read_filters(const void *source, int64_t row, int64_t rows, int64_t 
 
 /* ---- the three of them ----------------------------------------------------------------------- */
 
-/* The tensors, named as in the forward direction. */
-typedef struct operands {
-    const tdm_tensor *x, *w, *y;
-} operands;
-
-static operands operands_of(const tdm_kernel_call *call, direction way)
-{
-    const tdm_tensor *in = call->in, *out = call->out;
-    if (way == FORWARD) return (operands){&in[0], &in[1], &out[0]};
-    if (way == GRAD_X) return (operands){&out[0], &in[1], &in[0]};
-    return (operands){&in[1], &out[0], &in[0]};
-}
-
 /* Sizes of the product alone. */
-static tdm__bf16_product product_of(const operands *o, direction way)
+static tdm__bf16_product product_of(const tdm__conv_operands *o, tdm__conv_way way)
 {
     const int64_t *x = o->x->shape.dim, *w = o->w->shape.dim, *y = o->y->shape.dim;
     int64_t places = w[1] * w[2], results = y[0] * y[1] * y[2];
@@ -147,9 +133,9 @@ static tdm__bf16_product product_of(const operands *o, direction way)
     return (tdm__bf16_product){.M = w[0], .N = places * w[3], .K = results, .trans_a = true};
 }
 
-static tdm_status prepare(tdm_kernel_call *call, direction way, tdm_error *err)
+static tdm_status prepare(tdm_kernel_call *call, tdm__conv_way way, tdm_error *err)
 {
-    operands o = operands_of(call, way);
+    tdm__conv_operands o = tdm__conv_operands_of(call, way);
     const int64_t *w = o.w->shape.dim;
     if (call->in[0].dtype != TDM_DTYPE_BF16 || call->attrs.window.groups != 1 ||
         w[0] < MIN_CHANNELS || w[3] < MIN_CHANNELS || tdm_tensor_elements(o.x) == 0 ||
@@ -161,9 +147,9 @@ static tdm_status prepare(tdm_kernel_call *call, direction way, tdm_error *err)
     return TDM_OK;
 }
 
-static void run(const tdm__bf16_unit *unit, const tdm_kernel_call *call, direction way)
+static void run(const tdm__bf16_unit *unit, const tdm_kernel_call *call, tdm__conv_way way)
 {
-    operands o = operands_of(call, way);
+    tdm__conv_operands o = tdm__conv_operands_of(call, way);
     const int64_t *x = o.x->shape.dim, *w = o.w->shape.dim, *y = o.y->shape.dim;
     const int64_t *seen = way == GRAD_X ? y : x, *places = way == GRAD_X ? x : y;
     windows view = {.image = (way == GRAD_X ? o.y : o.x)->data,

@@ -15,11 +15,10 @@
  * Each group is one product. Images with few channels are copied with their padding first, so
  * that a whole row of a window is one piece.
  */
+#include "tensor/kernels/conv_way.h"
 #include "tensor/kernels/product/product.h"
 
 #include <string.h>
-
-typedef enum direction { FORWARD, GRAD_X, GRAD_W } direction;
 
 enum { FEW_CHANNELS = 16, ALIGN_BYTES = 64 };
 
@@ -31,21 +30,9 @@ typedef struct conv_sizes {
     int64_t padded_H, padded_W; /* of the copy of an image with few channels; 0: none is made */
 } conv_sizes;
 
-typedef struct conv_operands {
-    const tdm_tensor *x, *w, *y;
-} conv_operands;
-
-static conv_operands conv_operands_of(const tdm_kernel_call *call, direction way)
+static conv_sizes conv_sizes_of(const tdm_kernel_call *call, tdm__conv_way way)
 {
-    const tdm_tensor *in = call->in, *out = call->out;
-    if (way == FORWARD) return (conv_operands){&in[0], &in[1], &out[0]};
-    if (way == GRAD_X) return (conv_operands){&out[0], &in[1], &in[0]};
-    return (conv_operands){&in[1], &out[0], &in[0]};
-}
-
-static conv_sizes conv_sizes_of(const tdm_kernel_call *call, direction way)
-{
-    conv_operands o = conv_operands_of(call, way);
+    tdm__conv_operands o = tdm__conv_operands_of(call, way);
     const int64_t *x = o.x->shape.dim, *w = o.w->shape.dim, *y = o.y->shape.dim;
     int64_t groups = call->attrs.window.groups;
     conv_sizes s = {.B = x[0],
@@ -247,7 +234,7 @@ static void zero_pixels(const conv_back *v)
 /* ---- the three directions -------------------------------------------------------------------- */
 
 /* The sizes of the product of one group; of grad_x, bounds for those of its phases. */
-static tdm__product conv_product_of(const conv_sizes *s, direction way)
+static tdm__product conv_product_of(const conv_sizes *s, tdm__conv_way way)
 {
     int64_t pixels = s->B * s->OH * s->OW, window = s->KH * s->KW * s->group_in;
     if (way == FORWARD) return (tdm__product){.M = pixels, .N = s->group_out, .K = window};
@@ -256,9 +243,9 @@ static tdm__product conv_product_of(const conv_sizes *s, direction way)
         .M = s->B * s->H * s->W, .N = s->group_in, .K = s->KH * s->KW * s->group_out};
 }
 
-static tdm_status conv_prepare(tdm_kernel_call *call, direction way, tdm_error *err)
+static tdm_status conv_prepare(tdm_kernel_call *call, tdm__conv_way way, tdm_error *err)
 {
-    conv_operands o = conv_operands_of(call, way);
+    tdm__conv_operands o = tdm__conv_operands_of(call, way);
     if (call->in[0].dtype != TDM_DTYPE_F32)
         return tdm_fail(err, TDM_ERR_UNSUPPORTED, "product: the convolution is not of f32");
     if (tdm_tensor_elements(o.x) == 0 || tdm_tensor_elements(o.w) == 0 ||

@@ -5,27 +5,13 @@
  * results of at least 4 x 4. The choice depends on shapes alone, because it decides bits.
  */
 #include "tensor/kernels/product/winograd.h"
-
-typedef enum direction { FORWARD, GRAD_X, GRAD_W } direction;
+#include "tensor/kernels/conv_way.h"
 
 enum { MIN_SIZE = 4 };
 
-/* The tensors, named as in the forward direction. */
-typedef struct winograd_operands {
-    const tdm_tensor *x, *w, *y;
-} winograd_operands;
-
-static winograd_operands winograd_operands_of(const tdm_kernel_call *call, direction way)
+static bool winograd_suits(const tdm_kernel_call *call, tdm__conv_way way)
 {
-    const tdm_tensor *in = call->in, *out = call->out;
-    if (way == FORWARD) return (winograd_operands){&in[0], &in[1], &out[0]};
-    if (way == GRAD_X) return (winograd_operands){&out[0], &in[1], &in[0]};
-    return (winograd_operands){&in[1], &out[0], &in[0]};
-}
-
-static bool winograd_suits(const tdm_kernel_call *call, direction way)
-{
-    winograd_operands o = winograd_operands_of(call, way);
+    tdm__conv_operands o = tdm__conv_operands_of(call, way);
     const int64_t *x = o.x->shape.dim, *w = o.w->shape.dim, *y = o.y->shape.dim;
     bool suited = call->in[0].dtype == TDM_DTYPE_F32 && call->attrs.window.groups == 1 &&
                   w[0] % TDM__WINOGRAD_CHANNELS == 0 && w[3] % TDM__WINOGRAD_CHANNELS == 0 &&
@@ -37,9 +23,9 @@ static bool winograd_suits(const tdm_kernel_call *call, direction way)
     return suited;
 }
 
-static tdm__winograd winograd_of(const tdm_kernel_call *call, direction way)
+static tdm__winograd winograd_of(const tdm_kernel_call *call, tdm__conv_way way)
 {
-    winograd_operands o = winograd_operands_of(call, way);
+    tdm__conv_operands o = tdm__conv_operands_of(call, way);
     const tdm_tensor *from = way == GRAD_X ? o.y : o.x, *to = way == GRAD_X ? o.x : o.y;
     int64_t tile = way == FORWARD ? 2 : 4;
     /* dx[i] = sum of dy[i + pad - k] w[k]: windows turned around, and what is left of the padding. */
@@ -65,7 +51,7 @@ static tdm__winograd winograd_of(const tdm_kernel_call *call, direction way)
                            .result = to->data};
 }
 
-static tdm_status winograd_prepare(tdm_kernel_call *call, direction way, tdm_error *err)
+static tdm_status winograd_prepare(tdm_kernel_call *call, tdm__conv_way way, tdm_error *err)
 {
     if (!winograd_suits(call, way))
         return tdm_fail(err, TDM_ERR_UNSUPPORTED, "Winograd: not a convolution for it");
@@ -75,7 +61,7 @@ static tdm_status winograd_prepare(tdm_kernel_call *call, direction way, tdm_err
     return TDM_OK;
 }
 
-static void winograd_run(const tdm_kernel_call *call, direction way)
+static void winograd_run(const tdm_kernel_call *call, tdm__conv_way way)
 {
     tdm__winograd w = winograd_of(call, way);
     if (way == GRAD_W)
