@@ -82,10 +82,10 @@ static void level_find(void)
 /* TANDEM_ISA is read once: a process has one level from its first kernel to its last. */
 int tdm_kernel_level(void)
 {
-    static pthread_once_t found = PTHREAD_ONCE_INIT;
+    static pthread_once_t level_once = PTHREAD_ONCE_INIT;
     int level = atomic_load_explicit(&level_in_use, memory_order_relaxed);
     if (level > 0) return level;
-    pthread_once(&found, level_find);
+    pthread_once(&level_once, level_find);
     return atomic_load(&level_in_use);
 }
 

@@ -70,13 +70,13 @@ static _Thread_local struct {
     int index;
     bool is_inside; /* of a round: what it calls runs on this thread alone */
     pool *pool;
-} here;
+} pool_here;
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-static pthread_key_t key;
-static bool has_key;
-static atomic_uint forks; /* between the first process and this one */
-static atomic_bool crowded;
+static pthread_once_t pool_once = PTHREAD_ONCE_INIT;
+static pthread_key_t pool_key;
+static bool pool_has_key;
+static atomic_uint pool_forks; /* between the first process and this one */
+static atomic_bool pool_crowded;
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
@@ -102,7 +102,7 @@ static void pause_briefly(void)
 /* Until the bits of `mask` in a word are `value`, or are not, or the time for spinning is over. */
 static void spin_until(_Atomic uint32_t *word, uint32_t mask, bool are, uint32_t value)
 {
-    if (atomic_load_explicit(&crowded, memory_order_relaxed)) return;
+    if (atomic_load_explicit(&pool_crowded, memory_order_relaxed)) return;
     uint64_t until_ns = tdm_clock_ns() + SPIN_NS;
     do {
         for (int i = 0; i < PAUSES; i++) {
@@ -143,13 +143,13 @@ static void piece_run(const pool *p, uint32_t piece)
 static void round_work(const pool *p, int index)
 {
     uint32_t piece;
-    here.is_inside = true;
+    pool_here.is_inside = true;
     while (range_take(&p->ranges[index], false, &piece)) piece_run(p, piece);
     for (int i = 1; i < p->round_threads; i++) {
         int other = (index + i) % p->round_threads;
         while (range_take(&p->ranges[other], true, &piece)) piece_run(p, piece);
     }
-    here.is_inside = false;
+    pool_here.is_inside = false;
 }
 
 /* ---- helpers --------------------------------------------------------------------------------- */
@@ -185,7 +185,7 @@ static void *helper_main(void *user)
     worker *w = user;
     pool *p = w->pool;
     uint32_t seen = 0;
-    here.index = w->index;
+    pool_here.index = w->index;
     for (;;) {
         round_await(p, seen);
         seen = atomic_load_explicit(&p->round, memory_order_acquire);
@@ -241,8 +241,8 @@ static void pool_free(pool *p)
 static void pool_end(void *user)
 {
     pool *p = user;
-    here.pool = NULL;
-    if (p->generation == atomic_load(&forks)) {
+    pool_here.pool = NULL;
+    if (p->generation == atomic_load(&pool_forks)) {
         atomic_store(&p->ends, true);
         atomic_fetch_add(&p->round, 1);
         futex_wake(&p->round, INT32_MAX);
@@ -253,30 +253,31 @@ static void pool_end(void *user)
 
 static void note_fork(void)
 {
-    atomic_fetch_add(&forks, 1);
+    atomic_fetch_add(&pool_forks, 1);
 }
 
 static void init_once(void)
 {
-    has_key = pthread_key_create(&key, pool_end) == 0 && pthread_atfork(NULL, NULL, note_fork) == 0;
+    pool_has_key = pthread_key_create(&pool_key, pool_end) == 0 &&
+                   pthread_atfork(NULL, NULL, note_fork) == 0;
 }
 
 static pool *pool_of_this_thread(void)
 {
-    pool *p = here.pool;
-    if (p && p->generation == atomic_load_explicit(&forks, memory_order_relaxed)) return p;
-    pthread_once(&once, init_once);
-    if (!has_key) return NULL;
+    pool *p = pool_here.pool;
+    if (p && p->generation == atomic_load_explicit(&pool_forks, memory_order_relaxed)) return p;
+    pthread_once(&pool_once, init_once);
+    if (!pool_has_key) return NULL;
     if (p) pool_free(p); /* its helpers are the parent's */
     p = aligned_alloc(LINE_BYTES, (sizeof(*p) + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES);
     if (p) {
-        *p = (pool){.generation = atomic_load(&forks)};
-        if (pthread_setspecific(key, p) != 0) {
+        *p = (pool){.generation = atomic_load(&pool_forks)};
+        if (pthread_setspecific(pool_key, p) != 0) {
             free(p);
             p = NULL;
         }
     }
-    here.pool = p;
+    pool_here.pool = p;
     return p;
 }
 
@@ -335,7 +336,7 @@ static void round_close(pool *p)
         gate = atomic_load_explicit(&p->gate, memory_order_acquire);
     }
     while (gate & INSIDE) {
-        if (p->generation != atomic_load(&forks)) break; /* a child: they are not here */
+        if (p->generation != atomic_load(&pool_forks)) break; /* a child: they are not here */
         if (!(gate & WAITING)) {
             if (!atomic_compare_exchange_weak_explicit(&p->gate, &gate, gate | WAITING,
                                                        memory_order_acquire, memory_order_acquire))
@@ -354,7 +355,7 @@ void tdm__threads_spread(int64_t count, int64_t grain, tdm_kernel_range_fn run, 
     while ((count + grain - 1) / grain > PIECES_MOST) grain *= 2;
     int64_t pieces = (count + grain - 1) / grain;
     if (pieces < thread_count) thread_count = (int)pieces;
-    pool *p = thread_count > 1 && !here.is_inside ? pool_of_this_thread() : NULL;
+    pool *p = thread_count > 1 && !pool_here.is_inside ? pool_of_this_thread() : NULL;
     if (p) thread_count = pool_grow(p, thread_count);
     if (!p || thread_count < 2) {
         run(args, 0, count);
@@ -388,23 +389,23 @@ void tdm_kernel_spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run
 
 int tdm__kernel_threads(void)
 {
-    return here.thread_count > 1 ? here.thread_count : 1;
+    return pool_here.thread_count > 1 ? pool_here.thread_count : 1;
 }
 
 int tdm_kernel_thread(void)
 {
-    return here.index;
+    return pool_here.index;
 }
 
 void tdm_kernel_crowded_set(bool is_crowded)
 {
-    atomic_store(&crowded, is_crowded);
+    atomic_store(&pool_crowded, is_crowded);
 }
 
 int tdm_kernel_threads_set(int thread_count)
 {
     int before = tdm__kernel_threads();
-    here.thread_count = thread_count;
+    pool_here.thread_count = thread_count;
 #ifdef TDM__WITH_ONEDNN
     tdm__onednn_threads_set(thread_count);
 #endif

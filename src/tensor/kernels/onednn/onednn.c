@@ -79,8 +79,8 @@ void tdm__onednn_close(void *backend)
 
 tdm_status tdm__onednn_open(void **out, tdm_error *err)
 {
-    static pthread_once_t held = PTHREAD_ONCE_INIT;
-    pthread_once(&held, hold_to_level);
+    static pthread_once_t onednn_isa_once = PTHREAD_ONCE_INIT;
+    pthread_once(&onednn_isa_once, hold_to_level);
     tdm__onednn *b = calloc(1, sizeof(*b));
     if (!b) return tdm_fail(err, TDM_ERR_NO_MEMORY, "oneDNN: no memory for an engine");
     tdm_status status = tdm__onednn_check(dnnl_engine_create(&b->engine, dnnl_cpu, 0),
