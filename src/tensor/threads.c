@@ -268,7 +268,10 @@ static pool *pool_of_this_thread(void)
     if (p && p->generation == atomic_load_explicit(&pool_forks, memory_order_relaxed)) return p;
     pthread_once(&pool_once, init_once);
     if (!pool_has_key) return NULL;
-    if (p) pool_free(p); /* its helpers are the parent's */
+    if (p) {
+        pthread_setspecific(pool_key, NULL);
+        pool_free(p); /* its helpers are the parent's */
+    }
     p = aligned_alloc(LINE_BYTES, (sizeof(*p) + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES);
     if (p) {
         *p = (pool){.generation = atomic_load(&pool_forks)};
