@@ -12,6 +12,7 @@
 
 #include "tensor/kernel.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -115,6 +116,7 @@ tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool says, int *t
     cpus *all = arena ? tdm_arena_array(arena, (size_t)size, sizeof(*all)) : NULL;
     tdm_status status = all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     status = tdm__agree(comm, status, NULL, err);
+    assert(status != TDM_OK || all); /* nobody agrees without memory */
     if (status == TDM_OK) {
         all[rank] = cpus_here(job);
         if (size > 1)

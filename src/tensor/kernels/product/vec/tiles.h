@@ -13,6 +13,8 @@
 #include "tensor/kernels/cpu/vec/vec.h"
 #include "tensor/kernels/product/product.h"
 
+#include <assert.h>
+
 /* As many sums as registers hold beside a row of the right panel and a number of the left factor: 24 of
  * 32, or 12 of 16. Without fused multiply-add one is as good as another. */
 enum {
@@ -323,7 +325,7 @@ static const tile_fn tiles[][TILE_VECS] = {{tile_4_1, tile_4_2, tile_4_3},
                                            {tile_8_1, tile_8_2, tile_8_3}};
 #endif
 
-/* The smallest tile for so many rows, at most TILE_ROWS, and vectors. */
+/* The rows of the smallest tile that has `rows` of them, or TILE_ROWS where they are more. */
 static inline int64_t tile_height(int64_t rows)
 {
     return product_min(TILE_ROWS, product_round_up(rows, TILE_ROWS_STEP));
@@ -331,6 +333,7 @@ static inline int64_t tile_height(int64_t rows)
 
 static inline tile_fn tile_for(int64_t height, int64_t width)
 {
+    assert(height > 0 && height <= TILE_ROWS && width > 0 && width <= PANEL_COLS);
     return tiles[height / TILE_ROWS_STEP - 1][width / TDM__WIDTH - 1];
 }
 
