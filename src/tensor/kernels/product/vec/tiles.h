@@ -333,7 +333,8 @@ static inline int64_t tile_height(int64_t rows)
 
 static inline tile_fn tile_for(int64_t height, int64_t width)
 {
-    assert(height > 0 && height <= TILE_ROWS && width > 0 && width <= PANEL_COLS);
+    assert(height >= TILE_ROWS_STEP && height <= TILE_ROWS);
+    assert(width >= TDM__WIDTH && width <= PANEL_COLS);
     return tiles[height / TILE_ROWS_STEP - 1][width / TDM__WIDTH - 1];
 }
 
