@@ -1,5 +1,5 @@
 /*
- * cmd_ps.c: `tandem ps`: the runs that are going on, here or in a store; or one of them, for which it can
+ * cmd_ps.c: `tandem ps`: the active runs, on this host or in a store; or one of them, for which it can
  * wait, and the process of one of its ranks.
  */
 #include "session.h"

@@ -65,7 +65,7 @@ static bool add_keys_called(const char *name, const char *value, tdm_str *out)
     return count > 0;
 }
 
-/* `value`: what stands behind the option; NULL: nothing. */
+/* `value`: the argument of the option; NULL: none. */
 static void complain_unknown(const cli_command *command, const char *name, size_t length,
                              const char *value)
 {
