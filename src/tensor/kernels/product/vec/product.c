@@ -160,11 +160,16 @@ static void panel_from_columns(const tdm__factor *f, int64_t first, int64_t k, i
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* One segment of k and one block of columns. */
+/* One segment of k and some columns: what the right panels hold at a time. */
+typedef struct product_part {
+    int64_t k, length;
+    int64_t n, cols; /* cols is 0: there is no such part */
+} product_part;
+
+/* One part of a product. */
 typedef struct product_block {
     const tdm__product *product;
-    int64_t k, length;    /* the segment */
-    int64_t n, cols;      /* the columns */
+    product_part part, next;
     int64_t block_rows;   /* rows that one unit of work takes */
     int64_t row_blocks;   /* and how many such blocks there are */
     int64_t col_groups;   /* parts of the columns; a unit is a block of rows and one of them */
@@ -176,7 +181,7 @@ typedef struct product_block {
 /* Width of the panel that begins at column `at`: all of PANEL_COLS, or the vectors that are needed. */
 static int64_t panel_cols(const product_block *b, int64_t at)
 {
-    return product_min(PANEL_COLS, product_round_up(b->cols - at, TDM__WIDTH));
+    return product_min(PANEL_COLS, product_round_up(b->part.cols - at, TDM__WIDTH));
 }
 
 /* Numbers of a left panel, and room for what is stored behind its end. */
@@ -185,16 +190,41 @@ static int64_t left_panel_size(int64_t length)
     return TILE_ROWS * length + TDM__WIDTH;
 }
 
-/* Fetches numbers [begin, begin + length) of lines [first, first + count) into the cache, of a factor of
- * `size` numbers: a small one is there. */
-static void factor_fetch(const tdm__factor *f, int64_t size, int64_t first, int64_t count,
-                         int64_t begin, int64_t length)
+/* Outer indices [first, first + count) at [k, k + length) of a factor of `size` numbers, as lines to be
+ * fetched. A small factor is in the cache already. */
+static tile_fetch factor_fetch(const tdm__factor *f, int64_t size, int64_t first, int64_t count,
+                               int64_t k, int64_t length)
 {
-    const float *lines[POINTERS];
-    if (f->stride == 0 || count <= 0 || size <= FACTOR_SMALL) return;
-    f->lines(f->source, first, count, 0, lines);
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t k = 0; k < length; k += 16) __builtin_prefetch(lines[i] + begin + k, 0, 2);
+    const float *at;
+    if (f->stride == 0 || count <= 0 || length <= 0 || size <= FACTOR_SMALL) return (tile_fetch){0};
+    f->lines(f->source, f->along_k ? first : k, 1, 0, &at);
+    return (tile_fetch){.at = at + (f->along_k ? k : first),
+                        .lines = f->along_k ? count : length,
+                        .length = f->along_k ? length : count,
+                        .stride = f->stride};
+}
+
+/* What unit `u` of `units` fetches of the next part's right factor: its share of the lines. */
+static tile_fetch block_fetch_right(const product_block *b, int64_t u, int64_t units)
+{
+    const tdm__product *p = b->product;
+    tile_fetch f = factor_fetch(&p->b, p->N * p->K, b->next.n, b->next.cols, b->next.k,
+                                b->next.length);
+    int64_t begin = f.lines * u / units, end = f.lines * (u + 1) / units;
+    if (f.lines > 0) f.at += begin * f.stride;
+    f.lines = end - begin;
+    return f;
+}
+
+/* The rows that a thread multiplies after those from `row` on: of this part, or the first of the next. */
+static tile_fetch block_fetch_left(const product_block *b, int64_t row, bool is_last)
+{
+    const tdm__product *p = b->product;
+    const product_part *part = is_last ? &b->next : &b->part;
+    int64_t next = is_last ? 0 : row + b->block_rows;
+    if (part->cols == 0) return (tile_fetch){0};
+    return factor_fetch(&p->a, p->M * p->K, next, product_min(b->block_rows, p->M - next), part->k,
+                        part->length);
 }
 
 /* Units are panels. */
@@ -202,11 +232,10 @@ static void block_fill_right(const void *args, int64_t begin, int64_t end)
 {
     const product_block *b = args;
     for (int64_t panel = begin; panel < end; panel++) {
-        int64_t at = panel * PANEL_COLS, next = at + PANEL_COLS;
-        factor_fetch(&b->product->b, b->product->N * b->product->K, b->n + next,
-                     product_min(PANEL_COLS, b->cols - next), b->k, b->length);
-        panel_from_lines(&b->product->b, b->n + at, product_min(PANEL_COLS, b->cols - at), b->k,
-                         b->length, b->right + at * b->length, panel_cols(b, at));
+        int64_t at = panel * PANEL_COLS;
+        panel_from_lines(&b->product->b, b->part.n + at, product_min(PANEL_COLS, b->part.cols - at),
+                         b->part.k, b->part.length, b->right + at * b->part.length,
+                         panel_cols(b, at));
     }
 }
 
@@ -215,14 +244,15 @@ static void block_fill_right(const void *args, int64_t begin, int64_t end)
 static void block_fill_right_rows(const void *args, int64_t begin, int64_t end)
 {
     const product_block *b = args;
-    int64_t first = b->right_in_place ? b->cols / PANEL_COLS * PANEL_COLS : 0;
-    panel_row row = {.to = b->right + first * b->length,
-                     .count = b->cols - first,
+    int64_t first = b->right_in_place ? b->part.cols / PANEL_COLS * PANEL_COLS : 0;
+    panel_row row = {.to = b->right + first * b->part.length,
+                     .count = b->part.cols - first,
                      .cols = PANEL_COLS,
-                     .apart = PANEL_COLS * b->length,
+                     .apart = PANEL_COLS * b->part.length,
                      .rounded = TDM__WIDTH};
     if (row.count > 0)
-        panel_from_columns(&b->product->b, b->n + first, b->k + begin, end - begin, &row, begin);
+        panel_from_columns(&b->product->b, b->part.n + first, b->part.k + begin, end - begin, &row,
+                           begin);
 }
 
 static void block_rows_of_c(const tdm__product *p, int64_t row, int64_t count, int64_t col,
@@ -243,10 +273,13 @@ static void block_edge_tile(tile_fn tile, const tile_left *left, const tile_righ
     float buffer[TILE_ROWS * PANEL_COLS] = {0}, bias[PANEL_COLS] = {0}, *c[TILE_ROWS];
     for (int64_t i = 0; i < TILE_ROWS; i++) c[i] = buffer + i * PANEL_COLS;
     for (int64_t i = 0; i < rows && end->add; i++)
-        memcpy(c[i], end->c[i], (size_t)cols * sizeof(float));
+        memcpy(c[i], end->c[i] + end->col, (size_t)cols * sizeof(float));
     if (end->bias) memcpy(bias, end->bias, (size_t)cols * sizeof(float));
-    tile(left, right, length, &(tile_end){c, end->add, end->bias ? bias : NULL});
-    for (int64_t i = 0; i < rows; i++) memcpy(end->c[i], c[i], (size_t)cols * sizeof(float));
+    tile(
+        left, right, length,
+        &(tile_end){.c = c, .add = end->add, .bias = end->bias ? bias : NULL, .fetch = end->fetch});
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(end->c[i] + end->col, c[i], (size_t)cols * sizeof(float));
 }
 
 /*
@@ -263,10 +296,10 @@ static tile_right block_right(const product_block *b, int64_t at)
 {
     const tdm__factor *f = &b->product->b;
     const float *line;
-    if (!b->right_in_place || b->cols - at < PANEL_COLS)
-        return (tile_right){b->right + at * b->length, panel_cols(b, at)};
-    f->lines(f->source, b->k, 1, 0, &line);
-    return (tile_right){line + b->n + at, f->stride};
+    if (!b->right_in_place || b->part.cols - at < PANEL_COLS)
+        return (tile_right){b->right + at * b->part.length, panel_cols(b, at)};
+    f->lines(f->source, b->part.k, 1, 0, &line);
+    return (tile_right){line + b->part.n + at, f->stride};
 }
 
 /* Finds the left panels of rows [row, row + rows): in place, or filled into `room`. */
@@ -274,8 +307,8 @@ static void block_find_left(const product_block *b, int64_t row, int64_t rows, f
                             tile_left lefts[BLOCK_ROWS / TILE_ROWS])
 {
     const tdm__factor *a = &b->product->a;
-    int64_t apart = left_panel_size(b->length);
-    bool in_place = reads_in_place(a, true, b->length);
+    int64_t apart = left_panel_size(b->part.length);
+    bool in_place = reads_in_place(a, true, b->part.length);
     const float *line;
     for (int64_t r = 0; r < rows; r += TILE_ROWS) {
         int64_t count = product_min(TILE_ROWS, rows - r), height = tile_height(count);
@@ -283,12 +316,12 @@ static void block_find_left(const product_block *b, int64_t row, int64_t rows, f
         lefts[r / TILE_ROWS] = (tile_left){.at = panel, .row = 1, .col = height};
         if (in_place && count == height && a->along_k) {
             a->lines(a->source, row + r, 1, 0, &line);
-            lefts[r / TILE_ROWS] = (tile_left){.at = line + b->k, .row = a->stride, .col = 1};
+            lefts[r / TILE_ROWS] = (tile_left){.at = line + b->part.k, .row = a->stride, .col = 1};
         } else if (in_place && count == height) {
-            a->lines(a->source, b->k, 1, 0, &line);
+            a->lines(a->source, b->part.k, 1, 0, &line);
             lefts[r / TILE_ROWS] = (tile_left){.at = line + row + r, .row = 1, .col = a->stride};
         } else if (a->along_k) {
-            panel_from_lines(a, row + r, count, b->k, b->length, panel, height);
+            panel_from_lines(a, row + r, count, b->part.k, b->part.length, panel, height);
         }
     }
     panel_row all = {
@@ -299,42 +332,38 @@ static void block_find_left(const product_block *b, int64_t row, int64_t rows, f
     all.to += edge / TILE_ROWS * apart;
     all.count -= edge;
     bool is_whole = in_place && (rows - edge) % TILE_ROWS_STEP == 0;
-    if (!is_whole) panel_from_columns(a, row + edge, b->k, b->length, &all, 0);
+    if (!is_whole) panel_from_columns(a, row + edge, b->part.k, b->part.length, &all, 0);
 }
 
 /* Rows [row, row + rows) of the result, of columns [from, to) of the block. */
 static void block_multiply(const product_block *b, int64_t row, int64_t rows, int64_t from,
-                           int64_t to, float *room)
+                           int64_t to, tile_fetch *fetch, float *room)
 {
     const tdm__product *p = b->product;
-    bool last = b->k + b->length == p->K;
+    bool last = b->part.k + b->part.length == p->K;
     tile_left lefts[BLOCK_ROWS / TILE_ROWS];
-    float *c[TILE_ROWS];
+    float *c[BLOCK_ROWS];
     block_find_left(b, row, rows, room, lefts);
+    block_rows_of_c(p, row, rows, b->part.n, c);
     for (int64_t at = from; at < to; at += PANEL_COLS) {
-        int64_t cols = product_min(PANEL_COLS, b->cols - at), width = panel_cols(b, at);
+        int64_t cols = product_min(PANEL_COLS, b->part.cols - at), width = panel_cols(b, at);
         tile_right right = block_right(b, at);
-        const float *bias = last && p->bias ? p->bias + b->n + at : NULL;
-        tile_end end = {c, b->k > 0, bias};
+        const float *bias = last && p->bias ? p->bias + b->part.n + at : NULL;
+        tile_end end = {.col = at, .add = b->part.k > 0, .bias = bias, .fetch = fetch};
         for (int64_t r = 0; r < rows; r += TILE_ROWS) {
             int64_t count = product_min(TILE_ROWS, rows - r), height = tile_height(count);
             tile_fn tile = tile_for(height, width);
-            block_rows_of_c(p, row + r, count, b->n + at, c);
-            /* The first panel of columns meets the rows for the first time. */
-            if (at == from && p->a.along_k)
-                factor_fetch(&p->a, p->M * p->K, row + r + TILE_ROWS,
-                             product_min(TILE_ROWS, rows - r - TILE_ROWS), b->k, b->length);
+            end.c = c + r;
             if (count == height && cols == width)
-                tile(&lefts[r / TILE_ROWS], &right, b->length, &end);
+                tile(&lefts[r / TILE_ROWS], &right, b->part.length, &end);
             else
-                block_edge_tile(tile, &lefts[r / TILE_ROWS], &right, b->length, &end, count, cols);
+                block_edge_tile(tile, &lefts[r / TILE_ROWS], &right, b->part.length, &end, count,
+                                cols);
         }
     }
     if (!last || p->activation == TDM_ACTIVATION_NONE) return;
-    for (int64_t r = 0; r < rows; r++) {
-        block_rows_of_c(p, row + r, 1, b->n + from, c);
-        tdm__kernel_activate(p->activation, c[0], product_min(to, b->cols) - from);
-    }
+    for (int64_t r = 0; r < rows; r++)
+        tdm__kernel_activate(p->activation, c[r] + from, product_min(to, b->part.cols) - from);
 }
 
 /* Units are blocks of rows, and in each the groups of columns. */
@@ -342,12 +371,16 @@ static void block_units(const void *args, int64_t begin, int64_t end)
 {
     const product_block *b = args;
     float *left = b->lefts + (size_t)tdm_kernel_thread() * b->left_size;
-    int64_t panels = (b->cols + PANEL_COLS - 1) / PANEL_COLS;
+    int64_t panels = (b->part.cols + PANEL_COLS - 1) / PANEL_COLS;
+    int64_t units = b->row_blocks * b->col_groups;
     for (int64_t u = begin; u < end; u++) {
         int64_t row = u / b->col_groups * b->block_rows, group = u % b->col_groups;
+        tile_fetch right = block_fetch_right(b, u, units);
+        tile_fetch fetch = block_fetch_left(b, row, u + 1 == end);
+        fetch.next = &right;
         block_multiply(b, row, product_min(b->block_rows, b->product->M - row),
                        panels * group / b->col_groups * PANEL_COLS,
-                       panels * (group + 1) / b->col_groups * PANEL_COLS, left);
+                       panels * (group + 1) / b->col_groups * PANEL_COLS, &fetch, left);
     }
 }
 
@@ -392,46 +425,54 @@ static size_t product_scratch_bytes(int64_t M, int64_t N, int64_t K)
     return (right_size_of(N, K) + (size_t)threads * left_size_of(M, threads)) * sizeof(float);
 }
 
-/* Columns [n, n + cols) of segment s. */
-static void product_run_block(product_block *b, int64_t segments, int64_t s, int64_t n,
-                              int64_t cols)
+/* Part `index` of the product. A result that fits into the cache is gone over once for each segment; of
+ * a larger one, all segments of a block of columns are added before the next block. */
+static product_part product_part_of(const tdm__product *p, int64_t index)
 {
-    const tdm__product *p = b->product;
-    int64_t panels = (cols + PANEL_COLS - 1) / PANEL_COLS;
-    int threads = tdm__kernel_threads();
-    b->n = n;
-    b->cols = cols;
-    b->k = tdm__product_segment_begin(p->K, segments, s);
-    b->length = tdm__product_segment_begin(p->K, segments, s + 1) - b->k;
-    b->col_groups = b->row_blocks < threads ? product_min(panels, threads) : 1;
-    b->right_in_place = reads_in_place(&p->b, false, b->length);
-    if (p->b.along_k)
-        tdm__vec_split(panels, b->length * PANEL_COLS, block_fill_right, b);
-    else
-        tdm__vec_split(b->length, b->cols, block_fill_right_rows, b);
-    /* A number of a tile costs a sixteenth of moving one. */
-    tdm__vec_split(b->row_blocks * b->col_groups,
-                   b->block_rows * b->cols / b->col_groups * b->length / 16, block_units, b);
+    int64_t segments = tdm__product_segments(p->K);
+    int64_t block_cols = block_cols_of((p->K + segments - 1) / segments);
+    int64_t blocks = (p->N + block_cols - 1) / block_cols;
+    bool is_small = p->M * p->N * (int64_t)sizeof(float) <= RESULT_BYTES_SMALL;
+    if (index >= blocks * segments) return (product_part){0};
+    int64_t s = is_small ? index / blocks : index % segments;
+    int64_t n = (is_small ? index % blocks : index / segments) * block_cols;
+    int64_t k = tdm__product_segment_begin(p->K, segments, s);
+    return (product_part){.k = k,
+                          .length = tdm__product_segment_begin(p->K, segments, s + 1) - k,
+                          .n = n,
+                          .cols = product_min(block_cols, p->N - n)};
 }
 
-/* A result that fits into the cache is gone over once for each segment; of a larger one, all segments of
- * a block of columns are added before the next block. */
+static void product_run_block(product_block *b)
+{
+    const tdm__product *p = b->product;
+    int threads = tdm__kernel_threads();
+    int64_t panels = (b->part.cols + PANEL_COLS - 1) / PANEL_COLS;
+    b->col_groups = b->row_blocks < threads ? product_min(panels, threads) : 1;
+    b->right_in_place = reads_in_place(&p->b, false, b->part.length);
+    if (p->b.along_k)
+        tdm__vec_split(panels, b->part.length * PANEL_COLS, block_fill_right, b);
+    else
+        tdm__vec_split(b->part.length, b->part.cols, block_fill_right_rows, b);
+    /* A number of a tile costs a sixteenth of moving one. */
+    tdm__vec_split(b->row_blocks * b->col_groups,
+                   b->block_rows * b->part.cols / b->col_groups * b->part.length / 16, block_units,
+                   b);
+}
+
 static void product_run(const tdm__product *p, void *scratch)
 {
     int threads = tdm__kernel_threads();
-    int64_t segments = tdm__product_segments(p->K), length = (p->K + segments - 1) / segments;
-    int64_t block_cols = block_cols_of(length);
-    bool is_small = p->M * p->N * (int64_t)sizeof(float) <= RESULT_BYTES_SMALL;
     product_block b = {.product = p, .block_rows = rows_of_unit(p->M, threads)};
     b.row_blocks = (p->M + b.block_rows - 1) / b.block_rows;
     b.left_size = left_size_of(p->M, threads);
     b.right = scratch;
     b.lefts = b.right + right_size_of(p->N, p->K);
-    int64_t blocks = (p->N + block_cols - 1) / block_cols;
-    for (int64_t i = 0; i < blocks * segments; i++) {
-        int64_t s = is_small ? i / blocks : i % segments;
-        int64_t n = (is_small ? i % blocks : i / segments) * block_cols;
-        product_run_block(&b, segments, s, n, product_min(block_cols, p->N - n));
+    b.next = product_part_of(p, 0);
+    for (int64_t i = 1; b.next.cols > 0; i++) {
+        b.part = b.next;
+        b.next = product_part_of(p, i);
+        product_run_block(&b);
     }
 }
 

@@ -54,60 +54,47 @@ static inline void panel_turn_square(const float *const from[], int64_t offset, 
                                      int64_t pitch)
 {
 #if TDM__WIDTH == 16
-    __m512 r[16], t[16];
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_ps(from[i] + offset);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-    }
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++)
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            __m512d low = _mm512_castps_pd(t[4 * i + h]), high = _mm512_castps_pd(t[4 * i + h + 2]);
-            r[4 * i + 2 * h] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-            r[4 * i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+    for (int64_t k = 0; k < 16; k += 4) {
+        /* r[i]: numbers k .. k + 3 of lines i, 4 + i, 8 + i, 12 + i. */
+        __m512 r[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            r[i] = _mm512_castps128_ps512(_mm_loadu_ps(from[i] + offset + k));
+            r[i] = _mm512_insertf32x4(r[i], _mm_loadu_ps(from[4 + i] + offset + k), 1);
+            r[i] = _mm512_insertf32x4(r[i], _mm_loadu_ps(from[8 + i] + offset + k), 2);
+            r[i] = _mm512_insertf32x4(r[i], _mm_loadu_ps(from[12 + i] + offset + k), 3);
         }
-        /* r[4 i + j] holds, of lines 4 i .. 4 i + 3, numbers j, 4 + j, 8 + j, 12 + j. */
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        __m512 even = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x88);
-        __m512 odd = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xdd);
-        __m512 even_more = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x88);
-        __m512 odd_more = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xdd);
-        t[j] = _mm512_shuffle_f32x4(even, even_more, 0x88);
-        t[4 + j] = _mm512_shuffle_f32x4(odd, odd_more, 0x88);
-        t[8 + j] = _mm512_shuffle_f32x4(even, even_more, 0xdd);
-        t[12 + j] = _mm512_shuffle_f32x4(odd, odd_more, 0xdd);
+        __m512d low = _mm512_castps_pd(_mm512_unpacklo_ps(r[0], r[1]));
+        __m512d low_more = _mm512_castps_pd(_mm512_unpacklo_ps(r[2], r[3]));
+        __m512d high = _mm512_castps_pd(_mm512_unpackhi_ps(r[0], r[1]));
+        __m512d high_more = _mm512_castps_pd(_mm512_unpackhi_ps(r[2], r[3]));
+        float *at = to + k * pitch;
+        _mm512_storeu_ps(at, _mm512_castpd_ps(_mm512_unpacklo_pd(low, low_more)));
+        _mm512_storeu_ps(at + pitch, _mm512_castpd_ps(_mm512_unpackhi_pd(low, low_more)));
+        _mm512_storeu_ps(at + 2 * pitch, _mm512_castpd_ps(_mm512_unpacklo_pd(high, high_more)));
+        _mm512_storeu_ps(at + 3 * pitch, _mm512_castpd_ps(_mm512_unpackhi_pd(high, high_more)));
     }
-#pragma GCC unroll 16
-    for (int k = 0; k < 16; k++) _mm512_storeu_ps(to + k * pitch, t[k]);
 #elif TDM__WIDTH == 8
-    __m256 r[8], t[8];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(from[i] + offset);
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < 8; k += 4) {
+        /* r[i]: numbers k .. k + 3 of lines i and 4 + i. */
+        __m256 r[4];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; i++)
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            __m256d low = _mm256_castps_pd(t[4 * i + h]), high = _mm256_castps_pd(t[4 * i + h + 2]);
-            r[4 * i + 2 * h] = _mm256_castpd_ps(_mm256_unpacklo_pd(low, high));
-            r[4 * i + 2 * h + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low, high));
+        for (int i = 0; i < 4; i++) {
+            r[i] = _mm256_castps128_ps256(_mm_loadu_ps(from[i] + offset + k));
+            r[i] = _mm256_insertf128_ps(r[i], _mm_loadu_ps(from[4 + i] + offset + k), 1);
         }
-        /* r[4 i + j] holds, of lines 4 i .. 4 i + 3, numbers j and 4 + j. */
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++)
-        _mm256_storeu_ps(to + j * pitch, _mm256_permute2f128_ps(r[j], r[4 + j], 0x20));
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++)
-        _mm256_storeu_ps(to + (4 + j) * pitch, _mm256_permute2f128_ps(r[j], r[4 + j], 0x31));
+        __m256d low = _mm256_castps_pd(_mm256_unpacklo_ps(r[0], r[1]));
+        __m256d low_more = _mm256_castps_pd(_mm256_unpacklo_ps(r[2], r[3]));
+        __m256d high = _mm256_castps_pd(_mm256_unpackhi_ps(r[0], r[1]));
+        __m256d high_more = _mm256_castps_pd(_mm256_unpackhi_ps(r[2], r[3]));
+        float *at = to + k * pitch;
+        _mm256_storeu_ps(at, _mm256_castpd_ps(_mm256_unpacklo_pd(low, low_more)));
+        _mm256_storeu_ps(at + pitch, _mm256_castpd_ps(_mm256_unpackhi_pd(low, low_more)));
+        _mm256_storeu_ps(at + 2 * pitch, _mm256_castpd_ps(_mm256_unpacklo_pd(high, high_more)));
+        _mm256_storeu_ps(at + 3 * pitch, _mm256_castpd_ps(_mm256_unpackhi_pd(high, high_more)));
+    }
 #else
     for (int k = 0; k < TDM__WIDTH; k++)
         for (int i = 0; i < TDM__WIDTH; i++) to[k * pitch + i] = from[i][offset + k];
@@ -122,11 +109,41 @@ typedef struct tile_right {
     int64_t step;
 } tile_right;
 
+/*
+ * Numbers that will be read soon: `lines` lines of `length` numbers, `stride` apart. Tiles fetch them into
+ * the second-level cache, one cache line for each CHUNK steps of k: more at once would keep the loads of
+ * the tile waiting.
+ */
+typedef struct tile_fetch {
+    const float *at;
+    int64_t lines, length, stride;
+    int64_t done;                  /* numbers of the first line that were fetched already */
+    const struct tile_fetch *next; /* what comes after that, or NULL */
+} tile_fetch;
+
+enum { CHUNK = 8, CACHE_LINE = 16 /* numbers */ };
+
+static inline __attribute__((always_inline)) void tile_fetch_next(tile_fetch *f)
+{
+    if (f->lines == 0) {
+        if (f->next) *f = *f->next;
+        return;
+    }
+    __builtin_prefetch(f->at + f->done, 0, 2);
+    f->done += CACHE_LINE;
+    if (f->done < f->length) return;
+    f->done = 0;
+    f->at += f->stride;
+    f->lines--;
+}
+
 /* What happens to the sums of a segment. */
 typedef struct tile_end {
-    float *const *c;   /* addresses of the rows */
+    float *const *c;   /* addresses of the rows, of which ... */
+    int64_t col;       /* ... this is the first column */
     bool add;          /* to what an earlier segment left there */
     const float *bias; /* to be added, or NULL */
+    tile_fetch *fetch; /* what is needed after this tile, or NULL */
 } tile_end;
 
 /*
@@ -162,18 +179,29 @@ static inline __attribute__((always_inline)) void tile_row(const int vecs, const
 #endif
 }
 
-/* The sums begin at +0; the places where they go are fetched into the cache meanwhile. */
+/* The sums begin at +0. */
 static inline __attribute__((always_inline)) void tile_begin(const int rows, const int vecs,
-                                                             const tile_end *end,
                                                              vf sum[TILE_ROWS][TILE_VECS])
 {
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
-        for (int v = 0; v < vecs; v++) {
-            __builtin_prefetch(end->c[i] + v * TDM__WIDTH, 1);
-            sum[i][v] = (vf){0};
-        }
+        for (int v = 0; v < vecs; v++) sum[i][v] = (vf){0};
+}
+
+/* Before chunk `index` of k: fetches a row of the place where the sums go, and what is needed next. The
+ * row need not begin at a cache line. */
+static inline __attribute__((always_inline)) void tile_fetch_more(const int rows, const int vecs,
+                                                                  const tile_end *end,
+                                                                  int64_t index)
+{
+    if (index < rows) {
+        const float *c = end->c[index] + end->col;
+#pragma GCC unroll 4
+        for (int v = 0; v < vecs; v++) __builtin_prefetch(c + v * TDM__WIDTH, 1);
+        __builtin_prefetch(c + vecs * TDM__WIDTH - 1, 1);
+    }
+    if (end->fetch) tile_fetch_next(end->fetch);
 }
 
 static inline __attribute__((always_inline)) void tile_store_as(const int rows, const int vecs,
@@ -188,7 +216,7 @@ static inline __attribute__((always_inline)) void tile_store_as(const int rows, 
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
         for (int v = 0; v < vecs; v++) {
-            float *c = end->c[i] + v * TDM__WIDTH;
+            float *c = end->c[i] + end->col + v * TDM__WIDTH;
             vf x = sum[i][v];
             if (add) x = vf_load(c) + x;
             if (biased) x += bias[v];
@@ -228,9 +256,9 @@ static inline __attribute__((always_inline)) void tile_multiply(const int rows, 
     vf sum[TILE_ROWS][TILE_VECS], right[TILE_VECS];
     const float *a = left->at, *b = r->at;
     const int64_t step = left->col, b_step = r->step;
-    tile_begin(rows, vecs, end, sum);
-#pragma GCC unroll 2
+    tile_begin(rows, vecs, sum);
     for (int64_t k = 0; k < length; k++) {
+        if (k % CHUNK == 0) tile_fetch_more(rows, vecs, end, k / CHUNK);
 #pragma GCC unroll 4
         for (int v = 0; v < vecs; v++) right[v] = vf_load(b + v * TDM__WIDTH);
 #pragma GCC unroll 16
@@ -259,11 +287,11 @@ static inline __attribute__((always_inline)) void tile_multiply_rows(const int r
     const float *b = r->at;
     const int64_t stride = left->row, b_step = r->step;
     const int pointers = (rows + ROWS_OF_POINTER - 1) / ROWS_OF_POINTER;
-    tile_begin(rows, vecs, end, sum);
+    tile_begin(rows, vecs, sum);
 #pragma GCC unroll 8
     for (int j = 0; j < pointers; j++) at[j] = left->at + j * ROWS_OF_POINTER * stride;
-#pragma GCC unroll 2
     for (int64_t k = 0; k < length; k++) {
+        if (k % CHUNK == 0) tile_fetch_more(rows, vecs, end, k / CHUNK);
 #pragma GCC unroll 4
         for (int v = 0; v < vecs; v++) right[v] = vf_load(b + v * TDM__WIDTH);
 #pragma GCC unroll 16

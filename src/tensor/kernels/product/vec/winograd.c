@@ -298,7 +298,7 @@ static void chunk_multiply(const winograd_work *work, int64_t count, const float
                     for (int64_t r = 0; r < height; r++)
                         rows[r] = m + p * work->m_stride + (i + r) * w->O + n;
                     tile_for(height, width)(&left, &(tile_right){u + n * length, width}, length,
-                                            &(tile_end){rows, s > 0, NULL});
+                                            &(tile_end){.c = rows, .add = s > 0});
                 }
             }
         }
@@ -487,7 +487,7 @@ static void grad_multiply(const winograd_grad *g, int64_t count, int64_t rows, i
                 for (int64_t r = 0; r < height; r++)
                     to[r] = sums + p * g->g_stride + (o + r) * g->block_c + c;
                 tile_right right = {x + p * g->x_stride + c * count, width};
-                tile_for(height, width)(&left, &right, count, &(tile_end){to, add, NULL});
+                tile_for(height, width)(&left, &right, count, &(tile_end){.c = to, .add = add});
             }
         }
 }
