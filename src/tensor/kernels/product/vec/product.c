@@ -1,16 +1,18 @@
 /*
  * product.c: the matrix product of product.h at one instruction-set level.
  *
- * For each segment of k and each block of columns, all threads bring the right factor into panels: for
- * each k the numbers of PANEL_COLS columns side by side. Then each thread takes blocks of rows, brings
- * them into panels of TILE_ROWS rows, and multiplies panel by panel. A tile of TILE_ROWS x PANEL_COLS
- * sums stays in registers for the whole segment. What a matrix lacks to a full panel is filled up with
- * zeros, and tiles at the lower and right edge pass through a buffer.
+ * A product is cut into units, blocks of rows and columns of the result, as many as its threads can use;
+ * one alone is a single unit. A thread computes a unit by itself. For each block of the unit's columns and
+ * each segment of k it brings the right factor into panels: for each k the numbers of PANEL_COLS columns
+ * side by side. Then it goes through blocks of rows, brings them into panels of TILE_ROWS rows, and
+ * multiplies panel by panel. A tile of TILE_ROWS x PANEL_COLS sums stays in registers for the whole
+ * segment. Factors that can be read where they are get no panels. What a matrix lacks to a full panel is
+ * filled up with zeros, and tiles at the lower and right edge pass through a buffer.
  *
- *   right panels   [block_cols / PANEL_COLS][length][PANEL_COLS]    shared, in the second-level cache
- *   left panels    [block_rows / TILE_ROWS][length][TILE_ROWS]      one block for each thread
+ *   right panels   [block_cols / PANEL_COLS][length][PANEL_COLS]    in the second-level cache
+ *   left panels    [block_rows / TILE_ROWS][length][TILE_ROWS]
  *
- * Sizes of tiles and blocks do not influence the result: product.h says what does.
+ * Sizes of tiles, blocks and units do not influence the result: product.h says what does.
  */
 #include "tensor/kernels/product/vec/tiles.h"
 
@@ -27,8 +29,9 @@ enum {
 #endif
     POINTERS = 64,
     LINES_IN_PLACE = 128,
-    RESULT_BYTES_SMALL = 1 << 20,
-    FACTOR_SMALL = 1 << 17 /* numbers: half a megabyte */
+    UNITS_OF_THREAD = 3,        /* so that a thread that is late leaves some of them to others */
+    UNIT_COLS = 4 * PANEL_COLS, /* at least */
+    FACTOR_SMALL = 1 << 17      /* numbers: half a megabyte */
 };
 
 /* ---- panels ---------------------------------------------------------------------------------- */
@@ -129,7 +132,7 @@ static inline void panel_pad(const panel_row *row, int64_t k)
 
 /* Lines that are one k each: [k, k + length) of the factor, outer indices from `first` on. */
 static void panel_from_columns(const tdm__factor *f, int64_t first, int64_t k, int64_t length,
-                               const panel_row *row, int64_t to_k)
+                               const panel_row *row)
 {
     enum { AHEAD = 8 }; /* lines that are fetched into the cache before their turn */
     const float *from[POINTERS];
@@ -145,20 +148,25 @@ static void panel_from_columns(const tdm__factor *f, int64_t first, int64_t k, i
                     for (int64_t c = 0; c < count; c += 16)
                         __builtin_prefetch(from[i + AHEAD] + offset + c);
                 if (from[i])
-                    panel_scatter(row, from[i] + offset, to_k + done + i, begin, count);
+                    panel_scatter(row, from[i] + offset, done + i, begin, count);
                 else
                     for (int64_t c = 0; c < count; c += TDM__PRODUCT_SEGMENT)
-                        panel_scatter(row, zeros, to_k + done + i, begin + c,
+                        panel_scatter(row, zeros, done + i, begin + c,
                                       product_min(count - c, TDM__PRODUCT_SEGMENT));
             }
             done += some;
         }
         begin += count;
     }
-    for (int64_t i = 0; i < length; i++) panel_pad(row, to_k + i);
+    for (int64_t i = 0; i < length; i++) panel_pad(row, i);
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
+
+/* A unit of work: rows [m, m + rows) and columns [n, n + cols) of the result. */
+typedef struct product_unit {
+    int64_t m, rows, n, cols;
+} product_unit;
 
 /* One segment of k and some columns: what the right panels hold at a time. */
 typedef struct product_part {
@@ -166,16 +174,14 @@ typedef struct product_part {
     int64_t n, cols; /* cols is 0: there is no such part */
 } product_part;
 
-/* One part of a product. */
+/* One part of a unit. */
 typedef struct product_block {
     const tdm__product *product;
+    product_unit unit;
     product_part part, next;
-    int64_t block_rows;   /* rows that one unit of work takes */
-    int64_t row_blocks;   /* and how many such blocks there are */
-    int64_t col_groups;   /* parts of the columns; a unit is a block of rows and one of them */
-    bool right_in_place;  /* full panels of the right factor are read where they are */
-    float *right, *lefts; /* panels: shared, and one block for each thread */
-    size_t left_size;     /* numbers from one thread's to the next */
+    int64_t block_rows;  /* rows whose left panels there are at a time */
+    bool right_in_place; /* full panels of the right factor are read where they are */
+    float *right, *left; /* panels */
 } product_block;
 
 /* Width of the panel that begins at column `at`: all of PANEL_COLS, or the vectors that are needed. */
@@ -204,46 +210,43 @@ static tile_fetch factor_fetch(const tdm__factor *f, int64_t size, int64_t first
                         .stride = f->stride};
 }
 
-/* What unit `u` of `units` fetches of the next part's right factor: its share of the lines. */
-static tile_fetch block_fetch_right(const product_block *b, int64_t u, int64_t units)
+/* What is fetched of the next part's right factor beside the rows from `row` on: their share. */
+static tile_fetch block_fetch_right(const product_block *b, int64_t row, int64_t rows)
 {
     const tdm__product *p = b->product;
     tile_fetch f = factor_fetch(&p->b, p->N * p->K, b->next.n, b->next.cols, b->next.k,
                                 b->next.length);
-    int64_t begin = f.lines * u / units, end = f.lines * (u + 1) / units;
+    int64_t begin = f.lines * (row - b->unit.m) / b->unit.rows;
+    int64_t end = f.lines * (row - b->unit.m + rows) / b->unit.rows;
     if (f.lines > 0) f.at += begin * f.stride;
     f.lines = end - begin;
     return f;
 }
 
-/* The rows that a thread multiplies after those from `row` on: of this part, or the first of the next. */
-static tile_fetch block_fetch_left(const product_block *b, int64_t row, bool is_last)
+/* The rows that follow those up to `row`: of this part, or the first of the next. */
+static tile_fetch block_fetch_left(const product_block *b, int64_t row)
 {
     const tdm__product *p = b->product;
-    const product_part *part = is_last ? &b->next : &b->part;
-    int64_t next = is_last ? 0 : row + b->block_rows;
+    int64_t end = b->unit.m + b->unit.rows;
+    const product_part *part = row < end ? &b->part : &b->next;
+    int64_t first = row < end ? row : b->unit.m;
     if (part->cols == 0) return (tile_fetch){0};
-    return factor_fetch(&p->a, p->M * p->K, next, product_min(b->block_rows, p->M - next), part->k,
+    return factor_fetch(&p->a, p->M * p->K, first, product_min(b->block_rows, end - first), part->k,
                         part->length);
 }
 
-/* Units are panels. */
-static void block_fill_right(const void *args, int64_t begin, int64_t end)
+static void block_fill_right(const product_block *b)
 {
-    const product_block *b = args;
-    for (int64_t panel = begin; panel < end; panel++) {
-        int64_t at = panel * PANEL_COLS;
+    for (int64_t at = 0; at < b->part.cols; at += PANEL_COLS)
         panel_from_lines(&b->product->b, b->part.n + at, product_min(PANEL_COLS, b->part.cols - at),
                          b->part.k, b->part.length, b->right + at * b->part.length,
                          panel_cols(b, at));
-    }
 }
 
-/* Units are indices k of the segment: whole lines are read one after another. Of a factor in place only
- * the columns of a last, incomplete panel are copied. */
-static void block_fill_right_rows(const void *args, int64_t begin, int64_t end)
+/* Whole lines are read one after another. Of a factor in place only the columns of a last, incomplete
+ * panel are copied. */
+static void block_fill_right_rows(const product_block *b)
 {
-    const product_block *b = args;
     int64_t first = b->right_in_place ? b->part.cols / PANEL_COLS * PANEL_COLS : 0;
     panel_row row = {.to = b->right + first * b->part.length,
                      .count = b->part.cols - first,
@@ -251,8 +254,7 @@ static void block_fill_right_rows(const void *args, int64_t begin, int64_t end)
                      .apart = PANEL_COLS * b->part.length,
                      .rounded = TDM__WIDTH};
     if (row.count > 0)
-        panel_from_columns(&b->product->b, b->part.n + first, b->part.k + begin, end - begin, &row,
-                           begin);
+        panel_from_columns(&b->product->b, b->part.n + first, b->part.k, b->part.length, &row);
 }
 
 static void block_rows_of_c(const tdm__product *p, int64_t row, int64_t count, int64_t col,
@@ -302,8 +304,8 @@ static tile_right block_right(const product_block *b, int64_t at)
     return (tile_right){line + b->part.n + at, f->stride};
 }
 
-/* Finds the left panels of rows [row, row + rows): in place, or filled into `room`. */
-static void block_find_left(const product_block *b, int64_t row, int64_t rows, float *room,
+/* Finds the left panels of rows [row, row + rows): in place, or filled. */
+static void block_find_left(const product_block *b, int64_t row, int64_t rows,
                             tile_left lefts[BLOCK_ROWS / TILE_ROWS])
 {
     const tdm__factor *a = &b->product->a;
@@ -312,7 +314,7 @@ static void block_find_left(const product_block *b, int64_t row, int64_t rows, f
     const float *line;
     for (int64_t r = 0; r < rows; r += TILE_ROWS) {
         int64_t count = product_min(TILE_ROWS, rows - r), height = tile_height(count);
-        float *panel = room + r / TILE_ROWS * apart;
+        float *panel = b->left + r / TILE_ROWS * apart;
         lefts[r / TILE_ROWS] = (tile_left){.at = panel, .row = 1, .col = height};
         if (in_place && count == height && a->along_k) {
             a->lines(a->source, row + r, 1, 0, &line);
@@ -325,31 +327,33 @@ static void block_find_left(const product_block *b, int64_t row, int64_t rows, f
         }
     }
     panel_row all = {
-        .to = room, .count = rows, .cols = TILE_ROWS, .apart = apart, .rounded = TILE_ROWS_STEP};
+        .to = b->left, .count = rows, .cols = TILE_ROWS, .apart = apart, .rounded = TILE_ROWS_STEP};
     if (a->along_k) return;
     /* Of a factor in place, only the rows of a tile at the edge. */
     int64_t edge = in_place ? rows / TILE_ROWS * TILE_ROWS : 0;
     all.to += edge / TILE_ROWS * apart;
     all.count -= edge;
     bool is_whole = in_place && (rows - edge) % TILE_ROWS_STEP == 0;
-    if (!is_whole) panel_from_columns(a, row + edge, b->part.k, b->part.length, &all, 0);
+    if (!is_whole) panel_from_columns(a, row + edge, b->part.k, b->part.length, &all);
 }
 
-/* Rows [row, row + rows) of the result, of columns [from, to) of the block. */
-static void block_multiply(const product_block *b, int64_t row, int64_t rows, int64_t from,
-                           int64_t to, tile_fetch *fetch, float *room)
+/* Rows [row, row + rows) of the result, of the part's columns. */
+static void block_multiply(const product_block *b, int64_t row, int64_t rows)
 {
     const tdm__product *p = b->product;
     bool last = b->part.k + b->part.length == p->K;
     tile_left lefts[BLOCK_ROWS / TILE_ROWS];
     float *c[BLOCK_ROWS];
-    block_find_left(b, row, rows, room, lefts);
+    tile_fetch right_next = block_fetch_right(b, row, rows);
+    tile_fetch fetch = block_fetch_left(b, row + rows);
+    fetch.next = &right_next;
+    block_find_left(b, row, rows, lefts);
     block_rows_of_c(p, row, rows, b->part.n, c);
-    for (int64_t at = from; at < to; at += PANEL_COLS) {
+    for (int64_t at = 0; at < b->part.cols; at += PANEL_COLS) {
         int64_t cols = product_min(PANEL_COLS, b->part.cols - at), width = panel_cols(b, at);
         tile_right right = block_right(b, at);
         const float *bias = last && p->bias ? p->bias + b->part.n + at : NULL;
-        tile_end end = {.col = at, .add = b->part.k > 0, .bias = bias, .fetch = fetch};
+        tile_end end = {.col = at, .add = b->part.k > 0, .bias = bias, .fetch = &fetch};
         for (int64_t r = 0; r < rows; r += TILE_ROWS) {
             int64_t count = product_min(TILE_ROWS, rows - r), height = tile_height(count);
             tile_fn tile = tile_for(height, width);
@@ -361,49 +365,66 @@ static void block_multiply(const product_block *b, int64_t row, int64_t rows, in
                                 cols);
         }
     }
-    if (!last || p->activation == TDM_ACTIVATION_NONE) return;
-    for (int64_t r = 0; r < rows; r++)
-        tdm__kernel_activate(p->activation, c[r] + from, product_min(to, b->part.cols) - from);
+    for (int64_t r = 0; r < rows && last && p->activation != TDM_ACTIVATION_NONE; r++)
+        tdm__kernel_activate(p->activation, c[r], b->part.cols);
 }
 
-/* Units are blocks of rows, and in each the groups of columns. */
-static void block_units(const void *args, int64_t begin, int64_t end)
+/* ---- units ----------------------------------------------------------------------------------- */
+
+/* Columns of a block: more where the segments are short. */
+static int64_t block_cols_of(int64_t K)
 {
-    const product_block *b = args;
-    float *left = b->lefts + (size_t)tdm_kernel_thread() * b->left_size;
-    int64_t panels = (b->part.cols + PANEL_COLS - 1) / PANEL_COLS;
-    int64_t units = b->row_blocks * b->col_groups;
-    for (int64_t u = begin; u < end; u++) {
-        int64_t row = u / b->col_groups * b->block_rows, group = u % b->col_groups;
-        tile_fetch right = block_fetch_right(b, u, units);
-        tile_fetch fetch = block_fetch_left(b, row, u + 1 == end);
-        fetch.next = &right;
-        block_multiply(b, row, product_min(b->block_rows, b->product->M - row),
-                       panels * group / b->col_groups * PANEL_COLS,
-                       panels * (group + 1) / b->col_groups * PANEL_COLS, &fetch, left);
+    int64_t segments = tdm__product_segments(K), length = (K + segments - 1) / segments;
+    return BLOCK_COLS * TDM__PRODUCT_SEGMENT / length / PANEL_COLS * PANEL_COLS;
+}
+
+/* Part `index` of a unit: all segments of a block of columns are added before the next block. */
+static product_part unit_part(const product_block *b, int64_t index)
+{
+    int64_t K = b->product->K, segments = tdm__product_segments(K), block_cols = block_cols_of(K);
+    int64_t n = index / segments * block_cols, s = index % segments;
+    int64_t k = tdm__product_segment_begin(K, segments, s);
+    if (n >= b->unit.cols) return (product_part){0};
+    return (product_part){.k = k,
+                          .length = tdm__product_segment_begin(K, segments, s + 1) - k,
+                          .n = b->unit.n + n,
+                          .cols = product_min(block_cols, b->unit.cols - n)};
+}
+
+static void unit_run(product_block *b)
+{
+    int64_t end = b->unit.m + b->unit.rows;
+    int64_t blocks = (b->unit.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    b->block_rows = product_round_up((b->unit.rows + blocks - 1) / blocks, TILE_ROWS);
+    b->next = unit_part(b, 0);
+    for (int64_t i = 1; b->next.cols > 0; i++) {
+        b->part = b->next;
+        b->next = unit_part(b, i);
+        b->right_in_place = reads_in_place(&b->product->b, false, b->part.length);
+        if (b->product->b.along_k)
+            block_fill_right(b);
+        else
+            block_fill_right_rows(b);
+        for (int64_t row = b->unit.m; row < end; row += b->block_rows)
+            block_multiply(b, row, product_min(b->block_rows, end - row));
     }
 }
 
 /* ---- the whole product ----------------------------------------------------------------------- */
 
-/* Rows of a unit: a block, or less so that there is work for all threads. */
-static int64_t rows_of_unit(int64_t M, int threads)
-{
-    int64_t share = product_round_up((M + threads - 1) / threads, TILE_ROWS);
-    if (share >= BLOCK_ROWS) {
-        int64_t blocks = (M + BLOCK_ROWS - 1) / BLOCK_ROWS;
-        blocks = product_round_up(blocks, threads);
-        share = product_round_up((M + blocks - 1) / blocks, TILE_ROWS);
-    }
-    return share;
-}
+/* How the result is cut into units. */
+typedef struct product_grid {
+    const tdm__product *product;
+    int64_t row_parts, col_parts;
+    float *scratch;
+    size_t scratch_size; /* numbers from one thread's to the next */
+} product_grid;
 
-/* Numbers of scratch. These never fall as M, N or K grow: grad_x of a convolution asks once for the
- * whole of it, and then runs products that are smaller. */
-static size_t left_size_of(int64_t M, int threads)
+/* Numbers of scratch of a thread. These never fall as M, N or K grow: grad_x of a convolution asks once
+ * for the whole of it, and then runs products that are smaller. */
+static size_t left_size_of(int64_t M)
 {
-    int64_t share = product_round_up((M + threads - 1) / threads, TILE_ROWS);
-    int64_t panels = product_min(share, BLOCK_ROWS) / TILE_ROWS;
+    int64_t panels = product_min(product_round_up(M, TILE_ROWS), BLOCK_ROWS) / TILE_ROWS;
     return (size_t)(panels * left_panel_size(TDM__PRODUCT_SEGMENT));
 }
 
@@ -413,67 +434,81 @@ static size_t right_size_of(int64_t N, int64_t K)
     return (size_t)(product_min(all, BLOCK_COLS * TDM__PRODUCT_SEGMENT) + 16 * TDM__WIDTH);
 }
 
-/* Columns of a block: more where the segments are short. */
-static int64_t block_cols_of(int64_t length)
+static size_t scratch_size_of(int64_t M, int64_t N, int64_t K)
 {
-    return BLOCK_COLS * TDM__PRODUCT_SEGMENT / length / PANEL_COLS * PANEL_COLS;
+    const size_t line = 64 / sizeof(float);
+    return (left_size_of(M) + right_size_of(N, K) + line - 1) / line * line;
 }
 
 static size_t product_scratch_bytes(int64_t M, int64_t N, int64_t K)
 {
-    int threads = tdm__kernel_threads();
-    return (right_size_of(N, K) + (size_t)threads * left_size_of(M, threads)) * sizeof(float);
+    return (size_t)tdm__kernel_threads() * scratch_size_of(M, N, K) * sizeof(float);
 }
 
-/* Part `index` of the product. A result that fits into the cache is gone over once for each segment; of
- * a larger one, all segments of a block of columns are added before the next block. */
-static product_part product_part_of(const tdm__product *p, int64_t index)
+/* `parts` cut down to some for each thread; less than one for each stay as they are. */
+static int64_t grid_parts(int64_t parts, int64_t threads)
 {
-    int64_t segments = tdm__product_segments(p->K);
-    int64_t block_cols = block_cols_of((p->K + segments - 1) / segments);
-    int64_t blocks = (p->N + block_cols - 1) / block_cols;
-    bool is_small = p->M * p->N * (int64_t)sizeof(float) <= RESULT_BYTES_SMALL;
-    if (index >= blocks * segments) return (product_part){0};
-    int64_t s = is_small ? index / blocks : index % segments;
-    int64_t n = (is_small ? index % blocks : index / segments) * block_cols;
-    int64_t k = tdm__product_segment_begin(p->K, segments, s);
-    return (product_part){.k = k,
-                          .length = tdm__product_segment_begin(p->K, segments, s + 1) - k,
-                          .n = n,
-                          .cols = product_min(block_cols, p->N - n)};
+    return parts < threads ? parts : product_min(parts / threads, UNITS_OF_THREAD) * threads;
 }
 
-static void product_run_block(product_block *b)
+/*
+ * Each part of the columns copies the left factor's panels once more, each part of the rows those of the
+ * right factor. A left factor in place costs nothing: columns are cut then, and rows where columns are
+ * few. Otherwise the longer side is cut, which repeats the smaller copy.
+ */
+static void grid_cut(product_grid *g)
 {
-    const tdm__product *p = b->product;
-    int threads = tdm__kernel_threads();
-    int64_t panels = (b->part.cols + PANEL_COLS - 1) / PANEL_COLS;
-    b->col_groups = b->row_blocks < threads ? product_min(panels, threads) : 1;
-    b->right_in_place = reads_in_place(&p->b, false, b->part.length);
-    if (p->b.along_k)
-        tdm__vec_split(panels, b->part.length * PANEL_COLS, block_fill_right, b);
-    else
-        tdm__vec_split(b->part.length, b->part.cols, block_fill_right_rows, b);
-    /* A number of a tile costs a sixteenth of moving one. */
-    tdm__vec_split(b->row_blocks * b->col_groups,
-                   b->block_rows * b->part.cols / b->col_groups * b->part.length / 16, block_units,
-                   b);
+    const tdm__product *p = g->product;
+    int64_t threads = tdm__kernel_threads();
+    int64_t of_rows = p->M / (2 * BLOCK_ROWS), of_cols = p->N / UNIT_COLS;
+    int64_t row_tiles = (p->M + TILE_ROWS - 1) / TILE_ROWS;
+    g->row_parts = g->col_parts = 1;
+    if (!tdm__threads_pays(2, p->M * p->N / 2 * p->K / 16)) return;
+    bool in_place = reads_in_place(&p->a, true, product_min(p->K, TDM__PRODUCT_SEGMENT));
+    if (in_place && of_cols >= threads) {
+        g->col_parts = grid_parts(of_cols, threads);
+        g->row_parts = product_min(threads * UNITS_OF_THREAD / g->col_parts, of_rows);
+        if (g->row_parts == 0) g->row_parts = 1;
+    } else if (in_place || p->M >= p->N) {
+        g->row_parts = of_rows >= threads ? grid_parts(of_rows, threads)
+                                          : product_min(threads, row_tiles);
+    } else {
+        g->col_parts = product_min(threads, (p->N + PANEL_COLS - 1) / PANEL_COLS);
+    }
+}
+
+/* [*begin, *begin + *count): part `index` of `parts` of `all`, in whole steps. */
+static void grid_part(int64_t all, int64_t step, int64_t index, int64_t parts, int64_t *begin,
+                      int64_t *count)
+{
+    int64_t steps = (all + step - 1) / step;
+    *begin = steps * index / parts * step;
+    *count = product_min(steps * (index + 1) / parts * step, all) - *begin;
+}
+
+static void grid_run(const void *args, int64_t begin, int64_t end)
+{
+    const product_grid *g = args;
+    const tdm__product *p = g->product;
+    float *scratch = g->scratch + (size_t)tdm_kernel_thread() * g->scratch_size;
+    product_block b = {.product = p, .right = scratch, .left = scratch + right_size_of(p->N, p->K)};
+    for (int64_t u = begin; u < end; u++) {
+        grid_part(p->M, TILE_ROWS, u / g->col_parts, g->row_parts, &b.unit.m, &b.unit.rows);
+        grid_part(p->N, PANEL_COLS, u % g->col_parts, g->col_parts, &b.unit.n, &b.unit.cols);
+        unit_run(&b);
+    }
 }
 
 static void product_run(const tdm__product *p, void *scratch)
 {
-    int threads = tdm__kernel_threads();
-    product_block b = {.product = p, .block_rows = rows_of_unit(p->M, threads)};
-    b.row_blocks = (p->M + b.block_rows - 1) / b.block_rows;
-    b.left_size = left_size_of(p->M, threads);
-    b.right = scratch;
-    b.lefts = b.right + right_size_of(p->N, p->K);
-    b.next = product_part_of(p, 0);
-    for (int64_t i = 1; b.next.cols > 0; i++) {
-        b.part = b.next;
-        b.next = product_part_of(p, i);
-        product_run_block(&b);
-    }
+    product_grid g = {
+        .product = p, .scratch = scratch, .scratch_size = scratch_size_of(p->M, p->N, p->K)};
+    grid_cut(&g);
+    int64_t units = g.row_parts * g.col_parts;
+    if (units > 1)
+        tdm__threads_spread(units, 1, grid_run, &g);
+    else
+        grid_run(&g, 0, 1);
 }
 
 const tdm__vec_product TDM__AT_LEVEL(tdm__vec_product) = {.scratch_bytes = product_scratch_bytes,
