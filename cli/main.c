@@ -69,6 +69,7 @@ int main(int argc, char **argv)
     cli_argv = argv;
     occupy_standard_streams();
     signal(SIGPIPE, SIG_IGN); /* `tandem ... | head` ends with an error from write, not silently */
+    signal(SIGXFSZ, SIG_IGN); /* the same for a limit on the size of files (ulimit -f) */
     const char *name = argc > 1 ? argv[1] : "help";
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) name = "help";
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) name = "version";

@@ -100,7 +100,8 @@ static bool settle(const tdm__spawn_options *o)
         if (o->output[i] >= 0 && dup2(o->output[i], STDOUT_FILENO + i) < 0) return false;
     for (int i = 0; i < o->kept_count; i++)
         if (fcntl(o->kept[i], F_SETFD, 0) != 0) return false;
-    return signal(SIGPIPE, SIG_DFL) != SIG_ERR && sigprocmask(SIG_SETMASK, o->mask, NULL) == 0;
+    return signal(SIGPIPE, SIG_DFL) != SIG_ERR && signal(SIGXFSZ, SIG_DFL) != SIG_ERR &&
+           sigprocmask(SIG_SETMASK, o->mask, NULL) == 0;
 }
 
 __attribute__((noreturn)) static void become(const tdm__spawn_options *o, int report)

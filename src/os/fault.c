@@ -64,7 +64,7 @@ static const struct {
     {EINVAL, TDM_ERR_INVALID, NULL},
     {ENAMETOOLONG, TDM_ERR_INVALID, NULL},
     {ELOOP, TDM_ERR_INVALID, NULL},
-    {EFBIG, TDM_ERR_RANGE, NULL},
+    {EFBIG, TDM_ERR_RANGE, "raise the limit on the size of files (ulimit -f)"},
     {EOVERFLOW, TDM_ERR_RANGE, NULL},
     {ENOSYS, TDM_ERR_UNSUPPORTED, NULL},
     {EOPNOTSUPP, TDM_ERR_UNSUPPORTED, NULL},

@@ -1,10 +1,10 @@
 /*
  * vault.c: memory of a host that outlives the processes that use it.
  *
- * A memfd, sparse and never shrunk. Its first pages hold a table of regions; each has a name and a
- * stretch of pages of the file. Stretches are never handed out twice, because a process of old may still
- * have one mapped: a region that is dropped gives its memory back by a hole, and its place in the file
- * stays empty for good.
+ * A memfd that grows with its regions and never shrinks: a limit on the size of files (ulimit -f) counts
+ * for it, too. Its first pages hold a table of regions; each has a name and a stretch of pages of the
+ * file. Stretches are never handed out twice, because a process of old may still have one mapped: a
+ * region that is dropped gives its memory back by a hole, and its place in the file stays empty for good.
  *
  * Invariants: the table changes under a lock in the file (a robust mutex: when its holder dies the next
  * one gets it, and an entry that was not finished has no name yet, so it does not exist; when its holder
@@ -28,7 +28,7 @@
 #define SLICE_S 0.25
 
 enum { TABLE_BYTES = 1 << 18, MAGIC = 0x564d4454 };
-#define VAULT_BYTES ((off_t)1 << 46)
+#define VAULT_MOST_BYTES (UINT64_C(1) << 46) /* that the file can have in the end */
 
 typedef struct region {
     char name[TDM_VAULT_NAME_BYTES]; /* empty: free */
@@ -71,7 +71,10 @@ static size_t whole_pages(size_t bytes)
 static tdm_status system_error(tdm_error *err, const char *what)
 {
     return tdm_fail(err, errno == ENOMEM ? TDM_ERR_NO_MEMORY : TDM_ERR_SYSTEM,
-                    "memory that outlives its processes: %s: %s", what, strerror(errno));
+                    "memory that outlives its processes: %s: %s%s", what, strerror(errno),
+                    errno == EFBIG ? "; the limit on the size of files counts for this memory, "
+                                     "too: raise it (ulimit -f)"
+                                   : "");
 }
 
 /* The thread sanitizer of GCC 12 does not know the call that waits by the monotonic clock, nor that a lock can
@@ -170,7 +173,7 @@ tdm_status tdm_vault_create(tdm_vault **out, tdm_error *err)
 {
     int fd = memfd_create("tandem-vault", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return system_error(err, "memfd_create");
-    if (ftruncate(fd, VAULT_BYTES) != 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
+    if (ftruncate(fd, TABLE_BYTES) != 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
         tdm_status status = system_error(err, "making room");
         close(fd);
         return status;
@@ -191,7 +194,7 @@ tdm_status tdm_vault_create(tdm_vault **out, tdm_error *err)
 tdm_status tdm_vault_attach(int fd, tdm_vault **out, tdm_error *err)
 {
     struct stat about;
-    if (fd < 0 || fstat(fd, &about) != 0 || about.st_size != VAULT_BYTES)
+    if (fd < 0 || fstat(fd, &about) != 0 || about.st_size < TABLE_BYTES)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "descriptor %d is not the memory of this host's workers", fd);
     int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
@@ -226,12 +229,20 @@ static region *find(table *t, const char *name)
     return NULL;
 }
 
-static tdm_status make(table *t, const char *name, size_t bytes, region **out, tdm_error *err)
+static tdm_status make(const tdm_vault *vault, const char *name, size_t bytes, region **out,
+                       tdm_error *err)
 {
+    table *t = vault->table;
     region *r = find(t, "");
-    if (!r || (uint64_t)VAULT_BYTES - t->next < whole_pages(bytes))
+    if (!r || VAULT_MOST_BYTES - t->next < whole_pages(bytes))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no room for region '%s' in this host's memory",
                         name);
+    /* Where a process died between this and the next store, the file is as long already. */
+    struct stat about;
+    off_t end = (off_t)(t->next + whole_pages(bytes));
+    if (fstat(vault->fd, &about) != 0) return system_error(err, "looking at it");
+    if (about.st_size < end && ftruncate(vault->fd, end) != 0)
+        return system_error(err, "making room");
     r->first = t->next;
     r->bytes = bytes;
     t->next += whole_pages(bytes);
@@ -277,7 +288,7 @@ tdm_status tdm_vault_take(tdm_vault *vault, const char *name, size_t bytes, bool
         status = tdm_fail(err, TDM_ERR_EXISTS, "region '%s' has %llu bytes, not %zu", name,
                           (unsigned long long)r->bytes, bytes);
     else if (!r)
-        status = make(vault->table, name, bytes, &r, err);
+        status = make(vault, name, bytes, &r, err);
     uint64_t first = status == TDM_OK ? r->first : 0;
     unlock_table(vault->table);
     TDM_TRY(status);

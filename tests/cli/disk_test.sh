@@ -39,10 +39,19 @@ test_metrics_that_cannot_be_written() {
     assert_equal "$(tail -c 1 limited/tiny-1/metrics.jsonl | od -An -c | tr -d ' ')" '\n' "the last byte"
 }
 with_small_files() (
-    trap '' XFSZ
     ulimit -f 16
     exec "$@"
 )
+
+# A limit counts for memory that several workers have in common, too: one that is large enough changes
+# nothing, one that is too small is an error that names it.
+test_a_limit_on_files_for_several_workers() {
+    (ulimit -f $((1 << 30)) && exec "$TANDEM" train job.yaml -n 2 --set run.dir=wide >wide.out) ||
+        fail "a limit of a tebibyte ends a session"
+    assert_equal "$(hash_in "$(cat wide.out)")" "$whole" "the hash below a wide limit"
+    assert_exit 1 with_small_files "$TANDEM" train job.yaml -n 2 --set run.dir=narrow
+    assert_contains "$err" "ulimit -f"
+}
 
 mount_disk() { # mount_disk KILOBYTES
     umount disk 2>/dev/null || true
