@@ -3,7 +3,8 @@
  *
  * Invariants: the file holds whole lines, each written with one write(); steps grow by one from line to
  * line, from the first step that was put; a file that is opened holds no step past the one from which
- * training goes on. A ledger that could not be written is never silently short: the gap stays in it,
+ * training goes on. Lines that the disk refuses wait in memory until it takes them, so an error that
+ * passes leaves no gap. A ledger that could not be written is never silently short: the gap stays in it,
  * and the check finds it.
  */
 #include "train/ledger.h"
@@ -13,11 +14,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LINE_BYTES = 192, DIGEST_DIGITS = 16 };
+enum { LINE_BYTES = 192, DIGEST_DIGITS = 16, WAITING_MOST = 1 << 20 };
 #define LEDGER_LIMIT_BYTES (UINT64_C(4) << 30)
 
 /* A multiply-xorshift finaliser after each of the two, so that no other set of samples is likely to have
@@ -125,38 +127,89 @@ tdm_status tdm__ledger_open(const char *run, uint64_t step, tdm__ledger *out, td
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-static void lost(tdm__ledger *ledger, int error_number)
+static void lost(tdm__ledger *ledger, const char *why)
 {
     if (!ledger->complete) return; /* said once: a full disk must not fill the screen, too */
     ledger->complete = false;
     tdm_log(TDM_LOG_WARN, "train", "%s is no longer complete: %s; training goes on", ledger->path,
-            strerror(error_number));
+            why);
+}
+
+/* Appends one line; errno, or 0. Rank 0 alone writes here, so a part of a line is the end of the file. */
+static int write_line(const tdm__ledger *ledger, const tdm__ledger_line *line)
+{
+    char text[LINE_BYTES];
+    struct stat before;
+    int length = line_text(line, text);
+    bool known = fstat(ledger->fd, &before) == 0;
+    ssize_t written = write(ledger->fd, text, (size_t)length);
+    if (written == length) return 0;
+    int error_number = written < 0 ? errno : ENOSPC;
+    if (written > 0 && known && ftruncate(ledger->fd, before.st_size) != 0) error_number = errno;
+    return error_number;
+}
+
+/* Writes what waits, as far as the disk takes it. */
+static void flush(tdm__ledger *ledger)
+{
+    size_t done = 0;
+    int error_number = 0;
+    while (done < ledger->waiting_count && error_number == 0) {
+        error_number = write_line(ledger, &ledger->waiting[done]);
+        done += error_number == 0;
+    }
+    ledger->waiting_count -= done;
+    memmove(ledger->waiting, ledger->waiting + done,
+            ledger->waiting_count * sizeof(*ledger->waiting));
+    if (error_number != 0 && !ledger->is_behind)
+        tdm_log(TDM_LOG_WARN, "train",
+                "%s cannot be written: %s; its lines wait in memory, and training goes on",
+                ledger->path, strerror(error_number));
+    if (error_number == 0 && ledger->is_behind)
+        tdm_log(TDM_LOG_INFO, "train", "%s is complete again", ledger->path);
+    ledger->is_behind = error_number != 0;
+}
+
+/* False: there is no room for it. */
+static bool keep_waiting(tdm__ledger *ledger, const tdm__ledger_line *line)
+{
+    if (ledger->waiting_count == ledger->waiting_room) {
+        size_t room = 2 * ledger->waiting_room + 16;
+        tdm__ledger_line *more = NULL;
+        if (room <= WAITING_MOST) more = realloc(ledger->waiting, room * sizeof(*more));
+        if (!more) return false;
+        ledger->waiting = more;
+        ledger->waiting_room = room;
+    }
+    ledger->waiting[ledger->waiting_count++] = *line;
+    return true;
 }
 
 void tdm__ledger_put(tdm__ledger *ledger, const tdm__ledger_line *line)
 {
-    char text[LINE_BYTES];
-    struct stat before;
     if (ledger->fd < 0 || line->step <= ledger->last_step) return;
-    int length = line_text(line, text);
-    bool known = fstat(ledger->fd, &before) == 0;
-    ssize_t written = write(ledger->fd, text, (size_t)length);
-    if (written == length) {
-        ledger->last_step = line->step;
+    if (!keep_waiting(ledger, line)) {
+        lost(ledger, "too many of its lines wait in memory");
         return;
     }
-    lost(ledger, written < 0 ? errno : ENOSPC);
-    /* Rank 0 alone writes here, so what is behind `before` is the part of this line that fitted. */
-    if (written > 0 && known && ftruncate(ledger->fd, before.st_size) != 0) lost(ledger, errno);
+    ledger->last_step = line->step;
+    flush(ledger);
 }
 
 void tdm__ledger_sync(tdm__ledger *ledger)
 {
-    if (ledger->fd >= 0 && fdatasync(ledger->fd) != 0) lost(ledger, errno);
+    if (ledger->fd < 0) return;
+    flush(ledger);
+    if (fdatasync(ledger->fd) != 0) lost(ledger, strerror(errno));
 }
 
 void tdm__ledger_close(tdm__ledger *ledger)
 {
-    if (ledger->fd >= 0) close(ledger->fd);
-    ledger->fd = -1;
+    if (ledger->fd >= 0) {
+        flush(ledger);
+        if (ledger->waiting_count > 0) lost(ledger, "its last lines could not be written");
+        close(ledger->fd);
+    }
+    free(ledger->waiting);
+    *ledger = (tdm__ledger){.fd = -1};
 }

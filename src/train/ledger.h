@@ -29,7 +29,10 @@ typedef struct tdm__ledger_line {
 typedef struct tdm__ledger {
     int fd; /* -1: not open */
     uint64_t last_step;
-    bool complete; /* as far as this process has to do with it: no line was lost to a full disk */
+    bool complete;             /* as far as this process has to do with it: no line was lost */
+    tdm__ledger_line *waiting; /* lines that the disk has refused so far, in order */
+    size_t waiting_count, waiting_room;
+    bool is_behind; /* the last try has failed */
     char path[TDM_PATH_BYTES];
 } tdm__ledger;
 
@@ -40,8 +43,9 @@ uint64_t tdm__ledger_mix(uint64_t epoch, uint64_t index);
  * steps, a line cut short by a kill, and lines that are none are dropped. `out->last_step` is the last
  * step that it holds, which may be before `step`. Costs reading and writing all of it. */
 tdm_status tdm__ledger_open(const char *run, uint64_t step, tdm__ledger *out, tdm_error *err);
-/* Appends a line, whole or not at all. A step that is there already is passed over. What the disk
- * refuses is logged once, and training goes on. */
+/* Appends a line, whole or not at all. A step that is there already is passed over. A line that the disk
+ * refuses waits in memory, with those after it, and is tried again with every later one and with every
+ * sync; training goes on. */
 void tdm__ledger_put(tdm__ledger *ledger, const tdm__ledger_line *line);
 /* To the disk: before a checkpoint that stands on these steps. */
 void tdm__ledger_sync(tdm__ledger *ledger);

@@ -305,12 +305,40 @@ static void a_full_disk_is_said_once(void)
     tdm__ledger_line line = line_of(1);
     CHECK_INT(tdm_log_add_sink(on_log, &warnings, TDM_LOG_WARN), TDM_OK);
     tdm__ledger_put(&ledger, &line);
+    line = line_of(2);
     tdm__ledger_put(&ledger, &line);
-    tdm_log_remove_sink(on_log, &warnings);
-    CHECK(!ledger.complete);
-    CHECK_INT(ledger.last_step, 0);
+    tdm__ledger_put(&ledger, &line);
+    CHECK(ledger.complete); /* nothing is lost yet */
+    CHECK_INT(ledger.waiting_count, 2);
     CHECK_INT(warnings, 1);
     tdm__ledger_close(&ledger);
+    tdm_log_remove_sink(on_log, &warnings);
+    CHECK_INT(warnings, 2); /* now they are */
+}
+
+/* Lines that the disk refuses for a while are there in the end, in order. */
+static void an_error_that_passes_leaves_no_gap(void)
+{
+    int warnings = 0, full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+    tdm__ledger ledger;
+    tdm_error err = {0};
+    if (full < 0) return;
+    remove(ledger_path);
+    CHECK_INT(tdm__ledger_open(run, 0, &ledger, &err), TDM_OK);
+    CHECK_INT(tdm_log_add_sink(on_log, &warnings, TDM_LOG_WARN), TDM_OK);
+    int good = ledger.fd;
+    for (uint64_t step = 1; step <= course.step_count; step++) {
+        tdm__ledger_line line = line_of(step);
+        ledger.fd = step >= 3 && step < 8 ? full : good;
+        tdm__ledger_put(&ledger, &line);
+    }
+    tdm__ledger_sync(&ledger);
+    tdm_log_remove_sink(on_log, &warnings);
+    CHECK(ledger.complete);
+    CHECK_INT(warnings, 1);
+    tdm__ledger_close(&ledger);
+    close(full);
+    CHECK_INT(check_ledger().problem_count, 0);
 }
 
 /* ---- all of them ----------------------------------------------------------------------------- */
@@ -328,6 +356,7 @@ static const check_test tests[] = {
     CHECK_TEST(a_torn_line_does_not_count),
     CHECK_TEST(old_writers_write_elsewhere),
     CHECK_TEST(a_ledger_may_begin_later),
+    CHECK_TEST(an_error_that_passes_leaves_no_gap),
     CHECK_TEST(missing_and_repeated_steps_are_named),
     CHECK_TEST(other_samples_are_found),
     CHECK_TEST(other_places_are_found),
