@@ -29,17 +29,9 @@ enum { URL_BYTES = 4096, LOCK_TRIALS = 200 };
 
 /* ---- the folder ------------------------------------------------------------------------------------ */
 
-static const char *runtime_path(tdm_arena *arena)
+/* Makes the folder where it is missing, and checks that it is this user's alone. */
+static tdm_status private_dir(tdm_arena *arena, const char *path, tdm_error *err)
 {
-    const char *own = getenv("TANDEM_RUNTIME"), *of_user = getenv("XDG_RUNTIME_DIR");
-    if (own && *own) return tdm_path_absolute(arena, own);
-    if (of_user && of_user[0] == '/') return tdm_arena_printf(arena, "%s/tandem", of_user);
-    return tdm_arena_printf(arena, "/tmp/tandem-%ld", (long)getuid());
-}
-
-tdm_status tdm_runtime_dir(tdm_arena *arena, const char **out, tdm_error *err)
-{
-    const char *path = runtime_path(arena);
     struct stat about;
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the runtime folder's name");
     if (mkdir(path, 0700) != 0 && errno == ENOENT) {
@@ -53,8 +45,30 @@ tdm_status tdm_runtime_dir(tdm_arena *arena, const char **out, tdm_error *err)
                         "own that nobody else can look into (chmod 700); TANDEM_RUNTIME names "
                         "another one",
                         path);
-    *out = path;
     return TDM_OK;
+}
+
+/* Another user can take the name in /tmp first; then the folder is in the user's home. */
+tdm_status tdm_runtime_dir(tdm_arena *arena, const char **out, tdm_error *err)
+{
+    const char *own = getenv("TANDEM_RUNTIME"), *of_user = getenv("XDG_RUNTIME_DIR");
+    const char *home = getenv("HOME");
+    tdm_error why = {0};
+    if (own && *own) {
+        *out = tdm_path_absolute(arena, own);
+        return private_dir(arena, *out, err);
+    }
+    if (of_user && of_user[0] == '/') {
+        *out = tdm_arena_printf(arena, "%s/tandem", of_user);
+        return private_dir(arena, *out, err);
+    }
+    *out = tdm_arena_printf(arena, "/tmp/tandem-%ld", (long)getuid());
+    tdm_status status = private_dir(arena, *out, &why);
+    if (status != TDM_OK && home && home[0] == '/') {
+        *out = tdm_arena_printf(arena, "%s/.cache/tandem/run", home);
+        if (private_dir(arena, *out, NULL) == TDM_OK) return TDM_OK;
+    }
+    return status == TDM_OK ? TDM_OK : tdm_fail(err, status, "%s", why.message);
 }
 
 static tdm_status fill_place(const char *dir, const char *session, tdm_arena *arena,

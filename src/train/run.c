@@ -10,6 +10,7 @@
  * folder can be seen at all, and to their agent, which brings it into the one log.
  */
 #include "train/internal.h"
+#include "train/ledger.h"
 
 #include <tandem/cluster.h>
 
@@ -27,7 +28,7 @@
 #define LOG_NAME "log.jsonl"
 #define LINES_LIMIT_BYTES (UINT64_C(4) << 30)
 
-enum { LOCK_TRIES = 5, LOCK_PAUSE_MS = 10 };
+enum { LOCK_TRIES = 5, LOCK_PAUSE_MS = 10, LOCK_MODE = 0600 };
 
 /* Appends a line whole or not at all: what a full disk cut short is taken back. A failure is only
  * remembered: this runs inside the log, too, where logging is not possible. */
@@ -112,7 +113,8 @@ static tdm_log_level least_level(void)
 static int open_to_append(tdm__run *run, const char *name)
 {
     char *path = tdm_path_join(run->arena, run->path, name);
-    return path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0644) : -1;
+    const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW;
+    return path ? open(path, flags, 0644) : -1;
 }
 
 /* `joins`: others of the same session may be in it, too. */
@@ -120,8 +122,10 @@ static tdm_status take_lock(tdm__run *run, bool joins, tdm_error *err)
 {
     char *path = tdm_path_join(run->arena, run->path, "lock");
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
-    run->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    run->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, LOCK_MODE);
     if (run->lock_fd < 0) return tdm_os_fail(err, "opening", path);
+    /* Whoever may open it may lock it: nobody else may. (Files of earlier versions.) */
+    (void)fchmod(run->lock_fd, LOCK_MODE);
     for (int tries = 0; tries < LOCK_TRIES; tries++) { /* a reader holds it for an instant */
         if (flock(run->lock_fd, (joins ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return TDM_OK;
         if (errno != EWOULDBLOCK) return tdm_os_fail(err, "locking", path);
@@ -343,6 +347,35 @@ static tdm_status mend_log(tdm__run *run, tdm_error *err)
     return status;
 }
 
+/* A file of the run that is a symbolic link would be written to wherever the link leads. */
+static tdm_status refuse_link(tdm__run *run, const char *dir, const char *name, tdm_error *err)
+{
+    struct stat about;
+    char *path = tdm_path_join(run->arena, dir, name);
+    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    if (lstat(path, &about) != 0 || !S_ISLNK(about.st_mode)) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_INVALID,
+                    "%s is a symbolic link: training would write to the file that it leads to; "
+                    "remove the link, or put the file itself there",
+                    path);
+}
+
+/* Nobody may have put such links into a run that is gone on with. */
+static tdm_status refuse_links(tdm__run *run, tdm_error *err)
+{
+    static const char *const names[] = {"job.yaml", LOG_NAME, METRICS_NAME, TDM__LEDGER_NAME,
+                                        "lock"};
+    const char *const *entries = NULL;
+    size_t count = 0;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        TDM_TRY(refuse_link(run, run->path, names[i], err));
+    char *dir = tdm_path_join(run->arena, run->path, "checkpoints");
+    if (!dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+    if (tdm_path_is_dir(dir)) TDM_TRY(tdm_dir_list(dir, run->arena, &entries, &count, err));
+    for (size_t i = 0; i < count; i++) TDM_TRY(refuse_link(run, dir, entries[i], err));
+    return TDM_OK;
+}
+
 tdm_status tdm__run_open(const char *path, bool joins, tdm__run *out, tdm_error *err)
 {
     if (!tdm_path_is_dir(path))
@@ -357,6 +390,7 @@ tdm_status tdm__run_open(const char *path, bool joins, tdm__run *out, tdm_error 
     if (status == TDM_OK && (!job || !tdm_path_is_file(job)))
         status = tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: this is not a run: it has no job.yaml",
                           path);
+    if (status == TDM_OK) status = refuse_links(out, err);
     if (status == TDM_OK) status = open_files(out, joins, err);
     if (status == TDM_OK && !joins) status = mend_log(out, err);
     if (status != TDM_OK) tdm__run_release(out);
