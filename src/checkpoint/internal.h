@@ -46,9 +46,20 @@ bool tdm__is_packed(const void *bytes, size_t count);
 /* TDM_ERR_UNSUPPORTED in a build without zstd. */
 tdm_status tdm__pack_usable(const char *path, tdm_error *err);
 tdm_status tdm__pack(const void *bytes, size_t count, tdm_file_writer *out, tdm_error *err);
-/* `name` is for messages. The pages are the caller's to unmap; *count bytes of them are meant. */
-tdm_status tdm__unpack(const void *bytes, size_t bytes_count, const char *name, tdm_pages *out,
-                       size_t *count, tdm_error *err);
+/*
+ * Unpacking, in steps, so that what a file says of itself can be checked before all of it is there. open
+ * reads how much it will be and refuses what does not fit into memory; head unpacks the first bytes; rest
+ * unpacks everything and hands the pages over, which are the caller's to unmap. Bytes and name (for
+ * messages) are borrowed until close.
+ */
+typedef struct tdm__unpacking tdm__unpacking;
+tdm_status tdm__unpack_open(const void *bytes, size_t count, const char *name, tdm__unpacking **out,
+                            tdm_error *err);
+size_t tdm__unpack_size(const tdm__unpacking *u);
+const uint8_t *tdm__unpack_data(const tdm__unpacking *u); /* stays where it is */
+tdm_status tdm__unpack_head(tdm__unpacking *u, size_t bytes, tdm_error *err);
+tdm_status tdm__unpack_rest(tdm__unpacking *u, tdm_pages *out, tdm_error *err);
+void tdm__unpack_close(tdm__unpacking *u);
 
 /* ---- what the test set said of a folder's checkpoints (index.c) ---------------------------------- */
 

@@ -6,8 +6,10 @@
  * several threads. The bytes depend on the library's version and on nothing else.
  *
  * Unpacking takes hostile bytes: where a frame ends, and how much it holds, is read from its blocks before
- * anything is mapped, and no frame may claim more than its blocks could hold. Frames from elsewhere are
- * fine as long as they say how much they hold; those that can be skipped are.
+ * anything is mapped, and no frame may claim more than its blocks could hold, nor all of them more than
+ * memory has. The head can be unpacked alone, so that a file whose header does not fit to its length costs
+ * no more than that. Frames from elsewhere are fine as long as they say how much they hold; those that can
+ * be skipped are.
  */
 #include "checkpoint/internal.h"
 
@@ -58,14 +60,48 @@ tdm_status tdm__pack(const void *bytes, size_t count, tdm_file_writer *out, tdm_
     return without("packing", err);
 }
 
-tdm_status tdm__unpack(const void *bytes, size_t bytes_count, const char *name, tdm_pages *out,
-                       size_t *count, tdm_error *err)
+struct tdm__unpacking {
+    int unused;
+};
+
+tdm_status tdm__unpack_open(const void *bytes, size_t count, const char *name, tdm__unpacking **out,
+                            tdm_error *err)
 {
     (void)bytes;
-    (void)bytes_count;
-    (void)out;
     (void)count;
+    (void)out;
     return without(name, err);
+}
+
+size_t tdm__unpack_size(const tdm__unpacking *u)
+{
+    (void)u;
+    return 0;
+}
+
+const uint8_t *tdm__unpack_data(const tdm__unpacking *u)
+{
+    (void)u;
+    return NULL;
+}
+
+tdm_status tdm__unpack_head(tdm__unpacking *u, size_t bytes, tdm_error *err)
+{
+    (void)u;
+    (void)bytes;
+    return without("unpacking", err);
+}
+
+tdm_status tdm__unpack_rest(tdm__unpacking *u, tdm_pages *out, tdm_error *err)
+{
+    (void)u;
+    (void)out;
+    return without("unpacking", err);
+}
+
+void tdm__unpack_close(tdm__unpacking *u)
+{
+    (void)u;
 }
 
 bool tdm_checkpoint_packs(char library[TDM_LIBRARY_BYTES])
@@ -160,12 +196,15 @@ typedef struct frame {
     size_t to, plain;
 } frame;
 
-typedef struct unpacking {
+struct tdm__unpacking {
+    const char *name;
     const uint8_t *bytes;
-    uint8_t *plain;
-    const frame *frames;
+    size_t count;
+    tdm_pages pages;
+    frame *frames;
+    size_t frame_count, plain;
     _Atomic size_t bad; /* the first frame that could not be unpacked, + 1; 0: none */
-} unpacking;
+};
 
 /* The frame at `at`. *plain is 0 for one that is to be skipped. */
 static tdm_status look_at(const uint8_t *bytes, size_t count, size_t at, const char *name,
@@ -222,43 +261,99 @@ static tdm_status find_frames(const uint8_t *bytes, size_t count, const char *na
     return TDM_OK;
 }
 
+/* A few bytes can stand for very many: those that memory does not have are not begun with. */
+static tdm_status check_room(const tdm__unpacking *u, tdm_error *err)
+{
+    tdm_memory_info memory = {0};
+    tdm_os_memory_info(&memory);
+    if (memory.available_bytes == 0 || u->plain <= memory.available_bytes) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_NO_MEMORY,
+                    "%s: its %zu bytes unpack to %zu, and memory has only %llu bytes free; unpack "
+                    "the file with 'zstd -d'",
+                    u->name, u->count, u->plain, (unsigned long long)memory.available_bytes);
+}
+
+tdm_status tdm__unpack_open(const void *bytes, size_t count, const char *name, tdm__unpacking **out,
+                            tdm_error *err)
+{
+    tdm__unpacking *u = calloc(1, sizeof *u);
+    if (!u) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", name);
+    u->name = name;
+    u->bytes = bytes;
+    u->count = count;
+    tdm_status status = find_frames(bytes, count, name, &u->frames, &u->frame_count, &u->plain,
+                                    err);
+    if (status == TDM_OK) status = check_room(u, err);
+    if (status == TDM_OK) {
+        status = tdm_pages_reserve(u->plain > 0 ? u->plain : 1, &u->pages, err);
+        if (status != TDM_OK) tdm_error_context(err, status, "%s: unpacking", name);
+    }
+    if (status != TDM_OK) {
+        tdm__unpack_close(u);
+        return status;
+    }
+    *out = u;
+    return TDM_OK;
+}
+
+size_t tdm__unpack_size(const tdm__unpacking *u)
+{
+    return u->plain;
+}
+
+const uint8_t *tdm__unpack_data(const tdm__unpacking *u)
+{
+    return u->pages.data;
+}
+
+tdm_status tdm__unpack_head(tdm__unpacking *u, size_t bytes, tdm_error *err)
+{
+    ZSTD_DStream *stream = ZSTD_createDStream();
+    ZSTD_outBuffer to = {u->pages.data, bytes < u->plain ? bytes : u->plain, 0};
+    ZSTD_inBuffer from = {u->bytes, u->count, 0};
+    size_t left = 0;
+    while (stream && to.pos < to.size && from.pos < from.size && !ZSTD_isError(left))
+        left = ZSTD_decompressStream(stream, &to, &from);
+    ZSTD_freeDStream(stream);
+    if (!stream) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: out of memory", u->name);
+    if (to.pos == to.size) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_CHECKSUM,
+                    "%s: its first bytes cannot be unpacked: the file was damaged or changed; "
+                    "remove it and resume from an older checkpoint",
+                    u->name);
+}
+
 static void unpack_frame(void *user, size_t index)
 {
-    unpacking *u = user;
+    tdm__unpacking *u = user;
     const frame *f = &u->frames[index];
-    size_t size = ZSTD_decompress(u->plain + f->to, f->plain, u->bytes + f->from, f->packed);
+    uint8_t *to = (uint8_t *)u->pages.data + f->to;
+    size_t size = ZSTD_decompress(to, f->plain, u->bytes + f->from, f->packed);
     if (!ZSTD_isError(size) && size == f->plain) return;
     size_t before = 0;
     atomic_compare_exchange_strong(&u->bad, &before, index + 1);
 }
 
-tdm_status tdm__unpack(const void *bytes, size_t bytes_count, const char *name, tdm_pages *out,
-                       size_t *count, tdm_error *err)
+tdm_status tdm__unpack_rest(tdm__unpacking *u, tdm_pages *out, tdm_error *err)
 {
-    frame *frames = NULL;
-    size_t frame_count = 0, plain = 0;
-    tdm_pages pages = {0};
-    TDM_TRY(find_frames(bytes, bytes_count, name, &frames, &frame_count, &plain, err));
-    tdm_status status = tdm_pages_reserve(plain > 0 ? plain : 1, &pages, err);
-    if (status != TDM_OK) {
-        free(frames);
-        return tdm_error_context(err, status, "%s: unpacking", name);
-    }
-    unpacking u = {.bytes = bytes, .plain = pages.data, .frames = frames};
-    tdm__spread(frame_count, plain, unpack_frame, &u);
-    size_t bad = atomic_load(&u.bad);
-    if (bad > 0 && frames) {
-        status = tdm_fail(err, TDM_ERR_CHECKSUM,
-                          "%s: the frame at byte %zu cannot be unpacked: the file was damaged or "
-                          "changed; remove it and resume from an older checkpoint",
-                          name, frames[bad - 1].from);
-        tdm_pages_unmap(&pages);
-    }
-    free(frames);
-    if (status != TDM_OK) return status;
-    *out = pages;
-    *count = plain;
+    tdm__spread(u->frame_count, u->plain, unpack_frame, u);
+    size_t bad = atomic_load(&u->bad);
+    if (bad > 0)
+        return tdm_fail(err, TDM_ERR_CHECKSUM,
+                        "%s: the frame at byte %zu cannot be unpacked: the file was damaged or "
+                        "changed; remove it and resume from an older checkpoint",
+                        u->name, u->frames[bad - 1].from);
+    *out = u->pages;
+    u->pages = (tdm_pages){0};
     return TDM_OK;
+}
+
+void tdm__unpack_close(tdm__unpacking *u)
+{
+    if (!u) return;
+    tdm_pages_unmap(&u->pages);
+    free(u->frames);
+    free(u);
 }
 
 #endif

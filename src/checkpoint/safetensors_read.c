@@ -362,19 +362,38 @@ static tdm_status parse_plain(const void *bytes, size_t count, const char *name,
     return TDM_OK;
 }
 
+/* The header is read, and held against the length of all, before anything else is unpacked. */
+static tdm_status parse_packed(tdm__unpacking *u, const char *name, tdm_safetensors **out,
+                               tdm_error *err)
+{
+    const uint8_t *data = tdm__unpack_data(u);
+    size_t size = tdm__unpack_size(u);
+    uint64_t header = 0;
+    TDM_TRY(tdm__unpack_head(u, sizeof header, err));
+    if (size >= sizeof header) memcpy(&header, data, sizeof header);
+    if (header <= TDM__HEADER_MOST_BYTES)
+        TDM_TRY(tdm__unpack_head(u, sizeof header + (size_t)header, err));
+    tdm_safetensors *file = NULL;
+    tdm_pages pages = {0};
+    TDM_TRY(parse_plain(data, size, name, &file, err));
+    tdm_status status = tdm__unpack_rest(u, &pages, err);
+    if (status != TDM_OK) {
+        tdm_safetensors_destroy(file);
+        return status;
+    }
+    file->unpacked = pages;
+    *out = file;
+    return TDM_OK;
+}
+
 tdm_status tdm_safetensors_parse(const void *bytes, size_t count, const char *name,
                                  tdm_safetensors **out, tdm_error *err)
 {
-    tdm_pages pages = {0};
-    size_t plain = 0;
+    tdm__unpacking *u = NULL;
     if (!tdm__is_packed(bytes, count)) return parse_plain(bytes, count, name, out, err);
-    TDM_TRY(tdm__unpack(bytes, count, name, &pages, &plain, err));
-    tdm_status status = parse_plain(pages.data, plain, name, out, err);
-    if (status == TDM_OK) {
-        (*out)->unpacked = pages;
-    } else {
-        tdm_pages_unmap(&pages);
-    }
+    TDM_TRY(tdm__unpack_open(bytes, count, name, &u, err));
+    tdm_status status = parse_packed(u, name, out, err);
+    tdm__unpack_close(u);
     return status;
 }
 

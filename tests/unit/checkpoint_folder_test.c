@@ -9,6 +9,7 @@
 
 #include <math.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static void save_step(uint64_t step, bool packed)
@@ -206,10 +207,14 @@ static void test_packed_bytes(void)
     CHECK_INT(tdm_file_read(in_folder("t.zst"), 0, &packed, &err), TDM_OK);
     CHECK(packed.count < plain.count / 2);
     tdm_pages pages = {0};
-    size_t count = 0;
-    CHECK_INT(tdm__unpack(packed.data, packed.count, "t", &pages, &count, &err), TDM_OK);
-    CHECK_INT(count, plain.count);
-    CHECK(count == plain.count && same_bytes(pages.data, plain.data, count));
+    tdm__unpacking *u = NULL;
+    CHECK_INT(tdm__unpack_open(packed.data, packed.count, "t", &u, &err), TDM_OK);
+    CHECK_INT(tdm__unpack_size(u), plain.count);
+    CHECK_INT(tdm__unpack_head(u, 100, &err), TDM_OK);
+    CHECK(same_bytes(tdm__unpack_data(u), plain.data, 100));
+    CHECK_INT(tdm__unpack_rest(u, &pages, &err), TDM_OK);
+    CHECK(same_bytes(pages.data, plain.data, plain.count));
+    tdm__unpack_close(u);
     tdm_pages_unmap(&pages);
 
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = 8, .stream = TDM_RNG_STREAM_USER});
@@ -232,6 +237,33 @@ static void test_packed_bytes(void)
     tdm_file_bytes_release(&plain);
     tdm_file_bytes_release(&packed);
     folder_remove();
+}
+
+/* Few bytes that stand for many: only as many are unpacked as it takes to see that they are no file. */
+static void test_packed_bomb(void)
+{
+    if (!packs()) return;
+    enum { FRAMES = 4096 };
+    /* A mebibyte of zeros: eight blocks of one byte, repeated. */
+    static const uint8_t head[] = {0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0x00, 0x00, 0x10, 0x00};
+    uint8_t frame[sizeof head + 8 * 4];
+    memcpy(frame, head, sizeof head);
+    for (int i = 0; i < 8; i++) {
+        uint32_t block = (uint32_t)(128 << 10) << 3 | 1 << 1 | (i == 7);
+        uint8_t bytes[4] = {(uint8_t)block, (uint8_t)(block >> 8), (uint8_t)(block >> 16), 0};
+        memcpy(frame + sizeof head + 4 * (size_t)i, bytes, 4);
+    }
+    uint8_t *bomb = malloc(FRAMES * sizeof frame);
+    for (size_t i = 0; i < FRAMES; i++) memcpy(bomb + i * sizeof frame, frame, sizeof frame);
+    tdm_error err;
+    tdm_safetensors *file = NULL;
+    struct rusage before, after;
+    getrusage(RUSAGE_SELF, &before);
+    CHECK_INT(tdm_safetensors_parse(bomb, FRAMES * sizeof frame, "b", &file, &err), TDM_ERR_FORMAT);
+    getrusage(RUSAGE_SELF, &after);
+    CHECK_HAS(err.message, "does not begin with '{'");
+    CHECK(after.ru_maxrss - before.ru_maxrss < 64 << 10); /* KiB, of the four million */
+    free(bomb);
 }
 
 /* Frames made by hand: claims that cannot be true, and what other programs write. */
@@ -324,9 +356,10 @@ static void test_chunks(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(test_rules),          CHECK_TEST(test_ties),          CHECK_TEST(test_index),
-    CHECK_TEST(test_names),          CHECK_TEST(test_packed_folder), CHECK_TEST(test_packed_bytes),
-    CHECK_TEST(test_foreign_frames), CHECK_TEST(test_spread),        CHECK_TEST(test_chunks),
+    CHECK_TEST(test_rules),       CHECK_TEST(test_ties),           CHECK_TEST(test_index),
+    CHECK_TEST(test_names),       CHECK_TEST(test_packed_folder),  CHECK_TEST(test_packed_bytes),
+    CHECK_TEST(test_packed_bomb), CHECK_TEST(test_foreign_frames), CHECK_TEST(test_spread),
+    CHECK_TEST(test_chunks),
 };
 
 CHECK_MAIN(tests)
