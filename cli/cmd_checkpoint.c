@@ -117,6 +117,7 @@ typedef struct verdict {
     uint64_t step;
     const char *state; /* when it is good */
     const char *why;   /* when it is not */
+    tdm_model_code code;
 } verdict;
 
 static verdict verify(const char *path, tdm_arena *arena)
@@ -136,6 +137,7 @@ static verdict verify(const char *path, tdm_arena *arena)
         v.state = tdm_arena_strdup(arena, hash);
     else
         v.why = tdm_arena_strdup(arena, err.message);
+    (void)tdm_model_code_of(checkpoint, path, arena, &v.code, NULL); /* of a job it understands */
     tdm_checkpoint_destroy(checkpoint);
     return v;
 }
@@ -143,10 +145,11 @@ static verdict verify(const char *path, tdm_arena *arena)
 static void add_verdict(const verdict *v, bool json, tdm_str *out)
 {
     if (!json) {
-        if (v->good)
-            tdm_str_addf(out, "good     %s\n", v->path);
-        else
-            tdm_str_addf(out, "DAMAGED  %s\n", v->why ? v->why : v->path);
+        if (v->good) tdm_str_addf(out, "good     %s\n", v->path);
+        if (v->good && v->code.library)
+            tdm_str_addf(out, "         its model is code: %s, SHA-256 %s\n", v->code.library,
+                         v->code.sha256 ? v->code.sha256 : "unknown");
+        if (!v->good) tdm_str_addf(out, "DAMAGED  %s\n", v->why ? v->why : v->path);
         return;
     }
     tdm_json_writer w = tdm_json_writer_init(out, 0);
@@ -156,6 +159,10 @@ static void add_verdict(const verdict *v, bool json, tdm_str *out)
     if (v->good) tdm_json_put_uint(&w, "step", v->step);
     if (v->good) tdm_json_put_string(&w, "state", v->state);
     if (!v->good) tdm_json_put_string(&w, "error", v->why);
+    if (v->good && v->code.library) {
+        tdm_json_put_string(&w, "library", v->code.library);
+        tdm_json_put_string(&w, "library_sha256", v->code.sha256);
+    }
     tdm_json_object_end(&w);
     tdm_str_add_char(out, '\n');
 }

@@ -362,7 +362,8 @@ static int run(const cli_args *args)
     tdm_predictor *predictor = NULL;
     test_data data = {.set = NULL};
     tdm_error err = {0};
-    tdm_status status = tdm_model_open(args->arguments[0], &model, &err);
+    tdm_status status = tdm_model_open(args->arguments[0], cli_value(args, "allow-library"), &model,
+                                       &err);
     if (status == TDM_OK) status = load_data(args, model, &data, &err);
     if (status == TDM_OK) status = tdm_model_predictor(model, batch, &predictor, &err);
     int code = status == TDM_OK ? evaluate(args, model, predictor, data.set) : cli_fail(&err);
@@ -393,21 +394,25 @@ const cli_command cli_eval = {
     .examples = examples,
     .arguments_least = 1,
     .arguments_most = 1,
-    .options = {{.name = "data",
-                 .letter = 'd',
-                 .value = "FILE",
-                 .help = "Evaluate on this file. It is read as the job's data is, and its labels "
-                         "must be classes that the model knows."},
-                {.name = "labels",
-                 .value = "FILE",
-                 .help = "IDX: the file of labels beside --data."},
-                {.name = "batch",
-                 .letter = 'b',
-                 .value = "N",
-                 .help = "Samples at a time. Default: the job's eval.batch."},
-                {.name = "all",
-                 .letter = 'a',
-                 .help = "Show every class, not only the 20 with the least recall."},
-                CLI_OPTION_JSON},
+    .options =
+        {{.name = "data",
+          .letter = 'd',
+          .value = "FILE",
+          .help = "Evaluate on this file. It is read as the job's data is, and its labels "
+                  "must be classes that the model knows."},
+         {.name = "labels", .value = "FILE", .help = "IDX: the file of labels beside --data."},
+         {.name = "batch",
+          .letter = 'b',
+          .value = "N",
+          .help = "Samples at a time. Default: the job's eval.batch."},
+         {.name = "allow-library",
+          .value = "FILE",
+          .help = "For a model from a shared object (model.kind: library): load this file, "
+                  "which must have the SHA-256 that the checkpoint has of it. It is code, and "
+                  "runs with your rights. A run's own job allows its own library."},
+         {.name = "all",
+          .letter = 'a',
+          .help = "Show every class, not only the 20 with the least recall."},
+         CLI_OPTION_JSON},
     .run = run,
 };

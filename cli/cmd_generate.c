@@ -148,7 +148,7 @@ static int run(const cli_args *args)
     cli_show_warnings();
     tdm_model *model = NULL;
     tdm_error err = {0};
-    tdm_status status = tdm_model_open(args->arguments[0], &model, &err);
+    tdm_status status = tdm_model_open(args->arguments[0], NULL, &model, &err);
     if (status == TDM_OK) status = generate(&g, model, &err);
     int code = CLI_OK;
     if (status == TDM_ERR_INTERRUPTED)

@@ -23,6 +23,7 @@ typedef struct file_view {
     tdm_safetensors *file;
     tdm_checkpoint *checkpoint; /* NULL: from elsewhere */
     tdm_position position;      /* zeros without a checkpoint */
+    tdm_model_code code;
     char hash[TDM_SHA256_HEX];
     const char *const *names; /* of the files in the run's checkpoints */
     size_t name_count;
@@ -73,6 +74,8 @@ static tdm_status look(file_view *v, const char *path, tdm_error *err)
     v->arena = tdm_arena_create("command");
     if (!v->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "inspect: no memory");
     TDM_TRY(tdm_run_read(path, v->arena, view_open, v, err));
+    if (v->checkpoint) /* of a job that this version understands */
+        (void)tdm_model_code_of(v->checkpoint, v->path, v->arena, &v->code, NULL);
     if (tdm_path_is_dir(path)) {
         v->run = path;
         TDM_TRY(list_checkpoints(v, err));
@@ -120,6 +123,9 @@ static void add_checkpoint(const file_view *v, tdm_str *out)
     tdm_str_addf(out, "job hash    %s\n", c->job_hash);
     if (c->data_hash) tdm_str_addf(out, "data hash   %s\n", c->data_hash);
     tdm_str_addf(out, "numerics    %s\n", c->numerics ? c->numerics : "of before version 1");
+    if (v->code.library)
+        tdm_str_addf(out, "code        the model is the shared object %s, SHA-256 %s\n",
+                     v->code.library, v->code.sha256 ? v->code.sha256 : "unknown");
 }
 
 static void add_tensors(const file_view *v, tdm_str *out)
@@ -211,6 +217,10 @@ static void put_position(tdm_json_writer *w, const file_view *v)
     tdm_json_put_string(w, "job_hash", c->job_hash);
     tdm_json_put_string(w, "data_hash", c->data_hash);
     tdm_json_put_string(w, "numerics", c->numerics);
+    if (v->code.library) {
+        tdm_json_put_string(w, "library", v->code.library);
+        tdm_json_put_string(w, "library_sha256", v->code.sha256);
+    }
 }
 
 static void put_tensors(tdm_json_writer *w, const file_view *v)

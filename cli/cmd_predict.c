@@ -255,7 +255,8 @@ static int run(const cli_args *args)
     tdm_model *model = NULL;
     tdm_dataset *set = NULL;
     tdm_error err = {0};
-    tdm_status status = tdm_model_open(args->arguments[0], &model, &err);
+    tdm_status status = tdm_model_open(args->arguments[0], cli_value(args, "allow-library"), &model,
+                                       &err);
     if (status == TDM_OK && tdm_model_takes_tokens(tdm_model_job(model)))
         status = tdm_fail(&err, TDM_ERR_JOB_INVALID,
                           "predict: this model does not classify samples, it continues texts; use "
@@ -313,6 +314,12 @@ const cli_command cli_predict = {
                  .letter = 'b',
                  .value = "N",
                  .help = "Samples at a time. Default: the job's eval.batch."},
+                {.name = "allow-library",
+                 .value = "FILE",
+                 .help =
+                     "For a model from a shared object (model.kind: library): load this file, "
+                     "which must have the SHA-256 that the checkpoint has of it. It is code, and "
+                     "runs with your rights. A run's own job allows its own library."},
                 {.name = "json", .help = "Print a JSON object a line, for programs."}},
     .run = run,
 };

@@ -48,7 +48,23 @@ TDM_API tdm_status tdm_run_read(const char *path, tdm_arena *arena, tdm_checkpoi
 /* A trained model with all that inference needs, from a run or a checkpoint file alone. */
 typedef struct tdm_model tdm_model;
 
-TDM_API tdm_status tdm_model_open(const char *path, tdm_model **out, tdm_error *err);
+/* The code that a checkpoint's model is: a shared object, as its job names it. NULLs where it is none. */
+typedef struct tdm_model_code {
+    const char *library, *sha256;
+} tdm_model_code;
+
+/* Reads that from the checkpoint at `path`, for who asks before the code is loaded. */
+TDM_API tdm_status tdm_model_code_of(const tdm_checkpoint *checkpoint, const char *path,
+                                     tdm_arena *arena, tdm_model_code *out, tdm_error *err);
+
+/*
+ * A checkpoint whose model is a shared object makes whoever opens it execute that file. So it is opened
+ * only when `allowed_library` names the file to load (NULL: none), which must have the checkpoint's
+ * SHA-256; or when the job of the run that `path` is, or lies in, names the same file with the same
+ * SHA-256. Otherwise TDM_ERR_INVALID.
+ */
+TDM_API tdm_status tdm_model_open(const char *path, const char *allowed_library, tdm_model **out,
+                                  tdm_error *err);
 TDM_API void tdm_model_close(tdm_model *model);
 TDM_API const char *tdm_model_path(const tdm_model *model); /* the checkpoint's */
 TDM_API const tdm_job *tdm_model_job(const tdm_model *model);

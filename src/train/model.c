@@ -16,12 +16,15 @@ struct tdm_model {
     tdm__state state;
 };
 
-tdm_status tdm__checkpoint_job(const tdm_checkpoint *checkpoint, const char *path,
-                               tdm_job_document **out, tdm_error *err)
+/* With other values for some keys. */
+static tdm_status read_job(const tdm_checkpoint *checkpoint, const char *path,
+                           const char *const *overrides, size_t override_count,
+                           tdm_job_document **out, tdm_error *err)
 {
     const char *yaml = tdm_checkpoint_content_of(checkpoint)->job_yaml;
     /* The data may have moved since: it does not matter here. */
-    tdm_job_options options = {.no_file_checks = true};
+    tdm_job_options options = {
+        .overrides = overrides, .override_count = override_count, .no_file_checks = true};
     tdm_job_document *document = NULL;
     tdm_status status = tdm_job_parse(yaml, strlen(yaml), path, NULL, &options, &document, err);
     if (status != TDM_OK) {
@@ -32,6 +35,75 @@ tdm_status tdm__checkpoint_job(const tdm_checkpoint *checkpoint, const char *pat
     return TDM_OK;
 }
 
+tdm_status tdm__checkpoint_job(const tdm_checkpoint *checkpoint, const char *path,
+                               tdm_job_document **out, tdm_error *err)
+{
+    return read_job(checkpoint, path, NULL, 0, out, err);
+}
+
+/* ---- code ------------------------------------------------------------------------------------ */
+
+static bool is_code(const tdm_job *job)
+{
+    return job->model.kind == TDM_JOB_MODEL_LIBRARY && job->model.library;
+}
+
+tdm_status tdm_model_code_of(const tdm_checkpoint *checkpoint, const char *path, tdm_arena *arena,
+                             tdm_model_code *out, tdm_error *err)
+{
+    tdm_job_document *document = NULL;
+    *out = (tdm_model_code){0};
+    TDM_TRY(tdm__checkpoint_job(checkpoint, path, &document, err));
+    const tdm_job *job = tdm_job_document_job(document);
+    tdm_status status = TDM_OK;
+    if (is_code(job)) {
+        const char *sha256 = job->model.library_sha256;
+        out->library = tdm_arena_strdup(arena, job->model.library);
+        out->sha256 = sha256 ? tdm_arena_strdup(arena, sha256) : NULL;
+        if (!out->library || (sha256 && !out->sha256))
+            status = tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", path);
+    }
+    tdm_job_document_destroy(document);
+    return status;
+}
+
+/* The job.yaml of the run that a path is, or that a checkpoint lies in; NULL: no memory. */
+static const char *own_job_path(tdm_arena *arena, const char *path)
+{
+    if (tdm_path_is_dir(path)) return tdm_path_join(arena, path, "job.yaml");
+    const char *folder = tdm_path_dirname(arena, path);
+    return folder ? tdm_path_join(arena, folder, "../job.yaml") : NULL;
+}
+
+/* Whether the run's own job, which somebody has trained with, names the same code. */
+static bool is_own_code(tdm_arena *arena, const char *path, const tdm_job *job)
+{
+    const char *own_path = own_job_path(arena, path);
+    tdm_job_options options = {.no_file_checks = true};
+    tdm_job_document *document = NULL;
+    if (!own_path || !job->model.library_sha256) return false;
+    bool same = false;
+    if (tdm_job_load(own_path, &options, &document, NULL) == TDM_OK) {
+        const tdm_job *own = tdm_job_document_job(document);
+        same = is_code(own) && own->model.library_sha256 &&
+               strcmp(own->model.library, job->model.library) == 0 &&
+               strcmp(own->model.library_sha256, job->model.library_sha256) == 0;
+    }
+    tdm_job_document_destroy(document);
+    return same;
+}
+
+static tdm_status refuse_code(const char *path, const tdm_job *job, tdm_error *err)
+{
+    const char *sha256 = job->model.library_sha256;
+    return tdm_fail(err, TDM_ERR_INVALID,
+                    "%s: its model is code, the shared object %s%s%s%s, which has the rights of "
+                    "whoever loads it; if you trust that file, name it: eval and predict take "
+                    "--allow-library FILE",
+                    path, job->model.library, sha256 ? " (SHA-256 " : "", sha256 ? sha256 : "",
+                    sha256 ? ")" : "");
+}
+
 static tdm_status model_read(const char *path, void *user, tdm_error *err)
 {
     tdm_model *model = user;
@@ -40,10 +112,29 @@ static tdm_status model_read(const char *path, void *user, tdm_error *err)
     return tdm_checkpoint_open(path, &model->checkpoint, err);
 }
 
-static tdm_status open_into(tdm_model *model, const char *path, tdm_error *err)
+/* The job inside the checkpoint; with its code in the file that is allowed, when one is. */
+static tdm_status model_job(tdm_model *model, const char *path, const char *allowed_library,
+                            tdm_error *err)
+{
+    TDM_TRY(tdm__checkpoint_job(model->checkpoint, model->path, &model->document, err));
+    const tdm_job *job = tdm_job_document_job(model->document);
+    if (!is_code(job)) return TDM_OK;
+    if (!allowed_library)
+        return is_own_code(model->arena, path, job) ? TDM_OK : refuse_code(model->path, job, err);
+    const char *absolute = tdm_path_absolute(model->arena, allowed_library);
+    const char *override = absolute ? tdm_arena_printf(model->arena, "model.library=%s", absolute)
+                                    : NULL;
+    if (!override) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", path);
+    tdm_job_document_destroy(model->document);
+    model->document = NULL;
+    return read_job(model->checkpoint, model->path, &override, 1, &model->document, err);
+}
+
+static tdm_status open_into(tdm_model *model, const char *path, const char *allowed_library,
+                            tdm_error *err)
 {
     TDM_TRY(tdm_run_read(path, model->arena, model_read, model, err));
-    TDM_TRY(tdm__checkpoint_job(model->checkpoint, model->path, &model->document, err));
+    TDM_TRY(model_job(model, path, allowed_library, err));
     const tdm_checkpoint_content *content = tdm_checkpoint_content_of(model->checkpoint);
     model->options = (tdm_model_options){.job = tdm_job_document_job(model->document),
                                          .sample_shape = content->sample_shape,
@@ -56,7 +147,8 @@ static tdm_status open_into(tdm_model *model, const char *path, tdm_error *err)
                               tdm__job_averages(model->options.job), err);
 }
 
-tdm_status tdm_model_open(const char *path, tdm_model **out, tdm_error *err)
+tdm_status tdm_model_open(const char *path, const char *allowed_library, tdm_model **out,
+                          tdm_error *err)
 {
     tdm_model *model = calloc(1, sizeof(*model));
     if (model) model->arena = tdm_arena_create("model");
@@ -64,7 +156,7 @@ tdm_status tdm_model_open(const char *path, tdm_model **out, tdm_error *err)
         free(model);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for the model", path);
     }
-    tdm_status status = open_into(model, path, err);
+    tdm_status status = open_into(model, path, allowed_library, err);
     if (status != TDM_OK) {
         tdm_model_close(model);
         return status;

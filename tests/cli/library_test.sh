@@ -70,6 +70,43 @@ test_other_commands_load_it() {
     assert_contains "$err" "only gpt can"
 }
 
+# A checkpoint from elsewhere is not reason enough to execute what it names.
+test_code_only_with_consent() {
+    local file command
+    file=$(ls runs/own-1/checkpoints/*.safetensors | tail -1)
+    cp "$file" stray.safetensors
+    for command in "eval stray.safetensors --data data.csv" "predict stray.safetensors data.csv"; do
+        # shellcheck disable=SC2086 # words of a command
+        assert_exit 1 "$TANDEM" $command
+        assert_contains "$err" "its model is code, the shared object $work/model.so (SHA-256 $sha)"
+        assert_contains "$err" "--allow-library FILE"
+        # shellcheck disable=SC2086
+        assert_exit 0 "$TANDEM" $command --allow-library model.so
+    done
+    assert_exit 1 "$TANDEM" generate stray.safetensors --prompt a
+    assert_contains "$err" "its model is code"
+    cp model.so elsewhere.so
+    assert_exit 0 "$TANDEM" predict stray.safetensors data.csv --allow-library elsewhere.so
+    assert_exit 4 "$TANDEM" predict stray.safetensors data.csv --allow-library "$libraries/no_entry.so"
+    assert_exit 1 "$TANDEM" predict stray.safetensors data.csv --allow-library nothere.so
+    assert_contains "$err" "nothere.so"
+    # The run's own job is consent, for the run and for a file in it; another run's is not.
+    assert_exit 0 "$TANDEM" eval "$file" --data data.csv
+    mkdir -p other/checkpoints
+    cp "$file" other/checkpoints/
+    "$TANDEM" job show tiny.yaml >other/job.yaml
+    assert_exit 1 "$TANDEM" eval other --data data.csv
+    assert_contains "$err" "its model is code"
+    assert_exit 0 "$TANDEM" inspect stray.safetensors
+    assert_contains "$out" "the model is the shared object $work/model.so, SHA-256 $sha"
+    assert_exit 0 "$TANDEM" inspect stray.safetensors --json
+    assert_contains "$out" "\"library_sha256\":\"$sha\""
+    assert_exit 0 "$TANDEM" checkpoint verify stray.safetensors
+    assert_contains "$out" "its model is code: $work/model.so, SHA-256 $sha"
+    assert_exit 0 "$TANDEM" checkpoint verify stray.safetensors --json
+    assert_contains "$out" "\"library\":\"$work/model.so\""
+}
+
 test_options_from_the_command_line() {
     assert_exit 0 "$TANDEM" job show job.yaml --set model.options.width=9
     assert_contains "$out" "options: {blocks: 1, dropout: 0.25, width: 9}"

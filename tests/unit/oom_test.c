@@ -288,7 +288,7 @@ static char run_path[TDM_PATH_BYTES];
 static tdm_status open_model(tdm_error *err, bool *handed_out)
 {
     tdm_model *model = NULL;
-    tdm_status status = tdm_model_open(run_path, &model, err);
+    tdm_status status = tdm_model_open(run_path, NULL, &model, err);
     *handed_out = model != NULL;
     tdm_model_close(model);
     return status;

@@ -235,7 +235,7 @@ static void other_versions_are_told(void)
         forge_numerics(r.checkpoint_path, cases[i].numerics, cases[i].job_hash);
         l = listening();
         CHECK_INT(tdm_log_add_sink(on_log, &l, TDM_LOG_WARN), TDM_OK);
-        CHECK_INT(tdm_model_open(r.run_path, &model, &err), TDM_OK);
+        CHECK_INT(tdm_model_open(r.run_path, NULL, &model, &err), TDM_OK);
         tdm_log_remove_sink(on_log, &l);
         tdm_model_close(model);
         bool told = cases[i].expected == TDM_OK;
@@ -394,7 +394,7 @@ static void check_model(const char *path, const tdm_job *job, const tdm_train_re
 {
     tdm_model *model = NULL;
     tdm_error err = {0};
-    CHECK_INT(tdm_model_open(path, &model, &err), TDM_OK);
+    CHECK_INT(tdm_model_open(path, NULL, &model, &err), TDM_OK);
     if (!model) return;
     CHECK_TEXT(tdm_model_path(model), r->checkpoint_path);
     CHECK_INT(tdm_model_content(model)->position.step, STEPS);
@@ -428,8 +428,8 @@ static void models_open_from_what_was_written(void)
     check_model(r.run_path, job, &r);
     check_model(r.checkpoint_path, job, &r);
     tdm_model *model = NULL;
-    CHECK_INT(tdm_model_open(folder, &model, &err), TDM_ERR_NOT_FOUND);
-    CHECK_INT(tdm_model_open("/no/such", &model, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(tdm_model_open(folder, NULL, &model, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(tdm_model_open("/no/such", NULL, &model, &err), TDM_ERR_NOT_FOUND);
     CHECK(!model);
     tdm_model_close(NULL);
     tdm_job_document_destroy(document);
