@@ -526,6 +526,16 @@ static tdm_status refuse(search *s, const tdm_memory_estimate *e, bool resumes, 
     return TDM_ERR_NO_MEMORY;
 }
 
+/* Of a host, at most: as many as would still give each of its workers these threads, and no more than the
+ * machine has. A worker itself may be bound to a few. */
+static int cpus_most(const tdm_memory_world *world, int threads)
+{
+    tdm_cpu_info info;
+    int most = (threads + 1) * host_workers(world) - 1;
+    tdm_os_cpu_info(&info);
+    return world->host_count == 1 && info.online_count < most ? info.online_count : most;
+}
+
 tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_comm *comm,
                              int threads, bool resumes, tdm_error *err)
 {
@@ -540,7 +550,7 @@ tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_c
                 .data = data,
                 .worker_count = world.rank_count,
                 .host_count = world.host_count,
-                .cpu_count = (threads + 1) * host_workers(&world) - 1,
+                .cpu_count = cpus_most(&world, threads),
                 .budget = tdm_memory_budget(job),
                 .needed = e.total_bytes,
                 .list = TDM_STR_INIT,

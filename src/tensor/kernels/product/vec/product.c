@@ -422,10 +422,10 @@ typedef struct product_grid {
 
 /* Numbers of scratch of a thread. These never fall as M, N or K grow: grad_x of a convolution asks once
  * for the whole of it, and then runs products that are smaller. */
-static size_t left_size_of(int64_t M)
+static size_t left_size_of(int64_t M, int64_t K)
 {
     int64_t panels = product_min(product_round_up(M, TILE_ROWS), BLOCK_ROWS) / TILE_ROWS;
-    return (size_t)(panels * left_panel_size(TDM__PRODUCT_SEGMENT));
+    return (size_t)(panels * left_panel_size(product_min(K, TDM__PRODUCT_SEGMENT)));
 }
 
 static size_t right_size_of(int64_t N, int64_t K)
@@ -437,7 +437,7 @@ static size_t right_size_of(int64_t N, int64_t K)
 static size_t scratch_size_of(int64_t M, int64_t N, int64_t K)
 {
     const size_t line = 64 / sizeof(float);
-    return (left_size_of(M) + right_size_of(N, K) + line - 1) / line * line;
+    return (left_size_of(M, K) + right_size_of(N, K) + line - 1) / line * line;
 }
 
 static size_t product_scratch_bytes(int64_t M, int64_t N, int64_t K)
