@@ -73,7 +73,7 @@ test_other_commands_load_it() {
 # A checkpoint from elsewhere is not reason enough to execute what it names.
 test_code_only_with_consent() {
     local file command
-    file=$(ls runs/own-1/checkpoints/*.safetensors | tail -1)
+    file=$(find runs/own-1/checkpoints -name "*.safetensors" | sort | tail -1)
     cp "$file" stray.safetensors
     for command in "eval stray.safetensors --data data.csv" "predict stray.safetensors data.csv"; do
         # shellcheck disable=SC2086 # words of a command

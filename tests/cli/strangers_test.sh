@@ -5,7 +5,8 @@
 source tests/cli/lib.sh
 # shellcheck source=tests/cli/train_lib.sh
 source "$source_root/tests/cli/train_lib.sh"
-[ "$(id -u)" -eq 0 ] && command -v setpriv >/dev/null || skip "only root can become another user"
+[ "$(id -u)" -eq 0 ] || skip "only root can become another user"
+command -v setpriv >/dev/null || skip "there is no setpriv"
 readonly stranger=65533
 as_stranger() { setpriv --reuid $stranger --regid $stranger --clear-groups "$@"; }
 chmod 755 "$work"
