@@ -66,8 +66,10 @@ static tdm_status join(const tdm_job *job, elastic_worker *w, tdm_error *err)
     options.kv = w->kv;
     options.wait_s = job->elastic.wait;
     options.lease_s = job->elastic.heartbeat;
+    options.needs_all_hosts = job->parallel.zero > 0 && !job->elastic.mirror;
     TDM_TRY(tdm_worker_open(&w->worker, err));
     TDM_TRY(find_memory(job, w, err));
+    options.memory = tdm_vault_id(w->vault);
     TDM_TRY(read_limits(w, &options, err));
     w->membership = options;
     return tdm_member_create(&options, &w->member, err);

@@ -64,7 +64,9 @@ typedef struct tdm_member_options {
     double
         lease_s; /* without a sign of life after which a member counts as gone (by how regular these
                        * have been: 1 to 30) */
-    double report_s; /* that others have to report when an epoch has failed (2) */
+    double report_s;      /* that others have to report when an epoch has failed (2) */
+    uint64_t memory;      /* the vault in which it keeps its part of the state (tdm_vault_id) */
+    bool needs_all_hosts; /* each host has a part of the state alone */
 } tdm_member_options;
 
 /* What TANDEM_MEMBER and its company in the environment say (an agent sets them). TDM_ERR_NOT_FOUND
@@ -86,7 +88,11 @@ typedef struct tdm_epoch_member {
 
 typedef struct tdm_epoch {
     uint32_t number; /* from 1 */
-    int size, rank;  /* this member's */
+    /* The last epoch that began with all its members at one state; 0: none did. What a host has of the
+     * state counts when it has it from that epoch, or from a later one that failed as it began. Members may
+     * have looked at different moments: rank 0's number is the one that counts. */
+    uint32_t lineage;
+    int size, rank; /* this member's */
     const tdm_epoch_member
         *members; /* by rank: those that stay keep their order; newcomers behind */
 } tdm_epoch;

@@ -200,6 +200,8 @@ TDM_API tdm_status tdm_vault_create(tdm_vault **out, tdm_error *err);
 TDM_API tdm_status tdm_vault_attach(int fd, tdm_vault **out, tdm_error *err);
 /* To be handed on; stays the vault's. */
 TDM_API int tdm_vault_fd(const tdm_vault *vault);
+/* Tells this memory from all others: the same in every process that has it. */
+TDM_API uint64_t tdm_vault_id(const tdm_vault *vault);
 TDM_API void tdm_vault_close(tdm_vault *vault); /* what it gave is no longer mapped; NULL is fine */
 enum { TDM_VAULT_NAME_BYTES = 48, TDM_VAULT_REGIONS_MOST = 2048 };
 /* The region of this name, mapped once in this process, from a page's beginning on. Without one it is

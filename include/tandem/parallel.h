@@ -320,6 +320,7 @@ TDM_API void tdm_store_remember(tdm_store *store, const void *memo, size_t bytes
 
 typedef struct tdm_recovery {
     bool found;    /* the state is here, whole, wherever it is needed; else blocks hold anything */
+    bool is_old;   /* it is not of the lineage: later steps were done, and are lost */
     uint64_t step; /* it is that after so many steps */
     bool finished; /* its last step was finished now, or its result may not be known to all: */
     double lr;     /* with what it was done */
@@ -332,10 +333,12 @@ typedef struct tdm_recovery {
 /*
  * To be called on a new store with a vault, before anything else is done with it, teams included. Keeps
  * ranks of earlier epochs from writing, finishes the update that was under way if anybody had begun it,
- * and brings the state to nodes that lack it. The same for all ranks but `mended`. Collective.
+ * and brings the state to nodes that lack it. A node's state counts when it is of epoch `lineage`, or of a
+ * later one; an older one only where no such state is left (`is_old`). The same on all ranks, as is all of
+ * `out` but `mended`. Collective.
  */
-TDM_API tdm_status tdm_store_recover(tdm_store *store, int64_t lane_count, tdm_recovery *out,
-                                     tdm_error *err);
+TDM_API tdm_status tdm_store_recover(tdm_store *store, int64_t lane_count, uint32_t lineage,
+                                     tdm_recovery *out, tdm_error *err);
 /* Before and after all blocks are set by tdm_store_write: from now on they are nothing; they are the state
  * after so many steps. Nothing without a vault. Collective. */
 TDM_API tdm_status tdm_store_unset(tdm_store *store, tdm_error *err);

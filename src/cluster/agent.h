@@ -126,7 +126,7 @@ tdm_status tdm__agent_enter(tdm__agent *agent, tdm_error *err);
 void tdm__agent_beat(tdm__agent *agent, double now_s);
 /* False when the store does not answer. */
 bool tdm__agent_look(tdm__agent *agent, tdm_arena *arena, tdm_session_view *out);
-void tdm__agent_put_dead(tdm__agent *agent, const char *id, const char *why);
+void tdm__agent_put_dead(tdm__agent *agent, const char *id, const char *why, uint64_t step);
 void tdm__agent_end_session(tdm__agent *agent, tdm_status status, const char *message);
 void tdm__agent_leave(tdm__agent *agent);
 /* The last line that the worker printed; empty when there is none. */

@@ -42,6 +42,9 @@ static void describe(const tdm__agent *a, tdm_str *out)
     tdm_json_object_begin(&w);
     tdm_json_put_string(&w, "address", a->address[0] ? a->address : a->options->host);
     tdm_json_put_int(&w, "pid", (int64_t)getpid());
+    char memory[20];
+    snprintf(memory, sizeof memory, "%016llx", (unsigned long long)tdm_vault_id(a->vault));
+    tdm_json_put_string(&w, "vault", memory);
     tdm_json_put_int(&w, "workers", tdm__agent_alive(a));
     tdm_json_put_int(&w, "starting", tdm__agent_plans(a));
     tdm_json_put_int(&w, "restarts", a->result.restarts);
@@ -91,7 +94,7 @@ void tdm__agent_beat(tdm__agent *a, double now_s)
     a->beat_at_s = tdm_clock_s() + beat_s;
 }
 
-void tdm__agent_put_dead(tdm__agent *a, const char *id, const char *why)
+void tdm__agent_put_dead(tdm__agent *a, const char *id, const char *why, uint64_t step)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_error err = {0};
@@ -100,6 +103,7 @@ void tdm__agent_put_dead(tdm__agent *a, const char *id, const char *why)
     tdm_json_object_begin(&w);
     tdm_json_put_string(&w, "why", why);
     tdm_json_put_double(&w, "at", tdm_kv_now(a->kv));
+    tdm_json_put_uint(&w, "step", step); /* the last one that it had done */
     tdm_json_object_end(&w);
     check(a,
           tdm_kv_put(a->kv, tdm__session_key(key, a->options->session, "dead/%s", id),

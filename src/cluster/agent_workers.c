@@ -140,10 +140,10 @@ static bool has_ended(tdm__agent_worker *w, int *wait_status)
 static uint64_t note_end(tdm__agent *a, tdm__agent_worker *w, int wait_status)
 {
     char how[64];
+    uint64_t step = atomic_load(&a->slots[w->slot].step);
     tdm__agent_how(wait_status, how, sizeof how);
     if (!WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != 0)
-        tdm__agent_put_dead(a, w->id, how);
-    uint64_t step = atomic_load(&a->slots[w->slot].step);
+        tdm__agent_put_dead(a, w->id, how, step);
     int64_t holder = (int64_t)w->pid;
     (void)atomic_compare_exchange_strong(&a->slots[w->slot].pid, &holder, 0);
     tdm_log(TDM_LOG_INFO, "agent", "worker %s (process %ld) ended after step %" PRIu64 ": %s",

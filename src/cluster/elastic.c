@@ -44,11 +44,13 @@ typedef struct run {
     tdm__epoch_memo memo;
     tdm__epoch_rules rules;
     tdm_epoch epoch;
-    tdm_epoch_member *members; /* of it; TDM__EPOCH_MOST */
-    double left_s;             /* when the last epoch was left; -1: not yet */
-    int failures;              /* epochs in a row that ended before a step was done */
-    bool has_failed;           /* the last epoch ended by a failure */
-    bool said_short;
+    tdm_epoch_member *members;          /* of it; TDM__EPOCH_MOST */
+    uint64_t memories[TDM__EPOCH_MOST]; /* theirs; 0: unknown */
+    double left_s;                      /* when the last epoch was left; -1: not yet */
+    int failures;                       /* epochs in a row that ended before a step was done */
+    bool has_failed;                    /* the last epoch ended by a failure */
+    bool said_short, said_away;
+    uint64_t state_revision;    /* of who has the newest state, at the look that led to the epoch */
     bool is_whole;              /* it has come through enter, so it has the run's state */
     tdm_process_watch *watches; /* by rank of the epoch that is watched; TDM__EPOCH_MOST */
     uint32_t watched;           /* its number; 0: none */
@@ -244,12 +246,65 @@ static bool ends_epoch(run *r, tdm_status status)
     return tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER && status != TDM_ERR_PEER_MISMATCH;
 }
 
+/* That all members of the epoch have the state now. Rank 0 says so before its first step, so no step is
+ * done that the store does not know the hosts of. One that was overtaken meanwhile must not say it. */
+static tdm_status tell_state(run *r, tdm_error *why)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_str text = TDM_STR_INIT;
+    tdm_json_writer w = tdm_json_writer_init(&text, 0);
+    tdm_json_object_begin(&w);
+    tdm_json_put_uint(&w, "epoch", r->epoch.number);
+    tdm_json_key(&w, "holders");
+    tdm_json_array_begin(&w);
+    for (int i = 0; i < r->epoch.size; i++) {
+        char memory[20];
+        bool is_told = false;
+        for (int k = 0; k < i && !is_told; k++) is_told = r->memories[k] == r->memories[i];
+        if (is_told) continue;
+        snprintf(memory, sizeof memory, "%016" PRIx64, r->memories[i]);
+        tdm_json_object_begin(&w);
+        tdm_json_put_string(&w, "host", r->members[i].host);
+        tdm_json_put_string(&w, "vault", memory);
+        tdm_json_object_end(&w);
+    }
+    tdm_json_array_end(&w);
+    tdm_json_object_end(&w);
+    tdm__member_key(r->m, key, "state");
+    tdm_status status = TDM_ERR_NO_MEMORY;
+    while (tdm_str_ok(&text)) {
+        status = tdm_kv_swap(r->m->kv, key, r->state_revision, tdm_str_text(&text), 0, NULL, why);
+        if (status == TDM_ERR_EXISTS) { /* by this call, or by somebody else */
+            tdm_kv_item item;
+            status = tdm_kv_get(r->m->kv, key, r->arena, &item, why);
+            bool is_own = status == TDM_OK && strcmp(item.value, tdm_str_text(&text)) == 0;
+            if (status == TDM_OK && !is_own)
+                status = tdm_fail(why, TDM_ERR_PEER_FENCED, "another epoch has the state");
+            if (is_own || status == TDM_ERR_PEER_FENCED) break;
+        }
+        pthread_mutex_lock(&r->m->lock);
+        bool is_broken = r->m->is_broken;
+        pthread_mutex_unlock(&r->m->lock);
+        if (status == TDM_OK || is_broken || is_out_of_patience(r)) break;
+        r->m->pause(r->m->pause_user, RETRY_S);
+    }
+    if (!tdm_str_ok(&text)) tdm_fail(why, status, "no memory to say who has the state");
+    tdm_str_release(&text);
+    if (status == TDM_OK || status == TDM_ERR_NO_MEMORY || status == TDM_ERR_PEER_FENCED)
+        return status;
+    char what[300];
+    snprintf(what, sizeof what, "%.250s", why->message);
+    return tdm_fail(why, TDM_ERR_PEER_TIMEOUT, "the store does not take who has the state: %s",
+                    what);
+}
+
 /* From enter to the last step. TDM_OK: the run is done, or it is to be regrouped. */
 static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
 {
     double begin_s = tdm_kv_now(r->m->kv), entered_s = begin_s;
     bool is_first = r->left_s >= 0 && r->epoch.rank == 0; /* the first step after a change */
     tdm_status status = r->ops->enter(r->user, &r->epoch, why);
+    if (status == TDM_OK && r->epoch.rank == 0) status = tell_state(r, why);
     if (status == TDM_OK) {
         r->is_whole = true;
         entered_s = tdm_kv_now(r->m->kv);
@@ -282,7 +337,7 @@ static outcome take_part(run *r)
     tdm_loss losses[TDM__EPOCH_MOST] = {TDM_LOSS_NONE};
     tdm_error why = {0};
     r->memo.took_part = true;
-    r->said_short = false;
+    r->said_short = r->said_away = false;
     r->memo.left = r->epoch.number;
     r->result.epochs++;
     if (r->has_failed) r->result.recoveries++;
@@ -360,6 +415,12 @@ static outcome wait_for_change(run *r, const tdm__view *view, const tdm__epoch_p
                 "%d of at least %d members are here; waits up to %.0f s for more", plan->here,
                 r->m->min, r->m->wait_s);
     r->said_short = is_short;
+    if (plan->away && !r->said_away)
+        tdm_log(TDM_LOG_WARN, "cluster",
+                "host %s has the newest state in its memory, and is about to start workers again: "
+                "waits for them",
+                plan->away);
+    r->said_away = plan->away != NULL;
     double left_s = plan->until_s - tdm_kv_now(r->m->kv);
     if (r->memo.short_s >= 0 && !is_short) left_s = fmin(left_s, SHORT_S);
     left_s = fmin(fmax(left_s, 0), LOOK_S);
@@ -369,11 +430,16 @@ static outcome wait_for_change(run *r, const tdm__view *view, const tdm__epoch_p
 
 static void set_epoch(run *r, const tdm__view *view)
 {
-    r->epoch = (tdm_epoch){.number = view->number, .size = view->size, .members = r->members};
+    r->epoch = (tdm_epoch){.number = view->number,
+                           .lineage = view->state_epoch,
+                           .size = view->size,
+                           .members = r->members};
+    r->state_revision = view->state_revision;
     for (int i = 0; i < view->size; i++) {
         const tdm__view_member *m = &view->members[i];
         snprintf(r->members[i].id, sizeof r->members[i].id, "%s", m->id);
         snprintf(r->members[i].host, sizeof r->members[i].host, "%s", m->host);
+        r->memories[i] = m->memory;
         if (strcmp(m->id, r->m->id) == 0) r->epoch.rank = i;
     }
 }
@@ -449,6 +515,7 @@ tdm_status tdm_elastic_run(tdm_member *member, const tdm_elastic_ops *ops, void 
                                  .wait_s = member->wait_s,
                                  .report_s = member->report_s,
                                  .settle_s = SETTLE_S,
+                                 .needs_all = member->needs_all_hosts,
                                  .silence_s = tdm__member_patience_s(member) + MARGIN_S};
     pthread_mutex_lock(&member->lock);
     member->is_ready = true;

@@ -14,6 +14,10 @@
  * alone, with what their hosts or the newest checkpoint have, only when all others are dead, or have been
  * silent for longer than anybody goes on without the store: a store that was away for a while takes no
  * state from those that have it.
+ *
+ * The store says which memories hold the newest state: those of the members of the last epoch that began.
+ * A host's memory outlives its workers, so where none of these takes part, but an agent is about to start
+ * workers on one again, it is waited for. Otherwise the epoch begins with an older state, and the steps after that are lost.
  */
 #include "cluster/member.h"
 
@@ -33,13 +37,20 @@
 #define BUSY_LOOK_S 0.25
 /* So long those that are too few without the others believe that these are cut off. */
 #define CUT_S 5.0
+/* So long a host with the newest state is waited for: longer than an agent pauses between two starts. */
+#define AWAY_S 45.0
 
 const char tdm__asked_to_leave[] = "asked to leave";
 
 void tdm__epoch_memo_init(tdm__epoch_memo *memo)
 {
-    *memo = (tdm__epoch_memo){
-        .broken_s = -1, .failed_s = -1, .alone_s = -1, .enough_s = -1, .short_s = -1, .due_s = -1};
+    *memo = (tdm__epoch_memo){.broken_s = -1,
+                              .failed_s = -1,
+                              .alone_s = -1,
+                              .enough_s = -1,
+                              .short_s = -1,
+                              .due_s = -1,
+                              .away_s = -1};
 }
 
 /* When this began: at the first look at which it was so. */
@@ -89,12 +100,33 @@ static int by_slot(const void *a, const void *b)
     return by_age(a, b);
 }
 
+static bool has_name(const char *const *names, int count, const char *id)
+{
+    for (int i = 0; i < count; i++)
+        if (strcmp(names[i], id) == 0) return true;
+    return false;
+}
+
+static bool is_holder(const tdm__view *view, const tdm__view_member *m)
+{
+    for (int i = 0; i < view->holder_count; i++)
+        if (m->memory != 0 && view->holders[i].memory == m->memory) return true;
+    return false;
+}
+
+/* Those who have the newest state in their memory first: without it there is nothing to go on from. */
 static int newcomers_by_age(tdm__view *view, tdm__view_member **out)
 {
-    int count = 0;
-    for (int i = view->size; i < view->count && count < TDM__EPOCH_MOST; i++)
-        if (tdm__view_is_newcomer(view, &view->members[i])) out[count++] = &view->members[i];
-    qsort(out, (size_t)count, sizeof(tdm__view_member *), by_age);
+    int count = 0, first = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = view->size; i < view->count && count < TDM__EPOCH_MOST; i++) {
+            tdm__view_member *m = &view->members[i];
+            if (is_holder(view, m) == (pass == 0) && tdm__view_is_newcomer(view, m))
+                out[count++] = m;
+        }
+        qsort(out + first, (size_t)(count - first), sizeof(tdm__view_member *), by_age);
+        first = count;
+    }
     return count;
 }
 
@@ -199,13 +231,6 @@ static bool is_first_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__ep
     if (enough_s < 0) return true; /* too few: that is said elsewhere */
     if (now_s - enough_s >= rules->settle_s) return true;
     wait_until(plan, enough_s + rules->settle_s, "the others to start");
-    return false;
-}
-
-static bool has_name(const char *const *names, int count, const char *id)
-{
-    for (int i = 0; i < count; i++)
-        if (strcmp(names[i], id) == 0) return true;
     return false;
 }
 
@@ -337,6 +362,48 @@ static int turn_of(tdm__view *view, const char *id)
     return turn;
 }
 
+static bool takes_part(const tdm__epoch_plan *plan, uint64_t memory)
+{
+    for (int i = 0; i < plan->next_count; i++)
+        if (plan->next[i]->memory == memory) return true;
+    return false;
+}
+
+/* Whether the agent that keeps a memory is about to start workers on it. With `is_sure` it must have said so,
+ * or told of the death of one, or one must be there that is not ready yet: a host that is gone as a whole tells
+ * nothing, and its agent's record ends some time later. */
+static bool is_starting(const tdm__view *view, const tdm__view_member *holder, bool is_sure)
+{
+    const tdm__view_host *record = NULL;
+    for (int i = 0; i < view->host_count && !record; i++)
+        if (view->hosts[i].memory == holder->memory) record = &view->hosts[i];
+    if (!record || record->workers + record->starting == 0) return false;
+    if (record->starting > 0 || !is_sure) return true;
+    for (int i = 0; i < view->count; i++) {
+        const tdm__view_member *m = &view->members[i];
+        bool is_new = m->rank < 0 && m->is_here && !m->is_left_out;
+        if (strcmp(m->host, holder->host) == 0 && (m->is_dead || is_new)) return true;
+    }
+    return false;
+}
+
+/* A host without which the newest state is lost, though it may come back; NULL: there is none. */
+static const char *host_away(const tdm__view *view, const tdm__epoch_rules *rules,
+                             const tdm__epoch_plan *plan)
+{
+    const char *away = NULL;
+    int here = 0;
+    for (int i = 0; i < view->holder_count; i++) {
+        const tdm__view_member *holder = &view->holders[i];
+        if (holder->memory == 0 || takes_part(plan, holder->memory))
+            here++;
+        else if (is_starting(view, holder, rules->needs_all))
+            away = holder->host;
+    }
+    bool is_enough = rules->needs_all ? here == view->holder_count : here > 0;
+    return is_enough ? NULL : away;
+}
+
 static tdm__deed propose(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
                          double now_s, tdm__epoch_plan *plan)
 {
@@ -358,6 +425,12 @@ static tdm__deed propose(tdm__view *view, const tdm__epoch_rules *rules, tdm__ep
         if (now_s - short_s >= rules->wait_s) return TDM__DEED_GIVE_UP;
         double again_s = now_s < short_s + CUT_S ? short_s + CUT_S : short_s + rules->wait_s;
         return wait_until(plan, again_s, "more members");
+    }
+    const char *away = host_away(view, rules, plan);
+    double away_s = since(&memo->away_s, away != NULL, now_s);
+    if (away && now_s - away_s < AWAY_S) {
+        plan->away = away;
+        return wait_until(plan, away_s + AWAY_S, "a host with the newest state");
     }
     double my_turn_s = due_s + turn_of(view, rules->id) * TURN_S;
     if (now_s >= my_turn_s) return TDM__DEED_PROPOSE;

@@ -51,6 +51,13 @@ static double real_of(const tdm_json *object, const char *key)
     return value && value->type == TDM_JSON_NUMBER ? value->number : 0;
 }
 
+/* 64 bits as text: a number of JSON does not hold them. */
+static uint64_t memory_of(const tdm_json *object)
+{
+    const char *text = text_of(object, "vault", "");
+    return strtoull(text, NULL, 16);
+}
+
 static bool is_true(const tdm_json *object, const char *key)
 {
     const tdm_json *value = tdm_json_get(object, key);
@@ -76,7 +83,8 @@ static tdm_status make_room(tdm__view *view, size_t epoch_size, tdm_arena *arena
 {
     view->members = tdm_arena_array(arena, view->item_count + epoch_size + 1,
                                     sizeof *view->members);
-    if (view->members) return TDM_OK;
+    view->hosts = tdm_arena_array(arena, view->item_count + 1, sizeof *view->hosts);
+    if (view->members && view->hosts) return TDM_OK;
     return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the members of a session");
 }
 
@@ -143,6 +151,7 @@ static void read_record(tdm__view *view, const char *id, const tdm_kv_item *item
     m->born = number_of(record, "born");
     if (m->born == 0) m->born = item->revision;
     m->lease_s = real_of(record, "lease_s");
+    m->memory = memory_of(record);
 }
 
 static void read_dead(tdm__view *view, const char *id, const tdm_kv_item *item, tdm_arena *arena)
@@ -199,6 +208,31 @@ static void read_verdict(tdm__view *view, const tdm_kv_item *item, tdm_arena *ar
     view->verdict_text = verdict ? text_of(verdict, "message", "") : "";
 }
 
+static void read_host(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
+{
+    const tdm_json *record = object_of(item, arena);
+    if (!record) return;
+    view->hosts[view->host_count++] = (tdm__view_host){.memory = memory_of(record),
+                                                       .workers = number_of(record, "workers"),
+                                                       .starting = number_of(record, "starting")};
+}
+
+static tdm_status read_state(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena,
+                             tdm_error *err)
+{
+    const tdm_json *state = object_of(item, arena), *holders = tdm_json_get(state, "holders");
+    uint64_t epoch = state ? number_of(state, "epoch") : 0;
+    view->state_revision = item->revision;
+    if (epoch > UINT32_MAX || !holders || holders->type != TDM_JSON_ARRAY) return TDM_OK;
+    view->state_epoch = (uint32_t)epoch;
+    view->holders = tdm_arena_array(arena, holders->count + 1, sizeof *view->holders);
+    if (!view->holders) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %s", item->key);
+    for (const tdm_json *one = holders->first; one; one = one->next)
+        view->holders[view->holder_count++] = (tdm__view_member){.host = text_of(one, "host", ""),
+                                                                 .memory = memory_of(one)};
+    return TDM_OK;
+}
+
 static void read_about(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
 {
     const tdm_json *about = object_of(item, arena);
@@ -224,6 +258,10 @@ static tdm_status read_rest(tdm__view *view, const char *key, const tdm_kv_item 
         view->should_stop = true;
     } else if (behind(key, "wishes/save/") != NULL) {
         if (item->revision > view->save_wish) view->save_wish = item->revision;
+    } else if ((rest = behind(key, "hosts/")) != NULL) {
+        read_host(view, item, arena);
+    } else if (strcmp(key, "state") == 0) {
+        return read_state(view, item, arena, err);
     } else if (strcmp(key, "verdict") == 0) {
         read_verdict(view, item, arena);
     } else if (strcmp(key, "about") == 0) {

@@ -47,7 +47,14 @@ typedef struct tdm__view_member {
     int closed_count;
     bool should_leave; /* was asked to */
     bool is_busy;      /* its process is on this host, and makes progress: see elastic.c */
+    uint64_t memory;   /* in which it keeps its part of the state; 0: unknown */
 } tdm__view_member;
+
+/* A host as its agent describes it. */
+typedef struct tdm__view_host {
+    uint64_t memory;
+    uint64_t workers, starting; /* that run, and that it is about to start */
+} tdm__view_host;
 
 typedef struct tdm__view {
     uint64_t revision;
@@ -56,6 +63,12 @@ typedef struct tdm__view {
     int size;                  /* of it */
     tdm__view_member *members; /* those of the epoch first, by rank; then all others */
     int count;
+    tdm__view_host *hosts;
+    int host_count;
+    uint32_t state_epoch; /* the last one that began with all its members at one state; 0: none */
+    uint64_t state_revision;
+    tdm__view_member *holders; /* where the newest state is: hosts and memories of its members */
+    int holder_count;
     int expected; /* at the beginning; 0: nobody said */
     bool should_stop;
     uint64_t save_wish; /* revision of the newest wish for a checkpoint; 0: there is none */
@@ -93,6 +106,7 @@ typedef struct tdm__epoch_rules {
     int min, max;   /* max 0: no limit */
     double wait_s, report_s, settle_s;
     double silence_s; /* after which nobody goes on in an epoch without the store */
+    bool needs_all;   /* hosts that have the newest state, to go on from it: each has a part */
 } tdm__epoch_rules;
 
 /* What a member remembers between two looks. Times are -1 when they have not begun. */
@@ -100,7 +114,7 @@ typedef struct tdm__epoch_memo {
     uint32_t left; /* the last epoch that it has left */
     bool took_part;
     uint32_t number; /* the epoch that counted at the last look: the times are about it */
-    double broken_s, failed_s, alone_s, enough_s, short_s, due_s;
+    double broken_s, failed_s, alone_s, enough_s, short_s, due_s, away_s;
 } tdm__epoch_memo;
 
 typedef enum tdm__deed {
@@ -118,6 +132,7 @@ typedef struct tdm__epoch_plan {
     double until_s;
     const char *what; /* is waited for, for people */
     int here;         /* how many could take part, when that is too few */
+    const char *away; /* a host that has the newest state and is waited for; NULL: none */
     tdm__view_member *next[TDM__EPOCH_MOST];
     int next_count;
 } tdm__epoch_plan;
@@ -162,6 +177,8 @@ struct tdm_member {
     char session[TDM__SESSION_BYTES], id[TDM_MEMBER_ID_BYTES], host[TDM_HOST_BYTES];
     char prefix[TDM__SESSION_BYTES + 16]; /* "tandem/SESSION/" */
     int slot, min, max;
+    bool needs_all_hosts;
+    uint64_t memory;
     int64_t agent; /* our parent at first; 0: none */
     double wait_s, report_s;
     /* The training thread's, the watcher's, and one for whoever asks, under `confirm_lock`. */

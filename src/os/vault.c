@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -41,6 +42,7 @@ typedef struct table {
     _Atomic int64_t holder; /* of the lock; 0: none, as far as known */
     _Atomic uint64_t holder_started;
     uint64_t next; /* the first byte of the file that no region had so far */
+    uint64_t id;   /* drawn when it was made; never 0 */
     region regions[TDM_VAULT_REGIONS_MOST];
 } table;
 _Static_assert(sizeof(table) <= TABLE_BYTES, "the table must fit in front of the regions");
@@ -187,6 +189,9 @@ tdm_status tdm_vault_create(tdm_vault **out, tdm_error *err)
     pthread_mutex_init(&t->lock, &shared);
     pthread_mutexattr_destroy(&shared);
     t->next = TABLE_BYTES;
+    if (getrandom(&t->id, sizeof t->id, 0) != (ssize_t)sizeof t->id)
+        t->id = tdm_clock_ns() ^ (uint64_t)getpid() << 40;
+    t->id |= 1;
     atomic_store(&t->magic, MAGIC);
     return TDM_OK;
 }
@@ -203,6 +208,11 @@ tdm_status tdm_vault_attach(int fd, tdm_vault **out, tdm_error *err)
     if (atomic_load(&(*out)->table->magic) == MAGIC) return TDM_OK;
     tdm_vault_close(*out);
     return tdm_fail(err, TDM_ERR_FORMAT, "descriptor %d has no table of regions", fd);
+}
+
+uint64_t tdm_vault_id(const tdm_vault *vault)
+{
+    return vault->table->id;
 }
 
 int tdm_vault_fd(const tdm_vault *vault)

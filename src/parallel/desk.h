@@ -79,6 +79,7 @@ typedef struct tdm__desk {
     _Atomic uint32_t epoch; /* that may write */
     _Atomic uint64_t state; /* the blocks are those after so many steps, + 1; 0: they are nothing */
     _Atomic uint64_t last_update; /* step + 1 of the last step that changed them */
+    _Atomic uint32_t lineage;     /* the epoch that began with them here */
     tdm__slot slots[TDM__SLOTS_MOST];
 } tdm__desk;
 

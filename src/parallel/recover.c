@@ -11,6 +11,9 @@
  * pieces travel from a node that holds them to those that need them now (recover_carry.c). When nobody holds
  * a piece any more, the state is lost, and the caller turns to a checkpoint.
  *
+ * A node that was away while others went on has a state of old, which may be further than theirs when they
+ * had to go back: it does not count. Which states do is said by the epoch that they are from (lineage).
+ *
  * Numbers here: `steps` counts finished steps; a mark is steps + 1, so that 0 is no mark.
  */
 #include "parallel/recover.h"
@@ -39,7 +42,9 @@ static void look_around(const tdm_store *store, tdm__standing *out)
     uint64_t state = atomic_load(&j->desk->state);
     tdm__memo memo;
     tdm__journal_recall(j, &memo);
-    *out = (tdm__standing){.memo_order = memo.order, .process = (int64_t)getpid()};
+    *out = (tdm__standing){.memo_order = memo.order,
+                           .process = (int64_t)getpid(),
+                           .lineage = atomic_load(&j->desk->lineage)};
     if (state == 0) return;
     out->has_state = 1;
     out->steps = state - 1;
@@ -243,6 +248,45 @@ static tdm_status finish(tdm_store *store, const tdm__begun *begun, bool here, i
     return status;
 }
 
+/* ---- what counts ----------------------------------------------------------------------------- */
+
+/* What a node has, but should not: it must not be taken for a state later on. Stays inside of the writing
+ * section. */
+static tdm_status forget_here(const tdm_store *store, tdm_error *err)
+{
+    tdm__journal *journal = store->journal;
+    tdm__desk *desk = journal->desk;
+    TDM_TRY(tdm__journal_enter(journal, err));
+    atomic_store(&desk->state, 0); /* first: whoever dies below must not leave it to be believed */
+    for (int i = 0; i < TDM__SLOTS_MOST; i++) {
+        atomic_store(&desk->slots[i].began, 0);
+        desk->slots[i].memos[0].order = desk->slots[i].memos[1].order = 0;
+    }
+    tdm__desk_in_order();
+    return TDM_OK;
+}
+
+/* Takes those out that are not of the lineage, unless there are no others. */
+static tdm_status drop_old_states(tdm_store *store, tdm__standing *all, uint32_t lineage,
+                                  bool *is_old, tdm_error *err)
+{
+    const tdm__layout *l = store->layout;
+    bool has_new = false, has_any = false, forgets = false;
+    for (int i = 0; i < l->size; i++) {
+        has_any = has_any || all[i].has_state;
+        has_new = has_new || (all[i].has_state && all[i].lineage >= lineage);
+    }
+    *is_old = has_any && !has_new;
+    for (int i = 0; i < l->size && has_new; i++) {
+        if (all[i].lineage >= lineage) continue;
+        forgets = forgets || i == l->place;
+        all[i] = (tdm__standing){.process = all[i].process, .lineage = all[i].lineage};
+    }
+    tdm_status status = forgets && store->leads ? forget_here(store, err) : TDM_OK;
+    if (forgets && store->leads) tdm__journal_leave(store->journal);
+    return tdm__store_agree(store, status, err);
+}
+
 /* ---- the whole ------------------------------------------------------------------------------- */
 
 static void find_furthest(const tdm__layout *l, const tdm__standing *all, tdm__goal *goal)
@@ -308,12 +352,13 @@ static tdm_status reach_goal(tdm_store *store, const tdm__standing *all, const t
     TDM_TRY(tdm__journal_enter(store->journal, err));
     atomic_store(&store->journal->desk->last_update, goal->changed);
     atomic_store(&store->journal->desk->state, goal->steps + 1);
+    atomic_store(&store->journal->desk->lineage, store->journal->epoch);
     tdm__journal_leave(store->journal);
     return TDM_OK;
 }
 
 static tdm_status recover(tdm_store *store, tdm__standing *all, int64_t lane_count,
-                          tdm_recovery *out, tdm_error *err)
+                          uint32_t lineage, tdm_recovery *out, tdm_error *err)
 {
     const tdm__layout *l = store->layout;
     tdm__goal goal;
@@ -323,6 +368,7 @@ static tdm_status recover(tdm_store *store, tdm__standing *all, int64_t lane_cou
     TDM_TRY(tdm__store_agree(store, keep_others_out(store, all, err), err));
     look_around(store, &all[l->place]); /* nobody writes any more */
     TDM_TRY(gather(store, all, sizeof *all, err));
+    TDM_TRY(drop_old_states(store, all, lineage, &out->is_old, err));
     find_furthest(l, all, &goal);
     tdm__journal_point(store->journal, "recover", goal.steps, 1);
     if (goal.found) TDM_TRY(reach_goal(store, all, &goal, lane_count, out, err));
@@ -333,8 +379,8 @@ static tdm_status recover(tdm_store *store, tdm__standing *all, int64_t lane_cou
     return l->world ? tdm_group_barrier(l->world, err) : TDM_OK;
 }
 
-tdm_status tdm_store_recover(tdm_store *store, int64_t lane_count, tdm_recovery *out,
-                             tdm_error *err)
+tdm_status tdm_store_recover(tdm_store *store, int64_t lane_count, uint32_t lineage,
+                             tdm_recovery *out, tdm_error *err)
 {
     *out = (tdm_recovery){.found = false};
     if (!store->journal) return TDM_OK;
@@ -342,7 +388,7 @@ tdm_status tdm_store_recover(tdm_store *store, int64_t lane_count, tdm_recovery 
     tdm_status status = all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
     if (status == TDM_OK) status = tdm__journal_arrive(store->journal, err);
     status = tdm__store_agree(store, status, err);
-    if (status == TDM_OK && all) status = recover(store, all, lane_count, out, err);
+    if (status == TDM_OK && all) status = recover(store, all, lane_count, lineage, out, err);
     free(all);
     return status;
 }
@@ -364,14 +410,7 @@ static void clear(float *numbers, size_t count)
 static tdm_status unset_here(const tdm_store *store, tdm_error *err)
 {
     tdm__journal *journal = store->journal;
-    tdm__desk *desk = journal->desk;
-    TDM_TRY(tdm__journal_enter(journal, err));
-    atomic_store(&desk->state, 0); /* first: whoever dies below must not leave it to be believed */
-    for (int i = 0; i < TDM__SLOTS_MOST; i++) {
-        atomic_store(&desk->slots[i].began, 0);
-        desk->slots[i].memos[0].order = desk->slots[i].memos[1].order = 0;
-    }
-    tdm__desk_in_order();
+    TDM_TRY(forget_here(store, err));
     for (int b = TDM_BLOCK_STATE; b < TDM__BLOCKS_MOST; b++)
         if (store->blocks[b].data) clear(store->blocks[b].data, store->layout->elements);
     tdm__journal_point(journal, "unset", 0, 0);
@@ -391,6 +430,7 @@ static tdm_status set_here(tdm_store *store, uint64_t step, tdm_error *err)
     tdm__recover_mark_all(store, step);
     atomic_store(&store->journal->desk->last_update, step);
     atomic_store(&store->journal->desk->state, step + 1);
+    atomic_store(&store->journal->desk->lineage, store->journal->epoch);
     tdm__journal_leave(store->journal);
     return TDM_OK;
 }

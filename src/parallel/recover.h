@@ -16,6 +16,7 @@ typedef struct tdm__standing {
     uint64_t changed;    /* by the last of them that changed anything: so many steps */
     uint64_t has_record; /* of that one's update */
     uint64_t memo_order;
+    uint64_t lineage; /* the epoch that began with its state */
 } tdm__standing;
 
 /* Where all want to be. */

@@ -247,6 +247,23 @@ static tdm_status tell_run(tdm__trainer *t, tdm_error *err)
     return store_error(tdm_kv_put(t->kv, key, t->run_path, 0, err), err);
 }
 
+/* An old state is worth less than a checkpoint of a later step. The same for all ranks. */
+static tdm_status compare_disk(tdm__trainer *t, tdm_recovery *r, tdm_error *err)
+{
+    char *path;
+    uint8_t is_older = 0;
+    if (!r->found || !r->is_old) return TDM_OK;
+    if (t->leads && tdm__run_newest(t->run.path, true, t->arena, &path, NULL) == TDM_OK) {
+        const char *slash = strrchr(path, '/');
+        uint64_t step = 0;
+        is_older = tdm_checkpoint_step_of(slash ? slash + 1 : path, &step) && step > r->step;
+    }
+    if (t->comm)
+        TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), &is_older, 1, TDM_DTYPE_U8, 0, err));
+    r->found = !is_older;
+    return TDM_OK;
+}
+
 /* From memory: true when that can be gone on from. The same for all ranks. */
 static bool take_memory(tdm__trainer *t, const tdm_recovery *r)
 {
@@ -302,6 +319,15 @@ static tdm_status take_disk(tdm__trainer *t, tdm_error *err)
     return tdm_store_set(t->state.store, t->position.step, err);
 }
 
+/* The lines of steps that are done must all be there; who finds that some are not says so. */
+static void check_ledger(const tdm__trainer *t, uint64_t step)
+{
+    uint64_t last = t->ledger.last_step;
+    if (t->ledger.fd < 0 || last == 0 || last >= step) return;
+    tdm__say(t, TDM_LOG_WARN, "the ledger has no lines for steps %llu to %llu",
+             (unsigned long long)last + 1, (unsigned long long)step);
+}
+
 /* Whoever leads owns the files now. The one before may have died between a step and its lines, while others
  * were further: so the lines of the last step are written once more. */
 static tdm_status mend_files(tdm__trainer *t, bool from_memory, tdm_error *err)
@@ -310,16 +336,56 @@ static tdm_status mend_files(tdm__trainer *t, bool from_memory, tdm_error *err)
     if (!t->leads) return TDM_OK;
     if (from_memory) TDM_TRY(tdm__run_rewind(&t->run, step > 0 ? step - 1 : 0, err));
     TDM_TRY(tdm__open_ledger(t, step, err));
+    if (from_memory && step > 0) check_ledger(t, step - 1);
+    if (!from_memory) check_ledger(t, step);
     if (!from_memory || step == 0) return TDM_OK;
     tdm__ledger_put(&t->ledger, &t->ledger_line);
     if (t->after_done) tdm__put_lines(t);
     return TDM_OK;
 }
 
+/* The last step that a worker of the session is known to have done. */
+static uint64_t last_known_step(const tdm__trainer *t)
+{
+    char prefix[TDM_KV_KEY_BYTES];
+    tdm_kv_item *items = NULL;
+    size_t count = 0;
+    uint64_t last = 0;
+    tdm_arena *arena = tdm_arena_create("dead");
+    snprintf(prefix, sizeof(prefix), "tandem/%s/dead/", t->options->membership->session);
+    if (arena && tdm_kv_list(t->kv, prefix, arena, &items, &count, NULL, NULL) != TDM_OK) count = 0;
+    for (size_t i = 0; i < count; i++) {
+        const tdm_json *record = NULL;
+        uint64_t step = 0;
+        const char *text = items[i].value;
+        if (tdm_json_parse(text, strlen(text), arena, &record, NULL) == TDM_OK &&
+            tdm_json_as_u64(tdm_json_get(record, "step"), &step) && step > last)
+            last = step;
+    }
+    tdm_arena_destroy(arena);
+    return last;
+}
+
+/* How many steps are trained again, for people. */
+static void say_going_back(const tdm__trainer *t, bool from_memory)
+{
+    uint64_t last = t->leads && t->kv ? last_known_step(t) : 0, step = t->position.step;
+    char again[96] = "the steps after it are trained again";
+    if (last > step)
+        snprintf(again, sizeof(again), "%llu step%s, up to step %llu, %s trained again",
+                 (unsigned long long)(last - step), last - step == 1 ? "" : "s",
+                 (unsigned long long)last, last - step == 1 ? "is" : "are");
+    tdm__say(t, TDM_LOG_WARN,
+             "epoch %u: no memory has the %s: training goes back to step %llu%s; %s",
+             (unsigned)t->epoch, from_memory ? "newest state any more" : "state any more",
+             (unsigned long long)step,
+             from_memory ? ", which an earlier epoch has left in memory" : "", again);
+}
+
 static void say_recovery(const tdm__trainer *t, const tdm_recovery *r, bool from_memory,
                          double begin_s)
 {
-    if (from_memory)
+    if (from_memory && !r->is_old)
         tdm__say(t, TDM_LOG_INFO,
                  "epoch %u: %d rank%s on after step %llu, from memory (%d pieces were finished "
                  "for others), %.0f ms after the epoch began",
@@ -327,10 +393,7 @@ static void say_recovery(const tdm__trainer *t, const tdm_recovery *r, bool from
                  t->status.rank_count == 1 ? " goes" : "s go", (unsigned long long)t->position.step,
                  r->mended, 1000 * (tdm_clock_s() - begin_s));
     else
-        tdm__say(t, TDM_LOG_WARN,
-                 "epoch %u: no memory has the state any more: training goes back to step %llu, and "
-                 "does the steps after it again",
-                 (unsigned)t->epoch, (unsigned long long)t->position.step);
+        say_going_back(t, from_memory);
 }
 
 /* ---- entering -------------------------------------------------------------------------------- */
@@ -349,7 +412,15 @@ static tdm_status prepare(tdm__trainer *t, tdm_error *err)
     return m ? tdm_kv_open(&m->kv, &t->kv, err) : TDM_OK;
 }
 
-static tdm_status begin_epoch(tdm__trainer *t, double begin_s, tdm_error *err)
+/* Rank 0's, for all. */
+static tdm_status share_lineage(const tdm__trainer *t, uint32_t *lineage, tdm_error *err)
+{
+    if (!t->comm) return TDM_OK;
+    return tdm_group_broadcast(tdm_comm_world(t->comm), lineage, sizeof(*lineage), TDM_DTYPE_U8, 0,
+                               err);
+}
+
+static tdm_status begin_epoch(tdm__trainer *t, uint32_t lineage, double begin_s, tdm_error *err)
 {
     const char *resume = t->options->resume;
     const tdm_member_options *m = t->options->membership;
@@ -366,7 +437,8 @@ static tdm_status begin_epoch(tdm__trainer *t, double begin_s, tdm_error *err)
     TDM_TRY(tdm__agree(t->comm, fits, NULL, err));
     TDM_TRY(tdm__state_enter(&t->state, t->job, t->comm, &home, err));
     tdm_recovery recovery;
-    TDM_TRY(tdm_store_recover(t->state.store, tdm_lanes_of(t->job), &recovery, err));
+    TDM_TRY(share_lineage(t, &lineage, err));
+    TDM_TRY(tdm_store_recover(t->state.store, tdm_lanes_of(t->job), lineage, &recovery, err));
     TDM_TRY(tdm__make_team(t, err));
     TDM_TRY(tdm__make_predictor(t, err));
     TDM_TRY(tdm__make_saver(t, err));
@@ -375,6 +447,7 @@ static tdm_status begin_epoch(tdm__trainer *t, double begin_s, tdm_error *err)
     TDM_TRY(tdm__open_run(t, joins ? t->run_path : resume, joins, err));
     tdm__run_share(&t->run);
     TDM_TRY(tdm__agree(t->comm, t->leads ? tell_run(t, err) : TDM_OK, NULL, err));
+    TDM_TRY(compare_disk(t, &recovery, err));
     bool from_memory = take_memory(t, &recovery);
     if (!from_memory) TDM_TRY(take_disk(t, err));
     TDM_TRY(tdm__agree(t->comm, mend_files(t, from_memory, err), NULL, err));
@@ -404,7 +477,7 @@ static tdm_status enter(void *user, const tdm_epoch *epoch, tdm_error *err)
     t->status.rank_count = epoch->size;
     t->watch.straggler = -1;
     TDM_TRY(open_world(t, epoch, err));
-    tdm_status status = begin_epoch(t, begin_s, err);
+    tdm_status status = begin_epoch(t, epoch->lineage, begin_s, err);
     if (status != TDM_OK) tdm__call_off(t->comm, err);
     return status;
 }

@@ -130,7 +130,7 @@ static bool enter_alone(bench *b, tdm_vault *vault, int slot, uint32_t epoch, td
     tdm_error err = {0};
     *b = (bench){.vault = vault, .slot = slot, .epoch = epoch};
     return bench_open(b, WIDTH, LAYERS, BUCKET_BYTES) &&
-           fine(b, tdm_store_recover(b->store, LANES, found, &err), &err, "recover");
+           fine(b, tdm_store_recover(b->store, LANES, 0, found, &err), &err, "recover");
 }
 
 /* Its blocks become those after so many steps. */
@@ -160,7 +160,7 @@ static void rank_carry(tdm_comm *comm)
     b = (bench){.comm = comm, .vault = vault, .epoch = 2};
     well = well && bench_open(&b, WIDTH, LAYERS, BUCKET_BYTES);
     if (!well) return;
-    tdm_status status = tdm_store_recover(b.store, LANES, &found, &err);
+    tdm_status status = tdm_store_recover(b.store, LANES, 0, &found, &err);
     CHECK_INT(tdm_status_group_of(status), TDM_STATUS_GROUP_PEER);
     bench_close(&b);
     if (enter_alone(&b, vault, 0, 3, &found) && found.found) {

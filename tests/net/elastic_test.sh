@@ -3,7 +3,7 @@
 # cut, etcd's leader dies. Training goes on and ends with the bits of an undisturbed run; who is on the
 # smaller side of a cut stops by itself.
 #   elastic_test.sh TANDEM [CASE...]
-# Cases: plain mirror back cut etcd. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd);
+# Cases: plain mirror back cut etcd lineage. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd);
 # without them it says so and is skipped (77).
 set -euo pipefail
 tandem=$(realpath "$1")
@@ -60,6 +60,7 @@ here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 NET_HOSTS=$(for host in 1 2 3; do printf '10.78.0.%s=%s-%s ' $host "$id" $host; done)
 export NET_HOSTS TANDEM_SSH=$here/as-ssh TANDEM_RUNTIME=$work/runtime
 
+lineage_steps=${ELASTIC_LINEAGE_STEPS:-6000}
 failures=0
 complain() {
     printf 'not right: %s\n' "$*"
@@ -145,7 +146,7 @@ start() {
     shift 2
     for set in "$@"; do sets+=(--set "$set"); done
     ip netns exec "$id-1" timeout -k 5 "$limit_s" "$tandem" train "$work/job.yaml" -q --json \
-        --hosts 10.78.0.1:2,10.78.0.2:2,10.78.0.3:2 --remote-tandem "$tandem" \
+        --hosts "${hosts:-10.78.0.1:2,10.78.0.2:2,10.78.0.3:2}" --remote-tandem "$tandem" \
         --set "run.dir=$work/$case" "${sets[@]}" >"$work/$case.out" 2>"$work/$case.err" &
     launcher=$!
 }
@@ -268,8 +269,50 @@ case_etcd() {
     start_all
 }
 
+# Hosts 1 and 2 with a worker each. When both are killed at about the same time, the one that comes back
+# first may have the older state: it waits for the other one, and no step is lost.
+worker_on() { # worker_on HOST: its process, or nothing
+    local pid
+    for pid in $(pids "$1"); do
+        if { tr '\0' '\n' <"/proc/$pid/environ"; } 2>/dev/null | grep -q '^TANDEM_MEMBER='; then echo "$pid"; fi
+    done | head -n 1
+}
+other_worker() { # other_worker HOST PID: waits for another one there
+    local left=600 pid
+    while [ $left -gt 0 ]; do
+        pid=$(worker_on "$1")
+        if [ -n "$pid" ] && [ "$pid" != "$2" ]; then return 0; fi
+        left=$((left - 1))
+        sleep 0.05
+    done
+    return 1
+}
+kill_worker() { # kill_worker HOST: and waits until another one has been started
+    local pid
+    pid=$(worker_on "$1")
+    [ -n "$pid" ] && kill -9 "$pid" && other_worker "$1" "$pid"
+}
+case_lineage() {
+    local big=(parallel.zero=0 checkpoint.every_steps=never "model.hidden=[384, 384]" train.batch=96
+        "train.steps=$lineage_steps") sets=() set was=$want
+    for set in "${big[@]}"; do sets+=(--set "$set"); done
+    "$tandem" train "$work/job.yaml" -n 1 -q --json --set "run.dir=$work/long" "${sets[@]}" >"$work/long.out"
+    want=$(hash_of "$work/long.out")
+    local hosts=10.78.0.1:1,10.78.0.2:1
+    start lineage none "${big[@]}"
+    other_worker 1 none && other_worker 2 none && sleep 1
+    kill_worker 2 && sleep 0.5 && kill_worker 2 && sleep 0.5
+    kill_worker 1 && sleep 0.5 && kill_worker 1 && sleep 0.5 && kill_worker 1 && sleep 0.3
+    kill_worker 2 || complain "lineage: a worker did not come back"
+    grep -q 'has the newest state in its memory' "$work/lineage/net-1/log.jsonl" ||
+        sleep 2 # it may still be said
+    ends_well lineage 5
+    if grep -q 'training goes back' "$work/lineage/net-1/log.jsonl"; then complain "lineage: it went back"; fi
+    want=$was
+}
+
 start_all new
-for name in "${@:-plain mirror back cut etcd}"; do
+for name in "${@:-plain mirror back cut etcd lineage}"; do
     # shellcheck disable=SC2086 # a list
     for case in $name; do "case_$case"; done
 done

@@ -6,8 +6,9 @@
  *     sim_elastic --seed S           one schedule, told line by line
  *
  * Checked in every schedule: the run ends, well, with all steps (or where somebody wished for the end);
- * every state that a host or a checkpoint has is that of an undisturbed run; no state is lost that an
- * undisturbed host has; epochs follow each other one by one, and all who enter one mean the same; ranks of
+ * every state that a host or a checkpoint has is that of an undisturbed run; no state is lost that a
+ * host has whose memory and network were left alone, whatever happens to its workers; every step has one line
+ * in the ledger; epochs follow each other one by one, and all who enter one mean the same; ranks of
  * an old epoch change nothing. A schedule that breaks any of that prints its seed.
  */
 #include "elastic_sim.h"
@@ -34,6 +35,8 @@ static void check_end(sim *s)
         sim_fail(s, "the run has ended at step %d", s->finished_step);
     else if (s->checkpoint < s->finished_step)
         sim_fail(s, "the run has ended at step %d, saved is %d", s->finished_step, s->checkpoint);
+    for (int k = 1; k <= s->finished_step && !s->failure[0]; k++)
+        if (s->lines[k] != 1) sim_fail(s, "the ledger has no line of step %d", k);
     for (int i = 0; i < s->process_count; i++)
         if (!s->processes[i].has_ended && !s->failure[0])
             sim_fail(s, "%s has not ended with the run", s->processes[i].id);
@@ -67,7 +70,8 @@ static void set_up(sim *s)
     s->min = 1 + (s->first_count > 2 && sim_chance(s, 0.3));
     s->max = s->first_count + sim_below(s, 3);
     s->lease_s = sim_chance(s, 0.5) ? 0 : 2;
-    for (int i = 0; i < s->host_count; i++) s->hosts[i] = (host){.is_empty = true, .faulted_s = -1};
+    for (int i = 0; i < s->host_count; i++)
+        s->hosts[i] = (host){.is_empty = true, .faulted_s = -1, .memory = 1 + (uint64_t)i};
     snprintf(about, sizeof about, "{\"expected\":%d}", s->first_count);
     sim_store_put(s, PREFIX "about", about);
     for (int i = 0; i < s->first_count; i++) sim_start(s, i % s->host_count, i / s->host_count);
@@ -75,7 +79,7 @@ static void set_up(sim *s)
 }
 
 typedef struct totals {
-    long epochs, kills, fenced, dismissed, switches;
+    long epochs, kills, fenced, dismissed, going_back, switches;
     double virtual_s;
 } totals;
 
@@ -105,6 +109,7 @@ static bool run_one(uint64_t seed, bool is_loud, totals *t)
     t->kills += s->kills;
     t->fenced += s->fenced;
     t->dismissed += s->dismissed;
+    t->going_back += s->going_back;
     t->switches += s->switches;
     t->virtual_s += s->now_s;
     sim_store_release(s);
@@ -129,8 +134,9 @@ int main(int argc, char **argv)
     for (long i = 0; i < count && failures < 20; i++)
         failures += !run_one(first + (uint64_t)i, false, &t);
     printf("%ld schedules, %ld failed: %ld epochs, %ld kills, %ld fenced, %ld dismissed, "
-           "%.0f virtual seconds, %ld switches\n",
-           count, failures, t.epochs, t.kills, t.fenced, t.dismissed, t.virtual_s, t.switches);
+           "%ld went back, %.0f virtual seconds, %ld switches\n",
+           count, failures, t.epochs, t.kills, t.fenced, t.dismissed, t.going_back, t.virtual_s,
+           t.switches);
     bool is_enough = count < 100 || (t.kills > 0 && t.fenced > 0 && t.dismissed > 0);
     if (!is_enough) fprintf(stderr, "too little happened in these schedules to show anything\n");
     return failures == 0 && is_enough ? 0 : 1;

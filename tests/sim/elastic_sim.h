@@ -78,12 +78,15 @@ typedef struct world {
     uint64_t left; /* ranks that have closed it */
     meeting meetings[MEETINGS_MOST];
     bool is_one_state; /* enter has brought all to one state */
+    uint32_t lineage;  /* rank 0's */
     int step;          /* which */
 } world;
 
 /* A host's memory: the state, and what an update that is under way has done to it. */
 typedef struct host {
     bool is_empty;
+    uint32_t lineage; /* the epoch that began with what it has */
+    uint64_t memory;  /* its name */
     int step;
     uint64_t state;
     uint32_t fence; /* ranks of epochs below it must not write */
@@ -131,6 +134,8 @@ typedef enum event_kind {
     EVENT_NONE,
     EVENT_START,      /* a process in slot `b` of host `a` */
     EVENT_TELL_DEAD,  /* the agent says that process `a` is dead */
+    EVENT_TELL_HOST,  /* the agent of host `a` says what it has */
+    EVENT_HOST_GONE,  /* the record of a dead agent ends */
     EVENT_KILL,       /* process that is number `a` among those that live */
     EVENT_KILL_AT_OP, /* at its `b`-th call to the store from now on */
     EVENT_KILL_IN_WRITE,
@@ -172,8 +177,10 @@ struct sim {
     world *worlds;
     int world_count;
     /* what must never go back or apart */
-    int checkpoint; /* the newest one's step */
-    int committed;  /* the highest step that all hosts of an epoch had */
+    int checkpoint;           /* the newest one's step */
+    uint8_t lines[STEPS + 1]; /* how often each step stands in the ledger */
+    int going_back;           /* epochs that began with an older state */
+    int committed;            /* the highest step that all hosts of an epoch had */
     double committed_s;
     bool is_stopped; /* somebody wished for the end */
     bool has_verdict;
@@ -221,6 +228,8 @@ process *sim_start(sim *s, int host_index, int slot);
 void sim_kill(process *p);
 void sim_draw_faults(sim *s);
 void sim_happen(sim *s, const event *e);
+/* Rank 0 has done a step: its line in the ledger, unless it is there. */
+void sim_put_line(sim *s, int step);
 
 #define SESSION "sim"
 #define PREFIX "tandem/" SESSION "/"

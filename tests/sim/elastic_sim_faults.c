@@ -36,6 +36,7 @@ static tdm_status create(process *p)
                                   .id = p->id,
                                   .host = host_name,
                                   .slot = p->slot,
+                                  .memory = s->hosts[p->host].memory,
                                   .min = s->min,
                                   .max = s->max,
                                   .lease_s = s->lease_s};
@@ -114,6 +115,38 @@ static void trainer(void *argument)
     sim_end(p, 0);
 }
 
+/* ---- agents ------------------------------------------------------------------------------------- */
+
+/* What an agent says of its host; a little later when the store is away. */
+static void tell_host(sim *s, int index)
+{
+    char key[TDM_KV_KEY_BYTES], value[100];
+    int workers = 0, starting = 0;
+    if (s->now_s < s->store.down_until_s) {
+        sim_add_event(s, (event){.time_s = s->store.down_until_s + sim_between(s, 0, 1),
+                                 .kind = EVENT_TELL_HOST,
+                                 .a = index});
+        return;
+    }
+    for (int i = 0; i < s->process_count; i++) {
+        const process *p = &s->processes[i];
+        workers += p->host == index && !p->is_dead && !p->has_ended;
+    }
+    for (int i = 0; i < s->event_count; i++)
+        starting += s->events[i].kind == EVENT_START && s->events[i].a == index;
+    snprintf(key, sizeof key, PREFIX "hosts/h%d", index);
+    snprintf(value, sizeof value, "{\"vault\":\"%llx\",\"workers\":%d,\"starting\":%d}",
+             (unsigned long long)s->hosts[index].memory, workers, starting);
+    sim_store_put(s, key, value);
+}
+
+static void tell_host_soon(sim *s, int index)
+{
+    sim_add_event(
+        s,
+        (event){.time_s = s->now_s + sim_between(s, 0.01, 1), .kind = EVENT_TELL_HOST, .a = index});
+}
+
 process *sim_start(sim *s, int host_index, int slot)
 {
     if (s->process_count == PROCESSES_MOST) {
@@ -125,6 +158,7 @@ process *sim_start(sim *s, int host_index, int slot)
     snprintf(p->id, sizeof p->id, "h%d.%d.%02d", host_index, slot, p->index);
     sim_say(s, "agent starts %s", p->id);
     sim_begin(p, 0, trainer, p);
+    tell_host(s, host_index);
     return p;
 }
 
@@ -137,7 +171,7 @@ static void kill_quietly(process *p)
     p->is_dead = true;
     p->died_s = s->now_s + (sim_chance(s, 0.2) ? sim_between(s, 0.5, 5) : sim_between(s, 0, 0.02));
     s->kills++;
-    touch(s, p->host);
+    s->last_fault_s = s->now_s; /* its host has all that it had */
     sim_world_changed(s);
 }
 
@@ -154,6 +188,7 @@ void sim_kill(process *p)
                              .kind = EVENT_START,
                              .a = p->host,
                              .b = p->slot});
+    tell_host_soon(s, p->host);
 }
 
 static void kill_host(sim *s, int index, double length_s)
@@ -169,7 +204,11 @@ static void kill_host(sim *s, int index, double length_s)
                                  .a = index,
                                  .b = p->slot});
     }
-    s->hosts[index] = (host){.is_empty = true, .faulted_s = s->now_s};
+    s->hosts[index] = (host){
+        .is_empty = true, .faulted_s = s->now_s, .memory = s->hosts[index].memory + HOSTS_MOST};
+    double gone_s = sim_between(s, 0, 10);
+    if (gone_s < length_s)
+        sim_add_event(s, (event){.time_s = s->now_s + gone_s, .kind = EVENT_HOST_GONE, .a = index});
 }
 
 static process *pick(sim *s, int number)
@@ -222,7 +261,9 @@ static void befall(sim *s, const event *e)
     char key[TDM_KV_KEY_BYTES];
     if (!p) return;
     sim_say(s, "FAULT: %d for %s, %.2f s", (int)e->kind, p->id, e->length_s);
-    if (e->kind != EVENT_LEAVE) touch(s, p->host);
+    bool is_kill = e->kind == EVENT_KILL || e->kind == EVENT_KILL_AT_OP ||
+                   e->kind == EVENT_KILL_IN_WRITE;
+    if (e->kind != EVENT_LEAVE && !is_kill) touch(s, p->host);
     switch (e->kind) {
     case EVENT_KILL: sim_kill(p); break;
     case EVENT_KILL_AT_OP: p->op_fuse = 1 + e->b; break;
@@ -248,6 +289,13 @@ void sim_happen(sim *s, const event *e)
     switch (e->kind) {
     case EVENT_START: sim_start(s, e->a, e->b); break;
     case EVENT_TELL_DEAD: tell_dead(s, e); break;
+    case EVENT_TELL_HOST: tell_host(s, e->a); break;
+    case EVENT_HOST_GONE: {
+        char key[TDM_KV_KEY_BYTES];
+        snprintf(key, sizeof key, PREFIX "hosts/h%d", e->a);
+        sim_store_put(s, key, NULL);
+        break;
+    }
     case EVENT_KILL_HOST: kill_host(s, e->a % s->host_count, e->length_s); break;
     case EVENT_CUT:
         cut(s, e->a % 2 == 0);

@@ -171,10 +171,12 @@ static void commit(sim *s, host *h)
     check_state(s, h, "commit");
 }
 
-/* Nothing may be lost that a host still has which was not touched by any fault since. */
+/* Nothing may be lost that a host still has whose agent lives and could be reached: its workers may die as
+ * they like. */
 static void check_loss(sim *s, const world *w, int step)
 {
     if (step >= s->committed) return;
+    s->going_back++;
     for (int i = 0; i < s->host_count; i++) {
         const host *h = &s->hosts[i];
         if (h->is_empty || h->step < s->committed || h->faulted_s >= s->committed_s) continue;
@@ -190,6 +192,22 @@ static uint32_t hosts_of(const sim *s, const world *w)
     return hosts;
 }
 
+void sim_put_line(sim *s, int step)
+{
+    if (step > 0 && s->lines[step] == 0) s->lines[step] = 1;
+}
+
+/* The ledger as whoever leads finds it: later lines go, the last one may be missing, and no other. */
+static void mend_lines(sim *s, const world *w, int step)
+{
+    for (int k = step + 1; k <= STEPS; k++) s->lines[k] = 0;
+    for (int k = 1; k < step; k++)
+        if (s->lines[k] != 1)
+            sim_fail(s, "epoch %u begins after step %d, and the ledger has no line of step %d",
+                     w->number, step, k);
+    sim_put_line(s, step);
+}
+
 /* The first who sees that all have come brings them to one state. */
 static void bring_together(sim *s, world *w)
 {
@@ -202,9 +220,13 @@ static void bring_together(sim *s, world *w)
         sim_kill(q);
     }
     int step = s->checkpoint;
+    bool has_new = false;
+    for (int i = 0; i < s->host_count; i++)
+        if (hosts >> i & 1 && !s->hosts[i].is_empty && s->hosts[i].lineage >= w->lineage)
+            has_new = true;
     for (int i = 0; i < s->host_count; i++) {
         host *h = &s->hosts[i];
-        if (!(hosts >> i & 1)) continue;
+        if (!(hosts >> i & 1) || (has_new && h->lineage < w->lineage)) continue;
         if (h->has_begun) commit(s, h);
         if (!h->is_empty && h->step > step) step = h->step;
     }
@@ -216,7 +238,9 @@ static void bring_together(sim *s, world *w)
         h->state = sim_state_of(step);
         h->is_empty = h->has_begun = false;
         h->done = 0;
+        h->lineage = w->number;
     }
+    mend_lines(s, w, step);
     w->step = step;
     w->is_one_state = true;
     sim_say(s, "      epoch %u goes on from step %d", w->number, step);
@@ -233,6 +257,7 @@ static tdm_status enter(void *user, const tdm_epoch *epoch, tdm_error *err)
     p->world = world_of(p, epoch);
     if (!p->world) return tdm_fail(err, TDM_ERR_INTERNAL, "no world");
     p->rank = epoch->rank;
+    if (p->rank == 0) p->world->lineage = epoch->lineage;
     sim_say(p->s, "      enters epoch %u as rank %d of %d", epoch->number, p->rank, epoch->size);
     host *h = host_of(p);
     if (h->fence > epoch->number)
@@ -324,6 +349,14 @@ static tdm_status wait_for_host(process *p, int step, uint64_t local, tdm_error 
     }
 }
 
+/* Whether all are in an epoch, and those who wrote then have been killed. */
+static bool has_begun_with(const sim *s, uint32_t number)
+{
+    for (int i = 0; i < s->world_count; i++)
+        if (s->worlds[i].number == number) return s->worlds[i].is_one_state;
+    return false;
+}
+
 /* This rank's part of its host's memory. */
 static tdm_status update(process *p, int step, uint64_t state, tdm_error *err)
 {
@@ -343,7 +376,7 @@ static tdm_status update(process *p, int step, uint64_t state, tdm_error *err)
     sim_sleep(p, sim_between(p->s, 1e-4, 3e-3));
     if (p->is_dead) return dead(err);
     p->is_writing = false;
-    if (h->fence != w->number)
+    if (has_begun_with(p->s, h->fence) && h->fence != w->number)
         sim_fail(p->s, "%s of epoch %u has written in epoch %u", p->id, w->number, h->fence);
     h->done |= UINT64_C(1) << p->rank;
     uint64_t local = ranks_on(p->s, w, p->host);
@@ -397,6 +430,7 @@ static tdm_status step(void *user, unsigned wish, unsigned *wishes, bool *done, 
         return tdm_fail(err, TDM_ERR_PEER_FENCED, "another epoch is here");
     TDM_TRY(contribute(p, k, wish, m, err));
     TDM_TRY(update(p, k, next_state(m->base, k), err));
+    if (p->rank == 0) sim_put_line(p->s, k + 1);
     bool is_last = k + 1 >= STEPS || (m->wishes & TDM_WISH_STOP);
     if (is_last || (k + 1) % SAVE_EVERY == 0)
         TDM_TRY(save(p, k + 1, is_last, next_meeting(p), err));
