@@ -258,7 +258,7 @@ static tdm_status read_rest(tdm__view *view, const char *key, const tdm_kv_item 
         view->should_stop = true;
     } else if (behind(key, "wishes/save/") != NULL) {
         if (item->revision > view->save_wish) view->save_wish = item->revision;
-    } else if ((rest = behind(key, "hosts/")) != NULL) {
+    } else if (behind(key, "hosts/") != NULL) {
         read_host(view, item, arena);
     } else if (strcmp(key, "state") == 0) {
         return read_state(view, item, arena, err);
