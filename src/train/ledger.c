@@ -159,8 +159,9 @@ static void flush(tdm__ledger *ledger)
         done += error_number == 0;
     }
     ledger->waiting_count -= done;
-    memmove(ledger->waiting, ledger->waiting + done,
-            ledger->waiting_count * sizeof(*ledger->waiting));
+    if (done > 0)
+        memmove(ledger->waiting, ledger->waiting + done,
+                ledger->waiting_count * sizeof(*ledger->waiting));
     if (error_number != 0 && !ledger->is_behind)
         tdm_log(TDM_LOG_WARN, "train",
                 "%s cannot be written: %s; its lines wait in memory, and training goes on",
