@@ -48,16 +48,17 @@ test_links_are_not_followed() {
 test_a_taken_name_in_tmp() {
     rm -rf "/tmp/tandem-$stranger"
     mkdir "/tmp/tandem-$stranger" # root's
-    mkdir home runs
+    mkdir home runs bin # the program may be in a folder that a stranger may not enter
+    cp "$TANDEM" "$(dirname "$TANDEM")"/libtandem.so.0 bin/
     chown $stranger home runs
     assert_exit 0 as_stranger env -u TANDEM_RUNTIME -u XDG_RUNTIME_DIR HOME="$work/home" \
-        "$TANDEM" train job.yaml -n 2 --set run.dir=runs
+        LD_LIBRARY_PATH="$work/bin" bin/tandem train job.yaml -n 2 --set run.dir=runs
     assert_equal "$(stat -c '%u %a' home/.cache/tandem/run)" "$stranger 700" "the folder at home"
     rm -rf home/.cache
     chmod 500 home
     chown root home
     assert_exit 1 as_stranger env -u TANDEM_RUNTIME -u XDG_RUNTIME_DIR HOME="$work/home" \
-        "$TANDEM" train job.yaml -n 2 --set run.dir=runs
+        LD_LIBRARY_PATH="$work/bin" bin/tandem train job.yaml -n 2 --set run.dir=runs
     assert_contains "$err" "/tmp/tandem-$stranger cannot be the folder"
 }
 
