@@ -89,6 +89,14 @@ bool cli_transport(const cli_args *args, const char **out);
 bool cli_json(const cli_args *args);
 
 /* Rows that several commands have. */
+#define CLI_OPTION_ALLOW_LIBRARY                                                                   \
+    {                                                                                              \
+        .name = "allow-library", .value = "FILE",                                                  \
+        .help =                                                                                    \
+            "For a model from a shared object (model.kind: library): load this file. Its SHA-256 " \
+            "must be the one in the checkpoint. The file is code and runs with your rights. For "  \
+            "a run whose own job.yaml names the library, the option is not needed."                \
+    }
 #define CLI_OPTION_JSON                                                                            \
     {                                                                                              \
         .name = "json", .help = "Print JSON, for programs."                                        \

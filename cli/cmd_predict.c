@@ -314,12 +314,7 @@ const cli_command cli_predict = {
                  .letter = 'b',
                  .value = "N",
                  .help = "Samples at a time. Default: the job's eval.batch."},
-                {.name = "allow-library",
-                 .value = "FILE",
-                 .help =
-                     "For a model from a shared object (model.kind: library): load this file, "
-                     "which must have the SHA-256 that the checkpoint has of it. It is code, and "
-                     "runs with your rights. A run's own job allows its own library."},
+                CLI_OPTION_ALLOW_LIBRARY,
                 {.name = "json", .help = "Print a JSON object a line, for programs."}},
     .run = run,
 };

@@ -69,7 +69,7 @@ static tdm_status join(const tdm_job *job, elastic_worker *w, tdm_error *err)
     options.needs_all_hosts = job->parallel.zero > 0 && !job->elastic.mirror;
     TDM_TRY(tdm_worker_open(&w->worker, err));
     TDM_TRY(find_memory(job, w, err));
-    options.memory = tdm_vault_id(w->vault);
+    options.vault_id = tdm_vault_id(w->vault);
     TDM_TRY(read_limits(w, &options, err));
     w->membership = options;
     return tdm_member_create(&options, &w->member, err);

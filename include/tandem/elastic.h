@@ -65,7 +65,7 @@ typedef struct tdm_member_options {
         lease_s; /* without a sign of life after which a member counts as gone (by how regular these
                        * have been: 1 to 30) */
     double report_s;      /* that others have to report when an epoch has failed (2) */
-    uint64_t memory;      /* the vault in which it keeps its part of the state (tdm_vault_id) */
+    uint64_t vault_id;    /* the vault in which it keeps its part of the state (tdm_vault_id) */
     bool needs_all_hosts; /* each host has a part of the state alone */
 } tdm_member_options;
 

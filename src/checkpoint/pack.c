@@ -60,10 +60,6 @@ tdm_status tdm__pack(const void *bytes, size_t count, tdm_file_writer *out, tdm_
     return without("packing", err);
 }
 
-struct tdm__unpacking {
-    int unused;
-};
-
 tdm_status tdm__unpack_open(const void *bytes, size_t count, const char *name, tdm__unpacking **out,
                             tdm_error *err)
 {

@@ -6,6 +6,7 @@
  * It is said once, and once again when it answers.
  */
 #include "cluster/agent.h"
+#include "cluster/kv.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -42,9 +43,7 @@ static void describe(const tdm__agent *a, tdm_str *out)
     tdm_json_object_begin(&w);
     tdm_json_put_string(&w, "address", a->address[0] ? a->address : a->options->host);
     tdm_json_put_int(&w, "pid", (int64_t)getpid());
-    char memory[20];
-    snprintf(memory, sizeof memory, "%016llx", (unsigned long long)tdm_vault_id(a->vault));
-    tdm_json_put_string(&w, "vault", memory);
+    tdm__put_vault_id(&w, tdm_vault_id(a->vault));
     tdm_json_put_int(&w, "workers", tdm__agent_alive(a));
     tdm_json_put_int(&w, "starting", tdm__agent_plans(a));
     tdm_json_put_int(&w, "restarts", a->result.restarts);

@@ -44,13 +44,13 @@ typedef struct run {
     tdm__epoch_memo memo;
     tdm__epoch_rules rules;
     tdm_epoch epoch;
-    tdm_epoch_member *members;          /* of it; TDM__EPOCH_MOST */
-    uint64_t memories[TDM__EPOCH_MOST]; /* theirs; 0: unknown */
-    double left_s;                      /* when the last epoch was left; -1: not yet */
-    int failures;                       /* epochs in a row that ended before a step was done */
-    bool has_failed;                    /* the last epoch ended by a failure */
+    tdm_epoch_member *members;           /* of it; TDM__EPOCH_MOST */
+    uint64_t vault_ids[TDM__EPOCH_MOST]; /* theirs; 0: unknown */
+    double left_s;                       /* when the last epoch was left; -1: not yet */
+    int failures;                        /* epochs in a row that ended before a step was done */
+    bool has_failed;                     /* the last epoch ended by a failure */
     bool said_short, said_away;
-    uint64_t state_revision;    /* of who has the newest state, at the look that led to the epoch */
+    uint64_t state_revision;    /* of the key "state" when the epoch was read */
     bool is_whole;              /* it has come through enter, so it has the run's state */
     tdm_process_watch *watches; /* by rank of the epoch that is watched; TDM__EPOCH_MOST */
     uint32_t watched;           /* its number; 0: none */
@@ -246,56 +246,65 @@ static bool ends_epoch(run *r, tdm_status status)
     return tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER && status != TDM_ERR_PEER_MISMATCH;
 }
 
-/* That all members of the epoch have the state now. Rank 0 says so before its first step, so no step is
- * done that the store does not know the hosts of. One that was overtaken meanwhile must not say it. */
-static tdm_status tell_state(run *r, tdm_error *why)
+/* The epoch, and each host of its members with the vault in which that host keeps the state. */
+static void add_holders(const run *r, tdm_str *out)
 {
-    char key[TDM_KV_KEY_BYTES];
-    tdm_str text = TDM_STR_INIT;
-    tdm_json_writer w = tdm_json_writer_init(&text, 0);
+    tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
     tdm_json_put_uint(&w, "epoch", r->epoch.number);
     tdm_json_key(&w, "holders");
     tdm_json_array_begin(&w);
     for (int i = 0; i < r->epoch.size; i++) {
-        char memory[20];
-        bool is_told = false;
-        for (int k = 0; k < i && !is_told; k++) is_told = r->memories[k] == r->memories[i];
-        if (is_told) continue;
-        snprintf(memory, sizeof memory, "%016" PRIx64, r->memories[i]);
+        bool is_listed = false;
+        for (int k = 0; k < i && !is_listed; k++) is_listed = r->vault_ids[k] == r->vault_ids[i];
+        if (is_listed) continue;
         tdm_json_object_begin(&w);
         tdm_json_put_string(&w, "host", r->members[i].host);
-        tdm_json_put_string(&w, "vault", memory);
+        tdm__put_vault_id(&w, r->vault_ids[i]);
         tdm_json_object_end(&w);
     }
     tdm_json_array_end(&w);
     tdm_json_object_end(&w);
+}
+
+/* One try to replace the key "state". An earlier try that timed out may have replaced it already.
+ * TDM_ERR_PEER_FENCED: a later epoch has replaced it. */
+static tdm_status swap_state(const run *r, const char *key, const char *text, tdm_error *why)
+{
+    tdm_kv_item item;
+    tdm_status status = tdm_kv_swap(r->m->kv, key, r->state_revision, text, 0, NULL, why);
+    if (status != TDM_ERR_EXISTS) return status;
+    TDM_TRY(tdm_kv_get(r->m->kv, key, r->arena, &item, why));
+    if (strcmp(item.value, text) == 0) return TDM_OK;
+    return tdm_fail(why, TDM_ERR_PEER_FENCED, "another epoch has the state");
+}
+
+/* Rank 0 records that all members of the epoch have the state. It does so before its first step, so the
+ * store knows the holders of every step that is done. */
+static tdm_status record_holders(run *r, tdm_error *why)
+{
+    char key[TDM_KV_KEY_BYTES], reason[300];
+    tdm_str text = TDM_STR_INIT;
+    add_holders(r, &text);
     tdm__member_key(r->m, key, "state");
-    tdm_status status = TDM_ERR_NO_MEMORY;
-    while (tdm_str_ok(&text)) {
-        status = tdm_kv_swap(r->m->kv, key, r->state_revision, tdm_str_text(&text), 0, NULL, why);
-        if (status == TDM_ERR_EXISTS) { /* by this call, or by somebody else */
-            tdm_kv_item item;
-            status = tdm_kv_get(r->m->kv, key, r->arena, &item, why);
-            bool is_own = status == TDM_OK && strcmp(item.value, tdm_str_text(&text)) == 0;
-            if (status == TDM_OK && !is_own)
-                status = tdm_fail(why, TDM_ERR_PEER_FENCED, "another epoch has the state");
-            if (is_own || status == TDM_ERR_PEER_FENCED) break;
-        }
+    tdm_status status = TDM_OK;
+    bool tries = tdm_str_ok(&text);
+    if (!tries) status = tdm_fail(why, TDM_ERR_NO_MEMORY, "no memory for the holders of the state");
+    while (tries) {
+        status = swap_state(r, key, tdm_str_text(&text), why);
         pthread_mutex_lock(&r->m->lock);
         bool is_broken = r->m->is_broken;
         pthread_mutex_unlock(&r->m->lock);
-        if (status == TDM_OK || is_broken || is_out_of_patience(r)) break;
-        r->m->pause(r->m->pause_user, RETRY_S);
+        tries = status != TDM_OK && status != TDM_ERR_PEER_FENCED && !is_broken &&
+                !is_out_of_patience(r);
+        if (tries) r->m->pause(r->m->pause_user, RETRY_S);
     }
-    if (!tdm_str_ok(&text)) tdm_fail(why, status, "no memory to say who has the state");
     tdm_str_release(&text);
     if (status == TDM_OK || status == TDM_ERR_NO_MEMORY || status == TDM_ERR_PEER_FENCED)
         return status;
-    char what[300];
-    snprintf(what, sizeof what, "%.250s", why->message);
-    return tdm_fail(why, TDM_ERR_PEER_TIMEOUT, "the store does not take who has the state: %s",
-                    what);
+    snprintf(reason, sizeof reason, "%.250s", why->message);
+    return tdm_fail(why, TDM_ERR_PEER_TIMEOUT,
+                    "the holders of the state cannot be written to the store: %s", reason);
 }
 
 /* From enter to the last step. TDM_OK: the run is done, or it is to be regrouped. */
@@ -304,7 +313,7 @@ static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
     double begin_s = tdm_kv_now(r->m->kv), entered_s = begin_s;
     bool is_first = r->left_s >= 0 && r->epoch.rank == 0; /* the first step after a change */
     tdm_status status = r->ops->enter(r->user, &r->epoch, why);
-    if (status == TDM_OK && r->epoch.rank == 0) status = tell_state(r, why);
+    if (status == TDM_OK && r->epoch.rank == 0) status = record_holders(r, why);
     if (status == TDM_OK) {
         r->is_whole = true;
         entered_s = tdm_kv_now(r->m->kv);
@@ -439,7 +448,7 @@ static void set_epoch(run *r, const tdm__view *view)
         const tdm__view_member *m = &view->members[i];
         snprintf(r->members[i].id, sizeof r->members[i].id, "%s", m->id);
         snprintf(r->members[i].host, sizeof r->members[i].host, "%s", m->host);
-        r->memories[i] = m->memory;
+        r->vault_ids[i] = m->vault_id;
         if (strcmp(m->id, r->m->id) == 0) r->epoch.rank = i;
     }
 }

@@ -15,7 +15,7 @@
  * silent for longer than anybody goes on without the store: a store that was away for a while takes no
  * state from those that have it.
  *
- * The store says which memories hold the newest state: those of the members of the last epoch that began.
+ * The store says which vault_ids hold the newest state: those of the members of the last epoch that began.
  * A host's memory outlives its workers, so where none of these takes part, but an agent is about to start
  * workers on one again, it is waited for. Otherwise the epoch begins with an older state, and the steps after that are lost.
  */
@@ -110,7 +110,7 @@ static bool has_name(const char *const *names, int count, const char *id)
 static bool is_holder(const tdm__view *view, const tdm__view_member *m)
 {
     for (int i = 0; i < view->holder_count; i++)
-        if (m->memory != 0 && view->holders[i].memory == m->memory) return true;
+        if (m->vault_id != 0 && view->holders[i].vault_id == m->vault_id) return true;
     return false;
 }
 
@@ -362,10 +362,10 @@ static int turn_of(tdm__view *view, const char *id)
     return turn;
 }
 
-static bool takes_part(const tdm__epoch_plan *plan, uint64_t memory)
+static bool takes_part(const tdm__epoch_plan *plan, uint64_t vault_id)
 {
     for (int i = 0; i < plan->next_count; i++)
-        if (plan->next[i]->memory == memory) return true;
+        if (plan->next[i]->vault_id == vault_id) return true;
     return false;
 }
 
@@ -376,7 +376,7 @@ static bool is_starting(const tdm__view *view, const tdm__view_member *holder, b
 {
     const tdm__view_host *record = NULL;
     for (int i = 0; i < view->host_count && !record; i++)
-        if (view->hosts[i].memory == holder->memory) record = &view->hosts[i];
+        if (view->hosts[i].vault_id == holder->vault_id) record = &view->hosts[i];
     if (!record || record->workers + record->starting == 0) return false;
     if (record->starting > 0 || !is_sure) return true;
     for (int i = 0; i < view->count; i++) {
@@ -395,7 +395,7 @@ static const char *host_away(const tdm__view *view, const tdm__epoch_rules *rule
     int here = 0;
     for (int i = 0; i < view->holder_count; i++) {
         const tdm__view_member *holder = &view->holders[i];
-        if (holder->memory == 0 || takes_part(plan, holder->memory))
+        if (holder->vault_id == 0 || takes_part(plan, holder->vault_id))
             here++;
         else if (is_starting(view, holder, rules->needs_all))
             away = holder->host;

@@ -52,7 +52,7 @@ static double real_of(const tdm_json *object, const char *key)
 }
 
 /* 64 bits as text: a number of JSON does not hold them. */
-static uint64_t memory_of(const tdm_json *object)
+static uint64_t vault_id_of(const tdm_json *object)
 {
     const char *text = text_of(object, "vault", "");
     return strtoull(text, NULL, 16);
@@ -151,7 +151,7 @@ static void read_record(tdm__view *view, const char *id, const tdm_kv_item *item
     m->born = number_of(record, "born");
     if (m->born == 0) m->born = item->revision;
     m->lease_s = real_of(record, "lease_s");
-    m->memory = memory_of(record);
+    m->vault_id = vault_id_of(record);
 }
 
 static void read_dead(tdm__view *view, const char *id, const tdm_kv_item *item, tdm_arena *arena)
@@ -212,7 +212,7 @@ static void read_host(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena
 {
     const tdm_json *record = object_of(item, arena);
     if (!record) return;
-    view->hosts[view->host_count++] = (tdm__view_host){.memory = memory_of(record),
+    view->hosts[view->host_count++] = (tdm__view_host){.vault_id = vault_id_of(record),
                                                        .workers = number_of(record, "workers"),
                                                        .starting = number_of(record, "starting")};
 }
@@ -229,7 +229,7 @@ static tdm_status read_state(tdm__view *view, const tdm_kv_item *item, tdm_arena
     if (!view->holders) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %s", item->key);
     for (const tdm_json *one = holders->first; one; one = one->next)
         view->holders[view->holder_count++] = (tdm__view_member){.host = text_of(one, "host", ""),
-                                                                 .memory = memory_of(one)};
+                                                                 .vault_id = vault_id_of(one)};
     return TDM_OK;
 }
 

@@ -183,3 +183,12 @@ tdm_status tdm_kv_wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
     double bounded = seconds < 0 ? 0 : seconds > LEASE_MOST_S ? LEASE_MOST_S : seconds;
     return kv->ops->wait(kv, prefix, revision, bounded, out ? out : &unused, err);
 }
+
+/* ---- what several records have ---------------------------------------------------------------- */
+
+void tdm__put_vault_id(tdm_json_writer *w, uint64_t vault_id)
+{
+    char text[20];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)vault_id);
+    tdm_json_put_string(w, "vault", text);
+}

@@ -12,6 +12,7 @@
 #define TANDEM_CLUSTER_KV_H
 
 #include <tandem/kv.h>
+#include <tandem/text.h>
 
 /* tdm_kv_options.idle_s of members, agents and launchers, unless the user has set another. */
 #define TDM__IDLE_S 30.0
@@ -53,5 +54,8 @@ struct tdm__kv_ops {
 
 extern const tdm__kv_ops tdm__kv_local; /* kv_local.c */
 extern const tdm__kv_ops tdm__kv_etcd;  /* kv_etcd.c */
+
+/* A vault's id as text: a number of JSON does not hold 64 bits. */
+void tdm__put_vault_id(tdm_json_writer *w, uint64_t vault_id);
 
 #endif

@@ -60,9 +60,7 @@ static void write_record(tdm_member *m, tdm_str *out)
     tdm_json_put_bool(&w, "orphan", m->is_orphan);
     tdm_json_put_uint(&w, "born", m->born);
     tdm_json_put_bool(&w, "ready", m->is_ready);
-    char memory[20];
-    snprintf(memory, sizeof memory, "%016" PRIx64, m->memory);
-    tdm_json_put_string(&w, "vault", memory);
+    tdm__put_vault_id(&w, m->vault_id);
     tdm_json_put_uint(&w, "epoch", m->epoch);
     tdm_json_put_string(&w, "phase", m->status_phase);
     tdm_json_put_uint(&w, "step", m->status.step);
@@ -228,7 +226,7 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
     m->min = options->min > 0 ? options->min : 1;
     m->max = options->max;
     m->needs_all_hosts = options->needs_all_hosts;
-    m->memory = options->memory;
+    m->vault_id = options->vault_id;
     m->wait_s = options->wait_s > 0 ? options->wait_s : WAIT_S;
     m->report_s = options->report_s > 0 ? options->report_s : REPORT_S;
     snprintf(m->status_phase, sizeof m->status_phase, "starting");

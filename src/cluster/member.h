@@ -47,12 +47,12 @@ typedef struct tdm__view_member {
     int closed_count;
     bool should_leave; /* was asked to */
     bool is_busy;      /* its process is on this host, and makes progress: see elastic.c */
-    uint64_t memory;   /* in which it keeps its part of the state; 0: unknown */
+    uint64_t vault_id; /* in which it keeps its part of the state; 0: unknown */
 } tdm__view_member;
 
 /* A host as its agent describes it. */
 typedef struct tdm__view_host {
-    uint64_t memory;
+    uint64_t vault_id;
     uint64_t workers, starting; /* that run, and that it is about to start */
 } tdm__view_host;
 
@@ -67,7 +67,7 @@ typedef struct tdm__view {
     int host_count;
     uint32_t state_epoch; /* the last one that began with all its members at one state; 0: none */
     uint64_t state_revision;
-    tdm__view_member *holders; /* where the newest state is: hosts and memories of its members */
+    tdm__view_member *holders; /* where the newest state is: hosts and vault_ids of its members */
     int holder_count;
     int expected; /* at the beginning; 0: nobody said */
     bool should_stop;
@@ -178,7 +178,7 @@ struct tdm_member {
     char prefix[TDM__SESSION_BYTES + 16]; /* "tandem/SESSION/" */
     int slot, min, max;
     bool needs_all_hosts;
-    uint64_t memory;
+    uint64_t vault_id;
     int64_t agent; /* our parent at first; 0: none */
     double wait_s, report_s;
     /* The training thread's, the watcher's, and one for whoever asks, under `confirm_lock`. */

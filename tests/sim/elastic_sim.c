@@ -71,7 +71,7 @@ static void set_up(sim *s)
     s->max = s->first_count + sim_below(s, 3);
     s->lease_s = sim_chance(s, 0.5) ? 0 : 2;
     for (int i = 0; i < s->host_count; i++)
-        s->hosts[i] = (host){.is_empty = true, .faulted_s = -1, .memory = 1 + (uint64_t)i};
+        s->hosts[i] = (host){.is_empty = true, .faulted_s = -1, .vault_id = 1 + (uint64_t)i};
     snprintf(about, sizeof about, "{\"expected\":%d}", s->first_count);
     sim_store_put(s, PREFIX "about", about);
     for (int i = 0; i < s->first_count; i++) sim_start(s, i % s->host_count, i / s->host_count);

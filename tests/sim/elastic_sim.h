@@ -85,8 +85,8 @@ typedef struct world {
 /* A host's memory: the state, and what an update that is under way has done to it. */
 typedef struct host {
     bool is_empty;
-    uint32_t lineage; /* the epoch that began with what it has */
-    uint64_t memory;  /* its name */
+    uint32_t lineage;  /* the epoch that began with what it has */
+    uint64_t vault_id; /* its name */
     int step;
     uint64_t state;
     uint32_t fence; /* ranks of epochs below it must not write */

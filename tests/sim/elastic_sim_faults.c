@@ -36,7 +36,7 @@ static tdm_status create(process *p)
                                   .id = p->id,
                                   .host = host_name,
                                   .slot = p->slot,
-                                  .memory = s->hosts[p->host].memory,
+                                  .vault_id = s->hosts[p->host].vault_id,
                                   .min = s->min,
                                   .max = s->max,
                                   .lease_s = s->lease_s};
@@ -136,7 +136,7 @@ static void tell_host(sim *s, int index)
         starting += s->events[i].kind == EVENT_START && s->events[i].a == index;
     snprintf(key, sizeof key, PREFIX "hosts/h%d", index);
     snprintf(value, sizeof value, "{\"vault\":\"%llx\",\"workers\":%d,\"starting\":%d}",
-             (unsigned long long)s->hosts[index].memory, workers, starting);
+             (unsigned long long)s->hosts[index].vault_id, workers, starting);
     sim_store_put(s, key, value);
 }
 
@@ -205,7 +205,7 @@ static void kill_host(sim *s, int index, double length_s)
                                  .b = p->slot});
     }
     s->hosts[index] = (host){
-        .is_empty = true, .faulted_s = s->now_s, .memory = s->hosts[index].memory + HOSTS_MOST};
+        .is_empty = true, .faulted_s = s->now_s, .vault_id = s->hosts[index].vault_id + HOSTS_MOST};
     double gone_s = sim_between(s, 0, 10);
     if (gone_s < length_s)
         sim_add_event(s, (event){.time_s = s->now_s + gone_s, .kind = EVENT_HOST_GONE, .a = index});
