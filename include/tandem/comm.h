@@ -36,11 +36,26 @@ typedef struct tdm_request tdm_request; /* a call that was started */
 
 enum { TDM_RANKS_MOST = 65536 };
 
+/* How connections between ranks are protected. All ranks must be set to the same. */
+typedef enum tdm_security {
+    TDM_SECURITY_AUTO = 0, /* as PSK for connections that leave the host, none within it */
+    TDM_SECURITY_OFF,      /* the secret is proved; what follows is neither encrypted nor signed */
+    TDM_SECURITY_PSK,      /* TLS 1.3 by a key that is derived from the secret */
+    TDM_SECURITY_TLS       /* TLS 1.3 by certificates of one authority, on both sides */
+} tdm_security;
+
+typedef struct tdm_comm_security {
+    tdm_security mode;
+    /* TDM_SECURITY_TLS: PEM files. The certificate must name the host (or its address). */
+    const char *certificate, *private_key, *authority;
+} tdm_comm_security;
+
 /* Zero means: from the environment (see tdm_comm_environment), or else the default. */
 typedef struct tdm_comm_options {
-    const char *transport;  /* auto (by where the ranks run), shm, ucx, mpi */
+    const char *transport;  /* auto (by where the ranks run), shm, tcp, ucx, mpi */
     const char *rendezvous; /* HOST:PORT where rank 0 listens, or the path of a file all can see */
     const char *secret;     /* a rank with another one is turned away */
+    tdm_comm_security security;
     const char *job; /* any text that names the job, such as its hash; all must bring the same */
     bool has_place;  /* rank and size below are meant; else they come from the environment */
     int rank, size;
@@ -62,6 +77,9 @@ typedef struct tdm_comm_options {
      * (also TANDEM_HOST); NULL: these. */
     const char *host;
 } tdm_comm_options;
+
+/* "auto", "off", "psk" or "tls"; false for anything else. */
+TDM_API bool tdm_security_parse(const char *text, tdm_security *out);
 
 /*
  * What the environment says of this process's place: TANDEM_* (from `tandem run`), or Open MPI's,
@@ -95,7 +113,8 @@ TDM_API uint32_t tdm_comm_epoch(const tdm_comm *comm);
 TDM_API tdm_group *tdm_comm_world(tdm_comm *comm);
 
 typedef struct tdm_comm_info {
-    const char *transport;      /* "shm", "ucx", "mpi", "sim" or "shm+ucx"; lives as long as comm */
+    const char
+        *transport; /* "shm", "tcp", "ucx", "mpi", "sim" or "shm+tcp"; lives as long as comm */
     int host_index, host_count; /* hosts are numbered by their lowest rank */
     int local_rank, local_size; /* among the ranks of this host */
 } tdm_comm_info;

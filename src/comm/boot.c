@@ -6,6 +6,7 @@
  * undone in reverse when something fails, and those who wait for rank 0 are told.
  */
 #include "comm/boot.h"
+#include "comm/boot_socket.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@ static tdm_status gather_facts(const tdm_comm_options *options, tdm__facts *out,
                         .join_s = options->join_s,
                         .deadline_s = options->deadline_s,
                         .silence_s = tdm__silence_s(),
+                        .security = options->security.mode,
                         .patience = {options->should_give_up, options->user}};
     const char *job = options->job ? options->job : "";
     if (strlen(job) >= sizeof out->job)
@@ -45,11 +47,13 @@ static void allow_descriptors(int size)
 
 /* Rank 0: the hub, and this process's own end of a connection to it. */
 static tdm_status open_hub(const tdm_comm_options *asked, const tdm__facts *facts,
-                           tdm__rendezvous *meeting, tdm__hub **out, int *out_fd, tdm_error *err)
+                           tdm__rendezvous *meeting, tdm__hub **out, int *out_fd,
+                           tdm__endpoint *out_address, tdm_error *err)
 {
     int pair[2];
     tdm__hub_options options = {.facts = facts, .key = "", .listen_fd = -1};
     TDM_TRY(tdm__draw(&options.world, sizeof options.world, err));
+    TDM_TRY(tdm__draw(options.nonce, sizeof options.nonce, err));
     allow_descriptors(facts->size);
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0)
         return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make a pair of sockets");
@@ -59,6 +63,7 @@ static tdm_status open_hub(const tdm_comm_options *asked, const tdm__facts *fact
         status = tdm__rendezvous_listen(meeting, tdm_clock_s() + facts->join_s, &options.listen_fd,
                                         err);
         options.key = meeting->key;
+        if (status == TDM_OK) *out_address = tdm__socket_here(options.listen_fd);
     }
     if (status != TDM_OK) {
         close(pair[0]);
@@ -81,10 +86,12 @@ static tdm_status join(const tdm_comm_options *asked, const tdm__facts *facts,
 {
     tdm__hub *hub = NULL;
     int fd = -1;
-    if (facts->rank == 0) TDM_TRY(open_hub(asked, facts, meeting, &hub, &fd, err));
+    tdm__endpoint listens = {0};
+    if (facts->rank == 0) TDM_TRY(open_hub(asked, facts, meeting, &hub, &fd, &listens, err));
     tdm__joined joined;
     tdm_status status = tdm__join(facts, meeting, fd, &joined, err);
     if (status == TDM_OK) {
+        if (hub) joined.here = joined.rank_0 = listens;
         tdm__control_parts parts = {
             .facts = facts, .joined = &joined, .hub = hub, .meeting = hub ? meeting : NULL};
         status = tdm__control_create(&parts, out, err);
@@ -118,7 +125,10 @@ tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out
                           "rendezvous \"%s\": port 0 is for rank 0 alone, which must make known "
                           "the one that it gets; set the port from 1 to 65535",
                           resolved.rendezvous);
+    if (status == TDM_OK && resolved.security.mode != TDM_SECURITY_OFF)
+        status = tdm__tls_context_create(&resolved.security, &facts.tls, err);
     if (status == TDM_OK) status = join(&resolved, &facts, meeting, out, err);
+    if (status != TDM_OK) tdm__tls_context_destroy(facts.tls); /* else it is the control's */
     free(meeting);
     return status;
 }

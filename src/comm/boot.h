@@ -105,12 +105,16 @@ typedef struct tdm__facts {
     char host_name[64];
     double join_s, deadline_s, silence_s;
     tdm__patience patience; /* while it joins */
+    tdm_security security;
+    tdm__tls_context *tls; /* NULL: nothing is encrypted */
 } tdm__facts;
 
 /* What it gets. `channel` is the caller's to release, `entries` (by rank) to free. */
 typedef struct tdm__joined {
     tdm__channel channel;
     uint32_t world;
+    uint8_t key[TDM__WORLD_KEY];
+    tdm__endpoint here, rank_0; /* both ends of the connection */
     tdm__entry *entries;
 } tdm__joined;
 
@@ -118,11 +122,14 @@ typedef struct tdm__joined {
 tdm_status tdm__join(const tdm__facts *facts, tdm__rendezvous *meeting, int fd, tdm__joined *out,
                      tdm_error *err);
 
-/* The answer to a challenge. `world` counts for the hub's only; the rank's has 0. */
-typedef enum tdm__prover { TDM__PROVER_RANK, TDM__PROVER_HUB } tdm__prover;
-tdm_status tdm__prove(tdm__prover who, const char *key, const tdm__frame *join,
-                      const uint8_t hub_nonce[TDM__WIRE_NONCE], uint32_t world,
-                      uint8_t out[TDM_SHA256_BYTES]);
+/* The answer to a challenge, by one of the two sides; or the key of TLS, which both compute. */
+typedef enum tdm__prover { TDM__PROVER_RANK, TDM__PROVER_HUB, TDM__PROVER_TLS } tdm__prover;
+tdm_status tdm__prove(tdm__prover who, const char *key, const tdm__frame *prove,
+                      const uint8_t hub_nonce[TDM__WIRE_NONCE], uint8_t out[TDM_SHA256_BYTES]);
+/* Encrypts the channel, whose proofs were right, if its protection says so. */
+tdm_status tdm__channel_secure(tdm__channel *channel, const tdm__facts *facts, const char *key,
+                               const tdm__frame *prove, const uint8_t hub_nonce[TDM__WIRE_NONCE],
+                               bool is_server, tdm_error *err);
 /* In a time that does not depend on where they differ. */
 bool tdm__proof_equal(const uint8_t *a, const uint8_t *b);
 /* Bytes nobody can guess. */
@@ -138,6 +145,7 @@ typedef struct tdm__hub_options {
     int listen_fd; /* taken; -1: nobody else can come */
     int inner_fd;  /* taken: the hub's end of rank 0's own connection */
     uint32_t world;
+    uint8_t nonce[TDM__WIRE_NONCE]; /* that the world's key is derived from */
 } tdm__hub_options;
 
 tdm_status tdm__hub_create(const tdm__hub_options *options, tdm__hub **out, tdm_error *err);
@@ -147,7 +155,7 @@ void tdm__hub_destroy(tdm__hub *hub);
 /* ---- control.c ---------------------------------------------------------------------------------- */
 
 typedef struct tdm__control_parts {
-    const tdm__facts *facts;
+    const tdm__facts *facts;        /* its tls is taken on success */
     tdm__joined *joined;            /* taken, whatever happens */
     tdm__hub *hub;                  /* rank 0: taken on success */
     const tdm__rendezvous *meeting; /* copied; NULL: none */

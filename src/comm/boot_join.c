@@ -1,15 +1,16 @@
 /*
  * boot_join.c: a rank's way in: find the hub, prove to belong, wait for the others.
  *
- * Challenge and answer: the hub sends a nonce; the rank answers with its facts, a nonce of its own,
- * and HMAC-SHA256 of both nonces and the facts under the job's secret; the hub answers likewise. The
- * secret itself never travels, an answer is of no use a second time, and neither side believes the
- * other before it has proved itself. Whatever does not look like a hub is tried again until the time
+ * Challenge and answer: the hub sends a nonce; the rank answers with a nonce of its own and HMAC-SHA256
+ * of both under the job's secret; the hub answers likewise. The secret itself never travels, an answer is
+ * of no use a second time, and neither side believes the other before it has proved itself. Then TLS is
+ * put on top, where the connection leaves the host, and the rank says its facts. Whatever does not look like a hub is tried again until the time
  * is over, because somebody else may hold the port for a moment; a refusal is final. So is the end of a
  * hub that was there, for a rank that is asked whether to give up: its door is of one epoch alone, and
  * nobody else will open it again.
  */
 #include "comm/boot.h"
+#include "comm/boot_socket.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -45,18 +46,33 @@ bool tdm__proof_equal(const uint8_t *a, const uint8_t *b)
     return different == 0;
 }
 
-tdm_status tdm__prove(tdm__prover who, const char *key, const tdm__frame *join,
-                      const uint8_t hub_nonce[TDM__WIRE_NONCE], uint32_t world,
-                      uint8_t out[TDM_SHA256_BYTES])
+tdm_status tdm__prove(tdm__prover who, const char *key, const tdm__frame *prove,
+                      const uint8_t hub_nonce[TDM__WIRE_NONCE], uint8_t out[TDM_SHA256_BYTES])
 {
+    static const char *const labels[] = {[TDM__PROVER_RANK] = "tandem rank ",
+                                         [TDM__PROVER_HUB] = "tandem hub ",
+                                         [TDM__PROVER_TLS] = "tandem control key "};
     tdm_str text = TDM_STR_INIT;
-    tdm_str_add(&text, who == TDM__PROVER_HUB ? "tandem hub " : "tandem rank ");
-    tdm__wire_facts(join, hub_nonce, &text);
-    tdm__wire_put_u32(world, &text);
+    tdm_str_add(&text, labels[who]);
+    tdm__wire_opening(prove, hub_nonce, &text);
     tdm_status status = TDM_ERR_NO_MEMORY;
     if (tdm_str_ok(&text)) status = tdm_hmac_sha256(key, strlen(key), text.data, text.length, out);
     tdm_str_release(&text);
     return status;
+}
+
+tdm_status tdm__channel_secure(tdm__channel *channel, const tdm__facts *facts, const char *key,
+                               const tdm__frame *prove, const uint8_t hub_nonce[TDM__WIRE_NONCE],
+                               bool is_server, tdm_error *err)
+{
+    enum { TLS_BUFFER = 64 << 10 };
+    uint8_t shared[TDM_SHA256_BYTES];
+    if (prove->protection == TDM__PLAIN) return TDM_OK;
+    if (tdm__prove(TDM__PROVER_TLS, key, prove, hub_nonce, shared) != TDM_OK)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to join the world");
+    tdm__tls_options options = {
+        .context = facts->tls, .is_server = is_server, .key = shared, .buffer_bytes = TLS_BUFFER};
+    return tdm__stream_secure(&channel->stream, prove->protection, &options, err);
 }
 
 /* ---- one attempt ---------------------------------------------------------------------------------- */
@@ -84,6 +100,16 @@ static tdm_status again(tdm_error *err, const attempt *a, const char *why)
                     why);
 }
 
+/* The connection has ended: by a refusal of TLS, which is final, or else to be tried again. */
+static tdm_status broke(const attempt *a, tdm_error *err)
+{
+    const tdm__tls *tls = a->channel.stream.tls;
+    if (tls && *tdm__tls_why(tls))
+        return tdm_fail(err, TDM_ERR_PEER_REFUSED, "no encrypted connection with rank 0 at %s: %s",
+                        a->meeting ? a->meeting->text : "its own hub", tdm__tls_why(tls));
+    return again(err, a, "closed the connection");
+}
+
 /* Waits for a frame until `until_s`; TDM_ERR_TIMEOUT after it. */
 static tdm_status next_frame(attempt *a, double until_s, tdm__frame *out, tdm_error *err)
 {
@@ -101,21 +127,19 @@ static tdm_status next_frame(attempt *a, double until_s, tdm__frame *out, tdm_er
                                 protocol, TDM__WIRE_PROTOCOL);
             return again(err, a, "is not rank 0 of a world of tandem: it says something else");
         }
-        if (tdm__channel_flush(&a->channel) != TDM__CHANNEL_OK)
-            return again(err, a, "closed the connection");
+        if (tdm__channel_flush(&a->channel) != TDM__CHANNEL_OK) return broke(a, err);
         double left = until_s - tdm_clock_s();
         if (left <= 0) return tdm_fail(err, TDM_ERR_TIMEOUT, "no answer");
         if (tdm__patience_over(&a->facts->patience)) return given_up(a->facts, err);
-        struct pollfd wait = {.fd = a->channel.fd, .events = POLLIN};
-        if (tdm__channel_has_output(&a->channel)) wait.events |= POLLOUT;
+        struct pollfd wait = {.fd = a->channel.stream.fd, .events = POLLIN};
+        if (tdm__channel_wants_room(&a->channel)) wait.events |= POLLOUT;
         left = tdm__patience_slice(&a->facts->patience, left);
-        poll(&wait, 1, left > 1 ? 1000 : (int)(left * 1000) + 1);
+        if (!a->channel.has_more) poll(&wait, 1, left > 1 ? 1000 : (int)(left * 1000) + 1);
         tdm__channel_state state = tdm__channel_read(&a->channel);
-        if (state != TDM__CHANNEL_OK && a->channel.in_count == 0)
-            return again(err, a, "closed the connection");
+        if (state != TDM__CHANNEL_OK && a->channel.in_count == 0) return broke(a, err);
         if (state != TDM__CHANNEL_OK) {
             got = tdm__channel_next(&a->channel, out);
-            return got > 0 ? TDM_OK : again(err, a, "closed the connection");
+            return got > 0 ? TDM_OK : broke(a, err);
         }
     }
 }
@@ -129,56 +153,108 @@ static tdm_status refused(const tdm__frame *frame, const attempt *a, tdm_error *
                     a->meeting ? a->meeting->text : "its own hub", a->facts->rank, frame->text);
 }
 
-static tdm_status fill_join(const attempt *a, const char *key, const tdm__frame *hello,
-                            tdm__frame *join, tdm_error *err)
+static tdm_status out_of_memory(tdm_error *err)
 {
-    const tdm__facts *facts = a->facts;
-    *join = (tdm__frame){.type = TDM__FRAME_JOIN,
-                         .protocol = TDM__WIRE_PROTOCOL,
-                         .rank = (uint32_t)facts->rank,
-                         .size = (uint32_t)facts->size,
-                         .epoch = facts->epoch,
-                         .pid = (uint64_t)getpid()};
-    memcpy(join->host, facts->host, sizeof join->host);
-    memcpy(join->host_name, facts->host_name, sizeof join->host_name);
-    memcpy(join->job, facts->job, sizeof join->job);
-    memcpy(join->version, TDM_VERSION, sizeof TDM_VERSION);
-    TDM_TRY(tdm__draw(join->nonce, sizeof join->nonce, err));
-    if (tdm__prove(TDM__PROVER_RANK, key, join, hello->nonce, 0, join->mac) != TDM_OK)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to join the world");
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to join the world");
+}
+
+/* The next frame of the opening, of this type. */
+static tdm_status opening_frame(attempt *a, double until_s, tdm__frame_type type, const char *late,
+                                tdm__frame *out, tdm_error *err)
+{
+    tdm_status status = next_frame(a, until_s, out, err);
+    if (status == TDM_ERR_TIMEOUT) return again(err, a, late);
+    if (status != TDM_OK) return status;
+    if (out->type == TDM__FRAME_REFUSED) return refused(out, a, err);
+    return out->type == type ? TDM_OK : again(err, a, "answers out of turn");
+}
+
+/* Hello, proofs of both sides, and TLS where it is wanted. */
+static tdm_status open_channel(attempt *a, double until_s, tdm_error *err)
+{
+    const char *key = a->meeting ? a->meeting->key : "";
+    tdm__frame hello, prove = {.type = TDM__FRAME_PROVE, .protocol = TDM__WIRE_PROTOCOL}, accept;
+    TDM_TRY(opening_frame(a, until_s, TDM__FRAME_HELLO, "took the connection and says nothing",
+                          &hello, err));
+    a->greeted = true;
+    prove.protection = tdm__protection_for(a->facts->security, a->channel.stream.fd);
+    if (prove.protection != hello.protection)
+        return tdm_fail(
+            err, TDM_ERR_PEER_REFUSED,
+            "rank 0 protects this connection by %s, rank %d wants %s; set comm.security "
+            "(or TANDEM_SECURITY) to the same on all hosts",
+            tdm__protection_name(hello.protection), a->facts->rank,
+            tdm__protection_name(prove.protection));
+    TDM_TRY(tdm__draw(prove.nonce, sizeof prove.nonce, err));
+    if (tdm__prove(TDM__PROVER_RANK, key, &prove, hello.nonce, prove.mac) != TDM_OK ||
+        !tdm__channel_put_frame(&a->channel, &prove))
+        return out_of_memory(err);
+    TDM_TRY(
+        opening_frame(a, until_s, TDM__FRAME_ACCEPT, "said hello and nothing more", &accept, err));
+    uint8_t proof[TDM_SHA256_BYTES];
+    if (tdm__prove(TDM__PROVER_HUB, key, &prove, hello.nonce, proof) != TDM_OK)
+        return out_of_memory(err);
+    if (!tdm__proof_equal(proof, accept.mac))
+        return tdm_fail(err, TDM_ERR_PEER_REFUSED,
+                        "what listens at %s does not know this job's secret: it is not rank 0 of "
+                        "this world; choose another rendezvous",
+                        a->meeting ? a->meeting->text : "the hub");
+    return tdm__channel_secure(&a->channel, a->facts, key, &prove, hello.nonce, false, err);
+}
+
+/* With certificates: rank 0's must name the host that was asked for, or its address. */
+static tdm_status check_name(const attempt *a, tdm_error *err)
+{
+    const tdm__tls *tls = a->channel.stream.tls;
+    char address[96], subject[160];
+    tdm__socket_peer_host(a->channel.stream.fd, address, sizeof address);
+    if (!tls || tdm__tls_is_named(tls, address) ||
+        (a->meeting && tdm__tls_is_named(tls, a->meeting->host)))
+        return TDM_OK;
+    tdm__tls_subject(tls, subject, sizeof subject);
+    return tdm_fail(err, TDM_ERR_PEER_REFUSED,
+                    "rank 0 at %s has a certificate of another name (%s); its subject alternative "
+                    "names must have the host's name or the address %s",
+                    a->meeting ? a->meeting->text : "its own hub", subject, address);
+}
+
+/* What both sides of a world derive its key from is drawn by the hub. */
+static tdm_status derive_key(const attempt *a, const uint8_t nonce[TDM__WIRE_NONCE],
+                             uint8_t out[TDM__WORLD_KEY], tdm_error *err)
+{
+    static const char label[] = "tandem world key";
+    const char *key = a->meeting ? a->meeting->key : "";
+    uint8_t text[sizeof label + TDM__WIRE_NONCE];
+    memcpy(text, label, sizeof label);
+    memcpy(text + sizeof label, nonce, TDM__WIRE_NONCE);
+    if (tdm_hmac_sha256(key, strlen(key), text, sizeof text, out) != TDM_OK)
+        return out_of_memory(err);
     return TDM_OK;
 }
 
-/* Hello, join, welcome. */
-static tdm_status shake_hands(attempt *a, uint32_t *out_world, tdm_error *err)
+/* Hello, proofs, join, welcome. */
+static tdm_status shake_hands(attempt *a, tdm__joined *out, tdm_error *err)
 {
-    const char *key = a->meeting ? a->meeting->key : "";
+    const tdm__facts *facts = a->facts;
     double until_s = tdm_clock_s() + HELLO_S;
     if (until_s > a->until_s) until_s = a->until_s;
-    tdm__frame hello, join, welcome;
-    tdm_status status = next_frame(a, until_s, &hello, err);
-    if (status == TDM_ERR_TIMEOUT) return again(err, a, "took the connection and says nothing");
-    if (status != TDM_OK) return status;
-    if (hello.type != TDM__FRAME_HELLO) return again(err, a, "says no hello");
-    a->greeted = true;
-    TDM_TRY(fill_join(a, key, &hello, &join, err));
-    if (!tdm__channel_put_frame(&a->channel, &join))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to join the world");
-    status = next_frame(a, until_s, &welcome, err);
-    if (status == TDM_ERR_TIMEOUT) return again(err, a, "said hello and nothing more");
-    if (status != TDM_OK) return status;
-    if (welcome.type == TDM__FRAME_REFUSED) return refused(&welcome, a, err);
-    if (welcome.type != TDM__FRAME_WELCOME) return again(err, a, "answers out of turn");
-    uint8_t proof[TDM_SHA256_BYTES];
-    status = tdm__prove(TDM__PROVER_HUB, key, &join, hello.nonce, welcome.world, proof);
-    if (status != TDM_OK) return tdm_fail(err, status, "no memory to join the world");
-    if (!tdm__proof_equal(proof, welcome.mac))
-        return tdm_fail(err, TDM_ERR_PEER_REFUSED,
-                        "who listens at %s does not know this job's secret: it is not rank 0 of "
-                        "this world; choose another rendezvous",
-                        a->meeting ? a->meeting->text : "the hub");
-    *out_world = welcome.world;
-    return TDM_OK;
+    TDM_TRY(open_channel(a, until_s, err));
+    tdm__frame join = {.type = TDM__FRAME_JOIN,
+                       .protocol = TDM__WIRE_PROTOCOL,
+                       .rank = (uint32_t)facts->rank,
+                       .size = (uint32_t)facts->size,
+                       .epoch = facts->epoch,
+                       .pid = (uint64_t)getpid()};
+    memcpy(join.host, facts->host, sizeof join.host);
+    memcpy(join.host_name, facts->host_name, sizeof join.host_name);
+    memcpy(join.job, facts->job, sizeof join.job);
+    memcpy(join.version, TDM_VERSION, sizeof TDM_VERSION);
+    if (!tdm__channel_put_frame(&a->channel, &join)) return out_of_memory(err);
+    tdm__frame welcome;
+    TDM_TRY(opening_frame(a, until_s, TDM__FRAME_WELCOME, "does not answer", &welcome, err));
+    TDM_TRY(check_name(a, err));
+    out->world = welcome.world;
+    return derive_key(a, welcome.nonce, out->key, err);
 }
 
 /* Until all have come. */
@@ -218,13 +294,15 @@ static tdm_status try_once(attempt *a, int fd, tdm__joined *out, tdm_error *err)
 {
     tdm__joined joined = {0};
     tdm__channel_init(&a->channel, fd, TDM__WIRE_JOIN_MOST);
-    tdm_status status = shake_hands(a, &joined.world, err);
+    tdm_status status = shake_hands(a, &joined, err);
     if (status == TDM_OK) status = await_start(a, &joined.entries, err);
     if (status != TDM_OK) {
         tdm__channel_release(&a->channel);
         return status;
     }
     joined.channel = a->channel;
+    joined.here = tdm__socket_here(fd);
+    joined.rank_0 = tdm__socket_there(fd);
     *out = joined;
     return TDM_OK;
 }

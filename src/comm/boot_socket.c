@@ -11,6 +11,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -75,6 +76,25 @@ static bool is_itself(int fd)
            memcmp(&here, &there, here_bytes) == 0;
 }
 
+int tdm__socket_begin(const struct sockaddr *address, socklen_t bytes)
+{
+    int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -1;
+    tune(fd, address->sa_family);
+    if (connect(fd, address, bytes) == 0 || errno == EINPROGRESS) return fd;
+    close_keeping_errno(fd);
+    return -1;
+}
+
+bool tdm__socket_is_connected(int fd)
+{
+    int why = 0;
+    socklen_t bytes = sizeof why;
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &bytes);
+    errno = why ? why : ECONNREFUSED;
+    return why == 0 && !is_itself(fd);
+}
+
 /* Waits until a connection that was begun is made. */
 static bool await_connection(int fd, double until_s, const tdm__patience *patience)
 {
@@ -88,42 +108,45 @@ static bool await_connection(int fd, double until_s, const tdm__patience *patien
             errno = ETIMEDOUT;
             return false;
         }
-        int why = 0;
-        socklen_t bytes = sizeof why;
-        getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &bytes);
-        errno = why;
-        return why == 0;
+        return tdm__socket_is_connected(fd);
     }
 }
 
 int tdm__socket_connect(const struct sockaddr *address, socklen_t bytes, double until_s,
                         const tdm__patience *patience)
 {
-    int fd = socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = tdm__socket_begin(address, bytes);
     if (fd < 0) return -1;
-    tune(fd, address->sa_family);
-    bool ok = connect(fd, address, bytes) == 0;
-    if (!ok && errno == EINPROGRESS) ok = await_connection(fd, until_s, patience);
-    if (ok && is_itself(fd)) {
-        ok = false;
-        errno = ECONNREFUSED;
-    }
-    if (ok) return fd;
+    if (await_connection(fd, until_s, patience)) return fd;
     close_keeping_errno(fd);
     return -1;
 }
 
-static void name_peer(const struct sockaddr_storage *address, int fd, char *text, size_t bytes)
+void tdm__socket_text(const struct sockaddr *address, char *text, size_t bytes)
 {
     char host[INET6_ADDRSTRLEN] = "?";
-    if (address->ss_family == AF_INET) {
-        const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
-        inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
-        snprintf(text, bytes, "%s port %d", host, ntohs(v4->sin_port));
-    } else if (address->ss_family == AF_INET6) {
-        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
-        inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
-        snprintf(text, bytes, "%s port %d", host, ntohs(v6->sin6_port));
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
+    if (address->sa_family == AF_INET) inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
+    if (address->sa_family == AF_INET6) inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
+    snprintf(text, bytes, "%s port %d", host, ntohs(v4->sin_port));
+}
+
+void tdm__socket_peer_host(int fd, char *text, size_t bytes)
+{
+    struct sockaddr_storage there = {0};
+    socklen_t there_bytes = sizeof there;
+    char port[8];
+    snprintf(text, bytes, "?");
+    if (getpeername(fd, (struct sockaddr *)&there, &there_bytes) == 0 && there.ss_family != AF_UNIX)
+        getnameinfo((struct sockaddr *)&there, there_bytes, text, (socklen_t)bytes, port,
+                    sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+}
+
+static void name_peer(const struct sockaddr_storage *address, int fd, char *text, size_t bytes)
+{
+    if (address->ss_family != AF_UNIX) {
+        tdm__socket_text((const struct sockaddr *)address, text, bytes);
     } else {
         struct ucred who = {0};
         socklen_t who_bytes = sizeof who;
@@ -172,6 +195,52 @@ int tdm__socket_port(int fd)
     in_port_t port = 0; /* at the same place in both families */
     memcpy(&port, (const char *)&address + offsetof(struct sockaddr_in, sin_port), sizeof port);
     return ntohs(port);
+}
+
+static tdm__endpoint endpoint_of(const struct sockaddr_storage *address)
+{
+    tdm__endpoint out = {0};
+    if (address->ss_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
+        out = (tdm__endpoint){.family = 4, .port = ntohs(v4->sin_port)};
+        memcpy(out.bytes, &v4->sin_addr, sizeof v4->sin_addr);
+    } else if (address->ss_family == AF_INET6) {
+        const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
+        out = (tdm__endpoint){.family = 6, .port = ntohs(v6->sin6_port)};
+        memcpy(out.bytes, &v6->sin6_addr, sizeof v6->sin6_addr);
+    }
+    return out;
+}
+
+tdm__endpoint tdm__socket_here(int fd)
+{
+    struct sockaddr_storage address = {0};
+    socklen_t bytes = sizeof address;
+    if (getsockname(fd, (struct sockaddr *)&address, &bytes) != 0) return (tdm__endpoint){0};
+    return endpoint_of(&address);
+}
+
+tdm__endpoint tdm__socket_there(int fd)
+{
+    struct sockaddr_storage address = {0};
+    socklen_t bytes = sizeof address;
+    if (getpeername(fd, (struct sockaddr *)&address, &bytes) != 0) return (tdm__endpoint){0};
+    return endpoint_of(&address);
+}
+
+socklen_t tdm__socket_address(const tdm__endpoint *endpoint, struct sockaddr_storage *out)
+{
+    *out = (struct sockaddr_storage){0};
+    if (endpoint->family == 4) {
+        struct sockaddr_in *v4 = (struct sockaddr_in *)out;
+        *v4 = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons(endpoint->port)};
+        memcpy(&v4->sin_addr, endpoint->bytes, sizeof v4->sin_addr);
+        return sizeof *v4;
+    }
+    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)out;
+    *v6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(endpoint->port)};
+    memcpy(&v6->sin6_addr, endpoint->bytes, sizeof v6->sin6_addr);
+    return sizeof *v6;
 }
 
 bool tdm__socket_same_user(int fd)

@@ -52,6 +52,7 @@ typedef struct client {
     bool has_meeting;
     int wake_fd;
     int *host_of;
+    const char **host_names; /* by rank, of the entries of peers */
     pthread_t reader, teller;
     bool has_reader, has_teller;
     pthread_mutex_t asking; /* held around a whole question */
@@ -307,9 +308,10 @@ static void listen_for_silence(client *c, double now_s)
 /* Sleeps without the lock, until something can be read or written, somebody wakes it, or `until_s`. */
 static void sleep_until(client *c, double until_s)
 {
-    struct pollfd wait[2] = {{.fd = c->channel.fd, .events = POLLIN},
+    struct pollfd wait[2] = {{.fd = c->channel.stream.fd, .events = POLLIN},
                              {.fd = c->wake_fd, .events = POLLIN}};
-    if (tdm__channel_has_output(&c->channel)) wait[0].events |= POLLOUT;
+    if (tdm__channel_wants_room(&c->channel)) wait[0].events |= POLLOUT;
+    if (c->channel.has_more) until_s = 0;
     pthread_mutex_unlock(&c->lock);
     double left_s = until_s - tdm_clock_s();
     poll(wait, 2, left_s > 0 ? (int)(left_s * 1000) + 1 : 0);
@@ -349,11 +351,12 @@ static void *read_on(void *user)
             cut_off(c, TDM_SIGN_CLOSED, closed_text);
         }
         if (c->cut) break;
-        if (c->said_bye && !tdm__channel_has_output(&c->channel)) shutdown(c->channel.fd, SHUT_WR);
+        if (c->said_bye && !tdm__channel_has_output(&c->channel))
+            shutdown(c->channel.stream.fd, SHUT_WR);
         sleep_until(c, end_s ? end_s : next_s);
     }
     cut_off(c, TDM_SIGN_CLOSED, "its connection to this rank was given up");
-    shutdown(c->channel.fd, SHUT_RDWR); /* a hub that ends need not wait until we close */
+    shutdown(c->channel.stream.fd, SHUT_RDWR); /* a hub that ends need not wait until we close */
     pthread_mutex_unlock(&c->lock);
     return NULL;
 }
@@ -656,6 +659,8 @@ static void release(client *c)
     pthread_mutex_destroy(&c->lock);
     pthread_mutex_destroy(&c->asking);
     free(c->host_of);
+    free(c->host_names);
+    tdm__tls_context_destroy(c->facts.tls);
     free(c->peers);
     free(c);
 }
@@ -708,20 +713,26 @@ static tdm_status prepare(client *c, const tdm__control_parts *parts, tdm_error 
     c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     c->host_of = calloc((size_t)size, sizeof *c->host_of);
     c->peers = calloc((size_t)size, sizeof *c->peers);
-    if (c->wake_fd < 0 || !c->host_of || !c->peers)
+    c->host_names = calloc((size_t)size, sizeof *c->host_names);
+    if (c->wake_fd < 0 || !c->host_of || !c->peers || !c->host_names)
         return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make the control connection: %s",
                         strerror(errno));
     for (int i = 0; i < size; i++) {
         c->peers[i].entry = parts->joined->entries[i];
         c->host_of[i] = (int)parts->joined->entries[i].host;
+        c->host_names[i] = c->peers[i].entry.name;
     }
     c->facts = *parts->facts;
     c->control = (tdm__control){.ops = &ops,
                                 .rank = parts->facts->rank,
                                 .size = size,
                                 .world = parts->joined->world,
+                                .here = parts->joined->here,
+                                .rank_0 = parts->joined->rank_0,
+                                .host_names = c->host_names,
                                 .host_of = c->host_of,
                                 .patience = parts->facts->patience};
+    memcpy(c->control.key, parts->joined->key, sizeof c->control.key);
     c->heard_s = tdm_clock_s();
     c->first_gone = -1;
     return TDM_OK;
@@ -747,6 +758,7 @@ tdm_status tdm__control_create(const tdm__control_parts *parts, tdm__control **o
     }
     if (status != TDM_OK) {
         end_threads(c);
+        c->facts.tls = NULL; /* stays the caller's */
         release(c);
         return status;
     }

@@ -12,7 +12,7 @@
 #ifndef TANDEM_COMM_CONTROL_H
 #define TANDEM_COMM_CONTROL_H
 
-#include "comm/patience.h"
+#include "comm/transport.h"
 
 #include <tandem/comm.h>
 
@@ -79,8 +79,11 @@ typedef struct tdm__control_ops {
 struct tdm__control {
     const tdm__control_ops *ops;
     int rank, size;
-    uint32_t world;         /* the number drawn for this world by rank 0 */
-    tdm__patience patience; /* of exchanges while the world is opened; set back when it is */
+    uint32_t world; /* the number drawn for this world by rank 0 */
+    uint8_t key[TDM__WORLD_KEY];
+    tdm__endpoint here, rank_0;    /* as in tdm__transport_options */
+    const char *const *host_names; /* by rank; NULL: the simulator's */
+    tdm__patience patience;        /* of exchanges while the world is opened; set back when it is */
     const int
         *host_of; /* by rank; hosts are numbered by their lowest rank. NULL: the simulator's */
 };

@@ -9,8 +9,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 enum { IN_LEAST = 8192, IN_KEPT = 64 << 10, READ_MOST = 256 << 10 };
 
@@ -41,7 +39,7 @@ void tdm__blob_release(tdm__blob *blob)
 
 void tdm__channel_init(tdm__channel *channel, int fd, size_t limit)
 {
-    *channel = (tdm__channel){.fd = fd, .limit = limit};
+    *channel = (tdm__channel){.stream = tdm__stream_of(fd), .limit = limit};
 }
 
 static void drop_first(tdm__channel *channel)
@@ -58,7 +56,7 @@ void tdm__channel_release(tdm__channel *channel)
 {
     while (channel->out_first) drop_first(channel);
     free(channel->in);
-    if (channel->fd >= 0) close(channel->fd);
+    tdm__stream_close(&channel->stream, false);
     tdm__channel_init(channel, -1, 0);
 }
 
@@ -85,16 +83,18 @@ static bool make_room(tdm__channel *channel)
 
 tdm__channel_state tdm__channel_read(tdm__channel *channel)
 {
+    channel->has_more = channel->stream.tls != NULL; /* unless the stream says that there is none */
     for (size_t total = 0; total < READ_MOST;) {
         /* A frame that is whole must be taken first: then the buffer need never exceed one frame. */
         if (channel->in_count >= channel->limit + TDM__WIRE_HEAD) return TDM__CHANNEL_OK;
         if (channel->in_first + channel->in_count == channel->in_capacity && !make_room(channel))
             return TDM__CHANNEL_ERROR;
         size_t end = channel->in_first + channel->in_count;
-        ssize_t got = recv(channel->fd, channel->in + end, channel->in_capacity - end, 0);
+        struct iovec part = {channel->in + end, channel->in_capacity - end};
+        ssize_t got = tdm__stream_recv(&channel->stream, &part, 1);
+        if (got <= 0) channel->has_more = false;
         if (got == 0) return TDM__CHANNEL_END;
         if (got < 0) {
-            if (errno == EINTR) continue;
             return errno == EAGAIN || errno == EWOULDBLOCK ? TDM__CHANNEL_OK : TDM__CHANNEL_ERROR;
         }
         channel->in_count += (size_t)got;
@@ -160,14 +160,14 @@ tdm__channel_state tdm__channel_flush(tdm__channel *channel)
             drop_first(channel);
             continue;
         }
-        ssize_t gone = send(channel->fd, blob->data + channel->out_offset,
-                            blob->bytes - channel->out_offset, MSG_NOSIGNAL);
+        struct iovec part = {(uint8_t *)blob->data + channel->out_offset,
+                             blob->bytes - channel->out_offset};
+        ssize_t gone = tdm__stream_send(&channel->stream, &part, 1);
         if (gone < 0) {
-            if (errno == EINTR) continue;
             return errno == EAGAIN || errno == EWOULDBLOCK ? TDM__CHANNEL_OK : TDM__CHANNEL_ERROR;
         }
         channel->out_offset += (size_t)gone;
         channel->out_bytes -= (size_t)gone;
     }
-    return TDM__CHANNEL_OK;
+    return tdm__stream_flush(&channel->stream) < 0 ? TDM__CHANNEL_ERROR : TDM__CHANNEL_OK;
 }

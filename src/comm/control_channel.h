@@ -1,7 +1,7 @@
 /*
  * control_channel.h: one control connection: frames in, frames out, never blocking.
  *
- * A channel owns a non-blocking socket, what has come in and is not yet a whole frame, and a queue of
+ * A channel owns a stream (stream.h), what has come in and is not yet a whole frame, and a queue of
  * what is still to go out. What goes to many (an exchange's result, news) is one blob that all their
  * queues refer to. Both directions are bounded: a frame beyond `limit` bytes is refused before memory
  * is taken for it, and memory grows only with bytes that did arrive; a queue beyond
@@ -11,6 +11,7 @@
 #define TANDEM_COMM_CONTROL_CHANNEL_H
 
 #include "comm/control_wire.h"
+#include "comm/stream.h"
 
 #define TDM__CHANNEL_QUEUE_MOST ((size_t)2048 << 20)
 
@@ -32,13 +33,14 @@ typedef struct tdm__outgoing {
 } tdm__outgoing;
 
 typedef struct tdm__channel {
-    int fd;
+    tdm__stream stream;
     size_t limit; /* largest body that is read */
     uint8_t *in;
     size_t in_first, in_count, in_capacity;
     tdm__outgoing *out_first, *out_last;
     size_t out_offset; /* of out_first that has gone */
     size_t out_bytes;  /* that wait */
+    bool has_more;     /* read() stopped although bytes were left that no poll() speaks of */
 } tdm__channel;
 
 typedef enum tdm__channel_state {
@@ -63,9 +65,15 @@ bool tdm__channel_put(tdm__channel *channel, tdm__blob *blob);
 bool tdm__channel_put_frame(tdm__channel *channel, const tdm__frame *frame);
 /* Sends what can be sent now. */
 tdm__channel_state tdm__channel_flush(tdm__channel *channel);
+/* Whether something has not gone; and whether room in the socket is what it waits for. */
 static inline bool tdm__channel_has_output(const tdm__channel *channel)
 {
-    return channel->out_first != NULL;
+    return channel->out_first || tdm__stream_has_output(&channel->stream);
+}
+static inline bool tdm__channel_wants_room(const tdm__channel *channel)
+{
+    return tdm__stream_has_output(&channel->stream) ||
+           (channel->out_first && tdm__stream_can_send(&channel->stream));
 }
 
 #endif

@@ -51,7 +51,8 @@ void tdm__thread_goes_first(void)
 void tdm__hub_drop(tdm__hub *hub, tdm__caller *caller)
 {
     if (caller->over) return;
-    if (caller->state == TDM__CALLER_STRANGER) hub->stranger_count--;
+    if (caller->is_guest) hub->guest_count--;
+    caller->is_guest = false;
     caller->over = true;
     hub->dirty = true;
 }
@@ -59,7 +60,6 @@ void tdm__hub_drop(tdm__hub *hub, tdm__caller *caller)
 void tdm__hub_let_go(tdm__hub *hub, tdm__caller *caller)
 {
     if (caller->over) return;
-    if (caller->state == TDM__CALLER_STRANGER) hub->stranger_count--;
     caller->state = TDM__CALLER_LEAVING;
     caller->until_s = tdm_clock_s() + LEAVING_S;
     hub->dirty = true;
@@ -129,22 +129,29 @@ static void hear_frames(tdm__hub *hub, tdm__caller *caller)
     }
 }
 
+/* Something has come from it. */
+static void note_heard(tdm__hub *hub, const tdm__caller *caller, double now_s)
+{
+    if (caller->state != TDM__CALLER_MEMBER) return;
+    tdm__member *member = &hub->members[caller->rank];
+    if (now_s - member->heard_s > member->longest_s) member->longest_s = now_s - member->heard_s;
+    member->heard_s = now_s;
+}
+
 static void hear(tdm__hub *hub, tdm__caller *caller)
 {
     double now_s = tdm_clock_s();
-    size_t before = caller->channel.in_count;
-    tdm__channel_state state = tdm__channel_read(&caller->channel);
-    int why = errno;
-    if (caller->state == TDM__CALLER_MEMBER && caller->channel.in_count > before) {
-        tdm__member *member = &hub->members[caller->rank];
-        if (now_s - member->heard_s > member->longest_s)
-            member->longest_s = now_s - member->heard_s;
-        member->heard_s = now_s;
-    }
-    hear_frames(hub, caller);
-    if (caller->state == TDM__CALLER_LEAVING) {
-        caller->channel.in_first = caller->channel.in_count = 0;
-    }
+    tdm__channel_state state;
+    int why;
+    do {
+        size_t before = caller->channel.in_count;
+        state = tdm__channel_read(&caller->channel);
+        why = errno;
+        if (caller->channel.in_count > before) note_heard(hub, caller, now_s);
+        hear_frames(hub, caller);
+        if (caller->state == TDM__CALLER_LEAVING)
+            caller->channel.in_first = caller->channel.in_count = 0;
+    } while (caller->channel.has_more && state == TDM__CHANNEL_OK && !caller->over);
     errno = why;
     if (state != TDM__CHANNEL_OK) hang_up(hub, caller, state_text(state));
 }
@@ -159,15 +166,16 @@ static void flush(tdm__hub *hub, tdm__caller *caller)
         hang_up(hub, caller, state_text(state));
         return;
     }
-    bool waiting = tdm__channel_has_output(&caller->channel);
-    if (!waiting && caller->state == TDM__CALLER_LEAVING && !caller->shut) {
+    bool waiting = tdm__channel_wants_room(&caller->channel);
+    if (!tdm__channel_has_output(&caller->channel) && caller->state == TDM__CALLER_LEAVING &&
+        !caller->shut) {
         caller->shut = true;
-        shutdown(caller->channel.fd, SHUT_WR);
+        shutdown(caller->channel.stream.fd, SHUT_WR);
     }
     if (waiting == caller->writable) return;
     caller->writable = waiting;
     struct epoll_event event = {.events = EPOLLIN | (waiting ? EPOLLOUT : 0), .data.ptr = caller};
-    epoll_ctl(hub->epoll_fd, EPOLL_CTL_MOD, caller->channel.fd, &event);
+    epoll_ctl(hub->epoll_fd, EPOLL_CTL_MOD, caller->channel.stream.fd, &event);
 }
 
 /* Telling the death of one may reveal the death of another, hence the repetition. */
@@ -177,7 +185,7 @@ static void flush_all(tdm__hub *hub)
         hub->dirty = false;
         for (tdm__caller *at = hub->callers; at; at = at->next)
             if (!at->over &&
-                (tdm__channel_has_output(&at->channel) != at->writable ||
+                (tdm__channel_wants_room(&at->channel) != at->writable ||
                  tdm__channel_has_output(&at->channel) || at->state == TDM__CALLER_LEAVING))
                 flush(hub, at);
     }
@@ -378,6 +386,7 @@ tdm_status tdm__hub_create(const tdm__hub_options *options, tdm__hub **out, tdm_
     double now_s = tdm_clock_s();
     hub->facts = *options->facts;
     hub->world = options->world;
+    memcpy(hub->nonce, options->nonce, sizeof hub->nonce);
     hub->listen_fd = options->listen_fd;
     hub->wake_fd = hub->epoll_fd = -1;
     hub->join_until_s = now_s + hub->facts.join_s;

@@ -6,7 +6,8 @@
  * Invariants:
  *  1. One thread touches a hub; others only set `ending` and write to `wake_fd`.
  *  2. A connection is a stranger's until its proof is right and its facts fit; a stranger has a few
- *     seconds, small frames, and at most STRANGERS_MOST (and the ranks still missing) neighbours.
+ *     seconds and small frames. Strangers, and those who were turned away and are about to close, have
+ *     GUESTS_MOST places (and one for each missing rank): of more the oldest goes.
  *  3. A connection that is over is marked `over` and freed at the end of a turn of the loop, never
  *     while events of the turn may still name it.
  *  4. Everything that a rank is told goes through its own connection, in order: the result of an
@@ -29,7 +30,9 @@ typedef enum tdm__caller_state {
 typedef struct tdm__caller {
     tdm__channel channel;
     tdm__caller_state state;
-    bool inner;     /* rank 0's own */
+    bool inner; /* rank 0's own */
+    bool
+        is_guest; /* it has not become a member: at most GUESTS_MOST (and the missing ranks) have a place */
     bool shut;      /* our side has said all */
     bool over;      /* to be freed */
     bool dumb;      /* at the end: it was silent, and its answer is not waited for */
@@ -37,6 +40,8 @@ typedef struct tdm__caller {
     int rank;       /* of a member */
     double until_s; /* of strangers and leaving ones */
     uint8_t nonce[TDM__WIRE_NONCE];
+    tdm__protection protection;
+    bool proved; /* it knows the secret */
     char address[96];
     struct tdm__caller *next;
 } tdm__caller;
@@ -71,6 +76,7 @@ struct tdm__hub {
     tdm__facts facts;
     char key[TDM__KEY_MOST];
     uint32_t world;
+    uint8_t nonce[TDM__WIRE_NONCE]; /* that the world's key is derived from */
     int listen_fd, wake_fd, epoll_fd;
     pthread_t thread;
     atomic_bool ending;
@@ -79,11 +85,13 @@ struct tdm__hub {
     bool doomed;  /* not all will come: `refused` says why */
     bool ended;   /* the end has been said */
     double join_until_s, end_until_s, beat_at_s, turn_s;
-    double listen_again_s; /* when to accept again after there were no descriptors; 0: now */
+    double listen_again_s; /* when to accept again after the door was closed; 0: now */
     tdm__member *members;  /* by rank */
     int here_count;
     tdm__caller *callers;
-    int stranger_count;
+    int guest_count;
+    int door_count; /* connections that came since door_until_s - PAUSE_S */
+    double door_until_s;
     bool dirty; /* something is queued, or somebody is over */
     bool told_of_garbage;
     int told_of_refused;

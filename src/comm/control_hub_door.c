@@ -17,8 +17,18 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-enum { STRANGERS_MOST = 64, ACCEPT_MOST = 16, MENTIONED_MOST = 100, PROTOCOL_MOST = 1000 };
+enum {
+    GUESTS_MOST = 64,
+    ACCEPT_MOST = 16,
+    ACCEPT_STARTED = 32,
+    MENTIONED_MOST = 100,
+    PROTOCOL_MOST = 1000
+};
 #define STRANGER_S 5.0
+#define PAUSE_S 0.25 /* of the door, after ACCEPT_STARTED who came when nobody is missing */
+#define PROTOCOL_TEXT                                                                               \
+    "it speaks protocol %u of the control connection, rank 0 protocol %d: run the same version of " \
+    "tandem everywhere"
 
 tdm__caller *tdm__hub_greet(tdm__hub *hub, int fd, const char *address)
 {
@@ -32,25 +42,25 @@ tdm__caller *tdm__hub_greet(tdm__hub *hub, int fd, const char *address)
         return NULL;
     }
     memcpy(hello.nonce, caller->nonce, sizeof hello.nonce);
-    tdm__channel_init(&caller->channel, fd, TDM__WIRE_JOIN_MOST);
+    hello.protection = caller->protection = tdm__protection_for(hub->facts.security, fd);
+    tdm__channel_init(&caller->channel, fd, TDM__WIRE_PROVE_MOST);
     snprintf(caller->address, sizeof caller->address, "%s", address);
     caller->until_s = tdm_clock_s() + STRANGER_S;
     caller->next = hub->callers;
     hub->callers = caller;
-    hub->stranger_count++;
+    caller->is_guest = true;
+    hub->guest_count++;
     tdm__hub_send(hub, caller, &hello);
     return caller;
 }
 
 static void make_place(tdm__hub *hub)
 {
-    int most = STRANGERS_MOST + (hub->started ? 0 : hub->facts.size - hub->here_count);
-    if (hub->stranger_count < most) return;
-    tdm__caller *oldest = NULL;
+    int most = GUESTS_MOST + (hub->started ? 0 : hub->facts.size - hub->here_count);
+    if (hub->guest_count < most) return;
+    tdm__caller *oldest = NULL; /* new ones are put first */
     for (tdm__caller *at = hub->callers; at; at = at->next)
-        if (at->state == TDM__CALLER_STRANGER && !at->over && !at->inner &&
-            (!oldest || at->until_s < oldest->until_s))
-            oldest = at;
+        if (at->is_guest && !at->over && !at->inner) oldest = at;
     if (oldest) tdm__hub_drop(hub, oldest);
 }
 
@@ -67,8 +77,21 @@ static void turn_away(tdm__hub *hub, tdm__caller *caller, const char *why)
     tdm__hub_let_go(hub, caller);
 }
 
+/* Takes no more connections for a while. */
+static void close_door(tdm__hub *hub, double pause_s)
+{
+    epoll_ctl(hub->epoll_fd, EPOLL_CTL_DEL, hub->listen_fd, NULL);
+    hub->listen_again_s = tdm_clock_s() + pause_s;
+}
+
 void tdm__hub_accept(tdm__hub *hub)
 {
+    /* When all ranks are here, nobody else has a reason to come: a flood is answered slowly, and waits in
+     * the kernel at its own cost. */
+    if (hub->started && tdm_clock_s() > hub->door_until_s) {
+        hub->door_until_s = tdm_clock_s() + PAUSE_S;
+        hub->door_count = 0;
+    }
     for (int i = 0; i < ACCEPT_MOST; i++) {
         char address[96];
         int fd = tdm__socket_accept(hub->listen_fd, address, sizeof address);
@@ -78,11 +101,14 @@ void tdm__hub_accept(tdm__hub *hub)
                      "open files",
                      strerror(errno));
             tdm_log(TDM_LOG_WARN, "comm", "%s", hub->refused);
-            epoll_ctl(hub->epoll_fd, EPOLL_CTL_DEL, hub->listen_fd, NULL);
-            hub->listen_again_s = tdm_clock_s() + 0.5;
+            close_door(hub, 0.5);
             return;
         }
         if (fd < 0) return; /* nobody more, or gone again */
+        if (hub->started && ++hub->door_count >= ACCEPT_STARTED) {
+            close_door(hub, PAUSE_S);
+            i = ACCEPT_MOST;
+        }
         make_place(hub);
         bool same_user = tdm__socket_same_user(fd);
         tdm__caller *caller = tdm__hub_greet(hub, fd, address);
@@ -116,11 +142,7 @@ void tdm__hub_garbage(tdm__hub *hub, tdm__caller *caller)
     if (tdm__wire_protocol(channel->in + channel->in_first, channel->in_count, &protocol) &&
         protocol != TDM__WIRE_PROTOCOL && protocol < PROTOCOL_MOST) {
         char why[160];
-        snprintf(
-            why, sizeof why,
-            "it speaks protocol %u of the control connection, rank 0 protocol %d: run the same "
-            "version of tandem everywhere",
-            protocol, TDM__WIRE_PROTOCOL);
+        snprintf(why, sizeof why, PROTOCOL_TEXT, protocol, TDM__WIRE_PROTOCOL);
         turn_away(hub, caller, why);
         return;
     }
@@ -138,18 +160,9 @@ static const char *find_fault(const tdm__hub *hub, const tdm__caller *caller,
                               const tdm__frame *join, char *out, size_t bytes)
 {
     const tdm__facts *facts = &hub->facts;
-    uint8_t proof[TDM_SHA256_BYTES];
     unsigned rank = join->rank;
     if (join->protocol != TDM__WIRE_PROTOCOL)
-        snprintf(
-            out, bytes,
-            "it speaks protocol %u of the control connection, rank 0 protocol %d: run the same "
-            "version of tandem everywhere",
-            join->protocol, TDM__WIRE_PROTOCOL);
-    else if (tdm__prove(TDM__PROVER_RANK, hub->key, join, caller->nonce, 0, proof) != TDM_OK)
-        snprintf(out, bytes, "rank 0 has no memory left");
-    else if (!tdm__proof_equal(proof, join->mac))
-        snprintf(out, bytes, "it has another secret");
+        snprintf(out, bytes, PROTOCOL_TEXT, join->protocol, TDM__WIRE_PROTOCOL);
     else if (strcmp(join->version, TDM_VERSION) != 0)
         snprintf(out, bytes, "rank %u runs tandem %s, rank 0 runs %s", rank, join->version,
                  TDM_VERSION);
@@ -175,23 +188,78 @@ static const char *find_fault(const tdm__hub *hub, const tdm__caller *caller,
     return out;
 }
 
+/* What a connection says first: it knows the secret, or it is turned away. */
+static void hear_proof(tdm__hub *hub, tdm__caller *caller, const tdm__frame *prove)
+{
+    char why[200] = "rank 0 has no memory left";
+    uint8_t proof[TDM_SHA256_BYTES];
+    tdm__frame accept = {.type = TDM__FRAME_ACCEPT};
+    bool is_right = false;
+    if (prove->protocol != TDM__WIRE_PROTOCOL)
+        snprintf(why, sizeof why, PROTOCOL_TEXT, prove->protocol, TDM__WIRE_PROTOCOL);
+    else if (prove->protection != caller->protection)
+        snprintf(why, sizeof why,
+                 "it wants the connection protected by %s, rank 0 by %s: set comm.security (or "
+                 "TANDEM_SECURITY) to the same on all hosts",
+                 tdm__protection_name(prove->protection), tdm__protection_name(caller->protection));
+    else if (tdm__prove(TDM__PROVER_RANK, hub->key, prove, caller->nonce, proof) != TDM_OK)
+        is_right = false;
+    else if (!tdm__proof_equal(proof, prove->mac))
+        snprintf(why, sizeof why, "it has another secret");
+    else
+        is_right = tdm__prove(TDM__PROVER_HUB, hub->key, prove, caller->nonce, accept.mac) ==
+                   TDM_OK;
+    if (!is_right) {
+        turn_away(hub, caller, why);
+        return;
+    }
+    caller->proved = true;
+    caller->channel.limit = TDM__WIRE_JOIN_MOST;
+    tdm__hub_send(hub, caller, &accept);
+    /* The answer goes as it is; what follows it is encrypted. */
+    if (caller->over || tdm__channel_flush(&caller->channel) != TDM__CHANNEL_OK ||
+        tdm__channel_has_output(&caller->channel) ||
+        tdm__channel_secure(&caller->channel, &hub->facts, hub->key, prove, caller->nonce, true,
+                            NULL) != TDM_OK)
+        tdm__hub_drop(hub, caller);
+}
+
+/* With certificates: a rank's must name its host, or the address that it comes from. */
+static const char *find_name_fault(const tdm__caller *caller, const tdm__frame *join, char *out,
+                                   size_t bytes)
+{
+    const tdm__tls *tls = caller->channel.stream.tls;
+    char address[96], subject[160];
+    tdm__socket_peer_host(caller->channel.stream.fd, address, sizeof address);
+    if (!tls || tdm__tls_is_named(tls, address) || tdm__tls_is_named(tls, join->host_name))
+        return NULL;
+    tdm__tls_subject(tls, subject, sizeof subject);
+    snprintf(
+        out, bytes,
+        "rank %u on host %s has a certificate of another name (%s); its subject alternative names "
+        "must have the host's name or the address %s",
+        join->rank, join->host_name, subject, address);
+    return out;
+}
+
 void tdm__hub_stranger(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame)
 {
-    if (frame->type != TDM__FRAME_JOIN) {
+    if (!caller->proved && frame->type == TDM__FRAME_PROVE) {
+        hear_proof(hub, caller, frame);
+        return;
+    }
+    if (!caller->proved || frame->type != TDM__FRAME_JOIN) {
         tdm__hub_garbage(hub, caller);
         return;
     }
     char why[512];
-    if (find_fault(hub, caller, frame, why, sizeof why)) {
+    if (find_fault(hub, caller, frame, why, sizeof why) ||
+        find_name_fault(caller, frame, why, sizeof why)) {
         turn_away(hub, caller, why);
         return;
     }
     tdm__frame welcome = {.type = TDM__FRAME_WELCOME, .world = hub->world};
-    if (tdm__prove(TDM__PROVER_HUB, hub->key, frame, caller->nonce, hub->world, welcome.mac) !=
-        TDM_OK) {
-        turn_away(hub, caller, "rank 0 has no memory left");
-        return;
-    }
+    memcpy(welcome.nonce, hub->nonce, sizeof welcome.nonce);
     tdm__member *member = &hub->members[frame->rank];
     *member = (tdm__member){.state = TDM__MEMBER_HERE,
                             .caller = caller,
@@ -201,9 +269,10 @@ void tdm__hub_stranger(tdm__hub *hub, tdm__caller *caller, const tdm__frame *fra
     memcpy(member->host, frame->host, sizeof member->host);
     memcpy(member->host_name, frame->host_name, sizeof member->host_name);
     caller->state = TDM__CALLER_MEMBER;
+    caller->is_guest = false;
     caller->rank = (int)frame->rank;
     caller->channel.limit = TDM__WIRE_BLOCK_MOST + 64;
-    hub->stranger_count--;
+    hub->guest_count--;
     hub->here_count++;
     tdm__hub_send(hub, caller, &welcome);
     if (hub->here_count == hub->facts.size) tdm__hub_start(hub);

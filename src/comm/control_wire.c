@@ -34,18 +34,17 @@ static const field fields[] = {
     {'m', FIELD_BYTES, MEMBER(mac)},      {'V', FIELD_TEXT, MEMBER(version)},
     {'H', FIELD_TEXT, MEMBER(host_name)}, {'J', FIELD_TEXT, MEMBER(job)},
     {'T', FIELD_TEXT, MEMBER(text)},      {'W', FIELD_TEXT, MEMBER(what)},
-    {'*', FIELD_REST, MEMBER(bytes)},
+    {'x', FIELD_U32, MEMBER(protection)}, {'*', FIELD_REST, MEMBER(bytes)},
 };
 
-/* The protocol's number comes first in HELLO and JOIN, in this and every later version. */
+/* The protocol's number comes first in HELLO and in what a rank says first, in this and every later
+ * version. */
 static const char *const layouts[TDM__FRAME_TYPES] = {
-    [TDM__FRAME_HELLO] = "pn",     [TDM__FRAME_JOIN] = "przePhnVHJm",
-    [TDM__FRAME_WELCOME] = "wm",   [TDM__FRAME_REFUSED] = "sT",
-    [TDM__FRAME_START] = "c*",     [TDM__FRAME_PING] = "T",
-    [TDM__FRAME_BEAT] = "T",       [TDM__FRAME_EXCHANGE] = "u*",
-    [TDM__FRAME_GATHERED] = "uc*", [TDM__FRAME_NEWS] = "krgsiuTW",
-    [TDM__FRAME_ASK] = "ikuc*",    [TDM__FRAME_ANSWER] = "iT",
-    [TDM__FRAME_BYE] = "",
+    [TDM__FRAME_HELLO] = "pnx",      [TDM__FRAME_PROVE] = "pnxm",   [TDM__FRAME_ACCEPT] = "m",
+    [TDM__FRAME_JOIN] = "przePhVHJ", [TDM__FRAME_WELCOME] = "wn",   [TDM__FRAME_REFUSED] = "sT",
+    [TDM__FRAME_START] = "c*",       [TDM__FRAME_PING] = "T",       [TDM__FRAME_BEAT] = "T",
+    [TDM__FRAME_EXCHANGE] = "u*",    [TDM__FRAME_GATHERED] = "uc*", [TDM__FRAME_NEWS] = "krgsiuTW",
+    [TDM__FRAME_ASK] = "ikuc*",      [TDM__FRAME_ANSWER] = "iT",    [TDM__FRAME_BYE] = "",
 };
 
 static const field *field_of(char letter)
@@ -113,11 +112,12 @@ void tdm__wire_write(const tdm__frame *frame, tdm_str *out)
     if (frame->byte_count > 0) tdm_str_add_bytes(out, frame->bytes, frame->byte_count);
 }
 
-void tdm__wire_facts(const tdm__frame *join, const uint8_t hub_nonce[TDM__WIRE_NONCE], tdm_str *out)
+void tdm__wire_opening(const tdm__frame *prove, const uint8_t hub_nonce[TDM__WIRE_NONCE],
+                       tdm_str *out)
 {
     tdm_str_add_bytes(out, hub_nonce, TDM__WIRE_NONCE);
-    for (const char *at = layouts[TDM__FRAME_JOIN]; *at; at++)
-        if (*at != 'm') put_field(field_of(*at), join, out);
+    for (const char *at = layouts[TDM__FRAME_PROVE]; *at; at++)
+        if (*at != 'm') put_field(field_of(*at), prove, out);
 }
 
 void tdm__wire_entry_write(const tdm__entry *entry, tdm_str *out)
@@ -217,7 +217,7 @@ bool tdm__wire_protocol(const uint8_t *bytes, size_t count, uint32_t *out)
     uint8_t type = 0;
     size_t body_bytes = 0;
     if (count < TDM__WIRE_HEAD + 4 || !tdm__wire_head(bytes, &type, &body_bytes)) return false;
-    if (body_bytes < 4 || (type != TDM__FRAME_HELLO && type != TDM__FRAME_JOIN)) return false;
+    if (body_bytes < 4 || (type != TDM__FRAME_HELLO && type != TDM__FRAME_PROVE)) return false;
     *out = tdm__wire_u32(bytes + TDM__WIRE_HEAD);
     return true;
 }

@@ -16,20 +16,23 @@
 #define TDM__WIRE_MAGIC 0x436d6454u /* "TdmC" */
 
 enum {
-    TDM__WIRE_PROTOCOL = 2,
+    TDM__WIRE_PROTOCOL = 3,
     TDM__WIRE_HEAD = 12,
     TDM__WIRE_NONCE = 32,
     TDM__WIRE_TEXT = 1000,
     TDM__WIRE_WHAT = 160,
-    TDM__WIRE_JOIN_MOST = 4096,          /* body of a frame while a connection is a stranger's */
+    TDM__WIRE_PROVE_MOST = 128,          /* body of a frame while a connection is a stranger's, */
+    TDM__WIRE_JOIN_MOST = 4096,          /* and of one that has proved to know the secret */
     TDM__WIRE_BLOCK_MOST = 64 << 20,     /* one rank's bytes in an exchange */
     TDM__WIRE_GATHERED_MOST = 1024 << 20 /* everybody's */
 };
 
 typedef enum tdm__frame_type {
-    TDM__FRAME_HELLO = 1, /* hub: who I am to talk to, and my challenge */
-    TDM__FRAME_JOIN,      /* rank: my facts, my challenge, my answer */
-    TDM__FRAME_WELCOME,   /* hub: my answer, and the world's number */
+    TDM__FRAME_HELLO = 1, /* hub: how I protect this connection, and my challenge */
+    TDM__FRAME_PROVE,     /* rank: my challenge, and my answer; from here on only ranks are heard */
+    TDM__FRAME_ACCEPT,    /* hub: my answer. The connection is encrypted from here on, if at all */
+    TDM__FRAME_JOIN,      /* rank: my facts */
+    TDM__FRAME_WELCOME,   /* hub: the world's number, and what its key is derived from */
     TDM__FRAME_REFUSED,   /* hub: no, because */
     TDM__FRAME_START,     /* hub: all have come; who they are (entries in `bytes`) */
     TDM__FRAME_PING,      /* hub: I am here; which ranks are missing, later what rank 0 did last */
@@ -51,6 +54,7 @@ enum { TDM__ASK_REPORT = 0, TDM__ASK_LACKING = 1 };
 typedef struct tdm__frame {
     uint8_t type;
     uint32_t protocol, rank, size, epoch, world, group, status, id, number, count, kind;
+    uint32_t protection; /* a tdm__protection (stream.h) */
     uint64_t pid;
     uint8_t nonce[TDM__WIRE_NONCE];
     uint8_t host[TDM_SHA256_BYTES]; /* identity of the machine */
@@ -67,15 +71,15 @@ void tdm__wire_write_before(const tdm__frame *frame, size_t rest_bytes, tdm_str 
 
 /* The head at `bytes`, of which there are at least TDM__WIRE_HEAD: false when it is none. */
 bool tdm__wire_head(const uint8_t *bytes, uint8_t *out_type, size_t *out_body_bytes);
-/* The protocol that a HELLO or JOIN of another version speaks, from the beginning of its frame: false
+/* The protocol that a HELLO, PROVE or JOIN of another version speaks, from the beginning of its frame: false
  * when it is neither, or not yet there. */
 bool tdm__wire_protocol(const uint8_t *bytes, size_t count, uint32_t *out);
 /* A body: false when it does not follow its type's layout. */
 bool tdm__wire_read(uint8_t type, const uint8_t *body, size_t body_bytes, tdm__frame *out);
 
-/* What is signed: all fields of a JOIN but the answer itself, and the hub's challenge. */
-void tdm__wire_facts(const tdm__frame *join, const uint8_t hub_nonce[TDM__WIRE_NONCE],
-                     tdm_str *out);
+/* What is signed: all fields of a PROVE but the answer itself, and the hub's challenge. */
+void tdm__wire_opening(const tdm__frame *prove, const uint8_t hub_nonce[TDM__WIRE_NONCE],
+                       tdm_str *out);
 
 /* One rank in a START. */
 typedef struct tdm__entry {

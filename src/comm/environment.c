@@ -155,6 +155,29 @@ static tdm_status read_seconds(const char *name, double *out, tdm_error *err)
     return TDM_OK;
 }
 
+bool tdm_security_parse(const char *text, tdm_security *out)
+{
+    static const char *const names[] = {[TDM_SECURITY_AUTO] = "auto",
+                                        [TDM_SECURITY_OFF] = "off",
+                                        [TDM_SECURITY_PSK] = "psk",
+                                        [TDM_SECURITY_TLS] = "tls"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(text, names[i]) == 0) {
+            *out = (tdm_security)i;
+            return true;
+        }
+    return false;
+}
+
+static tdm_status resolve_security(tdm_comm_security *security, tdm_error *err)
+{
+    const char *wish = variable("TANDEM_SECURITY");
+    if (security->mode != TDM_SECURITY_AUTO || !wish) return TDM_OK;
+    if (tdm_security_parse(wish, &security->mode)) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_INVALID,
+                    "TANDEM_SECURITY is \"%.40s\": set it to auto, off, psk or tls", wish);
+}
+
 tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options *out,
                                 tdm_error *err)
 {
@@ -178,12 +201,18 @@ tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options 
                         options.rank, options.size, TDM_RANKS_MOST);
     const struct {
         const char *name, **text;
-    } texts[] = {
-        {"TANDEM_TRANSPORT", &options.transport}, {"TANDEM_RENDEZVOUS", &options.rendezvous},
-        {"TANDEM_SECRET", &options.secret},       {"TANDEM_JOB", &options.job},
-        {"TANDEM_RUN", &options.trace},           {"TANDEM_TUNE", &options.tune}};
+    } texts[] = {{"TANDEM_TRANSPORT", &options.transport},
+                 {"TANDEM_RENDEZVOUS", &options.rendezvous},
+                 {"TANDEM_SECRET", &options.secret},
+                 {"TANDEM_JOB", &options.job},
+                 {"TANDEM_RUN", &options.trace},
+                 {"TANDEM_TUNE", &options.tune},
+                 {"TANDEM_TLS_CERTIFICATE", &options.security.certificate},
+                 {"TANDEM_TLS_KEY", &options.security.private_key},
+                 {"TANDEM_TLS_AUTHORITY", &options.security.authority}};
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
         if (!*texts[i].text || !**texts[i].text) *texts[i].text = variable(texts[i].name);
+    TDM_TRY(resolve_security(&options.security, err));
     if (options.deadline_s == 0) TDM_TRY(read_seconds("TANDEM_DEADLINE", &options.deadline_s, err));
     double silence_s = 0;
     TDM_TRY(read_seconds("TANDEM_SILENCE", &silence_s, err)); /* see tdm__silence_s */

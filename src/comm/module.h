@@ -11,7 +11,7 @@
 
 #include "comm/transport.h"
 
-enum { TDM__MODULE_ABI = 2 }; /* one more with each change of transport.h */
+enum { TDM__MODULE_ABI = 3 }; /* one more with each change of transport.h */
 
 typedef struct tdm__module {
     uint32_t abi;        /* TDM__MODULE_ABI; the first field for ever */

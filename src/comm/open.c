@@ -6,8 +6,8 @@
  * there, so that all fail at once and name it, instead of waiting for it.
  *
  *   all ranks on one host          shm
- *   every rank on a host alone     ucx
- *   otherwise                      shm within hosts, ucx between them
+ *   every rank on a host alone     tcp
+ *   otherwise                      shm within hosts, tcp between them
  */
 #include "comm/open.h"
 #include "comm/engine.h"
@@ -48,7 +48,7 @@ static void choose_auto(opening *o)
         for (int k = 0; k < i && !neighbours; k++) neighbours = o->host_of[k] == o->host_of[i];
     }
     o->near = neighbours || !several_hosts ? "shm" : NULL;
-    o->far = several_hosts ? "ucx" : NULL;
+    o->far = several_hosts ? "tcp" : NULL;
 }
 
 static tdm_status choose_transport(opening *o, tdm_error *err)
@@ -64,8 +64,10 @@ static tdm_status choose_transport(opening *o, tdm_error *err)
         if (!one_host)
             return tdm_fail(err, TDM_ERR_INVALID,
                             "the transport is set to shm, but the ranks run on several hosts; set "
-                            "it to auto (shared memory within hosts, UCX between them)");
-    } else if (strcmp(wish, "shm+ucx") == 0 || strcmp(wish, "shm+mpi") == 0) {
+                            "it to auto (shared memory within hosts, TCP between them)");
+    } else if (strncmp(wish, "shm+", 4) == 0) {
+        const tdm__transport_ops *ops;
+        TDM_TRY(tdm__transport_find(wish + 4, &ops, err));
         o->near = "shm";
         o->far = one_host ? NULL : wish + 4;
     } else {
@@ -240,9 +242,14 @@ static tdm_status make_transport(void *context, const tdm__transport_events *eve
                                       .size = o->control->size,
                                       .host_of = o->host_of,
                                       .world = o->control->world,
+                                      .security = o->options->security,
+                                      .host_names = o->control->host_names,
+                                      .here = o->control->here,
+                                      .rank_0 = o->control->rank_0,
                                       .streams = o->options->streams,
                                       .events = *events,
                                       .patience = o->patience};
+    memcpy(options.key, o->control->key, sizeof options.key);
     tdm__transport *far = NULL, *near = NULL;
     if (o->control->size == 1) return tdm__alone_create(out, err);
     if (o->far) TDM_TRY(open_far(o, &options, &far, err));
@@ -304,9 +311,16 @@ static bool is_over(void *user)
 static tdm_status keep_texts(tdm_comm_options *options, tdm_arena **out, tdm_error *err)
 {
     tdm_arena *arena = tdm_arena_create("options of a comm");
-    const char **texts[] = {&options->transport, &options->rendezvous, &options->secret,
-                            &options->job,       &options->trace,      &options->tune,
-                            &options->host};
+    const char **texts[] = {&options->transport,
+                            &options->rendezvous,
+                            &options->secret,
+                            &options->job,
+                            &options->trace,
+                            &options->tune,
+                            &options->host,
+                            &options->security.certificate,
+                            &options->security.private_key,
+                            &options->security.authority};
     bool whole = arena != NULL;
     for (size_t i = 0; i < sizeof texts / sizeof texts[0] && whole; i++)
         if (*texts[i]) {

@@ -1,11 +1,12 @@
 /*
  * registry.c: the transports there are, for those who ask (tandem doctor) and for open.c.
  *
- * shm and sim are built in; ucx and mpi are modules, which are opened only when they are looked at.
+ * shm, tcp and sim are built in; ucx and mpi are modules, which are opened only when they are looked at.
  */
 #include "comm/module.h"
 #include "comm/open.h"
 #include "comm/transport/shm.h"
+#include "comm/transport/tcp.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -18,6 +19,7 @@ typedef struct transport_row {
 
 static const transport_row rows[] = {
     {"shm", "ranks of one host, through memory that they share", &tdm__transport_shm},
+    {"tcp", "ranks of any hosts, over TCP, encrypted between hosts", &tdm__transport_tcp},
     {"ucx", "ranks of any hosts, over whatever UCX finds: TCP, RDMA", NULL},
     {"mpi", "ranks that mpirun or srun started, by MPI's messages", NULL},
 };
@@ -31,10 +33,11 @@ tdm_status tdm__transport_find(const char *name, const tdm__transport_ops **out,
         *out = rows[i].ops;
         return TDM_OK;
     }
-    return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                    "there is no transport \"%s\"; there are auto, shm, ucx, mpi, and shm+ucx and "
-                    "shm+mpi for the first within hosts and the second between them",
-                    name);
+    return tdm_fail(
+        err, TDM_ERR_NOT_FOUND,
+        "there is no transport \"%s\"; there are auto, shm, tcp, ucx, mpi, and shm+tcp, "
+        "shm+ucx and shm+mpi for the first within hosts and the second between them",
+        name);
 }
 
 bool tdm_transport_at(size_t index, tdm_transport_info *out)

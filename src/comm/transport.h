@@ -61,10 +61,24 @@ typedef struct tdm__transport_events {
     void (*lost)(void *user, int peer, const char *how);
 } tdm__transport_events;
 
+enum { TDM__WORLD_KEY = 32 }; /* bytes */
+
+/* An address of the Internet. The wire has it as it lies in memory, little-endian. */
+typedef struct tdm__endpoint {
+    uint16_t family; /* 4, 6; 0: none, the socket is a UNIX one */
+    uint16_t port;
+    uint8_t bytes[16];
+} tdm__endpoint;
+
 typedef struct tdm__transport_options {
     int rank, size;
     const int *host_of; /* by rank; hosts are numbered by their lowest rank */
     uint32_t world;
+    uint8_t key[TDM__WORLD_KEY];   /* known to the ranks of this world alone */
+    tdm_comm_security security;    /* texts are borrowed for create() and connect() */
+    const char *const *host_names; /* by rank; NULL: not known */
+    tdm__endpoint here; /* this rank's end of its connection to rank 0; rank 0: where it listens */
+    tdm__endpoint rank_0; /* where this rank reached rank 0; rank 0: as `here` */
     int streams;
     tdm__transport_events events;
     tdm__patience patience; /* of connect() */

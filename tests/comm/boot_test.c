@@ -8,6 +8,21 @@
 
 /* ---- refusals --------------------------------------------------------------------------------------------- */
 
+/* The next frame of the hub's; of type 0 when it closes the connection. */
+static tdm__frame next_word(tdm__channel *channel)
+{
+    tdm__frame frame = {0};
+    for (double until_s = tdm_clock_s() + 20; tdm_clock_s() < until_s;) {
+        int got = tdm__channel_next(channel, &frame);
+        if (got > 0) return frame;
+        if (got < 0) break;
+        tdm__channel_flush(channel);
+        poll(&(struct pollfd){.fd = channel->stream.fd, .events = POLLIN}, 1, 100);
+        if (tdm__channel_read(channel) != TDM__CHANNEL_OK && channel->in_count == 0) break;
+    }
+    return (tdm__frame){0};
+}
+
 /* Says to the hub what the test wants, with a right or a wrong proof, and returns its answer. */
 static tdm__frame knock(tdm__rendezvous *meeting, tdm__frame join, const char *secret)
 {
@@ -17,23 +32,17 @@ static tdm__frame knock(tdm__rendezvous *meeting, tdm__frame join, const char *s
     CHECK_INT(tdm__rendezvous_connect(meeting, tdm_clock_s() + 20, &fd, NULL), TDM_OK);
     if (fd < 0) return frame;
     tdm__channel_init(&channel, fd, TDM__WIRE_JOIN_MOST);
-    bool asked = false;
-    for (double until_s = tdm_clock_s() + 20; tdm_clock_s() < until_s;) {
-        int got = tdm__channel_next(&channel, &frame);
-        if (got < 0 || (got > 0 && asked)) break;
-        if (got > 0) {
-            join.type = TDM__FRAME_JOIN;
-            tdm__prove(TDM__PROVER_RANK, secret, &join, frame.nonce, 0, join.mac);
-            CHECK(tdm__channel_put_frame(&channel, &join));
-            tdm__channel_flush(&channel);
-            asked = true;
-            continue;
-        }
-        poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 100);
-        if (tdm__channel_read(&channel) != TDM__CHANNEL_OK && channel.in_count == 0) {
-            frame.type = 0;
-            break;
-        }
+    tdm__frame hello = next_word(&channel);
+    CHECK_INT(hello.type, TDM__FRAME_HELLO);
+    tdm__frame prove = {
+        .type = TDM__FRAME_PROVE, .protocol = join.protocol, .protection = hello.protection};
+    tdm__prove(TDM__PROVER_RANK, secret, &prove, hello.nonce, prove.mac);
+    CHECK(tdm__channel_put_frame(&channel, &prove));
+    frame = next_word(&channel);
+    if (frame.type == TDM__FRAME_ACCEPT) {
+        join.type = TDM__FRAME_JOIN;
+        CHECK(tdm__channel_put_frame(&channel, &join));
+        frame = next_word(&channel);
     }
     tdm__channel_release(&channel);
     return frame;
@@ -80,7 +89,7 @@ static void every_misfit_is_turned_away(void)
         {"rank", "no rank 2", "world of 2"},
         {"taken", "rank 1 is there already", "process "},
         {"zero", "rank 0 is there already", "process "},
-        {"protocol", "protocol 9", "protocol 2"},
+        {"protocol", "protocol 9", "protocol 3"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         tdm__frame misfit = right_join(&w);
