@@ -328,7 +328,8 @@ const cli_command cli_bench = {
                   "billions. Default: 1K,32K,1M,8M,64M."},
          {.name = "transport",
           .value = "NAME",
-          .help = "allreduce: shm, ucx, mpi, shm+ucx or shm+mpi. Default: by where the ranks run."},
+          .help =
+              "allreduce: shm, tcp, ucx, mpi, or shm+tcp, shm+ucx, shm+mpi. Default: by where the ranks run."},
          {.name = "shared",
           .help = "allreduce: with buffers in memory that the ranks of a host share."},
          {.name = "algorithm",

@@ -122,7 +122,8 @@ const cli_command cli_run = {
           .help = "How many to start here (as many as there are processors)."},
          {.name = "transport",
           .value = "T",
-          .help = "What carries bytes between them: auto, shm, ucx, mpi, shm+ucx or shm+mpi. "
+          .help = "What carries bytes between them: auto, shm, tcp, ucx, mpi, or shm+tcp, "
+                  "shm+ucx, shm+mpi. "
                   "Without it the job's 'comm.transport' counts, and auto without a job."},
          {.name = "rendezvous",
           .value = "R",

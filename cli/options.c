@@ -247,7 +247,8 @@ bool cli_real(const cli_args *args, const char *option, double least, double mos
 }
 
 /* What tdm_comm_open takes. */
-static const char *const transports[] = {"auto", "shm", "ucx", "mpi", "shm+ucx", "shm+mpi"};
+static const char *const transports[] = {"auto", "shm",     "tcp",     "ucx",
+                                         "mpi",  "shm+tcp", "shm+ucx", "shm+mpi"};
 enum { TRANSPORT_COUNT = sizeof transports / sizeof transports[0] };
 
 static const char *transport_name(size_t index, const void *user)
@@ -263,10 +264,11 @@ bool cli_transport(const cli_args *args, const char **out)
         if (strcmp(name, transports[i]) == 0) *out = name;
     if (!name || *out == name) return true;
     const char *near = tdm_text_nearest(name, TRANSPORT_COUNT, transport_name, NULL);
-    cli_error("%s: there is no transport '%s'; there are auto, shm, ucx, mpi, shm+ucx and "
-              "shm+mpi%s%s%s",
-              args->command->name, name, near ? "; did you mean '" : "", near ? near : "",
-              near ? "'?" : "");
+    cli_error(
+        "%s: there is no transport '%s'; there are auto, shm, tcp, ucx, mpi, shm+tcp, shm+ucx "
+        "and shm+mpi%s%s%s",
+        args->command->name, name, near ? "; did you mean '" : "", near ? near : "",
+        near ? "'?" : "");
     return false;
 }
 

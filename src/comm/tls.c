@@ -184,7 +184,7 @@ static tdm_status prepare_context(tdm__tls_context *c, const tdm_comm_security *
         return tdm_fail(err, TDM_ERR_SYSTEM, "OpenSSL cannot be used: %s", ssl_error());
     SSL_CTX_set_session_cache_mode(c->ssl, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_num_tickets(c->ssl, 0);
-    SSL_CTX_set_mode(c->ssl, SSL_MODE_RELEASE_BUFFERS);
+    SSL_CTX_set_read_ahead(c->ssl, 1);
     c->has_certificates = security->mode == TDM_SECURITY_TLS;
     if (c->has_certificates) return load_certificates(c->ssl, security, err);
     SSL_CTX_set_psk_use_session_callback(c->ssl, offer_key);

@@ -13,8 +13,9 @@
  *   BYE    the last frame of a link whose owner closes the comm
  *
  * A payload is read from the socket straight into the engine's buffer when the engine has taken the
- * message by then, as it has in collectives that are under way; a message that comes unexpected is
- * kept in memory of its own.
+ * message by then, as it has in collectives that are under way. When it has not, the link stalls until the
+ * next round, which gives the engine time to come to it; then the message is kept in memory of its own, so
+ * that those behind it can come.
  *
  * Threads: none of its own. All calls but wait() and wake() are serialised by the engine's lock; these
  * two touch file descriptors alone, which stay open as long as the transport lives.
@@ -105,6 +106,7 @@ struct tdm__arrival {
     void *cookie;
     uint8_t *into;  /* taken: the engine's buffer */
     uint8_t *bytes; /* ours, when it was not taken at once */
+    size_t capacity;
     uint64_t got;
     struct tdm__arrival *previous, *next; /* of the peer's */
 };
@@ -118,7 +120,9 @@ struct tdm__tcp_link {
     tdm__tcp_queue unflushed;    /* handed to TLS, which holds bytes of them */
     uint64_t queued_bytes;
     bool is_flushing, bye_heard, is_shut, is_broken;
-    int why; /* errno of the break; 0: the end came without BYE */
+    bool
+        is_stalled; /* the payload that comes next was not taken: one more round is waited for that */
+    int why;        /* errno of the break; 0: the end came without BYE */
     /* receiving */
     uint8_t stage[TDM__TCP_STAGE];
     size_t stage_first, stage_count;
@@ -127,6 +131,12 @@ struct tdm__tcp_link {
     uint8_t *into;          /* NULL: they are read and forgotten */
     tdm__arrival *arrival;  /* whose they are; NULL with left > 0: nobody's */
 };
+
+enum { TDM__TCP_SPARES = 8 };
+typedef struct tdm__tcp_spare {
+    uint8_t *bytes; /* NULL: none */
+    size_t capacity;
+} tdm__tcp_spare;
 
 typedef enum tdm__tcp_state {
     TDM__TCP_NEAR = 0, /* not reached by this transport */
@@ -169,6 +179,7 @@ struct tdm__tcp {
     int calls;               /* back to the engine, in this call of ours */
     tdm__tcp_send *spare_sends;
     tdm__tcp_frame *spare_frames;
+    tdm__tcp_spare spares[TDM__TCP_SPARES];
 };
 
 /* tcp_meet.c */
@@ -199,6 +210,9 @@ void tdm__tcp_forget(tdm__transport *transport, int peer);
 /* A frame has come, whose payload (if any) follows: says where it goes, in link->left, into and
  * arrival. False: it makes no sense. */
 bool tdm__tcp_heard(tdm__tcp_link *link, const tdm__tcp_start *start, const tdm__head *head);
+/* The engine has not taken the message whose payload comes next: makes room for it. False: no memory. */
+bool tdm__tcp_go_on(tdm__tcp_link *link);
+uint8_t *tdm__tcp_buffer_take(tdm__tcp *tcp, uint64_t bytes, size_t *out_capacity);
 /* The payload that link->arrival waited for is here. */
 void tdm__tcp_received(tdm__tcp_link *link);
 /* A link has handed a frame of this message to the kernel, or dropped it. */

@@ -276,7 +276,7 @@ static bool next_frame(tdm__tcp_link *link)
 /* All frames and payload bytes in the staging. */
 static void handle_stage(tdm__tcp_link *link)
 {
-    while (link->stream.fd >= 0 && !link->is_broken) {
+    while (link->stream.fd >= 0 && !link->is_broken && !link->is_stalled) {
         if (link->left > 0) {
             if (link->stage_count == 0) return;
             unstage(link);
@@ -294,8 +294,10 @@ static void handle_stage(tdm__tcp_link *link)
 
 bool tdm__link_receive(tdm__tcp_link *link)
 {
+    if (link->is_stalled && !tdm__tcp_go_on(link)) tdm__link_break(link, ENOMEM);
+    if (link->stage_count > 0) handle_stage(link); /* what a stall has left there */
     for (size_t total = 0; link->stream.fd >= 0 && !link->is_broken;) {
-        if (total >= RECEIVE_MOST) return true;
+        if (total >= RECEIVE_MOST || link->is_stalled) return true;
         uint64_t before = link->left;
         size_t room = 0;
         ssize_t got = read_more(link, &room);
@@ -307,7 +309,7 @@ bool tdm__link_receive(tdm__tcp_link *link)
         total += (size_t)got;
         if (before > 0 && link->left == 0) tdm__tcp_received(link);
         handle_stage(link);
-        if ((size_t)got < room) return false; /* no more was there */
+        if ((size_t)got < room) return link->is_stalled; /* no more was there */
     }
     return false;
 }

@@ -154,6 +154,40 @@ static bool drop_heard(tdm__tcp_peer *peer, uint32_t id)
     return message != NULL;
 }
 
+/* ---- buffers of messages that come unexpected ------------------------------------------------------- */
+
+uint8_t *tdm__tcp_buffer_take(tdm__tcp *tcp, uint64_t bytes, size_t *out_capacity)
+{
+    enum { LEAST = 4096 };
+    for (int i = 0; i < TDM__TCP_SPARES; i++) {
+        tdm__tcp_spare *spare = &tcp->spares[i];
+        if (!spare->bytes || spare->capacity < bytes || spare->capacity / 4 > bytes + LEAST)
+            continue;
+        uint8_t *found = spare->bytes;
+        *out_capacity = spare->capacity;
+        spare->bytes = NULL;
+        return found;
+    }
+    *out_capacity = bytes < LEAST ? LEAST : (size_t)bytes;
+    return malloc(*out_capacity);
+}
+
+/* Memory that the kernel has just given us costs more than the copy into it: it is kept. */
+static void buffer_give(tdm__tcp *tcp, uint8_t *bytes, size_t capacity)
+{
+    if (!bytes) return;
+    tdm__tcp_spare *place = &tcp->spares[0];
+    for (int i = 0; i < TDM__TCP_SPARES && place->bytes; i++)
+        if (!tcp->spares[i].bytes || tcp->spares[i].capacity < place->capacity)
+            place = &tcp->spares[i];
+    if (place->bytes && place->capacity >= capacity) {
+        free(bytes);
+        return;
+    }
+    free(place->bytes);
+    *place = (tdm__tcp_spare){bytes, capacity};
+}
+
 /* ---- arriving ---------------------------------------------------------------------------------------- */
 
 static void arrival_add(tdm__tcp_peer *peer, tdm__arrival *a)
@@ -183,7 +217,7 @@ static void arrival_free(tdm__arrival *a)
     else
         a->peer->arrivals = a->next;
     if (a->next) a->next->previous = a->previous;
-    free(a->bytes);
+    buffer_give(a->peer->tcp, a->bytes, a->capacity);
     free(a);
 }
 
@@ -221,8 +255,16 @@ static bool message_heard(tdm__tcp_link *link, const tdm__tcp_start *start, cons
     arrival_add(peer, a);
     tcp->calls++;
     tcp->events.arrived(tcp->events.user, peer->rank, head, a);
-    if (!has_payload || link->arrival != a || link->into || link->stream.fd < 0) return true;
-    a->bytes = malloc(head->bytes);
+    link->is_stalled = has_payload && link->arrival == a && !link->into && link->stream.fd >= 0;
+    return true;
+}
+
+bool tdm__tcp_go_on(tdm__tcp_link *link)
+{
+    tdm__arrival *a = link->arrival;
+    link->is_stalled = false;
+    if (!a || link->into) return true;
+    a->bytes = tdm__tcp_buffer_take(link->peer->tcp, a->head.bytes, &a->capacity);
     link->into = a->bytes;
     return a->bytes != NULL;
 }
@@ -296,8 +338,9 @@ void tdm__tcp_take(tdm__transport *transport, tdm__arrival *a, void *into, void 
         size_t done = a->bytes ? (size_t)(link->into - a->bytes) : 0;
         if (done > 0) memcpy(into, a->bytes, done);
         link->into = (uint8_t *)into + done;
-        free(a->bytes);
+        buffer_give(a->peer->tcp, a->bytes, a->capacity);
         a->bytes = NULL;
+        link->is_stalled = false;
     }
 }
 
@@ -388,6 +431,7 @@ void tdm__tcp_free_messages(tdm__tcp *tcp)
             free(at);
         }
     }
+    for (int i = 0; i < TDM__TCP_SPARES; i++) free(tcp->spares[i].bytes);
     for (tdm__tcp_send *at = tcp->spare_sends, *next; at; at = next) {
         next = at->next;
         free(at);
