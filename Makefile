@@ -12,7 +12,7 @@ FUZZ_SECONDS ?= 60
 .PHONY: help
 help:  ## list what can be made
 	@echo "Tandem. Usage: make TARGET"
-	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: quickstart
 quickstart:  ## install, build, and train a first model on handwritten digits (start here)
@@ -26,6 +26,10 @@ setup:  ## install the Debian packages that building needs; does nothing when th
 setup-etcd:  ## install etcd, without starting it, for the tests of the store between hosts
 	@tools/setup --etcd
 
+.PHONY: setup-launchers
+setup-launchers:  ## install sshd, Slurm and munge, without starting them, for the tests of launchers
+	@tools/setup --launchers
+
 .PHONY: all
 all: setup  ## build everything, optimised, into build/release
 	@tools/build release
@@ -36,7 +40,7 @@ debug: setup  ## build everything for a debugger, into build/debug
 
 .PHONY: test
 test:  ## build and run all tests
-	@tools/setup --test
+	@tools/setup --test --etcd --launchers
 	@tools/run-tests release
 
 .PHONY: test-parity
