@@ -32,6 +32,8 @@
 #include <unistd.h>
 
 enum { TICK_MS = 100, SECRET_BYTES = 16, DRAWS_MOST = 16, SSH_WORDS_MOST = 32 };
+enum { NO_PROGRAM = 126, SSH_FAILED = 255 }; /* exit codes: of a shell (127, too), and of ssh */
+static const char ssh_usual[] = "ssh -o BatchMode=yes";
 static const double lease_s = 10, beat_s = 2;
 static const double look_local_s = 0.1, look_far_s = 1;
 static const double alone_s = 5;     /* without agents, members and verdict: it is over */
@@ -41,6 +43,7 @@ typedef struct started {
     pid_t pid; /* 0: ended */
     int status;
     bool is_local;
+    bool was_seen; /* in the store */
 } started;
 
 typedef struct launcher {
@@ -234,11 +237,16 @@ static char *shell_text(tdm_arena *arena, const char *const *words)
     return copy;
 }
 
+static const char *ssh_text(void)
+{
+    const char *set = getenv("TANDEM_SSH");
+    return set && *set ? set : ssh_usual;
+}
+
 /* ssh, or what TANDEM_SSH names, with its words between spaces; then the host and the command. */
 static const char **ssh_words(launcher *l, const char *host, const char *command)
 {
-    const char *set = getenv("TANDEM_SSH");
-    char *text = tdm_arena_strdup(l->arena, set && *set ? set : "ssh -o BatchMode=yes");
+    char *text = tdm_arena_strdup(l->arena, ssh_text());
     const char **words = tdm_arena_array(l->arena, SSH_WORDS_MOST + 3, sizeof *words);
     int n = 0;
     char *rest = NULL;
@@ -303,6 +311,67 @@ static tdm_status start_all(launcher *l, tdm_error *err)
     return status;
 }
 
+/* ---- ends ------------------------------------------------------------------------------------------ */
+
+static void mark_seen(launcher *l, const tdm_session_view *view)
+{
+    for (int i = 0; i < l->options->start_count; i++)
+        for (size_t k = 0; k < view->host_count && !l->agents[i].was_seen; k++)
+            l->agents[i].was_seen = l->options->starts[i].host &&
+                                    strcmp(l->options->starts[i].host, view->hosts[k].name) == 0;
+}
+
+static void look(launcher *l, double now_s)
+{
+    tdm_session_view view;
+    tdm_arena *arena = now_s >= l->look_at_s ? tdm_arena_create("look") : NULL;
+    if (!arena) return;
+    if (tdm_session_look(l->kv, l->result.session, arena, &view, NULL) == TDM_OK) {
+        if (view.run) snprintf(l->result.run, sizeof l->result.run, "%s", view.run);
+        l->result.stopped = l->result.stopped || view.stopping;
+        l->has_members = view.member_count > 0;
+        l->has_hosts = view.host_count > 0;
+        mark_seen(l, &view);
+        if (view.ended && !l->has_verdict) {
+            l->has_verdict = true;
+            l->result.status = view.status;
+            snprintf(l->result.message, sizeof l->result.message, "%s", view.message);
+            double end_s = now_s + l->options->grace_s + patience_s;
+            if (end_s < l->end_at_s) l->end_at_s = end_s;
+        }
+    }
+    tdm_arena_destroy(arena);
+    bool is_local = strncmp(l->kv_options.url, "local:", 6) == 0;
+    l->look_at_s = tdm_clock_s() + (is_local ? look_local_s : look_far_s);
+}
+
+/* What the user can do about an agent that ssh could not start, or from which it was cut off. */
+static void tell_ssh_failure(launcher *l, int index, int code)
+{
+    const char *target = l->options->starts[index].target;
+    const char *program = l->options->remote_tandem ? l->options->remote_tandem : "tandem";
+    look(l, tdm_clock_s()); /* which is due: see reap */
+    if (code == SSH_FAILED && l->agents[index].was_seen) l->result.agent_lost = true;
+    if (l->has_verdict) return;
+    if (code != SSH_FAILED)
+        say(l,
+            "%s cannot run '%s' (exit code %d): install tandem there, or name it with "
+            "--remote-tandem; its workers do not take part",
+            target, program, code);
+    else if (l->agents[index].was_seen)
+        say(l,
+            "the ssh connection to %s has ended: it broke, or the agent there was killed; workers "
+            "there go on, and what they print is in the run's folder; 'tandem ps -l' shows whether "
+            "%s has an agent, without which workers that die are not started again",
+            target, target);
+    else
+        say(l,
+            "%s cannot be reached by ssh, so its workers do not take part; '%s %s true' must "
+            "succeed without asking anything: see what ssh said, the key in that user's "
+            "authorized_keys, and the host's key in known_hosts",
+            target, ssh_text(), target);
+}
+
 /* How an agent ended says something only while there is no verdict, or when its worker could not say what
  * it had to. */
 static void reap(launcher *l)
@@ -322,8 +391,9 @@ static void reap(launcher *l)
                 "the agent of %s was killed by signal %d (%s): training goes on, but workers that "
                 "die there are not started again",
                 name, WTERMSIG(agent->status), strsignal(WTERMSIG(agent->status)));
-        else if (code == 255 && !agent->is_local)
-            say(l, "%s cannot be reached by ssh, or the connection broke", name);
+        else if (!agent->is_local &&
+                 (code == SSH_FAILED || code == NO_PROGRAM || code == NO_PROGRAM + 1))
+            tell_ssh_failure(l, i, code);
         bool is_error = code >= 1 && code <= TDM_WORKER_ERROR_MOST;
         int *best = &l->result.exit_code;
         if ((is_error && (*best == 0 || *best == TDM_WORKER_STOPPED)) ||
@@ -369,29 +439,6 @@ static void handle_signals(launcher *l)
                        (l->signal_count == 1 ? l->options->grace_s : 0);
         if (end_s < l->end_at_s || isinf(l->end_at_s)) l->end_at_s = end_s;
     }
-}
-
-static void look(launcher *l, double now_s)
-{
-    tdm_session_view view;
-    tdm_arena *arena = now_s >= l->look_at_s ? tdm_arena_create("look") : NULL;
-    if (!arena) return;
-    if (tdm_session_look(l->kv, l->result.session, arena, &view, NULL) == TDM_OK) {
-        if (view.run) snprintf(l->result.run, sizeof l->result.run, "%s", view.run);
-        l->result.stopped = l->result.stopped || view.stopping;
-        l->has_members = view.member_count > 0;
-        l->has_hosts = view.host_count > 0;
-        if (view.ended && !l->has_verdict) {
-            l->has_verdict = true;
-            l->result.status = view.status;
-            snprintf(l->result.message, sizeof l->result.message, "%s", view.message);
-            double end_s = now_s + l->options->grace_s + patience_s;
-            if (end_s < l->end_at_s) l->end_at_s = end_s;
-        }
-    }
-    tdm_arena_destroy(arena);
-    bool is_local = strncmp(l->kv_options.url, "local:", 6) == 0;
-    l->look_at_s = tdm_clock_s() + (is_local ? look_local_s : look_far_s);
 }
 
 static void beat(launcher *l, double now_s)
@@ -467,10 +514,15 @@ static void conclude(launcher *l)
                  "the workers do not end; 'tandem ps' shows them");
     } else if (l->result.exit_code == 0) {
         l->result.status = TDM_ERR_PEER_FAILED;
+        bool was_seen = false;
+        for (int i = 0; i < l->options->start_count; i++)
+            was_seen = was_seen || l->agents[i].was_seen || l->agents[i].is_local;
         snprintf(
-            l->result.message, sizeof l->result.message,
-            "no agent and no worker is left, and none said how training ended; a checkpoint that "
-            "was written is good");
+            l->result.message, sizeof l->result.message, "%s",
+            was_seen
+                ? "no agent and no worker is left, and none said how training ended; a checkpoint "
+                  "that was written is good"
+                : "none of the hosts could start an agent: nothing was trained");
     }
 }
 
