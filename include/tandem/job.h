@@ -357,7 +357,8 @@ typedef struct tdm_job {
         int metric;         /* tdm_job_metric, of keep_best */
         int compress;       /* tdm_job_compress */
         bool background;
-        bool ledger; /* of samples */
+        double retry_s; /* 0: what the disk refuses is not tried again */
+        bool ledger;    /* of samples */
     } checkpoint;
     int store; /* tdm_job_store */
     struct {

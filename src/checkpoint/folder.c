@@ -7,7 +7,7 @@
  * person can look at it. A checkpoint may be plain or packed; of two of one step the plain one counts.
  *
  * Old checkpoints are removed by rules, the oldest first, and only when the caller names one that is good:
- * that one stays whatever the rules say.
+ * that one stays whatever the rules say. On a full disk the number of newest ones that stay shrinks to one.
  *
  * Temporary files carry the number of the process that wrote them (see os/file_write.c). One whose
  * writer is gone was left by a kill. Ours count as left, too: do not prune a folder while another
@@ -25,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #define NAME_PREFIX "step-"
@@ -332,6 +333,81 @@ tdm_status tdm_checkpoint_retain(const char *dir, const tdm_checkpoint_retention
     tdm_arena *arena = tdm_arena_create("retention");
     if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to prune %s", dir);
     tdm_status status = retain(dir, rules, good, arena, err);
+    tdm_arena_destroy(arena);
+    return status;
+}
+
+/* ---- a full disk ------------------------------------------------------------------------------- */
+
+/* How many bytes must go for `bytes` more to fit. Where the disk itself has room, a quota is the limit. */
+static uint64_t shortage_of(const char *dir, uint64_t bytes)
+{
+    struct statvfs disk;
+    if (statvfs(dir, &disk) != 0) return bytes;
+    uint64_t available = (uint64_t)disk.f_bavail * disk.f_frsize;
+    return available < bytes ? bytes - available : bytes;
+}
+
+static void choose_least(tdm_checkpoint_entry *entries, size_t count,
+                         const tdm_checkpoint_retention *rules, uint64_t good)
+{
+    tdm_checkpoint_retention least = *rules;
+    least.keep = 1;
+    tdm_checkpoint_choose(entries, count, &least, good);
+}
+
+/* Whether any may go if the newest verifies; if it does not, fewer may. */
+static bool has_removable(tdm_checkpoint_entry *entries, size_t count,
+                          const tdm_checkpoint_retention *rules)
+{
+    bool has = false;
+    choose_least(entries, count, rules, UINT64_MAX);
+    for (size_t i = 0; i < count; i++) has = has || entries[i].kept == 0;
+    return has;
+}
+
+/* Leaves in `entries` those that may go: older than step `good`, and kept by nothing but `keep`. */
+static size_t list_removable(tdm_checkpoint_entry *entries, size_t count,
+                             const tdm_checkpoint_retention *rules, uint64_t good)
+{
+    size_t n = 0;
+    choose_least(entries, count, rules, good);
+    for (size_t i = 0; i < count; i++)
+        if (entries[i].kept == 0 && entries[i].step < good) entries[n++] = entries[i];
+    return n;
+}
+
+static tdm_status make_room(const char *dir, const tdm_checkpoint_retention *rules, uint64_t bytes,
+                            tdm_arena *arena, tdm_checkpoint_removed *out, tdm_error *err)
+{
+    tdm_checkpoint_entry *entries = NULL;
+    size_t count = 0;
+    char *newest = NULL;
+    uint64_t good = 0, in_all = 0;
+    TDM_TRY(tdm_checkpoint_list(dir, arena, &entries, &count, err));
+    if (!has_removable(entries, count, rules)) return TDM_OK;
+    TDM_TRY(tdm_checkpoint_newest(dir, arena, &newest, err));
+    if (!tdm_checkpoint_step_of(strrchr(newest, '/') + 1, &good)) return TDM_OK;
+    count = list_removable(entries, count, rules, good);
+    uint64_t shortage = shortage_of(dir, bytes);
+    for (size_t i = 0; i < count; i++) in_all += entries[i].bytes;
+    if (in_all < shortage) return TDM_OK;
+    for (size_t i = count; i > 0 && out->bytes < shortage; i--) { /* the oldest goes first */
+        TDM_TRY(remove_file(entries[i - 1].path, err));
+        out->bytes += entries[i - 1].bytes;
+        out->count++;
+    }
+    return TDM_OK;
+}
+
+tdm_status tdm_checkpoint_make_room(const char *dir, const tdm_checkpoint_retention *rules,
+                                    uint64_t bytes, tdm_checkpoint_removed *out, tdm_error *err)
+{
+    *out = (tdm_checkpoint_removed){0};
+    if (rules->keep <= 0) return TDM_OK;
+    tdm_arena *arena = tdm_arena_create("room");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to make room in %s", dir);
+    tdm_status status = make_room(dir, rules, bytes, arena, out, err);
     tdm_arena_destroy(arena);
     return status;
 }

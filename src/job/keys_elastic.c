@@ -63,7 +63,8 @@ const tdm_job_key tdm__elastic_keys[] = {
         .most = TDM__JOB_INT_MOST,
         .word = "all",
         .also_called = "save_total_limit keep_last",
-        .help = "How many checkpoints stay on disk; older ones are removed.",
+        .help = "How many checkpoints stay on disk; older ones are removed. When the disk is full, "
+                "fewer may stay, but always the newest good one.",
     },
     {
         .path = "checkpoint.keep_every",
@@ -118,6 +119,18 @@ const tdm_job_key tdm__elastic_keys[] = {
         .help =
             "Whether training goes on while a checkpoint is written; it takes memory for a copy "
             "of the state meanwhile. Otherwise training waits.",
+    },
+    {
+        .path = "checkpoint.retry_s",
+        .type = TDM_JOB_KEY_REAL,
+        .offset = FIELD(checkpoint.retry_s),
+        .fallback = "300",
+        .least = 0,
+        .most = 31536000,
+        .also_called = "retry retries save_retries",
+        .help = "For how many seconds the last checkpoint of a run is tried again when the disk is "
+                "full, read-only or failing, with pauses that grow from half a second to thirty; "
+                "before the end, training goes on meanwhile. 0 tries nothing again.",
     },
     {
         .path = "checkpoint.ledger",

@@ -389,6 +389,26 @@ static tdm_status copy_content(tdm__saver *s, tdm__saver_job *job,
     return missing ? tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory") : TDM_OK;
 }
 
+/* What the disk must have room for: a packed file and the plain one are there together for a while. */
+static uint64_t file_bytes_of(const tdm__saver *s, const tdm__save *what)
+{
+    const char *dot = strrchr(what->path, '.');
+    bool packs = dot && strcmp(dot, ".zst") == 0;
+    return packs ? 2 * s->bytes : s->bytes;
+}
+
+/* For a save that has failed outside of a job. Rank 0. */
+static void make_room_for(const tdm__saver *s, const tdm__save *what, tdm__saved *saved)
+{
+    tdm_arena *arena = tdm_arena_create("room");
+    const char *dir = arena ? tdm_path_dirname(arena, what->path) : NULL;
+    if (dir)
+        tdm__saver_make_room(
+            &(tdm__saver_shortage){dir, &s->options.retention, file_bytes_of(s, what)},
+            &s->options.gate, saved);
+    tdm_arena_destroy(arena);
+}
+
 static tdm_status join_file(tdm__saver_job *job, const tdm_checkpoint_invitation *invitation,
                             tdm_error *err)
 {
@@ -409,6 +429,7 @@ static tdm_status open_file(tdm__saver *s, tdm__saver_job *job, const tdm__save 
     job->writers = writers;
     job->chunk_count = s->chunk_count;
     job->retention = s->options.retention;
+    job->file_bytes = file_bytes_of(s, what);
     job->metrics = what->metrics;
     job->outer = s->options.gate;
     TDM_TRY(tdm_checkpoint_writer_create(what->path, &job->content, &job->writer, err));
@@ -436,7 +457,10 @@ static void keep_failure(tdm__saver *s, const tdm__save *what, const opening *op
 {
     tdm__saved saved = {.status = open->error.status, .step = open->step};
     snprintf(saved.message, sizeof(saved.message), "%s", open->error.message);
-    if (s->rank == 0) snprintf(saved.path, sizeof(saved.path), "%s", what->path);
+    if (s->rank == 0) {
+        snprintf(saved.path, sizeof(saved.path), "%s", what->path);
+        make_room_for(s, what, &saved);
+    }
     keep_result(s, &saved);
 }
 
@@ -531,6 +555,8 @@ static tdm_status save_in_windows(tdm__saver *s, const tdm__save *what, tdm_erro
             status = tdm_checkpoint_retain(dir, &s->options.retention, saved.step, &why);
         if (status != TDM_OK) snprintf(saved.message, sizeof(saved.message), "%s", why.message);
         tdm_arena_destroy(arena);
+    } else if (s->rank == 0) {
+        make_room_for(s, what, &saved);
     }
     keep_result(s, &saved);
     return TDM_OK;

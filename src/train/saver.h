@@ -12,6 +12,9 @@
  * ranks of other hosts have parts of the state, it goes through rank 0 window by window, as
  * tdm__state_save does, and training waits, too. The file is the same, byte for byte, in every case.
  *
+ * A save that fails leaves the last good checkpoint as it was. Where the disk is full, rank 0 removes old
+ * checkpoints, as far as the rules of retention allow it, so that the next save may have room.
+ *
  * A saver belongs to one world (an epoch) and its state, and is destroyed before both. One save is in
  * work at a time. Threading: one thread calls.
  */
@@ -68,6 +71,8 @@ typedef struct tdm__saved {
     char state_hash[TDM_SHA256_HEX];
     double seconds; /* from its beginning to its end */
     double stall_s; /* of them, those for which training waited, at rank 0 */
+    tdm_checkpoint_removed
+        removed; /* the disk was full: old checkpoints that went for the next try */
 } tdm__saved;
 
 /* Whether a save has ended since the last call, and how. Local, cheap; never waits. Rank 0 gets all

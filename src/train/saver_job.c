@@ -3,8 +3,8 @@
  *
  * Invariants: a digest is on the board before its chunk counts as done; rank 0 asks for its file's name
  * only when all chunks are done, on the disk, and the gate has said yes; after it was abandoned a job
- * neither asks nor names anything. Nobody retries: a disk that has failed once may forget what it was
- * told before, so the temporary file goes, and the next save begins anew.
+ * neither asks nor names anything. A job does not try again: a disk that has failed once may forget
+ * what was written before, so the temporary file goes, and the next save begins anew.
  *
  * With a copy behind training, the state is touched under the lock and before the board says so; a torn
  * copy fails the save before anybody goes on.
@@ -328,14 +328,26 @@ static void retain(tdm__saver_job *job)
     snprintf(job->saved.message, sizeof(job->saved.message), "%s", why.message);
 }
 
+void tdm__saver_make_room(const tdm__saver_shortage *shortage, const tdm_commit_gate *gate,
+                          tdm__saved *saved)
+{
+    tdm_error why = {.status = TDM_OK};
+    if (saved->status != TDM_ERR_NO_SPACE) return;
+    /* Ranks that were replaced remove nothing. */
+    if (gate->may_commit && gate->may_commit(gate->user, &why) != TDM_OK) return;
+    /* What keeps it from that is not worth a word: the save itself has failed, and says why. */
+    (void)tdm_checkpoint_make_room(shortage->dir, shortage->retention, shortage->bytes,
+                                   &saved->removed, &why);
+}
+
 static void put_together(tdm__saver_job *job)
 {
     tdm_error why = {.status = TDM_OK};
     tdm__saved *saved = &job->saved;
+    job->gate = (tdm_commit_gate){.may_commit = may_commit, .user = job};
     saved->status = await_all(job, &why);
     if (saved->status == TDM_OK) saved->status = accept_all(job, &why);
     if (saved->status == TDM_OK) {
-        job->gate = (tdm_commit_gate){.may_commit = may_commit, .user = job};
         tdm_checkpoint_writer_gate(job->writer, &job->gate);
         saved->status = tdm_checkpoint_writer_commit(job->writer, saved->state_hash, &why);
         job->writer = NULL;
@@ -346,6 +358,9 @@ static void put_together(tdm__saver_job *job)
         retain(job);
     tdm_checkpoint_writer_abandon(job->writer);
     job->writer = NULL;
+    if (saved->status != TDM_OK && job->dir)
+        tdm__saver_make_room(&(tdm__saver_shortage){job->dir, &job->retention, job->file_bytes},
+                             &job->gate, saved);
     saved->seconds = tdm_clock_s() - job->begin_s;
 }
 

@@ -61,11 +61,22 @@ typedef struct tdm__saver_job {
     const int *writers; /* the ranks that write */
     const char *dir;
     tdm_checkpoint_retention retention;
+    uint64_t file_bytes; /* that the disk must have room for, about */
     tdm_checkpoint_metrics metrics;
     tdm_commit_gate gate, outer; /* this job's, and who is asked by it */
     double begin_s;
     tdm__saved saved;
 } tdm__saver_job;
+
+/* What matters to who makes room on a full disk. */
+typedef struct tdm__saver_shortage {
+    const char *dir; /* of checkpoints */
+    const tdm_checkpoint_retention *retention;
+    uint64_t bytes; /* of a checkpoint */
+} tdm__saver_shortage;
+/* After a save that has failed because the disk is full: removes old checkpoints if that helps. */
+void tdm__saver_make_room(const tdm__saver_shortage *shortage, const tdm_commit_gate *gate,
+                          tdm__saved *saved);
 
 /* Whether any of these floats is infinite or NaN. */
 bool tdm__has_bad_numbers(const void *bytes, size_t count);

@@ -204,7 +204,8 @@ static void note_step(tdm__trainer *t, const tdm_step_result *result, double lr)
 static bool is_save_due(const tdm__trainer *t)
 {
     double every_s = 60 * t->job->checkpoint.every_minutes;
-    return t->leads && every_s > 0 && tdm_clock_s() - t->saved_s >= every_s;
+    bool by_clock = every_s > 0 && tdm_clock_s() - t->saved_s >= every_s;
+    return t->leads && (by_clock || tdm__save_retry_due(t));
 }
 
 /* By should_save here, or by a wish in the session's store, which rank 0 heeds for all. */

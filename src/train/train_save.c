@@ -2,8 +2,10 @@
  * train_save.c: checkpoints of a training: when one is begun, what becomes of it, and the one at the end.
  *
  * Along the way a checkpoint is written behind the steps that follow (saver.h), and what became of it is
- * heard later. When it cannot be written, training goes on with the last good one. At the end of a run, and
- * where a world ends in good order, ranks wait for the one that is in work. With members that come and go the
+ * heard later. When it cannot be written, training goes on with the last good one, and the state of a later
+ * step is saved after a pause (retry.h). At the end of a run the state has nowhere else to go: there all ranks
+ * wait, and try again until checkpoint.retry_s is over. Where a world ends in good order, ranks wait for the
+ * save that is in work. With members that come and go the
  * store is asked, right before a file gets its name, whether this epoch still counts: so whoever was replaced
  * makes nothing visible any more.
  */
@@ -14,6 +16,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
+
+#define STOP_SHARE 0.8 /* of elastic.grace */
+
+enum { SLICE_NS = 100000000 };
 
 const char *tdm__last_good(const tdm__trainer *t)
 {
@@ -86,6 +93,44 @@ static void answer(tdm__trainer *t, const tdm__saved *saved)
                  (unsigned long long)saved->step, why.message);
 }
 
+/* A disk that stays full must not fill the screen, too: what fails is said once, until it works again. */
+static void note_failure(tdm__trainer *t, const tdm__saved *saved)
+{
+    unsigned long long step = saved->step;
+    const tdm_checkpoint_removed *removed = &saved->removed;
+    bool retries = t->job->checkpoint.retry_s > 0 && tdm__is_disk_status(saved->status);
+    tdm__retry *retry = t->is_ending ? &t->end_retry : &t->save_retry;
+    tdm__retry_failed(retry, tdm_clock_s());
+    if (!retries) retry->next_s = (double)INFINITY;
+    if (removed->count > 0) {
+        if (retries) retry->next_s = 0; /* at once: there is room now */
+        tdm__say(t, TDM_LOG_WARN,
+                 "step %llu: the disk is full, so %d old checkpoint%s removed (%.1f MB) that "
+                 "checkpoint.keep would have kept; the newest good one stays; the save had "
+                 "failed: %s",
+                 step, removed->count, removed->count == 1 ? " was" : "s were",
+                 (double)removed->bytes / 1e6, saved->message);
+    } else if (!t->save_failed && !t->is_ending) {
+        t->save_failed = true;
+        tdm__say(t, TDM_LOG_WARN, "step %llu: no checkpoint: %s; training goes on%s", step,
+                 saved->message,
+                 retries ? ", and a later step is saved as soon as that works" : "");
+    }
+}
+
+static void note_success(tdm__trainer *t, const tdm__saved *saved)
+{
+    unsigned failures = t->save_retry.failures + t->end_retry.failures;
+    double since_s = t->save_retry.failures > 0 ? t->save_retry.first_s : t->end_retry.first_s;
+    if (t->save_failed)
+        tdm__say(t, TDM_LOG_INFO,
+                 "step %llu: checkpoints can be written again; %u %s failed, for %.1f s",
+                 (unsigned long long)saved->step, failures, failures == 1 ? "try" : "tries",
+                 tdm_clock_s() - since_s);
+    t->save_failed = false;
+    t->save_retry = t->end_retry = (tdm__retry){0};
+}
+
 /* What became of a save. */
 static void heed(tdm__trainer *t, const tdm__saved *saved)
 {
@@ -93,21 +138,23 @@ static void heed(tdm__trainer *t, const tdm__saved *saved)
     t->last_save = *saved;
     answer(t, saved);
     if (saved->status == TDM_OK) {
-        t->save_failed = false;
         snprintf(t->checkpoint_path, sizeof(t->checkpoint_path), "%s", saved->path);
         t->status.checkpoint_path = t->checkpoint_path;
         tdm__say(t, TDM_LOG_INFO, "step %llu: wrote %s in %.1f ms, training waited %.2f ms", step,
                  saved->path, 1000 * saved->seconds, 1000 * saved->stall_s);
         if (saved->message[0])
             tdm__say(t, TDM_LOG_WARN, "old checkpoints stay: %s", saved->message);
+        note_success(t, saved);
         tdm__tell(t, TDM_TRAIN_EVENT_CHECKPOINT);
         return;
     }
-    /* Said once, until it works again: a full disk must not fill the screen, too. */
-    if (!t->save_failed && !t->is_ending)
-        tdm__say(t, TDM_LOG_WARN, "step %llu: no checkpoint: %s; training goes on", step,
-                 saved->message);
-    t->save_failed = true;
+    note_failure(t, saved);
+}
+
+bool tdm__save_retry_due(const tdm__trainer *t)
+{
+    return t->save_retry.failures > 0 && t->saver && !tdm__saver_busy(t->saver) &&
+           tdm_clock_s() >= t->save_retry.next_s;
 }
 
 static tdm_status fail_diverged(const tdm__trainer *t, uint64_t step, const char *what,
@@ -203,17 +250,75 @@ static tdm_status look_at_last(tdm__trainer *t, bool *good, tdm_error *err)
     return TDM_OK;
 }
 
+/* ---- the end ------------------------------------------------------------------------------------- */
+
+/* For how long the last checkpoint may be tried. Whoever asks a run to stop kills it after elastic.grace: it
+ * should be able to say before that why it failed. */
+static double end_budget_s(const tdm__trainer *t)
+{
+    const tdm_train_options *o = t->options;
+    double budget_s = t->job->checkpoint.retry_s, stop_s = STOP_SHARE * t->job->elastic.grace;
+    bool stops = o->should_stop && o->should_stop(o->user);
+    return stops && stop_s < budget_s ? stop_s : budget_s;
+}
+
+/* Rank 0's word, a moment later if there is nothing to do yet: the others wait for it, and must not take
+ * it for dead. */
+static tdm__retry_choice choose_at_end(const tdm__trainer *t)
+{
+    tdm__retry_choice choice = tdm__retry_choose(&t->end_retry, end_budget_s(t), tdm_clock_s());
+    if (choice == TDM__RETRY_WAIT) nanosleep(&(struct timespec){.tv_nsec = SLICE_NS}, NULL);
+    return choice;
+}
+
+static void say_waiting(tdm__trainer *t)
+{
+    t->save_failed = true;
+    tdm__say(t, TDM_LOG_WARN,
+             "step %llu: the last checkpoint cannot be written: %s; it is tried again for %.0f s "
+             "(checkpoint.retry_s): mend that meanwhile",
+             (unsigned long long)t->position.step, t->last_save.message,
+             t->job->checkpoint.retry_s);
+}
+
+/* After a try that failed: waits until the next one is due. *again: there will be one. Collective. */
+static tdm_status await_retry(tdm__trainer *t, int tries, bool *again, tdm_error *err)
+{
+    bool retries = t->job->checkpoint.retry_s > 0 && tdm__is_disk_status(t->last_save.status);
+    int32_t choice = retries ? TDM__RETRY_WAIT : TDM__RETRY_OVER;
+    if (retries && tries == 1) say_waiting(t);
+    while (choice == TDM__RETRY_WAIT) {
+        if (t->leads) choice = (int32_t)choose_at_end(t);
+        if (t->comm)
+            TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), &choice, sizeof(choice),
+                                        TDM_DTYPE_U8, 0, err));
+    }
+    *again = choice == TDM__RETRY_NOW;
+    return TDM_OK;
+}
+
+static tdm_status fail_at_end(const tdm__trainer *t, int tries, tdm_error *err)
+{
+    const tdm__saved *last = &t->last_save;
+    if (tries == 1) return tdm_fail(err, last->status, "%s", last->message);
+    return tdm_fail(err, last->status, "%.800s; the last checkpoint was tried %d times",
+                    last->message, tries);
+}
+
 tdm_status tdm__save_end(tdm__trainer *t, tdm_error *err)
 {
-    bool good = false;
+    bool good = false, again = true;
+    int tries = 0;
     t->is_ending = true;
     TDM_TRY(look_at_last(t, &good, err));
-    if (!good) {
+    while (!good && again) {
         TDM_TRY(tdm__save_begin(t, err));
         TDM_TRY(look_at_last(t, &good, err));
+        tries++;
+        if (!good) TDM_TRY(await_retry(t, tries, &again, err));
     }
     const tdm__saved *last = &t->last_save;
-    if (!good) return tdm_fail(err, last->status, "%s", last->message);
+    if (!good) return fail_at_end(t, tries, err);
     if (!t->leads) { /* which heard of it by these words alone */
         snprintf(t->checkpoint_path, sizeof(t->checkpoint_path), "%s", last->path);
         t->status.checkpoint_path = t->checkpoint_path;

@@ -9,6 +9,7 @@
 
 #include "train/internal.h"
 #include "train/ledger.h"
+#include "train/retry.h"
 #include "train/saver.h"
 #include "train/watch.h"
 
@@ -58,7 +59,9 @@ typedef struct tdm__trainer {
     uint64_t saving_step;
     tdm__saved last_save; /* how the last one ended, at rank 0 */
     char checkpoint_path[TDM_PATH_BYTES];
-    bool save_failed;      /* the last checkpoint along the way could not be written */
+    bool save_failed;      /* no checkpoint can be written, and that was said */
+    tdm__retry save_retry; /* checkpoints that the disk has refused; rank 0 */
+    tdm__retry end_retry;  /* the same of the last one; rank 0 */
     bool is_ending;        /* the next one is the last */
     double step_seconds;   /* spent in steps by this call */
     uint64_t first_sample; /* samples trained before this call */
@@ -126,7 +129,9 @@ tdm_status tdm__save_heed(tdm__trainer *t, tdm_error *err);
 void tdm__before_update(void *trainer); /* of every step */
 /* Waits for the one in work. */
 tdm_status tdm__save_finish(tdm__trainer *t, tdm_error *err);
-/* The state as it is now is in a checkpoint, or this fails. */
+/* Whether it is time to try again what failed along the way. Rank 0. */
+bool tdm__save_retry_due(const tdm__trainer *t);
+/* The state as it is now is in a checkpoint, or this fails, after checkpoint.retry_s at most. */
 tdm_status tdm__save_end(tdm__trainer *t, tdm_error *err);
 
 /* ---- getting ready (train_begin.c) ------------------------------------------------------------- */

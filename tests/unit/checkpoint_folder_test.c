@@ -96,6 +96,47 @@ static void test_ties(void)
     folder_remove();
 }
 
+static int removed_for(tdm_checkpoint_retention rules, uint64_t bytes)
+{
+    tdm_error err;
+    tdm_checkpoint_removed removed;
+    CHECK_INT(tdm_checkpoint_make_room(folder, &rules, bytes, &removed, &err), TDM_OK);
+    return removed.count;
+}
+
+static uint64_t bytes_of_newest(void)
+{
+    tdm_arena *arena = tdm_arena_create("test");
+    tdm_checkpoint_entry *entries = NULL;
+    size_t count = 0;
+    CHECK_INT(tdm_checkpoint_list(folder, arena, &entries, &count, NULL), TDM_OK);
+    uint64_t bytes = count > 0 ? entries[0].bytes : 0;
+    tdm_arena_destroy(arena);
+    return bytes;
+}
+
+/* The disk here is not full, so as many bytes must go as are asked for. */
+static void test_room(void)
+{
+    folder_make();
+    for (uint64_t i = 1; i <= 8; i++) save_step(i, false);
+    note(3, 0.2, 0.9);
+    tdm_checkpoint_retention rules = {.keep = 8, .keep_every = 4, .keep_best = 1};
+    CHECK_INT(removed_for((tdm_checkpoint_retention){.keep = 0, .keep_best = 1}, 1), 0);
+    CHECK_INT(removed_for(rules, UINT64_MAX / 2), 0); /* all together would not do */
+    CHECK_TEXT(steps(), "1 2 3 4 5 6 7 8");
+    CHECK_INT(removed_for(rules, 1), 1); /* the oldest */
+    CHECK_TEXT(steps(), "2 3 4 5 6 7 8");
+    CHECK_INT(removed_for(rules, bytes_of_newest() + 1), 2); /* 3 is the best, 4 a multiple */
+    CHECK_TEXT(steps(), "3 4 6 7 8");
+    /* The newest that can be read stays, and so do those that cannot. */
+    CHECK_INT(tdm_file_replace(in_folder("step-000000000008.safetensors"), "x", 1, NULL), TDM_OK);
+    CHECK_INT(removed_for(rules, 1), 1);
+    CHECK_INT(removed_for(rules, 1), 0);
+    CHECK_TEXT(steps(), "3 4 7 8");
+    folder_remove();
+}
+
 static void write_text(const char *name, const char *text)
 {
     CHECK_INT(tdm_file_replace(in_folder(name), text, strlen(text), NULL), TDM_OK);
@@ -356,10 +397,10 @@ static void test_chunks(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(test_rules),       CHECK_TEST(test_ties),           CHECK_TEST(test_index),
-    CHECK_TEST(test_names),       CHECK_TEST(test_packed_folder),  CHECK_TEST(test_packed_bytes),
-    CHECK_TEST(test_packed_bomb), CHECK_TEST(test_foreign_frames), CHECK_TEST(test_spread),
-    CHECK_TEST(test_chunks),
+    CHECK_TEST(test_rules),        CHECK_TEST(test_ties),        CHECK_TEST(test_room),
+    CHECK_TEST(test_index),        CHECK_TEST(test_names),       CHECK_TEST(test_packed_folder),
+    CHECK_TEST(test_packed_bytes), CHECK_TEST(test_packed_bomb), CHECK_TEST(test_foreign_frames),
+    CHECK_TEST(test_spread),       CHECK_TEST(test_chunks),
 };
 
 CHECK_MAIN(tests)

@@ -27,7 +27,8 @@ static const char job_text[] =
     "model: {hidden: [8], dropout: 0.1}\n"
     "train: {batch: 14, epochs: 3}\n"
     "parallel: {lanes: 4}\n"
-    "checkpoint: {every_steps: 3, every_epochs: never, keep: 2, background: no}\n"
+    "checkpoint: {every_steps: 3, every_epochs: never, keep: 2, background: no,\n"
+    "    retry_s: 0}\n"
     "run: {log_every_steps: 1}\n";
 
 static tdm_job_document *load(const char *const *overrides, size_t count)
@@ -56,6 +57,7 @@ typedef struct listener {
     uint64_t stop_at;     /* step; UINT64_MAX: never */
     uint64_t fault_from;  /* step after which file operations fail */
     uint64_t fault_until; /* and step after which they work again */
+    int mend_looks; /* after so many looks at the wish to stop, behind the last step; 0: never */
     int warnings, errors;
     char last_warning[1000];
 } listener;
@@ -89,7 +91,9 @@ static void on_event(const tdm_train_status *s, void *user)
 
 static bool should_stop(void *user)
 {
-    const listener *l = user;
+    listener *l = user;
+    bool is_last = l->count > 0 && l->steps[l->count - 1] == STEPS;
+    if (is_last && l->mend_looks > 0 && --l->mend_looks == 0) tdm_os_fault_set(0, 0, 0);
     return l->count > 0 && l->steps[l->count - 1] >= l->stop_at;
 }
 
@@ -335,6 +339,45 @@ static void a_stop_after_a_failed_checkpoint_fails(void)
     tdm_job_document_destroy(document);
 }
 
+/* The disk is full when the last checkpoint is due, and has room again while it is tried once more. */
+static void the_last_checkpoint_is_tried_again(void)
+{
+    static const char *const sets[] = {"checkpoint.retry_s=600"};
+    tdm_job_document *document = load(sets, 1);
+    const tdm_job *job = tdm_job_document_job(document);
+    listener l = listening();
+    l.fault_from = STEPS;
+    l.mend_looks = 7;
+    tdm_train_result r;
+    tdm_error err = {0};
+    CHECK_INT(train(job, NULL, &l, &r, &err), TDM_OK);
+    CHECK_INT(l.warnings, 1); /* however often it failed */
+    CHECK_HAS(l.last_warning, "the last checkpoint cannot be written");
+    CHECK_HAS(l.last_warning, "No space left on device");
+    CHECK_HAS(l.last_warning, "checkpoint.retry_s");
+    CHECK_INT(l.errors, 0);
+    CHECK_INT(l.mend_looks, 0);
+    CHECK_TEXT(r.state_hash, whole_hash(job));
+    tdm_job_document_destroy(document);
+}
+
+/* A disk that stays full: the error says so when the time is over. */
+static void the_last_checkpoint_is_given_up(void)
+{
+    static const char *const sets[] = {"checkpoint.retry_s=0.7"};
+    tdm_job_document *document = load(sets, 1);
+    listener l = listening();
+    l.fault_from = STEPS;
+    tdm_train_result r;
+    tdm_error err = {0};
+    CHECK_INT(train(tdm_job_document_job(document), NULL, &l, &r, &err), TDM_ERR_NO_SPACE);
+    tdm_os_fault_set(0, 0, 0);
+    CHECK_HAS(err.message, "No space left on device");
+    CHECK_HAS(err.message, " times"); /* it was tried */
+    CHECK_INT(l.errors, 1);
+    tdm_job_document_destroy(document);
+}
+
 /* Whether the newest run goes on to the right end; true when there is nothing to go on with. */
 static bool goes_on(const tdm_job *job, const char *run)
 {
@@ -550,6 +593,8 @@ static const check_test tests[] = {
     CHECK_TEST(refusals_leave_the_result_alone),
     CHECK_TEST(checkpoints_on_the_way_may_fail),
     CHECK_TEST(a_stop_after_a_failed_checkpoint_fails),
+    CHECK_TEST(the_last_checkpoint_is_tried_again),
+    CHECK_TEST(the_last_checkpoint_is_given_up),
     CHECK_TEST(every_operation_may_fail),
     CHECK_TEST(models_open_from_what_was_written),
     CHECK_TEST(parameters_come_from_a_file),
