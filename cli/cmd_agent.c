@@ -67,16 +67,17 @@ static const char *const *worker_words(const session_agent *agent, const char *s
     return words;
 }
 
-static const char *secret_of(const tdm_kv_options *kv_options, const char *session,
-                             tdm_arena *arena)
+/* The session's secret, if the store says that it is the right one; an exit code. */
+static int find_secret(const session_agent *agent, const tdm_session_hold *hold,
+                       const tdm_kv_options *kv_options, char out[TDM_SECRET_BYTES])
 {
-    char key[TDM_KV_KEY_BYTES];
     tdm_kv *kv = NULL;
-    tdm_kv_item item = {.value = NULL};
-    snprintf(key, sizeof key, "tandem/%s/secret", session);
-    if (tdm_kv_open(kv_options, &kv, NULL) == TDM_OK) (void)tdm_kv_get(kv, key, arena, &item, NULL);
+    tdm_error err;
+    tdm_status status = tdm_session_secret(hold, agent->secret, out, &err);
+    if (status == TDM_OK) status = tdm_kv_open(kv_options, &kv, &err);
+    if (status == TDM_OK) status = tdm_session_secret_check(kv, hold->place.session, out, &err);
     tdm_kv_close(kv);
-    return item.value;
+    return status == TDM_OK ? CLI_OK : cli_fail(&err);
 }
 
 static int finish(const tdm_agent_result *result)
@@ -108,7 +109,10 @@ static int run_agent(const session_agent *agent, const tdm_job *job, const tdm_s
     if (code != CLI_OK) return code;
     options.kv.url = hold->place.store;
     options.kv.must_exist = true;
-    options.secret = secret_of(&options.kv, options.session, arena);
+    char secret[TDM_SECRET_BYTES];
+    code = find_secret(agent, hold, &options.kv, secret);
+    if (code != CLI_OK) return code;
+    options.secret = secret;
     tdm_agent_result result;
     tdm_error err;
     tdm_log_add_sink(log_to_terminal, NULL, TDM_LOG_WARN);
@@ -170,11 +174,14 @@ static int run(const cli_args *args)
     tdm_str text = TDM_STR_INIT;
     int code = CLI_FAILED;
     if (read_job(cli_value(args, "job"), &text)) {
+        char secret[TDM_SECRET_BYTES];
+        size_t line = tdm_session_secret_line(tdm_str_text(&text), secret);
         const session_agent agent = {.session = cli_value(args, "session"),
                                      .store = cli_value(args, "store"),
                                      .host = cli_value(args, "host"),
                                      .dir = cli_value(args, "dir"),
-                                     .job_text = tdm_str_text(&text),
+                                     .job_text = tdm_str_text(&text) + line,
+                                     .secret = secret,
                                      .words = words,
                                      .workers = (int)workers,
                                      .guest = cli_has(args, "guest")};

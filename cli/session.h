@@ -45,6 +45,7 @@ typedef struct session_agent {
     const char *host;            /* what the others call this host */
     const char *dir;             /* in which workers run; NULL: here */
     const char *job_text;        /* the session's job */
+    const char *secret;          /* NULL or empty: see tdm_session_secret */
     const char *const *words;    /* of a worker's command line; NULL at the end */
     int workers;
     bool guest; /* a signal makes its workers leave, and the others go on */

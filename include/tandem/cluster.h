@@ -90,9 +90,10 @@ TDM_API tdm_status tdm_runtime_dir(tdm_arena *arena, const char **out, tdm_error
 /* Texts come from an arena. */
 typedef struct tdm_session_place {
     const char *session;
-    const char *store; /* its URL */
-    const char *job;   /* a file */
-    const char *logs;  /* a folder */
+    const char *store;  /* its URL */
+    const char *job;    /* a file */
+    const char *logs;   /* a folder */
+    const char *secret; /* a file; there where the launcher is */
 } tdm_session_place;
 
 /* Those with processes on this host. What others have left is removed. */
@@ -302,6 +303,19 @@ TDM_API tdm_status tdm_session_hold_init(const char *session, const char *store,
                                          const char *job_text, tdm_session_hold *out,
                                          tdm_error *err);
 TDM_API void tdm_session_hold_release(tdm_session_hold *hold);
+
+/*
+ * The secret by which the workers of a session know each other: `given` if it is there, else from
+ * TANDEM_SECRET, from the file that TANDEM_SECRET_FILE names, or from the session's file on this host.
+ */
+enum { TDM_SECRET_BYTES = 512 };
+TDM_API tdm_status tdm_session_secret(const tdm_session_hold *hold, const char *given,
+                                      char out[TDM_SECRET_BYTES], tdm_error *err);
+/* The bytes of the line that ssh's input has in front of a job, and the secret in it; 0: there is none. */
+TDM_API size_t tdm_session_secret_line(const char *text, char out[TDM_SECRET_BYTES]);
+/* TDM_ERR_PEER_REFUSED: it is not the one that the session was started with. */
+TDM_API tdm_status tdm_session_secret_check(tdm_kv *kv, const char *session, const char *secret,
+                                            tdm_error *err);
 
 /* ---- tasks that another launcher has placed ------------------------------------------------------------ */
 

@@ -77,7 +77,8 @@ static tdm_status fill_place(const char *dir, const char *session, tdm_arena *ar
     out->session = tdm_arena_strdup(arena, session);
     out->job = tdm_arena_printf(arena, "%s/%s.yaml", dir, session);
     out->logs = tdm_arena_printf(arena, "%s/%s.logs", dir, session);
-    if (out->session && out->job && out->logs) return TDM_OK;
+    out->secret = tdm_arena_printf(arena, "%s/%s.secret", dir, session);
+    if (out->session && out->job && out->logs && out->secret) return TDM_OK;
     return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the names of a session's files");
 }
 
@@ -96,7 +97,7 @@ static void remove_logs(const char *path)
 /* The lock itself comes last: who finds it finds all. */
 static void remove_files(const char *dir, const char *session)
 {
-    static const char *const ends[] = {"store", "url", "yaml", "lock"};
+    static const char *const ends[] = {"store", "url", "yaml", "secret", "lock"};
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s.logs", dir, session);
     remove_logs(path);
@@ -149,7 +150,7 @@ static tdm_status take_lock(const char *path, int *out, tdm_error *err)
 
 /* Whole or not at all to who looks, but not for after a power cut, which ends a session: so nobody waits
  * for the disk. */
-static tdm_status put_file(const char *path, const char *text, tdm_error *err)
+tdm_status tdm__session_put_file(const char *path, const char *text, tdm_error *err)
 {
     char temporary[PATH_MAX];
     snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid());
@@ -178,9 +179,9 @@ static tdm_status write_files(const char *dir, const char *store, const char *jo
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session's files");
     TDM_TRY(tdm_dir_make(hold->place.logs, err));
     if (job_text && !tdm_path_exists(hold->place.job))
-        TDM_TRY(put_file(hold->place.job, job_text, err));
+        TDM_TRY(tdm__session_put_file(hold->place.job, job_text, err));
     if (tdm_path_exists(url_path)) return TDM_OK;
-    return put_file(url_path, store, err);
+    return tdm__session_put_file(url_path, store, err);
 }
 
 tdm_status tdm_session_hold_init(const char *session, const char *store, const char *job_text,

@@ -5,6 +5,7 @@
 #define TANDEM_CLUSTER_SESSION_H
 
 #include <tandem/cluster.h>
+#include <tandem/text.h>
 
 #include <stdatomic.h>
 
@@ -20,6 +21,22 @@ tdm_status tdm__session_verdict(tdm_kv *kv, const char *session, tdm_status *sta
 bool tdm__session_name_is_good(const char *name, size_t bytes);
 /* "alpha" is the host of the agents "alpha" and "alpha+4711". */
 bool tdm__session_is_of_host(const char *agent, const char *host);
+
+/* ---- files (session.c) ------------------------------------------------------------------------------ */
+
+/* Whole or not at all, readable by this user alone. */
+tdm_status tdm__session_put_file(const char *path, const char *text, tdm_error *err);
+
+/* ---- the secret (session_secret.c) ------------------------------------------------------------------- */
+
+/* The launcher: from the environment, or drawn; and kept in the session's file. */
+tdm_status tdm__session_secret_begin(const tdm_session_hold *hold, char out[TDM_SECRET_BYTES],
+                                     tdm_error *err);
+/* Its hash, for tdm_session_secret_check. */
+tdm_status tdm__session_secret_publish(tdm_kv *kv, const char *session, const char *secret,
+                                       tdm_error *err);
+/* As a line in front of a job: see tdm_session_secret_line. */
+void tdm__session_secret_write(const char *secret, tdm_str *out);
 
 /* ---- slots (worker.c) ------------------------------------------------------------------------------ */
 

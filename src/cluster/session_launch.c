@@ -26,12 +26,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { TICK_MS = 100, SECRET_BYTES = 16, DRAWS_MOST = 16, SSH_WORDS_MOST = 32 };
+enum { TICK_MS = 100, NAME_BYTES = 16, DRAWS_MOST = 16, SSH_WORDS_MOST = 32 };
 enum { NO_PROGRAM = 126, SSH_FAILED = 255 }; /* exit codes: of a shell (127, too), and of ssh */
 static const char ssh_usual[] = "ssh -o BatchMode=yes";
 static const double lease_s = 10, beat_s = 2;
@@ -61,6 +62,7 @@ typedef struct launcher {
     int signal_count;
     bool has_verdict, has_members, has_hosts;
     double look_at_s, beat_at_s, end_at_s, alone_since_s; /* INFINITY: not yet */
+    char secret[TDM_SECRET_BYTES];
     tdm_session_result result;
 } launcher;
 
@@ -79,7 +81,7 @@ static void say(const launcher *l, const char *fmt, ...)
 
 static tdm_status draw(char *out, size_t bytes, tdm_error *err)
 {
-    uint8_t drawn[SECRET_BYTES];
+    uint8_t drawn[NAME_BYTES];
     if (getrandom(drawn, sizeof drawn, 0) != (ssize_t)sizeof drawn)
         return tdm_os_fail(err, "cannot draw", "random numbers");
     for (size_t i = 0; i < sizeof drawn && 2 * i + 2 < bytes; i++)
@@ -164,7 +166,6 @@ static tdm_status check_name(launcher *l, tdm_error *err)
 
 static tdm_status fill_store(launcher *l, tdm_error *err)
 {
-    char secret[2 * SECRET_BYTES + 1];
     tdm_str about = TDM_STR_INIT;
     if (!getcwd(l->dir, sizeof l->dir)) return tdm_os_fail(err, "finding", "the current folder");
     l->kv_options = l->options->kv;
@@ -172,10 +173,10 @@ static tdm_status fill_store(launcher *l, tdm_error *err)
     l->kv_options.idle_s = TDM__IDLE_S;
     TDM_TRY(tdm_kv_open(&l->kv_options, &l->kv, err));
     TDM_TRY(check_name(l, err));
-    TDM_TRY(draw(secret, sizeof secret, err));
+    TDM_TRY(tdm__session_secret_begin(&l->hold, l->secret, err));
     TDM_TRY(tdm_kv_lease(l->kv, lease_s, &l->lease, err));
     TDM_TRY(put(l, "launcher", "{}", l->lease, err));
-    TDM_TRY(put(l, "secret", secret, 0, err));
+    TDM_TRY(tdm__session_secret_publish(l->kv, l->result.session, l->secret, err));
     if (strlen(l->options->job_text) < TDM_KV_VALUE_BYTES)
         TDM_TRY(put(l, "job", l->options->job_text, 0, err));
     describe(l, &about);
@@ -266,6 +267,26 @@ static const char *host_here(tdm_arena *arena)
     return tdm_arena_strdup(arena, tdm__session_name_is_good(name, sizeof name) ? name : "here");
 }
 
+/* What an agent of another host reads: the secret, then the job. In memory, so that it is in no file. */
+static tdm_status open_input(const launcher *l, int *out, tdm_error *err)
+{
+    tdm_str text = TDM_STR_INIT;
+    tdm__session_secret_write(l->secret, &text);
+    tdm_str_add(&text, l->options->job_text);
+    int fd = memfd_create("tandem-job", MFD_CLOEXEC);
+    bool is_written = fd >= 0 && tdm_str_ok(&text) &&
+                      write(fd, text.data, text.length) == (ssize_t)text.length &&
+                      lseek(fd, 0, SEEK_SET) == 0;
+    tdm_str_release(&text);
+    if (is_written) {
+        *out = fd;
+        return TDM_OK;
+    }
+    tdm_status status = tdm_os_fail(err, "writing", "the job for an agent");
+    if (fd >= 0) close(fd);
+    return status;
+}
+
 static tdm_status start_agent(launcher *l, int index, char *const *environment, tdm_error *err)
 {
     const tdm_session_start *start = &l->options->starts[index];
@@ -274,8 +295,8 @@ static tdm_status start_agent(launcher *l, int index, char *const *environment, 
                               : NULL;
     if (words && start->target) words = ssh_words(l, start->target, shell_text(l->arena, words));
     if (!words) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an agent's words");
-    int input = start->target ? open(l->hold.place.job, O_RDONLY | O_CLOEXEC) : -1;
-    if (start->target && input < 0) return tdm_os_fail(err, "opening", l->hold.place.job);
+    int input = -1;
+    if (start->target) TDM_TRY(open_input(l, &input, err));
     /* A signal that we pass on to an agent of this host waits until it listens: see tdm_agent_run. */
     sigset_t mask = l->before;
     for (int i = 0; i < 3; i++) {

@@ -242,7 +242,7 @@ tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
     const tdm_json *epoch = NULL;
     for (size_t i = 0; i < count; i++) {
         const char *key = items[i].key + strlen(prefix);
-        if (strcmp(key, "job") == 0 || strcmp(key, "secret") == 0) continue;
+        if (strcmp(key, "job") == 0 || strcmp(key, "secret_hash") == 0) continue;
         if (strcmp(key, "run") == 0) { /* plain text, from the first rank 0 */
             view.run = items[i].value;
             continue;

@@ -122,8 +122,9 @@ tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out
     if (status == TDM_OK && tdm__rendezvous_is_open(meeting) &&
         (facts.rank != 0 || (facts.size > 1 && !resolved.on_listen)))
         status = tdm_fail(err, TDM_ERR_INVALID,
-                          "rendezvous \"%s\": port 0 is for rank 0 alone, which must make known "
-                          "the one that it gets; set the port from 1 to 65535",
+                          "rendezvous \"%s\": port 0, or a UNIX socket without a name, is for "
+                          "rank 0 alone, which must make known the one that it gets; set a port "
+                          "from 1 to 65535, or a name",
                           resolved.rendezvous);
     if (status == TDM_OK && resolved.security.mode != TDM_SECURITY_OFF)
         status = tdm__tls_context_create(&resolved.security, &facts.tls, err);

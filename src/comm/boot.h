@@ -61,7 +61,7 @@ typedef struct tdm__rendezvous {
 
 tdm_status tdm__rendezvous_init(tdm__rendezvous *meeting, const char *text, const char *secret,
                                 tdm_error *err);
-/* Whether it is HOST:0, for rank 0 to choose a port. */
+/* Whether it is HOST:0 or unix:, for rank 0 to choose a port or a name. */
 bool tdm__rendezvous_is_open(const tdm__rendezvous *meeting);
 /* Rank 0: a listening, non-blocking socket; writes the file where it is one. The port that was chosen
  * stands in `port` and `text` then. */

@@ -62,6 +62,7 @@ static tdm_status parse_tcp(tdm__rendezvous *meeting, const char *text, tdm_erro
 
 bool tdm__rendezvous_is_open(const tdm__rendezvous *meeting)
 {
+    if (meeting->kind == TDM__MEET_UNIX) return meeting->name[0] == '\0';
     return meeting->kind == TDM__MEET_TCP && strcmp(meeting->port, "0") == 0;
 }
 
@@ -89,8 +90,8 @@ tdm_status tdm__rendezvous_init(tdm__rendezvous *meeting, const char *text, cons
     if (*text == '\0') return bad(err, text, "it is empty");
     if (strncmp(text, "unix:", 5) == 0) {
         meeting->kind = TDM__MEET_UNIX;
-        if (strlen(text + 5) < 1 || strlen(text + 5) > sizeof meeting->name - 2)
-            return bad(err, text, "the socket's name has 1 to 106 bytes");
+        if (strlen(text + 5) > sizeof meeting->name - 2)
+            return bad(err, text, "the socket's name has at most 106 bytes");
         snprintf(meeting->name, sizeof meeting->name, "%s", text + 5);
         return TDM_OK;
     }
@@ -176,9 +177,19 @@ static tdm_status listen_tcp(tdm__rendezvous *meeting, double until_s, int *out_
     return TDM_OK;
 }
 
-static tdm_status listen_unix(const tdm__rendezvous *meeting, int *out_fd, tdm_error *err)
+static tdm_status draw_name(tdm__rendezvous *meeting, tdm_error *err)
+{
+    uint64_t drawn = 0;
+    TDM_TRY(tdm__draw(&drawn, sizeof drawn, err));
+    snprintf(meeting->name, sizeof meeting->name, "tandem-%016llx", (unsigned long long)drawn);
+    snprintf(meeting->text, sizeof meeting->text, "unix:%s", meeting->name);
+    return TDM_OK;
+}
+
+static tdm_status listen_unix(tdm__rendezvous *meeting, int *out_fd, tdm_error *err)
 {
     struct sockaddr_un address;
+    if (tdm__rendezvous_is_open(meeting)) TDM_TRY(draw_name(meeting, err));
     socklen_t bytes = tdm__socket_abstract(meeting->name, &address);
     *out_fd = tdm__socket_listen((struct sockaddr *)&address, bytes);
     if (*out_fd >= 0) return TDM_OK;

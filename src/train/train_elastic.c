@@ -112,12 +112,23 @@ static double deadline_of(const tdm__trainer *t)
     return by_step > DEADLINE_LEAST_S ? by_step : DEADLINE_LEAST_S;
 }
 
+/* Ranks of one host meet at a UNIX socket, which other users and other hosts cannot reach. */
+static bool is_one_host(const tdm_epoch *epoch)
+{
+    for (int i = 1; i < epoch->size; i++)
+        if (strcmp(epoch->members[i].host, epoch->members[0].host) != 0) return false;
+    return true;
+}
+
 static tdm_status open_world(tdm__trainer *t, const tdm_epoch *epoch, tdm_error *err)
 {
     const char *address = getenv("TANDEM_ADDRESS");
     char door[TDM_DOOR_BYTES];
     if (epoch->size == 1) return TDM_OK;
-    snprintf(door, sizeof(door), "%s:0", address && *address ? address : "127.0.0.1");
+    if (is_one_host(epoch))
+        snprintf(door, sizeof(door), "unix:");
+    else
+        snprintf(door, sizeof(door), "%s:0", address && *address ? address : "127.0.0.1");
     if (epoch->rank > 0)
         TDM_TRY(tdm_member_find_door(t->options->member, epoch->number, JOIN_S, door, err));
     tdm_comm_options o = {.transport = tdm_train_transport(t->job),

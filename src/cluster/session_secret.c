@@ -1,0 +1,174 @@
+/*
+ * session_secret.c: the secret by which the workers of a session know each other, on all its hosts.
+ *
+ * It never goes through the store, a command line or the log. The launcher takes it from the
+ * environment (TANDEM_SECRET, or the file that TANDEM_SECRET_FILE names) or draws it, and keeps it in a
+ * file of the session, which the user alone can read; agents of the same host read it there. Agents of
+ * other hosts get it on their standard input, in front of the job (by ssh), or from their environment
+ * (srun, mpirun, `tandem join`). The store has a hash of it, salted with the session's name, so that an
+ * agent with another secret is refused at once instead of its workers later.
+ */
+#include "cluster/session.h"
+
+#include <tandem/os.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LINE "# tandem secret "
+
+/* ---- where it comes from ---------------------------------------------------------------------------- */
+
+static bool is_good(const char *text)
+{
+    size_t length = strlen(text);
+    for (const char *c = text; *c; c++)
+        if (*c < '!' || *c > '~') return false;
+    return length > 0 && length < TDM_SECRET_BYTES;
+}
+
+static tdm_status bad_secret(const char *where, tdm_error *err)
+{
+    return tdm_fail(err, TDM_ERR_INVALID,
+                    "%s has no secret: wanted are 1 to %d printable characters without spaces "
+                    "(`openssl rand -hex 16` makes one)",
+                    where, TDM_SECRET_BYTES - 1);
+}
+
+/* A file that its owner alone, this user or root, can read. */
+static tdm_status read_secret_file(const char *path, char out[TDM_SECRET_BYTES], tdm_error *err)
+{
+    struct stat about;
+    tdm_file_bytes bytes;
+    if (stat(path, &about) != 0) return tdm_os_fail(err, "reading the secret", path);
+    if ((about.st_mode & 077) != 0 || (about.st_uid != geteuid() && about.st_uid != 0))
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "the secret in %s can be read by others: `chmod 600 %s`, and make the "
+                        "file yours",
+                        path, path);
+    TDM_TRY(tdm_file_read(path, 4096, &bytes, err));
+    size_t count = bytes.count;
+    while (count > 0 && strchr(" \t\r\n", ((const char *)bytes.data)[count - 1])) count--;
+    if (count < TDM_SECRET_BYTES) {
+        memcpy(out, bytes.data, count);
+        out[count] = '\0';
+    }
+    tdm_file_bytes_release(&bytes);
+    return count < TDM_SECRET_BYTES && is_good(out) ? TDM_OK : bad_secret(path, err);
+}
+
+/* TDM_ERR_NOT_FOUND: the environment has none. */
+static tdm_status secret_of_environment(char out[TDM_SECRET_BYTES], tdm_error *err)
+{
+    const char *text = getenv("TANDEM_SECRET"), *path = getenv("TANDEM_SECRET_FILE");
+    if (text && *text) {
+        if (!is_good(text)) return bad_secret("TANDEM_SECRET", err);
+        snprintf(out, TDM_SECRET_BYTES, "%s", text);
+        return TDM_OK;
+    }
+    if (path && *path) return read_secret_file(path, out, err);
+    return tdm_fail(err, TDM_ERR_NOT_FOUND, "the environment has no secret");
+}
+
+static tdm_status draw_secret(char out[TDM_SECRET_BYTES], tdm_error *err)
+{
+    uint8_t drawn[16];
+    if (getrandom(drawn, sizeof drawn, 0) != (ssize_t)sizeof drawn)
+        return tdm_os_fail(err, "cannot draw", "random numbers");
+    for (size_t i = 0; i < sizeof drawn; i++) snprintf(out + 2 * i, 3, "%02x", drawn[i]);
+    return TDM_OK;
+}
+
+tdm_status tdm__session_secret_begin(const tdm_session_hold *hold, char out[TDM_SECRET_BYTES],
+                                     tdm_error *err)
+{
+    tdm_status status = secret_of_environment(out, err);
+    if (status == TDM_ERR_NOT_FOUND) status = draw_secret(out, err);
+    TDM_TRY(status);
+    return tdm__session_put_file(hold->place.secret, out, err);
+}
+
+tdm_status tdm_session_secret(const tdm_session_hold *hold, const char *given,
+                              char out[TDM_SECRET_BYTES], tdm_error *err)
+{
+    if (given && *given) {
+        snprintf(out, TDM_SECRET_BYTES, "%s", given);
+        return TDM_OK;
+    }
+    tdm_status status = secret_of_environment(out, err);
+    if (status != TDM_ERR_NOT_FOUND) return status;
+    if (tdm_path_exists(hold->place.secret)) return read_secret_file(hold->place.secret, out, err);
+    return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                    "this host does not know the secret of session %s: set TANDEM_SECRET to the "
+                    "same text here and where the session is started, or TANDEM_SECRET_FILE to a "
+                    "file of mode 600 that has it",
+                    hold->place.session);
+}
+
+/* ---- in front of a job ------------------------------------------------------------------------------ */
+
+void tdm__session_secret_write(const char *secret, tdm_str *out)
+{
+    tdm_str_addf(out, LINE "%s\n", secret);
+}
+
+size_t tdm_session_secret_line(const char *text, char out[TDM_SECRET_BYTES])
+{
+    out[0] = '\0';
+    if (strncmp(text, LINE, strlen(LINE)) != 0) return 0;
+    const char *begin = text + strlen(LINE);
+    size_t length = strcspn(begin, "\n");
+    if (length >= TDM_SECRET_BYTES) return 0;
+    memcpy(out, begin, length);
+    out[length] = '\0';
+    if (!is_good(out)) out[0] = '\0';
+    return strlen(LINE) + length + (begin[length] == '\n');
+}
+
+/* ---- the store's hash -------------------------------------------------------------------------------- */
+
+static tdm_status hash_of(const char *session, const char *secret, char out[TDM_SHA256_HEX],
+                          tdm_error *err)
+{
+    uint8_t raw[TDM_SHA256_BYTES];
+    tdm_str text = TDM_STR_INIT;
+    tdm_str_addf(&text, "tandem session %s", session);
+    tdm_status status = TDM_ERR_NO_MEMORY;
+    if (tdm_str_ok(&text))
+        status = tdm_hmac_sha256(secret, strlen(secret), text.data, text.length, raw);
+    tdm_str_release(&text);
+    if (status != TDM_OK) return tdm_fail(err, status, "no memory for a hash");
+    for (size_t i = 0; i < sizeof raw; i++) snprintf(out + 2 * i, 3, "%02x", raw[i]);
+    return TDM_OK;
+}
+
+tdm_status tdm__session_secret_publish(tdm_kv *kv, const char *session, const char *secret,
+                                       tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES], hash[TDM_SHA256_HEX];
+    TDM_TRY(hash_of(session, secret, hash, err));
+    return tdm_kv_put(kv, tdm__session_key(key, session, "secret_hash"), hash, 0, err);
+}
+
+tdm_status tdm_session_secret_check(tdm_kv *kv, const char *session, const char *secret,
+                                    tdm_error *err)
+{
+    char key[TDM_KV_KEY_BYTES], hash[TDM_SHA256_HEX];
+    tdm_kv_item item = {.value = NULL};
+    tdm_arena *arena = tdm_arena_create("secret");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to look at a session");
+    tdm_status status = hash_of(session, secret, hash, err);
+    if (status == TDM_OK)
+        status = tdm_kv_get(kv, tdm__session_key(key, session, "secret_hash"), arena, &item, err);
+    if (status == TDM_OK && strcmp(item.value, hash) != 0)
+        status = tdm_fail(err, TDM_ERR_PEER_REFUSED,
+                          "the secret of this host is not that of session %s: set TANDEM_SECRET "
+                          "(or TANDEM_SECRET_FILE) to the one that the session was started with",
+                          session);
+    tdm_arena_destroy(arena);
+    return status;
+}
