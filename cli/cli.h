@@ -77,6 +77,8 @@ int cli_unknown_command(const char *name);
 /* False after a mistake, which has been printed. */
 bool cli_parse(const cli_command *command, int argc, char **argv, cli_args *out);
 bool cli_has(const cli_args *args, const char *option);
+/* Gives the option another value, which is borrowed; NULL: as if it had not been given. */
+void cli_set_value(cli_args *args, const char *option, const char *value);
 const char *cli_value(const cli_args *args, const char *option); /* NULL when not given */
 /* The value as a whole number in [least, most]; false (and a message) when it is none. `out` is
  * left alone when the option was not given. */

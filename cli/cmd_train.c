@@ -182,10 +182,20 @@ static void on_event(const tdm_train_status *status, void *user)
 
 /* ---- running --------------------------------------------------------------------------------- */
 
+static bool is_auto(const char *resume)
+{
+    return resume && strcmp(resume, "auto") == 0;
+}
+
 /* Without a job, the run's own job.yaml is taken. */
 static char *find_job(const cli_args *args, const char *resume, tdm_arena *arena)
 {
-    if (resume && cli_check_run("train", resume) != CLI_OK) return NULL;
+    if (is_auto(resume) && args->argument_count == 0) {
+        cli_error("train: '--resume auto' looks for the newest run of a job: which one? usage: "
+                  "tandem train JOB --resume auto (a folder of that name is ./auto)");
+        return NULL;
+    }
+    if (resume && !is_auto(resume) && cli_check_run("train", resume) != CLI_OK) return NULL;
     if (args->argument_count > 0) return tdm_arena_strdup(arena, args->arguments[0]);
     if (resume) return tdm_path_join(arena, resume, "job.yaml");
     cli_error("train: which job? usage: %s", args->command->usage[0]);
@@ -261,6 +271,19 @@ static int train(const cli_args *args, const tdm_job *job, tdm_comm *comm, elast
 
 /* ---- as one of many --------------------------------------------------------------------------- */
 
+/* '--resume auto': the newest run of the job that has a checkpoint, or a new one. Every rank finds the same:
+ * no run is made before all of them have met. */
+static int find_run(cli_args *args, const tdm_job *job, tdm_arena *arena)
+{
+    char *path = NULL;
+    tdm_error err = {0};
+    if (!is_auto(cli_value(args, "resume"))) return CLI_OK;
+    tdm_status status = tdm_run_find(job, arena, &path, &err);
+    if (status != TDM_OK && status != TDM_ERR_NOT_FOUND) return cli_fail(&err);
+    cli_set_value(args, "resume", path);
+    return path ? cli_check_run("train", path) : CLI_OK;
+}
+
 /* Joins the world as this rank, and trains. */
 static int train_as_rank(const cli_args *args, const tdm_job *job, const tdm_comm_place *place)
 {
@@ -326,8 +349,8 @@ static bool check_place(const cli_args *args, const tdm_comm_place *place)
     return true;
 }
 
-static int train_job(const cli_args *args, const char *path, const tdm_comm_place *place,
-                     int64_t asked)
+static int train_job(cli_args *args, const char *path, const tdm_comm_place *place, int64_t asked,
+                     tdm_arena *arena)
 {
     int code = CLI_USAGE;
     tasks_plan plan;
@@ -336,8 +359,9 @@ static int train_job(const cli_args *args, const char *path, const tdm_comm_plac
     const tdm_job *job = tdm_job_document_job(document);
     bool has_hosts = cli_has(args, "hosts");
     int count = world_count(args, job, place, asked, has_hosts ? 1 : tdm_train_rank_count(job));
-    if (count < 1)
-        code = CLI_USAGE;
+    int found = count < 1 ? CLI_USAGE : find_run(args, job, arena);
+    if (found != CLI_OK)
+        code = found;
     else if (place->size > 1 && tasks_are_session(args, job, place, &plan))
         code = tasks_train(args, job, place, &plan, should_stop);
     else if (!check_place(args, place))
@@ -376,7 +400,7 @@ static int run(const cli_args *given)
     if (path && elastic_is_worker())
         code = train_as_worker(args, path);
     else if (path && elastic_use_store(args, arena))
-        code = train_job(args, path, &place, workers);
+        code = train_job(args, path, &place, workers, arena);
     tdm_arena_destroy(arena);
     return code;
 }
@@ -396,6 +420,8 @@ static const char *const examples[] = {
     "with as many workers as Slurm has tasks",
     "tandem train --resume runs/digits-1",
     "go on where the run stopped",
+    "tandem train job.yaml --resume auto",
+    "go on with the newest run of the job, or begin",
     NULL};
 
 const cli_command cli_train = {
@@ -431,7 +457,9 @@ const cli_command cli_train = {
           .letter = 'r',
           .value = "RUN",
           .help = "Go on with this run, from its newest good checkpoint. The job must be the "
-                  "same in all that decides the result; without JOB the run's own is taken."},
+                  "same in all that decides the result; without JOB the run's own is taken. "
+                  "'auto' means the newest run of JOB that has a checkpoint, or a new one if there "
+                  "is none, so a batch script may always say so."},
          {.name = "min",
           .value = "N",
           .help =

@@ -215,6 +215,14 @@ const char *cli_value(const cli_args *args, const char *option)
     return index >= 0 && args->given[index] > 0 ? args->values[index] : NULL;
 }
 
+void cli_set_value(cli_args *args, const char *option, const char *value)
+{
+    int index = find_index(args, option);
+    if (index < 0) return;
+    args->values[index] = value;
+    args->given[index] = value ? 1 : 0;
+}
+
 bool cli_int(const cli_args *args, const char *option, int64_t least, int64_t most, int64_t *out)
 {
     const char *text = cli_value(args, option);

@@ -34,6 +34,10 @@ extern "C" {
 /* Whether `path` can be a run's folder or a checkpoint file, by its name and first bytes alone:
  * TDM_ERR_NOT_FOUND when nothing is there or the folder is not a run's, TDM_ERR_INVALID for another file. */
 TDM_API tdm_status tdm_run_check(const char *path, tdm_error *err);
+/* The run of this job with the highest number, below its run.dir, that has a checkpoint, finished or not:
+ * TDM_ERR_NOT_FOUND when there is none. Nothing is verified. The result comes from `arena`. */
+TDM_API tdm_status tdm_run_find(const tdm_job *job, tdm_arena *arena, char **out_path,
+                                tdm_error *err);
 /* A checkpoint to read from: `path` is a run's folder (its newest good checkpoint is taken) or a
  * checkpoint file. The result comes from `arena`. */
 TDM_API tdm_status tdm_run_checkpoint(const char *path, tdm_arena *arena, char **out_path,

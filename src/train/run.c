@@ -497,6 +497,27 @@ static bool holds_none(const char *dir, tdm_arena *arena)
     return tdm_checkpoint_list(dir, arena, &entries, &count, NULL) == TDM_OK && count == 0;
 }
 
+tdm_status tdm_run_find(const tdm_job *job, tdm_arena *arena, char **out_path, tdm_error *err)
+{
+    const char *const *entries = NULL;
+    size_t count = 0;
+    uint64_t newest = 0;
+    if (tdm_path_is_dir(job->run.dir))
+        TDM_TRY(tdm_dir_list(job->run.dir, arena, &entries, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        char *dir = tdm_arena_printf(arena, "%s/%s/checkpoints", job->run.dir, entries[i]);
+        if (!dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+        uint64_t number = number_of(entries[i], job->name);
+        if (number > newest && tdm_path_is_dir(dir) && !holds_none(dir, arena)) newest = number;
+    }
+    if (newest == 0)
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: there is no run of job '%s' with a checkpoint",
+                        job->run.dir, job->name);
+    *out_path = tdm_arena_printf(arena, "%s/%s-%llu", job->run.dir, job->name,
+                                 (unsigned long long)newest);
+    return *out_path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
+}
+
 tdm_status tdm__run_newest(const char *path, bool is_ours, tdm_arena *arena, char **out_path,
                            tdm_error *err)
 {

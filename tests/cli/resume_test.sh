@@ -88,6 +88,26 @@ test_the_job_may_be_given_or_not() {
     assert_whole runs/given
 }
 
+# 'auto': the run with the highest number that has a checkpoint; a new one where there is none, or no folder.
+test_the_newest_run() {
+    local auto=(job.yaml "${common[@]}" --set run.dir=newest --resume auto)
+    assert_exit 0 "$TANDEM" train "${auto[@]}" -q
+    assert_equal "$(hash_in "$out")" "$whole" "the hash of a new run"
+    for run in 2 10; do cp -a newest/tiny-1 "newest/tiny-$run"; done
+    rm newest/tiny-10/checkpoints/step-00000000001*.safetensors # it goes on from step 8
+    mkdir -p newest/tiny-11/checkpoints newest/tinytiny-12/checkpoints newest/other-13
+    cp newest/tiny-1/job.yaml newest/tiny-11
+    assert_exit 0 "$TANDEM" train "${auto[@]}"
+    assert_contains "$err" "newest/tiny-10"
+    assert_contains "$err" "going on from step 8"
+    assert_whole newest/tiny-10
+    assert_exit 0 "$TANDEM" train "${auto[@]}" -n 2
+    local found=(newest/tiny-*/)
+    assert_equal ${#found[@]} 4 "the number of runs"
+    assert_exit 2 "$TANDEM" train --resume auto
+    assert_contains "$err" "which one?"
+}
+
 test_another_job() {
     copy other
     rm runs/other/$newest
