@@ -155,12 +155,12 @@ starts_of() {
 
 # ---- cases -----------------------------------------------------------------------------------------------------
 
-# A worker on beta is killed, and comes back. While it trains: the session's secret is in the environment of
+# A worker on beta is killed, and comes back: the others wait for it (--min). While it trains: the session's secret is in the environment of
 # workers, and among the words of no process; nor does any log have it.
 case_worker() {
     local secret shown
     strikes beta "$(pause_wish worker)"
-    start worker alpha:1,beta:2 -q --json
+    start worker alpha:1,beta:2 -q --json --min 3
     reach worker || return 0
     secret=$(on alpha env ETCDCTL_API=3 etcdctl --endpoints "${store#etcd:}" get --prefix tandem/ |
         grep -A 1 '/secret$' | tail -n 1)
@@ -179,7 +179,7 @@ case_worker() {
 case_connection() {
     local pid
     strikes beta "$(pause_wish connection),forward:step=120:file=$work/connection.later"
-    start connection beta:2,gamma:1 -q
+    start connection beta:2,gamma:1 -q --min 3
     reach connection || return 0
     for pid in $(pids beta); do
         if grep -qz '^sshd: root@notty' "/proc/$pid/cmdline" 2>/dev/null; then kill -9 "$pid"; fi
