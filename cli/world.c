@@ -98,9 +98,8 @@ int world_join(const tdm_job *job, const tdm_comm_place *place, tdm_comm **out)
     *out = NULL;
     cli_hush(place->rank == 0 ? CLI_SAY_ALL : CLI_SAY_NOTHING);
     if (tdm_job_hash(job, hash, &err) != TDM_OK) return cli_fail(&err);
-    tdm_comm_options options = {.transport = tdm_train_transport(job),
-                                .job = hash,
-                                .deadline_s = deadline && *deadline ? 0 : deadline_s};
+    tdm_comm_options options = {.job = hash, .deadline_s = deadline && *deadline ? 0 : deadline_s};
+    tdm_train_comm(job, &options);
     if (tdm_comm_open(&options, out, &err) == TDM_OK) return CLI_OK;
     /* Why it is turned away is known to the one at the door. */
     if (err.status == TDM_ERR_PEER_REFUSED) cli_hush(CLI_SAY_ALL);

@@ -112,9 +112,16 @@ enum { TDM_THREADS_MOST = 1024 }; /* of a worker */
 typedef enum tdm_job_transport {
     TDM_JOB_TRANSPORT_AUTO,
     TDM_JOB_TRANSPORT_SHM,
+    TDM_JOB_TRANSPORT_TCP,
     TDM_JOB_TRANSPORT_UCX,
     TDM_JOB_TRANSPORT_MPI
 } tdm_job_transport;
+typedef enum tdm_job_security {
+    TDM_JOB_SECURITY_AUTO,
+    TDM_JOB_SECURITY_OFF,
+    TDM_JOB_SECURITY_PSK,
+    TDM_JOB_SECURITY_TLS
+} tdm_job_security;
 
 typedef enum tdm_job_precision { TDM_JOB_PRECISION_F32, TDM_JOB_PRECISION_BF16 } tdm_job_precision;
 typedef enum tdm_job_balance {
@@ -340,6 +347,9 @@ typedef struct tdm_job {
     } memory;
     struct {
         int transport; /* tdm_job_transport */
+        int64_t streams;
+        int security; /* tdm_job_security */
+        const char *tls_certificate, *tls_key, *tls_authority;
     } comm;
     struct {
         int64_t every_epochs; /* 0: only at the end */

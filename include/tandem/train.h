@@ -165,6 +165,9 @@ TDM_API int tdm_train_rank_count(const tdm_job *job);
 /* What carries the job's bytes, for tdm_comm_options; NULL where it is left open, or the environment
  * (TANDEM_TRANSPORT) says it. */
 TDM_API const char *tdm_train_transport(const tdm_job *job);
+/* Transport, streams and security as the job has them, where the environment does not say them. Texts are
+ * borrowed from the job. */
+TDM_API void tdm_train_comm(const tdm_job *job, tdm_comm_options *out);
 
 /* ---- training -------------------------------------------------------------------------------- */
 

@@ -769,11 +769,59 @@ static const tdm_job_key last_keys[] = {
         .type = TDM_JOB_KEY_CHOICE,
         .offset = FIELD(comm.transport),
         .fallback = "auto",
-        .choices = "auto | shm | ucx | mpi",
+        .choices = "auto | shm | tcp | ucx | mpi",
         .also_called = "backend network",
+        .help = "What carries bytes between ranks. auto takes shared memory within a host and TCP "
+                "between hosts; shm, tcp, ucx and mpi take one for all. It decides speed, not the "
+                "result. ucx (for RDMA) and mpi neither authenticate nor encrypt what they carry.",
+    },
+    {
+        .path = "comm.streams",
+        .type = TDM_JOB_KEY_INT,
+        .offset = FIELD(comm.streams),
+        .fallback = "1",
+        .least = 1,
+        .most = 64,
+        .also_called = "connections parallel_streams",
+        .help = "How many connections each pair of ranks on different hosts has. More than 1 helps "
+                "where one connection does not fill the link.",
+    },
+    {
+        .path = "comm.security",
+        .type = TDM_JOB_KEY_CHOICE,
+        .offset = FIELD(comm.security),
+        .fallback = "auto",
+        .choices = "auto | off | psk | tls",
+        .also_called = "encryption secure",
         .help =
-            "What carries bytes between ranks. auto takes shared memory within a host and UCX "
-            "between hosts; shm, ucx and mpi take one for all. It decides speed, not the result.",
+            "How connections between ranks are protected. All prove that they know the run's "
+            "secret. auto then encrypts, by TLS 1.3, whatever leaves the host; psk encrypts all "
+            "TCP connections, by a key that is derived from the secret; tls by the certificates of "
+            "comm.tls_*; off none. TANDEM_SECURITY overrides it.",
+    },
+    {
+        .path = "comm.tls_certificate",
+        .type = TDM_JOB_KEY_PATH,
+        .offset = FIELD(comm.tls_certificate),
+        .also_called = "tls_cert",
+        .help =
+            "For 'comm.security: tls': this host's certificate, in PEM. Its subject alternative "
+            "names must have the host's name or its address.",
+    },
+    {
+        .path = "comm.tls_key",
+        .type = TDM_JOB_KEY_PATH,
+        .offset = FIELD(comm.tls_key),
+        .also_called = "tls_private_key",
+        .help = "For 'comm.security: tls': the private key of comm.tls_certificate, in PEM.",
+    },
+    {
+        .path = "comm.tls_authority",
+        .type = TDM_JOB_KEY_PATH,
+        .offset = FIELD(comm.tls_authority),
+        .also_called = "tls_ca",
+        .help = "For 'comm.security: tls': the certificate of the authority, in PEM, that all "
+                "certificates must come from.",
     },
     {
         .path = "eval.every_epochs",

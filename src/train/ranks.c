@@ -199,8 +199,25 @@ const char *tdm_train_transport(const tdm_job *job)
 {
     static const char *const names[] = {[TDM_JOB_TRANSPORT_AUTO] = NULL,
                                         [TDM_JOB_TRANSPORT_SHM] = "shm",
+                                        [TDM_JOB_TRANSPORT_TCP] = "tcp",
                                         [TDM_JOB_TRANSPORT_UCX] = "ucx",
                                         [TDM_JOB_TRANSPORT_MPI] = "mpi"};
     const char *set = getenv("TANDEM_TRANSPORT");
     return set && *set ? NULL : names[job->comm.transport];
+}
+
+void tdm_train_comm(const tdm_job *job, tdm_comm_options *out)
+{
+    static const tdm_security modes[] = {[TDM_JOB_SECURITY_AUTO] = TDM_SECURITY_AUTO,
+                                         [TDM_JOB_SECURITY_OFF] = TDM_SECURITY_OFF,
+                                         [TDM_JOB_SECURITY_PSK] = TDM_SECURITY_PSK,
+                                         [TDM_JOB_SECURITY_TLS] = TDM_SECURITY_TLS};
+    const char *set = getenv("TANDEM_SECURITY");
+    out->transport = tdm_train_transport(job);
+    out->streams = (int)job->comm.streams;
+    out->security = (tdm_comm_security){.mode = set && *set ? TDM_SECURITY_AUTO
+                                                            : modes[job->comm.security],
+                                        .certificate = job->comm.tls_certificate,
+                                        .private_key = job->comm.tls_key,
+                                        .authority = job->comm.tls_authority};
 }

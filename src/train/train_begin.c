@@ -214,7 +214,8 @@ static void show_canonical(const tdm_job *job, tdm_str *out)
     j.parallel.weights = (tdm_job_int_list){0};
     j.parallel.bucket = 0;
     j.parallel.overlap = true;
-    j.comm.transport = TDM_JOB_TRANSPORT_AUTO;
+    memset(&j.comm, 0, sizeof(j.comm));
+    j.comm.streams = 1;
     j.memory.limit = 0;
     if (j.compute.numerics == TDM_JOB_NUMERICS_PORTABLE) j.compute.threads = 0;
     memset(&j.checkpoint, 0, sizeof(j.checkpoint));

@@ -131,8 +131,7 @@ static tdm_status open_world(tdm__trainer *t, const tdm_epoch *epoch, tdm_error 
         snprintf(door, sizeof(door), "%s:0", address && *address ? address : "127.0.0.1");
     if (epoch->rank > 0)
         TDM_TRY(tdm_member_find_door(t->options->member, epoch->number, JOIN_S, door, err));
-    tdm_comm_options o = {.transport = tdm_train_transport(t->job),
-                          .rendezvous = door,
+    tdm_comm_options o = {.rendezvous = door,
                           .job = t->course.job_hash,
                           .has_place = true,
                           .rank = epoch->rank,
@@ -145,6 +144,7 @@ static tdm_status open_world(tdm__trainer *t, const tdm_epoch *epoch, tdm_error 
                           .on_listen = open_door,
                           .user = t};
     tdm_comm *comm = NULL;
+    tdm_train_comm(t->job, &o);
     TDM_TRY(tdm_comm_open(&o, &comm, err));
     pthread_mutex_lock(&t->comm_lock);
     t->comm = comm;

@@ -66,7 +66,7 @@ test_the_same_bits_on_two_hosts() {
 
 # A worker of each host is killed and replaced; another host joins, and leaves; then all stop.
 test_hosts_come_and_go() {
-    "$TANDEM" train job.yaml --hosts alpha:1,beta:1 --max 3 --store "$store" --remote-tandem "$TANDEM" \
+    TANDEM_SECRET=of-this-test "$TANDEM" train job.yaml --hosts alpha:1,beta:1 --max 3 --store "$store" --remote-tandem "$TANDEM" \
         "${long[@]}" --set run.dir=go >launcher.out 2>launcher.err &
     local launcher=$! victim joined
     wait_for "$deadline" trains
@@ -77,7 +77,20 @@ test_hosts_come_and_go() {
         kill -9 "$pid"
         wait_for "$deadline" is_replaced "$pid"
     done
-    TANDEM_RUNTIME=$work/runtime-gamma "$TANDEM" join tiny-1 --host gamma --store "$store" 2>join.err &
+    # The secret is not in the store: a host that does not have it, or has another, is told so.
+    assert_lacks "$(ETCDCTL_API=3 etcdctl --endpoints "$url" get --prefix tandem/)" of-this-test
+    assert_exit 1 env TANDEM_RUNTIME="$work/runtime-gamma" "$TANDEM" join tiny-1 --host gamma --store "$store"
+    assert_contains "$err" "does not know the secret of session"
+    assert_exit 1 env TANDEM_RUNTIME="$work/runtime-gamma" TANDEM_SECRET=another "$TANDEM" join tiny-1 \
+        --host gamma --store "$store"
+    assert_contains "$err" "the secret of this host is not that of session"
+    echo of-this-test >secret
+    assert_exit 1 env TANDEM_RUNTIME="$work/runtime-gamma" TANDEM_SECRET_FILE=secret "$TANDEM" join tiny-1 \
+        --host gamma --store "$store"
+    assert_contains "$err" "chmod 600 secret"
+    chmod 600 secret
+    TANDEM_RUNTIME=$work/runtime-gamma TANDEM_SECRET_FILE=secret "$TANDEM" join tiny-1 --host gamma \
+        --store "$store" 2>join.err &
     joined=$!
     wait_for "$deadline" has_ranks 3
     assert_contains "$(hosts_of_ranks)" gamma
@@ -108,7 +121,7 @@ as_tasks() {
         node=$((i / 2))
         env SLURM_JOB_ID="$$.$slurm_job" SLURM_STEP_ID=0 SLURM_PROCID=$i SLURM_LOCALID=$((i % 2)) \
             SLURM_NODEID=$node SLURMD_NODENAME="node$node" SLURM_STEP_NUM_TASKS=3 SLURM_NNODES=2 \
-            SLURM_STEP_TASKS_PER_NODE="2,1" TANDEM_RUNTIME="$work/runtime-node$node" "${around[@]}" \
+            SLURM_STEP_TASKS_PER_NODE="2,1" TANDEM_SECRET=of-slurm TANDEM_RUNTIME="$work/runtime-node$node" "${around[@]}" \
             "$TANDEM" train job.yaml --store "$store" "$@" >task.$i.out 2>task.$i.err &
         tasks+=($!)
     done

@@ -162,10 +162,10 @@ case_worker() {
     strikes beta "$(pause_wish worker)"
     start worker alpha:1,beta:2 -q --json --min 3
     reach worker || return 0
-    secret=$(on alpha env ETCDCTL_API=3 etcdctl --endpoints "${store#etcd:}" get --prefix tandem/ |
-        grep -A 1 '/secret$' | tail -n 1)
-    if [ ${#secret} -lt 16 ] || ! grep -qzFx "TANDEM_SECRET=$secret" "/proc/$(stopped beta)/environ"; then
-        complain "worker: no secret of the session was found"
+    secret=$(tr '\0' '\n' <"/proc/$(stopped beta)/environ" | sed -n 's/^TANDEM_SECRET=//p')
+    [ ${#secret} -ge 16 ] || complain "worker: no secret of the session was found"
+    if on alpha env ETCDCTL_API=3 etcdctl --endpoints "${store#etcd:}" get --prefix tandem/ | grep -F -- "$secret"; then
+        complain "worker: the store has the secret"
     fi
     shown=$(shown_in "$secret" alpha beta gamma)
     [ -z "$shown" ] || complain "worker: the secret is among the words of $shown"
