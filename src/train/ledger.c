@@ -3,8 +3,8 @@
  *
  * Invariants: the file holds whole lines, each written with one write(); steps grow by one from line to
  * line, from the first step that was put; a file that is opened holds no step past the one from which
- * training goes on. Lines that the disk refuses wait in memory until it takes them, so an error that
- * passes leaves no gap. A ledger that could not be written is never silently short: the gap stays in it,
+ * training goes on. Lines wait in memory until they are synced, and those that the disk refuses, or loses
+ * before a sync, are written once more, so an error that passes leaves no gap. A ledger that could not be written is never silently short: the gap stays in it,
  * and the check finds it.
  */
 #include "train/ledger.h"
@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LINE_BYTES = 192, DIGEST_DIGITS = 16, WAITING_MOST = 1 << 20 };
+enum { LINE_BYTES = 192, DIGEST_DIGITS = 16, WAITING_MOST = 1 << 20, SYNC_LINES = 1 << 14 };
 #define LEDGER_LIMIT_BYTES (UINT64_C(4) << 30)
 
 /* A multiply-xorshift finaliser after each of the two, so that no other set of samples is likely to have
@@ -117,10 +117,12 @@ tdm_status tdm__ledger_open(const char *run, uint64_t step, tdm__ledger *out, td
         status = keep(ledger.path, step, &kept, &ledger.last_step, err);
     if (status == TDM_OK)
         status = tdm_file_replace(ledger.path, tdm_str_text(&kept), kept.length, err);
+    off_t kept_bytes = (off_t)kept.length;
     tdm_str_release(&kept);
     TDM_TRY(status);
     ledger.fd = open(ledger.path, O_WRONLY | O_APPEND | O_CLOEXEC);
     if (ledger.fd < 0) return tdm_os_fail(err, "opening", ledger.path);
+    ledger.synced_bytes = kept_bytes;
     *out = ledger;
     return TDM_OK;
 }
@@ -136,7 +138,7 @@ static void lost(tdm__ledger *ledger, const char *why)
 }
 
 /* Appends one line; errno, or 0. Rank 0 alone writes here, so a part of a line is the end of the file. */
-static int write_line(const tdm__ledger *ledger, const tdm__ledger_line *line)
+static int write_line(tdm__ledger *ledger, const tdm__ledger_line *line)
 {
     char text[LINE_BYTES];
     struct stat before;
@@ -145,23 +147,24 @@ static int write_line(const tdm__ledger *ledger, const tdm__ledger_line *line)
     ssize_t written = write(ledger->fd, text, (size_t)length);
     if (written == length) return 0;
     int error_number = written < 0 ? errno : ENOSPC;
-    if (written > 0 && known && ftruncate(ledger->fd, before.st_size) != 0) error_number = errno;
+    if (written > 0 && (!known || ftruncate(ledger->fd, before.st_size) != 0))
+        ledger->must_rewind = true;
     return error_number;
 }
 
-/* Writes what waits, as far as the disk takes it. */
-static void flush(tdm__ledger *ledger)
+/* Back to what is known to be on the disk, when what comes after it may not be; errno, or 0. */
+static int rewind_file(tdm__ledger *ledger)
 {
-    size_t done = 0;
-    int error_number = 0;
-    while (done < ledger->waiting_count && error_number == 0) {
-        error_number = write_line(ledger, &ledger->waiting[done]);
-        done += error_number == 0;
-    }
-    ledger->waiting_count -= done;
-    if (done > 0)
-        memmove(ledger->waiting, ledger->waiting + done,
-                ledger->waiting_count * sizeof(*ledger->waiting));
+    if (!ledger->must_rewind) return 0;
+    if (ftruncate(ledger->fd, ledger->synced_bytes) != 0) return errno;
+    ledger->must_rewind = false;
+    ledger->written_count = 0;
+    return 0;
+}
+
+/* Says that lines wait, and when none does any more; each once. */
+static void report(tdm__ledger *ledger, int error_number)
+{
     if (error_number != 0 && !ledger->is_behind)
         tdm_log(TDM_LOG_WARN, "train",
                 "%s cannot be written: %s; its lines wait in memory, and training goes on",
@@ -169,6 +172,18 @@ static void flush(tdm__ledger *ledger)
     if (error_number == 0 && ledger->is_behind)
         tdm_log(TDM_LOG_INFO, "train", "%s is complete again", ledger->path);
     ledger->is_behind = error_number != 0;
+}
+
+/* Writes what is not in the file yet, as far as the disk takes it. */
+static void flush(tdm__ledger *ledger)
+{
+    int error_number = rewind_file(ledger);
+    while (ledger->written_count < ledger->waiting_count && error_number == 0) {
+        error_number = write_line(ledger, &ledger->waiting[ledger->written_count]);
+        ledger->written_count += error_number == 0;
+    }
+    /* After a sync that failed, only one that succeeds says that all is well. */
+    if (error_number != 0 || !ledger->sync_failed) report(ledger, error_number);
 }
 
 /* False: there is no room for it. */
@@ -195,19 +210,37 @@ void tdm__ledger_put(tdm__ledger *ledger, const tdm__ledger_line *line)
     }
     ledger->last_step = line->step;
     flush(ledger);
+    if (ledger->written_count > 0 && ledger->written_count % SYNC_LINES == 0)
+        tdm__ledger_sync(ledger);
 }
 
 void tdm__ledger_sync(tdm__ledger *ledger)
 {
+    struct stat now;
     if (ledger->fd < 0) return;
     flush(ledger);
-    if (fdatasync(ledger->fd) != 0) lost(ledger, strerror(errno));
+    size_t synced = ledger->written_count;
+    ledger->sync_failed = fdatasync(ledger->fd) != 0 || fstat(ledger->fd, &now) != 0;
+    if (ledger->sync_failed) {
+        /* The system may have dropped what it could not write: it is written once more. */
+        int error_number = errno;
+        ledger->must_rewind = true;
+        report(ledger, error_number);
+        return;
+    }
+    ledger->synced_bytes = now.st_size;
+    ledger->waiting_count -= synced;
+    ledger->written_count = 0;
+    if (synced > 0 && ledger->waiting_count > 0)
+        memmove(ledger->waiting, ledger->waiting + synced,
+                ledger->waiting_count * sizeof(*ledger->waiting));
+    if (ledger->waiting_count == 0) report(ledger, 0);
 }
 
 void tdm__ledger_close(tdm__ledger *ledger)
 {
     if (ledger->fd >= 0) {
-        flush(ledger);
+        tdm__ledger_sync(ledger);
         if (ledger->waiting_count > 0) lost(ledger, "its last lines could not be written");
         close(ledger->fd);
     }

@@ -16,6 +16,8 @@
 #include <tandem/text.h>
 #include <tandem/train.h>
 
+#include <sys/types.h>
+
 #define TDM__LEDGER_NAME "ledger.jsonl"
 
 typedef struct tdm__ledger_line {
@@ -30,9 +32,13 @@ typedef struct tdm__ledger {
     int fd; /* -1: not open */
     uint64_t last_step;
     bool complete;             /* as far as this process has to do with it: no line was lost */
-    tdm__ledger_line *waiting; /* lines that the disk has refused so far, in order */
+    tdm__ledger_line *waiting; /* lines that are not known to be on the disk, in order */
     size_t waiting_count, waiting_room;
-    bool is_behind; /* the last try has failed */
+    size_t written_count; /* of them: the first ones, which are in the file */
+    off_t synced_bytes;   /* of the file, on the disk */
+    bool must_rewind;     /* what comes after these may be damaged */
+    bool sync_failed;     /* the last one */
+    bool is_behind;       /* some line could not be written or synced, and that was said */
     char path[TDM_PATH_BYTES];
 } tdm__ledger;
 
@@ -45,7 +51,7 @@ uint64_t tdm__ledger_mix(uint64_t epoch, uint64_t index);
 tdm_status tdm__ledger_open(const char *run, uint64_t step, tdm__ledger *out, tdm_error *err);
 /* Appends a line, whole or not at all. A step that is there already is passed over. A line that the disk
  * refuses waits in memory, with those after it, and is tried again with every later one and with every
- * sync; training goes on. */
+ * sync; training goes on. Lines whose sync fails are written once more. */
 void tdm__ledger_put(tdm__ledger *ledger, const tdm__ledger_line *line);
 /* To the disk: before a checkpoint that stands on these steps. */
 void tdm__ledger_sync(tdm__ledger *ledger);
