@@ -115,7 +115,9 @@ static bool sends_unasked(const tdm__transport_options *options)
     return several_hosts(options) && !user_says("RNDV_THRESH") && !has_rdma();
 }
 
-static ucs_status_t configure(const tdm__transport_options *options, ucp_config_t **out)
+/* `tls`: which of its transports UCX may use; NULL: as it likes, or as the user says. */
+static ucs_status_t configure(const tdm__transport_options *options, const char *tls,
+                              ucp_config_t **out)
 {
     if (!user_says("LOG_LEVEL")) ucs_global_opts_set_value("LOG_LEVEL", "fatal");
     ucp_config_t *config;
@@ -124,6 +126,7 @@ static ucs_status_t configure(const tdm__transport_options *options, ucp_config_
     char names[400];
     if (!user_says("NET_DEVICES") && several_hosts(options) && devices(names, sizeof(names)))
         ucp_config_modify(config, "NET_DEVICES", names);
+    if (tls) ucp_config_modify(config, "TLS", tls);
     *out = config;
     return UCS_OK;
 }
@@ -149,10 +152,10 @@ static void environment_put_back(const bool set[SETTINGS])
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static ucs_status_t make_worker(tdm__ucx *u, const tdm__transport_options *options)
+static ucs_status_t make_worker(tdm__ucx *u, const tdm__transport_options *options, const char *tls)
 {
     ucp_config_t *config;
-    ucs_status_t status = configure(options, &config);
+    ucs_status_t status = configure(options, tls, &config);
     if (status != UCS_OK) return status;
     ucp_params_t params = {
         .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
@@ -172,7 +175,16 @@ static ucs_status_t start(tdm__ucx *u, const tdm__transport_options *options)
 {
     bool set[SETTINGS];
     environment_set(set);
-    ucs_status_t status = make_worker(u, options);
+    ucs_status_t status = make_worker(u, options, NULL);
+    bool is_short = status == UCS_ERR_NO_MEMORY || status == UCS_ERR_NO_RESOURCE;
+    if (is_short && !user_says("TLS")) {
+        /* Mostly that is a small /dev/shm, as containers have it. UCX can do without. */
+        if (u->context) ucp_cleanup(u->context);
+        u->context = NULL;
+        tdm_log(TDM_LOG_INFO, "comm",
+                "ucx: UCX finds no room in /dev/shm, and does without its transport 'posix'");
+        status = make_worker(u, options, "^posix");
+    }
     environment_put_back(set);
     if (status == UCS_OK) status = tdm__ucx_listen(u);
     if (status == UCS_OK) status = ucp_worker_get_efd(u->worker, &u->event_fd);
@@ -291,8 +303,11 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
                           "open files (ulimit -n)");
     else if (said != UCS_OK)
         status = tdm_fail(err, TDM_ERR_SYSTEM,
-                          "ucx: UCX cannot be started: %s; UCX_LOG_LEVEL=info makes it say more",
-                          ucs_status_string(said));
+                          "ucx: UCX cannot be started: %s%s; UCX_LOG_LEVEL=info makes it say more",
+                          ucs_status_string(said),
+                          said == UCS_ERR_NO_MEMORY || said == UCS_ERR_NO_RESOURCE
+                              ? "; if /dev/shm is full or small, make it larger"
+                              : "");
     else if (bytes > TDM__ADDRESS_MOST)
         status = tdm_fail(err, TDM_ERR_RANGE,
                           "ucx: the address of this rank has %zu bytes, more than %d; name fewer "
