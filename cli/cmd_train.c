@@ -176,6 +176,7 @@ static void on_event(const tdm_train_status *status, void *user)
     case TDM_TRAIN_EVENT_STEP: progress_show(&s->bar, status, false); break;
     case TDM_TRAIN_EVENT_EVAL: progress_show(&s->bar, status, true); break;
     case TDM_TRAIN_EVENT_CHECKPOINT: break;
+    case TDM_TRAIN_EVENT_WAIT:
     case TDM_TRAIN_EVENT_END: progress_clear(&s->bar); break;
     }
 }

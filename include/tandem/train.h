@@ -176,7 +176,8 @@ typedef enum tdm_train_event {
     TDM_TRAIN_EVENT_STEP,       /* a step was finished */
     TDM_TRAIN_EVENT_EVAL,       /* the test set was evaluated: see `test` */
     TDM_TRAIN_EVENT_CHECKPOINT, /* a checkpoint was written: see checkpoint_path */
-    TDM_TRAIN_EVENT_END
+    TDM_TRAIN_EVENT_END,
+    TDM_TRAIN_EVENT_WAIT /* rank 0 waits until it can write to the run's folder: the log says why */
 } tdm_train_event;
 
 /* What a rank does. Shares are of the time of steps; what is missing from 1 is spent between them. */

@@ -150,7 +150,7 @@ tdm_status tdm__restore(tdm__trainer *t, const char *path, tdm_error *err)
 
 /* ---- the run's folder ------------------------------------------------------------------------ */
 
-static tdm_status lead_run(tdm__trainer *t, const char *path, bool joins, tdm_error *err)
+tdm_status tdm__lead_run(tdm__trainer *t, const char *path, bool joins, tdm_error *err)
 {
     if (t->run_open && t->run.rank == 0) return TDM_OK; /* as in the epoch before */
     if (t->run_open) tdm__run_release(&t->run);
@@ -180,7 +180,7 @@ static tdm_status follow_run(tdm__trainer *t, const char *path, tdm_error *err)
 
 tdm_status tdm__open_run(tdm__trainer *t, const char *path, bool joins, tdm_error *err)
 {
-    tdm_status status = t->leads ? lead_run(t, path, joins, err) : TDM_OK;
+    tdm_status status = t->leads ? tdm__lead_run(t, path, joins, err) : TDM_OK;
     TDM_TRY(tdm__agree(t->comm, status, NULL, err));
     if (t->leads) snprintf(t->run_path, sizeof(t->run_path), "%s", t->run.path);
     if (t->comm) {

@@ -355,6 +355,76 @@ static tdm_status mend_files(tdm__trainer *t, bool from_memory, tdm_error *err)
     return TDM_OK;
 }
 
+/* ---- the run's folder ------------------------------------------------------------------------- */
+
+/* What rank 0 has to do there before an epoch can begin. */
+typedef struct folder_work {
+    tdm_status (*work)(tdm__trainer *t, bool from_memory, tdm_error *err);
+    bool from_memory;
+    bool is_begun; /* rank 0: there is a run; else nothing can be lost yet, and nobody waits */
+} folder_work;
+
+static tdm_status join_run(tdm__trainer *t, bool from_memory, tdm_error *err)
+{
+    (void)from_memory;
+    return t->run_path[0] ? tdm__lead_run(t, t->run_path, true, err)
+                          : TDM_OK; /* a new run: later */
+}
+
+/* How rank 0's try ended, and whether it may be followed by another one. */
+typedef struct try_result {
+    int32_t status;
+    int32_t may_wait;
+} try_result;
+
+static tdm_status try_once(tdm__trainer *t, const folder_work *what, try_result *out,
+                           tdm_error *why, tdm_error *err)
+{
+    *out = (try_result){.status = TDM_OK};
+    if (t->leads) {
+        tdm_status status = what->work(t, what->from_memory, why);
+        out->status = (int32_t)status;
+        out->may_wait = what->is_begun && t->job->checkpoint.retry_s > 0 &&
+                        tdm__is_disk_status(status);
+    }
+    if (!t->comm) return TDM_OK;
+    return tdm_group_broadcast(tdm_comm_world(t->comm), out, sizeof(*out), TDM_DTYPE_U8, 0, err);
+}
+
+static void say_waiting(tdm__trainer *t, const tdm_error *why)
+{
+    if (!t->leads) return;
+    t->status.run_path = t->run_path; /* the run itself may not be open */
+    tdm__tell(t, TDM_TRAIN_EVENT_WAIT);
+    tdm__say(t, TDM_LOG_WARN,
+             "%s cannot be written to: %s; training waits for it for %.0f s "
+             "(checkpoint.retry_s): mend that meanwhile",
+             t->run_path, why->message, t->job->checkpoint.retry_s);
+}
+
+/* In the middle of a session a disk that refuses this must not end it: the state may be in memory alone. All
+ * wait for the disk, as at the end of a run. Collective. */
+static tdm_status do_surely(tdm__trainer *t, const folder_work *what, tdm_error *err)
+{
+    tdm__retry retry = {0};
+    tdm_error why = {.status = TDM_OK};
+    try_result result;
+    bool again = true;
+    while (again) {
+        TDM_TRY(try_once(t, what, &result, &why, err));
+        if (!result.may_wait) break;
+        if (retry.failures == 0) say_waiting(t, &why);
+        tdm__retry_failed(&retry, tdm_clock_s());
+        TDM_TRY(tdm__retry_await(t, &retry, (tdm_status)result.status, &again, err));
+    }
+    if (result.status == TDM_OK && retry.failures > 0)
+        tdm__say(t, TDM_LOG_INFO, "%s can be written to again, after %.1f s", t->run_path,
+                 tdm_clock_s() - retry.first_s);
+    tdm_status own = t->leads ? (tdm_status)result.status : TDM_OK;
+    if (own != TDM_OK) tdm_fail(err, own, "%s", why.message);
+    return tdm__agree(t->comm, own, NULL, err);
+}
+
 /* The last step that a worker of the session is known to have done. */
 static uint64_t last_known_step(const tdm__trainer *t)
 {
@@ -455,13 +525,17 @@ static tdm_status begin_epoch(tdm__trainer *t, uint32_t lineage, double begin_s,
     TDM_TRY(tdm__make_saver(t, err));
     TDM_TRY(tdm__agree(t->comm, t->leads ? find_run(t, err) : TDM_OK, NULL, err));
     bool joins = t->run_path[0] != '\0';
+    folder_work open = {.work = join_run, .is_begun = joins}, mend = {.work = mend_files};
+    TDM_TRY(do_surely(t, &open, err));
     TDM_TRY(tdm__open_run(t, joins ? t->run_path : resume, joins, err));
     tdm__run_share(&t->run);
     TDM_TRY(tdm__agree(t->comm, t->leads ? tell_run(t, err) : TDM_OK, NULL, err));
     TDM_TRY(compare_disk(t, &recovery, err));
     bool from_memory = take_memory(t, &recovery);
     if (!from_memory) TDM_TRY(take_disk(t, err));
-    TDM_TRY(tdm__agree(t->comm, mend_files(t, from_memory, err), NULL, err));
+    mend.is_begun = joins;
+    mend.from_memory = from_memory;
+    TDM_TRY(do_surely(t, &mend, err));
     bool first = t->epoch == 1 || (!from_memory && !joins);
     if (!t->entered && !from_memory) {
         t->first_sample = t->position.samples;

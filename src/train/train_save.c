@@ -250,11 +250,11 @@ static tdm_status look_at_last(tdm__trainer *t, bool *good, tdm_error *err)
     return TDM_OK;
 }
 
-/* ---- the end ------------------------------------------------------------------------------------- */
+/* ---- waiting for a disk -------------------------------------------------------------------------- */
 
-/* For how long the last checkpoint may be tried. Whoever asks a run to stop kills it after elastic.grace: it
- * should be able to say before that why it failed. */
-static double end_budget_s(const tdm__trainer *t)
+/* For how long the disk may be tried. Whoever asks a run to stop kills it after elastic.grace: it should be
+ * able to say before that why it failed. */
+static double retry_budget_s(const tdm__trainer *t)
 {
     const tdm_train_options *o = t->options;
     double budget_s = t->job->checkpoint.retry_s, stop_s = STOP_SHARE * t->job->elastic.grace;
@@ -264,37 +264,39 @@ static double end_budget_s(const tdm__trainer *t)
 
 /* Rank 0's word, a moment later if there is nothing to do yet: the others wait for it, and must not take
  * it for dead. */
-static tdm__retry_choice choose_at_end(const tdm__trainer *t)
+static tdm__retry_choice choose(const tdm__trainer *t, const tdm__retry *retry)
 {
-    tdm__retry_choice choice = tdm__retry_choose(&t->end_retry, end_budget_s(t), tdm_clock_s());
+    tdm__retry_choice choice = tdm__retry_choose(retry, retry_budget_s(t), tdm_clock_s());
     if (choice == TDM__RETRY_WAIT) nanosleep(&(struct timespec){.tv_nsec = SLICE_NS}, NULL);
     return choice;
 }
 
-static void say_waiting(tdm__trainer *t)
+tdm_status tdm__retry_await(const tdm__trainer *t, const tdm__retry *retry, tdm_status status,
+                            bool *again, tdm_error *err)
 {
-    t->save_failed = true;
-    tdm__say(t, TDM_LOG_WARN,
-             "step %llu: the last checkpoint cannot be written: %s; it is tried again for %.0f s "
-             "(checkpoint.retry_s): mend that meanwhile",
-             (unsigned long long)t->position.step, t->last_save.message,
-             t->job->checkpoint.retry_s);
-}
-
-/* After a try that failed: waits until the next one is due. *again: there will be one. Collective. */
-static tdm_status await_retry(tdm__trainer *t, int tries, bool *again, tdm_error *err)
-{
-    bool retries = t->job->checkpoint.retry_s > 0 && tdm__is_disk_status(t->last_save.status);
+    bool retries = t->job->checkpoint.retry_s > 0 && tdm__is_disk_status(status);
     int32_t choice = retries ? TDM__RETRY_WAIT : TDM__RETRY_OVER;
-    if (retries && tries == 1) say_waiting(t);
     while (choice == TDM__RETRY_WAIT) {
-        if (t->leads) choice = (int32_t)choose_at_end(t);
+        if (t->leads) choice = (int32_t)choose(t, retry);
         if (t->comm)
             TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), &choice, sizeof(choice),
                                         TDM_DTYPE_U8, 0, err));
     }
     *again = choice == TDM__RETRY_NOW;
     return TDM_OK;
+}
+
+/* ---- the end ------------------------------------------------------------------------------------- */
+
+static void say_waiting(tdm__trainer *t)
+{
+    if (t->job->checkpoint.retry_s <= 0 || !tdm__is_disk_status(t->last_save.status)) return;
+    t->save_failed = true;
+    tdm__say(t, TDM_LOG_WARN,
+             "step %llu: the last checkpoint cannot be written: %s; it is tried again for %.0f s "
+             "(checkpoint.retry_s): mend that meanwhile",
+             (unsigned long long)t->position.step, t->last_save.message,
+             t->job->checkpoint.retry_s);
 }
 
 static tdm_status fail_at_end(const tdm__trainer *t, int tries, tdm_error *err)
@@ -315,7 +317,9 @@ tdm_status tdm__save_end(tdm__trainer *t, tdm_error *err)
         TDM_TRY(tdm__save_begin(t, err));
         TDM_TRY(look_at_last(t, &good, err));
         tries++;
-        if (!good) TDM_TRY(await_retry(t, tries, &again, err));
+        if (good) break;
+        if (tries == 1) say_waiting(t);
+        TDM_TRY(tdm__retry_await(t, &t->end_retry, t->last_save.status, &again, err));
     }
     const tdm__saved *last = &t->last_save;
     if (!good) return fail_at_end(t, tries, err);

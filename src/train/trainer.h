@@ -131,6 +131,10 @@ void tdm__before_update(void *trainer); /* of every step */
 tdm_status tdm__save_finish(tdm__trainer *t, tdm_error *err);
 /* Whether it is time to try again what failed along the way. Rank 0. */
 bool tdm__save_retry_due(const tdm__trainer *t);
+/* After rank 0's try has failed with `status`, the same for all: waits until the next one is due. *again: there
+ * is one, within checkpoint.retry_s of the first failure. `retry` is rank 0's. Collective. */
+tdm_status tdm__retry_await(const tdm__trainer *t, const tdm__retry *retry, tdm_status status,
+                            bool *again, tdm_error *err);
 /* The state as it is now is in a checkpoint, or this fails, after checkpoint.retry_s at most. */
 tdm_status tdm__save_end(tdm__trainer *t, tdm_error *err);
 
@@ -144,6 +148,8 @@ tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err);
 tdm_status tdm__make_predictor(tdm__trainer *t, tdm_error *err);
 /* From the newest good checkpoint of the run at `path`. */
 tdm_status tdm__restore(tdm__trainer *t, const char *path, tdm_error *err);
+/* Rank 0's part of the next: nothing when it has the run already. */
+tdm_status tdm__lead_run(tdm__trainer *t, const char *path, bool joins, tdm_error *err);
 /* The folder of the run: rank 0 makes or opens it, the others learn where it is. `path` NULL: a new run. */
 tdm_status tdm__open_run(tdm__trainer *t, const char *path, bool joins, tdm_error *err);
 /* The ledger, from the step that the run goes on from. Rank 0. */
