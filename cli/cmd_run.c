@@ -8,14 +8,6 @@
 
 #include <string.h>
 
-/* Of a job. */
-static const char *const transports[] = {
-    [TDM_JOB_TRANSPORT_AUTO] = "auto",
-    [TDM_JOB_TRANSPORT_SHM] = "shm",
-    [TDM_JOB_TRANSPORT_UCX] = "ucx",
-    [TDM_JOB_TRANSPORT_MPI] = "mpi",
-};
-
 /* The job's hash, by which ranks of another job are turned away, and the transport it asks for. */
 static int use_job(const cli_args *args, char hash[TDM_SHA256_HEX], tdm_launch_options *options)
 {
@@ -32,7 +24,7 @@ static int use_job(const cli_args *args, char hash[TDM_SHA256_HEX], tdm_launch_o
     tdm_error err;
     if (tdm_job_hash(job, hash, &err) != TDM_OK) code = cli_fail(&err);
     options->job = hash;
-    if (!options->transport) options->transport = transports[job->comm.transport];
+    if (!options->transport) options->transport = tdm_job_transport_name(job->comm.transport);
     tdm_job_document_destroy(document);
     return code;
 }

@@ -24,9 +24,10 @@ bool elastic_is_worker(void)
 
 const char *elastic_transport(const tdm_job *job)
 {
-    static const char *const names[] = {"auto", "shm", "ucx", "mpi"}; /* comm.transport */
     const char *set = getenv("TANDEM_TRANSPORT");
-    return job->comm.transport == 0 && set && *set ? set : names[job->comm.transport];
+    return job->comm.transport == TDM_JOB_TRANSPORT_AUTO && set && *set
+               ? set
+               : tdm_job_transport_name(job->comm.transport);
 }
 
 static tdm_status read_limits(const elastic_worker *w, tdm_member_options *options, tdm_error *err)

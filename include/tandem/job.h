@@ -116,6 +116,8 @@ typedef enum tdm_job_transport {
     TDM_JOB_TRANSPORT_UCX,
     TDM_JOB_TRANSPORT_MPI
 } tdm_job_transport;
+/* "auto", "shm", "tcp", "ucx", "mpi". */
+TDM_API const char *tdm_job_transport_name(int transport);
 typedef enum tdm_job_security {
     TDM_JOB_SECURITY_AUTO,
     TDM_JOB_SECURITY_OFF,

@@ -934,3 +934,13 @@ bool tdm__job_group_has(const tdm__job_group *group, const tdm_job_key *key)
     if (length == 0) return strchr(key->path, '.') == NULL;
     return strncmp(key->path, group->name, length) == 0 && key->path[length] == '.';
 }
+
+const char *tdm_job_transport_name(int transport)
+{
+    static const char *const names[] = {[TDM_JOB_TRANSPORT_AUTO] = "auto",
+                                        [TDM_JOB_TRANSPORT_SHM] = "shm",
+                                        [TDM_JOB_TRANSPORT_TCP] = "tcp",
+                                        [TDM_JOB_TRANSPORT_UCX] = "ucx",
+                                        [TDM_JOB_TRANSPORT_MPI] = "mpi"};
+    return names[transport];
+}

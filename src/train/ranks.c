@@ -197,13 +197,9 @@ int tdm_train_rank_count(const tdm_job *job)
 
 const char *tdm_train_transport(const tdm_job *job)
 {
-    static const char *const names[] = {[TDM_JOB_TRANSPORT_AUTO] = NULL,
-                                        [TDM_JOB_TRANSPORT_SHM] = "shm",
-                                        [TDM_JOB_TRANSPORT_TCP] = "tcp",
-                                        [TDM_JOB_TRANSPORT_UCX] = "ucx",
-                                        [TDM_JOB_TRANSPORT_MPI] = "mpi"};
     const char *set = getenv("TANDEM_TRANSPORT");
-    return set && *set ? NULL : names[job->comm.transport];
+    bool is_open = (set && *set) || job->comm.transport == TDM_JOB_TRANSPORT_AUTO;
+    return is_open ? NULL : tdm_job_transport_name(job->comm.transport);
 }
 
 void tdm_train_comm(const tdm_job *job, tdm_comm_options *out)

@@ -53,7 +53,7 @@ test_the_libraries() {
 test_transports() {
     assert_exit 0 "$TANDEM" doctor --json
     local name
-    for name in shm ucx mpi sim; do
+    for name in shm tcp ucx mpi sim; do
         [ -n "$(value $name)" ] || fail "no line about $name: $out"
     done
     assert_contains "$(value shm)" "memory that they share"

@@ -375,7 +375,7 @@ test_a_tiny_dev_shm() {
     local kilobytes transport
     for kilobytes in 4 1024; do
         mount -t tmpfs -o "size=${kilobytes}k" tandem-test /dev/shm
-        for transport in auto shm ucx; do
+        for transport in auto shm tcp ucx; do
             new_disk
             start "" --set comm.transport=$transport
             finish

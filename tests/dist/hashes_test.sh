@@ -52,7 +52,7 @@ job gpt-bf16 16 "$text" "model: {$gpt, context: 64}" 'compute: {precision: bf16}
 factors() {
     cat <<'TABLE'
 job mlp mlp-auto cnn cnn-sync cnn-bf16 gpt gpt-bf16
-world shm ucx mpi hosts hosts-mpi
+world shm tcp ucx mpi hosts hosts-mpi
 ranks 2 3 4 8
 zero 0 1 2 3
 balance off weights feedback moved
@@ -138,20 +138,20 @@ in_world() {
     shift 2
     case $world in
     # (Without --min a session begins with fewer when one is late.)
-    shm | ucx) TANDEM_TRANSPORT=$world timeout -k 5 $run_limit_s "$@" -n "$ranks" --min "$ranks" ;;
+    shm | tcp | ucx) TANDEM_TRANSPORT=$world timeout -k 5 $run_limit_s "$@" -n "$ranks" --min "$ranks" ;;
     mpi) under_mpi "$ranks" mpi 1 "$@" ;;
     hosts) on_two_hosts "$ranks" "$@" ;;
     hosts-mpi) under_mpi "$ranks" shm+mpi 2 "$@" ;;
     esac
 }
 
-# was_world WORLD RANKS: by the traces of the training, where it left any. On one host there is no UCX
+# was_world WORLD RANKS: by the traces of the training, where it left any. On one host there is no TCP
 # unless it is asked for.
 was_world() {
     local transport said
     case $1 in
     mpi | hosts-mpi) transport=mpi ;;
-    hosts) transport=ucx ;;
+    hosts) transport=tcp ;;
     *) return 0 ;;
     esac
     said=$("$TANDEM" trace traces --last 0)

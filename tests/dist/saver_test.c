@@ -434,7 +434,6 @@ static void test_same_bytes(void)
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         if (SLOW && cases[i].slow) continue;
-        if (strchr(cases[i].hosts, 'b') && !world_has("ucx")) continue;
         hash_of(in_world("save", cases[i].how, cases[i].hosts, cases[i].zero), other);
         CHECK_TEXT(one, other);
     }

@@ -159,7 +159,7 @@ static void in_world(const char *mode, const char *hosts, int zero)
 /* The world takes part only where there is a way between its hosts. */
 static bool can_have(const char *hosts)
 {
-    return strspn(hosts, "a") == strlen(hosts) || world_has("ucx");
+    return strspn(hosts, "a") == strlen(hosts) || world_has("tcp");
 }
 
 /* With every rank holding a share of everything: all that can happen to a run. */

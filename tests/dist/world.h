@@ -65,7 +65,7 @@ static inline void world_run(const world *w)
     static int number;
     int size = (int)strlen(w->hosts);
     bool several = strspn(w->hosts, (char[]){w->hosts[0], 0}) < (size_t)size;
-    const char *needed = w->transport ? w->transport : several ? "ucx" : NULL;
+    const char *needed = w->transport ? w->transport : several ? "tcp" : NULL;
     if (needed && !world_has(needed)) {
         printf("     left out: hosts %s, without %s\n", w->hosts, needed);
         return;
