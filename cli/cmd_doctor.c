@@ -5,7 +5,8 @@
  * "problem" (training is likely to fail). Notes and problems say what to do. Everything is read, and
  * nothing is changed; what cannot be found out is left out.
  */
-#include "cli.h"
+#include "doctor.h"
+#include "session.h"
 
 #include <tandem/checkpoint.h>
 #include <tandem/comm.h>
@@ -24,34 +25,15 @@
 #define MB UINT64_C(1000000)
 #define GB UINT64_C(1000000000)
 
-typedef enum verdict { OK, NOTE, PROBLEM } verdict;
-
 static const char *const verdict_names[] = {"ok", "note", "problem"};
 
-typedef struct finding {
-    const char *group;
-    const char *name;
-    char value[400];
-    verdict verdict;
-    const char *advice; /* NULL when all is well */
-} finding;
-
-enum { FINDING_MOST = 40 };
-
-typedef struct report {
-    finding findings[FINDING_MOST];
-    int count;
-} report;
-
-static void find(report *r, const char *group, const char *name, verdict v, const char *advice,
-                 const char *fmt, ...) TDM_PRINTF(6, 7);
-
-static void find(report *r, const char *group, const char *name, verdict v, const char *advice,
+void doctor_find(report *r, const char *group, const char *name, verdict v, const char *advice,
                  const char *fmt, ...)
 {
     if (r->count == FINDING_MOST) return;
     finding *f = &r->findings[r->count++];
-    *f = (finding){.group = group, .name = name, .verdict = v, .advice = v == OK ? NULL : advice};
+    *f = (finding){.group = group, .verdict = v, .advice = v == OK ? NULL : advice};
+    snprintf(f->name, sizeof f->name, "%s", name);
     va_list args;
     va_start(args, fmt);
     vsnprintf(f->value, sizeof(f->value), fmt, args);
@@ -98,10 +80,10 @@ static void look_at_processor(report *r)
 {
     tdm_cpu_info cpu;
     tdm_os_cpu_info(&cpu);
-    find(r, "processor", "model", OK, NULL, "%s", cpu.model);
+    doctor_find(r, "processor", "model", OK, NULL, "%s", cpu.model);
     bool x86 = strcmp(cpu.architecture, "x86_64") == 0;
     bool slow = x86 && !has_word(cpu.features, "avx2");
-    find(
+    doctor_find(
         r, "processor", "level", slow ? NOTE : OK,
         "without AVX2 matrix products are several times slower; if this is a virtual machine, pass "
         "the host's processor through to it",
@@ -109,32 +91,35 @@ static void look_at_processor(report *r)
     const char *asked = getenv("TANDEM_ISA"), *level = tdm_tensor_level_name(tdm_tensor_level());
     bool is_set = asked && *asked;
     bool obeyed = !is_set || (x86 && strcmp(level + strlen("x86-64-"), asked) == 0);
-    find(r, "processor", "kernels", obeyed ? OK : NOTE,
-         "TANDEM_ISA is not one of v2, v3 and v4, or not a level of this CPU: correct or unset it",
-         "%s%s%s", level, is_set ? " with TANDEM_ISA=" : "", is_set ? asked : "");
-    find(r, "processor", "instructions", OK, NULL, "%s",
-         cpu.features[0] ? cpu.features : "unknown");
-    find(r, "processor", "cores", cpu.usable_count < cpu.online_count ? NOTE : OK,
-         "the others are kept from this process by an affinity mask (taskset) or the quota of a "
-         "control group; workers beyond the usable ones only get in each other's way",
-         "%d usable of %d", cpu.usable_count, cpu.online_count);
+    doctor_find(
+        r, "processor", "kernels", obeyed ? OK : NOTE,
+        "TANDEM_ISA is not one of v2, v3 and v4, or not a level of this CPU: correct or unset it",
+        "%s%s%s", level, is_set ? " with TANDEM_ISA=" : "", is_set ? asked : "");
+    doctor_find(r, "processor", "instructions", OK, NULL, "%s",
+                cpu.features[0] ? cpu.features : "unknown");
+    doctor_find(
+        r, "processor", "cores", cpu.usable_count < cpu.online_count ? NOTE : OK,
+        "the others are kept from this process by an affinity mask (taskset) or the quota of a "
+        "control group; workers beyond the usable ones only get in each other's way",
+        "%d usable of %d", cpu.usable_count, cpu.online_count);
     tdm_topology_info topology;
     tdm_os_topology_info(&topology);
-    find(r, "processor", "topology", OK, NULL,
-         "%d core%s, %d hardware thread%s, %d NUMA node%s (%s)", topology.core_count,
-         topology.core_count == 1 ? "" : "s", topology.processor_count,
-         topology.processor_count == 1 ? "" : "s", topology.memory_node_count,
-         topology.memory_node_count == 1 ? "" : "s",
-         topology.library[0] ? topology.library : "without hwloc: cores are not told from threads");
+    doctor_find(r, "processor", "topology", OK, NULL,
+                "%d core%s, %d hardware thread%s, %d NUMA node%s (%s)", topology.core_count,
+                topology.core_count == 1 ? "" : "s", topology.processor_count,
+                topology.processor_count == 1 ? "" : "s", topology.memory_node_count,
+                topology.memory_node_count == 1 ? "" : "s",
+                topology.library[0] ? topology.library
+                                    : "without hwloc: cores are not told from threads");
     char governor[64];
     if (read_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", governor,
                   sizeof(governor)))
-        find(r, "processor", "governor", strcmp(governor, "powersave") == 0 ? NOTE : OK,
-             "the clock may stay low; as root: cpupower frequency-set -g performance", "%s",
-             governor);
+        doctor_find(r, "processor", "governor", strcmp(governor, "powersave") == 0 ? NOTE : OK,
+                    "the clock may stay low; as root: cpupower frequency-set -g performance", "%s",
+                    governor);
     if (x86)
-        find(r, "processor", "virtual", OK, NULL, "%s",
-             is_virtual() ? "yes; speed may vary with what else runs on the host" : "no");
+        doctor_find(r, "processor", "virtual", OK, NULL, "%s",
+                    is_virtual() ? "yes; speed may vary with what else runs on the host" : "no");
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -147,30 +132,34 @@ static void look_at_memory(report *r)
     if (m.total_bytes > 0) {
         uint64_t free_bytes = m.available_bytes;
         verdict v = free_bytes < 128 * MB ? PROBLEM : free_bytes < GB ? NOTE : OK;
-        find(r, "memory", "available", v,
-             "end other programs, or use a smaller model or data set; 'tandem inspect JOB' tells "
-             "how much a job needs",
-             "%s of %s", tdm_text_bytes(free_bytes, a), tdm_text_bytes(m.total_bytes, b));
+        doctor_find(
+            r, "memory", "available", v,
+            "end other programs, or use a smaller model or data set; 'tandem inspect JOB' tells "
+            "how much a job needs",
+            "%s of %s", tdm_text_bytes(free_bytes, a), tdm_text_bytes(m.total_bytes, b));
     }
     if (m.limit_bytes > 0 && m.limit_bytes < m.total_bytes)
-        find(r, "memory", "limit", m.limit_bytes < 256 * MB ? PROBLEM : NOTE,
-             "the control group of this process (a container, a batch job) ends it when it takes "
-             "more; ask for more there if a job needs it",
-             "%s", tdm_text_bytes(m.limit_bytes, a));
+        doctor_find(
+            r, "memory", "limit", m.limit_bytes < 256 * MB ? PROBLEM : NOTE,
+            "the control group of this process (a container, a batch job) ends it when it takes "
+            "more; ask for more there if a job needs it",
+            "%s", tdm_text_bytes(m.limit_bytes, a));
     if (m.transparent_huge[0])
-        find(r, "memory", "huge pages", strcmp(m.transparent_huge, "never") == 0 ? NOTE : OK,
-             "large buffers will take many small pages, which costs some speed; as root: echo "
-             "madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-             "transparent: %s; reserved: %llu of %s", m.transparent_huge,
-             (unsigned long long)m.huge_pages_reserved,
-             m.huge_page_bytes ? tdm_text_bytes(m.huge_page_bytes, a) : "unknown size");
+        doctor_find(
+            r, "memory", "huge pages", strcmp(m.transparent_huge, "never") == 0 ? NOTE : OK,
+            "large buffers will take many small pages, which costs some speed; as root: echo "
+            "madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            "transparent: %s; reserved: %llu of %s", m.transparent_huge,
+            (unsigned long long)m.huge_pages_reserved,
+            m.huge_page_bytes ? tdm_text_bytes(m.huge_page_bytes, a) : "unknown size");
     struct statvfs shm;
     if (statvfs("/dev/shm", &shm) == 0) {
         uint64_t size = (uint64_t)shm.f_blocks * shm.f_frsize;
-        find(r, "memory", "/dev/shm", size < 64 * MB ? NOTE : OK,
-             "Tandem itself does not use it, but MPI and others beside it do; for a container: "
-             "--shm-size=1g",
-             "%s", tdm_text_bytes(size, a));
+        doctor_find(
+            r, "memory", "/dev/shm", size < 64 * MB ? NOTE : OK,
+            "Tandem itself does not use it, but MPI and others beside it do; for a container: "
+            "--shm-size=1g",
+            "%s", tdm_text_bytes(size, a));
     }
 }
 
@@ -211,13 +200,13 @@ static void look_at_limits(report *r)
         char text[32];
         if (getrlimit(row->resource, &limit) != 0) continue;
         if (limit.rlim_cur == RLIM_INFINITY) {
-            find(r, "limits", row->name, OK, NULL, "unlimited");
+            doctor_find(r, "limits", row->name, OK, NULL, "unlimited");
             continue;
         }
         uint64_t value = limit.rlim_cur;
         verdict v = value < row->problem_below ? PROBLEM : value < row->note_below ? NOTE : OK;
-        find(r, "limits", row->name, v, row->advice, "%s",
-             row->bytes ? tdm_text_bytes(value, text) : tdm_text_count(value, text));
+        doctor_find(r, "limits", row->name, v, row->advice, "%s",
+                    row->bytes ? tdm_text_bytes(value, text) : tdm_text_count(value, text));
     }
 }
 
@@ -228,26 +217,27 @@ static void look_at_disk(report *r)
     struct statvfs disk;
     char a[32];
     if (statvfs(".", &disk) != 0) {
-        find(r, "disk", "this folder", PROBLEM, "go to a folder that exists and try again",
-             "cannot be looked at");
+        doctor_find(r, "disk", "this folder", PROBLEM, "go to a folder that exists and try again",
+                    "cannot be looked at");
         return;
     }
     uint64_t free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
-    find(r, "disk", "free here",
-         free_bytes < 100 * MB ? PROBLEM
-         : free_bytes < GB     ? NOTE
-                               : OK,
-         "checkpoints and logs go below run.dir; make room, or put that on another disk: --set "
-         "run.dir=FOLDER",
-         "%s", tdm_text_bytes(free_bytes, a));
+    doctor_find(
+        r, "disk", "free here",
+        free_bytes < 100 * MB ? PROBLEM
+        : free_bytes < GB     ? NOTE
+                              : OK,
+        "checkpoints and logs go below run.dir; make room, or put that on another disk: --set "
+        "run.dir=FOLDER",
+        "%s", tdm_text_bytes(free_bytes, a));
     if (disk.f_files > 0)
-        find(r, "disk", "files left", disk.f_favail < 1000 ? PROBLEM : OK,
-             "the disk has no place for more files, however small; remove some", "%s",
-             tdm_text_count(disk.f_favail, a));
-    find(r, "disk", "writable", access(".", W_OK) == 0 ? OK : NOTE,
-         "runs are made below the current folder unless run.dir says otherwise: --set "
-         "run.dir=FOLDER",
-         "%s", access(".", W_OK) == 0 ? "yes" : "no");
+        doctor_find(r, "disk", "files left", disk.f_favail < 1000 ? PROBLEM : OK,
+                    "the disk has no place for more files, however small; remove some", "%s",
+                    tdm_text_count(disk.f_favail, a));
+    doctor_find(r, "disk", "writable", access(".", W_OK) == 0 ? OK : NOTE,
+                "runs are made below the current folder unless run.dir says otherwise: --set "
+                "run.dir=FOLDER",
+                "%s", access(".", W_OK) == 0 ? "yes" : "no");
 }
 
 /* ---- software -------------------------------------------------------------------------------- */
@@ -256,19 +246,20 @@ static void look_at_software(report *r)
 {
     struct utsname name;
     char text[TDM_LIBRARY_BYTES];
-    find(r, "software", "tandem", OK, NULL, "%s", tdm_version());
+    doctor_find(r, "software", "tandem", OK, NULL, "%s", tdm_version());
     if (uname(&name) == 0)
-        find(r, "software", "kernel", OK, NULL, "%s %s", name.sysname, name.release);
+        doctor_find(r, "software", "kernel", OK, NULL, "%s %s", name.sysname, name.release);
     const char *vendor = tdm_tensor_library(text);
-    find(r, "software", "vendor kernels", OK, NULL, "%s",
-         vendor ? vendor
-                : "none: compute.numerics: vendor needs oneDNN (libdnnl-dev) and a build with it");
-    find(r, "software", "job files", OK, NULL, "%s", tdm_job_library(text));
-    find(r, "software", "hashes", OK, NULL, "%s", tdm_base_library(text));
-    find(r, "software", "gzip", OK, NULL, "%s", tdm_data_library(text));
+    doctor_find(
+        r, "software", "vendor kernels", OK, NULL, "%s",
+        vendor ? vendor
+               : "none: compute.numerics: vendor needs oneDNN (libdnnl-dev) and a build with it");
+    doctor_find(r, "software", "job files", OK, NULL, "%s", tdm_job_library(text));
+    doctor_find(r, "software", "hashes", OK, NULL, "%s", tdm_base_library(text));
+    doctor_find(r, "software", "gzip", OK, NULL, "%s", tdm_data_library(text));
     bool packs = tdm_checkpoint_packs(text);
-    find(r, "software", "packing", OK, NULL, "%s",
-         packs ? text : "none: checkpoint.compress: zstd needs a build with libzstd-dev");
+    doctor_find(r, "software", "packing", OK, NULL, "%s",
+                packs ? text : "none: checkpoint.compress: zstd needs a build with libzstd-dev");
 }
 
 /* ---- communication --------------------------------------------------------------------------- */
@@ -279,11 +270,11 @@ static void look_at_transports(report *r)
     tdm_transport_info info;
     for (size_t i = 0; tdm_transport_at(i, &info); i++) {
         if (!info.usable)
-            find(r, "communication", info.name, NOTE,
-                 "only jobs over several hosts, or under mpirun, need it", "%s", info.why);
+            doctor_find(r, "communication", info.name, NOTE,
+                        "only jobs over several hosts, or under mpirun, need it", "%s", info.why);
         else
-            find(r, "communication", info.name, OK, NULL, "%s%s%s", info.about,
-                 info.library[0] ? "; " : "", info.library);
+            doctor_find(r, "communication", info.name, OK, NULL, "%s%s%s", info.about,
+                        info.library[0] ? "; " : "", info.library);
     }
 }
 
@@ -295,11 +286,11 @@ static void look_at_stores(report *r)
     tdm_kv_info info;
     for (size_t i = 0; tdm_kv_at(i, &info); i++) {
         if (!info.usable)
-            find(r, "stores", info.name, NOTE, "only jobs over several hosts need it", "%s",
-                 info.why);
+            doctor_find(r, "stores", info.name, NOTE, "only jobs over several hosts need it", "%s",
+                        info.why);
         else
-            find(r, "stores", info.name, OK, NULL, "%s%s%s", info.about,
-                 info.library[0] ? "; " : "", info.library);
+            doctor_find(r, "stores", info.name, OK, NULL, "%s%s%s", info.about,
+                        info.library[0] ? "; " : "", info.library);
     }
 }
 
@@ -328,7 +319,7 @@ static void add_finding(const finding *f, bool coloured, tdm_str *out)
     tdm_str_release(&body);
 }
 
-static void add_text(const report *r, tdm_str *out)
+static void add_text(const report *r, const char *good, tdm_str *out)
 {
     bool coloured = cli_colour(stdout);
     const char *group = "";
@@ -343,9 +334,9 @@ static void add_text(const report *r, tdm_str *out)
         tdm_str_addf(out, "\n%d problem%s, %d note%s\n", problems, problems == 1 ? "" : "s", notes,
                      notes == 1 ? "" : "s");
     else if (notes > 0)
-        tdm_str_addf(out, "\nready to train; %d note%s\n", notes, notes == 1 ? "" : "s");
+        tdm_str_addf(out, "\n%s; %d note%s\n", good, notes, notes == 1 ? "" : "s");
     else
-        tdm_str_add(out, "\nready to train\n");
+        tdm_str_addf(out, "\n%s\n", good);
 }
 
 static void add_json(const report *r, tdm_str *out)
@@ -371,27 +362,45 @@ static void add_json(const report *r, tdm_str *out)
     tdm_str_add_char(out, '\n');
 }
 
+static void look_at_machine(report *r)
+{
+    look_at_software(r);
+    look_at_processor(r);
+    look_at_memory(r);
+    look_at_limits(r);
+    look_at_disk(r);
+    look_at_transports(r);
+    look_at_stores(r);
+}
+
 static int run(const cli_args *args)
 {
     report r = {.count = 0};
-    look_at_software(&r);
-    look_at_processor(&r);
-    look_at_memory(&r);
-    look_at_limits(&r);
-    look_at_disk(&r);
-    look_at_transports(&r);
-    look_at_stores(&r);
+    const char *target = cli_value(args, "security");
+    int code = CLI_OK;
+    if (target)
+        code = doctor_look_at_security(args, target, &r);
+    else
+        look_at_machine(&r);
+    if (code != CLI_OK) return code;
     tdm_str out = TDM_STR_INIT;
     if (cli_json(args))
         add_json(&r, &out);
     else
-        add_text(&r, &out);
-    int code = cli_print(&out);
+        add_text(&r, target ? "nobody else can join or read along" : "ready to train", &out);
+    code = cli_print(&out);
     return code == CLI_OK && count_verdict(&r, PROBLEM) > 0 ? CLI_FAILED : code;
 }
 
-static const char *const usage[] = {"tandem doctor [--json]", NULL};
-static const char *const examples[] = {"tandem doctor", "look before the first training", NULL};
+static const char *const usage[] = {
+    "tandem doctor [--json]", "tandem doctor --security RUN|JOB [--store URL] [--json]", NULL};
+static const char *const examples[] = {"tandem doctor",
+                                       "look before the first training",
+                                       "tandem doctor --security job.yaml",
+                                       "what a training of this job would expose",
+                                       "tandem doctor --security digits-1",
+                                       "what a run that is going on exposes",
+                                       NULL};
 
 const cli_command cli_doctor = {
     .name = "doctor",
@@ -401,8 +410,15 @@ const cli_command cli_doctor = {
         "Looks at processor, memory, limits, disk, libraries, transports and stores, and changes nothing. "
         "Each line begins with a verdict: ok, note (it works, but could be better or may surprise) or "
         "problem (training is likely to fail). Notes and problems say what to do.\n\n"
+        "With --security it looks at one job file, or at a run that is going on: what listens where, what "
+        "is encrypted, where the secret is, and who could join.\n\n"
         "Ends with 1 when there is a problem, so scripts can ask it first.",
     .examples = examples,
-    .options = {CLI_OPTION_JSON},
+    .options = {{.name = "security",
+                 .value = "RUN|JOB",
+                 .help =
+                     "Look at the connections, the secret and the store of this run or job file."},
+                SESSION_OPTION_STORE,
+                CLI_OPTION_JSON},
     .run = run,
 };

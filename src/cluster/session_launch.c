@@ -164,6 +164,20 @@ static tdm_status check_name(launcher *l, tdm_error *err)
     return status;
 }
 
+/* Anyone who can write to the store can stop the run or keep it from going on. */
+static void warn_of_store(const launcher *l)
+{
+    const tdm_kv_options *kv = &l->kv_options;
+    bool is_plain = strstr(kv->url, "http://") != NULL;
+    bool has_user = kv->user || kv->certificate;
+    if (strncmp(kv->url, "etcd:", 5) != 0 || (!is_plain && has_user)) return;
+    say(l,
+        "etcd is used %s%s%s: others who reach it could stop or disturb this run, though not join it "
+        "or read its parameters; https:// endpoints and etcd.user end that",
+        is_plain ? "without TLS" : "", is_plain && !has_user ? " and " : "",
+        has_user ? "" : "without a user");
+}
+
 static tdm_status fill_store(launcher *l, tdm_error *err)
 {
     tdm_str about = TDM_STR_INIT;
@@ -173,6 +187,7 @@ static tdm_status fill_store(launcher *l, tdm_error *err)
     l->kv_options.idle_s = TDM__IDLE_S;
     TDM_TRY(tdm_kv_open(&l->kv_options, &l->kv, err));
     TDM_TRY(check_name(l, err));
+    warn_of_store(l);
     TDM_TRY(tdm__session_secret_begin(&l->hold, l->secret, err));
     TDM_TRY(tdm_kv_lease(l->kv, lease_s, &l->lease, err));
     TDM_TRY(put(l, "launcher", "{}", l->lease, err));

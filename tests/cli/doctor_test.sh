@@ -97,4 +97,37 @@ test_bad_input() {
     assert_contains "$(cat err.txt)" "cannot be written"
 }
 
+is_training() { [[ $("$TANDEM" ps --json) == *'"state":"training"'* ]]; }
+# What a job would expose, and what a run does: sockets as the kernel has them, the secret's file, the store.
+test_security() {
+    make_data 150 data.csv
+    make_job job.yaml
+    assert_exit 0 "$TANDEM" doctor --security job.yaml --json
+    assert_contains "$(value security)" "auto: TLS 1.3"
+    assert_contains "$(value source)" "drawn for each session"
+    sed 's/^name:.*/&\ncomm: {security: off, transport: ucx}\nstore: etcd/' job.yaml >open.yaml
+    assert_exit 0 env TANDEM_SECRET=short "$TANDEM" doctor --security open.yaml
+    assert_contains "$out" "neither authenticate nor encrypt"
+    assert_contains "$out" "it is short enough to be guessed"
+    assert_contains "$out" "without TLS"
+    assert_contains "$out" "set etcd.user"
+    echo key >key.pem
+    chmod 644 key.pem
+    assert_exit 1 env TANDEM_SECURITY=tls TANDEM_TLS_KEY=key.pem "$TANDEM" doctor --security job.yaml
+    assert_contains "$out" "other users can read it"
+    assert_contains "$out" "set it to a PEM file"
+    assert_exit 2 "$TANDEM" doctor --security nothere
+    export TANDEM_RUNTIME=$work/runtime
+    "$TANDEM" train job.yaml -q -n 2 --set train.epochs=1000000 --set run.dir=secure >/dev/null 2>&1 &
+    local launcher=$!
+    wait_for 100 is_training
+    assert_exit 0 "$TANDEM" doctor --security tiny-1
+    assert_contains "$out" "UNIX socket @tandem-"
+    assert_lacks "$out" " port "
+    assert_exit 0 "$TANDEM" doctor --security tiny-1 --json
+    assert_contains "$(value file)" ".secret (mode 600)"
+    assert_exit 0 "$TANDEM" stop tiny-1
+    wait "$launcher" || true
+}
+
 run_tests "$@"
