@@ -214,6 +214,17 @@ void tdm__ledger_put(tdm__ledger *ledger, const tdm__ledger_line *line)
         tdm__ledger_sync(ledger);
 }
 
+void tdm__ledger_fill(tdm__ledger *ledger, const tdm__ledger_recent *recent, uint64_t step)
+{
+    uint64_t first = ledger->last_step + 1;
+    if (!recent || ledger->fd < 0) return;
+    if (step >= TDM__LEDGER_RECENT && first < step - TDM__LEDGER_RECENT + 1)
+        first = step - TDM__LEDGER_RECENT + 1;
+    for (uint64_t s = first; s <= step; s++)
+        if (recent[s % TDM__LEDGER_RECENT].step == s)
+            tdm__ledger_put(ledger, &recent[s % TDM__LEDGER_RECENT]);
+}
+
 void tdm__ledger_sync(tdm__ledger *ledger)
 {
     struct stat now;

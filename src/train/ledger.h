@@ -9,6 +9,9 @@
  * what somebody of an old epoch may still write goes into the old one, which nobody sees. A step counts
  * once it is committed, and its line comes after that; so whoever takes over must be able to write the
  * line that the one before did not get to, and keeps the digest of the committed step with the state.
+ *
+ * Lines that a full disk has refused are in the memory of rank 0 alone. Every rank therefore remembers the
+ * lines of the last steps (tdm__ledger_recent), and the next rank 0 writes those that the file lacks.
  */
 #ifndef TANDEM_TRAIN_LEDGER_H
 #define TANDEM_TRAIN_LEDGER_H
@@ -42,6 +45,10 @@ typedef struct tdm__ledger {
     char path[TDM_PATH_BYTES];
 } tdm__ledger;
 
+/* The lines of the last steps, each at its step modulo TDM__LEDGER_RECENT. NULL: none are remembered. */
+#define TDM__LEDGER_RECENT 65536
+typedef tdm__ledger_line tdm__ledger_recent;
+
 /* What a sample adds to the digest of its step. */
 uint64_t tdm__ledger_mix(uint64_t epoch, uint64_t index);
 
@@ -53,6 +60,8 @@ tdm_status tdm__ledger_open(const char *run, uint64_t step, tdm__ledger *out, td
  * refuses waits in memory, with those after it, and is tried again with every later one and with every
  * sync; training goes on. Lines whose sync fails are written once more. */
 void tdm__ledger_put(tdm__ledger *ledger, const tdm__ledger_line *line);
+/* Appends the lines up to `step` that the ledger lacks, as far as `recent` has them. */
+void tdm__ledger_fill(tdm__ledger *ledger, const tdm__ledger_recent *recent, uint64_t step);
 /* To the disk: before a checkpoint that stands on these steps. */
 void tdm__ledger_sync(tdm__ledger *ledger);
 void tdm__ledger_close(tdm__ledger *ledger);

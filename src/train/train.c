@@ -239,6 +239,8 @@ void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr)
         .position = t->position.position,
         .count = (uint64_t)tdm__course_batch(&t->course, &t->position),
         .digest = result->tally};
+    if (t->ledger_recent)
+        t->ledger_recent[t->ledger_line.step % TDM__LEDGER_RECENT] = t->ledger_line;
     tdm__course_advance(&t->course, &t->position);
     atomic_store_explicit(&t->run.step, t->position.step, memory_order_relaxed);
     note_step(t, result, lr);

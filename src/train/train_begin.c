@@ -10,6 +10,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- data ------------------------------------------------------------------------------------ */
@@ -276,6 +277,7 @@ void tdm__end(tdm__trainer *t)
     tdm__saver_destroy(t->saver);
     tdm__saver_room_destroy(t->room);
     tdm__ledger_close(&t->ledger);
+    free(t->ledger_recent);
     tdm_feed_destroy(t->feed);
     tdm_predictor_destroy(t->predictor);
     tdm_team_destroy(t->team);

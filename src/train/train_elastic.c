@@ -79,6 +79,8 @@ static void recall(tdm__trainer *t, const memo *m)
     s->step_skipped = m->step_skipped != 0;
     s->skipped = tdm__skipped_of(t);
     t->ledger_line = m->line;
+    if (t->ledger_recent && m->line.step > 0)
+        t->ledger_recent[m->line.step % TDM__LEDGER_RECENT] = m->line;
     if (!t->entered) { /* this process came later than the session began */
         t->step_seconds = m->step_seconds;
         t->first_sample = m->first_sample;
@@ -347,6 +349,7 @@ static tdm_status mend_files(tdm__trainer *t, bool from_memory, tdm_error *err)
     if (!t->leads) return TDM_OK;
     if (from_memory) TDM_TRY(tdm__run_rewind(&t->run, step > 0 ? step - 1 : 0, err));
     TDM_TRY(tdm__open_ledger(t, step, err));
+    if (step > 0) tdm__ledger_fill(&t->ledger, t->ledger_recent, from_memory ? step - 1 : step);
     if (from_memory && step > 0) check_ledger(t, step - 1);
     if (!from_memory) check_ledger(t, step);
     if (!from_memory || step == 0) return TDM_OK;
@@ -487,7 +490,10 @@ static tdm_status prepare(tdm__trainer *t, tdm_error *err)
     tdm__data_keep(&t->course.data, t->options->vault);
     tdm__note_data(t);
     t->kit = tdm_kit_create();
-    if (!t->kit) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    if (t->job->checkpoint.ledger)
+        t->ledger_recent = calloc(TDM__LEDGER_RECENT, sizeof(*t->ledger_recent));
+    if (!t->kit || (t->job->checkpoint.ledger && !t->ledger_recent))
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     TDM_TRY(tdm__state_prepare(&t->course.model, TDM__STATE_FOR_TRAINING, &t->state, err));
     const tdm_member_options *m = t->options->membership;
     return m ? tdm_kv_open(&m->kv, &t->kv, err) : TDM_OK;

@@ -82,6 +82,7 @@ typedef struct tdm__trainer {
     tdm__ledger ledger;
     uint64_t tally; /* of what this rank has read for the step in progress */
     tdm__ledger_line ledger_line;
+    tdm__ledger_recent *ledger_recent; /* with members that come and go; else NULL */
     /* Epochs (train_elastic.c). */
     bool after_done;  /* all that is due after the last step was done */
     bool is_restored; /* this state came from a checkpoint, and nothing was trained since */

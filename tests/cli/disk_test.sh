@@ -117,6 +117,25 @@ test_interrupted_on_a_full_disk() {
     assert_equal "$(grep -cvE '^\{.*\}$' disk/tiny-1/metrics.jsonl)" 0 "torn lines of metrics"
 }
 
+# Rank 0 dies while the disk is full, with lines of the ledger in its memory. The other waits for room, and the
+# ledger has them all.
+test_a_death_on_a_full_disk() {
+    mount_disk $((everything_kb * 3)) || skip "no small disk can be mounted here: $(cat mount.err)"
+    TANDEM_TEST_KILL=forward:step=3:rank=0:signal=STOP:file=$work/fill,forward:step=9:rank=0:file=$work/died \
+        "$TANDEM" train job.yaml -n 2 -q --set run.dir=disk --set run.log_every_steps=1 \
+        --set checkpoint.every_epochs=never --set checkpoint.ledger=true >death.out 2>death.err &
+    local pid=$!
+    wait_for 60 test -s fill
+    head -c $((everything_kb * 4096)) /dev/zero >disk/filler 2>/dev/null || true
+    kill -CONT "$(cat fill)" 2>/dev/null || true # a busy host may have replaced it meanwhile
+    wait_for 60 test -s died
+    wait_for 60 grep -q "training waits for it" death.err
+    rm disk/filler
+    wait "$pid" || fail "it ended with $?: $(cat death.err)"
+    assert_equal "$(hash_in "$(cat death.out)")" "$whole" "the hash after a death on a full disk"
+    assert_exit 0 "$TANDEM" ledger disk/tiny-1
+}
+
 # Not even room to begin: nothing is left behind.
 test_no_room_to_begin() {
     mount_disk 8 || skip "no small disk can be mounted here: $(cat mount.err)"

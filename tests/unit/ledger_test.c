@@ -159,6 +159,31 @@ static void old_writers_write_elsewhere(void)
     CHECK_INT(r.last_step, 6);
 }
 
+/* Lines that a full disk refused were in the memory of the rank 0 before. */
+static void missing_lines_come_from_memory(void)
+{
+    tdm__ledger ledger;
+    tdm__ledger_recent *recent = calloc(TDM__LEDGER_RECENT, sizeof(*recent));
+    CHECK(recent);
+    for (uint64_t step = 3; step <= STEPS && recent; step++) recent[step] = line_of(step);
+    put_steps(0, 1, 4);
+    CHECK_INT(tdm__ledger_open(run, STEPS, &ledger, NULL), TDM_OK);
+    tdm__ledger_fill(&ledger, recent, STEPS);
+    CHECK_INT(ledger.last_step, STEPS);
+    tdm__ledger_close(&ledger);
+    tdm_ledger_report r = check_ledger();
+    CHECK_INT(r.problem_count, 0);
+    CHECK_INT(r.last_step, STEPS);
+
+    put_steps(0, 1, 1); /* it does not have step 2, which stays a gap */
+    CHECK_INT(tdm__ledger_open(run, STEPS, &ledger, NULL), TDM_OK);
+    tdm__ledger_fill(&ledger, recent, STEPS);
+    tdm__ledger_fill(&ledger, NULL, STEPS);
+    tdm__ledger_close(&ledger);
+    CHECK_INT(check_ledger().problem_count, 1);
+    free(recent);
+}
+
 static void a_ledger_may_begin_later(void)
 {
     put_steps(0, 1, 0);
@@ -383,6 +408,7 @@ static const check_test tests[] = {
     CHECK_TEST(the_last_line_may_come_twice),
     CHECK_TEST(a_torn_line_does_not_count),
     CHECK_TEST(old_writers_write_elsewhere),
+    CHECK_TEST(missing_lines_come_from_memory),
     CHECK_TEST(a_ledger_may_begin_later),
     CHECK_TEST(an_error_that_passes_leaves_no_gap),
     CHECK_TEST(a_sync_that_fails_leaves_no_gap),
