@@ -202,6 +202,21 @@ static void take_verdict(tdm__agent *a, const tdm_session_view *view)
     if (isinf(a->kill_at_s)) a->kill_at_s = tdm_clock_s() + a->options->grace_s;
 }
 
+/* The session has ended without this host: what its workers could do counts for nothing any more. */
+static void end_forgotten(tdm__agent *a)
+{
+    tdm_agent_result *result = &a->result;
+    char message[1000];
+    a->over = true;
+    result->has_verdict = tdm__session_ended(a->kv, a->options->session, &result->status, message,
+                                             NULL) == TDM_OK;
+    if (result->has_verdict) snprintf(result->message, sizeof result->message, "%s", message);
+    tdm_log(TDM_LOG_INFO, "agent",
+            "the session ended while host %s could not reach the store: its workers are killed",
+            a->options->host);
+    kill_all(a);
+}
+
 /* As long as there has been no rank 0, no worker speaks: it may seem to hang. */
 static void tell_shortage(tdm__agent *a, const tdm_session_view *view, double now_s)
 {
@@ -228,6 +243,8 @@ static void look(tdm__agent *a, double now_s)
         if (view.now) kill_all(a);
         tell_shortage(a, &view, now_s);
         if (!a->over && !a->stopping) tdm__agent_replace_fenced(a, &view);
+    } else if (a->is_forgotten && !a->over) {
+        end_forgotten(a);
     }
     tdm_arena_destroy(arena);
     a->look_at_s = tdm_clock_s() + (is_local ? look_local_s : look_far_s);
@@ -239,7 +256,9 @@ static void give_up(tdm__agent *a)
     tdm_session_view view;
     tdm_arena *arena = tdm_arena_create("look");
     bool known = arena && tdm__agent_look(a, arena, &view);
-    if (known && view.ended) {
+    if (a->is_forgotten) {
+        if (!a->over) end_forgotten(a);
+    } else if (known && view.ended) {
         take_verdict(a, &view);
     } else if (a->options->guest) {
         tdm_log(TDM_LOG_INFO, "agent", "the workers of the agent that joined on host %s have left",

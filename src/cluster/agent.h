@@ -61,6 +61,8 @@ typedef struct tdm__agent {
     uint64_t lease;
     double beat_at_s, look_at_s;
     bool store_failed;    /* the last call did, which was said */
+    bool has_seen;        /* the session */
+    bool is_forgotten;    /* the session has ended while this host was cut off, and was removed */
     bool over;            /* there is a verdict */
     bool said_short;      /* that there are too few to begin */
     double short_since_s; /* INFINITY: there are enough */

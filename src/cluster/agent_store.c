@@ -134,7 +134,7 @@ static void clear_up(tdm__agent *a)
                               arena, &items, &count, NULL, NULL) == TDM_OK &&
                   count == 0;
     if (is_last) {
-        (void)tdm_kv_remove(a->kv, tdm__session_key(key, a->options->session, "%s", ""), NULL);
+        tdm__session_forget(a->kv, a->options->session);
         tdm__lines_forget(a->kv, a->options->session);
     }
     tdm_arena_destroy(arena);
@@ -184,6 +184,8 @@ bool tdm__agent_look(tdm__agent *a, tdm_arena *arena, tdm_session_view *out)
     tdm_error err = {0};
     tdm_status status = tdm_session_look(a->kv, a->options->session, arena, out, &err);
     check(a, status, &err);
+    a->is_forgotten = status == TDM_ERR_NOT_FOUND && a->has_seen;
+    a->has_seen = a->has_seen || status == TDM_OK;
     if (status == TDM_OK && out->run) snprintf(a->run, sizeof a->run, "%s", out->run);
     if (status == TDM_OK) tdm__agent_log_look(a, out);
     return status == TDM_OK;

@@ -14,9 +14,14 @@
 /* "tandem/SESSION/KEY"; what does not fit is cut, which no key of ours needs. */
 const char *tdm__session_key(char buffer[TDM_KV_KEY_BYTES], const char *session, const char *fmt,
                              ...) TDM_PRINTF(3, 4);
-/* The session's end, if it has one: TDM_ERR_NOT_FOUND when not. */
-tdm_status tdm__session_verdict(tdm_kv *kv, const char *session, tdm_status *status,
-                                char message[1000], tdm_error *err);
+/* Removes what an earlier session of this name has left. */
+void tdm__session_begin(tdm_kv *kv, const char *session);
+/* Removes a session from the store. Its verdict stays beside it for a day, on a lease, for processes that were
+ * cut off from the store when it ended. */
+void tdm__session_forget(tdm_kv *kv, const char *session);
+/* The verdict of a session that was removed: TDM_ERR_NOT_FOUND when there is none. */
+tdm_status tdm__session_ended(tdm_kv *kv, const char *session, tdm_status *status,
+                              char message[1000], tdm_error *err);
 /* Whether this name can stand in keys and file names: letters, digits, '.', '_', '-', at most so long. */
 bool tdm__session_name_is_good(const char *name, size_t bytes);
 /* "alpha" is the host of the agents "alpha" and "alpha+4711". */

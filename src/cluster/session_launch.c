@@ -154,7 +154,10 @@ static tdm_status check_name(launcher *l, tdm_error *err)
     if (!l->options->session) return TDM_OK;
     tdm_status status = tdm_kv_get(l->kv, tdm__session_key(key, l->result.session, "about"),
                                    l->arena, &item, err);
-    if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
+    if (status == TDM_ERR_NOT_FOUND) {
+        tdm__session_begin(l->kv, l->result.session);
+        return TDM_OK;
+    }
     if (status == TDM_OK)
         status = tdm_fail(err, TDM_ERR_BUSY,
                           "the store has a session %s already; 'tandem stop %s' ends it",
@@ -357,24 +360,41 @@ static void mark_seen(launcher *l, const tdm_session_view *view)
                                     strcmp(l->options->starts[i].host, view->hosts[k].name) == 0;
 }
 
+static void take_verdict(launcher *l, tdm_status status, const char *message, double now_s)
+{
+    if (l->has_verdict) return;
+    l->has_verdict = true;
+    l->result.status = status;
+    snprintf(l->result.message, sizeof l->result.message, "%s", message);
+    double end_s = now_s + l->options->grace_s + patience_s;
+    if (end_s < l->end_at_s) l->end_at_s = end_s;
+}
+
+/* The session has ended while this host was cut off, and others have removed it. */
+static void look_behind(launcher *l, double now_s)
+{
+    tdm_status status;
+    char message[1000];
+    l->has_members = l->has_hosts = false;
+    if (tdm__session_ended(l->kv, l->result.session, &status, message, NULL) == TDM_OK)
+        take_verdict(l, status, message, now_s);
+}
+
 static void look(launcher *l, double now_s)
 {
     tdm_session_view view;
     tdm_arena *arena = now_s >= l->look_at_s ? tdm_arena_create("look") : NULL;
     if (!arena) return;
-    if (tdm_session_look(l->kv, l->result.session, arena, &view, NULL) == TDM_OK) {
+    tdm_status status = tdm_session_look(l->kv, l->result.session, arena, &view, NULL);
+    if (status == TDM_OK) {
         if (view.run) snprintf(l->result.run, sizeof l->result.run, "%s", view.run);
         l->result.stopped = l->result.stopped || view.stopping;
         l->has_members = view.member_count > 0;
         l->has_hosts = view.host_count > 0;
         mark_seen(l, &view);
-        if (view.ended && !l->has_verdict) {
-            l->has_verdict = true;
-            l->result.status = view.status;
-            snprintf(l->result.message, sizeof l->result.message, "%s", view.message);
-            double end_s = now_s + l->options->grace_s + patience_s;
-            if (end_s < l->end_at_s) l->end_at_s = end_s;
-        }
+        if (view.ended) take_verdict(l, view.status, view.message, now_s);
+    } else if (status == TDM_ERR_NOT_FOUND) {
+        look_behind(l, now_s);
     }
     tdm_arena_destroy(arena);
     bool is_local = strncmp(l->kv_options.url, "local:", 6) == 0;
@@ -572,13 +592,12 @@ static void await_orphans(const launcher *l)
 
 static void release(launcher *l)
 {
-    char key[TDM_KV_KEY_BYTES];
     bool is_last = all_gone(l);
     if (l->kv && is_last) {
         /* Lines that came after the last look of rank 0's agent are there still. */
         if (l->result.run[0]) tdm__lines_collect(l->kv, l->result.session, l->result.run);
         tdm__lines_forget(l->kv, l->result.session);
-        (void)tdm_kv_remove(l->kv, tdm__session_key(key, l->result.session, "%s", ""), NULL);
+        tdm__session_forget(l->kv, l->result.session);
     }
     if (l->kv && l->lease) (void)tdm_kv_release(l->kv, l->lease, NULL);
     tdm_kv_close(l->kv);

@@ -35,6 +35,9 @@ bool tdm__session_is_of_host(const char *agent, const char *host)
     return strncmp(agent, host, length) == 0 && (!agent[length] || agent[length] == '+');
 }
 
+/* How long the verdict of a session that was removed stays: longer than a network is cut. */
+static const double ended_s = 24 * 3600;
+
 /* ---- reading --------------------------------------------------------------------------------------- */
 
 static const tdm_json *parse(const char *value, tdm_arena *arena)
@@ -281,14 +284,43 @@ tdm_status tdm_session_names(tdm_kv *kv, tdm_arena *arena, const char *const **o
 
 /* ---- wishes and the end ---------------------------------------------------------------------------- */
 
-tdm_status tdm__session_verdict(tdm_kv *kv, const char *session, tdm_status *status,
-                                char message[1000], tdm_error *err)
+/* No session has such a name, so this is beside all of them. */
+static const char *ended_key(char key[TDM_KV_KEY_BYTES], const char *session)
+{
+    snprintf(key, TDM_KV_KEY_BYTES, "tandem/%s+ended", session);
+    return key;
+}
+
+void tdm__session_begin(tdm_kv *kv, const char *session)
+{
+    char key[TDM_KV_KEY_BYTES];
+    (void)tdm_kv_remove(kv, ended_key(key, session), NULL);
+}
+
+/* The copy of the verdict comes first: a process that finds the session gone finds the copy. */
+void tdm__session_forget(tdm_kv *kv, const char *session)
+{
+    char key[TDM_KV_KEY_BYTES];
+    tdm_kv_item verdict;
+    uint64_t lease;
+    tdm_arena *arena = tdm_arena_create("verdict");
+    if (arena &&
+        tdm_kv_get(kv, tdm__session_key(key, session, "verdict"), arena, &verdict, NULL) ==
+            TDM_OK &&
+        tdm_kv_lease(kv, ended_s, &lease, NULL) == TDM_OK)
+        (void)tdm_kv_put(kv, ended_key(key, session), verdict.value, lease, NULL);
+    tdm_arena_destroy(arena);
+    (void)tdm_kv_remove(kv, tdm__session_key(key, session, "%s", ""), NULL);
+}
+
+tdm_status tdm__session_ended(tdm_kv *kv, const char *session, tdm_status *status,
+                              char message[1000], tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_kv_item item;
     tdm_arena *arena = tdm_arena_create("verdict");
     if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the session's end");
-    tdm_status got = tdm_kv_get(kv, tdm__session_key(key, session, "verdict"), arena, &item, err);
+    tdm_status got = tdm_kv_get(kv, ended_key(key, session), arena, &item, err);
     if (got == TDM_OK) {
         const tdm_json *value = parse(item.value, arena);
         *status = (tdm_status)int_of(value, "status", TDM_ERR_INTERNAL);

@@ -164,6 +164,26 @@ $want" "the hashes of two nodes"
     assert_exit 0 tandem hash nodes-stop/tiny-1
 }
 
+# A launcher that was cut off while its session ended, and was removed from the store, ends all the same: here it
+# is stopped, and its record is taken away.
+test_a_launcher_that_missed_the_end() {
+    "$TANDEM" train job.yaml -q --hosts alpha:1,beta:1 --store "$store" --remote-tandem "$TANDEM" \
+        "${long[@]}" --set run.dir=late >late.out 2>late.err &
+    local launcher=$! code=0
+    wait_for "$deadline" trains
+    session=$(there | json_value session)
+    kill -STOP "$launcher"
+    etcdctl --endpoints "$url" del "tandem/$session/launcher" >/dev/null
+    assert_exit 0 tandem stop tiny-1 --store "$store"
+    wait_for "$deadline" is_removed
+    kill -CONT "$launcher"
+    wait_for "$deadline" has_ended "$launcher"
+    wait "$launcher" || code=$?
+    assert_equal "$code" 130 "the launcher's code, after $(cat late.err)"
+}
+is_removed() { [ -z "$(etcdctl --endpoints "$url" get --prefix --keys-only "tandem/$session/")" ]; }
+has_ended() { ! kill -0 "$1" 2>/dev/null || [[ $(ps -o stat= -p "$1") == Z* ]]; }
+
 test_a_host_that_is_not_there() {
     local code=0
     timeout "$deadline" "$TANDEM" train job.yaml -q --hosts alpha:1,nowhere:1 --store "$store" \
