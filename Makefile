@@ -76,10 +76,11 @@ test-dist:  ## train on ranks in every combination of settings; all must give th
 	@TANDEM=build/release/tandem tests/dist/hashes_test.sh all
 
 .PHONY: test-chaos
-test-chaos:  ## kill processes in 300 trainings, and members in 20,000 simulated ones (about 12 minutes)
-	@tools/setup --test
+test-chaos:  ## faults in 300 trainings on one host, 300 on several, and 20,000 simulated ones (about 40 minutes)
+	@tools/setup --test --etcd
 	@tools/build release
 	@tests/chaos/chaos.py build/release/tandem --runs 300
+	@tests/chaos/hosts.py build/release/tandem --runs 300 --at-once 3
 	@build/release/tests/sim_elastic 20000
 
 .PHONY: lint

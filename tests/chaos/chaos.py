@@ -31,6 +31,8 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import flock  # noqa: E402
+import verdict  # noqa: E402
+from verdict import Failure  # noqa: E402
 
 PHASES = ("forward", "backward", "reduce", "torn", "update", "publish", "checkpoint", "commit", "recover")
 STEPS, BATCH = 80, 24
@@ -140,10 +142,6 @@ class Plan:
         return f"{self.model}, ZeRO {self.zero}, {self.ranks} ranks: {what}"
 
 
-class Failure(Exception):
-    pass
-
-
 class Run:
     def __init__(self, plan, tandem, jobs_folder, want, limit_s):
         self.plan = plan
@@ -237,39 +235,17 @@ class Run:
             raise Failure("still there: " + ", ".join(map(str, left)))
         return None if by_us and code < 0 else code
 
-    def run_folder(self):
-        """Who is killed while it makes the folder leaves one that never began, perhaps with its files, but
-        without a step in them; the next one is the run's."""
-        began = [path for path in glob.glob(os.path.join(self.runs, "*", "metrics.jsonl"))
-                 if os.path.getsize(path) > 0]
-        if len(began) != 1:
-            raise Failure(f"it has left {len(began)} runs behind, not one")
-        return os.path.dirname(began[0])
-
-    def ask(self, *words):
-        done = subprocess.run([self.tandem, *words], capture_output=True, text=True,
-                              timeout=self.limit_s)
-        if done.returncode != 0:
-            raise Failure(f"tandem {words[0]} ended with {done.returncode}: "
-                          f"{done.stdout}{done.stderr}")
-        return done.stdout
-
     def check(self, code):
         if code not in (None, 0):
             raise Failure(f"it ended with {code}")
-        folder = self.run_folder()
+        folder = verdict.run_folder(self.runs)
         words = self.read("out").splitlines()
         if code == 0 and words:  # rank 0 may have died at the very end, before it could tell
             got = json.loads(words[-1])["hash"]
             if got != self.want:
                 raise Failure(f"other bits: {got}, not {self.want}")
-        got = json.loads(self.ask("hash", folder, "--json"))
-        if got["step"] != STEPS or got["hash"] != self.want:
-            raise Failure(f"the newest checkpoint, of step {got['step']}, has other bits: "
-                          f"{got['hash']}, not {self.want}")
-        ledger = json.loads(self.ask("ledger", folder, "--json"))
-        if not ledger["exact"] or ledger["first_step"] != 1 or ledger["last_step"] != STEPS:
-            raise Failure(f"the ledger is wrong: {ledger}")
+        verdict.check_hash(self.tandem, folder, STEPS, self.want)
+        verdict.check_ledger(self.tandem, folder, STEPS)
 
     def resume(self):
         """After a power failure: from the newest good checkpoint, on another number of ranks."""
@@ -305,12 +281,7 @@ class Run:
 
     def words(self):
         """What the run had to say, for whoever looks for the cause."""
-        lines = self.read("err").splitlines()[-15:]
-        for path, _, names in os.walk(self.runs):
-            for name in sorted(names):
-                if name.startswith("log") and name.endswith(".jsonl"):
-                    with open(os.path.join(path, name)) as file:
-                        lines += [f"{name}: {line.rstrip()}" for line in file.readlines()[-25:]]
+        lines = self.read("err").splitlines()[-15:] + verdict.tail(self.runs)
         return "\n".join("    " + line for line in lines)
 
 

@@ -1,0 +1,624 @@
+#!/usr/bin/env python3
+"""Random faults in trainings over two or three hosts; the bits must not change.
+
+Usage: hosts.py TANDEM [--runs N] [--seed S] [--schedule I] [--at-once K] [--limit SECONDS] [--only KIND]
+
+The hosts are network namespaces with a real etcd member on each (lab.py); agents are started as by ssh. A
+schedule draws, from the seed and its number, a job, ZeRO 0 to 3 with or without a mirror, one or two workers a
+host, checkpoints or none, and 1 to 5 faults at random steps: workers killed or stopped, killed again at the
+moment when they are back, killed at a point inside of a step or of a recovery; all workers of a host; an agent;
+the launcher; a whole host, which comes back with an empty memory, or never; a link cut and mended; two hosts that
+do not reach each other while both reach the store; an etcd member, often the leader; a disk that is full for a
+while. Every training must end by itself, with exit code 0 where the launcher lives, with the hash of an
+undisturbed run in one process, an exact ledger, one line of metrics for each step, a line in the log for every
+step that was trained again, no crash, and no process left.
+
+What a schedule knows beforehand: a launcher that was killed gives no exit code, and one host keeps its agent,
+because training ends when no agent and no worker is left. A disk that is full at the end of a training makes it
+fail, as documented, and --resume must then complete it.
+
+A schedule that fails prints the command that repeats it. Instants are repeated as steps; what else the machine
+decides is drawn anew. Without root, ip or etcd the program says so and ends with 77.
+"""
+import argparse
+import collections
+import concurrent.futures
+import heapq
+import itertools
+import json
+import math
+import os
+import queue
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import flock  # noqa: E402
+import lab as labs  # noqa: E402
+import verdict  # noqa: E402
+from verdict import Failure  # noqa: E402
+
+# How often each kind of fault is drawn.
+KINDS = {"worker": 18, "stop": 8, "return": 16, "workers": 8, "point": 8, "agent": 7, "launcher": 2,
+         "host": 10, "cut": 14, "part": 6, "etcd": 8, "disk": 7}
+# For how long, in seconds, log-uniform: until it is mended, goes on, or is started again.
+LASTS_S = {"stop": (0.2, 12), "agent": (0.1, 5), "host": (0.3, 15), "cut": (0.1, 60), "part": (0.1, 60),
+           "etcd": (0.1, 15), "disk": (0.1, 6)}
+PHASES = ("forward", "backward", "reduce", "torn", "update", "publish", "checkpoint", "commit", "recover")
+GONE_S = 90  # within which all processes have gone, when training has ended and everything is mended
+WAIT_S = 50  # that a fault may cost: the others wait for a host with the newest state for up to 45 s
+JOIN_TRIES = 6
+
+JOBS = {
+    "small": ("model: {hidden: [64, 64]}\ntrain: {batch: 24, steps: 800}", 800),
+    "wide": ("model: {hidden: [256, 192], dropout: 0.1}\ntrain: {batch: 48, steps: 500}", 500),
+    "long": ("model: {hidden: [32]}\ntrain: {batch: 16, steps: 1600}", 1600),
+}
+COMMON = """seed: 7
+data: {train: data.csv, test_fraction: 0.1}
+optim: {kind: adamw, lr: 0.003}
+eval: {every_epochs: never, every_steps: 100}
+parallel: {lanes: 8}
+checkpoint: {every_epochs: never, ledger: true}
+run: {log_every_steps: 1}
+elastic: {restarts: 100}
+store: etcd
+"""
+
+
+def write_jobs(folder, endpoints):
+    rng = random.Random(4)
+    with open(os.path.join(folder, "data.csv"), "w") as out:
+        for i in range(300):
+            values = [f"{(1.5 if k == i % 3 else 0) + rng.random():.3f}" for k in range(5)]
+            out.write(",".join(values) + f",{i % 3}\n")
+    for name, (text, _) in JOBS.items():
+        with open(os.path.join(folder, f"{name}.yaml"), "w") as out:
+            out.write(f'name: {name}\n{text}\n{COMMON}etcd: {{endpoints: "{endpoints}"}}\n')
+
+
+# ---- what the seed decides ---------------------------------------------------------------------------------
+
+
+class Fault:
+    """What will happen, and whether it did."""
+
+    def __init__(self, rng, kind, steps, hosts):
+        low, high = LASTS_S.get(kind, (1, 1))
+        self.kind = kind
+        self.step = rng.randrange(1, max(2, int(0.9 * steps)))
+        self.wait_s = rng.uniform(0.3, 6)  # after the fault before, when the step does not come
+        self.last_s = math.exp(rng.uniform(math.log(low), math.log(high)))
+        self.host = rng.choice(hosts)
+        self.other = rng.choice([host for host in hosts if host != self.host])
+        self.choice = rng.random()  # of a process, or of an etcd member
+        self.returns = True  # with an agent again
+        self.again = rng.random() < 0.4  # it is struck once more when it is back
+        self.again_s = math.exp(rng.uniform(math.log(0.001), math.log(1.5)))  # after that
+        self.again_what = rng.choices(("returner", "other", "cut"), (60, 25, 15))[0]
+        self.phase = rng.choice(PHASES)
+        self.part = rng.choice([None, None, 0, 1, 2])
+        self.done = False
+
+    def wish(self, path):
+        """Of a point, for TANDEM_TEST_KILL."""
+        part = f":part={self.part}" if self.part is not None and self.phase == "recover" else ""
+        step = f":step={self.step}" if self.phase != "recover" else ""
+        return f"{self.phase}{step}{part}:file={path}"
+
+    def __str__(self):
+        missed = "" if self.done else " (missed)"
+        lasts = f" for {self.last_s:.1f} s" if self.kind in LASTS_S else ""
+        where = f" of host {self.host}"
+        if self.kind in ("agent", "host") and not self.returns:
+            lasts = " for good"
+        if self.kind == "etcd":
+            where = ", the leader" if self.choice < 0.5 else f" of host {1 + int(6 * self.choice) % 3}"
+        if self.kind in ("disk", "launcher"):
+            where = ""
+        if self.kind == "part":
+            where = f" hosts {self.host} and {self.other}"
+        if self.kind == "return" or (self.kind == "host" and self.again and self.returns):
+            lasts += f", {self.again_what} again {self.again_s:.3f} s after its return"
+        if self.kind == "point":
+            return f"{self.phase} at a worker{where}, step {self.step}{missed}"
+        return f"{self.kind}{where}{lasts} at step {self.step}{missed}"
+
+
+class Plan:
+    def __init__(self, seed, index, only=None):
+        rng = random.Random(f"{seed}/{index}")
+        self.seed = seed
+        self.index = index
+        self.job = rng.choice(sorted(JOBS))
+        self.steps = JOBS[self.job][1]
+        self.hosts = list(labs.HOSTS[:rng.choice((2, 3, 3))])
+        self.workers = {host: rng.choice((1, 2)) for host in self.hosts}
+        self.zero = rng.choice((0, 0, 1, 1, 2, 3))
+        self.mirror = self.zero > 0 and rng.random() < 0.5
+        self.every = rng.choice(("never", "20", "60", "60"))
+        self.early = rng.random() < 0.1  # the first fault does not wait for a step
+        kinds = rng.choices(list(KINDS), KINDS.values(), k=rng.randint(1, 5))
+        self.faults = [Fault(rng, only or kind, self.steps, self.hosts) for kind in kinds]
+        self.faults.sort(key=lambda fault: fault.step)
+        self.spare(rng)
+
+    def spare(self, rng):
+        """One host keeps its agent, so that somebody can go on. At most one host stays away, so that etcd keeps
+        a majority. A point, and the launcher, can be struck once."""
+        keeps = rng.choice(self.hosts)
+        others = [host for host in self.hosts if host != keeps]
+        seen, for_good = set(), 0
+        for fault in self.faults:
+            if fault.kind in ("agent", "host"):
+                if fault.host == keeps:
+                    fault.host = rng.choice(others)
+                fault.returns = rng.random() < 0.7 or for_good > 0
+                for_good += not fault.returns
+            if fault.kind in ("point", "launcher") and fault.kind in seen:
+                fault.kind = "worker"
+            seen.add(fault.kind)
+            if fault.kind == "point" and fault.phase in ("checkpoint", "commit"):  # at a step that has one
+                every = int(self.every) if self.every != "never" else self.steps
+                fault.step = max(every, fault.step // every * every)
+        # A disk that is full before there is a run keeps it from starting, as it should.
+        self.early = self.early and self.faults[0].kind != "disk"
+
+    def allowance_s(self):
+        """For what the faults cost by themselves."""
+        lasting = sum(fault.last_s for fault in self.faults if fault.kind in LASTS_S)
+        return lasting + WAIT_S * len(self.faults)
+
+    def __str__(self):
+        workers = "+".join(str(self.workers[host]) for host in self.hosts)
+        mirror = " with mirror" if self.mirror else ""
+        early = "early: " if self.early else ""
+        return (f"{self.job}, ZeRO {self.zero}{mirror}, {workers} workers, checkpoints {self.every}: "
+                f"{early}{'; '.join(map(str, self.faults))}")
+
+
+# ---- one training ------------------------------------------------------------------------------------------
+
+
+class Run:
+    def __init__(self, plan, lab, args, jobs_folder, want):
+        self.plan = plan
+        self.lab = lab
+        self.args = args
+        self.jobs_folder = jobs_folder
+        self.want = want
+        self.name = f"c{plan.seed}x{plan.index}"
+        self.mark = f"{os.getpid()}-{self.name}-{random.SystemRandom().randrange(1 << 30)}"
+        self.folder = os.path.join(lab.folder, f"run-{plan.index}")
+        self.runs = os.path.join(lab.disk, "runs")
+        self.timers, self.order = [], itertools.count()
+        self.returns = []  # (host, processes before, fault): workers that are waited for
+        self.joins = []  # [process, host, tries]
+        self.step = 0
+        self.top_step = 0
+        self.drops = []
+        self.ledger_path = None
+        self.launcher = None
+        self.launcher_struck = False
+        self.disk_was_full = self.disk_is_full = self.full_at_end = False
+        self.last_mend = 0.0
+        os.makedirs(self.folder)
+
+    # ---- starting ----------------------------------------------------------------------------------------
+
+    def environment(self):
+        here = os.path.dirname(os.path.abspath(__file__))
+        spaces = " ".join(f"{labs.address(host)}={self.lab.space(host)}" for host in labs.HOSTS)
+        env = dict(os.environ, CHAOS_MARK=self.mark, NET_HOSTS=spaces,
+                   TANDEM_SSH=os.path.join(here, "..", "net", "as-ssh"),
+                   TANDEM_RUNTIME=os.path.join(self.folder, "runtime"),
+                   NET_RUNTIME=os.path.join(self.folder, "runtimes"))
+        for fault in self.plan.faults:
+            if fault.kind == "point":
+                env["NET_STRUCK"] = labs.address(fault.host)
+                env["NET_WISH"] = fault.wish(os.path.join(self.folder, "hit"))
+        return env
+
+    def spawn(self, name, words):
+        """A process whose output goes to files of that name."""
+        with open(os.path.join(self.folder, f"{name}out"), "a") as out, \
+                open(os.path.join(self.folder, f"{name}err"), "a") as err:
+            return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                    cwd=self.jobs_folder, env=self.environment(), start_new_session=True)
+
+    def start(self):
+        plan = self.plan
+        hosts = ",".join(f"{labs.address(host)}:{plan.workers[host]}" for host in plan.hosts)
+        sets = {"name": self.name, "run.dir": self.runs, "parallel.zero": plan.zero,
+                "elastic.mirror": str(plan.mirror).lower(), "checkpoint.every_steps": plan.every}
+        if self.args.transport:
+            sets["comm.transport"] = self.args.transport
+        words = ["ip", "netns", "exec", self.lab.space(1), self.args.tandem, "train", f"{plan.job}.yaml",
+                 "-q", "--json", "--hosts", hosts, "--remote-tandem", self.args.tandem]
+        for key, value in sets.items():
+            words += ["--set", f"{key}={value}"]
+        shutil.rmtree(self.runs, ignore_errors=True)
+        for host in labs.HOSTS:
+            os.makedirs(os.path.join(self.folder, "runtimes", self.lab.space(host)), mode=0o700)
+        self.launcher = self.spawn("", words)
+
+    # ---- looking -----------------------------------------------------------------------------------------
+
+    def read_step(self):
+        """The last step in the ledger. A smaller one than before means that steps are trained again."""
+        if not self.ledger_path:
+            name = os.path.join(self.runs, f"{self.name}-1", "ledger.jsonl")
+            self.ledger_path = name if os.path.exists(name) else None
+        try:
+            with open(self.ledger_path or "", "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - 400))
+                lines = file.read().rpartition(b"\n")[0].splitlines()
+            step = json.loads(lines[-1])["step"]
+        except (OSError, ValueError, LookupError):
+            return
+        if step < self.step:
+            self.drops.append((self.step, step))
+        self.step = step
+
+    def workers(self, host=None):
+        names = [labs.address(host)] if host else list(map(labs.address, self.plan.hosts))
+        found = [p for p in flock.find_role(self.mark, "worker") if p.host in names]
+        return sorted(found, key=lambda process: process.pid)
+
+    def is_going_on(self):
+        return self.launcher.poll() is None or (self.launcher_struck and bool(flock.find(self.mark)))
+
+    # ---- faults ------------------------------------------------------------------------------------------
+
+    def later(self, after_s, call, *words):
+        """Calls it then. What mends something is waited for before processes must be gone."""
+        at = time.monotonic() + after_s
+        self.last_mend = max(self.last_mend, at)
+        heapq.heappush(self.timers, (at, next(self.order), call, words))
+
+    def strike(self, fault):
+        """Whether it hit something."""
+        lab = self.lab
+        if fault.kind == "cut":
+            lab.cut(fault.host)
+            self.later(fault.last_s, lab.mend, fault.host)
+        elif fault.kind == "part":
+            lab.part(fault.host, fault.other)
+            self.later(fault.last_s, lab.join, fault.host, fault.other)
+        elif fault.kind == "disk":
+            if self.step == 0:
+                return False
+            self.disk_was_full = self.disk_is_full = True
+            lab.fill()
+            self.later(fault.last_s, self.make_room)
+        elif fault.kind == "etcd":
+            host = 1 + int(6 * fault.choice) % 3
+            if fault.choice < 0.5:
+                host = lab.leader() or host
+            lab.kill_member(host)
+            self.later(fault.last_s, lab.start_member, host)
+        elif fault.kind == "launcher":
+            self.launcher_struck = True
+            self.launcher.kill()
+        elif fault.kind == "host":
+            self.kill_host(fault)
+        else:
+            return self.strike_process(fault)
+        return True
+
+    def make_room(self):
+        self.lab.make_room()
+        self.disk_is_full = False
+
+    def kill_host(self, fault):
+        if fault.host == 1:
+            self.launcher_struck = True
+        self.lab.kill_host(fault.host)
+        if not fault.returns:
+            return
+        self.later(fault.last_s, self.lab.start_member, fault.host)
+        self.later(fault.last_s + 0.01, self.join, fault.host)
+        if fault.again:
+            self.returns.append((fault.host, set(), fault))
+
+    def strike_process(self, fault):
+        if fault.kind == "agent":
+            address = labs.address(fault.host).encode()
+            found = [p for p in flock.find_role(self.mark, "agent") if address in p.words]
+            if found and fault.returns:
+                self.later(fault.last_s, self.join, fault.host)
+            return any([process.send(signal.SIGKILL) for process in found])
+        found = self.workers(fault.host)
+        if not found:
+            return False
+        if fault.kind == "workers":
+            return any([process.send(signal.SIGKILL) for process in found])
+        victim = found[int(fault.choice * len(found))]
+        if fault.kind == "stop":
+            self.later(fault.last_s, victim.send, signal.SIGCONT)
+            return victim.send(signal.SIGSTOP)
+        if fault.kind == "return":
+            self.returns.append((fault.host, {process.pid for process in found}, fault))
+        return victim.send(signal.SIGKILL)
+
+    def join(self, host):
+        """A host, or its agent, is back: `tandem join` brings workers."""
+        if self.is_going_on():
+            self.joins.append([self.start_join(host, 0), host, 1])
+
+    def start_join(self, host, tries):
+        words = [self.args.tandem, "join", self.name, "-n", str(self.plan.workers[host]), "--host",
+                 labs.address(host), "--store", f"etcd:{self.lab.endpoints}"]
+        command = "exec " + " ".join(f"'{word}'" for word in words)
+        return self.spawn(f"join-{host}-{tries}-", [self.environment()["TANDEM_SSH"], labs.address(host), command])
+
+    def look_at_joins(self):
+        """The store may not have answered yet, or the host is dead again."""
+        for entry in self.joins:
+            process, host, tries = entry
+            if process and process.poll() is not None:
+                entry[0] = None
+                if process.returncode > 0 and tries < JOIN_TRIES and self.launcher.poll() is None:
+                    entry[2] += 1
+                    self.later(0.5, self.join_again, entry)
+
+    def join_again(self, entry):
+        if self.is_going_on():
+            entry[0] = self.start_join(entry[1], entry[2])
+
+    def look_at_returns(self):
+        """Strikes when a worker is back."""
+        for entry in list(self.returns):
+            host, before, fault = entry
+            back = [process for process in self.workers(host) if process.pid not in before]
+            if not back:
+                continue
+            self.returns.remove(entry)
+            others = [p for p in self.workers() if p.pid != back[0].pid]
+            if fault.again_what == "cut":
+                self.later(fault.again_s, self.lab.cut, host)
+                self.later(fault.again_s + fault.choice, self.lab.mend, host)
+            else:
+                use = others if fault.again_what == "other" and others else back
+                victim = use[int(fault.choice * len(use))]
+                self.later(fault.again_s, victim.send, signal.SIGKILL)
+
+    # ---- a training --------------------------------------------------------------------------------------
+
+    def run_timers(self):
+        while self.timers and self.timers[0][0] <= time.monotonic():
+            _, _, call, words = heapq.heappop(self.timers)
+            call(*words)
+
+    def watch(self):
+        """All faults, until no process is left."""
+        begin = time.monotonic()
+        deadline = begin + self.args.limit + self.plan.allowance_s()
+        faults = collections.deque(f for f in self.plan.faults if f.kind != "point")
+        last_s, look_at, ended_at = begin, 0.0, None
+        while True:
+            self.run_timers()
+            self.read_step()
+            now = time.monotonic()
+            running = self.launcher.poll() is None
+            if faults and (running or self.launcher_struck):
+                is_due = self.step >= faults[0].step
+                if last_s > begin or self.plan.early:
+                    is_due = is_due or now - last_s > faults[0].wait_s
+                if is_due:
+                    fault = faults.popleft()
+                    fault.done = self.strike(fault)
+                    last_s = time.monotonic()
+            if self.returns:
+                self.look_at_returns()
+            self.look_at_joins()
+            if not running and now >= look_at:
+                left = flock.find(self.mark)
+                look_at = now + 0.1
+                if not left:
+                    self.full_at_end = self.full_at_end or self.disk_is_full
+                    return
+                if self.disk_is_full and not any(p.role == "worker" for p in left):
+                    self.full_at_end = True
+                ended_at = ended_at or now
+                if not self.launcher_struck and now > max(self.last_mend, ended_at) + GONE_S:
+                    raise Failure("still there: " + ", ".join(map(str, left)))
+            if now > deadline:
+                raise Failure(f"it has not ended after {now - begin:.0f} s, at step {self.step}")
+            time.sleep(0.01)
+
+    def read(self, name):
+        try:
+            with open(os.path.join(self.folder, name), errors="replace") as file:
+                return file.read()
+        except OSError:
+            return ""
+
+    def failed_as_documented(self, code):
+        """The last checkpoint did not fit on the disk. Without a launcher nobody says so."""
+        if self.launcher_struck and code < 0:
+            return self.full_at_end
+        last = re.compile(rf"step-{self.plan.steps:012d}\.safetensors.*No space left")
+        return self.disk_was_full and code == 1 and bool(last.search(self.read("err")))
+
+    def resume(self):
+        """Completes a training whose last checkpoint did not fit. False: there is none to go on from."""
+        self.lab.make_room()
+        folder = verdict.run_folder(self.runs)
+        if not any(name.startswith("step-") for name in os.listdir(os.path.join(folder, "checkpoints"))):
+            return False
+        verdict.ask(self.args.tandem, "train", "--resume", folder, "-n", "1", "-q", limit_s=self.args.limit)
+        return True
+
+    def check(self):
+        code = self.launcher.returncode
+        if self.failed_as_documented(code):
+            if not self.resume():
+                return
+        elif code != 0 and not (self.launcher_struck and code < 0):
+            raise Failure(f"it ended with {code}")
+        words = self.read("out").splitlines()
+        if code == 0 and words:  # rank 0 may have died at the very end, before it could tell
+            got = json.loads(words[-1])["hash"]
+            if got != self.want:
+                raise Failure(f"other bits: {got}, not {self.want}")
+        folder = verdict.run_folder(self.runs)
+        verdict.check_hash(self.args.tandem, folder, self.plan.steps, self.want)
+        verdict.check_ledger(self.args.tandem, folder, self.plan.steps)
+        verdict.check_metrics(folder, self.plan.steps, may_miss=self.disk_was_full)
+        verdict.check_going_back(folder, self.drops)
+        crashes = self.crashes()
+        if crashes and not all(map(is_ucx, crashes)):
+            raise Failure(f"a process crashed: {crashes[0]}")
+
+    def crashes(self):
+        return verdict.find_crashes(self.folder) + verdict.find_crashes(self.runs)
+
+    def execute(self):
+        try:
+            self.start()
+            self.watch()
+            for fault in self.plan.faults:
+                if fault.kind == "point":
+                    fault.done = os.path.exists(os.path.join(self.folder, "hit"))
+            self.check()
+        finally:
+            for process in flock.find(self.mark):
+                process.send(signal.SIGCONT)
+            flock.end_all(self.mark)
+            if self.launcher:
+                self.launcher.wait()
+            for process, _, _ in self.joins:
+                if process:
+                    process.wait()
+
+    def words(self):
+        """What the run had to say, for a person who looks for the cause."""
+        lines = self.read("err").splitlines()[-15:] + verdict.tail(self.runs, 15) + self.crashes()[:5]
+        return "\n".join("    " + line[:400] for line in lines)
+
+    def keep(self):
+        """Copies its files to where they outlive the hosts."""
+        kept = tempfile.mkdtemp(prefix=f"chaos-hosts-{self.name}-")
+        for source, name in ((self.runs, "runs"), (self.folder, "files")):
+            shutil.copytree(source, os.path.join(kept, name), symlinks=True, dirs_exist_ok=True,
+                            ignore=lambda folder, names: [n for n in names if n.endswith(".lines")])
+        return kept
+
+
+def is_ucx(line):
+    """The library that carries bytes between hosts is known to abort now and then when a peer dies."""
+    return "signal 6" in line or "ucp_" in line or "uct_" in line
+
+
+# ---- all of them -------------------------------------------------------------------------------------------
+
+
+def reference(args, folder, name):
+    done = subprocess.run([args.tandem, "train", f"{name}.yaml", "-n", "1", "-q", "--json", "--set",
+                           "run.dir=undisturbed"], capture_output=True, text=True, timeout=300, cwd=folder)
+    if done.returncode != 0:
+        sys.exit(f"hosts: {name} cannot be trained at all: {done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])["hash"]
+
+
+def one(plan, args, pool, jobs_folder, wants):
+    """(plan, what was wrong or None, seconds, whether the library for the network crashed)"""
+    lab = pool.get()
+    begin = time.monotonic()
+    run = Run(plan, lab, args, jobs_folder, wants[plan.job])
+    wrong = None
+    try:
+        try:
+            run.execute()
+        except (Failure, OSError, ValueError, LookupError, RuntimeError,
+                subprocess.TimeoutExpired) as failure:
+            again = f"{sys.argv[0]} {args.tandem} --seed {plan.seed} --schedule {plan.index}"
+            again += f" --only {args.only}" if args.only else ""
+            again += f" --transport {args.transport}" if args.transport else ""
+            wrong = f"{failure}\n{run.words()}\n    repeat: {again}\n    files: {run.keep()}"
+        crashed = any(map(is_ucx, run.crashes()))
+        shutil.rmtree(run.folder, ignore_errors=True)
+        lab.heal()
+    finally:
+        pool.put(lab)
+    return plan, wrong, time.monotonic() - begin, crashed
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("tandem")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--schedule", type=int, help="this one alone")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first schedule")
+    parser.add_argument("--at-once", type=int, default=2, help="schedules side by side, on hosts of their own")
+    parser.add_argument("--limit", type=float, default=120, help="seconds for a schedule, beside what its faults cost")
+    parser.add_argument("--only", choices=sorted(KINDS), help="faults of this kind alone")
+    parser.add_argument("--transport", help="comm.transport of the jobs")
+    args = parser.parse_args()
+    args.tandem = os.path.abspath(args.tandem)
+    return args
+
+
+def run_all(args, folder):
+    plans = [Plan(args.seed, args.first + i, args.only) for i in range(args.runs)]
+    if args.schedule is not None:
+        plans = [Plan(args.seed, args.schedule, args.only)]
+    count = min(args.at_once, len(plans))
+    hits, missed, failures, ucx = collections.Counter(), 0, 0, 0
+    pool, made = queue.Queue(), []
+    try:
+        for i in range(count):
+            os.makedirs(os.path.join(folder, f"lab-{i}"))
+            made.append(labs.Lab(f"tdmc{os.getpid()}-{i}", os.path.join(folder, f"lab-{i}")))
+            pool.put(made[-1])
+        write_jobs(folder, made[0].endpoints)
+        wants = {name: reference(args, folder, name) for name in JOBS}
+        with concurrent.futures.ThreadPoolExecutor(count) as threads:
+            tasks = [threads.submit(one, plan, args, pool, folder, wants) for plan in plans]
+            for task in concurrent.futures.as_completed(tasks):
+                plan, wrong, took_s, crashed = task.result()
+                failures += wrong is not None
+                ucx += crashed
+                note = " (UCX aborted)" if crashed else ""
+                print(f"ok   {plan.index}: {plan}: {took_s:.1f} s{note}" if not wrong else
+                      f"FAIL {plan.index}: {plan}: {wrong}{note}", flush=True)
+                for fault in plan.faults:
+                    hits[fault.kind] += fault.done
+                    missed += not fault.done
+    finally:
+        for lab in made:
+            lab.close()
+    told = ", ".join(f"{name} {count}" for name, count in sorted(hits.items()))
+    print(f"seed {args.seed}: {len(plans)} schedules, {failures} failed; faults that hit: {told}; {missed} missed; "
+          f"UCX aborted in {ucx}")
+    if len(plans) >= 20 and sum(hits.values()) < len(plans):
+        sys.exit("hosts: most faults missed: this was no test")
+    return failures
+
+
+def main():
+    args = parse()
+    why = labs.missing()
+    if why:
+        print(f"SKIPPED: {why}; faults on several hosts were not tested")
+        sys.exit(77)
+    labs.enter_private()
+    with tempfile.TemporaryDirectory(prefix="chaos-hosts-") as folder:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0700", "chaos", folder], check=True)
+        try:
+            failures = run_all(args, folder)
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True)
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()
