@@ -28,10 +28,14 @@ const char *tdm__last_good(const tdm__trainer *t)
                                      : "no checkpoint was written before";
 }
 
+/* A store that does not answer is TDM_ERR_TIMEOUT, whatever the reason: no disk gives that. */
 static tdm_status may_commit(void *user, tdm_error *err)
 {
     tdm__trainer *t = user;
-    return tdm_member_confirm(t->options->member, t->epoch, err);
+    tdm_error why = {.status = TDM_OK};
+    tdm_status status = tdm_member_confirm(t->options->member, t->epoch, &why);
+    if (status == TDM_OK) return TDM_OK;
+    return tdm_fail(err, tdm__is_peer_status(status) ? status : TDM_ERR_TIMEOUT, "%s", why.message);
 }
 
 /* Whether the job itself asks for checkpoints before the end. */
@@ -302,8 +306,10 @@ static void say_waiting(tdm__trainer *t)
 static tdm_status fail_at_end(const tdm__trainer *t, int tries, tdm_error *err)
 {
     const tdm__saved *last = &t->last_save;
-    if (tries == 1) return tdm_fail(err, last->status, "%s", last->message);
-    return tdm_fail(err, last->status, "%.800s; the last checkpoint was tried %d times",
+    /* Without the store this epoch ends, and the next one, which needs the store, too, saves again. */
+    tdm_status status = last->status == TDM_ERR_TIMEOUT ? TDM_ERR_PEER_TIMEOUT : last->status;
+    if (tries == 1) return tdm_fail(err, status, "%s", last->message);
+    return tdm_fail(err, status, "%.800s; the last checkpoint was tried %d times",
                     last->message, tries);
 }
 

@@ -181,6 +181,27 @@ test_a_launcher_that_missed_the_end() {
     wait "$launcher" || code=$?
     assert_equal "$code" 130 "the launcher's code, after $(cat late.err)"
 }
+# The store is silent when the last checkpoint is to get its name: it gets it later.
+test_a_silent_store_at_the_end() {
+    assert_exit 0 tandem train job.yaml -q -n 1 --set run.dir=quiet-one
+    local want worker launcher code=0
+    want=$(hash_in "$out")
+    TANDEM_TEST_KILL=commit:step=15:signal=STOP:file=$work/at-end "$TANDEM" train job.yaml -q \
+        --hosts alpha:1,beta:1 --store "$store" --remote-tandem "$TANDEM" --set run.dir=quiet \
+        --set checkpoint.every_epochs=never >quiet.out 2>quiet.err &
+    launcher=$!
+    wait_for "$deadline" test -s at-end
+    worker=$(cat at-end)
+    kill -STOP "$etcd"
+    kill -CONT "$worker"
+    wait_for "$deadline" grep -qs 'leaves epoch .* no member of etcd' quiet/tiny-1/log.jsonl
+    kill -CONT "$etcd"
+    wait "$launcher" || code=$?
+    assert_equal "$code" 0 "the launcher's code, after $(cat quiet.err)"
+    assert_exit 0 tandem hash quiet/tiny-1
+    assert_contains "$out" "$want"
+    wait_for "$deadline" is_clean
+}
 is_removed() { [ -z "$(etcdctl --endpoints "$url" get --prefix --keys-only "tandem/$session/")" ]; }
 has_ended() { ! kill -0 "$1" 2>/dev/null || [[ $(ps -o stat= -p "$1") == Z* ]]; }
 
