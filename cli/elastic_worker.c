@@ -37,7 +37,10 @@ static tdm_status read_limits(const elastic_worker *w, tdm_member_options *optio
     tdm_status status = tdm_kv_open(&w->kv, &kv, err);
     if (status == TDM_OK) status = tdm_session_look(kv, options->session, w->arena, &view, err);
     tdm_kv_close(kv);
+    if (status == TDM_ERR_NOT_FOUND) /* it ended while this host was cut off, and was removed */
+        return tdm_fail(err, TDM_ERR_PEER_LEFT, "the session '%s' has ended", options->session);
     if (status != TDM_OK) return status;
+    options->is_begun = true;
     options->min = view.min;
     options->max = view.max;
     return TDM_OK;
@@ -84,6 +87,7 @@ int elastic_join(const tdm_job *job, elastic_worker *out)
     if (join(job, out, &err) == TDM_OK) return CLI_OK;
     int code = cli_fail(&err);
     elastic_leave(out);
+    if (err.status == TDM_ERR_PEER_LEFT) return TDM_WORKER_LEFT;
     return world_is_peer(err.status) || err.status == TDM_ERR_TIMEOUT ? CLI_PEER : code;
 }
 

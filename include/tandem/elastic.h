@@ -67,6 +67,8 @@ typedef struct tdm_member_options {
     double report_s;      /* that others have to report when an epoch has failed (2) */
     uint64_t vault_id;    /* the vault in which it keeps its part of the state (tdm_vault_id) */
     bool needs_all_hosts; /* each host has a part of the state alone */
+    bool
+        is_begun; /* a launcher has put the session into the store: when it is gone, it has ended */
 } tdm_member_options;
 
 /* What TANDEM_MEMBER and its company in the environment say (an agent sets them). TDM_ERR_NOT_FOUND

@@ -469,6 +469,16 @@ static void mark_busy(run *r, tdm__view *view)
     }
 }
 
+/* The session has ended while this member was stopped or cut off, and was removed from the store. In what is
+ * left of it this member would begin a run of its own. */
+static outcome leave_forgotten(run *r)
+{
+    tdm_log(TDM_LOG_INFO, "cluster", "member %s leaves: its session has ended without it",
+            r->m->id);
+    r->result.fenced = true;
+    return end(r, TDM_OK);
+}
+
 /* One look, and what it leads to. */
 static outcome agree(run *r)
 {
@@ -482,6 +492,7 @@ static outcome agree(run *r)
         return end(r, tdm_fail(r->err, status, "%s", why.message));
     if (status != TDM_OK) return store_trouble(r, &why);
     tdm__member_heard(r->m, asked_s);
+    if (r->m->is_begun && !view.has_about) return leave_forgotten(r);
     mark_busy(r, &view);
     switch (tdm__epoch_decide(&view, &r->rules, &r->memo, tdm_kv_now(r->m->kv), &plan)) {
     case TDM__DEED_WAIT: return wait_for_change(r, &view, &plan);

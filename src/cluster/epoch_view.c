@@ -236,6 +236,7 @@ static tdm_status read_state(tdm__view *view, const tdm_kv_item *item, tdm_arena
 static void read_about(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena)
 {
     const tdm_json *about = object_of(item, arena);
+    view->has_about = true;
     uint64_t expected = about ? number_of(about, "expected") : 0;
     view->expected = expected < TDM__EPOCH_MOST ? (int)expected : TDM__EPOCH_MOST;
 }

@@ -226,6 +226,7 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
     m->min = options->min > 0 ? options->min : 1;
     m->max = options->max;
     m->needs_all_hosts = options->needs_all_hosts;
+    m->is_begun = options->is_begun;
     m->vault_id = options->vault_id;
     m->wait_s = options->wait_s > 0 ? options->wait_s : WAIT_S;
     m->report_s = options->report_s > 0 ? options->report_s : REPORT_S;

@@ -69,7 +69,8 @@ typedef struct tdm__view {
     uint64_t state_revision;
     tdm__view_member *holders; /* where the newest state is: hosts and vault_ids of its members */
     int holder_count;
-    int expected; /* at the beginning; 0: nobody said */
+    int expected;   /* at the beginning; 0: nobody said */
+    bool has_about; /* a launcher has put the session into the store */
     bool should_stop;
     uint64_t save_wish; /* revision of the newest wish for a checkpoint; 0: there is none */
     bool has_verdict;
@@ -177,7 +178,7 @@ struct tdm_member {
     char session[TDM__SESSION_BYTES], id[TDM_MEMBER_ID_BYTES], host[TDM_HOST_BYTES];
     char prefix[TDM__SESSION_BYTES + 16]; /* "tandem/SESSION/" */
     int slot, min, max;
-    bool needs_all_hosts;
+    bool needs_all_hosts, is_begun;
     uint64_t vault_id;
     int64_t agent; /* our parent at first; 0: none */
     double wait_s, report_s;

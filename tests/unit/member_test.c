@@ -622,6 +622,43 @@ static void a_stopped_member_is_fenced(void)
 
 /* ---- options ------------------------------------------------------------------------------------ */
 
+static tdm_status enter_nothing(void *user, const tdm_epoch *epoch, tdm_error *err)
+{
+    (void)epoch;
+    *(bool *)user = true;
+    return tdm_fail(err, TDM_ERR_INTERNAL, "an epoch has begun");
+}
+
+static void leave_nothing(void *user)
+{
+    (void)user;
+}
+
+/* Where the launcher's session was removed from the store, a member begins no epoch of its own. */
+static void a_session_that_is_gone_is_left(void)
+{
+    static const tdm_elastic_ops ops = {.enter = enter_nothing, .leave = leave_nothing};
+    make_store();
+    for (int i = 0; i < 2; i++) {
+        tdm_member_options o = {.kv = {.url = store_url},
+                                .session = "gone",
+                                .id = i == 0 ? "a" : "b",
+                                .host = "h",
+                                .is_begun = i == 0};
+        tdm_member *member = NULL;
+        tdm_elastic_result result = {0};
+        tdm_error err = {0};
+        bool has_entered = false;
+        CHECK_INT(tdm_member_create(&o, &member, &err), TDM_OK);
+        tdm_status status = tdm_elastic_run(member, &ops, &has_entered, &result, &err);
+        tdm_member_destroy(member);
+        CHECK_INT(status, i == 0 ? TDM_OK : TDM_ERR_INTERNAL);
+        CHECK(result.fenced == (i == 0));
+        CHECK(has_entered == (i == 1)); /* without a launcher members begin by themselves */
+    }
+    remove_store();
+}
+
 static void what_the_environment_says(void)
 {
     tdm_member_options o = {0};
@@ -685,6 +722,7 @@ static const check_test tests[] = {CHECK_TEST(the_lease_follows_the_pulse),
                                    CHECK_TEST(a_host_that_is_gone_is_not_waited_for_long),
                                    CHECK_TEST(a_killed_member_is_left_behind),
                                    CHECK_TEST(a_stopped_member_is_fenced),
+                                   CHECK_TEST(a_session_that_is_gone_is_left),
                                    CHECK_TEST(what_the_environment_says),
                                    CHECK_TEST(bad_options_are_refused)};
 CHECK_MAIN(tests)
