@@ -201,7 +201,6 @@ class Run:
         self.returns = []  # (host, processes before, fault): workers that are waited for
         self.joins = []  # [process, host, tries]
         self.step = 0
-        self.top_step = 0
         self.drops = []
         self.ledger_path = None
         self.launcher = None
@@ -529,7 +528,7 @@ def reference(args, folder, name):
 
 
 def one(plan, args, pool, jobs_folder, wants):
-    """(plan, what was wrong or None, seconds, whether the library for the network crashed)"""
+    """(plan, what was wrong or None, seconds, whether the library for the network crashed, steps seen again)"""
     lab = pool.get()
     begin = time.monotonic()
     run = Run(plan, lab, args, jobs_folder, wants[plan.job])
@@ -548,7 +547,8 @@ def one(plan, args, pool, jobs_folder, wants):
         lab.heal()
     finally:
         pool.put(lab)
-    return plan, wrong, time.monotonic() - begin, crashed
+    again = sum(high - low for high, low in run.drops if low < high - 1)
+    return plan, wrong, time.monotonic() - begin, crashed, again
 
 
 def parse():
@@ -572,7 +572,7 @@ def run_all(args, folder):
     if args.schedule is not None:
         plans = [Plan(args.seed, args.schedule, args.only)]
     count = min(args.at_once, len(plans))
-    hits, missed, failures, ucx = collections.Counter(), 0, 0, 0
+    hits, missed, failures, ucx, went_back = collections.Counter(), 0, 0, 0, 0
     pool, made = queue.Queue(), []
     try:
         for i in range(count):
@@ -584,10 +584,12 @@ def run_all(args, folder):
         with concurrent.futures.ThreadPoolExecutor(count) as threads:
             tasks = [threads.submit(one, plan, args, pool, folder, wants) for plan in plans]
             for task in concurrent.futures.as_completed(tasks):
-                plan, wrong, took_s, crashed = task.result()
+                plan, wrong, took_s, crashed, again = task.result()
                 failures += wrong is not None
                 ucx += crashed
-                note = " (UCX aborted)" if crashed else ""
+                went_back += again > 0
+                note = f", {again} steps trained again" if again else ""
+                note += " (UCX aborted)" if crashed else ""
                 print(f"ok   {plan.index}: {plan}: {took_s:.1f} s{note}" if not wrong else
                       f"FAIL {plan.index}: {plan}: {wrong}{note}", flush=True)
                 for fault in plan.faults:
@@ -598,7 +600,7 @@ def run_all(args, folder):
             lab.close()
     told = ", ".join(f"{name} {count}" for name, count in sorted(hits.items()))
     print(f"seed {args.seed}: {len(plans)} schedules, {failures} failed; faults that hit: {told}; {missed} missed; "
-          f"UCX aborted in {ucx}")
+          f"{went_back} went back, as their logs say; UCX aborted in {ucx}")
     if len(plans) >= 20 and sum(hits.values()) < len(plans):
         sys.exit("hosts: most faults missed: this was no test")
     return failures
