@@ -340,6 +340,13 @@ static int breaks(tdm__tls *tls, int fd)
     return -1;
 }
 
+/* TLS lets a server answer with a certificate although it was offered a key, and this side has nothing to
+ * judge a certificate by: what did not use the key is not believed. */
+static bool used_the_key(const tdm__tls *tls)
+{
+    return tls->has_certificates || SSL_session_reused(tls->ssl) == 1;
+}
+
 int tdm__tls_advance(tdm__tls *tls, int fd)
 {
     if (tls->broken) {
@@ -351,6 +358,13 @@ int tdm__tls_advance(tdm__tls *tls, int fd)
         int done = SSL_do_handshake(tls->ssl);
         int error = done == 1 ? SSL_ERROR_NONE : SSL_get_error(tls->ssl, done);
         if (done != 1 && error != SSL_ERROR_WANT_READ) return breaks(tls, fd);
+        if (done == 1 && !used_the_key(tls)) {
+            tls->out.count = tls->out.first = 0; /* it gets no end of the handshake */
+            snprintf(tls->why, sizeof tls->why, "the peer did not use the key of this world");
+            tls->broken = true;
+            errno = EPROTO;
+            return -1;
+        }
         if (!flush(tls, fd)) return -1;
         if (done == 1) break;
         int got = refill(tls, fd);
