@@ -1,0 +1,217 @@
+#!/usr/bin/env bash
+# Strangers on the network and on the host: two hosts in network namespaces that train together, a third that
+# floods their ports, a recording of what is sent between them, another user of a host, certificates and secrets
+# that do not fit. Trainings end with the bits of an undisturbed run, and nothing of theirs can be read.
+#   strangers_test.sh TANDEM [CASE...]
+# Cases: flood. Needs root, `ip`, the kernel's namespaces, etcd (make setup-etcd),
+# python3, openssl and setpriv; without them it says so and is skipped (77).
+set -euo pipefail
+tandem=$(realpath "$1")
+shift
+skip() {
+    echo "SKIPPED: $*; strangers on the network were not tested"
+    exit 77
+}
+[ "$(id -u)" = 0 ] || skip "this needs root, to make network namespaces"
+for tool in ip etcd python3 openssl setpriv; do
+    command -v $tool >/dev/null || skip "there is no $tool (tools/setup --test --etcd installs it)"
+done
+here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
+id=tdms$$
+work=$(mktemp -d /var/tmp/tandem-strangers.XXXXXX)
+limit_s=120 # for one training
+flood_wanted=${STRANGERS_FLOOD:-10000}
+
+pids() { ip netns pids "$id-$1" 2>/dev/null || true; }
+kill_host() {
+    local pid left=500
+    while [ -n "$(pids "$1")" ] && [ $left -gt 0 ]; do
+        for pid in $(pids "$1"); do kill -9 "$pid" 2>/dev/null || true; done
+        left=$((left - 1))
+        sleep 0.02
+    done
+}
+cleanup() {
+    local host
+    for host in 1 2 3; do
+        kill_host "$host"
+        ip netns del "$id-$host" 2>/dev/null || true
+    done
+    ip netns del "$id-s" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap cleanup EXIT
+chmod 755 "$work" # the other user comes this far
+ip netns add "$id-s" 2>"$work/why" || skip "no network namespaces here ($(cat "$work/why"))"
+ip -n "$id-s" link add bridge type bridge 2>"$work/why" || skip "this kernel has no bridge ($(cat "$work/why"))"
+ip -n "$id-s" link set bridge up
+for host in 1 2 3; do
+    ip netns add "$id-$host"
+    ip -n "$id-$host" link set lo up
+    ip -n "$id-s" link add "port$host" type veth peer name net netns "$id-$host"
+    ip -n "$id-$host" addr add "10.77.0.$host/24" dev net
+    ip -n "$id-$host" link set net up
+    ip -n "$id-s" link set "port$host" master bridge up
+done
+on() {
+    local host=$1
+    shift
+    ip netns exec "$id-$host" "$@"
+}
+strangers() { python3 "$here/strangers.py" "$@"; }
+namespace() { echo "/run/netns/$id-$1"; }
+
+NET_HOSTS=$(for host in 1 2 3; do printf '10.77.0.%s=%s-%s ' $host "$id" $host; done)
+export NET_HOSTS NET_ENVIRONMENT=$work/environment TANDEM_SSH=$here/as-ssh TANDEM_RUNTIME=$work/runtime
+mkdir "$NET_ENVIRONMENT"
+
+failures=0
+complain() {
+    printf 'not right: %s\n' "$*"
+    failures=$((failures + 1))
+}
+# wait_until SECONDS COMMAND...: until it succeeds; fails when the time is over.
+wait_until() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ "$SECONDS" -lt "$end" ] || return 1
+        sleep 0.05
+    done
+}
+
+# ---- etcd ------------------------------------------------------------------------------------------------------
+
+store=etcd:http://10.77.0.1:2379
+etcd_answers() { on 1 "$tandem" ps --store "$store" >/dev/null 2>&1; }
+start_etcd() {
+    local at=http://10.77.0.1
+    on 1 etcd --data-dir "$work/etcd" --log-level error --listen-client-urls "$at:2379" \
+        --advertise-client-urls "$at:2379" --listen-peer-urls "$at:2380" --initial-advertise-peer-urls "$at:2380" \
+        --initial-cluster "default=$at:2380" >"$work/etcd.log" 2>&1 &
+    wait_until 60 etcd_answers || { tail -n 5 "$work/etcd.log"; echo "etcd does not start"; exit 1; }
+}
+
+# ---- trainings -------------------------------------------------------------------------------------------------
+
+awk 'BEGIN { srand(4); for (i = 0; i < 300; i++) { line = ""
+    for (k = 0; k < 5; k++) line = line sprintf("%.6f,", (k == i % 3 ? 1.5 : 0) + rand()); print line i % 3 } }' >"$work/data.csv"
+readonly name=quokka-lighthouse
+cat >"$work/job.yaml" <<YAML
+name: $name
+seed: 7
+data: {train: $work/data.csv}
+model: {hidden: [64, 64]}
+train: {batch: 24, steps: 60}
+optim: {kind: adamw, lr: 0.003}
+parallel: {lanes: 8, zero: 1}
+checkpoint: {every_epochs: never, ledger: true}
+YAML
+hash_of() { sed -n 's/.*"hash":"\([0-9a-f]\{64\}\)".*/\1/p' "$1"; }
+# reference STEPS: the hash of an undisturbed run of so many.
+reference() {
+    "$tandem" train "$work/job.yaml" -n 1 -q --json --set "run.dir=$work/alone" --set "train.steps=$1" >"$work/alone.out"
+    hash_of "$work/alone.out"
+}
+# start CASE SETS...: one worker on each of two hosts; the launcher is on host 1.
+launcher=
+start() {
+    local case=$1 sets=() set
+    shift
+    for set in "$@"; do sets+=(--set "$set"); done
+    on 1 timeout -k 5 "$limit_s" "$tandem" train "$work/job.yaml" -q --json --store "$store" \
+        --hosts 10.77.0.1:1,10.77.0.2:1 --remote-tandem "$tandem" \
+        --set "run.dir=$work/$case" "${sets[@]}" >"$work/$case.out" 2>"$work/$case.err" &
+    launcher=$!
+}
+show() {
+    tail -n 20 "$work/$1.err"
+    tail -n 30 "$work/$1/$name-1/log.jsonl" 2>/dev/null || true
+}
+# is_right CASE CODE HASH WORKERS: how a training ended; its ledger; that nobody was started again; no message of an
+# assertion or a sanitizer.
+is_right() {
+    local case=$1 code=$2 want=$3 got starts log=$work/$1/$name-1/log.jsonl
+    got=$(hash_of "$work/$case.out")
+    if [ "$code" != 0 ] || [ -z "$want" ] || [ "$got" != "$want" ]; then
+        complain "$case: ended with $code and the hash ${got:-(none)}, not $want"
+        show "$case"
+        return 0
+    fi
+    "$tandem" ledger "$work/$case/$name-1" >"$work/ledger" 2>&1 || complain "$case: $(cat "$work/ledger")"
+    starts=$(grep -c '"room":"agent","message":"worker .* started' "$log" || true)
+    [ "$starts" = "$4" ] || { complain "$case: $starts starts of $4 workers"; show "$case"; }
+    if grep -i 'assert\|sanitizer\|runtime error' "$log" "$work/$case.err"; then complain "$case: see above"; fi
+}
+tandem_pids() {
+    local pid
+    for pid in $(pids "$1"); do
+        [ "$(readlink "/proc/$pid/exe" 2>/dev/null)" != "$tandem" ] || echo "$pid"
+    done
+}
+# worker_on HOST: its process, or nothing.
+worker_on() {
+    local pid
+    for pid in $(tandem_pids "$1"); do
+        if { tr '\0' '\n' <"/proc/$pid/environ"; } 2>/dev/null | grep -q '^TANDEM_MEMBER='; then echo "$pid"; fi
+    done | head -n 1
+}
+has_worker() { [ -n "$(worker_on "$1")" ]; }
+no_tandem() { [ -z "$(tandem_pids 1)$(tandem_pids 2)" ]; }
+
+# ---- flood -----------------------------------------------------------------------------------------------------
+
+now_ms() { echo $((${EPOCHREALTIME/./} / 1000)); }
+# timed_training CASE HASH SETS...: leaves its time in $took_ms. Descriptors are the flood's to count.
+timed_training() {
+    local case=$1 want=$2 code=0 began
+    shift 2
+    began=$(now_ms)
+    start "$case" "$@"
+    wait "$launcher" || code=$?
+    took_ms=$(($(now_ms) - began))
+    is_right "$case" $code "$want" 2
+}
+value_of() { sed -n "s/^$2 //p" "$1"; } # value_of REPORT KEY
+start_flood() { # start_flood WANTED REPORT
+    on 3 python3 "$here/strangers.py" flood "$tandem" "$1" "$2" "$2.pid" "10.77.0.1=$(namespace 1)" \
+        "10.77.0.2=$(namespace 2)" >"$2.err" 2>&1 &
+    flood=$!
+    wait_until 30 test -s "$2.pid" || { cat "$2.err"; echo "the flood does not start"; exit 1; }
+}
+stop_flood() { # stop_flood REPORT
+    kill -TERM "$(cat "$1.pid")" 2>/dev/null || true
+    wait "$flood" || complain "the flood failed: $(tail -n 3 "$1.err")"
+}
+# Trainings one after the other, until all strangers have come: at starts, meetings and ends, too.
+case_flood() {
+    local steps=${STRANGERS_STEPS:-10000} want quiet_ms flood_ms=0 round=0 quiet=$work/quiet.report
+    local report=$work/flood.report had most
+    want=$(reference "$steps")
+    start_flood 0 "$quiet"
+    timed_training quiet "$want" "train.steps=$steps"
+    quiet_ms=$took_ms
+    stop_flood "$quiet"
+    start_flood "$flood_wanted" "$report"
+    while [ ! -e "$report" ] && [ $round -lt 20 ] && [ $failures = 0 ]; do
+        round=$((round + 1))
+        timed_training "flood$round" "$want" "train.steps=$steps"
+        flood_ms=$((flood_ms + took_ms))
+    done
+    stop_flood "$report"
+    [ "$(value_of "$report" begun)" -ge "$flood_wanted" ] || complain "flood: too few connections"
+    had=$(value_of "$quiet" descriptors) most=$(value_of "$report" descriptors)
+    [ "$most" -le $((had + 64 + 64 + 2 * 4)) ] || complain "flood: a process had $most descriptors, $had without the flood"
+    [ "$(value_of "$report" replays)" -gt 0 ] || complain "flood: nothing was recorded that could be replayed"
+    echo "ok   flood: $(value_of "$report" begun) connections, $(value_of "$report" made) of them made, at" \
+        "$(value_of "$report" ports) ports during $round trainings; at most $most descriptors, $had without;" \
+        "$((flood_ms / round)) ms a training, $quiet_ms ms without: $(((flood_ms / round - quiet_ms) * 100 / quiet_ms)) % slower"
+}
+
+start_etcd
+for name_list in "${@:-flood}"; do
+    # shellcheck disable=SC2086 # a list
+    for case in $name_list; do "case_$case"; done
+done
+wait_until 60 no_tandem || complain "processes of tandem are left"
+[ $failures -eq 0 ]
