@@ -251,16 +251,14 @@ static void test_all_keys(void)
         "memory: {recompute: full, limit: 3GiB}\n"
         "comm: {transport: ucx, streams: 4, security: tls, tls_certificate: x, tls_key: y,\n"
         "    tls_authority: z}\n"
-        "eval: {every_epochs: never, every_steps: 3, batch: 1, weights: raw}\n"
-        "store: etcd\n"
+        "eval: {every_epochs: never, every_steps: 3, batch: 1, weights: raw}\nstore: etcd\n"
         "checkpoint: {every_epochs: never, every_steps: 5, every_minutes: .5, keep: all,\n"
         "    keep_every: 6, keep_best: 7, metric: test_accuracy, compress: zstd,\n"
         "    background: no, retry_s: 1.5, ledger: yes}\n"
         "elastic: {min: 2, max: 4, wait: 1, heartbeat: 2, stall: 3, mirror: yes, restarts: 0,\n"
         "    restart_window: 1, grace: 0}\n"
         "etcd: {endpoints: 'https://a:1', user: u, password_file: p, ca: c, certificate: d,\n"
-        "    key: k}\n"
-        "run: {dir: /r, log_every_steps: 1}\n",
+        "    key: k}\nrun: {dir: /r, log_every_steps: 1}\n",
         NULL);
     check_shows(
         tdm_job_document_job(document),
