@@ -42,7 +42,7 @@ static void look_at_connections(const tdm_job *job, report *r)
     if (strcmp(mode, "off") == 0)
         doctor_find(
             r, "connections", "security", NOTE,
-            "ranks prove the secret when they connect, but whoever sees or changes packets between "
+            "ranks prove the secret when they connect, but someone who sees or changes packets between "
             "hosts sees and changes parameters: set comm.security to auto",
             "off");
     else if (strcmp(mode, "tls") == 0)

@@ -57,14 +57,14 @@ typedef struct tdm_model_code {
     const char *library, *sha256;
 } tdm_model_code;
 
-/* Reads that from the checkpoint at `path`, for who asks before the code is loaded. */
+/* Reads that from the checkpoint at `path`, without loading the code. */
 TDM_API tdm_status tdm_model_code_of(const tdm_checkpoint *checkpoint, const char *path,
                                      tdm_arena *arena, tdm_model_code *out, tdm_error *err);
 
 /*
- * A checkpoint whose model is a shared object makes whoever opens it execute that file. So it is opened
+ * Opening a checkpoint whose model is a shared object executes that file. So it is opened
  * only when `allowed_library` names the file to load (NULL: none), which must have the checkpoint's
- * SHA-256; or when the job of the run that `path` is, or lies in, names the same file with the same
+ * SHA-256; or when the job of the run at `path`, or of the run that has the checkpoint `path`, names the same file with the same
  * SHA-256. Otherwise TDM_ERR_INVALID.
  */
 TDM_API tdm_status tdm_model_open(const char *path, const char *allowed_library, tdm_model **out,

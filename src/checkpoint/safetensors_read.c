@@ -362,7 +362,7 @@ static tdm_status parse_plain(const void *bytes, size_t count, const char *name,
     return TDM_OK;
 }
 
-/* The header is read, and held against the length of all, before anything else is unpacked. */
+/* The header is read, and compared with the length of the file, before anything else is unpacked. */
 static tdm_status parse_packed(tdm__unpacking *u, const char *name, tdm_safetensors **out,
                                tdm_error *err)
 {

@@ -114,7 +114,7 @@ static bool is_holder(const tdm__view *view, const tdm__view_member *m)
     return false;
 }
 
-/* Those who have the newest state in their memory first: without it there is nothing to go on from. */
+/* Members whose memory has the newest state come first: training cannot continue without it. */
 static int newcomers_by_age(tdm__view *view, tdm__view_member **out)
 {
     int count = 0, first = 0;

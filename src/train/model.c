@@ -67,7 +67,7 @@ tdm_status tdm_model_code_of(const tdm_checkpoint *checkpoint, const char *path,
     return status;
 }
 
-/* The job.yaml of the run that a path is, or that a checkpoint lies in; NULL: no memory. */
+/* The job.yaml of the run at a path, or of the run that has this checkpoint; NULL: no memory. */
 static const char *own_job_path(tdm_arena *arena, const char *path)
 {
     if (tdm_path_is_dir(path)) return tdm_path_join(arena, path, "job.yaml");
@@ -97,8 +97,8 @@ static tdm_status refuse_code(const char *path, const tdm_job *job, tdm_error *e
 {
     const char *sha256 = job->model.library_sha256;
     return tdm_fail(err, TDM_ERR_INVALID,
-                    "%s: its model is code, the shared object %s%s%s%s, which has the rights of "
-                    "whoever loads it; if you trust that file, name it: eval and predict take "
+                    "%s: its model is code, the shared object %s%s%s%s, which runs with "
+                    "your rights; if you trust that file, name it: eval and predict take "
                     "--allow-library FILE",
                     path, job->model.library, sha256 ? " (SHA-256 " : "", sha256 ? sha256 : "",
                     sha256 ? ")" : "");

@@ -124,7 +124,7 @@ static tdm_status take_lock(tdm__run *run, bool joins, tdm_error *err)
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     run->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, LOCK_MODE);
     if (run->lock_fd < 0) return tdm_os_fail(err, "opening", path);
-    /* Whoever may open it may lock it: nobody else may. (Files of earlier versions.) */
+    /* A user who may open it may lock it, so only its owner may open it. (Files of earlier versions.) */
     (void)fchmod(run->lock_fd, LOCK_MODE);
     for (int tries = 0; tries < LOCK_TRIES; tries++) { /* a reader holds it for an instant */
         if (flock(run->lock_fd, (joins ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return TDM_OK;
@@ -360,7 +360,7 @@ static tdm_status refuse_link(tdm__run *run, const char *dir, const char *name, 
                     path);
 }
 
-/* Nobody may have put such links into a run that is gone on with. */
+/* A run that is resumed must not have such links: another user may have put them there. */
 static tdm_status refuse_links(tdm__run *run, tdm_error *err)
 {
     static const char *const names[] = {"job.yaml", LOG_NAME, METRICS_NAME, TDM__LEDGER_NAME,

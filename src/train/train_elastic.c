@@ -332,7 +332,7 @@ static tdm_status take_disk(tdm__trainer *t, tdm_error *err)
     return tdm_store_set(t->state.store, t->position.step, err);
 }
 
-/* The lines of steps that are done must all be there; who finds that some are not says so. */
+/* Warns when lines of steps that are done are missing. */
 static void check_ledger(const tdm__trainer *t, uint64_t step)
 {
     uint64_t last = t->ledger.last_step;

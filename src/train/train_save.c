@@ -256,8 +256,8 @@ static tdm_status look_at_last(tdm__trainer *t, bool *good, tdm_error *err)
 
 /* ---- waiting for a disk -------------------------------------------------------------------------- */
 
-/* For how long the disk may be tried. Whoever asks a run to stop kills it after elastic.grace: it should be
- * able to say before that why it failed. */
+/* For how long the disk may be tried. A run that was asked to stop is killed after elastic.grace: it
+ * should be able to say before that why it failed. */
 static double retry_budget_s(const tdm__trainer *t)
 {
     const tdm_train_options *o = t->options;
@@ -309,8 +309,8 @@ static tdm_status fail_at_end(const tdm__trainer *t, int tries, tdm_error *err)
     /* Without the store this epoch ends, and the next one, which needs the store, too, saves again. */
     tdm_status status = last->status == TDM_ERR_TIMEOUT ? TDM_ERR_PEER_TIMEOUT : last->status;
     if (tries == 1) return tdm_fail(err, status, "%s", last->message);
-    return tdm_fail(err, status, "%.800s; the last checkpoint was tried %d times",
-                    last->message, tries);
+    return tdm_fail(err, status, "%.800s; the last checkpoint was tried %d times", last->message,
+                    tries);
 }
 
 tdm_status tdm__save_end(tdm__trainer *t, tdm_error *err)

@@ -14,12 +14,12 @@ make_data 150 data.csv
 make_job job.yaml
 clean_up() { rm -rf "/tmp/tandem-$stranger"; }
 
-train_once() { # train_once FOLDER: a run with a checkpoint that can be gone on with
+train_once() { # train_once FOLDER: a run with a checkpoint that can be resumed
     assert_exit 0 "$TANDEM" train job.yaml --set run.dir="$1"
 }
 resume() { "$TANDEM" train --resume "$1/tiny-1" --set train.epochs=4; }
 
-# Whoever may open the file of a lock may hold the lock.
+# A user who may open the file of a lock may hold the lock.
 test_nobody_else_holds_the_lock() {
     train_once locked
     assert_equal "$(stat -c %a locked/tiny-1/lock)" 600 "the mode of the lock"

@@ -197,7 +197,7 @@ void sim_put_line(sim *s, int step)
     if (step > 0 && s->lines[step] == 0) s->lines[step] = 1;
 }
 
-/* The ledger as whoever leads finds it: later lines go, the last one may be missing, and no other. */
+/* The ledger as the next leader finds it: later lines are dropped, and only the last one may be missing. */
 static void mend_lines(sim *s, const world *w, int step)
 {
     for (int k = step + 1; k <= STEPS; k++) s->lines[k] = 0;
@@ -349,7 +349,7 @@ static tdm_status wait_for_host(process *p, int step, uint64_t local, tdm_error 
     }
 }
 
-/* Whether all are in an epoch, and those who wrote then have been killed. */
+/* Whether all are in an epoch, and the writers of the one before have been killed. */
 static bool has_begun_with(const sim *s, uint32_t number)
 {
     for (int i = 0; i < s->world_count; i++)

@@ -21,8 +21,8 @@
  * two touch file descriptors alone, which stay open as long as the transport lives.
  *
  * Invariants:
- *  1. A link's memory lives as long as the transport; its socket may go at any callback, so whoever has
- *     called the engine back looks at link->stream.fd again.
+ *  1. A link's memory lives as long as the transport; its socket may be closed in any callback, so code that
+ *     has called the engine back looks at link->stream.fd again.
  *  2. A message to send is in exactly one place: with its peer (`offers`) until the receiver has asked for
  *     it or, as frames, with links. It is called back when the kernel has all its bytes, or when the
  *     peer is lost.

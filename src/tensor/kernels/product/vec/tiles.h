@@ -139,7 +139,7 @@ static inline __attribute__((always_inline)) void tile_fetch_next(tile_fetch *f)
 
 /* What happens to the sums of a segment. */
 typedef struct tile_end {
-    float *const *c;   /* addresses of the rows, of which ... */
+    float *const *c;   /* addresses of the rows */
     int64_t col;       /* ... this is the first column */
     bool add;          /* to what an earlier segment left there */
     const float *bias; /* to be added, or NULL */
