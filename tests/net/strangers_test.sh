@@ -3,7 +3,7 @@
 # floods their ports, a recording of what is sent between them, another user of a host, certificates and secrets
 # that do not fit. Trainings end with the bits of an undisturbed run, and nothing of theirs can be read.
 #   strangers_test.sh TANDEM [CASE...]
-# Cases: flood. Needs root, `ip`, the kernel's namespaces, etcd (make setup-etcd),
+# Cases: flood trace. Needs root, `ip`, the kernel's namespaces, etcd (make setup-etcd),
 # python3, openssl and setpriv; without them it says so and is skipped (77).
 set -euo pipefail
 tandem=$(realpath "$1")
@@ -208,8 +208,45 @@ case_flood() {
         "$((flood_ms / round)) ms a training, $quiet_ms ms without: $(((flood_ms / round - quiet_ms) * 100 / quiet_ms)) % slower"
 }
 
+# ---- trace -----------------------------------------------------------------------------------------------------
+
+# recorded CASE SETS...: a short training, all packets of host 2, and what of it can be read there: $work/CASE.found
+recorded() {
+    local case=$1 recorder code=0
+    shift
+    ip netns exec "$id-2" python3 "$here/strangers.py" record "$work/$case.packets" 2>"$work/$case.why" &
+    recorder=$!
+    wait_until 30 test -e "$work/$case.packets" || { complain "$case: no recording: $(cat "$work/$case.why")"; return 0; }
+    TANDEM_SECRET=$secret start "$case" "$@"
+    wait "$launcher" || code=$?
+    is_right "$case" $code "$want" 2
+    kill -TERM $recorder
+    wait $recorder || complain "$case: $(cat "$work/$case.why")"
+    strangers search "$work/$case.packets" "$(ls "$work/$case/$name-1/checkpoints/"*.safetensors)" "$work/data.csv" \
+        "$name" "$secret" >"$work/$case.found" || complain "$case: the search failed"
+    rm "$work/$case.packets"
+}
+# Texts are the job's name, 0, and the secret, 1. The store is etcd's to protect: the secret is never there.
+case_trace() {
+    local want secret=5e55107f1a9b3c2d key
+    want=$(reference 60)
+    recorded trace
+    recorded readable comm.security=off
+    for key in parameters data text-0 text-1 stored-text-1; do
+        [ "$(value_of "$work/trace.found" $key)" = 0 ] || complain "trace: $key can be read: $(tr '\n' ',' <"$work/trace.found")"
+    done
+    [ "$(value_of "$work/trace.found" bytes)" -gt 1000000 ] || complain "trace: too little was recorded"
+    # The same search finds parameters where nothing is encrypted.
+    [ "$(value_of "$work/readable.found" parameters)" -ge 100 ] ||
+        complain "trace: the search finds nothing: $(tr '\n' ',' <"$work/readable.found")"
+    [ "$(value_of "$work/readable.found" text-1)$(value_of "$work/readable.found" stored-text-1)" = 00 ] ||
+        complain "trace: without encryption the secret can be read"
+    echo "ok   trace: nothing of 400 probes in $(value_of "$work/trace.found" bytes) bytes; without encryption" \
+        "$(value_of "$work/readable.found" parameters) of 200 of the parameters"
+}
+
 start_etcd
-for name_list in "${@:-flood}"; do
+for name_list in "${@:-flood trace}"; do
     # shellcheck disable=SC2086 # a list
     for case in $name_list; do "case_$case"; done
 done
