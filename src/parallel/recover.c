@@ -257,7 +257,8 @@ static tdm_status forget_here(const tdm_store *store, tdm_error *err)
     tdm__journal *journal = store->journal;
     tdm__desk *desk = journal->desk;
     TDM_TRY(tdm__journal_enter(journal, err));
-    atomic_store(&desk->state, 0); /* first: a process that dies below must not leave a state that counts */
+    atomic_store(&desk->state,
+                 0); /* first: a process that dies below must not leave a state that counts */
     for (int i = 0; i < TDM__SLOTS_MOST; i++) {
         atomic_store(&desk->slots[i].began, 0);
         desk->slots[i].memos[0].order = desk->slots[i].memos[1].order = 0;
