@@ -1,9 +1,10 @@
 /*
  * tls.c: TLS 1.3 by OpenSSL. See the header.
  *
- * OpenSSL reads from and writes to memory alone (a BIO of ours over the two buffers); sockets are
- * touched here. A record is encrypted only while the outgoing buffer has room for a whole one, so
- * OpenSSL never holds a record that it would have to be given again.
+ * OpenSSL reads from the socket into a buffer of its own that holds many records, and decrypts them there. It
+ * writes to memory (a BIO of ours), from where many records go to the socket by one call. A record is
+ * encrypted only while that memory has room for a whole one, so OpenSSL never holds a record that it would
+ * have to be given again.
  */
 #include "comm/tls.h"
 
@@ -35,10 +36,12 @@ typedef struct buffer {
 struct tdm__tls {
     SSL *ssl;
     bool has_certificates;
+    int fd;      /* during a call */
+    int error;   /* errno of a read that failed; 0: none has */
     bool ended;  /* the socket's end was seen */
     bool broken; /* by an error of TLS: nothing goes on */
     uint8_t key[TDM__TLS_KEY];
-    buffer in, out;
+    buffer out;
     uint8_t record[RECORD]; /* where small pieces meet before they are encrypted */
     char why[200];
 };
@@ -61,22 +64,27 @@ static tdm_status bad_file(tdm_error *err, const char *what, const char *path, c
                     what, path ? path : "(none)", ssl_error(), key);
 }
 
-/* ---- memory in place of sockets ------------------------------------------------------------------ */
+/* ---- below OpenSSL ------------------------------------------------------------------ */
 
-static int memory_read(BIO *bio, char *into, size_t bytes, size_t *out_bytes)
+static int socket_read(BIO *bio, char *into, size_t bytes, size_t *out_bytes)
 {
     tdm__tls *tls = BIO_get_data(bio);
+    ssize_t got;
     BIO_clear_retry_flags(bio);
-    size_t count = tls->in.count < bytes ? tls->in.count : bytes;
-    *out_bytes = count;
-    if (count == 0) {
-        if (!tls->ended) BIO_set_retry_read(bio);
-        return 0;
+    *out_bytes = 0;
+    do got = recv(tls->fd, into, bytes, 0);
+    while (got < 0 && errno == EINTR);
+    if (got > 0) {
+        *out_bytes = (size_t)got;
+        return 1;
     }
-    memcpy(into, tls->in.bytes + tls->in.first, count);
-    tls->in.count -= count;
-    tls->in.first = tls->in.count > 0 ? tls->in.first + count : 0;
-    return 1;
+    if (got == 0)
+        tls->ended = true;
+    else if (errno == EAGAIN || errno == EWOULDBLOCK)
+        BIO_set_retry_read(bio);
+    else
+        tls->error = errno;
+    return 0;
 }
 
 static int memory_write(BIO *bio, const char *from, size_t bytes, size_t *out_bytes)
@@ -176,7 +184,7 @@ static tdm_status prepare_context(tdm__tls_context *c, const tdm_comm_security *
 {
     c->ssl = SSL_CTX_new(TLS_method());
     c->method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "tandem");
-    if (!c->ssl || !c->method || !BIO_meth_set_read_ex(c->method, memory_read) ||
+    if (!c->ssl || !c->method || !BIO_meth_set_read_ex(c->method, socket_read) ||
         !BIO_meth_set_write_ex(c->method, memory_write) ||
         !BIO_meth_set_ctrl(c->method, memory_control) ||
         SSL_CTX_set_min_proto_version(c->ssl, TLS1_3_VERSION) != 1 ||
@@ -226,13 +234,13 @@ static bool prepare(tdm__tls *tls, const tdm__tls_options *options)
 {
     BIO *bio = BIO_new(options->context->method);
     tls->ssl = SSL_new(options->context->ssl);
-    tls->in.bytes = malloc(options->buffer_bytes);
     tls->out.bytes = malloc(options->buffer_bytes);
-    if (!bio || !tls->ssl || !tls->in.bytes || !tls->out.bytes) {
+    if (!bio || !tls->ssl || !tls->out.bytes) {
         BIO_free(bio);
         return false;
     }
-    tls->in.capacity = tls->out.capacity = options->buffer_bytes;
+    tls->out.capacity = options->buffer_bytes;
+    SSL_set_default_read_buffer_len(tls->ssl, options->buffer_bytes);
     BIO_set_data(bio, tls);
     BIO_set_init(bio, 1);
     SSL_set_bio(tls->ssl, bio, bio);
@@ -263,7 +271,6 @@ void tdm__tls_destroy(tdm__tls *tls)
 {
     if (!tls) return;
     SSL_free(tls->ssl);
-    free(tls->in.bytes);
     free(tls->out.bytes);
     OPENSSL_cleanse(tls->key, sizeof tls->key);
     free(tls);
@@ -281,7 +288,7 @@ bool tdm__tls_has_output(const tdm__tls *tls)
 
 bool tdm__tls_has_input(const tdm__tls *tls)
 {
-    return tls->in.count > 0 || SSL_has_pending(tls->ssl);
+    return SSL_has_pending(tls->ssl) == 1;
 }
 
 const char *tdm__tls_why(const tdm__tls *tls)
@@ -305,28 +312,14 @@ static bool flush(tdm__tls *tls, int fd)
     return true;
 }
 
-/* Receives more. 1, 0 at the end, or -1 with errno. */
-static int refill(tdm__tls *tls, int fd)
-{
-    buffer *in = &tls->in;
-    if (in->first > 0 && in->first + in->count == in->capacity) {
-        memmove(in->bytes, in->bytes + in->first, in->count);
-        in->first = 0;
-    }
-    size_t end = in->first + in->count;
-    for (;;) {
-        ssize_t got = recv(fd, in->bytes + end, in->capacity - end, 0);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) return -1;
-        if (got == 0) tls->ended = true;
-        in->count += (size_t)got;
-        return got > 0;
-    }
-}
-
 /* Notes why OpenSSL refuses to go on, and sends its alert. Returns -1 with errno. */
 static int breaks(tdm__tls *tls, int fd)
 {
+    if (tls->error) { /* the socket's, not of TLS */
+        ERR_clear_error();
+        errno = tls->error;
+        return -1;
+    }
     long verdict = SSL_get_verify_result(tls->ssl);
     if (tls->has_certificates && verdict != X509_V_OK)
         snprintf(tls->why, sizeof tls->why, "the certificate is not valid: %s",
@@ -353,10 +346,16 @@ int tdm__tls_advance(tdm__tls *tls, int fd)
         errno = EPROTO;
         return -1;
     }
-    while (!SSL_is_init_finished(tls->ssl)) {
+    tls->fd = fd;
+    if (!SSL_is_init_finished(tls->ssl)) {
         ERR_clear_error();
         int done = SSL_do_handshake(tls->ssl);
         int error = done == 1 ? SSL_ERROR_NONE : SSL_get_error(tls->ssl, done);
+        if (done != 1 && tls->ended) {
+            snprintf(tls->why, sizeof tls->why, "the peer ended the handshake");
+            errno = ECONNRESET;
+            return -1;
+        }
         if (done != 1 && error != SSL_ERROR_WANT_READ) return breaks(tls, fd);
         if (done == 1 && !used_the_key(tls)) {
             tls->out.count = tls->out.first = 0; /* it gets no end of the handshake */
@@ -366,14 +365,7 @@ int tdm__tls_advance(tdm__tls *tls, int fd)
             return -1;
         }
         if (!flush(tls, fd)) return -1;
-        if (done == 1) break;
-        int got = refill(tls, fd);
-        if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? 0 : -1;
-        if (got == 0) {
-            snprintf(tls->why, sizeof tls->why, "the peer ended the handshake");
-            errno = ECONNRESET;
-            return -1;
-        }
+        if (done != 1) return 0;
     }
     return flush(tls, fd) ? 1 : -1;
 }
@@ -381,16 +373,13 @@ int tdm__tls_advance(tdm__tls *tls, int fd)
 /* Decrypts into one piece. Bytes, 0 at the end, or -1 with errno. */
 static ssize_t read_piece(tdm__tls *tls, int fd, uint8_t *into, size_t bytes)
 {
-    for (;;) {
-        size_t got = 0;
-        ERR_clear_error();
-        if (SSL_read_ex(tls->ssl, into, bytes, &got) == 1) return (ssize_t)got;
-        int error = SSL_get_error(tls->ssl, 0);
-        if (error == SSL_ERROR_ZERO_RETURN || tls->ended) return 0;
-        if (error != SSL_ERROR_WANT_READ) return breaks(tls, fd);
-        int more = refill(tls, fd);
-        if (more < 0) return -1;
-    }
+    size_t got = 0;
+    if (SSL_read_ex(tls->ssl, into, bytes, &got) == 1) return (ssize_t)got;
+    int error = SSL_get_error(tls->ssl, 0);
+    if (error == SSL_ERROR_ZERO_RETURN || (tls->ended && error != SSL_ERROR_SSL)) return 0;
+    if (error != SSL_ERROR_WANT_READ) return breaks(tls, fd);
+    errno = EAGAIN;
+    return -1;
 }
 
 ssize_t tdm__tls_recv(tdm__tls *tls, int fd, const struct iovec *parts, int count)
@@ -401,6 +390,7 @@ ssize_t tdm__tls_recv(tdm__tls *tls, int fd, const struct iovec *parts, int coun
         return -1;
     }
     ssize_t total = 0;
+    ERR_clear_error(); /* SSL_get_error looks at the whole queue */
     for (int i = 0; i < count; i++) {
         size_t done = 0;
         while (done < parts[i].iov_len) {
@@ -470,6 +460,7 @@ ssize_t tdm__tls_send(tdm__tls *tls, int fd, const struct iovec *parts, int coun
     }
     cursor c = {.parts = parts, .count = count};
     ssize_t total = 0;
+    ERR_clear_error();
     for (;;) {
         while (c.at < count && c.offset == parts[c.at].iov_len) {
             c.at++;
@@ -481,7 +472,6 @@ ssize_t tdm__tls_send(tdm__tls *tls, int fd, const struct iovec *parts, int coun
         if (room == 0) break;
         size_t bytes = 0, written = 0;
         const uint8_t *from = next_record(&c, tls->record, &bytes);
-        ERR_clear_error();
         if (SSL_write_ex(tls->ssl, from, bytes, &written) != 1) return breaks(tls, fd);
         total += (ssize_t)bytes;
     }
