@@ -68,6 +68,11 @@ tdm_status tdm__channel_secure(tdm__channel *channel, const tdm__facts *facts, c
     enum { TLS_BUFFER = 64 << 10 };
     uint8_t shared[TDM_SHA256_BYTES];
     if (prove->protection == TDM__PLAIN) return TDM_OK;
+    if (channel->in_count > 0) /* it would be taken for something that came encrypted */
+        return tdm_fail(err, TDM_ERR_PEER_REFUSED,
+                        "somebody put %zu bytes between the opening of a control connection and "
+                        "its encryption",
+                        channel->in_count);
     if (tdm__prove(TDM__PROVER_TLS, key, prove, hub_nonce, shared) != TDM_OK)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to join the world");
     tdm__tls_options options = {
