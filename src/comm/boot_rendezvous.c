@@ -368,6 +368,7 @@ tdm_status tdm__rendezvous_connect(tdm__rendezvous *meeting, double until_s, int
                         "of an earlier run",
                         meeting->path, file.pid, file.host_name, why);
     set_file_key(meeting, &file);
+    snprintf(meeting->host, sizeof meeting->host, "%s", file.host_name); /* for its certificate */
     *out_fd = fd;
     return TDM_OK;
 }

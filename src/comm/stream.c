@@ -84,13 +84,21 @@ static size_t address_bytes(const struct sockaddr_storage *address, uint8_t out[
     return 16;
 }
 
+/* Within the machine, and only with a process of the same user (boot_socket.h). */
+static bool is_unix(int fd)
+{
+    int family = 0;
+    socklen_t bytes = sizeof family;
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &bytes) == 0 && family == AF_UNIX;
+}
+
 bool tdm__stream_is_local(int fd)
 {
     struct sockaddr_storage here = {0}, there = {0};
     socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
     if (getsockname(fd, (struct sockaddr *)&here, &here_bytes) != 0) return false;
     if (getpeername(fd, (struct sockaddr *)&there, &there_bytes) != 0) return false;
-    if (here.ss_family == AF_UNIX) return true;
+    if (is_unix(fd)) return true;
     uint8_t own[16], other[16];
     size_t bytes = address_bytes(&here, own);
     return bytes > 0 && bytes == address_bytes(&there, other) && memcmp(own, other, bytes) == 0;
@@ -98,6 +106,8 @@ bool tdm__stream_is_local(int fd)
 
 tdm__protection tdm__protection_for(tdm_security mode, int fd)
 {
+    if (is_unix(fd))
+        return TDM__PLAIN; /* rank 0's own connection is one; no certificate names it */
     switch (mode) {
     case TDM_SECURITY_OFF: return TDM__PLAIN;
     case TDM_SECURITY_PSK: return TDM__ENCRYPTED_PSK;

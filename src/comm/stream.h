@@ -42,7 +42,8 @@ typedef enum tdm__protection {
     TDM__ENCRYPTED_TLS
 } tdm__protection;
 const char *tdm__protection_name(tdm__protection protection);
-/* What this side wants for a connection, by its policy and by whether both ends are of this machine. */
+/* What this side wants for a connection, by its policy and by whether both ends are of this machine; a UNIX
+ * socket is never encrypted. */
 tdm__protection tdm__protection_for(tdm_security mode, int fd);
 /* Whether both ends are of this machine: a UNIX socket, or one address at both ends. */
 bool tdm__stream_is_local(int fd);

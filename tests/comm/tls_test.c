@@ -1,20 +1,15 @@
 /*
- * tls_test.c: TLS over a connected pair of sockets, and who is believed.
+ * tls_test.c: TLS over a connected pair of sockets, and who is believed; worlds under each comm.security.
  *
  * The peer in the middle is OpenSSL used directly: a server that has a certificate of its own and does not
  * know the key. What is sent has to come whole and in order.
  */
-#include "check.h"
+#include "comm/control_world.h"
 
-#include "comm/tls.h"
-
-#include <errno.h>
+#include <openssl/pem.h>
 #include <openssl/ssl.h>
-#include <openssl/x509.h>
-#include <stdlib.h>
+#include <openssl/x509v3.h>
 #include <sys/socket.h>
-#include <tandem/base.h>
-#include <unistd.h>
 
 static const uint8_t key[TDM__TLS_KEY] = "a key of thirty-two bytes";
 
@@ -24,10 +19,10 @@ typedef struct ends {
     tdm__tls *tls[2]; /* the client, the server */
 } ends;
 
-static void open_end(ends *e, int which, const uint8_t *shared)
+static void open_end(ends *e, int which, const uint8_t *known)
 {
     tdm__tls_options options = {
-        .context = e->context, .is_server = which == 1, .key = shared, .buffer_bytes = 64 << 10};
+        .context = e->context, .is_server = which == 1, .key = known, .buffer_bytes = 64 << 10};
     CHECK(tdm__tls_create(&options, &e->tls[which], NULL) == TDM_OK);
 }
 
@@ -109,20 +104,31 @@ static void test_another_key(void)
     end(&e);
 }
 
+/* A certificate that signs itself, for this subject alternative name. */
+static X509 *certificate_of(EVP_PKEY *pair, const char *names)
+{
+    X509 *made = X509_new();
+    X509_EXTENSION *extension = X509V3_EXT_conf_nid(NULL, NULL, NID_subject_alt_name, names);
+    CHECK(made && extension);
+    X509_set_version(made, X509_VERSION_3);
+    ASN1_INTEGER_set(X509_get_serialNumber(made), 1);
+    X509_gmtime_adj(X509_getm_notBefore(made), -3600);
+    X509_gmtime_adj(X509_getm_notAfter(made), 3600);
+    X509_set_pubkey(made, pair);
+    X509_NAME *name = X509_get_subject_name(made);
+    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, (const unsigned char *)"x", -1, -1, 0);
+    X509_set_issuer_name(made, name);
+    X509_add_ext(made, extension, -1);
+    CHECK(X509_sign(made, pair, EVP_sha256()) > 0);
+    X509_EXTENSION_free(extension);
+    return made;
+}
+
 static SSL_CTX *stranger_context(void)
 {
     SSL_CTX *context = SSL_CTX_new(TLS_server_method());
     EVP_PKEY *pair = EVP_EC_gen("P-256");
-    X509 *certificate = X509_new();
-    CHECK(context && pair && certificate);
-    ASN1_INTEGER_set(X509_get_serialNumber(certificate), 1);
-    X509_gmtime_adj(X509_getm_notBefore(certificate), -60);
-    X509_gmtime_adj(X509_getm_notAfter(certificate), 3600);
-    X509_set_pubkey(certificate, pair);
-    X509_NAME *name = X509_get_subject_name(certificate);
-    X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, (const unsigned char *)"x", -1, -1, 0);
-    X509_set_issuer_name(certificate, name);
-    CHECK(X509_sign(certificate, pair, EVP_sha256()) > 0);
+    X509 *certificate = certificate_of(pair, "DNS:stranger");
     CHECK(SSL_CTX_use_certificate(context, certificate) == 1);
     CHECK(SSL_CTX_use_PrivateKey(context, pair) == 1);
     X509_free(certificate);
@@ -154,10 +160,161 @@ static void test_certificate_in_place_of_the_key(void)
     end(&e);
 }
 
+/* What comes between the opening of a control connection and its encryption, in the clear, must not be taken
+ * for the first words that came encrypted. */
+static void test_nothing_comes_before_encryption(void)
+{
+    for (int injected = 0; injected < 2; injected++) {
+        ends e = begin();
+        tdm__facts facts = {.security = TDM_SECURITY_PSK, .tls = e.context};
+        tdm__frame prove = {.type = TDM__FRAME_PROVE, .protection = TDM__ENCRYPTED_PSK};
+        tdm__frame said = {.type = TDM__FRAME_REFUSED}, heard;
+        tdm__channel here, there;
+        tdm__channel_init(&here, e.fd[0], TDM__WIRE_JOIN_MOST);
+        tdm__channel_init(&there, e.fd[1], TDM__WIRE_JOIN_MOST);
+        for (int i = 0; i <= injected; i++) CHECK(tdm__channel_put_frame(&there, &said));
+        CHECK_INT(tdm__channel_flush(&there), TDM__CHANNEL_OK);
+        CHECK_INT(tdm__channel_read(&here), TDM__CHANNEL_OK);
+        CHECK_INT(tdm__channel_next(&here, &heard), 1); /* the last word of the opening */
+        tdm_error err = {0};
+        tdm_status status = tdm__channel_secure(&here, &facts, "secret", &prove, prove.nonce, false,
+                                                &err);
+        CHECK_INT(status, injected ? TDM_ERR_PEER_REFUSED : TDM_OK);
+        tdm__channel_release(&here);
+        tdm__channel_release(&there);
+        e.fd[0] = e.fd[1] = -1;
+        end(&e);
+    }
+}
+
+/* ---- worlds ------------------------------------------------------------------------------------- */
+
+static char folder[64], certificate_path[96], key_path[96], meeting_path[96];
+
+static void write_certificate(const char *names)
+{
+    EVP_PKEY *pair = EVP_EC_gen("P-256");
+    X509 *certificate = certificate_of(pair, names);
+    FILE *file = fopen(certificate_path, "w");
+    CHECK(file && PEM_write_X509(file, certificate) == 1 && fclose(file) == 0);
+    file = fopen(key_path, "w");
+    CHECK(file && PEM_write_PrivateKey(file, pair, NULL, NULL, 0, NULL, NULL) == 1 &&
+          fclose(file) == 0);
+    X509_free(certificate);
+    EVP_PKEY_free(pair);
+}
+
+static tdm_status open_and_sum(const world *w, int rank, tdm_security mode, tdm_error *err)
+{
+    tdm_comm_options options = options_of(w, rank);
+    options.transport = "tcp";
+    options.security = (tdm_comm_security){.mode = mode,
+                                           .certificate = certificate_path,
+                                           .private_key = key_path,
+                                           .authority = certificate_path};
+    tdm_comm *comm = NULL;
+    setenv("TANDEM_HOST", "alpha", 1);
+    TDM_TRY(tdm_comm_open(&options, &comm, err));
+    int ones[1000], sums[1000];
+    for (int i = 0; i < 1000; i++) ones[i] = 1;
+    tdm_status status = tdm_group_all_reduce(tdm_comm_world(comm), ones, sums, 1000, TDM_DTYPE_I32,
+                                             TDM_REDUCE_SUM, err);
+    CHECK(status != TDM_OK || sums[999] == w->size);
+    tdm_comm_close(comm);
+    return status;
+}
+
+static int rank_with_certificate(const world *w, int rank)
+{
+    tdm_error err = {0};
+    tdm_status status = open_and_sum(w, rank, TDM_SECURITY_TLS, &err);
+    CHECK_INT(status, TDM_OK);
+    if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
+    return 0;
+}
+
+static int rank_with_key(const world *w, int rank)
+{
+    tdm_error err = {0};
+    tdm_status status = open_and_sum(w, rank, TDM_SECURITY_PSK, &err);
+    CHECK_INT(status, TDM_OK);
+    if (status != TDM_OK) fprintf(stderr, "rank %d: %s\n", rank, err.message);
+    return 0;
+}
+
+/* Rank 0 of one name, rank 1 of another than its certificate's. */
+static int rank_of_another_name(const world *w, int rank)
+{
+    tdm_error err = {0};
+    tdm_status status = open_and_sum(w, rank, TDM_SECURITY_TLS, &err);
+    CHECK_INT(status, rank == 0 ? TDM_ERR_PEER_TIMEOUT : TDM_ERR_PEER_REFUSED);
+    CHECK_HAS(err.message, "certificate of another name");
+    return 0;
+}
+
+static void run_world(int size, const char *rendezvous, const char *secret,
+                      int (*rank)(const world *, int))
+{
+    world w = {.size = size,
+               .rendezvous = rendezvous,
+               .secret = secret,
+               .job = "",
+               .join_s = rank == rank_of_another_name ? 5 : 60,
+               .victim = -1,
+               .rank = rank};
+    start(&w);
+    finish(&w);
+}
+
+/* One rank alone has a connection with itself, which no key or certificate protects. */
+static void test_one_rank_alone(void)
+{
+    write_certificate("DNS:elsewhere");
+    run_world(1, NULL, NULL, rank_with_key);
+    run_world(1, NULL, NULL, rank_with_certificate);
+}
+
+static void test_worlds_by_key(void)
+{
+    run_world(3, tcp_name(AF_INET), "secret", rank_with_key);
+    run_world(3, meeting_path, NULL, rank_with_key);
+    run_world(2, unix_name(), NULL, rank_with_key);
+}
+
+/* By the host's name, and by its address. */
+static void test_worlds_by_certificate(void)
+{
+    write_certificate("DNS:alpha");
+    run_world(3, meeting_path, NULL, rank_with_certificate);
+    run_world(2, unix_name(), NULL, rank_with_certificate);
+    write_certificate("IP:127.0.0.1");
+    run_world(3, tcp_name(AF_INET), "secret", rank_with_certificate);
+    write_certificate("DNS:beta");
+    run_world(2, tcp_name(AF_INET), "secret", rank_of_another_name);
+}
+
 static const check_test tests[] = {
     CHECK_TEST(test_same_key),
     CHECK_TEST(test_another_key),
     CHECK_TEST(test_certificate_in_place_of_the_key),
+    CHECK_TEST(test_nothing_comes_before_encryption),
+    CHECK_TEST(test_one_rank_alone),
+    CHECK_TEST(test_worlds_by_key),
+    CHECK_TEST(test_worlds_by_certificate),
 };
 
-CHECK_MAIN(tests)
+int main(int argc, char **argv)
+{
+    snprintf(folder, sizeof folder, "/tmp/tandem-tls-%ld", (long)getpid());
+    snprintf(certificate_path, sizeof certificate_path, "%s/cert.pem", folder);
+    snprintf(key_path, sizeof key_path, "%s/key.pem", folder);
+    snprintf(meeting_path, sizeof meeting_path, "%s/meet", folder);
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED || mkdir(folder, 0700) != 0) return 1;
+    int code = check_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+    unlink(certificate_path);
+    unlink(key_path);
+    unlink(meeting_path);
+    rmdir(folder);
+    return code;
+}
