@@ -199,6 +199,26 @@ static bool fill(tdm__tcp *tcp, const tdm__transport_options *options)
     tcp->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     tcp->peers = calloc((size_t)options->size, sizeof *tcp->peers);
     tcp->host_names = calloc((size_t)options->size, sizeof *tcp->host_names);
+static bool is_loopback(const tdm__endpoint *at)
+{
+    static const uint8_t one[16] = {[15] = 1};
+    if (at->family == 4) return at->bytes[0] == 127;
+    return at->family == 6 && memcmp(at->bytes, one, sizeof one) == 0;
+}
+
+/* Where this rank listens. A rank of rank 0's host may have reached it by loopback, which is of no use to
+ * other hosts: it listens everywhere, and they reach it where they reach rank 0 (zeros). */
+static tdm__endpoint place_to_listen(const tdm__transport_options *options)
+{
+    const int *host_of = options->host_of;
+    bool is_beside = host_of && options->rank > 0 && host_of[options->rank] == host_of[0];
+    bool has_others = false;
+    for (int i = 0; host_of && i < options->size; i++)
+        has_others = has_others || host_of[i] != host_of[options->rank];
+    if (is_beside && has_others && is_loopback(&options->here)) return (tdm__endpoint){.family = 6};
+    return options->here;
+}
+
     if (tcp->poll_fd < 0 || tcp->wake_fd < 0 || !tcp->peers || !tcp->host_names) return false;
     for (int i = 0; i < options->size; i++) {
         tcp->peers[i] = (tdm__tcp_peer){.tcp = tcp, .rank = i};
@@ -224,7 +244,7 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
     tcp->mode = options->security.mode;
     tcp->events = options->events;
     tcp->patience = options->patience;
-    tcp->here = options->here;
+    tcp->here = place_to_listen(options);
     tcp->rank_0 = options->rank_0;
     tcp->listen_fd = tcp->poll_fd = tcp->wake_fd = -1;
     tcp->spins = processors_enough(options);

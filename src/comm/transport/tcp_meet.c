@@ -86,6 +86,12 @@ typedef struct meet {
 
 /* ---- addresses ------------------------------------------------------------------------------------------- */
 
+static bool is_anywhere(const tdm__endpoint *at)
+{
+    static const uint8_t zeros[16];
+    return memcmp(at->bytes, zeros, sizeof zeros) == 0;
+}
+
 tdm_status tdm__tcp_listen(tdm__tcp *tcp, uint8_t *out, size_t *out_bytes, tdm_error *err)
 {
     struct sockaddr_storage address;
@@ -94,6 +100,11 @@ tdm_status tdm__tcp_listen(tdm__tcp *tcp, uint8_t *out, size_t *out_bytes, tdm_e
     at.port = 0;
     tcp->listen_fd = tdm__socket_listen((struct sockaddr *)&address,
                                         tdm__socket_address(&at, &address));
+    if (tcp->listen_fd < 0 && at.family == 6 && is_anywhere(&at)) { /* a host without IPv6 */
+        at.family = 4;
+        tcp->listen_fd = tdm__socket_listen((struct sockaddr *)&address,
+                                            tdm__socket_address(&at, &address));
+    }
     if (tcp->listen_fd < 0)
         return tdm_fail(err, TDM_ERR_SYSTEM, "tcp: rank %d cannot listen for other ranks: %s",
                         tcp->rank, strerror(errno));
@@ -106,10 +117,9 @@ tdm_status tdm__tcp_listen(tdm__tcp *tcp, uint8_t *out, size_t *out_bytes, tdm_e
 /* Where a peer listens. Zeros: wherever this rank has reached rank 0. */
 static socklen_t address_of(const meet *all, int peer, struct sockaddr_storage *out)
 {
-    static const uint8_t zeros[16];
     tdm__endpoint at;
     memcpy(&at, all->addresses[peer], sizeof at);
-    if (memcmp(at.bytes, zeros, sizeof zeros) == 0) {
+    if (is_anywhere(&at)) {
         uint16_t port = at.port;
         at = all->tcp->rank_0;
         at.port = port;
