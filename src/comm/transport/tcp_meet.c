@@ -191,14 +191,15 @@ static bool make_link(meet *all, meeting *m)
 {
     tdm__tcp *tcp = all->tcp;
     tdm__tcp_link *link = &tcp->peers[m->peer].links[m->stream_index];
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = link};
+    if (epoll_ctl(tcp->poll_fd, EPOLL_CTL_ADD, m->stream.fd, &event) != 0) return false;
     link->peer = &tcp->peers[m->peer];
     link->stream = m->stream;
     link->events = EPOLLIN;
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = link};
-    if (epoll_ctl(tcp->poll_fd, EPOLL_CTL_ADD, link->stream.fd, &event) != 0) return false;
     m->stream = tdm__stream_of(-1);
     m->phase = READY;
     all->missing--;
+    all->until_s = tdm_clock_s() + meet_most_s; /* many links on a busy host take long */
     return true;
 }
 
@@ -490,7 +491,7 @@ static tdm_status run(meet *all, tdm_error *err)
         } else if (left_s <= 0) {
             status = tdm_fail(
                 err, TDM_ERR_PEER_TIMEOUT,
-                "tcp: no connection with rank %d within %g s%s%s; is there a firewall "
+                "tcp: no connection with rank %d, nor another one, within %g s%s%s; is there a firewall "
                 "between the hosts? TANDEM_ADDRESS sets the address of a host",
                 rank, meet_most_s, *all->last ? ": " : "", all->last);
         } else {
