@@ -396,7 +396,7 @@ ssize_t tdm__tls_recv(tdm__tls *tls, int fd, const struct iovec *parts, int coun
         while (done < parts[i].iov_len) {
             ssize_t got = read_piece(tls, fd, (uint8_t *)parts[i].iov_base + done,
                                      parts[i].iov_len - done);
-            if (got <= 0) return total > 0 ? total : got;
+            if (got <= 0) return total > 0 && !tls->broken ? total : got;
             done += (size_t)got;
             total += got;
         }

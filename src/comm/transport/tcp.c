@@ -2,8 +2,9 @@
  * tcp.c: the TCP transport: its life, and how it moves on and sleeps. See tcp_inner.h.
  *
  * Good-bye: every link gets a last frame, BYE, when all before it has gone, and its sending half is
- * closed; then what the peer still sends is read and forgotten until its end, for a bounded time. So a
- * peer never loses the last messages of one that has left, and knows leaving from dying.
+ * closed; then what the peer still sends is read and forgotten until its end, for a bounded time. What the
+ * peer has not read by then the kernel goes on to deliver. So a peer never loses the last messages of one
+ * that has left, and knows leaving from dying.
  */
 #include "comm/transport/tcp.h"
 #include "comm/transport/tcp_inner.h"
@@ -97,10 +98,11 @@ static void say_bye(tdm__tcp_link *link)
     tdm__link_send(link, frame);
 }
 
-/* Whether this link's last bytes, or its peer's, are still on their way. */
+/* Whether this link's last bytes, or its peer's, are still on their way; closes it when they are not. */
 static bool is_leaving(tdm__tcp_link *link)
 {
-    if (link->stream.fd < 0 || link->peer->state != TDM__TCP_WELL) return false;
+    enum { READS_MOST = 256 };
+    if (link->stream.fd < 0) return false;
     tdm__link_flush(link);
     bool is_sent = !link->current && !link->urgent.first && !link->bulk.first &&
                    !link->unflushed.first;
@@ -109,9 +111,11 @@ static bool is_leaving(tdm__tcp_link *link)
         shutdown(link->stream.fd, SHUT_WR);
     }
     struct iovec part = {link->stage, sizeof link->stage};
-    ssize_t got;
-    while ((got = tdm__stream_recv(&link->stream, &part, 1)) > 0) continue;
-    return got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+    ssize_t got = 1;
+    for (int i = 0; i < READS_MOST && got > 0; i++) got = tdm__stream_recv(&link->stream, &part, 1);
+    if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))) return true;
+    tdm__link_close(link, !link->is_shut);
+    return false;
 }
 
 static bool any_leaving(tdm__tcp *tcp)
@@ -130,6 +134,8 @@ static void leave(tdm__tcp *tcp)
             if (tcp->peers[i].links[k].stream.fd >= 0) say_bye(&tcp->peers[i].links[k]);
     double until_s = tdm_clock_s() + (tcp->hurried ? hurry_most_s : leave_most_s);
     while (any_leaving(tcp) && tdm_clock_s() < until_s) {
+        uint64_t times; /* wake() has been called to end the engine */
+        (void)!read(tcp->wake_fd, &times, sizeof times);
         struct pollfd fd = {.fd = tcp->poll_fd, .events = POLLIN};
         poll(&fd, 1, 5);
     }
@@ -162,7 +168,7 @@ static void destroy(tdm__transport *transport)
     if (tcp->peers && tcp->has_met) leave(tcp);
     for (int i = 0; tcp->peers && i < tcp->size; i++)
         for (int k = 0; tcp->peers[i].links && k < tcp->streams; k++)
-            tdm__link_close(&tcp->peers[i].links[k]);
+            tdm__link_close(&tcp->peers[i].links[k], !tcp->peers[i].links[k].is_shut);
     tdm__tcp_free_messages(tcp);
     for (int i = 0; tcp->peers && i < tcp->size; i++) {
         free(tcp->peers[i].links);
@@ -174,7 +180,7 @@ static void destroy(tdm__transport *transport)
     const int fds[] = {tcp->listen_fd, tcp->poll_fd, tcp->wake_fd};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++)
         if (fds[i] >= 0) close(fds[i]);
-    memset(tcp->key, 0, sizeof tcp->key);
+    explicit_bzero(tcp->key, sizeof tcp->key);
     free(tcp);
 }
 
@@ -193,12 +199,6 @@ static bool processors_enough(const tdm__transport_options *options)
     return sched_getaffinity(0, sizeof(set), &set) == 0 && here <= CPU_COUNT(&set);
 }
 
-static bool fill(tdm__tcp *tcp, const tdm__transport_options *options)
-{
-    tcp->poll_fd = epoll_create1(EPOLL_CLOEXEC);
-    tcp->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    tcp->peers = calloc((size_t)options->size, sizeof *tcp->peers);
-    tcp->host_names = calloc((size_t)options->size, sizeof *tcp->host_names);
 static bool is_loopback(const tdm__endpoint *at)
 {
     static const uint8_t one[16] = {[15] = 1};
@@ -219,6 +219,12 @@ static tdm__endpoint place_to_listen(const tdm__transport_options *options)
     return options->here;
 }
 
+static bool fill(tdm__tcp *tcp, const tdm__transport_options *options)
+{
+    tcp->poll_fd = epoll_create1(EPOLL_CLOEXEC);
+    tcp->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    tcp->peers = calloc((size_t)options->size, sizeof *tcp->peers);
+    tcp->host_names = calloc((size_t)options->size, sizeof *tcp->host_names);
     if (tcp->poll_fd < 0 || tcp->wake_fd < 0 || !tcp->peers || !tcp->host_names) return false;
     for (int i = 0; i < options->size; i++) {
         tcp->peers[i] = (tdm__tcp_peer){.tcp = tcp, .rank = i};

@@ -195,8 +195,9 @@ void tdm__link_send(tdm__tcp_link *link,
 void tdm__link_flush(tdm__tcp_link *link);
 /* Receives and handles what is there. True: it stopped although there may be more. */
 bool tdm__link_receive(tdm__tcp_link *link);
-/* Closes it at once. Its frames end: the messages that had them are called back. */
-void tdm__link_close(tdm__tcp_link *link);
+/* Closes it. Its frames end: the messages that had them are called back. `at_once`: the kernel drops what it
+ * has not delivered. */
+void tdm__link_close(tdm__tcp_link *link, bool at_once);
 void tdm__link_break(tdm__tcp_link *link, int why);
 tdm__tcp_frame *tdm__tcp_frame_take(tdm__tcp *tcp);
 void tdm__tcp_frame_give(tdm__tcp *tcp, tdm__tcp_frame *frame);

@@ -148,12 +148,20 @@ static void account(tdm__tcp_link *link, uint64_t bytes)
     }
 }
 
-/* The send failed. What the peer said before its end is still to be read, so it is the receiving side
- * that notes the break. */
-static void stop_sending(tdm__tcp_link *link)
+/* The send failed. What the peer said before its end is still to be read, so where the connection has ended
+ * it is the receiving side that notes the break. */
+static void stop_sending(tdm__tcp_link *link, int why)
 {
     watch(link, false);
-    link->peer->tcp->has_input = true;
+    if (why == EPIPE || why == ECONNRESET || why == ETIMEDOUT)
+        link->peer->tcp->has_input = true;
+    else
+        tdm__link_break(link, why);
+}
+
+static bool has_frames(const tdm__tcp_link *link)
+{
+    return link->current || link->urgent.first || link->bulk.first;
 }
 
 /* Calls back for frames of which the kernel has all bytes. */
@@ -177,13 +185,13 @@ static bool flush_once(tdm__tcp_link *link)
         is_full = tdm__stream_flush(&link->stream) < 0;
     }
     if (is_full && errno != EAGAIN && errno != EWOULDBLOCK) {
-        stop_sending(link);
+        stop_sending(link, errno);
         return false;
     }
     end_flushed(link);
     if (link->stream.fd < 0) return false;
     bool held = tdm__stream_has_output(&link->stream);
-    if (!held && !is_full && count > 0) return true;
+    if (!held && !is_full && has_frames(link)) return true; /* a callback may have brought more */
     watch(link, held || (is_full && tdm__stream_can_send(&link->stream)));
     return false;
 }
@@ -198,15 +206,16 @@ void tdm__link_flush(tdm__tcp_link *link)
 
 void tdm__link_send(tdm__tcp_link *link, tdm__tcp_frame *frame)
 {
-    bool idle = !link->current && !link->urgent.first && !link->bulk.first;
+    bool idle = !has_frames(link), is_last = frame->front.start.kind == TDM__TCP_BYE;
     link->queued_bytes += frame_bytes(frame);
-    queue_add(frame->front.start.kind == TDM__TCP_DATA ? &link->bulk : &link->urgent, frame);
+    bool is_bulk = is_last || frame->front.start.kind == TDM__TCP_DATA;
+    queue_add(is_bulk ? &link->bulk : &link->urgent, frame);
     if (idle) tdm__link_flush(link);
 }
 
-void tdm__link_close(tdm__tcp_link *link)
+void tdm__link_close(tdm__tcp_link *link, bool at_once)
 {
-    tdm__stream_close(&link->stream, true);
+    tdm__stream_close(&link->stream, at_once);
     if (link->current) queue_add(&link->unflushed, link->current);
     link->current = NULL;
     link->queued_bytes = 0;

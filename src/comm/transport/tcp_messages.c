@@ -287,6 +287,7 @@ bool tdm__tcp_heard(tdm__tcp_link *link, const tdm__tcp_start *start, const tdm_
 {
     link->arrival = NULL;
     link->into = NULL;
+    if (link->bye_heard) return false;
     switch (start->kind) {
     case TDM__TCP_EAGER:
     case TDM__TCP_OFFER: return message_heard(link, start, head);
@@ -359,10 +360,10 @@ void tdm__tcp_drop(tdm__transport *transport, tdm__arrival *a)
 /* Ends whatever is under way with a peer that is no longer well. */
 static void peer_end(tdm__tcp_peer *peer)
 {
-    for (int i = 0; i < peer->tcp->streams; i++) tdm__link_close(&peer->links[i]);
-    while (peer->offers) send_end(offer_remove(peer, peer->offers->id), TDM_ERR_PEER_FAILED);
-    for (tdm__arrival *a = peer->arrivals; a; a = a->next)
+    for (tdm__arrival *a = peer->arrivals; a; a = a->next) /* first: callbacks may take them */
         if (a->id || a->link) a->broken = true;
+    for (int i = 0; i < peer->tcp->streams; i++) tdm__link_close(&peer->links[i], true);
+    while (peer->offers) send_end(offer_remove(peer, peer->offers->id), TDM_ERR_PEER_FAILED);
     for (tdm__arrival *a = peer->arrivals; a;) {
         if (a->taken) {
             arrival_end(a, TDM_ERR_PEER_FAILED);
@@ -399,17 +400,23 @@ static void lose(tdm__tcp_peer *peer, const tdm__tcp_link *link)
     peer->tcp->events.lost(peer->tcp->events.user, peer->rank, how);
 }
 
+/* All that it had to say came. It may have waited for this rank's end no longer, and closed. */
+static bool has_left(const tdm__tcp_link *link)
+{
+    return link->bye_heard && (link->why == 0 || link->why == ECONNRESET || link->why == EPIPE);
+}
+
 static void look_at_links(tdm__tcp_peer *peer)
 {
     for (int i = 0; i < peer->tcp->streams; i++) {
         tdm__tcp_link *link = &peer->links[i];
         if (!link->is_broken || link->stream.fd < 0) continue;
-        if (link->why != 0 || !link->bye_heard) {
-            if (peer->state == TDM__TCP_WELL) lose(peer, link);
+        if (!has_left(link)) {
+            lose(peer, link);
             return;
         }
         peer->state = TDM__TCP_LEFT;
-        tdm__link_close(link);
+        tdm__link_close(link, true);
     }
 }
 
