@@ -19,6 +19,7 @@
 Python 3, standard library alone.
 """
 import base64
+import contextlib
 import ctypes
 import errno
 import gzip
@@ -465,35 +466,37 @@ class Flood:
 
 
 def knock(count, names):
-    """Floods abstract UNIX sockets. What was heard but hello and a refusal is counted."""
+    """Floods abstract UNIX sockets. What a hub says but HELLO (1) and REFUSED (6) is for ranks alone."""
     draw = random.Random(19)
     says = [b"", b"GET / HTTP/1.0\r\n\r\n", draw.randbytes(500), wrong_proof(draw, 0), control_frame(3, b"", 1 << 31)]
-    open_ones, made, refused, let_in = [], 0, 0, 0
-    for turn in range(count):
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(0.05)
-        try:
-            sock.connect(b"\0" + names[turn % len(names)].encode())
+    waiting, made, refused, let_in = [], 0, 0, 0
+    for turn in range(count + 200):
+        sock = None
+        for _ in range(6000 if turn < count else 0):  # until there is room in front of the door
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            code = sock.connect_ex(b"\0" + names[turn % len(names)].encode())
+            if code != errno.EAGAIN:
+                break
+            sock.close()
+            time.sleep(0.01)
+        if turn < count and code == 0:
             made += 1
-            sock.send(says[turn % len(says)])
-        except (BlockingIOError, TimeoutError, OSError):
-            pass
-        open_ones.append(sock)
-        if len(open_ones) > 100 or turn == count - 1:
-            for old in open_ones if turn == count - 1 else open_ones[:50]:
-                heard = frames_of(old)
-                refused += 6 in heard
-                let_in += any(kind not in (1, 6) for kind in heard)
-                old.close()
-            open_ones = open_ones[50:]
+            waiting.append(sock)
+            with contextlib.suppress(OSError):
+                sock.send(says[turn % len(says)])
+        while waiting and (len(waiting) > 200 or turn >= count):
+            heard = frames_of(waiting.pop(0))
+            refused += 6 in heard
+            let_in += any(kind not in (1, 6) for kind in heard)
     print(f"made {made}")
     print(f"refused {refused}")
     print(f"let-in {let_in}")
 
 
 def frames_of(sock):
-    """The types of the frames that a hub has sent."""
+    """The types of the frames that a hub sends until it closes the connection."""
     heard, found = b"", []
+    sock.settimeout(30)
     try:
         while len(heard) < 1 << 16:
             some = sock.recv(4096)
@@ -502,6 +505,7 @@ def frames_of(sock):
             heard += some
     except OSError:
         pass
+    sock.close()
     while len(heard) >= 12 and heard[:4] == b"TdmC":
         kind, count = struct.unpack_from("<II", heard, 4)
         found.append(kind)

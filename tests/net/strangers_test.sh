@@ -3,7 +3,7 @@
 # floods their ports, a recording of what is sent between them, another user of a host, certificates and secrets
 # that do not fit. Trainings end with the bits of an undisturbed run, and nothing of theirs can be read.
 #   strangers_test.sh TANDEM [CASE...]
-# Cases: flood trace. Needs root, `ip`, the kernel's namespaces, etcd (make setup-etcd),
+# Cases: flood trace user. Needs root, `ip`, the kernel's namespaces, etcd (make setup-etcd),
 # python3, openssl and setpriv; without them it says so and is skipped (77).
 set -euo pipefail
 tandem=$(realpath "$1")
@@ -16,6 +16,8 @@ skip() {
 for tool in ip etcd python3 openssl setpriv; do
     command -v $tool >/dev/null || skip "there is no $tool (tools/setup --test --etcd installs it)"
 done
+python=/usr/bin/python3
+[ -x $python ] || python=$(command -v python3)
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 id=tdms$$
 work=$(mktemp -d /var/tmp/tandem-strangers.XXXXXX)
@@ -58,7 +60,7 @@ on() {
     shift
     ip netns exec "$id-$host" "$@"
 }
-strangers() { python3 "$here/strangers.py" "$@"; }
+strangers() { "$python" "$here/strangers.py" "$@"; }
 namespace() { echo "/run/netns/$id-$1"; }
 
 NET_HOSTS=$(for host in 1 2 3; do printf '10.77.0.%s=%s-%s ' $host "$id" $host; done)
@@ -174,7 +176,7 @@ timed_training() {
 }
 value_of() { sed -n "s/^$2 //p" "$1"; } # value_of REPORT KEY
 start_flood() { # start_flood WANTED REPORT
-    on 3 python3 "$here/strangers.py" flood "$tandem" "$1" "$2" "$2.pid" "10.77.0.1=$(namespace 1)" \
+    on 3 "$python" "$here/strangers.py" flood "$tandem" "$1" "$2" "$2.pid" "10.77.0.1=$(namespace 1)" \
         "10.77.0.2=$(namespace 2)" >"$2.err" 2>&1 &
     flood=$!
     wait_until 30 test -s "$2.pid" || { cat "$2.err"; echo "the flood does not start"; exit 1; }
@@ -214,7 +216,7 @@ case_flood() {
 recorded() {
     local case=$1 recorder code=0
     shift
-    ip netns exec "$id-2" python3 "$here/strangers.py" record "$work/$case.packets" 2>"$work/$case.why" &
+    ip netns exec "$id-2" "$python" "$here/strangers.py" record "$work/$case.packets" 2>"$work/$case.why" &
     recorder=$!
     wait_until 30 test -e "$work/$case.packets" || { complain "$case: no recording: $(cat "$work/$case.why")"; return 0; }
     TANDEM_SECRET=$secret start "$case" "$@"
@@ -239,14 +241,71 @@ case_trace() {
     # The same search finds parameters where nothing is encrypted.
     [ "$(value_of "$work/readable.found" parameters)" -ge 100 ] ||
         complain "trace: the search finds nothing: $(tr '\n' ',' <"$work/readable.found")"
+    [ "$(value_of "$work/readable.found" text-0)" = 1 ] || complain "trace: the search does not find the job's name"
     [ "$(value_of "$work/readable.found" text-1)$(value_of "$work/readable.found" stored-text-1)" = 00 ] ||
         complain "trace: without encryption the secret can be read"
     echo "ok   trace: nothing of 400 probes in $(value_of "$work/trace.found" bytes) bytes; without encryption" \
         "$(value_of "$work/readable.found" parameters) of 200 of the parameters"
 }
 
+# ---- user ------------------------------------------------------------------------------------------------------
+
+readonly other=65534
+# as_other COMMAND...: as another user of host 1.
+as_other() { on 1 setpriv --reuid $other --regid $other --clear-groups env -u TANDEM_RUNTIME HOME=/nonexistent LD_LIBRARY_PATH="$work/bin" "$@"; }
+# cannot WHAT COMMAND...: it fails for the other user, by itself and within a while.
+cannot() {
+    local what=$1 code=0
+    shift
+    as_other timeout 60 "$@" >"$work/other.out" 2>&1 || code=$?
+    case $code in
+    0 | 124 | 125 | 126 | 127 | 13?) complain "user: $what: exit code $code: $(head -c 300 "$work/other.out")" ;;
+    esac
+}
+has_door() { [ -n "$(doors)" ]; }
+# doors: the names of the abstract UNIX sockets at which the session listens.
+doors() { on 1 cat /proc/net/unix | awk '$4 == "00010000" && $8 ~ /^@tandem/ { print substr($8, 2) }'; }
+# A session of root's on one host. It trains until root stops it: its state is that of an undisturbed run of as
+# many steps.
+case_user() {
+    local pid file code=0 step names run=$work/user/$name-1
+    mkdir "$work/bin" # the program may be in a folder that another user may not enter
+    cp "$tandem" "$(dirname "$tandem")"/libtandem.so.0 "$here/strangers.py" "$work/bin"
+    on 1 timeout -k 5 "$limit_s" "$tandem" train "$work/job.yaml" -n 2 -q --json --set "run.dir=$work/user" \
+        --set train.steps=100000000 >"$work/user.out" 2>"$work/user.err" &
+    launcher=$!
+    wait_until 60 has_door || { complain "user: it listens nowhere"; show user; }
+    [ -z "$(strangers listening "$tandem" "$(namespace 1)")" ] || complain "user: it listens at a TCP port"
+    mapfile -t names < <(doors)
+    as_other "$python" "$work/bin/strangers.py" knock 2000 "${names[@]}" >"$work/knock" || complain "user: the flood failed"
+    [ "$(value_of "$work/knock" made)" = 2000 ] || complain "user: $(value_of "$work/knock" made) connections of 2000"
+    [ "$(value_of "$work/knock" let-in)" = 0 ] || complain "user: another user was let in"
+    [ "$(value_of "$work/knock" refused)" -gt 0 ] || complain "user: nobody was refused"
+    as_other "$work/bin/tandem" ps >"$work/other.out" 2>&1 || complain "user: ps fails: $(cat "$work/other.out")"
+    if grep -q $name "$work/other.out"; then complain "user: another user's ps shows it"; fi
+    cannot "ps in the same folder" env TANDEM_RUNTIME="$TANDEM_RUNTIME" "$work/bin/tandem" ps
+    cannot join env TANDEM_RUNTIME="$TANDEM_RUNTIME" "$work/bin/tandem" join $name-1
+    cannot stop env TANDEM_RUNTIME="$TANDEM_RUNTIME" "$work/bin/tandem" stop $name-1
+    cannot "stop by the folder" "$work/bin/tandem" stop "$run"
+    cannot "join by the folder" "$work/bin/tandem" join "$run"
+    while read -r file; do cannot "read $file" cat "$file"; done < <(find "$TANDEM_RUNTIME" -type f)
+    for pid in $(tandem_pids 1); do
+        for file in $(find "/proc/$pid/fd" -lname '/memfd:*' | head -n 2); do cannot "open memory" head -c 1 "$file"; done
+        cannot "see the environment" cat "/proc/$pid/environ"
+    done
+    for file in /dev/shm/*; do
+        case $(basename "$file") in *tandem* | *tdm*) cannot "open $file" head -c 1 "$file" ;; esac
+    done
+    on 1 "$tandem" stop "$run" >"$work/stop.out" 2>&1 || complain "user: $(cat "$work/stop.out")"
+    wait "$launcher" || code=$?
+    step=$(sed -n 's/.*"steps":\([0-9]*\).*/\1/p' "$work/user.out")
+    is_right user 0 "$(reference "${step:-1}")" 2
+    echo "ok   user: $(value_of "$work/knock" made) connections, $(value_of "$work/knock" refused) of them refused by word;" \
+        "stopped by root at step $step (exit code $code)"
+}
+
 start_etcd
-for name_list in "${@:-flood trace}"; do
+for name_list in "${@:-flood trace user}"; do
     # shellcheck disable=SC2086 # a list
     for case in $name_list; do "case_$case"; done
 done
