@@ -302,10 +302,11 @@ static bool line_belongs(const char *line, size_t length, uint64_t step)
 }
 
 /* Replaces a file of lines by those of its lines that `keep` wants. A last line without its newline
- * was cut short by a kill and goes, too. */
+ * was cut short by a kill and goes, too. With `always` there is a new file even where all lines stay: what a
+ * rank 0 of an old epoch may still write goes into the old one. */
 static tdm_status keep_lines(tdm__run *run, const char *name, uint64_t step,
-                             bool (*keep)(const char *line, size_t length, uint64_t step), int *fd,
-                             tdm_error *err)
+                             bool (*keep)(const char *line, size_t length, uint64_t step),
+                             bool always, int *fd, tdm_error *err)
 {
     char *path = tdm_path_join(run->arena, run->path, name);
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
@@ -324,7 +325,7 @@ static tdm_status keep_lines(tdm__run *run, const char *name, uint64_t step,
     tdm_status status = TDM_OK;
     if (!tdm_str_ok(&kept))
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory for %s", path);
-    if (status == TDM_OK && kept.length != old.count) {
+    if (status == TDM_OK && (always || kept.length != old.count)) {
         status = tdm_file_replace(path, tdm_str_text(&kept), kept.length, err);
         if (status == TDM_OK) { /* the file is a new one now */
             close(*fd);
@@ -341,7 +342,7 @@ static tdm_status keep_lines(tdm__run *run, const char *name, uint64_t step,
 static tdm_status mend_log(tdm__run *run, tdm_error *err)
 {
     tdm_log_remove_sink(log_to_file, run);
-    tdm_status status = keep_lines(run, LOG_NAME, 0, line_is_whole, &run->log_fd, err);
+    tdm_status status = keep_lines(run, LOG_NAME, 0, line_is_whole, false, &run->log_fd, err);
     if (tdm_log_add_sink(log_to_file, run, least_level()) != TDM_OK && status == TDM_OK)
         status = tdm_fail(err, TDM_ERR_RANGE, "run: too many listeners to the log");
     return status;
@@ -399,7 +400,7 @@ tdm_status tdm__run_open(const char *path, bool joins, tdm__run *out, tdm_error 
 
 tdm_status tdm__run_rewind(tdm__run *run, uint64_t step, tdm_error *err)
 {
-    return keep_lines(run, METRICS_NAME, step, line_belongs, &run->metrics_fd, err);
+    return keep_lines(run, METRICS_NAME, step, line_belongs, true, &run->metrics_fd, err);
 }
 
 void tdm__run_put_metrics(tdm__run *run)
