@@ -137,7 +137,7 @@ mend() { ip -n "$switch" link set "port$1" up; }
 case_plain() {
     start plain 2 20
     all_done plain
-    [ "$(cat "$work"/plain.? | grep -c -E 'joined shm\+(ucx|mpi) 3$')" = 6 ] ||
+    [ "$(cat "$work"/plain.? | grep -c -E 'joined shm\+(tcp|ucx|mpi) 3$')" = 6 ] ||
         { complain "plain: not six ranks on three hosts"; show plain; }
 }
 # Without a secret nobody may listen where other machines can knock.
