@@ -2,7 +2,7 @@
  * fuzz_control.c: any bytes from the control port, in a rendezvous file, or in Slurm's list of hosts.
  *
  * The first byte says which. Bytes from the port go through a real connection, in pieces, under the
- * limits of a stranger or of a member. Every frame that is accepted must be showable, must be written
+ * limits of a stranger, of one that has proved to know the secret, or of a member. Every frame that is accepted must be showable, must be written
  * back as a frame that reads the same, and what it carries (lists of ranks, blocks) must lie within it.
  */
 #include "comm/boot.h"
@@ -160,7 +160,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     if (count < 2) return 0;
     size_t piece = bytes[1] < 250 ? (size_t)bytes[1] + 1 : 1 << 16;
     switch (bytes[0] % 4) {
-    case 0: from_the_port(bytes + 2, count - 2, piece, TDM__WIRE_JOIN_MOST); break;
+    case 0:
+        from_the_port(bytes + 2, count - 2, piece,
+                      bytes[0] & 4 ? TDM__WIRE_PROVE_MOST : TDM__WIRE_JOIN_MOST);
+        break;
     case 1: from_the_port(bytes + 2, count - 2, piece, TDM__WIRE_BLOCK_MOST); break;
     case 2: from_a_file(bytes + 2, count - 2); break;
     default: from_the_environment(bytes + 2, count - 2);
