@@ -41,6 +41,8 @@ struct tdm__tls {
     bool ended;  /* the socket's end was seen */
     bool broken; /* by an error of TLS: nothing goes on */
     uint8_t key[TDM__TLS_KEY];
+    uint64_t rekey_records, records; /* the most under one key, and those sent under this one */
+    uint64_t rekeys;
     buffer out;
     uint8_t record[RECORD]; /* where small pieces meet before they are encrypted */
     char why[200];
@@ -258,6 +260,8 @@ tdm_status tdm__tls_create(const tdm__tls_options *options, tdm__tls **out, tdm_
     if (tls) {
         tls->has_certificates = options->context->has_certificates;
         memcpy(tls->key, options->key, sizeof tls->key);
+        tls->rekey_records = options->rekey_records ? options->rekey_records
+                                                    : TDM__TLS_REKEY_RECORDS;
     }
     if (!tls || !prepare(tls, options)) {
         tdm__tls_destroy(tls);
@@ -289,6 +293,11 @@ bool tdm__tls_has_output(const tdm__tls *tls)
 bool tdm__tls_has_input(const tdm__tls *tls)
 {
     return SSL_has_pending(tls->ssl) == 1;
+}
+
+uint64_t tdm__tls_rekeys(const tdm__tls *tls)
+{
+    return tls->rekeys;
 }
 
 const char *tdm__tls_why(const tdm__tls *tls)
@@ -451,6 +460,15 @@ static int has_room(tdm__tls *tls, int fd)
     return out->capacity - out->count >= RECORD_ROOM;
 }
 
+/* Changes the key for what this side sends, when it is time; the next write tells the peer. */
+static bool rekey(tdm__tls *tls)
+{
+    if (++tls->records <= tls->rekey_records) return true;
+    tls->records = 1;
+    tls->rekeys++;
+    return SSL_key_update(tls->ssl, SSL_KEY_UPDATE_NOT_REQUESTED) == 1;
+}
+
 ssize_t tdm__tls_send(tdm__tls *tls, int fd, const struct iovec *parts, int count)
 {
     int ready = tdm__tls_advance(tls, fd);
@@ -472,7 +490,8 @@ ssize_t tdm__tls_send(tdm__tls *tls, int fd, const struct iovec *parts, int coun
         if (room == 0) break;
         size_t bytes = 0, written = 0;
         const uint8_t *from = next_record(&c, tls->record, &bytes);
-        if (SSL_write_ex(tls->ssl, from, bytes, &written) != 1) return breaks(tls, fd);
+        if (!rekey(tls) || SSL_write_ex(tls->ssl, from, bytes, &written) != 1)
+            return breaks(tls, fd);
         total += (ssize_t)bytes;
     }
     if (!flush(tls, fd)) return -1;

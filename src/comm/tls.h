@@ -17,7 +17,8 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
-enum { TDM__TLS_KEY = 32 };
+/* AES-GCM is good for 2^24.5 records of 16 KB under one key (RFC 8446, 5.5), which a long training sends. */
+enum { TDM__TLS_KEY = 32, TDM__TLS_REKEY_RECORDS = 1 << 23 };
 
 typedef struct tdm__tls_context tdm__tls_context;
 typedef struct tdm__tls tdm__tls;
@@ -32,8 +33,9 @@ const char *tdm__tls_library(void);
 typedef struct tdm__tls_options {
     tdm__tls_context *context; /* must outlive the connection */
     bool is_server;
-    const uint8_t *key;  /* TDM__TLS_KEY bytes */
-    size_t buffer_bytes; /* of each direction, at least 32 KB */
+    const uint8_t *key;     /* TDM__TLS_KEY bytes */
+    size_t buffer_bytes;    /* of each direction, at least 32 KB */
+    uint64_t rekey_records; /* sent under one key; 0: TDM__TLS_REKEY_RECORDS */
 } tdm__tls_options;
 
 tdm_status tdm__tls_create(const tdm__tls_options *options, tdm__tls **out, tdm_error *err);
@@ -51,6 +53,7 @@ bool tdm__tls_is_ready(const tdm__tls *tls);   /* the handshake is over */
 bool tdm__tls_has_output(const tdm__tls *tls); /* encrypted bytes wait for room in the socket */
 bool tdm__tls_has_input(const tdm__tls *tls);  /* bytes that came wait for a tdm__tls_recv */
 const char *tdm__tls_why(const tdm__tls *tls);
+uint64_t tdm__tls_rekeys(const tdm__tls *tls); /* how many times this side has changed its key */
 
 /* Whether the peer's certificate is for this host name or address; true without certificates. */
 bool tdm__tls_is_named(const tdm__tls *tls, const char *name);

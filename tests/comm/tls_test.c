@@ -19,10 +19,13 @@ typedef struct ends {
     tdm__tls *tls[2]; /* the client, the server */
 } ends;
 
-static void open_end(ends *e, int which, const uint8_t *known)
+static void open_end(ends *e, int which, const uint8_t *known, uint64_t rekey_records)
 {
-    tdm__tls_options options = {
-        .context = e->context, .is_server = which == 1, .key = known, .buffer_bytes = 64 << 10};
+    tdm__tls_options options = {.context = e->context,
+                                .is_server = which == 1,
+                                .key = known,
+                                .buffer_bytes = 64 << 10,
+                                .rekey_records = rekey_records};
     CHECK(tdm__tls_create(&options, &e->tls[which], NULL) == TDM_OK);
 }
 
@@ -87,8 +90,8 @@ static bool move(ends *e, int from, size_t bytes)
 static void test_same_key(void)
 {
     ends e = begin();
-    open_end(&e, 0, key);
-    open_end(&e, 1, key);
+    open_end(&e, 0, key, 0);
+    open_end(&e, 1, key, 0);
     CHECK_INT(shake(&e), 1);
     CHECK(move(&e, 0, 3 << 20) && move(&e, 1, 1 << 20) && move(&e, 0, 1));
     end(&e);
@@ -98,8 +101,8 @@ static void test_another_key(void)
 {
     uint8_t other[TDM__TLS_KEY] = "another";
     ends e = begin();
-    open_end(&e, 0, key);
-    open_end(&e, 1, other);
+    open_end(&e, 0, key, 0);
+    open_end(&e, 1, other, 0);
     CHECK_INT(shake(&e), -1);
     end(&e);
 }
@@ -141,7 +144,7 @@ static SSL_CTX *stranger_context(void)
 static void test_certificate_in_place_of_the_key(void)
 {
     ends e = begin();
-    open_end(&e, 0, key);
+    open_end(&e, 0, key, 0);
     SSL_CTX *context = stranger_context();
     SSL *ssl = SSL_new(context);
     CHECK(SSL_set_fd(ssl, e.fd[1]) == 1);
@@ -157,6 +160,18 @@ static void test_certificate_in_place_of_the_key(void)
     CHECK(read[0] == '\0');
     SSL_free(ssl);
     SSL_CTX_free(context);
+    end(&e);
+}
+
+/* The keys change many times in each direction. */
+static void test_keys_change(void)
+{
+    ends e = begin();
+    open_end(&e, 0, key, 3);
+    open_end(&e, 1, key, 5);
+    CHECK_INT(shake(&e), 1);
+    for (int i = 0; i < 20; i++) CHECK(move(&e, i % 2, 300000) && move(&e, 0, 7));
+    CHECK(tdm__tls_rekeys(e.tls[0]) > 50 && tdm__tls_rekeys(e.tls[1]) > 20);
     end(&e);
 }
 
@@ -297,6 +312,7 @@ static const check_test tests[] = {
     CHECK_TEST(test_same_key),
     CHECK_TEST(test_another_key),
     CHECK_TEST(test_certificate_in_place_of_the_key),
+    CHECK_TEST(test_keys_change),
     CHECK_TEST(test_nothing_comes_before_encryption),
     CHECK_TEST(test_one_rank_alone),
     CHECK_TEST(test_worlds_by_key),
