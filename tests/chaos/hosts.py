@@ -36,6 +36,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -198,6 +199,7 @@ class Run:
         self.folder = os.path.join(lab.folder, f"run-{plan.index}")
         self.runs = os.path.join(lab.disk, "runs")
         self.timers, self.order = [], itertools.count()
+        self.over = threading.Event()
         self.returns = []  # (host, processes before, fault): workers that are waited for
         self.joins = []  # [process, host, tries]
         self.step = 0
@@ -264,6 +266,11 @@ class Run:
         if step < self.step:
             self.drops.append((self.step, step))
         self.step = step
+
+    def follow_ledger(self):
+        """In a thread of its own: steps that are trained again may be through within a moment."""
+        while not self.over.wait(0.005):
+            self.read_step()
 
     def workers(self, host=None):
         names = [labs.address(host)] if host else list(map(labs.address, self.plan.hosts))
@@ -403,7 +410,6 @@ class Run:
         last_s, look_at, ended_at = begin, 0.0, None
         while True:
             self.run_timers()
-            self.read_step()
             now = time.monotonic()
             running = self.launcher.poll() is None
             if faults and (running or self.launcher_struck):
@@ -482,12 +488,15 @@ class Run:
     def execute(self):
         try:
             self.start()
+            threading.Thread(target=self.follow_ledger, daemon=True).start()
             self.watch()
+            self.over.set()
             for fault in self.plan.faults:
                 if fault.kind == "point":
                     fault.done = os.path.exists(os.path.join(self.folder, "hit"))
             self.check()
         finally:
+            self.over.set()
             for process in flock.find(self.mark):
                 process.send(signal.SIGCONT)
             flock.end_all(self.mark)

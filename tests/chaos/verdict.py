@@ -10,6 +10,7 @@ import re
 import subprocess
 
 GOES_BACK = re.compile(r"training goes back to step (\d+)")
+AFTER_STEP = re.compile(r"step (\d+): (test loss|wrote)")
 FROM_MEMORY = re.compile(r"on after step (\d+), from memory")
 # What no death by SIGKILL explains: the program itself is at fault, or a library.
 CRASH = re.compile(r"killed by signal (4|6|7|8|11)\b|Sanitizer:|runtime error:|Assertion .*failed")
@@ -99,17 +100,25 @@ def check_going_back(folder, drops):
     for high, low in drops:
         if low < high - 1 and not any(target <= low for target in targets):
             raise Failure(f"the ledger went back from step {high} to {low}, and no line says so")
-    last = 0
+    last, done = 0, collections.Counter()  # what was done after which step, by kind
     for line in lines:
         message = line.get("message", "")
-        back, on = GOES_BACK.search(message), FROM_MEMORY.search(message)
+        back, on, after = GOES_BACK.search(message), FROM_MEMORY.search(message), AFTER_STEP.match(message)
         if back:
             last = int(back.group(1))
+            done.clear()
         elif on and int(on.group(1)) < last - 1:
             raise Failure(f"training goes on after step {on.group(1)}, when step {last} was done, and no "
                           f"line says so: {message}")
         elif on:
             last = max(last, int(on.group(1)))
+        elif after:
+            step, kind = int(after.group(1)), after.group(2)
+            if step < done[kind]:
+                raise Failure(f"step {step} came behind step {done[kind]}, and no line says that training goes "
+                              f"back: {message}")
+            done[kind] = step
+            last = max(last, step)
 
 
 def tail(folder, count=25):
