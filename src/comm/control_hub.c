@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -65,6 +66,17 @@ void tdm__hub_let_go(tdm__hub *hub, tdm__caller *caller)
     hub->dirty = true;
 }
 
+/* A rank that knows the secret, and whose TLS failed: its certificate, in general. */
+static void note_tls(tdm__hub *hub, const tdm__caller *caller)
+{
+    const tdm__tls *tls = caller->channel.stream.tls;
+    if (!caller->proved || !tls || !*tdm__tls_why(tls)) return;
+    tdm_log(TDM_LOG_WARN, "comm", "no encrypted connection with a rank from %s: %s",
+            caller->address, tdm__tls_why(tls));
+    snprintf(hub->refused, sizeof hub->refused, "no encrypted connection with a rank from %s: %s",
+             caller->address, tdm__tls_why(tls));
+}
+
 /* The connection has ended, or must. */
 static void hang_up(tdm__hub *hub, tdm__caller *caller, const char *how)
 {
@@ -72,6 +84,7 @@ static void hang_up(tdm__hub *hub, tdm__caller *caller, const char *how)
     if (caller->state == TDM__CALLER_MEMBER) {
         tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED, "%s", how);
     } else {
+        note_tls(hub, caller);
         tdm__hub_drop(hub, caller);
     }
 }

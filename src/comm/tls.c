@@ -45,18 +45,26 @@ struct tdm__tls {
     uint64_t rekeys;
     buffer out;
     uint8_t record[RECORD]; /* where small pieces meet before they are encrypted */
-    char why[200];
+    char subject[160];      /* of a certificate that was refused */
+    char why[320];
 };
 
 /* ---- errors ------------------------------------------------------------------------------------- */
+
+/* The text of an error of OpenSSL's. */
+static const char *error_text(unsigned long code)
+{
+    const char *text = code ? ERR_reason_error_string(code) : NULL;
+    if (!text && code && ERR_SYSTEM_ERROR(code)) text = strerror(ERR_GET_REASON(code));
+    return text ? text : "no reason given";
+}
 
 /* The oldest error of OpenSSL's queue, which is empty afterwards. */
 static const char *ssl_error(void)
 {
     unsigned long code = ERR_get_error();
     ERR_clear_error();
-    const char *text = code ? ERR_reason_error_string(code) : NULL;
-    return text ? text : "no reason given";
+    return error_text(code);
 }
 
 static tdm_status bad_file(tdm_error *err, const char *what, const char *path, const char *key)
@@ -156,6 +164,22 @@ static int find_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESS
 
 /* ---- contexts ---------------------------------------------------------------------------------------- */
 
+static void subject_of(const X509 *certificate, char *out, size_t bytes)
+{
+    snprintf(out, bytes, "no certificate");
+    if (certificate) X509_NAME_oneline(X509_get_subject_name(certificate), out, (int)bytes);
+}
+
+/* Called for each certificate of a chain: notes the peer's when it is not valid. */
+static int note_verdict(int is_valid, X509_STORE_CTX *chain)
+{
+    SSL *ssl = X509_STORE_CTX_get_ex_data(chain, SSL_get_ex_data_X509_STORE_CTX_idx());
+    tdm__tls *tls = ssl ? SSL_get_app_data(ssl) : NULL;
+    if (!is_valid && tls)
+        subject_of(X509_STORE_CTX_get0_cert(chain), tls->subject, sizeof tls->subject);
+    return is_valid;
+}
+
 static tdm_status load_certificates(SSL_CTX *ssl, const tdm_comm_security *security, tdm_error *err)
 {
     if (!security->certificate || !security->private_key || !security->authority)
@@ -177,7 +201,7 @@ static tdm_status load_certificates(SSL_CTX *ssl, const tdm_comm_security *secur
     if (SSL_CTX_load_verify_file(ssl, security->authority) != 1)
         return bad_file(err, "the authority's certificate", security->authority,
                         "comm.tls_authority");
-    SSL_CTX_set_verify(ssl, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, NULL);
+    SSL_CTX_set_verify(ssl, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, note_verdict);
     return TDM_OK;
 }
 
@@ -321,6 +345,22 @@ static bool flush(tdm__tls *tls, int fd)
     return true;
 }
 
+/* Whether the peer has refused the certificate of this side. */
+static bool is_refusal(unsigned long code)
+{
+    if (ERR_GET_LIB(code) != ERR_LIB_SSL) return false;
+    switch (ERR_GET_REASON(code)) {
+    case SSL_R_SSLV3_ALERT_BAD_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_UNSUPPORTED_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_REVOKED:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN:
+    case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
+    case SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED: return true;
+    default: return false;
+    }
+}
+
 /* Notes why OpenSSL refuses to go on, and sends its alert. Returns -1 with errno. */
 static int breaks(tdm__tls *tls, int fd)
 {
@@ -330,11 +370,17 @@ static int breaks(tdm__tls *tls, int fd)
         return -1;
     }
     long verdict = SSL_get_verify_result(tls->ssl);
+    unsigned long code = ERR_get_error();
+    bool is_refused = tls->has_certificates && is_refusal(code);
+    if (is_refused) subject_of(SSL_get_certificate(tls->ssl), tls->subject, sizeof tls->subject);
     if (tls->has_certificates && verdict != X509_V_OK)
-        snprintf(tls->why, sizeof tls->why, "the certificate is not valid: %s",
-                 X509_verify_cert_error_string(verdict));
+        snprintf(tls->why, sizeof tls->why, "the peer's certificate (%s) is not valid: %s",
+                 *tls->subject ? tls->subject : "none", X509_verify_cert_error_string(verdict));
+    else if (is_refused)
+        snprintf(tls->why, sizeof tls->why, "the peer refuses this side's certificate (%s): %s",
+                 tls->subject, error_text(code));
     else
-        snprintf(tls->why, sizeof tls->why, "TLS failed: %s", ssl_error());
+        snprintf(tls->why, sizeof tls->why, "TLS failed: %s", error_text(code));
     ERR_clear_error();
     tls->broken = true;
     (void)flush(tls, fd);
@@ -517,7 +563,6 @@ bool tdm__tls_is_named(const tdm__tls *tls, const char *name)
 void tdm__tls_subject(const tdm__tls *tls, char *out, size_t bytes)
 {
     X509 *certificate = SSL_get1_peer_certificate(tls->ssl);
-    snprintf(out, bytes, "no certificate");
-    if (certificate) X509_NAME_oneline(X509_get_subject_name(certificate), out, (int)bytes);
+    subject_of(certificate, out, bytes);
     X509_free(certificate);
 }
