@@ -24,6 +24,7 @@
 #define MARGIN_S 2.0
 #define BACK_OFF_AFTER 3 /* epochs in a row that ended before a step was done */
 #define FAILURES_MOST 100
+#define REFUSALS_MOST 3 /* in a row, of a session that has not done a step */
 #define LOOKS 4       /* at who is lost, while it seems that a host is just ending, */
 #define AGAIN_S 0.005 /* each after so long */
 
@@ -165,9 +166,21 @@ static outcome report(run *r, const char *why, bool is_regroup, const tdm_loss *
     return out;
 }
 
-/* An epoch that fails again and again before anything is done is no accident: slow down, then give up. */
-static outcome back_off(run *r, const char *why)
+/* Whether this member is refused from the session's first epoch on: it is not set up as the others are, and
+ * another try does not help. Later, when there is something to lose, others may go on without it. */
+static bool is_refused(const run *r, tdm_status status)
 {
+    return status == TDM_ERR_PEER_REFUSED && r->failures >= REFUSALS_MOST &&
+           (uint32_t)r->failures >= r->epoch.number;
+}
+
+/* An epoch that fails again and again before anything is done is no accident: slow down, then give up. */
+static outcome back_off(run *r, tdm_status status, const char *why)
+{
+    if (is_refused(r, status)) {
+        put_verdict(r, status, why);
+        return end(r, tdm_fail(r->err, status, "%s", why));
+    }
     if (r->failures > FAILURES_MOST) {
         r->status = tdm_fail(
             r->err, TDM_ERR_PEER_FAILED,
@@ -372,7 +385,7 @@ static outcome take_part(run *r)
     tdm_log(TDM_LOG_INFO, "cluster",
             "rank %d leaves epoch %" PRIu32 ": %s (its world was closed within %.0f ms)",
             r->epoch.rank, r->epoch.number, why.message, 1e3 * (tdm_kv_now(r->m->kv) - r->left_s));
-    outcome out = back_off(r, why.message);
+    outcome out = back_off(r, status, why.message);
     return out == LEAVE ? out : report(r, why.message, false, losses);
 }
 
