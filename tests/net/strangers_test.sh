@@ -3,7 +3,7 @@
 # floods their ports, a recording of what is sent between them, another user of a host, certificates and secrets
 # that do not fit. Trainings end with the bits of an undisturbed run, and nothing of theirs can be read.
 #   strangers_test.sh TANDEM [CASE...]
-# Cases: flood trace user. Needs root, `ip`, the kernel's namespaces, etcd (make setup-etcd),
+# Cases: flood trace user certificates secret. Needs root, `ip`, the kernel's namespaces, etcd (make setup-etcd),
 # python3, openssl and setpriv; without them it says so and is skipped (77).
 set -euo pipefail
 tandem=$(realpath "$1")
@@ -304,8 +304,130 @@ case_user() {
         "stopped by root at step $step (exit code $code)"
 }
 
+# ---- worlds of two ranks, without a session ----------------------------------------------------------------------
+
+# rank CASE RANK VARIABLES...: rank 0 is on host 1, rank 1 on host 2. They meet at a port that all know.
+rank() {
+    local case=$1 rank=$2
+    shift 2
+    ip netns exec "$id-$((rank + 1))" env "$@" timeout -k 5 "$limit_s" "$tandem" run -n 1 --first "$rank" --size 2 \
+        --rendezvous 10.77.0.1:7000 -- "$tandem" train "$work/job.yaml" -q --json --set "run.dir=$work/$case"
+}
+listens() { [ -n "$(strangers listening "$tandem" "$(namespace 1)")" ]; }
+# begin_world CASE VARIABLES...: rank 0, which waits for rank 1.
+begin_world() {
+    local case=$1
+    shift
+    rank "$case" 0 "$@" >"$work/$case.out" 2>"$work/$case.err" &
+    launcher=$!
+    wait_until 60 listens || { complain "$case: rank 0 does not listen"; cat "$work/$case.err"; }
+}
+# refused CASE TEXT VARIABLES...: a rank 1 with these is not let in, and says why.
+refused() {
+    local case=$1 text=$2 code=0
+    shift 2
+    rank "$case" 1 "$@" >"$work/refused.out" 2>&1 || code=$?
+    [ $code = 6 ] || complain "$case: the rank that is refused ends with $code, not 6: $(cat "$work/refused.out")"
+    grep -qF -- "$text" "$work/refused.out" || complain "$case: it says $(cat "$work/refused.out"), not '$text'"
+}
+# end_world CASE HASH VARIABLES...: a rank 1 that is let in. The world ends as an undisturbed one.
+end_world() {
+    local case=$1 want=$2 code=0 second=0
+    shift 2
+    rank "$case" 1 "$@" >"$work/rank-1.out" 2>&1 || second=$?
+    wait "$launcher" || code=$?
+    [ $second = 0 ] || complain "$case: rank 1 ended with $second: $(cat "$work/rank-1.out")"
+    is_right "$case" $code "$want" 0
+}
+
+# ---- certificates ------------------------------------------------------------------------------------------------
+
+readonly ec=(-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes)
+authority() { openssl req -x509 "${ec[@]}" -days 2 -subj "/O=$1" -keyout "$work/$1.key" -out "$work/$1.pem" 2>/dev/null; }
+certificate() { # certificate NAME AUTHORITY SUBJECT_ALTERNATIVE_NAME
+    openssl req "${ec[@]}" -subj "/CN=$1" -keyout "$work/$1.key" -out "$work/$1.csr" 2>/dev/null
+    openssl x509 -req -in "$work/$1.csr" -CA "$work/$2.pem" -CAkey "$work/$2.key" -CAcreateserial -days 2 \
+        -extfile <(echo "subjectAltName=$3") -out "$work/$1.pem" 2>/dev/null
+}
+# variables NAME: for a host with this certificate; $files are the same as a list.
+variables() {
+    files=(TANDEM_SECURITY=tls TANDEM_TLS_CERTIFICATE="$work/$1.pem" TANDEM_TLS_KEY="$work/$1.key"
+        TANDEM_TLS_AUTHORITY="$work/trusted.pem")
+}
+# certified CASE NAME: a session in which host 2 has this certificate; leaves its exit code in $code.
+certified() {
+    variables one
+    printf '%s\n' "${files[@]}" >"$NET_ENVIRONMENT/10.77.0.1"
+    variables "$2"
+    printf '%s\n' "${files[@]}" >"$NET_ENVIRONMENT/10.77.0.2"
+    code=0
+    start "$1"
+    wait "$launcher" || code=$?
+    rm -f "$NET_ENVIRONMENT"/*
+}
+# ends_saying CASE CODE TEXT
+ends_saying() {
+    [ "$code" = "$2" ] || { complain "$1: ended with $code, not $2"; show "$1"; }
+    grep -qE -- "$3" "$work/$1.err" || complain "$1: it says $(cat "$work/$1.err"), not '$3'"
+}
+case_certificates() {
+    local want code files
+    want=$(reference 60)
+    authority trusted
+    authority unknown
+    certificate one trusted IP:10.77.0.1
+    certificate two trusted IP:10.77.0.2
+    certificate foreign unknown IP:10.77.0.2
+    certificate misnamed trusted IP:10.77.0.9
+    certified certified two
+    is_right certified "$code" "$want" 2
+    # Rank 0 may be on either host: the side that checks says it, or the one that was refused.
+    certified foreign foreign
+    ends_saying foreign 6 "certificate \(/CN=foreign\)"
+    certified misnamed misnamed
+    ends_saying misnamed 6 'certificate of another name \(/CN=misnamed\)'
+    certified missing missing
+    ends_saying missing 1 "$work/missing.pem cannot be used: No such file or directory"
+    # The same for ranks with fixed places: rank 0 goes on waiting for one that fits.
+    variables one
+    begin_world certificates TANDEM_SECRET=fixed "${files[@]}"
+    variables foreign
+    refused certificates "the peer refuses this side's certificate (/CN=foreign)" TANDEM_SECRET=fixed "${files[@]}"
+    variables misnamed
+    refused certificates 'has a certificate of another name (/CN=misnamed)' TANDEM_SECRET=fixed "${files[@]}"
+    refused certificates 'set comm.security' TANDEM_SECRET=fixed
+    variables two
+    end_world certificates "$want" TANDEM_SECRET=fixed "${files[@]}"
+    echo "ok   certificates"
+}
+
+# ---- secret ------------------------------------------------------------------------------------------------------
+
+# Strangers stand at rank 0's port before rank 1 comes, first with another secret, then with the right one. An agent
+# with another secret is not let into a session.
+case_secret() {
+    local want code=0 report=$work/secret.report
+    want=$(reference 60)
+    begin_world secret TANDEM_SECRET=right
+    start_flood 2000 "$report"
+    wait_until 60 test -e "$report" || complain "secret: no flood"
+    refused secret 'turned rank 1 away: it has another secret' TANDEM_SECRET=wrong
+    end_world secret "$want" TANDEM_SECRET=right
+    stop_flood "$report"
+    TANDEM_SECRET=5e55107f1a9b3c2d start joined train.steps=100000000
+    wait_until 60 has_worker 2 || complain "secret: no session"
+    wait_until 60 test -s "$work/joined/$name-1/metrics.jsonl" || complain "secret: the session does not train"
+    on 2 env TANDEM_SECRET=0123456789abcdef timeout 60 "$tandem" join $name-1 --store "$store" >"$work/join.out" 2>&1 || code=$?
+    [ $code = 1 ] || complain "secret: join with another secret ends with $code, not 1"
+    grep -qF 'the secret of this host is not that of session' "$work/join.out" || complain "secret: join says $(cat "$work/join.out")"
+    on 1 "$tandem" stop $name-1 --store "$store" >"$work/stop.out" 2>&1 || complain "secret: $(cat "$work/stop.out")"
+    wait "$launcher" || true
+    is_right joined 0 "$(reference "$(sed -n 's/.*"steps":\([0-9]*\).*/\1/p' "$work/joined.out")")" 2
+    echo "ok   secret: rank 1 came to a port with $(value_of "$report" begun) strangers"
+}
+
 start_etcd
-for name_list in "${@:-flood trace user}"; do
+for name_list in "${@:-flood trace user certificates secret}"; do
     # shellcheck disable=SC2086 # a list
     for case in $name_list; do "case_$case"; done
 done
