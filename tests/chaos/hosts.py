@@ -86,6 +86,8 @@ def write_jobs(folder, endpoints):
 
 # ---- what the seed decides ---------------------------------------------------------------------------------
 
+SECRET = "of-these-schedules"  # `tandem join` needs it: it is not in the store
+
 
 class Fault:
     """What will happen, and whether it did."""
@@ -218,7 +220,7 @@ class Run:
         spaces = " ".join(f"{labs.address(host)}={self.lab.space(host)}" for host in labs.HOSTS)
         env = dict(os.environ, CHAOS_MARK=self.mark, NET_HOSTS=spaces,
                    TANDEM_SSH=os.path.join(here, "..", "net", "as-ssh"),
-                   TANDEM_RUNTIME=os.path.join(self.folder, "runtime"),
+                   TANDEM_RUNTIME=os.path.join(self.folder, "runtime"), TANDEM_SECRET=SECRET,
                    NET_RUNTIME=os.path.join(self.folder, "runtimes"))
         for fault in self.plan.faults:
             if fault.kind == "point":
@@ -361,7 +363,7 @@ class Run:
     def start_join(self, host, tries):
         words = [self.args.tandem, "join", self.name, "-n", str(self.plan.workers[host]), "--host",
                  labs.address(host), "--store", f"etcd:{self.lab.endpoints}"]
-        command = "exec " + " ".join(f"'{word}'" for word in words)
+        command = f"TANDEM_SECRET={SECRET} exec " + " ".join(f"'{word}'" for word in words)
         return self.spawn(f"join-{host}-{tries}-", [self.environment()["TANDEM_SSH"], labs.address(host), command])
 
     def look_at_joins(self):
