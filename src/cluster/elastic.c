@@ -25,8 +25,8 @@
 #define BACK_OFF_AFTER 3 /* epochs in a row that ended before a step was done */
 #define FAILURES_MOST 100
 #define REFUSALS_MOST 3 /* in a row, of a session that has not done a step */
-#define LOOKS 4       /* at who is lost, while it seems that a host is just ending, */
-#define AGAIN_S 0.005 /* each after so long */
+#define LOOKS 4         /* at who is lost, while it seems that a host is just ending, */
+#define AGAIN_S 0.005   /* each after so long */
 
 typedef enum outcome {
     GO_ON, /* to the next round */

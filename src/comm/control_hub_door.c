@@ -60,7 +60,7 @@ static void make_place(tdm__hub *hub)
     if (hub->guest_count < most) return;
     tdm__caller *oldest = NULL; /* new ones are put first */
     for (tdm__caller *at = hub->callers; at; at = at->next)
-        if (at->is_guest && !at->over && !at->inner) oldest = at;
+        if (at->is_guest && !at->over && !at->inner && !at->proved) oldest = at;
     if (oldest) tdm__hub_drop(hub, oldest);
 }
 

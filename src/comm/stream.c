@@ -52,11 +52,6 @@ bool tdm__stream_has_output(const tdm__stream *stream)
     return stream->tls && tdm__tls_has_output(stream->tls);
 }
 
-bool tdm__stream_has_input(const tdm__stream *stream)
-{
-    return stream->tls && tdm__tls_has_input(stream->tls);
-}
-
 bool tdm__stream_can_send(const tdm__stream *stream)
 {
     return !stream->tls || tdm__tls_is_ready(stream->tls);

@@ -28,10 +28,8 @@ ssize_t tdm__stream_recv(tdm__stream *stream, const struct iovec *parts, int cou
 ssize_t tdm__stream_send(tdm__stream *stream, const struct iovec *parts, int count);
 /* Carries on a handshake and sends what TLS holds: 1 when nothing of that is left, 0: later, -1. */
 int tdm__stream_flush(tdm__stream *stream);
-/* Bytes lie in TLS's buffer that the socket must take, or that must be read although the socket is not
- * readable. */
+/* Bytes are in TLS's buffer that the socket must take. */
 bool tdm__stream_has_output(const tdm__stream *stream);
-bool tdm__stream_has_input(const tdm__stream *stream);
 /* Whether a send can do anything: false while a handshake waits for the peer. */
 bool tdm__stream_can_send(const tdm__stream *stream);
 

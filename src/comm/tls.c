@@ -314,11 +314,6 @@ bool tdm__tls_has_output(const tdm__tls *tls)
     return tls->out.count > 0;
 }
 
-bool tdm__tls_has_input(const tdm__tls *tls)
-{
-    return SSL_has_pending(tls->ssl) == 1;
-}
-
 uint64_t tdm__tls_rekeys(const tdm__tls *tls)
 {
     return tls->rekeys;

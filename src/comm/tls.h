@@ -51,7 +51,6 @@ int tdm__tls_advance(tdm__tls *tls, int fd);
 
 bool tdm__tls_is_ready(const tdm__tls *tls);   /* the handshake is over */
 bool tdm__tls_has_output(const tdm__tls *tls); /* encrypted bytes wait for room in the socket */
-bool tdm__tls_has_input(const tdm__tls *tls);  /* bytes that came wait for a tdm__tls_recv */
 const char *tdm__tls_why(const tdm__tls *tls);
 uint64_t tdm__tls_rekeys(const tdm__tls *tls); /* how many times this side has changed its key */
 

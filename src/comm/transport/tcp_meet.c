@@ -25,7 +25,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { STRANGERS_MOST = 64, NONCE = 32, MAC = TDM_SHA256_BYTES };
+enum { STRANGERS_MOST = 64, NO_DESCRIPTOR_MS = 10, NONCE = 32, MAC = TDM_SHA256_BYTES };
 static const double meet_most_s = 20.0;
 static const double stranger_most_s = 5.0;
 static const double again_s = 0.05; /* after a refused connection */
@@ -232,6 +232,13 @@ static tdm_status step_encrypting(meet *all, meeting *m, tdm_error *err)
     return TDM_OK;
 }
 
+/* Of each direction of a link: smaller where there are many. */
+static size_t tls_buffer(const tdm__tcp *tcp)
+{
+    enum { LINKS_FEW = 64, SMALL = 32 << 10 };
+    return (size_t)tcp->size * (size_t)tcp->streams <= LINKS_FEW ? TDM__TCP_TLS_BUFFER : SMALL;
+}
+
 static tdm_status begin_encrypting(meet *all, meeting *m, tdm_error *err)
 {
     uint8_t key[MAC];
@@ -240,7 +247,7 @@ static tdm_status begin_encrypting(meet *all, meeting *m, tdm_error *err)
     tdm__tls_options options = {.context = all->tcp->tls,
                                 .is_server = !m->is_ours,
                                 .key = key,
-                                .buffer_bytes = TDM__TCP_TLS_BUFFER};
+                                .buffer_bytes = tls_buffer(all->tcp)};
     TDM_TRY(tdm__stream_secure(&m->stream, m->protection, &options, err));
     m->phase = ENCRYPTING;
     return step_encrypting(all, m, err);
@@ -356,14 +363,17 @@ static tdm_status step(meet *all, meeting *m, tdm_error *err)
 /* ---- strangers --------------------------------------------------------------------------------------------- */
 
 /* Where there are too many, the one that has been here longest goes: ranks answer at once, and come again. */
-static void make_place(meet *all)
+static void drop_oldest(meet *all)
 {
-    int most = STRANGERS_MOST + all->missing;
-    if (all->strangers < most) return;
     meeting *oldest = NULL;
     for (meeting *m = all->all; m; m = m->next)
         if (m->phase == AWAITING_PROOF) oldest = m; /* new ones are put first */
     if (oldest) meeting_remove(all, oldest);
+}
+
+static void make_place(meet *all)
+{
+    if (all->strangers >= STRANGERS_MOST + all->missing) drop_oldest(all);
 }
 
 static void accept_some(meet *all)
@@ -372,6 +382,11 @@ static void accept_some(meet *all)
     for (int i = 0; i < ACCEPT_MOST; i++) {
         char remote[96];
         int fd = tdm__socket_accept(all->tcp->listen_fd, remote, sizeof remote);
+        if (fd < 0 &&
+            (errno == EMFILE || errno == ENFILE)) { /* strangers may have taken them all */
+            drop_oldest(all);
+            poll(NULL, 0, NO_DESCRIPTOR_MS);
+        }
         if (fd < 0) return;
         make_place(all);
         meeting *m = meeting_add(all, fd, AWAITING_PROOF, false);
