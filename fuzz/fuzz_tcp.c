@@ -255,11 +255,13 @@ static bool begin(tester *t)
     tcp->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     tcp->peers = calloc(2, sizeof *tcp->peers);
     tdm__tcp_link *links = calloc(STREAMS, sizeof *links);
-    if (tcp->peers)
-        tcp->peers[1] = (tdm__tcp_peer){
-            .tcp = tcp, .rank = 1, .state = TDM__TCP_WELL, .links = links};
+    if (!tcp->peers || !links) {
+        free(links);
+        return false;
+    }
+    tcp->peers[1] = (tdm__tcp_peer){.tcp = tcp, .rank = 1, .state = TDM__TCP_WELL, .links = links};
     for (int i = 0; i < STREAMS; i++) t->far[i] = -1;
-    for (int i = 0; tcp->peers && links && i < STREAMS; i++) {
+    for (int i = 0; i < STREAMS; i++) {
         int pair[2] = {-1, -1};
         links[i].peer = &tcp->peers[1];
         links[i].events = EPOLLIN;
@@ -270,7 +272,7 @@ static bool begin(tester *t)
         t->far[i] = pair[1];
         if (epoll_ctl(tcp->poll_fd, EPOLL_CTL_ADD, pair[0], &event) != 0) return false;
     }
-    return tcp->peers && links;
+    return true;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)

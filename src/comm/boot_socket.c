@@ -124,12 +124,11 @@ int tdm__socket_connect(const struct sockaddr *address, socklen_t bytes, double 
 
 void tdm__socket_text(const struct sockaddr *address, char *text, size_t bytes)
 {
-    char host[INET6_ADDRSTRLEN] = "?";
-    const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
-    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
-    if (address->sa_family == AF_INET) inet_ntop(AF_INET, &v4->sin_addr, host, sizeof host);
-    if (address->sa_family == AF_INET6) inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof host);
-    snprintf(text, bytes, "%s port %d", host, ntohs(v4->sin_port));
+    char host[INET6_ADDRSTRLEN + 32] = "?", port[8] = "?";
+    bool is_v6 = address->sa_family == AF_INET6;
+    (void)getnameinfo(address, is_v6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in),
+                      host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+    snprintf(text, bytes, "%s port %s", host, port);
 }
 
 void tdm__socket_peer_host(int fd, char *text, size_t bytes)

@@ -108,7 +108,8 @@ struct tdm__arrival {
     uint8_t *bytes; /* ours, when it was not taken at once */
     size_t capacity;
     uint64_t got;
-    struct tdm__arrival *previous, *next; /* of the peer's */
+    struct tdm__arrival *next,
+        **back; /* of the peer's: the next one, and what points at this one */
 };
 
 struct tdm__tcp_link {

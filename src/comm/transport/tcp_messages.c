@@ -193,7 +193,6 @@ static void buffer_give(tdm__tcp *tcp, uint8_t *bytes, size_t capacity)
 static void arrival_add(tdm__tcp_peer *peer, tdm__arrival *a)
 {
     a->next = peer->arrivals;
-    if (a->next) a->next->previous = a;
     peer->arrivals = a;
 }
 
@@ -211,13 +210,12 @@ static void arrival_detach(tdm__arrival *a)
 
 static void arrival_free(tdm__arrival *a)
 {
+    tdm__tcp_peer *peer = a->peer;
     arrival_detach(a);
-    if (a->previous)
-        a->previous->next = a->next;
-    else
-        a->peer->arrivals = a->next;
-    if (a->next) a->next->previous = a->previous;
-    buffer_give(a->peer->tcp, a->bytes, a->capacity);
+    tdm__arrival **at = &peer->arrivals; /* few: messages that were not taken at once */
+    while (*at != a) at = &(*at)->next;
+    *at = a->next;
+    buffer_give(peer->tcp, a->bytes, a->capacity);
     free(a);
 }
 
@@ -432,7 +430,10 @@ void tdm__tcp_tell_losses(tdm__tcp *tcp)
 void tdm__tcp_free_messages(tdm__tcp *tcp)
 {
     for (int i = 0; tcp->peers && i < tcp->size; i++) {
-        while (tcp->peers[i].arrivals) arrival_free(tcp->peers[i].arrivals);
+        for (tdm__arrival *a = tcp->peers[i].arrivals, *next; a; a = next) {
+            next = a->next;
+            arrival_free(a);
+        }
         for (tdm__tcp_send *at = tcp->peers[i].offers, *next; at; at = next) {
             next = at->next;
             free(at);
