@@ -326,8 +326,8 @@ make_cgroup() {
 oom_kills() { sed -n 's/^oom_kill //p' "$cgroup/$events_file"; }
 limit() { echo "$1" >"$cgroup/$limit_file"; }
 
-# Another process takes the memory that is left, and half of what the worker has: so the kernel kills the worker,
-# which is first in its order, and then there is enough for all who are left.
+# Another process takes memory until there is none left, also of the page cache: so the kernel kills the worker, which
+# is first in its order. The other process is second, and the rest have enough.
 test_a_worker_that_is_killed_for_want_of_memory() {
     if ! make_cgroup; then
         pass_over "no cgroup can limit memory here"
@@ -353,8 +353,11 @@ test_a_worker_that_is_killed_for_want_of_memory() {
         echo "$BASHPID" >"$cgroup/cgroup.procs"
         echo 200 >"/proc/$BASHPID/oom_score_adj"
         exec python3 -c "
-import time
-taken = b'x' * ($((spare_kb + own_kb / 2)) << 10)
+import os, time
+taken = []
+while os.path.exists('/proc/$victim'):
+    taken.append(bytearray(b'x') * (1 << 20))
+    time.sleep(0.002)
 time.sleep(600)"
     ) &
     hog=$!

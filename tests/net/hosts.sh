@@ -25,7 +25,7 @@ complain() {
 on() {
     local name=$1
     shift
-    nsenter --target "${host_init[$name]}" --root --net --mount --uts --pid -- "$@"
+    nsenter --target "${host_init[$name]}" --root --wd --net --mount --uts --pid -- "$@"
 }
 # pids NAME: all processes there, by this machine's numbers, without the host's first one.
 pids() { ip netns pids "$hosts_id-$1" 2>/dev/null | grep -vx -- "${host_init[$1]:-none}" || true; }

@@ -195,7 +195,7 @@ case_connection() {
 # process that dies, so the one that stops is on gamma.)
 case_agent() {
     strikes gamma "$(pause_wish agent)"
-    start agent beta:1,gamma:1 -q
+    start agent beta:1,gamma:1 -q --min 2
     reach agent || return 0
     kill -9 "$(agent_pids beta)"
     wait_until 30 no_agent_on beta || complain "agent: it does not die"
@@ -215,7 +215,7 @@ launcher_pid() {
 # The launcher is killed: agents and workers of all hosts go on to the end.
 case_launcher() {
     strikes beta "$(pause_wish launcher)"
-    start launcher alpha:1,beta:2 -q
+    start launcher alpha:1,beta:2 -q --min 3
     reach launcher || return 0
     kill -9 "$(launcher_pid)"
     let_go_on
@@ -276,7 +276,7 @@ ends_with() {
 # has stopped and finishes no step.
 case_interrupt() {
     strikes beta "$(pause_wish interrupt)"
-    start interrupt alpha:1,beta:2
+    start interrupt alpha:1,beta:2 --min 3
     reach interrupt || return 0
     kill -INT "$(launcher_pid)"
     let_go_on
@@ -287,7 +287,7 @@ case_interrupt() {
     start interrupt beta:1,gamma:1 -q --resume "$work/interrupt/net-1"
     ends_well interrupt
     strikes beta "$(pause_wish twice)"
-    start twice alpha:1,beta:2
+    start twice alpha:1,beta:2 --min 3
     reach twice || return 0
     kill -INT "$(launcher_pid)"
     wait_until 60 grep -q 'stopping after this step' "$work/twice.err" || complain "twice: no word of the first Ctrl-C"
