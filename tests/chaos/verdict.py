@@ -10,6 +10,7 @@ import re
 import subprocess
 
 GOES_BACK = re.compile(r"training goes back to step (\d+)")
+RESUMES = re.compile(r"ranks?, from step (\d+) to \d+$")
 AFTER_STEP = re.compile(r"step (\d+): (test loss|wrote)")
 FROM_MEMORY = re.compile(r"on after step (\d+), from memory")
 # What no death by SIGKILL explains: the program itself is at fault, or a library.
@@ -103,7 +104,8 @@ def check_going_back(folder, drops):
     last, done = 0, collections.Counter()  # what was done after which step, by kind
     for line in lines:
         message = line.get("message", "")
-        back, on, after = GOES_BACK.search(message), FROM_MEMORY.search(message), AFTER_STEP.match(message)
+        on, after = FROM_MEMORY.search(message), AFTER_STEP.match(message)
+        back = GOES_BACK.search(message) or RESUMES.search(message)
         if back:
             last = int(back.group(1))
             done.clear()
