@@ -165,7 +165,7 @@ hash_in() { sed -n 's/.*"hash":"\([0-9a-f]\{64\}\)".*/\1/p' "$1"; }
 tandem_pids() {
     local pid
     for pid in $(pids "$1"); do
-        [ "$(readlink "/proc/$pid/exe" 2>/dev/null)" != "$tandem" ] || echo "$pid"
+        if [ "/proc/$pid/exe" -ef "$tandem" ]; then echo "$pid"; fi
     done
 }
 # worker_pids NAME: those that an agent has started.

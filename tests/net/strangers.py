@@ -61,7 +61,7 @@ def processes(program, namespaces):
         if not name.isdigit():
             continue
         try:
-            if os.readlink(f"/proc/{name}/exe") == program:
+            if os.path.samefile(f"/proc/{name}/exe", program):  # its name differs under chroot
                 at = namespace_of(f"/proc/{name}/ns/net")
                 if at in namespaces:
                     found.append((name, at))

@@ -148,7 +148,7 @@ is_right() {
 tandem_pids() {
     local pid
     for pid in $(pids "$1"); do
-        [ "$(readlink "/proc/$pid/exe" 2>/dev/null)" != "$tandem" ] || echo "$pid"
+        if [ "/proc/$pid/exe" -ef "$tandem" ]; then echo "$pid"; fi
     done
 }
 # worker_on HOST: its process, or nothing.
