@@ -14,6 +14,7 @@
 #include "comm/transport/alone.h"
 #include "comm/transport/shm.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -234,6 +235,16 @@ static tdm_status open_far(opening *o, const tdm__transport_options *options, td
     return TDM_OK;
 }
 
+/* Whether every rank of this host can have a processor of its own. */
+static bool has_processors(const opening *o)
+{
+    cpu_set_t set;
+    int here = 0;
+    for (int i = 0; i < o->control->size; i++)
+        here += o->host_of[i] == o->host_of[o->control->rank];
+    return sched_getaffinity(0, sizeof(set), &set) == 0 && here <= CPU_COUNT(&set);
+}
+
 static tdm_status make_transport(void *context, const tdm__transport_events *events,
                                  tdm__transport **out, tdm_error *err)
 {
@@ -247,6 +258,7 @@ static tdm_status make_transport(void *context, const tdm__transport_events *eve
                                       .here = o->control->here,
                                       .rank_0 = o->control->rank_0,
                                       .streams = o->options->streams,
+                                      .spins = has_processors(o),
                                       .events = *events,
                                       .patience = o->patience};
     memcpy(options.key, o->control->key, sizeof options.key);

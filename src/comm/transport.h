@@ -80,6 +80,7 @@ typedef struct tdm__transport_options {
     tdm__endpoint here; /* this rank's end of its connection to rank 0; rank 0: where it listens */
     tdm__endpoint rank_0; /* where this rank reached rank 0; rank 0: as `here` */
     int streams;
+    bool spins; /* every rank of this host can have a processor: a wait may spin for a moment */
     tdm__transport_events events;
     tdm__patience patience; /* of connect() */
 } tdm__transport_options;

@@ -11,7 +11,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -189,16 +188,6 @@ static void hurry(tdm__transport *transport)
     ((tdm__tcp *)transport)->hurried = true;
 }
 
-/* Whether every rank of this host can have a processor of its own. */
-static bool processors_enough(const tdm__transport_options *options)
-{
-    int here = 0;
-    for (int i = 0; options->host_of && i < options->size; i++)
-        here += options->host_of[i] == options->host_of[options->rank];
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof(set), &set) == 0 && here <= CPU_COUNT(&set);
-}
-
 static bool is_loopback(const tdm__endpoint *at)
 {
     static const uint8_t one[16] = {[15] = 1};
@@ -253,7 +242,7 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
     tcp->here = place_to_listen(options);
     tcp->rank_0 = options->rank_0;
     tcp->listen_fd = tcp->poll_fd = tcp->wake_fd = -1;
-    tcp->spins = processors_enough(options);
+    tcp->spins = options->spins;
     tdm_status status = TDM_OK;
     if (!fill(tcp, options))
         status = tdm_fail(err, TDM_ERR_SYSTEM,

@@ -16,7 +16,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,15 +101,6 @@ static tdm_status make_comm(tdm__mpi *m, tdm_error *err)
     return TDM_OK;
 }
 
-static bool processors_enough(const tdm__transport_options *options)
-{
-    int here = 0;
-    for (int i = 0; options->host_of && i < options->size; i++)
-        here += options->host_of[i] == options->host_of[options->rank];
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof(set), &set) == 0 && here <= CPU_COUNT(&set);
-}
-
 /* ---- ending ---------------------------------------------------------------------------------- */
 
 /* Whether all ranks have come to the end. */
@@ -154,7 +144,7 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
     m->events = options->events;
     m->comm = MPI_COMM_NULL;
     m->starved = -1;
-    m->spins = processors_enough(options);
+    m->spins = options->spins;
     m->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     m->peers = calloc((size_t)options->size, sizeof(*m->peers));
     tdm_status status = TDM_OK;

@@ -33,7 +33,6 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -229,16 +228,6 @@ static void hurry(tdm__transport *transport)
     ((tdm__ucx *)transport)->hurried = true;
 }
 
-/* Whether every rank of this host can have a processor of its own. */
-static bool processors_enough(const tdm__transport_options *options)
-{
-    int here = 0;
-    for (int i = 0; options->host_of && i < options->size; i++)
-        here += options->host_of[i] == options->host_of[options->rank];
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof(set), &set) == 0 && here <= CPU_COUNT(&set);
-}
-
 /* UCX ends the process when it runs out of descriptors: it takes some to start, and up to two for each
  * connection, of which a world of moderate size makes all at once. */
 static bool descriptors_enough(const tdm__ucx *u)
@@ -268,7 +257,7 @@ static tdm__ucx *allocate(const tdm__transport_options *options)
     u->patience = options->patience;
     u->card = (tdm__head){.world = u->world, .source = (uint32_t)u->rank, .kind = TDM_CALL_BARRIER};
     tdm__head_seal(&u->card);
-    u->spins = processors_enough(options);
+    u->spins = options->spins;
     pthread_mutex_init(&u->lock, NULL);
     u->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     u->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
