@@ -9,6 +9,7 @@
 
 #include <tandem/job.h>
 #include <tandem/os.h>
+#include <tandem/train.h>
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -19,19 +20,21 @@
 
 /* ---- connections, as the job has them ------------------------------------------------------------------ */
 
-static const char *mode_of(const tdm_job *job)
+/* As ranks would have it: the environment wins over the job. A value that is none of them ends them, so it counts
+ * as the job's here. */
+static tdm_security mode_of(const tdm_job *job)
 {
-    static const char *const names[] = {[TDM_JOB_SECURITY_AUTO] = "auto",
-                                        [TDM_JOB_SECURITY_OFF] = "off",
-                                        [TDM_JOB_SECURITY_PSK] = "psk",
-                                        [TDM_JOB_SECURITY_TLS] = "tls"};
+    tdm_comm_options options = {0};
     const char *set = getenv("TANDEM_SECURITY");
-    return set && *set ? set : names[job->comm.security];
+    tdm_train_comm(job, &options);
+    if (set && *set) (void)tdm_security_parse(set, &options.security.mode);
+    return options.security.mode;
 }
 
 static void look_at_connections(const tdm_job *job, report *r)
 {
-    const char *mode = mode_of(job), *set = getenv("TANDEM_TRANSPORT");
+    tdm_security mode = mode_of(job);
+    const char *set = getenv("TANDEM_TRANSPORT");
     const char *transport = set && *set ? set : tdm_job_transport_name(job->comm.transport);
     bool is_foreign = strstr(transport, "ucx") || strstr(transport, "mpi");
     doctor_find(
@@ -39,19 +42,21 @@ static void look_at_connections(const tdm_job *job, report *r)
         "ucx and mpi neither authenticate nor encrypt what they carry between hosts: use them on "
         "a network where every machine is trusted, or comm.transport: auto",
         "%s", transport);
-    if (strcmp(mode, "off") == 0)
+    if (mode == TDM_SECURITY_OFF)
         doctor_find(
             r, "connections", "security", NOTE,
             "ranks prove the secret when they connect, but someone who sees or changes packets between "
             "hosts sees and changes parameters: set comm.security to auto",
             "off");
-    else if (strcmp(mode, "tls") == 0)
+    else if (mode == TDM_SECURITY_TLS)
         doctor_find(r, "connections", "security", OK, NULL,
                     "tls: TLS 1.3 by certificates, after a proof of the secret");
     else
-        doctor_find(r, "connections", "security", OK, NULL,
-                    "%s: TLS 1.3 by a key that is derived from the secret, %s", mode,
-                    strcmp(mode, "auto") == 0 ? "for whatever leaves a host" : "for all of TCP");
+        doctor_find(
+            r, "connections", "security", OK, NULL, "%s",
+            mode == TDM_SECURITY_AUTO
+                ? "auto: TLS 1.3 by a key that is derived from the secret, for all that leaves a host"
+                : "psk: TLS 1.3 by a key that is derived from the secret, for all of TCP");
     doctor_find(
         r, "connections", "within a host", OK, NULL,
         "shared memory, and UNIX sockets that other users are turned away from: no TCP port");
@@ -76,7 +81,7 @@ static void look_at_file(report *r, const char *group, const char *name, const c
 
 static void look_at_certificates(const tdm_job *job, report *r)
 {
-    if (strcmp(mode_of(job), "tls") != 0) return;
+    if (mode_of(job) != TDM_SECURITY_TLS) return;
     const char *certificate = getenv("TANDEM_TLS_CERTIFICATE"), *key = getenv("TANDEM_TLS_KEY");
     const char *authority = getenv("TANDEM_TLS_AUTHORITY");
     look_at_file(r, "certificates", "certificate",

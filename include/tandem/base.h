@@ -247,6 +247,8 @@ TDM_API void tdm_sha256_update(tdm_sha256 *hash, const void *bytes, size_t count
 TDM_API void tdm_sha256_u64(tdm_sha256 *hash, uint64_t value);
 TDM_API void tdm_sha256_text(tdm_sha256 *hash, const char *text);
 /* Ends the hash; after it only destroy is allowed. */
+/* Hexadecimal digits: `out` has 2 * count + 1 bytes. */
+TDM_API void tdm_hex(const void *bytes, size_t count, char *out);
 TDM_API void tdm_sha256_finish(tdm_sha256 *hash, char hex[TDM_SHA256_HEX]);
 TDM_API tdm_status tdm_sha256_of(const void *bytes, size_t count, char hex[TDM_SHA256_HEX]);
 /* The same for many pieces, which is faster than one by one where there are several of similar length. */

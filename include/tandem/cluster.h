@@ -15,6 +15,7 @@
 #define TANDEM_CLUSTER_H
 
 #include <tandem/base.h>
+#include <tandem/comm.h>
 #include <tandem/kv.h>
 #include <tandem/os.h>
 #include <tandem/text.h>
@@ -308,7 +309,6 @@ TDM_API void tdm_session_hold_release(tdm_session_hold *hold);
  * The secret by which the workers of a session know each other: `given` if it is there, else from
  * TANDEM_SECRET, from the file that TANDEM_SECRET_FILE names, or from the session's file on this host.
  */
-enum { TDM_SECRET_BYTES = 512 };
 TDM_API tdm_status tdm_session_secret(const tdm_session_hold *hold, const char *given,
                                       char out[TDM_SECRET_BYTES], tdm_error *err);
 /* The bytes of the line that ssh's input has in front of a job, and the secret in it; 0: there is none. */

@@ -35,6 +35,7 @@ typedef struct tdm_request tdm_request; /* a call that was started */
 /* ---- the world ------------------------------------------------------------------------------- */
 
 enum { TDM_RANKS_MOST = 65536 };
+enum { TDM_SECRET_BYTES = 512 }; /* of a secret, terminator included */
 
 /* How connections between ranks are protected. All ranks must be set to the same. */
 typedef enum tdm_security {

@@ -22,6 +22,8 @@ extern "C" {
 TDM_API tdm_status tdm_os_errno_status(int error_number);
 /* Fills `err` with "DOING PATH: reason" from errno and returns the matching status. */
 TDM_API tdm_status tdm_os_fail(tdm_error *err, const char *doing, const char *path);
+/* Bytes that nobody can guess, for keys and names. */
+TDM_API tdm_status tdm_os_random(void *out, size_t bytes, tdm_error *err);
 
 /* A whole file in memory, mapped read-only where possible. Regular files only. */
 typedef struct tdm_file_bytes {

@@ -62,16 +62,22 @@ void tdm_sha256_text(tdm_sha256 *hash, const char *text)
     tdm_sha256_update(hash, text, length);
 }
 
-void tdm_sha256_finish(tdm_sha256 *hash, char hex[TDM_SHA256_HEX])
+void tdm_hex(const void *bytes, size_t count, char *out)
 {
     static const char digits[] = "0123456789abcdef";
+    const uint8_t *from = bytes;
+    for (size_t i = 0; i < count; i++) {
+        out[2 * i] = digits[from[i] >> 4];
+        out[2 * i + 1] = digits[from[i] & 15];
+    }
+    out[2 * count] = '\0';
+}
+
+void tdm_sha256_finish(tdm_sha256 *hash, char hex[TDM_SHA256_HEX])
+{
     unsigned char digest[TDM_SHA256_BYTES] = {0};
     EVP_DigestFinal_ex(hash->context, digest, NULL);
-    for (int i = 0; i < TDM_SHA256_BYTES; i++) {
-        hex[2 * i] = digits[digest[i] >> 4];
-        hex[2 * i + 1] = digits[digest[i] & 15];
-    }
-    hex[2 * TDM_SHA256_BYTES] = '\0';
+    tdm_hex(digest, sizeof digest, hex);
 }
 
 tdm_status tdm_sha256_of(const void *bytes, size_t count, char hex[TDM_SHA256_HEX])

@@ -11,6 +11,8 @@
  */
 #include "cluster/agent.h"
 
+#include <tandem/os.h>
+
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,7 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -38,7 +39,7 @@ static const double silence_s =
 static bool draw_id(const tdm__agent *a, tdm__agent_worker *w)
 {
     uint32_t drawn;
-    if (getrandom(&drawn, sizeof drawn, 0) != (ssize_t)sizeof drawn) return false;
+    if (tdm_os_random(&drawn, sizeof drawn, NULL) != TDM_OK) return false;
     snprintf(w->id, sizeof w->id, "%.44s.%d.%08" PRIx32, a->options->host, w->slot, drawn);
     return true;
 }

@@ -21,7 +21,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -56,9 +55,8 @@ typedef struct launcher {
 static tdm_status random_text(char out[SECRET_TEXT], tdm_error *err)
 {
     uint8_t bytes[SECRET_BYTES];
-    if (getrandom(bytes, sizeof bytes, 0) != (ssize_t)sizeof bytes)
-        return tdm_os_fail(err, "cannot draw", "random numbers");
-    for (size_t i = 0; i < sizeof bytes; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
+    TDM_TRY(tdm_os_random(bytes, sizeof bytes, err));
+    tdm_hex(bytes, sizeof bytes, out);
     return TDM_OK;
 }
 

@@ -16,6 +16,7 @@
 #include "cluster/spawn.h"
 
 #include <tandem/elastic.h>
+#include <tandem/os.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -27,12 +28,11 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { TICK_MS = 100, NAME_BYTES = 16, DRAWS_MOST = 16, SSH_WORDS_MOST = 32 };
+enum { TICK_MS = 100, NAME_BYTES = 5, DRAWS_MOST = 16, SSH_WORDS_MOST = 32 };
 enum { NO_PROGRAM = 126, SSH_FAILED = 255 }; /* exit codes: of a shell (127, too), and of ssh */
 static const char ssh_usual[] = "ssh -o BatchMode=yes";
 static const double lease_s = 10, beat_s = 2;
@@ -79,16 +79,6 @@ static void say(const launcher *l, const char *fmt, ...)
 
 /* ---- the session ----------------------------------------------------------------------------------- */
 
-static tdm_status draw(char *out, size_t bytes, tdm_error *err)
-{
-    uint8_t drawn[NAME_BYTES];
-    if (getrandom(drawn, sizeof drawn, 0) != (ssize_t)sizeof drawn)
-        return tdm_os_fail(err, "cannot draw", "random numbers");
-    for (size_t i = 0; i < sizeof drawn && 2 * i + 2 < bytes; i++)
-        snprintf(out + 2 * i, 3, "%02x", drawn[i]);
-    return TDM_OK;
-}
-
 static tdm_status hold(launcher *l, tdm_error *err)
 {
     return tdm_session_hold_init(l->result.session, l->options->kv.url, l->options->job_text,
@@ -107,11 +97,13 @@ static tdm_status begin(launcher *l, tdm_error *err)
         return hold(l, err);
     }
     for (int i = 0; i < DRAWS_MOST && status == TDM_ERR_BUSY; i++) {
-        char drawn[11];
-        TDM_TRY(draw(drawn, sizeof drawn, err));
-        snprintf(l->result.session, sizeof l->result.session, "%.24s-%s", l->options->name, drawn);
+        uint8_t drawn[NAME_BYTES];
+        char name[2 * NAME_BYTES + 1];
+        TDM_TRY(tdm_os_random(drawn, sizeof drawn, err));
+        tdm_hex(drawn, sizeof drawn, name);
+        snprintf(l->result.session, sizeof l->result.session, "%.24s-%s", l->options->name, name);
         if (!tdm__session_name_is_good(l->result.session, TDM_SESSION_BYTES))
-            snprintf(l->result.session, sizeof l->result.session, "s-%s", drawn);
+            snprintf(l->result.session, sizeof l->result.session, "s-%s", name);
         status = hold(l, err);
     }
     return status;

@@ -9,11 +9,12 @@
  */
 #include "cluster/session.h"
 
+#include <tandem/os.h>
+
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 static const double look_s = 5; /* at most, between two looks */
 
@@ -22,8 +23,7 @@ tdm_status tdm_session_ask_save(tdm_kv *kv, const char *session, const char *why
 {
     uint64_t drawn;
     char wish[TDM_SAVE_WISH_BYTES + 8], name[TDM_SAVE_WISH_BYTES];
-    if (getrandom(&drawn, sizeof drawn, 0) != (ssize_t)sizeof drawn)
-        return tdm_os_fail(err, "cannot draw", "random numbers");
+    TDM_TRY(tdm_os_random(&drawn, sizeof drawn, err));
     snprintf(name, sizeof name, "%016" PRIx64, drawn);
     snprintf(wish, sizeof wish, "save/%s", name);
     TDM_TRY(tdm_session_wish(kv, session, wish, why, err));

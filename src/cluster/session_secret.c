@@ -12,10 +12,10 @@
 
 #include <tandem/os.h>
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -43,22 +43,21 @@ static tdm_status bad_secret(const char *where, tdm_error *err)
 static tdm_status read_secret_file(const char *path, char out[TDM_SECRET_BYTES], tdm_error *err)
 {
     struct stat about;
-    tdm_file_bytes bytes;
-    if (stat(path, &about) != 0) return tdm_os_fail(err, "reading the secret", path);
-    if ((about.st_mode & 077) != 0 || (about.st_uid != geteuid() && about.st_uid != 0))
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return tdm_os_fail(err, "reading the secret", path);
+    bool is_private = fstat(fd, &about) == 0 && (about.st_mode & 077) == 0 &&
+                      (about.st_uid == geteuid() || about.st_uid == 0);
+    ssize_t count = is_private ? read(fd, out, TDM_SECRET_BYTES) : -1;
+    close(fd);
+    if (!is_private)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "the secret in %s can be read by others: `chmod 600 %s`, and make the "
                         "file yours",
                         path, path);
-    TDM_TRY(tdm_file_read(path, 4096, &bytes, err));
-    size_t count = bytes.count;
-    while (count > 0 && strchr(" \t\r\n", ((const char *)bytes.data)[count - 1])) count--;
-    if (count < TDM_SECRET_BYTES) {
-        memcpy(out, bytes.data, count);
-        out[count] = '\0';
-    }
-    tdm_file_bytes_release(&bytes);
-    return count < TDM_SECRET_BYTES && is_good(out) ? TDM_OK : bad_secret(path, err);
+    if (count < 0 || count == TDM_SECRET_BYTES) return bad_secret(path, err);
+    while (count > 0 && strchr(" \t\r\n", out[count - 1])) count--;
+    out[count] = '\0';
+    return is_good(out) ? TDM_OK : bad_secret(path, err);
 }
 
 /* TDM_ERR_NOT_FOUND: the environment has none. */
@@ -77,9 +76,8 @@ static tdm_status secret_of_environment(char out[TDM_SECRET_BYTES], tdm_error *e
 static tdm_status draw_secret(char out[TDM_SECRET_BYTES], tdm_error *err)
 {
     uint8_t drawn[16];
-    if (getrandom(drawn, sizeof drawn, 0) != (ssize_t)sizeof drawn)
-        return tdm_os_fail(err, "cannot draw", "random numbers");
-    for (size_t i = 0; i < sizeof drawn; i++) snprintf(out + 2 * i, 3, "%02x", drawn[i]);
+    TDM_TRY(tdm_os_random(drawn, sizeof drawn, err));
+    tdm_hex(drawn, sizeof drawn, out);
     return TDM_OK;
 }
 
@@ -142,7 +140,7 @@ static tdm_status hash_of(const char *session, const char *secret, char out[TDM_
         status = tdm_hmac_sha256(secret, strlen(secret), text.data, text.length, raw);
     tdm_str_release(&text);
     if (status != TDM_OK) return tdm_fail(err, status, "no memory for a hash");
-    for (size_t i = 0; i < sizeof raw; i++) snprintf(out + 2 * i, 3, "%02x", raw[i]);
+    tdm_hex(raw, sizeof raw, out);
     return TDM_OK;
 }
 

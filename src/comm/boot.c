@@ -52,8 +52,8 @@ static tdm_status open_hub(const tdm_comm_options *asked, const tdm__facts *fact
 {
     int pair[2];
     tdm__hub_options options = {.facts = facts, .key = "", .listen_fd = -1};
-    TDM_TRY(tdm__draw(&options.world, sizeof options.world, err));
-    TDM_TRY(tdm__draw(options.nonce, sizeof options.nonce, err));
+    TDM_TRY(tdm_os_random(&options.world, sizeof options.world, err));
+    TDM_TRY(tdm_os_random(options.nonce, sizeof options.nonce, err));
     allow_descriptors(facts->size);
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0)
         return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make a pair of sockets");

@@ -17,7 +17,6 @@
 
 enum {
     TDM__KEY_MOST = 640,        /* bytes of a secret, with what a rendezvous file adds */
-    TDM__SECRET_MOST = 512,     /* bytes of a secret that somebody sets */
     TDM__RENDEZVOUS_MOST = 1024 /* bytes of a rendezvous as it is written */
 };
 
@@ -53,7 +52,7 @@ typedef struct tdm__rendezvous {
     char host[256], port[8];         /* TCP */
     char name[108];                  /* UNIX: of the abstract socket */
     char path[TDM__RENDEZVOUS_MOST]; /* FILE */
-    char secret[TDM__SECRET_MOST];   /* as it was given; may be empty */
+    char secret[TDM_SECRET_BYTES];   /* as it was given; may be empty */
     char key[TDM__KEY_MOST];         /* what proofs are made with */
     uint64_t stamp;                  /* FILE: a hash of the bytes that were written or read */
     tdm__patience patience;          /* of waits below */
@@ -132,8 +131,6 @@ tdm_status tdm__channel_secure(tdm__channel *channel, const tdm__facts *facts, c
                                bool is_server, tdm_error *err);
 /* In a time that does not depend on where they differ. */
 bool tdm__proof_equal(const uint8_t *a, const uint8_t *b);
-/* Bytes nobody can guess. */
-tdm_status tdm__draw(void *out, size_t bytes, tdm_error *err);
 
 /* ---- control_hub.c ------------------------------------------------------------------------------ */
 

@@ -16,7 +16,6 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -24,20 +23,6 @@ enum {
     HELLO_S = 10, /* for a hub to say hello, and to answer */
     GRACE_S = 1   /* for the hub to say that the time is over, and who is missing, by itself */
 };
-
-tdm_status tdm__draw(void *out, size_t bytes, tdm_error *err)
-{
-    uint8_t *at = out;
-    while (bytes > 0) {
-        ssize_t got = getrandom(at, bytes, 0);
-        if (got < 0 && errno == EINTR) continue;
-        if (got <= 0)
-            return tdm_fail(err, TDM_ERR_SYSTEM, "cannot draw random bytes: %s", strerror(errno));
-        at += got;
-        bytes -= (size_t)got;
-    }
-    return TDM_OK;
-}
 
 bool tdm__proof_equal(const uint8_t *a, const uint8_t *b)
 {
@@ -190,7 +175,7 @@ static tdm_status open_channel(attempt *a, double until_s, tdm_error *err)
             "(or TANDEM_SECURITY) to the same on all hosts",
             tdm__protection_name(hello.protection), a->facts->rank,
             tdm__protection_name(prove.protection));
-    TDM_TRY(tdm__draw(prove.nonce, sizeof prove.nonce, err));
+    TDM_TRY(tdm_os_random(prove.nonce, sizeof prove.nonce, err));
     if (tdm__prove(TDM__PROVER_RANK, key, &prove, hello.nonce, prove.mac) != TDM_OK ||
         !tdm__channel_put_frame(&a->channel, &prove))
         return out_of_memory(err);

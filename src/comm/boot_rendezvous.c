@@ -84,7 +84,7 @@ tdm_status tdm__rendezvous_init(tdm__rendezvous *meeting, const char *text, cons
     if (!secret) secret = "";
     if (strlen(secret) >= sizeof meeting->secret)
         return tdm_fail(err, TDM_ERR_INVALID, "the secret has %zu bytes; it may have %d",
-                        strlen(secret), TDM__SECRET_MOST - 1);
+                        strlen(secret), TDM_SECRET_BYTES - 1);
     snprintf(meeting->secret, sizeof meeting->secret, "%s", secret);
     snprintf(meeting->key, sizeof meeting->key, "%s", secret);
     if (*text == '\0') return bad(err, text, "it is empty");
@@ -180,7 +180,7 @@ static tdm_status listen_tcp(tdm__rendezvous *meeting, double until_s, int *out_
 static tdm_status draw_name(tdm__rendezvous *meeting, tdm_error *err)
 {
     uint64_t drawn = 0;
-    TDM_TRY(tdm__draw(&drawn, sizeof drawn, err));
+    TDM_TRY(tdm_os_random(&drawn, sizeof drawn, err));
     snprintf(meeting->name, sizeof meeting->name, "tandem-%016llx", (unsigned long long)drawn);
     snprintf(meeting->text, sizeof meeting->text, "unix:%s", meeting->name);
     return TDM_OK;
@@ -224,7 +224,7 @@ static void host_hex(char out[TDM_SHA256_HEX], char name[64])
 {
     uint8_t raw[TDM_SHA256_BYTES] = {0};
     tdm__host_identity(NULL, raw, name, NULL);
-    for (int i = 0; i < TDM_SHA256_BYTES; i++) snprintf(out + 2 * i, 3, "%02x", raw[i]);
+    tdm_hex(raw, sizeof raw, out);
 }
 
 /* One attempt to reach whom a file names. -1 when nobody is there. */
@@ -287,8 +287,8 @@ static tdm_status listen_file(tdm__rendezvous *meeting, int *out_fd, tdm_error *
                         strerror(errno));
     tdm__meeting_file file = {.pid = (long)getpid(), .port = tdm__socket_port(fd)};
     uint8_t raw[16];
-    tdm_status status = tdm__draw(raw, sizeof raw, err);
-    for (size_t i = 0; i < sizeof raw; i++) snprintf(file.secret + 2 * i, 3, "%02x", raw[i]);
+    tdm_status status = tdm_os_random(raw, sizeof raw, err);
+    tdm_hex(raw, sizeof raw, file.secret);
     host_hex(file.host, file.host_name);
     list_addresses(&file);
     if (status == TDM_OK)

@@ -36,7 +36,7 @@ tdm__caller *tdm__hub_greet(tdm__hub *hub, int fd, const char *address)
     if (!caller) return NULL;
     tdm__frame hello = {.type = TDM__FRAME_HELLO, .protocol = TDM__WIRE_PROTOCOL};
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = caller};
-    if (tdm__draw(caller->nonce, sizeof caller->nonce, NULL) != TDM_OK ||
+    if (tdm_os_random(caller->nonce, sizeof caller->nonce, NULL) != TDM_OK ||
         epoll_ctl(hub->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
         free(caller);
         return NULL;

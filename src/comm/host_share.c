@@ -22,7 +22,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -48,7 +47,7 @@ typedef enum note_step { STEP_HELLO = 1, STEP_MEMORY, STEP_READY, STEP_GO } note
 size_t tdm__host_draw_name(const char *what, char name[TDM__HOST_NAME_MOST])
 {
     uint64_t drawn[2] = {0};
-    if (getrandom(drawn, sizeof drawn, 0) != (ssize_t)sizeof drawn) {
+    if (tdm_os_random(drawn, sizeof drawn, NULL) != TDM_OK) {
         drawn[0] = tdm_clock_ns();
         drawn[1] = (uint64_t)getpid();
     }

@@ -2,9 +2,9 @@
  * stream.c: sockets, plain or with TLS on top. See the header.
  */
 #include "comm/stream.h"
+#include "comm/boot_socket.h"
 
 #include <errno.h>
-#include <netinet/in.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -67,42 +67,16 @@ const char *tdm__protection_name(tdm__protection protection)
     return "something unknown";
 }
 
-/* The bytes of an address without the port; 0: it has none. */
-static size_t address_bytes(const struct sockaddr_storage *address, uint8_t out[16])
-{
-    if (address->ss_family == AF_INET) {
-        memcpy(out, &((const struct sockaddr_in *)address)->sin_addr, 4);
-        return 4;
-    }
-    if (address->ss_family != AF_INET6) return 0;
-    memcpy(out, &((const struct sockaddr_in6 *)address)->sin6_addr, 16);
-    return 16;
-}
-
-/* Within the machine, and only with a process of the same user (boot_socket.h). */
-static bool is_unix(int fd)
-{
-    int family = 0;
-    socklen_t bytes = sizeof family;
-    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &bytes) == 0 && family == AF_UNIX;
-}
-
 bool tdm__stream_is_local(int fd)
 {
-    struct sockaddr_storage here = {0}, there = {0};
-    socklen_t here_bytes = sizeof here, there_bytes = sizeof there;
-    if (getsockname(fd, (struct sockaddr *)&here, &here_bytes) != 0) return false;
-    if (getpeername(fd, (struct sockaddr *)&there, &there_bytes) != 0) return false;
-    if (is_unix(fd)) return true;
-    uint8_t own[16], other[16];
-    size_t bytes = address_bytes(&here, own);
-    return bytes > 0 && bytes == address_bytes(&there, other) && memcmp(own, other, bytes) == 0;
+    tdm__endpoint here = tdm__socket_here(fd), there = tdm__socket_there(fd);
+    return here.family == there.family && memcmp(here.bytes, there.bytes, sizeof here.bytes) == 0;
 }
 
 tdm__protection tdm__protection_for(tdm_security mode, int fd)
 {
-    if (is_unix(fd))
-        return TDM__PLAIN; /* rank 0's own connection is one; no certificate names it */
+    if (tdm__socket_here(fd).family == 0)
+        return TDM__PLAIN; /* a UNIX socket: rank 0's own connection is one; no certificate names it */
     switch (mode) {
     case TDM_SECURITY_OFF: return TDM__PLAIN;
     case TDM_SECURITY_PSK: return TDM__ENCRYPTED_PSK;

@@ -19,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -189,7 +188,7 @@ tdm_status tdm_vault_create(tdm_vault **out, tdm_error *err)
     pthread_mutex_init(&t->lock, &shared);
     pthread_mutexattr_destroy(&shared);
     t->next = TABLE_BYTES;
-    if (getrandom(&t->id, sizeof t->id, 0) != (ssize_t)sizeof t->id)
+    if (tdm_os_random(&t->id, sizeof t->id, NULL) != TDM_OK)
         t->id = tdm_clock_ns() ^ (uint64_t)getpid() << 40;
     t->id |= 1;
     atomic_store(&t->magic, MAGIC);

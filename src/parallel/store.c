@@ -14,10 +14,11 @@
  */
 #include "parallel/store_inner.h"
 
+#include <tandem/os.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -106,7 +107,7 @@ static tdm_status map_own_file(const tdm_store *store, const char *path, tdm_pag
 static void name_file(const tdm_store *store, const char *folder, int block, char *out)
 {
     uint64_t drawn = 0;
-    if (getrandom(&drawn, sizeof drawn, 0) != (ssize_t)sizeof drawn) drawn = tdm_clock_ns();
+    if (tdm_os_random(&drawn, sizeof drawn, NULL) != TDM_OK) drawn = tdm_clock_ns();
     snprintf(out, PATH_MOST, "%s/tandem-offload-%ld-%08llx-rank%d-block%d.f32", folder,
              (long)getpid(), (unsigned long long)drawn & 0xffffffffu,
              store->layout->rank_of_place[store->layout->place], block);

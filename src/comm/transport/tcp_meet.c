@@ -273,7 +273,7 @@ static tdm_status step_hello(meet *all, meeting *m, tdm_error *err)
                        .stream = (uint32_t)m->stream_index,
                        .streams = (uint32_t)tcp->streams,
                        .protection = m->protection};
-    TDM_TRY(tdm__draw(m->proof.nonce, sizeof m->proof.nonce, err));
+    TDM_TRY(tdm_os_random(m->proof.nonce, sizeof m->proof.nonce, err));
     if (!prove(tcp, "tandem link from", m, m->proof.mac))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "tcp: no memory left");
     if (!send_fixed(m, &m->proof, sizeof m->proof))
@@ -400,7 +400,7 @@ static void accept_some(meet *all)
         m->protection = tdm__protection_for(all->tcp->mode, fd);
         memcpy(m->hello.magic, magic, sizeof magic);
         m->hello.protection = m->protection;
-        if (tdm__draw(m->hello.nonce, sizeof m->hello.nonce, NULL) != TDM_OK ||
+        if (tdm_os_random(m->hello.nonce, sizeof m->hello.nonce, NULL) != TDM_OK ||
             !send_fixed(m, &m->hello, sizeof m->hello))
             meeting_remove(all, m);
     }
