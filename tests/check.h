@@ -1,6 +1,7 @@
 /*
  * check.h: the test harness. A test is a function; CHECK macros count and report, and never stop
- * the test, so that one run shows all that is wrong. main() runs them all, or those whose names
+ * the test, so that one run shows all that is wrong. REQUIRE ends the program: for a condition without which
+ * the rest of the test has no meaning, or would crash. main() runs them all, or those whose names
  * contain the first argument, and exits with 1 when a check failed.
  */
 #ifndef TANDEM_TESTS_CHECK_H
@@ -10,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int check_failures;
@@ -21,6 +23,16 @@ static int check_count;
         if (!(condition)) {                                                                        \
             check_failures++;                                                                      \
             fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);              \
+        }                                                                                          \
+    } while (0)
+
+#define REQUIRE(condition)                                                                         \
+    do {                                                                                           \
+        check_count++;                                                                             \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: not true: %s\n", __FILE__, __LINE__, #condition);              \
+            fflush(NULL);                                                                          \
+            _Exit(1);                                                                              \
         }                                                                                          \
     } while (0)
 

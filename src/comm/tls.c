@@ -1,12 +1,13 @@
 /*
- * tls.c: TLS 1.3 by OpenSSL. See the header.
+ * tls.c: TLS 1.3. See the header.
  *
- * OpenSSL reads from the socket into a buffer of its own that holds many records, and decrypts them there. It
- * writes to memory (a BIO of ours), from where many records go to the socket by one call. A record is
- * encrypted only while that memory has room for a whole one, so OpenSSL never holds a record that it would
- * have to be given again.
+ * OpenSSL makes the handshake: it reads from the socket, and writes to memory (a BIO of ours), from where many
+ * records are sent by one call. Then its traffic secrets are taken over by the key log, and the records of
+ * the connection are made by tls_record.c. OpenSSL reads no byte behind the handshake, since it does not read
+ * ahead, and sends no record after it, since there are no session tickets: both counters of records begin at 0.
  */
 #include "comm/tls.h"
+#include "comm/tls_record.h"
 
 #include <errno.h>
 #include <openssl/err.h>
@@ -17,9 +18,10 @@
 #include <string.h>
 #include <sys/socket.h>
 
-enum { RECORD = 16384, RECORD_ROOM = RECORD + 512 };
+/* In the output buffer, for a record and the change of keys before it. */
+enum { RECORD_ROOM = TDM__TLS_RECORD_CONTENT + 512 };
 
-#define CIPHERS "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256"
+#define CIPHERS "TLS_AES_128_GCM_SHA256"
 #define IDENTITY "tandem"
 
 struct tdm__tls_context {
@@ -35,17 +37,26 @@ typedef struct buffer {
 
 struct tdm__tls {
     SSL *ssl;
-    bool has_certificates;
-    int fd;      /* during a call */
-    int error;   /* errno of a read that failed; 0: none has */
-    bool ended;  /* the socket's end was seen */
-    bool broken; /* by an error of TLS: nothing goes on */
+    bool has_certificates, is_server;
+    int fd;       /* during a call */
+    int error;    /* errno of a read that failed; 0: none has */
+    bool ended;   /* the socket's end was seen */
+    bool is_open; /* the handshake is over, and both directions have keys */
+    bool closed;  /* the peer has sent its last record */
+    bool broken;  /* by an error of TLS: the connection is unusable */
     uint8_t key[TDM__TLS_KEY];
+    uint8_t
+        secrets[2]
+               [TDM__TLS_SECRET]; /* of the client's records and of the server's, until is_open */
+    bool has_secret[2];
+    tdm__tls_keys send, receive;
     uint64_t rekey_records, records; /* the most under one key, and those sent under this one */
     uint64_t rekeys;
-    buffer out;
-    uint8_t record[RECORD]; /* where small pieces meet before they are encrypted */
-    char subject[160];      /* of a certificate that was refused */
+    bool must_rekey; /* the peer has asked for it */
+    buffer out, in;
+    uint8_t plain[TDM__TLS_RECORD_MAX]; /* content of a record that the caller had no room for */
+    size_t plain_first, plain_count;
+    char subject[160]; /* of a certificate that was refused */
     char why[320];
 };
 
@@ -162,6 +173,44 @@ static int find_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESS
     return *out != NULL;
 }
 
+/* ---- the keys of the records ----------------------------------------------------------------------- */
+
+static int hex_digit(char c)
+{
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/* Called with lines of the key log: "LABEL RANDOM SECRET". */
+static void note_secret(const SSL *ssl, const char *line)
+{
+    static const char *const labels[] = {"CLIENT_TRAFFIC_SECRET_0 ", "SERVER_TRAFFIC_SECRET_0 "};
+    tdm__tls *tls = SSL_get_app_data(ssl);
+    for (int i = 0; i < 2; i++) {
+        if (strncmp(line, labels[i], strlen(labels[i])) != 0) continue;
+        const char *hex = strrchr(line, ' ') + 1;
+        if (strlen(hex) != 2 * TDM__TLS_SECRET) return;
+        for (int k = 0; k < TDM__TLS_SECRET; k++) {
+            int high = hex_digit(hex[2 * k]), low = hex_digit(hex[2 * k + 1]);
+            if (high < 0 || low < 0) return;
+            tls->secrets[i][k] = (uint8_t)(high << 4 | low);
+        }
+        tls->has_secret[i] = true;
+    }
+}
+
+/* The handshake is over: OpenSSL makes no more records. */
+static bool take_over_records(tdm__tls *tls)
+{
+    bool ok = tls->has_secret[0] && tls->has_secret[1] &&
+              tdm__tls_keys_init(&tls->send, true, tls->secrets[tls->is_server]) &&
+              tdm__tls_keys_init(&tls->receive, false, tls->secrets[!tls->is_server]);
+    OPENSSL_cleanse(tls->secrets, sizeof tls->secrets);
+    tls->is_open = ok;
+    return ok;
+}
+
 /* ---- contexts ---------------------------------------------------------------------------------------- */
 
 static void subject_of(const X509 *certificate, char *out, size_t bytes)
@@ -218,7 +267,8 @@ static tdm_status prepare_context(tdm__tls_context *c, const tdm_comm_security *
         return tdm_fail(err, TDM_ERR_SYSTEM, "OpenSSL cannot be used: %s", ssl_error());
     SSL_CTX_set_session_cache_mode(c->ssl, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_num_tickets(c->ssl, 0);
-    SSL_CTX_set_read_ahead(c->ssl, 1);
+    SSL_CTX_set_read_ahead(c->ssl, 0);
+    SSL_CTX_set_keylog_callback(c->ssl, note_secret);
     c->has_certificates = security->mode == TDM_SECURITY_TLS;
     if (c->has_certificates) return load_certificates(c->ssl, security, err);
     SSL_CTX_set_psk_use_session_callback(c->ssl, offer_key);
@@ -251,7 +301,12 @@ void tdm__tls_context_destroy(tdm__tls_context *c)
 
 const char *tdm__tls_library(void)
 {
-    return OpenSSL_version(OPENSSL_VERSION_STRING);
+    static _Thread_local char text[80];
+    const char *records = tdm__aead_library();
+    bool is_same = strcmp(records, "OpenSSL") == 0;
+    snprintf(text, sizeof text, "OpenSSL %s%s%s", OpenSSL_version(OPENSSL_VERSION_STRING),
+             is_same ? "" : ", ", is_same ? "" : records);
+    return text;
 }
 
 /* ---- connections --------------------------------------------------------------------------------------- */
@@ -261,12 +316,12 @@ static bool prepare(tdm__tls *tls, const tdm__tls_options *options)
     BIO *bio = BIO_new(options->context->method);
     tls->ssl = SSL_new(options->context->ssl);
     tls->out.bytes = malloc(options->buffer_bytes);
-    if (!bio || !tls->ssl || !tls->out.bytes) {
+    tls->in.bytes = malloc(options->buffer_bytes);
+    if (!bio || !tls->ssl || !tls->out.bytes || !tls->in.bytes) {
         BIO_free(bio);
         return false;
     }
-    tls->out.capacity = options->buffer_bytes;
-    SSL_set_default_read_buffer_len(tls->ssl, options->buffer_bytes);
+    tls->out.capacity = tls->in.capacity = options->buffer_bytes;
     BIO_set_data(bio, tls);
     BIO_set_init(bio, 1);
     SSL_set_bio(tls->ssl, bio, bio);
@@ -283,6 +338,7 @@ tdm_status tdm__tls_create(const tdm__tls_options *options, tdm__tls **out, tdm_
     tdm__tls *tls = calloc(1, sizeof *tls);
     if (tls) {
         tls->has_certificates = options->context->has_certificates;
+        tls->is_server = options->is_server;
         memcpy(tls->key, options->key, sizeof tls->key);
         tls->rekey_records = options->rekey_records ? options->rekey_records
                                                     : TDM__TLS_REKEY_RECORDS;
@@ -299,14 +355,17 @@ void tdm__tls_destroy(tdm__tls *tls)
 {
     if (!tls) return;
     SSL_free(tls->ssl);
+    tdm__tls_keys_release(&tls->send);
+    tdm__tls_keys_release(&tls->receive);
     free(tls->out.bytes);
-    OPENSSL_cleanse(tls->key, sizeof tls->key);
+    free(tls->in.bytes);
+    OPENSSL_cleanse(tls, sizeof *tls);
     free(tls);
 }
 
 bool tdm__tls_is_ready(const tdm__tls *tls)
 {
-    return SSL_is_init_finished(tls->ssl);
+    return tls->is_open;
 }
 
 bool tdm__tls_has_output(const tdm__tls *tls)
@@ -356,8 +415,8 @@ static bool is_refusal(unsigned long code)
     }
 }
 
-/* Notes why OpenSSL refuses to go on, and sends its alert. Returns -1 with errno. */
-static int breaks(tdm__tls *tls, int fd)
+/* Notes why OpenSSL has ended the handshake, and sends its alert. Returns -1 with errno. */
+static int break_handshake(tdm__tls *tls, int fd)
 {
     if (tls->error) { /* the socket's, not of TLS */
         ERR_clear_error();
@@ -397,7 +456,7 @@ int tdm__tls_advance(tdm__tls *tls, int fd)
         return -1;
     }
     tls->fd = fd;
-    if (!SSL_is_init_finished(tls->ssl)) {
+    if (!tls->is_open) {
         ERR_clear_error();
         int done = SSL_do_handshake(tls->ssl);
         int error = done == 1 ? SSL_ERROR_NONE : SSL_get_error(tls->ssl, done);
@@ -406,12 +465,19 @@ int tdm__tls_advance(tdm__tls *tls, int fd)
             errno = ECONNRESET;
             return -1;
         }
-        if (done != 1 && error != SSL_ERROR_WANT_READ) return breaks(tls, fd);
+        if (done != 1 && error != SSL_ERROR_WANT_READ) return break_handshake(tls, fd);
         if (done == 1 && !used_the_key(tls)) {
             tls->out.count = tls->out.first = 0; /* it gets no end of the handshake */
             snprintf(tls->why, sizeof tls->why, "the peer did not use the key of this world");
             tls->broken = true;
             errno = EPROTO;
+            return -1;
+        }
+        if (done == 1 && !take_over_records(tls)) {
+            snprintf(tls->why, sizeof tls->why,
+                     "TLS failed: no memory for the keys of a connection");
+            tls->broken = true;
+            errno = ENOMEM;
             return -1;
         }
         if (!flush(tls, fd)) return -1;
@@ -420,15 +486,163 @@ int tdm__tls_advance(tdm__tls *tls, int fd)
     return flush(tls, fd) ? 1 : -1;
 }
 
-/* Decrypts into one piece. Bytes, 0 at the end, or -1 with errno. */
-static ssize_t read_piece(tdm__tls *tls, int fd, uint8_t *into, size_t bytes)
+/* ---- records ---------------------------------------------------------------------------------------------- */
+
+enum { ALERT_CLOSE = 0, ALERT_UNEXPECTED = 10, ALERT_BAD_RECORD = 20, ALERT_FATAL = 2 };
+enum { MESSAGE_KEY_UPDATE = 24, MESSAGE_BYTES = 5 };
+
+/* Encrypts a short message of TLS's own behind what waits in the buffer. */
+static bool put_message(tdm__tls *tls, tdm__tls_content type, const uint8_t *message, size_t bytes)
 {
-    size_t got = 0;
-    if (SSL_read_ex(tls->ssl, into, bytes, &got) == 1) return (ssize_t)got;
-    int error = SSL_get_error(tls->ssl, 0);
-    if (error == SSL_ERROR_ZERO_RETURN || (tls->ended && error != SSL_ERROR_SSL)) return 0;
-    if (error != SSL_ERROR_WANT_READ) return breaks(tls, fd);
-    errno = EAGAIN;
+    struct iovec part = {(uint8_t *)message, bytes};
+    tdm__tls_cursor from = {.parts = &part, .count = 1};
+    buffer *out = &tls->out;
+    size_t end = out->first + out->count;
+    if (out->capacity - end < bytes + TDM__TLS_RECORD_OVERHEAD ||
+        !tdm__tls_record_seal(&tls->send, type, &from, bytes, out->bytes + end))
+        return false;
+    out->count += bytes + TDM__TLS_RECORD_OVERHEAD;
+    return true;
+}
+
+/* The connection is unusable: notes why, and tells the peer by an alert. Returns -1 with errno. */
+static int break_connection(tdm__tls *tls, int fd, int alert, const char *why)
+{
+    const uint8_t message[] = {ALERT_FATAL, (uint8_t)alert};
+    snprintf(tls->why, sizeof tls->why, "TLS failed: %s", why);
+    tls->broken = true;
+    if (put_message(tls, TDM__TLS_ALERT, message, sizeof message)) (void)flush(tls, fd);
+    errno = EPROTO;
+    return -1;
+}
+
+/* Whether an alert refuses the certificate of this side: 42 to 48 (but 47, illegal_parameter), and 116,
+ * certificate_required. */
+static bool alert_is_refusal(int alert)
+{
+    return (alert >= 42 && alert <= 48 && alert != 47) || alert == 116;
+}
+
+/* The peer has ended the connection. 0: in order; -1 with errno: because of an error. */
+static int take_alert(tdm__tls *tls, const uint8_t *message, size_t bytes)
+{
+    int alert = bytes == 2 ? message[1] : ALERT_UNEXPECTED;
+    const char *text = SSL_alert_desc_string_long(alert);
+    if (alert == ALERT_CLOSE) {
+        tls->closed = true;
+        return 0;
+    }
+    tls->broken = true;
+    if (tls->has_certificates && alert_is_refusal(alert)) {
+        subject_of(SSL_get_certificate(tls->ssl), tls->subject, sizeof tls->subject);
+        snprintf(tls->why, sizeof tls->why, "the peer refuses this side's certificate (%s): %s",
+                 tls->subject, text);
+    } else {
+        snprintf(tls->why, sizeof tls->why, "TLS failed: the peer sent the alert '%s'", text);
+    }
+    errno = EPROTO;
+    return -1;
+}
+
+/* A record with a message of TLS's own. 0, or -1 with errno. */
+static int take_message(tdm__tls *tls, int fd, tdm__tls_content type, tdm__tls_cursor from,
+                        size_t bytes)
+{
+    uint8_t message[MESSAGE_BYTES];
+    if (bytes > sizeof message)
+        return break_connection(tls, fd, ALERT_UNEXPECTED, "an unexpected message came");
+    for (size_t i = 0; i < bytes; i++) {
+        while (from.offset == from.parts[from.index].iov_len) {
+            from.index++;
+            from.offset = 0;
+        }
+        message[i] = ((const uint8_t *)from.parts[from.index].iov_base)[from.offset++];
+    }
+    if (type == TDM__TLS_ALERT) return take_alert(tls, message, bytes);
+    static const uint8_t key_update[] = {MESSAGE_KEY_UPDATE, 0, 0, 1};
+    if (type != TDM__TLS_HANDSHAKE || bytes != MESSAGE_BYTES ||
+        memcmp(message, key_update, sizeof key_update) != 0 || message[4] > 1)
+        return break_connection(tls, fd, ALERT_UNEXPECTED, "an unexpected message came");
+    if (message[4] == 1) tls->must_rekey = true;
+    if (tdm__tls_keys_update(&tls->receive)) return 0;
+    return break_connection(tls, fd, ALERT_UNEXPECTED, "no key can be derived");
+}
+
+/* Reads more into the buffer. False: nothing came; `ended`, `error` or neither says why. */
+static bool fill_input(tdm__tls *tls, int fd)
+{
+    buffer *in = &tls->in;
+    if (tls->ended || tls->error) return false;
+    if (in->first > 0) memmove(in->bytes, in->bytes + in->first, in->count);
+    in->first = 0;
+    ssize_t got;
+    do got = recv(fd, in->bytes + in->count, in->capacity - in->count, MSG_DONTWAIT);
+    while (got < 0 && errno == EINTR);
+    if (got > 0) in->count += (size_t)got;
+    if (got == 0) tls->ended = true;
+    if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK) tls->error = errno;
+    return got > 0;
+}
+
+/* Moves content of an earlier record. Returns the bytes. */
+static size_t take_plain(tdm__tls *tls, tdm__tls_cursor *into)
+{
+    size_t total = 0;
+    while (tls->plain_count > 0 && into->index < into->count) {
+        const struct iovec *part = &into->parts[into->index];
+        size_t bytes = part->iov_len - into->offset;
+        if (bytes > tls->plain_count) bytes = tls->plain_count;
+        if (bytes > 0)
+            memcpy((uint8_t *)part->iov_base + into->offset, tls->plain + tls->plain_first, bytes);
+        tls->plain_first += bytes;
+        tls->plain_count -= bytes;
+        total += bytes;
+        into->offset += bytes;
+        if (into->offset < part->iov_len) break;
+        into->index++;
+        into->offset = 0;
+    }
+    return total;
+}
+
+/* Decrypts the record at the buffer's beginning: into the pieces when they have room for it, else into
+ * `plain`. Bytes that came to the pieces; -1 with errno. */
+static ssize_t take_record(tdm__tls *tls, int fd, size_t record_bytes, size_t content_bytes,
+                           tdm__tls_cursor *into)
+{
+    struct iovec aside = {tls->plain, sizeof tls->plain};
+    bool fits = content_bytes <= tdm__tls_cursor_left(into);
+    tdm__tls_cursor at = fits ? *into : (tdm__tls_cursor){.parts = &aside, .count = 1};
+    const tdm__tls_cursor before = at;
+    tdm__tls_content type = TDM__TLS_DATA;
+    size_t bytes = 0;
+    tdm__tls_opened opened = tdm__tls_record_open(&tls->receive, tls->in.bytes + tls->in.first,
+                                                  record_bytes, &at, &type, &bytes);
+    if (opened != TDM__TLS_RECORD_OPENED)
+        return break_connection(tls, fd, ALERT_BAD_RECORD,
+                                "a record was not encrypted by the peer, or is damaged");
+    tls->in.first += record_bytes;
+    tls->in.count -= record_bytes;
+    if (type != TDM__TLS_DATA) return take_message(tls, fd, type, before, bytes);
+    if (fits) {
+        *into = at;
+        return (ssize_t)bytes;
+    }
+    tls->plain_first = 0;
+    tls->plain_count = bytes;
+    return (ssize_t)take_plain(tls, into);
+}
+
+/* What a read returns that got nothing more. */
+static ssize_t read_result(tdm__tls *tls, size_t total)
+{
+    if (total > 0) return (ssize_t)total;
+    if (tls->broken) {
+        errno = EPROTO;
+        return -1;
+    }
+    if (tls->closed || tls->ended) return 0;
+    errno = tls->error ? tls->error : EAGAIN;
     return -1;
 }
 
@@ -439,53 +653,26 @@ ssize_t tdm__tls_recv(tdm__tls *tls, int fd, const struct iovec *parts, int coun
         if (ready == 0) errno = EAGAIN;
         return -1;
     }
-    ssize_t total = 0;
-    ERR_clear_error(); /* SSL_get_error looks at the whole queue */
-    for (int i = 0; i < count; i++) {
-        size_t done = 0;
-        while (done < parts[i].iov_len) {
-            ssize_t got = read_piece(tls, fd, (uint8_t *)parts[i].iov_base + done,
-                                     parts[i].iov_len - done);
-            if (got <= 0) return total > 0 && !tls->broken ? total : got;
-            done += (size_t)got;
-            total += got;
+    tdm__tls_cursor into = {.parts = parts, .count = count};
+    size_t total = take_plain(tls, &into);
+    while (!tls->closed && tdm__tls_cursor_left(&into) > 0) {
+        size_t record_bytes = 0, content_bytes = 0;
+        tdm__tls_opened whole = tdm__tls_record_measure(
+            tls->in.bytes + tls->in.first, tls->in.count, &record_bytes, &content_bytes);
+        if (whole == TDM__TLS_RECORD_PARTIAL) {
+            if (fill_input(tls, fd)) continue;
+            break;
         }
+        if (whole == TDM__TLS_RECORD_INVALID) {
+            (void)break_connection(tls, fd, ALERT_UNEXPECTED,
+                                   "what came is not a record of TLS 1.3");
+            return -1;
+        }
+        ssize_t got = take_record(tls, fd, record_bytes, content_bytes, &into);
+        if (got < 0) return -1;
+        total += (size_t)got;
     }
-    return total;
-}
-
-/* Where a walk over pieces stands. */
-typedef struct cursor {
-    const struct iovec *parts;
-    int count, at;
-    size_t offset;
-} cursor;
-
-/* The bytes of the next record: where they lie if one piece has enough, else gathered. */
-static const uint8_t *next_record(cursor *c, uint8_t gathered[RECORD], size_t *out_bytes)
-{
-    const uint8_t *from = (const uint8_t *)c->parts[c->at].iov_base + c->offset;
-    size_t left = c->parts[c->at].iov_len - c->offset;
-    if (left >= RECORD || c->at + 1 == c->count) {
-        size_t bytes = left < RECORD ? left : RECORD;
-        c->offset += bytes;
-        *out_bytes = bytes;
-        return from;
-    }
-    size_t total = 0;
-    while (total < RECORD && c->at < c->count) {
-        size_t room = RECORD - total;
-        left = c->parts[c->at].iov_len - c->offset;
-        if (left > room) left = room;
-        memcpy(gathered + total, (const uint8_t *)c->parts[c->at].iov_base + c->offset, left);
-        total += left;
-        c->offset += left;
-        if (c->offset < c->parts[c->at].iov_len) break;
-        c->at++;
-        c->offset = 0;
-    }
-    *out_bytes = total;
-    return gathered;
+    return read_result(tls, total);
 }
 
 /* Whether the buffer has room for a record, perhaps after a flush. -1 with errno. */
@@ -493,21 +680,19 @@ static int has_room(tdm__tls *tls, int fd)
 {
     buffer *out = &tls->out;
     if (out->capacity - out->first - out->count >= RECORD_ROOM) return 1;
-    if (!flush(tls, fd)) return -1;
-    if (out->first > 0 && out->count > 0) {
-        memmove(out->bytes, out->bytes + out->first, out->count);
-        out->first = 0;
-    }
-    return out->capacity - out->count >= RECORD_ROOM;
+    return flush(tls, fd) ? out->count == 0 : -1;
 }
 
-/* Changes the key for what this side sends, when it is time; the next write tells the peer. */
+/* Changes the key for what this side sends, when it is time, and tells the peer. */
 static bool rekey(tdm__tls *tls)
 {
-    if (++tls->records <= tls->rekey_records) return true;
+    static const uint8_t message[MESSAGE_BYTES] = {MESSAGE_KEY_UPDATE, 0, 0, 1, 0};
+    if (++tls->records <= tls->rekey_records && !tls->must_rekey) return true;
+    tls->must_rekey = false;
     tls->records = 1;
     tls->rekeys++;
-    return SSL_key_update(tls->ssl, SSL_KEY_UPDATE_NOT_REQUESTED) == 1;
+    return put_message(tls, TDM__TLS_HANDSHAKE, message, sizeof message) &&
+           tdm__tls_keys_update(&tls->send);
 }
 
 ssize_t tdm__tls_send(tdm__tls *tls, int fd, const struct iovec *parts, int count)
@@ -517,26 +702,23 @@ ssize_t tdm__tls_send(tdm__tls *tls, int fd, const struct iovec *parts, int coun
         if (ready == 0) errno = EAGAIN;
         return -1;
     }
-    cursor c = {.parts = parts, .count = count};
-    ssize_t total = 0;
-    ERR_clear_error();
-    for (;;) {
-        while (c.at < count && c.offset == parts[c.at].iov_len) {
-            c.at++;
-            c.offset = 0;
-        }
-        if (c.at == count) break;
+    tdm__tls_cursor from = {.parts = parts, .count = count};
+    buffer *out = &tls->out;
+    size_t left = tdm__tls_cursor_left(&from), total = 0;
+    while (left > 0) {
         int room = has_room(tls, fd);
         if (room < 0) return -1;
         if (room == 0) break;
-        size_t bytes = 0, written = 0;
-        const uint8_t *from = next_record(&c, tls->record, &bytes);
-        if (!rekey(tls) || SSL_write_ex(tls->ssl, from, bytes, &written) != 1)
-            return breaks(tls, fd);
-        total += (ssize_t)bytes;
+        size_t bytes = left < TDM__TLS_RECORD_CONTENT ? left : TDM__TLS_RECORD_CONTENT;
+        if (!rekey(tls) || !tdm__tls_record_seal(&tls->send, TDM__TLS_DATA, &from, bytes,
+                                                 out->bytes + out->first + out->count))
+            return break_connection(tls, fd, ALERT_UNEXPECTED, "a record cannot be encrypted");
+        out->count += bytes + TDM__TLS_RECORD_OVERHEAD;
+        left -= bytes;
+        total += bytes;
     }
     if (!flush(tls, fd)) return -1;
-    if (total > 0) return total;
+    if (total > 0) return (ssize_t)total;
     errno = EAGAIN;
     return -1;
 }

@@ -4,6 +4,7 @@
  * The peer in the middle is OpenSSL used directly: a server that has a certificate of its own and does not
  * know the key. What is sent has to come whole and in order.
  */
+#include "comm/aead.h"
 #include "comm/control_world.h"
 
 #include <openssl/pem.h>
@@ -202,6 +203,133 @@ static void test_nothing_comes_before_encryption(void)
     }
 }
 
+/* ---- records ------------------------------------------------------------------------------------ */
+
+/* Both libraries compute the same bytes, whatever pieces the message comes in. */
+static void test_libraries_agree(void)
+{
+    static const uint8_t aead_key[TDM__AEAD_KEY] = "sixteen bytes..", nonce[TDM__AEAD_NONCE] = {7};
+    uint8_t plain[5000], sealed[2][5000], opened[5000], tag[2][TDM__AEAD_TAG];
+    fill(plain, sizeof plain, 1);
+    for (int forced = 0; forced < 2; forced++) {
+        tdm__aead_use_openssl(forced == 1);
+        tdm__aead *seal = tdm__aead_create(true), *open = tdm__aead_create(false);
+        tdm__aead_use_openssl(false);
+        REQUIRE(seal && open);
+        CHECK(tdm__aead_set_key(seal, aead_key) && tdm__aead_set_key(open, aead_key));
+        for (int is_damaged = 0; is_damaged < 2; is_damaged++) {
+            CHECK(tdm__aead_begin(seal, nonce, plain, 5) && tdm__aead_begin(open, nonce, plain, 5));
+            for (size_t at = 0, some = 1; at < sizeof plain; at += some, some = some * 3 + 1) {
+                if (some > sizeof plain - at) some = sizeof plain - at;
+                CHECK(tdm__aead_update(seal, plain + at, sealed[forced] + at, some));
+            }
+            CHECK(tdm__aead_seal(seal, tag[forced]));
+            sealed[forced][4321] ^= (uint8_t)is_damaged;
+            CHECK(tdm__aead_update(open, sealed[forced], opened, 4999));
+            CHECK(tdm__aead_update(open, sealed[forced] + 4999, opened + 4999, 1));
+            CHECK(tdm__aead_open(open, tag[forced]) == !is_damaged);
+            CHECK((memcmp(opened, plain, sizeof plain) == 0) == !is_damaged);
+        }
+        tdm__aead_destroy(seal);
+        tdm__aead_destroy(open);
+    }
+    CHECK(memcmp(sealed[0], sealed[1], sizeof plain) == 0);
+    CHECK(memcmp(tag[0], tag[1], sizeof tag[0]) == 0);
+}
+
+/* A byte that changes on its way, a record that is left out, one that comes twice. */
+static void test_damaged_records(void)
+{
+    enum { DAMAGE, OMISSION, REPLAY, LENGTH, CASES };
+    for (int what = 0; what < CASES; what++) {
+        ends e = begin();
+        open_end(&e, 0, key, 0);
+        open_end(&e, 1, key, 0);
+        CHECK_INT(shake(&e), 1);
+        uint8_t raw[256], content[64] = "content", got[64];
+        struct iovec out = {content, sizeof content}, in = {got, sizeof got};
+        CHECK_INT(tdm__tls_send(e.tls[0], e.fd[0], &out, 1), sizeof content);
+        ssize_t bytes = recv(e.fd[1], raw, sizeof raw, 0);
+        CHECK_INT(bytes, sizeof content + 22);
+        if (what == DAMAGE) raw[20] ^= 1;
+        if (what == LENGTH) raw[3] = 0xff;
+        if (what == OMISSION) {
+            CHECK_INT(tdm__tls_send(e.tls[0], e.fd[0], &out, 1), sizeof content);
+        } else {
+            CHECK_INT(send(e.fd[0], raw, (size_t)bytes, 0), bytes);
+        }
+        if (what == REPLAY) {
+            CHECK_INT(tdm__tls_recv(e.tls[1], e.fd[1], &in, 1), sizeof content);
+            CHECK_INT(send(e.fd[0], raw, (size_t)bytes, 0), bytes);
+        }
+        CHECK_INT(tdm__tls_recv(e.tls[1], e.fd[1], &in, 1), -1);
+        CHECK_INT(errno, EPROTO);
+        CHECK_HAS(tdm__tls_why(e.tls[1]), "TLS failed");
+        CHECK_INT(tdm__tls_recv(e.tls[0], e.fd[0], &in, 1), -1); /* by an alert */
+        CHECK_HAS(tdm__tls_why(e.tls[0]), what == LENGTH ? "unexpected_message" : "bad record mac");
+        end(&e);
+    }
+}
+
+static int openssl_finds_key(SSL *ssl, const unsigned char *id, size_t id_bytes, SSL_SESSION **out)
+{
+    static const unsigned char cipher[] = {0x13, 0x01};
+    (void)id, (void)id_bytes;
+    *out = SSL_SESSION_new();
+    return SSL_SESSION_set1_master_key(*out, key, sizeof key) &&
+           SSL_SESSION_set_cipher(*out, SSL_CIPHER_find(ssl, cipher)) &&
+           SSL_SESSION_set_protocol_version(*out, TLS1_3_VERSION);
+}
+
+/* Against OpenSSL's own records: padded ones, changes of keys that ask for ours, the end. */
+static void test_records_of_openssl(void)
+{
+    ends e = begin();
+    open_end(&e, 0, key, 4);
+    SSL_CTX *context = SSL_CTX_new(TLS_server_method());
+    SSL_CTX_set_num_tickets(context, 0);
+    SSL_CTX_set_psk_find_session_callback(context, openssl_finds_key);
+    CHECK(SSL_CTX_set_block_padding(context, 512) == 1);
+    SSL *ssl = SSL_new(context);
+    CHECK(SSL_set_fd(ssl, e.fd[1]) == 1);
+    SSL_set_accept_state(ssl);
+    for (int i = 0; i < 100 && !SSL_is_init_finished(ssl); i++) {
+        (void)tdm__tls_advance(e.tls[0], e.fd[0]);
+        (void)SSL_do_handshake(ssl);
+    }
+    static uint8_t out[40000], in[40000];
+    fill(out, sizeof out, 3);
+    for (int i = 0; i < 20; i++) {
+        if (i % 4 == 1) CHECK(SSL_key_update(ssl, SSL_KEY_UPDATE_REQUESTED) == 1);
+        size_t bytes = 1 + (size_t)i * 2000;
+        CHECK_INT(SSL_write(ssl, out, (int)bytes), bytes);
+        memset(in, 0, sizeof in);
+        for (size_t got = 0; got < bytes;) { /* to small pieces, and to a large one */
+            size_t third = (bytes - got) / 3;
+            struct iovec parts[] = {{in + got, third}, {in + got + third, bytes - got - third}};
+            ssize_t some = tdm__tls_recv(e.tls[0], e.fd[0], parts, 2);
+            REQUIRE(some > 0);
+            got += (size_t)some;
+        }
+        CHECK(memcmp(out, in, bytes) == 0);
+        struct iovec parts[] = {{out, bytes / 2}, {out + bytes / 2, bytes - bytes / 2}};
+        CHECK_INT(tdm__tls_send(e.tls[0], e.fd[0], parts, 2), bytes);
+        memset(in, 0, sizeof in);
+        for (size_t got = 0; got < bytes;) {
+            int some = SSL_read(ssl, in + got, (int)(bytes - got));
+            REQUIRE(some > 0);
+            got += (size_t)some;
+        }
+        CHECK(memcmp(out, in, bytes) == 0);
+    }
+    struct iovec room = {in, sizeof in};
+    CHECK(SSL_shutdown(ssl) >= 0);
+    CHECK_INT(tdm__tls_recv(e.tls[0], e.fd[0], &room, 1), 0);
+    SSL_free(ssl);
+    SSL_CTX_free(context);
+    end(&e);
+}
+
 /* ---- worlds ------------------------------------------------------------------------------------- */
 
 static char folder[64], certificate_path[96], key_path[96], meeting_path[96];
@@ -314,6 +442,9 @@ static const check_test tests[] = {
     CHECK_TEST(test_certificate_in_place_of_the_key),
     CHECK_TEST(test_keys_change),
     CHECK_TEST(test_nothing_comes_before_encryption),
+    CHECK_TEST(test_libraries_agree),
+    CHECK_TEST(test_damaged_records),
+    CHECK_TEST(test_records_of_openssl),
     CHECK_TEST(test_one_rank_alone),
     CHECK_TEST(test_worlds_by_key),
     CHECK_TEST(test_worlds_by_certificate),

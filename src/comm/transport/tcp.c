@@ -274,7 +274,7 @@ static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *a
 static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
 {
     why[0] = '\0';
-    snprintf(library, TDM_LIBRARY_BYTES, "OpenSSL %s", tdm__tls_library());
+    snprintf(library, TDM_LIBRARY_BYTES, "%s", tdm__tls_library());
     return true;
 }
 
