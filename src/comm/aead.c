@@ -17,8 +17,6 @@ typedef struct aead_ops {
     bool (*open)(tdm__aead *aead, const uint8_t *tag);
 } aead_ops;
 
-static bool is_openssl_forced;
-
 /* ---- IPSec MB ---------------------------------------------------------------------------------------- */
 
 #if defined TDM__WITH_IPSEC_MB
@@ -61,7 +59,7 @@ static void ipsec_load(void)
 static bool ipsec_is_usable(void)
 {
     pthread_once(&ipsec_once, ipsec_load);
-    return ipsec && !is_openssl_forced;
+    return ipsec != NULL;
 }
 #endif
 
@@ -163,7 +161,7 @@ static const aead_ops openssl_ops = {.set_key = openssl_set_key,
 
 /* ---- the interface ------------------------------------------------------------------------------------ */
 
-tdm__aead *tdm__aead_create(bool encrypts)
+tdm__aead *tdm__aead_create(bool encrypts, bool only_openssl)
 {
     enum { ALIGNMENT = 64 };
     size_t bytes = (sizeof(tdm__aead) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -172,8 +170,9 @@ tdm__aead *tdm__aead_create(bool encrypts)
     memset(a, 0, bytes);
     a->encrypts = encrypts;
     a->ops = &openssl_ops;
+    (void)only_openssl;
 #if defined TDM__WITH_IPSEC_MB
-    if (ipsec_is_usable()) a->ops = &ipsec_ops;
+    if (!only_openssl && ipsec_is_usable()) a->ops = &ipsec_ops;
 #endif
     if (a->ops == &openssl_ops) a->openssl = EVP_CIPHER_CTX_new();
     if (a->ops == &openssl_ops && !a->openssl) {
@@ -223,9 +222,4 @@ const char *tdm__aead_library(void)
     if (ipsec_is_usable()) return ipsec_name;
 #endif
     return "OpenSSL";
-}
-
-void tdm__aead_use_openssl(bool is_forced)
-{
-    is_openssl_forced = is_forced;
 }

@@ -23,8 +23,8 @@ enum { TDM__AEAD_KEY = 16, TDM__AEAD_NONCE = 12, TDM__AEAD_TAG = 16 };
 
 typedef struct tdm__aead tdm__aead;
 
-/* One direction of a connection. NULL: out of memory. */
-tdm__aead *tdm__aead_create(bool encrypts);
+/* One direction of a connection. `only_openssl`: even where IPSec MB is there. NULL: out of memory. */
+tdm__aead *tdm__aead_create(bool encrypts, bool only_openssl);
 void tdm__aead_destroy(tdm__aead *aead); /* NULL is fine; wipes the key */
 bool tdm__aead_set_key(tdm__aead *aead, const uint8_t key[TDM__AEAD_KEY]);
 
@@ -40,7 +40,5 @@ bool tdm__aead_open(tdm__aead *aead, const uint8_t tag[TDM__AEAD_TAG]);
 
 /* The library in use: "OpenSSL" or "IPSec MB 1.3.0". */
 const char *tdm__aead_library(void);
-/* For tests: no library but OpenSSL from now on, for objects that are created later. */
-void tdm__aead_use_openssl(bool is_forced);
 
 #endif

@@ -11,9 +11,9 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <linux/tcp.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -84,6 +84,14 @@ int tdm__socket_begin(const struct sockaddr *address, socklen_t bytes)
     if (connect(fd, address, bytes) == 0 || errno == EINPROGRESS) return fd;
     close_keeping_errno(fd);
     return -1;
+}
+
+double tdm__socket_round_trip_s(int fd)
+{
+    struct tcp_info info;
+    socklen_t bytes = sizeof info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return 0;
+    return info.tcpi_min_rtt == UINT32_MAX ? 0 : info.tcpi_min_rtt * 1e-6;
 }
 
 bool tdm__socket_is_connected(int fd)

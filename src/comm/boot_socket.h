@@ -32,6 +32,8 @@ int tdm__socket_accept(int listen_fd, char *text, size_t text_bytes);
 socklen_t tdm__socket_any(int family, const struct sockaddr *like, struct sockaddr_storage *out);
 socklen_t tdm__socket_abstract(const char *name, struct sockaddr_un *out);
 int tdm__socket_port(int fd);
+/* The round trip of a TCP connection, the shortest that the kernel has seen; 0: not known. */
+double tdm__socket_round_trip_s(int fd);
 /* Both ends of a socket; and an endpoint as the system wants it, with its length. */
 tdm__endpoint tdm__socket_here(int fd);
 tdm__endpoint tdm__socket_there(int fd);

@@ -98,6 +98,7 @@ static tdm_status furnish(tdm_comm *comm, const tdm__comm_parts *parts, tdm_erro
     if (!comm->choices.rows) TDM_TRY(tdm__choices_load(NULL, &comm->choices, err));
     tdm__transport_events events = tdm__transfer_events(comm);
     TDM_TRY(parts->make(parts->context, &events, &comm->transport, err));
+    comm->round_trip_s = comm->transport->round_trip_s;
     set_info(comm);
     TDM_TRY(make_recorder(comm, err));
     return make_world(comm, err);

@@ -406,6 +406,7 @@ struct tdm_comm {
     size_t *flight_bytes;     /* by rank: handed to the transport, to be sent */
     int *queued_counts;       /* by rank: sends that wait for their turn, */
     int queued_total;         /* and of all ranks together */
+    double round_trip_s;      /* to the farthest host; 0: not known */
     size_t flight_extra;      /* more may be on the way to a peer: nothing has moved for a while */
     double moved_s;           /* when sends were first seen waiting since one moved; 0: not yet */
     size_t active_bytes;      /* of segments under way (run.c) */

@@ -299,14 +299,12 @@ void tdm__tls_context_destroy(tdm__tls_context *c)
     free(c);
 }
 
-const char *tdm__tls_library(void)
+void tdm__tls_library(char library[TDM_LIBRARY_BYTES])
 {
-    static _Thread_local char text[80];
     const char *records = tdm__aead_library();
     bool is_same = strcmp(records, "OpenSSL") == 0;
-    snprintf(text, sizeof text, "OpenSSL %s%s%s", OpenSSL_version(OPENSSL_VERSION_STRING),
+    snprintf(library, TDM_LIBRARY_BYTES, "OpenSSL %s%s%s", OpenSSL_version(OPENSSL_VERSION_STRING),
              is_same ? "" : ", ", is_same ? "" : records);
-    return text;
 }
 
 /* ---- connections --------------------------------------------------------------------------------------- */

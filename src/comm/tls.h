@@ -27,8 +27,8 @@ typedef struct tdm__tls tdm__tls;
 tdm_status tdm__tls_context_create(const tdm_comm_security *security, tdm__tls_context **out,
                                    tdm_error *err);
 void tdm__tls_context_destroy(tdm__tls_context *context); /* NULL is fine */
-/* The library and its version: "OpenSSL 3.0.19". */
-const char *tdm__tls_library(void);
+/* The libraries and their versions: "OpenSSL 3.0.19, IPSec MB 1.3.0". */
+void tdm__tls_library(char library[TDM_LIBRARY_BYTES]);
 
 typedef struct tdm__tls_options {
     tdm__tls_context *context; /* must outlive the connection */

@@ -3,9 +3,9 @@
  */
 #include "comm/tls_record.h"
 
+#include <tandem/base.h>
+
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 #include <string.h>
 
 /* ---- keys --------------------------------------------------------------------------------------------- */
@@ -18,7 +18,6 @@ static bool keys_expand(const uint8_t secret[TDM__TLS_SECRET], const char *label
     static const char prefix[] = "tls13 ";
     uint8_t info[64], block[TDM__TLS_SECRET];
     size_t label_bytes = sizeof prefix - 1 + strlen(label), at = 0;
-    unsigned block_bytes = 0;
     info[at++] = 0;
     info[at++] = (uint8_t)bytes;
     info[at++] = (uint8_t)label_bytes;
@@ -27,7 +26,7 @@ static bool keys_expand(const uint8_t secret[TDM__TLS_SECRET], const char *label
     at += label_bytes;
     info[at++] = 0; /* bytes of context */
     info[at++] = 1; /* the number of the block */
-    bool ok = HMAC(EVP_sha256(), secret, TDM__TLS_SECRET, info, at, block, &block_bytes) != NULL;
+    bool ok = tdm_hmac_sha256(secret, TDM__TLS_SECRET, info, at, block) == TDM_OK;
     if (ok) memcpy(out, block, bytes);
     OPENSSL_cleanse(block, sizeof block);
     return ok;
@@ -48,7 +47,7 @@ static bool keys_derive(tdm__tls_keys *keys)
 bool tdm__tls_keys_init(tdm__tls_keys *keys, bool encrypts, const uint8_t secret[TDM__TLS_SECRET])
 {
     memcpy(keys->secret, secret, sizeof keys->secret);
-    keys->aead = tdm__aead_create(encrypts);
+    keys->aead = tdm__aead_create(encrypts, false);
     return keys->aead && keys_derive(keys);
 }
 

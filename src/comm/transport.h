@@ -129,6 +129,7 @@ typedef struct tdm__transport_ops {
 /* Every backend's handle begins with this. */
 struct tdm__transport {
     const tdm__transport_ops *ops;
+    double round_trip_s; /* to the farthest rank of another host, once connected; 0: not known */
 };
 
 #define TDM__HEAD_MAGIC 0x6d647431u

@@ -212,9 +212,7 @@ static void test_libraries_agree(void)
     uint8_t plain[5000], sealed[2][5000], opened[5000], tag[2][TDM__AEAD_TAG];
     fill(plain, sizeof plain, 1);
     for (int forced = 0; forced < 2; forced++) {
-        tdm__aead_use_openssl(forced == 1);
-        tdm__aead *seal = tdm__aead_create(true), *open = tdm__aead_create(false);
-        tdm__aead_use_openssl(false);
+        tdm__aead *seal = tdm__aead_create(true, forced), *open = tdm__aead_create(false, forced);
         REQUIRE(seal && open);
         CHECK(tdm__aead_set_key(seal, aead_key) && tdm__aead_set_key(open, aead_key));
         for (int is_damaged = 0; is_damaged < 2; is_damaged++) {

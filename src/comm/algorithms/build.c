@@ -10,9 +10,10 @@
 #include <string.h>
 
 enum {
-    SHARE_BYTES = 1024 * 1024,      /* of one rank's share of a segment, at most */
-    WIRE_SHARE_BYTES = 512 * 1024,  /* between hosts: the last segment's sums have the wire alone */
-    SHARE_BYTES_LEAST = 128 * 1024, /* below this, messages cost more than overlap gains */
+    SHARE_BYTES = 1024 * 1024,       /* of one rank's share of a segment, at most */
+    PAIR_SHARE_BYTES = 512 * 1024,   /* between two hosts: the last sums have the wire alone */
+    WIRE_SHARE_BYTES = 128 * 1024,   /* between more: see tdm__share_flight */
+    SHARE_BYTES_LEAST = 128 * 1024,  /* below this, messages cost more than overlap gains */
     SCRATCH_BYTES = 4 * 1024 * 1024, /* of a segment's shares together */
     SEGMENTS_WANTED = 4
 };
@@ -119,14 +120,33 @@ tdm__cut tdm__cut_make(const tdm_group *group, const tdm_call *call, tdm__cut_wi
     return (tdm__cut){.segment = segment < whole ? segment : whole, .flight = wish.flight};
 }
 
+/* The most of one rank's share of a segment. */
+static size_t share_max(const tdm_group *group)
+{
+    if (group->host_count == 1) return SHARE_BYTES;
+    return group->host_count == 2 ? PAIR_SHARE_BYTES : WIRE_SHARE_BYTES;
+}
+
+int tdm__share_flight(const tdm_group *group)
+{
+    enum { FLIGHT = 4, WIRE_FLIGHT = 2, WIRE_FLIGHT_MAX = 16 };
+    const double rate = 1.25e9;      /* bytes each second: 10 Gbit/s */
+    const double unknown_s = 0.2e-3; /* for a round trip that is not known */
+    if (group->host_count <= 2) return FLIGHT;
+    double round_trip_s = group->comm->round_trip_s;
+    if (round_trip_s <= 0) round_trip_s = unknown_s;
+    double segment = (double)share_max(group) * (group->size - 1);
+    double flight = WIRE_FLIGHT + rate * round_trip_s / segment;
+    return flight < WIRE_FLIGHT_MAX ? (int)flight : WIRE_FLIGHT_MAX;
+}
+
 size_t tdm__share_segment(const tdm_group *group, const tdm_call *call)
 {
     size_t size = (size_t)group->size;
     size_t bytes = tdm__call_span(call, group->size) * tdm_dtype_bytes(call->dtype);
     size_t share = bytes / size / SEGMENTS_WANTED + 1;
     size_t most = SCRATCH_BYTES / size;
-    size_t share_most = group->host_count > 1 ? WIRE_SHARE_BYTES : SHARE_BYTES;
-    if (most > share_most) most = share_most;
+    if (most > share_max(group)) most = share_max(group);
     if (share > most) share = most;
     if (share < SHARE_BYTES_LEAST) share = SHARE_BYTES_LEAST;
     return share * size;

@@ -73,10 +73,15 @@ typedef struct tdm__cut_wish {
 } tdm__cut_wish;
 tdm__cut tdm__cut_make(const tdm_group *group, const tdm_call *call, tdm__cut_wish wish);
 
-/* A segment's size when each of `size` ranks adds its share of it: shares of at most a megabyte (half of
- * one between hosts), at least four segments where shares stay large enough for that, and no more than a
- * few megabytes of scratch. */
+/* A segment's size when each of `size` ranks adds its share of it: shares of at most a megabyte (less
+ * between hosts), at least four segments where shares stay large enough for that, and no more than a few
+ * megabytes of scratch. */
 size_t tdm__share_segment(const tdm_group *group, const tdm_call *call);
+/* How many of these segments run side by side. Between three and more hosts that is two, and as many more as are
+ * on the way during one round trip at 10 Gbit/s: with more than that, the ranks that send to one receiver
+ * overflow the queue of its port in the switch, and TCP has to repeat packets. Each rank may come to another
+ * number. */
+int tdm__share_flight(const tdm_group *group);
 
 /* The size that the table of choices has for this call by this algorithm; 0: none (choose.c). */
 size_t tdm__choices_segment(const tdm_group *group, const tdm_call *call, tdm_algorithm algorithm);

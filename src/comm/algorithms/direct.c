@@ -34,8 +34,7 @@
 enum {
     SMALL_BYTES = 32 * 1024,
     STEP_RESULT = TDM_LANE_PARTS_MOST, /* steps before it: parts, by their place with the sender */
-    STRIDE = 2 * TDM_LANE_PARTS_MOST,
-    FLIGHT = 4
+    STRIDE = 2 * TDM_LANE_PARTS_MOST
 };
 
 static bool fits(const tdm_group *group, const tdm_call *call)
@@ -62,7 +61,7 @@ static tdm__cut cut(const tdm_group *group, const tdm_call *call)
         group, call,
         (tdm__cut_wish){.segment_bytes = is_cut ? tdm__share_segment(group, call) : 0,
                         .stride = STRIDE,
-                        .flight = FLIGHT,
+                        .flight = tdm__share_flight(group),
                         .algorithm = TDM_ALGORITHM_DIRECT});
 }
 

@@ -142,6 +142,7 @@ tdm_status tdm__mixed_create(tdm__transport *near_end, tdm__transport *far_end,
     m->ops.name = m->name;
     m->ops.now_s = far_end->ops->now_s;
     m->base.ops = &m->ops;
+    m->base.round_trip_s = far_end->round_trip_s;
     m->near_end = near_end;
     m->far_end = far_end;
     m->is_near = is_near;

@@ -7,6 +7,7 @@
  * that has left, and knows leaving from dying.
  */
 #include "comm/transport/tcp.h"
+#include "comm/boot_socket.h"
 #include "comm/transport/tcp_inner.h"
 
 #include <errno.h>
@@ -267,6 +268,11 @@ static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *a
     tcp->listen_fd = -1;
     tcp->patience = (tdm__patience){0};
     tcp->has_met = status == TDM_OK;
+    for (int i = 0; tcp->has_met && i < tcp->size; i++) {
+        if (!tcp->peers[i].links) continue;
+        double round_trip_s = tdm__socket_round_trip_s(tcp->peers[i].links[0].stream.fd);
+        if (round_trip_s > transport->round_trip_s) transport->round_trip_s = round_trip_s;
+    }
     tcp->has_input = true; /* a peer may have begun before this rank was ready */
     return status;
 }
@@ -274,7 +280,7 @@ static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *a
 static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
 {
     why[0] = '\0';
-    snprintf(library, TDM_LIBRARY_BYTES, "%s", tdm__tls_library());
+    tdm__tls_library(library);
     return true;
 }
 
