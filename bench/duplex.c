@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CALL_MOST = 4 << 20, ROUNDS_MOST = 1000 };
+enum { MAX_CALL = 4 << 20, MAX_ROUNDS = 1000 };
 
 static double now_s(void)
 {
@@ -39,9 +39,9 @@ static void exchange(int fd, const char *from, char *into, size_t bytes)
     size_t sent = 0, got = 0;
     while (sent < bytes || got < bytes) {
         ssize_t gone = -1, came = -1;
-        size_t left = bytes - sent < CALL_MOST ? bytes - sent : CALL_MOST;
+        size_t left = bytes - sent < MAX_CALL ? bytes - sent : MAX_CALL;
         if (left > 0) gone = send(fd, from + sent, left, MSG_DONTWAIT | MSG_NOSIGNAL);
-        left = bytes - got < CALL_MOST ? bytes - got : CALL_MOST;
+        left = bytes - got < MAX_CALL ? bytes - got : MAX_CALL;
         if (left > 0) came = recv(fd, into + got, left, MSG_DONTWAIT);
         if (gone > 0) sent += (size_t)gone;
         if (came > 0) got += (size_t)came;
@@ -53,7 +53,7 @@ static void exchange(int fd, const char *from, char *into, size_t bytes)
 
 static double measure(int fd, size_t bytes, double seconds)
 {
-    static double times[ROUNDS_MOST];
+    static double times[MAX_ROUNDS];
     char *from = malloc(bytes), *into = malloc(bytes);
     if (!from || !into) exit(1);
     memset(from, 1, bytes);
@@ -61,7 +61,7 @@ static double measure(int fd, size_t bytes, double seconds)
     exchange(fd, from, into, bytes);
     int rounds = 0;
     char go = 1;
-    for (double end_s = now_s() + seconds; go && rounds < ROUNDS_MOST;) {
+    for (double end_s = now_s() + seconds; go && rounds < MAX_ROUNDS;) {
         double begin_s = now_s();
         exchange(fd, from, into, bytes);
         times[rounds++] = now_s() - begin_s;

@@ -27,7 +27,7 @@
 #include <arm_neon.h>
 #endif
 
-enum { ALIGNMENT = 64, PEAK_ROUNDS = 200000, ROUNDS_LEAST = 3, NAME_BYTES = 96 };
+enum { ALIGNMENT = 64, PEAK_ROUNDS = 200000, MIN_ROUNDS = 3, NAME_BYTES = 96 };
 
 typedef enum contender { OURS, ONEDNN, OPENBLAS, CONTENDERS } contender;
 static const char *const contender_names[CONTENDERS] = {"ours", "onednn", "openblas"};
@@ -384,7 +384,7 @@ static void measure(products *all, product *p, const settings *s, double *peak)
         if (runs[i]) runner_check(&runners[i]);
     }
     double until_s = tdm_clock_s() + s->seconds;
-    for (int round = 0; round < ROUNDS_LEAST || tdm_clock_s() < until_s; round++) {
+    for (int round = 0; round < MIN_ROUNDS || tdm_clock_s() < until_s; round++) {
         double rate = peak_measure();
         if (rate > *peak) *peak = rate;
         for (int i = 0; i < CONTENDERS; i++) {

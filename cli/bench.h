@@ -11,11 +11,11 @@
 
 #include <tandem/comm.h>
 
-enum { BENCH_SIZES_MOST = 32, BENCH_ROWS_MOST = 256 };
+enum { MAX_BENCH_SIZES = 32, MAX_BENCH_ROWS = 256 };
 
 /* What to measure. All ranks have the same. */
 typedef struct bench_plan {
-    size_t bytes[BENCH_SIZES_MOST];
+    size_t bytes[MAX_BENCH_SIZES];
     int size_count;
     const char *transport; /* NULL: as the world likes */
     bool shared;           /* buffers from tdm_comm_shared */
@@ -29,11 +29,11 @@ typedef struct bench_row {
     tdm_call_kind kind;
     tdm_algorithm algorithm; /* that ran */
     size_t bytes;
-    double seconds;       /* of one call: the median */
-    double least_seconds; /* and the fastest */
-    double cpu_s;         /* of all ranks together, for one call */
-    double bound_s;       /* what memory allows; 0: not measured */
-    bool chosen;          /* tuning: the fastest of its size */
+    double seconds;     /* of one call: the median */
+    double min_seconds; /* and the fastest */
+    double cpu_s;       /* of all ranks together, for one call */
+    double bound_s;     /* what memory allows; 0: not measured */
+    bool chosen;        /* tuning: the fastest of its size */
 } bench_row;
 
 typedef struct bench_result {
@@ -41,7 +41,7 @@ typedef struct bench_result {
     bool one_host;
     char transport[32];
     double waiting_cpu; /* processors that the other ranks keep busy while rank 0 sleeps */
-    bench_row rows[BENCH_ROWS_MOST];
+    bench_row rows[MAX_BENCH_ROWS];
     int row_count;
 } bench_result;
 

@@ -38,7 +38,7 @@ static size_t parse_size(const char *text, const char **end)
 static bool parse_sizes(const char *text, bench_plan *plan)
 {
     const char *at = text;
-    while (plan->size_count < BENCH_SIZES_MOST) {
+    while (plan->size_count < MAX_BENCH_SIZES) {
         size_t bytes = parse_size(at, &at);
         if (bytes == 0) break;
         plan->bytes[plan->size_count++] = bytes;
@@ -46,7 +46,7 @@ static bool parse_sizes(const char *text, bench_plan *plan)
         if (*at++ != ',') break;
     }
     cli_error("bench: '--sizes' wants up to %d sizes in bytes, such as 1K,64K,1M,64M, not '%s'",
-              BENCH_SIZES_MOST, text);
+              MAX_BENCH_SIZES, text);
     return false;
 }
 
@@ -154,7 +154,7 @@ static void add_text(const bench_plan *plan, const bench_result *r, bool tune, t
         cli_table_cell(&table, "%s", tdm_call_kind_name(row->kind));
         cli_table_cell(&table, "%s", tdm_algorithm_name(row->algorithm));
         add_time(&table, row->seconds);
-        add_time(&table, row->least_seconds);
+        add_time(&table, row->min_seconds);
         cli_table_cell(&table, "%.3f", rate(row));
         if (row->bound_s > 0) {
             add_time(&table, row->bound_s);
@@ -192,7 +192,7 @@ static void add_json(const bench_plan *plan, const bench_result *r, bool tune, t
         tdm_json_put_string(&w, "kind", tdm_call_kind_name(row->kind));
         tdm_json_put_string(&w, "algorithm", tdm_algorithm_name(row->algorithm));
         tdm_json_put_double(&w, "seconds", row->seconds);
-        tdm_json_put_double(&w, "least_seconds", row->least_seconds);
+        tdm_json_put_double(&w, "least_seconds", row->min_seconds);
         tdm_json_put_double(&w, "cpu_s", row->cpu_s);
         if (row->bound_s > 0) tdm_json_put_double(&w, "bound_s", row->bound_s);
         if (tune) tdm_json_put_bool(&w, "chosen", row->chosen);
@@ -234,7 +234,7 @@ static int make_choices(const bench_result *r, tdm_tune_row *out)
 
 static int store_choices(const cli_args *args, const bench_result *r, tdm_str *words)
 {
-    tdm_tune_row rows[BENCH_ROWS_MOST];
+    tdm_tune_row rows[MAX_BENCH_ROWS];
     int count = make_choices(r, rows);
     char usual[PATH_MAX];
     const char *path = cli_value(args, "file");

@@ -16,12 +16,12 @@
 #include <sys/resource.h>
 #include <time.h>
 
-enum { SAMPLES_MOST = 1000, SAMPLES_LEAST = 5, BATCH_MOST = 10000 };
+enum { MAX_SAMPLES = 1000, MIN_SAMPLES = 5, MAX_BATCH = 10000 };
 
-static const double SAMPLE_S = 200e-6;        /* a sample lasts this long at least */
-static const size_t BOUND_LEAST = 100 * 1000; /* bytes: below, the bound is the threads' meeting */
+static const double SAMPLE_S = 200e-6;      /* a sample lasts this long at least */
+static const size_t MIN_BOUND = 100 * 1000; /* bytes: below, the bound is the threads' meeting */
 static const double DEADLINE_S = 120;
-static const double WAITING_MOST_S = 0.5;
+static const double MAX_WAITING_S = 0.5;
 
 typedef struct bencher {
     const bench_plan *plan;
@@ -31,7 +31,7 @@ typedef struct bencher {
     tdm_pages pages;
     void *shared;
     char *data; /* as many bytes as the largest size needs */
-    double samples[SAMPLES_MOST];
+    double samples[MAX_SAMPLES];
 } bencher;
 
 /* ---- buffers ----------------------------------------------------------------------------------- */
@@ -79,10 +79,10 @@ static tdm_status check_sum(const bencher *b, const bench_row *row, size_t count
     size_t width = tdm_dtype_bytes(b->plan->dtype);
     int size = b->out->size;
     /* bf16 holds whole numbers up to 256, f16 up to 2,048. */
-    int most = b->plan->dtype == TDM_DTYPE_BF16  ? 256
-               : b->plan->dtype == TDM_DTYPE_F16 ? 2048
-                                                 : 1 << 20;
-    if (5 * size > most) return TDM_OK;
+    int max = b->plan->dtype == TDM_DTYPE_BF16  ? 256
+              : b->plan->dtype == TDM_DTYPE_F16 ? 2048
+                                                : 1 << 20;
+    if (5 * size > max) return TDM_OK;
     for (size_t i = 0; i < count; i++) {
         uint64_t bits = element(b, i, size);
         if (memcmp(b->data + i * width, &bits, width) != 0)
@@ -97,17 +97,17 @@ static tdm_status check_sum(const bencher *b, const bench_row *row, size_t count
 
 static tdm_status make_buffer(bencher *b, tdm_error *err)
 {
-    size_t most = 8;
+    size_t max = 8;
     for (int i = 0; i < b->plan->size_count; i++)
-        if (b->plan->bytes[i] > most) most = b->plan->bytes[i];
+        if (b->plan->bytes[i] > max) max = b->plan->bytes[i];
     if (b->plan->shared) {
-        TDM_TRY(tdm_comm_shared(b->comm, most, &b->shared, err));
+        TDM_TRY(tdm_comm_shared(b->comm, max, &b->shared, err));
         b->data = b->shared;
     } else {
-        TDM_TRY(tdm_pages_map(most, false, &b->pages, err));
+        TDM_TRY(tdm_pages_map(max, false, &b->pages, err));
         b->data = b->pages.data;
     }
-    memset(b->data, 0, most); /* now all of it is there */
+    memset(b->data, 0, max); /* now all of it is there */
     return TDM_OK;
 }
 
@@ -135,13 +135,13 @@ static tdm_status agree(bencher *b, double call_s, double seconds, int64_t *batc
                         tdm_error *err)
 {
     int64_t both[2];
-    double batch_of = call_s > 0 ? SAMPLE_S / call_s : BATCH_MOST;
-    both[0] = batch_of < 1 ? 1 : batch_of > BATCH_MOST ? BATCH_MOST : (int64_t)batch_of;
+    double batch_of = call_s > 0 ? SAMPLE_S / call_s : MAX_BATCH;
+    both[0] = batch_of < 1 ? 1 : batch_of > MAX_BATCH ? MAX_BATCH : (int64_t)batch_of;
     double sample_s = (double)both[0] * call_s;
-    double count_of = sample_s > 0 ? seconds / sample_s : SAMPLES_MOST;
-    both[1] = count_of < SAMPLES_LEAST  ? SAMPLES_LEAST
-              : count_of > SAMPLES_MOST ? SAMPLES_MOST
-                                        : (int64_t)count_of;
+    double count_of = sample_s > 0 ? seconds / sample_s : MAX_SAMPLES;
+    both[1] = count_of < MIN_SAMPLES   ? MIN_SAMPLES
+              : count_of > MAX_SAMPLES ? MAX_SAMPLES
+                                       : (int64_t)count_of;
     TDM_TRY(tdm_group_broadcast(b->world, both, 2, TDM_DTYPE_I64, 0, err));
     *batch = both[0];
     *count = both[1];
@@ -202,7 +202,7 @@ static tdm_status measure_row(bencher *b, bench_row *row, double seconds, tdm_er
     TDM_TRY(tdm_group_all_reduce(b->world, NULL, &cpu, 1, TDM_DTYPE_F64, TDM_REDUCE_SUM, err));
     qsort(b->samples, (size_t)count, sizeof(*b->samples), ascending);
     row->seconds = b->samples[count / 2];
-    row->least_seconds = b->samples[0];
+    row->min_seconds = b->samples[0];
     row->cpu_s = cpu;
     return TDM_OK;
 }
@@ -212,7 +212,7 @@ static tdm_status measure_row(bencher *b, bench_row *row, double seconds, tdm_er
 /* Rank 0 alone; a failure there is told to the others by the closing of its comm. */
 static tdm_status measure_bound(bencher *b, bench_row *row, tdm_error *err)
 {
-    if (row->bytes >= BOUND_LEAST && b->out->one_host && b->out->size > 1 && b->out->rank == 0) {
+    if (row->bytes >= MIN_BOUND && b->out->one_host && b->out->size > 1 && b->out->rank == 0) {
         double seconds = b->plan->seconds < 1 ? b->plan->seconds : 1;
         TDM_TRY(tdm_comm_memory_bound(row->bytes, b->out->size, seconds, &row->bound_s, err));
     }
@@ -222,7 +222,7 @@ static tdm_status measure_bound(bencher *b, bench_row *row, tdm_error *err)
 /* What waiting costs: rank 0 comes late to a barrier. */
 static tdm_status measure_waiting(bencher *b, tdm_error *err)
 {
-    double late_s = b->plan->seconds < WAITING_MOST_S ? b->plan->seconds : WAITING_MOST_S;
+    double late_s = b->plan->seconds < MAX_WAITING_S ? b->plan->seconds : MAX_WAITING_S;
     const struct timespec nap = {.tv_nsec = (long)(1e9 * late_s)};
     TDM_TRY(tdm_group_barrier(b->world, err));
     double cpu = cpu_seconds();
@@ -267,8 +267,7 @@ static tdm_status tune_size(bencher *b, tdm_call_kind kind, size_t bytes, tdm_er
 {
     int best = -1;
     for (int a = TDM_ALGORITHM_AUTO + 1; a <= TDM_ALGORITHM_WINDOW; a++) {
-        if (!may_choose(b, kind, (tdm_algorithm)a) || b->out->row_count == BENCH_ROWS_MOST)
-            continue;
+        if (!may_choose(b, kind, (tdm_algorithm)a) || b->out->row_count == MAX_BENCH_ROWS) continue;
         bench_row *row = &b->out->rows[b->out->row_count];
         *row = (bench_row){.kind = kind, .algorithm = (tdm_algorithm)a, .bytes = bytes};
         tdm_call call = call_of(b, row);

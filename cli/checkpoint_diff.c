@@ -186,7 +186,7 @@ static bool data_differ(const side *a, const side *b)
 
 static void add_table(const difference *all, size_t count, tdm_str *out)
 {
-    static const cli_column columns[] = {{.title = "tensor", .most = 60},
+    static const cli_column columns[] = {{.title = "tensor", .max = 60},
                                          {.title = "differ", .right = true},
                                          {.title = "of", .right = true},
                                          {.title = "by at most", .right = true},
@@ -285,8 +285,8 @@ int cli_checkpoint_diff(const cli_args *args, tdm_arena *arena)
     int code = side_open(args->arguments[1], arena, &a);
     if (code == CLI_OK) code = side_open(args->arguments[2], arena, &b);
     if (code == CLI_OK) {
-        size_t most = tdm_safetensors_count(a.file) + tdm_safetensors_count(b.file);
-        difference *all = tdm_arena_array(arena, most + 1, sizeof(*all));
+        size_t max = tdm_safetensors_count(a.file) + tdm_safetensors_count(b.file);
+        difference *all = tdm_arena_array(arena, max + 1, sizeof(*all));
         size_t count = all ? compare_all(&a, &b, all) : 0;
         same = all && strcmp(a.hash, b.hash) == 0 && !jobs_differ(&a, &b) && !data_differ(&a, &b);
         tdm_str out = TDM_STR_INIT;

@@ -190,7 +190,7 @@ int cli_checkpoint_list(const cli_args *args, tdm_arena *arena)
                                          {.title = "test loss", .right = true},
                                          {.title = "accuracy", .right = true},
                                          {.title = "kept as"},
-                                         {.title = "sums", .most = 60}};
+                                         {.title = "sums", .max = 60}};
     const char *run = args->arguments[RUN_ARGUMENT];
     const char *folder = cli_checkpoint_folder(run, arena);
     if (!folder) return CLI_USAGE;
@@ -231,10 +231,10 @@ static uint64_t newest_good(const tdm_checkpoint_entry *entries, size_t count)
 
 static bool read_rules(const cli_args *args, tdm_checkpoint_retention *rules)
 {
-    const int64_t most = INT64_C(1) << 53;
-    return cli_int(args, "keep", 0, most, &rules->keep) &&
-           cli_int(args, "keep-every", 0, most, &rules->keep_every) &&
-           cli_int(args, "keep-best", 0, most, &rules->keep_best);
+    const int64_t max = INT64_C(1) << 53;
+    return cli_int(args, "keep", 0, max, &rules->keep) &&
+           cli_int(args, "keep-every", 0, max, &rules->keep_every) &&
+           cli_int(args, "keep-best", 0, max, &rules->keep_best);
 }
 
 static void tell_prune(const tdm_checkpoint_entry *entries, size_t count, bool dry, bool json,

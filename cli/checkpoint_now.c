@@ -8,7 +8,7 @@
 
 #include "session.h"
 
-enum { FIRST = 1, WAIT_S = 600, WAIT_MOST_S = 7 * 86400 };
+enum { FIRST = 1, WAIT_S = 600, MAX_WAIT_S = 7 * 86400 };
 
 static void add_saved(const tdm_session_saved *saved, bool json, tdm_str *out)
 {
@@ -29,12 +29,12 @@ static tdm_status ask(const session_ref *ref, double wait_s, tdm_session_saved *
                       tdm_error *err)
 {
     tdm_kv *kv = NULL;
-    char wish[TDM_SAVE_WISH_BYTES];
+    char request[TDM_SAVE_REQUEST_BYTES];
     const char *session = ref->view.session;
     TDM_TRY(tdm_kv_open(&ref->kv, &kv, err));
-    tdm_status status = tdm_session_ask_save(kv, session, "a user asked for it", wish, err);
+    tdm_status status = tdm_session_ask_save(kv, session, "a user asked for it", request, err);
     if (status == TDM_OK && wait_s > 0)
-        status = tdm_session_await_save(kv, session, wish, wait_s, saved, err);
+        status = tdm_session_await_save(kv, session, request, wait_s, saved, err);
     tdm_kv_close(kv);
     return status;
 }
@@ -50,7 +50,7 @@ int cli_checkpoint_now(const cli_args *args, tdm_arena *arena)
         cli_error("checkpoint now: one run at a time; usage: tandem checkpoint now RUN");
         return CLI_USAGE;
     }
-    if (!cli_int(args, "wait", 0, WAIT_MOST_S, &wait_s)) return CLI_USAGE;
+    if (!cli_int(args, "wait", 0, MAX_WAIT_S, &wait_s)) return CLI_USAGE;
     int code = session_find(args, args->arguments[FIRST], arena, &ref);
     if (code != CLI_OK) return code;
     if (ask(&ref, (double)wait_s, &saved, &err) != TDM_OK) return cli_fail(&err);

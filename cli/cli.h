@@ -45,7 +45,7 @@ typedef struct cli_command {
     const char *help;               /* paragraphs, wrapped at 80 columns */
     const char *const *examples;    /* command, what it does, command, ...; NULL-terminated */
     const char *const *subcommands; /* for completion; NULL for none */
-    int arguments_least, arguments_most;
+    int min_arguments, max_arguments;
     cli_option options[CLI_MAX_OPTIONS];
     int (*run)(const cli_args *args);
 } cli_command;
@@ -82,9 +82,9 @@ void cli_set_value(cli_args *args, const char *option, const char *value);
 const char *cli_value(const cli_args *args, const char *option); /* NULL when not given */
 /* The value as a whole number in [least, most]; false (and a message) when it is none. `out` is
  * left alone when the option was not given. */
-bool cli_int(const cli_args *args, const char *option, int64_t least, int64_t most, int64_t *out);
+bool cli_int(const cli_args *args, const char *option, int64_t min, int64_t max, int64_t *out);
 /* The same with a decimal number. */
-bool cli_real(const cli_args *args, const char *option, double least, double most, double *out);
+bool cli_real(const cli_args *args, const char *option, double min, double max, double *out);
 /* The value of '--transport', NULL when it was not given. False (and a message) when no world can
  * have it. */
 bool cli_transport(const cli_args *args, const char **out);

@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { JOB_MOST = 1 << 20 };
+enum { MAX_JOB = 1 << 20 };
 
 static void log_to_terminal(const tdm_log_record *record, void *user)
 {
@@ -31,7 +31,7 @@ static bool read_job(const char *path, tdm_str *out)
     if (strcmp(path, "-") != 0) {
         tdm_file_bytes bytes;
         tdm_error err;
-        if (tdm_file_read(path, JOB_MOST, &bytes, &err) != TDM_OK) {
+        if (tdm_file_read(path, MAX_JOB, &bytes, &err) != TDM_OK) {
             cli_fail(&err);
             return false;
         }
@@ -40,7 +40,7 @@ static bool read_job(const char *path, tdm_str *out)
     } else {
         char bytes[4096];
         ssize_t got;
-        while (out->length < JOB_MOST && (got = read(STDIN_FILENO, bytes, sizeof bytes)) != 0) {
+        while (out->length < MAX_JOB && (got = read(STDIN_FILENO, bytes, sizeof bytes)) != 0) {
             if (got < 0 && errno == EINTR) continue;
             if (got < 0) break;
             tdm_str_add_bytes(out, bytes, (size_t)got);
@@ -166,7 +166,7 @@ static int run(const cli_args *args)
             return CLI_USAGE;
         }
     int64_t workers = 1;
-    if (!cli_int(args, "workers", 1, TDM_LAUNCH_MOST, &workers)) return CLI_USAGE;
+    if (!cli_int(args, "workers", 1, TDM_MAX_LAUNCH, &workers)) return CLI_USAGE;
     /* Started by ssh: a connection that breaks is no reason to end. */
     if (strcmp(cli_value(args, "job"), "-") == 0) signal(SIGHUP, SIG_IGN);
     const char *words[CLI_MAX_ARGUMENTS + 1] = {NULL};
@@ -207,7 +207,7 @@ const cli_command cli_agent = {
         "SIGTERM asks the workers to end: training stops after its step, with a checkpoint. After "
         "'elastic.grace' seconds, or upon the second signal, they are killed. SIGUSR1 asks for a "
         "checkpoint after the step; training goes on.",
-    .arguments_most = CLI_MAX_ARGUMENTS,
+    .max_arguments = CLI_MAX_ARGUMENTS,
     .options = {{.name = "session", .value = "S", .help = "The session."},
                 {.name = "store", .value = "URL", .help = "Its store: local:FILE or etcd:URLS."},
                 {.name = "host", .value = "NAME", .help = "What the others call this host."},

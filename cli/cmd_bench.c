@@ -57,7 +57,7 @@ static size_t make_rows(const tdm_bench *bench, bool all, row *rows)
 
 static void add_rows(const tdm_bench *b, const row *rows, size_t count, bool all, tdm_str *out)
 {
-    static const cli_column columns[] = {{.title = "op", .most = 60},
+    static const cli_column columns[] = {{.title = "op", .max = 60},
                                          {.title = "pass"},
                                          {.title = "kernel"},
                                          {.title = "times", .right = true},
@@ -102,7 +102,7 @@ static void add_text(const tdm_bench *b, const row *rows, size_t count, bool all
     tdm_str_addf(out, "%.1f GB/s of memory\n", b->peak_bytes * 1e-9);
     tdm_str_addf(out,
                  "step        %.3f ms (median of %d; fastest %.3f), %.1f GFLOP/s, %.0f rows/s\n",
-                 1e3 * b->step_s, b->step_count, 1e3 * b->step_least_s,
+                 1e3 * b->step_s, b->step_count, 1e3 * b->min_step_s,
                  (double)b->flops / b->step_s * 1e-9, (double)b->batch / b->step_s);
     tdm_str_addf(out, "  update    %.3f ms for %s of memory traffic, %.1f GB/s\n",
                  1e3 * b->update_s, tdm_text_bytes(b->update_bytes, a),
@@ -147,7 +147,7 @@ static void add_json(const tdm_bench *b, const row *rows, size_t count, bool all
     tdm_json_put_uint(&w, "parameters", b->parameter_count);
     tdm_json_put_uint(&w, "flops", b->flops);
     tdm_json_put_double(&w, "step_s", b->step_s);
-    tdm_json_put_double(&w, "step_least_s", b->step_least_s);
+    tdm_json_put_double(&w, "step_least_s", b->min_step_s);
     tdm_json_put_int(&w, "steps", b->step_count);
     tdm_json_put_double(&w, "update_s", b->update_s);
     tdm_json_put_uint(&w, "update_bytes", b->update_bytes);
@@ -217,7 +217,7 @@ static int bench_step(const cli_args *args)
         cli_error("bench: an argument is missing; usage: tandem bench step JOB [options]");
         return CLI_USAGE;
     }
-    if (!cli_int(args, "workers", 1, TDM_RANKS_MOST, &workers)) return CLI_USAGE;
+    if (!cli_int(args, "workers", 1, TDM_MAX_RANKS, &workers)) return CLI_USAGE;
     if (!cli_real(args, "seconds", 0.01, 3600, &options.seconds)) return CLI_USAGE;
     int code;
     tdm_job_document *document = cli_load_job(args, args->arguments[1], &code);
@@ -308,8 +308,8 @@ const cli_command cli_bench = {
         "But for that file nothing is written. Let the machine rest meanwhile: what else runs on it is measured, too.",
     .examples = examples,
     .subcommands = subcommands,
-    .arguments_least = 1,
-    .arguments_most = 2,
+    .min_arguments = 1,
+    .max_arguments = 2,
     .options =
         {{.name = "workers",
           .letter = 'n',

@@ -281,7 +281,7 @@ int cli_checkpoint_copy(const cli_args *args, tdm_arena *arena)
 static const struct {
     const char *name;
     int (*run)(const cli_args *args, tdm_arena *arena);
-    int least; /* arguments behind it */
+    int min; /* arguments behind it */
 } parts[] = {{"ls", cli_checkpoint_list, 1},     {"verify", cli_checkpoint_verify, 1},
              {"prune", cli_checkpoint_prune, 1}, {"copy", cli_checkpoint_copy, 2},
              {"diff", cli_checkpoint_diff, 2},   {"now", cli_checkpoint_now, 1}};
@@ -291,7 +291,7 @@ static int run(const cli_args *args)
     const char *what = args->arguments[0];
     for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
         if (strcmp(what, parts[i].name) != 0) continue;
-        if (args->argument_count < FIRST + parts[i].least) {
+        if (args->argument_count < FIRST + parts[i].min) {
             cli_error("checkpoint %s: there is something missing; see 'tandem help checkpoint'",
                       what);
             return CLI_USAGE;
@@ -352,8 +352,8 @@ const cli_command cli_checkpoint = {
         "RUN:STEP is the one of that step.",
     .examples = examples,
     .subcommands = subcommands,
-    .arguments_least = 1,
-    .arguments_most = CLI_MAX_ARGUMENTS,
+    .min_arguments = 1,
+    .max_arguments = CLI_MAX_ARGUMENTS,
     .options = {{.name = "verify", .help = "ls: read all of them, and say which are good."},
                 {.name = "keep", .value = "K", .help = "prune: keep the newest K; 0: all."},
                 {.name = "keep-every",

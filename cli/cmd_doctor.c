@@ -30,7 +30,7 @@ static const char *const verdict_names[] = {"ok", "note", "problem"};
 void doctor_find(report *r, const char *group, const char *name, verdict v, const char *advice,
                  const char *fmt, ...)
 {
-    if (r->count == FINDING_MOST) return;
+    if (r->count == MAX_FINDING) return;
     finding *f = &r->findings[r->count++];
     *f = (finding){.group = group, .verdict = v, .advice = v == OK ? NULL : advice};
     snprintf(f->name, sizeof f->name, "%s", name);

@@ -14,10 +14,10 @@
 #include <string.h>
 
 enum {
-    MATRIX_MOST_CLASSES = 4096, /* 128 MiB; beyond it only the totals are counted */
-    TABLE_MOST_CLASSES = 20,
+    MATRIX_MAX_CLASSES = 4096, /* 128 MiB; beyond it only the totals are counted */
+    TABLE_MAX_CLASSES = 20,
     CONFUSIONS_SHOWN = 10,
-    NAME_MOST_COLUMNS = 40
+    NAME_MAX_COLUMNS = 40
 };
 
 typedef struct evaluation {
@@ -189,7 +189,7 @@ static void percent_cell(cli_table *table, double value)
 
 static void add_class_table(const evaluation *e, bool all, tdm_str *out)
 {
-    static const cli_column columns[] = {{.title = "class", .most = NAME_MOST_COLUMNS},
+    static const cli_column columns[] = {{.title = "class", .max = NAME_MAX_COLUMNS},
                                          {.title = "samples", .right = true},
                                          {.title = "precision", .right = true},
                                          {.title = "recall", .right = true}};
@@ -198,7 +198,7 @@ static void add_class_table(const evaluation *e, bool all, tdm_str *out)
         out->failed = true;
         return;
     }
-    int64_t shown = all || e->V <= TABLE_MOST_CLASSES ? e->V : TABLE_MOST_CLASSES;
+    int64_t shown = all || e->V <= TABLE_MAX_CLASSES ? e->V : TABLE_MAX_CLASSES;
     for (int64_t i = 0; i < e->V; i++) rows[i] = row_of(e, i);
     if (shown < e->V) qsort(rows, (size_t)e->V, sizeof(*rows), worst_first);
     cli_table table;
@@ -220,8 +220,8 @@ static void add_class_table(const evaluation *e, bool all, tdm_str *out)
 
 static void add_confusions(const evaluation *e, tdm_str *out)
 {
-    static const cli_column columns[] = {{.title = "truth", .most = NAME_MOST_COLUMNS},
-                                         {.title = "taken for", .most = NAME_MOST_COLUMNS},
+    static const cli_column columns[] = {{.title = "truth", .max = NAME_MAX_COLUMNS},
+                                         {.title = "taken for", .max = NAME_MAX_COLUMNS},
                                          {.title = "samples", .right = true}};
     confusion top[CONFUSIONS_SHOWN];
     int count;
@@ -254,7 +254,7 @@ static void add_text(const evaluation *e, bool all, tdm_str *out)
     if (!e->confusion) {
         tdm_str_addf(out,
                      "(with more than %d classes, %lld here, they are not counted one by one)\n",
-                     MATRIX_MOST_CLASSES, (long long)e->V);
+                     MATRIX_MAX_CLASSES, (long long)e->V);
         return;
     }
     add_class_table(e, all, out);
@@ -321,7 +321,7 @@ static int evaluate(const cli_args *args, const tdm_model *model, tdm_predictor 
                     .data_path = tdm_dataset_info_of(set)->path,
                     .V = tdm_predictor_class_count(predictor),
                     .names = tdm_model_content(model)->class_names};
-    if (e.V <= MATRIX_MOST_CLASSES) {
+    if (e.V <= MATRIX_MAX_CLASSES) {
         e.confusion = calloc((size_t)(e.V * e.V), sizeof(*e.confusion));
         if (!e.confusion) {
             cli_error("eval: no memory to count confusions");
@@ -392,8 +392,8 @@ const cli_command cli_eval = {
         "counts are over tokens. --json has the whole matrix of confusions, one row for each true "
         "class, one column for each predicted one.",
     .examples = examples,
-    .arguments_least = 1,
-    .arguments_most = 1,
+    .min_arguments = 1,
+    .max_arguments = 1,
     .options = {{.name = "data",
                  .letter = 'd',
                  .value = "FILE",

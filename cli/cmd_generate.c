@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_TOKENS = 500, MOST_TOKENS = 1 << 30 };
+enum { DEFAULT_TOKENS = 500, MAX_TOKENS = 1 << 30 };
 
 typedef struct generation {
     const tdm_checkpoint_content *content;
@@ -137,7 +137,7 @@ static int run(const cli_args *args)
                     .token_count = DEFAULT_TOKENS,
                     .prompt = cli_value(args, "prompt"),
                     .json = cli_json(args)};
-    if (!cli_int(args, "tokens", 1, MOST_TOKENS, &g.token_count)) return CLI_USAGE;
+    if (!cli_int(args, "tokens", 1, MAX_TOKENS, &g.token_count)) return CLI_USAGE;
     if (!cli_int(args, "top-k", 1, 1 << 20, &g.options.top_k)) return CLI_USAGE;
     if (!cli_int(args, "seed", 0, INT64_MAX, &seed)) return CLI_USAGE;
     if (!cli_real(args, "temperature", 0, 1000, &g.options.temperature)) return CLI_USAGE;
@@ -186,8 +186,8 @@ const cli_command cli_generate = {
         "Of a prompt that is longer than the model's context, the last part counts. A character "
         "that the training text did not have is an error.",
     .examples = examples,
-    .arguments_least = 1,
-    .arguments_most = 1,
+    .min_arguments = 1,
+    .max_arguments = 1,
     .options = {{.name = "prompt",
                  .letter = 'p',
                  .value = "TEXT",

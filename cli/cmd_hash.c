@@ -118,8 +118,8 @@ const cli_command cli_hash = {
         "a run its newest good checkpoint is taken. A checkpoint is verified first.\n\n"
         "A safetensors file from elsewhere is hashed as if at step 0.",
     .examples = examples,
-    .arguments_least = 1,
-    .arguments_most = CLI_MAX_ARGUMENTS,
+    .min_arguments = 1,
+    .max_arguments = CLI_MAX_ARGUMENTS,
     .options = {{.name = "json", .help = "Print a JSON object a line, for programs."}},
     .run = run,
 };

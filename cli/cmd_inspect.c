@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { NAME_MOST_COLUMNS = 72, METADATA_MOST_COLUMNS = 200 };
+enum { NAME_MAX_COLUMNS = 72, METADATA_MAX_COLUMNS = 200 };
 
 /* A safetensors file, which may be a checkpoint, which may be the newest of a run. */
 typedef struct file_view {
@@ -130,7 +130,7 @@ static void add_checkpoint(const file_view *v, tdm_str *out)
 
 static void add_tensors(const file_view *v, tdm_str *out)
 {
-    static const cli_column columns[] = {{.title = "tensor", .most = NAME_MOST_COLUMNS},
+    static const cli_column columns[] = {{.title = "tensor", .max = NAME_MAX_COLUMNS},
                                          {.title = "dtype"},
                                          {.title = "shape"},
                                          {.title = "bytes", .right = true}};
@@ -152,8 +152,8 @@ static void add_metadata(const file_view *v, tdm_str *out)
 {
     size_t count = tdm_safetensors_metadata_count(v->file);
     if (count == 0) return;
-    static const cli_column columns[] = {{.title = "metadata", .most = NAME_MOST_COLUMNS},
-                                         {.title = "text", .most = METADATA_MOST_COLUMNS}};
+    static const cli_column columns[] = {{.title = "metadata", .max = NAME_MAX_COLUMNS},
+                                         {.title = "text", .max = METADATA_MAX_COLUMNS}};
     cli_table table;
     cli_table_init(&table, columns, 2);
     for (size_t i = 0; i < count; i++) {
@@ -351,8 +351,8 @@ const cli_command cli_inspect = {
         "Of a checkpoint, or any other safetensors file, it shows the tensors, the position in "
         "the run and the hashes. Of a run it shows the newest good checkpoint, and lists all.",
     .examples = examples,
-    .arguments_least = 1,
-    .arguments_most = 1,
+    .min_arguments = 1,
+    .max_arguments = 1,
     .options =
         {{.name = "workers",
           .letter = 'n',

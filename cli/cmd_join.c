@@ -93,7 +93,7 @@ static int run(const cli_args *args)
 {
     int64_t workers = 1;
     session_ref ref;
-    if (!cli_int(args, "workers", 1, TDM_LAUNCH_MOST, &workers)) return CLI_USAGE;
+    if (!cli_int(args, "workers", 1, TDM_MAX_LAUNCH, &workers)) return CLI_USAGE;
     tdm_arena *arena = tdm_arena_create("command");
     int code = arena ? session_find(args, args->arguments[0], arena, &ref) : CLI_FAILED;
     if (code == CLI_OK && ref.view.stopping) {
@@ -124,8 +124,8 @@ const cli_command cli_join = {
         "The command goes on until the run ends. Ctrl-C makes its workers leave, and the others go "
         "on without them. RUN is the run's name, its folder, or the session that 'tandem ps' shows.",
     .examples = examples,
-    .arguments_least = 1,
-    .arguments_most = 1,
+    .min_arguments = 1,
+    .max_arguments = 1,
     .options =
         {{.name = "workers", .letter = 'n', .value = "N", .help = "How many workers (1)."},
          {.name = "host",

@@ -35,10 +35,10 @@ static int leave(const cli_args *args, tdm_arena *arena)
     if (code != CLI_OK) return code;
     const tdm_session_member *member = member_of(&ref.view, args->arguments[1]);
     if (!member) return CLI_USAGE;
-    int least = ref.view.min > 1 ? ref.view.min : 1;
-    if (ref.view.rank_count - 1 < least) {
+    int min = ref.view.min > 1 ? ref.view.min : 1;
+    if (ref.view.rank_count - 1 < min) {
         cli_error("leave: %s goes on with %d rank%s at least, and has %d; 'tandem stop' ends it",
-                  session_title(&ref.view), least, least == 1 ? "" : "s", ref.view.rank_count);
+                  session_title(&ref.view), min, min == 1 ? "" : "s", ref.view.rank_count);
         return CLI_USAGE;
     }
     code = session_ask(&ref, tdm_arena_printf(arena, "leave/%s", member->id));
@@ -71,8 +71,8 @@ const cli_command cli_leave = {
         "ps -l' shows them. 'tandem join' adds workers. RUN is the run's name, its folder, or "
         "the session.",
     .examples = examples,
-    .arguments_least = 2,
-    .arguments_most = 2,
+    .min_arguments = 2,
+    .max_arguments = 2,
     .options = {SESSION_OPTION_STORE, SESSION_OPTION_JOB},
     .run = run,
 };

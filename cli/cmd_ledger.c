@@ -134,8 +134,8 @@ const cli_command cli_ledger = {
         "epochs are proved so, or what is wrong, step by step, and ends with 1 then. Nothing in the "
         "run's folder is changed; the run may be finished, dead or in progress.",
     .examples = examples,
-    .arguments_least = 1,
-    .arguments_most = 1,
+    .min_arguments = 1,
+    .max_arguments = 1,
     .options = {CLI_OPTION_SET, CLI_OPTION_JSON},
     .run = run,
 };

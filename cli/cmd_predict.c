@@ -295,8 +295,8 @@ const cli_command cli_predict = {
         "Where the model gives NaN or infinity there is no class: the cells are empty, in JSON "
         "null, and a warning tells how many samples that are.",
     .examples = examples,
-    .arguments_least = 2,
-    .arguments_most = 2,
+    .min_arguments = 2,
+    .max_arguments = 2,
     .options = {{.name = "labels",
                  .value = "FILE",
                  .help = "IDX: the file of labels beside FILE, for the column of truth."},

@@ -204,15 +204,15 @@ static void add_step(cli_table *table, uint64_t step, uint64_t steps)
 
 static void show_table(const session_ref *refs, size_t count, tdm_arena *arena, tdm_str *out)
 {
-    static const cli_column columns[] = {{.title = "run", .most = 28},
-                                         {.title = "session", .most = 47},
+    static const cli_column columns[] = {{.title = "run", .max = 28},
+                                         {.title = "session", .max = 47},
                                          {.title = "state"},
                                          {.title = "epoch", .right = true},
                                          {.title = "ranks", .right = true},
                                          {.title = "hosts", .right = true},
                                          {.title = "step", .right = true},
                                          {.title = "samples/s", .right = true},
-                                         {.title = "health", .most = 100}};
+                                         {.title = "health", .max = 100}};
     cli_table table;
     cli_table_init(&table, columns, sizeof columns / sizeof columns[0]);
     for (size_t i = 0; i < count; i++) {
@@ -280,12 +280,12 @@ static void show_hosts(const tdm_session_view *view, tdm_str *out)
 static void show_ranks(const tdm_session_view *view, tdm_str *out)
 {
     static const cli_column columns[] = {{.title = "rank", .right = true},
-                                         {.title = "host", .most = 30},
+                                         {.title = "host", .max = 30},
                                          {.title = "slot", .right = true},
                                          {.title = "process", .right = true},
                                          {.title = "phase"},
                                          {.title = "step", .right = true},
-                                         {.title = "member", .most = 63}};
+                                         {.title = "member", .max = 63}};
     cli_table table;
     cli_table_init(&table, columns, sizeof columns / sizeof columns[0]);
     size_t next =
@@ -317,63 +317,63 @@ static const tdm_session_member *member_of_rank(const tdm_session_view *view, in
 }
 
 /* The sessions that are meant, moved to the front; of one that has ended there is nothing to see. */
-static size_t choose(const ps_wish *wish, session_ref *refs, size_t count)
+static size_t choose(const ps_wish *request, session_ref *refs, size_t count)
 {
     size_t chosen = 0;
-    if (!wish->word) return count;
+    if (!request->word) return count;
     for (size_t i = 0; i < count; i++)
-        if (!refs[i].view.ended && session_is_meant(&refs[i].view, wish->word))
+        if (!refs[i].view.ended && session_is_meant(&refs[i].view, request->word))
             refs[chosen++] = refs[i];
     return chosen;
 }
 
 /* Whether what was asked for is there: the run, and its rank. */
-static bool is_there(const ps_wish *wish, const session_ref *refs, size_t count)
+static bool is_there(const ps_wish *request, const session_ref *refs, size_t count)
 {
-    if (!wish->word) return true;
-    if (wish->rank < 0 || count != 1) return count > 0;
-    return member_of_rank(&refs[0].view, wish->rank) != NULL;
+    if (!request->word) return true;
+    if (request->rank < 0 || count != 1) return count > 0;
+    return member_of_rank(&refs[0].view, request->rank) != NULL;
 }
 
 /* Whether RUN is the number of a process that does not exist: it will not begin a run any more. */
-static bool names_dead_process(const ps_wish *wish)
+static bool names_dead_process(const ps_wish *request)
 {
     char *end;
-    if (!wish->word || !*wish->word || strlen(wish->word) > 9) return false;
-    long pid = strtol(wish->word, &end, 10);
+    if (!request->word || !*request->word || strlen(request->word) > 9) return false;
+    long pid = strtol(request->word, &end, 10);
     return !*end && pid > 0 && kill((pid_t)pid, 0) != 0 && errno == ESRCH;
 }
 
 /* Looks until what was asked for is there, or the time is over. The arena is made anew for each look. */
-static int look(const cli_args *args, const ps_wish *wish, tdm_arena **arena, session_ref **refs,
+static int look(const cli_args *args, const ps_wish *request, tdm_arena **arena, session_ref **refs,
                 size_t *count)
 {
-    double until_s = tdm_clock_s() + wish->wait_s;
+    double until_s = tdm_clock_s() + request->wait_s;
     for (;;) {
-        bool is_last = tdm_clock_s() >= until_s || names_dead_process(wish);
+        bool is_last = tdm_clock_s() >= until_s || names_dead_process(request);
         tdm_arena_destroy(*arena);
         *arena = tdm_arena_create("command");
         int code = *arena ? session_scan(args, *arena, refs, count) : CLI_FAILED;
         if (code != CLI_OK) return code;
-        *count = choose(wish, *refs, *count);
-        if (is_last || is_there(wish, *refs, *count)) return CLI_OK;
+        *count = choose(request, *refs, *count);
+        if (is_last || is_there(request, *refs, *count)) return CLI_OK;
         (void)poll(NULL, 0, LOOK_MS);
     }
 }
 
 /* The process of a rank, alone on its line, for kill and the like. */
-static int show_pid(const ps_wish *wish, const session_ref *refs, size_t count, tdm_str *out)
+static int show_pid(const ps_wish *request, const session_ref *refs, size_t count, tdm_str *out)
 {
     if (count > 1) {
         cli_error("ps: %zu running sessions are called '%s'; name the session: 'tandem ps' lists "
                   "them",
-                  count, wish->word);
+                  count, request->word);
         return CLI_USAGE;
     }
-    const tdm_session_member *m = member_of_rank(&refs[0].view, wish->rank);
+    const tdm_session_member *m = member_of_rank(&refs[0].view, request->rank);
     if (!m) {
         cli_error("ps: the run '%s' has no rank %lld now; 'tandem ps -l' lists its ranks",
-                  wish->word, (long long)wish->rank);
+                  request->word, (long long)request->rank);
         return CLI_FAILED;
     }
     tdm_str_addf(out, "%lld\n", (long long)m->pid);
@@ -383,7 +383,7 @@ static int show_pid(const ps_wish *wish, const session_ref *refs, size_t count, 
 static bool read_wish(const cli_args *args, ps_wish *out)
 {
     *out = (ps_wish){.word = args->argument_count > 0 ? args->arguments[0] : NULL, .rank = -1};
-    if (!cli_int(args, "pid", 0, TDM_RANKS_MOST - 1, &out->rank)) return false;
+    if (!cli_int(args, "pid", 0, TDM_MAX_RANKS - 1, &out->rank)) return false;
     if (!cli_real(args, "wait", 0, 1e6, &out->wait_s)) return false;
     if (!out->word && (cli_has(args, "pid") || cli_has(args, "wait"))) {
         cli_error("ps: '--%s' is about one run; usage: %s", cli_has(args, "pid") ? "pid" : "wait",
@@ -395,19 +395,19 @@ static bool read_wish(const cli_args *args, ps_wish *out)
 
 static int run(const cli_args *args)
 {
-    ps_wish wish;
+    ps_wish request;
     tdm_arena *arena = NULL;
     session_ref *refs = NULL;
     size_t count = 0;
     tdm_str out = TDM_STR_INIT;
-    if (!read_wish(args, &wish)) return CLI_USAGE;
-    int code = look(args, &wish, &arena, &refs, &count);
-    if (code == CLI_OK && wish.word && count == 0) {
-        cli_error("ps: no run '%s' is going on; 'tandem ps' lists those that are", wish.word);
+    if (!read_wish(args, &request)) return CLI_USAGE;
+    int code = look(args, &request, &arena, &refs, &count);
+    if (code == CLI_OK && request.word && count == 0) {
+        cli_error("ps: no run '%s' is going on; 'tandem ps' lists those that are", request.word);
         code = CLI_USAGE;
     }
-    if (code == CLI_OK && wish.rank >= 0) {
-        code = show_pid(&wish, refs, count, &out);
+    if (code == CLI_OK && request.rank >= 0) {
+        code = show_pid(&request, refs, count, &out);
     } else if (code == CLI_OK && cli_json(args)) {
         show_json(refs, count, arena, &out);
     } else if (code == CLI_OK && !cli_has(args, "long")) {
@@ -450,7 +450,7 @@ const cli_command cli_ps = {
         "RUN names one run: its name, its folder, the job's name, the session, or the process of the "
         "'tandem train' that began it ($! in a shell).",
     .examples = examples,
-    .arguments_most = 1,
+    .max_arguments = 1,
     .options = {{.name = "wait",
                  .value = "S",
                  .help =

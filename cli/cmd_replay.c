@@ -15,7 +15,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { TENSORS_SHOWN = 10, SAMPLES_SHOWN = 8, DUMPS_MOST = 256 };
+enum { TENSORS_SHOWN = 10, SAMPLES_SHOWN = 8, MAX_DUMPS = 256 };
 
 typedef struct session {
     progress bar;
@@ -232,8 +232,8 @@ static bool split_dumps(const cli_args *args, tdm_arena *arena, const char **nam
     while (*list) {
         size_t length = strcspn(list, ",");
         if (length > 0) {
-            if (*count == DUMPS_MOST) {
-                cli_error("replay: --dump takes at most %d names", DUMPS_MOST);
+            if (*count == MAX_DUMPS) {
+                cli_error("replay: --dump takes at most %d names", MAX_DUMPS);
                 return false;
             }
             names[(*count)++] = tdm_arena_strndup(arena, list, length);
@@ -274,7 +274,7 @@ static int replay(const cli_args *args, const tdm_job *job, const tdm_replay_opt
 
 static int run(const cli_args *args)
 {
-    const char *names[DUMPS_MOST];
+    const char *names[MAX_DUMPS];
     int64_t step = 0, only = -1, ranks = 1;
     if (!cli_has(args, "step")) {
         cli_error("replay: which step? usage: %s", args->command->usage[0]);
@@ -330,8 +330,8 @@ const cli_command cli_replay = {
         "(lane.3/grad/fc1.weight), and what any op of a lane makes, forward or backward "
         "(lane.3/fc3.matmul; 'tandem inspect JOB' names the ops).",
     .examples = examples,
-    .arguments_least = 1,
-    .arguments_most = 1,
+    .min_arguments = 1,
+    .max_arguments = 1,
     .options = {{.name = "step", .value = "S", .help = "The step, from 1."},
                 {.name = "lane",
                  .value = "L",

@@ -32,9 +32,9 @@ static int use_job(const cli_args *args, char hash[TDM_SHA256_HEX], tdm_launch_o
 static bool read_options(const cli_args *args, tdm_launch_options *options)
 {
     int64_t count = 0, first = 0, size = 0;
-    if (!cli_int(args, "ranks", 1, TDM_LAUNCH_MOST, &count) ||
-        !cli_int(args, "first", 0, TDM_RANKS_MOST - 1, &first) ||
-        !cli_int(args, "size", 1, TDM_RANKS_MOST, &size) ||
+    if (!cli_int(args, "ranks", 1, TDM_MAX_LAUNCH, &count) ||
+        !cli_int(args, "first", 0, TDM_MAX_RANKS - 1, &first) ||
+        !cli_int(args, "size", 1, TDM_MAX_RANKS, &size) ||
         !cli_real(args, "grace", 0.1, 3600, &options->grace_s))
         return false;
     options->program = args->arguments; /* followed by NULL: there is always one place more */
@@ -105,8 +105,8 @@ const cli_command cli_run = {
         "ends. They have no input, but for the first one, when it is a file or a pipe.\n\n"
         "The exit code is that of the rank that failed first, 128 + N when signal N killed it.",
     .examples = examples,
-    .arguments_least = 1,
-    .arguments_most = CLI_MAX_ARGUMENTS - 1,
+    .min_arguments = 1,
+    .max_arguments = CLI_MAX_ARGUMENTS - 1,
     .options =
         {{.name = "ranks",
           .letter = 'n',

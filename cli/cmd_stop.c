@@ -40,8 +40,8 @@ const cli_command cli_stop = {
         "goes on from there. The command does not wait for the end: 'tandem ps' shows it. RUN is "
         "the run's name, its folder, or the session that 'tandem ps' shows.",
     .examples = examples,
-    .arguments_least = 1,
-    .arguments_most = 1,
+    .min_arguments = 1,
+    .max_arguments = 1,
     .options = {{.name = "now",
                  .help =
                      "Kill the workers at once. Steps since the newest checkpoint are done again "

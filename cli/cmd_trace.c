@@ -203,7 +203,7 @@ static int show(const view *v, const cli_args *args)
 static int run(const cli_args *args)
 {
     view v = {.rank = -1, .last = cli_json(args) ? TDM_TRACE_EVENTS : EVENTS_SHOWN};
-    if (!cli_int(args, "rank", 0, TDM_RANKS_MOST - 1, &v.rank) ||
+    if (!cli_int(args, "rank", 0, TDM_MAX_RANKS - 1, &v.rank) ||
         !cli_int(args, "last", 0, TDM_TRACE_EVENTS, &v.last))
         return CLI_USAGE;
     cli_show_warnings();
@@ -244,8 +244,8 @@ const cli_command cli_trace = {
         "different machines by the wall clock. At the end stands who waits for whom in which "
         "call, and the culprit: the rank at which the waiting ends.",
     .examples = examples,
-    .arguments_least = 1,
-    .arguments_most = 1,
+    .min_arguments = 1,
+    .max_arguments = 1,
     .options = {{.name = "rank", .letter = 'r', .value = "R", .help = "Show only this rank."},
                 {.name = "last",
                  .letter = 'l',

@@ -32,7 +32,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { UNSAID_MOST = 16, UNSAID_BYTES = 400 };
+enum { MAX_UNSAID = 16, UNSAID_BYTES = 400 };
 static const double unsaid_old_s = 60;
 
 typedef struct session {
@@ -43,9 +43,9 @@ typedef struct session {
     tdm_worker *worker; /* NULL: no agent has started this process */
     train_ranks ranks;
     char run_path[TDM_PATH_BYTES]; /* empty until there is a run */
-    char unsaid[UNSAID_MOST]
-               [UNSAID_BYTES];    /* a worker's warnings of late, in turn, while it is silent */
-    double unsaid_s[UNSAID_MOST]; /* when; 0: none */
+    char unsaid[MAX_UNSAID]
+               [UNSAID_BYTES];   /* a worker's warnings of late, in turn, while it is silent */
+    double unsaid_s[MAX_UNSAID]; /* when; 0: none */
     int unsaid_next;
 } session;
 
@@ -105,9 +105,9 @@ static bool should_stop(void *user)
 static bool should_save(void *user)
 {
     (void)user;
-    bool wished = save_wished != 0;
-    if (wished) save_wished = 0;
-    return wished;
+    bool requested = save_wished != 0;
+    if (requested) save_wished = 0;
+    return requested;
 }
 
 /* Warnings on the terminal; the rest is in the run's log.jsonl. The error that ends the training is
@@ -117,7 +117,7 @@ static void log_to_terminal(const tdm_log_record *record, void *user)
     session *s = user;
     if (record->level != TDM_LOG_WARN) return;
     if (!s->tells && s->worker) { /* it may be about rank 0, whom this one will follow */
-        int at = s->unsaid_next++ % UNSAID_MOST;
+        int at = s->unsaid_next++ % MAX_UNSAID;
         snprintf(s->unsaid[at], UNSAID_BYTES, "%s", record->message);
         s->unsaid_s[at] = tdm_clock_s();
     }
@@ -157,8 +157,8 @@ static void follow_rank(session *s, const tdm_train_status *status)
     tdm_worker_speak(s->worker);
     cli_copy_to(tdm_worker_log_fd(s->worker));
     progress_init(&s->bar, stderr, s->quiet || s->json);
-    for (int i = 0; i < UNSAID_MOST; i++) {
-        int at = (s->unsaid_next + i) % UNSAID_MOST;
+    for (int i = 0; i < MAX_UNSAID; i++) {
+        int at = (s->unsaid_next + i) % MAX_UNSAID;
         if (s->unsaid_s[at] > 0 && tdm_clock_s() - s->unsaid_s[at] < unsaid_old_s)
             cli_warn("%s", s->unsaid[at]);
     }
@@ -250,8 +250,8 @@ static int train(const cli_args *args, const tdm_job *job, tdm_comm *comm, elast
     tdm_train_options options = {.comm = comm,
                                  .member = worker ? worker->member : NULL,
                                  .membership = worker ? &worker->membership : NULL,
-                                 .vault = worker ? worker->vault : NULL,
-                                 .lines_fd = worker ? tdm_worker_lines_fd(worker->worker) : 0,
+                                 .shm = worker ? worker->shm : NULL,
+                                 .lines_fd = worker ? tdm_worker_log_forward_fd(worker->worker) : 0,
                                  .resume = cli_value(args, "resume"),
                                  .on_event = on_event,
                                  .user = &s,
@@ -394,7 +394,7 @@ static int run(const cli_args *given)
         return CLI_USAGE;
     stop_patient = place.size > 1;
     if (place.rank > 0) stop_quietly = 1;
-    if (!cli_int(args, "workers", 1, TDM_RANKS_MOST, &workers)) return CLI_USAGE;
+    if (!cli_int(args, "workers", 1, TDM_MAX_RANKS, &workers)) return CLI_USAGE;
     tdm_arena *arena = tdm_arena_create("command");
     char *path = arena ? find_job(args, cli_value(args, "resume"), arena) : NULL;
     int code = CLI_USAGE;
@@ -446,7 +446,7 @@ const cli_command cli_train = {
         "SIGUSR1 (or 'tandem checkpoint now') writes a checkpoint after the step, and training goes "
         "on.",
     .examples = examples,
-    .arguments_most = 1,
+    .max_arguments = 1,
     .options =
         {{.name = "workers",
           .letter = 'n',

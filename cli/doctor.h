@@ -17,10 +17,10 @@ typedef struct finding {
     const char *advice; /* NULL when all is well */
 } finding;
 
-enum { FINDING_MOST = 64 };
+enum { MAX_FINDING = 64 };
 
 typedef struct report {
-    finding findings[FINDING_MOST];
+    finding findings[MAX_FINDING];
     int count;
 } report;
 

@@ -137,9 +137,9 @@ static void look_at_environment_secret(report *r)
 
 /* ---- sockets of processes -------------------------------------------------------------------------------- */
 
-enum { INODES_MOST = 1024 };
+enum { MAX_INODES = 1024 };
 typedef struct sockets {
-    unsigned long inodes[INODES_MOST];
+    unsigned long inodes[MAX_INODES];
     int count;
 } sockets;
 
@@ -149,7 +149,7 @@ static void list_sockets(int64_t pid, sockets *out)
     snprintf(path, sizeof path, "/proc/%lld/fd", (long long)pid);
     DIR *dir = opendir(path);
     out->count = 0;
-    for (struct dirent *e; dir && (e = readdir(dir)) && out->count < INODES_MOST;) {
+    for (struct dirent *e; dir && (e = readdir(dir)) && out->count < MAX_INODES;) {
         ssize_t length = readlinkat(dirfd(dir), e->d_name, link, sizeof link - 1);
         if (length <= 0) continue;
         link[length] = '\0';

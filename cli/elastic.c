@@ -21,7 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { HOSTS_MOST = 1024, WORDS_MOST = 8 };
+enum { MAX_HOSTS = 1024, MAX_WORDS = 8 };
 
 /* ---- who ------------------------------------------------------------------------------------------- */
 
@@ -70,10 +70,10 @@ static bool read_host(char *text, int64_t usual, tdm_session_start *out)
         *colon = '\0';
         errno = 0;
         count = strtoll(colon + 1, &end, 10);
-        if (!colon[1] || *end || errno || count < 1 || count > TDM_LAUNCH_MOST) {
+        if (!colon[1] || *end || errno || count < 1 || count > TDM_MAX_LAUNCH) {
             cli_error("train: '--hosts %s:%s': behind the colon stands how many workers run there, "
                       "from 1 to %d",
-                      text, colon + 1, TDM_LAUNCH_MOST);
+                      text, colon + 1, TDM_MAX_LAUNCH);
             return false;
         }
     }
@@ -102,8 +102,8 @@ static int read_hosts(const cli_args *args, int64_t usual, tdm_session_start *st
     int count = 0;
     for (char *word = list ? strtok_r(list, ",", &rest) : NULL; word;
          word = strtok_r(NULL, ",", &rest)) {
-        if (count == HOSTS_MOST) {
-            cli_error("train: '--hosts' may name %d hosts", HOSTS_MOST);
+        if (count == MAX_HOSTS) {
+            cli_error("train: '--hosts' may name %d hosts", MAX_HOSTS);
             return 0;
         }
         if (!read_host(word, usual, &starts[count])) return 0;
@@ -124,8 +124,8 @@ static bool read_limits(const cli_args *args, const tdm_job *job, int64_t starte
                         tdm_session_options *options)
 {
     int64_t lanes = tdm_lanes_of(job), min = job->elastic.min, max = job->elastic.max;
-    if (!cli_int(args, "min", 1, TDM_RANKS_MOST, &min) ||
-        !cli_int(args, "max", 1, TDM_RANKS_MOST, &max))
+    if (!cli_int(args, "min", 1, TDM_MAX_RANKS, &min) ||
+        !cli_int(args, "max", 1, TDM_MAX_RANKS, &max))
         return false;
     if (min < 1) min = 1;
     if (max < 1) max = started > min ? started : min;
@@ -205,8 +205,8 @@ static bool fill_words(const cli_args *args, tdm_arena *arena, const char **word
 static int launch(const cli_args *args, const tdm_job *job, const elastic_plan *plan,
                   tdm_arena *arena, tdm_str *text)
 {
-    const char *words[WORDS_MOST] = {NULL};
-    tdm_session_start *starts = tdm_arena_array(arena, HOSTS_MOST + 1, sizeof *starts);
+    const char *words[MAX_WORDS] = {NULL};
+    tdm_session_start *starts = tdm_arena_array(arena, MAX_HOSTS + 1, sizeof *starts);
     tdm_session_options options = {.name = job->name,
                                    .session = plan->session,
                                    .coming = (int)plan->coming,

@@ -30,8 +30,8 @@ const char *elastic_transport(const tdm_job *job);
 /* This process as a worker of a session. */
 typedef struct elastic_worker {
     tdm_worker *worker;
-    tdm_vault *vault;     /* where the state lies: the host's, or its own */
-    tdm_vault *own_vault; /* NULL: none */
+    tdm_shm *shm;       /* where the state lies: the host's, or its own */
+    tdm_shm *own_vault; /* NULL: none */
     tdm_member *member;
     tdm_member_options membership; /* that it was made with */
     tdm_kv_options kv;

@@ -51,10 +51,10 @@ static tdm_status read_limits(const elastic_worker *w, tdm_member_options *optio
 static tdm_status find_memory(const tdm_job *job, elastic_worker *w, tdm_error *err)
 {
     const char *transport = elastic_transport(job);
-    w->vault = tdm_worker_vault(w->worker);
+    w->shm = tdm_worker_shm(w->worker);
     if (strcmp(transport, "auto") == 0 || strncmp(transport, "shm", 3) == 0) return TDM_OK;
-    TDM_TRY(tdm_vault_create(&w->own_vault, err));
-    w->vault = w->own_vault;
+    TDM_TRY(tdm_shm_create(&w->own_vault, err));
+    w->shm = w->own_vault;
     return TDM_OK;
 }
 
@@ -73,7 +73,7 @@ static tdm_status join(const tdm_job *job, elastic_worker *w, tdm_error *err)
     options.needs_all_hosts = job->parallel.zero > 0 && !job->elastic.mirror;
     TDM_TRY(tdm_worker_open(&w->worker, err));
     TDM_TRY(find_memory(job, w, err));
-    options.vault_id = tdm_vault_id(w->vault);
+    options.shm_id = tdm_shm_id(w->shm);
     TDM_TRY(read_limits(w, &options, err));
     w->membership = options;
     return tdm_member_create(&options, &w->member, err);
@@ -95,7 +95,7 @@ void elastic_leave(elastic_worker *worker)
 {
     tdm_member_destroy(worker->member);
     tdm_worker_close(worker->worker);
-    tdm_vault_close(worker->own_vault);
+    tdm_shm_close(worker->own_vault);
     tdm_arena_destroy(worker->arena);
     *worker = (elastic_worker){.arena = NULL};
 }

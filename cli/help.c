@@ -226,7 +226,7 @@ const cli_command cli_help = {
     .summary = "Show help, about tandem or about one command",
     .usage = usage,
     .help = "Without a command it lists them all, with the exit codes.",
-    .arguments_most = 1,
+    .max_arguments = 1,
     .options = {{.name = "man", .help = "Print the manual page, as troff."},
                 {.name = "completion",
                  .value = "SHELL",

@@ -71,7 +71,7 @@ static double extra_percent(const tdm_memory_estimate *e)
 
 static void add_ops(const job_view *v, bool backward, tdm_str *out)
 {
-    static const cli_column columns[] = {{.title = "name", .most = 60},
+    static const cli_column columns[] = {{.title = "name", .max = 60},
                                          {.title = "op"},
                                          {.title = "output"},
                                          {.title = "kernel"},
@@ -101,7 +101,7 @@ static void add_ops(const job_view *v, bool backward, tdm_str *out)
 
 static void add_params(const job_view *v, tdm_str *out)
 {
-    static const cli_column columns[] = {{.title = "name", .most = 60},
+    static const cli_column columns[] = {{.title = "name", .max = 60},
                                          {.title = "shape"},
                                          {.title = "numbers", .right = true},
                                          {.title = "kind"}};
@@ -389,8 +389,8 @@ int inspect_job(const cli_args *args, const char *path)
 {
     int code;
     int64_t ranks = 0, hosts = 0;
-    if (!cli_int(args, "workers", 1, TDM_LANES_MOST, &ranks) ||
-        !cli_int(args, "hosts", 1, TDM_LANES_MOST, &hosts))
+    if (!cli_int(args, "workers", 1, TDM_MAX_LANES, &ranks) ||
+        !cli_int(args, "hosts", 1, TDM_MAX_LANES, &hosts))
         return CLI_USAGE;
     tdm_job_document *document = cli_load_job(args, path, &code);
     if (!document) return code;

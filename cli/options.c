@@ -167,8 +167,8 @@ static bool parse_short(cli_args *out, char **argv, int argc, int *at)
 static bool check_arguments(const cli_args *out, int count)
 {
     const cli_command *command = out->command;
-    if (count >= command->arguments_least && count <= command->arguments_most) return true;
-    if (count < command->arguments_least)
+    if (count >= command->min_arguments && count <= command->max_arguments) return true;
+    if (count < command->min_arguments)
         cli_error("%s: an argument is missing; usage: %s", command->name, command->usage[0]);
     else
         cli_error("%s: too many arguments; usage: %s", command->name, command->usage[0]);
@@ -223,31 +223,31 @@ void cli_set_value(cli_args *args, const char *option, const char *value)
     args->given[index] = value ? 1 : 0;
 }
 
-bool cli_int(const cli_args *args, const char *option, int64_t least, int64_t most, int64_t *out)
+bool cli_int(const cli_args *args, const char *option, int64_t min, int64_t max, int64_t *out)
 {
     const char *text = cli_value(args, option);
     if (!text) return true;
     char *end;
     errno = 0;
     long long value = strtoll(text, &end, 10);
-    if (!*text || *end || errno || value < least || value > most) {
+    if (!*text || *end || errno || value < min || value > max) {
         cli_error("%s: '--%s' wants a whole number from %lld to %lld, not '%s'",
-                  args->command->name, option, (long long)least, (long long)most, text);
+                  args->command->name, option, (long long)min, (long long)max, text);
         return false;
     }
     *out = value;
     return true;
 }
 
-bool cli_real(const cli_args *args, const char *option, double least, double most, double *out)
+bool cli_real(const cli_args *args, const char *option, double min, double max, double *out)
 {
     const char *text = cli_value(args, option);
     if (!text) return true;
     char *end;
     double value = strtod(text, &end);
-    if (!*text || *end || !(value >= least && value <= most)) {
+    if (!*text || *end || !(value >= min && value <= max)) {
         cli_error("%s: '--%s' wants a number from %g to %g, not '%s'", args->command->name, option,
-                  least, most, text);
+                  min, max, text);
         return false;
     }
     *out = value;

@@ -25,7 +25,7 @@
 #define WRAP_OFF "\033[?7l"
 #define WRAP_ON "\033[?7h"
 
-enum { PART_MOST = 8, BAR_LEAST = 6, RANK_BAR = 4, BAR_MOST = 40, DEFAULT_COLUMNS = 80 };
+enum { MAX_PART = 8, MIN_BAR = 6, RANK_BAR = 4, MAX_BAR = 40, DEFAULT_COLUMNS = 80 };
 
 void progress_init(progress *p, FILE *stream, bool quiet)
 {
@@ -64,7 +64,7 @@ typedef struct part {
 } part;
 
 /* Parts whose lengths vary from one moment to the next are padded, so that the line keeps still. */
-static int make_parts(const tdm_train_status *s, part parts[PART_MOST])
+static int make_parts(const tdm_train_status *s, part parts[MAX_PART])
 {
     int n = 0;
     char text[64];
@@ -101,26 +101,26 @@ static int make_parts(const tdm_train_status *s, part parts[PART_MOST])
     return n;
 }
 
-static int width_of(const part *parts, int count, int most_rank)
+static int width_of(const part *parts, int count, int max_rank)
 {
     int width = 0;
     for (int i = 0; i < count; i++)
-        if (parts[i].rank <= most_rank) width += (int)strlen(parts[i].text) + (width > 0 ? 2 : 0);
+        if (parts[i].rank <= max_rank) width += (int)strlen(parts[i].text) + (width > 0 ? 2 : 0);
     return width;
 }
 
 void progress_text(const tdm_train_status *status, int columns, tdm_str *out)
 {
-    part parts[PART_MOST];
-    int count = make_parts(status, parts), room = columns - 1, most_rank = PART_MOST;
-    int bar_room = BAR_LEAST + 4; /* with its brackets and the space behind */
-    while (most_rank > 0 &&
-           width_of(parts, count, most_rank) + (most_rank >= RANK_BAR ? bar_room : 0) > room)
-        most_rank--;
-    int text_width = width_of(parts, count, most_rank), bar = room - text_width - 4;
+    part parts[MAX_PART];
+    int count = make_parts(status, parts), room = columns - 1, max_rank = MAX_PART;
+    int bar_room = MIN_BAR + 4; /* with its brackets and the space behind */
+    while (max_rank > 0 &&
+           width_of(parts, count, max_rank) + (max_rank >= RANK_BAR ? bar_room : 0) > room)
+        max_rank--;
+    int text_width = width_of(parts, count, max_rank), bar = room - text_width - 4;
     size_t start = out->length;
-    if (bar >= BAR_LEAST) {
-        if (bar > BAR_MOST) bar = BAR_MOST;
+    if (bar >= MIN_BAR) {
+        if (bar > MAX_BAR) bar = MAX_BAR;
         double done = status->step_count > 0 ? (double)status->step / (double)status->step_count
                                              : 0;
         int full = (int)(done * bar);
@@ -130,7 +130,7 @@ void progress_text(const tdm_train_status *status, int columns, tdm_str *out)
     }
     bool first = true;
     for (int i = 0; i < count; i++) {
-        if (parts[i].rank > most_rank) continue;
+        if (parts[i].rank > max_rank) continue;
         tdm_str_addf(out, "%s%s", first ? "" : "  ", parts[i].text);
         first = false;
     }

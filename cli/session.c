@@ -40,7 +40,7 @@ static int read_password(const char *path, tdm_arena *arena, tdm_kv_options *out
 int session_store_of(const tdm_job *job, tdm_arena *arena, tdm_kv_options *out)
 {
     *out = (tdm_kv_options){.url = NULL};
-    if (job->store != TDM_JOB_STORE_ETCD) return CLI_OK;
+    if (job->store != TDM_JOB_KV_ETCD) return CLI_OK;
     out->url = tdm_arena_printf(arena, "etcd:%s", job->etcd.endpoints);
     out->user = job->etcd.user ? tdm_arena_strdup(arena, job->etcd.user) : NULL;
     out->ca = job->etcd.ca ? tdm_arena_strdup(arena, job->etcd.ca) : NULL;
@@ -208,13 +208,13 @@ int session_find(const cli_args *args, const char *word, tdm_arena *arena, sessi
     return CLI_USAGE;
 }
 
-int session_ask(const session_ref *ref, const char *wish)
+int session_ask(const session_ref *ref, const char *request)
 {
     tdm_kv *kv = NULL;
     tdm_error err;
     tdm_status status = tdm_kv_open(&ref->kv, &kv, &err);
     if (status == TDM_OK)
-        status = tdm_session_wish(kv, ref->view.session, wish, "a user asked for it", &err);
+        status = tdm_session_request(kv, ref->view.session, request, "a user asked for it", &err);
     tdm_kv_close(kv);
     return status == TDM_OK ? CLI_OK : cli_fail(&err);
 }

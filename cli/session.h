@@ -33,7 +33,7 @@ bool session_is_meant(const tdm_session_view *view, const char *word);
 /* The one that `word` means. CLI_USAGE after a complaint when there is none, or more than one. */
 int session_find(const cli_args *args, const char *word, tdm_arena *arena, session_ref *out);
 /* Asks the session for something; an exit code. */
-int session_ask(const session_ref *ref, const char *wish);
+int session_ask(const session_ref *ref, const char *request);
 /* What people call it: the run's name, or the session's where there is no run yet. */
 const char *session_title(const tdm_session_view *view);
 /* The path of this program; NULL after a complaint by the command. */

@@ -35,7 +35,7 @@ static bool is_in(uint32_t code, const range *ranges, size_t count)
 /* The bytes of the character at `p`, and its code; 0 when it is not valid UTF-8. */
 static size_t decode(const char *text, uint32_t *out)
 {
-    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    static const uint32_t min[] = {0, 0, 0x80, 0x800, 0x10000};
     const uint8_t *p = (const uint8_t *)text;
     size_t count = *p < 0x80 ? 1 : *p >= 0xf0 ? 4 : *p >= 0xe0 ? 3 : 2;
     if (count == 1) {
@@ -48,7 +48,7 @@ static size_t decode(const char *text, uint32_t *out)
         if ((p[i] & 0xc0) != 0x80) return 0; /* the terminating zero ends up here, too */
         code = code << 6 | (p[i] & 0x3f);
     }
-    if (code < least[count] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) return 0;
+    if (code < min[count] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) return 0;
     *out = code;
     return count;
 }
@@ -80,14 +80,14 @@ static int shown_width(const char *text)
     return width;
 }
 
-int cli_add_shown(tdm_str *out, const char *text, int most)
+int cli_add_shown(tdm_str *out, const char *text, int max)
 {
     int width = 0, one;
-    bool cut = most > 3 && shown_width(text) > most;
+    bool cut = max > 3 && shown_width(text) > max;
     while (*text) {
         const char *shown;
         size_t bytes = next_shown(text, &shown, &one);
-        if (cut && width + one > most - 3) break;
+        if (cut && width + one > max - 3) break;
         if (shown)
             tdm_str_add_bytes(out, shown, bytes);
         else
@@ -113,7 +113,7 @@ void cli_table_cell(cli_table *table, const char *fmt, ...)
     tdm_str_addv(&raw, fmt, args);
     va_end(args);
     const cli_column *column = &table->columns[table->cell_count % (size_t)table->column_count];
-    cli_add_shown(&table->cells, tdm_str_text(&raw), column->most);
+    cli_add_shown(&table->cells, tdm_str_text(&raw), column->max);
     tdm_str_add_char(&table->cells, '\0');
     if (!tdm_str_ok(&raw)) table->cells.failed = true;
     tdm_str_release(&raw);
@@ -142,7 +142,7 @@ static void end_line(tdm_str *out)
 
 void cli_table_print(cli_table *table, int indent, tdm_str *out)
 {
-    int widths[CLI_TABLE_MOST_COLUMNS] = {0}, columns = table->column_count;
+    int widths[CLI_TABLE_MAX_COLUMNS] = {0}, columns = table->column_count;
     if (!tdm_str_ok(&table->cells)) out->failed = true;
     if (table->cell_count > 0 && !out->failed) {
         for (int c = 0; c < columns; c++) widths[c] = shown_width(table->columns[c].title);

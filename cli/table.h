@@ -12,10 +12,10 @@
 typedef struct cli_column {
     const char *title;
     bool right; /* numbers stand at the right of their column */
-    int most;   /* columns on the screen; longer texts are cut; 0: never cut */
+    int max;    /* columns on the screen; longer texts are cut; 0: never cut */
 } cli_column;
 
-enum { CLI_TABLE_MOST_COLUMNS = 12 };
+enum { CLI_TABLE_MAX_COLUMNS = 12 };
 
 typedef struct cli_table {
     const cli_column *columns; /* borrowed */
@@ -32,6 +32,6 @@ void cli_table_cell(cli_table *table, const char *fmt, ...) TDM_PRINTF(2, 3);
 void cli_table_print(cli_table *table, int indent, tdm_str *out);
 
 /* Adds `text` made safe to show, at most `most` columns of it (0: all). Returns its width. */
-int cli_add_shown(tdm_str *out, const char *text, int most);
+int cli_add_shown(tdm_str *out, const char *text, int max);
 
 #endif

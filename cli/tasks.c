@@ -37,10 +37,10 @@ static const char *why_fixed(const cli_args *args, const tdm_job *job, const tdm
     if (strcmp(place->launcher, "tandem") == 0 || cli_has(args, "hosts") ||
         !elastic_is_wanted(args, place->size) || strstr(elastic_transport(job), "mpi"))
         return "";
-    if (place->size > TDM_EPOCH_RANKS_MOST) return "they are more than a session can have";
+    if (place->size > TDM_MAX_EPOCH_RANKS) return "they are more than a session can have";
     if (place->local_rank < 0 || place->local_size < 1 || !tdm_comm_launch_name(place, name))
         return "their launcher does not tell which of them share a host";
-    if (place->local_size < place->size && job->store != TDM_JOB_STORE_ETCD)
+    if (place->local_size < place->size && job->store != TDM_JOB_KV_ETCD)
         return "on several hosts, replacing workers that die needs 'store: etcd' (or --store)";
     return NULL;
 }
@@ -235,7 +235,7 @@ static int watch(tdm_kv *kv, const char *session, const tdm_tasks_options *o)
         if (is_over) break;
         if (is_there) seen_s = tdm_clock_s();
         if (wants_stop(o) && !has_asked)
-            has_asked = tdm_session_wish(kv, session, "stop", "a signal", NULL) == TDM_OK;
+            has_asked = tdm_session_request(kv, session, "stop", "a signal", NULL) == TDM_OK;
         (void)poll(NULL, 0, WATCH_MS);
     }
     return code;

@@ -32,7 +32,7 @@ void train_ranks_release(train_ranks *ranks)
 static void add_rank_table(const train_ranks *ranks, tdm_str *out)
 {
     static const cli_column columns[] = {{.title = "rank", .right = true},
-                                         {.title = "host", .most = 24},
+                                         {.title = "host", .max = 24},
                                          {.title = "lanes", .right = true},
                                          {.title = "samples/s", .right = true},
                                          {.title = "waiting", .right = true}};
@@ -49,31 +49,31 @@ static void add_rank_table(const train_ranks *ranks, tdm_str *out)
     cli_table_print(&table, 2, out);
 }
 
-static void widen(double value, double *least, double *most)
+static void widen(double value, double *min, double *max)
 {
-    if (value < *least) *least = value;
-    if (value > *most) *most = value;
+    if (value < *min) *min = value;
+    if (value > *max) *max = value;
 }
 
 /* Of very many ranks, the range they are in. */
 static void add_rank_range(const train_ranks *ranks, tdm_str *out)
 {
-    tdm_train_rank least = ranks->items[0], most = least;
+    tdm_train_rank min = ranks->items[0], max = min;
     int hosts = 0;
     for (int i = 0; i < ranks->count; i++) {
         const tdm_train_rank *r = &ranks->items[i];
         if (r->host >= hosts) hosts = r->host + 1;
-        if (r->lanes < least.lanes) least.lanes = r->lanes;
-        if (r->lanes > most.lanes) most.lanes = r->lanes;
-        widen(r->samples_per_s, &least.samples_per_s, &most.samples_per_s);
-        widen(r->wait_share, &least.wait_share, &most.wait_share);
+        if (r->lanes < min.lanes) min.lanes = r->lanes;
+        if (r->lanes > max.lanes) max.lanes = r->lanes;
+        widen(r->samples_per_s, &min.samples_per_s, &max.samples_per_s);
+        widen(r->wait_share, &min.wait_share, &max.wait_share);
     }
     tdm_str_addf(out,
                  "ranks          %d on %d host%s, each with %lld to %lld lanes, %.0f to %.0f "
                  "samples/s, %.0f to %.0f %% of the time waiting\n",
-                 ranks->count, hosts, hosts == 1 ? "" : "s", (long long)least.lanes,
-                 (long long)most.lanes, least.samples_per_s, most.samples_per_s,
-                 100 * least.wait_share, 100 * most.wait_share);
+                 ranks->count, hosts, hosts == 1 ? "" : "s", (long long)min.lanes,
+                 (long long)max.lanes, min.samples_per_s, max.samples_per_s, 100 * min.wait_share,
+                 100 * max.wait_share);
 }
 
 /* ---- for programs ----------------------------------------------------------------------------- */

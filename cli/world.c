@@ -72,14 +72,14 @@ int world_count(const cli_args *args, const tdm_job *job, const tdm_comm_place *
         return 0;
     }
     int64_t count = place->size > 0 ? place->size : asked > 0 ? asked : usual;
-    if (count <= lanes && (place->size > 0 || count <= TDM_LAUNCH_MOST)) return (int)count;
+    if (count <= lanes && (place->size > 0 || count <= TDM_MAX_LAUNCH)) return (int)count;
     if (count > lanes)
         cli_error("%s: %lld workers cannot share %lld lanes: each executes at least one; use "
                   "between 1 and %lld workers, or set parallel.lanes higher (which changes the "
                   "result)",
                   command, (long long)count, (long long)lanes, (long long)lanes);
     else
-        cli_error("%s: at most %d workers can be started on a host", command, TDM_LAUNCH_MOST);
+        cli_error("%s: at most %d workers can be started on a host", command, TDM_MAX_LAUNCH);
     return 0;
 }
 
@@ -147,7 +147,7 @@ static int add_options(const cli_args *args, tdm_arena *arena, const char **word
 
 const char *const *world_words(const cli_args *args, tdm_arena *arena)
 {
-    enum { WORDS_MOST = 4 + 2 * CLI_MAX_OPTIONS + 2 * CLI_MAX_SETS + CLI_MAX_ARGUMENTS };
+    enum { MAX_WORDS = 4 + 2 * CLI_MAX_OPTIONS + 2 * CLI_MAX_SETS + CLI_MAX_ARGUMENTS };
     char self[PATH_MAX];
     ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
     if (length <= 0) {
@@ -157,7 +157,7 @@ const char *const *world_words(const cli_args *args, tdm_arena *arena)
         return NULL;
     }
     self[length] = '\0';
-    const char **words = tdm_arena_array(arena, WORDS_MOST, sizeof(*words));
+    const char **words = tdm_arena_array(arena, MAX_WORDS, sizeof(*words));
     int n = 0;
     if (words) {
         words[n++] = tdm_arena_strdup(arena, self);

@@ -162,9 +162,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     switch (bytes[0] % 4) {
     case 0:
         from_the_port(bytes + 2, count - 2, piece,
-                      bytes[0] & 4 ? TDM__WIRE_PROVE_MOST : TDM__WIRE_JOIN_MOST);
+                      bytes[0] & 4 ? TDM__MAX_WIRE_PROVE : TDM__MAX_WIRE_JOIN);
         break;
-    case 1: from_the_port(bytes + 2, count - 2, piece, TDM__WIRE_BLOCK_MOST); break;
+    case 1: from_the_port(bytes + 2, count - 2, piece, TDM__MAX_WIRE_BLOCK); break;
     case 2: from_a_file(bytes + 2, count - 2); break;
     default: from_the_environment(bytes + 2, count - 2);
     }

@@ -30,7 +30,7 @@ __attribute__((noreturn)) static void broken(const char *what)
     } while (0)
 
 /* A byte of a packed file stands for so many at most; longer ones than this take too long. */
-enum { PACKED_MOST = 43700, PACKED_BYTES_MOST = 2048 };
+enum { MAX_PACKED = 43700, MAX_PACKED_BYTES = 2048 };
 
 static bool is_packed(const uint8_t *bytes, size_t count)
 {
@@ -130,7 +130,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     tdm_error err = {0};
     tdm_safetensors *file = NULL;
     bool packed = is_packed(bytes, count);
-    if (packed && count > PACKED_BYTES_MOST) return 0;
+    if (packed && count > MAX_PACKED_BYTES) return 0;
     tdm_status status = tdm_safetensors_parse(bytes, count, "fuzz", &file, &err);
     if (status != TDM_OK) {
         NEED(file == NULL && err.status == status && strncmp(err.message, "fuzz: ", 6) == 0,
@@ -138,7 +138,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
         return 0;
     }
     for (size_t i = 0; i < tdm_safetensors_count(file); i++) {
-        check_tensor(file, i, packed ? count * PACKED_MOST : count);
+        check_tensor(file, i, packed ? count * MAX_PACKED : count);
     }
     check_metadata(file);
     check_round_trip(file, packed);

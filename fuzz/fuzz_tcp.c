@@ -27,7 +27,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count);
         }                                                                                          \
     } while (0)
 
-enum { STREAMS = 2, OPEN_MOST = 64, DEPTH_MOST = 4, WORLD = 7, SEND_MOST = 9 << 20 };
+enum { STREAMS = 2, MAX_OPEN = 64, MAX_DEPTH = 4, WORLD = 7, MAX_SEND = 9 << 20 };
 
 typedef struct operation {
     bool is_open, is_send;
@@ -40,8 +40,8 @@ typedef struct tester {
     size_t left;
     tdm__tcp *tcp;
     int far[STREAMS];
-    operation open[OPEN_MOST];
-    tdm__arrival *waiting[OPEN_MOST];
+    operation open[MAX_OPEN];
+    tdm__arrival *waiting[MAX_OPEN];
     bool is_forgotten, was_lost;
     int depth; /* of callbacks */
 } tester;
@@ -60,7 +60,7 @@ static uint32_t draw(tester *t, int bytes)
 
 static operation *new_operation(tester *t, bool is_send, size_t bytes)
 {
-    for (int i = 0; i < OPEN_MOST; i++) {
+    for (int i = 0; i < MAX_OPEN; i++) {
         operation *o = &t->open[i];
         if (o->is_open) continue;
         *o = (operation){.is_open = true, .is_send = is_send, .tester = t};
@@ -74,7 +74,7 @@ static operation *new_operation(tester *t, bool is_send, size_t bytes)
 
 static void send_something(tester *t)
 {
-    static const size_t sizes[] = {0, 1, 70000, 1 << 20, SEND_MOST};
+    static const size_t sizes[] = {0, 1, 70000, 1 << 20, MAX_SEND};
     size_t bytes = sizes[draw(t, 1) % 5];
     operation *o = new_operation(t, true, bytes);
     if (!o) return;
@@ -97,18 +97,18 @@ static void forget(tester *t)
     if (t->depth > 0) return; /* the engine forgets between its rounds */
     tdm__transport_tcp.forget(&t->tcp->transport, 1);
     t->is_forgotten = true;
-    for (int i = 0; i < OPEN_MOST; i++) NEED(!t->open[i].is_open, "open after forget()");
+    for (int i = 0; i < MAX_OPEN; i++) NEED(!t->open[i].is_open, "open after forget()");
 }
 
 /* Takes or drops one that waits. */
 static void serve_waiting(tester *t)
 {
     uint32_t choice = draw(t, 1);
-    tdm__arrival **slot = &t->waiting[choice % OPEN_MOST];
+    tdm__arrival **slot = &t->waiting[choice % MAX_OPEN];
     tdm__arrival *arrival = *slot;
     if (!arrival) return;
     *slot = NULL;
-    if (choice & 64 || arrival->head.bytes > SEND_MOST)
+    if (choice & 64 || arrival->head.bytes > MAX_SEND)
         tdm__transport_tcp.drop(&t->tcp->transport, arrival);
     else
         take(t, arrival, arrival->head.bytes);
@@ -116,7 +116,7 @@ static void serve_waiting(tester *t)
 
 static void act(tester *t)
 {
-    if (t->depth >= DEPTH_MOST) return;
+    if (t->depth >= MAX_DEPTH) return;
     t->depth++;
     switch (draw(t, 1) % 6) {
     case 0: send_something(t); break;
@@ -132,10 +132,10 @@ static void on_arrived(void *user, int peer, const tdm__head *head, tdm__arrival
     NEED(peer == 1 && !t->is_forgotten && !t->was_lost, "a message of nobody");
     NEED(tdm__head_check(head, WORLD, 2) && head->source == 1, "a head that is none");
     uint32_t choice = draw(t, 1);
-    tdm__arrival **slot = &t->waiting[choice % OPEN_MOST];
+    tdm__arrival **slot = &t->waiting[choice % MAX_OPEN];
     if (!(choice & 128) && !*slot)
         *slot = arrival;
-    else if (choice & 64 || head->bytes > SEND_MOST)
+    else if (choice & 64 || head->bytes > MAX_SEND)
         tdm__transport_tcp.drop(&t->tcp->transport, arrival);
     else
         take(t, arrival, head->bytes);
@@ -287,7 +287,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count)
     for (int i = 0; i < STREAMS; i++)
         if (t->far[i] >= 0) close(t->far[i]);
     for (int i = 0; is_ready && i < 8; i++) tdm__transport_tcp.progress(&t->tcp->transport);
-    for (int i = 0; i < OPEN_MOST && is_ready; i++)
+    for (int i = 0; i < MAX_OPEN && is_ready; i++)
         NEED(!t->open[i].is_open, "open after the peer's end");
     t->tcp->has_met = is_ready;
     tdm__transport_tcp.destroy(&t->tcp->transport);

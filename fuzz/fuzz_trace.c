@@ -36,7 +36,7 @@ static void check_text(const char *text, size_t bytes)
 static void check_parsed(const tdm__trace_parsed *p)
 {
     const tdm_trace_rank *r = &p->rank;
-    NEED(r->rank >= 0 && r->rank < r->size && r->size <= TDM_RANKS_MOST, "a rank that cannot be");
+    NEED(r->rank >= 0 && r->rank < r->size && r->size <= TDM_MAX_RANKS, "a rank that cannot be");
     NEED(r->event_count <= TDM_TRACE_EVENTS, "too many events");
     check_text(r->host, sizeof r->host);
     check_text(r->transport, sizeof r->transport);

@@ -47,7 +47,7 @@ typedef struct team_bench {
     int64_t hidden[2];
     tdm_job_layer layers[3];
     tdm_graph *graph; /* of one row, for the layout */
-    tdm_store *store;
+    tdm_params *store;
     float *params;
     float *states[TDM_OPTIM_MAX_STATES];
     float *ema;
@@ -119,35 +119,35 @@ static inline bool team_bench_optimiser(team_bench *b)
 /* The store, with the first values. */
 static inline bool team_bench_store(team_bench *b)
 {
-    tdm_store_options o = {.graph = b->graph,
-                           .optimiser = b->optimiser,
-                           .has_ema = b->shape.ema > 0,
-                           .comm = b->shape.comm,
-                           .zero = b->shape.zero,
-                           .bucket_bytes = b->shape.bucket_bytes};
+    tdm_params_options o = {.graph = b->graph,
+                            .optimiser = b->optimiser,
+                            .has_ema = b->shape.ema > 0,
+                            .comm = b->shape.comm,
+                            .zero = b->shape.zero,
+                            .bucket_bytes = b->shape.bucket_bytes};
     tdm_error err = {0};
-    CHECK_INT(tdm_store_create(&o, &b->store, &err), TDM_OK);
+    CHECK_INT(tdm_params_create(&o, &b->store, &err), TDM_OK);
     if (!b->store) {
         fprintf(stderr, "  %s\n", err.message);
         return false;
     }
-    b->params = tdm_store_block(b->store, TDM_BLOCK_PARAMS);
-    b->ema = tdm_store_block(b->store, TDM_BLOCK_EMA);
+    b->params = tdm_params_block(b->store, TDM_BLOCK_PARAMS);
+    b->ema = tdm_params_block(b->store, TDM_BLOCK_EMA);
     for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++)
-        b->states[i] = tdm_store_block(b->store, TDM_BLOCK_STATE + i);
+        b->states[i] = tdm_params_block(b->store, TDM_BLOCK_STATE + i);
     float *first = aligned_alloc(64, (b->param_extent + 16) / 16 * 64);
     if (!first) return false;
     bool root = !b->shape.comm || tdm_comm_rank(b->shape.comm) == 0;
     memset(first, 0, b->param_extent * sizeof(float));
     tdm_model_init(b->graph, 3, first);
     CHECK_INT(
-        tdm_store_write(b->store, TDM_BLOCK_PARAMS, 0, b->param_extent, root ? first : NULL, NULL),
+        tdm_params_write(b->store, TDM_BLOCK_PARAMS, 0, b->param_extent, root ? first : NULL, NULL),
         TDM_OK);
     if (b->ema)
-        CHECK_INT(
-            tdm_store_write(b->store, TDM_BLOCK_EMA, 0, b->param_extent, root ? first : NULL, NULL),
-            TDM_OK);
-    CHECK_INT(tdm_store_settle(b->store, NULL), TDM_OK);
+        CHECK_INT(tdm_params_write(b->store, TDM_BLOCK_EMA, 0, b->param_extent, root ? first : NULL,
+                                   NULL),
+                  TDM_OK);
+    CHECK_INT(tdm_params_settle(b->store, NULL), TDM_OK);
     free(first);
     return true;
 }
@@ -218,7 +218,7 @@ static inline bool team_bench_open(team_bench *b, const team_shape *shape)
 static inline void team_bench_close(team_bench *b)
 {
     tdm_team_destroy(b->team);
-    tdm_store_destroy(b->store);
+    tdm_params_destroy(b->store);
     tdm_optimiser_destroy(b->optimiser);
     tdm_graph_destroy(b->graph);
 }

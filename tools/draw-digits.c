@@ -206,12 +206,12 @@ static const glyph *choose_glyph(int digit, tdm_rng *rng)
     return &glyphs[first + tdm_rng_below(rng, count)];
 }
 
-static bool read_number(const char *text, uint64_t most, uint64_t *out)
+static bool read_number(const char *text, uint64_t max, uint64_t *out)
 {
     char *end;
     errno = 0;
     unsigned long long value = strtoull(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end || errno || value > most) return false;
+    if (text[0] < '0' || text[0] > '9' || *end || errno || value > max) return false;
     *out = value;
     return true;
 }

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SAMPLES_MOST = 1000, SAMPLES_LEAST = 5, BATCH_MOST = 10000 };
+enum { MAX_SAMPLES = 1000, MIN_SAMPLES = 5, MAX_BATCH = 10000 };
 static const double SAMPLE_S = 200e-6;
 
 static double sample(float *data, int count, int batch)
@@ -24,9 +24,9 @@ static double sample(float *data, int count, int batch)
     return (MPI_Wtime() - begin) / batch;
 }
 
-static int between(double value, int least, int most)
+static int between(double value, int min, int max)
 {
-    return value < least ? least : value > most ? most : (int)value;
+    return value < min ? min : value > max ? max : (int)value;
 }
 
 static int ascending(const void *left, const void *right)
@@ -37,7 +37,7 @@ static int ascending(const void *left, const void *right)
 
 static double measure(size_t bytes, double seconds)
 {
-    static double times[SAMPLES_MOST];
+    static double times[MAX_SAMPLES];
     int count = bytes < sizeof(float) ? 1 : (int)(bytes / sizeof(float));
     float *data = malloc((size_t)count * sizeof(float));
     if (!data) MPI_Abort(MPI_COMM_WORLD, 1);
@@ -45,8 +45,8 @@ static double measure(size_t bytes, double seconds)
     double once = 0;
     for (int i = 0; i < 3; i++) once = sample(data, count, 1);
     int sizes[2];
-    sizes[0] = between(SAMPLE_S / once, 1, BATCH_MOST);
-    sizes[1] = between(seconds / (sizes[0] * once), SAMPLES_LEAST, SAMPLES_MOST);
+    sizes[0] = between(SAMPLE_S / once, 1, MAX_BATCH);
+    sizes[1] = between(seconds / (sizes[0] * once), MIN_SAMPLES, MAX_SAMPLES);
     MPI_Bcast(sizes, 2, MPI_INT, 0, MPI_COMM_WORLD);
     for (int i = 0; i < sizes[1]; i++) times[i] = sample(data, count, sizes[0]);
     MPI_Allreduce(MPI_IN_PLACE, times, sizes[1], MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);

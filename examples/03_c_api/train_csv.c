@@ -201,19 +201,19 @@ static double accuracy(const trainer *t)
 
 /* ---- 6. checkpoints: saving, and going on ---------------------------------------------------- */
 
-enum { MOST_TENSORS = 32 };
+enum { MAX_TENSORS = 32 };
 
 /* Every tensor of the state with its name: "w1", "optim.m.w1", ... */
 typedef struct inventory {
-    tdm_named_tensor tensors[MOST_TENSORS];
-    char names[MOST_TENSORS][64];
+    tdm_named_tensor tensors[MAX_TENSORS];
+    char names[MAX_TENSORS][64];
     size_t count;
 } inventory;
 
 static void inventory_add(inventory *list, const char *prefix, const tdm_param_info *param,
                           float *block)
 {
-    if (list->count == MOST_TENSORS) return; /* six parameters, two states of four: 14 */
+    if (list->count == MAX_TENSORS) return; /* six parameters, two states of four: 14 */
     char *name = list->names[list->count];
     snprintf(name, sizeof(list->names[0]), "%s%s", prefix, param->name);
     tdm_tensor view = {

@@ -130,9 +130,9 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
 /* ---- the table that Tandem asks for ---------------------------------------------------------- */
 
 static const tdm_library_option options[] = {
-    {.name = "width", .type = TDM_LIBRARY_TYPE_INT, .fallback = "32", .least = 1, .most = 65536},
-    {.name = "blocks", .type = TDM_LIBRARY_TYPE_INT, .fallback = "2", .least = 0, .most = 1000},
-    {.name = "dropout", .type = TDM_LIBRARY_TYPE_REAL, .fallback = "0", .least = 0, .most = 0.9},
+    {.name = "width", .type = TDM_LIBRARY_TYPE_INT, .fallback = "32", .min = 1, .max = 65536},
+    {.name = "blocks", .type = TDM_LIBRARY_TYPE_INT, .fallback = "2", .min = 0, .max = 1000},
+    {.name = "dropout", .type = TDM_LIBRARY_TYPE_REAL, .fallback = "0", .min = 0, .max = 0.9},
 };
 
 static const tdm_model_library library = {

@@ -145,7 +145,7 @@ enum { TDM_LOG_MAX_SINKS = 8 };
  * Calls are serialised over all sinks. `fn` must not log, nor add or remove sinks, itself.
  * TDM_ERR_RANGE when there are TDM_LOG_MAX_SINKS already.
  */
-TDM_API tdm_status tdm_log_add_sink(tdm_log_fn fn, void *user, tdm_log_level least);
+TDM_API tdm_status tdm_log_add_sink(tdm_log_fn fn, void *user, tdm_log_level min);
 /* Takes away what was added with these two; after it returns the sink is not called again. */
 TDM_API void tdm_log_remove_sink(tdm_log_fn fn, void *user);
 TDM_API void tdm_log(tdm_log_level level, const char *room, const char *fmt, ...) TDM_PRINTF(3, 4);

@@ -45,7 +45,7 @@ typedef struct tdm_bench {
     int step_count;        /* that were timed */
     /* the step, as training executes it */
     double step_s;       /* the median */
-    double step_least_s; /* the fastest */
+    double min_step_s;   /* the fastest */
     double start_s;      /* from the call to the first step: reading, planning, first values */
     double first_step_s; /* the first one, which touches all memory for the first time */
     double update_s; /* of that, outside this rank's lanes: waiting, sum of gradients, optimiser */

@@ -247,7 +247,7 @@ TDM_API tdm_status tdm_checkpoint_note(const char *dir, uint64_t step,
  * `good` stays in any case. */
 TDM_API tdm_status tdm_checkpoint_retain(const char *dir, const tdm_checkpoint_retention *rules,
                                          uint64_t good, tdm_error *err);
-/* What tdm_checkpoint_make_room has removed. */
+/* What tdm_checkpoint_free_space has removed. */
 typedef struct tdm_checkpoint_removed {
     int count;
     uint64_t bytes;
@@ -258,9 +258,9 @@ typedef struct tdm_checkpoint_removed {
  * newer. Nothing is removed where all of them together would not make enough room. *out: what was removed,
  * also after an error. Reads the newest checkpoint, if there is anything to remove.
  */
-TDM_API tdm_status tdm_checkpoint_make_room(const char *dir, const tdm_checkpoint_retention *rules,
-                                            uint64_t bytes, tdm_checkpoint_removed *out,
-                                            tdm_error *err);
+TDM_API tdm_status tdm_checkpoint_free_space(const char *dir, const tdm_checkpoint_retention *rules,
+                                             uint64_t bytes, tdm_checkpoint_removed *out,
+                                             tdm_error *err);
 /* Removes all but the `keep` newest (0: keeps all), and what interrupted writes left behind. */
 TDM_API tdm_status tdm_checkpoint_prune(const char *dir, int64_t keep, tdm_error *err);
 

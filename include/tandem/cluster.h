@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-enum { TDM_LAUNCH_MOST = 4096 }; /* processes of one launcher */
+enum { TDM_MAX_LAUNCH = 4096 }; /* processes of one launcher */
 
 /* Zero means the default in brackets. */
 typedef struct tdm_launch_options {
@@ -161,15 +161,15 @@ TDM_API tdm_status tdm_session_names(tdm_kv *kv, tdm_arena *arena, const char *c
                                      size_t *out_count, tdm_error *err);
 
 /* Asks for something, as users do: "stop" ends with a checkpoint, "now" ends at once, "leave/ID". */
-TDM_API tdm_status tdm_session_wish(tdm_kv *kv, const char *session, const char *wish,
-                                    const char *why, tdm_error *err);
+TDM_API tdm_status tdm_session_request(tdm_kv *kv, const char *session, const char *request,
+                                       const char *why, tdm_error *err);
 /*
  * A checkpoint after the step in progress, after which training goes on. Each wish has a name of its own,
  * drawn by ask_save; who trains answers all that it has seen (up to a revision) with what became of the
  * checkpoint. await_save waits for that: TDM_ERR_TIMEOUT when it did not come in time, TDM_ERR_NOT_FOUND
  * when the session has ended meanwhile. That the checkpoint failed is no error: see its status.
  */
-enum { TDM_SAVE_WISH_BYTES = 17, TDM_SAVED_PATH_BYTES = 4096 };
+enum { TDM_SAVE_REQUEST_BYTES = 17, TDM_SAVED_PATH_BYTES = 4096 };
 typedef struct tdm_session_saved {
     tdm_status status; /* TDM_OK: it is on the disk */
     uint64_t step;
@@ -177,8 +177,8 @@ typedef struct tdm_session_saved {
     char message[1000]; /* why not */
 } tdm_session_saved;
 TDM_API tdm_status tdm_session_ask_save(tdm_kv *kv, const char *session, const char *why,
-                                        char out_wish[TDM_SAVE_WISH_BYTES], tdm_error *err);
-TDM_API tdm_status tdm_session_await_save(tdm_kv *kv, const char *session, const char *wish,
+                                        char out_wish[TDM_SAVE_REQUEST_BYTES], tdm_error *err);
+TDM_API tdm_status tdm_session_await_save(tdm_kv *kv, const char *session, const char *request,
                                           double seconds, tdm_session_saved *out, tdm_error *err);
 TDM_API tdm_status tdm_session_answer_save(tdm_kv *kv, const char *session, uint64_t revision,
                                            const tdm_session_saved *saved, tdm_error *err);
@@ -188,24 +188,24 @@ TDM_API tdm_status tdm_session_end(tdm_kv *kv, const char *session, tdm_status s
 
 /* ---- workers ------------------------------------------------------------------------------------ */
 
-/* How a worker ends, by its exit code; 1 to TDM_WORKER_ERROR_MOST: the job's, the user's or this host's
+/* How a worker ends, by its exit code; 1 to TDM_MAX_WORKER_ERROR: the job's, the user's or this host's
  * error, the same for any worker. */
 enum {
     TDM_WORKER_DONE = 0,
-    TDM_WORKER_ERROR_MOST = 5,
+    TDM_MAX_WORKER_ERROR = 5,
     TDM_WORKER_PEER = 6,   /* others failed: another try may help */
     TDM_WORKER_FENCED = 7, /* the others go on without it */
     TDM_WORKER_LEFT = 8,   /* it was asked to leave */
     TDM_WORKER_STOPPED = 130
 };
-enum { TDM_SLOTS_MOST = 4096 }; /* of living workers on a host */
+enum { TDM_MAX_SLOTS = 4096 }; /* of living workers on a host */
 
 /* A worker's side of what its agent gave it: this host's memory, its slot, its streams. */
 typedef struct tdm_worker tdm_worker;
 /* By the environment that an agent has set. TDM_ERR_NOT_FOUND: none has. */
 TDM_API tdm_status tdm_worker_open(tdm_worker **out, tdm_error *err);
 TDM_API void tdm_worker_close(tdm_worker *worker); /* NULL is fine */
-TDM_API tdm_vault *tdm_worker_vault(const tdm_worker *worker);
+TDM_API tdm_shm *tdm_worker_shm(const tdm_worker *worker);
 /* Steps finished: for the agent to know where it died. Cheap. */
 TDM_API void tdm_worker_tell(tdm_worker *worker, uint64_t step);
 /* From now on its standard streams are those of the session's launcher; before they are its log. */
@@ -216,7 +216,7 @@ TDM_API int tdm_worker_log_fd(const tdm_worker *worker);
 /* A pipe for lines that its agent brings into the run's log, wherever that is: JSON objects of at most
  * TDM_LINE_BYTES and a newline, each with one write; -1: there is none. It never waits. */
 enum { TDM_LINE_BYTES = 4095 };
-TDM_API int tdm_worker_lines_fd(const tdm_worker *worker);
+TDM_API int tdm_worker_log_forward_fd(const tdm_worker *worker);
 
 /* ---- agents ------------------------------------------------------------------------------------- */
 

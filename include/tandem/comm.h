@@ -34,7 +34,7 @@ typedef struct tdm_request tdm_request; /* a call that was started */
 
 /* ---- the world ------------------------------------------------------------------------------- */
 
-enum { TDM_RANKS_MOST = 65536 };
+enum { TDM_MAX_RANKS = 65536 };
 enum { TDM_SECRET_BYTES = 512 }; /* of a secret, terminator included */
 
 /* How connections between ranks are protected. All ranks must be set to the same. */
@@ -237,10 +237,10 @@ typedef struct tdm_lanes {
     const uint8_t *absent;
 } tdm_lanes;
 
-enum { TDM_LANE_PARTS_MOST = 64 };
+enum { TDM_MAX_LANE_PARTS = 64 };
 /* The largest whole sub-trees of lanes [first, last), from left to right, as heap numbers (root 1,
  * children 2n and 2n + 1, lane l is lane_count + l), without those whose lanes are all absent. Returns
- * their number, at most TDM_LANE_PARTS_MOST. */
+ * their number, at most TDM_MAX_LANE_PARTS. */
 TDM_API int tdm_lane_nodes(const tdm_lanes *lanes, int64_t first, int64_t last, int64_t *out);
 
 typedef enum tdm_algorithm {

@@ -46,8 +46,13 @@
 extern "C" {
 #endif
 
-enum { TDM_EPOCH_RANKS_MOST = 512 }; /* of one session at a time */
-enum { TDM_MEMBER_ID_BYTES = 64, TDM_HOST_BYTES = 64, TDM_DOOR_BYTES = 256, TDM_LOST_BYTES = 160 };
+enum { TDM_MAX_EPOCH_RANKS = 512 }; /* of one session at a time */
+enum {
+    TDM_MEMBER_ID_BYTES = 64,
+    TDM_HOST_BYTES = 64,
+    TDM_ENDPOINT_BYTES = 256,
+    TDM_LOST_BYTES = 160
+};
 
 typedef struct tdm_member tdm_member;
 
@@ -65,7 +70,7 @@ typedef struct tdm_member_options {
         lease_s; /* without a sign of life after which a member counts as gone (by how regular these
                        * have been: 1 to 30) */
     double report_s;      /* that others have to report when an epoch has failed (2) */
-    uint64_t vault_id;    /* the vault in which it keeps its part of the state (tdm_vault_id) */
+    uint64_t shm_id;      /* the vault in which it keeps its part of the state (tdm_shm_id) */
     bool needs_all_hosts; /* each host has a part of the state alone */
     bool
         is_begun; /* a launcher has put the session into the store: when it is gone, it has ended */
@@ -110,10 +115,10 @@ TDM_API void tdm_member_tell(tdm_member *member, const tdm_member_status *status
 
 /* Where rank 0 listens in this epoch: put by rank 0, awaited by the others, who give up when the epoch
  * is over (TDM_ERR_PEER_FAILED) or the time is. */
-TDM_API tdm_status tdm_member_open_door(tdm_member *member, uint32_t epoch, const char *door,
-                                        tdm_error *err);
-TDM_API tdm_status tdm_member_find_door(tdm_member *member, uint32_t epoch, double seconds,
-                                        char out[TDM_DOOR_BYTES], tdm_error *err);
+TDM_API tdm_status tdm_member_publish_endpoint(tdm_member *member, uint32_t epoch, const char *door,
+                                               tdm_error *err);
+TDM_API tdm_status tdm_member_lookup_endpoint(tdm_member *member, uint32_t epoch, double seconds,
+                                              char out[TDM_ENDPOINT_BYTES], tdm_error *err);
 /* Whether the epoch still counts, as far as this process knows without asking: the lease is kept, and
  * nobody of the epoch is known to be gone. For loops that wait; any thread; cheap. */
 TDM_API bool tdm_member_epoch_holds(const tdm_member *member, uint32_t epoch);
@@ -123,22 +128,22 @@ TDM_API tdm_status tdm_member_confirm(tdm_member *member, uint32_t epoch, tdm_er
 
 /* Somebody has asked for a checkpoint (tdm_session_ask_save): the revision of the newest wish, as far as
  * is known without asking; 0: nobody has. Any thread. */
-TDM_API uint64_t tdm_member_save_wish(tdm_member *member);
+TDM_API uint64_t tdm_member_save_request(tdm_member *member);
 
 /* ---- the loop --------------------------------------------------------------------------------- */
 
 /* What members want after a step; or-ed over all by the step itself. */
 enum {
-    TDM_WISH_STOP = 1,   /* end with a checkpoint */
-    TDM_WISH_REGROUP = 2 /* somebody waits to join, or was asked to leave */
+    TDM_REQUEST_STOP = 1,   /* end with a checkpoint */
+    TDM_REQUEST_REGROUP = 2 /* somebody waits to join, or was asked to leave */
 };
 
 /* How a member of the epoch was lost. */
-typedef enum tdm_loss {
-    TDM_LOSS_NONE = 0, /* it was not */
-    TDM_LOSS_SILENT,   /* it cannot be reached, and may live */
-    TDM_LOSS_CLOSED    /* its connection was closed without a good-bye, as when a process ends */
-} tdm_loss;
+typedef enum tdm_lost {
+    TDM_LOST_NONE = 0, /* it was not */
+    TDM_LOST_SILENT,   /* it cannot be reached, and may live */
+    TDM_LOST_CLOSED    /* its connection was closed without a good-bye, as when a process ends */
+} tdm_lost;
 
 /* All calls but `interrupt` come from the thread of tdm_elastic_run. */
 typedef struct tdm_elastic_ops {
@@ -146,12 +151,13 @@ typedef struct tdm_elastic_ops {
     tdm_status (*enter)(void *user, const tdm_epoch *epoch, tdm_error *err);
     /* Goes on by one step, with what is due after it. `wish`: this member's; *wishes: of all of them, the
      * same for all. *done: the run has ended, and all that is to be kept is on disk. */
-    tdm_status (*step)(void *user, unsigned wish, unsigned *wishes, bool *done, tdm_error *err);
+    tdm_status (*step)(void *user, unsigned request, unsigned *requests, bool *done,
+                       tdm_error *err);
     /* After enter or step has failed, before leave: whether this member itself could not reach that rank
      * (told by others does not count, nor who left in good order), and how it noticed, for the log. It may
      * be asked again some milliseconds later.
      * NULL: nobody is named. */
-    tdm_loss (*lost)(void *user, int rank, char how[TDM_LOST_BYTES]);
+    tdm_lost (*lost)(void *user, int rank, char how[TDM_LOST_BYTES]);
     /* Closes the world, if it is open. What was committed stays where it is. */
     void (*leave)(void *user);
     /* From another thread, at any time from right before enter until leave: break off what waits or

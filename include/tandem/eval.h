@@ -28,7 +28,7 @@ TDM_API int64_t tdm_predictor_batch(const tdm_predictor *predictor);
 TDM_API int64_t tdm_predictor_class_count(const tdm_predictor *predictor);
 
 /*
- * Where parameters are not all there, but brought while the plan runs (tdm_feed of parallel.h): its
+ * Where parameters are not all there, but brought while the plan runs (tdm_prefetch of parallel.h): its
  * plan, and who runs it. `run` runs the plan once, from its beginning to its end; with `has_rows`
  * false this rank has nothing to run while others have, and only takes part in what is collective.
  * From then on tdm_evaluate_together is what may be called.

@@ -358,10 +358,10 @@ typedef struct tdm_product {
     int64_t batch, M, N, K;
     double share;
 } tdm_product;
-enum { TDM_PRODUCTS_MOST = 4 };
+enum { TDM_MAX_PRODUCTS = 4 };
 /* The matrix products inside a node that is more than one: those of attention. Their number. */
 TDM_API size_t tdm_graph_products_at(const tdm_graph *graph, size_t index,
-                                     tdm_product out[TDM_PRODUCTS_MOST]);
+                                     tdm_product out[TDM_MAX_PRODUCTS]);
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
@@ -411,10 +411,9 @@ TDM_API void tdm_plan_run(tdm_plan *plan, const tdm_step_key *key);
 TDM_API size_t tdm_plan_step_count(const tdm_plan *plan);
 TDM_API void tdm_plan_run_part(tdm_plan *plan, const tdm_step_key *key, size_t begin, size_t end);
 /* The parameters, statistics and buffers (indices as in tdm_graph_param_at) that a step reads, each
- * once; their number, at most TDM_PLAN_READS_MOST. */
-enum { TDM_PLAN_READS_MOST = 16 };
-TDM_API size_t tdm_plan_reads_at(const tdm_plan *plan, size_t step,
-                                 size_t out[TDM_PLAN_READS_MOST]);
+ * once; their number, at most TDM_MAX_PLAN_READS. */
+enum { TDM_MAX_PLAN_READS = 16 };
+TDM_API size_t tdm_plan_reads_at(const tdm_plan *plan, size_t step, size_t out[TDM_MAX_PLAN_READS]);
 /* The step after which the gradient of a parameter, or what was observed for a statistic, is complete
  * in TDM_SPACE_GRADS, and that no other step reads or writes there; SIZE_MAX where the plan makes none:
  * for a buffer, a statistic that follows nothing, and in plans that go forward only. */

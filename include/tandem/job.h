@@ -38,7 +38,7 @@ typedef enum tdm_job_last_batch {
     TDM_JOB_LAST_BATCH_KEEP,
     TDM_JOB_LAST_BATCH_DROP
 } tdm_job_last_batch;
-typedef enum tdm_job_store { TDM_JOB_STORE_LOCAL, TDM_JOB_STORE_ETCD } tdm_job_store;
+typedef enum tdm_job_kv { TDM_JOB_KV_LOCAL, TDM_JOB_KV_ETCD } tdm_job_kv;
 typedef enum tdm_job_compress { TDM_JOB_COMPRESS_NONE, TDM_JOB_COMPRESS_ZSTD } tdm_job_compress;
 
 typedef enum tdm_job_bad_numbers {
@@ -108,7 +108,7 @@ typedef enum tdm_job_numerics {
     TDM_JOB_NUMERICS_PORTABLE,
     TDM_JOB_NUMERICS_VENDOR
 } tdm_job_numerics;
-enum { TDM_THREADS_MOST = 1024 }; /* of a worker */
+enum { TDM_MAX_THREADS = 1024 }; /* of a worker */
 typedef enum tdm_job_transport {
     TDM_JOB_TRANSPORT_AUTO,
     TDM_JOB_TRANSPORT_SHM,
@@ -167,7 +167,7 @@ typedef struct tdm_job_option_list { /* in order of name */
 
 typedef struct tdm_job_early_stop {
     int metric; /* tdm_job_metric */
-    int64_t patience;
+    int64_t cancellation;
     double min_delta;
 } tdm_job_early_stop;
 
@@ -291,7 +291,7 @@ typedef struct tdm_job {
         double l2;                            /* 0: off */
         const tdm_job_early_stop *early_stop; /* NULL: off */
         int bad_numbers;                      /* tdm_job_bad_numbers */
-        int64_t bad_numbers_most;             /* steps in a row that may be skipped */
+        int64_t max_bad_numbers;              /* steps in a row that may be skipped */
     } train;
     struct {
         int kind; /* tdm_job_optim */
@@ -322,7 +322,7 @@ typedef struct tdm_job {
         double end_divisor;
         int anneal; /* tdm_job_anneal */
         int metric; /* tdm_job_metric */
-        int64_t patience;
+        int64_t cancellation;
         double threshold;
         int64_t cooldown;
     } schedule;
@@ -372,7 +372,7 @@ typedef struct tdm_job {
         double retry_s; /* 0: what the disk refuses is not tried again */
         bool ledger;    /* of samples */
     } checkpoint;
-    int store; /* tdm_job_store */
+    int store; /* tdm_job_kv */
     struct {
         const char *endpoints; /* URLs, with commas between */
         const char *user;      /* NULL: none */
@@ -496,11 +496,11 @@ struct tdm_job_key {
     /* With decides_bits: only for jobs of which this is true, and those in words. NULL: for all. */
     bool (*decides_when)(const tdm_job *job);
     const char *decides_note;
-    double least;              /* numbers: the range, both ends included unless open_... */
-    double most;               /* INFINITY: none */
-    bool open_least;           /* the lower end is excluded */
-    bool open_most;            /* the upper end is excluded */
-    size_t most_count;         /* lists: how many entries at most */
+    double min;                /* numbers: the range, both ends included unless open_... */
+    double max;                /* INFINITY: none */
+    bool min_open;             /* the lower end is excluded */
+    bool max_open;             /* the upper end is excluded */
+    size_t max_count;          /* lists: how many entries at most */
     const tdm_job_key *fields; /* mappings: their keys; paths begin with this key's */
     size_t field_count;
     size_t struct_bytes; /* mappings: of the struct that holds one */

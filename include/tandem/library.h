@@ -41,7 +41,7 @@ typedef struct tdm_library_option {
     const char *name;
     tdm_library_type type;
     const char *fallback; /* as a job would have it; NULL: the job must give one */
-    double least, most;   /* numbers: the range, both ends included; both 0: any */
+    double min, max;      /* numbers: the range, both ends included; both 0: any */
 } tdm_library_option;
 
 typedef struct tdm_model_library {

@@ -162,7 +162,7 @@ typedef struct tdm_schedule {
     double peak_at, start_divisor, end_divisor;
     bool linear_anneal;
     bool higher_is_better;
-    double patience, threshold, cooldown;
+    double cancellation, threshold, cooldown;
 } tdm_schedule;
 
 /* `step_count` is the length of the training, for schedules that run over all of it. */

@@ -145,7 +145,7 @@ TDM_API void tdm_pages_unmap(tdm_pages *pages);
  * waits for it; what they held is lost. lend: what they hold has no use any more; the system takes their
  * memory when somebody else needs it, and otherwise it is still there for the next write. */
 TDM_API void tdm_pages_populate(const tdm_pages *pages);
-TDM_API void tdm_pages_lend(const tdm_pages *pages);
+TDM_API void tdm_pages_free_lazily(const tdm_pages *pages);
 
 /* Zeroed address space in which memory is used only where something was written, page by page: for
  * large blocks of which a process fills a part. Given back by tdm_pages_unmap. */
@@ -196,30 +196,30 @@ TDM_API tdm_status tdm_file_map_open(const char *path, size_t bytes, tdm_pages *
  * block; one that is stopped while it has it is killed after a second, and who has waited for twenty gets
  * TDM_ERR_PEER_TIMEOUT. Threading: any thread.
  */
-typedef struct tdm_vault tdm_vault;
-TDM_API tdm_status tdm_vault_create(tdm_vault **out, tdm_error *err);
+typedef struct tdm_shm tdm_shm;
+TDM_API tdm_status tdm_shm_create(tdm_shm **out, tdm_error *err);
 /* By a descriptor that a parent left open, or that came through a socket; it is duplicated. */
-TDM_API tdm_status tdm_vault_attach(int fd, tdm_vault **out, tdm_error *err);
+TDM_API tdm_status tdm_shm_attach(int fd, tdm_shm **out, tdm_error *err);
 /* To be handed on; stays the vault's. */
-TDM_API int tdm_vault_fd(const tdm_vault *vault);
+TDM_API int tdm_shm_fd(const tdm_shm *shm);
 /* Tells this memory from all others: the same in every process that has it. */
-TDM_API uint64_t tdm_vault_id(const tdm_vault *vault);
-TDM_API void tdm_vault_close(tdm_vault *vault); /* what it gave is no longer mapped; NULL is fine */
-enum { TDM_VAULT_NAME_BYTES = 48, TDM_VAULT_REGIONS_MOST = 2048 };
+TDM_API uint64_t tdm_shm_id(const tdm_shm *shm);
+TDM_API void tdm_shm_close(tdm_shm *shm); /* what it gave is no longer mapped; NULL is fine */
+enum { TDM_SHM_NAME_BYTES = 48, TDM_SHM_MAX_REGIONS = 2048 };
 /* The region of this name, mapped once in this process, from a page's beginning on. Without one it is
  * made, zeroed, and *is_new set; memory is used only where something is written. TDM_ERR_EXISTS when
  * there is one of another size. */
-TDM_API tdm_status tdm_vault_take(tdm_vault *vault, const char *name, size_t bytes, bool *is_new,
-                                  void **out, tdm_error *err);
+TDM_API tdm_status tdm_shm_region_take(tdm_shm *shm, const char *name, size_t bytes, bool *is_new,
+                                       void **out, tdm_error *err);
 /* The same of one that is there, whatever its size; TDM_ERR_NOT_FOUND when none is. */
-TDM_API tdm_status tdm_vault_find(tdm_vault *vault, const char *name, size_t *bytes, void **out,
-                                  tdm_error *err);
+TDM_API tdm_status tdm_shm_region_find(tdm_shm *shm, const char *name, size_t *bytes, void **out,
+                                       tdm_error *err);
 /* A place in the vault that means the same to all who have it, and back (its region must have been taken
  * by this process). UINT64_MAX and NULL: it is not in the vault, or not mapped here. */
-TDM_API uint64_t tdm_vault_place(const tdm_vault *vault, const void *memory);
-TDM_API void *tdm_vault_at(const tdm_vault *vault, uint64_t place);
+TDM_API uint64_t tdm_shm_offset(const tdm_shm *shm, const void *memory);
+TDM_API void *tdm_shm_at(const tdm_shm *shm, uint64_t place);
 /* The region is no more, for anybody; its memory goes back to the system at once. */
-TDM_API void tdm_vault_drop(tdm_vault *vault, const char *name);
+TDM_API void tdm_shm_region_drop(tdm_shm *shm, const char *name);
 
 /* ---- other processes ------------------------------------------------------------------------- */
 
@@ -288,26 +288,27 @@ typedef struct tdm_topology_info {
 } tdm_topology_info;
 TDM_API void tdm_os_topology_info(tdm_topology_info *out);
 
-enum { TDM_PLACE_PROCESSORS_MOST = 4096, TDM_PLACE_TEXT_BYTES = 64 };
+enum { TDM_PLACE_MAX_CPUS = 4096, TDM_CPU_SET_TEXT_BYTES = 64 };
 
 /* Where one of several processes of this machine runs. */
-typedef struct tdm_place {
-    uint64_t processors[TDM_PLACE_PROCESSORS_MOST / 64]; /* a bit for each that it may use */
+typedef struct tdm_cpu_set {
+    uint64_t processors[TDM_PLACE_MAX_CPUS / 64]; /* a bit for each that it may use */
     int memory_node; /* from which it takes memory as long as there is some; -1: anywhere */
-} tdm_place;
+} tdm_cpu_set;
 /*
  * Shares what this process may use among `count` processes: equal shares of whole cores, neighbours
  * next to each other and so on one NUMA node where that is possible; single hardware threads when there
  * are not enough cores. False, and `out` is left alone, when there are not enough of these either.
  */
-TDM_API bool tdm_os_places(int count, tdm_place *out);
+TDM_API bool tdm_os_cpu_sets(int count, tdm_cpu_set *out);
 /* What the calling thread may use now, memory anywhere; false when the system does not tell. */
-TDM_API bool tdm_os_place_here(tdm_place *out);
+TDM_API bool tdm_os_cpu_set_here(tdm_cpu_set *out);
 /* Puts the calling thread there, and what it starts later. System calls only: may stand between fork
  * and exec. False, with errno, when the system refuses the processors; memory is a preference. */
-TDM_API bool tdm_os_place_take(const tdm_place *place);
+TDM_API bool tdm_os_cpu_set_apply(const tdm_cpu_set *place);
 /* The processors: "0-3,8". What does not fit into the buffer ends with "...". */
-TDM_API const char *tdm_os_place_text(const tdm_place *place, char buffer[TDM_PLACE_TEXT_BYTES]);
+TDM_API const char *tdm_os_cpu_set_text(const tdm_cpu_set *place,
+                                        char buffer[TDM_CPU_SET_TEXT_BYTES]);
 
 #ifdef __cplusplus
 }

@@ -30,7 +30,7 @@
 extern "C" {
 #endif
 
-enum { TDM_LANES_MOST = 65536 };
+enum { TDM_MAX_LANES = 65536 };
 
 /*
  * The job's parallel.lanes, or what `auto` makes of it: a power of two that depends on the job alone.
@@ -96,11 +96,11 @@ TDM_API tdm_status tdm_bucket_choose(tdm_comm *comm, uint64_t grad_bytes, size_t
  *   3  of all blocks each rank has its share; where there is one node it is as with 2
  * A share is a set of cells; a cell is TDM_OPTIM_PIECE_ELEMENTS elements, from a multiple of that on.
  */
-typedef struct tdm_store tdm_store;
+typedef struct tdm_params tdm_params;
 
 enum { TDM_BLOCK_PARAMS = 0, TDM_BLOCK_EMA = 1, TDM_BLOCK_STATE = 2 /* + index of the state */ };
 
-typedef struct tdm_store_options {
+typedef struct tdm_params_options {
     const tdm_graph *graph;   /* for the layout; borrowed */
     tdm_optimiser *optimiser; /* gets bound to the blocks; NULL: there are parameters only */
     bool has_ema;
@@ -110,65 +110,67 @@ typedef struct tdm_store_options {
     size_t bucket_bytes; /* in which shares are cut, gathered and reduced; 0: 4 MB */
     /* Where blocks outlive the processes of this node (os.h), and this process's place there, which no
      * other living one has. NULL: they do not. With a folder for offloading it is not used. */
-    tdm_vault *vault;
+    tdm_shm *shm;
     int slot;
     uint32_t epoch;   /* of the membership; 0: the comm's */
     int thread_count; /* of this rank's updates; 0: 1 */
-} tdm_store_options;
+} tdm_params_options;
 
 /* All blocks are zero at first. Collective. */
-TDM_API tdm_status tdm_store_create(const tdm_store_options *options, tdm_store **out,
-                                    tdm_error *err);
-TDM_API void tdm_store_destroy(tdm_store *store); /* before the comm is closed */
+TDM_API tdm_status tdm_params_create(const tdm_params_options *options, tdm_params **out,
+                                     tdm_error *err);
+TDM_API void tdm_params_destroy(tdm_params *store); /* before the comm is closed */
 
 /* Where a block lies, in the layout of the graph; NULL when there is none. Where it is not whole, only
  * this rank's share may be touched. */
-TDM_API float *tdm_store_block(const tdm_store *store, int block);
-TDM_API bool tdm_store_is_whole(const tdm_store *store, int block);
+TDM_API float *tdm_params_block(const tdm_params *store, int block);
+TDM_API bool tdm_params_is_whole(const tdm_params *store, int block);
 
 /* Collective: elements [first, first + count) of a block, wherever they are, into rank 0's `out`
  * (others pass NULL), or from rank 0's `in` to wherever they belong. After writes, and before anybody
- * reads by tdm_store_block or trains, tdm_store_settle. */
-TDM_API tdm_status tdm_store_read(tdm_store *store, int block, size_t first, size_t count,
-                                  float *out, tdm_error *err);
-TDM_API tdm_status tdm_store_write(tdm_store *store, int block, size_t first, size_t count,
-                                   const float *in, tdm_error *err);
+ * reads by tdm_params_block or trains, tdm_params_settle. */
+TDM_API tdm_status tdm_params_read(tdm_params *store, int block, size_t first, size_t count,
+                                   float *out, tdm_error *err);
+TDM_API tdm_status tdm_params_write(tdm_params *store, int block, size_t first, size_t count,
+                                    const float *in, tdm_error *err);
 /* Collective: brings everything about that was written, or updated by steps; then all ranks agree. */
-TDM_API tdm_status tdm_store_settle(tdm_store *store, tdm_error *err);
+TDM_API tdm_status tdm_params_settle(tdm_params *store, tdm_error *err);
 
 /* Whether any number of a block of this rank's share (or of its part of a whole one) is not finite;
  * all ranks get the same answer: the first such element, or SIZE_MAX. Collective. */
-TDM_API tdm_status tdm_store_find_bad(tdm_store *store, int block, size_t *out, tdm_error *err);
+TDM_API tdm_status tdm_params_find_bad(tdm_params *store, int block, size_t *out, tdm_error *err);
 
 /* What this rank maps, for `inspect` and for tests: bytes of its own, and of the node in common. */
-typedef struct tdm_store_info {
+typedef struct tdm_params_info {
     int node_count, node_size; /* of this rank's node */
     uint64_t private_bytes, common_bytes, file_bytes;
     size_t bucket_count;
-} tdm_store_info;
-TDM_API tdm_store_info tdm_store_info_of(const tdm_store *store);
+} tdm_params_info;
+TDM_API tdm_params_info tdm_params_info_of(const tdm_params *store);
 
 /*
  * Parameters for plans. A feed sees to it that what a step of a plan reads is there. Where a block is
  * whole that is nothing; where it is shared out, buckets are gathered shortly before they are read, the
  * next ones already while the current ones are used, and their memory is used again after that.
- * All ranks run the same sequence: each calls tdm_feed_begin, then tdm_feed_reach for its parts in
- * order of steps, to the end; or tdm_feed_pass, when it has nothing to run but others have.
+ * All ranks run the same sequence: each calls tdm_prefetch_begin, then tdm_prefetch_reach for its parts in
+ * order of steps, to the end; or tdm_prefetch_pass, when it has nothing to run but others have.
  */
-typedef struct tdm_feed tdm_feed;
+typedef struct tdm_prefetch tdm_prefetch;
 
 /* For plans that differ in the number of rows only. `block`: PARAMS or EMA. Plans are borrowed, and get
  * bound to the feed's memory (TDM_SPACE_PARAMS). Collective. */
-TDM_API tdm_status tdm_feed_create(tdm_store *store, int block, tdm_plan *const *plans,
-                                   int plan_count, tdm_feed **out, tdm_error *err);
-TDM_API void tdm_feed_destroy(tdm_feed *feed);
-TDM_API tdm_status tdm_feed_begin(tdm_feed *feed, int plan, tdm_error *err);
+TDM_API tdm_status tdm_prefetch_create(tdm_params *store, int block, tdm_plan *const *plans,
+                                       int plan_count, tdm_prefetch **out, tdm_error *err);
+TDM_API void tdm_prefetch_destroy(tdm_prefetch *feed);
+TDM_API tdm_status tdm_prefetch_begin(tdm_prefetch *feed, int plan, tdm_error *err);
 /* Everything that steps from `step` on read is there, up to *until (excluded, and larger than step). */
-TDM_API tdm_status tdm_feed_reach(tdm_feed *feed, size_t step, size_t *until, tdm_error *err);
-TDM_API tdm_status tdm_feed_pass(tdm_feed *feed, tdm_error *err);
+TDM_API tdm_status tdm_prefetch_reach(tdm_prefetch *feed, size_t step, size_t *until,
+                                      tdm_error *err);
+TDM_API tdm_status tdm_prefetch_pass(tdm_prefetch *feed, tdm_error *err);
 /* Runs a plan from its beginning to its end. */
-TDM_API tdm_status tdm_feed_run(tdm_feed *feed, int plan, const tdm_step_key *key, tdm_error *err);
-TDM_API uint64_t tdm_feed_bytes(const tdm_feed *feed); /* of memory for gathered buckets */
+TDM_API tdm_status tdm_prefetch_run(tdm_prefetch *feed, int plan, const tdm_step_key *key,
+                                    tdm_error *err);
+TDM_API uint64_t tdm_prefetch_bytes(const tdm_prefetch *feed); /* of memory for gathered buckets */
 
 /* ---- the team: ranks that train --------------------------------------------------------------- */
 
@@ -183,13 +185,13 @@ enum { TDM_TEAM_MAX_BATCHES = 2 };
 
 /* Plans and memory for activations, which teams of one model can hand on to each other: making them takes
  * much longer than making a team. */
-typedef struct tdm_kit tdm_kit;
-TDM_API tdm_kit *tdm_kit_create(void); /* empty; NULL: no memory */
-TDM_API void tdm_kit_destroy(tdm_kit *kit);
+typedef struct tdm_plan_cache tdm_plan_cache;
+TDM_API tdm_plan_cache *tdm_plan_cache_create(void); /* empty; NULL: no memory */
+TDM_API void tdm_plan_cache_destroy(tdm_plan_cache *plan_cache);
 
 typedef struct tdm_team_options {
     tdm_model_options model; /* batch, training and loss_scale are set by the team */
-    tdm_store *store;        /* with an optimiser; borrowed */
+    tdm_params *store;       /* with an optimiser; borrowed */
     tdm_optimiser *optimiser;
     tdm_comm *comm; /* the store's */
     int64_t lane_count;
@@ -197,8 +199,8 @@ typedef struct tdm_team_options {
     uint64_t seed;
     tdm_lane_fill_fn fill;
     void *user;
-    tdm_kit
-        *kit; /* of a team of before, or empty; one team at a time. NULL: the team has its own */
+    tdm_plan_cache *
+        plan_cache; /* of a team of before, or empty; one team at a time. NULL: the team has its own */
 } tdm_team_options;
 
 /* parallel.* of the model's job say how: zero, reduce, balance, bucket, overlap. There must be as many
@@ -213,7 +215,7 @@ typedef struct tdm_step_result {
      * lanes observed for statistics are finite, and the gradient is below 2^63, so that its squares
      * are finite as well. When not, nothing was changed. */
     bool finite;
-    unsigned wishes;    /* of all ranks, or-ed */
+    unsigned requests;  /* of all ranks, or-ed */
     uint64_t tally;     /* of all ranks, added up */
     bool moved;         /* lanes were placed anew */
     int straggler;      /* world rank, see tdm_balance_straggler; -1: none */
@@ -230,7 +232,7 @@ typedef struct tdm_step_input {
     uint64_t step;
     int64_t batch;
     double lr;
-    unsigned wish;
+    unsigned request;
     const uint64_t *tally; /* looked at when this rank's lanes have run; NULL: 0 */
     /* Called on this rank when its part of the update is about to begin; no block changes before. NULL:
      * nobody is. */
@@ -315,8 +317,9 @@ TDM_API void tdm_team_rank_of(const tdm_team *team, int rank, tdm_team_rank *out
  * (an epoch) go on from there. Beside the blocks, ranks remember a memo: a small record of the caller's,
  * which must say all that it takes to go on. `order` grows.
  */
-enum { TDM_MEMO_BYTES = 1024 };
-TDM_API void tdm_store_remember(tdm_store *store, const void *memo, size_t bytes, uint64_t order);
+enum { TDM_SNAPSHOT_BYTES = 1024 };
+TDM_API void tdm_params_snapshot_save(tdm_params *store, const void *memo, size_t bytes,
+                                      uint64_t order);
 
 typedef struct tdm_recovery {
     bool found;    /* the state is here, whole, wherever it is needed; else blocks hold anything */
@@ -325,8 +328,8 @@ typedef struct tdm_recovery {
     bool finished; /* its last step was finished now, or its result may not be known to all: */
     double lr;     /* with what it was done */
     tdm_step_result result;
-    uint64_t memo_order; /* of the latest memo; 0: there is none */
-    unsigned char memo[TDM_MEMO_BYTES];
+    uint64_t snapshot_order; /* of the latest memo; 0: there is none */
+    unsigned char memo[TDM_SNAPSHOT_BYTES];
     int mended; /* pieces that were made whole, or done for those that are gone, on this node */
 } tdm_recovery;
 
@@ -337,12 +340,12 @@ typedef struct tdm_recovery {
  * later one; an older one only where no such state is left (`is_old`). The same on all ranks, as is all of
  * `out` but `mended`. Collective.
  */
-TDM_API tdm_status tdm_store_recover(tdm_store *store, int64_t lane_count, uint32_t lineage,
-                                     tdm_recovery *out, tdm_error *err);
-/* Before and after all blocks are set by tdm_store_write: from now on they are nothing; they are the state
+TDM_API tdm_status tdm_params_recover(tdm_params *store, int64_t lane_count, uint32_t lineage,
+                                      tdm_recovery *out, tdm_error *err);
+/* Before and after all blocks are set by tdm_params_write: from now on they are nothing; they are the state
  * after so many steps. Nothing without a vault. Collective. */
-TDM_API tdm_status tdm_store_unset(tdm_store *store, tdm_error *err);
-TDM_API tdm_status tdm_store_set(tdm_store *store, uint64_t step, tdm_error *err);
+TDM_API tdm_status tdm_params_unset(tdm_params *store, tdm_error *err);
+TDM_API tdm_status tdm_params_set(tdm_params *store, uint64_t step, tdm_error *err);
 
 /* ---- predictions ------------------------------------------------------------------------------ */
 

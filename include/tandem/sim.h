@@ -45,7 +45,7 @@ typedef struct tdm_sim_options {
     double resend_s;    /* (0.2) */
     double detect_s;    /* from a crash to the others' knowing (0.01) */
     double deadline_s;  /* of calls (30) */
-    double most_s;      /* virtual time after which the run is given up as hung (3600) */
+    double max_s;       /* virtual time after which the run is given up as hung (3600) */
     size_t stack_bytes; /* of each rank's coroutine (256 KB) */
     const tdm_sim_fault *faults;
     int fault_count;

@@ -88,14 +88,14 @@ TDM_API const tdm_trace_rank *tdm_trace_rank_at(const tdm_trace *trace, size_t i
 TDM_API int64_t tdm_trace_reference_ns(const tdm_trace *trace);
 
 /* Where a rank stands by its last events. */
-enum { TDM_TRACE_WAITS_MOST = 64 };
+enum { TDM_MAX_TRACE_WAITS = 64 };
 typedef struct tdm_trace_stand {
     bool in_call;
     tdm_trace_event call; /* in_call: the BEGIN of its oldest call that has not ended */
     tdm_trace_event last; /* its newest event; kind NONE: it has none */
     int wait_count;       /* ranks for which that call waits, and since when, by the rank's clock */
-    int waits_for[TDM_TRACE_WAITS_MOST];
-    uint64_t since_ns[TDM_TRACE_WAITS_MOST];
+    int waits_for[TDM_MAX_TRACE_WAITS];
+    uint64_t since_ns[TDM_MAX_TRACE_WAITS];
 } tdm_trace_stand;
 TDM_API void tdm_trace_stand_of(const tdm_trace *trace, size_t index, tdm_trace_stand *out);
 /* Who waits for whom, and because of whom, in lines for people. */

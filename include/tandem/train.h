@@ -240,8 +240,8 @@ typedef struct tdm_train_options {
      * and after a death training goes back to the newest checkpoint. */
     tdm_member *member;
     const tdm_member_options *membership;
-    tdm_vault *vault;
-    int lines_fd; /* to which ranks that are not on rank 0's host give their lines (tdm_worker_lines_fd);
+    tdm_shm *shm;
+    int lines_fd; /* to which ranks that are not on rank 0's host give their lines (tdm_worker_log_forward_fd);
                    * 0 or less: none */
 } tdm_train_options;
 

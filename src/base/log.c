@@ -15,32 +15,32 @@ enum { LEVEL_SILENT = 100 };
 typedef struct sink {
     tdm_log_fn fn;
     void *user;
-    int least;
+    int min;
 } sink;
 
 static struct {
     pthread_mutex_t lock;
-    atomic_int least; /* of all sinks */
+    atomic_int min; /* of all sinks */
     int count;
     sink sinks[TDM_LOG_MAX_SINKS];
-} hub = {.lock = PTHREAD_MUTEX_INITIALIZER, .least = LEVEL_SILENT};
+} hub = {.lock = PTHREAD_MUTEX_INITIALIZER, .min = LEVEL_SILENT};
 
 /* With the lock held. */
-static void find_least(void)
+static void min_find(void)
 {
-    int least = LEVEL_SILENT;
+    int min = LEVEL_SILENT;
     for (int i = 0; i < hub.count; i++)
-        if (hub.sinks[i].least < least) least = hub.sinks[i].least;
-    atomic_store(&hub.least, least);
+        if (hub.sinks[i].min < min) min = hub.sinks[i].min;
+    atomic_store(&hub.min, min);
 }
 
-tdm_status tdm_log_add_sink(tdm_log_fn fn, void *user, tdm_log_level least)
+tdm_status tdm_log_add_sink(tdm_log_fn fn, void *user, tdm_log_level min)
 {
     tdm_status status = TDM_ERR_RANGE;
     pthread_mutex_lock(&hub.lock);
     if (hub.count < TDM_LOG_MAX_SINKS) {
-        hub.sinks[hub.count++] = (sink){fn, user, (int)least};
-        find_least();
+        hub.sinks[hub.count++] = (sink){fn, user, (int)min};
+        min_find();
         status = TDM_OK;
     }
     pthread_mutex_unlock(&hub.lock);
@@ -54,13 +54,13 @@ void tdm_log_remove_sink(tdm_log_fn fn, void *user)
     for (int i = 0; i < hub.count; i++)
         if (hub.sinks[i].fn != fn || hub.sinks[i].user != user) hub.sinks[kept++] = hub.sinks[i];
     hub.count = kept;
-    find_least();
+    min_find();
     pthread_mutex_unlock(&hub.lock);
 }
 
 void tdm_log(tdm_log_level level, const char *room, const char *fmt, ...)
 {
-    if ((int)level < atomic_load_explicit(&hub.least, memory_order_relaxed)) return;
+    if ((int)level < atomic_load_explicit(&hub.min, memory_order_relaxed)) return;
     char text[2048];
     va_list args;
     va_start(args, fmt);
@@ -70,7 +70,7 @@ void tdm_log(tdm_log_level level, const char *room, const char *fmt, ...)
         .level = level, .room = room, .message = text, .unix_time_s = tdm_clock_unix_s()};
     pthread_mutex_lock(&hub.lock);
     for (int i = 0; i < hub.count; i++)
-        if ((int)level >= hub.sinks[i].least) hub.sinks[i].fn(&record, hub.sinks[i].user);
+        if ((int)level >= hub.sinks[i].min) hub.sinks[i].fn(&record, hub.sinks[i].user);
     pthread_mutex_unlock(&hub.lock);
 }
 

@@ -3,7 +3,7 @@
 
 size_t tdm_text_utf8(const void *bytes, size_t left, uint32_t *out)
 {
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+    static const uint32_t min[5] = {0, 0, 0x80, 0x800, 0x10000};
     const unsigned char *p = bytes;
     if (left == 0) return 0;
     unsigned char first = p[0];
@@ -18,8 +18,8 @@ size_t tdm_text_utf8(const void *bytes, size_t left, uint32_t *out)
         if ((p[i] & 0xc0) != 0x80) return 0;
         value = value << 6 | (p[i] & 0x3fu);
     }
-    if (value < least[length] || value > 0x10ffff) return 0; /* overlong, or past the end */
-    if (value >= 0xd800 && value < 0xe000) return 0;         /* half of a surrogate pair */
+    if (value < min[length] || value > 0x10ffff) return 0; /* overlong, or past the end */
+    if (value >= 0xd800 && value < 0xe000) return 0;       /* half of a surrogate pair */
     if (out) *out = value;
     return length;
 }

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TEXTS_MOST = 10 };
+enum { MAX_TEXTS = 10 };
 #define NO_HASH_YET "0000000000000000000000000000000000000000000000000000000000000000"
 
 struct tdm_checkpoint_writer {
@@ -24,7 +24,7 @@ struct tdm_checkpoint_writer {
     tdm_str position, classes, shape;
     char state[TDM_SHA256_HEX];
     char sha256[TDM_SHA256_HEX];
-    tdm_named_text texts[TEXTS_MOST]; /* in order of name, but for "sha256", which is the last */
+    tdm_named_text texts[MAX_TEXTS]; /* in order of name, but for "sha256", which is the last */
     size_t text_count;
     tdm_state_hasher *hasher;
     tdm__safetensors_writer *file;

@@ -348,12 +348,12 @@ static uint64_t shortage_of(const char *dir, uint64_t bytes)
     return available < bytes ? bytes - available : bytes;
 }
 
-static void choose_least(tdm_checkpoint_entry *entries, size_t count,
-                         const tdm_checkpoint_retention *rules, uint64_t good)
+static void min_choose(tdm_checkpoint_entry *entries, size_t count,
+                       const tdm_checkpoint_retention *rules, uint64_t good)
 {
-    tdm_checkpoint_retention least = *rules;
-    least.keep = 1;
-    tdm_checkpoint_choose(entries, count, &least, good);
+    tdm_checkpoint_retention min = *rules;
+    min.keep = 1;
+    tdm_checkpoint_choose(entries, count, &min, good);
 }
 
 /* Whether any may go if the newest verifies; if it does not, fewer may. */
@@ -361,7 +361,7 @@ static bool has_removable(tdm_checkpoint_entry *entries, size_t count,
                           const tdm_checkpoint_retention *rules)
 {
     bool has = false;
-    choose_least(entries, count, rules, UINT64_MAX);
+    min_choose(entries, count, rules, UINT64_MAX);
     for (size_t i = 0; i < count; i++) has = has || entries[i].kept == 0;
     return has;
 }
@@ -371,7 +371,7 @@ static size_t list_removable(tdm_checkpoint_entry *entries, size_t count,
                              const tdm_checkpoint_retention *rules, uint64_t good)
 {
     size_t n = 0;
-    choose_least(entries, count, rules, good);
+    min_choose(entries, count, rules, good);
     for (size_t i = 0; i < count; i++)
         if (entries[i].kept == 0 && entries[i].step < good) entries[n++] = entries[i];
     return n;
@@ -400,8 +400,8 @@ static tdm_status make_room(const char *dir, const tdm_checkpoint_retention *rul
     return TDM_OK;
 }
 
-tdm_status tdm_checkpoint_make_room(const char *dir, const tdm_checkpoint_retention *rules,
-                                    uint64_t bytes, tdm_checkpoint_removed *out, tdm_error *err)
+tdm_status tdm_checkpoint_free_space(const char *dir, const tdm_checkpoint_retention *rules,
+                                     uint64_t bytes, tdm_checkpoint_removed *out, tdm_error *err)
 {
     *out = (tdm_checkpoint_removed){0};
     if (rules->keep <= 0) return TDM_OK;

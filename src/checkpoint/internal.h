@@ -14,7 +14,7 @@
 #endif
 
 /* What the reference implementation allows, too. */
-#define TDM__HEADER_MOST_BYTES 100000000u
+#define TDM__MAX_HEADER_BYTES 100000000u
 #define TDM__METADATA_KEY "__metadata__"
 
 /* "F32" for TDM_DTYPE_F32; NULL for what the format does not have. And back: NONE when unknown. */

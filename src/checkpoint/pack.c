@@ -111,9 +111,9 @@ bool tdm_checkpoint_packs(char library[TDM_LIBRARY_BYTES])
 enum {
     FRAME_BYTES = 1 << 20, /* of the plain file */
     BATCH_FRAMES = 16,     /* packed before they are written, in order */
-    BLOCK_MOST = 128 << 10,
-    BLOCK_LEAST = 3, /* bytes that a block takes at least in the packed file */
-    LEVEL = 1        /* numbers that look random gain little from more work */
+    MAX_BLOCK = 128 << 10,
+    MIN_BLOCK = 3, /* bytes that a block takes at least in the packed file */
+    LEVEL = 1      /* numbers that look random gain little from more work */
 };
 
 bool tdm_checkpoint_packs(char library[TDM_LIBRARY_BYTES])
@@ -219,7 +219,7 @@ static tdm_status look_at(const uint8_t *bytes, size_t count, size_t at, const c
                         "with 'zstd -d'",
                         name, at);
     }
-    if (content == ZSTD_CONTENTSIZE_ERROR || content / BLOCK_MOST > size / BLOCK_LEAST) {
+    if (content == ZSTD_CONTENTSIZE_ERROR || content / MAX_BLOCK > size / MIN_BLOCK) {
         return tdm_fail(err, TDM_ERR_FORMAT,
                         "%s: the frame at byte %zu claims more than its %zu bytes can hold", name,
                         at, size);

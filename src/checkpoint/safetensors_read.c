@@ -66,11 +66,11 @@ static tdm_status find_header(parse *p, const uint8_t *bytes, size_t count, size
     }
     uint64_t length;
     memcpy(&length, bytes, sizeof length);
-    if (length > TDM__HEADER_MOST_BYTES) {
+    if (length > TDM__MAX_HEADER_BYTES) {
         return tdm_fail(p->err, TDM_ERR_FORMAT,
                         "%s: the header claims %" PRIu64 " bytes, more than the %u allowed; this "
                         "is no safetensors file, or a damaged one",
-                        p->name, length, TDM__HEADER_MOST_BYTES);
+                        p->name, length, TDM__MAX_HEADER_BYTES);
     }
     if (length > count - 8) {
         return tdm_fail(p->err, TDM_ERR_FORMAT,
@@ -371,7 +371,7 @@ static tdm_status parse_packed(tdm__unpacking *u, const char *name, tdm_safetens
     uint64_t header = 0;
     TDM_TRY(tdm__unpack_head(u, sizeof header, err));
     if (size >= sizeof header) memcpy(&header, data, sizeof header);
-    if (header <= TDM__HEADER_MOST_BYTES)
+    if (header <= TDM__MAX_HEADER_BYTES)
         TDM_TRY(tdm__unpack_head(u, sizeof header + (size_t)header, err));
     tdm_safetensors *file = NULL;
     tdm_pages pages = {0};

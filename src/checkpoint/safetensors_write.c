@@ -157,11 +157,11 @@ static tdm_status compose(const layout *plan, tdm_str *out, tdm_error *err)
     while (out->length % DATA_ALIGN != 0 && !out->failed) tdm_str_add_char(out, ' ');
     if (!tdm_str_ok(out)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory for the header");
     length = out->length - sizeof length;
-    if (length > TDM__HEADER_MOST_BYTES) {
+    if (length > TDM__MAX_HEADER_BYTES) {
         return tdm_fail(err, TDM_ERR_RANGE,
                         "the header has %llu bytes, more than the %u the format allows; use fewer "
                         "tensors or shorter names and metadata",
-                        (unsigned long long)length, TDM__HEADER_MOST_BYTES);
+                        (unsigned long long)length, TDM__MAX_HEADER_BYTES);
     }
     memcpy(out->data, &length, sizeof length);
     return TDM_OK;

@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-enum { THREADS_MOST = 8, BYTES_FOR_A_THREAD = 4 << 20 };
+enum { MAX_THREADS = 8, BYTES_FOR_A_THREAD = 4 << 20 };
 
 typedef struct pieces {
     _Atomic size_t next;
@@ -34,17 +34,17 @@ static int helpers_for(size_t count, uint64_t bytes)
     if (count < 2 || bytes < 2 * (uint64_t)BYTES_FOR_A_THREAD) return 0;
     tdm_cpu_info cpu;
     tdm_os_cpu_info(&cpu);
-    uint64_t most = bytes / BYTES_FOR_A_THREAD;
-    if (most > count) most = count;
-    if (most > (uint64_t)cpu.usable_count) most = (uint64_t)cpu.usable_count;
-    if (most > THREADS_MOST) most = THREADS_MOST;
-    return most > 1 ? (int)most - 1 : 0;
+    uint64_t max = bytes / BYTES_FOR_A_THREAD;
+    if (max > count) max = count;
+    if (max > (uint64_t)cpu.usable_count) max = (uint64_t)cpu.usable_count;
+    if (max > MAX_THREADS) max = MAX_THREADS;
+    return max > 1 ? (int)max - 1 : 0;
 }
 
 void tdm__spread(size_t count, uint64_t bytes, tdm__work_fn work, void *user)
 {
     pieces p = {.count = count, .work = work, .user = user};
-    pthread_t threads[THREADS_MOST];
+    pthread_t threads[MAX_THREADS];
     int wanted = helpers_for(count, bytes), started = 0;
     while (started < wanted && pthread_create(&threads[started], NULL, take, &p) == 0) started++;
     take(&p);

@@ -49,9 +49,9 @@ static tdm_status check_options(const tdm_agent_options *given, tdm_agent_option
     if (!tdm__session_name_is_good(o->host, TDM_HOST_BYTES))
         return tdm_fail(err, TDM_ERR_INVALID,
                         "'%s' is no name for a host: letters, digits, '.', '_' and '-'", o->host);
-    if (o->count < 1 || o->count > TDM_LAUNCH_MOST)
+    if (o->count < 1 || o->count > TDM_MAX_LAUNCH)
         return tdm_fail(err, TDM_ERR_RANGE, "cannot start %d workers: 1 to %d are possible",
-                        o->count, TDM_LAUNCH_MOST);
+                        o->count, TDM_MAX_LAUNCH);
     return TDM_OK;
 }
 
@@ -78,11 +78,11 @@ static tdm_status take_signals(tdm__agent *a, tdm_error *err)
 static tdm_status make_room(tdm__agent *a, tdm_error *err)
 {
     a->count = a->options->count;
-    a->seats = calloc((size_t)a->count, sizeof *a->seats);
+    a->worker_slots = calloc((size_t)a->count, sizeof *a->worker_slots);
     a->places = a->options->pin ? calloc((size_t)a->count, sizeof *a->places) : NULL;
-    if (!a->seats || (a->options->pin && !a->places))
+    if (!a->worker_slots || (a->options->pin && !a->places))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %d workers", a->count);
-    if (a->places && !tdm_os_places(a->count, a->places)) {
+    if (a->places && !tdm_os_cpu_sets(a->count, a->places)) {
         free(a->places); /* with more workers than processors the system had better decide */
         a->places = NULL;
     }
@@ -101,12 +101,12 @@ static tdm_status prepare(tdm__agent *a, tdm_error *err)
     TDM_TRY(tdm_dir_make(a->options->logs, err));
     snprintf(a->lines_path, sizeof a->lines_path, "%s/%s.lines", a->options->logs,
              a->options->host);
-    tdm__lines_init(&a->lines, a->lines_path);
+    tdm__log_forward_init(&a->lines, a->lines_path);
     tdm_kv_options kv = a->options->kv;
     kv.idle_s = TDM__IDLE_S;
     TDM_TRY(tdm_kv_open(&kv, &a->kv, err));
-    TDM_TRY(tdm__agent_find_vault(a, err));
-    TDM_TRY(tdm__slots_take(a->vault, &a->slots, err));
+    TDM_TRY(tdm__agent_find_shm(a, err));
+    TDM_TRY(tdm__slots_take(a->shm, &a->slots, err));
     TDM_TRY(take_signals(a, err));
     return tdm__agent_enter(a, err);
 }
@@ -135,11 +135,11 @@ static void leave(tdm__agent *a)
     a->stopping = true; /* nobody is started any more */
     a->kill_at_s = tdm_clock_s() + a->options->grace_s;
     for (int i = 0; i < a->count; i++) {
-        char wish[TDM_MEMBER_ID_BYTES + 8];
-        if (a->seats[i].worker.pid <= 0) continue;
-        snprintf(wish, sizeof wish, "leave/%s", a->seats[i].worker.id);
-        (void)tdm_session_wish(a->kv, a->options->session, wish, "its agent was asked to end",
-                               NULL);
+        char request[TDM_MEMBER_ID_BYTES + 8];
+        if (a->worker_slots[i].worker.pid <= 0) continue;
+        snprintf(request, sizeof request, "leave/%s", a->worker_slots[i].worker.id);
+        (void)tdm_session_request(a->kv, a->options->session, request, "its agent was asked to end",
+                                  NULL);
     }
 }
 
@@ -171,8 +171,8 @@ static void handle_signals(tdm__agent *a)
             continue;
         }
         if (!a->options->guest)
-            (void)tdm_session_wish(a->kv, a->options->session, is_first ? "stop" : "now",
-                                   is_first ? "a signal" : "a second signal", NULL);
+            (void)tdm_session_request(a->kv, a->options->session, is_first ? "stop" : "now",
+                                      is_first ? "a signal" : "a second signal", NULL);
         if (is_first)
             stop(a);
         else
@@ -284,7 +284,7 @@ static int timeout_ms(const tdm__agent *a, double now_s)
 {
     double next_s = now_s + TICK_MS * 1e-3;
     for (int i = 0; i < a->count; i++)
-        if (a->seats[i].start_at_s < next_s) next_s = a->seats[i].start_at_s;
+        if (a->worker_slots[i].start_at_s < next_s) next_s = a->worker_slots[i].start_at_s;
     if (!a->killed && a->kill_at_s < next_s) next_s = a->kill_at_s;
     return next_s > now_s ? (int)ceil((next_s - now_s) * 1e3) : 0;
 }
@@ -310,7 +310,7 @@ static void end_strays(tdm__agent *a)
 {
     double until_s = tdm_clock_s() + undead_s;
     tdm__agent_signal(a, SIGKILL, true);
-    while (a->stray_count > 0 && tdm_clock_s() < until_s) {
+    while (a->orphan_count > 0 && tdm_clock_s() < until_s) {
         struct pollfd news = {.fd = a->signals, .events = POLLIN};
         struct signalfd_siginfo info;
         (void)poll(&news, 1, TICK_MS);
@@ -322,19 +322,19 @@ static void end_strays(tdm__agent *a)
 static void release(tdm__agent *a)
 {
     tdm__agent_leave(a);
-    tdm_vault_close(a->vault);
-    for (int i = 0; a->seats && i < a->count; i++) free(a->seats[i].starts_s);
+    tdm_shm_close(a->shm);
+    for (int i = 0; a->worker_slots && i < a->count; i++) free(a->worker_slots[i].starts_s);
     for (int i = 0; i < 2; i++)
         if (a->streams[i] >= 0) close(a->streams[i]);
     if (a->signals >= 0) {
         close(a->signals);
         pthread_sigmask(SIG_SETMASK, &a->before, NULL);
     }
-    free(a->seats);
+    free(a->worker_slots);
     free(a->places);
-    free(a->strays);
-    tdm__lines_release(&a->lines);
-    tdm__gauge_release(a->gauge);
+    free(a->orphans);
+    tdm__log_forward_release(&a->lines);
+    tdm__disk_probe_release(a->disk_probe);
 }
 
 tdm_status tdm_agent_run(const tdm_agent_options *options, tdm_agent_result *out, tdm_error *err)

@@ -4,8 +4,8 @@
 #ifndef TANDEM_CLUSTER_AGENT_H
 #define TANDEM_CLUSTER_AGENT_H
 
-#include "cluster/gauge.h"
-#include "cluster/lines.h"
+#include "cluster/disk_probe.h"
+#include "cluster/log_forward.h"
 #include "cluster/session.h"
 #include "cluster/spawn.h"
 
@@ -24,12 +24,12 @@ typedef struct tdm__agent_worker {
 } tdm__agent_worker;
 
 /* One of the workers that shall run here; who sits there may change. */
-typedef struct tdm__seat {
+typedef struct tdm__worker_slot {
     tdm__agent_worker worker;
     double start_at_s; /* INFINITY: nobody is to be started */
     double *starts_s;  /* restarts within the window, oldest first */
     size_t start_count, start_room;
-} tdm__seat;
+} tdm__worker_slot;
 
 /* How the host is. */
 typedef struct tdm__health {
@@ -42,13 +42,13 @@ typedef struct tdm__health {
 typedef struct tdm__agent {
     const tdm_agent_options *options;
     tdm_kv *kv;
-    tdm_vault *vault;
-    tdm__slot *slots;
-    tdm_place *places; /* one for each seat; NULL: not pinned */
-    tdm__seat *seats;
+    tdm_shm *shm;
+    tdm__session_slot *slots;
+    tdm_cpu_set *places; /* one for each seat; NULL: not pinned */
+    tdm__worker_slot *worker_slots;
     int count;
-    tdm__agent_worker *strays; /* alive, but fenced: others have their seats */
-    size_t stray_count, stray_room;
+    tdm__agent_worker *orphans; /* alive, but fenced: others have their seats */
+    size_t orphan_count, orphan_capacity;
     int streams[2]; /* duplicates of ours, for the worker that speaks */
     int signals;    /* a signalfd */
     sigset_t taken, before, for_workers;
@@ -75,14 +75,14 @@ typedef struct tdm__agent {
     double kill_at_s; /* INFINITY: not yet */
 
     tdm__health health;
-    tdm__gauge *gauge; /* of the disk; NULL: not yet */
+    tdm__disk_probe *disk_probe; /* of the disk; NULL: not yet */
 
     /* Crashes at one step. */
     uint64_t crash_step;
     int crash_count;
 
     /* Lines for the run's log, until they are there. */
-    tdm__lines lines;
+    tdm__log_forward lines;
     bool knows_lead; /* where rank 0 is */
     bool is_lead;    /* here */
     bool is_first;   /* of this host's agents: it speaks for the workers, and takes others' lines */
@@ -98,25 +98,25 @@ void tdm__agent_start_due(tdm__agent *agent, double now_s);
 void tdm__agent_reap(tdm__agent *agent);
 /* Makes way for another one in the seat of each that an epoch is without. */
 void tdm__agent_replace_fenced(tdm__agent *agent, const tdm_session_view *view);
-void tdm__agent_signal(const tdm__agent *agent, int signal_number, bool strays_too);
+void tdm__agent_signal(const tdm__agent *agent, int signal_number, bool orphans_too);
 int tdm__agent_alive(const tdm__agent *agent); /* in seats */
 int tdm__agent_plans(const tdm__agent *agent); /* how many will be started */
 
-/* ---- what happens to a worker that has ended (agent_judge.c) ---------------------------------------- */
+/* ---- what happens to a worker that has ended (restart_policy.c) ---------------------------------------- */
 
 /* After it died in this way, having finished so many steps: a time for the next one in the seat, or the
  * end of the session. */
-void tdm__agent_judge(tdm__agent *agent, tdm__seat *seat, const tdm__agent_worker *worker,
-                      int wait_status, uint64_t step);
+void tdm__agent_judge(tdm__agent *agent, tdm__worker_slot *worker_slot,
+                      const tdm__agent_worker *worker, int wait_status, uint64_t step);
 /* A time for the next one in the seat, or a warning that there were too many. */
-void tdm__agent_plan_restart(tdm__agent *agent, tdm__seat *seat, const char *why);
+void tdm__agent_plan_restart(tdm__agent *agent, tdm__worker_slot *worker_slot, const char *why);
 /* "killed by signal 9 (Killed)", "exit code 3". */
 void tdm__agent_how(int wait_status, char *out, size_t bytes);
 
-/* ---- this host's memory (agent_vault.c) ------------------------------------------------------------- */
+/* ---- this host's memory (agent_shm.c) ------------------------------------------------------------- */
 
 /* That of workers or agents of the session which run here already, or a new one. */
-tdm_status tdm__agent_find_vault(tdm__agent *agent, tdm_error *err);
+tdm_status tdm__agent_find_shm(tdm__agent *agent, tdm_error *err);
 
 /* ---- where others reach this host (agent_address.c) -------------------------------------------------- */
 

@@ -5,7 +5,7 @@
  * it has come to that, and one when it is over, with some distance between the two, so that a value that
  * wavers does not fill the log. Nothing is done about it: training goes on, and says what it cannot write.
  *
- * The disk is asked by a thread of its own (gauge.c), so that one that hangs keeps the agent from nothing; that
+ * The disk is asked by a thread of its own (disk_probe.c), so that one that hangs keeps the agent from nothing; that
  * it does not answer is named, too.
  */
 #include "cluster/agent.h"
@@ -21,19 +21,20 @@ static const uint64_t disk_low = 2 * GB, memory_low = GB / 2;
  * for it to be over. */
 static bool is_low(uint64_t free_bytes, uint64_t bytes, uint64_t low, uint64_t percent, bool was)
 {
-    uint64_t share = bytes / 100 * percent, least = share < low ? share : low;
-    return bytes > 0 && free_bytes < (was ? least + least / 2 : least);
+    uint64_t share = bytes / 100 * percent, min = share < low ? share : low;
+    return bytes > 0 && free_bytes < (was ? min + min / 2 : min);
 }
 
 static void measure(tdm__agent *a, tdm__health *h)
 {
     tdm_memory_info memory;
-    tdm__disk_room disk = {0};
+    tdm__disk_space disk = {0};
     tdm_os_memory_info(&memory);
     h->memory_free = memory.available_bytes;
     h->memory = memory.available_bytes > 0 ? memory.total_bytes : 0;
-    if (!a->gauge) a->gauge = tdm__gauge_create(statvfs);
-    if (a->gauge && a->run[0]) tdm__gauge_look(a->gauge, a->run, tdm_clock_s(), &disk);
+    if (!a->disk_probe) a->disk_probe = tdm__disk_probe_create(statvfs);
+    if (a->disk_probe && a->run[0])
+        tdm__disk_probe_read(a->disk_probe, a->run, tdm_clock_s(), &disk);
     h->disk_free = disk.free_bytes;
     h->disk = disk.bytes;
     h->disk_is_silent = disk.is_silent;

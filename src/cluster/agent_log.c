@@ -2,7 +2,7 @@
  * agent_log.c: an agent's lines, and those of its workers, on their way into the run's log.
  *
  * On rank 0's host they are appended to it. From others they go through the store, at the pace at which the
- * agent there takes them out (lines.c); it is the first of its host's agents, where there are several. As long
+ * agent there takes them out (log_forward.c); it is the first of its host's agents, where there are several. As long
  * as nobody knows where rank 0 is, they wait, up to a bound.
  */
 #include "cluster/agent.h"
@@ -41,13 +41,14 @@ static void find_lead(tdm__agent *a, const tdm_session_view *view)
 
 static void move_lines(tdm__agent *a)
 {
-    if (a->is_first) tdm__lines_drain(&a->lines);
-    tdm__lines_own_up(&a->lines, a->options->host);
+    if (a->is_first) tdm__log_forward_drain(&a->lines);
+    tdm__log_forward_report_dropped(&a->lines, a->options->host);
     if (can_write(a)) {
-        tdm__lines_write(&a->lines, a->run);
-        if (a->is_first && !a->store_failed) tdm__lines_collect(a->kv, a->options->session, a->run);
+        tdm__log_forward_write(&a->lines, a->run);
+        if (a->is_first && !a->store_failed)
+            tdm__log_forward_collect(a->kv, a->options->session, a->run);
     } else if (a->knows_lead && !a->is_lead && !a->store_failed) {
-        tdm__lines_send(&a->lines, a->kv, a->options->session, name_of(a));
+        tdm__log_forward_send(&a->lines, a->kv, a->options->session, name_of(a));
     }
 }
 
@@ -96,7 +97,7 @@ void tdm__agent_log(const tdm_log_record *record, void *user)
     tdm_json_put_string(&w, "room", record->room);
     tdm_json_put_string(&w, "message", record->message);
     tdm_json_object_end(&w);
-    if (tdm_str_ok(&text)) tdm__lines_add(&a->lines, text.data, text.length);
+    if (tdm_str_ok(&text)) tdm__log_forward_add(&a->lines, text.data, text.length);
     tdm_str_release(&text);
-    if (can_write(a)) tdm__lines_write(&a->lines, a->run);
+    if (can_write(a)) tdm__log_forward_write(&a->lines, a->run);
 }

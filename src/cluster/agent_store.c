@@ -43,7 +43,7 @@ static void describe(const tdm__agent *a, tdm_str *out)
     tdm_json_object_begin(&w);
     tdm_json_put_string(&w, "address", a->address[0] ? a->address : a->options->host);
     tdm_json_put_int(&w, "pid", (int64_t)getpid());
-    tdm__put_vault_id(&w, tdm_vault_id(a->vault));
+    tdm__put_shm_id(&w, tdm_shm_id(a->shm));
     tdm_json_put_int(&w, "workers", tdm__agent_alive(a));
     tdm_json_put_int(&w, "starting", tdm__agent_plans(a));
     tdm_json_put_int(&w, "restarts", a->result.restarts);
@@ -135,7 +135,7 @@ static void clear_up(tdm__agent *a)
                   count == 0;
     if (is_last) {
         tdm__session_forget(a->kv, a->options->session);
-        tdm__lines_forget(a->kv, a->options->session);
+        tdm__log_forward_forget(a->kv, a->options->session);
     }
     tdm_arena_destroy(arena);
 }

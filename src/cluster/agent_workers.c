@@ -54,7 +54,7 @@ static void fill_environment(const tdm__agent *a, const tdm__agent_worker *w, co
     tdm__environment_add(env, "TANDEM_HOST", "%s", a->options->host);
     tdm__environment_add(env, "TANDEM_SLOT", "%d", w->slot);
     tdm__environment_add(env, "TANDEM_AGENT", "%ld", (long)getpid());
-    tdm__environment_add(env, "TANDEM_VAULT_FD", "%d", tdm_vault_fd(a->vault));
+    tdm__environment_add(env, "TANDEM_VAULT_FD", "%d", tdm_shm_fd(a->shm));
     tdm__environment_add(env, "TANDEM_OUT_FD", "%d", a->streams[0]);
     tdm__environment_add(env, "TANDEM_ERR_FD", "%d", a->streams[1]);
     tdm__environment_add(env, "TANDEM_LOG", "%s", log);
@@ -63,11 +63,12 @@ static void fill_environment(const tdm__agent *a, const tdm__agent_worker *w, co
     if (a->address[0]) tdm__environment_add(env, "TANDEM_ADDRESS", "%s", a->address);
 }
 
-static tdm_status spawn(tdm__agent *a, tdm__seat *seat, tdm__agent_worker *w, tdm_error *err)
+static tdm_status spawn(tdm__agent *a, tdm__worker_slot *worker_slot, tdm__agent_worker *w,
+                        tdm_error *err)
 {
     char log[4096];
     tdm__environment env;
-    int kept[4] = {tdm_vault_fd(a->vault), a->streams[0], a->streams[1], a->options->hold_fd};
+    int kept[4] = {tdm_shm_fd(a->shm), a->streams[0], a->streams[1], a->options->hold_fd};
     snprintf(log, sizeof log, "%s/%s.%d.log", a->options->logs, a->options->host, w->slot);
     int output = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (output < 0) return tdm_os_fail(err, "opening", log);
@@ -76,7 +77,7 @@ static tdm_status spawn(tdm__agent *a, tdm__seat *seat, tdm__agent_worker *w, td
         .program = a->options->program,
         .environment = env.items,
         .dir = a->options->dir && tdm_path_is_dir(a->options->dir) ? a->options->dir : NULL,
-        .place = a->places ? &a->places[seat - a->seats] : NULL,
+        .place = a->places ? &a->places[worker_slot - a->worker_slots] : NULL,
         .mask = &a->for_workers,
         .input = -1,
         .output = {output, output},
@@ -90,34 +91,34 @@ static tdm_status spawn(tdm__agent *a, tdm__seat *seat, tdm__agent_worker *w, td
     return status;
 }
 
-static tdm_status start(tdm__agent *a, tdm__seat *seat, tdm_error *err)
+static tdm_status start(tdm__agent *a, tdm__worker_slot *worker_slot, tdm_error *err)
 {
     tdm__agent_worker w = {.slot = tdm__slots_claim(a->slots, (int64_t)getpid())};
     if (w.slot < 0)
-        return tdm_fail(err, TDM_ERR_RANGE, "this host has %d workers already", TDM_SLOTS_MOST);
+        return tdm_fail(err, TDM_ERR_RANGE, "this host has %d workers already", TDM_MAX_SLOTS);
     tdm_status status = draw_id(a, &w) ? TDM_OK : tdm_os_fail(err, "cannot draw", "random numbers");
-    if (status == TDM_OK) status = spawn(a, seat, &w, err);
+    if (status == TDM_OK) status = spawn(a, worker_slot, &w, err);
     /* The worker puts its own number there, too: whoever comes first, it is the same. */
     atomic_store(&a->slots[w.slot].pid, status == TDM_OK ? (int64_t)w.pid : 0);
-    if (status == TDM_OK) seat->worker = w;
+    if (status == TDM_OK) worker_slot->worker = w;
     return status;
 }
 
 void tdm__agent_start_due(tdm__agent *a, double now_s)
 {
     for (int i = 0; i < a->count; i++) {
-        tdm__seat *seat = &a->seats[i];
+        tdm__worker_slot *worker_slot = &a->worker_slots[i];
         tdm_error err = {0};
-        if (seat->worker.pid > 0 || now_s < seat->start_at_s) continue;
-        seat->start_at_s = INFINITY;
+        if (worker_slot->worker.pid > 0 || now_s < worker_slot->start_at_s) continue;
+        worker_slot->start_at_s = INFINITY;
         if (a->over || a->stopping) continue;
-        if (start(a, seat, &err) == TDM_OK) {
+        if (start(a, worker_slot, &err) == TDM_OK) {
             tdm_log(TDM_LOG_INFO, "agent", "worker %s started on host %s, process %ld",
-                    seat->worker.id, a->options->host, (long)seat->worker.pid);
+                    worker_slot->worker.id, a->options->host, (long)worker_slot->worker.pid);
         } else if (err.status == TDM_ERR_NOT_FOUND || a->result.restarts == 0) {
             tdm__agent_end_session(a, err.status, err.message);
         } else {
-            tdm__agent_plan_restart(a, seat, err.message);
+            tdm__agent_plan_restart(a, worker_slot, err.message);
         }
     }
 }
@@ -156,20 +157,20 @@ void tdm__agent_reap(tdm__agent *a)
 {
     int wait_status;
     for (int i = 0; i < a->count; i++) {
-        tdm__seat *seat = &a->seats[i];
-        if (!has_ended(&seat->worker, &wait_status)) continue;
-        tdm__agent_worker ended = seat->worker;
-        seat->worker = (tdm__agent_worker){.pid = 0};
+        tdm__worker_slot *worker_slot = &a->worker_slots[i];
+        if (!has_ended(&worker_slot->worker, &wait_status)) continue;
+        tdm__agent_worker ended = worker_slot->worker;
+        worker_slot->worker = (tdm__agent_worker){.pid = 0};
         uint64_t step = note_end(a, &ended, wait_status);
-        tdm__agent_judge(a, seat, &ended, wait_status, step);
+        tdm__agent_judge(a, worker_slot, &ended, wait_status, step);
     }
-    for (size_t i = 0; i < a->stray_count;) {
-        if (!has_ended(&a->strays[i], &wait_status)) {
+    for (size_t i = 0; i < a->orphan_count;) {
+        if (!has_ended(&a->orphans[i], &wait_status)) {
             i++;
             continue;
         }
-        note_end(a, &a->strays[i], wait_status);
-        a->strays[i] = a->strays[--a->stray_count];
+        note_end(a, &a->orphans[i], wait_status);
+        a->orphans[i] = a->orphans[--a->orphan_count];
     }
 }
 
@@ -191,14 +192,14 @@ static bool is_member(const tdm_session_view *view, const char *id)
 
 static bool become_stray(tdm__agent *a, const tdm__agent_worker *w)
 {
-    if (a->stray_count == a->stray_room) {
-        size_t room = a->stray_room * 2 + 4;
-        tdm__agent_worker *strays = realloc(a->strays, room * sizeof *strays);
-        if (!strays) return false;
-        a->strays = strays;
-        a->stray_room = room;
+    if (a->orphan_count == a->orphan_capacity) {
+        size_t room = a->orphan_capacity * 2 + 4;
+        tdm__agent_worker *orphans = realloc(a->orphans, room * sizeof *orphans);
+        if (!orphans) return false;
+        a->orphans = orphans;
+        a->orphan_capacity = room;
     }
-    a->strays[a->stray_count++] = *w;
+    a->orphans[a->orphan_count++] = *w;
     return true;
 }
 
@@ -235,8 +236,8 @@ static bool is_silent(tdm__agent_worker *w, const tdm_session_view *view)
 void tdm__agent_replace_fenced(tdm__agent *a, const tdm_session_view *view)
 {
     for (int i = 0; i < a->count && view->epoch > 0; i++) {
-        tdm__seat *seat = &a->seats[i];
-        tdm__agent_worker *w = &seat->worker;
+        tdm__worker_slot *worker_slot = &a->worker_slots[i];
+        tdm__agent_worker *w = &worker_slot->worker;
         if (w->pid <= 0) continue;
         bool fenced = is_fenced(w, view), silent = is_silent(w, view);
         if ((!fenced && !silent) || !become_stray(a, w)) continue;
@@ -251,30 +252,30 @@ void tdm__agent_replace_fenced(tdm__agent *a, const tdm_session_view *view)
                 "the others cannot go on without it: another takes its place",
                 w->id, (long)w->pid, silence_s);
         *w = (tdm__agent_worker){.pid = 0};
-        tdm__agent_plan_restart(a, seat, fenced ? "it was fenced" : "it was silent");
+        tdm__agent_plan_restart(a, worker_slot, fenced ? "it was fenced" : "it was silent");
     }
 }
 
 /* ---- all of them ----------------------------------------------------------------------------------- */
 
-void tdm__agent_signal(const tdm__agent *a, int signal_number, bool strays_too)
+void tdm__agent_signal(const tdm__agent *a, int signal_number, bool orphans_too)
 {
     for (int i = 0; i < a->count; i++)
-        if (a->seats[i].worker.pid > 0) kill(-a->seats[i].worker.pid, signal_number);
-    for (size_t i = 0; strays_too && i < a->stray_count; i++)
-        kill(-a->strays[i].pid, signal_number);
+        if (a->worker_slots[i].worker.pid > 0) kill(-a->worker_slots[i].worker.pid, signal_number);
+    for (size_t i = 0; orphans_too && i < a->orphan_count; i++)
+        kill(-a->orphans[i].pid, signal_number);
 }
 
 int tdm__agent_alive(const tdm__agent *a)
 {
     int alive = 0;
-    for (int i = 0; i < a->count; i++) alive += a->seats[i].worker.pid > 0;
+    for (int i = 0; i < a->count; i++) alive += a->worker_slots[i].worker.pid > 0;
     return alive;
 }
 
 int tdm__agent_plans(const tdm__agent *a)
 {
     int plans = 0;
-    for (int i = 0; i < a->count; i++) plans += isfinite(a->seats[i].start_at_s) != 0;
+    for (int i = 0; i < a->count; i++) plans += isfinite(a->worker_slots[i].start_at_s) != 0;
     return plans;
 }

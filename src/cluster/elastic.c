@@ -23,10 +23,10 @@
 #define RETRY_S 0.1
 #define MARGIN_S 2.0
 #define BACK_OFF_AFTER 3 /* epochs in a row that ended before a step was done */
-#define FAILURES_MOST 100
-#define REFUSALS_MOST 3 /* in a row, of a session that has not done a step */
-#define LOOKS 4         /* at who is lost, while it seems that a host is just ending, */
-#define AGAIN_S 0.005   /* each after so long */
+#define MAX_FAILURES 100
+#define MAX_REFUSALS 3 /* in a row, of a session that has not done a step */
+#define LOOKS 4        /* at who is lost, while it seems that a host is just ending, */
+#define AGAIN_S 0.005  /* each after so long */
 
 typedef enum outcome {
     GO_ON, /* to the next round */
@@ -42,18 +42,18 @@ typedef struct run {
     tdm_status status; /* of the end */
     tdm_error *err;
     tdm_arena *arena; /* of one look */
-    tdm__epoch_memo memo;
+    tdm__epoch_history memo;
     tdm__epoch_rules rules;
     tdm_epoch epoch;
-    tdm_epoch_member *members;           /* of it; TDM__EPOCH_MOST */
-    uint64_t vault_ids[TDM__EPOCH_MOST]; /* theirs; 0: unknown */
-    double left_s;                       /* when the last epoch was left; -1: not yet */
-    int failures;                        /* epochs in a row that ended before a step was done */
-    bool has_failed;                     /* the last epoch ended by a failure */
+    tdm_epoch_member *members;        /* of it; TDM__MAX_EPOCH */
+    uint64_t shm_ids[TDM__MAX_EPOCH]; /* theirs; 0: unknown */
+    double left_s;                    /* when the last epoch was left; -1: not yet */
+    int failures;                     /* epochs in a row that ended before a step was done */
+    bool has_failed;                  /* the last epoch ended by a failure */
     bool said_short, said_away;
     uint64_t state_revision;    /* of the key "state" when the epoch was read */
     bool is_whole;              /* it has come through enter, so it has the run's state */
-    tdm_process_watch *watches; /* by rank of the epoch that is watched; TDM__EPOCH_MOST */
+    tdm_process_watch *watches; /* by rank of the epoch that is watched; TDM__MAX_EPOCH */
     uint32_t watched;           /* its number; 0: none */
 } run;
 
@@ -74,7 +74,7 @@ static bool is_out_of_patience(run *r)
     pthread_mutex_lock(&m->lock);
     double heard_s = m->heard_s;
     pthread_mutex_unlock(&m->lock);
-    return now_s - heard_s >= tdm__member_patience_s(m);
+    return now_s - heard_s >= tdm__member_silence_limit_s(m);
 }
 
 static outcome store_trouble(run *r, const tdm_error *why)
@@ -134,15 +134,15 @@ static void put_verdict(run *r, tdm_status status, const char *message)
 /* ---- leaving an epoch --------------------------------------------------------------------------- */
 
 /* The names of those whose loss is of this kind, or of a later one. */
-static void list_losses(const run *r, const tdm_loss *losses, tdm_loss least, tdm_json_writer *w)
+static void list_losses(const run *r, const tdm_lost *losses, tdm_lost min, tdm_json_writer *w)
 {
     tdm_json_array_begin(w);
     for (int i = 0; losses && i < r->epoch.size; i++)
-        if (losses[i] >= least) tdm_json_string(w, r->members[i].id);
+        if (losses[i] >= min) tdm_json_string(w, r->members[i].id);
     tdm_json_array_end(w);
 }
 
-static outcome report(run *r, const char *why, bool is_regroup, const tdm_loss *losses)
+static outcome report(run *r, const char *why, bool is_regroup, const tdm_lost *losses)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_str text = TDM_STR_INIT;
@@ -152,9 +152,9 @@ static outcome report(run *r, const char *why, bool is_regroup, const tdm_loss *
     tdm_json_put_bool(&w, "regroup", is_regroup);
     tdm_json_put_bool(&w, "whole", r->is_whole);
     tdm_json_key(&w, "lost");
-    list_losses(r, losses, TDM_LOSS_SILENT, &w);
+    list_losses(r, losses, TDM_LOST_SILENT, &w);
     tdm_json_key(&w, "closed");
-    list_losses(r, losses, TDM_LOSS_CLOSED, &w);
+    list_losses(r, losses, TDM_LOST_CLOSED, &w);
     tdm_json_object_end(&w);
     tdm__member_key(r->m, key, "reports/%" PRIu32 "/%s", r->memo.left, r->m->id);
     outcome out = LEAVE;
@@ -170,7 +170,7 @@ static outcome report(run *r, const char *why, bool is_regroup, const tdm_loss *
  * another try does not help. Later, when there is something to lose, others may go on without it. */
 static bool is_refused(const run *r, tdm_status status)
 {
-    return status == TDM_ERR_PEER_REFUSED && r->failures >= REFUSALS_MOST &&
+    return status == TDM_ERR_PEER_REFUSED && r->failures >= MAX_REFUSALS &&
            (uint32_t)r->failures >= r->epoch.number;
 }
 
@@ -181,7 +181,7 @@ static outcome back_off(run *r, tdm_status status, const char *why)
         put_verdict(r, status, why);
         return end(r, tdm_fail(r->err, status, "%s", why));
     }
-    if (r->failures > FAILURES_MOST) {
+    if (r->failures > MAX_FAILURES) {
         r->status = tdm_fail(
             r->err, TDM_ERR_PEER_FAILED,
             "%d epochs in a row have failed before a single step was done; the last: %s",
@@ -216,19 +216,19 @@ static void activate(run *r, bool is_active)
 
 /* Whether of another host some have closed their connections, and some have not: its other processes may just
  * be ending, too. */
-static bool is_host_in_part(const run *r, const tdm_loss *losses)
+static bool is_host_in_part(const run *r, const tdm_lost *losses)
 {
     for (int i = 0; i < r->epoch.size; i++) {
         const char *host = r->members[i].host;
-        if (losses[i] != TDM_LOSS_CLOSED || strcmp(host, r->members[r->epoch.rank].host) == 0)
+        if (losses[i] != TDM_LOST_CLOSED || strcmp(host, r->members[r->epoch.rank].host) == 0)
             continue;
         for (int k = 0; k < r->epoch.size; k++)
-            if (losses[k] == TDM_LOSS_NONE && strcmp(host, r->members[k].host) == 0) return true;
+            if (losses[k] == TDM_LOST_NONE && strcmp(host, r->members[k].host) == 0) return true;
     }
     return false;
 }
 
-static void ask_for_lost(run *r, tdm_loss *losses)
+static void ask_for_lost(run *r, tdm_lost *losses)
 {
     char how[TDM_LOST_BYTES];
     if (!r->ops->lost) return;
@@ -241,7 +241,7 @@ static void ask_for_lost(run *r, tdm_loss *losses)
     for (int i = 0; i < r->epoch.size; i++) {
         how[0] = '\0';
         if (i != r->epoch.rank) losses[i] = r->ops->lost(r->user, i, how);
-        if (losses[i] == TDM_LOSS_NONE) continue;
+        if (losses[i] == TDM_LOST_NONE) continue;
         how[sizeof how - 1] = '\0';
         tdm_log(TDM_LOG_WARN, "cluster",
                 "rank %d (member %s, host %s) is out of reach of rank %d: %s", i, r->members[i].id,
@@ -269,11 +269,11 @@ static void add_holders(const run *r, tdm_str *out)
     tdm_json_array_begin(&w);
     for (int i = 0; i < r->epoch.size; i++) {
         bool is_listed = false;
-        for (int k = 0; k < i && !is_listed; k++) is_listed = r->vault_ids[k] == r->vault_ids[i];
+        for (int k = 0; k < i && !is_listed; k++) is_listed = r->shm_ids[k] == r->shm_ids[i];
         if (is_listed) continue;
         tdm_json_object_begin(&w);
         tdm_json_put_string(&w, "host", r->members[i].host);
-        tdm__put_vault_id(&w, r->vault_ids[i]);
+        tdm__put_shm_id(&w, r->shm_ids[i]);
         tdm_json_object_end(&w);
     }
     tdm_json_array_end(&w);
@@ -333,12 +333,12 @@ static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
     }
     while (status == TDM_OK && !*done && !*regroup) {
         pthread_mutex_lock(&r->m->lock);
-        unsigned wish = r->m->wish, wishes = 0;
+        unsigned request = r->m->request, requests = 0;
         /* An interrupt that came just before enter has not been heard there. */
         if (r->m->is_broken) status = tdm_fail(why, TDM_ERR_PEER_FAILED, "%s", r->m->why);
         pthread_mutex_unlock(&r->m->lock);
         if (status != TDM_OK) break;
-        status = r->ops->step(r->user, wish, &wishes, done, why);
+        status = r->ops->step(r->user, request, &requests, done, why);
         if (status != TDM_OK) break;
         r->failures = 0;
         if (is_first)
@@ -348,7 +348,7 @@ static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
                     r->epoch.number, 1e3 * (tdm_kv_now(r->m->kv) - r->left_s),
                     1e3 * (entered_s - begin_s), 1e3 * (tdm_kv_now(r->m->kv) - entered_s));
         is_first = false;
-        *regroup = (wishes & TDM_WISH_REGROUP) != 0;
+        *regroup = (requests & TDM_REQUEST_REGROUP) != 0;
     }
     return status;
 }
@@ -356,7 +356,7 @@ static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
 static outcome take_part(run *r)
 {
     bool done = false, regroup = false;
-    tdm_loss losses[TDM__EPOCH_MOST] = {TDM_LOSS_NONE};
+    tdm_lost losses[TDM__MAX_EPOCH] = {TDM_LOST_NONE};
     tdm_error why = {0};
     r->memo.took_part = true;
     r->said_short = r->said_away = false;
@@ -399,7 +399,7 @@ static outcome propose(run *r, const tdm__view *view, const tdm__epoch_plan *pla
     tdm__member_key(r->m, key, "epoch");
     tdm__epoch_text(view, plan, r->m->id, &text);
     double took_s = r->left_s < 0 ? -1 : tdm_kv_now(r->m->kv) - r->left_s;
-    tdm__epoch_story(view, plan, took_s, &story);
+    tdm__epoch_describe(view, plan, took_s, &story);
     tdm_status status = tdm_str_ok(&text) ? tdm_kv_swap(r->m->kv, key, view->epoch_revision,
                                                         tdm_str_text(&text), 0, NULL, &why)
                                           : TDM_ERR_NO_MEMORY;
@@ -461,7 +461,7 @@ static void set_epoch(run *r, const tdm__view *view)
         const tdm__view_member *m = &view->members[i];
         snprintf(r->members[i].id, sizeof r->members[i].id, "%s", m->id);
         snprintf(r->members[i].host, sizeof r->members[i].host, "%s", m->host);
-        r->vault_ids[i] = m->vault_id;
+        r->shm_ids[i] = m->shm_id;
         if (strcmp(m->id, r->m->id) == 0) r->epoch.rank = i;
     }
 }
@@ -508,19 +508,19 @@ static outcome agree(run *r)
     if (r->m->is_begun && !view.has_about) return leave_forgotten(r);
     mark_busy(r, &view);
     switch (tdm__epoch_decide(&view, &r->rules, &r->memo, tdm_kv_now(r->m->kv), &plan)) {
-    case TDM__DEED_WAIT: return wait_for_change(r, &view, &plan);
-    case TDM__DEED_PROPOSE: return propose(r, &view, &plan);
-    case TDM__DEED_ENTER: set_epoch(r, &view); return TAKE_PART;
-    case TDM__DEED_SKIP:
+    case TDM__DECISION_WAIT: return wait_for_change(r, &view, &plan);
+    case TDM__DECISION_PROPOSE: return propose(r, &view, &plan);
+    case TDM__DECISION_ENTER: set_epoch(r, &view); return TAKE_PART;
+    case TDM__DECISION_SKIP:
         set_epoch(r, &view);
         r->memo.left = view.number;
         return report(r, "the epoch was over before it was entered", false, NULL);
-    case TDM__DEED_END:
+    case TDM__DECISION_END:
         if (view.verdict == TDM_OK) return end(r, TDM_OK);
         return end(r, tdm_fail(r->err, view.verdict, "%s", view.verdict_text));
-    case TDM__DEED_DISMISSED: r->result.dismissed = true; return end(r, TDM_OK);
-    case TDM__DEED_GIVE_UP: return give_up(r, &plan);
-    case TDM__DEED_FENCED: break;
+    case TDM__DECISION_DISMISSED: r->result.dismissed = true; return end(r, TDM_OK);
+    case TDM__DECISION_GIVE_UP: return give_up(r, &plan);
+    case TDM__DECISION_FENCED: break;
     }
     tdm_log(TDM_LOG_INFO, "cluster", "member %s leaves: epoch %" PRIu32 " goes on without it",
             r->m->id, view.number);
@@ -533,15 +533,15 @@ tdm_status tdm_elastic_run(tdm_member *member, const tdm_elastic_ops *ops, void 
 {
     run r = {.m = member, .ops = ops, .user = user, .err = err, .left_s = -1};
     r.arena = tdm_arena_create("look");
-    r.members = calloc(TDM__EPOCH_MOST, sizeof *r.members);
-    r.watches = calloc(TDM__EPOCH_MOST, sizeof *r.watches);
+    r.members = calloc(TDM__MAX_EPOCH, sizeof *r.members);
+    r.watches = calloc(TDM__MAX_EPOCH, sizeof *r.watches);
     if (!r.arena || !r.members || !r.watches) {
         tdm_arena_destroy(r.arena);
         free(r.members);
         free(r.watches);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to take part in a run");
     }
-    tdm__epoch_memo_init(&r.memo);
+    tdm__epoch_history_init(&r.memo);
     r.rules = (tdm__epoch_rules){.id = member->id,
                                  .min = member->min,
                                  .max = member->max,
@@ -549,7 +549,7 @@ tdm_status tdm_elastic_run(tdm_member *member, const tdm_elastic_ops *ops, void 
                                  .report_s = member->report_s,
                                  .settle_s = SETTLE_S,
                                  .needs_all = member->needs_all_hosts,
-                                 .silence_s = tdm__member_patience_s(member) + MARGIN_S};
+                                 .silence_s = tdm__member_silence_limit_s(member) + MARGIN_S};
     pthread_mutex_lock(&member->lock);
     member->is_ready = true;
     member->record_is_old = true;

@@ -33,7 +33,7 @@
 /* The second proposer steps in so much later than the first, and so on. */
 #define TURN_S 0.5
 /* At most so long a member that makes progress is waited for; it is looked at so often. */
-#define BUSY_MOST_S 60.0
+#define MAX_BUSY_S 60.0
 #define BUSY_LOOK_S 0.25
 /* So long those that are too few without the others believe that these are cut off. */
 #define CUT_S 5.0
@@ -42,15 +42,15 @@
 
 const char tdm__asked_to_leave[] = "asked to leave";
 
-void tdm__epoch_memo_init(tdm__epoch_memo *memo)
+void tdm__epoch_history_init(tdm__epoch_history *memo)
 {
-    *memo = (tdm__epoch_memo){.broken_s = -1,
-                              .failed_s = -1,
-                              .alone_s = -1,
-                              .enough_s = -1,
-                              .short_s = -1,
-                              .due_s = -1,
-                              .away_s = -1};
+    *memo = (tdm__epoch_history){.broken_s = -1,
+                                 .failed_s = -1,
+                                 .alone_s = -1,
+                                 .enough_s = -1,
+                                 .short_s = -1,
+                                 .due_s = -1,
+                                 .away_s = -1};
 }
 
 /* When this began: at the first look at which it was so. */
@@ -63,11 +63,11 @@ static double since(double *begun_s, bool is_so, double now_s)
     return *begun_s;
 }
 
-static tdm__deed wait_until(tdm__epoch_plan *plan, double until_s, const char *what)
+static tdm__decision wait_until(tdm__epoch_plan *plan, double until_s, const char *what)
 {
     plan->until_s = until_s;
     plan->what = what;
-    return TDM__DEED_WAIT;
+    return TDM__DECISION_WAIT;
 }
 
 static bool is_reporter(const tdm__view_member *m)
@@ -110,7 +110,7 @@ static bool has_name(const char *const *names, int count, const char *id)
 static bool is_holder(const tdm__view *view, const tdm__view_member *m)
 {
     for (int i = 0; i < view->holder_count; i++)
-        if (m->vault_id != 0 && view->holders[i].vault_id == m->vault_id) return true;
+        if (m->shm_id != 0 && view->holders[i].shm_id == m->shm_id) return true;
     return false;
 }
 
@@ -119,7 +119,7 @@ static int newcomers_by_age(tdm__view *view, tdm__view_member **out)
 {
     int count = 0, first = 0;
     for (int pass = 0; pass < 2; pass++) {
-        for (int i = view->size; i < view->count && count < TDM__EPOCH_MOST; i++) {
+        for (int i = view->size; i < view->count && count < TDM__MAX_EPOCH; i++) {
             tdm__view_member *m = &view->members[i];
             if (is_holder(view, m) == (pass == 0) && tdm__view_is_newcomer(view, m))
                 out[count++] = m;
@@ -147,7 +147,7 @@ static void add_host(tdm__epoch_plan *plan, tdm__view_member **newcomers, int co
 /* The oldest newcomers for which there is room, host by host: those of hosts that are there first. */
 static void add_newcomers(tdm__view *view, int room, tdm__epoch_plan *plan)
 {
-    tdm__view_member *newcomers[TDM__EPOCH_MOST];
+    tdm__view_member *newcomers[TDM__MAX_EPOCH];
     int count = newcomers_by_age(view, newcomers);
     if (count > room) count = room;
     int stay = plan->next_count;
@@ -157,10 +157,10 @@ static void add_newcomers(tdm__view *view, int room, tdm__epoch_plan *plan)
 }
 
 /* Those of the epoch that stay, in its order; says of the others why they do not. */
-static void add_survivors(tdm__view *view, bool heed_cuts, tdm__epoch_plan *plan)
+static void add_survivors(tdm__view *view, bool check_cuts, tdm__epoch_plan *plan)
 {
-    tdm__view_member *reporters[TDM__EPOCH_MOST] = {NULL};
-    bool keep[TDM__EPOCH_MOST];
+    tdm__view_member *reporters[TDM__MAX_EPOCH] = {NULL};
+    bool keep[TDM__MAX_EPOCH];
     int count = 0;
     for (int i = 0; i < view->size; i++) {
         tdm__view_member *m = &view->members[i];
@@ -173,7 +173,7 @@ static void add_survivors(tdm__view *view, bool heed_cuts, tdm__epoch_plan *plan
     }
     tdm__epoch_reach(reporters, count, keep);
     for (int i = 0; i < count; i++) {
-        if (keep[i] || !heed_cuts)
+        if (keep[i] || !check_cuts)
             plan->next[plan->next_count++] = reporters[i];
         else
             reporters[i]->left_why = "it is cut off from the others";
@@ -202,24 +202,24 @@ static void dismiss(tdm__epoch_plan *plan, int min, int newcomers)
     }
 }
 
-static void compose(tdm__view *view, const tdm__epoch_rules *rules, bool heed_cuts,
+static void compose(tdm__view *view, const tdm__epoch_rules *rules, bool check_cuts,
                     tdm__epoch_plan *plan)
 {
-    int most = rules->max > 0 && rules->max < TDM__EPOCH_MOST ? rules->max : TDM__EPOCH_MOST;
+    int max = rules->max > 0 && rules->max < TDM__MAX_EPOCH ? rules->max : TDM__MAX_EPOCH;
     int newcomers = 0;
     plan->next_count = 0;
     tdm__view_newcomers(view, 0, &newcomers);
-    add_survivors(view, heed_cuts, plan);
+    add_survivors(view, check_cuts, plan);
     dismiss(plan, rules->min, newcomers);
-    while (plan->next_count > most)
+    while (plan->next_count > max)
         plan->next[--plan->next_count]->left_why = "there are more than may take part";
-    add_newcomers(view, most - plan->next_count, plan);
+    add_newcomers(view, max - plan->next_count, plan);
 }
 
 /* ---- when, and by whom -------------------------------------------------------------------------- */
 
 /* Whether the time has come to propose; if not, until when to wait. */
-static bool is_first_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
+static bool is_first_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_history *memo,
                          double now_s, tdm__epoch_plan *plan)
 {
     int count = 0;
@@ -321,7 +321,7 @@ static bool is_one_busy(const tdm__view *view)
     return false;
 }
 
-static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
+static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_history *memo,
                         double now_s, tdm__epoch_plan *plan)
 {
     bool has_failed = is_failure(view), has_state = false, misses = false;
@@ -341,7 +341,7 @@ static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epo
         due_s = failed_s + (are_lost(view) ? fmin(LOST_S, report_s) : gone_s(view, report_s));
     }
     /* Slow ones are waited for, and looked at again and again: their host is busy. */
-    if (is_one_busy(view)) due_s = fmax(due_s, fmin(now_s + BUSY_LOOK_S, broken_s + BUSY_MOST_S));
+    if (is_one_busy(view)) due_s = fmax(due_s, fmin(now_s + BUSY_LOOK_S, broken_s + MAX_BUSY_S));
     if (!misses) due_s = alone_s >= 0 && is_silent ? alone_s + rules->silence_s : now_s;
     if (now_s >= due_s) return true;
     wait_until(plan, due_s, "the others to leave the epoch");
@@ -351,7 +351,7 @@ static bool is_next_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epo
 /* How many would propose before this one. */
 static int turn_of(tdm__view *view, const char *id)
 {
-    tdm__view_member *newcomers[TDM__EPOCH_MOST];
+    tdm__view_member *newcomers[TDM__MAX_EPOCH];
     int turn = 0;
     for (int i = 0; i < view->size; i++) {
         if (strcmp(view->members[i].id, id) == 0) return turn;
@@ -362,10 +362,10 @@ static int turn_of(tdm__view *view, const char *id)
     return turn;
 }
 
-static bool takes_part(const tdm__epoch_plan *plan, uint64_t vault_id)
+static bool takes_part(const tdm__epoch_plan *plan, uint64_t shm_id)
 {
     for (int i = 0; i < plan->next_count; i++)
-        if (plan->next[i]->vault_id == vault_id) return true;
+        if (plan->next[i]->shm_id == shm_id) return true;
     return false;
 }
 
@@ -376,7 +376,7 @@ static bool is_starting(const tdm__view *view, const tdm__view_member *holder, b
 {
     const tdm__view_host *record = NULL;
     for (int i = 0; i < view->host_count && !record; i++)
-        if (view->hosts[i].vault_id == holder->vault_id) record = &view->hosts[i];
+        if (view->hosts[i].shm_id == holder->shm_id) record = &view->hosts[i];
     if (!record || record->workers + record->starting == 0) return false;
     if (record->starting > 0 || !is_sure) return true;
     for (int i = 0; i < view->count; i++) {
@@ -395,7 +395,7 @@ static const char *host_away(const tdm__view *view, const tdm__epoch_rules *rule
     int here = 0;
     for (int i = 0; i < view->holder_count; i++) {
         const tdm__view_member *holder = &view->holders[i];
-        if (holder->vault_id == 0 || takes_part(plan, holder->vault_id))
+        if (holder->shm_id == 0 || takes_part(plan, holder->shm_id))
             here++;
         else if (is_starting(view, holder, rules->needs_all))
             away = holder->host;
@@ -404,12 +404,12 @@ static const char *host_away(const tdm__view *view, const tdm__epoch_rules *rule
     return is_enough ? NULL : away;
 }
 
-static tdm__deed propose(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
-                         double now_s, tdm__epoch_plan *plan)
+static tdm__decision propose(tdm__view *view, const tdm__epoch_rules *rules,
+                             tdm__epoch_history *memo, double now_s, tdm__epoch_plan *plan)
 {
     bool is_due = view->number == 0 ? is_first_due(view, rules, memo, now_s, plan)
                                     : is_next_due(view, rules, memo, now_s, plan);
-    if (!is_due) return TDM__DEED_WAIT;
+    if (!is_due) return TDM__DECISION_WAIT;
     /* Who shall stop needs no company: one step, a checkpoint, and that is the end. */
     int min = view->should_stop ? 1 : rules->min;
     compose(view, rules, true, plan);
@@ -422,7 +422,7 @@ static tdm__deed propose(tdm__view *view, const tdm__epoch_rules *rules, tdm__ep
     double due_s = since(&memo->due_s, !is_short, now_s);
     if (is_short) {
         plan->here = plan->next_count;
-        if (now_s - short_s >= rules->wait_s) return TDM__DEED_GIVE_UP;
+        if (now_s - short_s >= rules->wait_s) return TDM__DECISION_GIVE_UP;
         double again_s = now_s < short_s + CUT_S ? short_s + CUT_S : short_s + rules->wait_s;
         return wait_until(plan, again_s, "more members");
     }
@@ -433,33 +433,35 @@ static tdm__deed propose(tdm__view *view, const tdm__epoch_rules *rules, tdm__ep
         return wait_until(plan, away_s + AWAY_S, "a host with the newest state");
     }
     double my_turn_s = due_s + turn_of(view, rules->id) * TURN_S;
-    if (now_s >= my_turn_s) return TDM__DEED_PROPOSE;
+    if (now_s >= my_turn_s) return TDM__DECISION_PROPOSE;
     return wait_until(plan, my_turn_s, "the next epoch");
 }
 
-tdm__deed tdm__epoch_decide(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
-                            double now_s, tdm__epoch_plan *plan)
+tdm__decision tdm__epoch_decide(tdm__view *view, const tdm__epoch_rules *rules,
+                                tdm__epoch_history *memo, double now_s, tdm__epoch_plan *plan)
 {
     tdm__view_member *me = tdm__view_find(view, rules->id);
     *plan = (tdm__epoch_plan){.until_s = now_s};
     if (memo->number != view->number) {
         uint32_t left = memo->left;
         bool took_part = memo->took_part;
-        tdm__epoch_memo_init(memo);
+        tdm__epoch_history_init(memo);
         memo->left = left;
         memo->took_part = took_part;
         memo->number = view->number;
     }
-    if (view->has_verdict) return TDM__DEED_END;
-    if (me && me->is_dead) return TDM__DEED_FENCED;
+    if (view->has_verdict) return TDM__DECISION_END;
+    if (me && me->is_dead) return TDM__DECISION_FENCED;
     bool is_in = me && me->rank >= 0;
     bool is_broken = view->number > 0 && tdm__view_is_broken(view);
-    if (is_in && memo->left < view->number) return is_broken ? TDM__DEED_SKIP : TDM__DEED_ENTER;
+    if (is_in && memo->left < view->number)
+        return is_broken ? TDM__DECISION_SKIP : TDM__DECISION_ENTER;
     if (!is_in && (memo->took_part || (me && me->is_left_out))) {
         bool was_asked = me && me->left_why && strcmp(me->left_why, tdm__asked_to_leave) == 0;
-        return was_asked ? TDM__DEED_DISMISSED : TDM__DEED_FENCED;
+        return was_asked ? TDM__DECISION_DISMISSED : TDM__DECISION_FENCED;
     }
-    if (me && !is_in && me->should_leave && tdm__view_can_spare(view)) return TDM__DEED_DISMISSED;
+    if (me && !is_in && me->should_leave && tdm__view_can_spare(view))
+        return TDM__DECISION_DISMISSED;
     if (!me || !me->is_here) /* the watcher is about to put its record back */
         return wait_until(plan, now_s + TURN_S, "its own record");
     if (view->number > 0 && !is_broken)

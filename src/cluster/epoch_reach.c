@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-enum { WORDS = TDM__EPOCH_MOST / 64, TRIES_MOST = 200000 };
+enum { WORDS = TDM__MAX_EPOCH / 64, MAX_TRIES = 200000 };
 
 typedef struct set {
     uint64_t bits[WORDS];
@@ -20,8 +20,8 @@ typedef struct set {
 
 typedef struct search {
     int count;
-    set friends[TDM__EPOCH_MOST]; /* of each: who is not at odds with it, itself excluded */
-    int weights[TDM__EPOCH_MOST];
+    set friends[TDM__MAX_EPOCH]; /* of each: who is not at odds with it, itself excluded */
+    int weights[TDM__MAX_EPOCH];
     set best;
     int best_weight;
     int tries;
@@ -64,7 +64,7 @@ static void look(search *s, const set *taken, int taken_weight, set open)
     }
     for (int i = 0; i < s->count && taken_weight + open_weight > s->best_weight; i++) {
         if (!has(&open, i)) continue;
-        if (s->tries++ > TRIES_MOST) return;
+        if (s->tries++ > MAX_TRIES) return;
         put(&open, i, false);
         open_weight -= s->weights[i];
         set more = *taken;
@@ -86,7 +86,7 @@ void tdm__epoch_reach(tdm__view_member *const *members, int count, bool *keep)
     bool has_odds = false;
     for (int i = 0; i < count; i++) {
         keep[i] = true;
-        s.weights[i] = members[i]->is_whole ? TDM__EPOCH_MOST + 1 : 1;
+        s.weights[i] = members[i]->is_whole ? TDM__MAX_EPOCH + 1 : 1;
         for (int j = 0; j < count; j++) {
             bool is_at_odds = i != j && (has_lost(members[i], members[j]) ||
                                          has_lost(members[j], members[i]));

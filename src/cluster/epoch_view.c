@@ -52,7 +52,7 @@ static double real_of(const tdm_json *object, const char *key)
 }
 
 /* 64 bits as text: a number of JSON does not hold them. */
-static uint64_t vault_id_of(const tdm_json *object)
+static uint64_t shm_id_of(const tdm_json *object)
 {
     const char *text = text_of(object, "vault", "");
     return strtoull(text, NULL, 16);
@@ -101,7 +101,7 @@ static tdm_status read_epoch(tdm__view *view, const tdm_kv_item *item, tdm_arena
     const tdm_json *members = tdm_json_get(epoch, "members");
     uint64_t number = epoch ? number_of(epoch, "number") : 0;
     if (!members || members->type != TDM_JSON_ARRAY || members->count == 0 ||
-        members->count > TDM__EPOCH_MOST || number == 0 || number > UINT32_MAX)
+        members->count > TDM__MAX_EPOCH || number == 0 || number > UINT32_MAX)
         return tdm_fail(err, TDM_ERR_FORMAT,
                         "the store's \"%s\" is no epoch: somebody else has written there",
                         item->key);
@@ -151,7 +151,7 @@ static void read_record(tdm__view *view, const char *id, const tdm_kv_item *item
     m->born = number_of(record, "born");
     if (m->born == 0) m->born = item->revision;
     m->lease_s = real_of(record, "lease_s");
-    m->vault_id = vault_id_of(record);
+    m->shm_id = shm_id_of(record);
 }
 
 static void read_dead(tdm__view *view, const char *id, const tdm_kv_item *item, tdm_arena *arena)
@@ -212,7 +212,7 @@ static void read_host(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena
 {
     const tdm_json *record = object_of(item, arena);
     if (!record) return;
-    view->hosts[view->host_count++] = (tdm__view_host){.vault_id = vault_id_of(record),
+    view->hosts[view->host_count++] = (tdm__view_host){.shm_id = shm_id_of(record),
                                                        .workers = number_of(record, "workers"),
                                                        .starting = number_of(record, "starting")};
 }
@@ -229,7 +229,7 @@ static tdm_status read_state(tdm__view *view, const tdm_kv_item *item, tdm_arena
     if (!view->holders) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %s", item->key);
     for (const tdm_json *one = holders->first; one; one = one->next)
         view->holders[view->holder_count++] = (tdm__view_member){.host = text_of(one, "host", ""),
-                                                                 .vault_id = vault_id_of(one)};
+                                                                 .shm_id = shm_id_of(one)};
     return TDM_OK;
 }
 
@@ -238,7 +238,7 @@ static void read_about(tdm__view *view, const tdm_kv_item *item, tdm_arena *aren
     const tdm_json *about = object_of(item, arena);
     view->has_about = true;
     uint64_t expected = about ? number_of(about, "expected") : 0;
-    view->expected = expected < TDM__EPOCH_MOST ? (int)expected : TDM__EPOCH_MOST;
+    view->expected = expected < TDM__MAX_EPOCH ? (int)expected : TDM__MAX_EPOCH;
 }
 
 /* What is about members that are in the table. */
@@ -317,8 +317,8 @@ bool tdm__view_newcomers(const tdm__view *view, int max, int *out_count)
     for (int i = view->size; i < view->count; i++)
         count += tdm__view_is_newcomer(view, &view->members[i]);
     *out_count = count;
-    int most = max > 0 && max < TDM__EPOCH_MOST ? max : TDM__EPOCH_MOST;
-    return count > 0 && view->size < most;
+    int limit = max > 0 && max < TDM__MAX_EPOCH ? max : TDM__MAX_EPOCH;
+    return count > 0 && view->size < limit;
 }
 
 bool tdm__view_leavers(const tdm__view *view, int min)

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define TIMEOUT_S 5.0
-#define LEASE_MOST_S 31536000.0
+#define MAX_LEASE_S 31536000.0
 
 /* The kinds of store there are. */
 static const tdm__kv_ops *const stores[] = {&tdm__kv_local, &tdm__kv_etcd, NULL};
@@ -38,10 +38,10 @@ tdm_status tdm_kv_open(const tdm_kv_options *options, tdm_kv **out, tdm_error *e
         return tdm_fail(err, TDM_ERR_INVALID,
                         "\"%s\" names no store; write local:PATH, or etcd:URL,URL,...",
                         options->url ? options->url : "");
-    if (!(options->timeout_s >= 0) || options->timeout_s > LEASE_MOST_S)
+    if (!(options->timeout_s >= 0) || options->timeout_s > MAX_LEASE_S)
         return tdm_fail(err, TDM_ERR_RANGE, "%g seconds are no time limit for a store",
                         options->timeout_s);
-    if (!(options->idle_s >= 0) || options->idle_s > LEASE_MOST_S)
+    if (!(options->idle_s >= 0) || options->idle_s > MAX_LEASE_S)
         return tdm_fail(err, TDM_ERR_RANGE, "a store cannot wait %g seconds for a process",
                         options->idle_s);
     tdm_kv_options filled = *options;
@@ -155,7 +155,7 @@ tdm_status tdm_kv_remove(tdm_kv *kv, const char *prefix, tdm_error *err)
 
 tdm_status tdm_kv_lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *err)
 {
-    if (!(seconds > 0) || seconds > LEASE_MOST_S)
+    if (!(seconds > 0) || seconds > MAX_LEASE_S)
         return tdm_fail(err, TDM_ERR_RANGE,
                         "a lease of %g seconds: it must be above 0, and a year "
                         "at most",
@@ -180,15 +180,15 @@ tdm_status tdm_kv_wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
     TDM_TRY(check_prefix(prefix, err));
     if (isnan(seconds))
         return tdm_fail(err, TDM_ERR_RANGE, "how long to wait for the store is no number");
-    double bounded = seconds < 0 ? 0 : seconds > LEASE_MOST_S ? LEASE_MOST_S : seconds;
+    double bounded = seconds < 0 ? 0 : seconds > MAX_LEASE_S ? MAX_LEASE_S : seconds;
     return kv->ops->wait(kv, prefix, revision, bounded, out ? out : &unused, err);
 }
 
 /* ---- what several records have ---------------------------------------------------------------- */
 
-void tdm__put_vault_id(tdm_json_writer *w, uint64_t vault_id)
+void tdm__put_shm_id(tdm_json_writer *w, uint64_t shm_id)
 {
     char text[20];
-    snprintf(text, sizeof text, "%016llx", (unsigned long long)vault_id);
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)shm_id);
     tdm_json_put_string(w, "vault", text);
 }

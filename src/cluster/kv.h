@@ -56,6 +56,6 @@ extern const tdm__kv_ops tdm__kv_local; /* kv_local.c */
 extern const tdm__kv_ops tdm__kv_etcd;  /* kv_etcd.c */
 
 /* A vault's id as text: a number of JSON does not hold 64 bits. */
-void tdm__put_vault_id(tdm_json_writer *w, uint64_t vault_id);
+void tdm__put_shm_id(tdm_json_writer *w, uint64_t shm_id);
 
 #endif

@@ -17,8 +17,8 @@
 #include <string.h>
 #include <time.h>
 
-enum { ENDPOINTS_MOST = 16, URL_BYTES = 300, TOKEN_TRIALS = 2 };
-#define ATTEMPT_LEAST_S 1.0
+enum { MAX_ENDPOINTS = 16, URL_BYTES = 300, TOKEN_TRIALS = 2 };
+#define MIN_ATTEMPT_S 1.0
 #define PAUSE_S 0.1
 #define GRACE_S 0.05
 
@@ -29,7 +29,7 @@ typedef struct etcd {
     tdm__http_answer answer;
     tdm_arena *scratch;
     tdm_str question;
-    char endpoints[ENDPOINTS_MOST][URL_BYTES];
+    char endpoints[MAX_ENDPOINTS][URL_BYTES];
     int endpoint_count, current;
     char token[TDM__ETCD_TOKEN_BYTES]; /* "": none */
 } etcd;
@@ -57,7 +57,7 @@ static void pause_s(double seconds)
 static double attempt_s(const etcd *e)
 {
     double share = e->options.timeout_s / e->endpoint_count;
-    if (share < ATTEMPT_LEAST_S) share = ATTEMPT_LEAST_S;
+    if (share < MIN_ATTEMPT_S) share = MIN_ATTEMPT_S;
     return share < e->options.timeout_s ? share : e->options.timeout_s;
 }
 
@@ -358,8 +358,8 @@ static bool hear(void *user, const char *text, size_t length, double *deadline_s
     }
     if (w->notice.created && !w->stands) {
         w->stands = true;
-        double least = tdm_clock_s() + GRACE_S;
-        *deadline_s = w->until_s > least ? w->until_s : least;
+        double min = tdm_clock_s() + GRACE_S;
+        *deadline_s = w->until_s > min ? w->until_s : min;
         /* Something has happened already. Whether it was below the prefix etcd would say only when it
          * next looks at watches that lag behind, ten times a second: let the caller look now. */
         if (w->notice.revision > w->revision) w->notice.changed = true;
@@ -401,8 +401,8 @@ static tdm_status wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
 {
     etcd *e = etcd_of(kv);
     tdm_error own, *error = err ? err : &own;
-    double most = e->options.timeout_s, began = tdm_clock_s(), until = began + seconds;
-    search s = {.deadline_s = seconds > most ? until : began + most};
+    double max = e->options.timeout_s, began = tdm_clock_s(), until = began + seconds;
+    search s = {.deadline_s = seconds > max ? until : began + max};
     tdm_status status = TDM_OK;
     outcome o = UNHEARD;
     tdm__etcd_ask_watch(prefix, revision, begin(e));
@@ -413,7 +413,7 @@ static tdm_status wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
         o = log_in(e, s.deadline_s, &status, error);
         while (o == DONE) {
             /* A link that was cut says nothing: from time to time the member must show that it is there. */
-            double piece = tdm_clock_s() + most;
+            double piece = tdm_clock_s() + max;
             w = (watch){.scratch = e->scratch,
                         .revision = revision,
                         .until_s = piece < until ? piece : until};
@@ -442,8 +442,8 @@ static tdm_status read_endpoints(etcd *e, const char *text, tdm_error *err)
                             "\"%.*s\" is no address of etcd; write them as http://HOST:PORT or "
                             "https://HOST:PORT, with commas between them",
                             (int)(length < 200 ? length : 200), at);
-        if (e->endpoint_count == ENDPOINTS_MOST)
-            return tdm_fail(err, TDM_ERR_RANGE, "more than %d addresses of etcd", ENDPOINTS_MOST);
+        if (e->endpoint_count == MAX_ENDPOINTS)
+            return tdm_fail(err, TDM_ERR_RANGE, "more than %d addresses of etcd", MAX_ENDPOINTS);
         memcpy(e->endpoints[e->endpoint_count++], at, used);
         at += length;
         at += strspn(at, " ,");

@@ -25,7 +25,7 @@
 
 #define LIBRARY "libcurl.so.4"
 
-enum { ANSWER_MOST = 64 << 20, POLL_MS = 1000 };
+enum { MAX_ANSWER = 64 << 20, POLL_MS = 1000 };
 
 /* The functions of libcurl that are used here. */
 typedef struct curl_table {
@@ -208,7 +208,7 @@ static size_t take(char *bytes, size_t size, size_t count, void *user)
     exchange *x = user;
     size_t total = size * count;
     if (x->over) return total;
-    if (total > ANSWER_MOST - x->answer->text.length) x->too_long = true;
+    if (total > MAX_ANSWER - x->answer->text.length) x->too_long = true;
     if (!x->too_long) tdm_str_add_bytes(&x->answer->text, bytes, total);
     if (!tdm_str_ok(&x->answer->text)) x->too_long = true;
     if (x->too_long) return 0;
@@ -311,7 +311,7 @@ static tdm_status post(tdm__http *http, const tdm__http_call *call, tdm__http_an
     if (result == CURLE_OK) return TDM_OK;
     if (x.too_long)
         return tdm_fail(err, TDM_ERR_RANGE, "%s: its answer has more than %d bytes", call->url,
-                        ANSWER_MOST);
+                        MAX_ANSWER);
     if (result == CURLE_OPERATION_TIMEDOUT)
         return tdm_fail(err, TDM_ERR_TIMEOUT, "%s: no answer in time", call->url);
     bool ours = result == CURLE_SSL_CERTPROBLEM || result == CURLE_SSL_CACERT_BADFILE;

@@ -17,7 +17,7 @@
 #include <string.h>
 
 /* 1 bit which area, 23 bits how many eights of bytes of it, 40 bits the revision. */
-enum { REVISION_BITS = 40, USED_BITS = 23, INDEX_LEAST = 64 };
+enum { REVISION_BITS = 40, USED_BITS = 23, MIN_INDEX = 64 };
 _Static_assert(TDM__LOCAL_AREA_BYTES / 8 < 1 << USED_BITS, "the end of the log must fit");
 
 static tdm__local_point unpack(uint64_t commit)
@@ -90,7 +90,7 @@ static bool whole(const tdm__local *local, uint32_t place, uint32_t used)
 static bool room_in_index(tdm__local *local)
 {
     if (local->index_count < local->index_capacity) return true;
-    size_t capacity = local->index_capacity ? local->index_capacity * 2 : INDEX_LEAST;
+    size_t capacity = local->index_capacity ? local->index_capacity * 2 : MIN_INDEX;
     uint32_t *grown = realloc(local->index, capacity * sizeof *grown);
     if (!grown) return false;
     local->index = grown;

@@ -72,9 +72,9 @@ static tdm_status check_options(launcher *l, tdm_error *err)
     plan->size = o->size > 0 ? o->size : plan->count;
     if (!o->program || !o->program[0] || !o->program[0][0])
         return tdm_fail(err, TDM_ERR_INVALID, "there is no program to run");
-    if (o->count < 0 || plan->count > TDM_LAUNCH_MOST)
+    if (o->count < 0 || plan->count > TDM_MAX_LAUNCH)
         return tdm_fail(err, TDM_ERR_RANGE, "cannot start %d processes: 1 to %d are possible",
-                        plan->count, TDM_LAUNCH_MOST);
+                        plan->count, TDM_MAX_LAUNCH);
     if (o->first_rank < 0 || o->size < 0 || plan->first_rank > plan->size - plan->count)
         return tdm_fail(err, TDM_ERR_RANGE,
                         "%d ranks from rank %d on do not fit into a world of %d", plan->count,

@@ -53,7 +53,7 @@ typedef struct tdm__launch_plan {
     int count, first_rank, size;
     char **environment; /* its last places are for the rank's own variables */
     size_t common_count;
-    tdm_place *places; /* one for each rank; NULL: they are not pinned */
+    tdm_cpu_set *places; /* one for each rank; NULL: they are not pinned */
     pid_t launcher;
     sigset_t mask; /* the signal mask to start with */
 } tdm__launch_plan;

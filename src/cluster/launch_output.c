@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 enum {
-    LINE_MOST = 1 << 20,
-    QUEUE_MOST = 4 << 20,
+    MAX_LINE = 1 << 20,
+    MAX_QUEUE = 4 << 20,
     READ_BYTES = 65536,
     WRITE_BYTES = 4096 /* what poll() promises that a pipe takes without waiting */
 };
@@ -40,7 +40,7 @@ static void take(tdm__launch_stream *stream, tdm__launch_queue *queue, const cha
     while (count > 0) {
         const char *end = memchr(bytes, '\n', count);
         size_t length = end ? (size_t)(end - bytes) : count;
-        size_t room = LINE_MOST - stream->line.length;
+        size_t room = MAX_LINE - stream->line.length;
         if (length > room) { /* cut: what follows is another line */
             queue_line(stream, queue, bytes, room);
             bytes += room;
@@ -59,7 +59,7 @@ static void take(tdm__launch_stream *stream, tdm__launch_queue *queue, const cha
 
 bool tdm__launch_full(const tdm__launch_queue *queue)
 {
-    return queue->text.length - queue->done >= QUEUE_MOST;
+    return queue->text.length - queue->done >= MAX_QUEUE;
 }
 
 void tdm__launch_stream_close(tdm__launch_stream *stream)

@@ -57,10 +57,10 @@ static bool add_variable(tdm__launch_plan *plan, const char *name, const char *v
 /* Equal shares of the machine; with more ranks than processors the system had better decide. */
 static bool choose_places(tdm__launch_plan *plan)
 {
-    char text[TDM_PLACE_TEXT_BYTES];
+    char text[TDM_CPU_SET_TEXT_BYTES];
     plan->places = calloc((size_t)plan->count, sizeof *plan->places);
     if (!plan->places) return false;
-    if (!tdm_os_places(plan->count, plan->places)) {
+    if (!tdm_os_cpu_sets(plan->count, plan->places)) {
         tdm_log(TDM_LOG_INFO, "cluster", "%d ranks are not pinned: there are fewer processors",
                 plan->count);
         free(plan->places);
@@ -68,9 +68,10 @@ static bool choose_places(tdm__launch_plan *plan)
         return true;
     }
     for (int i = 0; i < plan->count; i++) {
-        const tdm_place *place = &plan->places[i];
+        const tdm_cpu_set *place = &plan->places[i];
         tdm_log(TDM_LOG_INFO, "cluster", "rank %d on processors %s%s", plan->first_rank + i,
-                tdm_os_place_text(place, text), place->memory_node >= 0 ? " and their memory" : "");
+                tdm_os_cpu_set_text(place, text),
+                place->memory_node >= 0 ? " and their memory" : "");
     }
     return true;
 }

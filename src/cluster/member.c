@@ -34,9 +34,9 @@ void tdm__member_key(const tdm_member *member, char out[TDM_KV_KEY_BYTES], const
     va_end(args);
 }
 
-double tdm__member_patience_s(const tdm_member *member)
+double tdm__member_silence_limit_s(const tdm_member *member)
 {
-    return member->pulse.fixed_s > PATIENCE_S ? member->pulse.fixed_s : PATIENCE_S;
+    return member->heartbeats.fixed_s > PATIENCE_S ? member->heartbeats.fixed_s : PATIENCE_S;
 }
 
 void tdm__member_heard(tdm_member *member, double now_s)
@@ -60,7 +60,7 @@ static void write_record(tdm_member *m, tdm_str *out)
     tdm_json_put_bool(&w, "orphan", m->is_orphan);
     tdm_json_put_uint(&w, "born", m->born);
     tdm_json_put_bool(&w, "ready", m->is_ready);
-    tdm__put_vault_id(&w, m->vault_id);
+    tdm__put_shm_id(&w, m->shm_id);
     tdm_json_put_uint(&w, "epoch", m->epoch);
     tdm_json_put_string(&w, "phase", m->status_phase);
     tdm_json_put_uint(&w, "step", m->status.step);
@@ -125,7 +125,7 @@ static tdm_status register_member(tdm_member *m, tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
     uint64_t lease = 0, born = 0;
-    m->lease_asked_s = tdm__pulse_lease_s(&m->pulse);
+    m->lease_asked_s = tdm__heartbeat_lease_s(&m->heartbeats);
     TDM_TRY(tdm_kv_lease(m->watch_kv, m->lease_asked_s, &lease, err));
     tdm_str text = TDM_STR_INIT;
     write_record(m, &text);
@@ -227,11 +227,11 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
     m->max = options->max;
     m->needs_all_hosts = options->needs_all_hosts;
     m->is_begun = options->is_begun;
-    m->vault_id = options->vault_id;
+    m->shm_id = options->shm_id;
     m->wait_s = options->wait_s > 0 ? options->wait_s : WAIT_S;
     m->report_s = options->report_s > 0 ? options->report_s : REPORT_S;
     snprintf(m->status_phase, sizeof m->status_phase, "starting");
-    tdm__pulse_init(&m->pulse, options->lease_s);
+    tdm__heartbeat_init(&m->heartbeats, options->lease_s);
     m->newcomers_s = m->verdict_s = -1;
     status = register_member(m, err);
     if (status != TDM_OK) {
@@ -363,12 +363,12 @@ void tdm_member_tell(tdm_member *member, const tdm_member_status *status)
 
 /* ---- the epoch ---------------------------------------------------------------------------------- */
 
-uint64_t tdm_member_save_wish(tdm_member *member)
+uint64_t tdm_member_save_request(tdm_member *member)
 {
     pthread_mutex_lock(&member->lock);
-    uint64_t wish = member->save_wish;
+    uint64_t request = member->save_wish;
     pthread_mutex_unlock(&member->lock);
-    return wish;
+    return request;
 }
 
 bool tdm_member_epoch_holds(const tdm_member *member, uint32_t epoch)
@@ -377,19 +377,19 @@ bool tdm_member_epoch_holds(const tdm_member *member, uint32_t epoch)
     double now_s = tdm_kv_now(m->watch_kv);
     pthread_mutex_lock(&m->lock);
     bool holds = m->active == epoch && !m->is_broken && !m->should_stop &&
-                 now_s - m->heard_s < tdm__member_patience_s(m);
+                 now_s - m->heard_s < tdm__member_silence_limit_s(m);
     pthread_mutex_unlock(&m->lock);
     return holds;
 }
 
 /* Whatever keeps the store from answering only ends this epoch: the next one is agreed on there, too. */
-tdm_status tdm_member_open_door(tdm_member *member, uint32_t epoch, const char *door,
-                                tdm_error *err)
+tdm_status tdm_member_publish_endpoint(tdm_member *member, uint32_t epoch, const char *door,
+                                       tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
-    if (strnlen(door, TDM_DOOR_BYTES) >= TDM_DOOR_BYTES)
+    if (strnlen(door, TDM_ENDPOINT_BYTES) >= TDM_ENDPOINT_BYTES)
         return tdm_fail(err, TDM_ERR_RANGE, "a door of %d bytes or more: \"%.40s...\"",
-                        TDM_DOOR_BYTES, door);
+                        TDM_ENDPOINT_BYTES, door);
     tdm__member_key(member, key, "door/%010" PRIu32, epoch);
     for (;;) {
         tdm_error why = {0};
@@ -405,8 +405,8 @@ tdm_status tdm_member_open_door(tdm_member *member, uint32_t epoch, const char *
     }
 }
 
-tdm_status tdm_member_find_door(tdm_member *member, uint32_t epoch, double seconds,
-                                char out[TDM_DOOR_BYTES], tdm_error *err)
+tdm_status tdm_member_lookup_endpoint(tdm_member *member, uint32_t epoch, double seconds,
+                                      char out[TDM_ENDPOINT_BYTES], tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_arena *arena = tdm_arena_create("door");
@@ -420,8 +420,8 @@ tdm_status tdm_member_find_door(tdm_member *member, uint32_t epoch, double secon
         tdm_error why = {.message = "rank 0 has not said where"};
         tdm_status look = tdm_kv_list(member->kv, key, arena, &items, &count, &revision, &why);
         if (look == TDM_OK && count > 0 &&
-            strnlen(items[0].value, TDM_DOOR_BYTES) < TDM_DOOR_BYTES) {
-            snprintf(out, TDM_DOOR_BYTES, "%s", items[0].value);
+            strnlen(items[0].value, TDM_ENDPOINT_BYTES) < TDM_ENDPOINT_BYTES) {
+            snprintf(out, TDM_ENDPOINT_BYTES, "%s", items[0].value);
             break;
         }
         double now_s = tdm_kv_now(member->kv);

@@ -19,7 +19,7 @@
 
 #include <pthread.h>
 
-enum { TDM__EPOCH_MOST = TDM_EPOCH_RANKS_MOST, TDM__SESSION_BYTES = 128 };
+enum { TDM__MAX_EPOCH = TDM_MAX_EPOCH_RANKS, TDM__SESSION_BYTES = 128 };
 
 /* ---- a look at the store (epoch_view.c) --------------------------------------------------------- */
 
@@ -47,12 +47,12 @@ typedef struct tdm__view_member {
     int closed_count;
     bool should_leave; /* was asked to */
     bool is_busy;      /* its process is on this host, and makes progress: see elastic.c */
-    uint64_t vault_id; /* in which it keeps its part of the state; 0: unknown */
+    uint64_t shm_id;   /* in which it keeps its part of the state; 0: unknown */
 } tdm__view_member;
 
 /* A host as its agent describes it. */
 typedef struct tdm__view_host {
-    uint64_t vault_id;
+    uint64_t shm_id;
     uint64_t workers, starting; /* that run, and that it is about to start */
 } tdm__view_host;
 
@@ -111,43 +111,43 @@ typedef struct tdm__epoch_rules {
 } tdm__epoch_rules;
 
 /* What a member remembers between two looks. Times are -1 when they have not begun. */
-typedef struct tdm__epoch_memo {
+typedef struct tdm__epoch_history {
     uint32_t left; /* the last epoch that it has left */
     bool took_part;
     uint32_t number; /* the epoch that counted at the last look: the times are about it */
     double broken_s, failed_s, alone_s, enough_s, short_s, due_s, away_s;
-} tdm__epoch_memo;
+} tdm__epoch_history;
 
-typedef enum tdm__deed {
-    TDM__DEED_WAIT,      /* until `until_s`, or until something changes */
-    TDM__DEED_ENTER,     /* the epoch that counts */
-    TDM__DEED_SKIP,      /* it has failed before this member entered it: report that */
-    TDM__DEED_PROPOSE,   /* `next` */
-    TDM__DEED_END,       /* there is a verdict */
-    TDM__DEED_FENCED,    /* others go on without this member */
-    TDM__DEED_DISMISSED, /* as was asked for */
-    TDM__DEED_GIVE_UP    /* too few for too long */
-} tdm__deed;
+typedef enum tdm__decision {
+    TDM__DECISION_WAIT,      /* until `until_s`, or until something changes */
+    TDM__DECISION_ENTER,     /* the epoch that counts */
+    TDM__DECISION_SKIP,      /* it has failed before this member entered it: report that */
+    TDM__DECISION_PROPOSE,   /* `next` */
+    TDM__DECISION_END,       /* there is a verdict */
+    TDM__DECISION_FENCED,    /* others go on without this member */
+    TDM__DECISION_DISMISSED, /* as was asked for */
+    TDM__DECISION_GIVE_UP    /* too few for too long */
+} tdm__decision;
 
 typedef struct tdm__epoch_plan {
     double until_s;
     const char *what; /* is waited for, for people */
     int here;         /* how many could take part, when that is too few */
     const char *away; /* a host that has the newest state and is waited for; NULL: none */
-    tdm__view_member *next[TDM__EPOCH_MOST];
+    tdm__view_member *next[TDM__MAX_EPOCH];
     int next_count;
 } tdm__epoch_plan;
 
 extern const char tdm__asked_to_leave[];
-void tdm__epoch_memo_init(tdm__epoch_memo *memo);
+void tdm__epoch_history_init(tdm__epoch_history *memo);
 /* Pure but for `memo`. Marks in the view who would be left out, and why. */
-tdm__deed tdm__epoch_decide(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_memo *memo,
-                            double now_s, tdm__epoch_plan *plan);
+tdm__decision tdm__epoch_decide(tdm__view *view, const tdm__epoch_rules *rules,
+                                tdm__epoch_history *memo, double now_s, tdm__epoch_plan *plan);
 /* Of members 0 to count - 1 the largest set in which nobody has lost anybody, as flags: the one with the
  * most that have the state; of equal ones that with the most members; of equal ones that with the lowest. */
 void tdm__epoch_reach(tdm__view_member *const *members, int count, bool *keep);
 
-/* ---- texts (epoch_text.c) ----------------------------------------------------------------------- */
+/* ---- texts (epoch_describe.c) ----------------------------------------------------------------------- */
 
 /* The next epoch, as it is put; tdm_str_ok says whether there was memory. */
 void tdm__epoch_text(const tdm__view *view, const tdm__epoch_plan *plan, const char *by,
@@ -155,31 +155,31 @@ void tdm__epoch_text(const tdm__view *view, const tdm__epoch_plan *plan, const c
 /* "rank 2 (member a.2.7f31, host a, process 4711)". Returns `buffer`. */
 const char *tdm__epoch_name(const tdm__view_member *m, char buffer[256]);
 /* One line on what the plan changes. */
-void tdm__epoch_story(const tdm__view *view, const tdm__epoch_plan *plan, double took_s,
-                      tdm_str *out);
+void tdm__epoch_describe(const tdm__view *view, const tdm__epoch_plan *plan, double took_s,
+                         tdm_str *out);
 
 /* ---- a member ----------------------------------------------------------------------------------- */
 
 /* How long signs of life take, by what was observed (member_lease.c). */
-typedef struct tdm__pulse {
+typedef struct tdm__heartbeat_stats {
     double fixed_s; /* not 0: the user's */
     double mean_s, deviation_s, last_s;
     int count;
-} tdm__pulse;
-void tdm__pulse_init(tdm__pulse *pulse, double fixed_s);
+} tdm__heartbeat_stats;
+void tdm__heartbeat_init(tdm__heartbeat_stats *heartbeats, double fixed_s);
 /* A sign of life has just been given. */
-void tdm__pulse_beat(tdm__pulse *pulse, double now_s);
+void tdm__heartbeat_add(tdm__heartbeat_stats *heartbeats, double now_s);
 /* Without one for so long, the member counts as gone. */
-double tdm__pulse_lease_s(const tdm__pulse *pulse);
+double tdm__heartbeat_lease_s(const tdm__heartbeat_stats *heartbeats);
 /* From one to the next. */
-double tdm__pulse_interval_s(const tdm__pulse *pulse);
+double tdm__heartbeat_interval_s(const tdm__heartbeat_stats *heartbeats);
 
 struct tdm_member {
     char session[TDM__SESSION_BYTES], id[TDM_MEMBER_ID_BYTES], host[TDM_HOST_BYTES];
     char prefix[TDM__SESSION_BYTES + 16]; /* "tandem/SESSION/" */
     int slot, min, max;
     bool needs_all_hosts, is_begun;
-    uint64_t vault_id;
+    uint64_t shm_id;
     int64_t agent; /* our parent at first; 0: none */
     double wait_s, report_s;
     /* The training thread's, the watcher's, and one for whoever asks, under `confirm_lock`. */
@@ -192,7 +192,7 @@ struct tdm_member {
 
     /* The watcher's own. */
     tdm_arena *watch_arena;
-    tdm__pulse pulse;
+    tdm__heartbeat_stats heartbeats;
     double lease_asked_s; /* the lease's length */
     double beat_s;        /* when the next sign of life is due */
     double record_s;      /* when the record was put last */
@@ -200,8 +200,8 @@ struct tdm_member {
     int newcomer_count;
     uint32_t seen_epoch;
     bool store_is_silent;
-    uint32_t leases_epoch;            /* whose members have ... */
-    double leases_s[TDM__EPOCH_MOST]; /* ... promised signs of life so often */
+    uint32_t leases_epoch;           /* whose members have ... */
+    double leases_s[TDM__MAX_EPOCH]; /* ... promised signs of life so often */
 
     /* Shared, under `lock`, which nobody holds while the store is asked. */
     pthread_mutex_t lock;
@@ -213,7 +213,7 @@ struct tdm_member {
     tdm_member_status status;
     char status_run[1024], status_phase[32];
     double heard_s; /* when the store answered last */
-    unsigned wish;
+    unsigned request;
     uint64_t save_wish;
     uint32_t active; /* the epoch between enter and leave; 0: none */
     bool is_broken;  /* it is over */
@@ -237,7 +237,7 @@ tdm_status tdm__member_create_with(const tdm_member_options *options,
 void tdm__member_tick(tdm_member *member);
 tdm_status tdm__member_put_record(tdm_member *member, tdm_kv *kv, uint64_t lease, tdm_error *err);
 /* How long the store may be silent before this member leaves. */
-double tdm__member_patience_s(const tdm_member *member);
+double tdm__member_silence_limit_s(const tdm_member *member);
 void tdm__member_heard(tdm_member *member, double now_s);
 /* "tandem/SESSION/" and more. */
 void tdm__member_key(const tdm_member *member, char out[TDM_KV_KEY_BYTES], const char *fmt, ...)

@@ -12,39 +12,39 @@
 
 #define BEAT_S 0.25
 #define BEGIN_S 3.0
-#define LEAST_S 1.0
-#define MOST_S 30.0
+#define MIN_S 1.0
+#define MAX_S 30.0
 #define MEANS 6.0
 #define DEVIATIONS 8.0
 
-void tdm__pulse_init(tdm__pulse *pulse, double fixed_s)
+void tdm__heartbeat_init(tdm__heartbeat_stats *heartbeats, double fixed_s)
 {
-    *pulse = (tdm__pulse){.fixed_s = fixed_s > 0 ? fixed_s : 0,
-                          .mean_s = BEAT_S,
-                          .deviation_s = (BEGIN_S - MEANS * BEAT_S) / DEVIATIONS,
-                          .last_s = -1};
+    *heartbeats = (tdm__heartbeat_stats){.fixed_s = fixed_s > 0 ? fixed_s : 0,
+                                         .mean_s = BEAT_S,
+                                         .deviation_s = (BEGIN_S - MEANS * BEAT_S) / DEVIATIONS,
+                                         .last_s = -1};
 }
 
-void tdm__pulse_beat(tdm__pulse *pulse, double now_s)
+void tdm__heartbeat_add(tdm__heartbeat_stats *heartbeats, double now_s)
 {
-    if (pulse->last_s >= 0) {
-        double interval_s = fmin(fmax(now_s - pulse->last_s, 0), MOST_S);
-        double off_s = fabs(interval_s - pulse->mean_s);
-        pulse->mean_s += (interval_s - pulse->mean_s) / 8;
-        pulse->deviation_s += (off_s - pulse->deviation_s) / 8;
-        pulse->count++;
+    if (heartbeats->last_s >= 0) {
+        double interval_s = fmin(fmax(now_s - heartbeats->last_s, 0), MAX_S);
+        double off_s = fabs(interval_s - heartbeats->mean_s);
+        heartbeats->mean_s += (interval_s - heartbeats->mean_s) / 8;
+        heartbeats->deviation_s += (off_s - heartbeats->deviation_s) / 8;
+        heartbeats->count++;
     }
-    pulse->last_s = now_s;
+    heartbeats->last_s = now_s;
 }
 
-double tdm__pulse_lease_s(const tdm__pulse *pulse)
+double tdm__heartbeat_lease_s(const tdm__heartbeat_stats *heartbeats)
 {
-    if (pulse->fixed_s > 0) return pulse->fixed_s;
-    double lease_s = MEANS * pulse->mean_s + DEVIATIONS * pulse->deviation_s;
-    return fmin(fmax(lease_s, LEAST_S), MOST_S);
+    if (heartbeats->fixed_s > 0) return heartbeats->fixed_s;
+    double lease_s = MEANS * heartbeats->mean_s + DEVIATIONS * heartbeats->deviation_s;
+    return fmin(fmax(lease_s, MIN_S), MAX_S);
 }
 
-double tdm__pulse_interval_s(const tdm__pulse *pulse)
+double tdm__heartbeat_interval_s(const tdm__heartbeat_stats *heartbeats)
 {
-    return pulse->fixed_s > 0 ? fmin(pulse->fixed_s / 4, 1.0) : BEAT_S;
+    return heartbeats->fixed_s > 0 ? fmin(heartbeats->fixed_s / 4, 1.0) : BEAT_S;
 }

@@ -18,12 +18,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SETTLE_S 0.3      /* without a further newcomer */
-#define NEWCOMER_S 2.0    /* the first has waited for */
-#define EPOCH_LEAST_S 1.0 /* an epoch lasts before newcomers end it */
-#define RECORD_S 1.0      /* between two records, for people */
+#define SETTLE_S 0.3    /* without a further newcomer */
+#define NEWCOMER_S 2.0  /* the first has waited for */
+#define MIN_EPOCH_S 1.0 /* an epoch lasts before newcomers end it */
+#define RECORD_S 1.0    /* between two records, for people */
 #define RETRY_S 0.1
-#define SWEEP_MOST 8 /* keys in one round */
+#define MAX_SWEEP 8 /* keys in one round */
 
 /* ---- signs of life ------------------------------------------------------------------------------ */
 
@@ -31,7 +31,7 @@
 static tdm_status renew(tdm_member *m, tdm_error *err)
 {
     uint64_t lease = 0, old = m->lease;
-    double lease_s = tdm__pulse_lease_s(&m->pulse);
+    double lease_s = tdm__heartbeat_lease_s(&m->heartbeats);
     TDM_TRY(tdm_kv_lease(m->watch_kv, lease_s, &lease, err));
     pthread_mutex_lock(&m->lock);
     m->lease = lease;
@@ -46,12 +46,12 @@ static tdm_status beat(tdm_member *m, tdm_error *err)
 {
     double asked_s = tdm_kv_now(m->watch_kv);
     tdm_status status = tdm_kv_keep(m->watch_kv, m->lease, err);
-    double wanted_s = tdm__pulse_lease_s(&m->pulse);
-    bool is_far_off = m->pulse.fixed_s == 0 && m->pulse.count >= 8 &&
+    double wanted_s = tdm__heartbeat_lease_s(&m->heartbeats);
+    bool is_far_off = m->heartbeats.fixed_s == 0 && m->heartbeats.count >= 8 &&
                       (wanted_s > 1.25 * m->lease_asked_s || wanted_s < 0.6 * m->lease_asked_s);
     if (status == TDM_ERR_NOT_FOUND || (status == TDM_OK && is_far_off)) status = renew(m, err);
     TDM_TRY(status);
-    tdm__pulse_beat(&m->pulse, tdm_kv_now(m->watch_kv));
+    tdm__heartbeat_add(&m->heartbeats, tdm_kv_now(m->watch_kv));
     tdm__member_heard(m, asked_s);
     pthread_mutex_lock(&m->lock);
     bool is_orphan = m->agent > 0 && getppid() != (pid_t)m->agent;
@@ -152,12 +152,12 @@ static unsigned wish_of(tdm_member *m, const tdm__view *view)
     }
     if (count > m->newcomer_count) m->newcomers_s = now_s; /* the last one that came */
     m->newcomer_count = count;
-    unsigned wish = view->should_stop ? TDM_WISH_STOP : 0;
-    if (tdm__view_leavers(view, m->min)) wish |= TDM_WISH_REGROUP;
+    unsigned request = view->should_stop ? TDM_REQUEST_STOP : 0;
+    if (tdm__view_leavers(view, m->min)) request |= TDM_REQUEST_REGROUP;
     double age_s = now_s - m->epoch_seen_s;
     bool has_settled = now_s - m->newcomers_s >= SETTLE_S || age_s >= NEWCOMER_S;
-    if (has_room && age_s >= EPOCH_LEAST_S && has_settled) wish |= TDM_WISH_REGROUP;
-    return wish;
+    if (has_room && age_s >= MIN_EPOCH_S && has_settled) request |= TDM_REQUEST_REGROUP;
+    return request;
 }
 
 /* ---- order in the store ------------------------------------------------------------------------- */
@@ -190,7 +190,7 @@ static void sweep(tdm_member *m, const tdm__view *view)
         return;
     size_t skip = strlen(m->prefix);
     int removed = 0;
-    for (size_t i = 0; i < view->item_count && removed < SWEEP_MOST; i++) {
+    for (size_t i = 0; i < view->item_count && removed < MAX_SWEEP; i++) {
         if (!is_left_over(view, view->items[i].key + skip) || is_prefix_of_next(view, i)) continue;
         if (tdm_kv_remove(m->watch_kv, view->items[i].key, NULL) != TDM_OK) return;
         removed++;
@@ -216,9 +216,9 @@ static tdm_status look(tdm_member *m, tdm__view *view, tdm_error *err)
     tdm__member_heard(m, asked_s);
     remember_leases(m, view);
     const tdm__view_member *me = tdm__view_find(view, m->id);
-    unsigned wish = wish_of(m, view);
+    unsigned request = wish_of(m, view);
     pthread_mutex_lock(&m->lock);
-    m->wish = wish;
+    m->request = request;
     m->save_wish = view->save_wish;
     uint32_t active = m->is_broken ? 0 : m->active;
     if (!me || !me->is_here) {
@@ -244,7 +244,7 @@ static void note_silence(tdm_member *m, const tdm_error *err)
                 "member %s: the store does not answer, and training goes on for now: %s", m->id,
                 err->message);
     m->store_is_silent = true;
-    if (silent_s < tdm__member_patience_s(m)) return;
+    if (silent_s < tdm__member_silence_limit_s(m)) return;
     char why[400];
     snprintf(why, sizeof why, "the store has not answered for %.1f s: %.300s", silent_s,
              err->message);
@@ -260,7 +260,8 @@ void tdm__member_tick(tdm_member *member)
     if (is_beat) {
         status = beat(member, &err);
         if (status == TDM_OK)
-            member->beat_s = tdm_kv_now(member->watch_kv) + tdm__pulse_interval_s(&member->pulse);
+            member->beat_s = tdm_kv_now(member->watch_kv) +
+                             tdm__heartbeat_interval_s(&member->heartbeats);
     }
     if (status == TDM_OK) status = look(member, &view, &err);
     if (status == TDM_OK) {

@@ -46,14 +46,14 @@ void tdm__session_secret_write(const char *secret, tdm_str *out);
 /* ---- slots (worker.c) ------------------------------------------------------------------------------ */
 
 /* A table in the vault: which process has which slot of the host, and where it is. */
-typedef struct tdm__slot {
+typedef struct tdm__session_slot {
     _Atomic int64_t pid;   /* of the worker, or of the agent that is about to start it; 0: free */
     _Atomic uint64_t step; /* finished */
     uint64_t unused[6];    /* a cache line each */
-} tdm__slot;
+} tdm__session_slot;
 #define TDM__SLOTS_NAME "slots"
-tdm_status tdm__slots_take(tdm_vault *vault, tdm__slot **out, tdm_error *err);
+tdm_status tdm__slots_take(tdm_shm *shm, tdm__session_slot **out, tdm_error *err);
 /* A slot that no living process has, for this one; -1: there is none. */
-int tdm__slots_claim(tdm__slot *slots, int64_t pid);
+int tdm__slots_claim(tdm__session_slot *slots, int64_t pid);
 
 #endif

@@ -11,7 +11,7 @@
  * that), or when neither agents nor workers are left.
  */
 #include "cluster/kv.h"
-#include "cluster/lines.h"
+#include "cluster/log_forward.h"
 #include "cluster/session.h"
 #include "cluster/spawn.h"
 
@@ -32,13 +32,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { TICK_MS = 100, NAME_BYTES = 5, DRAWS_MOST = 16, SSH_WORDS_MOST = 32 };
+enum { TICK_MS = 100, NAME_BYTES = 5, MAX_DRAWS = 16, MAX_SSH_WORDS = 32 };
 enum { NO_PROGRAM = 126, SSH_FAILED = 255 }; /* exit codes: of a shell (127, too), and of ssh */
 static const char ssh_usual[] = "ssh -o BatchMode=yes";
 static const double lease_s = 10, beat_s = 2;
 static const double look_local_s = 0.1, look_far_s = 1;
-static const double alone_s = 5;     /* without agents, members and verdict: it is over */
-static const double patience_s = 20; /* for agents, beyond their own grace */
+static const double alone_s = 5;          /* without agents, members and verdict: it is over */
+static const double silence_limit_s = 20; /* for agents, beyond their own grace */
 
 typedef struct started {
     pid_t pid; /* 0: ended */
@@ -96,7 +96,7 @@ static tdm_status begin(launcher *l, tdm_error *err)
         snprintf(l->result.session, sizeof l->result.session, "%s", l->options->session);
         return hold(l, err);
     }
-    for (int i = 0; i < DRAWS_MOST && status == TDM_ERR_BUSY; i++) {
+    for (int i = 0; i < MAX_DRAWS && status == TDM_ERR_BUSY; i++) {
         uint8_t drawn[NAME_BYTES];
         char name[2 * NAME_BYTES + 1];
         TDM_TRY(tdm_os_random(drawn, sizeof drawn, err));
@@ -258,11 +258,11 @@ static const char *ssh_text(void)
 static const char **ssh_words(launcher *l, const char *host, const char *command)
 {
     char *text = tdm_arena_strdup(l->arena, ssh_text());
-    const char **words = tdm_arena_array(l->arena, SSH_WORDS_MOST + 3, sizeof *words);
+    const char **words = tdm_arena_array(l->arena, MAX_SSH_WORDS + 3, sizeof *words);
     int n = 0;
     char *rest = NULL;
     if (!text || !words || !command) return NULL;
-    for (char *word = strtok_r(text, " ", &rest); word && n < SSH_WORDS_MOST;
+    for (char *word = strtok_r(text, " ", &rest); word && n < MAX_SSH_WORDS;
          word = strtok_r(NULL, " ", &rest))
         words[n++] = word;
     words[n++] = host;
@@ -358,7 +358,7 @@ static void take_verdict(launcher *l, tdm_status status, const char *message, do
     l->has_verdict = true;
     l->result.status = status;
     snprintf(l->result.message, sizeof l->result.message, "%s", message);
-    double end_s = now_s + l->options->grace_s + patience_s;
+    double end_s = now_s + l->options->grace_s + silence_limit_s;
     if (end_s < l->end_at_s) l->end_at_s = end_s;
 }
 
@@ -442,7 +442,7 @@ static void reap(launcher *l)
         else if (!agent->is_local &&
                  (code == SSH_FAILED || code == NO_PROGRAM || code == NO_PROGRAM + 1))
             tell_ssh_failure(l, i, code);
-        bool is_error = code >= 1 && code <= TDM_WORKER_ERROR_MOST;
+        bool is_error = code >= 1 && code <= TDM_MAX_WORKER_ERROR;
         int *best = &l->result.exit_code;
         if ((is_error && (*best == 0 || *best == TDM_WORKER_STOPPED)) ||
             (code == TDM_WORKER_STOPPED && *best == 0))
@@ -476,14 +476,14 @@ static void handle_signals(launcher *l)
             ask_save(l);
             continue;
         }
-        const char *wish = l->signal_count++ == 0 ? "stop" : "now";
+        const char *request = l->signal_count++ == 0 ? "stop" : "now";
         l->result.stopped = true;
         if (l->signal_count == 1)
             say(l, "stopping after this step (Ctrl-C again to stop at once) ...");
-        (void)tdm_session_wish(l->kv, l->result.session, wish, strsignal((int)info.ssi_signo),
-                               NULL);
+        (void)tdm_session_request(l->kv, l->result.session, request, strsignal((int)info.ssi_signo),
+                                  NULL);
         signal_agents(l, SIGTERM); /* which look at the store then */
-        double end_s = tdm_clock_s() + patience_s +
+        double end_s = tdm_clock_s() + silence_limit_s +
                        (l->signal_count == 1 ? l->options->grace_s : 0);
         if (end_s < l->end_at_s || isinf(l->end_at_s)) l->end_at_s = end_s;
     }
@@ -587,8 +587,8 @@ static void release(launcher *l)
     bool is_last = all_gone(l);
     if (l->kv && is_last) {
         /* Lines that came after the last look of rank 0's agent are there still. */
-        if (l->result.run[0]) tdm__lines_collect(l->kv, l->result.session, l->result.run);
-        tdm__lines_forget(l->kv, l->result.session);
+        if (l->result.run[0]) tdm__log_forward_collect(l->kv, l->result.session, l->result.run);
+        tdm__log_forward_forget(l->kv, l->result.session);
         tdm__session_forget(l->kv, l->result.session);
     }
     if (l->kv && l->lease) (void)tdm_kv_release(l->kv, l->lease, NULL);

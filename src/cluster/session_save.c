@@ -19,14 +19,14 @@
 static const double look_s = 5; /* at most, between two looks */
 
 tdm_status tdm_session_ask_save(tdm_kv *kv, const char *session, const char *why,
-                                char out_wish[TDM_SAVE_WISH_BYTES], tdm_error *err)
+                                char out_wish[TDM_SAVE_REQUEST_BYTES], tdm_error *err)
 {
     uint64_t drawn;
-    char wish[TDM_SAVE_WISH_BYTES + 8], name[TDM_SAVE_WISH_BYTES];
+    char request[TDM_SAVE_REQUEST_BYTES + 8], name[TDM_SAVE_REQUEST_BYTES];
     TDM_TRY(tdm_os_random(&drawn, sizeof drawn, err));
     snprintf(name, sizeof name, "%016" PRIx64, drawn);
-    snprintf(wish, sizeof wish, "save/%s", name);
-    TDM_TRY(tdm_session_wish(kv, session, wish, why, err));
+    snprintf(request, sizeof request, "save/%s", name);
+    TDM_TRY(tdm_session_request(kv, session, request, why, err));
     if (out_wish) memcpy(out_wish, name, sizeof name);
     return TDM_OK;
 }
@@ -98,7 +98,7 @@ static tdm_status read_saved(const char *value, tdm_arena *arena, tdm_session_sa
 }
 
 /* One look: *there: the wish still is. */
-static tdm_status look(tdm_kv *kv, const char *session, const char *wish, tdm_arena *arena,
+static tdm_status look(tdm_kv *kv, const char *session, const char *request, tdm_arena *arena,
                        uint64_t *revision, bool *there, tdm_session_saved *out, tdm_error *err)
 {
     char prefix[TDM_KV_KEY_BYTES];
@@ -113,7 +113,7 @@ static tdm_status look(tdm_kv *kv, const char *session, const char *wish, tdm_ar
         const char *key = items[i].key + strlen(prefix);
         if (strcmp(key, "about") == 0) ended = false;
         if (strcmp(key, "saved") == 0) saved = items[i].value;
-        if (strncmp(key, "wishes/save/", 12) == 0 && strcmp(key + 12, wish) == 0) *there = true;
+        if (strncmp(key, "wishes/save/", 12) == 0 && strcmp(key + 12, request) == 0) *there = true;
     }
     for (size_t i = 0; i < count; i++)
         if (strcmp(items[i].key + strlen(prefix), "verdict") == 0) ended = true;
@@ -124,8 +124,8 @@ static tdm_status look(tdm_kv *kv, const char *session, const char *wish, tdm_ar
                     "that of its end");
 }
 
-tdm_status tdm_session_await_save(tdm_kv *kv, const char *session, const char *wish, double seconds,
-                                  tdm_session_saved *out, tdm_error *err)
+tdm_status tdm_session_await_save(tdm_kv *kv, const char *session, const char *request,
+                                  double seconds, tdm_session_saved *out, tdm_error *err)
 {
     double until_s = tdm_kv_now(kv) + seconds;
     char prefix[TDM_KV_KEY_BYTES];
@@ -134,7 +134,7 @@ tdm_status tdm_session_await_save(tdm_kv *kv, const char *session, const char *w
         tdm_arena *arena = tdm_arena_create("look");
         uint64_t revision = 0;
         bool there = true;
-        tdm_status status = arena ? look(kv, session, wish, arena, &revision, &there, out, err)
+        tdm_status status = arena ? look(kv, session, request, arena, &revision, &there, out, err)
                                   : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to wait");
         tdm_arena_destroy(arena);
         if (status != TDM_OK || !there) return status;

@@ -330,8 +330,8 @@ tdm_status tdm__session_ended(tdm_kv *kv, const char *session, tdm_status *statu
     return got;
 }
 
-tdm_status tdm_session_wish(tdm_kv *kv, const char *session, const char *wish, const char *why,
-                            tdm_error *err)
+tdm_status tdm_session_request(tdm_kv *kv, const char *session, const char *request,
+                               const char *why, tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_str text = TDM_STR_INIT;
@@ -339,7 +339,7 @@ tdm_status tdm_session_wish(tdm_kv *kv, const char *session, const char *wish, c
     tdm_json_object_begin(&w);
     tdm_json_put_string(&w, "why", why);
     tdm_json_object_end(&w);
-    tdm_status status = tdm_kv_put(kv, tdm__session_key(key, session, "wishes/%s", wish),
+    tdm_status status = tdm_kv_put(kv, tdm__session_key(key, session, "wishes/%s", request),
                                    tdm_str_text(&text), 0, err);
     tdm_str_release(&text);
     return status;

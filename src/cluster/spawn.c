@@ -94,7 +94,7 @@ static bool settle(const tdm__spawn_options *o)
         if (getppid() != o->dies_with) _exit(1); /* it died before we asked */
     }
     if (o->dir && chdir(o->dir) != 0) return false;
-    if (o->place && !tdm_os_place_take(o->place)) return false;
+    if (o->place && !tdm_os_cpu_set_apply(o->place)) return false;
     if (!take_input(o)) return false;
     for (int i = 0; i < 2; i++)
         if (o->output[i] >= 0 && dup2(o->output[i], STDOUT_FILENO + i) < 0) return false;

@@ -29,15 +29,15 @@ void tdm__environment_release(tdm__environment *env);
 typedef struct tdm__spawn_options {
     const char *const *program; /* NULL at the end */
     char *const *environment;
-    const char *dir;        /* NULL: here */
-    const tdm_place *place; /* NULL: anywhere */
-    const sigset_t *mask;   /* the signal mask to start with */
-    pid_t dies_with;        /* this process; 0: with nobody */
-    bool own_session;       /* else a process group of its own */
-    bool keeps_input;       /* else `input` is it */
-    int input;              /* -1: empty */
-    int output[2];          /* -1: as ours */
-    const int *kept;        /* descriptors that it gets under the same numbers */
+    const char *dir;          /* NULL: here */
+    const tdm_cpu_set *place; /* NULL: anywhere */
+    const sigset_t *mask;     /* the signal mask to start with */
+    pid_t dies_with;          /* this process; 0: with nobody */
+    bool own_session;         /* else a process group of its own */
+    bool keeps_input;         /* else `input` is it */
+    int input;                /* -1: empty */
+    int output[2];            /* -1: as ours */
+    const int *kept;          /* descriptors that it gets under the same numbers */
     int kept_count;
 } tdm__spawn_options;
 

@@ -22,7 +22,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { TICK_MS = 100, MAGIC = 0x5441534b, PAUSE_LEAST_MS = 5, PAUSE_MOST_MS = 200 };
+enum { TICK_MS = 100, MAGIC = 0x5441534b, MIN_PAUSE_MS = 5, MAX_PAUSE_MS = 200 };
 static const double meet_s = 10; /* from the leader's start until all others have come */
 static const double look_s = 60; /* for a leader to look for, as ranks of a world do */
 
@@ -38,7 +38,7 @@ struct tdm_tasks {
 typedef struct report {
     uint32_t magic;
     uint32_t is_known; /* whether the system has told the processors */
-    uint64_t processors[TDM_PLACE_PROCESSORS_MOST / 64];
+    uint64_t processors[TDM_PLACE_MAX_CPUS / 64];
 } report;
 
 typedef struct farewell {
@@ -85,7 +85,7 @@ static void accept_others(tdm_tasks *tasks)
 
 /* Adds where they run to `place`, for each that has said it; who has said it, or is gone, is not asked
  * again. */
-static void read_reports(tdm_tasks *tasks, tdm_place *place)
+static void read_reports(tdm_tasks *tasks, tdm_cpu_set *place)
 {
     for (int i = 1; i <= tasks->count; i++) {
         report got = {.magic = 0};
@@ -96,7 +96,7 @@ static void read_reports(tdm_tasks *tasks, tdm_place *place)
         other->fd = ~other->fd;
         tasks->reported++;
         if (bytes != (ssize_t)sizeof got || got.magic != MAGIC || !got.is_known) continue;
-        for (size_t k = 0; k < TDM_PLACE_PROCESSORS_MOST / 64; k++)
+        for (size_t k = 0; k < TDM_PLACE_MAX_CPUS / 64; k++)
             place->processors[k] |= got.processors[k];
     }
 }
@@ -119,8 +119,8 @@ static tdm_status listen_at(const char *name, int count, int *out, tdm_error *er
 
 static tdm_status meet(tdm_tasks *tasks, const tdm_tasks_options *o, tdm_error *err)
 {
-    tdm_place place;
-    bool is_known = tdm_os_place_here(&place);
+    tdm_cpu_set place;
+    bool is_known = tdm_os_cpu_set_here(&place);
     double until_s = tdm_clock_s() + meet_s;
     TDM_TRY(listen_at(o->name, o->count, &tasks->listener, err));
     tasks->others[0] = (struct pollfd){.fd = tasks->listener, .events = POLLIN};
@@ -134,7 +134,7 @@ static tdm_status meet(tdm_tasks *tasks, const tdm_tasks_options *o, tdm_error *
         if (tasks->count == tasks->room) tasks->others[0].fd = ~tasks->listener;
     }
     /* Where the system does not allow it (a control group of the leader's own), it stays where it is. */
-    if (is_known) (void)tdm_os_place_take(&place);
+    if (is_known) (void)tdm_os_cpu_set_apply(&place);
     return TDM_OK;
 }
 
@@ -196,13 +196,13 @@ static tdm_status find_leader(const tdm_tasks_options *o, int *out, tdm_error *e
     socklen_t bytes = 0;
     TDM_TRY(make_address(o->name, &address, &bytes, err));
     double until_s = tdm_clock_s() + look_s;
-    for (int pause_ms = PAUSE_LEAST_MS; tdm_clock_s() < until_s;) {
+    for (int pause_ms = MIN_PAUSE_MS; tdm_clock_s() < until_s;) {
         if (o->should_stop && o->should_stop(o->user))
             return tdm_fail(err, TDM_ERR_INTERRUPTED, "stopped before there was a session");
         *out = try_leader(&address, bytes);
         if (*out >= 0) return TDM_OK;
         (void)poll(NULL, 0, pause_ms);
-        pause_ms = 2 * pause_ms < PAUSE_MOST_MS ? 2 * pause_ms : PAUSE_MOST_MS;
+        pause_ms = 2 * pause_ms < MAX_PAUSE_MS ? 2 * pause_ms : MAX_PAUSE_MS;
     }
     return tdm_fail(err, TDM_ERR_TIMEOUT,
                     "the first task of this host, which starts its workers, has not come within "
@@ -212,8 +212,8 @@ static tdm_status find_leader(const tdm_tasks_options *o, int *out, tdm_error *e
 
 static void report_place(int fd)
 {
-    tdm_place place;
-    report own = {.magic = MAGIC, .is_known = tdm_os_place_here(&place)};
+    tdm_cpu_set place;
+    report own = {.magic = MAGIC, .is_known = tdm_os_cpu_set_here(&place)};
     if (own.is_known) memcpy(own.processors, place.processors, sizeof own.processors);
     (void)send(fd, &own, sizeof own, MSG_NOSIGNAL);
 }

@@ -9,7 +9,7 @@
  * instead from then on: descriptors that it inherited, so it needs no living agent for that. What is
  * printed before there is a run moves into the run's folder with it.
  */
-#include "cluster/lines.h"
+#include "cluster/log_forward.h"
 #include "cluster/session.h"
 
 #include <tandem/elastic.h>
@@ -25,8 +25,8 @@
 #include <unistd.h>
 
 struct tdm_worker {
-    tdm_vault *vault;
-    tdm__slot *slot;
+    tdm_shm *shm;
+    tdm__session_slot *slot;
     int terminal[2]; /* the launcher's streams; -1: there are none */
     int log;
     int lines; /* the pipe to the agent; -1: there is none */
@@ -36,18 +36,18 @@ struct tdm_worker {
 
 /* ---- slots ----------------------------------------------------------------------------------------- */
 
-tdm_status tdm__slots_take(tdm_vault *vault, tdm__slot **out, tdm_error *err)
+tdm_status tdm__slots_take(tdm_shm *shm, tdm__session_slot **out, tdm_error *err)
 {
     void *memory;
-    TDM_TRY(tdm_vault_take(vault, TDM__SLOTS_NAME, TDM_SLOTS_MOST * sizeof(tdm__slot), NULL,
-                           &memory, err));
+    TDM_TRY(tdm_shm_region_take(shm, TDM__SLOTS_NAME, TDM_MAX_SLOTS * sizeof(tdm__session_slot),
+                                NULL, &memory, err));
     *out = memory;
     return TDM_OK;
 }
 
-int tdm__slots_claim(tdm__slot *slots, int64_t pid)
+int tdm__slots_claim(tdm__session_slot *slots, int64_t pid)
 {
-    for (int i = 0; i < TDM_SLOTS_MOST; i++) {
+    for (int i = 0; i < TDM_MAX_SLOTS; i++) {
         int64_t holder = atomic_load(&slots[i].pid);
         if (holder != 0 && (kill((pid_t)holder, 0) == 0 || errno != ESRCH)) continue;
         if (!atomic_compare_exchange_strong(&slots[i].pid, &holder, pid)) continue;
@@ -59,13 +59,13 @@ int tdm__slots_claim(tdm__slot *slots, int64_t pid)
 
 /* ---- a worker -------------------------------------------------------------------------------------- */
 
-static bool number_in(const char *name, int most, int *out)
+static bool number_in(const char *name, int max, int *out)
 {
     const char *text = getenv(name);
     char *end;
     if (!text || !*text) return false;
     long value = strtol(text, &end, 10);
-    if (*end || value < 0 || value >= most) return false;
+    if (*end || value < 0 || value >= max) return false;
     *out = (int)value;
     return true;
 }
@@ -81,14 +81,14 @@ static int take_descriptor(const char *name)
 
 static tdm_status attach(tdm_worker *w, int slot, tdm_error *err)
 {
-    tdm__slot *slots;
+    tdm__session_slot *slots;
     int fd = take_descriptor("TANDEM_VAULT_FD");
     if (fd < 0)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "TANDEM_MEMBER is set, but TANDEM_VAULT_FD names no open descriptor: only "
                         "'tandem agent' starts workers; use 'tandem train'");
-    TDM_TRY(tdm_vault_attach(fd, &w->vault, err));
-    TDM_TRY(tdm__slots_take(w->vault, &slots, err));
+    TDM_TRY(tdm_shm_attach(fd, &w->shm, err));
+    TDM_TRY(tdm__slots_take(w->shm, &slots, err));
     w->slot = &slots[slot];
     atomic_store(&w->slot->pid, (int64_t)getpid());
     return TDM_OK;
@@ -101,7 +101,7 @@ tdm_status tdm_worker_open(tdm_worker **out, tdm_error *err)
     if (!getenv("TANDEM_MEMBER"))
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "no agent has started this process");
     if (!host || !tdm__session_name_is_good(host, TDM_HOST_BYTES) ||
-        !number_in("TANDEM_SLOT", TDM_SLOTS_MOST, &slot))
+        !number_in("TANDEM_SLOT", TDM_MAX_SLOTS, &slot))
         return tdm_fail(err, TDM_ERR_INVALID,
                         "TANDEM_MEMBER is set, but TANDEM_HOST and TANDEM_SLOT are no host and "
                         "slot: only 'tandem agent' starts workers; use 'tandem train'");
@@ -110,7 +110,7 @@ tdm_status tdm_worker_open(tdm_worker **out, tdm_error *err)
     w->terminal[0] = take_descriptor("TANDEM_OUT_FD");
     w->terminal[1] = take_descriptor("TANDEM_ERR_FD");
     w->log = -1;
-    w->lines = tdm__lines_open(getenv("TANDEM_LINES"));
+    w->lines = tdm__log_forward_open(getenv("TANDEM_LINES"));
     snprintf(w->log_name, sizeof w->log_name, "%s.%d.log", host, slot);
     if (log) snprintf(w->log_path, sizeof w->log_path, "%s", log);
     tdm_status status = attach(w, slot, err);
@@ -126,7 +126,7 @@ tdm_status tdm_worker_open(tdm_worker **out, tdm_error *err)
 void tdm_worker_close(tdm_worker *worker)
 {
     if (!worker) return;
-    tdm_vault_close(worker->vault);
+    tdm_shm_close(worker->shm);
     for (int i = 0; i < 2; i++)
         if (worker->terminal[i] >= 0) close(worker->terminal[i]);
     if (worker->log >= 0) close(worker->log);
@@ -134,9 +134,9 @@ void tdm_worker_close(tdm_worker *worker)
     free(worker);
 }
 
-tdm_vault *tdm_worker_vault(const tdm_worker *worker)
+tdm_shm *tdm_worker_shm(const tdm_worker *worker)
 {
-    return worker->vault;
+    return worker->shm;
 }
 
 void tdm_worker_tell(tdm_worker *worker, uint64_t step)
@@ -149,7 +149,7 @@ int tdm_worker_log_fd(const tdm_worker *worker)
     return worker->log;
 }
 
-int tdm_worker_lines_fd(const tdm_worker *worker)
+int tdm_worker_log_forward_fd(const tdm_worker *worker)
 {
     return worker->lines;
 }

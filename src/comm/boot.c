@@ -24,7 +24,7 @@ static tdm_status gather_facts(const tdm_comm_options *options, tdm__facts *out,
                         .deadline_s = options->deadline_s,
                         .silence_s = tdm__silence_s(),
                         .security = options->security.mode,
-                        .patience = {options->should_give_up, options->user}};
+                        .cancellation = {options->should_give_up, options->user}};
     const char *job = options->job ? options->job : "";
     if (strlen(job) >= sizeof out->job)
         return tdm_fail(err, TDM_ERR_INVALID,
@@ -107,7 +107,7 @@ tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out
 {
     tdm_comm_options resolved;
     tdm__facts facts;
-    char guess[TDM__RENDEZVOUS_MOST];
+    char guess[TDM__MAX_RENDEZVOUS];
     TDM_TRY(tdm__options_resolve(options, &resolved, err));
     TDM_TRY(gather_facts(&resolved, &facts, err));
     if (!resolved.rendezvous && facts.size == 1) return join(&resolved, &facts, NULL, out, err);
@@ -118,7 +118,7 @@ tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out
     tdm__rendezvous *meeting = malloc(sizeof *meeting);
     if (!meeting) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to join the world");
     tdm_status status = tdm__rendezvous_init(meeting, resolved.rendezvous, resolved.secret, err);
-    meeting->patience = facts.patience;
+    meeting->cancellation = facts.cancellation;
     if (status == TDM_OK && tdm__rendezvous_is_open(meeting) &&
         (facts.rank != 0 || (facts.size > 1 && !resolved.on_listen)))
         status = tdm_fail(err, TDM_ERR_INVALID,

@@ -16,15 +16,15 @@
 #include <pthread.h>
 
 enum {
-    TDM__KEY_MOST = 640,        /* bytes of a secret, with what a rendezvous file adds */
-    TDM__RENDEZVOUS_MOST = 1024 /* bytes of a rendezvous as it is written */
+    TDM__MAX_KEY = 640,        /* bytes of a secret, with what a rendezvous file adds */
+    TDM__MAX_RENDEZVOUS = 1024 /* bytes of a rendezvous as it is written */
 };
 
 /* ---- environment.c ----------------------------------------------------------------------------- */
 
 /* Where to meet when nobody said it: from what the launcher set. NOT_FOUND, saying what to set, when
  * that is not enough. */
-tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__RENDEZVOUS_MOST],
+tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__MAX_RENDEZVOUS],
                                  tdm_error *err);
 /* The first host of Slurm's "node[01-03,7],b": "node01". False when it makes no sense. */
 bool tdm__slurm_first_host(const char *list, char *out, size_t bytes);
@@ -40,7 +40,7 @@ double tdm__silence_s(void);
  * host: the process lives, is not stopped, and makes progress. Not for ever: the most is many times
  * `least_s`, the shortest silence that is too long. */
 bool tdm__silence_is_slowness(tdm_process_watch *watch, uint64_t pid, double silent_s,
-                              double least_s);
+                              double min_s);
 
 /* ---- boot_rendezvous.c -------------------------------------------------------------------------- */
 
@@ -48,14 +48,14 @@ typedef enum tdm__meeting { TDM__MEET_TCP, TDM__MEET_UNIX, TDM__MEET_FILE } tdm_
 
 typedef struct tdm__rendezvous {
     tdm__meeting kind;
-    char text[TDM__RENDEZVOUS_MOST]; /* as it was given, for messages */
-    char host[256], port[8];         /* TCP */
-    char name[108];                  /* UNIX: of the abstract socket */
-    char path[TDM__RENDEZVOUS_MOST]; /* FILE */
-    char secret[TDM_SECRET_BYTES];   /* as it was given; may be empty */
-    char key[TDM__KEY_MOST];         /* what proofs are made with */
-    uint64_t stamp;                  /* FILE: a hash of the bytes that were written or read */
-    tdm__patience patience;          /* of waits below */
+    char text[TDM__MAX_RENDEZVOUS]; /* as it was given, for messages */
+    char host[256], port[8];        /* TCP */
+    char name[108];                 /* UNIX: of the abstract socket */
+    char path[TDM__MAX_RENDEZVOUS]; /* FILE */
+    char secret[TDM_SECRET_BYTES];  /* as it was given; may be empty */
+    char key[TDM__MAX_KEY];         /* what proofs are made with */
+    uint64_t stamp;                 /* FILE: a hash of the bytes that were written or read */
+    tdm__cancellation cancellation; /* of waits below */
 } tdm__rendezvous;
 
 tdm_status tdm__rendezvous_init(tdm__rendezvous *meeting, const char *text, const char *secret,
@@ -103,7 +103,7 @@ typedef struct tdm__facts {
     uint8_t host[TDM_SHA256_BYTES];
     char host_name[64];
     double join_s, deadline_s, silence_s;
-    tdm__patience patience; /* while it joins */
+    tdm__cancellation cancellation; /* while it joins */
     tdm_security security;
     tdm__tls_context *tls; /* NULL: nothing is encrypted */
 } tdm__facts;
@@ -165,6 +165,6 @@ double tdm__beat_s(int size);
 tdm_status tdm__thread_start(pthread_t *thread, void *(*run)(void *), void *user, tdm_error *err);
 /* The calling thread does little, and many wait for it: it goes before those that compute, where the
  * system lets it (root, or RLIMIT_NICE). */
-void tdm__thread_goes_first(void);
+void tdm__thread_raise_priority(void);
 
 #endif

@@ -21,7 +21,7 @@
 
 #define TITLE "tandem rendezvous 1\n"
 
-enum { FILE_MOST = 4096 };
+enum { MAX_FILE = 4096 };
 
 static uint64_t stamp_of(const char *bytes, size_t count)
 {
@@ -77,19 +77,19 @@ static bool take_word(const char *value, const char *allowed, char *out, size_t 
     return true;
 }
 
-static bool take_number(const char *value, long most, long *out)
+static bool take_number(const char *value, long max, long *out)
 {
     size_t digits = strspn(value, "0123456789");
     if (digits == 0 || digits > 10 || value[digits] != '\0') return false;
     *out = strtol(value, NULL, 10);
-    return *out >= 1 && *out <= most;
+    return *out >= 1 && *out <= max;
 }
 
 static bool take_address(const char *value, tdm__meeting_file *out)
 {
     struct in6_addr raw;
-    const int most = (int)(sizeof out->address / sizeof out->address[0]);
-    if (out->address_count == most) return false;
+    const int max = (int)(sizeof out->address / sizeof out->address[0]);
+    if (out->address_count == max) return false;
     if (inet_pton(AF_INET, value, &raw) != 1 && inet_pton(AF_INET6, value, &raw) != 1) return false;
     return take_word(value, NULL, out->address[out->address_count++], sizeof out->address[0]);
 }
@@ -162,7 +162,7 @@ tdm_status tdm__meeting_file_read(const char *path, tdm__meeting_file *out, uint
             return tdm_fail(err, TDM_ERR_NOT_FOUND, "rank 0 has not written %s yet", path);
         return tdm_os_fail(err, "cannot read rendezvous", path);
     }
-    char bytes[FILE_MOST];
+    char bytes[MAX_FILE];
     tdm_status status = check_owner(fd, path, err);
     ssize_t got = status == TDM_OK ? read(fd, bytes, sizeof bytes) : 0;
     close(fd);

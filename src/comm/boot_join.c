@@ -120,10 +120,10 @@ static tdm_status next_frame(attempt *a, double until_s, tdm__frame *out, tdm_er
         if (tdm__channel_flush(&a->channel) != TDM__CHANNEL_OK) return broke(a, err);
         double left = until_s - tdm_clock_s();
         if (left <= 0) return tdm_fail(err, TDM_ERR_TIMEOUT, "no answer");
-        if (tdm__patience_over(&a->facts->patience)) return given_up(a->facts, err);
+        if (tdm__cancellation_is_due(&a->facts->cancellation)) return given_up(a->facts, err);
         struct pollfd wait = {.fd = a->channel.stream.fd, .events = POLLIN};
         if (tdm__channel_wants_room(&a->channel)) wait.events |= POLLOUT;
-        left = tdm__patience_slice(&a->facts->patience, left);
+        left = tdm__cancellation_slice(&a->facts->cancellation, left);
         if (!a->channel.has_more) poll(&wait, 1, left > 1 ? 1000 : (int)(left * 1000) + 1);
         tdm__channel_state state = tdm__channel_read(&a->channel);
         if (state != TDM__CHANNEL_OK && a->channel.in_count == 0) return broke(a, err);
@@ -251,7 +251,7 @@ static tdm_status shake_hands(attempt *a, tdm__joined *out, tdm_error *err)
 static tdm_status await_start(attempt *a, tdm__entry **out, tdm_error *err)
 {
     const tdm__facts *facts = a->facts;
-    a->channel.limit = TDM__WIRE_GATHERED_MOST;
+    a->channel.limit = TDM__MAX_WIRE_GATHERED;
     for (;;) {
         tdm__frame frame;
         tdm_status status = next_frame(a, a->until_s + GRACE_S, &frame, err);
@@ -283,7 +283,7 @@ static tdm_status await_start(attempt *a, tdm__entry **out, tdm_error *err)
 static tdm_status try_once(attempt *a, int fd, tdm__joined *out, tdm_error *err)
 {
     tdm__joined joined = {0};
-    tdm__channel_init(&a->channel, fd, TDM__WIRE_JOIN_MOST);
+    tdm__channel_init(&a->channel, fd, TDM__MAX_WIRE_JOIN);
     tdm_status status = shake_hands(a, &joined, err);
     if (status == TDM_OK) status = await_start(a, &joined.entries, err);
     if (status != TDM_OK) {
@@ -298,11 +298,13 @@ static tdm_status try_once(attempt *a, int fd, tdm__joined *out, tdm_error *err)
 }
 
 /* At most a second; ends early when the patience does. */
-static void sleep_s(double seconds, const tdm__patience *patience)
+static void sleep_s(double seconds, const tdm__cancellation *cancellation)
 {
     double until_s = tdm_clock_s() + seconds;
-    for (double left; (left = until_s - tdm_clock_s()) > 0 && !tdm__patience_over(patience);) {
-        struct timespec pause = {.tv_nsec = (long)(tdm__patience_slice(patience, left) * 1e9)};
+    for (double left;
+         (left = until_s - tdm_clock_s()) > 0 && !tdm__cancellation_is_due(cancellation);) {
+        struct timespec pause = {
+            .tv_nsec = (long)(tdm__cancellation_slice(cancellation, left) * 1e9)};
         nanosleep(&pause, NULL);
     }
 }
@@ -310,7 +312,7 @@ static void sleep_s(double seconds, const tdm__patience *patience)
 /* Whether there is nobody to be tried again: rank 0 had opened this epoch's door, and has gone. */
 static bool hub_has_died(const attempt *a)
 {
-    return a->greeted && a->facts->patience.is_over;
+    return a->greeted && a->facts->cancellation.is_over;
 }
 
 tdm_status tdm__join(const tdm__facts *facts, tdm__rendezvous *meeting, int fd, tdm__joined *out,
@@ -334,11 +336,11 @@ tdm_status tdm__join(const tdm__facts *facts, tdm__rendezvous *meeting, int fd, 
         if (status == TDM_ERR_NOT_FOUND && hub_has_died(&a))
             return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank 0 has gone while rank %d joined: %s",
                             facts->rank, last.message);
-        if (tdm__patience_over(&facts->patience)) return given_up(facts, err);
+        if (tdm__cancellation_is_due(&facts->cancellation)) return given_up(facts, err);
         if (tdm_clock_s() + pause_s > a.until_s)
             return tdm_fail(err, TDM_ERR_PEER_TIMEOUT, "rank %d found no rank 0 within %.3g s: %s",
                             facts->rank, facts->join_s, last.message);
-        sleep_s(pause_s, &facts->patience);
+        sleep_s(pause_s, &facts->cancellation);
         if (pause_s < 0.2) pause_s *= 1.5;
     }
 }

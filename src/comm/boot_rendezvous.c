@@ -160,7 +160,7 @@ static tdm_status listen_tcp(tdm__rendezvous *meeting, double until_s, int *out_
             fd = tdm__socket_listen((struct sockaddr *)&any, bytes);
         }
         if (fd >= 0 || errno != EADDRINUSE || tdm_clock_s() > give_up_s ||
-            tdm_clock_s() > until_s || tdm__patience_over(&meeting->patience))
+            tdm_clock_s() > until_s || tdm__cancellation_is_due(&meeting->cancellation))
             break;
         pause_a_little();
     }
@@ -203,8 +203,8 @@ static void list_addresses(tdm__meeting_file *file)
 {
     struct ifaddrs *all = NULL;
     if (getifaddrs(&all) != 0) return;
-    const int most = (int)(sizeof file->address / sizeof file->address[0]);
-    for (const struct ifaddrs *at = all; at && file->address_count < most; at = at->ifa_next) {
+    const int max = (int)(sizeof file->address / sizeof file->address[0]);
+    for (const struct ifaddrs *at = all; at && file->address_count < max; at = at->ifa_next) {
         if (!at->ifa_addr || !(at->ifa_flags & IFF_UP) || (at->ifa_flags & IFF_LOOPBACK)) continue;
         char *text = file->address[file->address_count];
         const void *raw = NULL;
@@ -229,7 +229,7 @@ static void host_hex(char out[TDM_SHA256_HEX], char name[64])
 
 /* One attempt to reach whom a file names. -1 when nobody is there. */
 static int connect_file(const tdm__meeting_file *file, double until_s,
-                        const tdm__patience *patience, char *why, size_t why_bytes)
+                        const tdm__cancellation *cancellation, char *why, size_t why_bytes)
 {
     char here[TDM_SHA256_HEX], name[64], port[8];
     host_hex(here, name);
@@ -240,7 +240,7 @@ static int connect_file(const tdm__meeting_file *file, double until_s,
         const char *host = i < 0 ? "127.0.0.1" : file->address[i];
         struct addrinfo *list = NULL;
         if (look_up(host, port, &list, NULL) != TDM_OK) continue;
-        int fd = tdm__socket_connect(list->ai_addr, list->ai_addrlen, until_s, patience);
+        int fd = tdm__socket_connect(list->ai_addr, list->ai_addrlen, until_s, cancellation);
         snprintf(why, why_bytes, "%s port %s: %s", host, port, strerror(errno));
         freeaddrinfo(list);
         if (fd >= 0) return fd;
@@ -257,7 +257,7 @@ static tdm_status look_at_old_file(const tdm__rendezvous *meeting, tdm_error *er
     if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
     if (status != TDM_OK) return status;
     char why[160];
-    int fd = connect_file(&old, tdm_clock_s() + 1, &meeting->patience, why, sizeof why);
+    int fd = connect_file(&old, tdm_clock_s() + 1, &meeting->cancellation, why, sizeof why);
     bool alive = fd >= 0 && tdm__socket_says_hello(fd, tdm_clock_s() + HELLO_S);
     if (fd >= 0) close(fd);
     if (alive)
@@ -322,7 +322,7 @@ static tdm_status connect_tcp(const tdm__rendezvous *meeting, double until_s, in
     TDM_TRY(look_up(meeting->host, meeting->port, &list, err));
     int fd = -1;
     for (const struct addrinfo *at = list; at && fd < 0; at = at->ai_next)
-        fd = tdm__socket_connect(at->ai_addr, at->ai_addrlen, until_s, &meeting->patience);
+        fd = tdm__socket_connect(at->ai_addr, at->ai_addrlen, until_s, &meeting->cancellation);
     int why = errno;
     freeaddrinfo(list);
     if (fd < 0)
@@ -337,7 +337,8 @@ static tdm_status connect_unix(const tdm__rendezvous *meeting, double until_s, i
 {
     struct sockaddr_un address;
     socklen_t bytes = tdm__socket_abstract(meeting->name, &address);
-    int fd = tdm__socket_connect((struct sockaddr *)&address, bytes, until_s, &meeting->patience);
+    int fd = tdm__socket_connect((struct sockaddr *)&address, bytes, until_s,
+                                 &meeting->cancellation);
     if (fd < 0)
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "nobody listens at %s: %s", meeting->text,
                         strerror(errno));
@@ -361,7 +362,7 @@ tdm_status tdm__rendezvous_connect(tdm__rendezvous *meeting, double until_s, int
     tdm__meeting_file file;
     TDM_TRY(tdm__meeting_file_read(meeting->path, &file, &meeting->stamp, err));
     char why[160];
-    int fd = connect_file(&file, until_s, &meeting->patience, why, sizeof why);
+    int fd = connect_file(&file, until_s, &meeting->cancellation, why, sizeof why);
     if (fd < 0)
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
                         "%s names process %ld on %s, but nobody listens there (%s): perhaps it is "

@@ -104,14 +104,14 @@ bool tdm__socket_is_connected(int fd)
 }
 
 /* Waits until a connection that was begun is made. */
-static bool await_connection(int fd, double until_s, const tdm__patience *patience)
+static bool await_connection(int fd, double until_s, const tdm__cancellation *cancellation)
 {
     for (;;) {
-        double left = until_s - tdm_clock_s(), slice = tdm__patience_slice(patience, left);
+        double left = until_s - tdm_clock_s(), slice = tdm__cancellation_slice(cancellation, left);
         struct pollfd wait = {.fd = fd, .events = POLLOUT};
         int ready = left > 0 ? poll(&wait, 1, (int)(slice * 1000) + 1) : 0;
         if (ready < 0 && errno == EINTR) continue;
-        if (ready == 0 && slice < left && !tdm__patience_over(patience)) continue;
+        if (ready == 0 && slice < left && !tdm__cancellation_is_due(cancellation)) continue;
         if (ready <= 0) {
             errno = ETIMEDOUT;
             return false;
@@ -121,11 +121,11 @@ static bool await_connection(int fd, double until_s, const tdm__patience *patien
 }
 
 int tdm__socket_connect(const struct sockaddr *address, socklen_t bytes, double until_s,
-                        const tdm__patience *patience)
+                        const tdm__cancellation *cancellation)
 {
     int fd = tdm__socket_begin(address, bytes);
     if (fd < 0) return -1;
-    if (await_connection(fd, until_s, patience)) return fd;
+    if (await_connection(fd, until_s, cancellation)) return fd;
     close_keeping_errno(fd);
     return -1;
 }

@@ -17,7 +17,7 @@ int tdm__socket_listen(const struct sockaddr *address, socklen_t bytes);
 /* A connected one, or -1 with errno when that fails or takes until `until_s`, or the patience (NULL is
  * fine) is over. */
 int tdm__socket_connect(const struct sockaddr *address, socklen_t bytes, double until_s,
-                        const tdm__patience *patience);
+                        const tdm__cancellation *cancellation);
 /* The same in two halves: a socket whose connection has begun, or -1; and, once it can be written to, whether
  * that came to something (else errno says why). */
 int tdm__socket_begin(const struct sockaddr *address, socklen_t bytes);

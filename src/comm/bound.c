@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HALVES = 2, LEAST_PASSES = 3, THREADS_MOST = 1024 };
+enum { HALVES = 2, MIN_PASSES = 3, MAX_THREADS = 1024 };
 
 typedef struct bound bound;
 
@@ -101,7 +101,7 @@ static bool pass(worker *w, const void **sources)
 static void *work(void *user)
 {
     worker *w = user;
-    const void *sources[THREADS_MOST];
+    const void *sources[MAX_THREADS];
     while (pass(w, sources)) continue;
     return NULL;
 }
@@ -123,15 +123,15 @@ static double half_seconds(const bound *b, int half)
  * opens, so what it reads and sets in between is its own. */
 static double measure(bound *b, double seconds)
 {
-    const void *sources[THREADS_MOST];
-    double least[2] = {0, 0}, end_s = tdm_clock_s() + seconds;
-    for (int i = 0; i < 2 * LEAST_PASSES || tdm_clock_s() < end_s; i++) {
+    const void *sources[MAX_THREADS];
+    double min[2] = {0, 0}, end_s = tdm_clock_s() + seconds;
+    for (int i = 0; i < 2 * MIN_PASSES || tdm_clock_s() < end_s; i++) {
         b->stream = i % 2;
         pass(&b->workers[0], sources);
         double now = half_seconds(b, 0) + half_seconds(b, 1);
-        if (i < 2 || now < least[i % 2]) least[i % 2] = now;
+        if (i < 2 || now < min[i % 2]) min[i % 2] = now;
     }
-    return least[0] < least[1] ? least[0] : least[1];
+    return min[0] < min[1] ? min[0] : min[1];
 }
 
 /* Ends the workers [1, started). */
@@ -151,19 +151,19 @@ static tdm_status run(bound *b, double seconds, double *out_s, tdm_error *err)
     while (started < b->count &&
            pthread_create(&b->workers[started].thread, NULL, work, &b->workers[started]) == 0)
         started++;
-    double least = started == b->count ? measure(b, seconds) : 0;
+    double min = started == b->count ? measure(b, seconds) : 0;
     finish(b, started);
     if (started < b->count)
         return tdm_fail(err, TDM_ERR_SYSTEM, "thread %d of %d cannot be started", started + 1,
                         b->count);
-    *out_s = least;
+    *out_s = min;
     return TDM_OK;
 }
 
 /* One leaf for each buffer: the lanes of the next power of two, those beyond absent. */
 static tdm_status make_plan(bound *b, tdm_error *err)
 {
-    int64_t nodes[THREADS_MOST], lanes = 1;
+    int64_t nodes[MAX_THREADS], lanes = 1;
     while (lanes < b->count) lanes *= 2;
     for (int i = 0; i < b->count; i++) nodes[i] = lanes + i;
     return tdm__tree_plan_init(&b->plan, nodes, b->count, 1, err);
@@ -172,11 +172,11 @@ static tdm_status make_plan(bound *b, tdm_error *err)
 tdm_status tdm_comm_memory_bound(size_t bytes, int thread_count, double seconds, double *out_s,
                                  tdm_error *err)
 {
-    if (thread_count < 1 || thread_count > THREADS_MOST)
+    if (thread_count < 1 || thread_count > MAX_THREADS)
         return tdm_fail(err, TDM_ERR_RANGE,
                         "the memory's bound is measured with 1 to %d threads, "
                         "not with %d",
-                        THREADS_MOST, thread_count);
+                        MAX_THREADS, thread_count);
     if (bytes > SIZE_MAX / 2 / (size_t)thread_count)
         return tdm_fail(err, TDM_ERR_RANGE, "%zu bytes for each of %d threads are too many", bytes,
                         thread_count);

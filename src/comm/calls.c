@@ -50,7 +50,7 @@ static tdm_status check_reduction(const tdm_group *group, const tdm_call *call, 
         return tdm_fail(err, TDM_ERR_INVALID, "neither `in` nor `out` is given");
     }
     TDM_TRY(tdm__lanes_check(call->lanes, group->size, err));
-    int64_t nodes[TDM_LANE_PARTS_MOST];
+    int64_t nodes[TDM_MAX_LANE_PARTS];
     const int64_t *first = call->lanes->first;
     int parts = tdm_lane_nodes(call->lanes, first[group->rank], first[group->rank + 1], nodes);
     for (int i = 0; i < parts; i++) {
@@ -117,10 +117,10 @@ static tdm_status check_call(const tdm_group *group, const tdm_call *call, tdm_e
         return tdm_fail(err, TDM_ERR_INVALID, "rank %d sends to itself; copy instead", call->root);
     if ((unsigned)call->algorithm > TDM_ALGORITHM_WINDOW)
         return tdm_fail(err, TDM_ERR_INVALID, "there is no algorithm %d", (int)call->algorithm);
-    if (!(call->deadline_s >= 0 && call->deadline_s <= TDM__SECONDS_MOST))
+    if (!(call->deadline_s >= 0 && call->deadline_s <= TDM__MAX_SECONDS))
         return tdm_fail(err, TDM_ERR_RANGE,
                         "a deadline of %g s: wanted are seconds from 0 (the world's own) to %g",
-                        call->deadline_s, TDM__SECONDS_MOST);
+                        call->deadline_s, TDM__MAX_SECONDS);
     if (call->cuts && tdm__kind_has_cuts(call->kind))
         TDM_TRY(tdm__cuts_check(call->cuts, call->count, group->size, err));
     return check_buffers(group, call, err);

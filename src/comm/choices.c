@@ -14,11 +14,11 @@
 #include <string.h>
 
 enum {
-    FILE_BYTES_MOST = 1024 * 1024,
-    SEGMENT_BYTES_LEAST = 1024,
-    SEGMENT_BYTES_MOST = 1024 * 1024 * 1024,
+    MAX_FILE_BYTES = 1024 * 1024,
+    MIN_SEGMENT_BYTES = 1024,
+    MAX_SEGMENT_BYTES = 1024 * 1024 * 1024,
     FORMAT = 1,
-    ROWS_MOST = 4096, /* of a file */
+    MAX_ROWS = 4096, /* of a file */
     PACKED_HEAD = 8,
     PACKED_ROW = 20,
     PACKED_MAGIC = 0x31636474 /* "tdc1" */
@@ -29,13 +29,13 @@ static const char *row_problem(const tdm__choice *row)
 {
     if (row->kind < TDM_CALL_BARRIER || row->kind > TDM_CALL_RECV)
         return "\"kind\" must name a kind of call, such as \"all_reduce\"";
-    if (row->place > TDM__PLACE_CROWDED) return "\"one_host\" must be true or false";
+    if (row->place > TDM__GROUP_PLACE_CROWDED) return "\"one_host\" must be true or false";
     if (row->size == 0) return "\"size\" must be from 1 to 65535";
     if (row->algorithm == TDM_ALGORITHM_AUTO || row->algorithm > TDM_ALGORITHM_WINDOW)
         return "\"algorithm\" must name an algorithm, such as \"ring\"";
     if (row->bytes > INT64_MAX) return "\"bytes\" must be a whole number below 2^63";
     if (row->segment_bytes != 0 &&
-        (row->segment_bytes < SEGMENT_BYTES_LEAST || row->segment_bytes > SEGMENT_BYTES_MOST))
+        (row->segment_bytes < MIN_SEGMENT_BYTES || row->segment_bytes > MAX_SEGMENT_BYTES))
         return "\"segment_bytes\" must be 0, or from 1024 to 2^30";
     return NULL;
 }
@@ -93,7 +93,7 @@ static tdm_status parse_row(const tdm_json *json, tdm__choice *out, tdm_error *e
     const tdm_json *one_host = tdm_json_get(json, "one_host");
     uint8_t place = UINT8_MAX;
     if (one_host && one_host->type == TDM_JSON_BOOL)
-        place = one_host->boolean ? TDM__PLACE_HOST : TDM__PLACE_HOSTS;
+        place = one_host->boolean ? TDM__GROUP_PLACE_HOST : TDM__GROUP_PLACE_HOSTS;
     tdm__choice row = {.kind = kind_of(text_in(json, "kind")),
                        .place = place,
                        .size = size <= UINT16_MAX ? (uint16_t)size : 0,
@@ -131,9 +131,9 @@ static tdm_status parse_file(const tdm_file_bytes *bytes, tdm_arena *arena, tdm_
             err, TDM_ERR_FORMAT,
             "\"tandem_tune\" is not %d; measure anew with `tandem bench allreduce --tune`", FORMAT);
     const tdm_json *rows = tdm_json_get(root, "choices");
-    if (!rows || rows->type != TDM_JSON_ARRAY || rows->count > ROWS_MOST)
+    if (!rows || rows->type != TDM_JSON_ARRAY || rows->count > MAX_ROWS)
         return tdm_fail(err, TDM_ERR_FORMAT, "\"choices\" must be an array of at most %d rows",
-                        ROWS_MOST);
+                        MAX_ROWS);
     return parse_rows(rows, out, err);
 }
 
@@ -141,7 +141,7 @@ tdm_status tdm__choices_read(const char *path, tdm__choices *out, tdm_error *err
 {
     tdm__choices choices = {0};
     tdm_file_bytes bytes;
-    TDM_TRY(tdm_file_read(path, FILE_BYTES_MOST, &bytes, err));
+    TDM_TRY(tdm_file_read(path, MAX_FILE_BYTES, &bytes, err));
     tdm_arena *arena = tdm_arena_create("table of choices");
     tdm_status status = arena
                             ? parse_file(&bytes, arena, &choices, err)
@@ -157,21 +157,21 @@ tdm_status tdm__choices_read(const char *path, tdm__choices *out, tdm_error *err
  * that is not beyond those measured. */
 static bool is_replaced(const tdm__choice *builtin, const tdm__choices *measured)
 {
-    uint16_t least = UINT16_MAX, most = 0;
+    uint16_t min = UINT16_MAX, max = 0;
     for (int i = 0; i < measured->count; i++) {
         const tdm__choice *row = &measured->rows[i];
         if (row->kind != builtin->kind || row->place != builtin->place) continue;
-        if (row->size < least) least = row->size;
-        if (row->size > most) most = row->size;
+        if (row->size < min) min = row->size;
+        if (row->size > max) max = row->size;
     }
-    return builtin->size >= least && builtin->size <= most;
+    return builtin->size >= min && builtin->size <= max;
 }
 
 /* Small calls go straight through the window when the table allows nothing else: see calls.c. */
 static void find_mixed(tdm__choices *choices)
 {
     for (int i = 0; i < choices->count; i++)
-        if (choices->rows[i].place == TDM__PLACE_HOST &&
+        if (choices->rows[i].place == TDM__GROUP_PLACE_HOST &&
             choices->rows[i].algorithm != TDM_ALGORITHM_WINDOW)
             choices->mixed_host = true;
 }
@@ -185,8 +185,8 @@ tdm_status tdm__choices_load(const char *path, tdm__choices *out, tdm_error *err
         tdm__choice row = measured.rows[i];
         choices.rows[choices.count++] = row;
         /* Files do not tell crowded hosts from others: what they say of several holds for both. */
-        if (row.place == TDM__PLACE_HOST) continue;
-        row.place = TDM__PLACE_CROWDED;
+        if (row.place == TDM__GROUP_PLACE_HOST) continue;
+        row.place = TDM__GROUP_PLACE_CROWDED;
         choices.rows[choices.count++] = row;
     }
     tdm__choices_release(&measured);
@@ -238,7 +238,7 @@ tdm_status tdm__choices_unpack(const uint8_t *bytes, size_t count, tdm__choices 
 {
     uint64_t row_count = count >= PACKED_HEAD ? get(bytes + 4, 4) : 0;
     if (count < PACKED_HEAD || get(bytes, 4) != PACKED_MAGIC ||
-        row_count > 2 * ROWS_MOST + (uint64_t)tdm__choices_builtin_count ||
+        row_count > 2 * MAX_ROWS + (uint64_t)tdm__choices_builtin_count ||
         count != PACKED_HEAD + row_count * PACKED_ROW)
         return tdm_fail(err, TDM_ERR_FORMAT, "rank 0 sent %zu bytes that are no table of choices",
                         count);

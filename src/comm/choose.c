@@ -18,7 +18,7 @@ const int tdm__algorithm_count = sizeof tdm__algorithms / sizeof tdm__algorithms
 /* clang-format off */
 enum { KB = 1024, MB = 1024 * 1024 };
 #define ROW(KIND, PLACE, SIZE, BYTES, ALGORITHM)                                                   \
-    {.kind = TDM_CALL_##KIND, .place = TDM__PLACE_##PLACE, .size = (SIZE), .bytes = (BYTES),        \
+    {.kind = TDM_CALL_##KIND, .place = TDM__GROUP_PLACE_##PLACE, .size = (SIZE), .bytes = (BYTES),        \
      .algorithm = TDM_ALGORITHM_##ALGORITHM}
 const tdm__choice tdm__choices_builtin[] = {
     /* Few ranks: one step, everybody to everybody. Many: steps by the logarithm of their number. */
@@ -86,10 +86,10 @@ const tdm__choice tdm__choices_builtin[] = {
 /* clang-format on */
 const int tdm__choices_builtin_count = sizeof tdm__choices_builtin / sizeof tdm__choices_builtin[0];
 
-static tdm__place place_of(const tdm_group *group)
+static tdm__group_place place_of(const tdm_group *group)
 {
-    if (group->host_count == 1) return TDM__PLACE_HOST;
-    return group->host_count < group->size ? TDM__PLACE_CROWDED : TDM__PLACE_HOSTS;
+    if (group->host_count == 1) return TDM__GROUP_PLACE_HOST;
+    return group->host_count < group->size ? TDM__GROUP_PLACE_CROWDED : TDM__GROUP_PLACE_HOSTS;
 }
 
 static const tdm__algorithm_ops *algorithm_of(int id)
@@ -101,7 +101,7 @@ static const tdm__algorithm_ops *algorithm_of(int id)
 
 /* Whether a row speaks of this call on this group, taken for one of this place. */
 static bool speaks(const tdm__choice *row, const tdm_group *group, const tdm_call *call,
-                   tdm__place place)
+                   tdm__group_place place)
 {
     return row->kind == call->kind && row->place == place && row->size <= group->size &&
            row->bytes <= tdm__call_bytes(call);
@@ -114,7 +114,7 @@ static bool is_better(const tdm__choice *row, const tdm__choice *best)
 }
 
 static const tdm__algorithm_ops *look_up(const tdm_group *group, const tdm_call *call,
-                                         tdm__place place)
+                                         tdm__group_place place)
 {
     const tdm__choices *choices = &group->comm->choices;
     const tdm__choice *best = NULL;
@@ -141,9 +141,10 @@ tdm_status tdm__choose(const tdm_group *group, const tdm_call *call, const tdm__
         *out = asked;
         return TDM_OK;
     }
-    tdm__place place = place_of(group);
+    tdm__group_place place = place_of(group);
     const tdm__algorithm_ops *found = look_up(group, call, place);
-    if (!found && place != TDM__PLACE_HOSTS) found = look_up(group, call, TDM__PLACE_HOSTS);
+    if (!found && place != TDM__GROUP_PLACE_HOSTS)
+        found = look_up(group, call, TDM__GROUP_PLACE_HOSTS);
     *out = found ? found : &tdm__algorithm_direct;
     return TDM_OK;
 }
@@ -157,8 +158,8 @@ tdm_status tdm_call_algorithm(const tdm_group *group, const tdm_call *call, tdm_
     return TDM_OK;
 }
 
-static const tdm__choice *row_of(const tdm_group *group, const tdm_call *call, tdm__place place,
-                                 tdm_algorithm algorithm)
+static const tdm__choice *row_of(const tdm_group *group, const tdm_call *call,
+                                 tdm__group_place place, tdm_algorithm algorithm)
 {
     const tdm__choices *choices = &group->comm->choices;
     const tdm__choice *best = NULL;
@@ -173,6 +174,6 @@ static const tdm__choice *row_of(const tdm_group *group, const tdm_call *call, t
 size_t tdm__choices_segment(const tdm_group *group, const tdm_call *call, tdm_algorithm algorithm)
 {
     const tdm__choice *row = row_of(group, call, place_of(group), algorithm);
-    if (!row) row = row_of(group, call, TDM__PLACE_HOSTS, algorithm);
+    if (!row) row = row_of(group, call, TDM__GROUP_PLACE_HOSTS, algorithm);
     return row ? row->segment_bytes : 0;
 }

@@ -128,7 +128,7 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
     comm->size = parts->control->size;
     comm->epoch = options->epoch;
     comm->choices = parts->choices;
-    comm->joining = parts->patience;
+    comm->joining = parts->cancellation;
     tdm_error error = {0};
     tdm_status status = furnish(comm, parts, &error);
     if (status == TDM_OK) {
@@ -137,7 +137,7 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
         tdm__control_listen(comm->control, &events);
         status = tdm__group_window(comm->groups, &error);
     }
-    comm->joining = (tdm__patience){0};
+    comm->joining = (tdm__cancellation){0};
     if (status != TDM_OK) {
         tdm__control_explain(comm->control, &error);
         status = error.status;
@@ -165,7 +165,7 @@ static void free_requests(tdm_comm *comm)
     while (comm->free_requests) {
         tdm_request *request = comm->free_requests;
         comm->free_requests = request->next;
-        for (int i = 0; i < TDM__FLIGHT_MOST; i++) tdm_arena_destroy(request->programs[i].arena);
+        for (int i = 0; i < TDM__MAX_FLIGHT; i++) tdm_arena_destroy(request->programs[i].arena);
         free(request);
     }
 }

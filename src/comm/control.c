@@ -21,11 +21,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BROKEN_MOST = 4096, BLOCK_ALIGN = 16 };
-#define ANSWER_S 0.3     /* for an answer, from a hub that is not heard of any more, */
-#define ANSWER_BEATS 3   /* of whose heartbeats this many have not come, */
-#define ANSWER_MOST_S 3. /* and from one that is: it may have much to do */
-#define TELL_S 3.        /* for news that came before the end to be told */
+enum { MAX_BROKEN = 4096, BLOCK_ALIGN = 16 };
+#define ANSWER_S 0.3    /* for an answer, from a hub that is not heard of any more, */
+#define ANSWER_BEATS 3  /* of whose heartbeats this many have not come, */
+#define MAX_ANSWER_S 3. /* and from one that is: it may have much to do */
+#define TELL_S 3.       /* for news that came before the end to be told */
 #define BYE_S 0.25 /* for the hub's answer to our good-bye; one that is silent is not waited for */
 #define STALL_S 1.0
 #define PATIENCE 4.0
@@ -53,7 +53,7 @@ typedef struct client {
     int wake_fd;
     int *host_of;
     const char **host_names; /* by rank, of the entries of peers */
-    pthread_t reader, teller;
+    pthread_t reader, notifier;
     bool has_reader, has_teller;
     pthread_mutex_t asking; /* held around a whole question */
 
@@ -71,8 +71,8 @@ typedef struct client {
     tdm_process_watch hub_process; /* of a hub on this host; begun at its first long silence */
     int first_gone;                /* -1: nobody */
     char gone_text[300];
-    bool hopeless; /* a rank was lost, or has revoked the world: */
-    char hopeless_text[300];
+    bool has_failed; /* a rank was lost, or has revoked the world: */
+    char failure_text[300];
     char hub_does[TDM__WIRE_TEXT]; /* what rank 0 did last, as it said */
 
     tdm__control_events events;
@@ -112,7 +112,7 @@ static void await_change(client *c, double until_s)
 
 static void queue(client *c, const tdm__news *news)
 {
-    if (news->kind == TDM__NEWS_BROKEN && c->broken_count >= BROKEN_MOST) return;
+    if (news->kind == TDM__NEWS_BROKEN && c->broken_count >= MAX_BROKEN) return;
     size_t bytes = strlen(news->text) + 1;
     letter *new = calloc(1, sizeof *new + bytes);
     if (!new) {
@@ -139,9 +139,9 @@ static void queue(client *c, const tdm__news *news)
 
 static void lose_hope(client *c, const char *text)
 {
-    if (c->hopeless) return;
-    c->hopeless = true;
-    snprintf(c->hopeless_text, sizeof c->hopeless_text, "%.290s", text);
+    if (c->has_failed) return;
+    c->has_failed = true;
+    snprintf(c->failure_text, sizeof c->failure_text, "%.290s", text);
     pthread_cond_broadcast(&c->changed);
 }
 
@@ -290,15 +290,15 @@ static void send_beat(client *c)
 
 static void listen_for_silence(client *c, double now_s)
 {
-    double most_s = PATIENCE * c->longest_s, least_s = c->facts.silence_s;
-    if (most_s > 10 * least_s) most_s = 10 * least_s;
-    if (most_s < least_s) most_s = least_s;
+    double max_s = PATIENCE * c->longest_s, min_s = c->facts.silence_s;
+    if (max_s > 10 * min_s) max_s = 10 * min_s;
+    if (max_s < min_s) max_s = min_s;
     double beats_s = 20 * tdm__beat_s(c->control.size);
-    if (c->control.size > 1024 && most_s < beats_s) most_s = beats_s;
-    if (c->control.rank == 0 || now_s - c->heard_s <= most_s) return;
+    if (c->control.size > 1024 && max_s < beats_s) max_s = beats_s;
+    if (c->control.rank == 0 || now_s - c->heard_s <= max_s) return;
     const tdm__entry *hub = &c->peers[0].entry, *own = &c->peers[c->control.rank].entry;
     if (hub->host == own->host &&
-        tdm__silence_is_slowness(&c->hub_process, hub->pid, now_s - c->heard_s, least_s))
+        tdm__silence_is_slowness(&c->hub_process, hub->pid, now_s - c->heard_s, min_s))
         return;
     char text[80];
     snprintf(text, sizeof text, "it was not heard of for %.1f s", now_s - c->heard_s);
@@ -323,7 +323,7 @@ static void sleep_until(client *c, double until_s)
 static void *read_on(void *user)
 {
     client *c = user;
-    tdm__thread_goes_first();
+    tdm__thread_raise_priority();
     pthread_mutex_lock(&c->lock);
     double beat_s = tdm__beat_s(c->control.size), next_s = tdm_clock_s(), turn_s = next_s;
     double end_s = 0;
@@ -395,7 +395,7 @@ static void describe(client *c)
 static void *tell_on(void *user)
 {
     client *c = user;
-    tdm__thread_goes_first();
+    tdm__thread_raise_priority();
     pthread_mutex_lock(&c->lock);
     double next_s = tdm_clock_s(), beat_s = tdm__beat_s(c->control.size);
     while (!c->closing) {
@@ -430,7 +430,7 @@ static double answer_until_s(const client *c, double asked_s)
 {
     double beating_s = c->heard_s + ANSWER_BEATS * tdm__beat_s(c->control.size);
     double until_s = asked_s + ANSWER_S > beating_s ? asked_s + ANSWER_S : beating_s;
-    return until_s < asked_s + ANSWER_MOST_S ? until_s : asked_s + ANSWER_MOST_S;
+    return until_s < asked_s + MAX_ANSWER_S ? until_s : asked_s + MAX_ANSWER_S;
 }
 
 static bool is_leaving(const client *c)
@@ -492,9 +492,9 @@ static tdm_status exchange_failed(client *c, uint32_t number, tdm_error *err)
                         c->peers[c->first_gone].gone == TDM__NEWS_LEFT ? TDM_ERR_PEER_LEFT
                                                                        : TDM_ERR_PEER_FAILED,
                         "the ranks cannot exchange anything any more: %s", c->gone_text);
-    if (c->cut || c->hopeless)
+    if (c->cut || c->has_failed)
         return tdm_fail(err, TDM_ERR_PEER_FAILED, "the ranks cannot exchange anything any more: %s",
-                        c->hopeless ? c->hopeless_text : "rank 0 is gone");
+                        c->has_failed ? c->failure_text : "rank 0 is gone");
     if (c->exchange_late)
         return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
                         "the ranks cannot exchange anything any more: an earlier exchange did not "
@@ -513,12 +513,12 @@ static tdm_status exchange_failed(client *c, uint32_t number, tdm_error *err)
 /* Waits until it is over, one way or another. False: this rank is to give up. */
 static bool await_exchange(client *c, double until_s)
 {
-    const tdm__patience *patience = &c->control.patience;
+    const tdm__cancellation *cancellation = &c->control.cancellation;
     double now_s = tdm_clock_s();
-    while (!c->exchanged && !c->cut && c->first_gone < 0 && !c->hopeless && now_s < until_s) {
-        await_change(c, now_s + tdm__patience_slice(patience, until_s - now_s));
+    while (!c->exchanged && !c->cut && c->first_gone < 0 && !c->has_failed && now_s < until_s) {
+        await_change(c, now_s + tdm__cancellation_slice(cancellation, until_s - now_s));
         pthread_mutex_unlock(&c->lock);
-        bool over = tdm__patience_over(patience);
+        bool over = tdm__cancellation_is_due(cancellation);
         pthread_mutex_lock(&c->lock);
         if (over && !c->exchanged) return false;
         now_s = tdm_clock_s();
@@ -529,7 +529,7 @@ static bool await_exchange(client *c, double until_s)
 static tdm_status exchange_locked(client *c, const tdm__frame *frame, uint8_t ***out_all,
                                   size_t **out_bytes, tdm_error *err)
 {
-    if (c->cut || c->first_gone >= 0 || c->hopeless || c->exchange_late)
+    if (c->cut || c->first_gone >= 0 || c->has_failed || c->exchange_late)
         return exchange_failed(c, frame->number, err);
     if (!tdm__channel_put_frame(&c->channel, frame))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to exchange %zu bytes",
@@ -546,7 +546,7 @@ static tdm_status exchange_locked(client *c, const tdm__frame *frame, uint8_t **
     if (!c->blocks)
         return tdm_fail(err, TDM_ERR_NO_MEMORY,
                         "what the ranks exchange has more than %d MB, or memory has run out",
-                        TDM__WIRE_GATHERED_MOST >> 20);
+                        TDM__MAX_WIRE_GATHERED >> 20);
     *out_all = c->blocks;
     *out_bytes = c->block_bytes;
     return TDM_OK;
@@ -556,9 +556,9 @@ static tdm_status exchange(tdm__control *control, const void *mine, size_t bytes
                            uint8_t ***out_all, size_t **out_bytes, tdm_error *err)
 {
     client *c = (client *)control;
-    if (bytes > TDM__WIRE_BLOCK_MOST)
+    if (bytes > TDM__MAX_WIRE_BLOCK)
         return tdm_fail(err, TDM_ERR_RANGE, "a rank may exchange %d MB at once, not %zu bytes",
-                        TDM__WIRE_BLOCK_MOST >> 20, bytes);
+                        TDM__MAX_WIRE_BLOCK >> 20, bytes);
     pthread_mutex_lock(&c->lock);
     tdm_status status = TDM_ERR_BUSY;
     if (c->exchanging) {
@@ -636,12 +636,12 @@ static void report(tdm__control *control, const int *ranks, int count, char *out
     tdm_str_release(&names);
 }
 
-static bool hopeless(tdm__control *control, tdm_error *why)
+static bool has_failed(tdm__control *control, tdm_error *why)
 {
     client *c = (client *)control;
     pthread_mutex_lock(&c->lock);
-    bool is = c->hopeless;
-    if (is) tdm_fail(why, TDM_ERR_PEER_FAILED, "%s", c->hopeless_text);
+    bool is = c->has_failed;
+    if (is) tdm_fail(why, TDM_ERR_PEER_FAILED, "%s", c->failure_text);
     pthread_mutex_unlock(&c->lock);
     return is;
 }
@@ -672,7 +672,7 @@ static void end_threads(client *c)
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
     wake(c);
-    if (c->has_teller) pthread_join(c->teller, NULL);
+    if (c->has_teller) pthread_join(c->notifier, NULL);
     if (c->has_reader) pthread_join(c->reader, NULL);
 }
 
@@ -693,7 +693,7 @@ static const tdm__control_ops ops = {
     .report = report,
     .catch_up = catch_up,
     .hurry = hurry,
-    .hopeless = hopeless,
+    .has_failed = has_failed,
     .close = close_control,
 };
 
@@ -731,7 +731,7 @@ static tdm_status prepare(client *c, const tdm__control_parts *parts, tdm_error 
                                 .rank_0 = parts->joined->rank_0,
                                 .host_names = c->host_names,
                                 .host_of = c->host_of,
-                                .patience = parts->facts->patience};
+                                .cancellation = parts->facts->cancellation};
     memcpy(c->control.key, parts->joined->key, sizeof c->control.key);
     c->heard_s = tdm_clock_s();
     c->first_gone = -1;
@@ -753,7 +753,7 @@ tdm_status tdm__control_create(const tdm__control_parts *parts, tdm__control **o
         c->has_reader = status == TDM_OK;
     }
     if (status == TDM_OK) {
-        status = tdm__thread_start(&c->teller, tell_on, c, err);
+        status = tdm__thread_start(&c->notifier, tell_on, c, err);
         c->has_teller = status == TDM_OK;
     }
     if (status != TDM_OK) {

@@ -25,7 +25,7 @@ typedef enum tdm__news_kind {
 } tdm__news_kind;
 
 #define TDM__ALL_GROUPS UINT32_MAX
-#define TDM__SECONDS_MOST 1e8 /* of any wait: three years, which every clock can count */
+#define TDM__MAX_SECONDS 1e8 /* of any wait: three years, which every clock can count */
 
 typedef struct tdm__news {
     tdm__news_kind kind;
@@ -71,7 +71,7 @@ typedef struct tdm__control_ops {
     void (*hurry)(tdm__control *control);
     /* Whether this world cannot come to anything any more: a rank has died, or has revoked it. For waits
      * while it is opened; cheap. NULL in the simulator. */
-    bool (*hopeless)(tdm__control *control, tdm_error *why);
+    bool (*has_failed)(tdm__control *control, tdm_error *why);
     /* Says good-bye and frees it. */
     void (*close)(tdm__control *control);
 } tdm__control_ops;
@@ -83,7 +83,8 @@ struct tdm__control {
     uint8_t key[TDM__WORLD_KEY];
     tdm__endpoint here, rank_0;    /* as in tdm__transport_options */
     const char *const *host_names; /* by rank; NULL: the simulator's */
-    tdm__patience patience;        /* of exchanges while the world is opened; set back when it is */
+    tdm__cancellation
+        cancellation; /* of exchanges while the world is opened; set back when it is */
     const int
         *host_of; /* by rank; hosts are numbered by their lowest rank. NULL: the simulator's */
 };
@@ -101,8 +102,8 @@ tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out
 static inline void tdm__control_explain(tdm__control *control, tdm_error *error)
 {
     tdm_error why;
-    if (tdm_status_group_of(error->status) == TDM_STATUS_GROUP_PEER && control->ops->hopeless &&
-        control->ops->hopeless(control, &why))
+    if (tdm_status_group_of(error->status) == TDM_STATUS_GROUP_PEER && control->ops->has_failed &&
+        control->ops->has_failed(control, &why))
         *error = why;
 }
 static inline void tdm__control_listen(tdm__control *control, const tdm__control_events *events)

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { IN_LEAST = 8192, IN_KEPT = 64 << 10, READ_MOST = 256 << 10 };
+enum { IN_LEAST = 8192, IN_KEPT = 64 << 10, MAX_READ = 256 << 10 };
 
 tdm__blob *tdm__blob_of(const tdm_str *str)
 {
@@ -69,8 +69,8 @@ static bool make_room(tdm__channel *channel)
     }
     if (channel->in_count < channel->in_capacity) return true;
     size_t capacity = channel->in_capacity ? channel->in_capacity * 2 : IN_LEAST;
-    size_t most = channel->limit + TDM__WIRE_HEAD;
-    if (capacity > most && most > channel->in_count) capacity = most;
+    size_t max = channel->limit + TDM__WIRE_HEAD;
+    if (capacity > max && max > channel->in_count) capacity = max;
     uint8_t *grown = realloc(channel->in, capacity);
     if (!grown) {
         errno = ENOMEM;
@@ -84,7 +84,7 @@ static bool make_room(tdm__channel *channel)
 tdm__channel_state tdm__channel_read(tdm__channel *channel)
 {
     channel->has_more = channel->stream.tls != NULL; /* unless the stream says that there is none */
-    for (size_t total = 0; total < READ_MOST;) {
+    for (size_t total = 0; total < MAX_READ;) {
         /* A frame that is whole must be taken first: then the buffer need never exceed one frame. */
         if (channel->in_count >= channel->limit + TDM__WIRE_HEAD) return TDM__CHANNEL_OK;
         if (channel->in_first + channel->in_count == channel->in_capacity && !make_room(channel))
@@ -129,7 +129,7 @@ int tdm__channel_next(tdm__channel *channel, tdm__frame *out)
 
 bool tdm__channel_put(tdm__channel *channel, tdm__blob *blob)
 {
-    if (!blob || channel->out_bytes + blob->bytes > TDM__CHANNEL_QUEUE_MOST) return false;
+    if (!blob || channel->out_bytes + blob->bytes > TDM__MAX_CHANNEL_QUEUE) return false;
     tdm__outgoing *outgoing = malloc(sizeof *outgoing);
     if (!outgoing) return false;
     blob->users++;

@@ -5,7 +5,7 @@
  * what is still to go out. What goes to many (an exchange's result, news) is one blob that all their
  * queues refer to. Both directions are bounded: a frame beyond `limit` bytes is refused before memory
  * is taken for it, and memory grows only with bytes that did arrive; a queue beyond
- * TDM__CHANNEL_QUEUE_MOST is an error. Not thread-safe: its owner serialises the calls.
+ * TDM__MAX_CHANNEL_QUEUE is an error. Not thread-safe: its owner serialises the calls.
  */
 #ifndef TANDEM_COMM_CONTROL_CHANNEL_H
 #define TANDEM_COMM_CONTROL_CHANNEL_H
@@ -13,7 +13,7 @@
 #include "comm/control_wire.h"
 #include "comm/stream.h"
 
-#define TDM__CHANNEL_QUEUE_MOST ((size_t)2048 << 20)
+#define TDM__MAX_CHANNEL_QUEUE ((size_t)2048 << 20)
 
 /* Bytes that several channels send. Counted; not thread-safe. */
 typedef struct tdm__blob {

@@ -41,7 +41,7 @@ tdm_status tdm__thread_start(pthread_t *thread, void *(*run)(void *), void *user
     return TDM_OK;
 }
 
-void tdm__thread_goes_first(void)
+void tdm__thread_raise_priority(void)
 {
     enum { NICE = -10 };
     (void)setpriority(PRIO_PROCESS, 0, NICE); /* 0: this thread */
@@ -49,7 +49,7 @@ void tdm__thread_goes_first(void)
 
 /* ---- connections -------------------------------------------------------------------------------------- */
 
-void tdm__hub_drop(tdm__hub *hub, tdm__caller *caller)
+void tdm__hub_drop(tdm__hub *hub, tdm__hub_peer *caller)
 {
     if (caller->over) return;
     if (caller->is_guest) hub->guest_count--;
@@ -58,16 +58,16 @@ void tdm__hub_drop(tdm__hub *hub, tdm__caller *caller)
     hub->dirty = true;
 }
 
-void tdm__hub_let_go(tdm__hub *hub, tdm__caller *caller)
+void tdm__hub_let_go(tdm__hub *hub, tdm__hub_peer *caller)
 {
     if (caller->over) return;
-    caller->state = TDM__CALLER_LEAVING;
+    caller->state = TDM__HUB_PEER_LEAVING;
     caller->until_s = tdm_clock_s() + LEAVING_S;
     hub->dirty = true;
 }
 
 /* A rank that knows the secret, and whose TLS failed: its certificate, in general. */
-static void note_tls(tdm__hub *hub, const tdm__caller *caller)
+static void note_tls(tdm__hub *hub, const tdm__hub_peer *caller)
 {
     const tdm__tls *tls = caller->channel.stream.tls;
     if (!caller->proved || !tls || !*tdm__tls_why(tls)) return;
@@ -78,10 +78,10 @@ static void note_tls(tdm__hub *hub, const tdm__caller *caller)
 }
 
 /* The connection has ended, or must. */
-static void hang_up(tdm__hub *hub, tdm__caller *caller, const char *how)
+static void disconnect(tdm__hub *hub, tdm__hub_peer *caller, const char *how)
 {
     if (caller->over) return;
-    if (caller->state == TDM__CALLER_MEMBER) {
+    if (caller->state == TDM__HUB_PEER_MEMBER) {
         tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED, "%s", how);
     } else {
         note_tls(hub, caller);
@@ -89,17 +89,17 @@ static void hang_up(tdm__hub *hub, tdm__caller *caller, const char *how)
     }
 }
 
-void tdm__hub_send_blob(tdm__hub *hub, tdm__caller *caller, tdm__blob *blob)
+void tdm__hub_send_blob(tdm__hub *hub, tdm__hub_peer *caller, tdm__blob *blob)
 {
     if (caller->over) return;
     if (tdm__channel_put(&caller->channel, blob)) {
         hub->dirty = true;
     } else {
-        hang_up(hub, caller, "rank 0 has no memory for what it should be told");
+        disconnect(hub, caller, "rank 0 has no memory for what it should be told");
     }
 }
 
-void tdm__hub_send(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame)
+void tdm__hub_send(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame)
 {
     tdm__blob *blob = tdm__blob_frame(frame);
     tdm__hub_send_blob(hub, caller, blob);
@@ -120,38 +120,38 @@ static const char *state_text(tdm__channel_state state)
                               : "its connection to rank 0 broke";
 }
 
-static void hear_frames(tdm__hub *hub, tdm__caller *caller)
+static void hear_frames(tdm__hub *hub, tdm__hub_peer *caller)
 {
     tdm__frame frame;
     while (!caller->over) {
-        int got = caller->state == TDM__CALLER_LEAVING
+        int got = caller->state == TDM__HUB_PEER_LEAVING
                       ? 0
                       : tdm__channel_next(&caller->channel, &frame);
         if (got == 0) return;
-        if (caller->state == TDM__CALLER_STRANGER) {
+        if (caller->state == TDM__HUB_PEER_UNPROVED) {
             if (got > 0) {
-                tdm__hub_stranger(hub, caller, &frame);
+                tdm__hub_serve_unproved(hub, caller, &frame);
             } else {
                 tdm__hub_garbage(hub, caller);
             }
         } else if (got > 0) {
             tdm__hub_member(hub, caller, &frame);
         } else {
-            hang_up(hub, caller, state_text(TDM__CHANNEL_GARBAGE));
+            disconnect(hub, caller, state_text(TDM__CHANNEL_GARBAGE));
         }
     }
 }
 
 /* Something has come from it. */
-static void note_heard(tdm__hub *hub, const tdm__caller *caller, double now_s)
+static void note_heard(tdm__hub *hub, const tdm__hub_peer *caller, double now_s)
 {
-    if (caller->state != TDM__CALLER_MEMBER) return;
+    if (caller->state != TDM__HUB_PEER_MEMBER) return;
     tdm__member *member = &hub->members[caller->rank];
     if (now_s - member->heard_s > member->longest_s) member->longest_s = now_s - member->heard_s;
     member->heard_s = now_s;
 }
 
-static void hear(tdm__hub *hub, tdm__caller *caller)
+static void hear(tdm__hub *hub, tdm__hub_peer *caller)
 {
     double now_s = tdm_clock_s();
     tdm__channel_state state;
@@ -162,25 +162,25 @@ static void hear(tdm__hub *hub, tdm__caller *caller)
         why = errno;
         if (caller->channel.in_count > before) note_heard(hub, caller, now_s);
         hear_frames(hub, caller);
-        if (caller->state == TDM__CALLER_LEAVING)
+        if (caller->state == TDM__HUB_PEER_LEAVING)
             caller->channel.in_first = caller->channel.in_count = 0;
     } while (caller->channel.has_more && state == TDM__CHANNEL_OK && !caller->over);
     errno = why;
-    if (state != TDM__CHANNEL_OK) hang_up(hub, caller, state_text(state));
+    if (state != TDM__CHANNEL_OK) disconnect(hub, caller, state_text(state));
 }
 
 /* Sends what is queued; asks to be told when there is more room, or no longer. */
-static void flush(tdm__hub *hub, tdm__caller *caller)
+static void flush(tdm__hub *hub, tdm__hub_peer *caller)
 {
     tdm__channel_state state = tdm__channel_flush(&caller->channel);
     if (state != TDM__CHANNEL_OK) {
         /* What it said before may still lie here: a good-bye, for example. */
         hear(hub, caller);
-        hang_up(hub, caller, state_text(state));
+        disconnect(hub, caller, state_text(state));
         return;
     }
     bool waiting = tdm__channel_wants_room(&caller->channel);
-    if (!tdm__channel_has_output(&caller->channel) && caller->state == TDM__CALLER_LEAVING &&
+    if (!tdm__channel_has_output(&caller->channel) && caller->state == TDM__HUB_PEER_LEAVING &&
         !caller->shut) {
         caller->shut = true;
         shutdown(caller->channel.stream.fd, SHUT_WR);
@@ -196,14 +196,14 @@ static void flush_all(tdm__hub *hub)
 {
     while (hub->dirty) {
         hub->dirty = false;
-        for (tdm__caller *at = hub->callers; at; at = at->next)
+        for (tdm__hub_peer *at = hub->callers; at; at = at->next)
             if (!at->over &&
                 (tdm__channel_wants_room(&at->channel) != at->writable ||
-                 tdm__channel_has_output(&at->channel) || at->state == TDM__CALLER_LEAVING))
+                 tdm__channel_has_output(&at->channel) || at->state == TDM__HUB_PEER_LEAVING))
                 flush(hub, at);
     }
-    for (tdm__caller **link = &hub->callers; *link;) {
-        tdm__caller *caller = *link;
+    for (tdm__hub_peer **link = &hub->callers; *link;) {
+        tdm__hub_peer *caller = *link;
         if (!caller->over) {
             link = &caller->next;
             continue;
@@ -265,14 +265,14 @@ static void beat(tdm__hub *hub)
     tdm__blob_release(blob);
 }
 
-static void mind_the_time(tdm__hub *hub, double now_s)
+static void run_timers(tdm__hub *hub, double now_s)
 {
     double late_s = now_s - hub->turn_s;
     hub->turn_s = now_s;
     if (late_s > STALL_S) /* this process was stopped: nobody else's silence can be judged by it */
         for (int i = 0; i < hub->facts.size; i++) hub->members[i].heard_s += late_s;
-    for (tdm__caller *at = hub->callers; at; at = at->next)
-        if (at->state != TDM__CALLER_MEMBER && now_s > at->until_s) tdm__hub_drop(hub, at);
+    for (tdm__hub_peer *at = hub->callers; at; at = at->next)
+        if (at->state != TDM__HUB_PEER_MEMBER && now_s > at->until_s) tdm__hub_drop(hub, at);
     if (hub->listen_again_s > 0 && now_s > hub->listen_again_s && hub->listen_fd >= 0) {
         hub->listen_again_s = 0;
         struct epoll_event event = {.events = EPOLLIN, .data.ptr = &hub->listen_fd};
@@ -295,10 +295,10 @@ static void say_the_end(tdm__hub *hub)
     if (hub->listen_fd >= 0) close(hub->listen_fd);
     hub->listen_fd = -1;
     tdm__frame frame = {.type = TDM__FRAME_BYE};
-    for (tdm__caller *at = hub->callers; at; at = at->next) {
-        if (at->state == TDM__CALLER_STRANGER) {
+    for (tdm__hub_peer *at = hub->callers; at; at = at->next) {
+        if (at->state == TDM__HUB_PEER_UNPROVED) {
             tdm__hub_drop(hub, at);
-        } else if (at->state == TDM__CALLER_MEMBER) {
+        } else if (at->state == TDM__HUB_PEER_MEMBER) {
             int rank = at->rank;
             at->dumb = hub->started && tdm__hub_is_silent(hub, rank, now_s);
             tdm__hub_send(hub, at, &frame);
@@ -312,7 +312,7 @@ static void say_the_end(tdm__hub *hub)
 /* Whether somebody is waited for at the end. */
 static bool has_company(const tdm__hub *hub)
 {
-    for (const tdm__caller *at = hub->callers; at; at = at->next)
+    for (const tdm__hub_peer *at = hub->callers; at; at = at->next)
         if (!at->dumb) return true;
     return false;
 }
@@ -329,7 +329,7 @@ static void *run(void *user)
 {
     tdm__hub *hub = user;
     hub->turn_s = tdm_clock_s();
-    tdm__thread_goes_first();
+    tdm__thread_raise_priority();
     while (!hub->ended || (has_company(hub) && tdm_clock_s() < hub->end_until_s)) {
         struct epoll_event events[EVENTS];
         int count = epoll_wait(hub->epoll_fd, events, EVENTS, wait_ms(hub, tdm_clock_s()));
@@ -340,12 +340,12 @@ static void *run(void *user)
                 while (read(hub->wake_fd, &times, sizeof times) > 0) continue;
             } else if (who == &hub->listen_fd) {
                 tdm__hub_accept(hub);
-            } else if (!((tdm__caller *)who)->over) {
+            } else if (!((tdm__hub_peer *)who)->over) {
                 if (events[i].events & ~(uint32_t)EPOLLOUT) hear(hub, who);
                 hub->dirty = true;
             }
         }
-        mind_the_time(hub, tdm_clock_s());
+        run_timers(hub, tdm_clock_s());
         if (atomic_load(&hub->ending) && !hub->ended) say_the_end(hub);
         flush_all(hub);
     }
@@ -356,7 +356,7 @@ static void *run(void *user)
 
 static void release(tdm__hub *hub)
 {
-    for (tdm__caller *at = hub->callers; at; at = at->next) at->over = true;
+    for (tdm__hub_peer *at = hub->callers; at; at = at->next) at->over = true;
     flush_all(hub);
     for (int i = 0; hub->members && i < hub->facts.size; i++) free(hub->members[i].block);
     free(hub->members);
@@ -372,8 +372,8 @@ static tdm_status prepare(tdm__hub *hub, int inner_fd, tdm_error *err)
     hub->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     hub->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     for (int i = 0; hub->members && i < hub->facts.size; i++) hub->members[i].waits_for = -1;
-    tdm__caller *inner = NULL;
-    if (hub->members && hub->epoll_fd >= 0) inner = tdm__hub_greet(hub, inner_fd, "rank 0 itself");
+    tdm__hub_peer *inner = NULL;
+    if (hub->members && hub->epoll_fd >= 0) inner = tdm__hub_admit(hub, inner_fd, "rank 0 itself");
     if (!inner || hub->wake_fd < 0) {
         if (!inner) close(inner_fd);
         return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make the hub of rank 0: %s", strerror(errno));

@@ -1,6 +1,6 @@
 /*
  * control_hub.h: the hub's own structures, shared by its three files: control_hub.c (the loop and the
- * connections), hub_door (control_hub_door.c: who comes in), and control_hub_members.c (what members
+ * connections), hub_door (control_hub_accept.c: who comes in), and control_hub_members.c (what members
  * say, and what they are told).
  *
  * Invariants:
@@ -20,16 +20,16 @@
 
 #include <stdatomic.h>
 
-typedef enum tdm__caller_state {
-    TDM__CALLER_STRANGER = 0,
-    TDM__CALLER_MEMBER,
-    TDM__CALLER_LEAVING /* gets what is queued, then the end; what it says is not heard */
-} tdm__caller_state;
+typedef enum tdm__hub_peer_state {
+    TDM__HUB_PEER_UNPROVED = 0,
+    TDM__HUB_PEER_MEMBER,
+    TDM__HUB_PEER_LEAVING /* gets what is queued, then the end; what it says is not heard */
+} tdm__hub_peer_state;
 
 /* A connection. */
-typedef struct tdm__caller {
+typedef struct tdm__hub_peer {
     tdm__channel channel;
-    tdm__caller_state state;
+    tdm__hub_peer_state state;
     bool inner; /* rank 0's own */
     bool
         is_guest; /* it has not become a member: at most GUESTS_MOST (and the missing ranks) have a place */
@@ -43,8 +43,8 @@ typedef struct tdm__caller {
     tdm__protection protection;
     bool proved; /* it knows the secret */
     char address[96];
-    struct tdm__caller *next;
-} tdm__caller;
+    struct tdm__hub_peer *next;
+} tdm__hub_peer;
 
 typedef enum tdm__member_state {
     TDM__MEMBER_ABSENT = 0,
@@ -56,7 +56,7 @@ typedef enum tdm__member_state {
 /* A rank. */
 typedef struct tdm__member {
     tdm__member_state state;
-    tdm__caller *caller; /* HERE */
+    tdm__hub_peer *caller; /* HERE */
     uint64_t pid;
     tdm_process_watch process; /* of a rank of this host; begun at its first long silence */
     uint8_t host[TDM_SHA256_BYTES];
@@ -74,7 +74,7 @@ typedef struct tdm__member {
 
 struct tdm__hub {
     tdm__facts facts;
-    char key[TDM__KEY_MOST];
+    char key[TDM__MAX_KEY];
     uint32_t world;
     uint8_t nonce[TDM__WIRE_NONCE]; /* that the world's key is derived from */
     int listen_fd, wake_fd, epoll_fd;
@@ -88,7 +88,7 @@ struct tdm__hub {
     double listen_again_s; /* when to accept again after the door was closed; 0: now */
     tdm__member *members;  /* by rank */
     int here_count;
-    tdm__caller *callers;
+    tdm__hub_peer *callers;
     int guest_count;
     int door_count; /* connections that came since door_until_s - PAUSE_S */
     double door_until_s;
@@ -101,25 +101,25 @@ struct tdm__hub {
 };
 
 /* control_hub.c */
-void tdm__hub_send(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame);
-void tdm__hub_send_blob(tdm__hub *hub, tdm__caller *caller, tdm__blob *blob);
+void tdm__hub_send(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame);
+void tdm__hub_send_blob(tdm__hub *hub, tdm__hub_peer *caller, tdm__blob *blob);
 /* Lets it have what is queued for it, and then the end. */
-void tdm__hub_let_go(tdm__hub *hub, tdm__caller *caller);
-void tdm__hub_drop(tdm__hub *hub, tdm__caller *caller);
+void tdm__hub_let_go(tdm__hub *hub, tdm__hub_peer *caller);
+void tdm__hub_drop(tdm__hub *hub, tdm__hub_peer *caller);
 
-/* control_hub_door.c */
+/* control_hub_accept.c */
 void tdm__hub_accept(tdm__hub *hub);
 /* Says hello to a connection (fd is taken); NULL when that cannot be. */
-tdm__caller *tdm__hub_greet(tdm__hub *hub, int fd, const char *address);
+tdm__hub_peer *tdm__hub_admit(tdm__hub *hub, int fd, const char *address);
 /* What a stranger said; `garbage` when it was no frame. */
-void tdm__hub_stranger(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame);
-void tdm__hub_garbage(tdm__hub *hub, tdm__caller *caller);
+void tdm__hub_serve_unproved(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame);
+void tdm__hub_garbage(tdm__hub *hub, tdm__hub_peer *caller);
 /* "rank 2 and rank 5" have not come. */
 void tdm__hub_missing(const tdm__hub *hub, tdm_str *out);
 void tdm__hub_start(tdm__hub *hub);
 
 /* control_hub_members.c */
-void tdm__hub_member(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame);
+void tdm__hub_member(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame);
 /* A member is dead: tells all others. */
 void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt, ...)
     TDM_PRINTF(4, 5);

@@ -15,8 +15,8 @@
 #define SILENT_BEATS                                                                               \
     1.3 /* as many times the time between heartbeats without one: a rank is silent */
 enum {
-    SILENT_MOST = 4, /* of these are told of */
-    CHAIN_MOST = 8   /* and of those for whom somebody waits who is waited for */
+    MAX_SILENT = 4, /* of these are told of */
+    MAX_CHAIN = 8   /* and of those for whom somebody waits who is waited for */
 };
 
 /* ---- news ----------------------------------------------------------------------------------------------- */
@@ -38,7 +38,7 @@ static void went_early(tdm__hub *hub, int rank, const char *how)
 {
     tdm__member *member = &hub->members[rank];
     hub->here_count--;
-    if (hub->facts.patience.is_over && !hub->doomed) {
+    if (hub->facts.cancellation.is_over && !hub->doomed) {
         hub->doomed = true;
         snprintf(hub->refused, sizeof hub->refused,
                  "rank %d (%s, process %llu) ended before all ranks had come: %.120s", rank,
@@ -97,7 +97,7 @@ void tdm__hub_lost(tdm__hub *hub, int rank, tdm_peer_sign sign, const char *fmt,
     tell_others(hub, &news);
 }
 
-static void left(tdm__hub *hub, tdm__caller *caller)
+static void left(tdm__hub *hub, tdm__hub_peer *caller)
 {
     int rank = caller->rank;
     tdm__member *member = &hub->members[rank];
@@ -130,15 +130,15 @@ static bool is_only_slow(const tdm__hub *hub, tdm__member *member, double now_s)
 
 void tdm__hub_listen_for_silence(tdm__hub *hub, double now_s)
 {
-    double least_s = hub->facts.silence_s, beats_s = 20 * tdm__beat_s(hub->facts.size);
-    if (least_s < beats_s && hub->facts.size > 1024) least_s = beats_s;
+    double min_s = hub->facts.silence_s, beats_s = 20 * tdm__beat_s(hub->facts.size);
+    if (min_s < beats_s && hub->facts.size > 1024) min_s = beats_s;
     for (int i = 1; i < hub->facts.size; i++) { /* rank 0 is this process */
         tdm__member *member = &hub->members[i];
         if (member->state != TDM__MEMBER_HERE) continue;
-        double most_s = PATIENCE * member->longest_s;
-        if (most_s > 10 * least_s) most_s = 10 * least_s;
-        if (most_s < least_s) most_s = least_s;
-        if (now_s - member->heard_s > most_s && !is_only_slow(hub, member, now_s))
+        double max_s = PATIENCE * member->longest_s;
+        if (max_s > 10 * min_s) max_s = 10 * min_s;
+        if (max_s < min_s) max_s = min_s;
+        if (now_s - member->heard_s > max_s && !is_only_slow(hub, member, now_s))
             tdm__hub_lost(hub, i, TDM_SIGN_SILENCE, "it was not heard of for %.1f s",
                           now_s - member->heard_s);
     }
@@ -152,7 +152,7 @@ static void finish_exchange(tdm__hub *hub)
     int size = hub->facts.size;
     uint64_t total = 0;
     for (int i = 0; i < size; i++) total += hub->members[i].block_bytes;
-    bool fits = total + 8 * (uint64_t)size < TDM__WIRE_GATHERED_MOST;
+    bool fits = total + 8 * (uint64_t)size < TDM__MAX_WIRE_GATHERED;
     tdm__frame frame = {.type = TDM__FRAME_GATHERED,
                         .number = hub->exchange_number,
                         .count = fits ? (uint32_t)size : 0};
@@ -178,7 +178,7 @@ static void finish_exchange(tdm__hub *hub)
     tdm__blob_release(blob);
 }
 
-static void add_block(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame)
+static void add_block(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame)
 {
     tdm__member *member = &hub->members[caller->rank];
     if (frame->number != hub->exchange_number || member->has_block || !hub->started) {
@@ -240,18 +240,18 @@ static bool is_asked(const tdm__frame *ask, int rank)
  * silence comes first. */
 static void report_silent(const tdm__hub *hub, const tdm__frame *ask, double now_s, tdm_str *out)
 {
-    int told[SILENT_MOST];
-    for (int count = 0; count < SILENT_MOST; count++) {
-        int most = -1;
+    int told[MAX_SILENT];
+    for (int count = 0; count < MAX_SILENT; count++) {
+        int max = -1;
         for (int i = 1; i < hub->facts.size; i++) {
             const tdm__member *member = &hub->members[i];
             if (member->state != TDM__MEMBER_HERE || !tdm__hub_is_silent(hub, i, now_s)) continue;
             bool known = is_asked(ask, i);
             for (int k = 0; k < count && !known; k++) known = told[k] == i;
-            if (!known && (most < 0 || member->heard_s < hub->members[most].heard_s)) most = i;
+            if (!known && (max < 0 || member->heard_s < hub->members[max].heard_s)) max = i;
         }
-        if (most < 0 || !report_add(hub, most, now_s, out)) return;
-        told[count] = most;
+        if (max < 0 || !report_add(hub, max, now_s, out)) return;
+        told[count] = max;
     }
 }
 
@@ -262,7 +262,7 @@ static void report_chain(const tdm__hub *hub, const tdm__frame *ask, double now_
     uint32_t first = tdm__wire_u32(ask->bytes);
     int at = first < (uint32_t)hub->facts.size ? hub->members[first].waits_for : -1;
     int before = (int)first;
-    for (int i = 0; i < CHAIN_MOST && at >= 0 && at != (int)first; i++) {
+    for (int i = 0; i < MAX_CHAIN && at >= 0 && at != (int)first; i++) {
         if (out->length + 60 > TDM__WIRE_TEXT) return;
         tdm_str_addf(out, "; rank %d waits for rank %d", before, at);
         if (!is_asked(ask, at)) report_add(hub, at, now_s, out);
@@ -302,7 +302,7 @@ static void lacking(const tdm__hub *hub, const tdm__frame *ask, tdm_str *out)
     }
 }
 
-static void answer(tdm__hub *hub, tdm__caller *caller, const tdm__frame *ask)
+static void answer(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *ask)
 {
     if (ask->byte_count != 4 * (uint64_t)ask->count) {
         tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED,
@@ -321,7 +321,7 @@ static void answer(tdm__hub *hub, tdm__caller *caller, const tdm__frame *ask)
     tdm__hub_send(hub, caller, &frame);
 }
 
-void tdm__hub_member(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame)
+void tdm__hub_member(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame)
 {
     tdm__member *member = &hub->members[caller->rank];
     tdm__frame news;

@@ -74,9 +74,9 @@ void tdm__wire_put_u64(uint64_t value, tdm_str *out)
     put_number(value, 8, out);
 }
 
-static void put_text(const char *text, size_t most, tdm_str *out)
+static void put_text(const char *text, size_t max, tdm_str *out)
 {
-    size_t length = strnlen(text, most - 1);
+    size_t length = strnlen(text, max - 1);
     put_number(length, 2, out);
     tdm_str_add_bytes(out, text, length);
 }
@@ -169,10 +169,10 @@ void tdm__wire_clean(const uint8_t *bytes, size_t count, char *out)
     out[count] = '\0';
 }
 
-static void take_text(reader *r, char *out, size_t most)
+static void take_text(reader *r, char *out, size_t max)
 {
     size_t length = (size_t)take_number(r, 2);
-    if (length >= most) r->bad = true;
+    if (length >= max) r->bad = true;
     const uint8_t *raw = take(r, length);
     if (raw) tdm__wire_clean(raw, length, out);
 }
@@ -252,7 +252,7 @@ bool tdm__wire_blocks(const tdm__frame *frame, size_t *out_sizes, const uint8_t 
     uint64_t total = 0;
     for (uint32_t i = 0; i < frame->count && !r.bad; i++) {
         uint64_t size = take_number(&r, 8);
-        if (size > TDM__WIRE_BLOCK_MOST) r.bad = true;
+        if (size > TDM__MAX_WIRE_BLOCK) r.bad = true;
         out_sizes[i] = (size_t)size;
         total += size;
     }

@@ -21,10 +21,10 @@ enum {
     TDM__WIRE_NONCE = 32,
     TDM__WIRE_TEXT = 1000,
     TDM__WIRE_WHAT = 160,
-    TDM__WIRE_PROVE_MOST = 128,          /* body of a frame while a connection is a stranger's, */
-    TDM__WIRE_JOIN_MOST = 4096,          /* and of one that has proved to know the secret */
-    TDM__WIRE_BLOCK_MOST = 64 << 20,     /* one rank's bytes in an exchange */
-    TDM__WIRE_GATHERED_MOST = 1024 << 20 /* everybody's */
+    TDM__MAX_WIRE_PROVE = 128,          /* body of a frame while a connection is a stranger's, */
+    TDM__MAX_WIRE_JOIN = 4096,          /* and of one that has proved to know the secret */
+    TDM__MAX_WIRE_BLOCK = 64 << 20,     /* one rank's bytes in an exchange */
+    TDM__MAX_WIRE_GATHERED = 1024 << 20 /* everybody's */
 };
 
 typedef enum tdm__frame_type {

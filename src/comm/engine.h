@@ -38,7 +38,7 @@
 
 enum {
     TDM__HISTORY = 64,         /* calls of a group that are remembered after their end */
-    TDM__FLIGHT_MOST = 8,      /* segments of one call that run side by side */
+    TDM__MAX_FLIGHT = 8,       /* segments of one call that run side by side */
     TDM__WINDOW_SLOTS = 16,    /* calls of a group that may use its window side by side */
     TDM__WINDOW_FLIGHT = 2,    /* pieces of one call that have staging at once */
     TDM__WINDOW_STAGES = 2,    /* calls that have staging at once: sequence modulo this */
@@ -161,16 +161,16 @@ typedef struct tdm__algorithm_ops {
 
 /* Where the members of a group are. A call for which no row of its own place fits is looked up as one
  * between hosts. */
-typedef enum tdm__place {
-    TDM__PLACE_HOSTS = 0, /* on several hosts */
-    TDM__PLACE_HOST,      /* all on one */
-    TDM__PLACE_CROWDED    /* on several hosts, of which one at least has several members */
-} tdm__place;
+typedef enum tdm__group_place {
+    TDM__GROUP_PLACE_HOSTS = 0, /* on several hosts */
+    TDM__GROUP_PLACE_HOST,      /* all on one */
+    TDM__GROUP_PLACE_CROWDED    /* on several hosts, of which one at least has several members */
+} tdm__group_place;
 
 /* One row of choices: from `bytes` on, for groups like this, take this algorithm. */
 typedef struct tdm__choice {
     uint8_t kind;   /* a tdm_call_kind */
-    uint8_t place;  /* a tdm__place */
+    uint8_t place;  /* a tdm__group_place */
     uint16_t size;  /* group size from which on it holds */
     uint64_t bytes; /* of the call, from which on it holds */
     uint8_t algorithm;
@@ -240,7 +240,7 @@ uint64_t tdm__cuts_hash(const size_t *cuts, int size);
 /* Slice `rank` of a call: as its cuts say, or by tdm_group_slice. */
 tdm_extent tdm__call_slice(const tdm_call *call, int size, int rank);
 /* Elements of the longest slice. */
-size_t tdm__call_slice_most(const tdm_call *call, int size);
+size_t tdm__call_max_slice(const tdm_call *call, int size);
 /* Elements that segments are counted over: of kinds with slices, as if all were as long as the longest;
  * of all others, the call's. */
 size_t tdm__call_span(const tdm_call *call, int size);
@@ -355,7 +355,7 @@ struct tdm_request {
     size_t segment_count, next_segment, ended_segments;
     size_t segment_bytes; /* of data, of a segment */
     uint64_t age;         /* how many were started before it */
-    tdm__program programs[TDM__FLIGHT_MOST];
+    tdm__program programs[TDM__MAX_FLIGHT];
     bool owns_plan;             /* leaves and plan are its own, not the group's */
     tdm__leaves leaves;         /* of the reduction: who brings what, where there is one */
     tdm__tree_plan plan;        /* of the reduction over all ranks' parts, where there is one */
@@ -395,7 +395,7 @@ struct tdm_comm {
     bool polled;             /* somebody sleeps in the transport, */
     tdm_request *polled_for; /* and is to be woken when this request ends; NULL: no matter which */
     bool closing;
-    tdm__patience joining; /* of what waits while the world is opened */
+    tdm__cancellation joining; /* of what waits while the world is opened */
     bool has_thread;
     pthread_t thread; /* the progress thread */
     tdm_group *groups, *world;
@@ -499,7 +499,7 @@ void tdm__request_end(tdm_request *request, const tdm_error *error);
 void tdm__request_release(tdm_request *request); /* once it has ended */
 tdm_request *tdm__request_find(tdm_group *group, const tdm__head *head);
 /* The ranks of the world that a request waits for, at most `most`; returns their number. */
-int tdm__request_missing(tdm_request *request, int *out, int most);
+int tdm__request_missing(tdm_request *request, int *out, int max);
 
 /* transfer.c: messages. */
 void tdm__transfer_send(tdm__program *program, const tdm__instruction *instruction);
@@ -540,11 +540,11 @@ typedef struct tdm__comm_parts {
                        tdm_error *err);
     void *context; /* of make */
     tdm__host *host;
-    tdm__choices choices;   /* rank 0's; taken */
-    int *host_of;           /* by rank; taken, from malloc */
-    bool shares_memory;     /* as in tdm_comm */
-    bool no_threads;        /* there is one thread only: no progress thread, no control thread */
-    tdm__patience patience; /* until it is assembled */
+    tdm__choices choices; /* rank 0's; taken */
+    int *host_of;         /* by rank; taken, from malloc */
+    bool shares_memory;   /* as in tdm_comm */
+    bool no_threads;      /* there is one thread only: no progress thread, no control thread */
+    tdm__cancellation cancellation; /* until it is assembled */
 } tdm__comm_parts;
 tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_parts *parts,
                               tdm_comm **out, tdm_error *err);

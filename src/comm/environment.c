@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { STREAMS_MOST = 64 }; /* more connections of a pair cost descriptors, and win nothing */
+enum { MAX_STREAMS = 64 }; /* more connections of a pair cost descriptors, and win nothing */
 
 typedef struct launcher {
     const char *name;
@@ -41,23 +41,23 @@ static const char *variable(const char *name)
     return value && *value ? value : NULL;
 }
 
-static tdm_status read_number(const char *name, long least, long most, int *out, tdm_error *err)
+static tdm_status read_number(const char *name, long min, long max, int *out, tdm_error *err)
 {
     const char *text = variable(name);
     char *end = NULL;
     errno = 0;
     long value = text && isdigit((unsigned char)*text) ? strtol(text, &end, 10) : 0;
-    if (!end || *end != '\0' || errno != 0 || value < least || value > most)
+    if (!end || *end != '\0' || errno != 0 || value < min || value > max)
         return tdm_fail(err, TDM_ERR_INVALID, "%s is \"%.40s\": not a whole number from %ld to %ld",
-                        name, text ? text : "", least, most);
+                        name, text ? text : "", min, max);
     *out = (int)value;
     return TDM_OK;
 }
 
-static tdm_status read_local(const char *name, int most, int *out, tdm_error *err)
+static tdm_status read_local(const char *name, int max, int *out, tdm_error *err)
 {
     *out = -1;
-    return variable(name) ? read_number(name, 0, most, out, err) : TDM_OK;
+    return variable(name) ? read_number(name, 0, max, out, err) : TDM_OK;
 }
 
 /* How many tasks a node has by Slurm's "2(x3),1": two on each of the first three, one on the fourth. */
@@ -71,7 +71,7 @@ int tdm__slurm_tasks_of(const char *list, long node)
             if (*end++ != ')') return -1;
         }
         if (nodes < 1 || (*end != ',' && *end != '\0')) return -1;
-        if (node < nodes) return tasks >= 1 && tasks <= TDM_RANKS_MOST ? (int)tasks : -1;
+        if (node < nodes) return tasks >= 1 && tasks <= TDM_MAX_RANKS ? (int)tasks : -1;
         node -= nodes;
         at = *end == ',' ? end + 1 : end;
     }
@@ -85,7 +85,7 @@ static int slurm_local_size(const tdm_comm_place *place)
     const char *list = variable("SLURM_STEP_TASKS_PER_NODE");
     int node = 0;
     if (!list) list = variable("SLURM_TASKS_PER_NODE");
-    if (!list || read_number("SLURM_NODEID", 0, TDM_RANKS_MOST, &node, NULL) != TDM_OK) return -1;
+    if (!list || read_number("SLURM_NODEID", 0, TDM_MAX_RANKS, &node, NULL) != TDM_OK) return -1;
     int size = tdm__slurm_tasks_of(list, node);
     return size > place->size || size <= place->local_rank ? -1 : size;
 }
@@ -99,13 +99,13 @@ static tdm_status read_place(const launcher *row, tdm_comm_place *out, tdm_error
                         variable(row->rank) ? row->rank : size_name,
                         variable(row->rank) ? size_name : row->rank);
     tdm_comm_place place = {.launcher = row->name};
-    TDM_TRY(read_number(size_name, 1, TDM_RANKS_MOST, &place.size, err));
-    TDM_TRY(read_number(row->rank, 0, TDM_RANKS_MOST - 1, &place.rank, err));
+    TDM_TRY(read_number(size_name, 1, TDM_MAX_RANKS, &place.size, err));
+    TDM_TRY(read_number(row->rank, 0, TDM_MAX_RANKS - 1, &place.rank, err));
     if (place.rank >= place.size)
         return tdm_fail(err, TDM_ERR_INVALID, "%s is %d, but %s is %d: ranks count from 0",
                         row->rank, place.rank, size_name, place.size);
-    TDM_TRY(read_local(row->local_rank, TDM_RANKS_MOST - 1, &place.local_rank, err));
-    TDM_TRY(read_local(row->local_size, TDM_RANKS_MOST, &place.local_size, err));
+    TDM_TRY(read_local(row->local_rank, TDM_MAX_RANKS - 1, &place.local_rank, err));
+    TDM_TRY(read_local(row->local_size, TDM_MAX_RANKS, &place.local_size, err));
     if (place.local_size == 0 || place.local_size > place.size ||
         (place.local_size > 0 && place.local_rank >= place.local_size))
         return tdm_fail(err, TDM_ERR_INVALID,
@@ -133,9 +133,9 @@ tdm_status tdm_comm_environment(tdm_comm_place *out, tdm_error *err)
 static tdm_status resolve_seconds(const char *what, double *seconds, double otherwise,
                                   tdm_error *err)
 {
-    if (!(*seconds >= 0 && *seconds <= TDM__SECONDS_MOST))
+    if (!(*seconds >= 0 && *seconds <= TDM__MAX_SECONDS))
         return tdm_fail(err, TDM_ERR_INVALID, "%s is %g: wanted are seconds from 0 (%g s) to %g",
-                        what, *seconds, otherwise, TDM__SECONDS_MOST);
+                        what, *seconds, otherwise, TDM__MAX_SECONDS);
     if (*seconds == 0) *seconds = otherwise;
     return TDM_OK;
 }
@@ -147,10 +147,10 @@ static tdm_status read_seconds(const char *name, double *out, tdm_error *err)
     if (!text) return TDM_OK;
     char *end = NULL;
     double value = strtod(text, &end);
-    if (*end != '\0' || !(value > 0 && value <= TDM__SECONDS_MOST))
+    if (*end != '\0' || !(value > 0 && value <= TDM__MAX_SECONDS))
         return tdm_fail(err, TDM_ERR_INVALID,
                         "%s is \"%.40s\": not a number of seconds above 0 and up to %g", name, text,
-                        TDM__SECONDS_MOST);
+                        TDM__MAX_SECONDS);
     *out = value;
     return TDM_OK;
 }
@@ -171,11 +171,11 @@ bool tdm_security_parse(const char *text, tdm_security *out)
 
 static tdm_status resolve_security(tdm_comm_security *security, tdm_error *err)
 {
-    const char *wish = variable("TANDEM_SECURITY");
-    if (security->mode != TDM_SECURITY_AUTO || !wish) return TDM_OK;
-    if (tdm_security_parse(wish, &security->mode)) return TDM_OK;
+    const char *request = variable("TANDEM_SECURITY");
+    if (security->mode != TDM_SECURITY_AUTO || !request) return TDM_OK;
+    if (tdm_security_parse(request, &security->mode)) return TDM_OK;
     return tdm_fail(err, TDM_ERR_INVALID,
-                    "TANDEM_SECURITY is \"%.40s\": set it to auto, off, psk or tls", wish);
+                    "TANDEM_SECURITY is \"%.40s\": set it to auto, off, psk or tls", request);
 }
 
 tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options *out,
@@ -194,11 +194,11 @@ tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options 
         options.size = place.size;
         options.has_place = true;
     }
-    if (options.size < 1 || options.size > TDM_RANKS_MOST || options.rank < 0 ||
+    if (options.size < 1 || options.size > TDM_MAX_RANKS || options.rank < 0 ||
         options.rank >= options.size)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "rank %d of %d: a world has 1 to %d ranks, which count from 0",
-                        options.rank, options.size, TDM_RANKS_MOST);
+                        options.rank, options.size, TDM_MAX_RANKS);
     const struct {
         const char *name, **text;
     } texts[] = {{"TANDEM_TRANSPORT", &options.transport},
@@ -223,9 +223,9 @@ tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options 
         tdm_status status = tdm__dump_signal_read(dump, &options.dump_signal, err);
         if (status != TDM_OK) return tdm_error_context(err, status, "TANDEM_DUMP_SIGNAL");
     }
-    if (options.streams < 0 || options.streams > STREAMS_MOST)
+    if (options.streams < 0 || options.streams > MAX_STREAMS)
         return tdm_fail(err, TDM_ERR_INVALID, "streams is %d: wanted are 0 (which means 1) to %d",
-                        options.streams, STREAMS_MOST);
+                        options.streams, MAX_STREAMS);
     if (options.streams == 0) options.streams = 1;
     *out = options;
     return TDM_OK;
@@ -237,13 +237,12 @@ double tdm__silence_s(void)
     return read_seconds("TANDEM_SILENCE", &seconds, NULL) == TDM_OK ? seconds : 5;
 }
 
-bool tdm__silence_is_slowness(tdm_process_watch *watch, uint64_t pid, double silent_s,
-                              double least_s)
+bool tdm__silence_is_slowness(tdm_process_watch *watch, uint64_t pid, double silent_s, double min_s)
 {
-    enum { IDLE_TIMES = 6, MOST_TIMES = 24 };
-    if (silent_s > MOST_TIMES * least_s) return false;
+    enum { IDLE_TIMES = 6, MAX_TIMES = 24 };
+    if (silent_s > MAX_TIMES * min_s) return false;
     if (watch->process != (int64_t)pid) tdm_process_watch_init((int64_t)pid, watch);
-    return tdm_process_lives(watch, IDLE_TIMES * least_s);
+    return tdm_process_lives(watch, IDLE_TIMES * min_s);
 }
 
 /* ---- where to meet, when only the launcher is known ---------------------------------------------- */
@@ -340,7 +339,7 @@ bool tdm_comm_launch_name(const tdm_comm_place *place, char out[TDM_LAUNCH_NAME_
     return true;
 }
 
-tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__RENDEZVOUS_MOST],
+tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__MAX_RENDEZVOUS],
                                  tdm_error *err)
 {
     char identity[512];
@@ -349,7 +348,7 @@ tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__
     bool known = tdm_comm_environment(&place, NULL) == TDM_OK && place.size == options->size;
     if (known && on_one_host(&place) && strcmp(place.launcher, "tandem") != 0 &&
         launch_identity(identity, sizeof identity, &is_of_host)) {
-        snprintf(out, TDM__RENDEZVOUS_MOST, "unix:tandem-%s-%lu-%016llx", place.launcher,
+        snprintf(out, TDM__MAX_RENDEZVOUS, "unix:tandem-%s-%lu-%016llx", place.launcher,
                  (unsigned long)geteuid(), (unsigned long long)hash_of(identity));
         return TDM_OK;
     }
@@ -358,8 +357,7 @@ tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__
     char host[256];
     if (known && nodes && job && tdm__slurm_first_host(nodes, host, sizeof host) &&
         launch_identity(identity, sizeof identity, &is_of_host)) {
-        snprintf(out, TDM__RENDEZVOUS_MOST, "%s:%d", host,
-                 20000 + (int)(hash_of(identity) % 12000));
+        snprintf(out, TDM__MAX_RENDEZVOUS, "%s:%d", host, 20000 + (int)(hash_of(identity) % 12000));
         return TDM_OK;
     }
     return tdm_fail(err, TDM_ERR_INVALID,

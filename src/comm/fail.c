@@ -21,11 +21,11 @@
 #define CATCH_UP_S 10.      /* for a hub that has much to do to say what it knows, */
 #define CATCH_UP_EPOCH_S                                                                           \
     3. /* where the members go on without who is lost: they must tell that soon, */
-#define CATCH_UP_LEAST_S 1. /* and this also when the deadline of a call is near */
+#define MIN_CATCH_UP_S 1. /* and this also when the deadline of a call is near */
 enum {
-    NAMED_MOST = 8,  /* ranks that an error names */
-    EARLY_MOST = 64, /* groups that are not here, of which is remembered that they are broken */
-    ROUNDS_MOST = 16 /* of the transport, to clear away what came for a group that is broken */
+    MAX_NAMED = 8,  /* ranks that an error names */
+    MAX_EARLY = 64, /* groups that are not here, of which is remembered that they are broken */
+    MAX_ROUNDS = 16 /* of the transport, to clear away what came for a group that is broken */
 };
 
 /* ---- words ------------------------------------------------------------------------------------ */
@@ -66,7 +66,7 @@ const char *tdm__head_text(const tdm__head *head, char *out, size_t bytes)
 static void ranks_text(const int *ranks, int count, char *out, size_t bytes)
 {
     size_t at = (size_t)snprintf(out, bytes, count == 1 ? "rank" : "ranks");
-    int shown = count > NAMED_MOST ? NAMED_MOST : count;
+    int shown = count > MAX_NAMED ? MAX_NAMED : count;
     for (int i = 0; i < shown && at < bytes; i++)
         at += (size_t)snprintf(out + at, bytes - at, "%s %d",
                                i == 0 ? "" : (i == count - 1 ? " and" : ","), ranks[i]);
@@ -257,7 +257,7 @@ void tdm__early_keep(tdm_comm *comm, uint32_t group, tdm_status status, const ch
     *word = (tdm__tell){.next = comm->early, .group = group};
     tdm_fail(&word->error, status, "%s", text);
     comm->early = word;
-    forget_early(comm, EARLY_MOST);
+    forget_early(comm, MAX_EARLY);
     tdm__transfers_drop(comm, &group);
 }
 
@@ -271,7 +271,7 @@ static void group_broken(tdm_comm *comm, const tdm__news *news)
     if (!all && !tdm__comm_group(comm, news->group))
         tdm__early_keep(comm, news->group, news->status, news->text);
     /* Others wait for what they sent us to come back, and this rank may be computing for long. */
-    for (int i = 0; i < ROUNDS_MOST && !comm->no_threads; i++)
+    for (int i = 0; i < MAX_ROUNDS && !comm->no_threads; i++)
         if (comm->transport->ops->progress(comm->transport) == 0) break;
 }
 
@@ -336,7 +336,7 @@ static void catch_up(tdm_comm *comm, double now)
     double until_s = now + (comm->epoch > 0 ? CATCH_UP_EPOCH_S : CATCH_UP_S);
     for (const tdm_request *r = comm->pending; r; r = r->next)
         if (!r->ending && r->deadline_s < until_s) until_s = r->deadline_s;
-    if (until_s < now + CATCH_UP_LEAST_S) until_s = now + CATCH_UP_LEAST_S;
+    if (until_s < now + MIN_CATCH_UP_S) until_s = now + MIN_CATCH_UP_S;
     tdm__comm_unlock(comm);
     comm->control->ops->catch_up(comm->control, until_s);
     tdm__comm_lock(comm);
@@ -365,8 +365,8 @@ static void too_late(tdm_request *request, double now)
         too_suspect(request, now);
         return;
     }
-    int missing[NAMED_MOST * 4];
-    int count = tdm__request_missing(request, missing, NAMED_MOST * 4);
+    int missing[MAX_NAMED * 4];
+    int count = tdm__request_missing(request, missing, MAX_NAMED * 4);
     double waited_s = now - request->begin_s;
     bool left = false;
     for (int i = 0; i < count; i++) left = left || comm->peer_states[missing[i]] == TDM_PEER_LEFT;
@@ -378,7 +378,7 @@ static void too_late(tdm_request *request, double now)
     tdm__head head = request->head;
     tdm__comm_unlock(comm);
     if (count)
-        comm->control->ops->report(comm->control, missing, count > NAMED_MOST ? NAMED_MOST : count,
+        comm->control->ops->report(comm->control, missing, count > MAX_NAMED ? MAX_NAMED : count,
                                    report, sizeof report);
     tdm__comm_lock(comm);
     if (!is_still_late(comm, request, &head)) return;
@@ -392,10 +392,10 @@ static void too_late(tdm_request *request, double now)
 /* Messages are compared when they meet: there is nothing to tell before. */
 static void notices(tdm_request *request, double now)
 {
-    int missing[NAMED_MOST];
+    int missing[MAX_NAMED];
     int count = request->head.kind >= TDM_CALL_SEND
                     ? 0
-                    : tdm__request_missing(request, missing, NAMED_MOST);
+                    : tdm__request_missing(request, missing, MAX_NAMED);
     for (int i = 0; i < count; i++)
         if (request->group->comm->peer_states[missing[i]] == TDM_PEER_WELL)
             tdm__transfer_notice(request, missing[i]);
@@ -407,8 +407,8 @@ static void notices(tdm_request *request, double now)
 static bool misses_the_left(tdm_request *request, double now)
 {
     if (request->left_s == 0 || now < request->left_s) return false;
-    int missing[NAMED_MOST * 4];
-    int count = tdm__request_missing(request, missing, NAMED_MOST * 4);
+    int missing[MAX_NAMED * 4];
+    int count = tdm__request_missing(request, missing, MAX_NAMED * 4);
     for (int i = 0; i < count; i++)
         if (request->group->comm->peer_states[missing[i]] == TDM_PEER_LEFT) return true;
     request->left_s = now + TDM__LEFT_GRACE_S;
@@ -420,7 +420,7 @@ static void stop_joining(tdm_comm *comm)
 {
     tdm_error why = {0};
     comm->joining.is_over = NULL;
-    if (!comm->control->ops->hopeless || !comm->control->ops->hopeless(comm->control, &why))
+    if (!comm->control->ops->has_failed || !comm->control->ops->has_failed(comm->control, &why))
         tdm_fail(&why, TDM_ERR_PEER_FAILED,
                  "rank %d no longer waits for the others: its epoch, %u, is over", comm->rank,
                  comm->epoch);
@@ -455,9 +455,9 @@ static double due_s(const tdm_request *request)
 
 double tdm__engine_timers(tdm_comm *comm)
 {
-    if (tdm__patience_over(&comm->joining)) stop_joining(comm);
+    if (tdm__cancellation_is_due(&comm->joining)) stop_joining(comm);
     double now = tdm__comm_now(comm);
-    double next = now + tdm__patience_slice(&comm->joining, 3600);
+    double next = now + tdm__cancellation_slice(&comm->joining, 3600);
     if (losses_are_due(comm, now, &next)) return now;
     for (tdm_request *r = comm->pending; r; r = r->next) {
         if (r->ending) {

@@ -24,8 +24,8 @@
 
 #define SEGMENT_MAGIC 0x74646d686f737431u
 #define GIGABYTE (1ull << 30)
-#define LEAST_BYTES (64ull << 20)
-#define MOST_BYTES (4ull << 40) /* pages have 31 bits in the table of blocks */
+#define MIN_BYTES (64ull << 20)
+#define MAX_BYTES (4ull << 40) /* pages have 31 bits in the table of blocks */
 
 enum {
     SPINS = 2000,
@@ -44,7 +44,7 @@ static tdm__host_layout layout_of(uint64_t count, uint64_t bytes)
     at.cells = tdm__host_round(sizeof(tdm__segment), TDM__HOST_PAGE);
     at.slots = tdm__host_round(at.cells + count * sizeof(tdm__host_cell), TDM__HOST_PAGE);
     at.records = tdm__host_round(at.slots + count * count * sizeof(uint64_t), TDM__HOST_PAGE);
-    at.small = tdm__host_round(at.records + TDM__HOST_BLOCKS_MOST * sizeof(uint64_t),
+    at.small = tdm__host_round(at.records + TDM__MAX_HOST_BLOCKS * sizeof(uint64_t),
                                TDM__HOST_PAGE);
     at.end = bytes;
     at.large = tdm__host_round(at.small + (bytes - at.small) / 4, HUGE_PAGE);
@@ -67,8 +67,8 @@ static void want_huge_pages(const tdm__host *host)
 
 tdm_status tdm__host_map(tdm__host *host, uint64_t bytes, tdm_error *err)
 {
-    tdm__host_layout at = layout_of((uint64_t)host->count, LEAST_BYTES);
-    if (bytes > SIZE_MAX / 2 || bytes < at.small + LEAST_BYTES / 2)
+    tdm__host_layout at = layout_of((uint64_t)host->count, MIN_BYTES);
+    if (bytes > SIZE_MAX / 2 || bytes < at.small + MIN_BYTES / 2)
         return tdm_fail(err, TDM_ERR_RANGE, "a shared segment of %llu bytes",
                         (unsigned long long)bytes);
     void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
@@ -97,10 +97,10 @@ static uint64_t wanted_bytes(void)
     uint64_t memory = info.total_bytes;
     if (info.limit_bytes && info.limit_bytes < memory) memory = info.limit_bytes;
     uint64_t bytes = tdm__host_round(memory * MEMORIES + 1, GIGABYTE);
-    if (bytes > MOST_BYTES) bytes = MOST_BYTES;
+    if (bytes > MAX_BYTES) bytes = MAX_BYTES;
     struct rlimit files;
     if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY)
-        while (bytes > files.rlim_cur && bytes > LEAST_BYTES) bytes /= 2;
+        while (bytes > files.rlim_cur && bytes > MIN_BYTES) bytes /= 2;
     return bytes;
 }
 
@@ -136,7 +136,7 @@ static tdm_status make_segment(tdm__host *host, tdm_error *err)
             status = tdm_fail(err, TDM_ERR_NO_MEMORY, "shared memory of %llu MB: %s",
                               (unsigned long long)(bytes >> 20), strerror(errno));
         if (status == TDM_OK) break;
-        if (bytes / 2 < LEAST_BYTES)
+        if (bytes / 2 < MIN_BYTES)
             return tdm_error_context(err, status, "this host's shared memory, at its least size");
     }
     if (fcntl(host->memory_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
@@ -186,24 +186,24 @@ tdm_status tdm__host_enter(tdm__host *host, tdm_error *err)
 static uint32_t spins_of(const tdm__host *host)
 {
     uint64_t mask[TDM__HOST_MASK_WORDS] = {0};
-    int least_quota = INT32_MAX;
+    int min_quota = INT32_MAX;
     for (int i = 0; i < host->count; i++) {
         const tdm__host_cell *cell = &host->cells[i];
         if (!atomic_load_explicit(&cell->ready, memory_order_acquire)) return 0;
         for (int w = 0; w < TDM__HOST_MASK_WORDS; w++) mask[w] |= cell->mask[w];
-        if (cell->quota && (int)cell->quota < least_quota) least_quota = (int)cell->quota;
+        if (cell->quota && (int)cell->quota < min_quota) min_quota = (int)cell->quota;
     }
     int processors = 0;
     for (int w = 0; w < TDM__HOST_MASK_WORDS; w++) processors += __builtin_popcountll(mask[w]);
-    if (processors > least_quota) processors = least_quota;
+    if (processors > min_quota) processors = min_quota;
     return host->count > processors ? 0 : SPINS;
 }
 
 static tdm_status check_options(const tdm__host_options *options, int *out_index, tdm_error *err)
 {
-    if (options->count < 1 || options->count > TDM__HOST_RANKS_MOST)
+    if (options->count < 1 || options->count > TDM__MAX_HOST_RANKS)
         return tdm_fail(err, TDM_ERR_RANGE, "%d ranks on one host; it can be 1 to %d",
-                        options->count, TDM__HOST_RANKS_MOST);
+                        options->count, TDM__MAX_HOST_RANKS);
     int index = -1;
     for (int i = 0; i < options->count; i++) {
         if (i > 0 && options->ranks[i] <= options->ranks[i - 1])
@@ -235,7 +235,7 @@ tdm_status tdm__host_create(const tdm__host_options *options, tdm__host **out, u
                         .ranks = ranks,
                         .world = options->world,
                         .with_fds = options->with_fds,
-                        .patience = options->patience,
+                        .cancellation = options->cancellation,
                         .memory_fd = -1,
                         .listen_fd = -1,
                         .bell_fd = -1,
@@ -266,7 +266,7 @@ tdm_status tdm__host_connect(tdm__host *host, const uint8_t *const *addresses,
         TDM_TRY(tdm__host_ask(host, addresses[0], address_bytes[0], err));
     }
     host->spins = spins_of(host);
-    host->patience = (tdm__patience){0};
+    host->cancellation = (tdm__cancellation){0};
     return TDM_OK;
 }
 

@@ -19,7 +19,7 @@
 #ifndef TANDEM_COMM_HOST_H
 #define TANDEM_COMM_HOST_H
 
-#include "comm/patience.h"
+#include "comm/cancellation.h"
 
 #include <tandem/comm.h>
 
@@ -30,8 +30,8 @@ typedef struct tdm__host_options {
     const int *ranks; /* of this host, ascending; includes rank */
     int count;
     uint32_t world;
-    bool with_fds;          /* waits must also end by file descriptors */
-    tdm__patience patience; /* of tdm__host_connect */
+    bool with_fds;                  /* waits must also end by file descriptors */
+    tdm__cancellation cancellation; /* of tdm__host_connect */
 } tdm__host_options;
 
 /* Two halves, like a transport: the first makes the segment (lowest rank) or a socket, the second,

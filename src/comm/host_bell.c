@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { FLAGS = TDM__BELL_ONE - 1, FDS_MOST = 16, DRAIN_MOST = 64 };
+enum { FLAGS = TDM__BELL_ONE - 1, MAX_FDS = 16, MAX_DRAIN = 64 };
 
 static long futex(_Atomic uint32_t *word, int op, uint32_t value, const struct timespec *until)
 {
@@ -58,7 +58,7 @@ tdm_status tdm__host_open_bell(tdm__host *host, tdm_error *err)
 static void send_datagram(tdm__host *host, const tdm__host_cell *cell)
 {
     uint32_t bytes = atomic_load_explicit(&cell->name_bytes, memory_order_acquire);
-    if (bytes == 0 || bytes > TDM__HOST_NAME_MOST) return;
+    if (bytes == 0 || bytes > TDM__MAX_HOST_NAME) return;
     struct sockaddr_un to = {.sun_family = AF_UNIX};
     memcpy(to.sun_path + 1, cell->name, bytes);
     int saved = errno;
@@ -126,7 +126,7 @@ static void wait_futex(tdm__host *host, uint32_t bell, double until_s)
 static void drain(int fd)
 {
     char byte;
-    for (int i = 0; i < DRAIN_MOST; i++)
+    for (int i = 0; i < MAX_DRAIN; i++)
         if (recv(fd, &byte, sizeof byte, MSG_DONTWAIT) < 0) return;
 }
 
@@ -140,7 +140,7 @@ int tdm__host_arm(tdm__host *host, uint32_t bell)
 
 static void wait_poll(tdm__host *host, uint32_t bell, double until_s, const int *fds, int fd_count)
 {
-    struct pollfd polls[FDS_MOST + 1] = {{.fd = host->bell_fd, .events = POLLIN}};
+    struct pollfd polls[MAX_FDS + 1] = {{.fd = host->bell_fd, .events = POLLIN}};
     for (int i = 0; i < fd_count; i++)
         polls[i + 1] = (struct pollfd){.fd = fds[i], .events = POLLIN};
     uint32_t word;
@@ -158,11 +158,11 @@ static void wait_poll(tdm__host *host, uint32_t bell, double until_s, const int 
 
 void tdm__host_wait(tdm__host *host, uint32_t bell, double timeout_s, const int *fds, int fd_count)
 {
-    const double most_s = 3600;
+    const double max_s = 3600;
     if (!(timeout_s > 0)) return;
-    if (timeout_s > most_s) timeout_s = most_s;
+    if (timeout_s > max_s) timeout_s = max_s;
     double until_s = tdm_clock_s() + timeout_s;
-    if (fd_count > FDS_MOST) fd_count = FDS_MOST;
+    if (fd_count > MAX_FDS) fd_count = MAX_FDS;
     if (fd_count > 0 && tdm__host_open_bell(host, NULL) == TDM_OK)
         wait_poll(host, bell, until_s, fds, fd_count);
     else

@@ -25,7 +25,7 @@
 #define LARGE_BYTES (4ull << 20) /* from here on a block is large */
 #define ASK_BYTES (16ull << 20)  /* from here on we ask the system whether it has that much */
 #define LEAVING (1ull << 63)     /* in a record: its pages are just being given back */
-#define PAGES_MOST (1ull << 31)
+#define MAX_PAGES (1ull << 31)
 
 enum { LOCK_S = 10, LOCK_NAP_NS = 20000, HUGE_PAGES = 512 };
 
@@ -125,14 +125,14 @@ static tdm_status record_block(tdm__host *host, uint64_t pages, bool large, uint
                                tdm_error *err)
 {
     uint32_t high = atomic_load_explicit(&host->segment->record_high, memory_order_relaxed);
-    if (high > TDM__HOST_BLOCKS_MOST) high = TDM__HOST_BLOCKS_MOST;
+    if (high > TDM__MAX_HOST_BLOCKS) high = TDM__MAX_HOST_BLOCKS;
     uint32_t place = 0;
     while (place < high && atomic_load_explicit(&host->records[place], memory_order_relaxed))
         place++;
-    if (place == TDM__HOST_BLOCKS_MOST)
+    if (place == TDM__MAX_HOST_BLOCKS)
         return tdm_fail(err, TDM_ERR_NO_MEMORY,
                         "this host's shared memory has %d blocks already, which is all it can",
-                        TDM__HOST_BLOCKS_MOST);
+                        TDM__MAX_HOST_BLOCKS);
     uint64_t first = choose_pages(host, high, pages, large);
     if (first == UINT64_MAX)
         return tdm_fail(err, TDM_ERR_NO_MEMORY,
@@ -151,7 +151,7 @@ tdm_status tdm__host_alloc(tdm__host *host, size_t bytes, uint64_t *out_offset, 
 {
     uint64_t pages = bytes / TDM__HOST_PAGE + (bytes % TDM__HOST_PAGE != 0);
     if (pages == 0) pages = 1;
-    if (pages >= PAGES_MOST || pages * TDM__HOST_PAGE > host->at.end)
+    if (pages >= MAX_PAGES || pages * TDM__HOST_PAGE > host->at.end)
         return tdm_fail(err, TDM_ERR_NO_MEMORY,
                         "%zu bytes of shared memory; this host's has %llu MB of address space",
                         bytes, (unsigned long long)(host->at.end >> 20));
@@ -172,7 +172,7 @@ tdm_status tdm__host_alloc(tdm__host *host, size_t bytes, uint64_t *out_offset, 
 void tdm__host_free(tdm__host *host, uint64_t offset)
 {
     uint32_t high = atomic_load_explicit(&host->segment->record_high, memory_order_relaxed);
-    for (uint32_t i = 0; i < high && i < TDM__HOST_BLOCKS_MOST; i++) {
+    for (uint32_t i = 0; i < high && i < TDM__MAX_HOST_BLOCKS; i++) {
         uint64_t record = atomic_load_explicit(&host->records[i], memory_order_acquire);
         if (!record || record & LEAVING || record_first(record) * TDM__HOST_PAGE != offset)
             continue;
@@ -205,6 +205,6 @@ uint64_t tdm__host_offset(const tdm__host *host, const void *memory, size_t byte
 bool tdm__host_is_taken(const tdm__host *host, uint64_t offset)
 {
     uint32_t high = atomic_load_explicit(&host->segment->record_high, memory_order_relaxed);
-    if (high > TDM__HOST_BLOCKS_MOST) high = TDM__HOST_BLOCKS_MOST;
+    if (high > TDM__MAX_HOST_BLOCKS) high = TDM__MAX_HOST_BLOCKS;
     return offset < host->at.end && !is_free(host, high, offset / TDM__HOST_PAGE, 1);
 }

@@ -16,11 +16,11 @@
 #include <stdatomic.h>
 
 enum {
-    TDM__HOST_RANKS_MOST = 4096, /* of one host */
-    TDM__HOST_BLOCKS_MOST = 65536,
+    TDM__MAX_HOST_RANKS = 4096, /* of one host */
+    TDM__MAX_HOST_BLOCKS = 65536,
     TDM__HOST_PAGE = 4096,
     TDM__HOST_MASK_WORDS = 16, /* processors 0 to 1,023 */
-    TDM__HOST_NAME_MOST = 48   /* of an abstract socket */
+    TDM__MAX_HOST_NAME = 48    /* of an abstract socket */
 };
 
 /*
@@ -42,7 +42,7 @@ typedef struct tdm__host_cell {
     uint32_t quota;                      /* processors that its control groups grant; 0: no limit */
     uint64_t mask[TDM__HOST_MASK_WORDS]; /* processors it may run on */
     _Atomic uint32_t name_bytes;         /* of its bell's socket; 0: it has none yet */
-    char name[TDM__HOST_NAME_MOST];
+    char name[TDM__MAX_HOST_NAME];
 } tdm__host_cell;
 
 typedef struct tdm__segment {
@@ -64,9 +64,9 @@ struct tdm__host {
     int *ranks;
     uint32_t world;
     bool with_fds;
-    tdm__patience patience;                     /* while the memory is handed out */
+    tdm__cancellation cancellation;             /* while the memory is handed out */
     int memory_fd, listen_fd, bell_fd, ring_fd; /* -1: none */
-    char listen_name[TDM__HOST_NAME_MOST];
+    char listen_name[TDM__MAX_HOST_NAME];
     uint32_t spins;
     tdm__host_layout at;
     uint8_t *base; /* of the mapping; NULL: not yet */
@@ -89,7 +89,7 @@ tdm_status tdm__host_listen(tdm__host *host, tdm_error *err);
 tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err);
 tdm_status tdm__host_ask(tdm__host *host, const uint8_t *name, size_t name_bytes, tdm_error *err);
 /* A name for an abstract socket that nobody else has; returns its length. */
-size_t tdm__host_draw_name(const char *what, char name[TDM__HOST_NAME_MOST]);
+size_t tdm__host_draw_name(const char *what, char name[TDM__MAX_HOST_NAME]);
 
 /* host_bell.c */
 tdm_status tdm__host_open_bell(tdm__host *host, tdm_error *err);

@@ -32,7 +32,7 @@
 #define JOIN_S 20.0 /* for all ranks to come, and for an answer */
 #define HELLO_S 3.0 /* for a stranger to say what it wants */
 
-enum { STRANGERS_MOST = 16, RETRY_NS = 1000000 };
+enum { MAX_STRANGERS = 16, RETRY_NS = 1000000 };
 
 /* All four are of one kind, because one machine reads and writes them: magic, world, and two words. */
 typedef struct note {
@@ -44,17 +44,17 @@ typedef struct note {
 
 typedef enum note_step { STEP_HELLO = 1, STEP_MEMORY, STEP_READY, STEP_GO } note_step;
 
-size_t tdm__host_draw_name(const char *what, char name[TDM__HOST_NAME_MOST])
+size_t tdm__host_draw_name(const char *what, char name[TDM__MAX_HOST_NAME])
 {
     uint64_t drawn[2] = {0};
     if (tdm_os_random(drawn, sizeof drawn, NULL) != TDM_OK) {
         drawn[0] = tdm_clock_ns();
         drawn[1] = (uint64_t)getpid();
     }
-    int length = snprintf(name, TDM__HOST_NAME_MOST, "tandem-%s-%08llx%08llx", what,
+    int length = snprintf(name, TDM__MAX_HOST_NAME, "tandem-%s-%08llx%08llx", what,
                           (unsigned long long)drawn[0] & 0xffffffffu,
                           (unsigned long long)drawn[1] & 0xffffffffu);
-    return length > 0 && length < TDM__HOST_NAME_MOST ? (size_t)length : 0;
+    return length > 0 && length < TDM__MAX_HOST_NAME ? (size_t)length : 0;
 }
 
 static socklen_t address_of(const char *name, size_t bytes, struct sockaddr_un *out)
@@ -72,7 +72,7 @@ tdm_status tdm__host_listen(tdm__host *host, tdm_error *err)
     host->listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (host->listen_fd < 0 ||
         bind(host->listen_fd, (const struct sockaddr *)&address, length) != 0 ||
-        listen(host->listen_fd, host->count + STRANGERS_MOST) != 0)
+        listen(host->listen_fd, host->count + MAX_STRANGERS) != 0)
         return tdm_fail(err, TDM_ERR_SYSTEM,
                         "making a socket on which this host's ranks find their shared memory: %s",
                         strerror(errno));
@@ -224,7 +224,7 @@ static void serve_once(party *p, double until_s)
     }
     int listen_fd = guests < p->capacity ? p->host->listen_fd : -1;
     p->polls[0] = (struct pollfd){.fd = listen_fd, .events = POLLIN};
-    double left_s = tdm__patience_slice(&p->host->patience, until_s - tdm_clock_s());
+    double left_s = tdm__cancellation_slice(&p->host->cancellation, until_s - tdm_clock_s());
     int left_ms = left_s <= 0 ? 0 : left_s > 0.1 ? 100 : (int)(left_s * 1000) + 1;
     if (poll(p->polls, (nfds_t)p->capacity + 1, left_ms) <= 0) return;
     for (int i = 0; i < p->capacity; i++)
@@ -261,7 +261,7 @@ static tdm_status say_who_is_missing(const party *p, tdm_error *err)
 
 tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err)
 {
-    int capacity = host->count - 1 + STRANGERS_MOST;
+    int capacity = host->count - 1 + MAX_STRANGERS;
     party p = {.host = host,
                .guests = calloc((size_t)capacity, sizeof(guest)),
                .polls = calloc((size_t)capacity + 1, sizeof(struct pollfd)),
@@ -278,7 +278,8 @@ tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err)
     while (p.ready_count < host->count - 1 && p.failed_place < 0 && !p.given_up &&
            tdm_clock_s() < until_s) {
         serve_once(&p, until_s);
-        p.given_up = p.ready_count < host->count - 1 && tdm__patience_over(&host->patience);
+        p.given_up = p.ready_count < host->count - 1 &&
+                     tdm__cancellation_is_due(&host->cancellation);
     }
     bool bad = p.ready_count < host->count - 1 || p.failed_place >= 0;
     if (bad) status = say_who_is_missing(&p, err);
@@ -303,7 +304,7 @@ static tdm_status reach(tdm__host *host, const uint8_t *name, size_t name_bytes,
                         tdm_error *err)
 {
     struct sockaddr_un address;
-    if (name_bytes == 0 || name_bytes >= TDM__HOST_NAME_MOST)
+    if (name_bytes == 0 || name_bytes >= TDM__MAX_HOST_NAME)
         return tdm_fail(err, TDM_ERR_FORMAT, "rank %d gave no address for its shared memory",
                         host->ranks[0]);
     socklen_t length = address_of((const char *)name, name_bytes, &address);
@@ -314,7 +315,7 @@ static tdm_status reach(tdm__host *host, const uint8_t *name, size_t name_bytes,
     double until_s = tdm_clock_s() + JOIN_S;
     while (connect(fd, (const struct sockaddr *)&address, length) != 0) {
         bool busy = errno == EAGAIN || errno == EINTR;
-        if (busy && tdm_clock_s() < until_s && !tdm__patience_over(&host->patience)) {
+        if (busy && tdm_clock_s() < until_s && !tdm__cancellation_is_due(&host->cancellation)) {
             nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
             continue;
         }
@@ -359,9 +360,9 @@ static tdm_status hear_host(tdm__host *host, int fd, note_step step, note *out, 
             return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
                             "rank %d did not answer about this host's shared memory within %.0f s",
                             host->ranks[0], JOIN_S);
-        if (tdm__patience_over(&host->patience)) return given_up(host, err);
+        if (tdm__cancellation_is_due(&host->cancellation)) return given_up(host, err);
         struct pollfd poller = {.fd = fd, .events = POLLIN};
-        left_s = tdm__patience_slice(&host->patience, left_s);
+        left_s = tdm__cancellation_slice(&host->cancellation, left_s);
         if (poll(&poller, 1, (int)(left_s * 1000) + 1) <= 0) continue;
         union {
             struct cmsghdr align;

@@ -3,7 +3,7 @@
  *
  * The tree of a reduction stands over lanes, whose number is a power of two; a rank holds a run of
  * them and brings the sums of the largest whole sub-trees in it. A run in a tree of 2^k lanes falls
- * into at most 2k - 2 such sub-trees, which is why there are at most 2^32 lanes: TDM_LANE_PARTS_MOST
+ * into at most 2k - 2 such sub-trees, which is why there are at most 2^32 lanes: TDM_MAX_LANE_PARTS
  * is enough for any run. All here is a pure function of lanes and size, so all ranks come to the same
  * leaves without a word.
  */
@@ -11,15 +11,14 @@
 
 #include <stdlib.h>
 
-#define LANES_MOST ((int64_t)1 << 32)
+#define MAX_LANES ((int64_t)1 << 32)
 
 tdm_extent tdm_group_slice(size_t count, int size, int rank)
 {
-    size_t least = count / (size_t)size;
+    size_t min = count / (size_t)size;
     size_t longer = count % (size_t)size; /* the first so many slices have one element more */
     size_t r = (size_t)rank;
-    return (tdm_extent){.first = r * least + (r < longer ? r : longer),
-                        .count = least + (r < longer)};
+    return (tdm_extent){.first = r * min + (r < longer ? r : longer), .count = min + (r < longer)};
 }
 
 bool tdm__kind_has_cuts(tdm_call_kind kind)
@@ -49,20 +48,20 @@ tdm_extent tdm__call_slice(const tdm_call *call, int size, int rank)
                         .count = call->cuts[rank + 1] - call->cuts[rank]};
 }
 
-size_t tdm__call_slice_most(const tdm_call *call, int size)
+size_t tdm__call_max_slice(const tdm_call *call, int size)
 {
     if (!call->cuts || !tdm__kind_has_cuts(call->kind))
         return tdm_group_slice(call->count, size, 0).count;
-    size_t most = 0;
+    size_t max = 0;
     for (int i = 0; i < size; i++)
-        if (call->cuts[i + 1] - call->cuts[i] > most) most = call->cuts[i + 1] - call->cuts[i];
-    return most;
+        if (call->cuts[i + 1] - call->cuts[i] > max) max = call->cuts[i + 1] - call->cuts[i];
+    return max;
 }
 
 size_t tdm__call_span(const tdm_call *call, int size)
 {
     bool sliced = tdm__kind_has_cuts(call->kind) || call->kind == TDM_CALL_ALL_TO_ALL;
-    return sliced ? tdm__call_slice_most(call, size) * (size_t)size : call->count;
+    return sliced ? tdm__call_max_slice(call, size) * (size_t)size : call->count;
 }
 
 static bool all_absent(const tdm_lanes *lanes, int64_t first, int64_t last)
@@ -76,7 +75,7 @@ static bool all_absent(const tdm_lanes *lanes, int64_t first, int64_t last)
 int tdm_lane_nodes(const tdm_lanes *lanes, int64_t first, int64_t last, int64_t *out)
 {
     int count = 0;
-    while (first < last && count < TDM_LANE_PARTS_MOST) {
+    while (first < last && count < TDM_MAX_LANE_PARTS) {
         /* The largest sub-tree that begins here: by the lowest bit of `first`, and not past `last`. */
         int64_t width = first ? first & -first : lanes->lane_count;
         while (width > last - first) width /= 2;
@@ -93,9 +92,9 @@ tdm_status tdm__lanes_check(const tdm_lanes *lanes, int size, tdm_error *err)
     if (count < 1 || (count & (count - 1)) != 0)
         return tdm_fail(err, TDM_ERR_INVALID, "lanes: their number is %lld, not a power of two",
                         (long long)count);
-    if (count > LANES_MOST)
+    if (count > MAX_LANES)
         return tdm_fail(err, TDM_ERR_RANGE, "lanes: there are %lld; at most %lld are possible",
-                        (long long)count, (long long)LANES_MOST);
+                        (long long)count, (long long)MAX_LANES);
     if (!lanes->first) return tdm_fail(err, TDM_ERR_INVALID, "lanes: there is no list `first`");
     if (lanes->first[0] != 0 || lanes->first[size] != count)
         return tdm_fail(
@@ -143,7 +142,7 @@ static int list_leaves(const tdm_lanes *lanes, int size, int64_t *nodes, int *fi
 {
     int count = 0;
     for (int i = 0; i < size; i++) {
-        int64_t own[TDM_LANE_PARTS_MOST];
+        int64_t own[TDM_MAX_LANE_PARTS];
         int own_count = tdm_lane_nodes(lanes, lanes->first[i], lanes->first[i + 1], own);
         if (first) first[i] = count;
         for (int j = 0; nodes && j < own_count; j++) nodes[count + j] = own[j];

@@ -10,7 +10,7 @@
 
 #include "comm/transport.h"
 
-enum { TDM__WAITING_MOST = 1 << 16 }; /* messages that may wait: more are a defect of a peer */
+enum { TDM__MAX_WAITING = 1 << 16 }; /* messages that may wait: more are a defect of a peer */
 
 typedef struct tdm__match {
     struct tdm__match *next; /* in its chain, or in the list of free ones */

@@ -25,7 +25,7 @@ typedef struct greeting {
     uint32_t address_bytes;
     char transport[16];
     char text[400];
-    uint8_t address[TDM__ADDRESS_MOST];
+    uint8_t address[TDM__MAX_ADDRESS];
 } greeting;
 
 typedef struct opening {
@@ -34,9 +34,9 @@ typedef struct opening {
     tdm__host *host;
     int *host_of;
     int local_count;
-    const char *near, *far; /* transports: NULL where there is none */
-    char name[16];          /* of both */
-    tdm__patience patience; /* of all waits: the caller's, and the control's */
+    const char *near, *far;         /* transports: NULL where there is none */
+    char name[16];                  /* of both */
+    tdm__cancellation cancellation; /* of all waits: the caller's, and the control's */
 } opening;
 
 /* ---- which transport -------------------------------------------------------------------------- */
@@ -54,26 +54,26 @@ static void choose_auto(opening *o)
 
 static tdm_status choose_transport(opening *o, tdm_error *err)
 {
-    const char *wish = o->options->transport;
+    const char *request = o->options->transport;
     bool one_host = true;
     for (int i = 0; i < o->control->size; i++)
         one_host = one_host && o->host_of[i] == o->host_of[0];
-    if (!wish || strcmp(wish, "auto") == 0) {
+    if (!request || strcmp(request, "auto") == 0) {
         choose_auto(o);
-    } else if (strcmp(wish, "shm") == 0) {
+    } else if (strcmp(request, "shm") == 0) {
         o->near = "shm";
         if (!one_host)
             return tdm_fail(err, TDM_ERR_INVALID,
                             "the transport is set to shm, but the ranks run on several hosts; set "
                             "it to auto (shared memory within hosts, TCP between them)");
-    } else if (strncmp(wish, "shm+", 4) == 0) {
+    } else if (strncmp(request, "shm+", 4) == 0) {
         const tdm__transport_ops *ops;
-        TDM_TRY(tdm__transport_find(wish + 4, &ops, err));
+        TDM_TRY(tdm__transport_find(request + 4, &ops, err));
         o->near = "shm";
-        o->far = one_host ? NULL : wish + 4;
+        o->far = one_host ? NULL : request + 4;
     } else {
         const tdm__transport_ops *ops;
-        TDM_TRY(tdm__transport_find(wish, &ops, err));
+        TDM_TRY(tdm__transport_find(request, &ops, err));
         o->far = ops->name;
     }
     snprintf(o->name, sizeof o->name, "%s%s%s", o->near ? o->near : "",
@@ -105,8 +105,8 @@ static tdm_status check_greeting(int rank, const uint8_t *bytes, size_t count,
                                  const char *transport, tdm_error *err)
 {
     const greeting *g = (const greeting *)bytes;
-    size_t least = offsetof(greeting, address);
-    if (count < least || g->address_bytes > TDM__ADDRESS_MOST || count < least + g->address_bytes)
+    size_t min = offsetof(greeting, address);
+    if (count < min || g->address_bytes > TDM__MAX_ADDRESS || count < min + g->address_bytes)
         return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank %d sent a greeting of %zu bytes", rank,
                         count);
     if (g->status != TDM_OK)
@@ -165,7 +165,7 @@ static tdm_status open_host(opening *o, int *ranks, tdm_error *err)
                                      .count = o->local_count,
                                      .world = o->control->world,
                                      .with_fds = o->far != NULL,
-                                     .patience = o->patience};
+                                     .cancellation = o->cancellation};
         size_t bytes = 0;
         tdm_error error;
         if (tdm__host_create(&options, &o->host, mine.address, &bytes, &error) != TDM_OK)
@@ -260,7 +260,7 @@ static tdm_status make_transport(void *context, const tdm__transport_events *eve
                                       .streams = o->options->streams,
                                       .spins = has_processors(o),
                                       .events = *events,
-                                      .patience = o->patience};
+                                      .cancellation = o->cancellation};
     memcpy(options.key, o->control->key, sizeof options.key);
     tdm__transport *far = NULL, *near = NULL;
     if (o->control->size == 1) return tdm__alone_create(out, err);
@@ -313,7 +313,7 @@ static tdm_status share_choices(const opening *o, tdm__choices *out, tdm_error *
 static bool is_over(void *user)
 {
     const opening *o = user;
-    return o->control->ops->hopeless(o->control, NULL) ||
+    return o->control->ops->has_failed(o->control, NULL) ||
            (o->options->should_give_up && o->options->should_give_up(o->options->user));
 }
 
@@ -377,7 +377,7 @@ tdm_status tdm_comm_open(const tdm_comm_options *given, tdm_comm **out, tdm_erro
     TDM_TRY(tdm__options_resolve(given ? given : &none, &options, err));
     TDM_TRY(keep_texts(&options, &texts, err));
     opening o = {.options = &options};
-    o.patience = (tdm__patience){is_over, &o};
+    o.cancellation = (tdm__cancellation){is_over, &o};
     tdm__choices choices = {0};
     tdm_status status = tdm__control_open(&options, &o.control, err);
     if (status == TDM_OK) {
@@ -399,14 +399,14 @@ tdm_status tdm_comm_open(const tdm_comm_options *given, tdm_comm **out, tdm_erro
                                  .host_of = o.host_of,
                                  .shares_memory = o.near != NULL,
                                  .choices = choices,
-                                 .patience = o.patience};
+                                 .cancellation = o.cancellation};
         status = tdm__comm_assemble(&options, &parts, out, err);
     }
     if (status != TDM_OK) {
         tdm_arena_destroy(texts);
         return status;
     }
-    o.control->patience = (tdm__patience){0};
+    o.control->cancellation = (tdm__cancellation){0};
     (*out)->options.should_give_up = NULL; /* it is asked no longer */
     (*out)->options.on_listen = NULL;
     (*out)->texts = texts;

@@ -189,10 +189,10 @@ void tdm__record(tdm__recorder *recorder, tdm_trace_event event)
 /* ---- words ------------------------------------------------------------------------------------- */
 
 /* The number of the oldest event to look at, and in *head that after the newest. */
-static uint64_t oldest(const tdm__recorder *r, size_t most, uint64_t *head)
+static uint64_t oldest(const tdm__recorder *r, size_t max, uint64_t *head)
 {
     *head = atomic_load_explicit(&r->ring->header.head, memory_order_acquire);
-    return *head > most ? *head - most : 0;
+    return *head > max ? *head - max : 0;
 }
 
 static void add_ago(tdm_str *out, uint64_t now, uint64_t then)
@@ -254,12 +254,12 @@ const char *tdm__recorder_last(const tdm__recorder *recorder, char *out, size_t 
     return out;
 }
 
-void tdm__recorder_text(const tdm__recorder *recorder, size_t most, tdm_str *out)
+void tdm__recorder_text(const tdm__recorder *recorder, size_t max, tdm_str *out)
 {
     uint64_t now = now_ns(recorder), head;
-    if (most > TDM_TRACE_EVENTS) most = TDM_TRACE_EVENTS;
+    if (max > TDM_TRACE_EVENTS) max = TDM_TRACE_EVENTS;
     tdm_trace_event event;
-    for (uint64_t number = oldest(recorder, most, &head); number < head; number++) {
+    for (uint64_t number = oldest(recorder, max, &head); number < head; number++) {
         if (!tdm__trace_copy(recorder->ring, number, &event)) continue;
         uint64_t age = now > event.time_ns ? now - event.time_ns : 0;
         tdm_str_addf(out, "%12.6f s ago  ", (double)age * 1e-9);

@@ -41,7 +41,7 @@ const char *tdm__recorder_last(const tdm__recorder *recorder, char *out, size_t 
  * those in files but a sync). */
 tdm_status tdm__recorder_dump(const tdm__recorder *recorder, const char *dir, tdm_error *err);
 /* The newest `most` events as text, a line for each, with ages. */
-void tdm__recorder_text(const tdm__recorder *recorder, size_t most, tdm_str *out);
+void tdm__recorder_text(const tdm__recorder *recorder, size_t max, tdm_str *out);
 
 /* The newest events to the log, a line for each, on this level. */
 void tdm__recorder_log(const tdm__recorder *recorder, tdm_log_level level);

@@ -22,11 +22,11 @@
 
 enum {
     SCRATCH_BYTES = 16384,
-    BLOCK_MOST = 2048, /* bytes: small enough that a block of each of 16 sources stays near */
-    DEPTH_MOST = 64,   /* of a tree whose nodes are numbered in 63 bits */
+    MAX_BLOCK = 2048, /* bytes: small enough that a block of each of 16 sources stays near */
+    MAX_DEPTH = 64,   /* of a tree whose nodes are numbered in 63 bits */
     /* Below this, what was written will likely be read from the cache: streaming does not pay. */
-    STREAM_LEAST = 65536,
-    STREAMS_MOST = 64 /* destinations that are streamed to at once; those beyond are not */
+    MIN_STREAM = 65536,
+    MAX_STREAMS = 64 /* destinations that are streamed to at once; those beyond are not */
 };
 
 const tdm__reduce_loops *tdm__reduce_loops_at(int level)
@@ -165,7 +165,7 @@ static void copy(void *out, const void *in, size_t bytes)
 void tdm__copy_by(const tdm__reduce_loops *loops, void *out, const void *in, size_t bytes,
                   bool stream)
 {
-    if (!stream || bytes < STREAM_LEAST || out == in) {
+    if (!stream || bytes < MIN_STREAM || out == in) {
         copy(out, in, bytes);
         return;
     }
@@ -177,7 +177,7 @@ void tdm__copy_by(const tdm__reduce_loops *loops, void *out, const void *in, siz
 
 void tdm__copy(void *out, const void *in, size_t bytes, bool stream)
 {
-    if (bytes < STREAM_LEAST)
+    if (bytes < MIN_STREAM)
         copy(out, in, bytes);
     else
         tdm__copy_by(loops_here(), out, in, bytes, stream);
@@ -201,10 +201,10 @@ static void user_pair(const tdm__reducer *reducer, void *out, const void *left, 
         reducer->user_reduce(out, right, count, reducer->user);
         return;
     }
-    _Alignas(64) char block[BLOCK_MOST];
-    size_t most = sizeof(block) / width;
-    for (size_t at = 0; at < count; at += most) {
-        size_t now = count - at < most ? count - at : most;
+    _Alignas(64) char block[MAX_BLOCK];
+    size_t max = sizeof(block) / width;
+    for (size_t at = 0; at < count; at += max) {
+        size_t now = count - at < max ? count - at : max;
         copy(block, (const char *)left + at * width, now * width);
         reducer->user_reduce(block, (const char *)right + at * width, now, reducer->user);
         copy((char *)out + at * width, block, now * width);
@@ -286,7 +286,7 @@ typedef struct waiting {
 } waiting;
 
 typedef struct plan_stack {
-    waiting list[DEPTH_MOST + 2];
+    waiting list[MAX_DEPTH + 2];
     int count;
     int slots_used;
 } plan_stack;
@@ -362,13 +362,13 @@ static bool is_source(const tree_run *r, const void *p)
 }
 
 /* Which of the first `most` destinations are streamed to, and where results are made. */
-static void find_streamed(tree_run *r, int most)
+static void find_streamed(tree_run *r, int max)
 {
-    for (int i = 0; i < r->destination_count && i < most && i < STREAMS_MOST; i++)
+    for (int i = 0; i < r->destination_count && i < max && i < MAX_STREAMS; i++)
         if (!is_source(r, r->destinations[i])) r->streamed |= UINT64_C(1) << i;
     r->stream = r->streamed != 0;
     int plain = 0;
-    while (plain < STREAMS_MOST && r->streamed >> plain & 1) plain++;
+    while (plain < MAX_STREAMS && r->streamed >> plain & 1) plain++;
     r->home = r->loop && plain < r->destination_count ? plain : -1;
 }
 
@@ -386,7 +386,7 @@ static const void *operand(const tree_run *r, int reg, int slot, size_t at)
 static void put(const tree_run *r, int destination, const void *from, size_t at, size_t bytes)
 {
     char *to = (char *)r->destinations[destination] + at * r->width;
-    if (destination < STREAMS_MOST && (r->streamed >> destination & 1) && on_line(to))
+    if (destination < MAX_STREAMS && (r->streamed >> destination & 1) && on_line(to))
         r->loops->stream(to, from, bytes);
     else
         copy(to, from, bytes);
@@ -432,11 +432,11 @@ static void run_blocks(const tree_run *run, size_t count)
     tree_run r = *run;
     int slots = r.plan->slot_count > 1 ? r.plan->slot_count : 1;
     size_t fits = SCRATCH_BYTES / (size_t)slots / TDM__STREAM_ALIGN * TDM__STREAM_ALIGN;
-    r.block_bytes = fits < BLOCK_MOST ? fits : BLOCK_MOST;
+    r.block_bytes = fits < MAX_BLOCK ? fits : MAX_BLOCK;
     r.scratch = scratch;
-    size_t most = r.block_bytes / r.width;
+    size_t max = r.block_bytes / r.width;
     size_t head = r.stream ? to_line(r.destinations[0]) / r.width : 0;
-    for (size_t at = 0, now = head > 0 ? head : most; at < count; at += now, now = most) {
+    for (size_t at = 0, now = head > 0 ? head : max; at < count; at += now, now = max) {
         if (now > count - at) now = count - at;
         run_block(&r, at, now);
     }
@@ -454,7 +454,7 @@ void tdm__tree_run_by(const tdm__reduce_loops *loops, const tdm__tree_plan *plan
                   .destinations = destinations,
                   .destination_count = destination_count,
                   .width = tdm_dtype_bytes(reducer->dtype)};
-    if (count * r.width < STREAM_LEAST) stream = 0;
+    if (count * r.width < MIN_STREAM) stream = 0;
     if (plan->leaf_count == 1) {
         for (int i = 0; i < destination_count; i++)
             tdm__copy_by(loops, destinations[i], sources[0], count * r.width, i < stream);

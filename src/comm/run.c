@@ -30,16 +30,16 @@ tdm_request *tdm__request_create(tdm_group *group)
     tdm_request *request = comm->free_requests;
     if (request) {
         comm->free_requests = request->next;
-        tdm_arena *arenas[TDM__FLIGHT_MOST];
-        for (int i = 0; i < TDM__FLIGHT_MOST; i++) arenas[i] = request->programs[i].arena;
+        tdm_arena *arenas[TDM__MAX_FLIGHT];
+        for (int i = 0; i < TDM__MAX_FLIGHT; i++) arenas[i] = request->programs[i].arena;
         memset(request, 0, sizeof *request);
-        for (int i = 0; i < TDM__FLIGHT_MOST; i++) request->programs[i].arena = arenas[i];
+        for (int i = 0; i < TDM__MAX_FLIGHT; i++) request->programs[i].arena = arenas[i];
     } else {
         request = calloc(1, sizeof *request);
         if (!request) return NULL;
     }
     request->group = group;
-    for (int i = 0; i < TDM__FLIGHT_MOST; i++) request->programs[i].request = request;
+    for (int i = 0; i < TDM__MAX_FLIGHT; i++) request->programs[i].request = request;
     return request;
 }
 
@@ -55,7 +55,7 @@ void tdm__request_release(tdm_request *request)
         tdm__tree_plan_release(&request->plan);
         tdm__leaves_release(&request->leaves);
     }
-    for (int i = 0; i < TDM__FLIGHT_MOST; i++)
+    for (int i = 0; i < TDM__MAX_FLIGHT; i++)
         tdm__scratch_give_back(comm, &request->programs[i].blocks);
     free(request->state);
     free(request->copy);
@@ -100,7 +100,7 @@ void tdm__request_start(tdm_request *request)
     request->segment_count = span ? (span + segment - 1) / segment : 1;
     request->segment_bytes = segment * tdm_dtype_bytes(request->call.dtype);
     if (request->cut.flight < 1) request->cut.flight = 1;
-    if (request->cut.flight > TDM__FLIGHT_MOST) request->cut.flight = TDM__FLIGHT_MOST;
+    if (request->cut.flight > TDM__MAX_FLIGHT) request->cut.flight = TDM__MAX_FLIGHT;
     request->age = comm->started_count++;
     tdm_request **link = &comm->pending;
     while (*link && (*link)->call.priority <= request->call.priority) link = &(*link)->next;
@@ -289,20 +289,20 @@ void tdm__request_run(tdm_request *request, bool *changed)
 
 /* ---- who is missing --------------------------------------------------------------------------- */
 
-static void add_missing(int rank, int *out, int *count, int most)
+static void add_missing(int rank, int *out, int *count, int max)
 {
     for (int i = 0; i < *count; i++)
         if (out[i] == rank) return;
-    if (*count < most) out[(*count)++] = rank;
+    if (*count < max) out[(*count)++] = rank;
 }
 
-int tdm__request_missing(tdm_request *request, int *out, int most)
+int tdm__request_missing(tdm_request *request, int *out, int max)
 {
     const tdm_group *group = request->group;
     const tdm__window *w = group->window;
     int count = 0;
     for (const tdm__transfer *t = group->comm->transfers; t; t = t->next) {
-        if (t->request == request) add_missing(t->peer, out, &count, most);
+        if (t->request == request) add_missing(t->peer, out, &count, max);
         if (t->next == group->comm->transfers) break;
     }
     for (int i = 0; i < request->cut.flight; i++) {
@@ -312,7 +312,7 @@ int tdm__request_missing(tdm_request *request, int *out, int most)
         for (int k = 0; k < w->local_count; k++)
             if (k != w->local_index && (await.peer < 0 || await.peer == k) &&
                 !tdm__window_reached(p, k, await.value))
-                add_missing(group->ranks[w->local_members[k]], out, &count, most);
+                add_missing(group->ranks[w->local_members[k]], out, &count, max);
     }
     return count;
 }

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINES_MOST = 32 };
+enum { MAX_LINES = 32 };
 
 /* Where a rank stands with regard to a call that another one waits in. */
 typedef enum regard {
@@ -76,7 +76,7 @@ static void infer_waits(const tdm_trace *trace, const tdm_trace_rank *r, tdm_tra
         return;
     }
     if (out->call.group != 0) return;
-    for (int rank = 0; rank < r->size && out->wait_count < TDM_TRACE_WAITS_MOST; rank++) {
+    for (int rank = 0; rank < r->size && out->wait_count < TDM_MAX_TRACE_WAITS; rank++) {
         if (rank == r->rank) continue;
         regard how = regard_of(tdm__trace_find(trace, rank, NULL), &out->call, r->rank);
         if (how != DEAD && how != CLOSED && how != ABSENT) continue;
@@ -99,7 +99,7 @@ void tdm_trace_stand_of(const tdm_trace *trace, size_t index, tdm_trace_stand *o
     out->in_call = stand->call_count > 0 && !r->closed;
     if (out->in_call) {
         out->call = stand->calls[0];
-        for (int i = 0; i < stand->wait_count && out->wait_count < TDM_TRACE_WAITS_MOST; i++) {
+        for (int i = 0; i < stand->wait_count && out->wait_count < TDM_MAX_TRACE_WAITS; i++) {
             const tdm_trace_event *w = &stand->waits[i];
             if (!tdm__trace_same_call(w, &out->call) || w->peer < 0) continue;
             out->waits_for[out->wait_count] = w->peer;
@@ -232,12 +232,12 @@ static void follow(blame *b, size_t start, tdm_str *out)
         b->guilty[at] = 1;
         b->visit[at] = walk;
     } else if (b->visit[at] == walk && b->stands[at].wait_count > 0) {
-        int circle[TDM_TRACE_WAITS_MOST], count = 0;
+        int circle[TDM_MAX_TRACE_WAITS], count = 0;
         size_t stop = at;
         do {
             circle[count++] = tdm_trace_rank_at(b->trace, at)->rank;
             if (!tdm__trace_find(b->trace, next_of(b, &b->stands[at]), &at)) return;
-        } while (at != stop && count < TDM_TRACE_WAITS_MOST);
+        } while (at != stop && count < TDM_MAX_TRACE_WAITS);
         tdm_str_add(out, "a circle: ");
         add_ranks(circle, count, out);
         tdm_str_add(out, " wait for each other\n");
@@ -282,9 +282,9 @@ static void add_blame(blame *b, tdm_str *out)
         tdm_trace_stand_of(b->trace, i, &b->stands[i]);
         const tdm_trace_rank *r = tdm_trace_rank_at(b->trace, i);
         if (b->stands[i].wait_count == 0 || is_dead(r)) continue;
-        if (lines++ < LINES_MOST) add_wait(b->trace, r, &b->stands[i], out);
+        if (lines++ < MAX_LINES) add_wait(b->trace, r, &b->stands[i], out);
     }
-    if (lines > LINES_MOST) tdm_str_addf(out, "%d more ranks wait\n", lines - LINES_MOST);
+    if (lines > MAX_LINES) tdm_str_addf(out, "%d more ranks wait\n", lines - MAX_LINES);
     for (size_t i = 0; i < count; i++)
         if (b->stands[i].wait_count > 0 && b->visit[i] == 0) follow(b, i, out);
     for (size_t i = 0; i < count; i++)

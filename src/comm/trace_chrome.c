@@ -14,13 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS_MOST = 64, WAITS_MOST = 64, ROW_ADDS = 1000, ROW_MARKS = 2000 };
+enum { MAX_ROWS = 64, MAX_WAITS = 64, ROW_ADDS = 1000, ROW_MARKS = 2000 };
 
 typedef struct row {
     bool used;
     tdm_trace_event call; /* of its BEGIN, or of the first event known of it */
     int64_t begin_ns;
-    int waits[WAITS_MOST];
+    int waits[MAX_WAITS];
     int wait_count;
     int64_t wait_ns; /* since when this set of waits */
 } row;
@@ -39,8 +39,8 @@ typedef struct drawing {
     int64_t zero_ns, end_ns;
     const tdm_trace_rank *rank; /* whose events are being drawn */
     int64_t first_ns;           /* its oldest event */
-    bool row_named[ROWS_MOST], adds_named, marks_named;
-    row rows[ROWS_MOST];
+    bool row_named[MAX_ROWS], adds_named, marks_named;
+    row rows[MAX_ROWS];
     end_point *ends;
     size_t end_count, end_capacity;
 } drawing;
@@ -122,7 +122,7 @@ static void draw_call(drawing *d, row *r, int thread, int64_t until_ns, const ch
 static int row_of(drawing *d, const tdm_trace_event *e, int64_t at_ns)
 {
     int spare = -1;
-    for (int i = 0; i < ROWS_MOST; i++) {
+    for (int i = 0; i < MAX_ROWS; i++) {
         const row *r = &d->rows[i];
         if (r->used && tdm__trace_same_call(&r->call, e)) return i;
         if (!r->used && spare < 0) spare = i;
@@ -143,7 +143,7 @@ static void change_waits(drawing *d, int index, const tdm_trace_event *e, int64_
     while (place < r->wait_count && r->waits[place] != e->peer) place++;
     bool there = place < r->wait_count, add = e->kind == TDM_TRACE_WAIT;
     if (add == there && !(e->peer < 0 && !add)) return;
-    if (add && r->wait_count == WAITS_MOST) return;
+    if (add && r->wait_count == MAX_WAITS) return;
     draw_waits(d, r, index, at_ns);
     r->wait_ns = at_ns;
     if (add)
@@ -248,7 +248,7 @@ static void draw_rank(drawing *d, const tdm_trace_rank *rank)
     if (rank->event_count == 0) return;
     d->first_ns = tdm__trace_moment_ns(rank, rank->events[0].time_ns);
     for (size_t i = 0; i < rank->event_count; i++) draw_event(d, &rank->events[i]);
-    for (int i = 0; i < ROWS_MOST; i++)
+    for (int i = 0; i < MAX_ROWS; i++)
         if (d->rows[i].used) draw_call(d, &d->rows[i], i, d->end_ns, "not");
 }
 

@@ -2,7 +2,7 @@
  * trace_file.c: what recorder and reader share about a trace's file: its check sum, whole events, and
  * the parsing of bytes that may be anything.
  *
- * Invariants of what tdm__trace_parse lets through: rank below size, size at most TDM_RANKS_MOST, texts
+ * Invariants of what tdm__trace_parse lets through: rank below size, size at most TDM_MAX_RANKS, texts
  * of printable ASCII, times and offsets so small that their sums cannot overflow, events of a known
  * kind whose peer is a rank of the world or -1.
  */
@@ -102,7 +102,7 @@ static tdm_status check_header(const tdm__trace_header *h, size_t count, const c
     if (count < sizeof(tdm__trace_ring))
         return tdm_fail(err, TDM_ERR_FORMAT, "%s: the trace is cut off after %zu of %zu bytes",
                         name, count, sizeof(tdm__trace_ring));
-    if (h->size < 1 || h->size > TDM_RANKS_MOST || h->rank < 0 || h->rank >= h->size)
+    if (h->size < 1 || h->size > TDM_MAX_RANKS || h->rank < 0 || h->rank >= h->size)
         return tdm_fail(err, TDM_ERR_RANGE, "%s: rank %d of %d cannot be", name, h->rank, h->size);
     if (h->clock_ns >> TIME_BITS || h->unix_ns >> TIME_BITS || h->pid < 0)
         return tdm_fail(err, TDM_ERR_RANGE, "%s: the trace's clocks or process cannot be", name);

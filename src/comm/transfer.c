@@ -364,7 +364,7 @@ static void arrived(void *user, int peer, const tdm__head *head, tdm__arrival *a
         drop(comm, arrival);
     } else if (tdm__matches_take(comm->matches, head, peer, true, &found)) {
         match(comm, found.transfer, head, arrival, found.to);
-    } else if (comm->matches->waiting_count >= TDM__WAITING_MOST ||
+    } else if (comm->matches->waiting_count >= TDM__MAX_WAITING ||
                !tdm__matches_add(comm->matches, &(tdm__match){.direct = tdm__is_direct(head),
                                                               .source = peer,
                                                               .head = *head,
@@ -375,7 +375,7 @@ static void arrived(void *user, int peer, const tdm__head *head, tdm__arrival *a
                 group, true, TDM_ERR_PEER_FAILED,
                 "rank %d has no room for more messages that wait for a call: more than "
                 "%d have come, the last from rank %d",
-                comm->rank, TDM__WAITING_MOST, peer);
+                comm->rank, TDM__MAX_WAITING, peer);
     }
 }
 

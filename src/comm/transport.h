@@ -21,7 +21,7 @@
 #ifndef TANDEM_COMM_TRANSPORT_H
 #define TANDEM_COMM_TRANSPORT_H
 
-#include "comm/patience.h"
+#include "comm/cancellation.h"
 
 #include <tandem/comm.h>
 
@@ -82,10 +82,10 @@ typedef struct tdm__transport_options {
     int streams;
     bool spins; /* every rank of this host can have a processor: a wait may spin for a moment */
     tdm__transport_events events;
-    tdm__patience patience; /* of connect() */
+    tdm__cancellation cancellation; /* of connect() */
 } tdm__transport_options;
 
-enum { TDM__ADDRESS_MOST = 4096 };
+enum { TDM__MAX_ADDRESS = 4096 };
 
 typedef struct tdm__transport_ops {
     const char *name;
@@ -95,7 +95,7 @@ typedef struct tdm__transport_ops {
     bool within_host_only; /* it reaches no rank of another host */
     /* First half: makes this rank's end, and says how others reach it. */
     tdm_status (*create)(const tdm__transport_options *options, tdm__transport **out,
-                         uint8_t address[TDM__ADDRESS_MOST], size_t *address_bytes, tdm_error *err);
+                         uint8_t address[TDM__MAX_ADDRESS], size_t *address_bytes, tdm_error *err);
     /* Second half: all ranks have created theirs. Addresses by rank; those of ranks it cannot reach
      * have 0 bytes. Connections may be made now or when first used. */
     tdm_status (*connect)(tdm__transport *transport, const uint8_t *const *addresses,

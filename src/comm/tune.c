@@ -41,7 +41,7 @@ tdm_status tdm__choices_find(const char *path, tdm__choices *out, tdm_error *err
 static tdm_tune_row row_of(const tdm__choice *choice)
 {
     return (tdm_tune_row){.kind = (tdm_call_kind)choice->kind,
-                          .one_host = choice->place == TDM__PLACE_HOST,
+                          .one_host = choice->place == TDM__GROUP_PLACE_HOST,
                           .size = choice->size,
                           .bytes = choice->bytes,
                           .algorithm = (tdm_algorithm)choice->algorithm,

@@ -189,13 +189,13 @@ bool tdm__window_is_near(const tdm_request *request)
 static bool all_ended(tdm__window *w, uint32_t before)
 {
     if (has_ended(w->all_done, before)) return true;
-    uint32_t least = done_of(w, w->local_index);
+    uint32_t min = done_of(w, w->local_index);
     for (int i = 0; i < w->local_count; i++) {
         uint32_t done = done_of(w, i);
-        if ((int32_t)(done - least) < 0) least = done;
+        if ((int32_t)(done - min) < 0) min = done;
     }
-    w->all_done = least;
-    return has_ended(least, before);
+    w->all_done = min;
+    return has_ended(min, before);
 }
 
 bool tdm__window_is_free(tdm__window *w, uint32_t before)

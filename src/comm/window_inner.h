@@ -27,7 +27,7 @@ void tdm__window_raise(const tdm__window *w, uint32_t sequence, uint32_t value);
 bool tdm__window_is_small(const tdm_group *group, const tdm_call *call);
 void tdm__window_build_small(tdm__program *program);
 /* The most parts that any rank brings to a reduction; 1 without lanes. */
-int tdm__window_parts_most(const tdm_group *group, const tdm_call *call);
+int tdm__window_max_parts(const tdm_group *group, const tdm_call *call);
 
 /* Where part `part` of what this rank brings to a call begins. */
 static inline const uint8_t *tdm__call_part(const tdm_call *call, int part)

@@ -25,17 +25,17 @@ typedef struct small_state {
 
 /* ---- who brings what --------------------------------------------------------------------------- */
 
-int tdm__window_parts_most(const tdm_group *group, const tdm_call *call)
+int tdm__window_max_parts(const tdm_group *group, const tdm_call *call)
 {
-    int most = 1;
-    if (!call->lanes || !tdm__kind_reduces(call->kind)) return most;
+    int max = 1;
+    if (!call->lanes || !tdm__kind_reduces(call->kind)) return max;
     for (int i = 0; i < group->size; i++) {
-        int64_t nodes[TDM_LANE_PARTS_MOST];
+        int64_t nodes[TDM_MAX_LANE_PARTS];
         int count = tdm_lane_nodes(call->lanes, call->lanes->first[i], call->lanes->first[i + 1],
                                    nodes);
-        if (count > most) most = count;
+        if (count > max) max = count;
     }
-    return most;
+    return max;
 }
 
 bool tdm__window_is_small(const tdm_group *group, const tdm_call *call)
@@ -45,10 +45,10 @@ bool tdm__window_is_small(const tdm_group *group, const tdm_call *call)
     if (call->kind == TDM_CALL_BARRIER || call->count == 0) return true;
     size_t width = tdm_dtype_bytes(call->dtype);
     if (call->kind == TDM_CALL_ALL_GATHER || call->kind == TDM_CALL_GATHER)
-        return tdm__call_slice_most(call, group->size) <= TDM__WINDOW_INLINE / width;
+        return tdm__call_max_slice(call, group->size) <= TDM__WINDOW_INLINE / width;
     if (call->count > TDM__WINDOW_INLINE / width) return false;
     if (!call->lanes) return true;
-    size_t parts = (size_t)tdm__window_parts_most(group, call);
+    size_t parts = (size_t)tdm__window_max_parts(group, call);
     return call->count * width <= TDM__WINDOW_INLINE / parts;
 }
 
@@ -94,7 +94,7 @@ static size_t bytes_of(const tdm_group *group, const tdm_call *call)
 static int own_parts(const tdm_group *group, const tdm_call *call)
 {
     if (!call->lanes || !tdm__kind_reduces(call->kind)) return 1;
-    int64_t nodes[TDM_LANE_PARTS_MOST];
+    int64_t nodes[TDM_MAX_LANE_PARTS];
     return tdm_lane_nodes(call->lanes, call->lanes->first[group->rank],
                           call->lanes->first[group->rank + 1], nodes);
 }

@@ -152,12 +152,12 @@ int64_t tdm__window_count(int64_t token_count, int64_t context, int64_t stride);
 
 /* ---- order ----------------------------------------------------------------------------------- */
 
-#define TDM__PERMUTATION_MOST_ROUNDS 32
+#define TDM__PERMUTATION_MAX_ROUNDS 32
 
 /* A permutation of 0 ... count-1 chosen by (seed, stream, step), evaluated place by place. */
 typedef struct tdm__permutation {
     uint64_t count;
-    uint64_t keys[TDM__PERMUTATION_MOST_ROUNDS];
+    uint64_t keys[TDM__PERMUTATION_MAX_ROUNDS];
     int round_count; /* even */
     int low_bits;
     uint64_t low_mask;

@@ -29,7 +29,7 @@ static inline uint64_t mix(uint64_t value, uint64_t key)
 
 #define ROUNDS 12
 #define SMALL_BITS 4
-#define SMALL_ROUNDS TDM__PERMUTATION_MOST_ROUNDS
+#define SMALL_ROUNDS TDM__PERMUTATION_MAX_ROUNDS
 
 static int bits_for(uint64_t count)
 {

@@ -10,7 +10,7 @@ static const double units[TDM__EXACT_LIMBS] = {0x1p-96, 0x1p-64, 0x1p-32, 0x1p0,
                                                0x1p32,  0x1p64,  0x1p96,  0x1p128};
 
 /* Brings every limb but the last into its range, so that equal sums have equal limbs. */
-static void carry(tdm__exact_sum *sum)
+static void reshard(tdm__exact_sum *sum)
 {
     for (int i = 0; i + 1 < TDM__EXACT_LIMBS; i++) {
         double over = floor(sum->limb[i] / LIMB_RANGE);
@@ -27,13 +27,13 @@ void tdm__exact_add(tdm__exact_sum *sum, double x)
         sum->limb[i] += whole;
         x -= whole * units[i];
     }
-    carry(sum);
+    reshard(sum);
 }
 
 void tdm__exact_merge(tdm__exact_sum *sum, const tdm__exact_sum *other)
 {
     for (int i = 0; i < TDM__EXACT_LIMBS; i++) sum->limb[i] += other->limb[i];
-    carry(sum);
+    reshard(sum);
 }
 
 double tdm__exact_total(const tdm__exact_sum *sum)

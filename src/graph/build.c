@@ -140,7 +140,7 @@ static bool usable(tdm_graph *graph, tdm_value value, const char *where)
 static bool countable(const tdm_shape *shape)
 {
     int64_t elements = tdm_shape_elements(shape);
-    return elements >= 0 && elements <= TDM__MOST_ELEMENTS;
+    return elements >= 0 && elements <= TDM__MAX_ELEMENTS;
 }
 
 bool tdm__value_needs_grad(const tdm_graph *graph, int32_t id)
@@ -210,7 +210,7 @@ static tdm_value add_param(tdm_graph *graph, const char *name, tdm_shape shape, 
             tdm__graph_break(graph, TDM_ERR_EXISTS, "graph: there are two parameters named '%s'",
                              name);
     int64_t elements = tdm_shape_elements(&shape);
-    if (elements <= 0 || elements > TDM__MOST_ELEMENTS - (int64_t)graph->param_extent)
+    if (elements <= 0 || elements > TDM__MAX_ELEMENTS - (int64_t)graph->param_extent)
         tdm__graph_break(graph, TDM_ERR_RANGE, "parameter '%s': the shape is empty or too large",
                          name);
     char *copy = tdm_arena_strdup(graph->arena, name);

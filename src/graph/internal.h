@@ -125,6 +125,6 @@ tdm_status tdm__graph_break(tdm_graph *graph, tdm_status status, const char *fmt
 bool tdm__value_needs_grad(const tdm_graph *graph, int32_t id);
 
 /* The most elements of a value, and of the block of parameters: their bytes can be counted. */
-#define TDM__MOST_ELEMENTS (INT64_MAX / 16)
+#define TDM__MAX_ELEMENTS (INT64_MAX / 16)
 
 #endif

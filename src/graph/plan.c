@@ -263,8 +263,8 @@ static tdm_status plan_memory(tdm_plan *plan, tdm_error *err)
 static bool allocate(tdm_plan *plan)
 {
     const tdm_graph *graph = plan->graph;
-    size_t fixup_most = graph->value_count +
-                        graph->node_count * (TDM_OP_MAX_INPUTS + TDM_OP_MAX_OUTPUTS + 1);
+    size_t max_fixup = graph->value_count +
+                       graph->node_count * (TDM_OP_MAX_INPUTS + TDM_OP_MAX_OUTPUTS + 1);
     plan->live = calloc(graph->node_count + 1, sizeof(*plan->live));
     plan->fused = calloc(graph->node_count + 1, sizeof(*plan->fused));
     plan->taken_over = calloc(graph->node_count + 1, sizeof(*plan->taken_over));
@@ -273,7 +273,7 @@ static bool allocate(tdm_plan *plan)
     plan->param_of = calloc(graph->value_count, sizeof(*plan->param_of));
     plan->grad_steps = calloc(graph->param_count + 1, sizeof(*plan->grad_steps));
     plan->grad_begins = calloc(graph->param_count + 1, sizeof(*plan->grad_begins));
-    plan->fixups = calloc(fixup_most, sizeof(*plan->fixups));
+    plan->fixups = calloc(max_fixup, sizeof(*plan->fixups));
     plan->backends = calloc(tdm_kernel_backend_count(), sizeof(*plan->backends));
     return plan->live && plan->fused && plan->taken_over && plan->steps && plan->values &&
            plan->param_of && plan->grad_steps && plan->grad_begins && plan->fixups &&
@@ -388,9 +388,9 @@ size_t tdm_plan_step_count(const tdm_plan *plan)
     return plan->step_count;
 }
 
-size_t tdm_plan_reads_at(const tdm_plan *plan, size_t index, size_t out[TDM_PLAN_READS_MOST])
+size_t tdm_plan_reads_at(const tdm_plan *plan, size_t index, size_t out[TDM_MAX_PLAN_READS])
 {
-    static_assert(TDM_OP_MAX_INPUTS <= (int)TDM_PLAN_READS_MOST, "each input may be a parameter");
+    static_assert(TDM_OP_MAX_INPUTS <= (int)TDM_MAX_PLAN_READS, "each input may be a parameter");
     const tdm__node *node = &plan->graph->nodes[plan->steps[index].node];
     size_t count = 0;
     for (int i = 0; i < TDM_OP_MAX_INPUTS; i++) {

@@ -28,7 +28,7 @@
 /* What becomes of a value that the backward pass needs. */
 typedef enum fate { INNER = 0, OF_GROUP = 1, KEPT = 2 } fate;
 
-enum { LEVEL_GROUP = 0, LEVEL_INNER = 1, LEVEL_COUNT = 2, TRIES_MOST = 64 };
+enum { LEVEL_GROUP = 0, LEVEL_INNER = 1, LEVEL_COUNT = 2, MAX_TRIES = 64 };
 
 /* Peaks this close are taken for equal. */
 #define NEARLY 1.05
@@ -121,10 +121,10 @@ static int32_t group_of(int32_t segment, int32_t segment_count, int32_t group_se
     return segment / group_segments < last_group ? segment / group_segments : last_group + segment;
 }
 
-static void raise_fate(pass *p, int32_t value, fate least)
+static void raise_fate(pass *p, int32_t value, fate min)
 {
     fate *f = &p->fates[p->root[value]];
-    if (*f < least) *f = least;
+    if (*f < min) *f = min;
 }
 
 static void note_use(pass *p, int32_t value, size_t user, int32_t segment_count,
@@ -279,12 +279,12 @@ static uint64_t peak_of(pass *p)
         if (root[id] == (int32_t)id && p->last[id] >= 0 && !is_output)
             p->changes[p->last[id] + 1] -= bytes_of(p, (int32_t)id);
     }
-    int64_t now = 0, most = 0;
+    int64_t now = 0, max = 0;
     for (size_t n = 0; n < p->node_count; n++) {
         now += p->changes[n];
-        if (now > most) most = now;
+        if (now > max) max = now;
     }
-    return (uint64_t)most;
+    return (uint64_t)max;
 }
 
 static void count_flops(const pass *p, way *w)
@@ -305,11 +305,11 @@ static void take_way(pass *p, const way *w)
 
 static way choose_way(pass *p)
 {
-    way tries[TRIES_MOST];
+    way tries[MAX_TRIES];
     size_t count = 0, best = 0, chosen = 0;
     for (int by_marks = 1; by_marks >= 0; by_marks--) {
         int32_t segments = by_marks ? cut_at_marks(p) : cut_at_necks(p);
-        for (int32_t k = 1; k <= segments && count<TRIES_MOST; k += k / 2> 1 ? k / 2 : 1) {
+        for (int32_t k = 1; k <= segments && count<MAX_TRIES; k += k / 2> 1 ? k / 2 : 1) {
             way *w = &tries[count++];
             *w = (way){.by_marks = by_marks, .group_segments = k};
             take_way(p, w);

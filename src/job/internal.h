@@ -15,24 +15,24 @@
 
 #include <tandem/job.h>
 
-#define TDM__JOB_FILE_BYTES (1024u * 1024u)  /* the largest job file */
-#define TDM__JOB_DEPTH 20                    /* of nested YAML */
-#define TDM__LAYER_DEPTH 4                   /* of layers within layers */
-#define TDM__LAYERS_LISTED 256               /* in one list */
-#define TDM__LAYERS_MOST 1024                /* in all, repeated ones as often as they are there */
-#define TDM__JOB_PROBLEMS 100                /* listed at most; the rest is counted */
-#define TDM__JOB_STRING_BYTES 1024           /* the longest text value */
-#define TDM__JOB_PATH_BYTES 4095             /* the longest path, as Linux has it */
-#define TDM__JOB_INT_MOST 9007199254740992.0 /* 2^53: exact in JSON and in doubles */
+#define TDM__JOB_FILE_BYTES (1024u * 1024u) /* the largest job file */
+#define TDM__JOB_DEPTH 20                   /* of nested YAML */
+#define TDM__LAYER_DEPTH 4                  /* of layers within layers */
+#define TDM__LAYERS_LISTED 256              /* in one list */
+#define TDM__MAX_LAYERS 1024                /* in all, repeated ones as often as they are there */
+#define TDM__JOB_PROBLEMS 100               /* listed at most; the rest is counted */
+#define TDM__JOB_STRING_BYTES 1024          /* the longest text value */
+#define TDM__JOB_PATH_BYTES 4095            /* the longest path, as Linux has it */
+#define TDM__MAX_JOB_INT 9007199254740992.0 /* 2^53: exact in JSON and in doubles */
 #define TDM__JOB_OVERRIDE_FILE "--set"
 
 /* ---- problems.c ------------------------------------------------------------------------------ */
 
-typedef struct tdm__place {
+typedef struct tdm__job_position {
     const char *file; /* borrowed; must outlive the document */
     int line;         /* from 1; 0 for none */
     int column;
-} tdm__place;
+} tdm__job_position;
 
 typedef struct tdm__problem_list {
     tdm_arena *arena;
@@ -43,7 +43,7 @@ typedef struct tdm__problem_list {
     bool no_memory;
 } tdm__problem_list;
 
-void tdm__problem_add(tdm__problem_list *list, tdm__place place, const char *fmt, ...)
+void tdm__problem_add(tdm__problem_list *list, tdm__job_position place, const char *fmt, ...)
     TDM_PRINTF(3, 4);
 bool tdm__problem_list_full(const tdm__problem_list *list);
 /* Sorts by place (the file first, what has no place next, overrides last) and adds a last line
@@ -63,12 +63,12 @@ typedef enum tdm__yaml_kind { TDM__YAML_SCALAR, TDM__YAML_LIST, TDM__YAML_MAP } 
 typedef struct tdm__yaml_node tdm__yaml_node;
 struct tdm__yaml_node {
     tdm__yaml_kind kind;
-    tdm__place place;
+    tdm__job_position place;
     const char *text; /* scalars: terminated, no inner zero bytes */
     bool plain;       /* scalars: written without quotes */
     bool broken;      /* a problem about it is listed already: pass over it */
     const char *key;  /* entries of a map */
-    tdm__place key_place;
+    tdm__job_position key_place;
     tdm__yaml_node *first; /* children of lists and maps, in order */
     tdm__yaml_node *next;
 };
@@ -141,12 +141,12 @@ void tdm__key_range(const tdm_job_key *key, tdm_str *out);
 
 /* ---- slots.c --------------------------------------------------------------------------------- */
 
-typedef struct tdm__slot {
+typedef struct tdm__job_slot {
     const tdm__yaml_node *node; /* NULL: not given */
-    tdm__place place;           /* of the key, when given */
+    tdm__job_position place;    /* of the key, when given */
     bool from_override;
     bool ok; /* the job's field holds a checked value */
-} tdm__slot;
+} tdm__job_slot;
 
 typedef struct tdm__loader {
     const char *file; /* its name in messages */
@@ -155,8 +155,8 @@ typedef struct tdm__loader {
     tdm_arena *scratch;
     tdm__problem_list problems;
     tdm__problem_list warnings;
-    tdm__slot *slots;         /* one for each key */
-    tdm__place *group_places; /* one for each group; line 0: the file does not have it */
+    tdm__job_slot *slots;            /* one for each key */
+    tdm__job_position *group_places; /* one for each group; line 0: the file does not have it */
     tdm_job *job;
     bool no_file_checks;
     bool other_library; /* a problem says that model.library is another file than was meant */
@@ -176,7 +176,7 @@ void tdm__slots_check_pairs(tdm__loader *loader);
 
 /* Checks the node against the key's row and stores it in `base`, which is the job or the struct of
  * a mapping; false after a problem. */
-bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot,
+bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__job_slot *slot,
                       void *base);
 bool tdm__name_is_valid(const char *name);
 /* Is it written like a number: digits, with a fraction or an exponent perhaps? */

@@ -47,7 +47,7 @@ static const char *suggest_kind(const char *name)
     return tdm_text_nearest(name, TDM_JOB_LAYER_KIND_COUNT, kind_name, NULL);
 }
 
-static void report_unknown(tdm__loader *loader, const char *name, tdm__place place)
+static void report_unknown(tdm__loader *loader, const char *name, tdm__job_position place)
 {
     const char *near = tdm__problem_list_full(&loader->problems) ? NULL : suggest_kind(name);
     tdm__clip clip = tdm__clip_text(name);
@@ -65,7 +65,7 @@ static void report_unknown(tdm__loader *loader, const char *name, tdm__place pla
 /* An entry's name and settings; `settings` may be NULL, and is otherwise as it stood there. */
 typedef struct named {
     const char *name;
-    tdm__place place; /* of the name */
+    tdm__job_position place; /* of the name */
     const tdm__yaml_node *settings;
 } named;
 
@@ -178,12 +178,12 @@ static bool read_layer(tdm__loader *loader, const tdm__yaml_node *node, bool fro
 static int64_t count_layers(const tdm_job_layer_list *list)
 {
     int64_t count = 0;
-    for (size_t i = 0; i < list->count && count <= TDM__LAYERS_MOST; i++) {
+    for (size_t i = 0; i < list->count && count <= TDM__MAX_LAYERS; i++) {
         const tdm_job_layer *layer = &list->items[i];
         int64_t times = layer->kind == TDM_JOB_LAYER_REPEAT ? layer->times : 1;
         count += 1 + times * count_layers(&layer->layers);
     }
-    return count <= TDM__LAYERS_MOST ? count : TDM__LAYERS_MOST + 1;
+    return count <= TDM__MAX_LAYERS ? count : TDM__MAX_LAYERS + 1;
 }
 
 static bool is_bounded(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_node *node,
@@ -191,9 +191,9 @@ static bool is_bounded(tdm__loader *loader, const tdm_job_key *key, const tdm__y
 {
     *count = 0;
     for (const tdm__yaml_node *entry = node->first; entry; entry = entry->next) (*count)++;
-    if (*count > key->most_count) {
+    if (*count > key->max_count) {
         tdm__problem_add(&loader->problems, node->place, "'%s' takes at most %zu layers, got %zu",
-                         key->path, key->most_count, *count);
+                         key->path, key->max_count, *count);
         return false;
     }
     if (loader->layer_depth <= TDM__LAYER_DEPTH) return true;
@@ -220,11 +220,11 @@ bool tdm__layers_store(tdm__loader *loader, const tdm_job_key *key, const tdm__y
         if (!read_layer(loader, entry, from_override, is_top && at == 0, &items[at])) ok = false;
     loader->layer_depth--;
     tdm_job_layer_list list = {.items = items, .count = count};
-    if (ok && is_top && count_layers(&list) > TDM__LAYERS_MOST) {
+    if (ok && is_top && count_layers(&list) > TDM__MAX_LAYERS) {
         tdm__problem_add(&loader->problems, node->place,
                          "'%s' has more than %d layers in all, counting what is repeated; make it "
                          "shorter",
-                         key->path, TDM__LAYERS_MOST);
+                         key->path, TDM__MAX_LAYERS);
         ok = false;
     }
     if (ok) *field = list;

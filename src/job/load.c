@@ -62,7 +62,7 @@ static void default_name(tdm__loader *loader)
 static void report_required(tdm__loader *loader, const tdm_job_key *key)
 {
     /* At the key's group, when the file has that. */
-    tdm__place place = {.file = loader->file};
+    tdm__job_position place = {.file = loader->file};
     for (size_t i = 0; i < tdm__job_group_count(); i++) {
         if (tdm__job_group_has(tdm__job_group_at(i), key) && loader->group_places[i].line > 0)
             place = loader->group_places[i];
@@ -78,7 +78,7 @@ static void report_required(tdm__loader *loader, const tdm_job_key *key)
 static void store_default(tdm__loader *loader, size_t index)
 {
     const tdm_job_key *key = tdm_job_key_at(index);
-    tdm__slot *slot = &loader->slots[index];
+    tdm__job_slot *slot = &loader->slots[index];
     if (key->required) {
         report_required(loader, key);
         return;
@@ -87,8 +87,8 @@ static void store_default(tdm__loader *loader, size_t index)
     if (key->form == TDM_JOB_FORM_NAME) {
         default_name(loader);
     } else if (key->fallback && !is_ruled_out) {
-        tdm__slot fallback = {.node = tdm__node_from_text(loader, key, key->fallback),
-                              .place = {.file = loader->file}};
+        tdm__job_slot fallback = {.node = tdm__node_from_text(loader, key, key->fallback),
+                                  .place = {.file = loader->file}};
         if (!fallback.node || !tdm__value_store(loader, key, &fallback, loader->job)) return;
     }
     slot->ok = true;
@@ -97,7 +97,7 @@ static void store_default(tdm__loader *loader, size_t index)
 static void store_values(tdm__loader *loader, bool with_defaults)
 {
     for (size_t i = 0; i < tdm_job_key_count(); i++) {
-        tdm__slot *slot = &loader->slots[i];
+        tdm__job_slot *slot = &loader->slots[i];
         if (slot->node) {
             slot->ok = tdm__value_store(loader, tdm_job_key_at(i), slot, loader->job);
         } else if (with_defaults) {
@@ -113,7 +113,7 @@ static void run_stages(tdm__loader *loader, const char *bytes, size_t count,
 {
     bool is_job = false;
     if (count > TDM__JOB_FILE_BYTES) {
-        tdm__problem_add(&loader->problems, (tdm__place){.file = loader->file},
+        tdm__problem_add(&loader->problems, (tdm__job_position){.file = loader->file},
                          "the file has %zu bytes; a job file has at most %u", count,
                          TDM__JOB_FILE_BYTES);
     } else {
@@ -140,9 +140,9 @@ static bool prepare(tdm__loader *loader, const char *name, const char *dir)
 {
     loader->file = tdm_arena_strdup(loader->arena, name);
     loader->dir = tdm_path_absolute(loader->scratch, dir && *dir ? dir : ".");
-    loader->slots = tdm_arena_array(loader->scratch, tdm_job_key_count(), sizeof(tdm__slot));
+    loader->slots = tdm_arena_array(loader->scratch, tdm_job_key_count(), sizeof(tdm__job_slot));
     loader->group_places = tdm_arena_array(loader->scratch, tdm__job_group_count(),
-                                           sizeof(tdm__place));
+                                           sizeof(tdm__job_position));
     loader->problems.arena = loader->warnings.arena = loader->arena;
     return loader->file && loader->dir && loader->slots && loader->group_places;
 }

@@ -161,9 +161,9 @@ int tdm__choice_find(const char *choices, const char *word)
 static void add_number(tdm_str *out, double value)
 {
     char buffer[32];
-    if (value == TDM__JOB_INT_MOST) {
+    if (value == TDM__MAX_JOB_INT) {
         tdm_str_add(out, "2^53");
-    } else if (value == floor(value) && fabs(value) < TDM__JOB_INT_MOST) {
+    } else if (value == floor(value) && fabs(value) < TDM__MAX_JOB_INT) {
         tdm_str_addf(out, "%.0f", value);
     } else {
         tdm_str_add(out, tdm_text_double(value, buffer));
@@ -172,18 +172,18 @@ static void add_number(tdm_str *out, double value)
 
 void tdm__key_range(const tdm_job_key *key, tdm_str *out)
 {
-    bool endless = isinf(key->most);
-    if (endless && key->open_least) {
+    bool endless = isinf(key->max);
+    if (endless && key->min_open) {
         tdm_str_add(out, "above ");
-        add_number(out, key->least);
+        add_number(out, key->min);
     } else if (endless) {
         tdm_str_add(out, "of at least ");
-        add_number(out, key->least);
+        add_number(out, key->min);
     } else {
         tdm_str_add(out, "from ");
-        add_number(out, key->least);
-        tdm_str_add(out, key->open_most ? " to below " : " to ");
-        add_number(out, key->most);
+        add_number(out, key->min);
+        tdm_str_add(out, key->max_open ? " to below " : " to ");
+        add_number(out, key->max);
     }
 }
 
@@ -259,20 +259,20 @@ void tdm__key_wants(const tdm_job_key *key, tdm_str *out)
     case TDM_JOB_KEY_BOOL: tdm_str_add(out, "true or false"); break;
     case TDM_JOB_KEY_CHOICE: add_choices(key->choices, out); break;
     case TDM_JOB_KEY_INT_LIST:
-        tdm_str_addf(out, "a list of at most %zu whole numbers ", key->most_count);
+        tdm_str_addf(out, "a list of at most %zu whole numbers ", key->max_count);
         tdm__key_range(key, out);
         break;
     case TDM_JOB_KEY_MAP: add_map(key, out); break;
     case TDM_JOB_KEY_LAYERS:
-        tdm_str_addf(out, "a list of at most %zu layers", key->most_count);
+        tdm_str_addf(out, "a list of at most %zu layers", key->max_count);
         break;
     case TDM_JOB_KEY_MAP_LIST:
-        tdm_str_addf(out, "a list of at most %zu mappings with ", key->most_count);
+        tdm_str_addf(out, "a list of at most %zu mappings with ", key->max_count);
         add_fields(key, out);
         break;
     case TDM_JOB_KEY_OPTIONS:
         tdm_str_addf(out, "a mapping of at most %zu names to values, such as {width: 64}",
-                     key->most_count);
+                     key->max_count);
         break;
     }
 }

@@ -11,7 +11,7 @@
 
 #include "job/internal.h"
 
-enum { FIELDS_MOST = 16 };
+enum { MAX_FIELDS = 16 };
 
 static const char *field_leaf(size_t index, const void *user)
 {
@@ -54,7 +54,7 @@ static void report_unknown(tdm__loader *loader, const tdm_job_key *key, const td
 }
 
 /* What stands in for a key that was not given. */
-static bool store_absent(tdm__loader *loader, const tdm_job_key *field, tdm__place place,
+static bool store_absent(tdm__loader *loader, const tdm_job_key *field, tdm__job_position place,
                          void *item)
 {
     if (field->required) {
@@ -70,15 +70,15 @@ static bool store_absent(tdm__loader *loader, const tdm_job_key *field, tdm__pla
         if (field->type == TDM_JOB_KEY_REAL) *(double *)((char *)item + field->offset) = NAN;
         return true;
     }
-    tdm__slot fallback = {.node = tdm__node_from_text(loader, field, field->fallback),
-                          .place = place};
+    tdm__job_slot fallback = {.node = tdm__node_from_text(loader, field, field->fallback),
+                              .place = place};
     return fallback.node && tdm__value_store(loader, field, &fallback, item);
 }
 
 bool tdm__map_fill(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_node *map,
                    bool from_override, void *item)
 {
-    const tdm__yaml_node *given[FIELDS_MOST] = {NULL};
+    const tdm__yaml_node *given[MAX_FIELDS] = {NULL};
     bool ok = true;
     for (const tdm__yaml_node *entry = map->first; entry; entry = entry->next) {
         size_t index = find_field(key, entry->key);
@@ -98,7 +98,7 @@ bool tdm__map_fill(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_
     }
     for (size_t i = 0; i < key->field_count; i++) {
         const tdm_job_key *field = &key->fields[i];
-        tdm__slot slot = {.node = given[i], .from_override = from_override};
+        tdm__job_slot slot = {.node = given[i], .from_override = from_override};
         if (given[i]) slot.place = given[i]->key_place;
         bool stored = given[i] ? tdm__value_store(loader, field, &slot, item)
                                : store_absent(loader, field, map->place, item);
@@ -110,7 +110,7 @@ bool tdm__map_fill(tdm__loader *loader, const tdm_job_key *key, const tdm__yaml_
 static void *make(tdm__loader *loader, const tdm_job_key *key, size_t count)
 {
     void *items = tdm_arena_array(loader->arena, count > 0 ? count : 1, key->struct_bytes);
-    if (!items || key->field_count > FIELDS_MOST) {
+    if (!items || key->field_count > MAX_FIELDS) {
         loader->problems.no_memory = true;
         return NULL;
     }
@@ -145,9 +145,9 @@ bool tdm__map_list_store(tdm__loader *loader, const tdm_job_key *key, const tdm_
 {
     size_t count = 0;
     for (const tdm__yaml_node *entry = node->first; entry; entry = entry->next) count++;
-    if (count > key->most_count) {
+    if (count > key->max_count) {
         tdm__problem_add(&loader->problems, node->place, "'%s' takes at most %zu entries, got %zu",
-                         key->path, key->most_count, count);
+                         key->path, key->max_count, count);
         return false;
     }
     char *items = make(loader, key, count);

@@ -72,9 +72,9 @@ bool tdm__options_store(tdm__loader *loader, const tdm_job_key *key, const tdm__
 {
     size_t count = 0, at = 0;
     for (const tdm__yaml_node *entry = node->first; entry; entry = entry->next) count++;
-    if (count > key->most_count) {
+    if (count > key->max_count) {
         tdm__problem_add(&loader->problems, node->place, "'%s' takes at most %zu entries, got %zu",
-                         key->path, key->most_count, count);
+                         key->path, key->max_count, count);
         return false;
     }
     if (report_twice(loader, key, node->first)) return false;
@@ -132,12 +132,12 @@ bool tdm__options_override(tdm__loader *loader, const char *path, const char *va
         if (key->type != TDM_JOB_KEY_OPTIONS || strncmp(path, key->path, length) != 0 ||
             path[length] != '.')
             continue;
-        tdm__slot *slot = &loader->slots[i];
+        tdm__job_slot *slot = &loader->slots[i];
         const tdm__yaml_node *read = tdm__node_from_text(loader, key, value);
         if (!read) return true; /* reported */
         tdm__yaml_node entry = *read;
         entry.key = tdm_arena_strdup(loader->scratch, path + length + 1);
-        entry.key_place = (tdm__place){.file = TDM__JOB_OVERRIDE_FILE};
+        entry.key_place = (tdm__job_position){.file = TDM__JOB_OVERRIDE_FILE};
         entry.next = NULL;
         const tdm__yaml_node *map = entry.key ? with_entry(loader, slot->node, &entry) : NULL;
         if (!map) loader->problems.no_memory = true;
@@ -154,8 +154,8 @@ bool tdm__options_override(tdm__loader *loader, const char *path, const char *va
 void tdm__library_identify(tdm__loader *loader)
 {
     tdm_job *job = loader->job;
-    const tdm__slot *slot = &loader->slots[tdm__key_find("model.library")];
-    const tdm__slot *given = &loader->slots[tdm__key_find("model.library_sha256")];
+    const tdm__job_slot *slot = &loader->slots[tdm__key_find("model.library")];
+    const tdm__job_slot *given = &loader->slots[tdm__key_find("model.library_sha256")];
     if (!slot->ok || !given->ok || !job->model.library || loader->no_file_checks) return;
     tdm_file_bytes bytes;
     tdm_error err;

@@ -30,7 +30,7 @@ static bool make_room(tdm__problem_list *list)
     return true;
 }
 
-static void append(tdm__problem_list *list, tdm__place place, const char *message)
+static void append(tdm__problem_list *list, tdm__job_position place, const char *message)
 {
     if (!message || !make_room(list)) {
         list->no_memory = true;
@@ -40,7 +40,7 @@ static void append(tdm__problem_list *list, tdm__place place, const char *messag
         .file = place.file, .line = place.line, .column = place.column, .message = message};
 }
 
-void tdm__problem_add(tdm__problem_list *list, tdm__place place, const char *fmt, ...)
+void tdm__problem_add(tdm__problem_list *list, tdm__job_position place, const char *fmt, ...)
 {
     if (tdm__problem_list_full(list)) {
         list->unlisted++;
@@ -91,7 +91,7 @@ void tdm__problem_list_finish(tdm__problem_list *list, const char *file)
         list->items[at] = moving;
     }
     if (list->unlisted == 0) return;
-    append(list, (tdm__place){.file = file},
+    append(list, (tdm__job_position){.file = file},
            tdm_arena_printf(list->arena,
                             "there are %zu more problems, which are not listed; mend these first",
                             list->unlisted));

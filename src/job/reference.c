@@ -141,10 +141,10 @@ static void put_key_json(const tdm_job_key *key, tdm_json_writer *w)
     if (key->decides_note) tdm_json_put_string(w, "decides_bits_only", key->decides_note);
     if (key->type == TDM_JOB_KEY_INT || key->type == TDM_JOB_KEY_REAL ||
         key->type == TDM_JOB_KEY_INT_LIST) {
-        tdm_json_put_double(w, "least", key->least);
-        tdm_json_put_bool(w, "least_excluded", key->open_least);
-        tdm_json_put_double(w, "most", key->most); /* null: no limit */
-        tdm_json_put_bool(w, "most_excluded", key->open_most);
+        tdm_json_put_double(w, "least", key->min);
+        tdm_json_put_bool(w, "least_excluded", key->min_open);
+        tdm_json_put_double(w, "most", key->max); /* null: no limit */
+        tdm_json_put_bool(w, "most_excluded", key->max_open);
     }
     if (key->word) tdm_json_put_string(w, "word", key->word);
     if (key->choices) {

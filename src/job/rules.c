@@ -323,10 +323,10 @@ void tdm__rules_check(tdm__loader *loader)
 {
     for (size_t i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
         bool can_ask = true;
-        tdm__place place = {.file = loader->file};
+        tdm__job_position place = {.file = loader->file};
         bool is_placed = false;
         for (size_t k = 0; k < 4 && rules[i].keys[k]; k++) {
-            const tdm__slot *slot = &loader->slots[tdm__key_find(rules[i].keys[k])];
+            const tdm__job_slot *slot = &loader->slots[tdm__key_find(rules[i].keys[k])];
             can_ask = can_ask && slot->ok;
             if (slot->node && !is_placed) {
                 place = slot->place;
@@ -362,7 +362,7 @@ static const struct {
 static bool is_meant(tdm__loader *loader, size_t index, bool other_model)
 {
     const tdm_job_key *key = tdm_job_key_at(index);
-    const tdm__slot *slot = &loader->slots[index];
+    const tdm__job_slot *slot = &loader->slots[index];
     if (!slot->node || !slot->ok) return false;
     if (slot->from_override) return true;
     if (other_model) return false;
@@ -389,7 +389,7 @@ void tdm__rules_warn(tdm__loader *loader)
 {
     warn_of_weights(loader);
     size_t kind_index = tdm__key_find("model.kind");
-    const tdm__slot *kind_slot = &loader->slots[kind_index];
+    const tdm__job_slot *kind_slot = &loader->slots[kind_index];
     char kind[32];
     if (!kind_slot->ok ||
         !tdm__choice_at(tdm_job_key_at(kind_index)->choices, (size_t)loader->job->model.kind, kind))

@@ -56,7 +56,7 @@ bool tdm__value_is_set(const tdm_job_key *key, const void *base)
     case TDM_JOB_KEY_PATH:
     case TDM_JOB_KEY_DIR: return text_of(key, base) != NULL;
     case TDM_JOB_KEY_INT:
-        return key->word || *(const int64_t *)field_of(key, base) != 0 || key->least == 0;
+        return key->word || *(const int64_t *)field_of(key, base) != 0 || key->min == 0;
     case TDM_JOB_KEY_REAL:
         real = *(const double *)field_of(key, base);
         if (isnan(real)) return false;
@@ -440,8 +440,8 @@ static void add_layers_diff(const char *path, const tdm_job_layer_list *here,
                             const tdm_job_layer_list *there, tdm_str *out)
 {
     tdm_str a = TDM_STR_INIT, b = TDM_STR_INIT;
-    size_t i = 0, most = here->count > there->count ? here->count : there->count;
-    while (i < most && !layer_differs(here, there, i, &a, &b)) i++;
+    size_t i = 0, max = here->count > there->count ? here->count : there->count;
+    while (i < max && !layer_differs(here, there, i, &a, &b)) i++;
     if (i < here->count && i < there->count) {
         tdm_job_layer x = here->items[i], y = there->items[i];
         const tdm_job_layer_list inside[2] = {x.layers, y.layers};

@@ -25,8 +25,8 @@ static const char *first_key_of(const tdm__job_group *group)
 
 /* ---- from the file --------------------------------------------------------------------------- */
 
-static void report_duplicate(tdm__loader *loader, const char *path, tdm__place place,
-                             tdm__place before)
+static void report_duplicate(tdm__loader *loader, const char *path, tdm__job_position place,
+                             tdm__job_position before)
 {
     tdm__problem_add(&loader->problems, place,
                      "'%s' is given twice; it stands at line %d, column %d already: remove one",
@@ -34,7 +34,7 @@ static void report_duplicate(tdm__loader *loader, const char *path, tdm__place p
 }
 
 static void report_unknown(tdm__loader *loader, const char *group, const char *leaf,
-                           tdm__place place)
+                           tdm__job_position place)
 {
     if (tdm__problem_list_full(&loader->problems)) { /* spare the work of a guess */
         tdm__problem_add(&loader->problems, place, "unknown key");
@@ -68,7 +68,7 @@ static bool report_dotted(tdm__loader *loader, const tdm__yaml_node *entry)
 
 static void fill_key(tdm__loader *loader, size_t index, const tdm__yaml_node *entry)
 {
-    tdm__slot *slot = &loader->slots[index];
+    tdm__job_slot *slot = &loader->slots[index];
     if (slot->node) {
         report_duplicate(loader, tdm_job_key_at(index)->path, entry->key_place, slot->place);
         return;
@@ -80,7 +80,7 @@ static void fill_key(tdm__loader *loader, size_t index, const tdm__yaml_node *en
 static void fill_group(tdm__loader *loader, size_t group_index, const tdm__yaml_node *node)
 {
     const tdm__job_group *group = tdm__job_group_at(group_index);
-    tdm__place *place = &loader->group_places[group_index];
+    tdm__job_position *place = &loader->group_places[group_index];
     if (place->line > 0) {
         report_duplicate(loader, group->name, node->key_place, *place);
         return;
@@ -117,7 +117,7 @@ static void report_root(tdm__loader *loader, const tdm__yaml_node *root)
 {
     if (root->broken) return; /* reported */
     if (tdm__yaml_is_null(root)) {
-        tdm__problem_add(&loader->problems, (tdm__place){.file = loader->file},
+        tdm__problem_add(&loader->problems, (tdm__job_position){.file = loader->file},
                          "the file is empty; a job names at least its data: "
                          "'data:' and, indented below it, 'train: FILE'");
     } else if (root->kind == TDM__YAML_SCALAR) {
@@ -161,7 +161,7 @@ static const tdm__yaml_node *read_yaml_value(tdm__loader *loader, const tdm_job_
                                                 loader->scratch, &found);
     if (found.no_memory) loader->problems.no_memory = true;
     if (found.count == 0) return node;
-    tdm__problem_add(&loader->problems, (tdm__place){.file = TDM__JOB_OVERRIDE_FILE},
+    tdm__problem_add(&loader->problems, (tdm__job_position){.file = TDM__JOB_OVERRIDE_FILE},
                      "'%s': cannot read '%s': %s", key->path, tdm__clip_text(value).text,
                      found.items[0].message);
     return NULL;
@@ -208,12 +208,12 @@ const tdm__yaml_node *tdm__node_from_text(tdm__loader *loader, const tdm_job_key
 static void clear_slot(tdm__loader *loader, size_t index)
 {
     const char *path = tdm_job_key_at(index)->path;
-    loader->slots[index] = (tdm__slot){0};
+    loader->slots[index] = (tdm__job_slot){0};
     /* What the file said in company of this key goes with it. */
     for (size_t i = 0; i < tdm_job_key_count(); i++) {
         const char *needs = tdm_job_key_at(i)->needs;
         if (needs && strcmp(needs, path) == 0 && !loader->slots[i].from_override)
-            loader->slots[i] = (tdm__slot){0};
+            loader->slots[i] = (tdm__job_slot){0};
     }
 }
 
@@ -229,7 +229,7 @@ static void clear_other_model(tdm__loader *loader, size_t index, const tdm__yaml
 static void override_slot(tdm__loader *loader, size_t index, const char *value)
 {
     const tdm_job_key *key = tdm_job_key_at(index);
-    tdm__place place = {.file = TDM__JOB_OVERRIDE_FILE};
+    tdm__job_position place = {.file = TDM__JOB_OVERRIDE_FILE};
     const tdm__yaml_node *node = tdm__node_from_text(loader, key, value);
     if (!node) node = &broken_node;                                     /* reported */
     bool may_lack = !key->fallback || strcmp(key->fallback, "[]") == 0; /* a list of nothing */
@@ -240,7 +240,7 @@ static void override_slot(tdm__loader *loader, size_t index, const char *value)
     }
     if (key->excludes) clear_slot(loader, tdm__key_find(key->excludes));
     if (!node->broken) clear_other_model(loader, index, node);
-    loader->slots[index] = (tdm__slot){.node = node, .place = place, .from_override = true};
+    loader->slots[index] = (tdm__job_slot){.node = node, .place = place, .from_override = true};
 }
 
 /* A key inside a mapping cannot be set alone: nobody could say what its neighbours are then. */
@@ -251,7 +251,7 @@ static bool report_inner(tdm__loader *loader, const char *path)
         size_t length = strlen(key->path);
         if (key->field_count == 0 || strncmp(path, key->path, length) != 0 || path[length] != '.')
             continue;
-        tdm__problem_add(&loader->problems, (tdm__place){.file = TDM__JOB_OVERRIDE_FILE},
+        tdm__problem_add(&loader->problems, (tdm__job_position){.file = TDM__JOB_OVERRIDE_FILE},
                          "'%s' is inside '%s', which is set as a whole, such as '%s=%s{%s: ...}%s'",
                          tdm__clip_text(path).text, key->path, key->path, is_list(key) ? "[" : "",
                          tdm__key_leaf(&key->fields[0]), is_list(key) ? "]" : "");
@@ -262,7 +262,7 @@ static bool report_inner(tdm__loader *loader, const char *path)
 
 void tdm__slots_override(tdm__loader *loader, const char *override)
 {
-    tdm__place place = {.file = TDM__JOB_OVERRIDE_FILE};
+    tdm__job_position place = {.file = TDM__JOB_OVERRIDE_FILE};
     size_t length = strlen(override);
     if (tdm__utf8_check(override, length) != length) {
         tdm__problem_add(&loader->problems, place,
@@ -300,7 +300,7 @@ void tdm__slots_override(tdm__loader *loader, const char *override)
 
 /* ---- pairs ----------------------------------------------------------------------------------- */
 
-static bool is_later(tdm__place a, tdm__place b)
+static bool is_later(tdm__job_position a, tdm__job_position b)
 {
     return a.line != b.line ? a.line > b.line : a.column > b.column;
 }
@@ -309,7 +309,7 @@ void tdm__slots_check_pairs(tdm__loader *loader)
 {
     for (size_t i = 0; i < tdm_job_key_count(); i++) {
         const tdm_job_key *key = tdm_job_key_at(i);
-        const tdm__slot *slot = &loader->slots[i];
+        const tdm__job_slot *slot = &loader->slots[i];
         if (!slot->node) continue;
         if (key->needs && !loader->slots[tdm__key_find(key->needs)].node) {
             tdm__problem_add(&loader->problems, slot->place,
@@ -319,7 +319,7 @@ void tdm__slots_check_pairs(tdm__loader *loader)
         /* Both rows name each other, so that the one that stands later reports. Overrides never
          * meet here: they cleared the other slot. */
         if (!key->excludes) continue;
-        const tdm__slot *other = &loader->slots[tdm__key_find(key->excludes)];
+        const tdm__job_slot *other = &loader->slots[tdm__key_find(key->excludes)];
         if (other->node && is_later(slot->place, other->place)) {
             tdm__problem_add(&loader->problems, slot->place,
                              "'%s' cannot stand beside '%s' (line %d, column %d); keep one of them",

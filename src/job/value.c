@@ -59,7 +59,7 @@ static void report_range(const target *t, const tdm__yaml_node *node)
     release_wanted(t->loader, &wanted);
 }
 
-static void report_empty(tdm__loader *loader, const tdm_job_key *key, tdm__place place)
+static void report_empty(tdm__loader *loader, const tdm_job_key *key, tdm__job_position place)
 {
     tdm_str wanted = TDM_STR_INIT;
     tdm__key_wants(key, &wanted);
@@ -78,8 +78,8 @@ static size_t count_digits(const char *text)
 /* For reals; a whole number near 2^53 would be rounded on the way. */
 static bool in_range(const tdm_job_key *key, double value)
 {
-    if (key->open_least ? value <= key->least : value < key->least) return false;
-    return key->open_most ? value < key->most : value <= key->most;
+    if (key->min_open ? value <= key->min : value < key->min) return false;
+    return key->max_open ? value < key->max : value <= key->max;
 }
 
 /* What to do about a scalar that is nearly a whole number; "" when it is nothing like one. */
@@ -136,7 +136,7 @@ static bool parse_size(const char *text, int64_t *out)
 static bool read_size(const target *t, const tdm__yaml_node *node, int64_t *out)
 {
     int64_t value;
-    if (!node->plain || !parse_size(node->text, &value) || value > (int64_t)t->key->most) {
+    if (!node->plain || !parse_size(node->text, &value) || value > (int64_t)t->key->max) {
         report_range(t, node);
         return false;
     }
@@ -175,7 +175,7 @@ static bool read_int(const target *t, const tdm__yaml_node *node, int64_t *out)
     }
     /* Eighteen digits fit; whatever is longer is beyond 2^53 anyway. */
     long long value = count <= 18 ? strtoll(node->text, NULL, 10) : INT64_MAX;
-    bool is_good = count <= 18 && value >= (long long)key->least && value <= (long long)key->most;
+    bool is_good = count <= 18 && value >= (long long)key->min && value <= (long long)key->max;
     if (key->form == TDM_JOB_FORM_POWER_OF_TWO && (value & (value - 1)) != 0) is_good = false;
     if (!is_good) {
         report_range(t, node);
@@ -199,9 +199,9 @@ static bool store_int_list(const target *t, const tdm__yaml_node *node)
     }
     size_t count = 0;
     for (const tdm__yaml_node *item = node->first; item; item = item->next) count++;
-    if (count > t->key->most_count) {
+    if (count > t->key->max_count) {
         tdm__problem_add(problems, node->place, "'%s' takes at most %zu numbers, got %zu",
-                         t->key->path, t->key->most_count, count);
+                         t->key->path, t->key->max_count, count);
         return false;
     }
     int64_t *values = tdm_arena_array(t->loader->arena, count > 0 ? count : 1, sizeof(*values));
@@ -524,7 +524,7 @@ static bool store_layers(const target *t, const tdm__yaml_node *node)
 
 /* ---- all types ------------------------------------------------------------------------------- */
 
-bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__slot *slot,
+bool tdm__value_store(tdm__loader *loader, const tdm_job_key *key, const tdm__job_slot *slot,
                       void *base)
 {
     static bool (*const stores[])(const target *, const tdm__yaml_node *) = {

@@ -39,9 +39,9 @@ bool tdm__yaml_is_null(const tdm__yaml_node *node)
     return false;
 }
 
-static tdm__place place_of(const reader *r, yaml_mark_t mark)
+static tdm__job_position place_of(const reader *r, yaml_mark_t mark)
 {
-    return (tdm__place){
+    return (tdm__job_position){
         .file = r->file, .line = (int)mark.line + 1, .column = (int)mark.column + 1};
 }
 
@@ -64,7 +64,7 @@ static void report_syntax(reader *r)
         r->problems->no_memory = true;
         return;
     }
-    tdm__place place = place_of(r, p->problem_mark);
+    tdm__job_position place = place_of(r, p->problem_mark);
     const char *problem = p->problem ? p->problem : "cannot be read";
     char byte = byte_at(r, p->problem_mark);
     if (byte == '\t') {
@@ -282,9 +282,9 @@ static tdm__yaml_node *read_document(reader *r)
 }
 
 /* The place of a byte, counted as libyaml counts. */
-static tdm__place place_of_byte(const char *bytes, size_t at, const char *file)
+static tdm__job_position place_of_byte(const char *bytes, size_t at, const char *file)
 {
-    tdm__place place = {.file = file, .line = 1, .column = 1};
+    tdm__job_position place = {.file = file, .line = 1, .column = 1};
     for (size_t i = 0; i < at;) {
         uint32_t c;
         size_t length = tdm__utf8_next(bytes + i, &c);
@@ -306,7 +306,7 @@ static bool check_bytes(const char *bytes, size_t count, const char *file,
     size_t at = tdm__utf8_check(bytes, count);
     if (at == count) return true;
     unsigned char c = (unsigned char)bytes[at];
-    tdm__place place = place_of_byte(bytes, at, file);
+    tdm__job_position place = place_of_byte(bytes, at, file);
     if (c < 0x80) {
         tdm__problem_add(problems, place,
                          "the control character 0x%02x cannot stand in a text file; remove it", c);

@@ -35,8 +35,8 @@ typedef struct value {
 
 static bool in_range(const tdm_library_option *row, double number)
 {
-    bool is_any = row->least == 0 && row->most == 0;
-    return is_any || (number >= row->least && number <= row->most);
+    bool is_any = row->min == 0 && row->max == 0;
+    return is_any || (number >= row->min && number <= row->max);
 }
 
 /* Numbers are written as in JSON, whatever the locale. */
@@ -75,8 +75,8 @@ static void add_wanted(const tdm_library_option *row, tdm_str *out)
     };
     bool is_number = row->type == TDM_LIBRARY_TYPE_INT || row->type == TDM_LIBRARY_TYPE_REAL;
     tdm_str_add(out, words[row->type]);
-    if (is_number && (row->least != 0 || row->most != 0))
-        tdm_str_addf(out, " from %g to %g", row->least, row->most);
+    if (is_number && (row->min != 0 || row->max != 0))
+        tdm_str_addf(out, " from %g to %g", row->min, row->max);
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */

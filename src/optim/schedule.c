@@ -13,7 +13,7 @@
 
 #include <math.h>
 
-#define LEAST_CHANGE 1e-8 /* PyTorch's: a smaller change of the rate is not made */
+#define MIN_CHANGE 1e-8 /* PyTorch's: a smaller change of the rate is not made */
 
 tdm_schedule tdm_schedule_of(const tdm_job *job, uint64_t step_count)
 {
@@ -31,7 +31,7 @@ tdm_schedule tdm_schedule_of(const tdm_job *job, uint64_t step_count)
         .end_divisor = job->schedule.end_divisor,
         .linear_anneal = job->schedule.anneal == TDM_JOB_ANNEAL_LINEAR,
         .higher_is_better = job->schedule.metric == TDM_JOB_METRIC_TEST_ACCURACY,
-        .patience = (double)job->schedule.patience,
+        .cancellation = (double)job->schedule.cancellation,
         .threshold = job->schedule.threshold,
         .cooldown = (double)job->schedule.cooldown,
     };
@@ -121,19 +121,19 @@ bool tdm_schedule_observe(const tdm_schedule *schedule, double value, tdm_platea
         plateau->cooldown--;
         plateau->bad = 0;
     }
-    if (plateau->bad <= s->patience) return false;
+    if (plateau->bad <= s->cancellation) return false;
     plateau->bad = 0;
     plateau->cooldown = s->cooldown;
     double before = plateau->lr > 0 ? plateau->lr : s->lr;
     double after = fmax(before * s->gamma, s->floor);
-    if (before - after <= LEAST_CHANGE) return false;
+    if (before - after <= MIN_CHANGE) return false;
     plateau->lr = after;
     return true;
 }
 
 bool tdm_early_stop_is_due(const tdm_job_early_stop *rule, const tdm_plateau *state)
 {
-    return state->bad >= (double)rule->patience;
+    return state->bad >= (double)rule->cancellation;
 }
 
 bool tdm_early_stop_observe(const tdm_job_early_stop *rule, double value, tdm_plateau *state)

@@ -15,11 +15,11 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#define CPU_SET_MOST 65536
+#define MAX_CPU_SET 65536
 
 static int affinity_count(void)
 {
-    for (int cpus = 1024; cpus <= CPU_SET_MOST; cpus *= 2) {
+    for (int cpus = 1024; cpus <= MAX_CPU_SET; cpus *= 2) {
         cpu_set_t *set = CPU_ALLOC(cpus);
         if (!set) return 0;
         size_t bytes = CPU_ALLOC_SIZE(cpus);
@@ -53,12 +53,12 @@ static bool read_quota(const tdm__cgroup_level *level, uint64_t *out_quota, uint
 
 static void note_quota(const tdm__cgroup_level *level, void *user)
 {
-    int *least = user;
+    int *min = user;
     uint64_t quota = 0;
     uint64_t period = 0;
     if (!read_quota(level, &quota, &period) || quota == 0 || period == 0) return;
     uint64_t cpus = quota / period + (quota % period != 0);
-    if (cpus < (uint64_t)*least) *least = (int)cpus;
+    if (cpus < (uint64_t)*min) *min = (int)cpus;
 }
 
 /* The text after "model name : " of the first processor. */
@@ -86,7 +86,7 @@ void tdm_os_cpu_info(tdm_cpu_info *out)
     read_model(out->model, sizeof out->model);
     tdm__cpu_features(out);
     long online = sysconf(_SC_NPROCESSORS_ONLN);
-    out->online_count = online > 0 && online <= CPU_SET_MOST ? (int)online : 1;
+    out->online_count = online > 0 && online <= MAX_CPU_SET ? (int)online : 1;
     int usable = affinity_count();
     if (usable <= 0) usable = out->online_count;
     tdm__cgroup_walk("cpu", note_quota, &usable);

@@ -30,8 +30,8 @@
 
 #define TEMPORARY_TRIES 1000
 #define DIRECT_ALIGN ((size_t)TDM_FILE_ALIGN)
-#define DIRECT_LEAST ((size_t)256 * 1024) /* smaller ones are no burden to the cache */
-#define NAME_BYTES 256                    /* NAME_MAX and the terminator */
+#define MIN_DIRECT ((size_t)256 * 1024) /* smaller ones are no burden to the cache */
+#define NAME_BYTES 256                  /* NAME_MAX and the terminator */
 
 struct tdm_file_writer {
     char *path;       /* as given, for messages */
@@ -219,7 +219,7 @@ static size_t direct_part(uint64_t offset, const uint8_t *bytes, size_t count, s
 {
     size_t inside = (size_t)(offset % DIRECT_ALIGN);
     *first = inside > 0 ? DIRECT_ALIGN - inside : 0;
-    if ((uintptr_t)bytes % DIRECT_ALIGN != inside || count < DIRECT_LEAST + *first) return 0;
+    if ((uintptr_t)bytes % DIRECT_ALIGN != inside || count < MIN_DIRECT + *first) return 0;
     return (count - *first) / DIRECT_ALIGN * DIRECT_ALIGN;
 }
 

@@ -37,10 +37,10 @@ typedef struct tdm__cgroup_level {
 typedef void (*tdm__cgroup_fn)(const tdm__cgroup_level *level, void *user);
 void tdm__cgroup_walk(const char *controller, tdm__cgroup_fn visit, void *user);
 
-/* tdm_os_places and tdm_os_topology_info for the processors in `allowed`; `machine` describes one that
+/* tdm_os_cpu_sets and tdm_os_topology_info for the processors in `allowed`; `machine` describes one that
  * does not exist, as hwloc's synthetic topologies do ("numa:2 core:4 pu:2"); NULL: this one. */
-bool tdm__places(const char *machine, const tdm_place *allowed, int count, tdm_place *out);
-void tdm__topology(const char *machine, const tdm_place *allowed, tdm_topology_info *out);
+bool tdm__places(const char *machine, const tdm_cpu_set *allowed, int count, tdm_cpu_set *out);
+void tdm__topology(const char *machine, const tdm_cpu_set *allowed, tdm_topology_info *out);
 
 /* Fills level and features of the processor this runs on. */
 void tdm__cpu_features(tdm_cpu_info *out);

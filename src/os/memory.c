@@ -16,7 +16,7 @@
 
 static void note_limit(const tdm__cgroup_level *level, void *user)
 {
-    uint64_t *least = user;
+    uint64_t *min = user;
     char path[4200];
     char text[64];
     snprintf(path, sizeof path, "%s/%s", level->folder,
@@ -24,7 +24,7 @@ static void note_limit(const tdm__cgroup_level *level, void *user)
     uint64_t limit = 0;
     if (!tdm__proc_read(path, text, sizeof text) || !tdm__proc_number(text, "", &limit)) return;
     if (limit == 0 || limit >= NO_LIMIT_BYTES) return;
-    if (*least == 0 || limit < *least) *least = limit;
+    if (*min == 0 || limit < *min) *min = limit;
 }
 
 /* "always [madvise] never": the word in brackets. */

@@ -95,7 +95,7 @@ void tdm_pages_populate(const tdm_pages *pages)
     }
 }
 
-void tdm_pages_lend(const tdm_pages *pages)
+void tdm_pages_free_lazily(const tdm_pages *pages)
 {
     if (pages->data) (void)madvise(pages->data, pages->bytes, MADV_FREE);
 }

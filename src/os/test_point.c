@@ -47,10 +47,10 @@ static bool claim(const char *path)
 }
 
 /* Whether a wish, which is cut into pieces on the way, means this place; *number is its signal. */
-static bool matches(char *wish, const tdm_test_point *at, const char **file, int *number)
+static bool matches(char *request, const tdm_test_point *at, const char **file, int *number)
 {
     char *rest = NULL;
-    const char *field = strtok_r(wish, ":", &rest), *value;
+    const char *field = strtok_r(request, ":", &rest), *value;
     bool meant = field && strcmp(field, at->phase) == 0;
     while (meant && (field = strtok_r(NULL, ":", &rest)) != NULL) {
         if ((value = value_of(field, "step")) != NULL)
@@ -69,17 +69,17 @@ static bool matches(char *wish, const tdm_test_point *at, const char **file, int
 
 void tdm_os_test_point(const tdm_test_point *at)
 {
-    const char *wishes = getenv("TANDEM_TEST_KILL");
-    while (wishes && *wishes) {
-        char wish[WISH_BYTES];
-        size_t length = strcspn(wishes, ",");
+    const char *requests = getenv("TANDEM_TEST_KILL");
+    while (requests && *requests) {
+        char request[WISH_BYTES];
+        size_t length = strcspn(requests, ",");
         const char *file = NULL;
         int number = SIGKILL;
-        if (length < sizeof(wish)) {
-            memcpy(wish, wishes, length);
-            wish[length] = '\0';
-            if (matches(wish, at, &file, &number) && claim(file)) raise(number);
+        if (length < sizeof(request)) {
+            memcpy(request, requests, length);
+            request[length] = '\0';
+            if (matches(request, at, &file, &number) && claim(file)) raise(number);
         }
-        wishes += length + (wishes[length] == ',');
+        requests += length + (requests[length] == ',');
     }
 }

@@ -25,23 +25,23 @@
 #include <hwloc.h>
 #endif
 
-enum { WORD_BITS = 64, NODES_MOST = 1024 };
+enum { WORD_BITS = 64, MAX_NODES = 1024 };
 
 /* ---- sets of processors ---------------------------------------------------------------------- */
 
-static bool has(const tdm_place *place, int processor)
+static bool has(const tdm_cpu_set *place, int processor)
 {
     return place->processors[processor / WORD_BITS] >> (processor % WORD_BITS) & 1;
 }
 
-static void add(tdm_place *place, int processor)
+static void add(tdm_cpu_set *place, int processor)
 {
     place->processors[processor / WORD_BITS] |= UINT64_C(1) << (processor % WORD_BITS);
 }
 
-bool tdm_os_place_here(tdm_place *out)
+bool tdm_os_cpu_set_here(tdm_cpu_set *out)
 {
-    *out = (tdm_place){.memory_node = -1};
+    *out = (tdm_cpu_set){.memory_node = -1};
     return sched_getaffinity(0, sizeof out->processors, (cpu_set_t *)(void *)out->processors) == 0;
 }
 
@@ -55,17 +55,17 @@ typedef struct unit {
 } unit;
 
 typedef struct machine {
-    unit *units; /* TDM_PLACE_PROCESSORS_MOST places */
+    unit *units; /* TDM_PLACE_MAX_CPUS places */
     int unit_count;
     int core_count;
     int node_count;
-    bool nodes[NODES_MOST];
+    bool nodes[MAX_NODES];
 } machine;
 
 static void add_unit(machine *m, int processor, bool new_core, int memory_node)
 {
     if (new_core) m->core_count++;
-    if (memory_node >= NODES_MOST) memory_node = -1;
+    if (memory_node >= MAX_NODES) memory_node = -1;
     if (memory_node >= 0 && !m->nodes[memory_node]) {
         m->nodes[memory_node] = true;
         m->node_count++;
@@ -89,20 +89,20 @@ static hwloc_obj_t core_of(hwloc_topology_t topology, hwloc_obj_t thread)
     return core ? core : thread;
 }
 
-static void read_topology(hwloc_topology_t topology, const tdm_place *allowed, machine *m)
+static void read_topology(hwloc_topology_t topology, const tdm_cpu_set *allowed, machine *m)
 {
     hwloc_obj_t thread = NULL, last = NULL;
     while ((thread = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_PU, thread))) {
         unsigned processor = thread->os_index;
-        if (processor >= TDM_PLACE_PROCESSORS_MOST || !has(allowed, (int)processor)) continue;
-        if (m->unit_count == TDM_PLACE_PROCESSORS_MOST) return;
+        if (processor >= TDM_PLACE_MAX_CPUS || !has(allowed, (int)processor)) continue;
+        if (m->unit_count == TDM_PLACE_MAX_CPUS) return;
         hwloc_obj_t core = core_of(topology, thread);
         add_unit(m, (int)processor, core != last, node_of(core));
         last = core;
     }
 }
 
-static void look_with_hwloc(const char *synthetic, const tdm_place *allowed, machine *m)
+static void look_with_hwloc(const char *synthetic, const tdm_cpu_set *allowed, machine *m)
 {
     hwloc_topology_t topology;
     if (hwloc_topology_init(&topology) != 0) return;
@@ -113,9 +113,9 @@ static void look_with_hwloc(const char *synthetic, const tdm_place *allowed, mac
 }
 #endif
 
-static bool machine_init(machine *m, const char *synthetic, const tdm_place *allowed)
+static bool machine_init(machine *m, const char *synthetic, const tdm_cpu_set *allowed)
 {
-    *m = (machine){.units = calloc(TDM_PLACE_PROCESSORS_MOST, sizeof(unit))};
+    *m = (machine){.units = calloc(TDM_PLACE_MAX_CPUS, sizeof(unit))};
     if (!m->units) return false;
 #ifdef TDM__WITH_HWLOC
     look_with_hwloc(synthetic, allowed, m);
@@ -123,12 +123,12 @@ static bool machine_init(machine *m, const char *synthetic, const tdm_place *all
     (void)synthetic;
 #endif
     if (m->unit_count > 0) return true;
-    for (int i = 0; i < TDM_PLACE_PROCESSORS_MOST; i++)
+    for (int i = 0; i < TDM_PLACE_MAX_CPUS; i++)
         if (has(allowed, i)) add_unit(m, i, true, -1);
     return m->unit_count > 0;
 }
 
-void tdm__topology(const char *synthetic, const tdm_place *allowed, tdm_topology_info *out)
+void tdm__topology(const char *synthetic, const tdm_cpu_set *allowed, tdm_topology_info *out)
 {
     machine m;
     *out = (tdm_topology_info){.core_count = 1, .processor_count = 1, .memory_node_count = 1};
@@ -147,20 +147,20 @@ void tdm__topology(const char *synthetic, const tdm_place *allowed, tdm_topology
 
 void tdm_os_topology_info(tdm_topology_info *out)
 {
-    tdm_place allowed;
-    tdm_os_place_here(&allowed);
+    tdm_cpu_set allowed;
+    tdm_os_cpu_set_here(&allowed);
     tdm__topology(NULL, &allowed, out);
 }
 
 /* ---- shares ----------------------------------------------------------------------------------- */
 
-bool tdm__places(const char *synthetic, const tdm_place *allowed, int count, tdm_place *out)
+bool tdm__places(const char *synthetic, const tdm_cpu_set *allowed, int count, tdm_cpu_set *out)
 {
     machine m;
     bool enough = machine_init(&m, synthetic, allowed) && count > 0 && count <= m.unit_count;
     bool by_core = count <= m.core_count;
     int64_t parts = by_core ? m.core_count : m.unit_count;
-    for (int i = 0; enough && i < count; i++) out[i] = (tdm_place){.memory_node = -1};
+    for (int i = 0; enough && i < count; i++) out[i] = (tdm_cpu_set){.memory_node = -1};
     for (int u = 0, before = -1; enough && u < m.unit_count; u++) {
         /* Share i has the parts from parts x i / count on, rounded down. */
         int64_t part = by_core ? m.units[u].core : u;
@@ -176,39 +176,39 @@ bool tdm__places(const char *synthetic, const tdm_place *allowed, int count, tdm
     return enough;
 }
 
-bool tdm_os_places(int count, tdm_place *out)
+bool tdm_os_cpu_sets(int count, tdm_cpu_set *out)
 {
-    tdm_place allowed;
-    return tdm_os_place_here(&allowed) && tdm__places(NULL, &allowed, count, out);
+    tdm_cpu_set allowed;
+    return tdm_os_cpu_set_here(&allowed) && tdm__places(NULL, &allowed, count, out);
 }
 
-bool tdm_os_place_take(const tdm_place *place)
+bool tdm_os_cpu_set_apply(const tdm_cpu_set *place)
 {
     const cpu_set_t *set = (const cpu_set_t *)(const void *)place->processors;
     if (sched_setaffinity(0, sizeof place->processors, set) != 0) return false;
     int node = place->memory_node;
-    if (node < 0 || node >= NODES_MOST) return true;
-    unsigned long nodes[NODES_MOST / (8 * sizeof(unsigned long))] = {0};
+    if (node < 0 || node >= MAX_NODES) return true;
+    unsigned long nodes[MAX_NODES / (8 * sizeof(unsigned long))] = {0};
     nodes[(size_t)node / (8 * sizeof nodes[0])] |= 1UL << (size_t)node % (8 * sizeof nodes[0]);
-    (void)syscall(SYS_set_mempolicy, MPOL_PREFERRED, nodes, (unsigned long)NODES_MOST);
+    (void)syscall(SYS_set_mempolicy, MPOL_PREFERRED, nodes, (unsigned long)MAX_NODES);
     return true;
 }
 
 /* ---- words ------------------------------------------------------------------------------------ */
 
-const char *tdm_os_place_text(const tdm_place *place, char buffer[TDM_PLACE_TEXT_BYTES])
+const char *tdm_os_cpu_set_text(const tdm_cpu_set *place, char buffer[TDM_CPU_SET_TEXT_BYTES])
 {
     size_t used = 0;
     buffer[0] = '\0';
-    for (int i = 0; i < TDM_PLACE_PROCESSORS_MOST; i++) {
+    for (int i = 0; i < TDM_PLACE_MAX_CPUS; i++) {
         if (!has(place, i)) continue;
         int end = i;
-        while (end + 1 < TDM_PLACE_PROCESSORS_MOST && has(place, end + 1)) end++;
+        while (end + 1 < TDM_PLACE_MAX_CPUS && has(place, end + 1)) end++;
         char run[32];
         const char *comma = used > 0 ? "," : "";
         int length = end > i ? snprintf(run, sizeof run, "%s%d-%d", comma, i, end)
                              : snprintf(run, sizeof run, "%s%d", comma, i);
-        if (used + (size_t)length + sizeof "..." > TDM_PLACE_TEXT_BYTES) {
+        if (used + (size_t)length + sizeof "..." > TDM_CPU_SET_TEXT_BYTES) {
             memcpy(buffer + used, "...", sizeof "...");
             break;
         }

@@ -23,10 +23,10 @@
 enum {
     WINDOW_STEPS = 24,
     REVERSAL_STEPS = 256, /* after so many, a reversal is forgiven */
-    REVERSALS_MOST = 3,
+    MAX_REVERSALS = 3,
     STRAGGLER_STEPS = 12
 };
-static const double least_gain = 0.05; /* of the step's time */
+static const double min_gain = 0.05;   /* of the step's time */
 static const double alike_spreads = 3; /* a cost may stand out by so much and be like the others */
 static const double called_slow = 1.5, no_longer_slow = 1.3;
 
@@ -134,16 +134,16 @@ static void take_last(const tdm_balance *b, int rank, int steps, double *out)
 /* Fills `typical`; returns the greatest spread of a rank's costs, as a part of its typical one. */
 static double look_back(tdm_balance *b, int steps)
 {
-    double last[WINDOW_STEPS], most = 0;
+    double last[WINDOW_STEPS], max = 0;
     for (int r = 0; r < b->rank_count; r++) {
         take_last(b, r, steps, last);
         double middle = median(last, steps);
         for (int i = 0; i < steps; i++) last[i] = fabs(last[i] - middle);
         double spread = spread_of_distance * median(last, steps) / middle;
         b->typical[r] = middle;
-        if (spread > most) most = spread;
+        if (spread > max) max = spread;
     }
-    return most;
+    return max;
 }
 
 /* ---- moving ---------------------------------------------------------------------------------- */
@@ -151,12 +151,12 @@ static double look_back(tdm_balance *b, int steps)
 /* By typical costs, in the unit of these. */
 static double step_time(const tdm_balance *b, const int64_t *first)
 {
-    double most = 0;
+    double max = 0;
     for (int r = 0; r < b->rank_count; r++) {
         double time = (double)(first[r + 1] - first[r]) * b->typical[r];
-        if (time > most) most = time;
+        if (time > max) max = time;
     }
-    return most;
+    return max;
 }
 
 /* By how many of its spreads a number must stand out to be more than chance: the more ranks, the
@@ -185,7 +185,7 @@ static bool wants_move(tdm_balance *b, const struct horizon *h, const int64_t *f
     if (noise < h->noise) noise = h->noise;
     double spread = median_spread * noise / sqrt(h->steps); /* of a typical cost */
     double limit = outstanding(b->rank_count) * spread * (1 + b->reversals);
-    if (limit < least_gain) limit = least_gain;
+    if (limit < min_gain) limit = min_gain;
     level_out(b, alike_spreads * spread);
     for (int r = 0; r < b->rank_count; r++) b->scratch[r] = 1 / b->typical[r];
     tdm_place_lanes(b->lane_count, b->rank_count, b->scratch, b->candidate);
@@ -196,7 +196,7 @@ static void move(tdm_balance *b, int64_t *first)
 {
     size_t bytes = ((size_t)b->rank_count + 1) * sizeof(int64_t);
     if (memcmp(b->candidate, b->previous, bytes) == 0) {
-        if (b->reversals < REVERSALS_MOST) b->reversals++;
+        if (b->reversals < MAX_REVERSALS) b->reversals++;
         b->last_reversal = b->steps;
     }
     memcpy(b->previous, first, bytes);

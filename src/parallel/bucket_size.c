@@ -15,7 +15,7 @@
 
 enum {
     SIZE_DEFAULT = 4 << 20,
-    SIZE_LEAST = 64 << 10,
+    MIN_SIZE = 64 << 10,
     TRIAL_BYTES = 8 << 20, /* for each size */
     IN_FLIGHT = 4,
     BUCKETS_WANTED = 8, /* at least, so that there is something to overlap */
@@ -63,7 +63,7 @@ static tdm_status time_size(tdm_group *group, float *memory, size_t bytes, doubl
     return status;
 }
 
-static tdm_status measure(tdm_group *group, size_t most, size_t *out, tdm_error *err)
+static tdm_status measure(tdm_group *group, size_t max, size_t *out, tdm_error *err)
 {
     static const size_t candidates[CANDIDATE_COUNT] = {256 << 10, 512 << 10, 1 << 20, 2 << 20,
                                                        4 << 20};
@@ -83,7 +83,7 @@ static tdm_status measure(tdm_group *group, size_t most, size_t *out, tdm_error 
     TDM_TRY(status);
     int chosen = 0;
     while (times[chosen] * nearly > best) chosen++;
-    *out = candidates[chosen] < most ? candidates[chosen] : most;
+    *out = candidates[chosen] < max ? candidates[chosen] : max;
     return TDM_OK;
 }
 
@@ -92,12 +92,12 @@ tdm_status tdm_bucket_choose(tdm_comm *comm, uint64_t grad_bytes, size_t *out, t
     bool several = false;
     for (int i = 1; comm && i < tdm_comm_size(comm); i++)
         several = several || tdm_comm_node_of(comm, i) != tdm_comm_node_of(comm, 0);
-    size_t most = grad_bytes / BUCKETS_WANTED > SIZE_LEAST ? (size_t)(grad_bytes / BUCKETS_WANTED)
-                                                           : SIZE_LEAST;
-    size_t size = SIZE_DEFAULT < most ? SIZE_DEFAULT : most;
+    size_t max = grad_bytes / BUCKETS_WANTED > MIN_SIZE ? (size_t)(grad_bytes / BUCKETS_WANTED)
+                                                        : MIN_SIZE;
+    size_t size = SIZE_DEFAULT < max ? SIZE_DEFAULT : max;
     /* What is small takes no time, whichever way it goes. */
     if (several && grad_bytes > TRIAL_BYTES)
-        TDM_TRY(measure(tdm_comm_world(comm), most, &size, err));
+        TDM_TRY(measure(tdm_comm_world(comm), max, &size, err));
     *out = whole_cells(size);
     return TDM_OK;
 }

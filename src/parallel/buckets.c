@@ -22,15 +22,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SLOTS_LEAST = 4 }; /* of the overlay, when there are as many buckets */
+enum { MIN_SLOTS = 4 }; /* of the overlay, when there are as many buckets */
 
 /* A bucket, in the order in which buckets are complete. */
 typedef struct entry {
     size_t bucket;
-    tdm_extent range;               /* of elements */
-    tdm_extent own;                 /* of these, what this rank updates */
-    size_t ready[TDM__GRAPHS_MOST]; /* the step after which it is complete */
-    size_t begin[TDM__GRAPHS_MOST]; /* the first step that writes to it */
+    tdm_extent range;              /* of elements */
+    tdm_extent own;                /* of these, what this rank updates */
+    size_t ready[TDM__MAX_GRAPHS]; /* the step after which it is complete */
+    size_t begin[TDM__MAX_GRAPHS]; /* the first step that writes to it */
     size_t *cuts;
     const void **parts;
     tdm_request *request;
@@ -134,7 +134,7 @@ static tdm_status find_urgent(tdm_team *team, tdm__buckets *b, tdm_error *err)
     }
     for (size_t k = 0; k < b->count; k++) uses[k] = (first_use){k, SIZE_MAX};
     for (size_t s = 0; s < tdm_plan_step_count(team->plans[0]); s++) {
-        size_t reads[TDM_PLAN_READS_MOST];
+        size_t reads[TDM_MAX_PLAN_READS];
         size_t count = tdm_plan_reads_at(team->plans[0], s, reads);
         for (size_t i = 0; i < count; i++)
             note_read(team, tdm_graph_param_at(team->graphs[0].graph, reads[i]), s, uses);
@@ -163,7 +163,7 @@ static tdm_status assign_slots(tdm_team *team, tdm__buckets *b, tdm_error *err)
     if (!last) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
     for (size_t i = 0; i < b->count; i++) {
         int best = -1;
-        for (int s = 0; s < b->slot_count && b->slot_count >= SLOTS_LEAST; s++)
+        for (int s = 0; s < b->slot_count && b->slot_count >= MIN_SLOTS; s++)
             if (may_follow(team, b, i, last[s]) && (best < 0 || last[s] < last[best])) best = s;
         b->entries[i].before = best >= 0 ? last[best] : SIZE_MAX;
         if (best < 0) best = b->slot_count++;
@@ -210,7 +210,7 @@ static tdm_status make_entries(tdm_team *team, tdm__buckets *b, tdm_error *err)
     b->count = l->bucket_count;
     b->entries = calloc(b->count + 1, sizeof(*b->entries));
     b->cuts = calloc(b->count * stride + 1, sizeof(*b->cuts));
-    b->parts = calloc(b->count * TDM_LANE_PARTS_MOST + 1, sizeof(*b->parts));
+    b->parts = calloc(b->count * TDM_MAX_LANE_PARTS + 1, sizeof(*b->parts));
     if (!b->entries || !b->cuts || !b->parts)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
     for (size_t k = 0; k < b->count; k++) {
@@ -221,7 +221,7 @@ static tdm_status make_entries(tdm_team *team, tdm__buckets *b, tdm_error *err)
         e->own = tdm__cells_extent(l, tdm__layout_share(l, cells, team->place));
         e->before = SIZE_MAX;
         e->cuts = b->cuts + k * stride;
-        e->parts = b->parts + k * TDM_LANE_PARTS_MOST;
+        e->parts = b->parts + k * TDM_MAX_LANE_PARTS;
         if (!l->common) tdm__layout_cuts(l, cells, e->cuts);
         if (e->range.count * sizeof(float) > b->bucket_bytes)
             b->bucket_bytes = e->range.count * sizeof(float);
@@ -235,11 +235,11 @@ static tdm_status make_entries(tdm_team *team, tdm__buckets *b, tdm_error *err)
 /* In a vault others can go on with what this rank has got, should it die. */
 static tdm_status make_sums(tdm_team *team, tdm__buckets *b, size_t bytes, tdm_error *err)
 {
-    char name[TDM_VAULT_NAME_BYTES];
+    char name[TDM_SHM_NAME_BYTES];
     void *memory;
-    if (team->journal) {
-        snprintf(name, sizeof(name), TDM__SUMS_NAME, team->journal->slot);
-        TDM_TRY(tdm_vault_take(team->journal->vault, name, bytes, NULL, &memory, err));
+    if (team->undo_log) {
+        snprintf(name, sizeof(name), TDM__SUMS_NAME, team->undo_log->slot);
+        TDM_TRY(tdm_shm_region_take(team->undo_log->shm, name, bytes, NULL, &memory, err));
         team->summed = memory;
         return TDM_OK;
     }
@@ -323,8 +323,8 @@ static const void *one_sum(tdm_team *team, const entry *e, int part_count)
     if (part_count == 0) return team->buckets->zeros.data;
     float *sum = (float *)(uintptr_t)e->parts[0];
     for (int i = 1; i < part_count; i++) {
-        bool modest = tdm__add_range(sum, e->parts[i], e->range.count);
-        if (!modest) atomic_store(&team->immodest, true);
+        bool in_safe_range = tdm__add_range(sum, e->parts[i], e->range.count);
+        if (!in_safe_range) atomic_store(&team->immodest, true);
     }
     return sum;
 }
@@ -333,7 +333,7 @@ static tdm_status start(tdm_team *team, entry *e, tdm_error *err)
 {
     tdm__buckets *b = team->buckets;
     bool common = team->layout->common;
-    int64_t nodes[TDM_LANE_PARTS_MOST];
+    int64_t nodes[TDM_MAX_LANE_PARTS];
     int part_count = tdm_lane_nodes(&b->lanes, team->first[team->place],
                                     team->first[team->place + 1], nodes);
     for (int i = 0; i < part_count; i++) e->parts[i] = team->tree.held[nodes[i]] + e->range.first;
@@ -375,7 +375,7 @@ static tdm_status wait_for(entry *e, tdm_error *err)
 /* The same in the middle of a pass, where others may need something of this rank to come as far. */
 static tdm_status wait_in_pass(tdm_team *team, entry *e, tdm_error *err)
 {
-    if (e->request) TDM_TRY(tdm__store_serve(team->options.store, err));
+    if (e->request) TDM_TRY(tdm__params_serve(team->options.store, err));
     return wait_for(e, err);
 }
 
@@ -431,17 +431,18 @@ tdm_status tdm__buckets_before(tdm_team *team, int graph, size_t end, tdm_error 
 /* An entry is complete in the lanes of this pass: adds it to what the rank holds. */
 static void add_entry(tdm_team *team, int count, const entry *e)
 {
-    bool modest = true;
+    bool in_safe_range = true;
     for (int i = 0; i < count; i++) {
         const tdm__lane_run *r = &team->run[i];
         for (int k = 0; k < r->add_count; k++)
-            modest = tdm__add_range(r->adds[k].left + e->range.first,
-                                    r->adds[k].right + e->range.first, e->range.count) &&
-                     modest;
+            in_safe_range = tdm__add_range(r->adds[k].left + e->range.first,
+                                           r->adds[k].right + e->range.first, e->range.count) &&
+                            in_safe_range;
         if (r->is_final && r->add_count == 0)
-            modest = tdm__add_range(r->sum + e->range.first, NULL, e->range.count) && modest;
+            in_safe_range = tdm__add_range(r->sum + e->range.first, NULL, e->range.count) &&
+                            in_safe_range;
     }
-    if (!modest) atomic_store(&team->immodest, true);
+    if (!in_safe_range) atomic_store(&team->immodest, true);
 }
 
 tdm_status tdm__buckets_after(tdm_team *team, int graph, int count, size_t end, bool last,
@@ -473,10 +474,10 @@ tdm_status tdm__buckets_finish_lanes(tdm_team *team, tdm_error *err)
 
 /* ---- meeting -------------------------------------------------------------------------------------- */
 
-static tdm_status exchange_notes(tdm_team *team, const tdm__note *mine, tdm_error *err)
+static tdm_status exchange_notes(tdm_team *team, const tdm__step_report *mine, tdm_error *err)
 {
     double loss = 0;
-    const void *parts[TDM_LANE_PARTS_MOST];
+    const void *parts[TDM_MAX_LANE_PARTS];
     for (int i = 0; i < team->part_count; i++) parts[i] = &team->parts[i].loss;
     TDM_TRY(tdm_group_all_gather(team->group, mine, team->notes, (size_t)team->size * sizeof(*mine),
                                  TDM_DTYPE_U8, err));
@@ -493,7 +494,7 @@ static tdm_status exchange_notes(tdm_team *team, const tdm__note *mine, tdm_erro
     return TDM_OK;
 }
 
-tdm_status tdm__buckets_meet(tdm_team *team, const tdm__note *mine, tdm_error *err)
+tdm_status tdm__buckets_meet(tdm_team *team, const tdm__step_report *mine, tdm_error *err)
 {
     tdm__buckets *b = team->buckets;
     double begin = tdm_clock_s();

@@ -23,19 +23,19 @@
 typedef struct card {
     uint64_t step;
     uint32_t epoch;
-    tdm__note note;
+    tdm__step_report note;
     int64_t part_count;
     struct {
         int64_t node;
         uint64_t place;
         double loss;
-    } parts[TDM_LANE_PARTS_MOST];
+    } parts[TDM_MAX_LANE_PARTS];
 } card;
 
 struct tdm__common {
-    card *boards;  /* two, of `seats` cards each */
-    size_t seats;  /* one for each rank; in a vault, for each slot */
-    int64_t *seat; /* by place */
+    card *boards;         /* two, of `seats` cards each */
+    size_t worker_slots;  /* one for each rank; in a vault, for each slot */
+    int64_t *worker_slot; /* by place */
     bool owns_board;
     unsigned turn;
 };
@@ -62,61 +62,61 @@ static tdm_status share(tdm_team *team, size_t bytes, void **out, tdm_error *err
 
 /* ---- in a vault --------------------------------------------------------------------------------- */
 
-enum { BOARDS_BYTES = 2 * TDM__SLOTS_MOST * sizeof(card) };
+enum { BOARDS_BYTES = 2 * TDM__UNDO_MAX_SLOTS * sizeof(card) };
 
 /* As many buffers as a rank ever needs: they have memory only where they are used. */
-static size_t most_buffers(const tdm_team *team)
+static size_t max_buffers(const tdm_team *team)
 {
     size_t lanes = (size_t)team->options.lane_count, levels = 1;
     while (((size_t)1 << levels) < lanes) levels++;
     return team->side_by_side || lanes < 2 * levels + 1 ? lanes : 2 * levels + 1;
 }
 
-static void name_grads(int slot, char out[TDM_VAULT_NAME_BYTES])
+static void name_grads(int slot, char out[TDM_SHM_NAME_BYTES])
 {
-    snprintf(out, TDM_VAULT_NAME_BYTES, "grads-%d", slot);
+    snprintf(out, TDM_SHM_NAME_BYTES, "grads-%d", slot);
 }
 
 static tdm_status create_in_vault(tdm_team *team, tdm_error *err)
 {
     tdm__common *c = team->common;
-    tdm__journal *j = team->journal;
-    char name[TDM_VAULT_NAME_BYTES];
+    tdm__undo_log *j = team->undo_log;
+    char name[TDM_SHM_NAME_BYTES];
     void *memory;
     name_grads(j->slot, name);
-    assert((size_t)team->buffer_count <= most_buffers(team));
-    size_t bytes = most_buffers(team) * team->block_extent * sizeof(float);
-    TDM_TRY(tdm_vault_take(j->vault, name, bytes, NULL, &memory, err));
+    assert((size_t)team->buffer_count <= max_buffers(team));
+    size_t bytes = max_buffers(team) * team->block_extent * sizeof(float);
+    TDM_TRY(tdm_shm_region_take(j->shm, name, bytes, NULL, &memory, err));
     team->grads = memory;
-    TDM_TRY(tdm_vault_take(j->vault, "cards", BOARDS_BYTES, NULL, &memory, err));
+    TDM_TRY(tdm_shm_region_take(j->shm, "cards", BOARDS_BYTES, NULL, &memory, err));
     c->boards = memory;
-    c->seats = TDM__SLOTS_MOST;
-    c->seat[team->place] = j->slot;
+    c->worker_slots = TDM__UNDO_MAX_SLOTS;
+    c->worker_slot[team->place] = j->slot;
     if (team->group)
-        TDM_TRY(tdm_group_all_gather(team->group, NULL, c->seat, (size_t)team->size, TDM_DTYPE_I64,
-                                     err));
+        TDM_TRY(tdm_group_all_gather(team->group, NULL, c->worker_slot, (size_t)team->size,
+                                     TDM_DTYPE_I64, err));
     for (int i = 0; i < team->size; i++) { /* others' buffers, to be read where they lie */
-        name_grads((int)c->seat[i], name);
-        TDM_TRY(tdm_vault_take(j->vault, name, bytes, NULL, &memory, err));
+        name_grads((int)c->worker_slot[i], name);
+        TDM_TRY(tdm_shm_region_take(j->shm, name, bytes, NULL, &memory, err));
     }
     return TDM_OK;
 }
 
-tdm_status tdm__common_recall(const tdm__journal *j, const tdm__tree *tree, const tdm__begun *begun,
-                              tdm_error *err)
+tdm_status tdm__common_snapshot_load(const tdm__undo_log *j, const tdm__tree *tree,
+                                     const tdm__begun *begun, tdm_error *err)
 {
     void *memory;
-    TDM_TRY(tdm_vault_take(j->vault, "cards", BOARDS_BYTES, NULL, &memory, err));
-    for (size_t i = 0; i < 2 * (size_t)TDM__SLOTS_MOST; i++) {
+    TDM_TRY(tdm_shm_region_take(j->shm, "cards", BOARDS_BYTES, NULL, &memory, err));
+    for (size_t i = 0; i < 2 * (size_t)TDM__UNDO_MAX_SLOTS; i++) {
         const card *from = (card *)memory + i;
         if (from->step != begun->step || from->epoch != begun->epoch || begun->epoch == 0) continue;
-        char name[TDM_VAULT_NAME_BYTES];
+        char name[TDM_SHM_NAME_BYTES];
         void *grads;
-        name_grads((int)(i % TDM__SLOTS_MOST), name);
-        TDM_TRY(tdm_vault_find(j->vault, name, NULL, &grads, err));
-        for (int64_t k = 0; k < from->part_count && k < TDM_LANE_PARTS_MOST; k++) {
+        name_grads((int)(i % TDM__UNDO_MAX_SLOTS), name);
+        TDM_TRY(tdm_shm_region_find(j->shm, name, NULL, &grads, err));
+        for (int64_t k = 0; k < from->part_count && k < TDM_MAX_LANE_PARTS; k++) {
             int64_t node = from->parts[k].node;
-            float *at = tdm_vault_at(j->vault, from->parts[k].place);
+            float *at = tdm_shm_at(j->shm, from->parts[k].place);
             if (node < 1 || node >= 2 * tree->lane_count || !at)
                 return tdm_fail(err, TDM_ERR_FORMAT, "a card in this host's memory is damaged");
             tree->held[node] = at;
@@ -132,11 +132,11 @@ tdm_status tdm__common_create(tdm_team *team, tdm_error *err)
     tdm_comm *comm = team->layout->comm;
     team->common = calloc(1, sizeof(*team->common));
     if (!team->common) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
-    team->common->seat = calloc((size_t)team->size, sizeof(*team->common->seat));
-    if (!team->common->seat) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
-    if (team->journal) return create_in_vault(team, err);
-    for (int i = 0; i < team->size; i++) team->common->seat[i] = i;
-    team->common->seats = (size_t)team->size;
+    team->common->worker_slot = calloc((size_t)team->size, sizeof(*team->common->worker_slot));
+    if (!team->common->worker_slot) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
+    if (team->undo_log) return create_in_vault(team, err);
+    for (int i = 0; i < team->size; i++) team->common->worker_slot[i] = i;
+    team->common->worker_slots = (size_t)team->size;
     void *memory;
     size_t bytes = (size_t)team->buffer_count * team->block_extent * sizeof(float);
     TDM_TRY(tdm_comm_shared(comm, bytes, &memory, err));
@@ -151,30 +151,30 @@ void tdm__common_destroy(tdm_team *team)
 {
     tdm__common *c = team->common;
     if (!c) return;
-    if (team->grads && !team->journal) tdm_comm_shared_free(team->layout->comm, team->grads);
+    if (team->grads && !team->undo_log) tdm_comm_shared_free(team->layout->comm, team->grads);
     if (c->owns_board) tdm_comm_shared_free(team->layout->comm, c->boards);
     team->grads = NULL;
-    free(c->seat);
+    free(c->worker_slot);
     free(c);
     team->common = NULL;
 }
 
 static uint64_t place_of(const tdm_team *team, const void *memory)
 {
-    return team->journal ? tdm_vault_place(team->journal->vault, memory)
-                         : tdm_comm_shared_place(team->layout->comm, memory);
+    return team->undo_log ? tdm_shm_offset(team->undo_log->shm, memory)
+                          : tdm_comm_shared_place(team->layout->comm, memory);
 }
 
 static void *memory_at(const tdm_team *team, uint64_t place)
 {
-    return team->journal ? tdm_vault_at(team->journal->vault, place)
-                         : tdm_comm_shared_at(team->layout->comm, place);
+    return team->undo_log ? tdm_shm_at(team->undo_log->shm, place)
+                          : tdm_comm_shared_at(team->layout->comm, place);
 }
 
-static void write_card(const tdm_team *team, const tdm__note *mine, card *out)
+static void write_card(const tdm_team *team, const tdm__step_report *mine, card *out)
 {
     out->epoch = 0; /* it says nothing while it is written */
-    tdm__desk_in_order();
+    tdm__undo_barrier();
     out->step = team->in.step;
     out->note = *mine;
     out->part_count = team->part_count;
@@ -184,8 +184,8 @@ static void write_card(const tdm_team *team, const tdm__note *mine, card *out)
         out->parts[i].place = place_of(team, part->grads);
         out->parts[i].loss = part->loss;
     }
-    tdm__desk_in_order();
-    out->epoch = team->journal ? team->journal->epoch : 0;
+    tdm__undo_barrier();
+    out->epoch = team->undo_log ? team->undo_log->epoch : 0;
 }
 
 static void read_card(tdm_team *team, int place, const card *from)
@@ -199,17 +199,17 @@ static void read_card(tdm_team *team, int place, const card *from)
     }
 }
 
-tdm_status tdm__common_meet(tdm_team *team, const tdm__note *mine, tdm_error *err)
+tdm_status tdm__common_meet(tdm_team *team, const tdm__step_report *mine, tdm_error *err)
 {
     tdm__common *c = team->common;
-    card *board = c->boards + (size_t)(c->turn++ % 2) * c->seats;
+    card *board = c->boards + (size_t)(c->turn++ % 2) * c->worker_slots;
     size_t nodes = 2 * (size_t)team->options.lane_count;
-    write_card(team, mine, &board[c->seat[team->place]]);
+    write_card(team, mine, &board[c->worker_slot[team->place]]);
     double begin = tdm_clock_s();
     if (team->group) TDM_TRY(tdm_group_barrier(team->group, err));
     team->wait_seconds += tdm_clock_s() - begin;
     memset(team->tree.held, 0, nodes * sizeof(*team->tree.held));
     memset(team->has_loss, 0, nodes * sizeof(*team->has_loss));
-    for (int i = 0; i < team->size; i++) read_card(team, i, &board[c->seat[i]]);
+    for (int i = 0; i < team->size; i++) read_card(team, i, &board[c->worker_slot[i]]);
     return TDM_OK;
 }

@@ -12,8 +12,8 @@
 #ifndef TANDEM_PARALLEL_INTERNAL_H
 #define TANDEM_PARALLEL_INTERNAL_H
 
-#include "parallel/desk.h"
-#include "parallel/store.h"
+#include "parallel/params.h"
+#include "parallel/undo_log.h"
 
 #include <tandem/os.h>
 #include <tandem/parallel.h>
@@ -38,7 +38,7 @@ bool tdm__tree_sum(const tdm__tree *tree, int64_t node, size_t begin, size_t cou
 
 /* ---- the team -------------------------------------------------------------------------------- */
 
-enum { TDM__PLANS_PER_BATCH = 2, TDM__GRAPHS_MOST = TDM_TEAM_MAX_BATCHES * TDM__PLANS_PER_BATCH };
+enum { TDM__PLANS_PER_BATCH = 2, TDM__MAX_GRAPHS = TDM_TEAM_MAX_BATCHES * TDM__PLANS_PER_BATCH };
 
 /* What it takes to run a lane of a batch: the slice sizes of a batch differ by one at most. */
 typedef struct tdm__lane_graph {
@@ -48,14 +48,14 @@ typedef struct tdm__lane_graph {
 } tdm__lane_graph;
 
 /* What a rank tells the others after its lanes. */
-typedef struct tdm__note {
+typedef struct tdm__step_report {
     double lane_seconds;                 /* of this step */
     double update_seconds, wait_seconds; /* of the step before */
     uint64_t lanes, rows;                /* of this step */
     uint64_t tally;
-    uint32_t wish;
-    uint32_t modest; /* whether all numbers that it brings are */
-} tdm__note;
+    uint32_t request;
+    uint32_t in_safe_range; /* whether all numbers that it brings are */
+} tdm__step_report;
 
 /* A whole sub-tree of lanes that a rank has added up. */
 typedef struct tdm__part {
@@ -87,20 +87,20 @@ typedef struct tdm__lane_run {
 typedef struct tdm__meeting {
     size_t count; /* of such ops */
     size_t
-        *steps[TDM__GRAPHS_MOST]; /* count each: their steps in the plans of a graph; NULL: none */
-    size_t *elements;             /* count: of their numbers */
-    size_t row_elements;          /* the most of these */
-    tdm__tree tree;               /* of what lanes bring */
-    float *rows;                  /* TDM_LANE_PARTS_MOST: sums of this rank's parts */
-    float *sum;                   /* of all */
-    float *levels;                /* for each level of the tree */
+        *steps[TDM__MAX_GRAPHS]; /* count each: their steps in the plans of a graph; NULL: none */
+    size_t *elements;            /* count: of their numbers */
+    size_t row_elements;         /* the most of these */
+    tdm__tree tree;              /* of what lanes bring */
+    float *rows;                 /* TDM_MAX_LANE_PARTS: sums of this rank's parts */
+    float *sum;                  /* of all */
+    float *levels;               /* for each level of the tree */
 } tdm__meeting;
 
 /* What a team hands on to the next one: the fields of the same names. */
-struct tdm_kit {
-    tdm__lane_graph graphs[TDM__GRAPHS_MOST];
+struct tdm_plan_cache {
+    tdm__lane_graph graphs[TDM__MAX_GRAPHS];
     int graph_count;
-    int made_most;
+    int max_made;
     int thread_count; /* that the plans are for */
     tdm_plan **plans;
     tdm_pages *arenas;
@@ -113,9 +113,9 @@ struct tdm_team {
     tdm_team_options options;
     const tdm_job *job;
     const tdm__layout *layout;
-    tdm__journal *journal; /* the store's; NULL: without a vault */
+    tdm__undo_log *undo_log; /* the store's; NULL: without a vault */
     int size, place;
-    tdm__lane_graph graphs[TDM__GRAPHS_MOST];
+    tdm__lane_graph graphs[TDM__MAX_GRAPHS];
     int graph_count;
     size_t trained_extent;
     size_t grad_extent;  /* with the statistics behind */
@@ -123,14 +123,14 @@ struct tdm_team {
     int thread_count;
     /* Lanes. One is executed at a time, or, when some op adds over lanes, all of a rank's at once. */
     bool side_by_side;
-    int run_most;       /* lanes at a time */
-    int made_most;      /* for so many there are plans and arenas */
+    int max_run;        /* lanes at a time */
+    int max_made;       /* for so many there are plans and arenas */
     tdm_plan **plans;   /* made_most x graph_count */
     tdm_pages *arenas;  /* made_most */
     tdm__lane_run *run; /* run_most */
     tdm__meeting meeting;
     tdm_group *group; /* of all ranks, by place, for what the team itself says; NULL: one rank */
-    tdm_feed *feed;
+    tdm_prefetch *feed;
     int64_t *first; /* size + 1: who executes what */
     int64_t *next_first;
     double *weights, *seconds;
@@ -161,8 +161,8 @@ struct tdm_team {
     float *summed; /* messages: where sums of its own cells lie, by global index; else NULL */
     /* The step in progress. */
     tdm_step_input in;
-    size_t bad_element; /* of the last step's gradient; SIZE_MAX: none, or nobody has looked */
-    tdm__note *notes;   /* by place */
+    size_t bad_element;      /* of the last step's gradient; SIZE_MAX: none, or nobody has looked */
+    tdm__step_report *notes; /* by place */
     double lane_seconds, update_seconds, wait_seconds;
     double slow_factor;      /* of a rank that tests slow down; 0: none */
     bool tested;             /* tests may kill this process at some point: see tdm_os_test_point */
@@ -205,11 +205,11 @@ tdm_status tdm__common_create(tdm_team *team, tdm_error *err);
 void tdm__common_destroy(tdm_team *team);
 /* Fills the tree with the buffers that hold the parts of a step that ranks of this node have begun to update
  * with. */
-tdm_status tdm__common_recall(const tdm__journal *journal, const tdm__tree *tree,
-                              const tdm__begun *begun, tdm_error *err);
+tdm_status tdm__common_snapshot_load(const tdm__undo_log *undo_log, const tdm__tree *tree,
+                                     const tdm__begun *begun, tdm_error *err);
 /* Shows this rank's parts and note to the others, waits for theirs, and fills the team's tree, losses
  * and notes with everybody's. */
-tdm_status tdm__common_meet(tdm_team *team, const tdm__note *mine, tdm_error *err);
+tdm_status tdm__common_meet(tdm_team *team, const tdm__step_report *mine, tdm_error *err);
 
 #define TDM__SUMS_NAME "sums-%d" /* the region for a slot's sums, of block_extent floats */
 
@@ -232,7 +232,7 @@ void tdm__buckets_begin(tdm_team *team);
 /* This rank has no more lanes: what was not started is started now. */
 tdm_status tdm__buckets_finish_lanes(tdm_team *team, tdm_error *err);
 /* Waits for all sums; exchanges notes and losses. Where `summed` points to they are then. */
-tdm_status tdm__buckets_meet(tdm_team *team, const tdm__note *mine, tdm_error *err);
+tdm_status tdm__buckets_meet(tdm_team *team, const tdm__step_report *mine, tdm_error *err);
 /* By first use in the next forward pass. */
 const size_t *tdm__buckets_order(const tdm_team *team);
 uint64_t tdm__buckets_bytes(const tdm_team *team); /* of memory, besides whole buffers */
@@ -248,11 +248,11 @@ tdm_status tdm__update_find_bad(tdm_team *team, size_t *out, tdm_error *err);
 tdm_status tdm__update_run(tdm_team *team, tdm_step_result *result, tdm_error *err);
 
 /* One piece, under the journal when there is one. */
-void tdm__update_piece(tdm__journal *journal, tdm_optimiser *optimiser, size_t index, uint64_t step,
-                       float *grad, double grad_norm);
-void tdm__apply_piece(tdm__journal *journal, tdm_optimiser *optimiser, size_t index, uint64_t step,
-                      float *grad, const double *sums);
-void tdm__follow(tdm__journal *journal, float *value, const float *observed,
+void tdm__update_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t index,
+                       uint64_t step, float *grad, double grad_norm);
+void tdm__apply_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t index,
+                      uint64_t step, float *grad, const double *sums);
+void tdm__follow(tdm__undo_log *undo_log, float *value, const float *observed,
                  const tdm_param_info *p, size_t index, size_t begin, size_t count, uint64_t step);
 
 /* ---- tests (team.c) --------------------------------------------------------------------------- */

@@ -14,7 +14,7 @@
  * the lanes to `auto`; bench/parallel-lanes shows what it costs.
  */
 enum {
-    AUTO_MOST_LANES = 8,
+    AUTO_MAX_LANES = 8,
     AUTO_ROWS = 64,
     AUTO_IMAGES = 32,
     AUTO_DEEP_IMAGES = 64, /* a ResNet brings large weights into another order for every lane */
@@ -51,7 +51,7 @@ int64_t tdm_lanes_of(const tdm_job *job)
     int64_t batch = job->train.batch, rows = rows_of_a_lane(job), lanes = 1;
     bool is_deep = job->model.kind == TDM_JOB_MODEL_RESNET;
     int64_t rows_of_two = is_deep ? rows : (rows + AUTO_TWO - 1) / AUTO_TWO;
-    while (lanes < AUTO_MOST_LANES && batch / (2 * lanes) >= (lanes == 1 ? rows_of_two : rows))
+    while (lanes < AUTO_MAX_LANES && batch / (2 * lanes) >= (lanes == 1 ? rows_of_two : rows))
         lanes *= 2;
     return lanes;
 }
@@ -69,10 +69,10 @@ tdm_slice tdm_lane_slice(int64_t row_count, int64_t lane_count, int64_t lane)
 /* Goes through the motions: a lane is done, and neighbours are added as soon as both are there. */
 int tdm_lane_buffers(int64_t lane_count, tdm_slice lanes)
 {
-    int most = 0, in_use = 0;
+    int max = 0, in_use = 0;
     for (int64_t i = 0; i < lanes.count; i++) {
         int64_t node = lane_count + lanes.first + i, start = lanes.first + i, width = 1;
-        if (++in_use > most) most = in_use;
+        if (++in_use > max) max = in_use;
         while (node > 1 && node % 2 == 1 && start - width >= lanes.first) {
             in_use--;
             start -= width;
@@ -80,7 +80,7 @@ int tdm_lane_buffers(int64_t lane_count, tdm_slice lanes)
             node /= 2;
         }
     }
-    return most;
+    return max;
 }
 
 bool tdm__tree_sum(const tdm__tree *tree, int64_t node, size_t begin, size_t count, float *out,

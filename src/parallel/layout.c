@@ -7,7 +7,7 @@
  * in every bucket, and over all buckets shares are even. Places follow nodes, so the parts of a node's
  * ranks lie side by side without any further rule, and a node has a part by the number of its ranks.
  *
- * A bucket is a whole number of pages, too, because buckets are laid over slots (feed.c).
+ * A bucket is a whole number of pages, too, because buckets are laid over slots (prefetch.c).
  */
 #include "parallel/layout.h"
 

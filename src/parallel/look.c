@@ -36,14 +36,14 @@ static tdm_status blame_params(tdm_team *team, bool *found, tdm_bad_number *out,
 {
     const tdm_graph *graph = team->graphs[0].graph;
     size_t bad;
-    TDM_TRY(tdm_store_find_bad(team->options.store, TDM_BLOCK_PARAMS, &bad, err));
+    TDM_TRY(tdm_params_find_bad(team->options.store, TDM_BLOCK_PARAMS, &bad, err));
     *found = bad != SIZE_MAX;
     for (size_t i = 0; *found && i < tdm_graph_param_count(graph); i++) {
         const tdm_param_info *p = tdm_graph_param_at(graph, i);
         if (bad < p->offset || bad >= p->offset + p->elements) continue;
         float value = 0;
-        TDM_TRY(tdm_store_read(team->options.store, TDM_BLOCK_PARAMS, bad, 1,
-                               team->place == 0 ? &value : NULL, err));
+        TDM_TRY(tdm_params_read(team->options.store, TDM_BLOCK_PARAMS, bad, 1,
+                                team->place == 0 ? &value : NULL, err));
         double wide = (double)value;
         if (team->group) TDM_TRY(tdm_group_broadcast(team->group, &wide, 1, TDM_DTYPE_F64, 0, err));
         *out = (tdm_bad_number){.kind = TDM_BAD_PARAM, .name = p->name, .is_nan = isnan(wide)};
@@ -65,10 +65,10 @@ static tdm_status run_watched(tdm_team *team, int graph, tdm__watcher *watchers,
 {
     const tdm__meeting *m = &team->meeting;
     size_t step_count = tdm_plan_step_count(team->plans[graph]), at = 0, sums = 0;
-    TDM_TRY(tdm_feed_begin(team->feed, graph, err));
+    TDM_TRY(tdm_prefetch_begin(team->feed, graph, err));
     while (at < step_count) {
         size_t end = step_count;
-        TDM_TRY(tdm_feed_reach(team->feed, at, &end, err));
+        TDM_TRY(tdm_prefetch_reach(team->feed, at, &end, err));
         if (end > step_count) end = step_count;
         bool meets = tdm__meeting_is_before(m, graph, sums, end);
         if (meets) end = m->steps[graph][sums] + 1;
@@ -153,7 +153,7 @@ static tdm_status blame_together(tdm_team *team, tdm__watcher *watchers, tdm_bad
     double magnitude = 0;
     for (int i = 0; i < count; i++) {
         const tdm__watcher *w = &watchers[i];
-        int64_t when = w->found_at * TDM_LANES_MOST + w->lane->lane;
+        int64_t when = w->found_at * TDM_MAX_LANES + w->lane->lane;
         if (team->bad_element != SIZE_MAX)
             magnitude += fabs((double)w->lane->grads[team->bad_element]);
         if (!tdm__watcher_has_found(w) || when >= mine) continue;
@@ -168,7 +168,7 @@ static tdm_status blame_together(tdm_team *team, tdm__watcher *watchers, tdm_bad
                                      TDM_REDUCE_SUM, err));
     }
     if (first != INT64_MAX)
-        return tell_all(team, first % TDM_LANES_MOST, best >= 0 ? &watchers[best] : NULL, out, err);
+        return tell_all(team, first % TDM_MAX_LANES, best >= 0 ? &watchers[best] : NULL, out, err);
     blame_sum(team, team->graphs[0].graph, magnitude, out);
     return TDM_OK;
 }
@@ -176,7 +176,7 @@ static tdm_status blame_together(tdm_team *team, tdm__watcher *watchers, tdm_bad
 static tdm_status look_for_lanes(tdm_team *team, tdm_bad_number *out, tdm_error *err)
 {
     if (team->side_by_side) {
-        tdm__watcher *watchers = calloc((size_t)team->run_most, sizeof(*watchers));
+        tdm__watcher *watchers = calloc((size_t)team->max_run, sizeof(*watchers));
         if (!watchers) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
         tdm_status status = blame_together(team, watchers, out, err);
         free(watchers);

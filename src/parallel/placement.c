@@ -16,35 +16,35 @@
 #include <assert.h>
 
 /* The slowest rank that is taken seriously, against the fastest; it will get one lane, probably. */
-static const double least_weight = 1e-6;
+static const double min_weight = 1e-6;
 
-static double weight_of(const double *weights, int rank, double most)
+static double weight_of(const double *weights, int rank, double max)
 {
     if (!weights) return 1;
-    double w = weights[rank] / most;
-    if (!(w >= least_weight)) return least_weight; /* NaN comes here, too */
+    double w = weights[rank] / max;
+    if (!(w >= min_weight)) return min_weight; /* NaN comes here, too */
     return w < 1 ? w : 1;
 }
 
 static double most_of(const double *weights, int rank_count)
 {
-    double most = 0;
+    double max = 0;
     for (int i = 0; weights && i < rank_count; i++)
-        if (weights[i] > most && weights[i] <= 1e300) most = weights[i];
-    return most;
+        if (weights[i] > max && weights[i] <= 1e300) max = weights[i];
+    return max;
 }
 
 typedef struct scale {
     int64_t lane_count;
     int rank_count;
     const double *weights;
-    double most;
+    double max;
 } scale;
 
 /* Lanes that a rank takes with this limit. */
 static int64_t lanes_within(const scale *s, int rank, double limit)
 {
-    double lanes = limit * weight_of(s->weights, rank, s->most);
+    double lanes = limit * weight_of(s->weights, rank, s->max);
     if (lanes >= (double)s->lane_count) return s->lane_count;
     return lanes >= 1 ? (int64_t)lanes : 1;
 }
@@ -61,12 +61,12 @@ static bool all_fit(const scale *s, double limit)
 
 void tdm_place_lanes(int64_t lane_count, int rank_count, const double *weights, int64_t *first)
 {
-    assert(rank_count >= 1 && rank_count <= lane_count && lane_count <= TDM_LANES_MOST);
+    assert(rank_count >= 1 && rank_count <= lane_count && lane_count <= TDM_MAX_LANES);
     scale s = {.lane_count = lane_count,
                .rank_count = rank_count,
                .weights = weights,
-               .most = most_of(weights, rank_count)};
-    if (s.most <= 0) s.weights = NULL; /* they say nothing */
+               .max = most_of(weights, rank_count)};
+    if (s.max <= 0) s.weights = NULL; /* they say nothing */
     /* One lane each is too little, unless it is just right; the fastest can take all. */
     double low = 0, high = (double)lane_count;
     while (rank_count < lane_count) {

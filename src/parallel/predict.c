@@ -2,10 +2,10 @@
  * predict.c: what ranks would map for a training, from the layout, the store, the feeds and the team,
  * each by its own rules, without making any of it. Pure but for memory of its own.
  *
- * Invariant: whoever changes what store.c, feed.c or the team maps changes it here, too; a test holds
+ * Invariant: whoever changes what params.c, prefetch.c or the team maps changes it here, too; a test holds
  * this against what ranks really map.
  */
-#include "parallel/feed_schedule.h"
+#include "parallel/prefetch_schedule.h"
 
 #include <tandem/parallel.h>
 
@@ -45,22 +45,22 @@ static tdm_extent *places_of(const tdm_graph *graph)
     return places;
 }
 
-/* Memory into which a rank gathers buckets (feed.c). */
+/* Memory into which a rank gathers buckets (prefetch.c). */
 static tdm_status gathered_bytes(const prediction *p, uint64_t *out, tdm_error *err)
 {
-    tdm__feed_schedule schedule = {0};
+    tdm__prefetch_schedule schedule = {0};
     tdm_extent *places = places_of(p->options->graph);
     size_t *slots = calloc(p->layout->bucket_count + 1, sizeof *slots);
     tdm_status status = TDM_ERR_NO_MEMORY;
     if (!places || !slots)
         tdm_fail(err, status, "no memory for a prediction");
     else
-        status = tdm__feed_schedule_init(p->layout, places, p->options->plan, &schedule, err);
+        status = tdm__prefetch_schedule_init(p->layout, places, p->options->plan, &schedule, err);
     if (status == TDM_OK) {
-        uint64_t count = tdm__feed_slots(&schedule.phases, p->layout->bucket_count, slots);
+        uint64_t count = tdm__prefetch_slots(&schedule.phases, p->layout->bucket_count, slots);
         uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
         *out = count * p->slot_bytes + (p->tail_bytes > 0 ? p->tail_bytes + page : 0);
-        tdm__feed_schedule_release(&schedule);
+        tdm__prefetch_schedule_release(&schedule);
     }
     free(slots);
     free(places);
@@ -142,14 +142,14 @@ static uint64_t gradient_slots(const prediction *p)
 }
 
 /* The lanes of the node's ranks, one after another: rank 0 has the most. */
-static int count_buffers(const prediction *p, bool overlaid, int *lanes_most)
+static int count_buffers(const prediction *p, bool overlaid, int *max_lanes)
 {
     const tdm_ranks_memory_options *o = p->options;
     int64_t *first = calloc((size_t)o->rank_count + 1, sizeof *first);
     int buffers = 0;
     if (!first) return -1;
     tdm_place_lanes(o->lane_count, o->rank_count, NULL, first);
-    *lanes_most = (int)first[1];
+    *max_lanes = (int)first[1];
     for (int r = 0; r < p->node_ranks; r++) {
         tdm_slice lanes = {.first = first[r], .count = first[r + 1] - first[r]};
         if (o->job->parallel.sync_batchnorm)
@@ -167,11 +167,11 @@ static tdm_status count_gradients(const prediction *p, tdm_ranks_memory *out, td
     const tdm_ranks_memory_options *o = p->options;
     uint64_t ranks = (uint64_t)p->node_ranks;
     bool overlaid = p->by_messages && o->zero >= 2;
-    int lanes_most = 1;
-    out->gradient_buffers = count_buffers(p, overlaid, &lanes_most);
+    int max_lanes = 1;
+    out->gradient_buffers = count_buffers(p, overlaid, &max_lanes);
     if (out->gradient_buffers < 0)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a prediction");
-    out->lanes_side_by_side = o->job->parallel.sync_batchnorm ? lanes_most : 1;
+    out->lanes_side_by_side = o->job->parallel.sync_batchnorm ? max_lanes : 1;
     out->gradient_bytes = (uint64_t)out->gradient_buffers * p->trained_bytes;
     if (!p->by_messages) return TDM_OK;
     out->gradient_bytes += o->zero == 0 ? ranks * p->trained_bytes : shares_of(p, p->trained_bytes);

@@ -2,13 +2,13 @@
  * recover.c: going on with the state that an earlier epoch has left in the vaults of the nodes.
  *
  * First the nodes compare how far they are. When a rank of any node had begun to update by a step, all
- * ranks had the sums for it (desk.h), so each node finishes that update: torn pieces are made whole from
+ * ranks had the sums for it (undo_log.h), so each node finishes that update: torn pieces are made whole from
  * their undo records, and what nobody did is done, by the first rank of the node, with the sums that lie in
  * the vault. When nobody had begun, nothing was changed.
  *
  * Then every node gets what it lacks. What a node holds is what its marks say: a piece that the last update
  * has reached here. Where the state is shared out over nodes, ownership changes with the number of ranks; so
- * pieces travel from a node that holds them to those that need them now (recover_carry.c). When nobody holds
+ * pieces travel from a node that holds them to those that need them now (recover_reshard.c). When nobody holds
  * a piece any more, the state is lost, and the caller turns to a checkpoint.
  *
  * A node that was away while others went on has a state of old, which may be further than theirs when they
@@ -26,29 +26,29 @@
 /* ---- what a node says ------------------------------------------------------------------------ */
 
 /* The record of the update that made `steps` steps of them; NULL: nobody here has one. */
-static const tdm__begun *begun_of(const tdm__journal *j, uint64_t steps)
+static const tdm__begun *begun_of(const tdm__undo_log *j, uint64_t steps)
 {
-    for (int i = 0; i < TDM__SLOTS_MOST; i++) {
-        const tdm__slot *slot = &j->desk->slots[i];
+    for (int i = 0; i < TDM__UNDO_MAX_SLOTS; i++) {
+        const tdm__undo_slot *slot = &j->undo_header->slots[i];
         if (atomic_load(&slot->process) != 0 && atomic_load(&slot->began) == steps && steps > 0)
             return &slot->begun;
     }
     return NULL;
 }
 
-static void look_around(const tdm_store *store, tdm__standing *out)
+static void look_around(const tdm_params *store, tdm__standing *out)
 {
-    const tdm__journal *j = store->journal;
-    uint64_t state = atomic_load(&j->desk->state);
-    tdm__memo memo;
-    tdm__journal_recall(j, &memo);
-    *out = (tdm__standing){.memo_order = memo.order,
+    const tdm__undo_log *j = store->undo_log;
+    uint64_t state = atomic_load(&j->undo_header->state);
+    tdm__undo_snapshot memo;
+    tdm__undo_snapshot_load(j, &memo);
+    *out = (tdm__standing){.snapshot_order = memo.order,
                            .process = (int64_t)getpid(),
-                           .lineage = atomic_load(&j->desk->lineage)};
+                           .lineage = atomic_load(&j->undo_header->lineage)};
     if (state == 0) return;
     out->has_state = 1;
     out->steps = state - 1;
-    out->changed = atomic_load(&j->desk->last_update);
+    out->changed = atomic_load(&j->undo_header->last_update);
     /* Who tells that a step is done says first that it changed the blocks: it may have died in between. */
     if (out->changed > out->steps) out->steps = out->changed;
     if (begun_of(j, out->steps + 1)) { /* of the step after that */
@@ -58,21 +58,21 @@ static void look_around(const tdm_store *store, tdm__standing *out)
     out->has_record = begun_of(j, out->changed) != NULL;
 }
 
-static tdm_status gather(const tdm_store *store, void *all, size_t bytes, tdm_error *err)
+static tdm_status gather(const tdm_params *store, void *all, size_t bytes, tdm_error *err)
 {
     const tdm__layout *l = store->layout;
     if (!l->world) return TDM_OK;
     return tdm_group_all_gather(l->world, NULL, all, (size_t)l->size * bytes, TDM_DTYPE_U8, err);
 }
 
-static tdm_status spread(const tdm_store *store, void *data, size_t bytes, int place,
+static tdm_status spread(const tdm_params *store, void *data, size_t bytes, int place,
                          tdm_error *err)
 {
     if (!store->layout->world) return TDM_OK;
     return tdm_group_broadcast(store->layout->world, data, bytes, TDM_DTYPE_U8, place, err);
 }
 
-static tdm_status keep_others_out(const tdm_store *store, const tdm__standing *all, tdm_error *err)
+static tdm_status keep_others_out(const tdm_params *store, const tdm__standing *all, tdm_error *err)
 {
     const tdm__layout *l = store->layout;
     int first = l->first_of_node[l->node], count = l->first_of_node[l->node + 1] - first;
@@ -80,7 +80,7 @@ static tdm_status keep_others_out(const tdm_store *store, const tdm__standing *a
     int64_t *processes = calloc((size_t)count, sizeof *processes);
     if (!processes) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
     for (int i = 0; i < count; i++) processes[i] = all[first + i].process;
-    tdm_status status = tdm__journal_fence(store->journal, processes, count, err);
+    tdm_status status = tdm__undo_fence(store->undo_log, processes, count, err);
     free(processes);
     return status;
 }
@@ -88,11 +88,12 @@ static tdm_status keep_others_out(const tdm_store *store, const tdm__standing *a
 /* ---- finishing an update --------------------------------------------------------------------- */
 
 typedef struct finisher {
-    tdm_store *store;
-    tdm__journal *journal;
+    tdm_params *store;
+    tdm__undo_log *undo_log;
     const tdm__begun *begun;
-    float *placed[TDM__SLOTS_MOST]; /* each slot's sums, when they are placed; NULL: it has none */
-    tdm__tree tree;                 /* when the sums are to be added up */
+    float *
+        placed[TDM__UNDO_MAX_SLOTS]; /* each slot's sums, when they are placed; NULL: it has none */
+    tdm__tree tree;                  /* when the sums are to be added up */
     float *home;
     float *scratch;
     int done;
@@ -102,7 +103,7 @@ typedef struct finisher {
 static float *sum_of(const finisher *f, uint32_t slot, size_t begin, size_t count, bool stays)
 {
     if (f->begun->kind == TDM__SUMS_PLACED)
-        return slot < TDM__SLOTS_MOST && f->placed[slot] ? f->placed[slot] + begin : NULL;
+        return slot < TDM__UNDO_MAX_SLOTS && f->placed[slot] ? f->placed[slot] + begin : NULL;
     if (f->tree.held[1]) return f->tree.held[1] + begin;
     if (!tdm__tree_sum(&f->tree, 1, begin, count, f->scratch, f->scratch + TDM__CELL)) return NULL;
     if (!stays) return f->scratch;
@@ -118,10 +119,10 @@ static void finish_statistic(void *user, const tdm_param_info *p, size_t index, 
                              size_t count)
 {
     finisher *f = user;
-    const tdm__mark *mark = &f->journal->cells[index];
+    const tdm__mark *mark = &f->undo_log->cells[index];
     if (!is_due(f, mark, atomic_load(&mark->updated))) return;
     const float *observed = sum_of(f, atomic_load(&mark->slot), begin, count, false);
-    tdm__follow(f->journal, f->store->blocks[TDM_BLOCK_PARAMS].data + begin, observed, p, index,
+    tdm__follow(f->undo_log, f->store->blocks[TDM_BLOCK_PARAMS].data + begin, observed, p, index,
                 begin, count, f->begun->step);
     f->done++;
 }
@@ -131,8 +132,8 @@ static tdm_status finish_updates(finisher *f, tdm_error *err)
     tdm_optimiser *optimiser = f->store->optimiser;
     bool measured = tdm_optimiser_must_measure(optimiser);
     bool applies = tdm_optimiser_must_apply(optimiser);
-    for (size_t i = 0; i < f->journal->piece_count; i++) {
-        const tdm__mark *mark = &f->journal->marks[i];
+    for (size_t i = 0; i < f->undo_log->piece_count; i++) {
+        const tdm__mark *mark = &f->undo_log->marks[i];
         if (!is_due(f, mark, atomic_load(&mark->updated))) continue;
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
         bool placed = f->begun->kind == TDM__SUMS_PLACED;
@@ -143,7 +144,7 @@ static tdm_status finish_updates(finisher *f, tdm_error *err)
             return tdm_fail(err, TDM_ERR_INTERNAL,
                             "the sums of step %llu are not in this host's memory",
                             (unsigned long long)f->begun->step + 1);
-        tdm__update_piece(f->journal, optimiser, i, f->begun->step, grad, f->begun->grad_norm);
+        tdm__update_piece(f->undo_log, optimiser, i, f->begun->step, grad, f->begun->grad_norm);
         f->done++;
     }
     return TDM_OK;
@@ -152,21 +153,21 @@ static tdm_status finish_updates(finisher *f, tdm_error *err)
 /* Norms of whole parameters are needed from all pieces, wherever they were updated. */
 static tdm_status finish_applies(finisher *f, bool here, tdm_error *err)
 {
-    const tdm_store *store = f->store;
+    const tdm_params *store = f->store;
     tdm_optimiser *optimiser = store->optimiser;
-    size_t count = f->journal->piece_count * TDM_OPTIM_SUMS;
+    size_t count = f->undo_log->piece_count * TDM_OPTIM_SUMS;
     double *sums = tdm_optimiser_piece_sums(optimiser);
     bool shared = store->layout->node_count > 1 && !store->layout->common;
     memset(sums, 0, count * sizeof *sums);
-    for (size_t i = 0; i < f->journal->piece_count && here && (store->leads || !shared); i++)
-        if (atomic_load(&f->journal->marks[i].epoch) == f->begun->epoch)
-            memcpy(sums + i * TDM_OPTIM_SUMS, f->journal->marks[i].sums,
-                   sizeof f->journal->marks[i].sums);
+    for (size_t i = 0; i < f->undo_log->piece_count && here && (store->leads || !shared); i++)
+        if (atomic_load(&f->undo_log->marks[i].epoch) == f->begun->epoch)
+            memcpy(sums + i * TDM_OPTIM_SUMS, f->undo_log->marks[i].sums,
+                   sizeof f->undo_log->marks[i].sums);
     if (shared)
         TDM_TRY(tdm_group_all_reduce(store->layout->world, NULL, sums, count, TDM_DTYPE_F64,
                                      TDM_REDUCE_SUM, err));
-    for (size_t i = 0; i < f->journal->piece_count && here && store->leads; i++) {
-        const tdm__mark *mark = &f->journal->marks[i];
+    for (size_t i = 0; i < f->undo_log->piece_count && here && store->leads; i++) {
+        const tdm__mark *mark = &f->undo_log->marks[i];
         if (!is_due(f, mark, atomic_load(&mark->applied))) continue;
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
         double of_param[TDM_OPTIM_SUMS];
@@ -174,7 +175,7 @@ static tdm_status finish_applies(finisher *f, bool here, tdm_error *err)
         float *grad = placed ? sum_of(f, atomic_load(&mark->slot), piece->begin, piece->count, true)
                              : f->home + piece->begin;
         tdm_optimiser_sums(optimiser, piece->param_index, of_param);
-        tdm__apply_piece(f->journal, optimiser, i, f->begun->step, grad, of_param);
+        tdm__apply_piece(f->undo_log, optimiser, i, f->begun->step, grad, of_param);
         f->done++;
     }
     return TDM_OK;
@@ -183,11 +184,11 @@ static tdm_status finish_applies(finisher *f, bool here, tdm_error *err)
 /* All of them, also because a torn piece's gradient lies there: it must be mapped here to be mended. */
 static tdm_status find_placed(finisher *f, tdm_error *err)
 {
-    for (int slot = 0; slot < TDM__SLOTS_MOST; slot++) {
-        char name[TDM_VAULT_NAME_BYTES];
+    for (int slot = 0; slot < TDM__UNDO_MAX_SLOTS; slot++) {
+        char name[TDM_SHM_NAME_BYTES];
         void *memory;
         snprintf(name, sizeof name, TDM__SUMS_NAME, slot);
-        tdm_status status = tdm_vault_find(f->journal->vault, name, NULL, &memory, err);
+        tdm_status status = tdm_shm_region_find(f->undo_log->shm, name, NULL, &memory, err);
         if (status == TDM_ERR_NOT_FOUND) continue;
         TDM_TRY(status);
         f->placed[slot] = memory;
@@ -204,7 +205,7 @@ static tdm_status find_sums(finisher *f, int64_t lane_count, tdm_error *err)
     if (!f->tree.held || !f->scratch)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
     if (f->begun->kind == TDM__SUMS_PLACED) return find_placed(f, err);
-    TDM_TRY(tdm__common_recall(f->journal, &f->tree, f->begun, err));
+    TDM_TRY(tdm__common_snapshot_load(f->undo_log, &f->tree, f->begun, err));
     for (int64_t n = 1; n < 2 * lane_count && !f->home; n++) f->home = f->tree.held[n];
     return TDM_OK;
 }
@@ -213,33 +214,33 @@ static tdm_status find_sums(finisher *f, int64_t lane_count, tdm_error *err)
 static tdm_status finish_here(finisher *f, int64_t lane_count, tdm_error *err)
 {
     TDM_TRY(find_sums(f, lane_count, err));
-    TDM_TRY(tdm__journal_enter(f->journal, err)); /* who mends writes, too */
+    TDM_TRY(tdm__undo_write_begin(f->undo_log, err)); /* who mends writes, too */
     tdm_status status = TDM_OK;
-    for (int i = 0; i < TDM__SLOTS_MOST && status == TDM_OK; i++)
-        if (atomic_load(&f->journal->desk->slots[i].process) != 0)
-            status = tdm__journal_mend(f->journal, i, f->begun->step, err);
+    for (int i = 0; i < TDM__UNDO_MAX_SLOTS && status == TDM_OK; i++)
+        if (atomic_load(&f->undo_log->undo_header->slots[i].process) != 0)
+            status = tdm__undo_rollback(f->undo_log, i, f->begun->step, err);
     if (status == TDM_OK) {
         tdm__cells all = {0, f->store->layout->trained_cells};
         tdm__statistic_visit(f->store->graph, all, finish_statistic, f);
         status = finish_updates(f, err);
     }
-    tdm__journal_leave(f->journal);
+    tdm__undo_write_end(f->undo_log);
     return status;
 }
 
-static tdm_status finish(tdm_store *store, const tdm__begun *begun, bool here, int64_t lane_count,
+static tdm_status finish(tdm_params *store, const tdm__begun *begun, bool here, int64_t lane_count,
                          int *done, tdm_error *err)
 {
-    finisher f = {.store = store, .journal = store->journal, .begun = begun};
+    finisher f = {.store = store, .undo_log = store->undo_log, .begun = begun};
     tdm_kernel_mode before = tdm_kernel_enter(1); /* rounding as in training */
     tdm_optimiser_begin(store->optimiser, begun->step, begun->lr);
     tdm_status status = here && store->leads ? finish_here(&f, lane_count, err) : TDM_OK;
-    status = tdm__store_agree(store, status, err);
+    status = tdm__params_agree(store, status, err);
     if (status == TDM_OK && tdm_optimiser_must_apply(store->optimiser)) {
-        status = store->leads ? tdm__journal_enter(store->journal, err) : TDM_OK;
+        status = store->leads ? tdm__undo_write_begin(store->undo_log, err) : TDM_OK;
         if (status == TDM_OK) status = finish_applies(&f, here, err);
-        tdm__journal_leave(store->journal);
-        status = tdm__store_agree(store, status, err);
+        tdm__undo_write_end(store->undo_log);
+        status = tdm__params_agree(store, status, err);
     }
     tdm_kernel_leave(&before);
     *done = f.done;
@@ -252,23 +253,23 @@ static tdm_status finish(tdm_store *store, const tdm__begun *begun, bool here, i
 
 /* What a node has, but should not: it must not be taken for a state later on. Stays inside of the writing
  * section. */
-static tdm_status forget_here(const tdm_store *store, tdm_error *err)
+static tdm_status forget_here(const tdm_params *store, tdm_error *err)
 {
-    tdm__journal *journal = store->journal;
-    tdm__desk *desk = journal->desk;
-    TDM_TRY(tdm__journal_enter(journal, err));
-    atomic_store(&desk->state,
+    tdm__undo_log *undo_log = store->undo_log;
+    tdm__undo_header *undo_header = undo_log->undo_header;
+    TDM_TRY(tdm__undo_write_begin(undo_log, err));
+    atomic_store(&undo_header->state,
                  0); /* first: a process that dies below must not leave a state that counts */
-    for (int i = 0; i < TDM__SLOTS_MOST; i++) {
-        atomic_store(&desk->slots[i].began, 0);
-        desk->slots[i].memos[0].order = desk->slots[i].memos[1].order = 0;
+    for (int i = 0; i < TDM__UNDO_MAX_SLOTS; i++) {
+        atomic_store(&undo_header->slots[i].began, 0);
+        undo_header->slots[i].snapshots[0].order = undo_header->slots[i].snapshots[1].order = 0;
     }
-    tdm__desk_in_order();
+    tdm__undo_barrier();
     return TDM_OK;
 }
 
 /* Takes those out that are not of the lineage, unless there are no others. */
-static tdm_status drop_old_states(tdm_store *store, tdm__standing *all, uint32_t lineage,
+static tdm_status drop_old_states(tdm_params *store, tdm__standing *all, uint32_t lineage,
                                   bool *is_old, tdm_error *err)
 {
     const tdm__layout *l = store->layout;
@@ -284,15 +285,15 @@ static tdm_status drop_old_states(tdm_store *store, tdm__standing *all, uint32_t
         all[i] = (tdm__standing){.process = all[i].process, .lineage = all[i].lineage};
     }
     tdm_status status = forgets && store->leads ? forget_here(store, err) : TDM_OK;
-    if (forgets && store->leads) tdm__journal_leave(store->journal);
-    return tdm__store_agree(store, status, err);
+    if (forgets && store->leads) tdm__undo_write_end(store->undo_log);
+    return tdm__params_agree(store, status, err);
 }
 
 /* ---- the whole ------------------------------------------------------------------------------- */
 
 static void find_furthest(const tdm__layout *l, const tdm__standing *all, tdm__goal *goal)
 {
-    *goal = (tdm__goal){.record_place = -1, .memo_place = 0};
+    *goal = (tdm__goal){.record_place = -1, .snapshot_offset = 0};
     for (int i = 0; i < l->size; i++) {
         if (!all[i].has_state) continue;
         if (!goal->found || all[i].steps > goal->steps) {
@@ -302,7 +303,8 @@ static void find_furthest(const tdm__layout *l, const tdm__standing *all, tdm__g
         goal->found = true;
     }
     for (int i = 0; i < l->size; i++) {
-        if (all[i].memo_order > all[goal->memo_place].memo_order) goal->memo_place = i;
+        if (all[i].snapshot_order > all[goal->snapshot_offset].snapshot_order)
+            goal->snapshot_offset = i;
         if (goal->record_place < 0 && goal->found && all[i].has_record &&
             all[i].changed == goal->changed)
             goal->record_place = i;
@@ -316,25 +318,26 @@ bool tdm__goal_in_reach(const tdm__goal *goal, const tdm__standing *node)
            (node->steps + 1 == goal->steps && goal->changed == goal->steps);
 }
 
-static tdm_status spread_memo(tdm_store *store, const tdm__goal *goal, tdm_recovery *out,
+static tdm_status spread_memo(tdm_params *store, const tdm__goal *goal, tdm_recovery *out,
                               tdm_error *err)
 {
-    tdm__memo memo = {0};
-    if (store->layout->place == goal->memo_place) tdm__journal_recall(store->journal, &memo);
-    TDM_TRY(spread(store, &memo, sizeof memo, goal->memo_place, err));
-    out->memo_order = memo.order;
+    tdm__undo_snapshot memo = {0};
+    if (store->layout->place == goal->snapshot_offset)
+        tdm__undo_snapshot_load(store->undo_log, &memo);
+    TDM_TRY(spread(store, &memo, sizeof memo, goal->snapshot_offset, err));
+    out->snapshot_order = memo.order;
     memcpy(out->memo, memo.data, sizeof out->memo);
     return TDM_OK;
 }
 
-static tdm_status reach_goal(tdm_store *store, const tdm__standing *all, const tdm__goal *goal,
+static tdm_status reach_goal(tdm_params *store, const tdm__standing *all, const tdm__goal *goal,
                              int64_t lane_count, tdm_recovery *out, tdm_error *err)
 {
     const tdm__layout *l = store->layout;
     bool here = tdm__goal_in_reach(goal, &all[l->place]);
     if (goal->record_place >= 0) {
         tdm__begun begun = {0};
-        const tdm__begun *own = begun_of(store->journal, goal->changed);
+        const tdm__begun *own = begun_of(store->undo_log, goal->changed);
         if (l->place == goal->record_place && own) begun = *own;
         TDM_TRY(spread(store, &begun, sizeof begun, goal->record_place, err));
         TDM_TRY(finish(store, &begun, here, lane_count, &out->mended, err));
@@ -343,52 +346,52 @@ static tdm_status reach_goal(tdm_store *store, const tdm__standing *all, const t
         out->result = (tdm_step_result){.loss = begun.loss,
                                         .grad_norm = begun.grad_norm,
                                         .finite = true,
-                                        .wishes = begun.wishes,
+                                        .requests = begun.requests,
                                         .tally = begun.tally,
                                         .straggler = -1};
     }
-    TDM_TRY(tdm__recover_carry(store, all, goal, &out->found, err));
+    TDM_TRY(tdm__recover_reshard(store, all, goal, &out->found, err));
     out->step = goal->steps;
     if (!out->found || !store->leads) return TDM_OK;
-    TDM_TRY(tdm__journal_enter(store->journal, err));
-    atomic_store(&store->journal->desk->last_update, goal->changed);
-    atomic_store(&store->journal->desk->state, goal->steps + 1);
-    atomic_store(&store->journal->desk->lineage, store->journal->epoch);
-    tdm__journal_leave(store->journal);
+    TDM_TRY(tdm__undo_write_begin(store->undo_log, err));
+    atomic_store(&store->undo_log->undo_header->last_update, goal->changed);
+    atomic_store(&store->undo_log->undo_header->state, goal->steps + 1);
+    atomic_store(&store->undo_log->undo_header->lineage, store->undo_log->epoch);
+    tdm__undo_write_end(store->undo_log);
     return TDM_OK;
 }
 
-static tdm_status recover(tdm_store *store, tdm__standing *all, int64_t lane_count,
+static tdm_status recover(tdm_params *store, tdm__standing *all, int64_t lane_count,
                           uint32_t lineage, tdm_recovery *out, tdm_error *err)
 {
     const tdm__layout *l = store->layout;
     tdm__goal goal;
     all[l->place].process = (int64_t)getpid();
-    tdm__journal_point(store->journal, "recover", 0, 0);
+    tdm__undo_test_point(store->undo_log, "recover", 0, 0);
     TDM_TRY(gather(store, all, sizeof *all, err));
-    TDM_TRY(tdm__store_agree(store, keep_others_out(store, all, err), err));
+    TDM_TRY(tdm__params_agree(store, keep_others_out(store, all, err), err));
     look_around(store, &all[l->place]); /* nobody writes any more */
     TDM_TRY(gather(store, all, sizeof *all, err));
     TDM_TRY(drop_old_states(store, all, lineage, &out->is_old, err));
     find_furthest(l, all, &goal);
-    tdm__journal_point(store->journal, "recover", goal.steps, 1);
+    tdm__undo_test_point(store->undo_log, "recover", goal.steps, 1);
     if (goal.found) TDM_TRY(reach_goal(store, all, &goal, lane_count, out, err));
-    tdm__journal_point(store->journal, "recover", goal.steps, 2);
+    tdm__undo_test_point(store->undo_log, "recover", goal.steps, 2);
     TDM_TRY(spread_memo(store, &goal, out, err));
-    tdm__journal_sit_down(store->journal);
-    if (!out->found) return tdm_store_unset(store, err);
+    tdm__undo_slot_claim(store->undo_log);
+    if (!out->found) return tdm_params_unset(store, err);
     return l->world ? tdm_group_barrier(l->world, err) : TDM_OK;
 }
 
-tdm_status tdm_store_recover(tdm_store *store, int64_t lane_count, uint32_t lineage,
-                             tdm_recovery *out, tdm_error *err)
+tdm_status tdm_params_recover(tdm_params *store, int64_t lane_count, uint32_t lineage,
+                              tdm_recovery *out, tdm_error *err)
 {
     *out = (tdm_recovery){.found = false};
-    if (!store->journal) return TDM_OK;
+    if (!store->undo_log) return TDM_OK;
     tdm__standing *all = calloc((size_t)store->layout->size, sizeof *all);
     tdm_status status = all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
-    if (status == TDM_OK) status = tdm__journal_arrive(store->journal, err);
-    status = tdm__store_agree(store, status, err);
+    if (status == TDM_OK) status = tdm__undo_slot_register(store->undo_log, err);
+    status = tdm__params_agree(store, status, err);
     if (status == TDM_OK && all) status = recover(store, all, lane_count, lineage, out, err);
     free(all);
     return status;
@@ -408,36 +411,36 @@ static void clear(float *numbers, size_t count)
     memset((char *)numbers + (last - begin), 0, end - last);
 }
 
-static tdm_status unset_here(const tdm_store *store, tdm_error *err)
+static tdm_status unset_here(const tdm_params *store, tdm_error *err)
 {
-    tdm__journal *journal = store->journal;
+    tdm__undo_log *undo_log = store->undo_log;
     TDM_TRY(forget_here(store, err));
-    for (int b = TDM_BLOCK_STATE; b < TDM__BLOCKS_MOST; b++)
+    for (int b = TDM_BLOCK_STATE; b < TDM__MAX_BLOCKS; b++)
         if (store->blocks[b].data) clear(store->blocks[b].data, store->layout->elements);
-    tdm__journal_point(journal, "unset", 0, 0);
-    tdm__journal_leave(journal);
+    tdm__undo_test_point(undo_log, "unset", 0, 0);
+    tdm__undo_write_end(undo_log);
     return TDM_OK;
 }
 
-tdm_status tdm_store_unset(tdm_store *store, tdm_error *err)
+tdm_status tdm_params_unset(tdm_params *store, tdm_error *err)
 {
-    if (!store->journal) return TDM_OK;
-    return tdm__store_agree(store, store->leads ? unset_here(store, err) : TDM_OK, err);
+    if (!store->undo_log) return TDM_OK;
+    return tdm__params_agree(store, store->leads ? unset_here(store, err) : TDM_OK, err);
 }
 
-static tdm_status set_here(tdm_store *store, uint64_t step, tdm_error *err)
+static tdm_status set_here(tdm_params *store, uint64_t step, tdm_error *err)
 {
-    TDM_TRY(tdm__journal_enter(store->journal, err));
+    TDM_TRY(tdm__undo_write_begin(store->undo_log, err));
     tdm__recover_mark_all(store, step);
-    atomic_store(&store->journal->desk->last_update, step);
-    atomic_store(&store->journal->desk->state, step + 1);
-    atomic_store(&store->journal->desk->lineage, store->journal->epoch);
-    tdm__journal_leave(store->journal);
+    atomic_store(&store->undo_log->undo_header->last_update, step);
+    atomic_store(&store->undo_log->undo_header->state, step + 1);
+    atomic_store(&store->undo_log->undo_header->lineage, store->undo_log->epoch);
+    tdm__undo_write_end(store->undo_log);
     return TDM_OK;
 }
 
-tdm_status tdm_store_set(tdm_store *store, uint64_t step, tdm_error *err)
+tdm_status tdm_params_set(tdm_params *store, uint64_t step, tdm_error *err)
 {
-    if (!store->journal) return TDM_OK;
-    return tdm__store_agree(store, store->leads ? set_here(store, step, err) : TDM_OK, err);
+    if (!store->undo_log) return TDM_OK;
+    return tdm__params_agree(store, store->leads ? set_here(store, step, err) : TDM_OK, err);
 }

@@ -45,9 +45,9 @@ static void add_cells(const void *args, int64_t begin, int64_t end)
     const sum *s = args;
     size_t first = (size_t)begin * TDM__CELL, last = (size_t)end * TDM__CELL;
     if (last > s->count) last = s->count;
-    bool modest = s->b ? tdm_kernel_add_into(s->a + first, s->b + first, last - first)
-                       : tdm_kernel_modest(s->a + first, last - first);
-    if (!modest) atomic_store_explicit(s->immodest, true, memory_order_relaxed);
+    bool in_safe_range = s->b ? tdm_kernel_add_into(s->a + first, s->b + first, last - first)
+                              : tdm_kernel_in_safe_range(s->a + first, last - first);
+    if (!in_safe_range) atomic_store_explicit(s->immodest, true, memory_order_relaxed);
 }
 
 bool tdm__add_range(float *a, const float *b, size_t count)
@@ -142,11 +142,13 @@ static void give_back(tdm_team *team, const tdm__lane_run *r)
 
 static void add_all(tdm_team *team, const tdm__lane_run *r)
 {
-    bool modest = true;
+    bool in_safe_range = true;
     for (int i = 0; i < r->add_count; i++)
-        modest = tdm__add_range(r->adds[i].left, r->adds[i].right, team->grad_extent) && modest;
-    if (r->is_final && r->add_count == 0) modest = tdm__add_range(r->sum, NULL, team->grad_extent);
-    if (!modest) atomic_store(&team->immodest, true);
+        in_safe_range = tdm__add_range(r->adds[i].left, r->adds[i].right, team->grad_extent) &&
+                        in_safe_range;
+    if (r->is_final && r->add_count == 0)
+        in_safe_range = tdm__add_range(r->sum, NULL, team->grad_extent);
+    if (!in_safe_range) atomic_store(&team->immodest, true);
 }
 
 /* ---- a pass over the plan ---------------------------------------------------------------------- */
@@ -183,8 +185,8 @@ tdm_status tdm__team_meet_at_sum(tdm_team *team, int count, size_t k, tdm_error 
 {
     tdm__meeting *m = &team->meeting;
     size_t elements = m->elements[k];
-    int64_t nodes[TDM_LANE_PARTS_MOST], lane_count = team->options.lane_count;
-    const void *parts[TDM_LANE_PARTS_MOST];
+    int64_t nodes[TDM_MAX_LANE_PARTS], lane_count = team->options.lane_count;
+    const void *parts[TDM_MAX_LANE_PARTS];
     tdm_lanes lanes = {lane_count, team->first, team->absent};
     int64_t mine = team->first[team->place], end = team->first[team->place + 1];
     int node_count = tdm_lane_nodes(&lanes, mine, end, nodes);
@@ -224,7 +226,7 @@ tdm_status tdm__team_meet_at_sum(tdm_team *team, int count, size_t k, tdm_error 
 /* ---- a pass over the plan ---------------------------------------------------------------------- */
 
 /* Tests make a rank slow, as a busy machine would. */
-static void dawdle(const tdm_team *team, double seconds)
+static void inject_delay(const tdm_team *team, double seconds)
 {
     if (team->slow_factor <= 1) return;
     double more = seconds * (team->slow_factor - 1);
@@ -262,7 +264,7 @@ static void run_part(tdm_team *team, int count, size_t begin, size_t end)
         else
             tdm_plan_run_part(r->plan, &r->key, begin, end);
     }
-    dawdle(team, tdm_clock_s() - from);
+    inject_delay(team, tdm_clock_s() - from);
     team->lane_seconds += tdm_clock_s() - from;
 }
 
@@ -280,12 +282,12 @@ static tdm_status pass(tdm_team *team, int count, bool last, tdm_error *err)
 {
     int graph = count > 0 ? team->run[0].graph : tdm__team_graph_of_batch(team);
     size_t step_count = tdm_plan_step_count(team->plans[graph]), at = 0, sums = 0;
-    TDM_TRY(tdm_feed_begin(team->feed, graph, err));
+    TDM_TRY(tdm_prefetch_begin(team->feed, graph, err));
     if (team->buckets) tdm__buckets_begin(team);
     while (at < step_count) {
         size_t end = step_count;
         double begin = tdm_clock_s();
-        TDM_TRY(tdm_feed_reach(team->feed, at, &end, err));
+        TDM_TRY(tdm_prefetch_reach(team->feed, at, &end, err));
         if (end > step_count) end = step_count;
         if (team->buckets) {
             size_t next = tdm__buckets_next(team, graph, at);
@@ -375,21 +377,21 @@ static int64_t passes_of(const tdm_team *team, int place)
  * ranks wait for each other's gradients as well, and must not be asked for parameters of another. */
 static tdm_status let_others_begin(tdm_team *team, tdm_error *err)
 {
-    if (tdm_store_is_whole(team->options.store, TDM_BLOCK_PARAMS)) return TDM_OK;
-    int64_t most = 0, mine = passes_of(team, team->place);
+    if (tdm_params_is_whole(team->options.store, TDM_BLOCK_PARAMS)) return TDM_OK;
+    int64_t max = 0, mine = passes_of(team, team->place);
     for (int i = 0; i < team->size; i++) {
         int64_t passes = passes_of(team, i);
-        if (passes > most) most = passes;
+        if (passes > max) max = passes;
     }
     double begin = tdm_clock_s();
-    for (; mine < most; mine++) TDM_TRY(tdm_feed_pass(team->feed, err));
+    for (; mine < max; mine++) TDM_TRY(tdm_prefetch_pass(team->feed, err));
     team->wait_seconds += tdm_clock_s() - begin;
     return TDM_OK;
 }
 
 static void collect_parts(tdm_team *team)
 {
-    int64_t nodes[TDM_LANE_PARTS_MOST];
+    int64_t nodes[TDM_MAX_LANE_PARTS];
     tdm_lanes lanes = {team->options.lane_count, team->first, team->absent};
     team->part_count = tdm_lane_nodes(&lanes, team->first[team->place],
                                       team->first[team->place + 1], nodes);

@@ -3,7 +3,7 @@
  *
  * A step has two halves. First, each rank executes its lanes (run.c). Then ranks meet: gradients are
  * added over the tree, each rank updates the cells that are its own (update.c), and new parameters are
- * brought to where they are needed (store.c). How gradients come together depends on where the ranks
+ * brought to where they are needed (params.c). How gradients come together depends on where the ranks
  * are: in one node they lie in common memory and are added where they lie (common.c); between nodes, or
  * when gradients are shared out, they travel in buckets (buckets.c). A single process does neither.
  *
@@ -21,19 +21,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(TDM_LANES_MOST *(uint64_t)TDM_KERNEL_MODEST <= (uint64_t)TDM__GRADIENT_BOUND,
+_Static_assert(TDM_MAX_LANES *(uint64_t)TDM_KERNEL_SAFE_RANGE <= (uint64_t)TDM__GRADIENT_BOUND,
                "modest gradients of all lanes must add up to a good one");
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
 static tdm_status meet(tdm_team *team, tdm_error *err)
 {
-    tdm__note mine = {.lane_seconds = team->lane_seconds,
-                      .update_seconds = team->update_seconds,
-                      .wait_seconds = team->wait_seconds,
-                      .wish = team->in.wish,
-                      .tally = team->in.tally ? *team->in.tally : 0,
-                      .modest = !atomic_load(&team->immodest)};
+    tdm__step_report mine = {.lane_seconds = team->lane_seconds,
+                             .update_seconds = team->update_seconds,
+                             .wait_seconds = team->wait_seconds,
+                             .request = team->in.request,
+                             .tally = team->in.tally ? *team->in.tally : 0,
+                             .in_safe_range = !atomic_load(&team->immodest)};
     int64_t first = team->first[team->place], end = team->first[team->place + 1];
     for (int64_t l = first; l < end; l++) {
         mine.lanes += !team->absent[l];
@@ -50,7 +50,7 @@ static void note_ranks(tdm_team *team)
 {
     for (int i = 0; i < team->size; i++) {
         tdm_team_rank *r = &team->ranks[team->layout->rank_of_place[i]];
-        const tdm__note *n = &team->notes[i];
+        const tdm__step_report *n = &team->notes[i];
         r->lanes = team->first[i + 1] - team->first[i];
         r->lanes_done += n->lanes;
         r->rows_done += n->rows;
@@ -92,7 +92,7 @@ static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *e
     tdm__team_point(team, "reduce", 1);
     double begin = tdm_clock_s(), waited = team->wait_seconds;
     for (int i = 0; i < team->size; i++) {
-        out->wishes |= team->notes[i].wish;
+        out->requests |= team->notes[i].request;
         out->tally += team->notes[i].tally;
     }
     if (!tdm__tree_loss(team, 1, &out->loss)) out->loss = (double)NAN;
@@ -107,14 +107,14 @@ static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *e
     tdm__team_point(team, "publish", 0);
     begin = tdm_clock_s();
     if (out->finite)
-        TDM_TRY(tdm__store_publish(team->options.store,
-                                   team->buckets ? tdm__buckets_order(team) : NULL,
-                                   team->job->parallel.overlap, err));
+        TDM_TRY(tdm__params_publish(team->options.store,
+                                    team->buckets ? tdm__buckets_order(team) : NULL,
+                                    team->job->parallel.overlap, err));
     team->wait_seconds += tdm_clock_s() - begin;
-    if (team->journal) {
-        TDM_TRY(tdm__journal_enter(team->journal, err));
-        tdm__journal_finish(team->journal, team->in.step, out->finite);
-        tdm__journal_leave(team->journal);
+    if (team->undo_log) {
+        TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
+        tdm__undo_step_finish(team->undo_log, team->in.step, out->finite);
+        tdm__undo_write_end(team->undo_log);
     }
     balance(team, out);
     note_ranks(team); /* with the lanes that ranks have from now on */
@@ -150,61 +150,68 @@ tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_resu
 
 /* ---- the kit ----------------------------------------------------------------------------------- */
 
-tdm_kit *tdm_kit_create(void)
+tdm_plan_cache *tdm_plan_cache_create(void)
 {
-    return calloc(1, sizeof(tdm_kit));
+    return calloc(1, sizeof(tdm_plan_cache));
 }
 
-static void empty_kit(tdm_kit *kit)
+static void empty_kit(tdm_plan_cache *plan_cache)
 {
-    for (size_t i = 0; kit->plans && i < (size_t)kit->made_most * (size_t)kit->graph_count; i++)
-        tdm_plan_destroy(kit->plans[i]);
-    for (int i = 0; kit->arenas && i < kit->made_most; i++) tdm_pages_unmap(&kit->arenas[i]);
-    for (int i = 0; i < kit->graph_count; i++) tdm_graph_destroy(kit->graphs[i].graph);
-    free(kit->plans);
-    free(kit->arenas);
-    *kit = (tdm_kit){0};
+    for (size_t i = 0;
+         plan_cache->plans && i < (size_t)plan_cache->max_made * (size_t)plan_cache->graph_count;
+         i++)
+        tdm_plan_destroy(plan_cache->plans[i]);
+    for (int i = 0; plan_cache->arenas && i < plan_cache->max_made; i++)
+        tdm_pages_unmap(&plan_cache->arenas[i]);
+    for (int i = 0; i < plan_cache->graph_count; i++)
+        tdm_graph_destroy(plan_cache->graphs[i].graph);
+    free(plan_cache->plans);
+    free(plan_cache->arenas);
+    *plan_cache = (tdm_plan_cache){0};
 }
 
-void tdm_kit_destroy(tdm_kit *kit)
+void tdm_plan_cache_destroy(tdm_plan_cache *plan_cache)
 {
-    if (!kit) return;
-    empty_kit(kit);
-    free(kit);
+    if (!plan_cache) return;
+    empty_kit(plan_cache);
+    free(plan_cache);
 }
 
 /* Graphs stay; plans are made for a number of threads. */
-static void drop_plans(tdm_kit *kit)
+static void drop_plans(tdm_plan_cache *plan_cache)
 {
-    for (size_t i = 0; kit->plans && i < (size_t)kit->made_most * (size_t)kit->graph_count; i++) {
-        tdm_plan_destroy(kit->plans[i]);
-        kit->plans[i] = NULL;
+    for (size_t i = 0;
+         plan_cache->plans && i < (size_t)plan_cache->max_made * (size_t)plan_cache->graph_count;
+         i++) {
+        tdm_plan_destroy(plan_cache->plans[i]);
+        plan_cache->plans[i] = NULL;
     }
-    for (int i = 0; kit->arenas && i < kit->made_most; i++) tdm_pages_unmap(&kit->arenas[i]);
+    for (int i = 0; plan_cache->arenas && i < plan_cache->max_made; i++)
+        tdm_pages_unmap(&plan_cache->arenas[i]);
 }
 
-static void take_kit(tdm_team *team, tdm_kit *kit)
+static void take_kit(tdm_team *team, tdm_plan_cache *plan_cache)
 {
-    if (kit->thread_count != team->thread_count) drop_plans(kit);
-    memcpy(team->graphs, kit->graphs, sizeof(team->graphs));
-    team->graph_count = kit->graph_count;
-    team->made_most = kit->made_most;
-    team->plans = kit->plans;
-    team->arenas = kit->arenas;
-    *kit = (tdm_kit){0};
+    if (plan_cache->thread_count != team->thread_count) drop_plans(plan_cache);
+    memcpy(team->graphs, plan_cache->graphs, sizeof(team->graphs));
+    team->graph_count = plan_cache->graph_count;
+    team->max_made = plan_cache->max_made;
+    team->plans = plan_cache->plans;
+    team->arenas = plan_cache->arenas;
+    *plan_cache = (tdm_plan_cache){0};
 }
 
-static void give_kit(tdm_team *team, tdm_kit *kit)
+static void give_kit(tdm_team *team, tdm_plan_cache *plan_cache)
 {
-    memcpy(kit->graphs, team->graphs, sizeof(team->graphs));
-    kit->graph_count = team->graph_count;
-    kit->made_most = team->made_most;
-    kit->plans = team->plans;
-    kit->arenas = team->arenas;
-    kit->thread_count = team->thread_count;
+    memcpy(plan_cache->graphs, team->graphs, sizeof(team->graphs));
+    plan_cache->graph_count = team->graph_count;
+    plan_cache->max_made = team->max_made;
+    plan_cache->plans = team->plans;
+    plan_cache->arenas = team->arenas;
+    plan_cache->thread_count = team->thread_count;
     team->plans = NULL;
     team->arenas = NULL;
-    team->graph_count = team->made_most = 0;
+    team->graph_count = team->max_made = 0;
 }
 
 /* ---- creation -------------------------------------------------------------------------------- */
@@ -219,9 +226,8 @@ static tdm_status build_graphs(tdm_team *team, tdm_error *err)
     for (int b = 0; b < TDM_TEAM_MAX_BATCHES; b++) {
         int64_t batch = team->options.batches[b];
         if (batch <= 0) continue;
-        int64_t least = batch / team->options.lane_count;
-        for (int64_t rows = least; rows <= least + (batch % team->options.lane_count != 0);
-             rows++) {
+        int64_t min = batch / team->options.lane_count;
+        for (int64_t rows = min; rows <= min + (batch % team->options.lane_count != 0); rows++) {
             if (rows == 0 || tdm__team_find_graph(team, batch, rows) >= 0) continue;
             tdm_model_options m = tdm_model_of_lane(&team->options.model, rows, batch);
             tdm__lane_graph *g = &team->graphs[team->graph_count];
@@ -310,11 +316,11 @@ static tdm_status prepare_meetings(tdm_team *team, tdm_error *err)
     size_t lanes = (size_t)team->options.lane_count;
     if (m->count == 0) return TDM_OK;
     m->row_elements = (m->row_elements + 15) / 16 * 16;
-    size_t rows = (size_t)TDM_LANE_PARTS_MOST + 2 + (size_t)levels_of(team->options.lane_count);
+    size_t rows = (size_t)TDM_MAX_LANE_PARTS + 2 + (size_t)levels_of(team->options.lane_count);
     m->tree = (tdm__tree){team->options.lane_count, calloc(2 * lanes, sizeof(*m->tree.held))};
     m->rows = aligned_alloc(64, rows * m->row_elements * sizeof(float));
     if (!m->tree.held || !m->rows) return no_memory(err);
-    m->sum = m->rows + (size_t)TDM_LANE_PARTS_MOST * m->row_elements;
+    m->sum = m->rows + (size_t)TDM_MAX_LANE_PARTS * m->row_elements;
     m->levels = m->sum + m->row_elements;
     return TDM_OK;
 }
@@ -328,7 +334,7 @@ static bool needs_messages(const tdm_team *team)
 }
 
 /* The most lanes that a rank may ever execute, and the most gradient buffers that takes. */
-static void find_most(const tdm_team *team, int64_t *lanes, int *buffers)
+static void max_find(const tdm_team *team, int64_t *lanes, int *buffers)
 {
     int64_t lane_count = team->options.lane_count;
     tdm_slice mine = {team->first[team->place],
@@ -348,7 +354,7 @@ static void find_most(const tdm_team *team, int64_t *lanes, int *buffers)
 static tdm_status make_room(tdm_team *team, int count, tdm_error *err)
 {
     size_t graphs = (size_t)team->graph_count;
-    if (count <= team->made_most) return TDM_OK;
+    if (count <= team->max_made) return TDM_OK;
     tdm_plan **plans = calloc((size_t)count * graphs, sizeof(*plans));
     tdm_pages *arenas = calloc((size_t)count, sizeof(*arenas));
     if (!plans || !arenas) {
@@ -356,22 +362,22 @@ static tdm_status make_room(tdm_team *team, int count, tdm_error *err)
         free(arenas);
         return no_memory(err);
     }
-    if (team->made_most > 0) {
-        memcpy(plans, team->plans, (size_t)team->made_most * graphs * sizeof(*plans));
-        memcpy(arenas, team->arenas, (size_t)team->made_most * sizeof(*arenas));
+    if (team->max_made > 0) {
+        memcpy(plans, team->plans, (size_t)team->max_made * graphs * sizeof(*plans));
+        memcpy(arenas, team->arenas, (size_t)team->max_made * sizeof(*arenas));
     }
     free(team->plans);
     free(team->arenas);
     team->plans = plans;
     team->arenas = arenas;
-    team->made_most = count;
+    team->max_made = count;
     return TDM_OK;
 }
 
 static tdm_status prepare_lanes(tdm_team *team, tdm_error *err)
 {
     size_t lanes = (size_t)team->options.lane_count;
-    int64_t lanes_most;
+    int64_t max_lanes;
     /* The first slot shows whether lanes must run side by side. */
     TDM_TRY(make_room(team, 1, err));
     tdm_plan_options options = tdm_model_plan_options(&team->options.model);
@@ -380,25 +386,25 @@ static tdm_status prepare_lanes(tdm_team *team, tdm_error *err)
             TDM_TRY(tdm_plan_create(team->graphs[i].graph, &options, &team->plans[i], err));
     TDM_TRY(list_meetings(team, err));
     TDM_TRY(prepare_meetings(team, err));
-    find_most(team, &lanes_most, &team->buffer_count);
+    max_find(team, &max_lanes, &team->buffer_count);
     team->side_by_side = team->meeting.count > 0;
-    team->run_most = team->side_by_side ? (int)lanes_most : 1;
-    if (team->side_by_side) team->buffer_count = (int)lanes_most;
-    TDM_TRY(make_room(team, team->run_most, err));
-    team->run = calloc((size_t)team->run_most, sizeof(*team->run));
+    team->max_run = team->side_by_side ? (int)max_lanes : 1;
+    if (team->side_by_side) team->buffer_count = (int)max_lanes;
+    TDM_TRY(make_room(team, team->max_run, err));
+    team->run = calloc((size_t)team->max_run, sizeof(*team->run));
     team->absent = calloc(lanes, sizeof(*team->absent));
     team->free_grads = calloc((size_t)team->buffer_count + 1, sizeof(*team->free_grads));
     team->tree = (tdm__tree){team->options.lane_count, calloc(2 * lanes, sizeof(float *))};
     team->losses = calloc(2 * lanes, sizeof(*team->losses));
     team->has_loss = calloc(2 * lanes, sizeof(*team->has_loss));
-    team->parts = calloc(TDM_LANE_PARTS_MOST, sizeof(*team->parts));
+    team->parts = calloc(TDM_MAX_LANE_PARTS, sizeof(*team->parts));
     team->scratch_elements = (size_t)(2 + levels_of(team->options.lane_count)) * TDM__CELL;
     team->scratch = aligned_alloc(64, (size_t)team->thread_count * team->scratch_elements *
                                           sizeof(float));
     if (!team->run || !team->absent || !team->free_grads || !team->tree.held || !team->losses ||
         !team->has_loss || !team->parts || !team->scratch)
         return no_memory(err);
-    for (int i = 0; i < team->run_most; i++) TDM_TRY(prepare_plans(team, i, err));
+    for (int i = 0; i < team->max_run; i++) TDM_TRY(prepare_plans(team, i, err));
     return TDM_OK;
 }
 
@@ -469,11 +475,11 @@ static void read_slowness(tdm_team *team)
 static tdm_status check_options(const tdm_team_options *o, tdm_error *err)
 {
     int size = o->comm ? tdm_comm_size(o->comm) : 1;
-    if (o->lane_count < 1 || o->lane_count > TDM_LANES_MOST ||
+    if (o->lane_count < 1 || o->lane_count > TDM_MAX_LANES ||
         (o->lane_count & (o->lane_count - 1)) != 0)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "team: %lld lanes; it must be a power of two up to %d",
-                        (long long)o->lane_count, TDM_LANES_MOST);
+                        (long long)o->lane_count, TDM_MAX_LANES);
     if (size > o->lane_count)
         return tdm_fail(
             err, TDM_ERR_JOB_INVALID,
@@ -492,11 +498,11 @@ static tdm_status prepare(tdm_team *team, tdm_error *err)
     TDM_TRY(place(team, err));
     read_slowness(team);
     TDM_TRY(prepare_lanes(team, err));
-    TDM_TRY(tdm_feed_create(team->options.store, TDM_BLOCK_PARAMS, team->plans,
-                            team->run_most * team->graph_count, &team->feed, err));
+    TDM_TRY(tdm_prefetch_create(team->options.store, TDM_BLOCK_PARAMS, team->plans,
+                                team->max_run * team->graph_count, &team->feed, err));
     if (needs_messages(team)) {
         TDM_TRY(tdm__buckets_create(team, err));
-    } else if (team->size > 1 || team->journal) {
+    } else if (team->size > 1 || team->undo_log) {
         TDM_TRY(tdm__common_create(team, err));
     } else {
         size_t bytes = (size_t)team->buffer_count * team->block_extent * sizeof(float);
@@ -513,14 +519,14 @@ tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_
     if (!team) return no_memory(err);
     team->options = *options;
     team->job = options->model.job;
-    team->layout = tdm__store_layout(options->store);
-    team->journal = tdm__store_journal(options->store);
+    team->layout = tdm__params_layout(options->store);
+    team->undo_log = tdm__params_undo_log(options->store);
     team->size = team->layout->size;
     team->place = team->layout->place;
     team->thread_count = tdm_model_threads(&options->model);
     team->bad_element = SIZE_MAX;
     atomic_init(&team->immodest, false);
-    if (options->kit) take_kit(team, options->kit);
+    if (options->plan_cache) take_kit(team, options->plan_cache);
     tdm_status status = prepare(team, err);
     if (status != TDM_OK) {
         tdm_team_destroy(team);
@@ -532,11 +538,11 @@ tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_
 
 static void release_lanes(tdm_team *team)
 {
-    tdm_kit rest = {0};
-    tdm_kit *kit = team->options.kit ? team->options.kit : &rest;
-    give_kit(team, kit);
+    tdm_plan_cache rest = {0};
+    tdm_plan_cache *plan_cache = team->options.plan_cache ? team->options.plan_cache : &rest;
+    give_kit(team, plan_cache);
     empty_kit(&rest);
-    for (int g = 0; g < TDM__GRAPHS_MOST; g++) free(team->meeting.steps[g]);
+    for (int g = 0; g < TDM__MAX_GRAPHS; g++) free(team->meeting.steps[g]);
     free(team->meeting.elements);
     free(team->meeting.tree.held);
     free(team->meeting.rows);
@@ -555,7 +561,7 @@ void tdm_team_destroy(tdm_team *team)
     if (!team) return;
     tdm__buckets_destroy(team);
     tdm__common_destroy(team);
-    tdm_feed_destroy(team->feed);
+    tdm_prefetch_destroy(team->feed);
     if (team->group) tdm_group_destroy(team->group);
     release_lanes(team);
     tdm_pages_unmap(&team->grad_pages);
@@ -575,7 +581,7 @@ void tdm_team_destroy(tdm_team *team)
 tdm_team_info tdm_team_info_of(const tdm_team *team)
 {
     tdm_team_info info = {.rank_count = team->size, .lane_count = team->options.lane_count};
-    for (int i = 0; i < team->made_most; i++) info.arena_bytes += team->arenas[i].bytes;
+    for (int i = 0; i < team->max_made; i++) info.arena_bytes += team->arenas[i].bytes;
     info.grad_bytes = (size_t)team->buffer_count * team->block_extent * sizeof(float);
     if (team->buckets) {
         info.grad_bytes += tdm__buckets_bytes(team);

@@ -14,7 +14,7 @@
  * more pass looks at the very sums that the update would see, so the answer is the same for any number
  * of ranks.
  *
- * With a vault each change of a piece goes through its journal (desk.h), so that others can finish what a
+ * With a vault each change of a piece goes through its journal (undo_log.h), so that others can finish what a
  * dead rank has left.
  *
  * Invariants: sums over pieces are taken in the order of the pieces, whoever computed them; a rank
@@ -46,20 +46,20 @@ static size_t piece_at_cell(const tdm_optimiser *optimiser, size_t cell)
 }
 
 /* Says in the vault whose it is to update it in this epoch. Inside of a writing section. */
-static void sign(const tdm__journal *journal, tdm__mark *mark)
+static void sign(const tdm__undo_log *undo_log, tdm__mark *mark)
 {
-    atomic_store(&mark->slot, (uint32_t)journal->slot);
-    atomic_store(&mark->epoch, journal->epoch);
+    atomic_store(&mark->slot, (uint32_t)undo_log->slot);
+    atomic_store(&mark->epoch, undo_log->epoch);
 }
 
 static void sign_statistic(void *user, const tdm_param_info *p, size_t index, size_t begin,
                            size_t count)
 {
-    const tdm__journal *journal = user;
+    const tdm__undo_log *undo_log = user;
     (void)p;
     (void)begin;
     (void)count;
-    sign(journal, &journal->cells[index]);
+    sign(undo_log, &undo_log->cells[index]);
 }
 
 static void add_own(tdm_team *team, tdm__cells range)
@@ -70,10 +70,10 @@ static void add_own(tdm_team *team, tdm__cells range)
     struct tdm__own own = {cells, piece_at_cell(optimiser, cells.first),
                            piece_at_cell(optimiser, cells.end)};
     team->own[team->own_count++] = own;
-    if (!team->journal) return;
+    if (!team->undo_log) return;
     for (size_t i = own.first_piece; i < own.end_piece; i++)
-        sign(team->journal, &team->journal->marks[i]);
-    tdm__statistic_visit(team->graphs[0].graph, cells, sign_statistic, team->journal);
+        sign(team->undo_log, &team->undo_log->marks[i]);
+    tdm__statistic_visit(team->graphs[0].graph, cells, sign_statistic, team->undo_log);
 }
 
 tdm_status tdm__update_create(tdm_team *team, tdm_error *err)
@@ -82,11 +82,11 @@ tdm_status tdm__update_create(tdm_team *team, tdm_error *err)
     bool by_bucket = team->buckets && !l->common;
     team->own = calloc(by_bucket ? l->bucket_count + 1 : 1, sizeof(*team->own));
     if (!team->own) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
-    if (team->journal) TDM_TRY(tdm__journal_enter(team->journal, err));
+    if (team->undo_log) TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
     if (!by_bucket) add_own(team, (tdm__cells){0, l->trained_cells});
     for (size_t b = 0; by_bucket && b < l->bucket_count; b++)
         add_own(team, tdm__layout_bucket(l, b));
-    if (team->journal) tdm__journal_leave(team->journal);
+    if (team->undo_log) tdm__undo_write_end(team->undo_log);
     return TDM_OK;
 }
 
@@ -121,44 +121,45 @@ static float *sum_at(const tdm_team *team, size_t begin, size_t count, float *ho
 
 /* ---- pieces ------------------------------------------------------------------------------------- */
 
-void tdm__update_piece(tdm__journal *journal, tdm_optimiser *optimiser, size_t index, uint64_t step,
-                       float *grad, double grad_norm)
+void tdm__update_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t index,
+                       uint64_t step, float *grad, double grad_norm)
 {
     const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, index);
-    if (journal)
-        tdm__journal_open(journal, tdm_kernel_thread(), TDM__JOURNAL_UPDATE, index, piece->begin,
-                          piece->count, grad);
+    if (undo_log)
+        tdm__undo_record_begin(undo_log, tdm_kernel_thread(), TDM__UNDO_UPDATE, index, piece->begin,
+                               piece->count, grad);
     tdm_optimiser_update(optimiser, index, grad, grad_norm);
-    if (!journal) return;
+    if (!undo_log) return;
     if (tdm_optimiser_must_apply(optimiser))
-        memcpy(journal->marks[index].sums,
+        memcpy(undo_log->marks[index].sums,
                tdm_optimiser_piece_sums(optimiser) + index * TDM_OPTIM_SUMS,
-               sizeof(journal->marks[index].sums));
-    tdm__journal_close(journal, tdm_kernel_thread(), TDM__JOURNAL_UPDATE, index, step);
+               sizeof(undo_log->marks[index].sums));
+    tdm__undo_record_commit(undo_log, tdm_kernel_thread(), TDM__UNDO_UPDATE, index, step);
 }
 
-void tdm__apply_piece(tdm__journal *journal, tdm_optimiser *optimiser, size_t index, uint64_t step,
-                      float *grad, const double *sums)
+void tdm__apply_piece(tdm__undo_log *undo_log, tdm_optimiser *optimiser, size_t index,
+                      uint64_t step, float *grad, const double *sums)
 {
     const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, index);
-    if (journal)
-        tdm__journal_open(journal, tdm_kernel_thread(), TDM__JOURNAL_APPLY, index, piece->begin,
-                          piece->count, grad);
+    if (undo_log)
+        tdm__undo_record_begin(undo_log, tdm_kernel_thread(), TDM__UNDO_APPLY, index, piece->begin,
+                               piece->count, grad);
     tdm_optimiser_apply(optimiser, index, grad, sums);
-    if (journal) tdm__journal_close(journal, tdm_kernel_thread(), TDM__JOURNAL_APPLY, index, step);
+    if (undo_log)
+        tdm__undo_record_commit(undo_log, tdm_kernel_thread(), TDM__UNDO_APPLY, index, step);
 }
 
-void tdm__follow(tdm__journal *journal, float *value, const float *observed,
+void tdm__follow(tdm__undo_log *undo_log, float *value, const float *observed,
                  const tdm_param_info *p, size_t index, size_t begin, size_t count, uint64_t step)
 {
     float momentum = (float)p->momentum;
-    if (journal)
-        tdm__journal_open(journal, tdm_kernel_thread(), TDM__JOURNAL_STATISTIC, index, begin, count,
-                          NULL);
+    if (undo_log)
+        tdm__undo_record_begin(undo_log, tdm_kernel_thread(), TDM__UNDO_STATISTIC, index, begin,
+                               count, NULL);
     for (size_t k = 0; observed && k < count; k++)
         value[k] = (1.0f - momentum) * value[k] + momentum * observed[k];
-    if (journal)
-        tdm__journal_close(journal, tdm_kernel_thread(), TDM__JOURNAL_STATISTIC, index, step);
+    if (undo_log)
+        tdm__undo_record_commit(undo_log, tdm_kernel_thread(), TDM__UNDO_STATISTIC, index, step);
 }
 
 /* ---- passes ------------------------------------------------------------------------------------- */
@@ -191,7 +192,7 @@ static void update_range(const void *args, int64_t begin, int64_t end)
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
         float *grad = measured ? u->home + piece->begin
                                : sum_at(u->team, piece->begin, piece->count, u->home);
-        tdm__update_piece(u->team->journal, optimiser, i, u->team->in.step, grad, u->grad_norm);
+        tdm__update_piece(u->team->undo_log, optimiser, i, u->team->in.step, grad, u->grad_norm);
     }
 }
 
@@ -205,7 +206,7 @@ static void apply_range(const void *args, int64_t begin, int64_t end)
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
         if (piece->param_index != summed) tdm_optimiser_sums(optimiser, piece->param_index, sums);
         summed = piece->param_index;
-        tdm__apply_piece(u->team->journal, optimiser, i, u->team->in.step, u->home + piece->begin,
+        tdm__apply_piece(u->team->undo_log, optimiser, i, u->team->in.step, u->home + piece->begin,
                          sums);
     }
 }
@@ -256,13 +257,13 @@ static void changing_pass(update *u, tdm_kernel_range_fn run)
     const tdm_optimiser *optimiser = team->options.optimiser;
     for (size_t i = 0; i < team->own_count; i++) {
         tdm__cells own = team->own[i].cells, window = {own.first, own.first};
-        tdm__store_will_update(team->options.store, own);
+        tdm__params_will_update(team->options.store, own);
         while (window.first < own.end) {
             window.end = own.end - window.first < WINDOW_CELLS ? own.end
                                                                : window.first + WINDOW_CELLS;
             spread(u, piece_at_cell(optimiser, window.first), piece_at_cell(optimiser, window.end),
                    run);
-            tdm__store_has_updated(team->options.store, window);
+            tdm__params_has_updated(team->options.store, window);
             window.first = window.end;
         }
     }
@@ -295,8 +296,8 @@ static void follow(void *user, const tdm_param_info *p, size_t index, size_t beg
 {
     const update *u = user;
     const float *observed = sum_at(u->team, begin, count, NULL);
-    float *value = tdm_store_block(u->team->options.store, TDM_BLOCK_PARAMS) + begin;
-    tdm__follow(u->team->journal, value, observed, p, index, begin, count, u->team->in.step);
+    float *value = tdm_params_block(u->team->options.store, TDM_BLOCK_PARAMS) + begin;
+    tdm__follow(u->team->undo_log, value, observed, p, index, begin, count, u->team->in.step);
 }
 
 /* Nobody takes their squares. */
@@ -314,10 +315,11 @@ static void check_statistic(void *user, const tdm_param_info *p, size_t index, s
 
 tdm_status tdm__update_find_bad(tdm_team *team, size_t *out, tdm_error *err)
 {
-    bool modest = true;
+    bool in_safe_range = true;
     *out = SIZE_MAX;
-    for (int i = 0; i < team->size; i++) modest = modest && team->notes[i].modest;
-    if (modest) return TDM_OK;
+    for (int i = 0; i < team->size; i++)
+        in_safe_range = in_safe_range && team->notes[i].in_safe_range;
+    if (in_safe_range) return TDM_OK;
     atomic_size_t bad = SIZE_MAX;
     update u = {.team = team, .bad = &bad};
     pass(&u, check_range);
@@ -332,18 +334,18 @@ tdm_status tdm__update_find_bad(tdm_team *team, size_t *out, tdm_error *err)
 
 static tdm_status enter(const tdm_team *team, tdm_error *err)
 {
-    return team->journal ? tdm__journal_enter(team->journal, err) : TDM_OK;
+    return team->undo_log ? tdm__undo_write_begin(team->undo_log, err) : TDM_OK;
 }
 
 static void leave(const tdm_team *team)
 {
-    if (team->journal) tdm__journal_leave(team->journal);
+    if (team->undo_log) tdm__undo_write_end(team->undo_log);
 }
 
 /* From here on the step will be finished, by others if need be. */
 static void begin_update(tdm_team *team, const tdm_step_result *result, double grad_norm)
 {
-    if (!team->journal) return;
+    if (!team->undo_log) return;
     tdm__begun begun = {.step = team->in.step,
                         .kind = team->buckets ? TDM__SUMS_PLACED : TDM__SUMS_TREE,
                         .batch = team->in.batch,
@@ -351,8 +353,8 @@ static void begin_update(tdm_team *team, const tdm_step_result *result, double g
                         .grad_norm = grad_norm,
                         .loss = result->loss,
                         .tally = result->tally,
-                        .wishes = result->wishes};
-    tdm__journal_begin(team->journal, &begun);
+                        .requests = result->requests};
+    tdm__undo_step_begin(team->undo_log, &begun);
 }
 
 static tdm_status measure(update *u, tdm_error *err)

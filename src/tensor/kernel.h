@@ -182,13 +182,13 @@ const tdm_kernel *tdm_kernel_find(const tdm_kernel_backend_ops *backend, tdm_op_
 
 /* A number is modest when its magnitude is below this: so it is neither NaN nor infinite, and the sum
  * of up to 65,536 such numbers over a tree stays below 2^63, where its square is finite as well. */
-#define TDM_KERNEL_MODEST 0x1p47f
+#define TDM_KERNEL_SAFE_RANGE 0x1p47f
 
 /* a[i] += b[i], as fast as memory allows; the two do not overlap. The bits do not depend on the
  * level: one sum, one rounding. True when all sums are modest. One thread. */
 bool tdm_kernel_add_into(float *a, const float *b, size_t count);
 /* Whether all numbers are modest; one reading of them, as fast as memory allows. One thread. */
-bool tdm_kernel_modest(const float *a, size_t count);
+bool tdm_kernel_in_safe_range(const float *a, size_t count);
 
 /* Random numbers of one sequence, the same at every level: uniform in [-scale, scale), or normal with
  * mean 0 and deviation `scale` (src/tensor/kernels/cpu/vec/random.c says how). Those from number

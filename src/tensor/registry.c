@@ -51,25 +51,25 @@ int tdm_kernel_cpu_level(void)
 }
 
 /* The level that TANDEM_ISA asks for, at most `most`; `most` when it is not set or cannot be obeyed. */
-static int level_by_environment(int most)
+static int level_by_environment(int max)
 {
     static const char *const names[] = {[2] = "v2", [3] = "v3", [4] = "v4"};
     const char *asked = getenv("TANDEM_ISA");
-    if (!asked || !*asked) return most;
+    if (!asked || !*asked) return max;
     for (int level = 2; level <= 4; level++) {
         if (strcmp(asked, names[level]) != 0) continue;
-        if (level <= most) return level;
+        if (level <= max) return level;
         tdm_log(TDM_LOG_WARN, "tensor",
                 "TANDEM_ISA=%s: this CPU does not have the instructions of x86-64-%s, so kernels "
                 "use %s",
-                asked, asked, tdm_tensor_level_name(most));
-        return most;
+                asked, asked, tdm_tensor_level_name(max));
+        return max;
     }
     tdm_log(TDM_LOG_WARN, "tensor",
             "TANDEM_ISA=%s: not a level, so kernels use %s; set it to v2, v3 or v4 (x86-64), or "
             "unset it",
-            asked, tdm_tensor_level_name(most));
-    return most;
+            asked, tdm_tensor_level_name(max));
+    return max;
 }
 
 static atomic_int level_in_use; /* 0: not known yet, or a CPU without levels */
@@ -156,9 +156,9 @@ bool tdm_kernel_add_into(float *a, const float *b, size_t count)
     return loops_here()->add_into(a, b, count);
 }
 
-bool tdm_kernel_modest(const float *a, size_t count)
+bool tdm_kernel_in_safe_range(const float *a, size_t count)
 {
-    return loops_here()->modest(a, count);
+    return loops_here()->in_safe_range(a, count);
 }
 
 const tdm__vec_product *tdm__product_here(void)

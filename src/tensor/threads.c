@@ -31,7 +31,7 @@
 #define OPEN 0x80000000u    /* in gate: helpers may join */
 #define WAITING 0x40000000u /* in gate: the caller sleeps until the last one has left */
 #define INSIDE 0x3fffffffu  /* in gate: how many are in */
-enum { LINE_BYTES = 64, SPIN_NS = 20000, PAUSES = 16, PIECES_MOST = 1 << 30 };
+enum { LINE_BYTES = 64, SPIN_NS = 20000, PAUSES = 16, MAX_PIECES = 1 << 30 };
 
 /* Pieces that are not taken yet: the next one in the lower half, the end in the upper half. */
 typedef struct range {
@@ -355,7 +355,7 @@ static void round_close(pool *p)
 void tdm__threads_spread(int64_t count, int64_t grain, tdm_kernel_range_fn run, const void *args)
 {
     int thread_count = tdm__kernel_threads();
-    while ((count + grain - 1) / grain > PIECES_MOST) grain *= 2;
+    while ((count + grain - 1) / grain > MAX_PIECES) grain *= 2;
     int64_t pieces = (count + grain - 1) / grain;
     if (pieces < thread_count) thread_count = (int)pieces;
     pool *p = thread_count > 1 && !pool_here.is_inside ? pool_of_this_thread() : NULL;

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RUNS_LEAST = 3, RUNS_MOST = 2000, TIMES_MOST = 4000000, PEAK_SIZE = 1024 };
+enum { MIN_RUNS = 3, MAX_RUNS = 2000, MAX_TIMES = 4000000, PEAK_SIZE = 1024 };
 #define MEMORY_BYTES ((size_t)256 << 20)
 
 typedef struct bench {
@@ -33,8 +33,8 @@ typedef struct bench {
     tdm_graph *lane;
     tdm_plan *plan;
     tdm_pages arena, grads;
-    double times[RUNS_MOST];   /* of what is being measured */
-    double updates[RUNS_MOST]; /* of steps: what is not spent in lanes */
+    double times[MAX_RUNS];   /* of what is being measured */
+    double updates[MAX_RUNS]; /* of steps: what is not spent in lanes */
     double begin_s;
     tdm_status failed; /* of a step, with `error` */
     tdm_error error;
@@ -56,7 +56,7 @@ static double median(double *times, int count)
 /* Runs something again and again for so many seconds; returns the median and the fastest. */
 typedef void (*action_fn)(void *context);
 
-static double time_of(bench *b, action_fn action, void *context, double *least, int *count)
+static double time_of(bench *b, action_fn action, void *context, double *min, int *count)
 {
     double begin = tdm_clock_s();
     int n = 0;
@@ -64,9 +64,9 @@ static double time_of(bench *b, action_fn action, void *context, double *least, 
         double from = tdm_clock_s();
         action(context);
         b->times[n++] = tdm_clock_s() - from;
-    } while (n < RUNS_MOST && (n < RUNS_LEAST || tdm_clock_s() - begin < b->options.seconds));
+    } while (n < MAX_RUNS && (n < MIN_RUNS || tdm_clock_s() - begin < b->options.seconds));
     double middle = median(b->times, n);
-    if (least) *least = b->times[0];
+    if (min) *min = b->times[0];
     if (count) *count = n;
     return middle;
 }
@@ -86,17 +86,17 @@ static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *cla
 }
 
 /* `wish`: to stop; true when any rank wishes that. */
-static bool one_step(bench *b, bool wish)
+static bool one_step(bench *b, bool request)
 {
     uint64_t step = b->position / (uint64_t)b->out->batch;
     tdm_step_input in = {
-        .step = step, .batch = b->out->batch, .lr = b->job->optim.lr, .wish = wish};
+        .step = step, .batch = b->out->batch, .lr = b->job->optim.lr, .request = request};
     tdm_step_result r;
     if (b->failed == TDM_OK) b->failed = tdm_team_step(b->team, &in, &r, &b->error);
     if (b->failed != TDM_OK) return true;
     if (!r.finite && b->first_bad == 0) b->first_bad = step + 1;
     b->position += (uint64_t)b->out->batch;
-    return r.wishes != 0;
+    return r.requests != 0;
 }
 
 /* Seconds that this rank has spent in lanes so far. */
@@ -115,15 +115,15 @@ static void time_steps(bench *b)
     bool ends = false;
     do {
         double lanes = lane_seconds(b), from = tdm_clock_s();
-        bool enough = n + 1 >= RUNS_MOST ||
-                      (n + 1 >= RUNS_LEAST && from - begin >= b->options.seconds);
+        bool enough = n + 1 >= MAX_RUNS ||
+                      (n + 1 >= MIN_RUNS && from - begin >= b->options.seconds);
         ends = one_step(b, enough);
         b->times[n] = tdm_clock_s() - from;
         b->updates[n] = b->times[n] - (lane_seconds(b) - lanes);
         n++;
     } while (!ends);
     b->out->step_s = median(b->times, n);
-    b->out->step_least_s = b->times[0];
+    b->out->min_step_s = b->times[0];
     b->out->update_s = median(b->updates, n);
     b->out->step_count = n;
 }
@@ -168,7 +168,7 @@ static uint64_t update_bytes(const bench *b)
 {
     uint64_t streams = 3 + (b->state.has_ema ? 2 : 0);
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++)
-        streams += tdm_store_block(b->state.store, TDM_BLOCK_STATE + k) ? 2 : 0;
+        streams += tdm_params_block(b->state.store, TDM_BLOCK_STATE + k) ? 2 : 0;
     return streams * sizeof(float) * tdm_graph_trained_elements(b->state.graph);
 }
 
@@ -268,10 +268,10 @@ static tdm_status measure_ops(bench *b, tdm_error *err)
     tdm_bench *out = b->out;
     TDM_TRY(list_ops(b, err));
     size_t count = out->op_count;
-    size_t runs_most = TIMES_MOST / (count + 1);
-    if (runs_most > RUNS_MOST) runs_most = RUNS_MOST;
-    if (runs_most < RUNS_LEAST) runs_most = RUNS_LEAST;
-    notes n = {.times = calloc(count * runs_most + 1, sizeof(double))};
+    size_t max_runs = MAX_TIMES / (count + 1);
+    if (max_runs > MAX_RUNS) max_runs = MAX_RUNS;
+    if (max_runs < MIN_RUNS) max_runs = MIN_RUNS;
+    notes n = {.times = calloc(count * max_runs + 1, sizeof(double))};
     if (!n.times) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
     tdm_step_key key = key_of(b);
     double begin = tdm_clock_s();
@@ -280,8 +280,8 @@ static tdm_status measure_ops(bench *b, tdm_error *err)
         fill_lane(b);
         tdm_plan_run_watched(b->plan, &key, note, &n);
         runs++;
-    } while ((size_t)runs < runs_most &&
-             (runs < RUNS_LEAST || tdm_clock_s() - begin < b->options.seconds));
+    } while ((size_t)runs < max_runs &&
+             (runs < MIN_RUNS || tdm_clock_s() - begin < b->options.seconds));
     for (size_t i = 0; i < count; i++) {
         for (int r = 0; r < runs; r++) b->times[r] = n.times[(size_t)r * count + i];
         out->ops[i].seconds = median(b->times, runs);
@@ -364,14 +364,14 @@ static bool same_product(const tdm_product *a, const tdm_product *b)
 static tdm_status look_up(bench *b, known_times *known, const tdm_product *kind, double *out,
                           tdm_error *err)
 {
-    size_t most = sizeof(known->seconds) / sizeof(known->seconds[0]);
+    size_t max = sizeof(known->seconds) / sizeof(known->seconds[0]);
     for (size_t k = 0; k < known->count; k++) {
         if (!same_product(&known->kinds[k], kind)) continue;
         *out = known->seconds[k];
         return TDM_OK;
     }
     TDM_TRY(time_products(b, kind, TDM_DTYPE_F32, out, err)); /* as our attention has them */
-    if (known->count == most) return TDM_OK;
+    if (known->count == max) return TDM_OK;
     known->kinds[known->count] = *kind;
     known->seconds[known->count++] = *out;
     return TDM_OK;
@@ -381,7 +381,7 @@ static tdm_status time_attention(bench *b, double *out, tdm_error *err)
 {
     known_times known = {.count = 0};
     for (size_t n = 0; n < tdm_graph_node_count(b->lane); n++) {
-        tdm_product kinds[TDM_PRODUCTS_MOST];
+        tdm_product kinds[TDM_MAX_PRODUCTS];
         size_t count = tdm_graph_products_at(b->lane, n, kinds);
         for (size_t i = 0; i < count; i++) {
             double seconds = 0;
@@ -456,10 +456,10 @@ static tdm_status measure_memory(bench *b, double *bytes_per_s, tdm_error *err)
     m.a = pages.data;
     m.b = m.a + elements;
     tdm_kernel_mode before = tdm_kernel_enter(b->out->thread_count);
-    double least = 0;
-    time_of(b, run_memory, &m, &least, NULL);
+    double min = 0;
+    time_of(b, run_memory, &m, &min, NULL);
     tdm_kernel_leave(&before);
-    *bytes_per_s = 3.0 * (double)(elements * sizeof(float)) / least;
+    *bytes_per_s = 3.0 * (double)(elements * sizeof(float)) / min;
     tdm_pages_unmap(&pages);
     return TDM_OK;
 }
@@ -474,9 +474,9 @@ static tdm_status add_ranks(bench *b, tdm_error *err)
     out->peak_flops = rates[0];
     out->peak_bf16_flops = rates[1];
     out->peak_bytes = rates[2];
-    int64_t most = (int64_t)out->peak_resident_bytes;
-    TDM_TRY(tdm_group_all_reduce(world, NULL, &most, 1, TDM_DTYPE_I64, TDM_REDUCE_MAX, err));
-    out->peak_resident_bytes = (uint64_t)most;
+    int64_t max = (int64_t)out->peak_resident_bytes;
+    TDM_TRY(tdm_group_all_reduce(world, NULL, &max, 1, TDM_DTYPE_I64, TDM_REDUCE_MAX, err));
+    out->peak_resident_bytes = (uint64_t)max;
     return TDM_OK;
 }
 

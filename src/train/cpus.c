@@ -18,7 +18,7 @@
 
 /* What a rank tells. */
 typedef struct cpus {
-    tdm_place place; /* all zero: the system does not tell */
+    tdm_cpu_set place; /* all zero: the system does not tell */
     int32_t usable_count;
     int32_t thread_count; /* that the job says; 0: auto */
 } cpus;
@@ -29,7 +29,7 @@ static cpus cpus_here(const tdm_job *job)
     tdm_cpu_info info;
     tdm_os_cpu_info(&info);
     own.usable_count = info.usable_count > 0 ? info.usable_count : 1;
-    if (!tdm_os_place_here(&own.place)) memset(&own.place, 0, sizeof(own.place));
+    if (!tdm_os_cpu_set_here(&own.place)) memset(&own.place, 0, sizeof(own.place));
     own.place.memory_node = 0; /* no matter here */
     return own;
 }
@@ -46,7 +46,7 @@ static double share_of(const cpus *all, int size, int rank, tdm_comm *comm)
     double share = 0;
     for (int i = 0; i < size; i++)
         near_count += !comm || tdm_comm_host_of(comm, i) == tdm_comm_host_of(comm, rank);
-    for (int cpu = 0; cpu < TDM_PLACE_PROCESSORS_MOST; cpu++) {
+    for (int cpu = 0; cpu < TDM_PLACE_MAX_CPUS; cpu++) {
         int users = 0;
         if (!may_use(&all[rank], cpu)) continue;
         for (int i = 0; i < size; i++)
@@ -66,27 +66,26 @@ static int threads_of(const cpus *c, double share)
 {
     if (c->thread_count > 0) return c->thread_count;
     int threads = (int)(share + 1e-6);
-    return threads < 1 ? 1 : threads < TDM_THREADS_MOST ? threads : TDM_THREADS_MOST;
+    return threads < 1 ? 1 : threads < TDM_MAX_THREADS ? threads : TDM_MAX_THREADS;
 }
 
 /* CPUs that the ranks of a host have together, and how many ranks they are. */
 static int host_cpus(const cpus *all, int size, int host, tdm_comm *comm, int *worker_count)
 {
-    uint64_t together[TDM_PLACE_PROCESSORS_MOST / 64] = {0};
+    uint64_t together[TDM_PLACE_MAX_CPUS / 64] = {0};
     int count = 0, quota = INT32_MAX;
     *worker_count = 0;
     for (int i = 0; i < size; i++) {
         if (comm && tdm_comm_host_of(comm, i) != host) continue;
         int own = 0;
-        for (int w = 0; w < TDM_PLACE_PROCESSORS_MOST / 64; w++) {
+        for (int w = 0; w < TDM_PLACE_MAX_CPUS / 64; w++) {
             together[w] |= all[i].place.processors[w];
             own += __builtin_popcountll(all[i].place.processors[w]);
         }
         if (all[i].usable_count < own || own == 0) quota = all[i].usable_count;
         (*worker_count)++;
     }
-    for (int w = 0; w < TDM_PLACE_PROCESSORS_MOST / 64; w++)
-        count += __builtin_popcountll(together[w]);
+    for (int w = 0; w < TDM_PLACE_MAX_CPUS / 64; w++) count += __builtin_popcountll(together[w]);
     return count > 0 && count < quota ? count : quota;
 }
 

@@ -83,7 +83,7 @@ typedef struct tdm__state {
     tdm_graph *graph;         /* of one row, for names and layout only */
     tdm_optimiser *optimiser; /* NULL: the state is only looked at */
     tdm_comm *comm;           /* NULL: a single process */
-    tdm_store *store;
+    tdm_params *store;
     float *params; /* the store's; for those who know that they are whole */
     bool has_ema;
     float *statistics; /* at rank 0, on their way to the average; NULL: not needed */
@@ -107,7 +107,7 @@ typedef enum tdm__state_use {
 
 /* Where blocks outlive this process, and in which epoch it uses them. */
 typedef struct tdm__home {
-    tdm_vault *vault; /* NULL: they do not */
+    tdm_shm *shm; /* NULL: they do not */
     int slot;
     uint32_t epoch;
 } tdm__home;
@@ -149,9 +149,9 @@ tdm_status tdm__state_measure(tdm__state *state, const tdm_job *job, tdm_error *
 /* The name of the first tensor with a number that is not finite, or NULL. */
 tdm_status tdm__state_find_bad(tdm__state *state, const char **out, tdm_error *err);
 
-/* ---- the way of a job through its data (course.c) --------------------------------------------- */
+/* ---- the way of a job through its data (train_schedule.c) --------------------------------------------- */
 
-typedef struct tdm__course {
+typedef struct tdm__train_schedule {
     const tdm_job *job; /* borrowed */
     char job_hash[TDM_SHA256_HEX];
     char data_hash[TDM_SHA256_HEX];
@@ -163,36 +163,39 @@ typedef struct tdm__course {
     uint64_t epoch_steps; /* steps of an epoch */
     uint64_t step_count;  /* at which the job ends */
     tdm_schedule schedule;
-} tdm__course;
+} tdm__train_schedule;
 
 /* Loads the data. */
-tdm_status tdm__course_init(const tdm_job *job, tdm__course *out, tdm_error *err);
+tdm_status tdm__train_schedule_init(const tdm_job *job, tdm__train_schedule *out, tdm_error *err);
 /* The same on every rank; they compare what they have read, and those of a node keep one copy of it.
  * Collective. */
-tdm_status tdm__course_init_together(const tdm_job *job, tdm_comm *comm, tdm__course *out,
-                                     tdm_error *err);
-void tdm__course_release(tdm__course *course);
+tdm_status tdm__train_schedule_init_together(const tdm_job *job, tdm_comm *comm,
+                                             tdm__train_schedule *out, tdm_error *err);
+void tdm__train_schedule_release(tdm__train_schedule *schedule);
 /* Ranks compare what they have read, each by a hash, which becomes rank 0's; those that bring none do not
  * count. All fail together where one differs. Collective. */
 tdm_status tdm__data_compare(const tdm_dataset *set, char hash[TDM_SHA256_HEX], tdm_comm *comm,
                              tdm_error *err);
 /* Rows of the step at this position; the sample, in the training set, of one of them; the next
  * position. No allocation. */
-int64_t tdm__course_batch(const tdm__course *course, const tdm_position *at);
-int64_t tdm__course_sample(const tdm__course *course, const tdm_position *at, int64_t row);
-void tdm__course_advance(const tdm__course *course, tdm_position *at);
+int64_t tdm__train_schedule_batch(const tdm__train_schedule *schedule, const tdm_position *at);
+int64_t tdm__train_schedule_sample(const tdm__train_schedule *schedule, const tdm_position *at,
+                                   int64_t row);
+void tdm__train_schedule_advance(const tdm__train_schedule *schedule, tdm_position *at);
 /* Whether something that is done every so often (0: never) is due after `count`. */
 bool tdm__is_due(int64_t every, uint64_t count);
 /* Whether an evaluation, with its consequences, is due at this position. */
-bool tdm__course_eval_due(const tdm__course *course, const tdm_position *at);
+bool tdm__train_schedule_eval_due(const tdm__train_schedule *schedule, const tdm_position *at);
 /* Whether a position is one that this job comes by: the numbers of steps, epochs and samples agree.
  * TDM_ERR_FORMAT for that of `path` otherwise. */
-tdm_status tdm__course_check_position(const tdm__course *course, const tdm_position *at,
-                                      const char *path, tdm_error *err);
+tdm_status tdm__train_schedule_check_position(const tdm__train_schedule *schedule,
+                                              const tdm_position *at, const char *path,
+                                              tdm_error *err);
 /* Whether the checkpoint `path` of the run `run` comes from this job, but for what does not decide the
  * result, and from this data. TDM_ERR_JOB_MISMATCH otherwise. */
-tdm_status tdm__course_check_job(const tdm__course *course, const tdm_checkpoint *checkpoint,
-                                 const char *path, const char *run, tdm_error *err);
+tdm_status tdm__train_schedule_check_job(const tdm__train_schedule *schedule,
+                                         const tdm_checkpoint *checkpoint, const char *path,
+                                         const char *run, tdm_error *err);
 
 /* ---- bad numbers, in words (numbers.c) ------------------------------------------------------- */
 
@@ -238,7 +241,7 @@ bool tdm__is_peer_status(tdm_status status);
 /* Ends a phase that each rank went through by itself: all get TDM_OK, or the error of the lowest rank
  * that failed. `wishes` (may be NULL), up to eight bits, are or-ed over the ranks. Collective; a
  * status of the peer group is passed through. */
-tdm_status tdm__agree(tdm_comm *comm, tdm_status status, unsigned *wishes, tdm_error *err);
+tdm_status tdm__agree(tdm_comm *comm, tdm_status status, unsigned *requests, tdm_error *err);
 /* This rank has failed where others may wait for it: ends their calls with this error's words. */
 void tdm__call_off(tdm_comm *comm, const tdm_error *err);
 /* *differs becomes the lowest rank that has another text (`bytes` long, zeros behind its end) than rank
@@ -262,7 +265,7 @@ tdm_status tdm__host_names(tdm_comm *comm, tdm__host_name *out, tdm_error *err);
  * that memory is not to be had, every rank keeps its own. Collective. */
 tdm_status tdm__data_share(tdm_job_data *data, tdm_comm *comm, tdm_error *err);
 /* The same in a vault, by each process for itself: the first one puts them there. Not collective. */
-void tdm__data_keep(tdm_job_data *data, tdm_vault *vault);
+void tdm__data_keep(tdm_job_data *data, tdm_shm *shm);
 
 /* ---- checkpoints (model.c) ------------------------------------------------------------------- */
 

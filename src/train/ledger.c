@@ -19,7 +19,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LINE_BYTES = 192, DIGEST_DIGITS = 16, WAITING_MOST = 1 << 20, SYNC_LINES = 1 << 14 };
+enum { LINE_BYTES = 192, DIGEST_DIGITS = 16, MAX_WAITING = 1 << 20, SYNC_LINES = 1 << 14 };
 #define LEDGER_LIMIT_BYTES (UINT64_C(4) << 30)
 
 /* A multiply-xorshift finaliser after each of the two, so that no other set of samples is likely to have
@@ -192,7 +192,7 @@ static bool keep_waiting(tdm__ledger *ledger, const tdm__ledger_line *line)
     if (ledger->waiting_count == ledger->waiting_room) {
         size_t room = 2 * ledger->waiting_room + 16;
         tdm__ledger_line *more = NULL;
-        if (room <= WAITING_MOST) more = realloc(ledger->waiting, room * sizeof(*more));
+        if (room <= MAX_WAITING) more = realloc(ledger->waiting, room * sizeof(*more));
         if (!more) return false;
         ledger->waiting = more;
         ledger->waiting_room = room;

@@ -1,7 +1,7 @@
 /*
  * ledger_check.c: does a ledger prove that every sample was trained exactly once in every epoch?
  *
- * It is read line by line against the way of the job through its data (course.c): each step must be
+ * It is read line by line against the way of the job through its data (train_schedule.c): each step must be
  * there once, in order, at its place in its epoch, with its number of samples and the digest of exactly
  * the samples that the sampler has for it. Besides, the sampler itself is held to its word: over an
  * epoch it must give no sample twice. The file is hostile: what is in no order, or no line at all, is
@@ -17,7 +17,7 @@
 #define LEDGER_LIMIT_BYTES (UINT64_C(4) << 30)
 
 typedef struct checker {
-    tdm__course course;
+    tdm__train_schedule schedule;
     tdm_arena *arena;
     tdm_arena *line_arena;
     uint64_t *seen; /* a bit for each sample: already trained in the epoch at hand */
@@ -42,11 +42,11 @@ static void complain(checker *c, const char *fmt, ...)
 }
 
 /* Where the job is before this step, from 1. */
-static tdm_position position_before(const tdm__course *course, uint64_t step)
+static tdm_position position_before(const tdm__train_schedule *schedule, uint64_t step)
 {
-    tdm_position at = {.step = step - 1, .seed = (uint64_t)course->job->seed};
-    at.epoch = at.step / course->epoch_steps;
-    at.position = at.step % course->epoch_steps * (uint64_t)course->full_batch;
+    tdm_position at = {.step = step - 1, .seed = (uint64_t)schedule->job->seed};
+    at.epoch = at.step / schedule->epoch_steps;
+    at.position = at.step % schedule->epoch_steps * (uint64_t)schedule->full_batch;
     return at;
 }
 
@@ -58,9 +58,9 @@ static uint64_t digest_of(checker *c, const tdm_position *at)
         memset(c->seen, 0, c->seen_words * sizeof(*c->seen));
         c->seen_epoch = at->epoch;
     }
-    int64_t batch = tdm__course_batch(&c->course, at);
+    int64_t batch = tdm__train_schedule_batch(&c->schedule, at);
     for (int64_t row = 0; row < batch; row++) {
-        uint64_t index = (uint64_t)tdm__course_sample(&c->course, at, row);
+        uint64_t index = (uint64_t)tdm__train_schedule_sample(&c->schedule, at, row);
         uint64_t bit = UINT64_C(1) << (index % 64);
         if (index / 64 >= c->seen_words || (c->seen[index / 64] & bit) != 0)
             complain(c, "the sampler gives sample %llu a second time in epoch %llu",
@@ -75,8 +75,8 @@ static uint64_t digest_of(checker *c, const tdm_position *at)
 /* A step in its place: is it what the job has there? */
 static bool step_is_right(checker *c, const tdm__ledger_line *line)
 {
-    tdm_position at = position_before(&c->course, line->step);
-    uint64_t count = (uint64_t)tdm__course_batch(&c->course, &at);
+    tdm_position at = position_before(&c->schedule, line->step);
+    uint64_t count = (uint64_t)tdm__train_schedule_batch(&c->schedule, &at);
     uint64_t digest = digest_of(c, &at);
     unsigned long long step = line->step;
     if (line->epoch != at.epoch || line->position != at.position) {
@@ -147,10 +147,10 @@ static tdm_status newest_step(const char *run, tdm_arena *arena, uint64_t *out, 
 static void sum_up(checker *c)
 {
     tdm_ledger_report *r = c->report;
-    uint64_t steps = c->course.epoch_steps;
+    uint64_t steps = c->schedule.epoch_steps;
     r->steps_of_epoch = steps;
-    r->samples_of_epoch = (uint64_t)c->course.epoch_rows;
-    r->samples_of_data = c->course.sampler.sample_count;
+    r->samples_of_epoch = (uint64_t)c->schedule.epoch_rows;
+    r->samples_of_data = c->schedule.sampler.sample_count;
     if (r->last_step == 0) return;
     r->first_epoch = (r->first_step - 1 + steps - 1) / steps;
     uint64_t end = r->last_step / steps;
@@ -187,8 +187,8 @@ static tdm_status check(checker *c, const tdm_job *job, const char *run, tdm_err
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
                         "%s: this run keeps no ledger; set checkpoint.ledger: true before training",
                         run);
-    TDM_TRY(tdm__course_init(job, &c->course, err));
-    c->seen_words = (size_t)(c->course.sampler.sample_count / 64 + 1);
+    TDM_TRY(tdm__train_schedule_init(job, &c->schedule, err));
+    c->seen_words = (size_t)(c->schedule.sampler.sample_count / 64 + 1);
     c->seen = tdm_arena_array(c->arena, c->seen_words, sizeof(*c->seen));
     if (!c->seen) return tdm_fail(err, TDM_ERR_NO_MEMORY, "ledger: no memory");
     /* Checkpoints first: where training goes on meanwhile, lines come before them. */
@@ -207,7 +207,7 @@ tdm_status tdm_ledger_check(const tdm_job *job, const char *run, tdm_ledger_repo
     tdm_ledger_report report = {.step_count = 0};
     checker c = {.report = &report, .seen_epoch = UINT64_MAX};
     tdm_status status = check(&c, job, run, err);
-    tdm__course_release(&c.course);
+    tdm__train_schedule_release(&c.schedule);
     tdm_arena_destroy(c.line_arena);
     tdm_arena_destroy(c.arena);
     if (status == TDM_OK) *out = report;

@@ -260,7 +260,7 @@ typedef struct search {
     uint64_t needed; /* by the job as it is */
     tdm_str list;
     int found;
-    uint64_t least; /* that any of the tries needs */
+    uint64_t min; /* that any of the tries needs */
 } search;
 
 /* One thing, or several, done differently. */
@@ -325,7 +325,7 @@ static bool fits(search *s, change *c)
     if (world.thread_count < 1) world.thread_count = 1;
     if (tdm_memory_estimate_of(&c->job, s->data, &world, &e, &ignored) != TDM_OK) return false;
     c->bytes = e.total_bytes;
-    if (c->bytes < s->least) s->least = c->bytes;
+    if (c->bytes < s->min) s->min = c->bytes;
     return c->bytes <= s->budget;
 }
 
@@ -373,7 +373,7 @@ static bool more_lanes(const search *s, change *c)
 {
     (void)s;
     int64_t lanes = 2 * tdm_lanes_of(&c->job);
-    if (lanes > c->job.train.batch || lanes > TDM_LANES_MOST) return false;
+    if (lanes > c->job.train.batch || lanes > TDM_MAX_LANES) return false;
     c->changes_result = true;
     c->job.parallel.lanes = lanes;
     return true;
@@ -426,8 +426,8 @@ static void try_alone(search *s, notch_fn notch)
 static void take_back(search *s, change *c)
 {
     int64_t lanes = tdm_lanes_of(&c->job);
-    int most = s->worker_count < lanes ? s->worker_count : (int)lanes;
-    for (int workers = most; workers > c->worker_count; workers /= 2) {
+    int max = s->worker_count < lanes ? s->worker_count : (int)lanes;
+    for (int workers = max; workers > c->worker_count; workers /= 2) {
         change t = *c;
         t.worker_count = workers;
         if (fits(s, &t)) *c = t;
@@ -493,7 +493,7 @@ static void describe(const tdm_memory_estimate *e, tdm_str *out)
 
 static tdm_status refuse(search *s, const tdm_memory_estimate *e, bool resumes, tdm_error *err)
 {
-    char needs[32], there[32], least[32];
+    char needs[32], there[32], min[32];
     tdm_str parts = TDM_STR_INIT;
     describe(e, &parts);
     try_alone(s, recompute_more);
@@ -507,7 +507,7 @@ static tdm_status refuse(search *s, const tdm_memory_estimate *e, bool resumes, 
     if (s->found == 0) try_together(s, resumes);
     tdm_text_bytes(e->total_bytes, needs);
     tdm_text_bytes(s->budget, there);
-    tdm_text_bytes(s->least, least);
+    tdm_text_bytes(s->min, min);
     const char *whose = s->job->memory.limit > 0 ? "memory.limit allows" : "there is";
     if (s->found > 0)
         tdm_fail(err, TDM_ERR_NO_MEMORY, "the job needs %s of memory, and %s %s: %s. %s it fit:%s",
@@ -519,8 +519,7 @@ static tdm_status refuse(search *s, const tdm_memory_estimate *e, bool resumes, 
             "the job needs %s of memory, and %s %s: %s. Neither recomputation nor fewer workers%s "
             "make it fit, the least is %s; take a smaller model, an optimiser with less state (sgd "
             "with 'optim.momentum: 0' keeps none), or a machine with more memory",
-            needs, whose, there, tdm_str_text(&parts), resumes ? "" : " nor smaller batches",
-            least);
+            needs, whose, there, tdm_str_text(&parts), resumes ? "" : " nor smaller batches", min);
     tdm_str_release(&parts);
     tdm_str_release(&s->list);
     return TDM_ERR_NO_MEMORY;
@@ -528,12 +527,12 @@ static tdm_status refuse(search *s, const tdm_memory_estimate *e, bool resumes, 
 
 /* Of a host, at most: as many as would still give each of its workers these threads, and no more than the
  * machine has. A worker itself may be bound to a few. */
-static int cpus_most(const tdm_memory_world *world, int threads)
+static int max_cpus(const tdm_memory_world *world, int threads)
 {
     tdm_cpu_info info;
-    int most = (threads + 1) * host_workers(world) - 1;
+    int max = (threads + 1) * host_workers(world) - 1;
     tdm_os_cpu_info(&info);
-    return world->host_count == 1 && info.online_count < most ? info.online_count : most;
+    return world->host_count == 1 && info.online_count < max ? info.online_count : max;
 }
 
 tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_comm *comm,
@@ -550,10 +549,10 @@ tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_c
                 .data = data,
                 .worker_count = world.rank_count,
                 .host_count = world.host_count,
-                .cpu_count = cpus_most(&world, threads),
+                .cpu_count = max_cpus(&world, threads),
                 .budget = tdm_memory_budget(job),
                 .needed = e.total_bytes,
                 .list = TDM_STR_INIT,
-                .least = e.total_bytes};
+                .min = e.total_bytes};
     return e.total_bytes > s.budget ? refuse(&s, &e, resumes, err) : TDM_OK;
 }

@@ -49,7 +49,7 @@ static tdm_status spread_error(tdm_comm *comm, int rank, tdm_error *err)
     return tdm_fail(err, shared.status, "rank %d: %s", rank, shared.message);
 }
 
-tdm_status tdm__agree(tdm_comm *comm, tdm_status status, unsigned *wishes, tdm_error *err)
+tdm_status tdm__agree(tdm_comm *comm, tdm_status status, unsigned *requests, tdm_error *err)
 {
     int size = tdm__size_of(comm);
     if (size == 1 || tdm__is_peer_status(status)) return status;
@@ -57,15 +57,15 @@ tdm_status tdm__agree(tdm_comm *comm, tdm_status status, unsigned *wishes, tdm_e
     enum { WISHES = 8 };
     int64_t votes[1 + WISHES];
     votes[0] = status == TDM_OK ? size : tdm__rank_of(comm);
-    for (int i = 0; i < WISHES; i++) votes[1 + i] = wishes && (*wishes >> i & 1) ? 0 : 1;
+    for (int i = 0; i < WISHES; i++) votes[1 + i] = requests && (*requests >> i & 1) ? 0 : 1;
     tdm_error broken;
     tdm_status agreed = tdm_group_all_reduce(tdm_comm_world(comm), NULL, votes, 1 + WISHES,
                                              TDM_DTYPE_I64, TDM_REDUCE_MIN, &broken);
     /* Who failed by itself has more to tell than that the others are gone. */
     if (agreed != TDM_OK && status != TDM_OK) return status;
     if (agreed != TDM_OK) return tdm_fail(err, agreed, "%s", broken.message);
-    for (int i = 0; i < WISHES && wishes; i++)
-        if (votes[1 + i] == 0) *wishes |= 1u << i;
+    for (int i = 0; i < WISHES && requests; i++)
+        if (votes[1 + i] == 0) *requests |= 1u << i;
     return votes[0] == size ? TDM_OK : spread_error(comm, (int)votes[0], err);
 }
 

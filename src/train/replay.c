@@ -20,7 +20,7 @@
 typedef struct replayer {
     tdm_job job; /* the run's, as a single process takes it */
     const tdm_replay_options *options;
-    tdm__course course;
+    tdm__train_schedule schedule;
     tdm__state state;
     tdm_team *team;
     tdm_predictor *predictor; /* NULL: evaluations decide nothing */
@@ -42,14 +42,14 @@ static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *cla
 {
     replayer *r = user;
     for (int64_t i = 0; i < count; i++)
-        r->indices[i] = tdm__course_sample(&r->course, &r->position, first + i);
-    tdm_dataset_gather(r->course.data.train, r->indices, count, x, classes);
+        r->indices[i] = tdm__train_schedule_sample(&r->schedule, &r->position, first + i);
+    tdm_dataset_gather(r->schedule.data.train, r->indices, count, x, classes);
 }
 
 static tdm_status check_step(const replayer *r, tdm_error *err)
 {
     const char *run = r->options->run;
-    uint64_t step = r->options->step, last = r->course.step_count;
+    uint64_t step = r->options->step, last = r->schedule.step_count;
     if (step == 0)
         return tdm_fail(err, TDM_ERR_RANGE,
                         "replay: steps count from 1, as the progress line and the metrics do");
@@ -64,7 +64,7 @@ static tdm_status check_step(const replayer *r, tdm_error *err)
 
 static tdm_status make_team(replayer *r, tdm_error *err)
 {
-    const tdm__course *c = &r->course;
+    const tdm__train_schedule *c = &r->schedule;
     int64_t lanes = tdm_lanes_of(&r->job);
     tdm_team_options options = {.model = c->model,
                                 .store = r->state.store,
@@ -83,7 +83,7 @@ static tdm_status make_team(replayer *r, tdm_error *err)
     m.batch = tdm_model_eval_rows(&m);
     int64_t test_count = tdm_dataset_info_of(c->data.test)->sample_count;
     if (m.batch > test_count) m.batch = test_count;
-    float *measured = tdm_store_block(r->state.store, tdm__state_measured(&r->state, &r->job));
+    float *measured = tdm_params_block(r->state.store, tdm__state_measured(&r->state, &r->job));
     return tdm_predictor_create(&m, measured, &r->predictor, err);
 }
 
@@ -93,14 +93,15 @@ static tdm_status try_checkpoint(replayer *r, const char *path, bool *damaged, t
     tdm_checkpoint *checkpoint = NULL;
     tdm_status status = tdm_checkpoint_open(path, &checkpoint, err);
     if (status == TDM_OK)
-        status = tdm__course_check_job(&r->course, checkpoint, path, r->options->run, err);
+        status = tdm__train_schedule_check_job(&r->schedule, checkpoint, path, r->options->run,
+                                               err);
     if (status == TDM_OK)
         tdm__warn_of_numerics(path, tdm_checkpoint_content_of(checkpoint)->numerics, &r->job,
                               "the steps may have other bits than those of the run");
     const tdm_position *position = status == TDM_OK
                                        ? &tdm_checkpoint_content_of(checkpoint)->position
                                        : NULL;
-    if (position) status = tdm__course_check_position(&r->course, position, path, err);
+    if (position) status = tdm__train_schedule_check_position(&r->schedule, position, path, err);
     /* A run in progress removes old checkpoints. */
     *damaged = status == TDM_ERR_FORMAT || status == TDM_ERR_CHECKSUM ||
                status == TDM_ERR_NOT_FOUND;
@@ -133,15 +134,15 @@ static tdm_status find_start(replayer *r, tdm_error *err)
         if (!damaged) return tdm_fail(err, status, "%s", why.message);
         tdm_log(TDM_LOG_WARN, "replay", "passing over a checkpoint: %s", why.message);
     }
-    return tdm__state_begin(&r->state, &r->job, r->course.data.train, err);
+    return tdm__state_begin(&r->state, &r->job, r->schedule.data.train, err);
 }
 
-static tdm_position position_of(const tdm__course *course, uint64_t step)
+static tdm_position position_of(const tdm__train_schedule *schedule, uint64_t step)
 {
-    tdm_position at = {.step = step, .seed = (uint64_t)course->job->seed};
-    at.epoch = step / course->epoch_steps;
-    at.position = step % course->epoch_steps * (uint64_t)course->full_batch;
-    at.samples = at.epoch * (uint64_t)course->epoch_rows + at.position;
+    tdm_position at = {.step = step, .seed = (uint64_t)schedule->job->seed};
+    at.epoch = step / schedule->epoch_steps;
+    at.position = step % schedule->epoch_steps * (uint64_t)schedule->full_batch;
+    at.samples = at.epoch * (uint64_t)schedule->epoch_rows + at.position;
     return at;
 }
 
@@ -152,13 +153,14 @@ static tdm_status get_ready(replayer *r, tdm_error *err)
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
                         "%s: there is no such run; give the folder of one, such as runs/digits-1",
                         o->run);
-    TDM_TRY(tdm__course_init(&r->job, &r->course, err));
+    TDM_TRY(tdm__train_schedule_init(&r->job, &r->schedule, err));
     TDM_TRY(check_step(r, err));
-    r->course.model.threads = tdm__threads_guess(&r->job, 1);
-    TDM_TRY(tdm__memory_check(&r->job, &r->course.data, NULL, r->course.model.threads, true, err));
-    TDM_TRY(tdm__state_init(&r->course.model, TDM__STATE_FOR_TRAINING, NULL, &r->state, err));
-    tdm_position at = position_of(&r->course, o->step - 1);
-    TDM_TRY(tdm__dumps_init(o, &r->course, &r->state, &at, r->result->arena, &r->dumps, err));
+    r->schedule.model.threads = tdm__threads_guess(&r->job, 1);
+    TDM_TRY(
+        tdm__memory_check(&r->job, &r->schedule.data, NULL, r->schedule.model.threads, true, err));
+    TDM_TRY(tdm__state_init(&r->schedule.model, TDM__STATE_FOR_TRAINING, NULL, &r->state, err));
+    tdm_position at = position_of(&r->schedule, o->step - 1);
+    TDM_TRY(tdm__dumps_init(o, &r->schedule, &r->state, &at, r->result->arena, &r->dumps, err));
     TDM_TRY(make_team(r, err));
     r->position.seed = (uint64_t)r->job.seed;
     return find_start(r, err);
@@ -177,24 +179,24 @@ static void tell(replayer *r, tdm_train_event event, double begin_s)
     s->step = r->position.step;
     s->step_count = r->options->step - 1;
     s->epoch = r->position.epoch;
-    s->epoch_count = (s->step_count + r->course.epoch_steps - 1) / r->course.epoch_steps;
+    s->epoch_count = (s->step_count + r->schedule.epoch_steps - 1) / r->schedule.epoch_steps;
     s->samples = r->position.samples;
     s->rank_count = 1;
     s->lane_count = tdm_lanes_of(&r->job);
     s->left_s = done > 0 ? elapsed / (double)done * (double)(s->step_count - s->step) : 0;
     if (elapsed > 0)
-        s->samples_per_s = (double)(s->samples - position_of(&r->course, from).samples) / elapsed;
+        s->samples_per_s = (double)(s->samples - position_of(&r->schedule, from).samples) / elapsed;
     if (r->options->on_event) r->options->on_event(s, r->options->user);
 }
 
 /* What an evaluation means for the learning rate. */
-static tdm_status heed_evaluation(replayer *r, tdm_error *err)
+static tdm_status on_evaluation(replayer *r, tdm_error *err)
 {
-    if (!r->predictor || !tdm__course_eval_due(&r->course, &r->position)) return TDM_OK;
+    if (!r->predictor || !tdm__train_schedule_eval_due(&r->schedule, &r->position)) return TDM_OK;
     TDM_TRY(tdm__state_measure(&r->state, &r->job, err));
-    tdm_metrics test = tdm_evaluate(r->predictor, r->course.data.test, NULL);
+    tdm_metrics test = tdm_evaluate(r->predictor, r->schedule.data.test, NULL);
     bool accuracy = r->job.schedule.metric == TDM_JOB_METRIC_TEST_ACCURACY;
-    tdm_schedule_observe(&r->course.schedule, accuracy ? test.accuracy : test.loss,
+    tdm_schedule_observe(&r->schedule.schedule, accuracy ? test.accuracy : test.loss,
                          &r->state.plateau);
     return TDM_OK;
 }
@@ -203,8 +205,8 @@ static tdm_step_input input_of(const replayer *r)
 {
     return (tdm_step_input){
         .step = r->position.step,
-        .batch = tdm__course_batch(&r->course, &r->position),
-        .lr = tdm_schedule_lr(&r->course.schedule, r->position.step, &r->state.plateau)};
+        .batch = tdm__train_schedule_batch(&r->schedule, &r->position),
+        .lr = tdm_schedule_lr(&r->schedule.schedule, r->position.step, &r->state.plateau)};
 }
 
 static tdm_status one_step(replayer *r, tdm_error *err)
@@ -225,8 +227,8 @@ static tdm_status one_step(replayer *r, tdm_error *err)
     }
     r->status.lr = in.lr;
     r->status.step_skipped = !result.finite;
-    tdm__course_advance(&r->course, &r->position);
-    return heed_evaluation(r, err);
+    tdm__train_schedule_advance(&r->schedule, &r->position);
+    return on_evaluation(r, err);
 }
 
 static tdm_status train_on(replayer *r, tdm_error *err)
@@ -251,13 +253,13 @@ static tdm_status train_on(replayer *r, tdm_error *err)
 /* The norm of a parameter's gradient; *largest: the largest magnitude, NaN when there is one. */
 static double norm_of(const float *grad, size_t count, double *largest)
 {
-    double sum = 0, most = 0;
+    double sum = 0, max = 0;
     for (size_t i = 0; i < count; i++) {
         double x = fabs((double)grad[i]);
         sum += x * x;
-        if (x > most || isnan(x)) most = x;
+        if (x > max || isnan(x)) max = x;
     }
-    *largest = most;
+    *largest = max;
     return sqrt(sum);
 }
 
@@ -335,8 +337,8 @@ static tdm_status explain(replayer *r, const tdm_step_input *in, tdm_error *err)
     tdm_bad_number bad;
     TDM_TRY(tdm_team_replay(r->team, &bad, err));
     tdm_str text = TDM_STR_INIT;
-    int64_t index = tdm__course_sample(&r->course, &r->position, bad.first_row);
-    tdm__bad_number_text(&bad, r->course.data.train, index, &text);
+    int64_t index = tdm__train_schedule_sample(&r->schedule, &r->position, bad.first_row);
+    tdm__bad_number_text(&bad, r->schedule.data.train, index, &text);
     r->result->bad_text = tdm_arena_strdup(r->result->arena, tdm_str_text(&text));
     tdm_str_release(&text);
     return TDM_OK;
@@ -357,8 +359,8 @@ static tdm_status look(replayer *r, tdm_error *err)
                                    sizeof(*out->tensors));
     if (!out->lanes || !out->samples || !out->tensors) return no_memory(err);
     for (int64_t i = 0; i < in.batch; i++)
-        out->samples[i] = tdm_dataset_number(r->course.data.train,
-                                             tdm__course_sample(&r->course, &r->position, i));
+        out->samples[i] = tdm_dataset_number(
+            r->schedule.data.train, tdm__train_schedule_sample(&r->schedule, &r->position, i));
     tdm__dumps_take_state(&r->dumps, &r->state);
     if (tdm__dumps_want_ops(&r->dumps)) tdm_team_watch(r->team, watch, r);
     TDM_TRY(tdm_team_look(r->team, &in, visit, r, err));
@@ -440,7 +442,7 @@ static tdm_status run(replayer *r, tdm_error *err)
     TDM_TRY(find_record(r, err));
     TDM_TRY(tdm__dumps_write(&r->dumps, r->options, err));
     r->result->step = r->options->step;
-    r->result->step_count = r->course.step_count;
+    r->result->step_count = r->schedule.step_count;
     r->result->dump_count = r->dumps.count;
     r->result->seconds = tdm_clock_s() - begin;
     return TDM_OK;
@@ -471,7 +473,7 @@ tdm_status tdm_replay(const tdm_job *job, const tdm_replay_options *options,
     tdm_predictor_destroy(r.predictor);
     tdm_team_destroy(r.team);
     tdm__state_release(&r.state);
-    tdm__course_release(&r.course);
+    tdm__train_schedule_release(&r.schedule);
     if (status != TDM_OK) {
         tdm_replay_result_destroy(r.result);
         return status;

@@ -24,7 +24,7 @@ typedef struct tdm__dumps {
 
 /* What the names mean at the step at position `at`. TDM_ERR_NOT_FOUND, with names that are near, for one
  * that nothing has. */
-tdm_status tdm__dumps_init(const tdm_replay_options *options, const tdm__course *course,
+tdm_status tdm__dumps_init(const tdm_replay_options *options, const tdm__train_schedule *schedule,
                            const tdm__state *state, const tdm_position *at, tdm_arena *arena,
                            tdm__dumps *out, tdm_error *err);
 /* What comes by: the state before the step, a lane's gradient (lane -1: the sum), an op's outputs. */

@@ -13,7 +13,7 @@
 
 #define GRAD "grad/"
 #define LANE "lane."
-enum { NEAR_MOST = 5 };
+enum { MAX_NEAR = 5 };
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
@@ -78,7 +78,7 @@ static void add_near(const catalogue *c, const char *name, tdm_str *out)
     const char *nearest = tdm_text_nearest(name, c->count, name_at, c);
     if (nearest) tdm_str_addf(out, "; did you mean '%s'?", nearest);
     for (int pass = 0; pass < 2 && *stem; pass++)
-        for (size_t i = 0; i < c->count && count < NEAR_MOST; i++) {
+        for (size_t i = 0; i < c->count && count < MAX_NEAR; i++) {
             bool longer = strncmp(c->names[i], name, strlen(name)) == 0;
             if (c->names[i] == nearest || longer != (pass == 0)) continue;
             if (!longer && !strstr(c->names[i], stem)) continue;
@@ -188,7 +188,7 @@ static tdm_status look_up_all(catalogue *c, const tdm_replay_options *options, i
     return TDM_OK;
 }
 
-tdm_status tdm__dumps_init(const tdm_replay_options *options, const tdm__course *course,
+tdm_status tdm__dumps_init(const tdm_replay_options *options, const tdm__train_schedule *schedule,
                            const tdm__state *state, const tdm_position *at, tdm_arena *arena,
                            tdm__dumps *out, tdm_error *err)
 {
@@ -198,8 +198,8 @@ tdm_status tdm__dumps_init(const tdm_replay_options *options, const tdm__course 
         return tdm_fail(err, TDM_ERR_INVALID, "replay: no file is given for the dumped tensors");
     out->items = tdm_arena_array(arena, options->dump_count, sizeof(*out->items));
     if (!out->items) return tdm_fail(err, TDM_ERR_NO_MEMORY, "replay: no memory");
-    int64_t batch = tdm__course_batch(course, at), lanes = tdm_lanes_of(course->job);
-    tdm_model_options model = tdm_model_of_lane(&course->model,
+    int64_t batch = tdm__train_schedule_batch(schedule, at), lanes = tdm_lanes_of(schedule->job);
+    tdm_model_options model = tdm_model_of_lane(&schedule->model,
                                                 tdm_lane_slice(batch, lanes, 0).count, batch);
     tdm_graph *graph = NULL;
     TDM_TRY(tdm_model_build(&model, &graph, err));
@@ -233,7 +233,7 @@ void tdm__dumps_take_state(tdm__dumps *dumps, const tdm__state *state)
         const tdm_tensor *tensor = &item->named.tensor;
         const void *data = tensor->data;
         if (item->block != TDM__BLOCK_NONE)
-            data = tdm_store_block(state->store, item->block) +
+            data = tdm_params_block(state->store, item->block) +
                    tdm_graph_param_at(state->graph, item->param)->offset;
         take(dumps, dump, tensor->dtype, tensor->shape, data);
     }

@@ -3,8 +3,8 @@
  */
 #include "train/retry.h"
 
-#define PAUSE_LEAST_S 0.5
-#define PAUSE_MOST_S 30.0
+#define MIN_PAUSE_S 0.5
+#define MAX_PAUSE_S 30.0
 
 bool tdm__is_disk_status(tdm_status status)
 {
@@ -22,12 +22,12 @@ bool tdm__is_disk_status(tdm_status status)
 
 void tdm__retry_failed(tdm__retry *retry, double now_s)
 {
-    double pause_s = PAUSE_LEAST_S;
+    double pause_s = MIN_PAUSE_S;
     if (retry->failures == 0) retry->first_s = now_s;
-    for (unsigned i = 0; i < retry->failures && pause_s < PAUSE_MOST_S; i++) pause_s *= 2;
+    for (unsigned i = 0; i < retry->failures && pause_s < MAX_PAUSE_S; i++) pause_s *= 2;
     retry->failures++;
     retry->failed_s = now_s;
-    retry->next_s = now_s + (pause_s < PAUSE_MOST_S ? pause_s : PAUSE_MOST_S);
+    retry->next_s = now_s + (pause_s < MAX_PAUSE_S ? pause_s : MAX_PAUSE_S);
 }
 
 tdm__retry_choice tdm__retry_choose(const tdm__retry *retry, double budget_s, double now_s)

@@ -51,10 +51,10 @@ static void write_line(int fd, tdm_str *line, atomic_int *error_number)
 }
 
 /* The object of a line of the log, with at most so much of the message. */
-static void describe(const tdm__run *run, const tdm_log_record *record, int most, tdm_str *out)
+static void describe(const tdm__run *run, const tdm_log_record *record, int max, tdm_str *out)
 {
     char message[2048];
-    snprintf(message, sizeof(message), "%.*s", most, record->message);
+    snprintf(message, sizeof(message), "%.*s", max, record->message);
     tdm_str_clear(out);
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
@@ -104,7 +104,7 @@ static void log_to_file(const tdm_log_record *record, void *user)
 }
 
 /* What the log's file is to have; details only for who asks, since they are fifty lines a death. */
-static tdm_log_level least_level(void)
+static tdm_log_level min_level(void)
 {
     const char *asked = getenv("TANDEM_LOG_LEVEL");
     return asked && strcmp(asked, "debug") == 0 ? TDM_LOG_DEBUG : TDM_LOG_INFO;
@@ -145,7 +145,7 @@ static tdm_status open_files(tdm__run *run, bool joins, tdm_error *err)
     run->log_fd = open_to_append(run, LOG_NAME);
     run->metrics_fd = run->log_fd >= 0 ? open_to_append(run, METRICS_NAME) : -1;
     if (run->metrics_fd < 0) return tdm_os_fail(err, "opening the log and metrics in", run->path);
-    return tdm_log_add_sink(log_to_file, run, least_level());
+    return tdm_log_add_sink(log_to_file, run, min_level());
 }
 
 void tdm__run_release(tdm__run *run)
@@ -343,7 +343,7 @@ static tdm_status mend_log(tdm__run *run, tdm_error *err)
 {
     tdm_log_remove_sink(log_to_file, run);
     tdm_status status = keep_lines(run, LOG_NAME, 0, line_is_whole, false, &run->log_fd, err);
-    if (tdm_log_add_sink(log_to_file, run, least_level()) != TDM_OK && status == TDM_OK)
+    if (tdm_log_add_sink(log_to_file, run, min_level()) != TDM_OK && status == TDM_OK)
         status = tdm_fail(err, TDM_ERR_RANGE, "run: too many listeners to the log");
     return status;
 }

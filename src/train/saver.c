@@ -16,8 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MEMORY_SHARE 0.8             /* of what is available: a copy may take so much */
-#define ROOM_LEAST ((size_t)2 << 20) /* smaller copies need no memory beforehand */
+#define MEMORY_SHARE 0.8           /* of what is available: a copy may take so much */
+#define MIN_ROOM ((size_t)2 << 20) /* smaller copies need no memory beforehand */
 
 struct tdm__saver {
     tdm__saver_options options;
@@ -27,19 +27,19 @@ struct tdm__saver {
     tdm_arena *arena;
     tdm_state_chunk *chunks;
     size_t chunk_count;
-    uint64_t bytes;          /* of all of them */
-    bool whole;              /* this node has the whole state, and so has every other */
-    bool in_files;           /* part of it lies in files */
-    int *writers;            /* ranks of rank 0's node */
-    int writer_count;        /* of them */
-    int writer_index;        /* this rank's; -1: it has none */
-    tdm__saver_board *board; /* NULL: this rank writes nothing */
-    bool own_board;          /* ordinary memory */
-    tdm__saver_job *job;     /* in work; NULL: none is */
-    tdm__saver_room *room;   /* for copies */
-    bool own_room;           /* not the caller's */
-    double hold_s;           /* that training waited for its copy */
-    tdm__saved results[2];   /* that poll has not given yet, oldest first */
+    uint64_t bytes;           /* of all of them */
+    bool whole;               /* this node has the whole state, and so has every other */
+    bool in_files;            /* part of it lies in files */
+    int *writers;             /* ranks of rank 0's node */
+    int writer_count;         /* of them */
+    int writer_index;         /* this rank's; -1: it has none */
+    tdm__saver_board *board;  /* NULL: this rank writes nothing */
+    bool own_board;           /* ordinary memory */
+    tdm__saver_job *job;      /* in work; NULL: none is */
+    tdm__snapshot_pool *room; /* for copies */
+    bool own_room;            /* not the caller's */
+    double hold_s;            /* that training waited for its copy */
+    tdm__saved results[2];    /* that poll has not given yet, oldest first */
     int result_count;
     bool waits; /* training waits for the save in work */
 };
@@ -49,7 +49,7 @@ struct tdm__saver {
 static bool is_whole(const tdm__state *state)
 {
     for (int block = 0; block < TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES; block++)
-        if (tdm_store_block(state->store, block) && !tdm_store_is_whole(state->store, block))
+        if (tdm_params_block(state->store, block) && !tdm_params_is_whole(state->store, block))
             return false;
     return true;
 }
@@ -90,14 +90,14 @@ static bool copy_fits(const tdm__saver *s)
 {
     tdm_memory_info memory;
     tdm_os_memory_info(&memory);
-    uint64_t most = memory.available_bytes;
-    return most == 0 || (double)s->bytes < MEMORY_SHARE * (double)most;
+    uint64_t max = memory.available_bytes;
+    return max == 0 || (double)s->bytes < MEMORY_SHARE * (double)max;
 }
 
 /* Memory for copies, if there will be any. */
 static tdm_status make_room(tdm__saver *s, tdm_error *err)
 {
-    s->room = s->options.room ? s->options.room : tdm__saver_room_create();
+    s->room = s->options.room ? s->options.room : tdm__snapshot_pool_create();
     s->own_room = !s->options.room;
     if (!s->room) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     bool copies = s->options.background && s->options.expected && s->whole && !s->in_files;
@@ -109,7 +109,7 @@ static tdm_status make_room(tdm__saver *s, tdm_error *err)
         if (i > 0 && chunk->place != chunk[-1].place + chunk[-1].bytes) bytes += TDM_FILE_ALIGN;
         bytes += chunk->bytes;
     }
-    if (bytes >= ROOM_LEAST) tdm__saver_room_prepare(s->room, bytes);
+    if (bytes >= MIN_ROOM) tdm__snapshot_pool_prepare(s->room, bytes);
     return TDM_OK;
 }
 
@@ -119,7 +119,7 @@ static tdm_status prepare(tdm__saver *s, tdm_error *err)
     s->arena = tdm_arena_create("saver");
     if (!s->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     s->whole = is_whole(state);
-    s->in_files = tdm_store_info_of(state->store).file_bytes > 0;
+    s->in_files = tdm_params_info_of(state->store).file_bytes > 0;
     TDM_TRY(find_writers(s, err));
     TDM_TRY(tdm_state_chunks(state->tensors, state->tensor_count, s->arena, &s->chunks,
                              &s->chunk_count, err));
@@ -182,7 +182,7 @@ void tdm__saver_destroy(tdm__saver *saver)
     if (!saver) return;
     tdm__saver_abandon(saver);
     if (saver->own_board) free(saver->board);
-    if (saver->own_room) tdm__saver_room_destroy(saver->room);
+    if (saver->own_room) tdm__snapshot_pool_destroy(saver->room);
     tdm_arena_destroy(saver->arena);
     free(saver);
 }
@@ -214,7 +214,7 @@ static void end_job(tdm__saver *s)
     job->saved.stall_s += s->hold_s;
     s->hold_s = 0;
     if (s->rank == 0) keep_result(s, &job->saved);
-    if (job->copy.data) tdm__saver_room_give(s->room, &job->copy);
+    if (job->copy.data) tdm__snapshot_pool_give(s->room, &job->copy);
     s->job = NULL;
     tdm__saver_job_abandon(job);
 }
@@ -278,7 +278,7 @@ static const char *source_of(const tdm__saver *s, const tdm_state_chunk *chunk)
     if (item->block == TDM__BLOCK_NONE)
         return (const char *)item->named.tensor.data + chunk->offset;
     const tdm_param_info *p = tdm_graph_param_at(s->state->graph, item->param);
-    const float *block = tdm_store_block(s->state->store, item->block);
+    const float *block = tdm_params_block(s->state->store, item->block);
     return (const char *)(block + p->offset) + chunk->offset;
 }
 
@@ -336,7 +336,7 @@ static tdm_status take_pieces(tdm__saver *s, tdm__saver_job *job, tdm_extent sha
     }
     job->piece_count = share.count;
     size_t bytes = lay_out_copy(job->pieces, share.count);
-    if (how->copies && bytes > 0) TDM_TRY(tdm__saver_room_take(s->room, bytes, &job->copy, err));
+    if (how->copies && bytes > 0) TDM_TRY(tdm__snapshot_pool_take(s->room, bytes, &job->copy, err));
     if (lazy) return prepare_lazy_copy(s, job, share, err);
     for (size_t i = 0; i < share.count; i++) {
         tdm__saver_piece *piece = &job->pieces[i];
@@ -403,7 +403,7 @@ static void make_room_for(const tdm__saver *s, const tdm__save *what, tdm__saved
     tdm_arena *arena = tdm_arena_create("room");
     const char *dir = arena ? tdm_path_dirname(arena, what->path) : NULL;
     if (dir)
-        tdm__saver_make_room(
+        tdm__saver_free_space(
             &(tdm__saver_shortage){dir, &s->options.retention, file_bytes_of(s, what)},
             &s->options.gate, saved);
     tdm_arena_destroy(arena);
@@ -618,7 +618,7 @@ tdm_status tdm__saver_begin(tdm__saver *saver, const tdm__save *what, const char
         return *bad ? TDM_OK : save_in_windows(saver, what, err);
     }
     /* Everything is where it belongs, and no rank's thread looks at the board any more. */
-    TDM_TRY(tdm_store_settle(saver->state->store, err));
+    TDM_TRY(tdm_params_settle(saver->state->store, err));
     if (saver->rank == 0) {
         atomic_store(&saver->board->done, 0);
         atomic_store(&saver->board->copied, 0);

@@ -22,7 +22,7 @@
 #define TANDEM_TRAIN_SAVER_H
 
 #include "train/internal.h"
-#include "train/saver_room.h"
+#include "train/snapshot_pool.h"
 
 typedef struct tdm__saver tdm__saver;
 
@@ -33,7 +33,7 @@ typedef struct tdm__saver_options {
      * every change of the state (tdm_step_input.before_update). Else begin waits for the copy. */
     bool lazy;
     bool expected; /* saves along the way will come: memory for the copy is taken beforehand */
-    tdm__saver_room *room; /* where that is kept; NULL: as long as the saver lasts. Borrowed */
+    tdm__snapshot_pool *room; /* where that is kept; NULL: as long as the saver lasts. Borrowed */
     /* Asked at rank 0, by the saver's thread, right before a file gets its name; never after
      * tdm__saver_abandon has returned. NULL: nobody is. */
     tdm_commit_gate gate;

@@ -26,7 +26,7 @@
 
 enum { NAP_NS = 500000, SHORT_NAP_NS = 20000, NICENESS = 10 };
 
-enum { GROUP_MOST = 64, RUN_MOST = 16 }; /* pieces that are hashed together, and written at once */
+enum { MAX_GROUP = 64, MAX_RUN = 16 }; /* pieces that are hashed together, and written at once */
 
 tdm__saver_job *tdm__saver_job_create(void)
 {
@@ -120,7 +120,7 @@ static bool tell_done(tdm__saver_job *job, size_t chunk, const char digest[TDM_S
 static size_t run_of(const tdm__saver_piece *pieces, size_t count)
 {
     size_t n = 1;
-    while (n < count && n < RUN_MOST) {
+    while (n < count && n < MAX_RUN) {
         const tdm__saver_piece *last = &pieces[n - 1], *next = &pieces[n];
         bool follows = next->place == last->place + last->count &&
                        next->bytes == (const char *)last->bytes + last->count;
@@ -134,7 +134,7 @@ static size_t run_of(const tdm__saver_piece *pieces, size_t count)
 static tdm_status put_group(tdm__saver_job *job, size_t first, size_t count, bool *goes_on,
                             tdm_error *err)
 {
-    tdm_sha256_part parts[GROUP_MOST];
+    tdm_sha256_part parts[MAX_GROUP];
     const tdm__saver_piece *pieces = &job->pieces[first];
     for (size_t i = 0; i < count; i++)
         parts[i] = (tdm_sha256_part){.bytes = pieces[i].bytes, .count = pieces[i].count};
@@ -227,7 +227,7 @@ static void put_pieces(tdm__saver_job *job)
     pthread_mutex_unlock(&job->lock);
     for (size_t i = 0, n; i < job->piece_count && goes_on; i += n) {
         tdm_error why = {.status = TDM_OK};
-        n = job->piece_count - i < GROUP_MOST ? job->piece_count - i : GROUP_MOST;
+        n = job->piece_count - i < MAX_GROUP ? job->piece_count - i : MAX_GROUP;
         if (put_group(job, i, n, &goes_on, &why) == TDM_OK) continue;
         tell_failure(job, &why);
         break;
@@ -328,16 +328,16 @@ static void retain(tdm__saver_job *job)
     snprintf(job->saved.message, sizeof(job->saved.message), "%s", why.message);
 }
 
-void tdm__saver_make_room(const tdm__saver_shortage *shortage, const tdm_commit_gate *gate,
-                          tdm__saved *saved)
+void tdm__saver_free_space(const tdm__saver_shortage *shortage, const tdm_commit_gate *gate,
+                           tdm__saved *saved)
 {
     tdm_error why = {.status = TDM_OK};
     if (saved->status != TDM_ERR_NO_SPACE) return;
     /* Ranks that were replaced remove nothing. */
     if (gate->may_commit && gate->may_commit(gate->user, &why) != TDM_OK) return;
     /* What keeps it from that is not worth a word: the save itself has failed, and says why. */
-    (void)tdm_checkpoint_make_room(shortage->dir, shortage->retention, shortage->bytes,
-                                   &saved->removed, &why);
+    (void)tdm_checkpoint_free_space(shortage->dir, shortage->retention, shortage->bytes,
+                                    &saved->removed, &why);
 }
 
 static void put_together(tdm__saver_job *job)
@@ -359,8 +359,8 @@ static void put_together(tdm__saver_job *job)
     tdm_checkpoint_writer_abandon(job->writer);
     job->writer = NULL;
     if (saved->status != TDM_OK && job->dir)
-        tdm__saver_make_room(&(tdm__saver_shortage){job->dir, &job->retention, job->file_bytes},
-                             &job->gate, saved);
+        tdm__saver_free_space(&(tdm__saver_shortage){job->dir, &job->retention, job->file_bytes},
+                              &job->gate, saved);
     saved->seconds = tdm_clock_s() - job->begin_s;
 }
 

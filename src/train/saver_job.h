@@ -75,8 +75,8 @@ typedef struct tdm__saver_shortage {
     uint64_t bytes; /* of a checkpoint */
 } tdm__saver_shortage;
 /* After a save that has failed because the disk is full: removes old checkpoints if that helps. */
-void tdm__saver_make_room(const tdm__saver_shortage *shortage, const tdm_commit_gate *gate,
-                          tdm__saved *saved);
+void tdm__saver_free_space(const tdm__saver_shortage *shortage, const tdm_commit_gate *gate,
+                           tdm__saved *saved);
 
 /* Whether any of these floats is infinite or NaN. */
 bool tdm__has_bad_numbers(const void *bytes, size_t count);

@@ -95,14 +95,14 @@ tdm_status tdm__data_share(tdm_job_data *data, tdm_comm *comm, tdm_error *err)
 enum { HEAD_BYTES = 64 }; /* in front of a copy: whether it is complete */
 
 static void keep_block(tdm_dataset *set, tdm_dataset *const parts[2], const char *name,
-                       tdm_vault *vault)
+                       tdm_shm *shm)
 {
     size_t bytes;
     bool is_new;
     void *memory;
     const void *from = tdm_dataset_block(set, &bytes);
     if (bytes == 0 ||
-        tdm_vault_take(vault, name, HEAD_BYTES + bytes, &is_new, &memory, NULL) != TDM_OK)
+        tdm_shm_region_take(shm, name, HEAD_BYTES + bytes, &is_new, &memory, NULL) != TDM_OK)
         return;
     _Atomic uint32_t *complete = memory;
     char *to = (char *)memory + HEAD_BYTES;
@@ -117,14 +117,14 @@ static void keep_block(tdm_dataset *set, tdm_dataset *const parts[2], const char
     tdm_dataset_move(set, from, to);
 }
 
-void tdm__data_keep(tdm_job_data *data, tdm_vault *vault)
+void tdm__data_keep(tdm_job_data *data, tdm_shm *shm)
 {
     tdm_dataset *none[2] = {NULL, NULL}, *both[2] = {data->train, data->test};
-    if (!vault) return;
+    if (!shm) return;
     if (data->whole) {
-        keep_block(data->whole, both, "data", vault);
+        keep_block(data->whole, both, "data", shm);
         return;
     }
-    keep_block(data->train, none, "data-train", vault);
-    if (data->test) keep_block(data->test, none, "data-test", vault);
+    keep_block(data->train, none, "data-train", shm);
+    if (data->test) keep_block(data->test, none, "data-test", shm);
 }

@@ -62,9 +62,9 @@ static int compare_items(const void *a, const void *b)
 static tdm_status name_items(tdm__state *s, const tdm_job *job, bool has_ema, tdm_error *err)
 {
     size_t params = tdm_graph_param_count(s->graph);
-    size_t most = params * (2 + TDM_OPTIM_MAX_STATES) + 3;
-    s->items = tdm_arena_array(s->arena, most, sizeof(*s->items));
-    s->tensors = tdm_arena_array(s->arena, most, sizeof(*s->tensors));
+    size_t max = params * (2 + TDM_OPTIM_MAX_STATES) + 3;
+    s->items = tdm_arena_array(s->arena, max, sizeof(*s->items));
+    s->tensors = tdm_arena_array(s->arena, max, sizeof(*s->tensors));
     if (!s->items || !s->tensors) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     for (size_t i = 0; i < params; i++) TDM_TRY(name_param(s, i, has_ema, err));
     if (s->optimiser && job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU)
@@ -139,7 +139,7 @@ static int undo_records(const tdm_job *job)
 {
     if (job->compute.threads > 0) return (int)job->compute.threads;
     long configured = sysconf(_SC_NPROCESSORS_CONF);
-    return configured > 0 && configured <= TDM_THREADS_MOST ? (int)configured : TDM_THREADS_MOST;
+    return configured > 0 && configured <= TDM_MAX_THREADS ? (int)configured : TDM_MAX_THREADS;
 }
 
 tdm_status tdm__state_enter(tdm__state *s, const tdm_job *job, tdm_comm *comm,
@@ -147,25 +147,25 @@ tdm_status tdm__state_enter(tdm__state *s, const tdm_job *job, tdm_comm *comm,
 {
     s->comm = comm;
     TDM_TRY(choose_bucket(s, job, err));
-    tdm_store_options options = {.graph = s->graph,
-                                 .optimiser = s->optimiser,
-                                 .has_ema = s->has_ema,
-                                 .comm = s->comm,
-                                 .zero = mirrors(s, job) ? 0 : (int)job->parallel.zero,
-                                 .offload = s->optimiser ? job->parallel.offload : NULL,
-                                 .bucket_bytes = s->bucket,
-                                 .vault = home ? home->vault : NULL,
-                                 .slot = home ? home->slot : 0,
-                                 .epoch = home ? home->epoch : 0,
-                                 .thread_count = undo_records(job)};
-    TDM_TRY(tdm_store_create(&options, &s->store, err));
-    s->params = tdm_store_block(s->store, TDM_BLOCK_PARAMS);
+    tdm_params_options options = {.graph = s->graph,
+                                  .optimiser = s->optimiser,
+                                  .has_ema = s->has_ema,
+                                  .comm = s->comm,
+                                  .zero = mirrors(s, job) ? 0 : (int)job->parallel.zero,
+                                  .offload = s->optimiser ? job->parallel.offload : NULL,
+                                  .bucket_bytes = s->bucket,
+                                  .shm = home ? home->shm : NULL,
+                                  .slot = home ? home->slot : 0,
+                                  .epoch = home ? home->epoch : 0,
+                                  .thread_count = undo_records(job)};
+    TDM_TRY(tdm_params_create(&options, &s->store, err));
+    s->params = tdm_params_block(s->store, TDM_BLOCK_PARAMS);
     return TDM_OK;
 }
 
 void tdm__state_leave(tdm__state *s)
 {
-    tdm_store_destroy(s->store);
+    tdm_params_destroy(s->store);
     s->store = NULL;
     s->params = NULL;
     s->comm = NULL;
@@ -192,7 +192,7 @@ tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, t
 
 void tdm__state_release(tdm__state *state)
 {
-    tdm_store_destroy(state->store);
+    tdm_params_destroy(state->store);
     tdm_optimiser_destroy(state->optimiser);
     tdm_graph_destroy(state->graph);
     tdm_arena_destroy(state->arena);
@@ -216,9 +216,9 @@ tdm_status tdm__state_measure(tdm__state *state, const tdm_job *job, tdm_error *
     size_t first = tdm_graph_trained_extent(state->graph);
     size_t count = tdm_graph_grad_extent(state->graph) - first;
     if (tdm__state_measured(state, job) != TDM_BLOCK_EMA || count == 0) return TDM_OK;
-    TDM_TRY(tdm_store_read(state->store, TDM_BLOCK_PARAMS, first, count, state->statistics, err));
-    TDM_TRY(tdm_store_write(state->store, TDM_BLOCK_EMA, first, count, state->statistics, err));
-    return tdm_store_settle(state->store, err);
+    TDM_TRY(tdm_params_read(state->store, TDM_BLOCK_PARAMS, first, count, state->statistics, err));
+    TDM_TRY(tdm_params_write(state->store, TDM_BLOCK_EMA, first, count, state->statistics, err));
+    return tdm_params_settle(state->store, err);
 }
 
 /* ---- bad numbers ----------------------------------------------------------------------------- */
@@ -241,8 +241,8 @@ tdm_status tdm__state_find_bad(tdm__state *state, const char **out, tdm_error *e
     *out = NULL;
     for (int block = 0; block < TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES; block++) {
         size_t element;
-        if (!tdm_store_block(state->store, block)) continue;
-        TDM_TRY(tdm_store_find_bad(state->store, block, &element, err));
+        if (!tdm_params_block(state->store, block)) continue;
+        TDM_TRY(tdm_params_find_bad(state->store, block, &element, err));
         if (element == SIZE_MAX) continue;
         *out = name_at(state, block, element);
         return TDM_OK;

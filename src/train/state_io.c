@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WINDOW_ELEMENTS = 1 << 18, BLOCKS_MOST = TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES };
+enum { WINDOW_ELEMENTS = 1 << 18, MAX_BLOCKS = TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES };
 
 /* ---- into the store -------------------------------------------------------------------------- */
 
@@ -25,7 +25,7 @@ enum { WINDOW_ELEMENTS = 1 << 18, BLOCKS_MOST = TDM_BLOCK_STATE + TDM_OPTIM_MAX_
 typedef void (*numbers_fn)(const void *source, int block, size_t param, size_t first, size_t count,
                            float *out);
 
-static size_t least(size_t a, size_t b)
+static size_t min(size_t a, size_t b)
 {
     return a < b ? a : b;
 }
@@ -37,7 +37,7 @@ static void fill_window(const tdm__state *s, int block, size_t first, size_t cou
     for (size_t i = 0; i < tdm_graph_param_count(s->graph); i++) {
         const tdm_param_info *p = tdm_graph_param_at(s->graph, i);
         size_t begin = p->offset > first ? p->offset : first;
-        size_t end = least(p->offset + p->elements, first + count);
+        size_t end = min(p->offset + p->elements, first + count);
         if (begin < end)
             numbers(source, block, i, begin - p->offset, end - begin, out + (begin - first));
     }
@@ -47,17 +47,17 @@ static void fill_window(const tdm__state *s, int block, size_t first, size_t cou
 static tdm_status write_blocks(tdm__state *s, unsigned blocks, numbers_fn numbers,
                                const void *source, float *window, tdm_error *err)
 {
-    for (int block = 0; block < BLOCKS_MOST; block++) {
-        if (!(blocks >> block & 1) || !tdm_store_block(s->store, block)) continue;
+    for (int block = 0; block < MAX_BLOCKS; block++) {
+        if (!(blocks >> block & 1) || !tdm_params_block(s->store, block)) continue;
         size_t elements = block < TDM_BLOCK_STATE ? tdm_graph_param_extent(s->graph)
                                                   : tdm_graph_trained_extent(s->graph);
         for (size_t first = 0; first < elements; first += WINDOW_ELEMENTS) {
-            size_t count = least(elements - first, WINDOW_ELEMENTS);
+            size_t count = min(elements - first, WINDOW_ELEMENTS);
             if (window) fill_window(s, block, first, count, numbers, source, window);
-            TDM_TRY(tdm_store_write(s->store, block, first, count, window, err));
+            TDM_TRY(tdm_params_write(s->store, block, first, count, window, err));
         }
     }
-    return tdm_store_settle(s->store, err);
+    return tdm_params_settle(s->store, err);
 }
 
 static tdm_status make_window(float **out, tdm_error *err)
@@ -233,7 +233,7 @@ tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dat
 
 /* The tensor of the checkpoint for each parameter of each block; NULL where a block has none. */
 typedef struct restoring {
-    const tdm_named_tensor **from[BLOCKS_MOST];
+    const tdm_named_tensor **from[MAX_BLOCKS];
     float *window;
 } restoring;
 
@@ -269,7 +269,7 @@ static bool begins_anew(const char *name)
 static tdm_status prepare_restoring(tdm__state *s, const tdm_checkpoint *checkpoint, bool averaged,
                                     restoring *r, tdm_error *err)
 {
-    for (int block = 0; block < BLOCKS_MOST; block++) {
+    for (int block = 0; block < MAX_BLOCKS; block++) {
         r->from[block] = calloc(tdm_graph_param_count(s->graph) + 1, sizeof(void *));
         if (!r->from[block]) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     }
@@ -302,10 +302,10 @@ tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoin
         status = prepare_restoring(state, checkpoint, averaged, &r, err);
     status = tdm__agree(state->comm, status, NULL, err);
     if (status == TDM_OK)
-        status = write_blocks(state, (1u << BLOCKS_MOST) - 1, restored_numbers, &r, r.window, err);
+        status = write_blocks(state, (1u << MAX_BLOCKS) - 1, restored_numbers, &r, r.window, err);
     if (status == TDM_OK) status = spread_small(state, err);
     free(r.window);
-    for (int block = 0; block < BLOCKS_MOST; block++) free(r.from[block]);
+    for (int block = 0; block < MAX_BLOCKS; block++) free(r.from[block]);
     return status;
 }
 
@@ -339,15 +339,15 @@ static tdm_status push_tensors(tdm__state *s, sink *out, tdm_error *err)
             continue;
         }
         const tdm_param_info *p = tdm_graph_param_at(s->graph, item->param);
-        if (tdm_store_is_whole(s->store, item->block)) {
-            const float *block = tdm_store_block(s->store, item->block);
+        if (tdm_params_is_whole(s->store, item->block)) {
+            const float *block = tdm_params_block(s->store, item->block);
             if (mine) push(out, block + p->offset, p->elements * sizeof(float));
             continue;
         }
         for (size_t first = 0; first < p->elements; first += WINDOW_ELEMENTS) {
-            size_t count = least(p->elements - first, WINDOW_ELEMENTS);
+            size_t count = min(p->elements - first, WINDOW_ELEMENTS);
             TDM_TRY(
-                tdm_store_read(s->store, item->block, p->offset + first, count, out->window, err));
+                tdm_params_read(s->store, item->block, p->offset + first, count, out->window, err));
             if (mine) push(out, out->window, count * sizeof(float));
         }
     }
@@ -358,8 +358,9 @@ static tdm_status open_sink(tdm__state *s, const char *path, const tdm_checkpoin
                             sink *out, tdm_error *err)
 {
     bool whole = true;
-    for (int block = 0; block < BLOCKS_MOST; block++)
-        if (tdm_store_block(s->store, block) && !tdm_store_is_whole(s->store, block)) whole = false;
+    for (int block = 0; block < MAX_BLOCKS; block++)
+        if (tdm_params_block(s->store, block) && !tdm_params_is_whole(s->store, block))
+            whole = false;
     if (!whole) TDM_TRY(make_window(&out->window, err));
     if (path) {
         TDM_TRY(tdm_checkpoint_writer_create(path, content, &out->writer, err));
@@ -387,7 +388,7 @@ static tdm_status put_out(tdm__state *s, const char *path, tdm_checkpoint_conten
     sink out = {.err = err};
     content.tensors = s->tensors; /* in order of name, as they are pushed */
     content.tensor_count = s->tensor_count;
-    tdm_status status = tdm_store_settle(s->store, err);
+    tdm_status status = tdm_params_settle(s->store, err);
     if (status == TDM_OK) {
         if (mine) status = open_sink(s, path, &content, &out, err);
         status = tdm__agree(s->comm, status, NULL, err);

@@ -103,7 +103,7 @@ static void measure(tdm__trainer *t)
     }
     uint64_t done = t->position.step - t->first_step;
     double per_step = done > 0 ? t->step_seconds / (double)done : 0;
-    t->status.left_s = per_step * (double)(t->course.step_count - t->position.step);
+    t->status.left_s = per_step * (double)(t->schedule.step_count - t->position.step);
 }
 
 /* ---- bad numbers ----------------------------------------------------------------------------- */
@@ -112,8 +112,8 @@ static void measure(tdm__trainer *t)
 static tdm_status explain(tdm__trainer *t, tdm_bad_number *bad, tdm_str *out, tdm_error *err)
 {
     TDM_TRY(tdm_team_replay(t->team, bad, err));
-    int64_t index = tdm__course_sample(&t->course, &t->position, bad->first_row);
-    tdm__bad_number_text(bad, t->course.data.train, index, out);
+    int64_t index = tdm__train_schedule_sample(&t->schedule, &t->position, bad->first_row);
+    tdm__bad_number_text(bad, t->schedule.data.train, index, out);
     return TDM_OK;
 }
 
@@ -155,12 +155,12 @@ static tdm_status stop_at_bad_step(tdm__trainer *t, const tdm_step_result *resul
 
 /* Loss or gradient of the step in progress are not finite, and nothing was changed by it. Fails, or
  * counts it as skipped. The causes of the first few are looked for and said. */
-static tdm_status heed_bad_step(tdm__trainer *t, const tdm_step_result *result, tdm_error *err)
+static tdm_status on_nonfinite_step(tdm__trainer *t, const tdm_step_result *result, tdm_error *err)
 {
     tdm__skips *skips = &t->state.skips;
     const char *tensor = NULL;
     bool skip = t->job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP &&
-                skips->in_a_row < (double)t->job->train.bad_numbers_most;
+                skips->in_a_row < (double)t->job->train.max_bad_numbers;
     if (skip) TDM_TRY(tdm__state_find_bad(&t->state, &tensor, err));
     if (!skip || tensor) return stop_at_bad_step(t, result, tensor, err);
     skips->in_a_row++;
@@ -213,22 +213,22 @@ static bool is_save_wished(tdm__trainer *t)
 {
     const tdm_train_options *o = t->options;
     bool is_told = o->should_save && o->should_save(o->user);
-    bool is_same = t->wished_s > 0 && tdm_clock_s() - t->wished_s < SAME_WISH_S;
+    bool is_same = t->requested_s > 0 && tdm_clock_s() - t->requested_s < SAME_WISH_S;
     if (is_told && !is_same) t->save_wished = true;
-    uint64_t asked = t->leads && o->member ? tdm_member_save_wish(o->member) : 0;
+    uint64_t asked = t->leads && o->member ? tdm_member_save_request(o->member) : 0;
     bool is_asked = asked > t->answered && asked != t->answering;
     if (is_asked) t->asked = asked;
     return t->save_wished || is_asked;
 }
 
-unsigned tdm__wish_of(tdm__trainer *t)
+unsigned tdm__requests_of(tdm__trainer *t)
 {
     const tdm_train_options *o = t->options;
-    unsigned wish = 0;
-    if (o->should_stop && o->should_stop(o->user)) wish |= TDM_WISH_STOP;
-    if (is_save_wished(t)) wish |= TDM__WISH_SAVE;
-    if (is_save_due(t)) wish |= TDM__WISH_SAVE_DUE;
-    return wish;
+    unsigned request = 0;
+    if (o->should_stop && o->should_stop(o->user)) request |= TDM_REQUEST_STOP;
+    if (is_save_wished(t)) request |= TDM__REQUEST_SAVE;
+    if (is_save_due(t)) request |= TDM__REQUEST_SAVE_DUE;
+    return request;
 }
 
 void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr)
@@ -237,25 +237,25 @@ void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr)
         .step = t->position.step + 1,
         .epoch = t->position.epoch,
         .position = t->position.position,
-        .count = (uint64_t)tdm__course_batch(&t->course, &t->position),
+        .count = (uint64_t)tdm__train_schedule_batch(&t->schedule, &t->position),
         .digest = result->tally};
     if (t->ledger_recent)
         t->ledger_recent[t->ledger_line.step % TDM__LEDGER_RECENT] = t->ledger_line;
-    tdm__course_advance(&t->course, &t->position);
+    tdm__train_schedule_advance(&t->schedule, &t->position);
     atomic_store_explicit(&t->run.step, t->position.step, memory_order_relaxed);
     note_step(t, result, lr);
     t->after_done = false;
 }
 
-tdm_status tdm__one_step(tdm__trainer *t, unsigned wish, unsigned *wishes, tdm_error *err)
+tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, tdm_error *err)
 {
-    int64_t batch = tdm__course_batch(&t->course, &t->position);
-    double lr = tdm_schedule_lr(&t->course.schedule, t->position.step, &t->state.plateau);
+    int64_t batch = tdm__train_schedule_batch(&t->schedule, &t->position);
+    double lr = tdm_schedule_lr(&t->schedule.schedule, t->position.step, &t->state.plateau);
     double begin = tdm_clock_s();
     tdm_step_input in = {.step = t->position.step,
                          .batch = batch,
                          .lr = lr,
-                         .wish = wish,
+                         .request = request,
                          .tally = &t->tally,
                          .before_update = tdm__before_update,
                          .user = t};
@@ -263,20 +263,20 @@ tdm_status tdm__one_step(tdm__trainer *t, unsigned wish, unsigned *wishes, tdm_e
     t->tally = 0;
     TDM_TRY(tdm_team_step(t->team, &in, &result, err));
     t->step_seconds += tdm_clock_s() - begin;
-    if (!result.finite) TDM_TRY(heed_bad_step(t, &result, err));
+    if (!result.finite) TDM_TRY(on_nonfinite_step(t, &result, err));
     tdm__count_step(t, &result, lr);
-    tdm__watch_heed(&t->watch, &result, t->position.step, t->leads);
+    tdm__watch_handle_failure(&t->watch, &result, t->position.step, t->leads);
     measure(t);
-    *wishes = result.wishes;
+    *requests = result.requests;
     return TDM_OK;
 }
 
 tdm_status tdm__measure_test(tdm__trainer *t, tdm_error *err)
 {
-    TDM_TRY(tdm_store_settle(t->state.store, err));
+    TDM_TRY(tdm_params_settle(t->state.store, err));
     TDM_TRY(tdm__state_measure(&t->state, t->job, err));
     TDM_TRY(
-        tdm_evaluate_together(t->predictor, t->course.data.test, t->comm, &t->status.test, err));
+        tdm_evaluate_together(t->predictor, t->schedule.data.test, t->comm, &t->status.test, err));
     t->status.has_test = true;
     return TDM_OK;
 }
@@ -305,11 +305,11 @@ static tdm_status evaluate(tdm__trainer *t, tdm_error *err)
 
 /* What follows from an evaluation that was due. One at the end of a run that is not due has no
  * consequences, so that continuing such a run takes the way of one that never ended there. */
-static void heed(tdm__trainer *t)
+static void handle(tdm__trainer *t)
 {
     const tdm_job *job = t->job;
     if (job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU &&
-        tdm_schedule_observe(&t->course.schedule, metric_of(t, job->schedule.metric),
+        tdm_schedule_observe(&t->schedule.schedule, metric_of(t, job->schedule.metric),
                              &t->state.plateau))
         tdm__say(t, TDM_LOG_INFO, "step %llu: no progress, the learning rate is now %g",
                  (unsigned long long)t->position.step, t->state.plateau.lr);
@@ -318,7 +318,8 @@ static void heed(tdm__trainer *t)
                                &t->state.early_stop)) {
         t->ended_early = true;
         tdm__say(t, TDM_LOG_INFO, "step %llu: no progress in %lld evaluations, the run ends",
-                 (unsigned long long)t->position.step, (long long)job->train.early_stop->patience);
+                 (unsigned long long)t->position.step,
+                 (long long)job->train.early_stop->cancellation);
     }
 }
 
@@ -333,30 +334,30 @@ static bool is_checkpoint_due(const tdm__trainer *t)
 static bool is_line_due(const tdm__trainer *t)
 {
     return tdm__is_due(t->job->run.log_every_steps, t->position.step) ||
-           t->position.step == t->course.step_count;
+           t->position.step == t->schedule.step_count;
 }
 
-void tdm__put_lines(tdm__trainer *t)
+void tdm__put_log_lines(tdm__trainer *t)
 {
-    bool last = t->position.step == t->course.step_count;
+    bool last = t->position.step == t->schedule.step_count;
     if (is_line_due(t)) put_step_metrics(t);
-    if (t->predictor && (last || tdm__course_eval_due(&t->course, &t->position)))
+    if (t->predictor && (last || tdm__train_schedule_eval_due(&t->schedule, &t->position)))
         put_test_metrics(t);
 }
 
-tdm_status tdm__after_step(tdm__trainer *t, unsigned wishes, tdm_error *err)
+tdm_status tdm__after_step(tdm__trainer *t, unsigned requests, tdm_error *err)
 {
-    bool last = t->position.step == t->course.step_count;
+    bool last = t->position.step == t->schedule.step_count;
     if (t->leads) tdm__ledger_put(&t->ledger, &t->ledger_line);
-    TDM_TRY(tdm__save_heed(t, err));
+    TDM_TRY(tdm__save_handle_requests(t, err));
     if (is_line_due(t)) put_step_metrics(t);
     tdm__tell(t, TDM_TRAIN_EVENT_STEP);
-    bool eval_due = tdm__course_eval_due(&t->course, &t->position);
+    bool eval_due = tdm__train_schedule_eval_due(&t->schedule, &t->position);
     if (last || eval_due) TDM_TRY(evaluate(t, err));
-    if (eval_due && t->predictor) heed(t);
-    bool must_save = (wishes & (TDM__WISH_SAVE | TDM__WISH_SAVE_DUE)) != 0;
+    if (eval_due && t->predictor) handle(t);
+    bool must_save = (requests & (TDM__REQUEST_SAVE | TDM__REQUEST_SAVE_DUE)) != 0;
     /* Not by the clock: who asks right after such a save has not been answered by it. */
-    if (wishes & TDM__WISH_SAVE) t->wished_s = tdm_clock_s();
+    if (requests & TDM__REQUEST_SAVE) t->requested_s = tdm_clock_s();
     if (!last && !t->ended_early && (must_save || is_checkpoint_due(t)))
         TDM_TRY(tdm__save_begin(t, err));
     t->after_done = true;
@@ -376,17 +377,17 @@ void tdm__start_clock(tdm__trainer *t)
 static tdm_status loop(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
 {
     tdm__start_clock(t);
-    unsigned wish = tdm__wish_of(t), wishes = wish;
-    TDM_TRY(tdm__agree(t->comm, TDM_OK, &wishes, err));
-    while (t->position.step < t->course.step_count && !t->ended_early) {
-        if (!t->comm) wishes |= wish; /* of many, each step's wishes are agreed on by it */
-        if (wishes & TDM_WISH_STOP) {
+    unsigned request = tdm__requests_of(t), requests = request;
+    TDM_TRY(tdm__agree(t->comm, TDM_OK, &requests, err));
+    while (t->position.step < t->schedule.step_count && !t->ended_early) {
+        if (!t->comm) requests |= request; /* of many, each step's wishes are agreed on by it */
+        if (requests & TDM_REQUEST_STOP) {
             out->interrupted = true;
             break;
         }
-        TDM_TRY(tdm__one_step(t, wish, &wishes, err));
-        TDM_TRY(tdm__after_step(t, wishes, err));
-        wish = tdm__wish_of(t);
+        TDM_TRY(tdm__one_step(t, request, &requests, err));
+        TDM_TRY(tdm__after_step(t, requests, err));
+        request = tdm__requests_of(t);
     }
     return tdm__save_end(t, err);
 }
@@ -415,8 +416,8 @@ tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
     out->loss = t->status.loss;
     out->has_test = t->status.has_test;
     out->test = t->status.test;
-    out->ended_early = t->ended_early && t->position.step < t->course.step_count;
-    out->step_count = t->course.step_count;
+    out->ended_early = t->ended_early && t->position.step < t->schedule.step_count;
+    out->step_count = t->schedule.step_count;
     out->ends_by_steps = t->job->train.steps > 0;
     if (!out->nothing_to_do) { /* it was saved last */
         memcpy(out->state_hash, t->state_hash, sizeof(out->state_hash));
@@ -436,7 +437,7 @@ tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
 /* A column of measurements makes as many classes as it has values, which is hardly ever meant. */
 static void say_numeric_target(const tdm__trainer *t)
 {
-    const tdm_job_data *data = &t->course.data;
+    const tdm_job_data *data = &t->schedule.data;
     const tdm_dataset *set = data->whole ? data->whole : data->train;
     if (!tdm_dataset_has_numeric_target(set)) return;
     const tdm_dataset_info *info = tdm_dataset_info_of(set);
@@ -457,10 +458,10 @@ void tdm__say_start(const tdm__trainer *t)
              t->run.path, tdm_text_count(t->status.parameter_count, count),
              (long long)t->status.train_count, (long long)t->status.test_count,
              (long long)t->status.lane_count, t->status.rank_count,
-             (unsigned long long)t->position.step, (unsigned long long)t->course.step_count);
+             (unsigned long long)t->position.step, (unsigned long long)t->schedule.step_count);
     tdm__say(t, TDM_LOG_INFO, "numerics '%s', %d thread%s on rank 0",
-             tdm__numerics_of(t->job, numerics), tdm_model_threads(&t->course.model),
-             tdm_model_threads(&t->course.model) == 1 ? "" : "s");
+             tdm__numerics_of(t->job, numerics), tdm_model_threads(&t->schedule.model),
+             tdm_model_threads(&t->schedule.model) == 1 ? "" : "s");
     say_numeric_target(t);
     if (t->state.from_file_count > 0)
         tdm__say(t, TDM_LOG_INFO, "%zu of %zu parameters and buffers start from %s",
@@ -481,7 +482,7 @@ static tdm_status run(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
 {
     TDM_TRY(tdm__begin(t, err));
     tdm__say_start(t);
-    out->nothing_to_do = t->position.step >= t->course.step_count || t->ended_early;
+    out->nothing_to_do = t->position.step >= t->schedule.step_count || t->ended_early;
     tdm__tell(t, TDM_TRAIN_EVENT_START);
     if (!out->nothing_to_do) TDM_TRY(loop(t, out, err));
     if (out->nothing_to_do && t->predictor) TDM_TRY(tdm__measure_test(t, err));

@@ -17,7 +17,7 @@
 
 void tdm__note_data(tdm__trainer *t)
 {
-    const tdm__course *c = &t->course;
+    const tdm__train_schedule *c = &t->schedule;
     const tdm_dataset_info *info = tdm_dataset_info_of(c->data.train);
     t->status.epoch_count = (c->step_count + c->epoch_steps - 1) / c->epoch_steps;
     t->status.step_count = c->step_count;
@@ -30,7 +30,7 @@ void tdm__note_data(tdm__trainer *t)
 static tdm_status load_data(tdm__trainer *t, tdm_error *err)
 {
     TDM_TRY(tdm__same_settings(t->comm, t->job, t->options->resume != NULL, err));
-    TDM_TRY(tdm__course_init_together(t->job, t->comm, &t->course, err));
+    TDM_TRY(tdm__train_schedule_init_together(t->job, t->comm, &t->schedule, err));
     tdm__note_data(t);
     return TDM_OK;
 }
@@ -42,30 +42,30 @@ static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *cla
     tdm__trainer *t = user;
     int64_t *indices = t->indices;
     for (int64_t i = 0; i < count; i++) {
-        indices[i] = tdm__course_sample(&t->course, &t->position, first + i);
+        indices[i] = tdm__train_schedule_sample(&t->schedule, &t->position, first + i);
         if (t->job->checkpoint.ledger)
             t->tally += tdm__ledger_mix(t->position.epoch, (uint64_t)indices[i]);
     }
-    tdm_dataset_gather(t->course.data.train, indices, count, x, classes);
+    tdm_dataset_gather(t->schedule.data.train, indices, count, x, classes);
 }
 
 tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err)
 {
     const tdm_job *job = t->job;
     int64_t lanes = tdm_lanes_of(job);
-    int64_t tail = t->course.epoch_rows % t->course.full_batch;
-    tdm_team_options o = {.model = t->course.model,
+    int64_t tail = t->schedule.epoch_rows % t->schedule.full_batch;
+    tdm_team_options o = {.model = t->schedule.model,
                           .store = t->state.store,
                           .optimiser = t->state.optimiser,
                           .comm = t->comm,
                           .lane_count = lanes,
-                          .batches = {t->course.full_batch, tail},
+                          .batches = {t->schedule.full_batch, tail},
                           .seed = (uint64_t)job->seed,
                           .fill = fill,
                           .user = t,
-                          .kit = t->kit};
+                          .plan_cache = t->plan_cache};
     if (!t->indices)
-        t->indices = tdm_arena_array(t->arena, (size_t)(t->course.full_batch / lanes + 1),
+        t->indices = tdm_arena_array(t->arena, (size_t)(t->schedule.full_batch / lanes + 1),
                                      sizeof(*t->indices));
     if (!t->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     tdm_status status = tdm_team_create(&o, &t->team, err);
@@ -82,15 +82,15 @@ tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err)
 static tdm_status run_predictor(void *user, bool has_rows, tdm_error *err)
 {
     tdm__trainer *t = user;
-    if (!has_rows) return tdm_feed_pass(t->feed, err);
-    return tdm_feed_run(t->feed, 0, &(tdm_step_key){0}, err);
+    if (!has_rows) return tdm_prefetch_pass(t->feed, err);
+    return tdm_prefetch_run(t->feed, 0, &(tdm_step_key){0}, err);
 }
 
 /* The test set is measured by all ranks, with parameters as a feed brings them. */
 tdm_status tdm__make_predictor(tdm__trainer *t, tdm_error *err)
 {
-    if (!t->course.data.test) return TDM_OK;
-    tdm_model_options m = t->course.model;
+    if (!t->schedule.data.test) return TDM_OK;
+    tdm_model_options m = t->schedule.model;
     m.batch = tdm_model_eval_rows(&m);
     if (m.batch > t->status.test_count) m.batch = t->status.test_count;
     if (t->predictor && t->predictor_threads != tdm_model_threads(&m)) {
@@ -101,7 +101,7 @@ tdm_status tdm__make_predictor(tdm__trainer *t, tdm_error *err)
     if (!t->predictor) TDM_TRY(tdm_predictor_create(&m, NULL, &t->predictor, err));
     tdm_plan *plan = tdm_predictor_plan(t->predictor);
     int block = tdm__state_measured(&t->state, t->job);
-    TDM_TRY(tdm_feed_create(t->state.store, block, &plan, 1, &t->feed, err));
+    TDM_TRY(tdm_prefetch_create(t->state.store, block, &plan, 1, &t->feed, err));
     tdm_predictor_run_by(t->predictor, run_predictor, t);
     return TDM_OK;
 }
@@ -115,11 +115,11 @@ static tdm_status open_checkpoint(tdm__trainer *t, const char *run, tdm__restore
     TDM_TRY(tdm_checkpoint_open(path, checkpoint, err));
     out->position = tdm_checkpoint_content_of(*checkpoint)->position;
     snprintf(out->path, sizeof(out->path), "%s", path);
-    TDM_TRY(tdm__course_check_job(&t->course, *checkpoint, path, run, err));
+    TDM_TRY(tdm__train_schedule_check_job(&t->schedule, *checkpoint, path, run, err));
     tdm__warn_of_numerics(
         path, tdm_checkpoint_content_of(*checkpoint)->numerics, t->job,
         "training goes on, but not with the bits of a run that was never stopped");
-    return tdm__course_check_position(&t->course, &out->position, path, err);
+    return tdm__train_schedule_check_position(&t->schedule, &out->position, path, err);
 }
 
 /* Rank 0's part after that: from here on the run's folder is changed. */
@@ -208,7 +208,7 @@ tdm_status tdm__open_ledger(tdm__trainer *t, uint64_t step, tdm_error *err)
 static void show_canonical(const tdm_job *job, tdm_str *out)
 {
     tdm_job j = *job;
-    j.store = TDM_JOB_STORE_LOCAL;
+    j.store = TDM_JOB_KV_LOCAL;
     j.parallel.zero = 0;
     j.parallel.offload = NULL;
     j.parallel.balance = TDM_JOB_BALANCE_OFF;
@@ -249,15 +249,15 @@ tdm_status tdm__begin(tdm__trainer *t, tdm_error *err)
     TDM_TRY(tdm__agree(t->comm, tdm__begin_alone(t, err), NULL, err));
     TDM_TRY(load_data(t, err));
     TDM_TRY(tdm__same_numerics(t->comm, t->job, err));
-    TDM_TRY(tdm__share_cpus(t->comm, t->job, true, &t->course.model.threads, err));
-    tdm_status fits = tdm__memory_check(t->job, &t->course.data, t->comm,
-                                        tdm_model_threads(&t->course.model), resumes, err);
+    TDM_TRY(tdm__share_cpus(t->comm, t->job, true, &t->schedule.model.threads, err));
+    tdm_status fits = tdm__memory_check(t->job, &t->schedule.data, t->comm,
+                                        tdm_model_threads(&t->schedule.model), resumes, err);
     TDM_TRY(tdm__agree(t->comm, fits, NULL, err));
-    TDM_TRY(tdm__state_init(&t->course.model, TDM__STATE_FOR_TRAINING, t->comm, &t->state, err));
+    TDM_TRY(tdm__state_init(&t->schedule.model, TDM__STATE_FOR_TRAINING, t->comm, &t->state, err));
     TDM_TRY(tdm__make_team(t, err));
     TDM_TRY(tdm__make_predictor(t, err));
     TDM_TRY(tdm__make_saver(t, err));
-    if (!resumes) TDM_TRY(tdm__state_begin(&t->state, t->job, t->course.data.train, err));
+    if (!resumes) TDM_TRY(tdm__state_begin(&t->state, t->job, t->schedule.data.train, err));
     /* The folder comes last, so that a job that cannot start leaves none behind. */
     TDM_TRY(tdm__open_run(t, t->options->resume, false, err));
     if (resumes) TDM_TRY(tdm__restore(t, t->options->resume, err));
@@ -275,15 +275,15 @@ void tdm__end(tdm__trainer *t)
 {
     if (t->run_open) tdm__run_release(&t->run);
     tdm__saver_destroy(t->saver);
-    tdm__saver_room_destroy(t->room);
+    tdm__snapshot_pool_destroy(t->room);
     tdm__ledger_close(&t->ledger);
     free(t->ledger_recent);
-    tdm_feed_destroy(t->feed);
+    tdm_prefetch_destroy(t->feed);
     tdm_predictor_destroy(t->predictor);
     tdm_team_destroy(t->team);
-    tdm_kit_destroy(t->kit);
+    tdm_plan_cache_destroy(t->plan_cache);
     tdm__state_release(&t->state);
-    tdm__course_release(&t->course);
+    tdm__train_schedule_release(&t->schedule);
     tdm_str_release(&t->job_yaml);
     tdm_arena_destroy(t->arena);
 }

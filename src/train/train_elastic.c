@@ -3,7 +3,7 @@
  *
  * A worker takes part in one epoch after another (elastic.h). In each it opens that epoch's world, gets a
  * store on the memory of its host, and learns with the others where the state is: in memory, from which an
- * update that was under way is finished first (tdm_store_recover); else in the newest checkpoint of the run;
+ * update that was under way is finished first (tdm_params_recover); else in the newest checkpoint of the run;
  * else nowhere, and training begins. Then it trains step by step, until all is done or somebody is gone.
  *
  * What a rank knows beside the store's blocks (the position, what evaluations have said, the ledger's last
@@ -24,7 +24,7 @@
 
 #define JOIN_S 30.0 /* for all members of an epoch to come to its door */
 
-enum { DEADLINE_LEAST_S = 30, DEADLINE_STEPS = 20 };
+enum { MIN_DEADLINE_S = 30, DEADLINE_STEPS = 20 };
 
 /* What goes on in the vault beside the blocks. Plain numbers only. */
 typedef struct memo {
@@ -38,7 +38,7 @@ typedef struct memo {
     uint64_t first_sample, first_step;
     uint32_t has_test, ended_early, after_done, step_skipped;
 } memo;
-_Static_assert(sizeof(memo) <= TDM_MEMO_BYTES, "a memo must fit");
+_Static_assert(sizeof(memo) <= TDM_SNAPSHOT_BYTES, "a memo must fit");
 
 static void remember(tdm__trainer *t)
 {
@@ -60,7 +60,8 @@ static void remember(tdm__trainer *t)
               .ended_early = t->ended_early,
               .after_done = t->after_done,
               .step_skipped = s->step_skipped};
-    tdm_store_remember(t->state.store, &m, sizeof(m), 2 * t->position.step + 1 + t->after_done);
+    tdm_params_snapshot_save(t->state.store, &m, sizeof(m),
+                             2 * t->position.step + 1 + t->after_done);
 }
 
 static void recall(tdm__trainer *t, const memo *m)
@@ -102,7 +103,7 @@ static void open_door(void *user, const char *address)
 {
     tdm__trainer *t = user;
     tdm_error why = {0};
-    if (tdm_member_open_door(t->options->member, t->epoch, address, &why) != TDM_OK)
+    if (tdm_member_publish_endpoint(t->options->member, t->epoch, address, &why) != TDM_OK)
         tdm_log(TDM_LOG_WARN, "train", "epoch %u: %s", (unsigned)t->epoch, why.message);
 }
 
@@ -111,7 +112,7 @@ static double deadline_of(const tdm__trainer *t)
 {
     if (t->job->elastic.stall > 0) return t->job->elastic.stall;
     double by_step = DEADLINE_STEPS * t->longest_s;
-    return by_step > DEADLINE_LEAST_S ? by_step : DEADLINE_LEAST_S;
+    return by_step > MIN_DEADLINE_S ? by_step : MIN_DEADLINE_S;
 }
 
 /* Ranks of one host meet at a UNIX socket, which other users and other hosts cannot reach. */
@@ -125,16 +126,16 @@ static bool is_one_host(const tdm_epoch *epoch)
 static tdm_status open_world(tdm__trainer *t, const tdm_epoch *epoch, tdm_error *err)
 {
     const char *address = getenv("TANDEM_ADDRESS");
-    char door[TDM_DOOR_BYTES];
+    char door[TDM_ENDPOINT_BYTES];
     if (epoch->size == 1) return TDM_OK;
     if (is_one_host(epoch))
         snprintf(door, sizeof(door), "unix:");
     else
         snprintf(door, sizeof(door), "%s:0", address && *address ? address : "127.0.0.1");
     if (epoch->rank > 0)
-        TDM_TRY(tdm_member_find_door(t->options->member, epoch->number, JOIN_S, door, err));
+        TDM_TRY(tdm_member_lookup_endpoint(t->options->member, epoch->number, JOIN_S, door, err));
     tdm_comm_options o = {.rendezvous = door,
-                          .job = t->course.job_hash,
+                          .job = t->schedule.job_hash,
                           .has_place = true,
                           .rank = epoch->rank,
                           .size = epoch->size,
@@ -170,7 +171,7 @@ static void leave(void *user)
     tdm__saver_destroy(t->saver); /* what is in work does not get its name */
     t->saver = NULL;
     t->answering = 0; /* who asked for it gets the next one */
-    tdm_feed_destroy(t->feed);
+    tdm_prefetch_destroy(t->feed);
     tdm_team_destroy(t->team);
     t->feed = NULL;
     t->team = NULL;
@@ -189,7 +190,7 @@ static void tell_member(const tdm__trainer *t, const char *phase)
 {
     bool moves = strcmp(phase, "training") == 0 || strcmp(phase, "saving") == 0;
     tdm_member_status s = {.step = t->position.step,
-                           .step_count = t->course.step_count,
+                           .step_count = t->schedule.step_count,
                            .samples_per_s = moves ? t->status.samples_per_s : 0,
                            .run_path = t->run_path,
                            .phase = phase};
@@ -204,7 +205,7 @@ static void leave_epoch(void *user)
     if (!t->has_ended) tell_member(t, "recovering");
 }
 
-static tdm_loss lost(void *user, int rank, char how[TDM_LOST_BYTES])
+static tdm_lost lost(void *user, int rank, char how[TDM_LOST_BYTES])
 {
     static const char *const signs[] = {
         [TDM_SIGN_NONE] = "",
@@ -216,11 +217,11 @@ static tdm_loss lost(void *user, int rank, char how[TDM_LOST_BYTES])
     tdm__trainer *t = user;
     tdm_peer_loss loss;
     if (!t->comm || rank == tdm_comm_rank(t->comm) || !tdm_comm_peer_loss(t->comm, rank, &loss))
-        return TDM_LOSS_NONE;
-    if (loss.sign == TDM_SIGN_NONE || loss.sign == TDM_SIGN_TOLD) return TDM_LOSS_NONE;
+        return TDM_LOST_NONE;
+    if (loss.sign == TDM_SIGN_NONE || loss.sign == TDM_SIGN_TOLD) return TDM_LOST_NONE;
     snprintf(how, TDM_LOST_BYTES, "%s, %.0f ms after its last sign of life", signs[loss.sign],
              1000 * loss.heard_s);
-    return loss.sign == TDM_SIGN_CLOSED ? TDM_LOSS_CLOSED : TDM_LOSS_SILENT;
+    return loss.sign == TDM_SIGN_CLOSED ? TDM_LOST_CLOSED : TDM_LOST_SILENT;
 }
 
 /* ---- where the state is ---------------------------------------------------------------------- */
@@ -284,7 +285,7 @@ static bool take_memory(tdm__trainer *t, const tdm_recovery *r)
     memcpy(&m, r->memo, sizeof(m));
     bool same = m.position.step == r->step;
     bool before = m.position.step + 1 == r->step && m.after_done && r->finished;
-    if (!r->found || r->memo_order == 0 || (!same && !before)) return false;
+    if (!r->found || r->snapshot_order == 0 || (!same && !before)) return false;
     recall(t, &m);
     if (before) tdm__count_step(t, &r->result, r->lr);
     return true;
@@ -311,7 +312,7 @@ static tdm_status has_checkpoint(tdm__trainer *t, bool *out, tdm_error *err)
 static tdm_status take_disk(tdm__trainer *t, tdm_error *err)
 {
     bool has = false;
-    TDM_TRY(tdm_store_unset(t->state.store, err));
+    TDM_TRY(tdm_params_unset(t->state.store, err));
     TDM_TRY(has_checkpoint(t, &has, err));
     t->position = (tdm_position){.seed = (uint64_t)t->job->seed};
     t->state.plateau = t->state.early_stop = (tdm_plateau){0};
@@ -319,7 +320,7 @@ static tdm_status take_disk(tdm__trainer *t, tdm_error *err)
     if (has) {
         TDM_TRY(tdm__restore(t, t->run_path, err));
     } else {
-        TDM_TRY(tdm__state_begin(&t->state, t->job, t->course.data.train, err));
+        TDM_TRY(tdm__state_begin(&t->state, t->job, t->schedule.data.train, err));
         tdm_status status = t->leads ? tdm__run_rewind(&t->run, 0, err) : TDM_OK;
         TDM_TRY(tdm__agree(t->comm, status, NULL, err));
     }
@@ -329,7 +330,7 @@ static tdm_status take_disk(tdm__trainer *t, tdm_error *err)
     t->status.skipped = tdm__skipped_of(t);
     t->after_done = true;
     t->is_restored = has;
-    return tdm_store_set(t->state.store, t->position.step, err);
+    return tdm_params_set(t->state.store, t->position.step, err);
 }
 
 /* Warns when lines of steps that are done are missing. */
@@ -354,7 +355,7 @@ static tdm_status mend_files(tdm__trainer *t, bool from_memory, tdm_error *err)
     if (!from_memory) check_ledger(t, step);
     if (!from_memory || step == 0) return TDM_OK;
     tdm__ledger_put(&t->ledger, &t->ledger_line);
-    if (t->after_done) tdm__put_lines(t);
+    if (t->after_done) tdm__put_log_lines(t);
     return TDM_OK;
 }
 
@@ -486,15 +487,15 @@ static void say_recovery(const tdm__trainer *t, const tdm_recovery *r, bool from
 static tdm_status prepare(tdm__trainer *t, tdm_error *err)
 {
     TDM_TRY(tdm__begin_alone(t, err));
-    TDM_TRY(tdm__course_init(t->job, &t->course, err));
-    tdm__data_keep(&t->course.data, t->options->vault);
+    TDM_TRY(tdm__train_schedule_init(t->job, &t->schedule, err));
+    tdm__data_keep(&t->schedule.data, t->options->shm);
     tdm__note_data(t);
-    t->kit = tdm_kit_create();
+    t->plan_cache = tdm_plan_cache_create();
     if (t->job->checkpoint.ledger)
         t->ledger_recent = calloc(TDM__LEDGER_RECENT, sizeof(*t->ledger_recent));
-    if (!t->kit || (t->job->checkpoint.ledger && !t->ledger_recent))
+    if (!t->plan_cache || (t->job->checkpoint.ledger && !t->ledger_recent))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    TDM_TRY(tdm__state_prepare(&t->course.model, TDM__STATE_FOR_TRAINING, &t->state, err));
+    TDM_TRY(tdm__state_prepare(&t->schedule.model, TDM__STATE_FOR_TRAINING, &t->state, err));
     const tdm_member_options *m = t->options->membership;
     return m ? tdm_kv_open(&m->kv, &t->kv, err) : TDM_OK;
 }
@@ -511,27 +512,27 @@ static tdm_status begin_epoch(tdm__trainer *t, uint32_t lineage, double begin_s,
 {
     const char *resume = t->options->resume;
     const tdm_member_options *m = t->options->membership;
-    tdm__home home = {t->options->vault, m ? m->slot : 0, t->epoch};
+    tdm__home home = {t->options->shm, m ? m->slot : 0, t->epoch};
     TDM_TRY(tdm__same_settings(t->comm, t->job, resume != NULL, err));
-    TDM_TRY(tdm__data_compare(t->course.data.train, t->course.data_hash, t->comm, err));
+    TDM_TRY(tdm__data_compare(t->schedule.data.train, t->schedule.data_hash, t->comm, err));
     TDM_TRY(tdm__same_numerics(t->comm, t->job, err));
-    TDM_TRY(tdm__share_cpus(t->comm, t->job, t->epoch == 1, &t->course.model.threads, err));
+    TDM_TRY(tdm__share_cpus(t->comm, t->job, t->epoch == 1, &t->schedule.model.threads, err));
     /* Newcomers have not looked yet; all take part in what they found. */
     tdm_status fits = t->entered ? TDM_OK
-                                 : tdm__memory_check(t->job, &t->course.data, t->comm,
-                                                     tdm_model_threads(&t->course.model),
+                                 : tdm__memory_check(t->job, &t->schedule.data, t->comm,
+                                                     tdm_model_threads(&t->schedule.model),
                                                      resume != NULL, err);
     TDM_TRY(tdm__agree(t->comm, fits, NULL, err));
     TDM_TRY(tdm__state_enter(&t->state, t->job, t->comm, &home, err));
     tdm_recovery recovery;
     TDM_TRY(share_lineage(t, &lineage, err));
-    TDM_TRY(tdm_store_recover(t->state.store, tdm_lanes_of(t->job), lineage, &recovery, err));
+    TDM_TRY(tdm_params_recover(t->state.store, tdm_lanes_of(t->job), lineage, &recovery, err));
     TDM_TRY(tdm__make_team(t, err));
     TDM_TRY(tdm__make_predictor(t, err));
     TDM_TRY(tdm__make_saver(t, err));
     TDM_TRY(tdm__agree(t->comm, t->leads ? find_run(t, err) : TDM_OK, NULL, err));
     bool joins = t->run_path[0] != '\0';
-    folder_work open = {.work = join_run, .is_begun = joins}, mend = {.work = mend_files};
+    folder_work open = {.work = join_run, .is_begun = joins}, rollback = {.work = mend_files};
     TDM_TRY(do_surely(t, &open, err));
     TDM_TRY(tdm__open_run(t, joins ? t->run_path : resume, joins, err));
     tdm__run_share(&t->run);
@@ -539,9 +540,9 @@ static tdm_status begin_epoch(tdm__trainer *t, uint32_t lineage, double begin_s,
     TDM_TRY(compare_disk(t, &recovery, err));
     bool from_memory = take_memory(t, &recovery);
     if (!from_memory) TDM_TRY(take_disk(t, err));
-    mend.is_begun = joins;
-    mend.from_memory = from_memory;
-    TDM_TRY(do_surely(t, &mend, err));
+    rollback.is_begun = joins;
+    rollback.from_memory = from_memory;
+    TDM_TRY(do_surely(t, &rollback, err));
     bool first = t->epoch == 1 || (!from_memory && !joins);
     if (!t->entered && !from_memory) {
         t->first_sample = t->position.samples;
@@ -592,37 +593,37 @@ static tdm_status finish(tdm__trainer *t, bool stopped, tdm_error *err)
 
 static bool is_at_end(const tdm__trainer *t)
 {
-    return t->position.step >= t->course.step_count || t->ended_early;
+    return t->position.step >= t->schedule.step_count || t->ended_early;
 }
 
-static tdm_status go_on(tdm__trainer *t, unsigned wish, unsigned *wishes, bool *done,
+static tdm_status go_on(tdm__trainer *t, unsigned request, unsigned *requests, bool *done,
                         tdm_error *err)
 {
     double begin = tdm_clock_s();
-    *wishes = 0;
+    *requests = 0;
     if (t->after_done && !is_at_end(t)) {
-        TDM_TRY(tdm__one_step(t, wish | tdm__wish_of(t), wishes, err));
+        TDM_TRY(tdm__one_step(t, request | tdm__requests_of(t), requests, err));
         t->is_restored = false;
         remember(t);
     }
     if (!t->after_done) {
-        TDM_TRY(tdm__after_step(t, *wishes, err));
+        TDM_TRY(tdm__after_step(t, *requests, err));
         remember(t);
     }
     tell_member(t, "training");
     double took = tdm_clock_s() - begin;
     if (took > t->longest_s) t->longest_s = took;
-    bool stops = (*wishes & TDM_WISH_STOP) != 0;
+    bool stops = (*requests & TDM_REQUEST_STOP) != 0;
     *done = is_at_end(t) || stops;
     if (*done) return finish(t, stops && !is_at_end(t), err);
     /* The next world begins without what this one has in work. */
-    return *wishes & TDM_WISH_REGROUP ? tdm__save_finish(t, err) : TDM_OK;
+    return *requests & TDM_REQUEST_REGROUP ? tdm__save_finish(t, err) : TDM_OK;
 }
 
-static tdm_status step(void *user, unsigned wish, unsigned *wishes, bool *done, tdm_error *err)
+static tdm_status step(void *user, unsigned request, unsigned *requests, bool *done, tdm_error *err)
 {
     tdm__trainer *t = user;
-    tdm_status status = go_on(t, wish, wishes, done, err);
+    tdm_status status = go_on(t, request, requests, done, err);
     if (status != TDM_OK) tdm__call_off(t->comm, err);
     return status;
 }

@@ -42,7 +42,7 @@ static tdm_status may_commit(void *user, tdm_error *err)
 static bool expects_saves(const tdm__trainer *t)
 {
     const tdm_job *job = t->job;
-    uint64_t last = t->course.step_count, epoch = t->course.epoch_steps;
+    uint64_t last = t->schedule.step_count, epoch = t->schedule.epoch_steps;
     uint64_t epochs = last > 0 && epoch > 0 ? (last - 1) / epoch : 0; /* that end before the end */
     return job->checkpoint.every_minutes > 0 ||
            (job->checkpoint.every_steps > 0 && (uint64_t)job->checkpoint.every_steps < last) ||
@@ -52,7 +52,8 @@ static bool expects_saves(const tdm__trainer *t)
 tdm_status tdm__make_saver(tdm__trainer *t, tdm_error *err)
 {
     const tdm_job *job = t->job;
-    if (!t->room) t->room = tdm__saver_room_create(); /* without it the saver has one of its own */
+    if (!t->room)
+        t->room = tdm__snapshot_pool_create(); /* without it the saver has one of its own */
     tdm__saver_options o = {
         .state = &t->state,
         .background = job->checkpoint.background,
@@ -136,7 +137,7 @@ static void note_success(tdm__trainer *t, const tdm__saved *saved)
 }
 
 /* What became of a save. */
-static void heed(tdm__trainer *t, const tdm__saved *saved)
+static void handle(tdm__trainer *t, const tdm__saved *saved)
 {
     unsigned long long step = saved->step;
     t->last_save = *saved;
@@ -168,11 +169,11 @@ static tdm_status fail_diverged(const tdm__trainer *t, uint64_t step, const char
                     (unsigned long long)step, what, tdm__last_good(t));
 }
 
-tdm_status tdm__save_heed(tdm__trainer *t, tdm_error *err)
+tdm_status tdm__save_handle_requests(tdm__trainer *t, tdm_error *err)
 {
     tdm__saved saved;
     while (t->saver && tdm__saver_poll(t->saver, &saved)) {
-        heed(t, &saved);
+        handle(t, &saved);
         if (saved.status == TDM_ERR_DIVERGED)
             return fail_diverged(t, saved.step, saved.message, err);
     }
@@ -189,8 +190,8 @@ static char *path_of(tdm__trainer *t)
 
 static tdm_checkpoint_metrics metrics_of(const tdm__trainer *t)
 {
-    bool measured = t->predictor && (t->position.step == t->course.step_count ||
-                                     tdm__course_eval_due(&t->course, &t->position));
+    bool measured = t->predictor && (t->position.step == t->schedule.step_count ||
+                                     tdm__train_schedule_eval_due(&t->schedule, &t->position));
     if (!measured) return (tdm_checkpoint_metrics){(double)NAN, (double)NAN};
     return (tdm_checkpoint_metrics){t->status.test.loss, t->status.test.accuracy};
 }
@@ -198,16 +199,16 @@ static tdm_checkpoint_metrics metrics_of(const tdm__trainer *t)
 tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
 {
     const char *bad = NULL;
-    const tdm_dataset_info *info = tdm_dataset_info_of(t->course.data.train);
+    const tdm_dataset_info *info = tdm_dataset_info_of(t->schedule.data.train);
     char numerics[TDM_NUMERICS_BYTES];
     tdm_checkpoint_content content = {.position = t->position,
-                                      .job_hash = t->course.job_hash,
-                                      .data_hash = t->course.data_hash,
+                                      .job_hash = t->schedule.job_hash,
+                                      .data_hash = t->schedule.data_hash,
                                       .numerics = tdm__numerics_of(t->job, numerics),
                                       .job_yaml = tdm_str_text(&t->job_yaml),
                                       .class_names = info->class_names,
                                       .class_count = info->class_count,
-                                      .sample_shape = t->course.model.sample_shape};
+                                      .sample_shape = t->schedule.model.sample_shape};
     tdm__save what = {
         .path = path_of(t), .content = &content, .metrics = metrics_of(t), .waits = t->is_ending};
     tdm_status status = what.path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
@@ -227,7 +228,7 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
     tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 1});
     t->is_saving = true;
     t->saving_step = t->position.step;
-    return tdm__save_heed(t, err);
+    return tdm__save_handle_requests(t, err);
 }
 
 tdm_status tdm__save_finish(tdm__trainer *t, tdm_error *err)
@@ -236,7 +237,7 @@ tdm_status tdm__save_finish(tdm__trainer *t, tdm_error *err)
     bool has = false;
     if (!t->saver) return TDM_OK;
     TDM_TRY(tdm__saver_finish(t->saver, &has, &saved, err));
-    if (has) heed(t, &saved);
+    if (has) handle(t, &saved);
     if (has && saved.status == TDM_ERR_DIVERGED)
         return fail_diverged(t, saved.step, saved.message, err);
     return TDM_OK;

@@ -19,8 +19,8 @@
 
 /* By which ranks agree on what to do after a step, besides those of elastic.h. */
 enum {
-    TDM__WISH_SAVE = 4,    /* somebody asks for a checkpoint */
-    TDM__WISH_SAVE_DUE = 8 /* rank 0's clock says that it is time for one */
+    TDM__REQUEST_SAVE = 4,    /* somebody asks for a checkpoint */
+    TDM__REQUEST_SAVE_DUE = 8 /* rank 0's clock says that it is time for one */
 };
 
 /* What rank 0 tells of the checkpoint from which a run goes on. */
@@ -35,18 +35,18 @@ typedef struct tdm__trainer {
     tdm_comm *comm; /* NULL: a single process */
     bool leads;     /* rank 0 */
     tdm_arena *arena;
-    tdm__course course;
+    tdm__train_schedule schedule;
     tdm_str job_yaml;
     tdm__run run;
     bool run_open;
     bool has_ended; /* all that is to be kept is on disk */
     tdm__state state;
-    tdm_kit *kit; /* handed on from team to team */
+    tdm_plan_cache *plan_cache; /* handed on from team to team */
     tdm_team *team;
     tdm__watch watch;
     tdm_predictor *predictor;
     int predictor_threads; /* that it was made for */
-    tdm_feed *feed;        /* of the predictor */
+    tdm_prefetch *feed;    /* of the predictor */
     int64_t *indices;      /* of the samples of a lane */
     bool ended_early;      /* by train.early_stop */
     tdm_position position;
@@ -54,8 +54,8 @@ typedef struct tdm__trainer {
     tdm_train_status status;
     char state_hash[TDM_SHA256_HEX]; /* of the last checkpoint */
     tdm__saver *saver;
-    tdm__saver_room *room; /* of one saver after another */
-    bool is_saving;        /* one was begun in this world: */
+    tdm__snapshot_pool *room; /* of one saver after another */
+    bool is_saving;           /* one was begun in this world: */
     uint64_t saving_step;
     tdm__saved last_save; /* how the last one ended, at rank 0 */
     char checkpoint_path[TDM_PATH_BYTES];
@@ -72,9 +72,9 @@ typedef struct tdm__trainer {
     uint64_t window_begin_samples;
     double saved_s; /* when a checkpoint was written last, or training began */
     /* Checkpoints that somebody asks for. */
-    bool save_wished; /* by should_save, and none was begun since */
-    double wished_s;  /* when one was begun because of a wish; 0: none was */
-    uint64_t asked;   /* rank 0: the newest wish in the store that it has heeded (its revision) */
+    bool save_wished;   /* by should_save, and none was begun since */
+    double requested_s; /* when one was begun because of a wish; 0: none was */
+    uint64_t asked;     /* rank 0: the newest wish in the store that it has heeded (its revision) */
     uint64_t answered,
         answering;           /* up to that wish there is an answer; one is in work (0: none is) */
     uint64_t answering_step; /* and this is its step */
@@ -102,15 +102,15 @@ typedef struct tdm__trainer {
 void tdm__say(const tdm__trainer *t, tdm_log_level level, const char *fmt, ...) TDM_PRINTF(3, 4);
 void tdm__tell(tdm__trainer *t, tdm_train_event event);
 /* The wishes of this rank by itself. Asked once for each step: a wish of should_save is not told twice. */
-unsigned tdm__wish_of(tdm__trainer *t);
+unsigned tdm__requests_of(tdm__trainer *t);
 /* One step; nothing of what is due after it. *wishes: of all ranks. */
-tdm_status tdm__one_step(tdm__trainer *t, unsigned wish, unsigned *wishes, tdm_error *err);
+tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, tdm_error *err);
 /* The numbers of a step that has ended: the position moves on. */
 void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr);
 /* Metrics, evaluation, and the beginning of a checkpoint. `wishes`: of all ranks. */
-tdm_status tdm__after_step(tdm__trainer *t, unsigned wishes, tdm_error *err);
+tdm_status tdm__after_step(tdm__trainer *t, unsigned requests, tdm_error *err);
 /* The lines of metrics that belong to the last step, all of which is known. Rank 0. */
-void tdm__put_lines(tdm__trainer *t);
+void tdm__put_log_lines(tdm__trainer *t);
 tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err);
 tdm_status tdm__measure_test(tdm__trainer *t, tdm_error *err);
 void tdm__start_clock(tdm__trainer *t);
@@ -126,7 +126,7 @@ tdm_status tdm__make_saver(tdm__trainer *t, tdm_error *err);
 /* Begins to save the state as it is. */
 tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err);
 /* Hears of saves that have ended. Local; fails when one found numbers that are not finite. */
-tdm_status tdm__save_heed(tdm__trainer *t, tdm_error *err);
+tdm_status tdm__save_handle_requests(tdm__trainer *t, tdm_error *err);
 void tdm__before_update(void *trainer); /* of every step */
 /* Waits for the one in work. */
 tdm_status tdm__save_finish(tdm__trainer *t, tdm_error *err);

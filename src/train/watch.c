@@ -134,7 +134,8 @@ static void say_lanes(tdm__watch *w, uint64_t step)
             (unsigned long long)step, text, length + 24 < sizeof(text) ? "" : ", ...");
 }
 
-void tdm__watch_heed(tdm__watch *w, const tdm_step_result *result, uint64_t step, bool says)
+void tdm__watch_handle_failure(tdm__watch *w, const tdm_step_result *result, uint64_t step,
+                               bool says)
 {
     w->slow_factor = result->slow_factor;
     if (result->moved && says) say_lanes(w, step);

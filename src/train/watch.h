@@ -33,6 +33,7 @@ void tdm__watch_total(tdm__watch *w, double seconds);
 /* "ranks":[...] for a line of metrics; nothing for a single process. */
 void tdm__watch_put(const tdm__watch *w, tdm_json_writer *out);
 /* Takes note of lanes that moved and of a straggler; with `says`, in the log. */
-void tdm__watch_heed(tdm__watch *w, const tdm_step_result *result, uint64_t step, bool says);
+void tdm__watch_handle_failure(tdm__watch *w, const tdm_step_result *result, uint64_t step,
+                               bool says);
 
 #endif

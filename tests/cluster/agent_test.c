@@ -23,7 +23,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { WAIT_S = 30, WORKERS_MOST = 16 };
+enum { WAIT_S = 30, MAX_WORKERS = 16 };
 #define SESSION "trial"
 
 static char self[4096], folder[] = "/tmp/tandem-agent-XXXXXX";
@@ -62,7 +62,7 @@ static void put_record(void)
 static void talk(const tdm_worker *worker)
 {
     char line[1200];
-    int fd = tdm_worker_lines_fd(worker);
+    int fd = tdm_worker_log_forward_fd(worker);
     for (int said = 1; said <= 2000 && !asked; said++) {
         int length = snprintf(line, sizeof line, "{\"message\":\"said %d\",\"long\":\"%0900d\"}\n",
                               said, 0);
@@ -367,7 +367,7 @@ static void who_does_not_end_is_killed(void)
     agent a = start_agent("stubborn", (tdm_agent_options){.count = 2, .grace_s = 0.3});
     CHECK(await("members/", 2));
     pid_t pid = worker_pid(0);
-    CHECK_INT(tdm_session_wish(store, SESSION, "stop", "a test", NULL), TDM_OK);
+    CHECK_INT(tdm_session_request(store, SESSION, "stop", "a test", NULL), TDM_OK);
     CHECK_INT(finish(a).status, TDM_OK);
     CHECK(!lives(pid));
     tdm_session_view view;
@@ -614,15 +614,14 @@ static void sessions_are_held_and_cleared_up(void)
 /* ---- tasks ------------------------------------------------------------------------------------------ */
 
 /* Of the processors that this process may use, the one with this number, counted round. */
-static tdm_place one_processor(int number)
+static tdm_cpu_set one_processor(int number)
 {
-    tdm_place here, one = {.memory_node = -1};
+    tdm_cpu_set here, one = {.memory_node = -1};
     int count = 0;
-    if (!tdm_os_place_here(&here)) exit(90);
-    for (int i = 0; i < TDM_PLACE_PROCESSORS_MOST; i++)
-        count += here.processors[i / 64] >> (i % 64) & 1;
+    if (!tdm_os_cpu_set_here(&here)) exit(90);
+    for (int i = 0; i < TDM_PLACE_MAX_CPUS; i++) count += here.processors[i / 64] >> (i % 64) & 1;
     number = count > 0 ? number % count : 0;
-    for (int i = 0; i < TDM_PLACE_PROCESSORS_MOST; i++) {
+    for (int i = 0; i < TDM_PLACE_MAX_CPUS; i++) {
         if (!(here.processors[i / 64] >> (i % 64) & 1) || number-- != 0) continue;
         one.processors[i / 64] = UINT64_C(1) << (i % 64);
     }
@@ -640,14 +639,14 @@ static pid_t start_task(const char *name, int number, int count, bool dies)
 {
     pid_t pid = fork();
     if (pid != 0) return pid;
-    tdm_place own = one_processor(number), all = one_processor(0), here;
+    tdm_cpu_set own = one_processor(number), all = one_processor(0), here;
     for (int i = 1; i < count; i++) {
-        tdm_place other = one_processor(i);
+        tdm_cpu_set other = one_processor(i);
         for (size_t k = 0; k < sizeof all.processors / sizeof all.processors[0]; k++)
             all.processors[k] |= other.processors[k];
     }
     const tdm_tasks_options options = {.name = name, .count = count, .should_stop = has_signal};
-    if (!tdm_os_place_take(&own)) _exit(91);
+    if (!tdm_os_cpu_set_apply(&own)) _exit(91);
     if (number > 0) {
         int code = 0;
         tdm_status status = tdm_tasks_follow(&options, &code, NULL);
@@ -656,7 +655,7 @@ static pid_t start_task(const char *name, int number, int count, bool dies)
     }
     tdm_tasks *tasks = NULL;
     if (tdm_tasks_lead(&options, &tasks, NULL) != TDM_OK) _exit(92);
-    if (tdm_tasks_missing(tasks) != 0 || !tdm_os_place_here(&here)) _exit(93);
+    if (tdm_tasks_missing(tasks) != 0 || !tdm_os_cpu_set_here(&here)) _exit(93);
     if (memcmp(here.processors, all.processors, sizeof all.processors) != 0) _exit(94);
     if (dies) raise(SIGKILL);
     tdm_tasks_end(tasks, 42);

@@ -12,9 +12,9 @@
 #include <inttypes.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { ROUNDS = 1, COUNT_MOST = 1000, LANES_ROUNDS = 1, SIZES_MOST = 17, ROOTS_APART = 11 };
+enum { ROUNDS = 1, MAX_COUNT = 1000, LANES_ROUNDS = 1, MAX_SIZES = 17, ROOTS_APART = 11 };
 #else
-enum { ROUNDS = 4, COUNT_MOST = 100003, LANES_ROUNDS = 8, SIZES_MOST = 33, ROOTS_APART = 3 };
+enum { ROUNDS = 4, MAX_COUNT = 100003, LANES_ROUNDS = 8, MAX_SIZES = 33, ROOTS_APART = 3 };
 #endif
 
 enum { GUARD = 64, GUARD_BYTE = 0xa5, LANE_COUNT = 16 };
@@ -192,7 +192,7 @@ static void fill_input(const trial *t, int rank, uint8_t *in)
 
 static void make_parts(const trial *t, world *w, int rank, buffers *b, tdm_call *call)
 {
-    int64_t nodes[TDM_LANE_PARTS_MOST];
+    int64_t nodes[TDM_MAX_LANE_PARTS];
     size_t bytes = t->count * tdm_dtype_bytes(t->dtype);
     b->part_count = tdm_lane_nodes(t->lanes, t->lanes->first[rank], t->lanes->first[rank + 1],
                                    nodes);
@@ -429,8 +429,8 @@ static void every_call_gives_the_plain_result(void)
     int run_count = 0;
     for (int a = 0; a < LENGTH(over_messages); a++)
         for (int k = TDM_CALL_BARRIER; k <= TDM_CALL_ALL_TO_ALL; k++)
-            for (int p = 0; p < LENGTH(sizes) && sizes[p] <= SIZES_MOST; p++)
-                for (int c = 0; c < LENGTH(counts) && counts[c] <= COUNT_MOST; c++)
+            for (int p = 0; p < LENGTH(sizes) && sizes[p] <= MAX_SIZES; p++)
+                for (int c = 0; c < LENGTH(counts) && counts[c] <= MAX_COUNT; c++)
                     for (int round = 0; round < (counts[c] > 1000 ? 1 : ROUNDS); round++) {
                         trial t = draw_trial(over_messages[a], (tdm_call_kind)k, sizes[p],
                                              counts[c], seed++);
@@ -447,7 +447,7 @@ static void lanes_are_added_by_the_tree(void)
     int fitted[TDM_ALGORITHM_WINDOW + 1] = {0};
     for (int a = 0; a < LENGTH(over_messages); a++)
         for (int k = TDM_CALL_REDUCE; k <= TDM_CALL_REDUCE_SCATTER; k++)
-            for (int p = 0; p < LENGTH(sizes) && sizes[p] <= SIZES_MOST; p++)
+            for (int p = 0; p < LENGTH(sizes) && sizes[p] <= MAX_SIZES; p++)
                 for (int how = 0; how < 3 * LANES_ROUNDS; how++) {
                     tdm_rng rng = rng_of(++seed);
                     placement lanes;
@@ -469,11 +469,11 @@ static void cuts_are_kept_to(void)
     int fitted[TDM_ALGORITHM_WINDOW + 1] = {0};
     for (int a = 0; a < LENGTH(over_messages); a++)
         for (int k = TDM_CALL_REDUCE_SCATTER; k <= TDM_CALL_SCATTER; k++)
-            for (int p = 0; p < LENGTH(sizes) && sizes[p] <= SIZES_MOST; p++)
+            for (int p = 0; p < LENGTH(sizes) && sizes[p] <= MAX_SIZES; p++)
                 for (int how = 0; how < 3 * (LANES_ROUNDS + 1); how++) {
                     tdm_rng rng = rng_of(++seed);
                     size_t cuts[64], count = counts[1 + tdm_rng_below(&rng, LENGTH(counts) - 1)];
-                    if (count > COUNT_MOST || (count > 1000 && sizes[p] > 5)) count = 1000;
+                    if (count > MAX_COUNT || (count > 1000 && sizes[p] > 5)) count = 1000;
                     draw_cuts(cuts, sizes[p], count, how % 3, &rng);
                     placement lanes;
                     place_lanes(&lanes, sizes[p], (int)tdm_rng_below(&rng, 3), &rng);
@@ -506,58 +506,58 @@ static int log2_up(int size)
 
 static claim claim_of_direct(tdm_call_kind kind, uint64_t P, uint64_t n, bool large)
 {
-    uint64_t most = n / P * (P - 1), whole = n * (P - 1);
+    uint64_t max = n / P * (P - 1), whole = n * (P - 1);
     switch (kind) {
     case TDM_CALL_BARRIER: return (claim){1, P - 1, 0, true};
     case TDM_CALL_BROADCAST:
-        return large && P > 2 ? (claim){2, 2 * P - 2, 2 * most, true}
+        return large && P > 2 ? (claim){2, 2 * P - 2, 2 * max, true}
                               : (claim){1, P - 1, whole, true};
     case TDM_CALL_REDUCE:
-        return large && P > 2 ? (claim){2, P, most + n / P, true} : (claim){1, 1, n, true};
+        return large && P > 2 ? (claim){2, P, max + n / P, true} : (claim){1, 1, n, true};
     case TDM_CALL_ALL_REDUCE:
-        return large ? (claim){2, 2 * P - 2, 2 * most, true} : (claim){1, P - 1, whole, true};
+        return large ? (claim){2, 2 * P - 2, 2 * max, true} : (claim){1, P - 1, whole, true};
     case TDM_CALL_GATHER: return (claim){1, 1, n / P, true};
-    default: return (claim){1, P - 1, most, true};
+    default: return (claim){1, P - 1, max, true};
     }
 }
 
 static claim claim_of_ring(tdm_call_kind kind, uint64_t P, uint64_t n)
 {
-    uint64_t most = n / P * (P - 1);
+    uint64_t max = n / P * (P - 1);
     switch (kind) {
     case TDM_CALL_BROADCAST: return (claim){(int)P - 1, 1, n, true};
-    case TDM_CALL_ALL_REDUCE: return (claim){2 * (int)P - 2, 2 * P - 2, 2 * most, true};
-    default: return (claim){(int)P - 1, P - 1, most, true};
+    case TDM_CALL_ALL_REDUCE: return (claim){2 * (int)P - 2, 2 * P - 2, 2 * max, true};
+    default: return (claim){(int)P - 1, P - 1, max, true};
     }
 }
 
 static claim claim_of_doubling(tdm_call_kind kind, uint64_t P, uint64_t n, bool large)
 {
     int L = log2_up((int)P);
-    uint64_t log = (uint64_t)L, most = n / P * (P - 1);
+    uint64_t log = (uint64_t)L, max = n / P * (P - 1);
     bool power = (P & (P - 1)) == 0;
     switch (kind) {
     case TDM_CALL_BARRIER: return (claim){L, log, 0, true};
-    case TDM_CALL_ALL_GATHER: return (claim){L, 2 * log, most, false};
+    case TDM_CALL_ALL_GATHER: return (claim){L, 2 * log, max, false};
     case TDM_CALL_ALL_REDUCE:
         if (!power) return (claim){L, P - 1, n * (P - 1), false};
-        return large && P >= 4 ? (claim){2 * L, 2 * log, 2 * most, true}
+        return large && P >= 4 ? (claim){2 * L, 2 * log, 2 * max, true}
                                : (claim){L, log, n * log, true};
-    default: return (claim){L, log, most, true};
+    default: return (claim){L, log, max, true};
     }
 }
 
 static claim claim_of_tree(tdm_call_kind kind, uint64_t P, uint64_t n)
 {
     int L = log2_up((int)P);
-    uint64_t log = (uint64_t)L, most = n / P * (P - 1);
+    uint64_t log = (uint64_t)L, max = n / P * (P - 1);
     bool power = (P & (P - 1)) == 0;
     switch (kind) {
     case TDM_CALL_BARRIER: return (claim){2 * L, log, 0, power};
     case TDM_CALL_REDUCE: return (claim){L, 1, n, power};
     case TDM_CALL_ALL_REDUCE: return (claim){2 * L, log, n * log, power};
-    case TDM_CALL_GATHER: return (claim){L, 1, power ? n / 2 : most, power};
-    case TDM_CALL_SCATTER: return (claim){L, log, most, power};
+    case TDM_CALL_GATHER: return (claim){L, 1, power ? n / 2 : max, power};
+    case TDM_CALL_SCATTER: return (claim){L, log, max, power};
     default: return (claim){L, log, n * log, power};
     }
 }

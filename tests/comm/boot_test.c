@@ -31,7 +31,7 @@ static tdm__frame knock(tdm__rendezvous *meeting, tdm__frame join, const char *s
     int fd = -1;
     CHECK_INT(tdm__rendezvous_connect(meeting, tdm_clock_s() + 20, &fd, NULL), TDM_OK);
     if (fd < 0) return frame;
-    tdm__channel_init(&channel, fd, TDM__WIRE_JOIN_MOST);
+    tdm__channel_init(&channel, fd, TDM__MAX_WIRE_JOIN);
     tdm__frame hello = next_word(&channel);
     CHECK_INT(hello.type, TDM__FRAME_HELLO);
     tdm__frame prove = {

@@ -51,7 +51,7 @@ static void everything_has_an_algorithm_that_fits(void)
                     CHECK_INT(tdm__choose(&p.group, &call, &algorithm, NULL), TDM_OK);
                     CHECK(algorithm->fits(&p.group, &call));
                     tdm__cut cut = algorithm->cut(&p.group, &call);
-                    CHECK(cut.segment > 0 && cut.flight >= 1 && cut.flight <= TDM__FLIGHT_MOST);
+                    CHECK(cut.segment > 0 && cut.flight >= 1 && cut.flight <= TDM__MAX_FLIGHT);
                 }
             tdm__choices_release(&p.comm.choices);
         }
@@ -89,12 +89,12 @@ static void rows_count_by_size_then_bytes_then_order(void)
     place_init(&p, 8, 8);
     tdm__choices_release(&p.comm.choices);
     tdm__choice rows[] = {
-        {TDM_CALL_ALL_REDUCE, TDM__PLACE_HOSTS, 2, 0, TDM_ALGORITHM_TREE, 0},
-        {TDM_CALL_ALL_REDUCE, TDM__PLACE_HOSTS, 2, 4096, TDM_ALGORITHM_DOUBLING, 0},
-        {TDM_CALL_ALL_REDUCE, TDM__PLACE_HOSTS, 8, 1024, TDM_ALGORITHM_RING, 65536},
-        {TDM_CALL_ALL_REDUCE, TDM__PLACE_HOSTS, 8, 1024, TDM_ALGORITHM_DIRECT, 2048},
-        {TDM_CALL_ALL_REDUCE, TDM__PLACE_HOSTS, 9, 0, TDM_ALGORITHM_TREE, 0},
-        {TDM_CALL_ALL_REDUCE, TDM__PLACE_HOST, 1, 0, TDM_ALGORITHM_DOUBLING, 0},
+        {TDM_CALL_ALL_REDUCE, TDM__GROUP_PLACE_HOSTS, 2, 0, TDM_ALGORITHM_TREE, 0},
+        {TDM_CALL_ALL_REDUCE, TDM__GROUP_PLACE_HOSTS, 2, 4096, TDM_ALGORITHM_DOUBLING, 0},
+        {TDM_CALL_ALL_REDUCE, TDM__GROUP_PLACE_HOSTS, 8, 1024, TDM_ALGORITHM_RING, 65536},
+        {TDM_CALL_ALL_REDUCE, TDM__GROUP_PLACE_HOSTS, 8, 1024, TDM_ALGORITHM_DIRECT, 2048},
+        {TDM_CALL_ALL_REDUCE, TDM__GROUP_PLACE_HOSTS, 9, 0, TDM_ALGORITHM_TREE, 0},
+        {TDM_CALL_ALL_REDUCE, TDM__GROUP_PLACE_HOST, 1, 0, TDM_ALGORITHM_DOUBLING, 0},
     };
     p.comm.choices = (tdm__choices){.rows = rows, .count = sizeof rows / sizeof rows[0]};
     CHECK_INT(chosen(&p, sum_of(TDM_DTYPE_I32, 10)), TDM_ALGORITHM_TREE);
@@ -132,7 +132,8 @@ static void cuts_leave_enough_step_numbers(void)
                              .dtype = TDM_DTYPE_I32,
                              .count = (size_t)1 << 50,
                              .algorithm = algorithm->id};
-            tdm__choice row = {(uint8_t)kind, TDM__PLACE_HOSTS, 1, 0, (uint8_t)algorithm->id, 1024};
+            tdm__choice row = {(uint8_t)kind, TDM__GROUP_PLACE_HOSTS, 1, 0, (uint8_t)algorithm->id,
+                               1024};
             p.comm.choices = (tdm__choices){.rows = &row, .count = 1};
             if (algorithm->window || !algorithm->fits(&p.group, &call)) continue;
             tdm__cut cut = algorithm->cut(&p.group, &call);
@@ -301,15 +302,15 @@ static void lane_nodes_are_the_largest_whole_sub_trees(void)
             tdm_lanes lanes = {.lane_count = lane_count, .absent = with ? absent : NULL};
             for (int64_t first = 0; first <= lane_count; first++)
                 for (int64_t last = first; last <= lane_count; last++) {
-                    int64_t found[TDM_LANE_PARTS_MOST], expected[TDM_LANE_PARTS_MOST] = {0};
+                    int64_t found[TDM_MAX_LANE_PARTS], expected[TDM_MAX_LANE_PARTS] = {0};
                     int count = tdm_lane_nodes(&lanes, first, last, found);
                     CHECK_INT(count, plain_nodes(&lanes, first, last, expected));
                     for (int i = 0; i < count; i++) CHECK_INT(found[i], expected[i]);
                 }
         }
     /* The most parts that there can be. */
-    int64_t found[TDM_LANE_PARTS_MOST], most = (int64_t)1 << 32;
-    CHECK_INT(tdm_lane_nodes(&(tdm_lanes){.lane_count = most}, 1, most - 1, found), 62);
+    int64_t found[TDM_MAX_LANE_PARTS], max = (int64_t)1 << 32;
+    CHECK_INT(tdm_lane_nodes(&(tdm_lanes){.lane_count = max}, 1, max - 1, found), 62);
 }
 
 static void lanes_are_checked(void)
@@ -345,16 +346,16 @@ static void slices_cover_everything_once(void)
 {
     for (int size = 1; size < 40; size++)
         for (size_t count = 0; count < 200; count += count < 50 ? 1 : 49) {
-            size_t next = 0, least = SIZE_MAX, most = 0;
+            size_t next = 0, min = SIZE_MAX, max = 0;
             for (int r = 0; r < size; r++) {
                 tdm_extent slice = tdm_group_slice(count, size, r);
                 CHECK_INT(slice.first, next);
                 next += slice.count;
-                if (slice.count < least) least = slice.count;
-                if (slice.count > most) most = slice.count;
+                if (slice.count < min) min = slice.count;
+                if (slice.count > max) max = slice.count;
             }
             CHECK_INT(next, count);
-            CHECK(most - least <= 1);
+            CHECK(max - min <= 1);
         }
 }
 

@@ -9,26 +9,26 @@
 /* ---- joining and exchanging ----------------------------------------------------------------------------- */
 
 /* Block `rank` of round `round`: its length and its bytes are known to all. */
-static size_t fill(uint8_t *out, int rank, int round, size_t most)
+static size_t fill(uint8_t *out, int rank, int round, size_t max)
 {
-    size_t bytes = ((size_t)rank * 7919 + (size_t)round * 104729) % most;
+    size_t bytes = ((size_t)rank * 7919 + (size_t)round * 104729) % max;
     if ((rank + round) % 5 == 0) bytes = 0;
     for (size_t i = 0; i < bytes; i++)
         out[i] = (uint8_t)(i * 31 + (size_t)rank * 7 + (size_t)round);
     return bytes;
 }
 
-static void exchange_round(tdm__control *control, int round, size_t most)
+static void exchange_round(tdm__control *control, int round, size_t max)
 {
-    uint8_t *mine = malloc(most + 1), *theirs = malloc(most + 1);
-    size_t bytes = fill(mine, control->rank, round, most);
+    uint8_t *mine = malloc(max + 1), *theirs = malloc(max + 1);
+    size_t bytes = fill(mine, control->rank, round, max);
     uint8_t **all = NULL;
     size_t *sizes = NULL;
     tdm_error err = {0};
     tdm_status status = control->ops->exchange(control, mine, bytes, &all, &sizes, &err);
     CHECK_TEXT(err.message, "");
     for (int i = 0; status == TDM_OK && i < control->size; i++) {
-        bytes = fill(theirs, i, round, most);
+        bytes = fill(theirs, i, round, max);
         CHECK_INT(sizes[i], bytes);
         CHECK(sizes[i] != bytes || memcmp(all[i], theirs, bytes) == 0);
         CHECK_INT((uintptr_t)all[i] % 16, 0);

@@ -33,20 +33,20 @@ enum { SLOW = 1 };
 enum { SLOW = 0 };
 #endif
 
-enum { RANKS_MOST = 16, RANK_S = 150 };
+enum { MAX_RANKS = 16, RANK_S = 150 };
 
 /* ---- processes ------------------------------------------------------------------------------------------ */
 
 /* What ranks and the test tell each other. */
 typedef struct board {
     _Atomic int joined, may_go, saw;
-    _Atomic int pids[RANKS_MOST];
+    _Atomic int pids[MAX_RANKS];
     _Atomic int warnings;
     _Atomic int
         warners; /* who has begun to warn: the first writes `warning` before it is counted */
     char warning[400];
     char report[1000];
-    double seen_s[RANKS_MOST]; /* when the news came */
+    double seen_s[MAX_RANKS]; /* when the news came */
 } board;
 
 static board *shared;
@@ -58,7 +58,7 @@ typedef struct world {
     double join_s;
     int victim; /* who is killed or stopped; -1: nobody */
     int (*rank)(const struct world *world, int rank);
-    int pids[RANKS_MOST];
+    int pids[MAX_RANKS];
 } world;
 
 static inline void pause_s(double seconds)
@@ -69,11 +69,11 @@ static inline void pause_s(double seconds)
 }
 
 /* False when it did not become true in time. */
-static inline bool await(const _Atomic int *value, int least, double seconds)
+static inline bool await(const _Atomic int *value, int min, double seconds)
 {
     double until_s = tdm_clock_s() + seconds;
-    while (*value < least && tdm_clock_s() < until_s) pause_s(0.001);
-    return *value >= least;
+    while (*value < min && tdm_clock_s() < until_s) pause_s(0.001);
+    return *value >= min;
 }
 
 static inline void on_log(const tdm_log_record *record, void *user)
@@ -195,7 +195,7 @@ static inline const char *file_name(void)
 /* Tests that do little but wait: each in a process of its own, with a board of its own, at once. */
 static inline void run_at_once(void (*const *tests)(void), int count)
 {
-    int pids[RANKS_MOST];
+    int pids[MAX_RANKS];
     fflush(NULL);
     for (int i = 0; i < count; i++) {
         pids[i] = fork();

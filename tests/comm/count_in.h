@@ -23,10 +23,10 @@ static inline int count_in(const char *dir)
 }
 
 /* The same, once there are no more than `most`, or after a long time. */
-static inline int count_left_in(const char *dir, int most)
+static inline int count_left_in(const char *dir, int max)
 {
     double until_s = tdm_clock_s() + 20;
-    while (count_in(dir) > most && tdm_clock_s() < until_s) usleep(1000);
+    while (count_in(dir) > max && tdm_clock_s() < until_s) usleep(1000);
     return count_in(dir);
 }
 

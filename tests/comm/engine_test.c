@@ -12,13 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 16 };
+enum { MAX = 16 };
 
 typedef struct story {
     void (*tell)(struct story *story, tdm_comm *comm, int rank);
-    tdm_status status[MOST];
-    char text[MOST][1000];
-    double seconds[MOST];
+    tdm_status status[MAX];
+    char text[MAX][1000];
+    double seconds[MAX];
     int value;
 } story;
 
@@ -138,7 +138,7 @@ static void deadline_names_the_missing_rank(void)
 static void talk_for_long(story *s, tdm_comm *comm, int rank)
 {
     tdm_error err = {0};
-    static int64_t x[MOST][1000];
+    static int64_t x[MAX][1000];
     tdm_status status = TDM_OK;
     for (int i = 0; i < 100000 && status == TDM_OK; i++)
         status = tdm_group_all_reduce(tdm_comm_world(comm), x[rank], x[rank], 1000, TDM_DTYPE_I64,
@@ -207,7 +207,7 @@ static void groups_live_and_break_apart(void)
 static void start_many(story *s, tdm_comm *comm, int rank)
 {
     enum { CALLS = 20, COUNT = 3000 };
-    static float x[MOST][CALLS][COUNT];
+    static float x[MAX][CALLS][COUNT];
     tdm_error err = {0};
     tdm_request *requests[CALLS];
     for (int i = 0; i < CALLS; i++) {
@@ -275,7 +275,7 @@ static void what_is_urgent_goes_first(void)
 
 static void pass_messages(story *s, tdm_comm *comm, int rank)
 {
-    static uint8_t data[MOST][100000];
+    static uint8_t data[MAX][100000];
     tdm_error err = {0};
     tdm_group *world = tdm_comm_world(comm);
     int size = tdm_comm_size(comm);

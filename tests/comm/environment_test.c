@@ -260,7 +260,7 @@ static tdm_status guess(const char *settings, char *out, tdm_error *err)
 
 static void launchers_say_where_to_meet(void)
 {
-    char one[TDM__RENDEZVOUS_MOST], two[TDM__RENDEZVOUS_MOST];
+    char one[TDM__MAX_RENDEZVOUS], two[TDM__MAX_RENDEZVOUS];
     tdm_error err = {0};
 #define OPENMPI "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0 "
     CHECK_INT(guess(OPENMPI "OMPI_COMM_WORLD_RANK=0 PMIX_NAMESPACE=77", one, &err), TDM_OK);

@@ -24,11 +24,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { CALLS = 64, LANES = 8, RANKS_MOST = 16, HOST_RANKS = 2, SCRATCH_MB = 72 };
+enum { CALLS = 64, LANES = 8, MAX_RANKS = 16, HOST_RANKS = 2, SCRATCH_MB = 72 };
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { ROUNDS = 1, COUNT_MOST = 60000, URGENT_COUNT = 700000, IS_SLOW = 1 };
+enum { ROUNDS = 1, MAX_COUNT = 60000, URGENT_COUNT = 700000, IS_SLOW = 1 };
 #else
-enum { ROUNDS = 2, COUNT_MOST = 500000, URGENT_COUNT = 1500000, IS_SLOW = 0 };
+enum { ROUNDS = 2, MAX_COUNT = 500000, URGENT_COUNT = 1500000, IS_SLOW = 0 };
 #endif
 
 typedef struct flood {
@@ -40,8 +40,8 @@ typedef struct flood {
 
 typedef struct one_call {
     tdm_call call;
-    size_t cuts[RANKS_MOST + 1];
-    int64_t first[RANKS_MOST + 1];
+    size_t cuts[MAX_RANKS + 1];
+    int64_t first[MAX_RANKS + 1];
     tdm_lanes lanes;
     float *parts[LANES];
     const void *part_list[LANES];
@@ -92,11 +92,11 @@ static void draw_positions(tdm_rng *rng, size_t *out, int count, size_t end)
 
 static void draw_lanes(flood *f, one_call *c)
 {
-    size_t first[RANKS_MOST + 1];
+    size_t first[MAX_RANKS + 1];
     draw_positions(&f->common, first, f->size, LANES);
     for (int i = 0; i <= f->size; i++) c->first[i] = (int64_t)first[i];
     c->lanes = (tdm_lanes){.lane_count = LANES, .first = c->first};
-    int64_t nodes[TDM_LANE_PARTS_MOST];
+    int64_t nodes[TDM_MAX_LANE_PARTS];
     c->part_count = tdm_lane_nodes(&c->lanes, c->first[f->rank], c->first[f->rank + 1], nodes);
     for (int k = 0; k < c->part_count && k < LANES; k++) {
         int width = LANES;
@@ -120,11 +120,10 @@ static void draw_call(flood *f, one_call *c)
 {
     static const tdm_call_kind kinds[] = {TDM_CALL_REDUCE_SCATTER, TDM_CALL_ALL_REDUCE,
                                           TDM_CALL_ALL_GATHER};
-    *c = (one_call){
-        .call = {.kind = kinds[below(&f->common, 3)],
-                 .dtype = TDM_DTYPE_F32,
-                 .count = 1 + below(&f->common, below(&f->common, 4) ? COUNT_MOST : 100),
-                 .priority = (int)below(&f->common, 5)}};
+    *c = (one_call){.call = {.kind = kinds[below(&f->common, 3)],
+                             .dtype = TDM_DTYPE_F32,
+                             .count = 1 + below(&f->common, below(&f->common, 4) ? MAX_COUNT : 100),
+                             .priority = (int)below(&f->common, 5)}};
     draw_positions(&f->common, c->cuts, f->size, c->call.count);
     c->call.cuts = c->cuts;
     size_t first = c->cuts[f->rank], count = c->cuts[f->rank + 1] - first;
@@ -178,7 +177,7 @@ static void finish(flood *f, one_call *c)
         complain(f, c, c->request ? err.message : "was not started");
 }
 
-static long resident_most_kb(void)
+static long max_resident_kb(void)
 {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
@@ -190,7 +189,7 @@ static void run_round(flood *f)
     one_call *calls = calloc(CALLS, sizeof *calls);
     int order[CALLS];
     for (int i = 0; i < CALLS; i++) draw_call(f, &calls[i]);
-    long before_kb = resident_most_kb();
+    long before_kb = max_resident_kb();
     if (below(&f->own, 2)) compute(f, 0.02);
     for (int i = 0; i < CALLS && !f->failed; i++) {
         start(f, &calls[i]);
@@ -200,7 +199,7 @@ static void run_round(flood *f)
         order[j] = i;
     }
     for (int i = 0; i < CALLS && !f->failed; i++) finish(f, &calls[order[i]]);
-    long grown_mb = (resident_most_kb() - before_kb) / 1024;
+    long grown_mb = (max_resident_kb() - before_kb) / 1024;
     if (!f->is_sim && !IS_SLOW && grown_mb > SCRATCH_MB)
         complain(f, NULL, "64 calls took more memory than there is to be for them");
     for (int i = 0; i < CALLS && !f->failed; i++) check_call(f, &calls[i]);
@@ -245,7 +244,7 @@ static void run_shared(flood *f)
 {
     tdm_error err = {0};
     void *block = NULL;
-    uint64_t places[RANKS_MOST] = {0};
+    uint64_t places[MAX_RANKS] = {0};
     if (tdm_comm_shared(f->comm, 3 * 4096, &block, &err) != TDM_OK) {
         complain(f, NULL, err.message);
         return;
@@ -351,7 +350,7 @@ static pid_t start_rank(const char *transport, int rank, int size)
 
 static bool run_world(const char *transport, int size)
 {
-    pid_t pids[RANKS_MOST];
+    pid_t pids[MAX_RANKS];
     bool well = true;
     for (int i = 0; i < size; i++) pids[i] = start_rank(transport, i, size);
     for (int i = 0; i < size; i++) {
@@ -374,7 +373,7 @@ int main(int argc, char **argv)
         }
     for (int i = 2; i < argc; i++) {
         int size = atoi(argv[i]);
-        if (size < 1 || size > RANKS_MOST) return 2;
+        if (size < 1 || size > MAX_RANKS) return 2;
         if (!(strcmp(argv[1], "sim") == 0 ? run_sim(size) : run_world(argv[1], size))) return 1;
     }
     return 0;

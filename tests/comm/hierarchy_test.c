@@ -10,7 +10,7 @@
 /* Hosts of ranks, by rank. Each has two at least. */
 typedef struct placement {
     int size;
-    int host_of[MEMBERS_MOST];
+    int host_of[MAX_MEMBERS];
 } placement;
 
 static const placement placements[] = {
@@ -61,8 +61,8 @@ static void kinds_of_calls(void)
 static void all_lanes(member *m)
 {
     static const size_t counts[] = {1, 1000, 70001};
-    int64_t first[MEMBERS_MOST + 1];
-    uint8_t absent[LANES_MOST] = {0};
+    int64_t first[MAX_MEMBERS + 1];
+    uint8_t absent[MAX_LANES] = {0};
     absent[0] = absent[6] = absent[7] = absent[17] = 1;
     for (int shape = 0; shape < 3; shape++) {
         for (int i = 0; i <= m->size; i++) {
@@ -152,7 +152,7 @@ static void sums_of_hosts(void)
         tdm__leaves leaves = {0};
         tdm__tree_plan plan = {0};
         tdm__host_sums sums = {0};
-        int host_of[MEMBERS_MOST];
+        int host_of[MAX_MEMBERS];
         memcpy(host_of, placements[i].host_of, sizeof host_of);
         tdm_group group = {.size = placements[i].size, .host_of = host_of};
         CHECK_INT(tdm__leaves_init(&leaves, NULL, group.size, NULL), TDM_OK);

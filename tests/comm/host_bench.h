@@ -19,9 +19,9 @@
 #include <unistd.h>
 
 enum {
-    BENCH_RANKS_MOST = 16,
+    MAX_BENCH_RANKS = 16,
     BENCH_WORLD = 0x77001122,
-    BENCH_ADDRESS_MOST = 4096,
+    MAX_BENCH_ADDRESS = 4096,
     BENCH_ALARM_S = 250
 };
 
@@ -56,7 +56,7 @@ typedef struct bench_options {
 
 typedef struct bench_address {
     uint64_t bytes;
-    uint8_t data[BENCH_ADDRESS_MOST];
+    uint8_t data[MAX_BENCH_ADDRESS];
 } bench_address;
 
 static inline bool bench_write(int fd, const void *data, size_t bytes)
@@ -95,7 +95,7 @@ static inline void bench_child(const bench_options *o, int rank, int fd)
 {
     alarm(BENCH_ALARM_S);
     check_failures = 0;
-    int ranks[BENCH_RANKS_MOST];
+    int ranks[MAX_BENCH_RANKS];
     for (int i = 0; i < o->size; i++) ranks[i] = i;
     tdm__host_options options = {.rank = rank,
                                  .ranks = ranks,
@@ -105,7 +105,7 @@ static inline void bench_child(const bench_options *o, int rank, int fd)
     int fds_before = bench_open_fds();
     tdm__host *host = NULL;
     tdm_error err = {0};
-    bench_address *mine = calloc(1, sizeof *mine), *all = calloc(BENCH_RANKS_MOST, sizeof *all);
+    bench_address *mine = calloc(1, sizeof *mine), *all = calloc(MAX_BENCH_RANKS, sizeof *all);
     size_t bytes = 0;
     if (tdm__host_create(&options, &host, mine->data, &bytes, &err) != TDM_OK) {
         fprintf(stderr, "rank %d: %s\n", rank, err.message);
@@ -114,8 +114,8 @@ static inline void bench_child(const bench_options *o, int rank, int fd)
     mine->bytes = bytes;
     if (!bench_write(fd, mine, sizeof *mine) || !bench_read(fd, all, sizeof *all * (size_t)o->size))
         exit(BENCH_ENDED_BADLY);
-    const uint8_t *addresses[BENCH_RANKS_MOST];
-    size_t lengths[BENCH_RANKS_MOST];
+    const uint8_t *addresses[MAX_BENCH_RANKS];
+    size_t lengths[MAX_BENCH_RANKS];
     for (int i = 0; i < o->size; i++) {
         addresses[i] = all[i].data;
         lengths[i] = all[i].bytes;
@@ -144,8 +144,8 @@ static inline void bench_child(const bench_options *o, int rank, int fd)
 /* Runs the body on all ranks. Without out_ends, each must end well. */
 static inline void bench_run(const bench_options *o)
 {
-    int fds[BENCH_RANKS_MOST];
-    pid_t pids[BENCH_RANKS_MOST];
+    int fds[MAX_BENCH_RANKS];
+    pid_t pids[MAX_BENCH_RANKS];
     fflush(NULL);
     for (int i = 0; i < o->size; i++) {
         int pair[2];
@@ -159,7 +159,7 @@ static inline void bench_run(const bench_options *o)
         close(pair[1]);
         fds[i] = pair[0];
     }
-    bench_address *all = calloc(BENCH_RANKS_MOST, sizeof *all);
+    bench_address *all = calloc(MAX_BENCH_RANKS, sizeof *all);
     for (int i = 0; i < o->size; i++) CHECK(bench_read(fds[i], &all[i], sizeof all[i]));
     if (o->meanwhile) o->meanwhile((const char *)all[0].data, all[0].bytes, o->context);
     for (int i = 0; i < o->size; i++)

@@ -19,7 +19,7 @@
 static tdm__host *alone(void)
 {
     int rank = 0;
-    uint8_t address[BENCH_ADDRESS_MOST];
+    uint8_t address[MAX_BENCH_ADDRESS];
     size_t bytes = 0;
     tdm__host *host = NULL;
     tdm_error err = {0};
@@ -97,15 +97,15 @@ static void too_much_is_an_error(void)
     for (int i = 0; i < count; i++) tdm__host_free(host, offsets[i]);
 
     /* And the table, with the smallest ones. */
-    uint64_t *many = calloc(TDM__HOST_BLOCKS_MOST, sizeof *many);
-    int most = BENCH_SCALE(20000, 3000);
-    for (int i = 0; i < most; i++) CHECK(tdm__host_alloc(host, 1, &many[i], &err) == TDM_OK);
-    for (int i = 0; i < most; i++) tdm__host_free(host, many[i]);
-    for (uint32_t i = 0; i < TDM__HOST_BLOCKS_MOST; i++) CHECK(host->records[i] == 0);
+    uint64_t *many = calloc(TDM__MAX_HOST_BLOCKS, sizeof *many);
+    int max = BENCH_SCALE(20000, 3000);
+    for (int i = 0; i < max; i++) CHECK(tdm__host_alloc(host, 1, &many[i], &err) == TDM_OK);
+    for (int i = 0; i < max; i++) tdm__host_free(host, many[i]);
+    for (uint32_t i = 0; i < TDM__MAX_HOST_BLOCKS; i++) CHECK(host->records[i] == 0);
     /* A full table: filled by hand, because a search for each would take its time. */
-    for (uint32_t i = 0; i < TDM__HOST_BLOCKS_MOST; i++)
+    for (uint32_t i = 0; i < TDM__MAX_HOST_BLOCKS; i++)
         host->records[i] = (host->at.small / 4096 + i) << 32 | 1;
-    host->segment->record_high = TDM__HOST_BLOCKS_MOST;
+    host->segment->record_high = TDM__MAX_HOST_BLOCKS;
     CHECK_INT(tdm__host_alloc(host, 1, &offset, &err), TDM_ERR_NO_MEMORY);
     CHECK_HAS(err.message, "65536 blocks");
     free(many);
@@ -115,7 +115,7 @@ static void too_much_is_an_error(void)
 static void bad_options_are_refused(void)
 {
     const int two[] = {3, 3}, ranks[] = {1, 2};
-    uint8_t address[BENCH_ADDRESS_MOST];
+    uint8_t address[MAX_BENCH_ADDRESS];
     size_t bytes;
     tdm__host *host = NULL;
     tdm__host_options options = {.rank = 3, .ranks = two, .count = 2};

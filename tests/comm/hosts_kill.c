@@ -10,7 +10,7 @@
  */
 #include "kill_world.h"
 
-enum { RANKS_PER_HOST = 2, HOSTS_MOST = RANKS_MOST / RANKS_PER_HOST };
+enum { RANKS_PER_HOST = 2, MAX_HOSTS = MAX_RANKS / RANKS_PER_HOST };
 
 typedef struct plan {
     const char *address;
@@ -57,7 +57,7 @@ static bool run_some(plan *p, int count, bool stop)
 int main(int argc, char **argv)
 {
     if (argc == 3 && strcmp(argv[1], "--rank") == 0) return be_a_rank(atoi(argv[2]));
-    if (argc < 8 || argc > 6 + HOSTS_MOST) return 2;
+    if (argc < 8 || argc > 6 + MAX_HOSTS) return 2;
     signal(SIGPIPE, SIG_IGN);
     plan p = {.address = argv[1],
               .port = atoi(argv[2]),

@@ -23,13 +23,13 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-enum { FRAME_MOST = 2048, FRAMES_MOST = 4096 };
+enum { MAX_FRAME = 2048, MAX_FRAMES = 4096 };
 
 typedef struct frame {
     double at_s; /* when it is to leave */
     int to;      /* 0 or 1 */
     size_t bytes;
-    uint8_t data[FRAME_MOST];
+    uint8_t data[MAX_FRAME];
 } frame;
 
 /* In the order of their coming, which is that of their leaving, as all wait equally long. */
@@ -53,8 +53,8 @@ static int open_tap(const char *space, const char *name)
 
 static void take(int fd, int to, queue *q, double delay_s, unsigned loss, tdm_rng *rng)
 {
-    while (q->count < FRAMES_MOST) {
-        frame *f = &q->frames[(q->first + q->count) % FRAMES_MOST];
+    while (q->count < MAX_FRAMES) {
+        frame *f = &q->frames[(q->first + q->count) % MAX_FRAMES];
         ssize_t got = read(fd, f->data, sizeof f->data);
         if (got <= 0) return;
         if (tdm_rng_below(rng, 1000) < loss) continue;
@@ -72,7 +72,7 @@ int main(int argc, char **argv)
     int taps[2] = {open_tap(argv[1], argv[2]), open_tap(argv[3], argv[4])};
     double delay_s = strtod(argv[5], NULL) / 1000;
     unsigned loss = (unsigned)strtoul(argv[6], NULL, 10);
-    queue q = {.frames = malloc(FRAMES_MOST * sizeof *q.frames)};
+    queue q = {.frames = malloc(MAX_FRAMES * sizeof *q.frames)};
     if (taps[0] < 0 || taps[1] < 0 || !q.frames) {
         fprintf(stderr, "hosts_wire: cannot make its devices: %s\n", strerror(errno));
         return 1;
@@ -84,7 +84,7 @@ int main(int argc, char **argv)
         while (q.count > 0 && q.frames[q.first].at_s <= tdm_clock_s()) {
             frame *f = &q.frames[q.first];
             if (write(taps[f->to], f->data, f->bytes) < 0 && errno == EBADF) return 1;
-            q.first = (q.first + 1) % FRAMES_MOST;
+            q.first = (q.first + 1) % MAX_FRAMES;
             q.count--;
         }
         struct pollfd wait[2] = {{.fd = taps[0], .events = POLLIN},
@@ -92,7 +92,7 @@ int main(int argc, char **argv)
         double left_s = q.count > 0 ? q.frames[q.first].at_s - tdm_clock_s() : 1;
         struct timespec left = {.tv_sec = left_s >= 1,
                                 .tv_nsec = left_s > 0 && left_s < 1 ? (long)(left_s * 1e9) : 0};
-        if (ppoll(wait, q.count < FRAMES_MOST ? 2 : 0, &left, NULL) < 0 && errno != EINTR) return 1;
+        if (ppoll(wait, q.count < MAX_FRAMES ? 2 : 0, &left, NULL) < 0 && errno != EINTR) return 1;
         take(taps[0], 1, &q, delay_s, loss, &rng);
         take(taps[1], 0, &q, delay_s, loss, &rng);
     }

@@ -40,7 +40,7 @@ static int run_trials(const char *transport, int trials, uint64_t first, int wor
         trial t = {.transport = transport, .rendezvous = place, .seed = seed};
         tdm_rng rng = tdm_rng_at(
             (tdm_rng_address){.seed = t.seed, .stream = TDM_RNG_STREAM_USER + 1});
-        t.size = 2 + (int)tdm_rng_below(&rng, RANKS_MOST - 1);
+        t.size = 2 + (int)tdm_rng_below(&rng, MAX_RANKS - 1);
         t.victim = (int)tdm_rng_below(&rng, (uint64_t)t.size);
         t.stop = tdm_rng_below(&rng, 15) == 0 || always_stop;
         t.deadline_s = t.stop ? stop_deadline_s : kill_deadline_s;

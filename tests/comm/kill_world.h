@@ -23,7 +23,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { RANKS_MOST = 6 };
+enum { MAX_RANKS = 6 };
 
 /* A death is noticed as one, long before the deadline of a call; a stop is noticed by the deadline. */
 static const double kill_deadline_s = 60, stop_deadline_s = 2.5, late_s = 25;
@@ -113,7 +113,7 @@ typedef struct trial {
     bool stop;
     useconds_t delay_us;
     double deadline_s;
-    pid_t pids[RANKS_MOST];
+    pid_t pids[MAX_RANKS];
     int pipe_fd;
     double slowest_s[2]; /* of the survivors on the victim's host, and of the others */
     int named_count;     /* survivors whose error names the victim, */

@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LANES = 16, PARTS_MOST = 16 };
+enum { LANES = 16, MAX_PARTS = 16 };
 
 static const tdm_dtype types[] = {TDM_DTYPE_F32,  TDM_DTYPE_F64, TDM_DTYPE_F16,
                                   TDM_DTYPE_BF16, TDM_DTYPE_I32, TDM_DTYPE_I64};
@@ -97,7 +97,7 @@ static double tree(tdm_dtype type, tdm_reduce reduce, int first, int count, int 
 typedef struct world {
     tdm_comm *comm;
     int rank, size;
-    uint8_t *in, *out, *want, *parts[PARTS_MOST];
+    uint8_t *in, *out, *want, *parts[MAX_PARTS];
     long case_count;
 } world;
 
@@ -171,9 +171,9 @@ static size_t expect(const world *w, const trial *t)
 /* This rank's parts of a sum over LANES lanes. Returns how many. */
 static int bring_parts(world *w, const trial *t, const tdm_lanes *lanes)
 {
-    int64_t nodes[TDM_LANE_PARTS_MOST];
+    int64_t nodes[TDM_MAX_LANE_PARTS];
     int parts = tdm_lane_nodes(lanes, lanes->first[w->rank], lanes->first[w->rank + 1], nodes);
-    for (int k = 0; k < parts && k < PARTS_MOST; k++) {
+    for (int k = 0; k < parts && k < MAX_PARTS; k++) {
         int count = LANES;
         int64_t node = nodes[k];
         for (int64_t n = node; n > 1; n /= 2) count /= 2;
@@ -281,7 +281,7 @@ static int be_a_rank(void)
     w.out = calloc(1, bytes + 64 * 8);
     w.want = calloc(1, bytes + 64 * 8);
     bool well = w.in && w.out && w.want;
-    for (int i = 0; i < PARTS_MOST && well; i++) well = (w.parts[i] = calloc(1, bytes)) != NULL;
+    for (int i = 0; i < MAX_PARTS && well; i++) well = (w.parts[i] = calloc(1, bytes)) != NULL;
     well = well && run_all(&w);
     tdm_comm_info info;
     tdm_comm_info_get(w.comm, &info);
@@ -291,7 +291,7 @@ static int be_a_rank(void)
     free(w.in);
     free(w.out);
     free(w.want);
-    for (int i = 0; i < PARTS_MOST; i++) free(w.parts[i]);
+    for (int i = 0; i < MAX_PARTS; i++) free(w.parts[i]);
     return well ? 0 : 1;
 }
 

@@ -28,7 +28,7 @@ enum { SLOW = 0 };
 #endif
 
 /* PROMPT_S: for what comes by itself, and not by a deadline, which is 30 s. */
-enum { RANKS_MOST = 8, SCENE_S = 90, PROMPT_S = 15 };
+enum { MAX_RANKS = 8, SCENE_S = 90, PROMPT_S = 15 };
 
 static void nap(double seconds)
 {
@@ -337,9 +337,9 @@ static void told_from_behind(tdm_comm *comm, int rank)
 /* Many groups, all in use; then half of them gone and made again. */
 static void many_groups(tdm_comm *comm, int rank)
 {
-    enum { MOST = 2000 };
-    static tdm_group *groups[MOST];
-    const int count = SLOW ? 200 : MOST;
+    enum { MAX = 2000 };
+    static tdm_group *groups[MAX];
+    const int count = SLOW ? 200 : MAX;
     tdm_error err = {0};
     (void)rank;
     tdm_status status = TDM_OK;
@@ -365,13 +365,13 @@ static void many_groups(tdm_comm *comm, int rank)
 /* More calls in flight than the window has slots, waited for from the last to the first. */
 static void many_in_flight(tdm_comm *comm, int rank)
 {
-    enum { MOST = 300, EACH = 3000 };
-    static float data[MOST][EACH];
-    static tdm_request *requests[MOST];
+    enum { MAX = 300, EACH = 3000 };
+    static float data[MAX][EACH];
+    static tdm_request *requests[MAX];
     tdm_error err = {0};
     tdm_group *world = tdm_comm_world(comm);
     for (int turn = 0; turn < (SLOW ? 1 : 4); turn++) {
-        for (int i = 0; i < MOST; i++) {
+        for (int i = 0; i < MAX; i++) {
             for (int k = 0; k < EACH; k++) data[i][k] = (float)(rank + i);
             tdm_call call = {.kind = TDM_CALL_ALL_REDUCE,
                              .dtype = TDM_DTYPE_F32,
@@ -380,7 +380,7 @@ static void many_in_flight(tdm_comm *comm, int rank)
                              .priority = i % 5};
             CHECK_INT(tdm_call_start(world, &call, &requests[i], &err), TDM_OK);
         }
-        for (int i = MOST - 1; i >= 0; i--) {
+        for (int i = MAX - 1; i >= 0; i--) {
             tdm_status status = tdm_request_wait(requests[i], &err);
             CHECK_INT(status, TDM_OK);
             if (status != TDM_OK) fprintf(stderr, "%s\n", err.message);
@@ -762,7 +762,7 @@ static bool ended_well(pid_t pid, double until_s, int rank)
 
 static bool play(const scene *s)
 {
-    pid_t pids[RANKS_MOST];
+    pid_t pids[MAX_RANKS];
     int pipe_fds[2];
     double begin_s = tdm_clock_s();
     if (pipe(pipe_fds) != 0) return false;

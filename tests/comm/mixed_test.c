@@ -113,7 +113,7 @@ static tdm__host *near_host(bench *b, plan *p)
     tdm__host_options options = {
         .rank = b->rank, .ranks = ranks, .count = 2, .world = BENCH_WORLD, .with_fds = p->with_fd};
     tdm__host *host = NULL;
-    uint8_t address[BENCH_ADDRESS_MOST];
+    uint8_t address[MAX_BENCH_ADDRESS];
     size_t bytes = 0;
     tdm_error err = {0};
     CHECK_INT(tdm__host_create(&options, &host, address, &bytes, &err), TDM_OK);

@@ -20,7 +20,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-enum { BUCKETS_MOST = 64, STEPS_MOST = 200, WORK = 1 << 16 };
+enum { MAX_BUCKETS = 64, MAX_STEPS = 200, WORK = 1 << 16 };
 
 typedef enum step_kind { COMPUTE, TALK, BOTH, STEP_KINDS } step_kind;
 
@@ -31,12 +31,12 @@ typedef struct overlap {
     bool scatter;
     long turns; /* of the computing for one bucket */
     float *work;
-    float *buckets[BUCKETS_MOST];
+    float *buckets[MAX_BUCKETS];
     int64_t first[65];
     tdm_lanes lanes;
     size_t cuts[65];
-    double seconds[STEP_KINDS][STEPS_MOST], cpu_s[STEP_KINDS];
-    double computed_s[STEPS_MOST], left_s[STEPS_MOST]; /* of the steps that do both */
+    double seconds[STEP_KINDS][MAX_STEPS], cpu_s[STEP_KINDS];
+    double computed_s[MAX_STEPS], left_s[MAX_STEPS]; /* of the steps that do both */
 } overlap;
 
 static void fail(const tdm_error *err)
@@ -81,8 +81,8 @@ static void finish(tdm_request **requests, int count)
 /* Returns when the computing had ended. */
 static double run_step(const overlap *o, bool computes, bool talks)
 {
-    tdm_request *requests[BUCKETS_MOST];
-    const void *parts[BUCKETS_MOST];
+    tdm_request *requests[MAX_BUCKETS];
+    const void *parts[MAX_BUCKETS];
     uint64_t begin_ns = tdm_clock_ns();
     for (int i = 0; i < o->bucket_count; i++) {
         if (computes) compute(o);
@@ -128,7 +128,7 @@ static double median(double *values, int count)
 
 /* What is left of the communication when `computed_s` of computing are over, at best. Gathers, which
  * are half of it where sums are scattered, all come afterwards. */
-static double least_left_s(const overlap *o, double computed_s, double talk_s)
+static double min_left_s(const overlap *o, double computed_s, double talk_s)
 {
     double end_s = 0, gathers_s = o->scatter ? talk_s / 2 : 0;
     double each_s = (talk_s - gathers_s) / o->bucket_count;
@@ -146,16 +146,15 @@ static void report(overlap *o)
     double both_s = median(o->seconds[BOTH], o->step_count);
     double computed_s = median(o->computed_s, o->step_count);
     double left_s = median(o->left_s, o->step_count);
-    double least_s = least_left_s(o, computed_s, talk_s);
+    double min_s = min_left_s(o, computed_s, talk_s);
     int size = tdm_comm_size(o->comm);
     double sent = 2.0 * (double)o->count * sizeof(float) * o->bucket_count * (size - 1) / size;
     printf(
         "{\"compute_s\": %.4f, \"communication_s\": %.4f, \"both_s\": %.4f, \"computed_s\": %.4f, "
         "\"left_s\": %.4f, \"least_left_s\": %.4f, \"hidden\": %.3f, \"rate\": %.0f, "
         "\"cpu_s\": [%.4f, %.4f, %.4f]}\n",
-        compute_s, talk_s, both_s, computed_s, left_s, least_s,
-        (talk_s - left_s) / (talk_s - least_s), sent / talk_s, o->cpu_s[COMPUTE], o->cpu_s[TALK],
-        o->cpu_s[BOTH]);
+        compute_s, talk_s, both_s, computed_s, left_s, min_s, (talk_s - left_s) / (talk_s - min_s),
+        sent / talk_s, o->cpu_s[COMPUTE], o->cpu_s[TALK], o->cpu_s[BOTH]);
 }
 
 static void measure(overlap *o)
@@ -201,8 +200,8 @@ int main(int argc, char **argv)
     o.count = strtoul(argv[2], NULL, 10) / sizeof(float);
     o.step_count = atoi(argv[4]);
     o.scatter = argc > 5 && strcmp(argv[5], "scatter") == 0;
-    if (o.bucket_count < 1 || o.bucket_count > BUCKETS_MOST || o.step_count < 1 ||
-        o.step_count > STEPS_MOST || o.count < 1)
+    if (o.bucket_count < 1 || o.bucket_count > MAX_BUCKETS || o.step_count < 1 ||
+        o.step_count > MAX_STEPS || o.count < 1)
         return 2;
     if (tdm_comm_open(NULL, &o.comm, &err) != TDM_OK) fail(&err);
     int size = tdm_comm_size(o.comm), lanes = 1;

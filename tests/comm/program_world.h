@@ -35,8 +35,8 @@ typedef struct world {
     tdm__choice row; /* the whole table: a segment size, or nothing */
     tdm_group *groups;
     tdm_request *requests;
-    int (*depths)[TDM__FLIGHT_MOST]; /* by rank and program: messages one after the other so far */
-    int (*arriving)[TDM__FLIGHT_MOST]; /* depth after the next JOIN */
+    int (*depths)[TDM__MAX_FLIGHT];   /* by rank and program: messages one after the other so far */
+    int (*arriving)[TDM__MAX_FLIGHT]; /* depth after the next JOIN */
     tdm_arena *arena;
     tdm_rng rng;
     world_message *buckets[WORLD_BUCKETS];
@@ -76,7 +76,7 @@ static inline void world_init(world *w, int size, uint64_t seed)
         w->groups[r].size = size;
         w->groups[r].host_count = size;
         w->requests[r].group = &w->groups[r];
-        for (int i = 0; i < TDM__FLIGHT_MOST; i++)
+        for (int i = 0; i < TDM__MAX_FLIGHT; i++)
             w->requests[r].programs[i].request = &w->requests[r];
     }
 }
@@ -88,7 +88,7 @@ static inline void world_release(world *w)
         tdm__leaves_release(&q->leaves);
         tdm__tree_plan_release(&q->plan);
         free(q->state);
-        for (int i = 0; i < TDM__FLIGHT_MOST; i++) {
+        for (int i = 0; i < TDM__MAX_FLIGHT; i++) {
             tdm_arena_destroy(q->programs[i].arena);
             tdm__scratch_give_back(&w->comm, &q->programs[i].blocks);
         }
@@ -103,7 +103,7 @@ static inline void world_segments(world *w, tdm_call_kind kind, tdm_algorithm al
                                   uint32_t segment_bytes)
 {
     w->row = (tdm__choice){.kind = (uint8_t)kind,
-                           .place = w->size == 1 ? TDM__PLACE_HOST : TDM__PLACE_HOSTS,
+                           .place = w->size == 1 ? TDM__GROUP_PLACE_HOST : TDM__GROUP_PLACE_HOSTS,
                            .size = 1,
                            .algorithm = (uint8_t)algorithm,
                            .segment_bytes = segment_bytes};
@@ -261,7 +261,7 @@ static inline void world_run(world *w, const tdm__algorithm_ops *algorithm)
         WORLD_CHECK(w, q->cut.segment > 0 && q->cut.flight > 0);
         WORLD_CHECK(w, q->cut.segment == w->requests[0].cut.segment);
         if (w->failed) return;
-        if (q->cut.flight > TDM__FLIGHT_MOST) q->cut.flight = TDM__FLIGHT_MOST;
+        if (q->cut.flight > TDM__MAX_FLIGHT) q->cut.flight = TDM__MAX_FLIGHT;
         size_t span = tdm__call_span(&q->call, w->size);
         q->segment_count = span ? (span + q->cut.segment - 1) / q->cut.segment : 1;
         if (tdm__kind_reduces(q->call.kind)) {

@@ -18,7 +18,7 @@ enum { ROUNDS = 1, PARTNERS = 3, LEAF_STEP = 3 };
 #else
 enum { ROUNDS = 4, PARTNERS = 64, LEAF_STEP = 1 };
 #endif
-enum { LEAVES_MOST = 40, GUARD = 96, GUARD_BYTE = 0xa5, LANES = 64 };
+enum { MAX_LEAVES = 40, GUARD = 96, GUARD_BYTE = 0xa5, LANES = 64 };
 
 static uint64_t seed = 0x9e3779b97f4a7c15;
 
@@ -52,7 +52,7 @@ static const tdm__reduce_loops *loops_at(int i)
 /* ---- the reference: one number ----------------------------------------------------------------- */
 
 typedef struct format {
-    int digits, least; /* of the fraction with its leading one; exponent of the smallest step */
+    int digits, min; /* of the fraction with its leading one; exponent of the smallest step */
     uint64_t infinity, quiet;
     int bits;
 } format;
@@ -88,9 +88,9 @@ static double decode(const format *f, uint64_t bits)
     if (size == f->infinity)
         value = INFINITY;
     else if (size < one)
-        value = ldexp((double)size, f->least);
+        value = ldexp((double)size, f->min);
     else
-        value = ldexp((double)((size & (one - 1)) | one), f->least + (int)(size / one) - 1);
+        value = ldexp((double)((size & (one - 1)) | one), f->min + (int)(size / one) - 1);
     return bits & sign_of(f) ? -value : value;
 }
 
@@ -102,11 +102,11 @@ static uint64_t encode(const format *f, double value)
     int exponent = 0;
     frexp(value, &exponent);
     int step = exponent - f->digits;
-    if (value == 0 || step < f->least) step = f->least;
+    if (value == 0 || step < f->min) step = f->min;
     uint64_t fraction = (uint64_t)nearbyint(ldexp(value, -step)); /* ties to even */
     /* A carry out of the fraction is the next exponent, and past the last of those is infinity. */
     uint64_t one = UINT64_C(1) << (f->digits - 1);
-    uint64_t size = fraction < one ? fraction : fraction + (uint64_t)(step - f->least) * one;
+    uint64_t size = fraction < one ? fraction : fraction + (uint64_t)(step - f->min) * one;
     return sign | (size < f->infinity ? size : f->infinity);
 }
 
@@ -170,10 +170,10 @@ static uint64_t pair(const tdm__reducer *r, uint64_t a, uint64_t b)
 
 typedef struct tree_case {
     tdm__reducer reducer;
-    int64_t nodes[LEAVES_MOST];
+    int64_t nodes[MAX_LEAVES];
     int leaf_count;
     size_t count;
-    const void *sources[LEAVES_MOST];
+    const void *sources[MAX_LEAVES];
 } tree_case;
 
 static uint64_t element(const tree_case *c, int leaf, size_t index)
@@ -309,8 +309,8 @@ static bool run_level(const tree_case *c, const tdm__tree_plan *plan, buffer *so
                       int shape, const uint8_t *expected)
 {
     size_t width = tdm_dtype_bytes(c->reducer.dtype), bytes = c->count * width;
-    buffer mine[LEAVES_MOST];
-    const void *from[LEAVES_MOST];
+    buffer mine[MAX_LEAVES];
+    const void *from[MAX_LEAVES];
     for (int i = 0; i < c->leaf_count; i++) {
         mine[i] = buffer_make(bytes, odd_start(width));
         memcpy(mine[i].data, sources[i].data, bytes);
@@ -339,7 +339,7 @@ static bool run_level(const tree_case *c, const tdm__tree_plan *plan, buffer *so
 static void run_case(tree_case *c, int shapes)
 {
     size_t width = tdm_dtype_bytes(c->reducer.dtype), bytes = c->count * width;
-    buffer sources[LEAVES_MOST];
+    buffer sources[MAX_LEAVES];
     for (int i = 0; i < c->leaf_count; i++) {
         sources[i] = buffer_make(bytes, 0);
         fill(&sources[i], c->reducer.dtype);
@@ -379,7 +379,7 @@ static void all_trees(void)
     static const size_t counts[] = {1, 2, 3, 7, 15, 17, 33, 63, 65, 127, 131};
     for (int type = 0; type < TYPES; type++)
         for (int reduce = TDM_REDUCE_SUM; reduce <= TDM_REDUCE_MAX; reduce++)
-            for (int leaves = 1; leaves <= LEAVES_MOST; leaves += LEAF_STEP)
+            for (int leaves = 1; leaves <= MAX_LEAVES; leaves += LEAF_STEP)
                 for (int round = 0; round < ROUNDS; round++) {
                     tree_case c = {.reducer = {.dtype = types[type], .reduce = (tdm_reduce)reduce}};
                     draw_nodes(&c, leaves);
@@ -487,12 +487,12 @@ static uint16_t mix_tree(const tree_case *c, int64_t node, size_t index, bool *t
 
 static void user_functions(void)
 {
-    for (int leaves = 1; leaves <= LEAVES_MOST; leaves++) {
+    for (int leaves = 1; leaves <= MAX_LEAVES; leaves++) {
         size_t calls = 0;
         tree_case c = {.count = leaves % 4 ? 77 : 3001};
         c.reducer = (tdm__reducer){TDM_DTYPE_U16, TDM_REDUCE_USER, mix, &calls};
         draw_nodes(&c, leaves);
-        uint16_t *data[LEAVES_MOST], *expected = malloc(c.count * 2), *out = malloc(c.count * 2);
+        uint16_t *data[MAX_LEAVES], *expected = malloc(c.count * 2), *out = malloc(c.count * 2);
         for (int i = 0; i < leaves; i++) {
             c.sources[i] = data[i] = malloc(c.count * 2);
             for (size_t k = 0; k < c.count; k++) data[i][k] = (uint16_t)draw();

@@ -14,7 +14,7 @@
 
 #include <sys/mman.h>
 
-enum { FLIGHT_MOST = 12, PENDING_MOST = 64, STUCK_S = 25 };
+enum { MAX_FLIGHT = 12, MAX_PENDING = 64, STUCK_S = 25 };
 
 /* What the processes of a test share beside the host's memory. */
 typedef struct traffic_shared {
@@ -29,18 +29,18 @@ typedef struct traffic {
     traffic_shared *shared;
     tdm_rng rng;
     int rank, size, messages;
-    uint64_t seed, most_bytes;
-    int next[BENCH_RANKS_MOST]; /* by peer: the next message to send */
+    uint64_t seed, max_bytes;
+    int next[MAX_BENCH_RANKS]; /* by peer: the next message to send */
     int left_to_send, in_flight, taking;
-    int left_from[BENCH_RANKS_MOST]; /* by peer: messages that have not ended here */
-    int under_way[BENCH_RANKS_MOST]; /* by peer: sends and takes that have not been called back */
-    bool may_die;                    /* somebody may be killed */
-    bool lost[BENCH_RANKS_MOST];
-    bool forgotten[BENCH_RANKS_MOST];
+    int left_from[MAX_BENCH_RANKS]; /* by peer: messages that have not ended here */
+    int under_way[MAX_BENCH_RANKS]; /* by peer: sends and takes that have not been called back */
+    bool may_die;                   /* somebody may be killed */
+    bool lost[MAX_BENCH_RANKS];
+    bool forgotten[MAX_BENCH_RANKS];
     struct waiting {
         tdm__arrival *arrival;
         int from, number;
-    } pending[PENDING_MOST * BENCH_RANKS_MOST];
+    } pending[MAX_PENDING * MAX_BENCH_RANKS];
     int pending_count;
 } traffic;
 
@@ -63,13 +63,13 @@ static inline uint64_t message_hash(const traffic *t, int from, int to, int numb
 
 static inline uint64_t message_bytes(const traffic *t, int from, int to, int number)
 {
-    static const uint64_t most[] = {1, 65, 65, 4097, 5000, 9000, 70000, 70000, 500000, 4 << 20};
+    static const uint64_t max[] = {1, 65, 65, 4097, 5000, 9000, 70000, 70000, 500000, 4 << 20};
     uint64_t hash = message_hash(t, from, to, number);
-    uint64_t limit = most[hash % 10];
+    uint64_t limit = max[hash % 10];
     if (number == 0) return 4096;
     uint64_t bytes = (hash >> 8) % limit;
     if (limit == 4 << 20 && hash >> 61) bytes %= 300000;
-    return bytes > t->most_bytes ? t->most_bytes : bytes;
+    return bytes > t->max_bytes ? t->max_bytes : bytes;
 }
 
 static inline bool message_dropped(const traffic *t, int from, int to, int number)
@@ -159,7 +159,7 @@ static inline void traffic_arrived(void *user, int peer, const tdm__head *head,
     traffic *t = user;
     CHECK_INT(head->source, peer);
     CHECK_INT(head->bytes, message_bytes(t, peer, t->rank, (int)head->sequence));
-    bool full = t->pending_count == PENDING_MOST * BENCH_RANKS_MOST;
+    bool full = t->pending_count == MAX_PENDING * MAX_BENCH_RANKS;
     if (full || tdm_rng_below(&t->rng, 3) == 0) {
         traffic_accept(t, arrival, peer, (int)head->sequence);
         return;
@@ -191,7 +191,7 @@ static inline void traffic_init(traffic *t, int rank, int size, int messages, ui
                    .size = size,
                    .messages = messages,
                    .seed = seed,
-                   .most_bytes = BENCH_SCALE(4 << 20, 100000)};
+                   .max_bytes = BENCH_SCALE(4 << 20, 100000)};
     t->rng = tdm_rng_at((tdm_rng_address){.seed = seed, .stream = 900 + (uint32_t)rank});
     t->left_to_send = messages * (size - 1);
     for (int i = 0; i < size; i++) t->left_from[i] = i == rank ? 0 : messages;
@@ -246,7 +246,7 @@ static inline bool traffic_is_over(const traffic *t)
 static inline bool traffic_step(traffic *t)
 {
     bool did = t->transport->ops->progress(t->transport) > 0;
-    if (t->left_to_send > 0 && t->in_flight < FLIGHT_MOST && tdm_rng_below(&t->rng, 4)) {
+    if (t->left_to_send > 0 && t->in_flight < MAX_FLIGHT && tdm_rng_below(&t->rng, 4)) {
         traffic_send_one(t);
         did = true;
     }
@@ -280,7 +280,7 @@ static inline void traffic_run(traffic *t)
             return;
         } else if (counted || t->may_die) {
             t->transport->ops->wait(t->transport, 0.005); /* for the words, which ring no bell */
-        } else if (t->pending_count == 0 && (t->left_to_send == 0 || t->in_flight == FLIGHT_MOST)) {
+        } else if (t->pending_count == 0 && (t->left_to_send == 0 || t->in_flight == MAX_FLIGHT)) {
             t->transport->ops->wait(t->transport, STUCK_S);
         }
     }

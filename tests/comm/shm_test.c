@@ -148,7 +148,7 @@ static void last_first(bench *b)
         send_to(t, 0, 1, LAST_STEP, data, 4096);
         run_until_word(t, &k->shared->word[0], 1);
         /* Whoever runs ahead is held up: what waits untaken is bounded. */
-        CHECK(k->sent_count <= TDM__LANE_CREDIT / 4096);
+        CHECK(k->sent_count <= TDM__SHM_RING_CREDIT / 4096);
         CHECK(k->sent_count > 50);
         atomic_store(&k->shared->word[1], 1); /* now they may be taken */
         run_until(t, &k->sent_count, CROWD + 1);
@@ -269,7 +269,7 @@ static void a_living_rank_is_given_up(void)
 /* ---- nonsense ---------------------------------------------------------------------------------- */
 
 /* A record that is well made, but says what cannot be. */
-static void write_lie(tdm__lane_end *out, int which, uint64_t segment_bytes)
+static void write_lie(tdm__shm_ring_end *out, int which, uint64_t segment_bytes)
 {
     out->record_at = out->lane->record_tail;
     out->record_seen = out->lane->record_head;
@@ -280,7 +280,7 @@ static void write_lie(tdm__lane_end *out, int which, uint64_t segment_bytes)
     tdm__head_seal(&head);
     if (which == 5) head.count++;
     uint32_t bytes = sizeof(tdm__record) + (which == 2 ? 0 : sizeof head);
-    tdm__record *record = tdm__lane_begin(out, bytes);
+    tdm__record *record = tdm__shm_ring_begin(out, bytes);
     CHECK(record);
     if (!record) return;
     *record = (tdm__record){.kind = TDM__RECORD_ANNOUNCE, .bytes = bytes, .token = 0x700000001};
@@ -291,7 +291,7 @@ static void write_lie(tdm__lane_end *out, int which, uint64_t segment_bytes)
     }
     if (which == 2) record->kind = TDM__RECORD_GO; /* for what was never announced */
     if (which != 2) memcpy(record + 1, &head, sizeof head);
-    tdm__lane_commit(out, bytes);
+    tdm__shm_ring_commit(out, bytes);
 }
 
 enum { LIES = 6, SPOILS = 4 };
@@ -300,8 +300,8 @@ enum { LIES = 6, SPOILS = 4 };
 static void go_mad(bench *b, int round)
 {
     tdm_rng rng = tdm_rng_at((tdm_rng_address){.seed = (uint64_t)round, .stream = 3});
-    tdm__lane_end out = {0}, in = {0};
-    CHECK(tdm__lane_find(b->host, 1, 0, &out) && tdm__lane_find(b->host, 0, 1, &in));
+    tdm__shm_ring_end out = {0}, in = {0};
+    CHECK(tdm__shm_ring_find(b->host, 1, 0, &out) && tdm__shm_ring_find(b->host, 0, 1, &in));
     int which = round % (SPOILS + LIES);
     if (which == 0) out.lane->record_tail += tdm_rng_u32(&rng) | 1;
     if (which == 1) in.lane->record_head += tdm_rng_u32(&rng) | 1;

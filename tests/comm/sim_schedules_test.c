@@ -21,7 +21,7 @@ enum { SCHEDULES = 300 };
 enum { SCHEDULES = 10000 };
 #endif
 
-enum { TWICE = 20, FAULTS_MOST = 3 };
+enum { TWICE = 20, MAX_FAULTS = 3 };
 
 /* How a call went on one rank. */
 typedef struct outcome {
@@ -33,12 +33,12 @@ typedef struct outcome {
 } outcome;
 
 typedef struct rank_state {
-    tdm_request *requests[SCRIPT_CALLS_MOST];
-    script_part parts[SCRIPT_CALLS_MOST];
-    outcome outcomes[SCRIPT_CALLS_MOST];
-    tdm_group *groups[SCRIPT_GROUPS_MOST];
-    tdm_status group_status[SCRIPT_GROUPS_MOST];
-    double group_s[SCRIPT_GROUPS_MOST]; /* when its making ended */
+    tdm_request *requests[MAX_SCRIPT_CALLS];
+    script_part parts[MAX_SCRIPT_CALLS];
+    outcome outcomes[MAX_SCRIPT_CALLS];
+    tdm_group *groups[MAX_SCRIPT_GROUPS];
+    tdm_status group_status[MAX_SCRIPT_GROUPS];
+    double group_s[MAX_SCRIPT_GROUPS]; /* when its making ended */
     bool returned;
 } rank_state;
 
@@ -46,19 +46,19 @@ typedef struct schedule {
     uint64_t seed;
     bool verbose;
     tdm_sim_options options;
-    tdm_sim_fault faults[FAULTS_MOST];
+    tdm_sim_fault faults[MAX_FAULTS];
     bool harmless; /* all faults are over long before any deadline */
     script script;
-    rank_state ranks[SCRIPT_RANKS_MOST];
+    rank_state ranks[MAX_SCRIPT_RANKS];
     int failure_count;
 } schedule;
 
 /* ---- drawing ----------------------------------------------------------------------------------- */
 
 /* Below 2^most, and as often near 2^(most - scales) as near that. */
-static double draw_scaled(tdm_rng *rng, int most, int scales)
+static double draw_scaled(tdm_rng *rng, int max, int scales)
 {
-    int exponent = most - script_below(rng, scales); /* in this order, whatever the compiler */
+    int exponent = max - script_below(rng, scales); /* in this order, whatever the compiler */
     return ldexp((double)tdm_rng_uniform(rng), exponent);
 }
 
@@ -88,7 +88,7 @@ static void draw(schedule *s, uint64_t seed, bool verbose)
         (tdm_rng_address){.seed = seed, .stream = TDM_RNG_STREAM_USER, .sub_stream = 1});
     tdm_sim_options *o = &s->options;
     o->seed = seed;
-    o->size = 2 + script_below(&rng, SCRIPT_RANKS_MOST - 1);
+    o->size = 2 + script_below(&rng, MAX_SCRIPT_RANKS - 1);
     o->ranks_per_host = 1 + script_below(&rng, 4);
     o->latency_s = ldexp(1e-6, script_below(&rng, 12));
     o->jitter_s = script_chance(&rng, 70) ? 3.0 * o->latency_s * (double)tdm_rng_uniform(&rng)
@@ -99,7 +99,7 @@ static void draw(schedule *s, uint64_t seed, bool verbose)
     o->detect_s = ldexp(0.05, -script_below(&rng, 8));
     o->deadline_s = 20.0 + script_below(&rng, 20);
     s->harmless = true;
-    o->fault_count = script_below(&rng, FAULTS_MOST + 1);
+    o->fault_count = script_below(&rng, MAX_FAULTS + 1);
     o->faults = s->faults;
     double slowness = 1.0; /* when all fall on one rank at one time */
     for (int i = 0; i < o->fault_count; i++) {

@@ -16,18 +16,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    SCRIPT_RANKS_MOST = 12,
-    SCRIPT_GROUPS_MOST = 4,
-    SCRIPT_CALLS_MOST = 8,
-    SCRIPT_LANES_MOST = 32
-};
+enum { MAX_SCRIPT_RANKS = 12, MAX_SCRIPT_GROUPS = 4, MAX_SCRIPT_CALLS = 8, MAX_SCRIPT_LANES = 32 };
 
 /* All kinds of comm.h, and a ring of sends and receives in place of SEND. */
 enum { SCRIPT_RING = TDM_CALL_SEND };
 
 typedef struct script_group {
-    int ranks[SCRIPT_RANKS_MOST];
+    int ranks[MAX_SCRIPT_RANKS];
     int size;
 } script_group;
 
@@ -43,17 +38,17 @@ typedef struct script_call {
     double pause_s;  /* most that a rank computes before it */
     int wait_before; /* async: it is waited for before this call, or at the end */
     tdm_lanes lanes;
-    int64_t first[SCRIPT_RANKS_MOST + 1];
-    uint8_t absent[SCRIPT_LANES_MOST];
+    int64_t first[MAX_SCRIPT_RANKS + 1];
+    uint8_t absent[MAX_SCRIPT_LANES];
     uint8_t *expected; /* whole, for reductions */
 } script_call;
 
 typedef struct script {
     uint64_t seed;
     int size;
-    script_group groups[SCRIPT_GROUPS_MOST]; /* 0: the world */
+    script_group groups[MAX_SCRIPT_GROUPS]; /* 0: the world */
     int group_count;
-    script_call calls[SCRIPT_CALLS_MOST];
+    script_call calls[MAX_SCRIPT_CALLS];
     int call_count;
     tdm_arena *arena;
 } script;
@@ -175,7 +170,7 @@ typedef struct script_part {
     uint8_t *out;      /* where the result will be; NULL: this rank gets none */
     uint8_t *expected; /* what it must be */
     size_t out_bytes;
-    const void *parts[TDM_LANE_PARTS_MOST];
+    const void *parts[TDM_MAX_LANE_PARTS];
 } script_part;
 
 static inline uint8_t *script_bytes(const script *s, size_t bytes)
@@ -202,7 +197,7 @@ static inline void script_part_reduce(script *s, int index, int rank, script_par
     int64_t lane_count = script_lane_count(s, call);
     if (!call->expected) call->expected = script_tree(s, index, 0, lane_count);
     if (call->has_lanes) {
-        int64_t nodes[TDM_LANE_PARTS_MOST];
+        int64_t nodes[TDM_MAX_LANE_PARTS];
         int count = tdm_lane_nodes(&call->lanes, call->first[rank], call->first[rank + 1], nodes);
         for (int i = 0; i < count; i++) {
             int64_t first = nodes[i], last = nodes[i] + 1;
@@ -345,7 +340,7 @@ static inline void script_draw_call(tdm_rng *rng, script *s, script_call *call)
     call->root = script_below(rng, size);
     call->in_place = script_chance(rng, 30);
     call->async = script_chance(rng, 30);
-    call->wait_before = script_below(rng, SCRIPT_CALLS_MOST + 1);
+    call->wait_before = script_below(rng, MAX_SCRIPT_CALLS + 1);
     call->pause_s = script_chance(rng, 50) ? 0.0 : 1e-3 * (double)tdm_rng_uniform(rng);
     bool exact = call->dtype == TDM_DTYPE_I32 || call->dtype == TDM_DTYPE_I64;
     if (reduces) {
@@ -360,7 +355,7 @@ static inline void script_draw_call(tdm_rng *rng, script *s, script_call *call)
 static inline void script_draw(tdm_rng *rng, script *s, uint64_t seed, int size)
 {
     *s = (script){.seed = seed, .size = size, .arena = tdm_arena_create("script")};
-    s->group_count = 1 + script_below(rng, SCRIPT_GROUPS_MOST);
+    s->group_count = 1 + script_below(rng, MAX_SCRIPT_GROUPS);
     for (int g = 0; g < s->group_count; g++) {
         script_group *group = &s->groups[g];
         for (int i = 0; i < size; i++) group->ranks[i] = i;
@@ -372,7 +367,7 @@ static inline void script_draw(tdm_rng *rng, script *s, uint64_t seed, int size)
             group->ranks[other] = kept;
         }
     }
-    s->call_count = 1 + script_below(rng, SCRIPT_CALLS_MOST);
+    s->call_count = 1 + script_below(rng, MAX_SCRIPT_CALLS);
     for (int i = 0; i < s->call_count; i++) script_draw_call(rng, s, &s->calls[i]);
 }
 

@@ -10,7 +10,7 @@
 
 #include <stdlib.h>
 
-enum { RANKS_MOST = 1024, TRAFFIC = 40 };
+enum { MAX_RANKS = 1024, TRAFFIC = 40 };
 
 /* One rank's side of a test. */
 typedef struct side {
@@ -23,7 +23,7 @@ typedef struct side {
     tdm__news_kind news_kind;
     bool drop, keep;
     tdm__arrival *kept;
-    uint8_t *buffers[RANKS_MOST];
+    uint8_t *buffers[MAX_RANKS];
     int buffer_count;
 } side;
 
@@ -488,7 +488,7 @@ static void run_for_ever(side *s, world *w)
 static void test_hung(void)
 {
     world w = {0};
-    tdm_sim_result result = play((tdm_sim_options){.size = 3, .most_s = 100.0}, run_for_ever, &w);
+    tdm_sim_result result = play((tdm_sim_options){.size = 3, .max_s = 100.0}, run_for_ever, &w);
     CHECK_INT(result.finished_count, 2);
     CHECK_INT(result.hung_count, 1);
     forget_world(&w, 3);

@@ -129,7 +129,7 @@ static void half_end(half *h)
     free(h->engine.data);
 }
 
-static void hang_up(half *h, int link)
+static void disconnect(half *h, int link)
 {
     close(h->far[link]);
     h->far[link] = -1;
@@ -182,11 +182,11 @@ static void a_link_breaks_while_another_has_left(void)
     say_message(&h, 1, 900, 100);
     turn(&h);
     say_bye(&h, 0);
-    hang_up(&h, 0);
+    disconnect(&h, 0);
     turn(&h);
     CHECK_INT(h.engine.arrived, 1);
     CHECK_INT(h.engine.lost, 0);
-    hang_up(&h, 1);
+    disconnect(&h, 1);
     turn(&h);
     CHECK_INT(h.engine.received, 1);
     CHECK_INT(h.engine.last, TDM_ERR_PEER_FAILED);
@@ -205,8 +205,8 @@ static void a_reset_after_the_last_frame_is_leaving(void)
     send_one(&h.engine, 1);
     say_bye(&h, 0);
     say_bye(&h, 1);
-    hang_up(&h, 0);
-    hang_up(&h, 1);
+    disconnect(&h, 0);
+    disconnect(&h, 1);
     turn(&h);
     CHECK_INT(h.engine.lost, 0);
     CHECK(!is_busy(&h));
@@ -248,17 +248,17 @@ static void a_send_that_cannot_be_made_is_a_loss(void)
 /* ---- two processes -------------------------------------------------------------------------------- */
 
 typedef struct board {
-    uint8_t address[2][TDM__ADDRESS_MOST];
+    uint8_t address[2][TDM__MAX_ADDRESS];
     size_t bytes[2];
     _Atomic int listening, gone, full;
 } board;
 
 static board *shared;
 
-static bool await(const _Atomic int *value, int least)
+static bool await(const _Atomic int *value, int min)
 {
     for (double end_s = tdm_clock_s() + 100; tdm_clock_s() < end_s; usleep(1000))
-        if (*value >= least) return true;
+        if (*value >= min) return true;
     return false;
 }
 
@@ -346,7 +346,7 @@ static void last_messages_outlive_their_sender(void)
 static tdm__endpoint published(int rank, const int *hosts, tdm__endpoint here)
 {
     engine e = {0};
-    uint8_t address[TDM__ADDRESS_MOST];
+    uint8_t address[TDM__MAX_ADDRESS];
     size_t bytes = 0;
     tdm__endpoint out = {0};
     tdm__transport_options options = {.rank = rank,

@@ -186,8 +186,8 @@ static void test_nothing_comes_before_encryption(void)
         tdm__frame prove = {.type = TDM__FRAME_PROVE, .protection = TDM__ENCRYPTED_PSK};
         tdm__frame said = {.type = TDM__FRAME_REFUSED}, heard;
         tdm__channel here, there;
-        tdm__channel_init(&here, e.fd[0], TDM__WIRE_JOIN_MOST);
-        tdm__channel_init(&there, e.fd[1], TDM__WIRE_JOIN_MOST);
+        tdm__channel_init(&here, e.fd[0], TDM__MAX_WIRE_JOIN);
+        tdm__channel_init(&there, e.fd[1], TDM__MAX_WIRE_JOIN);
         for (int i = 0; i <= injected; i++) CHECK(tdm__channel_put_frame(&there, &said));
         CHECK_INT(tdm__channel_flush(&there), TDM__CHANNEL_OK);
         CHECK_INT(tdm__channel_read(&here), TDM__CHANNEL_OK);

@@ -27,17 +27,17 @@
 #include <unistd.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { MESSAGES = 12, BYTES_LOG2_MOST = 20, KILLS = 2 };
+enum { MESSAGES = 12, MAX_BYTES_LOG2 = 20, KILLS = 2 };
 #else
-enum { MESSAGES = 60, BYTES_LOG2_MOST = 23, KILLS = 8 };
+enum { MESSAGES = 60, MAX_BYTES_LOG2 = 23, KILLS = 8 };
 #endif
-enum { RANKS_MOST = 8, WINDOW = 12, WORLD = 77777 };
+enum { MAX_RANKS = 8, WINDOW = 12, WORLD = 77777 };
 
 /* ---- what the processes of a test share ---------------------------------------------------------- */
 
 typedef struct shared {
-    uint8_t address[RANKS_MOST][TDM__ADDRESS_MOST];
-    size_t address_bytes[RANKS_MOST];
+    uint8_t address[MAX_RANKS][TDM__MAX_ADDRESS];
+    size_t address_bytes[MAX_RANKS];
     _Atomic int gates[16];
     _Atomic int moved; /* messages received, by all */
     _Atomic int stop;
@@ -67,7 +67,7 @@ static planned plan_of(uint64_t seed, int size, int from, int index)
                                                .sample = (uint64_t)index});
     planned p;
     p.to = (from + 1 + (int)tdm_rng_below(&rng, (uint32_t)size - 1)) % size;
-    uint32_t log2 = tdm_rng_below(&rng, BYTES_LOG2_MOST + 1);
+    uint32_t log2 = tdm_rng_below(&rng, MAX_BYTES_LOG2 + 1);
     p.bytes = log2 == 0 ? 0 : ((size_t)1 << log2) - tdm_rng_below(&rng, 1u << (log2 - 1));
     return p;
 }
@@ -117,10 +117,10 @@ typedef struct node {
     uint64_t seed;
     tdm_rng rng;
     message out[MESSAGES];
-    message in[RANKS_MOST][MESSAGES];
+    message in[MAX_RANKS][MESSAGES];
     int posted, sending, sent, expected, received, delayed;
-    bool lost[RANKS_MOST], gone[RANKS_MOST];
-    double lost_s[RANKS_MOST];
+    bool lost[MAX_RANKS], gone[MAX_RANKS];
+    double lost_s[MAX_RANKS];
     int failures; /* sends and takes that ended badly with a peer that is well */
     int wrong;
     shared *shared;
@@ -272,7 +272,7 @@ static tdm_security security = TDM_SECURITY_AUTO;
 
 static bool node_create(node *n, int streams, uint8_t *address, size_t *bytes)
 {
-    static const int host_of[RANKS_MOST] = {0};
+    static const int host_of[MAX_RANKS] = {0};
     tdm__transport_options options = {.rank = n->rank,
                                       .size = n->size,
                                       .host_of = host_of,
@@ -287,9 +287,9 @@ static bool node_create(node *n, int streams, uint8_t *address, size_t *bytes)
     return status == TDM_OK;
 }
 
-static bool node_connect(node *n, uint8_t (*address)[TDM__ADDRESS_MOST], size_t *bytes)
+static bool node_connect(node *n, uint8_t (*address)[TDM__MAX_ADDRESS], size_t *bytes)
 {
-    const uint8_t *addresses[RANKS_MOST];
+    const uint8_t *addresses[MAX_RANKS];
     for (int i = 0; i < n->size; i++) addresses[i] = address[i];
     tdm_error err = {0};
     tdm_status status = n->ops->connect(n->transport, addresses, bytes, &err);
@@ -377,7 +377,7 @@ static void child(job j)
 
 typedef struct crowd {
     shared *shared;
-    pid_t pids[RANKS_MOST];
+    pid_t pids[MAX_RANKS];
     int size;
 } crowd;
 
@@ -646,7 +646,7 @@ static void test_leave(void)
 /* ---- strangers -------------------------------------------------------------------------------- */
 
 /* The TCP ports on which a process listens. */
-static int ports_of(pid_t pid, uint16_t *out, int most)
+static int ports_of(pid_t pid, uint16_t *out, int max)
 {
     char path[64], line[512], link[64];
     unsigned long inodes[256];
@@ -669,7 +669,7 @@ static int ports_of(pid_t pid, uint16_t *out, int most)
             state != 10)
             continue;
         for (int i = 0; i < inode_count; i++)
-            if (inodes[i] == inode && count < most) out[count++] = (uint16_t)port;
+            if (inodes[i] == inode && count < max) out[count++] = (uint16_t)port;
     }
     if (file) fclose(file);
     return count;
@@ -781,9 +781,9 @@ static int under_mpi(int rank, int size, uint64_t seed)
     alarm(250);
     const tdm__transport_ops *ops = open_module("mpi", MPI_MODULE);
     node *n = malloc(sizeof(*n));
-    static uint8_t addresses[RANKS_MOST][TDM__ADDRESS_MOST];
-    size_t bytes[RANKS_MOST] = {0};
-    if (!ops || !n || rank < 0 || size < 1 || size > RANKS_MOST) return 20;
+    static uint8_t addresses[MAX_RANKS][TDM__MAX_ADDRESS];
+    size_t bytes[MAX_RANKS] = {0};
+    if (!ops || !n || rank < 0 || size < 1 || size > MAX_RANKS) return 20;
     node_init(n, ops, NULL, rank, size, seed);
     if (!node_create(n, 1, addresses[rank], &bytes[rank])) return 21;
     for (int i = 0; i < size; i++) bytes[i] = bytes[rank];

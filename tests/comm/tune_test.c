@@ -38,7 +38,7 @@ static void paths(void)
 static void check_row(const tdm__choice *row, const tdm_tune_row *expected)
 {
     CHECK_INT(row->kind, expected->kind);
-    CHECK_INT(row->place == TDM__PLACE_HOST, expected->one_host);
+    CHECK_INT(row->place == TDM__GROUP_PLACE_HOST, expected->one_host);
     CHECK_INT(row->size, expected->size);
     CHECK_INT(row->bytes, expected->bytes);
     CHECK_INT(row->algorithm, expected->algorithm);

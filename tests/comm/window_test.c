@@ -46,8 +46,8 @@ static void kinds_of_calls(void)
 static void all_lanes(member *m)
 {
     static const size_t counts[] = {1, 100, 5003, 70001};
-    int64_t first[MEMBERS_MOST + 1];
-    uint8_t absent[LANES_MOST] = {0};
+    int64_t first[MAX_MEMBERS + 1];
+    uint8_t absent[MAX_LANES] = {0};
     absent[3] = absent[8] = absent[9] = absent[31] = 1;
     for (int shape = 0; shape < 3; shape++) {
         for (int i = 0; i <= m->size; i++) {

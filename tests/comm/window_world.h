@@ -22,7 +22,7 @@
 #define SCALED(full, small) (full)
 #endif
 
-enum { MEMBERS_MOST = 16, WORLD = 0x51, ADDRESS_MOST = 4096, LANES_MOST = 64 };
+enum { MAX_MEMBERS = 16, WORLD = 0x51, MAX_ADDRESS = 4096, MAX_LANES = 64 };
 #define PATIENCE_S 60.0
 
 /* ---- a world of threads ------------------------------------------------------------------------- */
@@ -54,15 +54,15 @@ typedef struct mail {
 
 typedef struct world {
     int size;
-    int host_of[MEMBERS_MOST];
+    int host_of[MAX_MEMBERS];
     const tdm__algorithm_ops *algorithm;
     pthread_mutex_t mail_lock;
     mail *mails;
     uint64_t bytes_between_hosts;
-    member members[MEMBERS_MOST];
-    uint8_t addresses[MEMBERS_MOST][ADDRESS_MOST];
-    size_t address_bytes[MEMBERS_MOST];
-    _Atomic uint64_t window_offsets[MEMBERS_MOST]; /* by host, plus 1 */
+    member members[MAX_MEMBERS];
+    uint8_t addresses[MAX_MEMBERS][MAX_ADDRESS];
+    size_t address_bytes[MAX_MEMBERS];
+    _Atomic uint64_t window_offsets[MAX_MEMBERS]; /* by host, plus 1 */
     _Atomic int set_up; /* members, where a test needs all of them to be */
     void (*body)(member *m);
 } world;
@@ -149,8 +149,8 @@ static inline void *member_thread(void *user)
 {
     member *m = user;
     world *w = m->world;
-    const uint8_t *addresses[MEMBERS_MOST];
-    size_t address_bytes[MEMBERS_MOST];
+    const uint8_t *addresses[MAX_MEMBERS];
+    size_t address_bytes[MAX_MEMBERS];
     int host = w->host_of[m->rank], count = 0;
     for (int i = 0; i < w->size; i++)
         if (w->host_of[i] == host) {
@@ -189,7 +189,7 @@ static inline void run_world_on(int size, const int *host_of, const tdm__algorit
                                 void (*body)(member *m))
 {
     world *w = calloc(1, sizeof *w);
-    pthread_t threads[MEMBERS_MOST];
+    pthread_t threads[MAX_MEMBERS];
     w->size = size;
     w->body = body;
     w->algorithm = algorithm;
@@ -197,7 +197,7 @@ static inline void run_world_on(int size, const int *host_of, const tdm__algorit
     for (int i = 0; host_of && i < size; i++) w->host_of[i] = host_of[i];
     for (int i = 0; i < size; i++) {
         member *m = &w->members[i];
-        int ranks[MEMBERS_MOST], count = 0;
+        int ranks[MAX_MEMBERS], count = 0;
         for (int k = 0; k < size; k++)
             if (w->host_of[k] == w->host_of[i]) ranks[count++] = k;
         m->rank = i;
@@ -496,8 +496,8 @@ typedef struct trial {
 } trial;
 
 typedef struct buffers {
-    void *memory[LANES_MOST + 1];
-    uint64_t offsets[LANES_MOST + 1]; /* UINT64_MAX: from malloc */
+    void *memory[MAX_LANES + 1];
+    uint64_t offsets[MAX_LANES + 1]; /* UINT64_MAX: from malloc */
     int count;
 } buffers;
 
@@ -606,7 +606,7 @@ static inline void run_trial(member *m, trial t)
     int first_part = reduction ? leaves.first[m->rank] : m->rank;
     int parts = reduction ? leaves.first[m->rank + 1] - first_part : 1;
     buffers b = {.count = 0};
-    const void *part_list[LANES_MOST];
+    const void *part_list[MAX_LANES];
     for (int i = 0; i < parts; i++) {
         size_t larger = out_count > call.count ? out_count : call.count;
         uint8_t *in = take(m, &b, inside, larger * width);
@@ -637,8 +637,8 @@ static inline void run_trial(member *m, trial t)
 static inline void run_cuts(member *m, tdm_call_kind last, int place_count)
 {
     static const size_t counts[] = {1, 100, 5003, 200003};
-    size_t cuts[MEMBERS_MOST + 1], n = (size_t)m->size;
-    int64_t first[MEMBERS_MOST + 1];
+    size_t cuts[MAX_MEMBERS + 1], n = (size_t)m->size;
+    int64_t first[MAX_MEMBERS + 1];
     for (int i = 0; i <= m->size; i++) first[i] = 32 * i / m->size;
     tdm_lanes lanes = {.lane_count = 32, .first = first};
     for (int c = 0; c < SCALED(4, 3); c++)

@@ -27,18 +27,18 @@ enum { SLOW = 1 };
 enum { SLOW = 0 };
 #endif
 
-enum { SLOTS_MOST = 4, EPOCHS_MOST = 256, RANK_S = 250, PROMPT_S = 15 };
+enum { MAX_SLOTS = 4, MAX_EPOCHS = 256, RANK_S = 250, PROMPT_S = 15 };
 
 typedef struct board {
-    char door[EPOCHS_MOST][64];
-    _Atomic int is_open[EPOCHS_MOST]; /* the door of that epoch is known */
-    _Atomic int epoch_of[SLOTS_MOST]; /* that a slot is in */
-    _Atomic int lives[SLOTS_MOST];    /* processes that a slot has had */
-    _Atomic int asked;                /* how often somebody was asked whether to give up */
+    char door[MAX_EPOCHS][64];
+    _Atomic int is_open[MAX_EPOCHS]; /* the door of that epoch is known */
+    _Atomic int epoch_of[MAX_SLOTS]; /* that a slot is in */
+    _Atomic int lives[MAX_SLOTS];    /* processes that a slot has had */
+    _Atomic int asked;               /* how often somebody was asked whether to give up */
     _Atomic int came, done;
-    _Atomic int struck;           /* the blow has fallen, */
-    _Atomic double struck_s;      /* at this time */
-    double opened_s[EPOCHS_MOST]; /* how long slot 1's opening took */
+    _Atomic int struck;          /* the blow has fallen, */
+    _Atomic double struck_s;     /* at this time */
+    double opened_s[MAX_EPOCHS]; /* how long slot 1's opening took */
     _Atomic double slowest_close_s, slowest_notice_s;
 } board;
 
@@ -51,17 +51,17 @@ static void pause_s(double seconds)
               NULL);
 }
 
-static bool await(const _Atomic int *value, int least, double seconds)
+static bool await(const _Atomic int *value, int min, double seconds)
 {
     double until_s = tdm_clock_s() + seconds;
-    while (*value < least && tdm_clock_s() < until_s) pause_s(0.0005);
-    return *value >= least;
+    while (*value < min && tdm_clock_s() < until_s) pause_s(0.0005);
+    return *value >= min;
 }
 
-static void note_most(_Atomic double *most, double value)
+static void max_note(_Atomic double *max, double value)
 {
-    double before = *most;
-    while (value > before && !atomic_compare_exchange_weak(most, &before, value)) continue;
+    double before = *max;
+    while (value > before && !atomic_compare_exchange_weak(max, &before, value)) continue;
 }
 
 /* ---- ranks -------------------------------------------------------------------------------------- */
@@ -71,7 +71,7 @@ typedef struct party {
     int epochs;
     const char *transport;
     int (*rank)(const struct party *party, int slot, int first_epoch);
-    int pids[SLOTS_MOST];
+    int pids[MAX_SLOTS];
 } party;
 
 static int start_one(const party *p, int slot, int first_epoch)
@@ -163,7 +163,7 @@ static void close_timed(tdm_comm *comm)
 {
     double before_s = tdm_clock_s();
     tdm_comm_close(comm);
-    note_most(&shared->slowest_close_s, tdm_clock_s() - before_s);
+    max_note(&shared->slowest_close_s, tdm_clock_s() - before_s);
 }
 
 /* ---- epoch after epoch ---------------------------------------------------------------------------- */
@@ -501,7 +501,7 @@ static int rank_that_computes(const party *p, int slot, int first_epoch)
     while (tdm_group_check(tdm_comm_world(comm), &err) == TDM_OK && tdm_clock_s() < until_s)
         for (volatile int i = 0; i < 1000; i++) continue;
     CHECK_INT(tdm_group_check(tdm_comm_world(comm), &err), TDM_ERR_PEER_FAILED);
-    note_most(&shared->slowest_notice_s, tdm_clock_s() - shared->struck_s);
+    max_note(&shared->slowest_notice_s, tdm_clock_s() - shared->struck_s);
     int victim = shared->struck - 1;
     char name[32];
     snprintf(name, sizeof name, "rank %d ", victim);

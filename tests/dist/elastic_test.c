@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SAMPLES = 200, WORKERS_MOST = 6, LIVES_MOST = 40 };
+enum { SAMPLES = 200, MAX_WORKERS = 6, MAX_LIVES = 40 };
 enum { CODE_FENCED = 7 };
 
 static char folder[] = "/tmp/tandem-elastic-XXXXXX";
@@ -95,9 +95,9 @@ typedef struct world {
     const model *model;
     int zero;
     char session[32], store[160];
-    tdm_vault *vault;
+    tdm_shm *shm;
     int size;
-    const char *wish; /* for TANDEM_TEST_KILL; NULL: none */
+    const char *request; /* for TANDEM_TEST_KILL; NULL: none */
     const char *every;
     bool apart;          /* each worker is a host of its own, whose memory dies with it */
     const char *stopped; /* the file that names a process that stopped itself; NULL: none does */
@@ -113,10 +113,10 @@ static void print_log(const tdm_log_record *record, void *user)
 static int work(const world *w, int slot, int life)
 {
     char id[64], url[200], host[32] = "a";
-    tdm_vault *vault = w->vault;
+    tdm_shm *shm = w->shm;
     if (w->apart) snprintf(host, sizeof(host), "a%d", life);
-    if (w->apart && tdm_vault_create(&vault, NULL) != TDM_OK) return 1;
-    if (w->wish) setenv("TANDEM_TEST_KILL", w->wish, 1);
+    if (w->apart && tdm_shm_create(&shm, NULL) != TDM_OK) return 1;
+    if (w->request) setenv("TANDEM_TEST_KILL", w->request, 1);
     if (getenv("TANDEM_TEST_LOG")) tdm_log_add_sink(print_log, NULL, TDM_LOG_INFO);
     snprintf(id, sizeof(id), "a.%d.%d", slot, life);
     snprintf(url, sizeof(url), "local:%s", w->store);
@@ -133,12 +133,12 @@ static int work(const world *w, int slot, int life)
     tdm_job_document *document = load(w->model, w->zero, w->every);
     tdm_status status = tdm_member_create(&mo, &member, &err);
     tdm_train_result result;
-    tdm_train_options options = {.member = member, .membership = &mo, .vault = vault};
+    tdm_train_options options = {.member = member, .membership = &mo, .shm = shm};
     if (status == TDM_OK)
         status = tdm_train(tdm_job_document_job(document), &options, &result, &err);
     tdm_member_destroy(member);
     tdm_job_document_destroy(document);
-    if (w->apart) tdm_vault_close(vault);
+    if (w->apart) tdm_shm_close(shm);
     if (status == TDM_ERR_PEER_FENCED) return CODE_FENCED;
     if (status == TDM_ERR_PEER_LEFT) return 0;
     if (status != TDM_OK) {
@@ -248,15 +248,15 @@ static int find_stopped(const world *w, const pid_t *pids, int count)
 /* Runs a training; true when it ended well. `hash` gets its state's. */
 static bool train(world *w, plan *p, char hash[TDM_SHA256_HEX], char run[512], int *hits)
 {
-    pid_t pids[LIVES_MOST];
-    int slots[LIVES_MOST], lives = 0, alive = 0;
-    bool good = true, over = false, stopped[LIVES_MOST] = {false};
+    pid_t pids[MAX_LIVES];
+    int slots[MAX_LIVES], lives = 0, alive = 0;
+    bool good = true, over = false, stopped[MAX_LIVES] = {false};
     double until = now() + 60, next = now() + 0.05 + 0.001 * (double)draw(p, 300), resume = 0;
     unsigned number = ++run_count;
     snprintf(w->session, sizeof(w->session), "s%u", number);
     snprintf(w->store, sizeof(w->store), "%s/s%u.store", folder, number);
     tdm_error err = {0};
-    CHECK_INT(tdm_vault_create(&w->vault, &err), TDM_OK);
+    CHECK_INT(tdm_shm_create(&w->shm, &err), TDM_OK);
     put_about(w);
     *hits = 0;
     for (int i = 0; i < w->size; i++) {
@@ -285,7 +285,7 @@ static bool train(world *w, plan *p, char hash[TDM_SHA256_HEX], char run[512], i
                 tell_dead(w, slots[k], k, how);
                 if (WTERMSIG(how) != SIGKILL) good = false;
             }
-            if ((WIFSIGNALED(how) || fenced) && !over && good && lives < LIVES_MOST) {
+            if ((WIFSIGNALED(how) || fenced) && !over && good && lives < MAX_LIVES) {
                 slots[lives] = fenced ? lives + 16 : slots[k];
                 pids[lives] = start(w, slots[lives], lives);
                 lives++;
@@ -326,7 +326,7 @@ static bool train(world *w, plan *p, char hash[TDM_SHA256_HEX], char run[512], i
         }
         nanosleep(&(struct timespec){.tv_nsec = 500000}, NULL);
     }
-    tdm_vault_close(w->vault);
+    tdm_shm_close(w->shm);
     return good && find_result(w, hash, run);
 }
 
@@ -398,11 +398,11 @@ static int remove_entry(const char *path, const struct stat *about, int type, st
  * or it could go on later and write over what the others did meanwhile. */
 static void stop_who_finishes(const model *m, const char *hash, const char *phase)
 {
-    char wish[400], stopped[100];
+    char request[400], stopped[100];
     plan none = {0};
-    world w = {.model = m, .size = 2, .every = "7", .wish = wish, .stopped = stopped};
+    world w = {.model = m, .size = 2, .every = "7", .request = request, .stopped = stopped};
     snprintf(stopped, sizeof(stopped), "%s/%s-stop", folder, phase);
-    snprintf(wish, sizeof(wish),
+    snprintf(request, sizeof(request),
              "torn:step=9:rank=0:file=%s/%s-0,torn:step=9:rank=1:file=%s/%s-1,"
              "%s:step=9:signal=STOP:file=%s",
              folder, phase, folder, phase, phase, stopped);
@@ -415,10 +415,10 @@ static void stop_who_finishes(const model *m, const char *hash, const char *phas
 /* A host dies with its share of the state before there is a checkpoint: all begin anew, from zeros. */
 static void begin_anew(const model *m, const char *hash)
 {
-    char wish[200];
+    char request[200];
     plan none = {0};
-    world w = {.model = m, .zero = 1, .size = 2, .every = "7", .wish = wish, .apart = true};
-    snprintf(wish, sizeof(wish), "forward:step=6:rank=1:file=%s/anew", folder);
+    world w = {.model = m, .zero = 1, .size = 2, .every = "7", .request = request, .apart = true};
+    snprintf(request, sizeof(request), "forward:step=6:rank=1:file=%s/anew", folder);
     compare(&w, &none, hash, "a host dies before the first checkpoint");
 }
 
@@ -448,13 +448,13 @@ int main(int argc, char **argv)
             world w = {.model = &models[m], .zero = zero, .size = 3, .every = "7"};
             compare(&w, &none, hash, "undisturbed");
             for (size_t i = 0; i < sizeof(phases) / sizeof(phases[0]); i++) {
-                char wish[200];
-                snprintf(wish, sizeof(wish), "%s:step=%d:rank=%d:file=%s/hit-%zu-%d-%zu", phases[i],
-                         9, (int)(i % 3), folder, m, zero, i);
-                w.wish = wish;
+                char request[200];
+                snprintf(request, sizeof(request), "%s:step=%d:rank=%d:file=%s/hit-%zu-%d-%zu",
+                         phases[i], 9, (int)(i % 3), folder, m, zero, i);
+                w.request = request;
                 compare(&w, &none, hash, phases[i]);
             }
-            w.wish = NULL;
+            w.request = NULL;
             for (int r = 0; r < runs; r++) {
                 plan p = {.kills = 1 + (int)((seed + (uint64_t)r) % 5),
                           .stops = r % 4 == 3,

@@ -25,7 +25,7 @@ enum { SLOW = 1, WIDTH_1 = 300, WIDTH_2 = 300 };
 enum { SLOW = 0, WIDTH_1 = 700, WIDTH_2 = 900 };
 #endif
 
-enum { PATH_MOST = 300, STEP = 7, FEATURES = 5 };
+enum { MAX_PATH = 300, STEP = 7, FEATURES = 5 };
 
 static const char job_text[] = "name: s\n"
                                "data: {train: %s/data.csv}\n"
@@ -46,7 +46,7 @@ typedef struct fixture {
     tdm__state state;
     tdm__saver *saver;
     const char *folder;
-    char path[PATH_MOST];
+    char path[MAX_PATH];
     tdm_checkpoint_content content;
     atomic_int asked; /* how often the gate was */
     tdm_status answer;
@@ -72,7 +72,7 @@ static void fill_blocks(tdm__state *state, float scale)
     enum { WINDOW = 10000 };
     static float window[WINDOW];
     for (int block = 0; block < TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES; block++) {
-        if (!tdm_store_block(state->store, block)) continue;
+        if (!tdm_params_block(state->store, block)) continue;
         size_t elements = block < TDM_BLOCK_STATE ? tdm_graph_param_extent(state->graph)
                                                   : tdm_graph_trained_extent(state->graph);
         for (size_t first = 0; first < elements; first += WINDOW) {
@@ -80,11 +80,11 @@ static void fill_blocks(tdm__state *state, float scale)
             for (size_t i = 0; i < count; i++)
                 window[i] = scale * (float)((first + i) * 7 + (size_t)block);
             const float *in = tdm__rank_of(state->comm) == 0 ? window : NULL;
-            CHECK_INT(tdm_store_write(state->store, block, first, count, in, NULL), TDM_OK);
+            CHECK_INT(tdm_params_write(state->store, block, first, count, in, NULL), TDM_OK);
         }
     }
     state->skips = (tdm__skips){.in_a_row = 1, .in_all = 2};
-    CHECK_INT(tdm_store_settle(state->store, NULL), TDM_OK);
+    CHECK_INT(tdm_params_settle(state->store, NULL), TDM_OK);
 }
 
 /* How a save goes. */
@@ -164,7 +164,7 @@ static void task_save(tdm_comm *comm, way how)
     begin(&f);
     f.state.skips = (tdm__skips){0}; /* small things may change at once */
     if (how == LAZY) tdm__saver_hold(f.saver);
-    if (how != FOREGROUND && tdm_store_is_whole(f.state.store, TDM_BLOCK_EMA))
+    if (how != FOREGROUND && tdm_params_is_whole(f.state.store, TDM_BLOCK_EMA))
         fill_blocks(&f.state, -3.0f); /* training goes on */
     tdm__saved saved = finish(&f);
     CHECK_INT(saved.status, TDM_OK);
@@ -231,7 +231,7 @@ static void leave_part_to_rank_0(fixture *f, const char *expected)
     begin(f);
     tdm__saver_hold(f->saver);
     for (int block = 0; size > 1 && rank == size - 1 && block < TDM_BLOCK_STATE; block++) {
-        float *numbers = tdm_store_block(f->state.store, block);
+        float *numbers = tdm_params_block(f->state.store, block);
         for (size_t i = tdm_graph_param_extent(f->state.graph); i > 0; i--) numbers[i - 1] = -1;
     }
     tdm__saved saved = finish(f);
@@ -265,7 +265,7 @@ static void task_trouble(tdm_comm *comm, way how)
         CHECK_HAS(saved.message, "No space left");
     }
     leave_part_to_rank_0(&f, good.state_hash);
-    char was[PATH_MOST];
+    char was[MAX_PATH];
     memcpy(was, f.path, sizeof was);
     snprintf(f.path, sizeof f.path, "%s/none/step-%012d.safetensors", f.folder, STEP);
     begin(&f);
@@ -273,7 +273,7 @@ static void task_trouble(tdm_comm *comm, way how)
     memcpy(f.path, was, sizeof was);
     /* A number that is not finite, in the part of any rank. */
     const char *bad = NULL;
-    if (rank == size - 1) tdm_store_block(f.state.store, TDM_BLOCK_EMA)[3] = NAN;
+    if (rank == size - 1) tdm_params_block(f.state.store, TDM_BLOCK_EMA)[3] = NAN;
     tdm__save what = {.path = f.path, .content = &f.content, .metrics = {NAN, NAN}};
     CHECK_INT(tdm__saver_begin(f.saver, &what, &bad, NULL), TDM_OK);
     if (how == LAZY) {
@@ -340,10 +340,10 @@ static void task_death(tdm_comm *comm, way how)
 {
     fixture f;
     if (tdm__rank_of(comm) == tdm__size_of(comm) - 1) {
-        char wish[64];
-        snprintf(wish, sizeof wish, "%s:part=1:rank=%d", how == LAZY ? "snapshot" : "checkpoint",
-                 tdm__rank_of(comm));
-        setenv("TANDEM_TEST_KILL", wish, 1);
+        char request[64];
+        snprintf(request, sizeof request, "%s:part=1:rank=%d",
+                 how == LAZY ? "snapshot" : "checkpoint", tdm__rank_of(comm));
+        setenv("TANDEM_TEST_KILL", request, 1);
     }
     if (!set_up(&f, comm, 0, how)) return;
     tdm_status status = try_to_begin(&f, NULL);
@@ -375,14 +375,14 @@ static void make_folder(void)
     snprintf(folder, sizeof folder, "/tmp/tandem-saver-XXXXXX");
     CHECK(mkdtemp(folder) != NULL);
     setenv("SAVER_DATA", folder, 1);
-    char path[PATH_MOST];
+    char path[MAX_PATH];
     snprintf(path, sizeof path, "%s/data.csv", folder); /* named by the job; never read */
     CHECK_INT(tdm_file_replace(path, "1,2,3,4,5,0\n", 12, NULL), TDM_OK);
 }
 
 static void remove_folder(void)
 {
-    char command[PATH_MOST];
+    char command[MAX_PATH];
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
     CHECK_INT(system(command), 0);
 }
@@ -390,7 +390,7 @@ static void remove_folder(void)
 /* A world in a folder of its own. */
 static const char *in_world(const char *task, way how, const char *hosts, int zero)
 {
-    static char path[PATH_MOST];
+    static char path[MAX_PATH];
     static int number;
     char text[16];
     snprintf(path, sizeof path, "%s/%d", folder, number++);
@@ -406,7 +406,7 @@ static const char *in_world(const char *task, way how, const char *hosts, int ze
 
 static void hash_of(const char *where, char hex[TDM_SHA256_HEX])
 {
-    char path[PATH_MOST + 64];
+    char path[MAX_PATH + 64];
     tdm_file_bytes bytes = {0};
     snprintf(path, sizeof path, "%s/step-%012d.safetensors", where, STEP);
     CHECK_INT(tdm_file_read(path, 0, &bytes, NULL), TDM_OK);
@@ -506,27 +506,27 @@ static void test_room(void)
     for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++) {
         size_t bytes = (taken[i] << 20) - 5;
         tdm_pages pages = {0}, other = {0};
-        tdm__saver_room *room = tdm__saver_room_create();
+        tdm__snapshot_pool *room = tdm__snapshot_pool_create();
         CHECK(room != NULL);
         if (!room) return;
-        tdm__saver_room_prepare(room, (prepared[i] << 20) - 5);
-        CHECK_INT(tdm__saver_room_take(room, bytes, &pages, NULL), TDM_OK);
+        tdm__snapshot_pool_prepare(room, (prepared[i] << 20) - 5);
+        CHECK_INT(tdm__snapshot_pool_take(room, bytes, &pages, NULL), TDM_OK);
         CHECK(pages.data && pages.bytes >= bytes);
         if (!pages.data) return;
-        tdm__saver_room_prepare(room, bytes); /* for the next one, while this one is in use */
+        tdm__snapshot_pool_prepare(room, bytes); /* for the next one, while this one is in use */
         memset(pages.data, 'a', pages.bytes);
-        CHECK_INT(tdm__saver_room_take(room, bytes, &other, NULL), TDM_OK);
+        CHECK_INT(tdm__snapshot_pool_take(room, bytes, &other, NULL), TDM_OK);
         CHECK(other.data && other.data != pages.data);
         CHECK(memchr(pages.data, 0, pages.bytes) == NULL);
         void *given = pages.data;
-        tdm__saver_room_give(room, &pages);
+        tdm__snapshot_pool_give(room, &pages);
         CHECK(!pages.data);
-        CHECK_INT(tdm__saver_room_take(room, bytes, &pages, NULL), TDM_OK);
+        CHECK_INT(tdm__snapshot_pool_take(room, bytes, &pages, NULL), TDM_OK);
         CHECK(pages.data == given);
         tdm_pages_unmap(&pages);
         tdm_pages_unmap(&other);
-        tdm__saver_room_prepare(room, bytes);
-        tdm__saver_room_destroy(room); /* at work, perhaps */
+        tdm__snapshot_pool_prepare(room, bytes);
+        tdm__snapshot_pool_destroy(room); /* at work, perhaps */
     }
 }
 

@@ -21,7 +21,7 @@ enum { MANY = 64 };
 enum { MANY = 1024 };
 #endif
 
-enum { STEPS = 2, FEATURES = 24, CLASSES = 8, PARAMS_MOST = 64, STACK_BYTES = 512 << 10 };
+enum { STEPS = 2, FEATURES = 24, CLASSES = 8, MAX_PARAMS = 64, STACK_BYTES = 512 << 10 };
 
 /* What all ranks of a world share: they run in one process. */
 typedef struct world {
@@ -44,7 +44,7 @@ typedef struct member {
     tdm_model_options model;
     tdm_graph *graph;
     tdm_optimiser *optimiser;
-    tdm_store *store;
+    tdm_params *store;
     tdm_team *team;
     uint64_t step;
 } member;
@@ -66,9 +66,9 @@ static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *cla
 
 static tdm_status make_optimiser(member *m, tdm_error *err)
 {
-    tdm_optim_param params[PARAMS_MOST];
+    tdm_optim_param params[MAX_PARAMS];
     size_t count = 0;
-    for (size_t i = 0; i < tdm_graph_param_count(m->graph) && count < PARAMS_MOST; i++) {
+    for (size_t i = 0; i < tdm_graph_param_count(m->graph) && count < MAX_PARAMS; i++) {
         const tdm_param_info *p = tdm_graph_param_at(m->graph, i);
         if (p->trained) params[count++] = (tdm_optim_param){p->name, p->offset, p->elements};
     }
@@ -87,8 +87,8 @@ static tdm_status spread_first_values(member *m, tdm_error *err)
     float *values = is_first(m) ? calloc(extent, sizeof(float)) : NULL;
     if (is_first(m) && !values) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory");
     if (values) tdm_model_init(m->graph, 3, values);
-    tdm_status status = tdm_store_write(m->store, TDM_BLOCK_PARAMS, 0, extent, values, err);
-    if (status == TDM_OK) status = tdm_store_settle(m->store, err);
+    tdm_status status = tdm_params_write(m->store, TDM_BLOCK_PARAMS, 0, extent, values, err);
+    if (status == TDM_OK) status = tdm_params_settle(m->store, err);
     free(values);
     return status;
 }
@@ -101,12 +101,12 @@ static tdm_status open_member(member *m, tdm_error *err)
     if (m->world->images) m->model.sample_shape = tdm_shape_3(1, 4, FEATURES / 4);
     TDM_TRY(tdm_model_build(&m->model, &m->graph, err));
     TDM_TRY(make_optimiser(m, err));
-    tdm_store_options place = {.graph = m->graph,
-                               .optimiser = m->optimiser,
-                               .comm = m->comm,
-                               .zero = (int)job->parallel.zero,
-                               .bucket_bytes = (size_t)job->parallel.bucket};
-    TDM_TRY(tdm_store_create(&place, &m->store, err));
+    tdm_params_options place = {.graph = m->graph,
+                                .optimiser = m->optimiser,
+                                .comm = m->comm,
+                                .zero = (int)job->parallel.zero,
+                                .bucket_bytes = (size_t)job->parallel.bucket};
+    TDM_TRY(tdm_params_create(&place, &m->store, err));
     TDM_TRY(spread_first_values(m, err));
     tdm_team_options options = {.model = m->model,
                                 .store = m->store,
@@ -123,7 +123,7 @@ static tdm_status open_member(member *m, tdm_error *err)
 static void close_member(member *m)
 {
     tdm_team_destroy(m->team);
-    tdm_store_destroy(m->store);
+    tdm_params_destroy(m->store);
     tdm_optimiser_destroy(m->optimiser);
     tdm_graph_destroy(m->graph);
 }
@@ -139,7 +139,8 @@ static tdm_status gather(member *m, tdm_error *err)
     if (is_first(m) && !out) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory");
     tdm_status status = TDM_OK;
     for (size_t i = 0; i < count && status == TDM_OK; i++)
-        status = tdm_store_read(m->store, blocks[i], 0, extent, out ? out + i * extent : NULL, err);
+        status = tdm_params_read(m->store, blocks[i], 0, extent, out ? out + i * extent : NULL,
+                                 err);
     if (!out) return status;
     m->world->blocks = out;
     m->world->floats = count * extent;
@@ -158,7 +159,7 @@ static tdm_status train(member *m, tdm_error *err)
         TDM_TRY(tdm_team_step(m->team, &in, &result, err));
         losses[m->step] = result.finite ? result.loss : -1;
     }
-    TDM_TRY(tdm_store_settle(m->store, err));
+    TDM_TRY(tdm_params_settle(m->store, err));
     TDM_TRY(gather(m, err));
     /* Rank 0 comes to the end first, or another: the first one says, the others agree. */
     if (w->finished == 0) memcpy(w->losses, losses, sizeof losses);

@@ -21,7 +21,7 @@ enum { SLOW = 1, WIDTH_1 = 40, WIDTH_2 = 30 };
 enum { SLOW = 0, WIDTH_1 = 600, WIDTH_2 = 500 };
 #endif
 
-enum { MIDDLE = 3, LAST = 6, PATH_MOST = 300, ROWS = 60, COLUMNS = 5 };
+enum { MIDDLE = 3, LAST = 6, MAX_PATH = 300, ROWS = 60, COLUMNS = 5 };
 
 static const char job_text[] =
     "name: s\n"
@@ -94,7 +94,7 @@ static char folder[64];
 
 static void make_folder(void)
 {
-    char path[PATH_MOST];
+    char path[MAX_PATH];
     snprintf(folder, sizeof folder, "/tmp/tandem-state-XXXXXX");
     CHECK(mkdtemp(folder) != NULL);
     setenv("STATE_FOLDER", folder, 1);
@@ -112,21 +112,21 @@ static void make_folder(void)
 
 static void remove_folder(void)
 {
-    char command[PATH_MOST];
+    char command[MAX_PATH];
     snprintf(command, sizeof command, "rm -rf '%s'", folder);
     CHECK_INT(system(command), 0);
 }
 
 static const char *run_path(int zero, int run)
 {
-    static char path[PATH_MOST];
+    static char path[MAX_PATH];
     snprintf(path, sizeof path, "%s/zero%d/s-%d", folder, zero, run);
     return path;
 }
 
 static const char *checkpoint_path(int zero, int run, int step)
 {
-    static char path[2][PATH_MOST + 64];
+    static char path[2][MAX_PATH + 64];
     static int turn;
     turn = !turn;
     snprintf(path[turn], sizeof path[turn], "%s/checkpoints/step-%012d.safetensors",

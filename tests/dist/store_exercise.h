@@ -10,7 +10,7 @@
 
 #include "check.h"
 
-#include "parallel/store.h"
+#include "parallel/params.h"
 
 #include <tandem/os.h>
 
@@ -32,14 +32,14 @@ typedef struct bench {
     int rank, size;
     int zero;
     const char *offload;
-    tdm_vault *vault;
+    tdm_shm *shm;
     int slot;
     uint32_t epoch;
     net net;
     tdm_job job;
     tdm_optimiser *optimiser;
-    tdm_store *store;
-    tdm_feed *feed, *eval_feed, *ema_feed;
+    tdm_params *store;
+    tdm_prefetch *feed, *eval_feed, *ema_feed;
     float *copy, *got; /* of a block */
     size_t elements;
     int version;
@@ -136,17 +136,17 @@ static inline void net_release(net *n)
 static inline bool bench_store(bench *b, size_t bucket_bytes)
 {
     tdm_error err = {0};
-    tdm_store_options options = {.graph = b->net.graph,
-                                 .optimiser = b->optimiser,
-                                 .has_ema = true,
-                                 .comm = b->comm,
-                                 .zero = b->zero,
-                                 .offload = b->offload,
-                                 .vault = b->vault,
-                                 .slot = b->slot,
-                                 .epoch = b->epoch,
-                                 .bucket_bytes = bucket_bytes};
-    return fine(b, tdm_store_create(&options, &b->store, &err), &err, "create");
+    tdm_params_options options = {.graph = b->net.graph,
+                                  .optimiser = b->optimiser,
+                                  .has_ema = true,
+                                  .comm = b->comm,
+                                  .zero = b->zero,
+                                  .offload = b->offload,
+                                  .shm = b->shm,
+                                  .slot = b->slot,
+                                  .epoch = b->epoch,
+                                  .bucket_bytes = bucket_bytes};
+    return fine(b, tdm_params_create(&options, &b->store, &err), &err, "create");
 }
 
 static inline bool bench_open(bench *b, int64_t width, int layers, size_t bucket_bytes)
@@ -172,21 +172,23 @@ static inline bool bench_feeds(bench *b)
 {
     tdm_error err = {0};
     tdm_plan *const train[] = {b->net.train, b->net.plain}; /* as if of another number of rows */
-    return fine(b, tdm_feed_create(b->store, TDM_BLOCK_PARAMS, train, 2, &b->feed, &err), &err,
+    return fine(b, tdm_prefetch_create(b->store, TDM_BLOCK_PARAMS, train, 2, &b->feed, &err), &err,
                 "feed") &&
            fine(b,
-                tdm_feed_create(b->store, TDM_BLOCK_PARAMS, &b->net.eval, 1, &b->eval_feed, &err),
+                tdm_prefetch_create(b->store, TDM_BLOCK_PARAMS, &b->net.eval, 1, &b->eval_feed,
+                                    &err),
                 &err, "feed for evaluation") &&
-           fine(b, tdm_feed_create(b->store, TDM_BLOCK_EMA, &b->net.eval, 1, &b->ema_feed, &err),
+           fine(b,
+                tdm_prefetch_create(b->store, TDM_BLOCK_EMA, &b->net.eval, 1, &b->ema_feed, &err),
                 &err, "feed of the average");
 }
 
 static inline void bench_close(bench *b)
 {
-    tdm_feed_destroy(b->ema_feed);
-    tdm_feed_destroy(b->eval_feed);
-    tdm_feed_destroy(b->feed);
-    tdm_store_destroy(b->store);
+    tdm_prefetch_destroy(b->ema_feed);
+    tdm_prefetch_destroy(b->eval_feed);
+    tdm_prefetch_destroy(b->feed);
+    tdm_params_destroy(b->store);
     tdm_optimiser_destroy(b->optimiser);
     net_release(&b->net);
     free(b->copy);
@@ -205,10 +207,10 @@ static inline void fill_copy(bench *b, int block, int version)
 /* What this rank may touch of a block: all of it, or its share. */
 static inline bool sees(bench *b, int block, int version)
 {
-    const tdm__layout *l = tdm__store_layout(b->store);
-    const float *data = tdm_store_block(b->store, block);
+    const tdm__layout *l = tdm__params_layout(b->store);
+    const float *data = tdm_params_block(b->store, block);
     fill_copy(b, block, version);
-    if (tdm_store_is_whole(b->store, block))
+    if (tdm_params_is_whole(b->store, block))
         return memcmp(data, b->copy, b->elements * sizeof *data) == 0;
     bool ok = true;
     for (size_t i = 0; i < l->bucket_count; i++) {
@@ -230,7 +232,7 @@ static inline bool write_block(bench *b, int block, int version)
     for (size_t at = 0, n = 0; at < b->elements; at += n) {
         n = at == 0 ? 1 : 13007;
         if (n > b->elements - at) n = b->elements - at;
-        if (!fine(b, tdm_store_write(b->store, block, at, n, root ? b->copy + at : NULL, &err),
+        if (!fine(b, tdm_params_write(b->store, block, at, n, root ? b->copy + at : NULL, &err),
                   &err, "write"))
             return false;
     }
@@ -246,7 +248,7 @@ static inline bool read_block(bench *b, int block, int version)
     for (size_t at = 0, n = 0; at < b->elements; at += n) {
         n = at == 0 ? 5003 : 17011;
         if (n > b->elements - at) n = b->elements - at;
-        if (!fine(b, tdm_store_read(b->store, block, at, n, root ? b->got + at : NULL, &err), &err,
+        if (!fine(b, tdm_params_read(b->store, block, at, n, root ? b->got + at : NULL, &err), &err,
                   "read"))
             return false;
     }
@@ -254,7 +256,8 @@ static inline bool read_block(bench *b, int block, int version)
     return true;
 }
 
-static inline bool run_and_compare(bench *b, tdm_feed *feed, tdm_plan *fed, int block, int version)
+static inline bool run_and_compare(bench *b, tdm_prefetch *feed, tdm_plan *fed, int block,
+                                   int version)
 {
     net *n = &b->net;
     tdm_error err = {0};
@@ -268,7 +271,7 @@ static inline bool run_and_compare(bench *b, tdm_feed *feed, tdm_plan *fed, int 
             for (size_t j = 0; in.data && j < ROWS * WIDTH; j++)
                 ((float *)in.data)[j] = value(9 + k, 0, j);
         }
-        if (i == 0 && !fine(b, tdm_feed_run(feed, 0, &key, &err), &err, "run")) return false;
+        if (i == 0 && !fine(b, tdm_prefetch_run(feed, 0, &key, &err), &err, "run")) return false;
         if (i == 1) {
             tdm_plan_bind(n->plain, TDM_SPACE_PARAMS, b->copy);
             tdm_plan_run(n->plain, &key);
@@ -292,7 +295,7 @@ static inline bool meet(bench *b)
 /* A step: every rank updates its share of all blocks, then parameters go where they are missing. */
 static inline bool update(bench *b, bool overlap)
 {
-    const tdm__layout *l = tdm__store_layout(b->store);
+    const tdm__layout *l = tdm__params_layout(b->store);
     tdm_error err = {0};
     if (!meet(b)) return false; /* nobody reads the old ones any more */
     b->version++;
@@ -302,13 +305,13 @@ static inline bool update(bench *b, bool overlap)
         order[i] = l->bucket_count - 1 - i;
         tdm__cells mine = tdm__layout_share(l, tdm__layout_bucket(l, i), l->place);
         tdm_extent e = tdm__cells_extent(l, mine);
-        tdm__store_will_update(b->store, mine);
+        tdm__params_will_update(b->store, mine);
         for (int block = 0; block < BLOCKS; block++)
             for (size_t j = e.first; j < e.first + e.count; j++)
-                tdm_store_block(b->store, block)[j] = value(block, b->version, j);
-        tdm__store_has_updated(b->store, mine);
+                tdm_params_block(b->store, block)[j] = value(block, b->version, j);
+        tdm__params_has_updated(b->store, mine);
     }
-    bool ok = fine(b, tdm__store_publish(b->store, order, overlap, &err), &err, "publish");
+    bool ok = fine(b, tdm__params_publish(b->store, order, overlap, &err), &err, "publish");
     free(order);
     return ok;
 }
@@ -318,7 +321,7 @@ static inline bool find_bad(bench *b)
     tdm_error err = {0};
     size_t bad = 0;
     for (int block = 0; block < BLOCKS; block++) {
-        if (!fine(b, tdm_store_find_bad(b->store, block, &bad, &err), &err, "find_bad"))
+        if (!fine(b, tdm_params_find_bad(b->store, block, &bad, &err), &err, "find_bad"))
             return false;
         CHECK(bad == SIZE_MAX);
         size_t at = b->elements * (size_t)(block + 1) / 6;
@@ -326,9 +329,9 @@ static inline bool find_bad(bench *b)
         for (size_t i = 0; i < 2; i++) right[i] = value(block, b->version, at + i);
         for (int i = 0; i < 2; i++) {
             const float *in = b->rank == 0 ? (i == 0 ? wrong : right) : NULL;
-            if (!fine(b, tdm_store_write(b->store, block, at, 2, in, &err), &err, "write") ||
-                !fine(b, tdm_store_settle(b->store, &err), &err, "settle") ||
-                !fine(b, tdm_store_find_bad(b->store, block, &bad, &err), &err, "find_bad"))
+            if (!fine(b, tdm_params_write(b->store, block, at, 2, in, &err), &err, "write") ||
+                !fine(b, tdm_params_settle(b->store, &err), &err, "settle") ||
+                !fine(b, tdm_params_find_bad(b->store, block, &bad, &err), &err, "find_bad"))
                 return false;
             CHECK(bad == (i == 0 ? at : SIZE_MAX));
             if (!meet(b)) return false;
@@ -346,11 +349,11 @@ static inline bool steps(bench *b)
         for (int lane = 0; lane < 2; lane++) {
             bool runs = lane == 0 || b->rank % 2 == 0 || step == 3;
             if (runs ? !run_and_compare(b, b->feed, b->net.train, TDM_BLOCK_PARAMS, b->version)
-                     : !fine(b, tdm_feed_pass(b->feed, &err), &err, "pass"))
+                     : !fine(b, tdm_prefetch_pass(b->feed, &err), &err, "pass"))
                 return false;
         }
     }
-    return fine(b, tdm_store_settle(b->store, &err), &err, "settle");
+    return fine(b, tdm_params_settle(b->store, &err), &err, "settle");
 }
 
 static inline bool evaluate(bench *b)
@@ -358,11 +361,12 @@ static inline bool evaluate(bench *b)
     tdm_error err = {0};
     /* Both feeds have the same plan here: the one that was made last has bound it. */
     if (!run_and_compare(b, b->ema_feed, b->net.eval, TDM_BLOCK_EMA, b->version)) return false;
-    tdm_feed_destroy(b->ema_feed);
-    tdm_feed_destroy(b->eval_feed);
+    tdm_prefetch_destroy(b->ema_feed);
+    tdm_prefetch_destroy(b->eval_feed);
     b->ema_feed = b->eval_feed = NULL;
     return fine(b,
-                tdm_feed_create(b->store, TDM_BLOCK_PARAMS, &b->net.eval, 1, &b->eval_feed, &err),
+                tdm_prefetch_create(b->store, TDM_BLOCK_PARAMS, &b->net.eval, 1, &b->eval_feed,
+                                    &err),
                 &err, "feed") &&
            run_and_compare(b, b->eval_feed, b->net.eval, TDM_BLOCK_PARAMS, b->version);
 }
@@ -372,7 +376,7 @@ static inline bool exercise_open(bench *b)
     tdm_error err = {0};
     for (int block = 0; block < BLOCKS; block++)
         if (!write_block(b, block, 0)) return false;
-    if (!fine(b, tdm_store_settle(b->store, &err), &err, "settle")) return false;
+    if (!fine(b, tdm_params_settle(b->store, &err), &err, "settle")) return false;
     for (int block = 0; block < BLOCKS; block++) CHECK(sees(b, block, 0));
     for (int block = 0; block < BLOCKS; block++)
         if (!read_block(b, block, 0)) return false;

@@ -9,7 +9,7 @@
  * are left to the simulator, in which every rank is a host of its own.
  */
 #include "dist/world.h"
-#include "parallel/desk.h"
+#include "parallel/undo_log.h"
 #include "store_exercise.h"
 
 #include <tandem/sim.h>
@@ -66,11 +66,11 @@ static bool write_zeros(bench *b)
         for (size_t at = 0; at < b->elements; at += PIECE) {
             size_t count = b->elements - at < PIECE ? b->elements - at : PIECE;
             const float *in = b->rank == 0 ? b->copy : NULL;
-            if (!fine(b, tdm_store_write(b->store, block, at, count, in, &err), &err, "write"))
+            if (!fine(b, tdm_params_write(b->store, block, at, count, in, &err), &err, "write"))
                 return false;
             if (!meet(b)) return false; /* so that nothing piles up on its way */
         }
-    return fine(b, tdm_store_settle(b->store, &err), &err, "settle");
+    return fine(b, tdm_params_settle(b->store, &err), &err, "settle");
 }
 
 /* All ranks together use the memory that their stores tell of. The first store pays for all that is
@@ -80,13 +80,13 @@ static void rank_memory(tdm_comm *comm)
     for (int zero = 0; zero <= 3; zero += 1 + (zero == 1)) {
         bench b = {.comm = comm, .zero = zero}; /* 2 is like 1 */
         bool well = bench_open(&b, HUGE_WIDTH, 5, 0) && write_zeros(&b) && meet(&b);
-        tdm_store_destroy(b.store);
+        tdm_params_destroy(b.store);
         b.store = NULL;
         CHECK(meet(&b)); /* all have given it back */
         uint64_t before = sum_over_ranks(comm, written_bytes());
         well = well && bench_store(&b, 0) && write_zeros(&b);
         if (!well) return;
-        tdm_store_info info = tdm_store_info_of(b.store);
+        tdm_params_info info = tdm_params_info_of(b.store);
         uint64_t after = sum_over_ranks(comm, written_bytes());
         uint64_t common = info.common_bytes / (uint64_t)info.node_size;
         uint64_t want = sum_over_ranks(comm, info.private_bytes + common);
@@ -107,13 +107,14 @@ static void rank_death(tdm_comm *comm)
     bench b = {.comm = comm, .zero = atoi(getenv("STORE_ZERO"))};
     if (!bench_open(&b, WIDTH, LAYERS, BUCKET_BYTES)) return;
     tdm_error err = {0};
-    tdm_status status = tdm_feed_create(b.store, TDM_BLOCK_PARAMS, &b.net.train, 1, &b.feed, &err);
+    tdm_status status = tdm_prefetch_create(b.store, TDM_BLOCK_PARAMS, &b.net.train, 1, &b.feed,
+                                            &err);
     double began_s = tdm_clock_s(); /* of a step */
     for (int step = 0; status == TDM_OK; step++) {
         if (step == 3 && b.rank == VICTIM) raise(SIGKILL);
         began_s = tdm_clock_s();
-        status = tdm__store_publish(b.store, NULL, true, &err);
-        if (status == TDM_OK) status = tdm_feed_run(b.feed, 0, &(tdm_step_key){0}, &err);
+        status = tdm__params_publish(b.store, NULL, true, &err);
+        if (status == TDM_OK) status = tdm_prefetch_run(b.feed, 0, &(tdm_step_key){0}, &err);
     }
     CHECK_INT(tdm_status_group_of(status), TDM_STATUS_GROUP_PEER);
     CHECK(tdm_clock_s() - began_s < DEADLINE_S);
@@ -125,12 +126,12 @@ static void rank_death(tdm_comm *comm)
 enum { LANES = 4 };
 
 /* A store alone on a vault, in an epoch of its own; what it finds there. */
-static bool enter_alone(bench *b, tdm_vault *vault, int slot, uint32_t epoch, tdm_recovery *found)
+static bool enter_alone(bench *b, tdm_shm *shm, int slot, uint32_t epoch, tdm_recovery *found)
 {
     tdm_error err = {0};
-    *b = (bench){.vault = vault, .slot = slot, .epoch = epoch};
+    *b = (bench){.shm = shm, .slot = slot, .epoch = epoch};
     return bench_open(b, WIDTH, LAYERS, BUCKET_BYTES) &&
-           fine(b, tdm_store_recover(b->store, LANES, 0, found, &err), &err, "recover");
+           fine(b, tdm_params_recover(b->store, LANES, 0, found, &err), &err, "recover");
 }
 
 /* Its blocks become those after so many steps. */
@@ -139,8 +140,8 @@ static bool set_state(bench *b, int step)
     tdm_error err = {0};
     for (int block = 0; block < BLOCKS; block++)
         if (!write_block(b, block, step)) return false;
-    return fine(b, tdm_store_settle(b->store, &err), &err, "settle") &&
-           fine(b, tdm_store_set(b->store, (uint64_t)step, &err), &err, "set");
+    return fine(b, tdm_params_settle(b->store, &err), &err, "settle") &&
+           fine(b, tdm_params_set(b->store, (uint64_t)step, &err), &err, "set");
 }
 
 /* Rank 1 comes back with an old state. While it gets the new one, rank 0 dies, and its memory with it. What
@@ -149,26 +150,26 @@ static void rank_carry(tdm_comm *comm)
 {
     enum { OLD = 5, NEW = 10 };
     bool is_source = tdm_comm_rank(comm) == 0;
-    tdm_vault *vault = NULL;
+    tdm_shm *shm = NULL;
     tdm_recovery found;
     tdm_error err = {0};
     bench b;
-    CHECK_INT(tdm_vault_create(&vault, &err), TDM_OK);
-    bool well = enter_alone(&b, vault, 0, 1, &found) && set_state(&b, is_source ? NEW : OLD);
+    CHECK_INT(tdm_shm_create(&shm, &err), TDM_OK);
+    bool well = enter_alone(&b, shm, 0, 1, &found) && set_state(&b, is_source ? NEW : OLD);
     bench_close(&b);
     if (is_source) setenv("TANDEM_TEST_KILL", "carry:part=1", 1);
-    b = (bench){.comm = comm, .vault = vault, .epoch = 2};
+    b = (bench){.comm = comm, .shm = shm, .epoch = 2};
     well = well && bench_open(&b, WIDTH, LAYERS, BUCKET_BYTES);
     if (!well) return;
-    tdm_status status = tdm_store_recover(b.store, LANES, 0, &found, &err);
+    tdm_status status = tdm_params_recover(b.store, LANES, 0, &found, &err);
     CHECK_INT(tdm_status_group_of(status), TDM_STATUS_GROUP_PEER);
     bench_close(&b);
-    if (enter_alone(&b, vault, 0, 3, &found) && found.found) {
+    if (enter_alone(&b, shm, 0, 3, &found) && found.found) {
         CHECK_INT(found.step, OLD); /* nothing had come yet */
         for (int block = 0; block < BLOCKS; block++) CHECK(sees(&b, block, OLD));
     }
     bench_close(&b);
-    tdm_vault_close(vault);
+    tdm_shm_close(shm);
 }
 
 typedef struct rank_case {
@@ -238,76 +239,76 @@ static void test_host_lost_in_a_carry(void)
 /* Who dies while a state is given up leaves none behind, though its numbers were good before. */
 static void test_death_while_giving_up(void)
 {
-    tdm_vault *vault = NULL;
+    tdm_shm *shm = NULL;
     tdm_recovery found;
     tdm_error err = {0};
     bench b;
     int state = 0;
-    CHECK_INT(tdm_vault_create(&vault, &err), TDM_OK);
+    CHECK_INT(tdm_shm_create(&shm, &err), TDM_OK);
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
-        bool well = enter_alone(&b, vault, 0, 1, &found) && set_state(&b, 5);
+        bool well = enter_alone(&b, shm, 0, 1, &found) && set_state(&b, 5);
         bench_close(&b);
         setenv("TANDEM_TEST_KILL", "unset", 1);
-        if (well && enter_alone(&b, vault, 0, 2, &found) && found.found)
-            (void)tdm_store_unset(b.store, &err);
+        if (well && enter_alone(&b, shm, 0, 2, &found) && found.found)
+            (void)tdm_params_unset(b.store, &err);
         _exit(1);
     }
     while (waitpid(pid, &state, 0) < 0 && errno == EINTR) continue;
     CHECK(WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL);
-    if (enter_alone(&b, vault, 1, 3, &found)) CHECK(!found.found);
+    if (enter_alone(&b, shm, 1, 3, &found)) CHECK(!found.found);
     bench_close(&b);
-    tdm_vault_close(vault);
+    tdm_shm_close(shm);
 }
 
 /* Who dies between the two numbers that say how far the state is leaves it as far as it is. */
 static void test_death_while_telling(void)
 {
-    tdm_vault *vault = NULL;
+    tdm_shm *shm = NULL;
     tdm_recovery found;
     tdm_error err = {0};
     bench b;
-    CHECK_INT(tdm_vault_create(&vault, &err), TDM_OK);
-    if (enter_alone(&b, vault, 0, 1, &found) && set_state(&b, 6))
-        atomic_store(&tdm__store_journal(b.store)->desk->state, 5 + 1);
+    CHECK_INT(tdm_shm_create(&shm, &err), TDM_OK);
+    if (enter_alone(&b, shm, 0, 1, &found) && set_state(&b, 6))
+        atomic_store(&tdm__params_undo_log(b.store)->undo_header->state, 5 + 1);
     bench_close(&b);
-    if (enter_alone(&b, vault, 0, 2, &found)) {
+    if (enter_alone(&b, shm, 0, 2, &found)) {
         CHECK(found.found);
         CHECK_INT(found.step, 6);
     }
     bench_close(&b);
-    tdm_vault_close(vault);
+    tdm_shm_close(shm);
 }
 
 /* What a rank of an earlier epoch remembers is nobody's past any more, and what was sent to it is not
  * written. */
 static void test_fenced(void)
 {
-    tdm_vault *vault = NULL;
+    tdm_shm *shm = NULL;
     tdm_recovery found;
     tdm_error err = {0};
     bench old, b;
-    CHECK_INT(tdm_vault_create(&vault, &err), TDM_OK);
-    if (enter_alone(&old, vault, 0, 1, &found) && set_state(&old, 5))
-        tdm_store_remember(old.store, "five", 5, 11);
-    if (enter_alone(&b, vault, 1, 2, &found)) {
-        CHECK_INT(found.memo_order, 11);
+    CHECK_INT(tdm_shm_create(&shm, &err), TDM_OK);
+    if (enter_alone(&old, shm, 0, 1, &found) && set_state(&old, 5))
+        tdm_params_snapshot_save(old.store, "five", 5, 11);
+    if (enter_alone(&b, shm, 1, 2, &found)) {
+        CHECK_INT(found.snapshot_order, 11);
         CHECK_TEXT((const char *)found.memo, "five");
-        tdm_store_remember(old.store, "late", 5, 99);
-        tdm__journal *journal = tdm__store_journal(old.store);
-        CHECK_INT(tdm__journal_gather(journal, &err), TDM_ERR_PEER_FENCED);
-        CHECK_INT(atomic_load(&journal->desk->slots[0].gathering), 0);
-        tdm_store_remember(b.store, "six", 4, 13);
+        tdm_params_snapshot_save(old.store, "late", 5, 99);
+        tdm__undo_log *undo_log = tdm__params_undo_log(old.store);
+        CHECK_INT(tdm__undo_gather_begin(undo_log, &err), TDM_ERR_PEER_FENCED);
+        CHECK_INT(atomic_load(&undo_log->undo_header->slots[0].gathering), 0);
+        tdm_params_snapshot_save(b.store, "six", 4, 13);
     }
     bench_close(&b);
     bench_close(&old);
-    if (enter_alone(&b, vault, 1, 3, &found)) {
-        CHECK_INT(found.memo_order, 13);
+    if (enter_alone(&b, shm, 1, 3, &found)) {
+        CHECK_INT(found.snapshot_order, 13);
         CHECK_TEXT((const char *)found.memo, "six");
     }
     bench_close(&b);
-    tdm_vault_close(vault);
+    tdm_shm_close(shm);
 }
 
 static void sim_rank(tdm_comm *comm, void *user)

@@ -33,7 +33,7 @@ static void check_block(const team_bench *b, int block, const float *expected)
     float *found = calloc(count + 1, sizeof(float));
     CHECK(found != NULL);
     if (!found) return;
-    CHECK_INT(tdm_store_read(b->store, block, 0, count, root ? found : NULL, NULL), TDM_OK);
+    CHECK_INT(tdm_params_read(b->store, block, 0, count, root ? found : NULL, NULL), TDM_OK);
     bool same = !root || memcmp(found, expected, count * sizeof(float)) == 0;
     CHECK(same);
     if (!same)
@@ -106,7 +106,7 @@ static void train_both(team_shape shape, tdm_comm *comm, int64_t *moved)
             CHECK(r.loss == losses[step]);
             *moved += r.moved;
         }
-        CHECK_INT(tdm_store_settle(b.store, NULL), TDM_OK);
+        CHECK_INT(tdm_params_settle(b.store, NULL), TDM_OK);
         check_block(&b, TDM_BLOCK_PARAMS, alone.params);
         check_block(&b, TDM_BLOCK_EMA, alone.ema);
         for (int i = 0; i < TDM_OPTIM_MAX_STATES; i++)

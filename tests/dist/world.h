@@ -22,7 +22,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { WORLD_RANKS_MOST = 16, WORLD_ALARM_S = 100 };
+enum { MAX_WORLD_RANKS = 16, WORLD_ALARM_S = 100 };
 
 typedef struct world {
     const char *what;      /* the ranks' task, as --rank has it */
@@ -70,7 +70,7 @@ static inline void world_run(const world *w)
         printf("     left out: hosts %s, without %s\n", w->hosts, needed);
         return;
     }
-    pid_t pids[WORLD_RANKS_MOST];
+    pid_t pids[MAX_WORLD_RANKS];
     number++;
     for (int i = 0; i < size; i++) pids[i] = world_start_rank(w, i, number);
     for (int i = 0; i < size; i++) {

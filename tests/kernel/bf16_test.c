@@ -896,7 +896,7 @@ static void plans_tell_who_reads_weights(void)
 {
     tdm_graph *graph;
     tdm_plan *plan = chain(TDM_DTYPE_BF16, LAYERS, &graph);
-    size_t reads[TDM_PLAN_READS_MOST], read_count = 0;
+    size_t reads[TDM_MAX_PLAN_READS], read_count = 0;
     for (size_t s = 0; s < tdm_plan_step_count(plan); s++)
         read_count += tdm_plan_reads_at(plan, s, reads);
     CHECK_INT(read_count, LAYERS);

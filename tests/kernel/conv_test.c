@@ -42,9 +42,9 @@ static const conv_case typical[] = {
 };
 enum { TYPICAL_COUNT = sizeof(typical) / sizeof(typical[0]), RANDOM_COUNT = 120 };
 
-static int64_t pick(tdm_rng *rng, int64_t least, int64_t most)
+static int64_t pick(tdm_rng *rng, int64_t min, int64_t max)
 {
-    return least + (int64_t)tdm_rng_below(rng, (uint64_t)(most - least + 1));
+    return min + (int64_t)tdm_rng_below(rng, (uint64_t)(max - min + 1));
 }
 
 /* The typical ones first, then odd ones; the same for the same index. */

@@ -57,9 +57,9 @@ static void look_in_process(const char *asked, int level, bool warned)
 static void the_variable_lowers_the_level(void)
 {
     static const char *const names[] = {[2] = "v2", [3] = "v3", [4] = "v4"};
-    int most = tdm_kernel_cpu_level();
+    int max = tdm_kernel_cpu_level();
     for (int level = 2; level <= 4; level++)
-        look_in_process(names[level], level <= most ? level : most, level > most);
+        look_in_process(names[level], level <= max ? level : max, level > max);
 }
 
 static void a_wrong_value_changes_nothing(void)

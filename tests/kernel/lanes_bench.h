@@ -8,14 +8,14 @@
 
 #include "graph_bench.h"
 
-enum { LANES_MOST = 8 };
+enum { MAX_LANES = 8 };
 
 typedef struct lanes_bench {
     int count;
-    tdm_graph *graphs[LANES_MOST]; /* owned */
-    bench lanes[LANES_MOST];
-    int64_t first_rows[LANES_MOST]; /* of the batch */
-    size_t sums;                    /* that the last run exchanged */
+    tdm_graph *graphs[MAX_LANES]; /* owned */
+    bench lanes[MAX_LANES];
+    int64_t first_rows[MAX_LANES]; /* of the batch */
+    size_t sums;                   /* that the last run exchanged */
 } lanes_bench;
 
 /* Takes the graph, also when there is no plan for it. */
@@ -65,11 +65,11 @@ static inline float lanes_bench_tree(const float *const numbers[], int64_t i, in
 
 static inline void lanes_bench_run(lanes_bench *b)
 {
-    size_t at[LANES_MOST] = {0};
+    size_t at[MAX_LANES] = {0};
     bool go_on = b->count > 0;
     for (b->sums = 0; go_on; b->sums += go_on) {
-        tdm_tensor io[LANES_MOST] = {0};
-        const float *numbers[LANES_MOST];
+        tdm_tensor io[MAX_LANES] = {0};
+        const float *numbers[MAX_LANES];
         for (int i = 0; i < b->count; i++) {
             bool is_sum = lanes_bench_next(b, i, &at[i], &io[i]);
             CHECK(i == 0 || is_sum == go_on); /* all of them, or none */

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 
 /* Kernels begin to share their work at 65,536 numbers, some of which are read twice. */
-enum { MOST_THREADS = 3, WORTH_THREADS = 30000 };
+enum { MAX_THREADS = 3, WORTH_THREADS = 30000 };
 
 /* ---- levels ---------------------------------------------------------------------------------- */
 
@@ -189,29 +189,29 @@ static void check_output(const levels_case *c, int number, int threads, int o, c
 /* Fills the inputs; returns on how many threads the case is worth running. */
 static int open_case(levels_case *c)
 {
-    int64_t most = tdm_tensor_elements(&c->call.out[0]);
+    int64_t max = tdm_tensor_elements(&c->call.out[0]);
     for (int i = 0; i < TDM_OP_MAX_INPUTS; i++) {
         tdm_tensor *t = &c->call.in[i];
         if (!t->dtype) continue;
         t->data = malloc(tdm_tensor_bytes(t) + 64);
         fill_input(c, i, t);
-        if (tdm_tensor_elements(t) > most) most = tdm_tensor_elements(t);
+        if (tdm_tensor_elements(t) > max) max = tdm_tensor_elements(t);
     }
-    return most > WORTH_THREADS ? MOST_THREADS : 1;
+    return max > WORTH_THREADS ? MAX_THREADS : 1;
 }
 
 static void try_case(levels_case c)
 {
     void *expected[TDM_OP_MAX_OUTPUTS] = {0}, *got[TDM_OP_MAX_OUTPUTS] = {0};
     bool first = true;
-    int most_threads = open_case(&c);
+    int max_threads = open_case(&c);
     for (int o = 0; o < TDM_OP_MAX_OUTPUTS; o++) {
         if (!c.call.out[o].dtype) continue;
         expected[o] = malloc(tdm_tensor_bytes(&c.call.out[o]) + 64);
         got[o] = malloc(tdm_tensor_bytes(&c.call.out[o]) + 64);
     }
     for (int l = 0; l < levels_here(); l++)
-        for (int threads = 1; threads <= most_threads; threads++) {
+        for (int threads = 1; threads <= max_threads; threads++) {
             const tdm_kernel *kernel = tdm_kernel_find(levels[l].backend, c.op,
                                                        c.call.out[0].dtype);
             CHECK(kernel != NULL);
@@ -653,7 +653,7 @@ enum { LOOP_COUNT = 70013 };
 typedef struct loop_results {
     float sum[LOOP_COUNT], wide[LOOP_COUNT], uniform[LOOP_COUNT], normal[LOOP_COUNT];
     float activated[TDM_ACTIVATION_SIGMOID + 1][LOOP_COUNT];
-    bool modest[3];
+    bool in_safe_range[3];
 } loop_results;
 
 static void run_loops(const level *l, int threads, loop_results *r)
@@ -664,9 +664,9 @@ static void run_loops(const level *l, int threads, loop_results *r)
     tdm_kernel_mode before = tdm_kernel_enter(threads);
     fill_floats(r->sum, LOOP_COUNT, EXTREME, 1);
     fill_floats(other, LOOP_COUNT, EXTREME, 2);
-    r->modest[0] = l->loops->modest(r->sum, LOOP_COUNT);
-    r->modest[1] = l->loops->add_into(r->sum, other, LOOP_COUNT);
-    r->modest[2] = l->loops->modest(r->sum, 37);
+    r->in_safe_range[0] = l->loops->in_safe_range(r->sum, LOOP_COUNT);
+    r->in_safe_range[1] = l->loops->add_into(r->sum, other, LOOP_COUNT);
+    r->in_safe_range[2] = l->loops->in_safe_range(r->sum, 37);
     for (int a = 0; a <= TDM_ACTIVATION_SIGMOID; a++) {
         fill_floats(r->activated[a], LOOP_COUNT, INFINITE, (uint32_t)a);
         l->loops->activate((tdm_activation)a, r->activated[a], LOOP_COUNT);
@@ -684,13 +684,14 @@ static void loops(void)
     int64_t where;
     run_loops(&levels[0], 1, expected);
     for (int l = 0; l < levels_here(); l++)
-        for (int threads = 1; threads <= MOST_THREADS; threads++) {
+        for (int threads = 1; threads <= MAX_THREADS; threads++) {
             run_loops(&levels[l], threads, got);
             CHECK(same_floats(got->sum, expected->sum, (int64_t)(sizeof(*got) / sizeof(float)) - 1,
                               &where));
-            CHECK(memcmp(got->modest, expected->modest, sizeof(got->modest)) == 0);
+            CHECK(memcmp(got->in_safe_range, expected->in_safe_range, sizeof(got->in_safe_range)) ==
+                  0);
         }
-    hash_floats(expected->sum, (int64_t)(offsetof(loop_results, modest) / sizeof(float)));
+    hash_floats(expected->sum, (int64_t)(offsetof(loop_results, in_safe_range) / sizeof(float)));
     check_hash(0x711c5d53b0f55656);
     free(expected);
     free(got);

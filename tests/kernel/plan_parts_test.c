@@ -73,7 +73,7 @@ static void take_gradients(parts *p, size_t step)
 
 static void run_step(parts *p, const tdm_step_key *key, size_t step)
 {
-    size_t reads[TDM_PLAN_READS_MOST];
+    size_t reads[TDM_MAX_PLAN_READS];
     size_t count = tdm_plan_reads_at(p->cut.plan, step, reads);
     for (size_t i = 0; i < count; i++) {
         const tdm_param_info *info = tdm_graph_param_at(p->cut.graph, reads[i]);
@@ -229,7 +229,7 @@ static void a_gradient_that_others_read_stays(void)
     CHECK(run_alike(g, NULL, &p));
     tdm_plan *plan = NULL;
     CHECK_INT(tdm_plan_create(g, NULL, &plan, &err), TDM_OK);
-    size_t reads[TDM_PLAN_READS_MOST], of_b = 0;
+    size_t reads[TDM_MAX_PLAN_READS], of_b = 0;
     for (size_t k = 0; k < tdm_plan_step_count(plan); k++) {
         size_t count = tdm_plan_reads_at(plan, k, reads);
         for (size_t i = 0; i < count; i++) of_b += reads[i] == 1;

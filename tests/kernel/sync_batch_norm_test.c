@@ -54,19 +54,19 @@ static void init(const bench *b, const tdm_graph *graph)
  * and the largest number there. */
 static double apart(const lanes_bench *lanes, const bench *whole, bool trained, double *largest)
 {
-    double most = 0;
+    double max = 0;
     *largest = 0;
     for (size_t p = 0; p < tdm_graph_param_count(whole->graph); p++) {
         const tdm_param_info *info = tdm_graph_param_at(whole->graph, p);
         if (info->trained != trained || (!info->trained && !info->statistic)) continue;
         for (size_t i = info->offset; i < info->offset + info->elements; i++) {
             double expected = (double)whole->grads[i];
-            most = fmax(most, fabs(lanes_bench_grad(lanes, i) - expected));
-            if (isnan(lanes_bench_grad(lanes, i))) most = INFINITY;
+            max = fmax(max, fabs(lanes_bench_grad(lanes, i) - expected));
+            if (isnan(lanes_bench_grad(lanes, i))) max = INFINITY;
             *largest = fmax(*largest, fabs(expected));
         }
     }
-    return most;
+    return max;
 }
 
 static void compare(const trial *t, const lanes_bench *lanes, const bench *whole)

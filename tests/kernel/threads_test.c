@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { UNITS_MOST = 5000, THREADS_MOST = 40 };
+enum { MAX_UNITS = 5000, MAX_THREADS = 40 };
 /* Under the thread sanitizer, a child of a process with threads may start none. */
 #if defined(__has_feature)
 #define HAS_FEATURE(x) __has_feature(x)
@@ -62,7 +62,7 @@ static bool all_are(const unsigned char *done, int64_t count, int value)
 
 static bool spread_once(int thread_count, int64_t count, int64_t grain)
 {
-    unsigned char *done = calloc(UNITS_MOST + 1, 1);
+    unsigned char *done = calloc(MAX_UNITS + 1, 1);
     tally t = {.done = done};
     int before = tdm_kernel_threads_set(thread_count);
     tdm__threads_spread(count, grain, count_units, &t);
@@ -74,8 +74,8 @@ static bool spread_once(int thread_count, int64_t count, int64_t grain)
 
 static void every_unit_is_done_once(void)
 {
-    static const int64_t counts[] = {0, 1, 2, 3, 7, 64, 65, 1000, UNITS_MOST};
-    static const int threads[] = {1, 2, 3, 5, 8, 17, THREADS_MOST, 2};
+    static const int64_t counts[] = {0, 1, 2, 3, 7, 64, 65, 1000, MAX_UNITS};
+    static const int threads[] = {1, 2, 3, 5, 8, 17, MAX_THREADS, 2};
     for (size_t t = 0; t < sizeof(threads) / sizeof(threads[0]); t++)
         for (size_t c = 0; c < sizeof(counts) / sizeof(counts[0]); c++)
             for (int64_t grain = 1; grain < 2000; grain = grain * 5 + 1)
@@ -102,13 +102,13 @@ static void many_rounds_of_little_work(void)
 
 static void nested_calls_stay_on_their_thread(void)
 {
-    unsigned char done[UNITS_MOST + 1] = {0};
+    unsigned char done[MAX_UNITS + 1] = {0};
     tally t = {.done = done};
     int before = tdm_kernel_threads_set(4);
     for (int i = 0; i < 20; i++) {
         memset(done, 0, sizeof(done));
-        tdm__threads_spread(UNITS_MOST / 10, 3, count_nested, &t);
-        CHECK(all_are(done, UNITS_MOST, 1));
+        tdm__threads_spread(MAX_UNITS / 10, 3, count_nested, &t);
+        CHECK(all_are(done, MAX_UNITS, 1));
     }
     tdm_kernel_threads_set(before);
 }

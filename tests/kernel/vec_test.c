@@ -503,7 +503,7 @@ static void functions_are_within_their_errors(void)
             const char *name;
             vec_math_fn f;
             double (*exact)(double);
-            double most;
+            double max;
         } functions[] = {{"exp", m->exp, exp, 1.1},
                          {"log", m->log, log, 1.0},
                          {"tanh", m->tanh, tanh, 1.5},
@@ -513,7 +513,7 @@ static void functions_are_within_their_errors(void)
             double worst = worst_ulp(functions[i].f, functions[i].exact);
             printf("     level %d: %s within %.2f ulp\n", levels[l].number, functions[i].name,
                    worst);
-            CHECK(worst <= functions[i].most);
+            CHECK(worst <= functions[i].max);
         }
     }
 }
@@ -593,19 +593,20 @@ static void sums_of_gradients(void)
 static void modest_numbers(void)
 {
     enum { COUNT = 70 };
-    static const float modest[] = {0.0f, -0.0f, 1e-45f, 1.0f, 0x1.fffffep46f, -0x1.fffffep46f};
+    static const float in_safe_range[] = {0.0f, -0.0f,          1e-45f,
+                                          1.0f, 0x1.fffffep46f, -0x1.fffffep46f};
     static const float others[] = {0x1p47f, -0x1p47f, 3e38f, INFINITY, -INFINITY, NAN, -NAN};
     float x[COUNT], y[COUNT], zeros[COUNT] = {0};
-    for (size_t m = 0; m < sizeof(modest) / sizeof(modest[0]); m++)
+    for (size_t m = 0; m < sizeof(in_safe_range) / sizeof(in_safe_range[0]); m++)
         for (size_t count = 0; count <= COUNT; count++) {
-            for (size_t i = 0; i < COUNT; i++) x[i] = i < count ? modest[m] : NAN;
-            CHECK(tdm_kernel_modest(x, count));
+            for (size_t i = 0; i < COUNT; i++) x[i] = i < count ? in_safe_range[m] : NAN;
+            CHECK(tdm_kernel_in_safe_range(x, count));
             CHECK(tdm_kernel_add_into(x, zeros, count));
             for (size_t o = 0; o < sizeof(others) / sizeof(others[0]) && count > 0; o++) {
                 size_t at = (o + 11 * m) % count;
                 memcpy(y, x, sizeof(y));
                 y[at] = others[o];
-                CHECK(!tdm_kernel_modest(y, count));
+                CHECK(!tdm_kernel_in_safe_range(y, count));
                 CHECK(!tdm_kernel_add_into(y, zeros, count));
             }
         }

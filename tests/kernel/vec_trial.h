@@ -15,14 +15,14 @@
 #include <float.h>
 #include <stdlib.h>
 
-enum { TRIAL_GUARD_BYTES = 128, TRIAL_MOST_INPUTS = TDM_OP_MAX_INPUTS };
+enum { TRIAL_GUARD_BYTES = 128, TRIAL_MAX_INPUTS = TDM_OP_MAX_INPUTS };
 /* Where in a run the trials stand: dropout depends on it. */
 enum { TRIAL_SEED = 77, TRIAL_STEP = 9, TRIAL_FIRST_ROW = 5, TRIAL_SUB_STREAM = 4 };
 
 typedef struct trial {
     tdm_op_kind op;
     tdm_op_attrs attrs;
-    tdm_shape in[TRIAL_MOST_INPUTS], out[TDM_OP_MAX_OUTPUTS];
+    tdm_shape in[TRIAL_MAX_INPUTS], out[TDM_OP_MAX_OUTPUTS];
     int in_count, out_count;
     int32_t class_count;       /* in[1] is i32, in [0, class_count) */
     double spread;             /* of random inputs, around 0; 0: 3 */
@@ -110,7 +110,7 @@ static void prepare_and_run(const tdm_kernel_backend_ops *backend, const trial *
 
 static trial_result run_trial(const tdm_kernel_backend_ops *backend, const trial *t)
 {
-    void *in[TRIAL_MOST_INPUTS] = {0}, *copy[TRIAL_MOST_INPUTS] = {0};
+    void *in[TRIAL_MAX_INPUTS] = {0}, *copy[TRIAL_MAX_INPUTS] = {0};
     void *out[TDM_OP_MAX_OUTPUTS] = {0};
     trial_result result = {0};
     for (int i = 0; i < t->in_count; i++) {

@@ -13,7 +13,7 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
 }
 
 static const tdm_library_option options[] = {
-    {.name = "rows", .type = TDM_LIBRARY_TYPE_INT, .least = 2, .most = 1000},
+    {.name = "rows", .type = TDM_LIBRARY_TYPE_INT, .min = 2, .max = 1000},
 };
 
 static const tdm_model_library library = {.abi = TDM_LIBRARY_ABI,

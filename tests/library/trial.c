@@ -49,7 +49,7 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
 
 static const tdm_library_option options[] = {
     {.name = "mistake", .type = TDM_LIBRARY_TYPE_TEXT, .fallback = "nothing"},
-    {.name = "gain", .type = TDM_LIBRARY_TYPE_REAL, .fallback = "1", .least = 0.5, .most = 2},
+    {.name = "gain", .type = TDM_LIBRARY_TYPE_REAL, .fallback = "1", .min = 0.5, .max = 2},
     {.name = "extra", .type = TDM_LIBRARY_TYPE_INT, .fallback = "0"},
     {.name = "bias", .type = TDM_LIBRARY_TYPE_BOOL, .fallback = "true"},
 };

@@ -10,8 +10,8 @@
 
 /* How the inputs of a case are filled, where not with normal numbers. */
 typedef struct filling {
-    int32_t least, below; /* integers: from `least` to `below` - 1 */
-    bool has_ignore;      /* every third of them is `ignore` instead */
+    int32_t min, below; /* integers: from `least` to `below` - 1 */
+    bool has_ignore;    /* every third of them is `ignore` instead */
     int32_t ignore;
     bool probabilities; /* "target" is in [0, 1), and 0 at first */
 } filling;
@@ -34,10 +34,10 @@ static void fill_inputs(const lab *l, const filling *f)
             .seed = 7, .stream = TDM_RNG_STREAM_USER, .sub_stream = 100 + (uint32_t)n});
         for (int64_t i = 0; i < tdm_tensor_elements(&in); i++) {
             if (in.dtype == TDM_DTYPE_I32)
-                ((int32_t *)in.data)[i] =
-                    f->has_ignore && i % 3 == 0
-                        ? f->ignore
-                        : f->least + (int32_t)tdm_rng_below(&rng, (uint64_t)(f->below - f->least));
+                ((int32_t *)in.data)[i] = f->has_ignore && i % 3 == 0
+                                              ? f->ignore
+                                              : f->min + (int32_t)tdm_rng_below(
+                                                             &rng, (uint64_t)(f->below - f->min));
             else if (f->probabilities)
                 ((float *)in.data)[i] = i == 0 ? 0.0f : tdm_rng_uniform(&rng);
             else
@@ -306,7 +306,7 @@ static void attentions(exchange *x)
         tdm_value y = tdm_graph_attention(g, param(g, "x", tdm_shape_3(B, T, 3 * C)), &o);
         printf("{\"op\":\"attention\",\"heads\":%d,\"causal\":%s,\"lengths\":%s", o.heads,
                o.causal ? "true" : "false", i >= 2 ? "true" : "false");
-        finish(x, g, y, &(filling){.least = 1, .below = T});
+        finish(x, g, y, &(filling){.min = 1, .below = T});
     }
 }
 

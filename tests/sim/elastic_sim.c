@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_S 400.0 /* of virtual time */
+#define MAX_S 400.0 /* of virtual time */
 
 static void on_log(const tdm_log_record *record, void *user)
 {
@@ -65,13 +65,13 @@ static void clear_away(sim *s)
 static void set_up(sim *s)
 {
     char about[64];
-    s->host_count = 1 + sim_below(s, HOSTS_MOST);
+    s->host_count = 1 + sim_below(s, MAX_HOSTS);
     s->first_count = 2 + sim_below(s, 5);
     s->min = 1 + (s->first_count > 2 && sim_chance(s, 0.3));
     s->max = s->first_count + sim_below(s, 3);
     s->lease_s = sim_chance(s, 0.5) ? 0 : 2;
     for (int i = 0; i < s->host_count; i++)
-        s->hosts[i] = (host){.is_empty = true, .faulted_s = -1, .vault_id = 1 + (uint64_t)i};
+        s->hosts[i] = (host){.is_empty = true, .faulted_s = -1, .shm_id = 1 + (uint64_t)i};
     snprintf(about, sizeof about, "{\"expected\":%d}", s->first_count);
     sim_store_put(s, PREFIX "about", about);
     for (int i = 0; i < s->first_count; i++) sim_start(s, i % s->host_count, i / s->host_count);
@@ -87,7 +87,7 @@ typedef struct totals {
 static bool run_one(uint64_t seed, bool is_loud, totals *t)
 {
     sim *s = calloc(1, sizeof *s);
-    if (s) s->worlds = calloc(WORLDS_MOST, sizeof *s->worlds);
+    if (s) s->worlds = calloc(MAX_WORLDS, sizeof *s->worlds);
     if (!s || !s->worlds || sim_time_init(s) != TDM_OK) {
         fprintf(stderr, "no memory for a schedule\n");
         exit(2);
@@ -97,7 +97,7 @@ static bool run_one(uint64_t seed, bool is_loud, totals *t)
     s->is_loud = is_loud;
     if (is_loud) tdm_log_add_sink(on_log, s, TDM_LOG_DEBUG);
     set_up(s);
-    sim_loop(s, MOST_S);
+    sim_loop(s, MAX_S);
     check_end(s);
     clear_away(s);
     tdm_log_remove_sink(on_log, s);

@@ -19,15 +19,15 @@
 #include "comm/transport/sim.h"
 
 enum {
-    HOSTS_MOST = 3,
-    PROCESSES_MOST = 48,
-    FIBERS_MOST = 2 * PROCESSES_MOST,
-    EVENTS_MOST = 256,
-    WORLDS_MOST = 256,
-    LEASES_MOST = 512,
+    MAX_HOSTS = 3,
+    MAX_PROCESSES = 48,
+    MAX_FIBERS = 2 * MAX_PROCESSES,
+    MAX_EVENTS = 256,
+    MAX_WORLDS = 256,
+    MAX_LEASES = 512,
     STEPS = 16, /* of a run */
     LANES = 12,
-    MEETINGS_MOST = 4 * (STEPS + 2) /* of one epoch */
+    MAX_MEETINGS = 4 * (STEPS + 2) /* of one epoch */
 };
 #define NEVER 1e18
 
@@ -55,7 +55,7 @@ typedef struct process {
     struct world *world;
     int rank, meetings;
     bool is_writing; /* in its host's memory */
-    tdm_loss lost[PROCESSES_MOST];
+    tdm_lost lost[MAX_PROCESSES];
     tdm_status status;
     tdm_elastic_result result;
     tdm_error err;
@@ -64,7 +64,7 @@ typedef struct process {
 /* Ranks that meet. Who has arrived cannot take that back. */
 typedef struct meeting {
     uint64_t arrived;
-    unsigned wishes;
+    unsigned requests;
     int step;
     uint64_t base;
     uint32_t lanes;
@@ -74,9 +74,9 @@ typedef struct meeting {
 typedef struct world {
     uint32_t number;
     int size;
-    int processes[PROCESSES_MOST];
+    int processes[MAX_PROCESSES];
     uint64_t left; /* ranks that have closed it */
-    meeting meetings[MEETINGS_MOST];
+    meeting meetings[MAX_MEETINGS];
     bool is_one_state; /* enter has brought all to one state */
     uint32_t lineage;  /* rank 0's */
     int step;          /* which */
@@ -85,8 +85,8 @@ typedef struct world {
 /* A host's memory: the state, and what an update that is under way has done to it. */
 typedef struct host {
     bool is_empty;
-    uint32_t lineage;  /* the epoch that began with what it has */
-    uint64_t vault_id; /* its name */
+    uint32_t lineage; /* the epoch that began with what it has */
+    uint64_t shm_id;  /* its name */
     int step;
     uint64_t state;
     uint32_t fence; /* ranks of epochs below it must not write */
@@ -112,7 +112,7 @@ typedef struct lease {
 typedef struct store {
     entry *entries; /* in order of key */
     int count, capacity;
-    lease leases[LEASES_MOST];
+    lease leases[MAX_LEASES];
     int lease_count;
     uint64_t revision, last_lease;
     double down_until_s;
@@ -163,13 +163,13 @@ struct sim {
     bool is_loud;
     double now_s;
     tdm__fibers fibers;
-    fiber list[FIBERS_MOST];
+    fiber list[MAX_FIBERS];
     int current; /* fiber; -1: the scheduler */
-    event events[EVENTS_MOST];
+    event events[MAX_EVENTS];
     int event_count;
-    process processes[PROCESSES_MOST];
+    process processes[MAX_PROCESSES];
     int process_count;
-    host hosts[HOSTS_MOST];
+    host hosts[MAX_HOSTS];
     bool resets; /* a cut of the network ends connections at once, on both sides */
     int host_count, first_count, min, max;
     double lease_s;
@@ -210,7 +210,7 @@ void sim_sleep(process *p, double seconds);
 void sim_wait_for_world(process *p, double seconds);
 void sim_world_changed(sim *s);
 /* Runs until nothing is left to do, or something is wrong. */
-void sim_loop(sim *s, double most_s);
+void sim_loop(sim *s, double max_s);
 void sim_add_event(sim *s, event e);
 
 tdm_kv *sim_store_open(process *p);

@@ -36,7 +36,7 @@ static tdm_status create(process *p)
                                   .id = p->id,
                                   .host = host_name,
                                   .slot = p->slot,
-                                  .vault_id = s->hosts[p->host].vault_id,
+                                  .shm_id = s->hosts[p->host].shm_id,
                                   .min = s->min,
                                   .max = s->max,
                                   .lease_s = s->lease_s};
@@ -136,7 +136,7 @@ static void tell_host(sim *s, int index)
         starting += s->events[i].kind == EVENT_START && s->events[i].a == index;
     snprintf(key, sizeof key, PREFIX "hosts/h%d", index);
     snprintf(value, sizeof value, "{\"vault\":\"%llx\",\"workers\":%d,\"starting\":%d}",
-             (unsigned long long)s->hosts[index].vault_id, workers, starting);
+             (unsigned long long)s->hosts[index].shm_id, workers, starting);
     sim_store_put(s, key, value);
 }
 
@@ -149,7 +149,7 @@ static void tell_host_soon(sim *s, int index)
 
 process *sim_start(sim *s, int host_index, int slot)
 {
-    if (s->process_count == PROCESSES_MOST) {
+    if (s->process_count == MAX_PROCESSES) {
         sim_fail(s, "too many processes");
         return NULL;
     }
@@ -205,7 +205,7 @@ static void kill_host(sim *s, int index, double length_s)
                                  .b = p->slot});
     }
     s->hosts[index] = (host){
-        .is_empty = true, .faulted_s = s->now_s, .vault_id = s->hosts[index].vault_id + HOSTS_MOST};
+        .is_empty = true, .faulted_s = s->now_s, .shm_id = s->hosts[index].shm_id + MAX_HOSTS};
     double gone_s = sim_between(s, 0, 10);
     if (gone_s < length_s)
         sim_add_event(s, (event){.time_s = s->now_s + gone_s, .kind = EVENT_HOST_GONE, .a = index});
@@ -213,7 +213,7 @@ static void kill_host(sim *s, int index, double length_s)
 
 static process *pick(sim *s, int number)
 {
-    process *living[PROCESSES_MOST];
+    process *living[MAX_PROCESSES];
     int count = 0;
     for (int i = 0; i < s->process_count; i++)
         if (!s->processes[i].is_dead && !s->processes[i].has_ended)
@@ -223,8 +223,8 @@ static process *pick(sim *s, int number)
 
 static void cut(sim *s, bool by_host)
 {
-    int sides[HOSTS_MOST];
-    for (int i = 0; i < HOSTS_MOST; i++) sides[i] = sim_below(s, 2);
+    int sides[MAX_HOSTS];
+    for (int i = 0; i < MAX_HOSTS; i++) sides[i] = sim_below(s, 2);
     s->resets = sim_chance(s, 0.3);
     for (int i = 0; i < s->process_count; i++) {
         process *p = &s->processes[i];

@@ -293,7 +293,7 @@ static tdm_status grant(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *er
 {
     fate f = go(kv);
     sim *s = process_of(kv)->s;
-    if (f != UNHEARD && s->store.lease_count < LEASES_MOST) {
+    if (f != UNHEARD && s->store.lease_count < MAX_LEASES) {
         *out = ++s->store.last_lease;
         s->store.leases[s->store.lease_count++] = (lease){
             .id = *out, .length_s = seconds, .end_s = s->now_s + seconds};

@@ -66,8 +66,8 @@ void sim_fail(sim *s, const char *fmt, ...)
 tdm_status sim_time_init(sim *s)
 {
     s->current = -1;
-    for (int i = 0; i < FIBERS_MOST; i++) s->list[i].wake_s = NEVER;
-    return tdm__fibers_init(&s->fibers, FIBERS_MOST, STACK_BYTES, NULL);
+    for (int i = 0; i < MAX_FIBERS; i++) s->list[i].wake_s = NEVER;
+    return tdm__fibers_init(&s->fibers, MAX_FIBERS, STACK_BYTES, NULL);
 }
 
 void sim_time_release(sim *s)
@@ -121,7 +121,7 @@ void sim_world_changed(sim *s)
 
 void sim_add_event(sim *s, event e)
 {
-    if (s->event_count < EVENTS_MOST)
+    if (s->event_count < MAX_EVENTS)
         s->events[s->event_count++] = e;
     else
         sim_fail(s, "too many events for one schedule");
@@ -142,7 +142,7 @@ static void run_event(sim *s, int index)
     sim_happen(s, &e);
 }
 
-void sim_loop(sim *s, double most_s)
+void sim_loop(sim *s, double max_s)
 {
     while (!s->failure[0]) {
         double first_s = NEVER;
@@ -164,8 +164,8 @@ void sim_loop(sim *s, double most_s)
         double lease_s = sim_store_next_s(s);
         if (fmin(first_s, lease_s) >= NEVER) {
             sim_fail(s, "nobody is left, and the run has not ended");
-        } else if (fmin(first_s, lease_s) > most_s) {
-            sim_fail(s, "the run has not ended after %.0f s", most_s);
+        } else if (fmin(first_s, lease_s) > max_s) {
+            sim_fail(s, "the run has not ended after %.0f s", max_s);
         } else if (lease_s <= first_s) {
             s->now_s = fmax(s->now_s, lease_s);
             sim_store_expire(s);

@@ -56,21 +56,21 @@ static tdm_status missing(process *p, int r, double waited_s, tdm_error *err)
 {
     const process *q = &p->s->processes[p->world->processes[r]];
     if (is_cut(p, q) && p->s->resets) {
-        p->lost[r] = TDM_LOSS_CLOSED;
+        p->lost[r] = TDM_LOST_CLOSED;
         return tdm_fail(err, TDM_ERR_PEER_FAILED, "the connection with rank %d was reset", r);
     }
     if (is_cut(p, q)) {
         if (waited_s < SILENCE_S) return TDM_OK;
-        p->lost[r] = TDM_LOSS_SILENT;
+        p->lost[r] = TDM_LOST_SILENT;
         return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank %d is silent", r);
     }
     if (q->is_dead && p->s->now_s >= q->died_s) {
-        p->lost[r] = TDM_LOSS_CLOSED;
+        p->lost[r] = TDM_LOST_CLOSED;
         return tdm_fail(err, TDM_ERR_PEER_FAILED, "rank %d has closed its connection", r);
     }
     if (p->world->left >> r & 1) return tdm_fail(err, TDM_ERR_PEER_LEFT, "rank %d has left", r);
     if (waited_s < STALL_S) return TDM_OK;
-    p->lost[r] = TDM_LOSS_SILENT;
+    p->lost[r] = TDM_LOST_SILENT;
     return tdm_fail(err, TDM_ERR_PEER_TIMEOUT, "rank %d did not come", r);
 }
 
@@ -110,7 +110,7 @@ static tdm_status meet(process *p, meeting *m, tdm_error *err)
 
 static meeting *next_meeting(process *p)
 {
-    if (p->meetings >= MEETINGS_MOST) {
+    if (p->meetings >= MAX_MEETINGS) {
         sim_fail(p->s, "more meetings than a run has");
         p->meetings = 0;
     }
@@ -135,7 +135,7 @@ static world *world_of(process *p, const tdm_epoch *epoch)
         if (s->worlds[i].number == epoch->number) w = &s->worlds[i];
     bool is_new = !w;
     if (is_new) {
-        if (s->world_count == WORLDS_MOST) {
+        if (s->world_count == MAX_WORLDS) {
             sim_fail(s, "too many epochs");
             return NULL;
         }
@@ -249,7 +249,7 @@ static void bring_together(sim *s, world *w)
 static tdm_status enter(void *user, const tdm_epoch *epoch, tdm_error *err)
 {
     process *p = user;
-    char door[TDM_DOOR_BYTES];
+    char door[TDM_ENDPOINT_BYTES];
     p->is_interrupted = false;
     p->meetings = 0;
     memset(p->lost, 0, sizeof p->lost);
@@ -264,9 +264,9 @@ static tdm_status enter(void *user, const tdm_epoch *epoch, tdm_error *err)
         return tdm_fail(err, TDM_ERR_PEER_FENCED, "epoch %u is here", h->fence);
     h->fence = epoch->number;
     if (epoch->rank == 0)
-        TDM_TRY(tdm_member_open_door(p->member, epoch->number, "here", err));
+        TDM_TRY(tdm_member_publish_endpoint(p->member, epoch->number, "here", err));
     else
-        TDM_TRY(tdm_member_find_door(p->member, epoch->number, 10, door, err));
+        TDM_TRY(tdm_member_lookup_endpoint(p->member, epoch->number, 10, door, err));
     if (p->is_dead) return dead(err);
     TDM_TRY(meet(p, next_meeting(p), err));
     if (h->fence > epoch->number)
@@ -294,7 +294,7 @@ static tdm_status compute(process *p, tdm_error *err)
 }
 
 /* Everybody's lanes, of the same step from the same state. */
-static tdm_status contribute(process *p, int step, unsigned wish, meeting *m, tdm_error *err)
+static tdm_status contribute(process *p, int step, unsigned request, meeting *m, tdm_error *err)
 {
     const world *w = p->world;
     uint32_t lanes = 0;
@@ -307,7 +307,7 @@ static tdm_status contribute(process *p, int step, unsigned wish, meeting *m, td
     if (m->step != step || m->base != host_of(p)->state || (m->lanes & lanes))
         sim_fail(p->s, "%s contributes to step %d what does not belong there", p->id, step);
     m->lanes |= lanes;
-    m->wishes |= wish;
+    m->requests |= request;
     TDM_TRY(meet(p, m, err));
     if (m->lanes != (1U << LANES) - 1) sim_fail(p->s, "step %d without all lanes", step);
     return TDM_OK;
@@ -413,14 +413,14 @@ static tdm_status save(process *p, int step, bool must, meeting *m, tdm_error *e
     return meet(p, m, err);
 }
 
-static tdm_status step(void *user, unsigned wish, unsigned *wishes, bool *done, tdm_error *err)
+static tdm_status step(void *user, unsigned request, unsigned *requests, bool *done, tdm_error *err)
 {
     process *p = user;
     int k = p->world->step;
     for (int i = 1; i < p->meetings; i++) /* those of steps: where this rank is */
         if (p->world->meetings[i].lanes) k = p->world->meetings[i].step + 1;
     if (k >= STEPS) { /* the last epoch ended between the last step and its checkpoint */
-        *wishes = wish;
+        *requests = request;
         *done = true;
         return save(p, k, true, next_meeting(p), err);
     }
@@ -428,20 +428,20 @@ static tdm_status step(void *user, unsigned wish, unsigned *wishes, bool *done, 
     meeting *m = next_meeting(p);
     if (host_of(p)->fence != p->world->number)
         return tdm_fail(err, TDM_ERR_PEER_FENCED, "another epoch is here");
-    TDM_TRY(contribute(p, k, wish, m, err));
+    TDM_TRY(contribute(p, k, request, m, err));
     TDM_TRY(update(p, k, next_state(m->base, k), err));
     if (p->rank == 0) sim_put_line(p->s, k + 1);
-    bool is_last = k + 1 >= STEPS || (m->wishes & TDM_WISH_STOP);
+    bool is_last = k + 1 >= STEPS || (m->requests & TDM_REQUEST_STOP);
     if (is_last || (k + 1) % SAVE_EVERY == 0)
         TDM_TRY(save(p, k + 1, is_last, next_meeting(p), err));
-    *wishes = m->wishes;
+    *requests = m->requests;
     *done = is_last;
     return TDM_OK;
 }
 
 /* ---- the rest ----------------------------------------------------------------------------------- */
 
-static tdm_loss lost(void *user, int rank, char how[TDM_LOST_BYTES])
+static tdm_lost lost(void *user, int rank, char how[TDM_LOST_BYTES])
 {
     const process *p = user;
     snprintf(how, TDM_LOST_BYTES, "simulated");

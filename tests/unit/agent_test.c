@@ -6,9 +6,9 @@
  * ends, so that no thread is left behind.
  */
 #include "check.h"
-#include "cluster/gauge.h"
+#include "cluster/disk_probe.h"
 #include "cluster/kv.h"
-#include "cluster/lines.h"
+#include "cluster/log_forward.h"
 
 #include <stdatomic.h>
 #include <time.h>
@@ -34,62 +34,62 @@ static int made_up_disk(const char *path, struct statvfs *out)
     return strcmp(path, "there") == 0 ? 0 : -1;
 }
 
-static bool await_count(atomic_int *count, int least)
+static bool await_count(atomic_int *count, int min)
 {
     double until_s = tdm_clock_s() + WAIT_S;
-    while (*count < least && tdm_clock_s() < until_s) nap();
-    return *count >= least;
+    while (*count < min && tdm_clock_s() < until_s) nap();
+    return *count >= min;
 }
 
 /* Looks until this is known: on a busy machine an answer may be found by a later look. */
-static bool await_bytes(tdm__gauge *gauge, const char *path, uint64_t bytes)
+static bool await_bytes(tdm__disk_probe *disk_probe, const char *path, uint64_t bytes)
 {
     double until_s = tdm_clock_s() + WAIT_S;
-    tdm__disk_room room = {.bytes = bytes + 1};
+    tdm__disk_space room = {.bytes = bytes + 1};
     while (room.bytes != bytes && tdm_clock_s() < until_s) {
-        tdm__gauge_look(gauge, path, 0, &room);
+        tdm__disk_probe_read(disk_probe, path, 0, &room);
         CHECK(!room.is_silent);
     }
     return room.bytes == bytes && room.free_bytes == bytes / 5 * 2;
 }
 
 /* From now on the disk hangs, and one question is out, since time 0. */
-static int hang(tdm__gauge *gauge)
+static int hang(tdm__disk_probe *disk_probe)
 {
-    tdm__disk_room room;
+    tdm__disk_space room;
     CHECK(await_count(&answers, questions));
     hangs = true;
     int before = questions;
     double until_s = tdm_clock_s() + WAIT_S;
     while (questions == before && tdm_clock_s() < until_s)
-        tdm__gauge_look(gauge, "there", 0, &room);
+        tdm__disk_probe_read(disk_probe, "there", 0, &room);
     CHECK_INT(questions, before + 1);
     return before;
 }
 
 static void a_disk_that_hangs_keeps_nobody_waiting(void)
 {
-    tdm__disk_room room;
-    tdm__gauge *gauge = tdm__gauge_create(made_up_disk);
-    CHECK(gauge != NULL);
-    CHECK(await_bytes(gauge, "there", 50000));
-    CHECK(await_bytes(gauge, "elsewhere", 0));
-    CHECK(await_bytes(gauge, "there", 50000));
-    int before = hang(gauge);
-    tdm__gauge_look(gauge, "there", 9, &room);
+    tdm__disk_space room;
+    tdm__disk_probe *disk_probe = tdm__disk_probe_create(made_up_disk);
+    CHECK(disk_probe != NULL);
+    CHECK(await_bytes(disk_probe, "there", 50000));
+    CHECK(await_bytes(disk_probe, "elsewhere", 0));
+    CHECK(await_bytes(disk_probe, "there", 50000));
+    int before = hang(disk_probe);
+    tdm__disk_probe_read(disk_probe, "there", 9, &room);
     CHECK(!room.is_silent);
     CHECK_INT(room.bytes, 50000); /* what it said last */
-    for (int i = 0; i < 20; i++) tdm__gauge_look(gauge, "there", 11 + i, &room);
+    for (int i = 0; i < 20; i++) tdm__disk_probe_read(disk_probe, "there", 11 + i, &room);
     CHECK(room.is_silent);
     CHECK_INT(room.bytes, 0);
     CHECK_INT(questions, before + 1); /* one at a time */
     hangs = false;
-    CHECK(await_bytes(gauge, "there", 50000));
-    before = hang(gauge);
-    tdm__gauge_release(gauge); /* the agent ends while a question is out */
+    CHECK(await_bytes(disk_probe, "there", 50000));
+    before = hang(disk_probe);
+    tdm__disk_probe_release(disk_probe); /* the agent ends while a question is out */
     hangs = false;
     CHECK(await_count(&answers, before + 1));
-    tdm__gauge_release(NULL);
+    tdm__disk_probe_release(NULL);
 }
 
 /* ---- a store ------------------------------------------------------------------------------------- */
@@ -128,22 +128,22 @@ static tdm_status get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item
 
 static const tdm__kv_ops store_ops = {.name = "made-up", .get = get, .swap = swap};
 
-static void add(tdm__lines *lines, const char *text)
+static void add(tdm__log_forward *lines, const char *text)
 {
-    tdm__lines_add(lines, text, strlen(text));
+    tdm__log_forward_add(lines, text, strlen(text));
 }
 
 static void no_line_is_lost_after_a_put_in_doubt(void)
 {
     made_up_store store = {.kv = {.ops = &store_ops}, .is_in_doubt = true};
-    tdm__lines lines;
-    tdm__lines_init(&lines, NULL);
+    tdm__log_forward lines;
+    tdm__log_forward_init(&lines, NULL);
     add(&lines, "one");
-    tdm__lines_send(&lines, &store.kv, "s", "a");
+    tdm__log_forward_send(&lines, &store.kv, "s", "a");
     CHECK_INT(store.count, 1);
     add(&lines, "two");
     store.is_in_doubt = false;
-    tdm__lines_send(&lines, &store.kv, "s", "a");
+    tdm__log_forward_send(&lines, &store.kv, "s", "a");
     CHECK_INT(store.count, 2);
     CHECK_TEXT(store.values[0], "one\n");
     CHECK_TEXT(store.values[1], "two\n");
@@ -151,33 +151,33 @@ static void no_line_is_lost_after_a_put_in_doubt(void)
     /* One that had no effect goes again as it was, and what came meanwhile follows. */
     store.is_away = true;
     add(&lines, "three");
-    tdm__lines_send(&lines, &store.kv, "s", "a");
+    tdm__log_forward_send(&lines, &store.kv, "s", "a");
     add(&lines, "four");
     store.is_away = false;
-    tdm__lines_send(&lines, &store.kv, "s", "a");
+    tdm__log_forward_send(&lines, &store.kv, "s", "a");
     CHECK_INT(store.count, 4);
     CHECK_TEXT(store.values[2], "three\n");
     CHECK_TEXT(store.values[3], "four\n");
-    tdm__lines_release(&lines);
+    tdm__log_forward_release(&lines);
 }
 
 /* Rank 0 has come to this host meanwhile, and has gone again. */
 static void lines_written_here_are_not_owed_to_the_store(void)
 {
     made_up_store store = {.kv = {.ops = &store_ops}, .is_in_doubt = true};
-    tdm__lines lines;
-    tdm__lines_init(&lines, NULL);
+    tdm__log_forward lines;
+    tdm__log_forward_init(&lines, NULL);
     add(&lines, "a long one");
-    tdm__lines_send(&lines, &store.kv, "s", "a");
-    tdm__lines_write(&lines, "/nowhere");
+    tdm__log_forward_send(&lines, &store.kv, "s", "a");
+    tdm__log_forward_write(&lines, "/nowhere");
     CHECK_INT(lines.whole.length, 0);
     add(&lines, "two");
     store.is_in_doubt = false;
-    tdm__lines_send(&lines, &store.kv, "s", "a");
+    tdm__log_forward_send(&lines, &store.kv, "s", "a");
     CHECK_INT(store.count, 2);
     CHECK_TEXT(store.values[1], "two\n");
     CHECK_INT(lines.whole.length, 0);
-    tdm__lines_release(&lines);
+    tdm__log_forward_release(&lines);
 }
 
 static const check_test tests[] = {CHECK_TEST(a_disk_that_hangs_keeps_nobody_waiting),

@@ -16,18 +16,18 @@ enum { LONG_STEPS = 2000, MACHINES = 5, TRIES = 60 };
 #else
 enum { LONG_STEPS = 10000, MACHINES = 30, TRIES = 300 };
 #endif
-enum { RANKS_MOST = 64, SOON = 20 };
+enum { MAX_RANKS = 64, SOON = 20 };
 
 /* ---- placement ------------------------------------------------------------------------------- */
 
 static double time_of(const int64_t *first, int ranks, const double *weights)
 {
-    double most = 0;
+    double max = 0;
     for (int i = 0; i < ranks; i++) {
         double time = (double)(first[i + 1] - first[i]) / (weights ? weights[i] : 1);
-        if (time > most) most = time;
+        if (time > max) max = time;
     }
-    return most;
+    return max;
 }
 
 /* The least time of all placements of `lanes` on the ranks from `rank` on. */
@@ -38,8 +38,8 @@ static double best_time(int64_t lanes, int rank, int ranks, const double *weight
     for (int64_t n = 1; n <= lanes - (ranks - 1 - rank); n++) {
         double here = (double)n / weights[rank];
         double rest = best_time(lanes - n, rank + 1, ranks, weights);
-        double most = here > rest ? here : rest;
-        if (most < best) best = most;
+        double max = here > rest ? here : rest;
+        if (max < best) best = max;
     }
     return best;
 }
@@ -53,9 +53,9 @@ static void check_cover(const int64_t *first, int ranks, int64_t lanes)
 
 static void equal_ranks_differ_by_one(void)
 {
-    int64_t first[RANKS_MOST + 1];
+    int64_t first[MAX_RANKS + 1];
     for (int64_t lanes = 1; lanes <= 130; lanes++) {
-        for (int ranks = 1; ranks <= RANKS_MOST && ranks <= lanes; ranks++) {
+        for (int ranks = 1; ranks <= MAX_RANKS && ranks <= lanes; ranks++) {
             tdm_place_lanes(lanes, ranks, NULL, first);
             check_cover(first, ranks, lanes);
             for (int i = 0; i < ranks; i++)
@@ -66,8 +66,8 @@ static void equal_ranks_differ_by_one(void)
 
 static void no_placement_is_faster(void)
 {
-    int64_t first[RANKS_MOST + 1];
-    double weights[RANKS_MOST];
+    int64_t first[MAX_RANKS + 1];
+    double weights[MAX_RANKS];
     srand48(1);
     for (int i = 0; i < TRIES; i++) {
         int ranks = 1 + (int)(drand48() * 5);
@@ -87,7 +87,7 @@ static void weights_may_be_odd(void)
         {0, 0, 0, 0},        {1, 0, 1, 1},          {NAN, 1, 1, 1},
         {INFINITY, 1, 1, 1}, {-1, 2, 1, 1},         {1e-310, 1e300, 1, 1},
         {1, 1e30, 1, 1},     {1e-5, 1e-5, 1e-5, 1}, {1e300, 1e300, 1, 1}};
-    int64_t first[RANKS_MOST + 1];
+    int64_t first[MAX_RANKS + 1];
     for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
         for (int64_t lanes = 4; lanes <= 65536; lanes *= 2) {
             tdm_place_lanes(lanes, 4, odd[i], first);
@@ -122,11 +122,11 @@ static void a_large_world_is_placed(void)
 typedef struct machine {
     int64_t lanes;
     int ranks;
-    double per_lane[RANKS_MOST]; /* seconds */
-    double fixed_s;              /* of a rank, whatever its lanes */
+    double per_lane[MAX_RANKS]; /* seconds */
+    double fixed_s;             /* of a rank, whatever its lanes */
     double noise;
     double hiccups; /* the part of the times that are three times as long */
-    int64_t first[RANKS_MOST + 1];
+    int64_t first[MAX_RANKS + 1];
     tdm_balance *balance;
     int moves;
 } machine;
@@ -150,7 +150,7 @@ static void machine_init(machine *m, int64_t lanes, int ranks, double noise)
 static void machine_run(machine *m, int steps)
 {
     for (int s = 0; s < steps; s++) {
-        double seconds[RANKS_MOST];
+        double seconds[MAX_RANKS];
         for (int r = 0; r < m->ranks; r++) {
             double factor = 1 + m->noise * normal();
             if (factor < 0.2) factor = 0.2;
@@ -166,15 +166,15 @@ static void machine_run(machine *m, int steps)
 /* Lanes per second without noise, and what any placement of whole lanes reaches at most. */
 static double throughput(const machine *m)
 {
-    double speeds[RANKS_MOST];
+    double speeds[MAX_RANKS];
     for (int r = 0; r < m->ranks; r++) speeds[r] = 1 / m->per_lane[r];
     return (double)m->lanes / time_of(m->first, m->ranks, speeds);
 }
 
 static double best_throughput(const machine *m)
 {
-    double speeds[RANKS_MOST];
-    int64_t first[RANKS_MOST + 1];
+    double speeds[MAX_RANKS];
+    int64_t first[MAX_RANKS + 1];
     for (int r = 0; r < m->ranks; r++) speeds[r] = 1 / m->per_lane[r];
     tdm_place_lanes(m->lanes, m->ranks, speeds, first);
     return (double)m->lanes / time_of(first, m->ranks, speeds);

@@ -114,14 +114,14 @@ static void sha256_matches_fips(void)
 /* All lengths around the ends of blocks, fewer pieces than lanes and more, at places of all kinds. */
 static void many_hashes_are_those_of_each(void)
 {
-    enum { MOST = 40, BYTES = 5000 };
+    enum { MAX = 40, BYTES = 5000 };
     static uint8_t bytes[BYTES];
-    tdm_sha256_part parts[MOST];
+    tdm_sha256_part parts[MAX];
     uint32_t drawn = 1;
     for (size_t i = 0; i < BYTES; i++)
         bytes[i] = (uint8_t)((drawn = drawn * 1664525u + 1013904223u) >> 24);
     for (size_t round = 0; round < 200; round++) {
-        size_t count = round % MOST + 1;
+        size_t count = round % MAX + 1;
         for (size_t i = 0; i < count; i++) {
             size_t length = i % 3 == 0 ? round + i
                                        : (drawn = drawn * 1664525u + 1013904223u) % 4000;

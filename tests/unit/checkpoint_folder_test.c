@@ -100,7 +100,7 @@ static int removed_for(tdm_checkpoint_retention rules, uint64_t bytes)
 {
     tdm_error err;
     tdm_checkpoint_removed removed;
-    CHECK_INT(tdm_checkpoint_make_room(folder, &rules, bytes, &removed, &err), TDM_OK);
+    CHECK_INT(tdm_checkpoint_free_space(folder, &rules, bytes, &removed, &err), TDM_OK);
     return removed.count;
 }
 

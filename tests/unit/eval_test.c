@@ -298,14 +298,14 @@ static void the_size_of_batches_does_not_matter(void)
 
 /* ---- many ranks ------------------------------------------------------------------------------ */
 
-enum { RANKS_MOST = 40 };
+enum { MAX_RANKS = 40 };
 
 typedef struct shared_run {
     const fixture *f;
-    tdm_predictor *predictors[RANKS_MOST];
-    tdm_metrics metrics[RANKS_MOST];
-    tdm_status status[RANKS_MOST];
-    int runs[RANKS_MOST], passes[RANKS_MOST];
+    tdm_predictor *predictors[MAX_RANKS];
+    tdm_metrics metrics[MAX_RANKS];
+    tdm_status status[MAX_RANKS];
+    int runs[MAX_RANKS], passes[MAX_RANKS];
 } shared_run;
 
 typedef struct counted {
@@ -365,7 +365,7 @@ static void evaluate_with(const fixture *f, int size, int64_t batch, const tdm_m
 
 static void the_number_of_ranks_does_not_matter(void)
 {
-    static const int sizes[] = {1, 2, 3, 5, 8, RANKS_MOST};
+    static const int sizes[] = {1, 2, 3, 5, 8, MAX_RANKS};
     static const int64_t batches[] = {1, 7, 37, 100};
     tdm_str csv = TDM_STR_INIT;
     add_rows(&csv, 37);

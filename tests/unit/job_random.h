@@ -74,20 +74,20 @@ static int64_t random_int(tdm_rng *rng, const tdm_job_key *key)
     if (key->word && tdm_rng_below(rng, 3) == 0) return key->word_value;
     if (key->form == TDM_JOB_FORM_POWER_OF_TWO) return (int64_t)1 << tdm_rng_below(rng, 17);
     uint64_t any = tdm_rng_u64(rng) >> tdm_rng_below(rng, 64); /* small ones as often as large */
-    return (int64_t)key->least + (int64_t)(any % (uint64_t)(key->most - key->least + 1));
+    return (int64_t)key->min + (int64_t)(any % (uint64_t)(key->max - key->min + 1));
 }
 
 static double random_real(tdm_rng *rng, const tdm_job_key *key)
 {
     double value = (double)(tdm_rng_u64(rng) >> 11) / 9007199254740992.0; /* [0, 1) */
-    if (tdm_rng_below(rng, 4) == 0 && !key->open_least) return key->least;
-    if (isinf(key->most)) value = ldexp(value + 0.5, (int)tdm_rng_below(rng, 1800) - 900);
-    return value < key->least ? value + key->least : value;
+    if (tdm_rng_below(rng, 4) == 0 && !key->min_open) return key->min;
+    if (isinf(key->max)) value = ldexp(value + 0.5, (int)tdm_rng_below(rng, 1800) - 900);
+    return value < key->min ? value + key->min : value;
 }
 
 static tdm_job_int_list random_list(tdm_rng *rng, tdm_arena *arena, const tdm_job_key *key)
 {
-    size_t count = tdm_rng_below(rng, key->most_count + 1);
+    size_t count = tdm_rng_below(rng, key->max_count + 1);
     int64_t *values = tdm_arena_array(arena, count + 1, sizeof(*values));
     for (size_t i = 0; i < count; i++) values[i] = random_int(rng, key);
     return (tdm_job_int_list){.values = values, .count = count};

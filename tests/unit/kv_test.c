@@ -19,9 +19,9 @@
 #include <time.h>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { KILLS = 60, KILLS_LEAST = 20, STEPS = 6, ROUNDS = 100, RACES = 100 };
+enum { KILLS = 60, MIN_KILLS = 20, STEPS = 6, ROUNDS = 100, RACES = 100 };
 #else
-enum { KILLS = 300, KILLS_LEAST = 60, STEPS = 24, ROUNDS = 500, RACES = 300 };
+enum { KILLS = 300, MIN_KILLS = 60, STEPS = 24, ROUNDS = 500, RACES = 300 };
 #endif
 
 static char folder[64], path[128], url[160];
@@ -442,9 +442,9 @@ static void dead_and_stopped_holders(void)
 
 /* ---- a kill at each instruction --------------------------------------------------------------- */
 
-typedef enum deed { RELEASE, REMOVE, PUT, PUT_ANEW, DEED_COUNT } deed;
+typedef enum decision { RELEASE, REMOVE, PUT, PUT_ANEW, DEED_COUNT } decision;
 
-static void do_it(tdm_kv *kv, deed d, uint64_t lease)
+static void do_it(tdm_kv *kv, decision d, uint64_t lease)
 {
     if (d == RELEASE)
         (void)tdm_kv_release(kv, lease, NULL);
@@ -456,12 +456,12 @@ static void do_it(tdm_kv *kv, deed d, uint64_t lease)
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 /* The processor itself can stop a program behind each instruction; the program counts, and kills itself. */
-static volatile long stepped, step_most;
+static volatile long stepped, max_step;
 
 static void count_step(int signal)
 {
     (void)signal;
-    if (++stepped >= step_most) kill(getpid(), SIGKILL);
+    if (++stepped >= max_step) kill(getpid(), SIGKILL);
 }
 
 static void begin_steps(void)
@@ -475,7 +475,7 @@ static void end_steps(void)
     __asm__ volatile("pushfq; andq $~0x100, (%%rsp); popfq" ::: "cc", "memory");
 }
 #else
-static long stepped, step_most;
+static long stepped, max_step;
 static void begin_steps(void)
 {
 }
@@ -485,7 +485,7 @@ static void end_steps(void)
 #endif
 
 /* Lets a process do it for so many instructions, and kills it there. `shared` says how many it had. */
-static void step(deed d, uint64_t lease, long most, _Atomic long *shared)
+static void step(decision d, uint64_t lease, long max, _Atomic long *shared)
 {
     fflush(NULL);
     pid_t child = fork();
@@ -493,7 +493,7 @@ static void step(deed d, uint64_t lease, long most, _Atomic long *shared)
     if (child == 0) {
         tdm_kv *kv = exercise_open(&options);
         (void)exercise_revision(kv); /* up to date, and all of the code in memory */
-        step_most = most;
+        max_step = max;
         begin_steps();
         do_it(kv, d, lease);
         end_steps();
@@ -506,7 +506,7 @@ static void step(deed d, uint64_t lease, long most, _Atomic long *shared)
 }
 
 /* Whole before or whole after, never in between; and all goes on. */
-static void check_deed(tdm_kv *kv, deed d, uint64_t lease, tdm_arena *arena)
+static void check_deed(tdm_kv *kv, decision d, uint64_t lease, tdm_arena *arena)
 {
     tdm_kv_item item = {.value = ""}, *items = NULL;
     size_t count = 9;
@@ -542,9 +542,9 @@ static void kills_by_instruction(void)
             WORKS(tdm_kv_put(kv, "pair/2", "2", lease, &err));
             if (d == PUT_ANEW) fill_area(kv);
             /* First all of it, to see how long it is; then parts. */
-            step((deed)d, lease, i == 0 ? LONG_MAX : all * (2 * i - 1) / (2 * STEPS), shared);
+            step((decision)d, lease, i == 0 ? LONG_MAX : all * (2 * i - 1) / (2 * STEPS), shared);
             if (i == 0) all = atomic_load(shared);
-            check_deed(kv, (deed)d, lease, arena);
+            check_deed(kv, (decision)d, lease, arena);
         }
         if (all == 0)
             printf("     SKIPPED: no way to stop at each instruction here\n");
@@ -651,17 +651,17 @@ static void check_whole(tdm_kv *kv, known *k, tdm_arena *arena)
 {
     tdm_kv_item *items = NULL;
     size_t count = 0;
-    uint64_t least = 0, most = 0, number = 0;
+    uint64_t min = 0, max = 0, number = 0;
     tdm_arena_reset(arena);
-    for (int i = 0; i < WORKERS; i++) least += atomic_load(&k->count_done[i]);
+    for (int i = 0; i < WORKERS; i++) min += atomic_load(&k->count_done[i]);
     uint64_t done[WORKERS];
     for (int i = 0; i < WORKERS; i++) done[i] = atomic_load(&k->done[i]);
     WORKS(tdm_kv_list(kv, "", arena, &items, &count, NULL, &err));
-    for (int i = 0; i < WORKERS; i++) most += atomic_load(&k->count_tried[i]);
+    for (int i = 0; i < WORKERS; i++) max += atomic_load(&k->count_tried[i]);
     const char *counted = find_value(items, count, "count");
-    CHECK(counted ? is_whole(counted, &number) : least == 0);
+    CHECK(counted ? is_whole(counted, &number) : min == 0);
     /* A swap that is on its way may be counted back below, so one for each worker is in doubt. */
-    CHECK(number >= least && number <= most + WORKERS);
+    CHECK(number >= min && number <= max + WORKERS);
     for (int i = 0; i < WORKERS; i++) {
         char key[32];
         number = 0;
@@ -703,7 +703,7 @@ static void kills(void)
     int killed = 0;
     double began = tdm_kv_now(kv);
     /* On a machine that has better things to do, fewer. */
-    for (; killed < KILLS && (killed < KILLS_LEAST || tdm_kv_now(kv) - began < 8); killed++) {
+    for (; killed < KILLS && (killed < MIN_KILLS || tdm_kv_now(kv) - began < 8); killed++) {
         seed = seed * 1664525 + 1013904223;
         await_work(k, killed);
         nanosleep(&(struct timespec){.tv_nsec = (long)(seed >> 10)}, NULL); /* up to 4 ms */

@@ -4,8 +4,8 @@
  */
 #include "check.h"
 
-#include "parallel/feed_schedule.h"
-#include "parallel/store.h"
+#include "parallel/params.h"
+#include "parallel/prefetch_schedule.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -14,13 +14,13 @@
 
 #include <unistd.h>
 
-enum { RANKS_MOST = 7, CELL = TDM__CELL, WINDOW = 32 };
+enum { MAX_RANKS = 7, CELL = TDM__CELL, WINDOW = 32 };
 
 /* ---- shares ---------------------------------------------------------------------------------- */
 
 typedef struct world {
     tdm__layout layout;
-    int rank_of_place[RANKS_MOST], node_of_place[RANKS_MOST], first_of_node[RANKS_MOST + 1];
+    int rank_of_place[MAX_RANKS], node_of_place[MAX_RANKS], first_of_node[MAX_RANKS + 1];
 } world;
 
 /* Bit i of `borders`: a node ends behind place i. */
@@ -60,7 +60,7 @@ static bool shares_are_right(world *w, tdm__cells range)
         ok &= place > first ? mine.first == tdm__layout_share(l, range, place - 1).end
                             : mine.first == range.first;
         if (place + 1 == first + count) ok &= mine.end == range.end;
-        size_t cuts[RANKS_MOST + 1];
+        size_t cuts[MAX_RANKS + 1];
         l->place = place;
         tdm__layout_cuts(l, range, cuts);
         tdm_extent part = tdm__cells_extent(l, mine);
@@ -68,7 +68,7 @@ static bool shares_are_right(world *w, tdm__cells range)
         ok &= part.count == 0 || part.first == all.first + cuts[place - first];
         ok &= cuts[0] == 0 && cuts[count] == all.count;
         if (l->common) continue;
-        size_t leaders[RANKS_MOST + 1];
+        size_t leaders[MAX_RANKS + 1];
         tdm__layout_leader_cuts(l, range, leaders);
         ok &= leaders[node] == cuts[l->first_of_node[node]];
         ok &= leaders[node + 1] == cuts[l->first_of_node[node + 1]];
@@ -80,7 +80,7 @@ static void test_every_cell_has_one_owner(void)
 {
     world w;
     long wrong = 0, cases = 0;
-    for (int size = 1; size <= RANKS_MOST; size++)
+    for (int size = 1; size <= MAX_RANKS; size++)
         for (unsigned borders = 0; borders < 1u << (size - 1); borders++)
             for (int common = 0; common < 2; common++)
                 for (size_t first = 0; first < 5; first++)
@@ -101,7 +101,7 @@ static void test_shares_are_even_over_buckets(void)
 {
     world w;
     world_init(&w, 3, 2, false, (size_t)1000 * CELL);
-    size_t least = SIZE_MAX, most = 0;
+    size_t min = SIZE_MAX, max = 0;
     for (int place = 0; place < 3; place++) {
         size_t cells = 0;
         for (size_t b = 0; b < 100; b++) {
@@ -109,10 +109,10 @@ static void test_shares_are_even_over_buckets(void)
                                                  place);
             cells += share.end - share.first;
         }
-        if (cells < least) least = cells;
-        if (cells > most) most = cells;
+        if (cells < min) min = cells;
+        if (cells > max) max = cells;
     }
-    CHECK(most - least <= 2);
+    CHECK(max - min <= 2);
 }
 
 /* ---- a single process ------------------------------------------------------------------------ */
@@ -167,38 +167,38 @@ static void test_a_single_process(void)
     model_make(&m, 200, true);
     size_t n = tdm_graph_param_extent(m.graph);
     for (int zero = 0; zero <= 3; zero++) {
-        tdm_store *store = NULL;
-        tdm_store_options options = {
+        tdm_params *store = NULL;
+        tdm_params_options options = {
             .graph = m.graph, .has_ema = true, .zero = zero, .bucket_bytes = 40000};
-        CHECK_INT(tdm_store_create(&options, &store, NULL), TDM_OK);
-        CHECK(tdm_store_is_whole(store, TDM_BLOCK_PARAMS));
-        CHECK(tdm_store_block(store, TDM_BLOCK_STATE) == NULL);
-        CHECK(!tdm_store_is_whole(store, TDM_BLOCK_STATE));
-        tdm_store_info info = tdm_store_info_of(store);
+        CHECK_INT(tdm_params_create(&options, &store, NULL), TDM_OK);
+        CHECK(tdm_params_is_whole(store, TDM_BLOCK_PARAMS));
+        CHECK(tdm_params_block(store, TDM_BLOCK_STATE) == NULL);
+        CHECK(!tdm_params_is_whole(store, TDM_BLOCK_STATE));
+        tdm_params_info info = tdm_params_info_of(store);
         CHECK_INT(info.private_bytes, 2 * n * sizeof(float));
         CHECK_INT(info.bucket_count, (tdm_graph_grad_extent(m.graph) + 8191) / 8192);
         float *in = malloc(n * sizeof *in), *out = calloc(n, sizeof *out);
         fill(in, n, 0.01f);
-        CHECK_INT(tdm_store_write(store, TDM_BLOCK_PARAMS, 0, n, in, NULL), TDM_OK);
-        CHECK_INT(tdm_store_settle(store, NULL), TDM_OK);
-        CHECK_INT(tdm_store_read(store, TDM_BLOCK_PARAMS, 3, n - 3, out, NULL), TDM_OK);
+        CHECK_INT(tdm_params_write(store, TDM_BLOCK_PARAMS, 0, n, in, NULL), TDM_OK);
+        CHECK_INT(tdm_params_settle(store, NULL), TDM_OK);
+        CHECK_INT(tdm_params_read(store, TDM_BLOCK_PARAMS, 3, n - 3, out, NULL), TDM_OK);
         CHECK(memcmp(out, in + 3, (n - 3) * sizeof *in) == 0);
-        CHECK(memcmp(tdm_store_block(store, TDM_BLOCK_PARAMS), in, n * sizeof *in) == 0);
+        CHECK(memcmp(tdm_params_block(store, TDM_BLOCK_PARAMS), in, n * sizeof *in) == 0);
         tdm_error err;
-        CHECK_INT(tdm_store_read(store, TDM_BLOCK_PARAMS, n, 1, out, &err), TDM_ERR_RANGE);
-        CHECK_INT(tdm_store_read(store, TDM_BLOCK_PARAMS, 1, SIZE_MAX, out, &err), TDM_ERR_RANGE);
-        CHECK_INT(tdm_store_read(store, TDM_BLOCK_STATE, 0, 1, out, &err), TDM_ERR_NOT_FOUND);
-        CHECK_INT(tdm_store_read(store, -1, 0, 1, out, &err), TDM_ERR_NOT_FOUND);
+        CHECK_INT(tdm_params_read(store, TDM_BLOCK_PARAMS, n, 1, out, &err), TDM_ERR_RANGE);
+        CHECK_INT(tdm_params_read(store, TDM_BLOCK_PARAMS, 1, SIZE_MAX, out, &err), TDM_ERR_RANGE);
+        CHECK_INT(tdm_params_read(store, TDM_BLOCK_STATE, 0, 1, out, &err), TDM_ERR_NOT_FOUND);
+        CHECK_INT(tdm_params_read(store, -1, 0, 1, out, &err), TDM_ERR_NOT_FOUND);
         size_t bad = 0;
-        CHECK_INT(tdm_store_find_bad(store, TDM_BLOCK_PARAMS, &bad, NULL), TDM_OK);
+        CHECK_INT(tdm_params_find_bad(store, TDM_BLOCK_PARAMS, &bad, NULL), TDM_OK);
         CHECK(bad == SIZE_MAX);
         for (size_t at = n - 1; at > 5; at /= 3) {
-            tdm_store_block(store, TDM_BLOCK_PARAMS)[at] = NAN;
-            CHECK_INT(tdm_store_find_bad(store, TDM_BLOCK_PARAMS, &bad, NULL), TDM_OK);
+            tdm_params_block(store, TDM_BLOCK_PARAMS)[at] = NAN;
+            CHECK_INT(tdm_params_find_bad(store, TDM_BLOCK_PARAMS, &bad, NULL), TDM_OK);
             CHECK_INT(bad, at);
         }
-        CHECK_INT(tdm__store_publish(store, NULL, true, NULL), TDM_OK);
-        tdm_store_destroy(store);
+        CHECK_INT(tdm__params_publish(store, NULL, true, NULL), TDM_OK);
+        tdm_params_destroy(store);
         free(in);
         free(out);
     }
@@ -209,30 +209,30 @@ static void test_a_feed_runs_a_plan(void)
 {
     model m;
     model_make(&m, 100, false);
-    tdm_store *store = NULL;
-    CHECK_INT(tdm_store_create(&(tdm_store_options){.graph = m.graph}, &store, NULL), TDM_OK);
+    tdm_params *store = NULL;
+    CHECK_INT(tdm_params_create(&(tdm_params_options){.graph = m.graph}, &store, NULL), TDM_OK);
     size_t n = tdm_graph_param_extent(m.graph);
-    fill(tdm_store_block(store, TDM_BLOCK_PARAMS), n, 0.0005f);
-    tdm_feed *feed = NULL;
-    CHECK_INT(tdm_feed_create(store, TDM_BLOCK_PARAMS, &m.plan, 1, &feed, NULL), TDM_OK);
-    CHECK_INT(tdm_feed_bytes(feed), 0);
+    fill(tdm_params_block(store, TDM_BLOCK_PARAMS), n, 0.0005f);
+    tdm_prefetch *feed = NULL;
+    CHECK_INT(tdm_prefetch_create(store, TDM_BLOCK_PARAMS, &m.plan, 1, &feed, NULL), TDM_OK);
+    CHECK_INT(tdm_prefetch_bytes(feed), 0);
     float first[400];
     for (int i = 0; i < 2; i++) {
         fill(tdm_plan_input(m.plan, "x").data, 400, 0.01f);
         if (i == 0)
-            CHECK_INT(tdm_feed_run(feed, 0, &(tdm_step_key){0}, NULL), TDM_OK);
+            CHECK_INT(tdm_prefetch_run(feed, 0, &(tdm_step_key){0}, NULL), TDM_OK);
         else
             tdm_plan_run(m.plan, &(tdm_step_key){0});
         const float *y = tdm_plan_output(m.plan, "y").data;
         if (i == 0) memcpy(first, y, sizeof first);
         CHECK(memcmp(first, y, sizeof first) == 0 && isfinite(y[7]) && y[7] != 0);
     }
-    CHECK_INT(tdm_feed_pass(feed, NULL), TDM_OK);
+    CHECK_INT(tdm_prefetch_pass(feed, NULL), TDM_OK);
     tdm_error err;
-    CHECK_INT(tdm_feed_begin(feed, 1, &err), TDM_ERR_RANGE);
-    tdm_feed_destroy(feed);
-    CHECK_INT(tdm_feed_create(store, TDM_BLOCK_EMA, &m.plan, 1, &feed, &err), TDM_ERR_INVALID);
-    tdm_store_destroy(store);
+    CHECK_INT(tdm_prefetch_begin(feed, 1, &err), TDM_ERR_RANGE);
+    tdm_prefetch_destroy(feed);
+    CHECK_INT(tdm_prefetch_create(store, TDM_BLOCK_EMA, &m.plan, 1, &feed, &err), TDM_ERR_INVALID);
+    tdm_params_destroy(store);
     model_free(&m);
 }
 
@@ -243,45 +243,45 @@ static void test_offload(void)
     model_make(&m, 700, true);
     char folder[] = "/tmp/tandem-offload-XXXXXX";
     CHECK(mkdtemp(folder) != NULL);
-    tdm_store *store = NULL;
-    tdm_store_options options = {.graph = m.graph, .has_ema = true, .offload = folder};
-    CHECK_INT(tdm_store_create(&options, &store, NULL), TDM_OK);
+    tdm_params *store = NULL;
+    tdm_params_options options = {.graph = m.graph, .has_ema = true, .offload = folder};
+    CHECK_INT(tdm_params_create(&options, &store, NULL), TDM_OK);
     CHECK_INT(rmdir(folder), 0); /* it is empty again */
-    tdm_store_info info = tdm_store_info_of(store);
+    tdm_params_info info = tdm_params_info_of(store);
     size_t n = tdm_graph_param_extent(m.graph);
     CHECK_INT(info.file_bytes, n * sizeof(float));
     CHECK_INT(info.private_bytes, n * sizeof(float));
-    float *ema = tdm_store_block(store, TDM_BLOCK_EMA);
-    size_t cells = tdm__store_layout(store)->trained_cells;
-    uint64_t before = tdm_os_resident_bytes(), most = before;
+    float *ema = tdm_params_block(store, TDM_BLOCK_EMA);
+    size_t cells = tdm__params_layout(store)->trained_cells;
+    uint64_t before = tdm_os_resident_bytes(), max = before;
     fill(ema, n, 0.25f);
     uint64_t full = tdm_os_resident_bytes();
     CHECK(full > before + n * 3); /* about 6 MB came */
-    tdm__store_has_updated(store, (tdm__cells){0, cells});
+    tdm__params_has_updated(store, (tdm__cells){0, cells});
     CHECK(tdm_os_resident_bytes() + n * 3 < full); /* and went */
     /* A pass in windows never has more than one of them. */
     before = tdm_os_resident_bytes();
-    tdm__store_will_update(store, (tdm__cells){0, cells});
+    tdm__params_will_update(store, (tdm__cells){0, cells});
     for (size_t at = 0; at < cells; at += WINDOW) {
         tdm__cells window = {at, at + WINDOW < cells ? at + WINDOW : cells};
-        tdm_extent e = tdm__cells_extent(tdm__store_layout(store), window);
+        tdm_extent e = tdm__cells_extent(tdm__params_layout(store), window);
         for (size_t i = e.first; i < e.first + e.count; i++) ema[i] *= 2;
-        if (tdm_os_resident_bytes() > most) most = tdm_os_resident_bytes();
-        tdm__store_has_updated(store, window);
+        if (tdm_os_resident_bytes() > max) max = tdm_os_resident_bytes();
+        tdm__params_has_updated(store, window);
     }
-    CHECK(most < before + (uint64_t)3 * WINDOW * CELL * sizeof(float));
+    CHECK(max < before + (uint64_t)3 * WINDOW * CELL * sizeof(float));
     size_t trained = tdm_graph_grad_extent(m.graph);
     for (size_t i = trained; i < n; i++) ema[i] *= 2; /* what lies behind is in no cell */
     float *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
     fill(want, n, 0.25f);
     for (size_t i = 0; i < n; i++) want[i] *= 2;
-    CHECK_INT(tdm_store_read(store, TDM_BLOCK_EMA, 0, n, got, NULL), TDM_OK);
+    CHECK_INT(tdm_params_read(store, TDM_BLOCK_EMA, 0, n, got, NULL), TDM_OK);
     CHECK(memcmp(want, got, n * sizeof *want) == 0);
     free(want);
     free(got);
-    tdm_store_destroy(store);
+    tdm_params_destroy(store);
     tdm_error err;
-    CHECK_INT(tdm_store_create(&options, &store, &err), TDM_ERR_NOT_FOUND); /* no such folder */
+    CHECK_INT(tdm_params_create(&options, &store, &err), TDM_ERR_NOT_FOUND); /* no such folder */
     CHECK_HAS(err.message, folder);
     model_free(&m);
 }
@@ -306,7 +306,7 @@ static void test_slots_never_clash(void)
             first[p + 1] = end;
         }
         tdm__bucket_lists phases = {.count = count, .first = first, .bucket = bucket};
-        size_t slots = tdm__feed_slots(&phases, bucket_count, slot_of);
+        size_t slots = tdm__prefetch_slots(&phases, bucket_count, slot_of);
         CHECK(slots <= bucket_count);
         for (size_t p = 0; p < count; p++) {
             size_t end = first[p + 2 <= count ? p + 2 : count];
@@ -328,7 +328,7 @@ static void test_slots_do_not_grow_with_depth(void)
         bucket[2 * p + 1] = 2 * p + 1;
     }
     first[40] = 80;
-    CHECK_INT(tdm__feed_slots(&(tdm__bucket_lists){40, first, bucket}, 80, slot_of), 4);
+    CHECK_INT(tdm__prefetch_slots(&(tdm__bucket_lists){40, first, bucket}, 80, slot_of), 4);
 }
 
 static const check_test tests[] = {

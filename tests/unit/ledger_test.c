@@ -18,7 +18,7 @@ enum { SAMPLES = 60, TRAINED = 48, STEPS = 12, LINE_BYTES = 256 };
 
 static char folder[] = "/tmp/tandem-ledger-XXXXXX";
 static tdm_job_document *document;
-static tdm__course course;
+static tdm__train_schedule schedule;
 static char run[64], ledger_path[96];
 
 /* 48 of 60 samples are trained, in batches of 14: 14 14 14 6, three times. */
@@ -30,13 +30,14 @@ static const char job_text[] = "name: unit\nseed: 3\n"
 static tdm__ledger_line line_of(uint64_t step)
 {
     tdm_position at = {.seed = 3};
-    while (at.step + 1 < step) tdm__course_advance(&course, &at);
+    while (at.step + 1 < step) tdm__train_schedule_advance(&schedule, &at);
     tdm__ledger_line line = {.step = step,
                              .epoch = at.epoch,
                              .position = at.position,
-                             .count = (uint64_t)tdm__course_batch(&course, &at)};
+                             .count = (uint64_t)tdm__train_schedule_batch(&schedule, &at)};
     for (int64_t row = (int64_t)line.count - 1; row >= 0; row--) /* any order will do */
-        line.digest += tdm__ledger_mix(at.epoch, (uint64_t)tdm__course_sample(&course, &at, row));
+        line.digest += tdm__ledger_mix(at.epoch,
+                                       (uint64_t)tdm__train_schedule_sample(&schedule, &at, row));
     return line;
 }
 
@@ -238,8 +239,10 @@ static void other_samples_are_found(void)
         CHECK_INT(tdm__ledger_open(run, 4, &ledger, NULL), TDM_OK);
         tdm__ledger_line line = line_of(5);
         tdm_position at = {.epoch = 1};
-        uint64_t first = tdm__ledger_mix(1, (uint64_t)tdm__course_sample(&course, &at, 0));
-        uint64_t second = tdm__ledger_mix(1, (uint64_t)tdm__course_sample(&course, &at, 1));
+        uint64_t first = tdm__ledger_mix(1,
+                                         (uint64_t)tdm__train_schedule_sample(&schedule, &at, 0));
+        uint64_t second = tdm__ledger_mix(1,
+                                          (uint64_t)tdm__train_schedule_sample(&schedule, &at, 1));
         if (kind == 0) line.digest -= first;
         if (kind == 1) line.digest += second - first;
         if (kind == 2) line.digest += second;
@@ -352,7 +355,7 @@ static void an_error_that_passes_leaves_no_gap(void)
     CHECK_INT(tdm__ledger_open(run, 0, &ledger, &err), TDM_OK);
     CHECK_INT(tdm_log_add_sink(on_log, &warnings, TDM_LOG_WARN), TDM_OK);
     int good = ledger.fd;
-    for (uint64_t step = 1; step <= course.step_count; step++) {
+    for (uint64_t step = 1; step <= schedule.step_count; step++) {
         tdm__ledger_line line = line_of(step);
         ledger.fd = step >= 3 && step < 8 ? full : good;
         tdm__ledger_put(&ledger, &line);
@@ -378,7 +381,7 @@ static void a_sync_that_fails_leaves_no_gap(void)
     CHECK_INT(tdm__ledger_open(run, 0, &ledger, &err), TDM_OK);
     CHECK_INT(tdm_log_add_sink(on_log, &warnings, TDM_LOG_WARN), TDM_OK);
     int good = ledger.fd;
-    for (uint64_t step = 1; step <= course.step_count; step++) {
+    for (uint64_t step = 1; step <= schedule.step_count; step++) {
         tdm__ledger_line line = line_of(step);
         ledger.fd = step >= 3 && step < 8 ? ends[1] : good;
         tdm__ledger_put(&ledger, &line);
@@ -436,11 +439,12 @@ int main(int argc, char **argv)
     CHECK_INT(tdm_job_parse(job_text, strlen(job_text), "job.yaml", folder, NULL, &document, &err),
               TDM_OK);
     int code = 1;
-    if (document && tdm__course_init(tdm_job_document_job(document), &course, &err) == TDM_OK)
+    if (document &&
+        tdm__train_schedule_init(tdm_job_document_job(document), &schedule, &err) == TDM_OK)
         code = check_main(argc, argv, tests, sizeof(tests) / sizeof(tests[0]));
     else
         fprintf(stderr, "%s\n", err.message);
-    tdm__course_release(&course);
+    tdm__train_schedule_release(&schedule);
     tdm_job_document_destroy(document);
     tdm_str_release(&data);
     nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);

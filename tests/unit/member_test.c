@@ -54,23 +54,23 @@ static tdm_kv *open_store(void)
 
 static void the_lease_follows_the_pulse(void)
 {
-    tdm__pulse pulse;
-    tdm__pulse_init(&pulse, 0);
-    CHECK_NEAR(tdm__pulse_lease_s(&pulse), 3, 1e-9);
+    tdm__heartbeat_stats heartbeats;
+    tdm__heartbeat_init(&heartbeats, 0);
+    CHECK_NEAR(tdm__heartbeat_lease_s(&heartbeats), 3, 1e-9);
     double now_s = 0;
-    for (int i = 0; i < 200; i++) tdm__pulse_beat(&pulse, now_s += 0.25);
-    CHECK_NEAR(tdm__pulse_lease_s(&pulse), 1.5, 0.01);
+    for (int i = 0; i < 200; i++) tdm__heartbeat_add(&heartbeats, now_s += 0.25);
+    CHECK_NEAR(tdm__heartbeat_lease_s(&heartbeats), 1.5, 0.01);
     for (int i = 0; i < 200; i++) /* a busy host */
-        tdm__pulse_beat(&pulse, now_s += i % 2 ? 0.25 : 1.25);
-    CHECK(tdm__pulse_lease_s(&pulse) > 5);
-    for (int i = 0; i < 200; i++) tdm__pulse_beat(&pulse, now_s += 60);
-    CHECK_NEAR(tdm__pulse_lease_s(&pulse), 30, 1e-9);
-    for (int i = 0; i < 500; i++) tdm__pulse_beat(&pulse, now_s += 0.01);
-    CHECK_NEAR(tdm__pulse_lease_s(&pulse), 1, 0.01);
-    tdm__pulse_init(&pulse, 7);
-    tdm__pulse_beat(&pulse, 1);
-    tdm__pulse_beat(&pulse, 100);
-    CHECK_NEAR(tdm__pulse_lease_s(&pulse), 7, 0);
+        tdm__heartbeat_add(&heartbeats, now_s += i % 2 ? 0.25 : 1.25);
+    CHECK(tdm__heartbeat_lease_s(&heartbeats) > 5);
+    for (int i = 0; i < 200; i++) tdm__heartbeat_add(&heartbeats, now_s += 60);
+    CHECK_NEAR(tdm__heartbeat_lease_s(&heartbeats), 30, 1e-9);
+    for (int i = 0; i < 500; i++) tdm__heartbeat_add(&heartbeats, now_s += 0.01);
+    CHECK_NEAR(tdm__heartbeat_lease_s(&heartbeats), 1, 0.01);
+    tdm__heartbeat_init(&heartbeats, 7);
+    tdm__heartbeat_add(&heartbeats, 1);
+    tdm__heartbeat_add(&heartbeats, 100);
+    CHECK_NEAR(tdm__heartbeat_lease_s(&heartbeats), 7, 0);
 }
 
 /* ---- who reaches whom --------------------------------------------------------------------------- */
@@ -206,8 +206,8 @@ static void a_record_of_nonsense_is_none(void)
 
 /* ---- who decides what --------------------------------------------------------------------------- */
 
-static tdm__deed decide(tdm_kv *kv, tdm_arena *arena, const char *id, tdm__epoch_memo *memo,
-                        double now_s, tdm__view *view, tdm__epoch_plan *plan)
+static tdm__decision decide(tdm_kv *kv, tdm_arena *arena, const char *id, tdm__epoch_history *memo,
+                            double now_s, tdm__view *view, tdm__epoch_plan *plan)
 {
     tdm__epoch_rules rules = {
         .id = id, .min = 2, .max = 3, .wait_s = 100, .report_s = 2, .settle_s = 5, .silence_s = 12};
@@ -237,7 +237,7 @@ static void propose(tdm_kv *kv, const tdm__view *view, const tdm__epoch_plan *pl
 /* As many members as may be, all with the longest names, in place of as many others. */
 static void the_largest_epoch_fits(void)
 {
-    enum { COUNT = 2 * TDM__EPOCH_MOST };
+    enum { COUNT = 2 * TDM__MAX_EPOCH };
     static char ids[COUNT][TDM_MEMBER_ID_BYTES];
     static tdm__view_member members[COUNT];
     static tdm__epoch_plan plan;
@@ -246,21 +246,21 @@ static void the_largest_epoch_fits(void)
     make_store();
     tdm_kv *kv = open_store();
     tdm_arena *arena = tdm_arena_create("test");
-    tdm__view view = {.number = 7, .members = members, .count = COUNT, .size = TDM__EPOCH_MOST};
+    tdm__view view = {.number = 7, .members = members, .count = COUNT, .size = TDM__MAX_EPOCH};
     for (int i = 0; i < COUNT; i++) {
         snprintf(ids[i], sizeof ids[i], "%.55s.%07d", host, i);
         members[i] = (tdm__view_member){.id = ids[i],
                                         .host = host,
                                         .pid = INT32_MAX - 1,
-                                        .rank = i < TDM__EPOCH_MOST ? i : -1,
+                                        .rank = i < TDM__MAX_EPOCH ? i : -1,
                                         .left_why = "killed by signal 6 (Aborted), as all others"};
-        if (i >= TDM__EPOCH_MOST) plan.next[plan.next_count++] = &members[i];
+        if (i >= TDM__MAX_EPOCH) plan.next[plan.next_count++] = &members[i];
     }
     propose(kv, &view, &plan);
     tdm__view seen = {0};
     CHECK_INT(tdm__view_read(kv, SESSION, arena, &seen, NULL), TDM_OK);
     CHECK_INT(seen.number, 8);
-    CHECK_INT(seen.size, TDM__EPOCH_MOST);
+    CHECK_INT(seen.size, TDM__MAX_EPOCH);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
     remove_store();
@@ -273,48 +273,49 @@ static void first_and_next_epoch(void)
     tdm_arena *arena = tdm_arena_create("test");
     tdm__view view = {0};
     static tdm__epoch_plan plan;
-    tdm__epoch_memo a, c, d;
-    tdm__epoch_memo_init(&a);
-    tdm__epoch_memo_init(&c);
-    tdm__epoch_memo_init(&d);
+    tdm__epoch_history a, c, d;
+    tdm__epoch_history_init(&a);
+    tdm__epoch_history_init(&c);
+    tdm__epoch_history_init(&d);
     put(kv, SESSION "about", "{\"expected\":3}");
     put_record(kv, "a", "h1", 1);
-    CHECK_INT(decide(kv, arena, "a", &a, 0, &view, &plan), TDM__DEED_WAIT); /* too few */
-    CHECK_INT(decide(kv, arena, "a", &a, 100, &view, &plan), TDM__DEED_GIVE_UP);
+    CHECK_INT(decide(kv, arena, "a", &a, 0, &view, &plan), TDM__DECISION_WAIT); /* too few */
+    CHECK_INT(decide(kv, arena, "a", &a, 100, &view, &plan), TDM__DECISION_GIVE_UP);
     put_record(kv, "b", "h2", 0);
-    CHECK_INT(decide(kv, arena, "a", &a, 100, &view, &plan), TDM__DEED_WAIT); /* for the third */
+    CHECK_INT(decide(kv, arena, "a", &a, 100, &view, &plan),
+              TDM__DECISION_WAIT); /* for the third */
     CHECK_NEAR(plan.until_s, 105, 1e-9);
     put_record(kv, "c", "h1", 0);
     put_record(kv, "d", "h1", 2);
-    CHECK_INT(decide(kv, arena, "c", &c, 101, &view, &plan), TDM__DEED_WAIT); /* not its turn */
-    CHECK_INT(decide(kv, arena, "a", &a, 101, &view, &plan), TDM__DEED_PROPOSE);
+    CHECK_INT(decide(kv, arena, "c", &c, 101, &view, &plan), TDM__DECISION_WAIT); /* not its turn */
+    CHECK_INT(decide(kv, arena, "a", &a, 101, &view, &plan), TDM__DECISION_PROPOSE);
     CHECK_INT(plan.next_count, 3); /* d stays in reserve */
     CHECK_TEXT(plan.next[0]->id, "c");
     CHECK_TEXT(plan.next[1]->id, "a"); /* neighbours on their host, by slot */
     CHECK_TEXT(plan.next[2]->id, "b");
     propose(kv, &view, &plan);
-    CHECK_INT(decide(kv, arena, "a", &a, 101, &view, &plan), TDM__DEED_ENTER);
-    CHECK_INT(decide(kv, arena, "d", &d, 101, &view, &plan), TDM__DEED_WAIT);
+    CHECK_INT(decide(kv, arena, "a", &a, 101, &view, &plan), TDM__DECISION_ENTER);
+    CHECK_INT(decide(kv, arena, "d", &d, 101, &view, &plan), TDM__DECISION_WAIT);
     a.left = c.left = 1;
     a.took_part = c.took_part = true;
     put(kv, SESSION "reports/1/a", "{\"whole\":true}");
-    CHECK_INT(decide(kv, arena, "a", &a, 102, &view, &plan), TDM__DEED_WAIT); /* for b and c */
+    CHECK_INT(decide(kv, arena, "a", &a, 102, &view, &plan), TDM__DECISION_WAIT); /* for b and c */
     CHECK_NEAR(plan.until_s, 104, 1e-9);
     put(kv, SESSION "dead/b", "{\"why\":\"killed by signal 9\"}");
     put(kv, SESSION "reports/1/c", "{\"whole\":true}");
-    CHECK_INT(decide(kv, arena, "a", &a, 102, &view, &plan), TDM__DEED_WAIT); /* c's turn */
-    CHECK_INT(decide(kv, arena, "c", &c, 102, &view, &plan), TDM__DEED_PROPOSE);
+    CHECK_INT(decide(kv, arena, "a", &a, 102, &view, &plan), TDM__DECISION_WAIT); /* c's turn */
+    CHECK_INT(decide(kv, arena, "c", &c, 102, &view, &plan), TDM__DECISION_PROPOSE);
     CHECK_INT(plan.next_count, 3);
     CHECK_TEXT(plan.next[2]->id, "d"); /* takes the place of the dead */
-    CHECK_INT(decide(kv, arena, "a", &a, 103, &view, &plan), TDM__DEED_PROPOSE); /* c is slow */
+    CHECK_INT(decide(kv, arena, "a", &a, 103, &view, &plan), TDM__DECISION_PROPOSE); /* c is slow */
     propose(kv, &view, &plan);
-    CHECK_INT(decide(kv, arena, "d", &d, 103, &view, &plan), TDM__DEED_ENTER);
+    CHECK_INT(decide(kv, arena, "d", &d, 103, &view, &plan), TDM__DECISION_ENTER);
     CHECK_INT(tdm_kv_remove(kv, SESSION "members/d", NULL), TDM_OK);
-    CHECK_INT(decide(kv, arena, "a", &a, 103, &view, &plan), TDM__DEED_SKIP);
+    CHECK_INT(decide(kv, arena, "a", &a, 103, &view, &plan), TDM__DECISION_SKIP);
     char name[256];
     CHECK_TEXT(tdm__epoch_name(&view.members[2], name), "rank 2 (member d, host h1, process 4)");
-    tdm__epoch_memo late = {.left = 1, .took_part = true};
-    CHECK_INT(decide(kv, arena, "b", &late, 103, &view, &plan), TDM__DEED_FENCED);
+    tdm__epoch_history late = {.left = 1, .took_part = true};
+    CHECK_INT(decide(kv, arena, "b", &late, 103, &view, &plan), TDM__DECISION_FENCED);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
     remove_store();
@@ -344,33 +345,33 @@ static void a_busy_member_is_waited_for(void)
         "{\"id\":\"c\",\"host\":\"h\"}]}");
     put(kv, SESSION "dead/b", "{\"why\":\"killed by signal 9\"}");
     put(kv, SESSION "reports/1/a", "{\"whole\":true,\"closed\":[\"b\"]}");
-    tdm__epoch_memo memo;
-    tdm__epoch_memo_init(&memo);
+    tdm__epoch_history memo;
+    tdm__epoch_history_init(&memo);
     memo.left = memo.number = 1;
     memo.took_part = true;
     const double looks_s[] = {100, 101, 103, 130, 159};
     for (size_t i = 0; i < sizeof looks_s / sizeof looks_s[0]; i++) {
         CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
         view.members[2].is_busy = true;
-        CHECK_INT(tdm__epoch_decide(&view, &rules, &memo, looks_s[i], &plan), TDM__DEED_WAIT);
+        CHECK_INT(tdm__epoch_decide(&view, &rules, &memo, looks_s[i], &plan), TDM__DECISION_WAIT);
         CHECK(plan.until_s > looks_s[i]);
     }
     CHECK(plan.until_s < 159.3); /* it may make no progress any more soon */
     /* One that makes none has had its time; so has one that others could not reach, */
-    tdm__epoch_memo other = memo;
+    tdm__epoch_history other = memo;
     CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
-    CHECK_INT(tdm__epoch_decide(&view, &rules, &other, 103, &plan), TDM__DEED_PROPOSE);
+    CHECK_INT(tdm__epoch_decide(&view, &rules, &other, 103, &plan), TDM__DECISION_PROPOSE);
     CHECK_INT(plan.next_count, 1);
     put(kv, SESSION "reports/1/a", "{\"whole\":true,\"lost\":[\"c\"],\"closed\":[\"b\"]}");
     other = memo;
     CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
     view.members[2].is_busy = true;
-    CHECK_INT(tdm__epoch_decide(&view, &rules, &other, 103, &plan), TDM__DEED_PROPOSE);
+    CHECK_INT(tdm__epoch_decide(&view, &rules, &other, 103, &plan), TDM__DECISION_PROPOSE);
     /* and one that never ends its work. */
     put(kv, SESSION "reports/1/a", "{\"whole\":true,\"closed\":[\"b\"]}");
     CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
     view.members[2].is_busy = true;
-    CHECK_INT(tdm__epoch_decide(&view, &rules, &memo, 161, &plan), TDM__DEED_PROPOSE);
+    CHECK_INT(tdm__epoch_decide(&view, &rules, &memo, 161, &plan), TDM__DECISION_PROPOSE);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
     remove_store();
@@ -388,8 +389,8 @@ static void a_host_that_is_gone_is_not_waited_for_long(void)
     put(kv, SESSION "epoch",
         "{\"number\":1,\"members\":[{\"id\":\"a\",\"host\":\"h1\"},{\"id\":\"b\",\"host\":\"h1\"},"
         "{\"id\":\"c\",\"host\":\"h2\"},{\"id\":\"d\",\"host\":\"h2\"}]}");
-    tdm__epoch_memo c, fresh;
-    tdm__epoch_memo_init(&fresh);
+    tdm__epoch_history c, fresh;
+    tdm__epoch_history_init(&fresh);
     fresh.left = 1;
     fresh.took_part = true;
     fresh.number = 1;
@@ -397,41 +398,41 @@ static void a_host_that_is_gone_is_not_waited_for_long(void)
     put(kv, SESSION "reports/1/c", "{\"whole\":true,\"lost\":[\"a\",\"b\"],\"closed\":[]}");
     put(kv, SESSION "reports/1/d", "{\"whole\":true,\"lost\":[\"a\",\"b\"],\"closed\":7}");
     c = fresh;
-    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DEED_WAIT);
+    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DECISION_WAIT);
     CHECK_NEAR(plan.until_s, 102, 1e-9);
     /* Closed, of one of them: the other one may live, and gets some time to say so. */
     put(kv, SESSION "reports/1/d", "{\"whole\":true,\"lost\":[\"a\"],\"closed\":[\"a\"]}");
     put(kv, SESSION "reports/1/c", "{\"whole\":true}");
     c = fresh;
-    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DEED_WAIT);
+    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DECISION_WAIT);
     CHECK_NEAR(plan.until_s, 101, 1e-9);
-    CHECK_INT(decide(kv, arena, "c", &c, 100.9, &view, &plan), TDM__DEED_WAIT);
+    CHECK_INT(decide(kv, arena, "c", &c, 100.9, &view, &plan), TDM__DECISION_WAIT);
     /* Each is missed by somebody: the host is gone. */
     put(kv, SESSION "reports/1/c", "{\"whole\":true,\"lost\":[\"b\"]}");
     c = fresh;
-    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DEED_WAIT);
+    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DECISION_WAIT);
     CHECK_NEAR(plan.until_s, 100.4, 1e-9);
-    CHECK_INT(decide(kv, arena, "c", &c, 100.5, &view, &plan), TDM__DEED_PROPOSE);
+    CHECK_INT(decide(kv, arena, "c", &c, 100.5, &view, &plan), TDM__DECISION_PROPOSE);
     CHECK_INT(plan.next_count, 2);
     CHECK_TEXT(plan.next[0]->id, "c");
     /* Not when they are more than those who say so, */
     CHECK_INT(tdm_kv_remove(kv, SESSION "reports/1/c", NULL), TDM_OK);
     CHECK_INT(tdm_kv_remove(kv, SESSION "members/c", NULL), TDM_OK);
     c = fresh;
-    CHECK_INT(decide(kv, arena, "d", &c, 100, &view, &plan), TDM__DEED_WAIT);
+    CHECK_INT(decide(kv, arena, "d", &c, 100, &view, &plan), TDM__DECISION_WAIT);
     CHECK_NEAR(plan.until_s, 102, 1e-9);
     put_record(kv, "c", "h2", 0);
     put(kv, SESSION "reports/1/c", "{\"whole\":true}");
     /* nor when its agent is there, */
     put(kv, SESSION "dead/a", "{\"why\":\"killed by signal 9\"}");
     c = fresh;
-    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DEED_WAIT);
+    CHECK_INT(decide(kv, arena, "c", &c, 100, &view, &plan), TDM__DECISION_WAIT);
     CHECK_NEAR(plan.until_s, 102, 1e-9);
     CHECK_INT(tdm_kv_remove(kv, SESSION "dead/a", NULL), TDM_OK);
     /* nor when the other one of the host lives. */
     put(kv, SESSION "reports/1/b", "{\"whole\":true}");
     c = fresh;
-    CHECK_INT(decide(kv, arena, "b", &c, 100, &view, &plan), TDM__DEED_WAIT);
+    CHECK_INT(decide(kv, arena, "b", &c, 100, &view, &plan), TDM__DECISION_WAIT);
     CHECK_NEAR(plan.until_s, 102, 1e-9);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
@@ -477,26 +478,27 @@ static tdm_status meet(worker *w, int meeting, tdm_error *err)
 static tdm_status enter_yard(void *user, const tdm_epoch *epoch, tdm_error *err)
 {
     worker *w = user;
-    char door[TDM_DOOR_BYTES] = "";
+    char door[TDM_ENDPOINT_BYTES] = "";
     atomic_store(&w->is_interrupted, false);
     w->epoch = epoch->number;
     atomic_store(&w->y->fence, epoch->number);
     w->size = epoch->size;
     atomic_fetch_add(&w->y->epochs, epoch->rank == 0);
     if (epoch->rank == 0)
-        TDM_TRY(tdm_member_open_door(w->member, epoch->number, "the door", err));
+        TDM_TRY(tdm_member_publish_endpoint(w->member, epoch->number, "the door", err));
     else
-        TDM_TRY(tdm_member_find_door(w->member, epoch->number, 30, door, err));
+        TDM_TRY(tdm_member_lookup_endpoint(w->member, epoch->number, 30, door, err));
     CHECK_TEXT(epoch->rank == 0 ? "the door" : door, "the door");
     TDM_TRY(meet(w, 0, err));
     w->first_step = w->step = atomic_load(&w->y->step);
     return tdm_member_confirm(w->member, epoch->number, err);
 }
 
-static tdm_status step_yard(void *user, unsigned wish, unsigned *wishes, bool *done, tdm_error *err)
+static tdm_status step_yard(void *user, unsigned request, unsigned *requests, bool *done,
+                            tdm_error *err)
 {
     worker *w = user;
-    *wishes = wish;
+    *requests = request;
     tdm_member_tell(w->member,
                     &(tdm_member_status){.step = (uint64_t)w->step, .phase = "training"});
     if (w->is_victim && w->step == w->y->victim_step) {
@@ -510,7 +512,7 @@ static tdm_status step_yard(void *user, unsigned wish, unsigned *wishes, bool *d
     w->step++;
     atomic_store(&w->y->step, w->step);
     nap();
-    *wishes = 0; /* nobody joins here */
+    *requests = 0; /* nobody joins here */
     *done = w->step >= STEPS;
     return TDM_OK;
 }

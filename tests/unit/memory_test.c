@@ -25,7 +25,7 @@
 #define SANITIZED 0
 #endif
 
-enum { SAMPLES = 1024, FEATURES = 64, CLASSES = 4, SETS_MOST = 8 };
+enum { SAMPLES = 1024, FEATURES = 64, CLASSES = 4, MAX_SETS = 8 };
 #define MB 1000000.0
 
 static char folder[] = "/tmp/tandem-memory-XXXXXX";
@@ -42,9 +42,9 @@ static tdm_job_document *load(const char *const sets[])
 {
     char dir[64];
     snprintf(dir, sizeof(dir), "run.dir=%s/runs", folder);
-    const char *all[SETS_MOST + 1] = {dir};
+    const char *all[MAX_SETS + 1] = {dir};
     size_t count = 1;
-    while (sets && sets[count - 1] && count < SETS_MOST) {
+    while (sets && sets[count - 1] && count < MAX_SETS) {
         all[count] = sets[count - 1];
         count++;
     }
@@ -96,13 +96,13 @@ static uint64_t measure(const tdm_job *job)
 }
 
 /* Within 25 %, and 24 MB for the program: code, threads' stacks, oneDNN's compiled kernels. */
-static void check_honest(const char *const sets[], double least_mb)
+static void check_honest(const char *const sets[], double min_mb)
 {
     tdm_job_document *document = load(sets);
     const tdm_job *job = tdm_job_document_job(document);
     tdm_memory_estimate e = estimate(job, 1);
     double wanted = (double)e.total_bytes, got = (double)measure(job);
-    CHECK(wanted > least_mb * MB); /* so that the constant is not all there is to it */
+    CHECK(wanted > min_mb * MB); /* so that the constant is not all there is to it */
     bool honest = got < 1.25 * wanted + 24 * MB && got > 0.75 * wanted - 24 * MB;
     CHECK(honest || SANITIZED);
     if (!honest)

@@ -124,16 +124,16 @@ static void first_values_depend_on_the_seed_alone(void)
     for (size_t i = 0; i < tdm_graph_param_count(g); i++) {
         const tdm_param_info *p = tdm_graph_param_at(g, i);
         CHECK(memcmp(a + p->offset, b + p->offset, p->elements * sizeof(float)) == 0);
-        double least = INFINITY, most = -INFINITY;
+        double min = INFINITY, max = -INFINITY;
         for (size_t k = 0; k < p->elements; k++) {
-            least = fmin(least, (double)a[p->offset + k]);
-            most = fmax(most, (double)a[p->offset + k]);
+            min = fmin(min, (double)a[p->offset + k]);
+            max = fmax(max, (double)a[p->offset + k]);
         }
-        if (p->init.kind == TDM_INIT_ZERO) CHECK(least == 0 && most == 0);
-        if (p->init.kind == TDM_INIT_ONE) CHECK(least == 1 && most == 1);
+        if (p->init.kind == TDM_INIT_ZERO) CHECK(min == 0 && max == 0);
+        if (p->init.kind == TDM_INIT_ONE) CHECK(min == 1 && max == 1);
         if (p->init.kind != TDM_INIT_UNIFORM) continue;
-        CHECK(least >= -p->init.scale && most < p->init.scale);
-        CHECK(least < -p->init.scale / 2 && most > p->init.scale / 2);
+        CHECK(min >= -p->init.scale && max < p->init.scale);
+        CHECK(min < -p->init.scale / 2 && max > p->init.scale / 2);
     }
     /* Different layers draw different numbers. */
     const float *fc1 = tdm_model_param(g, "fc1.weight", a).data;

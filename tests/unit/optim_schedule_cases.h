@@ -23,7 +23,7 @@ static tdm_schedule plain_schedule(int kind)
                           .peak_at = 0.3,
                           .start_divisor = 25,
                           .end_divisor = 1e4,
-                          .patience = 2,
+                          .cancellation = 2,
                           .threshold = 1e-4};
 }
 
@@ -111,14 +111,14 @@ static void plateaus_lower_the_rate(void)
     /* Two bad ones are let pass, the third lowers; then one does not count. */
     static const struct {
         double value, lr;
-    } course[] = {{2, 1},   {1, 1},   {1, 1},    {0.99995, 1}, {1.5, 0.5},  {9, 0.5},
-                  {9, 0.5}, {9, 0.5}, {9, 0.25}, {0.5, 0.25},  {NAN, 0.25}, {9, 0.25},
-                  {9, 0.2}, {9, 0.2}, {9, 0.2},  {9, 0.2},     {9, 0.2}};
-    for (size_t i = 0; i < sizeof(course) / sizeof(course[0]); i++) {
+    } schedule[] = {{2, 1},   {1, 1},   {1, 1},    {0.99995, 1}, {1.5, 0.5},  {9, 0.5},
+                    {9, 0.5}, {9, 0.5}, {9, 0.25}, {0.5, 0.25},  {NAN, 0.25}, {9, 0.25},
+                    {9, 0.2}, {9, 0.2}, {9, 0.2},  {9, 0.2},     {9, 0.2}};
+    for (size_t i = 0; i < sizeof(schedule) / sizeof(schedule[0]); i++) {
         double before = tdm_schedule_lr(&s, i, &p);
-        bool lowered = tdm_schedule_observe(&s, course[i].value, &p);
-        CHECK(tdm_schedule_lr(&s, i, &p) == course[i].lr);
-        CHECK_INT(lowered, course[i].lr < before);
+        bool lowered = tdm_schedule_observe(&s, schedule[i].value, &p);
+        CHECK(tdm_schedule_lr(&s, i, &p) == schedule[i].lr);
+        CHECK_INT(lowered, schedule[i].lr < before);
     }
     CHECK(p.best == 0.5);
 }
@@ -127,7 +127,7 @@ static void plateaus_of_what_should_rise(void)
 {
     tdm_schedule s = plain_schedule(TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU);
     s.higher_is_better = true;
-    s.patience = 0;
+    s.cancellation = 0;
     tdm_plateau p = {0};
     CHECK(!tdm_schedule_observe(&s, NAN, &p) || tdm_schedule_lr(&s, 0, &p) == 0.5);
     p = (tdm_plateau){0};
@@ -141,7 +141,7 @@ static void plateaus_of_what_should_rise(void)
 static void early_stopping_is_patient(void)
 {
     tdm_job_early_stop rule = {
-        .metric = TDM_JOB_METRIC_TEST_LOSS, .patience = 2, .min_delta = 0.125};
+        .metric = TDM_JOB_METRIC_TEST_LOSS, .cancellation = 2, .min_delta = 0.125};
     tdm_plateau p = {0};
     CHECK(!tdm_early_stop_is_due(&rule, &p));
     CHECK(!tdm_early_stop_observe(&rule, 1, &p));
@@ -150,11 +150,11 @@ static void early_stopping_is_patient(void)
     CHECK(!tdm_early_stop_observe(&rule, NAN, &p));
     CHECK(tdm_early_stop_observe(&rule, 0.7, &p));
     CHECK(tdm_early_stop_is_due(&rule, &p));
-    rule.patience = 3; /* more of it, and the run goes on */
+    rule.cancellation = 3; /* more of it, and the run goes on */
     CHECK(!tdm_early_stop_is_due(&rule, &p));
     CHECK(!tdm_early_stop_observe(&rule, 0.5, &p) && p.best == 0.5 && p.bad == 0);
     rule.metric = TDM_JOB_METRIC_TEST_ACCURACY;
-    rule.patience = 1;
+    rule.cancellation = 1;
     CHECK(!tdm_early_stop_observe(&rule, 0.75, &p));
     CHECK(tdm_early_stop_observe(&rule, 0.875, &p)); /* exactly min_delta is not more */
 }

@@ -197,42 +197,42 @@ static void test_proportional_bytes(void)
 }
 
 /* A process that is killed, or stopped for good, right before its region has a name: the others go on. */
-static void vault_after(const char *wish)
+static void shm_after(const char *request)
 {
-    tdm_vault *vault = NULL;
+    tdm_shm *shm = NULL;
     tdm_error err = {0};
     void *first = NULL, *memory = NULL;
     int state = 0;
     bool is_new = false;
-    CHECK_INT(tdm_vault_create(&vault, &err), TDM_OK);
-    CHECK_INT(tdm_vault_take(vault, "first", 5000, &is_new, &first, &err), TDM_OK);
+    CHECK_INT(tdm_shm_create(&shm, &err), TDM_OK);
+    CHECK_INT(tdm_shm_region_take(shm, "first", 5000, &is_new, &first, &err), TDM_OK);
     CHECK(is_new);
     memcpy(first, "here", 5);
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
-        setenv("TANDEM_TEST_KILL", wish, 1);
-        (void)tdm_vault_take(vault, "second", 100, NULL, &memory, NULL);
+        setenv("TANDEM_TEST_KILL", request, 1);
+        (void)tdm_shm_region_take(shm, "second", 100, NULL, &memory, NULL);
         _exit(1);
     }
     CHECK(waitpid(child, &state, WUNTRACED) == child);
     CHECK(WIFSTOPPED(state) || WIFSIGNALED(state));
     alarm(60);
-    CHECK_INT(tdm_vault_find(vault, "second", NULL, &memory, &err), TDM_ERR_NOT_FOUND);
+    CHECK_INT(tdm_shm_region_find(shm, "second", NULL, &memory, &err), TDM_ERR_NOT_FOUND);
     if (WIFSTOPPED(state)) CHECK(waitpid(child, &state, 0) == child);
     CHECK(WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL);
-    CHECK_INT(tdm_vault_take(vault, "second", 200, &is_new, &memory, &err), TDM_OK);
+    CHECK_INT(tdm_shm_region_take(shm, "second", 200, &is_new, &memory, &err), TDM_OK);
     CHECK(is_new);
-    CHECK_INT(tdm_vault_find(vault, "first", NULL, &memory, &err), TDM_OK);
+    CHECK_INT(tdm_shm_region_find(shm, "first", NULL, &memory, &err), TDM_OK);
     CHECK(memory == first && memcmp(memory, "here", 5) == 0);
     alarm(0);
-    tdm_vault_close(vault);
+    tdm_shm_close(shm);
 }
 
 static void test_vault_outlives_its_users(void)
 {
-    vault_after("vault");
-    vault_after("vault:signal=STOP");
+    shm_after("vault");
+    shm_after("vault:signal=STOP");
 }
 
 static const check_test tests[] = {

@@ -217,14 +217,14 @@ static void test_lent_pages(void)
     tdm_pages pages;
     CHECK_INT(tdm_pages_map(5000000, false, &pages, &err), TDM_OK);
     tdm_pages_populate(&pages);
-    tdm_pages_lend(&pages);
+    tdm_pages_free_lazily(&pages);
     memset(pages.data, 7, pages.bytes);
     const uint8_t *bytes = pages.data;
     CHECK(bytes[0] == 7 && bytes[pages.bytes - 1] == 7);
-    tdm_pages_lend(&pages);
+    tdm_pages_free_lazily(&pages);
     tdm_pages_unmap(&pages);
     tdm_pages_populate(&pages); /* nothing is fine */
-    tdm_pages_lend(&pages);
+    tdm_pages_free_lazily(&pages);
 }
 
 /* Two writers of one name at once: both are whole, the last to commit wins. */
@@ -598,10 +598,10 @@ static void test_cpu_info(void)
 }
 
 /* The signal that ended or stopped a child at this point with this wish; 0: it came through. */
-static int signal_at(const char *wish, tdm_test_point at)
+static int signal_at(const char *request, tdm_test_point at)
 {
     int status = 0;
-    setenv("TANDEM_TEST_KILL", wish, 1);
+    setenv("TANDEM_TEST_KILL", request, 1);
     pid_t child = fork();
     if (child == 0) {
         tdm_os_test_point(&at);
@@ -620,7 +620,7 @@ static int signal_at(const char *wish, tdm_test_point at)
 static void test_points_kill_where_they_should(void)
 {
     tdm_test_point at = {.phase = "update", .step = 7, .rank = 1, .part = 3};
-    char wish[300];
+    char request[300];
     CHECK_INT(signal_at("update", at), SIGKILL);
     CHECK_INT(signal_at("update:step=7:rank=1:part=3", at), SIGKILL);
     CHECK_INT(signal_at("update:step=7:signal=STOP", at), SIGSTOP);
@@ -632,9 +632,9 @@ static void test_points_kill_where_they_should(void)
     CHECK_INT(signal_at("update:part=33", at), 0);
     CHECK_INT(signal_at("update:step=", at), 0);
     folder_make();
-    snprintf(wish, sizeof(wish), "update:file=%s/killed", folder);
-    CHECK_INT(signal_at(wish, at), SIGKILL);
-    CHECK_INT(signal_at(wish, at), 0); /* once */
+    snprintf(request, sizeof(request), "update:file=%s/killed", folder);
+    CHECK_INT(signal_at(request, at), SIGKILL);
+    CHECK_INT(signal_at(request, at), 0); /* once */
     CHECK_INT(folder_entries(), 1);
     folder_remove();
 }

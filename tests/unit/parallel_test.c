@@ -14,16 +14,16 @@ static void slices_cover_all_rows_once(void)
 {
     for (int64_t rows = 0; rows <= 70; rows++) {
         for (int64_t lanes = 1; lanes <= 33; lanes++) {
-            int64_t next = 0, most = 0, least = INT64_MAX;
+            int64_t next = 0, max = 0, min = INT64_MAX;
             for (int64_t lane = 0; lane < lanes; lane++) {
                 tdm_slice s = tdm_lane_slice(rows, lanes, lane);
                 CHECK_INT(s.first, next);
                 next += s.count;
-                if (s.count > most) most = s.count;
-                if (s.count < least) least = s.count;
+                if (s.count > max) max = s.count;
+                if (s.count < min) min = s.count;
             }
             CHECK_INT(next, rows);
-            CHECK(most - least <= 1);
+            CHECK(max - min <= 1);
         }
     }
     tdm_slice last = tdm_lane_slice(INT64_C(1) << 40, 65536, 65535);
@@ -82,15 +82,15 @@ static void large_slices_are_spread(void)
 {
     for (int64_t rows = 1; rows <= 100; rows++) {
         for (int ranks = 1; ranks <= 16; ranks *= 2) {
-            int64_t most = 0, least = INT64_MAX;
+            int64_t max = 0, min = INT64_MAX;
             for (int64_t r = 0; r < ranks; r++) {
                 int64_t sum = 0, lanes = 16 / ranks;
                 for (int64_t i = 0; i < lanes; i++)
                     sum += tdm_lane_slice(rows, 16, r * lanes + i).count;
-                if (sum > most) most = sum;
-                if (sum < least) least = sum;
+                if (sum > max) max = sum;
+                if (sum < min) min = sum;
             }
-            CHECK(most - least <= 1);
+            CHECK(max - min <= 1);
         }
         CHECK_INT(tdm_lane_slice(rows, 16, 0).count, (rows + 15) / 16);
     }
@@ -109,12 +109,12 @@ static void few_buffers_are_enough(void)
 
 /* ---- the tree -------------------------------------------------------------------------------- */
 
-enum { TREE_LANES_MOST = 32, TREE_ELEMENTS = 37 };
+enum { MAX_TREE_LANES = 32, TREE_ELEMENTS = 37 };
 
 typedef struct tree_case {
     tdm__tree tree;
-    float numbers[2 * TREE_LANES_MOST][TREE_ELEMENTS];
-    float *held[2 * TREE_LANES_MOST];
+    float numbers[2 * MAX_TREE_LANES][TREE_ELEMENTS];
+    float *held[2 * MAX_TREE_LANES];
 } tree_case;
 
 /* Sizes far apart, so that another order of adding gives other bits. */
@@ -182,7 +182,7 @@ static void the_tree_is_added_as_defined(void)
 {
     static tree_case c;
     static const double empties[] = {0, 0.3, 0.9, 1.0};
-    for (int64_t lanes = 1; lanes <= TREE_LANES_MOST; lanes *= 2)
+    for (int64_t lanes = 1; lanes <= MAX_TREE_LANES; lanes *= 2)
         for (size_t e = 0; e < 4; e++)
             for (uint64_t seed = 0; seed < 30; seed++) {
                 tree_fill(&c, lanes, empties[e], seed);
@@ -320,7 +320,7 @@ static void check_block(const team_bench *b, int block, const float *expected)
     bool root = !b->shape.comm || tdm_comm_rank(b->shape.comm) == 0;
     float *found = calloc(b->trained_extent + 1, sizeof(float));
     if (!found) return;
-    CHECK_INT(tdm_store_read(b->store, block, 0, b->trained_extent, root ? found : NULL, NULL),
+    CHECK_INT(tdm_params_read(b->store, block, 0, b->trained_extent, root ? found : NULL, NULL),
               TDM_OK);
     if (root) CHECK(memcmp(found, expected, b->trained_extent * sizeof(float)) == 0);
     free(found);
@@ -494,7 +494,7 @@ static void what_a_team_refuses(void)
     tdm_error err = {0};
     team_shape good = {.lanes = 4, .batches = {8}};
     CHECK_INT(create(&good, &err), TDM_OK);
-    static const int64_t bad_lanes[] = {0, -1, 3, 6, 2 * TDM_LANES_MOST};
+    static const int64_t bad_lanes[] = {0, -1, 3, 6, 2 * TDM_MAX_LANES};
     for (size_t i = 0; i < sizeof(bad_lanes) / sizeof(bad_lanes[0]); i++) {
         team_shape shape = good;
         shape.lanes = bad_lanes[i];
@@ -565,18 +565,18 @@ static void be_slow(tdm_comm *comm, void *user)
     team_shape shape = {.lanes = 8, .comm = comm, .batches = {64}, .width = 1300};
     team_bench b;
     if (!team_bench_open(&b, &shape)) return;
-    double least = 1e300, most = 0, before[2] = {0, 0};
+    double min = 1e300, max = 0, before[2] = {0, 0};
     tdm_step_result r = {.straggler = -1};
     for (uint64_t step = 0; step < SLOW_STEPS; step++) {
         r = team_bench_step(&b, step, 64);
         double ratio = ratio_since(b.team, before);
         CHECK(!r.moved);
         if (step + LOOKED_AT < SLOW_STEPS) continue;
-        least = fmin(least, ratio);
-        most = fmax(most, ratio);
+        min = fmin(min, ratio);
+        max = fmax(max, ratio);
     }
-    if (least > 2) CHECK_INT(r.straggler, 1);
-    if (r.straggler == 1) CHECK(r.slow_factor > 0.99 * least && r.slow_factor < 1.01 * most);
+    if (min > 2) CHECK_INT(r.straggler, 1);
+    if (r.straggler == 1) CHECK(r.slow_factor > 0.99 * min && r.slow_factor < 1.01 * max);
     (*named)++;
     team_bench_close(&b);
 }

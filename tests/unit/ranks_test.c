@@ -13,10 +13,10 @@ enum { SIZE = 5 };
 
 typedef struct scene {
     unsigned failing; /* a bit for each rank */
-    unsigned wishing;
+    unsigned requesting;
     tdm_status status[SIZE];
     tdm_error err[SIZE];
-    unsigned wishes[SIZE];
+    unsigned requests[SIZE];
     int differs[SIZE];
     char text[SIZE][16];
 } scene;
@@ -37,8 +37,8 @@ static void agree(tdm_comm *comm, void *user)
     tdm_status own = s->failing >> rank & 1
                          ? tdm_fail(&s->err[rank], TDM_ERR_IO, "file %d is gone", rank)
                          : TDM_OK;
-    s->wishes[rank] = s->wishing >> rank & 1 ? 1u << rank : 0;
-    s->status[rank] = tdm__agree(comm, own, &s->wishes[rank], &s->err[rank]);
+    s->requests[rank] = s->requesting >> rank & 1 ? 1u << rank : 0;
+    s->status[rank] = tdm__agree(comm, own, &s->requests[rank], &s->err[rank]);
 }
 
 static void all_get_the_same_outcome(void)
@@ -52,11 +52,11 @@ static void all_get_the_same_outcome(void)
                 {1u, "file 0 is gone"},
                 {0x1f, "file 0 is gone"}};
     for (size_t r = 0; r < sizeof(rows) / sizeof(rows[0]); r++) {
-        scene s = {.failing = rows[r].failing, .wishing = 1u << 1 | 1u << 4};
+        scene s = {.failing = rows[r].failing, .requesting = 1u << 1 | 1u << 4};
         play(agree, &s, SIZE);
         for (int i = 0; i < SIZE; i++) {
             CHECK_INT(s.status[i], rows[r].message ? TDM_ERR_IO : TDM_OK);
-            CHECK_INT(s.wishes[i], 1u << 1 | 1u << 4);
+            CHECK_INT(s.requests[i], 1u << 1 | 1u << 4);
             if (!rows[r].message) continue;
             CHECK_INT(s.err[i].status, TDM_ERR_IO);
             CHECK_TEXT(s.err[i].message, rows[r].message);
@@ -66,10 +66,10 @@ static void all_get_the_same_outcome(void)
 
 static void one_agrees_with_itself(void)
 {
-    unsigned wishes = 5;
+    unsigned requests = 5;
     tdm_error err = {0};
-    CHECK_INT(tdm__agree(NULL, TDM_OK, &wishes, &err), TDM_OK);
-    CHECK_INT(wishes, 5);
+    CHECK_INT(tdm__agree(NULL, TDM_OK, &requests, &err), TDM_OK);
+    CHECK_INT(requests, 5);
     CHECK_INT(tdm__agree(NULL, tdm_fail(&err, TDM_ERR_IO, "gone"), NULL, &err), TDM_ERR_IO);
     CHECK_TEXT(err.message, "gone");
     CHECK(tdm__leads_node(NULL));
@@ -81,7 +81,7 @@ static void one_agrees_with_itself(void)
 }
 
 /* Rank 2 cannot go on; the others wait in a barrier, and learn why in vain. */
-static void call_off(tdm_comm *comm, void *user)
+static void abort_world(tdm_comm *comm, void *user)
 {
     scene *s = user;
     int rank = tdm_comm_rank(comm);
@@ -96,7 +96,7 @@ static void call_off(tdm_comm *comm, void *user)
 static void who_gives_up_tells_the_others(void)
 {
     scene s = {0};
-    play(call_off, &s, SIZE);
+    play(abort_world, &s, SIZE);
     for (int i = 0; i < SIZE; i++) {
         CHECK_INT(s.status[i], i == 2 ? TDM_ERR_NO_MEMORY : TDM_ERR_PEER_FAILED);
         CHECK_HAS(s.err[i].message, i == 2 ? "no room for it" : "rank 2: no room for it");

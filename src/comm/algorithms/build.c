@@ -13,11 +13,11 @@ enum {
     SHARE_BYTES = 1024 * 1024,       /* of one rank's share of a segment, at most */
     PAIR_SHARE_BYTES = 512 * 1024,   /* between two hosts: the last sums have the wire alone */
     WIRE_SHARE_BYTES = 128 * 1024,   /* between more: see tdm__share_flight */
-    SHARE_BYTES_LEAST = 128 * 1024,  /* below this, messages cost more than overlap gains */
+    MIN_SHARE_BYTES = 128 * 1024,    /* below this, messages cost more than overlap gains */
     SCRATCH_BYTES = 4 * 1024 * 1024, /* of a segment's shares together */
     SEGMENTS_WANTED = 4
 };
-#define STEPS_MOST ((uint64_t)1 << 31)
+#define MAX_STEPS ((uint64_t)1 << 31)
 
 bool tdm__kind_has_slices(tdm_call_kind kind)
 {
@@ -53,10 +53,10 @@ tdm_extent tdm__segment_run(const tdm__segment *s, int rank)
 {
     tdm_extent slice = tdm__call_slice(s->call, s->size, rank);
     size_t offset = tdm__segment_offset(s);
-    size_t most = s->request->cut.segment / (size_t)s->size;
+    size_t max = s->request->cut.segment / (size_t)s->size;
     if (offset > slice.count) offset = slice.count;
     size_t left = slice.count - offset;
-    return (tdm_extent){.first = slice.first + offset, .count = left < most ? left : most};
+    return (tdm_extent){.first = slice.first + offset, .count = left < max ? left : max};
 }
 
 tdm_extent tdm__segment_share(const tdm__segment *s, int rank)
@@ -104,20 +104,20 @@ static size_t round_up(size_t value, size_t multiple)
     return (value + multiple - 1) / multiple * multiple;
 }
 
-tdm__cut tdm__cut_make(const tdm_group *group, const tdm_call *call, tdm__cut_wish wish)
+tdm__cut tdm__cut_make(const tdm_group *group, const tdm_call *call, tdm__cut_options request)
 {
     size_t unit = tdm_dtype_bytes(call->dtype);
     size_t multiple = tdm__kind_has_slices(call->kind) ? (size_t)group->size : 1;
     size_t span = tdm__call_span(call, group->size);
     size_t whole = round_up(span ? span : 1, multiple);
-    if (wish.segment_bytes == 0 || unit == 0 || call->kind == TDM_CALL_BARRIER)
+    if (request.segment_bytes == 0 || unit == 0 || call->kind == TDM_CALL_BARRIER)
         return (tdm__cut){.segment = whole, .flight = 1};
-    size_t measured = tdm__choices_segment(group, call, wish.algorithm);
-    size_t segment = (measured ? measured : wish.segment_bytes) / unit;
-    size_t least = (size_t)(span / (STEPS_MOST / wish.stride)) + 1;
-    if (segment < least) segment = least;
+    size_t measured = tdm__choices_segment(group, call, request.algorithm);
+    size_t segment = (measured ? measured : request.segment_bytes) / unit;
+    size_t min = (size_t)(span / (MAX_STEPS / request.stride)) + 1;
+    if (segment < min) segment = min;
     segment = round_up(segment, multiple);
-    return (tdm__cut){.segment = segment < whole ? segment : whole, .flight = wish.flight};
+    return (tdm__cut){.segment = segment < whole ? segment : whole, .flight = request.flight};
 }
 
 /* The most of one rank's share of a segment. */
@@ -145,9 +145,9 @@ size_t tdm__share_segment(const tdm_group *group, const tdm_call *call)
     size_t size = (size_t)group->size;
     size_t bytes = tdm__call_span(call, group->size) * tdm_dtype_bytes(call->dtype);
     size_t share = bytes / size / SEGMENTS_WANTED + 1;
-    size_t most = SCRATCH_BYTES / size;
-    if (most > share_max(group)) most = share_max(group);
-    if (share > most) share = most;
-    if (share < SHARE_BYTES_LEAST) share = SHARE_BYTES_LEAST;
+    size_t max = SCRATCH_BYTES / size;
+    if (max > share_max(group)) max = share_max(group);
+    if (share > max) share = max;
+    if (share < MIN_SHARE_BYTES) share = MIN_SHARE_BYTES;
     return share * size;
 }

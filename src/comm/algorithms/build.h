@@ -65,13 +65,13 @@ bool tdm__kind_has_slices(tdm_call_kind kind);
 size_t tdm__call_bytes(const tdm_call *call);
 
 /* How the cut is wanted. */
-typedef struct tdm__cut_wish {
+typedef struct tdm__cut_options {
     size_t segment_bytes; /* about so many of a segment; 0: do not cut */
     uint32_t stride;      /* step numbers for each segment */
     int flight;
     tdm_algorithm algorithm; /* whose row of the table of choices may know a better size */
-} tdm__cut_wish;
-tdm__cut tdm__cut_make(const tdm_group *group, const tdm_call *call, tdm__cut_wish wish);
+} tdm__cut_options;
+tdm__cut tdm__cut_make(const tdm_group *group, const tdm_call *call, tdm__cut_options request);
 
 /* A segment's size when each of `size` ranks adds its share of it: shares of at most a megabyte (less
  * between hosts), at least four segments where shares stay large enough for that, and no more than a few

@@ -33,8 +33,8 @@
 
 enum {
     SMALL_BYTES = 32 * 1024,
-    STEP_RESULT = TDM_LANE_PARTS_MOST, /* steps before it: parts, by their place with the sender */
-    STRIDE = 2 * TDM_LANE_PARTS_MOST
+    STEP_RESULT = TDM_MAX_LANE_PARTS, /* steps before it: parts, by their place with the sender */
+    STRIDE = 2 * TDM_MAX_LANE_PARTS
 };
 
 static bool fits(const tdm_group *group, const tdm_call *call)
@@ -59,10 +59,10 @@ static tdm__cut cut(const tdm_group *group, const tdm_call *call)
                   (call->kind == TDM_CALL_BROADCAST && !in_one_step(group, call));
     return tdm__cut_make(
         group, call,
-        (tdm__cut_wish){.segment_bytes = is_cut ? tdm__share_segment(group, call) : 0,
-                        .stride = STRIDE,
-                        .flight = tdm__share_flight(group),
-                        .algorithm = TDM_ALGORITHM_DIRECT});
+        (tdm__cut_options){.segment_bytes = is_cut ? tdm__share_segment(group, call) : 0,
+                           .stride = STRIDE,
+                           .flight = tdm__share_flight(group),
+                           .algorithm = TDM_ALGORITHM_DIRECT});
 }
 
 /* ---- sums -------------------------------------------------------------------------------------- */

@@ -47,7 +47,7 @@ static bool brings_blocks(const tdm_group *group, const tdm_lanes *lanes)
     if (lanes->lane_count % group->size != 0) return false;
     int64_t width = lanes->lane_count / group->size;
     for (int i = 0; i < group->size; i++) {
-        int64_t nodes[TDM_LANE_PARTS_MOST];
+        int64_t nodes[TDM_MAX_LANE_PARTS];
         if (lanes->first[i] != i * width) return false;
         if (tdm_lane_nodes(lanes, i * width, (i + 1) * width, nodes) != 1) return false;
     }
@@ -73,10 +73,10 @@ static tdm__cut cut(const tdm_group *group, const tdm_call *call)
 {
     return tdm__cut_make(
         group, call,
-        (tdm__cut_wish){.segment_bytes = tdm__kind_reduces(call->kind) ? SEGMENT_BYTES : 0,
-                        .stride = STRIDE,
-                        .flight = FLIGHT,
-                        .algorithm = TDM_ALGORITHM_DOUBLING});
+        (tdm__cut_options){.segment_bytes = tdm__kind_reduces(call->kind) ? SEGMENT_BYTES : 0,
+                           .stride = STRIDE,
+                           .flight = FLIGHT,
+                           .algorithm = TDM_ALGORITHM_DOUBLING});
 }
 
 static void build_barrier(const tdm__segment *s)
@@ -210,7 +210,7 @@ static void build_all_reduce(const tdm__segment *s)
 }
 
 /* The most elements that this rank keeps at one of the levels: at the first it keeps half the places. */
-static size_t most_kept(const tdm__segment *s, const size_t *starts)
+static size_t max_kept(const tdm__segment *s, const size_t *starts)
 {
     if (s->size == 1) return 0;
     bool is_left = (s->rank & 1) == 0;
@@ -228,7 +228,7 @@ static void build_reduce_scatter(const tdm__segment *s)
     }
     starts[s->size] = total;
     uint8_t *all = tdm__program_scratch(s->program, total * s->unit);
-    uint8_t *theirs = tdm__program_scratch(s->program, most_kept(s, starts) * s->unit);
+    uint8_t *theirs = tdm__program_scratch(s->program, max_kept(s, starts) * s->unit);
     if (!all || !theirs) return;
     int leaf = s->request->leaves.first[s->rank];
     for (int place = 0; place < s->size; place++) {

@@ -52,7 +52,7 @@ typedef struct hierarchy_call {
     int host;        /* this rank's, within the group */
     int local;       /* its place there */
     int rails;       /* slices of sums and broadcasts */
-    int parts_most;  /* of any rank */
+    int max_parts;   /* of any rank */
     int slots;       /* slices that each part has staged */
     bool one_step;   /* all_reduce */
     uint8_t *buffer; /* sums on their way: [host sum][slice], then those made for other hosts */
@@ -68,10 +68,10 @@ static int host_members(const tdm_group *group, int host)
 
 static int smallest_host(const tdm_group *group)
 {
-    int least = group->size;
+    int min = group->size;
     for (int h = 0; h < group->host_count; h++)
-        if (host_members(group, h) < least) least = host_members(group, h);
-    return least;
+        if (host_members(group, h) < min) min = host_members(group, h);
+    return min;
 }
 
 /* The rank in the group of member `local` of a host. */
@@ -120,7 +120,7 @@ static uint8_t *staged(const tdm_request *request, size_t r, int local, int part
 static uint8_t *result_of(const tdm_request *request, size_t r, int local, int index)
 {
     const hierarchy_call *s = request->state;
-    return staged(request, r, local, s->parts_most, index);
+    return staged(request, r, local, s->max_parts, index);
 }
 
 static uint8_t *out_at(const tdm_request *request, size_t element)
@@ -552,7 +552,7 @@ static int result_slots(const tdm_group *group, tdm_call_kind kind)
 static size_t room_for(const tdm_group *group, const tdm_call *call)
 {
     size_t width = tdm_dtype_bytes(call->dtype);
-    size_t pieces = (size_t)tdm__window_parts_most(group, call) *
+    size_t pieces = (size_t)tdm__window_max_parts(group, call) *
                         (size_t)slots_of(group, call->kind) +
                     (size_t)result_slots(group, call->kind);
     size_t bytes = group->window->stage_bytes / pieces;
@@ -584,7 +584,7 @@ static void cut_rounds(hierarchy_call *s, const tdm_group *group, const tdm_call
     size_t line = s->width < LINE ? LINE / s->width : 1;
     size_t room = room_for(group, call);
     size_t rails = (size_t)s->rails;
-    size_t whole = tdm__kind_has_slices(call->kind) ? tdm__call_slice_most(call, group->size)
+    size_t whole = tdm__kind_has_slices(call->kind) ? tdm__call_max_slice(call, group->size)
                                                     : (call->count + rails - 1) / rails;
     if (whole == 0) return;
     s->rounds = (whole + room - 1) / room;
@@ -621,7 +621,7 @@ static bool make_state(tdm_request *request)
     s->host = group->host_of[group->rank];
     s->local = group->local_of[group->rank];
     s->rails = smallest_host(group);
-    s->parts_most = tdm__window_parts_most(group, call);
+    s->max_parts = tdm__window_max_parts(group, call);
     s->slots = slots_of(group, call->kind);
     s->one_step = group->host_count == 2 || call->kind == TDM_CALL_REDUCE ||
                   tdm__call_bytes(call) <= SMALL_BYTES;

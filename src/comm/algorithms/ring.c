@@ -36,7 +36,7 @@ static bool is_exact(const tdm_call *call)
 static bool brings_one_part(const tdm_group *group, const tdm_lanes *lanes)
 {
     for (int i = 0; lanes && i < group->size; i++) {
-        int64_t nodes[TDM_LANE_PARTS_MOST];
+        int64_t nodes[TDM_MAX_LANE_PARTS];
         if (tdm_lane_nodes(lanes, lanes->first[i], lanes->first[i + 1], nodes) != 1) return false;
     }
     return true;
@@ -64,16 +64,16 @@ static uint32_t stride_of(const tdm_group *group)
 
 static tdm__cut cut(const tdm_group *group, const tdm_call *call)
 {
-    tdm__cut_wish wish = {.segment_bytes = tdm__share_segment(group, call),
-                          .stride = stride_of(group),
-                          .flight = FLIGHT,
-                          .algorithm = TDM_ALGORITHM_RING};
-    if (call->kind == TDM_CALL_ALL_TO_ALL) wish.segment_bytes = 0;
+    tdm__cut_options request = {.segment_bytes = tdm__share_segment(group, call),
+                                .stride = stride_of(group),
+                                .flight = FLIGHT,
+                                .algorithm = TDM_ALGORITHM_RING};
+    if (call->kind == TDM_CALL_ALL_TO_ALL) request.segment_bytes = 0;
     if (call->kind == TDM_CALL_BROADCAST) {
-        wish.segment_bytes = CHAIN_BYTES;
-        wish.flight = CHAIN_FLIGHT;
+        request.segment_bytes = CHAIN_BYTES;
+        request.flight = CHAIN_FLIGHT;
     }
-    return tdm__cut_make(group, call, wish);
+    return tdm__cut_make(group, call, request);
 }
 
 /* The rank that many places on, which may be negative. */
@@ -106,12 +106,12 @@ typedef tdm_extent (*range_fn)(const tdm__segment *s, int rank);
 static void add_around(const tdm__segment *s, range_fn range_of, uint8_t *to)
 {
     int leaf = s->request->leaves.first[s->rank];
-    size_t most = 0;
+    size_t max = 0;
     for (int i = 0; i < s->size; i++)
-        if (range_of(s, i).count > most) most = range_of(s, i).count;
-    most *= s->unit;
-    uint8_t *two[2] = {tdm__program_scratch(s->program, most),
-                       tdm__program_scratch(s->program, most)};
+        if (range_of(s, i).count > max) max = range_of(s, i).count;
+    max *= s->unit;
+    uint8_t *two[2] = {tdm__program_scratch(s->program, max),
+                       tdm__program_scratch(s->program, max)};
     if (!two[0] || !two[1]) return;
     tdm_extent range = range_of(s, around(s, -1));
     const uint8_t *sum = tdm__leaf_at(s, leaf, range.first);

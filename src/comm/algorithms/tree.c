@@ -26,8 +26,8 @@
 #include "comm/algorithms/build.h"
 
 enum {
-    STEP_DOWN = TDM_LANE_PARTS_MOST,
-    STRIDE = 2 * TDM_LANE_PARTS_MOST,
+    STEP_DOWN = TDM_MAX_LANE_PARTS,
+    STRIDE = 2 * TDM_MAX_LANE_PARTS,
     SEGMENT_BYTES = 256 * 1024,
     FLIGHT = 4
 };
@@ -50,10 +50,10 @@ static tdm__cut cut(const tdm_group *group, const tdm_call *call)
 {
     return tdm__cut_make(
         group, call,
-        (tdm__cut_wish){.segment_bytes = tdm__kind_has_slices(call->kind) ? 0 : SEGMENT_BYTES,
-                        .stride = STRIDE,
-                        .flight = FLIGHT,
-                        .algorithm = TDM_ALGORITHM_TREE});
+        (tdm__cut_options){.segment_bytes = tdm__kind_has_slices(call->kind) ? 0 : SEGMENT_BYTES,
+                           .stride = STRIDE,
+                           .flight = FLIGHT,
+                           .algorithm = TDM_ALGORITHM_TREE});
 }
 
 /* ---- the tree ---------------------------------------------------------------------------------- */

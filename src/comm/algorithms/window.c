@@ -48,7 +48,7 @@ typedef struct window_call {
     size_t width; /* of an element */
     size_t slice; /* elements of a member's piece of a round */
     size_t rounds, next_round;
-    int parts_most;
+    int max_parts;
     uint32_t base; /* what all have posted once round 0 is staged */
     bool late;     /* results are copied out a round later: reductions to several */
     bool stream;
@@ -108,7 +108,7 @@ static uint8_t *result_of(const tdm_request *request, size_t r, int m)
 {
     const window_call *s = request->state;
     if (request->group->size == 2) return staged(request, r, 1 - m, 0, m);
-    return staged(request, r, m, s->parts_most, 0);
+    return staged(request, r, m, s->max_parts, 0);
 }
 
 static size_t round_up(size_t n, size_t to)
@@ -123,13 +123,13 @@ static void cut_rounds(const tdm_request *request, window_call *s)
     const tdm__window *w = request->group->window;
     size_t size = (size_t)request->group->size;
     size_t line = s->width < LINE ? LINE / s->width : 1;
-    size_t room = w->stage_bytes / ((size_t)s->parts_most * size + 1) / s->width / line * line;
+    size_t room = w->stage_bytes / ((size_t)s->max_parts * size + 1) / s->width / line * line;
     size_t round_bytes = w->crowded ? CROWDED_ROUND_BYTES : ROUND_BYTES;
     size_t sharers = call->kind == TDM_CALL_BROADCAST ? 2 : size;
     size_t wanted = round_up(round_bytes / sharers / s->width, line);
     if (wanted > room) wanted = room;
     size_t whole = call->kind == TDM_CALL_BROADCAST ? call->count
-                   : is_sliced(call->kind)          ? tdm__call_slice_most(call, (int)size)
+                   : is_sliced(call->kind)          ? tdm__call_max_slice(call, (int)size)
                                                     : (call->count + size - 1) / size;
     s->rounds = (whole + wanted - 1) / wanted;
     s->slice = round_up((whole + s->rounds - 1) / s->rounds, line);
@@ -179,7 +179,7 @@ static void publish(tdm_request *request)
         (call->kind == TDM_CALL_REDUCE && group->rank == call->root))
         cell->out_offset = tdm__host_offset(host, call->out, call->count * s->width);
     if (!offers_input(request)) return;
-    uint64_t offsets[TDM_LANE_PARTS_MOST] = {0};
+    uint64_t offsets[TDM_MAX_LANE_PARTS] = {0};
     int parts = part_count(request, group->rank);
     for (int i = 0; i < parts; i++) {
         offsets[i] = tdm__host_offset(host, tdm__call_part(call, i), in_count(request) * s->width);
@@ -514,7 +514,7 @@ static bool fits(const tdm_group *group, const tdm_call *call)
     if (!w || w->local_count != group->size) return false;
     if (call->kind < TDM_CALL_BARRIER || call->kind > TDM_CALL_ALL_TO_ALL) return false;
     if (tdm__window_is_small(group, call)) return true;
-    size_t pieces = (size_t)tdm__window_parts_most(group, call) * (size_t)group->size + 1;
+    size_t pieces = (size_t)tdm__window_max_parts(group, call) * (size_t)group->size + 1;
     return w->stage_bytes / pieces >= LINE;
 }
 
@@ -541,7 +541,7 @@ static void build(tdm__program *program, size_t first, size_t count)
     free(request->state);
     request->state = s;
     s->width = tdm_dtype_bytes(call->dtype);
-    s->parts_most = tdm__window_parts_most(request->group, call);
+    s->max_parts = tdm__window_max_parts(request->group, call);
     s->late = call->kind == TDM_CALL_ALL_REDUCE || call->kind == TDM_CALL_REDUCE;
     /* In place, the lines that results go to have just been read, and are still in the cache. */
     s->stream = call->count * s->width >= STREAM_BYTES && call->in != call->out;

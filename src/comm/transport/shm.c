@@ -1,7 +1,7 @@
 /*
  * shm.c: the transport between the ranks of one host.
  *
- * Between each two ranks there are two lanes (shm_lane.h), made when first used. Moving on means: read
+ * Between each two ranks there are two lanes (shm_ring.h), made when first used. Moving on means: read
  * what has come from each neighbour, then write what there is room for. When there is nothing to do the
  * bell is armed and everything is looked at once more, here and by the engine, so that a wait sleeps
  * only when nothing can have been missed.
@@ -25,7 +25,7 @@ enum { LOOK_SPINS = 64 }; /* spins between two looks at file descriptors, which 
 
 /* ---- peers ------------------------------------------------------------------------------------- */
 
-void tdm__shm_ring(tdm__shm *s, tdm__shm_peer *peer)
+void tdm__shm_ring_bell(tdm__shm *s, tdm__shm_peer *peer)
 {
     if (!peer->rung) return;
     peer->rung = false;
@@ -36,7 +36,7 @@ void tdm__shm_ring(tdm__shm *s, tdm__shm_peer *peer)
 static void close_lanes(tdm__shm *s, tdm__shm_peer *peer)
 {
     if (peer->out.lane) atomic_store(&peer->out.lane->writer_closed, 1);
-    if (peer->in.lane || tdm__lane_find(s->host, peer->place, s->own, &peer->in))
+    if (peer->in.lane || tdm__shm_ring_find(s->host, peer->place, s->own, &peer->in))
         atomic_store(&peer->in.lane->reader_closed, 1);
     tdm__host_ring(s->host, peer->place);
 }
@@ -76,7 +76,7 @@ static void look_at_all(tdm__shm *s)
         if (peer->gone) continue;
         tdm__shm_read(s, peer);
         tdm__shm_flush(s, peer);
-        tdm__shm_ring(s, peer);
+        tdm__shm_ring_bell(s, peer);
     }
 }
 

@@ -16,7 +16,7 @@
 #define TANDEM_COMM_TRANSPORT_SHM_INNER_H
 
 #include "comm/transport/shm.h"
-#include "comm/transport/shm_lane.h"
+#include "comm/transport/shm_ring.h"
 
 enum { TDM__SHM_CHUNK = 64 /* outgoing messages that are allocated at once */ };
 
@@ -70,7 +70,7 @@ typedef struct tdm__shm_peer {
     int place, rank;
     bool gone; /* forgotten, lost, or it has given us up */
     bool rung; /* it has to be rung before we leave */
-    tdm__lane_end out, in;
+    tdm__shm_ring_end out, in;
     tdm__out_list queue, flow;
     tdm__in_list answers, takes, copies;
 } tdm__shm_peer;
@@ -98,7 +98,7 @@ typedef struct tdm__shm {
 /* Ends everything with this peer. With `always` it counts as lost; else only if something was under
  * way: a peer that parts from us after all is done may just be closing. */
 void tdm__shm_lose(tdm__shm *s, tdm__shm_peer *peer, bool always, const char *how);
-void tdm__shm_ring(tdm__shm *s, tdm__shm_peer *peer); /* if it has to be */
+void tdm__shm_ring_bell(tdm__shm *s, tdm__shm_peer *peer); /* if it has to be */
 
 /* shm_send.c */
 void tdm__shm_send(tdm__transport *transport, int rank, const tdm__head *head, const void *data,

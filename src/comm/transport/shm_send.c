@@ -95,12 +95,12 @@ static void out_end(tdm__shm *s, tdm__outgoing *out, tdm_status status)
 static bool has_lane(tdm__shm *s, tdm__shm_peer *peer, tdm_error *err)
 {
     return peer->out.lane ||
-           tdm__lane_make(s->host, s->own, peer->place, &peer->out, err) == TDM_OK;
+           tdm__shm_ring_make(s->host, s->own, peer->place, &peer->out, err) == TDM_OK;
 }
 
 static void commit(tdm__shm *s, tdm__shm_peer *peer, uint32_t bytes)
 {
-    tdm__lane_commit(&peer->out, bytes);
+    tdm__shm_ring_commit(&peer->out, bytes);
     peer->rung = true;
     s->moves++;
 }
@@ -108,10 +108,10 @@ static void commit(tdm__shm *s, tdm__shm_peer *peer, uint32_t bytes)
 /* A small message, as a whole. False: no room, or it has to be announced. */
 static bool write_eager(tdm__shm *s, tdm__shm_peer *peer, const tdm__head *head, const void *data)
 {
-    if (head->bytes > TDM__EAGER_MOST) return false;
+    if (head->bytes > TDM__MAX_EAGER) return false;
     uint32_t bytes = HEAD_BYTES + (uint32_t)head->bytes;
-    if (!tdm__lane_has_credit(&peer->out, bytes)) return false;
-    tdm__record *record = tdm__lane_begin(&peer->out, bytes);
+    if (!tdm__shm_ring_has_credit(&peer->out, bytes)) return false;
+    tdm__record *record = tdm__shm_ring_begin(&peer->out, bytes);
     if (!record) return false;
     *record = (tdm__record){.kind = TDM__RECORD_EAGER, .bytes = bytes};
     uint8_t *at = (uint8_t *)(record + 1);
@@ -125,7 +125,7 @@ static bool write_eager(tdm__shm *s, tdm__shm_peer *peer, const tdm__head *head,
 /* The head alone. False: no room. */
 static bool write_announce(tdm__shm *s, tdm__shm_peer *peer, tdm__outgoing *out)
 {
-    tdm__record *record = tdm__lane_begin(&peer->out, HEAD_BYTES);
+    tdm__record *record = tdm__shm_ring_begin(&peer->out, HEAD_BYTES);
     if (!record) return false;
     uint64_t offset = tdm__host_offset(s->host, out->data, out->head.bytes);
     out->in_place = out->head.bytes > 0 && offset != UINT64_MAX;
@@ -143,7 +143,7 @@ static void write_answers(tdm__shm *s, tdm__shm_peer *peer)
 {
     while (peer->answers.first) {
         tdm__incoming *in = peer->answers.first;
-        tdm__record *record = tdm__lane_begin(&peer->out, sizeof *record);
+        tdm__record *record = tdm__shm_ring_begin(&peer->out, sizeof *record);
         if (!record) return;
         *record = (tdm__record){.kind = in->answer, .bytes = sizeof *record, .token = in->token};
         commit(s, peer, sizeof *record);
@@ -171,21 +171,21 @@ static void write_queue(tdm__shm *s, tdm__shm_peer *peer)
 static void write_pieces(tdm__shm *s, tdm__shm_peer *peer)
 {
     /* As many as the ring has places: the others want to be served as well. */
-    for (int i = 0; i < TDM__LANE_PIECES && peer->flow.first; i++) {
+    for (int i = 0; i < TDM__SHM_RING_PIECES && peer->flow.first; i++) {
         tdm__outgoing *out = peer->flow.first;
-        uint8_t *to = tdm__lane_piece_begin(&peer->out);
+        uint8_t *to = tdm__shm_ring_piece_begin(&peer->out);
         if (!to) return;
         uint64_t left = out->head.bytes - out->at;
         uint32_t bytes = peer->out.sizes.piece_bytes;
         if (bytes > left) bytes = (uint32_t)left;
         memcpy(to, out->data + out->at, bytes);
-        tdm__lane_piece_commit(&peer->out, token_of(out), bytes);
+        tdm__shm_ring_piece_commit(&peer->out, token_of(out), bytes);
         out->at += bytes;
         peer->rung = true;
         s->moves++;
         /* With a processor for each rank the other side can begin at once; else it would only take
          * ours away. */
-        if (tdm__host_spins(s->host)) tdm__shm_ring(s, peer);
+        if (tdm__host_spins(s->host)) tdm__shm_ring_bell(s, peer);
         if (out->at < out->head.bytes) continue;
         list_pop(&peer->flow);
         out_end(s, out, TDM_OK);
@@ -222,7 +222,7 @@ void tdm__shm_send(tdm__transport *transport, int rank, const tdm__head *head, c
         tdm_log(TDM_LOG_ERROR, "comm", "no room to send to rank %d: %s", rank, err.message);
         tdm__shm_sent(s, cookie, err.status);
     } else if (!peer->queue.first && !peer->answers.first && write_eager(s, peer, head, data)) {
-        tdm__shm_ring(s, peer);
+        tdm__shm_ring_bell(s, peer);
         tdm__shm_sent(s, cookie, TDM_OK);
     } else {
         tdm__outgoing *out = out_new(s, &(tdm__outgoing){.state = TDM__OUT_QUEUED,
@@ -236,7 +236,7 @@ void tdm__shm_send(tdm__transport *transport, int rank, const tdm__head *head, c
         }
         list_add(&peer->queue, out);
         tdm__shm_flush(s, peer);
-        tdm__shm_ring(s, peer);
+        tdm__shm_ring_bell(s, peer);
     }
 }
 

@@ -14,9 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COPY_MOST (4ull << 20) /* bytes that are copied in one go */
+#define MAX_COPY (4ull << 20) /* bytes that are copied in one go */
 
-enum { RECORDS_MOST = 64 }; /* of one peer, in one go */
+enum { MAX_RECORDS = 64 }; /* of one peer, in one go */
 
 static const char garbage[] = "what it wrote into shared memory makes no sense";
 
@@ -89,7 +89,7 @@ static void answer(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in, tdm__rec
         peer->answers.first = in;
     peer->answers.last = in;
     tdm__shm_flush(s, peer);
-    tdm__shm_ring(s, peer);
+    tdm__shm_ring_bell(s, peer);
 }
 
 void tdm__shm_answered(tdm__shm *s, tdm__incoming *in)
@@ -115,7 +115,7 @@ static void finish(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in, tdm_stat
 
 static bool has_closed(const tdm__shm_peer *peer)
 {
-    const tdm__lane_end *in = &peer->in, *out = &peer->out;
+    const tdm__shm_ring_end *in = &peer->in, *out = &peer->out;
     return (in->lane &&
             atomic_load_explicit(&in->lane->writer_closed, memory_order_acquire) != 0) ||
            (out->lane &&
@@ -127,7 +127,7 @@ static void take_eager(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in)
     tdm_status status = in->payload || in->bytes == 0 ? TDM_OK : TDM_ERR_NO_MEMORY;
     if (in->bytes && in->payload) memcpy(in->into, in->payload, in->bytes);
     void *cookie = in->cookie;
-    tdm__lane_take_eager(&peer->in, sizeof(tdm__record) + sizeof(tdm__head) + in->bytes);
+    tdm__shm_ring_take_eager(&peer->in, sizeof(tdm__record) + sizeof(tdm__head) + in->bytes);
     in_free(s, in);
     tdm__shm_received(s, cookie, status);
 }
@@ -135,14 +135,14 @@ static void take_eager(tdm__shm *s, tdm__shm_peer *peer, tdm__incoming *in)
 /* Copies from where it lies in the host's memory, first come, first served. */
 static void copy_in_place(tdm__shm *s, tdm__shm_peer *peer)
 {
-    uint64_t most = COPY_MOST;
-    while (peer->copies.first && most > 0 && !peer->gone) {
+    uint64_t max = MAX_COPY;
+    while (peer->copies.first && max > 0 && !peer->gone) {
         tdm__incoming *in = peer->copies.first;
         uint64_t bytes = in->bytes - in->at;
-        if (bytes > most) bytes = most;
+        if (bytes > max) bytes = max;
         memcpy(in->into + in->at, (uint8_t *)tdm__host_at(s->host, in->offset) + in->at, bytes);
         in->at += bytes;
-        most -= bytes;
+        max -= bytes;
         s->moves++;
         if (in->at < in->bytes) break;
         tdm__fence_on(&peer->in.lane->writer_closed);
@@ -188,7 +188,7 @@ void tdm__shm_drop(tdm__transport *transport, tdm__arrival *arrival)
     tdm__shm_peer *peer = &s->peers[in->place];
     in->taken = in->ended = true;
     if (in->kind == TDM__IN_EAGER)
-        tdm__lane_take_eager(&peer->in, sizeof(tdm__record) + sizeof(tdm__head) + in->bytes);
+        tdm__shm_ring_take_eager(&peer->in, sizeof(tdm__record) + sizeof(tdm__head) + in->bytes);
     if (in->kind == TDM__IN_EAGER || peer->gone)
         in_free(s, in);
     else
@@ -256,14 +256,14 @@ static void read_records(tdm__shm *s, tdm__shm_peer *peer)
     tdm__record record;
     const uint8_t *at;
     int count = 0;
-    for (; count < RECORDS_MOST && !peer->gone; count++) {
-        if (!tdm__lane_next(&peer->in, &record, &at)) break;
+    for (; count < MAX_RECORDS && !peer->gone; count++) {
+        if (!tdm__shm_ring_next(&peer->in, &record, &at)) break;
         if (!read_record(s, peer, &record, at)) peer->in.garbage = true;
-        tdm__lane_skip(&peer->in, &record);
+        tdm__shm_ring_skip(&peer->in, &record);
         s->moves++;
     }
-    if (count == RECORDS_MOST) atomic_store(&s->busy, true);
-    if (count > 0 && tdm__lane_fed(&peer->in, TDM__STARVED_RECORDS)) peer->rung = true;
+    if (count == MAX_RECORDS) atomic_store(&s->busy, true);
+    if (count > 0 && tdm__shm_ring_is_fed(&peer->in, TDM__STARVED_RECORDS)) peer->rung = true;
 }
 
 static void read_pieces(tdm__shm *s, tdm__shm_peer *peer)
@@ -272,30 +272,30 @@ static void read_pieces(tdm__shm *s, tdm__shm_peer *peer)
     uint32_t bytes;
     const uint8_t *at;
     int count = 0;
-    for (; count < TDM__LANE_PIECES && !peer->gone; count++) {
-        if (!tdm__lane_piece_next(&peer->in, &token, &bytes, &at)) break;
+    for (; count < TDM__SHM_RING_PIECES && !peer->gone; count++) {
+        if (!tdm__shm_ring_piece_next(&peer->in, &token, &bytes, &at)) break;
         tdm__incoming *in = peer->takes.first;
         if (!in || in->token != token || bytes > in->bytes - in->at) {
             peer->in.garbage = true;
             break;
         }
         memcpy(in->into + in->at, at, bytes);
-        tdm__lane_piece_skip(&peer->in);
+        tdm__shm_ring_piece_skip(&peer->in);
         in->at += bytes;
         s->moves++;
         if (in->at < in->bytes) continue;
         list_pop(&peer->takes);
         finish(s, peer, in, TDM_OK);
     }
-    if (count == TDM__LANE_PIECES) atomic_store(&s->busy, true);
-    if (count > 0 && tdm__lane_fed(&peer->in, TDM__STARVED_PIECES)) peer->rung = true;
+    if (count == TDM__SHM_RING_PIECES) atomic_store(&s->busy, true);
+    if (count > 0 && tdm__shm_ring_is_fed(&peer->in, TDM__STARVED_PIECES)) peer->rung = true;
 }
 
 void tdm__shm_read(tdm__shm *s, tdm__shm_peer *peer)
 {
     if (peer->gone) return;
     bool closed = has_closed(peer); /* before we read: all that it sent before is read now */
-    if (!peer->in.lane && !tdm__lane_find(s->host, peer->place, s->own, &peer->in)) {
+    if (!peer->in.lane && !tdm__shm_ring_find(s->host, peer->place, s->own, &peer->in)) {
         if (closed) tdm__shm_lose(s, peer, false, "it has given this rank up");
         return;
     }

@@ -170,8 +170,8 @@ struct tdm__sim_rank {
     tdm__sim_transport *transport;
     tdm__sim_control *control;
     tdm__sim_note *inbox, **inbox_end;
-    struct tdm__sim_letter {
-        struct tdm__sim_letter *next;
+    struct tdm__sim_datagram {
+        struct tdm__sim_datagram *next;
         tdm__sim_news *news;
     } * letters, **letters_end;
     tdm__arrival *sending, *taking;

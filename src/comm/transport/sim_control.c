@@ -15,7 +15,7 @@
 #include <string.h>
 
 /* From this many ranks on, all hear a piece of news at the same time, by one event. */
-enum { APART_MOST = 64 };
+enum { MAX_APART = 64 };
 
 void tdm__sim_news_release(tdm__sim_news *news)
 {
@@ -67,7 +67,7 @@ static void tell_all(tdm__sim *sim, tdm__news what)
 {
     tdm__sim_news *news = new_news(sim, what);
     if (!news) return;
-    if (sim->options.size > APART_MOST) {
+    if (sim->options.size > MAX_APART) {
         news->references++;
         tdm__sim_post(sim, (tdm__sim_event){.time_s = sim->now_s + way_s(sim),
                                             .kind = TDM__SIM_NEWS_ALL,
@@ -124,12 +124,12 @@ static void deliver(tdm__sim *sim, int to, tdm__sim_news *news)
         if (isfinite(open_s)) tell_one(sim, to, news, open_s + sim->options.latency_s);
         return;
     }
-    struct tdm__sim_letter *letter = malloc(sizeof *letter);
+    struct tdm__sim_datagram *letter = malloc(sizeof *letter);
     if (!letter) {
         sim->no_memory = true;
         return;
     }
-    *letter = (struct tdm__sim_letter){.news = news};
+    *letter = (struct tdm__sim_datagram){.news = news};
     news->references++;
     *rank->letters_end = letter;
     rank->letters_end = &letter->next;
@@ -152,9 +152,9 @@ void tdm__sim_control_event(tdm__sim *sim, const tdm__sim_event *event)
     }
 }
 
-static struct tdm__sim_letter *take_letter(tdm__sim_rank *rank)
+static struct tdm__sim_datagram *take_letter(tdm__sim_rank *rank)
 {
-    struct tdm__sim_letter *letter = rank->letters;
+    struct tdm__sim_datagram *letter = rank->letters;
     if (!letter) return NULL;
     rank->letters = letter->next;
     if (!rank->letters) rank->letters_end = &rank->letters;
@@ -164,7 +164,7 @@ static struct tdm__sim_letter *take_letter(tdm__sim_rank *rank)
 void tdm__sim_hear(tdm__sim_rank *rank)
 {
     while (rank->control && rank->control->events.news && rank->letters) {
-        struct tdm__sim_letter *letter = take_letter(rank);
+        struct tdm__sim_datagram *letter = take_letter(rank);
         rank->control->events.news(rank->control->events.user, &letter->news->news);
         tdm__sim_news_release(letter->news);
         free(letter);
@@ -173,7 +173,7 @@ void tdm__sim_hear(tdm__sim_rank *rank)
 
 void tdm__sim_control_clear(tdm__sim_rank *rank)
 {
-    for (struct tdm__sim_letter *letter; (letter = take_letter(rank)) != NULL;) {
+    for (struct tdm__sim_datagram *letter; (letter = take_letter(rank)) != NULL;) {
         tdm__sim_news_release(letter->news);
         free(letter);
     }

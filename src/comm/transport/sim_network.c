@@ -14,7 +14,7 @@
 /* What a packet holds, for the number of packets that can be lost. */
 #define PACKET_BYTES 1400.0
 /* A packet is not lost more often than this in a row. */
-enum { RESENDS_MOST = 12 };
+enum { MAX_RESENDS = 12 };
 
 static bool active(const tdm_sim_fault *fault, double at_s)
 {
@@ -91,7 +91,7 @@ static int resends(tdm__sim *sim, uint64_t bytes)
     double drawn = (double)tdm_rng_uniform(&sim->rng);
     double lost = sim->options.loss;
     int count = 0;
-    while (count < RESENDS_MOST && drawn >= pow(1.0 - lost, packets)) {
+    while (count < MAX_RESENDS && drawn >= pow(1.0 - lost, packets)) {
         lost *= sim->options.loss;
         count++;
     }

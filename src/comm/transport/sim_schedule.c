@@ -150,7 +150,7 @@ tdm_status tdm__sim_loop(tdm__sim *sim, tdm_error *err)
     }
     tdm__sim_event event;
     while (sim->open_count > 0 && !sim->no_memory && tdm__sim_next(sim, &event)) {
-        if (event.time_s > sim->options.most_s) {
+        if (event.time_s > sim->options.max_s) {
             tdm__sim_event_release(&event);
             break;
         }
@@ -201,11 +201,11 @@ static tdm_status check_fault(const tdm_sim_options *o, int index, tdm_error *er
 
 static tdm_status check_options(tdm_sim_options *o, tdm_error *err)
 {
-    if (o->size < 1 || o->size > TDM_RANKS_MOST)
+    if (o->size < 1 || o->size > TDM_MAX_RANKS)
         return tdm_fail(err, TDM_ERR_RANGE, "sim: %d ranks; 1 to %d can be simulated", o->size,
-                        TDM_RANKS_MOST);
+                        TDM_MAX_RANKS);
     double *times[] = {&o->latency_s, &o->jitter_s,   &o->bandwidth, &o->resend_s,
-                       &o->detect_s,  &o->deadline_s, &o->most_s};
+                       &o->detect_s,  &o->deadline_s, &o->max_s};
     for (size_t i = 0; i < sizeof times / sizeof times[0]; i++)
         if (!sane(*times[i]))
             return tdm_fail(err, TDM_ERR_RANGE,
@@ -218,7 +218,7 @@ static tdm_status check_options(tdm_sim_options *o, tdm_error *err)
     set_default(&o->resend_s, 0.2);
     set_default(&o->detect_s, 0.01);
     set_default(&o->deadline_s, 30.0);
-    set_default(&o->most_s, 3600.0);
+    set_default(&o->max_s, 3600.0);
     if (o->ranks_per_host <= 0) o->ranks_per_host = 1;
     if (o->stack_bytes == 0) o->stack_bytes = 256 * 1024;
     if (o->fault_count < 0 || (o->fault_count > 0 && !o->faults))

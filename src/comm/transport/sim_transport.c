@@ -21,8 +21,8 @@
 /* A rank that looks again and again without waiting would stop time: after so many looks that found
  * nothing it waits for a moment, and longer each time. */
 enum { LOOKS_FREE = 8 };
-#define PAUSE_LEAST_S 1e-6
-#define PAUSE_MOST_S 1e-3
+#define MIN_PAUSE_S 1e-6
+#define MAX_PAUSE_S 1e-3
 
 void tdm__sim_message_release(tdm__arrival *message)
 {
@@ -47,7 +47,7 @@ static tdm__arrival *hold(tdm__arrival *message)
 
 static double pause_s(int count)
 {
-    return fmin(PAUSE_MOST_S, ldexp(PAUSE_LEAST_S, count < 20 ? count : 20));
+    return fmin(MAX_PAUSE_S, ldexp(MIN_PAUSE_S, count < 20 ? count : 20));
 }
 
 static tdm__sim_rank *rank_of(tdm__transport *transport)
@@ -306,12 +306,12 @@ static void sim_wait(tdm__transport *transport, double timeout_s)
     tdm__sim_rank *rank = rank_of(transport);
     rank->look_count = 0;
     if (rank->dead) {
-        rank->dead_s += fmax(timeout_s, PAUSE_MOST_S);
+        rank->dead_s += fmax(timeout_s, MAX_PAUSE_S);
         return;
     }
     if (!rank->woken && !rank->inbox && !rank->letters) {
-        double least_s = pause_s(rank->wait_count++);
-        tdm__sim_wait(rank, rank->sim->now_s + fmax(timeout_s, least_s));
+        double min_s = pause_s(rank->wait_count++);
+        tdm__sim_wait(rank, rank->sim->now_s + fmax(timeout_s, min_s));
     }
     if (rank->inbox || rank->letters) rank->wait_count = 0;
     rank->woken = false;

@@ -21,8 +21,8 @@
 #include <unistd.h>
 
 enum { EVENTS = 64, SPIN_NS = 30 * 1000 };
-static const double leave_most_s = 1.0;
-static const double hurry_most_s = 0.1; /* the world is broken */
+static const double max_leave_s = 1.0;
+static const double max_hurry_s = 0.1; /* the world is broken */
 
 /* ---- moving on ----------------------------------------------------------------------------------------- */
 
@@ -101,7 +101,7 @@ static void say_bye(tdm__tcp_link *link)
 /* Whether this link's last bytes, or its peer's, are still on their way; closes it when they are not. */
 static bool is_leaving(tdm__tcp_link *link)
 {
-    enum { READS_MOST = 256 };
+    enum { MAX_READS = 256 };
     if (link->stream.fd < 0) return false;
     tdm__link_flush(link);
     bool is_sent = !link->current && !link->urgent.first && !link->bulk.first &&
@@ -112,7 +112,7 @@ static bool is_leaving(tdm__tcp_link *link)
     }
     struct iovec part = {link->stage, sizeof link->stage};
     ssize_t got = 1;
-    for (int i = 0; i < READS_MOST && got > 0; i++) got = tdm__stream_recv(&link->stream, &part, 1);
+    for (int i = 0; i < MAX_READS && got > 0; i++) got = tdm__stream_recv(&link->stream, &part, 1);
     if (got > 0 || (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))) return true;
     tdm__link_close(link, !link->is_shut);
     return false;
@@ -132,7 +132,7 @@ static void leave(tdm__tcp *tcp)
     for (int i = 0; i < tcp->size; i++)
         for (int k = 0; tcp->peers[i].links && k < tcp->streams; k++)
             if (tcp->peers[i].links[k].stream.fd >= 0) say_bye(&tcp->peers[i].links[k]);
-    double until_s = tdm_clock_s() + (tcp->hurried ? hurry_most_s : leave_most_s);
+    double until_s = tdm_clock_s() + (tcp->hurried ? max_hurry_s : max_leave_s);
     while (any_leaving(tcp) && tdm_clock_s() < until_s) {
         uint64_t times; /* wake() has been called to end the engine */
         (void)!read(tcp->wake_fd, &times, sizeof times);
@@ -227,7 +227,7 @@ static bool fill(tdm__tcp *tcp, const tdm__transport_options *options)
 }
 
 static tdm_status create(const tdm__transport_options *options, tdm__transport **out,
-                         uint8_t address[TDM__ADDRESS_MOST], size_t *address_bytes, tdm_error *err)
+                         uint8_t address[TDM__MAX_ADDRESS], size_t *address_bytes, tdm_error *err)
 {
     tdm__tcp *tcp = calloc(1, sizeof *tcp);
     if (!tcp) return tdm_fail(err, TDM_ERR_NO_MEMORY, "tcp: no memory left");
@@ -239,7 +239,7 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
     memcpy(tcp->key, options->key, sizeof tcp->key);
     tcp->mode = options->security.mode;
     tcp->events = options->events;
-    tcp->patience = options->patience;
+    tcp->cancellation = options->cancellation;
     tcp->here = place_to_listen(options);
     tcp->rank_0 = options->rank_0;
     tcp->listen_fd = tcp->poll_fd = tcp->wake_fd = -1;
@@ -266,7 +266,7 @@ static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *a
     tdm_status status = tdm__tcp_meet(tcp, addresses, address_bytes, err);
     close(tcp->listen_fd); /* all have come: nobody else has a reason to */
     tcp->listen_fd = -1;
-    tcp->patience = (tdm__patience){0};
+    tcp->cancellation = (tdm__cancellation){0};
     tcp->has_met = status == TDM_OK;
     for (int i = 0; tcp->has_met && i < tcp->size; i++) {
         if (!tcp->peers[i].links) continue;

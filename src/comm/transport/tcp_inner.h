@@ -37,9 +37,9 @@
 #include <stdatomic.h>
 
 enum {
-    TDM__TCP_EAGER_MOST = 4 << 20, /* payloads beyond this are offered first */
-    TDM__TCP_PIECE = 1 << 20,      /* of an offered payload, to one link at a time */
-    TDM__TCP_STAGE = 16 << 10,     /* bytes of a link's staging for frames' beginnings */
+    TDM__MAX_TCP_EAGER = 4 << 20, /* payloads beyond this are offered first */
+    TDM__TCP_PIECE = 1 << 20,     /* of an offered payload, to one link at a time */
+    TDM__TCP_STAGE = 16 << 10,    /* bytes of a link's staging for frames' beginnings */
     TDM__TCP_TLS_BUFFER = 256 << 10
 };
 
@@ -165,7 +165,7 @@ struct tdm__tcp {
     tdm_security mode;
     tdm__tls_context *tls; /* NULL: not needed */
     tdm__transport_events events;
-    tdm__patience patience;
+    tdm__cancellation cancellation;
     tdm__endpoint here, rank_0;
     char **host_names; /* by rank; entries may be NULL */
     int listen_fd;     /* until all have met */

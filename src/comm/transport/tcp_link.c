@@ -13,8 +13,8 @@
 #include <sys/epoll.h>
 
 enum {
-    PARTS_MOST = 16,       /* pieces of memory of one send */
-    RECEIVE_MOST = 4 << 20 /* bytes in one turn, so that other links have theirs */
+    MAX_PARTS = 16,       /* pieces of memory of one send */
+    MAX_RECEIVE = 4 << 20 /* bytes in one turn, so that other links have theirs */
 };
 
 /* ---- frames -------------------------------------------------------------------------------------- */
@@ -113,17 +113,16 @@ static int frame_parts(const tdm__tcp_frame *frame, struct iovec *parts)
 }
 
 /* The frames that go next, as pieces of memory. */
-static int gather(tdm__tcp_link *link, struct iovec parts[PARTS_MOST])
+static int gather(tdm__tcp_link *link, struct iovec parts[MAX_PARTS])
 {
     int count = 0;
     if (!link->current) link->current = queue_take(&link->urgent);
     if (!link->current) link->current = queue_take(&link->bulk);
     if (link->current) count = frame_parts(link->current, parts);
-    for (const tdm__tcp_frame *at = link->urgent.first; at && count + 2 <= PARTS_MOST;
-         at = at->next)
+    for (const tdm__tcp_frame *at = link->urgent.first; at && count + 2 <= MAX_PARTS; at = at->next)
         count += frame_parts(at, parts + count);
     if (link->urgent.first) return count;
-    for (const tdm__tcp_frame *at = link->bulk.first; at && count + 2 <= PARTS_MOST; at = at->next)
+    for (const tdm__tcp_frame *at = link->bulk.first; at && count + 2 <= MAX_PARTS; at = at->next)
         count += frame_parts(at, parts + count);
     return count;
 }
@@ -174,7 +173,7 @@ static void end_flushed(tdm__tcp_link *link)
 /* One system call. True: there may be room for more. */
 static bool flush_once(tdm__tcp_link *link)
 {
-    struct iovec parts[PARTS_MOST];
+    struct iovec parts[MAX_PARTS];
     int count = gather(link, parts);
     bool is_full = false;
     if (count > 0) {
@@ -306,7 +305,7 @@ bool tdm__link_receive(tdm__tcp_link *link)
     if (link->is_stalled && !tdm__tcp_go_on(link)) tdm__link_break(link, ENOMEM);
     if (link->stage_count > 0) handle_stage(link); /* what a stall has left there */
     for (size_t total = 0; link->stream.fd >= 0 && !link->is_broken;) {
-        if (total >= RECEIVE_MOST || link->is_stalled) return true;
+        if (total >= MAX_RECEIVE || link->is_stalled) return true;
         uint64_t before = link->left;
         size_t room = 0;
         ssize_t got = read_more(link, &room);

@@ -25,9 +25,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { STRANGERS_MOST = 64, NO_DESCRIPTOR_MS = 10, NONCE = 32, MAC = TDM_SHA256_BYTES };
-static const double meet_most_s = 20.0;
-static const double stranger_most_s = 5.0;
+enum { MAX_STRANGERS = 64, NO_DESCRIPTOR_MS = 10, NONCE = 32, MAC = TDM_SHA256_BYTES };
+static const double max_meet_s = 20.0;
+static const double max_unproved_s = 5.0;
 static const double again_s = 0.05; /* after a refused connection */
 
 typedef struct hello {
@@ -199,7 +199,7 @@ static bool make_link(meet *all, meeting *m)
     m->stream = tdm__stream_of(-1);
     m->phase = READY;
     all->missing--;
-    all->until_s = tdm_clock_s() + meet_most_s; /* many links on a busy host take long */
+    all->until_s = tdm_clock_s() + max_meet_s; /* many links on a busy host take long */
     return true;
 }
 
@@ -373,13 +373,13 @@ static void drop_oldest(meet *all)
 
 static void make_place(meet *all)
 {
-    if (all->strangers >= STRANGERS_MOST + all->missing) drop_oldest(all);
+    if (all->strangers >= MAX_STRANGERS + all->missing) drop_oldest(all);
 }
 
 static void accept_some(meet *all)
 {
-    enum { ACCEPT_MOST = 32 };
-    for (int i = 0; i < ACCEPT_MOST; i++) {
+    enum { MAX_ACCEPT = 32 };
+    for (int i = 0; i < MAX_ACCEPT; i++) {
         char remote[96];
         int fd = tdm__socket_accept(all->tcp->listen_fd, remote, sizeof remote);
         if (fd < 0 &&
@@ -395,7 +395,7 @@ static void accept_some(meet *all)
             return;
         }
         all->strangers++;
-        m->until_s = tdm_clock_s() + stranger_most_s;
+        m->until_s = tdm_clock_s() + max_unproved_s;
         tdm__socket_peer_host(fd, m->remote, sizeof m->remote);
         m->protection = tdm__protection_for(all->tcp->mode, fd);
         memcpy(m->hello.magic, magic, sizeof magic);
@@ -499,7 +499,7 @@ static tdm_status run(meet *all, tdm_error *err)
             break;
         }
         fds = filled;
-        if (tdm__patience_over(&all->tcp->patience)) {
+        if (tdm__cancellation_is_due(&all->tcp->cancellation)) {
             status = tdm_fail(err, TDM_ERR_PEER_FAILED,
                               "tcp: rank %d no longer waits for a connection with rank %d",
                               all->tcp->rank, rank);
@@ -508,10 +508,10 @@ static tdm_status run(meet *all, tdm_error *err)
                 err, TDM_ERR_PEER_TIMEOUT,
                 "tcp: no connection with rank %d, nor another one, within %g s%s%s; is there a firewall "
                 "between the hosts? TANDEM_ADDRESS sets the address of a host",
-                rank, meet_most_s, *all->last ? ": " : "", all->last);
+                rank, max_meet_s, *all->last ? ": " : "", all->last);
         } else {
-            double slice_s = tdm__patience_slice(&all->tcp->patience,
-                                                 left_s < again_s ? left_s : again_s);
+            double slice_s = tdm__cancellation_slice(&all->tcp->cancellation,
+                                                     left_s < again_s ? left_s : again_s);
             poll(fds, (nfds_t)count, (int)(slice_s * 1000) + 1);
             status = turn(all, fds, err);
         }
@@ -572,7 +572,7 @@ static tdm_status allow_descriptors(const tdm__tcp *tcp, const size_t *address_b
 tdm_status tdm__tcp_meet(tdm__tcp *tcp, const uint8_t *const *addresses,
                          const size_t *address_bytes, tdm_error *err)
 {
-    meet all = {.tcp = tcp, .addresses = addresses, .until_s = tdm_clock_s() + meet_most_s};
+    meet all = {.tcp = tcp, .addresses = addresses, .until_s = tdm_clock_s() + max_meet_s};
     TDM_TRY(allow_descriptors(tcp, address_bytes, err));
     tdm_status status = begin(&all, address_bytes, err);
     if (status == TDM_OK) status = run(&all, err);

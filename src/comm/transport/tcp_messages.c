@@ -84,7 +84,7 @@ static tdm_status start_send(tdm__tcp_peer *peer, const tdm__head *head, const v
         return TDM_ERR_NO_MEMORY;
     }
     *message = (tdm__tcp_send){.peer = peer, .cookie = cookie, .data = data, .bytes = head->bytes};
-    bool is_offer = head->bytes > TDM__TCP_EAGER_MOST;
+    bool is_offer = head->bytes > TDM__MAX_TCP_EAGER;
     frame->front.head = *head;
     frame->front_bytes = sizeof frame->front;
     frame->front.start.kind = is_offer ? TDM__TCP_OFFER : TDM__TCP_EAGER;
@@ -158,17 +158,16 @@ static bool drop_heard(tdm__tcp_peer *peer, uint32_t id)
 
 uint8_t *tdm__tcp_buffer_take(tdm__tcp *tcp, uint64_t bytes, size_t *out_capacity)
 {
-    enum { LEAST = 4096 };
+    enum { MIN = 4096 };
     for (int i = 0; i < TDM__TCP_SPARES; i++) {
         tdm__tcp_spare *spare = &tcp->spares[i];
-        if (!spare->bytes || spare->capacity < bytes || spare->capacity / 4 > bytes + LEAST)
-            continue;
+        if (!spare->bytes || spare->capacity < bytes || spare->capacity / 4 > bytes + MIN) continue;
         uint8_t *found = spare->bytes;
         *out_capacity = spare->capacity;
         spare->bytes = NULL;
         return found;
     }
-    *out_capacity = bytes < LEAST ? LEAST : (size_t)bytes;
+    *out_capacity = bytes < MIN ? MIN : (size_t)bytes;
     return malloc(*out_capacity);
 }
 
@@ -237,7 +236,7 @@ static bool message_heard(tdm__tcp_link *link, const tdm__tcp_start *start, cons
     bool is_offer = start->kind == TDM__TCP_OFFER;
     if (!tdm__head_check(head, tcp->world, tcp->size) || head->source != (uint32_t)peer->rank ||
         (is_offer ? start->bytes != 0 || start->id == 0
-                  : start->bytes != head->bytes || head->bytes > TDM__TCP_EAGER_MOST))
+                  : start->bytes != head->bytes || head->bytes > TDM__MAX_TCP_EAGER))
         return false;
     tdm__arrival *a = calloc(1, sizeof *a);
     if (!a) return false; /* a message less would be a wait for ever */

@@ -232,8 +232,8 @@ static tdm_status reserve(csv_reader *reader, tdm_error *err)
     const char *end = p + reader->source->count;
     size_t lines = 1;
     while ((p = memchr(p, '\n', (size_t)(end - p)))) lines++, p++;
-    size_t most = (reader->source->count + 1) / (2 * reader->column_count) + 1;
-    size_t capacity = lines < most ? lines : most;
+    size_t max = (reader->source->count + 1) / (2 * reader->column_count) + 1;
+    size_t capacity = lines < max ? lines : max;
     size_t feature_bytes = reader->feature_count * sizeof(float);
     if (capacity > SIZE_MAX / feature_bytes) return no_memory(reader, err);
     reader->features = malloc(capacity * feature_bytes);

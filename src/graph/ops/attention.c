@@ -8,7 +8,7 @@
 #include "graph/ops/ops.h"
 
 /* Words in one random sequence: see tdm_rng. */
-static const double random_words_most = 0x1p34;
+static const double max_random_words = 0x1p34;
 
 static tdm_status wants_heads(const tdm_op_attrs *attrs, const tdm__value *qkv, tdm_error *err)
 {
@@ -45,7 +45,7 @@ static tdm_status infer_attention(const tdm_op_attrs *attrs, const tdm__value *c
     TDM_TRY(wants_heads(attrs, in[0], err));
     if (in[1]) TDM_TRY(wants_lengths(in[0], in[1], err));
     int64_t B = in[0]->shape.dim[0], T = in[0]->shape.dim[1], C = in[0]->shape.dim[2] / 3;
-    if (attrs->p > 0 && attrs->heads * (double)T * (double)(T + 31) > random_words_most)
+    if (attrs->p > 0 && attrs->heads * (double)T * (double)(T + 31) > max_random_words)
         return tdm_fail(
             err, TDM_ERR_RANGE,
             "%d heads over %lld positions want more random numbers for dropout than one "
@@ -121,7 +121,7 @@ const tdm__op_family tdm__ops_attention = {rows, sizeof(rows) / sizeof(rows[0])}
 
 /* Forward: q k' and p v. Backward: p' dy, dy v', ds k, ds' q; making p again is not counted. */
 size_t tdm_graph_products_at(const tdm_graph *graph, size_t index,
-                             tdm_product out[TDM_PRODUCTS_MOST])
+                             tdm_product out[TDM_MAX_PRODUCTS])
 {
     const tdm__node *node = &graph->nodes[index];
     bool forward = node->op == TDM_OP_ATTENTION;

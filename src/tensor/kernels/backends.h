@@ -66,7 +66,7 @@ static inline uint16_t tdm__bf16_of(uint32_t f32)
 /* Loops that other rooms and backends need, at the same levels. */
 typedef struct tdm__vec_loops {
     bool (*add_into)(float *a, const float *b, size_t count);
-    bool (*modest)(const float *a, size_t count);
+    bool (*in_safe_range)(const float *a, size_t count);
     void (*activate)(tdm_activation activation, float *x, int64_t count);
     void (*widen)(const uint16_t *bf16, float *out, int64_t count);
 } tdm__vec_loops;

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-static const double forget_most_s = 0.2;
+static const double max_forget_s = 0.2;
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
@@ -79,7 +79,7 @@ static int pieces_of(uint64_t bytes)
 
 static int tag_of(const tdm__mpi *m, uint32_t number)
 {
-    return TDM__MPI_TAG + 1 + (int)(number % (uint32_t)(m->tag_most - TDM__MPI_TAG));
+    return TDM__MPI_TAG + 1 + (int)(number % (uint32_t)(m->max_tag - TDM__MPI_TAG));
 }
 
 /* Starts to send or receive a payload, piece by piece under one tag: MPI keeps their order. */
@@ -315,8 +315,8 @@ int tdm__mpi_progress(tdm__transport *transport)
 {
     tdm__mpi *m = (tdm__mpi *)transport;
     int ended = 0, turns = 0;
-    enum { TURNS_MOST = 8 };
-    for (int now; turns < TURNS_MOST && (now = ask(m)) > 0; turns++) ended += now;
+    enum { MAX_TURNS = 8 };
+    for (int now; turns < MAX_TURNS && (now = ask(m)) > 0; turns++) ended += now;
     int count = deliver(m);
     if (ended > 0 || count > 0)
         atomic_store_explicit(&m->active_ns, tdm_clock_ns(), memory_order_relaxed);
@@ -358,7 +358,7 @@ void tdm__mpi_forget(tdm__transport *transport, int peer)
             MPI_Cancel(&m->requests[i]);
         }
     const struct timespec moment = {.tv_nsec = 100 * 1000};
-    for (double end_s = tdm_clock_s() + forget_most_s; peer_busy(m, peer);) {
+    for (double end_s = tdm_clock_s() + max_forget_s; peer_busy(m, peer);) {
         if (ask(m) > 0) continue;
         if (tdm_clock_s() > end_s) break;
         nanosleep(&moment, NULL);

@@ -23,8 +23,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 30 * 1000, NAP_MOST_NS = 1000 * 1000 };
-static const double meet_most_s = 20.0, finalise_most_s = 60.0;
+enum { SPIN_NS = 30 * 1000, MAX_NAP_NS = 1000 * 1000 };
+static const double max_meet_s = 20.0, max_finalise_s = 60.0;
 
 /* ---- beginning ------------------------------------------------------------------------------- */
 
@@ -88,16 +88,16 @@ static tdm_status make_comm(tdm__mpi *m, tdm_error *err)
 {
     MPI_Request request;
     if (MPI_Comm_idup(MPI_COMM_WORLD, &m->comm, &request) != MPI_SUCCESS ||
-        !await(&request, meet_most_s)) {
+        !await(&request, max_meet_s)) {
         m->comm = MPI_COMM_NULL;
         m->peer_lost = true;
         return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
-                        "mpi: not all ranks came to make a communicator within %g s", meet_most_s);
+                        "mpi: not all ranks came to make a communicator within %g s", max_meet_s);
     }
     MPI_Comm_set_errhandler(m->comm, MPI_ERRORS_RETURN);
-    int *most = NULL, known = 0;
-    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, (void *)&most, &known);
-    m->tag_most = known && most ? *most : 32767; /* what the standard promises */
+    int *max = NULL, known = 0;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, (void *)&max, &known);
+    m->max_tag = known && max ? *max : 32767; /* what the standard promises */
     return TDM_OK;
 }
 
@@ -108,7 +108,7 @@ static bool all_come(tdm__mpi *m)
 {
     MPI_Request request;
     return m->comm != MPI_COMM_NULL && !m->peer_lost &&
-           MPI_Ibarrier(m->comm, &request) == MPI_SUCCESS && await(&request, finalise_most_s);
+           MPI_Ibarrier(m->comm, &request) == MPI_SUCCESS && await(&request, max_finalise_s);
 }
 
 static void destroy(tdm__transport *transport)
@@ -132,7 +132,7 @@ static void destroy(tdm__transport *transport)
 }
 
 static tdm_status create(const tdm__transport_options *options, tdm__transport **out,
-                         uint8_t address[TDM__ADDRESS_MOST], size_t *address_bytes, tdm_error *err)
+                         uint8_t address[TDM__MAX_ADDRESS], size_t *address_bytes, tdm_error *err)
 {
     extern const tdm__transport_ops tdm__transport_mpi;
     tdm__mpi *m = calloc(1, sizeof(*m));
@@ -184,7 +184,7 @@ static void wait_for(tdm__transport *transport, double timeout_s)
     uint64_t idle_ns = tdm_clock_ns() - atomic_load_explicit(&m->active_ns, memory_order_relaxed);
     if (timeout_s <= 0 || (m->spins && idle_ns < SPIN_NS)) return;
     uint64_t nap_ns = idle_ns / 4 + 1000;
-    if (nap_ns > NAP_MOST_NS) nap_ns = NAP_MOST_NS;
+    if (nap_ns > MAX_NAP_NS) nap_ns = MAX_NAP_NS;
     if (timeout_s * 1e9 < (double)nap_ns) nap_ns = (uint64_t)(timeout_s * 1e9);
     struct pollfd fd = {.fd = m->wake_fd, .events = POLLIN};
     struct timespec limit = {.tv_nsec = (long)nap_ns};

@@ -69,7 +69,7 @@ typedef struct tdm__mpi {
     int starved;    /* a peer whose envelope could not be kept for want of memory; -1: none */
     bool peer_lost; /* somebody was forgotten: MPI cannot be ended in good order */
     bool started;   /* the pool awaits envelopes */
-    int tag_most;
+    int max_tag;
     int wake_fd;
     bool spins;
     _Atomic uint64_t active_ns;

@@ -21,10 +21,10 @@
 #include <poll.h>
 #include <stdlib.h>
 
-static const double close_most_s = 1.0; /* forget() and each half of leave() take this at most */
-static const double hurry_s = 0.25;     /* for good-byes when the world is broken */
-static const double meet_most_s = 20.0;
-static const int eager_ranks_most = 128; /* larger worlds connect when they need to */
+static const double max_close_s = 1.0; /* forget() and each half of leave() take this at most */
+static const double hurry_s = 0.25;    /* for good-byes when the world is broken */
+static const double max_meet_s = 20.0;
+static const int max_eager_ranks = 128; /* larger worlds connect when they need to */
 
 void tdm__ucx_lose(tdm__ucx_peer *peer, ucs_status_t why)
 {
@@ -123,7 +123,7 @@ static bool turn_until(tdm__ucx *u, double end_s)
 /* Moves on until our own requests have ended and the peer (NULL: none) has nothing under way. */
 static bool settle(tdm__ucx *u, const tdm__ucx_peer *peer)
 {
-    double end_s = tdm_clock_s() + close_most_s;
+    double end_s = tdm_clock_s() + max_close_s;
     while (u->awaited > 0 || (peer && peer->pending > 0))
         if (!turn_until(u, end_s)) return false;
     return true;
@@ -144,7 +144,7 @@ void tdm__ucx_forget(tdm__transport *transport, int peer)
     pthread_mutex_unlock(&u->lock);
     if (!settled)
         tdm_log(TDM_LOG_WARN, "comm", "UCX has not let go of rank %d within %g s", peer,
-                close_most_s);
+                max_close_s);
     tdm__ucx_deliver(u);
 }
 
@@ -184,10 +184,10 @@ static tdm_status meet(tdm__ucx *u, tdm_error *err)
         for (int k = 0; k < u->streams; k++) tdm__ucx_endpoint(peer);
         for (int k = 0; k < u->streams; k++) send_card(peer, k, TDM__UCX_HELLO);
     }
-    double end_s = tdm_clock_s() + meet_most_s;
+    double end_s = tdm_clock_s() + max_meet_s;
     for (int i; (i = not_met(u)) >= 0;) {
         bool in_time = turn_until(u, end_s);
-        if (tdm__patience_over(&u->patience))
+        if (tdm__cancellation_is_due(&u->cancellation))
             return tdm_fail(err, TDM_ERR_PEER_FAILED,
                             "ucx: rank %d no longer waits for a connection with rank %d", u->rank,
                             i);
@@ -201,14 +201,14 @@ static tdm_status meet(tdm__ucx *u, tdm_error *err)
                             "ucx: no connection with rank %d within %g s; is there a firewall "
                             "between the hosts? UCX_TCP_PORT_RANGE and UCX_NET_DEVICES say which "
                             "ports and devices to use",
-                            i, meet_most_s);
+                            i, max_meet_s);
     }
     return TDM_OK;
 }
 
 tdm_status tdm__ucx_meet(tdm__ucx *u, tdm_error *err)
 {
-    if (u->size > eager_ranks_most) return TDM_OK;
+    if (u->size > max_eager_ranks) return TDM_OK;
     pthread_mutex_lock(&u->lock);
     tdm_status status = meet(u, err);
     u->unmet = status != TDM_OK;
@@ -236,7 +236,7 @@ void tdm__ucx_leave(tdm__ucx *u)
         for (int k = 0; k < u->streams && u->peers[i].state == TDM__UCX_WELL; k++)
             send_card(&u->peers[i], k, TDM__UCX_GOODBYE);
     bool answered = true;
-    double end_s = tdm_clock_s() + (u->hurried ? hurry_s : close_most_s);
+    double end_s = tdm_clock_s() + (u->hurried ? hurry_s : max_close_s);
     while (answered && awaits_answer(u)) answered = turn_until(u, end_s);
     for (int i = 0; i < u->size; i++) endpoints_close(&u->peers[i]);
     bool closed = settle(u, NULL);

@@ -17,7 +17,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { AWAY_NS = 1000 * 1000, NAP_MS = 4, SLEEP_MS = 1000, TURNS_MOST = 16 };
+enum { AWAY_NS = 1000 * 1000, NAP_MS = 4, SLEEP_MS = 1000, MAX_TURNS = 16 };
 
 /* Sleeps until there is something to do for UCX (with `events`), or for `ms`. True: it is the end. */
 static bool sleep_for(tdm__ucx *u, bool events, int ms)
@@ -39,7 +39,7 @@ static bool move_on(tdm__ucx *u)
 {
     pthread_mutex_lock(&u->lock);
     unsigned did = 0;
-    for (int i = 0; i < TURNS_MOST && (did = tdm__ucx_turn(u)) > 0;) i++;
+    for (int i = 0; i < MAX_TURNS && (did = tdm__ucx_turn(u)) > 0;) i++;
     bool queued = u->ended_first || u->unheard || u->lost;
     bool quiet = did == 0 && ucp_worker_arm(u->worker) == UCS_OK;
     pthread_mutex_unlock(&u->lock);

@@ -232,8 +232,8 @@ static void hurry(tdm__transport *transport)
  * connection, of which a world of moderate size makes all at once. */
 static bool descriptors_enough(const tdm__ucx *u)
 {
-    enum { STARTING = 26, PEERS_MOST = 128 };
-    int peers = u->size <= PEERS_MOST ? u->size - 1 : PEERS_MOST;
+    enum { STARTING = 26, MAX_PEERS = 128 };
+    int peers = u->size <= MAX_PEERS ? u->size - 1 : MAX_PEERS;
     int wanted = STARTING + 2 * u->streams * peers, count = 0;
     int *taken = malloc((size_t)wanted * sizeof(*taken));
     if (!taken) return false;
@@ -254,7 +254,7 @@ static tdm__ucx *allocate(const tdm__transport_options *options)
     u->streams = options->streams > 0 ? options->streams : 1;
     u->world = options->world;
     u->events = options->events;
-    u->patience = options->patience;
+    u->cancellation = options->cancellation;
     u->card = (tdm__head){.world = u->world, .source = (uint32_t)u->rank, .kind = TDM_CALL_BARRIER};
     tdm__head_seal(&u->card);
     u->spins = options->spins;
@@ -276,7 +276,7 @@ static bool watch(const tdm__ucx *u, int fd)
 }
 
 static tdm_status create(const tdm__transport_options *options, tdm__transport **out,
-                         uint8_t address[TDM__ADDRESS_MOST], size_t *address_bytes, tdm_error *err)
+                         uint8_t address[TDM__MAX_ADDRESS], size_t *address_bytes, tdm_error *err)
 {
     tdm__ucx *u = allocate(options);
     if (!u) return tdm_fail(err, TDM_ERR_NO_MEMORY, "ucx: no memory or descriptors left");
@@ -297,11 +297,11 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
                           said == UCS_ERR_NO_MEMORY || said == UCS_ERR_NO_RESOURCE
                               ? "; if /dev/shm is full or small, make it larger"
                               : "");
-    else if (bytes > TDM__ADDRESS_MOST)
+    else if (bytes > TDM__MAX_ADDRESS)
         status = tdm_fail(err, TDM_ERR_RANGE,
                           "ucx: the address of this rank has %zu bytes, more than %d; name fewer "
                           "devices in UCX_NET_DEVICES",
-                          bytes, TDM__ADDRESS_MOST);
+                          bytes, TDM__MAX_ADDRESS);
     else if (!watch(u, u->event_fd) || !watch(u, u->wake_fd) || !tdm__ucx_pump_start(u))
         status = tdm_fail(err, TDM_ERR_SYSTEM, "ucx: no thread or descriptor left: %s",
                           strerror(errno));
@@ -330,7 +330,7 @@ static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *a
         memcpy(u->peers[i].address, addresses[i], address_bytes[i]);
     }
     tdm_status status = tdm__ucx_meet(u, err);
-    u->patience = (tdm__patience){0};
+    u->cancellation = (tdm__cancellation){0};
     return status;
 }
 
@@ -339,11 +339,11 @@ static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *a
 static int progress(tdm__transport *transport)
 {
     tdm__ucx *u = (tdm__ucx *)transport;
-    enum { TURNS_MOST = 16 }; /* the engine has other things to do, too */
+    enum { MAX_TURNS = 16 }; /* the engine has other things to do, too */
     int turns = 0;
     tdm__ucx_called(u);
     pthread_mutex_lock(&u->lock);
-    while (turns < TURNS_MOST && tdm__ucx_turn(u) > 0) turns++;
+    while (turns < MAX_TURNS && tdm__ucx_turn(u) > 0) turns++;
     pthread_mutex_unlock(&u->lock);
     int count = tdm__ucx_deliver(u);
     if (turns > 0 || count > 0)

@@ -85,8 +85,8 @@ struct tdm__ucx {
     int rank, size, streams;
     uint32_t world;
     tdm__transport_events events;
-    tdm__patience patience; /* while it connects */
-    bool hurried;           /* leave() waits for a moment only */
+    tdm__cancellation cancellation; /* while it connects */
+    bool hurried;                   /* leave() waits for a moment only */
     bool unmet;     /* connections were being made, and will not be: destroy() leaves them */
     tdm__head card; /* this rank's name, for hello and good-bye */
     int event_fd;   /* UCX's */

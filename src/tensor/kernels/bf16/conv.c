@@ -56,19 +56,19 @@ static void copy_within(const uint16_t *row, int64_t size, int64_t first, int64_
 
 /* Of the row k of a window: its numbers from `from` on, which in the image lie one after another when
  * the window has no gaps, and otherwise place by place. Returns how many, `most` at most. */
-static int64_t read_row(const windows *w, const uint16_t *row, int64_t x, int64_t from,
-                        int64_t most, uint16_t *to)
+static int64_t read_row(const windows *w, const uint16_t *row, int64_t x, int64_t from, int64_t max,
+                        uint16_t *to)
 {
     int64_t KW = w->attrs->window.kernel[1], stride = w->attrs->window.stride[1];
     int64_t pad = w->attrs->window.pad_before[1], kw = from / w->C;
     if (w->attrs->window.dilation[1] == 1 && (!w->back || stride == 1)) {
         int64_t first = w->back ? x + pad - (KW - 1) : x * stride - pad;
-        int64_t count = KW * w->C - from < most ? KW * w->C - from : most;
+        int64_t count = KW * w->C - from < max ? KW * w->C - from : max;
         copy_within(row, w->W * w->C, first * w->C + from, count, to);
         return count;
     }
     int64_t at = look_up(w, 1, x, kw), c = from % w->C;
-    int64_t count = w->C - c < most ? w->C - c : most;
+    int64_t count = w->C - c < max ? w->C - c : max;
     if (at >= 0)
         memcpy(to, row + at * w->C + c, (size_t)count * sizeof(*to));
     else

@@ -45,8 +45,8 @@ static int64_t min_of(int64_t a, int64_t b)
 static cut cut_of(int64_t N, int64_t K)
 {
     cut c = {.length = min_of(round_up(K, TDM__BF16_STEP), MAX_LENGTH)};
-    int64_t most = MAX_PAIRS_BYTES / (c.length * 2) / TDM__BF16_BLOCK * TDM__BF16_BLOCK;
-    c.columns = min_of(round_up(N, TDM__BF16_BLOCK), min_of(most, MAX_COLUMNS));
+    int64_t max = MAX_PAIRS_BYTES / (c.length * 2) / TDM__BF16_BLOCK * TDM__BF16_BLOCK;
+    c.columns = min_of(round_up(N, TDM__BF16_BLOCK), min_of(max, MAX_COLUMNS));
     return c;
 }
 

@@ -22,7 +22,7 @@
 enum {
     ALIGN_BYTES = 64,
     /* Of the result of one piece of a batch: below it the calls would cost more than they save. */
-    PIECE_LEAST_BYTES = 32 << 10,
+    MIN_PIECE_BYTES = 32 << 10,
     BLOCK_CHANNELS = 16,
     WINOGRAD_TILE = 4
 };
@@ -268,9 +268,9 @@ static tdm_status make_operands(tdm__onednn *b, convolution *c, const operands *
 /* Into how many pieces of equal size to cut a batch of `rows` results of `row_bytes` each. */
 static int64_t pieces_of(int64_t rows, int64_t row_bytes)
 {
-    int64_t most = tdm__onednn_piece(rows, row_bytes), count = 1;
-    while (rows % count != 0 || rows / count > most) count++;
-    return rows / count * row_bytes < PIECE_LEAST_BYTES ? 1 : count;
+    int64_t max = tdm__onednn_piece(rows, row_bytes), count = 1;
+    while (rows % count != 0 || rows / count > max) count++;
+    return rows / count * row_bytes < MIN_PIECE_BYTES ? 1 : count;
 }
 
 /* TDM_ERR_UNSUPPORTED where oneDNN does not have this method for this case. */

@@ -304,19 +304,19 @@ static void raise_largest(const pair *p, forward_scratch *s, bool first)
     for (int64_t r = 0; r < p->rows; r++) {
         const float *w = s->w + r * BLOCK;
         int64_t limit = pair_limit(p, r);
-        vf_places most;
+        vf_places max;
         for (int k = 0; k < TDM__PARTS; k++)
-            most.part[k] = vf_set(first ? -INFINITY : s->largest[r]);
+            max.part[k] = vf_set(first ? -INFINITY : s->largest[r]);
         for (int i = 0; i < limit; i += TDM__PLACES)
             for (int k = 0; k < TDM__PARTS; k++) {
                 int at = i + k * TDM__WIDTH;
                 vf x = vf_load(w + at);
                 if (at + TDM__WIDTH > limit)
                     x = vf_select(columns_below(at, limit), x, vf_set(-INFINITY));
-                most.part[k] = vf_max(most.part[k], x);
+                max.part[k] = vf_max(max.part[k], x);
             }
         before[r] = first ? 0 : s->largest[r];
-        s->largest[r] = vf_places_largest(&most);
+        s->largest[r] = vf_places_largest(&max);
     }
     for (int64_t r = 0; r < p->rows && !first; r += TDM__WIDTH)
         vf_store(s->shrink + r, exp_of_negative(vf_load(before + r) - vf_load(s->largest + r)));

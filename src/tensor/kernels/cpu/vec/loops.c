@@ -7,7 +7,7 @@
 typedef uint32_t vu __attribute__((vector_size(4 * TDM__WIDTH), aligned(4), may_alias));
 
 /* The bits of magnitudes are in the order of the magnitudes, NaN last. Adding this to them reaches
- * the highest bit for those of TDM_KERNEL_MODEST and beyond, and for no others. */
+ * the highest bit for those of TDM_KERNEL_SAFE_RANGE and beyond, and for no others. */
 #define MAGNITUDE 0x7fffffffu
 #define HIGHEST_BIT 0x80000000u
 #define TO_HIGHEST_BIT (HIGHEST_BIT - 0x57000000u)
@@ -36,7 +36,7 @@ static bool add_into(float *a, const float *b, size_t count)
     return none_reaches(seen);
 }
 
-static bool modest(const float *a, size_t count)
+static bool in_safe_range(const float *a, size_t count)
 {
     int64_t n = (int64_t)count;
     vu seen = {0};
@@ -106,7 +106,7 @@ static void widen(const uint16_t *bf16, float *out, int64_t count)
 
 const tdm__vec_loops TDM__AT_LEVEL(tdm__vec_loops) = {
     .add_into = add_into,
-    .modest = modest,
+    .in_safe_range = in_safe_range,
     .activate = activate,
     .widen = widen,
 };

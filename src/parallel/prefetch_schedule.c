@@ -1,8 +1,8 @@
 /*
- * feed_schedule.c: see feed_schedule.h. The order of a phase's buckets is that of their first use, so
+ * prefetch_schedule.c: see prefetch_schedule.h. The order of a phase's buckets is that of their first use, so
  * that what is needed first is asked for first.
  */
-#include "parallel/feed_schedule.h"
+#include "parallel/prefetch_schedule.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +59,7 @@ static bool list_steps(const tdm__layout *layout, const tdm_extent *params, cons
     steps->bucket = calloc(capacity, sizeof *steps->bucket);
     bool ok = seen && steps->first && steps->bucket;
     for (size_t step = 0; ok && step < count; step++) {
-        size_t reads[TDM_PLAN_READS_MOST];
+        size_t reads[TDM_MAX_PLAN_READS];
         size_t read_count = tdm_plan_reads_at(plan, step, reads);
         steps->first[step + 1] = steps->first[step]; /* as the last list, it is still empty */
         tdm__bucket_lists last = {
@@ -77,12 +77,12 @@ static bool list_steps(const tdm__layout *layout, const tdm_extent *params, cons
 
 static size_t most_of_a_step(const tdm__bucket_lists *steps)
 {
-    size_t most = PHASE_BUCKETS;
+    size_t max = PHASE_BUCKETS;
     for (size_t i = 0; i < steps->count; i++) {
         size_t count = steps->first[i + 1] - steps->first[i];
-        if (count > most) most = count;
+        if (count > max) max = count;
     }
-    return most;
+    return max;
 }
 
 /* How many buckets of a step are not in list `phase` yet. */
@@ -95,11 +95,11 @@ static size_t fresh_of(const tdm__bucket_lists *steps, size_t step, const tdm__b
     return fresh;
 }
 
-static bool list_phases(tdm__feed_schedule *s)
+static bool list_phases(tdm__prefetch_schedule *s)
 {
     const tdm__bucket_lists *steps = &s->steps;
     tdm__bucket_lists *phases = &s->phases;
-    size_t most = most_of_a_step(steps), capacity = FIRST_BUCKETS;
+    size_t max = most_of_a_step(steps), capacity = FIRST_BUCKETS;
     phases->first = calloc(steps->count + 2, sizeof *phases->first);
     s->phase_step = calloc(steps->count + 2, sizeof *s->phase_step);
     phases->bucket = calloc(capacity, sizeof *phases->bucket);
@@ -108,7 +108,7 @@ static bool list_phases(tdm__feed_schedule *s)
     for (size_t step = 0; step < steps->count; step++) {
         size_t now = phases->count - 1;
         size_t held = phases->first[now + 1] - phases->first[now];
-        if (held + fresh_of(steps, step, phases, now) > most) {
+        if (held + fresh_of(steps, step, phases, now) > max) {
             s->phase_step[++now] = step;
             phases->count = now + 1;
             phases->first[now + 1] = phases->first[now];
@@ -122,29 +122,30 @@ static bool list_phases(tdm__feed_schedule *s)
     return true;
 }
 
-tdm_status tdm__feed_schedule_init(const tdm__layout *layout, const tdm_extent *params,
-                                   const tdm_plan *plan, tdm__feed_schedule *out, tdm_error *err)
+tdm_status tdm__prefetch_schedule_init(const tdm__layout *layout, const tdm_extent *params,
+                                       const tdm_plan *plan, tdm__prefetch_schedule *out,
+                                       tdm_error *err)
 {
-    tdm__feed_schedule s = {0};
+    tdm__prefetch_schedule s = {0};
     if (list_steps(layout, params, plan, &s.steps) && list_phases(&s)) {
         *out = s;
         return TDM_OK;
     }
-    tdm__feed_schedule_release(&s);
+    tdm__prefetch_schedule_release(&s);
     return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the order in which parameters are read");
 }
 
-void tdm__feed_schedule_release(tdm__feed_schedule *schedule)
+void tdm__prefetch_schedule_release(tdm__prefetch_schedule *schedule)
 {
     free(schedule->steps.first);
     free(schedule->steps.bucket);
     free(schedule->phases.first);
     free(schedule->phases.bucket);
     free(schedule->phase_step);
-    *schedule = (tdm__feed_schedule){0};
+    *schedule = (tdm__prefetch_schedule){0};
 }
 
-bool tdm__feed_schedule_same(const tdm__feed_schedule *a, const tdm__feed_schedule *b)
+bool tdm__prefetch_schedule_same(const tdm__prefetch_schedule *a, const tdm__prefetch_schedule *b)
 {
     const tdm__bucket_lists *x = &a->phases, *y = &b->phases;
     if (x->count != y->count || memcmp(x->first, y->first, (x->count + 1) * sizeof *x->first) != 0)
@@ -168,7 +169,7 @@ static void mark_taken(const tdm__bucket_lists *phases, size_t bucket, const siz
     }
 }
 
-size_t tdm__feed_slots(const tdm__bucket_lists *phases, size_t bucket_count, size_t *slot_of)
+size_t tdm__prefetch_slots(const tdm__bucket_lists *phases, size_t bucket_count, size_t *slot_of)
 {
     size_t slots = 0;
     for (size_t i = 0; i < bucket_count; i++) slot_of[i] = SIZE_MAX;

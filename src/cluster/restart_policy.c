@@ -1,5 +1,5 @@
 /*
- * agent_judge.c: what follows when a worker has ended.
+ * restart_policy.c: what follows when a worker has ended.
  *
  * Its exit code says whose fault it was. An error of the job, the user or the host would meet every
  * worker: it ends the session. A death, or others' failure, is worth another try: at once the first time,
@@ -16,8 +16,8 @@
 #include <string.h>
 #include <sys/wait.h>
 
-enum { CRASHES_MOST = 3 };
-static const double backoff_most_s = 30;
+enum { MAX_CRASHES = 3 };
+static const double max_backoff_s = 30;
 
 void tdm__agent_how(int wait_status, char *out, size_t bytes)
 {
@@ -31,24 +31,25 @@ void tdm__agent_how(int wait_status, char *out, size_t bytes)
 /* ---- another try ----------------------------------------------------------------------------------- */
 
 /* Forgets restarts that are older than the window. */
-static void prune(tdm__seat *seat, double since_s)
+static void prune(tdm__worker_slot *worker_slot, double since_s)
 {
     size_t old = 0;
-    while (old < seat->start_count && seat->starts_s[old] < since_s) old++;
-    seat->start_count -= old;
-    memmove(seat->starts_s, seat->starts_s + old, seat->start_count * sizeof *seat->starts_s);
+    while (old < worker_slot->start_count && worker_slot->starts_s[old] < since_s) old++;
+    worker_slot->start_count -= old;
+    memmove(worker_slot->starts_s, worker_slot->starts_s + old,
+            worker_slot->start_count * sizeof *worker_slot->starts_s);
 }
 
-static bool remember(tdm__seat *seat, double at_s)
+static bool remember(tdm__worker_slot *worker_slot, double at_s)
 {
-    if (seat->start_count == seat->start_room) {
-        size_t room = seat->start_room * 2 + 8;
-        double *starts_s = realloc(seat->starts_s, room * sizeof *starts_s);
+    if (worker_slot->start_count == worker_slot->start_room) {
+        size_t room = worker_slot->start_room * 2 + 8;
+        double *starts_s = realloc(worker_slot->starts_s, room * sizeof *starts_s);
         if (!starts_s) return false;
-        seat->starts_s = starts_s;
-        seat->start_room = room;
+        worker_slot->starts_s = starts_s;
+        worker_slot->start_room = room;
     }
-    seat->starts_s[seat->start_count++] = at_s;
+    worker_slot->starts_s[worker_slot->start_count++] = at_s;
     return true;
 }
 
@@ -56,30 +57,31 @@ static double pause_s(const tdm__agent *a, size_t restarts)
 {
     if (restarts == 0) return 0;
     double pause = a->options->backoff_s * pow(2, (double)(restarts - 1 < 20 ? restarts - 1 : 20));
-    return pause < backoff_most_s ? pause : backoff_most_s;
+    return pause < max_backoff_s ? pause : max_backoff_s;
 }
 
-void tdm__agent_plan_restart(tdm__agent *a, tdm__seat *seat, const char *why)
+void tdm__agent_plan_restart(tdm__agent *a, tdm__worker_slot *worker_slot, const char *why)
 {
     double now_s = tdm_clock_s();
-    seat->start_at_s = INFINITY;
+    worker_slot->start_at_s = INFINITY;
     if (a->over || a->stopping) return;
-    if (seat->start_count > 0) prune(seat, now_s - a->options->restart_window_s);
-    double pause = pause_s(a, seat->start_count);
-    if (a->options->restarts <= (int)seat->start_count || !remember(seat, now_s + pause)) {
+    if (worker_slot->start_count > 0) prune(worker_slot, now_s - a->options->restart_window_s);
+    double pause = pause_s(a, worker_slot->start_count);
+    if (a->options->restarts <= (int)worker_slot->start_count ||
+        !remember(worker_slot, now_s + pause)) {
         tdm_log(TDM_LOG_WARN, "agent",
                 "worker %d of host %s is not started again (%s): it was %zu times within %g s; the "
                 "others go on without it (elastic.restarts, elastic.restart_window)",
-                (int)(seat - a->seats), a->options->host, why, seat->start_count,
-                a->options->restart_window_s);
+                (int)(worker_slot - a->worker_slots), a->options->host, why,
+                worker_slot->start_count, a->options->restart_window_s);
         return;
     }
     a->result.restarts++;
     a->look_at_s = 0;
-    seat->start_at_s = now_s + pause;
+    worker_slot->start_at_s = now_s + pause;
     if (pause > 0)
         tdm_log(TDM_LOG_INFO, "agent", "worker %d of host %s is started again in %g s",
-                (int)(seat - a->seats), a->options->host, pause);
+                (int)(worker_slot - a->worker_slots), a->options->host, pause);
 }
 
 /* ---- the end --------------------------------------------------------------------------------------- */
@@ -104,7 +106,7 @@ static bool crashed_again(tdm__agent *a, const tdm__agent_worker *w, int wait_st
     if (!is_crash(wait_status)) return false;
     a->crash_count = step == a->crash_step ? a->crash_count + 1 : 1;
     a->crash_step = step;
-    if (a->crash_count < CRASHES_MOST) return false;
+    if (a->crash_count < MAX_CRASHES) return false;
     tdm__agent_how(wait_status, how, sizeof how);
     tdm__agent_last_line(a, w->slot, last, sizeof last);
     if (step > 0) snprintf(where, sizeof where, "in step %" PRIu64, step + 1);
@@ -146,23 +148,23 @@ static void fail_all(tdm__agent *a, const tdm__agent_worker *w, int code)
 static void note_code(tdm__agent *a, int code)
 {
     int *best = &a->result.exit_code;
-    bool is_error = code >= 1 && code <= TDM_WORKER_ERROR_MOST;
-    bool has_error = *best >= 1 && *best <= TDM_WORKER_ERROR_MOST;
+    bool is_error = code >= 1 && code <= TDM_MAX_WORKER_ERROR;
+    bool has_error = *best >= 1 && *best <= TDM_MAX_WORKER_ERROR;
     if (is_error && !has_error) *best = code;
     if (code == TDM_WORKER_STOPPED && *best == 0) *best = code;
 }
 
-void tdm__agent_judge(tdm__agent *a, tdm__seat *seat, const tdm__agent_worker *worker,
+void tdm__agent_judge(tdm__agent *a, tdm__worker_slot *worker_slot, const tdm__agent_worker *worker,
                       int wait_status, uint64_t step)
 {
     char how[64];
-    seat->start_at_s = INFINITY;
+    worker_slot->start_at_s = INFINITY;
     tdm__agent_how(wait_status, how, sizeof how);
     if (crashed_again(a, worker, wait_status, step)) return;
     int code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
     note_code(a, code);
-    if (code >= 1 && code <= TDM_WORKER_ERROR_MOST)
+    if (code >= 1 && code <= TDM_MAX_WORKER_ERROR)
         fail_all(a, worker, code);
     else if (code != TDM_WORKER_DONE && code != TDM_WORKER_LEFT && code != TDM_WORKER_STOPPED)
-        tdm__agent_plan_restart(a, seat, how);
+        tdm__agent_plan_restart(a, worker_slot, how);
 }

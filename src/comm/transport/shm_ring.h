@@ -1,5 +1,5 @@
 /*
- * shm_lane.h: what lies in the host's memory for one ordered pair of ranks.
+ * shm_ring.h: what lies in the host's memory for one ordered pair of ranks.
  *
  * Two rings with one writer and one reader each. The ring of records carries heads, small payloads and
  * answers; the ring of pieces carries large payloads through, some 32 KB at a time. Each side keeps its
@@ -17,10 +17,11 @@
 #include "comm/transport.h"
 
 enum {
-    TDM__LANE_GRAIN = 64,      /* records begin at multiples of it */
-    TDM__LANE_PIECES = 8,      /* places in the ring of pieces */
-    TDM__EAGER_MOST = 4096,    /* bytes of payload that travel with their head */
-    TDM__LANE_CREDIT = 1 << 20 /* bytes of such messages that may wait untaken on the other side */
+    TDM__SHM_RING_GRAIN = 64, /* records begin at multiples of it */
+    TDM__SHM_RING_PIECES = 8, /* places in the ring of pieces */
+    TDM__MAX_EAGER = 4096,    /* bytes of payload that travel with their head */
+    TDM__SHM_RING_CREDIT =
+        1 << 20 /* bytes of such messages that may wait untaken on the other side */
 };
 
 typedef enum tdm__record_kind {
@@ -39,11 +40,11 @@ typedef struct tdm__record {
     uint64_t offset;
     uint64_t unused[5];
 } tdm__record;
-_Static_assert(sizeof(tdm__record) == TDM__LANE_GRAIN, "a record without a head is one grain");
+_Static_assert(sizeof(tdm__record) == TDM__SHM_RING_GRAIN, "a record without a head is one grain");
 
 enum { TDM__STARVED_RECORDS = 1, TDM__STARVED_PIECES = 2 };
 
-typedef struct tdm__lane {
+typedef struct tdm__shm_ring {
     /* The writer's. */
     _Alignas(64) _Atomic uint64_t record_tail, piece_tail;
     _Atomic uint32_t writer_closed; /* it has given the reader up */
@@ -52,47 +53,48 @@ typedef struct tdm__lane {
     _Atomic uint64_t eager_taken; /* cost of the eager messages that wait no more */
     _Atomic uint32_t reader_closed;
     _Alignas(64) _Atomic uint32_t starved;
-} tdm__lane;
+} tdm__shm_ring;
 
-typedef struct tdm__lane_sizes {
+typedef struct tdm__shm_ring_sizes {
     uint32_t record_bytes, piece_bytes; /* of the ring of records; of one piece */
     uint64_t total_bytes;
-} tdm__lane_sizes;
+} tdm__shm_ring_sizes;
 
 /* One side's view of a lane: the writer's or the reader's. */
-typedef struct tdm__lane_end {
-    tdm__lane *lane; /* NULL: there is none yet */
+typedef struct tdm__shm_ring_end {
+    tdm__shm_ring *lane; /* NULL: there is none yet */
     uint8_t *records, *pieces;
-    tdm__lane_sizes sizes;
+    tdm__shm_ring_sizes sizes;
     uint64_t record_at, record_seen; /* own index; the other's, as last read */
     uint64_t piece_at, piece_seen;
     uint64_t eager; /* cost of what was sent, or is taken */
     bool garbage;   /* the other's index made no sense */
-} tdm__lane_end;
+} tdm__shm_ring_end;
 
-tdm__lane_sizes tdm__lane_sizes_for(int rank_count);
+tdm__shm_ring_sizes tdm__shm_ring_sizes_for(int rank_count);
 /* The writer makes the lane; the reader finds it once it is there. */
-tdm_status tdm__lane_make(tdm__host *host, int from, int to, tdm__lane_end *end, tdm_error *err);
-bool tdm__lane_find(const tdm__host *host, int from, int to, tdm__lane_end *end);
+tdm_status tdm__shm_ring_make(tdm__host *host, int from, int to, tdm__shm_ring_end *end,
+                              tdm_error *err);
+bool tdm__shm_ring_find(const tdm__host *host, int from, int to, tdm__shm_ring_end *end);
 
 /* Writer: room for a record of `bytes`; NULL when there is none now (and `starved` is set). It is seen
  * after commit. */
-tdm__record *tdm__lane_begin(tdm__lane_end *end, uint32_t bytes);
-void tdm__lane_commit(tdm__lane_end *end, uint32_t bytes);
+tdm__record *tdm__shm_ring_begin(tdm__shm_ring_end *end, uint32_t bytes);
+void tdm__shm_ring_commit(tdm__shm_ring_end *end, uint32_t bytes);
 /* Whether an eager message of this cost may be sent: not when too much waits on the other side. */
-bool tdm__lane_has_credit(tdm__lane_end *end, uint64_t cost);
+bool tdm__shm_ring_has_credit(tdm__shm_ring_end *end, uint64_t cost);
 /* Writer: room for one piece, or NULL. It is seen after commit. */
-uint8_t *tdm__lane_piece_begin(tdm__lane_end *end);
-void tdm__lane_piece_commit(tdm__lane_end *end, uint64_t token, uint32_t bytes);
+uint8_t *tdm__shm_ring_piece_begin(tdm__shm_ring_end *end);
+void tdm__shm_ring_piece_commit(tdm__shm_ring_end *end, uint64_t token, uint32_t bytes);
 
 /* Reader: the next record, copied, and where it lies; false when there is none (or it is garbage). */
-bool tdm__lane_next(tdm__lane_end *end, tdm__record *out, const uint8_t **out_at);
-void tdm__lane_skip(tdm__lane_end *end, const tdm__record *record);
-void tdm__lane_take_eager(tdm__lane_end *end, uint64_t cost);
-bool tdm__lane_piece_next(tdm__lane_end *end, uint64_t *out_token, uint32_t *out_bytes,
-                          const uint8_t **out_at);
-void tdm__lane_piece_skip(tdm__lane_end *end);
+bool tdm__shm_ring_next(tdm__shm_ring_end *end, tdm__record *out, const uint8_t **out_at);
+void tdm__shm_ring_skip(tdm__shm_ring_end *end, const tdm__record *record);
+void tdm__shm_ring_take_eager(tdm__shm_ring_end *end, uint64_t cost);
+bool tdm__shm_ring_piece_next(tdm__shm_ring_end *end, uint64_t *out_token, uint32_t *out_bytes,
+                              const uint8_t **out_at);
+void tdm__shm_ring_piece_skip(tdm__shm_ring_end *end);
 /* Reader: whether the writer waits for the room that was made in these rings; answers yes once. */
-bool tdm__lane_fed(tdm__lane_end *end, uint32_t which);
+bool tdm__shm_ring_is_fed(tdm__shm_ring_end *end, uint32_t which);
 
 #endif

@@ -1,12 +1,12 @@
 /*
- * shm_lane.c: the two rings of a lane.
+ * shm_ring.c: the two rings of a lane.
  *
  * Indexes grow for ever and are taken modulo the size of the ring, which is a power of two: full and
  * empty are never the same. A record is in one piece; where it does not fit before the end of the ring,
  * a record of the kind PAD fills that up. Whatever is read from the other side is compared with what
  * can be: an index no further ahead than the ring is long, a length within what is there.
  */
-#include "comm/transport/shm_lane.h"
+#include "comm/transport/shm_ring.h"
 
 #include <string.h>
 
@@ -22,39 +22,40 @@ typedef struct piece_head {
 } piece_head;
 _Static_assert(sizeof(piece_head) == 64, "a piece's data begins at a cache line");
 
-tdm__lane_sizes tdm__lane_sizes_for(int rank_count)
+tdm__shm_ring_sizes tdm__shm_ring_sizes_for(int rank_count)
 {
     bool many = rank_count > MANY_RANKS;
-    tdm__lane_sizes sizes = {.record_bytes = many ? 16384 : 65536,
-                             .piece_bytes = many ? 8192 - 64 : 32768 - 64};
+    tdm__shm_ring_sizes sizes = {.record_bytes = many ? 16384 : 65536,
+                                 .piece_bytes = many ? 8192 - 64 : 32768 - 64};
     sizes.total_bytes = LANE_HEAD_BYTES + (uint64_t)sizes.record_bytes +
-                        TDM__LANE_PIECES * (sizeof(piece_head) + (uint64_t)sizes.piece_bytes);
+                        TDM__SHM_RING_PIECES * (sizeof(piece_head) + (uint64_t)sizes.piece_bytes);
     return sizes;
 }
 
-static void look_at(const tdm__host *host, uint64_t offset, tdm__lane_end *end)
+static void look_at(const tdm__host *host, uint64_t offset, tdm__shm_ring_end *end)
 {
     uint8_t *base = tdm__host_at(host, offset);
-    *end = (tdm__lane_end){.lane = (tdm__lane *)base,
-                           .records = base + LANE_HEAD_BYTES,
-                           .sizes = tdm__lane_sizes_for(tdm__host_count(host))};
+    *end = (tdm__shm_ring_end){.lane = (tdm__shm_ring *)base,
+                               .records = base + LANE_HEAD_BYTES,
+                               .sizes = tdm__shm_ring_sizes_for(tdm__host_count(host))};
     end->pieces = end->records + end->sizes.record_bytes;
 }
 
-tdm_status tdm__lane_make(tdm__host *host, int from, int to, tdm__lane_end *end, tdm_error *err)
+tdm_status tdm__shm_ring_make(tdm__host *host, int from, int to, tdm__shm_ring_end *end,
+                              tdm_error *err)
 {
     uint64_t offset = 0;
-    TDM_TRY(tdm__host_alloc(host, tdm__lane_sizes_for(tdm__host_count(host)).total_bytes, &offset,
-                            err));
+    TDM_TRY(tdm__host_alloc(host, tdm__shm_ring_sizes_for(tdm__host_count(host)).total_bytes,
+                            &offset, err));
     look_at(host, offset, end);
     atomic_store_explicit(tdm__host_slot(host, from, to), offset, memory_order_release);
     return TDM_OK;
 }
 
-bool tdm__lane_find(const tdm__host *host, int from, int to, tdm__lane_end *end)
+bool tdm__shm_ring_find(const tdm__host *host, int from, int to, tdm__shm_ring_end *end)
 {
     uint64_t offset = atomic_load_explicit(tdm__host_slot(host, from, to), memory_order_acquire);
-    uint64_t bytes = tdm__lane_sizes_for(tdm__host_count(host)).total_bytes;
+    uint64_t bytes = tdm__shm_ring_sizes_for(tdm__host_count(host)).total_bytes;
     if (offset == 0) return false;
     if (offset % TDM__HOST_PAGE || offset < host->at.small || offset > host->at.end - bytes)
         return false;
@@ -64,18 +65,18 @@ bool tdm__lane_find(const tdm__host *host, int from, int to, tdm__lane_end *end)
 
 static uint32_t grains(uint32_t bytes)
 {
-    return (bytes + TDM__LANE_GRAIN - 1) & ~(uint32_t)(TDM__LANE_GRAIN - 1);
+    return (bytes + TDM__SHM_RING_GRAIN - 1) & ~(uint32_t)(TDM__SHM_RING_GRAIN - 1);
 }
 
 /* Sets the flag for "I wait for room", so that the reader's next step rings. */
-static void starve(tdm__lane_end *end, uint32_t which)
+static void starve(tdm__shm_ring_end *end, uint32_t which)
 {
     atomic_fetch_or(&end->lane->starved, which);
     tdm__fence_on(&end->lane->starved);
 }
 
 /* How many bytes of the ring of records are free, by a fresh look at the reader's index. */
-static uint64_t record_room(tdm__lane_end *end)
+static uint64_t record_room(tdm__shm_ring_end *end)
 {
     uint64_t seen = atomic_load_explicit(&end->lane->record_head, memory_order_acquire);
     uint64_t used = end->record_at - seen;
@@ -87,7 +88,7 @@ static uint64_t record_room(tdm__lane_end *end)
     return end->sizes.record_bytes - used;
 }
 
-tdm__record *tdm__lane_begin(tdm__lane_end *end, uint32_t bytes)
+tdm__record *tdm__shm_ring_begin(tdm__shm_ring_end *end, uint32_t bytes)
 {
     uint32_t size = end->sizes.record_bytes;
     uint32_t at = (uint32_t)(end->record_at & (size - 1)), pad = 0;
@@ -106,46 +107,46 @@ tdm__record *tdm__lane_begin(tdm__lane_end *end, uint32_t bytes)
     return (tdm__record *)(end->records + at);
 }
 
-void tdm__lane_commit(tdm__lane_end *end, uint32_t bytes)
+void tdm__shm_ring_commit(tdm__shm_ring_end *end, uint32_t bytes)
 {
     end->record_at += grains(bytes);
     atomic_store_explicit(&end->lane->record_tail, end->record_at, memory_order_release);
 }
 
-bool tdm__lane_has_credit(tdm__lane_end *end, uint64_t cost)
+bool tdm__shm_ring_has_credit(tdm__shm_ring_end *end, uint64_t cost)
 {
     uint64_t taken = atomic_load_explicit(&end->lane->eager_taken, memory_order_relaxed);
     uint64_t waiting = end->eager - taken;
-    if (waiting > TDM__LANE_CREDIT) {
+    if (waiting > TDM__SHM_RING_CREDIT) {
         end->garbage = true; /* it cannot have taken more than was sent, nor we sent beyond */
         return false;
     }
-    return waiting + cost <= TDM__LANE_CREDIT;
+    return waiting + cost <= TDM__SHM_RING_CREDIT;
 }
 
-static uint8_t *piece_place(const tdm__lane_end *end, uint64_t index)
+static uint8_t *piece_place(const tdm__shm_ring_end *end, uint64_t index)
 {
     return end->pieces +
-           (index % TDM__LANE_PIECES) * (sizeof(piece_head) + (uint64_t)end->sizes.piece_bytes);
+           (index % TDM__SHM_RING_PIECES) * (sizeof(piece_head) + (uint64_t)end->sizes.piece_bytes);
 }
 
-static bool piece_room(tdm__lane_end *end)
+static bool piece_room(tdm__shm_ring_end *end)
 {
     end->piece_seen = atomic_load_explicit(&end->lane->piece_head, memory_order_acquire);
-    if (end->piece_at - end->piece_seen > TDM__LANE_PIECES) end->garbage = true;
-    return end->piece_at - end->piece_seen < TDM__LANE_PIECES;
+    if (end->piece_at - end->piece_seen > TDM__SHM_RING_PIECES) end->garbage = true;
+    return end->piece_at - end->piece_seen < TDM__SHM_RING_PIECES;
 }
 
-uint8_t *tdm__lane_piece_begin(tdm__lane_end *end)
+uint8_t *tdm__shm_ring_piece_begin(tdm__shm_ring_end *end)
 {
-    if (end->piece_at - end->piece_seen >= TDM__LANE_PIECES && !piece_room(end)) {
+    if (end->piece_at - end->piece_seen >= TDM__SHM_RING_PIECES && !piece_room(end)) {
         starve(end, TDM__STARVED_PIECES);
         if (!piece_room(end)) return NULL;
     }
     return piece_place(end, end->piece_at) + sizeof(piece_head);
 }
 
-void tdm__lane_piece_commit(tdm__lane_end *end, uint64_t token, uint32_t bytes)
+void tdm__shm_ring_piece_commit(tdm__shm_ring_end *end, uint64_t token, uint32_t bytes)
 {
     piece_head *head = (piece_head *)piece_place(end, end->piece_at);
     *head = (piece_head){.token = token, .bytes = bytes};
@@ -156,7 +157,7 @@ void tdm__lane_piece_commit(tdm__lane_end *end, uint64_t token, uint32_t bytes)
 /* ---- the reader -------------------------------------------------------------------------------- */
 
 /* One record at the reader's index, checked; false when it is not sound. */
-static bool read_record(tdm__lane_end *end, tdm__record *out, const uint8_t **out_at)
+static bool read_record(tdm__shm_ring_end *end, tdm__record *out, const uint8_t **out_at)
 {
     uint32_t size = end->sizes.record_bytes;
     uint32_t at = (uint32_t)(end->record_at & (size - 1));
@@ -168,43 +169,43 @@ static bool read_record(tdm__lane_end *end, tdm__record *out, const uint8_t **ou
     return out->bytes >= sizeof *out && out->bytes <= there && grains(out->bytes) <= there;
 }
 
-bool tdm__lane_next(tdm__lane_end *end, tdm__record *out, const uint8_t **out_at)
+bool tdm__shm_ring_next(tdm__shm_ring_end *end, tdm__record *out, const uint8_t **out_at)
 {
     for (int pads = 0; pads < 2 && !end->garbage; pads++) {
         if (end->record_at == end->record_seen) {
             uint64_t tail = atomic_load_explicit(&end->lane->record_tail, memory_order_acquire);
             if (tail == end->record_at) return false;
             end->record_seen = tail;
-            if (tail - end->record_at > end->sizes.record_bytes || tail % TDM__LANE_GRAIN)
+            if (tail - end->record_at > end->sizes.record_bytes || tail % TDM__SHM_RING_GRAIN)
                 end->garbage = true;
         }
         if (end->garbage || !read_record(end, out, out_at)) break;
         if (out->kind != TDM__RECORD_PAD) return true;
-        tdm__lane_skip(end, out);
+        tdm__shm_ring_skip(end, out);
     }
     end->garbage = true;
     return false;
 }
 
-void tdm__lane_skip(tdm__lane_end *end, const tdm__record *record)
+void tdm__shm_ring_skip(tdm__shm_ring_end *end, const tdm__record *record)
 {
     end->record_at += grains(record->bytes);
     atomic_store_explicit(&end->lane->record_head, end->record_at, memory_order_release);
 }
 
-void tdm__lane_take_eager(tdm__lane_end *end, uint64_t cost)
+void tdm__shm_ring_take_eager(tdm__shm_ring_end *end, uint64_t cost)
 {
     end->eager += cost;
     atomic_store_explicit(&end->lane->eager_taken, end->eager, memory_order_relaxed);
 }
 
-bool tdm__lane_piece_next(tdm__lane_end *end, uint64_t *out_token, uint32_t *out_bytes,
-                          const uint8_t **out_at)
+bool tdm__shm_ring_piece_next(tdm__shm_ring_end *end, uint64_t *out_token, uint32_t *out_bytes,
+                              const uint8_t **out_at)
 {
     if (end->piece_at == end->piece_seen) {
         end->piece_seen = atomic_load_explicit(&end->lane->piece_tail, memory_order_acquire);
         if (end->piece_at == end->piece_seen) return false;
-        if (end->piece_seen - end->piece_at > TDM__LANE_PIECES) end->garbage = true;
+        if (end->piece_seen - end->piece_at > TDM__SHM_RING_PIECES) end->garbage = true;
     }
     if (end->garbage) return false;
     piece_head head;
@@ -220,13 +221,13 @@ bool tdm__lane_piece_next(tdm__lane_end *end, uint64_t *out_token, uint32_t *out
     return true;
 }
 
-void tdm__lane_piece_skip(tdm__lane_end *end)
+void tdm__shm_ring_piece_skip(tdm__shm_ring_end *end)
 {
     end->piece_at++;
     atomic_store_explicit(&end->lane->piece_head, end->piece_at, memory_order_release);
 }
 
-bool tdm__lane_fed(tdm__lane_end *end, uint32_t which)
+bool tdm__shm_ring_is_fed(tdm__shm_ring_end *end, uint32_t which)
 {
     tdm__fence_on(&end->lane->starved);
     if (!(atomic_load_explicit(&end->lane->starved, memory_order_relaxed) & which)) return false;

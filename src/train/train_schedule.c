@@ -1,5 +1,5 @@
 /*
- * course.c: the way of a job through its data: which samples each step trains on, with which learning
+ * train_schedule.c: the way of a job through its data: which samples each step trains on, with which learning
  * rate, and where the end is. A function of the job and the data alone, whoever asks: the training
  * loop, or somebody who looks at one of its steps later.
  */
@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* Of the data that decide bits: the training set, and the test set where the schedule heeds it. */
-static tdm_status hash_data(tdm__course *c, tdm_error *err)
+static tdm_status hash_data(tdm__train_schedule *c, tdm_error *err)
 {
     char both[2 * TDM_SHA256_HEX] = "";
     tdm_status status = tdm_dataset_hash(c->data.train, c->data_hash);
@@ -26,7 +26,7 @@ static tdm_status hash_data(tdm__course *c, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status cut_epochs(tdm__course *c, tdm_error *err)
+static tdm_status cut_epochs(tdm__train_schedule *c, tdm_error *err)
 {
     const tdm_job *job = c->job;
     const tdm_dataset_info *info = tdm_dataset_info_of(c->data.train);
@@ -46,7 +46,7 @@ static tdm_status cut_epochs(tdm__course *c, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status load(tdm__course *c, tdm_error *err)
+static tdm_status load(tdm__train_schedule *c, tdm_error *err)
 {
     const tdm_job *job = c->job;
     TDM_TRY(tdm_job_hash(job, c->job_hash, err));
@@ -76,7 +76,7 @@ tdm_status tdm__data_compare(const tdm_dataset *set, char hash[TDM_SHA256_HEX], 
 
 /* Ranks of a node read the same file: one of them looks at all of it. The test set does not decide bits,
  * mostly, but all ranks measure with it. */
-static tdm_status load_together(tdm__course *c, tdm_comm *comm, tdm_error *err)
+static tdm_status load_together(tdm__train_schedule *c, tdm_comm *comm, tdm_error *err)
 {
     char test_hash[TDM_SHA256_HEX] = "";
     tdm_status status = load(c, err);
@@ -91,44 +91,45 @@ static tdm_status load_together(tdm__course *c, tdm_comm *comm, tdm_error *err)
     return tdm__data_share(&c->data, comm, err);
 }
 
-tdm_status tdm__course_init_together(const tdm_job *job, tdm_comm *comm, tdm__course *out,
-                                     tdm_error *err)
+tdm_status tdm__train_schedule_init_together(const tdm_job *job, tdm_comm *comm,
+                                             tdm__train_schedule *out, tdm_error *err)
 {
-    *out = (tdm__course){.job = job};
+    *out = (tdm__train_schedule){.job = job};
     tdm_status status = load_together(out, comm, err);
-    if (status != TDM_OK) tdm__course_release(out);
+    if (status != TDM_OK) tdm__train_schedule_release(out);
     return status;
 }
 
-tdm_status tdm__course_init(const tdm_job *job, tdm__course *out, tdm_error *err)
+tdm_status tdm__train_schedule_init(const tdm_job *job, tdm__train_schedule *out, tdm_error *err)
 {
-    return tdm__course_init_together(job, NULL, out, err);
+    return tdm__train_schedule_init_together(job, NULL, out, err);
 }
 
-void tdm__course_release(tdm__course *course)
+void tdm__train_schedule_release(tdm__train_schedule *schedule)
 {
-    tdm_job_data_release(&course->data);
-    *course = (tdm__course){0};
+    tdm_job_data_release(&schedule->data);
+    *schedule = (tdm__train_schedule){0};
 }
 
-int64_t tdm__course_batch(const tdm__course *course, const tdm_position *at)
+int64_t tdm__train_schedule_batch(const tdm__train_schedule *schedule, const tdm_position *at)
 {
-    int64_t left = course->epoch_rows - (int64_t)at->position;
-    return left < course->full_batch ? left : course->full_batch;
+    int64_t left = schedule->epoch_rows - (int64_t)at->position;
+    return left < schedule->full_batch ? left : schedule->full_batch;
 }
 
-int64_t tdm__course_sample(const tdm__course *course, const tdm_position *at, int64_t row)
+int64_t tdm__train_schedule_sample(const tdm__train_schedule *schedule, const tdm_position *at,
+                                   int64_t row)
 {
-    return (int64_t)tdm_sampler_at(&course->sampler, at->epoch, at->position + (uint64_t)row);
+    return (int64_t)tdm_sampler_at(&schedule->sampler, at->epoch, at->position + (uint64_t)row);
 }
 
-void tdm__course_advance(const tdm__course *course, tdm_position *at)
+void tdm__train_schedule_advance(const tdm__train_schedule *schedule, tdm_position *at)
 {
-    int64_t batch = tdm__course_batch(course, at);
+    int64_t batch = tdm__train_schedule_batch(schedule, at);
     at->step++;
     at->samples += (uint64_t)batch;
     at->position += (uint64_t)batch;
-    if ((int64_t)at->position < course->epoch_rows) return;
+    if ((int64_t)at->position < schedule->epoch_rows) return;
     at->position = 0;
     at->epoch++;
 }
@@ -138,20 +139,21 @@ bool tdm__is_due(int64_t every, uint64_t count)
     return every > 0 && count % (uint64_t)every == 0;
 }
 
-bool tdm__course_eval_due(const tdm__course *course, const tdm_position *at)
+bool tdm__train_schedule_eval_due(const tdm__train_schedule *schedule, const tdm_position *at)
 {
-    return tdm__is_due(course->job->eval.every_steps, at->step) ||
-           (at->position == 0 && tdm__is_due(course->job->eval.every_epochs, at->epoch));
+    return tdm__is_due(schedule->job->eval.every_steps, at->step) ||
+           (at->position == 0 && tdm__is_due(schedule->job->eval.every_epochs, at->epoch));
 }
 
-tdm_status tdm__course_check_position(const tdm__course *course, const tdm_position *at,
-                                      const char *path, tdm_error *err)
+tdm_status tdm__train_schedule_check_position(const tdm__train_schedule *schedule,
+                                              const tdm_position *at, const char *path,
+                                              tdm_error *err)
 {
-    uint64_t rows = (uint64_t)course->epoch_rows, batch = (uint64_t)course->full_batch;
+    uint64_t rows = (uint64_t)schedule->epoch_rows, batch = (uint64_t)schedule->full_batch;
     uint64_t steps, samples;
     bool fits = at->position < rows && at->position % batch == 0 &&
-                at->seed == (uint64_t)course->job->seed &&
-                !__builtin_mul_overflow(at->epoch, course->epoch_steps, &steps) &&
+                at->seed == (uint64_t)schedule->job->seed &&
+                !__builtin_mul_overflow(at->epoch, schedule->epoch_steps, &steps) &&
                 !__builtin_mul_overflow(at->epoch, rows, &samples) &&
                 at->step - at->position / batch == steps && at->samples - at->position == samples;
     if (fits) return TDM_OK;
@@ -162,15 +164,16 @@ tdm_status tdm__course_check_position(const tdm__course *course, const tdm_posit
                     (unsigned long long)at->position);
 }
 
-tdm_status tdm__course_check_job(const tdm__course *course, const tdm_checkpoint *checkpoint,
-                                 const char *path, const char *run, tdm_error *err)
+tdm_status tdm__train_schedule_check_job(const tdm__train_schedule *schedule,
+                                         const tdm_checkpoint *checkpoint, const char *path,
+                                         const char *run, tdm_error *err)
 {
     const tdm_checkpoint_content *content = tdm_checkpoint_content_of(checkpoint);
-    if (strcmp(content->job_hash, course->job_hash) != 0) {
+    if (strcmp(content->job_hash, schedule->job_hash) != 0) {
         tdm_job_document *document;
         TDM_TRY(tdm__checkpoint_job(checkpoint, path, &document, err));
         tdm_str diff = TDM_STR_INIT;
-        size_t count = tdm_job_diff(course->job, tdm_job_document_job(document), &diff);
+        size_t count = tdm_job_diff(schedule->job, tdm_job_document_job(document), &diff);
         /* Keys that decide bits have been added since: those of the old job have their defaults. */
         bool is_old = !content->numerics && count == 0 && tdm_str_ok(&diff);
         if (!is_old)
@@ -183,11 +186,11 @@ tdm_status tdm__course_check_job(const tdm__course *course, const tdm_checkpoint
         tdm_job_document_destroy(document);
         if (!is_old) return TDM_ERR_JOB_MISMATCH;
     }
-    if (content->data_hash && strcmp(content->data_hash, course->data_hash) != 0)
+    if (content->data_hash && strcmp(content->data_hash, schedule->data_hash) != 0)
         return tdm_fail(
             err, TDM_ERR_JOB_MISMATCH,
             "%s was trained on other data than %s holds now, so going on would not give "
             "the same result; bring the data back, or start a new run",
-            run, tdm_dataset_info_of(course->data.train)->path);
+            run, tdm_dataset_info_of(schedule->data.train)->path);
     return TDM_OK;
 }

@@ -1,21 +1,21 @@
 /*
- * store_publish.c: new parameters to where they are missing.
+ * params_publish.c: new parameters to where they are missing.
  *
  * Within a node that is a barrier: there is one copy. Between nodes the leaders gather each bucket in
  * place, from the nodes that have updated parts of it, in the background. A leader learns of a bucket's
  * end when it asks for it; it then puts the version on the board, for the other ranks of its node, who
  * wait for that by looking. They look no longer than a call may take, and not on when a peer is lost.
  *
- * Blocks that are shared out have nothing to be brought: their feeds gather what they need (feed.c).
+ * Blocks that are shared out have nothing to be brought: their feeds gather what they need (prefetch.c).
  */
-#include "parallel/store_inner.h"
+#include "parallel/params_inner.h"
 
 #include <sched.h>
 #include <time.h>
 
 enum { SPINS = 2000, NAP_NS = 50000, NAPS_PER_LOOK = 200 };
 
-static bool must_gather(const tdm_store *store)
+static bool must_gather(const tdm_params *store)
 {
     return store->layout->node_count > 1 && !store->layout->common &&
            store->blocks[TDM_BLOCK_PARAMS].whole;
@@ -23,13 +23,13 @@ static bool must_gather(const tdm_store *store)
 
 /* ---- the leader ------------------------------------------------------------------------------ */
 
-static tdm_status finish(tdm_store *store, size_t bucket, tdm_error *err)
+static tdm_status finish(tdm_params *store, size_t bucket, tdm_error *err)
 {
     tdm_request *request = store->pending[bucket];
     store->pending[bucket] = NULL;
     store->pending_count--;
     tdm_status status = tdm_request_wait(request, err);
-    if (store->journal && store->pending_count == 0) tdm__journal_gathered(store->journal);
+    if (store->undo_log && store->pending_count == 0) tdm__undo_gather_end(store->undo_log);
     if (!store->board) return status;
     if (status == TDM_OK)
         store->board->marks[bucket] = store->published;
@@ -39,7 +39,7 @@ static tdm_status finish(tdm_store *store, size_t bucket, tdm_error *err)
 }
 
 /* Looks at all that is pending, so that the others of the node get to know. */
-static tdm_status look(tdm_store *store, tdm_error *err)
+static tdm_status look(tdm_params *store, tdm_error *err)
 {
     for (size_t i = 0; i < store->layout->bucket_count && store->pending_count > 0; i++)
         if (store->pending[i] && tdm_request_test(store->pending[i]))
@@ -47,7 +47,7 @@ static tdm_status look(tdm_store *store, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status start(tdm_store *store, size_t bucket, int priority, tdm_error *err)
+static tdm_status start(tdm_params *store, size_t bucket, int priority, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
     tdm_extent what = tdm__cells_extent(layout, tdm__layout_bucket(layout, bucket));
@@ -57,8 +57,8 @@ static tdm_status start(tdm_store *store, size_t bucket, int priority, tdm_error
                      .out = store->blocks[TDM_BLOCK_PARAMS].data + what.first,
                      .cuts = store->leader_cuts + bucket * ((size_t)layout->node_count + 1),
                      .priority = priority};
-    if (store->journal && store->pending_count == 0)
-        TDM_TRY(tdm__journal_gather(store->journal, err));
+    if (store->undo_log && store->pending_count == 0)
+        TDM_TRY(tdm__undo_gather_begin(store->undo_log, err));
     TDM_TRY(tdm_call_start(layout->leaders, &call, &store->pending[bucket], err));
     store->pending_count++;
     return TDM_OK;
@@ -66,13 +66,13 @@ static tdm_status start(tdm_store *store, size_t bucket, int priority, tdm_error
 
 /* ---- the others of a node -------------------------------------------------------------------- */
 
-static bool has_come(const tdm_store *store, size_t bucket)
+static bool has_come(const tdm_params *store, size_t bucket)
 {
     return store->board->marks[bucket] >= store->published;
 }
 
 /* Why a bucket will never come, if so. */
-static tdm_status look_for_failure(const tdm_store *store, double since_s, tdm_error *err)
+static tdm_status look_for_failure(const tdm_params *store, double since_s, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
     TDM_TRY(tdm_group_check(layout->world, err));
@@ -91,7 +91,7 @@ static tdm_status look_for_failure(const tdm_store *store, double since_s, tdm_e
                     leader, limit_s);
 }
 
-static tdm_status wait_for_leader(const tdm_store *store, size_t bucket, tdm_error *err)
+static tdm_status wait_for_leader(const tdm_params *store, size_t bucket, tdm_error *err)
 {
     for (int i = 0; i < SPINS; i++) {
         if (has_come(store, bucket)) return TDM_OK;
@@ -107,7 +107,7 @@ static tdm_status wait_for_leader(const tdm_store *store, size_t bucket, tdm_err
 
 /* ---- for all --------------------------------------------------------------------------------- */
 
-bool tdm__store_is_pending(tdm_store *store)
+bool tdm__params_is_pending(tdm_params *store)
 {
     if (store->leads) return store->pending_count > 0;
     if (store->arrived == store->published) return false;
@@ -117,7 +117,7 @@ bool tdm__store_is_pending(tdm_store *store)
     return false;
 }
 
-tdm_status tdm__store_is_ready(tdm_store *store, size_t bucket, bool *out, tdm_error *err)
+tdm_status tdm__params_is_ready(tdm_params *store, size_t bucket, bool *out, tdm_error *err)
 {
     if (store->leads) {
         if (store->pending_count > 0) TDM_TRY(look(store, err));
@@ -128,7 +128,7 @@ tdm_status tdm__store_is_ready(tdm_store *store, size_t bucket, bool *out, tdm_e
     return TDM_OK;
 }
 
-tdm_status tdm__store_await(tdm_store *store, size_t bucket, tdm_error *err)
+tdm_status tdm__params_await(tdm_params *store, size_t bucket, tdm_error *err)
 {
     if (!store->leads) return wait_for_leader(store, bucket, err);
     if (store->pending_count == 0) return TDM_OK;
@@ -136,24 +136,24 @@ tdm_status tdm__store_await(tdm_store *store, size_t bucket, tdm_error *err)
     return store->pending[bucket] ? finish(store, bucket, err) : TDM_OK;
 }
 
-tdm_status tdm__store_await_all(tdm_store *store, tdm_error *err)
+tdm_status tdm__params_await_all(tdm_params *store, tdm_error *err)
 {
-    if (!tdm__store_is_pending(store)) return TDM_OK;
+    if (!tdm__params_is_pending(store)) return TDM_OK;
     for (size_t i = 0; i < store->layout->bucket_count; i++)
-        TDM_TRY(tdm__store_await(store, i, err));
+        TDM_TRY(tdm__params_await(store, i, err));
     return TDM_OK;
 }
 
-tdm_status tdm__store_serve(tdm_store *store, tdm_error *err)
+tdm_status tdm__params_serve(tdm_params *store, tdm_error *err)
 {
-    return store->leads && store->board ? tdm__store_await_all(store, err) : TDM_OK;
+    return store->leads && store->board ? tdm__params_await_all(store, err) : TDM_OK;
 }
 
-tdm_status tdm__store_publish(tdm_store *store, const size_t *order, bool overlap, tdm_error *err)
+tdm_status tdm__params_publish(tdm_params *store, const size_t *order, bool overlap, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
     bool gathers = must_gather(store);
-    if (gathers) TDM_TRY(tdm__store_await_all(store, err)); /* what nobody has asked for */
+    if (gathers) TDM_TRY(tdm__params_await_all(store, err)); /* what nobody has asked for */
     store->version++;
     if (gathers) store->published = store->version;
     if (!store->blocks[TDM_BLOCK_PARAMS].whole) return TDM_OK;
@@ -161,5 +161,5 @@ tdm_status tdm__store_publish(tdm_store *store, const size_t *order, bool overla
     if (!gathers) return TDM_OK;
     for (size_t i = 0; layout->leaders && i < layout->bucket_count; i++)
         TDM_TRY(start(store, order ? order[i] : i, (int)i, err));
-    return overlap ? TDM_OK : tdm__store_await_all(store, err);
+    return overlap ? TDM_OK : tdm__params_await_all(store, err);
 }

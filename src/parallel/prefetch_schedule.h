@@ -1,5 +1,5 @@
 /*
- * feed_schedule.h: which buckets a run needs when, and in which slots they lie. Pure: no memory is
+ * prefetch_schedule.h: which buckets a run needs when, and in which slots they lie. Pure: no memory is
  * moved here, so that every rank makes the same plan by itself.
  *
  * The steps of a plan are cut into phases. A phase is a run of steps whose buckets together are few: the
@@ -18,19 +18,20 @@ typedef struct tdm__bucket_lists {
     size_t *bucket;
 } tdm__bucket_lists;
 
-typedef struct tdm__feed_schedule {
+typedef struct tdm__prefetch_schedule {
     tdm__bucket_lists steps;  /* what a step reads */
     tdm__bucket_lists phases; /* what a phase needs, in order of first use */
     size_t *phase_step;       /* where phases begin; one more: the number of steps */
-} tdm__feed_schedule;
+} tdm__prefetch_schedule;
 
 /* `params` has the place of each parameter (tdm_graph_param_at) in the block. */
-tdm_status tdm__feed_schedule_init(const tdm__layout *layout, const tdm_extent *params,
-                                   const tdm_plan *plan, tdm__feed_schedule *out, tdm_error *err);
-void tdm__feed_schedule_release(tdm__feed_schedule *schedule);
+tdm_status tdm__prefetch_schedule_init(const tdm__layout *layout, const tdm_extent *params,
+                                       const tdm_plan *plan, tdm__prefetch_schedule *out,
+                                       tdm_error *err);
+void tdm__prefetch_schedule_release(tdm__prefetch_schedule *schedule);
 /* Whether two runs need the same buckets in the same order. */
-bool tdm__feed_schedule_same(const tdm__feed_schedule *a, const tdm__feed_schedule *b);
+bool tdm__prefetch_schedule_same(const tdm__prefetch_schedule *a, const tdm__prefetch_schedule *b);
 /* Gives every bucket a slot; returns their number. SIZE_MAX for buckets that nothing reads. */
-size_t tdm__feed_slots(const tdm__bucket_lists *phases, size_t bucket_count, size_t *slot_of);
+size_t tdm__prefetch_slots(const tdm__bucket_lists *phases, size_t bucket_count, size_t *slot_of);
 
 #endif

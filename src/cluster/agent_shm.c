@@ -1,5 +1,5 @@
 /*
- * agent_vault.c: the memory of a host whose workers are there already.
+ * agent_shm.c: the memory of a host whose workers are there already.
  *
  * The vault has no name. An agent that comes later (`tandem join`, or the successor of one that died)
  * takes it from a process of the session on this host, whose descriptors the system shows to the same
@@ -15,10 +15,10 @@
 #include <unistd.h>
 
 /* What the system calls a vault. */
-static const char vault_link[] = "/memfd:tandem-vault";
+static const char shm_link[] = "/memfd:tandem-vault";
 
 /* A new descriptor for the vault that this process has; -1: it has none. */
-static int vault_of(int64_t pid)
+static int shm_of(int64_t pid)
 {
     char path[64], target[128];
     snprintf(path, sizeof path, "/proc/%lld/fd", (long long)pid);
@@ -26,9 +26,9 @@ static int vault_of(int64_t pid)
     int found = -1;
     for (struct dirent *entry; fds && found < 0 && (entry = readdir(fds));) {
         ssize_t length = readlinkat(dirfd(fds), entry->d_name, target, sizeof target - 1);
-        if (length < (ssize_t)strlen(vault_link)) continue;
+        if (length < (ssize_t)strlen(shm_link)) continue;
         target[length] = '\0';
-        if (strncmp(target, vault_link, strlen(vault_link)) == 0)
+        if (strncmp(target, shm_link, strlen(shm_link)) == 0)
             found = openat(dirfd(fds), entry->d_name, O_RDWR | O_CLOEXEC);
     }
     if (fds) closedir(fds);
@@ -39,15 +39,14 @@ static int find(const tdm__agent *a, const tdm_session_view *view)
 {
     int fd = -1;
     for (size_t i = 0; fd < 0 && i < view->member_count; i++)
-        if (strcmp(view->members[i].host, a->options->host) == 0)
-            fd = vault_of(view->members[i].pid);
+        if (strcmp(view->members[i].host, a->options->host) == 0) fd = shm_of(view->members[i].pid);
     for (size_t i = 0; fd < 0 && i < view->host_count; i++)
         if (tdm__session_is_of_host(view->hosts[i].name, a->options->host))
-            fd = vault_of(view->hosts[i].pid);
+            fd = shm_of(view->hosts[i].pid);
     return fd;
 }
 
-tdm_status tdm__agent_find_vault(tdm__agent *a, tdm_error *err)
+tdm_status tdm__agent_find_shm(tdm__agent *a, tdm_error *err)
 {
     tdm_session_view view;
     tdm_arena *arena = tdm_arena_create("look");
@@ -55,7 +54,7 @@ tdm_status tdm__agent_find_vault(tdm__agent *a, tdm_error *err)
     tdm_status status = tdm_session_look(a->kv, a->options->session, arena, &view, err);
     int fd = status == TDM_OK ? find(a, &view) : -1;
     if (status == TDM_OK)
-        status = fd >= 0 ? tdm_vault_attach(fd, &a->vault, err) : tdm_vault_create(&a->vault, err);
+        status = fd >= 0 ? tdm_shm_attach(fd, &a->shm, err) : tdm_shm_create(&a->shm, err);
     if (fd >= 0) close(fd);
     tdm_arena_destroy(arena);
     return status;

@@ -1,5 +1,5 @@
 /*
- * lines.c: one log for all hosts: lines of other hosts go through the store to where rank 0 is.
+ * log_forward.c: one log for all hosts: lines of other hosts go through the store to where rank 0 is.
  *
  * A worker that is not on rank 0's host writes its lines into a pipe of its host, each with one write, so
  * that they stay whole; a full pipe keeps nobody waiting. The agent takes them out, adds its own, and puts
@@ -13,7 +13,7 @@
  * Invariant: a batch is removed after it was appended, so a crash may repeat lines, and never loses any that
  * were in the store. Whatever comes out of store or pipe is looked at before it goes into the log.
  */
-#include "cluster/lines.h"
+#include "cluster/log_forward.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,9 +24,9 @@
 #include <unistd.h>
 
 enum {
-    WAITING_MOST = 1 << 16, /* bytes in an agent's memory */
-    BATCH_MOST = 8 << 10,   /* bytes of a value in the store */
-    BATCHES_MOST = 2,       /* of an agent in the store */
+    MAX_WAITING = 1 << 16, /* bytes in an agent's memory */
+    MAX_BATCH = 8 << 10,   /* bytes of a value in the store */
+    MAX_BATCHES = 2,       /* of an agent in the store */
     PIPE_READ = 1 << 16
 };
 
@@ -34,7 +34,7 @@ enum {
 
 /* Open for both directions, so that it keeps what is in it while nobody else has it open, and nobody gets a
  * signal for writing to it. */
-int tdm__lines_open(const char *path)
+int tdm__log_forward_open(const char *path)
 {
     struct stat about;
     if (!path || !*path) return -1;
@@ -47,13 +47,14 @@ int tdm__lines_open(const char *path)
 
 /* Batches of an agent that had this name before may still be in the store: by the time in their numbers ours
  * are later ones. */
-void tdm__lines_init(tdm__lines *lines, const char *path)
+void tdm__log_forward_init(tdm__log_forward *lines, const char *path)
 {
     uint64_t now_ms = (uint64_t)(tdm_clock_unix_s() * 1e3);
-    *lines = (tdm__lines){.pipe = tdm__lines_open(path), .first = now_ms, .next = now_ms};
+    *lines = (tdm__log_forward){
+        .pipe = tdm__log_forward_open(path), .first = now_ms, .next = now_ms};
 }
 
-void tdm__lines_release(tdm__lines *lines)
+void tdm__log_forward_release(tdm__log_forward *lines)
 {
     if (lines->pipe >= 0) close(lines->pipe);
     tdm_str_release(&lines->part);
@@ -83,14 +84,14 @@ static void cut_front(tdm_str *str, size_t bytes)
 }
 
 /* Lets go of all that waits. What may be in the store of it stays there under a number that is not used again. */
-static void forget_whole(tdm__lines *lines)
+static void forget_whole(tdm__log_forward *lines)
 {
     if (lines->tried > 0) lines->next++;
     lines->tried = 0;
     tdm_str_release(&lines->whole);
 }
 
-static void add_line(tdm__lines *lines, const char *text, size_t length)
+static void add_line(tdm__log_forward *lines, const char *text, size_t length)
 {
     tdm_str_add_bytes(&lines->whole, text, length);
     tdm_str_add_char(&lines->whole, '\n');
@@ -99,28 +100,28 @@ static void add_line(tdm__lines *lines, const char *text, size_t length)
     lines->dropped++;
 }
 
-void tdm__lines_add(tdm__lines *lines, const char *text, size_t length)
+void tdm__log_forward_add(tdm__log_forward *lines, const char *text, size_t length)
 {
-    if (lines->whole.length + length + 1 <= WAITING_MOST)
+    if (lines->whole.length + length + 1 <= MAX_WAITING)
         add_line(lines, text, length);
     else
         lines->dropped++;
 }
 
 /* The good ones of these lines; how many bytes were whole lines. */
-static size_t add_lines(tdm__lines *lines, const char *text, size_t length)
+static size_t add_lines(tdm__log_forward *lines, const char *text, size_t length)
 {
     size_t done = 0;
     for (const char *end; (end = memchr(text + done, '\n', length - done));) {
         size_t bytes = (size_t)(end - text) - done;
-        if (is_line(text + done, bytes)) tdm__lines_add(lines, text + done, bytes);
+        if (is_line(text + done, bytes)) tdm__log_forward_add(lines, text + done, bytes);
         done += bytes + 1;
     }
     return done;
 }
 
 /* No more than the pipe can hold at a time, so that workers that never stop do not keep us. */
-void tdm__lines_drain(tdm__lines *lines)
+void tdm__log_forward_drain(tdm__log_forward *lines)
 {
     char bytes[4096];
     size_t read_bytes = 0;
@@ -139,9 +140,9 @@ void tdm__lines_drain(tdm__lines *lines)
 }
 
 /* For this line there is room beyond the bound, once. */
-void tdm__lines_own_up(tdm__lines *lines, const char *host)
+void tdm__log_forward_report_dropped(tdm__log_forward *lines, const char *host)
 {
-    if (lines->dropped == 0 || lines->whole.length > WAITING_MOST) return;
+    if (lines->dropped == 0 || lines->whole.length > MAX_WAITING) return;
     char message[160];
     snprintf(message, sizeof message,
              "%" PRIu64 " lines of host %s are missing here: there was no room for them",
@@ -179,7 +180,7 @@ static bool append(const char *run, const char *text, size_t length)
     return put > 0;
 }
 
-void tdm__lines_write(tdm__lines *lines, const char *run)
+void tdm__log_forward_write(tdm__log_forward *lines, const char *run)
 {
     if (lines->whole.length == 0) return;
     (void)append(run, lines->whole.data, lines->whole.length);
@@ -204,10 +205,10 @@ static const char *batch_key(char key[TDM_KV_KEY_BYTES], const char *session, co
 }
 
 /* Whether one more may be put there. */
-static bool has_room(tdm__lines *lines, tdm_kv *kv, const char *session, const char *agent)
+static bool has_room(tdm__log_forward *lines, tdm_kv *kv, const char *session, const char *agent)
 {
     char key[TDM_KV_KEY_BYTES];
-    if (lines->next - lines->first < BATCHES_MOST) return true;
+    if (lines->next - lines->first < MAX_BATCHES) return true;
     tdm_kv_item item;
     tdm_arena *arena = tdm_arena_create("batch");
     tdm_status status = arena ? tdm_kv_get(kv, batch_key(key, session, agent, lines->first), arena,
@@ -221,14 +222,15 @@ static bool has_room(tdm__lines *lines, tdm_kv *kv, const char *session, const c
 /* The bytes of the first lines that fit. */
 static size_t batch_bytes(const tdm_str *whole)
 {
-    if (whole->length <= BATCH_MOST) return whole->length;
-    const char *end = memrchr(whole->data, '\n', BATCH_MOST);
+    if (whole->length <= MAX_BATCH) return whole->length;
+    const char *end = memrchr(whole->data, '\n', MAX_BATCH);
     return end ? (size_t)(end - whole->data) + 1 : whole->length;
 }
 
 /* A put that timed out may have had its effect: then the key is there the next time, and that is fine. Hence
  * the next time means the same bytes, however many lines have come since. */
-void tdm__lines_send(tdm__lines *lines, tdm_kv *kv, const char *session, const char *agent)
+void tdm__log_forward_send(tdm__log_forward *lines, tdm_kv *kv, const char *session,
+                           const char *agent)
 {
     char key[TDM_KV_KEY_BYTES];
     while (lines->whole.length > 0 && has_room(lines, kv, session, agent)) {
@@ -248,7 +250,7 @@ void tdm__lines_send(tdm__lines *lines, tdm_kv *kv, const char *session, const c
     }
 }
 
-void tdm__lines_collect(tdm_kv *kv, const char *session, const char *run)
+void tdm__log_forward_collect(tdm_kv *kv, const char *session, const char *run)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_kv_item *items;
@@ -258,16 +260,16 @@ void tdm__lines_collect(tdm_kv *kv, const char *session, const char *run)
         tdm_kv_list(kv, key_of(key, session, ""), arena, &items, &count, NULL, NULL) != TDM_OK)
         count = 0;
     for (size_t i = 0; i < count; i++) {
-        tdm__lines batch = {.pipe = -1};
+        tdm__log_forward batch = {.pipe = -1};
         (void)add_lines(&batch, items[i].value, strlen(items[i].value));
         bool done = batch.whole.length == 0 || append(run, batch.whole.data, batch.whole.length);
-        tdm__lines_release(&batch);
+        tdm__log_forward_release(&batch);
         if (!done || tdm_kv_remove(kv, items[i].key, NULL) != TDM_OK) break;
     }
     tdm_arena_destroy(arena);
 }
 
-void tdm__lines_forget(tdm_kv *kv, const char *session)
+void tdm__log_forward_forget(tdm_kv *kv, const char *session)
 {
     char key[TDM_KV_KEY_BYTES];
     (void)tdm_kv_remove(kv, key_of(key, session, ""), NULL);

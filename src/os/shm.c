@@ -1,5 +1,5 @@
 /*
- * vault.c: memory of a host that outlives the processes that use it.
+ * shm.c: memory of a host that outlives the processes that use it.
  *
  * A memfd that grows with its regions and never shrinks: a limit on the size of files (ulimit -f) counts
  * for it, too. Its first pages hold a table of regions; each has a name and a stretch of pages of the
@@ -28,11 +28,11 @@
 #define SLICE_S 0.25
 
 enum { TABLE_BYTES = 1 << 18, MAGIC = 0x564d4454 };
-#define VAULT_MOST_BYTES (UINT64_C(1) << 46) /* that the file can have in the end */
+#define MAX_SHM_BYTES (UINT64_C(1) << 46) /* that the file can have in the end */
 
 typedef struct region {
-    char name[TDM_VAULT_NAME_BYTES]; /* empty: free */
-    uint64_t first, bytes;           /* in the file; bytes as asked for */
+    char name[TDM_SHM_NAME_BYTES]; /* empty: free */
+    uint64_t first, bytes;         /* in the file; bytes as asked for */
 } region;
 
 typedef struct table {
@@ -42,7 +42,7 @@ typedef struct table {
     _Atomic uint64_t holder_started;
     uint64_t next; /* the first byte of the file that no region had so far */
     uint64_t id;   /* drawn when it was made; never 0 */
-    region regions[TDM_VAULT_REGIONS_MOST];
+    region regions[TDM_SHM_MAX_REGIONS];
 } table;
 _Static_assert(sizeof(table) <= TABLE_BYTES, "the table must fit in front of the regions");
 
@@ -52,13 +52,13 @@ typedef struct mapped {
     void *data;
 } mapped;
 
-struct tdm_vault {
+struct tdm_shm {
     int fd;
     table *table;
     _Atomic int64_t process; /* which uses it: a child that was forked has a number of its own */
     _Atomic uint64_t started;
     pthread_mutex_t lock; /* of the list */
-    mapped maps[TDM_VAULT_REGIONS_MOST];
+    mapped maps[TDM_SHM_MAX_REGIONS];
     size_t map_count;
 };
 
@@ -109,21 +109,21 @@ static void end_stopped_holder(const table *t)
 }
 
 /* Whoever is stopped with the lock must be known by then: this is looked up before it is taken. */
-static uint64_t own_start(tdm_vault *vault)
+static uint64_t own_start(tdm_shm *shm)
 {
-    if (atomic_load(&vault->process) != (int64_t)getpid()) {
+    if (atomic_load(&shm->process) != (int64_t)getpid()) {
         tdm_process_info own = {0};
         (void)tdm_os_process(getpid(), &own);
-        atomic_store(&vault->started, own.started);
-        atomic_store(&vault->process, (int64_t)getpid());
+        atomic_store(&shm->started, own.started);
+        atomic_store(&shm->process, (int64_t)getpid());
     }
-    return atomic_load(&vault->started);
+    return atomic_load(&shm->started);
 }
 
-static tdm_status lock_table(tdm_vault *vault, tdm_error *err)
+static tdm_status lock_table(tdm_shm *shm, tdm_error *err)
 {
-    table *t = vault->table;
-    uint64_t started = own_start(vault);
+    table *t = shm->table;
+    uint64_t started = own_start(shm);
     double began_s = tdm_clock_s();
     int result = pthread_mutex_trylock(&t->lock);
     while (result == EBUSY || result == ETIMEDOUT) {
@@ -150,27 +150,27 @@ static void unlock_table(table *t)
     pthread_mutex_unlock(&t->lock);
 }
 
-static tdm_status open_fd(int fd, tdm_vault **out, tdm_error *err)
+static tdm_status open_fd(int fd, tdm_shm **out, tdm_error *err)
 {
-    tdm_vault *vault = calloc(1, sizeof(*vault));
-    if (!vault) {
+    tdm_shm *shm = calloc(1, sizeof(*shm));
+    if (!shm) {
         close(fd);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a vault");
     }
-    vault->fd = fd;
-    pthread_mutex_init(&vault->lock, NULL);
+    shm->fd = fd;
+    pthread_mutex_init(&shm->lock, NULL);
     void *memory = mmap(NULL, TABLE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    vault->table = memory == MAP_FAILED ? NULL : memory;
-    if (!vault->table) {
+    shm->table = memory == MAP_FAILED ? NULL : memory;
+    if (!shm->table) {
         tdm_status status = system_error(err, "mapping its table");
-        tdm_vault_close(vault);
+        tdm_shm_close(shm);
         return status;
     }
-    *out = vault;
+    *out = shm;
     return TDM_OK;
 }
 
-tdm_status tdm_vault_create(tdm_vault **out, tdm_error *err)
+tdm_status tdm_shm_create(tdm_shm **out, tdm_error *err)
 {
     int fd = memfd_create("tandem-vault", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return system_error(err, "memfd_create");
@@ -195,7 +195,7 @@ tdm_status tdm_vault_create(tdm_vault **out, tdm_error *err)
     return TDM_OK;
 }
 
-tdm_status tdm_vault_attach(int fd, tdm_vault **out, tdm_error *err)
+tdm_status tdm_shm_attach(int fd, tdm_shm **out, tdm_error *err)
 {
     struct stat about;
     if (fd < 0 || fstat(fd, &about) != 0 || about.st_size < TABLE_BYTES)
@@ -205,52 +205,52 @@ tdm_status tdm_vault_attach(int fd, tdm_vault **out, tdm_error *err)
     if (own < 0) return system_error(err, "taking over its descriptor");
     TDM_TRY(open_fd(own, out, err));
     if (atomic_load(&(*out)->table->magic) == MAGIC) return TDM_OK;
-    tdm_vault_close(*out);
+    tdm_shm_close(*out);
     return tdm_fail(err, TDM_ERR_FORMAT, "descriptor %d has no table of regions", fd);
 }
 
-uint64_t tdm_vault_id(const tdm_vault *vault)
+uint64_t tdm_shm_id(const tdm_shm *shm)
 {
-    return vault->table->id;
+    return shm->table->id;
 }
 
-int tdm_vault_fd(const tdm_vault *vault)
+int tdm_shm_fd(const tdm_shm *shm)
 {
-    return vault->fd;
+    return shm->fd;
 }
 
-void tdm_vault_close(tdm_vault *vault)
+void tdm_shm_close(tdm_shm *shm)
 {
-    if (!vault) return;
-    for (size_t i = 0; i < vault->map_count; i++) munmap(vault->maps[i].data, vault->maps[i].bytes);
-    if (vault->table) munmap(vault->table, TABLE_BYTES);
-    close(vault->fd);
-    pthread_mutex_destroy(&vault->lock);
-    free(vault);
+    if (!shm) return;
+    for (size_t i = 0; i < shm->map_count; i++) munmap(shm->maps[i].data, shm->maps[i].bytes);
+    if (shm->table) munmap(shm->table, TABLE_BYTES);
+    close(shm->fd);
+    pthread_mutex_destroy(&shm->lock);
+    free(shm);
 }
 
 /* ---- regions --------------------------------------------------------------------------------- */
 
 static region *find(table *t, const char *name)
 {
-    for (size_t i = 0; i < TDM_VAULT_REGIONS_MOST; i++)
+    for (size_t i = 0; i < TDM_SHM_MAX_REGIONS; i++)
         if (strcmp(t->regions[i].name, name) == 0) return &t->regions[i];
     return NULL;
 }
 
-static tdm_status make(const tdm_vault *vault, const char *name, size_t bytes, region **out,
+static tdm_status make(const tdm_shm *shm, const char *name, size_t bytes, region **out,
                        tdm_error *err)
 {
-    table *t = vault->table;
+    table *t = shm->table;
     region *r = find(t, "");
-    if (!r || VAULT_MOST_BYTES - t->next < whole_pages(bytes))
+    if (!r || MAX_SHM_BYTES - t->next < whole_pages(bytes))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no room for region '%s' in this host's memory",
                         name);
     /* Where a process died between this and the next store, the file is as long already. */
     struct stat about;
     off_t end = (off_t)(t->next + whole_pages(bytes));
-    if (fstat(vault->fd, &about) != 0) return system_error(err, "looking at it");
-    if (about.st_size < end && ftruncate(vault->fd, end) != 0)
+    if (fstat(shm->fd, &about) != 0) return system_error(err, "looking at it");
+    if (about.st_size < end && ftruncate(shm->fd, end) != 0)
         return system_error(err, "making room");
     r->first = t->next;
     r->bytes = bytes;
@@ -265,80 +265,80 @@ static tdm_status make(const tdm_vault *vault, const char *name, size_t bytes, r
 }
 
 /* Under the vault's own lock. */
-static tdm_status map(tdm_vault *vault, uint64_t first, size_t bytes, void **out, tdm_error *err)
+static tdm_status map(tdm_shm *shm, uint64_t first, size_t bytes, void **out, tdm_error *err)
 {
-    for (size_t i = 0; i < vault->map_count; i++)
-        if (vault->maps[i].first == first) {
-            *out = vault->maps[i].data;
+    for (size_t i = 0; i < shm->map_count; i++)
+        if (shm->maps[i].first == first) {
+            *out = shm->maps[i].data;
             return TDM_OK;
         }
-    if (vault->map_count == TDM_VAULT_REGIONS_MOST)
+    if (shm->map_count == TDM_SHM_MAX_REGIONS)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "too many regions of this host's memory");
     bytes = whole_pages(bytes);
-    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, vault->fd,
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, shm->fd,
                       (off_t)first);
     if (data == MAP_FAILED) return system_error(err, "mapping a region");
     (void)madvise(data, bytes, MADV_HUGEPAGE); /* where the system has them for shared memory */
-    vault->maps[vault->map_count++] = (mapped){first, bytes, data};
+    shm->maps[shm->map_count++] = (mapped){first, bytes, data};
     *out = data;
     return TDM_OK;
 }
 
-tdm_status tdm_vault_take(tdm_vault *vault, const char *name, size_t bytes, bool *is_new,
-                          void **out, tdm_error *err)
+tdm_status tdm_shm_region_take(tdm_shm *shm, const char *name, size_t bytes, bool *is_new,
+                               void **out, tdm_error *err)
 {
-    if (!*name || strlen(name) >= TDM_VAULT_NAME_BYTES || bytes == 0)
+    if (!*name || strlen(name) >= TDM_SHM_NAME_BYTES || bytes == 0)
         return tdm_fail(err, TDM_ERR_INVALID, "'%s', of %zu bytes, is no region", name, bytes);
     tdm_status status = TDM_OK;
-    TDM_TRY(lock_table(vault, err));
-    region *r = find(vault->table, name);
+    TDM_TRY(lock_table(shm, err));
+    region *r = find(shm->table, name);
     if (is_new) *is_new = !r;
     if (r && r->bytes != bytes)
         status = tdm_fail(err, TDM_ERR_EXISTS, "region '%s' has %llu bytes, not %zu", name,
                           (unsigned long long)r->bytes, bytes);
     else if (!r)
-        status = make(vault, name, bytes, &r, err);
+        status = make(shm, name, bytes, &r, err);
     uint64_t first = status == TDM_OK ? r->first : 0;
-    unlock_table(vault->table);
+    unlock_table(shm->table);
     TDM_TRY(status);
-    pthread_mutex_lock(&vault->lock);
-    status = map(vault, first, bytes, out, err);
-    pthread_mutex_unlock(&vault->lock);
+    pthread_mutex_lock(&shm->lock);
+    status = map(shm, first, bytes, out, err);
+    pthread_mutex_unlock(&shm->lock);
     return status;
 }
 
-tdm_status tdm_vault_find(tdm_vault *vault, const char *name, size_t *bytes, void **out,
-                          tdm_error *err)
+tdm_status tdm_shm_region_find(tdm_shm *shm, const char *name, size_t *bytes, void **out,
+                               tdm_error *err)
 {
-    TDM_TRY(lock_table(vault, err));
-    const region *r = *name ? find(vault->table, name) : NULL;
+    TDM_TRY(lock_table(shm, err));
+    const region *r = *name ? find(shm->table, name) : NULL;
     uint64_t first = r ? r->first : 0;
     size_t size = r ? (size_t)r->bytes : 0;
-    unlock_table(vault->table);
+    unlock_table(shm->table);
     if (size == 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "there is no region '%s'", name);
     if (bytes) *bytes = size;
-    pthread_mutex_lock(&vault->lock);
-    tdm_status status = map(vault, first, size, out, err);
-    pthread_mutex_unlock(&vault->lock);
+    pthread_mutex_lock(&shm->lock);
+    tdm_status status = map(shm, first, size, out, err);
+    pthread_mutex_unlock(&shm->lock);
     return status;
 }
 
-void tdm_vault_drop(tdm_vault *vault, const char *name)
+void tdm_shm_region_drop(tdm_shm *shm, const char *name)
 {
-    if (lock_table(vault, NULL) != TDM_OK) return; /* it stays, without harm */
-    region *r = find(vault->table, name);
+    if (lock_table(shm, NULL) != TDM_OK) return; /* it stays, without harm */
+    region *r = find(shm->table, name);
     if (r && *name) {
-        (void)fallocate(vault->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)r->first,
+        (void)fallocate(shm->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)r->first,
                         (off_t)whole_pages(r->bytes));
         r->name[0] = '\0';
     }
-    unlock_table(vault->table);
+    unlock_table(shm->table);
 }
 
-uint64_t tdm_vault_place(const tdm_vault *vault, const void *memory)
+uint64_t tdm_shm_offset(const tdm_shm *shm, const void *memory)
 {
     uint64_t place = UINT64_MAX;
-    tdm_vault *v = (tdm_vault *)(uintptr_t)vault; /* for its lock */
+    tdm_shm *v = (tdm_shm *)(uintptr_t)shm; /* for its lock */
     pthread_mutex_lock(&v->lock);
     for (size_t i = 0; i < v->map_count; i++) {
         const char *data = v->maps[i].data, *at = memory;
@@ -349,10 +349,10 @@ uint64_t tdm_vault_place(const tdm_vault *vault, const void *memory)
     return place;
 }
 
-void *tdm_vault_at(const tdm_vault *vault, uint64_t place)
+void *tdm_shm_at(const tdm_shm *shm, uint64_t place)
 {
     char *found = NULL;
-    tdm_vault *v = (tdm_vault *)(uintptr_t)vault;
+    tdm_shm *v = (tdm_shm *)(uintptr_t)shm;
     pthread_mutex_lock(&v->lock);
     for (size_t i = 0; i < v->map_count; i++)
         if (place >= v->maps[i].first && place - v->maps[i].first < v->maps[i].bytes)

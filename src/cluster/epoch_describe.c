@@ -1,5 +1,5 @@
 /*
- * epoch_text.c: an epoch as it is put into the store, and as people are told of it.
+ * epoch_describe.c: an epoch as it is put into the store, and as people are told of it.
  *
  * The list of those that were left out goes along from epoch to epoch, for as long as their records are
  * there: by it they find out, and nobody takes them for newcomers.
@@ -58,8 +58,8 @@ const char *tdm__epoch_name(const tdm__view_member *m, char buffer[256])
     return buffer;
 }
 
-void tdm__epoch_story(const tdm__view *view, const tdm__epoch_plan *plan, double took_s,
-                      tdm_str *out)
+void tdm__epoch_describe(const tdm__view *view, const tdm__epoch_plan *plan, double took_s,
+                         tdm_str *out)
 {
     char name[256];
     tdm_str_addf(out, "epoch %" PRIu32 ": training %s with %d rank%s", view->number + 1,

@@ -1,33 +1,33 @@
 /*
- * saver_room.c: memory for the copies that saves take. (See saver_room.h.)
+ * snapshot_pool.c: memory for the copies that saves take. (See snapshot_pool.h.)
  *
  * Invariant: while the thread runs, `pages` stays as it is; who changes it joins the thread first.
  */
-#include "train/saver_room.h"
+#include "train/snapshot_pool.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 
 #define SLICE_BYTES ((size_t)16 << 20) /* whole huge pages */
 
-struct tdm__saver_room {
+struct tdm__snapshot_pool {
     tdm_pages pages; /* empty: a save has them, or there are none */
     pthread_t thread;
     bool has_thread;
 };
 
-tdm__saver_room *tdm__saver_room_create(void)
+tdm__snapshot_pool *tdm__snapshot_pool_create(void)
 {
-    return calloc(1, sizeof(tdm__saver_room));
+    return calloc(1, sizeof(tdm__snapshot_pool));
 }
 
-static void await_thread(tdm__saver_room *room)
+static void await_thread(tdm__snapshot_pool *room)
 {
     if (room->has_thread) pthread_join(room->thread, NULL);
     room->has_thread = false;
 }
 
-void tdm__saver_room_destroy(tdm__saver_room *room)
+void tdm__snapshot_pool_destroy(tdm__snapshot_pool *room)
 {
     if (!room) return;
     await_thread(room);
@@ -39,18 +39,18 @@ void tdm__saver_room_destroy(tdm__saver_room *room)
  * than one of them. */
 static void *fill(void *argument)
 {
-    const tdm_pages *all = &((tdm__saver_room *)argument)->pages;
+    const tdm_pages *all = &((tdm__snapshot_pool *)argument)->pages;
     for (size_t at = 0; at < all->bytes; at += SLICE_BYTES) {
         size_t left = all->bytes - at;
         tdm_pages slice = {.data = (char *)all->data + at,
                            .bytes = left < SLICE_BYTES ? left : SLICE_BYTES};
         tdm_pages_populate(&slice);
-        tdm_pages_lend(&slice);
+        tdm_pages_free_lazily(&slice);
     }
     return NULL;
 }
 
-void tdm__saver_room_prepare(tdm__saver_room *room, size_t bytes)
+void tdm__snapshot_pool_prepare(tdm__snapshot_pool *room, size_t bytes)
 {
     if (bytes == 0 || room->pages.bytes >= bytes) return;
     await_thread(room);
@@ -59,7 +59,8 @@ void tdm__saver_room_prepare(tdm__saver_room *room, size_t bytes)
     room->has_thread = pthread_create(&room->thread, NULL, fill, room) == 0;
 }
 
-tdm_status tdm__saver_room_take(tdm__saver_room *room, size_t bytes, tdm_pages *out, tdm_error *err)
+tdm_status tdm__snapshot_pool_take(tdm__snapshot_pool *room, size_t bytes, tdm_pages *out,
+                                   tdm_error *err)
 {
     await_thread(room);
     if (room->pages.bytes < bytes) {
@@ -71,11 +72,11 @@ tdm_status tdm__saver_room_take(tdm__saver_room *room, size_t bytes, tdm_pages *
     return TDM_OK;
 }
 
-void tdm__saver_room_give(tdm__saver_room *room, tdm_pages *pages)
+void tdm__snapshot_pool_give(tdm__snapshot_pool *room, tdm_pages *pages)
 {
     await_thread(room);
     tdm_pages_unmap(&room->pages);
-    tdm_pages_lend(pages);
+    tdm_pages_free_lazily(pages);
     room->pages = *pages;
     *pages = (tdm_pages){0};
 }

@@ -1,5 +1,5 @@
 /*
- * saver_room.h: memory for the copies that saves take, kept from one save to the next.
+ * snapshot_pool.h: memory for the copies that saves take, kept from one save to the next.
  *
  * Memory that a process has not touched before costs more than the copy into it: the system finds it page
  * by page, and clears it. So a room takes it once, by a thread of its own while training begins, and lends
@@ -12,18 +12,18 @@
 
 #include <tandem/os.h>
 
-typedef struct tdm__saver_room tdm__saver_room;
+typedef struct tdm__snapshot_pool tdm__snapshot_pool;
 
 /* NULL: no memory. */
-tdm__saver_room *tdm__saver_room_create(void);
+tdm__snapshot_pool *tdm__snapshot_pool_create(void);
 /* Waits for its thread, if there is one. NULL is fine. */
-void tdm__saver_room_destroy(tdm__saver_room *room);
+void tdm__snapshot_pool_destroy(tdm__snapshot_pool *room);
 /* A save of so many bytes is going to come. Does not wait; what goes wrong shows when it is taken. */
-void tdm__saver_room_prepare(tdm__saver_room *room, size_t bytes);
+void tdm__snapshot_pool_prepare(tdm__snapshot_pool *room, size_t bytes);
 /* At least so many bytes, with anything in them; the caller's own from now on. */
-tdm_status tdm__saver_room_take(tdm__saver_room *room, size_t bytes, tdm_pages *out,
-                                tdm_error *err);
+tdm_status tdm__snapshot_pool_take(tdm__snapshot_pool *room, size_t bytes, tdm_pages *out,
+                                   tdm_error *err);
 /* Takes them (which become empty) for the next save. */
-void tdm__saver_room_give(tdm__saver_room *room, tdm_pages *pages);
+void tdm__snapshot_pool_give(tdm__snapshot_pool *room, tdm_pages *pages);
 
 #endif

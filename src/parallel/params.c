@@ -1,5 +1,5 @@
 /*
- * store.c: where parameters and state lie: creation of the blocks, and what is told about them.
+ * params.c: where parameters and state lie: creation of the blocks, and what is told about them.
  *
  * Blocks of a node with several ranks are taken by its first rank, the leader, from memory that all of
  * them see (tdm_comm_shared), or from a file that all of them map. Then every rank touches its own share
@@ -12,7 +12,7 @@
  *
  * Creation is collective, and so is its failure: at its end all ranks agree on how it went.
  */
-#include "parallel/store_inner.h"
+#include "parallel/params_inner.h"
 
 #include <tandem/os.h>
 
@@ -27,11 +27,11 @@
  * before that, and who waits for him is late for the next epoch. */
 #define LEAVE_EPOCH_S 0.1
 
-enum { NAP_NS = 50000, PATH_MOST = 4096 };
+enum { NAP_NS = 50000, MAX_PATH = 4096 };
 
 /* ---- agreement ------------------------------------------------------------------------------- */
 
-tdm_status tdm__store_agree(const tdm_store *store, tdm_status status, tdm_error *err)
+tdm_status tdm__params_agree(const tdm_params *store, tdm_status status, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
     if (!layout->world) return status;
@@ -68,14 +68,14 @@ static tdm_status keep_first(tdm_status first, tdm_status next, const tdm_error 
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-static size_t block_bytes(const tdm_store *store)
+static size_t block_bytes(const tdm_params *store)
 {
     size_t bytes = store->layout->elements * sizeof(float);
     return bytes > 0 ? bytes : sizeof(float);
 }
 
 /* The bytes of a block that this rank alone has, as parts of it. `parts` has bucket_count + 1 places. */
-static size_t own_parts(const tdm_store *store, tdm_file_part *parts)
+static size_t own_parts(const tdm_params *store, tdm_file_part *parts)
 {
     const tdm__layout *layout = store->layout;
     size_t count = 0;
@@ -91,7 +91,7 @@ static size_t own_parts(const tdm_store *store, tdm_file_part *parts)
     return count;
 }
 
-static tdm_status map_own_file(const tdm_store *store, const char *path, tdm_pages *out,
+static tdm_status map_own_file(const tdm_params *store, const char *path, tdm_pages *out,
                                tdm_error *err)
 {
     size_t bytes = block_bytes(store);
@@ -104,11 +104,11 @@ static tdm_status map_own_file(const tdm_store *store, const char *path, tdm_pag
     return status;
 }
 
-static void name_file(const tdm_store *store, const char *folder, int block, char *out)
+static void name_file(const tdm_params *store, const char *folder, int block, char *out)
 {
     uint64_t drawn = 0;
     if (tdm_os_random(&drawn, sizeof drawn, NULL) != TDM_OK) drawn = tdm_clock_ns();
-    snprintf(out, PATH_MOST, "%s/tandem-offload-%ld-%08llx-rank%d-block%d.f32", folder,
+    snprintf(out, MAX_PATH, "%s/tandem-offload-%ld-%08llx-rank%d-block%d.f32", folder,
              (long)getpid(), (unsigned long long)drawn & 0xffffffffu,
              store->layout->rank_of_place[store->layout->place], block);
 }
@@ -116,10 +116,10 @@ static void name_file(const tdm_store *store, const char *folder, int block, cha
 /* What the leader of a node tells the others about a block. */
 typedef struct news {
     uint64_t place; /* UINT64_MAX: it failed; in the node's memory, when there is no path */
-    char path[PATH_MOST];
+    char path[MAX_PATH];
 } news;
 
-static tdm_status lead_block(const tdm_store *store, tdm__block *block, size_t bytes, news *n,
+static tdm_status lead_block(const tdm_params *store, tdm__block *block, size_t bytes, news *n,
                              tdm_error *err)
 {
     n->place = UINT64_MAX;
@@ -138,7 +138,7 @@ static tdm_status lead_block(const tdm_store *store, tdm__block *block, size_t b
     return status == TDM_OK ? sent : status;
 }
 
-static tdm_status follow_block(const tdm_store *store, tdm__block *block, size_t bytes, news *n,
+static tdm_status follow_block(const tdm_params *store, tdm__block *block, size_t bytes, news *n,
                                tdm_error *err)
 {
     TDM_TRY(tdm_group_broadcast(store->layout->mine, n, sizeof *n, TDM_DTYPE_U8, 0, err));
@@ -156,7 +156,7 @@ static tdm_status follow_block(const tdm_store *store, tdm__block *block, size_t
 }
 
 /* A block of a node with several ranks. A rank that fails does not leave the others waiting. */
-static tdm_status make_common(const tdm_store *store, tdm__block *block, size_t bytes,
+static tdm_status make_common(const tdm_params *store, tdm__block *block, size_t bytes,
                               const char *path, tdm_error *err)
 {
     news n = {0};
@@ -171,26 +171,27 @@ static tdm_status make_common(const tdm_store *store, tdm__block *block, size_t 
 }
 
 /* In the vault a block is the node's, whoever of its ranks uses which part of it. */
-static tdm_status keep_block(tdm_store *store, int index, tdm_error *err)
+static tdm_status keep_block(tdm_params *store, int index, tdm_error *err)
 {
-    char name[TDM_VAULT_NAME_BYTES];
+    char name[TDM_SHM_NAME_BYTES];
     void *memory;
     snprintf(name, sizeof name, "block-%d", index);
-    TDM_TRY(tdm_vault_take(store->journal->vault, name, block_bytes(store), NULL, &memory, err));
+    TDM_TRY(
+        tdm_shm_region_take(store->undo_log->shm, name, block_bytes(store), NULL, &memory, err));
     store->blocks[index].data = memory;
-    store->journal->blocks[index] = memory;
+    store->undo_log->blocks[index] = memory;
     return TDM_OK;
 }
 
-static tdm_status make_block(tdm_store *store, int index, bool shared_out, const char *offload,
+static tdm_status make_block(tdm_params *store, int index, bool shared_out, const char *offload,
                              tdm_error *err)
 {
     tdm__block *block = &store->blocks[index];
     block->whole = !shared_out;
-    if (store->journal) return keep_block(store, index, err);
+    if (store->undo_log) return keep_block(store, index, err);
     block->common = !shared_out && store->node_size > 1;
     block->in_file = offload && index != TDM_BLOCK_PARAMS;
-    char path[PATH_MOST] = "";
+    char path[MAX_PATH] = "";
     if (block->in_file) name_file(store, offload, index, path);
     size_t bytes = block_bytes(store);
     if (block->common) return make_common(store, block, bytes, block->in_file ? path : NULL, err);
@@ -209,7 +210,7 @@ static tdm_status make_block(tdm_store *store, int index, bool shared_out, const
 }
 
 /* Writes zeros over zeros, so that the pages lie next to the rank that updates them. */
-static void touch(tdm_store *store, const tdm__block *block)
+static void touch(tdm_params *store, const tdm__block *block)
 {
     const tdm__layout *layout = store->layout;
     tdm__cells all = {0, layout->trained_cells};
@@ -225,7 +226,7 @@ static void touch(tdm_store *store, const tdm__block *block)
     }
 }
 
-static bool has_block(const tdm_store_options *options, int index)
+static bool has_block(const tdm_params_options *options, int index)
 {
     if (index == TDM_BLOCK_PARAMS) return true;
     if (index == TDM_BLOCK_EMA) return options->has_ema;
@@ -234,10 +235,10 @@ static bool has_block(const tdm_store_options *options, int index)
            tdm_optimiser_uses_state(options->optimiser, state);
 }
 
-static tdm_status make_blocks(tdm_store *store, const tdm_store_options *options, tdm_error *err)
+static tdm_status make_blocks(tdm_params *store, const tdm_params_options *options, tdm_error *err)
 {
     tdm_status first = TDM_OK;
-    for (int i = 0; i < TDM__BLOCKS_MOST; i++) {
+    for (int i = 0; i < TDM__MAX_BLOCKS; i++) {
         if (!has_block(options, i)) continue;
         bool shared_out = store->layout->node_count > 1 &&
                           options->zero >= (i == TDM_BLOCK_PARAMS ? 3 : 1);
@@ -251,19 +252,19 @@ static tdm_status make_blocks(tdm_store *store, const tdm_store_options *options
     return first;
 }
 
-static tdm_status make_board(tdm_store *store, tdm_error *err)
+static tdm_status make_board(tdm_params *store, tdm_error *err)
 {
     tdm__block block = {0};
     size_t marks = store->layout->bucket_count + (size_t)store->node_size;
-    size_t bytes = sizeof(tdm__board) + marks * sizeof(uint64_t);
+    size_t bytes = sizeof(tdm__exchange_board) + marks * sizeof(uint64_t);
     tdm_status status = make_common(store, &block, bytes, NULL, err);
-    if (status == TDM_OK) store->board = (tdm__board *)(void *)block.data;
+    if (status == TDM_OK) store->board = (tdm__exchange_board *)(void *)block.data;
     return status;
 }
 
 /* ---- creation and end ------------------------------------------------------------------------ */
 
-static tdm_status make_tables(tdm_store *store, const tdm_graph *graph, tdm_error *err)
+static tdm_status make_tables(tdm_params *store, const tdm_graph *graph, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
     size_t params = tdm_graph_param_count(graph);
@@ -287,7 +288,7 @@ static tdm_status make_tables(tdm_store *store, const tdm_graph *graph, tdm_erro
     return TDM_OK;
 }
 
-static void bind(tdm_store *store, tdm_optimiser *optimiser)
+static void bind(tdm_params *store, tdm_optimiser *optimiser)
 {
     tdm_optim_blocks blocks = {.params = store->blocks[TDM_BLOCK_PARAMS].data,
                                .ema = store->blocks[TDM_BLOCK_EMA].data};
@@ -296,30 +297,30 @@ static void bind(tdm_store *store, tdm_optimiser *optimiser)
     tdm_optimiser_bind(optimiser, &blocks);
 }
 
-static tdm_status make_journal(tdm_store *store, const tdm_store_options *options, tdm_error *err)
+static tdm_status make_journal(tdm_params *store, const tdm_params_options *options, tdm_error *err)
 {
-    tdm__journal *journal = calloc(1, sizeof *journal);
-    if (!journal) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
-    *journal = (tdm__journal){.vault = options->vault,
-                              .slot = options->slot,
-                              .epoch = options->epoch  ? options->epoch
-                                       : options->comm ? tdm_comm_epoch(options->comm)
-                                                       : 1,
-                              .thread_count = options->thread_count > 0 ? options->thread_count
-                                                                        : 1};
+    tdm__undo_log *undo_log = calloc(1, sizeof *undo_log);
+    if (!undo_log) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    *undo_log = (tdm__undo_log){.shm = options->shm,
+                                .slot = options->slot,
+                                .epoch = options->epoch  ? options->epoch
+                                         : options->comm ? tdm_comm_epoch(options->comm)
+                                                         : 1,
+                                .thread_count = options->thread_count > 0 ? options->thread_count
+                                                                          : 1};
     store->optimiser = options->optimiser;
     store->graph = options->graph;
-    tdm_status status = tdm__journal_open_desk(
-        journal, tdm_optimiser_piece_count(options->optimiser),
+    tdm_status status = tdm__undo_log_open(
+        undo_log, tdm_optimiser_piece_count(options->optimiser),
         tdm__statistic_visit(options->graph, (tdm__cells){0, 0}, NULL, NULL), err);
     if (status == TDM_OK)
-        store->journal = journal;
+        store->undo_log = undo_log;
     else
-        free(journal);
+        free(undo_log);
     return status;
 }
 
-static tdm_status build(tdm_store *store, const tdm_store_options *options, tdm_error *err)
+static tdm_status build(tdm_params *store, const tdm_params_options *options, tdm_error *err)
 {
     TDM_TRY(tdm__layout_create(&(tdm__layout_options){.graph = options->graph,
                                                       .comm = options->comm,
@@ -332,12 +333,12 @@ static tdm_status build(tdm_store *store, const tdm_store_options *options, tdm_
                        layout->first_of_node[layout->node];
     store->leads = layout->place == layout->first_of_node[layout->node];
     tdm_status status = make_tables(store, options->graph, err);
-    if (options->vault && options->optimiser && !options->offload)
+    if (options->shm && options->optimiser && !options->offload)
         status = keep_first(status, make_journal(store, options, &why), &why, err);
     status = keep_first(status, make_blocks(store, options, &why), &why, err);
     if (store->node_size > 1) status = keep_first(status, make_board(store, &why), &why, err);
-    TDM_TRY(tdm__store_agree(store, status, err));
-    for (int i = 0; i < TDM__BLOCKS_MOST; i++) {
+    TDM_TRY(tdm__params_agree(store, status, err));
+    for (int i = 0; i < TDM__MAX_BLOCKS; i++) {
         const tdm__block *block = &store->blocks[i];
         if (block->data && block->common && !block->in_file) touch(store, block);
     }
@@ -345,23 +346,23 @@ static tdm_status build(tdm_store *store, const tdm_store_options *options, tdm_
     return layout->world ? tdm_group_barrier(layout->world, err) : TDM_OK;
 }
 
-tdm_status tdm_store_create(const tdm_store_options *options, tdm_store **out, tdm_error *err)
+tdm_status tdm_params_create(const tdm_params_options *options, tdm_params **out, tdm_error *err)
 {
     if (options->zero < 0 || options->zero > 3)
         return tdm_fail(err, TDM_ERR_RANGE, "parallel.zero is %d; it must be 0, 1, 2 or 3",
                         options->zero);
-    tdm_store *store = calloc(1, sizeof *store);
+    tdm_params *store = calloc(1, sizeof *store);
     if (!store) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
     tdm_status status = build(store, options, err);
     if (status != TDM_OK) {
-        tdm_store_destroy(store);
+        tdm_params_destroy(store);
         return status;
     }
     *out = store;
     return TDM_OK;
 }
 
-static bool has_left(const tdm_store *store, int index)
+static bool has_left(const tdm_params *store, int index)
 {
     const tdm__layout *layout = store->layout;
     int rank = layout->rank_of_place[layout->first_of_node[layout->node] + index];
@@ -370,9 +371,9 @@ static bool has_left(const tdm_store *store, int index)
 }
 
 /* Whether no other rank of the node uses its memory any more; waits a little for that. */
-static bool all_have_left(const tdm_store *store)
+static bool all_have_left(const tdm_params *store)
 {
-    double until_s = tdm_clock_s() + (store->journal ? LEAVE_EPOCH_S : LEAVE_S);
+    double until_s = tdm_clock_s() + (store->undo_log ? LEAVE_EPOCH_S : LEAVE_S);
     for (int i = 1; i < store->node_size; i++)
         while (!has_left(store, i)) {
             if (tdm_clock_s() > until_s) return false;
@@ -382,7 +383,7 @@ static bool all_have_left(const tdm_store *store)
 }
 
 /* The node's memory goes with its last user. Where others use it longer it goes with the comm. */
-static void leave_common(tdm_store *store)
+static void leave_common(tdm_params *store)
 {
     const tdm__layout *layout = store->layout;
     if (!store->board) return;
@@ -392,7 +393,7 @@ static void leave_common(tdm_store *store)
         return;
     }
     if (!all_have_left(store)) return;
-    for (int i = 0; i < TDM__BLOCKS_MOST; i++) {
+    for (int i = 0; i < TDM__MAX_BLOCKS; i++) {
         const tdm__block *block = &store->blocks[i];
         if (block->common && !block->in_file && block->data)
             tdm_comm_shared_free(layout->comm, block->data);
@@ -400,15 +401,15 @@ static void leave_common(tdm_store *store)
     tdm_comm_shared_free(layout->comm, store->board);
 }
 
-void tdm_store_destroy(tdm_store *store)
+void tdm_params_destroy(tdm_params *store)
 {
     if (!store) return;
     for (size_t i = 0; store->pending && i < store->layout->bucket_count; i++)
         if (store->pending[i]) (void)tdm_request_wait(store->pending[i], NULL);
-    if (store->journal) tdm__journal_gathered(store->journal);
+    if (store->undo_log) tdm__undo_gather_end(store->undo_log);
     leave_common(store);
-    for (int i = 0; i < TDM__BLOCKS_MOST; i++) tdm_pages_unmap(&store->blocks[i].pages);
-    free(store->journal);
+    for (int i = 0; i < TDM__MAX_BLOCKS; i++) tdm_pages_unmap(&store->blocks[i].pages);
+    free(store->undo_log);
     free(store->clipped);
     free(store->cuts);
     free(store->leader_cuts);
@@ -420,23 +421,23 @@ void tdm_store_destroy(tdm_store *store)
 
 /* ---- what is told ---------------------------------------------------------------------------- */
 
-float *tdm_store_block(const tdm_store *store, int block)
+float *tdm_params_block(const tdm_params *store, int block)
 {
-    return block < 0 || block >= TDM__BLOCKS_MOST ? NULL : store->blocks[block].data;
+    return block < 0 || block >= TDM__MAX_BLOCKS ? NULL : store->blocks[block].data;
 }
 
-bool tdm_store_is_whole(const tdm_store *store, int block)
+bool tdm_params_is_whole(const tdm_params *store, int block)
 {
-    return block >= 0 && block < TDM__BLOCKS_MOST && store->blocks[block].data &&
+    return block >= 0 && block < TDM__MAX_BLOCKS && store->blocks[block].data &&
            store->blocks[block].whole;
 }
 
-tdm_store_info tdm_store_info_of(const tdm_store *store)
+tdm_params_info tdm_params_info_of(const tdm_params *store)
 {
     const tdm__layout *layout = store->layout;
-    tdm_store_info info = {.node_count = layout->node_count,
-                           .node_size = store->node_size,
-                           .bucket_count = layout->bucket_count};
+    tdm_params_info info = {.node_count = layout->node_count,
+                            .node_size = store->node_size,
+                            .bucket_count = layout->bucket_count};
     uint64_t whole = block_bytes(store);
     uint64_t own = whole - layout->trained_elements * sizeof(float); /* buffers */
     for (size_t i = 0; i < layout->bucket_count; i++)
@@ -444,13 +445,13 @@ tdm_store_info tdm_store_info_of(const tdm_store *store)
                tdm__cells_extent(
                    layout, tdm__layout_share(layout, tdm__layout_bucket(layout, i), layout->place))
                    .count;
-    for (int i = 0; i < TDM__BLOCKS_MOST; i++) {
+    for (int i = 0; i < TDM__MAX_BLOCKS; i++) {
         const tdm__block *block = &store->blocks[i];
         if (!block->data) continue;
         uint64_t bytes = block->whole ? whole : own;
         if (block->in_file)
             info.file_bytes += bytes;
-        else if (block->common || store->journal)
+        else if (block->common || store->undo_log)
             info.common_bytes += bytes;
         else
             info.private_bytes += bytes;
@@ -458,17 +459,17 @@ tdm_store_info tdm_store_info_of(const tdm_store *store)
     return info;
 }
 
-const tdm__layout *tdm__store_layout(const tdm_store *store)
+const tdm__layout *tdm__params_layout(const tdm_params *store)
 {
     return store->layout;
 }
 
-tdm__journal *tdm__store_journal(const tdm_store *store)
+tdm__undo_log *tdm__params_undo_log(const tdm_params *store)
 {
-    return store->journal;
+    return store->undo_log;
 }
 
-void tdm_store_remember(tdm_store *store, const void *memo, size_t bytes, uint64_t order)
+void tdm_params_snapshot_save(tdm_params *store, const void *memo, size_t bytes, uint64_t order)
 {
-    if (store->journal) tdm__journal_remember(store->journal, memo, bytes, order);
+    if (store->undo_log) tdm__undo_snapshot_save(store->undo_log, memo, bytes, order);
 }

@@ -1,5 +1,5 @@
 /*
- * control_hub_door.c: the hub's door: who comes in, who is turned away, and why.
+ * control_hub_accept.c: the hub's door: who comes in, who is turned away, and why.
  *
  * Everybody who connects is told hello, and has a few seconds to answer. Who cannot prove to know the
  * secret learns nothing but that; whose facts do not fit learns which, with both values, and so does
@@ -18,11 +18,11 @@
 #include <unistd.h>
 
 enum {
-    GUESTS_MOST = 64,
-    ACCEPT_MOST = 16,
+    MAX_GUESTS = 64,
+    MAX_ACCEPT = 16,
     ACCEPT_STARTED = 32,
-    MENTIONED_MOST = 100,
-    PROTOCOL_MOST = 1000
+    MAX_MENTIONED = 100,
+    MAX_PROTOCOL = 1000
 };
 #define STRANGER_S 5.0
 #define PAUSE_S 0.25 /* of the door, after ACCEPT_STARTED who came when nobody is missing */
@@ -30,9 +30,9 @@ enum {
     "it speaks protocol %u of the control connection, rank 0 protocol %d: run the same version of " \
     "tandem everywhere"
 
-tdm__caller *tdm__hub_greet(tdm__hub *hub, int fd, const char *address)
+tdm__hub_peer *tdm__hub_admit(tdm__hub *hub, int fd, const char *address)
 {
-    tdm__caller *caller = calloc(1, sizeof *caller);
+    tdm__hub_peer *caller = calloc(1, sizeof *caller);
     if (!caller) return NULL;
     tdm__frame hello = {.type = TDM__FRAME_HELLO, .protocol = TDM__WIRE_PROTOCOL};
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = caller};
@@ -43,7 +43,7 @@ tdm__caller *tdm__hub_greet(tdm__hub *hub, int fd, const char *address)
     }
     memcpy(hello.nonce, caller->nonce, sizeof hello.nonce);
     hello.protection = caller->protection = tdm__protection_for(hub->facts.security, fd);
-    tdm__channel_init(&caller->channel, fd, TDM__WIRE_PROVE_MOST);
+    tdm__channel_init(&caller->channel, fd, TDM__MAX_WIRE_PROVE);
     snprintf(caller->address, sizeof caller->address, "%s", address);
     caller->until_s = tdm_clock_s() + STRANGER_S;
     caller->next = hub->callers;
@@ -56,19 +56,19 @@ tdm__caller *tdm__hub_greet(tdm__hub *hub, int fd, const char *address)
 
 static void make_place(tdm__hub *hub)
 {
-    int most = GUESTS_MOST + (hub->started ? 0 : hub->facts.size - hub->here_count);
-    if (hub->guest_count < most) return;
-    tdm__caller *oldest = NULL; /* new ones are put first */
-    for (tdm__caller *at = hub->callers; at; at = at->next)
+    int max = MAX_GUESTS + (hub->started ? 0 : hub->facts.size - hub->here_count);
+    if (hub->guest_count < max) return;
+    tdm__hub_peer *oldest = NULL; /* new ones are put first */
+    for (tdm__hub_peer *at = hub->callers; at; at = at->next)
         if (at->is_guest && !at->over && !at->inner && !at->proved) oldest = at;
     if (oldest) tdm__hub_drop(hub, oldest);
 }
 
-static void turn_away(tdm__hub *hub, tdm__caller *caller, const char *why)
+static void turn_away(tdm__hub *hub, tdm__hub_peer *caller, const char *why)
 {
-    if (hub->told_of_refused < MENTIONED_MOST)
+    if (hub->told_of_refused < MAX_MENTIONED)
         tdm_log(TDM_LOG_WARN, "comm", "turned away a rank from %s: %s%s", caller->address, why,
-                ++hub->told_of_refused < MENTIONED_MOST ? "" : "; more will not be mentioned");
+                ++hub->told_of_refused < MAX_MENTIONED ? "" : "; more will not be mentioned");
     snprintf(hub->refused, sizeof hub->refused, "a rank from %s was turned away: %s",
              caller->address, why);
     tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = TDM_ERR_PEER_REFUSED};
@@ -92,7 +92,7 @@ void tdm__hub_accept(tdm__hub *hub)
         hub->door_until_s = tdm_clock_s() + PAUSE_S;
         hub->door_count = 0;
     }
-    for (int i = 0; i < ACCEPT_MOST; i++) {
+    for (int i = 0; i < MAX_ACCEPT; i++) {
         char address[96];
         int fd = tdm__socket_accept(hub->listen_fd, address, sizeof address);
         if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
@@ -107,11 +107,11 @@ void tdm__hub_accept(tdm__hub *hub)
         if (fd < 0) return; /* nobody more, or gone again */
         if (hub->started && ++hub->door_count >= ACCEPT_STARTED) {
             close_door(hub, PAUSE_S);
-            i = ACCEPT_MOST;
+            i = MAX_ACCEPT;
         }
         make_place(hub);
         bool same_user = tdm__socket_same_user(fd);
-        tdm__caller *caller = tdm__hub_greet(hub, fd, address);
+        tdm__hub_peer *caller = tdm__hub_admit(hub, fd, address);
         if (!caller)
             close(fd);
         else if (!same_user)
@@ -123,24 +123,24 @@ void tdm__hub_accept(tdm__hub *hub)
 
 void tdm__hub_missing(const tdm__hub *hub, tdm_str *out)
 {
-    enum { NAMED_MOST = 20 };
+    enum { MAX_NAMED = 20 };
     int missing = 0;
     for (int i = 0; i < hub->facts.size; i++) {
         if (hub->members[i].state == TDM__MEMBER_HERE) continue;
-        if (missing++ >= NAMED_MOST) continue;
+        if (missing++ >= MAX_NAMED) continue;
         tdm_str_addf(out, "%srank %d is missing%s", missing > 1 ? ", " : "", i,
                      hub->members[i].came_and_went ? " (it came, and ended before all were there)"
                                                    : "");
     }
-    if (missing > NAMED_MOST) tdm_str_addf(out, " and %d more", missing - NAMED_MOST);
+    if (missing > MAX_NAMED) tdm_str_addf(out, " and %d more", missing - MAX_NAMED);
 }
 
-void tdm__hub_garbage(tdm__hub *hub, tdm__caller *caller)
+void tdm__hub_garbage(tdm__hub *hub, tdm__hub_peer *caller)
 {
     uint32_t protocol = 0;
     const tdm__channel *channel = &caller->channel;
     if (tdm__wire_protocol(channel->in + channel->in_first, channel->in_count, &protocol) &&
-        protocol != TDM__WIRE_PROTOCOL && protocol < PROTOCOL_MOST) {
+        protocol != TDM__WIRE_PROTOCOL && protocol < MAX_PROTOCOL) {
         char why[160];
         snprintf(why, sizeof why, PROTOCOL_TEXT, protocol, TDM__WIRE_PROTOCOL);
         turn_away(hub, caller, why);
@@ -156,7 +156,7 @@ void tdm__hub_garbage(tdm__hub *hub, tdm__caller *caller)
 }
 
 /* Why this rank cannot come in; NULL when it can. Written to `out`. */
-static const char *find_fault(const tdm__hub *hub, const tdm__caller *caller,
+static const char *find_fault(const tdm__hub *hub, const tdm__hub_peer *caller,
                               const tdm__frame *join, char *out, size_t bytes)
 {
     const tdm__facts *facts = &hub->facts;
@@ -189,7 +189,7 @@ static const char *find_fault(const tdm__hub *hub, const tdm__caller *caller,
 }
 
 /* What a connection says first: it knows the secret, or it is turned away. */
-static void hear_proof(tdm__hub *hub, tdm__caller *caller, const tdm__frame *prove)
+static void hear_proof(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *prove)
 {
     char why[200] = "rank 0 has no memory left";
     uint8_t proof[TDM_SHA256_BYTES];
@@ -214,7 +214,7 @@ static void hear_proof(tdm__hub *hub, tdm__caller *caller, const tdm__frame *pro
         return;
     }
     caller->proved = true;
-    caller->channel.limit = TDM__WIRE_JOIN_MOST;
+    caller->channel.limit = TDM__MAX_WIRE_JOIN;
     tdm__hub_send(hub, caller, &accept);
     /* The answer goes as it is; what follows it is encrypted. */
     if (caller->over || tdm__channel_flush(&caller->channel) != TDM__CHANNEL_OK ||
@@ -225,7 +225,7 @@ static void hear_proof(tdm__hub *hub, tdm__caller *caller, const tdm__frame *pro
 }
 
 /* With certificates: a rank's must name its host, or the address that it comes from. */
-static const char *find_name_fault(const tdm__caller *caller, const tdm__frame *join, char *out,
+static const char *find_name_fault(const tdm__hub_peer *caller, const tdm__frame *join, char *out,
                                    size_t bytes)
 {
     const tdm__tls *tls = caller->channel.stream.tls;
@@ -242,7 +242,7 @@ static const char *find_name_fault(const tdm__caller *caller, const tdm__frame *
     return out;
 }
 
-void tdm__hub_stranger(tdm__hub *hub, tdm__caller *caller, const tdm__frame *frame)
+void tdm__hub_serve_unproved(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame)
 {
     if (!caller->proved && frame->type == TDM__FRAME_PROVE) {
         hear_proof(hub, caller, frame);
@@ -268,10 +268,10 @@ void tdm__hub_stranger(tdm__hub *hub, tdm__caller *caller, const tdm__frame *fra
                             .waits_for = -1};
     memcpy(member->host, frame->host, sizeof member->host);
     memcpy(member->host_name, frame->host_name, sizeof member->host_name);
-    caller->state = TDM__CALLER_MEMBER;
+    caller->state = TDM__HUB_PEER_MEMBER;
     caller->is_guest = false;
     caller->rank = (int)frame->rank;
-    caller->channel.limit = TDM__WIRE_BLOCK_MOST + 64;
+    caller->channel.limit = TDM__MAX_WIRE_BLOCK + 64;
     hub->guest_count--;
     hub->here_count++;
     tdm__hub_send(hub, caller, &welcome);

@@ -1,12 +1,12 @@
 /*
- * store_offload.c: blocks that lie in files, and how a pass over them stays within little memory.
+ * params_offload.c: blocks that lie in files, and how a pass over them stays within little memory.
  *
  * The update walks over its share in order. What it comes to is asked for in time, so that the disk
  * reads while we compute, but never more than AHEAD_CELLS of a block in advance: the share may be larger
  * than memory. What the update has left is written out and dropped from this process. All of this is
  * advice to the system: without it everything goes on, slower or larger.
  */
-#include "parallel/store_inner.h"
+#include "parallel/params_inner.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -50,24 +50,24 @@ void tdm__block_let_go(const tdm__block *block, tdm_extent what)
 }
 
 /* Asks for cells of all blocks that lie in files, as far as the update will come to them. */
-static void fetch(tdm_store *store, tdm__cells cells)
+static void fetch(tdm_params *store, tdm__cells cells)
 {
     if (cells.first < store->coming.first) cells.first = store->coming.first;
     if (cells.end > store->coming.end) cells.end = store->coming.end;
     if (cells.first >= cells.end) return;
-    for (int i = TDM_BLOCK_EMA; i < TDM__BLOCKS_MOST; i++)
+    for (int i = TDM_BLOCK_EMA; i < TDM__MAX_BLOCKS; i++)
         tdm__block_fetch(&store->blocks[i], tdm__cells_extent(store->layout, cells));
 }
 
-void tdm__store_will_update(tdm_store *store, tdm__cells cells)
+void tdm__params_will_update(tdm_params *store, tdm__cells cells)
 {
     store->coming = cells;
     fetch(store, (tdm__cells){cells.first, cells.first + AHEAD_CELLS});
 }
 
-void tdm__store_has_updated(tdm_store *store, tdm__cells cells)
+void tdm__params_has_updated(tdm_params *store, tdm__cells cells)
 {
-    for (int i = TDM_BLOCK_EMA; i < TDM__BLOCKS_MOST; i++)
+    for (int i = TDM_BLOCK_EMA; i < TDM__MAX_BLOCKS; i++)
         tdm__block_let_go(&store->blocks[i], tdm__cells_extent(store->layout, cells));
     fetch(store, (tdm__cells){cells.first + AHEAD_CELLS, cells.end + AHEAD_CELLS});
 }

@@ -1,5 +1,5 @@
 /*
- * gauge.c: asks a disk for its room, from a thread of its own, for a network file system may hang.
+ * disk_probe.c: asks a disk for its room, from a thread of its own, for a network file system may hang.
  *
  * A thread that asks such a disk cannot be waited for, nor ended. So each question has a detached thread, which
  * puts the answer where the next look finds it. While a question is out no other is asked, hence there is one
@@ -8,7 +8,7 @@
  * Invariant: `path` is the thread's while a question is out, and all else the lock's. A gauge has its owner and
  * its thread as holders, and goes with the last of them.
  */
-#include "cluster/gauge.h"
+#include "cluster/disk_probe.h"
 
 #include <tandem/base.h>
 
@@ -19,10 +19,10 @@
 #include <time.h>
 
 static const double silent_s = 10; /* without an answer */
-static const double patience_s =
+static const double silence_limit_s =
     .02; /* most disks have answered by then, and the look is up to date */
 
-struct tdm__gauge {
+struct tdm__disk_probe {
     int (*ask)(const char *path, struct statvfs *out);
     char path[4096];
     pthread_mutex_t lock;
@@ -30,12 +30,12 @@ struct tdm__gauge {
     int holders;
     bool is_out;    /* a question */
     double since_s; /* it is */
-    tdm__disk_room room;
+    tdm__disk_space room;
 };
 
-tdm__gauge *tdm__gauge_create(int (*ask)(const char *path, struct statvfs *out))
+tdm__disk_probe *tdm__disk_probe_create(int (*ask)(const char *path, struct statvfs *out))
 {
-    tdm__gauge *g = calloc(1, sizeof *g);
+    tdm__disk_probe *g = calloc(1, sizeof *g);
     pthread_condattr_t monotonic;
     if (!g) return NULL;
     g->ask = ask;
@@ -49,7 +49,7 @@ tdm__gauge *tdm__gauge_create(int (*ask)(const char *path, struct statvfs *out))
 }
 
 /* With the lock held, which it lets go of. */
-static void let_go(tdm__gauge *g)
+static void let_go(tdm__disk_probe *g)
 {
     bool is_last = --g->holders == 0;
     pthread_mutex_unlock(&g->lock);
@@ -59,7 +59,7 @@ static void let_go(tdm__gauge *g)
     free(g);
 }
 
-void tdm__gauge_release(tdm__gauge *g)
+void tdm__disk_probe_release(tdm__disk_probe *g)
 {
     if (!g) return;
     pthread_mutex_lock(&g->lock);
@@ -68,9 +68,9 @@ void tdm__gauge_release(tdm__gauge *g)
 
 static void *ask_disk(void *user)
 {
-    tdm__gauge *g = user;
+    tdm__disk_probe *g = user;
     struct statvfs disk;
-    tdm__disk_room room = {0};
+    tdm__disk_space room = {0};
     if (g->ask(g->path, &disk) == 0) { /* otherwise this host does not see it */
         room.free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
         room.bytes = (uint64_t)disk.f_blocks * disk.f_frsize;
@@ -84,7 +84,7 @@ static void *ask_disk(void *user)
 }
 
 /* Signals are for the threads that were there before. */
-static bool start_thread(tdm__gauge *g)
+static bool start_thread(tdm__disk_probe *g)
 {
     sigset_t all, before;
     pthread_t thread;
@@ -97,7 +97,7 @@ static bool start_thread(tdm__gauge *g)
 }
 
 /* With the lock held. */
-static void put_question(tdm__gauge *g, const char *path, double now_s)
+static void put_question(tdm__disk_probe *g, const char *path, double now_s)
 {
     snprintf(g->path, sizeof g->path, "%s", path);
     g->since_s = now_s;
@@ -106,19 +106,19 @@ static void put_question(tdm__gauge *g, const char *path, double now_s)
     if (!start_thread(g)) {
         g->holders--;
         g->is_out = false;
-        g->room = (tdm__disk_room){0};
+        g->room = (tdm__disk_space){0};
     }
-    double until_s = tdm_clock_s() + patience_s;
+    double until_s = tdm_clock_s() + silence_limit_s;
     struct timespec until = {.tv_sec = (time_t)until_s,
                              .tv_nsec = (long)((until_s - (double)(time_t)until_s) * 1e9)};
     while (g->is_out && pthread_cond_timedwait(&g->answered, &g->lock, &until) == 0) continue;
 }
 
-void tdm__gauge_look(tdm__gauge *g, const char *path, double now_s, tdm__disk_room *out)
+void tdm__disk_probe_read(tdm__disk_probe *g, const char *path, double now_s, tdm__disk_space *out)
 {
     pthread_mutex_lock(&g->lock);
     if (!g->is_out) put_question(g, path, now_s);
     *out = g->room;
-    if (g->is_out && now_s - g->since_s > silent_s) *out = (tdm__disk_room){.is_silent = true};
+    if (g->is_out && now_s - g->since_s > silent_s) *out = (tdm__disk_space){.is_silent = true};
     pthread_mutex_unlock(&g->lock);
 }

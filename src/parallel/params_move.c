@@ -1,5 +1,5 @@
 /*
- * store_move.c: numbers in and out of a store, through rank 0.
+ * params_move.c: numbers in and out of a store, through rank 0.
  *
  * A whole block is read where rank 0 has it, and written in one broadcast to the leaders of the nodes.
  * Of a block that is shared out, each bucket is gathered from, or scattered to, the ranks that have a
@@ -9,17 +9,17 @@
  * Ranks agree on what they move because all of them call with the same range. A range outside of the block
  * is refused by all alike, before anything moves.
  */
-#include "parallel/store_inner.h"
+#include "parallel/params_inner.h"
 
 #include <math.h>
 #include <string.h>
 
 /* ---- ranges ---------------------------------------------------------------------------------- */
 
-static tdm_status find(const tdm_store *store, int block, size_t first, size_t count,
+static tdm_status find(const tdm_params *store, int block, size_t first, size_t count,
                        const tdm__block **out, tdm_error *err)
 {
-    if (block < 0 || block >= TDM__BLOCKS_MOST || !store->blocks[block].data)
+    if (block < 0 || block >= TDM__MAX_BLOCKS || !store->blocks[block].data)
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "the store has no block %d", block);
     if (first > store->layout->elements || count > store->layout->elements - first)
         return tdm_fail(err, TDM_ERR_RANGE,
@@ -30,7 +30,7 @@ static tdm_status find(const tdm_store *store, int block, size_t first, size_t c
 }
 
 /* The part of a range that lies in a bucket; the bucket's cuts, clipped to it and counted from it. */
-static tdm_extent clip(tdm_store *store, size_t bucket, size_t first, size_t count)
+static tdm_extent clip(tdm_params *store, size_t bucket, size_t first, size_t count)
 {
     const tdm__layout *layout = store->layout;
     tdm__cells cells = tdm__layout_bucket(layout, bucket);
@@ -48,7 +48,7 @@ static tdm_extent clip(tdm_store *store, size_t bucket, size_t first, size_t cou
 }
 
 /* Of [first, first + count), what lies behind the trained elements. */
-static tdm_extent behind(const tdm_store *store, size_t first, size_t count)
+static tdm_extent behind(const tdm_params *store, size_t first, size_t count)
 {
     size_t trained = store->layout->trained_elements;
     size_t begin = first > trained ? first : trained;
@@ -57,7 +57,7 @@ static tdm_extent behind(const tdm_store *store, size_t first, size_t count)
 
 /* ---- reading and writing --------------------------------------------------------------------- */
 
-static tdm_status gather(tdm_store *store, const tdm__block *block, size_t first, size_t count,
+static tdm_status gather(tdm_params *store, const tdm__block *block, size_t first, size_t count,
                          float *out, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
@@ -81,20 +81,20 @@ static tdm_status gather(tdm_store *store, const tdm__block *block, size_t first
     return TDM_OK;
 }
 
-tdm_status tdm_store_read(tdm_store *store, int block, size_t first, size_t count, float *out,
-                          tdm_error *err)
+tdm_status tdm_params_read(tdm_params *store, int block, size_t first, size_t count, float *out,
+                           tdm_error *err)
 {
     const tdm__block *b = NULL;
     TDM_TRY(find(store, block, first, count, &b, err));
     if (!b->whole) return gather(store, b, first, count, out, err);
     if (!out || count == 0) return TDM_OK;
-    if (block == TDM_BLOCK_PARAMS) TDM_TRY(tdm__store_await_all(store, err));
+    if (block == TDM_BLOCK_PARAMS) TDM_TRY(tdm__params_await_all(store, err));
     memcpy(out, b->data + first, count * sizeof(float));
     tdm__block_let_go(b, (tdm_extent){first, count});
     return TDM_OK;
 }
 
-static tdm_status scatter(tdm_store *store, const tdm__block *block, size_t first, size_t count,
+static tdm_status scatter(tdm_params *store, const tdm__block *block, size_t first, size_t count,
                           const float *in, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
@@ -119,11 +119,11 @@ static tdm_status scatter(tdm_store *store, const tdm__block *block, size_t firs
     return tdm_group_broadcast(layout->world, to, rest.count, TDM_DTYPE_F32, 0, err);
 }
 
-static tdm_status write_whole(tdm_store *store, const tdm__block *b, size_t first, size_t count,
+static tdm_status write_whole(tdm_params *store, const tdm__block *b, size_t first, size_t count,
                               const float *in, tdm_error *err)
 {
     if (b == &store->blocks[TDM_BLOCK_PARAMS] && store->leads)
-        TDM_TRY(tdm__store_await_all(store, err));
+        TDM_TRY(tdm__params_await_all(store, err));
     if (in) memcpy(b->data + first, in, count * sizeof(float));
     tdm_group *leaders = store->layout->leaders;
     if (leaders)
@@ -132,22 +132,22 @@ static tdm_status write_whole(tdm_store *store, const tdm__block *b, size_t firs
     return TDM_OK;
 }
 
-tdm_status tdm_store_write(tdm_store *store, int block, size_t first, size_t count, const float *in,
-                           tdm_error *err)
+tdm_status tdm_params_write(tdm_params *store, int block, size_t first, size_t count,
+                            const float *in, tdm_error *err)
 {
     const tdm__block *b = NULL;
     TDM_TRY(find(store, block, first, count, &b, err));
     if (count == 0) return TDM_OK;
-    if (store->journal) TDM_TRY(tdm__journal_enter(store->journal, err));
+    if (store->undo_log) TDM_TRY(tdm__undo_write_begin(store->undo_log, err));
     tdm_status status = b->whole ? write_whole(store, b, first, count, in, err)
                                  : scatter(store, b, first, count, in, err);
-    if (store->journal) tdm__journal_leave(store->journal);
+    if (store->undo_log) tdm__undo_write_end(store->undo_log);
     return status;
 }
 
-tdm_status tdm_store_settle(tdm_store *store, tdm_error *err)
+tdm_status tdm_params_settle(tdm_params *store, tdm_error *err)
 {
-    TDM_TRY(tdm__store_await_all(store, err));
+    TDM_TRY(tdm__params_await_all(store, err));
     store->version++;
     return store->layout->world ? tdm_group_barrier(store->layout->world, err) : TDM_OK;
 }
@@ -163,7 +163,7 @@ static size_t first_bad(const tdm__block *block, tdm_extent where)
     return SIZE_MAX;
 }
 
-tdm_status tdm_store_find_bad(tdm_store *store, int block, size_t *out, tdm_error *err)
+tdm_status tdm_params_find_bad(tdm_params *store, int block, size_t *out, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
     const tdm__block *b = NULL;
@@ -174,10 +174,10 @@ tdm_status tdm_store_find_bad(tdm_store *store, int block, size_t *out, tdm_erro
         found = first_bad(b, tdm__cells_extent(layout, share));
     }
     if (found == SIZE_MAX) found = first_bad(b, behind(store, 0, layout->elements));
-    int64_t least = found > INT64_MAX ? INT64_MAX : (int64_t)found;
+    int64_t min = found > INT64_MAX ? INT64_MAX : (int64_t)found;
     if (layout->world)
-        TDM_TRY(tdm_group_all_reduce(layout->world, &least, &least, 1, TDM_DTYPE_I64,
-                                     TDM_REDUCE_MIN, err));
-    *out = least == INT64_MAX ? SIZE_MAX : (size_t)least;
+        TDM_TRY(
+            tdm_group_all_reduce(layout->world, &min, &min, 1, TDM_DTYPE_I64, TDM_REDUCE_MIN, err));
+    *out = min == INT64_MAX ? SIZE_MAX : (size_t)min;
     return TDM_OK;
 }

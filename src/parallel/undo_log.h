@@ -1,5 +1,5 @@
 /*
- * desk.h: what a node's vault says about the state in it.
+ * undo_log.h: what a node's vault says about the state in it.
  *
  * With a vault (os.h) the blocks of a store outlive the processes that update them. The desk, a region
  * beside them, says how far they are, so that whoever comes next can go on: after which step the state is;
@@ -28,7 +28,7 @@
 
 #include <stdatomic.h>
 
-enum { TDM__SLOTS_MOST = 512, TDM__DESK_BLOCKS = 2 + TDM_OPTIM_MAX_STATES };
+enum { TDM__UNDO_MAX_SLOTS = 512, TDM__UNDO_BLOCKS = 2 + TDM_OPTIM_MAX_STATES };
 
 /* How the sums of a step lie in the vault. */
 typedef enum tdm__sums_kind {
@@ -44,26 +44,26 @@ typedef struct tdm__begun {
     int64_t batch;
     double lr, grad_norm, loss;
     uint64_t tally;
-    uint32_t wishes;
+    uint32_t requests;
     uint32_t reserved;
 } tdm__begun;
 
-typedef struct tdm__memo {
+typedef struct tdm__undo_snapshot {
     uint64_t order; /* later ones are larger; 0: none */
     uint64_t bytes;
-    unsigned char data[TDM_MEMO_BYTES];
-} tdm__memo;
+    unsigned char data[TDM_SNAPSHOT_BYTES];
+} tdm__undo_snapshot;
 
-typedef struct tdm__slot {
+typedef struct tdm__undo_slot {
     _Atomic uint32_t inside;    /* the epoch of the writing section it is in; 0: none */
     _Atomic uint32_t gathering; /* the same while parameters from other nodes are on their way */
     _Atomic int32_t process;    /* 0: nobody yet */
     _Atomic uint64_t started;   /* when that process did, which tells it from a later one */
     _Atomic uint64_t began;     /* `begun` holds: its step + 1; 0: none */
     tdm__begun begun;
-    _Atomic uint32_t memo_turn; /* which of the two holds */
-    tdm__memo memos[2];
-} tdm__slot;
+    _Atomic uint32_t snapshot_turn; /* which of the two holds */
+    tdm__undo_snapshot snapshots[2];
+} tdm__undo_slot;
 
 typedef struct tdm__mark {
     _Atomic uint64_t
@@ -75,96 +75,97 @@ typedef struct tdm__mark {
 } tdm__mark;
 
 /* In the vault. */
-typedef struct tdm__desk {
+typedef struct tdm__undo_header {
     _Atomic uint32_t epoch; /* that may write */
     _Atomic uint64_t state; /* the blocks are those after so many steps, + 1; 0: they are nothing */
     _Atomic uint64_t last_update; /* step + 1 of the last step that changed them */
     _Atomic uint32_t lineage;     /* the epoch that began with them here */
-    tdm__slot slots[TDM__SLOTS_MOST];
-} tdm__desk;
+    tdm__undo_slot slots[TDM__UNDO_MAX_SLOTS];
+} tdm__undo_header;
 
-typedef enum tdm__journal_kind {
-    TDM__JOURNAL_UPDATE = 1,
-    TDM__JOURNAL_APPLY = 2,
-    TDM__JOURNAL_STATISTIC = 3 /* index: see tdm__statistic_visit */
-} tdm__journal_kind;
+typedef enum tdm__undo_kind {
+    TDM__UNDO_UPDATE = 1,
+    TDM__UNDO_APPLY = 2,
+    TDM__UNDO_STATISTIC = 3 /* index: see tdm__statistic_visit */
+} tdm__undo_kind;
 
 /* Of one thread of a slot, in the vault. */
-typedef struct tdm__undo {
+typedef struct tdm__undo_record {
     _Atomic uint64_t active; /* 0: nothing is torn; else kind */
     uint64_t index, begin, count;
     uint64_t grad_place; /* in the vault; UINT64_MAX: not there */
     float grad[TDM_OPTIM_PIECE_ELEMENTS];
-    float blocks[TDM__DESK_BLOCKS][TDM_OPTIM_PIECE_ELEMENTS];
-} tdm__undo;
+    float blocks[TDM__UNDO_BLOCKS][TDM_OPTIM_PIECE_ELEMENTS];
+} tdm__undo_record;
 
 /* This process's hold on them. */
-typedef struct tdm__journal {
-    tdm_vault *vault;
+typedef struct tdm__undo_log {
+    tdm_shm *shm;
     int slot;
     uint32_t epoch;
     int thread_count;
     bool tested; /* tests may kill this process at some point: see tdm_os_test_point */
-    tdm__desk *desk;
+    tdm__undo_header *undo_header;
     size_t piece_count, cell_count;
     tdm__mark *marks;                /* piece_count */
     tdm__mark *cells;                /* cell_count: the same for stretches of statistics */
-    tdm__undo *undo;                 /* thread_count, of this slot */
-    float *blocks[TDM__DESK_BLOCKS]; /* of the store; NULL: there is none */
-} tdm__journal;
+    tdm__undo_record *undo;          /* thread_count, of this slot */
+    float *blocks[TDM__UNDO_BLOCKS]; /* of the store; NULL: there is none */
+} tdm__undo_log;
 
 /* What is stored before this is stored before what is stored after it, as far as the compiler goes. That is
  * enough here: a process that is killed has done all up to some instruction and nothing behind it, and who
  * reads what it left has first heard from the system that it is gone. Needed where plain stores follow an
  * atomic one that they must not overtake; the other way round the atomic store itself sees to it. */
-static inline void tdm__desk_in_order(void)
+static inline void tdm__undo_barrier(void)
 {
     atomic_signal_fence(memory_order_seq_cst);
 }
 
 /* Takes the regions; `blocks` are the caller's to fill in. */
-tdm_status tdm__journal_open_desk(tdm__journal *journal, size_t piece_count, size_t cell_count,
-                                  tdm_error *err);
+tdm_status tdm__undo_log_open(tdm__undo_log *undo_log, size_t piece_count, size_t cell_count,
+                              tdm_error *err);
 /* The undo records of a slot; NULL: it never had any. An error is none of that: it may have. */
-tdm_status tdm__journal_undo_of(const tdm__journal *journal, int slot, tdm__undo **out,
+tdm_status tdm__undo_records_of(const tdm__undo_log *undo_log, int slot, tdm__undo_record **out,
                                 tdm_error *err);
 
 /* A writing section. TDM_ERR_PEER_FENCED: another epoch counts. */
-tdm_status tdm__journal_enter(tdm__journal *journal, tdm_error *err);
-void tdm__journal_leave(tdm__journal *journal);
+tdm_status tdm__undo_write_begin(tdm__undo_log *undo_log, tdm_error *err);
+void tdm__undo_write_end(tdm__undo_log *undo_log);
 /* What others send may be written at any time from now on; no longer. TDM_ERR_PEER_FENCED from the first, and
  * nothing may be: another epoch counts. */
-tdm_status tdm__journal_gather(tdm__journal *journal, tdm_error *err);
-void tdm__journal_gathered(tdm__journal *journal);
+tdm_status tdm__undo_gather_begin(tdm__undo_log *undo_log, tdm_error *err);
+void tdm__undo_gather_end(tdm__undo_log *undo_log);
 /* This rank is about to update, with these numbers. Inside of a writing section. */
-void tdm__journal_begin(tdm__journal *journal, const tdm__begun *begun);
+void tdm__undo_step_begin(tdm__undo_log *undo_log, const tdm__begun *begun);
 /* Around the change of a piece, or of a stretch of a cell's statistics. `step` is the one in progress. */
-void tdm__journal_open(tdm__journal *journal, int thread, tdm__journal_kind kind, size_t index,
-                       size_t begin, size_t count, const float *grad);
-void tdm__journal_close(tdm__journal *journal, int thread, tdm__journal_kind kind, size_t index,
-                        uint64_t step);
+void tdm__undo_record_begin(tdm__undo_log *undo_log, int thread, tdm__undo_kind kind, size_t index,
+                            size_t begin, size_t count, const float *grad);
+void tdm__undo_record_commit(tdm__undo_log *undo_log, int thread, tdm__undo_kind kind, size_t index,
+                             uint64_t step);
 /* Whether that was done in this step already. */
-bool tdm__journal_is_done(const tdm__journal *journal, tdm__journal_kind kind, size_t index,
-                          uint64_t step);
+bool tdm__undo_is_done(const tdm__undo_log *undo_log, tdm__undo_kind kind, size_t index,
+                       uint64_t step);
 /* The step is over: the state is that after step + 1 steps. Inside of a writing section. */
-void tdm__journal_finish(tdm__journal *journal, uint64_t step, bool changed);
+void tdm__undo_step_finish(tdm__undo_log *undo_log, uint64_t step, bool changed);
 /* Makes whole what a slot's process left torn. Inside of a writing section. */
-tdm_status tdm__journal_mend(tdm__journal *journal, int slot, uint64_t step, tdm_error *err);
+tdm_status tdm__undo_rollback(tdm__undo_log *undo_log, int slot, uint64_t step, tdm_error *err);
 /* Remembers, unless another epoch counts. */
-void tdm__journal_remember(tdm__journal *journal, const void *memo, size_t bytes, uint64_t order);
+void tdm__undo_snapshot_save(tdm__undo_log *undo_log, const void *memo, size_t bytes,
+                             uint64_t order);
 /* The latest memo of all slots of this node; order 0: there is none. */
-void tdm__journal_recall(const tdm__journal *journal, tdm__memo *out);
+void tdm__undo_snapshot_load(const tdm__undo_log *undo_log, tdm__undo_snapshot *out);
 /* The first rank of a node, once all ranks of the epoch are in it: from now on only they may write. Kills
  * who is inside of a section and not one of these processes, which are the epoch's ranks here. */
-tdm_status tdm__journal_fence(tdm__journal *journal, const int64_t *processes, int count,
-                              tdm_error *err);
+tdm_status tdm__undo_fence(tdm__undo_log *undo_log, const int64_t *processes, int count,
+                           tdm_error *err);
 /* Here a test may kill this process, which counts as rank by its slot. `step` is the one in progress. */
-void tdm__journal_point(const tdm__journal *journal, const char *phase, uint64_t step,
-                        uint64_t part);
+void tdm__undo_test_point(const tdm__undo_log *undo_log, const char *phase, uint64_t step,
+                          uint64_t part);
 /* This process can be found by its slot from now on, so that it is killed, too, should it be stopped while it
  * mends; what its forerunner left there stays. Before a fence. */
-tdm_status tdm__journal_arrive(tdm__journal *journal, tdm_error *err);
+tdm_status tdm__undo_slot_register(tdm__undo_log *undo_log, tdm_error *err);
 /* This process takes its slot; what its forerunner left there is forgotten. */
-void tdm__journal_sit_down(tdm__journal *journal);
+void tdm__undo_slot_claim(tdm__undo_log *undo_log);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * recover_carry.c: pieces of the state travel from nodes that hold them to nodes that need them.
+ * recover_reshard.c: pieces of the state travel from nodes that hold them to nodes that need them.
  *
  * Items are the optimiser's pieces, then the stretches of statistics. A node holds an item when its mark
  * says that the last update has reached it here; it then has all blocks of it. It needs the states of those
@@ -22,8 +22,8 @@ typedef struct item {
     tdm__mark *mark;
 } item;
 
-typedef struct carrier {
-    tdm_store *store;
+typedef struct resharder {
+    tdm_params *store;
     size_t item_count;
     item *items;
     uint8_t *held; /* node_count x item_count */
@@ -31,23 +31,23 @@ typedef struct carrier {
     float *window;
     int source; /* of what every node must have: the lowest that was in reach */
     uint64_t mark;
-} carrier;
+} resharder;
 
 /* ---- items ----------------------------------------------------------------------------------- */
 
 static void add_statistic(void *user, const tdm_param_info *p, size_t index, size_t begin,
                           size_t count)
 {
-    carrier *c = user;
+    resharder *c = user;
     (void)p;
     (void)index;
-    c->items[c->item_count] = (item){begin, count, &c->store->journal->cells[index]};
+    c->items[c->item_count] = (item){begin, count, &c->store->undo_log->cells[index]};
     c->item_count++;
 }
 
-static void list_items(carrier *c)
+static void list_items(resharder *c)
 {
-    const tdm__journal *j = c->store->journal;
+    const tdm__undo_log *j = c->store->undo_log;
     for (size_t i = 0; i < j->piece_count; i++) {
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(c->store->optimiser, i);
         c->items[c->item_count++] = (item){piece->begin, piece->count, &j->marks[i]};
@@ -69,14 +69,14 @@ static int owner_of(const tdm__layout *l, size_t cell)
     return 0;
 }
 
-static tdm_status prepare(carrier *c, tdm_error *err)
+static tdm_status prepare(resharder *c, tdm_error *err)
 {
     const tdm__layout *l = c->store->layout;
-    const tdm__journal *j = c->store->journal;
-    size_t most = j->piece_count + j->cell_count + 1;
-    c->items = calloc(most, sizeof *c->items);
-    c->held = calloc(most * (size_t)l->node_count, 1);
-    c->owner = calloc(most, sizeof *c->owner);
+    const tdm__undo_log *j = c->store->undo_log;
+    size_t max = j->piece_count + j->cell_count + 1;
+    c->items = calloc(max, sizeof *c->items);
+    c->held = calloc(max * (size_t)l->node_count, 1);
+    c->owner = calloc(max, sizeof *c->owner);
     c->window = malloc(WINDOW * sizeof(float));
     if (!c->items || !c->held || !c->owner || !c->window)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
@@ -87,7 +87,7 @@ static tdm_status prepare(carrier *c, tdm_error *err)
     return TDM_OK;
 }
 
-static void release(carrier *c)
+static void release(resharder *c)
 {
     free(c->items);
     free(c->held);
@@ -97,31 +97,31 @@ static void release(carrier *c)
 
 /* ---- who needs what -------------------------------------------------------------------------- */
 
-static bool is_held(const carrier *c, int node, size_t i)
+static bool is_held(const resharder *c, int node, size_t i)
 {
     return c->held[(size_t)node * c->item_count + i] != 0;
 }
 
-static bool needs_states(const carrier *c, int node, size_t i)
+static bool needs_states(const resharder *c, int node, size_t i)
 {
     return c->owner[i] < 0 || c->owner[i] == node;
 }
 
 /* Whether a node needs block `b` of an item that it does not hold. */
-static bool needs(const carrier *c, int node, size_t i, int b)
+static bool needs(const resharder *c, int node, size_t i, int b)
 {
     if (is_held(c, node, i)) return false;
     return c->store->blocks[b].whole || needs_states(c, node, i);
 }
 
-static int source_of(const carrier *c, size_t i)
+static int source_of(const resharder *c, size_t i)
 {
     for (int node = 0; node < c->store->layout->node_count; node++)
         if (is_held(c, node, i)) return node;
     return -1;
 }
 
-static bool anybody_needs(const carrier *c, size_t i, int b)
+static bool anybody_needs(const resharder *c, size_t i, int b)
 {
     for (int node = 0; node < c->store->layout->node_count; node++)
         if (needs(c, node, i, b)) return true;
@@ -131,7 +131,7 @@ static bool anybody_needs(const carrier *c, size_t i, int b)
 /* ---- moving ---------------------------------------------------------------------------------- */
 
 /* Items [first, end) of block `b`, which lie close together, from one node to all. */
-static tdm_status move(carrier *c, size_t first, size_t end, int source, int b, tdm_error *err)
+static tdm_status move(resharder *c, size_t first, size_t end, int source, int b, tdm_error *err)
 {
     const tdm__layout *l = c->store->layout;
     float *block = c->store->blocks[b].data;
@@ -146,7 +146,7 @@ static tdm_status move(carrier *c, size_t first, size_t end, int source, int b, 
     return TDM_OK;
 }
 
-static tdm_status move_block(carrier *c, int b, tdm_error *err)
+static tdm_status move_block(resharder *c, int b, tdm_error *err)
 {
     for (size_t i = 0, end; i < c->item_count; i = end) {
         end = i + 1;
@@ -162,7 +162,7 @@ static tdm_status move_block(carrier *c, int b, tdm_error *err)
 }
 
 /* Buffers, behind all that is trained. */
-static tdm_status move_rest(const carrier *c, tdm_error *err)
+static tdm_status move_rest(const resharder *c, tdm_error *err)
 {
     const tdm__layout *l = c->store->layout;
     float *block = c->store->blocks[TDM_BLOCK_PARAMS].data;
@@ -175,37 +175,37 @@ static tdm_status move_rest(const carrier *c, tdm_error *err)
 
 /* What is about to be overwritten here holds nothing, until all of it has come: this node may be of an
  * earlier step, at which it would be believed, should the others be lost meanwhile. */
-static void forget(const carrier *c)
+static void forget(const resharder *c)
 {
     for (size_t i = 0; i < c->item_count; i++) {
         if (is_held(c, c->store->layout->node, i)) continue;
         atomic_store(&c->items[i].mark->updated, 0);
         atomic_store(&c->items[i].mark->applied, 0);
     }
-    tdm__desk_in_order();
+    tdm__undo_barrier();
 }
 
-static tdm_status carry(carrier *c, tdm_error *err)
+static tdm_status reshard(resharder *c, tdm_error *err)
 {
     const tdm__layout *l = c->store->layout;
-    TDM_TRY(tdm__journal_enter(c->store->journal, err));
+    TDM_TRY(tdm__undo_write_begin(c->store->undo_log, err));
     forget(c);
     tdm_status status = move_rest(c, err);
-    for (int b = 0; b < TDM__BLOCKS_MOST && status == TDM_OK; b++) {
+    for (int b = 0; b < TDM__MAX_BLOCKS && status == TDM_OK; b++) {
         if (c->store->blocks[b].data) status = move_block(c, b, err);
-        tdm__journal_point(c->store->journal, "carry", 0, (uint64_t)b);
+        tdm__undo_test_point(c->store->undo_log, "carry", 0, (uint64_t)b);
     }
     for (size_t i = 0; i < c->item_count && status == TDM_OK; i++) {
         bool mine = is_held(c, l->node, i) || needs_states(c, l->node, i);
         atomic_store(&c->items[i].mark->updated, mine ? c->mark : 0);
         atomic_store(&c->items[i].mark->applied, mine ? c->mark : 0);
     }
-    tdm__journal_leave(c->store->journal);
+    tdm__undo_write_end(c->store->undo_log);
     return status;
 }
 
 /* What this node holds, then what all do. */
-static tdm_status compare(carrier *c, bool here, tdm_error *err)
+static tdm_status compare(resharder *c, bool here, tdm_error *err)
 {
     const tdm__layout *l = c->store->layout;
     uint8_t *own = c->held + (size_t)l->node * c->item_count;
@@ -216,23 +216,23 @@ static tdm_status compare(carrier *c, bool here, tdm_error *err)
                                 TDM_DTYPE_U8, err);
 }
 
-static tdm_status lead(carrier *c, bool here, bool *found, tdm_error *err)
+static tdm_status lead(resharder *c, bool here, bool *found, tdm_error *err)
 {
     TDM_TRY(compare(c, here, err));
     *found = true;
     for (size_t i = 0; i < c->item_count && *found; i++) *found = source_of(c, i) >= 0;
-    return *found && c->store->layout->leaders ? carry(c, err) : TDM_OK;
+    return *found && c->store->layout->leaders ? reshard(c, err) : TDM_OK;
 }
 
-tdm_status tdm__recover_carry(tdm_store *store, const tdm__standing *all, const tdm__goal *goal,
-                              bool *found, tdm_error *err)
+tdm_status tdm__recover_reshard(tdm_params *store, const tdm__standing *all, const tdm__goal *goal,
+                                bool *found, tdm_error *err)
 {
     const tdm__layout *l = store->layout;
-    carrier c = {.store = store, .mark = goal->changed + 1, .source = -1};
+    resharder c = {.store = store, .mark = goal->changed + 1, .source = -1};
     for (int i = l->size - 1; i >= 0; i--)
         if (tdm__goal_in_reach(goal, &all[i])) c.source = l->node_of_place[i];
     bool here = tdm__goal_in_reach(goal, &all[l->place]);
-    tdm_status status = tdm__store_agree(store, prepare(&c, err), err);
+    tdm_status status = tdm__params_agree(store, prepare(&c, err), err);
     uint8_t ok = 0;
     if (status == TDM_OK && store->leads) {
         bool good = false;
@@ -240,7 +240,7 @@ tdm_status tdm__recover_carry(tdm_store *store, const tdm__standing *all, const 
         ok = good;
     }
     release(&c);
-    TDM_TRY(tdm__store_agree(store, status, err));
+    TDM_TRY(tdm__params_agree(store, status, err));
     if (l->world) TDM_TRY(tdm_group_broadcast(l->world, &ok, 1, TDM_DTYPE_U8, 0, err));
     *found = ok != 0;
     return TDM_OK;
@@ -249,24 +249,24 @@ tdm_status tdm__recover_carry(tdm_store *store, const tdm__standing *all, const 
 static void mark_statistic(void *user, const tdm_param_info *p, size_t index, size_t begin,
                            size_t count)
 {
-    const carrier *c = user;
+    const resharder *c = user;
     (void)p;
     (void)count;
     const tdm__layout *l = c->store->layout;
     bool mine = l->common || l->node_count == 1 || owner_of(l, begin / TDM__CELL) == l->node;
-    atomic_store(&c->store->journal->cells[index].updated, mine ? c->mark : 0);
+    atomic_store(&c->store->undo_log->cells[index].updated, mine ? c->mark : 0);
 }
 
-void tdm__recover_mark_all(tdm_store *store, uint64_t steps)
+void tdm__recover_mark_all(tdm_params *store, uint64_t steps)
 {
     const tdm__layout *l = store->layout;
-    carrier c = {.store = store, .mark = steps + 1};
+    resharder c = {.store = store, .mark = steps + 1};
     bool all = l->common || l->node_count == 1;
-    for (size_t i = 0; i < store->journal->piece_count; i++) {
+    for (size_t i = 0; i < store->undo_log->piece_count; i++) {
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(store->optimiser, i);
         bool mine = all || owner_of(l, piece->begin / TDM__CELL) == l->node;
-        atomic_store(&store->journal->marks[i].updated, mine ? c.mark : 0);
-        atomic_store(&store->journal->marks[i].applied, mine ? c.mark : 0);
+        atomic_store(&store->undo_log->marks[i].updated, mine ? c.mark : 0);
+        atomic_store(&store->undo_log->marks[i].applied, mine ? c.mark : 0);
     }
     tdm__statistic_visit(store->graph, (tdm__cells){0, l->trained_cells}, mark_statistic, &c);
 }

@@ -1,18 +1,18 @@
 /*
- * feed.c: parameters for plans, there when a step reads them.
+ * prefetch.c: parameters for plans, there when a step reads them.
  *
  * Where the block is whole a feed has nothing to bring; it waits for what publish is still bringing, and
  * at the end of a run for all of it, so that the next update finds nothing under way.
  *
  * Where the block is shared out a feed has memory of its own: slots for a few buckets, and address space
- * for the whole block that is laid over them (feed_schedule.h says how). A bucket is gathered from all
+ * for the whole block that is laid over them (prefetch_schedule.h says how). A bucket is gathered from all
  * ranks' shares into its slot in the background, one phase ahead of its use; what a slot holds is used
  * again as long as the store's version stays the same. Gathers have a group of their own, so their order
  * relative to a rank's other calls does not matter; among themselves it is that of the phases, the same on
  * every rank, also on those that only pass. Nothing is allocated after creation.
  */
-#include "parallel/feed_schedule.h"
-#include "parallel/store_inner.h"
+#include "parallel/params_inner.h"
+#include "parallel/prefetch_schedule.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,13 +24,13 @@ typedef struct slot {
     size_t *cuts;         /* of the gather: size + 1 */
 } slot;
 
-struct tdm_feed {
-    tdm_store *store;
+struct tdm_prefetch {
+    tdm_params *store;
     const tdm__block *block;
     bool is_gathered;
     bool follows; /* the block is whole, and publish may be bringing it */
     tdm_plan **plans;
-    tdm__feed_schedule *schedules; /* one for each plan */
+    tdm__prefetch_schedule *schedules; /* one for each plan */
     int plan_count;
     int plan; /* that runs */
     /* Where it is gathered: */
@@ -53,7 +53,7 @@ typedef struct stretch_plan {
     size_t page, bytes, tail, slot_bytes;
 } stretch_plan;
 
-static stretch_plan plan_stretches(const tdm_feed *feed)
+static stretch_plan plan_stretches(const tdm_prefetch *feed)
 {
     const tdm__layout *layout = feed->store->layout;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -68,7 +68,7 @@ static stretch_plan plan_stretches(const tdm_feed *feed)
     return s;
 }
 
-static tdm_status lay(tdm_feed *feed, tdm_error *err)
+static tdm_status lay(tdm_prefetch *feed, tdm_error *err)
 {
     const tdm__layout *layout = feed->store->layout;
     stretch_plan s = plan_stretches(feed);
@@ -88,14 +88,14 @@ static tdm_status lay(tdm_feed *feed, tdm_error *err)
     return tdm_overlay_lay(&feed->overlay, s.tail, s.bytes - s.tail, slots, err);
 }
 
-static tdm_status make_slots(tdm_feed *feed, tdm_error *err)
+static tdm_status make_slots(tdm_prefetch *feed, tdm_error *err)
 {
     const tdm__layout *layout = feed->store->layout;
     size_t size = (size_t)layout->size + 1;
     feed->slot_of = calloc(layout->bucket_count + 1, sizeof *feed->slot_of);
     if (!feed->slot_of) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a feed");
-    feed->slot_count = tdm__feed_slots(&feed->schedules[0].phases, layout->bucket_count,
-                                       feed->slot_of);
+    feed->slot_count = tdm__prefetch_slots(&feed->schedules[0].phases, layout->bucket_count,
+                                           feed->slot_of);
     feed->slots = calloc(feed->slot_count + 1, sizeof *feed->slots);
     feed->cuts = calloc((feed->slot_count + 1) * size, sizeof *feed->cuts);
     if (!feed->slots || !feed->cuts)
@@ -107,7 +107,7 @@ static tdm_status make_slots(tdm_feed *feed, tdm_error *err)
 
 /* ---- gathered blocks: running ---------------------------------------------------------------- */
 
-static tdm_status start(tdm_feed *feed, size_t bucket, int priority, tdm_error *err)
+static tdm_status start(tdm_prefetch *feed, size_t bucket, int priority, tdm_error *err)
 {
     const tdm__layout *layout = feed->store->layout;
     slot *s = &feed->slots[feed->slot_of[bucket]];
@@ -138,7 +138,7 @@ static tdm_status finish(slot *s, tdm_error *err)
 }
 
 /* Starts what a phase needs and no slot holds. */
-static tdm_status ask(tdm_feed *feed, size_t phase, int priority, tdm_error *err)
+static tdm_status ask(tdm_prefetch *feed, size_t phase, int priority, tdm_error *err)
 {
     const tdm__bucket_lists *phases = &feed->schedules[feed->plan].phases;
     if (phase >= phases->count) return TDM_OK;
@@ -151,7 +151,7 @@ static tdm_status ask(tdm_feed *feed, size_t phase, int priority, tdm_error *err
     return TDM_OK;
 }
 
-static tdm_status enter(tdm_feed *feed, tdm_error *err)
+static tdm_status enter(tdm_prefetch *feed, tdm_error *err)
 {
     const tdm__bucket_lists *phases = &feed->schedules[feed->plan].phases;
     size_t phase = feed->entered++;
@@ -162,7 +162,7 @@ static tdm_status enter(tdm_feed *feed, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status forget(tdm_feed *feed, tdm_error *err)
+static tdm_status forget(tdm_prefetch *feed, tdm_error *err)
 {
     const tdm__layout *layout = feed->store->layout;
     for (size_t i = 0; i < feed->slot_count; i++) {
@@ -179,29 +179,29 @@ static tdm_status forget(tdm_feed *feed, tdm_error *err)
 
 /* ---- whole blocks ---------------------------------------------------------------------------- */
 
-static tdm_status wait_for_step(tdm_feed *feed, size_t step, tdm_error *err)
+static tdm_status wait_for_step(tdm_prefetch *feed, size_t step, tdm_error *err)
 {
     const tdm__bucket_lists *steps = &feed->schedules[feed->plan].steps;
-    if (step + 1 >= steps->count) return tdm__store_await_all(feed->store, err);
+    if (step + 1 >= steps->count) return tdm__params_await_all(feed->store, err);
     for (size_t i = steps->first[step]; i < steps->first[step + 1]; i++)
-        TDM_TRY(tdm__store_await(feed->store, steps->bucket[i], err));
+        TDM_TRY(tdm__params_await(feed->store, steps->bucket[i], err));
     return TDM_OK;
 }
 
-static tdm_status step_is_ready(tdm_feed *feed, size_t step, bool *out, tdm_error *err)
+static tdm_status step_is_ready(tdm_prefetch *feed, size_t step, bool *out, tdm_error *err)
 {
     const tdm__bucket_lists *steps = &feed->schedules[feed->plan].steps;
     *out = step + 1 < steps->count;
     for (size_t i = steps->first[step]; *out && i < steps->first[step + 1]; i++)
-        TDM_TRY(tdm__store_is_ready(feed->store, steps->bucket[i], out, err));
+        TDM_TRY(tdm__params_is_ready(feed->store, steps->bucket[i], out, err));
     return TDM_OK;
 }
 
 /* While buckets are under way, a leader comes back after each step: others of its node wait for it. */
-static tdm_status reach_whole(tdm_feed *feed, size_t step, size_t *until, tdm_error *err)
+static tdm_status reach_whole(tdm_prefetch *feed, size_t step, size_t *until, tdm_error *err)
 {
     size_t end = feed->schedules[feed->plan].steps.count;
-    if (feed->follows && tdm__store_is_pending(feed->store)) {
+    if (feed->follows && tdm__params_is_pending(feed->store)) {
         TDM_TRY(wait_for_step(feed, step, err));
         bool ready = !(feed->store->board && feed->store->leads);
         size_t next = step + 1;
@@ -217,7 +217,7 @@ static tdm_status reach_whole(tdm_feed *feed, size_t step, size_t *until, tdm_er
 
 /* ---- the contract ---------------------------------------------------------------------------- */
 
-static tdm_status build(tdm_feed *feed, tdm_plan *const *plans, tdm_error *err)
+static tdm_status build(tdm_prefetch *feed, tdm_plan *const *plans, tdm_error *err)
 {
     size_t count = (size_t)feed->plan_count;
     feed->plans = calloc(count + 1, sizeof(tdm_plan *));
@@ -226,9 +226,10 @@ static tdm_status build(tdm_feed *feed, tdm_plan *const *plans, tdm_error *err)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a feed");
     for (size_t i = 0; i < count; i++) {
         feed->plans[i] = plans[i];
-        TDM_TRY(tdm__feed_schedule_init(feed->store->layout, feed->store->params, plans[i],
-                                        &feed->schedules[i], err));
-        if (feed->is_gathered && !tdm__feed_schedule_same(&feed->schedules[0], &feed->schedules[i]))
+        TDM_TRY(tdm__prefetch_schedule_init(feed->store->layout, feed->store->params, plans[i],
+                                            &feed->schedules[i], err));
+        if (feed->is_gathered &&
+            !tdm__prefetch_schedule_same(&feed->schedules[0], &feed->schedules[i]))
             return tdm_fail(err, TDM_ERR_INVALID,
                             "plans 0 and %zu of a feed read parameters in different orders", i);
     }
@@ -236,14 +237,14 @@ static tdm_status build(tdm_feed *feed, tdm_plan *const *plans, tdm_error *err)
     return feed->is_gathered ? make_slots(feed, err) : TDM_OK;
 }
 
-tdm_status tdm_feed_create(tdm_store *store, int block, tdm_plan *const *plans, int plan_count,
-                           tdm_feed **out, tdm_error *err)
+tdm_status tdm_prefetch_create(tdm_params *store, int block, tdm_plan *const *plans, int plan_count,
+                               tdm_prefetch **out, tdm_error *err)
 {
     if (plan_count < 1 || (block != TDM_BLOCK_PARAMS && block != TDM_BLOCK_EMA) ||
         !store->blocks[block].data)
         return tdm_fail(err, TDM_ERR_INVALID, "there is no feed of block %d for %d plans", block,
                         plan_count);
-    tdm_feed *feed = calloc(1, sizeof *feed);
+    tdm_prefetch *feed = calloc(1, sizeof *feed);
     if (!feed) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a feed");
     feed->store = store;
     feed->block = &store->blocks[block];
@@ -252,12 +253,12 @@ tdm_status tdm_feed_create(tdm_store *store, int block, tdm_plan *const *plans, 
     feed->plan_count = plan_count;
     feed->version = UINT64_MAX;
     tdm_status status = build(feed, plans, err);
-    status = tdm__store_agree(store, status, err);
+    status = tdm__params_agree(store, status, err);
     if (status == TDM_OK && feed->is_gathered)
         status = tdm_group_create(store->layout->comm, store->layout->rank_of_place,
                                   store->layout->size, &feed->group, err);
     if (status != TDM_OK) {
-        tdm_feed_destroy(feed);
+        tdm_prefetch_destroy(feed);
         return status;
     }
     for (int i = 0; i < plan_count; i++)
@@ -266,7 +267,7 @@ tdm_status tdm_feed_create(tdm_store *store, int block, tdm_plan *const *plans, 
     return TDM_OK;
 }
 
-void tdm_feed_destroy(tdm_feed *feed)
+void tdm_prefetch_destroy(tdm_prefetch *feed)
 {
     if (!feed) return;
     for (size_t i = 0; feed->slots && i < feed->slot_count; i++)
@@ -274,7 +275,7 @@ void tdm_feed_destroy(tdm_feed *feed)
     if (feed->group) tdm_group_destroy(feed->group);
     tdm_overlay_unmap(&feed->overlay);
     for (int i = 0; feed->schedules && i < feed->plan_count; i++)
-        tdm__feed_schedule_release(&feed->schedules[i]);
+        tdm__prefetch_schedule_release(&feed->schedules[i]);
     free(feed->schedules);
     free(feed->plans);
     free(feed->cuts);
@@ -283,7 +284,7 @@ void tdm_feed_destroy(tdm_feed *feed)
     free(feed);
 }
 
-tdm_status tdm_feed_begin(tdm_feed *feed, int plan, tdm_error *err)
+tdm_status tdm_prefetch_begin(tdm_prefetch *feed, int plan, tdm_error *err)
 {
     if (plan < 0 || plan >= feed->plan_count)
         return tdm_fail(err, TDM_ERR_RANGE, "there is no plan %d in a feed of %d", plan,
@@ -295,10 +296,10 @@ tdm_status tdm_feed_begin(tdm_feed *feed, int plan, tdm_error *err)
     return ask(feed, 0, -2, err);
 }
 
-tdm_status tdm_feed_reach(tdm_feed *feed, size_t step, size_t *until, tdm_error *err)
+tdm_status tdm_prefetch_reach(tdm_prefetch *feed, size_t step, size_t *until, tdm_error *err)
 {
     if (!feed->is_gathered) return reach_whole(feed, step, until, err);
-    const tdm__feed_schedule *s = &feed->schedules[feed->plan];
+    const tdm__prefetch_schedule *s = &feed->schedules[feed->plan];
     while (feed->entered < s->phases.count && s->phase_step[feed->entered] <= step)
         TDM_TRY(enter(feed, err));
     size_t end = s->phase_step[feed->entered];
@@ -306,26 +307,26 @@ tdm_status tdm_feed_reach(tdm_feed *feed, size_t step, size_t *until, tdm_error 
     return TDM_OK;
 }
 
-tdm_status tdm_feed_pass(tdm_feed *feed, tdm_error *err)
+tdm_status tdm_prefetch_pass(tdm_prefetch *feed, tdm_error *err)
 {
-    if (!feed->is_gathered) return feed->follows ? tdm__store_await_all(feed->store, err) : TDM_OK;
-    TDM_TRY(tdm_feed_begin(feed, 0, err));
+    if (!feed->is_gathered) return feed->follows ? tdm__params_await_all(feed->store, err) : TDM_OK;
+    TDM_TRY(tdm_prefetch_begin(feed, 0, err));
     while (feed->entered < feed->schedules[0].phases.count) TDM_TRY(enter(feed, err));
     return TDM_OK;
 }
 
-tdm_status tdm_feed_run(tdm_feed *feed, int plan, const tdm_step_key *key, tdm_error *err)
+tdm_status tdm_prefetch_run(tdm_prefetch *feed, int plan, const tdm_step_key *key, tdm_error *err)
 {
-    TDM_TRY(tdm_feed_begin(feed, plan, err));
+    TDM_TRY(tdm_prefetch_begin(feed, plan, err));
     size_t end = feed->schedules[plan].steps.count;
     for (size_t step = 0, until = 0; step < end; step = until) {
-        TDM_TRY(tdm_feed_reach(feed, step, &until, err));
+        TDM_TRY(tdm_prefetch_reach(feed, step, &until, err));
         tdm_plan_run_part(feed->plans[plan], key, step, until < end ? until : end);
     }
     return TDM_OK;
 }
 
-uint64_t tdm_feed_bytes(const tdm_feed *feed)
+uint64_t tdm_prefetch_bytes(const tdm_prefetch *feed)
 {
     return feed->bytes;
 }

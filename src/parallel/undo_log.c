@@ -1,0 +1,309 @@
+/*
+ * undo_log.c: the desk in a node's vault: marks, undo records, writing sections, memos. See undo_log.h.
+ *
+ * Everything here may be cut off by SIGKILL between any two instructions, by a process other than the one
+ * that reads it later. Hence the order of stores: what a mark or a number speaks of is complete before it is
+ * set, and nothing of it changes before the mark is gone. Each such order is in the code (an atomic store, or
+ * tdm__undo_barrier), so none depends on what the compiler sees at a time.
+ */
+#include "parallel/undo_log.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define KILL_S 5.0 /* for a process that was killed to be gone */
+
+enum { NAP_NS = 200000 };
+
+/* ---- regions --------------------------------------------------------------------------------- */
+
+static size_t undo_bytes(const tdm__undo_log *j)
+{
+    return (size_t)j->thread_count * sizeof(tdm__undo_record);
+}
+
+static tdm_status take(tdm__undo_log *j, const char *name, size_t bytes, void *out, tdm_error *err)
+{
+    void *memory = NULL;
+    TDM_TRY(tdm_shm_region_take(j->shm, name, bytes, NULL, &memory, err));
+    memcpy(out, &memory, sizeof memory);
+    return TDM_OK;
+}
+
+tdm_status tdm__undo_log_open(tdm__undo_log *j, size_t piece_count, size_t cell_count,
+                              tdm_error *err)
+{
+    char name[TDM_SHM_NAME_BYTES];
+    if (j->slot < 0 || j->slot >= TDM__UNDO_MAX_SLOTS)
+        return tdm_fail(err, TDM_ERR_RANGE, "slot %d; a host has %d at most", j->slot,
+                        TDM__UNDO_MAX_SLOTS);
+    j->piece_count = piece_count;
+    j->cell_count = cell_count;
+    j->tested = getenv("TANDEM_TEST_KILL") != NULL;
+    snprintf(name, sizeof name, "undo-%d", j->slot);
+    TDM_TRY(take(j, "desk", sizeof(tdm__undo_header), &j->undo_header, err));
+    TDM_TRY(take(j, "marks", (piece_count + 1) * sizeof(tdm__mark), &j->marks, err));
+    TDM_TRY(take(j, "cells", (cell_count + 1) * sizeof(*j->cells), &j->cells, err));
+    return take(j, name, undo_bytes(j), &j->undo, err);
+}
+
+tdm_status tdm__undo_records_of(const tdm__undo_log *j, int slot, tdm__undo_record **out,
+                                tdm_error *err)
+{
+    char name[TDM_SHM_NAME_BYTES];
+    void *memory;
+    snprintf(name, sizeof name, "undo-%d", slot);
+    size_t bytes;
+    *out = NULL;
+    tdm_status status = tdm_shm_region_find(j->shm, name, &bytes, &memory, err);
+    if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
+    TDM_TRY(status);
+    if (bytes == undo_bytes(j)) *out = memory;
+    return TDM_OK;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static tdm_status fail_fenced(const tdm__undo_log *j, tdm_error *err)
+{
+    return tdm_fail(
+        err, TDM_ERR_PEER_FENCED,
+        "this rank was replaced: the others have gone on from epoch %u to %u without it",
+        (unsigned)j->epoch, (unsigned)atomic_load(&j->undo_header->epoch));
+}
+
+tdm_status tdm__undo_write_begin(tdm__undo_log *j, tdm_error *err)
+{
+    tdm__undo_slot *slot = &j->undo_header->slots[j->slot];
+    atomic_store(&slot->inside, j->epoch); /* first this, then the look: see undo_log.h */
+    if (atomic_load(&j->undo_header->epoch) == j->epoch) return TDM_OK;
+    atomic_store(&slot->inside, 0);
+    return fail_fenced(j, err);
+}
+
+void tdm__undo_write_end(tdm__undo_log *j)
+{
+    atomic_store(&j->undo_header->slots[j->slot].inside, 0);
+}
+
+tdm_status tdm__undo_gather_begin(tdm__undo_log *j, tdm_error *err)
+{
+    atomic_store(&j->undo_header->slots[j->slot].gathering,
+                 j->epoch); /* then the look, as in enter */
+    if (atomic_load(&j->undo_header->epoch) == j->epoch) return TDM_OK;
+    tdm__undo_gather_end(j);
+    return fail_fenced(j, err);
+}
+
+void tdm__undo_gather_end(tdm__undo_log *j)
+{
+    atomic_store(&j->undo_header->slots[j->slot].gathering, 0);
+}
+
+void tdm__undo_step_begin(tdm__undo_log *j, const tdm__begun *begun)
+{
+    tdm__undo_slot *slot = &j->undo_header->slots[j->slot];
+    atomic_store(&slot->began, 0);
+    tdm__undo_barrier();
+    slot->begun = *begun;
+    slot->begun.epoch = j->epoch;
+    atomic_store(&slot->began, begun->step + 1);
+}
+
+static _Atomic uint64_t *mark_of(const tdm__undo_log *j, tdm__undo_kind kind, size_t index)
+{
+    if (kind == TDM__UNDO_STATISTIC) return &j->cells[index].updated;
+    return kind == TDM__UNDO_UPDATE ? &j->marks[index].updated : &j->marks[index].applied;
+}
+
+bool tdm__undo_is_done(const tdm__undo_log *j, tdm__undo_kind kind, size_t index, uint64_t step)
+{
+    return atomic_load(mark_of(j, kind, index)) == step + 2;
+}
+
+void tdm__undo_record_begin(tdm__undo_log *j, int thread, tdm__undo_kind kind, size_t index,
+                            size_t begin, size_t count, const float *grad)
+{
+    tdm__undo_record *u = &j->undo[thread];
+    size_t bytes = count * sizeof(float);
+    u->index = index;
+    u->begin = begin;
+    u->count = count;
+    u->grad_place = grad ? tdm_shm_offset(j->shm, grad) : UINT64_MAX;
+    if (u->grad_place != UINT64_MAX) memcpy(u->grad, grad, bytes);
+    for (int b = 0; b < TDM__UNDO_BLOCKS; b++) {
+        if (!j->blocks[b] || (kind == TDM__UNDO_STATISTIC && b != TDM_BLOCK_PARAMS)) continue;
+        memcpy(u->blocks[b], j->blocks[b] + begin, bytes);
+    }
+    atomic_store_explicit(&u->active, (uint64_t)kind, memory_order_release);
+    tdm__undo_barrier(); /* only now may the piece change */
+}
+
+void tdm__undo_test_point(const tdm__undo_log *j, const char *phase, uint64_t step, uint64_t part)
+{
+    if (j->tested) tdm_os_test_point(&(tdm_test_point){phase, step + 1, j->slot, part});
+}
+
+void tdm__undo_record_commit(tdm__undo_log *j, int thread, tdm__undo_kind kind, size_t index,
+                             uint64_t step)
+{
+    tdm__undo_record *u = &j->undo[thread];
+    tdm__undo_test_point(j, "torn", step, index);
+    atomic_store_explicit(mark_of(j, kind, index), step + 2, memory_order_release);
+    atomic_store_explicit(&u->active, 0, memory_order_release);
+    tdm__undo_barrier(); /* only now may the record be used again */
+    tdm__undo_test_point(j, "update", step, index);
+}
+
+void tdm__undo_step_finish(tdm__undo_log *j, uint64_t step, bool changed)
+{
+    if (changed) atomic_store(&j->undo_header->last_update, step + 1);
+    atomic_store(&j->undo_header->state, step + 2);
+}
+
+static void rollback(tdm__undo_log *j, tdm__undo_record *u, uint64_t step)
+{
+    tdm__undo_kind kind = (tdm__undo_kind)atomic_load(&u->active);
+    size_t max = kind == TDM__UNDO_STATISTIC ? j->cell_count : j->piece_count;
+    bool known = kind >= TDM__UNDO_UPDATE && kind <= TDM__UNDO_STATISTIC;
+    if (known && u->index < max && u->count <= TDM_OPTIM_PIECE_ELEMENTS &&
+        !tdm__undo_is_done(j, kind, u->index, step)) {
+        size_t bytes = u->count * sizeof(float);
+        float *grad = u->grad_place != UINT64_MAX ? tdm_shm_at(j->shm, u->grad_place) : NULL;
+        if (grad) memcpy(grad, u->grad, bytes);
+        for (int b = 0; b < TDM__UNDO_BLOCKS; b++) {
+            if (!j->blocks[b] || (kind == TDM__UNDO_STATISTIC && b != TDM_BLOCK_PARAMS)) continue;
+            memcpy(j->blocks[b] + u->begin, u->blocks[b], bytes);
+        }
+        tdm__undo_test_point(j, "mend", step, u->index);
+    }
+    atomic_store(&u->active, 0);
+}
+
+tdm_status tdm__undo_rollback(tdm__undo_log *j, int slot, uint64_t step, tdm_error *err)
+{
+    tdm__undo_record *undo;
+    TDM_TRY(tdm__undo_records_of(j, slot, &undo, err));
+    for (int t = 0; undo && t < j->thread_count; t++)
+        if (atomic_load(&undo[t].active)) rollback(j, &undo[t], step);
+    return TDM_OK;
+}
+
+/* ---- memos ----------------------------------------------------------------------------------- */
+
+void tdm__undo_snapshot_save(tdm__undo_log *j, const void *memo, size_t bytes, uint64_t order)
+{
+    tdm__undo_slot *slot = &j->undo_header->slots[j->slot];
+    if (tdm__undo_write_begin(j, NULL) != TDM_OK)
+        return; /* others have gone on: it is not their past */
+    uint32_t turn = 1 - (atomic_load(&slot->snapshot_turn) & 1);
+    tdm__undo_snapshot *m = &slot->snapshots[turn];
+    if (bytes > sizeof m->data) bytes = sizeof m->data;
+    memcpy(m->data, memo, bytes);
+    m->bytes = bytes;
+    m->order = order;
+    atomic_store(&slot->snapshot_turn, turn);
+    tdm__undo_write_end(j);
+}
+
+void tdm__undo_snapshot_load(const tdm__undo_log *j, tdm__undo_snapshot *out)
+{
+    out->order = 0;
+    for (int i = 0; i < TDM__UNDO_MAX_SLOTS; i++) {
+        const tdm__undo_slot *slot = &j->undo_header->slots[i];
+        if (atomic_load(&slot->process) == 0) continue;
+        const tdm__undo_snapshot *m = &slot->snapshots[atomic_load(&slot->snapshot_turn) & 1];
+        if (m->order > out->order && m->bytes <= sizeof m->data) *out = *m;
+    }
+}
+
+/* ---- fencing --------------------------------------------------------------------------------- */
+
+/* When a process started; 0: there is none, or it is dead and only not yet buried. */
+static uint64_t start_of(int process)
+{
+    tdm_process_info info;
+    return tdm_os_process(process, &info) && !info.is_dead ? info.started : 0;
+}
+
+void tdm__undo_slot_claim(tdm__undo_log *j)
+{
+    tdm__undo_slot *slot = &j->undo_header->slots[j->slot];
+    int process = (int)getpid();
+    atomic_store(&slot->inside, 0);
+    atomic_store(&slot->gathering, 0);
+    atomic_store(&slot->began, 0);
+    atomic_store(&slot->started, start_of(process));
+    atomic_store(&slot->process, process);
+}
+
+static bool is_one_of(const int64_t *processes, int count, int process)
+{
+    for (int i = 0; i < count; i++)
+        if (processes[i] == process) return true;
+    return false;
+}
+
+static tdm_status evict_writer(tdm__undo_slot *slot, int index, tdm_error *err)
+{
+    int process = atomic_load(&slot->process);
+    double until_s = tdm_clock_s() + KILL_S;
+    bool same = process > 0 && start_of(process) == atomic_load(&slot->started) &&
+                start_of(process) != 0;
+    if (same)
+        tdm_log(TDM_LOG_WARN, "parallel",
+                "slot %d: process %d stopped while it was writing: it is killed, and what it "
+                "left is mended",
+                index, process);
+    while (same && process > 0 && start_of(process) == atomic_load(&slot->started)) {
+        if (kill(process, SIGKILL) != 0 && errno != ESRCH)
+            return tdm_fail(
+                err, TDM_ERR_SYSTEM,
+                "process %d of an earlier epoch cannot be kept from this host's memory: %s",
+                process, strerror(errno));
+        if (tdm_clock_s() > until_s)
+            return tdm_fail(err, TDM_ERR_SYSTEM,
+                            "process %d of an earlier epoch was killed, and is still there",
+                            process);
+        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+    }
+    atomic_store(&slot->inside, 0);
+    atomic_store(&slot->gathering, 0);
+    return TDM_OK;
+}
+
+tdm_status tdm__undo_slot_register(tdm__undo_log *j, tdm_error *err)
+{
+    tdm__undo_slot *slot = &j->undo_header->slots[j->slot];
+    int process = (int)getpid();
+    uint64_t started = start_of(process);
+    if (atomic_load(&slot->process) == process && atomic_load(&slot->started) == started)
+        return TDM_OK;
+    if (atomic_load(&slot->inside) != 0 || atomic_load(&slot->gathering) != 0)
+        TDM_TRY(evict_writer(slot, j->slot, err));
+    atomic_store(&slot->started, started);
+    atomic_store(&slot->process, process);
+    return TDM_OK;
+}
+
+tdm_status tdm__undo_fence(tdm__undo_log *j, const int64_t *processes, int count, tdm_error *err)
+{
+    uint32_t epoch = atomic_load(&j->undo_header->epoch);
+    while (epoch < j->epoch &&
+           !atomic_compare_exchange_weak(&j->undo_header->epoch, &epoch, j->epoch)) {
+    }
+    if (epoch > j->epoch) return fail_fenced(j, err);
+    for (int i = 0; i < TDM__UNDO_MAX_SLOTS; i++) {
+        tdm__undo_slot *slot = &j->undo_header->slots[i];
+        if (atomic_load(&slot->inside) == 0 && atomic_load(&slot->gathering) == 0) continue;
+        /* Ranks of this epoch are here, and so in no section of another. */
+        if (!is_one_of(processes, count, atomic_load(&slot->process)))
+            TDM_TRY(evict_writer(slot, i, err));
+    }
+    return TDM_OK;
+}
