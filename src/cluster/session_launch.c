@@ -39,6 +39,8 @@ static const double lease_s = 10, beat_s = 2;
 static const double look_local_s = 0.1, look_far_s = 1;
 static const double alone_s = 5;          /* without agents, members and verdict: it is over */
 static const double silence_limit_s = 20; /* for agents, beyond their own grace */
+static const double unknown_limit_s =
+    120; /* for the store, before the session's end counts as unknown */
 
 typedef struct started {
     pid_t pid; /* 0: ended */
@@ -61,6 +63,8 @@ typedef struct launcher {
     sigset_t taken, before;
     int signal_count;
     bool has_verdict, has_members, has_hosts;
+    bool has_seen_hosts;    /* at any time */
+    double unknown_since_s; /* the store has not told the session's state since; INFINITY: it has */
     double look_at_s, beat_at_s, end_at_s, alone_since_s; /* INFINITY: not yet */
     char secret[TDM_SECRET_BYTES];
     tdm_session_result result;
@@ -362,14 +366,17 @@ static void take_verdict(launcher *l, tdm_status status, const char *message, do
     if (end_s < l->end_at_s) l->end_at_s = end_s;
 }
 
-/* The session has ended while this host was cut off, and others have removed it. */
-static void look_behind(launcher *l, double now_s)
+/* The session is not in the store: it has ended, perhaps while this host was cut off, and others have removed it.
+ * Returns false when the store did not tell how. */
+static bool look_up_ended(launcher *l, double now_s)
 {
     tdm_status status;
     char message[1000];
+    tdm_status got = tdm__session_ended(l->kv, l->result.session, &status, message, NULL);
+    if (got != TDM_OK && got != TDM_ERR_NOT_FOUND) return false;
     l->has_members = l->has_hosts = false;
-    if (tdm__session_ended(l->kv, l->result.session, &status, message, NULL) == TDM_OK)
-        take_verdict(l, status, message, now_s);
+    if (got == TDM_OK) take_verdict(l, status, message, now_s);
+    return true;
 }
 
 static void look(launcher *l, double now_s)
@@ -378,16 +385,22 @@ static void look(launcher *l, double now_s)
     tdm_arena *arena = now_s >= l->look_at_s ? tdm_arena_create("look") : NULL;
     if (!arena) return;
     tdm_status status = tdm_session_look(l->kv, l->result.session, arena, &view, NULL);
+    bool is_known = status == TDM_OK;
     if (status == TDM_OK) {
         if (view.run) snprintf(l->result.run, sizeof l->result.run, "%s", view.run);
         l->result.stopped = l->result.stopped || view.stopping;
         l->has_members = view.member_count > 0;
         l->has_hosts = view.host_count > 0;
+        l->has_seen_hosts = l->has_seen_hosts || l->has_hosts;
         mark_seen(l, &view);
         if (view.ended) take_verdict(l, view.status, view.message, now_s);
     } else if (status == TDM_ERR_NOT_FOUND) {
-        look_behind(l, now_s);
+        is_known = look_up_ended(l, now_s);
     }
+    if (is_known)
+        l->unknown_since_s = INFINITY;
+    else if (isinf(l->unknown_since_s))
+        l->unknown_since_s = now_s;
     tdm_arena_destroy(arena);
     bool is_local = strncmp(l->kv_options.url, "local:", 6) == 0;
     l->look_at_s = tdm_clock_s() + (is_local ? look_local_s : look_far_s);
@@ -511,6 +524,10 @@ static bool is_over(launcher *l, double now_s)
     /* Workers without an agent of ours are waited for as long as they are seen. */
     if (l->running == 0 && l->has_verdict)
         return (!l->result.agent_lost && l->options->coming == 0) || all_gone(l);
+    /* A host that is cut off learns how the session ended when it reaches the store again. */
+    if (l->has_seen_hosts && now_s >= l->unknown_since_s &&
+        now_s - l->unknown_since_s < unknown_limit_s)
+        return false;
     bool alone = all_gone(l);
     if (!alone) l->alone_since_s = INFINITY;
     if (alone && isinf(l->alone_since_s)) l->alone_since_s = now_s;
@@ -562,7 +579,7 @@ static void conclude(launcher *l)
                  "the workers do not end; 'tandem ps' shows them");
     } else if (l->result.exit_code == 0) {
         l->result.status = TDM_ERR_PEER_FAILED;
-        bool was_seen = false;
+        bool was_seen = l->has_seen_hosts;
         for (int i = 0; i < l->options->start_count; i++)
             was_seen = was_seen || l->agents[i].was_seen || l->agents[i].is_local;
         snprintf(
@@ -626,7 +643,8 @@ tdm_status tdm_session_launch(const tdm_session_options *options, tdm_session_re
                   .hold = {.fd = -1},
                   .signals = -1,
                   .end_at_s = INFINITY,
-                  .alone_since_s = INFINITY};
+                  .alone_since_s = INFINITY,
+                  .unknown_since_s = INFINITY};
     tdm_status status = run(&l, err ? err : &own);
     conclude(&l);
     release(&l);
