@@ -5,7 +5,7 @@
  * limits of a stranger, of one that has proved to know the secret, or of a member. Every frame that is accepted must be showable, must be written
  * back as a frame that reads the same, and what it carries (lists of ranks, blocks) must lie within it.
  */
-#include "comm/boot.h"
+#include "boot/boot.h"
 
 #include <stdio.h>
 #include <stdlib.h>

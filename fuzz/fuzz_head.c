@@ -6,7 +6,7 @@
  * nothing. Every head is also sealed and tried again, so that the fuzzer gets past the check, and with
  * one bit turned, which must be noticed.
  */
-#include "comm/transport.h"
+#include "transport/transport.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,8 +6,8 @@
  * callbacks. Memory of a send or take is freed when it is called back, so that any later use is found. Every
  * one is called back once; after forget() none is open.
  */
-#include "comm/transport/tcp.h"
-#include "comm/transport/tcp_inner.h"
+#include "transport/tcp.h"
+#include "transport/tcp_inner.h"
 
 #include <stdio.h>
 #include <stdlib.h>

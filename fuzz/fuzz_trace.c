@@ -7,7 +7,7 @@
  * Because the header is guarded by a check sum that no fuzzer guesses, it is put right first for
  * inputs that begin with the magic bytes; inputs are short, so the rest of the ring is zeros.
  */
-#include "comm/trace_file.h"
+#include "trace/trace_file.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -27,11 +27,11 @@
 #ifndef TANDEM_COMM_ENGINE_H
 #define TANDEM_COMM_ENGINE_H
 
-#include "comm/control.h"
-#include "comm/host.h"
-#include "comm/recorder.h"
+#include "boot/control.h"
 #include "comm/reduce.h"
-#include "comm/transport.h"
+#include "shm/host.h"
+#include "trace/recorder.h"
+#include "transport/transport.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

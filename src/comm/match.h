@@ -8,7 +8,7 @@
 #ifndef TANDEM_COMM_MATCH_H
 #define TANDEM_COMM_MATCH_H
 
-#include "comm/transport.h"
+#include "transport/transport.h"
 
 enum { TDM__MAX_WAITING = 1 << 16 }; /* messages that may wait: more are a defect of a peer */
 

@@ -9,10 +9,10 @@
  *   every rank on a host alone     tcp
  *   otherwise                      shm within hosts, tcp between them
  */
-#include "comm/open.h"
 #include "comm/engine.h"
-#include "comm/transport/alone.h"
-#include "comm/transport/shm.h"
+#include "transport/alone.h"
+#include "transport/registry.h"
+#include "transport/shm.h"
 
 #include <sched.h>
 #include <stdio.h>

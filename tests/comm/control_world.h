@@ -9,9 +9,9 @@
 
 #include "check.h"
 
-#include "comm/boot.h"
-#include "comm/boot_socket.h"
+#include "boot/boot.h"
 #include "comm/count_in.h"
+#include "net/socket.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -6,7 +6,7 @@
  */
 #include "check.h"
 
-#include "comm/boot.h"
+#include "boot/boot.h"
 
 #include <signal.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
 #define TANDEM_TESTS_HOST_BENCH_H
 
 #include "check.h"
-#include "comm/host_inner.h"
+#include "shm/host_inner.h"
 
 #include <dirent.h>
 #include <signal.h>

@@ -9,8 +9,8 @@
 #ifndef TANDEM_TESTS_SHM_BENCH_H
 #define TANDEM_TESTS_SHM_BENCH_H
 
-#include "comm/transport/shm.h"
 #include "host_bench.h"
+#include "transport/shm.h"
 
 #include <sys/mman.h>
 

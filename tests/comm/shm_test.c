@@ -5,7 +5,7 @@
  */
 #include "shm_bench.h"
 
-#include "comm/transport/shm_inner.h"
+#include "transport/shm_inner.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -6,7 +6,7 @@
  * back when a peer is forgotten. Faults are given as options, and their traces in time are checked.
  */
 #include "check.h"
-#include "comm/transport/sim.h"
+#include "sim/sim.h"
 
 #include <stdlib.h>
 

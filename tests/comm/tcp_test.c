@@ -8,8 +8,8 @@
  */
 #include "check.h"
 
-#include "comm/transport/tcp.h"
-#include "comm/transport/tcp_inner.h"
+#include "transport/tcp.h"
+#include "transport/tcp_inner.h"
 
 #include <poll.h>
 #include <stdlib.h>

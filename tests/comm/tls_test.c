@@ -4,8 +4,8 @@
  * The peer in the middle is OpenSSL used directly: a server that has a certificate of its own and does not
  * know the key. What is sent has to come whole and in order.
  */
-#include "comm/aead.h"
 #include "comm/control_world.h"
+#include "net/aead.h"
 
 #include <openssl/pem.h>
 #include <openssl/ssl.h>

@@ -4,8 +4,8 @@
  * damaged; and what `tandem trace` makes of it.
  */
 #include "check.h"
-#include "comm/recorder.h"
-#include "comm/trace_file.h"
+#include "trace/recorder.h"
+#include "trace/trace_file.h"
 
 #include <tandem/os.h>
 

@@ -11,8 +11,8 @@
 #include "check.h"
 #include "comm/count_in.h"
 
-#include "comm/module.h"
-#include "comm/transport/tcp.h"
+#include "transport/plugin.h"
+#include "transport/tcp.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>

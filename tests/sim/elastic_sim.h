@@ -16,7 +16,7 @@
 
 #include "cluster/kv.h"
 #include "cluster/member.h"
-#include "comm/transport/sim.h"
+#include "sim/sim.h"
 
 enum {
     MAX_HOSTS = 3,

@@ -1,0 +1,178 @@
+/*
+ * boot_file.c: the rendezvous as a file that all ranks can see.
+ *
+ * Lines of "key value": which machine and process rank 0 is, its addresses and port, and a secret drawn
+ * for this world, so that whoever can read the file, and nobody else, can join. It is written beside
+ * and renamed, readable by its owner alone; a reader sees all of it or nothing, and believes only a file
+ * of its own user. It comes from outside: every line is checked.
+ */
+#include "boot/boot.h"
+
+#include <tandem/os.h>
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define TITLE "tandem rendezvous 1\n"
+
+enum { MAX_FILE = 4096 };
+
+static uint64_t stamp_of(const char *bytes, size_t count)
+{
+    char hex[TDM_SHA256_HEX] = "0";
+    tdm_sha256_of(bytes, count, hex);
+    hex[16] = '\0';
+    return strtoull(hex, NULL, 16);
+}
+
+static tdm_status write_beside(const char *path, const char *beside, const tdm_str *text,
+                               tdm_error *err)
+{
+    int fd = open(beside, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0) return tdm_os_fail(err, "cannot write rendezvous", path);
+    bool ok = write(fd, text->data, text->length) == (ssize_t)text->length && fsync(fd) == 0;
+    ok = close(fd) == 0 && ok;
+    if (ok && rename(beside, path) == 0) return TDM_OK;
+    tdm_status status = tdm_os_fail(err, "cannot write rendezvous", path);
+    unlink(beside);
+    return status;
+}
+
+tdm_status tdm__meeting_file_write(const char *path, const tdm__meeting_file *file,
+                                   uint64_t *out_stamp, tdm_error *err)
+{
+    tdm_str text = TDM_STR_INIT, beside = TDM_STR_INIT;
+    tdm_str_addf(&text, TITLE "host %s\nprocess %ld\nname %s\nsecret %s\nport %d\n", file->host,
+                 file->pid, file->host_name, file->secret, file->port);
+    for (int i = 0; i < file->address_count; i++)
+        tdm_str_addf(&text, "address %s\n", file->address[i]);
+    tdm_str_add(&text, "end\n");
+    tdm_str_addf(&beside, "%s.%ld-%.8s.tmp", path, (long)getpid(), file->secret);
+    tdm_status status = TDM_ERR_NO_MEMORY;
+    if (tdm_str_ok(&text) && tdm_str_ok(&beside))
+        status = write_beside(path, beside.data, &text, err);
+    else
+        tdm_fail(err, status, "no memory to write rendezvous %s", path);
+    if (status == TDM_OK) *out_stamp = stamp_of(text.data, text.length);
+    tdm_str_release(&text);
+    tdm_str_release(&beside);
+    return status;
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------- */
+
+/* Copies a word of these characters only. */
+static bool take_word(const char *value, const char *allowed, char *out, size_t bytes)
+{
+    size_t length = strlen(value);
+    if (length == 0 || length >= bytes || (allowed && strspn(value, allowed) != length))
+        return false;
+    memcpy(out, value, length + 1);
+    return true;
+}
+
+static bool take_number(const char *value, long max, long *out)
+{
+    size_t digits = strspn(value, "0123456789");
+    if (digits == 0 || digits > 10 || value[digits] != '\0') return false;
+    *out = strtol(value, NULL, 10);
+    return *out >= 1 && *out <= max;
+}
+
+static bool take_address(const char *value, tdm__meeting_file *out)
+{
+    struct in6_addr raw;
+    const int max = (int)(sizeof out->address / sizeof out->address[0]);
+    if (out->address_count == max) return false;
+    if (inet_pton(AF_INET, value, &raw) != 1 && inet_pton(AF_INET6, value, &raw) != 1) return false;
+    return take_word(value, NULL, out->address[out->address_count++], sizeof out->address[0]);
+}
+
+static bool take_line(const char *line, tdm__meeting_file *out)
+{
+    static const char hex[] = "0123456789abcdef";
+    const char *value = strchr(line, ' ');
+    if (!value) return false;
+    size_t key = (size_t)(value++ - line);
+    long number = 0;
+    if (key == 4 && memcmp(line, "host", key) == 0)
+        return take_word(value, hex, out->host, sizeof out->host);
+    if (key == 7 && memcmp(line, "process", key) == 0)
+        return take_number(value, 1L << 31, &out->pid);
+    if (key == 4 && memcmp(line, "name", key) == 0) {
+        if (strlen(value) >= sizeof out->host_name) return false;
+        tdm__wire_clean((const uint8_t *)value, strlen(value), out->host_name);
+        return true;
+    }
+    if (key == 6 && memcmp(line, "secret", key) == 0)
+        return take_word(value, hex, out->secret, sizeof out->secret);
+    if (key == 4 && memcmp(line, "port", key) == 0 && take_number(value, 65535, &number)) {
+        out->port = (int)number;
+        return true;
+    }
+    return key == 7 && memcmp(line, "address", key) == 0 && take_address(value, out);
+}
+
+bool tdm__meeting_file_parse(const char *bytes, size_t count, tdm__meeting_file *out)
+{
+    tdm__meeting_file file = {0};
+    size_t title = strlen(TITLE);
+    if (count < title || memcmp(bytes, TITLE, title) != 0) return false;
+    for (size_t at = title; at < count;) {
+        const char *end = memchr(bytes + at, '\n', count - at);
+        char line[256];
+        size_t length = end ? (size_t)(end - bytes) - at : sizeof line;
+        if (length >= sizeof line || memchr(bytes + at, '\0', length)) return false;
+        memcpy(line, bytes + at, length);
+        line[length] = '\0';
+        at += length + 1;
+        if (strcmp(line, "end") == 0) {
+            *out = file;
+            return at == count && file.port > 0 && file.pid > 0 && *file.secret && *file.host;
+        }
+        if (!take_line(line, &file)) return false;
+    }
+    return false;
+}
+
+static tdm_status check_owner(int fd, const char *path, tdm_error *err)
+{
+    struct stat info;
+    if (fstat(fd, &info) != 0) return tdm_os_fail(err, "cannot read rendezvous", path);
+    if (!S_ISREG(info.st_mode))
+        return tdm_fail(err, TDM_ERR_INVALID, "rendezvous %s is not a file", path);
+    if (info.st_uid != geteuid() && info.st_uid != 0)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "rendezvous %s belongs to another user: choose another path", path);
+    return TDM_OK;
+}
+
+tdm_status tdm__meeting_file_read(const char *path, tdm__meeting_file *out, uint64_t *out_stamp,
+                                  tdm_error *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        if (errno == ENOENT || errno == ESTALE)
+            return tdm_fail(err, TDM_ERR_NOT_FOUND, "rank 0 has not written %s yet", path);
+        return tdm_os_fail(err, "cannot read rendezvous", path);
+    }
+    char bytes[MAX_FILE];
+    tdm_status status = check_owner(fd, path, err);
+    ssize_t got = status == TDM_OK ? read(fd, bytes, sizeof bytes) : 0;
+    close(fd);
+    if (status != TDM_OK) return status;
+    if (got == 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s is empty", path);
+    if (got < 0 || !tdm__meeting_file_parse(bytes, (size_t)got, out))
+        return tdm_fail(err, TDM_ERR_FORMAT,
+                        "rendezvous %s is there, but is no rendezvous file of tandem: name another "
+                        "path, or remove it",
+                        path);
+    *out_stamp = stamp_of(bytes, (size_t)got);
+    return TDM_OK;
+}

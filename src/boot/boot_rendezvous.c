@@ -1,0 +1,406 @@
+/*
+ * boot_rendezvous.c: where ranks meet, and the sockets for it.
+ *
+ * HOST:PORT is TCP, HOST:0 for a port that rank 0 chooses and makes known by itself; "unix:NAME" is an abstract UNIX socket, for ranks of one host; anything with a
+ * slash, or without a colon, is a file that all can see, into which rank 0 writes how it is reached.
+ * TCP beyond this machine's loopback, where anybody can connect, needs a secret; a file brings one with
+ * it; a UNIX socket lets in only processes of the same user. All sockets are non-blocking and closed on
+ * exec. Every attempt to connect is bounded.
+ */
+#include "boot/boot.h"
+#include "net/socket.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CONNECT_S 2.0 /* one attempt */
+#define HELLO_S 5.0   /* for a hello from where an old file says that rank 0 listens */
+
+/* ---- reading it ------------------------------------------------------------------------------------ */
+
+static tdm_status bad(tdm_error *err, const char *text, const char *why)
+{
+    return tdm_fail(
+        err, TDM_ERR_INVALID,
+        "rendezvous \"%.200s\": %s; it is HOST:PORT, [IPv6 address]:PORT, unix:NAME, or "
+        "the path of a file",
+        text, why);
+}
+
+static tdm_status parse_tcp(tdm__rendezvous *meeting, const char *text, tdm_error *err)
+{
+    const char *begin = text, *end = strrchr(text, ':'), *port = end + 1;
+    if (*text == '[') {
+        begin++;
+        end--;
+        if (end <= begin || *end != ']') return bad(err, text, "the bracket is not closed");
+    } else if (memchr(text, ':', (size_t)(end - text))) {
+        return bad(err, text, "an IPv6 address must stand in brackets");
+    }
+    size_t length = (size_t)(end - begin);
+    if (length == 0) return bad(err, text, "the host is missing");
+    if (length >= sizeof meeting->host) return bad(err, text, "the host's name is too long");
+    size_t digits = strspn(port, "0123456789");
+    long number = digits > 0 && digits < 6 && port[digits] == '\0' ? strtol(port, NULL, 10) : -1;
+    if (number < 0 || number > 65535)
+        return bad(err, text, "the port is no number from 1 to 65535");
+    meeting->kind = TDM__MEET_TCP;
+    memcpy(meeting->host, begin, length);
+    meeting->host[length] = '\0';
+    snprintf(meeting->port, sizeof meeting->port, "%ld", number);
+    return TDM_OK;
+}
+
+bool tdm__rendezvous_is_open(const tdm__rendezvous *meeting)
+{
+    if (meeting->kind == TDM__MEET_UNIX) return meeting->name[0] == '\0';
+    return meeting->kind == TDM__MEET_TCP && strcmp(meeting->port, "0") == 0;
+}
+
+static bool host_is_loopback(const char *host)
+{
+    struct in_addr v4;
+    struct in6_addr v6;
+    if (inet_pton(AF_INET, host, &v4) == 1) return ntohl(v4.s_addr) >> 24 == 127;
+    if (inet_pton(AF_INET6, host, &v6) == 1) return IN6_IS_ADDR_LOOPBACK(&v6);
+    return strcmp(host, "localhost") == 0;
+}
+
+tdm_status tdm__rendezvous_init(tdm__rendezvous *meeting, const char *text, const char *secret,
+                                tdm_error *err)
+{
+    *meeting = (tdm__rendezvous){0};
+    if (strlen(text) >= sizeof meeting->text) return bad(err, text, "it is too long");
+    snprintf(meeting->text, sizeof meeting->text, "%s", text);
+    if (!secret) secret = "";
+    if (strlen(secret) >= sizeof meeting->secret)
+        return tdm_fail(err, TDM_ERR_INVALID, "the secret has %zu bytes; it may have %d",
+                        strlen(secret), TDM_SECRET_BYTES - 1);
+    snprintf(meeting->secret, sizeof meeting->secret, "%s", secret);
+    snprintf(meeting->key, sizeof meeting->key, "%s", secret);
+    if (*text == '\0') return bad(err, text, "it is empty");
+    if (strncmp(text, "unix:", 5) == 0) {
+        meeting->kind = TDM__MEET_UNIX;
+        if (strlen(text + 5) > sizeof meeting->name - 2)
+            return bad(err, text, "the socket's name has at most 106 bytes");
+        snprintf(meeting->name, sizeof meeting->name, "%s", text + 5);
+        return TDM_OK;
+    }
+    if (strchr(text, '/') || !strchr(text, ':')) {
+        meeting->kind = TDM__MEET_FILE;
+        memcpy(meeting->path, meeting->text, sizeof meeting->path);
+        return TDM_OK;
+    }
+    TDM_TRY(parse_tcp(meeting, text, err));
+    if (*secret == '\0' && !host_is_loopback(meeting->host))
+        return tdm_fail(
+            err, TDM_ERR_INVALID,
+            "rendezvous %s can be reached from other machines: set TANDEM_SECRET to the "
+            "same text on all ranks (`openssl rand -hex 16` makes one), so that nobody "
+            "else joins",
+            text);
+    return TDM_OK;
+}
+
+/* ---- addresses ------------------------------------------------------------------------------------- */
+
+/* Numbers are not looked up. */
+static tdm_status look_up(const char *host, const char *port, struct addrinfo **out, tdm_error *err)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST};
+    int bad_name = getaddrinfo(host, port, &hints, out);
+    if (bad_name == EAI_NONAME) {
+        hints.ai_flags = 0;
+        bad_name = getaddrinfo(host, port, &hints, out);
+    }
+    if (bad_name)
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "host %s: %s", host,
+                        bad_name == EAI_SYSTEM ? strerror(errno) : gai_strerror(bad_name));
+    return TDM_OK;
+}
+
+static void pause_a_little(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 50 * 1000 * 1000}, NULL);
+}
+
+/* ---- rank 0 listens --------------------------------------------------------------------------------- */
+
+/* The port that the system chose. */
+static void note_port(tdm__rendezvous *meeting, int fd)
+{
+    snprintf(meeting->port, sizeof meeting->port, "%d", tdm__socket_port(fd));
+    bool brackets = strchr(meeting->host, ':') != NULL;
+    snprintf(meeting->text, sizeof meeting->text, "%s%s%s:%s", brackets ? "[" : "", meeting->host,
+             brackets ? "]" : "", meeting->port);
+}
+
+static tdm_status listen_tcp(tdm__rendezvous *meeting, double until_s, int *out_fd, tdm_error *err)
+{
+    struct addrinfo *list = NULL;
+    TDM_TRY(look_up(meeting->host, meeting->port, &list, err));
+    int fd = -1;
+    double give_up_s = tdm_clock_s() + 3; /* an earlier world may just be ending */
+    for (;;) {
+        for (const struct addrinfo *at = list; at && fd < 0; at = at->ai_next) {
+            fd = tdm__socket_listen(at->ai_addr, at->ai_addrlen);
+            if (fd >= 0 || errno != EADDRNOTAVAIL) continue;
+            /* Not an address of this machine, as it sees itself (a container, a router between). */
+            struct sockaddr_storage any;
+            socklen_t bytes = tdm__socket_any(at->ai_family, at->ai_addr, &any);
+            fd = tdm__socket_listen((struct sockaddr *)&any, bytes);
+        }
+        if (fd >= 0 || errno != EADDRINUSE || tdm_clock_s() > give_up_s ||
+            tdm_clock_s() > until_s || tdm__cancellation_is_due(&meeting->cancellation))
+            break;
+        pause_a_little();
+    }
+    int why = errno;
+    freeaddrinfo(list);
+    if (fd < 0)
+        return tdm_fail(err, why == EADDRINUSE ? TDM_ERR_BUSY : TDM_ERR_SYSTEM,
+                        "rank 0 cannot listen at %s: %s%s", meeting->text, strerror(why),
+                        why == EADDRINUSE ? "; another world or program uses this port: choose "
+                                            "another"
+                                          : "");
+    if (tdm__rendezvous_is_open(meeting)) note_port(meeting, fd);
+    *out_fd = fd;
+    return TDM_OK;
+}
+
+static tdm_status draw_name(tdm__rendezvous *meeting, tdm_error *err)
+{
+    uint64_t drawn = 0;
+    TDM_TRY(tdm_os_random(&drawn, sizeof drawn, err));
+    snprintf(meeting->name, sizeof meeting->name, "tandem-%016llx", (unsigned long long)drawn);
+    snprintf(meeting->text, sizeof meeting->text, "unix:%s", meeting->name);
+    return TDM_OK;
+}
+
+static tdm_status listen_unix(tdm__rendezvous *meeting, int *out_fd, tdm_error *err)
+{
+    struct sockaddr_un address;
+    if (tdm__rendezvous_is_open(meeting)) TDM_TRY(draw_name(meeting, err));
+    socklen_t bytes = tdm__socket_abstract(meeting->name, &address);
+    *out_fd = tdm__socket_listen((struct sockaddr *)&address, bytes);
+    if (*out_fd >= 0) return TDM_OK;
+    return tdm_fail(err, errno == EADDRINUSE ? TDM_ERR_BUSY : TDM_ERR_SYSTEM,
+                    "rank 0 cannot listen at %s: %s%s", meeting->text, strerror(errno),
+                    errno == EADDRINUSE ? "; a rank 0 of that name is running already" : "");
+}
+
+/* This machine's addresses that others may reach. */
+static void list_addresses(tdm__meeting_file *file)
+{
+    struct ifaddrs *all = NULL;
+    if (getifaddrs(&all) != 0) return;
+    const int max = (int)(sizeof file->address / sizeof file->address[0]);
+    for (const struct ifaddrs *at = all; at && file->address_count < max; at = at->ifa_next) {
+        if (!at->ifa_addr || !(at->ifa_flags & IFF_UP) || (at->ifa_flags & IFF_LOOPBACK)) continue;
+        char *text = file->address[file->address_count];
+        const void *raw = NULL;
+        if (at->ifa_addr->sa_family == AF_INET)
+            raw = &((const struct sockaddr_in *)at->ifa_addr)->sin_addr;
+        if (at->ifa_addr->sa_family == AF_INET6) {
+            const struct in6_addr *v6 = &((const struct sockaddr_in6 *)at->ifa_addr)->sin6_addr;
+            if (!IN6_IS_ADDR_LINKLOCAL(v6)) raw = v6;
+        }
+        if (raw && inet_ntop(at->ifa_addr->sa_family, raw, text, sizeof file->address[0]))
+            file->address_count++;
+    }
+    freeifaddrs(all);
+}
+
+static void host_hex(char out[TDM_SHA256_HEX], char name[64])
+{
+    uint8_t raw[TDM_SHA256_BYTES] = {0};
+    tdm__host_identity(NULL, raw, name, NULL);
+    tdm_hex(raw, sizeof raw, out);
+}
+
+/* One attempt to reach whom a file names. -1 when nobody is there. */
+static int connect_file(const tdm__meeting_file *file, double until_s,
+                        const tdm__cancellation *cancellation, char *why, size_t why_bytes)
+{
+    char here[TDM_SHA256_HEX], name[64], port[8];
+    host_hex(here, name);
+    snprintf(port, sizeof port, "%d", file->port);
+    bool local = strcmp(here, file->host) == 0;
+    snprintf(why, why_bytes, "it names no address");
+    for (int i = local ? -1 : 0; i < file->address_count; i++) {
+        const char *host = i < 0 ? "127.0.0.1" : file->address[i];
+        struct addrinfo *list = NULL;
+        if (look_up(host, port, &list, NULL) != TDM_OK) continue;
+        int fd = tdm__socket_connect(list->ai_addr, list->ai_addrlen, until_s, cancellation);
+        snprintf(why, why_bytes, "%s port %s: %s", host, port, strerror(errno));
+        freeaddrinfo(list);
+        if (fd >= 0) return fd;
+    }
+    return -1;
+}
+
+/* Whether the process at the other end of this connection begins like a hub. */
+static bool endpoint_says_hello(int fd, double until_s)
+{
+    uint8_t head[TDM__WIRE_HEAD], type = 0;
+    size_t got = 0, body_bytes = 0;
+    while (got < sizeof head) {
+        double left = until_s - tdm_clock_s();
+        struct pollfd wait = {.fd = fd, .events = POLLIN};
+        if (left <= 0 || poll(&wait, 1, (int)(left * 1000) + 1) <= 0) return false;
+        ssize_t part = recv(fd, head + got, sizeof head - got, 0);
+        if (part <= 0) return false;
+        got += (size_t)part;
+    }
+    return tdm__wire_head(head, &type, &body_bytes) && type == TDM__FRAME_HELLO;
+}
+
+/* A file that is there already belongs to a world that lives, or to one that died. */
+static tdm_status look_at_old_file(const tdm__rendezvous *meeting, tdm_error *err)
+{
+    tdm__meeting_file old;
+    uint64_t stamp = 0;
+    tdm_status status = tdm__meeting_file_read(meeting->path, &old, &stamp, err);
+    if (status == TDM_ERR_NOT_FOUND) return TDM_OK;
+    if (status != TDM_OK) return status;
+    char why[160];
+    int fd = connect_file(&old, tdm_clock_s() + 1, &meeting->cancellation, why, sizeof why);
+    bool alive = fd >= 0 && endpoint_says_hello(fd, tdm_clock_s() + HELLO_S);
+    if (fd >= 0) close(fd);
+    if (alive)
+        return tdm_fail(err, TDM_ERR_BUSY,
+                        "rendezvous %s is in use by another world, whose rank 0 is process %ld on "
+                        "%s: choose another file",
+                        meeting->path, old.pid, old.host_name);
+    tdm_log(TDM_LOG_INFO, "comm", "rendezvous %s is of a world that is gone (process %ld on %s)",
+            meeting->path, old.pid, old.host_name);
+    return TDM_OK;
+}
+
+static void set_file_key(tdm__rendezvous *meeting, const tdm__meeting_file *file)
+{
+    snprintf(meeting->key, sizeof meeting->key, "%s:%s", file->secret, meeting->secret);
+}
+
+static tdm_status listen_file(tdm__rendezvous *meeting, int *out_fd, tdm_error *err)
+{
+    TDM_TRY(look_at_old_file(meeting, err));
+    struct sockaddr_storage any;
+    int fd = tdm__socket_listen((struct sockaddr *)&any, tdm__socket_any(AF_INET6, NULL, &any));
+    if (fd < 0)
+        fd = tdm__socket_listen((struct sockaddr *)&any, tdm__socket_any(AF_INET, NULL, &any));
+    if (fd < 0)
+        return tdm_fail(err, TDM_ERR_SYSTEM, "rank 0 cannot listen for the others: %s",
+                        strerror(errno));
+    tdm__meeting_file file = {.pid = (long)getpid(), .port = tdm__socket_port(fd)};
+    uint8_t raw[16];
+    tdm_status status = tdm_os_random(raw, sizeof raw, err);
+    tdm_hex(raw, sizeof raw, file.secret);
+    host_hex(file.host, file.host_name);
+    list_addresses(&file);
+    if (status == TDM_OK)
+        status = tdm__meeting_file_write(meeting->path, &file, &meeting->stamp, err);
+    if (status != TDM_OK) {
+        close(fd);
+        return status;
+    }
+    set_file_key(meeting, &file);
+    *out_fd = fd;
+    return TDM_OK;
+}
+
+tdm_status tdm__rendezvous_listen(tdm__rendezvous *meeting, double until_s, int *out_fd,
+                                  tdm_error *err)
+{
+    switch (meeting->kind) {
+    case TDM__MEET_UNIX: return listen_unix(meeting, out_fd, err);
+    case TDM__MEET_FILE: return listen_file(meeting, out_fd, err);
+    case TDM__MEET_TCP: break;
+    }
+    return listen_tcp(meeting, until_s, out_fd, err);
+}
+
+/* ---- the others connect ------------------------------------------------------------------------------ */
+
+static tdm_status connect_tcp(const tdm__rendezvous *meeting, double until_s, int *out_fd,
+                              tdm_error *err)
+{
+    struct addrinfo *list = NULL;
+    TDM_TRY(look_up(meeting->host, meeting->port, &list, err));
+    int fd = -1;
+    for (const struct addrinfo *at = list; at && fd < 0; at = at->ai_next)
+        fd = tdm__socket_connect(at->ai_addr, at->ai_addrlen, until_s, &meeting->cancellation);
+    int why = errno;
+    freeaddrinfo(list);
+    if (fd < 0)
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "nobody listens at %s: %s", meeting->text,
+                        strerror(why));
+    *out_fd = fd;
+    return TDM_OK;
+}
+
+static tdm_status connect_unix(const tdm__rendezvous *meeting, double until_s, int *out_fd,
+                               tdm_error *err)
+{
+    struct sockaddr_un address;
+    socklen_t bytes = tdm__socket_abstract(meeting->name, &address);
+    int fd = tdm__socket_connect((struct sockaddr *)&address, bytes, until_s,
+                                 &meeting->cancellation);
+    if (fd < 0)
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "nobody listens at %s: %s", meeting->text,
+                        strerror(errno));
+    if (!tdm__socket_same_user(fd)) {
+        close(fd);
+        return tdm_fail(err, TDM_ERR_PEER_REFUSED,
+                        "who listens at %s belongs to another user: choose another name",
+                        meeting->text);
+    }
+    *out_fd = fd;
+    return TDM_OK;
+}
+
+tdm_status tdm__rendezvous_connect(tdm__rendezvous *meeting, double until_s, int *out_fd,
+                                   tdm_error *err)
+{
+    double soon_s = tdm_clock_s() + CONNECT_S;
+    if (soon_s < until_s) until_s = soon_s;
+    if (meeting->kind == TDM__MEET_TCP) return connect_tcp(meeting, until_s, out_fd, err);
+    if (meeting->kind == TDM__MEET_UNIX) return connect_unix(meeting, until_s, out_fd, err);
+    tdm__meeting_file file;
+    TDM_TRY(tdm__meeting_file_read(meeting->path, &file, &meeting->stamp, err));
+    char why[160];
+    int fd = connect_file(&file, until_s, &meeting->cancellation, why, sizeof why);
+    if (fd < 0)
+        return tdm_fail(err, TDM_ERR_NOT_FOUND,
+                        "%s names process %ld on %s, but nobody listens there (%s): perhaps it is "
+                        "of an earlier run",
+                        meeting->path, file.pid, file.host_name, why);
+    set_file_key(meeting, &file);
+    snprintf(meeting->host, sizeof meeting->host, "%s", file.host_name); /* for its certificate */
+    *out_fd = fd;
+    return TDM_OK;
+}
+
+bool tdm__rendezvous_changed(const tdm__rendezvous *meeting)
+{
+    tdm__meeting_file file;
+    uint64_t stamp = 0;
+    return meeting->kind == TDM__MEET_FILE &&
+           (tdm__meeting_file_read(meeting->path, &file, &stamp, NULL) != TDM_OK ||
+            stamp != meeting->stamp);
+}
+
+void tdm__rendezvous_remove(const tdm__rendezvous *meeting)
+{
+    if (meeting->kind == TDM__MEET_FILE && !tdm__rendezvous_changed(meeting)) unlink(meeting->path);
+}

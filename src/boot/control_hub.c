@@ -1,0 +1,427 @@
+/*
+ * control_hub.c: the hub's thread: one loop over all connections, none of which can hold it up.
+ *
+ * A turn: wait for something to read or write, read what is there frame by frame, do what the time
+ * asks for (heartbeats, deadlines), send what was queued, free what is over. Ending: everybody is told,
+ * gets what is queued, and closes; who does not within a moment, or was silent before, is left alone: what
+ * it was sent lies in its socket, and so does the end.
+ */
+#include "boot/control_hub.h"
+
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { EVENTS = 64 };
+#define LEAVING_S 2.0 /* for one who leaves to close its side, */
+#define END_S 0.25    /* and for all when the hub ends */
+#define STALL_S 1.0   /* a turn later than this: the hub itself was stopped, not the ranks */
+
+double tdm__beat_s(int size)
+{
+    return size <= 1024 ? 0.25 : 0.25 * size / 1024;
+}
+
+tdm_status tdm__thread_start(pthread_t *thread, void *(*run)(void *), void *user, tdm_error *err)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int bad = pthread_create(thread, NULL, run, user);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (bad) return tdm_fail(err, TDM_ERR_SYSTEM, "cannot start a thread: %s", strerror(bad));
+    return TDM_OK;
+}
+
+void tdm__thread_raise_priority(void)
+{
+    enum { NICE = -10 };
+    (void)setpriority(PRIO_PROCESS, 0, NICE); /* 0: this thread */
+}
+
+/* ---- connections -------------------------------------------------------------------------------------- */
+
+void tdm__hub_drop(tdm__hub *hub, tdm__hub_peer *caller)
+{
+    if (caller->over) return;
+    if (caller->is_guest) hub->guest_count--;
+    caller->is_guest = false;
+    caller->over = true;
+    hub->dirty = true;
+}
+
+void tdm__hub_let_go(tdm__hub *hub, tdm__hub_peer *caller)
+{
+    if (caller->over) return;
+    caller->state = TDM__HUB_PEER_LEAVING;
+    caller->until_s = tdm_clock_s() + LEAVING_S;
+    hub->dirty = true;
+}
+
+/* A rank that knows the secret, and whose TLS failed: its certificate, in general. */
+static void note_tls(tdm__hub *hub, const tdm__hub_peer *caller)
+{
+    const tdm__tls *tls = caller->channel.stream.tls;
+    if (!caller->proved || !tls || !*tdm__tls_why(tls)) return;
+    tdm_log(TDM_LOG_WARN, "comm", "no encrypted connection with a rank from %s: %s",
+            caller->address, tdm__tls_why(tls));
+    snprintf(hub->refused, sizeof hub->refused, "no encrypted connection with a rank from %s: %s",
+             caller->address, tdm__tls_why(tls));
+}
+
+/* The connection has ended, or must. */
+static void disconnect(tdm__hub *hub, tdm__hub_peer *caller, const char *how)
+{
+    if (caller->over) return;
+    if (caller->state == TDM__HUB_PEER_MEMBER) {
+        tdm__hub_lost(hub, caller->rank, TDM_SIGN_CLOSED, "%s", how);
+    } else {
+        note_tls(hub, caller);
+        tdm__hub_drop(hub, caller);
+    }
+}
+
+void tdm__hub_send_blob(tdm__hub *hub, tdm__hub_peer *caller, tdm__blob *blob)
+{
+    if (caller->over) return;
+    if (tdm__channel_put(&caller->channel, blob)) {
+        hub->dirty = true;
+    } else {
+        disconnect(hub, caller, "rank 0 has no memory for what it should be told");
+    }
+}
+
+void tdm__hub_send(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame)
+{
+    tdm__blob *blob = tdm__blob_frame(frame);
+    tdm__hub_send_blob(hub, caller, blob);
+    tdm__blob_release(blob);
+}
+
+static const char *state_text(tdm__channel_state state)
+{
+    switch (state) {
+    case TDM__CHANNEL_END: return "its connection to rank 0 was closed: it exited or was killed";
+    case TDM__CHANNEL_GARBAGE: return "it sent rank 0 something that makes no sense";
+    case TDM__CHANNEL_ERROR: break;
+    case TDM__CHANNEL_OK: break;
+    }
+    if (errno == ECONNRESET || errno == EPIPE)
+        return "its connection to rank 0 was closed: it exited or was killed";
+    return errno == ETIMEDOUT ? "its connection to rank 0 timed out"
+                              : "its connection to rank 0 broke";
+}
+
+static void hear_frames(tdm__hub *hub, tdm__hub_peer *caller)
+{
+    tdm__frame frame;
+    while (!caller->over) {
+        int got = caller->state == TDM__HUB_PEER_LEAVING
+                      ? 0
+                      : tdm__channel_next(&caller->channel, &frame);
+        if (got == 0) return;
+        if (caller->state == TDM__HUB_PEER_UNPROVED) {
+            if (got > 0) {
+                tdm__hub_serve_unproved(hub, caller, &frame);
+            } else {
+                tdm__hub_garbage(hub, caller);
+            }
+        } else if (got > 0) {
+            tdm__hub_member(hub, caller, &frame);
+        } else {
+            disconnect(hub, caller, state_text(TDM__CHANNEL_GARBAGE));
+        }
+    }
+}
+
+/* Something has come from it. */
+static void note_heard(tdm__hub *hub, const tdm__hub_peer *caller, double now_s)
+{
+    if (caller->state != TDM__HUB_PEER_MEMBER) return;
+    tdm__member *member = &hub->members[caller->rank];
+    if (now_s - member->heard_s > member->longest_s) member->longest_s = now_s - member->heard_s;
+    member->heard_s = now_s;
+}
+
+static void hear(tdm__hub *hub, tdm__hub_peer *caller)
+{
+    double now_s = tdm_clock_s();
+    tdm__channel_state state;
+    int why;
+    do {
+        size_t before = caller->channel.in_count;
+        state = tdm__channel_read(&caller->channel);
+        why = errno;
+        if (caller->channel.in_count > before) note_heard(hub, caller, now_s);
+        hear_frames(hub, caller);
+        if (caller->state == TDM__HUB_PEER_LEAVING)
+            caller->channel.in_first = caller->channel.in_count = 0;
+    } while (caller->channel.has_more && state == TDM__CHANNEL_OK && !caller->over);
+    errno = why;
+    if (state != TDM__CHANNEL_OK) disconnect(hub, caller, state_text(state));
+}
+
+/* Sends what is queued; asks to be told when there is more room, or no longer. */
+static void flush(tdm__hub *hub, tdm__hub_peer *caller)
+{
+    tdm__channel_state state = tdm__channel_flush(&caller->channel);
+    if (state != TDM__CHANNEL_OK) {
+        /* What it said before may still lie here: a good-bye, for example. */
+        hear(hub, caller);
+        disconnect(hub, caller, state_text(state));
+        return;
+    }
+    bool waiting = tdm__channel_wants_room(&caller->channel);
+    if (!tdm__channel_has_output(&caller->channel) && caller->state == TDM__HUB_PEER_LEAVING &&
+        !caller->shut) {
+        caller->shut = true;
+        shutdown(caller->channel.stream.fd, SHUT_WR);
+    }
+    if (waiting == caller->writable) return;
+    caller->writable = waiting;
+    struct epoll_event event = {.events = EPOLLIN | (waiting ? EPOLLOUT : 0), .data.ptr = caller};
+    epoll_ctl(hub->epoll_fd, EPOLL_CTL_MOD, caller->channel.stream.fd, &event);
+}
+
+/* Telling the death of one may reveal the death of another, hence the repetition. */
+static void flush_all(tdm__hub *hub)
+{
+    while (hub->dirty) {
+        hub->dirty = false;
+        for (tdm__hub_peer *at = hub->callers; at; at = at->next)
+            if (!at->over &&
+                (tdm__channel_wants_room(&at->channel) != at->writable ||
+                 tdm__channel_has_output(&at->channel) || at->state == TDM__HUB_PEER_LEAVING))
+                flush(hub, at);
+    }
+    for (tdm__hub_peer **link = &hub->callers; *link;) {
+        tdm__hub_peer *caller = *link;
+        if (!caller->over) {
+            link = &caller->next;
+            continue;
+        }
+        *link = caller->next;
+        tdm__channel_release(&caller->channel); /* closing takes it out of the epoll set */
+        free(caller);
+    }
+}
+
+/* ---- what the time asks for ----------------------------------------------------------------------------- */
+
+static void give_up_joining(tdm__hub *hub)
+{
+    tdm_str missing = TDM_STR_INIT;
+    tdm__hub_missing(hub, &missing);
+    tdm__frame frame = {.type = TDM__FRAME_REFUSED,
+                        .status = hub->doomed ? TDM_ERR_PEER_FAILED : TDM_ERR_PEER_TIMEOUT};
+    tdm_str text = TDM_STR_INIT;
+    if (hub->doomed)
+        tdm_str_add(&text, hub->refused);
+    else
+        tdm_str_addf(&text, "%d of %d ranks did not come within %.3g s: %s%s%s",
+                     hub->facts.size - hub->here_count, hub->facts.size, hub->facts.join_s,
+                     tdm_str_text(&missing), hub->refused[0] ? "; " : "", hub->refused);
+    memcpy(frame.text, tdm_str_text(&text),
+           text.length < sizeof frame.text ? text.length : sizeof frame.text - 1);
+    for (int i = 0; i < hub->facts.size; i++) {
+        tdm__member *member = &hub->members[i];
+        if (member->state != TDM__MEMBER_HERE) continue;
+        tdm__hub_send(hub, member->caller, &frame);
+        if (member->state == TDM__MEMBER_HERE) tdm__hub_let_go(hub, member->caller);
+        member->state = TDM__MEMBER_LOST;
+        member->caller = NULL;
+    }
+    hub->join_until_s = INFINITY;
+    tdm_str_release(&text);
+    tdm_str_release(&missing);
+}
+
+static void beat(tdm__hub *hub)
+{
+    tdm__frame frame = {.type = TDM__FRAME_PING};
+    if (!hub->started) {
+        tdm_str missing = TDM_STR_INIT;
+        tdm__hub_missing(hub, &missing);
+        size_t length = missing.length < sizeof frame.text ? missing.length : sizeof frame.text - 1;
+        memcpy(frame.text, tdm_str_text(&missing), length);
+        tdm_str_release(&missing);
+    } else {
+        memcpy(frame.text, hub->members[0].text, sizeof frame.text);
+    }
+    tdm__blob *blob = tdm__blob_frame(&frame);
+    for (int i = 0; blob && i < hub->facts.size; i++) {
+        tdm__member *member = &hub->members[i];
+        if (member->state == TDM__MEMBER_HERE && !tdm__channel_has_output(&member->caller->channel))
+            tdm__hub_send_blob(hub, member->caller, blob);
+    }
+    tdm__blob_release(blob);
+}
+
+static void run_timers(tdm__hub *hub, double now_s)
+{
+    double late_s = now_s - hub->turn_s;
+    hub->turn_s = now_s;
+    if (late_s > STALL_S) /* this process was stopped: nobody else's silence can be judged by it */
+        for (int i = 0; i < hub->facts.size; i++) hub->members[i].heard_s += late_s;
+    for (tdm__hub_peer *at = hub->callers; at; at = at->next)
+        if (at->state != TDM__HUB_PEER_MEMBER && now_s > at->until_s) tdm__hub_drop(hub, at);
+    if (hub->listen_again_s > 0 && now_s > hub->listen_again_s && hub->listen_fd >= 0) {
+        hub->listen_again_s = 0;
+        struct epoll_event event = {.events = EPOLLIN, .data.ptr = &hub->listen_fd};
+        epoll_ctl(hub->epoll_fd, EPOLL_CTL_ADD, hub->listen_fd, &event);
+    }
+    if (hub->ended) return;
+    bool waits = !hub->started && !isinf(hub->join_until_s);
+    if (waits && (now_s > hub->join_until_s || hub->doomed)) give_up_joining(hub);
+    if (now_s < hub->beat_at_s) return;
+    hub->beat_at_s = now_s + tdm__beat_s(hub->facts.size);
+    beat(hub);
+    if (hub->started) tdm__hub_listen_for_silence(hub, now_s);
+}
+
+static void say_the_end(tdm__hub *hub)
+{
+    hub->ended = true;
+    double now_s = tdm_clock_s();
+    hub->end_until_s = now_s + END_S;
+    if (hub->listen_fd >= 0) close(hub->listen_fd);
+    hub->listen_fd = -1;
+    tdm__frame frame = {.type = TDM__FRAME_BYE};
+    for (tdm__hub_peer *at = hub->callers; at; at = at->next) {
+        if (at->state == TDM__HUB_PEER_UNPROVED) {
+            tdm__hub_drop(hub, at);
+        } else if (at->state == TDM__HUB_PEER_MEMBER) {
+            int rank = at->rank;
+            at->dumb = hub->started && tdm__hub_is_silent(hub, rank, now_s);
+            tdm__hub_send(hub, at, &frame);
+            hub->members[rank].state = TDM__MEMBER_LEFT;
+            hub->members[rank].caller = NULL;
+            tdm__hub_let_go(hub, at);
+        }
+    }
+}
+
+/* Whether somebody is waited for at the end. */
+static bool has_company(const tdm__hub *hub)
+{
+    for (const tdm__hub_peer *at = hub->callers; at; at = at->next)
+        if (!at->dumb) return true;
+    return false;
+}
+
+static int wait_ms(const tdm__hub *hub, double now_s)
+{
+    double until_s = hub->ended ? hub->end_until_s : hub->beat_at_s;
+    if (!hub->started && hub->join_until_s < until_s) until_s = hub->join_until_s;
+    double left_s = until_s - now_s;
+    return left_s > 0 ? (int)(left_s * 1000) + 1 : 0;
+}
+
+static void *run(void *user)
+{
+    tdm__hub *hub = user;
+    hub->turn_s = tdm_clock_s();
+    tdm__thread_raise_priority();
+    while (!hub->ended || (has_company(hub) && tdm_clock_s() < hub->end_until_s)) {
+        struct epoll_event events[EVENTS];
+        int count = epoll_wait(hub->epoll_fd, events, EVENTS, wait_ms(hub, tdm_clock_s()));
+        for (int i = 0; i < count; i++) {
+            void *who = events[i].data.ptr;
+            if (who == &hub->wake_fd) {
+                uint64_t times;
+                while (read(hub->wake_fd, &times, sizeof times) > 0) continue;
+            } else if (who == &hub->listen_fd) {
+                tdm__hub_accept(hub);
+            } else if (!((tdm__hub_peer *)who)->over) {
+                if (events[i].events & ~(uint32_t)EPOLLOUT) hear(hub, who);
+                hub->dirty = true;
+            }
+        }
+        run_timers(hub, tdm_clock_s());
+        if (atomic_load(&hub->ending) && !hub->ended) say_the_end(hub);
+        flush_all(hub);
+    }
+    return NULL;
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------ */
+
+static void release(tdm__hub *hub)
+{
+    for (tdm__hub_peer *at = hub->callers; at; at = at->next) at->over = true;
+    flush_all(hub);
+    for (int i = 0; hub->members && i < hub->facts.size; i++) free(hub->members[i].block);
+    free(hub->members);
+    if (hub->listen_fd >= 0) close(hub->listen_fd);
+    if (hub->wake_fd >= 0) close(hub->wake_fd);
+    if (hub->epoll_fd >= 0) close(hub->epoll_fd);
+    free(hub);
+}
+
+static tdm_status prepare(tdm__hub *hub, int inner_fd, tdm_error *err)
+{
+    hub->members = calloc((size_t)hub->facts.size, sizeof *hub->members);
+    hub->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    hub->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    for (int i = 0; hub->members && i < hub->facts.size; i++) hub->members[i].waits_for = -1;
+    tdm__hub_peer *inner = NULL;
+    if (hub->members && hub->epoll_fd >= 0) inner = tdm__hub_admit(hub, inner_fd, "rank 0 itself");
+    if (!inner || hub->wake_fd < 0) {
+        if (!inner) close(inner_fd);
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make the hub of rank 0: %s", strerror(errno));
+    }
+    inner->inner = true;
+    struct epoll_event wake = {.events = EPOLLIN, .data.ptr = &hub->wake_fd};
+    struct epoll_event door = {.events = EPOLLIN, .data.ptr = &hub->listen_fd};
+    if (epoll_ctl(hub->epoll_fd, EPOLL_CTL_ADD, hub->wake_fd, &wake) != 0 ||
+        (hub->listen_fd >= 0 &&
+         epoll_ctl(hub->epoll_fd, EPOLL_CTL_ADD, hub->listen_fd, &door) != 0))
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot make the hub of rank 0: %s", strerror(errno));
+    return TDM_OK;
+}
+
+tdm_status tdm__hub_create(const tdm__hub_options *options, tdm__hub **out, tdm_error *err)
+{
+    tdm__hub *hub = calloc(1, sizeof *hub);
+    if (!hub) {
+        if (options->listen_fd >= 0) close(options->listen_fd);
+        close(options->inner_fd);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the hub of rank 0");
+    }
+    double now_s = tdm_clock_s();
+    hub->facts = *options->facts;
+    hub->world = options->world;
+    memcpy(hub->nonce, options->nonce, sizeof hub->nonce);
+    hub->listen_fd = options->listen_fd;
+    hub->wake_fd = hub->epoll_fd = -1;
+    hub->join_until_s = now_s + hub->facts.join_s;
+    hub->beat_at_s = now_s;
+    memcpy(hub->key, options->key, strnlen(options->key, sizeof hub->key - 1));
+    tdm_status status = prepare(hub, options->inner_fd, err);
+    if (status == TDM_OK) status = tdm__thread_start(&hub->thread, run, hub, err);
+    if (status != TDM_OK) {
+        release(hub);
+        return status;
+    }
+    *out = hub;
+    return TDM_OK;
+}
+
+void tdm__hub_destroy(tdm__hub *hub)
+{
+    if (!hub) return;
+    atomic_store(&hub->ending, true);
+    uint64_t one = 1;
+    if (write(hub->wake_fd, &one, sizeof one) < 0) { /* full: it is awake */
+    }
+    pthread_join(hub->thread, NULL);
+    release(hub);
+}

@@ -1,0 +1,315 @@
+/*
+ * control_hub_accept.c: the hub's door: who comes in, who is turned away, and why.
+ *
+ * Everybody who connects is told hello, and has a few seconds to answer. Who cannot prove to know the
+ * secret learns nothing but that; whose facts do not fit learns which, with both values, and so does
+ * the log here. What is no rank at all is closed, and mentioned once. When there are too many at the
+ * door, the one who has stood there longest goes: real ranks answer at once and come again.
+ */
+#include "boot/control_hub.h"
+#include "net/socket.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+enum {
+    MAX_GUESTS = 64,
+    MAX_ACCEPT = 16,
+    ACCEPT_STARTED = 32,
+    MAX_MENTIONED = 100,
+    MAX_PROTOCOL = 1000
+};
+#define STRANGER_S 5.0
+#define PAUSE_S 0.25 /* of the door, after ACCEPT_STARTED who came when nobody is missing */
+#define PROTOCOL_TEXT                                                                               \
+    "it speaks protocol %u of the control connection, rank 0 protocol %d: run the same version of " \
+    "tandem everywhere"
+
+tdm__hub_peer *tdm__hub_admit(tdm__hub *hub, int fd, const char *address)
+{
+    tdm__hub_peer *caller = calloc(1, sizeof *caller);
+    if (!caller) return NULL;
+    tdm__frame hello = {.type = TDM__FRAME_HELLO, .protocol = TDM__WIRE_PROTOCOL};
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = caller};
+    if (tdm_os_random(caller->nonce, sizeof caller->nonce, NULL) != TDM_OK ||
+        epoll_ctl(hub->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+        free(caller);
+        return NULL;
+    }
+    memcpy(hello.nonce, caller->nonce, sizeof hello.nonce);
+    hello.protection = caller->protection = tdm__protection_for(hub->facts.security, fd);
+    tdm__channel_init(&caller->channel, fd, TDM__MAX_WIRE_PROVE);
+    snprintf(caller->address, sizeof caller->address, "%s", address);
+    caller->until_s = tdm_clock_s() + STRANGER_S;
+    caller->next = hub->callers;
+    hub->callers = caller;
+    caller->is_guest = true;
+    hub->guest_count++;
+    tdm__hub_send(hub, caller, &hello);
+    return caller;
+}
+
+static void make_place(tdm__hub *hub)
+{
+    int max = MAX_GUESTS + (hub->started ? 0 : hub->facts.size - hub->here_count);
+    if (hub->guest_count < max) return;
+    tdm__hub_peer *oldest = NULL; /* new ones are put first */
+    for (tdm__hub_peer *at = hub->callers; at; at = at->next)
+        if (at->is_guest && !at->over && !at->inner && !at->proved) oldest = at;
+    if (oldest) tdm__hub_drop(hub, oldest);
+}
+
+static void turn_away(tdm__hub *hub, tdm__hub_peer *caller, const char *why)
+{
+    if (hub->told_of_refused < MAX_MENTIONED)
+        tdm_log(TDM_LOG_WARN, "comm", "turned away a rank from %s: %s%s", caller->address, why,
+                ++hub->told_of_refused < MAX_MENTIONED ? "" : "; more will not be mentioned");
+    snprintf(hub->refused, sizeof hub->refused, "a rank from %s was turned away: %s",
+             caller->address, why);
+    tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = TDM_ERR_PEER_REFUSED};
+    snprintf(frame.text, sizeof frame.text, "%s", why);
+    tdm__hub_send(hub, caller, &frame);
+    tdm__hub_let_go(hub, caller);
+}
+
+/* Takes no more connections for a while. */
+static void close_door(tdm__hub *hub, double pause_s)
+{
+    epoll_ctl(hub->epoll_fd, EPOLL_CTL_DEL, hub->listen_fd, NULL);
+    hub->listen_again_s = tdm_clock_s() + pause_s;
+}
+
+void tdm__hub_accept(tdm__hub *hub)
+{
+    /* When all ranks are here, nobody else has a reason to come: a flood is answered slowly, and waits in
+     * the kernel at its own cost. */
+    if (hub->started && tdm_clock_s() > hub->door_until_s) {
+        hub->door_until_s = tdm_clock_s() + PAUSE_S;
+        hub->door_count = 0;
+    }
+    for (int i = 0; i < MAX_ACCEPT; i++) {
+        char address[96];
+        int fd = tdm__socket_accept(hub->listen_fd, address, sizeof address);
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
+            snprintf(hub->refused, sizeof hub->refused,
+                     "rank 0 cannot take one more connection: %s; `ulimit -n` shows the limit on "
+                     "open files",
+                     strerror(errno));
+            tdm_log(TDM_LOG_WARN, "comm", "%s", hub->refused);
+            close_door(hub, 0.5);
+            return;
+        }
+        if (fd < 0) return; /* nobody more, or gone again */
+        if (hub->started && ++hub->door_count >= ACCEPT_STARTED) {
+            close_door(hub, PAUSE_S);
+            i = MAX_ACCEPT;
+        }
+        make_place(hub);
+        bool same_user = tdm__socket_same_user(fd);
+        tdm__hub_peer *caller = tdm__hub_admit(hub, fd, address);
+        if (!caller)
+            close(fd);
+        else if (!same_user)
+            turn_away(hub, caller, "it belongs to another user");
+    }
+}
+
+/* ---- judging ----------------------------------------------------------------------------------------- */
+
+void tdm__hub_missing(const tdm__hub *hub, tdm_str *out)
+{
+    enum { MAX_NAMED = 20 };
+    int missing = 0;
+    for (int i = 0; i < hub->facts.size; i++) {
+        if (hub->members[i].state == TDM__MEMBER_HERE) continue;
+        if (missing++ >= MAX_NAMED) continue;
+        tdm_str_addf(out, "%srank %d is missing%s", missing > 1 ? ", " : "", i,
+                     hub->members[i].came_and_went ? " (it came, and ended before all were there)"
+                                                   : "");
+    }
+    if (missing > MAX_NAMED) tdm_str_addf(out, " and %d more", missing - MAX_NAMED);
+}
+
+void tdm__hub_garbage(tdm__hub *hub, tdm__hub_peer *caller)
+{
+    uint32_t protocol = 0;
+    const tdm__channel *channel = &caller->channel;
+    if (tdm__wire_protocol(channel->in + channel->in_first, channel->in_count, &protocol) &&
+        protocol != TDM__WIRE_PROTOCOL && protocol < MAX_PROTOCOL) {
+        char why[160];
+        snprintf(why, sizeof why, PROTOCOL_TEXT, protocol, TDM__WIRE_PROTOCOL);
+        turn_away(hub, caller, why);
+        return;
+    }
+    if (!hub->told_of_garbage)
+        tdm_log(TDM_LOG_WARN, "comm",
+                "something that is no rank of tandem connected from %s, and was closed; more of "
+                "that will not be mentioned",
+                caller->address);
+    hub->told_of_garbage = true;
+    tdm__hub_drop(hub, caller);
+}
+
+/* Why this rank cannot come in; NULL when it can. Written to `out`. */
+static const char *find_fault(const tdm__hub *hub, const tdm__hub_peer *caller,
+                              const tdm__frame *join, char *out, size_t bytes)
+{
+    const tdm__facts *facts = &hub->facts;
+    unsigned rank = join->rank;
+    if (join->protocol != TDM__WIRE_PROTOCOL)
+        snprintf(out, bytes, PROTOCOL_TEXT, join->protocol, TDM__WIRE_PROTOCOL);
+    else if (strcmp(join->version, TDM_VERSION) != 0)
+        snprintf(out, bytes, "rank %u runs tandem %s, rank 0 runs %s", rank, join->version,
+                 TDM_VERSION);
+    else if (strcmp(join->job, facts->job) != 0)
+        snprintf(out, bytes, "rank %u came for job \"%.128s\", rank 0 for job \"%.128s\"", rank,
+                 join->job, facts->job);
+    else if (join->size != (uint32_t)facts->size)
+        snprintf(out, bytes, "rank %u came for a world of %u ranks, rank 0 for one of %d", rank,
+                 join->size, facts->size);
+    else if (join->epoch != facts->epoch)
+        snprintf(out, bytes, "rank %u came for epoch %u, rank 0 for epoch %u", rank, join->epoch,
+                 facts->epoch);
+    else if (rank >= (uint32_t)facts->size)
+        snprintf(out, bytes, "there is no rank %u in a world of %d", rank, facts->size);
+    else if (isinf(hub->join_until_s))
+        snprintf(out, bytes, "rank %u came after rank 0 had given up waiting", rank);
+    else if (hub->members[rank].state != TDM__MEMBER_ABSENT || (rank == 0) != caller->inner)
+        snprintf(out, bytes, "rank %u is there already: process %llu on %s", rank,
+                 (unsigned long long)(rank == 0 ? (uint64_t)getpid() : hub->members[rank].pid),
+                 rank == 0 ? facts->host_name : hub->members[rank].host_name);
+    else
+        return NULL;
+    return out;
+}
+
+/* What a connection says first: it knows the secret, or it is turned away. */
+static void hear_proof(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *prove)
+{
+    char why[200] = "rank 0 has no memory left";
+    uint8_t proof[TDM_SHA256_BYTES];
+    tdm__frame accept = {.type = TDM__FRAME_ACCEPT};
+    bool is_right = false;
+    if (prove->protocol != TDM__WIRE_PROTOCOL)
+        snprintf(why, sizeof why, PROTOCOL_TEXT, prove->protocol, TDM__WIRE_PROTOCOL);
+    else if (prove->protection != caller->protection)
+        snprintf(why, sizeof why,
+                 "it wants the connection protected by %s, rank 0 by %s: set comm.security (or "
+                 "TANDEM_SECURITY) to the same on all hosts",
+                 tdm__protection_name(prove->protection), tdm__protection_name(caller->protection));
+    else if (tdm__prove(TDM__PROVER_RANK, hub->key, prove, caller->nonce, proof) != TDM_OK)
+        is_right = false;
+    else if (!tdm__proof_equal(proof, prove->mac))
+        snprintf(why, sizeof why, "it has another secret");
+    else
+        is_right = tdm__prove(TDM__PROVER_HUB, hub->key, prove, caller->nonce, accept.mac) ==
+                   TDM_OK;
+    if (!is_right) {
+        turn_away(hub, caller, why);
+        return;
+    }
+    caller->proved = true;
+    caller->channel.limit = TDM__MAX_WIRE_JOIN;
+    tdm__hub_send(hub, caller, &accept);
+    /* The answer goes as it is; what follows it is encrypted. */
+    if (caller->over || tdm__channel_flush(&caller->channel) != TDM__CHANNEL_OK ||
+        tdm__channel_has_output(&caller->channel) ||
+        tdm__channel_secure(&caller->channel, &hub->facts, hub->key, prove, caller->nonce, true,
+                            NULL) != TDM_OK)
+        tdm__hub_drop(hub, caller);
+}
+
+/* With certificates: a rank's must name its host, or the address that it comes from. */
+static const char *find_name_fault(const tdm__hub_peer *caller, const tdm__frame *join, char *out,
+                                   size_t bytes)
+{
+    const tdm__tls *tls = caller->channel.stream.tls;
+    char address[96], subject[160];
+    tdm__socket_peer_host(caller->channel.stream.fd, address, sizeof address);
+    if (!tls || tdm__tls_is_named(tls, address) || tdm__tls_is_named(tls, join->host_name))
+        return NULL;
+    tdm__tls_subject(tls, subject, sizeof subject);
+    snprintf(
+        out, bytes,
+        "rank %u on host %s has a certificate of another name (%s); its subject alternative names "
+        "must have the host's name or the address %s",
+        join->rank, join->host_name, subject, address);
+    return out;
+}
+
+void tdm__hub_serve_unproved(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame)
+{
+    if (!caller->proved && frame->type == TDM__FRAME_PROVE) {
+        hear_proof(hub, caller, frame);
+        return;
+    }
+    if (!caller->proved || frame->type != TDM__FRAME_JOIN) {
+        tdm__hub_garbage(hub, caller);
+        return;
+    }
+    char why[512];
+    if (find_fault(hub, caller, frame, why, sizeof why) ||
+        find_name_fault(caller, frame, why, sizeof why)) {
+        turn_away(hub, caller, why);
+        return;
+    }
+    tdm__frame welcome = {.type = TDM__FRAME_WELCOME, .world = hub->world};
+    memcpy(welcome.nonce, hub->nonce, sizeof welcome.nonce);
+    tdm__member *member = &hub->members[frame->rank];
+    *member = (tdm__member){.state = TDM__MEMBER_HERE,
+                            .caller = caller,
+                            .pid = frame->pid,
+                            .heard_s = tdm_clock_s(),
+                            .waits_for = -1};
+    memcpy(member->host, frame->host, sizeof member->host);
+    memcpy(member->host_name, frame->host_name, sizeof member->host_name);
+    caller->state = TDM__HUB_PEER_MEMBER;
+    caller->is_guest = false;
+    caller->rank = (int)frame->rank;
+    caller->channel.limit = TDM__MAX_WIRE_BLOCK + 64;
+    hub->guest_count--;
+    hub->here_count++;
+    tdm__hub_send(hub, caller, &welcome);
+    if (hub->here_count == hub->facts.size) tdm__hub_start(hub);
+}
+
+/* ---- all have come ------------------------------------------------------------------------------------ */
+
+void tdm__hub_start(tdm__hub *hub)
+{
+    int size = hub->facts.size;
+    tdm_str entries = TDM_STR_INIT;
+    int *hosts = calloc((size_t)size, sizeof *hosts); /* the lowest rank of each host */
+    int host_count = 0;
+    for (int i = 0; hosts && i < size; i++) {
+        const tdm__member *member = &hub->members[i];
+        int host = 0;
+        while (host < host_count &&
+               memcmp(hub->members[hosts[host]].host, member->host, sizeof member->host) != 0)
+            host++;
+        if (host == host_count) hosts[host_count++] = i;
+        tdm__entry entry = {.host = (uint32_t)host, .pid = member->pid};
+        memcpy(entry.name, member->host_name, sizeof entry.name);
+        tdm__wire_entry_write(&entry, &entries);
+    }
+    tdm__frame frame = {.type = TDM__FRAME_START,
+                        .count = (uint32_t)size,
+                        .bytes = (const uint8_t *)entries.data,
+                        .byte_count = entries.length};
+    tdm__blob *blob = hosts && tdm_str_ok(&entries) ? tdm__blob_frame(&frame) : NULL;
+    double now_s = tdm_clock_s();
+    hub->started = true;
+    for (int i = 0; i < size; i++) {
+        tdm__member *member = &hub->members[i];
+        member->heard_s = now_s;
+        if (member->state == TDM__MEMBER_HERE) tdm__hub_send_blob(hub, member->caller, blob);
+    }
+    tdm__blob_release(blob);
+    tdm_str_release(&entries);
+    free(hosts);
+}

@@ -1,0 +1,405 @@
+/*
+ * environment.c: where this process stands, by what its launcher has set.
+ *
+ * One table names the variables of each launcher. Values come from outside: what is no number, or a
+ * rank beyond its world, is an error that names the variable and its value. Nothing is remembered
+ * between calls. Texts that are handed out belong to the environment.
+ */
+#include "boot/boot.h"
+#include "trace/recorder.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MAX_STREAMS = 64 }; /* more connections of a pair cost descriptors, and win nothing */
+
+typedef struct launcher {
+    const char *name;
+    const char *rank, *size, *size_else; /* size_else: looked at when size is not set */
+    const char *local_rank, *local_size;
+} launcher;
+
+/* In the order in which they are asked: mpiexec may run inside of Slurm, whose variables then speak of
+ * mpiexec's own helpers. */
+static const launcher launchers[] = {
+    {"tandem", "TANDEM_RANK", "TANDEM_SIZE", NULL, "TANDEM_LOCAL_RANK", "TANDEM_LOCAL_SIZE"},
+    {"openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", NULL, "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"mpich", "PMI_RANK", "PMI_SIZE", NULL, "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    {"slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_LOCALID", NULL},
+};
+
+/* NULL when it is not set, or empty. */
+static const char *variable(const char *name)
+{
+    const char *value = name ? getenv(name) : NULL;
+    return value && *value ? value : NULL;
+}
+
+static tdm_status read_number(const char *name, long min, long max, int *out, tdm_error *err)
+{
+    const char *text = variable(name);
+    char *end = NULL;
+    errno = 0;
+    long value = text && isdigit((unsigned char)*text) ? strtol(text, &end, 10) : 0;
+    if (!end || *end != '\0' || errno != 0 || value < min || value > max)
+        return tdm_fail(err, TDM_ERR_INVALID, "%s is \"%.40s\": not a whole number from %ld to %ld",
+                        name, text ? text : "", min, max);
+    *out = (int)value;
+    return TDM_OK;
+}
+
+static tdm_status read_local(const char *name, int max, int *out, tdm_error *err)
+{
+    *out = -1;
+    return variable(name) ? read_number(name, 0, max, out, err) : TDM_OK;
+}
+
+/* How many tasks a node has by Slurm's "2(x3),1": two on each of the first three, one on the fourth. */
+int tdm__slurm_tasks_of(const char *list, long node)
+{
+    for (const char *at = list; isdigit((unsigned char)*at);) {
+        char *end = NULL;
+        long tasks = strtol(at, &end, 10), nodes = 1;
+        if (strncmp(end, "(x", 2) == 0 && isdigit((unsigned char)end[2])) {
+            nodes = strtol(end + 2, &end, 10);
+            if (*end++ != ')') return -1;
+        }
+        if (nodes < 1 || (*end != ',' && *end != '\0')) return -1;
+        if (node < nodes) return tasks >= 1 && tasks <= TDM_MAX_RANKS ? (int)tasks : -1;
+        node -= nodes;
+        at = *end == ',' ? end + 1 : end;
+    }
+    return -1;
+}
+
+/* Slurm says how many tasks every node has, and which node this is. What does not go together counts as
+ * not known. */
+static int slurm_local_size(const tdm_comm_place *place)
+{
+    const char *list = variable("SLURM_STEP_TASKS_PER_NODE");
+    int node = 0;
+    if (!list) list = variable("SLURM_TASKS_PER_NODE");
+    if (!list || read_number("SLURM_NODEID", 0, TDM_MAX_RANKS, &node, NULL) != TDM_OK) return -1;
+    int size = tdm__slurm_tasks_of(list, node);
+    return size > place->size || size <= place->local_rank ? -1 : size;
+}
+
+static tdm_status read_place(const launcher *row, tdm_comm_place *out, tdm_error *err)
+{
+    const char *size_name = !variable(row->size) && variable(row->size_else) ? row->size_else
+                                                                             : row->size;
+    if (!variable(size_name) || !variable(row->rank))
+        return tdm_fail(err, TDM_ERR_INVALID, "%s is set, but %s is not: set both, or neither",
+                        variable(row->rank) ? row->rank : size_name,
+                        variable(row->rank) ? size_name : row->rank);
+    tdm_comm_place place = {.launcher = row->name};
+    TDM_TRY(read_number(size_name, 1, TDM_MAX_RANKS, &place.size, err));
+    TDM_TRY(read_number(row->rank, 0, TDM_MAX_RANKS - 1, &place.rank, err));
+    if (place.rank >= place.size)
+        return tdm_fail(err, TDM_ERR_INVALID, "%s is %d, but %s is %d: ranks count from 0",
+                        row->rank, place.rank, size_name, place.size);
+    TDM_TRY(read_local(row->local_rank, TDM_MAX_RANKS - 1, &place.local_rank, err));
+    TDM_TRY(read_local(row->local_size, TDM_MAX_RANKS, &place.local_size, err));
+    if (place.local_size == 0 || place.local_size > place.size ||
+        (place.local_size > 0 && place.local_rank >= place.local_size))
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%s is %d and %s is %d in a world of %d: that cannot be", row->local_rank,
+                        place.local_rank, row->local_size, place.local_size, place.size);
+    if (strcmp(row->name, "slurm") == 0) place.local_size = slurm_local_size(&place);
+    *out = place;
+    return TDM_OK;
+}
+
+tdm_status tdm_comm_environment(tdm_comm_place *out, tdm_error *err)
+{
+    for (size_t i = 0; i < sizeof(launchers) / sizeof(launchers[0]); i++) {
+        const launcher *row = &launchers[i];
+        bool ours = strcmp(row->name, "tandem") == 0;
+        if (variable(row->rank) || (ours && variable(row->size))) return read_place(row, out, err);
+    }
+    return tdm_fail(
+        err, TDM_ERR_NOT_FOUND,
+        "nothing says which rank this process is: start it with `tandem run`, mpirun or "
+        "srun, or set TANDEM_RANK and TANDEM_SIZE");
+}
+
+/* A number of seconds of the options: `otherwise` when it is 0. */
+static tdm_status resolve_seconds(const char *what, double *seconds, double otherwise,
+                                  tdm_error *err)
+{
+    if (!(*seconds >= 0 && *seconds <= TDM__MAX_SECONDS))
+        return tdm_fail(err, TDM_ERR_INVALID, "%s is %g: wanted are seconds from 0 (%g s) to %g",
+                        what, *seconds, otherwise, TDM__MAX_SECONDS);
+    if (*seconds == 0) *seconds = otherwise;
+    return TDM_OK;
+}
+
+/* The number of seconds that a variable has; left as it is when that is not set. */
+static tdm_status read_seconds(const char *name, double *out, tdm_error *err)
+{
+    const char *text = variable(name);
+    if (!text) return TDM_OK;
+    char *end = NULL;
+    double value = strtod(text, &end);
+    if (*end != '\0' || !(value > 0 && value <= TDM__MAX_SECONDS))
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "%s is \"%.40s\": not a number of seconds above 0 and up to %g", name, text,
+                        TDM__MAX_SECONDS);
+    *out = value;
+    return TDM_OK;
+}
+
+bool tdm_security_parse(const char *text, tdm_security *out)
+{
+    static const char *const names[] = {[TDM_SECURITY_AUTO] = "auto",
+                                        [TDM_SECURITY_OFF] = "off",
+                                        [TDM_SECURITY_PSK] = "psk",
+                                        [TDM_SECURITY_TLS] = "tls"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(text, names[i]) == 0) {
+            *out = (tdm_security)i;
+            return true;
+        }
+    return false;
+}
+
+static tdm_status resolve_security(tdm_comm_security *security, tdm_error *err)
+{
+    const char *request = variable("TANDEM_SECURITY");
+    if (security->mode != TDM_SECURITY_AUTO || !request) return TDM_OK;
+    if (tdm_security_parse(request, &security->mode)) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_INVALID,
+                    "TANDEM_SECURITY is \"%.40s\": set it to auto, off, psk or tls", request);
+}
+
+tdm_status tdm__options_resolve(const tdm_comm_options *given, tdm_comm_options *out,
+                                tdm_error *err)
+{
+    tdm_comm_options options = given ? *given : (tdm_comm_options){0};
+    if (!options.has_place) {
+        tdm_comm_place place;
+        tdm_status status = tdm_comm_environment(&place, err);
+        if (status == TDM_ERR_NOT_FOUND) {
+            place = (tdm_comm_place){.size = 1};
+        } else if (status != TDM_OK) {
+            return status;
+        }
+        options.rank = place.rank;
+        options.size = place.size;
+        options.has_place = true;
+    }
+    if (options.size < 1 || options.size > TDM_MAX_RANKS || options.rank < 0 ||
+        options.rank >= options.size)
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "rank %d of %d: a world has 1 to %d ranks, which count from 0",
+                        options.rank, options.size, TDM_MAX_RANKS);
+    const struct {
+        const char *name, **text;
+    } texts[] = {{"TANDEM_TRANSPORT", &options.transport},
+                 {"TANDEM_RENDEZVOUS", &options.rendezvous},
+                 {"TANDEM_SECRET", &options.secret},
+                 {"TANDEM_JOB", &options.job},
+                 {"TANDEM_RUN", &options.trace},
+                 {"TANDEM_TUNE", &options.tune},
+                 {"TANDEM_TLS_CERTIFICATE", &options.security.certificate},
+                 {"TANDEM_TLS_KEY", &options.security.private_key},
+                 {"TANDEM_TLS_AUTHORITY", &options.security.authority}};
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
+        if (!*texts[i].text || !**texts[i].text) *texts[i].text = variable(texts[i].name);
+    TDM_TRY(resolve_security(&options.security, err));
+    if (options.deadline_s == 0) TDM_TRY(read_seconds("TANDEM_DEADLINE", &options.deadline_s, err));
+    double silence_s = 0;
+    TDM_TRY(read_seconds("TANDEM_SILENCE", &silence_s, err)); /* see tdm__silence_s */
+    TDM_TRY(resolve_seconds("deadline_s", &options.deadline_s, 30, err));
+    TDM_TRY(resolve_seconds("join_s", &options.join_s, 60, err));
+    const char *dump = variable("TANDEM_DUMP_SIGNAL");
+    if (!options.dump_signal && dump) {
+        tdm_status status = tdm__dump_signal_read(dump, &options.dump_signal, err);
+        if (status != TDM_OK) return tdm_error_context(err, status, "TANDEM_DUMP_SIGNAL");
+    }
+    if (options.streams < 0 || options.streams > MAX_STREAMS)
+        return tdm_fail(err, TDM_ERR_INVALID, "streams is %d: wanted are 0 (which means 1) to %d",
+                        options.streams, MAX_STREAMS);
+    if (options.streams == 0) options.streams = 1;
+    *out = options;
+    return TDM_OK;
+}
+
+double tdm__silence_s(void)
+{
+    double seconds = 5;
+    return read_seconds("TANDEM_SILENCE", &seconds, NULL) == TDM_OK ? seconds : 5;
+}
+
+bool tdm__silence_is_slowness(tdm_process_watch *watch, uint64_t pid, double silent_s, double min_s)
+{
+    enum { IDLE_TIMES = 6, MAX_TIMES = 24 };
+    if (silent_s > MAX_TIMES * min_s) return false;
+    if (watch->process != (int64_t)pid) tdm_process_watch_init((int64_t)pid, watch);
+    return tdm_process_lives(watch, IDLE_TIMES * min_s);
+}
+
+/* ---- where to meet, when only the launcher is known ---------------------------------------------- */
+
+/* Slurm cuts long lists short: "rack[1-2]node[03,05-7],login". The first name takes the first of each
+ * pair of brackets. */
+bool tdm__slurm_first_host(const char *list, char *out, size_t bytes)
+{
+    size_t length = 0;
+    for (const char *at = list; *at && *at != ',';) {
+        const char *end = NULL;
+        if (*at == '[') {
+            size_t digits = strspn(at + 1, "0123456789");
+            end = strchr(at, ']');
+            if (digits == 0 || !end || !strchr("-,]", at[1 + digits])) return false;
+            if (length + digits >= bytes) return false;
+            memcpy(out + length, at + 1, digits);
+            length += digits;
+            at = end + 1;
+            continue;
+        }
+        if (!isalnum((unsigned char)*at) && !strchr("-_.", *at)) return false;
+        if (length + 1 >= bytes) return false;
+        out[length++] = *at++;
+    }
+    if (length == 0) return false;
+    out[length] = '\0';
+    return true;
+}
+
+/* Hydra's proxy is the parent of all its processes on this host; its number and when it began. */
+static bool parent_identity(char *out, size_t bytes)
+{
+    char path[64], line[1024] = "";
+    snprintf(path, sizeof path, "/proc/%ld/stat", (long)getppid());
+    FILE *file = fopen(path, "re");
+    size_t got = file ? fread(line, 1, sizeof line - 1, file) : 0;
+    if (file) fclose(file);
+    line[got] = '\0';
+    /* The 22nd field is when it began; names may hold spaces, so count from the last bracket. */
+    const char *at = strrchr(line, ')');
+    for (int i = 2; at && i < 22; i++) at = strchr(at + 1, ' ');
+    if (!at) return false;
+    snprintf(out, bytes, "parent=%ld.%.*s", (long)getppid(), (int)strcspn(at + 1, " "), at + 1);
+    return true;
+}
+
+/* What all processes of one start by a launcher have in common, and no others. Open MPI's number of a job
+ * is short and comes again; what it draws for its networks is not. A job that Slurm starts again keeps its
+ * numbers, but for that of the starts. Without any of these it holds on this host alone. */
+static bool launch_identity(char *out, size_t bytes, bool *is_of_host)
+{
+    static const char *const names[] = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"};
+    const char *name = NULL;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && !name; i++)
+        if (variable(names[i])) name = names[i];
+    const char *drawn = variable("OMPI_MCA_orte_precondition_transports");
+    const char *job = variable("SLURM_JOB_ID"), *step = variable("SLURM_STEP_ID");
+    const char *starts = variable("SLURM_RESTART_COUNT");
+    *is_of_host = !name && !job;
+    if (name)
+        snprintf(out, bytes, "%s=%s %s %s", name, variable(name), drawn ? drawn : "",
+                 starts ? starts : "");
+    else if (job)
+        snprintf(out, bytes, "SLURM=%s.%s %s", job, step ? step : "", starts ? starts : "");
+    return name || job || parent_identity(out, bytes);
+}
+
+static uint64_t hash_of(const char *text)
+{
+    char hex[TDM_SHA256_HEX] = "0";
+    tdm_sha256_of(text, strlen(text), hex);
+    hex[16] = '\0';
+    return strtoull(hex, NULL, 16);
+}
+
+static bool on_one_host(const tdm_comm_place *place)
+{
+    if (place->local_size == place->size) return true;
+    const char *nodes = variable("SLURM_STEP_NUM_NODES");
+    if (!nodes) nodes = variable("SLURM_NNODES");
+    return strcmp(place->launcher, "slurm") == 0 && nodes && strcmp(nodes, "1") == 0;
+}
+
+bool tdm_comm_launch_name(const tdm_comm_place *place, char out[TDM_LAUNCH_NAME_BYTES])
+{
+    char identity[512];
+    bool is_of_host = true;
+    if (strcmp(place->launcher, "tandem") == 0 ||
+        !launch_identity(identity, sizeof identity, &is_of_host) ||
+        (is_of_host && !on_one_host(place)))
+        return false;
+    snprintf(out, TDM_LAUNCH_NAME_BYTES, "%016llx", (unsigned long long)hash_of(identity));
+    return true;
+}
+
+tdm_status tdm__rendezvous_guess(const tdm_comm_options *options, char out[TDM__MAX_RENDEZVOUS],
+                                 tdm_error *err)
+{
+    char identity[512];
+    bool is_of_host;
+    tdm_comm_place place = {.size = 0};
+    bool known = tdm_comm_environment(&place, NULL) == TDM_OK && place.size == options->size;
+    if (known && on_one_host(&place) && strcmp(place.launcher, "tandem") != 0 &&
+        launch_identity(identity, sizeof identity, &is_of_host)) {
+        snprintf(out, TDM__MAX_RENDEZVOUS, "unix:tandem-%s-%lu-%016llx", place.launcher,
+                 (unsigned long)geteuid(), (unsigned long long)hash_of(identity));
+        return TDM_OK;
+    }
+    const char *nodes = variable("SLURM_STEP_NODELIST"), *job = variable("SLURM_JOB_ID");
+    if (!nodes) nodes = variable("SLURM_JOB_NODELIST");
+    char host[256];
+    if (known && nodes && job && tdm__slurm_first_host(nodes, host, sizeof host) &&
+        launch_identity(identity, sizeof identity, &is_of_host)) {
+        snprintf(out, TDM__MAX_RENDEZVOUS, "%s:%d", host, 20000 + (int)(hash_of(identity) % 12000));
+        return TDM_OK;
+    }
+    return tdm_fail(err, TDM_ERR_INVALID,
+                    "rank %d of %d does not know where to meet the others: set TANDEM_RENDEZVOUS "
+                    "(or --rendezvous) to HOST:PORT of rank 0, or to a file that all ranks can see",
+                    options->rank, options->size);
+}
+
+/* ---- this machine --------------------------------------------------------------------------------- */
+
+static void read_line(const char *path, char *out, size_t bytes)
+{
+    FILE *file = fopen(path, "re");
+    if (!file || !fgets(out, (int)bytes, file)) out[0] = '\0';
+    if (file) fclose(file);
+    out[strcspn(out, "\n")] = '\0';
+}
+
+/* Memory is shared by processes of one kernel, one user, and one network namespace (in which abstract
+ * sockets have their names). Who sets `given` or TANDEM_HOST says that it is so. */
+tdm_status tdm__host_identity(const char *given, uint8_t out[TDM_SHA256_BYTES], char name[64],
+                              tdm_error *err)
+{
+    char boot[64] = "";
+    struct stat net = {0};
+    if (!given || !*given) given = variable("TANDEM_HOST");
+    snprintf(name, 64, "%s", given ? given : "");
+    if (!given) {
+        read_line("/proc/sys/kernel/random/boot_id", boot, sizeof boot);
+        if (stat("/proc/self/ns/net", &net) != 0) net = (struct stat){0};
+        if (gethostname(name, 63) != 0) snprintf(name, 64, "unnamed");
+        name[63] = '\0';
+    }
+    char shown[64];
+    tdm__wire_clean((const uint8_t *)name, strlen(name), shown);
+    memcpy(name, shown, sizeof shown);
+    char text[320];
+    int length = snprintf(text, sizeof text, "%s|%s|%llu.%llu|%lu", given ? given : "",
+                          given || *boot ? boot : name, (unsigned long long)net.st_dev,
+                          (unsigned long long)net.st_ino, (unsigned long)geteuid());
+    static const char purpose[] = "tandem host";
+    if (tdm_hmac_sha256(purpose, strlen(purpose), text, (size_t)length, out) != TDM_OK)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to name this host");
+    return TDM_OK;
+}

@@ -1,0 +1,35 @@
+/*
+ * cancellation.h: what may end the waits of a rank that joins before their time: its caller's word
+ * (tdm_comm_options.should_give_up), or the news that a rank of the world has died meanwhile.
+ *
+ * Every loop that waits while a world is opened sleeps in slices, and asks between them. A patience
+ * without a function never ends. It is asked by the thread that opens the world alone, and calls nothing
+ * of that world.
+ */
+#ifndef TANDEM_NET_CANCELLATION_H
+#define TANDEM_NET_CANCELLATION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct tdm__cancellation {
+    bool (*is_over)(void *user); /* NULL: never */
+    void *user;
+} tdm__cancellation;
+
+#define TDM__CANCELLATION_SLICE_S 0.004 /* between two questions */
+
+/* NULL is fine. */
+static inline bool tdm__cancellation_is_due(const tdm__cancellation *cancellation)
+{
+    return cancellation && cancellation->is_over && cancellation->is_over(cancellation->user);
+}
+
+/* How much of `left_s` may be slept before the next question. */
+static inline double tdm__cancellation_slice(const tdm__cancellation *cancellation, double left_s)
+{
+    bool asks = cancellation && cancellation->is_over;
+    return asks && left_s > TDM__CANCELLATION_SLICE_S ? TDM__CANCELLATION_SLICE_S : left_s;
+}
+
+#endif

@@ -1,0 +1,18 @@
+/*
+ * endpoint.h: an address of a socket as ranks tell it to each other, and the size of a world's key.
+ */
+#ifndef TANDEM_NET_ENDPOINT_H
+#define TANDEM_NET_ENDPOINT_H
+
+#include <stdint.h>
+
+enum { TDM__WORLD_KEY = 32 }; /* bytes */
+
+/* An address of the Internet. The wire has it as it lies in memory, little-endian. */
+typedef struct tdm__endpoint {
+    uint16_t family; /* 4, 6; 0: none, the socket is a UNIX one */
+    uint16_t port;
+    uint8_t bytes[16];
+} tdm__endpoint;
+
+#endif

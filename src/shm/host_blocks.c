@@ -1,0 +1,210 @@
+/*
+ * host_blocks.c: blocks of the segment, taken and given back by any rank.
+ *
+ * The table has one word for each block: its first page and its number of pages. A block exists from
+ * the one store of that word on, and is gone with the one store of zero: a rank that dies at any
+ * instruction leaves a table that is whole, and at worst a block that nobody uses. The lock keeps two
+ * ranks from choosing the same pages; it is the kernel's robust kind, which knows its holder and hands
+ * itself on when that dies. To give back needs no lock: the pages are punched out of the segment while
+ * the word, marked, still keeps others away.
+ *
+ * Blocks begin at pages. Large ones lie apart from small ones, at multiples of a huge page. A fresh
+ * block is zero because its pages were never touched, or have been given back since.
+ */
+#include "shm/host_inner.h"
+
+#include <tandem/os.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#define LARGE_BYTES (4ull << 20) /* from here on a block is large */
+#define ASK_BYTES (16ull << 20)  /* from here on we ask the system whether it has that much */
+#define LEAVING (1ull << 63)     /* in a record: its pages are just being given back */
+#define MAX_PAGES (1ull << 31)
+
+enum { LOCK_S = 10, LOCK_NAP_NS = 20000, HUGE_PAGES = 512 };
+
+/* A record: first page in bits 32 to 62, number of pages in bits 0 to 31. */
+static uint64_t record_first(uint64_t record)
+{
+    return (record & ~LEAVING) >> 32;
+}
+
+static uint64_t record_end(uint64_t record)
+{
+    return record_first(record) + (uint32_t)record;
+}
+
+/* The holder needs microseconds: whoever finds it taken naps for as long, and looks again. */
+static tdm_status lock_table(tdm__host *host, tdm_error *err)
+{
+    double until_s = tdm_clock_s() + LOCK_S;
+    int failed;
+    while ((failed = pthread_mutex_trylock(&host->segment->lock)) == EBUSY &&
+           tdm_clock_s() < until_s)
+        nanosleep(&(struct timespec){.tv_nsec = LOCK_NAP_NS}, NULL);
+    if (failed == EOWNERDEAD) failed = pthread_mutex_consistent(&host->segment->lock);
+    if (!failed) return TDM_OK;
+    return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
+                    "the lock of this host's shared memory was not free for %d s (%s): is one of "
+                    "its ranks stopped?",
+                    LOCK_S, strerror(failed));
+}
+
+typedef struct extent {
+    uint64_t first, end; /* pages */
+} extent;
+
+/* Whether nothing lies in [first, first + pages). */
+static bool is_free(const tdm__host *host, uint32_t high, uint64_t first, uint64_t pages)
+{
+    for (uint32_t i = 0; i < high; i++) {
+        uint64_t record = atomic_load_explicit(&host->records[i], memory_order_acquire);
+        if (record && record_first(record) < first + pages && record_end(record) > first)
+            return false;
+    }
+    return true;
+}
+
+static int by_first(const void *a, const void *b)
+{
+    const extent *x = a, *y = b;
+    return (x->first > y->first) - (x->first < y->first);
+}
+
+/* The first gap of `pages` pages within [from, to); UINT64_MAX when there is none. */
+static uint64_t find_gap(const tdm__host *host, uint32_t high, extent within, uint64_t pages,
+                         uint64_t align)
+{
+    extent *used = malloc(((size_t)high + 1) * sizeof *used);
+    if (!used) return UINT64_MAX;
+    size_t count = 0;
+    for (uint32_t i = 0; i < high; i++) {
+        uint64_t record = atomic_load_explicit(&host->records[i], memory_order_acquire);
+        if (record) used[count++] = (extent){record_first(record), record_end(record)};
+    }
+    if (count) qsort(used, count, sizeof *used, by_first);
+    uint64_t at = tdm__host_round(within.first, align);
+    for (size_t i = 0; i < count; i++) {
+        if (used[i].end <= at) continue;
+        if (used[i].first >= at + pages) break;
+        at = tdm__host_round(used[i].end, align);
+    }
+    free(used);
+    return at + pages <= within.end ? at : UINT64_MAX;
+}
+
+/* Chooses pages, in the area of their kind or, when that is full, in the other. The lock is held. */
+static uint64_t choose_pages(tdm__host *host, uint32_t high, uint64_t pages, bool large)
+{
+    const extent areas[2] = {{host->at.small / TDM__HOST_PAGE, host->at.large / TDM__HOST_PAGE},
+                             {host->at.large / TDM__HOST_PAGE, host->at.end / TDM__HOST_PAGE}};
+    uint64_t align = large ? HUGE_PAGES : 1;
+    for (int turn = 0; turn < 2; turn++) {
+        int area = (turn == 0) == large;
+        uint64_t at = atomic_load_explicit(&host->segment->cursor_page[area], memory_order_relaxed);
+        at = tdm__host_round(at, align);
+        /* Right after the last one, or wherever there is room. */
+        if (at < areas[area].first || at >= areas[area].end || at + pages > areas[area].end ||
+            !is_free(host, high, at, pages))
+            at = find_gap(host, high, areas[area], pages, align);
+        if (at == UINT64_MAX) continue;
+        atomic_store_explicit(&host->segment->cursor_page[area], at + pages, memory_order_relaxed);
+        return at;
+    }
+    return UINT64_MAX;
+}
+
+/* Puts the block into the table. The lock is held. */
+static tdm_status record_block(tdm__host *host, uint64_t pages, bool large, uint64_t *out,
+                               tdm_error *err)
+{
+    uint32_t high = atomic_load_explicit(&host->segment->record_high, memory_order_relaxed);
+    if (high > TDM__MAX_HOST_BLOCKS) high = TDM__MAX_HOST_BLOCKS;
+    uint32_t place = 0;
+    while (place < high && atomic_load_explicit(&host->records[place], memory_order_relaxed))
+        place++;
+    if (place == TDM__MAX_HOST_BLOCKS)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY,
+                        "this host's shared memory has %d blocks already, which is all it can",
+                        TDM__MAX_HOST_BLOCKS);
+    uint64_t first = choose_pages(host, high, pages, large);
+    if (first == UINT64_MAX)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY,
+                        "this host's shared memory, %llu MB of address space, has no room for "
+                        "%llu KB more",
+                        (unsigned long long)(host->at.end >> 20),
+                        (unsigned long long)pages * (TDM__HOST_PAGE / 1024));
+    if (place == high)
+        atomic_store_explicit(&host->segment->record_high, high + 1, memory_order_relaxed);
+    atomic_store_explicit(&host->records[place], first << 32 | pages, memory_order_release);
+    *out = first * TDM__HOST_PAGE;
+    return TDM_OK;
+}
+
+tdm_status tdm__host_alloc(tdm__host *host, size_t bytes, uint64_t *out_offset, tdm_error *err)
+{
+    uint64_t pages = bytes / TDM__HOST_PAGE + (bytes % TDM__HOST_PAGE != 0);
+    if (pages == 0) pages = 1;
+    if (pages >= MAX_PAGES || pages * TDM__HOST_PAGE > host->at.end)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY,
+                        "%zu bytes of shared memory; this host's has %llu MB of address space",
+                        bytes, (unsigned long long)(host->at.end >> 20));
+    if (bytes >= ASK_BYTES) {
+        tdm_memory_info info;
+        tdm_os_memory_info(&info);
+        if (info.available_bytes && bytes > info.available_bytes)
+            return tdm_fail(err, TDM_ERR_NO_MEMORY,
+                            "%zu MB of shared memory; the machine has %llu MB left", bytes >> 20,
+                            (unsigned long long)(info.available_bytes >> 20));
+    }
+    TDM_TRY(lock_table(host, err));
+    tdm_status status = record_block(host, pages, bytes >= LARGE_BYTES, out_offset, err);
+    pthread_mutex_unlock(&host->segment->lock);
+    return status;
+}
+
+void tdm__host_free(tdm__host *host, uint64_t offset)
+{
+    uint32_t high = atomic_load_explicit(&host->segment->record_high, memory_order_relaxed);
+    for (uint32_t i = 0; i < high && i < TDM__MAX_HOST_BLOCKS; i++) {
+        uint64_t record = atomic_load_explicit(&host->records[i], memory_order_acquire);
+        if (!record || record & LEAVING || record_first(record) * TDM__HOST_PAGE != offset)
+            continue;
+        if (!atomic_compare_exchange_strong(&host->records[i], &record, record | LEAVING)) break;
+        uint64_t bytes = (record_end(record) - record_first(record)) * TDM__HOST_PAGE;
+        if (fallocate(host->memory_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
+                      (off_t)bytes) != 0 &&
+            madvise(host->base + offset, bytes, MADV_REMOVE) != 0)
+            memset(host->base + offset, 0, bytes); /* the next user finds zeros all the same */
+        atomic_store_explicit(&host->records[i], 0, memory_order_release);
+        return;
+    }
+    tdm_log(TDM_LOG_WARN, "comm", "shared memory at offset %llu is given back, but is not taken",
+            (unsigned long long)offset);
+}
+
+void *tdm__host_at(const tdm__host *host, uint64_t offset)
+{
+    return host->base + offset;
+}
+
+uint64_t tdm__host_offset(const tdm__host *host, const void *memory, size_t bytes)
+{
+    uintptr_t at = (uintptr_t)memory, base = (uintptr_t)host->base;
+    if (!host->base || at < base || at - base > host->at.end || bytes > host->at.end - (at - base))
+        return UINT64_MAX;
+    return at - base;
+}
+
+bool tdm__host_is_taken(const tdm__host *host, uint64_t offset)
+{
+    uint32_t high = atomic_load_explicit(&host->segment->record_high, memory_order_relaxed);
+    if (high > TDM__MAX_HOST_BLOCKS) high = TDM__MAX_HOST_BLOCKS;
+    return offset < host->at.end && !is_free(host, high, offset / TDM__HOST_PAGE, 1);
+}

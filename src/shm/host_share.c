@@ -1,0 +1,437 @@
+/*
+ * host_share.c: how the ranks of a host come by the memory that they share.
+ *
+ * The lowest rank listens on an abstract UNIX socket, whose random name the others have learnt when
+ * the world was made. Each of them says hello with the world's number and its place, and gets the
+ * memory's file descriptor back; it maps it and says that it is ready; when all are, all are told to
+ * go on. So the second half of making a host ends on all ranks, or fails on all, and a rank that could
+ * not map the memory is named everywhere.
+ *
+ * Strangers: a process of another user is turned away as it comes, by the kernel's word for who it is;
+ * one of the same user when its hello is not ours, or does not come in time. They take nothing with
+ * them, and the ranks that are awaited do not wait for them. Every step has a deadline.
+ */
+#include "shm/host_inner.h"
+
+#include <tandem/os.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define HELLO_MAGIC 0x6c656874u
+#define JOIN_S 20.0 /* for all ranks to come, and for an answer */
+#define HELLO_S 3.0 /* for a stranger to say what it wants */
+
+enum { MAX_STRANGERS = 16, RETRY_NS = 1000000 };
+
+/* All four are of one kind, because one machine reads and writes them: magic, world, and two words. */
+typedef struct note {
+    uint32_t magic, world;
+    uint32_t place, count; /* of the one who speaks; of the ranks of the host */
+    uint64_t bytes;        /* of the segment */
+    uint32_t step, bad;    /* a note_step; whether it went wrong */
+} note;
+
+typedef enum note_step { STEP_HELLO = 1, STEP_MEMORY, STEP_READY, STEP_GO } note_step;
+
+size_t tdm__host_draw_name(const char *what, char name[TDM__MAX_HOST_NAME])
+{
+    uint64_t drawn[2] = {0};
+    if (tdm_os_random(drawn, sizeof drawn, NULL) != TDM_OK) {
+        drawn[0] = tdm_clock_ns();
+        drawn[1] = (uint64_t)getpid();
+    }
+    int length = snprintf(name, TDM__MAX_HOST_NAME, "tandem-%s-%08llx%08llx", what,
+                          (unsigned long long)drawn[0] & 0xffffffffu,
+                          (unsigned long long)drawn[1] & 0xffffffffu);
+    return length > 0 && length < TDM__MAX_HOST_NAME ? (size_t)length : 0;
+}
+
+static socklen_t address_of(const char *name, size_t bytes, struct sockaddr_un *out)
+{
+    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(out->sun_path + 1, name, bytes);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + bytes);
+}
+
+tdm_status tdm__host_listen(tdm__host *host, tdm_error *err)
+{
+    struct sockaddr_un address;
+    size_t bytes = tdm__host_draw_name("host", host->listen_name);
+    socklen_t length = address_of(host->listen_name, bytes, &address);
+    host->listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (host->listen_fd < 0 ||
+        bind(host->listen_fd, (const struct sockaddr *)&address, length) != 0 ||
+        listen(host->listen_fd, host->count + MAX_STRANGERS) != 0)
+        return tdm_fail(err, TDM_ERR_SYSTEM,
+                        "making a socket on which this host's ranks find their shared memory: %s",
+                        strerror(errno));
+    return TDM_OK;
+}
+
+static bool is_same_user(int fd)
+{
+    struct ucred peer;
+    socklen_t bytes = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && bytes == sizeof peer &&
+           peer.uid == geteuid();
+}
+
+/* Sends a note, with `memory_fd` unless it is -1. It is small enough for any fresh socket. */
+static bool send_note(int fd, const note *n, int memory_fd)
+{
+    struct iovec io = {.iov_base = (void *)n, .iov_len = sizeof *n};
+    union {
+        struct cmsghdr align;
+        char space[CMSG_SPACE(sizeof(int))];
+    } control = {.space = {0}};
+    struct msghdr message = {.msg_iov = &io, .msg_iovlen = 1};
+    if (memory_fd >= 0) {
+        message.msg_control = control.space;
+        message.msg_controllen = sizeof control.space;
+        struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(c), &memory_fd, sizeof(int));
+    }
+    ssize_t sent;
+    do sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    return sent == (ssize_t)sizeof *n;
+}
+
+static note note_of(const tdm__host *host, note_step step, bool bad)
+{
+    return (note){.magic = HELLO_MAGIC,
+                  .world = host->world,
+                  .place = (uint32_t)host->index,
+                  .count = (uint32_t)host->count,
+                  .bytes = host->base ? host->at.end : 0,
+                  .step = step,
+                  .bad = bad};
+}
+
+static bool note_fits(const tdm__host *host, const note *n, note_step step)
+{
+    return n->magic == HELLO_MAGIC && n->world == host->world &&
+           n->count == (uint32_t)host->count && n->place < n->count && n->step == (uint32_t)step;
+}
+
+/* ---- the lowest rank --------------------------------------------------------------------------- */
+
+typedef struct guest {
+    int fd; /* -1: the place is free */
+    int place;
+    note_step step; /* the note that is awaited; STEP_GO: none */
+    double until_s;
+    size_t got;
+    note heard;
+} guest;
+
+typedef struct party {
+    tdm__host *host;
+    guest *guests;
+    struct pollfd *polls;
+    int capacity, ready_count;
+    int failed_place; /* -1: none */
+    bool given_up;    /* the patience was over */
+    bool *seen;       /* by place */
+} party;
+
+static void dismiss(party *p, guest *g)
+{
+    if (g->step == STEP_READY && p->failed_place < 0) p->failed_place = g->place;
+    close(g->fd);
+    g->fd = -1;
+}
+
+/* A whole note has come from this guest. */
+static void hear_guest(party *p, guest *g)
+{
+    const note *n = &g->heard;
+    if (g->step == STEP_HELLO) {
+        note answer = note_of(p->host, STEP_MEMORY, false);
+        if (!note_fits(p->host, n, STEP_HELLO) || n->place == 0 || p->seen[n->place] ||
+            !send_note(g->fd, &answer, p->host->memory_fd)) {
+            dismiss(p, g);
+            return;
+        }
+        g->place = (int)n->place;
+        p->seen[g->place] = true;
+        g->step = STEP_READY;
+        g->until_s = tdm_clock_s() + JOIN_S;
+    } else if (!note_fits(p->host, n, STEP_READY) || n->place != (uint32_t)g->place || n->bad) {
+        dismiss(p, g);
+    } else {
+        g->step = STEP_GO;
+        p->ready_count++;
+    }
+    g->got = 0;
+}
+
+static void read_guest(party *p, guest *g)
+{
+    ssize_t got = recv(g->fd, (uint8_t *)&g->heard + g->got, sizeof g->heard - g->got,
+                       MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) {
+        if (g->step == STEP_GO) {
+            /* It was ready and is gone: the world will notice by other ways. */
+            g->step = STEP_READY;
+        }
+        dismiss(p, g);
+        return;
+    }
+    g->got += (size_t)got;
+    if (g->got == sizeof g->heard) hear_guest(p, g);
+}
+
+static void accept_guest(party *p)
+{
+    guest *place = NULL;
+    for (int i = 0; i < p->capacity && !place; i++)
+        if (p->guests[i].fd < 0) place = &p->guests[i];
+    if (!place) return;
+    int fd = accept4(p->host->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0) return;
+    if (!is_same_user(fd)) {
+        close(fd);
+        return;
+    }
+    *place = (guest){.fd = fd, .step = STEP_HELLO, .until_s = tdm_clock_s() + HELLO_S};
+}
+
+/* One round of waiting: for newcomers while there is room, and for every guest's note. */
+static void serve_once(party *p, double until_s)
+{
+    int guests = 0;
+    for (int i = 0; i < p->capacity; i++) {
+        guest *g = &p->guests[i];
+        if (g->fd >= 0 && g->step != STEP_GO && tdm_clock_s() > g->until_s) dismiss(p, g);
+        p->polls[i + 1] = (struct pollfd){.fd = g->fd, .events = POLLIN};
+        guests += g->fd >= 0;
+    }
+    int listen_fd = guests < p->capacity ? p->host->listen_fd : -1;
+    p->polls[0] = (struct pollfd){.fd = listen_fd, .events = POLLIN};
+    double left_s = tdm__cancellation_slice(&p->host->cancellation, until_s - tdm_clock_s());
+    int left_ms = left_s <= 0 ? 0 : left_s > 0.1 ? 100 : (int)(left_s * 1000) + 1;
+    if (poll(p->polls, (nfds_t)p->capacity + 1, left_ms) <= 0) return;
+    for (int i = 0; i < p->capacity; i++)
+        if (p->polls[i + 1].revents && p->guests[i].fd >= 0) read_guest(p, &p->guests[i]);
+    if (p->polls[0].revents) accept_guest(p);
+}
+
+static tdm_status given_up(const tdm__host *host, tdm_error *err)
+{
+    return tdm_fail(err, TDM_ERR_PEER_FAILED,
+                    "rank %d no longer waits for its neighbours on this host",
+                    host->ranks[host->index]);
+}
+
+static tdm_status say_who_is_missing(const party *p, tdm_error *err)
+{
+    if (p->given_up) return given_up(p->host, err);
+    if (p->failed_place >= 0)
+        return tdm_fail(err, TDM_ERR_PEER_FAILED,
+                        "rank %d could not map this host's shared memory, or ended while it did",
+                        p->host->ranks[p->failed_place]);
+    char list[200] = "";
+    size_t length = 0;
+    for (int i = 1; i < p->host->count && length < sizeof list - 24; i++)
+        if (!p->seen[i])
+            length += (size_t)snprintf(list + length, sizeof list - length, "%s%d",
+                                       length ? ", " : "", p->host->ranks[i]);
+    return tdm_fail(
+        err, TDM_ERR_PEER_TIMEOUT,
+        "not all ranks of this host asked for its shared memory within %.0f s; missing: "
+        "%s",
+        JOIN_S, length ? list : "an answer");
+}
+
+tdm_status tdm__host_hand_out(tdm__host *host, tdm_error *err)
+{
+    int capacity = host->count - 1 + MAX_STRANGERS;
+    party p = {.host = host,
+               .guests = calloc((size_t)capacity, sizeof(guest)),
+               .polls = calloc((size_t)capacity + 1, sizeof(struct pollfd)),
+               .seen = calloc((size_t)host->count, sizeof(bool)),
+               .capacity = capacity,
+               .failed_place = -1};
+    tdm_status status = TDM_OK;
+    if (!p.guests || !p.polls || !p.seen) {
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the ranks of this host");
+        goto free_all;
+    }
+    for (int i = 0; i < capacity; i++) p.guests[i].fd = -1;
+    double until_s = tdm_clock_s() + JOIN_S;
+    while (p.ready_count < host->count - 1 && p.failed_place < 0 && !p.given_up &&
+           tdm_clock_s() < until_s) {
+        serve_once(&p, until_s);
+        p.given_up = p.ready_count < host->count - 1 &&
+                     tdm__cancellation_is_due(&host->cancellation);
+    }
+    bool bad = p.ready_count < host->count - 1 || p.failed_place >= 0;
+    if (bad) status = say_who_is_missing(&p, err);
+    note go = note_of(host, STEP_GO, bad);
+    for (int i = 0; i < capacity; i++) {
+        if (p.guests[i].fd < 0) continue;
+        if (p.guests[i].step != STEP_HELLO) (void)send_note(p.guests[i].fd, &go, -1);
+        close(p.guests[i].fd);
+    }
+free_all:
+    free(p.guests);
+    free(p.polls);
+    free(p.seen);
+    close(host->listen_fd);
+    host->listen_fd = -1;
+    return status;
+}
+
+/* ---- the others -------------------------------------------------------------------------------- */
+
+static tdm_status reach(tdm__host *host, const uint8_t *name, size_t name_bytes, int *out_fd,
+                        tdm_error *err)
+{
+    struct sockaddr_un address;
+    if (name_bytes == 0 || name_bytes >= TDM__MAX_HOST_NAME)
+        return tdm_fail(err, TDM_ERR_FORMAT, "rank %d gave no address for its shared memory",
+                        host->ranks[0]);
+    socklen_t length = address_of((const char *)name, name_bytes, &address);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return tdm_fail(err, TDM_ERR_SYSTEM, "making a socket to ask for shared memory: %s",
+                        strerror(errno));
+    double until_s = tdm_clock_s() + JOIN_S;
+    while (connect(fd, (const struct sockaddr *)&address, length) != 0) {
+        bool busy = errno == EAGAIN || errno == EINTR;
+        if (busy && tdm_clock_s() < until_s && !tdm__cancellation_is_due(&host->cancellation)) {
+            nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
+            continue;
+        }
+        tdm_status status = tdm_fail(
+            err, busy ? TDM_ERR_PEER_TIMEOUT : TDM_ERR_PEER_FAILED,
+            "asking rank %d for this host's shared memory: %s; has it ended, or does it run in "
+            "another network namespace?",
+            host->ranks[0], strerror(errno));
+        close(fd);
+        return status;
+    }
+    if (!is_same_user(fd)) {
+        close(fd);
+        return tdm_fail(err, TDM_ERR_PEER_REFUSED,
+                        "the socket of rank %d belongs to another user: not touched",
+                        host->ranks[0]);
+    }
+    *out_fd = fd;
+    return TDM_OK;
+}
+
+/* The file descriptor that came with a message; -1 for none. More than one would be closed. */
+static int take_fd(struct msghdr *message)
+{
+    int fd = -1;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c))
+        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
+            c->cmsg_len == CMSG_LEN(sizeof(int)))
+            memcpy(&fd, CMSG_DATA(c), sizeof fd);
+    return fd;
+}
+
+/* Reads one note, and the file descriptor that may come with it. */
+static tdm_status hear_host(tdm__host *host, int fd, note_step step, note *out, int *out_fd,
+                            tdm_error *err)
+{
+    double until_s = tdm_clock_s() + JOIN_S;
+    size_t got = 0;
+    while (got < sizeof *out) {
+        double left_s = until_s - tdm_clock_s();
+        if (left_s <= 0)
+            return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
+                            "rank %d did not answer about this host's shared memory within %.0f s",
+                            host->ranks[0], JOIN_S);
+        if (tdm__cancellation_is_due(&host->cancellation)) return given_up(host, err);
+        struct pollfd poller = {.fd = fd, .events = POLLIN};
+        left_s = tdm__cancellation_slice(&host->cancellation, left_s);
+        if (poll(&poller, 1, (int)(left_s * 1000) + 1) <= 0) continue;
+        union {
+            struct cmsghdr align;
+            char space[CMSG_SPACE(sizeof(int))];
+        } control;
+        struct iovec io = {.iov_base = (uint8_t *)out + got, .iov_len = sizeof *out - got};
+        struct msghdr message = {.msg_iov = &io,
+                                 .msg_iovlen = 1,
+                                 .msg_control = control.space,
+                                 .msg_controllen = sizeof control.space};
+        ssize_t read_bytes = recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (read_bytes < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+        if (read_bytes <= 0)
+            return tdm_fail(err, TDM_ERR_PEER_FAILED,
+                            "rank %d closed the connection for this host's shared memory: it has "
+                            "ended or given up, or another process took this rank's place",
+                            host->ranks[0]);
+        int came = take_fd(&message);
+        if (came >= 0 && out_fd && *out_fd < 0)
+            *out_fd = came;
+        else if (came >= 0)
+            close(came);
+        got += (size_t)read_bytes;
+    }
+    if (!note_fits(host, out, step))
+        return tdm_fail(err, TDM_ERR_FORMAT, "rank %d speaks of another world's shared memory",
+                        host->ranks[0]);
+    return TDM_OK;
+}
+
+/* Whether it is what it should be: of the size that was said, which nobody can change. */
+static tdm_status check_memory(const tdm__host *host, uint64_t bytes, tdm_error *err)
+{
+    struct stat about;
+    const int must = F_SEAL_SHRINK | F_SEAL_GROW;
+    if (host->memory_fd < 0 || fstat(host->memory_fd, &about) != 0 || about.st_size < 0 ||
+        (uint64_t)about.st_size != bytes || (fcntl(host->memory_fd, F_GET_SEALS) & must) != must)
+        return tdm_fail(err, TDM_ERR_FORMAT,
+                        "what rank %d sent is not the shared memory of this host", host->ranks[0]);
+    return TDM_OK;
+}
+
+tdm_status tdm__host_ask(tdm__host *host, const uint8_t *name, size_t name_bytes, tdm_error *err)
+{
+    int fd = -1;
+    TDM_TRY(reach(host, name, name_bytes, &fd, err));
+    note hello = note_of(host, STEP_HELLO, false), heard = {0};
+    tdm_status status = TDM_OK;
+    if (!send_note(fd, &hello, -1))
+        status = tdm_fail(err, TDM_ERR_PEER_FAILED, "asking rank %d for shared memory: %s",
+                          host->ranks[0], strerror(errno));
+    if (status == TDM_OK) status = hear_host(host, fd, STEP_MEMORY, &heard, &host->memory_fd, err);
+    if (status == TDM_OK) {
+        status = check_memory(host, heard.bytes, err);
+        if (status == TDM_OK) status = tdm__host_map(host, heard.bytes, err);
+        if (status == TDM_OK) status = tdm__host_enter(host, err);
+        note ready = note_of(host, STEP_READY, status != TDM_OK);
+        if (!send_note(fd, &ready, -1) && status == TDM_OK)
+            status = tdm_fail(err, TDM_ERR_PEER_FAILED,
+                              "rank %d has ended while shared memory was "
+                              "handed out",
+                              host->ranks[0]);
+    }
+    if (status == TDM_OK) status = hear_host(host, fd, STEP_GO, &heard, NULL, err);
+    if (status == TDM_OK && heard.bad)
+        status = tdm_fail(
+            err, TDM_ERR_PEER_FAILED,
+            "a rank of this host could not map its shared memory: see rank %d's error",
+            host->ranks[0]);
+    close(fd);
+    return status;
+}

@@ -1,0 +1,235 @@
+/*
+ * shm_ring.c: the two rings of a lane.
+ *
+ * Indexes grow for ever and are taken modulo the size of the ring, which is a power of two: full and
+ * empty are never the same. A record is in one piece; where it does not fit before the end of the ring,
+ * a record of the kind PAD fills that up. Whatever is read from the other side is compared with what
+ * can be: an index no further ahead than the ring is long, a length within what is there.
+ */
+#include "transport/shm_ring.h"
+
+#include <string.h>
+
+enum {
+    LANE_HEAD_BYTES = 4096,
+    MANY_RANKS = 16, /* from here on a host's lanes are small */
+};
+
+typedef struct piece_head {
+    uint64_t token;
+    uint32_t bytes;
+    uint8_t unused[52];
+} piece_head;
+_Static_assert(sizeof(piece_head) == 64, "a piece's data begins at a cache line");
+
+tdm__shm_ring_sizes tdm__shm_ring_sizes_for(int rank_count)
+{
+    bool many = rank_count > MANY_RANKS;
+    tdm__shm_ring_sizes sizes = {.record_bytes = many ? 16384 : 65536,
+                                 .piece_bytes = many ? 8192 - 64 : 32768 - 64};
+    sizes.total_bytes = LANE_HEAD_BYTES + (uint64_t)sizes.record_bytes +
+                        TDM__SHM_RING_PIECES * (sizeof(piece_head) + (uint64_t)sizes.piece_bytes);
+    return sizes;
+}
+
+static void look_at(const tdm__host *host, uint64_t offset, tdm__shm_ring_end *end)
+{
+    uint8_t *base = tdm__host_at(host, offset);
+    *end = (tdm__shm_ring_end){.lane = (tdm__shm_ring *)base,
+                               .records = base + LANE_HEAD_BYTES,
+                               .sizes = tdm__shm_ring_sizes_for(tdm__host_count(host))};
+    end->pieces = end->records + end->sizes.record_bytes;
+}
+
+tdm_status tdm__shm_ring_make(tdm__host *host, int from, int to, tdm__shm_ring_end *end,
+                              tdm_error *err)
+{
+    uint64_t offset = 0;
+    TDM_TRY(tdm__host_alloc(host, tdm__shm_ring_sizes_for(tdm__host_count(host)).total_bytes,
+                            &offset, err));
+    look_at(host, offset, end);
+    atomic_store_explicit(tdm__host_slot(host, from, to), offset, memory_order_release);
+    return TDM_OK;
+}
+
+bool tdm__shm_ring_find(const tdm__host *host, int from, int to, tdm__shm_ring_end *end)
+{
+    uint64_t offset = atomic_load_explicit(tdm__host_slot(host, from, to), memory_order_acquire);
+    uint64_t bytes = tdm__shm_ring_sizes_for(tdm__host_count(host)).total_bytes;
+    if (offset == 0) return false;
+    if (offset % TDM__HOST_PAGE || offset < host->at.small || offset > host->at.end - bytes)
+        return false;
+    look_at(host, offset, end);
+    return true;
+}
+
+static uint32_t grains(uint32_t bytes)
+{
+    return (bytes + TDM__SHM_RING_GRAIN - 1) & ~(uint32_t)(TDM__SHM_RING_GRAIN - 1);
+}
+
+/* Sets the flag for "I wait for room", so that the reader's next step rings. */
+static void starve(tdm__shm_ring_end *end, uint32_t which)
+{
+    atomic_fetch_or(&end->lane->starved, which);
+    tdm__fence_on(&end->lane->starved);
+}
+
+/* How many bytes of the ring of records are free, by a fresh look at the reader's index. */
+static uint64_t record_room(tdm__shm_ring_end *end)
+{
+    uint64_t seen = atomic_load_explicit(&end->lane->record_head, memory_order_acquire);
+    uint64_t used = end->record_at - seen;
+    if (used > end->sizes.record_bytes) {
+        end->garbage = true;
+        return 0;
+    }
+    end->record_seen = seen;
+    return end->sizes.record_bytes - used;
+}
+
+tdm__record *tdm__shm_ring_begin(tdm__shm_ring_end *end, uint32_t bytes)
+{
+    uint32_t size = end->sizes.record_bytes;
+    uint32_t at = (uint32_t)(end->record_at & (size - 1)), pad = 0;
+    if (size - at < grains(bytes)) pad = size - at;
+    uint64_t need = (uint64_t)pad + grains(bytes);
+    if (size - (end->record_at - end->record_seen) < need && record_room(end) < need) {
+        starve(end, TDM__STARVED_RECORDS);
+        if (record_room(end) < need) return NULL;
+    }
+    if (pad) {
+        tdm__record *filler = (tdm__record *)(end->records + at);
+        *filler = (tdm__record){.kind = TDM__RECORD_PAD, .bytes = pad};
+        end->record_at += pad; /* seen together with the record behind it */
+        at = 0;
+    }
+    return (tdm__record *)(end->records + at);
+}
+
+void tdm__shm_ring_commit(tdm__shm_ring_end *end, uint32_t bytes)
+{
+    end->record_at += grains(bytes);
+    atomic_store_explicit(&end->lane->record_tail, end->record_at, memory_order_release);
+}
+
+bool tdm__shm_ring_has_credit(tdm__shm_ring_end *end, uint64_t cost)
+{
+    uint64_t taken = atomic_load_explicit(&end->lane->eager_taken, memory_order_relaxed);
+    uint64_t waiting = end->eager - taken;
+    if (waiting > TDM__SHM_RING_CREDIT) {
+        end->garbage = true; /* it cannot have taken more than was sent, nor we sent beyond */
+        return false;
+    }
+    return waiting + cost <= TDM__SHM_RING_CREDIT;
+}
+
+static uint8_t *piece_place(const tdm__shm_ring_end *end, uint64_t index)
+{
+    return end->pieces +
+           (index % TDM__SHM_RING_PIECES) * (sizeof(piece_head) + (uint64_t)end->sizes.piece_bytes);
+}
+
+static bool piece_room(tdm__shm_ring_end *end)
+{
+    end->piece_seen = atomic_load_explicit(&end->lane->piece_head, memory_order_acquire);
+    if (end->piece_at - end->piece_seen > TDM__SHM_RING_PIECES) end->garbage = true;
+    return end->piece_at - end->piece_seen < TDM__SHM_RING_PIECES;
+}
+
+uint8_t *tdm__shm_ring_piece_begin(tdm__shm_ring_end *end)
+{
+    if (end->piece_at - end->piece_seen >= TDM__SHM_RING_PIECES && !piece_room(end)) {
+        starve(end, TDM__STARVED_PIECES);
+        if (!piece_room(end)) return NULL;
+    }
+    return piece_place(end, end->piece_at) + sizeof(piece_head);
+}
+
+void tdm__shm_ring_piece_commit(tdm__shm_ring_end *end, uint64_t token, uint32_t bytes)
+{
+    piece_head *head = (piece_head *)piece_place(end, end->piece_at);
+    *head = (piece_head){.token = token, .bytes = bytes};
+    end->piece_at++;
+    atomic_store_explicit(&end->lane->piece_tail, end->piece_at, memory_order_release);
+}
+
+/* ---- the reader -------------------------------------------------------------------------------- */
+
+/* One record at the reader's index, checked; false when it is not sound. */
+static bool read_record(tdm__shm_ring_end *end, tdm__record *out, const uint8_t **out_at)
+{
+    uint32_t size = end->sizes.record_bytes;
+    uint32_t at = (uint32_t)(end->record_at & (size - 1));
+    uint64_t there = end->record_seen - end->record_at;
+    if (there > size - at) there = size - at;
+    if (there < sizeof *out) return false;
+    memcpy(out, end->records + at, sizeof *out);
+    *out_at = end->records + at;
+    return out->bytes >= sizeof *out && out->bytes <= there && grains(out->bytes) <= there;
+}
+
+bool tdm__shm_ring_next(tdm__shm_ring_end *end, tdm__record *out, const uint8_t **out_at)
+{
+    for (int pads = 0; pads < 2 && !end->garbage; pads++) {
+        if (end->record_at == end->record_seen) {
+            uint64_t tail = atomic_load_explicit(&end->lane->record_tail, memory_order_acquire);
+            if (tail == end->record_at) return false;
+            end->record_seen = tail;
+            if (tail - end->record_at > end->sizes.record_bytes || tail % TDM__SHM_RING_GRAIN)
+                end->garbage = true;
+        }
+        if (end->garbage || !read_record(end, out, out_at)) break;
+        if (out->kind != TDM__RECORD_PAD) return true;
+        tdm__shm_ring_skip(end, out);
+    }
+    end->garbage = true;
+    return false;
+}
+
+void tdm__shm_ring_skip(tdm__shm_ring_end *end, const tdm__record *record)
+{
+    end->record_at += grains(record->bytes);
+    atomic_store_explicit(&end->lane->record_head, end->record_at, memory_order_release);
+}
+
+void tdm__shm_ring_take_eager(tdm__shm_ring_end *end, uint64_t cost)
+{
+    end->eager += cost;
+    atomic_store_explicit(&end->lane->eager_taken, end->eager, memory_order_relaxed);
+}
+
+bool tdm__shm_ring_piece_next(tdm__shm_ring_end *end, uint64_t *out_token, uint32_t *out_bytes,
+                              const uint8_t **out_at)
+{
+    if (end->piece_at == end->piece_seen) {
+        end->piece_seen = atomic_load_explicit(&end->lane->piece_tail, memory_order_acquire);
+        if (end->piece_at == end->piece_seen) return false;
+        if (end->piece_seen - end->piece_at > TDM__SHM_RING_PIECES) end->garbage = true;
+    }
+    if (end->garbage) return false;
+    piece_head head;
+    const uint8_t *at = piece_place(end, end->piece_at);
+    memcpy(&head, at, sizeof head);
+    if (head.bytes == 0 || head.bytes > end->sizes.piece_bytes) {
+        end->garbage = true;
+        return false;
+    }
+    *out_token = head.token;
+    *out_bytes = head.bytes;
+    *out_at = at + sizeof head;
+    return true;
+}
+
+void tdm__shm_ring_piece_skip(tdm__shm_ring_end *end)
+{
+    end->piece_at++;
+    atomic_store_explicit(&end->lane->piece_head, end->piece_at, memory_order_release);
+}
+
+bool tdm__shm_ring_is_fed(tdm__shm_ring_end *end, uint32_t which)
+{
+    tdm__fence_on(&end->lane->starved);
+    if (!(atomic_load_explicit(&end->lane->starved, memory_order_relaxed) & which)) return false;
+    return (atomic_fetch_and(&end->lane->starved, ~which) & which) != 0;
+}
