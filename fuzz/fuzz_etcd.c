@@ -5,7 +5,7 @@
  * the store's limits, revisions, texts that are text, words that can be shown; and what is refused must
  * say why and leave the outputs alone.
  */
-#include "cluster/kv_etcd.h"
+#include "kv/kv_etcd.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
  * kernel does not let die. When the agent is killed, its workers go on; nobody restarts them then.
  */
 #include "cluster/agent.h"
-#include "cluster/kv.h"
+#include "kv/kv.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -7,7 +7,7 @@
 #include "cluster/disk_probe.h"
 #include "cluster/log_forward.h"
 #include "cluster/session.h"
-#include "cluster/spawn.h"
+#include "launch/spawn.h"
 
 #include <tandem/elastic.h>
 

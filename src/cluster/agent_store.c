@@ -6,7 +6,7 @@
  * It is said once, and once again when it answers.
  */
 #include "cluster/agent.h"
-#include "cluster/kv.h"
+#include "kv/kv.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -10,10 +10,10 @@
  * Invariant: it returns when there is a verdict and its agents have ended (or have had their time for
  * that), or when neither agents nor workers are left.
  */
-#include "cluster/kv.h"
 #include "cluster/log_forward.h"
 #include "cluster/session.h"
-#include "cluster/spawn.h"
+#include "kv/kv.h"
+#include "launch/spawn.h"
 
 #include <tandem/elastic.h>
 #include <tandem/os.h>

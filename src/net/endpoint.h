@@ -8,7 +8,7 @@
 
 enum { TDM__WORLD_KEY = 32 }; /* bytes */
 
-/* An address of the Internet. The wire has it as it lies in memory, little-endian. */
+/* An address of the Internet. On the wire it has the same bytes as in memory, little-endian. */
 typedef struct tdm__endpoint {
     uint16_t family; /* 4, 6; 0: none, the socket is a UNIX one */
     uint16_t port;

@@ -14,8 +14,8 @@
 #ifndef TANDEM_TESTS_SIM_ELASTIC_SIM_H
 #define TANDEM_TESTS_SIM_ELASTIC_SIM_H
 
-#include "cluster/kv.h"
-#include "cluster/member.h"
+#include "kv/kv.h"
+#include "membership/member.h"
 #include "sim/sim.h"
 
 enum {

@@ -7,8 +7,8 @@
  */
 #include "check.h"
 #include "cluster/disk_probe.h"
-#include "cluster/kv.h"
 #include "cluster/log_forward.h"
+#include "kv/kv.h"
 
 #include <stdatomic.h>
 #include <time.h>

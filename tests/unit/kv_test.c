@@ -6,7 +6,7 @@
  * file, a file from before the system was started, of somebody else, damaged, or removed. Some of it
  * reaches into the file (kv_local.h) to bring about what would take years.
  */
-#include "cluster/kv_local.h"
+#include "kv/kv_local.h"
 
 #include "cluster/kv_exercise.h"
 

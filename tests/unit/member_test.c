@@ -6,7 +6,7 @@
  * and about the thread and the clock that the simulator replaces.
  */
 #include "check.h"
-#include "cluster/member.h"
+#include "membership/member.h"
 
 #include <signal.h>
 #include <stdatomic.h>

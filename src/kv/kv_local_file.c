@@ -11,7 +11,7 @@
  * debugger) would keep everybody waiting, which is what the store is there to notice; it is killed once
  * that has lasted a second. One that runs, however slowly, is left alone.
  */
-#include "cluster/kv_local.h"
+#include "kv/kv_local.h"
 
 #include <tandem/os.h>
 

@@ -4,7 +4,7 @@
  * The list of those that were left out goes along from epoch to epoch, for as long as their records are
  * there: by it they find out, and nobody takes them for newcomers.
  */
-#include "cluster/member.h"
+#include "membership/member.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -9,7 +9,7 @@
  * Threading: `kv` belongs to the thread that trains, `watch_kv` to the watcher, `confirm_kv` to whoever
  * holds confirm_lock. Knowledge is shared under `lock`, which is never held while the store is asked.
  */
-#include "cluster/member.h"
+#include "membership/member.h"
 
 #include <errno.h>
 #include <inttypes.h>

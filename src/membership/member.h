@@ -8,10 +8,10 @@
  * of the thread. elastic.c is the loop of the thread that trains. Nothing here blocks or looks at a clock
  * but through the store (and `pause`), and only the swap of "epoch" decides anything.
  */
-#ifndef TANDEM_CLUSTER_MEMBER_H
-#define TANDEM_CLUSTER_MEMBER_H
+#ifndef TANDEM_MEMBERSHIP_MEMBER_H
+#define TANDEM_MEMBERSHIP_MEMBER_H
 
-#include "cluster/kv.h"
+#include "kv/kv.h"
 
 #include <tandem/elastic.h>
 #include <tandem/os.h>

@@ -8,7 +8,7 @@
  * goes on only where it can still find more than it has, which makes clean cuts cheap; in a wild tangle of
  * odds it stops after a fixed number of tries, with the best found so far.
  */
-#include "cluster/member.h"
+#include "membership/member.h"
 
 #include <string.h>
 

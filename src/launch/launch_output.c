@@ -7,7 +7,7 @@
  * the queue: while it is full nothing is read. When nobody reads our stream any more, the ranks' pipes
  * are closed, and they learn of it as they would without labels.
  */
-#include "cluster/launch.h"
+#include "launch/launch.h"
 
 #include <errno.h>
 #include <poll.h>

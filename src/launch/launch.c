@@ -9,7 +9,7 @@
  * Invariant: whatever is returned, every process that was started has been waited for, or (a process
  * that the kernel does not let die) is named by an error.
  */
-#include "cluster/launch.h"
+#include "launch/launch.h"
 
 #include <tandem/os.h>
 

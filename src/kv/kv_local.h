@@ -13,10 +13,10 @@
  * and that shows that it makes progress: then the lease is extended. Everything is read and written under the lock alone,
  * but for `commit`, which sleepers look at.
  */
-#ifndef TANDEM_CLUSTER_KV_LOCAL_H
-#define TANDEM_CLUSTER_KV_LOCAL_H
+#ifndef TANDEM_KV_KV_LOCAL_H
+#define TANDEM_KV_KV_LOCAL_H
 
-#include "cluster/kv.h"
+#include "kv/kv.h"
 
 #include <tandem/os.h>
 

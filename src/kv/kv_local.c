@@ -10,7 +10,7 @@
  * the next lease ends and every POLL_S: somebody may have been killed between a change and the call
  * that wakes them.
  */
-#include "cluster/kv_local.h"
+#include "kv/kv_local.h"
 
 #include <string.h>
 #include <sys/stat.h>

@@ -5,7 +5,7 @@
  * (they end there), both shorter than their limits. What is wrong is refused here, so that all kinds of
  * store refuse the same things, and none has to look. Nothing here waits or remembers.
  */
-#include "cluster/kv.h"
+#include "kv/kv.h"
 
 #include <tandem/text.h>
 

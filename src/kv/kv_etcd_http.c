@@ -9,7 +9,7 @@
  *
  * Every call has a deadline, and no answer may be longer than ANSWER_MOST.
  */
-#include "cluster/kv_etcd.h"
+#include "kv/kv_etcd.h"
 
 #include <stdio.h>
 #include <stdlib.h>

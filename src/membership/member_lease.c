@@ -6,7 +6,7 @@
  * last few. So a busy host, or a slow store, gets more time by itself, and a quiet one is found out soon.
  * It begins with three seconds, and stays between one and thirty.
  */
-#include "cluster/member.h"
+#include "membership/member.h"
 
 #include <math.h>
 

@@ -6,7 +6,7 @@
  * The table has the members of the epoch first, by rank, and then everybody else with a record, in order
  * of name. Nothing here waits but for the one call that lists the keys.
  */
-#include "cluster/member.h"
+#include "membership/member.h"
 
 #include <stdlib.h>
 #include <string.h>

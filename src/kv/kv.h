@@ -8,8 +8,8 @@
  * stands on them: nothing else looks inside. `usable` and `open` are never called for such a store, and
  * tdm_kv_close calls its `close`.
  */
-#ifndef TANDEM_CLUSTER_KV_H
-#define TANDEM_CLUSTER_KV_H
+#ifndef TANDEM_KV_KV_H
+#define TANDEM_KV_KV_H
 
 #include <tandem/kv.h>
 #include <tandem/text.h>

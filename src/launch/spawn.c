@@ -6,7 +6,7 @@
  * the parent is still there, so no moment is left in which it could die unnoticed. The program's start is
  * reported by a pipe that exec closes: bytes in it are the errno of what failed.
  */
-#include "cluster/spawn.h"
+#include "launch/spawn.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,8 +1,8 @@
 /*
  * spawn.h: starting one process, for the launcher of ranks, the launcher of agents, and agents.
  */
-#ifndef TANDEM_CLUSTER_SPAWN_H
-#define TANDEM_CLUSTER_SPAWN_H
+#ifndef TANDEM_LAUNCH_SPAWN_H
+#define TANDEM_LAUNCH_SPAWN_H
 
 #include <tandem/os.h>
 

@@ -1,8 +1,8 @@
 /*
  * launch.h: what the launcher's files share: a rank's process, how it is started, and its output.
  */
-#ifndef TANDEM_CLUSTER_LAUNCH_H
-#define TANDEM_CLUSTER_LAUNCH_H
+#ifndef TANDEM_LAUNCH_LAUNCH_H
+#define TANDEM_LAUNCH_LAUNCH_H
 
 #include <tandem/cluster.h>
 #include <tandem/os.h>

@@ -5,10 +5,10 @@
  * and reads the answers, which come from outside and are believed in nothing; kv_etcd_http.c carries both,
  * by libcurl.
  */
-#ifndef TANDEM_CLUSTER_KV_ETCD_H
-#define TANDEM_CLUSTER_KV_ETCD_H
+#ifndef TANDEM_KV_KV_ETCD_H
+#define TANDEM_KV_KV_ETCD_H
 
-#include "cluster/kv.h"
+#include "kv/kv.h"
 
 #include <tandem/text.h>
 

@@ -9,7 +9,7 @@
  * Invariants: enter is called only for the epoch that counted at the last look, with this member in it; a
  * report is put only after leave; no epoch is entered twice.
  */
-#include "cluster/member.h"
+#include "membership/member.h"
 
 #include <inttypes.h>
 #include <math.h>

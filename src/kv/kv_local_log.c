@@ -10,7 +10,7 @@
  * meaning. The file comes from outside: no record is believed to lie within the area until it was
  * looked at.
  */
-#include "cluster/kv_local.h"
+#include "kv/kv_local.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -19,7 +19,7 @@
  * A host's memory outlives its workers, so where none of these takes part, but an agent is about to start
  * workers on one again, it is waited for. Otherwise the epoch begins with an older state, and the steps after that are lost.
  */
-#include "cluster/member.h"
+#include "membership/member.h"
 
 #include <math.h>
 #include <stdlib.h>

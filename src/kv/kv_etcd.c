@@ -10,7 +10,7 @@
  * that begins behind the revision asked for, so nothing gets lost between two of them, whoever answers;
  * it ends with the first event, or at once where the store has gone on since that revision. Leases last whole seconds here, two at least.
  */
-#include "cluster/kv_etcd.h"
+#include "kv/kv_etcd.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
  * question calls for is an error that says so, and nothing of it comes out. Keys and values that are no
  * text within the store's limits are such errors, too: somebody else uses these names.
  */
-#include "cluster/kv_etcd.h"
+#include "kv/kv_etcd.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -4,8 +4,8 @@
  * What all ranks have in common is made once; each adds its place in the world. A rank dies with the
  * launcher (spawn.c sees to that), and the first one has the launcher's input, unless it is a terminal.
  */
-#include "cluster/launch.h"
-#include "cluster/spawn.h"
+#include "launch/launch.h"
+#include "launch/spawn.h"
 
 #include <tandem/os.h>
 

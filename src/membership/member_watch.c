@@ -10,7 +10,7 @@
  * the first has waited long enough, and never soon after the last change. The member with rank 0 also
  * sweeps up what earlier epochs left in the store.
  */
-#include "cluster/member.h"
+#include "membership/member.h"
 
 #include <inttypes.h>
 #include <stdio.h>
