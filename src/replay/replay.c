@@ -8,7 +8,7 @@
  * that trains. Then the step itself is looked at lane by lane, and held against what the run has noted
  * down for it.
  */
-#include "train/replay.h"
+#include "replay/replay.h"
 
 #include <math.h>
 #include <stdlib.h>

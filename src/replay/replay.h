@@ -1,6 +1,6 @@
 /* replay.h: the tensors that somebody wants of a step that is done once more (replay_dump.c). */
-#ifndef TANDEM_TRAIN_REPLAY_H
-#define TANDEM_TRAIN_REPLAY_H
+#ifndef TANDEM_REPLAY_REPLAY_H
+#define TANDEM_REPLAY_REPLAY_H
 
 #include "train/internal.h"
 

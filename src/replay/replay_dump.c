@@ -6,7 +6,7 @@
  * Names are looked up before any work is done, so that a slip costs nothing. Numbers are copied when
  * they come by: a plan uses its memory again and again.
  */
-#include "train/replay.h"
+#include "replay/replay.h"
 
 #include <stdlib.h>
 #include <string.h>
