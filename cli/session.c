@@ -84,7 +84,9 @@ static bool look(const tdm_kv_options *kv_options, const char *session, tdm_aren
 {
     tdm_kv *kv = NULL;
     tdm_error err = {0};
-    tdm_status status = tdm_kv_open(kv_options, &kv, &err);
+    tdm_kv_options options = *kv_options;
+    options.probe_s = TDM_KV_PROBE_S;
+    tdm_status status = tdm_kv_open(&options, &kv, &err);
     if (status == TDM_OK) status = tdm_session_look(kv, session, arena, &out->view, &err);
     out->kv = *kv_options;
     out->why_unknown = NULL;
@@ -125,7 +127,9 @@ static int scan_store(const tdm_kv_options *kv_options, tdm_arena *arena, sessio
     tdm_error err;
     const char *const *names;
     size_t count = 0, found = 0;
-    tdm_status status = tdm_kv_open(kv_options, &kv, &err);
+    tdm_kv_options options = *kv_options;
+    options.probe_s = TDM_KV_PROBE_S;
+    tdm_status status = tdm_kv_open(&options, &kv, &err);
     if (status == TDM_OK) status = tdm_session_names(kv, arena, &names, &count, &err);
     session_ref *refs = tdm_arena_array(arena, count + 1, sizeof *refs);
     for (size_t i = 0; status == TDM_OK && refs && i < count; i++) {

@@ -28,12 +28,17 @@ enum {
     TDM_KV_VALUE_BYTES = 256 * 1024
 }; /* the most, terminators included */
 
+/* For tdm_kv_options.probe_s, in programs that a user waits for. */
+#define TDM_KV_PROBE_S 2.0
+
 /* NULL and zero: none, or the default in brackets. */
 typedef struct tdm_kv_options {
     const char *url; /* "local:PATH", or "etcd:HTTP-URL,HTTP-URL,..." */
     const char *user, *password;
     const char *ca, *certificate, *key; /* files, for https */
     double timeout_s;                   /* of a call (5) */
+    double
+        probe_s; /* tdm_kv_open fails when the store does not answer within this time (0: it does not ask) */
     bool must_exist; /* local: another process makes the file, and opening it never does */
     /* local: a lease of this handle does not end, though nobody keeps it, while this process lives, is not
      * stopped, and has made progress within so many seconds: others see from the kernel that it is only

@@ -184,6 +184,7 @@ static tdm_status fill_store(launcher *l, tdm_error *err)
     l->kv_options = l->options->kv;
     l->kv_options.url = l->hold.place.store;
     l->kv_options.idle_s = TDM__IDLE_S;
+    l->kv_options.probe_s = TDM_KV_PROBE_S;
     TDM_TRY(tdm_kv_open(&l->kv_options, &l->kv, err));
     TDM_TRY(check_name(l, err));
     warn_of_store(l);

@@ -30,6 +30,23 @@ static const tdm__kv_ops *find(const char *url, const char **place)
     return NULL;
 }
 
+/* Asks the store for a key, once. */
+static tdm_status probe(const tdm__kv_ops *ops, const tdm_kv_options *options, const char *place,
+                        tdm_error *err)
+{
+    tdm_kv_options quick = *options;
+    tdm_kv *kv = NULL;
+    tdm_kv_item item;
+    tdm_arena *arena = tdm_arena_create("probe");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    if (options->probe_s < options->timeout_s) quick.timeout_s = options->probe_s;
+    tdm_status status = ops->open(&quick, place, &kv, err);
+    if (status == TDM_OK) status = ops->get(kv, "tandem/probe", arena, &item, err);
+    if (kv) ops->close(kv);
+    tdm_arena_destroy(arena);
+    return status == TDM_ERR_NOT_FOUND ? TDM_OK : status;
+}
+
 tdm_status tdm_kv_open(const tdm_kv_options *options, tdm_kv **out, tdm_error *err)
 {
     const char *place = "";
@@ -46,6 +63,8 @@ tdm_status tdm_kv_open(const tdm_kv_options *options, tdm_kv **out, tdm_error *e
                         options->idle_s);
     tdm_kv_options filled = *options;
     if (!(filled.timeout_s > 0)) filled.timeout_s = TIMEOUT_S;
+    /* A file answers by itself. */
+    if (filled.probe_s > 0 && ops != &tdm__kv_local) TDM_TRY(probe(ops, &filled, place, err));
     return ops->open(&filled, place, out, err);
 }
 

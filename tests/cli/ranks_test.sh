@@ -358,6 +358,19 @@ test_little_to_do() {
     done
 }
 
+# A store that nobody serves is reported by the first call, after 2 s, and not by one call after the other. Port 1 of
+# this host refuses connections.
+test_store_without_a_server() {
+    local command
+    for command in 'train job.yaml -n 2' ps 'stop nothing' 'checkpoint now nothing'; do
+        # shellcheck disable=SC2086 # several words
+        if "$TANDEM" $command --store etcd:http://127.0.0.1:1 >"$work/.out" 2>"$work/.err"; then
+            fail "'$command' found a store where there is none"
+        fi
+        assert_contains "$(cat "$work/.err")" 'no member of etcd has answered within 2 s'
+    done
+}
+
 test_nothing_is_left() {
     nobody_is_left
     assert_equal "$(ls "$TMPDIR")" "" "folders of traces"
