@@ -18,6 +18,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -267,6 +268,9 @@ TDM_API tdm_status tdm_hmac_sha256(const void *key, size_t key_bytes, const void
 TDM_API double tdm_clock_s(void);      /* monotonic */
 TDM_API uint64_t tdm_clock_ns(void);   /* monotonic */
 TDM_API double tdm_clock_unix_s(void); /* wall clock, for people only */
+/* Sleeps, until a signal arrives at the latest. Zero and less: not at all. */
+TDM_API void tdm_clock_sleep(double seconds);
+TDM_API struct timespec tdm_clock_timespec(double seconds);
 
 #ifdef __cplusplus
 }

@@ -24,3 +24,16 @@ double tdm_clock_unix_s(void)
     clock_gettime(CLOCK_REALTIME, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
+
+struct timespec tdm_clock_timespec(double seconds)
+{
+    time_t whole = (time_t)seconds;
+    return (struct timespec){.tv_sec = whole, .tv_nsec = (long)((seconds - (double)whole) * 1e9)};
+}
+
+void tdm_clock_sleep(double seconds)
+{
+    if (!(seconds > 0)) return;
+    struct timespec span = tdm_clock_timespec(seconds);
+    nanosleep(&span, NULL);
+}

@@ -10,6 +10,7 @@
 
 #include "boot/control.h"
 #include "boot/control_channel.h"
+#include "os/thread.h"
 
 #include <tandem/os.h>
 
@@ -161,10 +162,5 @@ tdm_status tdm__control_create(const tdm__control_parts *parts, tdm__control **o
 
 /* Seconds between two heartbeats in a world of this size. */
 double tdm__beat_s(int size);
-/* Starts a thread with all signals blocked. */
-tdm_status tdm__thread_start(pthread_t *thread, void *(*run)(void *), void *user, tdm_error *err);
-/* The calling thread does little, and many wait for it: it goes before those that compute, where the
- * system lets it (root, or RLIMIT_NICE). */
-void tdm__thread_raise_priority(void);
 
 #endif

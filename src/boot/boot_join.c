@@ -303,9 +303,7 @@ static void sleep_s(double seconds, const tdm__cancellation *cancellation)
     double until_s = tdm_clock_s() + seconds;
     for (double left;
          (left = until_s - tdm_clock_s()) > 0 && !tdm__cancellation_is_due(cancellation);) {
-        struct timespec pause = {
-            .tv_nsec = (long)(tdm__cancellation_slice(cancellation, left) * 1e9)};
-        nanosleep(&pause, NULL);
+        tdm_clock_sleep(tdm__cancellation_slice(cancellation, left));
     }
 }
 

@@ -131,7 +131,7 @@ static tdm_status look_up(const char *host, const char *port, struct addrinfo **
 
 static void pause_a_little(void)
 {
-    nanosleep(&(struct timespec){.tv_nsec = 50 * 1000 * 1000}, NULL);
+    tdm_clock_sleep(50e-3);
 }
 
 /* ---- rank 0 listens --------------------------------------------------------------------------------- */

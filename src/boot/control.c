@@ -103,8 +103,7 @@ static void wake(client *c)
 /* Waits for a change until a time of our clock, which is CLOCK_MONOTONIC, as the condition's is. */
 static void await_change(client *c, double until_s)
 {
-    struct timespec until = {.tv_sec = (time_t)until_s,
-                             .tv_nsec = (long)((until_s - (double)(time_t)until_s) * 1e9)};
+    struct timespec until = tdm_clock_timespec(until_s);
     pthread_cond_timedwait(&c->changed, &c->lock, &until);
 }
 

@@ -30,23 +30,6 @@ double tdm__beat_s(int size)
     return size <= 1024 ? 0.25 : 0.25 * size / 1024;
 }
 
-tdm_status tdm__thread_start(pthread_t *thread, void *(*run)(void *), void *user, tdm_error *err)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int bad = pthread_create(thread, NULL, run, user);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (bad) return tdm_fail(err, TDM_ERR_SYSTEM, "cannot start a thread: %s", strerror(bad));
-    return TDM_OK;
-}
-
-void tdm__thread_raise_priority(void)
-{
-    enum { NICE = -10 };
-    (void)setpriority(PRIO_PROCESS, 0, NICE); /* 0: this thread */
-}
-
 /* ---- connections -------------------------------------------------------------------------------------- */
 
 void tdm__hub_drop(tdm__hub *hub, tdm__hub_peer *caller)

@@ -80,7 +80,7 @@ void tdm__agent_log_end(tdm__agent *a)
     bool waits = a->over && a->is_first && !a->store_failed && can_write(a);
     for (double until_s = tdm_clock_s() + last_s; waits && tdm_clock_s() < until_s;) {
         if (!others_are_there(a)) break;
-        usleep((useconds_t)(pause_s * 1e6));
+        tdm_clock_sleep(pause_s);
     }
     move_lines(a);
 }

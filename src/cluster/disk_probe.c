@@ -9,6 +9,7 @@
  * its thread as holders, and goes with the last of them.
  */
 #include "cluster/disk_probe.h"
+#include "os/thread.h"
 
 #include <tandem/base.h>
 
@@ -83,17 +84,12 @@ static void *ask_disk(void *user)
     return NULL;
 }
 
-/* Signals are for the threads that were there before. */
 static bool start_thread(tdm__disk_probe *g)
 {
-    sigset_t all, before;
     pthread_t thread;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool is_started = pthread_create(&thread, NULL, ask_disk, g) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (is_started) pthread_detach(thread);
-    return is_started;
+    if (tdm__thread_start(&thread, ask_disk, g, NULL) != TDM_OK) return false;
+    pthread_detach(thread);
+    return true;
 }
 
 /* With the lock held. */
@@ -109,8 +105,7 @@ static void put_question(tdm__disk_probe *g, const char *path, double now_s)
         g->room = (tdm__disk_space){0};
     }
     double until_s = tdm_clock_s() + silence_limit_s;
-    struct timespec until = {.tv_sec = (time_t)until_s,
-                             .tv_nsec = (long)((until_s - (double)(time_t)until_s) * 1e9)};
+    struct timespec until = tdm_clock_timespec(until_s);
     while (g->is_out && pthread_cond_timedwait(&g->answered, &g->lock, &until) == 0) continue;
 }
 

@@ -143,7 +143,7 @@ static tdm_status take_lock(const char *path, int *out, tdm_error *err)
             return TDM_OK;
         }
         close(fd);
-        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+        tdm_clock_sleep(5e-3);
     }
     return tdm_fail(err, TDM_ERR_BUSY, "%s: the session has just ended", path);
 }

@@ -596,7 +596,7 @@ static void conclude(launcher *l)
  * them but the next one who looks. */
 static void await_orphans(const launcher *l)
 {
-    for (double until_s = tdm_clock_s() + alone_s; tdm_clock_s() < until_s; usleep(10000))
+    for (double until_s = tdm_clock_s() + alone_s; tdm_clock_s() < until_s; tdm_clock_sleep(0.01))
         if (flock(l->hold.fd, LOCK_EX | LOCK_NB) == 0) return;
 }
 

@@ -9,6 +9,7 @@
  * Nobody is woken because of a message alone: with hundreds a second, that would cost more than they do.
  */
 #include "comm/engine.h"
+#include "os/thread.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -161,13 +162,8 @@ static void *progress_thread(void *user)
 bool tdm__engine_background(tdm_comm *comm)
 {
     if (comm->no_threads || comm->closing) return false;
-    if (!comm->has_thread) {
-        sigset_t all, old;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &old);
-        comm->has_thread = pthread_create(&comm->thread, NULL, progress_thread, comm) == 0;
-        pthread_sigmask(SIG_SETMASK, &old, NULL);
-    }
+    if (!comm->has_thread)
+        comm->has_thread = tdm__thread_start(&comm->thread, progress_thread, comm, NULL) == TDM_OK;
     pthread_cond_broadcast(&comm->changed);
     if (comm->polled) comm->transport->ops->wake(comm->transport);
     return comm->has_thread;

@@ -46,13 +46,6 @@ static tdm__etcd_bytes answer_of(const etcd *e)
                              .scratch = e->scratch};
 }
 
-static void pause_s(double seconds)
-{
-    struct timespec span = {.tv_sec = (time_t)seconds};
-    span.tv_nsec = (long)((seconds - (double)span.tv_sec) * 1e9);
-    if (seconds > 0) nanosleep(&span, NULL);
-}
-
 /* How long one member has, so that the next ones get their turn. */
 static double attempt_s(const etcd *e)
 {
@@ -212,7 +205,7 @@ static bool again(etcd *e, search *s, outcome o, tdm_status *status, tdm_error *
         *status = give_up(e, s, err);
         return false;
     }
-    if (round) pause_s(PAUSE_S);
+    if (round) tdm_clock_sleep(PAUSE_S);
     return true;
 }
 

@@ -17,6 +17,7 @@
 #define TANDEM_KV_KV_LOCAL_H
 
 #include "kv/kv.h"
+#include "os/lock.h"
 
 #include <tandem/os.h>
 
@@ -48,9 +49,7 @@ typedef struct tdm__local_head {
     _Atomic uint32_t magic; /* written last */
     uint32_t version;
     char boot[40]; /* of which start of the system: clocks and locks mean nothing to the next one */
-    pthread_mutex_t lock;
-    _Atomic int64_t holder;          /* the process that has the lock; 0: none, as far as known */
-    _Atomic uint64_t holder_started; /* when, as the kernel counts it: numbers come back */
+    tdm__shared_lock lock;
     _Alignas(8) _Atomic uint64_t commit; /* see tdm__local_commit */
     tdm__local_area areas[2];
     _Atomic uint64_t last_lease;
@@ -82,7 +81,7 @@ typedef struct tdm__local {
     double timeout_s;
     double idle_s; /* of its leases */
     int64_t process;
-    uint64_t started;
+    tdm__lock_owner owner;
     double touched_s; /* when the file's time was set last */
     tdm__local_head *head;
     char *areas[2];

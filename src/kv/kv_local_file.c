@@ -30,75 +30,15 @@
 #include <unistd.h>
 
 enum { MAGIC = 0x564b4454, OPEN_TRIALS = 10 };
-#define STOPPED_NS UINT64_C(1000000000)
-#define SLICE_NS UINT64_C(250000000)
 #define SECOND_NS 1000000000
 
 /* ---- the lock -------------------------------------------------------------------------------- */
 
-/* Kills who has the lock if it is stopped. */
-static void kill_stopped_holder(tdm__local *local)
-{
-    int64_t holder = atomic_load(&local->head->holder);
-    uint64_t started = atomic_load(&local->head->holder_started);
-    tdm_process_info info;
-    if (holder == local->process || !tdm_os_process(holder, &info) || !info.is_stopped) return;
-    /* It has it still, and is stopped: so it was when it was looked at. */
-    if (atomic_load(&local->head->holder) != holder || !tdm_os_end_stopped(holder, started)) return;
-    tdm_log(TDM_LOG_WARN, "cluster",
-            "process %lld was stopped while it had the lock of %s, and is killed so that the "
-            "others can go on",
-            (long long)holder, local->path);
-}
-
-static struct timespec time_at(uint64_t ns)
-{
-    return (struct timespec){.tv_sec = (time_t)(ns / SECOND_NS), .tv_nsec = (long)(ns % SECOND_NS)};
-}
-
-/* Until then, by the monotonic clock. The thread sanitizer of GCC 12 does not know the call that waits by
- * it, nor that a lock can be taken over from the dead while one waits: there it looks again and again. */
-static int wait_for_lock(pthread_mutex_t *lock, uint64_t until_ns)
-{
-#ifdef __SANITIZE_THREAD__
-    (void)until_ns;
-    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-    return pthread_mutex_trylock(lock);
-#else
-    struct timespec until = time_at(until_ns);
-    return pthread_mutex_clocklock(lock, CLOCK_MONOTONIC, &until);
-#endif
-}
-
-static tdm_status take_lock(tdm__local *local, tdm_error *err)
-{
-    uint64_t began = tdm_clock_ns();
-    uint64_t deadline = began + (uint64_t)(local->timeout_s * 1e9);
-    int result = pthread_mutex_trylock(&local->head->lock);
-    while (result == EBUSY || result == ETIMEDOUT) {
-        uint64_t now = tdm_clock_ns();
-        if (now >= deadline)
-            return tdm_fail(err, TDM_ERR_TIMEOUT,
-                            "%s: process %lld keeps its lock, and did not give it back within %g s",
-                            local->path, (long long)atomic_load(&local->head->holder),
-                            local->timeout_s);
-        if (now - began > STOPPED_NS) kill_stopped_holder(local);
-        result = wait_for_lock(&local->head->lock,
-                               now + SLICE_NS < deadline ? now + SLICE_NS : deadline);
-    }
-    /* Its holder died: what it did not commit does not exist. */
-    if (result == EOWNERDEAD) result = pthread_mutex_consistent(&local->head->lock);
-    if (result == 0) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_FORMAT,
-                    "%s: its lock is damaged (%s); end what uses it, and remove the file",
-                    local->path, strerror(result));
-}
-
 tdm_status tdm__local_lock(tdm__local *local, tdm_error *err)
 {
-    TDM_TRY(take_lock(local, err));
-    atomic_store(&local->head->holder_started, local->started);
-    atomic_store(&local->head->holder, local->process);
+    /* What a holder that died did not commit does not exist. */
+    TDM_TRY(tdm__shared_lock_take(&local->head->lock, &local->owner, local->timeout_s, local->path,
+                                  err));
     local->rung = false;
     struct stat about;
     if (fstat(local->fd, &about) == 0 && about.st_nlink > 0) return TDM_OK;
@@ -116,8 +56,7 @@ static uint32_t *bell(tdm__local *local)
 
 void tdm__local_unlock(tdm__local *local)
 {
-    atomic_store(&local->head->holder, 0);
-    pthread_mutex_unlock(&local->head->lock);
+    tdm__shared_lock_give(&local->head->lock);
     if (local->rung) (void)syscall(SYS_futex, bell(local), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     local->rung = false;
 }
@@ -126,7 +65,7 @@ void tdm__local_sleep(tdm__local *local, uint64_t revision, uint64_t until_ns)
 {
     uint64_t now = tdm_clock_ns();
     if (now >= until_ns) return;
-    struct timespec span = time_at(until_ns - now);
+    struct timespec span = tdm_clock_timespec((double)(until_ns - now) * 1e-9);
     (void)syscall(SYS_futex, bell(local), FUTEX_WAIT, (uint32_t)revision, &span, NULL, 0);
 }
 
@@ -150,13 +89,7 @@ static tdm_status make_head(tdm__local_head *head, const char boot[40])
     memcpy(head->boot, boot, sizeof head->boot);
     head->areas[0].generation = 1;
     atomic_store(&head->commit, 1); /* revision 1, nothing in it: 0 stands for no revision */
-    pthread_mutexattr_t shared;
-    pthread_mutexattr_init(&shared);
-    pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
-    pthread_mutexattr_setrobust(&shared, PTHREAD_MUTEX_ROBUST);
-    int result = pthread_mutex_init(&head->lock, &shared);
-    pthread_mutexattr_destroy(&shared);
-    if (result != 0) return TDM_ERR_SYSTEM;
+    TDM_TRY(tdm__shared_lock_init(&head->lock, NULL));
     atomic_store(&head->magic, MAGIC);
     return TDM_OK;
 }
@@ -203,7 +136,7 @@ static tdm_status lock_file(tdm__local *local, tdm_error *err)
                             "%s: somebody makes it, and is not done after "
                             "%g s",
                             local->path, local->timeout_s);
-        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+        tdm_clock_sleep(2e-3);
     }
     return TDM_OK;
 }
@@ -261,9 +194,6 @@ tdm_status tdm__local_open(const char *path, double timeout_s, bool must_exist, 
     local->timeout_s = timeout_s;
     local->process = getpid();
     local->touched_s = tdm_clock_s();
-    tdm_process_info own = {0};
-    (void)tdm_os_process(local->process, &own);
-    local->started = own.started;
     bool gone = true;
     tdm_status status = TDM_OK;
     for (int i = 0; i < OPEN_TRIALS && gone; i++) {

@@ -10,6 +10,7 @@
  * holds confirm_lock. Knowledge is shared under `lock`, which is never held while the store is asked.
  */
 #include "membership/member.h"
+#include "os/thread.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -154,8 +155,7 @@ static tdm_status register_member(tdm_member *m, tdm_error *err)
 static void sleep_for(void *user, double seconds)
 {
     (void)user;
-    struct timespec left = {.tv_sec = (time_t)seconds,
-                            .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    struct timespec left = tdm_clock_timespec(seconds);
     while (nanosleep(&left, &left) != 0 && errno == EINTR) {
     }
 }
@@ -293,9 +293,10 @@ tdm_status tdm_member_create(const tdm_member_options *options, tdm_member **out
         if (is_first) tdm_log(TDM_LOG_WARN, "cluster", "waits for the store: %s", why.message);
         sleep_for(NULL, LOOK_S);
     }
-    if (pthread_create(&m->thread, NULL, watch, m) != 0) {
+    tdm_status started = tdm__thread_start(&m->thread, watch, m, err);
+    if (started != TDM_OK) {
         tdm_member_destroy(m);
-        return tdm_fail(err, TDM_ERR_SYSTEM, "no thread for the watch over the other members");
+        return started;
     }
     m->has_thread = true;
     *out = m;

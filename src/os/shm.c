@@ -10,22 +10,17 @@
  * one gets it, and an entry that was not finished has no name yet, so it does not exist; when its holder
  * is stopped it is ended first). Regions are mapped at most once by a process, and unmapped by close alone.
  */
-#include <tandem/os.h>
+#include "os/lock.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
-#define STOPPED_S 1.0 /* that a holder may be stopped */
-#define LOCK_S 20.0   /* to wait for the lock in all: it is held for a moment each time */
-#define SLICE_S 0.25
+#define LOCK_S 20.0 /* to wait for the lock in all: it is held for a moment each time */
 
 enum { TABLE_BYTES = 1 << 18, MAGIC = 0x564d4454 };
 #define MAX_SHM_BYTES (UINT64_C(1) << 46) /* that the file can have in the end */
@@ -37,9 +32,7 @@ typedef struct region {
 
 typedef struct table {
     _Atomic uint32_t magic; /* last thing written when it is made */
-    pthread_mutex_t lock;
-    _Atomic int64_t holder; /* of the lock; 0: none, as far as known */
-    _Atomic uint64_t holder_started;
+    tdm__shared_lock lock;
     uint64_t next; /* the first byte of the file that no region had so far */
     uint64_t id;   /* drawn when it was made; never 0 */
     region regions[TDM_SHM_MAX_REGIONS];
@@ -55,8 +48,7 @@ typedef struct mapped {
 struct tdm_shm {
     int fd;
     table *table;
-    _Atomic int64_t process; /* which uses it: a child that was forked has a number of its own */
-    _Atomic uint64_t started;
+    tdm__lock_owner owner;
     pthread_mutex_t lock; /* of the list */
     mapped maps[TDM_SHM_MAX_REGIONS];
     size_t map_count;
@@ -78,76 +70,10 @@ static tdm_status system_error(tdm_error *err, const char *what)
                                    : "");
 }
 
-/* The thread sanitizer of GCC 12 does not know the call that waits by the monotonic clock, nor that a lock can
- * be taken over from the dead while one waits: there it looks again and again. */
-static int wait_for_lock(pthread_mutex_t *lock, double until_s)
-{
-#ifdef __SANITIZE_THREAD__
-    (void)until_s;
-    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-    return pthread_mutex_trylock(lock);
-#else
-    struct timespec until = {.tv_sec = (time_t)until_s,
-                             .tv_nsec = (long)((until_s - (double)(time_t)until_s) * 1e9)};
-    return pthread_mutex_clocklock(lock, CLOCK_MONOTONIC, &until);
-#endif
-}
-
-/* Kills who has the lock if it is stopped. */
-static void end_stopped_holder(const table *t)
-{
-    int64_t holder = atomic_load(&t->holder);
-    uint64_t started = atomic_load(&t->holder_started);
-    tdm_process_info info;
-    if (!tdm_os_process(holder, &info) || !info.is_stopped) return;
-    /* It has it still, and is stopped: so it was when it was looked at. */
-    if (atomic_load(&t->holder) != holder || !tdm_os_end_stopped(holder, started)) return;
-    tdm_log(TDM_LOG_WARN, "os",
-            "process %lld was stopped while it had the table of this host's memory, and is killed "
-            "so that the others can go on",
-            (long long)holder);
-}
-
-/* Whoever is stopped with the lock must be known by then: this is looked up before it is taken. */
-static uint64_t own_start(tdm_shm *shm)
-{
-    if (atomic_load(&shm->process) != (int64_t)getpid()) {
-        tdm_process_info own = {0};
-        (void)tdm_os_process(getpid(), &own);
-        atomic_store(&shm->started, own.started);
-        atomic_store(&shm->process, (int64_t)getpid());
-    }
-    return atomic_load(&shm->started);
-}
-
 static tdm_status lock_table(tdm_shm *shm, tdm_error *err)
 {
-    table *t = shm->table;
-    uint64_t started = own_start(shm);
-    double began_s = tdm_clock_s();
-    int result = pthread_mutex_trylock(&t->lock);
-    while (result == EBUSY || result == ETIMEDOUT) {
-        double now_s = tdm_clock_s();
-        if (now_s - began_s > LOCK_S)
-            return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
-                            "process %lld has kept the table of this host's memory for %.0f s",
-                            (long long)atomic_load(&t->holder), LOCK_S);
-        if (now_s - began_s > STOPPED_S) end_stopped_holder(t);
-        result = wait_for_lock(&t->lock, now_s + SLICE_S);
-    }
-    if (result == EOWNERDEAD) result = pthread_mutex_consistent(&t->lock);
-    if (result != 0)
-        return tdm_fail(err, TDM_ERR_FORMAT, "the lock of this host's memory is damaged: %s",
-                        strerror(result));
-    atomic_store(&t->holder_started, started);
-    atomic_store(&t->holder, (int64_t)getpid());
-    return TDM_OK;
-}
-
-static void unlock_table(table *t)
-{
-    atomic_store(&t->holder, 0);
-    pthread_mutex_unlock(&t->lock);
+    return tdm__shared_lock_take(&shm->table->lock, &shm->owner, LOCK_S,
+                                 "the shared memory of this run", err);
 }
 
 static tdm_status open_fd(int fd, tdm_shm **out, tdm_error *err)
@@ -181,12 +107,12 @@ tdm_status tdm_shm_create(tdm_shm **out, tdm_error *err)
     }
     TDM_TRY(open_fd(fd, out, err));
     table *t = (*out)->table;
-    pthread_mutexattr_t shared;
-    pthread_mutexattr_init(&shared);
-    pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
-    pthread_mutexattr_setrobust(&shared, PTHREAD_MUTEX_ROBUST);
-    pthread_mutex_init(&t->lock, &shared);
-    pthread_mutexattr_destroy(&shared);
+    tdm_status status = tdm__shared_lock_init(&t->lock, err);
+    if (status != TDM_OK) {
+        tdm_shm_close(*out);
+        *out = NULL;
+        return status;
+    }
     t->next = TABLE_BYTES;
     if (tdm_os_random(&t->id, sizeof t->id, NULL) != TDM_OK)
         t->id = tdm_clock_ns() ^ (uint64_t)getpid() << 40;
@@ -299,7 +225,7 @@ tdm_status tdm_shm_region_take(tdm_shm *shm, const char *name, size_t bytes, boo
     else if (!r)
         status = make(shm, name, bytes, &r, err);
     uint64_t first = status == TDM_OK ? r->first : 0;
-    unlock_table(shm->table);
+    tdm__shared_lock_give(&shm->table->lock);
     TDM_TRY(status);
     pthread_mutex_lock(&shm->lock);
     status = map(shm, first, bytes, out, err);
@@ -314,7 +240,7 @@ tdm_status tdm_shm_region_find(tdm_shm *shm, const char *name, size_t *bytes, vo
     const region *r = *name ? find(shm->table, name) : NULL;
     uint64_t first = r ? r->first : 0;
     size_t size = r ? (size_t)r->bytes : 0;
-    unlock_table(shm->table);
+    tdm__shared_lock_give(&shm->table->lock);
     if (size == 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "there is no region '%s'", name);
     if (bytes) *bytes = size;
     pthread_mutex_lock(&shm->lock);
@@ -332,7 +258,7 @@ void tdm_shm_region_drop(tdm_shm *shm, const char *name)
                         (off_t)whole_pages(r->bytes));
         r->name[0] = '\0';
     }
-    unlock_table(shm->table);
+    tdm__shared_lock_give(&shm->table->lock);
 }
 
 uint64_t tdm_shm_offset(const tdm_shm *shm, const void *memory)

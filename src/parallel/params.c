@@ -377,7 +377,7 @@ static bool all_have_left(const tdm_params *store)
     for (int i = 1; i < store->node_size; i++)
         while (!has_left(store, i)) {
             if (tdm_clock_s() > until_s) return false;
-            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+            tdm_clock_sleep(NAP_NS * 1e-9);
         }
     return true;
 }

@@ -100,7 +100,7 @@ static tdm_status wait_for_leader(const tdm_params *store, size_t bucket, tdm_er
     double since_s = tdm_clock_s();
     for (int i = 0; !has_come(store, bucket); i++) {
         if (i % NAPS_PER_LOOK == 0) TDM_TRY(look_for_failure(store, since_s, err));
-        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        tdm_clock_sleep(NAP_NS * 1e-9);
     }
     return TDM_OK;
 }

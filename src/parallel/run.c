@@ -229,9 +229,7 @@ tdm_status tdm__team_meet_at_sum(tdm_team *team, int count, size_t k, tdm_error 
 static void inject_delay(const tdm_team *team, double seconds)
 {
     if (team->slow_factor <= 1) return;
-    double more = seconds * (team->slow_factor - 1);
-    struct timespec t = {.tv_sec = (time_t)more, .tv_nsec = (long)((more - floor(more)) * 1e9)};
-    nanosleep(&t, NULL);
+    tdm_clock_sleep(seconds * (team->slow_factor - 1));
 }
 
 typedef struct watched {

@@ -270,7 +270,7 @@ static tdm_status evict_writer(tdm__undo_slot *slot, int index, tdm_error *err)
             return tdm_fail(err, TDM_ERR_SYSTEM,
                             "process %d of an earlier epoch was killed, and is still there",
                             process);
-        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        tdm_clock_sleep(NAP_NS * 1e-9);
     }
     atomic_store(&slot->inside, 0);
     atomic_store(&slot->gathering, 0);

@@ -104,22 +104,6 @@ static uint64_t wanted_bytes(void)
     return bytes;
 }
 
-static tdm_status init_lock(tdm__segment *segment, tdm_error *err)
-{
-    pthread_mutexattr_t attributes;
-    int failed = pthread_mutexattr_init(&attributes);
-    if (!failed) {
-        failed = pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-        if (!failed) failed = pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-        if (!failed) failed = pthread_mutex_init(&segment->lock, &attributes);
-        pthread_mutexattr_destroy(&attributes);
-    }
-    if (failed)
-        return tdm_fail(err, TDM_ERR_SYSTEM, "making a lock that processes share: %s",
-                        strerror(failed));
-    return TDM_OK;
-}
-
 /* Makes and maps the memory: the lowest rank's part. */
 static tdm_status make_segment(tdm__host *host, tdm_error *err)
 {
@@ -144,7 +128,7 @@ static tdm_status make_segment(tdm__host *host, tdm_error *err)
                         strerror(errno));
     tdm__segment *segment = host->segment;
     assert(segment);
-    TDM_TRY(init_lock(segment, err));
+    TDM_TRY(tdm__shared_lock_init(&segment->lock, err));
     segment->bytes = bytes;
     segment->world = host->world;
     segment->count = (uint32_t)host->count;

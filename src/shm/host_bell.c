@@ -106,16 +106,9 @@ static bool set_flag(tdm__host *host, uint32_t bell, uint32_t flag, uint32_t *ou
     return true;
 }
 
-static struct timespec timespec_of(double s)
-{
-    struct timespec t = {.tv_sec = (time_t)s};
-    t.tv_nsec = (long)((s - (double)t.tv_sec) * 1e9);
-    return t;
-}
-
 static void wait_futex(tdm__host *host, uint32_t bell, double until_s)
 {
-    struct timespec until = timespec_of(until_s);
+    struct timespec until = tdm_clock_timespec(until_s);
     uint32_t word;
     while (set_flag(host, bell, TDM__BELL_SLEEPING, &word)) {
         long failed = futex(&host->cells[host->index].bell, FUTEX_WAIT_BITSET, word, &until);
@@ -146,7 +139,7 @@ static void wait_poll(tdm__host *host, uint32_t bell, double until_s, const int 
     uint32_t word;
     while (set_flag(host, bell, TDM__BELL_POLLING, &word)) {
         double left_s = until_s - tdm_clock_s();
-        struct timespec left = timespec_of(left_s > 0 ? left_s : 0);
+        struct timespec left = tdm_clock_timespec(left_s > 0 ? left_s : 0);
         int ready = ppoll(polls, (nfds_t)fd_count + 1, &left, NULL);
         if (ready < 0 && errno == EINTR) continue;
         if (ready > 0 && polls[0].revents) drain(host->bell_fd);

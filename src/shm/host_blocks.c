@@ -27,7 +27,7 @@
 #define LEAVING (1ull << 63)     /* in a record: its pages are just being given back */
 #define MAX_PAGES (1ull << 31)
 
-enum { LOCK_S = 10, LOCK_NAP_NS = 20000, HUGE_PAGES = 512 };
+enum { LOCK_S = 10, HUGE_PAGES = 512 };
 
 /* A record: first page in bits 32 to 62, number of pages in bits 0 to 31. */
 static uint64_t record_first(uint64_t record)
@@ -40,20 +40,10 @@ static uint64_t record_end(uint64_t record)
     return record_first(record) + (uint32_t)record;
 }
 
-/* The holder needs microseconds: whoever finds it taken naps for as long, and looks again. */
 static tdm_status lock_table(tdm__host *host, tdm_error *err)
 {
-    double until_s = tdm_clock_s() + LOCK_S;
-    int failed;
-    while ((failed = pthread_mutex_trylock(&host->segment->lock)) == EBUSY &&
-           tdm_clock_s() < until_s)
-        nanosleep(&(struct timespec){.tv_nsec = LOCK_NAP_NS}, NULL);
-    if (failed == EOWNERDEAD) failed = pthread_mutex_consistent(&host->segment->lock);
-    if (!failed) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
-                    "the lock of this host's shared memory was not free for %d s (%s): is one of "
-                    "its ranks stopped?",
-                    LOCK_S, strerror(failed));
+    return tdm__shared_lock_take(&host->segment->lock, &host->owner, LOCK_S,
+                                 "the shared memory of this host's ranks", err);
 }
 
 typedef struct extent {
@@ -165,7 +155,7 @@ tdm_status tdm__host_alloc(tdm__host *host, size_t bytes, uint64_t *out_offset, 
     }
     TDM_TRY(lock_table(host, err));
     tdm_status status = record_block(host, pages, bytes >= LARGE_BYTES, out_offset, err);
-    pthread_mutex_unlock(&host->segment->lock);
+    tdm__shared_lock_give(&host->segment->lock);
     return status;
 }
 

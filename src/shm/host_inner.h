@@ -10,6 +10,7 @@
 #ifndef TANDEM_SHM_HOST_INNER_H
 #define TANDEM_SHM_HOST_INNER_H
 
+#include "os/lock.h"
 #include "shm/host.h"
 
 #include <pthread.h>
@@ -49,9 +50,9 @@ typedef struct tdm__segment {
     uint64_t magic;
     uint64_t bytes;
     uint32_t world, count;
-    _Alignas(64) pthread_mutex_t lock; /* robust: the allocator's */
-    _Atomic uint32_t record_high;      /* records from here on were never used */
-    _Atomic uint64_t cursor_page[2];   /* where the last small and the last large block ended */
+    _Alignas(64) tdm__shared_lock lock; /* of the allocator */
+    _Atomic uint32_t record_high;       /* records from here on were never used */
+    _Atomic uint64_t cursor_page[2];    /* where the last small and the last large block ended */
 } tdm__segment;
 
 typedef struct tdm__host_layout {
@@ -71,6 +72,7 @@ struct tdm__host {
     tdm__host_layout at;
     uint8_t *base; /* of the mapping; NULL: not yet */
     tdm__segment *segment;
+    tdm__lock_owner owner;
     tdm__host_cell *cells;
     _Atomic uint64_t *slots;   /* [from][to] */
     _Atomic uint64_t *records; /* of blocks */

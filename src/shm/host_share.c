@@ -316,7 +316,7 @@ static tdm_status reach(tdm__host *host, const uint8_t *name, size_t name_bytes,
     while (connect(fd, (const struct sockaddr *)&address, length) != 0) {
         bool busy = errno == EAGAIN || errno == EINTR;
         if (busy && tdm_clock_s() < until_s && !tdm__cancellation_is_due(&host->cancellation)) {
-            nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
+            tdm_clock_sleep(RETRY_NS * 1e-9);
             continue;
         }
         tdm_status status = tdm_fail(

@@ -11,6 +11,7 @@
  * A handler that the program had is called afterwards, from our thread, and is back at the end. One comm
  * of a process should ask for a signal: of several, one gets it.
  */
+#include "os/thread.h"
 #include "trace/recorder.h"
 
 #include <errno.h>
@@ -134,16 +135,11 @@ static void *wait_for_signals(void *user)
 
 static tdm_status start(tdm__dumper *d, tdm_error *err)
 {
-    sigset_t one, all, before;
+    sigset_t one, before;
     sigemptyset(&one);
     sigaddset(&one, d->signal_number);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int code = pthread_create(&d->thread, NULL, wait_for_signals, d);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (code != 0)
-        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot start a thread that dumps the trace: %s",
-                        strerror(code));
+    pthread_sigmask(SIG_SETMASK, NULL, &before);
+    TDM_TRY(tdm__thread_start(&d->thread, wait_for_signals, d, err));
     d->opener = pthread_self();
     d->was_blocked = sigismember(&before, d->signal_number) == 1;
     pthread_sigmask(SIG_BLOCK, &one, NULL);

@@ -12,6 +12,7 @@
  * Rank 0 waits for others only as long as they get on: a rank that is gone, or the world's end, ends it.
  */
 #include "train/saver_job.h"
+#include "os/thread.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -211,7 +212,7 @@ void tdm__saver_job_hold(tdm__saver_job *job)
                      HOLD_S);
             break;
         }
-        nanosleep(&(struct timespec){.tv_nsec = SHORT_NAP_NS}, NULL);
+        tdm_clock_sleep(SHORT_NAP_NS * 1e-9);
     }
     /* What is copied from now on may be torn: nobody gets to commit that. */
     if (why.status != TDM_OK) tell_failure(job, &why);
@@ -287,7 +288,7 @@ static tdm_status await_all(tdm__saver_job *job, tdm_error *err)
             return tdm_fail(err, TDM_ERR_TIMEOUT,
                             "%zu of %zu parts are written, and none was for %.0f seconds", done,
                             job->chunk_count, STILL_S);
-        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        tdm_clock_sleep(NAP_NS * 1e-9);
     }
 }
 
@@ -393,7 +394,7 @@ static void *work(void *argument)
 
 void tdm__saver_job_start(tdm__saver_job *job)
 {
-    job->has_thread = pthread_create(&job->thread, NULL, work, job) == 0;
+    job->has_thread = tdm__thread_start(&job->thread, work, job, NULL) == TDM_OK;
     if (!job->has_thread) tdm__saver_job_run(job);
 }
 

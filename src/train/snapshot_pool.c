@@ -4,6 +4,7 @@
  * Invariant: while the thread runs, `pages` stays as it is; who changes it joins the thread first.
  */
 #include "train/snapshot_pool.h"
+#include "os/thread.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -56,7 +57,7 @@ void tdm__snapshot_pool_prepare(tdm__snapshot_pool *room, size_t bytes)
     await_thread(room);
     tdm_pages_unmap(&room->pages);
     if (tdm_pages_map(bytes, false, &room->pages, NULL) != TDM_OK) return;
-    room->has_thread = pthread_create(&room->thread, NULL, fill, room) == 0;
+    room->has_thread = tdm__thread_start(&room->thread, fill, room, NULL) == TDM_OK;
 }
 
 tdm_status tdm__snapshot_pool_take(tdm__snapshot_pool *room, size_t bytes, tdm_pages *out,

@@ -272,7 +272,7 @@ static double retry_budget_s(const tdm__trainer *t)
 static tdm__retry_choice choose(const tdm__trainer *t, const tdm__retry *retry)
 {
     tdm__retry_choice choice = tdm__retry_choose(retry, retry_budget_s(t), tdm_clock_s());
-    if (choice == TDM__RETRY_WAIT) nanosleep(&(struct timespec){.tv_nsec = SLICE_NS}, NULL);
+    if (choice == TDM__RETRY_WAIT) tdm_clock_sleep(SLICE_NS * 1e-9);
     return choice;
 }
 

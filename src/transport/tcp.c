@@ -74,8 +74,7 @@ static void wait_for(tdm__transport *transport, double timeout_s)
     if (tcp->spins && tdm_clock_ns() - active_ns < SPIN_NS) return;
     struct pollfd fd = {.fd = tcp->poll_fd, .events = POLLIN};
     if (timeout_s > 3600) timeout_s = 3600;
-    struct timespec limit = {.tv_sec = (time_t)timeout_s};
-    limit.tv_nsec = (long)((timeout_s - (double)limit.tv_sec) * 1e9);
+    struct timespec limit = tdm_clock_timespec(timeout_s);
     ppoll(&fd, 1, &limit, NULL);
 }
 

@@ -320,7 +320,7 @@ static void timeouts(void)
 static void dies_with_the_lock(bench *b)
 {
     if (b->rank == 1) {
-        pthread_mutex_lock(&b->host->segment->lock);
+        pthread_mutex_lock(&b->host->segment->lock.mutex);
         atomic_store(tdm__host_slot(b->host, 1, 1), 1);
         tdm__host_ring(b->host, 0);
         tdm__host_ring(b->host, 2);

@@ -1,0 +1,36 @@
+/*
+ * lock.h: a lock in shared memory, for processes that may die or be stopped while they hold it.
+ *
+ * A holder that dies passes the lock on; whatever the lock protects must be valid after every store, because the
+ * next holder continues from there. A holder that is stopped (SIGSTOP, a debugger) for more than a second while
+ * another process waits is killed, so that one process cannot block all others of a run.
+ */
+#ifndef TANDEM_OS_LOCK_H
+#define TANDEM_OS_LOCK_H
+
+#include <tandem/os.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* In shared memory. */
+typedef struct tdm__shared_lock {
+    pthread_mutex_t mutex;           /* robust */
+    _Atomic int64_t holder;          /* the process that holds it; 0: none, as far as known */
+    _Atomic uint64_t holder_started; /* when that process started: process numbers are used again */
+} tdm__shared_lock;
+
+/* This process, as it enters itself into a lock. In its own memory; all zeros at first. */
+typedef struct tdm__lock_owner {
+    _Atomic int64_t process;
+    _Atomic uint64_t started;
+} tdm__lock_owner;
+
+tdm_status tdm__shared_lock_init(tdm__shared_lock *lock, tdm_error *err);
+/* `what` names the thing that the lock protects, for messages. TDM_ERR_TIMEOUT: it was not free in time.
+ * TDM_ERR_FORMAT: it is damaged. */
+tdm_status tdm__shared_lock_take(tdm__shared_lock *lock, tdm__lock_owner *owner, double timeout_s,
+                                 const char *what, tdm_error *err);
+void tdm__shared_lock_give(tdm__shared_lock *lock);
+
+#endif
