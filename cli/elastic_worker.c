@@ -106,6 +106,7 @@ int elastic_fail(elastic_worker *worker, const tdm_error *err)
     if (err->status == TDM_ERR_PEER_LEFT) return TDM_WORKER_LEFT;
     int log = tdm_worker_log_fd(worker->worker);
     if (log >= 0) dprintf(log, "tandem: %s\n", err->message);
+    if (err->status == TDM_ERR_PEER_REFUSED) return TDM_WORKER_REFUSED;
     if (world_is_peer(err->status)) return CLI_PEER;
     const char *session = getenv("TANDEM_SESSION");
     tdm_kv *kv = NULL;

@@ -196,6 +196,8 @@ enum {
     TDM_WORKER_PEER = 6,   /* others failed: another try may help */
     TDM_WORKER_FENCED = 7, /* the others go on without it */
     TDM_WORKER_LEFT = 8,   /* it was asked to leave */
+    TDM_WORKER_REFUSED =
+        9, /* it does not fit the others (its certificate): another try does not help */
     TDM_WORKER_STOPPED = 130
 };
 enum { TDM_MAX_SLOTS = 4096 }; /* of living workers on a host */

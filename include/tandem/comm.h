@@ -73,6 +73,9 @@ typedef struct tdm_comm_options {
     /* Rank 0, with a rendezvous HOST:0: called once it listens, with HOST:PORT, before it waits for
      * others. May be NULL. */
     void (*on_listen)(void *user, const char *address);
+    /* While this rank joins: a connection with `rank` was refused, by either side, for a reason that does not
+     * pass (a certificate, comm.security, the version). The call fails then. May be NULL. */
+    void (*on_refused)(void *user, int rank, const char *why);
     void *user;
     /* By which ranks that share memory know each other, in place of the machine's name and boot number
      * (also TANDEM_HOST); NULL: these. */

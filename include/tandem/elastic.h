@@ -23,8 +23,10 @@
  *                      last one; 0: none), phase, step, steps, speed, run, lease_s
  *     dead/ID          why ("killed by signal 9"), at (tdm_kv_now of its host when that was noticed)
  *     reports/N/ID     why, regroup (true: nothing failed), whole (it has the state), lost: [ID, ...],
- *                      closed: [ID, ...], those of them whose connection was closed without a good-bye
- *     epoch            number, members: [{id, host, pid}, ...], left: [{id, why}, ...], by
+ *                      closed: [ID, ...], those of them whose connection was closed without a good-bye,
+ *                      refused: [ID, ...], those with whom no connection can be made (certificates),
+ *                      refusal: why
+ *     epoch            number, members: [{id, host, pid}, ...], left: [{id, why, refused}, ...], by
  *     wishes/stop, wishes/leave/ID, wishes/save/DRAWN   why (may be absent)
  *     saved            step, path, status (a number; 0: it is on the disk), message
  *     verdict          status (a number; 0: ended well), message, by
@@ -51,7 +53,7 @@ enum {
     TDM_MEMBER_ID_BYTES = 64,
     TDM_HOST_BYTES = 64,
     TDM_ENDPOINT_BYTES = 256,
-    TDM_LOST_BYTES = 160
+    TDM_LOST_BYTES = 512
 };
 
 typedef struct tdm_member tdm_member;
@@ -142,7 +144,8 @@ enum {
 typedef enum tdm_lost {
     TDM_LOST_NONE = 0, /* it was not */
     TDM_LOST_SILENT,   /* it cannot be reached, and may live */
-    TDM_LOST_CLOSED    /* its connection was closed without a good-bye, as when a process ends */
+    TDM_LOST_CLOSED,   /* its connection was closed without a good-bye, as when a process ends */
+    TDM_LOSS_REFUSED   /* no connection with it can be made: the two do not fit (certificates) */
 } tdm_lost;
 
 /* All calls but `interrupt` come from the thread of tdm_elastic_run. */
@@ -176,6 +179,7 @@ typedef struct tdm_elastic_result {
  * Takes part until the run ends. Statuses of the peer group from `enter` and `step` end the epoch and
  * lead to the next one; any other error ends the run for all, with this error as its verdict. Others'
  * verdicts come back as errors, too. TDM_ERR_TIMEOUT when there were too few members for too long.
+ * TDM_ERR_PEER_REFUSED when the others continue without this member because it does not fit (its certificate).
  */
 TDM_API tdm_status tdm_elastic_run(tdm_member *member, const tdm_elastic_ops *ops, void *user,
                                    tdm_elastic_result *out, tdm_error *err);

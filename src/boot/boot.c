@@ -24,7 +24,8 @@ static tdm_status gather_facts(const tdm_comm_options *options, tdm__facts *out,
                         .deadline_s = options->deadline_s,
                         .silence_s = tdm__silence_s(),
                         .security = options->security.mode,
-                        .cancellation = {options->should_give_up, options->user}};
+                        .cancellation = {options->should_give_up, options->user},
+                        .refusal = {options->on_refused, options->user}};
     const char *job = options->job ? options->job : "";
     if (strlen(job) >= sizeof out->job)
         return tdm_fail(err, TDM_ERR_INVALID,

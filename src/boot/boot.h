@@ -10,6 +10,7 @@
 
 #include "boot/control.h"
 #include "boot/control_channel.h"
+#include "net/refusal.h"
 #include "os/thread.h"
 
 #include <tandem/os.h>
@@ -105,6 +106,7 @@ typedef struct tdm__facts {
     char host_name[64];
     double join_s, deadline_s, silence_s;
     tdm__cancellation cancellation; /* while it joins */
+    tdm__refusal refusal;
     tdm_security security;
     tdm__tls_context *tls; /* NULL: nothing is encrypted */
 } tdm__facts;

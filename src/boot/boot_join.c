@@ -73,6 +73,8 @@ typedef struct attempt {
     tdm__channel channel;
     double until_s;
     bool greeted;                 /* a hub has said hello, in this attempt or an earlier one */
+    bool proved;                  /* the hub of this attempt knows the secret */
+    bool refused;                 /* for a reason that does not pass */
     char missing[TDM__WIRE_TEXT]; /* who has not come, as the hub said last */
 } attempt;
 
@@ -91,13 +93,16 @@ static tdm_status again(tdm_error *err, const attempt *a, const char *why)
 }
 
 /* The connection has ended: by a refusal of TLS, which is final, or else to be tried again. */
-static tdm_status broke(const attempt *a, tdm_error *err)
+static tdm_status broke(attempt *a, tdm_error *err)
 {
     const tdm__tls *tls = a->channel.stream.tls;
-    if (tls && *tdm__tls_why(tls))
-        return tdm_fail(err, TDM_ERR_PEER_REFUSED, "no encrypted connection with rank 0 at %s: %s",
-                        a->meeting ? a->meeting->text : "its own hub", tdm__tls_why(tls));
-    return again(err, a, "closed the connection");
+    if (!tls || !*tdm__tls_why(tls)) return again(err, a, "closed the connection");
+    a->refused = tdm__tls_is_refused(tls);
+    return tdm_fail(err, TDM_ERR_PEER_REFUSED, "no encrypted connection with rank 0 at %s: %s%s",
+                    a->meeting ? a->meeting->text : "its own hub", tdm__tls_why(tls),
+                    a->refused ? "; check comm.tls_certificate and comm.tls_authority here and on "
+                                 "the host of rank 0"
+                               : "");
 }
 
 /* Waits for a frame until `until_s`; TDM_ERR_TIMEOUT after it. */
@@ -110,11 +115,13 @@ static tdm_status next_frame(attempt *a, double until_s, tdm__frame *out, tdm_er
             uint32_t protocol = 0;
             if (tdm__wire_protocol(a->channel.in + a->channel.in_first, a->channel.in_count,
                                    &protocol) &&
-                protocol != TDM__WIRE_PROTOCOL)
+                protocol != TDM__WIRE_PROTOCOL) {
+                a->refused = true;
                 return tdm_fail(err, TDM_ERR_PEER_REFUSED,
                                 "rank 0 speaks protocol %u of the control connection, this rank "
                                 "protocol %d: run the same version of tandem everywhere",
                                 protocol, TDM__WIRE_PROTOCOL);
+            }
             return again(err, a, "is not rank 0 of a world of tandem: it says something else");
         }
         if (tdm__channel_flush(&a->channel) != TDM__CHANNEL_OK) return broke(a, err);
@@ -134,9 +141,11 @@ static tdm_status next_frame(attempt *a, double until_s, tdm__frame *out, tdm_er
     }
 }
 
-/* A refusal, in the hub's words. */
-static tdm_status refused(const tdm__frame *frame, const attempt *a, tdm_error *err)
+/* A refusal, in the hub's words. Anybody could have sent it before the hub has proved itself; after that,
+ * TDM_ERR_PEER_MISMATCH says that another attempt would not help. */
+static tdm_status refused(const tdm__frame *frame, attempt *a, tdm_error *err)
 {
+    a->refused = a->proved && frame->status == TDM_ERR_PEER_MISMATCH;
     if (frame->status == TDM_ERR_PEER_TIMEOUT || frame->status == TDM_ERR_PEER_FAILED)
         return tdm_fail(err, (tdm_status)frame->status, "%s", frame->text);
     return tdm_fail(err, TDM_ERR_PEER_REFUSED, "rank 0 at %s turned rank %d away: %s",
@@ -168,13 +177,15 @@ static tdm_status open_channel(attempt *a, double until_s, tdm_error *err)
                           &hello, err));
     a->greeted = true;
     prove.protection = tdm__protection_for(a->facts->security, a->channel.stream.fd);
-    if (prove.protection != hello.protection)
+    if (prove.protection != hello.protection) {
+        a->refused = true;
         return tdm_fail(
             err, TDM_ERR_PEER_REFUSED,
             "rank 0 protects this connection by %s, rank %d wants %s; set comm.security "
             "(or TANDEM_SECURITY) to the same on all hosts",
             tdm__protection_name(hello.protection), a->facts->rank,
             tdm__protection_name(prove.protection));
+    }
     TDM_TRY(tdm_os_random(prove.nonce, sizeof prove.nonce, err));
     if (tdm__prove(TDM__PROVER_RANK, key, &prove, hello.nonce, prove.mac) != TDM_OK ||
         !tdm__channel_put_frame(&a->channel, &prove))
@@ -189,11 +200,12 @@ static tdm_status open_channel(attempt *a, double until_s, tdm_error *err)
                         "what listens at %s does not know this job's secret: it is not rank 0 of "
                         "this world; choose another rendezvous",
                         a->meeting ? a->meeting->text : "the hub");
+    a->proved = true;
     return tdm__channel_secure(&a->channel, a->facts, key, &prove, hello.nonce, false, err);
 }
 
 /* With certificates: rank 0's must name the host that was asked for, or its address. */
-static tdm_status check_name(const attempt *a, tdm_error *err)
+static tdm_status check_name(attempt *a, tdm_error *err)
 {
     const tdm__tls *tls = a->channel.stream.tls;
     char address[96], subject[160];
@@ -202,6 +214,7 @@ static tdm_status check_name(const attempt *a, tdm_error *err)
         (a->meeting && tdm__tls_is_named(tls, a->meeting->host)))
         return TDM_OK;
     tdm__tls_subject(tls, subject, sizeof subject);
+    a->refused = true;
     return tdm_fail(err, TDM_ERR_PEER_REFUSED,
                     "rank 0 at %s has a certificate of another name (%s); its subject alternative "
                     "names must have the host's name or the address %s",
@@ -283,6 +296,7 @@ static tdm_status await_start(attempt *a, tdm__entry **out, tdm_error *err)
 static tdm_status try_once(attempt *a, int fd, tdm__joined *out, tdm_error *err)
 {
     tdm__joined joined = {0};
+    a->proved = a->refused = false;
     tdm__channel_init(&a->channel, fd, TDM__MAX_WIRE_JOIN);
     tdm_status status = shake_hands(a, &joined, err);
     if (status == TDM_OK) status = await_start(a, &joined.entries, err);
@@ -328,6 +342,7 @@ tdm_status tdm__join(const tdm__facts *facts, tdm__rendezvous *meeting, int fd, 
         if (status == TDM_OK) status = try_once(&a, fd, out, &last);
         bool stale = status == TDM_ERR_PEER_REFUSED && tdm__rendezvous_changed(meeting);
         if (status != TDM_ERR_NOT_FOUND && !stale) {
+            if (a.refused) tdm__refusal_tell(&facts->refusal, 0, last.message);
             if (err) *err = last;
             return status;
         }

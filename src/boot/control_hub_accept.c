@@ -64,14 +64,16 @@ static void make_place(tdm__hub *hub)
     if (oldest) tdm__hub_drop(hub, oldest);
 }
 
-static void turn_away(tdm__hub *hub, tdm__hub_peer *caller, const char *why)
+/* Refuses a connection. TDM_ERR_PEER_MISMATCH, after its proof: the rank does not fit, and another attempt
+ * would not help. */
+static void turn_away(tdm__hub *hub, tdm__hub_peer *caller, tdm_status status, const char *why)
 {
     if (hub->told_of_refused < MAX_MENTIONED)
         tdm_log(TDM_LOG_WARN, "comm", "turned away a rank from %s: %s%s", caller->address, why,
                 ++hub->told_of_refused < MAX_MENTIONED ? "" : "; more will not be mentioned");
     snprintf(hub->refused, sizeof hub->refused, "a rank from %s was turned away: %s",
              caller->address, why);
-    tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = TDM_ERR_PEER_REFUSED};
+    tdm__frame frame = {.type = TDM__FRAME_REFUSED, .status = (uint32_t)status};
     snprintf(frame.text, sizeof frame.text, "%s", why);
     tdm__hub_send(hub, caller, &frame);
     tdm__hub_let_go(hub, caller);
@@ -115,7 +117,7 @@ void tdm__hub_accept(tdm__hub *hub)
         if (!caller)
             close(fd);
         else if (!same_user)
-            turn_away(hub, caller, "it belongs to another user");
+            turn_away(hub, caller, TDM_ERR_PEER_REFUSED, "it belongs to another user");
     }
 }
 
@@ -143,7 +145,7 @@ void tdm__hub_garbage(tdm__hub *hub, tdm__hub_peer *caller)
         protocol != TDM__WIRE_PROTOCOL && protocol < MAX_PROTOCOL) {
         char why[160];
         snprintf(why, sizeof why, PROTOCOL_TEXT, protocol, TDM__WIRE_PROTOCOL);
-        turn_away(hub, caller, why);
+        turn_away(hub, caller, TDM_ERR_PEER_REFUSED, why);
         return;
     }
     if (!hub->told_of_garbage)
@@ -155,9 +157,8 @@ void tdm__hub_garbage(tdm__hub *hub, tdm__hub_peer *caller)
     tdm__hub_drop(hub, caller);
 }
 
-/* Why this rank cannot come in; NULL when it can. Written to `out`. */
-static const char *find_fault(const tdm__hub *hub, const tdm__hub_peer *caller,
-                              const tdm__frame *join, char *out, size_t bytes)
+/* True when this rank does not fit this world; `out` gets the reason. */
+static bool is_misfit(const tdm__hub *hub, const tdm__frame *join, char *out, size_t bytes)
 {
     const tdm__facts *facts = &hub->facts;
     unsigned rank = join->rank;
@@ -169,7 +170,18 @@ static const char *find_fault(const tdm__hub *hub, const tdm__hub_peer *caller,
     else if (strcmp(join->job, facts->job) != 0)
         snprintf(out, bytes, "rank %u came for job \"%.128s\", rank 0 for job \"%.128s\"", rank,
                  join->job, facts->job);
-    else if (join->size != (uint32_t)facts->size)
+    else
+        return false;
+    return true;
+}
+
+/* True when this rank fits, but has no place in this world now; `out` gets the reason. */
+static bool has_no_place(const tdm__hub *hub, const tdm__hub_peer *caller, const tdm__frame *join,
+                         char *out, size_t bytes)
+{
+    const tdm__facts *facts = &hub->facts;
+    unsigned rank = join->rank;
+    if (join->size != (uint32_t)facts->size)
         snprintf(out, bytes, "rank %u came for a world of %u ranks, rank 0 for one of %d", rank,
                  join->size, facts->size);
     else if (join->epoch != facts->epoch)
@@ -184,8 +196,8 @@ static const char *find_fault(const tdm__hub *hub, const tdm__hub_peer *caller,
                  (unsigned long long)(rank == 0 ? (uint64_t)getpid() : hub->members[rank].pid),
                  rank == 0 ? facts->host_name : hub->members[rank].host_name);
     else
-        return NULL;
-    return out;
+        return false;
+    return true;
 }
 
 /* What a connection says first: it knows the secret, or it is turned away. */
@@ -210,7 +222,7 @@ static void hear_proof(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *p
         is_right = tdm__prove(TDM__PROVER_HUB, hub->key, prove, caller->nonce, accept.mac) ==
                    TDM_OK;
     if (!is_right) {
-        turn_away(hub, caller, why);
+        turn_away(hub, caller, TDM_ERR_PEER_REFUSED, why);
         return;
     }
     caller->proved = true;
@@ -225,21 +237,21 @@ static void hear_proof(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *p
 }
 
 /* With certificates: a rank's must name its host, or the address that it comes from. */
-static const char *find_name_fault(const tdm__hub_peer *caller, const tdm__frame *join, char *out,
-                                   size_t bytes)
+static bool is_misnamed(const tdm__hub_peer *caller, const tdm__frame *join, char *out,
+                        size_t bytes)
 {
     const tdm__tls *tls = caller->channel.stream.tls;
     char address[96], subject[160];
     tdm__socket_peer_host(caller->channel.stream.fd, address, sizeof address);
     if (!tls || tdm__tls_is_named(tls, address) || tdm__tls_is_named(tls, join->host_name))
-        return NULL;
+        return false;
     tdm__tls_subject(tls, subject, sizeof subject);
     snprintf(
         out, bytes,
         "rank %u on host %s has a certificate of another name (%s); its subject alternative names "
         "must have the host's name or the address %s",
         join->rank, join->host_name, subject, address);
-    return out;
+    return true;
 }
 
 void tdm__hub_serve_unproved(tdm__hub *hub, tdm__hub_peer *caller, const tdm__frame *frame)
@@ -253,9 +265,10 @@ void tdm__hub_serve_unproved(tdm__hub *hub, tdm__hub_peer *caller, const tdm__fr
         return;
     }
     char why[512];
-    if (find_fault(hub, caller, frame, why, sizeof why) ||
-        find_name_fault(caller, frame, why, sizeof why)) {
-        turn_away(hub, caller, why);
+    bool is_final = is_misfit(hub, frame, why, sizeof why) ||
+                    is_misnamed(caller, frame, why, sizeof why);
+    if (is_final || has_no_place(hub, caller, frame, why, sizeof why)) {
+        turn_away(hub, caller, is_final ? TDM_ERR_PEER_MISMATCH : TDM_ERR_PEER_REFUSED, why);
         return;
     }
     tdm__frame welcome = {.type = TDM__FRAME_WELCOME, .world = hub->world};

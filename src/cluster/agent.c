@@ -260,6 +260,8 @@ static void give_up(tdm__agent *a)
         if (!a->over) end_forgotten(a);
     } else if (known && view.ended) {
         take_verdict(a, &view);
+    } else if (a->options->guest && a->was_refused) {
+        a->result.exit_code = TDM_WORKER_PEER;
     } else if (a->options->guest) {
         tdm_log(TDM_LOG_INFO, "agent", "the workers of the agent that joined on host %s have left",
                 a->options->host);

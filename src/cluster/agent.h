@@ -70,6 +70,7 @@ typedef struct tdm__agent {
 
     /* The end. */
     bool stopping, killed;
+    bool was_refused; /* a worker: its host does not fit the others */
     int signals_seen;
     double signal_s;  /* when the last one came that counted */
     double kill_at_s; /* INFINITY: not yet */

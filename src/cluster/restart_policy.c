@@ -144,6 +144,34 @@ static void fail_all(tdm__agent *a, const tdm__agent_worker *w, int code)
     tdm__agent_end_session(a, status_of(code), message);
 }
 
+/* Asks the workers that have not done a step to leave: the others would refuse them as well, each at the cost
+ * of an epoch. */
+static void withdraw(tdm__agent *a)
+{
+    for (int i = 0; i < a->count; i++) {
+        const tdm__agent_worker *w = &a->worker_slots[i].worker;
+        char request[TDM_MEMBER_ID_BYTES + 8];
+        if (w->pid <= 0 || atomic_load(&a->slots[w->slot].step) > 0) continue;
+        snprintf(request, sizeof request, "leave/%s", w->id);
+        (void)tdm_session_request(a->kv, a->options->session, request, "its host is refused", NULL);
+    }
+}
+
+/* The others do not let it in, and would not let in another one that is started here. */
+static void refused(tdm__agent *a, const tdm__worker_slot *worker_slot, const tdm__agent_worker *w)
+{
+    char last[600];
+    tdm__agent_last_line(a, w->slot, last, sizeof last);
+    a->was_refused = true;
+    if (a->over) return;
+    withdraw(a);
+    tdm_log(TDM_LOG_WARN, "agent",
+            "worker %d of host %s is refused and not started again: %s; correct that, then add "
+            "the host with 'tandem join'",
+            (int)(worker_slot - a->worker_slots), a->options->host,
+            strncmp(last, "tandem: ", 8) == 0 ? last + 8 : last);
+}
+
 /* Errors tell most, then an end that was asked for. */
 static void note_code(tdm__agent *a, int code)
 {
@@ -165,6 +193,8 @@ void tdm__agent_judge(tdm__agent *a, tdm__worker_slot *worker_slot, const tdm__a
     note_code(a, code);
     if (code >= 1 && code <= TDM_MAX_WORKER_ERROR)
         fail_all(a, worker, code);
+    else if (code == TDM_WORKER_REFUSED)
+        refused(a, worker_slot, worker);
     else if (code != TDM_WORKER_DONE && code != TDM_WORKER_LEFT && code != TDM_WORKER_STOPPED)
         tdm__agent_plan_restart(a, worker_slot, how);
 }

@@ -260,7 +260,8 @@ static tdm_status make_transport(void *context, const tdm__transport_events *eve
                                       .streams = o->options->streams,
                                       .spins = has_processors(o),
                                       .events = *events,
-                                      .cancellation = o->cancellation};
+                                      .cancellation = o->cancellation,
+                                      .refusal = {o->options->on_refused, o->options->user}};
     memcpy(options.key, o->control->key, sizeof options.key);
     tdm__transport *far = NULL, *near = NULL;
     if (o->control->size == 1) return tdm__alone_create(out, err);
@@ -409,6 +410,7 @@ tdm_status tdm_comm_open(const tdm_comm_options *given, tdm_comm **out, tdm_erro
     o.control->cancellation = (tdm__cancellation){0};
     (*out)->options.should_give_up = NULL; /* it is asked no longer */
     (*out)->options.on_listen = NULL;
+    (*out)->options.on_refused = NULL;
     (*out)->texts = texts;
     return TDM_OK;
 }

@@ -51,10 +51,11 @@ typedef struct run {
     int failures;                     /* epochs in a row that ended before a step was done */
     bool has_failed;                  /* the last epoch ended by a failure */
     bool said_short, said_away;
-    uint64_t state_revision;    /* of the key "state" when the epoch was read */
-    bool is_whole;              /* it has come through enter, so it has the run's state */
-    tdm_process_watch *watches; /* by rank of the epoch that is watched; TDM__MAX_EPOCH */
-    uint32_t watched;           /* its number; 0: none */
+    char refusal[TDM_LOST_BYTES]; /* in the last epoch, of or by another member; empty: none */
+    uint64_t state_revision;      /* of the key "state" when the epoch was read */
+    bool is_whole;                /* it has come through enter, so it has the run's state */
+    tdm_process_watch *watches;   /* by rank of the epoch that is watched; TDM__MAX_EPOCH */
+    uint32_t watched;             /* its number; 0: none */
 } run;
 
 static outcome end(run *r, tdm_status status)
@@ -133,12 +134,15 @@ static void put_verdict(run *r, tdm_status status, const char *message)
 
 /* ---- leaving an epoch --------------------------------------------------------------------------- */
 
-/* The names of those whose loss is of this kind, or of a later one. */
-static void list_losses(const run *r, const tdm_lost *losses, tdm_lost min, tdm_json_writer *w)
+/* A list of the members whose loss is of this kind; TDM_LOST_NONE: of any kind. */
+static void list_losses(const run *r, const tdm_lost *losses, tdm_lost kind, const char *key,
+                        tdm_json_writer *w)
 {
+    tdm_json_key(w, key);
     tdm_json_array_begin(w);
     for (int i = 0; losses && i < r->epoch.size; i++)
-        if (losses[i] >= min) tdm_json_string(w, r->members[i].id);
+        if (losses[i] != TDM_LOST_NONE && (kind == TDM_LOST_NONE || losses[i] == kind))
+            tdm_json_string(w, r->members[i].id);
     tdm_json_array_end(w);
 }
 
@@ -151,10 +155,10 @@ static outcome report(run *r, const char *why, bool is_regroup, const tdm_lost *
     tdm_json_put_string(&w, "why", why);
     tdm_json_put_bool(&w, "regroup", is_regroup);
     tdm_json_put_bool(&w, "whole", r->is_whole);
-    tdm_json_key(&w, "lost");
-    list_losses(r, losses, TDM_LOST_SILENT, &w);
-    tdm_json_key(&w, "closed");
-    list_losses(r, losses, TDM_LOST_CLOSED, &w);
+    list_losses(r, losses, TDM_LOST_NONE, "lost", &w);
+    list_losses(r, losses, TDM_LOST_CLOSED, "closed", &w);
+    list_losses(r, losses, TDM_LOSS_REFUSED, "refused", &w);
+    tdm_json_put_string(&w, "refusal", r->refusal);
     tdm_json_object_end(&w);
     tdm__member_key(r->m, key, "reports/%" PRIu32 "/%s", r->memo.left, r->m->id);
     outcome out = LEAVE;
@@ -166,12 +170,11 @@ static outcome report(run *r, const char *why, bool is_regroup, const tdm_lost *
     return out;
 }
 
-/* Whether this member is refused from the session's first epoch on: it is not set up as the others are, and
- * another try does not help. Later, when there is something to lose, others may go on without it. */
+/* Whether this member is refused again and again before the session has done a step: a host is not set up as
+ * the others are, and the user should know that before training begins. */
 static bool is_refused(const run *r, tdm_status status)
 {
-    return status == TDM_ERR_PEER_REFUSED && r->failures >= MAX_REFUSALS &&
-           (uint32_t)r->failures >= r->epoch.number;
+    return status == TDM_ERR_PEER_REFUSED && r->failures >= MAX_REFUSALS && r->epoch.lineage == 0;
 }
 
 /* An epoch that fails again and again before anything is done is no accident: slow down, then give up. */
@@ -241,8 +244,11 @@ static void ask_for_lost(run *r, tdm_lost *losses)
     for (int i = 0; i < r->epoch.size; i++) {
         how[0] = '\0';
         if (i != r->epoch.rank) losses[i] = r->ops->lost(r->user, i, how);
+        /* Before there is a state, no member continues without another one for that: see is_refused. */
+        if (losses[i] == TDM_LOSS_REFUSED && r->epoch.lineage == 0) losses[i] = TDM_LOST_NONE;
         if (losses[i] == TDM_LOST_NONE) continue;
         how[sizeof how - 1] = '\0';
+        if (losses[i] == TDM_LOSS_REFUSED) memcpy(r->refusal, how, sizeof r->refusal);
         tdm_log(TDM_LOG_WARN, "cluster",
                 "rank %d (member %s, host %s) is out of reach of rank %d: %s", i, r->members[i].id,
                 r->members[i].host, r->epoch.rank, how);
@@ -364,6 +370,7 @@ static outcome take_part(run *r)
     r->result.epochs++;
     if (r->has_failed) r->result.recoveries++;
     r->has_failed = false;
+    r->refusal[0] = '\0';
     activate(r, true);
     tdm_status status = go_through(r, &done, &regroup, &why);
     bool is_epoch_end = status != TDM_OK && ends_epoch(r, status);
@@ -520,6 +527,10 @@ static outcome agree(run *r)
         return end(r, tdm_fail(r->err, view.verdict, "%s", view.verdict_text));
     case TDM__DECISION_DISMISSED: r->result.dismissed = true; return end(r, TDM_OK);
     case TDM__DECISION_GIVE_UP: return give_up(r, &plan);
+    case TDM__DEED_REFUSED:
+        return end(
+            r, tdm_fail(r->err, TDM_ERR_PEER_REFUSED, "the run continues without this worker: %s",
+                        *r->refusal ? r->refusal : tdm__view_find(&view, r->m->id)->left_why));
     case TDM__DECISION_FENCED: break;
     }
     tdm_log(TDM_LOG_INFO, "cluster", "member %s leaves: epoch %" PRIu32 " goes on without it",

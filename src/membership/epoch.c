@@ -114,6 +114,15 @@ static bool is_holder(const tdm__view *view, const tdm__view_member *m)
     return false;
 }
 
+/* Whether a member of the epoch is left out because its host does not fit. Others of that host are not taken in
+ * by the same proposal: its agent withdraws them. */
+static bool is_host_refused(const tdm__view *view, const char *host)
+{
+    for (int i = 0; i < view->size; i++)
+        if (view->members[i].is_refused && strcmp(view->members[i].host, host) == 0) return true;
+    return false;
+}
+
 /* Members whose memory has the newest state come first: training cannot continue without it. */
 static int newcomers_by_age(tdm__view *view, tdm__view_member **out)
 {
@@ -121,7 +130,8 @@ static int newcomers_by_age(tdm__view *view, tdm__view_member **out)
     for (int pass = 0; pass < 2; pass++) {
         for (int i = view->size; i < view->count && count < TDM__MAX_EPOCH; i++) {
             tdm__view_member *m = &view->members[i];
-            if (is_holder(view, m) == (pass == 0) && tdm__view_is_newcomer(view, m))
+            if (is_holder(view, m) == (pass == 0) && tdm__view_is_newcomer(view, m) &&
+                !is_host_refused(view, m->host))
                 out[count++] = m;
         }
         qsort(out + first, (size_t)(count - first), sizeof(tdm__view_member *), by_age);
@@ -156,6 +166,42 @@ static void add_newcomers(tdm__view *view, int room, tdm__epoch_plan *plan)
         if (newcomers[i]) add_host(plan, newcomers, count, newcomers[i]->host);
 }
 
+/* The report that says that this member and one that stays refuse each other; NULL: there is none. */
+static const char *refusal_of(const tdm__view_member *m, tdm__view_member *const *reporters,
+                              const bool *keep, int count)
+{
+    for (int i = 0; i < count; i++) {
+        const tdm__view_member *one = reporters[i];
+        if (!keep[i]) continue;
+        if (has_name(m->refused, m->refused_count, one->id)) return m->refusal;
+        if (has_name(one->refused, one->refused_count, m->id)) return one->refusal;
+    }
+    return NULL;
+}
+
+/* Leaves out for good the members that do not fit those that stay, and with each the others of its host: they
+ * have the same certificate. A member that has the state is left out like one that is cut off: its agent may
+ * start it again. The epoch has the full reason once, because its text is limited. */
+static void expel(tdm__view_member *const *reporters, bool *keep, int count)
+{
+    const char *said = NULL;
+    for (int i = 0; i < count; i++) {
+        tdm__view_member *m = reporters[i];
+        const char *why = keep[i] || m->is_whole ? NULL : refusal_of(m, reporters, keep, count);
+        if (!why) continue;
+        m->is_refused = true;
+        m->left_why = said ? "the others refuse a connection with it" : why;
+        said = why;
+        for (int k = 0; k < count; k++) {
+            tdm__view_member *mate = reporters[k];
+            if (mate->is_whole || strcmp(mate->host, m->host) != 0) continue;
+            keep[k] = false;
+            if (!mate->is_refused) mate->left_why = "the others refuse a connection with its host";
+            mate->is_refused = true;
+        }
+    }
+}
+
 /* Those of the epoch that stay, in its order; says of the others why they do not. */
 static void add_survivors(tdm__view *view, bool check_cuts, tdm__epoch_plan *plan)
 {
@@ -172,11 +218,13 @@ static void add_survivors(tdm__view *view, bool check_cuts, tdm__epoch_plan *pla
                                         : "it did not answer in time";
     }
     tdm__epoch_reach(reporters, count, keep);
+    expel(reporters, keep, count);
     for (int i = 0; i < count; i++) {
-        if (keep[i] || !check_cuts)
-            plan->next[plan->next_count++] = reporters[i];
-        else
-            reporters[i]->left_why = "it is cut off from the others";
+        tdm__view_member *m = reporters[i];
+        if (keep[i] || (!check_cuts && !m->is_refused))
+            plan->next[plan->next_count++] = m;
+        else if (!m->is_refused)
+            m->left_why = "it is cut off from the others";
     }
 }
 
@@ -248,12 +296,14 @@ static bool is_closed(const tdm__view *view, const tdm__view_member *m)
     return false;
 }
 
-/* Whether somebody who reported could not reach it. */
+/* Whether somebody who reported could not reach it. One that was reached and refused may still report. */
 static bool is_named(const tdm__view *view, const tdm__view_member *m)
 {
     for (int i = 0; i < view->size; i++) {
         const tdm__view_member *one = &view->members[i];
-        if (is_reporter(one) && has_name(one->lost, one->lost_count, m->id)) return true;
+        if (is_reporter(one) && has_name(one->lost, one->lost_count, m->id) &&
+            !has_name(one->refused, one->refused_count, m->id))
+            return true;
     }
     return is_closed(view, m);
 }
@@ -458,6 +508,7 @@ tdm__decision tdm__epoch_decide(tdm__view *view, const tdm__epoch_rules *rules,
         return is_broken ? TDM__DECISION_SKIP : TDM__DECISION_ENTER;
     if (!is_in && (memo->took_part || (me && me->is_left_out))) {
         bool was_asked = me && me->left_why && strcmp(me->left_why, tdm__asked_to_leave) == 0;
+        if (me && me->is_refused) return TDM__DEED_REFUSED;
         return was_asked ? TDM__DECISION_DISMISSED : TDM__DECISION_FENCED;
     }
     if (me && !is_in && me->should_leave && tdm__view_can_spare(view))

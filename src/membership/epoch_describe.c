@@ -42,6 +42,7 @@ void tdm__epoch_text(const tdm__view *view, const tdm__epoch_plan *plan, const c
         tdm_json_object_begin(&w);
         tdm_json_put_string(&w, "id", m->id);
         tdm_json_put_string(&w, "why", m->left_why ? m->left_why : "");
+        if (m->is_refused) tdm_json_put_bool(&w, "refused", true);
         tdm_json_object_end(&w);
     }
     tdm_json_array_end(&w);

@@ -73,11 +73,18 @@ static void look(search *s, const set *taken, int taken_weight, set open)
     }
 }
 
-static bool has_lost(const tdm__view_member *a, const tdm__view_member *b)
+static bool names(const tdm__view_member *a, const tdm__view_member *b)
 {
     for (int i = 0; i < a->lost_count; i++)
         if (strcmp(a->lost[i], b->id) == 0) return true;
     return false;
+}
+
+/* A member that refuses another one closes all its connections: that the others have lost it then says
+ * nothing about the network between them. */
+static bool has_lost(const tdm__view_member *a, const tdm__view_member *b)
+{
+    return names(a, b) && (b->refused_count == 0 || names(b, a));
 }
 
 void tdm__epoch_reach(tdm__view_member *const *members, int count, bool *keep)

@@ -132,6 +132,7 @@ static void read_left(tdm__view *view, const tdm_kv_item *item, tdm_arena *arena
         if (!m || m->rank >= 0) continue;
         m->is_left_out = true;
         m->left_why = text_of(one, "why", "");
+        m->is_refused = is_true(one, "refused");
     }
 }
 
@@ -191,8 +192,11 @@ static tdm_status read_report(tdm__view *view, const char *rest, const tdm_kv_it
     m->is_regroup = report && is_true(report, "regroup");
     m->is_whole = report && is_true(report, "whole");
     m->report_why = report ? text_of(report, "why", "") : "";
+    m->refusal = report ? text_of(report, "refusal", "") : "";
     TDM_TRY(read_names(tdm_json_get(report, "lost"), item, arena, &m->lost, &m->lost_count, err));
-    return read_names(tdm_json_get(report, "closed"), item, arena, &m->closed, &m->closed_count,
+    TDM_TRY(
+        read_names(tdm_json_get(report, "closed"), item, arena, &m->closed, &m->closed_count, err));
+    return read_names(tdm_json_get(report, "refused"), item, arena, &m->refused, &m->refused_count,
                       err);
 }
 

@@ -37,6 +37,7 @@ typedef struct tdm__view_member {
     double dead_at;
     bool is_left_out; /* it was in an earlier epoch, or could have been, and is not any more */
     const char *left_why;
+    bool is_refused; /* it was left out because it does not fit the others: it cannot join again */
     bool has_reported; /* that it has left the epoch that counts */
     bool is_regroup;   /* and that nothing failed */
     bool is_whole;     /* it has the run's state: it has once come through enter */
@@ -45,9 +46,12 @@ typedef struct tdm__view_member {
     int lost_count;
     const char **closed; /* of these: whose connection was closed without a good-bye */
     int closed_count;
-    bool should_leave; /* was asked to */
-    bool is_busy;      /* its process is on this host, and makes progress: see elastic.c */
-    uint64_t shm_id;   /* in which it keeps its part of the state; 0: unknown */
+    const char **refused; /* of these: with whom no connection can be made (certificates) */
+    int refused_count;
+    const char *refusal; /* why */
+    bool should_leave;   /* was asked to */
+    bool is_busy;        /* its process is on this host, and makes progress: see elastic.c */
+    uint64_t shm_id;     /* in which it keeps its part of the state; 0: unknown */
 } tdm__view_member;
 
 /* A host as its agent describes it. */
@@ -126,6 +130,7 @@ typedef enum tdm__decision {
     TDM__DECISION_END,       /* there is a verdict */
     TDM__DECISION_FENCED,    /* others go on without this member */
     TDM__DECISION_DISMISSED, /* as was asked for */
+    TDM__DEED_REFUSED,       /* others go on without this member, which does not fit them */
     TDM__DECISION_GIVE_UP    /* too few for too long */
 } tdm__decision;
 

@@ -38,12 +38,13 @@ typedef struct buffer {
 struct tdm__tls {
     SSL *ssl;
     bool has_certificates, is_server;
-    int fd;       /* during a call */
-    int error;    /* errno of a read that failed; 0: none has */
-    bool ended;   /* the socket's end was seen */
-    bool is_open; /* the handshake is over, and both directions have keys */
-    bool closed;  /* the peer has sent its last record */
-    bool broken;  /* by an error of TLS: the connection is unusable */
+    bool is_refused; /* because of a certificate */
+    int fd;          /* during a call */
+    int error;       /* errno of a read that failed; 0: none has */
+    bool ended;      /* the socket's end was seen */
+    bool is_open;    /* the handshake is over, and both directions have keys */
+    bool closed;     /* the peer has sent its last record */
+    bool broken;     /* by an error of TLS: the connection is unusable */
     uint8_t key[TDM__TLS_KEY];
     uint8_t
         secrets[2]
@@ -381,6 +382,11 @@ const char *tdm__tls_why(const tdm__tls *tls)
     return tls->why;
 }
 
+bool tdm__tls_is_refused(const tdm__tls *tls)
+{
+    return tls->is_refused;
+}
+
 /* ---- bytes ----------------------------------------------------------------------------------------------- */
 
 /* Sends what waits. False, with errno, when the socket fails; a full one does not. */
@@ -435,6 +441,7 @@ static int break_handshake(tdm__tls *tls, int fd)
         snprintf(tls->why, sizeof tls->why, "TLS failed: %s", error_text(code));
     ERR_clear_error();
     tls->broken = true;
+    tls->is_refused = is_refused || (tls->has_certificates && verdict != X509_V_OK);
     (void)flush(tls, fd);
     errno = EPROTO;
     return -1;
@@ -531,7 +538,8 @@ static int take_alert(tdm__tls *tls, const uint8_t *message, size_t bytes)
         return 0;
     }
     tls->broken = true;
-    if (tls->has_certificates && alert_is_refusal(alert)) {
+    tls->is_refused = tls->has_certificates && alert_is_refusal(alert);
+    if (tls->is_refused) {
         subject_of(SSL_get_certificate(tls->ssl), tls->subject, sizeof tls->subject);
         snprintf(tls->why, sizeof tls->why, "the peer refuses this side's certificate (%s): %s",
                  tls->subject, text);

@@ -52,6 +52,7 @@ int tdm__tls_advance(tdm__tls *tls, int fd);
 bool tdm__tls_is_ready(const tdm__tls *tls);   /* the handshake is over */
 bool tdm__tls_has_output(const tdm__tls *tls); /* encrypted bytes wait for room in the socket */
 const char *tdm__tls_why(const tdm__tls *tls);
+bool tdm__tls_is_refused(const tdm__tls *tls); /* it failed because of a certificate */
 uint64_t tdm__tls_rekeys(const tdm__tls *tls); /* how many times this side has changed its key */
 
 /* Whether the peer's certificate is for this host name or address; true without certificates. */

@@ -99,6 +99,13 @@ static bool should_give_up(void *user)
     return !tdm_member_epoch_holds(t->options->member, t->epoch);
 }
 
+static void note_refused(void *user, int rank, const char *why)
+{
+    tdm__trainer *t = user;
+    t->refused_rank = rank;
+    snprintf(t->refused_why, sizeof(t->refused_why), "%.*s", TDM_LOST_BYTES - 1, why);
+}
+
 static void open_door(void *user, const char *address)
 {
     tdm__trainer *t = user;
@@ -123,10 +130,25 @@ static bool is_one_host(const tdm_epoch *epoch)
     return true;
 }
 
+/* Whether this worker joins a run that others have trained. */
+static bool is_newcomer(const tdm__trainer *t, const tdm_epoch *epoch)
+{
+    return epoch->lineage > 0 && epoch->rank > 0 && !t->entered;
+}
+
+/* This host is not set up as the others are (its certificate's file, for example): the others continue without
+ * it, instead of ending the run. */
+static tdm_status refuse_itself(tdm__trainer *t, tdm_error *err)
+{
+    note_refused(t, 0, err ? err->message : "");
+    return tdm_fail(err, TDM_ERR_PEER_REFUSED, "this host cannot take part: %s", t->refused_why);
+}
+
 static tdm_status open_world(tdm__trainer *t, const tdm_epoch *epoch, tdm_error *err)
 {
     const char *address = getenv("TANDEM_ADDRESS");
     char door[TDM_ENDPOINT_BYTES];
+    t->refused_rank = -1;
     if (epoch->size == 1) return TDM_OK;
     if (is_one_host(epoch))
         snprintf(door, sizeof(door), "unix:");
@@ -145,10 +167,13 @@ static tdm_status open_world(tdm__trainer *t, const tdm_epoch *epoch, tdm_error 
                           .host = epoch->members[epoch->rank].host,
                           .should_give_up = should_give_up,
                           .on_listen = open_door,
+                          .on_refused = note_refused,
                           .user = t};
     tdm_comm *comm = NULL;
     tdm_train_comm(t->job, &o);
-    TDM_TRY(tdm_comm_open(&o, &comm, err));
+    tdm_status status = tdm_comm_open(&o, &comm, err);
+    if (status == TDM_ERR_INVALID && is_newcomer(t, epoch)) status = refuse_itself(t, err);
+    TDM_TRY(status);
     pthread_mutex_lock(&t->comm_lock);
     t->comm = comm;
     bool late = t->interrupted;
@@ -216,6 +241,10 @@ static tdm_lost lost(void *user, int rank, char how[TDM_LOST_BYTES])
     };
     tdm__trainer *t = user;
     tdm_peer_loss loss;
+    if (rank == t->refused_rank) {
+        memcpy(how, t->refused_why, TDM_LOST_BYTES);
+        return TDM_LOSS_REFUSED;
+    }
     if (!t->comm || rank == tdm_comm_rank(t->comm) || !tdm_comm_peer_loss(t->comm, rank, &loss))
         return TDM_LOST_NONE;
     if (loss.sign == TDM_SIGN_NONE || loss.sign == TDM_SIGN_TOLD) return TDM_LOST_NONE;

@@ -88,7 +88,9 @@ typedef struct tdm__trainer {
     bool is_restored; /* this state came from a checkpoint, and nothing was trained since */
     tdm_kv *kv;
     uint32_t epoch;
-    bool entered;                  /* an epoch before */
+    bool entered;     /* an epoch before */
+    int refused_rank; /* with which no world could be opened; -1: none */
+    char refused_why[TDM_LOST_BYTES];
     char run_path[TDM_PATH_BYTES]; /* of the session's run; empty: not known */
     double longest_s;              /* of a step, with what is due after it */
     pthread_mutex_t comm_lock;     /* of `comm`, for who interrupts */

@@ -239,6 +239,7 @@ static tdm_status create(const tdm__transport_options *options, tdm__transport *
     tcp->mode = options->security.mode;
     tcp->events = options->events;
     tcp->cancellation = options->cancellation;
+    tcp->refusal = options->refusal;
     tcp->here = place_to_listen(options);
     tcp->rank_0 = options->rank_0;
     tcp->listen_fd = tcp->poll_fd = tcp->wake_fd = -1;
@@ -266,6 +267,7 @@ static tdm_status connect_all(tdm__transport *transport, const uint8_t *const *a
     close(tcp->listen_fd); /* all have come: nobody else has a reason to */
     tcp->listen_fd = -1;
     tcp->cancellation = (tdm__cancellation){0};
+    tcp->refusal = (tdm__refusal){0};
     tcp->has_met = status == TDM_OK;
     for (int i = 0; tcp->has_met && i < tcp->size; i++) {
         if (!tcp->peers[i].links) continue;

@@ -166,6 +166,7 @@ struct tdm__tcp {
     tdm__tls_context *tls; /* NULL: not needed */
     tdm__transport_events events;
     tdm__cancellation cancellation;
+    tdm__refusal refusal;
     tdm__endpoint here, rank_0;
     char **host_names; /* by rank; entries may be NULL */
     int listen_fd;     /* until all have met */

@@ -71,6 +71,7 @@ typedef struct meeting {
     uint8_t in[sizeof(proof)];
     size_t in_count;
     char remote[96];
+    bool is_refused; /* because of a certificate */
     struct meeting *next;
 } meeting;
 
@@ -203,9 +204,10 @@ static bool make_link(meet *all, meeting *m)
     return true;
 }
 
-static tdm_status name_mismatch(const meet *all, const meeting *m, tdm_error *err)
+static tdm_status name_mismatch(const meet *all, meeting *m, tdm_error *err)
 {
     char subject[160];
+    m->is_refused = true;
     const char *name = all->tcp->host_names[m->peer];
     tdm__tls_subject(m->stream.tls, subject, sizeof subject);
     return tdm_fail(err, TDM_ERR_PEER_REFUSED,
@@ -219,9 +221,12 @@ static tdm_status step_encrypting(meet *all, meeting *m, tdm_error *err)
 {
     int ready = tdm__stream_flush(&m->stream);
     if (ready == 0) return TDM_OK;
+    int why = errno;
+    m->is_refused = ready < 0 && m->stream.tls && tdm__tls_is_refused(m->stream.tls);
     if (ready < 0)
-        return tdm_fail(err, TDM_ERR_PEER_REFUSED, "tcp: no encrypted connection with rank %d: %s",
-                        m->peer, tdm__stream_why(&m->stream, errno));
+        return tdm_fail(err, why == EPROTO ? TDM_ERR_PEER_REFUSED : TDM_ERR_PEER_FAILED,
+                        "tcp: no encrypted connection with rank %d: %s", m->peer,
+                        tdm__stream_why(&m->stream, why));
     const char *name = all->tcp->host_names[m->peer];
     char address[96];
     tdm__socket_peer_host(m->stream.fd, address, sizeof address);
@@ -412,6 +417,7 @@ static void accept_some(meet *all)
 static tdm_status meeting_failed(meet *all, meeting *m, const tdm_error *why, tdm_error *err)
 {
     if (why->status != TDM_ERR_NOT_FOUND && m->peer >= 0) {
+        if (m->is_refused) tdm__refusal_tell(&all->tcp->refusal, m->peer, why->message);
         if (err) *err = *why;
         return why->status;
     }

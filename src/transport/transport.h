@@ -23,6 +23,7 @@
 
 #include "net/cancellation.h"
 #include "net/endpoint.h"
+#include "net/refusal.h"
 
 #include <tandem/comm.h>
 
@@ -75,6 +76,7 @@ typedef struct tdm__transport_options {
     bool spins; /* every rank of this host can have a processor: a wait may spin for a moment */
     tdm__transport_events events;
     tdm__cancellation cancellation; /* of connect() */
+    tdm__refusal refusal;           /* of connect() */
 } tdm__transport_options;
 
 enum { TDM__MAX_ADDRESS = 4096 };

@@ -3,7 +3,7 @@
 # floods their ports, a recording of what is sent between them, another user of a host, certificates and secrets
 # that do not fit. Trainings end with the bits of an undisturbed run, and nothing of theirs can be read.
 #   strangers_test.sh TANDEM [CASE...]
-# Cases: flood trace user certificates secret. Needs root, `ip`, the kernel's namespaces, etcd (make setup-etcd),
+# Cases: flood trace user certificates newcomer secret. Needs root, `ip`, the kernel's namespaces, etcd (make setup-etcd),
 # python3, openssl and setpriv; without them it says so and is skipped (77).
 set -euo pipefail
 tandem=$(realpath "$1")
@@ -110,9 +110,11 @@ parallel: {lanes: 8, zero: 1}
 checkpoint: {every_epochs: never, ledger: true}
 YAML
 hash_of() { sed -n 's/.*"hash":"\([0-9a-f]\{64\}\)".*/\1/p' "$1"; }
-# reference STEPS: the hash of an undisturbed run of so many.
+# reference STEPS SETS...: the hash of an undisturbed run of so many.
 reference() {
-    "$tandem" train "$work/job.yaml" -n 1 -q --json --set "run.dir=$work/alone" --set "train.steps=$1" >"$work/alone.out"
+    local sets=() set
+    for set in "train.steps=$1" "${@:2}"; do sets+=(--set "$set"); done
+    "$tandem" train "$work/job.yaml" -n 1 -q --json --set "run.dir=$work/alone" "${sets[@]}" >"$work/alone.out"
     hash_of "$work/alone.out"
 }
 # start CASE SETS...: one worker on each of two hosts; the launcher is on host 1.
@@ -141,7 +143,7 @@ is_right() {
         return 0
     fi
     "$tandem" ledger "$work/$case/$name-1" >"$work/ledger" 2>&1 || complain "$case: $(cat "$work/ledger")"
-    starts=$(grep -c '"room":"agent","message":"worker .* started' "$log" || true)
+    starts=$(grep -c '"room":"agent","message":"worker [^ ]* started on' "$log" || true)
     [ "$starts" = "$4" ] || { complain "$case: $starts starts of $4 workers"; show "$case"; }
     if grep -i 'assert\|sanitizer\|runtime error' "$log" "$work/$case.err"; then complain "$case: see above"; fi
 }
@@ -401,6 +403,82 @@ case_certificates() {
     echo "ok   certificates"
 }
 
+# ---- newcomer ----------------------------------------------------------------------------------------------------
+
+# epochs_of CASE: how many epochs the run has had.
+epochs_of() { grep -c '"message":"epoch [0-9]*: training ' "$work/$1/$name-1/log.jsonl" || true; }
+# step_of CASE: the last step in its metrics.
+step_of() { sed -n 's/.*"step":\([0-9]*\).*/\1/p' "$work/$1/$name-1/metrics.jsonl" | tail -n 1; }
+trains_past() { [ "$(step_of "$1")" -gt "$2" ]; }
+# joins VARIABLES...: two workers of host 3; leaves the exit code in $code and what it prints in $work/join.out.
+joins() {
+    code=0
+    on 3 env TANDEM_SECRET="$secret" "$@" timeout -k 5 "$limit_s" "$tandem" join $name-1 -n 2 --host host3 --store "$store" \
+        >"$work/join.out" 2>&1 || code=$?
+}
+# is_expelled WHAT TEXT VARIABLES...: workers with these are not let into the run. They end by themselves and say why; the
+# run changes its epoch to take them in and once more to continue without them, at most for each of them, and continues.
+is_expelled() {
+    local what=$1 text=$2 before after code
+    shift 2
+    before=$(epochs_of newcomer)
+    joins "$@"
+    [ "$code" = 6 ] || complain "newcomer: $what: join ends with $code, not 6: $(cat "$work/join.out")"
+    grep -qE -- "$text" "$work/join.out" || complain "newcomer: $what: join says $(cat "$work/join.out"), not '$text'"
+    wait_until 60 trains_past newcomer "$(step_of newcomer)" || complain "newcomer: $what: the run no longer trains"
+    after=$(epochs_of newcomer)
+    [ $((after - before)) -le 4 ] || complain "newcomer: $what: $((after - before)) epochs instead of 2"
+    [ $failures = 0 ]
+}
+has_three() { grep '"message":"epoch [0-9]*: training goes on' "$work/newcomer/$name-1/log.jsonl" | tail -n 1 | grep -q 'with 3 ranks'; }
+# expel_all: hosts with a certificate of another authority or of another name, without a file, with another
+# comm.security, and with a certificate that one host accepts, where rank 0 may be, and the other one does not.
+expel_all() {
+    local host
+    variables foreign
+    is_expelled foreign 'certificate \(/CN=foreign\).*comm.tls_certificate' "${files[@]}" || return
+    variables misnamed
+    is_expelled misnamed 'certificate of another name \(/CN=misnamed\)' "${files[@]}" || return
+    variables missing
+    is_expelled missing "$work/missing.pem cannot be used: No such file or directory" "${files[@]}" || return
+    is_expelled psk 'set comm.security' TANDEM_SECURITY=psk || return
+    for host in 1 2; do
+        variables only-$host
+        is_expelled only-$host "certificate \\(/CN=only-$host\\)" "${files[@]}" || return
+    done
+}
+# Hosts whose certificate does not fit join a healthy run; then one whose certificate does.
+case_newcomer() {
+    local secret=5e55107f1a9b3c2d files host large='model.hidden=[512, 512]'
+    authority trusted
+    authority unknown
+    certificate one trusted IP:10.77.0.1
+    certificate two trusted IP:10.77.0.2
+    certificate three trusted IP:10.77.0.3
+    certificate foreign unknown IP:10.77.0.3
+    certificate misnamed trusted IP:10.77.0.9
+    for host in 1=one 2=two; do
+        authority "authority-${host%=*}"
+        certificate "only-${host%=*}" "authority-${host%=*}" IP:10.77.0.3
+        cat "$work/trusted.pem" "$work/authority-${host%=*}.pem" >"$work/both-${host%=*}.pem"
+        variables "${host#*=}"
+        printf '%s\n' "${files[@]}" TANDEM_TLS_AUTHORITY="$work/both-${host%=*}.pem" >"$NET_ENVIRONMENT/10.77.0.${host%=*}"
+    done
+    TANDEM_SECRET=$secret start newcomer train.steps=100000000 elastic.max=8 "$large"
+    wait_until 60 test -s "$work/newcomer/$name-1/metrics.jsonl" || { complain "newcomer: no session"; show newcomer; return 0; }
+    expel_all || { show newcomer; kill_host 1; kill_host 2; return 0; }
+    variables three
+    on 3 env TANDEM_SECRET=$secret "${files[@]}" timeout -k 5 "$limit_s" "$tandem" join $name-1 --host host3 --store "$store" \
+        >"$work/join.out" 2>&1 &
+    wait_until 60 has_three || { complain "newcomer: one with a good certificate is not let in"; cat "$work/join.out"; }
+    on 1 "$tandem" stop $name-1 --store "$store" >"$work/stop.out" 2>&1 || complain "newcomer: $(cat "$work/stop.out")"
+    wait "$launcher" || true
+    rm -f "$NET_ENVIRONMENT"/*
+    # Two workers of the session, two of each host that is refused, and the one that is let in.
+    is_right newcomer 0 "$(reference "$(sed -n 's/.*"steps":\([0-9]*\).*/\1/p' "$work/newcomer.out")" "$large")" 15
+    echo "ok   newcomer: $(epochs_of newcomer) epochs"
+}
+
 # ---- secret ------------------------------------------------------------------------------------------------------
 
 # Strangers stand at rank 0's port before rank 1 comes, first with another secret, then with the right one. An agent
@@ -427,7 +505,7 @@ case_secret() {
 }
 
 start_etcd
-for name_list in "${@:-flood trace user certificates secret}"; do
+for name_list in "${@:-flood trace user certificates newcomer secret}"; do
     # shellcheck disable=SC2086 # a list
     for case in $name_list; do "case_$case"; done
 done

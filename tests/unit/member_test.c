@@ -132,6 +132,28 @@ static void the_larger_side_stays(void)
     CHECK(reach(CROWD) == UINT64_MAX << 20);
 }
 
+/* Rank 1 refuses rank 2 and closes its connections: the others lose it, and that is not a cut. */
+static void a_refusal_is_not_a_cut(void)
+{
+    gather(4);
+    crowd[2].is_whole = crowd[3].is_whole = false;
+    lose(1, 2);
+    crowd[1].refused = crowd[1].lost;
+    crowd[1].refused_count = 1;
+    lose(0, 1);
+    lose(3, 1);
+    CHECK_INT(reach(4), 0xb);
+    lose(2, 1);
+    CHECK_INT(reach(4), 0xb);
+    gather(2); /* both have the state, and refuse each other */
+    for (int i = 0; i < 2; i++) {
+        lose(i, 1 - i);
+        crowd[i].refused = crowd[i].lost;
+        crowd[i].refused_count = 1;
+    }
+    CHECK_INT(reach(2), 0x1);
+}
+
 static void a_tangle_ends_soon(void)
 {
     gather(CROWD);
@@ -316,6 +338,51 @@ static void first_and_next_epoch(void)
     CHECK_TEXT(tdm__epoch_name(&view.members[2], name), "rank 2 (member d, host h1, process 4)");
     tdm__epoch_history late = {.left = 1, .took_part = true};
     CHECK_INT(decide(kv, arena, "b", &late, 103, &view, &plan), TDM__DECISION_FENCED);
+    tdm_arena_destroy(arena);
+    tdm_kv_close(kv);
+    remove_store();
+}
+
+/* Ranks 2 and 3 are new and of one host, whose certificate rank 1 refuses: they cannot come again, not even where
+ * the others are too few without them. */
+static void a_member_that_does_not_fit_is_expelled(void)
+{
+    static const char *const ids[] = {"a", "b", "c", "d"};
+    make_store();
+    tdm_kv *kv = open_store();
+    tdm_arena *arena = tdm_arena_create("test");
+    tdm__view view = {0};
+    static tdm__epoch_plan plan;
+    tdm__epoch_history snapshots[4];
+    put(kv, SESSION "state", "{\"epoch\":1,\"holders\":[]}");
+    for (int i = 0; i < 4; i++) {
+        put_record(kv, ids[i], i < 2 ? ids[i] : "h3", i);
+        snapshots[i] = (tdm__epoch_history){.left = 2, .took_part = true, .number = 2};
+    }
+    put(kv, SESSION "epoch",
+        "{\"number\":2,\"members\":[{\"id\":\"a\",\"host\":\"a\"},{\"id\":\"b\",\"host\":\"b\"},"
+        "{\"id\":\"c\",\"host\":\"h3\"},{\"id\":\"d\",\"host\":\"h3\"}]}");
+    put(kv, SESSION "reports/2/a", "{\"whole\":true,\"lost\":[\"b\"],\"closed\":[\"b\"]}");
+    put(kv, SESSION "reports/2/b",
+        "{\"whole\":true,\"lost\":[\"c\"],\"refused\":[\"c\"],\"refusal\":\"its certificate\"}");
+    put(kv, SESSION "reports/2/c", "{\"lost\":[\"b\"]}");
+    put(kv, SESSION "reports/2/d", "{\"lost\":[\"b\"]}");
+    tdm__epoch_rules three = {.id = "a", .min = 3, .wait_s = 100, .report_s = 2, .silence_s = 12};
+    tdm__epoch_history memo = snapshots[0];
+    for (int now_s = 0; now_s < 50; now_s += 10) {
+        CHECK_INT(look(kv, arena, &view, NULL), TDM_OK);
+        CHECK_INT(tdm__epoch_decide(&view, &three, &memo, now_s, &plan), TDM__DECISION_WAIT);
+    }
+    put_record(kv, "e", "h3", 4); /* has come later */
+    CHECK_INT(decide(kv, arena, "a", &snapshots[0], 0, &view, &plan), TDM__DECISION_PROPOSE);
+    CHECK_INT(plan.next_count, 2);
+    CHECK_TEXT(plan.next[0]->id, "a");
+    CHECK_TEXT(plan.next[1]->id, "b");
+    propose(kv, &view, &plan);
+    CHECK_INT(decide(kv, arena, "b", &snapshots[1], 0, &view, &plan), TDM__DECISION_ENTER);
+    CHECK_INT(decide(kv, arena, "c", &snapshots[2], 0, &view, &plan), TDM__DEED_REFUSED);
+    CHECK_TEXT(tdm__view_find(&view, "c")->left_why, "its certificate");
+    CHECK_INT(decide(kv, arena, "d", &snapshots[3], 0, &view, &plan), TDM__DEED_REFUSED);
     tdm_arena_destroy(arena);
     tdm_kv_close(kv);
     remove_store();
@@ -716,10 +783,12 @@ static void bad_options_are_refused(void)
 
 static const check_test tests[] = {CHECK_TEST(the_lease_follows_the_pulse),
                                    CHECK_TEST(the_larger_side_stays),
+                                   CHECK_TEST(a_refusal_is_not_a_cut),
                                    CHECK_TEST(a_tangle_ends_soon),
                                    CHECK_TEST(a_record_of_nonsense_is_none),
                                    CHECK_TEST(the_largest_epoch_fits),
                                    CHECK_TEST(first_and_next_epoch),
+                                   CHECK_TEST(a_member_that_does_not_fit_is_expelled),
                                    CHECK_TEST(a_busy_member_is_waited_for),
                                    CHECK_TEST(a_host_that_is_gone_is_not_waited_for_long),
                                    CHECK_TEST(a_killed_member_is_left_behind),
