@@ -134,22 +134,28 @@ static void note_heard(tdm__hub *hub, const tdm__hub_peer *caller, double now_s)
     member->heard_s = now_s;
 }
 
+/* Reads once, so that a caller that sends without end does not hold up the others; what is left in a buffer of
+ * TLS is read in the next turn. */
 static void hear(tdm__hub *hub, tdm__hub_peer *caller)
 {
-    double now_s = tdm_clock_s();
-    tdm__channel_state state;
-    int why;
-    do {
-        size_t before = caller->channel.in_count;
-        state = tdm__channel_read(&caller->channel);
-        why = errno;
-        if (caller->channel.in_count > before) note_heard(hub, caller, now_s);
-        hear_frames(hub, caller);
-        if (caller->state == TDM__HUB_PEER_LEAVING)
-            caller->channel.in_first = caller->channel.in_count = 0;
-    } while (caller->channel.has_more && state == TDM__CHANNEL_OK && !caller->over);
+    size_t before = caller->channel.in_count;
+    tdm__channel_state state = tdm__channel_read(&caller->channel);
+    int why = errno;
+    if (caller->channel.in_count > before) note_heard(hub, caller, tdm_clock_s());
+    hear_frames(hub, caller);
+    if (caller->state == TDM__HUB_PEER_LEAVING)
+        caller->channel.in_first = caller->channel.in_count = 0;
     errno = why;
     if (state != TDM__CHANNEL_OK) disconnect(hub, caller, state_text(state));
+    if (caller->channel.has_more && !caller->over) hub->has_input = true;
+}
+
+/* Reads what the last turn left in buffers of TLS, of which epoll says nothing. */
+static void hear_rest(tdm__hub *hub)
+{
+    for (tdm__hub_peer *at = hub->callers; at; at = at->next)
+        if (!at->over && at->channel.has_more) hear(hub, at);
+    hub->dirty = true;
 }
 
 /* Sends what is queued; asks to be told when there is more room, or no longer. */
@@ -302,6 +308,7 @@ static bool has_company(const tdm__hub *hub)
 
 static int wait_ms(const tdm__hub *hub, double now_s)
 {
+    if (hub->has_input) return 0;
     double until_s = hub->ended ? hub->end_until_s : hub->beat_at_s;
     if (!hub->started && hub->join_until_s < until_s) until_s = hub->join_until_s;
     double left_s = until_s - now_s;
@@ -316,6 +323,9 @@ static void *run(void *user)
     while (!hub->ended || (has_company(hub) && tdm_clock_s() < hub->end_until_s)) {
         struct epoll_event events[EVENTS];
         int count = epoll_wait(hub->epoll_fd, events, EVENTS, wait_ms(hub, tdm_clock_s()));
+        bool has_rest = hub->has_input;
+        hub->has_input = false;
+        if (has_rest) hear_rest(hub);
         for (int i = 0; i < count; i++) {
             void *who = events[i].data.ptr;
             if (who == &hub->wake_fd) {

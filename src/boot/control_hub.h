@@ -92,7 +92,8 @@ struct tdm__hub {
     int guest_count;
     int door_count; /* connections that came since door_until_s - PAUSE_S */
     double door_until_s;
-    bool dirty; /* something is queued, or somebody is over */
+    bool dirty;     /* something is queued, or somebody is over */
+    bool has_input; /* in a buffer of TLS: see tdm__channel.has_more */
     bool told_of_garbage;
     int told_of_refused;
     char refused[256]; /* the last one that was not let in, and why; empty: none */

@@ -6,6 +6,8 @@
  */
 #include "comm/control_world.h"
 
+#include <sys/syscall.h>
+
 /* ---- joining and exchanging ----------------------------------------------------------------------------- */
 
 /* Block `rank` of round `round`: its length and its bytes are known to all. */
@@ -681,6 +683,114 @@ static void death_ends_an_exchange(void)
     }
 }
 
+/* ---- floods --------------------------------------------------------------------------------------------- */
+
+/* A rank of the hub's own process that has sent more whenever the hub reads from it, for as long as `is_on`. */
+static struct {
+    pthread_mutex_t lock;
+    bool is_on, has_joined, has_failed;
+    int hub_fd; /* the hub's end */
+    tdm__channel channel;
+    tdm__blob *beats;
+    int refills;
+} flood = {.lock = PTHREAD_MUTEX_INITIALIZER, .hub_fd = -1};
+
+/* In place of the C library's: TLS reads by it, on the hub's thread. */
+ssize_t recv(int fd, void *into, size_t bytes, int flags)
+{
+    pthread_mutex_lock(&flood.lock);
+    if (flood.is_on && fd == flood.hub_fd) {
+        if (!tdm__channel_has_output(&flood.channel) &&
+            !tdm__channel_put(&flood.channel, flood.beats))
+            flood.has_failed = true;
+        if (tdm__channel_flush(&flood.channel) != TDM__CHANNEL_OK) flood.has_failed = true;
+        flood.refills++;
+    }
+    pthread_mutex_unlock(&flood.lock);
+    return syscall(SYS_recvfrom, fd, into, bytes, flags, NULL, NULL);
+}
+
+/* The descriptor of this process that is the other end of `fd`. */
+static int other_end(int fd)
+{
+    tdm__endpoint here = tdm__socket_here(fd);
+    for (int i = 0; i < 1000; i++) {
+        tdm__endpoint there = tdm__socket_there(i);
+        if (there.port == here.port && memcmp(there.bytes, here.bytes, sizeof here.bytes) == 0)
+            return i;
+    }
+    return -1;
+}
+
+static void *join_as_rank_1(void *user)
+{
+    const world *w = user;
+    tdm_comm_security security = {.mode = TDM_SECURITY_PSK};
+    tdm__facts facts = {.rank = 1, .size = w->size, .join_s = 20, .security = security.mode};
+    tdm__rendezvous meeting;
+    tdm__joined joined = {0};
+    flood.has_joined = tdm__tls_context_create(&security, &facts.tls, NULL) == TDM_OK &&
+                       tdm__host_identity(NULL, facts.host, facts.host_name, NULL) == TDM_OK &&
+                       tdm__rendezvous_init(&meeting, w->rendezvous, w->secret, NULL) == TDM_OK &&
+                       tdm__join(&facts, &meeting, -1, &joined, NULL) == TDM_OK;
+    flood.channel = joined.channel;
+    free(joined.entries);
+    return facts.tls;
+}
+
+static void begin_flood(void)
+{
+    tdm__frame beat = {.type = TDM__FRAME_BEAT};
+    tdm_str many = TDM_STR_INIT;
+    while (many.length < 256 << 10) tdm__wire_write(&beat, &many);
+    flood.beats = tdm__blob_of(&many);
+    tdm_str_release(&many);
+    flood.hub_fd = other_end(flood.channel.stream.fd);
+    CHECK(flood.hub_fd >= 0);
+    pthread_mutex_lock(&flood.lock);
+    flood.is_on = true;
+    CHECK(tdm__channel_put(&flood.channel, flood.beats));
+    CHECK_INT(tdm__channel_flush(&flood.channel), TDM__CHANNEL_OK);
+    pthread_mutex_unlock(&flood.lock);
+}
+
+static int rank_beside_a_flood(const world *w, int rank)
+{
+    pthread_t other;
+    tdm_comm_options options = options_of(w, rank);
+    options.security.mode = TDM_SECURITY_PSK;
+    tdm__control *control = NULL;
+    void *tls = NULL;
+    CHECK_INT(pthread_create(&other, NULL, join_as_rank_1, (void *)(uintptr_t)w), 0);
+    CHECK_INT(tdm__control_open(&options, &control, NULL), TDM_OK);
+    pthread_join(other, &tls);
+    CHECK(flood.has_joined);
+    if (!control) return 1;
+    begin_flood();
+    for (int i = 0; i < 20; i++) {
+        double until_s = tdm_clock_s() + 60;
+        control->ops->catch_up(control, until_s);
+        CHECK(tdm_clock_s() < until_s && !control->ops->has_failed(control, NULL));
+        if (check_failures > 0) _exit(99); /* the hub's thread does not end either */
+    }
+    pthread_mutex_lock(&flood.lock);
+    flood.is_on = false;
+    CHECK(flood.refills > 20 && !flood.has_failed);
+    pthread_mutex_unlock(&flood.lock);
+    tdm__blob_release(flood.beats);
+    tdm__channel_release(&flood.channel);
+    tdm__tls_context_destroy(tls);
+    control->ops->close(control);
+    return 0;
+}
+
+static void a_flood_holds_nobody_up(void)
+{
+    world w = {
+        .size = 2, .rendezvous = tcp_name(AF_INET), .secret = "s", .rank = rank_beside_a_flood};
+    CHECK_INT(finish_one(start_one(&w, 0)), 0);
+}
+
 static const check_test tests[] = {
     CHECK_TEST(worlds_join_and_exchange),
     CHECK_TEST(death_is_told_to_all),
@@ -693,6 +803,7 @@ static const check_test tests[] = {
     CHECK_TEST(who_catches_up_has_heard_of_a_death),
     CHECK_TEST(who_ends_a_world_waits_for_no_answer),
     CHECK_TEST(death_ends_an_exchange),
+    CHECK_TEST(a_flood_holds_nobody_up),
     CHECK_TEST(last_words_are_told_before_a_question_fails),
 };
 
