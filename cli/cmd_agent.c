@@ -45,6 +45,7 @@ static bool read_job(const char *path, tdm_str *out)
             if (got < 0) break;
             tdm_str_add_bytes(out, bytes, (size_t)got);
         }
+        explicit_bzero(bytes, sizeof bytes); /* the secret came in front of the job */
     }
     if (out->length > 0 && tdm_str_ok(out)) return true;
     cli_error("agent: no job came through '%s'", path);
@@ -111,14 +112,17 @@ static int run_agent(const session_agent *agent, const tdm_job *job, const tdm_s
     options.kv.must_exist = true;
     char secret[TDM_SECRET_BYTES];
     code = find_secret(agent, hold, &options.kv, secret);
-    if (code != CLI_OK) return code;
-    options.secret = secret;
-    tdm_agent_result result;
-    tdm_error err;
-    tdm_log_add_sink(log_to_terminal, NULL, TDM_LOG_WARN);
-    tdm_status status = tdm_agent_run(&options, &result, &err);
-    tdm_log_remove_sink(log_to_terminal, NULL);
-    return status == TDM_OK ? finish(&result) : cli_fail(&err);
+    if (code == CLI_OK) {
+        options.secret = secret;
+        tdm_agent_result result;
+        tdm_error err;
+        tdm_log_add_sink(log_to_terminal, NULL, TDM_LOG_WARN);
+        tdm_status status = tdm_agent_run(&options, &result, &err);
+        tdm_log_remove_sink(log_to_terminal, NULL);
+        code = status == TDM_OK ? finish(&result) : cli_fail(&err);
+    }
+    explicit_bzero(secret, sizeof secret);
+    return code;
 }
 
 static int load_and_run(const session_agent *agent, const tdm_session_hold *hold, tdm_arena *arena)
@@ -186,8 +190,9 @@ static int run(const cli_args *args)
                                      .workers = (int)workers,
                                      .guest = cli_has(args, "guest")};
         code = session_agent_run(&agent);
+        explicit_bzero(secret, sizeof secret);
     }
-    tdm_str_release(&text);
+    tdm_str_wipe(&text);
     return code;
 }
 

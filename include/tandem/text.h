@@ -29,6 +29,7 @@ typedef struct tdm_str {
 /* clang-format on */
 
 TDM_API void tdm_str_release(tdm_str *str);
+TDM_API void tdm_str_wipe(tdm_str *str);  /* overwrites the text, then releases it: for secrets */
 TDM_API void tdm_str_clear(tdm_str *str); /* length 0, memory kept */
 TDM_API void tdm_str_add(tdm_str *str, const char *text);
 TDM_API void tdm_str_add_bytes(tdm_str *str, const void *bytes, size_t count);

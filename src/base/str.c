@@ -18,6 +18,12 @@ void tdm_str_release(tdm_str *str)
     *str = (tdm_str)TDM_STR_INIT;
 }
 
+void tdm_str_wipe(tdm_str *str)
+{
+    if (str->data) explicit_bzero(str->data, str->capacity);
+    tdm_str_release(str);
+}
+
 void tdm_str_clear(tdm_str *str)
 {
     str->length = 0;

@@ -97,6 +97,7 @@ static tdm_status join(const tdm_comm_options *asked, const tdm__facts *facts,
             .facts = facts, .joined = &joined, .hub = hub, .meeting = hub ? meeting : NULL};
         status = tdm__control_create(&parts, out, err);
     }
+    explicit_bzero(joined.key, sizeof joined.key);
     if (status != TDM_OK && hub) {
         tdm__hub_destroy(hub);
         if (meeting) tdm__rendezvous_remove(meeting);
@@ -131,6 +132,7 @@ tdm_status tdm__control_open(const tdm_comm_options *options, tdm__control **out
         status = tdm__tls_context_create(&resolved.security, &facts.tls, err);
     if (status == TDM_OK) status = join(&resolved, &facts, meeting, out, err);
     if (status != TDM_OK) tdm__tls_context_destroy(facts.tls); /* else it is the control's */
+    tdm__rendezvous_wipe(meeting);
     free(meeting);
     return status;
 }

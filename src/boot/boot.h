@@ -62,6 +62,8 @@ typedef struct tdm__rendezvous {
 
 tdm_status tdm__rendezvous_init(tdm__rendezvous *meeting, const char *text, const char *secret,
                                 tdm_error *err);
+/* Overwrites its secret and its key, when nobody needs to prove anything any more. */
+void tdm__rendezvous_wipe(tdm__rendezvous *meeting);
 /* Whether it is HOST:0 or unix:, for rank 0 to choose a port or a name. */
 bool tdm__rendezvous_is_open(const tdm__rendezvous *meeting);
 /* Rank 0: a listening, non-blocking socket; writes the file where it is one. The port that was chosen

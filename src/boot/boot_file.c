@@ -13,6 +13,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,19 +49,21 @@ tdm_status tdm__meeting_file_write(const char *path, const tdm__meeting_file *fi
                                    uint64_t *out_stamp, tdm_error *err)
 {
     tdm_str text = TDM_STR_INIT, beside = TDM_STR_INIT;
+    uint32_t drawn = 0;
+    TDM_TRY(tdm_os_random(&drawn, sizeof drawn, err));
     tdm_str_addf(&text, TITLE "host %s\nprocess %ld\nname %s\nsecret %s\nport %d\n", file->host,
                  file->pid, file->host_name, file->secret, file->port);
     for (int i = 0; i < file->address_count; i++)
         tdm_str_addf(&text, "address %s\n", file->address[i]);
     tdm_str_add(&text, "end\n");
-    tdm_str_addf(&beside, "%s.%ld-%.8s.tmp", path, (long)getpid(), file->secret);
+    tdm_str_addf(&beside, "%s.%ld-%08" PRIx32 ".tmp", path, (long)getpid(), drawn);
     tdm_status status = TDM_ERR_NO_MEMORY;
     if (tdm_str_ok(&text) && tdm_str_ok(&beside))
         status = write_beside(path, beside.data, &text, err);
     else
         tdm_fail(err, status, "no memory to write rendezvous %s", path);
     if (status == TDM_OK) *out_stamp = stamp_of(text.data, text.length);
-    tdm_str_release(&text);
+    tdm_str_wipe(&text);
     tdm_str_release(&beside);
     return status;
 }
@@ -119,12 +122,10 @@ static bool take_line(const char *line, tdm__meeting_file *out)
     return key == 7 && memcmp(line, "address", key) == 0 && take_address(value, out);
 }
 
-bool tdm__meeting_file_parse(const char *bytes, size_t count, tdm__meeting_file *out)
+/* Its lines, up to "end", which is the last one. */
+static bool take_lines(const char *bytes, size_t count, tdm__meeting_file *out)
 {
-    tdm__meeting_file file = {0};
-    size_t title = strlen(TITLE);
-    if (count < title || memcmp(bytes, TITLE, title) != 0) return false;
-    for (size_t at = title; at < count;) {
+    for (size_t at = 0; at < count;) {
         const char *end = memchr(bytes + at, '\n', count - at);
         char line[256];
         size_t length = end ? (size_t)(end - bytes) - at : sizeof line;
@@ -132,13 +133,24 @@ bool tdm__meeting_file_parse(const char *bytes, size_t count, tdm__meeting_file 
         memcpy(line, bytes + at, length);
         line[length] = '\0';
         at += length + 1;
-        if (strcmp(line, "end") == 0) {
-            *out = file;
-            return at == count && file.port > 0 && file.pid > 0 && *file.secret && *file.host;
-        }
-        if (!take_line(line, &file)) return false;
+        bool is_end = strcmp(line, "end") == 0, is_good = is_end || take_line(line, out);
+        explicit_bzero(line, sizeof line);
+        if (is_end) return at == count;
+        if (!is_good) return false;
     }
     return false;
+}
+
+bool tdm__meeting_file_parse(const char *bytes, size_t count, tdm__meeting_file *out)
+{
+    tdm__meeting_file file = {0};
+    size_t title = strlen(TITLE);
+    bool is_good = count >= title && memcmp(bytes, TITLE, title) == 0 &&
+                   take_lines(bytes + title, count - title, &file) && file.port > 0 &&
+                   file.pid > 0 && *file.secret && *file.host;
+    if (is_good) *out = file;
+    explicit_bzero(file.secret, sizeof file.secret);
+    return is_good;
 }
 
 static tdm_status check_owner(int fd, const char *path, tdm_error *err)
@@ -168,11 +180,13 @@ tdm_status tdm__meeting_file_read(const char *path, tdm__meeting_file *out, uint
     close(fd);
     if (status != TDM_OK) return status;
     if (got == 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s is empty", path);
-    if (got < 0 || !tdm__meeting_file_parse(bytes, (size_t)got, out))
+    bool is_good = got > 0 && tdm__meeting_file_parse(bytes, (size_t)got, out);
+    if (is_good) *out_stamp = stamp_of(bytes, (size_t)got);
+    explicit_bzero(bytes, sizeof bytes);
+    if (!is_good)
         return tdm_fail(err, TDM_ERR_FORMAT,
                         "rendezvous %s is there, but is no rendezvous file of tandem: name another "
                         "path, or remove it",
                         path);
-    *out_stamp = stamp_of(bytes, (size_t)got);
     return TDM_OK;
 }

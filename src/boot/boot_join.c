@@ -62,7 +62,9 @@ tdm_status tdm__channel_secure(tdm__channel *channel, const tdm__facts *facts, c
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to join the world");
     tdm__tls_options options = {
         .context = facts->tls, .is_server = is_server, .key = shared, .buffer_bytes = TLS_BUFFER};
-    return tdm__stream_secure(&channel->stream, prove->protection, &options, err);
+    tdm_status status = tdm__stream_secure(&channel->stream, prove->protection, &options, err);
+    explicit_bzero(shared, sizeof shared);
+    return status;
 }
 
 /* ---- one attempt ---------------------------------------------------------------------------------- */
@@ -302,12 +304,14 @@ static tdm_status try_once(attempt *a, int fd, tdm__joined *out, tdm_error *err)
     if (status == TDM_OK) status = await_start(a, &joined.entries, err);
     if (status != TDM_OK) {
         tdm__channel_release(&a->channel);
+        explicit_bzero(joined.key, sizeof joined.key);
         return status;
     }
     joined.channel = a->channel;
     joined.here = tdm__socket_here(fd);
     joined.rank_0 = tdm__socket_there(fd);
     *out = joined;
+    explicit_bzero(joined.key, sizeof joined.key);
     return TDM_OK;
 }
 

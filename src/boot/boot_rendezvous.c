@@ -275,6 +275,7 @@ static tdm_status look_at_old_file(const tdm__rendezvous *meeting, tdm_error *er
     if (status != TDM_OK) return status;
     char why[160];
     int fd = connect_file(&old, tdm_clock_s() + 1, &meeting->cancellation, why, sizeof why);
+    explicit_bzero(old.secret, sizeof old.secret);
     bool alive = fd >= 0 && endpoint_says_hello(fd, tdm_clock_s() + HELLO_S);
     if (fd >= 0) close(fd);
     if (alive)
@@ -285,6 +286,12 @@ static tdm_status look_at_old_file(const tdm__rendezvous *meeting, tdm_error *er
     tdm_log(TDM_LOG_INFO, "comm", "rendezvous %s is of a world that is gone (process %ld on %s)",
             meeting->path, old.pid, old.host_name);
     return TDM_OK;
+}
+
+void tdm__rendezvous_wipe(tdm__rendezvous *meeting)
+{
+    explicit_bzero(meeting->secret, sizeof meeting->secret);
+    explicit_bzero(meeting->key, sizeof meeting->key);
 }
 
 static void set_file_key(tdm__rendezvous *meeting, const tdm__meeting_file *file)
@@ -310,11 +317,13 @@ static tdm_status listen_file(tdm__rendezvous *meeting, int *out_fd, tdm_error *
     list_addresses(&file);
     if (status == TDM_OK)
         status = tdm__meeting_file_write(meeting->path, &file, &meeting->stamp, err);
+    if (status == TDM_OK) set_file_key(meeting, &file);
+    explicit_bzero(raw, sizeof raw);
+    explicit_bzero(file.secret, sizeof file.secret);
     if (status != TDM_OK) {
         close(fd);
         return status;
     }
-    set_file_key(meeting, &file);
     *out_fd = fd;
     return TDM_OK;
 }
@@ -380,12 +389,13 @@ tdm_status tdm__rendezvous_connect(tdm__rendezvous *meeting, double until_s, int
     TDM_TRY(tdm__meeting_file_read(meeting->path, &file, &meeting->stamp, err));
     char why[160];
     int fd = connect_file(&file, until_s, &meeting->cancellation, why, sizeof why);
+    if (fd >= 0) set_file_key(meeting, &file);
+    explicit_bzero(file.secret, sizeof file.secret);
     if (fd < 0)
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
                         "%s names process %ld on %s, but nobody listens there (%s): perhaps it is "
                         "of an earlier run",
                         meeting->path, file.pid, file.host_name, why);
-    set_file_key(meeting, &file);
     snprintf(meeting->host, sizeof meeting->host, "%s", file.host_name); /* for its certificate */
     *out_fd = fd;
     return TDM_OK;
@@ -395,9 +405,10 @@ bool tdm__rendezvous_changed(const tdm__rendezvous *meeting)
 {
     tdm__meeting_file file;
     uint64_t stamp = 0;
-    return meeting->kind == TDM__MEET_FILE &&
-           (tdm__meeting_file_read(meeting->path, &file, &stamp, NULL) != TDM_OK ||
-            stamp != meeting->stamp);
+    if (meeting->kind != TDM__MEET_FILE) return false;
+    tdm_status status = tdm__meeting_file_read(meeting->path, &file, &stamp, NULL);
+    explicit_bzero(&file, sizeof file);
+    return status != TDM_OK || stamp != meeting->stamp;
 }
 
 void tdm__rendezvous_remove(const tdm__rendezvous *meeting)

@@ -661,6 +661,7 @@ static void release(client *c)
     free(c->host_names);
     tdm__tls_context_destroy(c->facts.tls);
     free(c->peers);
+    explicit_bzero(c->control.key, sizeof c->control.key);
     free(c);
 }
 
@@ -764,6 +765,7 @@ tdm_status tdm__control_create(const tdm__control_parts *parts, tdm__control **o
     c->hub = parts->hub;
     if (parts->meeting) {
         c->meeting = *parts->meeting;
+        tdm__rendezvous_wipe(&c->meeting); /* for tdm__rendezvous_remove alone */
         c->has_meeting = true;
     }
     *out = &c->control;

@@ -356,6 +356,7 @@ static void release(tdm__hub *hub)
     if (hub->listen_fd >= 0) close(hub->listen_fd);
     if (hub->wake_fd >= 0) close(hub->wake_fd);
     if (hub->epoll_fd >= 0) close(hub->epoll_fd);
+    explicit_bzero(hub->key, sizeof hub->key);
     free(hub);
 }
 

@@ -292,7 +292,7 @@ static tdm_status open_input(const launcher *l, int *out, tdm_error *err)
     bool is_written = fd >= 0 && tdm_str_ok(&text) &&
                       write(fd, text.data, text.length) == (ssize_t)text.length &&
                       lseek(fd, 0, SEEK_SET) == 0;
-    tdm_str_release(&text);
+    tdm_str_wipe(&text);
     if (is_written) {
         *out = fd;
         return TDM_OK;
@@ -618,6 +618,7 @@ static void release(launcher *l)
         pthread_sigmask(SIG_SETMASK, &l->before, NULL);
     }
     free(l->agents);
+    explicit_bzero(l->secret, sizeof l->secret);
     tdm_arena_destroy(l->arena);
 }
 

@@ -78,6 +78,7 @@ static tdm_status draw_secret(char out[TDM_SECRET_BYTES], tdm_error *err)
     uint8_t drawn[16];
     TDM_TRY(tdm_os_random(drawn, sizeof drawn, err));
     tdm_hex(drawn, sizeof drawn, out);
+    explicit_bzero(drawn, sizeof drawn);
     return TDM_OK;
 }
 

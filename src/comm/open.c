@@ -245,6 +245,26 @@ static bool has_processors(const opening *o)
     return sched_getaffinity(0, sizeof(set), &set) == 0 && here <= CPU_COUNT(&set);
 }
 
+static tdm_status open_transport(opening *o, const tdm__transport_options *options,
+                                 tdm__transport **out, tdm_error *err)
+{
+    tdm__transport *far = NULL, *near = NULL;
+    if (o->control->size == 1) return tdm__alone_create(out, err);
+    if (o->far) TDM_TRY(open_far(o, options, &far, err));
+    if (!o->host) {
+        *out = far;
+        return TDM_OK;
+    }
+    tdm_status status = tdm__shm_create(o->host, options, &near, err);
+    if (status == TDM_OK && !far) {
+        *out = near;
+        return TDM_OK;
+    }
+    if (status == TDM_OK) return tdm__mixed_create(near, far, options, o->name, out, err);
+    if (far) far->ops->destroy(far);
+    return status;
+}
+
 static tdm_status make_transport(void *context, const tdm__transport_events *events,
                                  tdm__transport **out, tdm_error *err)
 {
@@ -263,20 +283,8 @@ static tdm_status make_transport(void *context, const tdm__transport_events *eve
                                       .cancellation = o->cancellation,
                                       .refusal = {o->options->on_refused, o->options->user}};
     memcpy(options.key, o->control->key, sizeof options.key);
-    tdm__transport *far = NULL, *near = NULL;
-    if (o->control->size == 1) return tdm__alone_create(out, err);
-    if (o->far) TDM_TRY(open_far(o, &options, &far, err));
-    if (!o->host) {
-        *out = far;
-        return TDM_OK;
-    }
-    tdm_status status = tdm__shm_create(o->host, &options, &near, err);
-    if (status == TDM_OK && !far) {
-        *out = near;
-        return TDM_OK;
-    }
-    if (status == TDM_OK) return tdm__mixed_create(near, far, &options, o->name, out, err);
-    if (far) far->ops->destroy(far);
+    tdm_status status = open_transport(o, &options, out, err);
+    explicit_bzero(options.key, sizeof options.key);
     return status;
 }
 
@@ -320,13 +328,12 @@ static bool is_over(void *user)
 
 /* ---- opening ---------------------------------------------------------------------------------- */
 
-/* The options' texts, owned. */
+/* The options' texts, owned; but for the secret, which is needed no longer than this call. */
 static tdm_status keep_texts(tdm_comm_options *options, tdm_arena **out, tdm_error *err)
 {
     tdm_arena *arena = tdm_arena_create("options of a comm");
     const char **texts[] = {&options->transport,
                             &options->rendezvous,
-                            &options->secret,
                             &options->job,
                             &options->trace,
                             &options->tune,
@@ -410,6 +417,7 @@ tdm_status tdm_comm_open(const tdm_comm_options *given, tdm_comm **out, tdm_erro
     o.control->cancellation = (tdm__cancellation){0};
     (*out)->options.should_give_up = NULL; /* it is asked no longer */
     (*out)->options.on_listen = NULL;
+    (*out)->options.secret = NULL;
     (*out)->options.on_refused = NULL;
     (*out)->texts = texts;
     return TDM_OK;

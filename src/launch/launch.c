@@ -57,6 +57,7 @@ static tdm_status random_text(char out[SECRET_TEXT], tdm_error *err)
     uint8_t bytes[SECRET_BYTES];
     TDM_TRY(tdm_os_random(bytes, sizeof bytes, err));
     tdm_hex(bytes, sizeof bytes, out);
+    explicit_bzero(bytes, sizeof bytes);
     return TDM_OK;
 }
 
@@ -139,17 +140,19 @@ static tdm_status prepare(launcher *l, tdm_error *err)
 {
     char secret[SECRET_TEXT], name[SECRET_TEXT], rendezvous[SECRET_TEXT + 32];
     const char *shared = l->options->secret;
-    TDM_TRY(random_text(secret, err));
     TDM_TRY(random_text(name, err));
+    TDM_TRY(make_folder(l, err));
+    TDM_TRY(random_text(secret, err));
     snprintf(rendezvous, sizeof rendezvous, "unix:tandem-%s", name);
     if (l->options->rendezvous && !shared) shared = getenv("TANDEM_SECRET");
     bool alone = l->plan.size == l->plan.count;
     if (!shared && alone)
         shared = secret; /* else all hosts must bring the same: ranks will say so */
-    TDM_TRY(make_folder(l, err));
-    return tdm__launch_plan_init(&l->plan,
-                                 l->options->rendezvous ? l->options->rendezvous : rendezvous,
-                                 shared, l->result.run, err);
+    tdm_status status = tdm__launch_plan_init(
+        &l->plan, l->options->rendezvous ? l->options->rendezvous : rendezvous, shared,
+        l->result.run, err);
+    explicit_bzero(secret, sizeof secret);
+    return status;
 }
 
 /* Takes the signals that are not ignored, and news of children. */

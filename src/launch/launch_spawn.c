@@ -103,7 +103,10 @@ tdm_status tdm__launch_plan_init(tdm__launch_plan *plan, const char *rendezvous,
 
 void tdm__launch_plan_release(tdm__launch_plan *plan)
 {
-    for (size_t i = 0; plan->environment && i < plan->common_count; i++) free(plan->environment[i]);
+    for (size_t i = 0; plan->environment && i < plan->common_count; i++) {
+        explicit_bzero(plan->environment[i], strlen(plan->environment[i])); /* one is the secret */
+        free(plan->environment[i]);
+    }
     free(plan->environment);
     free(plan->places);
     plan->environment = NULL;

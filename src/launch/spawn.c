@@ -65,12 +65,15 @@ void tdm__environment_add(tdm__environment *env, const char *name, const char *f
     tdm_str_addv(&text, fmt, args);
     va_end(args);
     put(env, tdm_str_ok(&text) ? strdup(tdm_str_text(&text)) : NULL);
-    tdm_str_release(&text);
+    tdm_str_wipe(&text);
 }
 
 void tdm__environment_release(tdm__environment *env)
 {
-    for (size_t i = 0; i < env->count; i++) free(env->items[i]);
+    for (size_t i = 0; i < env->count; i++) {
+        explicit_bzero(env->items[i], strlen(env->items[i])); /* one may be a secret */
+        free(env->items[i]);
+    }
     free(env->items);
     *env = (tdm__environment){.items = NULL};
 }

@@ -253,7 +253,9 @@ static tdm_status begin_encrypting(meet *all, meeting *m, tdm_error *err)
                                 .is_server = !m->is_ours,
                                 .key = key,
                                 .buffer_bytes = tls_buffer(all->tcp)};
-    TDM_TRY(tdm__stream_secure(&m->stream, m->protection, &options, err));
+    tdm_status status = tdm__stream_secure(&m->stream, m->protection, &options, err);
+    explicit_bzero(key, sizeof key);
+    TDM_TRY(status);
     m->phase = ENCRYPTING;
     return step_encrypting(all, m, err);
 }

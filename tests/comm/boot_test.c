@@ -360,6 +360,96 @@ static void strangers_are_harmless(void)
     }
 }
 
+/* ---- what is left of a secret ----------------------------------------------------------------------------- */
+
+enum { MASK = 0x55, SECRET = 32 };
+static uint8_t masked[SECRET]; /* the secret, in a form that the search does not find */
+
+static size_t count_secrets(const uint8_t *bytes, size_t count)
+{
+    size_t found = 0;
+    for (size_t at = 0; at + SECRET <= count; at++) {
+        size_t i = 0;
+        while (i < SECRET && (bytes[at + i] ^ MASK) == masked[i]) i++;
+        found += i == SECRET;
+    }
+    return found;
+}
+
+/* How many times the secret is in the memory of this process that can be written. */
+static size_t secrets_in_memory(void)
+{
+    enum { PART = 64 << 10, MAX_REGION = 1 << 30 };
+    static uint8_t part[PART + SECRET];
+    char line[512];
+    size_t found = 0;
+    int memory = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+    FILE *maps = fopen("/proc/self/maps", "re");
+    CHECK(memory >= 0 && maps);
+    while (maps && fgets(line, sizeof line, maps)) {
+        unsigned long long begin = 0, end = 0;
+        char rights[8] = "";
+        if (sscanf(line, "%llx-%llx %7s", &begin, &end, rights) != 3 || rights[1] != 'w') continue;
+        if (end - begin > MAX_REGION) continue; /* a sanitizer's shadow */
+        for (unsigned long long at = begin; at < end; at += PART) {
+            ssize_t got = pread(memory, part, sizeof part, (off_t)at);
+            if (got > 0) found += count_secrets(part, (size_t)got);
+            explicit_bzero(part, sizeof part);
+        }
+    }
+    if (maps) fclose(maps);
+    close(memory);
+    return found;
+}
+
+/* The secret that rank 0 has drawn for a rendezvous file. */
+static void mask_secret_of_file(const char *path)
+{
+    char bytes[4096] = "";
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    CHECK(read(fd, bytes, sizeof bytes - 1) > 0);
+    close(fd);
+    const char *secret = strstr(bytes, "secret ");
+    CHECK(secret);
+    for (int i = 0; secret && i < SECRET; i++) masked[i] = (uint8_t)secret[7 + i] ^ MASK;
+    explicit_bzero(bytes, sizeof bytes);
+}
+
+static int rank_that_wipes(const world *w, int rank)
+{
+    char secret[SECRET + 1] = "";
+    bool is_file = strchr(w->rendezvous, '/') != NULL;
+    for (int i = 0; !is_file && i < SECRET; i++) secret[i] = (char)('A' + (i * 7) % 26);
+    for (int i = 0; i < SECRET; i++) masked[i] = (uint8_t)secret[i] ^ MASK;
+    tdm_comm_options options = options_of(w, rank);
+    options.transport = "tcp";
+    options.security.mode = TDM_SECURITY_PSK;
+    options.secret = secret;
+    tdm_comm *comm = NULL;
+    CHECK_INT(tdm_comm_open(&options, &comm, NULL), TDM_OK);
+    if (!comm) return 1;
+    if (is_file) mask_secret_of_file(w->rendezvous);
+    if (!is_file) CHECK(secrets_in_memory() > 0); /* it finds `secret` */
+    explicit_bzero(secret, sizeof secret);
+    shared->saw++;
+    CHECK(await(&shared->saw, w->size, 60));
+    tdm_comm_close(comm);
+    CHECK_INT(secrets_in_memory(), 0);
+    return 0;
+}
+
+static void a_secret_is_not_left_in_memory(void)
+{
+    for (int i = 0; i < 2; i++) {
+        world w = {.size = 3,
+                   .rendezvous = i ? file_name() : tcp_name(AF_INET),
+                   .victim = -1,
+                   .rank = rank_that_wipes};
+        start(&w);
+        finish(&w);
+    }
+}
+
 /* ---- files ------------------------------------------------------------------------------------------------ */
 
 static void put_file(const char *path, const char *text, int mode)
@@ -470,13 +560,10 @@ static void hosts_are_numbered_by_their_lowest_rank(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(every_misfit_is_turned_away),
-    CHECK_TEST(a_refused_rank_may_come_again),
-    CHECK_TEST(missing_ranks_are_named),
-    CHECK_TEST(strangers_are_harmless),
-    CHECK_TEST(files_of_the_dead_are_replaced),
-    CHECK_TEST(other_files_are_left_alone),
-    CHECK_TEST(hosts_are_numbered_by_their_lowest_rank),
+    CHECK_TEST(every_misfit_is_turned_away),    CHECK_TEST(a_refused_rank_may_come_again),
+    CHECK_TEST(missing_ranks_are_named),        CHECK_TEST(strangers_are_harmless),
+    CHECK_TEST(a_secret_is_not_left_in_memory), CHECK_TEST(files_of_the_dead_are_replaced),
+    CHECK_TEST(other_files_are_left_alone),     CHECK_TEST(hosts_are_numbered_by_their_lowest_rank),
 };
 
 int main(int argc, char **argv)
