@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,12 +89,27 @@ static bool take_number(const char *value, long max, long *out)
     return *out >= 1 && *out <= max;
 }
 
+/* "%eth0", or nothing. */
+static bool is_device(const char *text)
+{
+    static const char allowed[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    if (*text == '\0') return true;
+    size_t length = strlen(text + 1);
+    return length > 0 && length < IF_NAMESIZE && strspn(text + 1, allowed) == length;
+}
+
 static bool take_address(const char *value, tdm__meeting_file *out)
 {
     struct in6_addr raw;
+    char plain[INET6_ADDRSTRLEN] = "";
     const int max = (int)(sizeof out->address / sizeof out->address[0]);
-    if (out->address_count == max) return false;
-    if (inet_pton(AF_INET, value, &raw) != 1 && inet_pton(AF_INET6, value, &raw) != 1) return false;
+    size_t length = strcspn(value, "%");
+    if (out->address_count == max || length >= sizeof plain || !is_device(value + length))
+        return false;
+    memcpy(plain, value, length);
+    bool is_v6 = inet_pton(AF_INET6, plain, &raw) == 1;
+    if (!is_v6 && (value[length] || inet_pton(AF_INET, plain, &raw) != 1)) return false;
     return take_word(value, NULL, out->address[out->address_count++], sizeof out->address[0]);
 }
 

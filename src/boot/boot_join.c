@@ -211,7 +211,7 @@ static tdm_status check_name(attempt *a, tdm_error *err)
 {
     const tdm__tls *tls = a->channel.stream.tls;
     char address[96], subject[160];
-    tdm__socket_peer_host(a->channel.stream.fd, address, sizeof address);
+    tdm__socket_peer_address(a->channel.stream.fd, address, sizeof address);
     if (!tls || tdm__tls_is_named(tls, address) ||
         (a->meeting && tdm__tls_is_named(tls, a->meeting->host)))
         return TDM_OK;

@@ -114,12 +114,12 @@ tdm_status tdm__rendezvous_init(tdm__rendezvous *meeting, const char *text, cons
 
 /* ---- addresses ------------------------------------------------------------------------------------- */
 
-/* Numbers are not looked up. */
+/* Numbers are not looked up; "fe80::1%eth0" is one on hosts that have such a device. */
 static tdm_status look_up(const char *host, const char *port, struct addrinfo **out, tdm_error *err)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST};
     int bad_name = getaddrinfo(host, port, &hints, out);
-    if (bad_name == EAI_NONAME) {
+    if (bad_name == EAI_NONAME && !strchr(host, ':')) {
         hints.ai_flags = 0;
         bad_name = getaddrinfo(host, port, &hints, out);
     }
@@ -199,24 +199,32 @@ static tdm_status listen_unix(tdm__rendezvous *meeting, int *out_fd, tdm_error *
                     errno == EADDRINUSE ? "; a rank 0 of that name is running already" : "");
 }
 
-/* This machine's addresses that others may reach. */
+static bool is_link_local(const struct sockaddr *address)
+{
+    return address->sa_family == AF_INET6 &&
+           IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)address)->sin6_addr);
+}
+
+/* This machine's addresses that others may reach. Link-local ones come last: they are of use to hosts that call
+ * their device by the same name. */
 static void list_addresses(tdm__meeting_file *file)
 {
     struct ifaddrs *all = NULL;
     if (getifaddrs(&all) != 0) return;
     const int max = (int)(sizeof file->address / sizeof file->address[0]);
-    for (const struct ifaddrs *at = all; at && file->address_count < max; at = at->ifa_next) {
-        if (!at->ifa_addr || !(at->ifa_flags & IFF_UP) || (at->ifa_flags & IFF_LOOPBACK)) continue;
-        char *text = file->address[file->address_count];
-        const void *raw = NULL;
-        if (at->ifa_addr->sa_family == AF_INET)
-            raw = &((const struct sockaddr_in *)at->ifa_addr)->sin_addr;
-        if (at->ifa_addr->sa_family == AF_INET6) {
-            const struct in6_addr *v6 = &((const struct sockaddr_in6 *)at->ifa_addr)->sin6_addr;
-            if (!IN6_IS_ADDR_LINKLOCAL(v6)) raw = v6;
+    for (int pass = 0; pass < 2; pass++) {
+        for (const struct ifaddrs *at = all; at && file->address_count < max; at = at->ifa_next) {
+            const struct sockaddr *address = at->ifa_addr;
+            if (!address || !(at->ifa_flags & IFF_UP) || (at->ifa_flags & IFF_LOOPBACK)) continue;
+            if (is_link_local(address) != (pass == 1)) continue;
+            socklen_t bytes = address->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
+                                                             : sizeof(struct sockaddr_in);
+            char *text = file->address[file->address_count];
+            if ((address->sa_family == AF_INET || address->sa_family == AF_INET6) &&
+                getnameinfo(address, bytes, text, sizeof file->address[0], NULL, 0,
+                            NI_NUMERICHOST) == 0)
+                file->address_count++;
         }
-        if (raw && inet_ntop(at->ifa_addr->sa_family, raw, text, sizeof file->address[0]))
-            file->address_count++;
     }
     freeifaddrs(all);
 }

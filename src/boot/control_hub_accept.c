@@ -242,7 +242,7 @@ static bool is_misnamed(const tdm__hub_peer *caller, const tdm__frame *join, cha
 {
     const tdm__tls *tls = caller->channel.stream.tls;
     char address[96], subject[160];
-    tdm__socket_peer_host(caller->channel.stream.fd, address, sizeof address);
+    tdm__socket_peer_address(caller->channel.stream.fd, address, sizeof address);
     if (!tls || tdm__tls_is_named(tls, address) || tdm__tls_is_named(tls, join->host_name))
         return false;
     tdm__tls_subject(tls, subject, sizeof subject);

@@ -13,6 +13,7 @@ typedef struct tdm__endpoint {
     uint16_t family; /* 4, 6; 0: none, the socket is a UNIX one */
     uint16_t port;
     uint8_t bytes[16];
+    uint32_t scope; /* device number of a link-local address, on the host that reads this */
 } tdm__endpoint;
 
 #endif

@@ -150,6 +150,12 @@ void tdm__socket_peer_host(int fd, char *text, size_t bytes)
                     sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
 }
 
+void tdm__socket_peer_address(int fd, char *text, size_t bytes)
+{
+    tdm__socket_peer_host(fd, text, bytes);
+    text[strcspn(text, "%")] = '\0';
+}
+
 static void name_peer(const struct sockaddr_storage *address, int fd, char *text, size_t bytes)
 {
     if (address->ss_family != AF_UNIX) {
@@ -215,6 +221,7 @@ static tdm__endpoint endpoint_of(const struct sockaddr_storage *address)
         const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
         out = (tdm__endpoint){.family = 6, .port = ntohs(v6->sin6_port)};
         memcpy(out.bytes, &v6->sin6_addr, sizeof v6->sin6_addr);
+        out.scope = v6->sin6_scope_id;
     }
     return out;
 }
@@ -245,7 +252,9 @@ socklen_t tdm__socket_address(const tdm__endpoint *endpoint, struct sockaddr_sto
         return sizeof *v4;
     }
     struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)out;
-    *v6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(endpoint->port)};
+    *v6 = (struct sockaddr_in6){.sin6_family = AF_INET6,
+                                .sin6_port = htons(endpoint->port),
+                                .sin6_scope_id = endpoint->scope};
     memcpy(&v6->sin6_addr, endpoint->bytes, sizeof v6->sin6_addr);
     return sizeof *v6;
 }

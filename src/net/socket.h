@@ -23,9 +23,11 @@ int tdm__socket_connect(const struct sockaddr *address, socklen_t bytes, double 
  * that came to something (else errno says why). */
 int tdm__socket_begin(const struct sockaddr *address, socklen_t bytes);
 bool tdm__socket_is_connected(int fd);
-/* "10.0.0.1 port 7000"; and the peer's address alone ("?" of a UNIX socket). */
+/* "10.0.0.1 port 7000"; and the peer's address alone ("?" of a UNIX socket): "fe80::1%eth0". */
 void tdm__socket_text(const struct sockaddr *address, char *text, size_t bytes);
 void tdm__socket_peer_host(int fd, char *text, size_t bytes);
+/* The same as certificates have it, without the device: "fe80::1". */
+void tdm__socket_peer_address(int fd, char *text, size_t bytes);
 /* The next one that knocks, or -1; `text` gets where it comes from. */
 int tdm__socket_accept(int listen_fd, char *text, size_t text_bytes);
 

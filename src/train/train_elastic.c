@@ -130,6 +130,13 @@ static bool is_one_host(const tdm_epoch *epoch)
     return true;
 }
 
+/* At this address, with a port that the system chooses. */
+static void name_door(const char *address, char out[TDM_ENDPOINT_BYTES])
+{
+    bool is_v6 = strchr(address, ':') && *address != '[';
+    snprintf(out, TDM_ENDPOINT_BYTES, is_v6 ? "[%s]:0" : "%s:0", address);
+}
+
 /* Whether this worker joins a run that others have trained. */
 static bool is_newcomer(const tdm__trainer *t, const tdm_epoch *epoch)
 {
@@ -153,7 +160,7 @@ static tdm_status open_world(tdm__trainer *t, const tdm_epoch *epoch, tdm_error 
     if (is_one_host(epoch))
         snprintf(door, sizeof(door), "unix:");
     else
-        snprintf(door, sizeof(door), "%s:0", address && *address ? address : "127.0.0.1");
+        name_door(address && *address ? address : "127.0.0.1", door);
     if (epoch->rank > 0)
         TDM_TRY(tdm_member_lookup_endpoint(t->options->member, epoch->number, JOIN_S, door, err));
     tdm_comm_options o = {.rendezvous = door,

@@ -115,7 +115,8 @@ tdm_status tdm__tcp_listen(tdm__tcp *tcp, uint8_t *out, size_t *out_bytes, tdm_e
     return TDM_OK;
 }
 
-/* Where a peer listens. Zeros: wherever this rank has reached rank 0. */
+/* Where a peer listens. Zeros: wherever this rank has reached rank 0. The peer's link-local address is on the
+ * link by which this rank has reached rank 0: the device there has a number of this host's. */
 static socklen_t address_of(const meet *all, int peer, struct sockaddr_storage *out)
 {
     tdm__endpoint at;
@@ -124,6 +125,8 @@ static socklen_t address_of(const meet *all, int peer, struct sockaddr_storage *
         uint16_t port = at.port;
         at = all->tcp->rank_0;
         at.port = port;
+    } else if (at.scope != 0 && all->tcp->rank_0.scope != 0) {
+        at.scope = all->tcp->rank_0.scope;
     }
     return tdm__socket_address(&at, out);
 }
@@ -229,7 +232,7 @@ static tdm_status step_encrypting(meet *all, meeting *m, tdm_error *err)
                         tdm__stream_why(&m->stream, why));
     const char *name = all->tcp->host_names[m->peer];
     char address[96];
-    tdm__socket_peer_host(m->stream.fd, address, sizeof address);
+    tdm__socket_peer_address(m->stream.fd, address, sizeof address);
     if (m->stream.tls && !tdm__tls_is_named(m->stream.tls, address) &&
         !(name && tdm__tls_is_named(m->stream.tls, name)))
         return name_mismatch(all, m, err);

@@ -460,6 +460,39 @@ static void put_file(const char *path, const char *text, int mode)
     close(fd);
 }
 
+/* A file has one address, which is taken as it is, or the file is not valid. */
+static void addresses_of_a_file(void)
+{
+    static const struct {
+        const char *address;
+        bool is_good;
+    } cases[] = {
+        {"10.0.0.1", true},
+        {"2001:db8::1", true},
+        {"fe80::1%eth0", true},
+        {"fe80::1%bond0.100-a_", true},
+        {"fe80::1%3", true},
+        {"fe80::1%", false},
+        {"fe80::1%a b", false},
+        {"fe80::1%\a", false},
+        {"fe80::1%eth0%eth0", false},
+        {"fe80::1%a_name_that_is_too_long", false},
+        {"10.0.0.1%eth0", false},
+        {"%eth0", false},
+        {"alpha", false},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char text[300];
+        tdm__meeting_file file = {0};
+        int length = snprintf(text, sizeof text,
+                              "tandem rendezvous 1\nhost 0a\nprocess 7\nname x\nsecret 0b\nport "
+                              "9\naddress %s\nend\n",
+                              cases[i].address);
+        CHECK_INT(tdm__meeting_file_parse(text, (size_t)length, &file), cases[i].is_good);
+        if (cases[i].is_good) CHECK_TEXT(file.address[0], cases[i].address);
+    }
+}
+
 static int rank_that_looks_at_the_file(const world *w, int rank)
 {
     tdm__control *control = join(w, rank);
@@ -560,10 +593,15 @@ static void hosts_are_numbered_by_their_lowest_rank(void)
 }
 
 static const check_test tests[] = {
-    CHECK_TEST(every_misfit_is_turned_away),    CHECK_TEST(a_refused_rank_may_come_again),
-    CHECK_TEST(missing_ranks_are_named),        CHECK_TEST(strangers_are_harmless),
-    CHECK_TEST(a_secret_is_not_left_in_memory), CHECK_TEST(files_of_the_dead_are_replaced),
-    CHECK_TEST(other_files_are_left_alone),     CHECK_TEST(hosts_are_numbered_by_their_lowest_rank),
+    CHECK_TEST(every_misfit_is_turned_away),
+    CHECK_TEST(a_refused_rank_may_come_again),
+    CHECK_TEST(missing_ranks_are_named),
+    CHECK_TEST(strangers_are_harmless),
+    CHECK_TEST(a_secret_is_not_left_in_memory),
+    CHECK_TEST(files_of_the_dead_are_replaced),
+    CHECK_TEST(addresses_of_a_file),
+    CHECK_TEST(other_files_are_left_alone),
+    CHECK_TEST(hosts_are_numbered_by_their_lowest_rank),
 };
 
 int main(int argc, char **argv)

@@ -363,6 +363,7 @@ static void rendezvous_are_understood(void)
     } cases[] = {
         {"127.0.0.1:5000", NULL, TDM__MEET_TCP, "127.0.0.1", "5000", NULL},
         {"[::1]:5000", "", TDM__MEET_TCP, "::1", "5000", NULL},
+        {"[fe80::1%eth0]:5000", "s", TDM__MEET_TCP, "fe80::1%eth0", "5000", NULL},
         {"localhost:1", NULL, TDM__MEET_TCP, "localhost", "1", NULL},
         {"alpha:65535", "s", TDM__MEET_TCP, "alpha", "65535", NULL},
         {"unix:a:b/c", NULL, TDM__MEET_UNIX, "", "", NULL},

@@ -50,7 +50,8 @@ plug() {
 for host in 1 2 3; do
     ip netns add "$id-$host"
     ip -n "$id-$host" link set lo up
-    ip -n "$switch" link add "port$host" type veth peer name net netns "$id-$host"
+    # Its number is another one on each host.
+    ip -n "$switch" link add "port$host" type veth peer name net index $((20 + host)) netns "$id-$host"
     plug "$host"
 done
 # alone COMMAND...: with a folder of ours as /dev/shm, where nobody else's files are, and with a mark by
@@ -67,8 +68,9 @@ complain() {
 port=20000
 export TANDEM_SECRET=hosts-test
 
-# start CASE ARGUMENTS...: two ranks on each host; their words go to $work/CASE.HOST.
+# start CASE ARGUMENTS...: two ranks on each host; their words go to $work/CASE.HOST. They meet at $address.
 launchers=()
+address=10.77.0.1
 start() {
     local case=$1 host
     shift
@@ -76,7 +78,7 @@ start() {
     launchers=()
     for host in 1 2 3; do
         alone ip netns exec "$id-$host" timeout -k 5 90 "$tandem" run -n 2 --first $((host * 2 - 2)) --size 6 \
-            --rendezvous "10.77.0.1:$port" --label --run "$work/run-$case-$host" -- \
+            --rendezvous "${meeting:-$address:$port}" --label --run "$work/run-$case-$host" -- \
             "$program" "$@" >"$work/$case.$host" 2>&1 &
         launchers+=($!)
     done
@@ -139,6 +141,28 @@ case_plain() {
     all_done plain
     [ "$(cat "$work"/plain.? | grep -c -E 'joined shm\+(tcp|ucx|mpi) 3$')" = 6 ] ||
         { complain "plain: not six ranks on three hosts"; show plain; }
+}
+# link_local HOST: its link-local address, once no other host claims it.
+link_local() { ip -n "$id-$1" -6 -o addr show dev net scope link -tentative | awk '{ sub(/\/.*/, "", $4); print $4 }'; }
+# Link-local addresses, which are of use with the name of a device alone: all hosts call it `net`. Ranks meet at one,
+# and by a file where hosts have no others.
+case_scope() {
+    local left=300 host address meeting
+    until [ -n "$(link_local 1)" ] && [ -n "$(link_local 2)" ] && [ -n "$(link_local 3)" ]; do
+        left=$((left - 1))
+        [ $left -gt 0 ] || { echo "NOT TESTED: link-local addresses: the hosts have none"; return 0; }
+        sleep 0.1
+    done
+    address="[$(link_local 1)%net]"
+    start scope 2 20
+    all_done scope
+    [ "$(cat "$work"/scope.? | grep -c -E 'joined shm\+(tcp|ucx|mpi) 3$')" = 6 ] ||
+        { complain "scope: not six ranks on three hosts"; show scope; }
+    for host in 1 2 3; do ip -n "$id-$host" addr del "10.77.0.$host/24" dev net; done
+    meeting=$work/meeting
+    start scope_file 2 20
+    all_done scope_file
+    for host in 1 2 3; do ip -n "$id-$host" addr add "10.77.0.$host/24" dev net; done
 }
 # Without a secret nobody may listen where other machines can knock.
 case_secret() {
@@ -272,7 +296,7 @@ members() {
     local name
     for name in "$switch" "$id-1" "$id-2" "$id-3"; do ip netns pids "$name"; done
 }
-[ $# -gt 0 ] || set -- plain secret strangers mended cut narrow shaped kill
+[ $# -gt 0 ] || set -- plain scope secret strangers mended cut narrow shaped kill
 for name in "$@"; do
     before=$failures
     began=$SECONDS

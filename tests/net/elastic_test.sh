@@ -3,7 +3,7 @@
 # cut, etcd's leader dies. Training goes on and ends with the bits of an undisturbed run; who is on the
 # smaller side of a cut stops by itself.
 #   elastic_test.sh TANDEM [CASE...]
-# Cases: plain mirror back cut etcd lineage. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd);
+# Cases: plain scope mirror back cut etcd lineage. Needs root, `ip`, the kernel's namespaces and etcd (make setup-etcd);
 # without them it says so and is skipped (77).
 set -euo pipefail
 tandem=$(realpath "$1")
@@ -44,7 +44,8 @@ ip -n "$switch" link set bridge up
 for host in 1 2 3; do
     ip netns add "$id-$host"
     ip -n "$id-$host" link set lo up
-    ip -n "$switch" link add "port$host" type veth peer name net netns "$id-$host"
+    # Its number is another one on each host.
+    ip -n "$switch" link add "port$host" type veth peer name net index $((20 + host)) netns "$id-$host"
     ip -n "$id-$host" addr add "10.78.0.$host/24" dev net
     ip -n "$id-$host" link set net up
     ip -n "$switch" link set "port$host" master bridge up
@@ -219,6 +220,23 @@ case_plain() {
     ends_well plain 0
     one_log plain
 }
+# link_local HOST: its link-local address, once no other host claims it.
+link_local() { ip -n "$id-$1" -6 -o addr show dev net scope link -tentative | awk '{ sub(/\/.*/, "", $4); print $4 }'; }
+# Workers reach each other at link-local addresses.
+case_scope() {
+    local left=300 host
+    until [ -n "$(link_local 1)" ] && [ -n "$(link_local 2)" ] && [ -n "$(link_local 3)" ]; do
+        left=$((left - 1))
+        [ $left -gt 0 ] || { echo "NOT TESTED: link-local addresses: the hosts have none"; return 0; }
+        sleep 0.1
+    done
+    export NET_ENVIRONMENT=$work/environment
+    mkdir "$NET_ENVIRONMENT"
+    for host in 1 2 3; do echo "TANDEM_ADDRESS=$(link_local $host)%net" >"$NET_ENVIRONMENT/10.78.0.$host"; done
+    start scope none
+    ends_well scope 0
+    unset NET_ENVIRONMENT
+}
 # strike CASE COMMAND...: in the middle of the training.
 strike() {
     local case=$1
@@ -312,7 +330,7 @@ case_lineage() {
 }
 
 start_all new
-for name in "${@:-plain mirror back cut etcd lineage}"; do
+for name in "${@:-plain scope mirror back cut etcd lineage}"; do
     # shellcheck disable=SC2086 # a list
     for case in $name; do "case_$case"; done
 done
