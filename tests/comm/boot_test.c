@@ -28,6 +28,7 @@ static tdm__frame knock(tdm__rendezvous *meeting, tdm__frame join, const char *s
 {
     tdm__frame frame = {0};
     tdm__channel channel;
+    tdm__facts facts = {.security = TDM_SECURITY_PSK};
     int fd = -1;
     CHECK_INT(tdm__rendezvous_connect(meeting, tdm_clock_s() + 20, &fd, NULL), TDM_OK);
     if (fd < 0) return frame;
@@ -39,12 +40,17 @@ static tdm__frame knock(tdm__rendezvous *meeting, tdm__frame join, const char *s
     tdm__prove(TDM__PROVER_RANK, secret, &prove, hello.nonce, prove.mac);
     CHECK(tdm__channel_put_frame(&channel, &prove));
     frame = next_word(&channel);
+    tdm_comm_security security = {.mode = facts.security};
+    CHECK_INT(tdm__tls_context_create(&security, &facts.tls, NULL), TDM_OK);
     if (frame.type == TDM__FRAME_ACCEPT) {
+        CHECK_INT(tdm__channel_secure(&channel, &facts, secret, &prove, hello.nonce, false, NULL),
+                  TDM_OK);
         join.type = TDM__FRAME_JOIN;
         CHECK(tdm__channel_put_frame(&channel, &join));
         frame = next_word(&channel);
     }
     tdm__channel_release(&channel);
+    tdm__tls_context_destroy(facts.tls);
     return frame;
 }
 
@@ -66,9 +72,10 @@ static tdm__frame right_join(const world *w)
     return join;
 }
 
-static void every_misfit_is_turned_away(void)
+static void turn_away_every_misfit(tdm_security security)
 {
     world w = {.size = 2,
+               .security = security,
                .rendezvous = tcp_name(AF_INET),
                .secret = "s1",
                .job = "job A",
@@ -118,6 +125,12 @@ static void every_misfit_is_turned_away(void)
     CHECK_TEXT(answer.text, "it has another secret");
     shared->may_go = 1;
     finish(&w);
+}
+
+static void every_misfit_is_turned_away(void)
+{
+    turn_away_every_misfit(TDM_SECURITY_OFF);
+    turn_away_every_misfit(TDM_SECURITY_PSK);
 }
 
 /* The same through the front door: what tdm__control_open says. Rank 0 waits for a rank 1 that fits. */

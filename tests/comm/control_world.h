@@ -56,6 +56,7 @@ typedef struct world {
     const char *rendezvous;
     const char *secret, *job;
     double join_s;
+    tdm_security security;
     int victim; /* who is killed or stopped; -1: nobody */
     int (*rank)(const struct world *world, int rank);
     int pids[MAX_RANKS];
@@ -132,6 +133,7 @@ static inline tdm_comm_options options_of(const world *w, int rank)
                               .has_place = true,
                               .rank = rank,
                               .size = w->size,
+                              .security.mode = w->security,
                               .deadline_s = 20,
                               .join_s = w->join_s > 0 ? w->join_s : 20};
 }
