@@ -1,12 +1,11 @@
 /*
- * replay.c: a step of a run once more, to be looked at.
+ * replay.c: executes a step of a run again, for inspection.
  *
- * The state after a step is a function of the job, so it need not have been kept: from the newest good
- * checkpoint before the step, or from the beginning, the same steps are taken again, in one process,
- * whatever took them at the time. Only what decides bits is repeated: evaluations take place where
- * the schedule heeds them, and nothing is written to the run's folder, which may be in use by a process
- * that trains. Then the step itself is looked at lane by lane, and held against what the run has noted
- * down for it.
+ * The state after a step is a function of the job, so it need not have been saved: the steps from the newest
+ * valid checkpoint before it, or from the initial values, are repeated in one process, for any number of ranks that
+ * the run had. Only what affects the result is repeated: evaluations run only if the schedule uses them,
+ * and nothing is written to the run directory, where another process may be training. Then the step itself is
+ * executed lane by lane and compared with the metrics of the run.
  */
 #include "replay/replay.h"
 
@@ -18,12 +17,12 @@
 #define TOO_LARGE 0x1p63 /* the square of such a gradient is not finite */
 
 typedef struct replayer {
-    tdm_job job; /* the run's, as a single process takes it */
+    tdm_job job; /* the run's, adapted to a single process */
     const tdm_replay_options *options;
     tdm__train_schedule schedule;
     tdm__state state;
     tdm_team *team;
-    tdm_predictor *predictor; /* NULL: evaluations decide nothing */
+    tdm_predictor *predictor; /* NULL: evaluations do not affect the result */
     int64_t *indices;
     tdm_position position;
     tdm__dumps dumps;
@@ -31,14 +30,14 @@ typedef struct replayer {
     tdm_train_status status;
 } replayer;
 
-/* ---- getting ready --------------------------------------------------------------------------- */
+/* ---- preparation ----------------------------------------------------------------------------- */
 
 static tdm_status no_memory(tdm_error *err)
 {
     return tdm_fail(err, TDM_ERR_NO_MEMORY, "replay: no memory");
 }
 
-static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *classes)
+static void batch_fill(void *user, int64_t first, int64_t count, void *x, int32_t *classes)
 {
     replayer *r = user;
     for (int64_t i = 0; i < count; i++)
@@ -52,17 +51,17 @@ static tdm_status check_step(const replayer *r, tdm_error *err)
     uint64_t step = r->options->step, last = r->schedule.step_count;
     if (step == 0)
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "replay: steps count from 1, as the progress line and the metrics do");
+                        "replay: steps count from 1, as in the progress line and the metrics");
     if (step <= last) return TDM_OK;
     return tdm_fail(
         err, TDM_ERR_RANGE,
         "%s: there is no step %llu: the job ends with step %llu; raise %s with --set to "
-        "see what would come after it",
+        "see the steps after it",
         run, (unsigned long long)step, (unsigned long long)last,
         r->job.train.steps > 0 ? "train.steps" : "train.epochs");
 }
 
-static tdm_status make_team(replayer *r, tdm_error *err)
+static tdm_status replay_make_team(replayer *r, tdm_error *err)
 {
     const tdm__train_schedule *c = &r->schedule;
     int64_t lanes = tdm_lanes_of(&r->job);
@@ -72,7 +71,7 @@ static tdm_status make_team(replayer *r, tdm_error *err)
                                 .lane_count = lanes,
                                 .batches = {c->full_batch, c->epoch_rows % c->full_batch},
                                 .seed = (uint64_t)r->job.seed,
-                                .fill = fill,
+                                .fill = batch_fill,
                                 .user = r};
     r->indices = tdm_arena_array(r->result->arena, (size_t)(c->full_batch / lanes + 1),
                                  sizeof(*r->indices));
@@ -87,8 +86,8 @@ static tdm_status make_team(replayer *r, tdm_error *err)
     return tdm_predictor_create(&m, measured, &r->predictor, err);
 }
 
-/* Takes the state of a checkpoint. *damaged: it is of no use, and an older one may be. */
-static tdm_status try_checkpoint(replayer *r, const char *path, bool *damaged, tdm_error *err)
+/* Restores a checkpoint. *damaged: it is not usable, but an older one may be. */
+static tdm_status replay_restore(replayer *r, const char *path, bool *damaged, tdm_error *err)
 {
     tdm_checkpoint *checkpoint = NULL;
     tdm_status status = tdm_checkpoint_open(path, &checkpoint, err);
@@ -97,12 +96,12 @@ static tdm_status try_checkpoint(replayer *r, const char *path, bool *damaged, t
                                                err);
     if (status == TDM_OK)
         tdm__warn_of_numerics(path, tdm_checkpoint_content_of(checkpoint)->numerics, &r->job,
-                              "the steps may have other bits than those of the run");
+                              "the replayed steps may differ in their bits from those of the run");
     const tdm_position *position = status == TDM_OK
                                        ? &tdm_checkpoint_content_of(checkpoint)->position
                                        : NULL;
     if (position) status = tdm__train_schedule_check_position(&r->schedule, position, path, err);
-    /* A run in progress removes old checkpoints. */
+    /* An active run removes old checkpoints. */
     *damaged = status == TDM_ERR_FORMAT || status == TDM_ERR_CHECKSUM ||
                status == TDM_ERR_NOT_FOUND;
     if (status == TDM_OK) status = tdm__state_restore(&r->state, checkpoint, false, err);
@@ -111,7 +110,7 @@ static tdm_status try_checkpoint(replayer *r, const char *path, bool *damaged, t
     return status;
 }
 
-static tdm_status find_start(replayer *r, tdm_error *err)
+static tdm_status replay_find_start(replayer *r, tdm_error *err)
 {
     tdm_replay_result *result = r->result;
     tdm_checkpoint_entry *entries = NULL; /* newest first */
@@ -125,14 +124,14 @@ static tdm_status find_start(replayer *r, tdm_error *err)
         const char *path = entries[i].path;
         if (entries[i].step >= r->options->step) continue;
         tdm_error why;
-        tdm_status status = try_checkpoint(r, path, &damaged, &why);
+        tdm_status status = replay_restore(r, path, &damaged, &why);
         if (status == TDM_OK) {
             result->checkpoint_path = path;
             result->from_step = r->position.step;
             return TDM_OK;
         }
         if (!damaged) return tdm_fail(err, status, "%s", why.message);
-        tdm_log(TDM_LOG_WARN, "replay", "passing over a checkpoint: %s", why.message);
+        tdm_log(TDM_LOG_WARN, "replay", "skipping a checkpoint: %s", why.message);
     }
     return tdm__state_begin(&r->state, &r->job, r->schedule.data.train, err);
 }
@@ -146,12 +145,12 @@ static tdm_position position_of(const tdm__train_schedule *schedule, uint64_t st
     return at;
 }
 
-static tdm_status get_ready(replayer *r, tdm_error *err)
+static tdm_status replay_prepare(replayer *r, tdm_error *err)
 {
     const tdm_replay_options *o = r->options;
     if (!tdm_path_is_dir(o->run))
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "%s: there is no such run; give the folder of one, such as runs/digits-1",
+                        "%s: there is no such run; give a run directory, such as runs/digits-1",
                         o->run);
     TDM_TRY(tdm__train_schedule_init(&r->job, &r->schedule, err));
     TDM_TRY(check_step(r, err));
@@ -161,14 +160,14 @@ static tdm_status get_ready(replayer *r, tdm_error *err)
     TDM_TRY(tdm__state_init(&r->schedule.model, TDM__STATE_FOR_TRAINING, NULL, &r->state, err));
     tdm_position at = position_of(&r->schedule, o->step - 1);
     TDM_TRY(tdm__dumps_init(o, &r->schedule, &r->state, &at, r->result->arena, &r->dumps, err));
-    TDM_TRY(make_team(r, err));
+    TDM_TRY(replay_make_team(r, err));
     r->position.seed = (uint64_t)r->job.seed;
-    return find_start(r, err);
+    return replay_find_start(r, err);
 }
 
-/* ---- the way to the step --------------------------------------------------------------------- */
+/* ---- training up to the step ------------------------------------------------------------------ */
 
-static void tell(replayer *r, tdm_train_event event, double begin_s)
+static void replay_report(replayer *r, tdm_train_event event, double begin_s)
 {
     tdm_train_status *s = &r->status;
     uint64_t from = r->result->from_step, done = r->position.step - from;
@@ -189,8 +188,8 @@ static void tell(replayer *r, tdm_train_event event, double begin_s)
     if (r->options->on_event) r->options->on_event(s, r->options->user);
 }
 
-/* What an evaluation means for the learning rate. */
-static tdm_status on_evaluation(replayer *r, tdm_error *err)
+/* Applies an evaluation to the learning rate. */
+static tdm_status replay_evaluate(replayer *r, tdm_error *err)
 {
     if (!r->predictor || !tdm__train_schedule_eval_due(&r->schedule, &r->position)) return TDM_OK;
     TDM_TRY(tdm__state_measure(&r->state, &r->job, err));
@@ -201,7 +200,7 @@ static tdm_status on_evaluation(replayer *r, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_step_input input_of(const replayer *r)
+static tdm_step_input replay_step_input(const replayer *r)
 {
     return (tdm_step_input){
         .step = r->position.step,
@@ -209,15 +208,15 @@ static tdm_step_input input_of(const replayer *r)
         .lr = tdm_schedule_lr(&r->schedule.schedule, r->position.step, &r->state.plateau)};
 }
 
-static tdm_status one_step(replayer *r, tdm_error *err)
+static tdm_status replay_train_step(replayer *r, tdm_error *err)
 {
-    tdm_step_input in = input_of(r);
+    tdm_step_input in = replay_step_input(r);
     tdm_step_result result;
     TDM_TRY(tdm_team_step(r->team, &in, &result, err));
     if (!result.finite && r->job.train.bad_numbers != TDM_JOB_BAD_NUMBERS_SKIP)
         return tdm_fail(err, TDM_ERR_DIVERGED,
-                        "%s: step %llu has numbers that are not finite, and training ends there; "
-                        "look at that one: --step %llu",
+                        "%s: step %llu has non-finite values, and training ends there; "
+                        "replay that step: --step %llu",
                         r->options->run, (unsigned long long)in.step + 1,
                         (unsigned long long)in.step + 1);
     if (result.finite) {
@@ -228,30 +227,30 @@ static tdm_status one_step(replayer *r, tdm_error *err)
     r->status.lr = in.lr;
     r->status.step_skipped = !result.finite;
     tdm__train_schedule_advance(&r->schedule, &r->position);
-    return on_evaluation(r, err);
+    return replay_evaluate(r, err);
 }
 
-static tdm_status train_on(replayer *r, tdm_error *err)
+static tdm_status replay_train(replayer *r, tdm_error *err)
 {
     const tdm_replay_options *o = r->options;
     double begin = tdm_clock_s();
     r->status.loss = r->status.smooth_loss = (double)NAN;
-    tell(r, TDM_TRAIN_EVENT_START, begin);
+    replay_report(r, TDM_TRAIN_EVENT_START, begin);
     while (r->position.step + 1 < o->step) {
         if (o->should_stop && o->should_stop(o->user))
-            return tdm_fail(err, TDM_ERR_INTERRUPTED, "replay: stopped on the way, at step %llu",
+            return tdm_fail(err, TDM_ERR_INTERRUPTED, "replay: interrupted at step %llu",
                             (unsigned long long)r->position.step);
-        TDM_TRY(one_step(r, err));
-        tell(r, TDM_TRAIN_EVENT_STEP, begin);
+        TDM_TRY(replay_train_step(r, err));
+        replay_report(r, TDM_TRAIN_EVENT_STEP, begin);
     }
-    tell(r, TDM_TRAIN_EVENT_END, begin);
+    replay_report(r, TDM_TRAIN_EVENT_END, begin);
     return TDM_OK;
 }
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-/* The norm of a parameter's gradient; *largest: the largest magnitude, NaN when there is one. */
-static double norm_of(const float *grad, size_t count, double *largest)
+/* The norm of a parameter's gradient; *largest: the largest magnitude, or NaN if there is one. */
+static double grad_norm_of_param(const float *grad, size_t count, double *largest)
 {
     double sum = 0, max = 0;
     for (size_t i = 0; i < count; i++) {
@@ -263,14 +262,14 @@ static double norm_of(const float *grad, size_t count, double *largest)
     return sqrt(sum);
 }
 
-static double norm_of_all(const tdm_graph *graph, const float *grad, bool *finite)
+static double grad_norm_of_all(const tdm_graph *graph, const float *grad, bool *finite)
 {
     double squares = 0;
     for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
         const tdm_param_info *p = tdm_graph_param_at(graph, i);
         double largest;
         if (!p->trained) continue;
-        double norm = norm_of(grad + p->offset, p->elements, &largest);
+        double norm = grad_norm_of_param(grad + p->offset, p->elements, &largest);
         squares += norm * norm;
         if (!(largest < TOO_LARGE)) *finite = false;
     }
@@ -286,31 +285,32 @@ static int compare_norms(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-static void note_whole(replayer *r, double loss, const float *grad)
+static void replay_note_sum(replayer *r, double loss, const float *grad)
 {
     tdm_replay_result *out = r->result;
     const tdm_graph *graph = r->state.graph;
     out->loss = loss;
     out->finite = isfinite(loss);
-    out->grad_norm = norm_of_all(graph, grad, &out->finite);
+    out->grad_norm = grad_norm_of_all(graph, grad, &out->finite);
     for (size_t i = 0; i < tdm_graph_param_count(graph); i++) {
         const tdm_param_info *p = tdm_graph_param_at(graph, i);
         if (!p->trained) continue;
         tdm_replay_tensor *t = &out->tensors[out->tensor_count++];
         t->name = p->name;
         t->shape = p->shape;
-        t->grad_norm = norm_of(grad + p->offset, p->elements, &t->grad_largest);
+        t->grad_norm = grad_norm_of_param(grad + p->offset, p->elements, &t->grad_largest);
     }
     qsort(out->tensors, out->tensor_count, sizeof(*out->tensors), compare_norms);
 }
 
-static void visit(void *user, int64_t lane, tdm_slice rows, double loss, const float *grad)
+static void replay_visit_lane(void *user, int64_t lane, tdm_slice rows, double loss,
+                              const float *grad)
 {
     replayer *r = user;
     tdm_replay_result *out = r->result;
     tdm__dumps_take_grads(&r->dumps, &r->state, lane, grad);
     if (lane < 0) {
-        note_whole(r, loss, grad);
+        replay_note_sum(r, loss, grad);
         return;
     }
     tdm_replay_lane *l = &out->lanes[out->lane_count++];
@@ -318,18 +318,19 @@ static void visit(void *user, int64_t lane, tdm_slice rows, double loss, const f
     l->share = loss;
     l->loss = loss * (double)out->batch / (double)rows.count;
     l->finite = isfinite(loss);
-    l->grad_norm = norm_of_all(r->state.graph, grad, &l->finite);
+    l->grad_norm = grad_norm_of_all(r->state.graph, grad, &l->finite);
 }
 
-static void watch(void *user, int64_t lane, const tdm_graph *graph, const tdm_plan_event *event)
+static void replay_watch_op(void *user, int64_t lane, const tdm_graph *graph,
+                            const tdm_plan_event *event)
 {
     replayer *r = user;
     tdm_node_info node = tdm_graph_node_at(graph, event->node);
     tdm__dumps_take_op(&r->dumps, lane, node.name, event->out, event->out_count);
 }
 
-/* Where the bad numbers come from: a step with them changes nothing, so it can be taken. */
-static tdm_status explain(replayer *r, const tdm_step_input *in, tdm_error *err)
+/* Finds the origin of non-finite values. Such a step changes nothing, so it can be executed. */
+static tdm_status replay_explain(replayer *r, const tdm_step_input *in, tdm_error *err)
 {
     tdm_step_result result;
     TDM_TRY(tdm_team_step(r->team, in, &result, err));
@@ -344,10 +345,10 @@ static tdm_status explain(replayer *r, const tdm_step_input *in, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status look(replayer *r, tdm_error *err)
+static tdm_status replay_step(replayer *r, tdm_error *err)
 {
     tdm_replay_result *out = r->result;
-    tdm_step_input in = input_of(r);
+    tdm_step_input in = replay_step_input(r);
     int64_t lanes = tdm_lanes_of(&r->job);
     out->epoch = r->position.epoch;
     out->batch = in.batch;
@@ -362,14 +363,14 @@ static tdm_status look(replayer *r, tdm_error *err)
         out->samples[i] = tdm_dataset_number(
             r->schedule.data.train, tdm__train_schedule_sample(&r->schedule, &r->position, i));
     tdm__dumps_take_state(&r->dumps, &r->state);
-    if (tdm__dumps_want_ops(&r->dumps)) tdm_team_watch(r->team, watch, r);
-    TDM_TRY(tdm_team_look(r->team, &in, visit, r, err));
-    return out->finite ? TDM_OK : explain(r, &in, err);
+    if (tdm__dumps_want_ops(&r->dumps)) tdm_team_watch(r->team, replay_watch_op, r);
+    TDM_TRY(tdm_team_look(r->team, &in, replay_visit_lane, r, err));
+    return out->finite ? TDM_OK : replay_explain(r, &in, err);
 }
 
-/* ---- what the run has noted down ------------------------------------------------------------- */
+/* ---- comparison with the metrics of the run ---------------------------------------------------- */
 
-static double number_of(const tdm_json *object, const char *key)
+static double json_number(const tdm_json *object, const char *key)
 {
     const tdm_json *value = tdm_json_get(object, key);
     return value && value->type == TDM_JSON_NUMBER ? value->number : (double)NAN;
@@ -380,17 +381,17 @@ static bool equal_or_absent(double recorded, double found, double tolerance)
     return isnan(recorded) || fabs(recorded - found) <= tolerance * fabs(found);
 }
 
-static void compare_record(replayer *r, const tdm_json *object)
+static void record_compare(replayer *r, const tdm_json *object)
 {
     tdm_replay_result *out = r->result;
-    /* Other ways to add give other last bits for each number of ranks. */
+    /* Other reductions give other last bits for each number of ranks. */
     double tolerance = r->job.parallel.reduce == TDM_JOB_REDUCE_TREE ? 0 : 1e-3;
-    /* The norm is added up in another order here. */
+    /* The norm is summed in another order here. */
     double norm_tolerance = tolerance > 0 ? tolerance : 1e-9;
     out->recorded = true;
-    out->recorded_loss = number_of(object, "loss");
-    out->recorded_lr = number_of(object, "lr");
-    out->recorded_grad_norm = number_of(object, "grad_norm");
+    out->recorded_loss = json_number(object, "loss");
+    out->recorded_lr = json_number(object, "lr");
+    out->recorded_grad_norm = json_number(object, "grad_norm");
     out->recorded_skipped = isnan(out->recorded_loss);
     out->agrees = out->recorded_skipped == !out->finite &&
                   equal_or_absent(out->recorded_lr, out->lr, tolerance) &&
@@ -399,18 +400,18 @@ static void compare_record(replayer *r, const tdm_json *object)
                     equal_or_absent(out->recorded_grad_norm, out->grad_norm, norm_tolerance)));
 }
 
-/* Whether a line of metrics is that of the step, as `begin` says; it is not believed to be JSON. */
-static bool take_line(replayer *r, const char *begin, const char *line, size_t length)
+/* Handles the metrics line of the step, which starts with `begin`. The file may contain anything. */
+static bool record_read_line(replayer *r, const char *begin, const char *line, size_t length)
 {
     if (length < strlen(begin) || memcmp(line, begin, strlen(begin)) != 0) return false;
     const tdm_json *object = NULL;
     if (tdm_json_parse(line, length, r->result->arena, &object, NULL) != TDM_OK) return false;
-    if (!tdm_json_get(object, "loss")) return false; /* an evaluation's */
-    compare_record(r, object);
+    if (!tdm_json_get(object, "loss")) return false; /* a line of an evaluation */
+    record_compare(r, object);
     return true;
 }
 
-static tdm_status find_record(replayer *r, tdm_error *err)
+static tdm_status record_find(replayer *r, tdm_error *err)
 {
     char *path = tdm_path_join(r->result->arena, r->options->run, "metrics.jsonl");
     char *begin = tdm_arena_printf(r->result->arena, "{\"step\":%llu,",
@@ -424,22 +425,22 @@ static tdm_status find_record(replayer *r, tdm_error *err)
     while (at && at < end) {
         const char *newline = memchr(at, '\n', (size_t)(end - at));
         size_t length = newline ? (size_t)(newline - at) : (size_t)(end - at);
-        if (take_line(r, begin, at, length)) break;
+        if (record_read_line(r, begin, at, length)) break;
         at += length + 1;
     }
     tdm_file_bytes_release(&file);
     return TDM_OK;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- the complete replay ----------------------------------------------------------------------- */
 
-static tdm_status run(replayer *r, tdm_error *err)
+static tdm_status replay_run(replayer *r, tdm_error *err)
 {
     double begin = tdm_clock_s();
-    TDM_TRY(get_ready(r, err));
-    TDM_TRY(train_on(r, err));
-    TDM_TRY(look(r, err));
-    TDM_TRY(find_record(r, err));
+    TDM_TRY(replay_prepare(r, err));
+    TDM_TRY(replay_train(r, err));
+    TDM_TRY(replay_step(r, err));
+    TDM_TRY(record_find(r, err));
     TDM_TRY(tdm__dumps_write(&r->dumps, r->options, err));
     r->result->step = r->options->step;
     r->result->step_count = r->schedule.step_count;
@@ -448,8 +449,8 @@ static tdm_status run(replayer *r, tdm_error *err)
     return TDM_OK;
 }
 
-/* Names in the result are the graph's, which goes: they are copied. */
-static tdm_status keep_names(tdm_replay_result *result, tdm_error *err)
+/* Copies the names: they belong to the graph, which is destroyed. */
+static tdm_status result_copy_names(tdm_replay_result *result, tdm_error *err)
 {
     for (size_t i = 0; i < result->tensor_count; i++) {
         result->tensors[i].name = tdm_arena_strdup(result->arena, result->tensors[i].name);
@@ -462,14 +463,14 @@ tdm_status tdm_replay(const tdm_job *job, const tdm_replay_options *options,
                       tdm_replay_result **out, tdm_error *err)
 {
     replayer r = {.job = *job, .options = options};
-    /* How the work was spread decides no bits, and there is nothing to spread here. */
+    /* The distribution of work does not affect the result, and a single process has none. */
     r.job.parallel.zero = 0;
     r.job.parallel.offload = NULL;
     r.job.parallel.balance = TDM_JOB_BALANCE_OFF;
     r.result = calloc(1, sizeof(*r.result));
     if (r.result) r.result->arena = tdm_arena_create("replay");
-    tdm_status status = r.result && r.result->arena ? run(&r, err) : no_memory(err);
-    if (status == TDM_OK) status = keep_names(r.result, err);
+    tdm_status status = r.result && r.result->arena ? replay_run(&r, err) : no_memory(err);
+    if (status == TDM_OK) status = result_copy_names(r.result, err);
     tdm_predictor_destroy(r.predictor);
     tdm_team_destroy(r.team);
     tdm__state_release(&r.state);

@@ -1,10 +1,10 @@
 /*
- * replay_dump.c: tensors of a replayed step by name, and into a file.
+ * replay_dump.c: selects tensors of a replayed step by name and writes them to a file.
  *
  * A name is that of a tensor of the state ("fc1.weight", "optim.m.fc1.weight"), of a gradient
- * ("grad/fc1.weight", "lane.3/grad/fc1.weight") or of what an op of a lane makes ("lane.3/fc2.matmul").
- * Names are looked up before any work is done, so that a slip costs nothing. Numbers are copied when
- * they come by: a plan uses its memory again and again.
+ * ("grad/fc1.weight", "lane.3/grad/fc1.weight") or of the output of an op of a lane ("lane.3/fc2.matmul").
+ * Names are resolved before any work is done, so a wrong name fails immediately. Values are copied as soon
+ * as they are computed, because a plan reuses its memory.
  */
 #include "replay/replay.h"
 
@@ -22,7 +22,7 @@ typedef struct catalogue {
     tdm_arena *arena;
     const tdm__state *state;
     const tdm_graph *lane; /* of a lane of the step */
-    const char **names;    /* all that could have been meant; made when they are asked for */
+    const char **names;    /* all valid names; listed on demand */
     size_t count;
 } catalogue;
 
@@ -31,14 +31,14 @@ static const char *name_at(size_t index, const void *user)
     return ((const catalogue *)user)->names[index];
 }
 
-static void add_name(catalogue *c, const char *prefix, const char *name)
+static void catalogue_add(catalogue *c, const char *prefix, const char *name)
 {
     const char *full = *prefix ? tdm_arena_printf(c->arena, "%s%s", prefix, name) : name;
     if (full) c->names[c->count++] = full;
 }
 
-/* All names, those of lanes with the prefix "lane.L/". */
-static bool list_names(catalogue *c, const char *prefix)
+/* Lists all names; those of lanes with the prefix "lane.L/". */
+static bool catalogue_list(catalogue *c, const char *prefix)
 {
     size_t params = tdm_graph_param_count(c->state->graph), ops = tdm_graph_node_count(c->lane);
     char *grad = tdm_arena_printf(c->arena, "%s" GRAD, prefix);
@@ -46,20 +46,21 @@ static bool list_names(catalogue *c, const char *prefix)
     c->names = tdm_arena_array(c->arena, c->state->tensor_count + 2 * params + ops + 1,
                                sizeof(*c->names));
     if (!c->names || !grad) return false;
-    for (size_t i = 0; i < c->state->tensor_count; i++) add_name(c, "", c->state->tensors[i].name);
+    for (size_t i = 0; i < c->state->tensor_count; i++)
+        catalogue_add(c, "", c->state->tensors[i].name);
     for (size_t i = 0; i < params; i++) {
         const tdm_param_info *p = tdm_graph_param_at(c->state->graph, i);
         if (!p->trained) continue;
-        add_name(c, GRAD, p->name);
-        if (*prefix) add_name(c, grad, p->name);
+        catalogue_add(c, GRAD, p->name);
+        if (*prefix) catalogue_add(c, grad, p->name);
     }
     for (size_t i = 0; i < ops; i++)
-        add_name(c, *prefix ? prefix : LANE "0/", tdm_graph_node_at(c->lane, i).name);
+        catalogue_add(c, *prefix ? prefix : LANE "0/", tdm_graph_node_at(c->lane, i).name);
     return true;
 }
 
-/* What follows the last slash, up to its first dot: "fc1" of "lane.0/grad/fc1.weight". */
-static void stem_of(const char *name, char out[64])
+/* The part after the last slash, up to its first dot: "fc1" of "lane.0/grad/fc1.weight". */
+static void name_stem(const char *name, char out[64])
 {
     const char *slash = strrchr(name, '/');
     const char *from = slash ? slash + 1 : name;
@@ -69,12 +70,12 @@ static void stem_of(const char *name, char out[64])
     out[length] = '\0';
 }
 
-/* The nearest name; then others that begin with this one; then some of the same layer. */
-static void add_near(const catalogue *c, const char *name, tdm_str *out)
+/* Appends the nearest name, then names that begin with this one, then some of the same layer. */
+static void catalogue_add_similar(const catalogue *c, const char *name, tdm_str *out)
 {
     char stem[64];
     int count = 0;
-    stem_of(name, stem);
+    name_stem(name, stem);
     const char *nearest = tdm_text_nearest(name, c->count, name_at, c);
     if (nearest) tdm_str_addf(out, "; did you mean '%s'?", nearest);
     for (int pass = 0; pass < 2 && *stem; pass++)
@@ -82,7 +83,7 @@ static void add_near(const catalogue *c, const char *name, tdm_str *out)
             bool longer = strncmp(c->names[i], name, strlen(name)) == 0;
             if (c->names[i] == nearest || longer != (pass == 0)) continue;
             if (!longer && !strstr(c->names[i], stem)) continue;
-            const char *begin = nearest ? " Near, too:" : "; near are";
+            const char *begin = nearest ? " Similar names:" : "; similar names:";
             tdm_str_addf(out, "%s '%s'", count++ == 0 ? begin : ",", c->names[i]);
         }
 }
@@ -90,17 +91,17 @@ static void add_near(const catalogue *c, const char *name, tdm_str *out)
 static tdm_status fail_unknown(catalogue *c, const char *name, const char *prefix, tdm_error *err)
 {
     tdm_str near = TDM_STR_INIT;
-    if (list_names(c, prefix)) add_near(c, name, &near);
+    if (catalogue_list(c, prefix)) catalogue_add_similar(c, name, &near);
     tdm_fail(
-        err, TDM_ERR_NOT_FOUND, "replay: nothing is called '%.200s'%s%s", name, tdm_str_text(&near),
+        err, TDM_ERR_NOT_FOUND, "replay: unknown tensor '%.200s'%s%s", name, tdm_str_text(&near),
         near.length > 0 ? ""
-                        : "; there are parameters (NAME), gradients (grad/NAME, lane.L/grad/NAME) "
+                        : "; valid are parameters (NAME), gradients (grad/NAME, lane.L/grad/NAME) "
                           "and ops (lane.L/OP); 'tandem inspect' lists the names");
     tdm_str_release(&near);
     return TDM_ERR_NOT_FOUND;
 }
 
-/* ---- what they mean -------------------------------------------------------------------------- */
+/* ---- resolving names --------------------------------------------------------------------------- */
 
 static bool find_state(const catalogue *c, const char *name, tdm__dump *out)
 {
@@ -137,13 +138,14 @@ static bool find_op(const catalogue *c, const char *name, tdm__dump *out)
         const char *op = tdm_graph_node_at(c->lane, i).name;
         if (strlen(op) != length || strncmp(op, name, length) != 0) continue;
         out->kind = TDM__DUMP_OP;
-        out->op = tdm_arena_strdup(c->arena, op); /* the graph goes before the dump comes */
+        out->op = tdm_arena_strdup(c->arena,
+                                   op); /* the graph is destroyed before the dump is written */
         return out->op != NULL;
     }
     return false;
 }
 
-/* "lane.L/" at the beginning of a name: its length, and the lane. 0: there is none. */
+/* Parses "lane.L/" at the beginning of a name: returns its length and sets the lane. 0: none. */
 static size_t lane_prefix(const char *name, int64_t *lane)
 {
     if (strncmp(name, LANE, strlen(LANE)) != 0) return 0;
@@ -154,8 +156,8 @@ static size_t lane_prefix(const char *name, int64_t *lane)
     return strlen(LANE) + count + 1;
 }
 
-static tdm_status look_up(catalogue *c, const char *name, int64_t lane_count, int64_t batch,
-                          tdm__dump *out, tdm_error *err)
+static tdm_status catalogue_look_up(catalogue *c, const char *name, int64_t lane_count,
+                                    int64_t batch, tdm__dump *out, tdm_error *err)
 {
     int64_t lane = -1;
     size_t skip = lane_prefix(name, &lane);
@@ -166,7 +168,7 @@ static tdm_status look_up(catalogue *c, const char *name, int64_t lane_count, in
                         "replay: '%.200s': the job has %lld lanes, from 0 to %lld", name,
                         (long long)lane_count, (long long)lane_count - 1);
     if (lane >= 0 && tdm_lane_slice(batch, lane_count, lane).count == 0)
-        return tdm_fail(err, TDM_ERR_RANGE, "replay: '%.200s': that lane has no rows in this step",
+        return tdm_fail(err, TDM_ERR_RANGE, "replay: '%.200s': this lane has no rows in this step",
                         name);
     if (lane < 0 && find_state(c, rest, out)) return TDM_OK;
     if (strncmp(rest, GRAD, strlen(GRAD)) == 0 && find_grad(c, rest + strlen(GRAD), out))
@@ -176,13 +178,14 @@ static tdm_status look_up(catalogue *c, const char *name, int64_t lane_count, in
     return fail_unknown(c, name, prefix ? prefix : "", err);
 }
 
-static tdm_status look_up_all(catalogue *c, const tdm_replay_options *options, int64_t batch,
-                              int64_t lane_count, tdm__dumps *out, tdm_error *err)
+static tdm_status catalogue_look_up_all(catalogue *c, const tdm_replay_options *options,
+                                        int64_t batch, int64_t lane_count, tdm__dumps *out,
+                                        tdm_error *err)
 {
     for (size_t i = 0; i < options->dump_count; i++) {
         const char *name = tdm_arena_strdup(c->arena, options->dumps[i]);
         if (!name) return tdm_fail(err, TDM_ERR_NO_MEMORY, "replay: no memory");
-        TDM_TRY(look_up(c, name, lane_count, batch, &out->items[i], err));
+        TDM_TRY(catalogue_look_up(c, name, lane_count, batch, &out->items[i], err));
     }
     out->count = options->dump_count;
     return TDM_OK;
@@ -204,15 +207,15 @@ tdm_status tdm__dumps_init(const tdm_replay_options *options, const tdm__train_s
     tdm_graph *graph = NULL;
     TDM_TRY(tdm_model_build(&model, &graph, err));
     catalogue c = {.arena = arena, .state = state, .lane = graph};
-    tdm_status status = look_up_all(&c, options, batch, lanes, out, err);
+    tdm_status status = catalogue_look_up_all(&c, options, batch, lanes, out, err);
     tdm_graph_destroy(graph);
     return status;
 }
 
-/* ---- what comes by --------------------------------------------------------------------------- */
+/* ---- copying values ---------------------------------------------------------------------------- */
 
-static void take(tdm__dumps *dumps, tdm__dump *dump, tdm_dtype dtype, tdm_shape shape,
-                 const void *data)
+static void dump_copy(tdm__dumps *dumps, tdm__dump *dump, tdm_dtype dtype, tdm_shape shape,
+                      const void *data)
 {
     tdm_tensor *to = &dump->named.tensor;
     *to = (tdm_tensor){.dtype = dtype, .shape = shape};
@@ -235,7 +238,7 @@ void tdm__dumps_take_state(tdm__dumps *dumps, const tdm__state *state)
         if (item->block != TDM__BLOCK_NONE)
             data = tdm_params_block(state->store, item->block) +
                    tdm_graph_param_at(state->graph, item->param)->offset;
-        take(dumps, dump, tensor->dtype, tensor->shape, data);
+        dump_copy(dumps, dump, tensor->dtype, tensor->shape, data);
     }
 }
 
@@ -246,7 +249,7 @@ void tdm__dumps_take_grads(tdm__dumps *dumps, const tdm__state *state, int64_t l
         tdm__dump *dump = &dumps->items[i];
         if (dump->kind != TDM__DUMP_GRAD || dump->lane != lane) continue;
         const tdm_param_info *p = tdm_graph_param_at(state->graph, dump->index);
-        take(dumps, dump, TDM_DTYPE_F32, p->shape, grads + p->offset);
+        dump_copy(dumps, dump, TDM_DTYPE_F32, p->shape, grads + p->offset);
     }
 }
 
@@ -258,7 +261,8 @@ void tdm__dumps_take_op(tdm__dumps *dumps, int64_t lane, const char *op, const t
         if (dump->kind != TDM__DUMP_OP || dump->lane != lane || dump->named.tensor.data) continue;
         if (dump->output >= output_count || strcmp(dump->op, op) != 0) continue;
         const tdm_tensor *from = &outputs[dump->output];
-        if (from->dtype != TDM_DTYPE_NONE) take(dumps, dump, from->dtype, from->shape, from->data);
+        if (from->dtype != TDM_DTYPE_NONE)
+            dump_copy(dumps, dump, from->dtype, from->shape, from->data);
     }
 }
 
@@ -269,7 +273,7 @@ bool tdm__dumps_want_ops(const tdm__dumps *dumps)
     return false;
 }
 
-/* ---- into a file ----------------------------------------------------------------------------- */
+/* ---- writing the file -------------------------------------------------------------------------- */
 
 tdm_status tdm__dumps_write(const tdm__dumps *dumps, const tdm_replay_options *options,
                             tdm_error *err)
@@ -284,8 +288,8 @@ tdm_status tdm__dumps_write(const tdm__dumps *dumps, const tdm_replay_options *o
         tensors[i] = dumps->items[i].named;
         if (tensors[i].tensor.data) continue;
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "replay: '%.200s' never came by: the plan has made it part of another op, "
-                        "or the op has fewer outputs; 'tandem inspect' shows what is run",
+                        "replay: '%.200s' was not computed: the plan fused it into another op, "
+                        "or the op has fewer outputs; 'tandem inspect' shows the executed ops",
                         tensors[i].name);
     }
     const tdm_named_text texts[] = {{"run", options->run}, {"step", step}};

@@ -1,11 +1,11 @@
 /*
- * ledger.c: writing a run's ledger. What it is for: ledger.h. Who reads it: ledger_check.c.
+ * ledger.c: writes a run's ledger. See ledger.h for its purpose, ledger_check.c for its verification.
  *
- * Invariants: the file holds whole lines, each written with one write(); steps grow by one from line to
- * line, from the first step that was put; a file that is opened holds no step past the one from which
- * training goes on. Lines wait in memory until they are synced, and those that the disk refuses, or loses
- * before a sync, are written once more, so an error that passes leaves no gap. A ledger that could not be written is never silently short: the gap stays in it,
- * and the check finds it.
+ * Invariants: the file contains complete lines, each written with one write(). Steps increase by one from line
+ * to line. A ledger that is opened contains no step past the one from which training continues. Lines are kept
+ * in memory until they are synced; those that the disk rejects, or loses before a sync, are written again, so a
+ * temporary error leaves no gap. A ledger that could not be written is never silently short: the gap remains in
+ * it, and the check finds it.
  */
 #include "train/ledger.h"
 
@@ -22,9 +22,9 @@
 enum { LINE_BYTES = 192, DIGEST_DIGITS = 16, MAX_WAITING = 1 << 20, SYNC_LINES = 1 << 14 };
 #define LEDGER_LIMIT_BYTES (UINT64_C(4) << 30)
 
-/* A multiply-xorshift finaliser after each of the two, so that no other set of samples is likely to have
+/* A multiply-xorshift finaliser after each of the two numbers makes it unlikely that another set of samples has
  * the same sum. */
-static uint64_t stir(uint64_t z)
+static uint64_t hash_mix(uint64_t z)
 {
     z ^= z >> 30;
     z *= UINT64_C(0xbf58476d1ce4e5b9);
@@ -35,7 +35,7 @@ static uint64_t stir(uint64_t z)
 
 uint64_t tdm__ledger_mix(uint64_t epoch, uint64_t index)
 {
-    return stir(stir(epoch + UINT64_C(0x9e3779b97f4a7c15)) + index);
+    return hash_mix(hash_mix(epoch + UINT64_C(0x9e3779b97f4a7c15)) + index);
 }
 
 /* ---- lines ----------------------------------------------------------------------------------- */
@@ -80,9 +80,9 @@ bool tdm__ledger_read(const char *text, size_t length, tdm_arena *arena, tdm__le
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Collects the lines that stay. */
-static tdm_status keep(const char *path, uint64_t step, tdm_str *kept, uint64_t *last,
-                       tdm_error *err)
+/* Collects the valid lines up to `step`. */
+static tdm_status ledger_collect_lines(const char *path, uint64_t step, tdm_str *kept,
+                                       uint64_t *last, tdm_error *err)
 {
     tdm_file_bytes old;
     TDM_TRY(tdm_file_read(path, LEDGER_LIMIT_BYTES, &old, err));
@@ -90,7 +90,7 @@ static tdm_status keep(const char *path, uint64_t step, tdm_str *kept, uint64_t 
     const char *at = (const char *)old.data, *end = at + old.count;
     while (arena && at && at < end) {
         const char *newline = memchr(at, '\n', (size_t)(end - at));
-        if (!newline) break; /* cut short by a kill */
+        if (!newline) break; /* truncated by a kill */
         tdm__ledger_line line;
         if (tdm__ledger_read(at, (size_t)(newline - at), arena, &line) && line.step <= step) {
             tdm_str_add_bytes(kept, at, (size_t)(newline - at) + 1);
@@ -114,7 +114,7 @@ tdm_status tdm__ledger_open(const char *run, uint64_t step, tdm__ledger *out, td
     tdm_str kept = TDM_STR_INIT;
     tdm_status status = TDM_OK;
     if (tdm_path_is_file(ledger.path))
-        status = keep(ledger.path, step, &kept, &ledger.last_step, err);
+        status = ledger_collect_lines(ledger.path, step, &kept, &ledger.last_step, err);
     if (status == TDM_OK)
         status = tdm_file_replace(ledger.path, tdm_str_text(&kept), kept.length, err);
     off_t kept_bytes = (off_t)kept.length;
@@ -129,16 +129,16 @@ tdm_status tdm__ledger_open(const char *run, uint64_t step, tdm__ledger *out, td
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-static void lost(tdm__ledger *ledger, const char *why)
+static void ledger_note_loss(tdm__ledger *ledger, const char *why)
 {
-    if (!ledger->complete) return; /* said once: a full disk must not fill the screen, too */
+    if (!ledger->complete) return; /* logged once: a full disk must not flood the log */
     ledger->complete = false;
-    tdm_log(TDM_LOG_WARN, "train", "%s is no longer complete: %s; training goes on", ledger->path,
+    tdm_log(TDM_LOG_WARN, "train", "%s is no longer complete: %s; training continues", ledger->path,
             why);
 }
 
-/* Appends one line; errno, or 0. Rank 0 alone writes here, so a part of a line is the end of the file. */
-static int write_line(tdm__ledger *ledger, const tdm__ledger_line *line)
+/* Appends one line; returns errno or 0. Only rank 0 writes here, so a partial line is at the end of the file. */
+static int ledger_write_line(tdm__ledger *ledger, const tdm__ledger_line *line)
 {
     char text[LINE_BYTES];
     struct stat before;
@@ -152,8 +152,8 @@ static int write_line(tdm__ledger *ledger, const tdm__ledger_line *line)
     return error_number;
 }
 
-/* Back to what is known to be on the disk, when what comes after it may not be; errno, or 0. */
-static int rewind_file(tdm__ledger *ledger)
+/* Truncates the file to the synced part if the rest may be damaged; returns errno or 0. */
+static int ledger_rewind(tdm__ledger *ledger)
 {
     if (!ledger->must_rewind) return 0;
     if (ftruncate(ledger->fd, ledger->synced_bytes) != 0) return errno;
@@ -162,32 +162,32 @@ static int rewind_file(tdm__ledger *ledger)
     return 0;
 }
 
-/* Says that lines wait, and when none does any more; each once. */
-static void report(tdm__ledger *ledger, int error_number)
+/* Logs once when lines cannot be written, and once when all are written again. */
+static void ledger_report_error(tdm__ledger *ledger, int error_number)
 {
     if (error_number != 0 && !ledger->is_behind)
         tdm_log(TDM_LOG_WARN, "train",
-                "%s cannot be written: %s; its lines wait in memory, and training goes on",
+                "%s cannot be written: %s; its lines are kept in memory, and training continues",
                 ledger->path, strerror(error_number));
     if (error_number == 0 && ledger->is_behind)
         tdm_log(TDM_LOG_INFO, "train", "%s is complete again", ledger->path);
     ledger->is_behind = error_number != 0;
 }
 
-/* Writes what is not in the file yet, as far as the disk takes it. */
-static void flush(tdm__ledger *ledger)
+/* Writes the waiting lines, as far as the disk accepts them. */
+static void ledger_flush(tdm__ledger *ledger)
 {
-    int error_number = rewind_file(ledger);
+    int error_number = ledger_rewind(ledger);
     while (ledger->written_count < ledger->waiting_count && error_number == 0) {
-        error_number = write_line(ledger, &ledger->waiting[ledger->written_count]);
+        error_number = ledger_write_line(ledger, &ledger->waiting[ledger->written_count]);
         ledger->written_count += error_number == 0;
     }
-    /* After a sync that failed, only one that succeeds says that all is well. */
-    if (error_number != 0 || !ledger->sync_failed) report(ledger, error_number);
+    /* After a failed sync, only a successful one clears the error. */
+    if (error_number != 0 || !ledger->sync_failed) ledger_report_error(ledger, error_number);
 }
 
-/* False: there is no room for it. */
-static bool keep_waiting(tdm__ledger *ledger, const tdm__ledger_line *line)
+/* False: no memory, or too many lines. */
+static bool ledger_enqueue(tdm__ledger *ledger, const tdm__ledger_line *line)
 {
     if (ledger->waiting_count == ledger->waiting_room) {
         size_t room = 2 * ledger->waiting_room + 16;
@@ -204,12 +204,12 @@ static bool keep_waiting(tdm__ledger *ledger, const tdm__ledger_line *line)
 void tdm__ledger_put(tdm__ledger *ledger, const tdm__ledger_line *line)
 {
     if (ledger->fd < 0 || line->step <= ledger->last_step) return;
-    if (!keep_waiting(ledger, line)) {
-        lost(ledger, "too many of its lines wait in memory");
+    if (!ledger_enqueue(ledger, line)) {
+        ledger_note_loss(ledger, "too many of its lines are waiting in memory");
         return;
     }
     ledger->last_step = line->step;
-    flush(ledger);
+    ledger_flush(ledger);
     if (ledger->written_count > 0 && ledger->written_count % SYNC_LINES == 0)
         tdm__ledger_sync(ledger);
 }
@@ -229,14 +229,14 @@ void tdm__ledger_sync(tdm__ledger *ledger)
 {
     struct stat now;
     if (ledger->fd < 0) return;
-    flush(ledger);
+    ledger_flush(ledger);
     size_t synced = ledger->written_count;
     ledger->sync_failed = fdatasync(ledger->fd) != 0 || fstat(ledger->fd, &now) != 0;
     if (ledger->sync_failed) {
-        /* The system may have dropped what it could not write: it is written once more. */
+        /* The kernel may have dropped unwritten data: it is written again. */
         int error_number = errno;
         ledger->must_rewind = true;
-        report(ledger, error_number);
+        ledger_report_error(ledger, error_number);
         return;
     }
     ledger->synced_bytes = now.st_size;
@@ -245,14 +245,15 @@ void tdm__ledger_sync(tdm__ledger *ledger)
     if (synced > 0 && ledger->waiting_count > 0)
         memmove(ledger->waiting, ledger->waiting + synced,
                 ledger->waiting_count * sizeof(*ledger->waiting));
-    if (ledger->waiting_count == 0) report(ledger, 0);
+    if (ledger->waiting_count == 0) ledger_report_error(ledger, 0);
 }
 
 void tdm__ledger_close(tdm__ledger *ledger)
 {
     if (ledger->fd >= 0) {
         tdm__ledger_sync(ledger);
-        if (ledger->waiting_count > 0) lost(ledger, "its last lines could not be written");
+        if (ledger->waiting_count > 0)
+            ledger_note_loss(ledger, "its last lines could not be written");
         close(ledger->fd);
     }
     free(ledger->waiting);

@@ -1,11 +1,11 @@
 /*
- * ledger_check.c: does a ledger prove that every sample was trained exactly once in every epoch?
+ * ledger_check.c: verifies from a ledger that every sample was trained exactly once in every data epoch.
  *
- * It is read line by line against the way of the job through its data (train_schedule.c): each step must be
- * there once, in order, at its place in its epoch, with its number of samples and the digest of exactly
- * the samples that the sampler has for it. Besides, the sampler itself is held to its word: over an
- * epoch it must give no sample twice. The file is hostile: what is in no order, or no line at all, is
- * told, and costs no more than a line that is in order.
+ * Each line is compared with the schedule of the job (train_schedule.c): each step must be there
+ * once, in order, at its position in its epoch, with its number of samples and the digest of exactly
+ * the samples that the sampler gives for it. The sampler is checked as well: it must give no sample twice in an
+ * epoch. The file is untrusted: lines out of order and invalid lines are reported, and cost no more than
+ * valid ones.
  */
 #include "train/internal.h"
 #include "train/ledger.h"
@@ -20,7 +20,7 @@ typedef struct checker {
     tdm__train_schedule schedule;
     tdm_arena *arena;
     tdm_arena *line_arena;
-    uint64_t *seen; /* a bit for each sample: already trained in the epoch at hand */
+    uint64_t *seen; /* one bit per sample: already trained in seen_epoch */
     size_t seen_words;
     uint64_t seen_epoch;
     uint64_t line; /* from 1 */
@@ -28,8 +28,8 @@ typedef struct checker {
     tdm_ledger_report *report;
 } checker;
 
-static void complain(checker *c, const char *fmt, ...) TDM_PRINTF(2, 3);
-static void complain(checker *c, const char *fmt, ...)
+static void checker_complain(checker *c, const char *fmt, ...) TDM_PRINTF(2, 3);
+static void checker_complain(checker *c, const char *fmt, ...)
 {
     tdm_ledger_report *r = c->report;
     if (r->problem_count < TDM_LEDGER_PROBLEMS) {
@@ -41,7 +41,7 @@ static void complain(checker *c, const char *fmt, ...)
     r->problem_count++;
 }
 
-/* Where the job is before this step, from 1. */
+/* The position of the job before `step`, which counts from 1. */
 static tdm_position position_before(const tdm__train_schedule *schedule, uint64_t step)
 {
     tdm_position at = {.step = step - 1, .seed = (uint64_t)schedule->job->seed};
@@ -50,8 +50,8 @@ static tdm_position position_before(const tdm__train_schedule *schedule, uint64_
     return at;
 }
 
-/* The digest that the step should have; marks its samples. */
-static uint64_t digest_of(checker *c, const tdm_position *at)
+/* The expected digest of the step; marks its samples as seen. */
+static uint64_t checker_digest(checker *c, const tdm_position *at)
 {
     uint64_t digest = 0;
     if (at->epoch != c->seen_epoch || at->position == 0) {
@@ -63,8 +63,8 @@ static uint64_t digest_of(checker *c, const tdm_position *at)
         uint64_t index = (uint64_t)tdm__train_schedule_sample(&c->schedule, at, row);
         uint64_t bit = UINT64_C(1) << (index % 64);
         if (index / 64 >= c->seen_words || (c->seen[index / 64] & bit) != 0)
-            complain(c, "the sampler gives sample %llu a second time in epoch %llu",
-                     (unsigned long long)index, (unsigned long long)at->epoch);
+            checker_complain(c, "the sampler gives sample %llu twice in epoch %llu",
+                             (unsigned long long)index, (unsigned long long)at->epoch);
         else
             c->seen[index / 64] |= bit;
         digest += tdm__ledger_mix(at->epoch, index);
@@ -72,34 +72,36 @@ static uint64_t digest_of(checker *c, const tdm_position *at)
     return digest;
 }
 
-/* A step in its place: is it what the job has there? */
-static bool step_is_right(checker *c, const tdm__ledger_line *line)
+/* Compares a line with the expected step. */
+static bool checker_check_step(checker *c, const tdm__ledger_line *line)
 {
     tdm_position at = position_before(&c->schedule, line->step);
     uint64_t count = (uint64_t)tdm__train_schedule_batch(&c->schedule, &at);
-    uint64_t digest = digest_of(c, &at);
+    uint64_t digest = checker_digest(c, &at);
     unsigned long long step = line->step;
     if (line->epoch != at.epoch || line->position != at.position) {
-        complain(c, "step %llu began at sample %llu of epoch %llu, not at %llu of epoch %llu", step,
-                 (unsigned long long)line->position, (unsigned long long)line->epoch,
-                 (unsigned long long)at.position, (unsigned long long)at.epoch);
+        checker_complain(c,
+                         "step %llu began at sample %llu of epoch %llu, not at %llu of epoch %llu",
+                         step, (unsigned long long)line->position, (unsigned long long)line->epoch,
+                         (unsigned long long)at.position, (unsigned long long)at.epoch);
         return false;
     }
     if (line->count != count) {
-        complain(c, "step %llu has trained %llu samples, not %llu", step,
-                 (unsigned long long)line->count, (unsigned long long)count);
+        checker_complain(c, "step %llu trained %llu samples, not %llu", step,
+                         (unsigned long long)line->count, (unsigned long long)count);
         return false;
     }
     if (line->digest != digest) {
-        complain(c, "step %llu has trained other samples than samples %llu to %llu of epoch %llu",
-                 step, (unsigned long long)at.position,
-                 (unsigned long long)(at.position + count - 1), (unsigned long long)at.epoch);
+        checker_complain(c, "step %llu trained samples other than %llu to %llu of epoch %llu", step,
+                         (unsigned long long)at.position,
+                         (unsigned long long)(at.position + count - 1),
+                         (unsigned long long)at.epoch);
         return false;
     }
     return true;
 }
 
-static void check_line(checker *c, const char *text, size_t length)
+static void checker_check_line(checker *c, const char *text, size_t length)
 {
     tdm_ledger_report *r = c->report;
     tdm__ledger_line line;
@@ -107,27 +109,28 @@ static void check_line(checker *c, const char *text, size_t length)
     bool whole = tdm__ledger_read(text, length, c->line_arena, &line);
     tdm_arena_reset(c->line_arena);
     if (!whole) {
-        complain(c, "line %llu is not one of a ledger", (unsigned long long)c->line);
+        checker_complain(c, "line %llu is not a valid ledger line", (unsigned long long)c->line);
         return;
     }
     if (r->first_step == 0) r->first_step = c->expected_step = line.step;
     if (line.step < c->expected_step) {
-        complain(c, "step %llu is there again, in line %llu", (unsigned long long)line.step,
-                 (unsigned long long)c->line);
+        checker_complain(c, "step %llu is repeated in line %llu", (unsigned long long)line.step,
+                         (unsigned long long)c->line);
         return;
     }
     if (line.step == c->expected_step + 1)
-        complain(c, "step %llu is missing", (unsigned long long)c->expected_step);
+        checker_complain(c, "step %llu is missing", (unsigned long long)c->expected_step);
     else if (line.step > c->expected_step)
-        complain(c, "steps %llu to %llu are missing", (unsigned long long)c->expected_step,
-                 (unsigned long long)line.step - 1);
+        checker_complain(c, "steps %llu to %llu are missing", (unsigned long long)c->expected_step,
+                         (unsigned long long)line.step - 1);
     c->expected_step = line.step + 1;
     r->last_step = line.step;
-    if (step_is_right(c, &line)) r->step_count++;
+    if (checker_check_step(c, &line)) r->step_count++;
 }
 
 /* The step of the newest checkpoint, by its name; 0: there is none. */
-static tdm_status newest_step(const char *run, tdm_arena *arena, uint64_t *out, tdm_error *err)
+static tdm_status newest_checkpoint_step(const char *run, tdm_arena *arena, uint64_t *out,
+                                         tdm_error *err)
 {
     char *dir = tdm_path_join(arena, run, "checkpoints");
     const char *const *names = NULL;
@@ -143,8 +146,8 @@ static tdm_status newest_step(const char *run, tdm_arena *arena, uint64_t *out, 
     return TDM_OK;
 }
 
-/* Epochs of which the first and the last step are there, and what is left over of the last one. */
-static void sum_up(checker *c)
+/* Counts the data epochs whose first and last step are present, and the steps after the last of them. */
+static void checker_sum_up(checker *c)
 {
     tdm_ledger_report *r = c->report;
     uint64_t steps = c->schedule.epoch_steps;
@@ -158,25 +161,25 @@ static void sum_up(checker *c)
     r->left_over_steps = r->last_step % steps;
 }
 
-static tdm_status read_ledger(checker *c, const char *path, tdm_error *err)
+static tdm_status checker_read_file(checker *c, const char *path, tdm_error *err)
 {
     tdm_file_bytes bytes;
     TDM_TRY(tdm_file_read(path, LEDGER_LIMIT_BYTES, &bytes, err));
     const char *at = (const char *)bytes.data, *end = at + bytes.count;
     while (at && at < end) {
         const char *newline = memchr(at, '\n', (size_t)(end - at));
-        if (!newline) { /* the run was killed, and has not gone on since */
+        if (!newline) { /* the run was killed and not resumed since */
             c->report->torn = true;
             break;
         }
-        check_line(c, at, (size_t)(newline - at));
+        checker_check_line(c, at, (size_t)(newline - at));
         at = newline + 1;
     }
     tdm_file_bytes_release(&bytes);
     return TDM_OK;
 }
 
-static tdm_status check(checker *c, const tdm_job *job, const char *run, tdm_error *err)
+static tdm_status checker_run(checker *c, const tdm_job *job, const char *run, tdm_error *err)
 {
     uint64_t newest;
     c->arena = tdm_arena_create("ledger");
@@ -185,19 +188,20 @@ static tdm_status check(checker *c, const tdm_job *job, const char *run, tdm_err
     if (!path || !c->line_arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "ledger: no memory");
     if (!tdm_path_is_file(path))
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "%s: this run keeps no ledger; set checkpoint.ledger: true before training",
+                        "%s: this run has no ledger; set checkpoint.ledger: true before training",
                         run);
     TDM_TRY(tdm__train_schedule_init(job, &c->schedule, err));
     c->seen_words = (size_t)(c->schedule.sampler.sample_count / 64 + 1);
     c->seen = tdm_arena_array(c->arena, c->seen_words, sizeof(*c->seen));
     if (!c->seen) return tdm_fail(err, TDM_ERR_NO_MEMORY, "ledger: no memory");
-    /* Checkpoints first: where training goes on meanwhile, lines come before them. */
-    TDM_TRY(newest_step(run, c->arena, &newest, err));
-    TDM_TRY(read_ledger(c, path, err));
+    /* Checkpoints first: an active run writes the lines before the checkpoint. */
+    TDM_TRY(newest_checkpoint_step(run, c->arena, &newest, err));
+    TDM_TRY(checker_read_file(c, path, err));
     if (newest > c->report->last_step)
-        complain(c, "the ledger ends with step %llu, but there is a checkpoint of step %llu",
-                 (unsigned long long)c->report->last_step, (unsigned long long)newest);
-    sum_up(c);
+        checker_complain(c,
+                         "the ledger ends with step %llu, but there is a checkpoint of step %llu",
+                         (unsigned long long)c->report->last_step, (unsigned long long)newest);
+    checker_sum_up(c);
     return TDM_OK;
 }
 
@@ -206,7 +210,7 @@ tdm_status tdm_ledger_check(const tdm_job *job, const char *run, tdm_ledger_repo
 {
     tdm_ledger_report report = {.step_count = 0};
     checker c = {.report = &report, .seen_epoch = UINT64_MAX};
-    tdm_status status = check(&c, job, run, err);
+    tdm_status status = checker_run(&c, job, run, err);
     tdm__train_schedule_release(&c.schedule);
     tdm_arena_destroy(c.line_arena);
     tdm_arena_destroy(c.arena);

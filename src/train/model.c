@@ -1,6 +1,6 @@
 /*
- * model.c: a trained model, from its checkpoint alone. The checkpoint carries the resolved job, the
- * names of the classes and the shape of a sample, so nothing else is needed to predict.
+ * model.c: a trained model, loaded from a checkpoint only. The checkpoint contains the resolved job, the
+ * class names and the shape of a sample, so nothing else is needed to predict.
  */
 #include "train/internal.h"
 
@@ -16,13 +16,13 @@ struct tdm_model {
     tdm__state state;
 };
 
-/* With other values for some keys. */
-static tdm_status read_job(const tdm_checkpoint *checkpoint, const char *path,
-                           const char *const *overrides, size_t override_count,
-                           tdm_job_document **out, tdm_error *err)
+/* Parses the job in a checkpoint, with overrides for some keys. */
+static tdm_status checkpoint_read_job(const tdm_checkpoint *checkpoint, const char *path,
+                                      const char *const *overrides, size_t override_count,
+                                      tdm_job_document **out, tdm_error *err)
 {
     const char *yaml = tdm_checkpoint_content_of(checkpoint)->job_yaml;
-    /* The data may have moved since: it does not matter here. */
+    /* The data may have moved; it is not needed here. */
     tdm_job_options options = {
         .overrides = overrides, .override_count = override_count, .no_file_checks = true};
     tdm_job_document *document = NULL;
@@ -38,12 +38,12 @@ static tdm_status read_job(const tdm_checkpoint *checkpoint, const char *path,
 tdm_status tdm__checkpoint_job(const tdm_checkpoint *checkpoint, const char *path,
                                tdm_job_document **out, tdm_error *err)
 {
-    return read_job(checkpoint, path, NULL, 0, out, err);
+    return checkpoint_read_job(checkpoint, path, NULL, 0, out, err);
 }
 
 /* ---- code ------------------------------------------------------------------------------------ */
 
-static bool is_code(const tdm_job *job)
+static bool model_is_library(const tdm_job *job)
 {
     return job->model.kind == TDM_JOB_MODEL_LIBRARY && job->model.library;
 }
@@ -56,7 +56,7 @@ tdm_status tdm_model_code_of(const tdm_checkpoint *checkpoint, const char *path,
     TDM_TRY(tdm__checkpoint_job(checkpoint, path, &document, err));
     const tdm_job *job = tdm_job_document_job(document);
     tdm_status status = TDM_OK;
-    if (is_code(job)) {
+    if (model_is_library(job)) {
         const char *sha256 = job->model.library_sha256;
         out->library = tdm_arena_strdup(arena, job->model.library);
         out->sha256 = sha256 ? tdm_arena_strdup(arena, sha256) : NULL;
@@ -67,25 +67,25 @@ tdm_status tdm_model_code_of(const tdm_checkpoint *checkpoint, const char *path,
     return status;
 }
 
-/* The job.yaml of the run at a path, or of the run that has this checkpoint; NULL: no memory. */
-static const char *own_job_path(tdm_arena *arena, const char *path)
+/* The job.yaml of the run at `path`, or of the run that contains the checkpoint; NULL: no memory. */
+static const char *run_job_path(tdm_arena *arena, const char *path)
 {
     if (tdm_path_is_dir(path)) return tdm_path_join(arena, path, "job.yaml");
     const char *folder = tdm_path_dirname(arena, path);
     return folder ? tdm_path_join(arena, folder, "../job.yaml") : NULL;
 }
 
-/* Whether the run's own job, which somebody has trained with, names the same code. */
-static bool is_own_code(tdm_arena *arena, const char *path, const tdm_job *job)
+/* Whether the run's job.yaml, with which the user trained, names the same code. */
+static bool library_is_of_run(tdm_arena *arena, const char *path, const tdm_job *job)
 {
-    const char *own_path = own_job_path(arena, path);
+    const char *own_path = run_job_path(arena, path);
     tdm_job_options options = {.no_file_checks = true};
     tdm_job_document *document = NULL;
     if (!own_path || !job->model.library_sha256) return false;
     bool same = false;
     if (tdm_job_load(own_path, &options, &document, NULL) == TDM_OK) {
         const tdm_job *own = tdm_job_document_job(document);
-        same = is_code(own) && own->model.library_sha256 &&
+        same = model_is_library(own) && own->model.library_sha256 &&
                strcmp(own->model.library, job->model.library) == 0 &&
                strcmp(own->model.library_sha256, job->model.library_sha256) == 0;
     }
@@ -93,13 +93,13 @@ static bool is_own_code(tdm_arena *arena, const char *path, const tdm_job *job)
     return same;
 }
 
-static tdm_status refuse_code(const char *path, const tdm_job *job, tdm_error *err)
+static tdm_status library_refuse(const char *path, const tdm_job *job, tdm_error *err)
 {
     const char *sha256 = job->model.library_sha256;
     return tdm_fail(err, TDM_ERR_INVALID,
-                    "%s: its model is code, the shared object %s%s%s%s, which runs with "
-                    "your rights; if you trust that file, name it: eval and predict take "
-                    "--allow-library FILE",
+                    "%s: its model is code, the shared object %s%s%s%s, which would run with "
+                    "your permissions; if you trust that file, pass --allow-library FILE to eval "
+                    "or predict",
                     path, job->model.library, sha256 ? " (SHA-256 " : "", sha256 ? sha256 : "",
                     sha256 ? ")" : "");
 }
@@ -112,26 +112,27 @@ static tdm_status model_read(const char *path, void *user, tdm_error *err)
     return tdm_checkpoint_open(path, &model->checkpoint, err);
 }
 
-/* The job inside the checkpoint; with its code in the file that is allowed, when one is. */
+/* Reads the job in the checkpoint; with the allowed library, if one is given. */
 static tdm_status model_job(tdm_model *model, const char *path, const char *allowed_library,
                             tdm_error *err)
 {
     TDM_TRY(tdm__checkpoint_job(model->checkpoint, model->path, &model->document, err));
     const tdm_job *job = tdm_job_document_job(model->document);
-    if (!is_code(job)) return TDM_OK;
+    if (!model_is_library(job)) return TDM_OK;
     if (!allowed_library)
-        return is_own_code(model->arena, path, job) ? TDM_OK : refuse_code(model->path, job, err);
+        return library_is_of_run(model->arena, path, job) ? TDM_OK
+                                                          : library_refuse(model->path, job, err);
     const char *absolute = tdm_path_absolute(model->arena, allowed_library);
     const char *override = absolute ? tdm_arena_printf(model->arena, "model.library=%s", absolute)
                                     : NULL;
     if (!override) return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory", path);
     tdm_job_document_destroy(model->document);
     model->document = NULL;
-    return read_job(model->checkpoint, model->path, &override, 1, &model->document, err);
+    return checkpoint_read_job(model->checkpoint, model->path, &override, 1, &model->document, err);
 }
 
-static tdm_status open_into(tdm_model *model, const char *path, const char *allowed_library,
-                            tdm_error *err)
+static tdm_status model_load(tdm_model *model, const char *path, const char *allowed_library,
+                             tdm_error *err)
 {
     TDM_TRY(tdm_run_read(path, model->arena, model_read, model, err));
     TDM_TRY(model_job(model, path, allowed_library, err));
@@ -140,7 +141,7 @@ static tdm_status open_into(tdm_model *model, const char *path, const char *allo
                                          .sample_shape = content->sample_shape,
                                          .class_count = content->class_count};
     tdm__warn_of_numerics(model->path, content->numerics, model->options.job,
-                          "results may differ in their last digits from those of its training");
+                          "results may differ in their last digits from those during training");
     model->options.threads = tdm__threads_guess(model->options.job, 1);
     TDM_TRY(tdm__state_init(&model->options, TDM__STATE_FOR_INFERENCE, NULL, &model->state, err));
     return tdm__state_restore(&model->state, model->checkpoint,
@@ -156,7 +157,7 @@ tdm_status tdm_model_open(const char *path, const char *allowed_library, tdm_mod
         free(model);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for the model", path);
     }
-    tdm_status status = open_into(model, path, allowed_library, err);
+    tdm_status status = model_load(model, path, allowed_library, err);
     if (status != TDM_OK) {
         tdm_model_close(model);
         return status;

@@ -1,14 +1,14 @@
 /*
- * numbers.c: what a replay has found about bad numbers, in words.
+ * numbers.c: messages about the origin of non-finite values.
  *
- * The words depend on the job, the data and the step alone, never on the number of workers, so that
- * two runs can be held against each other by what they say.
+ * The text depends on the job, the data and the step only, not on the number of workers, so that the
+ * messages of two runs can be compared.
  */
 #include "train/internal.h"
 
 #include <stdio.h>
 
-/* "sample 17 of data.csv", counted as in the file. */
+/* Appends "sample 17 of data.csv", numbered as in the file. */
 static void add_sample(tdm_str *out, const tdm_dataset *train, int64_t index)
 {
     const tdm_dataset_info *info = tdm_dataset_info_of(train);
@@ -39,24 +39,21 @@ void tdm__bad_number_text(const tdm_bad_number *bad, const tdm_dataset *train, i
     const char *what = bad->is_nan ? "a NaN" : "an infinity";
     switch (bad->kind) {
     case TDM_BAD_NOWHERE:
-        tdm_str_add(out, "run again, the same step gives good numbers, so this machine has "
+        tdm_str_add(out, "the same step gives finite values when run again, so this machine "
                          "computed something else before");
         break;
-    case TDM_BAD_PARAM:
-        tdm_str_addf(out, "'%s' itself held %s before this step", bad->name, what);
-        break;
+    case TDM_BAD_PARAM: tdm_str_addf(out, "'%s' had %s before this step", bad->name, what); break;
     case TDM_BAD_DATA:
-        tdm_str_addf(out, "the data itself holds %s", what);
+        tdm_str_addf(out, "the data has %s", what);
         add_rows(out, bad, train, index);
         break;
     case TDM_BAD_OP:
-        tdm_str_addf(out, "%s was first made by %s (%s, %s)", what, bad->name, bad->op,
+        tdm_str_addf(out, "%s was first produced by %s (%s, %s)", what, bad->name, bad->op,
                      bad->backward ? "backward" : "forward");
         add_rows(out, bad, train, index);
         break;
     case TDM_BAD_SUM:
-        tdm_str_addf(out, "the gradient of '%s' overflows when those of the lanes are added up",
-                     bad->name);
+        tdm_str_addf(out, "the gradient of '%s' overflows when the lanes are summed", bad->name);
         break;
     case TDM_BAD_LARGE: tdm_str_addf(out, "that of '%s' reaches 9.2e18 (2^63)", bad->name); break;
     }
@@ -65,16 +62,16 @@ void tdm__bad_number_text(const tdm_bad_number *bad, const tdm_dataset *train, i
 const char *tdm__bad_number_advice(const tdm_bad_number *bad, const tdm_job *job)
 {
     switch (bad->kind) {
-    case TDM_BAD_NOWHERE: return "check its memory and its cooling, then resume";
+    case TDM_BAD_NOWHERE: return "check its memory and cooling, then resume";
     case TDM_BAD_PARAM: return "try a smaller optim.lr";
-    case TDM_BAD_DATA: return "look at that sample";
+    case TDM_BAD_DATA: return "check that sample";
     case TDM_BAD_OP:
     case TDM_BAD_SUM:
     case TDM_BAD_LARGE: break;
     }
     if (job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
         return "try a smaller optim.lr, a schedule with a warm-up, data.normalise: standard, or a "
-               "higher train.bad_numbers_most, which is how many steps in a row may be skipped";
+               "higher train.bad_numbers_most, the maximum number of steps skipped in a row";
     return "try a smaller optim.lr, a schedule with a warm-up, data.normalise: standard, or "
            "train.bad_numbers: skip";
 }

@@ -1,13 +1,13 @@
 /*
- * ranks.c: what the ranks of a training settle among themselves between its phases.
+ * ranks.c: agreement between the ranks of a training run, between its phases.
  *
- * A phase that each rank goes through by itself (reading data, taking memory) ends with tdm__agree:
- * all ranks get the same outcome, which is success, or the error of the lowest rank that has one. So
- * an error that all have is told once, and nobody goes on alone. Where a rank fails inside of what is
- * collective, the others cannot know; it calls tdm__call_off, which ends whatever they wait for, with
- * its own words. Statuses of the peer group come from the world itself: all have them, or will.
+ * A phase that each rank executes alone (reading data, allocating memory) ends with tdm__agree: all
+ * ranks get the same result, success or the error of the lowest rank that failed. So an error that all
+ * ranks have is reported once, and no rank continues alone. If a rank fails inside a collective phase,
+ * the others cannot know; it calls tdm__call_off, which aborts their calls with its message. Statuses of
+ * the peer group come from the world itself: all ranks have them or will get them.
  *
- * Without a comm there is one rank, and it agrees with itself.
+ * Without a comm there is one rank, which agrees with itself.
  */
 #include "train/internal.h"
 
@@ -34,15 +34,15 @@ int tdm__size_of(tdm_comm *comm)
     return comm ? tdm_comm_size(comm) : 1;
 }
 
-/* The error of `rank`, for all. */
-static tdm_status spread_error(tdm_comm *comm, int rank, tdm_error *err)
+/* Distributes the error of `rank`. */
+static tdm_status error_broadcast(tdm_comm *comm, int rank, tdm_error *err)
 {
     tdm_error shared = {.status = TDM_OK};
     if (tdm__rank_of(comm) == rank) shared = *err;
     TDM_TRY(tdm_group_broadcast(tdm_comm_world(comm), &shared, sizeof(shared), TDM_DTYPE_U8, rank,
                                 err));
-    /* Nobody leaves, and so breaks the world for the others, before all have heard it. How this ends
-     * does not matter any more. */
+    /* No rank may leave, which breaks the world, before all have received the error. The result of the
+     * barrier does not matter. */
     tdm_group_barrier(tdm_comm_world(comm), &(tdm_error){.status = TDM_OK});
     shared.message[sizeof(shared.message) - 1] = '\0';
     if (rank == 0) return tdm_fail(err, shared.status, "%s", shared.message);
@@ -53,20 +53,20 @@ tdm_status tdm__agree(tdm_comm *comm, tdm_status status, unsigned *requests, tdm
 {
     int size = tdm__size_of(comm);
     if (size == 1 || tdm__is_peer_status(status)) return status;
-    /* By MIN: the lowest rank that failed, and the complement of each wish. */
-    enum { WISHES = 8 };
-    int64_t votes[1 + WISHES];
+    /* MIN over: the lowest rank that failed, and the complement of each request bit. */
+    enum { REQUEST_BITS = 8 };
+    int64_t votes[1 + REQUEST_BITS];
     votes[0] = status == TDM_OK ? size : tdm__rank_of(comm);
-    for (int i = 0; i < WISHES; i++) votes[1 + i] = requests && (*requests >> i & 1) ? 0 : 1;
+    for (int i = 0; i < REQUEST_BITS; i++) votes[1 + i] = requests && (*requests >> i & 1) ? 0 : 1;
     tdm_error broken;
-    tdm_status agreed = tdm_group_all_reduce(tdm_comm_world(comm), NULL, votes, 1 + WISHES,
+    tdm_status agreed = tdm_group_all_reduce(tdm_comm_world(comm), NULL, votes, 1 + REQUEST_BITS,
                                              TDM_DTYPE_I64, TDM_REDUCE_MIN, &broken);
-    /* Who failed by itself has more to tell than that the others are gone. */
+    /* This rank's own error is more informative than the loss of the others. */
     if (agreed != TDM_OK && status != TDM_OK) return status;
     if (agreed != TDM_OK) return tdm_fail(err, agreed, "%s", broken.message);
-    for (int i = 0; i < WISHES && requests; i++)
+    for (int i = 0; i < REQUEST_BITS && requests; i++)
         if (votes[1 + i] == 0) *requests |= 1u << i;
-    return votes[0] == size ? TDM_OK : spread_error(comm, (int)votes[0], err);
+    return votes[0] == size ? TDM_OK : error_broadcast(comm, (int)votes[0], err);
 }
 
 void tdm__call_off(tdm_comm *comm, const tdm_error *err)
@@ -101,8 +101,8 @@ tdm_status tdm__same_text(tdm_comm *comm, char *text, size_t bytes, int *differs
     return status;
 }
 
-/* Keys that each host may have as it needs them. */
-static bool is_own(const tdm_job_key *key)
+/* Keys that may differ between hosts. */
+static bool key_is_per_host(const tdm_job_key *key)
 {
     static const char *const own[] = {"name", "memory.limit", "comm.transport"};
     for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
@@ -110,8 +110,8 @@ static bool is_own(const tdm_job_key *key)
     return key->type == TDM_JOB_KEY_PATH || key->type == TDM_JOB_KEY_DIR;
 }
 
-/* A number that stands for the value of a key: never negative. */
-static int64_t number_of(const tdm_str *text)
+/* A non-negative hash of the value of a key. */
+static int64_t value_hash(const tdm_str *text)
 {
     uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a */
     for (size_t i = 0; i < text->length; i++)
@@ -119,16 +119,16 @@ static int64_t number_of(const tdm_str *text)
     return (int64_t)(hash >> 1);
 }
 
-/* By MIN of a number and of its negative, all learn whether it is the same everywhere. */
-static tdm_status compare_settings(tdm_comm *comm, const tdm_job *job, bool resumes,
+/* MIN of a number and of its negative shows every rank whether the number is the same everywhere. */
+static tdm_status settings_compare(tdm_comm *comm, const tdm_job *job, bool resumes,
                                    int64_t *numbers, tdm_error *err)
 {
     size_t keys = tdm_job_key_count(), count = keys + 1;
     tdm_str text = TDM_STR_INIT;
     for (size_t i = 0; i < keys; i++) {
         tdm_str_clear(&text);
-        if (!is_own(tdm_job_key_at(i))) tdm_job_value_show(job, i, &text);
-        numbers[i] = number_of(&text);
+        if (!key_is_per_host(tdm_job_key_at(i))) tdm_job_value_show(job, i, &text);
+        numbers[i] = value_hash(&text);
     }
     numbers[keys] = resumes;
     for (size_t i = 0; i < count; i++) numbers[count + i] = -numbers[i];
@@ -144,7 +144,7 @@ static tdm_status compare_settings(tdm_comm *comm, const tdm_job *job, bool resu
         tdm_str_clear(&text);
         tdm_job_value_show(job, at, &text);
         status = tdm_fail(err, TDM_ERR_JOB_MISMATCH,
-                          "the ranks do not agree on '%s', which is %s on rank %d; start all with "
+                          "ranks disagree on '%s', which is %s on rank %d; start all with "
                           "the same job and the same --set",
                           tdm_job_key_at(at)->path, tdm_str_text(&text), tdm__rank_of(comm));
     }
@@ -163,8 +163,8 @@ tdm_status tdm__same_settings(tdm_comm *comm, const tdm_job *job, bool resumes, 
         comm, numbers ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"), NULL, err);
     assert(numbers || status != TDM_OK);
     if (status == TDM_OK) {
-        status = compare_settings(comm, job, resumes, numbers, err);
-        status = tdm__agree(comm, status, NULL, err); /* nobody leaves before all have compared */
+        status = settings_compare(comm, job, resumes, numbers, err);
+        status = tdm__agree(comm, status, NULL, err); /* no rank leaves before all have compared */
     }
     tdm_arena_destroy(arena);
     return status;

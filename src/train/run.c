@@ -1,13 +1,13 @@
 /*
- * run.c: the folder of a run: its name, its lock, its log and its metrics.
+ * run.c: the run directory: its name, lock, log and metrics.
  *
- * Invariants: a number is given to one run only, because mkdir() fails for the second; the lock is
- * an flock() on the folder's "lock" file, so a killed process leaves none behind; lines are written
- * whole, with one write() each, and a line that was cut short by a kill is dropped on resume.
+ * Invariants: a number is used by one run only, because mkdir() fails for the second one. The lock is
+ * an flock() on the file "lock", so a killed process leaves none behind. Each line is written completely, with
+ * one write(); a line that was truncated by a kill is removed on resume.
  *
- * Rank 0 owns the folder. Other ranks only add their warnings and errors to the log: to the same file
- * on rank 0's host, where appending is one act; elsewhere to a file of their own beside it, where the
- * folder can be seen at all, and to their agent, which brings it into the one log.
+ * Rank 0 owns the directory. Other ranks only add their warnings and errors to the log: to the same file
+ * on rank 0's host, where appending is atomic; on other hosts to a separate file beside it, if the
+ * directory is visible there, and to their agent, which forwards the lines to rank 0's log.
  */
 #include "train/internal.h"
 #include "train/ledger.h"
@@ -30,8 +30,8 @@
 
 enum { LOCK_TRIES = 5, LOCK_PAUSE_MS = 10, LOCK_MODE = 0600 };
 
-/* Appends a line whole or not at all: what a full disk cut short is taken back. A failure is only
- * remembered: this runs inside the log, too, where logging is not possible. */
+/* Appends a complete line or nothing: a line that a full disk truncated is removed. A failure is only recorded,
+ * because this also runs inside the log sink, where logging is impossible. */
 static void write_line(int fd, tdm_str *line, atomic_int *error_number)
 {
     struct stat before;
@@ -45,13 +45,14 @@ static void write_line(int fd, tdm_str *line, atomic_int *error_number)
     if (written == (ssize_t)line->length) return;
     atomic_store(error_number, written < 0 ? errno : ENOSPC);
     if (written <= 0 || !known) return;
-    struct stat after; /* other ranks may have put lines behind it meanwhile: those stay */
+    struct stat after; /* other ranks may have appended lines meanwhile: those are kept */
     bool is_last = fstat(fd, &after) == 0 && after.st_size == before.st_size + written;
     if (is_last && ftruncate(fd, before.st_size) != 0) atomic_store(error_number, errno);
 }
 
-/* The object of a line of the log, with at most so much of the message. */
-static void describe(const tdm__run *run, const tdm_log_record *record, int max, tdm_str *out)
+/* Formats a log line with at most `max` bytes of the message. */
+static void log_line_format(const tdm__run *run, const tdm_log_record *record, int max,
+                            tdm_str *out)
 {
     char message[2048];
     snprintf(message, sizeof(message), "%.*s", max, record->message);
@@ -68,65 +69,65 @@ static void describe(const tdm__run *run, const tdm_log_record *record, int max,
     tdm_json_object_end(&w);
 }
 
-/* Gives a line to the agent, whole or not at all, and never waits for it. */
-static bool give_line(tdm__run *run, tdm_str *line)
+/* Writes a complete line to the agent, or nothing; never blocks. */
+static bool agent_write_line(tdm__run *run, tdm_str *line)
 {
     tdm_str_add_char(line, '\n');
     return tdm_str_ok(line) && write(run->lines_fd, line->data, line->length) > 0;
 }
 
-static void give_to_agent(tdm__run *run, const tdm_log_record *record)
+static void agent_forward(tdm__run *run, const tdm_log_record *record)
 {
     tdm_str *line = &run->log_line;
     if (run->lines_missing > 0) {
         char text[96];
-        snprintf(text, sizeof(text), "%llu lines of rank %d are missing here: its agent was behind",
+        snprintf(text, sizeof(text), "%llu lines of rank %d were dropped: its agent was too slow",
                  (unsigned long long)run->lines_missing, run->rank);
         tdm_log_record gap = *record;
         gap.room = "train";
         gap.message = text;
-        describe(run, &gap, (int)sizeof(text), line);
-        if (give_line(run, line)) run->lines_missing = 0;
+        log_line_format(run, &gap, (int)sizeof(text), line);
+        if (agent_write_line(run, line)) run->lines_missing = 0;
     }
-    describe(run, record, 2047, line);
-    if (line->length > TDM_LINE_BYTES) describe(run, record, 300, line);
-    if (!give_line(run, line)) run->lines_missing++;
+    log_line_format(run, record, 2047, line);
+    if (line->length > TDM_LINE_BYTES) log_line_format(run, record, 300, line);
+    if (!agent_write_line(run, line)) run->lines_missing++;
 }
 
-/* The log's sink: one JSON object a line. */
-static void log_to_file(const tdm_log_record *record, void *user)
+/* The log sink: one JSON object per line. */
+static void log_sink(const tdm_log_record *record, void *user)
 {
     tdm__run *run = user;
-    if (run->lines_fd >= 0) give_to_agent(run, record);
+    if (run->lines_fd >= 0) agent_forward(run, record);
     if (run->log_fd < 0) return;
-    describe(run, record, 2047, &run->log_line);
+    log_line_format(run, record, 2047, &run->log_line);
     write_line(run->log_fd, &run->log_line, &run->write_error);
 }
 
-/* What the log's file is to have; details only for who asks, since they are fifty lines a death. */
-static tdm_log_level min_level(void)
+/* The level of the log file. Debug lines only on demand: they are about fifty per lost worker. */
+static tdm_log_level log_file_level(void)
 {
     const char *asked = getenv("TANDEM_LOG_LEVEL");
     return asked && strcmp(asked, "debug") == 0 ? TDM_LOG_DEBUG : TDM_LOG_INFO;
 }
 
-static int open_to_append(tdm__run *run, const char *name)
+static int file_open_append(tdm__run *run, const char *name)
 {
     char *path = tdm_path_join(run->arena, run->path, name);
     const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW;
     return path ? open(path, flags, 0644) : -1;
 }
 
-/* `joins`: others of the same session may be in it, too. */
-static tdm_status take_lock(tdm__run *run, bool joins, tdm_error *err)
+/* `joins`: other members of the same session may have the run open as well. */
+static tdm_status run_lock(tdm__run *run, bool joins, tdm_error *err)
 {
     char *path = tdm_path_join(run->arena, run->path, "lock");
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     run->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, LOCK_MODE);
     if (run->lock_fd < 0) return tdm_os_fail(err, "opening", path);
-    /* A user who may open it may lock it, so only its owner may open it. (Files of earlier versions.) */
+    /* A user who can open the file can lock it, so only its owner may open it. (Files of earlier versions.) */
     (void)fchmod(run->lock_fd, LOCK_MODE);
-    for (int tries = 0; tries < LOCK_TRIES; tries++) { /* a reader holds it for an instant */
+    for (int tries = 0; tries < LOCK_TRIES; tries++) { /* a reader holds it for a moment */
         if (flock(run->lock_fd, (joins ? LOCK_SH : LOCK_EX) | LOCK_NB) == 0) return TDM_OK;
         if (errno != EWOULDBLOCK) return tdm_os_fail(err, "locking", path);
         (void)poll(NULL, 0, LOCK_PAUSE_MS);
@@ -136,21 +137,21 @@ static tdm_status take_lock(tdm__run *run, bool joins, tdm_error *err)
                     run->path);
 }
 
-static tdm_status open_files(tdm__run *run, bool joins, tdm_error *err)
+static tdm_status run_open_files(tdm__run *run, bool joins, tdm_error *err)
 {
-    TDM_TRY(take_lock(run, joins, err));
+    TDM_TRY(run_lock(run, joins, err));
     run->checkpoint_dir = tdm_path_join(run->arena, run->path, "checkpoints");
     if (!run->checkpoint_dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     TDM_TRY(tdm_dir_make(run->checkpoint_dir, err));
-    run->log_fd = open_to_append(run, LOG_NAME);
-    run->metrics_fd = run->log_fd >= 0 ? open_to_append(run, METRICS_NAME) : -1;
+    run->log_fd = file_open_append(run, LOG_NAME);
+    run->metrics_fd = run->log_fd >= 0 ? file_open_append(run, METRICS_NAME) : -1;
     if (run->metrics_fd < 0) return tdm_os_fail(err, "opening the log and metrics in", run->path);
-    return tdm_log_add_sink(log_to_file, run, min_level());
+    return tdm_log_add_sink(log_sink, run, log_file_level());
 }
 
 void tdm__run_release(tdm__run *run)
 {
-    tdm_log_remove_sink(log_to_file, run);
+    tdm_log_remove_sink(log_sink, run);
     if (run->log_fd >= 0) close(run->log_fd);
     if (run->metrics_fd >= 0) close(run->metrics_fd);
     if (run->lock_fd >= 0) close(run->lock_fd);
@@ -161,7 +162,7 @@ void tdm__run_release(tdm__run *run)
 }
 
 /* N of "NAME-N", or 0. */
-static uint64_t number_of(const char *entry, const char *name)
+static uint64_t run_number_of(const char *entry, const char *name)
 {
     size_t length = strlen(name);
     if (strncmp(entry, name, length) != 0 || entry[length] != '-') return 0;
@@ -170,7 +171,7 @@ static uint64_t number_of(const char *entry, const char *name)
     return strtoull(digits, NULL, 10);
 }
 
-static tdm_status make_numbered(tdm__run *run, const tdm_job *job, tdm_error *err)
+static tdm_status run_make_dir(tdm__run *run, const tdm_job *job, tdm_error *err)
 {
     const char *const *entries;
     size_t count;
@@ -178,8 +179,8 @@ static tdm_status make_numbered(tdm__run *run, const tdm_job *job, tdm_error *er
     TDM_TRY(tdm_dir_list(job->run.dir, run->arena, &entries, &count, err));
     uint64_t number = 1;
     for (size_t i = 0; i < count; i++)
-        if (number_of(entries[i], job->name) >= number)
-            number = number_of(entries[i], job->name) + 1;
+        if (run_number_of(entries[i], job->name) >= number)
+            number = run_number_of(entries[i], job->name) + 1;
     for (int tries = 0; tries < 1000; tries++, number++) {
         char *path = tdm_arena_printf(run->arena, "%s/%s-%llu", job->run.dir, job->name,
                                       (unsigned long long)number);
@@ -193,9 +194,9 @@ static tdm_status make_numbered(tdm__run *run, const tdm_job *job, tdm_error *er
                     job->name);
 }
 
-static tdm_status start(tdm__run *run, tdm_error *err)
+static tdm_status run_init(tdm__run *run, tdm_error *err)
 {
-    const char *host = getenv("TANDEM_HOST"); /* what its agent calls it */
+    const char *host = getenv("TANDEM_HOST"); /* the agent's name for it */
     *run = (tdm__run){.lock_fd = -1, .log_fd = -1, .metrics_fd = -1, .lines_fd = -1};
     if (host && *host)
         snprintf(run->host, sizeof(run->host), "%.63s", host);
@@ -217,8 +218,8 @@ tdm_status tdm__run_write_job(tdm__run *run, const tdm_job *job, tdm_error *err)
     return status;
 }
 
-/* Takes a folder away again that could not be filled, so that a run that never began leaves none. */
-static void remove_made(tdm__run *run)
+/* Removes the files of a run that could not be created completely. */
+static void run_remove(tdm__run *run)
 {
     static const char *const names[] = {"job.yaml", "log.jsonl", METRICS_NAME, "lock",
                                         "checkpoints"};
@@ -231,12 +232,12 @@ static void remove_made(tdm__run *run)
 
 tdm_status tdm__run_create(const tdm_job *job, tdm__run *out, tdm_error *err)
 {
-    TDM_TRY(start(out, err));
-    tdm_status status = make_numbered(out, job, err);
+    TDM_TRY(run_init(out, err));
+    tdm_status status = run_make_dir(out, job, err);
     bool made = status == TDM_OK;
     if (status == TDM_OK) status = tdm__run_write_job(out, job, err);
-    if (status == TDM_OK) status = open_files(out, false, err);
-    if (status != TDM_OK && made) remove_made(out);
+    if (status == TDM_OK) status = run_open_files(out, false, err);
+    if (status != TDM_OK && made) run_remove(out);
     if (status != TDM_OK) tdm__run_release(out);
     return status;
 }
@@ -247,7 +248,7 @@ void tdm__run_share(tdm__run *run)
     if (run->lock_fd >= 0)
         (void)flock(run->lock_fd, LOCK_SH | LOCK_NB);
     else if (tdm_path_is_dir(run->path))
-        (void)take_lock(run, true, &why); /* without it, the others' do */
+        (void)run_lock(run, true, &why); /* if this fails, the locks of the other ranks suffice */
 }
 
 /* ---- other ranks ------------------------------------------------------------------------------- */
@@ -255,7 +256,7 @@ void tdm__run_share(tdm__run *run)
 tdm_status tdm__run_attach(const char *path, int rank, bool same_host, int lines_fd, tdm__run *out,
                            tdm_error *err)
 {
-    TDM_TRY(start(out, err));
+    TDM_TRY(run_init(out, err));
     out->rank = rank;
     out->is_near = same_host;
     if (!same_host && lines_fd > 0) out->lines_fd = lines_fd;
@@ -268,10 +269,10 @@ tdm_status tdm__run_attach(const char *path, int rank, bool same_host, int lines
     out->checkpoint_dir = out->path ? tdm_path_join(out->arena, path, "checkpoints") : NULL;
     tdm_status status = out->checkpoint_dir ? TDM_OK
                                             : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
-    /* A folder that this host does not see is no reason not to train. */
-    if (status == TDM_OK) out->log_fd = open_to_append(out, name);
+    /* A rank trains even if its host does not see the directory. */
+    if (status == TDM_OK) out->log_fd = file_open_append(out, name);
     if (status == TDM_OK && (out->log_fd >= 0 || out->lines_fd >= 0))
-        status = tdm_log_add_sink(log_to_file, out, TDM_LOG_WARN);
+        status = tdm_log_add_sink(log_sink, out, TDM_LOG_WARN);
     if (status != TDM_OK) tdm__run_release(out);
     return status;
 }
@@ -301,16 +302,17 @@ static bool line_belongs(const char *line, size_t length, uint64_t step)
     return belongs;
 }
 
-/* Replaces a file of lines by those of its lines that `keep` wants. A last line without its newline
- * was cut short by a kill and goes, too. With `always` there is a new file even where all lines stay: what a
- * rank 0 of an old epoch may still write goes into the old one. */
-static tdm_status keep_lines(tdm__run *run, const char *name, uint64_t step,
-                             bool (*keep)(const char *line, size_t length, uint64_t step),
-                             bool always, int *fd, tdm_error *err)
+/* Replaces a file of lines by the lines that `keep` selects. A last line without newline was truncated by a
+ * kill and is removed. With `always` the file is replaced even if all lines stay, so that a fenced rank 0
+ * of an old epoch writes to the old, unlinked file. */
+static tdm_status file_filter_lines(tdm__run *run, const char *name, uint64_t step,
+                                    bool (*keep)(const char *line, size_t length, uint64_t step),
+                                    bool always, int *fd, tdm_error *err)
 {
     char *path = tdm_path_join(run->arena, run->path, name);
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
-    if (!tdm_path_is_file(path)) return TDM_OK; /* somebody sends it elsewhere, to a device */
+    if (!tdm_path_is_file(path))
+        return TDM_OK; /* the user redirected it, for example to a device */
     tdm_file_bytes old;
     TDM_TRY(tdm_file_read(path, LINES_LIMIT_BYTES, &old, err));
     tdm_str kept = TDM_STR_INIT;
@@ -327,9 +329,9 @@ static tdm_status keep_lines(tdm__run *run, const char *name, uint64_t step,
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory for %s", path);
     if (status == TDM_OK && (always || kept.length != old.count)) {
         status = tdm_file_replace(path, tdm_str_text(&kept), kept.length, err);
-        if (status == TDM_OK) { /* the file is a new one now */
+        if (status == TDM_OK) { /* reopen the new file */
             close(*fd);
-            *fd = open_to_append(run, name);
+            *fd = file_open_append(run, name);
             if (*fd < 0) status = tdm_os_fail(err, "opening", path);
         }
     }
@@ -338,17 +340,18 @@ static tdm_status keep_lines(tdm__run *run, const char *name, uint64_t step,
     return status;
 }
 
-/* Lines of the log that were cut short. Before anybody else has the file open: it is changed for another. */
-static tdm_status mend_log(tdm__run *run, tdm_error *err)
+/* Removes truncated lines from the log. Must run before another process has the file open, because it is replaced. */
+static tdm_status log_remove_truncated(tdm__run *run, tdm_error *err)
 {
-    tdm_log_remove_sink(log_to_file, run);
-    tdm_status status = keep_lines(run, LOG_NAME, 0, line_is_whole, false, &run->log_fd, err);
-    if (tdm_log_add_sink(log_to_file, run, min_level()) != TDM_OK && status == TDM_OK)
-        status = tdm_fail(err, TDM_ERR_RANGE, "run: too many listeners to the log");
+    tdm_log_remove_sink(log_sink, run);
+    tdm_status status = file_filter_lines(run, LOG_NAME, 0, line_is_whole, false, &run->log_fd,
+                                          err);
+    if (tdm_log_add_sink(log_sink, run, log_file_level()) != TDM_OK && status == TDM_OK)
+        status = tdm_fail(err, TDM_ERR_RANGE, "run: too many log sinks");
     return status;
 }
 
-/* A file of the run that is a symbolic link would be written to wherever the link leads. */
+/* Refuses a file of the run that is a symbolic link: training would write to its target. */
 static tdm_status refuse_link(tdm__run *run, const char *dir, const char *name, tdm_error *err)
 {
     struct stat about;
@@ -356,12 +359,12 @@ static tdm_status refuse_link(tdm__run *run, const char *dir, const char *name, 
     if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     if (lstat(path, &about) != 0 || !S_ISLNK(about.st_mode)) return TDM_OK;
     return tdm_fail(err, TDM_ERR_INVALID,
-                    "%s is a symbolic link: training would write to the file that it leads to; "
+                    "%s is a symbolic link: training would write to its target; "
                     "remove the link, or put the file itself there",
                     path);
 }
 
-/* A run that is resumed must not have such links: another user may have put them there. */
+/* Checks a run before it is resumed: another user may have placed links in it. */
 static tdm_status refuse_links(tdm__run *run, tdm_error *err)
 {
     static const char *const names[] = {"job.yaml", LOG_NAME, METRICS_NAME, TDM__LEDGER_NAME,
@@ -381,26 +384,25 @@ tdm_status tdm__run_open(const char *path, bool joins, tdm__run *out, tdm_error 
 {
     if (!tdm_path_is_dir(path))
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "%s: there is no such run; give the folder of one, such as runs/digits-1",
+                        "%s: there is no such run; give a run directory, such as runs/digits-1",
                         path);
-    TDM_TRY(start(out, err));
+    TDM_TRY(run_init(out, err));
     tdm_status status = TDM_OK;
     out->path = tdm_arena_strdup(out->arena, path);
     if (!out->path) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     char *job = status == TDM_OK ? tdm_path_join(out->arena, path, "job.yaml") : NULL;
     if (status == TDM_OK && (!job || !tdm_path_is_file(job)))
-        status = tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: this is not a run: it has no job.yaml",
-                          path);
+        status = tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: not a run: it has no job.yaml", path);
     if (status == TDM_OK) status = refuse_links(out, err);
-    if (status == TDM_OK) status = open_files(out, joins, err);
-    if (status == TDM_OK && !joins) status = mend_log(out, err);
+    if (status == TDM_OK) status = run_open_files(out, joins, err);
+    if (status == TDM_OK && !joins) status = log_remove_truncated(out, err);
     if (status != TDM_OK) tdm__run_release(out);
     return status;
 }
 
 tdm_status tdm__run_rewind(tdm__run *run, uint64_t step, tdm_error *err)
 {
-    return keep_lines(run, METRICS_NAME, step, line_belongs, true, &run->metrics_fd, err);
+    return file_filter_lines(run, METRICS_NAME, step, line_belongs, true, &run->metrics_fd, err);
 }
 
 void tdm__run_put_metrics(tdm__run *run)
@@ -408,9 +410,9 @@ void tdm__run_put_metrics(tdm__run *run)
     write_line(run->metrics_fd, &run->line, &run->write_error);
     int error_number = atomic_load(&run->write_error);
     if (error_number == 0 || run->write_error_said) return;
-    run->write_error_said = true; /* once: a full disk must not fill the screen, too */
+    run->write_error_said = true; /* only once: a full disk must not flood the log */
     tdm_log(TDM_LOG_WARN, "train",
-            "%s: log and metrics are no longer complete: %s; training goes on", run->path,
+            "%s: log and metrics are no longer complete: %s; training continues", run->path,
             strerror(error_number));
 }
 
@@ -426,32 +428,32 @@ tdm_status tdm__run_set_aside(tdm__run *run, uint64_t step, tdm_error *err)
         char *to = from ? tdm_arena_printf(run->arena, "%s.damaged", from) : NULL;
         if (!to) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
         if (rename(from, to) != 0) return tdm_os_fail(err, "renaming", from);
-        tdm_log(TDM_LOG_INFO, "train", "%s is now called %s.damaged", from, names[i]);
+        tdm_log(TDM_LOG_INFO, "train", "%s was renamed to %s.damaged", from, names[i]);
     }
     return TDM_OK;
 }
 
-/* The folder with the checkpoints of a run; NULL in *out: `path` is a file itself. */
-static tdm_status checkpoint_folder(const char *path, tdm_arena *arena, char **out, tdm_error *err)
+/* The directory with the checkpoints of a run; *out is NULL if `path` is a checkpoint file. */
+static tdm_status checkpoint_dir_of(const char *path, tdm_arena *arena, char **out, tdm_error *err)
 {
     *out = NULL;
     if (tdm_path_is_file(path)) {
         if (tdm_safetensors_looks_like(path)) return TDM_OK;
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "%s: this is neither a run nor a checkpoint; give a run's folder, such as "
+                        "%s: neither a run nor a checkpoint; give a run directory, such as "
                         "runs/digits-1, or a .safetensors file in its checkpoints",
                         path);
     }
     if (!tdm_path_is_dir(path))
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "%s: there is no such run or checkpoint; give a run's folder, such as "
+                        "%s: there is no such run or checkpoint; give a run directory, such as "
                         "runs/digits-1, or a .safetensors file in its checkpoints",
                         path);
     char *dir = tdm_path_join(arena, path, "checkpoints");
     if (!dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     if (!tdm_path_is_dir(dir))
-        return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "%s: this is not a run: it has no folder 'checkpoints'", path);
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: not a run: it has no directory 'checkpoints'",
+                        path);
     *out = dir;
     return TDM_OK;
 }
@@ -461,29 +463,30 @@ tdm_status tdm_run_check(const char *path, tdm_error *err)
     char *dir;
     tdm_arena *arena = tdm_arena_create("run");
     if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
-    tdm_status status = checkpoint_folder(path, arena, &dir, err);
+    tdm_status status = checkpoint_dir_of(path, arena, &dir, err);
     tdm_arena_destroy(arena);
     return status;
 }
 
-/* Whether some process trains in the run, by the lock that it holds. */
+/* Whether a process trains in the run: it holds the lock. */
 static bool is_training(const char *path, tdm_arena *arena)
 {
     char *lock = tdm_path_join(arena, path, "lock");
     int fd = lock ? open(lock, O_RDONLY | O_CLOEXEC) : -1;
     if (fd < 0) return false;
     bool held = flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    close(fd); /* and with it the lock */
+    close(fd); /* releases the lock as well */
     return held;
 }
 
-/* What to do about a run without a checkpoint. `is_ours`: this process has its lock. */
-static tdm_status no_checkpoint(const char *path, bool is_ours, tdm_arena *arena, tdm_error *err)
+/* The error for a run without a checkpoint. `is_ours`: this process holds its lock. */
+static tdm_status fail_no_checkpoint(const char *path, bool is_ours, tdm_arena *arena,
+                                     tdm_error *err)
 {
     if (!is_ours && is_training(path, arena))
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
                         "%s: has no checkpoint yet: it is training now; wait for its first one, "
-                        "or ask for it with 'tandem checkpoint now'",
+                        "or request one with 'tandem checkpoint now'",
                         path);
     return tdm_fail(err, TDM_ERR_NOT_FOUND,
                     "%s: has no checkpoint: the run was stopped before its first one, so start a "
@@ -491,7 +494,7 @@ static tdm_status no_checkpoint(const char *path, bool is_ours, tdm_arena *arena
                     path);
 }
 
-static bool holds_none(const char *dir, tdm_arena *arena)
+static bool checkpoint_dir_is_empty(const char *dir, tdm_arena *arena)
 {
     tdm_checkpoint_entry *entries;
     size_t count = 0;
@@ -508,8 +511,9 @@ tdm_status tdm_run_find(const tdm_job *job, tdm_arena *arena, char **out_path, t
     for (size_t i = 0; i < count; i++) {
         char *dir = tdm_arena_printf(arena, "%s/%s/checkpoints", job->run.dir, entries[i]);
         if (!dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
-        uint64_t number = number_of(entries[i], job->name);
-        if (number > newest && tdm_path_is_dir(dir) && !holds_none(dir, arena)) newest = number;
+        uint64_t number = run_number_of(entries[i], job->name);
+        if (number > newest && tdm_path_is_dir(dir) && !checkpoint_dir_is_empty(dir, arena))
+            newest = number;
     }
     if (newest == 0)
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: there is no run of job '%s' with a checkpoint",
@@ -523,14 +527,14 @@ tdm_status tdm__run_newest(const char *path, bool is_ours, tdm_arena *arena, cha
                            tdm_error *err)
 {
     char *dir;
-    TDM_TRY(checkpoint_folder(path, arena, &dir, err));
+    TDM_TRY(checkpoint_dir_of(path, arena, &dir, err));
     if (!dir) {
         *out_path = tdm_arena_strdup(arena, path);
         return *out_path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "run: no memory");
     }
     tdm_status status = tdm_checkpoint_newest(dir, arena, out_path, err);
-    bool has_none = status == TDM_ERR_NOT_FOUND && holds_none(dir, arena);
-    return has_none ? no_checkpoint(path, is_ours, arena, err) : status;
+    bool has_none = status == TDM_ERR_NOT_FOUND && checkpoint_dir_is_empty(dir, arena);
+    return has_none ? fail_no_checkpoint(path, is_ours, arena, err) : status;
 }
 
 tdm_status tdm_run_checkpoint(const char *path, tdm_arena *arena, char **out_path, tdm_error *err)
@@ -542,9 +546,9 @@ tdm_status tdm_run_read(const char *path, tdm_arena *arena, tdm_checkpoint_read_
                         tdm_error *err)
 {
     char *dir;
-    TDM_TRY(checkpoint_folder(path, arena, &dir, err));
+    TDM_TRY(checkpoint_dir_of(path, arena, &dir, err));
     if (!dir) return read(path, user, err);
     tdm_status status = tdm_checkpoint_read_newest(dir, arena, read, user, err);
-    bool has_none = status == TDM_ERR_NOT_FOUND && holds_none(dir, arena);
-    return has_none ? no_checkpoint(path, false, arena, err) : status;
+    bool has_none = status == TDM_ERR_NOT_FOUND && checkpoint_dir_is_empty(dir, arena);
+    return has_none ? fail_no_checkpoint(path, false, arena, err) : status;
 }

@@ -1,15 +1,15 @@
 /*
- * train.c: the loop. The one place that puts data, model, team, evaluation, checkpoints and the
- * policy for failures together.
+ * train.c: the training loop. It connects data, model, team, evaluation, checkpoints and the handling of
+ * failures.
  *
- * Invariants: the position (step, epoch, place in the epoch) changes only together with the state,
- * by a whole step; a checkpoint is written from exactly such a pair; the test set is evaluated
+ * Invariants: the position (step, data epoch, index in the epoch) changes only together with the state,
+ * by a whole step. A checkpoint is written from exactly such a pair. The test set is evaluated
  * before a checkpoint of the same step is written, so that a resumed run neither repeats nor loses
  * a line of metrics.
  *
- * With several ranks, all of them go through this file in step. What decides the way (results of steps,
- * metrics, errors, the wish to stop) is the same for all, because it comes from a collective call, or
- * follows from what does. Rank 0 alone has the run's folder, and the words for it.
+ * With several ranks, all of them execute this file in step. Everything that affects control flow (results of
+ * steps, metrics, errors, stop requests) is the same on all ranks, because it comes from a collective call
+ * or follows from one. Only rank 0 accesses the run directory and logs on behalf of all ranks.
  */
 #include "train/trainer.h"
 
@@ -19,10 +19,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SAME_WISH_S                                                                                \
-    1.0 /* launchers send a signal to every rank: so late it is still the same wish */
+/* Launchers signal the ranks one after another: signals this close together are one request. */
+#define SAME_REQUEST_S 1.0
 
-enum { SKIPS_EXPLAINED = 3 }; /* of a run; a replay costs as much as a step, or more */
+enum { SKIPS_EXPLAINED = 3 }; /* per run; a replay costs at least as much as a step */
 
 /* ---- events and metrics ---------------------------------------------------------------------- */
 
@@ -73,7 +73,7 @@ static void put_step_metrics(tdm__trainer *t)
         tdm_json_put_double(&w, "grad_norm", skipped ? (double)NAN : t->status.grad_norm);
     if (t->job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
         tdm_json_put_uint(&w, "skipped", t->status.skipped);
-    double speed = t->status.samples_per_s; /* four digits or so are meant */
+    double speed = t->status.samples_per_s; /* rounded to about four digits */
     tdm_json_put_double(&w, "samples_per_s", speed < 100 ? round(100 * speed) / 100 : round(speed));
     tdm__watch_put(&t->watch, &w);
     tdm_json_object_end(&w);
@@ -90,8 +90,8 @@ static void put_test_metrics(tdm__trainer *t)
     tdm__run_put_metrics(&t->run);
 }
 
-/* Speed over the last second or so, and what is left at that speed. */
-static void measure(tdm__trainer *t)
+/* Updates the speed, over about the last second, and the remaining time at that speed. */
+static void speed_update(tdm__trainer *t)
 {
     double now = tdm_clock_s(), elapsed = now - t->window_begin_s;
     uint64_t samples = t->position.samples - t->window_begin_samples;
@@ -106,10 +106,11 @@ static void measure(tdm__trainer *t)
     t->status.left_s = per_step * (double)(t->schedule.step_count - t->position.step);
 }
 
-/* ---- bad numbers ----------------------------------------------------------------------------- */
+/* ---- non-finite values ----------------------------------------------------------------------- */
 
-/* Looks for the cause of the bad step in progress, and appends it to `out`. */
-static tdm_status explain(tdm__trainer *t, tdm_bad_number *bad, tdm_str *out, tdm_error *err)
+/* Finds the origin of the non-finite values of the current step and appends it to `out`. */
+static tdm_status nonfinite_explain(tdm__trainer *t, tdm_bad_number *bad, tdm_str *out,
+                                    tdm_error *err)
 {
     TDM_TRY(tdm_team_replay(t->team, bad, err));
     int64_t index = tdm__train_schedule_sample(&t->schedule, &t->position, bad->first_row);
@@ -117,8 +118,8 @@ static tdm_status explain(tdm__trainer *t, tdm_bad_number *bad, tdm_str *out, td
     return TDM_OK;
 }
 
-static const char *what_is_bad(const tdm__trainer *t, const tdm_step_result *result,
-                               const tdm_bad_number *bad)
+static const char *nonfinite_describe(const tdm__trainer *t, const tdm_step_result *result,
+                                      const tdm_bad_number *bad)
 {
     const tdm_graph *graph = t->state.graph;
     if (isnan(result->loss)) return "the loss is NaN";
@@ -129,32 +130,32 @@ static const char *what_is_bad(const tdm__trainer *t, const tdm_step_result *res
                : "the gradient is not finite";
 }
 
-static tdm_status stop_at_bad_step(tdm__trainer *t, const tdm_step_result *result,
-                                   const char *tensor, tdm_error *err)
+static tdm_status nonfinite_stop(tdm__trainer *t, const tdm_step_result *result, const char *tensor,
+                                 tdm_error *err)
 {
     const tdm__skips *skips = &t->state.skips;
     tdm_str why = TDM_STR_INIT;
     tdm_bad_number bad;
-    TDM_TRY(tdm__save_finish(t, err)); /* the last good state must not be lost with what follows */
-    tdm_status status = explain(t, &bad, &why, err);
+    TDM_TRY(tdm__save_finish(t, err)); /* keep the last good state */
+    tdm_status status = nonfinite_explain(t, &bad, &why, err);
     if (status != TDM_OK) {
         tdm_str_release(&why);
         return status;
     }
     if (skips->in_a_row > 0)
-        tdm_str_addf(&why, "; %.0f step%s before it went the same way and %s skipped",
+        tdm_str_addf(&why, "; %.0f step%s before it failed in the same way and %s skipped",
                      skips->in_a_row, skips->in_a_row > 1 ? "s" : "",
                      skips->in_a_row > 1 ? "were" : "was");
     if (tensor) tdm_str_addf(&why, "; '%s' is no longer finite, so no later step can be", tensor);
     tdm_fail(err, TDM_ERR_DIVERGED, "step %llu: %s: %s; %s; %s",
-             (unsigned long long)t->position.step + 1, what_is_bad(t, result, &bad),
+             (unsigned long long)t->position.step + 1, nonfinite_describe(t, result, &bad),
              tdm_str_text(&why), tdm__last_good(t), tdm__bad_number_advice(&bad, t->job));
     tdm_str_release(&why);
-    return tdm__agree(t->comm, TDM_ERR_DIVERGED, NULL, err); /* all end here, together */
+    return tdm__agree(t->comm, TDM_ERR_DIVERGED, NULL, err); /* all ranks end here */
 }
 
-/* Loss or gradient of the step in progress are not finite, and nothing was changed by it. Fails, or
- * counts it as skipped. The causes of the first few are looked for and said. */
+/* Loss or gradient of the current step are not finite; the step has changed nothing. Fails, or counts it as
+ * skipped. The origin is found and logged for the first few skipped steps. */
 static tdm_status on_nonfinite_step(tdm__trainer *t, const tdm_step_result *result, tdm_error *err)
 {
     tdm__skips *skips = &t->state.skips;
@@ -162,32 +163,32 @@ static tdm_status on_nonfinite_step(tdm__trainer *t, const tdm_step_result *resu
     bool skip = t->job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP &&
                 skips->in_a_row < (double)t->job->train.max_bad_numbers;
     if (skip) TDM_TRY(tdm__state_find_bad(&t->state, &tensor, err));
-    if (!skip || tensor) return stop_at_bad_step(t, result, tensor, err);
+    if (!skip || tensor) return nonfinite_stop(t, result, tensor, err);
     skips->in_a_row++;
     skips->in_all++;
     if (skips->in_all > SKIPS_EXPLAINED) return TDM_OK;
     tdm_str why = TDM_STR_INIT;
     tdm_bad_number bad;
-    tdm_status status = explain(t, &bad, &why, err);
+    tdm_status status = nonfinite_explain(t, &bad, &why, err);
     if (status == TDM_OK)
         tdm__say(t, TDM_LOG_WARN, "step %llu is skipped: %s: %s%s",
-                 (unsigned long long)t->position.step + 1, what_is_bad(t, result, &bad),
+                 (unsigned long long)t->position.step + 1, nonfinite_describe(t, result, &bad),
                  tdm_str_text(&why),
                  skips->in_all == SKIPS_EXPLAINED ? "; further ones are only counted" : "");
     tdm_str_release(&why);
     return status;
 }
 
-/* ---- steps, one by one ----------------------------------------------------------------------- */
+/* ---- steps ----------------------------------------------------------------------------------- */
 
-/* It may come from a file, which may hold anything. */
+/* The count may come from a file, so it is checked. */
 uint64_t tdm__skipped_of(const tdm__trainer *t)
 {
     double count = t->state.skips.in_all;
     return count >= 1 && count <= (double)t->position.step ? (uint64_t)count : 0;
 }
 
-static void note_step(tdm__trainer *t, const tdm_step_result *result, double lr)
+static void status_note_step(tdm__trainer *t, const tdm_step_result *result, double lr)
 {
     tdm_train_status *s = &t->status;
     s->lr = lr;
@@ -200,7 +201,7 @@ static void note_step(tdm__trainer *t, const tdm_step_result *result, double lr)
     s->grad_norm = result->grad_norm;
 }
 
-/* Rank 0's clock is the one that counts. */
+/* Decided by rank 0's clock. */
 static bool is_save_due(const tdm__trainer *t)
 {
     double every_s = 60 * t->job->checkpoint.every_minutes;
@@ -208,17 +209,17 @@ static bool is_save_due(const tdm__trainer *t)
     return t->leads && (by_clock || tdm__save_retry_due(t));
 }
 
-/* By should_save here, or by a wish in the session's store, which rank 0 heeds for all. */
-static bool is_save_wished(tdm__trainer *t)
+/* A request by should_save on this rank, or one in the session's store, which rank 0 handles for all. */
+static bool is_save_requested(tdm__trainer *t)
 {
     const tdm_train_options *o = t->options;
     bool is_told = o->should_save && o->should_save(o->user);
-    bool is_same = t->requested_s > 0 && tdm_clock_s() - t->requested_s < SAME_WISH_S;
-    if (is_told && !is_same) t->save_wished = true;
+    bool is_same = t->requested_s > 0 && tdm_clock_s() - t->requested_s < SAME_REQUEST_S;
+    if (is_told && !is_same) t->save_requested = true;
     uint64_t asked = t->leads && o->member ? tdm_member_save_request(o->member) : 0;
     bool is_asked = asked > t->answered && asked != t->answering;
     if (is_asked) t->asked = asked;
-    return t->save_wished || is_asked;
+    return t->save_requested || is_asked;
 }
 
 unsigned tdm__requests_of(tdm__trainer *t)
@@ -226,7 +227,7 @@ unsigned tdm__requests_of(tdm__trainer *t)
     const tdm_train_options *o = t->options;
     unsigned request = 0;
     if (o->should_stop && o->should_stop(o->user)) request |= TDM_REQUEST_STOP;
-    if (is_save_wished(t)) request |= TDM__REQUEST_SAVE;
+    if (is_save_requested(t)) request |= TDM__REQUEST_SAVE;
     if (is_save_due(t)) request |= TDM__REQUEST_SAVE_DUE;
     return request;
 }
@@ -243,7 +244,7 @@ void tdm__count_step(tdm__trainer *t, const tdm_step_result *result, double lr)
         t->ledger_recent[t->ledger_line.step % TDM__LEDGER_RECENT] = t->ledger_line;
     tdm__train_schedule_advance(&t->schedule, &t->position);
     atomic_store_explicit(&t->run.step, t->position.step, memory_order_relaxed);
-    note_step(t, result, lr);
+    status_note_step(t, result, lr);
     t->after_done = false;
 }
 
@@ -266,7 +267,7 @@ tdm_status tdm__one_step(tdm__trainer *t, unsigned request, unsigned *requests, 
     if (!result.finite) TDM_TRY(on_nonfinite_step(t, &result, err));
     tdm__count_step(t, &result, lr);
     tdm__watch_handle_failure(&t->watch, &result, t->position.step, t->leads);
-    measure(t);
+    speed_update(t);
     *requests = result.requests;
     return TDM_OK;
 }
@@ -281,12 +282,12 @@ tdm_status tdm__measure_test(tdm__trainer *t, tdm_error *err)
     return TDM_OK;
 }
 
-static double metric_of(const tdm__trainer *t, int metric)
+static double eval_metric(const tdm__trainer *t, int metric)
 {
     return metric == TDM_JOB_METRIC_TEST_ACCURACY ? t->status.test.accuracy : t->status.test.loss;
 }
 
-static tdm_status evaluate(tdm__trainer *t, tdm_error *err)
+static tdm_status test_evaluate(tdm__trainer *t, tdm_error *err)
 {
     if (!t->predictor) return TDM_OK;
     TDM_TRY(tdm__measure_test(t, err));
@@ -303,18 +304,18 @@ static tdm_status evaluate(tdm__trainer *t, tdm_error *err)
     return TDM_OK;
 }
 
-/* What follows from an evaluation that was due. One at the end of a run that is not due has no
- * consequences, so that continuing such a run takes the way of one that never ended there. */
-static void handle(tdm__trainer *t)
+/* Applies the schedule and early stopping to an evaluation that was due. An evaluation at the end of a run that
+ * was not due has no effect, so that a continued run computes the same as one that never ended there. */
+static void eval_apply(tdm__trainer *t)
 {
     const tdm_job *job = t->job;
     if (job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU &&
-        tdm_schedule_observe(&t->schedule.schedule, metric_of(t, job->schedule.metric),
+        tdm_schedule_observe(&t->schedule.schedule, eval_metric(t, job->schedule.metric),
                              &t->state.plateau))
         tdm__say(t, TDM_LOG_INFO, "step %llu: no progress, the learning rate is now %g",
                  (unsigned long long)t->position.step, t->state.plateau.lr);
     if (job->train.early_stop &&
-        tdm_early_stop_observe(job->train.early_stop, metric_of(t, job->train.early_stop->metric),
+        tdm_early_stop_observe(job->train.early_stop, eval_metric(t, job->train.early_stop->metric),
                                &t->state.early_stop)) {
         t->ended_early = true;
         tdm__say(t, TDM_LOG_INFO, "step %llu: no progress in %lld evaluations, the run ends",
@@ -353,10 +354,10 @@ tdm_status tdm__after_step(tdm__trainer *t, unsigned requests, tdm_error *err)
     if (is_line_due(t)) put_step_metrics(t);
     tdm__tell(t, TDM_TRAIN_EVENT_STEP);
     bool eval_due = tdm__train_schedule_eval_due(&t->schedule, &t->position);
-    if (last || eval_due) TDM_TRY(evaluate(t, err));
-    if (eval_due && t->predictor) handle(t);
+    if (last || eval_due) TDM_TRY(test_evaluate(t, err));
+    if (eval_due && t->predictor) eval_apply(t);
     bool must_save = (requests & (TDM__REQUEST_SAVE | TDM__REQUEST_SAVE_DUE)) != 0;
-    /* Not by the clock: who asks right after such a save has not been answered by it. */
+    /* Not for saves by the clock: a request right after such a save is a new request. */
     if (requests & TDM__REQUEST_SAVE) t->requested_s = tdm_clock_s();
     if (!last && !t->ended_early && (must_save || is_checkpoint_due(t)))
         TDM_TRY(tdm__save_begin(t, err));
@@ -374,13 +375,14 @@ void tdm__start_clock(tdm__trainer *t)
     tdm__watch_start(&t->watch);
 }
 
-static tdm_status loop(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
+static tdm_status train_loop(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
 {
     tdm__start_clock(t);
     unsigned request = tdm__requests_of(t), requests = request;
     TDM_TRY(tdm__agree(t->comm, TDM_OK, &requests, err));
     while (t->position.step < t->schedule.step_count && !t->ended_early) {
-        if (!t->comm) requests |= request; /* of many, each step's wishes are agreed on by it */
+        if (!t->comm)
+            requests |= request; /* with several ranks, each step agrees on the requests */
         if (requests & TDM_REQUEST_STOP) {
             out->interrupted = true;
             break;
@@ -392,9 +394,9 @@ static tdm_status loop(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
     return tdm__save_end(t, err);
 }
 
-/* Where nothing was trained, the state is the checkpoint's own: this job may have tensors that it
- * lacks, or lack some that it has (those of train.early_stop and train.bad_numbers). */
-static tdm_status hash_of_file(const char *path, char out[TDM_SHA256_HEX], tdm_error *err)
+/* If nothing was trained, the state is the checkpoint's: this job may have tensors that the file lacks, or lack
+ * some that it has (those of train.early_stop and train.bad_numbers). */
+static tdm_status checkpoint_hash(const char *path, char out[TDM_SHA256_HEX], tdm_error *err)
 {
     tdm_checkpoint *checkpoint;
     TDM_TRY(tdm_checkpoint_open(path, &checkpoint, err));
@@ -419,22 +421,22 @@ tdm_status tdm__sum_up(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
     out->ended_early = t->ended_early && t->position.step < t->schedule.step_count;
     out->step_count = t->schedule.step_count;
     out->ends_by_steps = t->job->train.steps > 0;
-    if (!out->nothing_to_do) { /* it was saved last */
+    if (!out->nothing_to_do) { /* from the last save */
         memcpy(out->state_hash, t->state_hash, sizeof(out->state_hash));
         return TDM_OK;
     }
     tdm_status status = TDM_OK;
-    /* Who was killed after its last checkpoint may have left half a file; nothing is saved here, which
+    /* A process killed after its last checkpoint may have left a partial file. Nothing is saved here, which
      * would remove it. */
     if (t->leads) (void)tdm_checkpoint_prune(t->run.checkpoint_dir, 0, NULL);
-    if (t->leads) status = hash_of_file(t->status.checkpoint_path, out->state_hash, err);
+    if (t->leads) status = checkpoint_hash(t->status.checkpoint_path, out->state_hash, err);
     TDM_TRY(tdm__agree(t->comm, status, NULL, err));
     if (!t->comm) return TDM_OK;
     return tdm_group_broadcast(tdm_comm_world(t->comm), out->state_hash, sizeof(out->state_hash),
                                TDM_DTYPE_U8, 0, err);
 }
 
-/* A column of measurements makes as many classes as it has values, which is hardly ever meant. */
+/* A column of measurements makes as many classes as it has values, which is rarely intended. */
 static void say_numeric_target(const tdm__trainer *t)
 {
     const tdm_job_data *data = &t->schedule.data;
@@ -478,24 +480,24 @@ void tdm__say_end(tdm__trainer *t, const tdm_train_result *result)
     tdm__tell(t, TDM_TRAIN_EVENT_END);
 }
 
-static tdm_status run(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
+static tdm_status train_fixed_world(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
 {
     TDM_TRY(tdm__begin(t, err));
     tdm__say_start(t);
     out->nothing_to_do = t->position.step >= t->schedule.step_count || t->ended_early;
     tdm__tell(t, TDM_TRAIN_EVENT_START);
-    if (!out->nothing_to_do) TDM_TRY(loop(t, out, err));
+    if (!out->nothing_to_do) TDM_TRY(train_loop(t, out, err));
     if (out->nothing_to_do && t->predictor) TDM_TRY(tdm__measure_test(t, err));
     TDM_TRY(tdm__sum_up(t, out, err));
     tdm__say_end(t, out);
     return TDM_OK;
 }
 
-/* The error is in the log once: from rank 0, or, when that is gone, from those who saw it go. */
+/* Logs the error once: on rank 0, or, if rank 0 is lost, on the ranks that noticed it. */
 void tdm__note_failure(const tdm__trainer *t, const tdm_error *err)
 {
     bool alone = !t->leads && t->comm && tdm_comm_peer_state(t->comm, 0) == TDM_PEER_LOST;
-    /* Of members that the others do without there is nothing to say in the run. */
+    /* Members that were fenced or left have nothing to report about the run. */
     if (err->status == TDM_ERR_PEER_FENCED || err->status == TDM_ERR_PEER_LEFT) return;
     if (t->run_open && (t->leads || alone)) tdm_log(TDM_LOG_ERROR, "train", "%s", err->message);
 }
@@ -516,7 +518,7 @@ tdm_status tdm_train(const tdm_job *job, const tdm_train_options *options, tdm_t
                       .run = {.lock_fd = -1, .log_fd = -1, .metrics_fd = -1}};
     tdm_train_result result = {.steps = 0};
     tdm_status status = options->member ? tdm__train_elastic(&t, &result, err)
-                                        : run(&t, &result, err);
+                                        : train_fixed_world(&t, &result, err);
     if (status != TDM_OK) {
         tdm__call_off(t.comm, err);
         tdm__note_failure(&t, err);

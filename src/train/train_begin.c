@@ -1,10 +1,10 @@
 /*
- * train_begin.c: getting ready to train in a world: data, model, team, the run's folder, and the state from
- * which it goes on.
+ * train_begin.c: preparation for training in a world: data, model, team, the run directory, and the state to
+ * continue from.
  *
- * Each phase that can fail on a rank by itself ends with tdm__agree, so that all ranks fail together, with
- * the words of the lowest one that has any. Some of this is done once; what belongs to a world (store, team,
- * feeds) is made anew for each epoch of an elastic training (train_elastic.c).
+ * Each phase that can fail on one rank alone ends with tdm__agree, so that all ranks fail together, with
+ * the message of the lowest rank that failed. Some of this is done once per process. Everything that belongs to a
+ * world (parameter store, team, prefetch) is created again for each membership epoch (train_elastic.c).
  */
 #include "train/trainer.h"
 
@@ -27,7 +27,7 @@ void tdm__note_data(tdm__trainer *t)
     t->status.test_count = c->data.test ? tdm_dataset_info_of(c->data.test)->sample_count : 0;
 }
 
-static tdm_status load_data(tdm__trainer *t, tdm_error *err)
+static tdm_status data_load(tdm__trainer *t, tdm_error *err)
 {
     TDM_TRY(tdm__same_settings(t->comm, t->job, t->options->resume != NULL, err));
     TDM_TRY(tdm__train_schedule_init_together(t->job, t->comm, &t->schedule, err));
@@ -35,9 +35,9 @@ static tdm_status load_data(tdm__trainer *t, tdm_error *err)
     return TDM_OK;
 }
 
-/* ---- what ranks compute with ----------------------------------------------------------------------------------- */
+/* ---- model, team and evaluation --------------------------------------------------------------- */
 
-static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *classes)
+static void batch_fill(void *user, int64_t first, int64_t count, void *x, int32_t *classes)
 {
     tdm__trainer *t = user;
     int64_t *indices = t->indices;
@@ -61,7 +61,7 @@ tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err)
                           .lane_count = lanes,
                           .batches = {t->schedule.full_batch, tail},
                           .seed = (uint64_t)job->seed,
-                          .fill = fill,
+                          .fill = batch_fill,
                           .user = t,
                           .plan_cache = t->plan_cache};
     if (!t->indices)
@@ -69,7 +69,7 @@ tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err)
                                      sizeof(*t->indices));
     if (!t->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     tdm_status status = tdm_team_create(&o, &t->team, err);
-    /* What is wrong with the job all ranks find, and end together. */
+    /* Errors in the job occur on all ranks, which end together. */
     if (status == TDM_ERR_JOB_INVALID || status == TDM_ERR_UNSUPPORTED)
         status = tdm__agree(t->comm, status, NULL, err);
     TDM_TRY(status);
@@ -79,14 +79,14 @@ tdm_status tdm__make_team(tdm__trainer *t, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status run_predictor(void *user, bool has_rows, tdm_error *err)
+static tdm_status predictor_run(void *user, bool has_rows, tdm_error *err)
 {
     tdm__trainer *t = user;
-    if (!has_rows) return tdm_prefetch_pass(t->feed, err);
-    return tdm_prefetch_run(t->feed, 0, &(tdm_step_key){0}, err);
+    if (!has_rows) return tdm_prefetch_pass(t->prefetch, err);
+    return tdm_prefetch_run(t->prefetch, 0, &(tdm_step_key){0}, err);
 }
 
-/* The test set is measured by all ranks, with parameters as a feed brings them. */
+/* All ranks evaluate the test set together, with parameters from a prefetch. */
 tdm_status tdm__make_predictor(tdm__trainer *t, tdm_error *err)
 {
     if (!t->schedule.data.test) return TDM_OK;
@@ -101,13 +101,13 @@ tdm_status tdm__make_predictor(tdm__trainer *t, tdm_error *err)
     if (!t->predictor) TDM_TRY(tdm_predictor_create(&m, NULL, &t->predictor, err));
     tdm_plan *plan = tdm_predictor_plan(t->predictor);
     int block = tdm__state_measured(&t->state, t->job);
-    TDM_TRY(tdm_prefetch_create(t->state.store, block, &plan, 1, &t->feed, err));
-    tdm_predictor_run_by(t->predictor, run_predictor, t);
+    TDM_TRY(tdm_prefetch_create(t->state.store, block, &plan, 1, &t->prefetch, err));
+    tdm_predictor_run_by(t->predictor, predictor_run, t);
     return TDM_OK;
 }
 
-/* Rank 0's part before the numbers are spread. */
-static tdm_status open_checkpoint(tdm__trainer *t, const char *run, tdm__restored *out,
+/* Rank 0 opens the checkpoint and checks that it belongs to the job. */
+static tdm_status checkpoint_open(tdm__trainer *t, const char *run, tdm__restored *out,
                                   tdm_checkpoint **checkpoint, tdm_error *err)
 {
     char *path;
@@ -118,12 +118,12 @@ static tdm_status open_checkpoint(tdm__trainer *t, const char *run, tdm__restore
     TDM_TRY(tdm__train_schedule_check_job(&t->schedule, *checkpoint, path, run, err));
     tdm__warn_of_numerics(
         path, tdm_checkpoint_content_of(*checkpoint)->numerics, t->job,
-        "training goes on, but not with the bits of a run that was never stopped");
+        "training continues, but not with the bits of a run that was never interrupted");
     return tdm__train_schedule_check_position(&t->schedule, &out->position, path, err);
 }
 
-/* Rank 0's part after that: from here on the run's folder is changed. */
-static tdm_status take_over(tdm__trainer *t, const tdm__restored *r, tdm_error *err)
+/* Rank 0 changes the run directory after the state was restored. */
+static tdm_status run_take_over(tdm__trainer *t, const tdm__restored *r, tdm_error *err)
 {
     TDM_TRY(tdm__run_rewind(&t->run, r->position.step, err));
     TDM_TRY(tdm__run_set_aside(&t->run, r->position.step, err));
@@ -134,12 +134,12 @@ tdm_status tdm__restore(tdm__trainer *t, const char *path, tdm_error *err)
 {
     tdm__restored *r = &t->resumed;
     tdm_checkpoint *checkpoint = NULL;
-    tdm_status status = t->leads ? open_checkpoint(t, path, r, &checkpoint, err) : TDM_OK;
+    tdm_status status = t->leads ? checkpoint_open(t, path, r, &checkpoint, err) : TDM_OK;
     status = tdm__agree(t->comm, status, NULL, err);
     if (status == TDM_OK) status = tdm__state_restore(&t->state, checkpoint, false, err);
     tdm_checkpoint_destroy(checkpoint);
     TDM_TRY(status);
-    if (t->leads) status = take_over(t, r, err);
+    if (t->leads) status = run_take_over(t, r, err);
     TDM_TRY(tdm__agree(t->comm, status, NULL, err));
     if (t->comm)
         TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), r, sizeof(*r), TDM_DTYPE_U8, 0, err));
@@ -149,11 +149,11 @@ tdm_status tdm__restore(tdm__trainer *t, const char *path, tdm_error *err)
     return TDM_OK;
 }
 
-/* ---- the run's folder ------------------------------------------------------------------------ */
+/* ---- the run directory ----------------------------------------------------------------------- */
 
 tdm_status tdm__lead_run(tdm__trainer *t, const char *path, bool joins, tdm_error *err)
 {
-    if (t->run_open && t->run.rank == 0) return TDM_OK; /* as in the epoch before */
+    if (t->run_open && t->run.rank == 0) return TDM_OK; /* open since an earlier epoch */
     if (t->run_open) tdm__run_release(&t->run);
     t->run_open = false;
     tdm_status status = path ? tdm__run_open(path, joins, &t->run, err)
@@ -163,7 +163,7 @@ tdm_status tdm__lead_run(tdm__trainer *t, const char *path, bool joins, tdm_erro
     return status;
 }
 
-static tdm_status follow_run(tdm__trainer *t, const char *path, tdm_error *err)
+static tdm_status run_follow(tdm__trainer *t, const char *path, tdm_error *err)
 {
     int rank = tdm_comm_rank(t->comm);
     bool same_host = tdm_comm_host_of(t->comm, rank) == tdm_comm_host_of(t->comm, 0);
@@ -188,7 +188,7 @@ tdm_status tdm__open_run(tdm__trainer *t, const char *path, bool joins, tdm_erro
         TDM_TRY(tdm_group_broadcast(tdm_comm_world(t->comm), t->run_path, sizeof(t->run_path),
                                     TDM_DTYPE_U8, 0, err));
         t->run_path[sizeof(t->run_path) - 1] = '\0';
-        if (!t->leads) TDM_TRY(follow_run(t, t->run_path, err));
+        if (!t->leads) TDM_TRY(run_follow(t, t->run_path, err));
     }
     t->status.run_path = t->run.path;
     return TDM_OK;
@@ -201,11 +201,11 @@ tdm_status tdm__open_ledger(tdm__trainer *t, uint64_t step, tdm_error *err)
     return tdm__ledger_open(t->run.path, step, &t->ledger, err);
 }
 
-/* ---- the whole, for a fixed world -------------------------------------------------------------- */
+/* ---- a fixed world ----------------------------------------------------------------------------- */
 
-/* The job as checkpoints carry it: without what says who trains, how, and where it goes. So the same state is
- * the same file, whatever executed it. */
-static void show_canonical(const tdm_job *job, tdm_str *out)
+/* The job as stored in checkpoints: without the keys that set who trains, how, and where output is written. So
+ * the same state has the same file, however it was computed. */
+static void job_show_canonical(const tdm_job *job, tdm_str *out)
 {
     tdm_job j = *job;
     j.store = TDM_JOB_KV_LOCAL;
@@ -235,7 +235,7 @@ tdm_status tdm__begin_alone(tdm__trainer *t, tdm_error *err)
     t->position.seed = (uint64_t)t->job->seed;
     t->arena = tdm_arena_create("training");
     if (!t->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    show_canonical(t->job, &t->job_yaml);
+    job_show_canonical(t->job, &t->job_yaml);
     if (!tdm_str_ok(&t->job_yaml)) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     return TDM_OK;
 }
@@ -247,7 +247,7 @@ tdm_status tdm__begin(tdm__trainer *t, tdm_error *err)
     t->status.rank_count = tdm__size_of(t->comm);
     t->watch.straggler = -1;
     TDM_TRY(tdm__agree(t->comm, tdm__begin_alone(t, err), NULL, err));
-    TDM_TRY(load_data(t, err));
+    TDM_TRY(data_load(t, err));
     TDM_TRY(tdm__same_numerics(t->comm, t->job, err));
     TDM_TRY(tdm__share_cpus(t->comm, t->job, true, &t->schedule.model.threads, err));
     tdm_status fits = tdm__memory_check(t->job, &t->schedule.data, t->comm,
@@ -258,7 +258,7 @@ tdm_status tdm__begin(tdm__trainer *t, tdm_error *err)
     TDM_TRY(tdm__make_predictor(t, err));
     TDM_TRY(tdm__make_saver(t, err));
     if (!resumes) TDM_TRY(tdm__state_begin(&t->state, t->job, t->schedule.data.train, err));
-    /* The folder comes last, so that a job that cannot start leaves none behind. */
+    /* The run directory comes last, so that a job that cannot start creates none. */
     TDM_TRY(tdm__open_run(t, t->options->resume, false, err));
     if (resumes) TDM_TRY(tdm__restore(t, t->options->resume, err));
     TDM_TRY(tdm__agree(t->comm, tdm__open_ledger(t, t->position.step, err), NULL, err));
@@ -278,7 +278,7 @@ void tdm__end(tdm__trainer *t)
     tdm__snapshot_pool_destroy(t->room);
     tdm__ledger_close(&t->ledger);
     free(t->ledger_recent);
-    tdm_prefetch_destroy(t->feed);
+    tdm_prefetch_destroy(t->prefetch);
     tdm_predictor_destroy(t->predictor);
     tdm_team_destroy(t->team);
     tdm_plan_cache_destroy(t->plan_cache);

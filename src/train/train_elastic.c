@@ -1,19 +1,20 @@
 /*
- * train_elastic.c: training in worlds that come and go.
+ * train_elastic.c: training in a session whose members change.
  *
- * A worker takes part in one epoch after another (elastic.h). In each it opens that epoch's world, gets a
- * store on the memory of its host, and learns with the others where the state is: in memory, from which an
- * update that was under way is finished first (tdm_params_recover); else in the newest checkpoint of the run;
- * else nowhere, and training begins. Then it trains step by step, until all is done or somebody is gone.
+ * A worker takes part in a sequence of membership epochs (elastic.h). In each epoch it opens the epoch's world,
+ * attaches a parameter store to the shared memory of its host, and finds the state together with the other ranks:
+ * in memory, where an interrupted update is completed first (tdm_params_recover); else in the newest
+ * checkpoint of the run; else nowhere, and training starts from the initial values. Then it trains step by step,
+ * until the run ends or a member is lost.
  *
- * What a rank knows beside the store's blocks (the position, what evaluations have said, the ledger's last
- * line) it leaves as a memo in the vault after each step, and once more when all that was due after the step
- * is done. Whoever comes next goes on from the latest memo: the step's metrics, evaluation and checkpoint are
- * done once more if nobody got to the end of them; lines in files that were written already are dropped first.
+ * State of a rank outside the parameter store (position, evaluation results, the last ledger line) is
+ * saved as a snapshot in shared memory after each step, and again when the work due after the step is
+ * done. The next epoch continues from the latest snapshot: metrics, evaluation and checkpoint of the step are
+ * repeated if no rank completed them; lines already written to files are removed first.
  *
- * Invariants: position and blocks belong together: a memo is of the state's step, or of the one before it, and
- * then the step's record in the vault says what happened in it; only rank 0 of the epoch that counts makes
- * anything visible on disk, and asks the store before that.
+ * Invariants: position and blocks match: a snapshot is of the state's step, or of the step before it, and
+ * then the step's record in shared memory has its result. Only rank 0 of the current epoch makes changes
+ * visible on disk, and it asks the store for confirmation before that.
  */
 #include "train/trainer.h"
 
@@ -22,49 +23,49 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define JOIN_S 30.0 /* for all members of an epoch to come to its door */
+#define JOIN_S 30.0 /* limit for all members of an epoch to connect to its endpoint */
 
 enum { MIN_DEADLINE_S = 30, DEADLINE_STEPS = 20 };
 
-/* What goes on in the vault beside the blocks. Plain numbers only. */
-typedef struct memo {
+/* Saved in shared memory beside the blocks. Plain numbers only. */
+typedef struct trainer_snapshot {
     tdm_position position;
     tdm_plateau plateau, early_stop;
     tdm__skips skips;
     double loss, grad_norm, smooth_loss, lr;
     tdm_metrics test;
     tdm__ledger_line line;
-    double step_seconds; /* of this session, for the summary, as are the next two */
+    double step_seconds; /* of this session, for the summary, like the next two */
     uint64_t first_sample, first_step;
     uint32_t has_test, ended_early, after_done, step_skipped;
-} memo;
-_Static_assert(sizeof(memo) <= TDM_SNAPSHOT_BYTES, "a memo must fit");
+} trainer_snapshot;
+_Static_assert(sizeof(trainer_snapshot) <= TDM_SNAPSHOT_BYTES, "a snapshot must fit");
 
-static void remember(tdm__trainer *t)
+static void snapshot_save(tdm__trainer *t)
 {
     const tdm_train_status *s = &t->status;
-    memo m = {.position = t->position,
-              .plateau = t->state.plateau,
-              .early_stop = t->state.early_stop,
-              .skips = t->state.skips,
-              .loss = s->loss,
-              .grad_norm = s->grad_norm,
-              .smooth_loss = s->smooth_loss,
-              .lr = s->lr,
-              .test = s->test,
-              .line = t->ledger_line,
-              .step_seconds = t->step_seconds,
-              .first_sample = t->first_sample,
-              .first_step = t->first_step,
-              .has_test = s->has_test,
-              .ended_early = t->ended_early,
-              .after_done = t->after_done,
-              .step_skipped = s->step_skipped};
+    trainer_snapshot m = {.position = t->position,
+                          .plateau = t->state.plateau,
+                          .early_stop = t->state.early_stop,
+                          .skips = t->state.skips,
+                          .loss = s->loss,
+                          .grad_norm = s->grad_norm,
+                          .smooth_loss = s->smooth_loss,
+                          .lr = s->lr,
+                          .test = s->test,
+                          .line = t->ledger_line,
+                          .step_seconds = t->step_seconds,
+                          .first_sample = t->first_sample,
+                          .first_step = t->first_step,
+                          .has_test = s->has_test,
+                          .ended_early = t->ended_early,
+                          .after_done = t->after_done,
+                          .step_skipped = s->step_skipped};
     tdm_params_snapshot_save(t->state.store, &m, sizeof(m),
                              2 * t->position.step + 1 + t->after_done);
 }
 
-static void recall(tdm__trainer *t, const memo *m)
+static void snapshot_load(tdm__trainer *t, const trainer_snapshot *m)
 {
     tdm_train_status *s = &t->status;
     t->position = m->position;
@@ -82,7 +83,7 @@ static void recall(tdm__trainer *t, const memo *m)
     t->ledger_line = m->line;
     if (t->ledger_recent && m->line.step > 0)
         t->ledger_recent[m->line.step % TDM__LEDGER_RECENT] = m->line;
-    if (!t->entered) { /* this process came later than the session began */
+    if (!t->entered) { /* this process joined after the session began */
         t->step_seconds = m->step_seconds;
         t->first_sample = m->first_sample;
         t->first_step = m->first_step;
@@ -106,7 +107,7 @@ static void note_refused(void *user, int rank, const char *why)
     snprintf(t->refused_why, sizeof(t->refused_why), "%.*s", TDM_LOST_BYTES - 1, why);
 }
 
-static void open_door(void *user, const char *address)
+static void endpoint_publish(void *user, const char *address)
 {
     tdm__trainer *t = user;
     tdm_error why = {0};
@@ -114,7 +115,7 @@ static void open_door(void *user, const char *address)
         tdm_log(TDM_LOG_WARN, "train", "epoch %u: %s", (unsigned)t->epoch, why.message);
 }
 
-/* How long ranks wait for each other: as long as a step takes, many times over. */
+/* How long ranks wait for each other: many times the longest step. */
 static double deadline_of(const tdm__trainer *t)
 {
     if (t->job->elastic.stall > 0) return t->job->elastic.stall;
@@ -122,7 +123,7 @@ static double deadline_of(const tdm__trainer *t)
     return by_step > MIN_DEADLINE_S ? by_step : MIN_DEADLINE_S;
 }
 
-/* Ranks of one host meet at a UNIX socket, which other users and other hosts cannot reach. */
+/* Ranks of one host meet at a UNIX socket, which other users and hosts cannot reach. */
 static bool is_one_host(const tdm_epoch *epoch)
 {
     for (int i = 1; i < epoch->size; i++)
@@ -131,7 +132,7 @@ static bool is_one_host(const tdm_epoch *epoch)
 }
 
 /* At this address, with a port that the system chooses. */
-static void name_door(const char *address, char out[TDM_ENDPOINT_BYTES])
+static void endpoint_name(const char *address, char out[TDM_ENDPOINT_BYTES])
 {
     bool is_v6 = strchr(address, ':') && *address != '[';
     snprintf(out, TDM_ENDPOINT_BYTES, is_v6 ? "[%s]:0" : "%s:0", address);
@@ -151,19 +152,20 @@ static tdm_status refuse_itself(tdm__trainer *t, tdm_error *err)
     return tdm_fail(err, TDM_ERR_PEER_REFUSED, "this host cannot take part: %s", t->refused_why);
 }
 
-static tdm_status open_world(tdm__trainer *t, const tdm_epoch *epoch, tdm_error *err)
+static tdm_status world_open(tdm__trainer *t, const tdm_epoch *epoch, tdm_error *err)
 {
     const char *address = getenv("TANDEM_ADDRESS");
-    char door[TDM_ENDPOINT_BYTES];
+    char endpoint[TDM_ENDPOINT_BYTES];
     t->refused_rank = -1;
     if (epoch->size == 1) return TDM_OK;
     if (is_one_host(epoch))
-        snprintf(door, sizeof(door), "unix:");
+        snprintf(endpoint, sizeof(endpoint), "unix:");
     else
-        name_door(address && *address ? address : "127.0.0.1", door);
+        endpoint_name(address && *address ? address : "127.0.0.1", endpoint);
     if (epoch->rank > 0)
-        TDM_TRY(tdm_member_lookup_endpoint(t->options->member, epoch->number, JOIN_S, door, err));
-    tdm_comm_options o = {.rendezvous = door,
+        TDM_TRY(
+            tdm_member_lookup_endpoint(t->options->member, epoch->number, JOIN_S, endpoint, err));
+    tdm_comm_options o = {.rendezvous = endpoint,
                           .job = t->schedule.job_hash,
                           .has_place = true,
                           .rank = epoch->rank,
@@ -173,7 +175,7 @@ static tdm_status open_world(tdm__trainer *t, const tdm_epoch *epoch, tdm_error 
                           .join_s = JOIN_S,
                           .host = epoch->members[epoch->rank].host,
                           .should_give_up = should_give_up,
-                          .on_listen = open_door,
+                          .on_listen = endpoint_publish,
                           .on_refused = note_refused,
                           .user = t};
     tdm_comm *comm = NULL;
@@ -185,10 +187,11 @@ static tdm_status open_world(tdm__trainer *t, const tdm_epoch *epoch, tdm_error 
     t->comm = comm;
     bool late = t->interrupted;
     pthread_mutex_unlock(&t->comm_lock);
-    return late ? tdm_fail(err, TDM_ERR_PEER_FAILED, "the epoch was over before it began") : TDM_OK;
+    return late ? tdm_fail(err, TDM_ERR_PEER_FAILED, "the epoch ended before its world was open")
+                : TDM_OK;
 }
 
-static void interrupt(void *user, const char *why)
+static void world_interrupt(void *user, const char *why)
 {
     tdm__trainer *t = user;
     pthread_mutex_lock(&t->comm_lock);
@@ -197,28 +200,29 @@ static void interrupt(void *user, const char *why)
     pthread_mutex_unlock(&t->comm_lock);
 }
 
-static void leave(void *user)
+static void world_leave(void *user)
 {
     tdm__trainer *t = user;
-    tdm__saver_destroy(t->saver); /* what is in work does not get its name */
+    tdm__saver_destroy(t->saver); /* a checkpoint in progress is discarded */
     t->saver = NULL;
-    t->answering = 0; /* who asked for it gets the next one */
-    tdm_prefetch_destroy(t->feed);
+    t->answering = 0; /* the next epoch answers the request */
+    tdm_prefetch_destroy(t->prefetch);
     tdm_team_destroy(t->team);
-    t->feed = NULL;
+    t->prefetch = NULL;
     t->team = NULL;
     t->watch.has_rates = false;
     tdm__state_leave(&t->state);
     pthread_mutex_lock(&t->comm_lock);
     tdm_comm *comm = t->comm;
     t->comm = NULL;
-    t->interrupted = false; /* here, not in enter: one for the next epoch may come before that */
+    t->interrupted =
+        false; /* not in epoch_enter: an interrupt for the next epoch may come before that */
     pthread_mutex_unlock(&t->comm_lock);
     tdm_comm_close(comm);
 }
 
-/* For `tandem ps`. */
-static void tell_member(const tdm__trainer *t, const char *phase)
+/* Reports progress for `tandem ps`. */
+static void member_report(const tdm__trainer *t, const char *phase)
 {
     bool moves = strcmp(phase, "training") == 0 || strcmp(phase, "saving") == 0;
     tdm_member_status s = {.step = t->position.step,
@@ -229,15 +233,15 @@ static void tell_member(const tdm__trainer *t, const char *phase)
     tdm_member_tell(t->options->member, &s);
 }
 
-/* Until the next epoch nobody trains. */
-static void leave_epoch(void *user)
+/* Reports "recovering": no rank trains until the next epoch. */
+static void epoch_leave(void *user)
 {
     tdm__trainer *t = user;
-    leave(t);
-    if (!t->has_ended) tell_member(t, "recovering");
+    world_leave(t);
+    if (!t->has_ended) member_report(t, "recovering");
 }
 
-static tdm_lost lost(void *user, int rank, char how[TDM_LOST_BYTES])
+static tdm_lost peer_lost_how(void *user, int rank, char how[TDM_LOST_BYTES])
 {
     static const char *const signs[] = {
         [TDM_SIGN_NONE] = "",
@@ -262,7 +266,7 @@ static tdm_lost lost(void *user, int rank, char how[TDM_LOST_BYTES])
 
 /* ---- where the state is ---------------------------------------------------------------------- */
 
-/* A store that does not answer now ends the epoch, not the run. */
+/* A store that does not respond ends the epoch, not the run. */
 static tdm_status store_error(tdm_status status, tdm_error *err)
 {
     if (status == TDM_OK || tdm_status_group_of(status) == TDM_STATUS_GROUP_PEER) return status;
@@ -276,8 +280,8 @@ static void name_run_key(const tdm__trainer *t, char out[TDM_KV_KEY_BYTES])
     snprintf(out, TDM_KV_KEY_BYTES, "tandem/%s/run", t->options->membership->session);
 }
 
-/* The session's run, which its first rank 0 has put into the store. */
-static tdm_status find_run(tdm__trainer *t, tdm_error *err)
+/* Looks up the session's run, which the first rank 0 wrote to the store. */
+static tdm_status run_lookup(tdm__trainer *t, tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_kv_item item;
@@ -289,7 +293,7 @@ static tdm_status find_run(tdm__trainer *t, tdm_error *err)
     return store_error(status, err);
 }
 
-static tdm_status tell_run(tdm__trainer *t, tdm_error *err)
+static tdm_status run_publish(tdm__trainer *t, tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
     if (!t->kv) return TDM_OK;
@@ -297,8 +301,8 @@ static tdm_status tell_run(tdm__trainer *t, tdm_error *err)
     return store_error(tdm_kv_put(t->kv, key, t->run_path, 0, err), err);
 }
 
-/* An old state is worth less than a checkpoint of a later step. The same for all ranks. */
-static tdm_status compare_disk(tdm__trainer *t, tdm_recovery *r, tdm_error *err)
+/* Prefers a checkpoint of a later step to an old state. The same on all ranks. */
+static tdm_status state_compare_disk(tdm__trainer *t, tdm_recovery *r, tdm_error *err)
 {
     char *path;
     uint8_t is_older = 0;
@@ -314,15 +318,15 @@ static tdm_status compare_disk(tdm__trainer *t, tdm_recovery *r, tdm_error *err)
     return TDM_OK;
 }
 
-/* From memory: true when that can be gone on from. The same for all ranks. */
-static bool take_memory(tdm__trainer *t, const tdm_recovery *r)
+/* Continues from memory if possible; returns whether. The same on all ranks. */
+static bool state_from_memory(tdm__trainer *t, const tdm_recovery *r)
 {
-    memo m;
+    trainer_snapshot m;
     memcpy(&m, r->memo, sizeof(m));
     bool same = m.position.step == r->step;
     bool before = m.position.step + 1 == r->step && m.after_done && r->finished;
     if (!r->found || r->snapshot_order == 0 || (!same && !before)) return false;
-    recall(t, &m);
+    snapshot_load(t, &m);
     if (before) tdm__count_step(t, &r->result, r->lr);
     return true;
 }
@@ -330,7 +334,7 @@ static bool take_memory(tdm__trainer *t, const tdm_recovery *r)
 static tdm_status has_checkpoint(tdm__trainer *t, bool *out, tdm_error *err)
 {
     char *path;
-    uint8_t has = t->options->resume && !t->entered; /* else it is an error, which others tell */
+    uint8_t has = t->options->resume && !t->entered; /* else it is an error, which rank 0 reports */
     tdm_status status = TDM_OK;
     if (t->leads && !has) {
         status = tdm__run_newest(t->run.path, true, t->arena, &path, err);
@@ -344,8 +348,8 @@ static tdm_status has_checkpoint(tdm__trainer *t, bool *out, tdm_error *err)
     return TDM_OK;
 }
 
-/* From the newest checkpoint, or from the beginning. */
-static tdm_status take_disk(tdm__trainer *t, tdm_error *err)
+/* Continues from the newest checkpoint, or from the initial values. */
+static tdm_status state_from_disk(tdm__trainer *t, tdm_error *err)
 {
     bool has = false;
     TDM_TRY(tdm_params_unset(t->state.store, err));
@@ -369,8 +373,8 @@ static tdm_status take_disk(tdm__trainer *t, tdm_error *err)
     return tdm_params_set(t->state.store, t->position.step, err);
 }
 
-/* Warns when lines of steps that are done are missing. */
-static void check_ledger(const tdm__trainer *t, uint64_t step)
+/* Warns about completed steps without a ledger line. */
+static void ledger_warn_of_gap(const tdm__trainer *t, uint64_t step)
 {
     uint64_t last = t->ledger.last_step;
     if (t->ledger.fd < 0 || last == 0 || last >= step) return;
@@ -378,47 +382,47 @@ static void check_ledger(const tdm__trainer *t, uint64_t step)
              (unsigned long long)last + 1, (unsigned long long)step);
 }
 
-/* Whoever leads owns the files now. The one before may have died between a step and its lines, while others
- * were further: so the lines of the last step are written once more. */
-static tdm_status mend_files(tdm__trainer *t, bool from_memory, tdm_error *err)
+/* Rank 0 takes over the files. The previous rank 0 may have died between a step and its lines, while other
+ * ranks had finished the step, so the lines of the last step are written again. */
+static tdm_status run_files_repair(tdm__trainer *t, bool from_memory, tdm_error *err)
 {
     uint64_t step = t->position.step;
     if (!t->leads) return TDM_OK;
     if (from_memory) TDM_TRY(tdm__run_rewind(&t->run, step > 0 ? step - 1 : 0, err));
     TDM_TRY(tdm__open_ledger(t, step, err));
     if (step > 0) tdm__ledger_fill(&t->ledger, t->ledger_recent, from_memory ? step - 1 : step);
-    if (from_memory && step > 0) check_ledger(t, step - 1);
-    if (!from_memory) check_ledger(t, step);
+    if (from_memory && step > 0) ledger_warn_of_gap(t, step - 1);
+    if (!from_memory) ledger_warn_of_gap(t, step);
     if (!from_memory || step == 0) return TDM_OK;
     tdm__ledger_put(&t->ledger, &t->ledger_line);
     if (t->after_done) tdm__put_log_lines(t);
     return TDM_OK;
 }
 
-/* ---- the run's folder ------------------------------------------------------------------------- */
+/* ---- the run directory ------------------------------------------------------------------------ */
 
-/* What rank 0 has to do there before an epoch can begin. */
-typedef struct folder_work {
+/* Work of rank 0 in the run directory before an epoch can begin. */
+typedef struct run_work {
     tdm_status (*work)(tdm__trainer *t, bool from_memory, tdm_error *err);
     bool from_memory;
-    bool is_begun; /* rank 0: there is a run; else nothing can be lost yet, and nobody waits */
-} folder_work;
+    bool is_begun; /* rank 0: the run exists; else nothing can be lost, and ranks do not wait */
+} run_work;
 
-static tdm_status join_run(tdm__trainer *t, bool from_memory, tdm_error *err)
+static tdm_status run_join(tdm__trainer *t, bool from_memory, tdm_error *err)
 {
     (void)from_memory;
     return t->run_path[0] ? tdm__lead_run(t, t->run_path, true, err)
                           : TDM_OK; /* a new run: later */
 }
 
-/* How rank 0's try ended, and whether it may be followed by another one. */
+/* Result of rank 0's attempt, and whether ranks may wait and retry. */
 typedef struct try_result {
     int32_t status;
     int32_t may_wait;
 } try_result;
 
-static tdm_status try_once(tdm__trainer *t, const folder_work *what, try_result *out,
-                           tdm_error *why, tdm_error *err)
+static tdm_status run_work_try(tdm__trainer *t, const run_work *what, try_result *out,
+                               tdm_error *why, tdm_error *err)
 {
     *out = (try_result){.status = TDM_OK};
     if (t->leads) {
@@ -437,21 +441,21 @@ static void say_waiting(tdm__trainer *t, const tdm_error *why)
     t->status.run_path = t->run_path; /* the run itself may not be open */
     tdm__tell(t, TDM_TRAIN_EVENT_WAIT);
     tdm__say(t, TDM_LOG_WARN,
-             "%s cannot be written to: %s; training waits for it for %.0f s "
-             "(checkpoint.retry_s): mend that meanwhile",
+             "%s cannot be written to: %s; training waits for up to %.0f s "
+             "(checkpoint.retry_s); fix the problem meanwhile",
              t->run_path, why->message, t->job->checkpoint.retry_s);
 }
 
-/* In the middle of a session a disk that refuses this must not end it: the state may be in memory alone. All
- * wait for the disk, as at the end of a run. Collective. */
-static tdm_status do_surely(tdm__trainer *t, const folder_work *what, tdm_error *err)
+/* Does the work, and retries it while the disk fails. During a session a disk error must not end the run,
+ * because the state may be in memory only: all ranks wait for the disk, as at the end of a run. Collective. */
+static tdm_status run_work_do(tdm__trainer *t, const run_work *what, tdm_error *err)
 {
     tdm__retry retry = {0};
     tdm_error why = {.status = TDM_OK};
     try_result result;
     bool again = true;
     while (again) {
-        TDM_TRY(try_once(t, what, &result, &why, err));
+        TDM_TRY(run_work_try(t, what, &result, &why, err));
         if (!result.may_wait) break;
         if (retry.failures == 0) say_waiting(t, &why);
         tdm__retry_failed(&retry, tdm_clock_s());
@@ -465,7 +469,7 @@ static tdm_status do_surely(tdm__trainer *t, const folder_work *what, tdm_error 
     return tdm__agree(t->comm, own, NULL, err);
 }
 
-/* The last step that a worker of the session is known to have done. */
+/* The last step that a lost worker of the session is known to have completed. */
 static uint64_t last_known_step(const tdm__trainer *t)
 {
     char prefix[TDM_KV_KEY_BYTES];
@@ -487,7 +491,7 @@ static uint64_t last_known_step(const tdm__trainer *t)
     return last;
 }
 
-/* How many steps are trained again, for people. */
+/* Logs how many steps are trained again. */
 static void say_going_back(const tdm__trainer *t, bool from_memory)
 {
     uint64_t last = t->leads && t->kv ? last_known_step(t) : 0, step = t->position.step;
@@ -497,10 +501,9 @@ static void say_going_back(const tdm__trainer *t, bool from_memory)
                  (unsigned long long)(last - step), last - step == 1 ? "" : "s",
                  (unsigned long long)last, last - step == 1 ? "is" : "are");
     tdm__say(t, TDM_LOG_WARN,
-             "epoch %u: no memory has the %s: training goes back to step %llu%s; %s",
-             (unsigned)t->epoch, from_memory ? "newest state any more" : "state any more",
-             (unsigned long long)step,
-             from_memory ? ", which an earlier epoch has left in memory" : "", again);
+             "epoch %u: no host has the %s in memory: training goes back to step %llu%s; %s",
+             (unsigned)t->epoch, from_memory ? "newest state" : "state", (unsigned long long)step,
+             from_memory ? ", which an earlier epoch left in memory" : "", again);
 }
 
 static void say_recovery(const tdm__trainer *t, const tdm_recovery *r, bool from_memory,
@@ -508,19 +511,18 @@ static void say_recovery(const tdm__trainer *t, const tdm_recovery *r, bool from
 {
     if (from_memory && !r->is_old)
         tdm__say(t, TDM_LOG_INFO,
-                 "epoch %u: %d rank%s on after step %llu, from memory (%d pieces were finished "
-                 "for others), %.0f ms after the epoch began",
-                 (unsigned)t->epoch, t->status.rank_count,
-                 t->status.rank_count == 1 ? " goes" : "s go", (unsigned long long)t->position.step,
-                 r->mended, 1000 * (tdm_clock_s() - begin_s));
+                 "epoch %u: resumed after step %llu with %d rank%s, from memory (%d pieces "
+                 "recovered), %.0f ms after the epoch began",
+                 (unsigned)t->epoch, (unsigned long long)t->position.step, t->status.rank_count,
+                 t->status.rank_count == 1 ? "" : "s", r->mended, 1000 * (tdm_clock_s() - begin_s));
     else
         say_going_back(t, from_memory);
 }
 
-/* ---- entering -------------------------------------------------------------------------------- */
+/* ---- entering an epoch ----------------------------------------------------------------------- */
 
-/* What a process does once, before it takes part. */
-static tdm_status prepare(tdm__trainer *t, tdm_error *err)
+/* Prepares the process, once, before its first epoch. */
+static tdm_status trainer_prepare(tdm__trainer *t, tdm_error *err)
 {
     TDM_TRY(tdm__begin_alone(t, err));
     TDM_TRY(tdm__train_schedule_init(t->job, &t->schedule, err));
@@ -536,7 +538,7 @@ static tdm_status prepare(tdm__trainer *t, tdm_error *err)
     return m ? tdm_kv_open(&m->kv, &t->kv, err) : TDM_OK;
 }
 
-/* Rank 0's, for all. */
+/* Distributes rank 0's lineage. */
 static tdm_status share_lineage(const tdm__trainer *t, uint32_t *lineage, tdm_error *err)
 {
     if (!t->comm) return TDM_OK;
@@ -544,7 +546,7 @@ static tdm_status share_lineage(const tdm__trainer *t, uint32_t *lineage, tdm_er
                                err);
 }
 
-static tdm_status begin_epoch(tdm__trainer *t, uint32_t lineage, double begin_s, tdm_error *err)
+static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s, tdm_error *err)
 {
     const char *resume = t->options->resume;
     const tdm_member_options *m = t->options->membership;
@@ -553,7 +555,7 @@ static tdm_status begin_epoch(tdm__trainer *t, uint32_t lineage, double begin_s,
     TDM_TRY(tdm__data_compare(t->schedule.data.train, t->schedule.data_hash, t->comm, err));
     TDM_TRY(tdm__same_numerics(t->comm, t->job, err));
     TDM_TRY(tdm__share_cpus(t->comm, t->job, t->epoch == 1, &t->schedule.model.threads, err));
-    /* Newcomers have not looked yet; all take part in what they found. */
+    /* New members check their memory; all ranks take part in the result. */
     tdm_status fits = t->entered ? TDM_OK
                                  : tdm__memory_check(t->job, &t->schedule.data, t->comm,
                                                      tdm_model_threads(&t->schedule.model),
@@ -566,25 +568,28 @@ static tdm_status begin_epoch(tdm__trainer *t, uint32_t lineage, double begin_s,
     TDM_TRY(tdm__make_team(t, err));
     TDM_TRY(tdm__make_predictor(t, err));
     TDM_TRY(tdm__make_saver(t, err));
-    TDM_TRY(tdm__agree(t->comm, t->leads ? find_run(t, err) : TDM_OK, NULL, err));
+    TDM_TRY(tdm__agree(t->comm, t->leads ? run_lookup(t, err) : TDM_OK, NULL, err));
     bool joins = t->run_path[0] != '\0';
-    folder_work open = {.work = join_run, .is_begun = joins}, rollback = {.work = mend_files};
-    TDM_TRY(do_surely(t, &open, err));
+    run_work open = {.work = run_join, .is_begun = joins};
+    run_work repair = {.work = run_files_repair};
+    TDM_TRY(run_work_do(t, &open, err));
     TDM_TRY(tdm__open_run(t, joins ? t->run_path : resume, joins, err));
     tdm__run_share(&t->run);
-    TDM_TRY(tdm__agree(t->comm, t->leads ? tell_run(t, err) : TDM_OK, NULL, err));
-    TDM_TRY(compare_disk(t, &recovery, err));
-    bool from_memory = take_memory(t, &recovery);
-    if (!from_memory) TDM_TRY(take_disk(t, err));
-    rollback.is_begun = joins;
-    rollback.from_memory = from_memory;
-    TDM_TRY(do_surely(t, &rollback, err));
+    TDM_TRY(tdm__agree(t->comm, t->leads ? run_publish(t, err) : TDM_OK, NULL, err));
+
+    TDM_TRY(state_compare_disk(t, &recovery, err));
+    bool from_memory = state_from_memory(t, &recovery);
+    if (!from_memory) TDM_TRY(state_from_disk(t, err));
+    repair.is_begun = joins;
+    repair.from_memory = from_memory;
+    TDM_TRY(run_work_do(t, &repair, err));
+
     bool first = t->epoch == 1 || (!from_memory && !joins);
     if (!t->entered && !from_memory) {
         t->first_sample = t->position.samples;
         t->first_step = t->position.step;
     }
-    remember(t);
+    snapshot_save(t);
     if (first)
         tdm__say_start(t);
     else
@@ -595,7 +600,7 @@ static tdm_status begin_epoch(tdm__trainer *t, uint32_t lineage, double begin_s,
     return TDM_OK;
 }
 
-static tdm_status enter(void *user, const tdm_epoch *epoch, tdm_error *err)
+static tdm_status epoch_enter(void *user, const tdm_epoch *epoch, tdm_error *err)
 {
     tdm__trainer *t = user;
     double begin_s = tdm_clock_s();
@@ -604,18 +609,18 @@ static tdm_status enter(void *user, const tdm_epoch *epoch, tdm_error *err)
     t->status.rank = epoch->rank;
     t->status.rank_count = epoch->size;
     t->watch.straggler = -1;
-    TDM_TRY(open_world(t, epoch, err));
-    tdm_status status = begin_epoch(t, epoch->lineage, begin_s, err);
+    TDM_TRY(world_open(t, epoch, err));
+    tdm_status status = epoch_begin(t, epoch->lineage, begin_s, err);
     if (status != TDM_OK) tdm__call_off(t->comm, err);
     return status;
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-static tdm_status finish(tdm__trainer *t, bool stopped, tdm_error *err)
+static tdm_status run_finish(tdm__trainer *t, bool stopped, tdm_error *err)
 {
     tdm_train_result *out = t->result;
-    tell_member(t, "saving");
+    member_report(t, "saving");
     out->interrupted = stopped;
     out->nothing_to_do = t->is_restored;
     if (out->nothing_to_do && t->predictor) TDM_TRY(tdm__measure_test(t, err));
@@ -623,7 +628,7 @@ static tdm_status finish(tdm__trainer *t, bool stopped, tdm_error *err)
     TDM_TRY(tdm__sum_up(t, out, err));
     tdm__say_end(t, out);
     t->has_ended = true;
-    tell_member(t, "ended");
+    member_report(t, "ended");
     return TDM_OK;
 }
 
@@ -632,55 +637,60 @@ static bool is_at_end(const tdm__trainer *t)
     return t->position.step >= t->schedule.step_count || t->ended_early;
 }
 
-static tdm_status go_on(tdm__trainer *t, unsigned request, unsigned *requests, bool *done,
-                        tdm_error *err)
+static tdm_status epoch_train_step(tdm__trainer *t, unsigned request, unsigned *requests,
+                                   bool *done, tdm_error *err)
 {
     double begin = tdm_clock_s();
     *requests = 0;
     if (t->after_done && !is_at_end(t)) {
         TDM_TRY(tdm__one_step(t, request | tdm__requests_of(t), requests, err));
         t->is_restored = false;
-        remember(t);
+        snapshot_save(t);
     }
     if (!t->after_done) {
         TDM_TRY(tdm__after_step(t, *requests, err));
-        remember(t);
+        snapshot_save(t);
     }
-    tell_member(t, "training");
+    member_report(t, "training");
     double took = tdm_clock_s() - begin;
     if (took > t->longest_s) t->longest_s = took;
     bool stops = (*requests & TDM_REQUEST_STOP) != 0;
     *done = is_at_end(t) || stops;
-    if (*done) return finish(t, stops && !is_at_end(t), err);
-    /* The next world begins without what this one has in work. */
+    if (*done) return run_finish(t, stops && !is_at_end(t), err);
+    /* Complete the checkpoint in progress: the next world does not take it over. */
     return *requests & TDM_REQUEST_REGROUP ? tdm__save_finish(t, err) : TDM_OK;
 }
 
-static tdm_status step(void *user, unsigned request, unsigned *requests, bool *done, tdm_error *err)
+static tdm_status epoch_step(void *user, unsigned request, unsigned *requests, bool *done,
+                             tdm_error *err)
 {
     tdm__trainer *t = user;
-    tdm_status status = go_on(t, request, requests, done, err);
+    tdm_status status = epoch_train_step(t, request, requests, done, err);
     if (status != TDM_OK) tdm__call_off(t->comm, err);
     return status;
 }
 
 tdm_status tdm__train_elastic(tdm__trainer *t, tdm_train_result *out, tdm_error *err)
 {
-    static const tdm_elastic_ops ops = {
-        .enter = enter, .step = step, .lost = lost, .leave = leave_epoch, .interrupt = interrupt};
+    static const tdm_elastic_ops ops = {.enter = epoch_enter,
+                                        .step = epoch_step,
+                                        .lost = peer_lost_how,
+                                        .leave = epoch_leave,
+                                        .interrupt = world_interrupt};
     tdm_elastic_result result = {0};
     t->result = out;
     t->comm = NULL;
     pthread_mutex_init(&t->comm_lock, NULL);
-    tdm_status status = prepare(t, err);
+    tdm_status status = trainer_prepare(t, err);
     if (status == TDM_OK) status = tdm_elastic_run(t->options->member, &ops, t, &result, err);
     out->recoveries = result.recoveries;
-    leave(t);
+    world_leave(t);
     tdm_kv_close(t->kv);
     pthread_mutex_destroy(&t->comm_lock);
     if (status != TDM_OK) return status;
     if (result.fenced)
-        return tdm_fail(err, TDM_ERR_PEER_FENCED, "the others go on without this worker");
+        return tdm_fail(err, TDM_ERR_PEER_FENCED,
+                        "this worker was fenced: the other members continued without it");
     if (result.dismissed || !out->run_path[0])
         return tdm_fail(err, TDM_ERR_PEER_LEFT, "this worker %s",
                         result.dismissed ? "was asked to leave" : "was not needed");

@@ -1,15 +1,15 @@
 /*
- * train_schedule.c: the way of a job through its data: which samples each step trains on, with which learning
- * rate, and where the end is. A function of the job and the data alone, whoever asks: the training
- * loop, or somebody who looks at one of its steps later.
+ * train_schedule.c: the schedule of a job: the samples and the learning rate of each step, and the last
+ * step. It is a function of the job and the data only; the training loop, `tandem replay` and `tandem
+ * ledger` use it.
  */
 #include "train/internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Of the data that decide bits: the training set, and the test set where the schedule heeds it. */
-static tdm_status hash_data(tdm__train_schedule *c, tdm_error *err)
+/* Hashes the data that affect the result: the training set, and the test set if the schedule uses it. */
+static tdm_status schedule_hash_data(tdm__train_schedule *c, tdm_error *err)
 {
     char both[2 * TDM_SHA256_HEX] = "";
     tdm_status status = tdm_dataset_hash(c->data.train, c->data_hash);
@@ -26,7 +26,7 @@ static tdm_status hash_data(tdm__train_schedule *c, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status cut_epochs(tdm__train_schedule *c, tdm_error *err)
+static tdm_status schedule_divide_epochs(tdm__train_schedule *c, tdm_error *err)
 {
     const tdm_job *job = c->job;
     const tdm_dataset_info *info = tdm_dataset_info_of(c->data.train);
@@ -37,8 +37,8 @@ static tdm_status cut_epochs(tdm__train_schedule *c, tdm_error *err)
     if (c->epoch_rows == 0)
         return tdm_fail(
             err, TDM_ERR_JOB_INVALID,
-            "%s: %lld training samples make no batch of %lld; lower train.batch, or set "
-            "data.last_batch: keep",
+            "%s: %lld training samples are fewer than one batch of %lld; lower train.batch, or "
+            "set data.last_batch: keep",
             info->path, (long long)n, (long long)job->train.batch);
     c->epoch_steps = (uint64_t)((c->epoch_rows + c->full_batch - 1) / c->full_batch);
     c->step_count = job->train.steps > 0 ? (uint64_t)job->train.steps
@@ -46,7 +46,7 @@ static tdm_status cut_epochs(tdm__train_schedule *c, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status load(tdm__train_schedule *c, tdm_error *err)
+static tdm_status schedule_load(tdm__train_schedule *c, tdm_error *err)
 {
     const tdm_job *job = c->job;
     TDM_TRY(tdm_job_hash(job, c->job_hash, err));
@@ -57,7 +57,7 @@ static tdm_status load(tdm__train_schedule *c, tdm_error *err)
     c->sampler = (tdm_sampler){.seed = (uint64_t)job->seed,
                                .sample_count = (uint64_t)info->sample_count,
                                .shuffle = job->data.shuffle};
-    TDM_TRY(cut_epochs(c, err));
+    TDM_TRY(schedule_divide_epochs(c, err));
     c->schedule = tdm_schedule_of(job, c->step_count);
     return TDM_OK;
 }
@@ -69,19 +69,19 @@ tdm_status tdm__data_compare(const tdm_dataset *set, char hash[TDM_SHA256_HEX], 
     TDM_TRY(tdm__same_text(comm, hash, TDM_SHA256_HEX, &differs, err));
     if (differs < 0) return TDM_OK;
     tdm_fail(err, TDM_ERR_JOB_MISMATCH,
-             "rank %d has read other data from %s than rank 0: bring the same files to all hosts",
+             "rank %d read different data from %s than rank 0; put the same files on all hosts",
              differs, tdm_dataset_info_of(set)->path);
     return tdm__agree(comm, TDM_ERR_JOB_MISMATCH, NULL, err);
 }
 
-/* Ranks of a node read the same file: one of them looks at all of it. The test set does not decide bits,
- * mostly, but all ranks measure with it. */
-static tdm_status load_together(tdm__train_schedule *c, tdm_comm *comm, tdm_error *err)
+/* The ranks of a node read the same file, so one of them hashes it. The test set rarely affects the
+ * result, but all ranks evaluate with it. */
+static tdm_status schedule_load_together(tdm__train_schedule *c, tdm_comm *comm, tdm_error *err)
 {
     char test_hash[TDM_SHA256_HEX] = "";
-    tdm_status status = load(c, err);
+    tdm_status status = schedule_load(c, err);
     bool looks = status == TDM_OK && tdm__leads_node(comm);
-    if (looks) status = hash_data(c, err);
+    if (looks) status = schedule_hash_data(c, err);
     if (status == TDM_OK && looks && c->data.test && tdm__size_of(comm) > 1 &&
         tdm_dataset_hash(c->data.test, test_hash) != TDM_OK)
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory to hash the data");
@@ -95,7 +95,7 @@ tdm_status tdm__train_schedule_init_together(const tdm_job *job, tdm_comm *comm,
                                              tdm__train_schedule *out, tdm_error *err)
 {
     *out = (tdm__train_schedule){.job = job};
-    tdm_status status = load_together(out, comm, err);
+    tdm_status status = schedule_load_together(out, comm, err);
     if (status != TDM_OK) tdm__train_schedule_release(out);
     return status;
 }
@@ -158,8 +158,8 @@ tdm_status tdm__train_schedule_check_position(const tdm__train_schedule *schedul
                 at->step - at->position / batch == steps && at->samples - at->position == samples;
     if (fits) return TDM_OK;
     return tdm_fail(err, TDM_ERR_FORMAT,
-                    "%s: its position (step %llu, epoch %llu, sample %llu of it) cannot come about "
-                    "in this job; the file is damaged: remove it to go on from the one before",
+                    "%s: its position (step %llu, epoch %llu, sample %llu of it) is impossible in "
+                    "this job; the file is damaged: remove it to resume from the one before",
                     path, (unsigned long long)at->step, (unsigned long long)at->epoch,
                     (unsigned long long)at->position);
 }
@@ -174,12 +174,12 @@ tdm_status tdm__train_schedule_check_job(const tdm__train_schedule *schedule,
         TDM_TRY(tdm__checkpoint_job(checkpoint, path, &document, err));
         tdm_str diff = TDM_STR_INIT;
         size_t count = tdm_job_diff(schedule->job, tdm_job_document_job(document), &diff);
-        /* Keys that decide bits have been added since: those of the old job have their defaults. */
+        /* Keys that affect the result were added since; the old job has their defaults. */
         bool is_old = !content->numerics && count == 0 && tdm_str_ok(&diff);
         if (!is_old)
             tdm_fail(
                 err, TDM_ERR_JOB_MISMATCH,
-                "%s belongs to another job, so going on would not give the same result. Start a new "
+                "%s belongs to another job, so resuming would not give the same result. Start a new "
                 "run, or undo these differences:\n%s",
                 run, tdm_str_text(&diff));
         tdm_str_release(&diff);
@@ -189,8 +189,8 @@ tdm_status tdm__train_schedule_check_job(const tdm__train_schedule *schedule,
     if (content->data_hash && strcmp(content->data_hash, schedule->data_hash) != 0)
         return tdm_fail(
             err, TDM_ERR_JOB_MISMATCH,
-            "%s was trained on other data than %s holds now, so going on would not give "
-            "the same result; bring the data back, or start a new run",
+            "%s was trained on data that differs from what %s contains now, so resuming would not "
+            "give the same result; restore the data, or start a new run",
             run, tdm_dataset_info_of(schedule->data.train)->path);
     return TDM_OK;
 }

@@ -1,11 +1,10 @@
 /*
- * watch.c: what each rank does: how fast it is, how long it waits, and what of that is worth a word.
+ * watch.c: speed and waiting time of each rank.
  *
- * The team counts; here the counts become rates: over a window of late, for the metrics and the
- * progress line, and over all steps of the last team, for the summary: when the members have changed,
- * a rank is another one than before. A rank's samples a second are those
- * of its lanes over the time of whole steps, so the ranks' add up to the training's. All ranks see
- * the same counts; rank 0 alone puts them into words.
+ * The team counts; this file computes rates: over a recent window, for the metrics and the progress line, and
+ * over all steps of the last team, for the summary (after a change of membership, ranks are different
+ * processes). A rank's samples per second are those of its lanes over the time of whole steps, so the sum over
+ * the ranks is the total rate. All ranks see the same counts; only rank 0 logs them.
  */
 #include "train/watch.h"
 
@@ -14,10 +13,10 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { RANKS_IN_METRICS = 64 }; /* a line of metrics for more would be a page */
+enum { RANKS_IN_METRICS = 64 }; /* a metrics line with more would be too long */
 
-/* Worlds come and go by the thousand, and the arena stays: so memory is taken for more ranks only. */
-static bool make_room(tdm__watch *w, size_t count, tdm_arena *arena)
+/* Thousands of worlds may use the same arena, so memory is allocated only when the number of ranks grows. */
+static bool watch_reserve(tdm__watch *w, size_t count, tdm_arena *arena)
 {
     if (count <= w->room) return true;
     size_t room = count > 2 * w->room ? count : 2 * w->room;
@@ -34,7 +33,7 @@ tdm_status tdm__watch_init(tdm__watch *w, tdm_comm *comm, const tdm_team *team, 
                            tdm_error *err)
 {
     size_t count = (size_t)tdm__size_of(comm);
-    bool good = make_room(w, count, arena);
+    bool good = watch_reserve(w, count, arena);
     w->team = team;
     w->count = (int)count;
     w->straggler = -1;
@@ -56,26 +55,26 @@ tdm_status tdm__watch_init(tdm__watch *w, tdm_comm *comm, const tdm_team *team, 
     return TDM_OK;
 }
 
-/* What became of the counts since `since`, within so many seconds. */
-static void rate(tdm_train_rank *out, const tdm_team_rank *now, const tdm_team_rank *since,
-                 double seconds)
+/* Rates from the difference of two counts over `seconds`. */
+static void watch_rate(tdm_train_rank *out, const tdm_team_rank *now, const tdm_team_rank *since,
+                       double seconds)
 {
     double per_second = seconds > 0 ? 1 / seconds : 0;
     out->lanes = now->lanes;
     out->samples_per_s = (double)(now->rows_done - since->rows_done) * per_second;
     out->lane_share = (now->lane_seconds - since->lane_seconds) * per_second;
     out->update_share = (now->update_seconds - since->update_seconds) * per_second;
-    /* It may have begun to wait before this rank's clock ran. */
+    /* The rank may have begun to wait before this rank's clock started. */
     out->wait_share = fmin((now->wait_seconds - since->wait_seconds) * per_second, 1);
 }
 
-/* Rates since the window began. */
-static void look(tdm__watch *w, double seconds)
+/* Computes the rates since the window began. */
+static void watch_update_rates(tdm__watch *w, double seconds)
 {
     for (int i = 0; i < w->count; i++) {
         tdm_team_rank now;
         tdm_team_rank_of(w->team, i, &now);
-        rate(&w->ranks[i], &now, &w->before[i], seconds);
+        watch_rate(&w->ranks[i], &now, &w->before[i], seconds);
     }
     w->has_rates = true;
 }
@@ -89,7 +88,7 @@ void tdm__watch_start(tdm__watch *w)
 void tdm__watch_late(tdm__watch *w)
 {
     double seconds = tdm_clock_s() - w->window_begin_s;
-    if (seconds >= 0.1 || !w->has_rates) look(w, seconds);
+    if (seconds >= 0.1 || !w->has_rates) watch_update_rates(w, seconds);
     if (seconds >= 1) tdm__watch_start(w);
 }
 
@@ -98,7 +97,7 @@ void tdm__watch_total(tdm__watch *w, double seconds)
     for (int i = 0; i < w->count; i++) {
         tdm_team_rank now;
         tdm_team_rank_of(w->team, i, &now);
-        rate(&w->ranks[i], &now, &w->first[i], seconds - w->first_seconds);
+        watch_rate(&w->ranks[i], &now, &w->first[i], seconds - w->first_seconds);
     }
 }
 
@@ -117,8 +116,8 @@ void tdm__watch_put(const tdm__watch *w, tdm_json_writer *out)
     tdm_json_array_end(out);
 }
 
-/* "3, 3, 2": who has how many lanes now. */
-static void say_lanes(tdm__watch *w, uint64_t step)
+/* Logs the number of lanes of each rank: "3, 3, 2". */
+static void watch_log_lanes(tdm__watch *w, uint64_t step)
 {
     char text[512];
     size_t length = 0;
@@ -130,7 +129,7 @@ static void say_lanes(tdm__watch *w, uint64_t step)
         length += (size_t)snprintf(text + length, sizeof(text) - length, "%s%lld",
                                    i > 0 ? ", " : "", (long long)now.lanes);
     }
-    tdm_log(TDM_LOG_INFO, "train", "step %llu: lanes have moved; ranks execute now %s%s",
+    tdm_log(TDM_LOG_INFO, "train", "step %llu: lanes have moved; lanes per rank: %s%s",
             (unsigned long long)step, text, length + 24 < sizeof(text) ? "" : ", ...");
 }
 
@@ -138,13 +137,13 @@ void tdm__watch_handle_failure(tdm__watch *w, const tdm_step_result *result, uin
                                bool says)
 {
     w->slow_factor = result->slow_factor;
-    if (result->moved && says) say_lanes(w, step);
+    if (result->moved && says) watch_log_lanes(w, step);
     if (result->straggler == w->straggler) return;
     w->straggler = result->straggler;
     if (!says) return;
     if (w->straggler >= 0)
         tdm_log(TDM_LOG_INFO, "train",
-                "step %llu: rank %d on %s takes %.1f times as long for a lane as the others",
+                "step %llu: rank %d on %s takes %.1f times as long per lane as the others",
                 (unsigned long long)step, w->straggler, w->ranks[w->straggler].host_name,
                 w->slow_factor);
     else

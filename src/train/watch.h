@@ -1,4 +1,4 @@
-/* watch.h: what each rank does: how fast it is, and how long it waits. */
+/* watch.h: speed and waiting time of each rank. */
 #ifndef TANDEM_TRAIN_WATCH_H
 #define TANDEM_TRAIN_WATCH_H
 
@@ -7,32 +7,32 @@
 typedef struct tdm__watch {
     const tdm_team *team;
     int count;
-    tdm_train_rank *ranks; /* as they were looked at last */
+    tdm_train_rank *ranks; /* at the last update */
     bool has_rates;
     double window_begin_s;
     tdm_team_rank *before; /* at the beginning of the window */
     tdm_team_rank *first;  /* at the beginning of this team */
-    double first_seconds;  /* that the call's steps had taken by then */
+    double first_seconds;  /* step time of earlier teams in this call */
     tdm__host_name *names;
-    size_t room;   /* ranks that these four have room for */
+    size_t room;   /* capacity of these four arrays, in ranks */
     int straggler; /* -1: none */
     double slow_factor;
 } tdm__watch;
 
-/* On a watch of zeros, or on one that watched another team: then it keeps its memory, which comes from
- * `arena`. Collective. */
+/* Initialises a zeroed watch, or one of an earlier team, whose memory is reused; memory comes from `arena`.
+ * Collective. */
 tdm_status tdm__watch_init(tdm__watch *w, tdm_comm *comm, const tdm_team *team, tdm_arena *arena,
                            tdm_error *err);
 /* Begins the first window. */
 void tdm__watch_start(tdm__watch *w);
-/* Looks at the rates of late: of up to about a second. */
+/* Updates the recent rates, of up to about a second. */
 void tdm__watch_late(tdm__watch *w);
-/* The rates of all steps of this team; the call's steps, those of earlier teams included, took so many
- * seconds. */
+/* Computes the rates over all steps of this team. `seconds`: total step time of the call, earlier teams
+ * included. */
 void tdm__watch_total(tdm__watch *w, double seconds);
-/* "ranks":[...] for a line of metrics; nothing for a single process. */
+/* Writes "ranks":[...] to a line of metrics; nothing for a single process. */
 void tdm__watch_put(const tdm__watch *w, tdm_json_writer *out);
-/* Takes note of lanes that moved and of a straggler; with `says`, in the log. */
+/* Records moved lanes and stragglers; with `says`, logs them. */
 void tdm__watch_handle_failure(tdm__watch *w, const tdm_step_result *result, uint64_t step,
                                bool says);
 

@@ -12,7 +12,7 @@ import subprocess
 GOES_BACK = re.compile(r"training goes back to step (\d+)")
 RESUMES = re.compile(r"ranks?, from step (\d+) to \d+$")
 AFTER_STEP = re.compile(r"step (\d+): (test loss|wrote)")
-FROM_MEMORY = re.compile(r"on after step (\d+), from memory")
+FROM_MEMORY = re.compile(r"resumed after step (\d+) with \d+ ranks?, from memory")
 # What no death by SIGKILL explains: the program itself is at fault, or a library.
 CRASH = re.compile(r"killed by signal (4|6|7|8|11)\b|Sanitizer:|runtime error:|Assertion .*failed")
 

@@ -79,7 +79,7 @@ test_a_disk_that_fills_up() {
     mount_disk $((everything_kb / 2)) || skip "no small disk can be mounted here: $(cat mount.err)"
     assert_exit 1 "$TANDEM" train job.yaml --set run.dir=disk --set run.log_every_steps=1 \
         --set checkpoint.every_steps=1 --set checkpoint.keep=all --set checkpoint.retry_s=0
-    assert_contains "$err" "training goes on"
+    assert_contains "$err" "training continues"
     assert_contains "$err" "No space left on device"
     assert_contains "$(tail -1 <<<"$err")" "tandem: "
     assert_contains "$(tail -1 <<<"$err")" "No space left on device"
@@ -108,7 +108,7 @@ test_interrupted_on_a_full_disk() {
     "$TANDEM" train job.yaml --set run.dir=disk --set checkpoint.every_steps=1 \
         --set checkpoint.keep=all --set checkpoint.retry_s=1 --set train.epochs=1000000 >full.out 2>full.err &
     local pid=$! code=0
-    wait_for 60 grep -qs "training goes on" full.err
+    wait_for 60 grep -qs "training continues" full.err
     kill -INT "$pid"
     wait "$pid" || code=$?
     assert_equal "$code" 1 "the exit code of an interruption that could not be saved"

@@ -47,7 +47,7 @@ test_failures_do_not_stop_the_others() {
     assert_exit 1 "$TANDEM" hash future.safetensors
     assert_contains "$err" "format tandem-checkpoint-9"
     assert_exit 2 "$TANDEM" hash job.yaml
-    assert_contains "$err" "job.yaml: this is neither a run nor a checkpoint"
+    assert_contains "$err" "job.yaml: neither a run nor a checkpoint"
     assert_exit 2 "$TANDEM" hash
     if "$TANDEM" hash "$run" >/dev/full 2>err.txt; then fail "a full disk went unnoticed"; fi
     assert_contains "$(cat err.txt)" "cannot be written"

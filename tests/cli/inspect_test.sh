@@ -157,7 +157,7 @@ test_bad_input() {
     assert_exit 2 "$TANDEM" inspect data.csv
     mkdir empty-folder
     assert_exit 2 "$TANDEM" inspect empty-folder
-    assert_contains "$err" "this is not a run"
+    assert_contains "$err" "not a run"
     if "$TANDEM" inspect "$run" >/dev/full 2>err.txt; then fail "a full disk went unnoticed"; fi
     assert_contains "$(cat err.txt)" "cannot be written"
 }

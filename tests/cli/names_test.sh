@@ -42,8 +42,8 @@ test_a_job_for_a_run() {
     for command in hash eval generate "checkpoint verify"; do
         # shellcheck disable=SC2086 # two words
         assert_exit 2 "$TANDEM" $command job.yaml
-        assert_equal "$err" "tandem: job.yaml: this is neither a run nor a checkpoint; give a run's \
-folder, such as runs/digits-1, or a .safetensors file in its checkpoints" "the message of $command"
+        assert_equal "$err" "tandem: job.yaml: neither a run nor a checkpoint; give a run \
+directory, such as runs/digits-1, or a .safetensors file in its checkpoints" "the message of $command"
     done
     assert_exit 2 "$TANDEM" train --resume job.yaml
     assert_contains "$err" "'job.yaml' is not a run: it is a file"

@@ -19,7 +19,7 @@ test_stop_names_the_op_and_the_sample() {
     assert_exit 3 "$TANDEM" train job.yaml "${sets[@]}" -n 1
     first=$err
     assert_contains "$first" "the loss is NaN"
-    assert_contains "$first" "an infinity was first made by fc1.matmul+relu (matmul, forward) in lane"
+    assert_contains "$first" "an infinity was first produced by fc1.matmul+relu (matmul, forward) in lane"
     assert_contains "$first" "for sample "
     [[ $first =~ sample\ (49|103)\ of ]] || fail "another sample is blamed: $first"
     assert_contains "$first" "train.bad_numbers: skip"
@@ -31,7 +31,7 @@ test_stop_names_the_op_and_the_sample() {
 
 test_a_learning_rate_that_is_absurd() {
     assert_exit 3 "$TANDEM" train job.yaml --set data.train=good.csv --set optim.lr=1e38 -q
-    assert_contains "$err" "step 2: the loss is NaN: 'fc1.weight' itself held an infinity"
+    assert_contains "$err" "step 2: the loss is NaN: 'fc1.weight' had an infinity"
     # Skipping cannot help where the parameters are lost.
     assert_exit 3 "$TANDEM" train job.yaml --set data.train=good.csv --set optim.lr=1e38 -q \
         --set train.bad_numbers=skip
@@ -55,7 +55,7 @@ test_skip_passes_over_the_step() {
         assert_exit 0 "$TANDEM" train job.yaml "${sets[@]}" --set train.bad_numbers=skip \
             --set run.dir="skip$n" -n "$n"
         assert_contains "$out" "skipped        5 steps with NaN or infinity"
-        assert_equal "$(grep -c 'is skipped: the loss is NaN: an infinity was first made by fc1.matmul' \
+        assert_equal "$(grep -c 'is skipped: the loss is NaN: an infinity was first produced by fc1.matmul' \
             <<<"$err")" 3 "steps that are explained"
         assert_contains "$err" "further ones are only counted"
         assert_contains "$err" "5 skipped"
@@ -124,7 +124,7 @@ test_too_many_in_a_row() {
     assert_exit 3 "$TANDEM" train job.yaml "${sets[@]}" "${more[@]}" --set run.dir=many -q \
         --set train.bad_numbers_most=3
     assert_contains "$err" "tandem: step 5: the loss is"
-    assert_contains "$err" "3 steps before it went the same way and were skipped"
+    assert_contains "$err" "3 steps before it failed in the same way and were skipped"
     assert_contains "$err" "a higher train.bad_numbers_most"
     assert_exit 3 "$TANDEM" train job.yaml "${sets[@]}" "${more[@]}" --set run.dir=many -q \
         --set train.bad_numbers_most=3 --resume many/tiny-1
@@ -148,7 +148,7 @@ test_statistics() {
         --set run.dir=images --set parallel.lanes=2)
     assert_exit 3 "$TANDEM" train job.yaml "${more[@]}" -n 2
     assert_contains "$err" "step 3: the gradient or a statistic is not finite: an infinity was first \
-made by bn1.batch_norm (batch_norm, forward) in lane 1"
+produced by bn1.batch_norm (batch_norm, forward) in lane 1"
     assert_exit 0 "$TANDEM" train job.yaml "${more[@]}" -n 1 --set train.bad_numbers=skip
     assert_contains "$out" "skipped        1 step with"
 }

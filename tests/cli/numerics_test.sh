@@ -56,7 +56,7 @@ test_other_numerics_are_told() {
     assert_exit 0 env TANDEM_ISA=v2 "$TANDEM" train --resume runs/tiny-1 -n 1 --set train.epochs=4
     assert_contains "$err" ", x86-64-v3, oneDNN "
     assert_contains "$err" ", x86-64-v2, oneDNN "
-    assert_contains "$err" "not with the bits of a run that was never stopped"
+    assert_contains "$err" "not with the bits of a run that was never interrupted"
     assert_equal "$(grep -c 'computed with numerics' <<<"$err")" 1 "it is told once"
     assert_exit 0 env TANDEM_ISA=v3 "$TANDEM" eval runs/tiny-1 --data test.csv
     assert_contains "$err" "results may differ in their last digits"

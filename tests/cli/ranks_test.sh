@@ -87,8 +87,8 @@ test_a_slow_rank_is_named() {
     assert_equal "$(hash_in "$out")" "$hash" "the hash with a slow rank"
     words=$(cat slow/tiny-2/log.jsonl)
     assert_contains "$words" "rank 1 on $(hostname) takes"
-    assert_contains "$words" "times as long for a lane as the others"
-    [[ $words =~ "lanes have moved; ranks execute now "([0-9]+)", "([0-9]+) ]] || fail "no move in: $words"
+    assert_contains "$words" "times as long per lane as the others"
+    [[ $words =~ "lanes have moved; lanes per rank: "([0-9]+)", "([0-9]+) ]] || fail "no move in: $words"
     [ "${BASH_REMATCH[1]}" -gt "${BASH_REMATCH[2]}" ] || fail "the wrong way: ${BASH_REMATCH[0]}"
 }
 
@@ -242,7 +242,7 @@ test_errors_are_said_once() {
     assert_exit 2 train job.yaml -n 2 --set comm.transport=mpi --set run.dir=never
     assert_contains "$err" "mpirun or srun"
     assert_exit 2 train job.yaml -n 2 --set data.last_batch=drop --set train.batch=151
-    assert_equal "$(count 'make no batch of 151' "$err")" 1 "refusals in: $err"
+    assert_equal "$(count 'are fewer than one batch of 151' "$err")" 1 "refusals in: $err"
     assert_exit 1 train job.yaml -n 2 --set parallel.offload=nowhere --set run.dir=never
     assert_equal "$(wc -l <<<"$err")" 1 "lines of $err"
     [[ $err == *"parallel.offload: cannot make "*": its folder does not exist; make that"* ]] || fail "$err"
@@ -259,10 +259,10 @@ test_ranks_that_differ() {
     local -a world=(timeout "$deadline" "$TANDEM" run -n 2 --run "$work/traces" -- bash -c)
     # shellcheck disable=SC2016 # each rank has its own number
     assert_exit 4 "${world[@]}" '"$0" train job.yaml --set run.dir=differ --set train.epochs=$((TANDEM_RANK + 1))' "$TANDEM"
-    assert_contains "$err" "the ranks do not agree on 'train.epochs', which is 1 on rank 0; start all"
+    assert_contains "$err" "ranks disagree on 'train.epochs', which is 1 on rank 0; start all"
     # shellcheck disable=SC2016
     assert_exit 4 "${world[@]}" '"$0" train job.yaml --set run.dir=differ --set parallel.zero=$TANDEM_RANK' "$TANDEM"
-    assert_equal "$(count "do not agree on 'parallel.zero'" "$err")" 1 "complaints in: $err"
+    assert_equal "$(count "disagree on 'parallel.zero'" "$err")" 1 "complaints in: $err"
     [ ! -e differ ] || fail "ranks that differ left a folder"
     # What a host may have as it needs it.
     # shellcheck disable=SC2016
@@ -324,7 +324,7 @@ test_hosts_that_differ() {
     done
     mkdir host-0/states
     assert_exit 4 on_hosts --set data.test=test.csv
-    assert_equal "$(count 'rank 1 has read other data from .*test.csv than rank 0' "$err")" 1 "in: $err"
+    assert_equal "$(count 'rank 1 read different data from .*test.csv than rank 0' "$err")" 1 "in: $err"
     cp host-0/test.csv host-1/
     assert_exit 1 on_hosts --set data.test=test.csv --set parallel.offload=states --set parallel.zero=1
     assert_equal "$(count 'rank 1: .*host-1/states/.*: its folder does not exist' "$err")" 1 "in: $err"

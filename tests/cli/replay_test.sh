@@ -110,7 +110,7 @@ test_a_damaged_checkpoint_is_passed_over() {
     assert_exit 0 "$TANDEM" replay damaged --step 13 --json
     assert_equal "$(field from_step)" 10 "where it began"
     assert_equal "$(field agrees)" true "step 13 agrees"
-    assert_contains "$err" "passing over a checkpoint"
+    assert_contains "$err" "skipping a checkpoint"
     rm -r damaged/checkpoints
     assert_exit 0 "$TANDEM" replay damaged --step 13 --json
     assert_equal "$(field from_step)" 0 "without checkpoints it begins anew"
@@ -142,10 +142,10 @@ test_steps_with_bad_numbers() {
     [[ $err =~ step\ ([0-9]+): ]] || fail "no step is named: $err"
     step=${BASH_REMATCH[1]}
     assert_exit 0 "$TANDEM" replay bad/tiny-1 --step "$step" -q
-    assert_contains "$out" "bad numbers    an infinity was first made by fc1.matmul+relu"
+    assert_contains "$out" "bad numbers    an infinity was first produced by fc1.matmul+relu"
     assert_contains "$out" "sample 49 of"
     assert_exit 3 "$TANDEM" replay bad/tiny-1 --step "$((step + 1))" -q
-    assert_contains "$err" "look at that one: --step $step"
+    assert_contains "$err" "replay that step: --step $step"
     # Where such steps are skipped, the way leads past them.
     assert_exit 0 "$TANDEM" train job.yaml --set data.train=bad.csv --set data.normalise=none -q \
         --set run.dir=skips --set run.log_every_steps=1 --set train.bad_numbers=skip

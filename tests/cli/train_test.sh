@@ -175,7 +175,7 @@ test_what_starts_nothing() {
     bad_start 2 "no-such.yaml" no-such.yaml
     bad_start 2 "which job?"
     bad_start 2 "too many arguments" job.yaml job.yaml
-    bad_start 2 "no batch of 1000" job.yaml --set train.batch=1000 --set data.last_batch=drop
+    bad_start 2 "one batch of 1000" job.yaml --set train.batch=1000 --set data.last_batch=drop
     bad_start 2 "'--workers' wants a whole number" job.yaml -n 0
     bad_start 2 "'--workers' wants a whole number" job.yaml -n many
     awk -F, -v OFS=, '{ $NF = 1; print }' data.csv >one-class.csv

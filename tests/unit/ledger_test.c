@@ -225,7 +225,7 @@ static void missing_and_repeated_steps_are_named(void)
     tdm_str_add(&more, text);
     tdm_str_add(&more, line_at(text, STEPS));
     spill(tdm_str_text(&more));
-    expect_problem("step 12 is there again, in line 13", 1);
+    expect_problem("step 12 is repeated in line 13", 1);
     tdm_str_release(&more);
     free(text);
 }
@@ -248,7 +248,7 @@ static void other_samples_are_found(void)
         if (kind == 2) line.digest += second;
         tdm__ledger_put(&ledger, &line);
         tdm__ledger_close(&ledger);
-        expect_problem("step 5 has trained other samples than samples 0 to 13 of epoch 1", 1);
+        expect_problem("step 5 trained samples other than 0 to 13 of epoch 1", 1);
     }
 }
 
@@ -259,9 +259,9 @@ static void other_places_are_found(void)
     } cases[] = {
         {"\"position\":14", "\"position\":15", "step 2 began at sample 15 of epoch 0, not at 14"},
         {"\"epoch\":1", "\"epoch\":2", "step 5 began at sample 0 of epoch 2, not at 0 of epoch 1"},
-        {"\"count\":6", "\"count\":7", "step 4 has trained 7 samples, not 6"},
-        {"\"step\":3,", "\"stop\":3,", "line 3 is not one of a ledger"},
-        {"\"digest\":\"", "\"digest\":\"x", "line 1 is not one of a ledger"},
+        {"\"count\":6", "\"count\":7", "step 4 trained 7 samples, not 6"},
+        {"\"step\":3,", "\"stop\":3,", "line 3 is not a valid ledger line"},
+        {"\"digest\":\"", "\"digest\":\"x", "line 1 is not a valid ledger line"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         put_steps(0, 1, STEPS);
@@ -301,7 +301,7 @@ static void garbage_is_survived(void)
     spill(text);
     tdm_ledger_report r = check_ledger();
     CHECK(r.problem_count > TDM_LEDGER_PROBLEMS);
-    CHECK_HAS(r.problems[TDM_LEDGER_PROBLEMS - 1], "is not one of a ledger");
+    CHECK_HAS(r.problems[TDM_LEDGER_PROBLEMS - 1], "is not a valid ledger line");
     put_steps(12, 1, 3); /* which also drops all of that */
     CHECK_INT(check_ledger().problem_count, 0);
     spill("{\"step\":18446744073709551615,\"epoch\":0,\"position\":0,\"count\":1,"

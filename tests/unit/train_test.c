@@ -253,7 +253,7 @@ static void other_versions_are_told(void)
             continue;
         }
         CHECK_TEXT(again.state_hash, whole_hash(job)); /* the arithmetic has not really changed */
-        CHECK_HAS(l.last_warning, "and this is 'portable 1': training goes on, but not with the");
+        CHECK_HAS(l.last_warning, "and this is 'portable 1': training continues, but not with the");
         CHECK_HAS(l.last_warning, cases[i].numerics ? "'portable 99'" : "'of before version 1'");
     }
     tdm_job_document_destroy(document);
@@ -316,7 +316,7 @@ static void checkpoints_on_the_way_may_fail(void)
     CHECK_INT(train(tdm_job_document_job(document), NULL, &l, &r, &err), TDM_OK);
     CHECK_INT(l.warnings, 1); /* for both: it is said once, until it works again */
     CHECK_HAS(l.last_warning, "step 3: no checkpoint");
-    CHECK_HAS(l.last_warning, "training goes on");
+    CHECK_HAS(l.last_warning, "training continues");
     CHECK_INT(l.errors, 0);
     CHECK_TEXT(r.state_hash, whole_hash(tdm_job_document_job(document)));
     tdm_job_document_destroy(document);
@@ -530,7 +530,7 @@ static void forged_positions_are_refused(void)
         l = listening();
         bool right = i + 1 == count;
         CHECK_INT(train(job, r.run_path, &l, &again, &err), right ? TDM_OK : TDM_ERR_FORMAT);
-        if (!right) CHECK_HAS(err.message, "cannot come about in this job");
+        if (!right) CHECK_HAS(err.message, "is impossible in this job");
         if (right) CHECK_TEXT(again.state_hash, whole_hash(job));
     }
     tdm_job_document_destroy(document);
