@@ -1,11 +1,11 @@
 /*
- * bench.c: a job's step on the clock.
+ * bench.c: measures the training step of a job.
  *
  * Four measurements, each for some seconds and each by the median of many runs, because a machine
- * has other things to do now and then: steps of a real team on the job's data; one lane in front of
- * a watcher that notes the time of each op; the lane's matrix products alone, by the same kernels in
- * the same places; and the machine itself. The products inside attention, which our kernel does not
- * do by oneDNN, are timed as oneDNN's, in a graph of their own.
+ * has other load now and then: steps of a real team on the job's data; the ops of one lane, timed one by one;
+ * the matrix products of the lane alone, by the same kernels with the same buffers; and the machine
+ * itself. The products inside attention, which our kernel does not compute with oneDNN, are timed with
+ * oneDNN in a separate graph.
  */
 #include "tensor/kernel.h"
 #include "train/internal.h"
@@ -33,30 +33,30 @@ typedef struct bench {
     tdm_graph *lane;
     tdm_plan *plan;
     tdm_pages arena, grads;
-    double times[MAX_RUNS];   /* of what is being measured */
-    double updates[MAX_RUNS]; /* of steps: what is not spent in lanes */
+    double times[MAX_RUNS];   /* of the current measurement */
+    double updates[MAX_RUNS]; /* step time outside of lanes */
     double begin_s;
     tdm_status failed; /* of a step, with `error` */
     tdm_error error;
-    uint64_t first_bad; /* the first step that was not finite, from 1; 0: none */
+    uint64_t first_bad; /* first step with non-finite values, from 1; 0: none */
 } bench;
 
-static int compare(const void *left, const void *right)
+static int times_compare(const void *left, const void *right)
 {
     double a = *(const double *)left, b = *(const double *)right;
     return (a > b) - (a < b);
 }
 
-static double median(double *times, int count)
+static double times_median(double *times, int count)
 {
-    qsort(times, (size_t)count, sizeof(*times), compare);
+    qsort(times, (size_t)count, sizeof(*times), times_compare);
     return times[count / 2];
 }
 
-/* Runs something again and again for so many seconds; returns the median and the fastest. */
+/* Runs an action repeatedly for the configured time; returns the median and the minimum. */
 typedef void (*action_fn)(void *context);
 
-static double time_of(bench *b, action_fn action, void *context, double *min, int *count)
+static double bench_time(bench *b, action_fn action, void *context, double *min, int *count)
 {
     double begin = tdm_clock_s();
     int n = 0;
@@ -65,7 +65,7 @@ static double time_of(bench *b, action_fn action, void *context, double *min, in
         action(context);
         b->times[n++] = tdm_clock_s() - from;
     } while (n < MAX_RUNS && (n < MIN_RUNS || tdm_clock_s() - begin < b->options.seconds));
-    double middle = median(b->times, n);
+    double middle = times_median(b->times, n);
     if (min) *min = b->times[0];
     if (count) *count = n;
     return middle;
@@ -73,7 +73,7 @@ static double time_of(bench *b, action_fn action, void *context, double *min, in
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *classes)
+static void bench_fill(void *user, int64_t first, int64_t count, void *x, int32_t *classes)
 {
     bench *b = user;
     int64_t *indices = b->indices;
@@ -85,8 +85,8 @@ static void fill(void *user, int64_t first, int64_t count, void *x, int32_t *cla
     tdm_dataset_gather(b->data.train, indices, count, x, classes);
 }
 
-/* `wish`: to stop; true when any rank wishes that. */
-static bool one_step(bench *b, bool request)
+/* `request`: to stop; returns true if any rank requests that. */
+static bool bench_step(bench *b, bool request)
 {
     uint64_t step = b->position / (uint64_t)b->out->batch;
     tdm_step_input in = {
@@ -99,36 +99,36 @@ static bool one_step(bench *b, bool request)
     return r.requests != 0;
 }
 
-/* Seconds that this rank has spent in lanes so far. */
-static double lane_seconds(const bench *b)
+/* Time that this rank has spent in lanes so far. */
+static double bench_lane_seconds(const bench *b)
 {
     tdm_team_rank rank;
     tdm_team_rank_of(b->team, b->options.comm ? tdm_comm_rank(b->options.comm) : 0, &rank);
     return rank.lane_seconds;
 }
 
-/* As time_of, but ranks agree on when it is enough. */
-static void time_steps(bench *b)
+/* Like bench_time, but the ranks agree on when to stop. */
+static void bench_time_steps(bench *b)
 {
     double begin = tdm_clock_s();
     int n = 0;
     bool ends = false;
     do {
-        double lanes = lane_seconds(b), from = tdm_clock_s();
+        double lanes = bench_lane_seconds(b), from = tdm_clock_s();
         bool enough = n + 1 >= MAX_RUNS ||
                       (n + 1 >= MIN_RUNS && from - begin >= b->options.seconds);
-        ends = one_step(b, enough);
+        ends = bench_step(b, enough);
         b->times[n] = tdm_clock_s() - from;
-        b->updates[n] = b->times[n] - (lane_seconds(b) - lanes);
+        b->updates[n] = b->times[n] - (bench_lane_seconds(b) - lanes);
         n++;
     } while (!ends);
-    b->out->step_s = median(b->times, n);
+    b->out->step_s = times_median(b->times, n);
     b->out->min_step_s = b->times[0];
-    b->out->update_s = median(b->updates, n);
+    b->out->update_s = times_median(b->updates, n);
     b->out->step_count = n;
 }
 
-static tdm_status prepare(bench *b, tdm_error *err)
+static tdm_status bench_prepare(bench *b, tdm_error *err)
 {
     const tdm_job *job = b->job;
     tdm_bench *out = b->out;
@@ -157,14 +157,14 @@ static tdm_status prepare(bench *b, tdm_error *err)
                           .lane_count = out->lane_count,
                           .batches = {out->batch},
                           .seed = (uint64_t)job->seed,
-                          .fill = fill,
+                          .fill = bench_fill,
                           .user = b};
     TDM_TRY(tdm_team_create(&o, &b->team, err));
     return tdm__state_begin(&b->state, job, b->data.train, err);
 }
 
-/* Bytes that the optimiser cannot do without: gradient in, parameters and states in and out. */
-static uint64_t update_bytes(const bench *b)
+/* Minimum traffic of the optimiser: gradient in, parameters and states in and out. */
+static uint64_t bench_update_bytes(const bench *b)
 {
     uint64_t streams = 3 + (b->state.has_ema ? 2 : 0);
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++)
@@ -172,8 +172,8 @@ static uint64_t update_bytes(const bench *b)
     return streams * sizeof(float) * tdm_graph_trained_elements(b->state.graph);
 }
 
-/* A bad step changes nothing and leaves out the update, so its time is no step's. */
-static tdm_status check_steps(const bench *b, tdm_error *err)
+/* A step with non-finite values changes nothing and omits the update, so its time is not that of a step. */
+static tdm_status bench_check_steps(const bench *b, tdm_error *err)
 {
     if (b->failed != TDM_OK && err) *err = b->error;
     if (b->first_bad == 0 || b->failed != TDM_OK) return b->failed;
@@ -184,26 +184,26 @@ static tdm_status check_steps(const bench *b, tdm_error *err)
                     (unsigned long long)b->first_bad, b->job->optim.lr);
 }
 
-static tdm_status measure_steps(bench *b, tdm_error *err)
+static tdm_status bench_measure_steps(bench *b, tdm_error *err)
 {
     tdm_bench *out = b->out;
     double first = tdm_clock_s();
     out->start_s = first - b->begin_s;
-    one_step(b, false);
+    bench_step(b, false);
     out->first_step_s = tdm_clock_s() - first;
-    one_step(b, false);
-    TDM_TRY(check_steps(b, err));
-    time_steps(b);
-    TDM_TRY(check_steps(b, err));
+    bench_step(b, false);
+    TDM_TRY(bench_check_steps(b, err));
+    bench_time_steps(b);
+    TDM_TRY(bench_check_steps(b, err));
     out->peak_resident_bytes = tdm_os_peak_resident_bytes();
-    out->update_bytes = update_bytes(b);
+    out->update_bytes = bench_update_bytes(b);
     out->parameter_count = tdm_graph_trained_elements(b->state.graph);
     return TDM_OK;
 }
 
 /* ---- the ops of a lane ----------------------------------------------------------------------- */
 
-static tdm_status prepare_lane(bench *b, tdm_error *err)
+static tdm_status bench_prepare_lane(bench *b, tdm_error *err)
 {
     tdm_model_options m = tdm_model_of_lane(&b->model, b->out->lane_rows, b->out->batch);
     TDM_TRY(tdm_model_build(&m, &b->lane, err));
@@ -217,31 +217,31 @@ static tdm_status prepare_lane(bench *b, tdm_error *err)
     return TDM_OK;
 }
 
-/* The times of one run, by place in the plan. */
-typedef struct notes {
-    double *times; /* of all runs: op_count for each */
+/* The times of the ops, in the order of the plan. */
+typedef struct op_times {
+    double *times; /* of all runs: op_count per run */
     size_t next;
-} notes;
+} op_times;
 
-static bool note(void *user, const tdm_plan_event *event)
+static bool op_times_add(void *user, const tdm_plan_event *event)
 {
-    notes *n = user;
+    op_times *n = user;
     n->times[n->next++] = (double)(event->end_ns - event->begin_ns) * 1e-9;
     return true;
 }
 
-static tdm_step_key key_of(const bench *b)
+static tdm_step_key bench_key(const bench *b)
 {
     return (tdm_step_key){.seed = (uint64_t)b->job->seed};
 }
 
-static void fill_lane(bench *b)
+static void bench_fill_lane(bench *b)
 {
-    fill(b, 0, b->out->lane_rows, tdm_plan_input(b->plan, TDM_MODEL_INPUT).data,
-         tdm_plan_input(b->plan, TDM_MODEL_CLASSES).data);
+    bench_fill(b, 0, b->out->lane_rows, tdm_plan_input(b->plan, TDM_MODEL_INPUT).data,
+               tdm_plan_input(b->plan, TDM_MODEL_CLASSES).data);
 }
 
-static tdm_status list_ops(bench *b, tdm_error *err)
+static tdm_status bench_list_ops(bench *b, tdm_error *err)
 {
     tdm_bench *out = b->out;
     size_t nodes = tdm_plan_node_count(b->plan);
@@ -251,7 +251,7 @@ static tdm_status list_ops(bench *b, tdm_error *err)
         tdm_plan_node_info place = tdm_plan_node_at(b->plan, i);
         tdm_node_info node = tdm_graph_node_at(b->lane, place.node);
         if (strcmp(place.backend, "view") == 0 || strcmp(place.backend, "fused") == 0)
-            continue; /* nothing runs by itself */
+            continue; /* does not run as an op */
         out->ops[out->op_count++] = (tdm_bench_op){.op = node.op,
                                                    .name = node.name,
                                                    .kernel = place.backend,
@@ -263,28 +263,28 @@ static tdm_status list_ops(bench *b, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status measure_ops(bench *b, tdm_error *err)
+static tdm_status bench_measure_ops(bench *b, tdm_error *err)
 {
     tdm_bench *out = b->out;
-    TDM_TRY(list_ops(b, err));
+    TDM_TRY(bench_list_ops(b, err));
     size_t count = out->op_count;
     size_t max_runs = MAX_TIMES / (count + 1);
     if (max_runs > MAX_RUNS) max_runs = MAX_RUNS;
     if (max_runs < MIN_RUNS) max_runs = MIN_RUNS;
-    notes n = {.times = calloc(count * max_runs + 1, sizeof(double))};
+    op_times n = {.times = calloc(count * max_runs + 1, sizeof(double))};
     if (!n.times) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
-    tdm_step_key key = key_of(b);
+    tdm_step_key key = bench_key(b);
     double begin = tdm_clock_s();
     int runs = 0;
     do {
-        fill_lane(b);
-        tdm_plan_run_watched(b->plan, &key, note, &n);
+        bench_fill_lane(b);
+        tdm_plan_run_watched(b->plan, &key, op_times_add, &n);
         runs++;
     } while ((size_t)runs < max_runs &&
              (runs < MIN_RUNS || tdm_clock_s() - begin < b->options.seconds));
     for (size_t i = 0; i < count; i++) {
         for (int r = 0; r < runs; r++) b->times[r] = n.times[(size_t)r * count + i];
-        out->ops[i].seconds = median(b->times, runs);
+        out->ops[i].seconds = times_median(b->times, runs);
         out->lane_s += out->ops[i].seconds;
     }
     free(n.times);
@@ -296,30 +296,30 @@ static tdm_status measure_ops(bench *b, tdm_error *err)
 static const char *const product_ops[] = {"matmul", "conv", "conv_grad_x", "conv_grad_w"};
 enum { PRODUCT_OP_COUNT = sizeof(product_ops) / sizeof(product_ops[0]) };
 
-static void run_products(void *context)
+static void products_run(void *context)
 {
     bench *b = context;
-    tdm_step_key key = key_of(b);
+    tdm_step_key key = bench_key(b);
     for (int i = 0; i < PRODUCT_OP_COUNT; i++) tdm_plan_run_only(b->plan, &key, product_ops[i]);
 }
 
-/* A graph of products alone, on inputs of its own. */
+/* A graph of products only, with its own inputs. */
 typedef struct product_bench {
     tdm_graph *graph;
     tdm_plan *plan;
     tdm_pages arena;
 } product_bench;
 
-/* The product alone: what rounds its inputs to bf16 is an op of its own. */
-static void run_product(void *context)
+/* Runs the product only: rounding of its inputs to bf16 is a separate op. */
+static void product_run(void *context)
 {
     product_bench *p = context;
     tdm_plan_run_only(p->plan, &(tdm_step_key){0}, "matmul");
 }
 
-/* How long `count` products of one kind, of numbers of such a type, take one after another. */
-static tdm_status time_products(bench *b, const tdm_product *kind, tdm_dtype dtype, double *out,
-                                tdm_error *err)
+/* Measures a product of one shape and type. */
+static tdm_status product_time(bench *b, const tdm_product *kind, tdm_dtype dtype, double *out,
+                               tdm_error *err)
 {
     product_bench p = {.graph = tdm_graph_create()};
     if (!p.graph) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
@@ -340,7 +340,7 @@ static tdm_status time_products(bench *b, const tdm_product *kind, tdm_dtype dty
         tdm_plan_run(p.plan, &(tdm_step_key){0});
         double seconds = b->options.seconds;
         b->options.seconds = seconds / 8;
-        *out = time_of(b, run_product, &p, NULL, NULL);
+        *out = bench_time(b, product_run, &p, NULL, NULL);
         b->options.seconds = seconds;
     }
     tdm_plan_destroy(p.plan);
@@ -356,28 +356,28 @@ typedef struct known_times {
     size_t count;
 } known_times;
 
-static bool same_product(const tdm_product *a, const tdm_product *b)
+static bool product_is_same(const tdm_product *a, const tdm_product *b)
 {
     return a->batch == b->batch && a->M == b->M && a->N == b->N && a->K == b->K;
 }
 
-static tdm_status look_up(bench *b, known_times *known, const tdm_product *kind, double *out,
-                          tdm_error *err)
+static tdm_status product_time_cached(bench *b, known_times *known, const tdm_product *kind,
+                                      double *out, tdm_error *err)
 {
     size_t max = sizeof(known->seconds) / sizeof(known->seconds[0]);
     for (size_t k = 0; k < known->count; k++) {
-        if (!same_product(&known->kinds[k], kind)) continue;
+        if (!product_is_same(&known->kinds[k], kind)) continue;
         *out = known->seconds[k];
         return TDM_OK;
     }
-    TDM_TRY(time_products(b, kind, TDM_DTYPE_F32, out, err)); /* as our attention has them */
+    TDM_TRY(product_time(b, kind, TDM_DTYPE_F32, out, err)); /* the type in our attention kernel */
     if (known->count == max) return TDM_OK;
     known->kinds[known->count] = *kind;
     known->seconds[known->count++] = *out;
     return TDM_OK;
 }
 
-static tdm_status time_attention(bench *b, double *out, tdm_error *err)
+static tdm_status bench_time_attention(bench *b, double *out, tdm_error *err)
 {
     known_times known = {.count = 0};
     for (size_t n = 0; n < tdm_graph_node_count(b->lane); n++) {
@@ -385,19 +385,19 @@ static tdm_status time_attention(bench *b, double *out, tdm_error *err)
         size_t count = tdm_graph_products_at(b->lane, n, kinds);
         for (size_t i = 0; i < count; i++) {
             double seconds = 0;
-            TDM_TRY(look_up(b, &known, &kinds[i], &seconds, err));
+            TDM_TRY(product_time_cached(b, &known, &kinds[i], &seconds, err));
             *out += seconds * kinds[i].share;
         }
     }
     return TDM_OK;
 }
 
-static tdm_status measure_products(bench *b, tdm_error *err)
+static tdm_status bench_measure_products(bench *b, tdm_error *err)
 {
     tdm_bench *out = b->out;
-    fill_lane(b);
-    double lane_s = time_of(b, run_products, b, NULL, NULL);
-    TDM_TRY(time_attention(b, &lane_s, err));
+    bench_fill_lane(b);
+    double lane_s = bench_time(b, products_run, b, NULL, NULL);
+    TDM_TRY(bench_time_attention(b, &lane_s, err));
     double lanes = (double)tdm_lane_slice(out->lane_count, out->rank_count, 0).count;
     out->products_s = lane_s * lanes;
     return TDM_OK;
@@ -411,38 +411,38 @@ typedef struct memory_pass {
     int64_t pieces;
 } memory_pass;
 
-static void add_piece(const void *args, int64_t begin, int64_t end)
+static void memory_pass_add(const void *args, int64_t begin, int64_t end)
 {
     const memory_pass *m = args;
     size_t first = (size_t)begin * m->piece, count = (size_t)(end - begin) * m->piece;
     tdm_kernel_add_into(m->a + first, m->b + first, count);
 }
 
-static void run_memory(void *context)
+static void memory_pass_run(void *context)
 {
     memory_pass *m = context;
-    tdm_kernel_spread(m->pieces, (int64_t)m->piece, add_piece, m);
+    tdm_kernel_spread(m->pieces, (int64_t)m->piece, memory_pass_add, m);
 }
 
-static tdm_status measure_peak(bench *b, tdm_dtype dtype, double *flops, tdm_error *err)
+static tdm_status bench_measure_peak(bench *b, tdm_dtype dtype, double *flops, tdm_error *err)
 {
     tdm_product cube = {1, PEAK_SIZE, PEAK_SIZE, PEAK_SIZE, 1};
     double seconds = 0;
-    TDM_TRY(time_products(b, &cube, dtype, &seconds, err));
+    TDM_TRY(product_time(b, &cube, dtype, &seconds, err));
     *flops = 2.0 * PEAK_SIZE * PEAK_SIZE * PEAK_SIZE / seconds;
     return TDM_OK;
 }
 
-/* FLOP/s that an op could have: of bf16 for what the job computes in it. */
-static double peak_of(const tdm_bench *out, const tdm_bench_op *op)
+/* Peak FLOP/s for an op: bf16 for ops that the job computes in bf16. */
+static double op_peak(const tdm_bench *out, const tdm_bench_op *op)
 {
     for (int i = 0; i < PRODUCT_OP_COUNT && out->peak_bf16_flops > 0; i++)
         if (strcmp(op->op, product_ops[i]) == 0) return out->peak_bf16_flops;
     return out->peak_flops;
 }
 
-/* A pass over memory: the ranks of a host, which do it at the same time, share its length. */
-static tdm_status measure_memory(bench *b, double *bytes_per_s, tdm_error *err)
+/* Measures a pass over memory; the ranks of a host run it at the same time and divide its length. */
+static tdm_status bench_measure_memory(bench *b, double *bytes_per_s, tdm_error *err)
 {
     tdm_comm_info info = {.local_size = 1};
     if (b->options.comm) tdm_comm_info_get(b->options.comm, &info);
@@ -457,15 +457,15 @@ static tdm_status measure_memory(bench *b, double *bytes_per_s, tdm_error *err)
     m.b = m.a + elements;
     tdm_kernel_mode before = tdm_kernel_enter(b->out->thread_count);
     double min = 0;
-    time_of(b, run_memory, &m, &min, NULL);
+    bench_time(b, memory_pass_run, &m, &min, NULL);
     tdm_kernel_leave(&before);
     *bytes_per_s = 3.0 * (double)(elements * sizeof(float)) / min;
     tdm_pages_unmap(&pages);
     return TDM_OK;
 }
 
-/* Each rank has measured its share of the machine, while the others did the same. */
-static tdm_status add_ranks(bench *b, tdm_error *err)
+/* Adds up the ranks: each has measured its share of the machine at the same time. */
+static tdm_status bench_add_ranks(bench *b, tdm_error *err)
 {
     tdm_bench *out = b->out;
     tdm_group *world = tdm_comm_world(b->options.comm);
@@ -480,33 +480,33 @@ static tdm_status add_ranks(bench *b, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status measure_machine(bench *b, tdm_error *err)
+static tdm_status bench_measure_machine(bench *b, tdm_error *err)
 {
     tdm_bench *out = b->out;
     if (b->options.comm) TDM_TRY(tdm_group_barrier(tdm_comm_world(b->options.comm), err));
-    TDM_TRY(measure_peak(b, TDM_DTYPE_F32, &out->peak_flops, err));
+    TDM_TRY(bench_measure_peak(b, TDM_DTYPE_F32, &out->peak_flops, err));
     if (b->job->compute.precision == TDM_JOB_PRECISION_BF16)
-        TDM_TRY(measure_peak(b, TDM_DTYPE_BF16, &out->peak_bf16_flops, err));
-    TDM_TRY(measure_memory(b, &out->peak_bytes, err));
+        TDM_TRY(bench_measure_peak(b, TDM_DTYPE_BF16, &out->peak_bf16_flops, err));
+    TDM_TRY(bench_measure_memory(b, &out->peak_bytes, err));
     for (size_t i = 0; i < out->op_count; i++) {
         tdm_bench_op *op = &out->ops[i];
-        double compute = (double)op->flops / peak_of(out, op);
+        double compute = (double)op->flops / op_peak(out, op);
         double memory = (double)op->bytes / out->peak_bytes;
         op->bound_s = compute > memory ? compute : memory;
     }
-    return b->options.comm ? add_ranks(b, err) : TDM_OK;
+    return b->options.comm ? bench_add_ranks(b, err) : TDM_OK;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- the complete measurement ------------------------------------------------------------------ */
 
-static tdm_status measure(bench *b, tdm_error *err)
+static tdm_status bench_measure(bench *b, tdm_error *err)
 {
-    TDM_TRY(prepare(b, err));
-    TDM_TRY(measure_steps(b, err));
-    TDM_TRY(prepare_lane(b, err));
-    TDM_TRY(measure_ops(b, err));
-    TDM_TRY(measure_products(b, err));
-    return measure_machine(b, err);
+    TDM_TRY(bench_prepare(b, err));
+    TDM_TRY(bench_measure_steps(b, err));
+    TDM_TRY(bench_prepare_lane(b, err));
+    TDM_TRY(bench_measure_ops(b, err));
+    TDM_TRY(bench_measure_products(b, err));
+    return bench_measure_machine(b, err);
 }
 
 tdm_status tdm_bench_step(const tdm_job *job, const tdm_bench_options *options, tdm_bench *out,
@@ -516,9 +516,9 @@ tdm_status tdm_bench_step(const tdm_job *job, const tdm_bench_options *options, 
     bench b = {.job = job, .out = out, .begin_s = tdm_clock_s()};
     if (options) b.options = *options;
     if (b.options.seconds <= 0) b.options.seconds = 2;
-    tdm_status status = measure(&b, err);
+    tdm_status status = bench_measure(&b, err);
     tdm_plan_destroy(b.plan);
-    /* The names of the ops are the graph's: they are kept for as long as the result. */
+    /* The graph owns the names of the ops, so the result keeps it. */
     out->graph = b.lane;
     tdm_pages_unmap(&b.arena);
     tdm_pages_unmap(&b.grads);

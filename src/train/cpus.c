@@ -1,12 +1,11 @@
 /*
- * cpus.c: how the ranks of a host share its CPUs, and what kernels they compute with.
+ * cpus.c: how the ranks of a host share its CPUs, and a comparison of their numerics.
  *
- * Each rank tells the others where it may run. A CPU that several ranks of a host may use counts for each
- * of them by its part: so pinned ranks have their own CPUs, ranks that are not pinned have equal shares, and
- * all kinds of mixtures come out right. With compute.threads: auto the share, rounded down, is the number
- * of threads. How many threads a rank has changes no bit, so ranks may differ. Ranks that compute with a
- * vendor's kernels, whose bits depend on the CPU and on the library, must not differ in these: they are
- * compared here, too.
+ * Each rank sends its CPU set to the others. A CPU that several ranks of a host may use is divided between
+ * them: so pinned ranks have their own CPUs, unpinned ranks have equal shares, and mixtures are handled
+ * correctly. With compute.threads: auto the number of threads is the share, rounded down. The number of
+ * threads does not affect the result, so ranks may differ. Results of vendor kernels depend on the CPU and
+ * the library, so ranks that use them must not differ in these: they are compared here.
  */
 #include "train/internal.h"
 
@@ -16,11 +15,11 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What a rank tells. */
+/* The CPUs of a rank, as exchanged. */
 typedef struct cpus {
-    tdm_cpu_set place; /* all zero: the system does not tell */
+    tdm_cpu_set place; /* all zero: unknown */
     int32_t usable_count;
-    int32_t thread_count; /* that the job says; 0: auto */
+    int32_t thread_count; /* set by the job; 0: auto */
 } cpus;
 
 static cpus cpus_here(const tdm_job *job)
@@ -30,17 +29,17 @@ static cpus cpus_here(const tdm_job *job)
     tdm_os_cpu_info(&info);
     own.usable_count = info.usable_count > 0 ? info.usable_count : 1;
     if (!tdm_os_cpu_set_here(&own.place)) memset(&own.place, 0, sizeof(own.place));
-    own.place.memory_node = 0; /* no matter here */
+    own.place.memory_node = 0; /* irrelevant here */
     return own;
 }
 
-static bool may_use(const cpus *c, int cpu)
+static bool cpus_may_use(const cpus *c, int cpu)
 {
     return c->place.processors[cpu / 64] >> (cpu % 64) & 1;
 }
 
-/* CPUs that a rank has for itself, by parts. */
-static double share_of(const cpus *all, int size, int rank, tdm_comm *comm)
+/* The share of a rank in the CPUs of its host. */
+static double cpus_share(const cpus *all, int size, int rank, tdm_comm *comm)
 {
     int near_count = 0, mask_count = 0;
     double share = 0;
@@ -48,28 +47,28 @@ static double share_of(const cpus *all, int size, int rank, tdm_comm *comm)
         near_count += !comm || tdm_comm_host_of(comm, i) == tdm_comm_host_of(comm, rank);
     for (int cpu = 0; cpu < TDM_PLACE_MAX_CPUS; cpu++) {
         int users = 0;
-        if (!may_use(&all[rank], cpu)) continue;
+        if (!cpus_may_use(&all[rank], cpu)) continue;
         for (int i = 0; i < size; i++)
-            users += may_use(&all[i], cpu) &&
+            users += cpus_may_use(&all[i], cpu) &&
                      (!comm || tdm_comm_host_of(comm, i) == tdm_comm_host_of(comm, rank));
         share += 1.0 / users;
         mask_count++;
     }
-    /* A quota is for all of them together. */
+    /* A quota applies to all of them together. */
     double equal = (double)all[rank].usable_count / near_count;
     return mask_count == 0 || (all[rank].usable_count < mask_count && equal < share) ? equal
                                                                                      : share;
 }
 
-/* Whole CPUs: a sum of thirds may be a little less than it should. */
-static int threads_of(const cpus *c, double share)
+/* Rounds down; the epsilon is for sums such as three thirds. */
+static int cpus_thread_count(const cpus *c, double share)
 {
     if (c->thread_count > 0) return c->thread_count;
     int threads = (int)(share + 1e-6);
     return threads < 1 ? 1 : threads < TDM_MAX_THREADS ? threads : TDM_MAX_THREADS;
 }
 
-/* CPUs that the ranks of a host have together, and how many ranks they are. */
+/* The number of CPUs that the ranks of a host can use together, and the number of these ranks. */
 static int host_cpus(const cpus *all, int size, int host, tdm_comm *comm, int *worker_count)
 {
     uint64_t together[TDM_PLACE_MAX_CPUS / 64] = {0};
@@ -89,8 +88,8 @@ static int host_cpus(const cpus *all, int size, int host, tdm_comm *comm, int *w
     return count > 0 && count < quota ? count : quota;
 }
 
-/* Said by rank 0, of the first host where it is so. One thread for each rank is what somebody asked for. */
-static void warn_of_crowds(const cpus *all, int size, int thread_count, tdm_comm *comm)
+/* Warns about the first such host, on rank 0. One thread per rank is never reported: the user chose the number of ranks. */
+static void cpus_warn_if_shared(const cpus *all, int size, int thread_count, tdm_comm *comm)
 {
     for (int i = 0, last = -1; i < size && thread_count > 1; i++) {
         int host = comm ? tdm_comm_host_of(comm, i) : 0, worker_count;
@@ -99,8 +98,8 @@ static void warn_of_crowds(const cpus *all, int size, int thread_count, tdm_comm
         int count = host_cpus(all, size, host, comm, &worker_count);
         if (worker_count * thread_count <= count) continue;
         tdm_log(TDM_LOG_WARN, "train",
-                "%d worker%s with %d threads each share the %d CPU%s of a host, and take turns; "
-                "compute.threads: auto takes as many threads as there are CPUs",
+                "%d worker%s with %d threads each share the %d CPU%s of a host and take turns; "
+                "compute.threads: auto uses as many threads as there are CPUs",
                 worker_count, worker_count == 1 ? "" : "s", thread_count, count,
                 count == 1 ? "" : "s");
         return;
@@ -115,7 +114,7 @@ tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool says, int *t
     cpus *all = arena ? tdm_arena_array(arena, (size_t)size, sizeof(*all)) : NULL;
     tdm_status status = all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     status = tdm__agree(comm, status, NULL, err);
-    assert(status != TDM_OK || all); /* nobody agrees without memory */
+    assert(status != TDM_OK || all); /* the ranks agree only if all have memory */
     if (status == TDM_OK) {
         all[rank] = cpus_here(job);
         if (size > 1)
@@ -123,10 +122,10 @@ tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool says, int *t
                                           (size_t)size * sizeof(*all), TDM_DTYPE_U8, err);
     }
     if (status == TDM_OK) {
-        double share = share_of(all, size, rank, comm);
-        *threads = threads_of(&all[rank], share);
+        double share = cpus_share(all, size, rank, comm);
+        *threads = cpus_thread_count(&all[rank], share);
         tdm_kernel_crowded_set(*threads > share + 1e-6);
-        if (says && rank == 0) warn_of_crowds(all, size, (int)job->compute.threads, comm);
+        if (says && rank == 0) cpus_warn_if_shared(all, size, (int)job->compute.threads, comm);
     }
     tdm_arena_destroy(arena);
     return status;
@@ -139,20 +138,20 @@ const char *tdm__numerics_of(const tdm_job *job, char buffer[TDM_NUMERICS_BYTES]
     return tdm_numerics_text(job->compute.numerics == TDM_JOB_NUMERICS_VENDOR, buffer);
 }
 
-/* The words of the rank that differs from rank 0. */
-static tdm_status fail_differing(const char *first, const tdm__host_name *names, int rank,
-                                 const tdm_job *job, tdm_error *err)
+/* The error of the rank that differs from rank 0. */
+static tdm_status numerics_fail(const char *first, const tdm__host_name *names, int rank,
+                                const tdm_job *job, tdm_error *err)
 {
     char own[TDM_NUMERICS_BYTES];
     bool is_vendor = job->compute.numerics == TDM_JOB_NUMERICS_VENDOR;
     return tdm_fail(
         err, TDM_ERR_JOB_MISMATCH,
-        "host %s computes with numerics '%s', and rank 0 on host %s with '%s': together "
-        "they would give bits that neither gives alone; %s",
+        "host %s computes with numerics '%s', but rank 0 on host %s with '%s': together "
+        "they would give a result that neither gives alone; %s",
         names[rank].text, tdm__numerics_of(job, own), names[0].text, first,
         is_vendor ? "start all with TANDEM_ISA=v3 and the same oneDNN, or set "
                     "compute.numerics: portable"
-                  : "bring the same version of tandem to all hosts");
+                  : "install the same version of tandem on all hosts");
 }
 
 tdm_status tdm__same_numerics(tdm_comm *comm, const tdm_job *job, tdm_error *err)
@@ -169,7 +168,7 @@ tdm_status tdm__same_numerics(tdm_comm *comm, const tdm_job *job, tdm_error *err
     status = tdm__agree(comm, status, NULL, err);
     if (status == TDM_OK) status = tdm__host_names(comm, names, err);
     if (status == TDM_OK && differs == tdm__rank_of(comm))
-        status = fail_differing(text, names, differs, job, err);
+        status = numerics_fail(text, names, differs, job, err);
     tdm_arena_destroy(arena);
     return tdm__agree(comm, status, NULL, err);
 }
@@ -180,6 +179,7 @@ void tdm__warn_of_numerics(const char *path, const char *there, const tdm_job *j
     char here[TDM_NUMERICS_BYTES];
     tdm__numerics_of(job, here);
     if (there && strcmp(here, there) == 0) return;
-    tdm_log(TDM_LOG_WARN, "train", "%s was computed with numerics '%s', and this is '%s': %s", path,
-            there ? there : "of before version 1", here, follows);
+    tdm_log(TDM_LOG_WARN, "train",
+            "%s was computed with numerics '%s', but this program uses '%s': %s", path,
+            there ? there : "before version 1", here, follows);
 }

@@ -1,9 +1,9 @@
 /*
- * job_data.c: from what a job says about its data to data sets that fit together.
+ * job_data.c: loads the data sets of a job and checks that they match.
  */
 #include "train/internal.h"
 
-static tdm_data_options options_of(const tdm_job *job, const char *labels_path)
+static tdm_data_options data_options_of(const tdm_job *job, const char *labels_path)
 {
     const char *delimiter = job->data.delimiter;
     return (tdm_data_options){
@@ -17,18 +17,18 @@ static tdm_data_options options_of(const tdm_job *job, const char *labels_path)
     };
 }
 
-static tdm_status check_train(const tdm_job *job, const tdm_dataset *set, tdm_error *err)
+static tdm_status train_data_check(const tdm_job *job, const tdm_dataset *set, tdm_error *err)
 {
     const tdm_dataset_info *info = tdm_dataset_info_of(set);
     if ((info->kind == TDM_DATA_KIND_TOKENS) != tdm_model_takes_tokens(job))
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
                         "%s: %s; choose another model.kind or data.format", info->path,
                         info->kind == TDM_DATA_KIND_TOKENS
-                            ? "it is read as a text, but the model takes samples of numbers"
-                            : "it is read as a table of numbers, but the model takes a text");
+                            ? "it is read as text, but the model takes samples of numbers"
+                            : "it is read as a table of numbers, but the model takes text");
     if (info->kind == TDM_DATA_KIND_TOKENS && info->class_count == 1)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
-                        "%s: the text is one character over and over; there is nothing to learn",
+                        "%s: the text repeats a single character; there is nothing to learn",
                         info->path);
     if (info->class_count == 0)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
@@ -43,12 +43,12 @@ static tdm_status check_train(const tdm_job *job, const tdm_dataset *set, tdm_er
     return TDM_OK;
 }
 
-static tdm_status check_test(const tdm_dataset *train, const tdm_dataset *test, tdm_error *err)
+static tdm_status test_data_check(const tdm_dataset *train, const tdm_dataset *test, tdm_error *err)
 {
     const tdm_dataset_info *a = tdm_dataset_info_of(train), *b = tdm_dataset_info_of(test);
     if (b->feature_count != a->feature_count)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
-                        "%s: %lld numbers a sample, but the training data has %lld", b->path,
+                        "%s: %lld numbers per sample, but the training data has %lld", b->path,
                         (long long)b->feature_count, (long long)a->feature_count);
     if (b->class_count == 0)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
@@ -62,31 +62,31 @@ static tdm_status check_test(const tdm_dataset *train, const tdm_dataset *test, 
     return TDM_OK;
 }
 
-static tdm_status load_test(const tdm_job *job, tdm_job_data *data, tdm_error *err)
+static tdm_status test_data_load(const tdm_job *job, tdm_job_data *data, tdm_error *err)
 {
     const tdm_dataset_info *info = tdm_dataset_info_of(data->train);
-    tdm_data_options options = options_of(job, job->data.test_labels);
+    tdm_data_options options = data_options_of(job, job->data.test_labels);
     options.class_names = info->class_names;
     options.class_count = info->class_count;
     options.stride = options.context; /* each token counts once */
     TDM_TRY(tdm_dataset_load(job->data.test, &options, &data->test, err));
-    return check_test(data->train, data->test, err);
+    return test_data_check(data->train, data->test, err);
 }
 
 tdm_status tdm_job_data_load(const tdm_job *job, tdm_job_data *out, tdm_error *err)
 {
     tdm_job_data data = {0};
-    TDM_TRY(tdm_model_check(job, err)); /* how the data is read depends on it */
-    tdm_data_options options = options_of(job, job->data.train_labels);
+    TDM_TRY(tdm_model_check(job, err)); /* determines how the data is read */
+    tdm_data_options options = data_options_of(job, job->data.train_labels);
     tdm_status status = tdm_dataset_load(job->data.train, &options, &data.train, err);
-    if (status == TDM_OK) status = check_train(job, data.train, err);
+    if (status == TDM_OK) status = train_data_check(job, data.train, err);
     if (status == TDM_OK && job->data.test_fraction > 0) {
         data.whole = data.train;
         data.train = NULL;
         status = tdm_dataset_split(data.whole, job->data.test_fraction, (uint64_t)job->seed,
                                    &data.train, &data.test, err);
     } else if (status == TDM_OK && job->data.test) {
-        status = load_test(job, &data, err);
+        status = test_data_load(job, &data, err);
     }
     if (status != TDM_OK) {
         tdm_job_data_release(&data);
@@ -107,7 +107,7 @@ void tdm_job_data_release(tdm_job_data *data)
 tdm_data_options tdm_model_data_options(const tdm_model *model)
 {
     const tdm_checkpoint_content *content = tdm_model_content(model);
-    tdm_data_options options = options_of(tdm_model_job(model), NULL);
+    tdm_data_options options = data_options_of(tdm_model_job(model), NULL);
     options.class_names = content->class_names;
     options.class_count = content->class_count;
     options.stride = options.context;
@@ -125,11 +125,9 @@ tdm_status tdm_job_sample_shape(const tdm_job *job, const tdm_dataset *dataset, 
         for (int i = 0; i < shape.rank; i++) shape.dim[i] = job->data.shape.values[i];
     }
     if (tdm_shape_elements(&shape) != info->feature_count)
-        return tdm_fail(
-            err, TDM_ERR_JOB_INVALID,
-            "data.shape: %s holds another number of values than a sample of %s, which has "
-            "%lld",
-            tdm_shape_text(&shape, text), info->path, (long long)info->feature_count);
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "data.shape: %s does not match the samples of %s, which have %lld values",
+                        tdm_shape_text(&shape, text), info->path, (long long)info->feature_count);
     *out = shape;
     return TDM_OK;
 }

@@ -1,13 +1,13 @@
 /*
- * memory.c: what a job needs in memory, whether that is there, and what would make it fit.
+ * memory.c: estimates the memory of a job, checks that it is available, and suggests changes that make it fit.
  *
  * An estimate builds the graph of the largest lane and plans it as the team will, so activations are
- * counted with their kernels' scratch memory, to the byte; what ranks keep of parameters, gradients and
- * state the room parallel predicts; the rest is arithmetic. Nothing large is mapped here.
+ * counted exactly, with the scratch memory of their kernels. The parallel module predicts the memory of
+ * parameters, gradients and state. The rest is arithmetic. Nothing large is mapped here.
  *
- * A job that does not fit is refused with a list of changes, each of which was estimated like the
- * job itself and does fit. First come those that leave the result as it is. When no change alone is
- * enough, one combination is named, without parts that it can do without.
+ * A job that does not fit is refused with a list of changes. Each was estimated like the job itself and
+ * does fit. Changes that do not affect the result come first. If no single change is enough, one
+ * combination is suggested, without unnecessary parts.
  */
 #include "train/internal.h"
 
@@ -16,10 +16,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Of what the machine has: the rest is for the program itself and for what grows elsewhere. */
+/* Percentage of the available memory; the rest is for the program and for other growth. */
 enum { USABLE_PERCENT = 95 };
 
-/* ---- arithmetic that stays at the top instead of wrapping ------------------------------------ */
+/* ---- saturating arithmetic ------------------------------------------------------------------- */
 
 static uint64_t plus(uint64_t a, uint64_t b)
 {
@@ -64,7 +64,7 @@ static void count_flops(const tdm_graph *graph, const tdm_plan *plan, tdm_memory
     }
 }
 
-/* Numbers that the optimiser keeps for each parameter, without the average of the weights. */
+/* Numbers the optimiser keeps per parameter, without the average of the weights. */
 static int count_states(const tdm_job *job)
 {
     const tdm_optim_ops *optim = tdm_optim_find(job->optim.kind);
@@ -75,11 +75,11 @@ static int count_states(const tdm_job *job)
 }
 
 /*
- * Parameters, gradients and state of a rank in 32-bit numbers, as "ZeRO: Memory Optimizations Toward
- * Training Trillion Parameter Models" (Rajbhandari et al., 2020) gives them for 16-bit ones: everything
- * on every rank; the state by the number of ranks; the gradients as well; the parameters as well.
+ * Parameters, gradients and state of a rank in 32-bit numbers, by the formulas that "ZeRO: Memory Optimizations
+ * Toward Training Trillion Parameter Models" (Rajbhandari et al., 2020) gives for 16-bit ones. Stage 0:
+ * everything on every rank; 1: the state divided by the number of ranks; 2: gradients as well; 3: parameters as well.
  */
-static uint64_t formula(const tdm_memory_estimate *e, uint64_t parameters, int zero)
+static uint64_t zero_formula_bytes(const tdm_memory_estimate *e, uint64_t parameters, int zero)
 {
     uint64_t block = times(parameters, sizeof(float)), ranks = (uint64_t)e->worker_count;
     uint64_t state = times((uint64_t)e->optimiser_numbers, block);
@@ -89,8 +89,9 @@ static uint64_t formula(const tdm_memory_estimate *e, uint64_t parameters, int z
     return plus(own, shared / ranks);
 }
 
-/* A host's bytes of the job's own stage. */
-static void take_own(const tdm_ranks_memory *m, const tdm_graph *graph, tdm_memory_estimate *e)
+/* Sets the bytes of a host for the stage of the job. */
+static void estimate_take_stage(const tdm_ranks_memory *m, const tdm_graph *graph,
+                                tdm_memory_estimate *e)
 {
     size_t trained = tdm_graph_trained_extent(graph), all = tdm_graph_param_extent(graph);
     e->buffer_bytes = (all - trained) * sizeof(float);
@@ -104,16 +105,16 @@ static void take_own(const tdm_ranks_memory *m, const tdm_graph *graph, tdm_memo
                                 e->arena_bytes);
 }
 
-/* Between hosts, gradients under way lie in the transport's buffers, too. */
-static uint64_t under_way(const tdm_graph *graph)
+/* Between hosts, gradients in flight also use buffers of the transport. */
+static uint64_t in_flight_bytes(const tdm_graph *graph)
 {
     uint64_t bytes = tdm_graph_grad_extent(graph) * sizeof(float);
     return bytes < TDM_CALLS_ACTIVE_BYTES ? bytes : TDM_CALLS_ACTIVE_BYTES;
 }
 
-/* What the store and the team map, for each stage. */
-static tdm_status count_stages(const tdm_job *job, const tdm_graph *graph, const tdm_plan *plan,
-                               tdm_memory_estimate *e, tdm_error *err)
+/* Predicts the memory of parameter store and team for each stage. */
+static tdm_status estimate_stages(const tdm_job *job, const tdm_graph *graph, const tdm_plan *plan,
+                                  tdm_memory_estimate *e, tdm_error *err)
 {
     tdm_ranks_memory_options options = {.graph = graph,
                                         .plan = plan,
@@ -131,18 +132,18 @@ static tdm_status count_stages(const tdm_job *job, const tdm_graph *graph, const
         uint64_t ranks = (uint64_t)m.node_ranks;
         e->host_workers = m.node_ranks;
         stage->parameter_bytes = m.parameter_bytes / ranks;
-        if (e->host_count > 1) m.gradient_bytes += ranks * under_way(graph);
+        if (e->host_count > 1) m.gradient_bytes += ranks * in_flight_bytes(graph);
         stage->gradient_bytes = m.gradient_bytes / ranks;
         stage->optimiser_bytes = (m.state_bytes - m.file_bytes) / ranks;
         stage->activation_bytes = times((uint64_t)m.lanes_side_by_side, e->arena_bytes);
-        stage->formula_bytes = formula(e, tdm_graph_trained_elements(graph), zero);
-        if (zero == job->parallel.zero) take_own(&m, graph, e);
+        stage->formula_bytes = zero_formula_bytes(e, tdm_graph_trained_elements(graph), zero);
+        if (zero == job->parallel.zero) estimate_take_stage(&m, graph, e);
     }
     return TDM_OK;
 }
 
-static tdm_status plan_training(const tdm_model_options *model, tdm_memory_estimate *e,
-                                tdm_error *err)
+static tdm_status estimate_training(const tdm_model_options *model, tdm_memory_estimate *e,
+                                    tdm_error *err)
 {
     tdm_model_options m = tdm_model_of_lane(model, e->lane_rows, e->batch);
     tdm_graph *graph;
@@ -154,15 +155,15 @@ static tdm_status plan_training(const tdm_model_options *model, tdm_memory_estim
         e->arena_bytes = tdm_plan_arena_bytes(plan);
         e->unshared_bytes = tdm_plan_unshared_bytes(plan);
         count_flops(graph, plan, e);
-        status = count_stages(m.job, graph, plan, e, err);
+        status = estimate_stages(m.job, graph, plan, e, err);
         tdm_plan_destroy(plan);
     }
     tdm_graph_destroy(graph);
     return status;
 }
 
-static tdm_status plan_evaluation(const tdm_model_options *model, int64_t test_count,
-                                  tdm_memory_estimate *e, tdm_error *err)
+static tdm_status estimate_evaluation(const tdm_model_options *model, int64_t test_count,
+                                      tdm_memory_estimate *e, tdm_error *err)
 {
     tdm_model_options m = *model;
     m.batch = tdm_model_eval_rows(&m);
@@ -181,7 +182,7 @@ static tdm_status plan_evaluation(const tdm_model_options *model, int64_t test_c
     return status;
 }
 
-static uint64_t set_bytes(const tdm_dataset *set)
+static uint64_t dataset_bytes(const tdm_dataset *set)
 {
     if (!set) return 0;
     const tdm_dataset_info *info = tdm_dataset_info_of(set);
@@ -192,8 +193,8 @@ static uint64_t set_bytes(const tdm_dataset *set)
     return (uint64_t)info->sample_count * row;
 }
 
-/* Every rank evaluates its share of the test set, and has the data for itself. */
-static void add_up(tdm_memory_estimate *e)
+/* Every rank evaluates its share of the test set and has a copy of the data. */
+static void estimate_add_up(tdm_memory_estimate *e)
 {
     uint64_t each = plus(e->evaluation_bytes, e->data_bytes);
     const uint64_t parts[] = {e->parameter_bytes,  e->buffer_bytes,
@@ -225,12 +226,13 @@ tdm_status tdm_memory_estimate_of(const tdm_job *job, const tdm_job_data *data,
                          : tdm__threads_guess(job,
                                               (e.worker_count + e.host_count - 1) / e.host_count);
     model.threads = e.thread_count;
-    TDM_TRY(plan_training(&model, &e, err));
+    TDM_TRY(estimate_training(&model, &e, err));
     if (data->test)
-        TDM_TRY(plan_evaluation(&model, tdm_dataset_info_of(data->test)->sample_count, &e, err));
-    e.data_bytes = data->whole ? set_bytes(data->whole)
-                               : plus(set_bytes(data->train), set_bytes(data->test));
-    add_up(&e);
+        TDM_TRY(
+            estimate_evaluation(&model, tdm_dataset_info_of(data->test)->sample_count, &e, err));
+    e.data_bytes = data->whole ? dataset_bytes(data->whole)
+                               : plus(dataset_bytes(data->train), dataset_bytes(data->test));
+    estimate_add_up(&e);
     *out = e;
     return TDM_OK;
 }
@@ -240,16 +242,16 @@ uint64_t tdm_memory_budget(const tdm_job *job)
     if (job->memory.limit > 0) return (uint64_t)job->memory.limit;
     tdm_memory_info info;
     tdm_os_memory_info(&info);
-    /* What this process holds already, the data first of all, is part of the estimate. */
+    /* Memory this process holds already, mainly the data, is part of the estimate. */
     uint64_t there = info.available_bytes ? plus(info.available_bytes, tdm_os_resident_bytes())
                                           : UINT64_MAX;
     if (info.limit_bytes > 0 && info.limit_bytes < there) there = info.limit_bytes;
     return there == UINT64_MAX ? there : there / 100 * USABLE_PERCENT;
 }
 
-/* ---- what would make it fit ------------------------------------------------------------------ */
+/* ---- suggestions ----------------------------------------------------------------------------- */
 
-/* A job that does not fit, and the list of changes with which it does. */
+/* A job that does not fit, and the list of changes with which it fits. */
 typedef struct search {
     const tdm_job *job;
     const tdm_job_data *data;
@@ -257,26 +259,26 @@ typedef struct search {
     int host_count;
     int cpu_count; /* of a host, at most; for fewer workers with more threads */
     uint64_t budget;
-    uint64_t needed; /* by the job as it is */
+    uint64_t needed; /* by the unchanged job */
     tdm_str list;
     int found;
-    uint64_t min; /* that any of the tries needs */
+    uint64_t min; /* the smallest need of all attempts */
 } search;
 
-/* One thing, or several, done differently. */
+/* One or several changes to the job. */
 typedef struct change {
     tdm_job job;
     int worker_count;
     bool changes_result;
-    uint64_t bytes; /* what it needs; UINT64_MAX when it cannot be planned */
+    uint64_t bytes; /* what it needs; UINT64_MAX if it cannot be planned */
 } change;
 
-static change no_change(const search *s)
+static change change_none(const search *s)
 {
     return (change){.job = *s->job, .worker_count = s->worker_count, .bytes = s->needed};
 }
 
-static void add_line(search *s, const change *c)
+static void search_add_line(search *s, const change *c)
 {
     static const char *const ways[] = {"none", "blocks", "full"};
     const tdm_job *a = s->job, *b = &c->job;
@@ -312,8 +314,8 @@ static int host_workers(const tdm_memory_world *world)
     return (world->rank_count + world->host_count - 1) / world->host_count;
 }
 
-/* A change that cannot be planned does not fit. */
-static bool fits(search *s, change *c)
+/* Estimates a change. A change that cannot be planned does not fit. */
+static bool change_fits(search *s, change *c)
 {
     tdm_memory_estimate e;
     tdm_error ignored;
@@ -329,10 +331,10 @@ static bool fits(search *s, change *c)
     return c->bytes <= s->budget;
 }
 
-/* Makes the change greater by one notch; false when there is no more. */
-typedef bool (*notch_fn)(const search *s, change *c);
+/* Increases a change by one step; false at its limit. */
+typedef bool (*change_step_fn)(const search *s, change *c);
 
-static bool recompute_more(const search *s, change *c)
+static bool change_recompute_more(const search *s, change *c)
 {
     (void)s;
     if (c->job.memory.recompute == TDM_JOB_RECOMPUTE_FULL) return false;
@@ -340,7 +342,7 @@ static bool recompute_more(const search *s, change *c)
     return true;
 }
 
-static bool fewer_workers(const search *s, change *c)
+static bool change_fewer_workers(const search *s, change *c)
 {
     (void)s;
     if (c->worker_count <= 1) return false;
@@ -348,8 +350,8 @@ static bool fewer_workers(const search *s, change *c)
     return true;
 }
 
-/* Only where it leaves the result as it is. */
-static bool evaluate_less(const search *s, change *c)
+/* Only if it does not affect the result. */
+static bool change_smaller_eval(const search *s, change *c)
 {
     if (!s->data->test || s->job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU) return false;
     if (c->job.eval.batch <= 1) return false;
@@ -357,8 +359,8 @@ static bool evaluate_less(const search *s, change *c)
     return true;
 }
 
-/* The lanes that the job names must not outnumber the rows. */
-static bool smaller_batch(const search *s, change *c)
+/* Keeps at least one row per lane that the job sets. */
+static bool change_smaller_batch(const search *s, change *c)
 {
     (void)s;
     if (c->job.train.batch <= 1 || c->job.train.batch / 2 < c->job.parallel.lanes) return false;
@@ -369,7 +371,7 @@ static bool smaller_batch(const search *s, change *c)
     return true;
 }
 
-static bool more_lanes(const search *s, change *c)
+static bool change_more_lanes(const search *s, change *c)
 {
     (void)s;
     int64_t lanes = 2 * tdm_lanes_of(&c->job);
@@ -379,8 +381,8 @@ static bool more_lanes(const search *s, change *c)
     return true;
 }
 
-/* Lion keeps one number for a parameter. Jobs with settings that it refuses stay as they are. */
-static bool leaner_optimiser(const search *s, change *c)
+/* Lion keeps one number per parameter. Jobs with settings that it rejects are not changed. */
+static bool change_lean_optimiser(const search *s, change *c)
 {
     (void)s;
     if (c->job.optim.kind == TDM_JOB_OPTIM_LION || c->job.optim.nesterov || c->job.optim.centred)
@@ -390,8 +392,8 @@ static bool leaner_optimiser(const search *s, change *c)
     return true;
 }
 
-/* The fewest gradients to keep. */
-static bool one_lane(const search *s, change *c)
+/* Keeps the fewest gradients. */
+static bool change_one_lane(const search *s, change *c)
 {
     (void)s;
     if (tdm_lanes_of(&c->job) == 1) return false;
@@ -401,12 +403,12 @@ static bool one_lane(const search *s, change *c)
     return true;
 }
 
-/* Goes on until it fits, which is true then, or comes to the end; keeps what helped most. */
-static bool turn(search *s, change *c, notch_fn notch)
+/* Increases a change until it fits (returns true) or reaches its limit; keeps the best one. */
+static bool change_apply(search *s, change *c, change_step_fn step)
 {
     change best = *c, next = *c;
-    while (notch(s, &next)) {
-        if (fits(s, &next)) {
+    while (step(s, &next)) {
+        if (change_fits(s, &next)) {
             *c = next;
             return true;
         }
@@ -416,66 +418,68 @@ static bool turn(search *s, change *c, notch_fn notch)
     return false;
 }
 
-static void try_alone(search *s, notch_fn notch)
+static void search_try_single(search *s, change_step_fn step)
 {
-    change c = no_change(s);
-    if (turn(s, &c, notch)) add_line(s, &c);
+    change c = change_none(s);
+    if (change_apply(s, &c, step)) search_add_line(s, &c);
 }
 
-/* Takes back what a later part has made needless, and what costs the most time first. */
-static void take_back(search *s, change *c)
+/* Reverts parts that a later part made unnecessary, the most expensive in time first. */
+static void change_revert_unneeded(search *s, change *c)
 {
     int64_t lanes = tdm_lanes_of(&c->job);
     int max = s->worker_count < lanes ? s->worker_count : (int)lanes;
     for (int workers = max; workers > c->worker_count; workers /= 2) {
         change t = *c;
         t.worker_count = workers;
-        if (fits(s, &t)) *c = t;
+        if (change_fits(s, &t)) *c = t;
     }
     for (int way = s->job->memory.recompute; way < c->job.memory.recompute; way++) {
         change t = *c;
         t.job.memory.recompute = way;
-        if (fits(s, &t)) *c = t;
+        if (change_fits(s, &t)) *c = t;
     }
     for (int64_t rows = s->job->eval.batch; rows > c->job.eval.batch; rows /= 2) {
         change t = *c;
         t.job.eval.batch = rows;
-        if (fits(s, &t)) *c = t;
+        if (change_fits(s, &t)) *c = t;
     }
 }
 
-/* Turns one after the other, up to a NULL; with the first that makes it fit the change is listed. */
-static bool try_in_turn(search *s, change *c, const notch_fn *notches)
+/* Applies the changes of a NULL-terminated list in order; adds the result to the list as soon as it fits. */
+static bool search_try_sequence(search *s, change *c, const change_step_fn *steps)
 {
-    for (; *notches; notches++) {
-        if (!turn(s, c, *notches)) continue;
-        take_back(s, c);
-        add_line(s, c);
+    for (; *steps; steps++) {
+        if (!change_apply(s, c, *steps)) continue;
+        change_revert_unneeded(s, c);
+        search_add_line(s, c);
         return true;
     }
     return false;
 }
 
-/* The first combination that fits, from the least drastic on. */
-static void try_together(search *s, bool resumes)
+/* Finds the first combination that fits, starting with the least drastic. */
+static void search_try_combinations(search *s, bool resumes)
 {
-    static const notch_fn same_result[] = {recompute_more, fewer_workers, evaluate_less, NULL};
-    static const notch_fn others[][4] = {{smaller_batch},
-                                         {more_lanes},
-                                         {leaner_optimiser},
-                                         {one_lane, smaller_batch},
-                                         {leaner_optimiser, one_lane, smaller_batch}};
-    change base = no_change(s);
-    bool done = try_in_turn(s, &base, same_result) || resumes;
+    static const change_step_fn same_result[] = {change_recompute_more, change_fewer_workers,
+                                                 change_smaller_eval, NULL};
+    static const change_step_fn others[][4] = {
+        {change_smaller_batch},
+        {change_more_lanes},
+        {change_lean_optimiser},
+        {change_one_lane, change_smaller_batch},
+        {change_lean_optimiser, change_one_lane, change_smaller_batch}};
+    change base = change_none(s);
+    bool done = search_try_sequence(s, &base, same_result) || resumes;
     for (size_t i = 0; !done && i < sizeof(others) / sizeof(others[0]); i++) {
         change c = base;
-        done = try_in_turn(s, &c, others[i]);
+        done = search_try_sequence(s, &c, others[i]);
     }
 }
 
 /* ---- the check ------------------------------------------------------------------------------- */
 
-static void describe(const tdm_memory_estimate *e, tdm_str *out)
+static void estimate_describe(const tdm_memory_estimate *e, tdm_str *out)
 {
     char text[32];
     tdm_str_addf(out, "parameters %s",
@@ -491,42 +495,45 @@ static void describe(const tdm_memory_estimate *e, tdm_str *out)
     tdm_str_addf(out, ", data %s", tdm_text_bytes(times(ranks, e->data_bytes), text));
 }
 
-static tdm_status refuse(search *s, const tdm_memory_estimate *e, bool resumes, tdm_error *err)
+static tdm_status search_refuse(search *s, const tdm_memory_estimate *e, bool resumes,
+                                tdm_error *err)
 {
     char needs[32], there[32], min[32];
     tdm_str parts = TDM_STR_INIT;
-    describe(e, &parts);
-    try_alone(s, recompute_more);
-    try_alone(s, fewer_workers);
-    try_alone(s, evaluate_less);
+    estimate_describe(e, &parts);
+    search_try_single(s, change_recompute_more);
+    search_try_single(s, change_fewer_workers);
+    search_try_single(s, change_smaller_eval);
     if (!resumes) {
-        try_alone(s, smaller_batch);
-        try_alone(s, more_lanes);
-        try_alone(s, leaner_optimiser);
+        search_try_single(s, change_smaller_batch);
+        search_try_single(s, change_more_lanes);
+        search_try_single(s, change_lean_optimiser);
     }
-    if (s->found == 0) try_together(s, resumes);
+    if (s->found == 0) search_try_combinations(s, resumes);
     tdm_text_bytes(e->total_bytes, needs);
     tdm_text_bytes(s->budget, there);
     tdm_text_bytes(s->min, min);
-    const char *whose = s->job->memory.limit > 0 ? "memory.limit allows" : "there is";
+    char limit[64];
+    snprintf(limit, sizeof(limit),
+             s->job->memory.limit > 0 ? "memory.limit allows %s" : "only %s is available", there);
     if (s->found > 0)
-        tdm_fail(err, TDM_ERR_NO_MEMORY, "the job needs %s of memory, and %s %s: %s. %s it fit:%s",
-                 needs, whose, there, tdm_str_text(&parts),
+        tdm_fail(err, TDM_ERR_NO_MEMORY, "the job needs %s of memory, but %s: %s. %s it fit:%s",
+                 needs, limit, tdm_str_text(&parts),
                  s->found == 1 ? "This makes" : "Each of these makes", tdm_str_text(&s->list));
     else
         tdm_fail(
             err, TDM_ERR_NO_MEMORY,
-            "the job needs %s of memory, and %s %s: %s. Neither recomputation nor fewer workers%s "
-            "make it fit, the least is %s; take a smaller model, an optimiser with less state (sgd "
+            "the job needs %s of memory, but %s: %s. Neither recomputation nor fewer workers%s "
+            "make it fit, and the minimum is %s; use a smaller model, an optimiser with less state (sgd "
             "with 'optim.momentum: 0' keeps none), or a machine with more memory",
-            needs, whose, there, tdm_str_text(&parts), resumes ? "" : " nor smaller batches", min);
+            needs, limit, tdm_str_text(&parts), resumes ? "" : " nor smaller batches", min);
     tdm_str_release(&parts);
     tdm_str_release(&s->list);
     return TDM_ERR_NO_MEMORY;
 }
 
-/* Of a host, at most: as many as would still give each of its workers these threads, and no more than the
- * machine has. A worker itself may be bound to a few. */
+/* Upper bound of the CPUs of a host: as many as would still give each of its workers `threads` threads, and no
+ * more than the machine has. A worker itself may be pinned to a few. */
 static int max_cpus(const tdm_memory_world *world, int threads)
 {
     tdm_cpu_info info;
@@ -542,7 +549,7 @@ tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_c
         .rank_count = comm ? tdm_comm_size(comm) : 1, .host_count = 1, .thread_count = threads};
     for (int r = 0; comm && r < world.rank_count; r++)
         if (tdm_comm_node_of(comm, r) >= world.host_count) world.host_count++;
-    if (world.rank_count > tdm_lanes_of(job)) return TDM_OK; /* the team will have a word on that */
+    if (world.rank_count > tdm_lanes_of(job)) return TDM_OK; /* reported by the team */
     tdm_memory_estimate e;
     TDM_TRY(tdm_memory_estimate_of(job, data, &world, &e, err));
     search s = {.job = job,
@@ -554,5 +561,5 @@ tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_c
                 .needed = e.total_bytes,
                 .list = TDM_STR_INIT,
                 .min = e.total_bytes};
-    return e.total_bytes > s.budget ? refuse(&s, &e, resumes, err) : TDM_OK;
+    return e.total_bytes > s.budget ? search_refuse(&s, &e, resumes, err) : TDM_OK;
 }

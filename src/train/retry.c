@@ -1,5 +1,5 @@
 /*
- * retry.c: pauses between tries. (See retry.h.) No clock and no waiting here: the caller has both.
+ * retry.c: pauses between attempts. (See retry.h.) No clock and no waiting here: the caller does both.
  */
 #include "train/retry.h"
 

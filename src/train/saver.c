@@ -1,12 +1,12 @@
 /*
- * saver.c: saves that all ranks begin together, and end by themselves. (saver_job.c does the work.)
+ * saver.c: checkpoints that all ranks begin together and complete independently. (saver_job.c writes them.)
  *
- * Invariants: all ranks make the same collective calls, whatever goes wrong at one of them; a copy is
- * complete on every rank before any rank's next step, and so before the state changes; nobody resets the
- * board while a thread of any rank may look at it, because all have joined theirs before the barrier that
- * precedes it.
+ * Invariants: all ranks make the same collective calls, whatever fails on one of them. A copy is
+ * complete on every rank before the next update of any rank, and so before the state changes. The board is reset
+ * only when no thread of any rank accesses it, because all ranks have joined their threads before the
+ * preceding barrier.
  *
- * Chunks of the state are shared out over the writers in contiguous runs of about equal bytes.
+ * Chunks of the state are divided among the writers in contiguous runs of about equal size.
  */
 #include "train/saver.h"
 
@@ -16,8 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MEMORY_SHARE 0.8           /* of what is available: a copy may take so much */
-#define MIN_ROOM ((size_t)2 << 20) /* smaller copies need no memory beforehand */
+#define MEMORY_SHARE 0.8                 /* maximum part of the available memory for a copy */
+#define MIN_POOL_BYTES ((size_t)2 << 20) /* smaller copies are not allocated in advance */
 
 struct tdm__saver {
     tdm__saver_options options;
@@ -28,25 +28,25 @@ struct tdm__saver {
     tdm_state_chunk *chunks;
     size_t chunk_count;
     uint64_t bytes;           /* of all of them */
-    bool whole;               /* this node has the whole state, and so has every other */
-    bool in_files;            /* part of it lies in files */
+    bool whole;               /* every node has the complete state */
+    bool in_files;            /* part of the state is in files */
     int *writers;             /* ranks of rank 0's node */
-    int writer_count;         /* of them */
-    int writer_index;         /* this rank's; -1: it has none */
-    tdm__saver_board *board;  /* NULL: this rank writes nothing */
-    bool own_board;           /* ordinary memory */
-    tdm__saver_job *job;      /* in work; NULL: none is */
-    tdm__snapshot_pool *room; /* for copies */
-    bool own_room;            /* not the caller's */
-    double hold_s;            /* that training waited for its copy */
-    tdm__saved results[2];    /* that poll has not given yet, oldest first */
+    int writer_count;         /* number of writers */
+    int writer_index;         /* of this rank; -1: it does not write */
+    tdm__saver_board *board;  /* NULL: this rank does not write */
+    bool own_board;           /* private memory */
+    tdm__saver_job *job;      /* in progress; NULL: none */
+    tdm__snapshot_pool *pool; /* memory for copies */
+    bool own_pool;            /* created by the saver */
+    double hold_s;            /* time that training waited for the copy */
+    tdm__saved results[2];    /* not yet returned by poll, oldest first */
     int result_count;
-    bool waits; /* training waits for the save in work */
+    bool waits; /* training waits for the save in progress */
 };
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- creation and destruction ----------------------------------------------------------------- */
 
-static bool is_whole(const tdm__state *state)
+static bool state_is_whole(const tdm__state *state)
 {
     for (int block = 0; block < TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES; block++)
         if (tdm_params_block(state->store, block) && !tdm_params_is_whole(state->store, block))
@@ -54,8 +54,8 @@ static bool is_whole(const tdm__state *state)
     return true;
 }
 
-/* Who writes: the ranks that see rank 0's memory, where that has the whole state; else rank 0. */
-static tdm_status find_writers(tdm__saver *s, tdm_error *err)
+/* Selects the writers: the ranks that share memory with rank 0 if that has the complete state; else rank 0. */
+static tdm_status saver_find_writers(tdm__saver *s, tdm_error *err)
 {
     int size = tdm__size_of(s->comm);
     s->writers = tdm_arena_array(s->arena, (size_t)size, sizeof(*s->writers));
@@ -71,13 +71,13 @@ static tdm_status find_writers(tdm__saver *s, tdm_error *err)
     return TDM_OK;
 }
 
-/* This rank's run of chunks, when so many write. */
-static tdm_extent share_of(const tdm__saver *s, int index, int count)
+/* The run of chunks of writer `index` of `count`. */
+static tdm_extent saver_chunks_of(const tdm__saver *s, int index, int count)
 {
     tdm_extent share = {.first = s->chunk_count};
     uint64_t before = 0;
     for (size_t i = 0; i < s->chunk_count; before += s->chunks[i++].bytes) {
-        /* by the chunk's first byte: in 1/count-ths of all of them */
+        /* by the position of the chunk's first byte */
         uint64_t owner = (uint64_t)((double)before * count / (double)s->bytes);
         if (owner >= (uint64_t)count) owner = (uint64_t)count - 1;
         if (owner != (uint64_t)index) continue;
@@ -86,7 +86,7 @@ static tdm_extent share_of(const tdm__saver *s, int index, int count)
     return share;
 }
 
-static bool copy_fits(const tdm__saver *s)
+static bool saver_copy_fits(const tdm__saver *s)
 {
     tdm_memory_info memory;
     tdm_os_memory_info(&memory);
@@ -94,43 +94,43 @@ static bool copy_fits(const tdm__saver *s)
     return max == 0 || (double)s->bytes < MEMORY_SHARE * (double)max;
 }
 
-/* Memory for copies, if there will be any. */
-static tdm_status make_room(tdm__saver *s, tdm_error *err)
+/* Allocates memory for copies in advance if saves are expected. */
+static tdm_status saver_prepare_pool(tdm__saver *s, tdm_error *err)
 {
-    s->room = s->options.room ? s->options.room : tdm__snapshot_pool_create();
-    s->own_room = !s->options.room;
-    if (!s->room) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
+    s->pool = s->options.pool ? s->options.pool : tdm__snapshot_pool_create();
+    s->own_pool = !s->options.pool;
+    if (!s->pool) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     bool copies = s->options.background && s->options.expected && s->whole && !s->in_files;
-    if (!copies || s->writer_index < 0 || !copy_fits(s)) return TDM_OK;
-    tdm_extent share = share_of(s, s->writer_index, s->writer_count);
-    size_t bytes = TDM_FILE_ALIGN; /* pieces of different types may lie apart, at other places */
+    if (!copies || s->writer_index < 0 || !saver_copy_fits(s)) return TDM_OK;
+    tdm_extent share = saver_chunks_of(s, s->writer_index, s->writer_count);
+    size_t bytes = TDM_FILE_ALIGN; /* pieces of different types may be apart, at other alignments */
     for (size_t i = 0; i < share.count; i++) {
         const tdm_state_chunk *chunk = &s->chunks[share.first + i];
         if (i > 0 && chunk->place != chunk[-1].place + chunk[-1].bytes) bytes += TDM_FILE_ALIGN;
         bytes += chunk->bytes;
     }
-    if (bytes >= MIN_ROOM) tdm__snapshot_pool_prepare(s->room, bytes);
+    if (bytes >= MIN_POOL_BYTES) tdm__snapshot_pool_prepare(s->pool, bytes);
     return TDM_OK;
 }
 
-static tdm_status prepare(tdm__saver *s, tdm_error *err)
+static tdm_status saver_prepare(tdm__saver *s, tdm_error *err)
 {
     tdm__state *state = s->state;
     s->arena = tdm_arena_create("saver");
     if (!s->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    s->whole = is_whole(state);
+    s->whole = state_is_whole(state);
     s->in_files = tdm_params_info_of(state->store).file_bytes > 0;
-    TDM_TRY(find_writers(s, err));
+    TDM_TRY(saver_find_writers(s, err));
     TDM_TRY(tdm_state_chunks(state->tensors, state->tensor_count, s->arena, &s->chunks,
                              &s->chunk_count, err));
     for (size_t i = 0; i < s->chunk_count; i++) s->bytes += s->chunks[i].bytes;
-    TDM_TRY(make_room(s, err));
+    TDM_TRY(saver_prepare_pool(s, err));
     if (s->writer_index != 0) return TDM_OK;
     size_t bytes = sizeof(tdm__saver_board) + s->chunk_count * TDM_SHA256_HEX;
     if (s->writer_count > 1) {
         void *memory = NULL;
         TDM_TRY(tdm_comm_shared(s->comm, bytes, &memory, err));
-        s->board = memory; /* goes with the comm: others may look at it until then */
+        s->board = memory; /* freed with the comm: other ranks may use it until then */
         return TDM_OK;
     }
     s->board = calloc(1, bytes);
@@ -138,8 +138,8 @@ static tdm_status prepare(tdm__saver *s, tdm_error *err)
     return s->board ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
 }
 
-/* The other writers learn where the board is. Collective. */
-static tdm_status share_board(tdm__saver *s, tdm_error *err)
+/* Distributes the address of the board to the other writers. Collective. */
+static tdm_status saver_share_board(tdm__saver *s, tdm_error *err)
 {
     if (s->writer_count == 1) return TDM_OK;
     uint64_t place = s->rank == 0 ? tdm_comm_shared_place(s->comm, s->board) : 0;
@@ -149,7 +149,7 @@ static tdm_status share_board(tdm__saver *s, tdm_error *err)
     bool found = s->board || s->writer_index < 0;
     tdm_status status = found ? TDM_OK
                               : tdm_fail(err, TDM_ERR_INTERNAL,
-                                         "the memory that rank 0 shares is not to be found");
+                                         "the shared memory of rank 0 was not found");
     return tdm__agree(s->comm, status, NULL, err);
 }
 
@@ -165,10 +165,10 @@ tdm_status tdm__saver_create(const tdm__saver_options *options, tdm__saver **out
         s->state = options->state;
         s->comm = comm;
         s->rank = tdm__rank_of(comm);
-        status = prepare(s, err);
+        status = saver_prepare(s, err);
     }
     status = tdm__agree(comm, status, NULL, err);
-    if (status == TDM_OK && s) status = share_board(s, err);
+    if (status == TDM_OK && s) status = saver_share_board(s, err);
     if (status != TDM_OK) {
         tdm__saver_destroy(s);
         return status;
@@ -182,7 +182,7 @@ void tdm__saver_destroy(tdm__saver *saver)
     if (!saver) return;
     tdm__saver_abandon(saver);
     if (saver->own_board) free(saver->board);
-    if (saver->own_room) tdm__snapshot_pool_destroy(saver->room);
+    if (saver->own_pool) tdm__snapshot_pool_destroy(saver->pool);
     tdm_arena_destroy(saver->arena);
     free(saver);
 }
@@ -196,25 +196,25 @@ void tdm__saver_abandon(tdm__saver *saver)
 
 /* ---- results ----------------------------------------------------------------------------------- */
 
-static void keep_result(tdm__saver *s, const tdm__saved *saved)
+static void saver_keep_result(tdm__saver *s, const tdm__saved *saved)
 {
-    if (s->result_count == 2) { /* nobody asks: the newest matters */
+    if (s->result_count == 2) { /* not polled: keep the newest */
         s->results[0] = s->results[1];
         s->result_count = 1;
     }
     s->results[s->result_count++] = *saved;
 }
 
-/* The job is at its end. */
-static void end_job(tdm__saver *s)
+/* Joins the job and keeps its result. */
+static void saver_end_job(tdm__saver *s)
 {
     tdm__saver_job *job = s->job;
     if (!job) return;
     tdm__saver_job_join(job);
     job->saved.stall_s += s->hold_s;
     s->hold_s = 0;
-    if (s->rank == 0) keep_result(s, &job->saved);
-    if (job->copy.data) tdm__snapshot_pool_give(s->room, &job->copy);
+    if (s->rank == 0) saver_keep_result(s, &job->saved);
+    if (job->copy.data) tdm__snapshot_pool_give(s->pool, &job->copy);
     s->job = NULL;
     tdm__saver_job_abandon(job);
 }
@@ -234,7 +234,7 @@ bool tdm__saver_busy(const tdm__saver *saver)
 
 bool tdm__saver_poll(tdm__saver *saver, tdm__saved *out)
 {
-    if (saver->job && tdm__saver_job_ended(saver->job)) end_job(saver);
+    if (saver->job && tdm__saver_job_ended(saver->job)) saver_end_job(saver);
     if (saver->result_count == 0) return false;
     *out = saver->results[0];
     saver->results[0] = saver->results[1];
@@ -248,7 +248,7 @@ tdm_status tdm__saver_finish(tdm__saver *saver, bool *has, tdm__saved *out, tdm_
         bool has;
         tdm__saved saved;
     } news = {.has = false};
-    end_job(saver);
+    saver_end_job(saver);
     if (saver->result_count > 0 && saver->rank == 0) {
         news.has = true;
         news.saved = saver->results[saver->result_count - 1];
@@ -264,15 +264,16 @@ tdm_status tdm__saver_finish(tdm__saver *saver, bool *has, tdm__saved *out, tdm_
 
 /* ---- a copy of the state ------------------------------------------------------------------------ */
 
-/* Who writes, and from where: the copy when nobody lacks memory, else the state itself. */
-typedef struct manner {
-    int writers; /* 1 when some rank cannot open rank 0's file */
+/* Number of writers, and whether they write from a copy (if all have memory for it) or from the state. */
+typedef struct save_mode {
+    int writers; /* 1 if some rank cannot open rank 0's file */
     bool copies;
-    bool lazy; /* behind training, which every rank of the node holds until it is done */
-} manner;
+    bool
+        lazy; /* the copy is made during training; every rank of the node waits for it before its update */
+} save_mode;
 
-/* Where the bytes of a chunk lie. */
-static const char *source_of(const tdm__saver *s, const tdm_state_chunk *chunk)
+/* The address of the bytes of a chunk. */
+static const char *chunk_source(const tdm__saver *s, const tdm_state_chunk *chunk)
 {
     const tdm__state_item *item = &s->state->items[chunk->tensor];
     if (item->block == TDM__BLOCK_NONE)
@@ -282,9 +283,9 @@ static const char *source_of(const tdm__saver *s, const tdm_state_chunk *chunk)
     return (const char *)(block + p->offset) + chunk->offset;
 }
 
-/* For a copy behind training: what is small is copied now, since training may change it at any time. */
-static tdm_status prepare_lazy_copy(tdm__saver *s, tdm__saver_job *job, tdm_extent share,
-                                    tdm_error *err)
+/* For a copy during training: copies small tensors now, because training may change them at any time. */
+static tdm_status job_prepare_lazy_copy(tdm__saver *s, tdm__saver_job *job, tdm_extent share,
+                                        tdm_error *err)
 {
     job->floats = tdm_arena_array(job->arena, share.count + 1, sizeof(*job->floats));
     job->names = tdm_arena_array(job->arena, share.count + 1, sizeof(*job->names));
@@ -305,9 +306,9 @@ static tdm_status prepare_lazy_copy(tdm__saver *s, tdm__saver_job *job, tdm_exte
     return missing ? tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory") : TDM_OK;
 }
 
-/* Where in the copy the pieces go: at the same place of a block as in the file, so that they can be written
- * past the page cache. Its bytes in all. */
-static size_t lay_out_copy(tdm__saver_piece *pieces, size_t count)
+/* Assigns positions in the copy: with the same alignment as in the file, so that pieces can be written with
+ * direct I/O. Returns the total size. */
+static size_t pieces_lay_out(tdm__saver_piece *pieces, size_t count)
 {
     size_t at = 0;
     for (size_t i = 0; i < count; i++) {
@@ -318,10 +319,11 @@ static size_t lay_out_copy(tdm__saver_piece *pieces, size_t count)
     return at;
 }
 
-/* The pieces of this rank's job, copied where there is room for it. *bad: the first tensor with a number
- * that is not finite, or -1; a copy behind training looks for that itself. */
-static tdm_status take_pieces(tdm__saver *s, tdm__saver_job *job, tdm_extent share,
-                              const manner *how, uint64_t data_at, int64_t *bad, tdm_error *err)
+/* Collects the pieces of this rank, copied if `how` says so. *bad: the first tensor with a non-finite
+ * value, or -1; a copy made during training checks that itself. */
+static tdm_status job_collect_pieces(tdm__saver *s, tdm__saver_job *job, tdm_extent share,
+                                     const save_mode *how, uint64_t data_at, int64_t *bad,
+                                     tdm_error *err)
 {
     bool lazy = how->copies && how->lazy;
     *bad = -1;
@@ -330,14 +332,14 @@ static tdm_status take_pieces(tdm__saver *s, tdm__saver_job *job, tdm_extent sha
     for (size_t i = 0; i < share.count; i++) {
         const tdm_state_chunk *chunk = &s->chunks[share.first + i];
         job->pieces[i] = (tdm__saver_piece){.chunk = share.first + i,
-                                            .bytes = source_of(s, chunk),
+                                            .bytes = chunk_source(s, chunk),
                                             .count = chunk->bytes,
                                             .place = data_at + chunk->place};
     }
     job->piece_count = share.count;
-    size_t bytes = lay_out_copy(job->pieces, share.count);
-    if (how->copies && bytes > 0) TDM_TRY(tdm__snapshot_pool_take(s->room, bytes, &job->copy, err));
-    if (lazy) return prepare_lazy_copy(s, job, share, err);
+    size_t bytes = pieces_lay_out(job->pieces, share.count);
+    if (how->copies && bytes > 0) TDM_TRY(tdm__snapshot_pool_take(s->pool, bytes, &job->copy, err));
+    if (lazy) return job_prepare_lazy_copy(s, job, share, err);
     for (size_t i = 0; i < share.count; i++) {
         tdm__saver_piece *piece = &job->pieces[i];
         size_t tensor = s->chunks[piece->chunk].tensor;
@@ -351,7 +353,7 @@ static tdm_status take_pieces(tdm__saver *s, tdm__saver_job *job, tdm_extent sha
     return TDM_OK;
 }
 
-/* ---- beginning ----------------------------------------------------------------------------------- */
+/* ---- beginning a save ---------------------------------------------------------------------------- */
 
 static char *copy_text(tdm_arena *arena, const char *text, bool *missing)
 {
@@ -360,9 +362,9 @@ static char *copy_text(tdm_arena *arena, const char *text, bool *missing)
     return copy;
 }
 
-/* All that the file says, as it is now: the job may outlive what it was made from. */
-static tdm_status copy_content(tdm__saver *s, tdm__saver_job *job,
-                               const tdm_checkpoint_content *from, tdm_error *err)
+/* Copies the metadata of the file: the job may outlive its source. */
+static tdm_status job_copy_content(tdm__saver *s, tdm__saver_job *job,
+                                   const tdm_checkpoint_content *from, tdm_error *err)
 {
     tdm_arena *arena = job->arena;
     tdm_checkpoint_content *c = &job->content;
@@ -389,7 +391,7 @@ static tdm_status copy_content(tdm__saver *s, tdm__saver_job *job,
     return missing ? tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory") : TDM_OK;
 }
 
-/* What the disk must have room for: a packed file and the plain one are there together for a while. */
+/* The disk space needed: a packed file and the plain one exist together for a while. */
 static uint64_t file_bytes_of(const tdm__saver *s, const tdm__save *what)
 {
     const char *dot = strrchr(what->path, '.');
@@ -397,8 +399,8 @@ static uint64_t file_bytes_of(const tdm__saver *s, const tdm__save *what)
     return packs ? 2 * s->bytes : s->bytes;
 }
 
-/* For a save that has failed outside of a job. Rank 0. */
-static void make_room_for(const tdm__saver *s, const tdm__save *what, tdm__saved *saved)
+/* Frees disk space after a save that failed before its job began. Rank 0. */
+static void saver_free_disk_space(const tdm__saver *s, const tdm__save *what, tdm__saved *saved)
 {
     tdm_arena *arena = tdm_arena_create("room");
     const char *dir = arena ? tdm_path_dirname(arena, what->path) : NULL;
@@ -409,19 +411,19 @@ static void make_room_for(const tdm__saver *s, const tdm__save *what, tdm__saved
     tdm_arena_destroy(arena);
 }
 
-static tdm_status join_file(tdm__saver_job *job, const tdm_checkpoint_invitation *invitation,
-                            tdm_error *err)
+static tdm_status job_join_file(tdm__saver_job *job, const tdm_checkpoint_invitation *invitation,
+                                tdm_error *err)
 {
     TDM_TRY(tdm_file_writer_join(invitation->temporary, &job->part, err));
     if (invitation->is_read_back) tdm_file_writer_cache(job->part);
     return TDM_OK;
 }
 
-/* Rank 0: the file, with room for all that is to come. */
-static tdm_status open_file(tdm__saver *s, tdm__saver_job *job, const tdm__save *what,
-                            tdm_checkpoint_invitation *invitation, tdm_error *err)
+/* Rank 0: creates the file, with space for all parts. */
+static tdm_status job_create_file(tdm__saver *s, tdm__saver_job *job, const tdm__save *what,
+                                  tdm_checkpoint_invitation *invitation, tdm_error *err)
 {
-    TDM_TRY(copy_content(s, job, what->content, err));
+    TDM_TRY(job_copy_content(s, job, what->content, err));
     int *writers = tdm_arena_array(job->arena, (size_t)s->writer_count, sizeof(*writers));
     job->dir = tdm_path_dirname(job->arena, what->path);
     if (!writers || !job->dir) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
@@ -434,70 +436,71 @@ static tdm_status open_file(tdm__saver *s, tdm__saver_job *job, const tdm__save 
     job->outer = s->options.gate;
     TDM_TRY(tdm_checkpoint_writer_create(what->path, &job->content, &job->writer, err));
     TDM_TRY(tdm_checkpoint_writer_invite(job->writer, invitation, err));
-    return join_file(job, invitation, err);
+    return job_join_file(job, invitation, err);
 }
 
-/* What rank 0 tells all ranks at the beginning. */
+/* Rank 0's broadcast at the beginning. */
 typedef struct opening {
-    tdm_error error; /* status TDM_OK: there is a file */
+    tdm_error error; /* status TDM_OK: the file exists */
     tdm_checkpoint_invitation invitation;
     uint64_t step;
 } opening;
 
-/* All ranks vote; what anybody is against is off. Collective. */
-static tdm_status vote(tdm__saver *s, int64_t *votes, size_t count, tdm_error *err)
+/* MIN of the votes of all ranks. Collective. */
+static tdm_status saver_vote(tdm__saver *s, int64_t *votes, size_t count, tdm_error *err)
 {
     if (tdm__size_of(s->comm) == 1) return TDM_OK;
     return tdm_group_all_reduce(tdm_comm_world(s->comm), NULL, votes, count, TDM_DTYPE_I64,
                                 TDM_REDUCE_MIN, err);
 }
 
-/* A result that all ranks have: training waited for it, or there was nothing to wait for. */
-static void keep_failure(tdm__saver *s, const tdm__save *what, const opening *open)
+/* Keeps a failure of the opening as result, on all ranks. */
+static void saver_keep_failure(tdm__saver *s, const tdm__save *what, const opening *open)
 {
     tdm__saved saved = {.status = open->error.status, .step = open->step};
     snprintf(saved.message, sizeof(saved.message), "%s", open->error.message);
     if (s->rank == 0) {
         snprintf(saved.path, sizeof(saved.path), "%s", what->path);
-        make_room_for(s, what, &saved);
+        saver_free_disk_space(s, what, &saved);
     }
-    keep_result(s, &saved);
+    saver_keep_result(s, &saved);
 }
 
-static tdm_status agree_on_manner(tdm__saver *s, tdm__saver_job *job, const opening *open,
-                                  manner *out, tdm_error *err)
+static tdm_status saver_agree_on_mode(tdm__saver *s, tdm__saver_job *job, const opening *open,
+                                      save_mode *out, tdm_error *err)
 {
     tdm_status joined = TDM_OK;
-    if (s->writer_index > 0) joined = join_file(job, &open->invitation, &(tdm_error){0});
+    if (s->writer_index > 0) joined = job_join_file(job, &open->invitation, &(tdm_error){0});
     enum { JOINED, COPIES, VOTES };
     int64_t votes[VOTES] = {
         [JOINED] = joined == TDM_OK,
-        [COPIES] = s->options.background && !s->waits && !s->in_files && copy_fits(s),
+        [COPIES] = s->options.background && !s->waits && !s->in_files && saver_copy_fits(s),
     };
-    TDM_TRY(vote(s, votes, VOTES, err));
-    *out = (manner){.writers = votes[JOINED] ? s->writer_count : 1, .copies = votes[COPIES] != 0};
-    /* Who does not write has no part in the save, and would not wait for the others' copies. */
+    TDM_TRY(saver_vote(s, votes, VOTES, err));
+    *out = (save_mode){.writers = votes[JOINED] ? s->writer_count : 1,
+                       .copies = votes[COPIES] != 0};
+    /* Ranks that do not write take no part in the save and would not wait for the copies of others. */
     out->lazy = s->options.lazy && out->writers == s->writer_count;
     return TDM_OK;
 }
 
-/* Fills the job, and sees to it that all ranks have done so. *bad as in take_pieces, the same for all. */
-static tdm_status fill_job(tdm__saver *s, tdm__saver_job *job, const opening *open, manner *how,
-                           int64_t *bad, tdm_error *err)
+/* Fills the jobs of all ranks. *bad as in job_collect_pieces, the same on all ranks. */
+static tdm_status saver_fill_job(tdm__saver *s, tdm__saver_job *job, const opening *open,
+                                 save_mode *how, int64_t *bad, tdm_error *err)
 {
     tdm_extent share = {0};
     bool writes = s->writer_index >= 0 && s->writer_index < how->writers;
-    if (writes) share = share_of(s, s->writer_index, how->writers);
+    if (writes) share = saver_chunks_of(s, s->writer_index, how->writers);
     tdm_error why = {0};
-    tdm_status status = take_pieces(s, job, share, how, open->invitation.data_at, bad, &why);
+    tdm_status status = job_collect_pieces(s, job, share, how, open->invitation.data_at, bad, &why);
     enum { COPIED, GOOD, VOTES };
     int64_t votes[VOTES] = {[COPIED] = status == TDM_OK, [GOOD] = *bad < 0 ? INT64_MAX : *bad};
-    TDM_TRY(vote(s, votes, VOTES, err));
-    if (!votes[COPIED] && how->copies) { /* somebody has no memory for it, after all */
+    TDM_TRY(saver_vote(s, votes, VOTES, err));
+    if (!votes[COPIED] && how->copies) { /* a rank has not enough memory */
         tdm_pages_unmap(&job->copy);
         job->names = NULL;
         job->copies = how->copies = false;
-        return fill_job(s, job, open, how, bad, err);
+        return saver_fill_job(s, job, open, how, bad, err);
     }
     *bad = votes[GOOD] == INT64_MAX ? -1 : votes[GOOD];
     return tdm__agree(s->comm, status, NULL, &why) == TDM_OK
@@ -505,7 +508,8 @@ static tdm_status fill_job(tdm__saver *s, tdm__saver_job *job, const opening *op
                : tdm_fail(err, why.status, "%s", why.message);
 }
 
-static tdm_status run_job(tdm__saver *s, tdm__saver_job *job, const manner *how, tdm_error *err)
+static tdm_status saver_run_job(tdm__saver *s, tdm__saver_job *job, const save_mode *how,
+                                tdm_error *err)
 {
     bool writes = s->writer_index >= 0 && s->writer_index < how->writers;
     job->yields = how->copies;
@@ -523,12 +527,12 @@ static tdm_status run_job(tdm__saver *s, tdm__saver_job *job, const manner *how,
     tdm__saved saved = {.status = TDM_OK};
     TDM_TRY(tdm__saver_finish(s, &has, &saved, err));
     saved.stall_s = saved.seconds;
-    if (has) keep_result(s, &saved);
+    if (has) saver_keep_result(s, &saved);
     return TDM_OK;
 }
 
-/* Where ranks of several hosts have parts of the state. */
-static tdm_status save_in_windows(tdm__saver *s, const tdm__save *what, tdm_error *err)
+/* Saves a state that is sharded over several hosts, through rank 0. */
+static tdm_status saver_save_sharded(tdm__saver *s, const tdm__save *what, tdm_error *err)
 {
     double begin = tdm_clock_s();
     tdm_error why = {0};
@@ -556,20 +560,20 @@ static tdm_status save_in_windows(tdm__saver *s, const tdm__save *what, tdm_erro
         if (status != TDM_OK) snprintf(saved.message, sizeof(saved.message), "%s", why.message);
         tdm_arena_destroy(arena);
     } else if (s->rank == 0) {
-        make_room_for(s, what, &saved);
+        saver_free_disk_space(s, what, &saved);
     }
-    keep_result(s, &saved);
+    saver_keep_result(s, &saved);
     return TDM_OK;
 }
 
-/* Rank 0 makes the file, and all ranks hear of it. Collective. */
-static tdm_status open_together(tdm__saver *s, tdm__saver_job *job, const tdm__save *what,
-                                opening *out, tdm_error *err)
+/* Rank 0 creates the file and broadcasts the result. Collective. */
+static tdm_status saver_open_file(tdm__saver *s, tdm__saver_job *job, const tdm__save *what,
+                                  opening *out, tdm_error *err)
 {
     memset(out, 0, sizeof(*out));
     if (s->rank == 0) {
         out->step = what->content->position.step;
-        out->error.status = job ? open_file(s, job, what, &out->invitation, &out->error)
+        out->error.status = job ? job_create_file(s, job, what, &out->invitation, &out->error)
                                 : tdm_fail(&out->error, TDM_ERR_NO_MEMORY, "train: no memory");
     }
     if (tdm__size_of(s->comm) > 1)
@@ -580,11 +584,12 @@ static tdm_status open_together(tdm__saver *s, tdm__saver_job *job, const tdm__s
     return TDM_OK;
 }
 
-/* Takes the job when it runs, or has no use any more; *taken says so. */
-static tdm_status begin(tdm__saver *s, tdm__saver_job *job, const tdm__save *what,
-                        const opening *open, const char **bad, bool *taken, tdm_error *err)
+/* Starts the job. *taken: the job is owned by the saver or already freed. */
+static tdm_status saver_begin_job(tdm__saver *s, tdm__saver_job *job, const tdm__save *what,
+                                  const opening *open, const char **bad, bool *taken,
+                                  tdm_error *err)
 {
-    manner how;
+    save_mode how;
     int64_t bad_tensor = -1;
     job->board = s->board;
     job->comm = s->comm;
@@ -592,9 +597,9 @@ static tdm_status begin(tdm__saver *s, tdm__saver_job *job, const tdm__save *wha
     job->writer_index = s->writer_index;
     job->saved.step = open->step;
     if (s->rank == 0) snprintf(job->saved.path, sizeof(job->saved.path), "%s", what->path);
-    TDM_TRY(agree_on_manner(s, job, open, &how, err));
+    TDM_TRY(saver_agree_on_mode(s, job, open, &how, err));
     job->writer_count = how.writers;
-    TDM_TRY(fill_job(s, job, open, &how, &bad_tensor, err));
+    TDM_TRY(saver_fill_job(s, job, open, &how, &bad_tensor, err));
     *taken = true;
     if (bad_tensor >= 0) {
         *bad = s->state->tensors[bad_tensor].name;
@@ -602,7 +607,7 @@ static tdm_status begin(tdm__saver *s, tdm__saver_job *job, const tdm__save *wha
         return TDM_OK;
     }
     job->saved.stall_s = tdm_clock_s() - job->begin_s;
-    return run_job(s, job, &how, err);
+    return saver_run_job(s, job, &how, err);
 }
 
 tdm_status tdm__saver_begin(tdm__saver *saver, const tdm__save *what, const char **bad,
@@ -612,12 +617,12 @@ tdm_status tdm__saver_begin(tdm__saver *saver, const tdm__save *what, const char
     tdm_error local;
     if (!err) err = &local;
     *bad = NULL;
-    end_job(saver);
+    saver_end_job(saver);
     if (!saver->whole) {
         TDM_TRY(tdm__state_find_bad(saver->state, bad, err));
-        return *bad ? TDM_OK : save_in_windows(saver, what, err);
+        return *bad ? TDM_OK : saver_save_sharded(saver, what, err);
     }
-    /* Everything is where it belongs, and no rank's thread looks at the board any more. */
+    /* All data is in place, and no thread of any rank uses the board. */
     TDM_TRY(tdm_params_settle(saver->state->store, err));
     if (saver->rank == 0) {
         atomic_store(&saver->board->done, 0);
@@ -627,18 +632,18 @@ tdm_status tdm__saver_begin(tdm__saver *saver, const tdm__save *what, const char
     }
     tdm__saver_job *job = tdm__saver_job_create();
     opening open;
-    tdm_status status = open_together(saver, job, what, &open, err);
+    tdm_status status = saver_open_file(saver, job, what, &open, err);
     if (status == TDM_OK && open.error.status == TDM_OK)
         status = tdm__agree(saver->comm,
                             job ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"),
                             NULL, err);
     if (status != TDM_OK || open.error.status != TDM_OK || !job) {
-        if (status == TDM_OK) keep_failure(saver, what, &open);
+        if (status == TDM_OK) saver_keep_failure(saver, what, &open);
         tdm__saver_job_abandon(job);
         return status;
     }
     bool taken = false;
-    status = begin(saver, job, what, &open, bad, &taken, err);
+    status = saver_begin_job(saver, job, what, &open, bad, &taken, err);
     if (!taken) tdm__saver_job_abandon(job);
     return status;
 }

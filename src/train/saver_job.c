@@ -1,15 +1,15 @@
 /*
- * saver_job.c: a rank's part of a save: pieces are hashed and written; rank 0 puts the file together.
+ * saver_job.c: a rank's part of a save: hashes and writes its pieces; rank 0 completes the file.
  *
- * Invariants: a digest is on the board before its chunk counts as done; rank 0 asks for its file's name
- * only when all chunks are done, on the disk, and the gate has said yes; after it was abandoned a job
- * neither asks nor names anything. A job does not try again: a disk that has failed once may forget
- * what was written before, so the temporary file goes, and the next save begins anew.
+ * Invariants: a digest is on the board before its chunk counts as done. Rank 0 renames the file
+ * only when all chunks are done and on the disk and the gate has allowed it. An abandoned job neither calls the
+ * gate nor renames. A job does not retry: a disk that failed once may lose
+ * earlier writes, so the temporary file is removed, and the next save starts again.
  *
- * With a copy behind training, the state is touched under the lock and before the board says so; a torn
- * copy fails the save before anybody goes on.
+ * A copy made during training reads the state under the lock and before the board reports it as copied; an
+ * inconsistent copy fails the save before training continues.
  *
- * Rank 0 waits for others only as long as they get on: a rank that is gone, or the world's end, ends it.
+ * Rank 0 waits for others only while they make progress; a lost rank or the end of the world ends the save.
  */
 #include "train/saver_job.h"
 #include "os/thread.h"
@@ -21,13 +21,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STILL_S 300.0 /* without any chunk that is done: something hangs */
+#define STILL_S 300.0 /* without progress: something hangs */
 
-#define HOLD_S 60.0 /* for a copy of a part of the state: far more than it ever takes */
+#define HOLD_S 60.0 /* limit for copying a part of the state: far more than it takes */
 
 enum { NAP_NS = 500000, SHORT_NAP_NS = 20000, NICENESS = 10 };
 
-enum { MAX_GROUP = 64, MAX_RUN = 16 }; /* pieces that are hashed together, and written at once */
+enum { MAX_GROUP = 64, MAX_RUN = 16 }; /* pieces hashed together, and written at once */
 
 tdm__saver_job *tdm__saver_job_create(void)
 {
@@ -43,8 +43,8 @@ tdm__saver_job *tdm__saver_job_create(void)
     return job;
 }
 
-/* Gives back what is large, and the files; what was not committed is gone. */
-static void tidy_up(tdm__saver_job *job)
+/* Releases memory and files; an uncommitted file is removed. */
+static void job_release(tdm__saver_job *job)
 {
     tdm_checkpoint_writer_abandon(job->writer);
     tdm_file_writer_abandon(job->part);
@@ -55,7 +55,7 @@ static void tidy_up(tdm__saver_job *job)
 
 static void job_free(tdm__saver_job *job)
 {
-    tidy_up(job);
+    job_release(job);
     pthread_mutex_destroy(&job->lock);
     tdm_arena_destroy(job->arena);
     free(job);
@@ -75,7 +75,7 @@ bool tdm__has_bad_numbers(const void *bytes, size_t count)
 
 /* ---- the board --------------------------------------------------------------------------------- */
 
-static bool is_abandoned(tdm__saver_job *job)
+static bool job_is_abandoned(tdm__saver_job *job)
 {
     pthread_mutex_lock(&job->lock);
     bool abandoned = !job->board;
@@ -83,14 +83,14 @@ static bool is_abandoned(tdm__saver_job *job)
     return abandoned;
 }
 
-/* Under the lock: neither abandoned, nor failed anywhere. Once false, it stays so for this job. */
-static bool is_good(const tdm__saver_job *job)
+/* Under the lock: neither abandoned nor failed on any rank. Once false, it stays false for this job. */
+static bool job_is_good(const tdm__saver_job *job)
 {
     return job->board && atomic_load(&job->board->failed) == 0;
 }
 
-/* Tells the others why this rank's part will be missing. */
-static void tell_failure(tdm__saver_job *job, const tdm_error *why)
+/* Reports on the board why this rank's part is missing. */
+static void job_report_failure(tdm__saver_job *job, const tdm_error *why)
 {
     pthread_mutex_lock(&job->lock);
     int none = 0;
@@ -102,23 +102,23 @@ static void tell_failure(tdm__saver_job *job, const tdm_error *why)
     pthread_mutex_unlock(&job->lock);
 }
 
-/* False: the save is over, by a failure somewhere or because it was abandoned. */
-static bool tell_done(tdm__saver_job *job, size_t chunk, const char digest[TDM_SHA256_HEX])
+/* False: the save has failed on some rank or was abandoned. */
+static bool job_report_chunk(tdm__saver_job *job, size_t chunk, const char digest[TDM_SHA256_HEX])
 {
     pthread_mutex_lock(&job->lock);
-    bool goes_on = is_good(job);
-    if (goes_on) {
+    bool continues = job_is_good(job);
+    if (continues) {
         memcpy(job->board->digests[chunk], digest, TDM_SHA256_HEX);
         atomic_fetch_add(&job->board->done, 1);
     }
     pthread_mutex_unlock(&job->lock);
-    return goes_on;
+    return continues;
 }
 
 /* ---- this rank's part -------------------------------------------------------------------------- */
 
-/* Pieces that lie behind each other, here and in the file, as many as are written in one go. */
-static size_t run_of(const tdm__saver_piece *pieces, size_t count)
+/* The number of adjacent pieces, in memory and in the file, that are written at once. */
+static size_t pieces_adjacent(const tdm__saver_piece *pieces, size_t count)
 {
     size_t n = 1;
     while (n < count && n < MAX_RUN) {
@@ -131,9 +131,9 @@ static size_t run_of(const tdm__saver_piece *pieces, size_t count)
     return n;
 }
 
-/* Hashes some pieces together, and writes them. */
-static tdm_status put_group(tdm__saver_job *job, size_t first, size_t count, bool *goes_on,
-                            tdm_error *err)
+/* Hashes some pieces together and writes them. */
+static tdm_status job_write_group(tdm__saver_job *job, size_t first, size_t count, bool *continues,
+                                  tdm_error *err)
 {
     tdm_sha256_part parts[MAX_GROUP];
     const tdm__saver_piece *pieces = &job->pieces[first];
@@ -141,60 +141,59 @@ static tdm_status put_group(tdm__saver_job *job, size_t first, size_t count, boo
         parts[i] = (tdm_sha256_part){.bytes = pieces[i].bytes, .count = pieces[i].count};
     if (tdm_sha256_of_many(parts, count) != TDM_OK)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "out of memory to hash a checkpoint");
-    for (size_t i = 0, n; i < count && *goes_on; i += n) {
+    for (size_t i = 0, n; i < count && *continues; i += n) {
         size_t bytes = 0;
-        n = run_of(&pieces[i], count - i);
+        n = pieces_adjacent(&pieces[i], count - i);
         for (size_t k = i; k < i + n; k++) {
             tdm_os_test_point(
                 &(tdm_test_point){"checkpoint", job->saved.step, job->rank, first + k});
             bytes += pieces[k].count;
         }
         TDM_TRY(tdm_file_writer_write_at(job->part, pieces[i].place, pieces[i].bytes, bytes, err));
-        for (size_t k = i; k < i + n && *goes_on; k++)
-            *goes_on = tell_done(job, pieces[k].chunk, parts[k].hex);
+        for (size_t k = i; k < i + n && *continues; k++)
+            *continues = job_report_chunk(job, pieces[k].chunk, parts[k].hex);
     }
     return TDM_OK;
 }
 
-/* ---- a copy behind training ---------------------------------------------------------------------- */
+/* ---- copying during training --------------------------------------------------------------------- */
 
-/* One piece, under the lock: whoever abandons the job may take the state away right after. */
-static bool copy_piece(tdm__saver_job *job, tdm__saver_piece *piece, char *to)
+/* Copies one piece, under the lock: the thread that abandons the job may free the state right after. */
+static bool job_copy_piece(tdm__saver_job *job, tdm__saver_piece *piece, char *to)
 {
     pthread_mutex_lock(&job->lock);
-    bool goes_on = is_good(job);
-    if (goes_on) memcpy(to, piece->bytes, piece->count);
+    bool continues = job_is_good(job);
+    if (continues) memcpy(to, piece->bytes, piece->count);
     pthread_mutex_unlock(&job->lock);
     piece->bytes = to;
-    return goes_on;
+    return continues;
 }
 
-static void copy_pieces(tdm__saver_job *job)
+static void job_copy_pieces(tdm__saver_job *job)
 {
-    bool goes_on = true;
+    bool continues = true;
     size_t bad = SIZE_MAX;
-    for (size_t i = 0; i < job->piece_count && goes_on; i++) {
+    for (size_t i = 0; i < job->piece_count && continues; i++) {
         tdm_os_test_point(&(tdm_test_point){"snapshot", job->saved.step, job->rank, i});
         char *to = (char *)job->copy.data + job->pieces[i].copy_at;
-        goes_on = copy_piece(job, &job->pieces[i], to);
-        if (goes_on && bad == SIZE_MAX && job->floats[i] &&
+        continues = job_copy_piece(job, &job->pieces[i], to);
+        if (continues && bad == SIZE_MAX && job->floats[i] &&
             tdm__has_bad_numbers(to, job->pieces[i].count))
             bad = i;
     }
-    if (goes_on && bad != SIZE_MAX) {
+    if (continues && bad != SIZE_MAX) {
         tdm_error why;
-        tdm_fail(&why, TDM_ERR_DIVERGED, "tensor '%.200s' holds a number that is not finite",
-                 job->names[bad]);
-        tell_failure(job, &why);
+        tdm_fail(&why, TDM_ERR_DIVERGED, "tensor '%.200s' has a non-finite value", job->names[bad]);
+        job_report_failure(job, &why);
     }
     pthread_mutex_lock(&job->lock);
     if (job->board) atomic_fetch_add(&job->board->copied, 1);
     pthread_mutex_unlock(&job->lock);
 }
 
-/* Whether nobody needs the state any more, or the save has failed. Only the thread that may abandon the
- * job calls this: the board is there. */
-static bool is_copied(const tdm__saver_job *job)
+/* Whether all writers have copied the state, or the save has failed. Only called by the thread that may abandon
+ * the job, so the board exists. */
+static bool job_is_copied(const tdm__saver_job *job)
 {
     return atomic_load(&job->board->copied) >= job->writer_count ||
            atomic_load(&job->board->failed) != 0;
@@ -205,53 +204,53 @@ void tdm__saver_job_hold(tdm__saver_job *job)
     tdm_error why = {.status = TDM_OK};
     double until = tdm_clock_s() + HOLD_S;
     if (!job->copies || !job->board) return;
-    while (!is_copied(job)) {
+    while (!job_is_copied(job)) {
         if (job->comm && tdm_group_check(tdm_comm_world(job->comm), &why) != TDM_OK) break;
         if (tdm_clock_s() > until) {
-            tdm_fail(&why, TDM_ERR_TIMEOUT, "a rank has not copied its part of the state in %.0f s",
+            tdm_fail(&why, TDM_ERR_TIMEOUT, "a rank did not copy its part of the state in %.0f s",
                      HOLD_S);
             break;
         }
         tdm_clock_sleep(SHORT_NAP_NS * 1e-9);
     }
-    /* What is copied from now on may be torn: nobody gets to commit that. */
-    if (why.status != TDM_OK) tell_failure(job, &why);
+    /* Copies made from now on may be inconsistent and must not be committed. */
+    if (why.status != TDM_OK) job_report_failure(job, &why);
     job->copies = false;
 }
 
-/* A copy that was cut short leaves pieces that point into the state, which may be gone any time. What cuts it
- * short ends the save for good, so nobody comes by such a piece here. */
-static void put_pieces(tdm__saver_job *job)
+/* An interrupted copy leaves pieces that point into the state, which may be freed at any time. An interruption
+ * also ends the save, so such pieces are not reached here. */
+static void job_write_pieces(tdm__saver_job *job)
 {
     pthread_mutex_lock(&job->lock);
-    bool goes_on = is_good(job);
+    bool continues = job_is_good(job);
     pthread_mutex_unlock(&job->lock);
-    for (size_t i = 0, n; i < job->piece_count && goes_on; i += n) {
+    for (size_t i = 0, n; i < job->piece_count && continues; i += n) {
         tdm_error why = {.status = TDM_OK};
         n = job->piece_count - i < MAX_GROUP ? job->piece_count - i : MAX_GROUP;
-        if (put_group(job, i, n, &goes_on, &why) == TDM_OK) continue;
-        tell_failure(job, &why);
+        if (job_write_group(job, i, n, &continues, &why) == TDM_OK) continue;
+        job_report_failure(job, &why);
         break;
     }
-    tdm_file_writer_abandon(job->part); /* the file stays: it is rank 0's */
+    tdm_file_writer_abandon(job->part); /* the file remains: it belongs to rank 0 */
     job->part = NULL;
 }
 
 /* ---- rank 0 ------------------------------------------------------------------------------------ */
 
-/* Under the lock: whether somebody will never be done. */
-static tdm_status look_after_others(tdm__saver_job *job, tdm_error *err)
+/* Under the lock: fails if a writer cannot complete its part. */
+static tdm_status job_check_peers(tdm__saver_job *job, tdm_error *err)
 {
     if (!job->comm) return TDM_OK;
     for (int i = 0; i < job->writer_count; i++)
         if (tdm_comm_peer_state(job->comm, job->writers[i]) == TDM_PEER_LOST)
             return tdm_fail(err, TDM_ERR_PEER_FAILED,
-                            "rank %d is gone, and its part of the checkpoint with it",
+                            "rank %d is lost, and its part of the checkpoint with it",
                             job->writers[i]);
     return tdm_group_check(tdm_comm_world(job->comm), err);
 }
 
-static tdm_status fail_of_others(const tdm__saver_job *job, tdm_error *err)
+static tdm_status job_fail_of_peer(const tdm__saver_job *job, tdm_error *err)
 {
     const tdm__saver_board *board = job->board;
     int rank = job->writers[atomic_load(&board->failed) - 1];
@@ -259,67 +258,67 @@ static tdm_status fail_of_others(const tdm__saver_job *job, tdm_error *err)
     return tdm_fail(err, board->reason.status, "rank %d: %.900s", rank, board->reason.message);
 }
 
-/* Whether all chunks are done; with an error when that will never be. */
-static tdm_status look_at_board(tdm__saver_job *job, size_t *done, tdm_error *err)
+/* Reads the number of completed chunks; fails if the rest cannot be completed. */
+static tdm_status job_poll_board(tdm__saver_job *job, size_t *done, tdm_error *err)
 {
     tdm_status status = TDM_OK;
     pthread_mutex_lock(&job->lock);
     if (!job->board)
-        status = tdm_fail(err, TDM_ERR_INTERRUPTED, "the save was called off");
+        status = tdm_fail(err, TDM_ERR_INTERRUPTED, "the save was abandoned");
     else if (atomic_load(&job->board->failed) != 0 && atomic_load(&job->board->has_reason))
-        status = fail_of_others(job, err);
+        status = job_fail_of_peer(job, err);
     else
-        status = look_after_others(job, err);
+        status = job_check_peers(job, err);
     if (status == TDM_OK) *done = atomic_load(&job->board->done);
     pthread_mutex_unlock(&job->lock);
     return status;
 }
 
-static tdm_status await_all(tdm__saver_job *job, tdm_error *err)
+static tdm_status job_await_chunks(tdm__saver_job *job, tdm_error *err)
 {
     size_t seen = 0, done = 0;
     double since = tdm_clock_s();
     for (;;) {
-        TDM_TRY(look_at_board(job, &done, err));
+        TDM_TRY(job_poll_board(job, &done, err));
         if (done >= job->chunk_count) return TDM_OK;
         if (done != seen) since = tdm_clock_s();
         seen = done;
         if (tdm_clock_s() - since > STILL_S)
             return tdm_fail(err, TDM_ERR_TIMEOUT,
-                            "%zu of %zu parts are written, and none was for %.0f seconds", done,
+                            "%zu of %zu parts are written, and none within %.0f seconds", done,
                             job->chunk_count, STILL_S);
         tdm_clock_sleep(NAP_NS * 1e-9);
     }
 }
 
-static tdm_status accept_all(tdm__saver_job *job, tdm_error *err)
+static tdm_status job_accept_chunks(tdm__saver_job *job, tdm_error *err)
 {
     pthread_mutex_lock(&job->lock);
     tdm_status status = TDM_OK;
-    if (!job->board) status = tdm_fail(err, TDM_ERR_INTERRUPTED, "the save was called off");
+    if (!job->board) status = tdm_fail(err, TDM_ERR_INTERRUPTED, "the save was abandoned");
     for (size_t i = 0; i < job->chunk_count && status == TDM_OK; i++)
         status = tdm_checkpoint_writer_accept(job->writer, i, job->board->digests[i], err);
     pthread_mutex_unlock(&job->lock);
     return status;
 }
 
-/* The lock is held while others are asked, so that they are there as long as that takes. */
-static tdm_status may_commit(void *user, tdm_error *err)
+/* The lock is held during the call, so that the objects it uses exist until it returns. */
+static tdm_status job_may_commit(void *user, tdm_error *err)
 {
     tdm__saver_job *job = user;
     tdm_os_test_point(&(tdm_test_point){"commit", job->saved.step, job->rank, 0});
     pthread_mutex_lock(&job->lock);
     tdm_status status = TDM_OK;
     if (!job->board)
-        status = tdm_fail(err, TDM_ERR_INTERRUPTED, "the save was called off");
+        status = tdm_fail(err, TDM_ERR_INTERRUPTED, "the save was abandoned");
     else if (job->outer.may_commit)
         status = job->outer.may_commit(job->outer.user, err);
     pthread_mutex_unlock(&job->lock);
     return status;
 }
 
-/* The new file is there for good: now old ones may go. */
-static void retain(tdm__saver_job *job)
+/* The new file is in place: removes old ones. */
+static void job_apply_retention(tdm__saver_job *job)
 {
     tdm_error why = {.status = TDM_OK};
     tdm_status status = tdm_checkpoint_note(job->dir, job->saved.step, &job->metrics, &why);
@@ -334,20 +333,20 @@ void tdm__saver_free_space(const tdm__saver_shortage *shortage, const tdm_commit
 {
     tdm_error why = {.status = TDM_OK};
     if (saved->status != TDM_ERR_NO_SPACE) return;
-    /* Ranks that were replaced remove nothing. */
+    /* Fenced ranks remove nothing. */
     if (gate->may_commit && gate->may_commit(gate->user, &why) != TDM_OK) return;
-    /* What keeps it from that is not worth a word: the save itself has failed, and says why. */
+    /* Errors are ignored: the save itself has failed and reports the reason. */
     (void)tdm_checkpoint_free_space(shortage->dir, shortage->retention, shortage->bytes,
                                     &saved->removed, &why);
 }
 
-static void put_together(tdm__saver_job *job)
+static void job_complete_file(tdm__saver_job *job)
 {
     tdm_error why = {.status = TDM_OK};
     tdm__saved *saved = &job->saved;
-    job->gate = (tdm_commit_gate){.may_commit = may_commit, .user = job};
-    saved->status = await_all(job, &why);
-    if (saved->status == TDM_OK) saved->status = accept_all(job, &why);
+    job->gate = (tdm_commit_gate){.may_commit = job_may_commit, .user = job};
+    saved->status = job_await_chunks(job, &why);
+    if (saved->status == TDM_OK) saved->status = job_accept_chunks(job, &why);
     if (saved->status == TDM_OK) {
         tdm_checkpoint_writer_gate(job->writer, &job->gate);
         saved->status = tdm_checkpoint_writer_commit(job->writer, saved->state_hash, &why);
@@ -355,8 +354,8 @@ static void put_together(tdm__saver_job *job)
     }
     if (saved->status != TDM_OK)
         snprintf(saved->message, sizeof(saved->message), "%s", why.message);
-    else if (job->dir && !is_abandoned(job))
-        retain(job);
+    else if (job->dir && !job_is_abandoned(job))
+        job_apply_retention(job);
     tdm_checkpoint_writer_abandon(job->writer);
     job->writer = NULL;
     if (saved->status != TDM_OK && job->dir)
@@ -365,25 +364,25 @@ static void put_together(tdm__saver_job *job)
     saved->seconds = tdm_clock_s() - job->begin_s;
 }
 
-/* ---- life -------------------------------------------------------------------------------------- */
+/* ---- threads and destruction ------------------------------------------------------------------- */
 
 void tdm__saver_job_run(tdm__saver_job *job)
 {
-    if (job->names) copy_pieces(job);
-    put_pieces(job);
-    if (job->writer) put_together(job);
+    if (job->names) job_copy_pieces(job);
+    job_write_pieces(job);
+    if (job->writer) job_complete_file(job);
     pthread_mutex_lock(&job->lock);
     job->ended = true;
     pthread_mutex_unlock(&job->lock);
 }
 
-static void *work(void *argument)
+static void *job_thread(void *argument)
 {
     tdm__saver_job *job = argument;
-    if (job->names) copy_pieces(job); /* others wait for that */
+    if (job->names) job_copy_pieces(job); /* other ranks wait for that */
     if (job->yields) (void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICENESS);
-    put_pieces(job);
-    if (job->writer) put_together(job);
+    job_write_pieces(job);
+    if (job->writer) job_complete_file(job);
     pthread_mutex_lock(&job->lock);
     job->ended = true;
     bool mine = job->detached;
@@ -394,7 +393,7 @@ static void *work(void *argument)
 
 void tdm__saver_job_start(tdm__saver_job *job)
 {
-    job->has_thread = tdm__thread_start(&job->thread, work, job, NULL) == TDM_OK;
+    job->has_thread = tdm__thread_start(&job->thread, job_thread, job, NULL) == TDM_OK;
     if (!job->has_thread) tdm__saver_job_run(job);
 }
 
@@ -422,7 +421,7 @@ void tdm__saver_job_abandon(tdm__saver_job *job)
     job->detached = runs;
     if (runs) pthread_detach(job->thread);
     pthread_mutex_unlock(&job->lock);
-    if (runs) return; /* the thread frees it */
+    if (runs) return; /* the thread frees the job */
     tdm__saver_job_join(job);
     job_free(job);
 }

@@ -1,10 +1,10 @@
 /*
- * saver_job.h: one save, as the thread of one rank does its part of it. (For saver.c.)
+ * saver_job.h: one save: the part of one rank, executed by a thread. (For saver.c.)
  *
- * A job owns all that its thread needs, but for two things that belong to the world: the board, by which
- * the ranks of a node tell each other what is done, and the comm. Both are touched under the job's lock,
- * and never again once it is abandoned: whoever abandons a job may close the world at once, and the
- * thread, which may be stuck in a slow disk, tidies up and frees the job later.
+ * A job owns everything its thread needs, except for two objects of the world: the board, through which
+ * the ranks of a node report progress, and the comm. Both are accessed under the job's lock,
+ * and never after the job was abandoned: the caller may then close the world at once, while the
+ * thread, which may be blocked by a slow disk, cleans up and frees the job later.
  */
 #ifndef TANDEM_TRAIN_SAVER_JOB_H
 #define TANDEM_TRAIN_SAVER_JOB_H
@@ -13,13 +13,13 @@
 
 #include <pthread.h>
 
-/* In memory that all ranks of the node see. Zeroed before each save, when nobody is at work. */
+/* In memory shared by all ranks of the node. Zeroed before each save, when no thread uses it. */
 typedef struct tdm__saver_board {
-    atomic_size_t done;    /* chunks that are hashed and in the file */
-    atomic_int copied;     /* writers that need the state no more */
-    atomic_int failed;     /* the first writer that failed, + 1; 0: none did */
-    atomic_int has_reason; /* `reason` can be read */
-    tdm_error reason;      /* of that one */
+    atomic_size_t done;    /* chunks that are hashed and written */
+    atomic_int copied;     /* writers that do not need the state any more */
+    atomic_int failed;     /* index + 1 of the first writer that failed; 0: none */
+    atomic_int has_reason; /* `reason` is valid */
+    tdm_error reason;      /* of the failed writer */
     char digests[][TDM_SHA256_HEX];
 } tdm__saver_board;
 
@@ -39,42 +39,42 @@ typedef struct tdm__saver_job {
     bool ended, detached;    /* under the lock */
     pthread_t thread;
     bool has_thread;
-    bool yields; /* to those that train */
+    bool yields; /* runs with lower priority than training */
 
-    tdm_arena *arena; /* of what is below */
+    tdm_arena *arena; /* owns the following */
     int rank, writer_index;
-    int writer_count; /* of all that write */
+    int writer_count; /* number of all writers */
     tdm__saver_piece *pieces;
     size_t piece_count;
     tdm_pages
-        copy;     /* what the pieces point to; empty: they point to the state itself. Whoever joins
-                     * the job may take it */
-    bool copies;  /* the thread fills the copy first; the pieces point to the state until then */
-    bool *floats; /* by piece: numbers that must be finite */
-    char **names; /* of the pieces' tensors, for messages */
+        copy; /* memory that the pieces point to; empty: they point to the state itself. It may be
+                     * taken after the job was joined */
+    bool copies;  /* the thread makes the copy first; until then the pieces point to the state */
+    bool *floats; /* by piece: the values must be finite */
+    char **names; /* tensor names of the pieces, for messages */
     tdm_file_writer *part; /* the temporary file */
 
     /* Rank 0: */
-    tdm_checkpoint_writer *writer; /* NULL: another rank */
+    tdm_checkpoint_writer *writer; /* NULL on other ranks */
     tdm_checkpoint_content content;
     size_t chunk_count; /* of all ranks */
     const int *writers; /* the ranks that write */
     const char *dir;
     tdm_checkpoint_retention retention;
-    uint64_t file_bytes; /* that the disk must have room for, about */
+    uint64_t file_bytes; /* approximate disk space needed */
     tdm_checkpoint_metrics metrics;
-    tdm_commit_gate gate, outer; /* this job's, and who is asked by it */
+    tdm_commit_gate gate, outer; /* of this job, and the one it calls */
     double begin_s;
     tdm__saved saved;
 } tdm__saver_job;
 
-/* What matters to who makes room on a full disk. */
+/* Parameters for freeing space on a full disk. */
 typedef struct tdm__saver_shortage {
     const char *dir; /* of checkpoints */
     const tdm_checkpoint_retention *retention;
     uint64_t bytes; /* of a checkpoint */
 } tdm__saver_shortage;
-/* After a save that has failed because the disk is full: removes old checkpoints if that helps. */
+/* After a save that failed because the disk is full: removes old checkpoints if that helps. */
 void tdm__saver_free_space(const tdm__saver_shortage *shortage, const tdm_commit_gate *gate,
                            tdm__saved *saved);
 
@@ -83,16 +83,16 @@ bool tdm__has_bad_numbers(const void *bytes, size_t count);
 
 /* NULL: no memory. */
 tdm__saver_job *tdm__saver_job_create(void);
-/* Does it all, in the calling thread. */
+/* Executes the job in the calling thread. */
 void tdm__saver_job_run(tdm__saver_job *job);
-/* The same in a thread of its own; in the calling one where there is none to be had. */
+/* Executes the job in a new thread; in the calling one if none can be created. */
 void tdm__saver_job_start(tdm__saver_job *job);
 bool tdm__saver_job_ended(tdm__saver_job *job);
-/* Waits until no writer needs the state any more; what keeps that from happening fails the save. */
+/* Waits until no writer needs the state any more; if that cannot happen, the save fails. */
 void tdm__saver_job_hold(tdm__saver_job *job);
-/* Waits until it has ended; the job stays. */
+/* Waits until the job has ended; does not free it. */
 void tdm__saver_job_join(tdm__saver_job *job);
-/* Ends it in any case, now or later. The job is gone for the caller. NULL is fine. */
+/* Ends and frees the job, now or later; the caller must not use it any more. May be NULL. */
 void tdm__saver_job_abandon(tdm__saver_job *job);
 
 #endif

@@ -1,33 +1,33 @@
 /*
  * share.c: one copy of the data for the ranks of a node.
  *
- * Every rank has read the data by itself, because it needs all that a data set knows. Then the lowest
- * rank of each node copies the features, which are nearly all of it, into memory that its node has in
- * common, and everybody reads them there. Which sample is which does not change, so no bit does. Ranks
- * of a node read the same file; when one has read another number of bytes the file was changed while
- * training started, and that is an error.
+ * Every rank reads the data itself, because it needs all properties of the data set. Then the lowest
+ * rank of each node copies the features, which are nearly all of it, into shared memory, and all ranks of
+ * the node use that copy. The samples do not change, so no result does. The ranks of a node read the same
+ * file; if one has read another number of bytes, the file changed while training started, which is an
+ * error.
  */
 #include "train/internal.h"
 
 #include <assert.h>
 #include <string.h>
 
-/* Where a node's copy lies, and how large it is; by rank, as it travels. */
+/* Location and size of a node's copy, by rank; exchanged between ranks. */
 typedef struct offer {
-    uint64_t place; /* UINT64_MAX: there is none */
+    uint64_t place; /* UINT64_MAX: none */
     uint64_t bytes;
 } offer;
 enum { OFFER_NUMBERS = sizeof(offer) / sizeof(int64_t) };
 
-static int leader_of(tdm_comm *comm)
+static int node_leader(tdm_comm *comm)
 {
     int rank = tdm_comm_rank(comm), leader = 0;
     while (tdm_comm_node_of(comm, leader) != tdm_comm_node_of(comm, rank)) leader++;
     return leader;
 }
 
-/* Whether any node has several ranks: the same answer for all. */
-static bool has_neighbours(tdm_comm *comm)
+/* Whether any node has several ranks; the same on all ranks. */
+static bool node_is_shared(tdm_comm *comm)
 {
     for (int i = 0; i < tdm__size_of(comm); i++)
         for (int k = 0; k < i; k++)
@@ -35,7 +35,7 @@ static bool has_neighbours(tdm_comm *comm)
     return false;
 }
 
-static offer make_offer(tdm_comm *comm, const void *block, size_t bytes)
+static offer offer_create(tdm_comm *comm, const void *block, size_t bytes)
 {
     offer own = {.place = UINT64_MAX, .bytes = bytes};
     void *copy;
@@ -47,19 +47,19 @@ static offer make_offer(tdm_comm *comm, const void *block, size_t bytes)
     return own;
 }
 
-/* `set` owns its block; `parts` (some may be NULL) lie in it. `offers` has room for all ranks. */
-static tdm_status share_block(tdm_dataset *set, tdm_dataset *const parts[2], tdm_comm *comm,
-                              offer *offers, tdm_error *err)
+/* `set` owns its block; `parts` (may be NULL) are in it. `offers` has one entry per rank. */
+static tdm_status dataset_share(tdm_dataset *set, tdm_dataset *const parts[2], tdm_comm *comm,
+                                offer *offers, tdm_error *err)
 {
     size_t bytes;
     const void *from = tdm_dataset_block(set, &bytes);
-    int rank = tdm_comm_rank(comm), leader = leader_of(comm);
-    offers[rank] = make_offer(comm, from, bytes);
+    int rank = tdm_comm_rank(comm), leader = node_leader(comm);
+    offers[rank] = offer_create(comm, from, bytes);
     TDM_TRY(tdm_group_all_gather(tdm_comm_world(comm), NULL, offers,
                                  (size_t)tdm_comm_size(comm) * OFFER_NUMBERS, TDM_DTYPE_I64, err));
     if (offers[leader].bytes != bytes)
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "%s: ranks have read different data: it was changed while training started",
+                        "%s: ranks read different data: the file changed while training started",
                         tdm_dataset_info_of(set)->path);
     const void *to = offers[leader].place != UINT64_MAX
                          ? tdm_comm_shared_at(comm, offers[leader].place)
@@ -73,7 +73,7 @@ static tdm_status share_block(tdm_dataset *set, tdm_dataset *const parts[2], tdm
 
 tdm_status tdm__data_share(tdm_job_data *data, tdm_comm *comm, tdm_error *err)
 {
-    if (tdm__size_of(comm) == 1 || !has_neighbours(comm)) return TDM_OK;
+    if (tdm__size_of(comm) == 1 || !node_is_shared(comm)) return TDM_OK;
     tdm_arena *arena = tdm_arena_create("offers");
     offer *offers = arena ? tdm_arena_array(arena, (size_t)tdm_comm_size(comm), sizeof(*offers))
                           : NULL;
@@ -81,21 +81,22 @@ tdm_status tdm__data_share(tdm_job_data *data, tdm_comm *comm, tdm_error *err)
         comm, offers ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory"), NULL, err);
     assert(offers || status != TDM_OK);
     tdm_dataset *none[2] = {NULL, NULL}, *both[2] = {data->train, data->test};
-    if (status == TDM_OK && data->whole) status = share_block(data->whole, both, comm, offers, err);
+    if (status == TDM_OK && data->whole)
+        status = dataset_share(data->whole, both, comm, offers, err);
     if (status == TDM_OK && !data->whole)
-        status = share_block(data->train, none, comm, offers, err);
+        status = dataset_share(data->train, none, comm, offers, err);
     if (status == TDM_OK && !data->whole && data->test)
-        status = share_block(data->test, none, comm, offers, err);
+        status = dataset_share(data->test, none, comm, offers, err);
     tdm_arena_destroy(arena);
     return status;
 }
 
-/* ---- in a vault ------------------------------------------------------------------------------ */
+/* ---- in the host's shared memory --------------------------------------------------------------- */
 
-enum { HEAD_BYTES = 64 }; /* in front of a copy: whether it is complete */
+enum { HEAD_BYTES = 64 }; /* header of a copy: whether it is complete */
 
-static void keep_block(tdm_dataset *set, tdm_dataset *const parts[2], const char *name,
-                       tdm_shm *shm)
+static void dataset_keep(tdm_dataset *set, tdm_dataset *const parts[2], const char *name,
+                         tdm_shm *shm)
 {
     size_t bytes;
     bool is_new;
@@ -110,7 +111,7 @@ static void keep_block(tdm_dataset *set, tdm_dataset *const parts[2], const char
         memcpy(to, from, bytes);
         atomic_store(complete, 1);
     }
-    /* One who died, or is still at it, may have left it incomplete: then everybody keeps its own. */
+    /* The process that copies may have died or not be done: then this process keeps its copy. */
     if (atomic_load(complete) == 0 || memcmp(to, from, bytes) != 0) return;
     for (int i = 0; i < 2; i++)
         if (parts[i]) tdm_dataset_move(parts[i], from, to);
@@ -122,9 +123,9 @@ void tdm__data_keep(tdm_job_data *data, tdm_shm *shm)
     tdm_dataset *none[2] = {NULL, NULL}, *both[2] = {data->train, data->test};
     if (!shm) return;
     if (data->whole) {
-        keep_block(data->whole, both, "data", shm);
+        dataset_keep(data->whole, both, "data", shm);
         return;
     }
-    keep_block(data->train, none, "data-train", shm);
-    if (data->test) keep_block(data->test, none, "data-test", shm);
+    dataset_keep(data->train, none, "data-train", shm);
+    if (data->test) dataset_keep(data->test, none, "data-test", shm);
 }

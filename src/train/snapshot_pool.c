@@ -1,7 +1,7 @@
 /*
- * snapshot_pool.c: memory for the copies that saves take. (See snapshot_pool.h.)
+ * snapshot_pool.c: memory for the copies of the state. (See snapshot_pool.h.)
  *
- * Invariant: while the thread runs, `pages` stays as it is; who changes it joins the thread first.
+ * Invariant: while the thread runs, `pages` does not change; functions that change it join the thread first.
  */
 #include "train/snapshot_pool.h"
 #include "os/thread.h"
@@ -22,23 +22,23 @@ tdm__snapshot_pool *tdm__snapshot_pool_create(void)
     return calloc(1, sizeof(tdm__snapshot_pool));
 }
 
-static void await_thread(tdm__snapshot_pool *room)
+static void pool_join_thread(tdm__snapshot_pool *pool)
 {
-    if (room->has_thread) pthread_join(room->thread, NULL);
-    room->has_thread = false;
+    if (pool->has_thread) pthread_join(pool->thread, NULL);
+    pool->has_thread = false;
 }
 
-void tdm__snapshot_pool_destroy(tdm__snapshot_pool *room)
+void tdm__snapshot_pool_destroy(tdm__snapshot_pool *pool)
 {
-    if (!room) return;
-    await_thread(room);
-    tdm_pages_unmap(&room->pages);
-    free(room);
+    if (!pool) return;
+    pool_join_thread(pool);
+    tdm_pages_unmap(&pool->pages);
+    free(pool);
 }
 
-/* Slice by slice: where memory is short, the system takes back what it has just given, and never lacks more
- * than one of them. */
-static void *fill(void *argument)
+/* Populates the pages slice by slice: if memory is short, the kernel takes back each slice right after it was
+ * freed lazily, so at most one slice is in use. */
+static void *pool_populate(void *argument)
 {
     const tdm_pages *all = &((tdm__snapshot_pool *)argument)->pages;
     for (size_t at = 0; at < all->bytes; at += SLICE_BYTES) {
@@ -51,33 +51,33 @@ static void *fill(void *argument)
     return NULL;
 }
 
-void tdm__snapshot_pool_prepare(tdm__snapshot_pool *room, size_t bytes)
+void tdm__snapshot_pool_prepare(tdm__snapshot_pool *pool, size_t bytes)
 {
-    if (bytes == 0 || room->pages.bytes >= bytes) return;
-    await_thread(room);
-    tdm_pages_unmap(&room->pages);
-    if (tdm_pages_map(bytes, false, &room->pages, NULL) != TDM_OK) return;
-    room->has_thread = tdm__thread_start(&room->thread, fill, room, NULL) == TDM_OK;
+    if (bytes == 0 || pool->pages.bytes >= bytes) return;
+    pool_join_thread(pool);
+    tdm_pages_unmap(&pool->pages);
+    if (tdm_pages_map(bytes, false, &pool->pages, NULL) != TDM_OK) return;
+    pool->has_thread = tdm__thread_start(&pool->thread, pool_populate, pool, NULL) == TDM_OK;
 }
 
-tdm_status tdm__snapshot_pool_take(tdm__snapshot_pool *room, size_t bytes, tdm_pages *out,
+tdm_status tdm__snapshot_pool_take(tdm__snapshot_pool *pool, size_t bytes, tdm_pages *out,
                                    tdm_error *err)
 {
-    await_thread(room);
-    if (room->pages.bytes < bytes) {
-        tdm_pages_unmap(&room->pages);
-        TDM_TRY(tdm_pages_map(bytes, false, &room->pages, err));
+    pool_join_thread(pool);
+    if (pool->pages.bytes < bytes) {
+        tdm_pages_unmap(&pool->pages);
+        TDM_TRY(tdm_pages_map(bytes, false, &pool->pages, err));
     }
-    *out = room->pages;
-    room->pages = (tdm_pages){0};
+    *out = pool->pages;
+    pool->pages = (tdm_pages){0};
     return TDM_OK;
 }
 
-void tdm__snapshot_pool_give(tdm__snapshot_pool *room, tdm_pages *pages)
+void tdm__snapshot_pool_give(tdm__snapshot_pool *pool, tdm_pages *pages)
 {
-    await_thread(room);
-    tdm_pages_unmap(&room->pages);
+    pool_join_thread(pool);
+    tdm_pages_unmap(&pool->pages);
     tdm_pages_free_lazily(pages);
-    room->pages = *pages;
+    pool->pages = *pages;
     *pages = (tdm_pages){0};
 }

@@ -1,13 +1,13 @@
 /*
- * state.c: the numbers that training changes, what they are called, and where they lie.
+ * state.c: the state that training changes: its tensors, their names and their location.
  *
- * A store (parallel.h) holds the parameters (with statistics and buffers behind them), each of the
- * optimiser's states and the average of the weights, all in the layout of the graph, shared out over the
+ * A parameter store (parallel.h) holds the parameters (followed by statistics and buffers), each of the
+ * optimiser's states and the average of the weights, all in the layout of the graph, sharded over the
  * ranks as the job says. Names in checkpoints: a parameter has its own, a state of it is
- * "optim.STATE.PARAMETER", its average "ema.PARAMETER". What evaluations have said are small tensors of
- * doubles, "schedule.plateau" and "train.early_stop"; the steps that were skipped are counted in
- * "train.bad_numbers". Every rank has these small ones, with the same values. (state_io.c says how all
- * of it begins, is restored and saved.)
+ * "optim.STATE.PARAMETER", its average "ema.PARAMETER". Progress of the metrics is stored in small tensors of
+ * doubles, "schedule.plateau" and "train.early_stop"; skipped steps are counted in
+ * "train.bad_numbers". Every rank has these small tensors, with the same values. (state_io.c initialises,
+ * restores and saves the state.)
  */
 #include "train/internal.h"
 
@@ -21,36 +21,36 @@ enum { SKIPS_NUMBERS = sizeof(tdm__skips) / sizeof(double) };
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-static tdm_status add_item(tdm__state *s, const char *name, tdm_tensor view, int block,
-                           size_t param, tdm_error *err)
+static tdm_status state_add_item(tdm__state *s, const char *name, tdm_tensor view, int block,
+                                 size_t param, tdm_error *err)
 {
     if (!name) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     s->items[s->tensor_count++] = (tdm__state_item){{name, view}, block, param};
     return TDM_OK;
 }
 
-static tdm_status name_param(tdm__state *s, size_t index, bool has_ema, tdm_error *err)
+static tdm_status state_add_param(tdm__state *s, size_t index, bool has_ema, tdm_error *err)
 {
     const tdm_param_info *p = tdm_graph_param_at(s->graph, index);
     const tdm_tensor view = {.dtype = TDM_DTYPE_F32, .shape = p->shape};
-    TDM_TRY(add_item(s, p->name, view, TDM_BLOCK_PARAMS, index, err));
+    TDM_TRY(state_add_item(s, p->name, view, TDM_BLOCK_PARAMS, index, err));
     if (!p->trained || !s->optimiser) return TDM_OK;
     for (int k = 0; k < TDM_OPTIM_MAX_STATES; k++) {
         if (!tdm_optimiser_uses_state(s->optimiser, k)) continue;
         const char *state = tdm_optimiser_ops(s->optimiser)->state_names[k];
         const char *name = tdm_arena_printf(s->arena, "optim.%s.%s", state, p->name);
-        TDM_TRY(add_item(s, name, view, TDM_BLOCK_STATE + k, index, err));
+        TDM_TRY(state_add_item(s, name, view, TDM_BLOCK_STATE + k, index, err));
     }
     if (!has_ema) return TDM_OK;
     const char *name = tdm_arena_printf(s->arena, "ema.%s", p->name);
-    return add_item(s, name, view, TDM_BLOCK_EMA, index, err);
+    return state_add_item(s, name, view, TDM_BLOCK_EMA, index, err);
 }
 
-static tdm_status name_small(tdm__state *s, const char *name, int64_t numbers, void *data,
-                             tdm_error *err)
+static tdm_status state_add_small(tdm__state *s, const char *name, int64_t numbers, void *data,
+                                  tdm_error *err)
 {
     tdm_tensor view = {.dtype = TDM_DTYPE_F64, .shape = tdm_shape_1(numbers), .data = data};
-    return add_item(s, name, view, TDM__BLOCK_NONE, 0, err);
+    return state_add_item(s, name, view, TDM__BLOCK_NONE, 0, err);
 }
 
 static int compare_items(const void *a, const void *b)
@@ -59,28 +59,28 @@ static int compare_items(const void *a, const void *b)
     return strcmp(x->named.name, y->named.name);
 }
 
-static tdm_status name_items(tdm__state *s, const tdm_job *job, bool has_ema, tdm_error *err)
+static tdm_status state_add_items(tdm__state *s, const tdm_job *job, bool has_ema, tdm_error *err)
 {
     size_t params = tdm_graph_param_count(s->graph);
     size_t max = params * (2 + TDM_OPTIM_MAX_STATES) + 3;
     s->items = tdm_arena_array(s->arena, max, sizeof(*s->items));
     s->tensors = tdm_arena_array(s->arena, max, sizeof(*s->tensors));
     if (!s->items || !s->tensors) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    for (size_t i = 0; i < params; i++) TDM_TRY(name_param(s, i, has_ema, err));
+    for (size_t i = 0; i < params; i++) TDM_TRY(state_add_param(s, i, has_ema, err));
     if (s->optimiser && job->schedule.kind == TDM_JOB_SCHEDULE_REDUCE_ON_PLATEAU)
-        TDM_TRY(name_small(s, TDM__PLATEAU_NAME, PLATEAU_NUMBERS, &s->plateau, err));
+        TDM_TRY(state_add_small(s, TDM__PLATEAU_NAME, PLATEAU_NUMBERS, &s->plateau, err));
     if (s->optimiser && job->train.early_stop)
-        TDM_TRY(name_small(s, TDM__EARLY_STOP_NAME, PLATEAU_NUMBERS, &s->early_stop, err));
+        TDM_TRY(state_add_small(s, TDM__EARLY_STOP_NAME, PLATEAU_NUMBERS, &s->early_stop, err));
     if (s->optimiser && job->train.bad_numbers == TDM_JOB_BAD_NUMBERS_SKIP)
-        TDM_TRY(name_small(s, TDM__SKIPS_NAME, SKIPS_NUMBERS, &s->skips, err));
+        TDM_TRY(state_add_small(s, TDM__SKIPS_NAME, SKIPS_NUMBERS, &s->skips, err));
     qsort(s->items, s->tensor_count, sizeof(*s->items), compare_items);
     for (size_t i = 0; i < s->tensor_count; i++) s->tensors[i] = s->items[i].named;
     return TDM_OK;
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- creation and destruction ----------------------------------------------------------------- */
 
-static tdm_status make_optimiser(tdm__state *s, const tdm_job *job, tdm_error *err)
+static tdm_status state_make_optimiser(tdm__state *s, const tdm_job *job, tdm_error *err)
 {
     size_t count = tdm_graph_param_count(s->graph), trained = 0;
     tdm_optim_param *params = tdm_arena_array(s->arena, count + 1, sizeof(*params));
@@ -94,9 +94,9 @@ static tdm_status make_optimiser(tdm__state *s, const tdm_job *job, tdm_error *e
     return tdm_optimiser_create(job, params, trained, &s->optimiser, err);
 }
 
-/* What each rank does by itself. */
-static tdm_status prepare(tdm__state *s, const tdm_model_options *model, tdm__state_use use,
-                          tdm_error *err)
+/* The part that each rank executes alone. */
+static tdm_status state_prepare(tdm__state *s, const tdm_model_options *model, tdm__state_use use,
+                                tdm_error *err)
 {
     tdm_model_options one_row = *model;
     one_row.batch = 1;
@@ -104,17 +104,17 @@ static tdm_status prepare(tdm__state *s, const tdm_model_options *model, tdm__st
     s->arena = tdm_arena_create("training state");
     if (!s->arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory for the state");
     TDM_TRY(tdm_model_build(&one_row, &s->graph, err));
-    if (use == TDM__STATE_FOR_TRAINING) TDM_TRY(make_optimiser(s, model->job, err));
+    if (use == TDM__STATE_FOR_TRAINING) TDM_TRY(state_make_optimiser(s, model->job, err));
     s->has_ema = s->optimiser && model->job->optim.ema > 0;
-    TDM_TRY(name_items(s, model->job, s->has_ema, err));
+    TDM_TRY(state_add_items(s, model->job, s->has_ema, err));
     size_t statistics = tdm_graph_grad_extent(s->graph) - tdm_graph_trained_extent(s->graph);
     if (!s->has_ema || statistics == 0) return TDM_OK;
     s->statistics = tdm_arena_array(s->arena, statistics, sizeof(float));
     return s->statistics ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
 }
 
-/* Measured once: members of later epochs take over what others know. */
-static tdm_status choose_bucket(tdm__state *s, const tdm_job *job, tdm_error *err)
+/* Measured once: members of later epochs get the value from the others. */
+static tdm_status state_choose_bucket(tdm__state *s, const tdm_job *job, tdm_error *err)
 {
     int64_t known = job->parallel.bucket > 0 ? job->parallel.bucket : (int64_t)s->bucket;
     if (tdm__size_of(s->comm) > 1)
@@ -126,15 +126,15 @@ static tdm_status choose_bucket(tdm__state *s, const tdm_job *job, tdm_error *er
                              err);
 }
 
-/* Every host then keeps what it takes to go on without any other, as with parallel.zero: 0. */
-static bool mirrors(const tdm__state *s, const tdm_job *job)
+/* With elastic.mirror every host keeps the complete state, as with parallel.zero: 0. */
+static bool state_is_mirrored(const tdm__state *s, const tdm_job *job)
 {
     tdm_comm_info info = {.host_count = 1};
     if (s->comm) tdm_comm_info_get(s->comm, &info);
     return job->elastic.mirror && info.host_count > 1;
 }
 
-/* Of each slot: the threads of any process that may ever have it. */
+/* Undo records per slot: the threads of any process that may use it. */
 static int undo_records(const tdm_job *job)
 {
     if (job->compute.threads > 0) return (int)job->compute.threads;
@@ -146,12 +146,12 @@ tdm_status tdm__state_enter(tdm__state *s, const tdm_job *job, tdm_comm *comm,
                             const tdm__home *home, tdm_error *err)
 {
     s->comm = comm;
-    TDM_TRY(choose_bucket(s, job, err));
+    TDM_TRY(state_choose_bucket(s, job, err));
     tdm_params_options options = {.graph = s->graph,
                                   .optimiser = s->optimiser,
                                   .has_ema = s->has_ema,
                                   .comm = s->comm,
-                                  .zero = mirrors(s, job) ? 0 : (int)job->parallel.zero,
+                                  .zero = state_is_mirrored(s, job) ? 0 : (int)job->parallel.zero,
                                   .offload = s->optimiser ? job->parallel.offload : NULL,
                                   .bucket_bytes = s->bucket,
                                   .shm = home ? home->shm : NULL,
@@ -175,7 +175,7 @@ tdm_status tdm__state_prepare(const tdm_model_options *model, tdm__state_use use
                               tdm_error *err)
 {
     *out = (tdm__state){0};
-    return prepare(out, model, use, err);
+    return state_prepare(out, model, use, err);
 }
 
 tdm_status tdm__state_init(const tdm_model_options *model, tdm__state_use use, tdm_comm *comm,
@@ -221,10 +221,10 @@ tdm_status tdm__state_measure(tdm__state *state, const tdm_job *job, tdm_error *
     return tdm_params_settle(state->store, err);
 }
 
-/* ---- bad numbers ----------------------------------------------------------------------------- */
+/* ---- non-finite values ----------------------------------------------------------------------- */
 
-/* The name of the tensor in which an element of a block lies. */
-static const char *name_at(const tdm__state *s, int block, size_t element)
+/* The name of the tensor that contains an element of a block. */
+static const char *state_name_at(const tdm__state *s, int block, size_t element)
 {
     for (size_t i = 0; i < tdm_graph_param_count(s->graph); i++) {
         const tdm_param_info *p = tdm_graph_param_at(s->graph, i);
@@ -244,7 +244,7 @@ tdm_status tdm__state_find_bad(tdm__state *state, const char **out, tdm_error *e
         if (!tdm_params_block(state->store, block)) continue;
         TDM_TRY(tdm_params_find_bad(state->store, block, &element, err));
         if (element == SIZE_MAX) continue;
-        *out = name_at(state, block, element);
+        *out = state_name_at(state, block, element);
         return TDM_OK;
     }
     return TDM_OK;

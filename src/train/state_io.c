@@ -1,14 +1,14 @@
 /*
- * state_io.c: how the numbers of a training begin, are restored and saved.
+ * state_io.c: initialises, restores and saves the state of a training run.
  *
- * Rank 0 alone reads and writes files, and makes the first values; the store brings numbers to where
- * they belong, and from there. They pass through one window of a megabyte at rank 0, so that no
- * rank ever holds what is not its share, and nothing holds a model twice. Where a block is whole at rank
- * 0, it is saved from where it lies. What is written is the same, byte for byte, however the numbers
- * were spread.
+ * Only rank 0 reads and writes files and computes initial values; the parameter store moves them to their
+ * owners and back. They pass through one window of a megabyte on rank 0, so that no
+ * rank ever holds more than its share, and no model is in memory twice. A block that is complete on rank
+ * 0 is saved directly. The file is the same, byte for byte, however the state was
+ * sharded.
  *
- * All ranks take the same steps, whatever happens at rank 0: what can fail there is tried before the
- * first of them, or (a disk) remembered until after the last; then all agree on the outcome.
+ * All ranks execute the same collective calls, whatever happens on rank 0: operations that can fail there are done
+ * before the first call, or (disk errors) are recorded until after the last; then all ranks agree on the result.
  */
 #include "train/internal.h"
 
@@ -19,9 +19,9 @@
 
 enum { WINDOW_ELEMENTS = 1 << 18, MAX_BLOCKS = TDM_BLOCK_STATE + TDM_OPTIM_MAX_STATES };
 
-/* ---- into the store -------------------------------------------------------------------------- */
+/* ---- writing to the parameter store ----------------------------------------------------------- */
 
-/* Numbers [first, first + count) of a parameter for a block. */
+/* Computes values [first, first + count) of a parameter for a block. */
 typedef void (*numbers_fn)(const void *source, int block, size_t param, size_t first, size_t count,
                            float *out);
 
@@ -43,9 +43,9 @@ static void fill_window(const tdm__state *s, int block, size_t first, size_t cou
     }
 }
 
-/* All blocks from a source, which rank 0 has; others have no window. Collective. */
-static tdm_status write_blocks(tdm__state *s, unsigned blocks, numbers_fn numbers,
-                               const void *source, float *window, tdm_error *err)
+/* Writes all blocks from a source, which rank 0 has; other ranks have no window. Collective. */
+static tdm_status state_write_blocks(tdm__state *s, unsigned blocks, numbers_fn numbers,
+                                     const void *source, float *window, tdm_error *err)
 {
     for (int block = 0; block < MAX_BLOCKS; block++) {
         if (!(blocks >> block & 1) || !tdm_params_block(s->store, block)) continue;
@@ -60,14 +60,14 @@ static tdm_status write_blocks(tdm__state *s, unsigned blocks, numbers_fn number
     return tdm_params_settle(s->store, err);
 }
 
-static tdm_status make_window(float **out, tdm_error *err)
+static tdm_status window_create(float **out, tdm_error *err)
 {
     *out = malloc(WINDOW_ELEMENTS * sizeof(float));
     return *out ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
 }
 
-/* The small things that every rank has, as rank 0 has them. Collective. */
-static tdm_status spread_small(tdm__state *s, tdm_error *err)
+/* Distributes rank 0's small tensors. Collective. */
+static tdm_status state_broadcast_small(tdm__state *s, tdm_error *err)
 {
     struct {
         tdm_plateau plateau, early_stop;
@@ -85,14 +85,14 @@ static tdm_status spread_small(tdm__state *s, tdm_error *err)
 
 /* ---- tensors from files ---------------------------------------------------------------------- */
 
-/* Whether a tensor of a file can become one of the state. `misfit` is the status for another shape. */
-static tdm_status check_fits(const tdm_named_tensor *from, const tdm_tensor *to, const char *file,
-                             tdm_status misfit, tdm_error *err)
+/* Checks that a tensor of a file matches one of the state. `misfit` is the status for another shape. */
+static tdm_status tensor_check_fits(const tdm_named_tensor *from, const tdm_tensor *to,
+                                    const char *file, tdm_status misfit, tdm_error *err)
 {
     char have[128], want[128];
     float none[1] = {0};
     if (!tdm_shape_equal(&from->tensor.shape, &to->shape))
-        return tdm_fail(err, misfit, "%s: tensor '%s' has shape %s; this model's has %s", file,
+        return tdm_fail(err, misfit, "%s: tensor '%s' has shape %s; this model has %s", file,
                         from->name, tdm_shape_text(&from->tensor.shape, have),
                         tdm_shape_text(&to->shape, want));
     if (to->dtype == TDM_DTYPE_F64 && from->tensor.dtype != TDM_DTYPE_F64)
@@ -105,33 +105,33 @@ static tdm_status check_fits(const tdm_named_tensor *from, const tdm_tensor *to,
     return TDM_OK;
 }
 
-static void copy_part(const tdm_tensor *from, size_t first, size_t count, float *out)
+static void tensor_copy_part(const tdm_tensor *from, size_t first, size_t count, float *out)
 {
     const char *at = (const char *)from->data + first * tdm_dtype_bytes(from->dtype);
     tdm_tensor_to_f32(from->dtype, at, (int64_t)count, out);
 }
 
-/* ---- first values ---------------------------------------------------------------------------- */
+/* ---- initial values -------------------------------------------------------------------------- */
 
-/* From where they come: a file, the data, or the seed. */
+/* Sources of initial values: a file, the data, or the seed. */
 typedef struct beginning {
     const tdm__state *state;
     uint64_t seed;
     tdm_safetensors *file;         /* NULL: none */
-    const tdm_named_tensor **from; /* the file's tensor of each parameter; NULL: it has none */
-    float *norms[2]; /* in place of TDM_MODEL_SHIFT and TDM_MODEL_SCALE; NULL: by the seed */
+    const tdm_named_tensor **from; /* the file's tensor for each parameter; NULL: none */
+    float *norms[2]; /* for TDM_MODEL_SHIFT and TDM_MODEL_SCALE; NULL: from the seed */
 } beginning;
 
 static const char *const norm_names[2] = {TDM_MODEL_SHIFT, TDM_MODEL_SCALE};
 
-static void first_numbers(const void *source, int block, size_t param, size_t first, size_t count,
-                          float *out)
+static void beginning_numbers(const void *source, int block, size_t param, size_t first,
+                              size_t count, float *out)
 {
     const beginning *b = source;
     const char *name = tdm_graph_param_at(b->state->graph, param)->name;
-    (void)block; /* the average begins where the weights do */
+    (void)block; /* the average starts with the weights */
     if (b->from[param]) {
-        copy_part(&b->from[param]->tensor, first, count, out);
+        tensor_copy_part(&b->from[param]->tensor, first, count, out);
         return;
     }
     for (int i = 0; i < 2; i++) {
@@ -142,8 +142,8 @@ static void first_numbers(const void *source, int block, size_t param, size_t fi
     tdm_model_init_part(b->state->graph, b->seed, param, first, count, out);
 }
 
-static tdm_status find_normalisation(beginning *b, const tdm_job *job, const tdm_dataset *train,
-                                     tdm_error *err)
+static tdm_status beginning_normalise(beginning *b, const tdm_job *job, const tdm_dataset *train,
+                                      tdm_error *err)
 {
     const tdm_dataset_info *info = tdm_dataset_info_of(train);
     size_t F = (size_t)info->feature_count;
@@ -164,7 +164,7 @@ static tdm_status find_normalisation(beginning *b, const tdm_job *job, const tdm
     if (shift && moments) tdm_dataset_moments(train, moments, moments + F);
     for (size_t i = 0; shift && moments && i < F; i++) {
         double mean = moments[i], deviation = moments[F + i];
-        /* A column that never varies in training can tell nothing: it is switched off. */
+        /* A column that is constant in training has no information: it is disabled. */
         bool varies = deviation > 1e-9 * (fabs(mean) + 1.0);
         shift[i] = (float)mean;
         scale[i] = varies ? (float)(1.0 / deviation) : 0.0f;
@@ -175,7 +175,7 @@ static tdm_status find_normalisation(beginning *b, const tdm_job *job, const tdm
                 : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory for the normalisation");
 }
 
-static tdm_status find_in_file(beginning *b, const char *path, size_t *found, tdm_error *err)
+static tdm_status beginning_read_file(beginning *b, const char *path, size_t *found, tdm_error *err)
 {
     const tdm_graph *graph = b->state->graph;
     TDM_TRY(tdm_safetensors_open(path, &b->file, err));
@@ -185,25 +185,25 @@ static tdm_status find_in_file(beginning *b, const char *path, size_t *found, td
         const tdm_tensor to = {.dtype = TDM_DTYPE_F32, .shape = p->shape};
         b->from[i] = tdm_safetensors_find(b->file, p->name);
         if (!b->from[i]) continue;
-        TDM_TRY(check_fits(b->from[i], &to, path, TDM_ERR_JOB_INVALID, err));
+        TDM_TRY(tensor_check_fits(b->from[i], &to, path, TDM_ERR_JOB_INVALID, err));
         ++*found;
     }
     if (*found > 0) return TDM_OK;
     return tdm_fail(err, TDM_ERR_JOB_INVALID,
                     "%s: none of its %zu tensors has the name of a parameter of this model (the "
-                    "first is '%s'); see 'tandem inspect' for both",
+                    "first parameter is '%s'); compare both with 'tandem inspect'",
                     path, tdm_safetensors_count(b->file), tdm_graph_param_at(graph, 0)->name);
 }
 
-static tdm_status prepare_beginning(tdm__state *s, const tdm_job *job, const tdm_dataset *train,
+static tdm_status beginning_prepare(tdm__state *s, const tdm_job *job, const tdm_dataset *train,
                                     beginning *b, float **window, tdm_error *err)
 {
     b->from = calloc(tdm_graph_param_count(s->graph) + 1, sizeof(void *));
     if (!b->from) return tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
-    TDM_TRY(find_normalisation(b, job, train, err));
+    TDM_TRY(beginning_normalise(b, job, train, err));
     if (job->model.init_from)
-        TDM_TRY(find_in_file(b, job->model.init_from, &s->from_file_count, err));
-    return make_window(window, err);
+        TDM_TRY(beginning_read_file(b, job->model.init_from, &s->from_file_count, err));
+    return window_create(window, err);
 }
 
 tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dataset *train,
@@ -215,12 +215,12 @@ tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dat
     float *window = NULL;
     tdm_status status = TDM_OK;
     if (tdm__rank_of(state->comm) == 0)
-        status = prepare_beginning(state, job, train, &b, &window, err);
+        status = beginning_prepare(state, job, train, &b, &window, err);
     status = tdm__agree(state->comm, status, NULL, err);
     if (status == TDM_OK)
-        status = write_blocks(state, 1u << TDM_BLOCK_PARAMS | 1u << TDM_BLOCK_EMA, first_numbers,
-                              &b, window, err);
-    if (status == TDM_OK) status = spread_small(state, err);
+        status = state_write_blocks(state, 1u << TDM_BLOCK_PARAMS | 1u << TDM_BLOCK_EMA,
+                                    beginning_numbers, &b, window, err);
+    if (status == TDM_OK) status = state_broadcast_small(state, err);
     free(window);
     free(b.from);
     free(b.norms[0]);
@@ -231,7 +231,7 @@ tdm_status tdm__state_begin(tdm__state *state, const tdm_job *job, const tdm_dat
 
 /* ---- restore --------------------------------------------------------------------------------- */
 
-/* The tensor of the checkpoint for each parameter of each block; NULL where a block has none. */
+/* The checkpoint's tensor for each parameter of each block; NULL if there is none. */
 typedef struct restoring {
     const tdm_named_tensor **from[MAX_BLOCKS];
     float *window;
@@ -242,14 +242,14 @@ static void restored_numbers(const void *source, int block, size_t param, size_t
 {
     const restoring *r = source;
     const tdm_named_tensor *from = r->from[block][param];
-    /* Statistics and buffers stand in the checkpoint once. */
+    /* Statistics and buffers are in the checkpoint only once. */
     if (!from && block == TDM_BLOCK_EMA) from = r->from[TDM_BLOCK_PARAMS][param];
-    if (from) copy_part(&from->tensor, first, count, out);
+    if (from) tensor_copy_part(&from->tensor, first, count, out);
 }
 
-/* The tensor of a checkpoint from which `name` is restored; NULL when it has none. */
-static const tdm_named_tensor *find_source(const tdm_checkpoint *checkpoint, const char *name,
-                                           bool averaged)
+/* The tensor of a checkpoint from which `name` is restored; NULL: none. */
+static const tdm_named_tensor *checkpoint_find_source(const tdm_checkpoint *checkpoint,
+                                                      const char *name, bool averaged)
 {
     char average[512];
     if (averaged && snprintf(average, sizeof(average), "ema.%s", name) < (int)sizeof(average)) {
@@ -259,14 +259,14 @@ static const tdm_named_tensor *find_source(const tdm_checkpoint *checkpoint, con
     return tdm_checkpoint_find(checkpoint, name);
 }
 
-/* Whether a run may go on from a checkpoint without this tensor: it decides where the run ends, but
- * no bits. */
-static bool begins_anew(const char *name)
+/* Whether a run may resume from a checkpoint without this tensor: it affects when the run ends, but no
+ * values. */
+static bool tensor_is_optional(const char *name)
 {
     return strcmp(name, TDM__EARLY_STOP_NAME) == 0 || strcmp(name, TDM__SKIPS_NAME) == 0;
 }
 
-static tdm_status prepare_restoring(tdm__state *s, const tdm_checkpoint *checkpoint, bool averaged,
+static tdm_status restoring_prepare(tdm__state *s, const tdm_checkpoint *checkpoint, bool averaged,
                                     restoring *r, tdm_error *err)
 {
     for (int block = 0; block < MAX_BLOCKS; block++) {
@@ -275,20 +275,22 @@ static tdm_status prepare_restoring(tdm__state *s, const tdm_checkpoint *checkpo
     }
     for (size_t i = 0; i < s->tensor_count; i++) {
         const tdm__state_item *item = &s->items[i];
-        const tdm_named_tensor *from = find_source(checkpoint, item->named.name, averaged);
-        if (!from && begins_anew(item->named.name)) continue;
+        const tdm_named_tensor *from = checkpoint_find_source(checkpoint, item->named.name,
+                                                              averaged);
+        if (!from && tensor_is_optional(item->named.name)) continue;
         if (!from)
             return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
                             "the checkpoint has no tensor '%s', which this job's model needs",
                             item->named.name);
-        TDM_TRY(check_fits(from, &item->named.tensor, "the checkpoint", TDM_ERR_JOB_MISMATCH, err));
+        TDM_TRY(tensor_check_fits(from, &item->named.tensor, "the checkpoint", TDM_ERR_JOB_MISMATCH,
+                                  err));
         if (item->block == TDM__BLOCK_NONE)
             memcpy(item->named.tensor.data, from->tensor.data,
                    tdm_tensor_bytes(&item->named.tensor));
         else
             r->from[item->block][item->param] = from;
     }
-    return make_window(&r->window, err);
+    return window_create(&r->window, err);
 }
 
 tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoint, bool averaged,
@@ -299,11 +301,12 @@ tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoin
     restoring r = {.window = NULL};
     tdm_status status = TDM_OK;
     if (tdm__rank_of(state->comm) == 0)
-        status = prepare_restoring(state, checkpoint, averaged, &r, err);
+        status = restoring_prepare(state, checkpoint, averaged, &r, err);
     status = tdm__agree(state->comm, status, NULL, err);
     if (status == TDM_OK)
-        status = write_blocks(state, (1u << MAX_BLOCKS) - 1, restored_numbers, &r, r.window, err);
-    if (status == TDM_OK) status = spread_small(state, err);
+        status = state_write_blocks(state, (1u << MAX_BLOCKS) - 1, restored_numbers, &r, r.window,
+                                    err);
+    if (status == TDM_OK) status = state_broadcast_small(state, err);
     free(r.window);
     for (int block = 0; block < MAX_BLOCKS; block++) free(r.from[block]);
     return status;
@@ -311,57 +314,58 @@ tdm_status tdm__state_restore(tdm__state *state, const tdm_checkpoint *checkpoin
 
 /* ---- save ------------------------------------------------------------------------------------ */
 
-/* Where the bytes of a state go, in canonical order, at rank 0. Both have what the other has not. */
+/* Receives the bytes of a state in canonical order, on rank 0. Uses either the writer or the hasher. */
 typedef struct sink {
     tdm_checkpoint_writer *writer; /* NULL: only hashed */
     tdm_state_hasher *hasher;
     float *window;
-    tdm_status status; /* of the push that failed */
+    tdm_status status; /* of the first failed push */
     tdm_error *err;
 } sink;
 
-static void push(sink *out, const void *bytes, size_t count)
+static void sink_push(sink *out, const void *bytes, size_t count)
 {
     if (out->status != TDM_OK) return;
     out->status = out->writer ? tdm_checkpoint_writer_push(out->writer, bytes, count, out->err)
                               : tdm_state_hasher_push(out->hasher, bytes, count, out->err);
 }
 
-/* Brings all tensors to rank 0, window by window. Collective; what goes wrong with the sink does not
+/* Sends all tensors to rank 0, window by window. Collective; an error of the sink does not
  * end it. */
-static tdm_status push_tensors(tdm__state *s, sink *out, tdm_error *err)
+static tdm_status state_push_tensors(tdm__state *s, sink *out, tdm_error *err)
 {
     bool mine = tdm__rank_of(s->comm) == 0;
     for (size_t i = 0; i < s->tensor_count; i++) {
         const tdm__state_item *item = &s->items[i];
         if (item->block == TDM__BLOCK_NONE) {
-            if (mine) push(out, item->named.tensor.data, tdm_tensor_bytes(&item->named.tensor));
+            if (mine)
+                sink_push(out, item->named.tensor.data, tdm_tensor_bytes(&item->named.tensor));
             continue;
         }
         const tdm_param_info *p = tdm_graph_param_at(s->graph, item->param);
         if (tdm_params_is_whole(s->store, item->block)) {
             const float *block = tdm_params_block(s->store, item->block);
-            if (mine) push(out, block + p->offset, p->elements * sizeof(float));
+            if (mine) sink_push(out, block + p->offset, p->elements * sizeof(float));
             continue;
         }
         for (size_t first = 0; first < p->elements; first += WINDOW_ELEMENTS) {
             size_t count = min(p->elements - first, WINDOW_ELEMENTS);
             TDM_TRY(
                 tdm_params_read(s->store, item->block, p->offset + first, count, out->window, err));
-            if (mine) push(out, out->window, count * sizeof(float));
+            if (mine) sink_push(out, out->window, count * sizeof(float));
         }
     }
     return TDM_OK;
 }
 
-static tdm_status open_sink(tdm__state *s, const char *path, const tdm_checkpoint_content *content,
+static tdm_status sink_open(tdm__state *s, const char *path, const tdm_checkpoint_content *content,
                             sink *out, tdm_error *err)
 {
     bool whole = true;
     for (int block = 0; block < MAX_BLOCKS; block++)
         if (tdm_params_block(s->store, block) && !tdm_params_is_whole(s->store, block))
             whole = false;
-    if (!whole) TDM_TRY(make_window(&out->window, err));
+    if (!whole) TDM_TRY(window_create(&out->window, err));
     if (path) {
         TDM_TRY(tdm_checkpoint_writer_create(path, content, &out->writer, err));
         tdm_checkpoint_writer_gate(out->writer, s->gate);
@@ -371,7 +375,7 @@ static tdm_status open_sink(tdm__state *s, const char *path, const tdm_checkpoin
                                    &out->hasher, err);
 }
 
-static tdm_status finish_sink(sink *out, char hash[TDM_SHA256_HEX], tdm_error *err)
+static tdm_status sink_finish(sink *out, char hash[TDM_SHA256_HEX], tdm_error *err)
 {
     if (out->status != TDM_OK) return out->status;
     if (!out->writer) return tdm_state_hasher_finish(out->hasher, hash, err);
@@ -380,22 +384,22 @@ static tdm_status finish_sink(sink *out, char hash[TDM_SHA256_HEX], tdm_error *e
     return tdm_checkpoint_writer_commit(writer, hash, err);
 }
 
-/* `path` NULL: only the hash. */
-static tdm_status put_out(tdm__state *s, const char *path, tdm_checkpoint_content content,
-                          char hash[TDM_SHA256_HEX], tdm_error *err)
+/* Writes a checkpoint, or with `path` NULL computes the hash only. */
+static tdm_status state_write(tdm__state *s, const char *path, tdm_checkpoint_content content,
+                              char hash[TDM_SHA256_HEX], tdm_error *err)
 {
     bool mine = tdm__rank_of(s->comm) == 0;
     sink out = {.err = err};
-    content.tensors = s->tensors; /* in order of name, as they are pushed */
+    content.tensors = s->tensors; /* sorted by name, as they are pushed */
     content.tensor_count = s->tensor_count;
     tdm_status status = tdm_params_settle(s->store, err);
     if (status == TDM_OK) {
-        if (mine) status = open_sink(s, path, &content, &out, err);
+        if (mine) status = sink_open(s, path, &content, &out, err);
         status = tdm__agree(s->comm, status, NULL, err);
     }
-    if (status == TDM_OK) status = push_tensors(s, &out, err);
+    if (status == TDM_OK) status = state_push_tensors(s, &out, err);
     if (status == TDM_OK) {
-        if (mine) status = finish_sink(&out, hash, err);
+        if (mine) status = sink_finish(&out, hash, err);
         status = tdm__agree(s->comm, status, NULL, err);
     }
     tdm_checkpoint_writer_abandon(out.writer);
@@ -410,7 +414,7 @@ tdm_status tdm__state_save(tdm__state *state, const char *path,
                            tdm_error *err)
 {
     tdm_error local;
-    return put_out(state, path, *content, hash, err ? err : &local);
+    return state_write(state, path, *content, hash, err ? err : &local);
 }
 
 tdm_status tdm__state_hash(tdm__state *state, const tdm_position *position,
@@ -418,5 +422,5 @@ tdm_status tdm__state_hash(tdm__state *state, const tdm_position *position,
 {
     tdm_error local;
     tdm_checkpoint_content content = {.position = *position};
-    return put_out(state, NULL, content, hash, err ? err : &local);
+    return state_write(state, NULL, content, hash, err ? err : &local);
 }

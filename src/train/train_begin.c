@@ -275,7 +275,7 @@ void tdm__end(tdm__trainer *t)
 {
     if (t->run_open) tdm__run_release(&t->run);
     tdm__saver_destroy(t->saver);
-    tdm__snapshot_pool_destroy(t->room);
+    tdm__snapshot_pool_destroy(t->pool);
     tdm__ledger_close(&t->ledger);
     free(t->ledger_recent);
     tdm_prefetch_destroy(t->prefetch);

@@ -52,13 +52,13 @@ static bool expects_saves(const tdm__trainer *t)
 tdm_status tdm__make_saver(tdm__trainer *t, tdm_error *err)
 {
     const tdm_job *job = t->job;
-    if (!t->room) t->room = tdm__snapshot_pool_create(); /* if NULL, the saver creates one */
+    if (!t->pool) t->pool = tdm__snapshot_pool_create(); /* if NULL, the saver creates one */
     tdm__saver_options o = {
         .state = &t->state,
         .background = job->checkpoint.background,
         .lazy = true,
         .expected = expects_saves(t),
-        .room = t->room,
+        .pool = t->pool,
         .retention = {.keep = job->checkpoint.keep,
                       .keep_every = job->checkpoint.keep_every,
                       .keep_best = job->checkpoint.keep_best,

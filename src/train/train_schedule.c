@@ -189,8 +189,8 @@ tdm_status tdm__train_schedule_check_job(const tdm__train_schedule *schedule,
     if (content->data_hash && strcmp(content->data_hash, schedule->data_hash) != 0)
         return tdm_fail(
             err, TDM_ERR_JOB_MISMATCH,
-            "%s was trained on data that differs from what %s contains now, so resuming would not "
-            "give the same result; restore the data, or start a new run",
+            "%s was trained on other data than %s contains now, so resuming would not give "
+            "the same result; restore the data, or start a new run",
             run, tdm_dataset_info_of(schedule->data.train)->path);
     return TDM_OK;
 }

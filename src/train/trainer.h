@@ -54,7 +54,7 @@ typedef struct tdm__trainer {
     tdm_train_status status;
     char state_hash[TDM_SHA256_HEX]; /* of the last checkpoint */
     tdm__saver *saver;
-    tdm__snapshot_pool *room; /* passed from saver to saver */
+    tdm__snapshot_pool *pool; /* passed from saver to saver */
     bool is_saving;           /* a save was begun in this world, of saving_step */
     uint64_t saving_step;
     tdm__saved last_save; /* result of the last save, on rank 0 */

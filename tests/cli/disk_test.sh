@@ -129,7 +129,7 @@ test_a_death_on_a_full_disk() {
     head -c $((everything_kb * 4096)) /dev/zero >disk/filler 2>/dev/null || true
     kill -CONT "$(cat fill)" 2>/dev/null || true # a busy host may have replaced it meanwhile
     wait_for 60 test -s died
-    wait_for 60 grep -q "training waits for it" death.err
+    wait_for 60 grep -q "training waits for up to" death.err
     rm disk/filler
     wait "$pid" || fail "it ended with $?: $(cat death.err)"
     assert_equal "$(hash_in "$(cat death.out)")" "$whole" "the hash after a death on a full disk"

@@ -43,7 +43,7 @@ test_same_bits() {
 
 test_refusals() {
     assert_exit 2 "$TANDEM" train images.yaml --set data.shape=[8,9]
-    assert_contains "$err" "[8, 9] holds another number of values"
+    assert_contains "$err" "[8, 9] does not match the samples"
     assert_exit 2 "$TANDEM" train images.yaml --set data.shape=[]
     assert_contains "$err" "this model wants images"
     assert_exit 2 "$TANDEM" train images.yaml --set model.kind=resnet --set model.depth=19

@@ -193,7 +193,7 @@ YAML
     assert_equal "$(json_value test_accuracy <<<"$out")" 1 "the accuracy"
     assert_exit 2 "$TANDEM" train text.yaml --set data.format=csv \
         --set data.train=data.csv
-    assert_contains "$err" "the model takes a text"
+    assert_contains "$err" "the model takes text"
 }
 
 run_tests "$@"

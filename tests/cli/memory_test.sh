@@ -177,7 +177,7 @@ test_what_is_named_fits() {
 test_nothing_fits() {
     refused --set memory.limit=10kB
     assert_contains "$err" "memory.limit allows 10.0 KB"
-    assert_contains "$err" "take a smaller model"
+    assert_contains "$err" "use a smaller model"
     assert_lacks "$err" "makes it fit"
 }
 

@@ -115,7 +115,7 @@ test_a_test_file() {
     assert_contains "$err" "6 characters are too few"
     tr -c x x <text.txt >one.txt
     assert_exit 2 "$TANDEM" train job.yaml -q --set data.train=one.txt --set run.dir=tested
-    assert_contains "$err" "one character over and over"
+    assert_contains "$err" "repeats a single character"
 }
 
 # A larger vocabulary than the text has: spare tokens, which are never written.

@@ -181,7 +181,7 @@ test_what_starts_nothing() {
     awk -F, -v OFS=, '{ $NF = 1; print }' data.csv >one-class.csv
     bad_start 2 "all samples have the same label" job.yaml --set data.train=one-class.csv
     cut -d, -f2- data.csv >narrow.csv
-    bad_start 2 "4 numbers a sample, but the training data has 5" job.yaml --set data.test=narrow.csv
+    bad_start 2 "4 numbers per sample, but the training data has 5" job.yaml --set data.test=narrow.csv
     printf '1,2,3\n4,5\n' >ragged.csv
     bad_start 1 "ragged.csv" job.yaml --set data.train=ragged.csv
     : >empty.csv

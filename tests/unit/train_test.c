@@ -253,8 +253,9 @@ static void other_versions_are_told(void)
             continue;
         }
         CHECK_TEXT(again.state_hash, whole_hash(job)); /* the arithmetic has not really changed */
-        CHECK_HAS(l.last_warning, "and this is 'portable 1': training continues, but not with the");
-        CHECK_HAS(l.last_warning, cases[i].numerics ? "'portable 99'" : "'of before version 1'");
+        CHECK_HAS(l.last_warning,
+                  "but this program uses 'portable 1': training continues, but not with the");
+        CHECK_HAS(l.last_warning, cases[i].numerics ? "'portable 99'" : "'before version 1'");
     }
     tdm_job_document_destroy(document);
 }
