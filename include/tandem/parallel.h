@@ -158,16 +158,16 @@ typedef struct tdm_prefetch tdm_prefetch;
  * bound to the memory of the prefetch (TDM_SPACE_PARAMS). Collective. */
 TDM_API tdm_status tdm_prefetch_create(tdm_params *store, int block, tdm_plan *const *plans,
                                        int plan_count, tdm_prefetch **out, tdm_error *err);
-TDM_API void tdm_prefetch_destroy(tdm_prefetch *feed);
-TDM_API tdm_status tdm_prefetch_begin(tdm_prefetch *feed, int plan, tdm_error *err);
+TDM_API void tdm_prefetch_destroy(tdm_prefetch *prefetch);
+TDM_API tdm_status tdm_prefetch_begin(tdm_prefetch *prefetch, int plan, tdm_error *err);
 /* Returns when everything that plan steps [step, *until) read is present; *until > step. */
-TDM_API tdm_status tdm_prefetch_reach(tdm_prefetch *feed, size_t step, size_t *until,
+TDM_API tdm_status tdm_prefetch_reach(tdm_prefetch *prefetch, size_t step, size_t *until,
                                       tdm_error *err);
-TDM_API tdm_status tdm_prefetch_pass(tdm_prefetch *feed, tdm_error *err);
+TDM_API tdm_status tdm_prefetch_pass(tdm_prefetch *prefetch, tdm_error *err);
 /* Runs a plan from its beginning to its end. */
-TDM_API tdm_status tdm_prefetch_run(tdm_prefetch *feed, int plan, const tdm_step_key *key,
+TDM_API tdm_status tdm_prefetch_run(tdm_prefetch *prefetch, int plan, const tdm_step_key *key,
                                     tdm_error *err);
-TDM_API uint64_t tdm_prefetch_bytes(const tdm_prefetch *feed); /* memory for gathered buckets */
+TDM_API uint64_t tdm_prefetch_bytes(const tdm_prefetch *prefetch); /* memory for gathered buckets */
 
 /* ---- the team: the ranks that train a model --------------------------------------------------- */
 
@@ -315,7 +315,7 @@ TDM_API void tdm_team_rank_of(const tdm_team *team, int rank, tdm_team_rank *out
  * caller with everything it needs to continue. `order` must increase.
  */
 enum { TDM_SNAPSHOT_BYTES = 1024 };
-TDM_API void tdm_params_snapshot_save(tdm_params *store, const void *memo, size_t bytes,
+TDM_API void tdm_params_snapshot_save(tdm_params *store, const void *snapshot, size_t bytes,
                                       uint64_t order);
 
 typedef struct tdm_recovery {
@@ -328,15 +328,15 @@ typedef struct tdm_recovery {
     double lr; /* learning rate of that step */
     tdm_step_result result;
     uint64_t snapshot_order; /* of the latest snapshot; 0: none */
-    unsigned char memo[TDM_SNAPSHOT_BYTES];
-    int mended; /* optimiser pieces rolled back or completed for lost ranks, on this node */
+    unsigned char snapshot[TDM_SNAPSHOT_BYTES];
+    int recovered_pieces; /* optimiser pieces rolled back or completed for lost ranks, on this node */
 } tdm_recovery;
 
 /*
  * Must be the first call on a new parameter store with shared memory, before a team is created. Fences ranks of
  * earlier membership epochs, completes an update that had begun, and copies the state to nodes that lack it. A
  * node's state is used if it is of epoch `lineage` or later; an older one only if no such state is left
- * (`is_old`). All of `out` except `mended` is the same on all ranks. Collective.
+ * (`is_old`). All of `out` except `recovered_pieces` is the same on all ranks. Collective.
  */
 TDM_API tdm_status tdm_params_recover(tdm_params *store, int64_t lane_count, uint32_t lineage,
                                       tdm_recovery *out, tdm_error *err);

@@ -1,18 +1,18 @@
 /*
- * balance.c: moves lanes from slow ranks to fast ones, and names a rank that is slow.
+ * balance.c: moves lanes from slow ranks to fast ones, and finds a straggler.
  *
- * What is remembered of a step is each rank's cost: its seconds per lane, as a share of all ranks'.
- * Shares do not change with the number of rows, so that a short batch says the same as a full one.
- * Medians over the last 8, 14 and 24 steps say what a lane costs where; one step that was disturbed
- * moves none of them.
+ * Each step is recorded as the cost of each rank: its seconds per lane, as a share of the sum over all ranks.
+ * Shares do not change with the number of rows, so that a short batch gives the same values as a full one.
+ * Medians over the last 8, 14 and 24 steps give the typical cost of a lane on each rank; a single disturbed step
+ * does not change them.
  *
- * Lanes move when the step would be shorter by more than chance could feign: the limit is a multiple of
- * the medians' own spread, which is measured, but never taken to be less than a floor. So a rank at half
- * speed is seen after 8 to 14 steps, and a small difference after 24, or never when noise is greater.
- * After a move only steps with the new placement count. A move back to where lanes came from doubles
- * the limit for a while, so that nothing goes to and fro.
+ * Lanes move if the step would be shorter by more than noise could explain: the limit is a multiple of
+ * the measured spread of the medians, with a lower bound. So a rank at half
+ * speed is detected after 8 to 14 steps, and a small difference after 24, or never if noise is greater.
+ * After a move only steps with the new placement count. A move back to the previous placement doubles
+ * the limit for a while, to prevent oscillation.
  *
- * Like placement.c, this uses nothing but arithmetic that gives the same bits on every machine.
+ * Like placement.c, this uses only arithmetic that gives the same bits on every machine.
  */
 #include <tandem/parallel.h>
 
@@ -22,19 +22,19 @@
 
 enum {
     WINDOW_STEPS = 24,
-    REVERSAL_STEPS = 256, /* after so many, a reversal is forgiven */
+    REVERSAL_STEPS = 256, /* number of steps after which a reversal is forgotten */
     MAX_REVERSALS = 3,
     STRAGGLER_STEPS = 12
 };
-static const double min_gain = 0.05;   /* of the step's time */
-static const double alike_spreads = 3; /* a cost may stand out by so much and be like the others */
+static const double min_gain = 0.05;   /* of the step time */
+static const double alike_spreads = 3; /* costs within this many spreads count as equal */
 static const double called_slow = 1.5, no_longer_slow = 1.3;
 
-/* A median of n normal numbers spreads 1.2533 / sqrt(n) as much as they do; that spread is 1.4826 times
+/* The median of n normal numbers has 1.2533 / sqrt(n) times their spread; their spread is 1.4826 times
  * the median of their distances from the median. */
 static const double median_spread = 1.2533, spread_of_distance = 1.4826;
 
-/* How many steps back a test looks, and the least noise that it assumes of a step. */
+/* Number of steps of a test, and the minimum noise per step that it assumes. */
 static const struct horizon {
     int steps;
     double noise;
@@ -43,17 +43,17 @@ static const struct horizon {
 struct tdm_balance {
     int64_t lane_count;
     int rank_count;
-    uint64_t steps;     /* that were remembered */
-    uint64_t steps_now; /* of them with the present placement */
+    uint64_t steps;     /* recorded */
+    uint64_t steps_now; /* of these, with the current placement */
     int reversals;
-    uint64_t last_reversal; /* at which of `steps` */
+    uint64_t last_reversal; /* value of `steps` at that time */
     int straggler;
     double slow_factor;
-    double *cost;       /* [rank][WINDOW_STEPS], a ring */
-    double *typical;    /* [rank]: median of the horizon in question */
+    double *cost;       /* [rank][WINDOW_STEPS], a ring buffer */
+    double *typical;    /* [rank]: median over the current horizon */
     double *scratch;    /* [rank] */
     int64_t *candidate; /* [rank + 1] */
-    int64_t *previous;  /* [rank + 1]: where lanes were before they last moved */
+    int64_t *previous;  /* [rank + 1]: the placement before the last move */
 };
 
 tdm_balance *tdm_balance_create(int64_t lane_count, int rank_count)
@@ -94,7 +94,7 @@ static void swap(double *a, double *b)
     *b = t;
 }
 
-/* The k-th smallest (from 0); numbers are put into another order. */
+/* The k-th smallest number (from 0); reorders the numbers. */
 static double select_kth(double *v, int count, int k)
 {
     int low = 0, high = count - 1;
@@ -116,7 +116,7 @@ static double select_kth(double *v, int count, int k)
     return v[k];
 }
 
-/* Of an even number, the mean of the two in the middle. */
+/* For an even count, the mean of the two middle numbers. */
 static double median(double *v, int count)
 {
     double upper = select_kth(v, count, count / 2);
@@ -124,19 +124,19 @@ static double median(double *v, int count)
     return (upper + select_kth(v, count, count / 2 - 1)) / 2;
 }
 
-/* The costs of a rank in the last `steps` steps. */
-static void take_last(const tdm_balance *b, int rank, int steps, double *out)
+/* Copies the costs of a rank in the last `steps` steps. */
+static void balance_last_costs(const tdm_balance *b, int rank, int steps, double *out)
 {
     const double *ring = b->cost + (size_t)rank * WINDOW_STEPS;
     for (int i = 0; i < steps; i++) out[i] = ring[(b->steps - 1 - (uint64_t)i) % WINDOW_STEPS];
 }
 
-/* Fills `typical`; returns the greatest spread of a rank's costs, as a part of its typical one. */
-static double look_back(tdm_balance *b, int steps)
+/* Fills `typical`; returns the greatest spread of a rank's costs, relative to its typical cost. */
+static double balance_find_typical(tdm_balance *b, int steps)
 {
     double last[WINDOW_STEPS], max = 0;
     for (int r = 0; r < b->rank_count; r++) {
-        take_last(b, r, steps, last);
+        balance_last_costs(b, r, steps, last);
         double middle = median(last, steps);
         for (int i = 0; i < steps; i++) last[i] = fabs(last[i] - middle);
         double spread = spread_of_distance * median(last, steps) / middle;
@@ -148,8 +148,8 @@ static double look_back(tdm_balance *b, int steps)
 
 /* ---- moving ---------------------------------------------------------------------------------- */
 
-/* By typical costs, in the unit of these. */
-static double step_time(const tdm_balance *b, const int64_t *first)
+/* The step time of a placement, in the unit of typical costs. */
+static double balance_step_time(const tdm_balance *b, const int64_t *first)
 {
     double max = 0;
     for (int r = 0; r < b->rank_count; r++) {
@@ -159,18 +159,18 @@ static double step_time(const tdm_balance *b, const int64_t *first)
     return max;
 }
 
-/* By how many of its spreads a number must stand out to be more than chance: the more ranks, the
- * more often one of them stands out. 2 ln(ranks), near enough. */
-static double outstanding(int rank_count)
+/* The number of spreads by which a value must differ to be more than noise. It grows with the number of ranks,
+ * because one of many ranks differs more often. Approximately 2 ln(ranks). */
+static double balance_significance(int rank_count)
 {
     double bits = 0;
     while (rank_count >>= 1) bits++;
     return sqrt(25 + 1.4 * bits);
 }
 
-/* Ranks that cannot be told from the one in the middle are taken to be like it, so that noise does not
- * decide which of them get a lane more. */
-static void level_out(tdm_balance *b, double band)
+/* Treats ranks that cannot be distinguished from the median as equal to it, so that noise does not
+ * decide which of them get an additional lane. */
+static void balance_level(tdm_balance *b, double band)
 {
     memcpy(b->scratch, b->typical, (size_t)b->rank_count * sizeof(double));
     double middle = median(b->scratch, b->rank_count);
@@ -178,21 +178,21 @@ static void level_out(tdm_balance *b, double band)
         if (fabs(b->typical[r] - middle) <= band * middle) b->typical[r] = middle;
 }
 
-/* Whether the last `h->steps` steps say that lanes should lie as in `candidate`, which is filled in. */
-static bool wants_move(tdm_balance *b, const struct horizon *h, const int64_t *first)
+/* Whether the last `h->steps` steps suggest moving lanes to `candidate`, which is filled in. */
+static bool balance_suggests_move(tdm_balance *b, const struct horizon *h, const int64_t *first)
 {
-    double noise = look_back(b, h->steps);
+    double noise = balance_find_typical(b, h->steps);
     if (noise < h->noise) noise = h->noise;
     double spread = median_spread * noise / sqrt(h->steps); /* of a typical cost */
-    double limit = outstanding(b->rank_count) * spread * (1 + b->reversals);
+    double limit = balance_significance(b->rank_count) * spread * (1 + b->reversals);
     if (limit < min_gain) limit = min_gain;
-    level_out(b, alike_spreads * spread);
+    balance_level(b, alike_spreads * spread);
     for (int r = 0; r < b->rank_count; r++) b->scratch[r] = 1 / b->typical[r];
     tdm_place_lanes(b->lane_count, b->rank_count, b->scratch, b->candidate);
-    return step_time(b, b->candidate) < (1 - limit) * step_time(b, first);
+    return balance_step_time(b, b->candidate) < (1 - limit) * balance_step_time(b, first);
 }
 
-static void move(tdm_balance *b, int64_t *first)
+static void balance_move(tdm_balance *b, int64_t *first)
 {
     size_t bytes = ((size_t)b->rank_count + 1) * sizeof(int64_t);
     if (memcmp(b->candidate, b->previous, bytes) == 0) {
@@ -206,11 +206,11 @@ static void move(tdm_balance *b, int64_t *first)
 
 /* ---- the straggler --------------------------------------------------------------------------- */
 
-/* The rank with the greatest cost, against the median of the others. */
-static void find_straggler(tdm_balance *b)
+/* Compares the rank with the greatest cost with the median of the others. */
+static void balance_find_straggler(tdm_balance *b)
 {
     int slowest = 0, others = 0;
-    look_back(b, STRAGGLER_STEPS);
+    balance_find_typical(b, STRAGGLER_STEPS);
     for (int r = 1; r < b->rank_count; r++)
         if (b->typical[r] > b->typical[slowest]) slowest = r;
     for (int r = 0; r < b->rank_count; r++)
@@ -229,8 +229,8 @@ int tdm_balance_straggler(const tdm_balance *b, double *factor)
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-/* False: this step says nothing (a lane had no rows, or a clock stood still). */
-static bool remember(tdm_balance *b, const double *seconds, const int64_t *first)
+/* Records a step. False: the step gives no information (a lane had no rows, or a clock did not advance). */
+static bool balance_record(tdm_balance *b, const double *seconds, const int64_t *first)
 {
     double sum = 0;
     for (int r = 0; r < b->rank_count; r++) {
@@ -248,16 +248,16 @@ static bool remember(tdm_balance *b, const double *seconds, const int64_t *first
 
 bool tdm_balance_observe(tdm_balance *b, const double *seconds, int64_t *first)
 {
-    if (b->rank_count < 2 || !remember(b, seconds, first)) return false;
-    if (b->steps >= STRAGGLER_STEPS) find_straggler(b);
+    if (b->rank_count < 2 || !balance_record(b, seconds, first)) return false;
+    if (b->steps >= STRAGGLER_STEPS) balance_find_straggler(b);
     if (b->reversals > 0 && b->steps - b->last_reversal >= REVERSAL_STEPS) {
         b->reversals--;
         b->last_reversal = b->steps;
     }
     for (size_t i = 0; i < sizeof horizons / sizeof horizons[0]; i++) {
         if (b->steps_now < (uint64_t)horizons[i].steps) return false;
-        if (!wants_move(b, &horizons[i], first)) continue;
-        move(b, first);
+        if (!balance_suggests_move(b, &horizons[i], first)) continue;
+        balance_move(b, first);
         return true;
     }
     return false;

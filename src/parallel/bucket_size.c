@@ -1,10 +1,10 @@
 /*
- * bucket_size.c: how large the buckets should be in which gradients travel.
+ * bucket_size.c: chooses the size of the buckets in which gradients are sent.
  *
- * Small buckets leave early, so that more of them travel while the backward pass goes on; but each has
- * a cost of its own, and below some size the network is not full any more. So the sizes are tried on
- * the network itself, a few at a time as in training, and the smallest that is nearly as fast as the
- * best is taken. Ranks of one node do not need buckets; there nothing is measured.
+ * Small buckets are sent early, so that more of them overlap with the backward pass; but each has
+ * a fixed cost, and below some size the network is not saturated. So the sizes are measured on
+ * the network itself, with a few buckets in flight as in training, and the smallest size that is nearly as fast as
+ * the best is chosen. Ranks of one node do not need buckets, so nothing is measured there.
  */
 #include "parallel/layout.h"
 
@@ -31,9 +31,9 @@ static size_t whole_cells(size_t bytes)
     return (cells > 0 ? cells : 1) * cell;
 }
 
-/* Reduces TRIAL_BYTES in buckets of this size; *out is the time it took. */
-static tdm_status time_size(tdm_group *group, float *memory, size_t bytes, double *out,
-                            tdm_error *err)
+/* Measures the time to reduce TRIAL_BYTES in buckets of this size. */
+static tdm_status bucket_size_time(tdm_group *group, float *memory, size_t bytes, double *out,
+                                   tdm_error *err)
 {
     tdm_request *requests[IN_FLIGHT] = {0};
     size_t count = TRIAL_BYTES / bytes, elements = bytes / sizeof(float);
@@ -63,7 +63,7 @@ static tdm_status time_size(tdm_group *group, float *memory, size_t bytes, doubl
     return status;
 }
 
-static tdm_status measure(tdm_group *group, size_t max, size_t *out, tdm_error *err)
+static tdm_status bucket_size_measure(tdm_group *group, size_t max, size_t *out, tdm_error *err)
 {
     static const size_t candidates[CANDIDATE_COUNT] = {256 << 10, 512 << 10, 1 << 20, 2 << 20,
                                                        4 << 20};
@@ -72,8 +72,8 @@ static tdm_status measure(tdm_group *group, size_t max, size_t *out, tdm_error *
     TDM_TRY(tdm_pages_map(IN_FLIGHT * candidates[CANDIDATE_COUNT - 1], false, &pages, err));
     tdm_status status = TDM_OK;
     for (int i = 0; i < CANDIDATE_COUNT && status == TDM_OK; i++) {
-        status = time_size(group, pages.data, candidates[i], &times[i], err);
-        /* The slowest rank's time counts, and the same for all. */
+        status = bucket_size_time(group, pages.data, candidates[i], &times[i], err);
+        /* Use the slowest rank's time, the same on all ranks. */
         if (status == TDM_OK)
             status = tdm_group_all_reduce(group, NULL, &times[i], 1, TDM_DTYPE_F64, TDM_REDUCE_MAX,
                                           err);
@@ -95,9 +95,9 @@ tdm_status tdm_bucket_choose(tdm_comm *comm, uint64_t grad_bytes, size_t *out, t
     size_t max = grad_bytes / BUCKETS_WANTED > MIN_SIZE ? (size_t)(grad_bytes / BUCKETS_WANTED)
                                                         : MIN_SIZE;
     size_t size = SIZE_DEFAULT < max ? SIZE_DEFAULT : max;
-    /* What is small takes no time, whichever way it goes. */
+    /* Small gradients take little time in any case. */
     if (several && grad_bytes > TRIAL_BYTES)
-        TDM_TRY(measure(tdm_comm_world(comm), max, &size, err));
+        TDM_TRY(bucket_size_measure(tdm_comm_world(comm), max, &size, err));
     *out = whole_cells(size);
     return TDM_OK;
 }

@@ -1,20 +1,20 @@
 /*
- * buckets.c: sums by messages, bucket by bucket, while the backward pass goes on.
+ * buckets.c: sums gradients by messages, bucket by bucket, during the backward pass.
  *
- * The plan says after which step each gradient is complete, so the order in which buckets are is known
- * beforehand; it is the same on all ranks. When a rank's last lane completes a bucket, this rank's part
- * of the tree is complete for it, too, and the bucket's reduction starts in the background: an
- * all-reduce where every node updates everything, a reduce-scatter to the owners of its cells where the
- * state is shared out. The sums arrive in `sums`, which has memory only where they do.
+ * The plan determines after which step each gradient is complete, so the order of complete buckets is known
+ * in advance; it is the same on all ranks. When a rank's last lane completes a bucket, this rank's part
+ * of the tree is complete for it as well, and the bucket's reduction starts in the background: an
+ * all-reduce if every node updates everything, a reduce-scatter to the owners of its cells if the
+ * state is sharded. The sums arrive in `sums`, which has memory only for them.
  *
- * With parallel.zero from 2 on, a rank's last lane does not write to a whole buffer of gradients but to
- * an overlay: buckets that are never in use at the same time lie on the same memory, one after another.
+ * With parallel.zero 2 and 3, a rank's last lane does not write to a complete gradient buffer but to
+ * an overlay: buckets that are never in use at the same time share the same memory.
  *
- * Reductions other than the tree's (ring, central) take one sum from each rank, added here from left to
- * right over its parts. They are not canonical: other ranks, other bits.
+ * Reductions other than the tree (ring, central) take one sum from each rank, added here from left to
+ * right over its parts. They are not canonical: their bits depend on the number of ranks.
  *
- * Invariants: reductions are started in `order` on all ranks, on a group that carries nothing else; a
- * slot of the overlay is written to only when the reduction of what was there before has ended.
+ * Invariants: reductions are started in `order` on all ranks, on a separate group. A
+ * slot of the overlay is written only when the reduction of its previous bucket has ended.
  */
 #include "parallel/internal.h"
 
@@ -22,20 +22,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MIN_SLOTS = 4 }; /* of the overlay, when there are as many buckets */
+enum { MIN_SLOTS = 4 }; /* of the overlay, if there are as many buckets */
 
-/* A bucket, in the order in which buckets are complete. */
+/* A bucket, in the order in which buckets are completed. */
 typedef struct entry {
     size_t bucket;
     tdm_extent range;              /* of elements */
-    tdm_extent own;                /* of these, what this rank updates */
+    tdm_extent own;                /* the part that this rank updates */
     size_t ready[TDM__MAX_GRAPHS]; /* the step after which it is complete */
     size_t begin[TDM__MAX_GRAPHS]; /* the first step that writes to it */
     size_t *cuts;
     const void **parts;
     tdm_request *request;
     int slot;
-    size_t before; /* the entry that had the slot before; SIZE_MAX: none */
+    size_t before; /* the previous entry in the slot; SIZE_MAX: none */
 } entry;
 
 struct tdm__buckets {
@@ -44,7 +44,7 @@ struct tdm__buckets {
     entry *entries;
     size_t *urgent;     /* buckets by first use in a forward pass */
     size_t next;        /* the first entry that this pass has not completed */
-    size_t started;     /* of the step */
+    size_t started;     /* in this step */
     tdm_lanes lanes;    /* of the calls in progress */
     double first_start; /* of the step's reductions; 0: none yet */
     bool has_overlay;
@@ -52,7 +52,7 @@ struct tdm__buckets {
     int slot_count;
     size_t slot_bytes;
     tdm_pages sums;
-    tdm_pages zeros; /* what a rank without rows brings to a sum that is not the tree's */
+    tdm_pages zeros; /* contribution of a rank without rows to reductions other than the tree */
     size_t *cuts;
     const void **parts;
     size_t bucket_bytes;
@@ -60,13 +60,13 @@ struct tdm__buckets {
 
 /* ---- the order ----------------------------------------------------------------------------------- */
 
-static void spread_step(size_t step, bool later, size_t *at)
+static void step_extend(size_t step, bool later, size_t *at)
 {
     if (*at == SIZE_MAX || (later ? step > *at : step < *at)) *at = step;
 }
 
-/* When a bucket is written to first, and complete, in the plans of each graph. */
-static void find_steps(const tdm_team *team, entry *e)
+/* Finds the first and the last step that write to a bucket, in the plans of each graph. */
+static void entry_find_steps(const tdm_team *team, entry *e)
 {
     for (int g = 0; g < team->graph_count; g++) {
         const tdm_graph *graph = team->graphs[g].graph;
@@ -78,23 +78,24 @@ static void find_steps(const tdm_team *team, entry *e)
             if (p->offset >= e->range.first + e->range.count ||
                 p->offset + p->elements <= e->range.first || ready == SIZE_MAX)
                 continue;
-            spread_step(ready, true, &e->ready[g]);
-            spread_step(tdm_plan_grad_begin(plan, i), false, &e->begin[g]);
+            step_extend(ready, true, &e->ready[g]);
+            step_extend(tdm_plan_grad_begin(plan, i), false, &e->begin[g]);
         }
         if (e->ready[g] == SIZE_MAX) e->ready[g] = e->begin[g] = 0; /* nothing in it is trained */
     }
 }
 
-static int by_ready(const void *left, const void *right)
+static int entry_compare_ready(const void *left, const void *right)
 {
     const entry *a = left, *b = right;
     if (a->ready[0] != b->ready[0]) return a->ready[0] < b->ready[0] ? -1 : 1;
-    return a->bucket > b->bucket ? -1
-                                 : a->bucket < b->bucket; /* the backward pass goes backwards */
+    return a->bucket > b->bucket
+               ? -1
+               : a->bucket < b->bucket; /* the backward pass is in reverse order */
 }
 
-/* In the order of the first graph no entry may be complete before the one in front of it, in any. */
-static void smooth(const tdm_team *team, tdm__buckets *b)
+/* Ensures that, in every graph, no entry is ready before its predecessor in the order of the first graph. */
+static void buckets_make_monotonic(const tdm_team *team, tdm__buckets *b)
 {
     for (int g = 0; g < team->graph_count; g++)
         for (size_t i = 1; i < b->count; i++)
@@ -106,14 +107,15 @@ typedef struct first_use {
     size_t bucket, step;
 } first_use;
 
-static int by_step(const void *left, const void *right)
+static int first_use_compare(const void *left, const void *right)
 {
     const first_use *a = left, *b = right;
     if (a->step != b->step) return a->step < b->step ? -1 : 1;
     return a->bucket < b->bucket ? -1 : a->bucket > b->bucket;
 }
 
-static void note_read(const tdm_team *team, const tdm_param_info *p, size_t step, first_use *uses)
+static void first_use_note(const tdm_team *team, const tdm_param_info *p, size_t step,
+                           first_use *uses)
 {
     const tdm__layout *l = team->layout;
     for (size_t k = 0; k < l->bucket_count; k++) {
@@ -124,7 +126,7 @@ static void note_read(const tdm_team *team, const tdm_param_info *p, size_t step
     }
 }
 
-static tdm_status find_urgent(tdm_team *team, tdm__buckets *b, tdm_error *err)
+static tdm_status buckets_find_urgent(tdm_team *team, tdm__buckets *b, tdm_error *err)
 {
     first_use *uses = calloc(b->count + 1, sizeof(*uses));
     b->urgent = calloc(b->count + 1, sizeof(*b->urgent));
@@ -137,9 +139,9 @@ static tdm_status find_urgent(tdm_team *team, tdm__buckets *b, tdm_error *err)
         size_t reads[TDM_MAX_PLAN_READS];
         size_t count = tdm_plan_reads_at(team->plans[0], s, reads);
         for (size_t i = 0; i < count; i++)
-            note_read(team, tdm_graph_param_at(team->graphs[0].graph, reads[i]), s, uses);
+            first_use_note(team, tdm_graph_param_at(team->graphs[0].graph, reads[i]), s, uses);
     }
-    qsort(uses, b->count, sizeof(*uses), by_step);
+    qsort(uses, b->count, sizeof(*uses), first_use_compare);
     for (size_t k = 0; k < b->count; k++) b->urgent[k] = uses[k].bucket;
     free(uses);
     return TDM_OK;
@@ -147,24 +149,25 @@ static tdm_status find_urgent(tdm_team *team, tdm__buckets *b, tdm_error *err)
 
 /* ---- the overlay ---------------------------------------------------------------------------------- */
 
-/* Whether entry `i` may take over the memory of `j`, which comes before it in the order: in no graph is
- * it written to before the other is complete. */
-static bool may_follow(const tdm_team *team, const tdm__buckets *b, size_t i, size_t j)
+/* Whether entry `i` may reuse the memory of `j`, which precedes it in the order: in no graph is
+ * it written before `j` is complete. */
+static bool entry_may_follow(const tdm_team *team, const tdm__buckets *b, size_t i, size_t j)
 {
     for (int g = 0; g < team->graph_count; g++)
         if (b->entries[j].ready[g] >= b->entries[i].begin[g]) return false;
     return true;
 }
 
-/* Gives each entry a slot: one whose last user is the longest gone, or a new one. */
-static tdm_status assign_slots(tdm_team *team, tdm__buckets *b, tdm_error *err)
+/* Assigns each entry the slot whose last user ended first, or a new one. */
+static tdm_status buckets_assign_slots(tdm_team *team, tdm__buckets *b, tdm_error *err)
 {
     size_t *last = calloc(b->count + 1, sizeof(*last)); /* by slot: its last user */
     if (!last) return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
     for (size_t i = 0; i < b->count; i++) {
         int best = -1;
         for (int s = 0; s < b->slot_count && b->slot_count >= MIN_SLOTS; s++)
-            if (may_follow(team, b, i, last[s]) && (best < 0 || last[s] < last[best])) best = s;
+            if (entry_may_follow(team, b, i, last[s]) && (best < 0 || last[s] < last[best]))
+                best = s;
         b->entries[i].before = best >= 0 ? last[best] : SIZE_MAX;
         if (best < 0) best = b->slot_count++;
         b->entries[i].slot = best;
@@ -174,9 +177,9 @@ static tdm_status assign_slots(tdm_team *team, tdm__buckets *b, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status make_overlay(tdm_team *team, tdm__buckets *b, tdm_error *err)
+static tdm_status buckets_make_overlay(tdm_team *team, tdm__buckets *b, tdm_error *err)
 {
-    TDM_TRY(assign_slots(team, b, err));
+    TDM_TRY(buckets_assign_slots(team, b, err));
     const tdm__layout *l = team->layout;
     size_t cell_bytes = TDM__CELL * sizeof(float);
     for (size_t i = 0; i < b->count; i++) {
@@ -203,7 +206,7 @@ float *tdm__buckets_last_grads(const tdm_team *team)
 
 /* ---- creation ------------------------------------------------------------------------------------- */
 
-static tdm_status make_entries(tdm_team *team, tdm__buckets *b, tdm_error *err)
+static tdm_status buckets_make_entries(tdm_team *team, tdm__buckets *b, tdm_error *err)
 {
     const tdm__layout *l = team->layout;
     size_t stride = (size_t)team->size + 1;
@@ -225,15 +228,15 @@ static tdm_status make_entries(tdm_team *team, tdm__buckets *b, tdm_error *err)
         if (!l->common) tdm__layout_cuts(l, cells, e->cuts);
         if (e->range.count * sizeof(float) > b->bucket_bytes)
             b->bucket_bytes = e->range.count * sizeof(float);
-        find_steps(team, e);
+        entry_find_steps(team, e);
     }
-    qsort(b->entries, b->count, sizeof(*b->entries), by_ready);
-    smooth(team, b);
-    return find_urgent(team, b, err);
+    qsort(b->entries, b->count, sizeof(*b->entries), entry_compare_ready);
+    buckets_make_monotonic(team, b);
+    return buckets_find_urgent(team, b, err);
 }
 
-/* In a vault others can go on with what this rank has got, should it die. */
-static tdm_status make_sums(tdm_team *team, tdm__buckets *b, size_t bytes, tdm_error *err)
+/* In shared memory, so that other ranks can use the sums if this rank dies. */
+static tdm_status buckets_make_sums(tdm_team *team, tdm__buckets *b, size_t bytes, tdm_error *err)
 {
     char name[TDM_SHM_NAME_BYTES];
     void *memory;
@@ -249,15 +252,15 @@ static tdm_status make_sums(tdm_team *team, tdm__buckets *b, size_t bytes, tdm_e
     return TDM_OK;
 }
 
-static tdm_status make_memory(tdm_team *team, tdm__buckets *b, tdm_error *err)
+static tdm_status buckets_make_memory(tdm_team *team, tdm__buckets *b, tdm_error *err)
 {
     size_t bytes = team->block_extent * sizeof(float);
-    if (team->job->parallel.zero >= 2) TDM_TRY(make_overlay(team, b, err));
-    TDM_TRY(make_sums(team, b, bytes, err));
+    if (team->job->parallel.zero >= 2) TDM_TRY(buckets_make_overlay(team, b, err));
+    TDM_TRY(buckets_make_sums(team, b, bytes, err));
     if (team->job->parallel.reduce != TDM_JOB_REDUCE_TREE)
         TDM_TRY(tdm_pages_map(b->bucket_bytes + 64, false, &b->zeros, err));
     if (team->buffer_count == 0) return TDM_OK;
-    /* In memory that neighbours see, parts are read where they lie. */
+    /* In shared memory, other ranks of the node read the parts in place. */
     void *memory;
     TDM_TRY(tdm_comm_shared(team->layout->comm, (size_t)team->buffer_count * bytes, &memory, err));
     team->grads = memory;
@@ -271,8 +274,8 @@ tdm_status tdm__buckets_create(tdm_team *team, tdm_error *err)
     team->buckets = b;
     TDM_TRY(tdm_group_create(team->layout->comm, team->layout->rank_of_place, team->size, &b->group,
                              err));
-    TDM_TRY(make_entries(team, b, err));
-    return make_memory(team, b, err);
+    TDM_TRY(buckets_make_entries(team, b, err));
+    return buckets_make_memory(team, b, err);
 }
 
 void tdm__buckets_destroy(tdm_team *team)
@@ -317,19 +320,19 @@ uint64_t tdm__buckets_bytes(const tdm_team *team)
 
 /* ---- reductions ----------------------------------------------------------------------------------- */
 
-/* One sum of this rank's parts of a bucket, for reductions that take no more. Left where the first is. */
-static const void *one_sum(tdm_team *team, const entry *e, int part_count)
+/* Adds this rank's parts of a bucket, in place of the first, for reductions that take one input. */
+static const void *entry_sum_parts(tdm_team *team, const entry *e, int part_count)
 {
     if (part_count == 0) return team->buckets->zeros.data;
     float *sum = (float *)(uintptr_t)e->parts[0];
     for (int i = 1; i < part_count; i++) {
         bool in_safe_range = tdm__add_range(sum, e->parts[i], e->range.count);
-        if (!in_safe_range) atomic_store(&team->immodest, true);
+        if (!in_safe_range) atomic_store(&team->overflow_risk, true);
     }
     return sum;
 }
 
-static tdm_status start(tdm_team *team, entry *e, tdm_error *err)
+static tdm_status entry_start(tdm_team *team, entry *e, tdm_error *err)
 {
     tdm__buckets *b = team->buckets;
     bool common = team->layout->common;
@@ -345,12 +348,12 @@ static tdm_status start(tdm_team *team, entry *e, tdm_error *err)
                      .priority = (int)(e - b->entries)};
     switch (team->job->parallel.reduce) {
     case TDM_JOB_REDUCE_RING:
-        call.in = one_sum(team, e, part_count);
+        call.in = entry_sum_parts(team, e, part_count);
         call.algorithm = TDM_ALGORITHM_RING;
         break;
     case TDM_JOB_REDUCE_CENTRAL:
         call.kind = TDM_CALL_REDUCE;
-        call.in = one_sum(team, e, part_count);
+        call.in = entry_sum_parts(team, e, part_count);
         call.out = team->summed + e->range.first;
         call.algorithm = TDM_ALGORITHM_DIRECT;
         call.cuts = NULL;
@@ -363,8 +366,8 @@ static tdm_status start(tdm_team *team, entry *e, tdm_error *err)
     return tdm_call_start(b->group, &call, &e->request, err);
 }
 
-/* Waits for the reduction of an entry, if it is not known to have ended. */
-static tdm_status wait_for(entry *e, tdm_error *err)
+/* Waits for the reduction of an entry, if it is in progress. */
+static tdm_status entry_wait(entry *e, tdm_error *err)
 {
     if (!e->request) return TDM_OK;
     tdm_request *request = e->request;
@@ -372,15 +375,15 @@ static tdm_status wait_for(entry *e, tdm_error *err)
     return tdm_request_wait(request, err);
 }
 
-/* The same in the middle of a pass, where others may need something of this rank to come as far. */
-static tdm_status wait_in_pass(tdm_team *team, entry *e, tdm_error *err)
+/* Waits in the middle of a pass, where other ranks may need parameters from this rank to proceed. */
+static tdm_status entry_wait_in_pass(tdm_team *team, entry *e, tdm_error *err)
 {
     if (e->request) TDM_TRY(tdm__params_serve(team->options.store, err));
-    return wait_for(e, err);
+    return entry_wait(e, err);
 }
 
-/* The summing node has the sums: each rank gets what it updates. */
-static tdm_status hand_out(tdm_team *team, entry *e, tdm_error *err)
+/* Distributes the sums of the central reduction: each rank gets the cells it updates. */
+static tdm_status entry_distribute(tdm_team *team, entry *e, tdm_error *err)
 {
     tdm__buckets *b = team->buckets;
     bool common = team->layout->common;
@@ -400,7 +403,7 @@ void tdm__buckets_begin(tdm_team *team)
 {
     tdm__buckets *b = team->buckets;
     b->next = 0;
-    /* Calls borrow it, so it must stay as it is while one is under way: before the last pass none is. */
+    /* Calls borrow it, so it must not change during a call: before the last pass there is none. */
     b->lanes = (tdm_lanes){team->options.lane_count, team->first, team->absent};
 }
 
@@ -423,13 +426,13 @@ tdm_status tdm__buckets_before(tdm_team *team, int graph, size_t end, tdm_error 
     for (size_t i = 0; b->has_overlay && i < b->count; i++) {
         const entry *e = &b->entries[i];
         if (e->begin[graph] >= end || e->before == SIZE_MAX || i < b->next) continue;
-        TDM_TRY(wait_in_pass(team, &b->entries[e->before], err));
+        TDM_TRY(entry_wait_in_pass(team, &b->entries[e->before], err));
     }
     return TDM_OK;
 }
 
-/* An entry is complete in the lanes of this pass: adds it to what the rank holds. */
-static void add_entry(tdm_team *team, int count, const entry *e)
+/* Adds an entry that is complete in the lanes of this pass to the rank's sums. */
+static void entry_add(tdm_team *team, int count, const entry *e)
 {
     bool in_safe_range = true;
     for (int i = 0; i < count; i++) {
@@ -442,7 +445,7 @@ static void add_entry(tdm_team *team, int count, const entry *e)
             in_safe_range = tdm__add_range(r->sum + e->range.first, NULL, e->range.count) &&
                             in_safe_range;
     }
-    if (!in_safe_range) atomic_store(&team->immodest, true);
+    if (!in_safe_range) atomic_store(&team->overflow_risk, true);
 }
 
 tdm_status tdm__buckets_after(tdm_team *team, int graph, int count, size_t end, bool last,
@@ -452,13 +455,13 @@ tdm_status tdm__buckets_after(tdm_team *team, int graph, int count, size_t end, 
     while (b->next < b->count && b->entries[b->next].ready[graph] < end) {
         entry *e = &b->entries[b->next++];
         double begin = tdm_clock_s();
-        add_entry(team, count, e);
+        entry_add(team, count, e);
         if (count > 0) team->lane_seconds += tdm_clock_s() - begin;
-        /* An overlay has no memory to wait in. */
+        /* An overlay has no memory for complete buckets, so it cannot wait. */
         if (!last || (!team->job->parallel.overlap && !b->has_overlay)) continue;
         if (b->started++ == 0) b->first_start = tdm_clock_s();
-        TDM_TRY(start(team, e, err));
-        if (!team->job->parallel.overlap) TDM_TRY(wait_in_pass(team, e, err));
+        TDM_TRY(entry_start(team, e, err));
+        if (!team->job->parallel.overlap) TDM_TRY(entry_wait_in_pass(team, e, err));
     }
     return TDM_OK;
 }
@@ -468,13 +471,13 @@ tdm_status tdm__buckets_finish_lanes(tdm_team *team, tdm_error *err)
     tdm__buckets *b = team->buckets;
     if (b->first_start > 0) tdm__team_mark(team, "overlap", b->first_start);
     b->first_start = 0;
-    while (b->started < b->count) TDM_TRY(start(team, &b->entries[b->started++], err));
+    while (b->started < b->count) TDM_TRY(entry_start(team, &b->entries[b->started++], err));
     return TDM_OK;
 }
 
-/* ---- meeting -------------------------------------------------------------------------------------- */
+/* ---- completing the step --------------------------------------------------------------------------- */
 
-static tdm_status exchange_notes(tdm_team *team, const tdm__step_report *mine, tdm_error *err)
+static tdm_status reports_exchange(tdm_team *team, const tdm__step_report *mine, tdm_error *err)
 {
     double loss = 0;
     const void *parts[TDM_MAX_LANE_PARTS];
@@ -498,12 +501,12 @@ tdm_status tdm__buckets_meet(tdm_team *team, const tdm__step_report *mine, tdm_e
 {
     tdm__buckets *b = team->buckets;
     double begin = tdm_clock_s();
-    for (size_t i = 0; i < b->count; i++) TDM_TRY(wait_for(&b->entries[i], err));
+    for (size_t i = 0; i < b->count; i++) TDM_TRY(entry_wait(&b->entries[i], err));
     for (size_t i = 0; i < b->count && team->job->parallel.reduce == TDM_JOB_REDUCE_CENTRAL; i++)
-        TDM_TRY(hand_out(team, &b->entries[i], err));
+        TDM_TRY(entry_distribute(team, &b->entries[i], err));
     b->started = 0;
     tdm__team_mark(team, "sums awaited", begin);
-    TDM_TRY(exchange_notes(team, mine, err));
+    TDM_TRY(reports_exchange(team, mine, err));
     team->wait_seconds += tdm_clock_s() - begin;
     return TDM_OK;
 }

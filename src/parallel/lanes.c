@@ -1,5 +1,5 @@
 /*
- * lanes.c: slices and the tree. Nothing here knows about threads or models.
+ * lanes.c: slices and the tree. Independent of threads and models.
  */
 #include "parallel/internal.h"
 #include "tensor/kernel.h"
@@ -7,17 +7,17 @@
 #include <string.h>
 
 /*
- * What `auto` goes by. A lane costs a pass over its gradient, and its products must be large enough to
+ * Constants for `auto`. A lane costs a pass over its gradient, and its products must be large enough to
  * be fast; so it should have this many rows of the product that has the fewest. A token is a row, and
- * so is each place of an image, so that windows and images are worth many. Two lanes, so that there can
- * be two workers, may have a quarter of it each, but for ResNets, whose lanes are dear. All of this is part of the results of jobs that leave
- * the lanes to `auto`; bench/parallel-lanes shows what it costs.
+ * so is each position of an image, so windows and images count as many rows. Two lanes, so that there can
+ * be two workers, may have a quarter of it each, except for ResNets, whose lanes are expensive. All of this
+ * affects the results of jobs that leave the lanes at `auto`; bench/parallel-lanes measures the cost.
  */
 enum {
     AUTO_MAX_LANES = 8,
     AUTO_ROWS = 64,
     AUTO_IMAGES = 32,
-    AUTO_DEEP_IMAGES = 64, /* a ResNet brings large weights into another order for every lane */
+    AUTO_DEEP_IMAGES = 64, /* a ResNet reorders large weights for every lane */
     AUTO_TOKENS = 256,
     AUTO_TWO = 4
 };
@@ -32,7 +32,7 @@ static bool has_convolution(const tdm_job_layer_list *layers)
     return false;
 }
 
-/* How many rows of the batch make a lane. */
+/* The minimum number of rows of a lane. */
 static int64_t rows_of_a_lane(const tdm_job *job)
 {
     if (tdm_model_takes_tokens(job)) {
@@ -57,7 +57,7 @@ int64_t tdm_lanes_of(const tdm_job *job)
 }
 
 /* Lane i begins at i x rows / lanes, rounded up: the larger slices are spread evenly, so that ranks
- * with equally many lanes have equally many rows, and the first slice is one of the larger. */
+ * with the same number of lanes have the same number of rows, and the first slice is one of the larger ones. */
 tdm_slice tdm_lane_slice(int64_t row_count, int64_t lane_count, int64_t lane)
 {
     int64_t base = row_count / lane_count, extra = row_count % lane_count;
@@ -66,7 +66,7 @@ tdm_slice tdm_lane_slice(int64_t row_count, int64_t lane_count, int64_t lane)
     return (tdm_slice){.first = first, .count = end - first};
 }
 
-/* Goes through the motions: a lane is done, and neighbours are added as soon as both are there. */
+/* Simulates the execution: neighbours are added as soon as both are complete. */
 int tdm_lane_buffers(int64_t lane_count, tdm_slice lanes)
 {
     int max = 0, in_use = 0;

@@ -1,11 +1,11 @@
 /*
- * look.c: a step once more, lane by lane, to be looked at: for what made its numbers bad, or for
- * anybody who wants to see it.
+ * look.c: executes a step again, lane by lane: to find the origin of non-finite values, or for
+ * inspection.
  *
- * Every rank runs every lane by itself, in order. The same kernels see the same numbers as in the step,
- * so all of them find the same, and nothing needs to be exchanged but parameters that are shared out.
- * Lanes that meet on their way (run.c) must do so here, too: there each rank runs its own, together with
- * the others', and tells them what it has found.
+ * Every rank runs every lane by itself, in order. The same kernels get the same inputs as in the step,
+ * so all ranks find the same, and nothing needs to be exchanged except sharded parameters.
+ * Lanes that are summed in the middle of a pass (run.c) must be summed here as well: in that case each rank runs
+ * its own lanes, together with the other ranks, and broadcasts its result.
  */
 #include "parallel/internal.h"
 #include "tensor/kernel.h"
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Every lane is good by itself; `magnitude` is what the sum of the bad element may be at most. */
+/* Every lane is finite by itself; `magnitude` is an upper bound of the sum of the non-finite element. */
 static void blame_sum(const tdm_team *team, const tdm_graph *graph, double magnitude,
                       tdm_bad_number *out)
 {
@@ -31,7 +31,7 @@ static void blame_sum(const tdm_team *team, const tdm_graph *graph, double magni
     }
 }
 
-/* A parameter, statistic or buffer that holds a number that is not finite. */
+/* Finds a parameter, statistic or buffer with a non-finite value. */
 static tdm_status blame_params(tdm_team *team, bool *found, tdm_bad_number *out, tdm_error *err)
 {
     const tdm_graph *graph = team->graphs[0].graph;
@@ -51,24 +51,24 @@ static tdm_status blame_params(tdm_team *team, bool *found, tdm_bad_number *out,
     return TDM_OK;
 }
 
-/* A whole buffer for a gradient, whatever the team has. */
-static float *any_buffer(tdm_team *team, tdm_pages *own, tdm_error *err)
+/* A complete gradient buffer: one of the team, or a temporary one. */
+static float *team_any_buffer(tdm_team *team, tdm_pages *own, tdm_error *err)
 {
     if (team->buffer_count > 0) return team->grads;
     if (tdm_pages_map(team->block_extent * sizeof(float), false, own, err) != TDM_OK) return NULL;
     return own->data;
 }
 
-/* Runs lanes that are set up, side by side; they meet where lanes do. */
-static tdm_status run_watched(tdm_team *team, int graph, tdm__watcher *watchers, int count,
-                              tdm_error *err)
+/* Runs lanes that are set up, concurrently, with their sums over lanes. */
+static tdm_status watchers_run(tdm_team *team, int graph, tdm__watcher *watchers, int count,
+                               tdm_error *err)
 {
     const tdm__meeting *m = &team->meeting;
     size_t step_count = tdm_plan_step_count(team->plans[graph]), at = 0, sums = 0;
-    TDM_TRY(tdm_prefetch_begin(team->feed, graph, err));
+    TDM_TRY(tdm_prefetch_begin(team->prefetch, graph, err));
     while (at < step_count) {
         size_t end = step_count;
-        TDM_TRY(tdm_prefetch_reach(team->feed, at, &end, err));
+        TDM_TRY(tdm_prefetch_reach(team->prefetch, at, &end, err));
         if (end > step_count) end = step_count;
         bool meets = tdm__meeting_is_before(m, graph, sums, end);
         if (meets) end = m->steps[graph][sums] + 1;
@@ -95,7 +95,7 @@ static tdm_status blame_lanes(tdm_team *team, float *grads, tdm_bad_number *out,
         const tdm__lane_run *lane = &team->run[0];
         tdm__watcher w;
         tdm__watcher_begin(&w, team->graphs[lane->graph].graph, lane);
-        TDM_TRY(run_watched(team, lane->graph, &w, 1, err));
+        TDM_TRY(watchers_run(team, lane->graph, &w, 1, err));
         if (tdm__watcher_has_found(&w)) {
             *out = w.found;
             return TDM_OK;
@@ -106,36 +106,37 @@ static tdm_status blame_lanes(tdm_team *team, float *grads, tdm_bad_number *out,
     return TDM_OK;
 }
 
-/* ---- lanes that meet --------------------------------------------------------------------------- */
+/* ---- lanes that are summed --------------------------------------------------------------------- */
 
-/* What was found by the rank with the lane in which a bad number was first: bad numbers spread to other
- * lanes by the sums. Names are those of everybody's own graph. */
-static tdm_status tell_all(tdm_team *team, int64_t lane, const tdm__watcher *mine,
-                           tdm_bad_number *out, tdm_error *err)
+/* Broadcasts the result of the rank with the lane in which a non-finite value was first: the sums spread it
+ * to other lanes. Names are those of each rank's own graph. */
+static tdm_status finding_broadcast(tdm_team *team, int64_t lane, const tdm__watcher *mine,
+                                    tdm_bad_number *out, tdm_error *err)
 {
     struct {
         tdm_bad_number bad;
         uint64_t node;
-    } news = {.node = 0};
+    } finding = {.node = 0};
     int root = 0;
     while (root + 1 < team->size && team->first[root + 1] <= lane) root++;
     if (root == team->place && mine) {
-        news.bad = mine->found;
-        news.node = mine->node;
+        finding.bad = mine->found;
+        finding.node = mine->node;
     }
     if (team->group)
-        TDM_TRY(tdm_group_broadcast(team->group, &news, sizeof(news), TDM_DTYPE_U8, root, err));
-    *out = news.bad;
+        TDM_TRY(
+            tdm_group_broadcast(team->group, &finding, sizeof(finding), TDM_DTYPE_U8, root, err));
+    *out = finding.bad;
     if (out->kind != TDM_BAD_OP) return TDM_OK;
     int graph = tdm__team_find_graph(team, team->in.batch, out->rows.count);
     if (graph < 0) return tdm_fail(err, TDM_ERR_INTERNAL, "team: ranks have different graphs");
-    tdm_node_info node = tdm_graph_node_at(team->graphs[graph].graph, news.node);
+    tdm_node_info node = tdm_graph_node_at(team->graphs[graph].graph, finding.node);
     out->name = node.name;
     out->op = node.op;
     return TDM_OK;
 }
 
-/* Each rank runs its own lanes, all together as in the step. */
+/* Each rank runs its own lanes, concurrently as in the step. */
 static tdm_status blame_together(tdm_team *team, tdm__watcher *watchers, tdm_bad_number *out,
                                  tdm_error *err)
 {
@@ -147,8 +148,8 @@ static tdm_status blame_together(tdm_team *team, tdm__watcher *watchers, tdm_bad
         tdm__watcher_begin(&watchers[count++], team->graphs[lane->graph].graph, lane);
     }
     int graph = count > 0 ? team->run[0].graph : tdm__team_graph_of_batch(team);
-    TDM_TRY(run_watched(team, graph, watchers, count, err));
-    /* By when it was found, then by lane. */
+    TDM_TRY(watchers_run(team, graph, watchers, count, err));
+    /* by the time it was found, then by lane */
     int64_t mine = INT64_MAX;
     double magnitude = 0;
     for (int i = 0; i < count; i++) {
@@ -168,12 +169,13 @@ static tdm_status blame_together(tdm_team *team, tdm__watcher *watchers, tdm_bad
                                      TDM_REDUCE_SUM, err));
     }
     if (first != INT64_MAX)
-        return tell_all(team, first % TDM_MAX_LANES, best >= 0 ? &watchers[best] : NULL, out, err);
+        return finding_broadcast(team, first % TDM_MAX_LANES, best >= 0 ? &watchers[best] : NULL,
+                                 out, err);
     blame_sum(team, team->graphs[0].graph, magnitude, out);
     return TDM_OK;
 }
 
-static tdm_status look_for_lanes(tdm_team *team, tdm_bad_number *out, tdm_error *err)
+static tdm_status blame_find(tdm_team *team, tdm_bad_number *out, tdm_error *err)
 {
     if (team->side_by_side) {
         tdm__watcher *watchers = calloc((size_t)team->max_run, sizeof(*watchers));
@@ -183,7 +185,7 @@ static tdm_status look_for_lanes(tdm_team *team, tdm_bad_number *out, tdm_error 
         return status;
     }
     tdm_pages own = {0};
-    float *grads = any_buffer(team, &own, err);
+    float *grads = team_any_buffer(team, &own, err);
     tdm_status status = grads ? blame_lanes(team, grads, out, err) : TDM_ERR_NO_MEMORY;
     tdm_pages_unmap(&own);
     return status;
@@ -196,7 +198,7 @@ tdm_status tdm_team_replay(tdm_team *team, tdm_bad_number *out, tdm_error *err)
     TDM_TRY(blame_params(team, &found, &bad, err));
     if (!found) {
         tdm_kernel_mode before = tdm_kernel_enter(team->thread_count);
-        tdm_status status = look_for_lanes(team, &bad, err);
+        tdm_status status = blame_find(team, &bad, err);
         tdm_kernel_leave(&before);
         TDM_TRY(status);
     }
@@ -204,7 +206,7 @@ tdm_status tdm_team_replay(tdm_team *team, tdm_bad_number *out, tdm_error *err)
     return TDM_OK;
 }
 
-/* ---- for anybody ------------------------------------------------------------------------------- */
+/* ---- inspection ---------------------------------------------------------------------------------- */
 
 void tdm_team_watch(tdm_team *team, tdm_lane_watch_fn watch, void *user)
 {
@@ -216,7 +218,8 @@ tdm_status tdm_team_look(tdm_team *team, const tdm_step_input *in, tdm_lane_visi
                          void *user, tdm_error *err)
 {
     if (team->size > 1)
-        return tdm_fail(err, TDM_ERR_UNSUPPORTED, "a step is looked at by a single process");
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                        "a step can only be inspected in a single process");
     team->in = *in;
     tdm_kernel_mode before = tdm_kernel_enter(team->thread_count);
     team->visit = visit;

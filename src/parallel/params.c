@@ -1,16 +1,16 @@
 /*
- * params.c: where parameters and state lie: creation of the blocks, and what is told about them.
+ * params.c: the parameter store: creation of the blocks and queries.
  *
- * Blocks of a node with several ranks are taken by its first rank, the leader, from memory that all of
- * them see (tdm_comm_shared), or from a file that all of them map. Then every rank touches its own share
- * first, so that its pages come from the memory next to it. A rank alone in its node uses pages of its
- * own. Blocks that are shared out over all ranks keep their indices: the rank reserves address space for
- * the whole, and only its share ever gets memory.
+ * Blocks of a node with several ranks are allocated by its first rank, the leader, from memory that all of
+ * them share (tdm_comm_shared), or from a file that all of them map. Then every rank touches its share
+ * first, so that its pages come from the nearest NUMA node. A single rank in its node uses private
+ * pages. Blocks that are sharded over all ranks keep their indices: the rank reserves address space for
+ * the whole block, and only its share ever gets memory.
  *
- * Files for offloaded blocks lose their names as soon as all ranks have mapped them: however the ranks
- * end, the disk has the space again with the last of them.
+ * Files for offloaded blocks are unlinked as soon as all ranks have mapped them: however the ranks
+ * end, the disk space is freed with the last of them.
  *
- * Creation is collective, and so is its failure: at its end all ranks agree on how it went.
+ * Creation is collective, and so is its failure: at its end all ranks agree on the result.
  */
 #include "parallel/params_inner.h"
 
@@ -22,9 +22,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LEAVE_S 2.0 /* for the node's other ranks to be done with the memory */
-/* With a journal the comm ends with the store, and its memory with it. One who is stopped will not leave
- * before that, and who waits for him is late for the next epoch. */
+#define LEAVE_S 2.0 /* limit for the node's other ranks to stop using the memory */
+/* With an undo log the comm is closed together with the store, and its memory is freed. A stopped rank will not
+ * leave before that, and a rank that waited for it would be late for the next epoch. */
 #define LEAVE_EPOCH_S 0.1
 
 enum { NAP_NS = 50000, MAX_PATH = 4096 };
@@ -40,15 +40,15 @@ tdm_status tdm__params_agree(const tdm_params *store, tdm_status status, tdm_err
     tdm_status told = tdm_group_all_reduce(layout->world, NULL, &failed, 1, TDM_DTYPE_I64,
                                            TDM_REDUCE_MIN, &broken);
     if (told == TDM_OK && failed == layout->size) return TDM_OK;
-    if (told == TDM_OK) { /* the reason, from the first of those that have one */
+    if (told == TDM_OK) { /* get the reason from the first rank that failed */
         if (failed == layout->place) first = (tdm_error){.status = status};
         if (failed == layout->place && err) first = *err;
         told = tdm_group_broadcast(layout->world, &first, sizeof first, TDM_DTYPE_U8, (int)failed,
                                    &broken);
-        /* Nobody leaves, and so breaks the world for the others, before all have heard it. */
+        /* No rank may leave, which breaks the world, before all have received the reason. */
         if (told == TDM_OK) (void)tdm_group_barrier(layout->world, &(tdm_error){0});
     }
-    if (status != TDM_OK) return status; /* our own reason says more */
+    if (status != TDM_OK) return status; /* this rank's own reason is more informative */
     if (told != TDM_OK) {
         if (err) *err = broken;
         return told;
@@ -57,9 +57,9 @@ tdm_status tdm__params_agree(const tdm_params *store, tdm_status status, tdm_err
     return tdm_fail(err, first.status, "rank %d: %s", layout->rank_of_place[failed], first.message);
 }
 
-/* The first failure of several steps that all are done, because other ranks wait in them, too. */
-static tdm_status keep_first(tdm_status first, tdm_status next, const tdm_error *why,
-                             tdm_error *err)
+/* Keeps the first error of several steps that are all executed, because other ranks wait in them as well. */
+static tdm_status error_keep_first(tdm_status first, tdm_status next, const tdm_error *why,
+                                   tdm_error *err)
 {
     if (first != TDM_OK || next == TDM_OK) return first;
     if (err) *err = *why;
@@ -74,8 +74,8 @@ static size_t block_bytes(const tdm_params *store)
     return bytes > 0 ? bytes : sizeof(float);
 }
 
-/* The bytes of a block that this rank alone has, as parts of it. `parts` has bucket_count + 1 places. */
-static size_t own_parts(const tdm_params *store, tdm_file_part *parts)
+/* The parts of a sharded block that this rank holds. `parts` has bucket_count + 1 entries. */
+static size_t block_own_parts(const tdm_params *store, tdm_file_part *parts)
 {
     const tdm__layout *layout = store->layout;
     size_t count = 0;
@@ -91,36 +91,37 @@ static size_t own_parts(const tdm_params *store, tdm_file_part *parts)
     return count;
 }
 
-static tdm_status map_own_file(const tdm_params *store, const char *path, tdm_pages *out,
-                               tdm_error *err)
+static tdm_status block_map_file(const tdm_params *store, const char *path, tdm_pages *out,
+                                 tdm_error *err)
 {
     size_t bytes = block_bytes(store);
     tdm_file_part *parts = calloc(store->layout->bucket_count + 1, sizeof *parts);
-    if (!parts) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
-    size_t count = own_parts(store, parts);
+    if (!parts) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter store");
+    size_t count = block_own_parts(store, parts);
     tdm_status status = tdm_file_map_create_parts(path, bytes, parts, count, out, err);
     free(parts);
     if (status == TDM_OK) unlink(path);
     return status;
 }
 
-static void name_file(const tdm_params *store, const char *folder, int block, char *out)
+static void block_file_name(const tdm_params *store, const char *dir, int block, char *out)
 {
     uint64_t drawn = 0;
     if (tdm_os_random(&drawn, sizeof drawn, NULL) != TDM_OK) drawn = tdm_clock_ns();
-    snprintf(out, MAX_PATH, "%s/tandem-offload-%ld-%08llx-rank%d-block%d.f32", folder,
-             (long)getpid(), (unsigned long long)drawn & 0xffffffffu,
+    snprintf(out, MAX_PATH, "%s/tandem-offload-%ld-%08llx-rank%d-block%d.f32", dir, (long)getpid(),
+             (unsigned long long)drawn & 0xffffffffu,
              store->layout->rank_of_place[store->layout->place], block);
 }
 
-/* What the leader of a node tells the others about a block. */
-typedef struct news {
-    uint64_t place; /* UINT64_MAX: it failed; in the node's memory, when there is no path */
+/* Location of a block, as the leader of a node broadcasts it. */
+typedef struct block_location {
+    uint64_t
+        place; /* UINT64_MAX: the leader failed; an offset in the node's memory, if there is no path */
     char path[MAX_PATH];
-} news;
+} block_location;
 
-static tdm_status lead_block(const tdm_params *store, tdm__block *block, size_t bytes, news *n,
-                             tdm_error *err)
+static tdm_status block_lead(const tdm_params *store, tdm__block *block, size_t bytes,
+                             block_location *n, tdm_error *err)
 {
     n->place = UINT64_MAX;
     tdm_status status = TDM_OK;
@@ -138,40 +139,40 @@ static tdm_status lead_block(const tdm_params *store, tdm__block *block, size_t 
     return status == TDM_OK ? sent : status;
 }
 
-static tdm_status follow_block(const tdm_params *store, tdm__block *block, size_t bytes, news *n,
-                               tdm_error *err)
+static tdm_status block_follow(const tdm_params *store, tdm__block *block, size_t bytes,
+                               block_location *n, tdm_error *err)
 {
     TDM_TRY(tdm_group_broadcast(store->layout->mine, n, sizeof *n, TDM_DTYPE_U8, 0, err));
-    if (n->place == UINT64_MAX) /* it knows why, and the others hear it from that rank */
+    if (n->place == UINT64_MAX) /* the leader reports the reason */
         return tdm_fail(err, TDM_ERR_PEER_FAILED,
-                        "rank %d could not make room for this host: see its message",
+                        "rank %d could not allocate memory for this host: see its message",
                         tdm_group_world_rank(store->layout->mine, 0));
     n->path[sizeof n->path - 1] = '\0';
     if (block->in_file) TDM_TRY(tdm_file_map_open(n->path, bytes, &block->pages, err));
     block->data = block->in_file ? block->pages.data
                                  : tdm_comm_shared_at(store->layout->comm, n->place);
     if (block->data) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_PEER_FAILED, "the memory that rank %d took is gone",
+    return tdm_fail(err, TDM_ERR_PEER_FAILED, "the shared memory of rank %d is gone",
                     tdm_group_world_rank(store->layout->mine, 0));
 }
 
-/* A block of a node with several ranks. A rank that fails does not leave the others waiting. */
-static tdm_status make_common(const tdm_params *store, tdm__block *block, size_t bytes,
-                              const char *path, tdm_error *err)
+/* Creates a block of a node with several ranks. A rank that fails does not leave the others waiting. */
+static tdm_status block_make_common(const tdm_params *store, tdm__block *block, size_t bytes,
+                                    const char *path, tdm_error *err)
 {
-    news n = {0};
+    block_location n = {0};
     if (path) snprintf(n.path, sizeof n.path, "%s", path);
-    tdm_status status = store->leads ? lead_block(store, block, bytes, &n, err)
-                                     : follow_block(store, block, bytes, &n, err);
+    tdm_status status = store->leads ? block_lead(store, block, bytes, &n, err)
+                                     : block_follow(store, block, bytes, &n, err);
     if (!block->in_file) return status;
     tdm_error met = {0};
     tdm_status all = tdm_group_barrier(store->layout->mine, &met); /* all have mapped it */
     if (store->leads && n.place != UINT64_MAX) unlink(n.path);
-    return keep_first(status, all, &met, err);
+    return error_keep_first(status, all, &met, err);
 }
 
-/* In the vault a block is the node's, whoever of its ranks uses which part of it. */
-static tdm_status keep_block(tdm_params *store, int index, tdm_error *err)
+/* In shared memory a block belongs to the node, whichever rank uses a part of it. */
+static tdm_status block_make_shm(tdm_params *store, int index, tdm_error *err)
 {
     char name[TDM_SHM_NAME_BYTES];
     void *memory;
@@ -183,21 +184,22 @@ static tdm_status keep_block(tdm_params *store, int index, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status make_block(tdm_params *store, int index, bool shared_out, const char *offload,
+static tdm_status block_make(tdm_params *store, int index, bool shared_out, const char *offload,
                              tdm_error *err)
 {
     tdm__block *block = &store->blocks[index];
     block->whole = !shared_out;
-    if (store->undo_log) return keep_block(store, index, err);
+    if (store->undo_log) return block_make_shm(store, index, err);
     block->common = !shared_out && store->node_size > 1;
     block->in_file = offload && index != TDM_BLOCK_PARAMS;
     char path[MAX_PATH] = "";
-    if (block->in_file) name_file(store, offload, index, path);
+    if (block->in_file) block_file_name(store, offload, index, path);
     size_t bytes = block_bytes(store);
-    if (block->common) return make_common(store, block, bytes, block->in_file ? path : NULL, err);
+    if (block->common)
+        return block_make_common(store, block, bytes, block->in_file ? path : NULL, err);
     tdm_status status;
     if (block->in_file && shared_out)
-        status = map_own_file(store, path, &block->pages, err);
+        status = block_map_file(store, path, &block->pages, err);
     else if (block->in_file) {
         status = tdm_file_map_create(path, bytes, &block->pages, err);
         if (status == TDM_OK) unlink(path);
@@ -209,8 +211,8 @@ static tdm_status make_block(tdm_params *store, int index, bool shared_out, cons
     return status;
 }
 
-/* Writes zeros over zeros, so that the pages lie next to the rank that updates them. */
-static void touch(tdm_params *store, const tdm__block *block)
+/* Writes zeros over zeros, so that the pages are near the rank that updates them. */
+static void block_touch(tdm_params *store, const tdm__block *block)
 {
     const tdm__layout *layout = store->layout;
     tdm__cells all = {0, layout->trained_cells};
@@ -226,7 +228,7 @@ static void touch(tdm_params *store, const tdm__block *block)
     }
 }
 
-static bool has_block(const tdm_params_options *options, int index)
+static bool options_have_block(const tdm_params_options *options, int index)
 {
     if (index == TDM_BLOCK_PARAMS) return true;
     if (index == TDM_BLOCK_EMA) return options->has_ema;
@@ -235,36 +237,37 @@ static bool has_block(const tdm_params_options *options, int index)
            tdm_optimiser_uses_state(options->optimiser, state);
 }
 
-static tdm_status make_blocks(tdm_params *store, const tdm_params_options *options, tdm_error *err)
+static tdm_status params_make_blocks(tdm_params *store, const tdm_params_options *options,
+                                     tdm_error *err)
 {
     tdm_status first = TDM_OK;
     for (int i = 0; i < TDM__MAX_BLOCKS; i++) {
-        if (!has_block(options, i)) continue;
+        if (!options_have_block(options, i)) continue;
         bool shared_out = store->layout->node_count > 1 &&
                           options->zero >= (i == TDM_BLOCK_PARAMS ? 3 : 1);
         tdm_error why = {0};
-        tdm_status status = make_block(store, i, shared_out, options->offload, &why);
+        tdm_status status = block_make(store, i, shared_out, options->offload, &why);
         if (status != TDM_OK) store->blocks[i].data = NULL;
         if (status != TDM_OK && store->blocks[i].in_file)
             status = tdm_error_context(&why, status, "parallel.offload");
-        first = keep_first(first, status, &why, err); /* go on: others may wait for us */
+        first = error_keep_first(first, status, &why, err); /* continue: other ranks may wait */
     }
     return first;
 }
 
-static tdm_status make_board(tdm_params *store, tdm_error *err)
+static tdm_status params_make_board(tdm_params *store, tdm_error *err)
 {
     tdm__block block = {0};
     size_t marks = store->layout->bucket_count + (size_t)store->node_size;
     size_t bytes = sizeof(tdm__exchange_board) + marks * sizeof(uint64_t);
-    tdm_status status = make_common(store, &block, bytes, NULL, err);
+    tdm_status status = block_make_common(store, &block, bytes, NULL, err);
     if (status == TDM_OK) store->board = (tdm__exchange_board *)(void *)block.data;
     return status;
 }
 
-/* ---- creation and end ------------------------------------------------------------------------ */
+/* ---- creation and destruction ---------------------------------------------------------------- */
 
-static tdm_status make_tables(tdm_params *store, const tdm_graph *graph, tdm_error *err)
+static tdm_status params_make_tables(tdm_params *store, const tdm_graph *graph, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
     size_t params = tdm_graph_param_count(graph);
@@ -281,14 +284,14 @@ static tdm_status make_tables(tdm_params *store, const tdm_graph *graph, tdm_err
     }
     if (!store->params || !store->cuts || !store->clipped ||
         (layout->leaders && (!store->pending || !store->leader_cuts)))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter store");
     for (size_t i = 0; layout->leaders && i < layout->bucket_count; i++)
         tdm__layout_leader_cuts(layout, tdm__layout_bucket(layout, i),
                                 store->leader_cuts + i * nodes);
     return TDM_OK;
 }
 
-static void bind(tdm_params *store, tdm_optimiser *optimiser)
+static void params_bind_optimiser(tdm_params *store, tdm_optimiser *optimiser)
 {
     tdm_optim_blocks blocks = {.params = store->blocks[TDM_BLOCK_PARAMS].data,
                                .ema = store->blocks[TDM_BLOCK_EMA].data};
@@ -297,10 +300,11 @@ static void bind(tdm_params *store, tdm_optimiser *optimiser)
     tdm_optimiser_bind(optimiser, &blocks);
 }
 
-static tdm_status make_journal(tdm_params *store, const tdm_params_options *options, tdm_error *err)
+static tdm_status params_make_undo_log(tdm_params *store, const tdm_params_options *options,
+                                       tdm_error *err)
 {
     tdm__undo_log *undo_log = calloc(1, sizeof *undo_log);
-    if (!undo_log) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
+    if (!undo_log) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter store");
     *undo_log = (tdm__undo_log){.shm = options->shm,
                                 .slot = options->slot,
                                 .epoch = options->epoch  ? options->epoch
@@ -320,7 +324,7 @@ static tdm_status make_journal(tdm_params *store, const tdm_params_options *opti
     return status;
 }
 
-static tdm_status build(tdm_params *store, const tdm_params_options *options, tdm_error *err)
+static tdm_status params_build(tdm_params *store, const tdm_params_options *options, tdm_error *err)
 {
     TDM_TRY(tdm__layout_create(&(tdm__layout_options){.graph = options->graph,
                                                       .comm = options->comm,
@@ -332,17 +336,18 @@ static tdm_status build(tdm_params *store, const tdm_params_options *options, td
     store->node_size = layout->first_of_node[layout->node + 1] -
                        layout->first_of_node[layout->node];
     store->leads = layout->place == layout->first_of_node[layout->node];
-    tdm_status status = make_tables(store, options->graph, err);
+    tdm_status status = params_make_tables(store, options->graph, err);
     if (options->shm && options->optimiser && !options->offload)
-        status = keep_first(status, make_journal(store, options, &why), &why, err);
-    status = keep_first(status, make_blocks(store, options, &why), &why, err);
-    if (store->node_size > 1) status = keep_first(status, make_board(store, &why), &why, err);
+        status = error_keep_first(status, params_make_undo_log(store, options, &why), &why, err);
+    status = error_keep_first(status, params_make_blocks(store, options, &why), &why, err);
+    if (store->node_size > 1)
+        status = error_keep_first(status, params_make_board(store, &why), &why, err);
     TDM_TRY(tdm__params_agree(store, status, err));
     for (int i = 0; i < TDM__MAX_BLOCKS; i++) {
         const tdm__block *block = &store->blocks[i];
-        if (block->data && block->common && !block->in_file) touch(store, block);
+        if (block->data && block->common && !block->in_file) block_touch(store, block);
     }
-    if (options->optimiser) bind(store, options->optimiser);
+    if (options->optimiser) params_bind_optimiser(store, options->optimiser);
     return layout->world ? tdm_group_barrier(layout->world, err) : TDM_OK;
 }
 
@@ -352,8 +357,8 @@ tdm_status tdm_params_create(const tdm_params_options *options, tdm_params **out
         return tdm_fail(err, TDM_ERR_RANGE, "parallel.zero is %d; it must be 0, 1, 2 or 3",
                         options->zero);
     tdm_params *store = calloc(1, sizeof *store);
-    if (!store) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
-    tdm_status status = build(store, options, err);
+    if (!store) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter store");
+    tdm_status status = params_build(store, options, err);
     if (status != TDM_OK) {
         tdm_params_destroy(store);
         return status;
@@ -362,7 +367,7 @@ tdm_status tdm_params_create(const tdm_params_options *options, tdm_params **out
     return TDM_OK;
 }
 
-static bool has_left(const tdm_params *store, int index)
+static bool peer_has_left(const tdm_params *store, int index)
 {
     const tdm__layout *layout = store->layout;
     int rank = layout->rank_of_place[layout->first_of_node[layout->node] + index];
@@ -370,20 +375,20 @@ static bool has_left(const tdm_params *store, int index)
            tdm_comm_peer_state(layout->comm, rank) != TDM_PEER_WELL;
 }
 
-/* Whether no other rank of the node uses its memory any more; waits a little for that. */
-static bool all_have_left(const tdm_params *store)
+/* Whether no other rank of the node uses its memory any more; waits a short time for that. */
+static bool peers_have_left(const tdm_params *store)
 {
     double until_s = tdm_clock_s() + (store->undo_log ? LEAVE_EPOCH_S : LEAVE_S);
     for (int i = 1; i < store->node_size; i++)
-        while (!has_left(store, i)) {
+        while (!peer_has_left(store, i)) {
             if (tdm_clock_s() > until_s) return false;
             tdm_clock_sleep(NAP_NS * 1e-9);
         }
     return true;
 }
 
-/* The node's memory goes with its last user. Where others use it longer it goes with the comm. */
-static void leave_common(tdm_params *store)
+/* Frees the node's memory if no rank uses it any more. Otherwise it is freed with the comm. */
+static void params_leave_common(tdm_params *store)
 {
     const tdm__layout *layout = store->layout;
     if (!store->board) return;
@@ -392,7 +397,7 @@ static void leave_common(tdm_params *store)
         store->board->marks[layout->bucket_count + (size_t)index] = 1;
         return;
     }
-    if (!all_have_left(store)) return;
+    if (!peers_have_left(store)) return;
     for (int i = 0; i < TDM__MAX_BLOCKS; i++) {
         const tdm__block *block = &store->blocks[i];
         if (block->common && !block->in_file && block->data)
@@ -407,7 +412,7 @@ void tdm_params_destroy(tdm_params *store)
     for (size_t i = 0; store->pending && i < store->layout->bucket_count; i++)
         if (store->pending[i]) (void)tdm_request_wait(store->pending[i], NULL);
     if (store->undo_log) tdm__undo_gather_end(store->undo_log);
-    leave_common(store);
+    params_leave_common(store);
     for (int i = 0; i < TDM__MAX_BLOCKS; i++) tdm_pages_unmap(&store->blocks[i].pages);
     free(store->undo_log);
     free(store->clipped);
@@ -419,7 +424,7 @@ void tdm_params_destroy(tdm_params *store)
     free(store);
 }
 
-/* ---- what is told ---------------------------------------------------------------------------- */
+/* ---- queries --------------------------------------------------------------------------------- */
 
 float *tdm_params_block(const tdm_params *store, int block)
 {
@@ -469,7 +474,7 @@ tdm__undo_log *tdm__params_undo_log(const tdm_params *store)
     return store->undo_log;
 }
 
-void tdm_params_snapshot_save(tdm_params *store, const void *memo, size_t bytes, uint64_t order)
+void tdm_params_snapshot_save(tdm_params *store, const void *snapshot, size_t bytes, uint64_t order)
 {
-    if (store->undo_log) tdm__undo_snapshot_save(store->undo_log, memo, bytes, order);
+    if (store->undo_log) tdm__undo_snapshot_save(store->undo_log, snapshot, bytes, order);
 }

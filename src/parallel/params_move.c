@@ -1,13 +1,13 @@
 /*
- * params_move.c: numbers in and out of a store, through rank 0.
+ * params_move.c: reads and writes a parameter store through rank 0.
  *
- * A whole block is read where rank 0 has it, and written in one broadcast to the leaders of the nodes.
- * Of a block that is shared out, each bucket is gathered from, or scattered to, the ranks that have a
- * share of the range in it; what lies behind the trained cells is on every rank, so it is read from
- * rank 0's own copy, and written by a broadcast to all.
+ * A complete block is read from rank 0's memory, and written with one broadcast to the leaders of the nodes.
+ * For a sharded block, each bucket is gathered from, or scattered to, the ranks that have a
+ * share of the range in it. Elements behind the trained cells are on every rank, so they are read from
+ * rank 0's copy, and written by a broadcast to all.
  *
- * Ranks agree on what they move because all of them call with the same range. A range outside of the block
- * is refused by all alike, before anything moves.
+ * Ranks agree on what is sent because all of them pass the same range. A range outside of the block
+ * is rejected by all ranks, before anything is sent.
  */
 #include "parallel/params_inner.h"
 
@@ -16,21 +16,21 @@
 
 /* ---- ranges ---------------------------------------------------------------------------------- */
 
-static tdm_status find(const tdm_params *store, int block, size_t first, size_t count,
-                       const tdm__block **out, tdm_error *err)
+static tdm_status block_find(const tdm_params *store, int block, size_t first, size_t count,
+                             const tdm__block **out, tdm_error *err)
 {
     if (block < 0 || block >= TDM__MAX_BLOCKS || !store->blocks[block].data)
-        return tdm_fail(err, TDM_ERR_NOT_FOUND, "the store has no block %d", block);
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "the parameter store has no block %d", block);
     if (first > store->layout->elements || count > store->layout->elements - first)
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "elements %zu + %zu are not within the %zu of the block", first, count,
+                        "elements %zu + %zu are outside of the block of %zu elements", first, count,
                         store->layout->elements);
     *out = &store->blocks[block];
     return TDM_OK;
 }
 
-/* The part of a range that lies in a bucket; the bucket's cuts, clipped to it and counted from it. */
-static tdm_extent clip(tdm_params *store, size_t bucket, size_t first, size_t count)
+/* The part of a range in a bucket; sets the cuts of the bucket, clipped to that part and relative to it. */
+static tdm_extent range_clip(tdm_params *store, size_t bucket, size_t first, size_t count)
 {
     const tdm__layout *layout = store->layout;
     tdm__cells cells = tdm__layout_bucket(layout, bucket);
@@ -47,8 +47,8 @@ static tdm_extent clip(tdm_params *store, size_t bucket, size_t first, size_t co
     return (tdm_extent){.first = begin, .count = end - begin};
 }
 
-/* Of [first, first + count), what lies behind the trained elements. */
-static tdm_extent behind(const tdm_params *store, size_t first, size_t count)
+/* The part of [first, first + count) behind the trained elements. */
+static tdm_extent range_behind(const tdm_params *store, size_t first, size_t count)
 {
     size_t trained = store->layout->trained_elements;
     size_t begin = first > trained ? first : trained;
@@ -57,12 +57,12 @@ static tdm_extent behind(const tdm_params *store, size_t first, size_t count)
 
 /* ---- reading and writing --------------------------------------------------------------------- */
 
-static tdm_status gather(tdm_params *store, const tdm__block *block, size_t first, size_t count,
-                         float *out, tdm_error *err)
+static tdm_status block_gather(tdm_params *store, const tdm__block *block, size_t first,
+                               size_t count, float *out, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
     for (size_t i = 0; i < layout->bucket_count; i++) {
-        tdm_extent part = clip(store, i, first, count);
+        tdm_extent part = range_clip(store, i, first, count);
         if (part.count == 0) continue;
         float *from = block->data + part.first + store->clipped[layout->place];
         tdm_call call = {.kind = TDM_CALL_GATHER,
@@ -75,7 +75,7 @@ static tdm_status gather(tdm_params *store, const tdm__block *block, size_t firs
         size_t mine = store->clipped[layout->place + 1] - store->clipped[layout->place];
         tdm__block_let_go(block, (tdm_extent){(size_t)(from - block->data), mine});
     }
-    tdm_extent rest = behind(store, first, count);
+    tdm_extent rest = range_behind(store, first, count);
     if (out && rest.count > 0)
         memcpy(out + (rest.first - first), block->data + rest.first, rest.count * sizeof(float));
     return TDM_OK;
@@ -85,8 +85,8 @@ tdm_status tdm_params_read(tdm_params *store, int block, size_t first, size_t co
                            tdm_error *err)
 {
     const tdm__block *b = NULL;
-    TDM_TRY(find(store, block, first, count, &b, err));
-    if (!b->whole) return gather(store, b, first, count, out, err);
+    TDM_TRY(block_find(store, block, first, count, &b, err));
+    if (!b->whole) return block_gather(store, b, first, count, out, err);
     if (!out || count == 0) return TDM_OK;
     if (block == TDM_BLOCK_PARAMS) TDM_TRY(tdm__params_await_all(store, err));
     memcpy(out, b->data + first, count * sizeof(float));
@@ -94,12 +94,12 @@ tdm_status tdm_params_read(tdm_params *store, int block, size_t first, size_t co
     return TDM_OK;
 }
 
-static tdm_status scatter(tdm_params *store, const tdm__block *block, size_t first, size_t count,
-                          const float *in, tdm_error *err)
+static tdm_status block_scatter(tdm_params *store, const tdm__block *block, size_t first,
+                                size_t count, const float *in, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
     for (size_t i = 0; i < layout->bucket_count; i++) {
-        tdm_extent part = clip(store, i, first, count);
+        tdm_extent part = range_clip(store, i, first, count);
         if (part.count == 0) continue;
         float *to = block->data + part.first + store->clipped[layout->place];
         tdm_call call = {.kind = TDM_CALL_SCATTER,
@@ -112,15 +112,15 @@ static tdm_status scatter(tdm_params *store, const tdm__block *block, size_t fir
         size_t mine = store->clipped[layout->place + 1] - store->clipped[layout->place];
         tdm__block_let_go(block, (tdm_extent){(size_t)(to - block->data), mine});
     }
-    tdm_extent rest = behind(store, first, count);
+    tdm_extent rest = range_behind(store, first, count);
     if (rest.count == 0) return TDM_OK;
     float *to = block->data + rest.first;
     if (in) memcpy(to, in + (rest.first - first), rest.count * sizeof(float));
     return tdm_group_broadcast(layout->world, to, rest.count, TDM_DTYPE_F32, 0, err);
 }
 
-static tdm_status write_whole(tdm_params *store, const tdm__block *b, size_t first, size_t count,
-                              const float *in, tdm_error *err)
+static tdm_status block_write_whole(tdm_params *store, const tdm__block *b, size_t first,
+                                    size_t count, const float *in, tdm_error *err)
 {
     if (b == &store->blocks[TDM_BLOCK_PARAMS] && store->leads)
         TDM_TRY(tdm__params_await_all(store, err));
@@ -136,11 +136,11 @@ tdm_status tdm_params_write(tdm_params *store, int block, size_t first, size_t c
                             const float *in, tdm_error *err)
 {
     const tdm__block *b = NULL;
-    TDM_TRY(find(store, block, first, count, &b, err));
+    TDM_TRY(block_find(store, block, first, count, &b, err));
     if (count == 0) return TDM_OK;
     if (store->undo_log) TDM_TRY(tdm__undo_write_begin(store->undo_log, err));
-    tdm_status status = b->whole ? write_whole(store, b, first, count, in, err)
-                                 : scatter(store, b, first, count, in, err);
+    tdm_status status = b->whole ? block_write_whole(store, b, first, count, in, err)
+                                 : block_scatter(store, b, first, count, in, err);
     if (store->undo_log) tdm__undo_write_end(store->undo_log);
     return status;
 }
@@ -152,9 +152,9 @@ tdm_status tdm_params_settle(tdm_params *store, tdm_error *err)
     return store->layout->world ? tdm_group_barrier(store->layout->world, err) : TDM_OK;
 }
 
-/* ---- bad numbers ----------------------------------------------------------------------------- */
+/* ---- non-finite values ----------------------------------------------------------------------- */
 
-static size_t first_bad(const tdm__block *block, tdm_extent where)
+static size_t block_first_nonfinite(const tdm__block *block, tdm_extent where)
 {
     const float *data = block->data + where.first;
     for (size_t i = 0; i < where.count; i++)
@@ -167,13 +167,14 @@ tdm_status tdm_params_find_bad(tdm_params *store, int block, size_t *out, tdm_er
 {
     const tdm__layout *layout = store->layout;
     const tdm__block *b = NULL;
-    TDM_TRY(find(store, block, 0, 0, &b, err));
+    TDM_TRY(block_find(store, block, 0, 0, &b, err));
     size_t found = SIZE_MAX;
     for (size_t i = 0; i < layout->bucket_count && found == SIZE_MAX; i++) {
         tdm__cells share = tdm__layout_share(layout, tdm__layout_bucket(layout, i), layout->place);
-        found = first_bad(b, tdm__cells_extent(layout, share));
+        found = block_first_nonfinite(b, tdm__cells_extent(layout, share));
     }
-    if (found == SIZE_MAX) found = first_bad(b, behind(store, 0, layout->elements));
+    if (found == SIZE_MAX)
+        found = block_first_nonfinite(b, range_behind(store, 0, layout->elements));
     int64_t min = found > INT64_MAX ? INT64_MAX : (int64_t)found;
     if (layout->world)
         TDM_TRY(

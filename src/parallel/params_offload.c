@@ -1,10 +1,10 @@
 /*
- * params_offload.c: blocks that lie in files, and how a pass over them stays within little memory.
+ * params_offload.c: blocks in files, and how a pass over them uses little memory.
  *
- * The update walks over its share in order. What it comes to is asked for in time, so that the disk
- * reads while we compute, but never more than AHEAD_CELLS of a block in advance: the share may be larger
- * than memory. What the update has left is written out and dropped from this process. All of this is
- * advice to the system: without it everything goes on, slower or larger.
+ * The update processes its share in order. Cells are requested in advance, so that the disk
+ * reads during the computation, but at most AHEAD_CELLS of a block: the share may be larger
+ * than memory. Processed cells are written out and dropped from this process. All of this is
+ * advice to the kernel: without it everything works, but slower or with more memory.
  */
 #include "parallel/params_inner.h"
 
@@ -17,9 +17,9 @@ enum { AHEAD_CELLS = 1024 }; /* 16 MB of each block */
 #define MADV_PAGEOUT 21
 #endif
 
-/* The whole pages of a range; with `inner`, only those that no other range has a part of. */
-static bool pages_of(const tdm__block *block, tdm_extent what, bool inner, void **out,
-                     size_t *out_bytes)
+/* The pages of a range; with `inner`, only those that no other range overlaps. */
+static bool block_pages(const tdm__block *block, tdm_extent what, bool inner, void **out,
+                        size_t *out_bytes)
 {
     if (!block->in_file || what.count == 0) return false;
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
@@ -37,20 +37,21 @@ void tdm__block_fetch(const tdm__block *block, tdm_extent what)
 {
     void *at;
     size_t bytes;
-    if (pages_of(block, what, false, &at, &bytes)) (void)madvise(at, bytes, MADV_WILLNEED);
+    if (block_pages(block, what, false, &at, &bytes)) (void)madvise(at, bytes, MADV_WILLNEED);
 }
 
 void tdm__block_let_go(const tdm__block *block, tdm_extent what)
 {
     void *at;
     size_t bytes;
-    if (!pages_of(block, what, true, &at, &bytes)) return;
-    (void)madvise(at, bytes, MADV_PAGEOUT);  /* begins to write */
-    (void)madvise(at, bytes, MADV_DONTNEED); /* the file keeps the numbers: the mapping is shared */
+    if (!block_pages(block, what, true, &at, &bytes)) return;
+    (void)madvise(at, bytes, MADV_PAGEOUT); /* begins to write */
+    (void)madvise(at, bytes,
+                  MADV_DONTNEED); /* the mapping is shared, so the file keeps the numbers */
 }
 
-/* Asks for cells of all blocks that lie in files, as far as the update will come to them. */
-static void fetch(tdm_params *store, tdm__cells cells)
+/* Requests cells of all blocks in files, up to the end of the announced update. */
+static void params_fetch(tdm_params *store, tdm__cells cells)
 {
     if (cells.first < store->coming.first) cells.first = store->coming.first;
     if (cells.end > store->coming.end) cells.end = store->coming.end;
@@ -62,12 +63,12 @@ static void fetch(tdm_params *store, tdm__cells cells)
 void tdm__params_will_update(tdm_params *store, tdm__cells cells)
 {
     store->coming = cells;
-    fetch(store, (tdm__cells){cells.first, cells.first + AHEAD_CELLS});
+    params_fetch(store, (tdm__cells){cells.first, cells.first + AHEAD_CELLS});
 }
 
 void tdm__params_has_updated(tdm_params *store, tdm__cells cells)
 {
     for (int i = TDM_BLOCK_EMA; i < TDM__MAX_BLOCKS; i++)
         tdm__block_let_go(&store->blocks[i], tdm__cells_extent(store->layout, cells));
-    fetch(store, (tdm__cells){cells.first + AHEAD_CELLS, cells.end + AHEAD_CELLS});
+    params_fetch(store, (tdm__cells){cells.first + AHEAD_CELLS, cells.end + AHEAD_CELLS});
 }

@@ -1,12 +1,12 @@
 /*
- * params_publish.c: new parameters to where they are missing.
+ * params_publish.c: distributes new parameters.
  *
- * Within a node that is a barrier: there is one copy. Between nodes the leaders gather each bucket in
- * place, from the nodes that have updated parts of it, in the background. A leader learns of a bucket's
- * end when it asks for it; it then puts the version on the board, for the other ranks of its node, who
- * wait for that by looking. They look no longer than a call may take, and not on when a peer is lost.
+ * Within a node this is a barrier: there is one copy. Between nodes the leaders gather each bucket in
+ * place, from the nodes that have updated parts of it, in the background. A leader notices the end of a gather when
+ * it tests the request; it then writes the version to the board, which the other ranks of its node
+ * poll. They poll for at most the deadline of a call, and stop if a peer is lost.
  *
- * Blocks that are shared out have nothing to be brought: their feeds gather what they need (prefetch.c).
+ * For sharded blocks nothing is distributed: their prefetches gather what they need (prefetch.c).
  */
 #include "parallel/params_inner.h"
 
@@ -15,7 +15,7 @@
 
 enum { SPINS = 2000, NAP_NS = 50000, NAPS_PER_LOOK = 200 };
 
-static bool must_gather(const tdm_params *store)
+static bool params_must_gather(const tdm_params *store)
 {
     return store->layout->node_count > 1 && !store->layout->common &&
            store->blocks[TDM_BLOCK_PARAMS].whole;
@@ -23,7 +23,7 @@ static bool must_gather(const tdm_params *store)
 
 /* ---- the leader ------------------------------------------------------------------------------ */
 
-static tdm_status finish(tdm_params *store, size_t bucket, tdm_error *err)
+static tdm_status bucket_finish(tdm_params *store, size_t bucket, tdm_error *err)
 {
     tdm_request *request = store->pending[bucket];
     store->pending[bucket] = NULL;
@@ -38,16 +38,16 @@ static tdm_status finish(tdm_params *store, size_t bucket, tdm_error *err)
     return status;
 }
 
-/* Looks at all that is pending, so that the others of the node get to know. */
-static tdm_status look(tdm_params *store, tdm_error *err)
+/* Tests all pending requests, so that the other ranks of the node see the progress. */
+static tdm_status params_poll(tdm_params *store, tdm_error *err)
 {
     for (size_t i = 0; i < store->layout->bucket_count && store->pending_count > 0; i++)
         if (store->pending[i] && tdm_request_test(store->pending[i]))
-            TDM_TRY(finish(store, i, err));
+            TDM_TRY(bucket_finish(store, i, err));
     return TDM_OK;
 }
 
-static tdm_status start(tdm_params *store, size_t bucket, int priority, tdm_error *err)
+static tdm_status bucket_start(tdm_params *store, size_t bucket, int priority, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
     tdm_extent what = tdm__cells_extent(layout, tdm__layout_bucket(layout, bucket));
@@ -64,15 +64,15 @@ static tdm_status start(tdm_params *store, size_t bucket, int priority, tdm_erro
     return TDM_OK;
 }
 
-/* ---- the others of a node -------------------------------------------------------------------- */
+/* ---- the other ranks of a node ---------------------------------------------------------------- */
 
-static bool has_come(const tdm_params *store, size_t bucket)
+static bool bucket_has_arrived(const tdm_params *store, size_t bucket)
 {
     return store->board->marks[bucket] >= store->published;
 }
 
-/* Why a bucket will never come, if so. */
-static tdm_status look_for_failure(const tdm_params *store, double since_s, tdm_error *err)
+/* Fails if a bucket cannot arrive any more. */
+static tdm_status params_check_leader(const tdm_params *store, double since_s, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
     TDM_TRY(tdm_group_check(layout->world, err));
@@ -80,39 +80,40 @@ static tdm_status look_for_failure(const tdm_params *store, double since_s, tdm_
     int leader = layout->rank_of_place[layout->first_of_node[layout->node]];
     if (store->board->failed)
         return tdm_fail(err, TDM_ERR_PEER_FAILED,
-                        "rank %d could not get the new parameters from the other hosts", leader);
+                        "rank %d could not receive the new parameters from the other hosts",
+                        leader);
     if (tdm_comm_peer_state(layout->comm, leader) != TDM_PEER_WELL)
         return tdm_fail(err, TDM_ERR_PEER_FAILED,
-                        "rank %d, which brings new parameters to this host, is gone", leader);
+                        "rank %d, which receives new parameters for this host, is lost", leader);
     double limit_s = tdm_comm_deadline_s(layout->comm);
     if (tdm_clock_s() - since_s <= limit_s) return TDM_OK;
     return tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
-                    "rank %d, which brings new parameters to this host, did not within %g s",
-                    leader, limit_s);
+                    "rank %d did not receive the new parameters for this host within %g s", leader,
+                    limit_s);
 }
 
-static tdm_status wait_for_leader(const tdm_params *store, size_t bucket, tdm_error *err)
+static tdm_status bucket_await_leader(const tdm_params *store, size_t bucket, tdm_error *err)
 {
     for (int i = 0; i < SPINS; i++) {
-        if (has_come(store, bucket)) return TDM_OK;
+        if (bucket_has_arrived(store, bucket)) return TDM_OK;
         sched_yield();
     }
     double since_s = tdm_clock_s();
-    for (int i = 0; !has_come(store, bucket); i++) {
-        if (i % NAPS_PER_LOOK == 0) TDM_TRY(look_for_failure(store, since_s, err));
+    for (int i = 0; !bucket_has_arrived(store, bucket); i++) {
+        if (i % NAPS_PER_LOOK == 0) TDM_TRY(params_check_leader(store, since_s, err));
         tdm_clock_sleep(NAP_NS * 1e-9);
     }
     return TDM_OK;
 }
 
-/* ---- for all --------------------------------------------------------------------------------- */
+/* ---- all ranks -------------------------------------------------------------------------------- */
 
 bool tdm__params_is_pending(tdm_params *store)
 {
     if (store->leads) return store->pending_count > 0;
     if (store->arrived == store->published) return false;
     for (size_t i = 0; i < store->layout->bucket_count; i++)
-        if (!has_come(store, i)) return true;
+        if (!bucket_has_arrived(store, i)) return true;
     store->arrived = store->published;
     return false;
 }
@@ -120,20 +121,20 @@ bool tdm__params_is_pending(tdm_params *store)
 tdm_status tdm__params_is_ready(tdm_params *store, size_t bucket, bool *out, tdm_error *err)
 {
     if (store->leads) {
-        if (store->pending_count > 0) TDM_TRY(look(store, err));
+        if (store->pending_count > 0) TDM_TRY(params_poll(store, err));
         *out = !store->pending || !store->pending[bucket];
     } else {
-        *out = has_come(store, bucket);
+        *out = bucket_has_arrived(store, bucket);
     }
     return TDM_OK;
 }
 
 tdm_status tdm__params_await(tdm_params *store, size_t bucket, tdm_error *err)
 {
-    if (!store->leads) return wait_for_leader(store, bucket, err);
+    if (!store->leads) return bucket_await_leader(store, bucket, err);
     if (store->pending_count == 0) return TDM_OK;
-    TDM_TRY(look(store, err));
-    return store->pending[bucket] ? finish(store, bucket, err) : TDM_OK;
+    TDM_TRY(params_poll(store, err));
+    return store->pending[bucket] ? bucket_finish(store, bucket, err) : TDM_OK;
 }
 
 tdm_status tdm__params_await_all(tdm_params *store, tdm_error *err)
@@ -152,14 +153,15 @@ tdm_status tdm__params_serve(tdm_params *store, tdm_error *err)
 tdm_status tdm__params_publish(tdm_params *store, const size_t *order, bool overlap, tdm_error *err)
 {
     const tdm__layout *layout = store->layout;
-    bool gathers = must_gather(store);
-    if (gathers) TDM_TRY(tdm__params_await_all(store, err)); /* what nobody has asked for */
+    bool gathers = params_must_gather(store);
+    if (gathers)
+        TDM_TRY(tdm__params_await_all(store, err)); /* buckets that no rank has waited for */
     store->version++;
     if (gathers) store->published = store->version;
     if (!store->blocks[TDM_BLOCK_PARAMS].whole) return TDM_OK;
     if (layout->mine) TDM_TRY(tdm_group_barrier(layout->mine, err));
     if (!gathers) return TDM_OK;
     for (size_t i = 0; layout->leaders && i < layout->bucket_count; i++)
-        TDM_TRY(start(store, order ? order[i] : i, (int)i, err));
+        TDM_TRY(bucket_start(store, order ? order[i] : i, (int)i, err));
     return overlap ? TDM_OK : tdm__params_await_all(store, err);
 }

@@ -1,9 +1,9 @@
 /*
- * predict.c: what ranks would map for a training, from the layout, the store, the feeds and the team,
- * each by its own rules, without making any of it. Pure but for memory of its own.
+ * predict.c: predicts what ranks map for a training run, by the rules of layout, parameter store, prefetch and team,
+ * without mapping it. Allocates only temporary memory.
  *
- * Invariant: whoever changes what params.c, prefetch.c or the team maps changes it here, too; a test holds
- * this against what ranks really map.
+ * Invariant: a change of what params.c, prefetch.c or the team map must be repeated here; a test compares
+ * the prediction with what ranks really map.
  */
 #include "parallel/prefetch_schedule.h"
 
@@ -12,22 +12,22 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* The least number of buckets for which the last lane's gradient has memory, when there are as many. */
+/* Minimum number of bucket slots for the last lane's gradient, if there are as many buckets. */
 enum { GRADIENT_SLOTS = 4 };
 
 typedef struct prediction {
     const tdm_ranks_memory_options *options;
     tdm__layout *layout;    /* of a single rank: for cells and buckets */
-    uint64_t trained_bytes; /* of a block, and of a gradient: parameters and statistics */
-    uint64_t tail_bytes;    /* what lies behind: buffers */
+    uint64_t trained_bytes; /* of a block and of a gradient: parameters and statistics */
+    uint64_t tail_bytes;    /* buffers behind the trained elements */
     uint64_t slot_bytes;    /* of a bucket */
     int node_ranks;
-    bool shared_out; /* from zero 1 on the state is, from 3 on the parameters */
+    bool shared_out; /* with several nodes: the state from zero 1 on, the parameters from 3 on */
     bool by_messages;
 } prediction;
 
-/* An equal share of something that is cut for all ranks, times the ranks of the node. */
-static uint64_t shares_of(const prediction *p, uint64_t bytes)
+/* The shares of the node's ranks in something that is divided between all ranks. */
+static uint64_t prediction_shares(const prediction *p, uint64_t bytes)
 {
     uint64_t ranks = (uint64_t)p->options->rank_count;
     return (bytes + ranks - 1) / ranks * (uint64_t)p->node_ranks;
@@ -35,7 +35,7 @@ static uint64_t shares_of(const prediction *p, uint64_t bytes)
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
-static tdm_extent *places_of(const tdm_graph *graph)
+static tdm_extent *graph_param_places(const tdm_graph *graph)
 {
     size_t count = tdm_graph_param_count(graph);
     tdm_extent *places = calloc(count + 1, sizeof *places);
@@ -46,14 +46,14 @@ static tdm_extent *places_of(const tdm_graph *graph)
 }
 
 /* Memory into which a rank gathers buckets (prefetch.c). */
-static tdm_status gathered_bytes(const prediction *p, uint64_t *out, tdm_error *err)
+static tdm_status prediction_gathered_bytes(const prediction *p, uint64_t *out, tdm_error *err)
 {
     tdm__prefetch_schedule schedule = {0};
-    tdm_extent *places = places_of(p->options->graph);
+    tdm_extent *places = graph_param_places(p->options->graph);
     size_t *slots = calloc(p->layout->bucket_count + 1, sizeof *slots);
     tdm_status status = TDM_ERR_NO_MEMORY;
     if (!places || !slots)
-        tdm_fail(err, status, "no memory for a prediction");
+        tdm_fail(err, status, "no memory for the memory estimate");
     else
         status = tdm__prefetch_schedule_init(p->layout, places, p->options->plan, &schedule, err);
     if (status == TDM_OK) {
@@ -67,24 +67,26 @@ static tdm_status gathered_bytes(const prediction *p, uint64_t *out, tdm_error *
     return status;
 }
 
-static tdm_status count_parameters(const prediction *p, tdm_ranks_memory *out, tdm_error *err)
+static tdm_status prediction_count_parameters(const prediction *p, tdm_ranks_memory *out,
+                                              tdm_error *err)
 {
     uint64_t gathered = 0, ranks = (uint64_t)p->node_ranks;
     if (!p->shared_out || p->options->zero < 3) {
         out->parameter_bytes = p->trained_bytes + p->tail_bytes;
         return TDM_OK;
     }
-    TDM_TRY(gathered_bytes(p, &gathered, err));
-    out->parameter_bytes = shares_of(p, p->trained_bytes) + ranks * (p->tail_bytes + gathered);
+    TDM_TRY(prediction_gathered_bytes(p, &gathered, err));
+    out->parameter_bytes = prediction_shares(p, p->trained_bytes) +
+                           ranks * (p->tail_bytes + gathered);
     return TDM_OK;
 }
 
 /* ---- state ----------------------------------------------------------------------------------- */
 
-static void count_state(const prediction *p, tdm_ranks_memory *out)
+static void prediction_count_state(const prediction *p, tdm_ranks_memory *out)
 {
     bool shared_out = p->shared_out && p->options->zero >= 1;
-    uint64_t block = shared_out ? shares_of(p, p->trained_bytes) : p->trained_bytes;
+    uint64_t block = shared_out ? prediction_shares(p, p->trained_bytes) : p->trained_bytes;
     uint64_t copies = shared_out ? (uint64_t)p->node_ranks : 1; /* of buffers, in the average */
     out->state_bytes = (uint64_t)p->options->state_count * block;
     if (p->options->job->optim.ema > 0) out->state_bytes += block + copies * p->tail_bytes;
@@ -93,12 +95,12 @@ static void count_state(const prediction *p, tdm_ranks_memory *out)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* When a bucket of gradients is written to first, and when it is complete. */
+/* The first step that writes to a bucket of gradients, and the step that completes it. */
 typedef struct span {
     size_t begin, ready;
 } span;
 
-static span span_of(const prediction *p, size_t bucket)
+static span bucket_span(const prediction *p, size_t bucket)
 {
     const tdm_graph *graph = p->options->graph;
     tdm_extent range = tdm__cells_extent(p->layout, tdm__layout_bucket(p->layout, bucket));
@@ -117,32 +119,32 @@ static span span_of(const prediction *p, size_t bucket)
     return s;
 }
 
-static int by_ready(const void *left, const void *right)
+static int span_compare_ready(const void *left, const void *right)
 {
     const span *a = left, *b = right;
     if (a->ready != b->ready) return a->ready < b->ready ? -1 : 1;
     return a->begin < b->begin ? -1 : a->begin > b->begin;
 }
 
-/* How many buckets have memory at a time for the gradient that is never whole (buckets.c): one takes
- * the place of another that was complete before it began, of that which was complete first. They come in
- * the order in which they are complete, so that is always the oldest one; those before `oldest` have been
- * replaced. Models of a terabyte have so many buckets that each may be looked at once only. */
-static uint64_t gradient_slots(const prediction *p)
+/* The number of buckets with memory for the gradient that is never complete (buckets.c): a bucket reuses the slot of
+ * the bucket that was complete first, if that was complete before it began. Buckets come in the order in
+ * which they are complete, so that is always the oldest one; those before `oldest` have been
+ * replaced. Models of a terabyte have so many buckets that each may be visited only once. */
+static uint64_t prediction_gradient_slots(const prediction *p)
 {
     size_t count = p->layout->bucket_count, oldest = 0;
     span *spans = calloc(count + 1, sizeof *spans);
-    if (!spans) return count; /* as if none took the place of another */
-    for (size_t i = 0; i < count; i++) spans[i] = span_of(p, i);
-    qsort(spans, count, sizeof *spans, by_ready);
+    if (!spans) return count; /* as if no slot were reused */
+    for (size_t i = 0; i < count; i++) spans[i] = bucket_span(p, i);
+    qsort(spans, count, sizeof *spans, span_compare_ready);
     for (size_t i = 0; i < count; i++)
         if (i - oldest >= GRADIENT_SLOTS && spans[oldest].ready < spans[i].begin) oldest++;
     free(spans);
     return count - oldest;
 }
 
-/* The lanes of the node's ranks, one after another: rank 0 has the most. */
-static int count_buffers(const prediction *p, bool overlaid, int *max_lanes)
+/* Sums over the ranks of the node; rank 0 has the most lanes. */
+static int prediction_count_buffers(const prediction *p, bool overlaid, int *max_lanes)
 {
     const tdm_ranks_memory_options *o = p->options;
     int64_t *first = calloc((size_t)o->rank_count + 1, sizeof *first);
@@ -162,26 +164,28 @@ static int count_buffers(const prediction *p, bool overlaid, int *max_lanes)
     return buffers;
 }
 
-static tdm_status count_gradients(const prediction *p, tdm_ranks_memory *out, tdm_error *err)
+static tdm_status prediction_count_gradients(const prediction *p, tdm_ranks_memory *out,
+                                             tdm_error *err)
 {
     const tdm_ranks_memory_options *o = p->options;
     uint64_t ranks = (uint64_t)p->node_ranks;
     bool overlaid = p->by_messages && o->zero >= 2;
     int max_lanes = 1;
-    out->gradient_buffers = count_buffers(p, overlaid, &max_lanes);
+    out->gradient_buffers = prediction_count_buffers(p, overlaid, &max_lanes);
     if (out->gradient_buffers < 0)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a prediction");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the memory estimate");
     out->lanes_side_by_side = o->job->parallel.sync_batchnorm ? max_lanes : 1;
     out->gradient_bytes = (uint64_t)out->gradient_buffers * p->trained_bytes;
     if (!p->by_messages) return TDM_OK;
-    out->gradient_bytes += o->zero == 0 ? ranks * p->trained_bytes : shares_of(p, p->trained_bytes);
-    if (overlaid) out->gradient_bytes += ranks * gradient_slots(p) * p->slot_bytes;
+    out->gradient_bytes += o->zero == 0 ? ranks * p->trained_bytes
+                                        : prediction_shares(p, p->trained_bytes);
+    if (overlaid) out->gradient_bytes += ranks * prediction_gradient_slots(p) * p->slot_bytes;
     return TDM_OK;
 }
 
-/* ---- all of it ------------------------------------------------------------------------------- */
+/* ---- the complete prediction ------------------------------------------------------------------- */
 
-static tdm_status prepare(prediction *p, tdm_error *err)
+static tdm_status prediction_prepare(prediction *p, tdm_error *err)
 {
     const tdm_ranks_memory_options *o = p->options;
     TDM_TRY(tdm__layout_create(
@@ -206,24 +210,23 @@ tdm_status tdm_ranks_memory_of(const tdm_ranks_memory_options *options, tdm_rank
 {
     if (options->rank_count < 1 || options->rank_count > options->lane_count)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
-                        "%d ranks cannot share %lld lanes: take at most %lld ranks, or set "
+                        "%d ranks cannot share %lld lanes: use at most %lld ranks, or set "
                         "parallel.lanes higher (which changes the result)",
                         options->rank_count, (long long)options->lane_count,
                         (long long)options->lane_count);
     if (options->node_count < 1 || options->node_count > options->rank_count)
-        return tdm_fail(
-            err, TDM_ERR_JOB_INVALID,
-            "%d ranks cannot be spread over %d hosts: take 1 to %d hosts, or more ranks",
-            options->rank_count, options->node_count, options->rank_count);
+        return tdm_fail(err, TDM_ERR_JOB_INVALID,
+                        "%d ranks cannot be spread over %d hosts: use 1 to %d hosts, or more ranks",
+                        options->rank_count, options->node_count, options->rank_count);
     prediction p = {.options = options};
     tdm_ranks_memory memory = {0};
-    tdm_status status = prepare(&p, err);
+    tdm_status status = prediction_prepare(&p, err);
     if (status == TDM_OK) {
         memory.node_ranks = p.node_ranks;
-        count_state(&p, &memory);
-        status = count_gradients(&p, &memory, err);
+        prediction_count_state(&p, &memory);
+        status = prediction_count_gradients(&p, &memory, err);
     }
-    if (status == TDM_OK) status = count_parameters(&p, &memory, err);
+    if (status == TDM_OK) status = prediction_count_parameters(&p, &memory, err);
     tdm__layout_destroy(p.layout);
     if (status == TDM_OK) *out = memory;
     return status;

@@ -1,6 +1,6 @@
 /*
- * prefetch_schedule.c: see prefetch_schedule.h. The order of a phase's buckets is that of their first use, so
- * that what is needed first is asked for first.
+ * prefetch_schedule.c: see prefetch_schedule.h. The buckets of a phase are in order of first use, so
+ * that the first one needed is requested first.
  */
 #include "parallel/prefetch_schedule.h"
 
@@ -11,7 +11,7 @@ enum { PHASE_BUCKETS = 2, FIRST_BUCKETS = 64 };
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-static bool append(tdm__bucket_lists *lists, size_t *capacity, size_t bucket)
+static bool lists_append(tdm__bucket_lists *lists, size_t *capacity, size_t bucket)
 {
     size_t *end = &lists->first[lists->count];
     if (*end == *capacity) {
@@ -32,26 +32,26 @@ static bool list_has(const tdm__bucket_lists *lists, size_t list, size_t bucket)
     return false;
 }
 
-/* ---- what steps read ------------------------------------------------------------------------- */
+/* ---- buckets of steps -------------------------------------------------------------------------- */
 
 /* Adds the buckets of a parameter to the last list, each once. */
-static bool add_param(const tdm__layout *layout, tdm_extent param, tdm__bucket_lists *lists,
-                      size_t *capacity, size_t *seen)
+static bool lists_add_param(const tdm__layout *layout, tdm_extent param, tdm__bucket_lists *lists,
+                            size_t *capacity, size_t *seen)
 {
     size_t end = param.first + param.count;
     if (end > layout->trained_elements) end = layout->trained_elements;
-    if (param.first >= end) return true; /* a buffer is always there */
+    if (param.first >= end) return true; /* buffers are always present */
     size_t unit = (layout->bucket_first[1] - layout->bucket_first[0]) * TDM__CELL;
     for (size_t b = param.first / unit; b <= (end - 1) / unit; b++) {
         if (seen[b] == lists->count + 1) continue;
         seen[b] = lists->count + 1;
-        if (!append(lists, capacity, b)) return false;
+        if (!lists_append(lists, capacity, b)) return false;
     }
     return true;
 }
 
-static bool list_steps(const tdm__layout *layout, const tdm_extent *params, const tdm_plan *plan,
-                       tdm__bucket_lists *steps)
+static bool schedule_list_steps(const tdm__layout *layout, const tdm_extent *params,
+                                const tdm_plan *plan, tdm__bucket_lists *steps)
 {
     size_t count = tdm_plan_step_count(plan), capacity = FIRST_BUCKETS;
     size_t *seen = calloc(layout->bucket_count + 1, sizeof *seen);
@@ -61,11 +61,11 @@ static bool list_steps(const tdm__layout *layout, const tdm_extent *params, cons
     for (size_t step = 0; ok && step < count; step++) {
         size_t reads[TDM_MAX_PLAN_READS];
         size_t read_count = tdm_plan_reads_at(plan, step, reads);
-        steps->first[step + 1] = steps->first[step]; /* as the last list, it is still empty */
+        steps->first[step + 1] = steps->first[step]; /* the last list is still empty */
         tdm__bucket_lists last = {
             .count = step + 1, .first = steps->first, .bucket = steps->bucket};
         for (size_t i = 0; ok && i < read_count; i++)
-            ok = add_param(layout, params[reads[i]], &last, &capacity, seen);
+            ok = lists_add_param(layout, params[reads[i]], &last, &capacity, seen);
         steps->bucket = last.bucket;
         steps->count = step + 1;
     }
@@ -75,7 +75,7 @@ static bool list_steps(const tdm__layout *layout, const tdm_extent *params, cons
 
 /* ---- phases ---------------------------------------------------------------------------------- */
 
-static size_t most_of_a_step(const tdm__bucket_lists *steps)
+static size_t steps_max_buckets(const tdm__bucket_lists *steps)
 {
     size_t max = PHASE_BUCKETS;
     for (size_t i = 0; i < steps->count; i++) {
@@ -85,9 +85,9 @@ static size_t most_of_a_step(const tdm__bucket_lists *steps)
     return max;
 }
 
-/* How many buckets of a step are not in list `phase` yet. */
-static size_t fresh_of(const tdm__bucket_lists *steps, size_t step, const tdm__bucket_lists *phases,
-                       size_t phase)
+/* The number of buckets of a step that are not yet in list `phase`. */
+static size_t step_new_buckets(const tdm__bucket_lists *steps, size_t step,
+                               const tdm__bucket_lists *phases, size_t phase)
 {
     size_t fresh = 0;
     for (size_t i = steps->first[step]; i < steps->first[step + 1]; i++)
@@ -95,11 +95,11 @@ static size_t fresh_of(const tdm__bucket_lists *steps, size_t step, const tdm__b
     return fresh;
 }
 
-static bool list_phases(tdm__prefetch_schedule *s)
+static bool schedule_list_phases(tdm__prefetch_schedule *s)
 {
     const tdm__bucket_lists *steps = &s->steps;
     tdm__bucket_lists *phases = &s->phases;
-    size_t max = most_of_a_step(steps), capacity = FIRST_BUCKETS;
+    size_t max = steps_max_buckets(steps), capacity = FIRST_BUCKETS;
     phases->first = calloc(steps->count + 2, sizeof *phases->first);
     s->phase_step = calloc(steps->count + 2, sizeof *s->phase_step);
     phases->bucket = calloc(capacity, sizeof *phases->bucket);
@@ -108,14 +108,14 @@ static bool list_phases(tdm__prefetch_schedule *s)
     for (size_t step = 0; step < steps->count; step++) {
         size_t now = phases->count - 1;
         size_t held = phases->first[now + 1] - phases->first[now];
-        if (held + fresh_of(steps, step, phases, now) > max) {
+        if (held + step_new_buckets(steps, step, phases, now) > max) {
             s->phase_step[++now] = step;
             phases->count = now + 1;
             phases->first[now + 1] = phases->first[now];
         }
         for (size_t i = steps->first[step]; i < steps->first[step + 1]; i++)
             if (!list_has(phases, now, steps->bucket[i]) &&
-                !append(phases, &capacity, steps->bucket[i]))
+                !lists_append(phases, &capacity, steps->bucket[i]))
                 return false;
     }
     s->phase_step[phases->count] = steps->count;
@@ -127,12 +127,12 @@ tdm_status tdm__prefetch_schedule_init(const tdm__layout *layout, const tdm_exte
                                        tdm_error *err)
 {
     tdm__prefetch_schedule s = {0};
-    if (list_steps(layout, params, plan, &s.steps) && list_phases(&s)) {
+    if (schedule_list_steps(layout, params, plan, &s.steps) && schedule_list_phases(&s)) {
         *out = s;
         return TDM_OK;
     }
     tdm__prefetch_schedule_release(&s);
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the order in which parameters are read");
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the parameter prefetch");
 }
 
 void tdm__prefetch_schedule_release(tdm__prefetch_schedule *schedule)
@@ -157,8 +157,8 @@ bool tdm__prefetch_schedule_same(const tdm__prefetch_schedule *a, const tdm__pre
 /* ---- slots ----------------------------------------------------------------------------------- */
 
 /* Marks with `mark` the slots of all buckets that must not share one with `bucket`. */
-static void mark_taken(const tdm__bucket_lists *phases, size_t bucket, const size_t *slot_of,
-                       size_t *taken, size_t mark)
+static void slots_mark_taken(const tdm__bucket_lists *phases, size_t bucket, const size_t *slot_of,
+                             size_t *taken, size_t mark)
 {
     for (size_t p = 0; p < phases->count; p++) {
         if (!list_has(phases, p, bucket)) continue;
@@ -180,9 +180,9 @@ size_t tdm__prefetch_slots(const tdm__bucket_lists *phases, size_t bucket_count,
         if (slot_of[bucket] != SIZE_MAX) continue;
         size_t slot = 0;
         if (!taken)
-            slot = slots; /* without memory to find one that is free: a slot for each */
+            slot = slots; /* no memory to find a free slot: one slot per bucket */
         else
-            mark_taken(phases, bucket, slot_of, taken, i + 1);
+            slots_mark_taken(phases, bucket, slot_of, taken, i + 1);
         while (taken && slot < slots && taken[slot] == i + 1) slot++;
         slot_of[bucket] = slot;
         if (slot == slots) slots++;

@@ -1,20 +1,20 @@
 /*
- * recover.c: going on with the state that an earlier epoch has left in the vaults of the nodes.
+ * recover.c: continues from the state that an earlier epoch left in the shared memory of the nodes.
  *
- * First the nodes compare how far they are. When a rank of any node had begun to update by a step, all
- * ranks had the sums for it (undo_log.h), so each node finishes that update: torn pieces are made whole from
- * their undo records, and what nobody did is done, by the first rank of the node, with the sums that lie in
- * the vault. When nobody had begun, nothing was changed.
+ * First the nodes compare how far they are. If a rank of any node had begun the update of a step, all
+ * ranks had the sums for it (undo_log.h), so each node completes that update: inconsistent pieces are rolled back
+ * from their undo records, and the missing updates are done by the first rank of the node, with the sums
+ * in shared memory. If no rank had begun, nothing was changed.
  *
- * Then every node gets what it lacks. What a node holds is what its marks say: a piece that the last update
- * has reached here. Where the state is shared out over nodes, ownership changes with the number of ranks; so
- * pieces travel from a node that holds them to those that need them now (recover_reshard.c). When nobody holds
- * a piece any more, the state is lost, and the caller turns to a checkpoint.
+ * Then every node gets the pieces it lacks. A node holds the pieces whose marks show that the last update
+ * reached them here. If the state is sharded over nodes, ownership changes with the number of ranks, so
+ * pieces are sent from a node that holds them to those that need them now (recover_reshard.c). If no node holds
+ * a piece any more, the state is lost, and the caller continues from a checkpoint.
  *
- * A node that was away while others went on has a state of old, which may be further than theirs when they
- * had to go back: it does not count. Which states do is said by the epoch that they are from (lineage).
+ * A node that was disconnected while the others continued has an old state, which may be further than theirs if they
+ * had to go back. It must not be used: the epoch of a state (its lineage) shows which states are valid.
  *
- * Numbers here: `steps` counts finished steps; a mark is steps + 1, so that 0 is no mark.
+ * Numbers here: `steps` counts finished steps; a mark is steps + 1, so that 0 means no mark.
  */
 #include "parallel/recover.h"
 
@@ -23,10 +23,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* ---- what a node says ------------------------------------------------------------------------ */
+/* ---- the state of a node --------------------------------------------------------------------- */
 
-/* The record of the update that made `steps` steps of them; NULL: nobody here has one. */
-static const tdm__begun *begun_of(const tdm__undo_log *j, uint64_t steps)
+/* The record of the update that completed step number `steps`; NULL: this node has none. */
+static const tdm__begun *record_find(const tdm__undo_log *j, uint64_t steps)
 {
     for (int i = 0; i < TDM__UNDO_MAX_SLOTS; i++) {
         const tdm__undo_slot *slot = &j->undo_header->slots[i];
@@ -36,43 +36,43 @@ static const tdm__begun *begun_of(const tdm__undo_log *j, uint64_t steps)
     return NULL;
 }
 
-static void look_around(const tdm_params *store, tdm__standing *out)
+static void standing_read(const tdm_params *store, tdm__standing *out)
 {
     const tdm__undo_log *j = store->undo_log;
     uint64_t state = atomic_load(&j->undo_header->state);
-    tdm__undo_snapshot memo;
-    tdm__undo_snapshot_load(j, &memo);
-    *out = (tdm__standing){.snapshot_order = memo.order,
+    tdm__undo_snapshot snapshot;
+    tdm__undo_snapshot_load(j, &snapshot);
+    *out = (tdm__standing){.snapshot_order = snapshot.order,
                            .process = (int64_t)getpid(),
                            .lineage = atomic_load(&j->undo_header->lineage)};
     if (state == 0) return;
     out->has_state = 1;
     out->steps = state - 1;
     out->changed = atomic_load(&j->undo_header->last_update);
-    /* Who tells that a step is done says first that it changed the blocks: it may have died in between. */
+    /* last_update is stored before state; the process may have died in between. */
     if (out->changed > out->steps) out->steps = out->changed;
-    if (begun_of(j, out->steps + 1)) { /* of the step after that */
+    if (record_find(j, out->steps + 1)) { /* of the next step */
         out->steps++;
         out->changed = out->steps;
     }
-    out->has_record = begun_of(j, out->changed) != NULL;
+    out->has_record = record_find(j, out->changed) != NULL;
 }
 
-static tdm_status gather(const tdm_params *store, void *all, size_t bytes, tdm_error *err)
+static tdm_status standing_gather(const tdm_params *store, void *all, size_t bytes, tdm_error *err)
 {
     const tdm__layout *l = store->layout;
     if (!l->world) return TDM_OK;
     return tdm_group_all_gather(l->world, NULL, all, (size_t)l->size * bytes, TDM_DTYPE_U8, err);
 }
 
-static tdm_status spread(const tdm_params *store, void *data, size_t bytes, int place,
-                         tdm_error *err)
+static tdm_status world_broadcast(const tdm_params *store, void *data, size_t bytes, int place,
+                                  tdm_error *err)
 {
     if (!store->layout->world) return TDM_OK;
     return tdm_group_broadcast(store->layout->world, data, bytes, TDM_DTYPE_U8, place, err);
 }
 
-static tdm_status keep_others_out(const tdm_params *store, const tdm__standing *all, tdm_error *err)
+static tdm_status epoch_fence(const tdm_params *store, const tdm__standing *all, tdm_error *err)
 {
     const tdm__layout *l = store->layout;
     int first = l->first_of_node[l->node], count = l->first_of_node[l->node + 1] - first;
@@ -85,22 +85,21 @@ static tdm_status keep_others_out(const tdm_params *store, const tdm__standing *
     return status;
 }
 
-/* ---- finishing an update --------------------------------------------------------------------- */
+/* ---- completing an update -------------------------------------------------------------------- */
 
 typedef struct finisher {
     tdm_params *store;
     tdm__undo_log *undo_log;
     const tdm__begun *begun;
-    float *
-        placed[TDM__UNDO_MAX_SLOTS]; /* each slot's sums, when they are placed; NULL: it has none */
-    tdm__tree tree;                  /* when the sums are to be added up */
+    float *placed[TDM__UNDO_MAX_SLOTS]; /* sums of each slot, for TDM__SUMS_PLACED; NULL: none */
+    tdm__tree tree;                     /* for TDM__SUMS_TREE */
     float *home;
     float *scratch;
     int done;
 } finisher;
 
-/* The sum for `count` elements that a slot had to update; NULL: no lane had rows. */
-static float *sum_of(const finisher *f, uint32_t slot, size_t begin, size_t count, bool stays)
+/* The sum of `count` elements that a slot had to update; NULL: no lane had rows. */
+static float *finisher_sum(const finisher *f, uint32_t slot, size_t begin, size_t count, bool stays)
 {
     if (f->begun->kind == TDM__SUMS_PLACED)
         return slot < TDM__UNDO_MAX_SLOTS && f->placed[slot] ? f->placed[slot] + begin : NULL;
@@ -110,39 +109,39 @@ static float *sum_of(const finisher *f, uint32_t slot, size_t begin, size_t coun
     return memcpy(f->home + begin, f->scratch, count * sizeof(float));
 }
 
-static bool is_due(const finisher *f, const tdm__mark *mark, uint64_t reached)
+static bool finisher_is_due(const finisher *f, const tdm__mark *mark, uint64_t reached)
 {
     return atomic_load(&mark->epoch) == f->begun->epoch && reached != f->begun->step + 2;
 }
 
-static void finish_statistic(void *user, const tdm_param_info *p, size_t index, size_t begin,
-                             size_t count)
+static void finisher_do_statistic(void *user, const tdm_param_info *p, size_t index, size_t begin,
+                                  size_t count)
 {
     finisher *f = user;
     const tdm__mark *mark = &f->undo_log->cells[index];
-    if (!is_due(f, mark, atomic_load(&mark->updated))) return;
-    const float *observed = sum_of(f, atomic_load(&mark->slot), begin, count, false);
+    if (!finisher_is_due(f, mark, atomic_load(&mark->updated))) return;
+    const float *observed = finisher_sum(f, atomic_load(&mark->slot), begin, count, false);
     tdm__follow(f->undo_log, f->store->blocks[TDM_BLOCK_PARAMS].data + begin, observed, p, index,
                 begin, count, f->begun->step);
     f->done++;
 }
 
-static tdm_status finish_updates(finisher *f, tdm_error *err)
+static tdm_status finisher_do_updates(finisher *f, tdm_error *err)
 {
     tdm_optimiser *optimiser = f->store->optimiser;
     bool measured = tdm_optimiser_must_measure(optimiser);
     bool applies = tdm_optimiser_must_apply(optimiser);
     for (size_t i = 0; i < f->undo_log->piece_count; i++) {
         const tdm__mark *mark = &f->undo_log->marks[i];
-        if (!is_due(f, mark, atomic_load(&mark->updated))) continue;
+        if (!finisher_is_due(f, mark, atomic_load(&mark->updated))) continue;
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
         bool placed = f->begun->kind == TDM__SUMS_PLACED;
         float *grad = measured && !placed ? f->home + piece->begin
-                                          : sum_of(f, atomic_load(&mark->slot), piece->begin,
-                                                   piece->count, applies);
+                                          : finisher_sum(f, atomic_load(&mark->slot), piece->begin,
+                                                         piece->count, applies);
         if (!grad)
             return tdm_fail(err, TDM_ERR_INTERNAL,
-                            "the sums of step %llu are not in this host's memory",
+                            "the gradient sums of step %llu are not in this host's memory",
                             (unsigned long long)f->begun->step + 1);
         tdm__update_piece(f->undo_log, optimiser, i, f->begun->step, grad, f->begun->grad_norm);
         f->done++;
@@ -150,8 +149,8 @@ static tdm_status finish_updates(finisher *f, tdm_error *err)
     return TDM_OK;
 }
 
-/* Norms of whole parameters are needed from all pieces, wherever they were updated. */
-static tdm_status finish_applies(finisher *f, bool here, tdm_error *err)
+/* Norms of whole parameters need the sums of all pieces, on whichever node they were updated. */
+static tdm_status finisher_do_applies(finisher *f, bool here, tdm_error *err)
 {
     const tdm_params *store = f->store;
     tdm_optimiser *optimiser = store->optimiser;
@@ -168,11 +167,12 @@ static tdm_status finish_applies(finisher *f, bool here, tdm_error *err)
                                      TDM_REDUCE_SUM, err));
     for (size_t i = 0; i < f->undo_log->piece_count && here && store->leads; i++) {
         const tdm__mark *mark = &f->undo_log->marks[i];
-        if (!is_due(f, mark, atomic_load(&mark->applied))) continue;
+        if (!finisher_is_due(f, mark, atomic_load(&mark->applied))) continue;
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(optimiser, i);
         double of_param[TDM_OPTIM_SUMS];
         bool placed = f->begun->kind == TDM__SUMS_PLACED;
-        float *grad = placed ? sum_of(f, atomic_load(&mark->slot), piece->begin, piece->count, true)
+        float *grad = placed ? finisher_sum(f, atomic_load(&mark->slot), piece->begin, piece->count,
+                                            true)
                              : f->home + piece->begin;
         tdm_optimiser_sums(optimiser, piece->param_index, of_param);
         tdm__apply_piece(f->undo_log, optimiser, i, f->begun->step, grad, of_param);
@@ -181,8 +181,8 @@ static tdm_status finish_applies(finisher *f, bool here, tdm_error *err)
     return TDM_OK;
 }
 
-/* All of them, also because a torn piece's gradient lies there: it must be mapped here to be mended. */
-static tdm_status find_placed(finisher *f, tdm_error *err)
+/* Maps the sums of all slots: the gradient of an inconsistent piece must be mapped to roll it back. */
+static tdm_status finisher_map_placed(finisher *f, tdm_error *err)
 {
     for (int slot = 0; slot < TDM__UNDO_MAX_SLOTS; slot++) {
         char name[TDM_SHM_NAME_BYTES];
@@ -196,7 +196,7 @@ static tdm_status find_placed(finisher *f, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status find_sums(finisher *f, int64_t lane_count, tdm_error *err)
+static tdm_status finisher_find_sums(finisher *f, int64_t lane_count, tdm_error *err)
 {
     size_t levels = 2;
     while ((INT64_C(1) << levels) < lane_count) levels++;
@@ -204,41 +204,41 @@ static tdm_status find_sums(finisher *f, int64_t lane_count, tdm_error *err)
     f->scratch = aligned_alloc(64, (levels + 2) * TDM__CELL * sizeof(float));
     if (!f->tree.held || !f->scratch)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
-    if (f->begun->kind == TDM__SUMS_PLACED) return find_placed(f, err);
+    if (f->begun->kind == TDM__SUMS_PLACED) return finisher_map_placed(f, err);
     TDM_TRY(tdm__common_snapshot_load(f->undo_log, &f->tree, f->begun, err));
     for (int64_t n = 1; n < 2 * lane_count && !f->home; n++) f->home = f->tree.held[n];
     return TDM_OK;
 }
 
 /* By the first rank of a node that took part in that step. */
-static tdm_status finish_here(finisher *f, int64_t lane_count, tdm_error *err)
+static tdm_status finisher_run(finisher *f, int64_t lane_count, tdm_error *err)
 {
-    TDM_TRY(find_sums(f, lane_count, err));
-    TDM_TRY(tdm__undo_write_begin(f->undo_log, err)); /* who mends writes, too */
+    TDM_TRY(finisher_find_sums(f, lane_count, err));
+    TDM_TRY(tdm__undo_write_begin(f->undo_log, err)); /* rollback writes as well */
     tdm_status status = TDM_OK;
     for (int i = 0; i < TDM__UNDO_MAX_SLOTS && status == TDM_OK; i++)
         if (atomic_load(&f->undo_log->undo_header->slots[i].process) != 0)
             status = tdm__undo_rollback(f->undo_log, i, f->begun->step, err);
     if (status == TDM_OK) {
         tdm__cells all = {0, f->store->layout->trained_cells};
-        tdm__statistic_visit(f->store->graph, all, finish_statistic, f);
-        status = finish_updates(f, err);
+        tdm__statistic_visit(f->store->graph, all, finisher_do_statistic, f);
+        status = finisher_do_updates(f, err);
     }
     tdm__undo_write_end(f->undo_log);
     return status;
 }
 
-static tdm_status finish(tdm_params *store, const tdm__begun *begun, bool here, int64_t lane_count,
-                         int *done, tdm_error *err)
+static tdm_status update_complete(tdm_params *store, const tdm__begun *begun, bool here,
+                                  int64_t lane_count, int *done, tdm_error *err)
 {
     finisher f = {.store = store, .undo_log = store->undo_log, .begun = begun};
     tdm_kernel_mode before = tdm_kernel_enter(1); /* rounding as in training */
     tdm_optimiser_begin(store->optimiser, begun->step, begun->lr);
-    tdm_status status = here && store->leads ? finish_here(&f, lane_count, err) : TDM_OK;
+    tdm_status status = here && store->leads ? finisher_run(&f, lane_count, err) : TDM_OK;
     status = tdm__params_agree(store, status, err);
     if (status == TDM_OK && tdm_optimiser_must_apply(store->optimiser)) {
         status = store->leads ? tdm__undo_write_begin(store->undo_log, err) : TDM_OK;
-        if (status == TDM_OK) status = finish_applies(&f, here, err);
+        if (status == TDM_OK) status = finisher_do_applies(&f, here, err);
         tdm__undo_write_end(store->undo_log);
         status = tdm__params_agree(store, status, err);
     }
@@ -249,17 +249,17 @@ static tdm_status finish(tdm_params *store, const tdm__begun *begun, bool here, 
     return status;
 }
 
-/* ---- what counts ----------------------------------------------------------------------------- */
+/* ---- valid states ---------------------------------------------------------------------------- */
 
-/* What a node has, but should not: it must not be taken for a state later on. Stays inside of the writing
- * section. */
-static tdm_status forget_here(const tdm_params *store, tdm_error *err)
+/* Invalidates the state of this node, so that it is not used later. Leaves the write section
+ * open. */
+static tdm_status state_invalidate(const tdm_params *store, tdm_error *err)
 {
     tdm__undo_log *undo_log = store->undo_log;
     tdm__undo_header *undo_header = undo_log->undo_header;
     TDM_TRY(tdm__undo_write_begin(undo_log, err));
-    atomic_store(&undo_header->state,
-                 0); /* first: a process that dies below must not leave a state that counts */
+    /* First: a process that dies below must not leave a valid state. */
+    atomic_store(&undo_header->state, 0);
     for (int i = 0; i < TDM__UNDO_MAX_SLOTS; i++) {
         atomic_store(&undo_header->slots[i].began, 0);
         undo_header->slots[i].snapshots[0].order = undo_header->slots[i].snapshots[1].order = 0;
@@ -268,9 +268,9 @@ static tdm_status forget_here(const tdm_params *store, tdm_error *err)
     return TDM_OK;
 }
 
-/* Takes those out that are not of the lineage, unless there are no others. */
-static tdm_status drop_old_states(tdm_params *store, tdm__standing *all, uint32_t lineage,
-                                  bool *is_old, tdm_error *err)
+/* Removes states that are not of the lineage, unless there are no others. */
+static tdm_status standing_drop_old(tdm_params *store, tdm__standing *all, uint32_t lineage,
+                                    bool *is_old, tdm_error *err)
 {
     const tdm__layout *l = store->layout;
     bool has_new = false, has_any = false, forgets = false;
@@ -284,14 +284,14 @@ static tdm_status drop_old_states(tdm_params *store, tdm__standing *all, uint32_
         forgets = forgets || i == l->place;
         all[i] = (tdm__standing){.process = all[i].process, .lineage = all[i].lineage};
     }
-    tdm_status status = forgets && store->leads ? forget_here(store, err) : TDM_OK;
+    tdm_status status = forgets && store->leads ? state_invalidate(store, err) : TDM_OK;
     if (forgets && store->leads) tdm__undo_write_end(store->undo_log);
     return tdm__params_agree(store, status, err);
 }
 
-/* ---- the whole ------------------------------------------------------------------------------- */
+/* ---- the complete recovery ------------------------------------------------------------------- */
 
-static void find_furthest(const tdm__layout *l, const tdm__standing *all, tdm__goal *goal)
+static void goal_choose(const tdm__layout *l, const tdm__standing *all, tdm__goal *goal)
 {
     *goal = (tdm__goal){.record_place = -1, .snapshot_offset = 0};
     for (int i = 0; i < l->size; i++) {
@@ -318,29 +318,29 @@ bool tdm__goal_in_reach(const tdm__goal *goal, const tdm__standing *node)
            (node->steps + 1 == goal->steps && goal->changed == goal->steps);
 }
 
-static tdm_status spread_memo(tdm_params *store, const tdm__goal *goal, tdm_recovery *out,
-                              tdm_error *err)
+static tdm_status snapshot_broadcast(tdm_params *store, const tdm__goal *goal, tdm_recovery *out,
+                                     tdm_error *err)
 {
-    tdm__undo_snapshot memo = {0};
+    tdm__undo_snapshot snapshot = {0};
     if (store->layout->place == goal->snapshot_offset)
-        tdm__undo_snapshot_load(store->undo_log, &memo);
-    TDM_TRY(spread(store, &memo, sizeof memo, goal->snapshot_offset, err));
-    out->snapshot_order = memo.order;
-    memcpy(out->memo, memo.data, sizeof out->memo);
+        tdm__undo_snapshot_load(store->undo_log, &snapshot);
+    TDM_TRY(world_broadcast(store, &snapshot, sizeof snapshot, goal->snapshot_offset, err));
+    out->snapshot_order = snapshot.order;
+    memcpy(out->snapshot, snapshot.data, sizeof out->snapshot);
     return TDM_OK;
 }
 
-static tdm_status reach_goal(tdm_params *store, const tdm__standing *all, const tdm__goal *goal,
+static tdm_status goal_reach(tdm_params *store, const tdm__standing *all, const tdm__goal *goal,
                              int64_t lane_count, tdm_recovery *out, tdm_error *err)
 {
     const tdm__layout *l = store->layout;
     bool here = tdm__goal_in_reach(goal, &all[l->place]);
     if (goal->record_place >= 0) {
         tdm__begun begun = {0};
-        const tdm__begun *own = begun_of(store->undo_log, goal->changed);
+        const tdm__begun *own = record_find(store->undo_log, goal->changed);
         if (l->place == goal->record_place && own) begun = *own;
-        TDM_TRY(spread(store, &begun, sizeof begun, goal->record_place, err));
-        TDM_TRY(finish(store, &begun, here, lane_count, &out->mended, err));
+        TDM_TRY(world_broadcast(store, &begun, sizeof begun, goal->record_place, err));
+        TDM_TRY(update_complete(store, &begun, here, lane_count, &out->recovered_pieces, err));
         out->finished = goal->changed == goal->steps;
         out->lr = begun.lr;
         out->result = (tdm_step_result){.loss = begun.loss,
@@ -361,23 +361,23 @@ static tdm_status reach_goal(tdm_params *store, const tdm__standing *all, const 
     return TDM_OK;
 }
 
-static tdm_status recover(tdm_params *store, tdm__standing *all, int64_t lane_count,
-                          uint32_t lineage, tdm_recovery *out, tdm_error *err)
+static tdm_status params_recover(tdm_params *store, tdm__standing *all, int64_t lane_count,
+                                 uint32_t lineage, tdm_recovery *out, tdm_error *err)
 {
     const tdm__layout *l = store->layout;
     tdm__goal goal;
     all[l->place].process = (int64_t)getpid();
     tdm__undo_test_point(store->undo_log, "recover", 0, 0);
-    TDM_TRY(gather(store, all, sizeof *all, err));
-    TDM_TRY(tdm__params_agree(store, keep_others_out(store, all, err), err));
-    look_around(store, &all[l->place]); /* nobody writes any more */
-    TDM_TRY(gather(store, all, sizeof *all, err));
-    TDM_TRY(drop_old_states(store, all, lineage, &out->is_old, err));
-    find_furthest(l, all, &goal);
+    TDM_TRY(standing_gather(store, all, sizeof *all, err));
+    TDM_TRY(tdm__params_agree(store, epoch_fence(store, all, err), err));
+    standing_read(store, &all[l->place]); /* no process writes any more */
+    TDM_TRY(standing_gather(store, all, sizeof *all, err));
+    TDM_TRY(standing_drop_old(store, all, lineage, &out->is_old, err));
+    goal_choose(l, all, &goal);
     tdm__undo_test_point(store->undo_log, "recover", goal.steps, 1);
-    if (goal.found) TDM_TRY(reach_goal(store, all, &goal, lane_count, out, err));
+    if (goal.found) TDM_TRY(goal_reach(store, all, &goal, lane_count, out, err));
     tdm__undo_test_point(store->undo_log, "recover", goal.steps, 2);
-    TDM_TRY(spread_memo(store, &goal, out, err));
+    TDM_TRY(snapshot_broadcast(store, &goal, out, err));
     tdm__undo_slot_claim(store->undo_log);
     if (!out->found) return tdm_params_unset(store, err);
     return l->world ? tdm_group_barrier(l->world, err) : TDM_OK;
@@ -392,31 +392,31 @@ tdm_status tdm_params_recover(tdm_params *store, int64_t lane_count, uint32_t li
     tdm_status status = all ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
     if (status == TDM_OK) status = tdm__undo_slot_register(store->undo_log, err);
     status = tdm__params_agree(store, status, err);
-    if (status == TDM_OK && all) status = recover(store, all, lane_count, lineage, out, err);
+    if (status == TDM_OK && all) status = params_recover(store, all, lane_count, lineage, out, err);
     free(all);
     return status;
 }
 
 /* ---- setting the state ----------------------------------------------------------------------- */
 
-/* Whoever begins anew counts on zeros. Memory that nobody has used, or will, is not touched. */
-static void clear(float *numbers, size_t count)
+/* Clears a block, because a new start expects zeros. Untouched memory stays untouched. */
+static void block_clear(float *numbers, size_t count)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)numbers;
     uintptr_t end = begin + count * sizeof(float);
     uintptr_t first = (begin + page - 1) / page * page, last = end / page * page;
     if (first >= last || madvise((char *)numbers + (first - begin), last - first, MADV_REMOVE) != 0)
-        first = last = end; /* all of it by hand */
+        first = last = end; /* clear all of it with memset */
     memset(numbers, 0, first - begin);
     memset((char *)numbers + (last - begin), 0, end - last);
 }
 
-static tdm_status unset_here(const tdm_params *store, tdm_error *err)
+static tdm_status params_unset(const tdm_params *store, tdm_error *err)
 {
     tdm__undo_log *undo_log = store->undo_log;
-    TDM_TRY(forget_here(store, err));
+    TDM_TRY(state_invalidate(store, err));
     for (int b = TDM_BLOCK_STATE; b < TDM__MAX_BLOCKS; b++)
-        if (store->blocks[b].data) clear(store->blocks[b].data, store->layout->elements);
+        if (store->blocks[b].data) block_clear(store->blocks[b].data, store->layout->elements);
     tdm__undo_test_point(undo_log, "unset", 0, 0);
     tdm__undo_write_end(undo_log);
     return TDM_OK;
@@ -425,10 +425,10 @@ static tdm_status unset_here(const tdm_params *store, tdm_error *err)
 tdm_status tdm_params_unset(tdm_params *store, tdm_error *err)
 {
     if (!store->undo_log) return TDM_OK;
-    return tdm__params_agree(store, store->leads ? unset_here(store, err) : TDM_OK, err);
+    return tdm__params_agree(store, store->leads ? params_unset(store, err) : TDM_OK, err);
 }
 
-static tdm_status set_here(tdm_params *store, uint64_t step, tdm_error *err)
+static tdm_status params_set(tdm_params *store, uint64_t step, tdm_error *err)
 {
     TDM_TRY(tdm__undo_write_begin(store->undo_log, err));
     tdm__recover_mark_all(store, step);
@@ -442,5 +442,5 @@ static tdm_status set_here(tdm_params *store, uint64_t step, tdm_error *err)
 tdm_status tdm_params_set(tdm_params *store, uint64_t step, tdm_error *err)
 {
     if (!store->undo_log) return TDM_OK;
-    return tdm__params_agree(store, store->leads ? set_here(store, step, err) : TDM_OK, err);
+    return tdm__params_agree(store, store->leads ? params_set(store, step, err) : TDM_OK, err);
 }

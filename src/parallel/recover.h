@@ -1,4 +1,4 @@
-/* recover.h: what the two files of recovery share. */
+/* recover.h: shared by recover.c and recover_reshard.c. */
 #ifndef TANDEM_PARALLEL_RECOVER_H
 #define TANDEM_PARALLEL_RECOVER_H
 
@@ -8,32 +8,32 @@
 
 #include <stdio.h>
 
-/* How far a rank's node is, as it travels. */
+/* How far a rank's node is; exchanged between ranks. */
 typedef struct tdm__standing {
     int64_t process;
     uint64_t has_state;
-    uint64_t steps;      /* that its state will have when what was begun here is finished */
-    uint64_t changed;    /* by the last of them that changed anything: so many steps */
-    uint64_t has_record; /* of that one's update */
+    uint64_t steps;      /* of its state when the update begun here is completed */
+    uint64_t changed;    /* number of steps up to the last one that changed the blocks */
+    uint64_t has_record; /* of the update of that step */
     uint64_t snapshot_order;
-    uint64_t lineage; /* the epoch that began with its state */
+    uint64_t lineage; /* the epoch that last adopted its state */
 } tdm__standing;
 
-/* Where all want to be. */
+/* The state that all nodes are to reach. */
 typedef struct tdm__goal {
     bool found;
     uint64_t steps, changed;
-    int record_place; /* who has the record of the last update; -1: nobody */
+    int record_place; /* rank (place) with the record of the last update; -1: none */
     int snapshot_offset;
 } tdm__goal;
 
-/* Whether a node is there, or can get there by itself. */
+/* Whether a node has reached the goal or can do so by itself. */
 bool tdm__goal_in_reach(const tdm__goal *goal, const tdm__standing *node);
 
-/* Brings pieces to nodes that need them and do not hold them. *found: nothing is missing. Collective. */
+/* Sends pieces to nodes that need and do not hold them. *found: none is missing. Collective. */
 tdm_status tdm__recover_reshard(tdm_params *store, const tdm__standing *all, const tdm__goal *goal,
                                 bool *found, tdm_error *err);
-/* Says of all pieces that belong on this node that they are those after so many steps. */
+/* Marks all pieces that belong on this node as updated up to `steps` steps. */
 void tdm__recover_mark_all(tdm_params *store, uint64_t steps);
 
 #endif

@@ -1,14 +1,14 @@
 /*
- * recover_reshard.c: pieces of the state travel from nodes that hold them to nodes that need them.
+ * recover_reshard.c: sends pieces of the state from nodes that hold them to nodes that need them.
  *
- * Items are the optimiser's pieces, then the stretches of statistics. A node holds an item when its mark
- * says that the last update has reached it here; it then has all blocks of it. It needs the states of those
- * that its ranks update in this epoch, and the parameters of all, unless these are shared out, too. All of
- * that every leader knows of every node, from one exchange of a bit for each item; so they agree on what
- * travels, and from where: from the lowest node that holds it.
+ * Items are the optimiser pieces, followed by the ranges of statistics. A node holds an item if its mark
+ * shows that the last update reached it here; it then has all blocks of it. It needs the states of the items
+ * that its ranks update in this epoch, and the parameters of all items, unless these are sharded as well. One
+ * exchange of a byte per item gives every leader this information for every node, so they agree on what
+ * is sent, and from where: from the lowest node that holds it.
  *
- * Runs of neighbouring items with one source travel together, up to a window; each leader keeps of them what
- * its node needs. What lies behind the trained elements never changes, but a new node has none of it.
+ * Adjacent items with the same source are sent together, up to a window; each leader keeps what its
+ * node needs. Elements behind the trained ones never change, but a new node has none of them.
  */
 #include "parallel/recover.h"
 
@@ -29,14 +29,14 @@ typedef struct resharder {
     uint8_t *held; /* node_count x item_count */
     int *owner;    /* by item: the node that updates it now; -1: all do */
     float *window;
-    int source; /* of what every node must have: the lowest that was in reach */
+    int source; /* of data that every node needs: the lowest node in reach */
     uint64_t mark;
 } resharder;
 
 /* ---- items ----------------------------------------------------------------------------------- */
 
-static void add_statistic(void *user, const tdm_param_info *p, size_t index, size_t begin,
-                          size_t count)
+static void resharder_add_statistic(void *user, const tdm_param_info *p, size_t index, size_t begin,
+                                    size_t count)
 {
     resharder *c = user;
     (void)p;
@@ -45,7 +45,7 @@ static void add_statistic(void *user, const tdm_param_info *p, size_t index, siz
     c->item_count++;
 }
 
-static void list_items(resharder *c)
+static void resharder_list_items(resharder *c)
 {
     const tdm__undo_log *j = c->store->undo_log;
     for (size_t i = 0; i < j->piece_count; i++) {
@@ -53,11 +53,11 @@ static void list_items(resharder *c)
         c->items[c->item_count++] = (item){piece->begin, piece->count, &j->marks[i]};
     }
     tdm__statistic_visit(c->store->graph, (tdm__cells){0, c->store->layout->trained_cells},
-                         add_statistic, c);
+                         resharder_add_statistic, c);
 }
 
 /* The node whose ranks update a cell in this epoch. */
-static int owner_of(const tdm__layout *l, size_t cell)
+static int cell_owner(const tdm__layout *l, size_t cell)
 {
     size_t bucket = 0;
     while (tdm__layout_bucket(l, bucket).end <= cell) bucket++;
@@ -69,7 +69,7 @@ static int owner_of(const tdm__layout *l, size_t cell)
     return 0;
 }
 
-static tdm_status prepare(resharder *c, tdm_error *err)
+static tdm_status resharder_prepare(resharder *c, tdm_error *err)
 {
     const tdm__layout *l = c->store->layout;
     const tdm__undo_log *j = c->store->undo_log;
@@ -80,14 +80,14 @@ static tdm_status prepare(resharder *c, tdm_error *err)
     c->window = malloc(WINDOW * sizeof(float));
     if (!c->items || !c->held || !c->owner || !c->window)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a recovery");
-    list_items(c);
+    resharder_list_items(c);
     bool all = l->common || l->node_count == 1;
     for (size_t i = 0; i < c->item_count; i++)
-        c->owner[i] = all ? -1 : owner_of(l, c->items[i].begin / TDM__CELL);
+        c->owner[i] = all ? -1 : cell_owner(l, c->items[i].begin / TDM__CELL);
     return TDM_OK;
 }
 
-static void release(resharder *c)
+static void resharder_release(resharder *c)
 {
     free(c->items);
     free(c->held);
@@ -95,43 +95,44 @@ static void release(resharder *c)
     free(c->window);
 }
 
-/* ---- who needs what -------------------------------------------------------------------------- */
+/* ---- needs ------------------------------------------------------------------------------------ */
 
-static bool is_held(const resharder *c, int node, size_t i)
+static bool item_is_held(const resharder *c, int node, size_t i)
 {
     return c->held[(size_t)node * c->item_count + i] != 0;
 }
 
-static bool needs_states(const resharder *c, int node, size_t i)
+static bool item_needs_states(const resharder *c, int node, size_t i)
 {
     return c->owner[i] < 0 || c->owner[i] == node;
 }
 
 /* Whether a node needs block `b` of an item that it does not hold. */
-static bool needs(const resharder *c, int node, size_t i, int b)
+static bool item_is_needed(const resharder *c, int node, size_t i, int b)
 {
-    if (is_held(c, node, i)) return false;
-    return c->store->blocks[b].whole || needs_states(c, node, i);
+    if (item_is_held(c, node, i)) return false;
+    return c->store->blocks[b].whole || item_needs_states(c, node, i);
 }
 
-static int source_of(const resharder *c, size_t i)
+static int item_source(const resharder *c, size_t i)
 {
     for (int node = 0; node < c->store->layout->node_count; node++)
-        if (is_held(c, node, i)) return node;
+        if (item_is_held(c, node, i)) return node;
     return -1;
 }
 
-static bool anybody_needs(const resharder *c, size_t i, int b)
+static bool item_is_needed_anywhere(const resharder *c, size_t i, int b)
 {
     for (int node = 0; node < c->store->layout->node_count; node++)
-        if (needs(c, node, i, b)) return true;
+        if (item_is_needed(c, node, i, b)) return true;
     return false;
 }
 
-/* ---- moving ---------------------------------------------------------------------------------- */
+/* ---- sending ---------------------------------------------------------------------------------- */
 
-/* Items [first, end) of block `b`, which lie close together, from one node to all. */
-static tdm_status move(resharder *c, size_t first, size_t end, int source, int b, tdm_error *err)
+/* Sends items [first, end) of block `b`, which are close together, from one node to all. */
+static tdm_status items_send(resharder *c, size_t first, size_t end, int source, int b,
+                             tdm_error *err)
 {
     const tdm__layout *l = c->store->layout;
     float *block = c->store->blocks[b].data;
@@ -140,29 +141,29 @@ static tdm_status move(resharder *c, size_t first, size_t end, int source, int b
     float *data = l->node == source ? block + begin : c->window;
     TDM_TRY(tdm_group_broadcast(l->leaders, data, count, TDM_DTYPE_F32, source, err));
     for (size_t i = first; i < end && l->node != source; i++)
-        if (needs(c, l->node, i, b))
+        if (item_is_needed(c, l->node, i, b))
             memcpy(block + c->items[i].begin, data + (c->items[i].begin - begin),
                    c->items[i].count * sizeof(float));
     return TDM_OK;
 }
 
-static tdm_status move_block(resharder *c, int b, tdm_error *err)
+static tdm_status block_send(resharder *c, int b, tdm_error *err)
 {
     for (size_t i = 0, end; i < c->item_count; i = end) {
         end = i + 1;
-        if (!anybody_needs(c, i, b)) continue;
-        int source = source_of(c, i);
-        while (end < c->item_count && anybody_needs(c, end, b) && source_of(c, end) == source &&
-               c->items[end].begin > c->items[i].begin &&
+        if (!item_is_needed_anywhere(c, i, b)) continue;
+        int source = item_source(c, i);
+        while (end < c->item_count && item_is_needed_anywhere(c, end, b) &&
+               item_source(c, end) == source && c->items[end].begin > c->items[i].begin &&
                c->items[end].begin + c->items[end].count - c->items[i].begin <= WINDOW)
             end++;
-        TDM_TRY(move(c, i, end, source, b, err));
+        TDM_TRY(items_send(c, i, end, source, b, err));
     }
     return TDM_OK;
 }
 
-/* Buffers, behind all that is trained. */
-static tdm_status move_rest(const resharder *c, tdm_error *err)
+/* Sends the buffers, behind the trained elements. */
+static tdm_status buffers_send(const resharder *c, tdm_error *err)
 {
     const tdm__layout *l = c->store->layout;
     float *block = c->store->blocks[TDM_BLOCK_PARAMS].data;
@@ -173,30 +174,30 @@ static tdm_status move_rest(const resharder *c, tdm_error *err)
     return TDM_OK;
 }
 
-/* What is about to be overwritten here holds nothing, until all of it has come: this node may be of an
- * earlier step, at which it would be believed, should the others be lost meanwhile. */
-static void forget(const resharder *c)
+/* Invalidates items that are about to be overwritten, until all of them are complete: this node may be at an
+ * earlier step, and its state would be used if the other nodes were lost meanwhile. */
+static void items_invalidate(const resharder *c)
 {
     for (size_t i = 0; i < c->item_count; i++) {
-        if (is_held(c, c->store->layout->node, i)) continue;
+        if (item_is_held(c, c->store->layout->node, i)) continue;
         atomic_store(&c->items[i].mark->updated, 0);
         atomic_store(&c->items[i].mark->applied, 0);
     }
     tdm__undo_barrier();
 }
 
-static tdm_status reshard(resharder *c, tdm_error *err)
+static tdm_status resharder_run(resharder *c, tdm_error *err)
 {
     const tdm__layout *l = c->store->layout;
     TDM_TRY(tdm__undo_write_begin(c->store->undo_log, err));
-    forget(c);
-    tdm_status status = move_rest(c, err);
+    items_invalidate(c);
+    tdm_status status = buffers_send(c, err);
     for (int b = 0; b < TDM__MAX_BLOCKS && status == TDM_OK; b++) {
-        if (c->store->blocks[b].data) status = move_block(c, b, err);
+        if (c->store->blocks[b].data) status = block_send(c, b, err);
         tdm__undo_test_point(c->store->undo_log, "carry", 0, (uint64_t)b);
     }
     for (size_t i = 0; i < c->item_count && status == TDM_OK; i++) {
-        bool mine = is_held(c, l->node, i) || needs_states(c, l->node, i);
+        bool mine = item_is_held(c, l->node, i) || item_needs_states(c, l->node, i);
         atomic_store(&c->items[i].mark->updated, mine ? c->mark : 0);
         atomic_store(&c->items[i].mark->applied, mine ? c->mark : 0);
     }
@@ -204,8 +205,8 @@ static tdm_status reshard(resharder *c, tdm_error *err)
     return status;
 }
 
-/* What this node holds, then what all do. */
-static tdm_status compare(resharder *c, bool here, tdm_error *err)
+/* Finds the items that this node holds, and exchanges that with all nodes. */
+static tdm_status resharder_exchange(resharder *c, bool here, tdm_error *err)
 {
     const tdm__layout *l = c->store->layout;
     uint8_t *own = c->held + (size_t)l->node * c->item_count;
@@ -216,12 +217,12 @@ static tdm_status compare(resharder *c, bool here, tdm_error *err)
                                 TDM_DTYPE_U8, err);
 }
 
-static tdm_status lead(resharder *c, bool here, bool *found, tdm_error *err)
+static tdm_status resharder_lead(resharder *c, bool here, bool *found, tdm_error *err)
 {
-    TDM_TRY(compare(c, here, err));
+    TDM_TRY(resharder_exchange(c, here, err));
     *found = true;
-    for (size_t i = 0; i < c->item_count && *found; i++) *found = source_of(c, i) >= 0;
-    return *found && c->store->layout->leaders ? reshard(c, err) : TDM_OK;
+    for (size_t i = 0; i < c->item_count && *found; i++) *found = item_source(c, i) >= 0;
+    return *found && c->store->layout->leaders ? resharder_run(c, err) : TDM_OK;
 }
 
 tdm_status tdm__recover_reshard(tdm_params *store, const tdm__standing *all, const tdm__goal *goal,
@@ -232,28 +233,28 @@ tdm_status tdm__recover_reshard(tdm_params *store, const tdm__standing *all, con
     for (int i = l->size - 1; i >= 0; i--)
         if (tdm__goal_in_reach(goal, &all[i])) c.source = l->node_of_place[i];
     bool here = tdm__goal_in_reach(goal, &all[l->place]);
-    tdm_status status = tdm__params_agree(store, prepare(&c, err), err);
+    tdm_status status = tdm__params_agree(store, resharder_prepare(&c, err), err);
     uint8_t ok = 0;
     if (status == TDM_OK && store->leads) {
         bool good = false;
-        status = lead(&c, here, &good, err);
+        status = resharder_lead(&c, here, &good, err);
         ok = good;
     }
-    release(&c);
+    resharder_release(&c);
     TDM_TRY(tdm__params_agree(store, status, err));
     if (l->world) TDM_TRY(tdm_group_broadcast(l->world, &ok, 1, TDM_DTYPE_U8, 0, err));
     *found = ok != 0;
     return TDM_OK;
 }
 
-static void mark_statistic(void *user, const tdm_param_info *p, size_t index, size_t begin,
-                           size_t count)
+static void resharder_mark_statistic(void *user, const tdm_param_info *p, size_t index,
+                                     size_t begin, size_t count)
 {
     const resharder *c = user;
     (void)p;
     (void)count;
     const tdm__layout *l = c->store->layout;
-    bool mine = l->common || l->node_count == 1 || owner_of(l, begin / TDM__CELL) == l->node;
+    bool mine = l->common || l->node_count == 1 || cell_owner(l, begin / TDM__CELL) == l->node;
     atomic_store(&c->store->undo_log->cells[index].updated, mine ? c->mark : 0);
 }
 
@@ -264,9 +265,10 @@ void tdm__recover_mark_all(tdm_params *store, uint64_t steps)
     bool all = l->common || l->node_count == 1;
     for (size_t i = 0; i < store->undo_log->piece_count; i++) {
         const tdm_optim_piece *piece = tdm_optimiser_piece_at(store->optimiser, i);
-        bool mine = all || owner_of(l, piece->begin / TDM__CELL) == l->node;
+        bool mine = all || cell_owner(l, piece->begin / TDM__CELL) == l->node;
         atomic_store(&store->undo_log->marks[i].updated, mine ? c.mark : 0);
         atomic_store(&store->undo_log->marks[i].applied, mine ? c.mark : 0);
     }
-    tdm__statistic_visit(store->graph, (tdm__cells){0, l->trained_cells}, mark_statistic, &c);
+    tdm__statistic_visit(store->graph, (tdm__cells){0, l->trained_cells}, resharder_mark_statistic,
+                         &c);
 }

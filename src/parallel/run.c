@@ -1,17 +1,17 @@
 /*
  * run.c: a rank executes its lanes.
  *
- * Lanes run one after the other, in order of index; neighbours in the tree are added as soon as both
- * are there, so that a rank holds only whole sub-trees (at most one buffer more than the tree is deep
- * for an aligned block). When some op adds over all lanes (tdm_graph_lane_sum), a rank's lanes run side
- * by side instead, part by part, each with activations of its own, and meet at those ops.
+ * Lanes run one after the other, in order of index. Neighbours in the tree are added as soon as both
+ * are complete, so that a rank holds only complete sub-trees (for an aligned block, at most one buffer more than
+ * the depth of the tree). If some op sums over all lanes (tdm_graph_lane_sum), the lanes of a rank run
+ * concurrently instead, part by part, each with its own activations, and are summed at those ops.
  *
- * A pass over a plan is cut into parts where something must happen between steps: parameters arrive
- * (the feed), lanes meet, or a bucket of gradients is complete (buckets.c). Without any of these a pass
+ * A pass over a plan is divided where something must happen between steps: parameters arrive
+ * (prefetch), lanes are summed, or a bucket of gradients is complete (buckets.c). Otherwise a pass
  * is one part.
  *
- * What is added to what is known before a lane runs: it depends on the lanes alone. So the list of sums
- * is made first (plan_adds), and whoever has a range of the gradient complete carries it out for that.
+ * The additions of a lane are known before it runs: they depend on the lanes only. So the list of additions
+ * is made first (lane_plan_adds), and executed for each range of the gradient as soon as that is complete.
  */
 #include "parallel/internal.h"
 #include "tensor/kernel.h"
@@ -21,7 +21,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { STEPS_AT_A_TIME = 4 }; /* of a plan, between looks at whether the others are still there */
+enum { STEPS_AT_A_TIME = 4 }; /* plan steps between checks for failed peers */
 
 int tdm__team_find_graph(const tdm_team *team, int64_t batch, int64_t rows)
 {
@@ -32,33 +32,33 @@ int tdm__team_find_graph(const tdm_team *team, int64_t batch, int64_t rows)
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-/* Work on whole ranges, in cells that are spread over the rank's threads. */
+/* An addition over a whole range, in cells that are distributed over the rank's threads. */
 typedef struct sum {
     float *a;
-    const float *b; /* NULL: `a` is only looked at */
+    const float *b; /* NULL: only checks the range of `a` */
     size_t count;
-    atomic_bool *immodest;
+    atomic_bool *overflow_risk;
 } sum;
 
-static void add_cells(const void *args, int64_t begin, int64_t end)
+static void sum_add_cells(const void *args, int64_t begin, int64_t end)
 {
     const sum *s = args;
     size_t first = (size_t)begin * TDM__CELL, last = (size_t)end * TDM__CELL;
     if (last > s->count) last = s->count;
     bool in_safe_range = s->b ? tdm_kernel_add_into(s->a + first, s->b + first, last - first)
                               : tdm_kernel_in_safe_range(s->a + first, last - first);
-    if (!in_safe_range) atomic_store_explicit(s->immodest, true, memory_order_relaxed);
+    if (!in_safe_range) atomic_store_explicit(s->overflow_risk, true, memory_order_relaxed);
 }
 
 bool tdm__add_range(float *a, const float *b, size_t count)
 {
     int64_t cells = (int64_t)((count + TDM__CELL - 1) / TDM__CELL);
-    atomic_bool immodest = false;
-    tdm_kernel_spread(cells, TDM__CELL, add_cells, &(sum){a, b, count, &immodest});
-    return !atomic_load(&immodest);
+    atomic_bool overflow_risk = false;
+    tdm_kernel_spread(cells, TDM__CELL, sum_add_cells, &(sum){a, b, count, &overflow_risk});
+    return !atomic_load(&overflow_risk);
 }
 
-/* The losses are added by the same tree, so that they, too, do not depend on the ranks. */
+/* Losses are summed by the same tree, so that they do not depend on the ranks either. */
 bool tdm__tree_loss(const tdm_team *team, int64_t node, double *out)
 {
     if (team->has_loss[node]) {
@@ -76,21 +76,21 @@ bool tdm__tree_loss(const tdm_team *team, int64_t node, double *out)
     return has_left || has_right;
 }
 
-/* ---- the tree, as far as it is this rank's ----------------------------------------------------- */
+/* ---- this rank's part of the tree -------------------------------------------------------------- */
 
-static int64_t first_lane(const tdm_team *team, int64_t node)
+static int64_t node_first_lane(const tdm_team *team, int64_t node)
 {
     while (node < team->tree.lane_count) node *= 2;
     return node - team->tree.lane_count;
 }
 
-/* A node is complete. While it is a right child whose sibling is this rank's, too, the two become one;
- * where only one of them has rows, that one. */
-static void settle(tdm_team *team, tdm__lane_run *r, int64_t node)
+/* Called when a node is complete. While it is a right child whose sibling also belongs to this rank, the two are
+ * combined; if only one of them has rows, that one is used. */
+static void node_complete(tdm_team *team, tdm__lane_run *r, int64_t node)
 {
     float **held = team->tree.held;
     int64_t mine = team->first[team->place];
-    while (node > 1 && node % 2 == 1 && first_lane(team, node - 1) >= mine) {
+    while (node > 1 && node % 2 == 1 && node_first_lane(team, node - 1) >= mine) {
         float *left = held[node - 1], *right = held[node];
         if (left && right) {
             assert(r->add_count < (int)(sizeof(r->adds) / sizeof(r->adds[0])));
@@ -103,44 +103,44 @@ static void settle(tdm_team *team, tdm__lane_run *r, int64_t node)
     if (held[node]) r->sum = held[node];
 }
 
-/* Whether nothing of what this rank adds later is added to what lane `lane` has completed: the node
- * above is not wholly this rank's. */
-static bool is_complete(const tdm_team *team, int64_t lane)
+/* Whether this rank adds nothing more to the node that lane `lane` has completed: the parent node
+ * belongs to this rank only in part. */
+static bool lane_is_complete(const tdm_team *team, int64_t lane)
 {
     int64_t mine = team->first[team->place], end = team->first[team->place + 1];
     int64_t node = team->tree.lane_count + lane, width = 1;
-    while (node > 1 && node % 2 == 1 && first_lane(team, node - 1) >= mine) {
+    while (node > 1 && node % 2 == 1 && node_first_lane(team, node - 1) >= mine) {
         node /= 2;
         width *= 2;
     }
     if (node == 1) return true;
-    int64_t parent = first_lane(team, node / 2);
+    int64_t parent = node_first_lane(team, node / 2);
     return parent < mine || parent + 2 * width > end;
 }
 
-/* Lane r->lane is about to fill r->grads: what it will be added to. Changes the tree as if all had
- * happened; the numbers follow. Lanes without rows that come next are settled at once. */
-static void plan_adds(tdm_team *team, tdm__lane_run *r, bool last)
+/* Lists the additions of lane r->lane, which is about to fill r->grads. Changes the tree as if they had
+ * been done; the numbers follow. Lanes without rows that come next are handled at once. */
+static void lane_plan_adds(tdm_team *team, tdm__lane_run *r, bool last)
 {
     int64_t lane = r->lane, end = team->first[team->place + 1];
     r->add_count = 0;
     r->sum = r->grads;
     team->tree.held[team->tree.lane_count + lane] = r->grads;
-    settle(team, r, team->tree.lane_count + lane);
+    node_complete(team, r, team->tree.lane_count + lane);
     while (lane + 1 < end && team->absent[lane + 1])
-        settle(team, r, team->tree.lane_count + ++lane);
-    r->is_final = last || is_complete(team, lane);
+        node_complete(team, r, team->tree.lane_count + ++lane);
+    r->is_final = last || lane_is_complete(team, lane);
 }
 
-/* The right sides of a lane's sums are free again once these were carried out. */
-static void give_back(tdm_team *team, const tdm__lane_run *r)
+/* Frees the right operands of a lane's additions after these were done. */
+static void lane_free_buffers(tdm_team *team, const tdm__lane_run *r)
 {
     const float *last = team->buckets ? tdm__buckets_last_grads(team) : NULL;
     for (int i = 0; i < r->add_count; i++)
         if (r->adds[i].right != last) team->free_grads[team->free_count++] = r->adds[i].right;
 }
 
-static void add_all(tdm_team *team, const tdm__lane_run *r)
+static void lane_add_all(tdm_team *team, const tdm__lane_run *r)
 {
     bool in_safe_range = true;
     for (int i = 0; i < r->add_count; i++)
@@ -148,12 +148,12 @@ static void add_all(tdm_team *team, const tdm__lane_run *r)
                         in_safe_range;
     if (r->is_final && r->add_count == 0)
         in_safe_range = tdm__add_range(r->sum, NULL, team->grad_extent);
-    if (!in_safe_range) atomic_store(&team->immodest, true);
+    if (!in_safe_range) atomic_store(&team->overflow_risk, true);
 }
 
-/* ---- a pass over the plan ---------------------------------------------------------------------- */
+/* ---- setting up a lane ------------------------------------------------------------------------- */
 
-static tdm_step_key key_of_lane(const tdm_team *team, tdm_slice rows)
+static tdm_step_key lane_key(const tdm_team *team, tdm_slice rows)
 {
     return (tdm_step_key){
         .seed = team->options.seed, .step = team->in.step, .first_row = (uint64_t)rows.first};
@@ -171,7 +171,7 @@ void tdm__team_set_up(tdm_team *team, int index, int64_t lane, float *grads)
                          .plan = plan,
                          .graph = graph,
                          .grads = grads,
-                         .key = key_of_lane(team, rows)};
+                         .key = lane_key(team, rows)};
     tdm_plan_bind(plan, TDM_SPACE_GRADS, grads);
     team->options.fill(team->options.user, rows.first, rows.count,
                        tdm_plan_input(plan, TDM_MODEL_INPUT).data,
@@ -180,7 +180,7 @@ void tdm__team_set_up(tdm_team *team, int index, int64_t lane, float *grads)
 
 /* ---- sums over lanes ---------------------------------------------------------------------------- */
 
-/* The sub-trees that this rank has of it, then everybody's. */
+/* Sums this rank's sub-trees, then those of all ranks. */
 tdm_status tdm__team_meet_at_sum(tdm_team *team, int count, size_t k, tdm_error *err)
 {
     tdm__meeting *m = &team->meeting;
@@ -202,7 +202,7 @@ tdm_status tdm__team_meet_at_sum(tdm_team *team, int count, size_t k, tdm_error 
         parts[i] = out;
     }
     for (int64_t l = mine; l < end; l++) m->tree.held[lane_count + l] = NULL;
-    float *total = m->rows; /* of one rank: its only part is the root */
+    float *total = m->rows; /* with one rank, its only part is the root */
     if (team->size > 1) {
         total = m->sum;
         tdm_call call = {.kind = TDM_CALL_ALL_REDUCE,
@@ -225,21 +225,21 @@ tdm_status tdm__team_meet_at_sum(tdm_team *team, int count, size_t k, tdm_error 
 
 /* ---- a pass over the plan ---------------------------------------------------------------------- */
 
-/* Tests make a rank slow, as a busy machine would. */
+/* Slows down a rank in tests, as load on the machine would. */
 static void inject_delay(const tdm_team *team, double seconds)
 {
     if (team->slow_factor <= 1) return;
     tdm_clock_sleep(seconds * (team->slow_factor - 1));
 }
 
-typedef struct watched {
+typedef struct watched_lane {
     const tdm_team *team;
     const tdm__lane_run *lane;
-} watched;
+} watched_lane;
 
-static bool show_op(void *user, const tdm_plan_event *event)
+static bool lane_show_op(void *user, const tdm_plan_event *event)
 {
-    const watched *w = user;
+    const watched_lane *w = user;
     const tdm_graph *graph = w->team->graphs[w->lane->graph].graph;
     if (w->team->visit && w->team->watch)
         w->team->watch(w->team->watcher, w->lane->lane, graph, event);
@@ -250,15 +250,17 @@ static bool show_op(void *user, const tdm_plan_event *event)
     return true;
 }
 
-static void run_part(tdm_team *team, int count, size_t begin, size_t end)
+static void lanes_run_part(tdm_team *team, int count, size_t begin, size_t end)
 {
-    if (count == 0) return; /* no time, too: such a step says nothing about how fast the rank is */
+    if (count == 0)
+        return; /* and count no time: such a step says nothing about the speed of the rank */
     double from = tdm_clock_s();
     bool shown = (team->visit && team->watch) || team->tested;
     for (int i = 0; i < count; i++) {
         const tdm__lane_run *r = &team->run[i];
         if (shown)
-            tdm_plan_run_part_watched(r->plan, &r->key, begin, end, show_op, &(watched){team, r});
+            tdm_plan_run_part_watched(r->plan, &r->key, begin, end, lane_show_op,
+                                      &(watched_lane){team, r});
         else
             tdm_plan_run_part(r->plan, &r->key, begin, end);
     }
@@ -273,25 +275,25 @@ int tdm__team_graph_of_batch(const tdm_team *team)
     return graph;
 }
 
-/* Runs run[0 .. count) from beginning to end. `last`: no lane of this rank comes after them. A rank
- * without rows has a pass, too, in which it computes nothing, but takes part in all that ranks do together
- * on their way through the plan. */
-static tdm_status pass(tdm_team *team, int count, bool last, tdm_error *err)
+/* Runs run[0 .. count) from beginning to end. `last`: this rank has no lanes after them. A rank
+ * without rows executes a pass as well, in which it computes nothing but takes part in all collective
+ * operations of the plan. */
+static tdm_status lanes_pass(tdm_team *team, int count, bool last, tdm_error *err)
 {
     int graph = count > 0 ? team->run[0].graph : tdm__team_graph_of_batch(team);
     size_t step_count = tdm_plan_step_count(team->plans[graph]), at = 0, sums = 0;
-    TDM_TRY(tdm_prefetch_begin(team->feed, graph, err));
+    TDM_TRY(tdm_prefetch_begin(team->prefetch, graph, err));
     if (team->buckets) tdm__buckets_begin(team);
     while (at < step_count) {
         size_t end = step_count;
         double begin = tdm_clock_s();
-        TDM_TRY(tdm_prefetch_reach(team->feed, at, &end, err));
+        TDM_TRY(tdm_prefetch_reach(team->prefetch, at, &end, err));
         if (end > step_count) end = step_count;
         if (team->buckets) {
             size_t next = tdm__buckets_next(team, graph, at);
             if (next < end) end = next;
         }
-        if (team->group) { /* who is left alone stops soon */
+        if (team->group) { /* abort early if a peer failed */
             TDM_TRY(tdm_group_check(team->group, err));
             if (end > at + STEPS_AT_A_TIME) end = at + STEPS_AT_A_TIME;
         }
@@ -299,7 +301,7 @@ static tdm_status pass(tdm_team *team, int count, bool last, tdm_error *err)
         if (meets) end = team->meeting.steps[graph][sums] + 1;
         if (team->buckets && last) TDM_TRY(tdm__buckets_before(team, graph, end, err));
         team->wait_seconds += tdm_clock_s() - begin;
-        run_part(team, count, at, end);
+        lanes_run_part(team, count, at, end);
         if (meets) TDM_TRY(tdm__team_meet_at_sum(team, count, sums++, err));
         if (team->buckets) TDM_TRY(tdm__buckets_after(team, graph, count, end, last, err));
         at = end;
@@ -311,16 +313,16 @@ static tdm_status pass(tdm_team *team, int count, bool last, tdm_error *err)
         team->has_loss[node] = true;
         double begin = tdm_clock_s();
         if (team->visit) team->visit(team->visitor, r->lane, r->rows, team->losses[node], r->grads);
-        if (!team->buckets) add_all(team, r);
+        if (!team->buckets) lane_add_all(team, r);
         team->lane_seconds += tdm_clock_s() - begin;
-        give_back(team, r);
+        lane_free_buffers(team, r);
     }
     return TDM_OK;
 }
 
 /* ---- all lanes of a step ------------------------------------------------------------------------ */
 
-static float *take_buffer(tdm_team *team, bool last)
+static float *team_take_buffer(tdm_team *team, bool last)
 {
     float *special = team->buckets && last ? tdm__buckets_last_grads(team) : NULL;
     if (special) return special;
@@ -329,40 +331,40 @@ static float *take_buffer(tdm_team *team, bool last)
 }
 
 /* The last lane of [first, end) with rows, or -1. */
-static int64_t last_with_rows(const tdm_team *team, int64_t first, int64_t end)
+static int64_t team_last_lane(const tdm_team *team, int64_t first, int64_t end)
 {
     for (int64_t l = end - 1; l >= first; l--)
         if (!team->absent[l]) return l;
     return -1;
 }
 
-static tdm_status run_in_turn(tdm_team *team, int64_t first, int64_t end, tdm_error *err)
+static tdm_status lanes_run_in_turn(tdm_team *team, int64_t first, int64_t end, tdm_error *err)
 {
-    int64_t last = last_with_rows(team, first, end);
-    if (last < 0) return pass(team, 0, true, err);
+    int64_t last = team_last_lane(team, first, end);
+    if (last < 0) return lanes_pass(team, 0, true, err);
     for (int64_t lane = first; lane <= last; lane++) {
         if (team->absent[lane]) continue;
-        tdm__team_set_up(team, 0, lane, take_buffer(team, lane == last));
-        plan_adds(team, &team->run[0], lane == last);
-        TDM_TRY(pass(team, 1, lane == last, err));
+        tdm__team_set_up(team, 0, lane, team_take_buffer(team, lane == last));
+        lane_plan_adds(team, &team->run[0], lane == last);
+        TDM_TRY(lanes_pass(team, 1, lane == last, err));
     }
     return TDM_OK;
 }
 
-static tdm_status run_side_by_side(tdm_team *team, int64_t first, int64_t end, tdm_error *err)
+static tdm_status lanes_run_concurrently(tdm_team *team, int64_t first, int64_t end, tdm_error *err)
 {
-    int64_t last = last_with_rows(team, first, end);
+    int64_t last = team_last_lane(team, first, end);
     int count = 0;
     for (int64_t lane = first; lane <= last; lane++) {
         if (team->absent[lane]) continue;
-        tdm__team_set_up(team, count, lane, take_buffer(team, lane == last));
-        plan_adds(team, &team->run[count++], lane == last);
+        tdm__team_set_up(team, count, lane, team_take_buffer(team, lane == last));
+        lane_plan_adds(team, &team->run[count++], lane == last);
     }
-    return pass(team, count, true, err);
+    return lanes_pass(team, count, true, err);
 }
 
-/* How often a rank goes through the plan in this step: once at least. */
-static int64_t passes_of(const tdm_team *team, int place)
+/* The number of passes of a rank in this step, at least one. */
+static int64_t team_passes(const tdm_team *team, int place)
 {
     int64_t passes = 0;
     for (int64_t l = team->first[place]; l < team->first[place + 1]; l++)
@@ -370,24 +372,24 @@ static int64_t passes_of(const tdm_team *team, int place)
     return team->side_by_side || passes == 0 ? 1 : passes;
 }
 
-/* Parameters that are shared out are gathered by all ranks together, also by one that has fewer lanes
- * than another. It lets the others go first, so that everybody's last pass is the same one: in that,
- * ranks wait for each other's gradients as well, and must not be asked for parameters of another. */
-static tdm_status let_others_begin(tdm_team *team, tdm_error *err)
+/* Sharded parameters are gathered by all ranks together, including ranks with fewer lanes
+ * than others. Such a rank passes first, so that the last pass is the same one on all ranks: in it
+ * they also wait for each other's gradients, and must not be asked for parameters of another pass. */
+static tdm_status team_align_passes(tdm_team *team, tdm_error *err)
 {
     if (tdm_params_is_whole(team->options.store, TDM_BLOCK_PARAMS)) return TDM_OK;
-    int64_t max = 0, mine = passes_of(team, team->place);
+    int64_t max = 0, mine = team_passes(team, team->place);
     for (int i = 0; i < team->size; i++) {
-        int64_t passes = passes_of(team, i);
+        int64_t passes = team_passes(team, i);
         if (passes > max) max = passes;
     }
     double begin = tdm_clock_s();
-    for (; mine < max; mine++) TDM_TRY(tdm_prefetch_pass(team->feed, err));
+    for (; mine < max; mine++) TDM_TRY(tdm_prefetch_pass(team->prefetch, err));
     team->wait_seconds += tdm_clock_s() - begin;
     return TDM_OK;
 }
 
-static void collect_parts(tdm_team *team)
+static void team_collect_parts(tdm_team *team)
 {
     int64_t nodes[TDM_MAX_LANE_PARTS];
     tdm_lanes lanes = {team->options.lane_count, team->first, team->absent};
@@ -412,13 +414,13 @@ tdm_status tdm__team_run_lanes(tdm_team *team, tdm_error *err)
     team->free_count = 0;
     for (int i = 0; i < team->buffer_count; i++)
         team->free_grads[team->free_count++] = team->grads + (size_t)i * team->block_extent;
-    atomic_store(&team->immodest, false);
+    atomic_store(&team->overflow_risk, false);
     team->lane_seconds = 0;
-    TDM_TRY(let_others_begin(team, err));
+    TDM_TRY(team_align_passes(team, err));
     double begin = tdm_clock_s();
-    TDM_TRY(team->side_by_side ? run_side_by_side(team, first, end, err)
-                               : run_in_turn(team, first, end, err));
+    TDM_TRY(team->side_by_side ? lanes_run_concurrently(team, first, end, err)
+                               : lanes_run_in_turn(team, first, end, err));
     tdm__team_mark(team, "lanes", begin);
-    collect_parts(team);
+    team_collect_parts(team);
     return team->buckets ? tdm__buckets_finish_lanes(team, err) : TDM_OK;
 }

@@ -1,15 +1,15 @@
 /*
- * team.c: a rank of a team: its making, and the step.
+ * team.c: a rank of a team: its creation, and the step.
  *
- * A step has two halves. First, each rank executes its lanes (run.c). Then ranks meet: gradients are
- * added over the tree, each rank updates the cells that are its own (update.c), and new parameters are
- * brought to where they are needed (params.c). How gradients come together depends on where the ranks
- * are: in one node they lie in common memory and are added where they lie (common.c); between nodes, or
- * when gradients are shared out, they travel in buckets (buckets.c). A single process does neither.
+ * A step has two halves. First, each rank executes its lanes (run.c). Then the ranks combine their results: gradients
+ * are summed over the tree, each rank updates its own cells (update.c), and new parameters are
+ * distributed (params.c). How gradients are summed depends on where the ranks are: within one node they
+ * are in shared memory and are summed in place (common.c); between nodes, or
+ * if gradients are sharded, they are sent in buckets (buckets.c). A single process does neither.
  *
- * Invariants: every element's gradient is the sum over the one tree, whoever added it; all ranks know
- * the same about a step and so decide the same; a step that is not finite changes nothing; nothing is
- * allocated after creation, but for what the transport needs to send.
+ * Invariants: the gradient of every element is the sum over the one tree, whichever rank adds it. All ranks have
+ * the same information about a step and so make the same decisions. A step with non-finite values changes nothing.
+ * Nothing is allocated after creation, except what the transport needs to send.
  */
 #include "parallel/internal.h"
 #include "tensor/kernel.h"
@@ -22,18 +22,18 @@
 #include <string.h>
 
 _Static_assert(TDM_MAX_LANES *(uint64_t)TDM_KERNEL_SAFE_RANGE <= (uint64_t)TDM__GRADIENT_BOUND,
-               "modest gradients of all lanes must add up to a good one");
+               "gradients in the safe range must add up to a finite square over all lanes");
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-static tdm_status meet(tdm_team *team, tdm_error *err)
+static tdm_status step_exchange(tdm_team *team, tdm_error *err)
 {
     tdm__step_report mine = {.lane_seconds = team->lane_seconds,
                              .update_seconds = team->update_seconds,
                              .wait_seconds = team->wait_seconds,
                              .request = team->in.request,
                              .tally = team->in.tally ? *team->in.tally : 0,
-                             .in_safe_range = !atomic_load(&team->immodest)};
+                             .in_safe_range = !atomic_load(&team->overflow_risk)};
     int64_t first = team->first[team->place], end = team->first[team->place + 1];
     for (int64_t l = first; l < end; l++) {
         mine.lanes += !team->absent[l];
@@ -46,7 +46,7 @@ static tdm_status meet(tdm_team *team, tdm_error *err)
     return TDM_OK;
 }
 
-static void note_ranks(tdm_team *team)
+static void team_count_ranks(tdm_team *team)
 {
     for (int i = 0; i < team->size; i++) {
         tdm_team_rank *r = &team->ranks[team->layout->rank_of_place[i]];
@@ -60,8 +60,8 @@ static void note_ranks(tdm_team *team)
     }
 }
 
-/* Where each rank stands, and whether lanes should move. */
-static void balance(tdm_team *team, tdm_step_result *out)
+/* Updates the placement from the times of the ranks, and finds a straggler. */
+static void team_balance(tdm_team *team, tdm_step_result *out)
 {
     out->straggler = -1;
     if (team->size == 1) return;
@@ -75,7 +75,8 @@ static void balance(tdm_team *team, tdm_step_result *out)
     if (out->moved)
         memcpy(team->first, team->next_first, bytes);
     else
-        memcpy(team->next_first, team->first, bytes); /* what is observed goes by where lanes are */
+        memcpy(team->next_first, team->first,
+               bytes); /* observations refer to the current placement */
 }
 
 void tdm__team_point(const tdm_team *team, const char *phase, uint64_t part)
@@ -85,10 +86,10 @@ void tdm__team_point(const tdm_team *team, const char *phase, uint64_t part)
     tdm_os_test_point(&(tdm_test_point){phase, team->in.step + 1, rank, part});
 }
 
-static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *err)
+static tdm_status step_finish(tdm_team *team, tdm_step_result *out, tdm_error *err)
 {
     tdm__team_point(team, "reduce", 0);
-    TDM_TRY(meet(team, err));
+    TDM_TRY(step_exchange(team, err));
     tdm__team_point(team, "reduce", 1);
     double begin = tdm_clock_s(), waited = team->wait_seconds;
     for (int i = 0; i < team->size; i++) {
@@ -116,8 +117,8 @@ static tdm_status finish_step(tdm_team *team, tdm_step_result *out, tdm_error *e
         tdm__undo_step_finish(team->undo_log, team->in.step, out->finite);
         tdm__undo_write_end(team->undo_log);
     }
-    balance(team, out);
-    note_ranks(team); /* with the lanes that ranks have from now on */
+    team_balance(team, out);
+    team_count_ranks(team); /* with the new placement */
     return TDM_OK;
 }
 
@@ -135,27 +136,27 @@ tdm_status tdm_team_step(tdm_team *team, const tdm_step_input *in, tdm_step_resu
     int64_t rows = in->batch > 0 ? tdm_lane_slice(in->batch, team->options.lane_count, 0).count : 0;
     if (tdm__team_find_graph(team, in->batch, rows) < 0)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "team: a batch of %lld rows; its options name no such batch",
+                        "team: a batch of %lld rows is not one of the configured batch sizes",
                         (long long)in->batch);
     team->in = *in;
     tdm_optimiser_begin(team->options.optimiser, in->step, in->lr);
     tdm_kernel_mode before = tdm_kernel_enter(team->thread_count);
     tdm_status status = tdm__team_run_lanes(team, err);
-    if (status == TDM_OK) status = finish_step(team, &result, err);
+    if (status == TDM_OK) status = step_finish(team, &result, err);
     tdm_kernel_leave(&before);
     tdm__team_mark(team, "step", begin);
     if (status == TDM_OK) *out = result;
     return status;
 }
 
-/* ---- the kit ----------------------------------------------------------------------------------- */
+/* ---- the plan cache ---------------------------------------------------------------------------- */
 
 tdm_plan_cache *tdm_plan_cache_create(void)
 {
     return calloc(1, sizeof(tdm_plan_cache));
 }
 
-static void empty_kit(tdm_plan_cache *plan_cache)
+static void plan_cache_clear(tdm_plan_cache *plan_cache)
 {
     for (size_t i = 0;
          plan_cache->plans && i < (size_t)plan_cache->max_made * (size_t)plan_cache->graph_count;
@@ -173,12 +174,12 @@ static void empty_kit(tdm_plan_cache *plan_cache)
 void tdm_plan_cache_destroy(tdm_plan_cache *plan_cache)
 {
     if (!plan_cache) return;
-    empty_kit(plan_cache);
+    plan_cache_clear(plan_cache);
     free(plan_cache);
 }
 
-/* Graphs stay; plans are made for a number of threads. */
-static void drop_plans(tdm_plan_cache *plan_cache)
+/* Keeps the graphs; plans depend on the number of threads. */
+static void plan_cache_drop_plans(tdm_plan_cache *plan_cache)
 {
     for (size_t i = 0;
          plan_cache->plans && i < (size_t)plan_cache->max_made * (size_t)plan_cache->graph_count;
@@ -190,9 +191,9 @@ static void drop_plans(tdm_plan_cache *plan_cache)
         tdm_pages_unmap(&plan_cache->arenas[i]);
 }
 
-static void take_kit(tdm_team *team, tdm_plan_cache *plan_cache)
+static void plan_cache_take(tdm_team *team, tdm_plan_cache *plan_cache)
 {
-    if (plan_cache->thread_count != team->thread_count) drop_plans(plan_cache);
+    if (plan_cache->thread_count != team->thread_count) plan_cache_drop_plans(plan_cache);
     memcpy(team->graphs, plan_cache->graphs, sizeof(team->graphs));
     team->graph_count = plan_cache->graph_count;
     team->max_made = plan_cache->max_made;
@@ -201,7 +202,7 @@ static void take_kit(tdm_team *team, tdm_plan_cache *plan_cache)
     *plan_cache = (tdm_plan_cache){0};
 }
 
-static void give_kit(tdm_team *team, tdm_plan_cache *plan_cache)
+static void plan_cache_give(tdm_team *team, tdm_plan_cache *plan_cache)
 {
     memcpy(plan_cache->graphs, team->graphs, sizeof(team->graphs));
     plan_cache->graph_count = team->graph_count;
@@ -221,7 +222,7 @@ static tdm_status no_memory(tdm_error *err)
     return tdm_fail(err, TDM_ERR_NO_MEMORY, "team: no memory");
 }
 
-static tdm_status build_graphs(tdm_team *team, tdm_error *err)
+static tdm_status team_build_graphs(tdm_team *team, tdm_error *err)
 {
     for (int b = 0; b < TDM_TEAM_MAX_BATCHES; b++) {
         int64_t batch = team->options.batches[b];
@@ -237,8 +238,7 @@ static tdm_status build_graphs(tdm_team *team, tdm_error *err)
             team->graph_count++;
         }
     }
-    if (team->graph_count == 0)
-        return tdm_fail(err, TDM_ERR_INVALID, "team: no batch size is given");
+    if (team->graph_count == 0) return tdm_fail(err, TDM_ERR_INVALID, "team: no batch size is set");
     const tdm_graph *graph = team->graphs[0].graph;
     team->trained_extent = tdm_graph_trained_extent(graph);
     team->grad_extent = tdm_graph_grad_extent(graph);
@@ -246,8 +246,8 @@ static tdm_status build_graphs(tdm_team *team, tdm_error *err)
     return TDM_OK;
 }
 
-/* The plans of lane slot `index`, and its arena. */
-static tdm_status prepare_plans(tdm_team *team, int index, tdm_error *err)
+/* The plans and the arena for concurrent lane `index`. */
+static tdm_status team_prepare_plans(tdm_team *team, int index, tdm_error *err)
 {
     tdm_plan_options options = tdm_model_plan_options(&team->options.model);
     tdm_plan **plans = team->plans + (size_t)index * (size_t)team->graph_count;
@@ -264,7 +264,7 @@ static tdm_status prepare_plans(tdm_team *team, int index, tdm_error *err)
     return TDM_OK;
 }
 
-static size_t count_lane_sums(const tdm_plan *plan)
+static size_t plan_count_lane_sums(const tdm_plan *plan)
 {
     size_t count = 0;
     for (size_t s = 0; s < tdm_plan_step_count(plan); s++)
@@ -272,26 +272,27 @@ static size_t count_lane_sums(const tdm_plan *plan)
     return count;
 }
 
-/* Lists the places in each graph's plan where lanes meet. */
-static tdm_status list_meetings(tdm_team *team, tdm_error *err)
+/* Lists the steps of each graph's plan that sum over lanes. */
+static tdm_status team_list_lane_sums(tdm_team *team, tdm_error *err)
 {
     tdm__meeting *m = &team->meeting;
-    m->count = count_lane_sums(team->plans[0]);
+    m->count = plan_count_lane_sums(team->plans[0]);
     if (m->count == 0) return TDM_OK;
     m->elements = calloc(m->count, sizeof(*m->elements));
     if (!m->elements) return no_memory(err);
     for (int g = 0; g < team->graph_count; g++) {
-        size_t k = 0, sums = count_lane_sums(team->plans[g]);
-        /* A lane with all rows of its batch has nobody to meet. */
+        size_t k = 0, sums = plan_count_lane_sums(team->plans[g]);
+        /* A lane with all rows of its batch has no other lane to sum with. */
         if (sums == 0 && team->graphs[g].rows == team->graphs[g].batch) continue;
         m->steps[g] = calloc(m->count, sizeof(*m->steps[g]));
         if (!m->steps[g]) return no_memory(err);
         if (sums != m->count ||
             tdm_plan_step_count(team->plans[g]) != tdm_plan_step_count(team->plans[0]))
-            return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                            "lanes of %lld and of %lld rows are computed in other steps, so they "
-                            "cannot run side by side; let the batch be a multiple of the lanes",
-                            (long long)team->graphs[0].rows, (long long)team->graphs[g].rows);
+            return tdm_fail(
+                err, TDM_ERR_UNSUPPORTED,
+                "lanes of %lld and of %lld rows are computed in different steps, so they "
+                "cannot run concurrently; set the batch to a multiple of the lanes",
+                (long long)team->graphs[0].rows, (long long)team->graphs[g].rows);
         for (size_t s = 0; s < tdm_plan_step_count(team->plans[g]); s++) {
             tdm_tensor io;
             if (!tdm_plan_lane_sum_at(team->plans[g], s, &io)) continue;
@@ -303,20 +304,20 @@ static tdm_status list_meetings(tdm_team *team, tdm_error *err)
     return TDM_OK;
 }
 
-static int levels_of(int64_t lane_count)
+static int tree_levels(int64_t lane_count)
 {
     int levels = 0;
     while ((INT64_C(1) << levels) < lane_count) levels++;
     return levels;
 }
 
-static tdm_status prepare_meetings(tdm_team *team, tdm_error *err)
+static tdm_status team_prepare_lane_sums(tdm_team *team, tdm_error *err)
 {
     tdm__meeting *m = &team->meeting;
     size_t lanes = (size_t)team->options.lane_count;
     if (m->count == 0) return TDM_OK;
     m->row_elements = (m->row_elements + 15) / 16 * 16;
-    size_t rows = (size_t)TDM_MAX_LANE_PARTS + 2 + (size_t)levels_of(team->options.lane_count);
+    size_t rows = (size_t)TDM_MAX_LANE_PARTS + 2 + (size_t)tree_levels(team->options.lane_count);
     m->tree = (tdm__tree){team->options.lane_count, calloc(2 * lanes, sizeof(*m->tree.held))};
     m->rows = aligned_alloc(64, rows * m->row_elements * sizeof(float));
     if (!m->tree.held || !m->rows) return no_memory(err);
@@ -325,33 +326,33 @@ static tdm_status prepare_meetings(tdm_team *team, tdm_error *err)
     return TDM_OK;
 }
 
-/* Messages when there are several nodes, when gradients are shared out, and for sums that are not the
- * tree's. */
-static bool needs_messages(const tdm_team *team)
+/* Messages are needed with several nodes, with sharded gradients, and for reductions other than the
+ * tree. */
+static bool team_needs_messages(const tdm_team *team)
 {
     return team->size > 1 && (team->layout->node_count > 1 || team->job->parallel.zero >= 2 ||
                               team->job->parallel.reduce != TDM_JOB_REDUCE_TREE);
 }
 
-/* The most lanes that a rank may ever execute, and the most gradient buffers that takes. */
-static void max_find(const tdm_team *team, int64_t *lanes, int *buffers)
+/* The maximum number of lanes a rank may ever execute, and of gradient buffers for them. */
+static void team_find_max(const tdm_team *team, int64_t *lanes, int *buffers)
 {
     int64_t lane_count = team->options.lane_count;
     tdm_slice mine = {team->first[team->place],
                       team->first[team->place + 1] - team->first[team->place]};
-    bool overlaid = needs_messages(team) && team->job->parallel.zero >= 2;
+    bool overlaid = team_needs_messages(team) && team->job->parallel.zero >= 2;
     *lanes = mine.count;
-    if (overlaid) mine.count--; /* the last lane's gradient is never whole */
+    if (overlaid) mine.count--; /* the last lane's gradient is never complete in memory */
     *buffers = tdm_lane_buffers(lane_count, mine);
     if (team->job->parallel.balance != TDM_JOB_BALANCE_FEEDBACK || team->size == 1) return;
     *lanes = lane_count - team->size + 1;
-    *buffers = 2 * levels_of(lane_count) +
-               1; /* of any stretch of lanes; touched only when needed */
+    *buffers = 2 * tree_levels(lane_count) +
+               1; /* for any range of lanes; touched only when needed */
     if (*buffers > *lanes) *buffers = (int)*lanes;
 }
 
-/* Places for the plans and arenas of so many lanes. */
-static tdm_status make_room(tdm_team *team, int count, tdm_error *err)
+/* Grows the arrays of plans and arenas to `count` concurrent lanes. */
+static tdm_status team_reserve_lanes(tdm_team *team, int count, tdm_error *err)
 {
     size_t graphs = (size_t)team->graph_count;
     if (count <= team->max_made) return TDM_OK;
@@ -374,23 +375,23 @@ static tdm_status make_room(tdm_team *team, int count, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status prepare_lanes(tdm_team *team, tdm_error *err)
+static tdm_status team_prepare_lanes(tdm_team *team, tdm_error *err)
 {
     size_t lanes = (size_t)team->options.lane_count;
     int64_t max_lanes;
-    /* The first slot shows whether lanes must run side by side. */
-    TDM_TRY(make_room(team, 1, err));
+    /* The first lane's plans show whether lanes must run concurrently. */
+    TDM_TRY(team_reserve_lanes(team, 1, err));
     tdm_plan_options options = tdm_model_plan_options(&team->options.model);
     for (int i = 0; i < team->graph_count; i++)
         if (!team->plans[i])
             TDM_TRY(tdm_plan_create(team->graphs[i].graph, &options, &team->plans[i], err));
-    TDM_TRY(list_meetings(team, err));
-    TDM_TRY(prepare_meetings(team, err));
-    max_find(team, &max_lanes, &team->buffer_count);
+    TDM_TRY(team_list_lane_sums(team, err));
+    TDM_TRY(team_prepare_lane_sums(team, err));
+    team_find_max(team, &max_lanes, &team->buffer_count);
     team->side_by_side = team->meeting.count > 0;
     team->max_run = team->side_by_side ? (int)max_lanes : 1;
     if (team->side_by_side) team->buffer_count = (int)max_lanes;
-    TDM_TRY(make_room(team, team->max_run, err));
+    TDM_TRY(team_reserve_lanes(team, team->max_run, err));
     team->run = calloc((size_t)team->max_run, sizeof(*team->run));
     team->absent = calloc(lanes, sizeof(*team->absent));
     team->free_grads = calloc((size_t)team->buffer_count + 1, sizeof(*team->free_grads));
@@ -398,20 +399,20 @@ static tdm_status prepare_lanes(tdm_team *team, tdm_error *err)
     team->losses = calloc(2 * lanes, sizeof(*team->losses));
     team->has_loss = calloc(2 * lanes, sizeof(*team->has_loss));
     team->parts = calloc(TDM_MAX_LANE_PARTS, sizeof(*team->parts));
-    team->scratch_elements = (size_t)(2 + levels_of(team->options.lane_count)) * TDM__CELL;
+    team->scratch_elements = (size_t)(2 + tree_levels(team->options.lane_count)) * TDM__CELL;
     team->scratch = aligned_alloc(64, (size_t)team->thread_count * team->scratch_elements *
                                           sizeof(float));
     if (!team->run || !team->absent || !team->free_grads || !team->tree.held || !team->losses ||
         !team->has_loss || !team->parts || !team->scratch)
         return no_memory(err);
-    for (int i = 0; i < team->max_run; i++) TDM_TRY(prepare_plans(team, i, err));
+    for (int i = 0; i < team->max_run; i++) TDM_TRY(team_prepare_plans(team, i, err));
     return TDM_OK;
 }
 
 /* ---- placement -------------------------------------------------------------------------------- */
 
-/* By parallel.weights, or by the processors that each rank has. */
-static tdm_status find_weights(tdm_team *team, tdm_error *err)
+/* From parallel.weights, or from the number of CPUs of each rank. */
+static tdm_status team_find_weights(tdm_team *team, tdm_error *err)
 {
     const tdm_job_int_list *list = &team->job->parallel.weights;
     if (team->job->parallel.balance != TDM_JOB_BALANCE_WEIGHTS) return TDM_OK;
@@ -419,8 +420,8 @@ static tdm_status find_weights(tdm_team *team, tdm_error *err)
     if (!team->weights) return no_memory(err);
     if (list->count > 0 && list->count != (size_t)team->size)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
-                        "parallel.weights has %zu numbers, and there are %d ranks; give one for "
-                        "each, or none, to go by their processors",
+                        "parallel.weights has %zu numbers, but there are %d ranks; give one per "
+                        "rank, or none to use their number of CPUs",
                         list->count, team->size);
     for (int i = 0; i < team->size && list->count > 0; i++)
         team->weights[i] = (double)list->values[team->layout->rank_of_place[i]];
@@ -436,7 +437,7 @@ static tdm_status find_weights(tdm_team *team, tdm_error *err)
                                 TDM_DTYPE_F64, err);
 }
 
-static tdm_status place(tdm_team *team, tdm_error *err)
+static tdm_status team_place_lanes(tdm_team *team, tdm_error *err)
 {
     size_t size = (size_t)team->size;
     team->first = calloc(size + 1, sizeof(*team->first));
@@ -448,7 +449,7 @@ static tdm_status place(tdm_team *team, tdm_error *err)
     if (!team->first || !team->next_first || !team->seconds || !team->notes || !team->ranks ||
         !team->balance)
         return no_memory(err);
-    TDM_TRY(find_weights(team, err));
+    TDM_TRY(team_find_weights(team, err));
     tdm_place_lanes(team->options.lane_count, team->size, team->weights, team->first);
     memcpy(team->next_first, team->first, (size + 1) * sizeof(*team->first));
     for (int i = 0; i < team->size; i++) {
@@ -460,8 +461,8 @@ static tdm_status place(tdm_team *team, tdm_error *err)
     return TDM_OK;
 }
 
-/* TANDEM_TEST_SLOW=RANK:FACTOR makes a rank take FACTOR times as long for its lanes. */
-static void read_slowness(tdm_team *team)
+/* TANDEM_TEST_SLOW=RANK:FACTOR makes the lanes of a rank take FACTOR times as long. */
+static void team_read_test_options(tdm_team *team)
 {
     const char *text = getenv("TANDEM_TEST_SLOW");
     int rank = -1;
@@ -472,13 +473,13 @@ static void read_slowness(tdm_team *team)
     team->tested = getenv("TANDEM_TEST_KILL") != NULL;
 }
 
-static tdm_status check_options(const tdm_team_options *o, tdm_error *err)
+static tdm_status team_check_options(const tdm_team_options *o, tdm_error *err)
 {
     int size = o->comm ? tdm_comm_size(o->comm) : 1;
     if (o->lane_count < 1 || o->lane_count > TDM_MAX_LANES ||
         (o->lane_count & (o->lane_count - 1)) != 0)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "team: %lld lanes; it must be a power of two up to %d",
+                        "team: invalid number of lanes %lld; it must be a power of two up to %d",
                         (long long)o->lane_count, TDM_MAX_LANES);
     if (size > o->lane_count)
         return tdm_fail(
@@ -489,18 +490,18 @@ static tdm_status check_options(const tdm_team_options *o, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status prepare(tdm_team *team, tdm_error *err)
+static tdm_status team_prepare(tdm_team *team, tdm_error *err)
 {
-    TDM_TRY(build_graphs(team, err));
+    TDM_TRY(team_build_graphs(team, err));
     if (team->size > 1)
         TDM_TRY(tdm_group_create(team->layout->comm, team->layout->rank_of_place, team->size,
                                  &team->group, err));
-    TDM_TRY(place(team, err));
-    read_slowness(team);
-    TDM_TRY(prepare_lanes(team, err));
+    TDM_TRY(team_place_lanes(team, err));
+    team_read_test_options(team);
+    TDM_TRY(team_prepare_lanes(team, err));
     TDM_TRY(tdm_prefetch_create(team->options.store, TDM_BLOCK_PARAMS, team->plans,
-                                team->max_run * team->graph_count, &team->feed, err));
-    if (needs_messages(team)) {
+                                team->max_run * team->graph_count, &team->prefetch, err));
+    if (team_needs_messages(team)) {
         TDM_TRY(tdm__buckets_create(team, err));
     } else if (team->size > 1 || team->undo_log) {
         TDM_TRY(tdm__common_create(team, err));
@@ -514,7 +515,7 @@ static tdm_status prepare(tdm_team *team, tdm_error *err)
 
 tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_error *err)
 {
-    TDM_TRY(check_options(options, err));
+    TDM_TRY(team_check_options(options, err));
     tdm_team *team = calloc(1, sizeof(*team));
     if (!team) return no_memory(err);
     team->options = *options;
@@ -525,9 +526,9 @@ tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_
     team->place = team->layout->place;
     team->thread_count = tdm_model_threads(&options->model);
     team->bad_element = SIZE_MAX;
-    atomic_init(&team->immodest, false);
-    if (options->plan_cache) take_kit(team, options->plan_cache);
-    tdm_status status = prepare(team, err);
+    atomic_init(&team->overflow_risk, false);
+    if (options->plan_cache) plan_cache_take(team, options->plan_cache);
+    tdm_status status = team_prepare(team, err);
     if (status != TDM_OK) {
         tdm_team_destroy(team);
         return status;
@@ -536,12 +537,12 @@ tdm_status tdm_team_create(const tdm_team_options *options, tdm_team **out, tdm_
     return TDM_OK;
 }
 
-static void release_lanes(tdm_team *team)
+static void team_release_lanes(tdm_team *team)
 {
     tdm_plan_cache rest = {0};
     tdm_plan_cache *plan_cache = team->options.plan_cache ? team->options.plan_cache : &rest;
-    give_kit(team, plan_cache);
-    empty_kit(&rest);
+    plan_cache_give(team, plan_cache);
+    plan_cache_clear(&rest);
     for (int g = 0; g < TDM__MAX_GRAPHS; g++) free(team->meeting.steps[g]);
     free(team->meeting.elements);
     free(team->meeting.tree.held);
@@ -561,9 +562,9 @@ void tdm_team_destroy(tdm_team *team)
     if (!team) return;
     tdm__buckets_destroy(team);
     tdm__common_destroy(team);
-    tdm_prefetch_destroy(team->feed);
+    tdm_prefetch_destroy(team->prefetch);
     if (team->group) tdm_group_destroy(team->group);
-    release_lanes(team);
+    team_release_lanes(team);
     tdm_pages_unmap(&team->grad_pages);
     tdm_balance_destroy(team->balance);
     free(team->weights);
@@ -576,7 +577,7 @@ void tdm_team_destroy(tdm_team *team)
     free(team);
 }
 
-/* ---- what it tells ----------------------------------------------------------------------------- */
+/* ---- queries ----------------------------------------------------------------------------------- */
 
 tdm_team_info tdm_team_info_of(const tdm_team *team)
 {

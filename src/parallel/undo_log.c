@@ -1,10 +1,10 @@
 /*
- * undo_log.c: the desk in a node's vault: marks, undo records, writing sections, memos. See undo_log.h.
+ * undo_log.c: marks, undo records, write sections and snapshots in shared memory. See undo_log.h.
  *
- * Everything here may be cut off by SIGKILL between any two instructions, by a process other than the one
- * that reads it later. Hence the order of stores: what a mark or a number speaks of is complete before it is
- * set, and nothing of it changes before the mark is gone. Each such order is in the code (an atomic store, or
- * tdm__undo_barrier), so none depends on what the compiler sees at a time.
+ * SIGKILL may end a process between any two instructions here, and another process reads its memory
+ * later. Hence the order of stores: the data that a mark or a number describes is complete before it is
+ * set, and does not change before the mark is cleared. Each such order is explicit in the code (an atomic store, or
+ * tdm__undo_barrier), so none depends on the optimisations of the compiler.
  */
 #include "parallel/undo_log.h"
 
@@ -16,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define KILL_S 5.0 /* for a process that was killed to be gone */
+#define KILL_S 5.0 /* limit for a killed process to end */
 
 enum { NAP_NS = 200000 };
 
@@ -27,7 +27,8 @@ static size_t undo_bytes(const tdm__undo_log *j)
     return (size_t)j->thread_count * sizeof(tdm__undo_record);
 }
 
-static tdm_status take(tdm__undo_log *j, const char *name, size_t bytes, void *out, tdm_error *err)
+static tdm_status region_take(tdm__undo_log *j, const char *name, size_t bytes, void *out,
+                              tdm_error *err)
 {
     void *memory = NULL;
     TDM_TRY(tdm_shm_region_take(j->shm, name, bytes, NULL, &memory, err));
@@ -40,16 +41,16 @@ tdm_status tdm__undo_log_open(tdm__undo_log *j, size_t piece_count, size_t cell_
 {
     char name[TDM_SHM_NAME_BYTES];
     if (j->slot < 0 || j->slot >= TDM__UNDO_MAX_SLOTS)
-        return tdm_fail(err, TDM_ERR_RANGE, "slot %d; a host has %d at most", j->slot,
-                        TDM__UNDO_MAX_SLOTS);
+        return tdm_fail(err, TDM_ERR_RANGE, "slot %d is out of range; a host has at most %d",
+                        j->slot, TDM__UNDO_MAX_SLOTS);
     j->piece_count = piece_count;
     j->cell_count = cell_count;
     j->tested = getenv("TANDEM_TEST_KILL") != NULL;
     snprintf(name, sizeof name, "undo-%d", j->slot);
-    TDM_TRY(take(j, "desk", sizeof(tdm__undo_header), &j->undo_header, err));
-    TDM_TRY(take(j, "marks", (piece_count + 1) * sizeof(tdm__mark), &j->marks, err));
-    TDM_TRY(take(j, "cells", (cell_count + 1) * sizeof(*j->cells), &j->cells, err));
-    return take(j, name, undo_bytes(j), &j->undo, err);
+    TDM_TRY(region_take(j, "desk", sizeof(tdm__undo_header), &j->undo_header, err));
+    TDM_TRY(region_take(j, "marks", (piece_count + 1) * sizeof(tdm__mark), &j->marks, err));
+    TDM_TRY(region_take(j, "cells", (cell_count + 1) * sizeof(*j->cells), &j->cells, err));
+    return region_take(j, name, undo_bytes(j), &j->undo, err);
 }
 
 tdm_status tdm__undo_records_of(const tdm__undo_log *j, int slot, tdm__undo_record **out,
@@ -73,14 +74,14 @@ static tdm_status fail_fenced(const tdm__undo_log *j, tdm_error *err)
 {
     return tdm_fail(
         err, TDM_ERR_PEER_FENCED,
-        "this rank was replaced: the others have gone on from epoch %u to %u without it",
+        "this rank was fenced: the other ranks continued from epoch %u to %u without it",
         (unsigned)j->epoch, (unsigned)atomic_load(&j->undo_header->epoch));
 }
 
 tdm_status tdm__undo_write_begin(tdm__undo_log *j, tdm_error *err)
 {
     tdm__undo_slot *slot = &j->undo_header->slots[j->slot];
-    atomic_store(&slot->inside, j->epoch); /* first this, then the look: see undo_log.h */
+    atomic_store(&slot->inside, j->epoch); /* before the check: see undo_log.h */
     if (atomic_load(&j->undo_header->epoch) == j->epoch) return TDM_OK;
     atomic_store(&slot->inside, 0);
     return fail_fenced(j, err);
@@ -94,7 +95,7 @@ void tdm__undo_write_end(tdm__undo_log *j)
 tdm_status tdm__undo_gather_begin(tdm__undo_log *j, tdm_error *err)
 {
     atomic_store(&j->undo_header->slots[j->slot].gathering,
-                 j->epoch); /* then the look, as in enter */
+                 j->epoch); /* before the check, as above */
     if (atomic_load(&j->undo_header->epoch) == j->epoch) return TDM_OK;
     tdm__undo_gather_end(j);
     return fail_fenced(j, err);
@@ -141,7 +142,7 @@ void tdm__undo_record_begin(tdm__undo_log *j, int thread, tdm__undo_kind kind, s
         memcpy(u->blocks[b], j->blocks[b] + begin, bytes);
     }
     atomic_store_explicit(&u->active, (uint64_t)kind, memory_order_release);
-    tdm__undo_barrier(); /* only now may the piece change */
+    tdm__undo_barrier(); /* the piece may change only after this */
 }
 
 void tdm__undo_test_point(const tdm__undo_log *j, const char *phase, uint64_t step, uint64_t part)
@@ -156,7 +157,7 @@ void tdm__undo_record_commit(tdm__undo_log *j, int thread, tdm__undo_kind kind, 
     tdm__undo_test_point(j, "torn", step, index);
     atomic_store_explicit(mark_of(j, kind, index), step + 2, memory_order_release);
     atomic_store_explicit(&u->active, 0, memory_order_release);
-    tdm__undo_barrier(); /* only now may the record be used again */
+    tdm__undo_barrier(); /* the record may be reused only after this */
     tdm__undo_test_point(j, "update", step, index);
 }
 
@@ -166,7 +167,7 @@ void tdm__undo_step_finish(tdm__undo_log *j, uint64_t step, bool changed)
     atomic_store(&j->undo_header->state, step + 2);
 }
 
-static void rollback(tdm__undo_log *j, tdm__undo_record *u, uint64_t step)
+static void record_rollback(tdm__undo_log *j, tdm__undo_record *u, uint64_t step)
 {
     tdm__undo_kind kind = (tdm__undo_kind)atomic_load(&u->active);
     size_t max = kind == TDM__UNDO_STATISTIC ? j->cell_count : j->piece_count;
@@ -190,21 +191,21 @@ tdm_status tdm__undo_rollback(tdm__undo_log *j, int slot, uint64_t step, tdm_err
     tdm__undo_record *undo;
     TDM_TRY(tdm__undo_records_of(j, slot, &undo, err));
     for (int t = 0; undo && t < j->thread_count; t++)
-        if (atomic_load(&undo[t].active)) rollback(j, &undo[t], step);
+        if (atomic_load(&undo[t].active)) record_rollback(j, &undo[t], step);
     return TDM_OK;
 }
 
-/* ---- memos ----------------------------------------------------------------------------------- */
+/* ---- snapshots ------------------------------------------------------------------------------- */
 
-void tdm__undo_snapshot_save(tdm__undo_log *j, const void *memo, size_t bytes, uint64_t order)
+void tdm__undo_snapshot_save(tdm__undo_log *j, const void *snapshot, size_t bytes, uint64_t order)
 {
     tdm__undo_slot *slot = &j->undo_header->slots[j->slot];
     if (tdm__undo_write_begin(j, NULL) != TDM_OK)
-        return; /* others have gone on: it is not their past */
+        return; /* fenced: the snapshot is not part of the run any more */
     uint32_t turn = 1 - (atomic_load(&slot->snapshot_turn) & 1);
     tdm__undo_snapshot *m = &slot->snapshots[turn];
     if (bytes > sizeof m->data) bytes = sizeof m->data;
-    memcpy(m->data, memo, bytes);
+    memcpy(m->data, snapshot, bytes);
     m->bytes = bytes;
     m->order = order;
     atomic_store(&slot->snapshot_turn, turn);
@@ -224,8 +225,8 @@ void tdm__undo_snapshot_load(const tdm__undo_log *j, tdm__undo_snapshot *out)
 
 /* ---- fencing --------------------------------------------------------------------------------- */
 
-/* When a process started; 0: there is none, or it is dead and only not yet buried. */
-static uint64_t start_of(int process)
+/* The start time of a process; 0: it does not exist or is a zombie. */
+static uint64_t process_start_time(int process)
 {
     tdm_process_info info;
     return tdm_os_process(process, &info) && !info.is_dead ? info.started : 0;
@@ -238,11 +239,11 @@ void tdm__undo_slot_claim(tdm__undo_log *j)
     atomic_store(&slot->inside, 0);
     atomic_store(&slot->gathering, 0);
     atomic_store(&slot->began, 0);
-    atomic_store(&slot->started, start_of(process));
+    atomic_store(&slot->started, process_start_time(process));
     atomic_store(&slot->process, process);
 }
 
-static bool is_one_of(const int64_t *processes, int count, int process)
+static bool process_is_in(const int64_t *processes, int count, int process)
 {
     for (int i = 0; i < count; i++)
         if (processes[i] == process) return true;
@@ -253,23 +254,22 @@ static tdm_status evict_writer(tdm__undo_slot *slot, int index, tdm_error *err)
 {
     int process = atomic_load(&slot->process);
     double until_s = tdm_clock_s() + KILL_S;
-    bool same = process > 0 && start_of(process) == atomic_load(&slot->started) &&
-                start_of(process) != 0;
+    bool same = process > 0 && process_start_time(process) == atomic_load(&slot->started) &&
+                process_start_time(process) != 0;
     if (same)
         tdm_log(TDM_LOG_WARN, "parallel",
-                "slot %d: process %d stopped while it was writing: it is killed, and what it "
-                "left is mended",
+                "slot %d: process %d stopped while it was writing; killing it and rolling "
+                "back its changes",
                 index, process);
-    while (same && process > 0 && start_of(process) == atomic_load(&slot->started)) {
+    while (same && process > 0 && process_start_time(process) == atomic_load(&slot->started)) {
         if (kill(process, SIGKILL) != 0 && errno != ESRCH)
             return tdm_fail(
                 err, TDM_ERR_SYSTEM,
-                "process %d of an earlier epoch cannot be kept from this host's memory: %s",
+                "process %d of an earlier epoch cannot be killed to protect this host's memory: %s",
                 process, strerror(errno));
         if (tdm_clock_s() > until_s)
             return tdm_fail(err, TDM_ERR_SYSTEM,
-                            "process %d of an earlier epoch was killed, and is still there",
-                            process);
+                            "process %d of an earlier epoch was killed but has not ended", process);
         tdm_clock_sleep(NAP_NS * 1e-9);
     }
     atomic_store(&slot->inside, 0);
@@ -281,7 +281,7 @@ tdm_status tdm__undo_slot_register(tdm__undo_log *j, tdm_error *err)
 {
     tdm__undo_slot *slot = &j->undo_header->slots[j->slot];
     int process = (int)getpid();
-    uint64_t started = start_of(process);
+    uint64_t started = process_start_time(process);
     if (atomic_load(&slot->process) == process && atomic_load(&slot->started) == started)
         return TDM_OK;
     if (atomic_load(&slot->inside) != 0 || atomic_load(&slot->gathering) != 0)
@@ -301,8 +301,8 @@ tdm_status tdm__undo_fence(tdm__undo_log *j, const int64_t *processes, int count
     for (int i = 0; i < TDM__UNDO_MAX_SLOTS; i++) {
         tdm__undo_slot *slot = &j->undo_header->slots[i];
         if (atomic_load(&slot->inside) == 0 && atomic_load(&slot->gathering) == 0) continue;
-        /* Ranks of this epoch are here, and so in no section of another. */
-        if (!is_one_of(processes, count, atomic_load(&slot->process)))
+        /* Ranks of this epoch are here, so they are not in a section of another epoch. */
+        if (!process_is_in(processes, count, atomic_load(&slot->process)))
             TDM_TRY(evict_writer(slot, i, err));
     }
     return TDM_OK;

@@ -1,26 +1,26 @@
 /*
- * undo_log.h: what a node's vault says about the state in it.
+ * undo_log.h: recovery metadata and undo log of a node, in shared memory.
  *
- * With a vault (os.h) the blocks of a store outlive the processes that update them. The desk, a region
- * beside them, says how far they are, so that whoever comes next can go on: after which step the state is;
- * for each piece of the optimiser, the step that updated it last and who had to; for each slot (a place for
- * a process on its host) whether it is writing now, which step's update it has begun and with which numbers,
- * and what it remembers of the run beside the blocks (a memo).
+ * With shared memory (os.h) the blocks of a parameter store survive the processes that update them. A header
+ * region beside them records how far they are, so that later processes can continue: the number of steps done;
+ * for each optimiser piece, the step that updated it last and the slot that had to; for each slot (the place of
+ * a process on its host), whether it is in a write section, which step's update it has begun and with which
+ * numbers, and a snapshot of the caller's state outside of the blocks.
  *
- * A piece is updated under an undo record: its old numbers are saved, the record is made active, the piece
- * is changed and marked, the record is put down. Who dies in between leaves an active record, from which the
- * piece is made whole again.
+ * A piece is updated under an undo record: its old numbers are saved, the record is activated, the piece
+ * is changed and marked, the record is deactivated. A process that dies in between leaves an active record, from
+ * which the piece is rolled back.
  *
- * An update of step s begins only when every rank has all sums it needs in its vault (the meeting of the
- * step, and the exchange of norms where gradients are clipped). So, when any rank has begun, all nodes can
- * finish it, and otherwise none has changed anything.
+ * The update of step s begins only when every rank has all sums it needs in shared memory (after the exchange of
+ * the step, and of norms if gradients are clipped). So, if any rank has begun, all nodes can
+ * complete the update; otherwise no rank has changed anything.
  *
- * Fencing: the desk names the epoch that may write. A rank says that it is inside of a writing section, then
- * looks whether the epoch is still its own. The first rank of a node in a later epoch changes the epoch, then
- * looks who is inside, and kills who should not be: that one will not run again.
+ * Fencing: the header has the epoch that may write. A rank first marks that it is in a write section, then
+ * checks that the epoch is still its own. The first rank of a node in a later epoch changes the epoch, then
+ * checks which slots are in a section, and kills the processes that should not be: they will not run again.
  */
-#ifndef TANDEM_PARALLEL_DESK_H
-#define TANDEM_PARALLEL_DESK_H
+#ifndef TANDEM_PARALLEL_UNDO_LOG_H
+#define TANDEM_PARALLEL_UNDO_LOG_H
 
 #include <tandem/optim.h>
 #include <tandem/os.h>
@@ -30,13 +30,14 @@
 
 enum { TDM__UNDO_MAX_SLOTS = 512, TDM__UNDO_BLOCKS = 2 + TDM_OPTIM_MAX_STATES };
 
-/* How the sums of a step lie in the vault. */
+/* Where the sums of a step are in shared memory. */
 typedef enum tdm__sums_kind {
-    TDM__SUMS_TREE = 1,  /* in the gradient buffers of all slots, to be added as their cards say */
+    TDM__SUMS_TREE =
+        1, /* in the gradient buffers of all slots, to be added as their board entries say */
     TDM__SUMS_PLACED = 2 /* in the region of the slot that updates them */
 } tdm__sums_kind;
 
-/* With what an update was begun; the same on all ranks. */
+/* Inputs of an update that was begun; the same on all ranks. */
 typedef struct tdm__begun {
     uint64_t step; /* from 0 */
     uint32_t epoch;
@@ -49,37 +50,37 @@ typedef struct tdm__begun {
 } tdm__begun;
 
 typedef struct tdm__undo_snapshot {
-    uint64_t order; /* later ones are larger; 0: none */
+    uint64_t order; /* increases; 0: none */
     uint64_t bytes;
     unsigned char data[TDM_SNAPSHOT_BYTES];
 } tdm__undo_snapshot;
 
 typedef struct tdm__undo_slot {
-    _Atomic uint32_t inside;    /* the epoch of the writing section it is in; 0: none */
-    _Atomic uint32_t gathering; /* the same while parameters from other nodes are on their way */
-    _Atomic int32_t process;    /* 0: nobody yet */
-    _Atomic uint64_t started;   /* when that process did, which tells it from a later one */
-    _Atomic uint64_t began;     /* `begun` holds: its step + 1; 0: none */
+    _Atomic uint32_t inside; /* epoch of its write section; 0: none */
+    _Atomic uint32_t
+        gathering; /* epoch while parameters from other nodes are being received; 0: none */
+    _Atomic int32_t process;  /* 0: never used */
+    _Atomic uint64_t started; /* start time of the process, to detect a reused process ID */
+    _Atomic uint64_t began;   /* step + 1 of a valid `begun`; 0: none */
     tdm__begun begun;
-    _Atomic uint32_t snapshot_turn; /* which of the two holds */
+    _Atomic uint32_t snapshot_turn; /* index of the valid snapshot */
     tdm__undo_snapshot snapshots[2];
 } tdm__undo_slot;
 
 typedef struct tdm__mark {
-    _Atomic uint64_t
-        updated; /* of the last update of this piece here: step + 2; 0: it holds nothing */
-    _Atomic uint64_t applied; /* the same of the pass after it, where there is one */
+    _Atomic uint64_t updated; /* step + 2 of the last update of this piece here; 0: invalid */
+    _Atomic uint64_t applied; /* likewise of the apply pass, for optimisers that have one */
     _Atomic uint32_t epoch;   /* in which `slot` has to update it */
     _Atomic uint32_t slot;
     double sums[TDM_OPTIM_SUMS]; /* of the update */
 } tdm__mark;
 
-/* In the vault. */
+/* In shared memory. */
 typedef struct tdm__undo_header {
     _Atomic uint32_t epoch; /* that may write */
-    _Atomic uint64_t state; /* the blocks are those after so many steps, + 1; 0: they are nothing */
-    _Atomic uint64_t last_update; /* step + 1 of the last step that changed them */
-    _Atomic uint32_t lineage;     /* the epoch that began with them here */
+    _Atomic uint64_t state; /* number of steps done in the blocks, + 1; 0: the blocks are invalid */
+    _Atomic uint64_t last_update; /* step + 1 of the last step that changed the blocks */
+    _Atomic uint32_t lineage;     /* the epoch that last adopted this state here */
     tdm__undo_slot slots[TDM__UNDO_MAX_SLOTS];
 } tdm__undo_header;
 
@@ -89,83 +90,83 @@ typedef enum tdm__undo_kind {
     TDM__UNDO_STATISTIC = 3 /* index: see tdm__statistic_visit */
 } tdm__undo_kind;
 
-/* Of one thread of a slot, in the vault. */
+/* Record of one thread of a slot, in shared memory. */
 typedef struct tdm__undo_record {
-    _Atomic uint64_t active; /* 0: nothing is torn; else kind */
+    _Atomic uint64_t active; /* kind of the piece being changed; 0: none */
     uint64_t index, begin, count;
-    uint64_t grad_place; /* in the vault; UINT64_MAX: not there */
+    uint64_t grad_place; /* offset in shared memory; UINT64_MAX: the gradient is elsewhere */
     float grad[TDM_OPTIM_PIECE_ELEMENTS];
     float blocks[TDM__UNDO_BLOCKS][TDM_OPTIM_PIECE_ELEMENTS];
 } tdm__undo_record;
 
-/* This process's hold on them. */
+/* This process's handle of the undo log. */
 typedef struct tdm__undo_log {
     tdm_shm *shm;
     int slot;
     uint32_t epoch;
     int thread_count;
-    bool tested; /* tests may kill this process at some point: see tdm_os_test_point */
+    bool tested; /* tests may kill this process: see tdm_os_test_point */
     tdm__undo_header *undo_header;
     size_t piece_count, cell_count;
-    tdm__mark *marks;                /* piece_count */
-    tdm__mark *cells;                /* cell_count: the same for stretches of statistics */
-    tdm__undo_record *undo;          /* thread_count, of this slot */
-    float *blocks[TDM__UNDO_BLOCKS]; /* of the store; NULL: there is none */
+    tdm__mark *marks;                /* piece_count entries */
+    tdm__mark *cells;                /* cell_count entries: the same for ranges of statistics */
+    tdm__undo_record *undo;          /* thread_count entries, of this slot */
+    float *blocks[TDM__UNDO_BLOCKS]; /* of the parameter store; NULL: none */
 } tdm__undo_log;
 
-/* What is stored before this is stored before what is stored after it, as far as the compiler goes. That is
- * enough here: a process that is killed has done all up to some instruction and nothing behind it, and who
- * reads what it left has first heard from the system that it is gone. Needed where plain stores follow an
- * atomic one that they must not overtake; the other way round the atomic store itself sees to it. */
+/* Compiler barrier: no store may be reordered across it. That is sufficient here: a process that is killed has
+ * executed all instructions up to some point and none after it, and its memory is only read after
+ * the kernel has reported its end. Needed where plain stores follow an atomic store that they must not
+ * overtake; in the other direction the atomic store itself orders them. */
 static inline void tdm__undo_barrier(void)
 {
     atomic_signal_fence(memory_order_seq_cst);
 }
 
-/* Takes the regions; `blocks` are the caller's to fill in. */
+/* Takes the regions; the caller fills in `blocks`. */
 tdm_status tdm__undo_log_open(tdm__undo_log *undo_log, size_t piece_count, size_t cell_count,
                               tdm_error *err);
-/* The undo records of a slot; NULL: it never had any. An error is none of that: it may have. */
+/* The undo records of a slot; NULL: it has none. An error does not mean that it has none. */
 tdm_status tdm__undo_records_of(const tdm__undo_log *undo_log, int slot, tdm__undo_record **out,
                                 tdm_error *err);
 
-/* A writing section. TDM_ERR_PEER_FENCED: another epoch counts. */
+/* A write section. TDM_ERR_PEER_FENCED: another epoch may write. */
 tdm_status tdm__undo_write_begin(tdm__undo_log *undo_log, tdm_error *err);
 void tdm__undo_write_end(tdm__undo_log *undo_log);
-/* What others send may be written at any time from now on; no longer. TDM_ERR_PEER_FENCED from the first, and
- * nothing may be: another epoch counts. */
+/* Between these calls, data received from other nodes may be written at any time. TDM_ERR_PEER_FENCED: another
+ * epoch may write, so nothing may be received. */
 tdm_status tdm__undo_gather_begin(tdm__undo_log *undo_log, tdm_error *err);
 void tdm__undo_gather_end(tdm__undo_log *undo_log);
-/* This rank is about to update, with these numbers. Inside of a writing section. */
+/* Records that this rank is about to update, with these inputs. In a write section. */
 void tdm__undo_step_begin(tdm__undo_log *undo_log, const tdm__begun *begun);
-/* Around the change of a piece, or of a stretch of a cell's statistics. `step` is the one in progress. */
+/* Around the change of a piece, or of a range of statistics. `step` is the current step. */
 void tdm__undo_record_begin(tdm__undo_log *undo_log, int thread, tdm__undo_kind kind, size_t index,
                             size_t begin, size_t count, const float *grad);
 void tdm__undo_record_commit(tdm__undo_log *undo_log, int thread, tdm__undo_kind kind, size_t index,
                              uint64_t step);
-/* Whether that was done in this step already. */
+/* Whether that was already done in this step. */
 bool tdm__undo_is_done(const tdm__undo_log *undo_log, tdm__undo_kind kind, size_t index,
                        uint64_t step);
-/* The step is over: the state is that after step + 1 steps. Inside of a writing section. */
+/* Ends the step: the state is that after step + 1 steps. In a write section. */
 void tdm__undo_step_finish(tdm__undo_log *undo_log, uint64_t step, bool changed);
-/* Makes whole what a slot's process left torn. Inside of a writing section. */
+/* Rolls back the pieces that a slot's process left inconsistent. In a write section. */
 tdm_status tdm__undo_rollback(tdm__undo_log *undo_log, int slot, uint64_t step, tdm_error *err);
-/* Remembers, unless another epoch counts. */
-void tdm__undo_snapshot_save(tdm__undo_log *undo_log, const void *memo, size_t bytes,
+/* Saves a snapshot, unless another epoch may write. */
+void tdm__undo_snapshot_save(tdm__undo_log *undo_log, const void *snapshot, size_t bytes,
                              uint64_t order);
-/* The latest memo of all slots of this node; order 0: there is none. */
+/* The latest snapshot of all slots of this node; order 0: none. */
 void tdm__undo_snapshot_load(const tdm__undo_log *undo_log, tdm__undo_snapshot *out);
-/* The first rank of a node, once all ranks of the epoch are in it: from now on only they may write. Kills
- * who is inside of a section and not one of these processes, which are the epoch's ranks here. */
+/* Called by the first rank of a node when all ranks of the epoch have entered it: from now on only they may write.
+ * Kills processes in a section that are not in `processes`, the ranks of the epoch on this node. */
 tdm_status tdm__undo_fence(tdm__undo_log *undo_log, const int64_t *processes, int count,
                            tdm_error *err);
-/* Here a test may kill this process, which counts as rank by its slot. `step` is the one in progress. */
+/* A point where a test may kill this process, identified by its slot. `step` is the current step. */
 void tdm__undo_test_point(const tdm__undo_log *undo_log, const char *phase, uint64_t step,
                           uint64_t part);
-/* This process can be found by its slot from now on, so that it is killed, too, should it be stopped while it
- * mends; what its forerunner left there stays. Before a fence. */
+/* Registers this process in its slot, so that it can be found and killed if it is stopped during the recovery. Data
+ * of the slot's previous process is kept. Call before a fence. */
 tdm_status tdm__undo_slot_register(tdm__undo_log *undo_log, tdm_error *err);
-/* This process takes its slot; what its forerunner left there is forgotten. */
+/* Takes over the slot; data of its previous process is discarded. */
 void tdm__undo_slot_claim(tdm__undo_log *undo_log);
 
 #endif

@@ -322,7 +322,7 @@ static tdm_status state_compare_disk(tdm__trainer *t, tdm_recovery *r, tdm_error
 static bool state_from_memory(tdm__trainer *t, const tdm_recovery *r)
 {
     trainer_snapshot m;
-    memcpy(&m, r->memo, sizeof(m));
+    memcpy(&m, r->snapshot, sizeof(m));
     bool same = m.position.step == r->step;
     bool before = m.position.step + 1 == r->step && m.after_done && r->finished;
     if (!r->found || r->snapshot_order == 0 || (!same && !before)) return false;
@@ -514,7 +514,8 @@ static void say_recovery(const tdm__trainer *t, const tdm_recovery *r, bool from
                  "epoch %u: resumed after step %llu with %d rank%s, from memory (%d pieces "
                  "recovered), %.0f ms after the epoch began",
                  (unsigned)t->epoch, (unsigned long long)t->position.step, t->status.rank_count,
-                 t->status.rank_count == 1 ? "" : "s", r->mended, 1000 * (tdm_clock_s() - begin_s));
+                 t->status.rank_count == 1 ? "" : "s", r->recovered_pieces,
+                 1000 * (tdm_clock_s() - begin_s));
     else
         say_going_back(t, from_memory);
 }

@@ -329,7 +329,7 @@ test_hosts_that_differ() {
     assert_exit 1 on_hosts --set data.test=test.csv --set parallel.offload=states --set parallel.zero=1
     assert_equal "$(count 'rank 1: .*host-1/states/.*: its folder does not exist' "$err")" 1 "in: $err"
     assert_exit 2 on_hosts --set parallel.balance=weights --set 'parallel.weights=[1, 2, 3]'
-    assert_equal "$(count 'tandem: parallel.weights has 3 numbers, and there are 2 ranks' "$err")" 1 \
+    assert_equal "$(count 'tandem: parallel.weights has 3 numbers, but there are 2 ranks' "$err")" 1 \
         "in: $err"
     mkdir host-1/states
     assert_exit 0 on_hosts --set data.test=test.csv --set parallel.offload=states --set parallel.zero=1

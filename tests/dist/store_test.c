@@ -294,7 +294,7 @@ static void test_fenced(void)
         tdm_params_snapshot_save(old.store, "five", 5, 11);
     if (enter_alone(&b, shm, 1, 2, &found)) {
         CHECK_INT(found.snapshot_order, 11);
-        CHECK_TEXT((const char *)found.memo, "five");
+        CHECK_TEXT((const char *)found.snapshot, "five");
         tdm_params_snapshot_save(old.store, "late", 5, 99);
         tdm__undo_log *undo_log = tdm__params_undo_log(old.store);
         CHECK_INT(tdm__undo_gather_begin(undo_log, &err), TDM_ERR_PEER_FENCED);
@@ -305,7 +305,7 @@ static void test_fenced(void)
     bench_close(&old);
     if (enter_alone(&b, shm, 1, 3, &found)) {
         CHECK_INT(found.snapshot_order, 13);
-        CHECK_TEXT((const char *)found.memo, "six");
+        CHECK_TEXT((const char *)found.snapshot, "six");
     }
     bench_close(&b);
     tdm_shm_close(shm);

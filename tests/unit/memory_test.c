@@ -204,7 +204,7 @@ static void test_too_many_ranks(void)
     CHECK_HAS(err.message, "5 ranks cannot share 4 lanes");
     CHECK_INT(tdm_memory_estimate_of(job, &data, &(tdm_memory_world){2, 3, 0}, &e, &err),
               TDM_ERR_JOB_INVALID);
-    CHECK_HAS(err.message, "2 ranks cannot be spread over 3 hosts: take 1 to 2 hosts");
+    CHECK_HAS(err.message, "2 ranks cannot be spread over 3 hosts: use 1 to 2 hosts");
     CHECK_INT(e.worker_count, 77);
     tdm_job_data_release(&data);
     tdm_job_document_destroy(document);

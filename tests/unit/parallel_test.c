@@ -520,7 +520,7 @@ static void a_batch_of_another_size(void)
         tdm_error err = {0};
         CHECK_INT(tdm_team_step(b.team, &(tdm_step_input){.batch = sizes[i]}, &r, &err),
                   TDM_ERR_INVALID);
-        CHECK_HAS(err.message, "no such batch");
+        CHECK_HAS(err.message, "is not one of the configured");
     }
     CHECK(team_bench_step(&b, 0, 3).finite);
     team_bench_close(&b);
