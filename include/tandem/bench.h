@@ -51,8 +51,8 @@ typedef struct tdm_bench {
     /* the machine, with the total number of threads of the step */
     double peak_flops;      /* per second, matrix product of 1024 x 1024 x 1024 */
     double peak_bf16_flops; /* per second, with bf16 inputs; 0: the job has none */
-    double
-        peak_bytes; /* per second, read and written, in a pass over memory larger than the caches */
+    /* per second, read and written, in a pass over memory larger than the caches */
+    double peak_bytes;
     double products_s; /* the matrix products and convolutions of the step alone, in sequence */
     uint64_t peak_resident_bytes; /* of the rank with the most, shared memory included */
     /* the ops of one lane, in order, on this rank */

@@ -196,8 +196,8 @@ typedef struct tdm_team_options {
     uint64_t seed;
     tdm_lane_fill_fn fill;
     void *user;
-    tdm_plan_cache
-        *plan_cache; /* of an earlier team, or empty; used by one team at a time. NULL: private */
+    /* of an earlier team, or empty; used by one team at a time. NULL: private */
+    tdm_plan_cache *plan_cache;
 } tdm_team_options;
 
 /* parallel.* of the model's job apply: zero, reduce, balance, bucket, overlap. TDM_ERR_JOB_INVALID: fewer
@@ -319,12 +319,13 @@ TDM_API void tdm_params_snapshot_save(tdm_params *store, const void *snapshot, s
                                       uint64_t order);
 
 typedef struct tdm_recovery {
-    bool
-        found; /* the complete state is available where needed; if false, the contents of the blocks are undefined */
+    /* the complete state is available where needed; if false, the contents of the blocks are
+     * undefined */
+    bool found;
     bool is_old;   /* the state is older than the lineage: later steps were done and are lost */
     uint64_t step; /* number of steps done in the state */
-    bool
-        finished; /* the last step was completed by the recovery, or some ranks may not have its result */
+    /* the last step was completed by the recovery, or some ranks may not have its result */
+    bool finished;
     double lr; /* learning rate of that step */
     tdm_step_result result;
     uint64_t snapshot_order; /* of the latest snapshot; 0: none */

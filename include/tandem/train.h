@@ -84,8 +84,8 @@ TDM_API tdm_data_options tdm_model_data_options(const tdm_model *model);
 
 /* The data of a job, read and split. `test` is NULL when the job has none. */
 typedef struct tdm_job_data {
-    tdm_dataset
-        *whole; /* the data set that train and test are parts of, if it was split; else NULL */
+    /* the data set that train and test are parts of, if it was split; else NULL */
+    tdm_dataset *whole;
     tdm_dataset *train;
     tdm_dataset *test;
 } tdm_job_data;
@@ -114,8 +114,8 @@ typedef struct tdm_memory_stage {
     uint64_t optimiser_bytes; /* with the average of the weights; without what is in files */
     uint64_t activation_bytes;
     uint64_t total_bytes; /* with evaluation and data */
-    uint64_t
-        formula_bytes; /* parameters, gradients and state by the published formula: see docs/memory.md */
+    /* parameters, gradients and state by the published formula: see docs/memory.md */
+    uint64_t formula_bytes;
 } tdm_memory_stage;
 
 enum { TDM_ZERO_STAGES = 4 };
@@ -211,9 +211,9 @@ typedef struct tdm_train_status {
     bool has_test;
     tdm_metrics test;     /* the last evaluation */
     int rank, rank_count; /* of this process, and of the world */
-    const tdm_train_rank
-        *ranks;         /* rank_count entries: recent; at TDM_TRAIN_EVENT_END over all steps
-                                     of this call; NULL before the first step */
+    /* rank_count entries: recent; at TDM_TRAIN_EVENT_END over all steps of this call; NULL before
+     * the first step */
+    const tdm_train_rank *ranks;
     int straggler;      /* rank that needs much longer per lane than the others; -1: none */
     double slow_factor; /* its time per lane relative to the others */
     int64_t lane_count;
@@ -378,8 +378,8 @@ typedef struct tdm_ledger_report {
     uint64_t samples_of_epoch; /* trained in one data epoch */
     uint64_t samples_of_data;  /* in the data set; larger with data.last_batch: drop */
     bool torn;                 /* the last line was truncated by a crash and is ignored */
-    uint64_t
-        problem_count; /* 0: every sample was trained exactly once in each of these data epochs */
+    /* 0: every sample was trained exactly once in each of these data epochs */
+    uint64_t problem_count;
     char problems[TDM_LEDGER_PROBLEMS][TDM_LEDGER_PROBLEM_BYTES]; /* the first ones, as text */
 } tdm_ledger_report;
 

@@ -140,6 +140,7 @@ static tdm_status bench_prepare(bench *b, tdm_error *err)
     TDM_TRY(tdm__share_cpus(b->options.comm, job, true, &b->model.threads, err));
     out->thread_count = tdm_model_threads(&b->model);
     TDM_TRY(tdm__memory_check(job, &b->data, b->options.comm, out->thread_count, false, err));
+
     b->sampler = (tdm_sampler){.seed = (uint64_t)job->seed,
                                .sample_count = (uint64_t)info->sample_count,
                                .shuffle = job->data.shuffle};
@@ -148,8 +149,10 @@ static tdm_status bench_prepare(bench *b, tdm_error *err)
     out->lane_rows = tdm_lane_slice(out->batch, out->lane_count, 0).count;
     out->rank_count = b->options.comm ? tdm_comm_size(b->options.comm) : 1;
     TDM_TRY(tdm__state_init(&b->model, TDM__STATE_FOR_TRAINING, b->options.comm, &b->state, err));
+
     b->indices = calloc((size_t)out->lane_rows, sizeof(*b->indices));
     if (!b->indices) return tdm_fail(err, TDM_ERR_NO_MEMORY, "bench: no memory");
+
     tdm_team_options o = {.model = b->model,
                           .store = b->state.store,
                           .optimiser = b->state.optimiser,

@@ -340,12 +340,14 @@ static tdm_status entry_start(tdm_team *team, entry *e, tdm_error *err)
     int part_count = tdm_lane_nodes(&b->lanes, team->first[team->place],
                                     team->first[team->place + 1], nodes);
     for (int i = 0; i < part_count; i++) e->parts[i] = team->tree.held[nodes[i]] + e->range.first;
+
     tdm_call call = {.kind = common ? TDM_CALL_ALL_REDUCE : TDM_CALL_REDUCE_SCATTER,
                      .dtype = TDM_DTYPE_F32,
                      .count = e->range.count,
                      .out = team->summed + (common ? e->range.first : e->own.first),
                      .cuts = common ? NULL : e->cuts,
                      .priority = (int)(e - b->entries)};
+
     switch (team->job->parallel.reduce) {
     case TDM_JOB_REDUCE_RING:
         call.in = entry_sum_parts(team, e, part_count);

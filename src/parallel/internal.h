@@ -85,14 +85,14 @@ typedef struct tdm__lane_run {
 /* Ops that sum over all lanes in the middle of a pass. */
 typedef struct tdm__meeting {
     size_t count; /* number of such ops */
-    size_t
-        *steps[TDM__MAX_GRAPHS]; /* count each: their steps in the plans of a graph; NULL: none */
-    size_t *elements;            /* count entries: number of values of each */
-    size_t row_elements;         /* maximum of these */
-    tdm__tree tree;              /* of the values of the lanes */
-    float *rows;                 /* TDM_MAX_LANE_PARTS: sums of this rank's parts */
-    float *sum;                  /* over all lanes */
-    float *levels;               /* one per level of the tree */
+    /* count each: their steps in the plans of a graph; NULL: none */
+    size_t *steps[TDM__MAX_GRAPHS];
+    size_t *elements;    /* count entries: number of values of each */
+    size_t row_elements; /* maximum of these */
+    tdm__tree tree;      /* of the values of the lanes */
+    float *rows;         /* TDM_MAX_LANE_PARTS: sums of this rank's parts */
+    float *sum;          /* over all lanes */
+    float *levels;       /* one per level of the tree */
 } tdm__meeting;
 
 /* Passed from a team to the next one: the fields of the same names. */
@@ -141,8 +141,8 @@ struct tdm_team {
     int buffer_count;
     float **free_grads; /* stack of unused buffers */
     int free_count;
-    tdm__tree
-        tree; /* this rank's nodes while lanes run; then, in shared memory, those of all ranks */
+    /* this rank's nodes while lanes run; then, in shared memory, those of all ranks */
+    tdm__tree tree;
     double *losses;   /* by heap number, of the nodes in the tree */
     bool *has_loss;   /* by heap number */
     tdm__part *parts; /* of this rank */

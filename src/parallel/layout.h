@@ -38,8 +38,8 @@ typedef struct tdm__layout {
     tdm_group *world;     /* all ranks, by place */
     tdm_group *mine;      /* the ranks of this node; NULL if there is only this one */
     tdm_group *leaders;   /* the first rank of each node; NULL for others, or with one node */
-    tdm_group
-        *sharers; /* ranks that share the updates: `mine` with common, else `world`; borrowed */
+    /* ranks that share the updates: `mine` with common, else `world`; borrowed */
+    tdm_group *sharers;
 } tdm__layout;
 
 typedef struct tdm__layout_options {

@@ -147,8 +147,10 @@ static tdm_status blame_together(tdm_team *team, tdm__watcher *watchers, tdm_bad
         const tdm__lane_run *lane = &team->run[count];
         tdm__watcher_begin(&watchers[count++], team->graphs[lane->graph].graph, lane);
     }
+
     int graph = count > 0 ? team->run[0].graph : tdm__team_graph_of_batch(team);
     TDM_TRY(watchers_run(team, graph, watchers, count, err));
+
     /* by the time it was found, then by lane */
     int64_t mine = INT64_MAX;
     double magnitude = 0;
@@ -161,6 +163,7 @@ static tdm_status blame_together(tdm_team *team, tdm__watcher *watchers, tdm_bad
         mine = when;
         best = i;
     }
+
     int64_t first = mine;
     if (team->group) {
         TDM_TRY(
@@ -168,6 +171,7 @@ static tdm_status blame_together(tdm_team *team, tdm__watcher *watchers, tdm_bad
         TDM_TRY(tdm_group_all_reduce(team->group, NULL, &magnitude, 1, TDM_DTYPE_F64,
                                      TDM_REDUCE_SUM, err));
     }
+
     if (first != INT64_MAX)
         return finding_broadcast(team, first % TDM_MAX_LANES, best >= 0 ? &watchers[best] : NULL,
                                  out, err);

@@ -37,21 +37,21 @@ tdm_status tdm__params_agree(const tdm_params *store, tdm_status status, tdm_err
     if (!layout->world) return status;
     tdm_error broken = {0}, first = {0};
     int64_t failed = status == TDM_OK ? layout->size : layout->place;
-    tdm_status told = tdm_group_all_reduce(layout->world, NULL, &failed, 1, TDM_DTYPE_I64,
-                                           TDM_REDUCE_MIN, &broken);
-    if (told == TDM_OK && failed == layout->size) return TDM_OK;
-    if (told == TDM_OK) { /* get the reason from the first rank that failed */
+    tdm_status agreed = tdm_group_all_reduce(layout->world, NULL, &failed, 1, TDM_DTYPE_I64,
+                                             TDM_REDUCE_MIN, &broken);
+    if (agreed == TDM_OK && failed == layout->size) return TDM_OK;
+    if (agreed == TDM_OK) { /* get the reason from the first rank that failed */
         if (failed == layout->place) first = (tdm_error){.status = status};
         if (failed == layout->place && err) first = *err;
-        told = tdm_group_broadcast(layout->world, &first, sizeof first, TDM_DTYPE_U8, (int)failed,
-                                   &broken);
+        agreed = tdm_group_broadcast(layout->world, &first, sizeof first, TDM_DTYPE_U8, (int)failed,
+                                     &broken);
         /* No rank may leave, which breaks the world, before all have received the reason. */
-        if (told == TDM_OK) (void)tdm_group_barrier(layout->world, &(tdm_error){0});
+        if (agreed == TDM_OK) (void)tdm_group_barrier(layout->world, &(tdm_error){0});
     }
     if (status != TDM_OK) return status; /* this rank's own reason is more informative */
-    if (told != TDM_OK) {
+    if (agreed != TDM_OK) {
         if (err) *err = broken;
-        return told;
+        return agreed;
     }
     first.message[sizeof first.message - 1] = '\0';
     return tdm_fail(err, first.status, "rank %d: %s", layout->rank_of_place[failed], first.message);
@@ -115,8 +115,8 @@ static void block_file_name(const tdm_params *store, const char *dir, int block,
 
 /* Location of a block, as the leader of a node broadcasts it. */
 typedef struct block_location {
-    uint64_t
-        place; /* UINT64_MAX: the leader failed; an offset in the node's memory, if there is no path */
+    /* UINT64_MAX: the leader failed; an offset in the node's memory, if there is no path */
+    uint64_t place;
     char path[MAX_PATH];
 } block_location;
 
@@ -336,6 +336,7 @@ static tdm_status params_build(tdm_params *store, const tdm_params_options *opti
     store->node_size = layout->first_of_node[layout->node + 1] -
                        layout->first_of_node[layout->node];
     store->leads = layout->place == layout->first_of_node[layout->node];
+
     tdm_status status = params_make_tables(store, options->graph, err);
     if (options->shm && options->optimiser && !options->offload)
         status = error_keep_first(status, params_make_undo_log(store, options, &why), &why, err);
@@ -343,6 +344,7 @@ static tdm_status params_build(tdm_params *store, const tdm_params_options *opti
     if (store->node_size > 1)
         status = error_keep_first(status, params_make_board(store, &why), &why, err);
     TDM_TRY(tdm__params_agree(store, status, err));
+
     for (int i = 0; i < TDM__MAX_BLOCKS; i++) {
         const tdm__block *block = &store->blocks[i];
         if (block->data && block->common && !block->in_file) block_touch(store, block);

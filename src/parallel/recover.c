@@ -350,6 +350,7 @@ static tdm_status goal_reach(tdm_params *store, const tdm__standing *all, const 
                                         .tally = begun.tally,
                                         .straggler = -1};
     }
+
     TDM_TRY(tdm__recover_reshard(store, all, goal, &out->found, err));
     out->step = goal->steps;
     if (!out->found || !store->leads) return TDM_OK;
@@ -372,11 +373,13 @@ static tdm_status params_recover(tdm_params *store, tdm__standing *all, int64_t 
     TDM_TRY(tdm__params_agree(store, epoch_fence(store, all, err), err));
     standing_read(store, &all[l->place]); /* no process writes any more */
     TDM_TRY(standing_gather(store, all, sizeof *all, err));
+
     TDM_TRY(standing_drop_old(store, all, lineage, &out->is_old, err));
     goal_choose(l, all, &goal);
     tdm__undo_test_point(store->undo_log, "recover", goal.steps, 1);
     if (goal.found) TDM_TRY(goal_reach(store, all, &goal, lane_count, out, err));
     tdm__undo_test_point(store->undo_log, "recover", goal.steps, 2);
+
     TDM_TRY(snapshot_broadcast(store, &goal, out, err));
     tdm__undo_slot_claim(store->undo_log);
     if (!out->found) return tdm_params_unset(store, err);

@@ -191,6 +191,7 @@ tdm_status tdm__team_meet_at_sum(tdm_team *team, int count, size_t k, tdm_error 
     int64_t mine = team->first[team->place], end = team->first[team->place + 1];
     int node_count = tdm_lane_nodes(&lanes, mine, end, nodes);
     tdm_tensor io;
+
     for (int i = 0; i < count; i++) {
         const tdm__lane_run *r = &team->run[i];
         tdm_plan_lane_sum_at(r->plan, m->steps[r->graph][k], &io);
@@ -202,6 +203,7 @@ tdm_status tdm__team_meet_at_sum(tdm_team *team, int count, size_t k, tdm_error 
         parts[i] = out;
     }
     for (int64_t l = mine; l < end; l++) m->tree.held[lane_count + l] = NULL;
+
     float *total = m->rows; /* with one rank, its only part is the root */
     if (team->size > 1) {
         total = m->sum;
@@ -215,6 +217,7 @@ tdm_status tdm__team_meet_at_sum(tdm_team *team, int count, size_t k, tdm_error 
         TDM_TRY(tdm_call_run(team->group, &call, err));
         team->wait_seconds += tdm_clock_s() - begin;
     }
+
     for (int i = 0; i < count; i++) {
         const tdm__lane_run *r = &team->run[i];
         tdm_plan_lane_sum_at(r->plan, m->steps[r->graph][k], &io);
@@ -284,6 +287,7 @@ static tdm_status lanes_pass(tdm_team *team, int count, bool last, tdm_error *er
     size_t step_count = tdm_plan_step_count(team->plans[graph]), at = 0, sums = 0;
     TDM_TRY(tdm_prefetch_begin(team->prefetch, graph, err));
     if (team->buckets) tdm__buckets_begin(team);
+
     while (at < step_count) {
         size_t end = step_count;
         double begin = tdm_clock_s();
@@ -306,6 +310,7 @@ static tdm_status lanes_pass(tdm_team *team, int count, bool last, tdm_error *er
         if (team->buckets) TDM_TRY(tdm__buckets_after(team, graph, count, end, last, err));
         at = end;
     }
+
     for (int i = 0; i < count; i++) {
         const tdm__lane_run *r = &team->run[i];
         int64_t node = team->tree.lane_count + r->lane;

@@ -91,11 +91,13 @@ static tdm_status step_finish(tdm_team *team, tdm_step_result *out, tdm_error *e
     tdm__team_point(team, "reduce", 0);
     TDM_TRY(step_exchange(team, err));
     tdm__team_point(team, "reduce", 1);
+
     double begin = tdm_clock_s(), waited = team->wait_seconds;
     for (int i = 0; i < team->size; i++) {
         out->requests |= team->notes[i].request;
         out->tally += team->notes[i].tally;
     }
+
     if (!tdm__tree_loss(team, 1, &out->loss)) out->loss = (double)NAN;
     team->bad_element = SIZE_MAX;
     out->finite = isfinite(out->loss);
@@ -105,6 +107,7 @@ static tdm_status step_finish(tdm_team *team, tdm_step_result *out, tdm_error *e
     if (out->finite) TDM_TRY(tdm__update_run(team, out, err));
     team->update_seconds += tdm_clock_s() - begin - (team->wait_seconds - waited);
     tdm__team_mark(team, "update", begin);
+
     tdm__team_point(team, "publish", 0);
     begin = tdm_clock_s();
     if (out->finite)
@@ -112,11 +115,13 @@ static tdm_status step_finish(tdm_team *team, tdm_step_result *out, tdm_error *e
                                     team->buckets ? tdm__buckets_order(team) : NULL,
                                     team->job->parallel.overlap, err));
     team->wait_seconds += tdm_clock_s() - begin;
+
     if (team->undo_log) {
         TDM_TRY(tdm__undo_write_begin(team->undo_log, err));
         tdm__undo_step_finish(team->undo_log, team->in.step, out->finite);
         tdm__undo_write_end(team->undo_log);
     }
+
     team_balance(team, out);
     team_count_ranks(team); /* with the new placement */
     return TDM_OK;
@@ -385,6 +390,7 @@ static tdm_status team_prepare_lanes(tdm_team *team, tdm_error *err)
     for (int i = 0; i < team->graph_count; i++)
         if (!team->plans[i])
             TDM_TRY(tdm_plan_create(team->graphs[i].graph, &options, &team->plans[i], err));
+
     TDM_TRY(team_list_lane_sums(team, err));
     TDM_TRY(team_prepare_lane_sums(team, err));
     team_find_max(team, &max_lanes, &team->buffer_count);
@@ -392,6 +398,7 @@ static tdm_status team_prepare_lanes(tdm_team *team, tdm_error *err)
     team->max_run = team->side_by_side ? (int)max_lanes : 1;
     if (team->side_by_side) team->buffer_count = (int)max_lanes;
     TDM_TRY(team_reserve_lanes(team, team->max_run, err));
+
     team->run = calloc((size_t)team->max_run, sizeof(*team->run));
     team->absent = calloc(lanes, sizeof(*team->absent));
     team->free_grads = calloc((size_t)team->buffer_count + 1, sizeof(*team->free_grads));
@@ -405,6 +412,7 @@ static tdm_status team_prepare_lanes(tdm_team *team, tdm_error *err)
     if (!team->run || !team->absent || !team->free_grads || !team->tree.held || !team->losses ||
         !team->has_loss || !team->parts || !team->scratch)
         return no_memory(err);
+
     for (int i = 0; i < team->max_run; i++) TDM_TRY(team_prepare_plans(team, i, err));
     return TDM_OK;
 }

@@ -57,8 +57,8 @@ typedef struct tdm__undo_snapshot {
 
 typedef struct tdm__undo_slot {
     _Atomic uint32_t inside; /* epoch of its write section; 0: none */
-    _Atomic uint32_t
-        gathering; /* epoch while parameters from other nodes are being received; 0: none */
+    /* epoch while parameters from other nodes are being received; 0: none */
+    _Atomic uint32_t gathering;
     _Atomic int32_t process;  /* 0: never used */
     _Atomic uint64_t started; /* start time of the process, to detect a reused process ID */
     _Atomic uint64_t began;   /* step + 1 of a valid `begun`; 0: none */

@@ -380,6 +380,7 @@ tdm_status tdm__update_run(tdm_team *team, tdm_step_result *result, tdm_error *e
     update u = {.team = team, .home = measures || applies ? update_find_home(team) : NULL};
     if (measures) TDM_TRY(update_measure(&u, err));
     result->grad_norm = u.grad_norm;
+
     double *sums = tdm_optimiser_piece_sums(optimiser);
     if (applies) memset(sums, 0, pieces * TDM_OPTIM_SUMS * sizeof(*sums));
     TDM_TRY(update_write_begin(team, err));
@@ -388,6 +389,7 @@ tdm_status tdm__update_run(tdm_team *team, tdm_step_result *result, tdm_error *e
     update_visit_statistics(&u, update_statistic);
     update_changing_pass(&u, update_range);
     update_write_end(team);
+
     if (!applies) return TDM_OK;
     TDM_TRY(update_exchange(team, sums, pieces * TDM_OPTIM_SUMS, err));
     TDM_TRY(update_write_begin(team, err));

@@ -88,7 +88,7 @@ static int host_cpus(const cpus *all, int size, int host, tdm_comm *comm, int *w
     return count > 0 && count < quota ? count : quota;
 }
 
-/* Warns about the first such host, on rank 0. One thread per rank is never reported: the user chose the number of ranks. */
+/* Warns about the first such host, on rank 0; not with one thread per rank, which the user chose. */
 static void cpus_warn_if_shared(const cpus *all, int size, int thread_count, tdm_comm *comm)
 {
     for (int i = 0, last = -1; i < size && thread_count > 1; i++) {
@@ -106,7 +106,7 @@ static void cpus_warn_if_shared(const cpus *all, int size, int thread_count, tdm
     }
 }
 
-tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool says, int *threads,
+tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool logs, int *threads,
                            tdm_error *err)
 {
     int size = tdm__size_of(comm), rank = tdm__rank_of(comm);
@@ -125,7 +125,7 @@ tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool says, int *t
         double share = cpus_share(all, size, rank, comm);
         *threads = cpus_thread_count(&all[rank], share);
         tdm_kernel_crowded_set(*threads > share + 1e-6);
-        if (says && rank == 0) cpus_warn_if_shared(all, size, (int)job->compute.threads, comm);
+        if (logs && rank == 0) cpus_warn_if_shared(all, size, (int)job->compute.threads, comm);
     }
     tdm_arena_destroy(arena);
     return status;

@@ -218,9 +218,9 @@ tdm_status tdm__memory_check(const tdm_job *job, const tdm_job_data *data, tdm_c
 
 /* ---- CPUs (cpus.c) ---------------------------------------------------------------------------- */
 
-/* The number of threads of this rank; tells the kernels whether each has a CPU. With `says`, rank 0 warns
+/* The number of threads of this rank; informs the kernels whether each thread has a CPU. With `logs`, rank 0 warns
  * about hosts with more threads than CPUs. Collective. */
-tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool says, int *threads,
+tdm_status tdm__share_cpus(tdm_comm *comm, const tdm_job *job, bool logs, int *threads,
                            tdm_error *err);
 
 /* What affects the result beside job and data on this machine: see tdm_numerics_text. */

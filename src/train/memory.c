@@ -501,6 +501,7 @@ static tdm_status search_refuse(search *s, const tdm_memory_estimate *e, bool re
     char needs[32], there[32], min[32];
     tdm_str parts = TDM_STR_INIT;
     estimate_describe(e, &parts);
+
     search_try_single(s, change_recompute_more);
     search_try_single(s, change_fewer_workers);
     search_try_single(s, change_smaller_eval);
@@ -510,6 +511,7 @@ static tdm_status search_refuse(search *s, const tdm_memory_estimate *e, bool re
         search_try_single(s, change_lean_optimiser);
     }
     if (s->found == 0) search_try_combinations(s, resumes);
+
     tdm_text_bytes(e->total_bytes, needs);
     tdm_text_bytes(s->budget, there);
     tdm_text_bytes(s->min, min);
@@ -527,6 +529,7 @@ static tdm_status search_refuse(search *s, const tdm_memory_estimate *e, bool re
             "make it fit, and the minimum is %s; use a smaller model, an optimiser with less state (sgd "
             "with 'optim.momentum: 0' keeps none), or a machine with more memory",
             needs, limit, tdm_str_text(&parts), resumes ? "" : " nor smaller batches", min);
+
     tdm_str_release(&parts);
     tdm_str_release(&s->list);
     return TDM_ERR_NO_MEMORY;

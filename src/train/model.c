@@ -71,8 +71,8 @@ tdm_status tdm_model_code_of(const tdm_checkpoint *checkpoint, const char *path,
 static const char *run_job_path(tdm_arena *arena, const char *path)
 {
     if (tdm_path_is_dir(path)) return tdm_path_join(arena, path, "job.yaml");
-    const char *folder = tdm_path_dirname(arena, path);
-    return folder ? tdm_path_join(arena, folder, "../job.yaml") : NULL;
+    const char *dir = tdm_path_dirname(arena, path);
+    return dir ? tdm_path_join(arena, dir, "../job.yaml") : NULL;
 }
 
 /* Whether the run's job.yaml, with which the user trained, names the same code. */

@@ -268,8 +268,8 @@ tdm_status tdm__saver_finish(tdm__saver *saver, bool *has, tdm__saved *out, tdm_
 typedef struct save_mode {
     int writers; /* 1 if some rank cannot open rank 0's file */
     bool copies;
-    bool
-        lazy; /* the copy is made during training; every rank of the node waits for it before its update */
+    /* the copy is made during training; every rank of the node waits for it before its update */
+    bool lazy;
 } save_mode;
 
 /* The address of the bytes of a chunk. */
@@ -543,12 +543,14 @@ static tdm_status saver_save_sharded(tdm__saver *s, const tdm__save *what, tdm_e
         snprintf(saved.path, sizeof(saved.path), "%s", what->path);
     }
     saved.step = content.position.step;
+
     s->state->gate = s->options.gate.may_commit ? &s->options.gate : NULL;
     saved.status = tdm__state_save(s->state, what->path, &content, saved.state_hash, &why);
     s->state->gate = NULL;
     if (tdm__is_peer_status(saved.status) && saved.status != TDM_ERR_PEER_FENCED)
         return tdm_fail(err, saved.status, "%s", why.message);
     if (saved.status != TDM_OK) snprintf(saved.message, sizeof(saved.message), "%s", why.message);
+
     saved.seconds = saved.stall_s = tdm_clock_s() - begin;
     if (saved.status == TDM_OK && s->rank == 0) {
         tdm_arena *arena = tdm_arena_create("retention");
@@ -562,6 +564,7 @@ static tdm_status saver_save_sharded(tdm__saver *s, const tdm__save *what, tdm_e
     } else if (s->rank == 0) {
         saver_free_disk_space(s, what, &saved);
     }
+
     saver_keep_result(s, &saved);
     return TDM_OK;
 }
@@ -622,6 +625,7 @@ tdm_status tdm__saver_begin(tdm__saver *saver, const tdm__save *what, const char
         TDM_TRY(tdm__state_find_bad(saver->state, bad, err));
         return *bad ? TDM_OK : saver_save_sharded(saver, what, err);
     }
+
     /* All data is in place, and no thread of any rank uses the board. */
     TDM_TRY(tdm_params_settle(saver->state->store, err));
     if (saver->rank == 0) {
@@ -630,6 +634,7 @@ tdm_status tdm__saver_begin(tdm__saver *saver, const tdm__save *what, const char
         atomic_store(&saver->board->failed, 0);
         atomic_store(&saver->board->has_reason, 0);
     }
+
     tdm__saver_job *job = tdm__saver_job_create();
     opening open;
     tdm_status status = saver_open_file(saver, job, what, &open, err);
@@ -642,6 +647,7 @@ tdm_status tdm__saver_begin(tdm__saver *saver, const tdm__save *what, const char
         tdm__saver_job_abandon(job);
         return status;
     }
+
     bool taken = false;
     status = saver_begin_job(saver, job, what, &open, bad, &taken, err);
     if (!taken) tdm__saver_job_abandon(job);

@@ -32,8 +32,8 @@ typedef struct tdm__saver_options {
     /* Make the copy during training as well. Requires a call of tdm__saver_hold before every change of
      * the state (tdm_step_input.before_update). Else begin waits for the copy. */
     bool lazy;
-    bool
-        expected; /* there will be saves during the run: memory for the copy is allocated in advance */
+    /* there will be saves during the run: memory for the copy is allocated in advance */
+    bool expected;
     tdm__snapshot_pool *pool; /* keeps that memory; NULL: private to the saver. Borrowed */
     /* Called on rank 0, by the saver's thread, right before a file is renamed; never after
      * tdm__saver_abandon has returned. Zero: no gate. */
@@ -73,8 +73,8 @@ typedef struct tdm__saved {
     char state_hash[TDM_SHA256_HEX];
     double seconds; /* from begin to end */
     double stall_s; /* the part for which training waited, on rank 0 */
-    tdm_checkpoint_removed
-        removed; /* old checkpoints removed for the next attempt: the disk was full */
+    /* old checkpoints removed for the next attempt: the disk was full */
+    tdm_checkpoint_removed removed;
 } tdm__saved;
 
 /* Returns the result of a save that ended since the last call, if any. Local, cheap; never waits. Rank 0 gets all

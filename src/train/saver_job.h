@@ -46,9 +46,9 @@ typedef struct tdm__saver_job {
     int writer_count; /* number of all writers */
     tdm__saver_piece *pieces;
     size_t piece_count;
-    tdm_pages
-        copy; /* memory that the pieces point to; empty: they point to the state itself. It may be
-                     * taken after the job was joined */
+    /* memory that the pieces point to; empty: they point to the state itself. It may be taken
+     * after the job was joined */
+    tdm_pages copy;
     bool copies;  /* the thread makes the copy first; until then the pieces point to the state */
     bool *floats; /* by piece: the values must be finite */
     char **names; /* tensor names of the pieces, for messages */

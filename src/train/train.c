@@ -516,9 +516,11 @@ tdm_status tdm_train(const tdm_job *job, const tdm_train_options *options, tdm_t
                       .begin_s = tdm_clock_s(),
                       .ledger = {.fd = -1},
                       .run = {.lock_fd = -1, .log_fd = -1, .metrics_fd = -1}};
+
     tdm_train_result result = {.steps = 0};
     tdm_status status = options->member ? tdm__train_elastic(&t, &result, err)
                                         : train_fixed_world(&t, &result, err);
+
     if (status != TDM_OK) {
         tdm__call_off(t.comm, err);
         tdm__note_failure(&t, err);

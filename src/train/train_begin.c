@@ -250,18 +250,22 @@ tdm_status tdm__begin(tdm__trainer *t, tdm_error *err)
     TDM_TRY(data_load(t, err));
     TDM_TRY(tdm__same_numerics(t->comm, t->job, err));
     TDM_TRY(tdm__share_cpus(t->comm, t->job, true, &t->schedule.model.threads, err));
+
     tdm_status fits = tdm__memory_check(t->job, &t->schedule.data, t->comm,
                                         tdm_model_threads(&t->schedule.model), resumes, err);
     TDM_TRY(tdm__agree(t->comm, fits, NULL, err));
+
     TDM_TRY(tdm__state_init(&t->schedule.model, TDM__STATE_FOR_TRAINING, t->comm, &t->state, err));
     TDM_TRY(tdm__make_team(t, err));
     TDM_TRY(tdm__make_predictor(t, err));
     TDM_TRY(tdm__make_saver(t, err));
     if (!resumes) TDM_TRY(tdm__state_begin(&t->state, t->job, t->schedule.data.train, err));
+
     /* The run directory comes last, so that a job that cannot start creates none. */
     TDM_TRY(tdm__open_run(t, t->options->resume, false, err));
     if (resumes) TDM_TRY(tdm__restore(t, t->options->resume, err));
     TDM_TRY(tdm__agree(t->comm, tdm__open_ledger(t, t->position.step, err), NULL, err));
+
     t->ended_early = t->job->train.early_stop &&
                      tdm_early_stop_is_due(t->job->train.early_stop, &t->state.early_stop);
     t->status.loss = t->status.smooth_loss = (double)NAN;

@@ -165,6 +165,7 @@ static tdm_status world_open(tdm__trainer *t, const tdm_epoch *epoch, tdm_error 
     if (epoch->rank > 0)
         TDM_TRY(
             tdm_member_lookup_endpoint(t->options->member, epoch->number, JOIN_S, endpoint, err));
+
     tdm_comm_options o = {.rendezvous = endpoint,
                           .job = t->schedule.job_hash,
                           .has_place = true,
@@ -562,6 +563,7 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
                                                      tdm_model_threads(&t->schedule.model),
                                                      resume != NULL, err);
     TDM_TRY(tdm__agree(t->comm, fits, NULL, err));
+
     TDM_TRY(tdm__state_enter(&t->state, t->job, t->comm, &home, err));
     tdm_recovery recovery;
     TDM_TRY(share_lineage(t, &lineage, err));
@@ -569,6 +571,7 @@ static tdm_status epoch_begin(tdm__trainer *t, uint32_t lineage, double begin_s,
     TDM_TRY(tdm__make_team(t, err));
     TDM_TRY(tdm__make_predictor(t, err));
     TDM_TRY(tdm__make_saver(t, err));
+
     TDM_TRY(tdm__agree(t->comm, t->leads ? run_lookup(t, err) : TDM_OK, NULL, err));
     bool joins = t->run_path[0] != '\0';
     run_work open = {.work = run_join, .is_begun = joins};
@@ -682,12 +685,14 @@ tdm_status tdm__train_elastic(tdm__trainer *t, tdm_train_result *out, tdm_error 
     t->result = out;
     t->comm = NULL;
     pthread_mutex_init(&t->comm_lock, NULL);
+
     tdm_status status = trainer_prepare(t, err);
     if (status == TDM_OK) status = tdm_elastic_run(t->options->member, &ops, t, &result, err);
     out->recoveries = result.recoveries;
     world_leave(t);
     tdm_kv_close(t->kv);
     pthread_mutex_destroy(&t->comm_lock);
+
     if (status != TDM_OK) return status;
     if (result.fenced)
         return tdm_fail(err, TDM_ERR_PEER_FENCED,

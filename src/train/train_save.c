@@ -79,18 +79,18 @@ void tdm__before_update(void *user)
  * request is left to the next epoch. */
 static void save_request_answer(tdm__trainer *t, const tdm__saved *saved)
 {
-    tdm_session_saved told = {.status = saved->status, .step = saved->step};
+    tdm_session_saved reply = {.status = saved->status, .step = saved->step};
     tdm_error why = {0};
     if (t->answering == 0 || saved->step != t->answering_step || !t->kv) return;
     uint64_t revision = t->answering;
     t->answering = 0;
     if (tdm__is_peer_status(saved->status)) return;
     t->answered = revision;
-    snprintf(told.path, sizeof(told.path), "%s", saved->path);
+    snprintf(reply.path, sizeof(reply.path), "%s", saved->path);
     if (saved->status != TDM_OK)
-        snprintf(told.message, sizeof(told.message), "%.*s", (int)sizeof(told.message) - 1,
+        snprintf(reply.message, sizeof(reply.message), "%.*s", (int)sizeof(reply.message) - 1,
                  saved->message);
-    if (tdm_session_answer_save(t->kv, t->options->membership->session, revision, &told, &why) !=
+    if (tdm_session_answer_save(t->kv, t->options->membership->session, revision, &reply, &why) !=
         TDM_OK)
         tdm__say(t, TDM_LOG_INFO,
                  "the requested checkpoint of step %llu cannot be reported in the store: %s",
@@ -211,10 +211,12 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
                       .content = &content,
                       .metrics = metrics_of(t),
                       .waits = t->is_ending};
+
     tdm_status status = what.path ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "train: no memory");
     TDM_TRY(tdm__agree(t->comm, status, NULL, err));
     tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 0});
     if (t->leads) tdm__ledger_sync(&t->ledger);
+
     t->saved_s = tdm_clock_s();
     t->save_requested = false;
     if (t->asked > t->answered) t->answering = t->asked;
@@ -225,6 +227,7 @@ tdm_status tdm__save_begin(tdm__trainer *t, tdm_error *err)
         snprintf(text, sizeof(text), "tensor '%.200s' has a non-finite value", bad);
         return fail_diverged(t, t->position.step, text, err);
     }
+
     tdm_os_test_point(&(tdm_test_point){"checkpoint", t->position.step, tdm__rank_of(t->comm), 1});
     t->is_saving = true;
     t->saving_step = t->position.step;

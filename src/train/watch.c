@@ -134,13 +134,13 @@ static void watch_log_lanes(tdm__watch *w, uint64_t step)
 }
 
 void tdm__watch_handle_failure(tdm__watch *w, const tdm_step_result *result, uint64_t step,
-                               bool says)
+                               bool logs)
 {
     w->slow_factor = result->slow_factor;
-    if (result->moved && says) watch_log_lanes(w, step);
+    if (result->moved && logs) watch_log_lanes(w, step);
     if (result->straggler == w->straggler) return;
     w->straggler = result->straggler;
-    if (!says) return;
+    if (!logs) return;
     if (w->straggler >= 0)
         tdm_log(TDM_LOG_INFO, "train",
                 "step %llu: rank %d on %s takes %.1f times as long per lane as the others",

@@ -32,8 +32,8 @@ void tdm__watch_late(tdm__watch *w);
 void tdm__watch_total(tdm__watch *w, double seconds);
 /* Writes "ranks":[...] to a line of metrics; nothing for a single process. */
 void tdm__watch_put(const tdm__watch *w, tdm_json_writer *out);
-/* Records moved lanes and stragglers; with `says`, logs them. */
+/* Records moved lanes and stragglers; with `logs`, logs them. */
 void tdm__watch_handle_failure(tdm__watch *w, const tdm_step_result *result, uint64_t step,
-                               bool says);
+                               bool logs);
 
 #endif
