@@ -42,9 +42,11 @@ void tdm__bad_number_text(const tdm_bad_number *bad, const tdm_dataset *train, i
         tdm_str_add(out, "the same step gives finite values when run again, so this machine "
                          "computed something else before");
         break;
-    case TDM_BAD_PARAM: tdm_str_addf(out, "'%s' had %s before this step", bad->name, what); break;
+    case TDM_BAD_PARAM:
+        tdm_str_addf(out, "'%s' contained %s before this step", bad->name, what);
+        break;
     case TDM_BAD_DATA:
-        tdm_str_addf(out, "the data has %s", what);
+        tdm_str_addf(out, "the data contains %s", what);
         add_rows(out, bad, train, index);
         break;
     case TDM_BAD_OP:

@@ -110,7 +110,7 @@ def check_going_back(folder, drops):
             last = int(back.group(1))
             done.clear()
         elif on and int(on.group(1)) < last - 1:
-            raise Failure(f"training goes on after step {on.group(1)}, when step {last} was done, and no "
+            raise Failure(f"training resumed after step {on.group(1)}, when step {last} was done, and no "
                           f"line says so: {message}")
         elif on:
             last = max(last, int(on.group(1)))

@@ -185,7 +185,7 @@ test_nothing_fits() {
 test_auto() {
     assert_exit 1 "$TANDEM" train mlp.yaml --set "model.hidden=[131072, 131072, 131072, 131072]" \
         --set run.dir=huge
-    assert_contains "$err" ", and there is "
+    assert_contains "$err" ", but only "
     [ ! -e huge ] || fail "a refused job left a folder"
 }
 

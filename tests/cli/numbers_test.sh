@@ -31,7 +31,7 @@ test_stop_names_the_op_and_the_sample() {
 
 test_a_learning_rate_that_is_absurd() {
     assert_exit 3 "$TANDEM" train job.yaml --set data.train=good.csv --set optim.lr=1e38 -q
-    assert_contains "$err" "step 2: the loss is NaN: 'fc1.weight' had an infinity"
+    assert_contains "$err" "step 2: the loss is NaN: 'fc1.weight' contained an infinity"
     # Skipping cannot help where the parameters are lost.
     assert_exit 3 "$TANDEM" train job.yaml --set data.train=good.csv --set optim.lr=1e38 -q \
         --set train.bad_numbers=skip
