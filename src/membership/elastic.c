@@ -157,7 +157,7 @@ static outcome report(run *r, const char *why, bool is_regroup, const tdm_lost *
     tdm_json_put_bool(&w, "whole", r->is_whole);
     list_losses(r, losses, TDM_LOST_NONE, "lost", &w);
     list_losses(r, losses, TDM_LOST_CLOSED, "closed", &w);
-    list_losses(r, losses, TDM_LOSS_REFUSED, "refused", &w);
+    list_losses(r, losses, TDM_LOST_REFUSED, "refused", &w);
     tdm_json_put_string(&w, "refusal", r->refusal);
     tdm_json_object_end(&w);
     tdm__member_key(r->m, key, "reports/%" PRIu32 "/%s", r->memo.left, r->m->id);
@@ -245,10 +245,10 @@ static void ask_for_lost(run *r, tdm_lost *losses)
         how[0] = '\0';
         if (i != r->epoch.rank) losses[i] = r->ops->lost(r->user, i, how);
         /* Before there is a state, no member continues without another one for that: see is_refused. */
-        if (losses[i] == TDM_LOSS_REFUSED && r->epoch.lineage == 0) losses[i] = TDM_LOST_NONE;
+        if (losses[i] == TDM_LOST_REFUSED && r->epoch.lineage == 0) losses[i] = TDM_LOST_NONE;
         if (losses[i] == TDM_LOST_NONE) continue;
         how[sizeof how - 1] = '\0';
-        if (losses[i] == TDM_LOSS_REFUSED) memcpy(r->refusal, how, sizeof r->refusal);
+        if (losses[i] == TDM_LOST_REFUSED) memcpy(r->refusal, how, sizeof r->refusal);
         tdm_log(TDM_LOG_WARN, "cluster",
                 "rank %d (member %s, host %s) is out of reach of rank %d: %s", i, r->members[i].id,
                 r->members[i].host, r->epoch.rank, how);

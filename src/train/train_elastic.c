@@ -255,7 +255,7 @@ static tdm_lost peer_lost_how(void *user, int rank, char how[TDM_LOST_BYTES])
     tdm_peer_loss loss;
     if (rank == t->refused_rank) {
         memcpy(how, t->refused_why, TDM_LOST_BYTES);
-        return TDM_LOSS_REFUSED;
+        return TDM_LOST_REFUSED;
     }
     if (!t->comm || rank == tdm_comm_rank(t->comm) || !tdm_comm_peer_loss(t->comm, rank, &loss))
         return TDM_LOST_NONE;
