@@ -1,10 +1,10 @@
 /*
- * agent_address.c: the address at which workers of other hosts reach those of this one.
+ * agent_address.c: finds the address at which workers on other hosts reach those on this host.
  *
- * With a local store there are no others. Otherwise it is the address from which this host reaches the
- * store: that network is one that all hosts have in common. Where the store is on this very host, that may
- * be the loopback address, which is of no use to others; then it is that of the first interface that is up
- * and no loopback. TANDEM_ADDRESS in the agent's environment says better, and stays.
+ * With a local store there are no other hosts. Otherwise it is the local address of the route to
+ * the store, because all hosts reach the store's network. If the store is on this host, that can be
+ * the loopback address, which other hosts cannot use; then it is the address of the first interface
+ * that is up and not a loopback. TANDEM_ADDRESS in the agent's environment takes precedence.
  */
 #include "cluster/agent.h"
 
@@ -24,7 +24,7 @@ static bool is_loopback(const struct sockaddr_in *address)
     return ntohl(address->sin_addr.s_addr) >> 24 == 127;
 }
 
-/* From which of our addresses a packet to there would go: none is sent. */
+/* The local address from which a packet would be sent there. No packet is sent. */
 static bool address_towards(const struct sockaddr *there, socklen_t bytes, struct sockaddr_in *out)
 {
     socklen_t own_bytes = sizeof *out;
@@ -35,8 +35,8 @@ static bool address_towards(const struct sockaddr *there, socklen_t bytes, struc
     return found && !is_loopback(out);
 }
 
-/* Of "etcd:http://HOST:PORT,...": the first one's. */
-static bool towards_store(const char *url, struct sockaddr_in *out)
+/* Uses the first address of "etcd:http://HOST:PORT,...". */
+static bool address_towards_store(const char *url, struct sockaddr_in *out)
 {
     char host[256];
     const char *begin = strstr(url, "://");
@@ -52,7 +52,7 @@ static bool towards_store(const char *url, struct sockaddr_in *out)
     return found;
 }
 
-static bool first_interface(struct sockaddr_in *out)
+static bool address_of_first_interface(struct sockaddr_in *out)
 {
     struct ifaddrs *list = NULL;
     bool found = false;
@@ -71,6 +71,6 @@ void tdm__agent_find_address(tdm__agent *a)
     const char *set = getenv("TANDEM_ADDRESS"), *url = a->options->kv.url;
     struct sockaddr_in address = {0};
     if ((set && *set) || strncmp(url, "local:", 6) == 0) return;
-    if (towards_store(url, &address) || first_interface(&address))
+    if (address_towards_store(url, &address) || address_of_first_interface(&address))
         (void)inet_ntop(AF_INET, &address.sin_addr, a->address, sizeof a->address);
 }

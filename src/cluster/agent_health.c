@@ -1,12 +1,14 @@
 /*
- * agent_health.c: how an agent's host is: memory, and room on the disk where the run is.
+ * agent_health.c: monitors the memory of the host and the free space on the disk of the run
+ * directory.
  *
- * What is nearly used up is named in the agent's record, which `tandem ps` shows, and in the log: a line when
- * it has come to that, and one when it is over, with some distance between the two, so that a value that
- * wavers does not fill the log. Nothing is done about it: training goes on, and says what it cannot write.
+ * A resource that is nearly used up is shown in the agent's record (`tandem ps`) and in the log:
+ * one line when it becomes low and one when it has recovered. The thresholds differ, so that a
+ * fluctuating value does not fill the log. The agent takes no action: training continues, and
+ * workers report what they cannot write.
  *
- * The disk is asked by a thread of its own (disk_probe.c), so that one that hangs keeps the agent from nothing; that
- * it does not answer is named, too.
+ * A separate thread queries the disk (disk_probe.c), so that a disk that hangs does not block the
+ * agent. A disk that does not respond is reported as well.
  */
 #include "cluster/agent.h"
 
@@ -17,15 +19,15 @@
 enum { DISK_PERCENT = 5, MEMORY_PERCENT = 3 };
 static const uint64_t disk_low = 2 * GB, memory_low = GB / 2;
 
-/* Low is below so much, or so many hundredths of the whole where that is less; half as much again is needed
- * for it to be over. */
+/* Low is below `low` bytes, or below `percent` of the total if that is less. Recovery requires 1.5
+ * times as much. */
 static bool is_low(uint64_t free_bytes, uint64_t bytes, uint64_t low, uint64_t percent, bool was)
 {
     uint64_t share = bytes / 100 * percent, min = share < low ? share : low;
     return bytes > 0 && free_bytes < (was ? min + min / 2 : min);
 }
 
-static void measure(tdm__agent *a, tdm__health *h)
+static void health_measure(tdm__agent *a, tdm__health *h)
 {
     tdm_memory_info memory;
     tdm__disk_space disk = {0};
@@ -40,7 +42,8 @@ static void measure(tdm__agent *a, tdm__health *h)
     h->disk_is_silent = disk.is_silent;
 }
 
-static void add_trouble(tdm__health *h, const char *what, uint64_t free_bytes, uint64_t bytes)
+static void health_add_trouble(tdm__health *h, const char *what, uint64_t free_bytes,
+                               uint64_t bytes)
 {
     char some[32], all[32];
     size_t at = strlen(h->trouble);
@@ -53,24 +56,24 @@ void tdm__agent_check_health(tdm__agent *a)
 {
     tdm__health *h = &a->health;
     bool memory_was = h->memory_is_low, disk_was = h->disk_is_low, silent_was = h->disk_is_silent;
-    measure(a, h);
+    health_measure(a, h);
     h->memory_is_low = is_low(h->memory_free, h->memory, memory_low, MEMORY_PERCENT, memory_was);
     h->disk_is_low = is_low(h->disk_free, h->disk, disk_low, DISK_PERCENT, disk_was);
     snprintf(h->trouble, sizeof h->trouble, "%s",
-             h->disk_is_silent ? "the disk does not answer" : "");
-    if (h->disk_is_low) add_trouble(h, "disk", h->disk_free, h->disk);
-    if (h->memory_is_low) add_trouble(h, "memory", h->memory_free, h->memory);
+             h->disk_is_silent ? "the disk does not respond" : "");
+    if (h->disk_is_low) health_add_trouble(h, "disk", h->disk_free, h->disk);
+    if (h->memory_is_low) health_add_trouble(h, "memory", h->memory_free, h->memory);
     bool is_worse = (h->memory_is_low && !memory_was) || (h->disk_is_low && !disk_was) ||
                     (h->disk_is_silent && !silent_was);
     bool names_run = h->disk_is_low || h->disk_is_silent;
     bool is_over = !h->trouble[0] && (memory_was || disk_was);
     if (is_worse)
         tdm_log(TDM_LOG_WARN, "agent", "host %s: %s%s%s", a->options->host, h->trouble,
-                names_run ? "; the run is in " : "", names_run ? a->run : "");
+                names_run ? "; run directory " : "", names_run ? a->run : "");
     if (silent_was && !h->disk_is_silent)
-        tdm_log(TDM_LOG_INFO, "agent", "host %s: the disk where the run is answers again",
+        tdm_log(TDM_LOG_INFO, "agent", "host %s: the disk of the run directory responds again",
                 a->options->host);
     if (is_over)
-        tdm_log(TDM_LOG_INFO, "agent", "host %s has room on disk and in memory again",
+        tdm_log(TDM_LOG_INFO, "agent", "host %s has enough free disk space and memory again",
                 a->options->host);
 }

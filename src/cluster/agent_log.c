@@ -1,9 +1,9 @@
 /*
- * agent_log.c: an agent's lines, and those of its workers, on their way into the run's log.
+ * agent_log.c: brings the log lines of an agent and its workers into the run's log.
  *
- * On rank 0's host they are appended to it. From others they go through the store, at the pace at which the
- * agent there takes them out (log_forward.c); it is the first of its host's agents, where there are several. As long
- * as nobody knows where rank 0 is, they wait, up to a bound.
+ * On the host of rank 0 they are appended directly. Other hosts send them through the store, at the
+ * rate at which the first agent of rank 0's host takes them out (log_forward.c). While the host of
+ * rank 0 is unknown, lines wait, up to a limit.
  */
 #include "cluster/agent.h"
 
@@ -11,27 +11,27 @@
 #include <string.h>
 #include <unistd.h>
 
-static const double last_s = 2; /* for other hosts' last lines */
+static const double last_s = 2; /* time to wait for the last lines of other hosts */
 static const double pause_s = 0.05;
 
-/* What the others know this agent by. */
-static const char *name_of(const tdm__agent *a)
+/* The name of this agent in the store. */
+static const char *agent_name(const tdm__agent *a)
 {
     return strrchr(a->host_key, '/') + 1;
 }
 
-/* A disk that does not answer would keep the agent waiting, too: lines wait for it, up to their bound. */
-static bool can_write(const tdm__agent *a)
+/* A disk that hangs would block the agent: lines wait for it, up to their limit. */
+static bool agent_can_write(const tdm__agent *a)
 {
     return a->knows_lead && a->is_lead && a->run[0] && !a->health.disk_is_silent;
 }
 
-static void find_lead(tdm__agent *a, const tdm_session_view *view)
+static void agent_find_lead(tdm__agent *a, const tdm_session_view *view)
 {
     a->is_first = false;
     for (size_t i = 0; i < view->host_count; i++) {
         if (!tdm__session_is_of_host(view->hosts[i].name, a->options->host)) continue;
-        a->is_first = strcmp(view->hosts[i].name, name_of(a)) == 0;
+        a->is_first = strcmp(view->hosts[i].name, agent_name(a)) == 0;
         break;
     }
     if (view->rank_count == 0) return;
@@ -39,27 +39,27 @@ static void find_lead(tdm__agent *a, const tdm_session_view *view)
     a->is_lead = strcmp(view->rank_hosts[0], a->options->host) == 0;
 }
 
-static void move_lines(tdm__agent *a)
+static void agent_move_lines(tdm__agent *a)
 {
     if (a->is_first) tdm__log_forward_drain(&a->lines);
     tdm__log_forward_report_dropped(&a->lines, a->options->host);
-    if (can_write(a)) {
+    if (agent_can_write(a)) {
         tdm__log_forward_write(&a->lines, a->run);
         if (a->is_first && !a->store_failed)
             tdm__log_forward_collect(a->kv, a->options->session, a->run);
     } else if (a->knows_lead && !a->is_lead && !a->store_failed) {
-        tdm__log_forward_send(&a->lines, a->kv, a->options->session, name_of(a));
+        tdm__log_forward_send(&a->lines, a->kv, a->options->session, agent_name(a));
     }
 }
 
 void tdm__agent_log_look(tdm__agent *a, const tdm_session_view *view)
 {
-    find_lead(a, view);
-    move_lines(a);
+    agent_find_lead(a, view);
+    agent_move_lines(a);
 }
 
-/* Agents of other hosts than ours are still there. */
-static bool others_are_there(tdm__agent *a)
+/* Whether agents of other hosts are still registered. */
+static bool agent_has_others(tdm__agent *a)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_kv_item *items;
@@ -77,12 +77,12 @@ static bool others_are_there(tdm__agent *a)
 
 void tdm__agent_log_end(tdm__agent *a)
 {
-    bool waits = a->over && a->is_first && !a->store_failed && can_write(a);
+    bool waits = a->over && a->is_first && !a->store_failed && agent_can_write(a);
     for (double until_s = tdm_clock_s() + last_s; waits && tdm_clock_s() < until_s;) {
-        if (!others_are_there(a)) break;
+        if (!agent_has_others(a)) break;
         tdm_clock_sleep(pause_s);
     }
-    move_lines(a);
+    agent_move_lines(a);
 }
 
 void tdm__agent_log(const tdm_log_record *record, void *user)
@@ -99,5 +99,5 @@ void tdm__agent_log(const tdm_log_record *record, void *user)
     tdm_json_object_end(&w);
     if (tdm_str_ok(&text)) tdm__log_forward_add(&a->lines, text.data, text.length);
     tdm_str_release(&text);
-    if (can_write(a)) tdm__log_forward_write(&a->lines, a->run);
+    if (agent_can_write(a)) tdm__log_forward_write(&a->lines, a->run);
 }

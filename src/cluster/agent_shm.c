@@ -1,9 +1,10 @@
 /*
- * agent_shm.c: the memory of a host whose workers are there already.
+ * agent_shm.c: finds the shared memory segment of a host on which the session already runs.
  *
- * The vault has no name. An agent that comes later (`tandem join`, or the successor of one that died)
- * takes it from a process of the session on this host, whose descriptors the system shows to the same
- * user. Which processes these are is in the store; that one of them really has a vault, the system says.
+ * The segment has no name. An agent that starts later (`tandem join`, or the successor of one that
+ * died) opens it through /proc/PID/fd of a process of the session on this host and of the same
+ * user. The store names candidate processes; the link in /proc shows whether one of them has a
+ * segment.
  */
 #include "cluster/agent.h"
 
@@ -14,10 +15,10 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What the system calls a vault. */
+/* The name of the segment in /proc/PID/fd. */
 static const char shm_link[] = "/memfd:tandem-vault";
 
-/* A new descriptor for the vault that this process has; -1: it has none. */
+/* Opens the segment of this process; -1: it has none. */
 static int shm_of(int64_t pid)
 {
     char path[64], target[128];
@@ -35,7 +36,7 @@ static int shm_of(int64_t pid)
     return found;
 }
 
-static int find(const tdm__agent *a, const tdm_session_view *view)
+static int shm_find(const tdm__agent *a, const tdm_session_view *view)
 {
     int fd = -1;
     for (size_t i = 0; fd < 0 && i < view->member_count; i++)
@@ -50,9 +51,9 @@ tdm_status tdm__agent_find_shm(tdm__agent *a, tdm_error *err)
 {
     tdm_session_view view;
     tdm_arena *arena = tdm_arena_create("look");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for what the store says");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the contents of the store");
     tdm_status status = tdm_session_look(a->kv, a->options->session, arena, &view, err);
-    int fd = status == TDM_OK ? find(a, &view) : -1;
+    int fd = status == TDM_OK ? shm_find(a, &view) : -1;
     if (status == TDM_OK)
         status = fd >= 0 ? tdm_shm_attach(fd, &a->shm, err) : tdm_shm_create(&a->shm, err);
     if (fd >= 0) close(fd);

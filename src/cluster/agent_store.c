@@ -1,9 +1,9 @@
 /*
- * agent_store.c: what an agent says and reads in the store.
+ * agent_store.c: what an agent writes to the store and reads from it.
  *
- * Its record hangs on a lease; a lease that has ended (the store was away) is taken anew. A store that
- * does not answer is no reason to do anything to workers: they know by themselves when they must leave.
- * It is said once, and once again when it answers.
+ * Its record has a lease; an expired lease (the store was away) is replaced. When the store does
+ * not respond, workers are left alone: they detect themselves when they must leave. The outage is
+ * logged once, and its end once.
  */
 #include "cluster/agent.h"
 #include "kv/kv.h"
@@ -18,23 +18,23 @@
 enum { TAIL_BYTES = 2048 };
 static const double lease_s = 10, beat_s = 1;
 
-/* ---- the record ------------------------------------------------------------------------------------ */
+/* ---- record ---------------------------------------------------------------------------------- */
 
-static void check(tdm__agent *a, tdm_status status, const tdm_error *err)
+static void store_report_status(tdm__agent *a, tdm_status status, const tdm_error *err)
 {
     bool failed = status != TDM_OK && status != TDM_ERR_NOT_FOUND && status != TDM_ERR_EXISTS;
     if (failed && !a->store_failed)
         tdm_log(TDM_LOG_WARN, "agent",
-                "the store does not answer the agent of host %s: %s; its "
-                "workers go on as long as they reach it",
+                "the agent of host %s cannot reach the store: %s; its workers continue as long as "
+                "they can reach it",
                 a->options->host, err->message);
     if (!failed && a->store_failed)
-        tdm_log(TDM_LOG_INFO, "agent", "the store answers the agent of host %s again",
+        tdm_log(TDM_LOG_INFO, "agent", "the agent of host %s can reach the store again",
                 a->options->host);
     a->store_failed = failed;
 }
 
-static void describe(const tdm__agent *a, tdm_str *out)
+static void record_describe(const tdm__agent *a, tdm_str *out)
 {
     const tdm__health *health = &a->health;
     double load[1] = {0};
@@ -58,16 +58,16 @@ static void describe(const tdm__agent *a, tdm_str *out)
     tdm_json_object_end(&w);
 }
 
-static tdm_status put_record(tdm__agent *a, tdm_error *err)
+static tdm_status record_put(tdm__agent *a, tdm_error *err)
 {
     tdm_str text = TDM_STR_INIT;
-    describe(a, &text);
+    record_describe(a, &text);
     tdm_status status = tdm_kv_put(a->kv, a->host_key, tdm_str_text(&text), a->lease, err);
     tdm_str_release(&text);
     return status;
 }
 
-/* Another agent of this host may have the plain name. */
+/* Another agent of this host may already use the plain host name. */
 tdm_status tdm__agent_enter(tdm__agent *a, tdm_error *err)
 {
     const char *session = a->options->session;
@@ -78,7 +78,7 @@ tdm_status tdm__agent_enter(tdm__agent *a, tdm_error *err)
         tdm__session_key(a->host_key, session, "hosts/%s+%ld", a->options->host, (long)getpid());
     else if (status != TDM_OK)
         return status;
-    return put_record(a, err);
+    return record_put(a, err);
 }
 
 void tdm__agent_beat(tdm__agent *a, double now_s)
@@ -88,8 +88,8 @@ void tdm__agent_beat(tdm__agent *a, double now_s)
     tdm__agent_check_health(a);
     tdm_status status = tdm_kv_keep(a->kv, a->lease, &err);
     if (status == TDM_ERR_NOT_FOUND) status = tdm_kv_lease(a->kv, lease_s, &a->lease, &err);
-    if (status == TDM_OK) status = put_record(a, &err);
-    check(a, status, &err);
+    if (status == TDM_OK) status = record_put(a, &err);
+    store_report_status(a, status, &err);
     a->beat_at_s = tdm_clock_s() + beat_s;
 }
 
@@ -102,26 +102,28 @@ void tdm__agent_put_dead(tdm__agent *a, const char *id, const char *why, uint64_
     tdm_json_object_begin(&w);
     tdm_json_put_string(&w, "why", why);
     tdm_json_put_double(&w, "at", tdm_kv_now(a->kv));
-    tdm_json_put_uint(&w, "step", step); /* the last one that it had done */
+    tdm_json_put_uint(&w, "step", step); /* the last step that it completed */
     tdm_json_object_end(&w);
-    check(a,
-          tdm_kv_put(a->kv, tdm__session_key(key, a->options->session, "dead/%s", id),
-                     tdm_str_text(&text), 0, &err),
-          &err);
+    store_report_status(a,
+                        tdm_kv_put(a->kv, tdm__session_key(key, a->options->session, "dead/%s", id),
+                                   tdm_str_text(&text), 0, &err),
+                        &err);
     tdm_str_release(&text);
 }
 
 void tdm__agent_end_session(tdm__agent *a, tdm_status status, const char *message)
 {
     tdm_error err = {0};
-    check(a, tdm_session_end(a->kv, a->options->session, status, message, a->options->host, &err),
-          &err);
-    a->over = true; /* even where nobody could be told: there is nothing left to try */
+    store_report_status(
+        a, tdm_session_end(a->kv, a->options->session, status, message, a->options->host, &err),
+        &err);
+    a->over = true; /* even if the store cannot be reached: nothing else can be tried */
     a->look_at_s = 0;
 }
 
-/* Whoever goes last clears up: no agent is left, nor a launcher that will read how it ended. */
-static void clear_up(tdm__agent *a)
+/* The last process of a session removes it from the store: no agent is left, and no launcher to
+ * read the result. */
+static void session_remove_if_last(tdm__agent *a)
 {
     static const char *const others[] = {"hosts/", "members/", "launcher"};
     char key[TDM_KV_KEY_BYTES];
@@ -140,20 +142,21 @@ static void clear_up(tdm__agent *a)
     tdm_arena_destroy(arena);
 }
 
-/* By its lease alone: the plain key would take those of hosts whose names begin like ours along. */
+/* Removes the record by its lease alone: the key as prefix would also remove hosts whose names
+ * begin with ours. */
 void tdm__agent_leave(tdm__agent *a)
 {
     if (!a->kv) return;
     if (a->host_key[0]) tdm__agent_log_end(a);
     if (a->lease) (void)tdm_kv_release(a->kv, a->lease, NULL);
-    if (a->host_key[0]) clear_up(a);
+    if (a->host_key[0]) session_remove_if_last(a);
     tdm_kv_close(a->kv);
 }
 
-/* ---- logs ------------------------------------------------------------------------------------------ */
+/* ---- logs ------------------------------------------------------------------------------------ */
 
-/* The last line of a file that has something in it. */
-static bool tail(const char *path, char *out, size_t bytes)
+/* The last non-empty line of a file. */
+static bool log_last_line(const char *path, char *out, size_t bytes)
 {
     char text[TAIL_BYTES + 1];
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
@@ -174,16 +177,16 @@ void tdm__agent_last_line(const tdm__agent *a, int slot, char *out, size_t bytes
     char path[sizeof a->run + 128];
     out[0] = '\0';
     snprintf(path, sizeof path, "%s/%s.%d.log", a->options->logs, a->options->host, slot);
-    if (tail(path, out, bytes) || !a->run[0]) return;
+    if (log_last_line(path, out, bytes) || !a->run[0]) return;
     snprintf(path, sizeof path, "%s/logs/%s.%d.log", a->run, a->options->host, slot);
-    (void)tail(path, out, bytes);
+    (void)log_last_line(path, out, bytes);
 }
 
 bool tdm__agent_look(tdm__agent *a, tdm_arena *arena, tdm_session_view *out)
 {
     tdm_error err = {0};
     tdm_status status = tdm_session_look(a->kv, a->options->session, arena, out, &err);
-    check(a, status, &err);
+    store_report_status(a, status, &err);
     a->is_forgotten = status == TDM_ERR_NOT_FOUND && a->has_seen;
     a->has_seen = a->has_seen || status == TDM_OK;
     if (status == TDM_OK && out->run) snprintf(a->run, sizeof a->run, "%s", out->run);

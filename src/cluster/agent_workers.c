@@ -1,13 +1,13 @@
 /*
- * agent_workers.c: the processes of an agent: starting them, and noticing their ends.
+ * agent_workers.c: starts the workers of an agent and detects their exits.
  *
- * A worker has a process group of its own, an empty input, its log as output, and descriptors of the
- * launcher's streams for the case that it becomes the one that speaks. It does not die with its agent.
- * Its name is drawn anew for every process, and its slot is one that no living worker of this host has:
- * a worker that is fenced but lives on keeps its slot, and its successor gets another.
+ * A worker has its own process group, an empty standard input, its log as output, and inherits the
+ * launcher's streams, which it uses if it becomes rank 0. It does not die with its agent. Every
+ * process gets a new random name, and a slot that no running worker of this host has: a worker that
+ * is fenced but still runs keeps its slot, and its replacement gets another one.
  *
- * Invariant: a process that was started is in a seat or among the strays until it was waited for; the
- * store hears of its end before anything else happens.
+ * Invariant: a process that was started is in a worker slot or in the list of orphans until it was
+ * waited for. Its exit is written to the store before anything else is done about it.
  */
 #include "cluster/agent.h"
 
@@ -30,13 +30,12 @@ static const char *const replaced[] = {
     "TANDEM_JOB",    "TANDEM_RUN",        "TANDEM_LINES",      "TANDEM_AGENT",      NULL,
 };
 
-static const double moment_s = 0.5; /* for one that is fenced to end by itself */
-static const double silence_s =
-    5; /* without a record in the store, until another takes its place */
+static const double moment_s = 0.5; /* time for a fenced worker to exit by itself */
+static const double silence_s = 5;  /* time without a record in the store until it is replaced */
 
-/* ---- starting -------------------------------------------------------------------------------------- */
+/* ---- start ----------------------------------------------------------------------------------- */
 
-static bool draw_id(const tdm__agent *a, tdm__agent_worker *w)
+static bool worker_draw_id(const tdm__agent *a, tdm__agent_worker *w)
 {
     uint32_t drawn;
     if (tdm_os_random(&drawn, sizeof drawn, NULL) != TDM_OK) return false;
@@ -44,8 +43,8 @@ static bool draw_id(const tdm__agent *a, tdm__agent_worker *w)
     return true;
 }
 
-static void fill_environment(const tdm__agent *a, const tdm__agent_worker *w, const char *log,
-                             tdm__environment *env)
+static void worker_fill_environment(const tdm__agent *a, const tdm__agent_worker *w,
+                                    const char *log, tdm__environment *env)
 {
     tdm__environment_init(env, replaced);
     tdm__environment_add(env, "TANDEM_MEMBER", "%s", w->id);
@@ -63,16 +62,16 @@ static void fill_environment(const tdm__agent *a, const tdm__agent_worker *w, co
     if (a->address[0]) tdm__environment_add(env, "TANDEM_ADDRESS", "%s", a->address);
 }
 
-static tdm_status spawn(tdm__agent *a, tdm__worker_slot *worker_slot, tdm__agent_worker *w,
-                        tdm_error *err)
+static tdm_status worker_spawn(tdm__agent *a, tdm__worker_slot *worker_slot, tdm__agent_worker *w,
+                               tdm_error *err)
 {
     char log[4096];
     tdm__environment env;
     int kept[4] = {tdm_shm_fd(a->shm), a->streams[0], a->streams[1], a->options->hold_fd};
     snprintf(log, sizeof log, "%s/%s.%d.log", a->options->logs, a->options->host, w->slot);
     int output = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (output < 0) return tdm_os_fail(err, "opening", log);
-    fill_environment(a, w, log, &env);
+    if (output < 0) return tdm_os_fail(err, "cannot open", log);
+    worker_fill_environment(a, w, log, &env);
     tdm__spawn_options options = {
         .program = a->options->program,
         .environment = env.items,
@@ -83,22 +82,23 @@ static tdm_status spawn(tdm__agent *a, tdm__worker_slot *worker_slot, tdm__agent
         .output = {output, output},
         .kept = kept,
         .kept_count = a->options->hold_fd > 0 ? 4 : 3};
-    tdm_status status = env.failed
-                            ? tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an environment")
-                            : tdm__spawn(&options, &w->pid, err);
+    tdm_status status = env.failed ? tdm_fail(err, TDM_ERR_NO_MEMORY,
+                                              "no memory for the environment of a worker")
+                                   : tdm__spawn(&options, &w->pid, err);
     tdm__environment_release(&env);
     close(output);
     return status;
 }
 
-static tdm_status start(tdm__agent *a, tdm__worker_slot *worker_slot, tdm_error *err)
+static tdm_status worker_start(tdm__agent *a, tdm__worker_slot *worker_slot, tdm_error *err)
 {
     tdm__agent_worker w = {.slot = tdm__slots_claim(a->slots, (int64_t)getpid())};
     if (w.slot < 0)
         return tdm_fail(err, TDM_ERR_RANGE, "this host has %d workers already", TDM_MAX_SLOTS);
-    tdm_status status = draw_id(a, &w) ? TDM_OK : tdm_os_fail(err, "cannot draw", "random numbers");
-    if (status == TDM_OK) status = spawn(a, worker_slot, &w, err);
-    /* The worker puts its own number there, too: whoever comes first, it is the same. */
+    tdm_status status = worker_draw_id(a, &w) ? TDM_OK
+                                              : tdm_os_fail(err, "cannot read", "random bytes");
+    if (status == TDM_OK) status = worker_spawn(a, worker_slot, &w, err);
+    /* The worker writes the same process id; the order does not matter. */
     atomic_store(&a->slots[w.slot].pid, status == TDM_OK ? (int64_t)w.pid : 0);
     if (status == TDM_OK) worker_slot->worker = w;
     return status;
@@ -112,7 +112,7 @@ void tdm__agent_start_due(tdm__agent *a, double now_s)
         if (worker_slot->worker.pid > 0 || now_s < worker_slot->start_at_s) continue;
         worker_slot->start_at_s = INFINITY;
         if (a->over || a->stopping) continue;
-        if (start(a, worker_slot, &err) == TDM_OK) {
+        if (worker_start(a, worker_slot, &err) == TDM_OK) {
             tdm_log(TDM_LOG_INFO, "agent", "worker %s started on host %s, process %ld",
                     worker_slot->worker.id, a->options->host, (long)worker_slot->worker.pid);
         } else if (err.status == TDM_ERR_NOT_FOUND || a->result.restarts == 0) {
@@ -123,23 +123,24 @@ void tdm__agent_start_due(tdm__agent *a, double now_s)
     }
 }
 
-/* ---- ends ------------------------------------------------------------------------------------------ */
+/* ---- exit ------------------------------------------------------------------------------------ */
 
-/* True when it has ended and was waited for. */
-static bool has_ended(tdm__agent_worker *w, int *wait_status)
+/* True if the worker has exited and was waited for. */
+static bool worker_has_ended(tdm__agent_worker *w, int *wait_status)
 {
     siginfo_t info = {.si_pid = 0};
     if (w->pid <= 0 || waitid(P_PID, (id_t)w->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
         info.si_pid != w->pid)
         return false;
-    /* What it started and left behind goes with it, unless it ended well. */
+    /* Processes that it started are killed as well, unless it succeeded. */
     if (info.si_code != CLD_EXITED || info.si_status != 0) kill(-w->pid, SIGKILL);
     while (waitpid(w->pid, wait_status, 0) < 0 && errno == EINTR) continue;
     return true;
 }
 
-/* The store first: others wait to hear of it. */
-static uint64_t note_end(tdm__agent *a, tdm__agent_worker *w, int wait_status)
+/* Writes the exit to the store first, because other members wait for it. Returns the last completed
+ * step. */
+static uint64_t worker_record_end(tdm__agent *a, tdm__agent_worker *w, int wait_status)
 {
     char how[64];
     uint64_t step = atomic_load(&a->slots[w->slot].step);
@@ -158,23 +159,23 @@ void tdm__agent_reap(tdm__agent *a)
     int wait_status;
     for (int i = 0; i < a->count; i++) {
         tdm__worker_slot *worker_slot = &a->worker_slots[i];
-        if (!has_ended(&worker_slot->worker, &wait_status)) continue;
+        if (!worker_has_ended(&worker_slot->worker, &wait_status)) continue;
         tdm__agent_worker ended = worker_slot->worker;
         worker_slot->worker = (tdm__agent_worker){.pid = 0};
-        uint64_t step = note_end(a, &ended, wait_status);
+        uint64_t step = worker_record_end(a, &ended, wait_status);
         tdm__agent_judge(a, worker_slot, &ended, wait_status, step);
     }
     for (size_t i = 0; i < a->orphan_count;) {
-        if (!has_ended(&a->orphans[i], &wait_status)) {
+        if (!worker_has_ended(&a->orphans[i], &wait_status)) {
             i++;
             continue;
         }
-        note_end(a, &a->orphans[i], wait_status);
+        worker_record_end(a, &a->orphans[i], wait_status);
         a->orphans[i] = a->orphans[--a->orphan_count];
     }
 }
 
-/* ---- fenced ---------------------------------------------------------------------------------------- */
+/* ---- fenced workers -------------------------------------------------------------------------- */
 
 static bool is_rank(const tdm_session_view *view, const char *id)
 {
@@ -190,7 +191,7 @@ static bool is_member(const tdm_session_view *view, const char *id)
     return false;
 }
 
-static bool become_stray(tdm__agent *a, const tdm__agent_worker *w)
+static bool worker_become_orphan(tdm__agent *a, const tdm__agent_worker *w)
 {
     if (a->orphan_count == a->orphan_capacity) {
         size_t room = a->orphan_capacity * 2 + 4;
@@ -203,9 +204,9 @@ static bool become_stray(tdm__agent *a, const tdm__agent_worker *w)
     return true;
 }
 
-/* Whether it will not find out by itself: one that leaves, or has seen that it is fenced, ends within a
- * moment and says so by its exit code. */
-static bool is_fenced(tdm__agent_worker *w, const tdm_session_view *view)
+/* Whether an epoch has been without this worker for some time. A worker that leaves, or has noticed
+ * that it is fenced, exits within that time by itself. */
+static bool worker_is_fenced(tdm__agent_worker *w, const tdm_session_view *view)
 {
     for (size_t i = 0; i < view->leaver_count; i++)
         w->leaves = w->leaves || strcmp(view->leaver_ids[i], w->id) == 0;
@@ -220,9 +221,9 @@ static bool is_fenced(tdm__agent_worker *w, const tdm_session_view *view)
     return now_s - w->outside_s >= moment_s;
 }
 
-/* Whether its lease has ended and no epoch has come without it: too few are left for one, so they wait,
- * and somebody must take its place. */
-static bool is_silent(tdm__agent_worker *w, const tdm_session_view *view)
+/* Whether its lease has expired, but there is no epoch without it: too few members are left for
+ * one, so the others wait, and a replacement must be started. */
+static bool worker_is_silent(tdm__agent_worker *w, const tdm_session_view *view)
 {
     if (w->leaves || !is_rank(view, w->id) || is_member(view, w->id)) {
         w->silent_s = 0;
@@ -239,24 +240,24 @@ void tdm__agent_replace_fenced(tdm__agent *a, const tdm_session_view *view)
         tdm__worker_slot *worker_slot = &a->worker_slots[i];
         tdm__agent_worker *w = &worker_slot->worker;
         if (w->pid <= 0) continue;
-        bool fenced = is_fenced(w, view), silent = is_silent(w, view);
-        if ((!fenced && !silent) || !become_stray(a, w)) continue;
+        bool fenced = worker_is_fenced(w, view), silent = worker_is_silent(w, view);
+        if ((!fenced && !silent) || !worker_become_orphan(a, w)) continue;
         if (fenced)
             tdm_log(TDM_LOG_INFO, "agent",
-                    "worker %s (process %ld) is alive, but epoch %" PRIu32 " goes on without it",
+                    "worker %s (process %ld) is alive, but is not a member of epoch %" PRIu32,
                     w->id, (long)w->pid, view->epoch);
         else
             tdm_log(
                 TDM_LOG_WARN, "agent",
-                "worker %s (process %ld) is alive, but its lease ended more than %.0f s ago and "
-                "the others cannot go on without it: another takes its place",
+                "worker %s (process %ld) is alive, but its lease expired more than %.0f s ago and "
+                "training cannot continue without it: starting a replacement",
                 w->id, (long)w->pid, silence_s);
         *w = (tdm__agent_worker){.pid = 0};
         tdm__agent_plan_restart(a, worker_slot, fenced ? "it was fenced" : "it was silent");
     }
 }
 
-/* ---- all of them ----------------------------------------------------------------------------------- */
+/* ---- all workers ----------------------------------------------------------------------------- */
 
 void tdm__agent_signal(const tdm__agent *a, int signal_number, bool orphans_too)
 {

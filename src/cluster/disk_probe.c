@@ -1,12 +1,14 @@
 /*
- * disk_probe.c: asks a disk for its room, from a thread of its own, for a network file system may hang.
+ * disk_probe.c: queries the free space of a disk in a separate thread, because a network file
+ * system can hang.
  *
- * A thread that asks such a disk cannot be waited for, nor ended. So each question has a detached thread, which
- * puts the answer where the next look finds it. While a question is out no other is asked, hence there is one
- * such thread at most, however long it takes; after ten seconds the disk counts as silent.
+ * A thread that is blocked by such a disk cannot be joined or cancelled. Each query therefore runs
+ * in a detached thread, which stores the result for the next read. Only one query runs at a time,
+ * so there is at most one such thread. After ten seconds without a result the disk counts as
+ * silent.
  *
- * Invariant: `path` is the thread's while a question is out, and all else the lock's. A gauge has its owner and
- * its thread as holders, and goes with the last of them.
+ * Invariant: the thread owns `path` while a query runs; the lock protects everything else. The
+ * owner and the thread each hold a reference, and the last one frees the probe.
  */
 #include "cluster/disk_probe.h"
 #include "os/thread.h"
@@ -19,9 +21,9 @@
 #include <stdlib.h>
 #include <time.h>
 
-static const double silent_s = 10; /* without an answer */
+static const double silent_s = 10; /* without a result */
 static const double silence_limit_s =
-    .02; /* most disks have answered by then, and the look is up to date */
+    .02; /* most disks respond within this time, so the first read is already up to date */
 
 struct tdm__disk_probe {
     int (*ask)(const char *path, struct statvfs *out);
@@ -29,8 +31,8 @@ struct tdm__disk_probe {
     pthread_mutex_t lock;
     pthread_cond_t answered;
     int holders;
-    bool is_out;    /* a question */
-    double since_s; /* it is */
+    bool is_out;    /* a query runs */
+    double since_s; /* start of that query */
     tdm__disk_space room;
 };
 
@@ -49,8 +51,8 @@ tdm__disk_probe *tdm__disk_probe_create(int (*ask)(const char *path, struct stat
     return g;
 }
 
-/* With the lock held, which it lets go of. */
-static void let_go(tdm__disk_probe *g)
+/* Drops one reference. Called with the lock held; unlocks it. */
+static void probe_unref(tdm__disk_probe *g)
 {
     bool is_last = --g->holders == 0;
     pthread_mutex_unlock(&g->lock);
@@ -64,15 +66,15 @@ void tdm__disk_probe_release(tdm__disk_probe *g)
 {
     if (!g) return;
     pthread_mutex_lock(&g->lock);
-    let_go(g);
+    probe_unref(g);
 }
 
-static void *ask_disk(void *user)
+static void *probe_thread(void *user)
 {
     tdm__disk_probe *g = user;
     struct statvfs disk;
     tdm__disk_space room = {0};
-    if (g->ask(g->path, &disk) == 0) { /* otherwise this host does not see it */
+    if (g->ask(g->path, &disk) == 0) { /* otherwise this host cannot access the path */
         room.free_bytes = (uint64_t)disk.f_bavail * disk.f_frsize;
         room.bytes = (uint64_t)disk.f_blocks * disk.f_frsize;
     }
@@ -80,26 +82,26 @@ static void *ask_disk(void *user)
     g->room = room;
     g->is_out = false;
     pthread_cond_signal(&g->answered);
-    let_go(g);
+    probe_unref(g);
     return NULL;
 }
 
-static bool start_thread(tdm__disk_probe *g)
+static bool probe_start_thread(tdm__disk_probe *g)
 {
     pthread_t thread;
-    if (tdm__thread_start(&thread, ask_disk, g, NULL) != TDM_OK) return false;
+    if (tdm__thread_start(&thread, probe_thread, g, NULL) != TDM_OK) return false;
     pthread_detach(thread);
     return true;
 }
 
-/* With the lock held. */
-static void put_question(tdm__disk_probe *g, const char *path, double now_s)
+/* Starts a query. Called with the lock held. */
+static void probe_start_query(tdm__disk_probe *g, const char *path, double now_s)
 {
     snprintf(g->path, sizeof g->path, "%s", path);
     g->since_s = now_s;
     g->is_out = true;
     g->holders++;
-    if (!start_thread(g)) {
+    if (!probe_start_thread(g)) {
         g->holders--;
         g->is_out = false;
         g->room = (tdm__disk_space){0};
@@ -112,7 +114,7 @@ static void put_question(tdm__disk_probe *g, const char *path, double now_s)
 void tdm__disk_probe_read(tdm__disk_probe *g, const char *path, double now_s, tdm__disk_space *out)
 {
     pthread_mutex_lock(&g->lock);
-    if (!g->is_out) put_question(g, path, now_s);
+    if (!g->is_out) probe_start_query(g, path, now_s);
     *out = g->room;
     if (g->is_out && now_s - g->since_s > silent_s) *out = (tdm__disk_space){.is_silent = true};
     pthread_mutex_unlock(&g->lock);

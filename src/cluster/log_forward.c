@@ -1,17 +1,19 @@
 /*
- * log_forward.c: one log for all hosts: lines of other hosts go through the store to where rank 0 is.
+ * log_forward.c: one log for all hosts: log lines of other hosts are sent through the store to the
+ * host of rank 0.
  *
- * A worker that is not on rank 0's host writes its lines into a pipe of its host, each with one write, so
- * that they stay whole; a full pipe keeps nobody waiting. The agent takes them out, adds its own, and puts
- * batches of them into the store; the agent on rank 0's host appends them to the run's log and removes
- * them. There are few such lines: other ranks than the first log warnings and errors alone.
+ * A worker on another host than rank 0 writes its lines to a pipe of its host, each with one write,
+ * so that lines stay intact; the pipe is non-blocking. The agent reads the pipe, adds its own lines
+ * and puts batches of them into the store. The agent on rank 0's host appends them to the run's log
+ * and removes them. There are few such lines: ranks other than rank 0 log only warnings and errors.
  *
- * Everything is bounded: the pipe, what an agent keeps in memory, and what it has in the store, hence its
- * rate. What there was no room for is counted, and a line says how many. The keys lie beside the session's
- * folder, not in it: members wake up for every change in there.
+ * Everything is bounded: the pipe, the lines in an agent's memory, its batches in the store, and so
+ * its rate. Dropped lines are counted, and a line reports their number. The keys are next to the
+ * session's prefix, not below it, because members wake up for every change below it.
  *
- * Invariant: a batch is removed after it was appended, so a crash may repeat lines, and never loses any that
- * were in the store. Whatever comes out of store or pipe is looked at before it goes into the log.
+ * Invariant: a batch is removed after it was appended, so a crash may repeat lines, but never loses
+ * lines that were in the store. Data from the store or the pipe is checked before it is written to
+ * the log.
  */
 #include "cluster/log_forward.h"
 
@@ -30,10 +32,10 @@ enum {
     PIPE_READ = 1 << 16
 };
 
-/* ---- the pipe -------------------------------------------------------------------------------------- */
+/* ---- pipe ------------------------------------------------------------------------------------ */
 
-/* Open for both directions, so that it keeps what is in it while nobody else has it open, and nobody gets a
- * signal for writing to it. */
+/* Opened for reading and writing, so that the pipe keeps its contents while no other process has it
+ * open, and a writer never gets SIGPIPE. */
 int tdm__log_forward_open(const char *path)
 {
     struct stat about;
@@ -45,8 +47,8 @@ int tdm__log_forward_open(const char *path)
     return -1;
 }
 
-/* Batches of an agent that had this name before may still be in the store: by the time in their numbers ours
- * are later ones. */
+/* Batches of an earlier agent with this name may still be in the store: numbers start at the
+ * current time, so ours are higher. */
 void tdm__log_forward_init(tdm__log_forward *lines, const char *path)
 {
     uint64_t now_ms = (uint64_t)(tdm_clock_unix_s() * 1e3);
@@ -62,9 +64,9 @@ void tdm__log_forward_release(tdm__log_forward *lines)
     lines->pipe = -1;
 }
 
-/* ---- lines that wait ------------------------------------------------------------------------------- */
+/* ---- waiting lines --------------------------------------------------------------------------- */
 
-static bool is_line(const char *text, size_t length)
+static bool line_is_valid(const char *text, size_t length)
 {
     const tdm_json *object = NULL;
     if (length < 2 || length > TDM_LINE_BYTES || text[0] != '{') return false;
@@ -75,7 +77,7 @@ static bool is_line(const char *text, size_t length)
     return good;
 }
 
-static void cut_front(tdm_str *str, size_t bytes)
+static void lines_cut_front(tdm_str *str, size_t bytes)
 {
     if (bytes == 0) return;
     str->length -= bytes;
@@ -83,44 +85,46 @@ static void cut_front(tdm_str *str, size_t bytes)
     str->data[str->length] = '\0';
 }
 
-/* Lets go of all that waits. What may be in the store of it stays there under a number that is not used again. */
-static void forget_whole(tdm__log_forward *lines)
+/* Drops all waiting lines. A batch that may be in the store stays there; its number is not used
+ * again. */
+static void lines_drop_all(tdm__log_forward *lines)
 {
     if (lines->tried > 0) lines->next++;
     lines->tried = 0;
     tdm_str_release(&lines->whole);
 }
 
-static void add_line(tdm__log_forward *lines, const char *text, size_t length)
+static void lines_add_one(tdm__log_forward *lines, const char *text, size_t length)
 {
     tdm_str_add_bytes(&lines->whole, text, length);
     tdm_str_add_char(&lines->whole, '\n');
     if (tdm_str_ok(&lines->whole)) return;
-    forget_whole(lines);
+    lines_drop_all(lines);
     lines->dropped++;
 }
 
 void tdm__log_forward_add(tdm__log_forward *lines, const char *text, size_t length)
 {
     if (lines->whole.length + length + 1 <= MAX_WAITING)
-        add_line(lines, text, length);
+        lines_add_one(lines, text, length);
     else
         lines->dropped++;
 }
 
-/* The good ones of these lines; how many bytes were whole lines. */
-static size_t add_lines(tdm__log_forward *lines, const char *text, size_t length)
+/* Adds the valid lines of the text. Returns the number of bytes in complete lines. */
+static size_t lines_add_text(tdm__log_forward *lines, const char *text, size_t length)
 {
     size_t done = 0;
     for (const char *end; (end = memchr(text + done, '\n', length - done));) {
         size_t bytes = (size_t)(end - text) - done;
-        if (is_line(text + done, bytes)) tdm__log_forward_add(lines, text + done, bytes);
+        if (line_is_valid(text + done, bytes)) tdm__log_forward_add(lines, text + done, bytes);
         done += bytes + 1;
     }
     return done;
 }
 
-/* No more than the pipe can hold at a time, so that workers that never stop do not keep us. */
+/* Reads at most the capacity of the pipe, so that workers that write continuously do not block the
+ * agent. */
 void tdm__log_forward_drain(tdm__log_forward *lines)
 {
     char bytes[4096];
@@ -134,19 +138,20 @@ void tdm__log_forward_drain(tdm__log_forward *lines)
             tdm_str_release(&lines->part);
             continue;
         }
-        cut_front(&lines->part, add_lines(lines, lines->part.data, lines->part.length));
-        if (lines->part.length > TDM_LINE_BYTES) tdm_str_clear(&lines->part); /* not one of ours */
+        lines_cut_front(&lines->part, lines_add_text(lines, lines->part.data, lines->part.length));
+        if (lines->part.length > TDM_LINE_BYTES)
+            tdm_str_clear(&lines->part); /* not written by a worker */
     }
 }
 
-/* For this line there is room beyond the bound, once. */
+/* This line may exceed the limit. */
 void tdm__log_forward_report_dropped(tdm__log_forward *lines, const char *host)
 {
     if (lines->dropped == 0 || lines->whole.length > MAX_WAITING) return;
     char message[160];
     snprintf(message, sizeof message,
-             "%" PRIu64 " lines of host %s are missing here: there was no room for them",
-             lines->dropped, host);
+             "%" PRIu64 " log lines of host %s were dropped: the buffer was full", lines->dropped,
+             host);
     tdm_str text = TDM_STR_INIT;
     tdm_json_writer w = tdm_json_writer_init(&text, 0);
     tdm_json_object_begin(&w);
@@ -157,15 +162,15 @@ void tdm__log_forward_report_dropped(tdm__log_forward *lines, const char *host)
     tdm_json_put_string(&w, "message", message);
     tdm_json_object_end(&w);
     lines->dropped = 0;
-    if (tdm_str_ok(&text)) add_line(lines, text.data, text.length);
+    if (tdm_str_ok(&text)) lines_add_one(lines, text.data, text.length);
     tdm_str_release(&text);
 }
 
-/* ---- the log --------------------------------------------------------------------------------------- */
+/* ---- run log --------------------------------------------------------------------------------- */
 
-/* False: nothing was written. A disk that is full is the workers' business to report; what it cut short is
- * taken back, unless others have put lines behind it meanwhile. */
-static bool append(const char *run, const char *text, size_t length)
+/* False: nothing was written. Workers report a full disk. A line that was written partially is
+ * truncated, unless other processes have appended lines after it. */
+static bool log_append(const char *run, const char *text, size_t length)
 {
     char path[4096 + 16];
     struct stat before, after;
@@ -183,14 +188,14 @@ static bool append(const char *run, const char *text, size_t length)
 void tdm__log_forward_write(tdm__log_forward *lines, const char *run)
 {
     if (lines->whole.length == 0) return;
-    (void)append(run, lines->whole.data, lines->whole.length);
-    forget_whole(lines);
+    (void)log_append(run, lines->whole.data, lines->whole.length);
+    lines_drop_all(lines);
 }
 
-/* ---- the store ------------------------------------------------------------------------------------- */
+/* ---- store ----------------------------------------------------------------------------------- */
 
-/* No session has such a name, so this is beside all of them. */
-static const char *key_of(char key[TDM_KV_KEY_BYTES], const char *session, const char *rest)
+/* Session names have no '+', so this prefix is next to those of all sessions. */
+static const char *lines_key(char key[TDM_KV_KEY_BYTES], const char *session, const char *rest)
 {
     snprintf(key, TDM_KV_KEY_BYTES, "tandem/%s+lines/%s", session, rest);
     return key;
@@ -201,11 +206,12 @@ static const char *batch_key(char key[TDM_KV_KEY_BYTES], const char *session, co
 {
     char rest[TDM_KV_KEY_BYTES / 2];
     snprintf(rest, sizeof rest, "%.90s/%020" PRIu64, agent, number);
-    return key_of(key, session, rest);
+    return lines_key(key, session, rest);
 }
 
-/* Whether one more may be put there. */
-static bool has_room(tdm__log_forward *lines, tdm_kv *kv, const char *session, const char *agent)
+/* Whether the store can take one more batch of this agent. */
+static bool batch_has_space(tdm__log_forward *lines, tdm_kv *kv, const char *session,
+                            const char *agent)
 {
     char key[TDM_KV_KEY_BYTES];
     if (lines->next - lines->first < MAX_BATCHES) return true;
@@ -215,11 +221,11 @@ static bool has_room(tdm__log_forward *lines, tdm_kv *kv, const char *session, c
                                            &item, NULL)
                               : TDM_ERR_NO_MEMORY;
     tdm_arena_destroy(arena);
-    if (status == TDM_ERR_NOT_FOUND) lines->first++; /* they are taken in their order */
+    if (status == TDM_ERR_NOT_FOUND) lines->first++; /* batches are collected in order */
     return status == TDM_ERR_NOT_FOUND;
 }
 
-/* The bytes of the first lines that fit. */
+/* The number of bytes of the first lines that fit into a batch. */
 static size_t batch_bytes(const tdm_str *whole)
 {
     if (whole->length <= MAX_BATCH) return whole->length;
@@ -227,13 +233,13 @@ static size_t batch_bytes(const tdm_str *whole)
     return end ? (size_t)(end - whole->data) + 1 : whole->length;
 }
 
-/* A put that timed out may have had its effect: then the key is there the next time, and that is fine. Hence
- * the next time means the same bytes, however many lines have come since. */
+/* A put that timed out may have taken effect: then the key exists at the next attempt, which is not
+ * an error. The next attempt must therefore send the same bytes, even if lines were added. */
 void tdm__log_forward_send(tdm__log_forward *lines, tdm_kv *kv, const char *session,
                            const char *agent)
 {
     char key[TDM_KV_KEY_BYTES];
-    while (lines->whole.length > 0 && has_room(lines, kv, session, agent)) {
+    while (lines->whole.length > 0 && batch_has_space(lines, kv, session, agent)) {
         size_t bytes = lines->tried > 0 ? lines->tried : batch_bytes(&lines->whole);
         tdm_str value = TDM_STR_INIT;
         tdm_str_add_bytes(&value, lines->whole.data, bytes);
@@ -246,7 +252,7 @@ void tdm__log_forward_send(tdm__log_forward *lines, tdm_kv *kv, const char *sess
         if (status != TDM_OK && status != TDM_ERR_EXISTS) return;
         lines->tried = 0;
         lines->next++;
-        cut_front(&lines->whole, bytes);
+        lines_cut_front(&lines->whole, bytes);
     }
 }
 
@@ -257,12 +263,13 @@ void tdm__log_forward_collect(tdm_kv *kv, const char *session, const char *run)
     size_t count = 0;
     tdm_arena *arena = tdm_arena_create("lines");
     if (!arena ||
-        tdm_kv_list(kv, key_of(key, session, ""), arena, &items, &count, NULL, NULL) != TDM_OK)
+        tdm_kv_list(kv, lines_key(key, session, ""), arena, &items, &count, NULL, NULL) != TDM_OK)
         count = 0;
     for (size_t i = 0; i < count; i++) {
         tdm__log_forward batch = {.pipe = -1};
-        (void)add_lines(&batch, items[i].value, strlen(items[i].value));
-        bool done = batch.whole.length == 0 || append(run, batch.whole.data, batch.whole.length);
+        (void)lines_add_text(&batch, items[i].value, strlen(items[i].value));
+        bool done = batch.whole.length == 0 ||
+                    log_append(run, batch.whole.data, batch.whole.length);
         tdm__log_forward_release(&batch);
         if (!done || tdm_kv_remove(kv, items[i].key, NULL) != TDM_OK) break;
     }
@@ -272,5 +279,5 @@ void tdm__log_forward_collect(tdm_kv *kv, const char *session, const char *run)
 void tdm__log_forward_forget(tdm_kv *kv, const char *session)
 {
     char key[TDM_KV_KEY_BYTES];
-    (void)tdm_kv_remove(kv, key_of(key, session, ""), NULL);
+    (void)tdm_kv_remove(kv, lines_key(key, session, ""), NULL);
 }

@@ -1,42 +1,43 @@
 /*
- * log_forward.h: lines of JSON on their way from workers and agents into the run's one log.
+ * log_forward.h: forwards JSON log lines of workers and agents to the run's log.
  */
 #ifndef TANDEM_CLUSTER_LINES_H
 #define TANDEM_CLUSTER_LINES_H
 
 #include "cluster/session.h"
 
-/* An agent's part. */
+/* The state of one agent. */
 typedef struct tdm__log_forward {
-    int pipe;             /* in which workers put theirs; -1: there is none */
-    tdm_str part;         /* of one whose end has not come out of the pipe yet */
-    tdm_str whole;        /* that wait, a newline behind each */
-    uint64_t dropped;     /* for which there was no room, since that was last said */
-    uint64_t first, next; /* batches of ours in the store: from first to before next */
-    size_t tried;         /* bytes of `whole` that may be in the store as the next one; 0: none */
+    int pipe;             /* workers write their lines here; -1: none */
+    tdm_str part;         /* beginning of an incomplete line from the pipe */
+    tdm_str whole;        /* waiting lines, each with a newline */
+    uint64_t dropped;     /* lines dropped since the last report */
+    uint64_t first, next; /* batches of this agent in the store: first to next - 1 */
+    size_t tried;         /* bytes of `whole` that may be in the store as batch `next`; 0: none */
 } tdm__log_forward;
 
-/* Workers write to this pipe; made where there is none. A descriptor that never waits, or -1. */
+/* Opens the pipe for workers and creates it if necessary. Returns a non-blocking file descriptor,
+ * or -1. */
 int tdm__log_forward_open(const char *path);
-/* With this pipe; without one where it cannot be. */
+/* Initialises with this pipe; continues without one if it cannot be opened. */
 void tdm__log_forward_init(tdm__log_forward *lines, const char *path);
 void tdm__log_forward_release(tdm__log_forward *lines);
 
-/* One line, without its end; counted when there is no room for it. */
+/* Adds one line without its newline. Counts it as dropped if the buffer is full. */
 void tdm__log_forward_add(tdm__log_forward *lines, const char *text, size_t length);
-/* What workers have written so far. */
+/* Reads the lines that workers have written. */
 void tdm__log_forward_drain(tdm__log_forward *lines);
-/* A line that says how many there was no room for, if so. */
+/* Adds a line with the number of dropped lines, if any. */
 void tdm__log_forward_report_dropped(tdm__log_forward *lines, const char *host);
 
-/* Into the log of the run on this host. */
+/* Appends the waiting lines to the run's log on this host. */
 void tdm__log_forward_write(tdm__log_forward *lines, const char *run);
-/* Into the store, as many as may wait there, for the agent where rank 0 is. */
+/* Puts waiting lines into the store, up to the limit, for the agent on rank 0's host. */
 void tdm__log_forward_send(tdm__log_forward *lines, tdm_kv *kv, const char *session,
                            const char *agent);
-/* What others have sent, from the store into the log of the run on this host. */
+/* Moves the lines of other hosts from the store to the run's log on this host. */
 void tdm__log_forward_collect(tdm_kv *kv, const char *session, const char *run);
-/* All that is left in the store. */
+/* Removes all lines of the session from the store. */
 void tdm__log_forward_forget(tdm_kv *kv, const char *session);
 
 #endif

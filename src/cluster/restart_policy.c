@@ -1,11 +1,11 @@
 /*
- * restart_policy.c: what follows when a worker has ended.
+ * restart_policy.c: decides what follows when a worker has exited.
  *
- * Its exit code says whose fault it was. An error of the job, the user or the host would meet every
- * worker: it ends the session. A death, or others' failure, is worth another try: at once the first time,
- * then after a pause that doubles, and not more often within the window than the job allows. A crash
- * (a signal that code brings upon itself) that comes back at the same step is a bug that no restart
- * mends: the third one ends the session, whichever workers it struck.
+ * The exit code shows the cause. An error of the job, the user or the host would affect every
+ * worker: it ends the session. A death, or a failure of other members, leads to a restart:
+ * immediately the first time, then after a delay that doubles, and not more often within the window
+ * than the job allows. A crash (SIGSEGV and the like) that recurs at the same step is a bug that a
+ * restart cannot fix: the third one ends the session, no matter in which workers.
  */
 #include "cluster/agent.h"
 
@@ -28,10 +28,10 @@ void tdm__agent_how(int wait_status, char *out, size_t bytes)
         snprintf(out, bytes, "exit code %d", WEXITSTATUS(wait_status));
 }
 
-/* ---- another try ----------------------------------------------------------------------------------- */
+/* ---- restart --------------------------------------------------------------------------------- */
 
-/* Forgets restarts that are older than the window. */
-static void prune(tdm__worker_slot *worker_slot, double since_s)
+/* Removes restarts that are older than the window. */
+static void restarts_prune(tdm__worker_slot *worker_slot, double since_s)
 {
     size_t old = 0;
     while (old < worker_slot->start_count && worker_slot->starts_s[old] < since_s) old++;
@@ -40,7 +40,7 @@ static void prune(tdm__worker_slot *worker_slot, double since_s)
             worker_slot->start_count * sizeof *worker_slot->starts_s);
 }
 
-static bool remember(tdm__worker_slot *worker_slot, double at_s)
+static bool restarts_add(tdm__worker_slot *worker_slot, double at_s)
 {
     if (worker_slot->start_count == worker_slot->start_room) {
         size_t room = worker_slot->start_room * 2 + 8;
@@ -53,7 +53,7 @@ static bool remember(tdm__worker_slot *worker_slot, double at_s)
     return true;
 }
 
-static double pause_s(const tdm__agent *a, size_t restarts)
+static double restart_pause_s(const tdm__agent *a, size_t restarts)
 {
     if (restarts == 0) return 0;
     double pause = a->options->backoff_s * pow(2, (double)(restarts - 1 < 20 ? restarts - 1 : 20));
@@ -65,13 +65,14 @@ void tdm__agent_plan_restart(tdm__agent *a, tdm__worker_slot *worker_slot, const
     double now_s = tdm_clock_s();
     worker_slot->start_at_s = INFINITY;
     if (a->over || a->stopping) return;
-    if (worker_slot->start_count > 0) prune(worker_slot, now_s - a->options->restart_window_s);
-    double pause = pause_s(a, worker_slot->start_count);
+    if (worker_slot->start_count > 0)
+        restarts_prune(worker_slot, now_s - a->options->restart_window_s);
+    double pause = restart_pause_s(a, worker_slot->start_count);
     if (a->options->restarts <= (int)worker_slot->start_count ||
-        !remember(worker_slot, now_s + pause)) {
+        !restarts_add(worker_slot, now_s + pause)) {
         tdm_log(TDM_LOG_WARN, "agent",
-                "worker %d of host %s is not started again (%s): it was %zu times within %g s; the "
-                "others go on without it (elastic.restarts, elastic.restart_window)",
+                "worker %d of host %s is not restarted (%s): it was restarted %zu times within %g "
+                "s; training continues without it (elastic.restarts, elastic.restart_window)",
                 (int)(worker_slot - a->worker_slots), a->options->host, why,
                 worker_slot->start_count, a->options->restart_window_s);
         return;
@@ -80,11 +81,11 @@ void tdm__agent_plan_restart(tdm__agent *a, tdm__worker_slot *worker_slot, const
     a->look_at_s = 0;
     worker_slot->start_at_s = now_s + pause;
     if (pause > 0)
-        tdm_log(TDM_LOG_INFO, "agent", "worker %d of host %s is started again in %g s",
+        tdm_log(TDM_LOG_INFO, "agent", "worker %d of host %s is restarted in %g s",
                 (int)(worker_slot - a->worker_slots), a->options->host, pause);
 }
 
-/* ---- the end --------------------------------------------------------------------------------------- */
+/* ---- end of session -------------------------------------------------------------------------- */
 
 static bool is_crash(int wait_status)
 {
@@ -99,8 +100,9 @@ static bool is_crash(int wait_status)
     }
 }
 
-/* True when it is one too many, and the session has ended. */
-static bool crashed_again(tdm__agent *a, const tdm__agent_worker *w, int wait_status, uint64_t step)
+/* True if the limit is reached and the session has ended. */
+static bool worker_crashed_again(tdm__agent *a, const tdm__agent_worker *w, int wait_status,
+                                 uint64_t step)
 {
     char how[64], last[300], where[64] = "before their first step", message[900];
     if (!is_crash(wait_status)) return false;
@@ -112,15 +114,15 @@ static bool crashed_again(tdm__agent *a, const tdm__agent_worker *w, int wait_st
     if (step > 0) snprintf(where, sizeof where, "in step %" PRIu64, step + 1);
     snprintf(
         message, sizeof message,
-        "workers crash %s every time, %d times so far, last one %s: this is a bug, in a library "
-        "that the job loads or in Tandem, and starting again does not help%s%s; checkpoints "
-        "are good: mend it, then go on with --resume ('tandem replay' does the step alone)",
-        where, a->crash_count, how, last[0] ? "; it said: " : "", last);
+        "workers repeatedly crash %s, %d times so far, the last one %s: this is a bug in Tandem "
+        "or in a library that the job loads, and a restart does not help%s%s; the checkpoints are "
+        "valid: fix the bug, then continue with --resume ('tandem replay' runs the step alone)",
+        where, a->crash_count, how, last[0] ? "; its last output: " : "", last);
     tdm__agent_end_session(a, TDM_ERR_INTERNAL, message);
     return true;
 }
 
-static tdm_status status_of(int code)
+static tdm_status status_of_exit_code(int code)
 {
     switch (code) {
     case 2: return TDM_ERR_JOB_INVALID;
@@ -131,8 +133,9 @@ static tdm_status status_of(int code)
     }
 }
 
-/* An error that would meet every worker. The worker itself says it better, when it still could. */
-static void fail_all(tdm__agent *a, const tdm__agent_worker *w, int code)
+/* Ends the session with an error that would affect every worker. The worker's own message is
+ * preferred if it is in its log. */
+static void session_fail(tdm__agent *a, const tdm__agent_worker *w, int code)
 {
     char last[600], message[900];
     tdm__agent_last_line(a, w->slot, last, sizeof last);
@@ -140,13 +143,13 @@ static void fail_all(tdm__agent *a, const tdm__agent_worker *w, int code)
     if (said[0])
         snprintf(message, sizeof message, "%s", said);
     else
-        snprintf(message, sizeof message, "worker %s ended with code %d", w->id, code);
-    tdm__agent_end_session(a, status_of(code), message);
+        snprintf(message, sizeof message, "worker %s exited with code %d", w->id, code);
+    tdm__agent_end_session(a, status_of_exit_code(code), message);
 }
 
 /* Asks the workers that have not done a step to leave: the others would refuse them as well, each at the cost
  * of an epoch. */
-static void withdraw(tdm__agent *a)
+static void agent_withdraw_workers(tdm__agent *a)
 {
     for (int i = 0; i < a->count; i++) {
         const tdm__agent_worker *w = &a->worker_slots[i].worker;
@@ -158,13 +161,14 @@ static void withdraw(tdm__agent *a)
 }
 
 /* The others do not let it in, and would not let in another one that is started here. */
-static void refused(tdm__agent *a, const tdm__worker_slot *worker_slot, const tdm__agent_worker *w)
+static void worker_refused(tdm__agent *a, const tdm__worker_slot *worker_slot,
+                           const tdm__agent_worker *w)
 {
     char last[600];
     tdm__agent_last_line(a, w->slot, last, sizeof last);
     a->was_refused = true;
     if (a->over) return;
-    withdraw(a);
+    agent_withdraw_workers(a);
     tdm_log(TDM_LOG_WARN, "agent",
             "worker %d of host %s is refused and not started again: %s; correct that, then add "
             "the host with 'tandem join'",
@@ -172,8 +176,8 @@ static void refused(tdm__agent *a, const tdm__worker_slot *worker_slot, const td
             strncmp(last, "tandem: ", 8) == 0 ? last + 8 : last);
 }
 
-/* Errors tell most, then an end that was asked for. */
-static void note_code(tdm__agent *a, int code)
+/* An error has priority, then a requested stop. */
+static void agent_record_exit_code(tdm__agent *a, int code)
 {
     int *best = &a->result.exit_code;
     bool is_error = code >= 1 && code <= TDM_MAX_WORKER_ERROR;
@@ -188,13 +192,13 @@ void tdm__agent_judge(tdm__agent *a, tdm__worker_slot *worker_slot, const tdm__a
     char how[64];
     worker_slot->start_at_s = INFINITY;
     tdm__agent_how(wait_status, how, sizeof how);
-    if (crashed_again(a, worker, wait_status, step)) return;
+    if (worker_crashed_again(a, worker, wait_status, step)) return;
     int code = WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : -1;
-    note_code(a, code);
+    agent_record_exit_code(a, code);
     if (code >= 1 && code <= TDM_MAX_WORKER_ERROR)
-        fail_all(a, worker, code);
+        session_fail(a, worker, code);
     else if (code == TDM_WORKER_REFUSED)
-        refused(a, worker_slot, worker);
+        worker_refused(a, worker_slot, worker);
     else if (code != TDM_WORKER_DONE && code != TDM_WORKER_LEFT && code != TDM_WORKER_STOPPED)
         tdm__agent_plan_restart(a, worker_slot, how);
 }

@@ -27,23 +27,25 @@
 
 enum { URL_BYTES = 4096, LOCK_TRIALS = 200 };
 
-/* ---- the folder ------------------------------------------------------------------------------------ */
+/* ---- the folder ------------------------------------------------------------------------------ */
 
 /* Makes the folder where it is missing, and checks that it is this user's alone. */
 static tdm_status private_dir(tdm_arena *arena, const char *path, tdm_error *err)
 {
     struct stat about;
-    if (!path) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the runtime folder's name");
+    if (!path)
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the name of the runtime directory");
     if (mkdir(path, 0700) != 0 && errno == ENOENT) {
         TDM_TRY(tdm_dir_make(tdm_path_dirname(arena, path), err));
-        if (mkdir(path, 0700) != 0 && errno != EEXIST) return tdm_os_fail(err, "making", path);
+        if (mkdir(path, 0700) != 0 && errno != EEXIST)
+            return tdm_os_fail(err, "cannot create", path);
     }
-    if (lstat(path, &about) != 0) return tdm_os_fail(err, "making the runtime folder", path);
+    if (lstat(path, &about) != 0)
+        return tdm_os_fail(err, "cannot create the runtime directory", path);
     if (!S_ISDIR(about.st_mode) || about.st_uid != geteuid() || (about.st_mode & 077) != 0)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "%s cannot be the folder for running sessions: it must be a folder of your "
-                        "own that nobody else can look into (chmod 700); TANDEM_RUNTIME names "
-                        "another one",
+                        "%s cannot be the runtime directory: it must belong to you and be private "
+                        "(chmod 700); or set TANDEM_RUNTIME to another directory",
                         path);
     return TDM_OK;
 }
@@ -82,7 +84,7 @@ static tdm_status fill_place(const char *dir, const char *session, tdm_arena *ar
     return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the names of a session's files");
 }
 
-/* ---- removal --------------------------------------------------------------------------------------- */
+/* ---- removal --------------------------------------------------------------------------------- */
 
 static void remove_logs(const char *path)
 {
@@ -129,7 +131,7 @@ static bool is_held(const char *dir, const char *session, int create)
     return held;
 }
 
-/* ---- holding --------------------------------------------------------------------------------------- */
+/* ---- holding --------------------------------------------------------------------------------- */
 
 /* Opens the lock and takes it, shared. Another process has it exclusively only while it removes files of
  * an earlier session, so the next try succeeds. TDM_ERR_BUSY: none of the tries did. */
@@ -137,7 +139,7 @@ static tdm_status take_lock(const char *path, int *out, tdm_error *err)
 {
     for (int i = 0; i < LOCK_TRIALS; i++) {
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-        if (fd < 0) return tdm_os_fail(err, "opening", path);
+        if (fd < 0) return tdm_os_fail(err, "cannot open", path);
         if (flock(fd, LOCK_SH | LOCK_NB) == 0 && has_name(fd, path)) {
             *out = fd;
             return TDM_OK;
@@ -155,7 +157,7 @@ tdm_status tdm__session_put_file(const char *path, const char *text, tdm_error *
     char temporary[PATH_MAX];
     snprintf(temporary, sizeof temporary, "%s.%ld", path, (long)getpid());
     int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0) return tdm_os_fail(err, "making", temporary);
+    if (fd < 0) return tdm_os_fail(err, "cannot create", temporary);
     size_t length = strlen(text), done = 0;
     while (done < length) {
         ssize_t put = write(fd, text + done, length - done);
@@ -163,9 +165,10 @@ tdm_status tdm__session_put_file(const char *path, const char *text, tdm_error *
         if (put <= 0) break;
         done += (size_t)put;
     }
-    tdm_status status = done == length ? TDM_OK : tdm_os_fail(err, "writing", temporary);
+    tdm_status status = done == length ? TDM_OK : tdm_os_fail(err, "cannot write", temporary);
     close(fd);
-    if (status == TDM_OK && rename(temporary, path) != 0) status = tdm_os_fail(err, "making", path);
+    if (status == TDM_OK && rename(temporary, path) != 0)
+        status = tdm_os_fail(err, "cannot create", path);
     if (status != TDM_OK) (void)unlink(temporary);
     return status;
 }
@@ -193,7 +196,7 @@ tdm_status tdm_session_hold_init(const char *session, const char *store, const c
     tdm_status status = TDM_OK;
     if (!hold.arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
     if (!tdm__session_name_is_good(session, TDM_SESSION_BYTES))
-        status = tdm_fail(err, TDM_ERR_INVALID, "'%s' cannot be a session's name", session);
+        status = tdm_fail(err, TDM_ERR_INVALID, "'%s' is not a valid session name", session);
     if (status == TDM_OK) status = tdm_runtime_dir(hold.arena, &dir, err);
     if (status == TDM_OK) status = fill_place(dir, session, hold.arena, &hold.place, err);
     if (status == TDM_OK) {
@@ -223,7 +226,7 @@ void tdm_session_hold_release(tdm_session_hold *hold)
     *hold = (tdm_session_hold){.fd = -1};
 }
 
-/* ---- listing --------------------------------------------------------------------------------------- */
+/* ---- listing --------------------------------------------------------------------------------- */
 
 static tdm_status read_url(const char *dir, tdm_session_place *place, tdm_arena *arena,
                            tdm_error *err)

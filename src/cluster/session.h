@@ -9,7 +9,7 @@
 
 #include <stdatomic.h>
 
-/* ---- keys and values (session_view.c) -------------------------------------------------------------- */
+/* ---- keys and values (session_view.c) -------------------------------------------------------- */
 
 /* "tandem/SESSION/KEY"; what does not fit is cut, which no key of ours needs. */
 const char *tdm__session_key(char buffer[TDM_KV_KEY_BYTES], const char *session, const char *fmt,
@@ -27,12 +27,12 @@ bool tdm__session_name_is_good(const char *name, size_t bytes);
 /* "alpha" is the host of the agents "alpha" and "alpha+4711". */
 bool tdm__session_is_of_host(const char *agent, const char *host);
 
-/* ---- files (session.c) ------------------------------------------------------------------------------ */
+/* ---- files (session.c) ----------------------------------------------------------------------- */
 
 /* Whole or not at all, readable by this user alone. */
 tdm_status tdm__session_put_file(const char *path, const char *text, tdm_error *err);
 
-/* ---- the secret (session_secret.c) ------------------------------------------------------------------- */
+/* ---- the secret (session_secret.c) ----------------------------------------------------------- */
 
 /* The launcher: from the environment, or drawn; and kept in the session's file. */
 tdm_status tdm__session_secret_begin(const tdm_session_hold *hold, char out[TDM_SECRET_BYTES],
@@ -43,7 +43,7 @@ tdm_status tdm__session_secret_publish(tdm_kv *kv, const char *session, const ch
 /* As a line in front of a job: see tdm_session_secret_line. */
 void tdm__session_secret_write(const char *secret, tdm_str *out);
 
-/* ---- slots (worker.c) ------------------------------------------------------------------------------ */
+/* ---- slots (worker.c) ------------------------------------------------------------------------ */
 
 /* A table in the vault: which process has which slot of the host, and where it is. */
 typedef struct tdm__session_slot {

@@ -81,7 +81,7 @@ static void say(const launcher *l, const char *fmt, ...)
     if (l->options->say) l->options->say(l->options->user, text);
 }
 
-/* ---- the session ----------------------------------------------------------------------------------- */
+/* ---- the session ----------------------------------------------------------------------------- */
 
 static tdm_status hold(launcher *l, tdm_error *err)
 {
@@ -156,7 +156,7 @@ static tdm_status check_name(launcher *l, tdm_error *err)
     }
     if (status == TDM_OK)
         status = tdm_fail(err, TDM_ERR_BUSY,
-                          "the store has a session %s already; 'tandem stop %s' ends it",
+                          "the store already has a session %s; 'tandem stop %s' ends it",
                           l->result.session, l->result.session);
     tdm_kv_close(l->kv);
     l->kv = NULL;
@@ -171,8 +171,8 @@ static void warn_of_store(const launcher *l)
     bool has_user = kv->user || kv->certificate;
     if (strncmp(kv->url, "etcd:", 5) != 0 || (!is_plain && has_user)) return;
     say(l,
-        "etcd is used %s%s%s: others who reach it could stop or disturb this run, though not join it "
-        "or read its parameters; https:// endpoints and etcd.user end that",
+        "etcd is used %s%s%s: anyone who can reach it can stop or disturb this run, but not join "
+        "it or read its parameters; use https:// endpoints and etcd.user",
         is_plain ? "without TLS" : "", is_plain && !has_user ? " and " : "",
         has_user ? "" : "without a user");
 }
@@ -180,7 +180,8 @@ static void warn_of_store(const launcher *l)
 static tdm_status fill_store(launcher *l, tdm_error *err)
 {
     tdm_str about = TDM_STR_INIT;
-    if (!getcwd(l->dir, sizeof l->dir)) return tdm_os_fail(err, "finding", "the current folder");
+    if (!getcwd(l->dir, sizeof l->dir))
+        return tdm_os_fail(err, "cannot find", "the current directory");
     l->kv_options = l->options->kv;
     l->kv_options.url = l->hold.place.store;
     l->kv_options.idle_s = TDM__IDLE_S;
@@ -200,7 +201,7 @@ static tdm_status fill_store(launcher *l, tdm_error *err)
     return status;
 }
 
-/* ---- agents ---------------------------------------------------------------------------------------- */
+/* ---- agents ---------------------------------------------------------------------------------- */
 
 /* The words of an agent's command line, for a shell or not. */
 static const char **agent_words(launcher *l, const tdm_session_start *start, const char *host,
@@ -297,7 +298,7 @@ static tdm_status open_input(const launcher *l, int *out, tdm_error *err)
         *out = fd;
         return TDM_OK;
     }
-    tdm_status status = tdm_os_fail(err, "writing", "the job for an agent");
+    tdm_status status = tdm_os_fail(err, "cannot write", "the job for an agent");
     if (fd >= 0) close(fd);
     return status;
 }
@@ -309,7 +310,7 @@ static tdm_status start_agent(launcher *l, int index, char *const *environment, 
     const char **words = host ? agent_words(l, start, host, start->target ? "-" : l->hold.place.job)
                               : NULL;
     if (words && start->target) words = ssh_words(l, start->target, shell_text(l->arena, words));
-    if (!words) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an agent's words");
+    if (!words) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an agent's command line");
     int input = -1;
     if (start->target) TDM_TRY(open_input(l, &input, err));
     /* A signal that we pass on to an agent of this host waits until it listens: see tdm_agent_run. */
@@ -338,16 +339,16 @@ static tdm_status start_all(launcher *l, tdm_error *err)
 {
     tdm__environment env;
     tdm__environment_init(&env, NULL);
-    tdm_status status = env.failed
-                            ? tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an environment")
-                            : TDM_OK;
+    tdm_status status = env.failed ? tdm_fail(err, TDM_ERR_NO_MEMORY,
+                                              "no memory for the environment of an agent")
+                                   : TDM_OK;
     for (int i = 0; i < l->options->start_count && status == TDM_OK; i++)
         status = start_agent(l, i, env.items, err);
     tdm__environment_release(&env);
     return status;
 }
 
-/* ---- ends ------------------------------------------------------------------------------------------ */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 static void mark_seen(launcher *l, const tdm_session_view *view)
 {
@@ -417,20 +418,20 @@ static void tell_ssh_failure(launcher *l, int index, int code)
     if (l->has_verdict) return;
     if (code != SSH_FAILED)
         say(l,
-            "%s cannot run '%s' (exit code %d): install tandem there, or name it with "
-            "--remote-tandem; its workers do not take part",
+            "%s cannot run '%s' (exit code %d): install tandem there, or set its path with "
+            "--remote-tandem; training runs without the workers of this host",
             target, program, code);
     else if (l->agents[index].was_seen)
         say(l,
-            "the ssh connection to %s has ended: it broke, or the agent there was killed; workers "
-            "there go on, and what they print is in the run's folder; 'tandem ps -l' shows whether "
-            "%s has an agent, without which workers that die are not started again",
+            "the ssh connection to %s was closed: it broke, or the agent there was killed; "
+            "workers there continue, and their output is in the run directory; 'tandem ps -l' "
+            "shows whether %s has an agent: without one, workers that die there are not restarted",
             target, target);
     else
         say(l,
-            "%s cannot be reached by ssh, so its workers do not take part; '%s %s true' must "
-            "succeed without asking anything: see what ssh said, the key in that user's "
-            "authorized_keys, and the host's key in known_hosts",
+            "cannot reach %s by ssh, training runs without its workers; '%s %s true' must succeed "
+            "without a prompt: check the output of ssh, the key in that user's authorized_keys, "
+            "and the host's key in known_hosts",
             target, ssh_text(), target);
 }
 
@@ -450,8 +451,8 @@ static void reap(launcher *l)
         l->result.agent_lost = l->result.agent_lost || !WIFEXITED(agent->status);
         if (!WIFEXITED(agent->status))
             say(l,
-                "the agent of %s was killed by signal %d (%s): training goes on, but workers that "
-                "die there are not started again",
+                "the agent of %s was killed by signal %d (%s): training continues, but workers "
+                "that die there are not restarted",
                 name, WTERMSIG(agent->status), strsignal(WTERMSIG(agent->status)));
         else if (!agent->is_local &&
                  (code == SSH_FAILED || code == NO_PROGRAM || code == NO_PROGRAM + 1))
@@ -464,7 +465,7 @@ static void reap(launcher *l)
     }
 }
 
-/* ---- waiting --------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 static void signal_agents(const launcher *l, int signal_number)
 {
@@ -476,9 +477,9 @@ static void ask_save(launcher *l)
 {
     tdm_error err = {0};
     if (tdm_session_ask_save(l->kv, l->result.session, strsignal(SIGUSR1), NULL, &err) == TDM_OK)
-        say(l, "a checkpoint follows after this step; training goes on");
+        say(l, "a checkpoint will be written after this step; training continues");
     else
-        say(l, "the store does not take the wish for a checkpoint: %s", err.message);
+        say(l, "cannot write the checkpoint request to the store: %s", err.message);
 }
 
 static void handle_signals(launcher *l)
@@ -553,7 +554,7 @@ static void wait_for_end(launcher *l)
     }
 }
 
-/* ---- the whole ------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 static tdm_status take_signals(launcher *l, tdm_error *err)
 {
@@ -567,7 +568,7 @@ static tdm_status take_signals(launcher *l, tdm_error *err)
     }
     pthread_sigmask(SIG_BLOCK, &l->taken, &l->before);
     l->signals = signalfd(-1, &l->taken, SFD_CLOEXEC | SFD_NONBLOCK);
-    return l->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot make", "a signalfd");
+    return l->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot create", "a signalfd");
 }
 
 /* What the end looks like when nobody has put it into the store. */
@@ -577,18 +578,17 @@ static void conclude(launcher *l)
     if (l->running > 0 || l->has_members) {
         l->result.status = TDM_ERR_TIMEOUT;
         snprintf(l->result.message, sizeof l->result.message,
-                 "the workers do not end; 'tandem ps' shows them");
+                 "the workers are still running; 'tandem ps' shows them");
     } else if (l->result.exit_code == 0) {
         l->result.status = TDM_ERR_PEER_FAILED;
         bool was_seen = l->has_seen_hosts;
         for (int i = 0; i < l->options->start_count; i++)
             was_seen = was_seen || l->agents[i].was_seen || l->agents[i].is_local;
-        snprintf(
-            l->result.message, sizeof l->result.message, "%s",
-            was_seen
-                ? "no agent and no worker is left, and none said how training ended; a checkpoint "
-                  "that was written is good"
-                : "none of the hosts could start an agent: nothing was trained");
+        snprintf(l->result.message, sizeof l->result.message, "%s",
+                 was_seen
+                     ? "all agents and workers are gone, and none reported how training ended; "
+                       "checkpoints that were written are valid"
+                     : "no host could start an agent: nothing was trained");
     }
 }
 

@@ -31,7 +31,7 @@ tdm_status tdm_session_ask_save(tdm_kv *kv, const char *session, const char *why
     return TDM_OK;
 }
 
-/* ---- the answer ------------------------------------------------------------------------------------ */
+/* ---- the answer ------------------------------------------------------------------------------ */
 
 static tdm_status put_saved(tdm_kv *kv, const char *session, const tdm_session_saved *saved,
                             tdm_error *err)
@@ -45,10 +45,10 @@ static tdm_status put_saved(tdm_kv *kv, const char *session, const tdm_session_s
     tdm_json_put_string(&w, "path", saved->path);
     tdm_json_put_string(&w, "message", saved->message);
     tdm_json_object_end(&w);
-    tdm_status status = tdm_str_ok(&text)
-                            ? tdm_kv_put(kv, tdm__session_key(key, session, "saved"),
-                                         tdm_str_text(&text), 0, err)
-                            : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an answer");
+    tdm_status status = tdm_str_ok(&text) ? tdm_kv_put(kv, tdm__session_key(key, session, "saved"),
+                                                       tdm_str_text(&text), 0, err)
+                                          : tdm_fail(err, TDM_ERR_NO_MEMORY,
+                                                     "no memory for the result of a checkpoint");
     tdm_str_release(&text);
     return status;
 }
@@ -70,14 +70,14 @@ tdm_status tdm_session_answer_save(tdm_kv *kv, const char *session, uint64_t rev
                                    const tdm_session_saved *saved, tdm_error *err)
 {
     tdm_arena *arena = tdm_arena_create("answer");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an answer");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the result of a checkpoint");
     tdm_status status = put_saved(kv, session, saved, err);
     if (status == TDM_OK) status = remove_wishes(kv, session, revision, arena, err);
     tdm_arena_destroy(arena);
     return status;
 }
 
-/* ---- waiting for it -------------------------------------------------------------------------------- */
+/* ---- waiting for it -------------------------------------------------------------------------- */
 
 static tdm_status read_saved(const char *value, tdm_arena *arena, tdm_session_saved *out,
                              tdm_error *err)
@@ -89,7 +89,8 @@ static tdm_status read_saved(const char *value, tdm_arena *arena, tdm_session_sa
     int64_t status, step;
     if (!tdm_json_as_i64(tdm_json_get(object, "status"), &status) ||
         !tdm_json_as_i64(tdm_json_get(object, "step"), &step) || !path || !message)
-        return tdm_fail(err, TDM_ERR_FORMAT, "the answer in the store cannot be read");
+        return tdm_fail(err, TDM_ERR_FORMAT,
+                        "the result of the checkpoint in the store is not valid");
     out->status = (tdm_status)status;
     out->step = (uint64_t)step;
     snprintf(out->path, sizeof out->path, "%s", path);
@@ -120,8 +121,8 @@ static tdm_status look(tdm_kv *kv, const char *session, const char *request, tdm
     if (!*there && saved) return read_saved(saved, arena, out, err);
     if (!ended) return TDM_OK;
     return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                    "the run has ended before a checkpoint was written for this; its last one is "
-                    "that of its end");
+                    "the run ended before this checkpoint was written; its last checkpoint is the "
+                    "one at its end");
 }
 
 tdm_status tdm_session_await_save(tdm_kv *kv, const char *session, const char *request,
@@ -141,8 +142,8 @@ tdm_status tdm_session_await_save(tdm_kv *kv, const char *session, const char *r
         double left_s = until_s - tdm_kv_now(kv);
         if (left_s <= 0)
             return tdm_fail(err, TDM_ERR_TIMEOUT,
-                            "no checkpoint was written within %.0f s; the wish stays, and is "
-                            "granted after the next step",
+                            "no checkpoint was written within %.0f s; the request remains and is "
+                            "handled after the next step",
                             seconds);
         TDM_TRY(tdm_kv_wait(kv, prefix, revision, fmin(left_s, look_s), NULL, err));
     }

@@ -21,7 +21,7 @@
 
 #define LINE "# tandem secret "
 
-/* ---- where it comes from ---------------------------------------------------------------------------- */
+/* ---- where it comes from --------------------------------------------------------------------- */
 
 static bool is_good(const char *text)
 {
@@ -34,8 +34,8 @@ static bool is_good(const char *text)
 static tdm_status bad_secret(const char *where, tdm_error *err)
 {
     return tdm_fail(err, TDM_ERR_INVALID,
-                    "%s has no secret: wanted are 1 to %d printable characters without spaces "
-                    "(`openssl rand -hex 16` makes one)",
+                    "%s does not contain a valid secret: expected 1 to %d printable characters "
+                    "without spaces (`openssl rand -hex 16` creates one)",
                     where, TDM_SECRET_BYTES - 1);
 }
 
@@ -44,15 +44,15 @@ static tdm_status read_secret_file(const char *path, char out[TDM_SECRET_BYTES],
 {
     struct stat about;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return tdm_os_fail(err, "reading the secret", path);
+    if (fd < 0) return tdm_os_fail(err, "cannot read the secret in", path);
     bool is_private = fstat(fd, &about) == 0 && (about.st_mode & 077) == 0 &&
                       (about.st_uid == geteuid() || about.st_uid == 0);
     ssize_t count = is_private ? read(fd, out, TDM_SECRET_BYTES) : -1;
     close(fd);
     if (!is_private)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "the secret in %s can be read by others: `chmod 600 %s`, and make the "
-                        "file yours",
+                        "the secret in %s can be read by others: run `chmod 600 %s`, and make "
+                        "sure the file belongs to you",
                         path, path);
     if (count < 0 || count == TDM_SECRET_BYTES) return bad_secret(path, err);
     while (count > 0 && strchr(" \t\r\n", out[count - 1])) count--;
@@ -102,13 +102,13 @@ tdm_status tdm_session_secret(const tdm_session_hold *hold, const char *given,
     if (status != TDM_ERR_NOT_FOUND) return status;
     if (tdm_path_exists(hold->place.secret)) return read_secret_file(hold->place.secret, out, err);
     return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                    "this host does not know the secret of session %s: set TANDEM_SECRET to the "
+                    "this host does not have the secret of session %s: set TANDEM_SECRET to the "
                     "same text here and where the session is started, or TANDEM_SECRET_FILE to a "
-                    "file of mode 600 that has it",
+                    "file of mode 600 that contains it",
                     hold->place.session);
 }
 
-/* ---- in front of a job ------------------------------------------------------------------------------ */
+/* ---- in front of a job ----------------------------------------------------------------------- */
 
 void tdm__session_secret_write(const char *secret, tdm_str *out)
 {
@@ -128,7 +128,7 @@ size_t tdm_session_secret_line(const char *text, char out[TDM_SECRET_BYTES])
     return strlen(LINE) + length + (begin[length] == '\n');
 }
 
-/* ---- the store's hash -------------------------------------------------------------------------------- */
+/* ---- the store's hash ------------------------------------------------------------------------ */
 
 static tdm_status hash_of(const char *session, const char *secret, char out[TDM_SHA256_HEX],
                           tdm_error *err)
@@ -159,14 +159,15 @@ tdm_status tdm_session_secret_check(tdm_kv *kv, const char *session, const char 
     char key[TDM_KV_KEY_BYTES], hash[TDM_SHA256_HEX];
     tdm_kv_item item = {.value = NULL};
     tdm_arena *arena = tdm_arena_create("secret");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to look at a session");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to read a session");
     tdm_status status = hash_of(session, secret, hash, err);
     if (status == TDM_OK)
         status = tdm_kv_get(kv, tdm__session_key(key, session, "secret_hash"), arena, &item, err);
     if (status == TDM_OK && strcmp(item.value, hash) != 0)
         status = tdm_fail(err, TDM_ERR_PEER_REFUSED,
-                          "the secret of this host is not that of session %s: set TANDEM_SECRET "
-                          "(or TANDEM_SECRET_FILE) to the one that the session was started with",
+                          "the secret of this host differs from the secret of session %s: set "
+                          "TANDEM_SECRET (or TANDEM_SECRET_FILE) to the secret with which the "
+                          "session was started",
                           session);
     tdm_arena_destroy(arena);
     return status;

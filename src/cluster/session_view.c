@@ -38,7 +38,7 @@ bool tdm__session_is_of_host(const char *agent, const char *host)
 /* How long the verdict of a session that was removed stays: longer than a network is cut. */
 static const double ended_s = 24 * 3600;
 
-/* ---- reading --------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 static const tdm_json *parse(const char *value, tdm_arena *arena)
 {
@@ -241,7 +241,7 @@ tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
     view.hosts = tdm_arena_array(arena, count + 1, sizeof *view.hosts);
     view.leaver_ids = tdm_arena_array(arena, count + 1, sizeof *view.leaver_ids);
     if (!view.session || !view.members || !view.hosts || !view.leaver_ids)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for what the store says");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the contents of the store");
     const tdm_json *epoch = NULL;
     for (size_t i = 0; i < count; i++) {
         const char *key = items[i].key + strlen(prefix);
@@ -254,7 +254,7 @@ tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
         if (value) read_item(key, value, arena, &view, &epoch);
     }
     if (!view.name)
-        return tdm_fail(err, TDM_ERR_NOT_FOUND, "the store knows no session '%s'", session);
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "the store has no session '%s'", session);
     drop_dead(&view, items, count, strlen(prefix));
     drop_gone_agents(&view);
     if (epoch) read_epoch(epoch, arena, &view);
@@ -282,7 +282,7 @@ tdm_status tdm_session_names(tdm_kv *kv, tdm_arena *arena, const char *const **o
     return TDM_OK;
 }
 
-/* ---- wishes and the end ---------------------------------------------------------------------------- */
+/* ---- wishes and the end ---------------------------------------------------------------------- */
 
 /* No session has such a name, so this is beside all of them. */
 static const char *ended_key(char key[TDM_KV_KEY_BYTES], const char *session)
@@ -319,7 +319,7 @@ tdm_status tdm__session_ended(tdm_kv *kv, const char *session, tdm_status *statu
     char key[TDM_KV_KEY_BYTES];
     tdm_kv_item item;
     tdm_arena *arena = tdm_arena_create("verdict");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the session's end");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the result of the session");
     tdm_status got = tdm_kv_get(kv, ended_key(key, session), arena, &item, err);
     if (got == TDM_OK) {
         const tdm_json *value = parse(item.value, arena);

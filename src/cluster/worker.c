@@ -1,13 +1,14 @@
 /*
- * worker.c: a worker's side of what its agent gave it, and the table of slots.
+ * worker.c: a worker's interface to its agent, and the table of slots.
  *
- * Slots are places on a host: no two living workers have the same one, whichever agents started them.
- * The table lies in the vault, so it outlives agents; a slot whose process is gone is free, whoever had
- * it. A worker counts its steps there, so that its agent knows, after its death, how far it had come.
+ * A slot is a position on a host: no two running workers have the same one, even if different
+ * agents started them. The table is in the shared memory segment, so it outlives agents. A slot
+ * whose process is gone is free. A worker counts its steps there, so that its agent knows after its
+ * death which step it had completed.
  *
- * A worker's streams are its log at first. The one that speaks for all, rank 0, has the launcher's
- * instead from then on: descriptors that it inherited, so it needs no living agent for that. What is
- * printed before there is a run moves into the run's folder with it.
+ * A worker first writes its standard streams to its log. When it becomes rank 0 it switches to the
+ * launcher's streams, which it inherited, so it does not need a running agent for that. Output from
+ * before the run directory exists is moved there later.
  */
 #include "cluster/log_forward.h"
 #include "cluster/session.h"
@@ -27,14 +28,14 @@
 struct tdm_worker {
     tdm_shm *shm;
     tdm__session_slot *slot;
-    int terminal[2]; /* the launcher's streams; -1: there are none */
+    int terminal[2]; /* streams of the launcher; -1: none */
     int log;
-    int lines; /* the pipe to the agent; -1: there is none */
+    int lines; /* pipe to the agent; -1: none */
     char log_name[TDM_HOST_BYTES + 16];
-    char log_path[PATH_MAX]; /* empty: it is in the run already */
+    char log_path[PATH_MAX]; /* empty: the log is already in the run directory */
 };
 
-/* ---- slots ----------------------------------------------------------------------------------------- */
+/* ---- slots ----------------------------------------------------------------------------------- */
 
 tdm_status tdm__slots_take(tdm_shm *shm, tdm__session_slot **out, tdm_error *err)
 {
@@ -57,9 +58,9 @@ int tdm__slots_claim(tdm__session_slot *slots, int64_t pid)
     return -1;
 }
 
-/* ---- a worker -------------------------------------------------------------------------------------- */
+/* ---- worker ---------------------------------------------------------------------------------- */
 
-static bool number_in(const char *name, int max, int *out)
+static bool environment_number(const char *name, int max, int *out)
 {
     const char *text = getenv(name);
     char *end;
@@ -70,23 +71,24 @@ static bool number_in(const char *name, int max, int *out)
     return true;
 }
 
-/* A descriptor of ours that children do not get; -1 when the environment names none. */
-static int take_descriptor(const char *name)
+/* The file descriptor named by the environment, made close-on-exec; -1 if the variable is not
+ * set. */
+static int environment_descriptor(const char *name)
 {
     int fd;
-    if (!number_in(name, INT_MAX, &fd) || fcntl(fd, F_GETFD) < 0) return -1;
+    if (!environment_number(name, INT_MAX, &fd) || fcntl(fd, F_GETFD) < 0) return -1;
     (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
     return fd;
 }
 
-static tdm_status attach(tdm_worker *w, int slot, tdm_error *err)
+static tdm_status worker_attach(tdm_worker *w, int slot, tdm_error *err)
 {
     tdm__session_slot *slots;
-    int fd = take_descriptor("TANDEM_VAULT_FD");
+    int fd = environment_descriptor("TANDEM_VAULT_FD");
     if (fd < 0)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "TANDEM_MEMBER is set, but TANDEM_VAULT_FD names no open descriptor: only "
-                        "'tandem agent' starts workers; use 'tandem train'");
+                        "TANDEM_MEMBER is set, but TANDEM_VAULT_FD is not an open file "
+                        "descriptor: only 'tandem agent' can start workers; use 'tandem train'");
     TDM_TRY(tdm_shm_attach(fd, &w->shm, err));
     TDM_TRY(tdm__slots_take(w->shm, &slots, err));
     w->slot = &slots[slot];
@@ -99,21 +101,21 @@ tdm_status tdm_worker_open(tdm_worker **out, tdm_error *err)
     const char *host = getenv("TANDEM_HOST"), *log = getenv("TANDEM_LOG");
     int slot;
     if (!getenv("TANDEM_MEMBER"))
-        return tdm_fail(err, TDM_ERR_NOT_FOUND, "no agent has started this process");
+        return tdm_fail(err, TDM_ERR_NOT_FOUND, "this process was not started by an agent");
     if (!host || !tdm__session_name_is_good(host, TDM_HOST_BYTES) ||
-        !number_in("TANDEM_SLOT", TDM_MAX_SLOTS, &slot))
+        !environment_number("TANDEM_SLOT", TDM_MAX_SLOTS, &slot))
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "TANDEM_MEMBER is set, but TANDEM_HOST and TANDEM_SLOT are no host and "
-                        "slot: only 'tandem agent' starts workers; use 'tandem train'");
+                        "TANDEM_MEMBER is set, but TANDEM_HOST or TANDEM_SLOT is not valid: only "
+                        "'tandem agent' can start workers; use 'tandem train'");
     tdm_worker *w = calloc(1, sizeof *w);
     if (!w) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a worker");
-    w->terminal[0] = take_descriptor("TANDEM_OUT_FD");
-    w->terminal[1] = take_descriptor("TANDEM_ERR_FD");
+    w->terminal[0] = environment_descriptor("TANDEM_OUT_FD");
+    w->terminal[1] = environment_descriptor("TANDEM_ERR_FD");
     w->log = -1;
     w->lines = tdm__log_forward_open(getenv("TANDEM_LINES"));
     snprintf(w->log_name, sizeof w->log_name, "%s.%d.log", host, slot);
     if (log) snprintf(w->log_path, sizeof w->log_path, "%s", log);
-    tdm_status status = attach(w, slot, err);
+    tdm_status status = worker_attach(w, slot, err);
     if (status == TDM_OK) {
         w->log = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3);
         *out = w;
@@ -165,8 +167,8 @@ void tdm_worker_speak(tdm_worker *worker)
     }
 }
 
-/* What was printed so far. */
-static void copy_log(const char *from, int to)
+/* Copies the output written so far. */
+static void worker_copy_log(const char *from, int to)
 {
     char bytes[4096];
     int fd = open(from, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
@@ -181,12 +183,13 @@ void tdm_worker_move_log(tdm_worker *worker, const char *run_path)
     char path[PATH_MAX + sizeof worker->log_name + 8];
     if (!worker->log_path[0] || worker->log < 0) return;
     snprintf(path, sizeof path, "%s/logs", run_path);
-    if (mkdir(path, 0777) != 0 && errno != EEXIST) return; /* this host does not see the run */
+    if (mkdir(path, 0777) != 0 && errno != EEXIST)
+        return; /* this host cannot access the run directory */
     snprintf(path, sizeof path, "%s/logs/%s", run_path, worker->log_name);
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (fd < 0) return;
     fflush(NULL);
-    copy_log(worker->log_path, fd);
+    worker_copy_log(worker->log_path, fd);
     bool speaks[2];
     for (int i = 0; i < 2; i++) {
         struct stat stream, log;

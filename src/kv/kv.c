@@ -53,13 +53,14 @@ tdm_status tdm_kv_open(const tdm_kv_options *options, tdm_kv **out, tdm_error *e
     const tdm__kv_ops *ops = options->url ? find(options->url, &place) : NULL;
     if (!ops || !*place)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "\"%s\" names no store; write local:PATH, or etcd:URL,URL,...",
+                        "\"%s\" is not a valid store address; write local:PATH or etcd:URL,URL,...",
                         options->url ? options->url : "");
     if (!(options->timeout_s >= 0) || options->timeout_s > MAX_LEASE_S)
-        return tdm_fail(err, TDM_ERR_RANGE, "%g seconds are no time limit for a store",
+        return tdm_fail(err, TDM_ERR_RANGE, "%g seconds is not a valid timeout for a store",
                         options->timeout_s);
     if (!(options->idle_s >= 0) || options->idle_s > MAX_LEASE_S)
-        return tdm_fail(err, TDM_ERR_RANGE, "a store cannot wait %g seconds for a process",
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "%g seconds is not a valid idle time for a process of a store",
                         options->idle_s);
     tdm_kv_options filled = *options;
     if (!(filled.timeout_s > 0)) filled.timeout_s = TIMEOUT_S;
@@ -89,7 +90,7 @@ bool tdm_kv_at(size_t index, tdm_kv_info *out)
     return false;
 }
 
-/* ---- what may go in --------------------------------------------------------------------------- */
+/* ---- what may go in -------------------------------------------------------------------------- */
 
 /* The length of a text of whole characters below `limit`; the limit when it is none. */
 static size_t text_length(const char *text, size_t limit, bool control)
@@ -108,8 +109,8 @@ static tdm_status check_prefix(const char *prefix, tdm_error *err)
 {
     if (text_length(prefix, TDM_KV_KEY_BYTES, false) < TDM_KV_KEY_BYTES) return TDM_OK;
     return tdm_fail(err, TDM_ERR_INVALID,
-                    "a key of the store is text without control characters, below %d bytes: not "
-                    "\"%.40s...\"",
+                    "a key of the store must be text without control characters, shorter than %d "
+                    "bytes: not \"%.40s...\"",
                     TDM_KV_KEY_BYTES, prefix);
 }
 
@@ -123,11 +124,11 @@ static tdm_status check_value(const char *key, const char *value, tdm_error *err
 {
     if (text_length(value, TDM_KV_VALUE_BYTES, true) < TDM_KV_VALUE_BYTES) return TDM_OK;
     return tdm_fail(err, TDM_ERR_INVALID,
-                    "what \"%s\" of the store shall hold is no UTF-8 text below %d bytes", key,
-                    TDM_KV_VALUE_BYTES);
+                    "the value for \"%s\" in the store is not UTF-8 text shorter than %d bytes",
+                    key, TDM_KV_VALUE_BYTES);
 }
 
-/* ---- the calls -------------------------------------------------------------------------------- */
+/* ---- the calls ------------------------------------------------------------------------------- */
 
 tdm_status tdm_kv_get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
                       tdm_error *err)
@@ -166,8 +167,7 @@ tdm_status tdm_kv_remove(tdm_kv *kv, const char *prefix, tdm_error *err)
 {
     if (!*prefix)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "removing everything from a store is not what one part of it may do: name "
-                        "what the keys begin with");
+                        "refusing to remove all keys of a store; give a prefix");
     TDM_TRY(check_prefix(prefix, err));
     return kv->ops->remove(kv, prefix, err);
 }
@@ -176,8 +176,7 @@ tdm_status tdm_kv_lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *er
 {
     if (!(seconds > 0) || seconds > MAX_LEASE_S)
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "a lease of %g seconds: it must be above 0, and a year "
-                        "at most",
+                        "invalid lease of %g seconds: it must be above 0 and at most a year",
                         seconds);
     return kv->ops->lease(kv, seconds, out, err);
 }
@@ -198,12 +197,12 @@ tdm_status tdm_kv_wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
     uint64_t unused = 0;
     TDM_TRY(check_prefix(prefix, err));
     if (isnan(seconds))
-        return tdm_fail(err, TDM_ERR_RANGE, "how long to wait for the store is no number");
+        return tdm_fail(err, TDM_ERR_RANGE, "the time to wait for the store is not a number");
     double bounded = seconds < 0 ? 0 : seconds > MAX_LEASE_S ? MAX_LEASE_S : seconds;
     return kv->ops->wait(kv, prefix, revision, bounded, out ? out : &unused, err);
 }
 
-/* ---- what several records have ---------------------------------------------------------------- */
+/* ---- what several records have --------------------------------------------------------------- */
 
 void tdm__put_shm_id(tdm_json_writer *w, uint64_t shm_id)
 {

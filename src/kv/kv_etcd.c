@@ -96,8 +96,9 @@ static tdm_status refuse(const etcd *e, const tdm__etcd_refusal *r, tdm_error *e
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: %s", who, r->words);
     if (r->code == TDM__ETCD_EXHAUSTED)
         return tdm_fail(err, TDM_ERR_NO_SPACE,
-                        "%s: %s; see 'etcdctl endpoint status', and compact and defragment it", who,
-                        r->words);
+                        "%s: %s; see 'etcdctl endpoint status', then compact and defragment the "
+                        "database",
+                        who, r->words);
     if (r->code == TDM__ETCD_DENIED)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "%s: %s; user '%s' needs a role that may read and write keys below "
@@ -105,11 +106,10 @@ static tdm_status refuse(const etcd *e, const tdm__etcd_refusal *r, tdm_error *e
                         who, r->words, e->options.user ? e->options.user : "");
     if (has(r->words, "user name is empty"))
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "%s: it has users, and wants to know which: set etcd.user and "
-                        "etcd.password_file",
+                        "%s: etcd requires authentication: set etcd.user and etcd.password_file",
                         who);
     if (has(r->words, "authentication failed"))
-        return tdm_fail(err, TDM_ERR_INVALID, "%s: it does not take the password of user '%s'", who,
+        return tdm_fail(err, TDM_ERR_INVALID, "%s: etcd rejects the password of user '%s'", who,
                         e->options.user ? e->options.user : "");
     return tdm_fail(err, TDM_ERR_INVALID, "%s: %s", who, r->words);
 }
@@ -139,8 +139,8 @@ static outcome attempt(etcd *e, const char *path, const char *question, double d
     if (tdm__etcd_read_refusal(answer_of(e), &refusal, NULL) != TDM_OK) {
         /* Not etcd's words: something in between, or something else. */
         *status = tdm_fail(err, TDM_ERR_IO,
-                           "%s: HTTP status %ld; is that address really one of "
-                           "etcd's, version 3.4 or newer?",
+                           "%s: HTTP status %ld; is this the address of an etcd server, version "
+                           "3.4 or newer?",
                            url, e->answer.code);
         return UNSURE;
     }
@@ -162,7 +162,8 @@ static outcome log_in(etcd *e, double deadline_s, tdm_status *status, tdm_error 
         if (*status != TDM_OK) o = REFUSED;
     } else if (o == REFUSED && err && has(err->message, "authentication is not enabled")) {
         *status = tdm_fail(err, TDM_ERR_INVALID,
-                           "%s: it has no users: take etcd.user away, or see 'etcdctl auth enable'",
+                           "%s: authentication is not enabled in etcd: remove etcd.user, or run "
+                           "'etcdctl auth enable'",
                            e->endpoints[e->current]);
     }
     return o == UNSURE || o == RENEW ? UNHEARD : o; /* nothing was done that counts */
@@ -182,9 +183,9 @@ typedef struct search {
 
 static tdm_status give_up(const etcd *e, const search *s, tdm_error *err)
 {
-    return tdm_fail(
-        err, TDM_ERR_TIMEOUT, "no member of etcd has answered within %g s%s; the last one said: %s",
-        e->options.timeout_s, s->sent ? " (whether it was done is not known)" : "", s->reason);
+    return tdm_fail(err, TDM_ERR_TIMEOUT, "no etcd server answered within %g s%s; last error: %s",
+                    e->options.timeout_s, s->sent ? " (the request may have been executed)" : "",
+                    s->reason);
 }
 
 /* After an attempt that was not DONE: whether there is another one, with the next member. If not, *status
@@ -217,7 +218,7 @@ static tdm_status ask(etcd *e, const char *path, bool repeatable, tdm_error *err
     tdm_status status = TDM_OK;
     outcome o = UNHEARD;
     if (!tdm_str_ok(&e->question))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a question to etcd");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a request to etcd");
     do {
         o = log_in(e, s.deadline_s, &status, error);
         if (o == DONE) {
@@ -248,9 +249,9 @@ static tdm_status get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item
     tdm__etcd_ask_key(key, begin(e));
     TDM_TRY(ask(e, "kv/range", true, err));
     TDM_TRY(tdm__etcd_read_items(answer_of(e), arena, &items, &count, &revision, err));
-    if (count == 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "etcd has no \"%s\"", key);
+    if (count == 0) return tdm_fail(err, TDM_ERR_NOT_FOUND, "etcd has no key \"%s\"", key);
     if (count != 1 || strcmp(items[0].key, key) != 0)
-        return tdm_fail(err, TDM_ERR_FORMAT, "%s: its answer is about another key than \"%s\"",
+        return tdm_fail(err, TDM_ERR_FORMAT, "%s: the response is for another key than \"%s\"",
                         e->endpoints[e->current], key);
     *out = items[0];
     return TDM_OK;
@@ -284,7 +285,7 @@ static tdm_status swap(tdm_kv *kv, const char *key, uint64_t expected, const cha
     TDM_TRY(ask(e, "kv/txn", false, err));
     TDM_TRY(tdm__etcd_read_swap(answer_of(e), &swapped, &revision, err));
     if (!swapped)
-        return tdm_fail(err, TDM_ERR_EXISTS, "etcd: \"%s\" is not at revision %llu any more", key,
+        return tdm_fail(err, TDM_ERR_EXISTS, "etcd: \"%s\" is no longer at revision %llu", key,
                         (unsigned long long)expected);
     *out_revision = revision;
     return TDM_OK;
@@ -317,7 +318,7 @@ static tdm_status keep(tdm_kv *kv, uint64_t id, tdm_error *err)
     TDM_TRY(ask(e, "lease/keepalive", true, err));
     TDM_TRY(tdm__etcd_read_lease(answer_of(e), &same, &seconds, err));
     if (same == id && seconds > 0) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_NOT_FOUND, "etcd: lease %llu has ended", (unsigned long long)id);
+    return tdm_fail(err, TDM_ERR_NOT_FOUND, "etcd: lease %llu has expired", (unsigned long long)id);
 }
 
 static tdm_status release(tdm_kv *kv, uint64_t id, tdm_error *err)
@@ -383,8 +384,8 @@ static outcome look_out(etcd *e, watch *w, tdm_status *status, tdm_error *err)
     }
     if (*status == TDM_OK)
         *status = tdm_fail(err, TDM_ERR_IO, "%s: %s (HTTP status %ld)", url,
-                           w->strange ? "its answer to a watch makes no sense"
-                                      : "it has ended a watch without a word",
+                           w->strange ? "invalid response to a watch"
+                                      : "a watch was closed without an error",
                            e->answer.code);
     return is_final(*status) ? REFUSED : UNHEARD;
 }
@@ -400,7 +401,7 @@ static tdm_status wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
     outcome o = UNHEARD;
     tdm__etcd_ask_watch(prefix, revision, begin(e));
     if (!tdm_str_ok(&e->question))
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a question to etcd");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a request to etcd");
     do {
         watch w = {.scratch = e->scratch};
         o = log_in(e, s.deadline_s, &status, error);
@@ -432,17 +433,17 @@ static tdm_status read_endpoints(etcd *e, const char *text, tdm_error *err)
         bool scheme = strncmp(at, "http://", 7) == 0 || strncmp(at, "https://", 8) == 0;
         if (!scheme || used < 9 || used >= URL_BYTES || memchr(at, '@', used))
             return tdm_fail(err, TDM_ERR_INVALID,
-                            "\"%.*s\" is no address of etcd; write them as http://HOST:PORT or "
-                            "https://HOST:PORT, with commas between them",
+                            "\"%.*s\" is not a valid etcd address; write http://HOST:PORT or "
+                            "https://HOST:PORT, separated by commas",
                             (int)(length < 200 ? length : 200), at);
         if (e->endpoint_count == MAX_ENDPOINTS)
-            return tdm_fail(err, TDM_ERR_RANGE, "more than %d addresses of etcd", MAX_ENDPOINTS);
+            return tdm_fail(err, TDM_ERR_RANGE, "more than %d etcd addresses", MAX_ENDPOINTS);
         memcpy(e->endpoints[e->endpoint_count++], at, used);
         at += length;
         at += strspn(at, " ,");
     }
     if (e->endpoint_count > 0) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_INVALID, "there is no address of etcd in \"%.200s\"", text);
+    return tdm_fail(err, TDM_ERR_INVALID, "no etcd address in \"%.200s\"", text);
 }
 
 static bool is_here(const char *endpoint)
@@ -459,9 +460,7 @@ static tdm_status start(etcd *e, const char *place, tdm_error *err)
     e->current = (int)(tdm_clock_ns() / 1000 % (uint64_t)e->endpoint_count);
     for (int i = 0; e->options.user && i < e->endpoint_count; i++) {
         if (strncmp(e->endpoints[i], "http:", 5) != 0 || is_here(e->endpoints[i])) continue;
-        tdm_log(TDM_LOG_WARN, "cluster",
-                "%s: the password goes there as it is, for all to read; use "
-                "https",
+        tdm_log(TDM_LOG_WARN, "cluster", "%s: the password is sent unencrypted; use https",
                 e->endpoints[i]);
     }
     return tdm__http_create(&e->options, &e->http, err);
@@ -496,7 +495,7 @@ static tdm_status open_etcd(const tdm_kv_options *options, const char *place, td
         *texts[i] = given ? strdup(*texts[i]) : NULL;
         if (given && !*texts[i]) fine = false;
     }
-    e->scratch = tdm_arena_create("an answer of etcd");
+    e->scratch = tdm_arena_create("response of etcd");
     tdm_status status = fine && e->scratch
                             ? start(e, place, err)
                             : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
@@ -516,7 +515,7 @@ static double now_etcd(const tdm_kv *kv)
 
 const tdm__kv_ops tdm__kv_etcd = {
     .name = "etcd",
-    .about = "processes of any hosts, through a cluster of etcd servers",
+    .about = "for several hosts: a cluster of etcd servers",
     .usable = tdm__http_usable,
     .open = open_etcd,
     .close = close_etcd,

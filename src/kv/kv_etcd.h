@@ -12,7 +12,7 @@
 
 #include <tandem/text.h>
 
-/* ---- questions (kv_etcd_json.c): JSON, into an empty `out` ---------------------------------------- */
+/* ---- questions (kv_etcd_json.c): JSON, into an empty `out` ----------------------------------- */
 
 void tdm__etcd_ask_key(const char *key, tdm_str *out);
 void tdm__etcd_ask_prefix(const char *prefix, tdm_str *out); /* to list, and to remove */
@@ -24,7 +24,7 @@ void tdm__etcd_ask_id(uint64_t lease, tdm_str *out);
 void tdm__etcd_ask_watch(const char *prefix, uint64_t revision, tdm_str *out);
 void tdm__etcd_ask_token(const char *user, const char *password, tdm_str *out);
 
-/* ---- answers (kv_etcd_json.c): TDM_ERR_FORMAT where they are not what they should be --------------- */
+/* ---- answers (kv_etcd_json.c): TDM_ERR_FORMAT where they are not what they should be --------- */
 
 typedef struct tdm__etcd_bytes {
     const char *data;
@@ -72,7 +72,7 @@ typedef struct tdm__etcd_notice {
 } tdm__etcd_notice;
 tdm_status tdm__etcd_read_notice(tdm__etcd_bytes in, tdm__etcd_notice *out, tdm_error *err);
 
-/* ---- HTTP (kv_etcd_http.c) -------------------------------------------------------------------------- */
+/* ---- HTTP (kv_etcd_http.c) ------------------------------------------------------------------- */
 
 typedef struct tdm__http tdm__http;
 

@@ -80,13 +80,13 @@ static tdm_status load(curl_table *out, tdm_error *err)
     void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!library)
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                        "etcd is asked through libcurl, which is not installed (%s); Debian has it "
-                        "in the package libcurl4",
+                        "the etcd store needs libcurl, which is not installed (%s); install the "
+                        "Debian package libcurl4",
                         LIBRARY);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         void *function = dlsym(library, names[i].name);
         if (!function)
-            return tdm_fail(err, TDM_ERR_UNSUPPORTED, "%s is too old: it has no %s", LIBRARY,
+            return tdm_fail(err, TDM_ERR_UNSUPPORTED, "%s is too old: it lacks %s", LIBRARY,
                             names[i].name);
         memcpy((char *)out + names[i].offset, &function, sizeof function);
     }
@@ -108,7 +108,7 @@ bool tdm__http_usable(char why[160], char library[TDM_LIBRARY_BYTES])
     return true;
 }
 
-/* ---- SIGPIPE ----------------------------------------------------------------------------------- */
+/* ---- SIGPIPE --------------------------------------------------------------------------------- */
 
 /* Who writes to a connection that the other side has closed gets SIGPIPE, and TLS libraries do not keep it
  * away. Programs may or may not ignore it; so within our calls this thread does not take it. */
@@ -141,7 +141,7 @@ static void end_quiet(const quiet *q)
     pthread_sigmask(SIG_SETMASK, &q->before, NULL);
 }
 
-/* ---- opening ----------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 tdm_status tdm__http_create(const tdm_kv_options *options, tdm__http **out, tdm_error *err)
 {
@@ -154,7 +154,7 @@ tdm_status tdm__http_create(const tdm_kv_options *options, tdm__http **out, tdm_
         http->easy = http->curl.easy_init();
     }
     if (status == TDM_OK && (!http->multi || !http->easy))
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "libcurl does not start");
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "cannot initialise libcurl");
     if (status != TDM_OK) {
         tdm__http_destroy(http);
         return status;
@@ -300,7 +300,7 @@ static tdm_status post(tdm__http *http, const tdm__http_call *call, tdm__http_an
     if (!headers || !set_up(http, &x, headers) ||
         http->curl.multi_add_handle(http->multi, http->easy) != CURLM_OK) {
         http->curl.slist_free_all(headers);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: libcurl cannot make a call", call->url);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: libcurl cannot create a request", call->url);
     }
     CURLcode result = run(http, &x);
     (void)http->curl.easy_getinfo(http->easy, CURLINFO_RESPONSE_CODE, &answer->code);
@@ -310,10 +310,10 @@ static tdm_status post(tdm__http *http, const tdm__http_call *call, tdm__http_an
     http->curl.slist_free_all(headers);
     if (result == CURLE_OK) return TDM_OK;
     if (x.too_long)
-        return tdm_fail(err, TDM_ERR_RANGE, "%s: its answer has more than %d bytes", call->url,
+        return tdm_fail(err, TDM_ERR_RANGE, "%s: the response is longer than %d bytes", call->url,
                         MAX_ANSWER);
     if (result == CURLE_OPERATION_TIMEDOUT)
-        return tdm_fail(err, TDM_ERR_TIMEOUT, "%s: no answer in time", call->url);
+        return tdm_fail(err, TDM_ERR_TIMEOUT, "%s: no response in time", call->url);
     bool ours = result == CURLE_SSL_CERTPROBLEM || result == CURLE_SSL_CACERT_BADFILE;
     return tdm_fail(err, ours ? TDM_ERR_INVALID : TDM_ERR_IO, "%s: %.300s", call->url,
                     http->words[0] ? http->words : http->curl.easy_strerror(result));
@@ -331,8 +331,8 @@ tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http
 #else /* without libcurl's headers */
 
 #define WITHOUT                                                                                    \
-    "this build has no libcurl, through which etcd is asked: install Debian's "                    \
-    "libcurl4-openssl-dev, and build again"
+    "this build has no libcurl, which the etcd store needs: install Debian's "                     \
+    "libcurl4-openssl-dev and rebuild"
 
 bool tdm__http_usable(char why[160], char library[TDM_LIBRARY_BYTES])
 {

@@ -191,8 +191,8 @@ void tdm__etcd_ask_token(const char *user, const char *password, tdm_str *out)
 
 static tdm_status strange(tdm_error *err, const char *what)
 {
-    return tdm_fail(err, TDM_ERR_FORMAT, "etcd's answer %s; is that address really one of etcd's?",
-                    what);
+    return tdm_fail(err, TDM_ERR_FORMAT,
+                    "etcd's response %s; is this the address of an etcd server?", what);
 }
 
 static tdm_status parse(tdm__etcd_bytes in, const tdm_json **out, tdm_error *err)
@@ -202,9 +202,9 @@ static tdm_status parse(tdm__etcd_bytes in, const tdm_json **out, tdm_error *err
     if (tdm_json_parse(in.data, in.count, in.scratch, out, &why) != TDM_OK)
         return tdm_fail(
             err, why.status == TDM_ERR_NO_MEMORY ? why.status : TDM_ERR_FORMAT,
-            "etcd's answer cannot be read: %.300s; is that address really one of etcd's?",
+            "cannot parse etcd's response: %.300s; is this the address of an etcd server?",
             why.message);
-    if ((*out)->type != TDM_JSON_OBJECT) return strange(err, "is no JSON object");
+    if ((*out)->type != TDM_JSON_OBJECT) return strange(err, "is not a JSON object");
     return TDM_OK;
 }
 
@@ -246,15 +246,15 @@ static tdm_status get_text(const tdm_json *object, const char *key, size_t limit
 {
     const tdm_json *value = tdm_json_get(object, key);
     const char *coded = value ? tdm_json_as_string(value) : "";
-    if (!coded) return strange(err, "has a key or value that is no text");
+    if (!coded) return strange(err, "has a key or value that is not text");
     size_t length = strlen(coded), count = 0;
     if (length / 4 * 3 >= limit + 3)
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "etcd has a %s of %zu bytes where Tandem's are; who "
-                        "else uses these names?",
+                        "etcd has a %s of %zu bytes below Tandem's prefix; does another program "
+                        "use this prefix?",
                         key, length / 4 * 3);
     unsigned char *text = tdm_arena_alloc(arena, length / 4 * 3 + 1, 1);
-    if (!text) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for what etcd says");
+    if (!text) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for etcd's response");
     bool fine = get_bytes(coded, length, text, &count) && count < limit;
     for (size_t at = 0; fine && at < count;) {
         size_t one = tdm_text_utf8(text + at, count - at, NULL);
@@ -263,8 +263,8 @@ static tdm_status get_text(const tdm_json *object, const char *key, size_t limit
     }
     if (!fine)
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "etcd has a %s that is no text where Tandem's are; who else uses these "
-                        "names?",
+                        "etcd has a %s that is not text below Tandem's prefix; does another "
+                        "program use this prefix?",
                         key);
     text[count] = '\0';
     *out = (const char *)text;
@@ -294,7 +294,7 @@ tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_ite
     if (!get_truth(answer, "more", &more) || more) return strange(err, "is not all there is");
     size_t count = kvs ? kvs->count : 0;
     tdm_kv_item *items = tdm_arena_array(arena, count > 0 ? count : 1, sizeof *items);
-    if (!items) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for what etcd says");
+    if (!items) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for etcd's response");
     size_t i = 0;
     for (const tdm_json *kv = kvs ? kvs->first : NULL; kv; kv = kv->next, i++) {
         TDM_TRY(get_item(kv, arena, &items[i], err));

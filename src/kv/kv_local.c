@@ -79,7 +79,7 @@ static tdm_status enter(tdm__local *local, uint64_t *next, tdm_error *err)
 static tdm_status check_lease(tdm__local *local, uint64_t lease, tdm_error *err)
 {
     if (lease == 0 || find_lease(local, lease)) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: lease %llu has ended", local->path,
+    return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: lease %llu has expired", local->path,
                     (unsigned long long)lease);
 }
 
@@ -123,7 +123,7 @@ static tdm_status keep(tdm_kv *kv, uint64_t id, tdm_error *err)
         local->touched_s = tdm_clock_s();
     }
     if (place) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: lease %llu has ended", local->path,
+    return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: lease %llu has expired", local->path,
                     (unsigned long long)id);
 }
 
@@ -163,7 +163,7 @@ static bool copy_out(const tdm__local_record *record, tdm_arena *arena, tdm_kv_i
 
 static tdm_status no_memory(const tdm__local *local, tdm_error *err)
 {
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for what is in it", local->path);
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for its contents", local->path);
 }
 
 static tdm_status get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
@@ -175,7 +175,7 @@ static tdm_status get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item
     tdm_kv_item item;
     bool copied = record && copy_out(record, arena, &item);
     tdm__local_unlock(local);
-    if (!record) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s has no \"%s\"", local->path, key);
+    if (!record) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s has no key \"%s\"", local->path, key);
     if (!copied) return no_memory(local, err);
     *out = item;
     return TDM_OK;
@@ -296,7 +296,7 @@ static double now_local(const tdm_kv *kv)
 
 const tdm__kv_ops tdm__kv_local = {
     .name = "local",
-    .about = "processes of one host, through a file that all map",
+    .about = "for one host: a memory-mapped file",
     .usable = usable,
     .open = open_local,
     .close = close_local,

@@ -96,7 +96,7 @@ typedef struct tdm__local {
     bool rung; /* there was a change: wake the sleepers */
 } tdm__local;
 
-/* ---- the file and its lock (kv_local_file.c) ------------------------------------------------------ */
+/* ---- the file and its lock (kv_local_file.c) ------------------------------------------------- */
 
 /* `must_exist`: TDM_ERR_NOT_FOUND when there is no file; otherwise it is made. */
 tdm_status tdm__local_open(const char *path, double timeout_s, bool must_exist, tdm__local **out,
@@ -108,7 +108,7 @@ void tdm__local_unlock(tdm__local *local); /* and wakes the sleepers, if there w
 /* Sleeps while the revision is this one, at most until then (CLOCK_MONOTONIC). */
 void tdm__local_sleep(tdm__local *local, uint64_t revision, uint64_t until_ns);
 
-/* ---- the log (kv_local_log.c); all under the lock ------------------------------------------------- */
+/* ---- the log (kv_local_log.c); all under the lock -------------------------------------------- */
 
 /* Brings the index up to date. TDM_ERR_FORMAT: the file is damaged. */
 tdm_status tdm__local_read(tdm__local *local, tdm_error *err);

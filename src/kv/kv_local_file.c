@@ -43,7 +43,7 @@ tdm_status tdm__local_lock(tdm__local *local, tdm_error *err)
     struct stat about;
     if (fstat(local->fd, &about) == 0 && about.st_nlink > 0) return TDM_OK;
     tdm__local_unlock(local);
-    return tdm_fail(err, TDM_ERR_IO, "%s: this store was removed, so its session is over",
+    return tdm_fail(err, TDM_ERR_IO, "%s: this store was removed, so its session has ended",
                     local->path);
 }
 
@@ -98,14 +98,14 @@ static tdm_status make_head(tdm__local_head *head, const char boot[40])
 static tdm_status prepare(tdm__local *local, off_t bytes, tdm_error *err)
 {
     if (bytes != 0 && bytes != TDM__LOCAL_FILE_BYTES)
-        return tdm_fail(err, TDM_ERR_FORMAT, "%s is there already, and is no store", local->path);
+        return tdm_fail(err, TDM_ERR_FORMAT, "%s exists and is not a store", local->path);
     if (ftruncate(local->fd, TDM__LOCAL_FILE_BYTES) != 0)
-        return tdm_os_fail(err, "making room in", local->path);
+        return tdm_os_fail(err, "cannot allocate space in", local->path);
     errno = posix_fallocate(local->fd, 0, TDM__LOCAL_FILE_BYTES);
-    if (errno != 0) return tdm_os_fail(err, "making room in", local->path);
+    if (errno != 0) return tdm_os_fail(err, "cannot allocate space in", local->path);
     char *memory = mmap(NULL, TDM__LOCAL_FILE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, local->fd,
                         0);
-    if (memory == MAP_FAILED) return tdm_os_fail(err, "mapping", local->path);
+    if (memory == MAP_FAILED) return tdm_os_fail(err, "cannot map", local->path);
     local->head = (tdm__local_head *)(void *)memory;
     local->areas[0] = memory + TDM__LOCAL_HEAD_BYTES;
     local->areas[1] = local->areas[0] + TDM__LOCAL_AREA_BYTES;
@@ -113,11 +113,10 @@ static tdm_status prepare(tdm__local *local, off_t bytes, tdm_error *err)
     char boot[40];
     read_boot(boot);
     if (magic != 0 && magic != MAGIC)
-        return tdm_fail(err, TDM_ERR_FORMAT, "%s is there already, and is no store", local->path);
+        return tdm_fail(err, TDM_ERR_FORMAT, "%s exists and is not a store", local->path);
     if (magic == 0 || memcmp(local->head->boot, boot, sizeof boot) != 0) {
         if (make_head(local->head, boot) != TDM_OK)
-            return tdm_fail(err, TDM_ERR_SYSTEM, "%s: the system cannot make a lock in it",
-                            local->path);
+            return tdm_fail(err, TDM_ERR_SYSTEM, "%s: cannot create a lock in it", local->path);
     } else if (local->head->version != TDM__LOCAL_VERSION) {
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
                         "%s is in use by another version of Tandem (store %u, this is %d)",
@@ -130,11 +129,11 @@ static tdm_status lock_file(tdm__local *local, tdm_error *err)
 {
     double deadline = tdm_clock_s() + local->timeout_s;
     while (flock(local->fd, LOCK_EX | LOCK_NB) != 0) {
-        if (errno != EWOULDBLOCK && errno != EINTR) return tdm_os_fail(err, "locking", local->path);
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return tdm_os_fail(err, "cannot lock", local->path);
         if (tdm_clock_s() > deadline)
             return tdm_fail(err, TDM_ERR_TIMEOUT,
-                            "%s: somebody makes it, and is not done after "
-                            "%g s",
+                            "%s: another process creates it and has not finished after %g s",
                             local->path, local->timeout_s);
         tdm_clock_sleep(2e-3);
     }
@@ -147,24 +146,23 @@ static tdm_status open_file(tdm__local *local, bool must_exist, bool *gone, tdm_
     *gone = false;
     int create = must_exist ? 0 : O_CREAT;
     local->fd = open(local->path, O_RDWR | create | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
-    if (local->fd < 0) return tdm_os_fail(err, "opening", local->path);
+    if (local->fd < 0) return tdm_os_fail(err, "cannot open", local->path);
     struct stat about;
-    if (fstat(local->fd, &about) != 0) return tdm_os_fail(err, "looking at", local->path);
+    if (fstat(local->fd, &about) != 0) return tdm_os_fail(err, "cannot stat", local->path);
     if (!S_ISREG(about.st_mode))
-        return tdm_fail(err, TDM_ERR_FORMAT, "%s is there already, and is no file", local->path);
+        return tdm_fail(err, TDM_ERR_FORMAT, "%s exists and is not a regular file", local->path);
     if (about.st_uid != geteuid() || (about.st_mode & 077) != 0)
         return tdm_fail(
             err, TDM_ERR_INVALID,
-            "%s: a store must belong to who uses it, and to nobody else (owner %u, mode "
-            "%03o; wanted are %u and 600)",
+            "%s: a store must belong to its user and be private (owner %u, mode %03o; expected %u "
+            "and 600)",
             local->path, (unsigned)about.st_uid, (unsigned)(about.st_mode & 0777),
             (unsigned)geteuid());
     TDM_TRY(lock_file(local, err));
-    if (fstat(local->fd, &about) != 0) return tdm_os_fail(err, "looking at", local->path);
+    if (fstat(local->fd, &about) != 0) return tdm_os_fail(err, "cannot stat", local->path);
     *gone = about.st_nlink == 0;
     tdm_status status = *gone ? tdm_fail(err, TDM_ERR_BUSY,
-                                         "%s: others make and remove it all the "
-                                         "time",
+                                         "%s: other processes keep creating and removing it",
                                          local->path)
                               : prepare(local, about.st_size, err);
     flock(local->fd, LOCK_UN);

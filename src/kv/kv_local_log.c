@@ -131,16 +131,16 @@ tdm_status tdm__local_read(tdm__local *local, tdm_error *err)
     if (now.used > TDM__LOCAL_AREA_BYTES) now.used = 0; /* which the next test finds */
     if (now.used < local->seen.used)
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "%s is damaged: its log ends before it began; end what uses it, and remove "
-                        "the file",
+                        "%s is damaged: its log ends before it begins; stop the processes that "
+                        "use it and remove the file",
                         local->path);
     while (local->seen.used < now.used) {
         if (!room_in_index(local))
             return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for its index", local->path);
         if (!whole(local, local->seen.used, now.used))
             return tdm_fail(err, TDM_ERR_FORMAT,
-                            "%s is damaged at byte %u of its log; end what uses it, and remove the "
-                            "file",
+                            "%s is damaged at byte %u of its log; stop the processes that use it "
+                            "and remove the file",
                             local->path, local->seen.used);
         apply(local, local->seen.used);
         local->seen.used += record_in(local, local->seen.used)->bytes;
@@ -224,7 +224,7 @@ static tdm_status begin_anew(tdm__local *local, const filter *f, const change *a
         if (!goes(f, tdm__local_at(local, i))) bytes += tdm__local_at(local, i)->bytes;
     if (bytes > TDM__LOCAL_AREA_BYTES)
         return tdm_fail(err, TDM_ERR_NO_SPACE,
-                        "%s is full: %zu keys in %d bytes, and no room for \"%s\"", local->path,
+                        "%s is full: %zu keys in %d bytes, no space for \"%s\"", local->path,
                         local->index_count, TDM__LOCAL_AREA_BYTES, added ? added->key : "");
     unsigned other = 1 - local->seen.area;
     char *area = local->areas[other];

@@ -50,7 +50,7 @@ typedef struct launcher {
     tdm_launch_result result;
 } launcher;
 
-/* ---- before ---------------------------------------------------------------------------------------- */
+/* ---- before ---------------------------------------------------------------------------------- */
 
 static tdm_status random_text(char out[SECRET_TEXT], tdm_error *err)
 {
@@ -72,18 +72,19 @@ static tdm_status check_options(launcher *l, tdm_error *err)
     plan->first_rank = o->first_rank;
     plan->size = o->size > 0 ? o->size : plan->count;
     if (!o->program || !o->program[0] || !o->program[0][0])
-        return tdm_fail(err, TDM_ERR_INVALID, "there is no program to run");
+        return tdm_fail(err, TDM_ERR_INVALID, "no program to run");
     if (o->count < 0 || plan->count > TDM_MAX_LAUNCH)
-        return tdm_fail(err, TDM_ERR_RANGE, "cannot start %d processes: 1 to %d are possible",
-                        plan->count, TDM_MAX_LAUNCH);
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "cannot start %d processes: the number must be from 1 to %d", plan->count,
+                        TDM_MAX_LAUNCH);
     if (o->first_rank < 0 || o->size < 0 || plan->first_rank > plan->size - plan->count)
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "%d ranks from rank %d on do not fit into a world of %d", plan->count,
+                        "%d ranks starting at rank %d do not fit into a world of %d", plan->count,
                         plan->first_rank, plan->size);
     if (plan->size > plan->count && !o->rendezvous)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "%d of %d ranks start here: a rendezvous is needed, where they meet those "
-                        "of other hosts (HOST:PORT of rank 0, or a file that all can see)",
+                        "%d of %d ranks start on this host: set a rendezvous with the other hosts "
+                        "(HOST:PORT of rank 0, or a file on a shared file system)",
                         plan->count, plan->size);
     l->grace_s = o->grace_s > 0 ? o->grace_s : grace_s;
     return TDM_OK;
@@ -98,7 +99,7 @@ static tdm_status make_folder(launcher *l, tdm_error *err)
         int length = snprintf(run, sizeof l->result.run, "%s/tandem-run-XXXXXX",
                               base && base[0] == '/' ? base : "/tmp");
         if (length >= (int)sizeof l->result.run || !mkdtemp(run))
-            return tdm_os_fail(err, "cannot make a folder for the run below", base ? base : "/tmp");
+            return tdm_os_fail(err, "cannot create a run directory in", base ? base : "/tmp");
         l->result.run_is_temporary = true;
         return TDM_OK;
     }
@@ -109,7 +110,7 @@ static tdm_status make_folder(launcher *l, tdm_error *err)
     tdm_arena_destroy(arena);
     if (length > 0 && length < (int)sizeof l->result.run) return TDM_OK;
     run[0] = '\0';
-    return tdm_fail(err, TDM_ERR_RANGE, "%s: the folder's name is too long", l->options->run);
+    return tdm_fail(err, TDM_ERR_RANGE, "%s: the directory name is too long", l->options->run);
 }
 
 static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *walk)
@@ -169,10 +170,10 @@ static tdm_status take_signals(launcher *l, tdm_error *err)
     pthread_sigmask(SIG_BLOCK, &l->taken, &l->before);
     l->plan.mask = l->before;
     l->signals = signalfd(-1, &l->taken, SFD_CLOEXEC | SFD_NONBLOCK);
-    return l->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot make", "a signalfd");
+    return l->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot create", "a signalfd");
 }
 
-/* ---- ends ------------------------------------------------------------------------------------------ */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 static void send_all(const launcher *l, int signal_number)
 {
@@ -236,7 +237,7 @@ static void note_failures(launcher *l)
                  out->ended_signal, strsignal(out->ended_signal));
     } else {
         out->exit_code = WEXITSTATUS(first->status);
-        snprintf(out->how, sizeof out->how, "rank %d ended with code %d", first->rank,
+        snprintf(out->how, sizeof out->how, "rank %d exited with code %d", first->rank,
                  out->exit_code);
     }
     /* Who was asked to end may take its time; who saw another rank fail has a moment. */
@@ -298,7 +299,7 @@ static void handle_time(launcher *l)
     if (now >= l->kill_at_s) kill_all(l);
 }
 
-/* ---- the loop -------------------------------------------------------------------------------------- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 static int timeout_ms(const launcher *l)
 {
@@ -364,7 +365,7 @@ static void watch(launcher *l)
     }
 }
 
-/* ---- the whole ------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 static tdm_status start_all(launcher *l, tdm_error *err)
 {
@@ -411,8 +412,8 @@ static tdm_status run(launcher *l, tdm_error *err)
     if (status != TDM_OK) kill_all(l);
     if (l->signals >= 0) watch(l);
     if (status == TDM_OK && l->running > 0)
-        status = tdm_fail(err, TDM_ERR_TIMEOUT, "%d ranks do not end, although they were killed",
-                          l->running);
+        status = tdm_fail(err, TDM_ERR_TIMEOUT,
+                          "%d ranks are still running although they were killed", l->running);
     if (l->signals >= 0) {
         handle_signals(l); /* none that was meant for the ranks shall hit us now */
         close(l->signals);

@@ -10,7 +10,7 @@
 #include <signal.h>
 #include <sys/types.h>
 
-/* ---- output (launch_output.c) ---------------------------------------------------------------------- */
+/* ---- output (launch_output.c) ---------------------------------------------------------------- */
 
 /* What a rank has written to one of its two streams and is not passed on yet. */
 typedef struct tdm__launch_stream {
@@ -37,7 +37,7 @@ bool tdm__launch_full(const tdm__launch_queue *queue);
 void tdm__launch_write(tdm__launch_queue *queue);
 void tdm__launch_stream_close(tdm__launch_stream *stream);
 
-/* ---- processes (launch_spawn.c) -------------------------------------------------------------------- */
+/* ---- processes (launch_spawn.c) -------------------------------------------------------------- */
 
 typedef struct tdm__launch_rank {
     int rank;

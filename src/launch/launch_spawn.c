@@ -25,7 +25,7 @@ static const char *const ours[] = {
     "TANDEM_SECRET", "TANDEM_RUN",  "TANDEM_TRANSPORT",  "TANDEM_JOB",
 };
 
-/* ---- the environment --------------------------------------------------------------------------- */
+/* ---- the environment ------------------------------------------------------------------------- */
 
 static const char *value_of(const char *entry, const char *name)
 {
@@ -61,7 +61,7 @@ static bool choose_places(tdm__launch_plan *plan)
     plan->places = calloc((size_t)plan->count, sizeof *plan->places);
     if (!plan->places) return false;
     if (!tdm_os_cpu_sets(plan->count, plan->places)) {
-        tdm_log(TDM_LOG_INFO, "cluster", "%d ranks are not pinned: there are fewer processors",
+        tdm_log(TDM_LOG_INFO, "cluster", "%d ranks are not pinned: there are fewer CPUs",
                 plan->count);
         free(plan->places);
         plan->places = NULL;
@@ -69,7 +69,7 @@ static bool choose_places(tdm__launch_plan *plan)
     }
     for (int i = 0; i < plan->count; i++) {
         const tdm_cpu_set *place = &plan->places[i];
-        tdm_log(TDM_LOG_INFO, "cluster", "rank %d on processors %s%s", plan->first_rank + i,
+        tdm_log(TDM_LOG_INFO, "cluster", "rank %d on CPUs %s%s", plan->first_rank + i,
                 tdm_os_cpu_set_text(place, text),
                 place->memory_node >= 0 ? " and their memory" : "");
     }
@@ -98,7 +98,8 @@ tdm_status tdm__launch_plan_init(tdm__launch_plan *plan, const char *rendezvous,
            add_variable(plan, "TANDEM_JOB", options->job) && (!options->pin || choose_places(plan));
     if (good) return TDM_OK;
     tdm__launch_plan_release(plan);
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the ranks' environment and places");
+    return tdm_fail(err, TDM_ERR_NO_MEMORY,
+                    "no memory for the environment and CPU sets of the ranks");
 }
 
 void tdm__launch_plan_release(tdm__launch_plan *plan)
@@ -113,7 +114,7 @@ void tdm__launch_plan_release(tdm__launch_plan *plan)
     plan->places = NULL;
 }
 
-/* ---- the process --------------------------------------------------------------------------------- */
+/* ---- the process ----------------------------------------------------------------------------- */
 
 /* The rank's own variables, behind the common ones. */
 static void fill_own(const tdm__launch_plan *plan, int index,
@@ -162,7 +163,7 @@ tdm_status tdm__launch_spawn(const tdm__launch_plan *plan, int index, tdm__launc
     tdm_status status = TDM_OK;
     for (int i = 0; i < 2 && status == TDM_OK && plan->options->label; i++) {
         if (pipe2(output[i], O_CLOEXEC) != 0)
-            status = tdm_os_fail(err, "cannot make", "a pipe");
+            status = tdm_os_fail(err, "cannot create", "a pipe");
         else
             options.output[i] = output[i][1];
     }

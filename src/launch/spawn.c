@@ -19,7 +19,7 @@
 
 extern char **environ;
 
-/* ---- the environment --------------------------------------------------------------------------- */
+/* ---- the environment ------------------------------------------------------------------------- */
 
 static void put(tdm__environment *env, char *text)
 {
@@ -78,7 +78,7 @@ void tdm__environment_release(tdm__environment *env)
     *env = (tdm__environment){.items = NULL};
 }
 
-/* ---- the child ----------------------------------------------------------------------------------- */
+/* ---- the child ------------------------------------------------------------------------------- */
 
 static bool take_input(const tdm__spawn_options *o)
 {
@@ -115,7 +115,7 @@ __attribute__((noreturn)) static void become(const tdm__spawn_options *o, int re
     _exit(written == sizeof error_number ? 127 : 126);
 }
 
-/* ---- the parent ---------------------------------------------------------------------------------- */
+/* ---- the parent ------------------------------------------------------------------------------ */
 
 /* The child's errno, or 0 when its program runs. */
 static int read_report(int fd)
@@ -132,9 +132,11 @@ static tdm_status fail_program(const char *program, int error_number, tdm_error 
 {
     const char *hint = "";
     if (error_number == ENOENT)
-        hint = strchr(program, '/') ? "" : " in PATH; a program of the current folder is ./NAME";
+        hint = strchr(program, '/') ? ""
+                                    : " in PATH; for a program in the current directory "
+                                      "write ./NAME";
     else if (error_number == EACCES)
-        hint = "; is it a program, and may it be executed?";
+        hint = "; is it an executable program?";
     return tdm_fail(err, tdm_os_errno_status(error_number), "cannot run %s: %s%s", program,
                     strerror(error_number), hint);
 }
@@ -142,13 +144,13 @@ static tdm_status fail_program(const char *program, int error_number, tdm_error 
 tdm_status tdm__spawn(const tdm__spawn_options *options, pid_t *out, tdm_error *err)
 {
     int report[2];
-    if (pipe2(report, O_CLOEXEC) != 0) return tdm_os_fail(err, "cannot make", "a pipe");
+    if (pipe2(report, O_CLOEXEC) != 0) return tdm_os_fail(err, "cannot create", "a pipe");
     pid_t pid = fork();
     if (pid == 0) become(options, report[1]);
     close(report[1]);
     if (pid < 0) {
         close(report[0]);
-        return tdm_os_fail(err, "cannot start a process for", options->program[0]);
+        return tdm_os_fail(err, "cannot fork for", options->program[0]);
     }
     /* So that it is done before we return, whoever runs first. */
     if (!options->own_session) setpgid(pid, pid);

@@ -9,7 +9,7 @@
 #include <signal.h>
 #include <sys/types.h>
 
-/* ---- an environment ------------------------------------------------------------------------------ */
+/* ---- an environment -------------------------------------------------------------------------- */
 
 /* Texts of its own, with NULL at the end. */
 typedef struct tdm__environment {
@@ -24,7 +24,7 @@ void tdm__environment_add(tdm__environment *env, const char *name, const char *f
     TDM_PRINTF(3, 4);
 void tdm__environment_release(tdm__environment *env);
 
-/* ---- a process ----------------------------------------------------------------------------------- */
+/* ---- a process ------------------------------------------------------------------------------- */
 
 typedef struct tdm__spawn_options {
     const char *const *program; /* NULL at the end */

@@ -46,7 +46,7 @@ typedef struct farewell {
     int32_t code;
 } farewell;
 
-/* ---- the socket ------------------------------------------------------------------------------------ */
+/* ---- the socket ------------------------------------------------------------------------------ */
 
 static tdm_status make_address(const char *name, struct sockaddr_un *out, socklen_t *bytes,
                                tdm_error *err)
@@ -55,7 +55,7 @@ static tdm_status make_address(const char *name, struct sockaddr_un *out, sockle
     int length = snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "tandem-tasks-%lu-%s",
                           (unsigned long)geteuid(), name);
     if (length < 0 || (size_t)length >= sizeof out->sun_path - 1)
-        return tdm_fail(err, TDM_ERR_INVALID, "'%s' is too long for the name of a socket", name);
+        return tdm_fail(err, TDM_ERR_INVALID, "'%s' is too long for a socket name", name);
     *bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
     return TDM_OK;
 }
@@ -67,7 +67,7 @@ static bool is_same_user(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 && who.uid == geteuid();
 }
 
-/* ---- the leader ------------------------------------------------------------------------------------ */
+/* ---- the leader ------------------------------------------------------------------------------ */
 
 /* Takes all who have come. */
 static void accept_others(tdm_tasks *tasks)
@@ -107,13 +107,13 @@ static tdm_status listen_at(const char *name, int count, int *out, tdm_error *er
     socklen_t bytes = 0;
     TDM_TRY(make_address(name, &address, &bytes, err));
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) return tdm_os_fail(err, "cannot make", "a socket");
+    if (fd < 0) return tdm_os_fail(err, "cannot create", "a socket");
     *out = fd;
     if (bind(fd, (struct sockaddr *)&address, bytes) == 0 && listen(fd, count) == 0) return TDM_OK;
     if (errno != EADDRINUSE)
-        return tdm_os_fail(err, "listening at the socket", address.sun_path + 1);
+        return tdm_os_fail(err, "cannot listen on the socket", address.sun_path + 1);
     return tdm_fail(err, TDM_ERR_BUSY,
-                    "another process leads the tasks of this start already (socket @%s)",
+                    "another process already leads the tasks of this launch (socket @%s)",
                     address.sun_path + 1);
 }
 
@@ -126,7 +126,7 @@ static tdm_status meet(tdm_tasks *tasks, const tdm_tasks_options *o, tdm_error *
     tasks->others[0] = (struct pollfd){.fd = tasks->listener, .events = POLLIN};
     while (tasks->reported < tasks->room && tdm_clock_s() < until_s) {
         if (o->should_stop && o->should_stop(o->user))
-            return tdm_fail(err, TDM_ERR_INTERRUPTED, "stopped before there was a session");
+            return tdm_fail(err, TDM_ERR_INTERRUPTED, "stopped before the session started");
         if (poll(tasks->others, (nfds_t)tasks->count + 1, TICK_MS) <= 0) continue;
         read_reports(tasks, &place);
         accept_others(tasks);
@@ -144,7 +144,7 @@ tdm_status tdm_tasks_lead(const tdm_tasks_options *options, tdm_tasks **out, tdm
     if (tasks) tasks->others = calloc((size_t)options->count, sizeof *tasks->others);
     if (!tasks || !tasks->others) {
         free(tasks);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to meet the tasks of this host");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to wait for the tasks of this host");
     }
     tasks->listener = -1;
     tasks->room = options->count - 1;
@@ -178,7 +178,7 @@ void tdm_tasks_end(tdm_tasks *tasks, int code)
     free(tasks);
 }
 
-/* ---- the others ------------------------------------------------------------------------------------ */
+/* ---- the others ------------------------------------------------------------------------------ */
 
 /* Connected, and by the same user; -1: not yet. */
 static int try_leader(const struct sockaddr_un *address, socklen_t bytes)
@@ -198,15 +198,15 @@ static tdm_status find_leader(const tdm_tasks_options *o, int *out, tdm_error *e
     double until_s = tdm_clock_s() + look_s;
     for (int pause_ms = MIN_PAUSE_MS; tdm_clock_s() < until_s;) {
         if (o->should_stop && o->should_stop(o->user))
-            return tdm_fail(err, TDM_ERR_INTERRUPTED, "stopped before there was a session");
+            return tdm_fail(err, TDM_ERR_INTERRUPTED, "stopped before the session started");
         *out = try_leader(&address, bytes);
         if (*out >= 0) return TDM_OK;
         (void)poll(NULL, 0, pause_ms);
         pause_ms = 2 * pause_ms < MAX_PAUSE_MS ? 2 * pause_ms : MAX_PAUSE_MS;
     }
     return tdm_fail(err, TDM_ERR_TIMEOUT,
-                    "the first task of this host, which starts its workers, has not come within "
-                    "%g s, or has ended already",
+                    "the first task of this host, which starts its workers, did not appear within "
+                    "%g s or has already exited",
                     look_s);
 }
 
@@ -231,7 +231,7 @@ tdm_status tdm_tasks_follow(const tdm_tasks_options *options, int *out_code, tdm
     } while (got < 0 && errno == EINTR);
     close(fd);
     if (got != (ssize_t)sizeof last || last.magic != MAGIC)
-        return tdm_fail(err, TDM_ERR_PEER_FAILED, "the first task of this host has been killed");
+        return tdm_fail(err, TDM_ERR_PEER_FAILED, "the first task of this host was killed");
     *out_code = last.code;
     return TDM_OK;
 }

@@ -64,7 +64,7 @@ static outcome end(run *r, tdm_status status)
     return LEAVE;
 }
 
-/* ---- calls that must have their effect ---------------------------------------------------------- */
+/* ---- calls that must have their effect ------------------------------------------------------- */
 
 /* How long the store may still be silent; it is asked through `kv` as well, so that the watcher's word is
  * not the only one. */
@@ -84,8 +84,8 @@ static outcome store_trouble(run *r, const tdm_error *why)
         r->m->pause(r->m->pause_user, RETRY_S);
         return GO_ON;
     }
-    tdm_log(TDM_LOG_WARN, "cluster", "member %s leaves: it cannot reach the store: %s", r->m->id,
-            why->message);
+    tdm_log(TDM_LOG_WARN, "cluster", "member %s leaves because it cannot reach the store: %s",
+            r->m->id, why->message);
     r->result.fenced = true;
     return end(r, TDM_OK);
 }
@@ -127,12 +127,12 @@ static void put_verdict(run *r, tdm_status status, const char *message)
     }
     if (put != TDM_OK && put != TDM_ERR_EXISTS)
         tdm_log(TDM_LOG_WARN, "cluster",
-                "member %s could not say in the store that the run has ended: %s", r->m->id,
+                "member %s cannot write the end of the run to the store: %s", r->m->id,
                 why.message);
     tdm_str_release(&text);
 }
 
-/* ---- leaving an epoch --------------------------------------------------------------------------- */
+/* ---- leaving an epoch ------------------------------------------------------------------------ */
 
 /* A list of the members whose loss is of this kind; TDM_LOST_NONE: of any kind. */
 static void list_losses(const run *r, const tdm_lost *losses, tdm_lost kind, const char *key,
@@ -187,8 +187,8 @@ static outcome back_off(run *r, tdm_status status, const char *why)
     if (r->failures > MAX_FAILURES) {
         r->status = tdm_fail(
             r->err, TDM_ERR_PEER_FAILED,
-            "%d epochs in a row have failed before a single step was done; the last: %s",
-            r->failures, why);
+            "%d consecutive epochs failed before their first step; the last one: %s", r->failures,
+            why);
         put_verdict(r, r->status, why);
         return LEAVE;
     }
@@ -200,7 +200,7 @@ static outcome back_off(run *r, tdm_status status, const char *why)
     return GO_ON;
 }
 
-/* ---- an epoch ----------------------------------------------------------------------------------- */
+/* ---- an epoch -------------------------------------------------------------------------------- */
 
 static void activate(run *r, bool is_active)
 {
@@ -250,7 +250,7 @@ static void ask_for_lost(run *r, tdm_lost *losses)
         how[sizeof how - 1] = '\0';
         if (losses[i] == TDM_LOST_REFUSED) memcpy(r->refusal, how, sizeof r->refusal);
         tdm_log(TDM_LOG_WARN, "cluster",
-                "rank %d (member %s, host %s) is out of reach of rank %d: %s", i, r->members[i].id,
+                "rank %d (member %s, host %s) is unreachable from rank %d: %s", i, r->members[i].id,
                 r->members[i].host, r->epoch.rank, how);
     }
 }
@@ -295,7 +295,7 @@ static tdm_status swap_state(const run *r, const char *key, const char *text, td
     if (status != TDM_ERR_EXISTS) return status;
     TDM_TRY(tdm_kv_get(r->m->kv, key, r->arena, &item, why));
     if (strcmp(item.value, text) == 0) return TDM_OK;
-    return tdm_fail(why, TDM_ERR_PEER_FENCED, "another epoch has the state");
+    return tdm_fail(why, TDM_ERR_PEER_FENCED, "another epoch holds the state");
 }
 
 /* Rank 0 records that all members of the epoch have the state. It does so before its first step, so the
@@ -308,7 +308,8 @@ static tdm_status record_holders(run *r, tdm_error *why)
     tdm__member_key(r->m, key, "state");
     tdm_status status = TDM_OK;
     bool tries = tdm_str_ok(&text);
-    if (!tries) status = tdm_fail(why, TDM_ERR_NO_MEMORY, "no memory for the holders of the state");
+    if (!tries)
+        status = tdm_fail(why, TDM_ERR_NO_MEMORY, "no memory for the list of hosts with the state");
     while (tries) {
         status = swap_state(r, key, tdm_str_text(&text), why);
         pthread_mutex_lock(&r->m->lock);
@@ -323,7 +324,7 @@ static tdm_status record_holders(run *r, tdm_error *why)
         return status;
     snprintf(reason, sizeof reason, "%.250s", why->message);
     return tdm_fail(why, TDM_ERR_PEER_TIMEOUT,
-                    "the holders of the state cannot be written to the store: %s", reason);
+                    "cannot write the list of hosts with the state to the store: %s", reason);
 }
 
 /* From enter to the last step. TDM_OK: the run is done, or it is to be regrouped. */
@@ -349,8 +350,8 @@ static tdm_status go_through(run *r, bool *done, bool *regroup, tdm_error *why)
         r->failures = 0;
         if (is_first)
             tdm_log(TDM_LOG_INFO, "cluster",
-                    "epoch %" PRIu32 " has done its first step, %.0f ms after rank 0 left the last "
-                    "epoch; of these, entering it took %.0f ms, and the step %.0f ms",
+                    "epoch %" PRIu32 " completed its first step %.0f ms after rank 0 left the "
+                    "previous epoch (entering took %.0f ms, the step %.0f ms)",
                     r->epoch.number, 1e3 * (tdm_kv_now(r->m->kv) - r->left_s),
                     1e3 * (entered_s - begin_s), 1e3 * (tdm_kv_now(r->m->kv) - entered_s));
         is_first = false;
@@ -390,13 +391,13 @@ static outcome take_part(run *r)
     r->has_failed = true;
     r->failures++;
     tdm_log(TDM_LOG_INFO, "cluster",
-            "rank %d leaves epoch %" PRIu32 ": %s (its world was closed within %.0f ms)",
-            r->epoch.rank, r->epoch.number, why.message, 1e3 * (tdm_kv_now(r->m->kv) - r->left_s));
+            "rank %d leaves epoch %" PRIu32 ": %s (world closed within %.0f ms)", r->epoch.rank,
+            r->epoch.number, why.message, 1e3 * (tdm_kv_now(r->m->kv) - r->left_s));
     outcome out = back_off(r, status, why.message);
     return out == LEAVE ? out : report(r, why.message, false, losses);
 }
 
-/* ---- agreement ---------------------------------------------------------------------------------- */
+/* ---- agreement ------------------------------------------------------------------------------- */
 
 static outcome propose(run *r, const tdm__view *view, const tdm__epoch_plan *plan)
 {
@@ -419,8 +420,8 @@ static outcome propose(run *r, const tdm__view *view, const tdm__epoch_plan *pla
     if (status == TDM_OK || status == TDM_ERR_EXISTS) return GO_ON;
     if (status == TDM_ERR_INVALID || status == TDM_ERR_NO_MEMORY) {
         put_verdict(r, status, why.message);
-        return end(r, tdm_fail(r->err, status, "an epoch of %d members: %s", plan->next_count,
-                               why.message));
+        return end(r, tdm_fail(r->err, status, "cannot start an epoch of %d members: %s",
+                               plan->next_count, why.message));
     }
     return store_trouble(r, &why);
 }
@@ -429,7 +430,7 @@ static outcome give_up(run *r, const tdm__epoch_plan *plan)
 {
     char text[200];
     snprintf(text, sizeof text,
-             "%d of at least %d members came together within %.0f s (elastic.min, elastic.wait)",
+             "only %d of at least %d members joined within %.0f s (elastic.min, elastic.wait)",
              plan->here, r->m->min, r->m->wait_s);
     put_verdict(r, TDM_ERR_TIMEOUT, text);
     return end(r, tdm_fail(r->err, TDM_ERR_TIMEOUT, "%s", text));
@@ -441,13 +442,13 @@ static outcome wait_for_change(run *r, const tdm__view *view, const tdm__epoch_p
     bool is_short = r->memo.short_s >= 0 && tdm_kv_now(r->m->kv) - r->memo.short_s >= SHORT_S;
     if (is_short && !r->said_short)
         tdm_log(TDM_LOG_WARN, "cluster",
-                "%d of at least %d members are here; waits up to %.0f s for more", plan->here,
+                "%d of at least %d members have joined; waiting up to %.0f s for more", plan->here,
                 r->m->min, r->m->wait_s);
     r->said_short = is_short;
     if (plan->away && !r->said_away)
         tdm_log(TDM_LOG_WARN, "cluster",
-                "host %s has the newest state in its memory, and is about to start workers again: "
-                "waits for them",
+                "host %s has the newest state in memory and is about to restart its workers: "
+                "waiting for them",
                 plan->away);
     r->said_away = plan->away != NULL;
     double left_s = plan->until_s - tdm_kv_now(r->m->kv);
@@ -493,8 +494,7 @@ static void mark_busy(run *r, tdm__view *view)
  * left of it this member would begin a run of its own. */
 static outcome leave_forgotten(run *r)
 {
-    tdm_log(TDM_LOG_INFO, "cluster", "member %s leaves: its session has ended without it",
-            r->m->id);
+    tdm_log(TDM_LOG_INFO, "cluster", "member %s leaves: the session ended without it", r->m->id);
     r->result.fenced = true;
     return end(r, TDM_OK);
 }
@@ -521,7 +521,7 @@ static outcome agree(run *r)
     case TDM__DECISION_SKIP:
         set_epoch(r, &view);
         r->memo.left = view.number;
-        return report(r, "the epoch was over before it was entered", false, NULL);
+        return report(r, "the epoch ended before this member entered it", false, NULL);
     case TDM__DECISION_END:
         if (view.verdict == TDM_OK) return end(r, TDM_OK);
         return end(r, tdm_fail(r->err, view.verdict, "%s", view.verdict_text));
@@ -533,7 +533,7 @@ static outcome agree(run *r)
                         *r->refusal ? r->refusal : tdm__view_find(&view, r->m->id)->left_why));
     case TDM__DECISION_FENCED: break;
     }
-    tdm_log(TDM_LOG_INFO, "cluster", "member %s leaves: epoch %" PRIu32 " goes on without it",
+    tdm_log(TDM_LOG_INFO, "cluster", "member %s leaves: it is not a member of epoch %" PRIu32,
             r->m->id, view.number);
     r->result.fenced = true;
     return end(r, TDM_OK);

@@ -84,7 +84,7 @@ static bool is_failure(const tdm__view *view)
     return false;
 }
 
-/* ---- who takes part ----------------------------------------------------------------------------- */
+/* ---- who takes part -------------------------------------------------------------------------- */
 
 static int by_age(const void *a, const void *b)
 {
@@ -214,8 +214,8 @@ static void add_survivors(tdm__view *view, bool check_cuts, tdm__epoch_plan *pla
             reporters[count++] = m;
         else
             m->left_why = m->is_dead    ? m->dead_why
-                          : !m->is_here ? "no sign of life any more"
-                                        : "it did not answer in time";
+                          : !m->is_here ? "no heartbeat"
+                                        : "it did not report in time";
     }
     tdm__epoch_reach(reporters, count, keep);
     expel(reporters, keep, count);
@@ -224,7 +224,7 @@ static void add_survivors(tdm__view *view, bool check_cuts, tdm__epoch_plan *pla
         if (keep[i] || (!check_cuts && !m->is_refused))
             plan->next[plan->next_count++] = m;
         else if (!m->is_refused)
-            m->left_why = "it is cut off from the others";
+            m->left_why = "it is cut off from the other members";
     }
 }
 
@@ -260,11 +260,11 @@ static void compose(tdm__view *view, const tdm__epoch_rules *rules, bool check_c
     add_survivors(view, check_cuts, plan);
     dismiss(plan, rules->min, newcomers);
     while (plan->next_count > max)
-        plan->next[--plan->next_count]->left_why = "there are more than may take part";
+        plan->next[--plan->next_count]->left_why = "there are more members than elastic.max";
     add_newcomers(view, max - plan->next_count, plan);
 }
 
-/* ---- when, and by whom -------------------------------------------------------------------------- */
+/* ---- when, and by whom ----------------------------------------------------------------------- */
 
 /* Whether the time has come to propose; if not, until when to wait. */
 static bool is_first_due(tdm__view *view, const tdm__epoch_rules *rules, tdm__epoch_history *memo,

@@ -64,18 +64,18 @@ void tdm__epoch_describe(const tdm__view *view, const tdm__epoch_plan *plan, dou
 {
     char name[256];
     tdm_str_addf(out, "epoch %" PRIu32 ": training %s with %d rank%s", view->number + 1,
-                 view->number > 0 ? "goes on" : "begins", plan->next_count,
+                 view->number > 0 ? "continues" : "begins", plan->next_count,
                  plan->next_count == 1 ? "" : "s");
-    if (view->number > 0) tdm_str_addf(out, ", after %d", view->size);
+    if (view->number > 0) tdm_str_addf(out, ", previously %d", view->size);
     const char *between = "; left: ";
     for (int i = 0; i < view->size; i++) {
         const tdm__view_member *m = &view->members[i];
         if (is_next(plan, m)) continue;
         tdm_str_addf(out, "%s%s: %s", between, tdm__epoch_name(m, name),
-                     m->left_why ? m->left_why : "no reason is known");
+                     m->left_why ? m->left_why : "unknown reason");
         between = ", ";
     }
-    between = "; came: ";
+    between = "; joined: ";
     for (int i = 0; view->number > 0 && i < plan->next_count; i++) {
         if (plan->next[i]->rank >= 0) continue;
         tdm_str_addf(out, "%s%s as rank %d", between, tdm__epoch_name(plan->next[i], name), i);

@@ -103,7 +103,8 @@ static tdm_status read_epoch(tdm__view *view, const tdm_kv_item *item, tdm_arena
     if (!members || members->type != TDM_JSON_ARRAY || members->count == 0 ||
         members->count > TDM__MAX_EPOCH || number == 0 || number > UINT32_MAX)
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "the store's \"%s\" is no epoch: somebody else has written there",
+                        "the value of \"%s\" in the store is not a valid epoch; was it written by "
+                        "another program?",
                         item->key);
     TDM_TRY(make_room(view, members->count, arena, err));
     view->number = (uint32_t)number;
@@ -113,7 +114,7 @@ static tdm_status read_epoch(tdm__view *view, const tdm_kv_item *item, tdm_arena
         if (!is_name(id) || strnlen(host, TDM_HOST_BYTES) >= TDM_HOST_BYTES ||
             tdm__view_find(view, id))
             return tdm_fail(err, TDM_ERR_FORMAT,
-                            "the store's \"%s\" names a member twice, or one that cannot be",
+                            "the epoch in \"%s\" of the store has a duplicate or invalid member",
                             item->key);
         tdm__view_member *m = add(view, id, host);
         m->rank = view->size++;
@@ -161,7 +162,7 @@ static void read_dead(tdm__view *view, const char *id, const tdm_kv_item *item, 
     if (!m) return;
     const tdm_json *object = object_of(item, arena);
     m->is_dead = true;
-    m->dead_why = object ? text_of(object, "why", "it has ended") : "it has ended";
+    m->dead_why = object ? text_of(object, "why", "it exited") : "it exited";
     m->dead_at = object ? real_of(object, "at") : 0;
 }
 

@@ -47,7 +47,7 @@ void tdm__member_heard(tdm_member *member, double now_s)
     pthread_mutex_unlock(&member->lock);
 }
 
-/* ---- the record --------------------------------------------------------------------------------- */
+/* ---- the record ------------------------------------------------------------------------------ */
 
 static void write_record(tdm_member *m, tdm_str *out)
 {
@@ -112,8 +112,8 @@ static tdm_status take_over(tdm_member *m, const char *key, const char *text, ui
                        tdm_json_as_i64(number, &pid) && pid == getpid();
         status = is_ours ? tdm_kv_put(m->watch_kv, key, text, lease, err)
                          : tdm_fail(err, TDM_ERR_EXISTS,
-                                    "there is a member \"%s\" in session \"%s\" already: names "
-                                    "are for one process each",
+                                    "member \"%s\" already exists in session \"%s\"; member names "
+                                    "must be unique",
                                     m->id, m->session);
         *born = item.revision;
     }
@@ -150,7 +150,7 @@ static tdm_status register_member(tdm_member *m, tdm_error *err)
     return TDM_OK;
 }
 
-/* ---- life time ---------------------------------------------------------------------------------- */
+/* ---- life time ------------------------------------------------------------------------------- */
 
 static void sleep_for(void *user, double seconds)
 {
@@ -170,15 +170,14 @@ static tdm_status check_options(const tdm_member_options *o, tdm_error *err)
     if (!fits(o->session, TDM__SESSION_BYTES) || !fits(o->id, TDM_MEMBER_ID_BYTES) ||
         !fits(o->host, TDM_HOST_BYTES))
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "a member needs the names of its session, itself and its host, without "
-                        "slashes, below %d, %d and %d bytes",
+                        "a member needs a session, an id and a host, without slashes, shorter "
+                        "than %d, %d and %d bytes",
                         TDM__SESSION_BYTES, TDM_MEMBER_ID_BYTES, TDM_HOST_BYTES);
     if (o->min < 0 || o->max < 0 || (o->max > 0 && o->max < o->min))
-        return tdm_fail(err, TDM_ERR_RANGE,
-                        "at least %d and at most %d members cannot be: the minimum is above",
+        return tdm_fail(err, TDM_ERR_RANGE, "the minimum of %d members exceeds the maximum of %d",
                         o->min, o->max);
     if (!(o->wait_s >= 0) || !(o->lease_s >= 0) || !(o->report_s >= 0))
-        return tdm_fail(err, TDM_ERR_RANGE, "a member's times cannot be negative");
+        return tdm_fail(err, TDM_ERR_RANGE, "times of a member must not be negative");
     return TDM_OK;
 }
 
@@ -290,7 +289,7 @@ tdm_status tdm_member_create(const tdm_member_options *options, tdm_member **out
         if (status == TDM_OK) break;
         if (!is_worth_a_retry(status) || tdm_clock_s() > until_s)
             return tdm_fail(err, status, "%s", why.message);
-        if (is_first) tdm_log(TDM_LOG_WARN, "cluster", "waits for the store: %s", why.message);
+        if (is_first) tdm_log(TDM_LOG_WARN, "cluster", "waiting for the store: %s", why.message);
         sleep_for(NULL, LOOK_S);
     }
     tdm_status started = tdm__thread_start(&m->thread, watch, m, err);
@@ -329,7 +328,7 @@ tdm_status tdm_member_environment(tdm_member_options *out, tdm_error *err)
     const char *agent = getenv("TANDEM_AGENT");
     if (!id || !*id)
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "TANDEM_MEMBER is not set: no agent has started this process");
+                        "TANDEM_MEMBER is not set: this process was not started by an agent");
     tdm_member_options options = {.id = id,
                                   .session = getenv("TANDEM_SESSION"),
                                   .host = getenv("TANDEM_HOST"),
@@ -362,7 +361,7 @@ void tdm_member_tell(tdm_member *member, const tdm_member_status *status)
     pthread_mutex_unlock(&member->lock);
 }
 
-/* ---- the epoch ---------------------------------------------------------------------------------- */
+/* ---- the epoch ------------------------------------------------------------------------------- */
 
 uint64_t tdm_member_save_request(tdm_member *member)
 {
@@ -389,7 +388,8 @@ tdm_status tdm_member_publish_endpoint(tdm_member *member, uint32_t epoch, const
 {
     char key[TDM_KV_KEY_BYTES];
     if (strnlen(door, TDM_ENDPOINT_BYTES) >= TDM_ENDPOINT_BYTES)
-        return tdm_fail(err, TDM_ERR_RANGE, "a door of %d bytes or more: \"%.40s...\"",
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "the endpoint must be shorter than %d bytes: \"%.40s...\"",
                         TDM_ENDPOINT_BYTES, door);
     tdm__member_key(member, key, "door/%010" PRIu32, epoch);
     for (;;) {
@@ -399,8 +399,7 @@ tdm_status tdm_member_publish_endpoint(tdm_member *member, uint32_t epoch, const
         if (status == TDM_ERR_INVALID) return tdm_fail(err, status, "%s", why.message);
         if (!tdm_member_epoch_holds(member, epoch))
             return tdm_fail(err, TDM_ERR_PEER_FAILED,
-                            "epoch %" PRIu32
-                            " was over before rank 0 could say where it listens: %s",
+                            "epoch %" PRIu32 " ended before rank 0 could publish its endpoint: %s",
                             epoch, why.message);
         member->pause(member->pause_user, RETRY_S);
     }
@@ -411,14 +410,14 @@ tdm_status tdm_member_lookup_endpoint(tdm_member *member, uint32_t epoch, double
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_arena *arena = tdm_arena_create("door");
-    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to look for rank 0");
+    if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to look up rank 0");
     tdm__member_key(member, key, "door/%010" PRIu32, epoch);
     double until_s = tdm_kv_now(member->kv) + seconds;
     tdm_status status = TDM_OK;
     for (uint64_t revision = 0;;) {
         tdm_kv_item *items = NULL;
         size_t count = 0;
-        tdm_error why = {.message = "rank 0 has not said where"};
+        tdm_error why = {.message = "rank 0 has not published its endpoint"};
         tdm_status look = tdm_kv_list(member->kv, key, arena, &items, &count, &revision, &why);
         if (look == TDM_OK && count > 0 &&
             strnlen(items[0].value, TDM_ENDPOINT_BYTES) < TDM_ENDPOINT_BYTES) {
@@ -428,12 +427,13 @@ tdm_status tdm_member_lookup_endpoint(tdm_member *member, uint32_t epoch, double
         double now_s = tdm_kv_now(member->kv);
         if (!tdm_member_epoch_holds(member, epoch)) {
             status = tdm_fail(err, TDM_ERR_PEER_FAILED,
-                              "epoch %" PRIu32 " was over before its ranks had met", epoch);
+                              "epoch %" PRIu32 " ended before its ranks were connected", epoch);
             break;
         }
         if (now_s >= until_s) {
             status = tdm_fail(err, TDM_ERR_PEER_TIMEOUT,
-                              "found no way to rank 0 of epoch %" PRIu32 " within %.1f s: %s",
+                              "cannot find the endpoint of rank 0 of epoch %" PRIu32 " within "
+                              "%.1f s: %s",
                               epoch, seconds, why.message);
             break;
         }
@@ -458,8 +458,8 @@ tdm_status tdm_member_confirm(tdm_member *member, uint32_t epoch, tdm_error *err
         const tdm__view_member *me = tdm__view_find(&view, member->id);
         if (view.number != epoch || !me || me->rank < 0 || me->is_dead)
             status = tdm_fail(err, TDM_ERR_PEER_FENCED,
-                              "epoch %" PRIu32 " counts now, not %" PRIu32
-                              ": member %s must write nothing any more",
+                              "epoch %" PRIu32 " is current, not %" PRIu32
+                              ": member %s must not write any more",
                               view.number, epoch, member->id);
     }
     tdm_arena_destroy(arena);

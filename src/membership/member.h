@@ -21,7 +21,7 @@
 
 enum { TDM__MAX_EPOCH = TDM_MAX_EPOCH_RANKS, TDM__SESSION_BYTES = 128 };
 
-/* ---- a look at the store (epoch_view.c) --------------------------------------------------------- */
+/* ---- a look at the store (epoch_view.c) ------------------------------------------------------ */
 
 typedef struct tdm__view_member {
     const char *id, *host;
@@ -104,7 +104,7 @@ bool tdm__view_is_newcomer(const tdm__view *view, const tdm__view_member *m);
 bool tdm__view_newcomers(const tdm__view *view, int max, int *out_count);
 bool tdm__view_leavers(const tdm__view *view, int min);
 
-/* ---- the decision (epoch.c, epoch_reach.c) ------------------------------------------------------ */
+/* ---- the decision (epoch.c, epoch_reach.c) --------------------------------------------------- */
 
 typedef struct tdm__epoch_rules {
     const char *id; /* who decides */
@@ -152,7 +152,7 @@ tdm__decision tdm__epoch_decide(tdm__view *view, const tdm__epoch_rules *rules,
  * most that have the state; of equal ones that with the most members; of equal ones that with the lowest. */
 void tdm__epoch_reach(tdm__view_member *const *members, int count, bool *keep);
 
-/* ---- texts (epoch_describe.c) ----------------------------------------------------------------------- */
+/* ---- texts (epoch_describe.c) ---------------------------------------------------------------- */
 
 /* The next epoch, as it is put; tdm_str_ok says whether there was memory. */
 void tdm__epoch_text(const tdm__view *view, const tdm__epoch_plan *plan, const char *by,
@@ -163,7 +163,7 @@ const char *tdm__epoch_name(const tdm__view_member *m, char buffer[256]);
 void tdm__epoch_describe(const tdm__view *view, const tdm__epoch_plan *plan, double took_s,
                          tdm_str *out);
 
-/* ---- a member ----------------------------------------------------------------------------------- */
+/* ---- a member -------------------------------------------------------------------------------- */
 
 /* How long signs of life take, by what was observed (member_lease.c). */
 typedef struct tdm__heartbeat_stats {

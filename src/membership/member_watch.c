@@ -25,7 +25,7 @@
 #define RETRY_S 0.1
 #define MAX_SWEEP 8 /* keys in one round */
 
-/* ---- signs of life ------------------------------------------------------------------------------ */
+/* ---- signs of life --------------------------------------------------------------------------- */
 
 /* A new lease in place of the one that has ended, or whose length is not right any more. */
 static tdm_status renew(tdm_member *m, tdm_error *err)
@@ -66,7 +66,7 @@ static tdm_status beat(tdm_member *m, tdm_error *err)
     return TDM_OK;
 }
 
-/* ---- what the look says ------------------------------------------------------------------------- */
+/* ---- what the look says ---------------------------------------------------------------------- */
 
 static void interrupt(tdm_member *m, uint32_t epoch, const char *why)
 {
@@ -96,12 +96,12 @@ static void tell_loss(tdm_member *m, const tdm__view *view, const tdm__view_memb
     if (lost->is_dead) {
         double took_s = tdm_kv_now(m->watch_kv) - lost->dead_at;
         bool is_comparable = strcmp(lost->host, m->host) == 0 && lost->dead_at > 0 && took_s >= 0;
-        if (is_comparable) snprintf(took, sizeof took, ", %.0f ms after", took_s * 1e3);
-        snprintf(why, 400, "%s is gone: %s (its agent told%s)", name, lost->dead_why, took);
+        if (is_comparable) snprintf(took, sizeof took, " after %.0f ms", took_s * 1e3);
+        snprintf(why, 400, "%s is gone: %s (reported by its agent%s)", name, lost->dead_why, took);
     } else {
         double silent_s = m->leases_epoch == view->number ? m->leases_s[lost->rank] : 0;
         if (silent_s > 0) snprintf(took, sizeof took, " for %.1f s", silent_s);
-        snprintf(why, 400, "%s is gone: no sign of life%s (its lease in the store has ended)", name,
+        snprintf(why, 400, "%s is gone: no heartbeat%s (its lease in the store has expired)", name,
                  took);
     }
     tdm_log(level_for(view, m->id), "cluster", "%s", why);
@@ -112,7 +112,7 @@ static bool is_over(tdm_member *m, const tdm__view *view, uint32_t active, char 
 {
     if (view->number < active) return false; /* an old look */
     if (view->number > active) {
-        snprintf(why, 400, "epoch %" PRIu32 " counts now, not %" PRIu32, view->number, active);
+        snprintf(why, 400, "epoch %" PRIu32 " is current, not %" PRIu32, view->number, active);
         return true;
     }
     double now_s = tdm_kv_now(m->watch_kv);
@@ -160,7 +160,7 @@ static unsigned wish_of(tdm_member *m, const tdm__view *view)
     return request;
 }
 
-/* ---- order in the store ------------------------------------------------------------------------- */
+/* ---- order in the store ---------------------------------------------------------------------- */
 
 /* Whether nobody looks at the key any more: it is about an epoch before this one, or about a member that
  * has neither a record nor a place. */
@@ -197,7 +197,7 @@ static void sweep(tdm_member *m, const tdm__view *view)
     }
 }
 
-/* ---- the round ---------------------------------------------------------------------------------- */
+/* ---- the round ------------------------------------------------------------------------------- */
 
 /* A record is gone with its lease: what it said is wanted then. */
 static void remember_leases(tdm_member *m, const tdm__view *view)
@@ -241,12 +241,12 @@ static void note_silence(tdm_member *m, const tdm_error *err)
     pthread_mutex_unlock(&m->lock);
     if (!m->store_is_silent)
         tdm_log(TDM_LOG_WARN, "cluster",
-                "member %s: the store does not answer, and training goes on for now: %s", m->id,
+                "member %s: the store does not respond; training continues for now: %s", m->id,
                 err->message);
     m->store_is_silent = true;
     if (silent_s < tdm__member_silence_limit_s(m)) return;
     char why[400];
-    snprintf(why, sizeof why, "the store has not answered for %.1f s: %.300s", silent_s,
+    snprintf(why, sizeof why, "the store has not responded for %.1f s: %.300s", silent_s,
              err->message);
     interrupt(m, active, why);
 }
@@ -266,7 +266,7 @@ void tdm__member_tick(tdm_member *member)
     if (status == TDM_OK) status = look(member, &view, &err);
     if (status == TDM_OK) {
         if (member->store_is_silent)
-            tdm_log(TDM_LOG_INFO, "cluster", "member %s: the store answers again", member->id);
+            tdm_log(TDM_LOG_INFO, "cluster", "member %s: the store responds again", member->id);
         member->store_is_silent = false;
         if (is_beat) sweep(member, &view);
         double left_s = member->beat_s - tdm_kv_now(member->watch_kv);

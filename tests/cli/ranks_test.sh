@@ -145,7 +145,7 @@ test_training_goes_on_without_a_killed_rank() {
         [ -e "hit-$victim" ] || fail "rank $victim was not killed"
         assert_equal "$(hash_in "$out")" "$hash" "the hash without rank $victim"
         # (Two ranks, or three where the next process is ready before the others have agreed.)
-        assert_equal "$(count "warning: epoch [0-9]*: training goes on with [23] ranks, after 3; left: rank $victim (\
+        assert_equal "$(count "warning: epoch [0-9]*: training continues with [23] ranks, previously 3; left: rank $victim (\
 member [^,]*, host [^,]*, process [0-9]*): killed by signal 9" "$err")" 1 "who died, in: $err"
         assert_equal "$(count 'lanes on' "$err")" 1 "beginnings in: $err"
         assert_equal "$(count 'state hash' "$out")" 1 "summaries in: $out"

@@ -93,11 +93,11 @@ test_exit_codes() {
     assert_exit 0 "$TANDEM" run -n 2 -- true
     # shellcheck disable=SC2016 # for the ranks
     assert_exit 7 "$TANDEM" run -n 3 -- sh -c '[ $TANDEM_RANK != 1 ] || exit 7'
-    assert_contains "$err" "rank 1 ended with code 7"
+    assert_contains "$err" "rank 1 exited with code 7"
     assert_equal "$(ls tmp)" "" "an empty folder is left"
     # shellcheck disable=SC2016 # for the ranks
     assert_exit 8 "$TANDEM" run -n 2 -- sh -c 'echo x >"$TANDEM_RUN/$TANDEM_RANK"; exit 8'
-    assert_contains "$err" "ended with code 8"
+    assert_contains "$err" "exited with code 8"
     assert_contains "$err" "shows what each rank did last"
     [ "$(find tmp -mindepth 1 -maxdepth 1 | wc -l)" = 1 ] || fail "the failed run's folder is not kept"
     rm -r tmp/tandem-run-*
@@ -121,7 +121,7 @@ SH
     assert_exit 137 "$TANDEM" run -n 2 --run kept -- ./late KILL
     assert_contains "$err" "rank 1 was killed by signal 9 (Killed)"
     assert_exit 3 "$TANDEM" run -n 2 --run kept -- ./late ABRT
-    assert_contains "$err" "rank 0 ended with code 3"
+    assert_contains "$err" "rank 0 exited with code 3"
     # What is behind -- is the program's, also what looks like ours.
     assert_exit 0 "$TANDEM" run -n 1 -- echo --label -n 5 --help
     assert_equal "$out" "--label -n 5 --help" "the program's own options"
@@ -141,7 +141,7 @@ esac
 SH
     chmod +x others
     assert_exit 3 timeout $limit_s "$TANDEM" run -n 4 --grace 1 --run kept -- ./others
-    assert_contains "$err" "rank 0 ended with code 3"
+    assert_contains "$err" "rank 0 exited with code 3"
     assert_equal "$(cat asked)" asked "who was asked"
     assert_equal "$(cat report)" "rank 0 is gone" "the moment to report"
     all_gone "$(cat stubborn)" || fail "a rank that ignores SIGTERM lives on"

@@ -59,7 +59,7 @@ test_a_taken_name_in_tmp() {
     chown root home
     assert_exit 1 as_stranger env -u TANDEM_RUNTIME -u XDG_RUNTIME_DIR HOME="$work/home" \
         LD_LIBRARY_PATH="$work/bin" bin/tandem train job.yaml -n 2 --set run.dir=runs
-    assert_contains "$err" "/tmp/tandem-$stranger cannot be the folder"
+    assert_contains "$err" "/tmp/tandem-$stranger cannot be the runtime directory"
 }
 
 run_tests "$@"

@@ -489,7 +489,7 @@ static void lines_of_all_hosts_come_into_one_log(void)
     CHECK(await_log("{\"message\":\"whole\"}"));
     CHECK(await_log("worker there.0."));
     CHECK(await_log("\"said 1\""));
-    CHECK(await_log("lines of host there are missing"));
+    CHECK(await_log("log lines of host there were dropped"));
     CHECK_INT(tdm_session_end(store, SESSION, TDM_OK, "the run has ended", "a test", NULL), TDM_OK);
     CHECK_INT(kill(there.pid, SIGTERM), 0);
     CHECK_INT(kill(here.pid, SIGTERM), 0);

@@ -41,7 +41,7 @@ finish() {
     wait "$launcher" || code=$?
     assert_equal "$code" 0 "the launcher's code, after $(cat err.txt)"
 }
-losses() { grep -hoE '"message":"rank [0-9]+ [^"]* is (gone|out of reach)[^"]*|left: rank[^"]*' "$1/log.jsonl" || true; }
+losses() { grep -hoE '"message":"rank [0-9]+ [^"]* is (gone|unreachable)[^"]*|left: rank[^"]*' "$1/log.jsonl" || true; }
 
 test_nobody_is_expelled() {
     start

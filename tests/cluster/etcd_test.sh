@@ -160,9 +160,9 @@ refused() {
 }
 STORE_CA=$work/stranger.pem refused "$safe" certificate
 STORE_CA=$work/none.pem refused "$safe" none.pem
-STORE_CERTIFICATE='' STORE_KEY='' refused "$safe" "no member of etcd has answered"
+STORE_CERTIFICATE='' STORE_KEY='' refused "$safe" "no etcd server answered"
 STORE_KEY=$work/none.key refused "$safe" none.key
-refused "${safe/https/http}" "no member of etcd has answered"
+refused "${safe/https/http}" "no etcd server answered"
 refused "${safe/https:\/\//}" "http://HOST:PORT"
 for pid in "${strangers[@]}"; do wait "$pid" || status=1; done
 [ $status = 0 ] || fail "see above"

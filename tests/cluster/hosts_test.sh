@@ -80,10 +80,10 @@ test_hosts_come_and_go() {
     # The secret is not in the store: a host that does not have it, or has another, is told so.
     assert_lacks "$(ETCDCTL_API=3 etcdctl --endpoints "$url" get --prefix tandem/)" of-this-test
     assert_exit 1 env TANDEM_RUNTIME="$work/runtime-gamma" "$TANDEM" join tiny-1 --host gamma --store "$store"
-    assert_contains "$err" "does not know the secret of session"
+    assert_contains "$err" "does not have the secret of session"
     assert_exit 1 env TANDEM_RUNTIME="$work/runtime-gamma" TANDEM_SECRET=another "$TANDEM" join tiny-1 \
         --host gamma --store "$store"
-    assert_contains "$err" "the secret of this host is not that of session"
+    assert_contains "$err" "the secret of this host differs from the secret of session"
     echo of-this-test >secret
     assert_exit 1 env TANDEM_RUNTIME="$work/runtime-gamma" TANDEM_SECRET_FILE=secret "$TANDEM" join tiny-1 \
         --host gamma --store "$store"
@@ -194,7 +194,7 @@ test_a_silent_store_at_the_end() {
     worker=$(cat at-end)
     kill -STOP "$etcd"
     kill -CONT "$worker"
-    wait_for "$deadline" grep -qs 'leaves epoch .* no member of etcd' quiet/tiny-1/log.jsonl
+    wait_for "$deadline" grep -qs 'leaves epoch .* no etcd server' quiet/tiny-1/log.jsonl
     kill -CONT "$etcd"
     wait "$launcher" || code=$?
     assert_equal "$code" 0 "the launcher's code, after $(cat quiet.err)"
@@ -209,7 +209,7 @@ test_a_host_that_is_not_there() {
     local code=0
     timeout "$deadline" "$TANDEM" train job.yaml -q --hosts alpha:1,nowhere:1 --store "$store" \
         --remote-tandem "$TANDEM" --set run.dir=nowhere >nowhere.out 2>nowhere.err || code=$?
-    assert_contains "$(cat nowhere.err)" "nowhere cannot be reached by ssh"
+    assert_contains "$(cat nowhere.err)" "cannot reach nowhere by ssh"
     assert_equal "$code" 0 "the code of the others, after $(cat nowhere.err)"
     assert_exit 6 tandem train job.yaml -q --hosts alpha --store "$store" --set run.dir=nowhere \
         --remote-tandem "$work/no-such-program"

@@ -165,7 +165,7 @@ test_a_stopped_worker_that_is_needed_is_replaced() {
     kill -CONT "$stopped" 2>/dev/null || true
     assert_exit 0 tandem stop tiny
     end 130
-    assert_contains "$(cat needed/tiny-1/log*.jsonl)" "another takes its place"
+    assert_contains "$(cat needed/tiny-1/log*.jsonl)" "starting a replacement"
 }
 
 # Too few to begin: that is said, and shown; a wish to stop is heard all the same.
@@ -173,7 +173,7 @@ test_too_few() {
     timeout "$deadline" "$TANDEM" train job.yaml -q -n 1 --min 2 "${long[@]}" \
         --set run.dir=few >few.out 2>few.err &
     local few=$!
-    wait_for "$deadline" grep -q "1 of at least 2 workers are here" few.err
+    wait_for "$deadline" grep -q "1 of at least 2 workers have joined" few.err
     assert_contains "$(tandem ps)" "1 of at least 2 ranks"
     assert_exit 0 tandem stop tiny
     local code=0

@@ -322,7 +322,7 @@ case_lineage() {
     kill_worker 2 && sleep 0.5 && kill_worker 2 && sleep 0.5
     kill_worker 1 && sleep 0.5 && kill_worker 1 && sleep 0.5 && kill_worker 1 && sleep 0.3
     kill_worker 2 || complain "lineage: a worker did not come back"
-    grep -q 'has the newest state in its memory' "$work/lineage/net-1/log.jsonl" ||
+    grep -q 'has the newest state in memory' "$work/lineage/net-1/log.jsonl" ||
         sleep 2 # it may still be said
     ends_well lineage 5
     if grep -q 'training goes back' "$work/lineage/net-1/log.jsonl"; then complain "lineage: it went back"; fi

@@ -184,7 +184,7 @@ case_connection() {
     for pid in $(pids beta); do
         if grep -qz '^sshd: root@notty' "/proc/$pid/cmdline" 2>/dev/null; then kill -9 "$pid"; fi
     done
-    says connection "the ssh connection to beta has ended" 60
+    says connection "the ssh connection to beta was closed" 60
     let_go_on
     ends_well connection
     [ -e "$work/connection.later" ] || complain "connection: no worker was killed after it broke"
@@ -229,8 +229,8 @@ case_refused() {
     start refused beta:2,gamma:1 -q
     ends_well refused
     says refused "Permission denied"
-    says refused "gamma cannot be reached by ssh"
-    says refused "'ssh -o BatchMode=yes gamma true' must succeed without asking anything"
+    says refused "cannot reach gamma by ssh"
+    says refused "'ssh -o BatchMode=yes gamma true' must succeed without a prompt"
     let_in alpha beta gamma
 }
 
@@ -244,7 +244,7 @@ case_unknown() {
     launcher=$!
     ends_well unknown
     says unknown "Host key verification failed"
-    says unknown "gamma cannot be reached by ssh"
+    says unknown "cannot reach gamma by ssh"
     knows alpha beta gamma
 }
 
@@ -255,7 +255,7 @@ case_nobody() {
     start nobody beta:2,gamma:1
     wait "$launcher" || code=$?
     [ $code = 6 ] || complain "nobody: it ended with $code, not 6"
-    says nobody "none of the hosts could start an agent: nothing was trained"
+    says nobody "no host could start an agent: nothing was trained"
     let_in alpha beta gamma
     code=0
     start nobody beta:2 --remote-tandem "$work/no-such-program"

@@ -497,7 +497,7 @@ case_secret() {
     wait_until 60 test -s "$work/joined/$name-1/metrics.jsonl" || complain "secret: the session does not train"
     on 2 env TANDEM_SECRET=0123456789abcdef timeout 60 "$tandem" join $name-1 --store "$store" >"$work/join.out" 2>&1 || code=$?
     [ $code = 1 ] || complain "secret: join with another secret ends with $code, not 1"
-    grep -qF 'the secret of this host is not that of session' "$work/join.out" || complain "secret: join says $(cat "$work/join.out")"
+    grep -qF 'the secret of this host differs from the secret of session' "$work/join.out" || complain "secret: join says $(cat "$work/join.out")"
     on 1 "$tandem" stop $name-1 --store "$store" >"$work/stop.out" 2>&1 || complain "secret: $(cat "$work/stop.out")"
     wait "$launcher" || true
     is_right joined 0 "$(reference "$(sed -n 's/.*"steps":\([0-9]*\).*/\1/p' "$work/joined.out")")" 2
