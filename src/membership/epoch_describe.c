@@ -1,8 +1,8 @@
 /*
- * epoch_describe.c: an epoch as it is put into the store, and as people are told of it.
+ * epoch_describe.c: formats an epoch as JSON for the store and as text for the log.
  *
- * The list of those that were left out goes along from epoch to epoch, for as long as their records are
- * there: by it they find out, and nobody takes them for newcomers.
+ * The list of members that were left out is copied from epoch to epoch as long as their records
+ * exist: by this list they learn that they are fenced, and are not taken for new members.
  */
 #include "membership/member.h"
 
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool is_next(const tdm__epoch_plan *plan, const tdm__view_member *m)
+static bool plan_has_member(const tdm__epoch_plan *plan, const tdm__view_member *m)
 {
     for (int i = 0; i < plan->next_count; i++)
         if (plan->next[i] == m) return true;
@@ -38,7 +38,7 @@ void tdm__epoch_text(const tdm__view *view, const tdm__epoch_plan *plan, const c
     for (int i = 0; i < view->count; i++) {
         const tdm__view_member *m = &view->members[i];
         bool was_there = m->rank >= 0 || (m->is_left_out && m->is_here);
-        if (!was_there || is_next(plan, m)) continue;
+        if (!was_there || plan_has_member(plan, m)) continue;
         tdm_json_object_begin(&w);
         tdm_json_put_string(&w, "id", m->id);
         tdm_json_put_string(&w, "why", m->left_why ? m->left_why : "");
@@ -70,7 +70,7 @@ void tdm__epoch_describe(const tdm__view *view, const tdm__epoch_plan *plan, dou
     const char *between = "; left: ";
     for (int i = 0; i < view->size; i++) {
         const tdm__view_member *m = &view->members[i];
-        if (is_next(plan, m)) continue;
+        if (plan_has_member(plan, m)) continue;
         tdm_str_addf(out, "%s%s: %s", between, tdm__epoch_name(m, name),
                      m->left_why ? m->left_why : "unknown reason");
         between = ", ";

@@ -1,10 +1,10 @@
 /*
  * member_lease.c: how long a member may be silent before it counts as gone.
  *
- * Where the user has not said, it goes by how regular the signs of life have been: six times the mean
- * distance between two of them and eight times their mean deviation from it, as smoothed values of the
- * last few. So a busy host, or a slow store, gets more time by itself, and a quiet one is found out soon.
- * It begins with three seconds, and stays between one and thirty.
+ * Unless the user sets it, the time is adaptive: six times the mean interval between heartbeats
+ * plus eight times its mean deviation, as exponentially smoothed values. A busy host or a slow
+ * store gets more time, and failures on a quiet one are detected early. It starts at three seconds
+ * and stays between one and thirty.
  */
 #include "membership/member.h"
 

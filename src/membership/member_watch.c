@@ -1,14 +1,14 @@
 /*
- * member_watch.c: one round of a member's watch: a sign of life, a look at the others, a wait.
+ * member_watch.c: one round of a member's watcher: a heartbeat, a read of the store, a wait.
  *
- * The watcher decides nothing. It tells the thread that trains, by `interrupt`, that its epoch is over:
- * because somebody of it is gone or has left it, because another epoch counts, or because the store has
- * not answered for too long; and it says what the next step should wish for. Each loss is one line in the
- * log, of the lowest rank that is left; the others say it in their debug log.
+ * The watcher makes no decisions. It tells the training thread, through `interrupt`, that its epoch
+ * has ended: because a member is gone or has left, because another epoch is current, or because the
+ * store has not responded for too long. It also sets the requests for the next step. Each loss is
+ * logged once, by the lowest remaining rank; the other ranks log it at debug level.
  *
- * Newcomers are taken in together: the wish to regroup comes when no further one has come for a moment, or
- * the first has waited long enough, and never soon after the last change. The member with rank 0 also
- * sweeps up what earlier epochs left in the store.
+ * New members are admitted together: regrouping is requested when no further one has appeared for a
+ * moment, or the first one has waited long enough, and never soon after the last change. Rank 0
+ * also removes the keys of earlier epochs from the store.
  */
 #include "membership/member.h"
 
@@ -18,17 +18,17 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SETTLE_S 0.3    /* without a further newcomer */
-#define NEWCOMER_S 2.0  /* the first has waited for */
-#define MIN_EPOCH_S 1.0 /* an epoch lasts before newcomers end it */
-#define RECORD_S 1.0    /* between two records, for people */
+#define SETTLE_S 0.3    /* time without a further new member */
+#define NEWCOMER_S 2.0  /* maximum wait of the first new member */
+#define MIN_EPOCH_S 1.0 /* minimum length of an epoch before new members end it */
+#define RECORD_S 1.0    /* interval of status records for users */
 #define RETRY_S 0.1
-#define MAX_SWEEP 8 /* keys in one round */
+#define MAX_SWEEP 8 /* keys removed in one round */
 
-/* ---- signs of life --------------------------------------------------------------------------- */
+/* ---- heartbeats ------------------------------------------------------------------------------ */
 
-/* A new lease in place of the one that has ended, or whose length is not right any more. */
-static tdm_status renew(tdm_member *m, tdm_error *err)
+/* Replaces a lease that has expired or whose length must change. */
+static tdm_status lease_replace(tdm_member *m, tdm_error *err)
 {
     uint64_t lease = 0, old = m->lease;
     double lease_s = tdm__heartbeat_lease_s(&m->heartbeats);
@@ -42,33 +42,34 @@ static tdm_status renew(tdm_member *m, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status beat(tdm_member *m, tdm_error *err)
+static tdm_status lease_keep(tdm_member *m, tdm_error *err)
 {
     double asked_s = tdm_kv_now(m->watch_kv);
     tdm_status status = tdm_kv_keep(m->watch_kv, m->lease, err);
     double wanted_s = tdm__heartbeat_lease_s(&m->heartbeats);
     bool is_far_off = m->heartbeats.fixed_s == 0 && m->heartbeats.count >= 8 &&
                       (wanted_s > 1.25 * m->lease_asked_s || wanted_s < 0.6 * m->lease_asked_s);
-    if (status == TDM_ERR_NOT_FOUND || (status == TDM_OK && is_far_off)) status = renew(m, err);
+    if (status == TDM_ERR_NOT_FOUND || (status == TDM_OK && is_far_off))
+        status = lease_replace(m, err);
     TDM_TRY(status);
     tdm__heartbeat_add(&m->heartbeats, tdm_kv_now(m->watch_kv));
     tdm__member_heard(m, asked_s);
     pthread_mutex_lock(&m->lock);
     bool is_orphan = m->agent > 0 && getppid() != (pid_t)m->agent;
-    bool is_news = is_orphan != m->is_orphan;
+    bool is_changed = is_orphan != m->is_orphan;
     m->is_orphan = is_orphan;
     bool is_old = m->record_is_old;
     pthread_mutex_unlock(&m->lock);
-    if (is_news || (is_old && asked_s - m->record_s >= RECORD_S)) {
+    if (is_changed || (is_old && asked_s - m->record_s >= RECORD_S)) {
         TDM_TRY(tdm__member_put_record(m, m->watch_kv, m->lease, err));
         m->record_s = asked_s;
     }
     return TDM_OK;
 }
 
-/* ---- what the look says ---------------------------------------------------------------------- */
+/* ---- evaluating the view --------------------------------------------------------------------- */
 
-static void interrupt(tdm_member *m, uint32_t epoch, const char *why)
+static void member_interrupt(tdm_member *m, uint32_t epoch, const char *why)
 {
     pthread_mutex_lock(&m->lock);
     if (epoch != 0 && m->active == epoch && !m->is_broken) {
@@ -79,8 +80,8 @@ static void interrupt(tdm_member *m, uint32_t epoch, const char *why)
     pthread_mutex_unlock(&m->lock);
 }
 
-/* The lowest rank that is left tells everybody; the others only note it. */
-static tdm_log_level level_for(const tdm__view *view, const char *id)
+/* The lowest remaining rank logs a loss for the user; the others log it at debug level. */
+static tdm_log_level loss_log_level(const tdm__view *view, const char *id)
 {
     for (int i = 0; i < view->size; i++)
         if (tdm__view_alive(&view->members[i]))
@@ -88,8 +89,8 @@ static tdm_log_level level_for(const tdm__view *view, const char *id)
     return TDM_LOG_WARN;
 }
 
-static void tell_loss(tdm_member *m, const tdm__view *view, const tdm__view_member *lost,
-                      char why[400])
+static void loss_log(tdm_member *m, const tdm__view *view, const tdm__view_member *lost,
+                     char why[400])
 {
     char name[256], took[64] = "";
     tdm__epoch_name(lost, name);
@@ -104,13 +105,13 @@ static void tell_loss(tdm_member *m, const tdm__view *view, const tdm__view_memb
         snprintf(why, 400, "%s is gone: no heartbeat%s (its lease in the store has expired)", name,
                  took);
     }
-    tdm_log(level_for(view, m->id), "cluster", "%s", why);
+    tdm_log(loss_log_level(view, m->id), "cluster", "%s", why);
 }
 
-/* The first reason for which the epoch is over, as far as the store says. */
-static bool is_over(tdm_member *m, const tdm__view *view, uint32_t active, char why[400])
+/* The first reason in the store why the epoch has ended. */
+static bool epoch_is_over(tdm_member *m, const tdm__view *view, uint32_t active, char why[400])
 {
-    if (view->number < active) return false; /* an old look */
+    if (view->number < active) return false; /* an outdated read */
     if (view->number > active) {
         snprintf(why, 400, "epoch %" PRIu32 " is current, not %" PRIu32, view->number, active);
         return true;
@@ -119,14 +120,14 @@ static bool is_over(tdm_member *m, const tdm__view *view, uint32_t active, char 
     if (view->has_verdict) {
         if (m->verdict_s < 0) m->verdict_s = now_s;
         snprintf(why, 400, "the run has ended: %.300s", view->verdict_text);
-        /* One that ended well ends here as well, soon. */
+        /* A successful run ends here as well, soon. */
         return view->verdict != TDM_OK || now_s - m->verdict_s > m->report_s;
     }
     for (int i = 0; i < view->size; i++) {
         const tdm__view_member *one = &view->members[i];
         if (strcmp(one->id, m->id) == 0 && !one->is_dead) continue;
         if (tdm__view_alive(one)) continue;
-        tell_loss(m, view, one, why);
+        loss_log(m, view, one, why);
         return true;
     }
     for (int i = 0; i < view->size; i++) {
@@ -138,8 +139,8 @@ static bool is_over(tdm_member *m, const tdm__view *view, uint32_t active, char 
     return false;
 }
 
-/* What the next step should wish for. */
-static unsigned wish_of(tdm_member *m, const tdm__view *view)
+/* The requests for the next step. */
+static unsigned member_requests(tdm_member *m, const tdm__view *view)
 {
     double now_s = tdm_kv_now(m->watch_kv);
     int count = 0;
@@ -150,7 +151,7 @@ static unsigned wish_of(tdm_member *m, const tdm__view *view)
         m->newcomers_s = -1;
         m->newcomer_count = 0;
     }
-    if (count > m->newcomer_count) m->newcomers_s = now_s; /* the last one that came */
+    if (count > m->newcomer_count) m->newcomers_s = now_s; /* time of the last new member */
     m->newcomer_count = count;
     unsigned request = view->should_stop ? TDM_REQUEST_STOP : 0;
     if (tdm__view_leavers(view, m->min)) request |= TDM_REQUEST_REGROUP;
@@ -160,11 +161,11 @@ static unsigned wish_of(tdm_member *m, const tdm__view *view)
     return request;
 }
 
-/* ---- order in the store ---------------------------------------------------------------------- */
+/* ---- cleaning up the store ------------------------------------------------------------------- */
 
-/* Whether nobody looks at the key any more: it is about an epoch before this one, or about a member that
- * has neither a record nor a place. */
-static bool is_left_over(const tdm__view *view, const char *key)
+/* Whether the key is not needed any more: it belongs to an earlier epoch, or to a member that has
+ * neither a record nor a place in the epoch. */
+static bool key_is_obsolete(const tdm__view *view, const char *key)
 {
     char *end = NULL;
     if (strncmp(key, "door/", 5) == 0) return strtoull(key + 5, &end, 10) < view->number;
@@ -177,30 +178,32 @@ static bool is_left_over(const tdm__view *view, const char *key)
     return !m || (m->rank < 0 && !m->is_here);
 }
 
-/* Removal goes by prefix: a key that others begin with waits until they are gone. */
-static bool is_prefix_of_next(const tdm__view *view, size_t i)
+/* Removal is by prefix: a key that is a prefix of other keys is removed after them. */
+static bool key_is_prefix_of_next(const tdm__view *view, size_t i)
 {
     return i + 1 < view->item_count &&
            strncmp(view->items[i + 1].key, view->items[i].key, strlen(view->items[i].key)) == 0;
 }
 
-static void sweep(tdm_member *m, const tdm__view *view)
+static void store_sweep(tdm_member *m, const tdm__view *view)
 {
     if (view->size == 0 || strcmp(view->members[0].id, m->id) != 0 || tdm__view_is_broken(view))
         return;
     size_t skip = strlen(m->prefix);
     int removed = 0;
     for (size_t i = 0; i < view->item_count && removed < MAX_SWEEP; i++) {
-        if (!is_left_over(view, view->items[i].key + skip) || is_prefix_of_next(view, i)) continue;
+        if (!key_is_obsolete(view, view->items[i].key + skip) || key_is_prefix_of_next(view, i))
+            continue;
         if (tdm_kv_remove(m->watch_kv, view->items[i].key, NULL) != TDM_OK) return;
         removed++;
     }
 }
 
-/* ---- the round ------------------------------------------------------------------------------- */
+/* ---- watcher round --------------------------------------------------------------------------- */
 
-/* A record is gone with its lease: what it said is wanted then. */
-static void remember_leases(tdm_member *m, const tdm__view *view)
+/* Remembers the lease lengths: a record disappears with its lease, and the length is needed
+ * then. */
+static void view_remember_leases(tdm_member *m, const tdm__view *view)
 {
     if (m->leases_epoch != view->number) memset(m->leases_s, 0, sizeof m->leases_s);
     m->leases_epoch = view->number;
@@ -208,18 +211,18 @@ static void remember_leases(tdm_member *m, const tdm__view *view)
         if (view->members[i].is_here) m->leases_s[i] = view->members[i].lease_s;
 }
 
-static tdm_status look(tdm_member *m, tdm__view *view, tdm_error *err)
+static tdm_status member_read_view(tdm_member *m, tdm__view *view, tdm_error *err)
 {
     double asked_s = tdm_kv_now(m->watch_kv);
     tdm_arena_reset(m->watch_arena);
     TDM_TRY(tdm__view_read(m->watch_kv, m->prefix, m->watch_arena, view, err));
     tdm__member_heard(m, asked_s);
-    remember_leases(m, view);
+    view_remember_leases(m, view);
     const tdm__view_member *me = tdm__view_find(view, m->id);
-    unsigned request = wish_of(m, view);
+    unsigned request = member_requests(m, view);
     pthread_mutex_lock(&m->lock);
     m->request = request;
-    m->save_wish = view->save_wish;
+    m->save_request_revision = view->save_request_revision;
     uint32_t active = m->is_broken ? 0 : m->active;
     if (!me || !me->is_here) {
         m->record_is_old = true;
@@ -228,11 +231,11 @@ static tdm_status look(tdm_member *m, tdm__view *view, tdm_error *err)
     }
     pthread_mutex_unlock(&m->lock);
     char why[400];
-    if (active && is_over(m, view, active, why)) interrupt(m, active, why);
+    if (active && epoch_is_over(m, view, active, why)) member_interrupt(m, active, why);
     return TDM_OK;
 }
 
-static void note_silence(tdm_member *m, const tdm_error *err)
+static void member_handle_silence(tdm_member *m, const tdm_error *err)
 {
     double now_s = tdm_kv_now(m->watch_kv);
     pthread_mutex_lock(&m->lock);
@@ -248,7 +251,7 @@ static void note_silence(tdm_member *m, const tdm_error *err)
     char why[400];
     snprintf(why, sizeof why, "the store has not responded for %.1f s: %.300s", silent_s,
              err->message);
-    interrupt(m, active, why);
+    member_interrupt(m, active, why);
 }
 
 void tdm__member_tick(tdm_member *member)
@@ -258,22 +261,22 @@ void tdm__member_tick(tdm_member *member)
     tdm_status status = TDM_OK;
     bool is_beat = tdm_kv_now(member->watch_kv) >= member->beat_s;
     if (is_beat) {
-        status = beat(member, &err);
+        status = lease_keep(member, &err);
         if (status == TDM_OK)
             member->beat_s = tdm_kv_now(member->watch_kv) +
                              tdm__heartbeat_interval_s(&member->heartbeats);
     }
-    if (status == TDM_OK) status = look(member, &view, &err);
+    if (status == TDM_OK) status = member_read_view(member, &view, &err);
     if (status == TDM_OK) {
         if (member->store_is_silent)
             tdm_log(TDM_LOG_INFO, "cluster", "member %s: the store responds again", member->id);
         member->store_is_silent = false;
-        if (is_beat) sweep(member, &view);
+        if (is_beat) store_sweep(member, &view);
         double left_s = member->beat_s - tdm_kv_now(member->watch_kv);
         status = tdm_kv_wait(member->watch_kv, member->prefix, view.revision,
                              left_s > 0 ? left_s : 0, NULL, &err);
     }
     if (status == TDM_OK) return;
-    note_silence(member, &err);
+    member_handle_silence(member, &err);
     member->pause(member->pause_user, RETRY_S);
 }
