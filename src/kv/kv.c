@@ -1,9 +1,9 @@
 /*
- * kv.c: the front of every store: finds the kind that a URL names, and checks what goes in.
+ * kv.c: the interface of every store: selects the implementation by the URL and checks arguments.
  *
- * Keys and values are text: UTF-8 without control characters in keys, without zero bytes in values
- * (they end there), both shorter than their limits. What is wrong is refused here, so that all kinds of
- * store refuse the same things, and none has to look. Nothing here waits or remembers.
+ * Keys and values are text: UTF-8, without control characters in keys and without zero bytes in
+ * values, both shorter than their limits. Invalid arguments are rejected here, so that all
+ * implementations reject the same ones and need no checks. Nothing here waits or has state.
  */
 #include "kv/kv.h"
 
@@ -16,10 +16,10 @@
 #define TIMEOUT_S 5.0
 #define MAX_LEASE_S 31536000.0
 
-/* The kinds of store there are. */
+/* The implementations. */
 static const tdm__kv_ops *const stores[] = {&tdm__kv_local, &tdm__kv_etcd, NULL};
 
-static const tdm__kv_ops *find(const char *url, const char **place)
+static const tdm__kv_ops *store_find(const char *url, const char **place)
 {
     for (size_t i = 0; stores[i]; i++) {
         size_t length = strlen(stores[i]->name);
@@ -50,7 +50,7 @@ static tdm_status probe(const tdm__kv_ops *ops, const tdm_kv_options *options, c
 tdm_status tdm_kv_open(const tdm_kv_options *options, tdm_kv **out, tdm_error *err)
 {
     const char *place = "";
-    const tdm__kv_ops *ops = options->url ? find(options->url, &place) : NULL;
+    const tdm__kv_ops *ops = options->url ? store_find(options->url, &place) : NULL;
     if (!ops || !*place)
         return tdm_fail(err, TDM_ERR_INVALID,
                         "\"%s\" is not a valid store address; write local:PATH or etcd:URL,URL,...",
@@ -90,9 +90,9 @@ bool tdm_kv_at(size_t index, tdm_kv_info *out)
     return false;
 }
 
-/* ---- what may go in -------------------------------------------------------------------------- */
+/* ---- argument checks ------------------------------------------------------------------------- */
 
-/* The length of a text of whole characters below `limit`; the limit when it is none. */
+/* The length of a valid text shorter than `limit`; `limit` if it is not one. */
 static size_t text_length(const char *text, size_t limit, bool control)
 {
     size_t length = strnlen(text, limit);
@@ -128,7 +128,7 @@ static tdm_status check_value(const char *key, const char *value, tdm_error *err
                     key, TDM_KV_VALUE_BYTES);
 }
 
-/* ---- the calls ------------------------------------------------------------------------------- */
+/* ---- calls ----------------------------------------------------------------------------------- */
 
 tdm_status tdm_kv_get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
                       tdm_error *err)
@@ -202,7 +202,7 @@ tdm_status tdm_kv_wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
     return kv->ops->wait(kv, prefix, revision, bounded, out ? out : &unused, err);
 }
 
-/* ---- what several records have --------------------------------------------------------------- */
+/* ---- helpers for records --------------------------------------------------------------------- */
 
 void tdm__put_shm_id(tdm_json_writer *w, uint64_t shm_id)
 {

@@ -1,12 +1,12 @@
 /*
- * kv.h: what a kind of store must offer.
+ * kv.h: the interface that a store implementation provides.
  *
- * A store is a table of functions and, in `open`, a handle of its own that begins with a tdm_kv. kv.c
- * checks names, texts and durations before it calls them, so an implementation sees only what is
- * allowed; outputs are written on success alone. A test makes a store of its own with a struct that
- * begins with a tdm_kv whose `ops` is the test's table, and hands its address to tdm_kv_* and to what
- * stands on them: nothing else looks inside. `usable` and `open` are never called for such a store, and
- * tdm_kv_close calls its `close`.
+ * A store is a table of functions and a handle, created by `open`, that begins with a tdm_kv. kv.c
+ * checks names, texts and durations before it calls the implementation, so an implementation sees
+ * only valid arguments. Outputs are written only on success. A test can provide a store as a struct
+ * that begins with a tdm_kv whose `ops` is the test's table, and pass its address to tdm_kv_* and
+ * to code that uses them. `usable` and `open` are never called for such a store; tdm_kv_close calls
+ * its `close`.
  */
 #ifndef TANDEM_KV_KV_H
 #define TANDEM_KV_KV_H
@@ -14,7 +14,7 @@
 #include <tandem/kv.h>
 #include <tandem/text.h>
 
-/* tdm_kv_options.idle_s of members, agents and launchers, unless the user has set another. */
+/* tdm_kv_options.idle_s of members, agents and launchers, unless the user sets another value. */
 #define TDM__IDLE_S 30.0
 
 typedef struct tdm__kv_ops tdm__kv_ops;
@@ -24,12 +24,12 @@ struct tdm_kv {
 };
 
 struct tdm__kv_ops {
-    const char *name;  /* what stands before the colon of a URL */
-    const char *about; /* one line, for `tandem doctor` */
+    const char *name;  /* scheme of the URL */
+    const char *about; /* one line for `tandem doctor` */
 
-    /* Whether it can be opened at all; if not, why. `library` stays empty where there is none. */
+    /* Whether it can be opened; if not, the reason. `library` stays empty if none is used. */
     bool (*usable)(char why[160], char library[TDM_LIBRARY_BYTES]);
-    /* `place` is the URL behind the colon; options->timeout_s is set. */
+    /* `place` is the URL after the colon; options->timeout_s is set. */
     tdm_status (*open)(const tdm_kv_options *options, const char *place, tdm_kv **out,
                        tdm_error *err);
     void (*close)(tdm_kv *kv);
@@ -41,7 +41,7 @@ struct tdm__kv_ops {
                        size_t *out_count, uint64_t *revision, tdm_error *err);
     tdm_status (*put)(tdm_kv *kv, const char *key, const char *value, uint64_t lease,
                       tdm_error *err);
-    /* `out_revision` is never NULL, and neither is `revision` of list and `out` of wait. */
+    /* `out_revision`, `revision` of list and `out` of wait are never NULL. */
     tdm_status (*swap)(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
                        uint64_t lease, uint64_t *out_revision, tdm_error *err);
     tdm_status (*remove)(tdm_kv *kv, const char *prefix, tdm_error *err);
@@ -55,7 +55,7 @@ struct tdm__kv_ops {
 extern const tdm__kv_ops tdm__kv_local; /* kv_local.c */
 extern const tdm__kv_ops tdm__kv_etcd;  /* kv_etcd.c */
 
-/* A vault's id as text: a number of JSON does not hold 64 bits. */
+/* Writes the id of a shared memory segment as text, because a JSON number cannot hold 64 bits. */
 void tdm__put_shm_id(tdm_json_writer *w, uint64_t shm_id);
 
 #endif

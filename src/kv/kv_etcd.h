@@ -1,9 +1,10 @@
 /*
- * kv_etcd.h: what the files of the etcd store share: its JSON gateway's words, and HTTP.
+ * kv_etcd.h: declarations shared by the files of the etcd store: JSON requests and responses, and
+ * HTTP.
  *
- * kv_etcd.c knows what to ask whom and what to do when nobody answers; kv_etcd_json.c writes the questions
- * and reads the answers, which come from outside and are believed in nothing; kv_etcd_http.c carries both,
- * by libcurl.
+ * kv_etcd.c decides which request to send to which server and handles failures. kv_etcd_json.c
+ * writes requests and parses responses, which are untrusted. kv_etcd_http.c transfers both with
+ * libcurl.
  */
 #ifndef TANDEM_KV_KV_ETCD_H
 #define TANDEM_KV_KV_ETCD_H
@@ -12,10 +13,10 @@
 
 #include <tandem/text.h>
 
-/* ---- questions (kv_etcd_json.c): JSON, into an empty `out` ----------------------------------- */
+/* ---- requests (kv_etcd_json.c): JSON, into an empty `out` ------------------------------------ */
 
 void tdm__etcd_ask_key(const char *key, tdm_str *out);
-void tdm__etcd_ask_prefix(const char *prefix, tdm_str *out); /* to list, and to remove */
+void tdm__etcd_ask_prefix(const char *prefix, tdm_str *out); /* for list and remove */
 void tdm__etcd_ask_put(const char *key, const char *value, uint64_t lease, tdm_str *out);
 void tdm__etcd_ask_swap(const char *key, uint64_t expected, const char *value, uint64_t lease,
                         tdm_str *out);
@@ -24,32 +25,32 @@ void tdm__etcd_ask_id(uint64_t lease, tdm_str *out);
 void tdm__etcd_ask_watch(const char *prefix, uint64_t revision, tdm_str *out);
 void tdm__etcd_ask_token(const char *user, const char *password, tdm_str *out);
 
-/* ---- answers (kv_etcd_json.c): TDM_ERR_FORMAT where they are not what they should be --------- */
+/* ---- responses (kv_etcd_json.c): TDM_ERR_FORMAT if they are invalid -------------------------- */
 
 typedef struct tdm__etcd_bytes {
     const char *data;
     size_t count;
-    tdm_arena *scratch; /* is reset */
+    tdm_arena *scratch; /* is reset by each call */
 } tdm__etcd_bytes;
 
 enum { TDM__ETCD_TOKEN_BYTES = 2048, TDM__ETCD_WORDS_BYTES = 200 };
 
 tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_item **out,
                                 size_t *out_count, uint64_t *revision, tdm_error *err);
-/* Anything that was done: put, removed, released. */
+/* Response to put, remove and release. */
 tdm_status tdm__etcd_read_done(tdm__etcd_bytes in, tdm_error *err);
 tdm_status tdm__etcd_read_swap(tdm__etcd_bytes in, bool *swapped, uint64_t *revision,
                                tdm_error *err);
-/* A lease granted, or one kept (in a "result"); seconds 0: it has ended. */
+/* A lease that was created or renewed (in a "result"); seconds 0: it has expired. */
 tdm_status tdm__etcd_read_lease(tdm__etcd_bytes in, uint64_t *lease, uint64_t *seconds,
                                 tdm_error *err);
 tdm_status tdm__etcd_read_token(tdm__etcd_bytes in, char out[TDM__ETCD_TOKEN_BYTES],
                                 tdm_error *err);
 
-/* What etcd says when it cannot or will not. */
+/* An error response of etcd. */
 typedef struct tdm__etcd_refusal {
-    int code;                          /* as gRPC counts them */
-    char words[TDM__ETCD_WORDS_BYTES]; /* to be shown: no control characters */
+    int code;                          /* gRPC status code */
+    char words[TDM__ETCD_WORDS_BYTES]; /* printable: no control characters */
 } tdm__etcd_refusal;
 enum {
     TDM__ETCD_INVALID = 3,
@@ -65,9 +66,9 @@ tdm_status tdm__etcd_read_refusal(tdm__etcd_bytes in, tdm__etcd_refusal *out, td
 /* One line of a watch. */
 typedef struct tdm__etcd_notice {
     bool created;
-    bool changed;      /* something happened, or so much that nobody remembers what */
-    uint64_t revision; /* with `changed` */
-    bool ended;        /* and why */
+    bool changed;      /* something changed, or the history needed to tell was compacted */
+    uint64_t revision; /* valid if `changed` */
+    bool ended;        /* the watch has ended; `why` has the reason */
     tdm__etcd_refusal why;
 } tdm__etcd_notice;
 tdm_status tdm__etcd_read_notice(tdm__etcd_bytes in, tdm__etcd_notice *out, tdm_error *err);
@@ -77,7 +78,7 @@ tdm_status tdm__etcd_read_notice(tdm__etcd_bytes in, tdm__etcd_notice *out, tdm_
 typedef struct tdm__http tdm__http;
 
 bool tdm__http_usable(char why[160], char library[TDM_LIBRARY_BYTES]);
-/* `options` and its texts are borrowed for as long as it lives. */
+/* `options` and its strings are borrowed for the lifetime of the handle. */
 tdm_status tdm__http_create(const tdm_kv_options *options, tdm__http **out, tdm_error *err);
 void tdm__http_destroy(tdm__http *http); /* NULL is fine */
 
@@ -85,21 +86,21 @@ typedef struct tdm__http_call {
     const char *url;
     const char *token; /* "": none */
     const char *body;
-    double deadline_s; /* by tdm_clock_s */
-    /* For answers that come line by line and need not end: called with each line; may move the deadline;
-     * false ends the call, as a success. NULL: the answer is wanted as a whole. */
+    double deadline_s; /* a time of tdm_clock_s */
+    /* For responses that arrive line by line and may not end: called with each line; may move the
+     * deadline; returning false ends the call successfully. NULL: collect the complete response. */
     bool (*line)(void *user, const char *text, size_t length, double *deadline_s);
     void *user;
 } tdm__http_call;
 
 typedef struct tdm__http_answer {
-    long code;    /* of HTTP; 0: there was no answer */
-    bool sent;    /* the question may have been heard, whatever came of it */
-    tdm_str text; /* whole, or the line that was not ended yet; cleared by each call */
+    long code;    /* HTTP status; 0: no response */
+    bool sent;    /* the request may have been received, whatever the result */
+    tdm_str text; /* the complete response, or the incomplete last line; cleared by each call */
 } tdm__http_answer;
 
-/* TDM_OK when there was an answer, whatever its code. TDM_ERR_TIMEOUT, TDM_ERR_IO: there was none;
- * TDM_ERR_RANGE: it was too long; TDM_ERR_INVALID: the files for TLS are no good. */
+/* TDM_OK if there was a response with any status code. TDM_ERR_TIMEOUT, TDM_ERR_IO: no response;
+ * TDM_ERR_RANGE: it was too long; TDM_ERR_INVALID: the TLS files are invalid. */
 tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http_answer *answer,
                           tdm_error *err);
 

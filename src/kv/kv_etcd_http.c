@@ -1,13 +1,13 @@
 /*
- * kv_etcd_http.c: questions over HTTP, by libcurl.
+ * kv_etcd_http.c: sends requests over HTTP with libcurl.
  *
- * libcurl is opened when the first store needs it, not linked: it brings two dozen libraries along,
- * which no process that trains on one host should have to load. The build needs its headers; one
- * without them has this file say so. Connections stay open between calls; a proxy is never asked, since
- * a store lies in the same network; redirects are not followed. With https, the server's certificate and
- * name are always checked.
+ * libcurl is loaded when the first store needs it, not linked: it depends on two dozen libraries,
+ * which a process that trains on one host should not have to load. The build needs its headers;
+ * without them every call fails with an error that says so. Connections stay open between calls.
+ * Proxies are never used, since a store is in the same network, and redirects are not followed.
+ * With https, the server's certificate and name are always verified.
  *
- * Every call has a deadline, and no answer may be longer than ANSWER_MOST.
+ * Every call has a deadline, and a response has at most MAX_ANSWER bytes.
  */
 #include "kv/kv_etcd.h"
 
@@ -27,7 +27,7 @@
 
 enum { MAX_ANSWER = 64 << 20, POLL_MS = 1000 };
 
-/* The functions of libcurl that are used here. */
+/* The functions of libcurl used here. */
 typedef struct curl_table {
     CURLcode (*global_init)(long flags);
     char *(*version)(void);
@@ -74,8 +74,8 @@ struct tdm__http {
     char words[CURL_ERROR_SIZE];
 };
 
-/* It stays loaded for good: libraries below it do not like to go. */
-static tdm_status load(curl_table *out, tdm_error *err)
+/* It is never unloaded: some of its dependencies do not support that. */
+static tdm_status curl_load(curl_table *out, tdm_error *err)
 {
     void *library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!library)
@@ -99,7 +99,7 @@ bool tdm__http_usable(char why[160], char library[TDM_LIBRARY_BYTES])
     tdm_error err = {0};
     why[0] = '\0';
     library[0] = '\0';
-    if (load(&curl, &err) != TDM_OK) {
+    if (curl_load(&curl, &err) != TDM_OK) {
         snprintf(why, 160, "%.159s", err.message);
         return false;
     }
@@ -110,16 +110,16 @@ bool tdm__http_usable(char why[160], char library[TDM_LIBRARY_BYTES])
 
 /* ---- SIGPIPE --------------------------------------------------------------------------------- */
 
-/* Who writes to a connection that the other side has closed gets SIGPIPE, and TLS libraries do not keep it
- * away. Programs may or may not ignore it; so within our calls this thread does not take it. */
-typedef struct quiet {
+/* Writing to a connection that the peer has closed raises SIGPIPE, and TLS libraries do not prevent
+ * it. Programs may not ignore it, so this thread blocks it during calls. */
+typedef struct sigpipe_block {
     sigset_t before;
-    bool pending; /* one was waiting already, which is not ours */
-} quiet;
+    bool pending; /* one was pending before the call; leave it */
+} sigpipe_block;
 
-static quiet begin_quiet(void)
+static sigpipe_block sigpipe_begin(void)
 {
-    quiet q;
+    sigpipe_block q;
     sigset_t pipe_only, pending;
     sigemptyset(&pipe_only);
     sigaddset(&pipe_only, SIGPIPE);
@@ -130,7 +130,7 @@ static quiet begin_quiet(void)
     return q;
 }
 
-static void end_quiet(const quiet *q)
+static void sigpipe_end(const sigpipe_block *q)
 {
     sigset_t pipe_only;
     sigemptyset(&pipe_only);
@@ -141,14 +141,14 @@ static void end_quiet(const quiet *q)
     pthread_sigmask(SIG_SETMASK, &q->before, NULL);
 }
 
-/* ---- opening --------------------------------------------------------------------------------- */
+/* ---- open ------------------------------------------------------------------------------------ */
 
 tdm_status tdm__http_create(const tdm_kv_options *options, tdm__http **out, tdm_error *err)
 {
     tdm__http *http = calloc(1, sizeof *http);
     if (!http) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a store");
     http->options = options;
-    tdm_status status = load(&http->curl, err);
+    tdm_status status = curl_load(&http->curl, err);
     if (status == TDM_OK && http->curl.global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK) {
         http->multi = http->curl.multi_init();
         http->easy = http->curl.easy_init();
@@ -166,26 +166,26 @@ tdm_status tdm__http_create(const tdm_kv_options *options, tdm__http **out, tdm_
 void tdm__http_destroy(tdm__http *http)
 {
     if (!http) return;
-    quiet q = begin_quiet(); /* TLS says good-bye */
+    sigpipe_block q = sigpipe_begin(); /* TLS sends a close notification */
     if (http->easy) http->curl.easy_cleanup(http->easy);
     if (http->multi) http->curl.multi_cleanup(http->multi);
-    end_quiet(&q);
+    sigpipe_end(&q);
     free(http);
 }
 
-/* ---- one call -------------------------------------------------------------------------------- */
+/* ---- request --------------------------------------------------------------------------------- */
 
 typedef struct exchange {
     const tdm__http_call *call;
     tdm__http_answer *answer;
     double deadline_s;
-    size_t looked; /* at so much of the text: no line ends there */
-    bool over;     /* who asked has heard enough */
-    bool too_long; /* or there is no memory for it */
+    size_t looked; /* bytes of the text that contain no newline */
+    bool over;     /* the caller wants no more lines */
+    bool too_long; /* too long, or no memory */
 } exchange;
 
-/* Hands out the lines that are whole, and keeps the rest. */
-static void cut_lines(exchange *x)
+/* Passes complete lines to the caller and keeps the rest. */
+static void exchange_cut_lines(exchange *x)
 {
     tdm_str *text = &x->answer->text;
     size_t first = 0;
@@ -203,7 +203,7 @@ static void cut_lines(exchange *x)
     x->looked = text->length;
 }
 
-static size_t take(char *bytes, size_t size, size_t count, void *user)
+static size_t exchange_receive(char *bytes, size_t size, size_t count, void *user)
 {
     exchange *x = user;
     size_t total = size * count;
@@ -212,11 +212,11 @@ static size_t take(char *bytes, size_t size, size_t count, void *user)
     if (!x->too_long) tdm_str_add_bytes(&x->answer->text, bytes, total);
     if (!tdm_str_ok(&x->answer->text)) x->too_long = true;
     if (x->too_long) return 0;
-    if (x->call->line && total > 0) cut_lines(x);
+    if (x->call->line && total > 0) exchange_cut_lines(x);
     return total;
 }
 
-static bool set_up(tdm__http *http, exchange *x, struct curl_slist *headers)
+static bool exchange_set_options(tdm__http *http, exchange *x, struct curl_slist *headers)
 {
     const tdm_kv_options *o = http->options;
     CURL *easy = http->easy;
@@ -227,14 +227,14 @@ static bool set_up(tdm__http *http, exchange *x, struct curl_slist *headers)
     bool fine = set(easy, CURLOPT_URL, x->call->url) == CURLE_OK &&
                 set(easy, CURLOPT_POSTFIELDS, x->call->body) == CURLE_OK &&
                 set(easy, CURLOPT_HTTPHEADER, headers) == CURLE_OK &&
-                set(easy, CURLOPT_WRITEFUNCTION, take) == CURLE_OK &&
+                set(easy, CURLOPT_WRITEFUNCTION, exchange_receive) == CURLE_OK &&
                 set(easy, CURLOPT_WRITEDATA, x) == CURLE_OK &&
                 set(easy, CURLOPT_ERRORBUFFER, http->words) == CURLE_OK &&
                 set(easy, CURLOPT_NOSIGNAL, 1L) == CURLE_OK &&
                 set(easy, CURLOPT_PROXY, "") == CURLE_OK &&
                 set(easy, CURLOPT_CONNECTTIMEOUT_MS, left > 0.001 ? (long)(left * 1e3) : 1L) ==
                     CURLE_OK;
-    /* What an old libcurl does not know of these is not needed. */
+    /* Options that an old libcurl does not have are not required. */
     (void)set(easy, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     (void)set(easy, CURLOPT_TCP_KEEPALIVE, 1L);
     if (strncmp(x->call->url, "https:", 6) != 0) return fine;
@@ -247,11 +247,11 @@ static bool set_up(tdm__http *http, exchange *x, struct curl_slist *headers)
     return fine;
 }
 
-static struct curl_slist *make_headers(tdm__http *http, const tdm__http_call *call)
+static struct curl_slist *exchange_make_headers(tdm__http *http, const tdm__http_call *call)
 {
     char token[TDM__ETCD_TOKEN_BYTES + 32];
     const char *lines[] = {"Content-Type: application/json", "Expect:",
-                           /* a member that lost its cluster must not keep us watching nothing */
+                           /* a server that lost its cluster must end the watch */
                            call->line ? "Grpc-Metadata-hasleader: true" : NULL,
                            call->token[0] ? token : NULL};
     snprintf(token, sizeof token, "Authorization: %s", call->token);
@@ -268,8 +268,9 @@ static struct curl_slist *make_headers(tdm__http *http, const tdm__http_call *ca
     return list;
 }
 
-/* Until there is an answer, or nobody waits for it any more. CURLE_OPERATION_TIMEDOUT: too late. */
-static CURLcode run(tdm__http *http, exchange *x)
+/* Runs the request until there is a response, or the caller wants no more.
+ * CURLE_OPERATION_TIMEDOUT: too late. */
+static CURLcode exchange_run(tdm__http *http, exchange *x)
 {
     for (;;) {
         int running = 0, left = 0;
@@ -288,21 +289,21 @@ static CURLcode run(tdm__http *http, exchange *x)
     }
 }
 
-static tdm_status post(tdm__http *http, const tdm__http_call *call, tdm__http_answer *answer,
-                       tdm_error *err)
+static tdm_status exchange_post(tdm__http *http, const tdm__http_call *call,
+                                tdm__http_answer *answer, tdm_error *err)
 {
     exchange x = {.call = call, .answer = answer, .deadline_s = call->deadline_s};
-    struct curl_slist *headers = make_headers(http, call);
+    struct curl_slist *headers = exchange_make_headers(http, call);
     long request_bytes = 0;
     answer->code = 0;
     answer->sent = false;
     tdm_str_clear(&answer->text);
-    if (!headers || !set_up(http, &x, headers) ||
+    if (!headers || !exchange_set_options(http, &x, headers) ||
         http->curl.multi_add_handle(http->multi, http->easy) != CURLM_OK) {
         http->curl.slist_free_all(headers);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: libcurl cannot create a request", call->url);
     }
-    CURLcode result = run(http, &x);
+    CURLcode result = exchange_run(http, &x);
     (void)http->curl.easy_getinfo(http->easy, CURLINFO_RESPONSE_CODE, &answer->code);
     (void)http->curl.easy_getinfo(http->easy, CURLINFO_REQUEST_SIZE, &request_bytes);
     answer->sent = request_bytes > 0;
@@ -322,13 +323,13 @@ static tdm_status post(tdm__http *http, const tdm__http_call *call, tdm__http_an
 tdm_status tdm__http_post(tdm__http *http, const tdm__http_call *call, tdm__http_answer *answer,
                           tdm_error *err)
 {
-    quiet q = begin_quiet();
-    tdm_status status = post(http, call, answer, err);
-    end_quiet(&q);
+    sigpipe_block q = sigpipe_begin();
+    tdm_status status = exchange_post(http, call, answer, err);
+    sigpipe_end(&q);
     return status;
 }
 
-#else /* without libcurl's headers */
+#else /* without the headers of libcurl */
 
 #define WITHOUT                                                                                    \
     "this build has no libcurl, which the etcd store needs: install Debian's "                     \

@@ -1,10 +1,10 @@
 /*
- * kv_etcd_json.c: questions to etcd's JSON gateway, and its answers.
+ * kv_etcd_json.c: writes requests to etcd's JSON gateway and parses its responses.
  *
- * The gateway writes what gRPC has as JSON: bytes in base64, 64-bit numbers as texts, and what is zero
- * or empty is left out. Answers come from a server that may be anything: whatever is not what the
- * question calls for is an error that says so, and nothing of it comes out. Keys and values that are no
- * text within the store's limits are such errors, too: somebody else uses these names.
+ * The gateway maps gRPC to JSON: bytes as base64, 64-bit numbers as strings; zero and empty fields
+ * are omitted. Responses may come from any program: a response that does not fit the request is an
+ * error, and no output is written. Keys and values that are not text within the limits of the store
+ * are errors as well: another program uses this prefix.
  */
 #include "kv/kv_etcd.h"
 
@@ -16,7 +16,7 @@
 
 static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* As a JSON string, behind a key. */
+/* Writes bytes as a base64 JSON string. */
 static void put_bytes(tdm_json_writer *w, const char *key, const void *bytes, size_t count)
 {
     const unsigned char *in = bytes;
@@ -41,7 +41,7 @@ static int digit_value(char c)
     return at ? (int)(at - digits) : -1;
 }
 
-/* Decodes to `out`, which has room for 3 bytes of every 4; false when it is no base64. */
+/* Decodes to `out`, which has space for 3 bytes of every 4; false if it is not base64. */
 static bool get_bytes(const char *text, size_t length, unsigned char *out, size_t *out_count)
 {
     size_t count = 0;
@@ -63,7 +63,7 @@ static bool get_bytes(const char *text, size_t length, unsigned char *out, size_
     return true;
 }
 
-/* ---- questions ------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static void put_number(tdm_json_writer *w, const char *key, uint64_t value)
 {
@@ -77,13 +77,14 @@ static void put_key(tdm_json_writer *w, const char *key)
     put_bytes(w, "key", key, strlen(key));
 }
 
-/* All keys that begin so lie before the prefix with its last byte one higher; text has no byte 255. */
+/* All keys with the prefix sort before the prefix with its last byte incremented; text has no byte
+ * 255. */
 static void put_prefix(tdm_json_writer *w, const char *prefix)
 {
     char end[TDM_KV_KEY_BYTES];
     size_t length = strlen(prefix);
     if (length == 0 || length >= sizeof end) {
-        put_bytes(w, "key", "", 1); /* one zero byte in both: everything */
+        put_bytes(w, "key", "", 1); /* one zero byte in both: all keys */
         put_bytes(w, "range_end", "", 1);
         return;
     }
@@ -154,7 +155,7 @@ void tdm__etcd_ask_lease(double seconds, tdm_str *out)
 {
     tdm_json_writer w = tdm_json_writer_init(out, 0);
     tdm_json_object_begin(&w);
-    put_number(&w, "TTL", (uint64_t)ceil(seconds)); /* whole seconds are all it knows */
+    put_number(&w, "TTL", (uint64_t)ceil(seconds)); /* etcd supports whole seconds only */
     tdm_json_object_end(&w);
 }
 
@@ -187,15 +188,15 @@ void tdm__etcd_ask_token(const char *user, const char *password, tdm_str *out)
     tdm_json_object_end(&w);
 }
 
-/* ---- answers --------------------------------------------------------------------------------- */
+/* ---- responses ------------------------------------------------------------------------------- */
 
-static tdm_status strange(tdm_error *err, const char *what)
+static tdm_status response_invalid(tdm_error *err, const char *what)
 {
     return tdm_fail(err, TDM_ERR_FORMAT,
                     "etcd's response %s; is this the address of an etcd server?", what);
 }
 
-static tdm_status parse(tdm__etcd_bytes in, const tdm_json **out, tdm_error *err)
+static tdm_status response_parse(tdm__etcd_bytes in, const tdm_json **out, tdm_error *err)
 {
     tdm_error why = {0};
     tdm_arena_reset(in.scratch);
@@ -204,11 +205,11 @@ static tdm_status parse(tdm__etcd_bytes in, const tdm_json **out, tdm_error *err
             err, why.status == TDM_ERR_NO_MEMORY ? why.status : TDM_ERR_FORMAT,
             "cannot parse etcd's response: %.300s; is this the address of an etcd server?",
             why.message);
-    if ((*out)->type != TDM_JSON_OBJECT) return strange(err, "is not a JSON object");
+    if ((*out)->type != TDM_JSON_OBJECT) return response_invalid(err, "is not a JSON object");
     return TDM_OK;
 }
 
-/* A 64-bit number: a text of digits, or a number; absent is 0. */
+/* A 64-bit number: a string of digits or a number; missing means 0. */
 static bool get_number(const tdm_json *object, const char *key, uint64_t *out)
 {
     const tdm_json *value = tdm_json_get(object, key);
@@ -222,7 +223,7 @@ static bool get_number(const tdm_json *object, const char *key, uint64_t *out)
     return *out <= INT64_MAX;
 }
 
-/* Absent is false; anything but true and false is no answer. */
+/* Missing means false; anything but true and false is invalid. */
 static bool get_truth(const tdm_json *object, const char *key, bool *out)
 {
     const tdm_json *value = tdm_json_get(object, key);
@@ -230,23 +231,23 @@ static bool get_truth(const tdm_json *object, const char *key, bool *out)
     return !value || value->type == TDM_JSON_BOOL;
 }
 
-/* The store's revision, which every answer has but those of a watch that is over. */
+/* The revision of the store, which every response has except that of a watch that has ended. */
 static tdm_status get_revision(const tdm_json *object, uint64_t *out, tdm_error *err)
 {
     const tdm_json *header = tdm_json_get(object, "header");
     if (!header || header->type != TDM_JSON_OBJECT || !get_number(header, "revision", out) ||
         *out == 0)
-        return strange(err, "has no revision");
+        return response_invalid(err, "has no revision");
     return TDM_OK;
 }
 
-/* A text in base64, below `limit` bytes; absent is empty. */
+/* A base64 text shorter than `limit` bytes; missing means empty. */
 static tdm_status get_text(const tdm_json *object, const char *key, size_t limit, tdm_arena *arena,
                            const char **out, tdm_error *err)
 {
     const tdm_json *value = tdm_json_get(object, key);
     const char *coded = value ? tdm_json_as_string(value) : "";
-    if (!coded) return strange(err, "has a key or value that is not text");
+    if (!coded) return response_invalid(err, "has a key or value that is not text");
     size_t length = strlen(coded), count = 0;
     if (length / 4 * 3 >= limit + 3)
         return tdm_fail(err, TDM_ERR_FORMAT,
@@ -275,9 +276,9 @@ static tdm_status get_item(const tdm_json *kv, tdm_arena *arena, tdm_kv_item *ou
 {
     if (kv->type != TDM_JSON_OBJECT || !get_number(kv, "mod_revision", &out->revision) ||
         out->revision == 0 || !get_number(kv, "lease", &out->lease))
-        return strange(err, "has a key without a revision");
+        return response_invalid(err, "has a key without a revision");
     TDM_TRY(get_text(kv, "key", TDM_KV_KEY_BYTES, arena, &out->key, err));
-    if (!*out->key) return strange(err, "has an empty key");
+    if (!*out->key) return response_invalid(err, "has an empty key");
     return get_text(kv, "value", TDM_KV_VALUE_BYTES, arena, &out->value, err);
 }
 
@@ -286,12 +287,12 @@ tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_ite
 {
     const tdm_json *answer = NULL;
     uint64_t now = 0;
-    TDM_TRY(parse(in, &answer, err));
+    TDM_TRY(response_parse(in, &answer, err));
     TDM_TRY(get_revision(answer, &now, err));
     const tdm_json *kvs = tdm_json_get(answer, "kvs");
-    if (kvs && kvs->type != TDM_JSON_ARRAY) return strange(err, "has no list of keys");
+    if (kvs && kvs->type != TDM_JSON_ARRAY) return response_invalid(err, "has no list of keys");
     bool more = false;
-    if (!get_truth(answer, "more", &more) || more) return strange(err, "is not all there is");
+    if (!get_truth(answer, "more", &more) || more) return response_invalid(err, "is incomplete");
     size_t count = kvs ? kvs->count : 0;
     tdm_kv_item *items = tdm_arena_array(arena, count > 0 ? count : 1, sizeof *items);
     if (!items) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for etcd's response");
@@ -299,7 +300,7 @@ tdm_status tdm__etcd_read_items(tdm__etcd_bytes in, tdm_arena *arena, tdm_kv_ite
     for (const tdm_json *kv = kvs ? kvs->first : NULL; kv; kv = kv->next, i++) {
         TDM_TRY(get_item(kv, arena, &items[i], err));
         if (i > 0 && strcmp(items[i - 1].key, items[i].key) >= 0)
-            return strange(err, "has keys out of order");
+            return response_invalid(err, "has keys out of order");
     }
     *out = items;
     *out_count = count;
@@ -311,7 +312,7 @@ tdm_status tdm__etcd_read_done(tdm__etcd_bytes in, tdm_error *err)
 {
     const tdm_json *answer = NULL;
     uint64_t now = 0;
-    TDM_TRY(parse(in, &answer, err));
+    TDM_TRY(response_parse(in, &answer, err));
     return get_revision(answer, &now, err);
 }
 
@@ -321,10 +322,10 @@ tdm_status tdm__etcd_read_swap(tdm__etcd_bytes in, bool *swapped, uint64_t *revi
     const tdm_json *answer = NULL;
     uint64_t now = 0;
     bool succeeded = false;
-    TDM_TRY(parse(in, &answer, err));
+    TDM_TRY(response_parse(in, &answer, err));
     TDM_TRY(get_revision(answer, &now, err));
     if (!get_truth(answer, "succeeded", &succeeded))
-        return strange(err, "does not say whether it was done");
+        return response_invalid(err, "lacks the result");
     *swapped = succeeded;
     *revision = now;
     return TDM_OK;
@@ -335,11 +336,11 @@ tdm_status tdm__etcd_read_lease(tdm__etcd_bytes in, uint64_t *lease, uint64_t *s
 {
     const tdm_json *answer = NULL;
     uint64_t id = 0, length = 0;
-    TDM_TRY(parse(in, &answer, err));
+    TDM_TRY(response_parse(in, &answer, err));
     const tdm_json *result = tdm_json_get(answer, "result");
     if (result && result->type == TDM_JSON_OBJECT) answer = result;
     if (!get_number(answer, "ID", &id) || id == 0 || !get_number(answer, "TTL", &length))
-        return strange(err, "has no lease");
+        return response_invalid(err, "has no lease");
     *lease = id;
     *seconds = length;
     return TDM_OK;
@@ -348,18 +349,18 @@ tdm_status tdm__etcd_read_lease(tdm__etcd_bytes in, uint64_t *lease, uint64_t *s
 tdm_status tdm__etcd_read_token(tdm__etcd_bytes in, char out[TDM__ETCD_TOKEN_BYTES], tdm_error *err)
 {
     const tdm_json *answer = NULL;
-    TDM_TRY(parse(in, &answer, err));
+    TDM_TRY(response_parse(in, &answer, err));
     const tdm_json *value = tdm_json_get(answer, "token");
     const char *token = value ? tdm_json_as_string(value) : NULL;
     size_t length = token ? strlen(token) : 0;
     bool fine = length > 0 && length < TDM__ETCD_TOKEN_BYTES;
     for (size_t i = 0; fine && i < length; i++) fine = token[i] > ' ' && token[i] < 0x7f;
-    if (!fine) return strange(err, "to a password is no token");
+    if (!fine) return response_invalid(err, "to a password is not a token");
     memcpy(out, token, length + 1);
     return TDM_OK;
 }
 
-/* As much of a text as fits, in whole characters, each of which can be shown. */
+/* Copies as much of a text as fits, in complete printable characters. */
 static void copy_words(const char *text, char out[TDM__ETCD_WORDS_BYTES])
 {
     size_t length = 0;
@@ -373,7 +374,7 @@ static void copy_words(const char *text, char out[TDM__ETCD_WORDS_BYTES])
     out[length] = '\0';
 }
 
-/* From an object with "code" or "grpc_code", and "message" or "error". */
+/* Reads an object with "code" or "grpc_code", and "message" or "error". */
 static bool get_refusal(const tdm_json *object, tdm__etcd_refusal *out)
 {
     uint64_t code = 0;
@@ -391,8 +392,8 @@ tdm_status tdm__etcd_read_refusal(tdm__etcd_bytes in, tdm__etcd_refusal *out, td
 {
     const tdm_json *answer = NULL;
     tdm__etcd_refusal found;
-    TDM_TRY(parse(in, &answer, err));
-    if (!get_refusal(answer, &found)) return strange(err, "is an error without words");
+    TDM_TRY(response_parse(in, &answer, err));
+    if (!get_refusal(answer, &found)) return response_invalid(err, "is an error without a message");
     *out = found;
     return TDM_OK;
 }
@@ -403,16 +404,18 @@ tdm_status tdm__etcd_read_notice(tdm__etcd_bytes in, tdm__etcd_notice *out, tdm_
     tdm__etcd_notice found = {0};
     bool canceled = false;
     uint64_t compacted = 0;
-    TDM_TRY(parse(in, &answer, err));
+    TDM_TRY(response_parse(in, &answer, err));
     const tdm_json *error = tdm_json_get(answer, "error");
     if (error) {
         found.ended = true;
-        if (!get_refusal(error, &found.why)) return strange(err, "is an error without words");
+        if (!get_refusal(error, &found.why))
+            return response_invalid(err, "is an error without a message");
         *out = found;
         return TDM_OK;
     }
     const tdm_json *result = tdm_json_get(answer, "result");
-    if (!result || result->type != TDM_JSON_OBJECT) return strange(err, "to a watch has no result");
+    if (!result || result->type != TDM_JSON_OBJECT)
+        return response_invalid(err, "to a watch has no result");
     const tdm_json *header = tdm_json_get(result, "header");
     const tdm_json *events = tdm_json_get(result, "events");
     const tdm_json *reason = tdm_json_get(result, "cancel_reason");
@@ -421,7 +424,7 @@ tdm_status tdm__etcd_read_notice(tdm__etcd_bytes in, tdm__etcd_notice *out, tdm_
         !get_number(result, "compact_revision", &compacted) ||
         (header && !get_number(header, "revision", &found.revision)) ||
         (events && events->type != TDM_JSON_ARRAY))
-        return strange(err, "to a watch has parts that are none");
+        return response_invalid(err, "to a watch has invalid fields");
     if (compacted > 0) {
         found.changed = true;
         if (found.revision < compacted) found.revision = compacted;
@@ -431,7 +434,7 @@ tdm_status tdm__etcd_read_notice(tdm__etcd_bytes in, tdm__etcd_notice *out, tdm_
         found.why.code = TDM__ETCD_UNAVAILABLE;
         copy_words(text ? text : "it ended the watch", found.why.words);
     } else if (events && events->count > 0) {
-        if (found.revision == 0) return strange(err, "to a watch has no revision");
+        if (found.revision == 0) return response_invalid(err, "to a watch has no revision");
         found.changed = true;
     }
     *out = found;

@@ -1,14 +1,14 @@
 /*
- * kv_local.c: a store that all processes of one host map, without a server.
+ * kv_local.c: the store `local`: a file that all processes of one host map, without a server.
  *
- * Every call takes the lock, brings itself up to date, ends the leases that are over, and does its
- * work. Nobody's death takes the store away, whatever the instruction at which it comes: see
- * kv_local.h. A lease is ended in this order: its keys go in one change, then its place becomes free;
- * who is killed in between leaves a lease that is over, without keys, for the next one.
+ * Every call takes the lock, updates its index, removes expired leases and does its work. The store
+ * survives a process killed at any instruction: see kv_local.h. An expired lease is removed in this
+ * order: its keys in one change, then its table entry. A process killed in between leaves an
+ * expired lease without keys, which the next process removes.
  *
- * Sleepers are woken by the change itself, within microseconds. They look by themselves as well, when
- * the next lease ends and every POLL_S: somebody may have been killed between a change and the call
- * that wakes them.
+ * Waiting processes are woken by the change itself, within microseconds. They also wake up when the
+ * next lease expires and every POLL_S, because a process may have been killed between a change and
+ * the wake-up call.
  */
 #include "kv/kv_local.h"
 
@@ -17,7 +17,7 @@
 
 #define POLL_NS UINT64_C(100000000)
 #define TOUCH_S 600.0
-#define RELEASED 0 /* a deadline: its owner gives the lease back */
+#define RELEASED 0 /* value of a deadline: the owner released the lease */
 
 static tdm__local *local_of(tdm_kv *kv)
 {
@@ -26,7 +26,7 @@ static tdm__local *local_of(tdm_kv *kv)
 
 /* ---- leases ---------------------------------------------------------------------------------- */
 
-static tdm__local_lease *find_lease(tdm__local *local, uint64_t id)
+static tdm__local_lease *lease_find(tdm__local *local, uint64_t id)
 {
     uint32_t top = atomic_load(&local->head->lease_top);
     for (uint32_t i = 0; i < top && i < TDM__LOCAL_LEASES; i++)
@@ -34,16 +34,16 @@ static tdm__local_lease *find_lease(tdm__local *local, uint64_t id)
     return NULL;
 }
 
-/* Whether its owner is only slow: then it gets half of its time again, and another look. */
-static bool extend_lease(tdm__local_lease *lease, uint64_t now)
+/* If the owner is alive but slow, extends the lease by half its length. */
+static bool lease_extend(tdm__local_lease *lease, uint64_t now)
 {
     if (!(lease->idle_s > 0) || !tdm_process_lives(&lease->owner, lease->idle_s)) return false;
     atomic_store(&lease->deadline_ns, now + atomic_load(&lease->length_ns) / 2);
     return true;
 }
 
-/* Ends what is over; *next is when the first of the others ends. */
-static tdm_status end_leases(tdm__local *local, uint64_t *next, tdm_error *err)
+/* Removes expired leases; *next is the earliest expiry of the others. */
+static tdm_status local_expire_leases(tdm__local *local, uint64_t *next, tdm_error *err)
 {
     uint64_t now = tdm_clock_ns();
     uint32_t top = atomic_load(&local->head->lease_top), last = 0;
@@ -51,7 +51,7 @@ static tdm_status end_leases(tdm__local *local, uint64_t *next, tdm_error *err)
     for (uint32_t i = 0; i < top && i < TDM__LOCAL_LEASES; i++) {
         tdm__local_lease *lease = &local->head->leases[i];
         uint64_t id = atomic_load(&lease->id), deadline = atomic_load(&lease->deadline_ns);
-        if (id != 0 && deadline != RELEASED && deadline <= now && extend_lease(lease, now))
+        if (id != 0 && deadline != RELEASED && deadline <= now && lease_extend(lease, now))
             deadline = atomic_load(&lease->deadline_ns);
         if (id != 0 && deadline <= now) {
             TDM_TRY(tdm__local_erase(local, NULL, id, err));
@@ -65,28 +65,28 @@ static tdm_status end_leases(tdm__local *local, uint64_t *next, tdm_error *err)
     return TDM_OK;
 }
 
-/* The lock, and everything up to date; on failure without the lock. */
-static tdm_status enter(tdm__local *local, uint64_t *next, tdm_error *err)
+/* Takes the lock and brings everything up to date; releases the lock on failure. */
+static tdm_status local_enter(tdm__local *local, uint64_t *next, tdm_error *err)
 {
     uint64_t unused = 0;
     TDM_TRY(tdm__local_lock(local, err));
     tdm_status status = tdm__local_read(local, err);
-    if (status == TDM_OK) status = end_leases(local, next ? next : &unused, err);
+    if (status == TDM_OK) status = local_expire_leases(local, next ? next : &unused, err);
     if (status != TDM_OK) tdm__local_unlock(local);
     return status;
 }
 
-static tdm_status check_lease(tdm__local *local, uint64_t lease, tdm_error *err)
+static tdm_status lease_check(tdm__local *local, uint64_t lease, tdm_error *err)
 {
-    if (lease == 0 || find_lease(local, lease)) return TDM_OK;
+    if (lease == 0 || lease_find(local, lease)) return TDM_OK;
     return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s: lease %llu has expired", local->path,
                     (unsigned long long)lease);
 }
 
-static tdm_status lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *err)
+static tdm_status local_lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *err)
 {
     tdm__local *local = local_of(kv);
-    TDM_TRY(enter(local, NULL, err));
+    TDM_TRY(local_enter(local, NULL, err));
     tdm__local_lease *place = NULL;
     uint32_t i = 0;
     for (; i < TDM__LOCAL_LEASES && !place; i++)
@@ -110,14 +110,15 @@ static tdm_status lease(tdm_kv *kv, double seconds, uint64_t *out, tdm_error *er
     return TDM_OK;
 }
 
-static tdm_status keep(tdm_kv *kv, uint64_t id, tdm_error *err)
+static tdm_status local_keep(tdm_kv *kv, uint64_t id, tdm_error *err)
 {
     tdm__local *local = local_of(kv);
-    TDM_TRY(enter(local, NULL, err));
-    tdm__local_lease *place = id ? find_lease(local, id) : NULL;
+    TDM_TRY(local_enter(local, NULL, err));
+    tdm__local_lease *place = id ? lease_find(local, id) : NULL;
     if (place) atomic_store(&place->deadline_ns, tdm_clock_ns() + atomic_load(&place->length_ns));
     tdm__local_unlock(local);
-    /* So that who tidies up folders by the age of files sees that this one is in use. */
+    /* Updates the time of the file, so that programs that remove old files see that it is in
+     * use. */
     if (tdm_clock_s() - local->touched_s > TOUCH_S) {
         (void)futimens(local->fd, NULL);
         local->touched_s = tdm_clock_s();
@@ -127,16 +128,16 @@ static tdm_status keep(tdm_kv *kv, uint64_t id, tdm_error *err)
                     (unsigned long long)id);
 }
 
-static tdm_status release(tdm_kv *kv, uint64_t id, tdm_error *err)
+static tdm_status local_release(tdm_kv *kv, uint64_t id, tdm_error *err)
 {
     tdm__local *local = local_of(kv);
     uint64_t next = 0;
-    TDM_TRY(enter(local, NULL, err));
-    tdm__local_lease *place = id ? find_lease(local, id) : NULL;
+    TDM_TRY(local_enter(local, NULL, err));
+    tdm__local_lease *place = id ? lease_find(local, id) : NULL;
     tdm_status status = TDM_OK;
     if (place) {
         atomic_store(&place->deadline_ns, RELEASED);
-        status = end_leases(local, &next, err);
+        status = local_expire_leases(local, &next, err);
     }
     tdm__local_unlock(local);
     return status;
@@ -144,7 +145,7 @@ static tdm_status release(tdm_kv *kv, uint64_t id, tdm_error *err)
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-static const tdm__local_record *look_up(const tdm__local *local, const char *key)
+static const tdm__local_record *local_look_up(const tdm__local *local, const char *key)
 {
     size_t at = tdm__local_find(local, key);
     if (at == local->index_count) return NULL;
@@ -152,7 +153,7 @@ static const tdm__local_record *look_up(const tdm__local *local, const char *key
     return strcmp(tdm__local_key(record), key) == 0 ? record : NULL;
 }
 
-static bool copy_out(const tdm__local_record *record, tdm_arena *arena, tdm_kv_item *out)
+static bool record_copy(const tdm__local_record *record, tdm_arena *arena, tdm_kv_item *out)
 {
     out->key = tdm_arena_strndup(arena, tdm__local_key(record), record->key_length);
     out->value = tdm_arena_strndup(arena, tdm__local_value(record), record->value_length);
@@ -161,31 +162,31 @@ static bool copy_out(const tdm__local_record *record, tdm_arena *arena, tdm_kv_i
     return out->key && out->value;
 }
 
-static tdm_status no_memory(const tdm__local *local, tdm_error *err)
+static tdm_status local_no_memory(const tdm__local *local, tdm_error *err)
 {
     return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for its contents", local->path);
 }
 
-static tdm_status get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
-                      tdm_error *err)
+static tdm_status local_get(tdm_kv *kv, const char *key, tdm_arena *arena, tdm_kv_item *out,
+                            tdm_error *err)
 {
     tdm__local *local = local_of(kv);
-    TDM_TRY(enter(local, NULL, err));
-    const tdm__local_record *record = look_up(local, key);
+    TDM_TRY(local_enter(local, NULL, err));
+    const tdm__local_record *record = local_look_up(local, key);
     tdm_kv_item item;
-    bool copied = record && copy_out(record, arena, &item);
+    bool copied = record && record_copy(record, arena, &item);
     tdm__local_unlock(local);
     if (!record) return tdm_fail(err, TDM_ERR_NOT_FOUND, "%s has no key \"%s\"", local->path, key);
-    if (!copied) return no_memory(local, err);
+    if (!copied) return local_no_memory(local, err);
     *out = item;
     return TDM_OK;
 }
 
-static tdm_status list(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_kv_item **out,
-                       size_t *out_count, uint64_t *revision, tdm_error *err)
+static tdm_status local_list(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_kv_item **out,
+                             size_t *out_count, uint64_t *revision, tdm_error *err)
 {
     tdm__local *local = local_of(kv);
-    TDM_TRY(enter(local, NULL, err));
+    TDM_TRY(local_enter(local, NULL, err));
     size_t first = tdm__local_find(local, prefix), count = 0, length = strlen(prefix);
     while (first + count < local->index_count &&
            strncmp(tdm__local_key(tdm__local_at(local, first + count)), prefix, length) == 0)
@@ -193,40 +194,40 @@ static tdm_status list(tdm_kv *kv, const char *prefix, tdm_arena *arena, tdm_kv_
     tdm_kv_item *items = tdm_arena_array(arena, count > 0 ? count : 1, sizeof *items);
     bool copied = items != NULL;
     for (size_t i = 0; i < count && copied; i++)
-        copied = copy_out(tdm__local_at(local, first + i), arena, &items[i]);
+        copied = record_copy(tdm__local_at(local, first + i), arena, &items[i]);
     uint64_t now = local->seen.revision;
     tdm__local_unlock(local);
-    if (!copied) return no_memory(local, err);
+    if (!copied) return local_no_memory(local, err);
     *out = items;
     *out_count = count;
     *revision = now;
     return TDM_OK;
 }
 
-static tdm_status put(tdm_kv *kv, const char *key, const char *value, uint64_t lease_id,
-                      tdm_error *err)
+static tdm_status local_put(tdm_kv *kv, const char *key, const char *value, uint64_t lease_id,
+                            tdm_error *err)
 {
     tdm__local *local = local_of(kv);
-    TDM_TRY(enter(local, NULL, err));
-    tdm_status status = check_lease(local, lease_id, err);
+    TDM_TRY(local_enter(local, NULL, err));
+    tdm_status status = lease_check(local, lease_id, err);
     if (status == TDM_OK) status = tdm__local_write(local, key, value, lease_id, err);
     tdm__local_unlock(local);
     return status;
 }
 
-static tdm_status swap(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
-                       uint64_t lease_id, uint64_t *out_revision, tdm_error *err)
+static tdm_status local_swap(tdm_kv *kv, const char *key, uint64_t expected, const char *value,
+                             uint64_t lease_id, uint64_t *out_revision, tdm_error *err)
 {
     tdm__local *local = local_of(kv);
-    TDM_TRY(enter(local, NULL, err));
-    const tdm__local_record *record = look_up(local, key);
+    TDM_TRY(local_enter(local, NULL, err));
+    const tdm__local_record *record = local_look_up(local, key);
     uint64_t found = record ? record->revision : 0;
     tdm_status status = TDM_OK;
     if (found != expected)
         status = tdm_fail(err, TDM_ERR_EXISTS, "%s: \"%s\" is at revision %llu, not %llu",
                           local->path, key, (unsigned long long)found,
                           (unsigned long long)expected);
-    if (status == TDM_OK) status = check_lease(local, lease_id, err);
+    if (status == TDM_OK) status = lease_check(local, lease_id, err);
     if (status == TDM_OK) status = tdm__local_write(local, key, value, lease_id, err);
     uint64_t now = local->seen.revision;
     tdm__local_unlock(local);
@@ -234,22 +235,22 @@ static tdm_status swap(tdm_kv *kv, const char *key, uint64_t expected, const cha
     return status;
 }
 
-static tdm_status erase(tdm_kv *kv, const char *prefix, tdm_error *err)
+static tdm_status local_remove(tdm_kv *kv, const char *prefix, tdm_error *err)
 {
     tdm__local *local = local_of(kv);
-    TDM_TRY(enter(local, NULL, err));
+    TDM_TRY(local_enter(local, NULL, err));
     tdm_status status = tdm__local_erase(local, prefix, 0, err);
     tdm__local_unlock(local);
     return status;
 }
 
-static tdm_status wait(tdm_kv *kv, const char *prefix, uint64_t revision, double seconds,
-                       uint64_t *out, tdm_error *err)
+static tdm_status local_wait(tdm_kv *kv, const char *prefix, uint64_t revision, double seconds,
+                             uint64_t *out, tdm_error *err)
 {
     tdm__local *local = local_of(kv);
     uint64_t deadline = tdm_clock_ns() + (uint64_t)(seconds * 1e9), next = 0;
     for (;;) {
-        TDM_TRY(enter(local, &next, err));
+        TDM_TRY(local_enter(local, &next, err));
         bool changed = tdm__local_changed(local, prefix, revision);
         uint64_t now_revision = local->seen.revision;
         tdm__local_unlock(local);
@@ -263,16 +264,16 @@ static tdm_status wait(tdm_kv *kv, const char *prefix, uint64_t revision, double
     }
 }
 
-/* ---- the table ------------------------------------------------------------------------------- */
+/* ---- table ----------------------------------------------------------------------------------- */
 
-static bool usable(char why[160], char library[TDM_LIBRARY_BYTES])
+static bool local_usable(char why[160], char library[TDM_LIBRARY_BYTES])
 {
     why[0] = '\0';
     library[0] = '\0';
     return true;
 }
 
-static tdm_status open_local(const tdm_kv_options *options, const char *place, tdm_kv **out,
+static tdm_status local_open(const tdm_kv_options *options, const char *place, tdm_kv **out,
                              tdm_error *err)
 {
     tdm__local *local = NULL;
@@ -283,12 +284,12 @@ static tdm_status open_local(const tdm_kv_options *options, const char *place, t
     return TDM_OK;
 }
 
-static void close_local(tdm_kv *kv)
+static void local_close(tdm_kv *kv)
 {
     tdm__local_close(local_of(kv));
 }
 
-static double now_local(const tdm_kv *kv)
+static double local_now(const tdm_kv *kv)
 {
     (void)kv;
     return tdm_clock_s();
@@ -297,17 +298,17 @@ static double now_local(const tdm_kv *kv)
 const tdm__kv_ops tdm__kv_local = {
     .name = "local",
     .about = "for one host: a memory-mapped file",
-    .usable = usable,
-    .open = open_local,
-    .close = close_local,
-    .now = now_local,
-    .get = get,
-    .list = list,
-    .put = put,
-    .swap = swap,
-    .remove = erase,
-    .lease = lease,
-    .keep = keep,
-    .release = release,
-    .wait = wait,
+    .usable = local_usable,
+    .open = local_open,
+    .close = local_close,
+    .now = local_now,
+    .get = local_get,
+    .list = local_list,
+    .put = local_put,
+    .swap = local_swap,
+    .remove = local_remove,
+    .lease = local_lease,
+    .keep = local_keep,
+    .release = local_release,
+    .wait = local_wait,
 };

@@ -1,15 +1,15 @@
 /*
- * kv_local_file.c: the file of a local store: who may have it, how it comes to be, and its lock.
+ * kv_local_file.c: the file of a local store: access rights, creation and locking.
  *
- * The file belongs to one user, and others may not read it. It is made under a lock of the file system,
- * and its magic number is written last: who is killed while making it leaves one that the next opener
- * makes anew. The same goes for a file from before the system was started: its clocks and its lock mean
- * nothing any more. All its bytes are reserved at once, because a page that a full disk cannot give
- * would kill whoever touches it.
+ * The file belongs to one user, and others cannot read it. It is created under a file system lock,
+ * and its magic number is written last: if its creator is killed, the next process creates it anew.
+ * The same applies to a file from before the last reboot, because its clocks and its lock are
+ * invalid. All its bytes are allocated at once, because a page that a full disk cannot provide
+ * would kill the process that touches it.
  *
- * The lock is a robust mutex: it passes on when its holder dies. A holder that is stopped (SIGSTOP, a
- * debugger) would keep everybody waiting, which is what the store is there to notice; it is killed once
- * that has lasted a second. One that runs, however slowly, is left alone.
+ * The lock is a robust mutex: it is passed on when its holder dies. A holder that is stopped
+ * (SIGSTOP, a debugger) would block all processes, although the store exists to detect such
+ * failures. It is killed after one second. A holder that runs, however slowly, is not touched.
  */
 #include "kv/kv_local.h"
 
@@ -32,7 +32,7 @@
 enum { MAGIC = 0x564b4454, OPEN_TRIALS = 10 };
 #define SECOND_NS 1000000000
 
-/* ---- the lock -------------------------------------------------------------------------------- */
+/* ---- lock ------------------------------------------------------------------------------------ */
 
 tdm_status tdm__local_lock(tdm__local *local, tdm_error *err)
 {
@@ -47,8 +47,8 @@ tdm_status tdm__local_lock(tdm__local *local, tdm_error *err)
                     local->path);
 }
 
-/* The half of `commit` that changes with every revision. */
-static uint32_t *bell(tdm__local *local)
+/* The half of `commit` that changes with every revision, used as futex. */
+static uint32_t *commit_futex(tdm__local *local)
 {
     uint32_t *words = (uint32_t *)(void *)&local->head->commit;
     return __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? words : words + 1;
@@ -57,7 +57,8 @@ static uint32_t *bell(tdm__local *local)
 void tdm__local_unlock(tdm__local *local)
 {
     tdm__shared_lock_give(&local->head->lock);
-    if (local->rung) (void)syscall(SYS_futex, bell(local), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    if (local->rung)
+        (void)syscall(SYS_futex, commit_futex(local), FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     local->rung = false;
 }
 
@@ -66,10 +67,10 @@ void tdm__local_sleep(tdm__local *local, uint64_t revision, uint64_t until_ns)
     uint64_t now = tdm_clock_ns();
     if (now >= until_ns) return;
     struct timespec span = tdm_clock_timespec((double)(until_ns - now) * 1e-9);
-    (void)syscall(SYS_futex, bell(local), FUTEX_WAIT, (uint32_t)revision, &span, NULL, 0);
+    (void)syscall(SYS_futex, commit_futex(local), FUTEX_WAIT, (uint32_t)revision, &span, NULL, 0);
 }
 
-/* ---- the file -------------------------------------------------------------------------------- */
+/* ---- file ------------------------------------------------------------------------------------ */
 
 static void read_boot(char out[40])
 {
@@ -81,7 +82,7 @@ static void read_boot(char out[40])
     fclose(file);
 }
 
-static tdm_status make_head(tdm__local_head *head, const char boot[40])
+static tdm_status file_make_head(tdm__local_head *head, const char boot[40])
 {
     atomic_store(&head->magic, 0);
     memset(head, 0, sizeof *head);
@@ -94,8 +95,8 @@ static tdm_status make_head(tdm__local_head *head, const char boot[40])
     return TDM_OK;
 }
 
-/* Under the file's lock: makes of it what it should be, and maps it. */
-static tdm_status prepare(tdm__local *local, off_t bytes, tdm_error *err)
+/* Initialises the file if necessary and maps it. Called with the file locked. */
+static tdm_status file_prepare(tdm__local *local, off_t bytes, tdm_error *err)
 {
     if (bytes != 0 && bytes != TDM__LOCAL_FILE_BYTES)
         return tdm_fail(err, TDM_ERR_FORMAT, "%s exists and is not a store", local->path);
@@ -115,7 +116,7 @@ static tdm_status prepare(tdm__local *local, off_t bytes, tdm_error *err)
     if (magic != 0 && magic != MAGIC)
         return tdm_fail(err, TDM_ERR_FORMAT, "%s exists and is not a store", local->path);
     if (magic == 0 || memcmp(local->head->boot, boot, sizeof boot) != 0) {
-        if (make_head(local->head, boot) != TDM_OK)
+        if (file_make_head(local->head, boot) != TDM_OK)
             return tdm_fail(err, TDM_ERR_SYSTEM, "%s: cannot create a lock in it", local->path);
     } else if (local->head->version != TDM__LOCAL_VERSION) {
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
@@ -125,7 +126,7 @@ static tdm_status prepare(tdm__local *local, off_t bytes, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status lock_file(tdm__local *local, tdm_error *err)
+static tdm_status file_lock(tdm__local *local, tdm_error *err)
 {
     double deadline = tdm_clock_s() + local->timeout_s;
     while (flock(local->fd, LOCK_EX | LOCK_NB) != 0) {
@@ -140,8 +141,8 @@ static tdm_status lock_file(tdm__local *local, tdm_error *err)
     return TDM_OK;
 }
 
-/* *gone: somebody removed it before it was ours, and one may try again. */
-static tdm_status open_file(tdm__local *local, bool must_exist, bool *gone, tdm_error *err)
+/* *gone: another process removed the file before it was locked; the caller may try again. */
+static tdm_status file_open(tdm__local *local, bool must_exist, bool *gone, tdm_error *err)
 {
     *gone = false;
     int create = must_exist ? 0 : O_CREAT;
@@ -158,18 +159,18 @@ static tdm_status open_file(tdm__local *local, bool must_exist, bool *gone, tdm_
             "and 600)",
             local->path, (unsigned)about.st_uid, (unsigned)(about.st_mode & 0777),
             (unsigned)geteuid());
-    TDM_TRY(lock_file(local, err));
+    TDM_TRY(file_lock(local, err));
     if (fstat(local->fd, &about) != 0) return tdm_os_fail(err, "cannot stat", local->path);
     *gone = about.st_nlink == 0;
     tdm_status status = *gone ? tdm_fail(err, TDM_ERR_BUSY,
                                          "%s: other processes keep creating and removing it",
                                          local->path)
-                              : prepare(local, about.st_size, err);
+                              : file_prepare(local, about.st_size, err);
     flock(local->fd, LOCK_UN);
     return status;
 }
 
-static void close_file(tdm__local *local)
+static void file_close(tdm__local *local)
 {
     if (local->head) munmap(local->head, TDM__LOCAL_FILE_BYTES);
     if (local->fd >= 0) close(local->fd);
@@ -195,8 +196,8 @@ tdm_status tdm__local_open(const char *path, double timeout_s, bool must_exist, 
     bool gone = true;
     tdm_status status = TDM_OK;
     for (int i = 0; i < OPEN_TRIALS && gone; i++) {
-        close_file(local);
-        status = open_file(local, must_exist, &gone, err);
+        file_close(local);
+        status = file_open(local, must_exist, &gone, err);
     }
     if (status != TDM_OK) {
         tdm__local_close(local);
@@ -208,7 +209,7 @@ tdm_status tdm__local_open(const char *path, double timeout_s, bool must_exist, 
 
 void tdm__local_close(tdm__local *local)
 {
-    close_file(local);
+    file_close(local);
     free(local->index);
     free(local->path);
     free(local);

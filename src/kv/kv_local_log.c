@@ -1,14 +1,14 @@
 /*
  * kv_local_log.c: the log of a local store, and each handle's index of it.
  *
- * How changes come to be: kv_local.h. A handle keeps the places of the records that count, in order of
- * key, in memory of its own, and brings that up to date by reading what others have added since; when
- * they began the other area, it reads that from its beginning. Its memory is bounded by what the area
- * can hold, however many changes there are.
+ * kv_local.h explains how changes are committed. A handle keeps the positions of the live records,
+ * sorted by key, in its own memory, and updates them by reading the records that were added since.
+ * If the other area was activated, it reads that from the beginning. The memory is bounded by the
+ * capacity of the area, regardless of the number of changes.
  *
- * Invariant: behind `used` of the area that counts, and in all of the other one, lie bytes without any
- * meaning. The file comes from outside: no record is believed to lie within the area until it was
- * looked at.
+ * Invariant: bytes after `used` in the active area, and all bytes of the other area, are
+ * meaningless. The file is untrusted: a record is used only after a check that it is within the
+ * area.
  */
 #include "kv/kv_local.h"
 
@@ -16,11 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* 1 bit which area, 23 bits how many eights of bytes of it, 40 bits the revision. */
+/* 1 bit for the area, 23 bits for the used length in units of 8 bytes, 40 bits for the revision. */
 enum { REVISION_BITS = 40, USED_BITS = 23, MIN_INDEX = 64 };
 _Static_assert(TDM__LOCAL_AREA_BYTES / 8 < 1 << USED_BITS, "the end of the log must fit");
 
-static tdm__local_point unpack(uint64_t commit)
+static tdm__local_point commit_unpack(uint64_t commit)
 {
     return (tdm__local_point){
         .area = (unsigned)(commit >> 63),
@@ -29,8 +29,8 @@ static tdm__local_point unpack(uint64_t commit)
     };
 }
 
-/* From here on the change exists. */
-static void commit(tdm__local *local, tdm__local_point point)
+/* Commits the change: from here on it exists. */
+static void commit_store(tdm__local *local, tdm__local_point point)
 {
     assert(point.used <= TDM__LOCAL_AREA_BYTES && point.used % 8 == 0);
     uint64_t word = (uint64_t)point.area << 63 | (uint64_t)(point.used / 8) << REVISION_BITS |
@@ -74,8 +74,8 @@ static size_t record_bytes(size_t key_length, size_t value_length)
     return (sizeof(tdm__local_record) + key_length + value_length + 2 + 7) / 8 * 8;
 }
 
-/* Whether a whole record lies between `place` and `used`. */
-static bool whole(const tdm__local *local, uint32_t place, uint32_t used)
+/* Whether a complete record is between `place` and `used`. */
+static bool record_is_complete(const tdm__local *local, uint32_t place, uint32_t used)
 {
     if (used - place < sizeof(tdm__local_record)) return false;
     const tdm__local_record *r = record_in(local, place);
@@ -87,7 +87,7 @@ static bool whole(const tdm__local *local, uint32_t place, uint32_t used)
            strnlen(tdm__local_value(r), (size_t)r->value_length + 1) == r->value_length;
 }
 
-static bool room_in_index(tdm__local *local)
+static bool index_reserve(tdm__local *local)
 {
     if (local->index_count < local->index_capacity) return true;
     size_t capacity = local->index_capacity ? local->index_capacity * 2 : MIN_INDEX;
@@ -98,8 +98,8 @@ static bool room_in_index(tdm__local *local)
     return true;
 }
 
-/* Takes one record into the index, which has room. */
-static void apply(tdm__local *local, uint32_t place)
+/* Adds one record to the index, which has space for it. */
+static void index_apply(tdm__local *local, uint32_t place)
 {
     const tdm__local_record *r = record_in(local, place);
     size_t at = tdm__local_find(local, tdm__local_key(r));
@@ -121,28 +121,28 @@ static void apply(tdm__local *local, uint32_t place)
 
 tdm_status tdm__local_read(tdm__local *local, tdm_error *err)
 {
-    tdm__local_point now = unpack(atomic_load(&local->head->commit));
+    tdm__local_point now = commit_unpack(atomic_load(&local->head->commit));
     uint64_t generation = local->head->areas[now.area].generation;
     if (generation != local->seen_generation) {
         local->seen = (tdm__local_point){.area = now.area};
         local->seen_generation = generation;
         local->index_count = 0;
     }
-    if (now.used > TDM__LOCAL_AREA_BYTES) now.used = 0; /* which the next test finds */
+    if (now.used > TDM__LOCAL_AREA_BYTES) now.used = 0; /* detected by the next check */
     if (now.used < local->seen.used)
         return tdm_fail(err, TDM_ERR_FORMAT,
                         "%s is damaged: its log ends before it begins; stop the processes that "
                         "use it and remove the file",
                         local->path);
     while (local->seen.used < now.used) {
-        if (!room_in_index(local))
+        if (!index_reserve(local))
             return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for its index", local->path);
-        if (!whole(local, local->seen.used, now.used))
+        if (!record_is_complete(local, local->seen.used, now.used))
             return tdm_fail(err, TDM_ERR_FORMAT,
                             "%s is damaged at byte %u of its log; stop the processes that use it "
                             "and remove the file",
                             local->path, local->seen.used);
-        apply(local, local->seen.used);
+        index_apply(local, local->seen.used);
         local->seen.used += record_in(local, local->seen.used)->bytes;
     }
     local->seen = now;
@@ -172,7 +172,7 @@ bool tdm__local_changed(tdm__local *local, const char *prefix, uint64_t revision
 
 typedef struct change {
     const char *key;
-    const char *value; /* NULL: the key goes */
+    const char *value; /* NULL: the key is removed */
     uint64_t lease;
     uint64_t revision;
 } change;
@@ -182,8 +182,8 @@ static size_t change_bytes(const change *c)
     return record_bytes(strlen(c->key), c->value ? strlen(c->value) : 0);
 }
 
-/* The bytes of a record at `to`, where there is room. */
-static size_t put_record(char *to, const change *c)
+/* Writes a record at `to`, which has enough space. Returns its size. */
+static size_t record_write(char *to, const change *c)
 {
     size_t key_length = strlen(c->key), value_length = c->value ? strlen(c->value) : 0;
     size_t bytes = record_bytes(key_length, value_length);
@@ -202,26 +202,27 @@ static size_t put_record(char *to, const change *c)
     return bytes;
 }
 
-/* What a change leaves out: what begins so, or has this very key, or hangs on that lease. */
+/* What a change removes: the keys with a prefix, one key, or the keys of a lease. */
 typedef struct filter {
     const char *prefix, *key;
     uint64_t lease;
 } filter;
 
-static bool goes(const filter *f, const tdm__local_record *r)
+static bool filter_matches(const filter *f, const tdm__local_record *r)
 {
     if (f->prefix) return begins(tdm__local_key(r), f->prefix);
     if (f->key) return strcmp(tdm__local_key(r), f->key) == 0;
     return r->lease == f->lease;
 }
 
-/* Begins the other area with what counts, without what goes, and with `added`, if there is one. */
-static tdm_status begin_anew(tdm__local *local, const filter *f, const change *added,
-                             uint64_t revision, tdm_error *err)
+/* Starts the other area with the live records, without those that match the filter, and with
+ * `added`, if any. */
+static tdm_status area_rewrite(tdm__local *local, const filter *f, const change *added,
+                               uint64_t revision, tdm_error *err)
 {
     size_t bytes = added ? change_bytes(added) : 0;
     for (size_t i = 0; i < local->index_count; i++)
-        if (!goes(f, tdm__local_at(local, i))) bytes += tdm__local_at(local, i)->bytes;
+        if (!filter_matches(f, tdm__local_at(local, i))) bytes += tdm__local_at(local, i)->bytes;
     if (bytes > TDM__LOCAL_AREA_BYTES)
         return tdm_fail(err, TDM_ERR_NO_SPACE,
                         "%s is full: %zu keys in %d bytes, no space for \"%s\"", local->path,
@@ -231,14 +232,14 @@ static tdm_status begin_anew(tdm__local *local, const filter *f, const change *a
     size_t used = 0;
     for (size_t i = 0; i < local->index_count; i++) {
         const tdm__local_record *r = tdm__local_at(local, i);
-        if (goes(f, r)) continue;
+        if (filter_matches(f, r)) continue;
         memcpy(area + used, r, r->bytes);
         used += r->bytes;
     }
-    if (added) used += put_record(area + used, added);
+    if (added) used += record_write(area + used, added);
     local->head->areas[other] = (tdm__local_area){.generation = local->seen_generation + 1,
                                                   .base_revision = revision};
-    commit(local, (tdm__local_point){other, (uint32_t)used, revision});
+    commit_store(local, (tdm__local_point){other, (uint32_t)used, revision});
     return TDM_OK;
 }
 
@@ -247,15 +248,15 @@ tdm_status tdm__local_write(tdm__local *local, const char *key, const char *valu
 {
     change c = {.key = key, .value = value, .lease = lease, .revision = local->seen.revision + 1};
     tdm__local_point point = local->seen;
-    /* Nothing may fail once the change exists. */
-    if (!room_in_index(local))
+    /* Nothing may fail after the commit. */
+    if (!index_reserve(local))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for its index", local->path);
     if (change_bytes(&c) > TDM__LOCAL_AREA_BYTES - point.used) {
-        TDM_TRY(begin_anew(local, &(filter){.key = key}, &c, c.revision, err));
+        TDM_TRY(area_rewrite(local, &(filter){.key = key}, &c, c.revision, err));
     } else {
-        point.used += (uint32_t)put_record(local->areas[point.area] + point.used, &c);
+        point.used += (uint32_t)record_write(local->areas[point.area] + point.used, &c);
         point.revision = c.revision;
-        commit(local, point);
+        commit_store(local, point);
     }
     return tdm__local_read(local, err);
 }
@@ -266,21 +267,21 @@ tdm_status tdm__local_erase(tdm__local *local, const char *prefix, uint64_t leas
     size_t bytes = 0;
     for (size_t i = 0; i < local->index_count; i++) {
         const tdm__local_record *r = tdm__local_at(local, i);
-        if (goes(&f, r)) bytes += record_bytes(r->key_length, 0);
+        if (filter_matches(&f, r)) bytes += record_bytes(r->key_length, 0);
     }
     if (bytes == 0) return TDM_OK;
     tdm__local_point point = local->seen;
     point.revision++;
     if (bytes > TDM__LOCAL_AREA_BYTES - point.used) {
-        TDM_TRY(begin_anew(local, &f, NULL, point.revision, err));
+        TDM_TRY(area_rewrite(local, &f, NULL, point.revision, err));
         return tdm__local_read(local, err);
     }
     for (size_t i = 0; i < local->index_count; i++) {
         const tdm__local_record *r = tdm__local_at(local, i);
-        if (!goes(&f, r)) continue;
+        if (!filter_matches(&f, r)) continue;
         change c = {.key = tdm__local_key(r), .revision = point.revision};
-        point.used += (uint32_t)put_record(local->areas[point.area] + point.used, &c);
+        point.used += (uint32_t)record_write(local->areas[point.area] + point.used, &c);
     }
-    commit(local, point);
+    commit_store(local, point);
     return tdm__local_read(local, err);
 }

@@ -222,7 +222,7 @@ static tdm_status member_read_view(tdm_member *m, tdm__view *view, tdm_error *er
     unsigned request = member_requests(m, view);
     pthread_mutex_lock(&m->lock);
     m->request = request;
-    m->save_request_revision = view->save_request_revision;
+    m->save_wish = view->save_wish;
     uint32_t active = m->is_broken ? 0 : m->active;
     if (!me || !me->is_here) {
         m->record_is_old = true;
