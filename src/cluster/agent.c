@@ -76,8 +76,7 @@ static tdm_status agent_open_signals(tdm__agent *a, tdm_error *err)
     a->for_workers = a->before;
     for (size_t i = 0; i < sizeof asking / sizeof asking[0]; i++)
         sigdelset(&a->for_workers, asking[i]);
-    sigaddset(&a->for_workers,
-              SIGUSR1); /* blocked until a worker handles it; the default action would kill it */
+    sigaddset(&a->for_workers, SIGUSR1); /* until a worker handles it; by default it kills */
     a->signals = signalfd(-1, &a->taken, SFD_CLOEXEC | SFD_NONBLOCK);
     return a->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot create", "a signalfd");
 }
@@ -145,7 +144,9 @@ static void agent_leave_session(tdm__agent *a)
         char request[TDM_MEMBER_ID_BYTES + 8];
         if (a->worker_slots[i].worker.pid <= 0) continue;
         snprintf(request, sizeof request, "leave/%s", a->worker_slots[i].worker.id);
-        (void)tdm_session_request(a->kv, a->options->session, request, "its agent was asked to end",
+        (void)tdm_session_request(a->kv, a->options->session, request,
+                                  "its agent received a "
+                                  "signal to end",
                                   NULL);
     }
 }
@@ -310,8 +311,8 @@ static void agent_loop(tdm__agent *a)
         agent_handle_deadline(a, now_s);
         tdm__agent_beat(a, now_s);
         if (tdm__agent_alive(a) == 0 && tdm__agent_plans(a) == 0) return;
-        struct pollfd news = {.fd = a->signals, .events = POLLIN};
-        (void)poll(&news, 1, agent_timeout_ms(a, tdm_clock_s()));
+        struct pollfd ready = {.fd = a->signals, .events = POLLIN};
+        (void)poll(&ready, 1, agent_timeout_ms(a, tdm_clock_s()));
     }
 }
 
@@ -321,9 +322,9 @@ static void agent_kill_orphans(tdm__agent *a)
     double until_s = tdm_clock_s() + undead_s;
     tdm__agent_signal(a, SIGKILL, true);
     while (a->orphan_count > 0 && tdm_clock_s() < until_s) {
-        struct pollfd news = {.fd = a->signals, .events = POLLIN};
+        struct pollfd ready = {.fd = a->signals, .events = POLLIN};
         struct signalfd_siginfo info;
-        (void)poll(&news, 1, TICK_MS);
+        (void)poll(&ready, 1, TICK_MS);
         while (read(a->signals, &info, sizeof info) == (ssize_t)sizeof info) continue;
         tdm__agent_reap(a);
     }

@@ -56,8 +56,8 @@ typedef struct tdm__agent {
 
     /* Store. */
     char host_key[TDM_KV_KEY_BYTES];
-    char address
-        [TDM_HOST_BYTES]; /* address for other hosts; empty: set by the environment, or not needed */
+    /* address for other hosts; empty: from the environment, or unused */
+    char address[TDM_HOST_BYTES];
     uint64_t lease;
     double beat_at_s, look_at_s;
     bool store_failed;    /* the last call failed, and that was logged */

@@ -21,9 +21,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-static const double silent_s = 10; /* without a result */
-static const double silence_limit_s =
-    .02; /* most disks respond within this time, so the first read is already up to date */
+static const double silent_s = 10;         /* without a result */
+static const double silence_limit_s = .02; /* maximum wait of a read; enough for most disks */
 
 struct tdm__disk_probe {
     int (*ask)(const char *path, struct statvfs *out);

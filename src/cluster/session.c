@@ -1,13 +1,13 @@
 /*
- * session.c: what a session has on a host: files in the user's runtime folder.
+ * session.c: the files of a session on a host, in the user's runtime directory.
  *
- * Every process of a session holds SESSION.lock by a shared flock(), which goes with the process however
- * it ends; workers inherit their agent's. So a session is over on this host when nobody holds its lock,
- * and whoever finds that out takes it exclusively and removes the files. A name is drawn for every
- * session, so files are never used again by another one.
+ * Every process of a session holds SESSION.lock with a shared flock(), which is released when the
+ * process exits; workers inherit that of their agent. A session has ended on this host when its
+ * lock is free. The process that finds this takes the lock exclusively and removes the files.
+ * Session names are random, so files are never reused by another session.
  *
- * Invariant: files of a session are removed only under its exclusive lock; who has opened the lock file
- * looks, once it is locked, whether it still has its name.
+ * Invariant: files of a session are removed only under its exclusive lock. After locking, a process
+ * checks that the lock file still has its name.
  */
 #include "cluster/session.h"
 
@@ -27,10 +27,10 @@
 
 enum { URL_BYTES = 4096, LOCK_TRIALS = 200 };
 
-/* ---- the folder ------------------------------------------------------------------------------ */
+/* ---- directory ------------------------------------------------------------------------------- */
 
-/* Makes the folder where it is missing, and checks that it is this user's alone. */
-static tdm_status private_dir(tdm_arena *arena, const char *path, tdm_error *err)
+/* Creates the directory if it is missing, and checks that only this user can access it. */
+static tdm_status runtime_dir_make(tdm_arena *arena, const char *path, tdm_error *err)
 {
     struct stat about;
     if (!path)
@@ -50,7 +50,7 @@ static tdm_status private_dir(tdm_arena *arena, const char *path, tdm_error *err
     return TDM_OK;
 }
 
-/* Another user can take the name in /tmp first; then the folder is in the user's home. */
+/* Another user can occupy the name in /tmp; then the directory is in the user's home. */
 tdm_status tdm_runtime_dir(tdm_arena *arena, const char **out, tdm_error *err)
 {
     const char *own = getenv("TANDEM_RUNTIME"), *of_user = getenv("XDG_RUNTIME_DIR");
@@ -58,22 +58,22 @@ tdm_status tdm_runtime_dir(tdm_arena *arena, const char **out, tdm_error *err)
     tdm_error why = {0};
     if (own && *own) {
         *out = tdm_path_absolute(arena, own);
-        return private_dir(arena, *out, err);
+        return runtime_dir_make(arena, *out, err);
     }
     if (of_user && of_user[0] == '/') {
         *out = tdm_arena_printf(arena, "%s/tandem", of_user);
-        return private_dir(arena, *out, err);
+        return runtime_dir_make(arena, *out, err);
     }
     *out = tdm_arena_printf(arena, "/tmp/tandem-%ld", (long)getuid());
-    tdm_status status = private_dir(arena, *out, &why);
+    tdm_status status = runtime_dir_make(arena, *out, &why);
     if (status != TDM_OK && home && home[0] == '/') {
         *out = tdm_arena_printf(arena, "%s/.cache/tandem/run", home);
-        if (private_dir(arena, *out, NULL) == TDM_OK) return TDM_OK;
+        if (runtime_dir_make(arena, *out, NULL) == TDM_OK) return TDM_OK;
     }
     return status == TDM_OK ? TDM_OK : tdm_fail(err, status, "%s", why.message);
 }
 
-static tdm_status fill_place(const char *dir, const char *session, tdm_arena *arena,
+static tdm_status place_fill(const char *dir, const char *session, tdm_arena *arena,
                              tdm_session_place *out, tdm_error *err)
 {
     out->session = tdm_arena_strdup(arena, session);
@@ -86,7 +86,7 @@ static tdm_status fill_place(const char *dir, const char *session, tdm_arena *ar
 
 /* ---- removal --------------------------------------------------------------------------------- */
 
-static void remove_logs(const char *path)
+static void session_remove_logs(const char *path)
 {
     DIR *logs = opendir(path);
     if (!logs) return;
@@ -96,51 +96,52 @@ static void remove_logs(const char *path)
     (void)rmdir(path);
 }
 
-/* The lock itself comes last: who finds it finds all. */
-static void remove_files(const char *dir, const char *session)
+/* The lock file is removed last: while it exists, so do the others. */
+static void session_remove_files(const char *dir, const char *session)
 {
     static const char *const ends[] = {"store", "url", "yaml", "secret", "lock"};
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s.logs", dir, session);
-    remove_logs(path);
+    session_remove_logs(path);
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
         snprintf(path, sizeof path, "%s/%s.%s", dir, session, ends[i]);
         (void)unlink(path);
     }
 }
 
-/* Whether `fd` is the file of this name: another process may have removed it, and made a new one. */
-static bool has_name(int fd, const char *path)
+/* Whether `fd` is the file of this name: another process may have removed and recreated it. */
+static bool file_has_name(int fd, const char *path)
 {
     struct stat opened, named;
     return fstat(fd, &opened) == 0 && lstat(path, &named) == 0 && opened.st_ino == named.st_ino &&
            opened.st_dev == named.st_dev;
 }
 
-/* Removes what is left of it when nobody holds it; whether somebody does. `create` is 0, or O_CREAT where
- * files of the session are there without its lock, so that they, too, are removed under the lock alone. */
-static bool is_held(const char *dir, const char *session, int create)
+/* Whether a process holds the session. If not, removes its files. `create` is 0, or O_CREAT if the
+ * session has files but no lock file, so that they are removed under the lock as well. */
+static bool session_is_held(const char *dir, const char *session, int create)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s.lock", dir, session);
     int fd = open(path, O_RDWR | create | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) return false;
     bool held = flock(fd, LOCK_EX | LOCK_NB) != 0;
-    if (!held && has_name(fd, path)) remove_files(dir, session);
+    if (!held && file_has_name(fd, path)) session_remove_files(dir, session);
     close(fd);
     return held;
 }
 
-/* ---- holding --------------------------------------------------------------------------------- */
+/* ---- hold ------------------------------------------------------------------------------------ */
 
-/* Opens the lock and takes it, shared. Another process has it exclusively only while it removes files of
- * an earlier session, so the next try succeeds. TDM_ERR_BUSY: none of the tries did. */
-static tdm_status take_lock(const char *path, int *out, tdm_error *err)
+/* Opens the lock file and takes a shared lock. Another process holds it exclusively only while it
+ * removes files of an earlier session, so the next attempt succeeds. TDM_ERR_BUSY: all attempts
+ * failed. */
+static tdm_status session_lock(const char *path, int *out, tdm_error *err)
 {
     for (int i = 0; i < LOCK_TRIALS; i++) {
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
         if (fd < 0) return tdm_os_fail(err, "cannot open", path);
-        if (flock(fd, LOCK_SH | LOCK_NB) == 0 && has_name(fd, path)) {
+        if (flock(fd, LOCK_SH | LOCK_NB) == 0 && file_has_name(fd, path)) {
             *out = fd;
             return TDM_OK;
         }
@@ -150,7 +151,7 @@ static tdm_status take_lock(const char *path, int *out, tdm_error *err)
     return tdm_fail(err, TDM_ERR_BUSY, "%s: the session has just ended", path);
 }
 
-/* Whole or not at all to who looks, but not for after a power cut, which ends a session: so nobody waits
+/* Atomic for readers, but not durable: a power failure ends the session anyway, so there is no wait
  * for the disk. */
 tdm_status tdm__session_put_file(const char *path, const char *text, tdm_error *err)
 {
@@ -173,8 +174,8 @@ tdm_status tdm__session_put_file(const char *path, const char *text, tdm_error *
     return status;
 }
 
-static tdm_status write_files(const char *dir, const char *store, const char *job_text,
-                              tdm_session_hold *hold, tdm_error *err)
+static tdm_status session_write_files(const char *dir, const char *store, const char *job_text,
+                                      tdm_session_hold *hold, tdm_error *err)
 {
     const char *url_path = tdm_arena_printf(hold->arena, "%s/%s.url", dir, hold->place.session);
     hold->place.store = tdm_arena_strdup(hold->arena, store);
@@ -198,15 +199,15 @@ tdm_status tdm_session_hold_init(const char *session, const char *store, const c
     if (!tdm__session_name_is_good(session, TDM_SESSION_BYTES))
         status = tdm_fail(err, TDM_ERR_INVALID, "'%s' is not a valid session name", session);
     if (status == TDM_OK) status = tdm_runtime_dir(hold.arena, &dir, err);
-    if (status == TDM_OK) status = fill_place(dir, session, hold.arena, &hold.place, err);
+    if (status == TDM_OK) status = place_fill(dir, session, hold.arena, &hold.place, err);
     if (status == TDM_OK) {
         lock = tdm_arena_printf(hold.arena, "%s/%s.lock", dir, session);
-        status = lock ? take_lock(lock, &hold.fd, err)
+        status = lock ? session_lock(lock, &hold.fd, err)
                       : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
     }
     if (status == TDM_OK) {
         snprintf(local, sizeof local, "local:%s/%s.store", dir, session);
-        status = write_files(dir, store ? store : local, job_text, &hold, err);
+        status = session_write_files(dir, store ? store : local, job_text, &hold, err);
     }
     if (status != TDM_OK) {
         tdm_session_hold_release(&hold);
@@ -221,15 +222,15 @@ void tdm_session_hold_release(tdm_session_hold *hold)
     if (hold->fd >= 0) close(hold->fd);
     const char *dir = NULL;
     if (hold->fd >= 0 && tdm_runtime_dir(hold->arena, &dir, NULL) == TDM_OK)
-        (void)is_held(dir, hold->place.session, 0);
+        (void)session_is_held(dir, hold->place.session, 0);
     tdm_arena_destroy(hold->arena);
     *hold = (tdm_session_hold){.fd = -1};
 }
 
-/* ---- listing --------------------------------------------------------------------------------- */
+/* ---- list ------------------------------------------------------------------------------------ */
 
-static tdm_status read_url(const char *dir, tdm_session_place *place, tdm_arena *arena,
-                           tdm_error *err)
+static tdm_status session_read_url(const char *dir, tdm_session_place *place, tdm_arena *arena,
+                                   tdm_error *err)
 {
     tdm_file_bytes bytes;
     const char *path = tdm_arena_printf(arena, "%s/%s.url", dir, place->session);
@@ -240,7 +241,7 @@ static tdm_status read_url(const char *dir, tdm_session_place *place, tdm_arena 
     return place->store ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
 }
 
-/* The session whose file this is, when the name ends so; NULL otherwise. */
+/* The session to which a file with this suffix belongs; NULL if the suffix differs. */
 static const char *session_of(const char *name, const char *end, tdm_arena *arena)
 {
     size_t length = strlen(name), end_length = strlen(end);
@@ -249,16 +250,18 @@ static const char *session_of(const char *name, const char *end, tdm_arena *aren
     return session && tdm__session_name_is_good(session, TDM_SESSION_BYTES) ? session : NULL;
 }
 
-/* Removes stores without a lock file. A session makes its lock before its store, and removes it last: such
- * a store was made by an earlier version of 'tandem ps', which looked at a session that had just ended. */
-static void sweep_stores(const char *dir, const char *const *names, size_t count, tdm_arena *arena)
+/* Removes stores without a lock file. A session creates its lock before its store and removes it
+ * last: such a store was created by an earlier version of 'tandem ps', which read a session that
+ * had just ended. */
+static void session_sweep_stores(const char *dir, const char *const *names, size_t count,
+                                 tdm_arena *arena)
 {
     char lock[PATH_MAX];
     for (size_t i = 0; i < count; i++) {
         const char *session = session_of(names[i], ".store", arena);
         if (!session) continue;
         snprintf(lock, sizeof lock, "%s/%s.lock", dir, session);
-        if (!tdm_path_exists(lock)) (void)is_held(dir, session, O_CREAT);
+        if (!tdm_path_exists(lock)) (void)session_is_held(dir, session, O_CREAT);
     }
 }
 
@@ -271,13 +274,13 @@ tdm_status tdm_session_list(tdm_arena *arena, tdm_session_place **out, size_t *o
     TDM_TRY(tdm_dir_list(dir, arena, &names, &count, err));
     tdm_session_place *places = tdm_arena_array(arena, count + 1, sizeof *places);
     if (!places) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the list of sessions");
-    sweep_stores(dir, names, count, arena);
+    session_sweep_stores(dir, names, count, arena);
     for (size_t i = 0; i < count; i++) {
         const char *session = session_of(names[i], ".lock", arena);
-        if (!session || !is_held(dir, session, 0)) continue;
-        TDM_TRY(fill_place(dir, session, arena, &places[found], err));
-        /* One that begins or ends at this moment may lack it. */
-        if (read_url(dir, &places[found], arena, NULL) == TDM_OK) found++;
+        if (!session || !session_is_held(dir, session, 0)) continue;
+        TDM_TRY(place_fill(dir, session, arena, &places[found], err));
+        /* The file may be missing while a session starts or ends. */
+        if (session_read_url(dir, &places[found], arena, NULL) == TDM_OK) found++;
     }
     *out = places;
     *out_count = found;

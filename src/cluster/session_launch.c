@@ -1,14 +1,14 @@
 /*
- * session_launch.c: starts the agents of a session, and waits for its end.
+ * session_launch.c: starts the agents of a session and waits for its end.
  *
- * Agents are processes in sessions (of the system's kind) of their own, so that Ctrl-C reaches the
- * launcher alone; those of other hosts are started by ssh, with the job as input. The launcher asks the
- * store a few times a second whether there is a verdict. The first signal becomes the wish to stop, the
- * second one the wish to end now; both reach all hosts through the store, and agents of this host by
- * signals as well. When the launcher dies, agents and workers go on.
+ * Agents run in their own sessions (setsid), so that Ctrl-C reaches only the launcher. Agents on
+ * other hosts are started by ssh, with the job as input. The launcher reads the result from the
+ * store several times a second. The first signal becomes a request to stop, the second one a
+ * request to stop at once. Both reach all hosts through the store, and agents of this host also by
+ * a signal. If the launcher dies, agents and workers continue.
  *
- * Invariant: it returns when there is a verdict and its agents have ended (or have had their time for
- * that), or when neither agents nor workers are left.
+ * Invariant: it returns when there is a result and its agents have exited (or have had their time
+ * for that), or when neither agents nor workers are left.
  */
 #include "cluster/log_forward.h"
 #include "cluster/session.h"
@@ -33,20 +33,19 @@
 #include <unistd.h>
 
 enum { TICK_MS = 100, NAME_BYTES = 5, MAX_DRAWS = 16, MAX_SSH_WORDS = 32 };
-enum { NO_PROGRAM = 126, SSH_FAILED = 255 }; /* exit codes: of a shell (127, too), and of ssh */
+enum { NO_PROGRAM = 126, SSH_FAILED = 255 }; /* exit codes of a shell (also 127) and of ssh */
 static const char ssh_usual[] = "ssh -o BatchMode=yes";
 static const double lease_s = 10, beat_s = 2;
 static const double look_local_s = 0.1, look_far_s = 1;
-static const double alone_s = 5;          /* without agents, members and verdict: it is over */
-static const double silence_limit_s = 20; /* for agents, beyond their own grace */
-static const double unknown_limit_s =
-    120; /* for the store, before the session's end counts as unknown */
+static const double alone_s = 5; /* without agents, members and result: the session has ended */
+static const double silence_limit_s = 20;  /* time for agents beyond their own grace */
+static const double unknown_limit_s = 120; /* for the store, before the result counts as unknown */
 
 typedef struct started {
-    pid_t pid; /* 0: ended */
+    pid_t pid; /* 0: exited */
     int status;
     bool is_local;
-    bool was_seen; /* in the store */
+    bool was_seen; /* its record was seen in the store */
 } started;
 
 typedef struct launcher {
@@ -63,15 +62,16 @@ typedef struct launcher {
     sigset_t taken, before;
     int signal_count;
     bool has_verdict, has_members, has_hosts;
-    bool has_seen_hosts;    /* at any time */
-    double unknown_since_s; /* the store has not told the session's state since; INFINITY: it has */
+    bool has_seen_hosts; /* a host was seen at any time */
+    /* since when the state of the session cannot be read; INFINITY: it can */
+    double unknown_since_s;
     double look_at_s, beat_at_s, end_at_s, alone_since_s; /* INFINITY: not yet */
     char secret[TDM_SECRET_BYTES];
     tdm_session_result result;
 } launcher;
 
-static void say(const launcher *l, const char *fmt, ...) TDM_PRINTF(2, 3);
-static void say(const launcher *l, const char *fmt, ...)
+static void launcher_say(const launcher *l, const char *fmt, ...) TDM_PRINTF(2, 3);
+static void launcher_say(const launcher *l, const char *fmt, ...)
 {
     char text[1200];
     va_list args;
@@ -81,24 +81,24 @@ static void say(const launcher *l, const char *fmt, ...)
     if (l->options->say) l->options->say(l->options->user, text);
 }
 
-/* ---- the session ----------------------------------------------------------------------------- */
+/* ---- session --------------------------------------------------------------------------------- */
 
-static tdm_status hold(launcher *l, tdm_error *err)
+static tdm_status launcher_hold(launcher *l, tdm_error *err)
 {
     return tdm_session_hold_init(l->result.session, l->options->kv.url, l->options->job_text,
                                  &l->hold, err);
 }
 
-/* A name that no session has had. */
-static tdm_status begin(launcher *l, tdm_error *err)
+/* Chooses a unique session name and creates its files. */
+static tdm_status launcher_begin(launcher *l, tdm_error *err)
 {
     tdm_session_place *stale;
     size_t count;
-    TDM_TRY(tdm_session_list(l->arena, &stale, &count, err)); /* removes what others left */
+    TDM_TRY(tdm_session_list(l->arena, &stale, &count, err)); /* removes stale files */
     tdm_status status = TDM_ERR_BUSY;
     if (l->options->session) {
         snprintf(l->result.session, sizeof l->result.session, "%s", l->options->session);
-        return hold(l, err);
+        return launcher_hold(l, err);
     }
     for (int i = 0; i < MAX_DRAWS && status == TDM_ERR_BUSY; i++) {
         uint8_t drawn[NAME_BYTES];
@@ -108,12 +108,12 @@ static tdm_status begin(launcher *l, tdm_error *err)
         snprintf(l->result.session, sizeof l->result.session, "%.24s-%s", l->options->name, name);
         if (!tdm__session_name_is_good(l->result.session, TDM_SESSION_BYTES))
             snprintf(l->result.session, sizeof l->result.session, "s-%s", name);
-        status = hold(l, err);
+        status = launcher_hold(l, err);
     }
     return status;
 }
 
-static void describe(const launcher *l, tdm_str *out)
+static void session_describe(const launcher *l, tdm_str *out)
 {
     const tdm_session_options *o = l->options;
     int expected = o->coming;
@@ -134,16 +134,16 @@ static void describe(const launcher *l, tdm_str *out)
     tdm_json_object_end(&w);
 }
 
-static tdm_status put(launcher *l, const char *name, const char *value, uint64_t lease,
-                      tdm_error *err)
+static tdm_status store_put(launcher *l, const char *name, const char *value, uint64_t lease,
+                            tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
     return tdm_kv_put(l->kv, tdm__session_key(key, l->result.session, "%s", name), value, lease,
                       err);
 }
 
-/* A name that was given could be one that the store has: nothing of that session is touched then. */
-static tdm_status check_name(launcher *l, tdm_error *err)
+/* A given name may already be in the store: then that session is not touched. */
+static tdm_status session_check_name(launcher *l, tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
     tdm_kv_item item;
@@ -163,21 +163,22 @@ static tdm_status check_name(launcher *l, tdm_error *err)
     return status;
 }
 
-/* Anyone who can write to the store can stop the run or keep it from going on. */
-static void warn_of_store(const launcher *l)
+/* Anyone who can write to the store can stop the run or prevent it from continuing. */
+static void store_warn(const launcher *l)
 {
     const tdm_kv_options *kv = &l->kv_options;
     bool is_plain = strstr(kv->url, "http://") != NULL;
     bool has_user = kv->user || kv->certificate;
     if (strncmp(kv->url, "etcd:", 5) != 0 || (!is_plain && has_user)) return;
-    say(l,
+    launcher_say(
+        l,
         "etcd is used %s%s%s: anyone who can reach it can stop or disturb this run, but not join "
         "it or read its parameters; use https:// endpoints and etcd.user",
         is_plain ? "without TLS" : "", is_plain && !has_user ? " and " : "",
         has_user ? "" : "without a user");
 }
 
-static tdm_status fill_store(launcher *l, tdm_error *err)
+static tdm_status store_fill(launcher *l, tdm_error *err)
 {
     tdm_str about = TDM_STR_INIT;
     if (!getcwd(l->dir, sizeof l->dir))
@@ -187,23 +188,23 @@ static tdm_status fill_store(launcher *l, tdm_error *err)
     l->kv_options.idle_s = TDM__IDLE_S;
     l->kv_options.probe_s = TDM_KV_PROBE_S;
     TDM_TRY(tdm_kv_open(&l->kv_options, &l->kv, err));
-    TDM_TRY(check_name(l, err));
-    warn_of_store(l);
+    TDM_TRY(session_check_name(l, err));
+    store_warn(l);
     TDM_TRY(tdm__session_secret_begin(&l->hold, l->secret, err));
     TDM_TRY(tdm_kv_lease(l->kv, lease_s, &l->lease, err));
-    TDM_TRY(put(l, "launcher", "{}", l->lease, err));
+    TDM_TRY(store_put(l, "launcher", "{}", l->lease, err));
     TDM_TRY(tdm__session_secret_publish(l->kv, l->result.session, l->secret, err));
     if (strlen(l->options->job_text) < TDM_KV_VALUE_BYTES)
-        TDM_TRY(put(l, "job", l->options->job_text, 0, err));
-    describe(l, &about);
-    tdm_status status = put(l, "about", tdm_str_text(&about), 0, err);
+        TDM_TRY(store_put(l, "job", l->options->job_text, 0, err));
+    session_describe(l, &about);
+    tdm_status status = store_put(l, "about", tdm_str_text(&about), 0, err);
     tdm_str_release(&about);
     return status;
 }
 
 /* ---- agents ---------------------------------------------------------------------------------- */
 
-/* The words of an agent's command line, for a shell or not. */
+/* The arguments of an agent. */
 static const char **agent_words(launcher *l, const tdm_session_start *start, const char *host,
                                 const char *job)
 {
@@ -234,7 +235,7 @@ static const char **agent_words(launcher *l, const tdm_session_start *start, con
     return words;
 }
 
-/* One text that a shell takes for these words. */
+/* Quotes the arguments for a shell. */
 static char *shell_text(tdm_arena *arena, const char *const *words)
 {
     tdm_str text = TDM_STR_INIT;
@@ -260,7 +261,7 @@ static const char *ssh_text(void)
     return set && *set ? set : ssh_usual;
 }
 
-/* ssh, or what TANDEM_SSH names, with its words between spaces; then the host and the command. */
+/* ssh, or the command in TANDEM_SSH split at spaces; then the host and the command. */
 static const char **ssh_words(launcher *l, const char *host, const char *command)
 {
     char *text = tdm_arena_strdup(l->arena, ssh_text());
@@ -283,8 +284,9 @@ static const char *host_here(tdm_arena *arena)
     return tdm_arena_strdup(arena, tdm__session_name_is_good(name, sizeof name) ? name : "here");
 }
 
-/* What an agent of another host reads: the secret, then the job. In memory, so that it is in no file. */
-static tdm_status open_input(const launcher *l, int *out, tdm_error *err)
+/* The standard input of an agent on another host: the secret, then the job. In memory, so that the
+ * secret is not in a file. */
+static tdm_status agent_open_input(const launcher *l, int *out, tdm_error *err)
 {
     tdm_str text = TDM_STR_INIT;
     tdm__session_secret_write(l->secret, &text);
@@ -303,7 +305,7 @@ static tdm_status open_input(const launcher *l, int *out, tdm_error *err)
     return status;
 }
 
-static tdm_status start_agent(launcher *l, int index, char *const *environment, tdm_error *err)
+static tdm_status agent_start(launcher *l, int index, char *const *environment, tdm_error *err)
 {
     const tdm_session_start *start = &l->options->starts[index];
     const char *host = start->host ? start->host : host_here(l->arena);
@@ -312,8 +314,9 @@ static tdm_status start_agent(launcher *l, int index, char *const *environment, 
     if (words && start->target) words = ssh_words(l, start->target, shell_text(l->arena, words));
     if (!words) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for an agent's command line");
     int input = -1;
-    if (start->target) TDM_TRY(open_input(l, &input, err));
-    /* A signal that we pass on to an agent of this host waits until it listens: see tdm_agent_run. */
+    if (start->target) TDM_TRY(agent_open_input(l, &input, err));
+    /* A signal forwarded to an agent of this host stays pending until the agent handles it: see
+     * tdm_agent_run. */
     sigset_t mask = l->before;
     for (int i = 0; i < 3; i++) {
         static const int asking[] = {SIGINT, SIGTERM, SIGUSR1};
@@ -335,7 +338,7 @@ static tdm_status start_agent(launcher *l, int index, char *const *environment, 
     return status;
 }
 
-static tdm_status start_all(launcher *l, tdm_error *err)
+static tdm_status agents_start(launcher *l, tdm_error *err)
 {
     tdm__environment env;
     tdm__environment_init(&env, NULL);
@@ -343,14 +346,14 @@ static tdm_status start_all(launcher *l, tdm_error *err)
                                               "no memory for the environment of an agent")
                                    : TDM_OK;
     for (int i = 0; i < l->options->start_count && status == TDM_OK; i++)
-        status = start_agent(l, i, env.items, err);
+        status = agent_start(l, i, env.items, err);
     tdm__environment_release(&env);
     return status;
 }
 
-/* ---- ends ------------------------------------------------------------------------------------ */
+/* ---- end ------------------------------------------------------------------------------------- */
 
-static void mark_seen(launcher *l, const tdm_session_view *view)
+static void agents_mark_seen(launcher *l, const tdm_session_view *view)
 {
     for (int i = 0; i < l->options->start_count; i++)
         for (size_t k = 0; k < view->host_count && !l->agents[i].was_seen; k++)
@@ -358,7 +361,7 @@ static void mark_seen(launcher *l, const tdm_session_view *view)
                                     strcmp(l->options->starts[i].host, view->hosts[k].name) == 0;
 }
 
-static void take_verdict(launcher *l, tdm_status status, const char *message, double now_s)
+static void launcher_take_verdict(launcher *l, tdm_status status, const char *message, double now_s)
 {
     if (l->has_verdict) return;
     l->has_verdict = true;
@@ -368,20 +371,20 @@ static void take_verdict(launcher *l, tdm_status status, const char *message, do
     if (end_s < l->end_at_s) l->end_at_s = end_s;
 }
 
-/* The session is not in the store: it has ended, perhaps while this host was cut off, and others have removed it.
- * Returns false when the store did not tell how. */
-static bool look_up_ended(launcher *l, double now_s)
+/* The session is not in the store: it has ended, possibly while this host was cut off, and was
+ * removed. Returns false if the store did not have its result. */
+static bool launcher_look_up_ended(launcher *l, double now_s)
 {
     tdm_status status;
     char message[1000];
     tdm_status got = tdm__session_ended(l->kv, l->result.session, &status, message, NULL);
     if (got != TDM_OK && got != TDM_ERR_NOT_FOUND) return false;
     l->has_members = l->has_hosts = false;
-    if (got == TDM_OK) take_verdict(l, status, message, now_s);
+    if (got == TDM_OK) launcher_take_verdict(l, status, message, now_s);
     return true;
 }
 
-static void look(launcher *l, double now_s)
+static void launcher_read_store(launcher *l, double now_s)
 {
     tdm_session_view view;
     tdm_arena *arena = now_s >= l->look_at_s ? tdm_arena_create("look") : NULL;
@@ -394,10 +397,10 @@ static void look(launcher *l, double now_s)
         l->has_members = view.member_count > 0;
         l->has_hosts = view.host_count > 0;
         l->has_seen_hosts = l->has_seen_hosts || l->has_hosts;
-        mark_seen(l, &view);
-        if (view.ended) take_verdict(l, view.status, view.message, now_s);
+        agents_mark_seen(l, &view);
+        if (view.ended) launcher_take_verdict(l, view.status, view.message, now_s);
     } else if (status == TDM_ERR_NOT_FOUND) {
-        is_known = look_up_ended(l, now_s);
+        is_known = launcher_look_up_ended(l, now_s);
     }
     if (is_known)
         l->unknown_since_s = INFINITY;
@@ -408,36 +411,39 @@ static void look(launcher *l, double now_s)
     l->look_at_s = tdm_clock_s() + (is_local ? look_local_s : look_far_s);
 }
 
-/* What the user can do about an agent that ssh could not start, or from which it was cut off. */
-static void tell_ssh_failure(launcher *l, int index, int code)
+/* Prints advice on an agent that ssh could not start, or whose connection broke. */
+static void agent_report_ssh_failure(launcher *l, int index, int code)
 {
     const char *target = l->options->starts[index].target;
     const char *program = l->options->remote_tandem ? l->options->remote_tandem : "tandem";
-    look(l, tdm_clock_s()); /* which is due: see reap */
+    launcher_read_store(l, tdm_clock_s()); /* needed now: see agents_reap */
     if (code == SSH_FAILED && l->agents[index].was_seen) l->result.agent_lost = true;
     if (l->has_verdict) return;
     if (code != SSH_FAILED)
-        say(l,
+        launcher_say(
+            l,
             "%s cannot run '%s' (exit code %d): install tandem there, or set its path with "
             "--remote-tandem; training runs without the workers of this host",
             target, program, code);
     else if (l->agents[index].was_seen)
-        say(l,
+        launcher_say(
+            l,
             "the ssh connection to %s was closed: it broke, or the agent there was killed; "
             "workers there continue, and their output is in the run directory; 'tandem ps -l' "
             "shows whether %s has an agent: without one, workers that die there are not restarted",
             target, target);
     else
-        say(l,
+        launcher_say(
+            l,
             "cannot reach %s by ssh, training runs without its workers; '%s %s true' must succeed "
             "without a prompt: check the output of ssh, the key in that user's authorized_keys, "
             "and the host's key in known_hosts",
             target, ssh_text(), target);
 }
 
-/* How an agent ended says something only while there is no verdict, or when its worker could not say what
- * it had to. */
-static void reap(launcher *l)
+/* The exit of an agent matters only while there is no result, or if its worker could not report its
+ * error. */
+static void agents_reap(launcher *l)
 {
     for (int i = 0; i < l->options->start_count; i++) {
         started *agent = &l->agents[i];
@@ -450,13 +456,14 @@ static void reap(launcher *l)
                                                         : "this host";
         l->result.agent_lost = l->result.agent_lost || !WIFEXITED(agent->status);
         if (!WIFEXITED(agent->status))
-            say(l,
+            launcher_say(
+                l,
                 "the agent of %s was killed by signal %d (%s): training continues, but workers "
                 "that die there are not restarted",
                 name, WTERMSIG(agent->status), strsignal(WTERMSIG(agent->status)));
         else if (!agent->is_local &&
                  (code == SSH_FAILED || code == NO_PROGRAM || code == NO_PROGRAM + 1))
-            tell_ssh_failure(l, i, code);
+            agent_report_ssh_failure(l, i, code);
         bool is_error = code >= 1 && code <= TDM_MAX_WORKER_ERROR;
         int *best = &l->result.exit_code;
         if ((is_error && (*best == 0 || *best == TDM_WORKER_STOPPED)) ||
@@ -465,98 +472,98 @@ static void reap(launcher *l)
     }
 }
 
-/* ---- waiting --------------------------------------------------------------------------------- */
+/* ---- wait ------------------------------------------------------------------------------------ */
 
-static void signal_agents(const launcher *l, int signal_number)
+static void agents_signal(const launcher *l, int signal_number)
 {
     for (int i = 0; i < l->options->start_count; i++)
         if (l->agents[i].pid > 0 && l->agents[i].is_local) kill(l->agents[i].pid, signal_number);
 }
 
-static void ask_save(launcher *l)
+static void launcher_request_save(launcher *l)
 {
     tdm_error err = {0};
     if (tdm_session_ask_save(l->kv, l->result.session, strsignal(SIGUSR1), NULL, &err) == TDM_OK)
-        say(l, "a checkpoint will be written after this step; training continues");
+        launcher_say(l, "a checkpoint will be written after this step; training continues");
     else
-        say(l, "cannot write the checkpoint request to the store: %s", err.message);
+        launcher_say(l, "cannot write the checkpoint request to the store: %s", err.message);
 }
 
-static void handle_signals(launcher *l)
+static void launcher_handle_signals(launcher *l)
 {
     struct signalfd_siginfo info;
     while (read(l->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGCHLD) continue;
         if (info.ssi_signo == SIGUSR1) {
-            ask_save(l);
+            launcher_request_save(l);
             continue;
         }
         const char *request = l->signal_count++ == 0 ? "stop" : "now";
         l->result.stopped = true;
         if (l->signal_count == 1)
-            say(l, "stopping after this step (Ctrl-C again to stop at once) ...");
+            launcher_say(l, "stopping after this step (Ctrl-C again to stop at once) ...");
         (void)tdm_session_request(l->kv, l->result.session, request, strsignal((int)info.ssi_signo),
                                   NULL);
-        signal_agents(l, SIGTERM); /* which look at the store then */
+        agents_signal(l, SIGTERM); /* makes them read the store */
         double end_s = tdm_clock_s() + silence_limit_s +
                        (l->signal_count == 1 ? l->options->grace_s : 0);
         if (end_s < l->end_at_s || isinf(l->end_at_s)) l->end_at_s = end_s;
     }
 }
 
-static void beat(launcher *l, double now_s)
+static void launcher_keep_lease(launcher *l, double now_s)
 {
     if (now_s < l->beat_at_s) return;
     if (tdm_kv_keep(l->kv, l->lease, NULL) == TDM_ERR_NOT_FOUND &&
         tdm_kv_lease(l->kv, lease_s, &l->lease, NULL) == TDM_OK)
-        (void)put(l, "launcher", "{}", l->lease, NULL);
+        (void)store_put(l, "launcher", "{}", l->lease, NULL);
     l->beat_at_s = tdm_clock_s() + beat_s;
 }
 
-/* Whether agents and workers are gone, those included that others have started. */
-static bool all_gone(const launcher *l)
+/* Whether all agents and workers are gone, including those of other launchers. */
+static bool session_all_gone(const launcher *l)
 {
     return l->running == 0 && !l->has_members && !(l->options->coming > 0 && l->has_hosts);
 }
 
-/* Whether there is nothing left to wait for. */
-static bool is_over(launcher *l, double now_s)
+/* Whether the launcher can stop waiting. */
+static bool launcher_is_done(launcher *l, double now_s)
 {
     if (now_s >= l->end_at_s) return true;
-    /* Workers without an agent of ours are waited for as long as they are seen. */
+    /* Waits for workers of other agents as long as they are in the store. */
     if (l->running == 0 && l->has_verdict)
-        return (!l->result.agent_lost && l->options->coming == 0) || all_gone(l);
-    /* A host that is cut off learns how the session ended when it reaches the store again. */
+        return (!l->result.agent_lost && l->options->coming == 0) || session_all_gone(l);
+    /* A host that is cut off learns the result when it reaches the store again. */
     if (l->has_seen_hosts && now_s >= l->unknown_since_s &&
         now_s - l->unknown_since_s < unknown_limit_s)
         return false;
-    bool alone = all_gone(l);
+    bool alone = session_all_gone(l);
     if (!alone) l->alone_since_s = INFINITY;
     if (alone && isinf(l->alone_since_s)) l->alone_since_s = now_s;
-    /* An agent that ended by itself has seen its workers' end; one that was killed has not. */
+    /* An agent that exited has waited for its workers; one that was killed has not. */
     bool killed = false;
     for (int i = 0; i < l->options->start_count; i++)
         killed = killed || !WIFEXITED(l->agents[i].status);
     return alone && now_s - l->alone_since_s >= (killed ? alone_s : 0.5);
 }
 
-static void wait_for_end(launcher *l)
+static void launcher_wait(launcher *l)
 {
     for (;;) {
-        handle_signals(l);
-        reap(l);
+        launcher_handle_signals(l);
+        agents_reap(l);
         double now_s = tdm_clock_s();
-        look(l, now_s);
-        beat(l, now_s);
-        if (is_over(l, now_s)) return;
-        struct pollfd news = {.fd = l->signals, .events = POLLIN};
-        (void)poll(&news, 1, TICK_MS);
+        launcher_read_store(l, now_s);
+        launcher_keep_lease(l, now_s);
+        if (launcher_is_done(l, now_s)) return;
+        struct pollfd ready = {.fd = l->signals, .events = POLLIN};
+        (void)poll(&ready, 1, TICK_MS);
     }
 }
 
-/* ---- the whole ------------------------------------------------------------------------------- */
+/* ---- launch ---------------------------------------------------------------------------------- */
 
-static tdm_status take_signals(launcher *l, tdm_error *err)
+static tdm_status launcher_open_signals(launcher *l, tdm_error *err)
 {
     static const int asking[] = {SIGINT, SIGTERM, SIGUSR1};
     sigemptyset(&l->taken);
@@ -571,8 +578,8 @@ static tdm_status take_signals(launcher *l, tdm_error *err)
     return l->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot create", "a signalfd");
 }
 
-/* What the end looks like when nobody has put it into the store. */
-static void conclude(launcher *l)
+/* Determines the result if none is in the store. */
+static void launcher_conclude(launcher *l)
 {
     if (l->has_verdict) return;
     if (l->running > 0 || l->has_members) {
@@ -592,26 +599,26 @@ static void conclude(launcher *l)
     }
 }
 
-/* Workers that are about to end still hold the session, and without an agent nobody would clear up after
- * them but the next one who looks. */
-static void await_orphans(const launcher *l)
+/* Waits for workers that are about to exit and still hold the session: without an agent nothing
+ * would remove its files until the next command that reads them. */
+static void launcher_await_orphans(const launcher *l)
 {
     for (double until_s = tdm_clock_s() + alone_s; tdm_clock_s() < until_s; tdm_clock_sleep(0.01))
         if (flock(l->hold.fd, LOCK_EX | LOCK_NB) == 0) return;
 }
 
-static void release(launcher *l)
+static void launcher_release(launcher *l)
 {
-    bool is_last = all_gone(l);
+    bool is_last = session_all_gone(l);
     if (l->kv && is_last) {
-        /* Lines that came after the last look of rank 0's agent are there still. */
+        /* Collects log lines that arrived after the last round of rank 0's agent. */
         if (l->result.run[0]) tdm__log_forward_collect(l->kv, l->result.session, l->result.run);
         tdm__log_forward_forget(l->kv, l->result.session);
         tdm__session_forget(l->kv, l->result.session);
     }
     if (l->kv && l->lease) (void)tdm_kv_release(l->kv, l->lease, NULL);
     tdm_kv_close(l->kv);
-    if (l->hold.arena && l->result.agent_lost && is_last) await_orphans(l);
+    if (l->hold.arena && l->result.agent_lost && is_last) launcher_await_orphans(l);
     if (l->hold.arena) tdm_session_hold_release(&l->hold);
     if (l->signals >= 0) {
         close(l->signals);
@@ -622,18 +629,18 @@ static void release(launcher *l)
     tdm_arena_destroy(l->arena);
 }
 
-static tdm_status run(launcher *l, tdm_error *err)
+static tdm_status launcher_run(launcher *l, tdm_error *err)
 {
     l->arena = tdm_arena_create("session");
     l->agents = calloc((size_t)l->options->start_count + 1, sizeof *l->agents);
     if (!l->arena || !l->agents) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a session");
-    TDM_TRY(begin(l, err));
-    TDM_TRY(fill_store(l, err));
-    TDM_TRY(take_signals(l, err));
-    tdm_status status = start_all(l, err);
-    if (status != TDM_OK && l->running > 0) /* the others are not left alone */
+    TDM_TRY(launcher_begin(l, err));
+    TDM_TRY(store_fill(l, err));
+    TDM_TRY(launcher_open_signals(l, err));
+    tdm_status status = agents_start(l, err);
+    if (status != TDM_OK && l->running > 0) /* do not leave the other agents running */
         (void)tdm_session_end(l->kv, l->result.session, status, err->message, "launcher", NULL);
-    if (l->running > 0) wait_for_end(l);
+    if (l->running > 0) launcher_wait(l);
     return status;
 }
 
@@ -647,9 +654,9 @@ tdm_status tdm_session_launch(const tdm_session_options *options, tdm_session_re
                   .end_at_s = INFINITY,
                   .alone_since_s = INFINITY,
                   .unknown_since_s = INFINITY};
-    tdm_status status = run(&l, err ? err : &own);
-    conclude(&l);
-    release(&l);
+    tdm_status status = launcher_run(&l, err ? err : &own);
+    launcher_conclude(&l);
+    launcher_release(&l);
     if (status == TDM_OK) *out = l.result;
     return status;
 }

@@ -1,11 +1,11 @@
 /*
- * session_save.c: checkpoints that somebody asks for while training goes on: the wish and the answer.
+ * session_save.c: checkpoints on request during training: the request and its result.
  *
- * A wish is a key of its own below "wishes/save/", with a name that nobody else draws, so that wishes of
- * several people do not take each other's place. Rank 0 writes the checkpoint, puts what became of it into
- * "saved", and only then removes the wishes that it had seen before it began. So who waits for its wish to
- * disappear finds the answer, or that of a later checkpoint, which serves as well; and a rank 0 that dies
- * on the way leaves the wish to the next one.
+ * A request is a key below "wishes/save/" with a random name, so that requests of several users do
+ * not overwrite each other. Rank 0 writes the checkpoint, puts the result into "saved", and only
+ * then removes the requests that it had seen before it began. A process that waits for its request
+ * to disappear therefore finds the result, or that of a later checkpoint, which serves as well. If
+ * rank 0 dies meanwhile, its successor handles the request.
  */
 #include "cluster/session.h"
 
@@ -16,10 +16,10 @@
 #include <stdio.h>
 #include <string.h>
 
-static const double look_s = 5; /* at most, between two looks */
+static const double look_s = 5; /* maximum time between two reads */
 
 tdm_status tdm_session_ask_save(tdm_kv *kv, const char *session, const char *why,
-                                char out_wish[TDM_SAVE_REQUEST_BYTES], tdm_error *err)
+                                char out_request[TDM_SAVE_REQUEST_BYTES], tdm_error *err)
 {
     uint64_t drawn;
     char request[TDM_SAVE_REQUEST_BYTES + 8], name[TDM_SAVE_REQUEST_BYTES];
@@ -27,13 +27,13 @@ tdm_status tdm_session_ask_save(tdm_kv *kv, const char *session, const char *why
     snprintf(name, sizeof name, "%016" PRIx64, drawn);
     snprintf(request, sizeof request, "save/%s", name);
     TDM_TRY(tdm_session_request(kv, session, request, why, err));
-    if (out_wish) memcpy(out_wish, name, sizeof name);
+    if (out_request) memcpy(out_request, name, sizeof name);
     return TDM_OK;
 }
 
-/* ---- the answer ------------------------------------------------------------------------------ */
+/* ---- result ---------------------------------------------------------------------------------- */
 
-static tdm_status put_saved(tdm_kv *kv, const char *session, const tdm_session_saved *saved,
+static tdm_status saved_put(tdm_kv *kv, const char *session, const tdm_session_saved *saved,
                             tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES];
@@ -53,8 +53,8 @@ static tdm_status put_saved(tdm_kv *kv, const char *session, const tdm_session_s
     return status;
 }
 
-static tdm_status remove_wishes(tdm_kv *kv, const char *session, uint64_t revision,
-                                tdm_arena *arena, tdm_error *err)
+static tdm_status requests_remove(tdm_kv *kv, const char *session, uint64_t revision,
+                                  tdm_arena *arena, tdm_error *err)
 {
     char prefix[TDM_KV_KEY_BYTES];
     tdm_kv_item *items;
@@ -71,15 +71,15 @@ tdm_status tdm_session_answer_save(tdm_kv *kv, const char *session, uint64_t rev
 {
     tdm_arena *arena = tdm_arena_create("answer");
     if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the result of a checkpoint");
-    tdm_status status = put_saved(kv, session, saved, err);
-    if (status == TDM_OK) status = remove_wishes(kv, session, revision, arena, err);
+    tdm_status status = saved_put(kv, session, saved, err);
+    if (status == TDM_OK) status = requests_remove(kv, session, revision, arena, err);
     tdm_arena_destroy(arena);
     return status;
 }
 
-/* ---- waiting for it -------------------------------------------------------------------------- */
+/* ---- wait ------------------------------------------------------------------------------------ */
 
-static tdm_status read_saved(const char *value, tdm_arena *arena, tdm_session_saved *out,
+static tdm_status saved_read(const char *value, tdm_arena *arena, tdm_session_saved *out,
                              tdm_error *err)
 {
     const tdm_json *object = NULL;
@@ -98,9 +98,10 @@ static tdm_status read_saved(const char *value, tdm_arena *arena, tdm_session_sa
     return TDM_OK;
 }
 
-/* One look: *there: the wish still is. */
-static tdm_status look(tdm_kv *kv, const char *session, const char *request, tdm_arena *arena,
-                       uint64_t *revision, bool *there, tdm_session_saved *out, tdm_error *err)
+/* Reads the store once. *there: the request still exists. */
+static tdm_status request_look_up(tdm_kv *kv, const char *session, const char *request,
+                                  tdm_arena *arena, uint64_t *revision, bool *there,
+                                  tdm_session_saved *out, tdm_error *err)
 {
     char prefix[TDM_KV_KEY_BYTES];
     tdm_kv_item *items;
@@ -118,7 +119,7 @@ static tdm_status look(tdm_kv *kv, const char *session, const char *request, tdm
     }
     for (size_t i = 0; i < count; i++)
         if (strcmp(items[i].key + strlen(prefix), "verdict") == 0) ended = true;
-    if (!*there && saved) return read_saved(saved, arena, out, err);
+    if (!*there && saved) return saved_read(saved, arena, out, err);
     if (!ended) return TDM_OK;
     return tdm_fail(err, TDM_ERR_NOT_FOUND,
                     "the run ended before this checkpoint was written; its last checkpoint is the "
@@ -135,7 +136,8 @@ tdm_status tdm_session_await_save(tdm_kv *kv, const char *session, const char *r
         tdm_arena *arena = tdm_arena_create("look");
         uint64_t revision = 0;
         bool there = true;
-        tdm_status status = arena ? look(kv, session, request, arena, &revision, &there, out, err)
+        tdm_status status = arena ? request_look_up(kv, session, request, arena, &revision, &there,
+                                                    out, err)
                                   : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to wait");
         tdm_arena_destroy(arena);
         if (status != TDM_OK || !there) return status;

@@ -1,12 +1,12 @@
 /*
- * session_secret.c: the secret by which the workers of a session know each other, on all its hosts.
+ * session_secret.c: the secret that authenticates the workers of a session on all its hosts.
  *
- * It never goes through the store, a command line or the log. The launcher takes it from the
- * environment (TANDEM_SECRET, or the file that TANDEM_SECRET_FILE names) or draws it, and keeps it in a
- * file of the session, which the user alone can read; agents of the same host read it there. Agents of
- * other hosts get it on their standard input, in front of the job (by ssh), or from their environment
- * (srun, mpirun, `tandem join`). The store has a hash of it, salted with the session's name, so that an
- * agent with another secret is refused at once instead of its workers later.
+ * It is never written to the store, a command line or the log. The launcher takes it from the
+ * environment (TANDEM_SECRET, or the file named by TANDEM_SECRET_FILE) or creates a random one, and
+ * writes it to a file of the session that only the user can read; agents of the same host read it
+ * there. Agents on other hosts get it on their standard input, before the job (by ssh), or from
+ * their environment (srun, mpirun, `tandem join`). The store has a hash of it, salted with the
+ * session's name, so that an agent with another secret is rejected at once, before its workers are.
  */
 #include "cluster/session.h"
 
@@ -21,9 +21,9 @@
 
 #define LINE "# tandem secret "
 
-/* ---- where it comes from --------------------------------------------------------------------- */
+/* ---- sources --------------------------------------------------------------------------------- */
 
-static bool is_good(const char *text)
+static bool secret_is_good(const char *text)
 {
     size_t length = strlen(text);
     for (const char *c = text; *c; c++)
@@ -31,7 +31,7 @@ static bool is_good(const char *text)
     return length > 0 && length < TDM_SECRET_BYTES;
 }
 
-static tdm_status bad_secret(const char *where, tdm_error *err)
+static tdm_status secret_fail(const char *where, tdm_error *err)
 {
     return tdm_fail(err, TDM_ERR_INVALID,
                     "%s does not contain a valid secret: expected 1 to %d printable characters "
@@ -39,7 +39,7 @@ static tdm_status bad_secret(const char *where, tdm_error *err)
                     where, TDM_SECRET_BYTES - 1);
 }
 
-/* A file that its owner alone, this user or root, can read. */
+/* Reads a file that only its owner, this user or root, can read. */
 static tdm_status read_secret_file(const char *path, char out[TDM_SECRET_BYTES], tdm_error *err)
 {
     struct stat about;
@@ -54,18 +54,18 @@ static tdm_status read_secret_file(const char *path, char out[TDM_SECRET_BYTES],
                         "the secret in %s can be read by others: run `chmod 600 %s`, and make "
                         "sure the file belongs to you",
                         path, path);
-    if (count < 0 || count == TDM_SECRET_BYTES) return bad_secret(path, err);
+    if (count < 0 || count == TDM_SECRET_BYTES) return secret_fail(path, err);
     while (count > 0 && strchr(" \t\r\n", out[count - 1])) count--;
     out[count] = '\0';
-    return is_good(out) ? TDM_OK : bad_secret(path, err);
+    return secret_is_good(out) ? TDM_OK : secret_fail(path, err);
 }
 
-/* TDM_ERR_NOT_FOUND: the environment has none. */
+/* TDM_ERR_NOT_FOUND: no secret in the environment. */
 static tdm_status secret_of_environment(char out[TDM_SECRET_BYTES], tdm_error *err)
 {
     const char *text = getenv("TANDEM_SECRET"), *path = getenv("TANDEM_SECRET_FILE");
     if (text && *text) {
-        if (!is_good(text)) return bad_secret("TANDEM_SECRET", err);
+        if (!secret_is_good(text)) return secret_fail("TANDEM_SECRET", err);
         snprintf(out, TDM_SECRET_BYTES, "%s", text);
         return TDM_OK;
     }
@@ -108,7 +108,7 @@ tdm_status tdm_session_secret(const tdm_session_hold *hold, const char *given,
                     hold->place.session);
 }
 
-/* ---- in front of a job ----------------------------------------------------------------------- */
+/* ---- line before a job ----------------------------------------------------------------------- */
 
 void tdm__session_secret_write(const char *secret, tdm_str *out)
 {
@@ -124,14 +124,14 @@ size_t tdm_session_secret_line(const char *text, char out[TDM_SECRET_BYTES])
     if (length >= TDM_SECRET_BYTES) return 0;
     memcpy(out, begin, length);
     out[length] = '\0';
-    if (!is_good(out)) out[0] = '\0';
+    if (!secret_is_good(out)) out[0] = '\0';
     return strlen(LINE) + length + (begin[length] == '\n');
 }
 
-/* ---- the store's hash ------------------------------------------------------------------------ */
+/* ---- hash in the store ----------------------------------------------------------------------- */
 
-static tdm_status hash_of(const char *session, const char *secret, char out[TDM_SHA256_HEX],
-                          tdm_error *err)
+static tdm_status secret_hash(const char *session, const char *secret, char out[TDM_SHA256_HEX],
+                              tdm_error *err)
 {
     uint8_t raw[TDM_SHA256_BYTES];
     tdm_str text = TDM_STR_INIT;
@@ -149,7 +149,7 @@ tdm_status tdm__session_secret_publish(tdm_kv *kv, const char *session, const ch
                                        tdm_error *err)
 {
     char key[TDM_KV_KEY_BYTES], hash[TDM_SHA256_HEX];
-    TDM_TRY(hash_of(session, secret, hash, err));
+    TDM_TRY(secret_hash(session, secret, hash, err));
     return tdm_kv_put(kv, tdm__session_key(key, session, "secret_hash"), hash, 0, err);
 }
 
@@ -160,7 +160,7 @@ tdm_status tdm_session_secret_check(tdm_kv *kv, const char *session, const char 
     tdm_kv_item item = {.value = NULL};
     tdm_arena *arena = tdm_arena_create("secret");
     if (!arena) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to read a session");
-    tdm_status status = hash_of(session, secret, hash, err);
+    tdm_status status = secret_hash(session, secret, hash, err);
     if (status == TDM_OK)
         status = tdm_kv_get(kv, tdm__session_key(key, session, "secret_hash"), arena, &item, err);
     if (status == TDM_OK && strcmp(item.value, hash) != 0)

@@ -1,8 +1,9 @@
 /*
- * session_view.c: what the store says about a session, for people and for commands; wishes and the end.
+ * session_view.c: reads the state of a session from the store for users and commands; writes
+ * requests and the result.
  *
- * The store is read in one go, so the picture is one moment's. Its values come from other processes and
- * are taken as hostile: what has the wrong type counts as absent.
+ * The store is read in one call, so the view is consistent. Its values come from other processes
+ * and are untrusted: a value of the wrong type counts as missing.
  */
 #include "cluster/session.h"
 
@@ -35,10 +36,10 @@ bool tdm__session_is_of_host(const char *agent, const char *host)
     return strncmp(agent, host, length) == 0 && (!agent[length] || agent[length] == '+');
 }
 
-/* How long the verdict of a session that was removed stays: longer than a network is cut. */
+/* How long the result of a removed session is kept: longer than any expected network outage. */
 static const double ended_s = 24 * 3600;
 
-/* ---- reading --------------------------------------------------------------------------------- */
+/* ---- read ------------------------------------------------------------------------------------ */
 
 static const tdm_json *parse(const char *value, tdm_arena *arena)
 {
@@ -71,14 +72,14 @@ static const char *text_of(const tdm_json *object, const char *key, const char *
     return text ? text : fallback;
 }
 
-/* The key's part behind this word, or NULL. */
-static const char *below(const char *key, const char *word)
+/* The part of the key after this prefix, or NULL. */
+static const char *key_below(const char *key, const char *word)
 {
     size_t length = strlen(word);
     return strncmp(key, word, length) == 0 ? key + length : NULL;
 }
 
-static void read_words(const tdm_json *about, tdm_arena *arena, tdm_session_view *out)
+static void view_read_words(const tdm_json *about, tdm_arena *arena, tdm_session_view *out)
 {
     const tdm_json *list = tdm_json_get(about, "words");
     size_t count = list && list->type == TDM_JSON_ARRAY ? list->count : 0, n = 0;
@@ -88,7 +89,7 @@ static void read_words(const tdm_json *about, tdm_arena *arena, tdm_session_view
     out->words = words;
 }
 
-static void read_about(const tdm_json *about, tdm_arena *arena, tdm_session_view *out)
+static void view_read_about(const tdm_json *about, tdm_arena *arena, tdm_session_view *out)
 {
     out->name = text_of(about, "name", "?");
     out->dir = text_of(about, "dir", NULL);
@@ -97,10 +98,10 @@ static void read_about(const tdm_json *about, tdm_arena *arena, tdm_session_view
     out->expected = (int)int_of(about, "expected", 0);
     out->min = (int)int_of(about, "min", 1);
     out->max = (int)int_of(about, "max", 0);
-    read_words(about, arena, out);
+    view_read_words(about, arena, out);
 }
 
-static void read_member(const char *id, const tdm_json *record, tdm_session_member *out)
+static void view_read_member(const char *id, const tdm_json *record, tdm_session_member *out)
 {
     *out = (tdm_session_member){.id = id,
                                 .host = text_of(record, "host", "?"),
@@ -117,7 +118,7 @@ static void read_member(const char *id, const tdm_json *record, tdm_session_memb
     if (out->run && !*out->run) out->run = NULL;
 }
 
-static void read_host(const char *name, const tdm_json *record, tdm_session_host *out)
+static void view_read_host(const char *name, const tdm_json *record, tdm_session_host *out)
 {
     *out = (tdm_session_host){.name = name,
                               .pid = int_of(record, "pid", 0),
@@ -132,7 +133,7 @@ static void read_host(const char *name, const tdm_json *record, tdm_session_host
                               .trouble = text_of(record, "trouble", NULL)};
 }
 
-static void read_epoch(const tdm_json *epoch, tdm_arena *arena, tdm_session_view *out)
+static void view_read_epoch(const tdm_json *epoch, tdm_arena *arena, tdm_session_view *out)
 {
     const tdm_json *list = tdm_json_get(epoch, "members");
     size_t room = list && list->type == TDM_JSON_ARRAY ? list->count + 1 : 1;
@@ -160,20 +161,21 @@ static int by_rank(const void *a, const void *b)
     return strcmp(x->id, y->id);
 }
 
-/* Records of members that an agent has seen die stay until their leases end. */
-static void drop_dead(tdm_session_view *view, const tdm_kv_item *items, size_t count,
-                      size_t prefix_length)
+/* Drops members that an agent has reported dead: their records exist until their leases expire. */
+static void view_drop_dead(tdm_session_view *view, const tdm_kv_item *items, size_t count,
+                           size_t prefix_length)
 {
     for (size_t i = 0; i < count; i++) {
-        const char *id = below(items[i].key + prefix_length, "dead/");
+        const char *id = key_below(items[i].key + prefix_length, "dead/");
         for (size_t k = 0; id && k < view->member_count; k++)
             if (strcmp(view->members[k].id, id) == 0)
                 view->members[k--] = view->members[--view->member_count];
     }
 }
 
-/* So do records of agents: but their workers see at once that their parent is gone. */
-static void drop_gone_agents(tdm_session_view *view)
+/* Drops agents whose workers report that their parent is gone: the records of such agents exist
+ * until their leases expire. */
+static void view_drop_gone_agents(tdm_session_view *view)
 {
     size_t kept = 0;
     for (size_t i = 0; i < view->host_count; i++) {
@@ -189,8 +191,8 @@ static void drop_gone_agents(tdm_session_view *view)
     view->host_count = kept;
 }
 
-/* The whole's step, speed and run are those of the rank that knows most. */
-static void sum_up(tdm_session_view *view)
+/* Takes step, speed and run of the session from the rank with the newest values. */
+static void view_sum_up(tdm_session_view *view)
 {
     qsort(view->members, view->member_count, sizeof *view->members, by_rank);
     for (size_t i = 0; i < view->member_count; i++) {
@@ -203,19 +205,19 @@ static void sum_up(tdm_session_view *view)
     }
 }
 
-static void read_item(const char *key, const tdm_json *value, tdm_arena *arena,
-                      tdm_session_view *out, const tdm_json **epoch)
+static void view_read_item(const char *key, const tdm_json *value, tdm_arena *arena,
+                           tdm_session_view *out, const tdm_json **epoch)
 {
     const char *name;
     if (strcmp(key, "about") == 0)
-        read_about(value, arena, out);
+        view_read_about(value, arena, out);
     else if (strcmp(key, "epoch") == 0)
         *epoch = value;
-    else if ((name = below(key, "members/")))
-        read_member(name, value, &out->members[out->member_count++]);
-    else if ((name = below(key, "hosts/")))
-        read_host(name, value, &out->hosts[out->host_count++]);
-    else if ((name = below(key, "wishes/leave/")))
+    else if ((name = key_below(key, "members/")))
+        view_read_member(name, value, &out->members[out->member_count++]);
+    else if ((name = key_below(key, "hosts/")))
+        view_read_host(name, value, &out->hosts[out->host_count++]);
+    else if ((name = key_below(key, "wishes/leave/")))
         out->leaver_ids[out->leaver_count++] = name;
     else if (strcmp(key, "wishes/stop") == 0)
         out->stopping = true;
@@ -246,19 +248,19 @@ tdm_status tdm_session_look(tdm_kv *kv, const char *session, tdm_arena *arena,
     for (size_t i = 0; i < count; i++) {
         const char *key = items[i].key + strlen(prefix);
         if (strcmp(key, "job") == 0 || strcmp(key, "secret_hash") == 0) continue;
-        if (strcmp(key, "run") == 0) { /* plain text, from the first rank 0 */
+        if (strcmp(key, "run") == 0) { /* plain text, written by the first rank 0 */
             view.run = items[i].value;
             continue;
         }
         const tdm_json *value = parse(items[i].value, arena);
-        if (value) read_item(key, value, arena, &view, &epoch);
+        if (value) view_read_item(key, value, arena, &view, &epoch);
     }
     if (!view.name)
         return tdm_fail(err, TDM_ERR_NOT_FOUND, "the store has no session '%s'", session);
-    drop_dead(&view, items, count, strlen(prefix));
-    drop_gone_agents(&view);
-    if (epoch) read_epoch(epoch, arena, &view);
-    sum_up(&view);
+    view_drop_dead(&view, items, count, strlen(prefix));
+    view_drop_gone_agents(&view);
+    if (epoch) view_read_epoch(epoch, arena, &view);
+    view_sum_up(&view);
     *out = view;
     return TDM_OK;
 }
@@ -282,9 +284,9 @@ tdm_status tdm_session_names(tdm_kv *kv, tdm_arena *arena, const char *const **o
     return TDM_OK;
 }
 
-/* ---- wishes and the end ---------------------------------------------------------------------- */
+/* ---- requests and result --------------------------------------------------------------------- */
 
-/* No session has such a name, so this is beside all of them. */
+/* Session names have no '+', so this key is next to those of all sessions. */
 static const char *ended_key(char key[TDM_KV_KEY_BYTES], const char *session)
 {
     snprintf(key, TDM_KV_KEY_BYTES, "tandem/%s+ended", session);
@@ -297,7 +299,7 @@ void tdm__session_begin(tdm_kv *kv, const char *session)
     (void)tdm_kv_remove(kv, ended_key(key, session), NULL);
 }
 
-/* The copy of the verdict comes first: a process that finds the session gone finds the copy. */
+/* The result is copied first: a process that finds the session gone then finds the copy. */
 void tdm__session_forget(tdm_kv *kv, const char *session)
 {
     char key[TDM_KV_KEY_BYTES];

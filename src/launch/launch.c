@@ -1,13 +1,13 @@
 /*
- * launch.c: starts the ranks of this host, watches them, and sees to it that none is left.
+ * launch.c: starts the ranks of this host, watches them and makes sure that none is left running.
  *
- * One loop waits for output, for signals (by a signalfd; they are blocked meanwhile) and for time to
- * pass, and looks after every wake-up which ranks have ended. Ends come in three strengths: nothing
- * yet, asked (SIGTERM), killed (SIGKILL); each strength has a moment at which the next one follows, so
- * the loop ends. Only processes started here are waited for: the program may have children of its own.
+ * One loop waits for output, for signals (through a signalfd; they are blocked meanwhile) and for
+ * timeouts. After every wake-up it checks which ranks have exited. Ending has three stages: none,
+ * SIGTERM and SIGKILL; each stage has a time at which the next one follows, so the loop terminates.
+ * Only processes started here are waited for: the program may have other children.
  *
- * Invariant: whatever is returned, every process that was started has been waited for, or (a process
- * that the kernel does not let die) is named by an error.
+ * Invariant: on return, every process that was started has been waited for. A process that the
+ * kernel cannot kill is reported by an error.
  */
 #include "launch/launch.h"
 
@@ -26,14 +26,14 @@
 #include <unistd.h>
 
 enum {
-    TICK_MS = 100, /* at most this long until an end is noticed, should its signal get lost */
+    TICK_MS = 100, /* maximum delay until an exit is noticed if its signal is lost */
     SECRET_BYTES = 16,
     SECRET_TEXT = 2 * SECRET_BYTES + 1
 };
-static const double moment_s = 2;  /* for the others to report what they saw, on a busy host, too */
-static const double grace_s = 5;   /* from asking to killing */
-static const double drain_s = 1;   /* for output that a rank's own children still hold */
-static const double undead_s = 20; /* from killing to giving up */
+static const double moment_s = 2; /* for the other ranks to report errors, on a busy host as well */
+static const double grace_s = 5;  /* from SIGTERM to SIGKILL */
+static const double drain_s = 1;  /* time for output of processes that a rank started */
+static const double undead_s = 20; /* from SIGKILL until the launcher gives up */
 
 typedef struct launcher {
     const tdm_launch_options *options;
@@ -50,7 +50,7 @@ typedef struct launcher {
     tdm_launch_result result;
 } launcher;
 
-/* ---- before ---------------------------------------------------------------------------------- */
+/* ---- set-up ---------------------------------------------------------------------------------- */
 
 static tdm_status random_text(char out[SECRET_TEXT], tdm_error *err)
 {
@@ -90,8 +90,8 @@ static tdm_status check_options(launcher *l, tdm_error *err)
     return TDM_OK;
 }
 
-/* The run's folder, absolute: the one asked for, or a new one for this run alone. */
-static tdm_status make_folder(launcher *l, tdm_error *err)
+/* The absolute path of the run directory: the one given, or a new temporary one. */
+static tdm_status run_directory_make(launcher *l, tdm_error *err)
 {
     char *run = l->result.run;
     if (!l->options->run) {
@@ -129,20 +129,20 @@ void tdm_launch_forget(tdm_launch_result *result)
     result->run[0] = '\0';
 }
 
-/* A folder that was made for this run alone goes when all went well, or nobody put anything there. */
-static void leave_folder(launcher *l, bool well)
+/* Removes a temporary run directory after success, or if it is empty. */
+static void run_directory_leave(launcher *l, bool well)
 {
     if (well) tdm_launch_forget(&l->result);
     if (l->result.run_is_temporary && l->result.run[0] && rmdir(l->result.run) == 0)
         l->result.run[0] = '\0';
 }
 
-static tdm_status prepare(launcher *l, tdm_error *err)
+static tdm_status launcher_prepare(launcher *l, tdm_error *err)
 {
     char secret[SECRET_TEXT], name[SECRET_TEXT], rendezvous[SECRET_TEXT + 32];
     const char *shared = l->options->secret;
     TDM_TRY(random_text(name, err));
-    TDM_TRY(make_folder(l, err));
+    TDM_TRY(run_directory_make(l, err));
     TDM_TRY(random_text(secret, err));
     snprintf(rendezvous, sizeof rendezvous, "unix:tandem-%s", name);
     if (l->options->rendezvous && !shared) shared = getenv("TANDEM_SECRET");
@@ -156,8 +156,8 @@ static tdm_status prepare(launcher *l, tdm_error *err)
     return status;
 }
 
-/* Takes the signals that are not ignored, and news of children. */
-static tdm_status take_signals(launcher *l, tdm_error *err)
+/* Opens a signalfd for SIGCHLD and the signals that are not ignored. */
+static tdm_status launcher_open_signals(launcher *l, tdm_error *err)
 {
     static const int asking[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     sigemptyset(&l->taken);
@@ -173,60 +173,62 @@ static tdm_status take_signals(launcher *l, tdm_error *err)
     return l->signals >= 0 ? TDM_OK : tdm_os_fail(err, "cannot create", "a signalfd");
 }
 
-/* ---- ends ------------------------------------------------------------------------------------ */
+/* ---- exits ----------------------------------------------------------------------------------- */
 
-static void send_all(const launcher *l, int signal_number)
+static void ranks_signal(const launcher *l, int signal_number)
 {
     for (int i = 0; i < l->plan.count; i++)
         if (l->ranks[i].pid > 0) kill(-l->ranks[i].pid, signal_number);
 }
 
-static void kill_all(launcher *l)
+static void ranks_kill(launcher *l)
 {
     if (l->killed) return;
     l->killed = true;
     l->end_at_s = tdm_clock_s() + undead_s;
-    send_all(l, SIGKILL);
+    ranks_signal(l, SIGKILL);
 }
 
-static bool failed(int status)
+static bool status_is_failure(int status)
 {
     return !WIFEXITED(status) || WEXITSTATUS(status) != 0;
 }
 
-/* Not what a program makes of an error that it was told: abort(), or a pipe that nobody reads. */
-static bool struck(int status)
+/* Whether a signal killed the process from outside. SIGABRT and SIGPIPE are reactions of the
+ * program to an earlier error. */
+static bool status_is_kill(int status)
 {
     return WIFSIGNALED(status) && WTERMSIG(status) != SIGABRT && WTERMSIG(status) != SIGPIPE;
 }
 
-/* Whether another failure may still be the one to report. A process that is killed may take longer to
- * end (it has memory to give back) than others need to see it fail and to end by themselves. */
-static bool is_open(const launcher *l)
+/* Whether a later failure may still replace the one to report. A killed process may take longer to
+ * exit (it must release its memory) than other ranks need to see the failure and exit. */
+static bool failure_is_open(const launcher *l)
 {
     const tdm_launch_result *so_far = &l->result;
     return so_far->failed_rank < 0 ||
            (so_far->ended_signal == 0 && !so_far->interrupted && !l->killed);
 }
 
-/* Whether an end says more than the exit code of an earlier one. Who was asked to end may end in any way;
- * but SIGKILL is then still somebody else's, until it is ours. */
-static bool says_more(const launcher *l, int status)
+/* Whether an exit is more informative than an earlier exit code. A rank that got SIGTERM may exit
+ * in any way, but a SIGKILL is from outside until the launcher sends it. */
+static bool failure_says_more(const launcher *l, int status)
 {
-    return struck(status) && (!l->asked || WTERMSIG(status) == SIGKILL);
+    return status_is_kill(status) && (!l->asked || WTERMSIG(status) == SIGKILL);
 }
 
-/* The first failure is the one to report. Of several before we kill anybody, a death by a signal: exit
- * codes are mostly what others make of it. */
-static void note_failures(launcher *l)
+/* Records the failure to report: the first one. Of several before the launcher kills, a death by a
+ * signal is preferred: exit codes are mostly consequences of it. */
+static void failures_record(launcher *l)
 {
     tdm_launch_result *out = &l->result;
     bool again = out->failed_rank >= 0;
     const tdm__launch_rank *first = NULL;
     for (int i = 0; i < l->plan.count; i++) {
         const tdm__launch_rank *r = &l->ranks[i];
-        if (!r->ended || !(again ? says_more(l, r->status) : failed(r->status))) continue;
-        if (!first || (struck(r->status) && !struck(first->status))) first = r;
+        if (!r->ended || !(again ? failure_says_more(l, r->status) : status_is_failure(r->status)))
+            continue;
+        if (!first || (status_is_kill(r->status) && !status_is_kill(first->status))) first = r;
     }
     if (!first) return;
     out->failed_rank = first->rank;
@@ -240,26 +242,27 @@ static void note_failures(launcher *l)
         snprintf(out->how, sizeof out->how, "rank %d exited with code %d", first->rank,
                  out->exit_code);
     }
-    /* Who was asked to end may take its time; who saw another rank fail has a moment. */
+    /* After a signal to the launcher, ranks have the full grace time; after a failure, a short time
+     * to report. */
     if (!again) l->ask_at_s = tdm_clock_s() + (out->interrupted ? l->grace_s : moment_s);
 }
 
-/* True when it has ended; its number stays its own until it is waited for. */
-static bool has_ended(const tdm__launch_rank *r, siginfo_t *info)
+/* True if the rank has exited; its process id remains reserved until it is waited for. */
+static bool rank_has_ended(const tdm__launch_rank *r, siginfo_t *info)
 {
     *info = (siginfo_t){.si_pid = 0};
     return r->pid > 0 && waitid(P_PID, (id_t)r->pid, info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
            info->si_pid == r->pid;
 }
 
-static void reap(launcher *l)
+static void ranks_reap(launcher *l)
 {
     int ends = 0;
     for (int i = 0; i < l->plan.count; i++) {
         tdm__launch_rank *r = &l->ranks[i];
         siginfo_t info;
-        if (!has_ended(r, &info)) continue;
-        /* What it started and left behind goes with it, unless it ended well. */
+        if (!rank_has_ended(r, &info)) continue;
+        /* Processes that it started are killed as well, unless it succeeded. */
         if (info.si_code != CLD_EXITED || info.si_status != 0) kill(-r->pid, SIGKILL);
         while (waitpid(r->pid, &r->status, 0) < 0 && errno == EINTR) continue;
         r->pid = 0;
@@ -267,41 +270,41 @@ static void reap(launcher *l)
         l->running--;
         ends++;
     }
-    if (ends > 0 && is_open(l)) note_failures(l);
+    if (ends > 0 && failure_is_open(l)) failures_record(l);
 }
 
-static void handle_signals(launcher *l)
+static void launcher_handle_signals(launcher *l)
 {
     struct signalfd_siginfo info;
     while (read(l->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         if (info.ssi_signo == SIGCHLD) continue;
-        if (info.ssi_signo == SIGUSR1) { /* no end, but what it means to the ranks themselves */
+        if (info.ssi_signo == SIGUSR1) { /* forwarded to the ranks; does not end them */
             for (int i = 0; i < l->plan.count; i++)
                 if (l->ranks[i].pid > 0) kill(l->ranks[i].pid, SIGUSR1);
         } else if (l->result.interrupted) {
-            kill_all(l);
+            ranks_kill(l);
         } else {
             l->result.interrupted = true;
-            send_all(l, (int)info.ssi_signo);
+            ranks_signal(l, (int)info.ssi_signo);
         }
     }
 }
 
-static void handle_time(launcher *l)
+static void launcher_handle_deadlines(launcher *l)
 {
     double now = tdm_clock_s();
     if (now >= l->ask_at_s && !l->asked) {
         l->asked = true;
         l->kill_at_s = now + l->grace_s;
-        send_all(l, SIGTERM);
-        send_all(l, SIGCONT); /* who is stopped hears nothing */
+        ranks_signal(l, SIGTERM);
+        ranks_signal(l, SIGCONT); /* stopped processes do not handle signals */
     }
-    if (now >= l->kill_at_s) kill_all(l);
+    if (now >= l->kill_at_s) ranks_kill(l);
 }
 
-/* ---- the loop -------------------------------------------------------------------------------- */
+/* ---- main loop ------------------------------------------------------------------------------- */
 
-static int timeout_ms(const launcher *l)
+static int launcher_timeout_ms(const launcher *l)
 {
     double now = tdm_clock_s(), next = now + TICK_MS * 1e-3;
     if (!l->asked && l->ask_at_s < next) next = l->ask_at_s;
@@ -309,7 +312,7 @@ static int timeout_ms(const launcher *l)
     return next > now ? (int)ceil((next - now) * 1e3) : 0;
 }
 
-static void wait_for_news(launcher *l)
+static void launcher_poll(launcher *l)
 {
     nfds_t count = 0;
     l->polls[count++] = (struct pollfd){.fd = l->signals, .events = POLLIN};
@@ -323,10 +326,10 @@ static void wait_for_news(launcher *l)
                 l->polls[count++] = (struct pollfd){.fd = l->ranks[i].streams[q].fd,
                                                     .events = POLLIN};
     }
-    poll(l->polls, count, timeout_ms(l));
+    poll(l->polls, count, launcher_timeout_ms(l));
 }
 
-static void move_output(launcher *l)
+static void launcher_move_output(launcher *l)
 {
     for (int q = 0; q < 2; q++) {
         for (int i = 0; i < l->plan.count; i++)
@@ -335,7 +338,7 @@ static void move_output(launcher *l)
     }
 }
 
-static bool has_output(const launcher *l, bool streams_too)
+static bool launcher_has_output(const launcher *l, bool streams_too)
 {
     for (int q = 0; q < 2; q++) {
         if (l->queues[q].text.length > 0 && !l->queues[q].broken) return true;
@@ -345,29 +348,29 @@ static bool has_output(const launcher *l, bool streams_too)
     return false;
 }
 
-static void watch(launcher *l)
+static void launcher_loop(launcher *l)
 {
     double drain_until_s = INFINITY;
     for (;;) {
-        handle_signals(l);
-        reap(l);
-        handle_time(l);
-        move_output(l);
+        launcher_handle_signals(l);
+        ranks_reap(l);
+        launcher_handle_deadlines(l);
+        launcher_move_output(l);
         double now = tdm_clock_s();
         if (l->running == 0 && isinf(drain_until_s)) {
             drain_until_s = now + drain_s;
-            continue; /* what the last one wrote is there by now */
+            continue; /* read the output of the last rank first */
         }
-        if (l->running == 0 && !has_output(l, now < drain_until_s)) return;
+        if (l->running == 0 && !launcher_has_output(l, now < drain_until_s)) return;
         if (l->running == 0 && l->killed && now >= drain_until_s) return;
         if (l->running > 0 && now >= l->end_at_s) return;
-        wait_for_news(l);
+        launcher_poll(l);
     }
 }
 
-/* ---- the whole ------------------------------------------------------------------------------- */
+/* ---- launch ---------------------------------------------------------------------------------- */
 
-static tdm_status start_all(launcher *l, tdm_error *err)
+static tdm_status ranks_start(launcher *l, tdm_error *err)
 {
     for (int i = 0; i < l->plan.count; i++) {
         TDM_TRY(tdm__launch_spawn(&l->plan, i, &l->ranks[i], err));
@@ -376,7 +379,7 @@ static tdm_status start_all(launcher *l, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status make_room(launcher *l, tdm_error *err)
+static tdm_status launcher_allocate(launcher *l, tdm_error *err)
 {
     size_t count = (size_t)l->plan.count;
     l->ranks = calloc(count, sizeof *l->ranks);
@@ -393,7 +396,7 @@ static tdm_status make_room(launcher *l, tdm_error *err)
     return TDM_OK;
 }
 
-static void release(launcher *l)
+static void launcher_release(launcher *l)
 {
     for (int i = 0; l->ranks && i < l->plan.count; i++)
         for (int q = 0; q < 2; q++) tdm__launch_stream_close(&l->ranks[i].streams[q]);
@@ -403,19 +406,19 @@ static void release(launcher *l)
     free(l->polls);
 }
 
-static tdm_status run(launcher *l, tdm_error *err)
+static tdm_status launcher_run(launcher *l, tdm_error *err)
 {
-    TDM_TRY(prepare(l, err));
-    TDM_TRY(make_room(l, err));
-    tdm_status status = take_signals(l, err);
-    if (status == TDM_OK) status = start_all(l, err);
-    if (status != TDM_OK) kill_all(l);
-    if (l->signals >= 0) watch(l);
+    TDM_TRY(launcher_prepare(l, err));
+    TDM_TRY(launcher_allocate(l, err));
+    tdm_status status = launcher_open_signals(l, err);
+    if (status == TDM_OK) status = ranks_start(l, err);
+    if (status != TDM_OK) ranks_kill(l);
+    if (l->signals >= 0) launcher_loop(l);
     if (status == TDM_OK && l->running > 0)
         status = tdm_fail(err, TDM_ERR_TIMEOUT,
                           "%d ranks are still running although they were killed", l->running);
     if (l->signals >= 0) {
-        handle_signals(l); /* none that was meant for the ranks shall hit us now */
+        launcher_handle_signals(l); /* drop signals for the ranks */
         close(l->signals);
     }
     pthread_sigmask(SIG_SETMASK, &l->before, NULL);
@@ -431,11 +434,11 @@ tdm_status tdm_launch(const tdm_launch_options *options, tdm_launch_result *out,
                   .end_at_s = INFINITY,
                   .result = {.failed_rank = -1}};
     TDM_TRY(check_options(&l, err));
-    tdm_status status = run(&l, err);
+    tdm_status status = launcher_run(&l, err);
     l.result.output_errno = l.queues[0].why ? l.queues[0].why : l.queues[1].why;
     bool nothing_ran = status != TDM_OK && l.running == 0;
-    leave_folder(&l, nothing_ran || (l.result.failed_rank < 0 && !l.result.interrupted));
-    release(&l);
+    run_directory_leave(&l, nothing_ran || (l.result.failed_rank < 0 && !l.result.interrupted));
+    launcher_release(&l);
     if (status == TDM_OK) *out = l.result;
     return status;
 }

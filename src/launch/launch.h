@@ -1,5 +1,6 @@
 /*
- * launch.h: what the launcher's files share: a rank's process, how it is started, and its output.
+ * launch.h: declarations shared by the files of the launcher: the process of a rank, its start and
+ * its output.
  */
 #ifndef TANDEM_LAUNCH_LAUNCH_H
 #define TANDEM_LAUNCH_LAUNCH_H
@@ -12,28 +13,28 @@
 
 /* ---- output (launch_output.c) ---------------------------------------------------------------- */
 
-/* What a rank has written to one of its two streams and is not passed on yet. */
+/* Output of a rank on one of its two streams that is not forwarded yet. */
 typedef struct tdm__launch_stream {
-    int fd; /* our end of the pipe; -1: closed, or not labelled */
+    int fd; /* read end of the pipe; -1: closed, or not labelled */
     int rank;
     int to;       /* STDOUT_FILENO or STDERR_FILENO */
-    tdm_str line; /* not ended yet */
+    tdm_str line; /* incomplete line */
 } tdm__launch_stream;
 
-/* Whole lines on their way to one of our own streams; bounded, see tdm__launch_read. */
+/* Complete lines for one of the launcher's streams; bounded, see tdm__launch_read. */
 typedef struct tdm__launch_queue {
     int fd;
     tdm_str text;
     size_t done;
-    bool broken; /* it cannot be written any more */
-    int why;     /* broken, and not because nobody reads it: the errno */
+    bool broken; /* the stream cannot be written any more */
+    int why;     /* errno if it is broken for another reason than a closed pipe */
 } tdm__launch_queue;
 
-/* Reads what is there and queues whole lines; at the end the rest. Does nothing while the queue is
- * full, so that a rank that writes faster than we can waits in its pipe. */
+/* Reads available output and queues complete lines, at the end of the stream also the rest. Does
+ * nothing while the queue is full, so that a rank that writes too fast blocks on its pipe. */
 void tdm__launch_read(tdm__launch_stream *stream, tdm__launch_queue *queue);
 bool tdm__launch_full(const tdm__launch_queue *queue);
-/* Writes as much as can be written without waiting. */
+/* Writes as much as possible without blocking. */
 void tdm__launch_write(tdm__launch_queue *queue);
 void tdm__launch_stream_close(tdm__launch_stream *stream);
 
@@ -41,27 +42,27 @@ void tdm__launch_stream_close(tdm__launch_stream *stream);
 
 typedef struct tdm__launch_rank {
     int rank;
-    pid_t pid; /* and its process group; 0: not started, or ended and reaped */
+    pid_t pid; /* also its process group; 0: not started, or exited and waited for */
     int status;
     bool ended;
     tdm__launch_stream streams[2];
 } tdm__launch_rank;
 
-/* What all ranks have in common; made before the first is started. */
+/* Settings common to all ranks; prepared before the first one is started. */
 typedef struct tdm__launch_plan {
     const tdm_launch_options *options;
     int count, first_rank, size;
-    char **environment; /* its last places are for the rank's own variables */
+    char **environment; /* the last entries are for the variables of a rank */
     size_t common_count;
-    tdm_cpu_set *places; /* one for each rank; NULL: they are not pinned */
+    tdm_cpu_set *places; /* one for each rank; NULL: not pinned */
     pid_t launcher;
-    sigset_t mask; /* the signal mask to start with */
+    sigset_t mask; /* initial signal mask */
 } tdm__launch_plan;
 
 tdm_status tdm__launch_plan_init(tdm__launch_plan *plan, const char *rendezvous, const char *secret,
                                  const char *run, tdm_error *err);
 void tdm__launch_plan_release(tdm__launch_plan *plan);
-/* Starts rank number `index` of this host; returns when its program runs, or could not be run. */
+/* Starts rank `index` of this host; returns when its program runs or could not be executed. */
 tdm_status tdm__launch_spawn(const tdm__launch_plan *plan, int index, tdm__launch_rank *out,
                              tdm_error *err);
 

@@ -1,11 +1,11 @@
 /*
- * launch_output.c: lines of many ranks on one stream, each whole and with its rank in front.
+ * launch_output.c: merges the output lines of many ranks into one stream, with the rank as prefix.
  *
- * Every rank writes into pipes of its own. What comes out of one is cut at its newlines; a line goes
- * to the queue of our own stream as one piece, so lines never mix. Bytes pass as they are, zeros
- * included. A line of more than LINE_MOST bytes is cut into several, so memory has a bound, and so has
- * the queue: while it is full nothing is read. When nobody reads our stream any more, the ranks' pipes
- * are closed, and they learn of it as they would without labels.
+ * Every rank writes to its own pipes. The output is split at newlines, and a line is added to the
+ * queue of the output stream as a whole, so lines never mix. Bytes are not changed, including
+ * zeros. A line longer than MAX_LINE bytes is split, which bounds the memory. The queue is bounded
+ * as well: while it is full nothing is read. When the reader of the output stream is gone, the
+ * pipes of the ranks are closed, and the ranks get the same error as without labels.
  */
 #include "launch/launch.h"
 
@@ -18,11 +18,11 @@ enum {
     MAX_LINE = 1 << 20,
     MAX_QUEUE = 4 << 20,
     READ_BYTES = 65536,
-    WRITE_BYTES = 4096 /* what poll() promises that a pipe takes without waiting */
+    WRITE_BYTES = 4096 /* poll() guarantees that a pipe accepts this much without blocking */
 };
 
-static void queue_line(tdm__launch_stream *stream, tdm__launch_queue *queue, const char *bytes,
-                       size_t count)
+static void queue_add_line(tdm__launch_stream *stream, tdm__launch_queue *queue, const char *bytes,
+                           size_t count)
 {
     if (!queue->broken) {
         tdm_str_addf(&queue->text, "[%d] ", stream->rank);
@@ -34,15 +34,15 @@ static void queue_line(tdm__launch_stream *stream, tdm__launch_queue *queue, con
     tdm_str_clear(&stream->line);
 }
 
-static void take(tdm__launch_stream *stream, tdm__launch_queue *queue, const char *bytes,
-                 size_t count)
+static void stream_take(tdm__launch_stream *stream, tdm__launch_queue *queue, const char *bytes,
+                        size_t count)
 {
     while (count > 0) {
         const char *end = memchr(bytes, '\n', count);
         size_t length = end ? (size_t)(end - bytes) : count;
         size_t room = MAX_LINE - stream->line.length;
-        if (length > room) { /* cut: what follows is another line */
-            queue_line(stream, queue, bytes, room);
+        if (length > room) { /* split: the rest is another line */
+            queue_add_line(stream, queue, bytes, room);
             bytes += room;
             count -= room;
             continue;
@@ -51,7 +51,7 @@ static void take(tdm__launch_stream *stream, tdm__launch_queue *queue, const cha
             tdm_str_add_bytes(&stream->line, bytes, length);
             return;
         }
-        queue_line(stream, queue, bytes, length);
+        queue_add_line(stream, queue, bytes, length);
         bytes += length + 1;
         count -= length + 1;
     }
@@ -77,10 +77,10 @@ void tdm__launch_read(tdm__launch_stream *stream, tdm__launch_queue *queue)
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && errno == EAGAIN) return;
         if (got > 0 && !queue->broken) {
-            take(stream, queue, bytes, (size_t)got);
+            stream_take(stream, queue, bytes, (size_t)got);
             continue;
         }
-        if (stream->line.length > 0) queue_line(stream, queue, "", 0);
+        if (stream->line.length > 0) queue_add_line(stream, queue, "", 0);
         tdm__launch_stream_close(stream);
     }
 }

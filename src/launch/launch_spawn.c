@@ -1,8 +1,9 @@
 /*
- * launch_spawn.c: one rank's process: its environment, its processors, its pipes.
+ * launch_spawn.c: starts the process of one rank: its environment, CPUs and pipes.
  *
- * What all ranks have in common is made once; each adds its place in the world. A rank dies with the
- * launcher (spawn.c sees to that), and the first one has the launcher's input, unless it is a terminal.
+ * Common settings are prepared once; each rank adds its position in the world. A rank dies with the
+ * launcher (see spawn.c). The first rank inherits the launcher's standard input, unless that is a
+ * terminal.
  */
 #include "launch/launch.h"
 #include "launch/spawn.h"
@@ -25,7 +26,7 @@ static const char *const ours[] = {
     "TANDEM_SECRET", "TANDEM_RUN",  "TANDEM_TRANSPORT",  "TANDEM_JOB",
 };
 
-/* ---- the environment ------------------------------------------------------------------------- */
+/* ---- environment ----------------------------------------------------------------------------- */
 
 static const char *value_of(const char *entry, const char *name)
 {
@@ -37,7 +38,7 @@ static bool is_ours(const char *entry, const tdm_launch_options *options)
 {
     for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++) {
         if (!value_of(entry, ours[i])) continue;
-        /* What was not asked for otherwise passes through. */
+        /* Variables without an option are passed through. */
         bool passes = (strcmp(ours[i], "TANDEM_TRANSPORT") == 0 && !options->transport) ||
                       (strcmp(ours[i], "TANDEM_JOB") == 0 && !options->job);
         return !passes;
@@ -54,8 +55,8 @@ static bool add_variable(tdm__launch_plan *plan, const char *name, const char *v
     return true;
 }
 
-/* Equal shares of the machine; with more ranks than processors the system had better decide. */
-static bool choose_places(tdm__launch_plan *plan)
+/* Divides the CPUs equally; with more ranks than CPUs the kernel schedules them. */
+static bool plan_choose_cpus(tdm__launch_plan *plan)
 {
     char text[TDM_CPU_SET_TEXT_BYTES];
     plan->places = calloc((size_t)plan->count, sizeof *plan->places);
@@ -95,7 +96,8 @@ tdm_status tdm__launch_plan_init(tdm__launch_plan *plan, const char *rendezvous,
     good = good && add_variable(plan, "TANDEM_RENDEZVOUS", rendezvous) &&
            add_variable(plan, "TANDEM_SECRET", secret) && add_variable(plan, "TANDEM_RUN", run) &&
            add_variable(plan, "TANDEM_TRANSPORT", options->transport) &&
-           add_variable(plan, "TANDEM_JOB", options->job) && (!options->pin || choose_places(plan));
+           add_variable(plan, "TANDEM_JOB", options->job) &&
+           (!options->pin || plan_choose_cpus(plan));
     if (good) return TDM_OK;
     tdm__launch_plan_release(plan);
     return tdm_fail(err, TDM_ERR_NO_MEMORY,
@@ -114,11 +116,11 @@ void tdm__launch_plan_release(tdm__launch_plan *plan)
     plan->places = NULL;
 }
 
-/* ---- the process ----------------------------------------------------------------------------- */
+/* ---- process --------------------------------------------------------------------------------- */
 
-/* The rank's own variables, behind the common ones. */
-static void fill_own(const tdm__launch_plan *plan, int index,
-                     char texts[OWN_VARIABLES][VARIABLE_BYTES])
+/* Appends the variables of this rank to the common ones. */
+static void plan_fill_rank_variables(const tdm__launch_plan *plan, int index,
+                                     char texts[OWN_VARIABLES][VARIABLE_BYTES])
 {
     const struct {
         const char *name;
@@ -151,7 +153,7 @@ tdm_status tdm__launch_spawn(const tdm__launch_plan *plan, int index, tdm__launc
 {
     char own[OWN_VARIABLES][VARIABLE_BYTES];
     int output[2][2] = {{-1, -1}, {-1, -1}};
-    fill_own(plan, index, own);
+    plan_fill_rank_variables(plan, index, own);
     tdm__spawn_options options = {.program = plan->options->program,
                                   .environment = plan->environment,
                                   .place = plan->places ? &plan->places[index] : NULL,

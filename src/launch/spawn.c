@@ -1,10 +1,10 @@
 /*
- * spawn.c: one process: environment, fork, exec.
+ * spawn.c: starts one process: environment, fork, exec.
  *
- * All that needs memory is done before the fork; between fork and exec the child makes system calls
- * only. One that shall die with its parent asks the kernel for SIGKILL upon that and then looks whether
- * the parent is still there, so no moment is left in which it could die unnoticed. The program's start is
- * reported by a pipe that exec closes: bytes in it are the errno of what failed.
+ * Everything that needs memory is done before fork; between fork and exec the child makes only
+ * system calls. A child that must die with its parent requests SIGKILL on the parent's death and
+ * then checks that the parent still exists, so there is no race. A pipe with close-on-exec reports
+ * the start of the program: bytes in it are the errno of the call that failed.
  */
 #include "launch/spawn.h"
 
@@ -19,9 +19,9 @@
 
 extern char **environ;
 
-/* ---- the environment ------------------------------------------------------------------------- */
+/* ---- environment ----------------------------------------------------------------------------- */
 
-static void put(tdm__environment *env, char *text)
+static void environment_put(tdm__environment *env, char *text)
 {
     if (text && env->count + 1 >= env->room) {
         size_t room = env->room * 2 + 64;
@@ -53,7 +53,7 @@ void tdm__environment_init(tdm__environment *env, const char *const *without)
 {
     *env = (tdm__environment){.items = NULL};
     for (char **entry = environ; entry && *entry; entry++)
-        if (!is_one_of(*entry, without)) put(env, strdup(*entry));
+        if (!is_one_of(*entry, without)) environment_put(env, strdup(*entry));
 }
 
 void tdm__environment_add(tdm__environment *env, const char *name, const char *fmt, ...)
@@ -64,7 +64,7 @@ void tdm__environment_add(tdm__environment *env, const char *name, const char *f
     tdm_str_addf(&text, "%s=", name);
     tdm_str_addv(&text, fmt, args);
     va_end(args);
-    put(env, tdm_str_ok(&text) ? strdup(tdm_str_text(&text)) : NULL);
+    environment_put(env, tdm_str_ok(&text) ? strdup(tdm_str_text(&text)) : NULL);
     tdm_str_wipe(&text);
 }
 
@@ -78,9 +78,9 @@ void tdm__environment_release(tdm__environment *env)
     *env = (tdm__environment){.items = NULL};
 }
 
-/* ---- the child ------------------------------------------------------------------------------- */
+/* ---- child ----------------------------------------------------------------------------------- */
 
-static bool take_input(const tdm__spawn_options *o)
+static bool child_take_input(const tdm__spawn_options *o)
 {
     if (o->keeps_input) return true;
     int input = o->input >= 0 ? o->input : open("/dev/null", O_RDONLY);
@@ -89,16 +89,16 @@ static bool take_input(const tdm__spawn_options *o)
     return true;
 }
 
-static bool settle(const tdm__spawn_options *o)
+static bool child_set_up(const tdm__spawn_options *o)
 {
     if (o->own_session ? setsid() < 0 : setpgid(0, 0) != 0) return false;
     if (o->dies_with > 0) {
         if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return false;
-        if (getppid() != o->dies_with) _exit(1); /* it died before we asked */
+        if (getppid() != o->dies_with) _exit(1); /* the parent died before the request */
     }
     if (o->dir && chdir(o->dir) != 0) return false;
     if (o->place && !tdm_os_cpu_set_apply(o->place)) return false;
-    if (!take_input(o)) return false;
+    if (!child_take_input(o)) return false;
     for (int i = 0; i < 2; i++)
         if (o->output[i] >= 0 && dup2(o->output[i], STDOUT_FILENO + i) < 0) return false;
     for (int i = 0; i < o->kept_count; i++)
@@ -109,15 +109,16 @@ static bool settle(const tdm__spawn_options *o)
 
 __attribute__((noreturn)) static void become(const tdm__spawn_options *o, int report)
 {
-    if (settle(o)) execvpe(o->program[0], (char *const *)(uintptr_t)o->program, o->environment);
+    if (child_set_up(o))
+        execvpe(o->program[0], (char *const *)(uintptr_t)o->program, o->environment);
     int error_number = errno;
     ssize_t written = write(report, &error_number, sizeof error_number);
     _exit(written == sizeof error_number ? 127 : 126);
 }
 
-/* ---- the parent ------------------------------------------------------------------------------ */
+/* ---- parent ---------------------------------------------------------------------------------- */
 
-/* The child's errno, or 0 when its program runs. */
+/* The errno of the child, or 0 if its program runs. */
 static int read_report(int fd)
 {
     int error_number = 0;
@@ -128,7 +129,7 @@ static int read_report(int fd)
     return got == sizeof error_number ? error_number : 0;
 }
 
-static tdm_status fail_program(const char *program, int error_number, tdm_error *err)
+static tdm_status spawn_fail(const char *program, int error_number, tdm_error *err)
 {
     const char *hint = "";
     if (error_number == ENOENT)
@@ -152,13 +153,13 @@ tdm_status tdm__spawn(const tdm__spawn_options *options, pid_t *out, tdm_error *
         close(report[0]);
         return tdm_os_fail(err, "cannot fork for", options->program[0]);
     }
-    /* So that it is done before we return, whoever runs first. */
+    /* Also done in the child: complete before either continues. */
     if (!options->own_session) setpgid(pid, pid);
     int error_number = read_report(report[0]);
     close(report[0]);
     if (error_number != 0) {
         while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) continue;
-        return fail_program(options->program[0], error_number, err);
+        return spawn_fail(options->program[0], error_number, err);
     }
     *out = pid;
     return TDM_OK;

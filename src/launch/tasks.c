@@ -1,14 +1,15 @@
 /*
- * tasks.c: the tasks that mpirun or srun has placed on one host, as one of them leads and the others wait.
+ * tasks.c: the tasks that mpirun or srun starts on one host: one leads, the others wait.
  *
- * The leader listens at a socket whose name all of them can work out. The others connect, say on which
- * processors their launcher has put them, and sleep until the leader tells its exit code, or is gone; they
- * cost no processor time. The leader puts itself onto all of these processors together, so that what it
- * starts can share them: mpirun binds each task to a core, and workers must not crowd on the leader's. The
- * name is in the system's abstract space, so nothing is left behind, however anybody ends. Both sides look
- * whether the other is the same user.
+ * The leader listens on a socket whose name all tasks can derive. The others connect, send the CPUs
+ * to which their launcher has bound them, and sleep until the leader sends its exit code or is
+ * gone; they use no CPU time. The leader binds itself to all of these CPUs together, so that the
+ * workers it starts can share them: mpirun binds each task to one core, and workers must not share
+ * the leader's core. The socket is in the abstract namespace, so nothing is left behind. Both sides
+ * check that the other is the same user.
  *
- * Invariant: a leader never waits for the others beyond `meet_s`; who comes later is told the code, too.
+ * Invariant: a leader never waits for the others beyond `meet_s`; tasks that connect later get the
+ * exit code as well.
  */
 #include <tandem/cluster.h>
 
@@ -23,21 +24,21 @@
 #include <unistd.h>
 
 enum { TICK_MS = 100, MAGIC = 0x5441534b, MIN_PAUSE_MS = 5, MAX_PAUSE_MS = 200 };
-static const double meet_s = 10; /* from the leader's start until all others have come */
-static const double look_s = 60; /* for a leader to look for, as ranks of a world do */
+static const double meet_s = 10; /* time for all tasks to connect, from the start of the leader */
+static const double look_s = 60; /* time to look for the leader, as for ranks of a world */
 
 struct tdm_tasks {
     int listener;
-    struct pollfd *others; /* behind the listener's, those that have connected; poll looks past the
-                              complement of a descriptor: one that has reported, or is gone */
+    /* first the listener, then the tasks; negative (~fd) once it has reported */
+    struct pollfd *others;
     int count, room;
-    int reported; /* of them, where they run */
+    int reported; /* tasks that have reported their CPUs */
 };
 
-/* Between processes of one program on one host: as they lie in memory. */
+/* Sent between processes of one program on one host, in native layout. */
 typedef struct report {
     uint32_t magic;
-    uint32_t is_known; /* whether the system has told the processors */
+    uint32_t is_known; /* whether the CPUs are known */
     uint64_t processors[TDM_PLACE_MAX_CPUS / 64];
 } report;
 
@@ -46,7 +47,7 @@ typedef struct farewell {
     int32_t code;
 } farewell;
 
-/* ---- the socket ------------------------------------------------------------------------------ */
+/* ---- socket ---------------------------------------------------------------------------------- */
 
 static tdm_status make_address(const char *name, struct sockaddr_un *out, socklen_t *bytes,
                                tdm_error *err)
@@ -62,15 +63,15 @@ static tdm_status make_address(const char *name, struct sockaddr_un *out, sockle
 
 static bool is_same_user(int fd)
 {
-    struct ucred who;
-    socklen_t bytes = sizeof who;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 && who.uid == geteuid();
+    struct ucred peer;
+    socklen_t bytes = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == geteuid();
 }
 
-/* ---- the leader ------------------------------------------------------------------------------ */
+/* ---- leader ---------------------------------------------------------------------------------- */
 
-/* Takes all who have come. */
-static void accept_others(tdm_tasks *tasks)
+/* Accepts all pending connections. */
+static void tasks_accept(tdm_tasks *tasks)
 {
     while (tasks->count < tasks->room) {
         int fd = accept4(tasks->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -83,9 +84,8 @@ static void accept_others(tdm_tasks *tasks)
     }
 }
 
-/* Adds where they run to `place`, for each that has said it; who has said it, or is gone, is not asked
- * again. */
-static void read_reports(tdm_tasks *tasks, tdm_cpu_set *place)
+/* Adds the reported CPUs to `place`. A task that has reported or is gone is not polled again. */
+static void tasks_read_reports(tdm_tasks *tasks, tdm_cpu_set *place)
 {
     for (int i = 1; i <= tasks->count; i++) {
         report got = {.magic = 0};
@@ -101,7 +101,7 @@ static void read_reports(tdm_tasks *tasks, tdm_cpu_set *place)
     }
 }
 
-static tdm_status listen_at(const char *name, int count, int *out, tdm_error *err)
+static tdm_status tasks_listen(const char *name, int count, int *out, tdm_error *err)
 {
     struct sockaddr_un address;
     socklen_t bytes = 0;
@@ -117,23 +117,24 @@ static tdm_status listen_at(const char *name, int count, int *out, tdm_error *er
                     address.sun_path + 1);
 }
 
-static tdm_status meet(tdm_tasks *tasks, const tdm_tasks_options *o, tdm_error *err)
+static tdm_status tasks_meet(tdm_tasks *tasks, const tdm_tasks_options *o, tdm_error *err)
 {
     tdm_cpu_set place;
     bool is_known = tdm_os_cpu_set_here(&place);
     double until_s = tdm_clock_s() + meet_s;
-    TDM_TRY(listen_at(o->name, o->count, &tasks->listener, err));
+    TDM_TRY(tasks_listen(o->name, o->count, &tasks->listener, err));
     tasks->others[0] = (struct pollfd){.fd = tasks->listener, .events = POLLIN};
     while (tasks->reported < tasks->room && tdm_clock_s() < until_s) {
         if (o->should_stop && o->should_stop(o->user))
             return tdm_fail(err, TDM_ERR_INTERRUPTED, "stopped before the session started");
         if (poll(tasks->others, (nfds_t)tasks->count + 1, TICK_MS) <= 0) continue;
-        read_reports(tasks, &place);
-        accept_others(tasks);
-        /* Nobody more is taken: who knocks all the same must not keep this awake. */
+        tasks_read_reports(tasks, &place);
+        tasks_accept(tasks);
+        /* All tasks are connected: further connections must not wake the leader. */
         if (tasks->count == tasks->room) tasks->others[0].fd = ~tasks->listener;
     }
-    /* Where the system does not allow it (a control group of the leader's own), it stays where it is. */
+    /* If the kernel does not allow this (the leader has its own cgroup), the affinity stays as it
+     * is. */
     if (is_known) (void)tdm_os_cpu_set_apply(&place);
     return TDM_OK;
 }
@@ -148,7 +149,7 @@ tdm_status tdm_tasks_lead(const tdm_tasks_options *options, tdm_tasks **out, tdm
     }
     tasks->listener = -1;
     tasks->room = options->count - 1;
-    tdm_status status = meet(tasks, options, err);
+    tdm_status status = tasks_meet(tasks, options, err);
     if (status == TDM_OK)
         *out = tasks;
     else
@@ -166,7 +167,7 @@ void tdm_tasks_end(tdm_tasks *tasks, int code)
     const farewell last = {.magic = MAGIC, .code = code};
     if (!tasks) return;
     if (tasks->listener >= 0) {
-        accept_others(tasks); /* who came late */
+        tasks_accept(tasks); /* tasks that connected late */
         close(tasks->listener);
     }
     for (int i = 1; i <= tasks->count; i++) {
@@ -178,10 +179,10 @@ void tdm_tasks_end(tdm_tasks *tasks, int code)
     free(tasks);
 }
 
-/* ---- the others ------------------------------------------------------------------------------ */
+/* ---- other tasks ----------------------------------------------------------------------------- */
 
-/* Connected, and by the same user; -1: not yet. */
-static int try_leader(const struct sockaddr_un *address, socklen_t bytes)
+/* Connects to a leader of the same user; -1: not yet. */
+static int leader_try(const struct sockaddr_un *address, socklen_t bytes)
 {
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0) return -1;
@@ -190,7 +191,7 @@ static int try_leader(const struct sockaddr_un *address, socklen_t bytes)
     return -1;
 }
 
-static tdm_status find_leader(const tdm_tasks_options *o, int *out, tdm_error *err)
+static tdm_status leader_find(const tdm_tasks_options *o, int *out, tdm_error *err)
 {
     struct sockaddr_un address;
     socklen_t bytes = 0;
@@ -199,7 +200,7 @@ static tdm_status find_leader(const tdm_tasks_options *o, int *out, tdm_error *e
     for (int pause_ms = MIN_PAUSE_MS; tdm_clock_s() < until_s;) {
         if (o->should_stop && o->should_stop(o->user))
             return tdm_fail(err, TDM_ERR_INTERRUPTED, "stopped before the session started");
-        *out = try_leader(&address, bytes);
+        *out = leader_try(&address, bytes);
         if (*out >= 0) return TDM_OK;
         (void)poll(NULL, 0, pause_ms);
         pause_ms = 2 * pause_ms < MAX_PAUSE_MS ? 2 * pause_ms : MAX_PAUSE_MS;
@@ -210,7 +211,7 @@ static tdm_status find_leader(const tdm_tasks_options *o, int *out, tdm_error *e
                     look_s);
 }
 
-static void report_place(int fd)
+static void leader_report_cpus(int fd)
 {
     tdm_cpu_set place;
     report own = {.magic = MAGIC, .is_known = tdm_os_cpu_set_here(&place)};
@@ -222,12 +223,12 @@ tdm_status tdm_tasks_follow(const tdm_tasks_options *options, int *out_code, tdm
 {
     int fd = -1;
     farewell last = {.magic = 0};
-    TDM_TRY(find_leader(options, &fd, err));
-    report_place(fd);
+    TDM_TRY(leader_find(options, &fd, err));
+    leader_report_cpus(fd);
     ssize_t got;
     do {
         got = recv(fd, &last, sizeof last,
-                   MSG_TRUNC); /* the kernel tells when the leader is gone */
+                   MSG_TRUNC); /* the kernel closes the connection when the leader is gone */
     } while (got < 0 && errno == EINTR);
     close(fd);
     if (got != (ssize_t)sizeof last || last.magic != MAGIC)
