@@ -1,10 +1,10 @@
 /*
- * trace.h: what ranks did last, read from the recorder's files.
+ * trace.h: reads the recorder's files: the last events of each rank.
  *
- * Every rank of a world keeps its last 4,096 events in a file of the run's folder, written through
- * shared memory: also a rank that was killed has left its last act there. A trace is all such files of
- * a folder, with their clocks put side by side. `tandem trace` prints it, and writes it as JSON that
- * chrome://tracing and Perfetto draw. Files come from outside and are checked as such.
+ * Every rank of a world keeps its last 4,096 events in a memory-mapped file of the run directory,
+ * which survives when the rank is killed. A trace consists of all such files of a directory, with
+ * their clocks aligned. `tandem trace` prints it, or writes it as JSON for chrome://tracing and
+ * Perfetto. The files are untrusted input and are validated.
  */
 #ifndef TANDEM_TRACE_H
 #define TANDEM_TRACE_H
@@ -21,25 +21,25 @@ enum { TDM_TRACE_EVENTS = 4096 };
 typedef enum tdm_trace_kind {
     TDM_TRACE_NONE = 0,
     TDM_TRACE_OPEN,     /* the rank joined the world */
-    TDM_TRACE_CLOSE,    /* and left it */
-    TDM_TRACE_GROUP,    /* made a group: bytes is its size */
+    TDM_TRACE_CLOSE,    /* the rank left the world */
+    TDM_TRACE_GROUP,    /* a group was created; bytes is its size */
     TDM_TRACE_BEGIN,    /* a call began */
     TDM_TRACE_END,      /* a call ended; status */
-    TDM_TRACE_WAIT,     /* a call waits for `peer`, since now */
-    TDM_TRACE_RESUME,   /* and goes on */
-    TDM_TRACE_SEND,     /* a message of `bytes` to `peer` was handed to the transport */
-    TDM_TRACE_SENT,     /* and may be forgotten */
-    TDM_TRACE_RECEIVED, /* a message of `bytes` from `peer` is there */
-    TDM_TRACE_COMPUTE,  /* `bytes` were added, `detail` ns long, until now */
-    TDM_TRACE_LOST,     /* `peer` is known to be dead */
+    TDM_TRACE_WAIT,     /* a call starts to wait for `peer` */
+    TDM_TRACE_RESUME,   /* a call no longer waits */
+    TDM_TRACE_SEND,     /* a message of `bytes` to `peer` was passed to the transport */
+    TDM_TRACE_SENT,     /* the buffer of a sent message may be reused */
+    TDM_TRACE_RECEIVED, /* a message of `bytes` from `peer` has arrived */
+    TDM_TRACE_COMPUTE,  /* `bytes` were added in the last `detail` ns */
+    TDM_TRACE_LOST,     /* `peer` was detected to be dead */
     TDM_TRACE_BROKEN,   /* the group is broken; status */
-    TDM_TRACE_MARK      /* the program's own: tdm_comm_mark */
+    TDM_TRACE_MARK      /* set by the program: tdm_comm_mark */
 } tdm_trace_kind;
 TDM_API const char *tdm_trace_kind_name(tdm_trace_kind kind);
 
 /* 64 bytes in the file. */
 typedef struct tdm_trace_event {
-    uint64_t time_ns; /* of the rank's monotonic clock */
+    uint64_t time_ns; /* monotonic clock of the rank */
     uint64_t bytes;
     uint64_t detail;
     uint32_t group;
@@ -49,14 +49,15 @@ typedef struct tdm_trace_event {
     uint8_t kind; /* a tdm_trace_kind */
     uint8_t call; /* a tdm_call_kind; 0 for none */
     uint8_t dtype;
-    uint8_t reserved[3]; /* the recorder's; zero once read */
+    uint8_t reserved[3]; /* used by the recorder; zero after reading */
     uint32_t step;
-    char text[16]; /* a mark's name, cut; not always ended by 0 */
+    char text[16]; /* a mark's name, truncated; not always terminated by 0 */
 } tdm_trace_event;
 
-/* A mark of the program's own in this rank's trace: a point, or the end of something `ns` long. */
+/* Adds a mark to this rank's trace: a point in time, or the end of an interval of `ns`. */
 TDM_API void tdm_comm_mark(tdm_comm *comm, const char *name, uint64_t ns);
-/* Writes this rank's ring to `dir` now, whether or not the comm was opened with a trace folder. */
+/* Writes this rank's ring buffer to `dir` now, even if the comm was opened without a trace
+ * directory. */
 TDM_API tdm_status tdm_comm_dump(tdm_comm *comm, const char *dir, tdm_error *err);
 
 typedef struct tdm_trace_rank {
@@ -65,10 +66,10 @@ typedef struct tdm_trace_rank {
     int64_t pid;
     char host[64];
     char transport[16];
-    int64_t unix_offset_ns; /* add to time_ns for the wall clock; one for all ranks of a host */
-    bool closed;            /* ended in good order */
-    bool running;           /* not closed, and its process lives on this machine now */
-    bool here;              /* its process was one of this machine, since its last start */
+    int64_t unix_offset_ns; /* add to time_ns for wall-clock time; equal for all ranks of a host */
+    bool closed;            /* the rank closed its comm */
+    bool running;           /* not closed, and its process is alive on this machine */
+    bool here;              /* its process ran on this machine since the last boot */
     size_t event_count;     /* oldest first */
     uint64_t lost_count;    /* events that were overwritten */
     const tdm_trace_event *events;
@@ -76,34 +77,35 @@ typedef struct tdm_trace_rank {
 
 typedef struct tdm_trace tdm_trace;
 
-/* Reads the files of a folder (or of its subfolder `trace`), also while they are written.
- * TDM_ERR_NOT_FOUND when there is none. A file that is damaged, or belongs to another world than the
- * newest one does, is left out and named by a warning in the log. */
+/* Reads the files of a directory (or of its subdirectory `trace`), even while they are being
+ * written. TDM_ERR_NOT_FOUND if there are none. A file that is damaged, or belongs to a different
+ * world than the newest file, is skipped with a warning in the log. */
 TDM_API tdm_status tdm_trace_open(const char *dir, tdm_trace **out, tdm_error *err);
 TDM_API void tdm_trace_close(tdm_trace *trace);
 TDM_API size_t tdm_trace_rank_count(const tdm_trace *trace);
-TDM_API const tdm_trace_rank *tdm_trace_rank_at(const tdm_trace *trace, size_t index); /* by rank */
-/* The moment from which ages count, in ns of the wall clock: now while one of the ranks runs on this
- * machine, else that of the newest event. */
+TDM_API const tdm_trace_rank *tdm_trace_rank_at(const tdm_trace *trace,
+                                                size_t index); /* ordered by rank */
+/* The time relative to which ages are printed, in ns of the wall clock: now if one of the ranks
+ * runs on this machine, else the time of the newest event. */
 TDM_API int64_t tdm_trace_reference_ns(const tdm_trace *trace);
 
-/* Where a rank stands by its last events. */
+/* The state of a rank according to its last events. */
 enum { TDM_MAX_TRACE_WAITS = 64 };
 typedef struct tdm_trace_stand {
     bool in_call;
-    tdm_trace_event call; /* in_call: the BEGIN of its oldest call that has not ended */
-    tdm_trace_event last; /* its newest event; kind NONE: it has none */
-    int wait_count;       /* ranks for which that call waits, and since when, by the rank's clock */
+    tdm_trace_event call; /* if in_call: the BEGIN of its oldest unfinished call */
+    tdm_trace_event last; /* its newest event; kind NONE if it has none */
+    int wait_count;       /* ranks that the call waits for, and since when, by the rank's clock */
     int waits_for[TDM_MAX_TRACE_WAITS];
     uint64_t since_ns[TDM_MAX_TRACE_WAITS];
 } tdm_trace_stand;
 TDM_API void tdm_trace_stand_of(const tdm_trace *trace, size_t index, tdm_trace_stand *out);
-/* Who waits for whom, and because of whom, in lines for people. */
+/* Describes which ranks wait for which, and which rank is the cause, as text. */
 TDM_API void tdm_trace_summary(const tdm_trace *trace, tdm_str *out);
-/* One line for people: "began all_reduce #17 of world: f32, 4.00 MB". */
+/* One line of text: "began all_reduce #17 of world: f32, 4.00 MB". */
 TDM_API void tdm_trace_event_text(const tdm_trace_event *event, tdm_str *out);
-/* The whole as Chrome's trace event JSON: one process for each rank, calls and waits as bars, messages
- * as arrows. */
+/* The trace as Chrome's trace event JSON: one process for each rank, calls and waits as bars,
+ * messages as arrows. */
 TDM_API void tdm_trace_chrome(const tdm_trace *trace, tdm_str *out);
 
 #ifdef __cplusplus

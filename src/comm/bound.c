@@ -1,13 +1,13 @@
 /*
- * bound.c: how fast an all-reduce on one host could be, if it were nothing but reads and writes.
+ * bound.c: measures how fast an all-reduce on one host could be, if only memory accesses took time.
  *
- * One thread for each rank, with a buffer of its own. A pass has two halves: each thread adds its
- * share over all buffers into its own, in one reading; then it copies the others' shares into its own
- * buffer. Between the halves the threads wait for each other, which is not counted: where each has a
- * processor, a half takes as long as the thread that needed longest; where threads share processors,
- * from the first start to the last end.
+ * Each rank is represented by a thread with its own buffer. A pass has two halves: each thread adds
+ * its share of all buffers into its own buffer, reading each once; then it copies the shares of the
+ * others into its own buffer. Between the halves the threads wait for each other, which is not
+ * counted. If each thread has a CPU, a half takes as long as its slowest thread; if threads share
+ * CPUs, it takes from the first start to the last end.
  *
- * Copies are made in two ways in turn, through the cache and past it; the better one counts.
+ * Passes alternate between copies through the cache and past it; the faster one counts.
  */
 #include "comm/reduce.h"
 
@@ -25,26 +25,26 @@ typedef struct worker {
     bound *b;
     int index;
     pthread_t thread;
-    double begin_s[HALVES], end_s[HALVES]; /* of the pass under way */
+    double begin_s[HALVES], end_s[HALVES]; /* of the current pass */
 } worker;
 
 struct bound {
     int count;
     size_t elements; /* of each buffer */
     float *memory;   /* the buffers, one after another */
-    bool crowded;    /* more threads than processors */
+    bool crowded;    /* more threads than CPUs */
     bool stream;
     tdm__tree_plan plan;
     worker *workers;
-    pthread_mutex_t lock; /* the gate: */
+    pthread_mutex_t lock; /* barrier of the threads: */
     pthread_cond_t moved;
     int arrived;
     unsigned generation;
     bool stop;
 };
 
-/* Waits until all have come here. False when they are to end instead. */
-static bool meet(bound *b)
+/* Waits until all threads have arrived. False if they are to end. */
+static bool bound_wait_all(bound *b)
 {
     pthread_mutex_lock(&b->lock);
     unsigned mine = b->generation;
@@ -59,7 +59,7 @@ static bool meet(bound *b)
     return !stop;
 }
 
-static float *at(const bound *b, int buffer, size_t element)
+static float *bound_buffer(const bound *b, int buffer, size_t element)
 {
     return b->memory + (size_t)buffer * b->elements + element;
 }
@@ -68,8 +68,8 @@ static void add_share(const bound *b, int mine, const void **sources)
 {
     const tdm__reducer sum = {.dtype = TDM_DTYPE_F32, .reduce = TDM_REDUCE_SUM};
     tdm_extent share = tdm_group_slice(b->elements, b->count, mine);
-    for (int i = 0; i < b->count; i++) sources[i] = at(b, i, share.first);
-    void *out = at(b, mine, share.first);
+    for (int i = 0; i < b->count; i++) sources[i] = bound_buffer(b, i, share.first);
+    void *out = bound_buffer(b, mine, share.first);
     tdm__tree_run(&b->plan, &sum, sources, &out, 1, share.count, false);
 }
 
@@ -78,16 +78,17 @@ static void copy_rest(const bound *b, int mine)
     for (int i = 1; i < b->count; i++) {
         int from = (mine + i) % b->count;
         tdm_extent share = tdm_group_slice(b->elements, b->count, from);
-        tdm__copy(at(b, mine, share.first), at(b, from, share.first), share.count * sizeof(float),
-                  b->stream);
+        tdm__copy(bound_buffer(b, mine, share.first), bound_buffer(b, from, share.first),
+                  share.count * sizeof(float), b->stream);
     }
 }
 
-/* One pass, both halves; `sources` has room for all buffers. False when it is time to end. */
-static bool pass(worker *w, const void **sources)
+/* Runs both halves of a pass; `sources` has room for all buffers. False if the threads are to
+ * end. */
+static bool bound_run_pass(worker *w, const void **sources)
 {
     for (int half = 0; half < HALVES; half++) {
-        if (!meet(w->b)) return false;
+        if (!bound_wait_all(w->b)) return false;
         w->begin_s[half] = tdm_clock_s();
         if (half == 0)
             add_share(w->b, w->index, sources);
@@ -95,14 +96,14 @@ static bool pass(worker *w, const void **sources)
             copy_rest(w->b, w->index);
         w->end_s[half] = tdm_clock_s();
     }
-    return meet(w->b);
+    return bound_wait_all(w->b);
 }
 
-static void *work(void *user)
+static void *bound_work(void *user)
 {
     worker *w = user;
     const void *sources[MAX_THREADS];
-    while (pass(w, sources)) continue;
+    while (bound_run_pass(w, sources)) continue;
     return NULL;
 }
 
@@ -119,15 +120,15 @@ static double half_seconds(const bound *b, int half)
     return b->crowded ? last - first : longest;
 }
 
-/* The calling thread is worker 0. After a pass the others wait at the gate of the next one, which it
- * opens, so what it reads and sets in between is its own. */
-static double measure(bound *b, double seconds)
+/* The calling thread is worker 0. After a pass the others wait at the barrier of the next one,
+ * which worker 0 opens, so it may access the shared fields without synchronisation in between. */
+static double bound_measure(bound *b, double seconds)
 {
     const void *sources[MAX_THREADS];
     double min[2] = {0, 0}, end_s = tdm_clock_s() + seconds;
     for (int i = 0; i < 2 * MIN_PASSES || tdm_clock_s() < end_s; i++) {
         b->stream = i % 2;
-        pass(&b->workers[0], sources);
+        bound_run_pass(&b->workers[0], sources);
         double now = half_seconds(b, 0) + half_seconds(b, 1);
         if (i < 2 || now < min[i % 2]) min[i % 2] = now;
     }
@@ -135,7 +136,7 @@ static double measure(bound *b, double seconds)
 }
 
 /* Ends the workers [1, started). */
-static void finish(bound *b, int started)
+static void bound_end_workers(bound *b, int started)
 {
     pthread_mutex_lock(&b->lock);
     b->stop = true;
@@ -144,23 +145,23 @@ static void finish(bound *b, int started)
     for (int i = 1; i < started; i++) pthread_join(b->workers[i].thread, NULL);
 }
 
-static tdm_status run(bound *b, double seconds, double *out_s, tdm_error *err)
+static tdm_status bound_run(bound *b, double seconds, double *out_s, tdm_error *err)
 {
     for (int i = 0; i < b->count; i++) b->workers[i] = (worker){.b = b, .index = i};
     int started = 1;
     while (started < b->count &&
-           pthread_create(&b->workers[started].thread, NULL, work, &b->workers[started]) == 0)
+           pthread_create(&b->workers[started].thread, NULL, bound_work, &b->workers[started]) == 0)
         started++;
-    double min = started == b->count ? measure(b, seconds) : 0;
-    finish(b, started);
+    double min = started == b->count ? bound_measure(b, seconds) : 0;
+    bound_end_workers(b, started);
     if (started < b->count)
-        return tdm_fail(err, TDM_ERR_SYSTEM, "thread %d of %d cannot be started", started + 1,
-                        b->count);
+        return tdm_fail(err, TDM_ERR_SYSTEM, "cannot start thread %d of %d", started + 1, b->count);
     *out_s = min;
     return TDM_OK;
 }
 
-/* One leaf for each buffer: the lanes of the next power of two, those beyond absent. */
+/* One leaf for each buffer: the number of lanes is the next power of two, and the lanes beyond are
+ * absent. */
 static tdm_status make_plan(bound *b, tdm_error *err)
 {
     int64_t nodes[MAX_THREADS], lanes = 1;
@@ -174,12 +175,14 @@ tdm_status tdm_comm_memory_bound(size_t bytes, int thread_count, double seconds,
 {
     if (thread_count < 1 || thread_count > MAX_THREADS)
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "the memory's bound is measured with 1 to %d threads, "
-                        "not with %d",
+                        "invalid number of threads for the memory bound: must be from 1 to %d, "
+                        "not %d",
                         MAX_THREADS, thread_count);
     if (bytes > SIZE_MAX / 2 / (size_t)thread_count)
-        return tdm_fail(err, TDM_ERR_RANGE, "%zu bytes for each of %d threads are too many", bytes,
-                        thread_count);
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "%zu bytes for each of %d threads exceed the address "
+                        "space",
+                        bytes, thread_count);
     tdm_cpu_info cpu;
     tdm_os_cpu_info(&cpu);
     bound b = {.count = thread_count,
@@ -195,9 +198,9 @@ tdm_status tdm_comm_memory_bound(size_t bytes, int thread_count, double seconds,
                             : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for %d threads",
                                        thread_count);
     if (status == TDM_OK) {
-        memset(pages.data, 0, pages.bytes); /* now all of it is there */
+        memset(pages.data, 0, pages.bytes); /* touches every page */
         b.memory = pages.data;
-        status = run(&b, seconds, out_s, err);
+        status = bound_run(&b, seconds, out_s, err);
         tdm_pages_unmap(&pages);
     }
     free(b.workers);

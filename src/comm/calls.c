@@ -1,17 +1,17 @@
 /*
- * calls.c: from what a program asks for to a request the engine can run.
+ * calls.c: converts a call of the program to a request that the engine can run.
  *
- * A call is checked whole before it takes its number: a mistake on this rank is this rank's error, and
- * leaves the group as it was. Then buffers in place are resolved, the algorithm is chosen, the head is
- * made, and the call runs: small synchronous ones within a host straight through the window, all others
- * as a request.
+ * A call is validated completely before it gets its number: an invalid call is an error of this
+ * rank only and leaves the group unchanged. Then in-place buffers are resolved, the algorithm is
+ * chosen and the header is built. Small synchronous calls within a host run directly through the
+ * window, all others as a request.
  */
 #include "comm/engine.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- checking --------------------------------------------------------------------------------- */
+/* ---- validation ------------------------------------------------------------------------------- */
 
 static bool is_pair(tdm_call_kind kind)
 {
@@ -23,8 +23,8 @@ static bool has_other(tdm_call_kind kind)
     return tdm__kind_has_root(kind) || is_pair(kind);
 }
 
-/* A slice may be written over its own place in a part, which nobody else reads; with slices of any
- * length, anywhere else in a part others' may lie that are yet to go out. */
+/* A slice may overwrite its own range in a part, which no other rank reads. Since slices may have
+ * any length, other ranges of a part may contain data that is still to be sent. */
 static tdm_status check_overlap(const tdm_group *group, const tdm_call *call, int part,
                                 tdm_error *err)
 {
@@ -36,8 +36,8 @@ static tdm_status check_overlap(const tdm_group *group, const tdm_call *call, in
         in >= out + slice.count * unit)
         return TDM_OK;
     return tdm_fail(err, TDM_ERR_INVALID,
-                    "`out` overlaps part %d, and not just where this rank's slice lies in it "
-                    "(element %zu on): give it that place, or other memory",
+                    "`out` overlaps part %d outside this rank's slice of it (from element %zu "
+                    "on); use that range, or separate memory",
                     part, slice.first);
 }
 
@@ -47,7 +47,7 @@ static tdm_status check_reduction(const tdm_group *group, const tdm_call *call, 
     TDM_TRY(tdm__reducer_check(&reducer, err));
     if (!call->lanes) {
         if (call->in || call->out) return TDM_OK;
-        return tdm_fail(err, TDM_ERR_INVALID, "neither `in` nor `out` is given");
+        return tdm_fail(err, TDM_ERR_INVALID, "both `in` and `out` are NULL");
     }
     TDM_TRY(tdm__lanes_check(call->lanes, group->size, err));
     int64_t nodes[TDM_MAX_LANE_PARTS];
@@ -56,15 +56,15 @@ static tdm_status check_reduction(const tdm_group *group, const tdm_call *call, 
     for (int i = 0; i < parts; i++) {
         if (!call->parts || !call->parts[i])
             return tdm_fail(err, TDM_ERR_INVALID,
-                            "rank %d of the group brings %d parts (tdm_lane_nodes), but part %d is "
-                            "not given",
+                            "rank %d of the group must pass %d parts (tdm_lane_nodes), but part "
+                            "%d is NULL",
                             group->rank, parts, i);
         TDM_TRY(check_overlap(group, call, i, err));
     }
     return TDM_OK;
 }
 
-/* Which buffers this rank must bring. */
+/* Whether this rank must pass `in`. */
 static bool needs_in(const tdm_group *group, const tdm_call *call)
 {
     switch (call->kind) {
@@ -92,44 +92,46 @@ static tdm_status check_buffers(const tdm_group *group, const tdm_call *call, td
 {
     if (call->kind == TDM_CALL_BARRIER || call->count == 0) return TDM_OK;
     if (needs_in(group, call) && !call->in)
-        return tdm_fail(err, TDM_ERR_INVALID, "rank %d must bring `in`", group->rank);
+        return tdm_fail(err, TDM_ERR_INVALID, "`in` is NULL on rank %d", group->rank);
     if (needs_out(group, call) && !call->out)
-        return tdm_fail(err, TDM_ERR_INVALID, "rank %d must bring `out`", group->rank);
+        return tdm_fail(err, TDM_ERR_INVALID, "`out` is NULL on rank %d", group->rank);
     return tdm__kind_reduces(call->kind) ? check_reduction(group, call, err) : TDM_OK;
 }
 
 static tdm_status check_call(const tdm_group *group, const tdm_call *call, tdm_error *err)
 {
     if (call->kind < TDM_CALL_BARRIER || call->kind > TDM_CALL_RECV)
-        return tdm_fail(err, TDM_ERR_INVALID, "there is no kind of call %d", (int)call->kind);
+        return tdm_fail(err, TDM_ERR_INVALID, "invalid kind of call %d", (int)call->kind);
     if (call->kind != TDM_CALL_BARRIER) {
         size_t unit = tdm_dtype_bytes(call->dtype);
-        if (unit == 0)
-            return tdm_fail(err, TDM_ERR_INVALID, "the type of the elements is not given");
+        if (unit == 0) return tdm_fail(err, TDM_ERR_INVALID, "the element type is not set");
         if (call->count > (size_t)INT64_MAX / unit / (size_t)group->size)
-            return tdm_fail(err, TDM_ERR_RANGE, "%zu elements are more than there can be",
+            return tdm_fail(err, TDM_ERR_RANGE, "%zu elements exceed the maximum size of a call",
                             call->count);
     }
     if (has_other(call->kind) && (call->root < 0 || call->root >= group->size))
         return tdm_fail(err, TDM_ERR_RANGE, "root is %d in a group of %d ranks", call->root,
                         group->size);
     if (is_pair(call->kind) && call->root == group->rank)
-        return tdm_fail(err, TDM_ERR_INVALID, "rank %d sends to itself; copy instead", call->root);
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "rank %d cannot send to or receive from itself; "
+                        "copy instead",
+                        call->root);
     if ((unsigned)call->algorithm > TDM_ALGORITHM_WINDOW)
-        return tdm_fail(err, TDM_ERR_INVALID, "there is no algorithm %d", (int)call->algorithm);
+        return tdm_fail(err, TDM_ERR_INVALID, "invalid algorithm %d", (int)call->algorithm);
     if (!(call->deadline_s >= 0 && call->deadline_s <= TDM__MAX_SECONDS))
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "a deadline of %g s: wanted are seconds from 0 (the world's own) to %g",
+                        "invalid deadline of %g s: must be between 0 (default) and %g s",
                         call->deadline_s, TDM__MAX_SECONDS);
     if (call->cuts && tdm__kind_has_cuts(call->kind))
         TDM_TRY(tdm__cuts_check(call->cuts, call->count, group->size, err));
     return check_buffers(group, call, err);
 }
 
-/* ---- resolving -------------------------------------------------------------------------------- */
+/* ---- in-place buffers ------------------------------------------------------------------------- */
 
-/* In place: a slice lies at its place in the whole. */
-static void resolve_slice(const tdm_group *group, tdm_call *call)
+/* In place: a slice is at its offset in the whole buffer. */
+static void call_resolve_slice(const tdm_group *group, tdm_call *call)
 {
     tdm_extent slice = tdm__call_slice(call, group->size, group->rank);
     size_t at = slice.first * tdm_dtype_bytes(call->dtype);
@@ -137,7 +139,7 @@ static void resolve_slice(const tdm_group *group, tdm_call *call)
     bool in_place = !call->in || call->in == call->out;
     switch (call->kind) {
     case TDM_CALL_REDUCE_SCATTER:
-        if (!in_place || call->lanes) break; /* with lanes, `in` is not looked at */
+        if (!in_place || call->lanes) break; /* with lanes, `in` is ignored */
         call->in = call->out;
         call->out = (uint8_t *)call->out + at;
         break;
@@ -162,7 +164,7 @@ static void resolve_slice(const tdm_group *group, tdm_call *call)
     }
 }
 
-static void resolve(const tdm_group *group, tdm_call *call)
+static void call_resolve_buffers(const tdm_group *group, tdm_call *call)
 {
     if (call->kind == TDM_CALL_BARRIER) {
         call->count = 0;
@@ -177,7 +179,7 @@ static void resolve(const tdm_group *group, tdm_call *call)
     if (!has_other(call->kind)) call->root = 0;
     if (!tdm__kind_has_cuts(call->kind)) call->cuts = NULL;
     if (call->count == 0) {
-        call->lanes = NULL; /* not looked at, so not checked either */
+        call->lanes = NULL; /* not used, so not validated either */
         return;
     }
     if (call->kind == TDM_CALL_BROADCAST) {
@@ -192,7 +194,7 @@ static void resolve(const tdm_group *group, tdm_call *call)
         if (!call->in) call->in = call->out;
         return;
     }
-    resolve_slice(group, call);
+    call_resolve_slice(group, call);
 }
 
 static tdm__head make_head(const tdm_group *group, const tdm_call *call, tdm_algorithm algorithm,
@@ -214,7 +216,7 @@ static tdm__head make_head(const tdm_group *group, const tdm_call *call, tdm_alg
                                 tdm__cuts_hash(call->cuts, group->size),
                       .magic = TDM__HEAD_MAGIC,
                       .source = (uint32_t)group->comm->rank};
-    return head; /* sealed for each message, with its step */
+    return head; /* each message sets its step and checksum */
 }
 
 /* ---- requests --------------------------------------------------------------------------------- */
@@ -241,20 +243,20 @@ static void pair_build(tdm__program *p, size_t first, size_t count)
         tdm__program_recv(p, call->root, call->tag, call->out, bytes);
 }
 
-/* SEND and RECV: one message, numbered by pair and tag. */
+/* SEND and RECV: one message, numbered by peer and tag. */
 static const tdm__algorithm_ops algorithm_pair = {.id = TDM_ALGORITHM_AUTO,
                                                   .about = "one message",
                                                   .fits = pair_fits,
                                                   .cut = pair_cut,
                                                   .build = pair_build};
 
-static tdm_status no_memory(tdm_error *err)
+static tdm_status call_no_memory(tdm_error *err)
 {
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left for a call");
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a call");
 }
 
-/* The leaves of the reduction and the order in which they are added: the group's own for one lane each,
- * made once; else the call's. */
+/* The leaves of a reduction and the order in which they are added: the group's, created once, for
+ * one lane per rank; else the call's. */
 static tdm_status plan_reduction(tdm_request *request, tdm_error *err)
 {
     tdm_group *group = request->group;
@@ -284,7 +286,7 @@ static tdm_status plan_reduction(tdm_request *request, tdm_error *err)
     return TDM_OK;
 }
 
-static tdm_status prepare(tdm_request *request, tdm_error *err)
+static tdm_status request_prepare(tdm_request *request, tdm_error *err)
 {
     tdm_group *group = request->group;
     tdm_call *call = &request->call;
@@ -310,8 +312,8 @@ static bool has_left(const tdm_group *group)
     return false;
 }
 
-/* Numbers it and begins. Nothing can fail from here on but the call itself. */
-static tdm_status begin(tdm_request *request, tdm_error *err)
+/* Numbers the request and starts it. After this only the call itself can fail. */
+static tdm_status request_begin(tdm_request *request, tdm_error *err)
 {
     tdm_group *group = request->group;
     const tdm_call *call = &request->call;
@@ -319,7 +321,7 @@ static tdm_status begin(tdm_request *request, tdm_error *err)
     if (is_pair(call->kind)) {
         if (!tdm__group_pair_next(group, call->root, call->tag, call->kind == TDM_CALL_RECV,
                                   &sequence))
-            return no_memory(err);
+            return call_no_memory(err);
     } else {
         sequence = group->next_sequence++;
     }
@@ -341,10 +343,10 @@ static tdm_status start_locked(tdm_group *group, const tdm_call *call, tdm_reque
                                tdm_error *err)
 {
     tdm_request *request = tdm__request_create(group);
-    if (!request) return no_memory(err);
+    if (!request) return call_no_memory(err);
     request->call = *call;
-    tdm_status status = prepare(request, err);
-    if (status == TDM_OK) status = begin(request, err);
+    tdm_status status = request_prepare(request, err);
+    if (status == TDM_OK) status = request_begin(request, err);
     if (status != TDM_OK) {
         tdm__request_release(request);
         return status;
@@ -360,11 +362,11 @@ static tdm_status checked_call(tdm_group *group, const tdm_call *given, tdm_call
     tdm_status status = check_call(group, given, err);
     if (status != TDM_OK)
         return tdm_error_context(err, status, "%s", tdm_call_kind_name(given->kind));
-    resolve(group, out);
+    call_resolve_buffers(group, out);
     return TDM_OK;
 }
 
-static tdm_status finish(tdm_request *request, tdm_error *err)
+static tdm_status request_finish(tdm_request *request, tdm_error *err)
 {
     tdm_status status = request->error.status;
     if (status != TDM_OK) tdm_fail(err, status, "%s", request->error.message);
@@ -379,8 +381,8 @@ static bool is_idle(const tdm_group *group)
     return true;
 }
 
-/* Whether this call runs through the window, on every rank: some may not be able to take the short way
- * now, and then go by the table, which may say another thing. */
+/* Whether this call uses the window on every rank. Some ranks may not be able to take the fast path
+ * now; they follow the table, which may choose another algorithm. */
 static bool is_for_window(const tdm_group *group, const tdm_call *call)
 {
     if (call->algorithm == TDM_ALGORITHM_WINDOW) return true;
@@ -390,8 +392,9 @@ static bool is_for_window(const tdm_group *group, const tdm_call *call)
                                                 chosen->id == TDM_ALGORITHM_WINDOW);
 }
 
-/* Small calls within a host. True when it has ended, with *status. */
-static bool run_fast(tdm_group *group, const tdm_call *call, tdm_status *status, tdm_error *err)
+/* Runs a small call within a host. True if it has ended, with *status. */
+static bool call_run_fast(tdm_group *group, const tdm_call *call, tdm_status *status,
+                          tdm_error *err)
 {
     if (!group->window || group->host_count > 1 || is_pair(call->kind) || !is_idle(group) ||
         has_left(group) || !is_for_window(group, call))
@@ -402,7 +405,7 @@ static bool run_fast(tdm_group *group, const tdm_call *call, tdm_status *status,
     group->history[sequence % TDM__HISTORY] = head;
     double deadline_s = call->deadline_s > 0 ? call->deadline_s : comm->options.deadline_s;
     if (tdm__window_run_fast(group, &head, call, deadline_s, status, err)) return true;
-    group->next_sequence--; /* nothing has happened: the request takes the number */
+    group->next_sequence--; /* nothing has changed: the request gets this number */
     return false;
 }
 
@@ -414,11 +417,11 @@ tdm_status tdm_call_run(tdm_group *group, const tdm_call *given, tdm_error *err)
     tdm__comm_lock(comm);
     tdm_request *request = NULL;
     tdm_status status = broken_status(group, err);
-    if (status == TDM_OK && !run_fast(group, &call, &status, err)) {
+    if (status == TDM_OK && !call_run_fast(group, &call, &status, err)) {
         status = start_locked(group, &call, &request, err);
         if (status == TDM_OK) {
             tdm__engine_wait(comm, request);
-            status = finish(request, err);
+            status = request_finish(request, err);
         }
     }
     tdm__comm_unlock(comm);
@@ -438,7 +441,7 @@ tdm_status tdm_call_start(tdm_group *group, const tdm_call *given, tdm_request *
     if (status == TDM_OK) {
         request->background = true;
         *out = request;
-        /* The progress thread does the rest: this one has its own things to do. */
+        /* The progress thread does the rest, so that the caller can continue. */
         bool changed = false;
         if (!tdm__engine_background(comm)) tdm__request_run(request, &changed);
     }
@@ -464,7 +467,7 @@ tdm_status tdm_request_wait(tdm_request *request, tdm_error *err)
     tdm_comm *comm = request->group->comm;
     tdm__comm_lock(comm);
     tdm__engine_wait(comm, request);
-    tdm_status status = finish(request, err);
+    tdm_status status = request_finish(request, err);
     tdm__comm_unlock(comm);
     return status;
 }

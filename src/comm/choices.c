@@ -1,9 +1,10 @@
 /*
- * choices.c: tables of choices: read from a file, and as bytes for the other ranks.
+ * choices.c: tables of choices: read from a file, and serialised for the other ranks.
  *
- * Files (engine.h has their form; tune.c writes them) and bytes come from outside: every field is checked
- * before a row is believed, and a row that is wrong makes the whole table wrong, with the byte where
- * it stands. A row with an algorithm that does not fit a call is harmless: choose.c asks the algorithm.
+ * Files (engine.h defines their format; tune.c writes them) and bytes are untrusted input: every
+ * field of a row is validated. An invalid row makes the whole table invalid, and the error names
+ * its byte offset. A row whose algorithm does not support a call is harmless: choose.c asks the
+ * algorithm.
  */
 #include <tandem/os.h>
 #include <tandem/text.h>
@@ -18,13 +19,13 @@ enum {
     MIN_SEGMENT_BYTES = 1024,
     MAX_SEGMENT_BYTES = 1024 * 1024 * 1024,
     FORMAT = 1,
-    MAX_ROWS = 4096, /* of a file */
+    MAX_ROWS = 4096, /* maximum in a file */
     PACKED_HEAD = 8,
     PACKED_ROW = 20,
     PACKED_MAGIC = 0x31636474 /* "tdc1" */
 };
 
-/* Why a row cannot be, or NULL. */
+/* Why a row is invalid, or NULL. */
 static const char *row_problem(const tdm__choice *row)
 {
     if (row->kind < TDM_CALL_BARRIER || row->kind > TDM_CALL_RECV)
@@ -33,7 +34,7 @@ static const char *row_problem(const tdm__choice *row)
     if (row->size == 0) return "\"size\" must be from 1 to 65535";
     if (row->algorithm == TDM_ALGORITHM_AUTO || row->algorithm > TDM_ALGORITHM_WINDOW)
         return "\"algorithm\" must name an algorithm, such as \"ring\"";
-    if (row->bytes > INT64_MAX) return "\"bytes\" must be a whole number below 2^63";
+    if (row->bytes > INT64_MAX) return "\"bytes\" must be an integer below 2^63";
     if (row->segment_bytes != 0 &&
         (row->segment_bytes < MIN_SEGMENT_BYTES || row->segment_bytes > MAX_SEGMENT_BYTES))
         return "\"segment_bytes\" must be 0, or from 1024 to 2^30";
@@ -46,7 +47,7 @@ void tdm__choices_release(tdm__choices *choices)
     *choices = (tdm__choices){0};
 }
 
-static tdm_status allocate(tdm__choices *out, int count, tdm_error *err)
+static tdm_status choices_allocate(tdm__choices *out, int count, tdm_error *err)
 {
     tdm__choice *rows = calloc((size_t)count + 1, sizeof *rows);
     if (!rows)
@@ -55,7 +56,7 @@ static tdm_status allocate(tdm__choices *out, int count, tdm_error *err)
     return TDM_OK;
 }
 
-/* ---- files ------------------------------------------------------------------------------------- */
+/* ---- files ------------------------------------------------------------------------------------ */
 
 static uint8_t kind_of(const char *name)
 {
@@ -71,8 +72,8 @@ static uint8_t algorithm_of(const char *name)
     return (uint8_t)algorithm;
 }
 
-/* A member that is a whole number; UINT64_MAX, which no field allows, when it is missing or another
- * thing. */
+/* A member that is a non-negative integer; UINT64_MAX, which no field allows, if it is missing or
+ * of another type. */
 static uint64_t number_in(const tdm_json *object, const char *key)
 {
     const tdm_json *value = tdm_json_get(object, key);
@@ -102,14 +103,14 @@ static tdm_status parse_row(const tdm_json *json, tdm__choice *out, tdm_error *e
                        .segment_bytes = segment <= UINT32_MAX ? (uint32_t)segment : UINT32_MAX};
     const char *problem = row_problem(&row);
     if (problem)
-        return tdm_fail(err, TDM_ERR_FORMAT, "the row at byte %zu: %s", json->offset, problem);
+        return tdm_fail(err, TDM_ERR_FORMAT, "invalid row at byte %zu: %s", json->offset, problem);
     *out = row;
     return TDM_OK;
 }
 
 static tdm_status parse_rows(const tdm_json *rows, tdm__choices *out, tdm_error *err)
 {
-    TDM_TRY(allocate(out, (int)rows->count, err));
+    TDM_TRY(choices_allocate(out, (int)rows->count, err));
     for (const tdm_json *json = rows->first; json; json = json->next) {
         tdm_status status = parse_row(json, &out->rows[out->count], err);
         if (status != TDM_OK) {
@@ -129,7 +130,8 @@ static tdm_status parse_file(const tdm_file_bytes *bytes, tdm_arena *arena, tdm_
     if (number_in(root, "tandem_tune") != FORMAT)
         return tdm_fail(
             err, TDM_ERR_FORMAT,
-            "\"tandem_tune\" is not %d; measure anew with `tandem bench allreduce --tune`", FORMAT);
+            "\"tandem_tune\" is not %d; measure again with `tandem bench allreduce --tune`",
+            FORMAT);
     const tdm_json *rows = tdm_json_get(root, "choices");
     if (!rows || rows->type != TDM_JSON_ARRAY || rows->count > MAX_ROWS)
         return tdm_fail(err, TDM_ERR_FORMAT, "\"choices\" must be an array of at most %d rows",
@@ -153,8 +155,8 @@ tdm_status tdm__choices_read(const char *path, tdm__choices *out, tdm_error *err
     return TDM_OK;
 }
 
-/* Whether measured rows speak of groups like those of a built-in one: same kind and place, and a size
- * that is not beyond those measured. */
+/* Whether measured rows cover the groups of a built-in one: same kind and place, and a size that
+ * does not exceed the measured ones. */
 static bool is_replaced(const tdm__choice *builtin, const tdm__choices *measured)
 {
     uint16_t min = UINT16_MAX, max = 0;
@@ -167,7 +169,7 @@ static bool is_replaced(const tdm__choice *builtin, const tdm__choices *measured
     return builtin->size >= min && builtin->size <= max;
 }
 
-/* Small calls go straight through the window when the table allows nothing else: see calls.c. */
+/* Small calls use the window directly if the table allows no other algorithm: see calls.c. */
 static void find_mixed(tdm__choices *choices)
 {
     for (int i = 0; i < choices->count; i++)
@@ -180,18 +182,20 @@ tdm_status tdm__choices_load(const char *path, tdm__choices *out, tdm_error *err
 {
     tdm__choices measured = {0}, choices = {0};
     if (path) TDM_TRY(tdm__choices_read(path, &measured, err));
-    tdm_status status = allocate(&choices, 2 * measured.count + tdm__choices_builtin_count, err);
+    tdm_status status = choices_allocate(&choices, 2 * measured.count + tdm__choices_builtin_count,
+                                         err);
     for (int i = 0; status == TDM_OK && i < measured.count; i++) {
         tdm__choice row = measured.rows[i];
         choices.rows[choices.count++] = row;
-        /* Files do not tell crowded hosts from others: what they say of several holds for both. */
+        /* Files do not distinguish TDM__GROUP_PLACE_CROWDED: their rows for several hosts apply to
+         * both places. */
         if (row.place == TDM__GROUP_PLACE_HOST) continue;
         row.place = TDM__GROUP_PLACE_CROWDED;
         choices.rows[choices.count++] = row;
     }
     tdm__choices_release(&measured);
     if (status != TDM_OK) return status;
-    measured = choices; /* the rows so far; the built-in ones come behind them */
+    measured = choices; /* the rows so far; the built-in ones follow */
     for (int i = 0; i < tdm__choices_builtin_count; i++)
         if (!is_replaced(&tdm__choices_builtin[i], &measured))
             choices.rows[choices.count++] = tdm__choices_builtin[i];
@@ -200,14 +204,14 @@ tdm_status tdm__choices_load(const char *path, tdm__choices *out, tdm_error *err
     return TDM_OK;
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------- */
+/* ---- serialised tables ------------------------------------------------------------------------ */
 
-static void put(uint8_t *out, uint64_t value, int bytes)
+static void bytes_put(uint8_t *out, uint64_t value, int bytes)
 {
     for (int i = 0; i < bytes; i++) out[i] = (uint8_t)(value >> (8 * i));
 }
 
-static uint64_t get(const uint8_t *in, int bytes)
+static uint64_t bytes_get(const uint8_t *in, int bytes)
 {
     uint64_t value = 0;
     for (int i = 0; i < bytes; i++) value |= (uint64_t)in[i] << (8 * i);
@@ -217,18 +221,18 @@ static uint64_t get(const uint8_t *in, int bytes)
 size_t tdm__choices_pack(const tdm__choices *choices, uint8_t *out)
 {
     if (out) {
-        put(out, PACKED_MAGIC, 4);
-        put(out + 4, (uint64_t)choices->count, 4);
+        bytes_put(out, PACKED_MAGIC, 4);
+        bytes_put(out + 4, (uint64_t)choices->count, 4);
     }
     for (int i = 0; out && i < choices->count; i++) {
         const tdm__choice *row = &choices->rows[i];
         uint8_t *to = out + PACKED_HEAD + (size_t)i * PACKED_ROW;
-        put(to, row->kind, 1);
-        put(to + 1, row->place, 1);
-        put(to + 2, row->size, 2);
-        put(to + 4, row->algorithm, 4);
-        put(to + 8, row->segment_bytes, 4);
-        put(to + 12, row->bytes, 8);
+        bytes_put(to, row->kind, 1);
+        bytes_put(to + 1, row->place, 1);
+        bytes_put(to + 2, row->size, 2);
+        bytes_put(to + 4, row->algorithm, 4);
+        bytes_put(to + 8, row->segment_bytes, 4);
+        bytes_put(to + 12, row->bytes, 8);
     }
     return PACKED_HEAD + (size_t)choices->count * PACKED_ROW;
 }
@@ -236,28 +240,30 @@ size_t tdm__choices_pack(const tdm__choices *choices, uint8_t *out)
 tdm_status tdm__choices_unpack(const uint8_t *bytes, size_t count, tdm__choices *out,
                                tdm_error *err)
 {
-    uint64_t row_count = count >= PACKED_HEAD ? get(bytes + 4, 4) : 0;
-    if (count < PACKED_HEAD || get(bytes, 4) != PACKED_MAGIC ||
+    uint64_t row_count = count >= PACKED_HEAD ? bytes_get(bytes + 4, 4) : 0;
+    if (count < PACKED_HEAD || bytes_get(bytes, 4) != PACKED_MAGIC ||
         row_count > 2 * MAX_ROWS + (uint64_t)tdm__choices_builtin_count ||
         count != PACKED_HEAD + row_count * PACKED_ROW)
-        return tdm_fail(err, TDM_ERR_FORMAT, "rank 0 sent %zu bytes that are no table of choices",
+        return tdm_fail(err, TDM_ERR_FORMAT,
+                        "rank 0 sent %zu bytes that are not a table of "
+                        "choices",
                         count);
     tdm__choices choices = {0};
-    TDM_TRY(allocate(&choices, (int)row_count, err));
+    TDM_TRY(choices_allocate(&choices, (int)row_count, err));
     for (; choices.count < (int)row_count; choices.count++) {
         const uint8_t *from = bytes + PACKED_HEAD + (size_t)choices.count * PACKED_ROW;
-        tdm__choice row = {.kind = (uint8_t)get(from, 1),
-                           .place = (uint8_t)get(from + 1, 1),
-                           .size = (uint16_t)get(from + 2, 2),
-                           .algorithm = (uint8_t)get(from + 4, 1),
-                           .segment_bytes = (uint32_t)get(from + 8, 4),
-                           .bytes = get(from + 12, 8)};
+        tdm__choice row = {.kind = (uint8_t)bytes_get(from, 1),
+                           .place = (uint8_t)bytes_get(from + 1, 1),
+                           .size = (uint16_t)bytes_get(from + 2, 2),
+                           .algorithm = (uint8_t)bytes_get(from + 4, 1),
+                           .segment_bytes = (uint32_t)bytes_get(from + 8, 4),
+                           .bytes = bytes_get(from + 12, 8)};
         const char *problem = row_problem(&row);
         if (problem) {
             int at = choices.count;
             tdm__choices_release(&choices);
-            return tdm_fail(err, TDM_ERR_FORMAT, "row %d of rank 0's table of choices: %s", at,
-                            problem);
+            return tdm_fail(err, TDM_ERR_FORMAT, "invalid row %d in rank 0's table of choices: %s",
+                            at, problem);
         }
         choices.rows[choices.count] = row;
     }

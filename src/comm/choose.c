@@ -1,11 +1,12 @@
 /*
- * choose.c: which algorithm a call runs by.
+ * choose.c: selects the algorithm of a call.
  *
- * All algorithms stand in one list, and the choice in one table, by kind, place of the group's members,
- * size and bytes. The algorithm that a call asks for is taken when it fits; else the table's best row
- * whose algorithm fits; else direct exchange, which fits everything. A group within one host for which
- * no row fits is looked up as one between hosts. Every rank has the same table (rank 0's) and looks at
- * nothing but the call and the group, so all come to the same choice.
+ * All algorithms are in one list, and the choices in one table, by kind, place of the group's
+ * members, size and bytes. If the requested algorithm supports the call, it is used; else that of
+ * the best row of the table which supports it; else direct exchange, which supports every call. For
+ * a group within one host without a matching row, the rows for several hosts are used. Every rank
+ * has the same table (rank 0's) and considers only the call and the group, so all ranks make the
+ * same choice.
  */
 #include "comm/algorithms/build.h"
 
@@ -21,7 +22,8 @@ enum { KB = 1024, MB = 1024 * 1024 };
     {.kind = TDM_CALL_##KIND, .place = TDM__GROUP_PLACE_##PLACE, .size = (SIZE), .bytes = (BYTES),        \
      .algorithm = TDM_ALGORITHM_##ALGORITHM}
 const tdm__choice tdm__choices_builtin[] = {
-    /* Few ranks: one step, everybody to everybody. Many: steps by the logarithm of their number. */
+    /* Few ranks: one step, all to all. Many: a number of steps logarithmic in the number of
+     * ranks. */
     ROW(BARRIER,        HOSTS,    1,  0,        DIRECT),
     ROW(BARRIER,        HOSTS,    3,  0,        DOUBLING),
     ROW(BROADCAST,      HOSTS,    1,  0,        DIRECT),
@@ -65,7 +67,7 @@ const tdm__choice tdm__choices_builtin[] = {
     ROW(SEND,           HOSTS,    1,  0,        DIRECT),
     ROW(RECV,           HOSTS,    1,  0,        DIRECT),
 
-    /* Memory in common is faster than any message. */
+    /* Shared memory is faster than any message. */
     ROW(BARRIER,        HOST,     1,  0,        WINDOW),
     ROW(BROADCAST,      HOST,     1,  0,        WINDOW),
     ROW(REDUCE,         HOST,     1,  0,        WINDOW),
@@ -99,9 +101,9 @@ static const tdm__algorithm_ops *algorithm_of(int id)
     return NULL;
 }
 
-/* Whether a row speaks of this call on this group, taken for one of this place. */
-static bool speaks(const tdm__choice *row, const tdm_group *group, const tdm_call *call,
-                   tdm__group_place place)
+/* Whether a row applies to this call on this group, treated as a group of this place. */
+static bool choice_applies(const tdm__choice *row, const tdm_group *group, const tdm_call *call,
+                           tdm__group_place place)
 {
     return row->kind == call->kind && row->place == place && row->size <= group->size &&
            row->bytes <= tdm__call_bytes(call);
@@ -121,7 +123,7 @@ static const tdm__algorithm_ops *look_up(const tdm_group *group, const tdm_call 
     const tdm__algorithm_ops *found = NULL;
     for (int i = 0; i < choices->count; i++) {
         const tdm__choice *row = &choices->rows[i];
-        if (!speaks(row, group, call, place) || !is_better(row, best)) continue;
+        if (!choice_applies(row, group, call, place) || !is_better(row, best)) continue;
         const tdm__algorithm_ops *algorithm = algorithm_of(row->algorithm);
         if (!algorithm || !algorithm->fits(group, call)) continue;
         best = row;
@@ -134,8 +136,7 @@ tdm_status tdm__choose(const tdm_group *group, const tdm_call *call, const tdm__
                        tdm_error *err)
 {
     if (call->kind < TDM_CALL_BARRIER || call->kind > TDM_CALL_RECV)
-        return tdm_fail(err, TDM_ERR_INVALID, "there is no kind of call with number %d",
-                        (int)call->kind);
+        return tdm_fail(err, TDM_ERR_INVALID, "invalid kind of call %d", (int)call->kind);
     const tdm__algorithm_ops *asked = algorithm_of((int)call->algorithm);
     if (asked && asked->fits(group, call)) {
         *out = asked;
@@ -165,7 +166,8 @@ static const tdm__choice *row_of(const tdm_group *group, const tdm_call *call,
     const tdm__choice *best = NULL;
     for (int i = 0; i < choices->count; i++) {
         const tdm__choice *row = &choices->rows[i];
-        if (row->algorithm == algorithm && speaks(row, group, call, place) && is_better(row, best))
+        if (row->algorithm == algorithm && choice_applies(row, group, call, place) &&
+            is_better(row, best))
             best = row;
     }
     return best;

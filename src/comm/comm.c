@@ -1,8 +1,8 @@
 /*
- * comm.c: a comm put together from its parts, and taken apart again.
+ * comm.c: creates a comm from its parts, and destroys it.
  *
- * The parts are a control (who is there, and news of them), a transport, and perhaps a host's shared
- * memory; open.c makes the real ones, the simulator its own. From here on they belong to the comm.
+ * The parts are the control connection (membership and its changes), a transport, and possibly the
+ * shared memory of a host. open.c creates the real ones, the simulator its own. The comm owns them.
  */
 #include "comm/engine.h"
 #include "comm/match.h"
@@ -11,11 +11,11 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- making ----------------------------------------------------------------------------------- */
+/* ---- creation --------------------------------------------------------------------------------- */
 
-static tdm_status no_memory(tdm_error *err)
+static tdm_status comm_no_memory(tdm_error *err)
 {
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left for a world of ranks");
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the world");
 }
 
 static bool init_lock(tdm_comm *comm)
@@ -32,7 +32,7 @@ static bool init_lock(tdm_comm *comm)
     return made;
 }
 
-static bool allocate(tdm_comm *comm)
+static bool comm_allocate(tdm_comm *comm)
 {
     size_t size = (size_t)comm->size;
     comm->peer_states = calloc(size, sizeof *comm->peer_states);
@@ -83,7 +83,7 @@ static tdm_status make_recorder(tdm_comm *comm, tdm_error *err)
 static tdm_status make_world(tdm_comm *comm, tdm_error *err)
 {
     int *ranks = malloc((size_t)comm->size * sizeof *ranks);
-    if (!ranks) return no_memory(err);
+    if (!ranks) return comm_no_memory(err);
     for (int i = 0; i < comm->size; i++) ranks[i] = i;
     tdm_status status = tdm__group_make(comm, ranks, comm->size, 0, &comm->groups, err);
     free(ranks);
@@ -91,10 +91,10 @@ static tdm_status make_world(tdm_comm *comm, tdm_error *err)
     return status;
 }
 
-/* What the comm is made of from inside; control and transport are there. */
-static tdm_status furnish(tdm_comm *comm, const tdm__comm_parts *parts, tdm_error *err)
+/* Allocates the comm's internal structures; control and transport exist. */
+static tdm_status comm_init_fields(tdm_comm *comm, const tdm__comm_parts *parts, tdm_error *err)
 {
-    if (!allocate(comm)) return no_memory(err);
+    if (!comm_allocate(comm)) return comm_no_memory(err);
     if (!comm->choices.rows) TDM_TRY(tdm__choices_load(NULL, &comm->choices, err));
     tdm__transport_events events = tdm__transfer_events(comm);
     TDM_TRY(parts->make(parts->context, &events, &comm->transport, err));
@@ -115,7 +115,7 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
         free(parts->host_of);
         tdm__choices choices = parts->choices;
         tdm__choices_release(&choices);
-        return no_memory(err);
+        return comm_no_memory(err);
     }
     comm->options = *options;
     comm->pid = getpid();
@@ -130,7 +130,7 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
     comm->choices = parts->choices;
     comm->joining = parts->cancellation;
     tdm_error error = {0};
-    tdm_status status = furnish(comm, parts, &error);
+    tdm_status status = comm_init_fields(comm, parts, &error);
     if (status == TDM_OK) {
         tdm__control_events events = {
             .user = comm, .news = tdm__engine_news, .describe = tdm__engine_describe};
@@ -141,7 +141,7 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
     if (status != TDM_OK) {
         tdm__control_explain(comm->control, &error);
         status = error.status;
-        /* The others need not wait for this rank. */
+        /* The other ranks need not wait for this one. */
         comm->control->ops->broken(comm->control, TDM__ALL_GROUPS, TDM_ERR_PEER_FAILED,
                                    error.message);
         if (err) *err = error;
@@ -152,11 +152,11 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
     return TDM_OK;
 }
 
-/* ---- ending ----------------------------------------------------------------------------------- */
+/* ---- destruction ------------------------------------------------------------------------------ */
 
 static void free_requests(tdm_comm *comm)
 {
-    /* Those that nobody waited for: a program's mistake, or its end in an error. */
+    /* Requests that were never waited for: an error of the program, or its exit after an error. */
     while (comm->pending) {
         tdm_request *request = comm->pending;
         comm->pending = request->next;
@@ -170,12 +170,13 @@ static void free_requests(tdm_comm *comm)
     }
 }
 
-/* Calls that were started and never waited for: ends them, so that no buffer is touched any more. */
+/* Ends calls that were started and never waited for, so that their buffers are no longer
+ * accessed. */
 static void end_calls(tdm_comm *comm)
 {
     if (!comm->transport || !comm->recorder) return;
     tdm_error error;
-    tdm_fail(&error, TDM_ERR_PEER_LEFT, "rank %d closes its comm", comm->rank);
+    tdm_fail(&error, TDM_ERR_PEER_LEFT, "rank %d is closing its comm", comm->rank);
     tdm__comm_lock(comm);
     for (tdm_request *r = comm->pending; r; r = r->next) tdm__request_end(r, &error);
     while (comm->pending) {
@@ -183,21 +184,20 @@ static void end_calls(tdm_comm *comm)
         tdm__engine_wait(comm, first);
         tdm__request_release(first);
     }
-    while (comm->ended) tdm__request_release(comm->ended); /* that nobody waited for */
+    while (comm->ended) tdm__request_release(comm->ended); /* requests that were never waited for */
     tdm__transfers_drop(comm, NULL);
     tdm__comm_unlock(comm);
 }
 
 void tdm_comm_close(tdm_comm *comm)
 {
-    if (!comm || comm->pid != getpid())
-        return; /* the parent's place in the world is not the child's */
+    if (!comm || comm->pid != getpid()) return; /* a child of fork() is not a rank */
     bool hurries = comm->world && comm->world->broken.status != TDM_OK;
     if (comm->transport) tdm__engine_stop(comm);
     end_calls(comm);
     if (comm->recorder)
         tdm__record(comm->recorder, (tdm_trace_event){.kind = TDM_TRACE_CLOSE, .peer = -1});
-    comm->control->ops->close(comm->control); /* no news from here on */
+    comm->control->ops->close(comm->control); /* no notifications after this */
     while (comm->groups) {
         tdm_group *group = comm->groups;
         comm->groups = group->next;
@@ -230,7 +230,7 @@ void tdm_comm_close(tdm_comm *comm)
     free(comm);
 }
 
-/* ---- questions -------------------------------------------------------------------------------- */
+/* ---- queries ---------------------------------------------------------------------------------- */
 
 int tdm_comm_rank(const tdm_comm *comm)
 {
@@ -297,8 +297,8 @@ void tdm_comm_revoke(tdm_comm *comm, const char *why)
 {
     tdm__comm_lock(comm);
     if (comm->revoked.status == TDM_OK)
-        tdm_fail(&comm->revoked, TDM_ERR_PEER_FAILED, "rank %d has revoked the world: %s",
-                 comm->rank, why);
+        tdm_fail(&comm->revoked, TDM_ERR_PEER_FAILED, "rank %d revoked the world: %s", comm->rank,
+                 why);
     tdm_error error = comm->revoked;
     for (tdm_group *g = comm->groups; g; g = g->next)
         tdm__group_break(g, false, error.status, "%s", error.message);

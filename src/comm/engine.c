@@ -1,12 +1,13 @@
 /*
- * engine.c: rounds, waiting, and the progress thread.
+ * engine.c: progress rounds, waiting, and the progress thread.
  *
- * A round moves the transport on, then every pending call, the most urgent first, then the sends that
- * have their turn. Whoever waits makes rounds until nothing changes and then sleeps in the transport,
- * without the lock; only one thread does that at a time (`polled`), the others sleep on `changed` until
- * a call ends or whoever makes the rounds leaves. The progress thread is one more that waits: it makes
- * rounds as long as there are calls that were started with tdm_call_start and nobody else makes them.
- * Nobody is woken because of a message alone: with hundreds a second, that would cost more than they do.
+ * A round advances the transport, then every pending call, the most urgent first, then the queued
+ * sends. A waiting thread runs rounds until nothing changes and then sleeps in the transport
+ * without the lock. Only one thread does that at a time (`polled`); the others sleep on `changed`
+ * until a call ends or the polling thread leaves. The progress thread waits in the same way: it
+ * runs rounds while there are calls started with tdm_call_start and no other thread runs rounds. A
+ * message alone wakes no thread: at hundreds of messages per second, that would cost more than the
+ * messages.
  */
 #include "comm/engine.h"
 #include "os/thread.h"
@@ -15,7 +16,7 @@
 #include <signal.h>
 #include <time.h>
 
-#define NAP_S 0.05 /* at most, of those who wait for somebody else's round */
+#define NAP_S 0.05 /* maximum sleep of threads that wait for another thread's round */
 
 double tdm__comm_now(tdm_comm *comm)
 {
@@ -39,9 +40,9 @@ bool tdm__engine_progress(tdm_comm *comm)
     return changed;
 }
 
-/* Sleeping on `changed` lets go of the lock without a word: what is to be told is told before. True: the
- * lock was let go of, so whatever was looked at may be another by now. */
-static bool tell_first(tdm_comm *comm)
+/* Sends pending notifications before a sleep on `changed`, which releases the lock without sending
+ * them. True: the lock was released, so the caller must check its condition again. */
+static bool engine_send_tells(tdm_comm *comm)
 {
     if (!comm->tells) return false;
     tdm__comm_unlock(comm);
@@ -49,10 +50,10 @@ static bool tell_first(tdm_comm *comm)
     return true;
 }
 
-/* Sleeps until somebody else's round may have changed something. */
-static void nap(tdm_comm *comm)
+/* Sleeps until another thread's round may have changed something. */
+static void engine_nap(tdm_comm *comm)
 {
-    if (tell_first(comm)) return;
+    if (engine_send_tells(comm)) return;
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += (long)(NAP_S * 1e9);
@@ -65,8 +66,9 @@ static void nap(tdm_comm *comm)
     comm->waiters--;
 }
 
-/* Notes for whom a call waits, when that is not what was noted last: a long wait has many sleeps, and
- * the ring is short. Before the sleep: after it the request may be gone. */
+/* Records the rank that a call waits for, if it differs from the last record: a long wait consists
+ * of many sleeps, and the ring buffer is short. Must be called before the sleep: the request may be
+ * freed after it. */
 static void record_wait(tdm_comm *comm, tdm_request *request)
 {
     int missing = -1;
@@ -87,15 +89,15 @@ static void record_wait(tdm_comm *comm, tdm_request *request)
     request->waits_for = missing;
 }
 
-/* Nothing more can be done now: sleeps until something comes, or it is time for something. With `own`
- * also until the request ends: another thread's round may end it, and take what would have woken us. */
-static void rest(tdm_comm *comm, tdm_request *request, bool own)
+/* No progress is possible: sleeps until a message or the next timer. With `own` also until the
+ * request ends: another thread's round may end it and consume the wake-up. */
+static void engine_sleep(tdm_comm *comm, tdm_request *request, bool own)
 {
     double next = tdm__engine_timers(comm);
     double now = tdm__comm_now(comm);
     if (next <= now) return;
     if (comm->polled) {
-        nap(comm);
+        engine_nap(comm);
         return;
     }
     record_wait(comm, request);
@@ -115,14 +117,14 @@ void tdm__engine_wait(tdm_comm *comm, tdm_request *request)
         bool changed = tdm__engine_progress(comm);
         if (request->done) break;
         if (!changed)
-            rest(comm, request, true);
+            engine_sleep(comm, request, true);
         else if (++rounds % 64 == 0)
-            tdm__engine_timers(comm); /* also when there is always something to do */
+            tdm__engine_timers(comm); /* also if every round makes progress */
     }
     if (comm->waiters) pthread_cond_broadcast(&comm->changed);
 }
 
-/* ---- the progress thread ---------------------------------------------------------------------- */
+/* ---- progress thread -------------------------------------------------------------------------- */
 
 static tdm_request *in_background(const tdm_comm *comm)
 {
@@ -138,19 +140,19 @@ static void *progress_thread(void *user)
     while (!comm->closing) {
         tdm_request *request = in_background(comm);
         if (!request) {
-            if (tell_first(comm)) continue;
+            if (engine_send_tells(comm)) continue;
             if (comm->waiters)
-                pthread_cond_broadcast(&comm->changed); /* one of them makes rounds */
+                pthread_cond_broadcast(&comm->changed); /* one of them runs the rounds */
             comm->waiters++;
             pthread_cond_wait(&comm->changed, &comm->lock);
             comm->waiters--;
         } else if (comm->polled) {
-            nap(comm);
+            engine_nap(comm);
         } else if (!tdm__engine_progress(comm)) {
             request = in_background(comm);
-            if (request) rest(comm, request, false);
+            if (request) engine_sleep(comm, request, false);
         } else if (comm->waiters) {
-            /* Gives those who have been woken their chance to see that their call has ended. */
+            /* Lets the woken threads see that their call has ended. */
             tdm__comm_unlock(comm);
             tdm__comm_lock(comm);
         }

@@ -1,14 +1,15 @@
 /*
- * fail.c: what goes wrong, and how everybody hears of it.
+ * fail.c: errors of calls, and how all members learn of them.
  *
- * There are four ways: two ranks call different things, a deadline passes, a peer dies or leaves, or
- * something is lacking here. All of them break the group: its pending calls end with one status and
- * text, later ones fail at once, and the other members are told through the control plane, which works
- * when calls do not. The first word about a group stays; later ones are not heard.
+ * A call fails if two ranks make different calls, if a deadline passes, if a peer dies or leaves,
+ * or if a resource is missing here. Each of these breaks the group: its pending calls end with one
+ * status and text, later calls fail immediately, and the other members are notified through the
+ * control connection, which works when calls do not. The first error of a group is kept; later ones
+ * are ignored.
  *
- * A call that ends this way may have buffers with the transport. It is over only when the transport has
- * given them all back; for a peer that does not answer at all the transport is told to forget it, after
- * a moment of grace.
+ * The transport may still have buffers of a failed call. The call ends only when the transport has
+ * returned them all. If a peer does not respond at all, the transport drops it after a grace
+ * period.
  */
 #include "comm/engine.h"
 
@@ -16,19 +17,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GRACE_S 0.2         /* for transfers of a call that has failed to come back by themselves */
-#define FIRST_NOTICE_S 0.25 /* a wait longer than this is told to those who are waited for */
-#define CATCH_UP_S 10.      /* for a hub that has much to do to say what it knows, */
+#define GRACE_S 0.2         /* how long transfers of a failed call may take to end by themselves */
+#define FIRST_NOTICE_S 0.25 /* after this wait, the ranks that are waited for get a notice */
+#define CATCH_UP_S 10.      /* how long to wait for a busy hub to report what it knows */
 #define CATCH_UP_EPOCH_S                                                                           \
-    3. /* where the members go on without who is lost: they must tell that soon, */
-#define MIN_CATCH_UP_S 1. /* and this also when the deadline of a call is near */
+    3. /* the same where the members continue without the lost rank, which must be reported soon */
+#define MIN_CATCH_UP_S 1. /* minimum of this wait even if the deadline of a call is near */
 enum {
-    MAX_NAMED = 8,  /* ranks that an error names */
-    MAX_EARLY = 64, /* groups that are not here, of which is remembered that they are broken */
-    MAX_ROUNDS = 16 /* of the transport, to clear away what came for a group that is broken */
+    MAX_NAMED = 8,  /* ranks listed in an error */
+    MAX_EARLY = 64, /* broken groups that do not exist here and are remembered */
+    MAX_ROUNDS = 16 /* rounds of the transport that drop messages of a broken group */
 };
 
-/* ---- words ------------------------------------------------------------------------------------ */
+/* ---- texts ------------------------------------------------------------------------------------ */
 
 const char *tdm__call_name(const tdm_group *group, const tdm__head *head, char *out, size_t bytes)
 {
@@ -55,7 +56,7 @@ const char *tdm__head_text(const tdm__head *head, char *out, size_t bytes)
         snprintf(reduce, sizeof reduce, " by %s", tdm_reduce_name((tdm_reduce)head->reduce));
     if (tdm__kind_has_root((tdm_call_kind)head->kind))
         snprintf(root, sizeof root, ", root %d", head->root);
-    if (head->layout) snprintf(layout, sizeof layout, ", laid out as %08x", (uint32_t)head->layout);
+    if (head->layout) snprintf(layout, sizeof layout, ", layout %08x", (uint32_t)head->layout);
     snprintf(out, bytes, "%s of %llu %s%s%s%s, algorithm %s", kind, (unsigned long long)head->count,
              tdm_dtype_name((tdm_dtype)head->dtype), reduce, root, layout,
              tdm_algorithm_name((tdm_algorithm)head->algorithm));
@@ -85,7 +86,7 @@ static void tell_others(tdm_group *group)
 {
     tdm_comm *comm = group->comm;
     tdm__tell *tell = malloc(sizeof *tell);
-    if (!tell) return; /* the others have deadlines of their own */
+    if (!tell) return; /* the other ranks have their own deadlines */
     *tell = (tdm__tell){.next = comm->tells, .group = group->id, .error = group->broken};
     comm->tells = tell;
 }
@@ -95,11 +96,11 @@ void tdm__comm_lock(tdm_comm *comm)
     pthread_mutex_lock(&comm->lock);
 }
 
-/* One line for everybody; what led to it, event by event, for who looks closer. */
+/* Logs one line at INFO, and the events that led to the error in detail. */
 static void log_break(const tdm_comm *comm)
 {
     char last[512];
-    tdm_log(TDM_LOG_INFO, "trace", "broke off: this rank %s",
+    tdm_log(TDM_LOG_INFO, "trace", "a call failed: this rank %s",
             tdm__recorder_last(comm->recorder, last, sizeof last));
     tdm__recorder_log(comm->recorder, TDM_LOG_DEBUG);
 }
@@ -139,7 +140,7 @@ void tdm__group_break(tdm_group *group, bool tell, tdm_status status, const char
         if (r->group == group) tdm__request_end(r, &group->broken);
     tdm__transfers_drop(comm, &group->id);
     if (tell) tell_others(group);
-    if (!comm->has_dumped) comm->dumps = !comm->no_threads; /* what came before the first error */
+    if (!comm->has_dumped) comm->dumps = !comm->no_threads; /* the events before the first error */
     comm->has_dumped = true;
     comm->transport->ops->wake(comm->transport);
     pthread_cond_broadcast(&comm->changed);
@@ -157,15 +158,15 @@ void tdm__group_mismatch(tdm_group *group, int their_world_rank, const tdm__head
                          const tdm__head *theirs)
 {
     int own = group->comm->rank;
-    bool swap = their_world_rank < own; /* both sides say the same words */
+    bool swap = their_world_rank < own; /* both sides report the same text */
     char first[160], second[160], name[48] = "the world";
     tdm__head_text(swap ? theirs : mine, first, sizeof first);
     tdm__head_text(swap ? mine : theirs, second, sizeof second);
     if (group->id) snprintf(name, sizeof name, "group %08x", group->id);
     tdm__group_break(
         group, true, TDM_ERR_PEER_MISMATCH,
-        "rank %d and rank %d do not agree on call #%u of %s: rank %d called %s; rank %d "
-        "called %s. All members must make the same calls in the same order",
+        "rank %d and rank %d do not agree on call #%u of %s: rank %d called %s; rank %d called "
+        "%s. All members must make the same calls in the same order",
         swap ? their_world_rank : own, swap ? own : their_world_rank, mine->sequence, name,
         swap ? their_world_rank : own, first, swap ? own : their_world_rank, second);
 }
@@ -179,9 +180,9 @@ static bool is_member(const tdm_group *group, int world_rank)
     return false;
 }
 
-/* What is heard of a loss later may say more of what was before it; how it was noticed stays, unless it was
- * the transport, which cannot tell a process that has ended from one that is out of reach. */
-static void note_loss(tdm_peer_loss *loss, const tdm_peer_loss *heard)
+/* A later report of a loss may add what happened before it. How it was detected is kept, unless it
+ * was the transport, which cannot distinguish a process that has ended from an unreachable one. */
+static void peer_note_loss(tdm_peer_loss *loss, const tdm_peer_loss *heard)
 {
     tdm_peer_sign sign = loss->sign;
     if (sign == TDM_SIGN_TRANSPORT && heard->sign == TDM_SIGN_CLOSED) sign = TDM_SIGN_CLOSED;
@@ -193,7 +194,7 @@ void tdm__peer_lost(tdm_comm *comm, int peer, bool tell, tdm_peer_loss loss, con
 {
     if (peer == comm->rank) return;
     bool had_left = comm->peer_states[peer] == TDM_PEER_LEFT;
-    if (!had_left) note_loss(&comm->losses[peer], &loss);
+    if (!had_left) peer_note_loss(&comm->losses[peer], &loss);
     if (comm->peer_states[peer] == TDM_PEER_LOST) return;
     if (!had_left) {
         comm->peer_states[peer] = TDM_PEER_LOST;
@@ -213,7 +214,8 @@ void tdm__engine_losses(tdm_comm *comm)
         if (comm->peer_states[i] == TDM__PEER_LOSING) {
             comm->peer_states[i] = TDM_PEER_WELL;
             tdm_peer_loss loss = {.sign = TDM_SIGN_TRANSPORT};
-            tdm__peer_lost(comm, i, !comm->closing, loss, comm->loss_text); /* as give_up does */
+            tdm__peer_lost(comm, i, !comm->closing, loss,
+                           comm->loss_text); /* as in request_drop_peers */
         }
 }
 
@@ -233,8 +235,8 @@ const tdm_error *tdm__early_word(const tdm_comm *comm, uint32_t group)
     return NULL;
 }
 
-/* Frees all but the first `kept` ones. */
-static void forget_early(tdm_comm *comm, int kept)
+/* Frees all but the first `kept` entries. */
+static void early_trim(tdm_comm *comm, int kept)
 {
     tdm__tell **link = &comm->early;
     for (int i = 0; *link && i < kept; i++) link = &(*link)->next;
@@ -247,17 +249,17 @@ static void forget_early(tdm_comm *comm, int kept)
 
 void tdm__early_free(tdm_comm *comm)
 {
-    forget_early(comm, 0);
+    early_trim(comm, 0);
 }
 
 void tdm__early_keep(tdm_comm *comm, uint32_t group, tdm_status status, const char *text)
 {
     tdm__tell *word = malloc(sizeof *word);
-    if (!word) return; /* its calls have deadlines */
+    if (!word) return; /* calls on it end by their deadline */
     *word = (tdm__tell){.next = comm->early, .group = group};
     tdm_fail(&word->error, status, "%s", text);
     comm->early = word;
-    forget_early(comm, MAX_EARLY);
+    early_trim(comm, MAX_EARLY);
     tdm__transfers_drop(comm, &group);
 }
 
@@ -270,7 +272,8 @@ static void group_broken(tdm_comm *comm, const tdm__news *news)
         if (g->id == news->group || all) tdm__group_break(g, false, news->status, "%s", news->text);
     if (!all && !tdm__comm_group(comm, news->group))
         tdm__early_keep(comm, news->group, news->status, news->text);
-    /* Others wait for what they sent us to come back, and this rank may be computing for long. */
+    /* Other ranks wait for their sends to this rank to end, and this rank may compute for a long
+     * time. */
     for (int i = 0; i < MAX_ROUNDS && !comm->no_threads; i++)
         if (comm->transport->ops->progress(comm->transport) == 0) break;
 }
@@ -292,10 +295,10 @@ void tdm__engine_news(void *user, const tdm__news *news)
     tdm__comm_unlock(comm);
 }
 
-/* ---- time ------------------------------------------------------------------------------------- */
+/* ---- deadlines -------------------------------------------------------------------------------- */
 
-/* A failed call's transfers did not come back: whoever has them is given up. */
-static void give_up(tdm_request *request)
+/* The transfers of a failed call did not end: drops the peers that have them. */
+static void request_drop_peers(tdm_request *request)
 {
     tdm_comm *comm = request->group->comm;
     for (;;) {
@@ -305,19 +308,19 @@ static void give_up(tdm_request *request)
             if (peer >= 0 || t->next == comm->transfers) break;
         }
         if (peer < 0) return;
-        if (comm->peer_states[peer] == TDM_PEER_LOST) { /* forgotten already: nothing more to do */
+        if (comm->peer_states[peer] == TDM_PEER_LOST) { /* dropped already */
             comm->transport->ops->forget(comm->transport, peer);
             return;
         }
-        /* Who closes its comm gives up on the others' account: they have not failed. */
+        /* A rank that closes its comm drops its peers only locally: they have not failed. */
         tdm_peer_loss loss = {.sign = TDM_SIGN_SILENCE};
         tdm__peer_lost(comm, peer, !comm->closing, loss,
-                       "it did not answer while a call that had failed was cleared");
+                       "it did not respond while a failed call was cleaned up");
     }
 }
 
-/* Whether the call is still the one that was too late: without the lock it may have ended, its memory may
- * be another call's, and its group may be gone. */
+/* Whether the call is still the one whose deadline passed: while the lock was released, it may have
+ * ended, its memory may belong to another call, and its group may be destroyed. */
 static bool is_still_late(const tdm_comm *comm, const tdm_request *request, const tdm__head *head)
 {
     for (const tdm_request *r = comm->pending; r; r = r->next)
@@ -327,10 +330,10 @@ static bool is_still_late(const tdm_comm *comm, const tdm_request *request, cons
     return false;
 }
 
-/* Who leaves because of somebody's death breaks connections, too, and is not to blame for it: what the
- * hub knows of that is heard first, however busy the machine is. No call waits much longer for that than
- * it would anyhow, and none when this world is revoked or closed. Lets go of the lock meanwhile. */
-static void catch_up(tdm_comm *comm, double now)
+/* A rank that leaves because of another rank's death also breaks connections, but is not the cause.
+ * So the hub's reports are processed first, even on a busy machine. No call waits much longer than
+ * it would otherwise, and none if this world is revoked or closed. Releases the lock meanwhile. */
+static void control_catch_up(tdm_comm *comm, double now)
 {
     if (!comm->control->ops->catch_up || comm->closing) return;
     double until_s = now + (comm->epoch > 0 ? CATCH_UP_EPOCH_S : CATCH_UP_S);
@@ -342,27 +345,29 @@ static void catch_up(tdm_comm *comm, double now)
     tdm__comm_lock(comm);
 }
 
-/* A transfer has failed, and nobody has said why so far. */
-static void too_suspect(tdm_request *request, double now)
+/* A transfer has failed, and no reason was reported in time. */
+static void request_on_suspect(tdm_request *request, double now)
 {
     tdm_group *group = request->group;
     tdm_comm *comm = group->comm;
     tdm__head head = request->head;
     request->late = true;
-    catch_up(comm, now);
-    /* Who closes its comm has perhaps not heard all: it ends its calls, and blames nobody. */
+    control_catch_up(comm, now);
+    /* A rank that closes its comm may have missed reports: it ends its calls without reporting a
+     * failure. */
     if (comm->closing || !is_still_late(comm, request, &head)) return;
     tdm_error error = request->error;
     tdm__group_break(group, true, error.status, "%s", error.message);
 }
 
-/* A deadline has passed. Lets go of the lock while it asks who did what last. */
-static void too_late(tdm_request *request, double now)
+/* A deadline has passed. Releases the lock while it queries the last activity of the other
+ * ranks. */
+static void request_on_deadline(tdm_request *request, double now)
 {
     tdm_group *group = request->group;
     tdm_comm *comm = group->comm;
     if (request->error.status != TDM_OK) {
-        too_suspect(request, now);
+        request_on_suspect(request, now);
         return;
     }
     int missing[MAX_NAMED * 4];
@@ -385,12 +390,12 @@ static void too_late(tdm_request *request, double now)
     tdm__group_break(group, true, left ? TDM_ERR_PEER_LEFT : TDM_ERR_PEER_TIMEOUT,
                      "%s (%s) did not end within %.3g s on rank %d: it waits for %s%s%s%s", name,
                      what, waited_s, comm->rank, who,
-                     left ? ", of which one at least has left the world" : "",
+                     left ? ", at least one of which has left the world" : "",
                      report[0] ? ". " : "", report);
 }
 
-/* Messages are compared when they meet: there is nothing to tell before. */
-static void notices(tdm_request *request, double now)
+/* Messages are compared when they are matched, so SEND and RECV need no notice. */
+static void request_send_notices(tdm_request *request, double now)
 {
     int missing[MAX_NAMED];
     int count = request->head.kind >= TDM_CALL_SEND
@@ -402,9 +407,9 @@ static void notices(tdm_request *request, double now)
     request->notice_s = now + 4 * FIRST_NOTICE_S;
 }
 
-/* A member has left, and its last messages had their time. That is nobody's loss as long as the call
- * waits for others alone: then it is looked at again later. */
-static bool misses_the_left(tdm_request *request, double now)
+/* A member has left, and the time for its last messages is over. This is not an error while the
+ * call waits only for other members; then it is checked again later. */
+static bool request_misses_left(tdm_request *request, double now)
 {
     if (request->left_s == 0 || now < request->left_s) return false;
     int missing[MAX_NAMED * 4];
@@ -415,8 +420,8 @@ static bool misses_the_left(tdm_request *request, double now)
     return false;
 }
 
-/* Whoever opens the world is to give up: what it waits for will not come. */
-static void stop_joining(tdm_comm *comm)
+/* Cancels the opening of the world: the ranks it waits for will not come. */
+static void comm_cancel_joining(tdm_comm *comm)
 {
     tdm_error why = {0};
     comm->joining.is_over = NULL;
@@ -428,8 +433,9 @@ static void stop_joining(tdm_comm *comm)
         tdm__group_break(g, false, why.status, "%s", why.message);
 }
 
-/* The transport has lost peers: when their time has come, and the control was asked, they are dealt with.
- * True: now, by the next round; the lock may have been let go of. Else *next is when to look again. */
+/* The transport has lost peers. True: their time is over, the control connection was queried, and
+ * the next round handles them; the lock may have been released. Else *next is when to check
+ * again. */
 static bool losses_are_due(tdm_comm *comm, double now, double *next)
 {
     if (!comm->has_losses || comm->catching_up) return false;
@@ -439,14 +445,14 @@ static bool losses_are_due(tdm_comm *comm, double now, double *next)
     }
     if (!comm->losses_ripe) {
         comm->catching_up = true;
-        catch_up(comm, now);
+        control_catch_up(comm, now);
         comm->catching_up = false;
         comm->losses_ripe = true;
     }
     return true;
 }
 
-/* When a call's time is over. */
+/* When the time of a call is over. */
 static double due_s(const tdm_request *request)
 {
     bool sooner = request->suspect_s > 0 && request->suspect_s < request->deadline_s;
@@ -455,24 +461,24 @@ static double due_s(const tdm_request *request)
 
 double tdm__engine_timers(tdm_comm *comm)
 {
-    if (tdm__cancellation_is_due(&comm->joining)) stop_joining(comm);
+    if (tdm__cancellation_is_due(&comm->joining)) comm_cancel_joining(comm);
     double now = tdm__comm_now(comm);
     double next = now + tdm__cancellation_slice(&comm->joining, 3600);
     if (losses_are_due(comm, now, &next)) return now;
     for (tdm_request *r = comm->pending; r; r = r->next) {
         if (r->ending) {
-            if (r->outstanding > 0 && now >= r->ending_s + GRACE_S) give_up(r);
+            if (r->outstanding > 0 && now >= r->ending_s + GRACE_S) request_drop_peers(r);
             if (r->outstanding > 0 && r->ending_s + GRACE_S < next) next = r->ending_s + GRACE_S;
             if (r->outstanding > 0 && next <= now) next = now + GRACE_S;
             continue;
         }
         if (r->late) continue;
-        if (now >= due_s(r) || misses_the_left(r, now)) {
-            too_late(r, now);
-            return now; /* the list may be another one now */
+        if (now >= due_s(r) || request_misses_left(r, now)) {
+            request_on_deadline(r, now);
+            return now; /* the list may have changed */
         }
         if (r->notice_s == 0) r->notice_s = r->begin_s + FIRST_NOTICE_S;
-        if (now >= r->notice_s) notices(r, now);
+        if (now >= r->notice_s) request_send_notices(r, now);
         if (due_s(r) < next) next = due_s(r);
         if (r->left_s > 0 && r->left_s < next) next = r->left_s;
         if (r->notice_s < next) next = r->notice_s;

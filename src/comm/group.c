@@ -1,19 +1,19 @@
 /*
- * group.c: groups: who is in them, where, and under which number.
+ * group.c: groups: their members, hosts and IDs.
  *
- * Members must agree on a group's number without talking: it is a hash of the list of ranks and of how
- * many groups of that list were made before. Two lists with the same number on one rank are noticed
- * here and refused. Members on this rank's host share a window: the lowest of them makes it and tells
- * the others its place by messages of the group.
+ * Members must agree on a group's ID without communication: it is a hash of the list of ranks and
+ * the number of groups created earlier from that list. Two lists with the same ID on one rank are
+ * detected here and refused. Members on one host share a window: the lowest of them creates it and
+ * sends its offset to the others by messages of the group.
  */
 #include "comm/engine.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define WINDOW_TAG 0xfffffffeu /* of the messages that pass the window on */
+#define WINDOW_TAG 0xfffffffeu /* of the messages that carry the window's offset */
 
-/* Groups of one list of ranks that were made so far. */
+/* The number of groups created from one list of ranks. */
 typedef struct tdm__list_count {
     struct tdm__list_count *next;
     uint64_t hash;
@@ -36,9 +36,10 @@ tdm_group *tdm__comm_group(const tdm_comm *comm, uint32_t id)
     return NULL;
 }
 
-/* Where this pair and tag are, or would be. There is always a place that is not used. */
-static tdm__pair_count *find_pair(tdm__pair_count *pairs, size_t capacity, int peer, uint32_t tag,
-                                  bool receive)
+/* The entry of this peer and tag, or the free entry where it belongs. The table always has a free
+ * entry. */
+static tdm__pair_count *group_find_pair(tdm__pair_count *pairs, size_t capacity, int peer,
+                                        uint32_t tag, bool receive)
 {
     uint64_t key = ((uint64_t)(unsigned)peer << 33 | (uint64_t)receive << 32 | tag) *
                    0x9e3779b97f4a7c15u;
@@ -49,15 +50,15 @@ static tdm__pair_count *find_pair(tdm__pair_count *pairs, size_t capacity, int p
     return &pairs[at];
 }
 
-/* Twice the table; the old one stays when there is no memory. */
-static bool grow_pairs(tdm_group *group)
+/* Doubles the table; keeps the old one if memory runs out. */
+static bool group_grow_pairs(tdm_group *group)
 {
     size_t capacity = group->pair_capacity ? 2 * group->pair_capacity : FIRST_PAIRS;
     tdm__pair_count *pairs = calloc(capacity, sizeof *pairs);
     if (!pairs) return false;
     for (size_t i = 0; i < group->pair_capacity; i++) {
         const tdm__pair_count *old = &group->pair_counts[i];
-        if (old->used) *find_pair(pairs, capacity, old->peer, old->tag, old->receive) = *old;
+        if (old->used) *group_find_pair(pairs, capacity, old->peer, old->tag, old->receive) = *old;
     }
     free(group->pair_counts);
     group->pair_counts = pairs;
@@ -67,8 +68,10 @@ static bool grow_pairs(tdm_group *group)
 
 bool tdm__group_pair_next(tdm_group *group, int peer, uint32_t tag, bool receive, uint32_t *out)
 {
-    if (2 * (group->pair_count + 1) > group->pair_capacity && !grow_pairs(group)) return false;
-    tdm__pair_count *pair = find_pair(group->pair_counts, group->pair_capacity, peer, tag, receive);
+    if (2 * (group->pair_count + 1) > group->pair_capacity && !group_grow_pairs(group))
+        return false;
+    tdm__pair_count *pair = group_find_pair(group->pair_counts, group->pair_capacity, peer, tag,
+                                            receive);
     if (!pair->used) {
         *pair = (tdm__pair_count){.peer = peer, .tag = tag, .receive = receive, .used = true};
         group->pair_count++;
@@ -92,11 +95,11 @@ void tdm__group_free(tdm_group *group)
     free(group);
 }
 
-/* Numbers the hosts by first appearance, and the members within them. False: no memory. */
-static bool find_hosts(tdm_group *group)
+/* Numbers the hosts by first appearance, and the members within them. False: out of memory. */
+static bool group_find_hosts(tdm_group *group)
 {
     const tdm_comm *comm = group->comm;
-    int *number = malloc((size_t)comm->size * sizeof *number); /* by the comm's number of a host */
+    int *number = malloc((size_t)comm->size * sizeof *number); /* by the comm's host index */
     if (!number) return false;
     memset(number, -1, (size_t)comm->size * sizeof *number);
     for (int i = 0; i < group->size; i++) {
@@ -129,18 +132,18 @@ tdm_status tdm__group_make(tdm_comm *comm, const int *ranks, int count, uint32_t
     group->rank = -1;
     for (int i = 0; i < count; i++)
         if (ranks[i] == comm->rank) group->rank = i;
-    if (!find_hosts(group)) goto no_memory;
+    if (!group_find_hosts(group)) goto no_memory;
     *out = group;
     return TDM_OK;
 no_memory:
     tdm__group_free(group);
-    return tdm_fail(err, TDM_ERR_NO_MEMORY, "a group of %d ranks: no memory left", count);
+    return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a group of %d ranks", count);
 }
 
-/* ---- the window ------------------------------------------------------------------------------- */
+/* ---- window ----------------------------------------------------------------------------------- */
 
-static tdm_status pass_offset(tdm_group *group, int peer, bool receive, uint64_t *offset,
-                              tdm_error *err)
+static tdm_status window_pass_offset(tdm_group *group, int peer, bool receive, uint64_t *offset,
+                                     tdm_error *err)
 {
     tdm_call call = {.kind = receive ? TDM_CALL_RECV : TDM_CALL_SEND,
                      .dtype = TDM_DTYPE_U8,
@@ -162,16 +165,17 @@ tdm_status tdm__group_window(tdm_group *group, tdm_error *err)
     int lowest = 0;
     while (group->host_of[lowest] != host) lowest++;
     if (lowest != group->rank) {
-        TDM_TRY(pass_offset(group, lowest, true, &offset, err));
+        TDM_TRY(window_pass_offset(group, lowest, true, &offset, err));
     } else {
         TDM_TRY(tdm__window_make(comm->host, local_count, &offset, err));
         for (int i = lowest + 1; i < group->size; i++)
-            if (group->host_of[i] == host) TDM_TRY(pass_offset(group, i, false, &offset, err));
+            if (group->host_of[i] == host)
+                TDM_TRY(window_pass_offset(group, i, false, &offset, err));
     }
     return tdm__window_enter(group, offset, err);
 }
 
-/* ---- making and ending ------------------------------------------------------------------------ */
+/* ---- creation and destruction ----------------------------------------------------------------- */
 
 static uint64_t hash_ranks(const int *ranks, int count)
 {
@@ -180,8 +184,8 @@ static uint64_t hash_ranks(const int *ranks, int count)
     return (hash ^ (uint64_t)(unsigned)count) * 1099511628211u;
 }
 
-/* The number for the next group of this list; 0 when there is no memory. */
-static uint32_t next_id(tdm_comm *comm, const int *ranks, int count)
+/* The ID of the next group of this list; 0 if memory runs out. */
+static uint32_t group_next_id(tdm_comm *comm, const int *ranks, int count)
 {
     uint64_t hash = hash_ranks(ranks, count);
     tdm__list_count *list = comm->list_counts;
@@ -211,24 +215,31 @@ void tdm__list_counts_free(tdm_comm *comm)
 static tdm_status check_ranks(const tdm_comm *comm, const int *ranks, int count, tdm_error *err)
 {
     if (count < 1 || count > comm->size)
-        return tdm_fail(err, TDM_ERR_RANGE, "a group of %d ranks in a world of %d", count,
-                        comm->size);
+        return tdm_fail(err, TDM_ERR_RANGE, "cannot create a group of %d ranks in a world of %d",
+                        count, comm->size);
     bool *inside = calloc((size_t)comm->size, sizeof *inside);
     if (!inside)
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "a group of %d ranks: no memory left", count);
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a group of %d ranks", count);
     tdm_status status = TDM_OK;
     for (int i = 0; i < count && status == TDM_OK; i++) {
         if (ranks[i] < 0 || ranks[i] >= comm->size)
-            status = tdm_fail(err, TDM_ERR_RANGE, "a group with rank %d in a world of %d", ranks[i],
-                              comm->size);
+            status = tdm_fail(err, TDM_ERR_RANGE,
+                              "cannot create a group with rank %d in a world "
+                              "of %d",
+                              ranks[i], comm->size);
         else if (inside[ranks[i]])
-            status = tdm_fail(err, TDM_ERR_INVALID, "a group that has rank %d twice", ranks[i]);
+            status = tdm_fail(err, TDM_ERR_INVALID,
+                              "cannot create a group: rank %d is listed "
+                              "twice",
+                              ranks[i]);
         else
             inside[ranks[i]] = true;
     }
     if (status == TDM_OK && !inside[comm->rank])
         status = tdm_fail(err, TDM_ERR_INVALID,
-                          "rank %d makes a group that it is not in; only members may", comm->rank);
+                          "rank %d is not in the list of the group it creates; only members may "
+                          "create a group",
+                          comm->rank);
     free(inside);
     return status;
 }
@@ -242,7 +253,7 @@ static void add_group(tdm_comm *comm, tdm_group *group)
     for (int i = 0; i < group->size; i++)
         if (comm->peer_states[group->ranks[i]] == TDM_PEER_LOST)
             tdm__group_break(group, false, TDM_ERR_PEER_FAILED,
-                             "rank %d has failed before this group was made", group->ranks[i]);
+                             "rank %d failed before this group was created", group->ranks[i]);
     const tdm_error *word = tdm__early_word(comm, group->id);
     if (word) tdm__group_break(group, false, word->status, "%s", word->message);
     tdm__record(comm->recorder, (tdm_trace_event){.kind = TDM_TRACE_GROUP,
@@ -256,15 +267,15 @@ tdm_status tdm_group_create(tdm_comm *comm, const int *ranks, int count, tdm_gro
 {
     TDM_TRY(check_ranks(comm, ranks, count, err));
     tdm__comm_lock(comm);
-    uint32_t id = next_id(comm, ranks, count);
+    uint32_t id = group_next_id(comm, ranks, count);
     tdm_group *group = NULL;
     tdm_status status = TDM_OK;
     if (id == 0)
-        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "a group of %d ranks: no memory left", count);
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a group of %d ranks", count);
     else if (tdm__comm_group(comm, id))
         status = tdm_fail(err, TDM_ERR_EXISTS,
-                          "two groups of this rank got the same number %08x by accident; make this "
-                          "one with its ranks in another order",
+                          "two groups of this rank have the same ID %08x by coincidence; create "
+                          "this one with its ranks in another order",
                           id);
     if (status == TDM_OK) status = tdm__group_make(comm, ranks, count, id, &group, err);
     if (status == TDM_OK) add_group(comm, group);
@@ -273,11 +284,11 @@ tdm_status tdm_group_create(tdm_comm *comm, const int *ranks, int count, tdm_gro
     tdm_error error;
     status = tdm__group_window(group, &error);
     if (status != TDM_OK) {
-        tdm__comm_lock(comm); /* the others need not wait for this rank */
-        tdm__group_break(group, true, TDM_ERR_PEER_FAILED, "rank %d could not make a group: %s",
+        tdm__comm_lock(comm); /* the other members need not wait for this rank */
+        tdm__group_break(group, true, TDM_ERR_PEER_FAILED, "rank %d could not create a group: %s",
                          comm->rank, error.message);
         tdm__comm_unlock(comm);
-        tdm_fail(err, status, "making a group of %d ranks: %s", count, error.message);
+        tdm_fail(err, status, "cannot create a group of %d ranks: %s", count, error.message);
         tdm_group_destroy(group);
         return status;
     }
@@ -287,7 +298,7 @@ tdm_status tdm_group_create(tdm_comm *comm, const int *ranks, int count, tdm_gro
 
 void tdm_group_destroy(tdm_group *group)
 {
-    if (!group || group->id == 0) return; /* the world goes with its comm */
+    if (!group || group->id == 0) return; /* the world is destroyed with its comm */
     tdm_comm *comm = group->comm;
     tdm__comm_lock(comm);
     tdm_group **link = &comm->groups;

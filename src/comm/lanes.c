@@ -1,11 +1,11 @@
 /*
- * lanes.c: who brings what to a reduction, and who owns which slice.
+ * lanes.c: the operands that each rank has in a reduction, and the slice that each rank owns.
  *
- * The tree of a reduction stands over lanes, whose number is a power of two; a rank holds a run of
- * them and brings the sums of the largest whole sub-trees in it. A run in a tree of 2^k lanes falls
- * into at most 2k - 2 such sub-trees, which is why there are at most 2^32 lanes: TDM_MAX_LANE_PARTS
- * is enough for any run. All here is a pure function of lanes and size, so all ranks come to the same
- * leaves without a word.
+ * The tree of a reduction is built over lanes, whose number is a power of two. A rank has a range
+ * of lanes and passes the sums of the largest complete subtrees in it. A range in a tree of 2^k
+ * lanes consists of at most 2k - 2 such subtrees. With the limit of 2^32 lanes, TDM_MAX_LANE_PARTS
+ * is therefore sufficient for any range. Everything here is a pure function of lanes and size, so
+ * all ranks compute the same leaves without communication.
  */
 #include "comm/engine.h"
 
@@ -16,7 +16,7 @@
 tdm_extent tdm_group_slice(size_t count, int size, int rank)
 {
     size_t min = count / (size_t)size;
-    size_t longer = count % (size_t)size; /* the first so many slices have one element more */
+    size_t longer = count % (size_t)size; /* number of slices that have one element more */
     size_t r = (size_t)rank;
     return (tdm_extent){.first = r * min + (r < longer ? r : longer), .count = min + (r < longer)};
 }
@@ -30,7 +30,7 @@ tdm_status tdm__cuts_check(const size_t *cuts, size_t count, int size, tdm_error
 {
     if (cuts[0] != 0 || cuts[size] != count)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "cuts: the slices are elements %zu to %zu, not 0 to %zu", cuts[0],
+                        "cuts: the slices cover elements %zu to %zu, not 0 to %zu", cuts[0],
                         cuts[size], count);
     for (int i = 0; i < size; i++)
         if (cuts[i] > cuts[i + 1])
@@ -76,7 +76,8 @@ int tdm_lane_nodes(const tdm_lanes *lanes, int64_t first, int64_t last, int64_t 
 {
     int count = 0;
     while (first < last && count < TDM_MAX_LANE_PARTS) {
-        /* The largest sub-tree that begins here: by the lowest bit of `first`, and not past `last`. */
+        /* The largest subtree that begins here: by the lowest bit of `first`, and not past
+         * `last`. */
         int64_t width = first ? first & -first : lanes->lane_count;
         while (width > last - first) width /= 2;
         if (!all_absent(lanes, first, first + width))
@@ -90,15 +91,17 @@ tdm_status tdm__lanes_check(const tdm_lanes *lanes, int size, tdm_error *err)
 {
     int64_t count = lanes->lane_count;
     if (count < 1 || (count & (count - 1)) != 0)
-        return tdm_fail(err, TDM_ERR_INVALID, "lanes: their number is %lld, not a power of two",
+        return tdm_fail(err, TDM_ERR_INVALID, "lanes: the lane count %lld is not a power of two",
                         (long long)count);
     if (count > MAX_LANES)
-        return tdm_fail(err, TDM_ERR_RANGE, "lanes: there are %lld; at most %lld are possible",
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "lanes: the lane count %lld exceeds the maximum of "
+                        "%lld",
                         (long long)count, (long long)MAX_LANES);
-    if (!lanes->first) return tdm_fail(err, TDM_ERR_INVALID, "lanes: there is no list `first`");
+    if (!lanes->first) return tdm_fail(err, TDM_ERR_INVALID, "lanes: the list `first` is NULL");
     if (lanes->first[0] != 0 || lanes->first[size] != count)
         return tdm_fail(
-            err, TDM_ERR_INVALID, "lanes: the ranks hold lanes %lld to %lld, not 0 to %lld",
+            err, TDM_ERR_INVALID, "lanes: the ranks have lanes %lld to %lld, not 0 to %lld",
             (long long)lanes->first[0], (long long)lanes->first[size], (long long)count);
     for (int i = 0; i < size; i++)
         if (lanes->first[i] > lanes->first[i + 1])
@@ -106,14 +109,16 @@ tdm_status tdm__lanes_check(const tdm_lanes *lanes, int size, tdm_error *err)
                             "lanes: rank %d begins at lane %lld, but rank %d at lane %lld", i,
                             (long long)lanes->first[i], i + 1, (long long)lanes->first[i + 1]);
     if (all_absent(lanes, 0, count))
-        return tdm_fail(err, TDM_ERR_INVALID, "lanes: all %lld are absent: there is nothing to add",
+        return tdm_fail(err, TDM_ERR_INVALID,
+                        "lanes: all %lld are absent; at least one must be "
+                        "present",
                         (long long)count);
     return TDM_OK;
 }
 
-static uint64_t mix(uint64_t hash, uint64_t value)
+static uint64_t hash_mix(uint64_t hash, uint64_t value)
 {
-    /* FNV-1a's step on whole words, and a shift so that high bits count too. */
+    /* FNV-1a's step on whole words, and a shift so that high bits have an effect. */
     hash = (hash ^ value) * 0x100000001b3u;
     return hash ^ (hash >> 29);
 }
@@ -121,11 +126,11 @@ static uint64_t mix(uint64_t hash, uint64_t value)
 uint64_t tdm__lanes_hash(const tdm_lanes *lanes, int size)
 {
     if (!lanes) return 0;
-    uint64_t hash = mix(0xcbf29ce484222325u, (uint64_t)lanes->lane_count);
-    for (int i = 0; i <= size; i++) hash = mix(hash, (uint64_t)lanes->first[i]);
+    uint64_t hash = hash_mix(0xcbf29ce484222325u, (uint64_t)lanes->lane_count);
+    for (int i = 0; i <= size; i++) hash = hash_mix(hash, (uint64_t)lanes->first[i]);
     if (lanes->absent)
         for (int64_t lane = 0; lane < lanes->lane_count; lane++)
-            if (lanes->absent[lane]) hash = mix(hash, (uint64_t)lane);
+            if (lanes->absent[lane]) hash = hash_mix(hash, (uint64_t)lane);
     return hash ? hash : 1;
 }
 
@@ -133,11 +138,11 @@ uint64_t tdm__cuts_hash(const size_t *cuts, int size)
 {
     if (!cuts) return 0;
     uint64_t hash = 0x9ae16a3b2f90404fu;
-    for (int i = 0; i <= size; i++) hash = mix(hash, cuts[i]);
+    for (int i = 0; i <= size; i++) hash = hash_mix(hash, cuts[i]);
     return hash ? hash : 1;
 }
 
-/* Counts the leaves and, when there is room for them, writes them. */
+/* Counts the leaves and, if `nodes` is not NULL, writes them. */
 static int list_leaves(const tdm_lanes *lanes, int size, int64_t *nodes, int *first)
 {
     int count = 0;

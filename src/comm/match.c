@@ -1,9 +1,8 @@
 /*
- * match.c: the hash table of match.h: chains by (group, sequence), and by the tag where messages are
- * numbered by it, doubled when they get long.
+ * match.c: the hash table of match.h: chains by (group, sequence), and by the tag for messages that
+ * are numbered by it. The number of chains is doubled when they get long.
  *
- * Entries come from malloc and are kept for use again, so that a call in the steady state allocates
- * nothing here.
+ * Entries are allocated by malloc and reused, so a call in the steady state allocates nothing here.
  */
 #include "comm/match.h"
 
@@ -53,8 +52,8 @@ static bool same_call(const tdm__match *entry, const tdm__head *head)
            entry->direct == tdm__is_direct(head);
 }
 
-/* Twice as many chains; when there is no memory for them the old ones do. */
-static void grow(tdm__matches *matches)
+/* Doubles the number of chains; keeps the old ones if memory runs out. */
+static void matches_grow(tdm__matches *matches)
 {
     size_t old_count = matches->chain_count;
     tdm__match **old = matches->chains;
@@ -75,7 +74,7 @@ static void grow(tdm__matches *matches)
 
 tdm__match *tdm__matches_add(tdm__matches *matches, const tdm__match *entry)
 {
-    if (matches->entry_count >= matches->chain_count * 2) grow(matches);
+    if (matches->entry_count >= matches->chain_count * 2) matches_grow(matches);
     tdm__match *copy = matches->free_entries;
     if (copy)
         matches->free_entries = copy->next;
@@ -91,7 +90,7 @@ tdm__match *tdm__matches_add(tdm__matches *matches, const tdm__match *entry)
     return copy;
 }
 
-/* Moves the entry at *link to the free ones. */
+/* Moves the entry at *link to the free list. */
 static void unlink_entry(tdm__matches *matches, tdm__match **link, tdm__match *out)
 {
     tdm__match *entry = *link;

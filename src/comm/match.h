@@ -1,23 +1,26 @@
 /*
  * match.h: receives that wait for their message, and messages that wait for their receive.
  *
- * Both lie in one hash table by (group, sequence): all that belongs to one collective is in one chain. An
- * entry is either expected (a program has asked for it) or waiting (it came before it was asked for);
- * there is never one of each with the same (step, source). Used with the engine's lock held.
+ * Both are in one hash table by (group, sequence): all entries of one collective are in one chain.
+ * An entry is either expected (a program receives it) or waiting (it arrived before its receive);
+ * there is never one of each with the same (step, source). The engine's lock protects the table.
  */
 #ifndef TANDEM_COMM_MATCH_H
 #define TANDEM_COMM_MATCH_H
 
 #include "transport/transport.h"
 
-enum { TDM__MAX_WAITING = 1 << 16 }; /* messages that may wait: more are a defect of a peer */
+enum {
+    TDM__MAX_WAITING = 1 << 16
+}; /* maximum number of waiting messages: more are an error of a peer */
 
 typedef struct tdm__match {
-    struct tdm__match *next; /* in its chain, or in the list of free ones */
+    struct tdm__match *next; /* in its chain, or in the free list */
     bool expected;
-    bool direct;           /* a SEND: such messages are numbered apart from the group's calls */
+    bool direct;           /* a SEND: such messages have their own numbers, separate from
+                            * collectives */
     int source;            /* rank in the world */
-    tdm__head head;        /* waiting: as it came; expected: group, sequence, step and bytes */
+    tdm__head head;        /* waiting: as received; expected: group, sequence, step and bytes */
     tdm__arrival *arrival; /* waiting */
     void *to;              /* expected */
     struct tdm__transfer *transfer; /* expected */
@@ -33,22 +36,22 @@ typedef struct tdm__matches {
 tdm__matches *tdm__matches_create(void);
 void tdm__matches_destroy(tdm__matches *matches);
 
-/* Whether messages of this kind are numbered by pair and tag, not by the group. */
+/* Whether messages of this kind are numbered by peer and tag, not by the group. */
 static inline bool tdm__is_direct(const tdm__head *head)
 {
     return head->kind == TDM_CALL_SEND || head->kind == TDM_CALL_RECV;
 }
 
-/* Adds an entry like this one (copied); NULL when there is no memory. */
+/* Adds a copy of this entry; NULL: out of memory. */
 tdm__match *tdm__matches_add(tdm__matches *matches, const tdm__match *entry);
-/* Takes out the entry with this group, sequence, step and source, into *out. */
+/* Removes the entry with this group, sequence, step and source, and copies it to *out. */
 bool tdm__matches_take(tdm__matches *matches, const tdm__head *head, int source, bool expected,
                        tdm__match *out);
-/* Walks the entries of one call: returns false at the end. `*cursor` begins as NULL. */
+/* Iterates over the entries of one call; false at the end. `*cursor` is initially NULL. */
 tdm__match *tdm__matches_next(const tdm__matches *matches, const tdm__head *head,
                               tdm__match *cursor);
-/* Takes out any entry for which `wanted` says so; false when there is none. For clearing away: `*chain`
- * begins as 0 and is where the next call goes on. */
+/* Removes any entry for which `wanted` returns true; false if there is none. `*chain` is initially
+ * 0 and records where the next call continues. */
 bool tdm__matches_remove(tdm__matches *matches, bool (*wanted)(const tdm__match *, const void *),
                          const void *user, size_t *chain, tdm__match *out);
 

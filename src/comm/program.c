@@ -1,11 +1,11 @@
 /*
- * program.c: how the program of a segment is written, instruction by instruction.
+ * program.c: functions that write the program of a segment.
  *
- * A program's list and its trees grow by doubling in the program's arena; what is outgrown stays there
- * until the arena is reset, which costs at most as much again. Writers never fail to their caller: a
- * lack of memory is noted in the program (no_memory), after which the rest of it is worthless and the
- * engine ends the call. Messages of no bytes are messages all the same (a barrier consists of them);
- * copies of no bytes and sums of no elements are not written.
+ * A program's list and its trees grow by doubling in the program's arena; the old memory stays
+ * there until the arena is reset, which at most doubles the memory used. The functions return no
+ * error: if memory runs out they set no_memory, the rest of the program is then invalid and the
+ * engine ends the call. Messages of 0 bytes are sent (a barrier consists of them); copies of 0
+ * bytes and sums of 0 elements are omitted.
  */
 #include "comm/engine.h"
 
@@ -13,8 +13,9 @@
 
 enum { FIRST_CAPACITY = 16 };
 
-/* A list of `count` items of `size` bytes with room for one more, or NULL (noted). */
-static void *grow(tdm__program *p, void *list, int count, int *capacity, size_t size)
+/* Makes room for one more item in a list of `count` items of `size` bytes. NULL (and no_memory):
+ * out of memory. */
+static void *program_grow_list(tdm__program *p, void *list, int count, int *capacity, size_t size)
 {
     if (count < *capacity) return list;
     int wanted = *capacity ? 2 * *capacity : FIRST_CAPACITY;
@@ -28,9 +29,10 @@ static void *grow(tdm__program *p, void *list, int count, int *capacity, size_t 
     return grown;
 }
 
-static void append(tdm__program *p, tdm__instruction instruction)
+static void program_append(tdm__program *p, tdm__instruction instruction)
 {
-    tdm__instruction *list = grow(p, p->list, p->count, &p->capacity, sizeof instruction);
+    tdm__instruction *list = program_grow_list(p, p->list, p->count, &p->capacity,
+                                               sizeof instruction);
     if (!list) return;
     p->list = list;
     list[p->count++] = instruction;
@@ -38,41 +40,45 @@ static void append(tdm__program *p, tdm__instruction instruction)
 
 void tdm__program_send(tdm__program *p, int peer, uint32_t step, const void *from, size_t bytes)
 {
-    append(p, (tdm__instruction){
-                  .op = TDM__OP_SEND, .peer = peer, .step = step, .from = from, .bytes = bytes});
+    program_append(
+        p, (tdm__instruction){
+               .op = TDM__OP_SEND, .peer = peer, .step = step, .from = from, .bytes = bytes});
 }
 
 void tdm__program_recv(tdm__program *p, int peer, uint32_t step, void *to, size_t bytes)
 {
-    append(p, (tdm__instruction){
-                  .op = TDM__OP_RECV, .peer = peer, .step = step, .to = to, .bytes = bytes});
+    program_append(p,
+                   (tdm__instruction){
+                       .op = TDM__OP_RECV, .peer = peer, .step = step, .to = to, .bytes = bytes});
 }
 
 void tdm__program_join(tdm__program *p)
 {
-    append(p, (tdm__instruction){.op = TDM__OP_JOIN});
+    program_append(p, (tdm__instruction){.op = TDM__OP_JOIN});
 }
 
 void tdm__program_copy(tdm__program *p, void *to, const void *from, size_t bytes, bool stream)
 {
     if (bytes == 0 || to == from) return;
-    append(p, (tdm__instruction){
-                  .op = TDM__OP_COPY, .stream = stream, .from = from, .to = to, .bytes = bytes});
+    program_append(
+        p, (tdm__instruction){
+               .op = TDM__OP_COPY, .stream = stream, .from = from, .to = to, .bytes = bytes});
 }
 
 void tdm__program_pair(tdm__program *p, void *to, const void *left, const void *right, size_t bytes)
 {
     if (bytes == 0) return;
-    append(p, (tdm__instruction){
-                  .op = TDM__OP_PAIR, .from = left, .other = right, .to = to, .bytes = bytes});
+    program_append(p,
+                   (tdm__instruction){
+                       .op = TDM__OP_PAIR, .from = left, .other = right, .to = to, .bytes = bytes});
 }
 
 void tdm__program_tree(tdm__program *p, const tdm__tree_plan *plan, const void *const *sources,
                        void *const *destinations, int destination_count, size_t count, int stream)
 {
     if (count == 0) return;
-    tdm__tree_call *trees = grow(p, p->trees, p->tree_count, &p->tree_capacity,
-                                 sizeof(tdm__tree_call));
+    tdm__tree_call *trees = program_grow_list(p, p->trees, p->tree_count, &p->tree_capacity,
+                                              sizeof(tdm__tree_call));
     const void **own_sources = tdm_arena_array(p->arena, (size_t)plan->leaf_count, sizeof(void *));
     void **own_destinations = tdm_arena_array(p->arena, (size_t)destination_count, sizeof(void *));
     if (!trees || !own_sources || !own_destinations) {
@@ -87,22 +93,24 @@ void tdm__program_tree(tdm__program *p, const tdm__tree_plan *plan, const void *
                                             .destinations = own_destinations,
                                             .destination_count = destination_count,
                                             .count = count};
-    append(p, (tdm__instruction){.op = TDM__OP_TREE, .stream = stream, .tree = p->tree_count++});
+    program_append(
+        p, (tdm__instruction){.op = TDM__OP_TREE, .stream = stream, .tree = p->tree_count++});
 }
 
 void tdm__program_post(tdm__program *p, uint32_t value)
 {
-    append(p, (tdm__instruction){.op = TDM__OP_POST, .value = value});
+    program_append(p, (tdm__instruction){.op = TDM__OP_POST, .value = value});
 }
 
 void tdm__program_await(tdm__program *p, int local_member, uint32_t value)
 {
-    append(p, (tdm__instruction){.op = TDM__OP_AWAIT, .peer = local_member, .value = value});
+    program_append(p,
+                   (tdm__instruction){.op = TDM__OP_AWAIT, .peer = local_member, .value = value});
 }
 
 void tdm__program_call(tdm__program *p, void (*function)(tdm_request *, int))
 {
-    append(p, (tdm__instruction){.op = TDM__OP_CALL, .function = function});
+    program_append(p, (tdm__instruction){.op = TDM__OP_CALL, .function = function});
 }
 
 void *tdm__program_scratch(tdm__program *p, size_t bytes)

@@ -1,15 +1,14 @@
 /*
- * reduce.c: which pairs to add, in which order, and the walk over memory while doing so.
+ * reduce.c: compiles the order of additions, and evaluates it over memory.
  *
- * A plan is made from left to right with a stack, like a sum in brackets is read: two neighbours are
- * added as soon as the next node meets them further up than they meet each other. So results wait on
- * that stack only, and there are never more of them than the tree is deep: they get slots of scratch
- * that stay in the first-level cache.
+ * A plan is built from left to right with a stack: two neighbours are added as soon as the next
+ * node joins them higher in the tree than they join each other. Only results on that stack are
+ * kept, at most as many as the tree is deep; they get scratch slots that stay in the L1 cache.
  *
- * A run goes over memory in blocks. Of each block all sources are read before a destination is
- * written, so a destination may be a source. Two leaves and one destination need no scratch, and are
- * one loop. User functions run in the same order, on scratch. The floating-point unit is set for each
- * run, and as it was afterwards: it does not matter which thread adds.
+ * An evaluation processes memory in blocks. All sources of a block are read before a destination is
+ * written, so a destination may be a source. Two leaves and one destination need no scratch and are
+ * one loop. User functions run in the same order, on scratch. The floating-point mode is set for
+ * each evaluation and restored afterwards, so the result does not depend on the thread.
  */
 #include "comm/reduce.h"
 
@@ -22,11 +21,12 @@
 
 enum {
     SCRATCH_BYTES = 16384,
-    MAX_BLOCK = 2048, /* bytes: small enough that a block of each of 16 sources stays near */
-    MAX_DEPTH = 64,   /* of a tree whose nodes are numbered in 63 bits */
-    /* Below this, what was written will likely be read from the cache: streaming does not pay. */
+    MAX_BLOCK = 2048, /* bytes: small enough that a block of each of 16 sources stays in the
+                       * cache */
+    MAX_DEPTH = 64,   /* of a tree with 63-bit node indices */
+    /* Below this, the result will likely be read from the cache: streaming does not pay. */
     MIN_STREAM = 65536,
-    MAX_STREAMS = 64 /* destinations that are streamed to at once; those beyond are not */
+    MAX_STREAMS = 64 /* destinations that can be streamed to; others are not */
 };
 
 const tdm__reduce_loops *tdm__reduce_loops_at(int level)
@@ -46,7 +46,7 @@ static const tdm__reduce_loops *loops_here(void)
     return tdm__reduce_loops_at(tdm_kernel_level());
 }
 
-/* ---- reducers ---------------------------------------------------------------------------------- */
+/* ---- reducers --------------------------------------------------------------------------------- */
 
 int tdm__reduce_type(tdm_dtype dtype)
 {
@@ -64,8 +64,8 @@ int tdm__reduce_type(tdm_dtype dtype)
 tdm_status tdm__reducer_check(const tdm__reducer *reducer, tdm_error *err)
 {
     if (tdm_dtype_bytes(reducer->dtype) == 0)
-        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                        "a reduction needs a type of numbers, and %d is none", (int)reducer->dtype);
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED, "invalid element type %d for a reduction",
+                        (int)reducer->dtype);
     switch (reducer->reduce) {
     case TDM_REDUCE_SUM:
     case TDM_REDUCE_MIN:
@@ -73,24 +73,22 @@ tdm_status tdm__reducer_check(const tdm__reducer *reducer, tdm_error *err)
         if (tdm__reduce_type(reducer->dtype) >= 0) return TDM_OK;
         return tdm_fail(
             err, TDM_ERR_UNSUPPORTED,
-            "there is no %s of %s: sum, min and max are there for f32, f64, f16, bf16, "
-            "i32 and i64; for other types give a function of your own (TDM_REDUCE_USER)",
+            "%s of %s is not supported: sum, min and max support f32, f64, f16, bf16, i32 and "
+            "i64; for other types pass your own function (TDM_REDUCE_USER)",
             tdm_reduce_name(reducer->reduce), tdm_dtype_name(reducer->dtype));
     case TDM_REDUCE_USER:
         if (reducer->user_reduce) return TDM_OK;
-        return tdm_fail(err, TDM_ERR_INVALID,
-                        "a reduction by TDM_REDUCE_USER needs a function in user_reduce");
+        return tdm_fail(err, TDM_ERR_INVALID, "TDM_REDUCE_USER needs a function in user_reduce");
     }
     return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                    "there is no reduction %d: sum, min, max and user are there",
-                    (int)reducer->reduce);
+                    "invalid reduction %d: valid are sum, min, max and user", (int)reducer->reduce);
 }
 
-/* ---- the floating-point unit -------------------------------------------------------------------- */
+/* ---- floating-point mode ---------------------------------------------------------------------- */
 
-/* Sums take numbers below the normal range for zero, in and out, like the kernels of src/tensor; the
- * user's function sees the plain settings. MIN and MAX compare bits, and do not care. */
-static bool flushes(const tdm__reducer *reducer)
+/* Sums treat subnormal inputs and results as zero, like the kernels of src/tensor; the user's
+ * function runs in the default mode. MIN and MAX compare bits and are not affected. */
+static bool reducer_flushes(const tdm__reducer *reducer)
 {
     return reducer->reduce != TDM_REDUCE_USER;
 }
@@ -98,8 +96,8 @@ static bool flushes(const tdm__reducer *reducer)
 #if defined(__x86_64__)
 typedef unsigned int float_mode;
 enum {
-    MODE_BITS = 0xffc0,  /* all but the flags of what has happened */
-    PLAIN_MODE = 0x1f80, /* to nearest, no exception is raised */
+    MODE_BITS = 0xffc0,  /* all except the exception flags */
+    PLAIN_MODE = 0x1f80, /* round to nearest, all exceptions masked */
     FLUSH_MODE = PLAIN_MODE | 0x8040
 };
 
@@ -128,13 +126,13 @@ static void mode_write(float_mode mode)
     __asm__ volatile("msr fpcr, %0" : : "r"(mode));
 }
 #else
-#error "which bits make sums flush denormal numbers on this processor?"
+#error "define the bits that flush subnormal numbers to zero for this CPU"
 #endif
 
-/* Sets the mode for a reducer's loops; returns how it was before. */
+/* Sets the mode for a reducer's loops; returns the previous one. */
 static float_mode mode_enter(const tdm__reducer *reducer)
 {
-    float_mode before = mode_read(), wanted = flushes(reducer) ? FLUSH_MODE : PLAIN_MODE;
+    float_mode before = mode_read(), wanted = reducer_flushes(reducer) ? FLUSH_MODE : PLAIN_MODE;
     if (before != wanted) mode_write(wanted);
     return before;
 }
@@ -144,9 +142,9 @@ static void mode_leave(float_mode before)
     if (mode_read() != before) mode_write(before);
 }
 
-/* ---- copies ------------------------------------------------------------------------------------ */
+/* ---- copies ----------------------------------------------------------------------------------- */
 
-/* Bytes from `p` to the next line of the cache. */
+/* Bytes from `p` to the next cache line. */
 static size_t to_line(const void *p)
 {
     return (size_t)(-(uintptr_t)p & (TDM__STREAM_ALIGN - 1));
@@ -183,7 +181,7 @@ void tdm__copy(void *out, const void *in, size_t bytes, bool stream)
         tdm__copy_by(loops_here(), out, in, bytes, stream);
 }
 
-/* ---- pairs ------------------------------------------------------------------------------------- */
+/* ---- pairs ------------------------------------------------------------------------------------ */
 
 static tdm__reduce_loop loop_of(const tdm__reduce_loops *loops, const tdm__reducer *reducer,
                                 bool stream)
@@ -191,7 +189,8 @@ static tdm__reduce_loop loop_of(const tdm__reduce_loops *loops, const tdm__reduc
     return loops->pairs[tdm__reduce_type(reducer->dtype)][reducer->reduce][stream];
 }
 
-/* The user's function takes its left side over; so that must be a copy when `out` is the right one. */
+/* The user's function overwrites its left operand, which must be copied if `out` is the right
+ * one. */
 static void user_pair(const tdm__reducer *reducer, void *out, const void *left, const void *right,
                       size_t count)
 {
@@ -229,9 +228,9 @@ void tdm__reduce_pair(const tdm__reducer *reducer, void *out, const void *left, 
     tdm__reduce_pair_by(loops_here(), reducer, out, left, right, count);
 }
 
-/* ---- plans ------------------------------------------------------------------------------------- */
+/* ---- plans ------------------------------------------------------------------------------------ */
 
-/* Levels below the root. */
+/* The number of levels below the root. */
 static int depth_of(int64_t node)
 {
     return 63 - __builtin_clzll((unsigned long long)node);
@@ -243,8 +242,8 @@ static bool is_below(int64_t node, int64_t top)
     return levels >= 0 && node >> levels == top;
 }
 
-/* The depth at which a node and its neighbour to the right meet; -1 when they overlap or are not in
- * that order. */
+/* The depth of the lowest common ancestor of a node and its right neighbour; -1 if they overlap or
+ * are not in order. */
 static int meeting_depth(int64_t left, int64_t right)
 {
     int depth = depth_of(left) < depth_of(right) ? depth_of(left) : depth_of(right);
@@ -262,16 +261,16 @@ static int meeting_depth(int64_t left, int64_t right)
 static tdm_status check_nodes(const int64_t *nodes, int count, int64_t top, tdm_error *err)
 {
     if (count < 0 || top < 1)
-        return tdm_fail(err, TDM_ERR_INVALID, "a tree of %d nodes below node %lld cannot be", count,
+        return tdm_fail(err, TDM_ERR_INVALID, "invalid tree of %d nodes below node %lld", count,
                         (long long)top);
     for (int i = 0; i < count; i++) {
         if (nodes[i] < 1 || !is_below(nodes[i], top))
             return tdm_fail(err, TDM_ERR_INVALID,
-                            "node %lld of the tree of lanes is not below node %lld",
+                            "node %lld of the lane tree is not below node %lld",
                             (long long)nodes[i], (long long)top);
         if (i > 0 && meeting_depth(nodes[i - 1], nodes[i]) < 0)
             return tdm_fail(err, TDM_ERR_INVALID,
-                            "nodes %lld and %lld of the tree of lanes overlap or are not in order "
+                            "nodes %lld and %lld of the lane tree overlap or are not in order "
                             "from left to right",
                             (long long)nodes[i - 1], (long long)nodes[i]);
     }
@@ -282,7 +281,7 @@ static tdm_status check_nodes(const int64_t *nodes, int count, int64_t top, tdm_
 typedef struct waiting {
     int reg;
     int slot;  /* -1: a leaf */
-    int depth; /* at which it meets its neighbour to the left */
+    int depth; /* of the common ancestor with its left neighbour */
 } waiting;
 
 typedef struct plan_stack {
@@ -291,8 +290,8 @@ typedef struct plan_stack {
     int slots_used;
 } plan_stack;
 
-/* Adds the two newest of the stack. */
-static void merge(tdm__tree_plan *plan, plan_stack *s)
+/* Adds the two topmost entries of the stack. */
+static void plan_merge(tdm__tree_plan *plan, plan_stack *s)
 {
     waiting right = s->list[--s->count];
     waiting *left = &s->list[s->count - 1];
@@ -322,10 +321,11 @@ tdm_status tdm__tree_plan_init(tdm__tree_plan *plan, const int64_t *nodes, int c
     plan_stack stack = {.count = 0};
     for (int i = 0; i < count; i++) {
         int depth = i > 0 ? meeting_depth(nodes[i - 1], nodes[i]) : -1;
-        while (stack.count > 1 && stack.list[stack.count - 1].depth > depth) merge(&made, &stack);
+        while (stack.count > 1 && stack.list[stack.count - 1].depth > depth)
+            plan_merge(&made, &stack);
         stack.list[stack.count++] = (waiting){.reg = i, .slot = -1, .depth = depth};
     }
-    while (stack.count > 1) merge(&made, &stack);
+    while (stack.count > 1) plan_merge(&made, &stack);
     *plan = made;
     return TDM_OK;
 }
@@ -336,7 +336,7 @@ void tdm__tree_plan_release(tdm__tree_plan *plan)
     *plan = (tdm__tree_plan){.leaf_count = 0};
 }
 
-/* ---- runs -------------------------------------------------------------------------------------- */
+/* ---- evaluation ------------------------------------------------------------------------------- */
 
 typedef struct tree_run {
     const tdm__reduce_loops *loops;
@@ -346,11 +346,11 @@ typedef struct tree_run {
     const void *const *sources;
     void *const *destinations;
     int destination_count;
-    size_t width;       /* of an element */
+    size_t width;       /* bytes of an element */
     size_t block_bytes; /* of each slot */
-    bool stream;        /* to any of the destinations: */
+    bool stream;        /* stream to any of the destinations: */
     uint64_t streamed;  /* a bit for each of the first 64 */
-    int home;           /* the destination that results are made in; -1: scratch */
+    int home;           /* the destination in which results are computed; -1: in scratch */
     char *scratch;      /* the slots */
 } tree_run;
 
@@ -361,7 +361,7 @@ static bool is_source(const tree_run *r, const void *p)
     return false;
 }
 
-/* Which of the first `most` destinations are streamed to, and where results are made. */
+/* Selects which of the first `max` destinations are streamed to, and where results are computed. */
 static void find_streamed(tree_run *r, int max)
 {
     for (int i = 0; i < r->destination_count && i < max && i < MAX_STREAMS; i++)
@@ -377,13 +377,14 @@ static char *slot_at(const tree_run *r, int slot)
     return r->scratch + (size_t)slot * r->block_bytes;
 }
 
-static const void *operand(const tree_run *r, int reg, int slot, size_t at)
+static const void *tree_operand(const tree_run *r, int reg, int slot, size_t at)
 {
     return slot >= 0 ? slot_at(r, slot) : (const char *)r->sources[reg] + at * r->width;
 }
 
-/* Puts the block's result, which lies at `from`, into a destination. */
-static void put(const tree_run *r, int destination, const void *from, size_t at, size_t bytes)
+/* Writes the block's result at `from` to a destination. */
+static void tree_put_result(const tree_run *r, int destination, const void *from, size_t at,
+                            size_t bytes)
 {
     char *to = (char *)r->destinations[destination] + at * r->width;
     if (destination < MAX_STREAMS && (r->streamed >> destination & 1) && on_line(to))
@@ -392,16 +393,16 @@ static void put(const tree_run *r, int destination, const void *from, size_t at,
         copy(to, from, bytes);
 }
 
-/* Elements [at, at + count), which fit in a slot. */
-static void run_block(const tree_run *r, size_t at, size_t count)
+/* Evaluates elements [at, at + count), which fit in a slot. */
+static void tree_run_block(const tree_run *r, size_t at, size_t count)
 {
     const void *result = NULL;
     for (int i = 0; i < r->plan->pair_count; i++) {
         const struct tdm__pair *p = &r->plan->pairs[i];
-        const void *left = operand(r, p->left, p->left_slot, at);
-        const void *right = operand(r, p->right, p->right_slot, at);
+        const void *left = tree_operand(r, p->left, p->left_slot, at);
+        const void *right = tree_operand(r, p->right, p->right_slot, at);
         char *out = slot_at(r, p->out_slot);
-        /* The last result goes where it belongs at once, unless that is to be streamed to. */
+        /* The last result is written directly to its destination, unless that is streamed to. */
         if (i == r->plan->pair_count - 1 && r->home >= 0)
             out = (char *)r->destinations[r->home] + at * r->width;
         if (r->loop)
@@ -410,13 +411,14 @@ static void run_block(const tree_run *r, size_t at, size_t count)
             user_pair(r->reducer, out, left, right, count);
         result = out;
     }
-    assert(result); /* there are two leaves at least */
+    assert(result); /* there are at least two leaves */
     for (int i = 0; i < r->destination_count; i++)
-        if (i != r->home) put(r, i, result, at, count * r->width);
+        if (i != r->home) tree_put_result(r, i, result, at, count * r->width);
 }
 
-/* A sum of two into one place, streamed to: the head up to a line of the cache first. */
-static void run_pair_stream(const tree_run *r, size_t count)
+/* A sum of two operands with one streamed destination: the part before the first cache line is
+ * first. */
+static void tree_run_pair_stream(const tree_run *r, size_t count)
 {
     char *out = r->destinations[0];
     size_t head = to_line(out) / r->width;
@@ -438,7 +440,7 @@ static void run_blocks(const tree_run *run, size_t count)
     size_t head = r.stream ? to_line(r.destinations[0]) / r.width : 0;
     for (size_t at = 0, now = head > 0 ? head : max; at < count; at += now, now = max) {
         if (now > count - at) now = count - at;
-        run_block(&r, at, now);
+        tree_run_block(&r, at, now);
     }
 }
 
@@ -467,7 +469,7 @@ void tdm__tree_run_by(const tdm__reduce_loops *loops, const tdm__tree_plan *plan
     if (simple && !r.stream)
         r.loop(destinations[0], sources[0], sources[1], count);
     else if (simple && to_line(destinations[0]) % r.width == 0)
-        run_pair_stream(&r, count);
+        tree_run_pair_stream(&r, count);
     else
         run_blocks(&r, count);
     if (r.stream) loops->fence();

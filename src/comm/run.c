@@ -1,28 +1,30 @@
 /*
- * run.c: requests and their programs: begun, moved on, ended.
+ * run.c: requests and their programs: start, progress, end.
  *
- * A request is cut into segments; up to `cut.flight` of them have a program at a time. A program runs
- * until it must wait (JOIN, AWAIT), and is tried again in the engine's next round.
+ * A request is divided into segments, up to `cut.flight` of which have a program at a time. A
+ * program runs until it must wait (JOIN, AWAIT), and is tried again in the engine's next round.
  *
- * Many calls may be pending, and what they take of memory for numbers on their way, here and at peers that
- * are late, has a bound: no segment begins while others of TDM_CALLS_ACTIVE_BYTES are under way, unless
- * it is small.
- * But for those of a group's oldest call: ranks may have different calls under way, of which each lacks what the other has
- * not begun; the oldest of all that are pending anywhere is under way, or will be, at all its members.
+ * Many calls may be pending. The memory they use for data in transit, here and at peers that are
+ * late, is bounded: no segment begins while others with TDM_CALLS_ACTIVE_BYTES are active, unless
+ * it is small. Segments of a group's oldest call are exempt, which prevents a deadlock: ranks may
+ * have different calls active, each waiting for one that another rank has not begun. The oldest of
+ * all pending calls is, or will be, active at all its members.
  *
- * Requests and the arenas of their programs are kept for use again, so calls in the steady state
- * allocate nothing.
+ * Requests and the arenas of their programs are reused, so calls in the steady state allocate
+ * nothing.
  */
 #include "comm/engine.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define SUSPECT_S 1.0 /* for the news of why a transfer failed; then the control is asked for it */
+#define SUSPECT_S                                                                                  \
+    1.0 /* how long to wait for a report why a transfer failed, before the control connection is
+         * queried */
 
 enum { SMALL_BYTES = 256 << 10 };
 
-/* ---- life ------------------------------------------------------------------------------------- */
+/* ---- creation and release --------------------------------------------------------------------- */
 
 tdm_request *tdm__request_create(tdm_group *group)
 {
@@ -73,7 +75,7 @@ tdm_request *tdm__request_find(tdm_group *group, const tdm__head *head)
     return NULL;
 }
 
-static void record(const tdm_request *request, tdm_trace_kind kind, tdm_status status)
+static void request_record(const tdm_request *request, tdm_trace_kind kind, tdm_status status)
 {
     const tdm__head *head = &request->head;
     tdm__record(
@@ -106,11 +108,11 @@ void tdm__request_start(tdm_request *request)
     while (*link && (*link)->call.priority <= request->call.priority) link = &(*link)->next;
     request->next = *link;
     *link = request;
-    record(request, TDM_TRACE_BEGIN, TDM_OK);
+    request_record(request, TDM_TRACE_BEGIN, TDM_OK);
     tdm__transfers_check(request);
 }
 
-/* ---- how much at a time ----------------------------------------------------------------------- */
+/* ---- limit of active bytes -------------------------------------------------------------------- */
 
 static bool is_oldest(const tdm_request *request)
 {
@@ -122,7 +124,7 @@ static bool is_oldest(const tdm_request *request)
     return true;
 }
 
-/* Whether the next segment may begin now. Calls through windows take their turns there. */
+/* Whether the next segment may begin now. Calls through windows have their own limit there. */
 static bool may_begin(const tdm_request *request)
 {
     if (request->head.kind >= TDM_CALL_SEND) return true;
@@ -138,9 +140,9 @@ static void count_active(const tdm_request *request, bool begins)
     *active = begins ? *active + request->segment_bytes : *active - request->segment_bytes;
 }
 
-/* ---- the end ------------------------------------------------------------------------------------ */
+/* ---- end -------------------------------------------------------------------------------------- */
 
-static void finish(tdm_request *request)
+static void request_finish(tdm_request *request)
 {
     tdm_comm *comm = request->group->comm;
     for (int i = 0; i < request->cut.flight; i++) /* after an error some have not ended */
@@ -152,7 +154,7 @@ static void finish(tdm_request *request)
     comm->ended = request;
     if (request->group->window && request->head.kind < TDM_CALL_SEND)
         tdm__window_ended(request->group, request->head.sequence);
-    record(request, TDM_TRACE_END, request->error.status);
+    request_record(request, TDM_TRACE_END, request->error.status);
     request->done = true;
     if (comm->waiters) pthread_cond_broadcast(&comm->changed);
     if (comm->polled_for == request) comm->transport->ops->wake(comm->transport);
@@ -169,7 +171,7 @@ void tdm__request_end(tdm_request *request, const tdm_error *error)
 
 /* ---- programs --------------------------------------------------------------------------------- */
 
-static bool begin_segment(tdm_request *request, tdm__program *p)
+static bool segment_begin(tdm_request *request, tdm__program *p)
 {
     if (!p->arena) p->arena = tdm_arena_create("segment of a call");
     if (!p->arena) return false;
@@ -188,8 +190,8 @@ static bool begin_segment(tdm_request *request, tdm__program *p)
     return !p->no_memory;
 }
 
-/* Instructions that are done at once. */
-static void execute(tdm__program *p, const tdm__instruction *instruction)
+/* Executes an instruction that does not wait. */
+static void program_execute(tdm__program *p, const tdm__instruction *instruction)
 {
     tdm_request *request = p->request;
     tdm__reducer reducer = tdm__reducer_of(&request->call);
@@ -216,8 +218,8 @@ static void execute(tdm__program *p, const tdm__instruction *instruction)
     }
 }
 
-/* Runs as far as it goes. Instructions are copied first: CALL may add some, and move the list. */
-static void run_program(tdm__program *p, bool *changed)
+/* Runs until it must wait. Instructions are copied first: CALL may add some and move the list. */
+static void program_run(tdm__program *p, bool *changed)
 {
     tdm_request *request = p->request;
     while (p->at < p->count && !request->ending && !p->no_memory) {
@@ -228,7 +230,7 @@ static void run_program(tdm__program *p, bool *changed)
             return;
         p->at++;
         *changed = true;
-        execute(p, &instruction);
+        program_execute(p, &instruction);
     }
     if (p->at == p->count && p->pending == 0 && !request->ending) {
         p->active = false;
@@ -243,29 +245,29 @@ static bool out_of_memory(tdm_request *request)
     for (int i = 0; i < request->cut.flight; i++)
         if (request->programs[i].no_memory) {
             tdm__group_break(request->group, true, TDM_ERR_PEER_FAILED,
-                             "rank %d has no memory left for a call of %zu elements",
+                             "rank %d has no memory for a call of %zu elements",
                              request->group->comm->rank, request->call.count);
             return true;
         }
     return false;
 }
 
-static void run_segments(tdm_request *request, bool *changed)
+static void request_run_segments(tdm_request *request, bool *changed)
 {
     for (int i = 0; i < request->cut.flight && !request->ending; i++) {
         tdm__program *p = &request->programs[i];
         if (!p->active) {
             if (request->next_segment >= request->segment_count || !may_begin(request)) continue;
-            if (!begin_segment(request, p)) p->no_memory = true;
+            if (!segment_begin(request, p)) p->no_memory = true;
             *changed = true;
         }
-        run_program(p, changed);
+        program_run(p, changed);
     }
 }
 
-/* A transfer has failed. That is rarely the first cause: the news of it is on its way, and says more. The
- * call goes no further, and ends with what it knows when no news comes. */
-static void suspect(tdm_request *request)
+/* A transfer has failed. That is rarely the root cause; a report of the cause says more and is on
+ * its way. The call stops, and ends with the transfer's error if no report arrives. */
+static void request_suspect(tdm_request *request)
 {
     if (request->suspect_s == 0)
         request->suspect_s = tdm__comm_now(request->group->comm) + SUSPECT_S;
@@ -275,19 +277,19 @@ void tdm__request_run(tdm_request *request, bool *changed)
 {
     if (request->done) return;
     if (request->error.status != TDM_OK && !request->ending) {
-        suspect(request);
+        request_suspect(request);
         return;
     }
-    if (!request->ending) run_segments(request, changed);
+    if (!request->ending) request_run_segments(request, changed);
     if (!request->ending) out_of_memory(request);
     bool over = request->ending ? request->outstanding == 0
                                 : request->ended_segments == request->segment_count;
     if (!over) return;
-    finish(request);
+    request_finish(request);
     *changed = true;
 }
 
-/* ---- who is missing --------------------------------------------------------------------------- */
+/* ---- missing ranks ---------------------------------------------------------------------------- */
 
 static void add_missing(int rank, int *out, int *count, int max)
 {

@@ -1,10 +1,10 @@
 /*
- * scratch.c: large pieces of memory that programs need for a moment, kept for the next ones.
+ * scratch.c: cache of large scratch buffers for programs.
  *
- * Fresh memory costs about ten times what copying into it does: the kernel must find and zero every page.
- * So what a segment received its neighbours' numbers into is kept by the comm, up to KEPT_BYTES, and
- * handed to the next program that wants about as much. Small pieces are the arena's (program.c). All
- * under the comm's lock.
+ * New memory costs about ten times as much as copying into it: the kernel must find and zero every
+ * page. So the comm keeps the buffers into which a segment received its neighbours' data, up to
+ * KEPT_BYTES, and reuses them for programs that need about as much. Small buffers come from the
+ * arena (program.c). The comm's lock protects the cache.
  */
 #include "comm/engine.h"
 
@@ -12,8 +12,8 @@
 
 enum {
     ALIGN = 64,
-    ROUND_BYTES = 64 * 1024,       /* sizes are multiples of this, so that pieces fit again */
-    KEPT_BYTES = 32 * 1024 * 1024, /* at most, by one comm, while nobody uses them */
+    ROUND_BYTES = 64 * 1024,       /* sizes are multiples of this, so that buffers can be reused */
+    KEPT_BYTES = 32 * 1024 * 1024, /* maximum of unused bytes for one comm */
 };
 
 struct tdm__block {
@@ -22,8 +22,8 @@ struct tdm__block {
     _Alignas(ALIGN) uint8_t data[];
 };
 
-/* A kept block that is large enough and not wastefully so; NULL: none. */
-static tdm__block *take_kept(tdm_comm *comm, size_t bytes)
+/* A cached block that is large enough but not much too large; NULL: none. */
+static tdm__block *scratch_take_kept(tdm_comm *comm, size_t bytes)
 {
     for (tdm__block **link = &comm->kept_blocks; *link; link = &(*link)->next) {
         tdm__block *block = *link;
@@ -39,7 +39,7 @@ void *tdm__scratch_take(tdm_comm *comm, tdm__block **list, size_t bytes)
 {
     if (bytes > SIZE_MAX / 2) return NULL;
     bytes = (bytes + ROUND_BYTES - 1) / ROUND_BYTES * ROUND_BYTES;
-    tdm__block *block = take_kept(comm, bytes);
+    tdm__block *block = scratch_take_kept(comm, bytes);
     if (!block) {
         block = aligned_alloc(ALIGN, sizeof *block + bytes);
         if (!block) return NULL;

@@ -1,9 +1,10 @@
 /*
- * shared.c: memory for programs that all ranks of the host see (tdm_comm_shared).
+ * shared.c: memory that all ranks of a host can access (tdm_comm_shared).
  *
- * With neighbours it is a block of the host's segment; alone it is pages of this process. The comm
- * remembers what it gave out, so that closing it gives everything back. The name of a place is its
- * offset in the segment, or for a rank that is alone its address: nobody else is to understand it.
+ * With neighbours it is a block of the host's shared memory segment; a rank that is alone gets
+ * pages of its process. The comm keeps a list of the allocations, and frees them when it is closed.
+ * The portable name of an address is its offset in the segment; for a rank that is alone it is the
+ * address itself.
  */
 #include "comm/engine.h"
 
@@ -14,15 +15,15 @@
 typedef struct tdm__shared {
     struct tdm__shared *next;
     void *memory;
-    uint64_t offset; /* in the host's segment; UINT64_MAX: pages of our own */
+    uint64_t offset; /* in the host's segment; UINT64_MAX: pages of this process */
     tdm_pages pages;
 } tdm__shared;
 
 tdm_status tdm_comm_shared(tdm_comm *comm, size_t bytes, void **out, tdm_error *err)
 {
-    if (bytes == 0) return tdm_fail(err, TDM_ERR_RANGE, "0 bytes of shared memory were asked for");
+    if (bytes == 0) return tdm_fail(err, TDM_ERR_RANGE, "cannot allocate 0 bytes of shared memory");
     tdm__shared *shared = calloc(1, sizeof *shared);
-    if (!shared) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory left");
+    if (!shared) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for shared memory");
     shared->offset = UINT64_MAX;
     tdm_status status = comm->host ? tdm__host_alloc(comm->host, bytes, &shared->offset, err)
                                    : tdm_pages_map(bytes, false, &shared->pages, err);
@@ -59,10 +60,10 @@ void tdm_comm_shared_free(tdm_comm *comm, void *memory)
     if (found) give_back(comm, found);
 }
 
-/* Whether an address lies in memory of our own that was given out. */
+/* Whether an address is in pages of this process that were allocated here. */
 static bool is_given(const tdm_comm *comm, uintptr_t address)
 {
-    tdm_comm *locked = (tdm_comm *)(uintptr_t)comm; /* but for its lock it stays as it is */
+    tdm_comm *locked = (tdm_comm *)(uintptr_t)comm; /* only its lock is modified */
     tdm__comm_lock(locked);
     const tdm__shared *shared = comm->shared;
     while (shared && address - (uintptr_t)shared->pages.data >= shared->pages.bytes)

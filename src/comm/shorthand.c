@@ -1,5 +1,5 @@
 /*
- * shorthand.c: the usual calls, each one line of tdm_call_run.
+ * shorthand.c: the common calls, each one line of tdm_call_run.
  */
 #include <tandem/comm.h>
 

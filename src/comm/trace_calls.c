@@ -1,5 +1,5 @@
 /*
- * trace_calls.c: the recorder, as programs see it: marks of their own, and a dump on demand.
+ * trace_calls.c: the recorder's public functions: marks set by the program, and a dump on request.
  */
 #include "comm/engine.h"
 

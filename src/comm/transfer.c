@@ -1,17 +1,17 @@
 /*
  * transfer.c: messages between programs and the transport.
  *
- * A send waits in the comm's list until its turn: of all that wait, the most urgent call's go first, of
- * equally urgent ones the oldest's, and no peer gets more while it has FLIGHT_BYTES with the transport, so that something urgent never
- * stands behind much that is not. When nothing has moved for STALL_S more may go: what is on its way may
- * be for calls that the peer starts only once it has got what waits behind it. A receive is matched with its message by match.h, whichever comes
- * first.
+ * A send is queued in the comm's list. Queued sends are passed to the transport by urgency of their
+ * call, then by its age. A peer gets no more while FLIGHT_BYTES to it are with the transport, so
+ * that an urgent message never queues behind many others. If nothing has moved for STALL_S, more is
+ * sent: the data in flight may belong to calls that the peer starts only after it has received what
+ * is queued. match.h matches receives with messages, in whichever order they come.
  *
- * Every head that comes is checked, then compared with this rank's own call of that number. Messages
- * for groups that do not exist here yet wait; messages for broken groups are dropped, which ends the
- * sender's side as well. Callbacks only count and match; whatever breaks a group because the transport
- * lost a peer is put off until the engine's next round (tdm__engine_losses), since the transport may be
- * in the middle of something.
+ * Every received header is validated, then compared with this rank's call of that number. Messages
+ * for groups that do not exist here yet are kept; messages for broken groups are dropped, which
+ * completes the send at the sender. Callbacks only count and match. Breaking groups because the
+ * transport lost a peer is deferred to the engine's next round (tdm__engine_losses), since the
+ * transport may be in the middle of an operation.
  */
 #include "comm/engine.h"
 #include "comm/match.h"
@@ -22,9 +22,11 @@
 
 enum { FLIGHT_BYTES = 2 << 20 };
 #define STALL_S 0.05
-#define LOSS_S 1.0 /* for the control to say why a connection broke; then it is asked */
+#define LOSS_S                                                                                     \
+    1.0 /* how long to wait for a report why a connection broke, before the control connection is
+         * queried */
 
-static void record(tdm_comm *comm, tdm_trace_kind kind, int peer, const tdm__head *head)
+static void transfer_record(tdm_comm *comm, tdm_trace_kind kind, int peer, const tdm__head *head)
 {
     tdm__record(comm->recorder, (tdm_trace_event){
                                     .kind = (uint8_t)kind,
@@ -38,7 +40,7 @@ static void record(tdm_comm *comm, tdm_trace_kind kind, int peer, const tdm__hea
                                 });
 }
 
-/* ---- the list --------------------------------------------------------------------------------- */
+/* ---- list of transfers ------------------------------------------------------------------------ */
 
 static tdm__transfer *transfer_new(tdm_comm *comm, const tdm__transfer *like)
 {
@@ -51,9 +53,9 @@ static tdm__transfer *transfer_new(tdm_comm *comm, const tdm__transfer *like)
     return t;
 }
 
-/* Whether `a` goes before `b`, which came first: its call is more urgent, or as urgent and older. So the
- * last messages of a call do not stand behind the first ones of all that were started since. */
-static bool goes_before(const tdm__transfer *a, const tdm__transfer *b)
+/* Whether `a` is sent before the earlier `b`: its call is more urgent, or as urgent and older. Thus
+ * the last messages of a call do not queue behind the first ones of all calls started since. */
+static bool transfer_goes_before(const tdm__transfer *a, const tdm__transfer *b)
 {
     int urgency_a = a->request ? a->request->call.priority : 0;
     int urgency_b = b->request ? b->request->call.priority : 0;
@@ -61,7 +63,7 @@ static bool goes_before(const tdm__transfer *a, const tdm__transfer *b)
     return (a->request ? a->request->age : 0) < (b->request ? b->request->age : 0);
 }
 
-/* Receives and what is handed over may stand anywhere. */
+/* The position of receives and of active transfers does not matter. */
 static void list_add(tdm_comm *comm, tdm__transfer *t)
 {
     tdm__transfer *first = comm->transfers;
@@ -71,8 +73,8 @@ static void list_add(tdm_comm *comm, tdm__transfer *t)
         return;
     }
     tdm__transfer *before = first->previous; /* the last one */
-    while (goes_before(t, before) && before != first) before = before->previous;
-    bool in_front = before == first && goes_before(t, first);
+    while (transfer_goes_before(t, before) && before != first) before = before->previous;
+    bool in_front = before == first && transfer_goes_before(t, first);
     tdm__transfer *left = in_front ? first->previous : before;
     t->previous = left;
     t->next = left->next;
@@ -106,20 +108,20 @@ void tdm__transfers_free(tdm_comm *comm)
 
 /* ---- sending ---------------------------------------------------------------------------------- */
 
-/* Whatever its size: else small messages that come later would keep a large one from its turn. */
+/* Independent of the message's size: else later small messages could delay a large one forever. */
 static bool has_room(const tdm_comm *comm, const tdm__transfer *t)
 {
     return comm->flight_bytes[t->peer] < FLIGHT_BYTES + comm->flight_extra;
 }
 
-static void hand_over(tdm_comm *comm, tdm__transfer *t)
+static void transfer_hand_over(tdm_comm *comm, tdm__transfer *t)
 {
     t->handed = true;
     comm->moved_s = 0;
     comm->flight_bytes[t->peer] += t->head.bytes;
     if (t->request) {
         t->request->outstanding++;
-        record(comm, TDM_TRACE_SEND, t->peer, &t->head);
+        transfer_record(comm, TDM_TRACE_SEND, t->peer, &t->head);
     }
     comm->transport->ops->send(comm->transport, t->peer, &t->head, t->data, t);
 }
@@ -141,7 +143,8 @@ bool tdm__transfers_dispatch(tdm_comm *comm)
     comm->dispatch = false;
     bool changed = false;
     for (;;) {
-        /* From the start each time: send() may call back, and a callback may take out any of them. */
+        /* Restarts from the first entry each time: send() may call back, and a callback may remove
+         * any entry. */
         tdm__transfer *t = comm->transfers, *found = NULL;
         if (t) do {
                 if (is_queued(t) && has_room(comm, t)) found = t;
@@ -149,16 +152,16 @@ bool tdm__transfers_dispatch(tdm_comm *comm)
             } while (!found && t != comm->transfers);
         if (!found) return changed;
         count_queued(comm, found->peer, -1);
-        hand_over(comm, found);
+        transfer_hand_over(comm, found);
         changed = true;
     }
 }
 
-static void queue(tdm_comm *comm, tdm__transfer *t)
+static void transfer_queue(tdm_comm *comm, tdm__transfer *t)
 {
     list_add(comm, t);
     if (comm->queued_counts[t->peer] == 0 && has_room(comm, t)) {
-        hand_over(comm, t);
+        transfer_hand_over(comm, t);
         return;
     }
     count_queued(comm, t->peer, 1);
@@ -186,7 +189,8 @@ static tdm__head head_for(const tdm_request *request, uint32_t step, size_t byte
     return head;
 }
 
-/* The transfer of a program's instruction, which the program waits for; NULL (noted) without memory. */
+/* The transfer of an instruction, for which the program waits; NULL (and no_memory): out of
+ * memory. */
 static tdm__transfer *transfer_of(tdm__program *program, const tdm__instruction *instruction)
 {
     tdm_request *request = program->request;
@@ -209,7 +213,7 @@ static tdm__transfer *transfer_of(tdm__program *program, const tdm__instruction 
 void tdm__transfer_send(tdm__program *program, const tdm__instruction *instruction)
 {
     tdm__transfer *t = transfer_of(program, instruction);
-    if (t) queue(program->request->group->comm, t);
+    if (t) transfer_queue(program->request->group->comm, t);
 }
 
 void tdm__transfer_notice(tdm_request *request, int peer)
@@ -220,11 +224,11 @@ void tdm__transfer_notice(tdm_request *request, int peer)
                                         .peer = peer,
                                         .head = head_for(request, (uint32_t)TDM__NOTICE_STEP, 0),
                                     });
-    if (t) queue(comm, t);
+    if (t) transfer_queue(comm, t);
 }
 
-/* Notes that a transfer came to nothing; the first word stays. */
-static void note_failure(const tdm__transfer *t, tdm_status status)
+/* Records that a transfer failed; the first error is kept. */
+static void transfer_note_failure(const tdm__transfer *t, tdm_status status)
 {
     tdm_request *request = t->request;
     if (status == TDM_OK || request->ending || request->error.status != TDM_OK) return;
@@ -237,7 +241,7 @@ static void note_failure(const tdm__transfer *t, tdm_status status)
                  tdm_status_text(status));
 }
 
-static void sent(void *user, void *cookie, tdm_status status)
+static void transfer_sent(void *user, void *cookie, tdm_status status)
 {
     tdm_comm *comm = user;
     tdm__transfer *t = cookie;
@@ -248,39 +252,39 @@ static void sent(void *user, void *cookie, tdm_status status)
     if (t->request) {
         t->request->outstanding--;
         t->program->pending--;
-        record(comm, TDM_TRACE_SENT, t->peer, &t->head);
-        note_failure(t, status);
+        transfer_record(comm, TDM_TRACE_SENT, t->peer, &t->head);
+        transfer_note_failure(t, status);
     }
     list_remove(comm, t);
 }
 
 /* ---- receiving -------------------------------------------------------------------------------- */
 
-static void take(tdm_comm *comm, tdm__transfer *t, tdm__arrival *arrival, void *to)
+static void arrival_receive(tdm_comm *comm, tdm__transfer *t, tdm__arrival *arrival, void *to)
 {
     t->handed = true;
     t->request->outstanding++;
     comm->transport->ops->take(comm->transport, arrival, to, t);
 }
 
-static void received(void *user, void *cookie, tdm_status status)
+static void transfer_received(void *user, void *cookie, tdm_status status)
 {
     tdm_comm *comm = user;
     tdm__transfer *t = cookie;
     tdm_request *request = t->request;
     request->outstanding--;
     t->program->pending--;
-    record(comm, TDM_TRACE_RECEIVED, t->peer, &t->head);
-    note_failure(t, status);
+    transfer_record(comm, TDM_TRACE_RECEIVED, t->peer, &t->head);
+    transfer_note_failure(t, status);
     list_remove(comm, t);
 }
 
-/* The message is there, and somebody wants it: is it what was wanted? */
-static void match(tdm_comm *comm, tdm__transfer *t, const tdm__head *theirs, tdm__arrival *arrival,
-                  void *to)
+/* Passes a message to its receive, if it has the expected size and header. */
+static void arrival_match(tdm_comm *comm, tdm__transfer *t, const tdm__head *theirs,
+                          tdm__arrival *arrival, void *to)
 {
     if (theirs->bytes == t->head.bytes && tdm__heads_agree(&t->request->head, theirs)) {
-        take(comm, t, arrival, to);
+        arrival_receive(comm, t, arrival, to);
         return;
     }
     tdm_request *request = t->request;
@@ -299,7 +303,7 @@ void tdm__transfer_recv(tdm__program *program, const tdm__instruction *instructi
     list_add(comm, t);
     tdm__match found;
     if (tdm__matches_take(comm->matches, &t->head, t->peer, false, &found)) {
-        match(comm, t, &found.head, found.arrival, instruction->to);
+        arrival_match(comm, t, &found.head, found.arrival, instruction->to);
         return;
     }
     tdm__match entry = {.expected = true,
@@ -314,7 +318,7 @@ void tdm__transfer_recv(tdm__program *program, const tdm__instruction *instructi
     list_remove(comm, t);
 }
 
-/* This rank's own call of that number, if it has come to it: pending or past. */
+/* This rank's call of that number, pending or past; NULL if it has not made it yet. */
 static const tdm__head *own_call(tdm_group *group, const tdm__head *theirs)
 {
     if (tdm__is_direct(theirs)) return NULL; /* compared when it is matched */
@@ -324,62 +328,62 @@ static const tdm__head *own_call(tdm_group *group, const tdm__head *theirs)
     return past->magic && past->sequence == theirs->sequence ? past : NULL;
 }
 
-static void drop(tdm_comm *comm, tdm__arrival *arrival)
+static void arrival_drop(tdm_comm *comm, tdm__arrival *arrival)
 {
     comm->transport->ops->drop(comm->transport, arrival);
 }
 
-static void garbage(tdm_comm *comm, int peer, tdm__arrival *arrival)
+static void arrival_is_garbage(tdm_comm *comm, int peer, tdm__arrival *arrival)
 {
     if (comm->garbage_count++ == 0)
         tdm_log(TDM_LOG_WARN, "comm",
-                "dropped a message that is not of this world, from the connection of rank %d; more "
-                "of them are dropped without a word",
+                "dropped a message of another world on the connection of rank %d; further ones "
+                "are dropped without a log line",
                 peer);
-    drop(comm, arrival);
+    arrival_drop(comm, arrival);
 }
 
-static void arrived(void *user, int peer, const tdm__head *head, tdm__arrival *arrival)
+static void transfer_arrived(void *user, int peer, const tdm__head *head, tdm__arrival *arrival)
 {
     tdm_comm *comm = user;
     if (!tdm__head_check(head, comm->control->world, comm->size) || (int)head->source != peer ||
         head->epoch != comm->epoch) {
-        garbage(comm, peer, arrival);
+        arrival_is_garbage(comm, peer, arrival);
         return;
     }
     tdm_group *group = tdm__comm_group(comm, head->group);
     if ((group ? group->broken.status : comm->revoked.status) != TDM_OK ||
         (!group && tdm__early_word(comm, head->group))) {
-        drop(comm, arrival);
+        arrival_drop(comm, arrival);
         return;
     }
     const tdm__head *own = group ? own_call(group, head) : NULL;
     if (own && !tdm__heads_agree(own, head)) {
-        drop(comm, arrival);
+        arrival_drop(comm, arrival);
         tdm__group_mismatch(group, peer, own, head);
         return;
     }
     tdm__match found;
     if (head->step == (uint32_t)TDM__NOTICE_STEP && !tdm__is_direct(head)) {
-        drop(comm, arrival);
+        arrival_drop(comm, arrival);
     } else if (tdm__matches_take(comm->matches, head, peer, true, &found)) {
-        match(comm, found.transfer, head, arrival, found.to);
+        arrival_match(comm, found.transfer, head, arrival, found.to);
     } else if (comm->matches->waiting_count >= TDM__MAX_WAITING ||
                !tdm__matches_add(comm->matches, &(tdm__match){.direct = tdm__is_direct(head),
                                                               .source = peer,
                                                               .head = *head,
                                                               .arrival = arrival})) {
-        drop(comm, arrival);
+        arrival_drop(comm, arrival);
         if (group)
             tdm__group_break(
                 group, true, TDM_ERR_PEER_FAILED,
-                "rank %d has no room for more messages that wait for a call: more than "
-                "%d have come, the last from rank %d",
+                "rank %d cannot keep more messages for calls it has not made: more than %d have "
+                "arrived, the last from rank %d",
                 comm->rank, TDM__MAX_WAITING, peer);
     }
 }
 
-static void lost(void *user, int peer, const char *how)
+static void transfer_peer_lost(void *user, int peer, const char *how)
 {
     tdm_comm *comm = user;
     if (comm->peer_states[peer] != TDM_PEER_WELL) return;
@@ -395,8 +399,11 @@ static void lost(void *user, int peer, const char *how)
 
 tdm__transport_events tdm__transfer_events(tdm_comm *comm)
 {
-    return (tdm__transport_events){
-        .user = comm, .arrived = arrived, .received = received, .sent = sent, .lost = lost};
+    return (tdm__transport_events){.user = comm,
+                                   .arrived = transfer_arrived,
+                                   .received = transfer_received,
+                                   .sent = transfer_sent,
+                                   .lost = transfer_peer_lost};
 }
 
 void tdm__transfers_check(tdm_request *request)
@@ -411,7 +418,7 @@ void tdm__transfers_check(tdm_request *request)
         }
 }
 
-/* ---- clearing away ---------------------------------------------------------------------------- */
+/* ---- dropping --------------------------------------------------------------------------------- */
 
 static bool expected_by(const tdm__match *entry, const void *request)
 {
@@ -449,5 +456,5 @@ void tdm__transfers_drop(tdm_comm *comm, const uint32_t *group)
     tdm__match found;
     size_t chain = 0;
     while (tdm__matches_remove(comm->matches, waits_in, group, &chain, &found))
-        drop(comm, found.arrival);
+        arrival_drop(comm, found.arrival);
 }

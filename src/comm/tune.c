@@ -1,10 +1,10 @@
 /*
- * tune.c: the file of measured choices: where it is, when it is used, and how it is written
- * (choices.c reads it).
+ * tune.c: the file of measured choices: its path, when it is used, and how it is written (choices.c
+ * reads it).
  *
- * A measurement knows groups of one size on one or on several hosts; what the file says about others
- * stays in it. A file that cannot be read is replaced, with a word in the log: it would not have been
- * used either.
+ * A measurement covers groups of one size on one host or on several; rows of the file for other
+ * groups are kept. A file that cannot be read is replaced, with a warning in the log: it could not
+ * be used either.
  */
 #include <tandem/os.h>
 #include <tandem/text.h>
@@ -19,7 +19,7 @@ bool tdm_tune_path(char *out, size_t out_bytes)
 {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
     int length = -1;
-    if (cache && cache[0] == '/') /* others are to be ignored, says their standard */
+    if (cache && cache[0] == '/') /* the standard says that other values are to be ignored */
         length = snprintf(out, out_bytes, "%s/tandem/tune.json", cache);
     else if (home && home[0] == '/')
         length = snprintf(out, out_bytes, "%s/.cache/tandem/tune.json", home);
@@ -33,7 +33,7 @@ tdm_status tdm__choices_find(const char *path, tdm__choices *out, tdm_error *err
     if (path) return tdm__choices_load(path, out, err);
     if (tdm_tune_path(usual, sizeof(usual)) && tdm_path_exists(usual)) {
         if (tdm__choices_load(usual, out, &why) == TDM_OK) return TDM_OK;
-        tdm_log(TDM_LOG_WARN, "comm", "the measured choices are not used: %s", why.message);
+        tdm_log(TDM_LOG_WARN, "comm", "ignoring the measured choices: %s", why.message);
     }
     return tdm__choices_load(NULL, out, err);
 }
@@ -75,25 +75,23 @@ static tdm_status check_rows(const tdm_tune_row *rows, int count, tdm_error *err
         if (rows[i].kind < TDM_CALL_BARRIER || rows[i].kind > TDM_CALL_RECV || rows[i].size < 1 ||
             rows[i].size > UINT16_MAX || rows[i].algorithm <= TDM_ALGORITHM_AUTO ||
             rows[i].algorithm > TDM_ALGORITHM_WINDOW)
-            return tdm_fail(
-                err, TDM_ERR_INVALID,
-                "row %d of the measured choices has a kind, a size or an algorithm that "
-                "there is not",
-                i);
+            return tdm_fail(err, TDM_ERR_INVALID,
+                            "row %d of the measured choices has an invalid kind, size or algorithm",
+                            i);
     return TDM_OK;
 }
 
-/* The file's rows of before; none when it is not there, or of no use. */
-static void read_before(const char *path, tdm__choices *out)
+/* The existing rows of the file; none if it is missing or invalid. */
+static void tune_read_existing(const char *path, tdm__choices *out)
 {
     tdm_error err;
     *out = (tdm__choices){0};
     if (!tdm_path_exists(path) || tdm__choices_read(path, out, &err) == TDM_OK) return;
-    tdm_log(TDM_LOG_WARN, "comm", "the file of measured choices is made anew: %s", err.message);
+    tdm_log(TDM_LOG_WARN, "comm", "replacing the file of measured choices: %s", err.message);
     *out = (tdm__choices){0};
 }
 
-static tdm_status replace(const char *path, const tdm_str *text, tdm_error *err)
+static tdm_status tune_replace(const char *path, const tdm_str *text, tdm_error *err)
 {
     if (!tdm_str_ok(text))
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the file of measured choices");
@@ -110,7 +108,7 @@ tdm_status tdm_tune_write(const char *path, const tdm_tune_row *rows, int count,
 {
     TDM_TRY(check_rows(rows, count, err));
     tdm__choices before;
-    read_before(path, &before);
+    tune_read_existing(path, &before);
     tdm_str text = TDM_STR_INIT;
     tdm_json_writer w = tdm_json_writer_init(&text, 1);
     tdm_json_object_begin(&w);
@@ -126,7 +124,7 @@ tdm_status tdm_tune_write(const char *path, const tdm_tune_row *rows, int count,
     tdm_json_object_end(&w);
     tdm_str_add_char(&text, '\n');
     tdm__choices_release(&before);
-    tdm_status status = replace(path, &text, err);
+    tdm_status status = tune_replace(path, &text, err);
     tdm_str_release(&text);
     return status;
 }

@@ -1,19 +1,20 @@
 /*
- * window.c: the memory through which the members of a group on one host work together.
+ * window.c: the shared memory through which the members of a group on one host run collectives.
  *
- * The block begins with counters, then come the cells, [slot][member], then the staging,
- * [stage][flight][member]. A call uses the slot and the stage that its sequence number falls on. In a
- * cell a member says what it calls and how far it is; it writes to its own cells only, and
- * everybody reads. Invariants:
- *  1. A member writes to its cell of a slot only when all members have ended the call that had the
- *     slot before, and to a stage only when all have ended the call that had the stage before: so a
- *     slow neighbour never reads what belongs to a later call. `done` says which calls a member has
- *     ended: all before that number.
- *  2. What a cell says is complete before its counter is raised (release), and read after the counter
- *     was seen (acquire).
- *  3. The first time a program sees that a neighbour has posted, it compares heads.
+ *  block: | counters | cells [slot][member] | staging [stage][flight][member] |
  *
- * Whoever finds its slot taken counts itself in `waiting`, and is rung when somebody ends a call.
+ * A call uses the slot and the stage selected by its sequence number. In its cell a member
+ * describes its call and its progress. A member writes only to its own cells; all members read all
+ * cells. Invariants:
+ *  1. A member writes to its cell of a slot only when all members have ended the previous call of that
+ *     slot, and to a stage only when all have ended the previous call of that stage: so a slow neighbour
+ *     never reads data of a later call. `done` of a member: it has ended all calls before that number.
+ *  2. The content of a cell is complete before its counter is raised (release), and is read after the
+ *     counter was seen (acquire).
+ *  3. A program compares headers when it first sees that a neighbour has posted.
+ *
+ * A member whose slot is still in use increments `waiting`, and is notified when a member ends a
+ * call.
  */
 #include "comm/window_inner.h"
 
@@ -21,7 +22,7 @@
 #include <string.h>
 
 enum {
-    STAGE_BYTES = 4 << 20, /* address space; what a call uses of it is the algorithm's choice */
+    STAGE_BYTES = 4 << 20, /* address space; the algorithm decides how much of it a call uses */
     LINE = 64,
     PAGE = 4096,
     WORD_BITS = 64
@@ -56,14 +57,16 @@ uint8_t *tdm__window_staging(const tdm__window *w, uint32_t sequence, int flight
     return w->staging + (at + (size_t)local_index) * w->stage_bytes;
 }
 
-/* ---- life ------------------------------------------------------------------------------------- */
+/* ---- creation and destruction ----------------------------------------------------------------- */
 
 tdm_status tdm__window_make(tdm__host *host, int local_count, uint64_t *out_offset, tdm_error *err)
 {
     uint64_t offset;
     tdm_status status = tdm__host_alloc(host, layout_of(local_count).bytes, &offset, err);
     if (status != TDM_OK)
-        return tdm_error_context(err, status, "the window of a group with %d members on this host",
+        return tdm_error_context(err, status,
+                                 "cannot create the window of a group with %d "
+                                 "members on this host",
                                  local_count);
     tdm__line *users = tdm__host_at(host, offset);
     atomic_store(&users->value, (uint64_t)local_count);
@@ -71,7 +74,7 @@ tdm_status tdm__window_make(tdm__host *host, int local_count, uint64_t *out_offs
     return TDM_OK;
 }
 
-/* The place among the host's ranks of a rank of the world. */
+/* The index among the host's ranks of a rank of the world. */
 static int place_of(const tdm_comm *comm, int rank)
 {
     int place = 0;
@@ -157,7 +160,7 @@ void tdm__window_leave(tdm_group *group)
     free_window(w);
 }
 
-/* ---- slots and stages -------------------------------------------------------------------------- */
+/* ---- slots and stages ------------------------------------------------------------------------- */
 
 static uint32_t done_of(const tdm__window *w, int local_index)
 {
@@ -170,7 +173,7 @@ static bool has_ended(uint32_t done, uint32_t sequence)
     return (int32_t)(done - sequence) > 0;
 }
 
-/* The call that had the slot (or, for a call that stages, the stage) of this one before. */
+/* The previous call of this call's slot (or, for a call that uses staging, of its stage). */
 static uint32_t call_before(const tdm_request *request)
 {
     bool small = tdm__window_is_small(request->group, &request->call);
@@ -185,7 +188,7 @@ bool tdm__window_is_near(const tdm_request *request)
     return ahead < (uint32_t)(small ? TDM__WINDOW_SLOTS : 2 * TDM__WINDOW_STAGES);
 }
 
-/* Whether all members have ended call `before`. What was seen once is not looked up again. */
+/* Whether all members have ended call `before`. A positive result is cached. */
 static bool all_ended(tdm__window *w, uint32_t before)
 {
     if (has_ended(w->all_done, before)) return true;
@@ -207,7 +210,7 @@ bool tdm__window_is_free(tdm__window *w, uint32_t before)
     }
     if (w->is_waiting) return false;
     w->is_waiting = true;
-    atomic_fetch_add(&w->waiting->value, 1); /* a full fence: then look again */
+    atomic_fetch_add(&w->waiting->value, 1); /* a full fence: check again after it */
     return all_ended(w, before);
 }
 
@@ -217,7 +220,7 @@ static void ring_others(const tdm__window *w)
         if (i != w->local_index) tdm__host_ring(w->host, w->host_places[i]);
 }
 
-/* Notes an end out of order. False: there is no memory for it. */
+/* Records an end out of order. False: out of memory. */
 static bool note_ended(tdm__window *w, uint32_t ahead)
 {
     size_t words = (size_t)ahead / WORD_BITS + 1;
@@ -247,11 +250,12 @@ void tdm__window_ended(tdm_group *group, uint32_t sequence)
     if (!w) return;
     uint32_t done = done_of(w, w->local_index);
     if (sequence == done && w->ended_words == 1 && w->ended[0] < 2) {
-        done++; /* by far the most frequent: nothing ended out of order */
+        done++; /* by far the most frequent case: no call ended out of order */
     } else {
         if (!note_ended(w, sequence - done)) {
             tdm__group_break(group, true, TDM_ERR_PEER_FAILED,
-                             "rank %d has no memory to note the end of a call", group->comm->rank);
+                             "rank %d has no memory to record the end of a call",
+                             group->comm->rank);
             return;
         }
         while (w->ended[0] & 1) {
@@ -259,26 +263,27 @@ void tdm__window_ended(tdm_group *group, uint32_t sequence)
             done++;
         }
     }
-    /* A full fence before the look at who waits: they count themselves in first, then look here. */
+    /* A full fence before `waiting` is read: waiting members increment it first and then read
+     * `done`. */
     atomic_exchange(&w->done[w->local_index].value, done);
     if (atomic_load_explicit(&w->waiting->value, memory_order_relaxed) > 0) ring_others(w);
 }
 
-/* ---- words about a call ------------------------------------------------------------------------ */
+/* ---- call descriptions ------------------------------------------------------------------------ */
 
-static uint64_t mix(uint64_t hash, uint64_t value)
+static uint64_t hash_mix(uint64_t hash, uint64_t value)
 {
     hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
     return hash ^ (hash >> 32);
 }
 
-/* Of all that two heads of one call must have in common (tdm__heads_agree). */
+/* A hash of the fields that two headers of one call must have in common (tdm__heads_agree). */
 static uint64_t agreed_of(const tdm__head *head)
 {
     uint64_t small = (uint64_t)head->kind | (uint64_t)head->dtype << 8 |
                      (uint64_t)head->reduce << 16 | (uint64_t)head->algorithm << 24 |
                      (uint64_t)(uint32_t)head->root << 32;
-    return mix(mix(mix(head->group, small), head->count), head->layout);
+    return hash_mix(hash_mix(hash_mix(head->group, small), head->count), head->layout);
 }
 
 void tdm__window_say(const tdm_group *group, const tdm__head *head)
@@ -333,7 +338,7 @@ bool tdm__window_reached(tdm__program *program, int local_member, uint32_t value
     int last = local_member < 0 ? w->local_count - 1 : local_member;
     for (int i = first; i <= last; i++)
         if (i != w->local_index && !tdm__window_has_posted(w, sequence, i, value)) return false;
-    if (value > 1) return true; /* compared when they posted 1 */
+    if (value > 1) return true; /* compared when it posted 1 */
     for (int i = first; i <= last; i++)
         if (i != w->local_index && !tdm__window_agrees(group, &request->head, i)) return false;
     return true;

@@ -1,29 +1,31 @@
 /*
  * window_small.c: calls whose data fit in a cell of the window.
  *
- * Every member writes what the others need of it into its cell, posts 1, waits for those it needs, and
- * takes or adds up what it wants straight from their cells. Nobody waits for a neighbour that it needs
- * nothing of: a root that broadcasts goes on at once, and so does whoever brings something to a root;
- * the slots keep them from running too far ahead.
+ * Every member writes the data that other members need into its cell, posts 1, waits for the
+ * members whose data it needs, and copies or adds the data directly from their cells. A member does
+ * not wait for neighbours whose data it does not need: the root of a broadcast continues
+ * immediately, as does a member that sends to a root. The slots limit how far they can run ahead.
  *
- * Steps: 1. Bytes: each member writes b and reads (P - 1) b of its neighbours' (all_reduce, all_gather),
- * or b in all (reduce_scatter, all_to_all), or, with a root, what goes to or comes from it.
+ * Steps: 1. Bytes: each member writes b and reads (P - 1) b from its neighbours (all_reduce,
+ * all_gather), or b in total (reduce_scatter, all_to_all), or, with a root, what it sends or
+ * receives.
  *
- * Two ways lead through the same steps: a program, for calls that were started and may wait long, and
- * tdm__window_run_fast, for synchronous calls whose neighbours are about to come. When they do not come
- * while it spins, it goes on as a request whose word has been said already.
+ * There are two implementations of the same steps: a program, for calls that were started and may
+ * wait for a long time, and tdm__window_run_fast, for synchronous calls whose neighbours arrive
+ * soon. If they do not arrive while it spins, it continues as a request whose description is
+ * already written.
  */
 #include "comm/window_inner.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* What run_fast leaves for the program that goes on from there. */
+/* State that run_fast passes to the program that continues the call. */
 typedef struct small_state {
     bool posted;
 } small_state;
 
-/* ---- who brings what --------------------------------------------------------------------------- */
+/* ---- inputs ----------------------------------------------------------------------------------- */
 
 int tdm__window_max_parts(const tdm_group *group, const tdm_call *call)
 {
@@ -57,8 +59,8 @@ static bool is_root(const tdm_group *group, const tdm_call *call)
     return group->rank == call->root;
 }
 
-/* Whether the others need something of this rank. */
-static bool brings(const tdm_group *group, const tdm_call *call)
+/* Whether other members need data of this rank. */
+static bool call_has_input(const tdm_group *group, const tdm_call *call)
 {
     switch (call->kind) {
     case TDM_CALL_BROADCAST:
@@ -69,10 +71,10 @@ static bool brings(const tdm_group *group, const tdm_call *call)
     }
 }
 
-/* Whom this rank needs something of. */
+/* The members whose data this rank needs. */
 typedef enum need { NEED_NONE, NEED_ROOT, NEED_ALL } need;
 
-static need needs(const tdm_group *group, const tdm_call *call)
+static need small_needs(const tdm_group *group, const tdm_call *call)
 {
     switch (call->kind) {
     case TDM_CALL_BROADCAST:
@@ -99,23 +101,24 @@ static int own_parts(const tdm_group *group, const tdm_call *call)
                           call->lanes->first[group->rank + 1], nodes);
 }
 
-static void publish(const tdm_group *group, const tdm__head *head, const tdm_call *call)
+static void small_publish(const tdm_group *group, const tdm__head *head, const tdm_call *call)
 {
     tdm__cell *cell = tdm__window_cell(group->window, head->sequence, group->window->local_index);
     cell->in_offset = cell->out_offset = UINT64_MAX;
     tdm__window_say(group, head);
-    if (call->kind == TDM_CALL_BARRIER || call->count == 0 || !brings(group, call)) return;
+    if (call->kind == TDM_CALL_BARRIER || call->count == 0 || !call_has_input(group, call)) return;
     size_t bytes = bytes_of(group, call);
     int parts = own_parts(group, call);
     for (int i = 0; i < parts; i++)
         memcpy(cell->data + (size_t)i * bytes, tdm__call_part(call, i), bytes);
 }
 
-/* ---- taking what the others brought ------------------------------------------------------------- */
+/* ---- results ---------------------------------------------------------------------------------- */
 
-/* Sources and plan of a reduction; own numbers from where they lie. `sources` has room for all. */
-static void find_sources(const tdm_group *group, const tdm__head *head, const tdm_call *call,
-                         const tdm__leaves *leaves, size_t skip, const void **sources)
+/* Finds sources and plan of a reduction; this rank's own data are read in place. `sources` has room
+ * for all. */
+static void small_find_sources(const tdm_group *group, const tdm__head *head, const tdm_call *call,
+                               const tdm__leaves *leaves, size_t skip, const void **sources)
 {
     const tdm__window *w = group->window;
     size_t bytes = bytes_of(group, call);
@@ -129,30 +132,32 @@ static void find_sources(const tdm_group *group, const tdm__head *head, const td
     }
 }
 
-static void reduce(const tdm_group *group, const tdm__head *head, const tdm_call *call,
-                   const tdm__leaves *leaves, const tdm__tree_plan *plan, const void **sources)
+static void small_reduce(const tdm_group *group, const tdm__head *head, const tdm_call *call,
+                         const tdm__leaves *leaves, const tdm__tree_plan *plan,
+                         const void **sources)
 {
     tdm_extent part = {.first = 0, .count = call->count};
     if (call->kind == TDM_CALL_REDUCE_SCATTER)
         part = tdm__call_slice(call, group->size, group->rank);
-    find_sources(group, head, call, leaves, part.first * tdm_dtype_bytes(call->dtype), sources);
+    small_find_sources(group, head, call, leaves, part.first * tdm_dtype_bytes(call->dtype),
+                       sources);
     tdm__reducer reducer = tdm__reducer_of(call);
     void *out = call->out;
     tdm__tree_run(plan, &reducer, sources, &out, 1, part.count, false);
 }
 
-static void copy(void *to, const void *from, size_t bytes)
+static void small_copy(void *to, const void *from, size_t bytes)
 {
     if (bytes && to != from) memcpy(to, from, bytes);
 }
 
-/* All kinds but reductions. */
-static void collect(const tdm_group *group, const tdm__head *head, const tdm_call *call)
+/* Copies the results of all kinds except reductions. */
+static void small_collect(const tdm_group *group, const tdm__head *head, const tdm_call *call)
 {
     const tdm__window *w = group->window;
     size_t width = tdm_dtype_bytes(call->dtype);
     tdm_extent mine = tdm__call_slice(call, group->size, group->rank);
-    /* In place, what is to go out may have been written over: the cell still has it. */
+    /* In place, the input may already be overwritten: the cell still contains it. */
     bool moves = call->kind == TDM_CALL_ALL_TO_ALL || call->kind == TDM_CALL_SCATTER;
     uint8_t *out = call->out;
     for (int m = 0; m < group->size; m++) {
@@ -162,38 +167,39 @@ static void collect(const tdm_group *group, const tdm__head *head, const tdm_cal
         tdm_extent theirs = tdm__call_slice(call, group->size, m);
         switch (call->kind) {
         case TDM_CALL_BROADCAST:
-            if (m == call->root) copy(out, data, call->count * width);
+            if (m == call->root) small_copy(out, data, call->count * width);
             break;
         case TDM_CALL_SCATTER:
-            if (m == call->root) copy(out, data + mine.first * width, mine.count * width);
+            if (m == call->root) small_copy(out, data + mine.first * width, mine.count * width);
             break;
         case TDM_CALL_ALL_GATHER:
-            copy(out + theirs.first * width, data, theirs.count * width);
+            small_copy(out + theirs.first * width, data, theirs.count * width);
             break;
         case TDM_CALL_GATHER:
-            if (is_root(group, call)) copy(out + theirs.first * width, data, theirs.count * width);
+            if (is_root(group, call))
+                small_copy(out + theirs.first * width, data, theirs.count * width);
             break;
         case TDM_CALL_ALL_TO_ALL:
-            copy(out + (size_t)m * mine.count * width, data + mine.first * width,
-                 mine.count * width);
+            small_copy(out + (size_t)m * mine.count * width, data + mine.first * width,
+                       mine.count * width);
             break;
         default: break;
         }
     }
 }
 
-static bool reduces(const tdm_group *group, const tdm_call *call)
+static bool small_reduces(const tdm_group *group, const tdm_call *call)
 {
     return tdm__kind_reduces(call->kind) && (call->kind != TDM_CALL_REDUCE || is_root(group, call));
 }
 
-/* Whether those this rank needs something of call the same; if not, the group is broken. Who needs
- * nothing of anybody looks at those who are here: of two that think of themselves as the root, or as
- * none, the later one sees the other. */
+/* Whether the members whose data this rank needs make the same call; if not, the group is broken. A
+ * rank that needs no data checks the members that have already posted: if two ranks both act as
+ * root, or none does, the later one detects it. */
 static bool all_agree(tdm_group *group, const tdm__head *head, const tdm_call *call)
 {
     const tdm__window *w = group->window;
-    need of = needs(group, call);
+    need of = small_needs(group, call);
     int first = of == NEED_ROOT ? call->root : 0;
     int last = of == NEED_ROOT ? call->root : w->local_count - 1;
     for (int i = first; i <= last; i++) {
@@ -204,32 +210,33 @@ static bool all_agree(tdm_group *group, const tdm__head *head, const tdm_call *c
     return true;
 }
 
-/* ---- as a program ------------------------------------------------------------------------------ */
+/* ---- as a program ----------------------------------------------------------------------------- */
 
-static void say(tdm_request *request, int segment)
+static void small_describe(tdm_request *request, int segment)
 {
     (void)segment;
-    publish(request->group, &request->head, &request->call);
+    small_publish(request->group, &request->head, &request->call);
 }
 
-static void take(tdm_request *request, int segment)
+static void small_take(tdm_request *request, int segment)
 {
     const tdm_group *group = request->group;
     const tdm_call *call = &request->call;
-    if (needs(group, call) == NEED_NONE && !all_agree(request->group, &request->head, call)) return;
+    if (small_needs(group, call) == NEED_NONE && !all_agree(request->group, &request->head, call))
+        return;
     if (call->count == 0 || call->kind == TDM_CALL_BARRIER) return;
     if (!tdm__kind_reduces(call->kind)) {
-        collect(group, &request->head, call);
+        small_collect(group, &request->head, call);
         return;
     }
-    if (!reduces(group, call)) return;
+    if (!small_reduces(group, call)) return;
     tdm__program *program = &request->programs[segment];
     bool lanes = call->lanes != NULL;
     const tdm__tree_plan *plan = lanes ? &request->plan : &group->window->plan;
     const void **sources = tdm__program_scratch(program,
                                                 (size_t)plan->leaf_count * sizeof *sources);
     if (!sources) return;
-    reduce(group, &request->head, call, lanes ? &request->leaves : NULL, plan, sources);
+    small_reduce(group, &request->head, call, lanes ? &request->leaves : NULL, plan, sources);
 }
 
 void tdm__window_build_small(tdm__program *program)
@@ -239,23 +246,23 @@ void tdm__window_build_small(tdm__program *program)
     const small_state *state = request->state;
     if (!state || !state->posted) {
         tdm__program_await(program, -1, 0);
-        tdm__program_call(program, say);
+        tdm__program_call(program, small_describe);
         tdm__program_post(program, 1);
     }
-    need of = needs(group, &request->call);
+    need of = small_needs(group, &request->call);
     if (of != NEED_NONE) tdm__program_await(program, of == NEED_ROOT ? request->call.root : -1, 1);
-    tdm__program_call(program, take);
+    tdm__program_call(program, small_take);
 }
 
-/* ---- at once ----------------------------------------------------------------------------------- */
+/* ---- fast path -------------------------------------------------------------------------------- */
 
-enum { FAST_RANKS = 64 }; /* sources on the stack; larger groups go the long way */
+enum { FAST_RANKS = 64 }; /* sources on the stack; larger groups use a request */
 
-/* Spins for those this rank needs something of. */
+/* Spins until the members whose data this rank needs have posted. */
 static bool all_here(const tdm_group *group, const tdm__head *head, const tdm_call *call)
 {
     const tdm__window *w = group->window;
-    need of = needs(group, call);
+    need of = small_needs(group, call);
     uint32_t spins = tdm__host_spins(w->host);
     if (of == NEED_NONE) return true;
     int first = of == NEED_ROOT ? call->root : 0;
@@ -271,7 +278,7 @@ static bool all_here(const tdm_group *group, const tdm__head *head, const tdm_ca
     return true;
 }
 
-/* The neighbours are late: goes on as a request, which has said its word already. */
+/* The neighbours are late: continues as a request whose description is already written. */
 static tdm_status wait_for_rest(tdm_group *group, const tdm__head *head, const tdm_call *call,
                                 double deadline_s, tdm_error *err)
 {
@@ -280,7 +287,7 @@ static tdm_status wait_for_rest(tdm_group *group, const tdm__head *head, const t
     if (!request || !state) {
         free(state);
         if (request) tdm__request_release(request);
-        tdm__group_break(group, true, TDM_ERR_PEER_FAILED, "rank %d has no memory left for a call",
+        tdm__group_break(group, true, TDM_ERR_PEER_FAILED, "rank %d has no memory for a call",
                          group->comm->rank);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a call");
     }
@@ -306,7 +313,7 @@ bool tdm__window_run_fast(tdm_group *group, const tdm__head *head, const tdm_cal
     if (!tdm__window_is_small(group, call) || call->lanes || group->size > FAST_RANKS) return false;
     tdm__window *w = group->window;
     if (!tdm__window_is_free(w, head->sequence - TDM__WINDOW_SLOTS)) return false;
-    publish(group, head, call);
+    small_publish(group, head, call);
     tdm__window_raise(w, head->sequence, 1);
     if (!all_here(group, head, call)) {
         *status = wait_for_rest(group, head, call, deadline_s, err);
@@ -316,11 +323,11 @@ bool tdm__window_run_fast(tdm_group *group, const tdm__head *head, const tdm_cal
         *status = tdm_fail(err, group->broken.status, "%s", group->broken.message);
     } else {
         const void *sources[FAST_RANKS];
-        if (call->count > 0 && reduces(group, call))
-            reduce(group, head, call, NULL, &w->plan, sources);
+        if (call->count > 0 && small_reduces(group, call))
+            small_reduce(group, head, call, NULL, &w->plan, sources);
         else if (call->count > 0 && !tdm__kind_reduces(call->kind) &&
                  call->kind != TDM_CALL_BARRIER)
-            collect(group, head, call);
+            small_collect(group, head, call);
         *status = TDM_OK;
     }
     tdm__window_ended(group, head->sequence);

@@ -1,5 +1,5 @@
 /*
- * names.c: the words for kinds of calls, reductions and algorithms: one table for each.
+ * names.c: the names of kinds of calls, reductions and algorithms: one table for each.
  */
 #include <tandem/comm.h>
 
@@ -62,7 +62,7 @@ tdm_status tdm_algorithm_find(const char *name, tdm_algorithm *out, tdm_error *e
             return TDM_OK;
         }
     return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                    "there is no algorithm \"%s\"; there are auto, direct, ring, doubling, tree, "
+                    "unknown algorithm \"%s\"; valid are auto, direct, ring, doubling, tree, "
                     "hierarchy and window",
                     name);
 }

@@ -1,13 +1,14 @@
 /*
- * recorder.c: writes events into the ring of trace_file.h, and says what the newest of them mean.
+ * recorder.c: writes events into the ring buffer of trace_file.h, and describes the newest ones as
+ * text.
  *
- * A ring in a file is made under a temporary name, with all its blocks allocated (a full disk must be
- * an error here, not a SIGBUS later) and its header filled, and then takes its name: a reader sees a
- * whole header or no file. What the kernel writes back of it, and when, is the kernel's business: a
- * killed process loses nothing, a machine that loses power loses its trace.
+ * The file of a ring is created under a temporary name, with all its blocks allocated (a full disk
+ * must be an error here, not a SIGBUS later) and its header filled, and is then renamed: a reader
+ * sees a complete header or no file. The kernel writes the pages back at its own time: a killed
+ * process loses nothing, but after a power failure the trace is lost.
  *
- * Threading: tdm__record from any thread, at any time between create and destroy; so may the
- * functions that read.
+ * Threading: any thread may call tdm__record and the reading functions at any time between create
+ * and destroy.
  */
 #include "trace/recorder.h"
 
@@ -66,7 +67,7 @@ static char *file_path(const char *dir, int rank)
     return asprintf(&path, "%s/rank-%05d.trace", dir, rank) < 0 ? NULL : path;
 }
 
-/* Makes the file `part`, as long as a ring, and maps it. */
+/* Creates the file `part` with the size of a ring, and maps it. */
 static tdm_status map_part(const char *part, tdm__trace_ring **out, tdm_error *err)
 {
     int fd = open(part, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
@@ -77,7 +78,7 @@ static tdm_status map_part(const char *part, tdm__trace_ring **out, tdm_error *e
         memory = mmap(NULL, sizeof(tdm__trace_ring), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) {
         if (code != 0) errno = code;
-        tdm_status status = tdm_os_fail(err, "cannot make room for the trace", part);
+        tdm_status status = tdm_os_fail(err, "cannot allocate disk space for the trace", part);
         close(fd);
         unlink(part);
         return status;
@@ -100,7 +101,7 @@ static tdm_status map_file(const tdm__recorder_options *options, tdm__recorder *
     if (status == TDM_OK) {
         fill_header(&r->ring->header, options);
         if (rename(part, r->path) != 0) {
-            status = tdm_os_fail(err, "cannot name the trace", r->path);
+            status = tdm_os_fail(err, "cannot rename the trace", r->path);
             unlink(part);
         }
     }
@@ -120,7 +121,7 @@ static tdm_status map_memory(const tdm__recorder_options *options, tdm__recorder
     return TDM_OK;
 }
 
-static void release(tdm__recorder *r)
+static void recorder_release(tdm__recorder *r)
 {
     if (r->ring) munmap(r->ring, sizeof(tdm__trace_ring));
     free(r->path);
@@ -136,7 +137,7 @@ tdm_status tdm__recorder_create(const tdm__recorder_options *options, tdm__recor
     r->user = options->user;
     tdm_status status = options->dir ? map_file(options, r, err) : map_memory(options, r, err);
     if (status != TDM_OK) {
-        release(r);
+        recorder_release(r);
         return status;
     }
     *out = r;
@@ -147,7 +148,7 @@ void tdm__recorder_destroy(tdm__recorder *recorder)
 {
     if (!recorder) return;
     atomic_store_explicit(&recorder->ring->header.closed, 1, memory_order_release);
-    release(recorder);
+    recorder_release(recorder);
 }
 
 const char *tdm__recorder_path(const tdm__recorder *recorder)
@@ -155,7 +156,8 @@ const char *tdm__recorder_path(const tdm__recorder *recorder)
     return recorder->path;
 }
 
-/* Sets the slot's busy bit, unless it is set, or a later round has been there. */
+/* Sets the slot's busy bit; false if it is set already, or if the slot has an event of a later
+ * round. */
 static bool take_slot(_Atomic uint64_t *seal, uint32_t stamp)
 {
     uint64_t before = atomic_load_explicit(seal, memory_order_relaxed);
@@ -179,17 +181,17 @@ void tdm__record(tdm__recorder *recorder, tdm_trace_event event)
     memset(event.reserved, 0, sizeof event.reserved);
     uint64_t copy[TDM__TRACE_WORDS];
     memcpy(copy, &event, sizeof copy);
-    atomic_thread_fence(memory_order_release); /* the busy bit is seen before any word */
+    atomic_thread_fence(memory_order_release); /* the busy bit becomes visible before any word */
     for (int i = 0; i < TDM__TRACE_WORDS; i++)
         if (i != TDM__TRACE_SEAL) atomic_store_explicit(&words[i], copy[i], memory_order_relaxed);
     uint64_t seal = copy[TDM__TRACE_SEAL] | (uint64_t)stamp << TDM__TRACE_STAMP_AT;
     atomic_store_explicit(&words[TDM__TRACE_SEAL], seal, memory_order_release);
 }
 
-/* ---- words ------------------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------------------- */
 
-/* The number of the oldest event to look at, and in *head that after the newest. */
-static uint64_t oldest(const tdm__recorder *r, size_t max, uint64_t *head)
+/* The number of the oldest event to read; *head is the number after the newest. */
+static uint64_t ring_oldest(const tdm__recorder *r, size_t max, uint64_t *head)
 {
     *head = atomic_load_explicit(&r->ring->header.head, memory_order_acquire);
     return *head > max ? *head - max : 0;
@@ -214,7 +216,7 @@ static void add_waits(tdm_str *out, const tdm__stand *stand, const tdm_trace_eve
                      peers[i]);
 }
 
-static void describe(const tdm__stand *stand, uint64_t now, tdm_str *out)
+static void recorder_describe(const tdm__stand *stand, uint64_t now, tdm_str *out)
 {
     if (stand->call_count > 0) {
         const tdm_trace_event *call = &stand->calls[0];
@@ -225,7 +227,7 @@ static void describe(const tdm__stand *stand, uint64_t now, tdm_str *out)
         if (stand->call_count > 1)
             tdm_str_addf(out, "; %d more calls are pending", stand->call_count - 1);
     } else if (stand->last.kind == TDM_TRACE_NONE) {
-        tdm_str_add(out, "has done nothing yet");
+        tdm_str_add(out, "has no events yet");
     } else {
         const tdm_trace_event *last = stand->ended.kind != TDM_TRACE_NONE ? &stand->ended
                                                                           : &stand->last;
@@ -242,12 +244,12 @@ const char *tdm__recorder_last(const tdm__recorder *recorder, char *out, size_t 
     out[0] = '\0';
     tdm__stand *stand = calloc(1, sizeof *stand);
     if (!stand) return out;
-    uint64_t head, number = oldest(recorder, TDM_TRACE_EVENTS, &head);
+    uint64_t head, number = ring_oldest(recorder, TDM_TRACE_EVENTS, &head);
     tdm_trace_event event;
     for (; number < head; number++)
         if (tdm__trace_copy(recorder->ring, number, &event)) tdm__stand_fold(stand, &event);
     tdm_str text = TDM_STR_INIT;
-    describe(stand, now_ns(recorder), &text);
+    recorder_describe(stand, now_ns(recorder), &text);
     snprintf(out, bytes, "%s", tdm_str_text(&text));
     tdm_str_release(&text);
     free(stand);
@@ -259,7 +261,7 @@ void tdm__recorder_text(const tdm__recorder *recorder, size_t max, tdm_str *out)
     uint64_t now = now_ns(recorder), head;
     if (max > TDM_TRACE_EVENTS) max = TDM_TRACE_EVENTS;
     tdm_trace_event event;
-    for (uint64_t number = oldest(recorder, max, &head); number < head; number++) {
+    for (uint64_t number = ring_oldest(recorder, max, &head); number < head; number++) {
         if (!tdm__trace_copy(recorder->ring, number, &event)) continue;
         uint64_t age = now > event.time_ns ? now - event.time_ns : 0;
         tdm_str_addf(out, "%12.6f s ago  ", (double)age * 1e-9);
@@ -268,7 +270,7 @@ void tdm__recorder_text(const tdm__recorder *recorder, size_t max, tdm_str *out)
     }
 }
 
-/* ---- to a file ----------------------------------------------------------------------------------- */
+/* ---- writing to a file ------------------------------------------------------------------------ */
 
 static bool same_file(const char *a, const char *b)
 {
@@ -276,7 +278,7 @@ static bool same_file(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* A copy of the ring in which every event is whole or marked as busy. */
+/* A copy of the ring in which every event is complete or marked as busy. */
 static tdm__trace_ring *copy_ring(const tdm__trace_ring *ring)
 {
     tdm__trace_ring *copy = calloc(1, sizeof *copy);
@@ -306,7 +308,7 @@ tdm_status tdm__recorder_dump(const tdm__recorder *recorder, const char *dir, td
     tdm_status status = TDM_OK;
     if (recorder->path && same_file(path, recorder->path)) {
         if (msync(recorder->ring, sizeof *ring, MS_ASYNC) != 0)
-            status = tdm_os_fail(err, "cannot write back", path);
+            status = tdm_os_fail(err, "cannot flush", path);
     } else {
         tdm__trace_ring *copy = copy_ring(ring);
         status = copy ? tdm_file_replace(path, copy, sizeof *copy, err)

@@ -1,13 +1,13 @@
 /*
- * trace.c: reads the traces of a folder and puts their clocks side by side.
+ * trace.c: reads the traces of a directory and aligns their clocks.
  *
- * A file may be written while it is read. It is read twice: an event that differs between the two
- * copies was in the making, and is left out; one that is the same in both, with its stamp right, is
- * whole (its writer sets the busy bit before the first word changes). Files are read, not mapped: one
- * that is cut short meanwhile is an error then, not a SIGBUS.
+ * A file may be written while it is read, so it is read twice: an event that differs between the
+ * two copies was being written and is skipped; one that is equal in both, with the right stamp, is
+ * complete (its writer sets the busy bit before it changes the first word). Files are read, not
+ * mapped: a file that is truncated meanwhile is an error, not a SIGBUS.
  *
- * Ranks of one boot of one machine share its monotonic clock, so one offset to the wall clock serves
- * them all, and their order among each other is exact. Between machines the wall clocks have to do.
+ * Ranks of one boot of one machine share its monotonic clock, so they use one offset to the wall
+ * clock and their relative order is exact. Between machines the wall clocks are compared.
  */
 #include "trace/trace.h"
 
@@ -33,7 +33,7 @@ static ssize_t read_whole(int fd, void *out, size_t bytes)
     return (ssize_t)count;
 }
 
-/* Marks what differs in the second copy as busy. */
+/* Marks events that differ in the second copy as busy. */
 static void compare_copies(tdm__trace_ring *first, const tdm__trace_ring *second)
 {
     for (size_t i = 0; i < TDM_TRACE_EVENTS; i++)
@@ -48,7 +48,7 @@ static tdm_status read_copies(int fd, const char *path, tdm__trace_ring copies[2
     struct stat info;
     if (fstat(fd, &info) != 0) return tdm_os_fail(err, "cannot read", path);
     if (!S_ISREG(info.st_mode))
-        return tdm_fail(err, TDM_ERR_FORMAT, "%s: this is not a regular file", path);
+        return tdm_fail(err, TDM_ERR_FORMAT, "%s: not a regular file", path);
     ssize_t count = 0;
     for (int i = 0; i < 2 && count >= 0; i++) count = read_whole(fd, &copies[i], sizeof copies[i]);
     if (count < 0) return tdm_os_fail(err, "cannot read", path);
@@ -82,9 +82,9 @@ static size_t count_names(const char *const *names, size_t count)
     return traces;
 }
 
-/* The names in `dir` or, when no trace is there, in its subfolder. */
-static tdm_status list(const char *dir, tdm_arena *arena, const char **out_dir,
-                       const char *const **out_names, size_t *out_count, tdm_error *err)
+/* Lists the names in `dir` or, if there is no trace, in its subdirectory. */
+static tdm_status trace_list_files(const char *dir, tdm_arena *arena, const char **out_dir,
+                                   const char *const **out_names, size_t *out_count, tdm_error *err)
 {
     TDM_TRY(tdm_dir_list(dir, arena, out_names, out_count, err));
     *out_dir = dir;
@@ -97,8 +97,8 @@ static tdm_status list(const char *dir, tdm_arena *arena, const char **out_dir,
     }
     if (count_names(*out_names, *out_count) > 0) return TDM_OK;
     return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                    "%s: no rank left a trace there: a folder with files rank-NNNNN.trace, or its "
-                    "parent, is wanted; 'tandem run --run FOLDER -- PROGRAM' makes one",
+                    "%s: no trace files (rank-NNNNN.trace) in this directory or in its "
+                    "subdirectory 'trace'; 'tandem run --run DIRECTORY -- PROGRAM' writes them",
                     dir);
 }
 
@@ -117,10 +117,10 @@ static tdm_status read_all(const char *dir, const char *const *names, size_t cou
         else if (why.status == TDM_ERR_NO_MEMORY)
             return tdm_fail(err, why.status, "%s", why.message);
         else
-            tdm_log(TDM_LOG_WARN, "trace", "%s; left out", why.message);
+            tdm_log(TDM_LOG_WARN, "trace", "%s; skipped", why.message);
     }
     if (trace->count > 0) return TDM_OK;
-    return tdm_fail(err, why.status, "%s: no trace there can be read: %s", dir, why.message);
+    return tdm_fail(err, why.status, "%s: none of its traces can be read: %s", dir, why.message);
 }
 
 static int by_rank_and_age(const void *left, const void *right)
@@ -131,7 +131,7 @@ static int by_rank_and_age(const void *left, const void *right)
     return a->epoch > b->epoch ? -1 : a->epoch < b->epoch;
 }
 
-/* Keeps the parts of one world, the newest, and of each rank one. */
+/* Keeps the parts of the newest world, one for each rank. */
 static void keep_newest_world(tdm_trace *trace, const char *dir)
 {
     const tdm__trace_parsed *newest = &trace->parts[0];
@@ -149,8 +149,8 @@ static void keep_newest_world(tdm_trace *trace, const char *dir)
             continue;
         }
         tdm_log(TDM_LOG_WARN, "trace",
-                "%s: rank %d of %d, epoch %u, belongs to another world than the newest trace "
-                "there (size %d, epoch %u); left out",
+                "%s: rank %d of %d, epoch %u, belongs to a different world than the newest trace "
+                "there (size %d, epoch %u); skipped",
                 dir, r->rank, r->size, r->epoch, size, epoch);
         free((void *)(uintptr_t)r->events);
     }
@@ -168,8 +168,8 @@ static void align_clocks(tdm_trace *trace)
         }
 }
 
-/* Who still runs, and from when ages count. */
-static void look_around(tdm_trace *trace)
+/* Determines which ranks are running, and the time relative to which ages are printed. */
+static void trace_check_processes(tdm_trace *trace)
 {
     char boot[40];
     tdm__trace_boot(boot);
@@ -205,13 +205,13 @@ tdm_status tdm_trace_open(const char *dir, tdm_trace **out, tdm_error *err)
     if (!arena || !trace)
         status = tdm_fail(err, TDM_ERR_NO_MEMORY, "%s: no memory for the trace", dir);
     else
-        status = list(dir, arena, &found, &names, &count, err);
+        status = trace_list_files(dir, arena, &found, &names, &count, err);
     if (status == TDM_OK) status = read_all(found, names, count, arena, trace, err);
     if (status == TDM_OK) {
         qsort(trace->parts, trace->count, sizeof *trace->parts, by_rank_and_age);
         keep_newest_world(trace, found);
         align_clocks(trace);
-        look_around(trace);
+        trace_check_processes(trace);
         *out = trace;
     } else {
         tdm_trace_close(trace);

@@ -1,5 +1,5 @@
 /*
- * trace.h: a trace as its readers share it: the ranks' parts, read and put side by side.
+ * trace.h: a trace as shared by its readers: the parts of all ranks with aligned clocks.
  */
 #ifndef TANDEM_TRACE_TRACE_H
 #define TANDEM_TRACE_TRACE_H
@@ -8,19 +8,19 @@
 
 struct tdm_trace {
     size_t count;
-    tdm__trace_parsed *parts; /* by rank, each once */
+    tdm__trace_parsed *parts; /* ordered by rank, one for each */
     int64_t reference_ns;
 };
 
-/* An event's moment on the one clock of the whole trace. */
+/* The time of an event on the common clock of the trace. */
 static inline int64_t tdm__trace_moment_ns(const tdm_trace_rank *rank, uint64_t time_ns)
 {
     return (int64_t)time_ns + rank->unix_offset_ns;
 }
 
-/* The part of a rank; NULL when it left none. */
+/* The part of a rank; NULL if it has none. */
 const tdm_trace_rank *tdm__trace_find(const tdm_trace *trace, int rank, size_t *index);
-/* A mark's name, with what is no text shown as '?'. */
+/* A mark's name, with invalid or unprintable characters shown as '?'. */
 void tdm__trace_mark_name(const tdm_trace_event *e, tdm_str *out);
 
 #endif

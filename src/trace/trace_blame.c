@@ -1,11 +1,11 @@
 /*
- * trace_blame.c: who waits for whom, and because of whom.
+ * trace_blame.c: finds which ranks wait for which, and the rank that is the cause.
  *
- * A rank that is in a call waits for those that its newest WAIT events name; when it recorded none, in
- * a call of the world, for those that have not begun that call. Following such waits from rank to rank
- * ends at a rank that waits for nobody, which is the culprit, or comes back to where it has been: then
- * those ranks wait for each other. Short calls within a host leave no events (they would cost as much
- * as the call); a later call of the same group shows that they have been.
+ * A rank in a call waits for the ranks of its newest WAIT events. If it recorded none and the call
+ * is one of the world, it waits for the ranks that have not begun that call. Following these waits
+ * from rank to rank ends at a rank that does not wait, which is the culprit, or returns to a
+ * visited rank: then these ranks wait for each other. Short calls within a host record no events
+ * (that would cost as much as the call); a later call of the same group shows that they have ended.
  */
 #include "trace/trace.h"
 
@@ -14,13 +14,13 @@
 
 enum { MAX_LINES = 32 };
 
-/* Where a rank stands with regard to a call that another one waits in. */
+/* The state of a rank with respect to a call in which another rank waits. */
 typedef enum regard {
     NO_TRACE,
-    DEAD,   /* its process is gone, and it did not close */
-    CLOSED, /* it left in good order */
+    DEAD,   /* its process is gone, and it did not close its comm */
+    CLOSED, /* it closed its comm */
     ABSENT, /* it did not begin that call */
-    INSIDE, /* it is in that call too */
+    INSIDE, /* it is in that call as well */
     PAST    /* it has ended it */
 } regard;
 
@@ -35,8 +35,8 @@ static bool is_dead(const tdm_trace_rank *r)
     return !r->closed && r->here && !r->running;
 }
 
-/* Whether e is of the group and line of calls (the world's collectives, messages from here to there)
- * in which rank `waiter` is in `call`, seen from the other side. */
+/* Whether e belongs to the same sequence of calls (a group's collectives, or messages between the
+ * same two ranks) as `call` of rank `waiter`, seen from the other side. */
 static bool same_line(const tdm_trace_event *e, const tdm_trace_event *call, int waiter)
 {
     if (e->group != call->group || tdm__trace_is_pair(e) != tdm__trace_is_pair(call)) return false;
@@ -44,7 +44,7 @@ static bool same_line(const tdm_trace_event *e, const tdm_trace_event *call, int
                                       tdm__trace_receives(e) != tdm__trace_receives(call));
 }
 
-/* How `r` stands to the call in which rank `waiter` waits. */
+/* The state of `r` with respect to the call in which rank `waiter` waits. */
 static regard regard_of(const tdm_trace_rank *r, const tdm_trace_event *call, int waiter)
 {
     if (!r) return NO_TRACE;
@@ -57,7 +57,7 @@ static regard regard_of(const tdm_trace_rank *r, const tdm_trace_event *call, in
             begun = true;
             past = past || e->kind == TDM_TRACE_END;
         } else if (e->sequence > call->sequence && !begun) {
-            past = true; /* calls are made in their order: this one has been */
+            past = true; /* calls are made in order, so this one has ended */
         }
     }
     if (past) return PAST;
@@ -66,7 +66,7 @@ static regard regard_of(const tdm_trace_rank *r, const tdm_trace_event *call, in
     return r->closed ? CLOSED : ABSENT;
 }
 
-/* Ranks of the world that did not begin this call, for a rank that did not say for whom it waits. */
+/* The ranks of the world that did not begin this call, for a rank without WAIT events. */
 static void infer_waits(const tdm_trace *trace, const tdm_trace_rank *r, tdm_trace_stand *out)
 {
     if (tdm__trace_is_pair(&out->call) && out->call.peer >= 0) {
@@ -110,7 +110,7 @@ void tdm_trace_stand_of(const tdm_trace *trace, size_t index, tdm_trace_stand *o
     free(stand);
 }
 
-/* ---- words --------------------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------------------- */
 
 static double age_s(const tdm_trace *trace, const tdm_trace_rank *r, uint64_t time_ns)
 {
@@ -122,10 +122,10 @@ static void add_last_act(const tdm_trace *trace, const tdm_trace_rank *r, const 
                          tdm_str *out)
 {
     if (e->kind == TDM_TRACE_NONE) {
-        tdm_str_add(out, "it recorded nothing");
+        tdm_str_add(out, "no events");
         return;
     }
-    tdm_str_add(out, "its last act: ");
+    tdm_str_add(out, "last event: ");
     tdm_trace_event_text(e, out);
     tdm_str_addf(out, ", %.1f s ago", age_s(trace, r, e->time_ns));
 }
@@ -141,7 +141,7 @@ static void add_ranks(const int *ranks, int count, tdm_str *out)
     if (count > SHOWN) tdm_str_addf(out, " and %d more", count - SHOWN);
 }
 
-/* "; rank 2 did not call it: its last act: ..." */
+/* Adds "; rank 2 did not call it: last event: ..." */
 static void add_regard(const tdm_trace *trace, int rank, const tdm_trace_event *call, int waiter,
                        tdm_str *out)
 {
@@ -149,7 +149,7 @@ static void add_regard(const tdm_trace *trace, int rank, const tdm_trace_event *
     const tdm_trace_rank *r = tdm__trace_find(trace, rank, &index);
     tdm_str_addf(out, "; rank %d ", rank);
     switch (regard_of(r, call, waiter)) {
-    case NO_TRACE: tdm_str_add(out, "left no trace here"); return;
+    case NO_TRACE: tdm_str_add(out, "has no trace here"); return;
     case DEAD:
         tdm_str_addf(out, "(process %lld) was killed or crashed: ", (long long)r->pid);
         break;
@@ -159,7 +159,7 @@ static void add_regard(const tdm_trace *trace, int rank, const tdm_trace_event *
                          : tdm__trace_receives(call) ? "did not send it: "
                                                      : "did not receive it: ");
         break;
-    case INSIDE: tdm_str_add(out, "is in it too"); return;
+    case INSIDE: tdm_str_add(out, "is also in it"); return;
     case PAST: tdm_str_add(out, "has ended it: "); break;
     }
     tdm_trace_stand stand;
@@ -177,24 +177,24 @@ static void add_wait(const tdm_trace *trace, const tdm_trace_rank *r, const tdm_
     add_ranks(stand->waits_for, stand->wait_count, out);
     tdm_str_add(out, " in ");
     tdm__trace_call_text(&stand->call, out);
-    tdm_str_addf(out, " since %.1f s", age_s(trace, r, since));
+    tdm_str_addf(out, " for %.1f s", age_s(trace, r, since));
     for (int i = 0; i < stand->wait_count && i < 4; i++)
         add_regard(trace, stand->waits_for[i], &stand->call, r->rank, out);
     tdm_str_add_char(out, '\n');
 }
 
-/* ---- the culprits ---------------------------------------------------------------------------------- */
+/* ---- culprits --------------------------------------------------------------------------------- */
 
 typedef struct blame {
     const tdm_trace *trace;
     tdm_trace_stand *stands; /* by index */
-    uint8_t *guilty;         /* by index: somebody's wait ends at it */
+    uint8_t *guilty;         /* by index: another rank's wait ends at it */
     int *missing;            /* ranks without a trace at which waits end */
     int missing_count;
-    int *visit; /* by index: which walk came by */
+    int *visit; /* by index: the walk that visited it */
 } blame;
 
-/* The one of r's peers to follow: a dead one, else one that waits for nobody, else the first. */
+/* The one of r's peers to follow: a dead one, else one that does not wait, else the first. */
 static int next_of(const blame *b, const tdm_trace_stand *stand)
 {
     int best = -1, best_value = -1;
@@ -214,8 +214,8 @@ static void note_missing(blame *b, int rank)
     b->missing[b->missing_count++] = rank;
 }
 
-/* Walks from `start` to where the waiting ends; says a circle when it meets itself. */
-static void follow(blame *b, size_t start, tdm_str *out)
+/* Follows the waits from `start` to their end; reports a cycle. */
+static void blame_follow(blame *b, size_t start, tdm_str *out)
 {
     size_t at = start;
     int walk = (int)start + 1;
@@ -238,7 +238,7 @@ static void follow(blame *b, size_t start, tdm_str *out)
             circle[count++] = tdm_trace_rank_at(b->trace, at)->rank;
             if (!tdm__trace_find(b->trace, next_of(b, &b->stands[at]), &at)) return;
         } while (at != stop && count < TDM_MAX_TRACE_WAITS);
-        tdm_str_add(out, "a circle: ");
+        tdm_str_add(out, "deadlock: ");
         add_ranks(circle, count, out);
         tdm_str_add(out, " wait for each other\n");
     }
@@ -255,9 +255,9 @@ static void add_culprit(const tdm_trace *trace, size_t index, const tdm_trace_st
     else if (r->closed)
         tdm_str_add(out, "it has left the world; ");
     else if (stand->in_call)
-        tdm_str_add(out, "it is in a call and waits for nobody; ");
+        tdm_str_add(out, "it is in a call and does not wait for a rank; ");
     else
-        tdm_str_add(out, r->running ? "it runs, and is in no call; " : "it is in no call; ");
+        tdm_str_add(out, r->running ? "it is running and in no call; " : "it is in no call; ");
     add_last_act(trace, r, &stand->last, out);
     tdm_str_add_char(out, '\n');
 }
@@ -286,11 +286,11 @@ static void add_blame(blame *b, tdm_str *out)
     }
     if (lines > MAX_LINES) tdm_str_addf(out, "%d more ranks wait\n", lines - MAX_LINES);
     for (size_t i = 0; i < count; i++)
-        if (b->stands[i].wait_count > 0 && b->visit[i] == 0) follow(b, i, out);
+        if (b->stands[i].wait_count > 0 && b->visit[i] == 0) blame_follow(b, i, out);
     for (size_t i = 0; i < count; i++)
         if (b->guilty[i]) add_culprit(b->trace, i, &b->stands[i], out);
     for (int i = 0; i < b->missing_count; i++)
-        tdm_str_addf(out, "the culprit may be rank %d, which left no trace here\n", b->missing[i]);
+        tdm_str_addf(out, "the culprit may be rank %d, which has no trace here\n", b->missing[i]);
     add_dead(b, out);
     if (lines == 0) tdm_str_add(out, "no rank waits for another\n");
 }

@@ -1,12 +1,12 @@
 /*
- * trace_chrome.c: a trace as the JSON that chrome://tracing and Perfetto draw.
+ * trace_chrome.c: writes a trace as JSON for chrome://tracing and Perfetto.
  *
- * Each rank is a process. Calls that overlap get rows of their own, the lowest that is free; within a
- * call's bar lie bars for its waits. When a call waits for several ranks, a bar lasts as long as the
- * set of them stays the same, so bars never cross. Additions and marks have rows of their own. A
+ * Each rank is a process. Overlapping calls get separate rows, the lowest free one; the bar of a
+ * call contains bars for its waits. If a call waits for several ranks, a bar lasts as long as the
+ * set of these ranks is unchanged, so bars never cross. Additions and marks have their own rows. A
  * message is an arrow from the sender's call to the receiver's; the two ends are matched by (group,
- * sequence, step, sender, receiver), in order of time where one such is used again, and an end without
- * its other half is not drawn. Times are microseconds since the oldest event.
+ * sequence, step, sender, receiver), in order of time if a key is used again, and an end without
+ * its counterpart is not drawn. Times are microseconds since the oldest event.
  */
 #include "trace/trace.h"
 
@@ -18,11 +18,11 @@ enum { MAX_ROWS = 64, MAX_WAITS = 64, ROW_ADDS = 1000, ROW_MARKS = 2000 };
 
 typedef struct row {
     bool used;
-    tdm_trace_event call; /* of its BEGIN, or of the first event known of it */
+    tdm_trace_event call; /* its BEGIN, or the first known event of it */
     int64_t begin_ns;
     int waits[MAX_WAITS];
     int wait_count;
-    int64_t wait_ns; /* since when this set of waits */
+    int64_t wait_ns; /* since when this set of waits is unchanged */
 } row;
 
 typedef struct end_point { /* one end of an arrow */
@@ -37,7 +37,7 @@ typedef struct drawing {
     const tdm_trace *trace;
     tdm_json_writer w;
     int64_t zero_ns, end_ns;
-    const tdm_trace_rank *rank; /* whose events are being drawn */
+    const tdm_trace_rank *rank; /* the rank whose events are being drawn */
     int64_t first_ns;           /* its oldest event */
     bool row_named[MAX_ROWS], adds_named, marks_named;
     row rows[MAX_ROWS];
@@ -59,7 +59,7 @@ static void put_time(drawing *d, const char *key, int64_t ns)
     tdm_json_put_double(&d->w, key, (double)(ns > 0 ? ns : 0) / 1000.0);
 }
 
-static void meta(drawing *d, const char *what, int thread, const char *name)
+static void drawing_meta(drawing *d, const char *what, int thread, const char *name)
 {
     begin_event(d, "M", what, d->rank->rank, thread);
     tdm_json_key(&d->w, "args");
@@ -73,10 +73,10 @@ static void name_row(drawing *d, int thread, bool *named, const char *name)
 {
     if (*named) return;
     *named = true;
-    meta(d, "thread_name", thread, name);
+    drawing_meta(d, "thread_name", thread, name);
 }
 
-/* A bar, still open for "args". */
+/* Begins a bar; "args" follow. */
 static void begin_bar(drawing *d, const char *name, int thread, int64_t from_ns, int64_t to_ns)
 {
     begin_event(d, "X", name, d->rank->rank, thread);
@@ -118,7 +118,7 @@ static void draw_call(drawing *d, row *r, int thread, int64_t until_ns, const ch
     r->wait_count = 0;
 }
 
-/* The row of an event's call, taken when it has none yet; -1 when all are taken. */
+/* The row of an event's call, allocated if it has none yet; -1 if all are taken. */
 static int row_of(drawing *d, const tdm_trace_event *e, int64_t at_ns)
 {
     int spare = -1;
@@ -187,8 +187,8 @@ static void draw_work(drawing *d, const tdm_trace_event *e, int64_t at_ns)
     name_row(d, thread, adds ? &d->adds_named : &d->marks_named, adds ? "additions" : "marks");
     tdm_str name = TDM_STR_INIT;
     if (e->kind == TDM_TRACE_MARK)
-        tdm__trace_mark_name(e,
-                             &name); /* alike for all of a kind, so that viewers can add them up */
+        tdm__trace_mark_name(e, &name); /* equal for all of a kind, so that viewers can aggregate
+                                         * them */
     else
         tdm_trace_event_text(e, &name);
     if (long_ns > 0) {
@@ -238,7 +238,7 @@ static void draw_rank(drawing *d, const tdm_trace_rank *rank)
     char name[192];
     snprintf(name, sizeof name, "rank %d (%s, process %lld, %s)", rank->rank, rank->host,
              (long long)rank->pid, rank->transport);
-    meta(d, "process_name", 0, name);
+    drawing_meta(d, "process_name", 0, name);
     begin_event(d, "M", "process_sort_index", rank->rank, 0);
     tdm_json_key(&d->w, "args");
     tdm_json_object_begin(&d->w);
@@ -252,7 +252,7 @@ static void draw_rank(drawing *d, const tdm_trace_rank *rank)
         if (d->rows[i].used) draw_call(d, &d->rows[i], i, d->end_ns, "not");
 }
 
-/* ---- arrows ---------------------------------------------------------------------------------------- */
+/* ---- arrows ----------------------------------------------------------------------------------- */
 
 static int compare_u64(uint64_t a, uint64_t b)
 {
@@ -288,7 +288,8 @@ static void draw_end(drawing *d, const end_point *e, uint64_t id)
     tdm_json_object_end(&d->w);
 }
 
-/* Ends of one key stand together, first all departures, then all arrivals, each by time. */
+/* Sorts the ends so that those of one key are adjacent: first all departures, then all arrivals, by
+ * time. */
 static void draw_arrows(drawing *d)
 {
     if (d->end_count == 0) return;
@@ -309,7 +310,7 @@ static void draw_arrows(drawing *d)
     }
 }
 
-static void measure(drawing *d)
+static void drawing_measure(drawing *d)
 {
     bool any = false;
     for (size_t i = 0; i < d->trace->count; i++) {
@@ -332,7 +333,7 @@ void tdm_trace_chrome(const tdm_trace *trace, tdm_str *out)
     }
     d->trace = trace;
     d->w = tdm_json_writer_init(out, 0);
-    measure(d);
+    drawing_measure(d);
     tdm_json_object_begin(&d->w);
     tdm_json_put_string(&d->w, "displayTimeUnit", "ms");
     tdm_json_key(&d->w, "traceEvents");

@@ -1,10 +1,10 @@
 /*
- * trace_file.c: what recorder and reader share about a trace's file: its check sum, whole events, and
- * the parsing of bytes that may be anything.
+ * trace_file.c: shared by recorder and reader of a trace file: its checksum, complete events, and
+ * the parsing of untrusted bytes.
  *
- * Invariants of what tdm__trace_parse lets through: rank below size, size at most TDM_MAX_RANKS, texts
- * of printable ASCII, times and offsets so small that their sums cannot overflow, events of a known
- * kind whose peer is a rank of the world or -1.
+ * Invariants of the output of tdm__trace_parse: rank below size, size at most TDM_MAX_RANKS, texts
+ * of printable ASCII, times and offsets small enough that their sums cannot overflow, events of a
+ * known kind whose peer is a rank of the world or -1.
  */
 #include "trace/trace_file.h"
 
@@ -16,13 +16,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { TIME_BITS = 62 }; /* nanoseconds of 146 years: two of them fit into 64 bits with a sign */
+enum { TIME_BITS = 62 }; /* 146 years in nanoseconds: the sum of two fits into int64_t */
 
 uint64_t tdm__trace_header_sum(const tdm__trace_header *header)
 {
     const uint8_t *bytes = (const uint8_t *)header;
-    uint64_t sum =
-        0xcbf29ce484222325u; /* FNV-1a: this guards against accidents, not against malice */
+    uint64_t sum = 0xcbf29ce484222325u; /* FNV-1a: detects accidental damage, not manipulation */
     for (size_t i = 0; i < offsetof(tdm__trace_header, check); i++)
         sum = (sum ^ bytes[i]) * 0x100000001b3u;
     return sum;
@@ -67,14 +66,14 @@ uint64_t tdm__trace_pid_start(int64_t pid)
     else
         snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);
     if (read_text(path, text, sizeof text) == 0) return 0;
-    const char *at = strrchr(text, ')'); /* the name may hold anything; what follows are numbers */
-    if (!at || at[1] != ' ' || at[2] == 'Z') return 0; /* a zombie runs no more */
+    const char *at = strrchr(text, ')'); /* the name may contain anything; numbers follow it */
+    if (!at || at[1] != ' ' || at[2] == 'Z') return 0; /* a zombie is not running */
     at++;
     for (int field = 3; field < 22 && at; field++) at = strchr(at + 1, ' ');
     return at ? strtoull(at, NULL, 10) : 0;
 }
 
-/* ---- from bytes ---------------------------------------------------------------------------------- */
+/* ---- parsing ---------------------------------------------------------------------------------- */
 
 static void copy_text(char *out, const char *in, size_t bytes)
 {
@@ -87,10 +86,10 @@ static tdm_status check_header(const tdm__trace_header *h, size_t count, const c
                                tdm_error *err)
 {
     if (count < sizeof *h || memcmp(h->magic, TDM__TRACE_MAGIC, sizeof h->magic) != 0)
-        return tdm_fail(err, TDM_ERR_FORMAT, "%s: this is not a trace of Tandem's", name);
+        return tdm_fail(err, TDM_ERR_FORMAT, "%s: not a Tandem trace", name);
     if (h->version != TDM__TRACE_VERSION)
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "%s: a trace of version %u; this program reads version %d", name,
+                        "%s: the trace has version %u; this program reads version %d", name,
                         h->version, TDM__TRACE_VERSION);
     if (h->check != tdm__trace_header_sum(h))
         return tdm_fail(err, TDM_ERR_CHECKSUM, "%s: the trace's header is damaged", name);
@@ -100,16 +99,20 @@ static tdm_status check_header(const tdm__trace_header *h, size_t count, const c
                         "%s: the trace has %u events of %u bytes, not %d of %zu", name,
                         h->event_count, h->event_bytes, TDM_TRACE_EVENTS, sizeof(tdm_trace_event));
     if (count < sizeof(tdm__trace_ring))
-        return tdm_fail(err, TDM_ERR_FORMAT, "%s: the trace is cut off after %zu of %zu bytes",
+        return tdm_fail(err, TDM_ERR_FORMAT, "%s: the trace is truncated after %zu of %zu bytes",
                         name, count, sizeof(tdm__trace_ring));
     if (h->size < 1 || h->size > TDM_MAX_RANKS || h->rank < 0 || h->rank >= h->size)
-        return tdm_fail(err, TDM_ERR_RANGE, "%s: rank %d of %d cannot be", name, h->rank, h->size);
+        return tdm_fail(err, TDM_ERR_RANGE, "%s: the trace has an invalid rank %d of %d", name,
+                        h->rank, h->size);
     if (h->clock_ns >> TIME_BITS || h->unix_ns >> TIME_BITS || h->pid < 0)
-        return tdm_fail(err, TDM_ERR_RANGE, "%s: the trace's clocks or process cannot be", name);
+        return tdm_fail(err, TDM_ERR_RANGE,
+                        "%s: the trace has invalid clocks or an invalid "
+                        "process ID",
+                        name);
     return TDM_OK;
 }
 
-static bool sane(const tdm_trace_event *e, int size)
+static bool event_is_sane(const tdm_trace_event *e, int size)
 {
     return e->kind > TDM_TRACE_NONE && e->kind <= TDM_TRACE_MARK && e->call <= TDM_CALL_RECV &&
            e->peer >= -1 && e->peer < size && e->time_ns >> TIME_BITS == 0;
@@ -120,7 +123,7 @@ static size_t copy_events(const tdm__trace_ring *ring, int size, tdm_trace_event
     uint64_t head = atomic_load_explicit(&ring->header.head, memory_order_relaxed);
     size_t count = 0, left = head < TDM_TRACE_EVENTS ? (size_t)head : TDM_TRACE_EVENTS;
     for (uint64_t number = head - left; left > 0; number++, left--)
-        if (tdm__trace_copy(ring, number, &out[count]) && sane(&out[count], size)) count++;
+        if (tdm__trace_copy(ring, number, &out[count]) && event_is_sane(&out[count], size)) count++;
     return count;
 }
 

@@ -1,15 +1,18 @@
 /*
- * trace_file.h: how a rank's trace lies in its file: one page of header, then the ring.
+ * trace_file.h: the format of a rank's trace file: one page of header, then the ring buffer.
  *
- * The header's fixed part is written before the file gets its name, and carries a check sum. What
- * changes later is on a cache line of its own: how many events were ever begun, and whether the rank
- * ended in good order. Event number n lies in slot n modulo the ring's size. The 8 bytes of an event
- * that hold `dtype`, `reserved` and `step` are its seal: in the reserved bytes it has a stamp, made of
- * the round (n divided by the ring's size, plus one) and a bit that says "being written". A writer
- * takes a slot by setting that bit, fills the other words, and stores the seal with the bit cleared.
+ *  | header: fixed part, checksum | head, closed (own cache line) | event 0 | event 1 | ... |
  *
- * Invariant: an event whose seal has the stamp of its number, and has not changed while it was copied,
- * is whole. All others are left out: a killed writer leaves at most one for each of its threads.
+ * The fixed part of the header is written before the file gets its name. The variable part is in a
+ * cache line of its own: the number of events ever begun, and whether the rank closed its comm.
+ * Event number n is in slot n modulo the ring's size. The 8 bytes of an event with `dtype`,
+ * `reserved` and `step` are its seal. Its reserved bytes contain a stamp: the round (n divided by
+ * the ring's size, plus one) and a busy bit. A writer takes a slot by setting the busy bit, fills
+ * the other words, and stores the seal with the bit cleared.
+ *
+ * Invariant: an event whose seal has the stamp of its number, and has not changed while it was
+ * copied, is complete. All others are skipped: a killed writer leaves at most one for each of its
+ * threads.
  */
 #ifndef TANDEM_TRACE_TRACE_FILE_H
 #define TANDEM_TRACE_TRACE_FILE_H
@@ -28,7 +31,7 @@ enum {
     TDM__TRACE_BUSY = 1 << 23 /* in the stamp: being written */
 };
 #define TDM__TRACE_STAMPS 0xffffffu /* the bits of a stamp */
-#define TDM__TRACE_ROUNDS 0x7fffffu /* and those of them that count rounds */
+#define TDM__TRACE_ROUNDS 0x7fffffu /* the bits of a stamp that count rounds */
 
 typedef struct tdm__trace_header {
     char magic[8];
@@ -37,19 +40,18 @@ typedef struct tdm__trace_header {
     uint32_t epoch;
     uint32_t unused;
     int64_t pid;
-    uint64_t
-        pid_start; /* in the kernel's ticks since the start: numbers of processes are used again */
+    uint64_t pid_start;         /* in clock ticks since boot: process IDs are reused */
     uint64_t clock_ns, unix_ns; /* both clocks at one moment */
     char host[64];
     char transport[16];
-    char boot[40]; /* the machine's boot identity: clocks of one boot are one clock */
+    char boot[40]; /* the machine's boot ID: ranks of one boot share a clock */
     uint64_t check;
-    /* What changes. */
-    _Alignas(64) _Atomic uint64_t head; /* events begun, ever */
+    /* The variable part. */
+    _Alignas(64) _Atomic uint64_t head; /* number of events ever begun */
     _Atomic uint32_t closed;
 } tdm__trace_header;
 
-/* The whole file, as it lies in memory. */
+/* The complete file, as mapped. */
 typedef struct tdm__trace_ring {
     union {
         tdm__trace_header header;
@@ -58,15 +60,16 @@ typedef struct tdm__trace_ring {
     _Atomic uint64_t words[TDM_TRACE_EVENTS][TDM__TRACE_WORDS];
 } tdm__trace_ring;
 _Static_assert(sizeof(tdm_trace_event) == TDM__TRACE_WORDS * 8, "an event has 64 bytes");
-_Static_assert(offsetof(tdm_trace_event, dtype) == TDM__TRACE_SEAL * 8, "the seal's place");
-_Static_assert(offsetof(tdm_trace_event, reserved) == TDM__TRACE_SEAL * 8 + 1, "the stamp's place");
+_Static_assert(offsetof(tdm_trace_event, dtype) == TDM__TRACE_SEAL * 8, "the offset of the seal");
+_Static_assert(offsetof(tdm_trace_event, reserved) == TDM__TRACE_SEAL * 8 + 1,
+               "the offset of the stamp");
 _Static_assert(sizeof(tdm__trace_ring) ==
                    TDM__TRACE_HEADER_BYTES + TDM_TRACE_EVENTS * sizeof(tdm_trace_event),
                "no padding in the file");
 
-/* The check sum over the fixed part. */
+/* The checksum of the fixed part. */
 uint64_t tdm__trace_header_sum(const tdm__trace_header *header);
-/* The stamp of event number `number` once it is whole. */
+/* The stamp of event number `number` when it is complete. */
 static inline uint32_t tdm__trace_stamp(uint64_t number)
 {
     return (uint32_t)(number / TDM_TRACE_EVENTS + 1) & TDM__TRACE_ROUNDS;
@@ -76,23 +79,23 @@ static inline uint32_t tdm__trace_stamp_of(uint64_t seal)
     return (uint32_t)(seal >> TDM__TRACE_STAMP_AT) & TDM__TRACE_STAMPS;
 }
 
-/* Copies event `number` of a ring that may be written meanwhile. False when it is not whole there. */
+/* Copies event `number` of a ring that may be written concurrently. False if it is not complete. */
 bool tdm__trace_copy(const tdm__trace_ring *ring, uint64_t number, tdm_trace_event *out);
-/* The boot identity of this machine, and when process `pid` (0: this one) started; "" and 0 when
- * they are not known, or there is no such process. */
+/* The boot ID of this machine, and when process `pid` (0: this one) started; "" and 0 if they are
+ * unknown, or there is no such process. */
 void tdm__trace_boot(char out[40]);
 uint64_t tdm__trace_pid_start(int64_t pid);
 
 /*
- * Reads a whole file from memory, which nobody changes; `name` is for messages. The events are from
- * malloc, the caller's to free. Bytes are hostile: TDM_ERR_FORMAT says what is wrong with them.
- * `unix_offset_ns`, `host` and so on are as in the header; single events that make no sense are left
- * out.
+ * Parses a complete file in memory, which does not change; `name` is used in messages. The events
+ * are allocated by malloc and owned by the caller. The bytes are untrusted: TDM_ERR_FORMAT
+ * describes what is wrong. `unix_offset_ns`, `host` and so on are as in the header; invalid events
+ * are skipped.
  */
 typedef struct tdm__trace_parsed {
     tdm_trace_rank rank;
     char boot[40];
-    uint64_t start_ns; /* of the wall clock, when it was made */
+    uint64_t start_ns; /* wall-clock time of its creation */
     uint64_t pid_start;
 } tdm__trace_parsed;
 tdm_status tdm__trace_parse(const void *bytes, size_t count, const char *name,
@@ -100,7 +103,7 @@ tdm_status tdm__trace_parse(const void *bytes, size_t count, const char *name,
 
 /*
  * Whether two events of one rank belong to the same call. Collectives are numbered in their group;
- * sends and receives apart from them, by peer, tag (their step) and direction.
+ * sends and receives separately, by peer, tag (their step) and direction.
  */
 bool tdm__trace_same_call(const tdm_trace_event *a, const tdm_trace_event *b);
 static inline bool tdm__trace_is_pair(const tdm_trace_event *event)
@@ -112,20 +115,20 @@ static inline bool tdm__trace_receives(const tdm_trace_event *event)
     return event->call == TDM_CALL_RECV || event->kind == TDM_TRACE_RECEIVED;
 }
 
-/* "all_reduce #17 of world" of an event of a call. */
+/* "all_reduce #17 of world": the call of an event. */
 void tdm__trace_call_text(const tdm_trace_event *event, tdm_str *out);
 
-/* Where a rank stands, from its events, the oldest first: fold them in one by one. */
+/* The state of a rank, computed from its events: fold them in one by one, the oldest first. */
 enum { TDM__STAND_CALLS = 64, TDM__STAND_WAITS = 64 };
 typedef struct tdm__stand {
-    int call_count; /* that have not ended, oldest first; the oldest are kept when there are more */
+    int call_count; /* unfinished calls, oldest first; if there are more, the oldest are kept */
     tdm_trace_event calls[TDM__STAND_CALLS];
     int wait_count;
     tdm_trace_event waits[TDM__STAND_WAITS]; /* WAIT events without their RESUME */
     tdm_trace_event last;                    /* the newest event; kind NONE: there is none */
     tdm_trace_event ended;                   /* the newest END */
 } tdm__stand;
-/* From zeros. */
+/* Updates the state by an event; `stand` is initially zero. */
 void tdm__stand_fold(tdm__stand *stand, const tdm_trace_event *event);
 
 #endif

@@ -1,15 +1,15 @@
 /*
- * trace_signal.c: a rank's last events, written down when a signal asks for them.
+ * trace_signal.c: writes a rank's last events when a signal arrives.
  *
- * A thread of its own waits for the signal and does the work: nothing is done in a handler that a
- * handler must not do. For that the signal must be blocked in every other thread, of which we know only
- * the one that calls us. So a handler is installed too: a thread that it interrupts blocks the signal
- * for itself from then on (in the mask that it returns to) and sends the signal to the process again;
- * after at most one such round for each thread it reaches ours. No state is shared with the handler.
- * Hence the signal is for the process (kill), not for one of its threads.
+ * A separate thread waits for the signal and does the work, because a handler may do very little.
+ * For that, the signal must be blocked in all other threads, but only the calling thread is known
+ * here. So a handler is installed as well: it blocks the signal in the thread that it interrupts
+ * (in the mask to which that thread returns) and sends the signal to the process again. After at
+ * most one such round for each thread, the signal reaches ours. The handler shares no state. Hence
+ * the signal must be sent to the process (kill), not to one of its threads.
  *
- * A handler that the program had is called afterwards, from our thread, and is back at the end. One comm
- * of a process should ask for a signal: of several, one gets it.
+ * A previous handler of the program is called afterwards, from our thread, and is restored at the
+ * end. Only one comm of a process should use a signal: if there are several, one of them gets it.
  */
 #include "os/thread.h"
 #include "trace/recorder.h"
@@ -32,9 +32,9 @@ struct tdm__dumper {
     const tdm__recorder *recorder;
     int signal_number;
     char *dir;
-    struct sigaction before; /* the program's own */
+    struct sigaction before; /* the program's handler */
     pthread_t opener, thread;
-    bool was_blocked; /* in the opener */
+    bool was_blocked; /* in the thread that opened it */
     atomic_bool ends;
 };
 
@@ -44,8 +44,8 @@ static const struct {
 } names[] = {{"USR1", SIGUSR1}, {"USR2", SIGUSR2}, {"QUIT", SIGQUIT}, {"HUP", SIGHUP}};
 enum { NAME_COUNT = sizeof names / sizeof names[0] };
 
-/* Others cannot be waited for, or mean that the program is broken, or have a meaning of their own. */
-static bool fits(long number)
+/* Other signals cannot be blocked, indicate a crash, or have a defined meaning. */
+static bool signal_fits(long number)
 {
     for (size_t i = 0; i < NAME_COUNT; i++)
         if (number == names[i].number) return true;
@@ -62,17 +62,17 @@ tdm_status tdm__dump_signal_read(const char *text, int *out, tdm_error *err)
         }
     char *end = NULL;
     long number = strtol(text, &end, 10);
-    if (!*text || *end || !fits(number))
+    if (!*text || *end || !signal_fits(number))
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "\"%s\" is no signal to dump a trace on: USR1, USR2, QUIT, HUP or the "
-                        "number of one of these or of a real-time signal",
+                        "\"%s\" is not a valid signal for dumping a trace: use USR1, USR2, QUIT, "
+                        "HUP, or the number of one of these or of a real-time signal",
                         text);
     *out = (int)number;
     return TDM_OK;
 }
 
-/* Not our thread: sends it on, and blocks it here from now on. */
-static void send_on(int signal_number, siginfo_t *info, void *context)
+/* Runs in another thread: blocks the signal there and sends it to the process again. */
+static void signal_send_on(int signal_number, siginfo_t *info, void *context)
 {
     (void)info;
     int kept = errno;
@@ -94,24 +94,25 @@ void tdm__recorder_log(const tdm__recorder *recorder, tdm_log_level level)
     tdm_str_release(&text);
 }
 
-static void dump(const tdm__dumper *d)
+static void dumper_dump(const tdm__dumper *d)
 {
     char last[512];
     tdm_error err;
-    tdm_log(TDM_LOG_INFO, "trace", "asked for by signal %d: this rank %s", d->signal_number,
+    tdm_log(TDM_LOG_INFO, "trace", "on signal %d: this rank %s", d->signal_number,
             tdm__recorder_last(d->recorder, last, sizeof last));
     tdm__recorder_log(d->recorder, TDM_LOG_INFO);
     if (tdm__recorder_dump(d->recorder, d->dir, &err) != TDM_OK)
         tdm_log(TDM_LOG_WARN, "trace", "%s", err.message);
     else
-        tdm_log(TDM_LOG_INFO, "trace", "'tandem trace %s' shows all of it", d->dir);
+        tdm_log(TDM_LOG_INFO, "trace", "'tandem trace %s' shows all events", d->dir);
 }
 
 static void call_before(const tdm__dumper *d, siginfo_t *info)
 {
     const struct sigaction *before = &d->before;
     if (before->sa_flags & SA_SIGINFO) {
-        if (before->sa_sigaction != send_on) before->sa_sigaction(d->signal_number, info, NULL);
+        if (before->sa_sigaction != signal_send_on)
+            before->sa_sigaction(d->signal_number, info, NULL);
     } else if (before->sa_handler != SIG_DFL && before->sa_handler != SIG_IGN) {
         before->sa_handler(d->signal_number);
     }
@@ -128,12 +129,12 @@ static void *wait_for_signals(void *user)
         int got = sigwaitinfo(&set, &info);
         if (atomic_load(&d->ends)) return NULL;
         if (got != d->signal_number) continue;
-        dump(d);
+        dumper_dump(d);
         call_before(d, &info);
     }
 }
 
-static tdm_status start(tdm__dumper *d, tdm_error *err)
+static tdm_status dumper_start(tdm__dumper *d, tdm_error *err)
 {
     sigset_t one, before;
     sigemptyset(&one);
@@ -143,7 +144,7 @@ static tdm_status start(tdm__dumper *d, tdm_error *err)
     d->opener = pthread_self();
     d->was_blocked = sigismember(&before, d->signal_number) == 1;
     pthread_sigmask(SIG_BLOCK, &one, NULL);
-    struct sigaction action = {.sa_sigaction = send_on, .sa_flags = SA_SIGINFO | SA_RESTART};
+    struct sigaction action = {.sa_sigaction = signal_send_on, .sa_flags = SA_SIGINFO | SA_RESTART};
     sigemptyset(&action.sa_mask);
     sigaction(d->signal_number, &action, &d->before);
     return TDM_OK;
@@ -152,22 +153,22 @@ static tdm_status start(tdm__dumper *d, tdm_error *err)
 tdm_status tdm__dumper_create(const tdm__recorder *recorder, int signal_number, const char *dir,
                               tdm__dumper **out, tdm_error *err)
 {
-    if (!fits(signal_number))
+    if (!signal_fits(signal_number))
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "%d is no signal to dump the trace on: SIGUSR1, SIGUSR2, SIGQUIT, SIGHUP "
-                        "or a real-time signal",
+                        "%d is not a valid signal for dumping the trace: use SIGUSR1, SIGUSR2, "
+                        "SIGQUIT, SIGHUP or a real-time signal",
                         signal_number);
     tdm__dumper *d = calloc(1, sizeof *d);
     char *copy = strdup(dir ? dir : ".");
     if (!d || !copy) {
         free(d);
         free(copy);
-        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory to dump traces with");
+        return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the thread that dumps traces");
     }
     d->recorder = recorder;
     d->signal_number = signal_number;
     d->dir = copy;
-    tdm_status status = start(d, err);
+    tdm_status status = dumper_start(d, err);
     if (status != TDM_OK) {
         free(d->dir);
         free(d);
@@ -186,14 +187,15 @@ void tdm__dumper_destroy(tdm__dumper *dumper)
     pthread_join(d->thread, NULL);
     struct sigaction now;
     if (sigaction(d->signal_number, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) &&
-        now.sa_sigaction == send_on)
+        now.sa_sigaction == signal_send_on)
         sigaction(d->signal_number, &d->before, NULL);
     if (!d->was_blocked && pthread_equal(d->opener, pthread_self())) {
         sigset_t one;
         sigemptyset(&one);
         sigaddset(&one, d->signal_number);
         const struct timespec no_time = {0};
-        sigtimedwait(&one, NULL, &no_time); /* one that came too late shall not hit the program */
+        sigtimedwait(&one, NULL, &no_time); /* a signal that arrived late must not reach the
+                                             * program */
         pthread_sigmask(SIG_UNBLOCK, &one, NULL);
     }
     free(d->dir);

@@ -1,7 +1,7 @@
 /*
- * trace_text.c: what events mean, in words and as a state: which calls of a rank have not ended, and
- * for whom they wait. Pure functions of the events; the recorder uses them on its own ring for
- * heartbeats and errors, the reader on the rings of all ranks.
+ * trace_text.c: describes events as text, and computes the state of a rank: its unfinished calls
+ * and the ranks they wait for. Pure functions of the events; the recorder uses them on its own ring
+ * for heartbeats and errors, the reader on the rings of all ranks.
  */
 #include "trace/trace.h"
 
@@ -116,7 +116,7 @@ void tdm_trace_event_text(const tdm_trace_event *event, tdm_str *out)
     case TDM_TRACE_OPEN: tdm_str_add(out, "joined the world"); break;
     case TDM_TRACE_CLOSE: tdm_str_add(out, "left the world"); break;
     case TDM_TRACE_GROUP:
-        tdm_str_add(out, "made ");
+        tdm_str_add(out, "created ");
         add_group(e, out);
         tdm_str_addf(out, " of %llu ranks", (unsigned long long)e->bytes);
         break;
@@ -134,20 +134,20 @@ void tdm_trace_event_text(const tdm_trace_event *event, tdm_str *out)
     case TDM_TRACE_WAIT:
     case TDM_TRACE_RESUME:
         if (e->peer < 0)
-            tdm_str_add(out, e->kind == TDM_TRACE_WAIT ? "waits in " : "goes on in ");
+            tdm_str_add(out, e->kind == TDM_TRACE_WAIT ? "waits in " : "no longer waits in ");
         else
             tdm_str_addf(out, "%s rank %d in ",
                          e->kind == TDM_TRACE_WAIT ? "waits for" : "no longer waits for", e->peer);
         tdm__trace_call_text(e, out);
         break;
     case TDM_TRACE_SEND: add_message("sends", "to", e, out); break;
-    case TDM_TRACE_SENT: add_message("has sent", "to", e, out); break;
+    case TDM_TRACE_SENT: add_message("sent", "to", e, out); break;
     case TDM_TRACE_RECEIVED: add_message("received", "from", e, out); break;
     case TDM_TRACE_COMPUTE:
     case TDM_TRACE_MARK: add_work(e, out); break;
-    case TDM_TRACE_LOST: tdm_str_addf(out, "knows that rank %d is dead", e->peer); break;
+    case TDM_TRACE_LOST: tdm_str_addf(out, "detected the death of rank %d", e->peer); break;
     case TDM_TRACE_BROKEN:
-        tdm_str_add(out, "broke off ");
+        tdm_str_add(out, "broken: ");
         add_group(e, out);
         add_status(e, out);
         break;
@@ -155,7 +155,7 @@ void tdm_trace_event_text(const tdm_trace_event *event, tdm_str *out)
     }
 }
 
-/* ---- where a rank stands ------------------------------------------------------------------------- */
+/* ---- state of a rank -------------------------------------------------------------------------- */
 
 bool tdm__trace_same_call(const tdm_trace_event *a, const tdm_trace_event *b)
 {
@@ -166,7 +166,7 @@ bool tdm__trace_same_call(const tdm_trace_event *a, const tdm_trace_event *b)
            (a->peer == b->peer || a->peer < 0 || b->peer < 0);
 }
 
-/* Takes the waits of e's call away: all of them, or those for e's peer. */
+/* Removes the waits of e's call: all of them, or those for e's peer. */
 static void drop_waits(tdm__stand *stand, const tdm_trace_event *e, bool all)
 {
     int kept = 0;

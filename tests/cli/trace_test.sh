@@ -43,9 +43,9 @@ test_running_ranks() {
     kill -9 "$pid"
     wait "$pid" 2>/dev/null || true
     assert_contains "$out" ": running; 7 events"
-    assert_contains "$out" "rank 2 did not call it: its last act: mark"
+    assert_contains "$out" "rank 2 did not call it: last event: mark"
     assert_contains "$out" "the culprit is rank 2 (process $pid on "
-    assert_contains "$out" "it runs, and is in no call"
+    assert_contains "$out" "it is running and in no call"
     assert_exit 0 "$TANDEM" trace alive
     assert_contains "$out" "killed or crashed"
     assert_lacks "$out" "running"
@@ -59,14 +59,14 @@ test_ranks_that_hang() {
     while [ "$SECONDS" -lt "$end" ]; do
         if [ -e hang/rank-00002.trace ]; then
             assert_exit 0 "$TANDEM" trace hang
-            [ "$(grep -c 'waits for rank 2 in all_reduce #17 of world since' <<<"$out")" = 2 ] && break
+            [ "$(grep -c 'waits for rank 2 in all_reduce #17 of world for' <<<"$out")" = 2 ] && break
         fi
         sleep 0.1
     done
     pid=$(sed -n 's/^rank 2 of 3 on .*, process \([0-9]*\),.*/\1/p' <<<"$out")
-    assert_contains "$out" "rank 0 waits for rank 2 in all_reduce #17 of world since"
-    assert_contains "$out" "rank 1 waits for rank 2 in all_reduce #17 of world since"
-    assert_contains "$out" "rank 2 did not call it: its last act: mark \"asleep\""
+    assert_contains "$out" "rank 0 waits for rank 2 in all_reduce #17 of world for"
+    assert_contains "$out" "rank 1 waits for rank 2 in all_reduce #17 of world for"
+    assert_contains "$out" "rank 2 did not call it: last event: mark \"asleep\""
     assert_contains "$out" "the culprit is rank 2 (process $pid on "
     kill -USR2 "$pid"
     sleep 0.2
@@ -97,11 +97,11 @@ test_bad_folders() {
     assert_contains "$err" "nowhere"
     mkdir empty
     assert_exit 2 "$TANDEM" trace empty
-    assert_contains "$err" "no rank left a trace"
+    assert_contains "$err" "no trace files"
     cp -r dead damaged
     echo nonsense >damaged/rank-00000.trace
     assert_exit 0 "$TANDEM" trace damaged
-    assert_contains "$err" "rank-00000.trace: this is not a trace of Tandem's; left out"
+    assert_contains "$err" "rank-00000.trace: not a Tandem trace; skipped"
     assert_contains "$out" "rank 1 of 3"
     rm damaged/rank-0000[12].trace
     mkdir damaged/rank-00001.trace

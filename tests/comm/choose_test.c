@@ -324,7 +324,7 @@ static void lanes_are_checked(void)
     CHECK_INT(tdm__lanes_check(&(tdm_lanes){8, late, NULL}, 3, &err), TDM_ERR_INVALID);
     CHECK_INT(tdm__lanes_check(&(tdm_lanes){16, good, NULL}, 3, &err), TDM_ERR_INVALID);
     CHECK_INT(tdm__lanes_check(&(tdm_lanes){6, good, NULL}, 3, &err), TDM_ERR_INVALID);
-    CHECK_HAS(err.message, "6, not a power of two");
+    CHECK_HAS(err.message, "lane count 6 is not a power of two");
     CHECK_INT(tdm__lanes_check(&(tdm_lanes){0, good, NULL}, 3, &err), TDM_ERR_INVALID);
     CHECK_INT(tdm__lanes_check(&(tdm_lanes){8, NULL, NULL}, 3, &err), TDM_ERR_INVALID);
     CHECK_INT(tdm__lanes_check(&(tdm_lanes){8, good, all}, 3, &err), TDM_ERR_INVALID);

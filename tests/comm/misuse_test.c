@@ -156,7 +156,7 @@ static void other_cuts(tdm_comm *comm, int rank)
                      .cuts = cuts,
                      .deadline_s = 20};
     CHECK_INT(tdm_call_run(tdm_comm_world(comm), &call, &err), TDM_ERR_PEER_MISMATCH);
-    check_text(&err, "laid out as");
+    check_text(&err, ", layout ");
     free(data);
 }
 
@@ -637,7 +637,7 @@ static void note_words(const tdm_log_record *record, void *user)
     words *w = user;
     pthread_mutex_lock(&w->lock);
     bool is_trace = strcmp(record->room, "trace") == 0, is_detail = record->level == TDM_LOG_DEBUG;
-    if (is_trace && is_detail && strstr(record->message, "broke off")) w->broken++;
+    if (is_trace && is_detail && strstr(record->message, "broken: ")) w->broken++;
     if (is_trace && is_detail && strstr(record->message, "barrier #0")) w->calls++;
     if (is_trace && !is_detail) w->shown++;
     pthread_mutex_unlock(&w->lock);

@@ -1,8 +1,8 @@
 /*
- * build.c: what the builders of programs share (build.h).
+ * build.c: functions shared by the builders of programs (build.h).
  *
- * Everything is computed from the call, the group and the table of choices alone, never from buffers or
- * anything else that only this rank knows: all ranks must come to the same cut and the same steps.
+ * Everything is computed only from the call, the group and the table of choices, never from buffers
+ * or other local state: all ranks must compute the same division into segments and the same steps.
  */
 #include "comm/algorithms/build.h"
 
@@ -10,11 +10,11 @@
 #include <string.h>
 
 enum {
-    SHARE_BYTES = 1024 * 1024,       /* of one rank's share of a segment, at most */
-    PAIR_SHARE_BYTES = 512 * 1024,   /* between two hosts: the last sums have the wire alone */
-    WIRE_SHARE_BYTES = 128 * 1024,   /* between more: see tdm__share_flight */
+    SHARE_BYTES = 1024 * 1024,       /* maximum of one rank's share of a segment */
+    PAIR_SHARE_BYTES = 512 * 1024,   /* between two hosts: the link idles during the last sums */
+    WIRE_SHARE_BYTES = 128 * 1024,   /* between more hosts: see tdm__share_flight */
     MIN_SHARE_BYTES = 128 * 1024,    /* below this, messages cost more than overlap gains */
-    SCRATCH_BYTES = 4 * 1024 * 1024, /* of a segment's shares together */
+    SCRATCH_BYTES = 4 * 1024 * 1024, /* of all shares of a segment */
     SEGMENTS_WANTED = 4
 };
 #define MAX_STEPS ((uint64_t)1 << 31)
@@ -120,7 +120,7 @@ tdm__cut tdm__cut_make(const tdm_group *group, const tdm_call *call, tdm__cut_op
     return (tdm__cut){.segment = segment < whole ? segment : whole, .flight = request.flight};
 }
 
-/* The most of one rank's share of a segment. */
+/* The maximum of one rank's share of a segment. */
 static size_t share_max(const tdm_group *group)
 {
     if (group->host_count == 1) return SHARE_BYTES;
@@ -130,8 +130,8 @@ static size_t share_max(const tdm_group *group)
 int tdm__share_flight(const tdm_group *group)
 {
     enum { FLIGHT = 4, WIRE_FLIGHT = 2, WIRE_FLIGHT_MAX = 16 };
-    const double rate = 1.25e9;      /* bytes each second: 10 Gbit/s */
-    const double unknown_s = 0.2e-3; /* for a round trip that is not known */
+    const double rate = 1.25e9;      /* bytes per second: 10 Gbit/s */
+    const double unknown_s = 0.2e-3; /* if the round trip is unknown */
     if (group->host_count <= 2) return FLIGHT;
     double round_trip_s = group->comm->round_trip_s;
     if (round_trip_s <= 0) round_trip_s = unknown_s;

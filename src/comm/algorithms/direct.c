@@ -1,13 +1,14 @@
 /*
- * direct.c: everybody sends to everybody that needs it. Fits every call.
+ * direct.c: each rank sends to every rank that needs its data. Supports every call.
  *
- * Sums: who needs a sum gets all leaves of it and walks the tree itself, so the order is canonical by
- * construction, for any number of ranks, any lanes and any function. Small calls go in one step.
- * Larger reductions go in two: each rank owns a share of the segment, receives all leaves of it, adds,
- * and hands the result on; segments overlap, so that the network and the adding do too.
+ * Sums: a rank that needs a sum receives all leaves of it and evaluates the tree itself. So the
+ * order is canonical by construction, for any number of ranks, any lanes and any function. Small
+ * calls take one step. Larger reductions take two: each rank owns a share of the segment, receives
+ * all leaves of it, adds them, and sends the result; segments overlap, so that communication and
+ * addition do as well.
  *
- * For P ranks, n bytes and one part a rank; sent by the rank that sends most, steps one after the other
- * within a segment:
+ * For P ranks, n bytes and one part per rank; sent by the rank that sends most; sequential steps of
+ * a segment:
  *
  *                          steps   messages   bytes
  *   barrier                  1      P - 1      0
@@ -24,27 +25,27 @@
  *   all_to_all               1      P - 1      n (P - 1) / P
  *   send, recv               1        1        n
  *
- * A rank that brings k parts sends k times as much in the step that carries parts. "Small" is
- * n (P - 1) <= 32 KB, and two ranks' broadcast and reduce always. Segments: reductions, and large
- * broadcasts, are cut (build.h says what a segment is); the other kinds have one. Step numbers: parts
- * are 0 to 63 of a segment's 128, results are 64.
+ * A rank with k parts sends k times as much in the step that carries parts. "Small" means n (P - 1)
+ * <= 32 KB, and always broadcast and reduce of two ranks. Segments: reductions and large broadcasts
+ * are divided (see build.h); the other kinds have one segment. Step numbers: parts are 0 to 63 of a
+ * segment's 128, results are 64.
  */
 #include "comm/algorithms/build.h"
 
 enum {
     SMALL_BYTES = 32 * 1024,
-    STEP_RESULT = TDM_MAX_LANE_PARTS, /* steps before it: parts, by their place with the sender */
+    STEP_RESULT = TDM_MAX_LANE_PARTS, /* steps before it: parts, by their index at the sender */
     STRIDE = 2 * TDM_MAX_LANE_PARTS
 };
 
-static bool fits(const tdm_group *group, const tdm_call *call)
+static bool direct_fits(const tdm_group *group, const tdm_call *call)
 {
     (void)group;
     (void)call;
     return true;
 }
 
-/* In one step: whoever needs the whole gets the whole. */
+/* In one step: each rank that needs the whole receives the whole. */
 static bool in_one_step(const tdm_group *group, const tdm_call *call)
 {
     size_t others = (size_t)group->size - 1;
@@ -53,7 +54,7 @@ static bool in_one_step(const tdm_group *group, const tdm_call *call)
     return tdm__call_bytes(call) <= SMALL_BYTES / others;
 }
 
-static tdm__cut cut(const tdm_group *group, const tdm_call *call)
+static tdm__cut direct_cut(const tdm_group *group, const tdm_call *call)
 {
     bool is_cut = tdm__kind_reduces(call->kind) ||
                   (call->kind == TDM_CALL_BROADCAST && !in_one_step(group, call));
@@ -65,7 +66,7 @@ static tdm__cut cut(const tdm_group *group, const tdm_call *call)
                            .algorithm = TDM_ALGORITHM_DIRECT});
 }
 
-/* ---- sums -------------------------------------------------------------------------------------- */
+/* ---- sums ------------------------------------------------------------------------------------- */
 
 /* Sends this rank's leaves, elements `range` of the call, to a peer. */
 static void send_leaves(const tdm__segment *s, int peer, tdm_extent range)
@@ -76,7 +77,8 @@ static void send_leaves(const tdm__segment *s, int peer, tdm_extent range)
                        tdm__leaf_at(s, leaf, range.first), range.count);
 }
 
-/* Begins to receive the others' leaves; returns where all of them are, or NULL without memory. */
+/* Starts to receive the other ranks' leaves; returns the addresses of all leaves, or NULL: out of
+ * memory. */
 static const void **recv_leaves(const tdm__segment *s, tdm_extent range)
 {
     const tdm__leaves *leaves = &s->request->leaves;
@@ -117,7 +119,8 @@ static void reduce_ranges(const tdm__segment *s, tdm_extent (*range_of)(const td
     tdm_extent own = range_of(s, s->rank);
     const void **sources = recv_leaves(s, own);
     if (!sources) return;
-    for (int i = 1; i < s->size; i++) { /* each begins with another one, so that none is flooded */
+    for (int i = 1; i < s->size; i++) { /* each starts with a different peer, so that none is
+                                         * flooded */
         int peer = (s->rank + i) % s->size;
         send_leaves(s, peer, range_of(s, peer));
     }
@@ -125,7 +128,7 @@ static void reduce_ranges(const tdm__segment *s, tdm_extent (*range_of)(const td
     add_leaves(s, sources, to, own.count);
 }
 
-/* This segment's elements, whole. */
+/* All elements of this segment. */
 static tdm_extent all_of(const tdm__segment *s, int rank)
 {
     (void)rank;
@@ -158,7 +161,7 @@ static void build_reduce(const tdm__segment *s)
     tdm__program_join(s->program);
 }
 
-/* Sends a finished share to all others but `except`, and receives theirs. */
+/* Sends a finished share to all others except `except`, and receives theirs. */
 static void exchange_shares(const tdm__segment *s, int except)
 {
     tdm_extent own = tdm__segment_share(s, s->rank);
@@ -192,7 +195,7 @@ static void build_reduce_scatter(const tdm__segment *s)
     reduce_ranges(s, tdm__segment_run, tdm__out_at(s, tdm__segment_offset(s)));
 }
 
-/* ---- data that only move ------------------------------------------------------------------------ */
+/* ---- data movement ---------------------------------------------------------------------------- */
 
 static void build_barrier(const tdm__segment *s)
 {
@@ -216,7 +219,7 @@ static void build_broadcast(const tdm__segment *s)
         tdm__program_join(s->program);
         return;
     }
-    /* Root deals out the shares, and its own to all; then the others pass theirs on. */
+    /* Root sends each rank its share, and its own share to all; then the others forward theirs. */
     tdm_extent own = tdm__segment_share(s, s->rank), roots = tdm__segment_share(s, s->root);
     if (!is_root) {
         tdm__recv_some(s, s->root, s->step, tdm__out_at(s, own.first), own.count);
@@ -285,7 +288,7 @@ static void build_scatter(const tdm__segment *s)
         tdm_extent run = tdm__segment_run(s, peer);
         tdm__send_some(s, peer, s->step, tdm__in_at(s, run.first), run.count);
     }
-    tdm__program_join(s->program); /* in place, what is written now was slice 0 */
+    tdm__program_join(s->program); /* in place, this overwrites slice 0 */
     copy_own(s, to, tdm__in_at(s, own.first), own.count);
 }
 
@@ -309,7 +312,7 @@ static void build_all_to_all(const tdm__segment *s)
     tdm__program_join(s->program);
 }
 
-static void build(tdm__program *program, size_t first, size_t count)
+static void direct_build(tdm__program *program, size_t first, size_t count)
 {
     tdm__segment s = tdm__segment_of(program, first, count, STRIDE);
     switch (s.call->kind) {
@@ -335,8 +338,8 @@ static void build(tdm__program *program, size_t first, size_t count)
 
 const tdm__algorithm_ops tdm__algorithm_direct = {
     .id = TDM_ALGORITHM_DIRECT,
-    .about = "everybody sends to everybody that needs it",
-    .fits = fits,
-    .cut = cut,
-    .build = build,
+    .about = "each rank sends to every rank that needs its data",
+    .fits = direct_fits,
+    .cut = direct_cut,
+    .build = direct_build,
 };

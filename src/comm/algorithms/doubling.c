@@ -1,10 +1,11 @@
 /*
- * doubling.c: in each step a rank exchanges with one twice as far away as in the step before.
+ * doubling.c: in each step a rank exchanges data with a rank twice as far away as in the previous
+ * step.
  *
- * Sums begin with the nearest partner, so that each step makes the sums of one level of the canonical
- * tree. That fits when rank i brings block i of the lanes, all blocks being equally large: always
- * without lanes. When P is no power of two, the block on the right may have fewer ranks than its
- * neighbour on the left; then each of them serves several there.
+ * Sums begin with the nearest partner, so each step computes the sums of one level of the canonical
+ * tree. This requires that rank i has block i of the lanes, with blocks of equal size: always true
+ * without lanes. If P is not a power of two, the right block may have fewer ranks than its left
+ * neighbour; then each of them serves several ranks there.
  *
  * For P ranks, L = log2 P rounded up, and n bytes; sent by the rank that sends most:
  *
@@ -16,14 +17,14 @@
  *   reduce_scatter             L        L        n (P - 1) / P     (P a power of two only)
  *   all_gather                 L     2L at most  n (P - 1) / P     (any P)
  *
- * When P is no power of two, a large all_reduce runs like this only when it asks to by name. "Large" is
- * from 8 KB on, for four ranks and more: each step halves what is exchanged (the one of two partners
- * keeps the lower half, the other the upper), and then the results are doubled the same way back. Who
- * ends up with which slice follows from the bits of the rank in reverse, so reduce_scatter puts the
- * slices in that order first. In an all_gather, rank i has slices i, i + 1, ... in a circle, and sends
- * what it has to the rank that many places before it; past the end of the circle that is two messages.
- * Sums are cut into segments; the other kinds have one. Step numbers: the level k, or 2k and 2k + 1, of
- * a segment's 64, and 32 + k on the way back.
+ * If P is not a power of two, a large all_reduce uses this algorithm only on explicit request.
+ * "Large" is from 8 KB on, for four ranks and more: each step halves the data that is exchanged
+ * (one of two partners keeps the lower half, the other the upper), and then the results are doubled
+ * in reverse order. The slice that a rank gets is given by the reversed bits of its rank, so
+ * reduce_scatter first reorders the slices. In an all_gather, rank i has slices i, i + 1, ...
+ * modulo P, and sends what it has to the rank that many ranks before it; a range that wraps around
+ * takes two messages. Sums are divided into segments; the other kinds have one. Step numbers: the
+ * level k, or 2k and 2k + 1, of a segment's 64, and 32 + k on the way back.
  */
 #include "comm/algorithms/build.h"
 
@@ -40,7 +41,7 @@ static bool is_power_of_two(int size)
     return (size & (size - 1)) == 0;
 }
 
-/* Whether rank i brings block i of the lanes, as one part. */
+/* Whether rank i has block i of the lanes, as one part. */
 static bool brings_blocks(const tdm_group *group, const tdm_lanes *lanes)
 {
     if (!lanes) return true;
@@ -54,7 +55,7 @@ static bool brings_blocks(const tdm_group *group, const tdm_lanes *lanes)
     return true;
 }
 
-static bool fits(const tdm_group *group, const tdm_call *call)
+static bool doubling_fits(const tdm_group *group, const tdm_call *call)
 {
     switch (call->kind) {
     case TDM_CALL_BARRIER:
@@ -69,7 +70,7 @@ static bool fits(const tdm_group *group, const tdm_call *call)
     }
 }
 
-static tdm__cut cut(const tdm_group *group, const tdm_call *call)
+static tdm__cut doubling_cut(const tdm_group *group, const tdm_call *call)
 {
     return tdm__cut_make(
         group, call,
@@ -90,7 +91,7 @@ static void build_barrier(const tdm__segment *s)
     }
 }
 
-/* ---- the whole to everybody --------------------------------------------------------------------- */
+/* ---- exchange of whole buffers ---------------------------------------------------------------- */
 
 /* One level: exchanges sums with the neighbouring block. Returns whether there is one. */
 static bool exchange_whole(const tdm__segment *s, int width, uint32_t step, const void *from,
@@ -130,12 +131,12 @@ static void add_whole(const tdm__segment *s)
     tdm__program_copy(s->program, out, sum, bytes, false);
 }
 
-/* ---- halves ------------------------------------------------------------------------------------- */
+/* ---- halving ---------------------------------------------------------------------------------- */
 
-/* A buffer of `size` slices in some order, of which less and less is this rank's business. */
+/* A buffer of `size` slices in some order; each step halves the range that this rank processes. */
 typedef struct halves {
-    const size_t *starts; /* by place, and one more: in elements of the buffer */
-    int first, last;      /* places that are still this rank's */
+    const size_t *starts; /* by slice index, and one more: in elements of the buffer */
+    int first, last;      /* the range of slices of this rank */
 } halves;
 
 static int reverse_bits(int value, int size)
@@ -145,9 +146,9 @@ static int reverse_bits(int value, int size)
     return reversed;
 }
 
-/* One level: keeps one half of the places, with the sum of both partners' numbers written to `to`. */
-static void halve(const tdm__segment *s, halves *h, int width, uint32_t step, const uint8_t *from,
-                  uint8_t *to, uint8_t *theirs)
+/* One level: keeps one half of the slices, with the sum of both partners' data written to `to`. */
+static void doubling_halve(const tdm__segment *s, halves *h, int width, uint32_t step,
+                           const uint8_t *from, uint8_t *to, uint8_t *theirs)
 {
     int partner = s->rank ^ width, middle = (h->first + h->last) / 2;
     bool is_left = s->rank < partner;
@@ -166,8 +167,8 @@ static void halve(const tdm__segment *s, halves *h, int width, uint32_t step, co
         h->first = middle;
 }
 
-/* The way back: gets the other half, whose results the partner has. */
-static void double_back(const tdm__segment *s, halves *h, int width, uint32_t step, uint8_t *at)
+/* The way back: receives the other half, whose results the partner has. */
+static void doubling_return(const tdm__segment *s, halves *h, int width, uint32_t step, uint8_t *at)
 {
     int partner = s->rank ^ width, count = h->last - h->first;
     int first = s->rank < partner ? h->last : h->first - count;
@@ -194,11 +195,11 @@ static void add_halves(const tdm__segment *s)
     uint8_t *out = tdm__out_at(s, s->first);
     uint32_t level = 0;
     for (int width = 1; width < s->size; width *= 2) {
-        halve(s, &h, width, s->step + level++, from, out, theirs);
+        doubling_halve(s, &h, width, s->step + level++, from, out, theirs);
         from = out;
     }
     for (int width = s->size / 2; width >= 1; width /= 2)
-        double_back(s, &h, width, s->step + STEP_BACK + --level, out);
+        doubling_return(s, &h, width, s->step + STEP_BACK + --level, out);
 }
 
 static void build_all_reduce(const tdm__segment *s)
@@ -209,7 +210,8 @@ static void build_all_reduce(const tdm__segment *s)
         add_whole(s);
 }
 
-/* The most elements that this rank keeps at one of the levels: at the first it keeps half the places. */
+/* The maximum number of elements that this rank keeps at one of the levels: at the first it keeps
+ * half the slices. */
 static size_t max_kept(const tdm__segment *s, const size_t *starts)
 {
     if (s->size == 1) return 0;
@@ -238,15 +240,17 @@ static void build_reduce_scatter(const tdm__segment *s)
     }
     halves h = {.starts = starts, .last = s->size};
     uint32_t step = s->step;
-    for (int width = 1; width < s->size; width *= 2) halve(s, &h, width, step++, all, all, theirs);
+    for (int width = 1; width < s->size; width *= 2)
+        doubling_halve(s, &h, width, step++, all, all, theirs);
     tdm__program_copy(s->program, tdm__out_at(s, tdm__segment_offset(s)),
                       all + starts[h.first] * s->unit, (starts[h.last] - starts[h.first]) * s->unit,
                       false);
 }
 
-/* ---- circles ------------------------------------------------------------------------------------ */
+/* ---- cyclic ranges ---------------------------------------------------------------------------- */
 
-/* The elements of slices [first, first + count) in the circle: before its end, and after it. */
+/* The elements of slices [first, first + count) modulo the group's size: before the wrap-around,
+ * and after. */
 static void slices_in_circle(const tdm__segment *s, int first, int count, tdm_extent out[2])
 {
     int last = first + count < s->size ? first + count : s->size;
@@ -280,7 +284,7 @@ static void build_all_gather(const tdm__segment *s)
     }
 }
 
-static void build(tdm__program *program, size_t first, size_t count)
+static void doubling_build(tdm__program *program, size_t first, size_t count)
 {
     tdm__segment s = tdm__segment_of(program, first, count, STRIDE);
     switch (s.call->kind) {
@@ -288,14 +292,14 @@ static void build(tdm__program *program, size_t first, size_t count)
     case TDM_CALL_ALL_REDUCE: build_all_reduce(&s); break;
     case TDM_CALL_REDUCE_SCATTER: build_reduce_scatter(&s); break;
     case TDM_CALL_ALL_GATHER: build_all_gather(&s); break;
-    default: break; /* does not fit */
+    default: break; /* not supported */
     }
 }
 
 const tdm__algorithm_ops tdm__algorithm_doubling = {
     .id = TDM_ALGORITHM_DOUBLING,
     .about = "recursive doubling",
-    .fits = fits,
-    .cut = cut,
-    .build = build,
+    .fits = doubling_fits,
+    .cut = doubling_cut,
+    .build = doubling_build,
 };

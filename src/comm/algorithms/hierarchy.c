@@ -1,14 +1,14 @@
 /*
- * hierarchy.c: inside hosts through their windows, between hosts by messages.
+ * hierarchy.c: within hosts through their windows, between hosts by messages.
  *
- * Every byte goes between two hosts once, and all members of a host work on that side by side. For
- * sums and broadcasts the data are cut into m slices, m being the number of members of the smallest
+ * Every byte is sent between two hosts once, and all members of a host share that work. For sums
+ * and broadcasts the data are divided into m slices, m being the number of members of the smallest
  * host; member j of every host (j < m) owns slice j there: the owners of one slice are a rail. For
- * kinds with slices of their own, rank q of another host is served by member (q's place on its host)
- * modulo the number of members here. Sums are canonical: what goes between hosts are host sums
- * (host_sums.h), one for each host when its ranks hold a whole sub-tree of the lanes.
+ * kinds that have slices, rank q of another host is served by member (q's index on its host) modulo
+ * the number of members here. Sums are canonical: host sums are sent between hosts (host_sums.h),
+ * one for each host if its ranks have a complete subtree of the lanes.
  *
- * H hosts of L members, P ranks in all, n bytes, one host sum for each host. Steps one after the other
+ * H hosts of L members, P ranks in total, n bytes, one host sum for each host. Sequential steps
  * between hosts, bytes that leave a host, and bytes that a member stages for its neighbours:
  *
  *                          steps      out of a host             staged by a member
@@ -20,16 +20,17 @@
  *   reduce_scatter           1      n (H - 1) / H                n
  *   all_gather               1      n (H - 1) / H                n / P, and its share of the others'
  *
- * A host with k host sums sends k times as much where sums travel. Gather, scatter and all_to_all are
- * left to messages between ranks.
+ * A host with k host sums sends k times as much where sums are sent. Gather, scatter and all_to_all
+ * use messages between ranks.
  *
- * A call goes in rounds, like a staged one within a host (window.c). Round r: all have staged r; sum
- * and start the messages of r; collect the results of r - 1; stage r + 1 and say so; join the messages;
- * finish the sums of r and say so. So the network has work while the memory is being copied. Invariants:
- *  1. What is staged for r is read before its reader says "finished r", and staged anew for r + 2 only
- *     after all have said so.
- *  2. Results of r are read before their reader says "staged r + 2", and are overwritten by those of
- *     r + 2 only after all have said so.
+ * A call runs in rounds, like a staged one within a host (window.c). Round r: all have staged r;
+ * sum and start the messages of r; collect the results of r - 1; stage r + 1 and post it; join the
+ * messages; finish the sums of r and post it. So the network is busy while memory is copied.
+ * Invariants:
+ *  1. Data staged for r is read before its reader posts "finished r", and its memory is reused for r + 2
+ *     only after all have posted that.
+ *  2. Results of r are read before their reader posts "staged r + 2", and are overwritten by those of
+ *     r + 2 only after all have posted that.
  */
 #include "comm/algorithms/build.h"
 #include "comm/algorithms/host_sums.h"
@@ -40,26 +41,27 @@
 
 enum {
     LINE = 64,
-    SLICE_BYTES = 256 << 10, /* of a round's slices, at most */
-    SMALL_BYTES = 64 << 10,  /* an all_reduce whose owners send everything to each other */
+    SLICE_BYTES = 256 << 10, /* maximum of a round's slices */
+    SMALL_BYTES = 64 << 10,  /* maximum of an all_reduce whose owners send everything to each
+                              * other */
     BATCH_ROUNDS = 16
 };
 
 typedef struct hierarchy_call {
-    size_t width; /* of an element */
+    size_t width; /* bytes of an element */
     size_t slice; /* elements of a slice of a round */
     size_t rounds, next_round;
-    int host;        /* this rank's, within the group */
-    int local;       /* its place there */
-    int rails;       /* slices of sums and broadcasts */
-    int max_parts;   /* of any rank */
-    int slots;       /* slices that each part has staged */
+    int host;        /* this rank's host within the group */
+    int local;       /* its index there */
+    int rails;       /* number of slices of sums and broadcasts */
+    int max_parts;   /* maximum of all ranks */
+    int slots;       /* slices that are staged for each part */
     bool one_step;   /* all_reduce */
-    uint8_t *buffer; /* sums on their way: [host sum][slice], then those made for other hosts */
+    uint8_t *buffer; /* sums to send: [host sum][slice], then those computed for other hosts */
     tdm__host_sums sums;
 } hierarchy_call;
 
-/* ---- who and where ----------------------------------------------------------------------------- */
+/* ---- members and slices ----------------------------------------------------------------------- */
 
 static int host_members(const tdm_group *group, int host)
 {
@@ -82,34 +84,35 @@ static int member_of(const tdm_group *group, int host, int local)
     return -1;
 }
 
-/* Which member of `host` serves rank `q` of another one. */
+/* The member of `host` that serves rank `q` of another host. */
 static int helper_of(const tdm_group *group, int host, int q)
 {
     return group->local_of[q] % host_members(group, host);
 }
 
-/* Slice `index` of round `r`: a rail's, or a rank's for kinds with slices of their own. */
+/* Slice `index` of round `r`: a rail's, or a rank's for kinds that have slices. */
 static tdm_extent slice_of(const tdm_request *request, size_t r, int index)
 {
     const hierarchy_call *s = request->state;
     const tdm_call *call = &request->call;
     if (tdm__kind_has_slices(call->kind)) {
         tdm_extent whole = tdm__call_slice(call, request->group->size, index);
-        size_t begin = r * s->slice;
-        if (begin > whole.count) begin = whole.count;
-        size_t left = whole.count - begin;
-        return (tdm_extent){.first = whole.first + begin,
+        size_t hierarchy_begin = r * s->slice;
+        if (hierarchy_begin > whole.count) hierarchy_begin = whole.count;
+        size_t left = whole.count - hierarchy_begin;
+        return (tdm_extent){.first = whole.first + hierarchy_begin,
                             .count = left < s->slice ? left : s->slice};
     }
-    size_t begin = r * s->slice * (size_t)s->rails;
-    size_t left = call->count - begin;
+    size_t hierarchy_begin = r * s->slice * (size_t)s->rails;
+    size_t left = call->count - hierarchy_begin;
     size_t all = left < s->slice * (size_t)s->rails ? left : s->slice * (size_t)s->rails;
     tdm_extent slice = tdm_group_slice(all, s->rails, index);
-    return (tdm_extent){.first = begin + slice.first, .count = slice.count};
+    return (tdm_extent){.first = hierarchy_begin + slice.first, .count = slice.count};
 }
 
-/* What member `local` of this host has staged: slices by part, then results. */
-static uint8_t *staged(const tdm_request *request, size_t r, int local, int part, int index)
+/* The staging of member `local` of this host: slices by part, then results. */
+static uint8_t *hierarchy_staging(const tdm_request *request, size_t r, int local, int part,
+                                  int index)
 {
     const hierarchy_call *s = request->state;
     uint8_t *at = tdm__window_staging(request->group->window, request->head.sequence,
@@ -120,7 +123,7 @@ static uint8_t *staged(const tdm_request *request, size_t r, int local, int part
 static uint8_t *result_of(const tdm_request *request, size_t r, int local, int index)
 {
     const hierarchy_call *s = request->state;
-    return staged(request, r, local, s->max_parts, index);
+    return hierarchy_staging(request, r, local, s->max_parts, index);
 }
 
 static uint8_t *out_at(const tdm_request *request, size_t element)
@@ -129,7 +132,8 @@ static uint8_t *out_at(const tdm_request *request, size_t element)
     return (uint8_t *)request->call.out + element * s->width;
 }
 
-/* Where this rank's output of a kind that gives slices begins, in elements of the whole. */
+/* The first element of this rank's output for kinds that return slices, in elements of the
+ * whole. */
 static size_t own_first(const tdm_request *request)
 {
     return tdm__call_slice(&request->call, request->group->size, request->group->rank).first;
@@ -141,27 +145,28 @@ static uint32_t step_of(const tdm_request *request, size_t r, int index)
     return (uint32_t)r * (uint32_t)(s->sums.count + 1) + (uint32_t)index;
 }
 
-/* Messages that are left out when they would be empty. */
-static void send(tdm__program *p, int peer, uint32_t step, const void *from, size_t count)
+/* Sends unless the message is empty. */
+static void hierarchy_send(tdm__program *p, int peer, uint32_t step, const void *from, size_t count)
 {
     const hierarchy_call *s = p->request->state;
     if (count) tdm__program_send(p, peer, step, from, count * s->width);
 }
 
-static void recv(tdm__program *p, int peer, uint32_t step, void *to, size_t count)
+static void hierarchy_recv(tdm__program *p, int peer, uint32_t step, void *to, size_t count)
 {
     const hierarchy_call *s = p->request->state;
     if (count) tdm__program_recv(p, peer, step, to, count * s->width);
 }
 
-/* ---- sums -------------------------------------------------------------------------------------- */
+/* ---- sums ------------------------------------------------------------------------------------- */
 
 static uint8_t *sum_buffer(const hierarchy_call *s, int sum)
 {
     return s->buffer + (size_t)sum * s->slice * s->width;
 }
 
-/* Makes this host's sum `sum` of a slice, and says where it is: a lone leaf stays where it lies. */
+/* Computes this host's sum `sum` of a slice, and returns its address: a single leaf is not
+ * copied. */
 static const uint8_t *make_sum(tdm__program *p, size_t r, int index, int sum, void *to)
 {
     const tdm_request *request = p->request;
@@ -179,14 +184,14 @@ static const uint8_t *make_sum(tdm__program *p, size_t r, int index, int sum, vo
             int part = leaf - request->leaves.first[m];
             sources[found++] = m == group->rank
                                    ? tdm__call_part(&request->call, part) + slice.first * s->width
-                                   : staged(request, r, group->local_of[m], part, index);
+                                   : hierarchy_staging(request, r, group->local_of[m], part, index);
         }
     if (count == 1) return sources[0];
     tdm__program_tree(p, &about->plan, sources, &to, 1, slice.count, 0);
     return to;
 }
 
-/* Adds all hosts' sums, `count` elements that are at `sources`, into these places. */
+/* Adds the sums of all hosts, `count` elements at `sources`, into these destinations. */
 static void add_hosts(tdm__program *p, const void *const *sources, void *const *places,
                       int place_count, size_t count)
 {
@@ -194,7 +199,8 @@ static void add_hosts(tdm__program *p, const void *const *sources, void *const *
     tdm__program_tree(p, &s->sums.plan, sources, places, place_count, count, 0);
 }
 
-/* Where this host's sums of a slice are, and where the others' will be. NULL: no memory. */
+/* The addresses of this host's sums of a slice, and of the buffers for the others'. NULL: out of
+ * memory. */
 static const void **make_sums(tdm__program *p, size_t r, int index)
 {
     const hierarchy_call *s = p->request->state;
@@ -205,9 +211,9 @@ static const void **make_sums(tdm__program *p, size_t r, int index)
     return at;
 }
 
-/* ---- reduce and all_reduce ----------------------------------------------------------------------- */
+/* ---- reduce and all_reduce -------------------------------------------------------------------- */
 
-/* Host h's share of a slice, when owners share the adding. */
+/* Host h's share of a slice, if the owners share the addition. */
 static tdm_extent share_of(const tdm_request *request, size_t r, int host)
 {
     const hierarchy_call *s = request->state;
@@ -226,8 +232,8 @@ static int root_host(const tdm_request *request)
     return request->group->host_of[request->call.root];
 }
 
-/* Sends this host's sums of the peers' shares along the rail, and begins to receive theirs of ours.
- * Keeps for finish() where all sums of our share are. */
+/* Sends this host's sums of the peers' shares along the rail, and starts to receive theirs of ours.
+ * Returns the addresses of all sums of our share, for finish_sums(). */
 static const void **exchange_sums(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
@@ -238,24 +244,26 @@ static const void **exchange_sums(tdm__program *p, size_t r)
     if (!at) return NULL;
     tdm_extent own = share_of(request, r, s->host);
     for (int k = 1; k < group->host_count; k++) {
-        int host = (s->host + k) % group->host_count; /* each begins with another one */
+        int host = (s->host + k) % group->host_count; /* each starts with a different host */
         int peer = member_of(group, host, s->local);
         tdm_extent theirs = share_of(request, r, host);
         for (int i = 0; i < s->sums.count; i++) {
             const uint8_t *sum = at[i];
             if (s->sums.list[i].host == s->host && (!to_root || host == root_host(request)))
-                send(p, peer, step_of(request, r, i), sum + theirs.first * s->width, theirs.count);
+                hierarchy_send(p, peer, step_of(request, r, i), sum + theirs.first * s->width,
+                               theirs.count);
             if (s->sums.list[i].host == host && (!to_root || s->host == root_host(request)))
-                recv(p, peer, step_of(request, r, i), sum_buffer(s, i), own.count);
+                hierarchy_recv(p, peer, step_of(request, r, i), sum_buffer(s, i), own.count);
         }
     }
-    /* Others' sums lie at the start of their buffers; ours are whole. */
+    /* The others' sums are at the start of their buffers; ours cover the whole slice. */
     for (int i = 0; i < s->sums.count; i++)
         if (s->sums.list[i].host == s->host) at[i] = (const uint8_t *)at[i] + own.first * s->width;
     return at;
 }
 
-/* The messages of exchange_sums have been joined: adds our share, and passes results along the rail. */
+/* After the messages of exchange_sums were joined: adds our share, and sends results along the
+ * rail. */
 static void finish_sums(tdm__program *p, size_t r, const void *const *at)
 {
     const tdm_request *request = p->request;
@@ -277,8 +285,8 @@ static void finish_sums(tdm__program *p, size_t r, const void *const *at)
         int peer = member_of(group, host, s->local);
         tdm_extent theirs = share_of(request, r, host);
         uint32_t step = step_of(request, r, s->sums.count);
-        send(p, peer, step, places[0], own.count);
-        recv(p, peer, step, result + theirs.first * s->width, theirs.count);
+        hierarchy_send(p, peer, step, places[0], own.count);
+        hierarchy_recv(p, peer, step, result + theirs.first * s->width, theirs.count);
     }
     tdm__program_join(p);
     for (int host = 0; host < group->host_count; host++) {
@@ -289,9 +297,9 @@ static void finish_sums(tdm__program *p, size_t r, const void *const *at)
     }
 }
 
-/* ---- what a member does in a round --------------------------------------------------------------- */
+/* ---- steps of a round ------------------------------------------------------------------------- */
 
-/* Which member of this host reads slice `index` of what its neighbours bring to a sum. */
+/* The member of this host that reads slice `index` of its neighbours' input to a sum. */
 static int reader_of(const tdm_request *request, int index)
 {
     const hierarchy_call *s = request->state;
@@ -301,8 +309,8 @@ static int reader_of(const tdm_request *request, int index)
                                             : helper_of(group, s->host, index);
 }
 
-/* Stages what neighbours need of this rank in round `r`. */
-static void stage(tdm__program *p, size_t r)
+/* Stages the data that neighbours need of this rank in round `r`. */
+static void hierarchy_stage(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
     const tdm_call *call = &request->call;
@@ -312,7 +320,7 @@ static void stage(tdm__program *p, size_t r)
     if (call->kind == TDM_CALL_ALL_GATHER) {
         tdm_extent own = slice_of(request, r, rank);
         const uint8_t *in = call->in;
-        tdm__program_copy(p, staged(request, r, s->local, 0, 0),
+        tdm__program_copy(p, hierarchy_staging(request, r, s->local, 0, 0),
                           in + (own.first - own_first(request)) * s->width, own.count * s->width,
                           false);
         return;
@@ -324,8 +332,8 @@ static void stage(tdm__program *p, size_t r)
             if (sums && reader_of(request, k) == s->local) continue;
             tdm_extent slice = slice_of(request, r, k);
             const uint8_t *from = sums ? tdm__call_part(call, i) : call->in;
-            tdm__program_copy(p, staged(request, r, s->local, i, k), from + slice.first * s->width,
-                              slice.count * s->width, false);
+            tdm__program_copy(p, hierarchy_staging(request, r, s->local, i, k),
+                              from + slice.first * s->width, slice.count * s->width, false);
         }
 }
 
@@ -339,18 +347,18 @@ static void begin_broadcast(tdm__program *p, size_t r)
     tdm_extent own = slice_of(request, r, is_owner(s) ? s->local : 0);
     if (s->host != root_host(request)) {
         if (is_owner(s))
-            recv(p, member_of(group, root_host(request), s->local), step_of(request, r, 0),
-                 result_of(request, r, s->local, 0), own.count);
+            hierarchy_recv(p, member_of(group, root_host(request), s->local),
+                           step_of(request, r, 0), result_of(request, r, s->local, 0), own.count);
         return;
     }
     for (int host = 0; is_owner(s) && host < group->host_count; host++)
         if (host != s->host)
-            send(p, member_of(group, host, s->local), step_of(request, r, 0),
-                 staged(request, r, from, 0, s->local), own.count);
+            hierarchy_send(p, member_of(group, host, s->local), step_of(request, r, 0),
+                           hierarchy_staging(request, r, from, 0, s->local), own.count);
     for (int k = 0; k < s->rails; k++) {
         tdm_extent slice = slice_of(request, r, k);
         const uint8_t *data = root ? (const uint8_t *)request->call.in + slice.first * s->width
-                                   : staged(request, r, from, 0, k);
+                                   : hierarchy_staging(request, r, from, 0, k);
         tdm__program_copy(p, out_at(request, slice.first), data, slice.count * s->width, false);
     }
 }
@@ -365,21 +373,23 @@ static void begin_all_gather(tdm__program *p, size_t r)
                         (own.first - own_first(request)) * s->width;
     for (int k = 1; k < group->host_count; k++) {
         int host = (s->host + k) % group->host_count;
-        send(p, member_of(group, host, helper_of(group, host, group->rank)), step_of(request, r, 0),
-             in, own.count);
+        hierarchy_send(p, member_of(group, host, helper_of(group, host, group->rank)),
+                       step_of(request, r, 0), in, own.count);
     }
     for (int m = 0; m < group->size; m++) {
         tdm_extent slice = slice_of(request, r, m);
         if (group->host_of[m] == s->host)
-            tdm__program_copy(p, out_at(request, slice.first),
-                              m == group->rank ? in : staged(request, r, group->local_of[m], 0, 0),
-                              slice.count * s->width, false);
+            tdm__program_copy(
+                p, out_at(request, slice.first),
+                m == group->rank ? in : hierarchy_staging(request, r, group->local_of[m], 0, 0),
+                slice.count * s->width, false);
         else if (helper_of(group, s->host, m) == s->local)
-            recv(p, m, step_of(request, r, 0), result_of(request, r, s->local, m), slice.count);
+            hierarchy_recv(p, m, step_of(request, r, 0), result_of(request, r, s->local, m),
+                           slice.count);
     }
 }
 
-/* Sums for the ranks of other hosts that this one serves, and for itself. */
+/* Computes the sums for the ranks of other hosts that this one serves, and for itself. */
 static const void **begin_reduce_scatter(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
@@ -391,22 +401,22 @@ static const void **begin_reduce_scatter(tdm__program *p, size_t r)
         if (group->host_of[q] == s->host || helper_of(group, s->host, q) != s->local) continue;
         for (int i = 0; i < s->sums.count; i++)
             if (s->sums.list[i].host == s->host)
-                send(p, q, step_of(request, r, i), make_sum(p, r, q, i, sum_buffer(s, made++)),
-                     slice.count);
+                hierarchy_send(p, q, step_of(request, r, i),
+                               make_sum(p, r, q, i, sum_buffer(s, made++)), slice.count);
     }
     const void **at = make_sums(p, r, group->rank);
     tdm_extent own = slice_of(request, r, group->rank);
     for (int i = 0; at && i < s->sums.count; i++) {
         int host = s->sums.list[i].host;
         if (host != s->host)
-            recv(p, member_of(group, host, helper_of(group, host, group->rank)),
-                 step_of(request, r, i), sum_buffer(s, i), own.count);
+            hierarchy_recv(p, member_of(group, host, helper_of(group, host, group->rank)),
+                           step_of(request, r, i), sum_buffer(s, i), own.count);
     }
     return at;
 }
 
-/* Starts the messages of round `r`. Returns what finish() needs, or NULL. */
-static const void **begin(tdm__program *p, size_t r)
+/* Starts the messages of round `r`. Returns what hierarchy_finish() needs, or NULL. */
+static const void **hierarchy_begin(tdm__program *p, size_t r)
 {
     const hierarchy_call *s = p->request->state;
     switch (p->request->call.kind) {
@@ -417,7 +427,7 @@ static const void **begin(tdm__program *p, size_t r)
     }
 }
 
-static void finish(tdm__program *p, size_t r, const void *const *at)
+static void hierarchy_finish(tdm__program *p, size_t r, const void *const *at)
 {
     const tdm_request *request = p->request;
     if (!at) return;
@@ -431,7 +441,7 @@ static void finish(tdm__program *p, size_t r, const void *const *at)
 }
 
 /* Copies the results of round `r` that neighbours have. */
-static void collect(tdm__program *p, size_t r)
+static void hierarchy_collect(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
     const tdm_call *call = &request->call;
@@ -458,9 +468,9 @@ static void collect(tdm__program *p, size_t r)
     }
 }
 
-/* ---- rounds -------------------------------------------------------------------------------------- */
+/* ---- rounds ----------------------------------------------------------------------------------- */
 
-/* What is posted when round `r` is staged, and when it is finished: in the order of posting. */
+/* The values posted when round `r` is staged, and when it is finished: in the order of posting. */
 static uint32_t staged_value(size_t r)
 {
     return r == 0 ? 1 : 2 * (uint32_t)r;
@@ -479,24 +489,24 @@ static void write_rounds(tdm__program *p)
     for (int i = 0; i < BATCH_ROUNDS && s->next_round < s->rounds; i++) {
         size_t r = s->next_round++;
         tdm__program_await(p, -1, staged_value(r));
-        const void **at = begin(p, r);
+        const void **at = hierarchy_begin(p, r);
         if (r > 0) {
             tdm__program_await(p, -1, finished_value(r - 1));
-            collect(p, r - 1);
+            hierarchy_collect(p, r - 1);
         }
         if (r + 1 < s->rounds) {
-            stage(p, r + 1);
+            hierarchy_stage(p, r + 1);
             tdm__program_post(p, staged_value(r + 1));
         }
         tdm__program_join(p);
-        finish(p, r, at);
+        hierarchy_finish(p, r, at);
         tdm__program_post(p, finished_value(r));
     }
     if (s->next_round < s->rounds) {
         tdm__program_call(p, next_rounds);
     } else if (s->rounds > 0) {
         tdm__program_await(p, -1, finished_value(s->rounds - 1));
-        collect(p, s->rounds - 1);
+        hierarchy_collect(p, s->rounds - 1);
     }
 }
 
@@ -507,7 +517,8 @@ static void next_rounds(tdm_request *request, int segment)
     write_rounds(p);
 }
 
-/* All of this host are here; their first members tell each other, in log2 steps; then all may go. */
+/* Waits for all members of this host; their first members exchange messages in log2 steps; then all
+ * continue. */
 static void write_barrier(tdm__program *p)
 {
     const tdm_request *request = p->request;
@@ -525,7 +536,7 @@ static void write_barrier(tdm__program *p)
     tdm__program_await(p, 0, 2);
 }
 
-static void say(tdm_request *request, int segment)
+static void hierarchy_describe(tdm_request *request, int segment)
 {
     (void)segment;
     const tdm__window *w = request->group->window;
@@ -534,7 +545,7 @@ static void say(tdm_request *request, int segment)
     tdm__window_say(request->group, &request->head);
 }
 
-/* ---- the call ------------------------------------------------------------------------------------ */
+/* ---- the call --------------------------------------------------------------------------------- */
 
 static int slots_of(const tdm_group *group, tdm_call_kind kind)
 {
@@ -542,13 +553,13 @@ static int slots_of(const tdm_group *group, tdm_call_kind kind)
     return kind == TDM_CALL_ALL_GATHER ? 1 : smallest_host(group);
 }
 
-/* Slices that results have. */
+/* The number of slices that results have. */
 static int result_slots(const tdm_group *group, tdm_call_kind kind)
 {
     return kind == TDM_CALL_ALL_GATHER ? group->size : 1;
 }
 
-/* Elements of a slice for which there is room. */
+/* The number of elements of a slice that fit into the staging. */
 static size_t room_for(const tdm_group *group, const tdm_call *call)
 {
     size_t width = tdm_dtype_bytes(call->dtype);
@@ -560,7 +571,7 @@ static size_t room_for(const tdm_group *group, const tdm_call *call)
     return bytes / LINE * LINE / width;
 }
 
-static bool fits(const tdm_group *group, const tdm_call *call)
+static bool hierarchy_fits(const tdm_group *group, const tdm_call *call)
 {
     if (!group->window || group->host_count < 2 || smallest_host(group) < 2) return false;
     switch (call->kind) {
@@ -574,7 +585,7 @@ static bool fits(const tdm_group *group, const tdm_call *call)
     }
 }
 
-static tdm__cut cut(const tdm_group *group, const tdm_call *call)
+static tdm__cut hierarchy_cut(const tdm_group *group, const tdm_call *call)
 {
     return (tdm__cut){.segment = tdm__call_span(call, group->size), .flight = 1};
 }
@@ -593,7 +604,8 @@ static void cut_rounds(hierarchy_call *s, const tdm_group *group, const tdm_call
     s->rounds = (whole + s->slice - 1) / s->slice;
 }
 
-/* For how many sums there must be room: those of this rank's slice, and those it makes for others. */
+/* The number of sums that need memory: those of this rank's slice, and those it computes for
+ * others. */
 static int sums_at_once(const tdm_request *request)
 {
     const hierarchy_call *s = request->state;
@@ -606,7 +618,7 @@ static int sums_at_once(const tdm_request *request)
     return s->sums.count + own * served;
 }
 
-/* The state of a call, and its buffers. False: no memory. */
+/* Creates the state of a call and its buffers. False: out of memory. */
 static bool make_state(tdm_request *request)
 {
     const tdm_group *group = request->group;
@@ -636,7 +648,7 @@ static bool make_state(tdm_request *request)
     return s->buffer != NULL;
 }
 
-static void build(tdm__program *program, size_t first, size_t count)
+static void hierarchy_build(tdm__program *program, size_t first, size_t count)
 {
     (void)first;
     (void)count;
@@ -649,8 +661,8 @@ static void build(tdm__program *program, size_t first, size_t count)
     const hierarchy_call *s = request->state;
     bool empty = !barrier && s->rounds == 0;
     tdm__program_await(program, -1, 0);
-    tdm__program_call(program, say);
-    if (!barrier && !empty) stage(program, 0);
+    tdm__program_call(program, hierarchy_describe);
+    if (!barrier && !empty) hierarchy_stage(program, 0);
     tdm__program_post(program, 1);
     if (barrier)
         write_barrier(program);
@@ -663,8 +675,8 @@ static void build(tdm__program *program, size_t first, size_t count)
 const tdm__algorithm_ops tdm__algorithm_hierarchy = {
     .id = TDM_ALGORITHM_HIERARCHY,
     .window = true,
-    .about = "inside hosts through memory, between hosts by messages",
-    .fits = fits,
-    .cut = cut,
-    .build = build,
+    .about = "within hosts through shared memory, between hosts by messages",
+    .fits = hierarchy_fits,
+    .cut = hierarchy_cut,
+    .build = hierarchy_build,
 };

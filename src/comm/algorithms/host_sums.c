@@ -1,9 +1,10 @@
 /*
- * host_sums.c: finds the sums that hosts can make by themselves (host_sums.h).
+ * host_sums.c: finds the sums that each host can compute alone (host_sums.h).
  *
- * The pairs of the reduction's plan are walked in order: a pair of two sums of one host is a larger
- * sum of that host; any other pair belongs to nobody, and so does all above it. A sum's leaves are all
- * that is present below one node of the tree, so the plan over them alone has the same pairs.
+ * The pairs of the reduction's plan are visited in order: a pair of two sums of one host is a
+ * larger sum of that host; any other pair belongs to no host, and neither does any pair above it.
+ * The leaves of a sum are all present leaves below one node of the tree, so the plan over them
+ * alone has the same pairs.
  */
 #include "comm/algorithms/host_sums.h"
 
@@ -29,7 +30,7 @@ static int rank_of_leaf(const tdm__leaves *leaves, int size, int leaf)
     return low;
 }
 
-/* The lowest node above both. */
+/* The lowest common ancestor. */
 static int64_t meeting_of(int64_t left, int64_t right)
 {
     while (left != right)
@@ -40,7 +41,7 @@ static int64_t meeting_of(int64_t left, int64_t right)
     return left;
 }
 
-/* A plan whose pairs lie at *memory, which moves on. */
+/* Creates a plan whose pairs are stored at *memory, which is advanced. */
 static tdm_status plan_at(tdm__tree_plan *out, const int64_t *nodes, int count,
                           struct tdm__pair **memory, tdm_error *err)
 {

@@ -1,11 +1,12 @@
 /*
- * ring.c: every rank talks to its two neighbours in a circle, so all links carry the same all the time.
+ * ring.c: every rank exchanges data with its two neighbours in a ring, so all links are equally
+ * loaded.
  *
- * A sum that goes round a ring is made in the ring's order, which differs from slice to slice and with
- * the number of ranks: it is not the canonical one. So a ring adds by itself only what comes out the
- * same in any order: whole numbers, minima and maxima. Floats are added by a ring only when the call
- * asks for this algorithm by name; their bits then depend on P. Functions of the user, which need not
- * commute, are never run by a ring. Every rank must bring one part.
+ * A sum along a ring is computed in the order of the ring, which differs between slices and depends
+ * on the number of ranks: it is not canonical. So a ring is chosen automatically only for
+ * reductions that are independent of the order: integers, minima and maxima. Floats are added by a
+ * ring only if the call requests this algorithm by name; their bits then depend on P. User
+ * functions, which need not commute, are never run by a ring. Every rank must have one part.
  *
  * For P ranks and n bytes; sent by each rank:
  *
@@ -16,10 +17,10 @@
  *   all_gather       P - 1        P - 1      n (P - 1) / P
  *   all_to_all       P - 1        P - 1      n (P - 1) / P      (to another rank in each step)
  *
- * Messages are for each segment, and segments follow each other closely: a broadcast of S segments takes
- * P - 1 + S - 1 steps of n / S bytes. An all_to_all has one segment. In step i of it a rank sends to the
- * one i places on and receives from the one i places back, so that nobody is flooded. Step numbers: the
- * step, of a segment's 2P.
+ * Messages are per segment, and segments are pipelined: a broadcast of S segments takes P - 1 + S -
+ * 1 steps of n / S bytes. An all_to_all has one segment. In its step i a rank sends to the rank i
+ * positions ahead and receives from the rank i positions behind, so that no rank is flooded. Step
+ * numbers: the step, of a segment's 2P.
  */
 #include "comm/algorithms/build.h"
 
@@ -42,7 +43,7 @@ static bool brings_one_part(const tdm_group *group, const tdm_lanes *lanes)
     return true;
 }
 
-static bool fits(const tdm_group *group, const tdm_call *call)
+static bool ring_fits(const tdm_group *group, const tdm_call *call)
 {
     bool by_name = call->algorithm == TDM_ALGORITHM_RING;
     switch (call->kind) {
@@ -62,7 +63,7 @@ static uint32_t stride_of(const tdm_group *group)
     return 2 * (uint32_t)group->size;
 }
 
-static tdm__cut cut(const tdm_group *group, const tdm_call *call)
+static tdm__cut ring_cut(const tdm_group *group, const tdm_call *call)
 {
     tdm__cut_options request = {.segment_bytes = tdm__share_segment(group, call),
                                 .stride = stride_of(group),
@@ -76,34 +77,34 @@ static tdm__cut cut(const tdm_group *group, const tdm_call *call)
     return tdm__cut_make(group, call, request);
 }
 
-/* The rank that many places on, which may be negative. */
-static int around(const tdm__segment *s, int places)
+/* The rank that many positions ahead; may be negative. */
+static int ring_rank_at(const tdm__segment *s, int places)
 {
     return ((s->rank + places) % s->size + s->size) % s->size;
 }
 
 static void build_broadcast(const tdm__segment *s)
 {
-    int place = around(s, -s->root);
+    int place = ring_rank_at(s, -s->root);
     uint8_t *out = tdm__out_at(s, s->first);
     const uint8_t *from = out;
     if (place == 0) {
         from = tdm__in_at(s, s->first);
         tdm__program_copy(s->program, out, from, s->count * s->unit, false);
     } else {
-        tdm__recv_some(s, around(s, -1), s->step, out, s->count);
+        tdm__recv_some(s, ring_rank_at(s, -1), s->step, out, s->count);
         tdm__program_join(s->program);
     }
-    if (place < s->size - 1) tdm__send_some(s, around(s, 1), s->step, from, s->count);
+    if (place < s->size - 1) tdm__send_some(s, ring_rank_at(s, 1), s->step, from, s->count);
     tdm__program_join(s->program);
 }
 
-/* ---- sums and slices ---------------------------------------------------------------------------- */
+/* ---- sums and slices -------------------------------------------------------------------------- */
 
 typedef tdm_extent (*range_fn)(const tdm__segment *s, int rank);
 
-/* Range i begins its way at rank i + 1 and ends it, with everybody's numbers added, at rank i. */
-static void add_around(const tdm__segment *s, range_fn range_of, uint8_t *to)
+/* Range i starts at rank i + 1 and ends, with the data of all ranks added, at rank i. */
+static void ring_add(const tdm__segment *s, range_fn range_of, uint8_t *to)
 {
     int leaf = s->request->leaves.first[s->rank];
     size_t max = 0;
@@ -113,14 +114,14 @@ static void add_around(const tdm__segment *s, range_fn range_of, uint8_t *to)
     uint8_t *two[2] = {tdm__program_scratch(s->program, max),
                        tdm__program_scratch(s->program, max)};
     if (!two[0] || !two[1]) return;
-    tdm_extent range = range_of(s, around(s, -1));
+    tdm_extent range = range_of(s, ring_rank_at(s, -1));
     const uint8_t *sum = tdm__leaf_at(s, leaf, range.first);
     for (int i = 0; i < s->size - 1; i++) {
         uint8_t *into = two[i % 2];
         uint32_t step = s->step + (uint32_t)i;
-        tdm__send_some(s, around(s, 1), step, sum, range.count);
-        range = range_of(s, around(s, -2 - i));
-        tdm__recv_some(s, around(s, -1), step, into, range.count);
+        tdm__send_some(s, ring_rank_at(s, 1), step, sum, range.count);
+        range = range_of(s, ring_rank_at(s, -2 - i));
+        tdm__recv_some(s, ring_rank_at(s, -1), step, into, range.count);
         tdm__program_join(s->program);
         tdm__program_pair(s->program, i == s->size - 2 ? to : into, into,
                           tdm__leaf_at(s, leaf, range.first), range.count * s->unit);
@@ -129,13 +130,14 @@ static void add_around(const tdm__segment *s, range_fn range_of, uint8_t *to)
     if (s->size == 1) tdm__program_copy(s->program, to, sum, range.count * s->unit, false);
 }
 
-/* Every rank has its own range in `out`; they go round until all have all. */
-static void pass_around(const tdm__segment *s, range_fn range_of, uint32_t step)
+/* Every rank has its own range in `out`; the ranges are forwarded until all ranks have all. */
+static void ring_pass(const tdm__segment *s, range_fn range_of, uint32_t step)
 {
     for (int i = 0; i < s->size - 1; i++) {
-        tdm_extent sent = range_of(s, around(s, -i)), got = range_of(s, around(s, -i - 1));
-        tdm__send_some(s, around(s, 1), step, tdm__out_at(s, sent.first), sent.count);
-        tdm__recv_some(s, around(s, -1), step, tdm__out_at(s, got.first), got.count);
+        tdm_extent sent = range_of(s, ring_rank_at(s, -i)),
+                   got = range_of(s, ring_rank_at(s, -i - 1));
+        tdm__send_some(s, ring_rank_at(s, 1), step, tdm__out_at(s, sent.first), sent.count);
+        tdm__recv_some(s, ring_rank_at(s, -1), step, tdm__out_at(s, got.first), got.count);
         tdm__program_join(s->program);
         step++;
     }
@@ -143,8 +145,8 @@ static void pass_around(const tdm__segment *s, range_fn range_of, uint32_t step)
 
 static void build_all_reduce(const tdm__segment *s)
 {
-    add_around(s, tdm__segment_share, tdm__out_at(s, tdm__segment_share(s, s->rank).first));
-    pass_around(s, tdm__segment_share, s->step + (uint32_t)s->size);
+    ring_add(s, tdm__segment_share, tdm__out_at(s, tdm__segment_share(s, s->rank).first));
+    ring_pass(s, tdm__segment_share, s->step + (uint32_t)s->size);
 }
 
 static void build_all_gather(const tdm__segment *s)
@@ -152,7 +154,7 @@ static void build_all_gather(const tdm__segment *s)
     tdm_extent own = tdm__segment_run(s, s->rank);
     tdm__program_copy(s->program, tdm__out_at(s, own.first), tdm__in_at(s, tdm__segment_offset(s)),
                       own.count * s->unit, false);
-    pass_around(s, tdm__segment_run, s->step);
+    ring_pass(s, tdm__segment_run, s->step);
 }
 
 static void build_all_to_all(const tdm__segment *s)
@@ -161,7 +163,7 @@ static void build_all_to_all(const tdm__segment *s)
     if (s->program->no_memory) return;
     tdm_extent own = tdm_group_slice(s->call->count, s->size, s->rank);
     for (int i = 1; i < s->size; i++) {
-        int to = around(s, i), from = around(s, -i);
+        int to = ring_rank_at(s, i), from = ring_rank_at(s, -i);
         tdm_extent slice = tdm_group_slice(s->call->count, s->size, to);
         tdm__send_some(s, to, s->step + (uint32_t)i, in + slice.first * s->unit, slice.count);
         tdm__recv_some(s, from, s->step + (uint32_t)i, tdm__out_at(s, (size_t)from * own.count),
@@ -172,25 +174,25 @@ static void build_all_to_all(const tdm__segment *s)
                       in + own.first * s->unit, own.count * s->unit, false);
 }
 
-static void build(tdm__program *program, size_t first, size_t count)
+static void ring_build(tdm__program *program, size_t first, size_t count)
 {
     tdm__segment s = tdm__segment_of(program, first, count, stride_of(program->request->group));
     switch (s.call->kind) {
     case TDM_CALL_BROADCAST: build_broadcast(&s); break;
     case TDM_CALL_ALL_REDUCE: build_all_reduce(&s); break;
     case TDM_CALL_REDUCE_SCATTER:
-        add_around(&s, tdm__segment_run, tdm__out_at(&s, tdm__segment_offset(&s)));
+        ring_add(&s, tdm__segment_run, tdm__out_at(&s, tdm__segment_offset(&s)));
         break;
     case TDM_CALL_ALL_GATHER: build_all_gather(&s); break;
     case TDM_CALL_ALL_TO_ALL: build_all_to_all(&s); break;
-    default: break; /* does not fit */
+    default: break; /* not supported */
     }
 }
 
 const tdm__algorithm_ops tdm__algorithm_ring = {
     .id = TDM_ALGORITHM_RING,
-    .about = "round a ring of neighbours",
-    .fits = fits,
-    .cut = cut,
-    .build = build,
+    .about = "around a ring of neighbours",
+    .fits = ring_fits,
+    .cut = ring_cut,
+    .build = ring_build,
 };

@@ -1,14 +1,15 @@
 /*
  * tree.c: up and down a binomial tree, nearest neighbours first: few messages, any number of ranks.
  *
- * Ranks form blocks of 1, 2, 4, ... neighbours, like the tree of lanes does. Each block has a holder:
- * root, when it is in the block, else the lowest rank. When two blocks become one, what the one holder
- * has goes to the other. So there is no detour for any root, and what a holder has always belongs to
- * neighbours: of the leaves of a reduction, a run without gaps, in which all sums that the canonical
- * tree allows are made; what is left (one sum, when ranks bring one part each) goes up as a list. For
- * any lanes and any function the order is thus the canonical one.
+ * Ranks form blocks of 1, 2, 4, ... neighbours, like the tree of lanes. Each block has a holder:
+ * the root if it is in the block, else the lowest rank. When two blocks are merged, one holder
+ * sends its data to the other. So there is no detour for any root, and the data of a holder always
+ * belong to neighbours: a contiguous range of the leaves of a reduction. All sums of the canonical
+ * tree within that range are computed; the remaining ones (one sum if ranks have one part each) are
+ * sent up as a list. Thus the order is canonical for any lanes and any function.
  *
- * For P ranks, L = log2 P rounded up, n bytes and one part a rank; sent by the rank that sends most:
+ * For P ranks, L = log2 P rounded up, n bytes and one part per rank; sent by the rank that sends
+ * most:
  *
  *                 steps   messages   bytes
  *   barrier        2L        L        0
@@ -18,10 +19,10 @@
  *   gather          L        1        n / 2                     (one rank; together n L / 2)
  *   scatter         L        L        n (P - 1) / P             (root)
  *
- * A reduction over lanes that do not lie along the blocks sends up at most 2 log2(lanes) sums in place
- * of one. The kinds without slices are cut into segments, which follow each other through the tree; the
- * others have one. Step numbers: sums go up as 0 to 63 of a segment's 128, what comes down is 64; a
- * pair of ranks has at most one edge of the tree, so these suffice.
+ * A reduction over lanes that are not aligned with the blocks sends up at most 2 log2(lanes) sums
+ * instead of one. Kinds without slices are divided into segments, which are pipelined through the
+ * tree; the others have one. Step numbers: sums go up as 0 to 63 of a segment's 128, data comes
+ * down as 64. This is sufficient because two ranks have at most one edge of the tree in common.
  */
 #include "comm/algorithms/build.h"
 
@@ -32,7 +33,7 @@ enum {
     FLIGHT = 4
 };
 
-static bool fits(const tdm_group *group, const tdm_call *call)
+static bool tree_fits(const tdm_group *group, const tdm_call *call)
 {
     (void)group;
     switch (call->kind) {
@@ -46,7 +47,7 @@ static bool fits(const tdm_group *group, const tdm_call *call)
     }
 }
 
-static tdm__cut cut(const tdm_group *group, const tdm_call *call)
+static tdm__cut tree_cut(const tdm_group *group, const tdm_call *call)
 {
     return tdm__cut_make(
         group, call,
@@ -56,13 +57,13 @@ static tdm__cut cut(const tdm_group *group, const tdm_call *call)
                            .algorithm = TDM_ALGORITHM_TREE});
 }
 
-/* ---- the tree ---------------------------------------------------------------------------------- */
+/* ---- the tree --------------------------------------------------------------------------------- */
 
-/* Two neighbouring blocks that become one, seen by a rank in one of them. */
+/* Two neighbouring blocks that are merged, seen by a rank in one of them. */
 typedef struct joint {
     int first, middle, last; /* ranks [first, middle) and [middle, last); empty: last <= middle */
-    int left_holder, right_holder; /* of the two, before */
-    int holder;                    /* of both, after: one of these */
+    int left_holder, right_holder; /* of the two blocks */
+    int holder;                    /* of the merged block: one of these */
 } joint;
 
 static int holder_of(int first, int last, int root)
@@ -70,7 +71,7 @@ static int holder_of(int first, int last, int root)
     return root >= first && root < last ? root : first;
 }
 
-/* The joint of two blocks of `width` ranks at which this rank's block takes part. */
+/* The joint of two blocks of `width` ranks in which this rank's block takes part. */
 static joint joint_at(const tdm__segment *s, int root, int width)
 {
     int first = s->rank / (2 * width) * (2 * width);
@@ -87,13 +88,14 @@ static bool is_empty(const joint *j)
     return j->last <= j->middle;
 }
 
-/* The holder that hands its block's things over, going up. */
+/* The holder that sends its block's data to the other, going up. */
 static int giver_of(const joint *j)
 {
     return j->holder == j->left_holder ? j->right_holder : j->left_holder;
 }
 
-/* The width of the blocks at whose joint this rank hands over; the first that is no block: never. */
+/* The width of the blocks at whose joint this rank sends; if it never does, the first width that is
+ * not a block's. */
 static int giving_width(const tdm__segment *s, int root)
 {
     int width = 1;
@@ -104,15 +106,16 @@ static int giving_width(const tdm__segment *s, int root)
     return width;
 }
 
-/* ---- sums, upwards ----------------------------------------------------------------------------- */
+/* ---- sums, upwards ---------------------------------------------------------------------------- */
 
-/* What a rank has of the leaves of a reduction: sums of runs of them, each at its first leaf. */
+/* The data that a rank has of the leaves of a reduction: sums of ranges, each stored at its first
+ * leaf. */
 typedef struct partial_sums {
     const tdm__tree_plan *plan;
-    int *ends;          /* by pair: its run is [left, end) */
-    const uint8_t **at; /* by leaf: where the sum that begins there is; NULL: none does */
-    uint8_t **own;      /* the same, when it may be overwritten */
-    uint8_t *to;        /* where the last sum of all belongs; NULL: wherever it is */
+    int *ends;          /* by pair: its range is [left, end) */
+    const uint8_t **at; /* by leaf: the address of the sum that begins there; NULL: none */
+    uint8_t **own;      /* the same, if it may be overwritten */
+    uint8_t *to;        /* the destination of the final sum; NULL: any */
 } partial_sums;
 
 static bool sums_init(const tdm__segment *s, partial_sums *out, uint8_t *to)
@@ -138,7 +141,7 @@ static bool sums_init(const tdm__segment *s, partial_sums *out, uint8_t *to)
     return true;
 }
 
-/* Makes all sums whose leaves are among [first, last) and that are not made yet. */
+/* Computes all missing sums whose leaves are in [first, last). */
 static void make_sums(const tdm__segment *s, partial_sums *sums, int first, int last)
 {
     const tdm__tree_plan *plan = sums->plan;
@@ -156,7 +159,7 @@ static void make_sums(const tdm__segment *s, partial_sums *sums, int first, int 
     }
 }
 
-/* Sends what there is of the leaves [first, last). */
+/* Sends the sums of the leaves [first, last). */
 static void send_sums(const tdm__segment *s, const partial_sums *sums, int peer, int first,
                       int last)
 {
@@ -166,7 +169,8 @@ static void send_sums(const tdm__segment *s, const partial_sums *sums, int peer,
     tdm__program_join(s->program);
 }
 
-/* Receives what a holder sends of the leaves [first, last): what is left when all sums are made. */
+/* Receives the sums of the leaves [first, last) that a holder sends: those that remain after all
+ * additions. */
 static void recv_sums(const tdm__segment *s, partial_sums *sums, int peer, int first, int last)
 {
     const tdm__tree_plan *plan = sums->plan;
@@ -187,8 +191,8 @@ static void recv_sums(const tdm__segment *s, partial_sums *sums, int peer, int f
     tdm__program_join(s->program);
 }
 
-/* All leaves to root, whose sum goes to `out`. */
-static void add_up(const tdm__segment *s, int root)
+/* Sends all leaves to root, whose sum is written to `out`. */
+static void tree_add_up(const tdm__segment *s, int root)
 {
     const int *first = s->request->leaves.first;
     partial_sums sums;
@@ -208,16 +212,17 @@ static void add_up(const tdm__segment *s, int root)
         recv_sums(s, &sums, giver_of(&j), first[from], first[to]);
         make_sums(s, &sums, first[j.first], first[j.last]);
     }
-    if (!s->program
-             ->no_memory) /* one leaf only, or none here: it has not been written to `out` yet */
+    if (!s->program->no_memory) /* at most one leaf here: it has not been written to `out` yet */
         tdm__program_copy(s->program, tdm__out_at(s, s->first), sums.at[0], s->count * s->unit,
                           false);
 }
 
-/* ---- downwards --------------------------------------------------------------------------------- */
+/* ---- downwards -------------------------------------------------------------------------------- */
 
-/* From root to all: `count` elements, which root has at `from` and the others want at `to`. */
-static void hand_down(const tdm__segment *s, int root, const void *from, void *to, size_t bytes)
+/* Sends `count` elements from root, which has them at `from`, to all others, which store them at
+ * `to`. */
+static void tree_send_down(const tdm__segment *s, int root, const void *from, void *to,
+                           size_t bytes)
 {
     int width = giving_width(s, root);
     if (s->rank != root) {
@@ -244,7 +249,7 @@ static void build_barrier(const tdm__segment *s)
     tdm__program_join(s->program);
     if (s->rank != 0)
         tdm__program_send(s->program, joint_at(s, 0, giving).holder, s->step, NULL, 0);
-    hand_down(s, 0, NULL, NULL, 0);
+    tree_send_down(s, 0, NULL, NULL, 0);
 }
 
 static void build_broadcast(const tdm__segment *s)
@@ -252,20 +257,20 @@ static void build_broadcast(const tdm__segment *s)
     bool is_root = s->rank == s->root;
     const uint8_t *from = is_root ? tdm__in_at(s, s->first) : NULL;
     uint8_t *to = tdm__out_at(s, s->first);
-    if (s->count) hand_down(s, s->root, from, to, s->count * s->unit);
+    if (s->count) tree_send_down(s, s->root, from, to, s->count * s->unit);
     if (is_root) tdm__program_copy(s->program, to, from, s->count * s->unit, false);
 }
 
 static void build_all_reduce(const tdm__segment *s)
 {
     uint8_t *out = tdm__out_at(s, s->first);
-    add_up(s, 0);
-    if (s->count) hand_down(s, 0, out, out, s->count * s->unit);
+    tree_add_up(s, 0);
+    if (s->count) tree_send_down(s, 0, out, out, s->count * s->unit);
 }
 
-/* ---- slices of blocks --------------------------------------------------------------------------- */
+/* ---- slices of blocks ------------------------------------------------------------------------- */
 
-/* The elements of all slices of ranks [first, last): neighbours' slices are neighbours. */
+/* The elements of all slices of ranks [first, last): slices of neighbours are adjacent. */
 static tdm_extent slices_of(const tdm__segment *s, int first, int last)
 {
     size_t from = tdm__call_slice(s->call, s->size, first).first;
@@ -273,7 +278,7 @@ static tdm_extent slices_of(const tdm__segment *s, int first, int last)
     return (tdm_extent){.first = from, .count = end.first + end.count - from};
 }
 
-/* The block that a rank holds before it hands it over, and whom to; root: everything, and -1. */
+/* The block that a rank holds before it sends it, and the receiver; for root everything, and -1. */
 static tdm_extent held_by(const tdm__segment *s, int width, int *out_holder)
 {
     *out_holder = -1;
@@ -283,7 +288,7 @@ static tdm_extent held_by(const tdm__segment *s, int width, int *out_holder)
     return s->rank < j.middle ? slices_of(s, j.first, j.middle) : slices_of(s, j.middle, j.last);
 }
 
-/* The slices that this rank's block gets at a joint of which it is the holder. */
+/* The slices that this rank's block receives at a joint of which it is the holder. */
 static tdm_extent given_at(const tdm__segment *s, const joint *j)
 {
     return s->rank < j->middle ? slices_of(s, j->middle, j->last)
@@ -296,7 +301,7 @@ static void build_gather(const tdm__segment *s)
     int giving = giving_width(s, s->root);
     tdm_extent held = held_by(s, giving, &holder);
     tdm_extent own = tdm__call_slice(s->call, s->size, s->rank);
-    if (held.count == own.count && holder >= 0) { /* nobody hands anything to this rank */
+    if (held.count == own.count && holder >= 0) { /* no rank sends to this one */
         tdm__send_some(s, holder, s->step, s->call->in, own.count);
         tdm__program_join(s->program);
         return;
@@ -327,7 +332,7 @@ static void build_scatter(const tdm__segment *s)
     if (held.count == 0) return;
     const uint8_t *all = s->call->in;
     if (holder >= 0) {
-        bool is_last = held.count == own.count; /* nothing to hand on */
+        bool is_last = held.count == own.count; /* nothing to forward */
         void *into = is_last ? s->call->out
                              : tdm__program_scratch(s->program, held.count * s->unit);
         if (!into) return;
@@ -342,29 +347,29 @@ static void build_scatter(const tdm__segment *s)
         tdm__send_some(s, giver_of(&j), s->step, all + (given.first - held.first) * s->unit,
                        given.count);
     }
-    tdm__program_join(s->program); /* in place, what root writes now was slice 0 */
+    tdm__program_join(s->program); /* in place, this overwrites slice 0 of root */
     tdm__program_copy(s->program, s->call->out, all + (own.first - held.first) * s->unit,
                       own.count * s->unit, false);
 }
 
-static void build(tdm__program *program, size_t first, size_t count)
+static void tree_build(tdm__program *program, size_t first, size_t count)
 {
     tdm__segment s = tdm__segment_of(program, first, count, STRIDE);
     switch (s.call->kind) {
     case TDM_CALL_BARRIER: build_barrier(&s); break;
     case TDM_CALL_BROADCAST: build_broadcast(&s); break;
-    case TDM_CALL_REDUCE: add_up(&s, s.root); break;
+    case TDM_CALL_REDUCE: tree_add_up(&s, s.root); break;
     case TDM_CALL_ALL_REDUCE: build_all_reduce(&s); break;
     case TDM_CALL_GATHER: build_gather(&s); break;
     case TDM_CALL_SCATTER: build_scatter(&s); break;
-    default: break; /* does not fit */
+    default: break; /* not supported */
     }
 }
 
 const tdm__algorithm_ops tdm__algorithm_tree = {
     .id = TDM_ALGORITHM_TREE,
     .about = "up and down a binomial tree",
-    .fits = fits,
-    .cut = cut,
-    .build = build,
+    .fits = tree_fits,
+    .cut = tree_cut,
+    .build = tree_build,
 };

@@ -1,33 +1,37 @@
 /*
- * window.c: collectives through memory that all members see.
+ * window.c: collectives through shared memory of all members.
  *
- * Small calls are window_small.c's. The others go one of two ways, and which one is a fact that all
- * members see once they have posted: where the buffers lie (tdm__cell). Nothing goes over a wire.
- * P members, n bytes in all, b = n / P.
+ * window_small.c implements small calls. The others use one of two methods. All members select the
+ * same one after they have posted, by the location of the buffers (tdm__cell). Nothing is sent over
+ * a network. P members, n bytes in total, b = n / P.
  *
- * Direct, when the buffers that others need lie in the host's memory: nothing is copied but into its
- * place. 2 steps (all are here; all are done). Every member reads and writes, at most:
- *   all_reduce      reads n, writes n: it adds its slice of everybody's and writes it to everybody
+ * Direct, if the buffers that others need are in the host's shared memory: data are copied only to
+ * their destination. 2 steps (all have arrived; all have finished). Every member reads and writes,
+ * at most:
+ *   all_reduce      reads n, writes n: it adds its slice of all inputs and writes it to all outputs
  *   reduce          reads n, writes b to root's
  *   reduce_scatter  reads n, writes b        all_gather   reads n, writes n
  *   all_to_all      reads n, writes n        broadcast    reads n, writes n (not the root)
  *   gather          root reads n, writes n   scatter      reads b, writes b
  *
- * Staged, otherwise: in rounds. A round is a piece of each member's slice, small enough to stay in the
- * cache. In round r a member adds its piece (from its own buffer and the others' staging, into its own
- * buffer and into staging), copies the others' results of round r - 1 out, stages what the others need
- * in round r + 1, posts, and waits for all. So there is one post and one wait for each round, and all
- * staging is there twice. Steps: rounds + 1. Every member moves, beside what the direct way moves:
+ * Staged, otherwise: in rounds. A round is a piece of each member's slice, small enough to stay in
+ * the cache. In round r a member adds its piece (from its own buffer and the others' staging, into
+ * its own buffer and into staging), copies the others' results of round r - 1, stages the data that
+ * the others need in round r + 1, posts, and waits for all. So there is one post and one wait for
+ * each round, and all staging exists twice. Steps: rounds + 1. In addition to the direct method,
+ * every member moves:
  *   all_reduce      writes n - b and b, reads n - b of staging     reduce          the same
  *   reduce_scatter  writes n - b                                   all_gather      writes b
  *   all_to_all      writes n - b                                   broadcast, scatter, gather: the
  *                                                                  root's (or to the root) n, once
  *
- * Why a round's staging may be written again two rounds later: to post round r + 1 a member must have
- * done with all it reads in round r, and nobody writes for round r + 2 before all have posted r + 1.
+ * Why the staging of a round may be reused two rounds later: before a member posts round r + 1 it
+ * has finished all reads of round r, and no member writes for round r + 2 before all have posted r
+ * + 1.
  *
- * The program is written some rounds at a time; the last instruction writes the next. A call that is
- * ended by an error may be written to by a neighbour until that hears of it, a piece at most.
+ * The program is written a few rounds at a time; the last instruction writes the next ones. If a
+ * call is ended by an error, a neighbour may still write at most one piece to its buffer before it
+ * detects that.
  */
 #include "comm/window_inner.h"
 
@@ -36,32 +40,32 @@
 
 enum {
     LINE = 64,
-    ROUND_BYTES = 256 << 10,       /* of all members' pieces, when everybody has a processor */
-    CROWDED_ROUND_BYTES = 2 << 20, /* when not: fewer rounds are fewer switches */
-    CHUNK_BYTES = 1 << 20,         /* of one instruction of the direct way */
-    STREAM_BYTES = 4 << 20,        /* of a call whose results are written past the cache */
+    ROUND_BYTES = 256 << 10,       /* of all members' pieces, if each member has a CPU */
+    CROWDED_ROUND_BYTES = 2 << 20, /* if not: fewer rounds mean fewer context switches */
+    CHUNK_BYTES = 1 << 20,         /* of one instruction of the direct method */
+    STREAM_BYTES = 4 << 20,        /* minimum of a call whose results are written past the cache */
     BATCH_ROUNDS = 32
 };
 
 /* The state of a call. */
 typedef struct window_call {
-    size_t width; /* of an element */
+    size_t width; /* bytes of an element */
     size_t slice; /* elements of a member's piece of a round */
     size_t rounds, next_round;
     int max_parts;
-    uint32_t base; /* what all have posted once round 0 is staged */
-    bool late;     /* results are copied out a round later: reductions to several */
+    uint32_t base; /* the value that all have posted when round 0 is staged */
+    bool late;     /* results are copied one round later: reductions to several ranks */
     bool stream;
 } window_call;
 
-/* ---- geometry ---------------------------------------------------------------------------------- */
+/* ---- geometry --------------------------------------------------------------------------------- */
 
 static bool is_sliced(tdm_call_kind kind)
 {
     return kind >= TDM_CALL_REDUCE_SCATTER && kind <= TDM_CALL_ALL_TO_ALL;
 }
 
-/* What member `m` has of round `r`: elements of the whole. */
+/* The piece of member `m` in round `r`: elements of the whole. */
 static tdm_extent piece_of(const tdm_request *request, size_t r, int m)
 {
     const window_call *s = request->state;
@@ -89,8 +93,8 @@ static tdm_extent piece_of(const tdm_request *request, size_t r, int m)
     return (tdm_extent){.first = begin + piece.first, .count = piece.count};
 }
 
-/* Staging of member `m`: first the pieces it has for others, [part][member], then its results. */
-static uint8_t *staged(const tdm_request *request, size_t r, int m, int part, int target)
+/* Staging of member `m`: first its pieces for the others, [part][member], then its results. */
+static uint8_t *window_staging(const tdm_request *request, size_t r, int m, int part, int target)
 {
     const window_call *s = request->state;
     uint8_t *at = tdm__window_staging(request->group->window, request->head.sequence,
@@ -100,15 +104,17 @@ static uint8_t *staged(const tdm_request *request, size_t r, int m, int part, in
 }
 
 /*
- * Where member `m` puts its results of round `r` for the others. Of two members, back to where the other
- * has staged its part: those lines of the cache have just been read, and the other stages into them
- * again when it has read the results, so they change hands less often. Of more, others may read there longer than its owner does: so to its own staging.
+ * Where member `m` writes its results of round `r` for the others. With two members: over the
+ * staged part of the other. Those cache lines have just been read, and the other member stages into
+ * them again after it has read the results, so they move between caches less often. With more
+ * members: to its own staging, because other members may read a staged part longer than its owner
+ * does.
  */
 static uint8_t *result_of(const tdm_request *request, size_t r, int m)
 {
     const window_call *s = request->state;
-    if (request->group->size == 2) return staged(request, r, 1 - m, 0, m);
-    return staged(request, r, m, s->max_parts, 0);
+    if (request->group->size == 2) return window_staging(request, r, 1 - m, 0, m);
+    return window_staging(request, r, m, s->max_parts, 0);
 }
 
 static size_t round_up(size_t n, size_t to)
@@ -116,7 +122,7 @@ static size_t round_up(size_t n, size_t to)
     return (n + to - 1) / to * to;
 }
 
-/* How large a round is. Even rounds: the last is not much shorter than the others. */
+/* Computes the size of a round. Rounds are even: the last is not much shorter than the others. */
 static void cut_rounds(const tdm_request *request, window_call *s)
 {
     const tdm_call *call = &request->call;
@@ -137,7 +143,7 @@ static void cut_rounds(const tdm_request *request, window_call *s)
     s->rounds = (whole + s->slice - 1) / s->slice;
 }
 
-/* ---- where buffers lie ------------------------------------------------------------------------- */
+/* ---- location of buffers ---------------------------------------------------------------------- */
 
 static int part_count(const tdm_request *request, int m)
 {
@@ -152,8 +158,8 @@ static size_t in_count(const tdm_request *request)
     return tdm__call_slice(call, request->group->size, request->group->rank).count;
 }
 
-/* Whether others may read this rank's input where it lies. Not when this rank writes over it meanwhile,
- * other than element by element after it was read. */
+/* Whether others may read this rank's input in place. Not if this rank overwrites it meanwhile,
+ * other than element by element after reading it. */
 static bool offers_input(const tdm_request *request)
 {
     const tdm_call *call = &request->call;
@@ -164,8 +170,8 @@ static bool offers_input(const tdm_request *request)
     return !(moves && call->in == call->out);
 }
 
-/* Tells the others where this rank's buffers lie. */
-static void publish(tdm_request *request)
+/* Publishes the offsets of this rank's buffers. */
+static void window_publish(tdm_request *request)
 {
     const tdm_group *group = request->group;
     const tdm_call *call = &request->call;
@@ -199,7 +205,7 @@ static bool shares_input(const tdm_request *request, int m)
     return cell_of(request, m)->in_offset != UINT64_MAX;
 }
 
-/* Neighbour `m`'s part, where it lies. */
+/* The address of neighbour `m`'s part, in place. */
 static const uint8_t *input_of(const tdm_request *request, int m, int part)
 {
     if (m == request->group->rank) return tdm__call_part(&request->call, part);
@@ -214,7 +220,7 @@ static uint8_t *output_of(const tdm_request *request, int m)
     return tdm__host_at(request->group->window->host, cell_of(request, m)->out_offset);
 }
 
-/* Whether all that the direct way touches can be touched: the same on all members. */
+/* Whether the direct method can access all its buffers: the same on all members. */
 static bool can_go_direct(const tdm_request *request)
 {
     const tdm_call *call = &request->call;
@@ -229,9 +235,9 @@ static bool can_go_direct(const tdm_request *request)
     return true;
 }
 
-/* ---- direct ------------------------------------------------------------------------------------ */
+/* ---- direct ----------------------------------------------------------------------------------- */
 
-/* Adds elements [first, first + count) of everybody's and puts them into these places. */
+/* Adds elements [first, first + count) of all inputs and writes them to these destinations. */
 static void add_direct(tdm__program *p, tdm_extent part, uint8_t *const *to, int to_count,
                        size_t to_first)
 {
@@ -262,7 +268,7 @@ static void copy_direct(tdm__program *p, uint8_t *to, const uint8_t *from, size_
     }
 }
 
-/* This rank's share of a reduction to everybody or to the root. Slices begin at lines of the cache. */
+/* This rank's share of a reduction to all ranks or to the root. Slices begin at cache lines. */
 static void reduce_direct(tdm__program *p)
 {
     const tdm_request *request = p->request;
@@ -294,7 +300,7 @@ static void write_direct(tdm__program *p)
     if (call->kind == TDM_CALL_ALL_REDUCE || call->kind == TDM_CALL_REDUCE) reduce_direct(p);
     if (call->kind == TDM_CALL_REDUCE_SCATTER) add_direct(p, mine, &out, 1, 0);
     for (int k = 0; k < size; k++) {
-        int m = (rank + k) % size; /* not all from the same one at the same time */
+        int m = (rank + k) % size; /* not all from the same member at the same time */
         tdm_extent theirs = tdm__call_slice(call, size, m);
         if (call->kind == TDM_CALL_ALL_GATHER ||
             (call->kind == TDM_CALL_GATHER && rank == call->root))
@@ -313,10 +319,10 @@ static void write_direct(tdm__program *p)
     tdm__program_await(p, -1, 2);
 }
 
-/* ---- staged: what a member does in a round ------------------------------------------------------ */
+/* ---- staged: steps of a round ----------------------------------------------------------------- */
 
-/* Stages what the others need of this rank in round `r`. */
-static void stage(tdm__program *p, size_t r)
+/* Stages the data that the others need of this rank in round `r`. */
+static void window_stage(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
     const tdm_call *call = &request->call;
@@ -333,7 +339,7 @@ static void stage(tdm__program *p, size_t r)
         tdm_extent piece = piece_of(request, r, rank);
         if (call->kind != TDM_CALL_BROADCAST)
             piece.first -= tdm__call_slice(call, request->group->size, rank).first;
-        tdm__program_copy(p, staged(request, r, rank, 0, 0), in + piece.first * s->width,
+        tdm__program_copy(p, window_staging(request, r, rank, 0, 0), in + piece.first * s->width,
                           piece.count * s->width, false);
         return;
     }
@@ -346,15 +352,15 @@ static void stage(tdm__program *p, size_t r)
         for (int m = 0; m < request->group->size; m++) {
             tdm_extent piece = piece_of(request, r, m);
             if (m == rank) continue;
-            tdm__program_copy(p, staged(request, r, rank, i, m),
+            tdm__program_copy(p, window_staging(request, r, rank, i, m),
                               tdm__call_part(call, i) + piece.first * s->width,
                               piece.count * s->width, false);
         }
 }
 
-/* Adds this rank's piece of round `r`: into its place (past the cache, if the call is large), and for
- * the others, who read it soon, into the staging. */
-static void add(tdm__program *p, size_t r)
+/* Adds this rank's piece of round `r`: into its destination (past the cache, if the call is large),
+ * and into the staging for the others, which read it soon. */
+static void window_add(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
     const tdm_call *call = &request->call;
@@ -368,7 +374,7 @@ static void add(tdm__program *p, size_t r)
     for (int m = 0; m < request->group->size; m++)
         for (int i = 0; i < part_count(request, m); i++)
             sources[leaf++] = m == rank ? tdm__call_part(call, i) + piece.first * s->width
-                                        : staged(request, r, m, i, rank);
+                                        : window_staging(request, r, m, i, rank);
     void *places[2];
     int count = 0;
     size_t first = piece.first;
@@ -380,8 +386,8 @@ static void add(tdm__program *p, size_t r)
     tdm__program_tree(p, &request->plan, sources, places, count, piece.count, kept && s->stream);
 }
 
-/* Copies what the others have for this rank of round `r`. */
-static void collect(tdm__program *p, size_t r)
+/* Copies the others' data for this rank of round `r`. */
+static void window_collect(tdm__program *p, size_t r)
 {
     const tdm_request *request = p->request;
     const tdm_call *call = &request->call;
@@ -393,7 +399,7 @@ static void collect(tdm__program *p, size_t r)
     if (call->kind == TDM_CALL_REDUCE_SCATTER) return;
     if ((call->kind == TDM_CALL_REDUCE || call->kind == TDM_CALL_GATHER) && !root) return;
     for (int k = 0; k < size; k++) {
-        int m = (rank + k) % size; /* not all from the same one at the same time */
+        int m = (rank + k) % size; /* not all from the same member at the same time */
         tdm_extent piece = piece_of(request, r, m), own = piece_of(request, r, rank);
         const uint8_t *from = NULL;
         size_t first = piece.first, count = piece.count;
@@ -403,17 +409,17 @@ static void collect(tdm__program *p, size_t r)
             if (m != rank) from = result_of(request, r, m);
             break;
         case TDM_CALL_BROADCAST:
-            from = m != rank ? staged(request, r, m, 0, 0)
+            from = m != rank ? window_staging(request, r, m, 0, 0)
                              : (const uint8_t *)call->in + first * s->width;
             break;
         case TDM_CALL_ALL_GATHER:
         case TDM_CALL_GATHER:
-            from = m != rank ? staged(request, r, m, 0, 0)
+            from = m != rank ? window_staging(request, r, m, 0, 0)
                              : (const uint8_t *)call->in + (first - mine.first) * s->width;
             break;
-        default: /* scatter and all_to_all: this rank's piece of what `m` has */
+        default: /* scatter and all_to_all: this rank's piece of the data of `m` */
             if (call->kind == TDM_CALL_SCATTER && m != call->root) break;
-            from = m != rank ? staged(request, r, m, 0, rank)
+            from = m != rank ? window_staging(request, r, m, 0, rank)
                              : (const uint8_t *)call->in + own.first * s->width;
             first = own.first - mine.first;
             if (call->kind == TDM_CALL_ALL_TO_ALL) first += (size_t)m * mine.count;
@@ -424,7 +430,7 @@ static void collect(tdm__program *p, size_t r)
     }
 }
 
-/* ---- staged: the rounds ------------------------------------------------------------------------- */
+/* ---- staged: rounds --------------------------------------------------------------------------- */
 
 static void next_rounds(tdm_request *request, int segment);
 
@@ -435,21 +441,21 @@ static void write_rounds(tdm__program *p)
         size_t r = s->next_round++;
         bool last = r + 1 == s->rounds;
         tdm__program_await(p, -1, s->base + (uint32_t)r);
-        if (tdm__kind_reduces(p->request->call.kind)) add(p, r);
-        if (!s->late) collect(p, r);
-        if (s->late && r > 0) collect(p, r - 1);
-        if (!last) stage(p, r + 1);
+        if (tdm__kind_reduces(p->request->call.kind)) window_add(p, r);
+        if (!s->late) window_collect(p, r);
+        if (s->late && r > 0) window_collect(p, r - 1);
+        if (!last) window_stage(p, r + 1);
         if (!last || s->late) tdm__program_post(p, s->base + (uint32_t)r + 1);
     }
     if (s->next_round < s->rounds) {
         tdm__program_call(p, next_rounds);
     } else if (s->late) {
         tdm__program_await(p, -1, s->base + (uint32_t)s->rounds);
-        collect(p, s->rounds - 1);
+        window_collect(p, s->rounds - 1);
     }
 }
 
-/* The last instruction of what was written so far: begins the program anew with the next rounds. */
+/* The last instruction of the program so far: restarts the program with the next rounds. */
 static void next_rounds(tdm_request *request, int segment)
 {
     tdm__program *p = &request->programs[segment];
@@ -457,10 +463,10 @@ static void next_rounds(tdm_request *request, int segment)
     write_rounds(p);
 }
 
-/* ---- the program ------------------------------------------------------------------------------- */
+/* ---- the program ------------------------------------------------------------------------------ */
 
-/* All have posted, so all see where all buffers lie: which way it goes. */
-static void choose(tdm_request *request, int segment)
+/* All have posted, so all know the location of all buffers: selects the method. */
+static void window_choose_method(tdm_request *request, int segment)
 {
     tdm__program *p = &request->programs[segment];
     window_call *s = request->state;
@@ -472,13 +478,14 @@ static void choose(tdm_request *request, int segment)
     for (int m = 0; m < request->group->size; m++)
         if (shares_input(request, m)) s->base = 2;
     if (s->base == 2) {
-        if (shares_input(request, request->group->rank)) stage(p, 0);
+        if (shares_input(request, request->group->rank)) window_stage(p, 0);
         tdm__program_post(p, 2);
     }
     write_rounds(p);
 }
 
-/* An all_to_all in place works on a copy: blocks come in where others have yet to go out. */
+/* An all_to_all in place works on a copy: received blocks overwrite blocks that are yet to be
+ * sent. */
 static bool copy_input(tdm_request *request)
 {
     tdm_call *call = &request->call;
@@ -493,22 +500,22 @@ static bool copy_input(tdm_request *request)
     return true;
 }
 
-static void say(tdm_request *request, int segment)
+static void window_describe(tdm_request *request, int segment)
 {
     tdm__program *p = &request->programs[segment];
     if (!copy_input(request)) {
         p->no_memory = true;
         return;
     }
-    publish(request);
-    /* Whoever cannot be read in place has staged the first round when it says that it is there. */
-    if (!shares_input(request, request->group->rank)) stage(p, 0);
+    window_publish(request);
+    /* A member whose input cannot be read in place stages the first round before it posts. */
+    if (!shares_input(request, request->group->rank)) window_stage(p, 0);
     tdm__program_post(p, 1);
     tdm__program_await(p, -1, 1);
-    tdm__program_call(p, choose);
+    tdm__program_call(p, window_choose_method);
 }
 
-static bool fits(const tdm_group *group, const tdm_call *call)
+static bool window_fits(const tdm_group *group, const tdm_call *call)
 {
     const tdm__window *w = group->window;
     if (!w || w->local_count != group->size) return false;
@@ -518,12 +525,12 @@ static bool fits(const tdm_group *group, const tdm_call *call)
     return w->stage_bytes / pieces >= LINE;
 }
 
-static tdm__cut cut(const tdm_group *group, const tdm_call *call)
+static tdm__cut window_cut(const tdm_group *group, const tdm_call *call)
 {
     return (tdm__cut){.segment = tdm__call_span(call, group->size), .flight = 1};
 }
 
-static void build(tdm__program *program, size_t first, size_t count)
+static void window_build(tdm__program *program, size_t first, size_t count)
 {
     (void)first;
     (void)count;
@@ -543,18 +550,18 @@ static void build(tdm__program *program, size_t first, size_t count)
     s->width = tdm_dtype_bytes(call->dtype);
     s->max_parts = tdm__window_max_parts(request->group, call);
     s->late = call->kind == TDM_CALL_ALL_REDUCE || call->kind == TDM_CALL_REDUCE;
-    /* In place, the lines that results go to have just been read, and are still in the cache. */
+    /* In place, the cache lines of the results have just been read and are still in the cache. */
     s->stream = call->count * s->width >= STREAM_BYTES && call->in != call->out;
     cut_rounds(request, s);
     tdm__program_await(program, -1, 0);
-    tdm__program_call(program, say);
+    tdm__program_call(program, window_describe);
 }
 
 const tdm__algorithm_ops tdm__algorithm_window = {
     .id = TDM_ALGORITHM_WINDOW,
     .window = true,
-    .about = "through memory that all members see, on one host",
-    .fits = fits,
-    .cut = cut,
-    .build = build,
+    .about = "through shared memory of all members, on one host",
+    .fits = window_fits,
+    .cut = window_cut,
+    .build = window_build,
 };

@@ -1,16 +1,16 @@
 /*
- * reduce.c: sums, minima and maxima of two buffers, a vector at a time.
+ * reduce.c: sums, minima and maxima of two buffers, one vector at a time.
  *
- * Every element goes through the same vector operations, those of the last, shorter vector too (it is
- * padded), so bits depend on nothing but the two elements. What is defined here beyond IEEE 754:
- *  1. A result that is not a number is always the same one: quiet, positive, payload zero.
- *  2. MIN and MAX compare by the total order of bits: -0 is less than +0, and NaN wins over all.
- *  3. f16 and bf16 are added in f32, which holds enough digits that rounding twice is rounding once,
+ * Every element is computed by the same vector operations, including those of the last, shorter
+ * vector (it is padded), so the bits depend only on the two elements. Definitions beyond IEEE 754:
+ *  1. Every NaN result is the same: quiet, positive, payload zero.
+ *  2. MIN and MAX compare by the total order of bits: -0 is less than +0, and NaN wins.
+ *  3. f16 and bf16 are added in f32, which has enough digits that rounding twice equals rounding once,
  *     and are rounded to nearest, ties to even.
- *  4. Whole numbers wrap around: they are added without a sign.
+ *  4. Integers wrap around: they are added as unsigned.
  *
- * f16 is converted by the processor's own instructions from level 3 on, and by whole-number
- * arithmetic below it; both are exact, or rounded alike.
+ * f16 is converted by CPU instructions from level 3 on, and by integer arithmetic below it; both
+ * are exact, or round identically.
  */
 #include "comm/reduce_loops.h"
 
@@ -33,7 +33,7 @@ typedef VECTOR(int64_t) vi64;
 typedef VECTOR(uint16_t) vu16;
 typedef VECTOR(uint32_t) vu32;
 typedef VECTOR(uint64_t) vu64;
-typedef LOOSE(uint64_t) loose; /* whatever lies there, at any address */
+typedef LOOSE(uint64_t) loose; /* any type, at any address */
 
 static inline vu64 load(const void *p)
 {
@@ -69,7 +69,7 @@ static void fence(void)
 /* yes where the mask is all ones, no where it is zero. */
 #define PICK(mask, yes, no) (((yes) & (mask)) | ((no) & ~(mask)))
 
-/* ---- floats of 32 and 64 bits ------------------------------------------------------------------ */
+/* ---- f32 and f64 ------------------------------------------------------------------------------ */
 
 static inline vu64 sum_f32(vu64 left, vu64 right)
 {
@@ -85,10 +85,10 @@ static inline vu64 sum_f64(vu64 left, vu64 right)
     return (vu64)PICK(nan, (vi64){0} + 0x7ff8000000000000, (vi64)sum);
 }
 
-/* ---- floats of 16 bits ------------------------------------------------------------------------- */
+/* ---- f16 and bf16 ----------------------------------------------------------------------------- */
 
-/* A vector of 16-bit numbers holds, as 32-bit ones, the even places in the lower halves and the odd
- * ones in the upper halves: two vectors of f32 without any moving between places. */
+/* A vector of 16-bit numbers, viewed as 32-bit elements, has the even elements in the lower halves
+ * and the odd ones in the upper halves: two vectors of f32 without shuffling. */
 
 static inline vu32 round_bf16(vf32 x)
 {
@@ -133,11 +133,11 @@ static inline vu64 sum_f16(vu64 left, vu64 right)
 
 #else
 
-/* 32-bit places with an f16 each in their lower halves, as f32. */
+/* 32-bit elements with an f16 each in their lower halves, as f32. */
 static inline vf32 widen(vu32 h)
 {
     vu32 sign = (h & 0x8000) << 16, exponent = h & 0x7c00, fraction = h & 0x03ff;
-    /* Without an exponent: so many times 2^-24, which f32 holds as a normal number. */
+    /* Subnormal: a multiple of 2^-24, which f32 represents as a normal number. */
     vu32 tiny = (vu32)(__builtin_convertvector((vi32)fraction, vf32) * 0x1p-24f);
     vu32 normal = ((h & 0x7fff) << 13) + (112u << 23);
     vu32 special = 0x7f800000 | fraction << 13;
@@ -149,12 +149,12 @@ static inline vf32 widen(vu32 h)
 static inline vu32 narrow(vf32 x)
 {
     vu32 bits = (vu32)x, sign = (bits >> 16) & 0x8000, size = bits & 0x7fffffff;
-    /* Below 2^-14: adding 1/2 puts the last digit that f16 has there at the last one of f32, so the
-     * processor rounds. */
+    /* Below 2^-14: adding 1/2 aligns the last digit of f16 with that of f32, so the addition
+     * rounds. */
     vu32 tiny = (vu32)((vf32)size + 0.5f) - 0x3f000000;
     vu32 normal = (size - (112u << 23) + 0x0fff + ((size >> 13) & 1)) >> 13;
     vu32 rounded = PICK((vu32)(size < (113u << 23)), tiny, normal);
-    /* From 65,520 on the nearest is infinity. */
+    /* From 65,520 on, rounds to infinity. */
     rounded = PICK((vu32)(size >= 0x477ff000), (vu32){0} + 0x7c00, rounded);
     return PICK((vu32)(size > 0x7f800000), (vu32){0} + 0x7e00, rounded | sign);
 }
@@ -169,10 +169,10 @@ static inline vu64 sum_f16(vu64 left, vu64 right)
 
 #endif
 
-/* ---- least and greatest ------------------------------------------------------------------------ */
+/* ---- minimum and maximum ---------------------------------------------------------------------- */
 
-/* Turned into whole numbers of the same order, floats compare like those. `infinity` is the bits of
- * it: what is larger, sign aside, is not a number. */
+/* Floats are mapped to integers of the same order and compared as such. `infinity` is the bit
+ * pattern of infinity: a larger magnitude is a NaN. */
 #define FLOAT_EXTREMES(name, vec, sign_shift, size_mask, infinity, quiet)                          \
     static inline vec order_##name(vec bits)                                                       \
     {                                                                                              \
@@ -200,7 +200,7 @@ FLOAT_EXTREMES(f64, vi64, 63, 0x7fffffffffffffff, 0x7ff0000000000000, 0x7ff80000
 FLOAT_EXTREMES(f16, vi16, 15, 0x7fff, 0x7c00, 0x7e00)
 FLOAT_EXTREMES(bf16, vi16, 15, 0x7fff, 0x7f80, 0x7fc0)
 
-/* ---- whole numbers ----------------------------------------------------------------------------- */
+/* ---- integers --------------------------------------------------------------------------------- */
 
 #define WHOLE(name, vec, unsigned_vec)                                                             \
     static inline vu64 sum_##name(vu64 left, vu64 right)                                           \
@@ -221,7 +221,7 @@ FLOAT_EXTREMES(bf16, vi16, 15, 0x7fff, 0x7f80, 0x7fc0)
 WHOLE(i32, vi32, vu32)
 WHOLE(i64, vi64, vu64)
 
-/* ---- loops ------------------------------------------------------------------------------------- */
+/* ---- loops ------------------------------------------------------------------------------------ */
 
 #define LOOP(op, element_bytes, suffix, put)                                                       \
     static void op##suffix(void *out, const void *left, const void *right, size_t count)           \
