@@ -1,8 +1,8 @@
 /*
  * tensor.h: types, shapes and views of numbers in memory.
  *
- * A tdm_tensor is a view: dtype, shape and a pointer into memory that somebody else owns. Elements
- * lie in row-major order without gaps. Views are small and passed by value.
+ * A tdm_tensor is a view: dtype, shape and a pointer into memory that it does not own. Elements are
+ * contiguous in row-major order. Views are small and passed by value.
  */
 #ifndef TANDEM_TENSOR_H
 #define TANDEM_TENSOR_H
@@ -32,7 +32,7 @@ typedef enum tdm_dtype {
 } tdm_dtype;
 
 TDM_API size_t tdm_dtype_bytes(tdm_dtype dtype);     /* 0 for NONE and unknown values */
-TDM_API const char *tdm_dtype_name(tdm_dtype dtype); /* "f32"; "none" when unknown */
+TDM_API const char *tdm_dtype_name(tdm_dtype dtype); /* "f32"; "none" if unknown */
 
 #define TDM_MAX_DIMS 8
 
@@ -47,7 +47,7 @@ TDM_API tdm_shape tdm_shape_2(int64_t a, int64_t b);
 TDM_API tdm_shape tdm_shape_3(int64_t a, int64_t b, int64_t c);
 TDM_API tdm_shape tdm_shape_4(int64_t a, int64_t b, int64_t c, int64_t d);
 TDM_API bool tdm_shape_equal(const tdm_shape *a, const tdm_shape *b);
-/* The number of elements; -1 when a dimension is negative or the product overflows. */
+/* The number of elements; -1 if a dimension is negative or the product overflows. */
 TDM_API int64_t tdm_shape_elements(const tdm_shape *shape);
 /* "[64, 784]"; returns `buffer`. */
 TDM_API const char *tdm_shape_text(const tdm_shape *shape, char buffer[128]);
@@ -59,48 +59,50 @@ typedef struct tdm_tensor {
 } tdm_tensor;
 
 TDM_API int64_t tdm_tensor_elements(const tdm_tensor *tensor);
-TDM_API size_t tdm_tensor_bytes(const tdm_tensor *tensor); /* 0 when the shape is bad */
+TDM_API size_t tdm_tensor_bytes(const tdm_tensor *tensor); /* 0 if the shape is invalid */
 
 /*
- * Copies numbers of any floating type into f32. Returns false when `from` is not a floating type.
- * F16 and BF16 convert exactly; F64 rounds to nearest.
+ * Converts numbers of any floating type to f32. Returns false if `from` is not a floating type. F16
+ * and BF16 convert exactly; F64 rounds to nearest.
  */
 TDM_API bool tdm_tensor_to_f32(tdm_dtype from, const void *source, int64_t count, float *out);
 
-/* Functions of one number, by themselves or fused behind a matmul or a convolution. */
+/* Element-wise functions, used alone or fused into the preceding matmul or convolution. */
 typedef enum tdm_activation {
     TDM_ACTIVATION_NONE = 0,
     TDM_ACTIVATION_RELU,
-    TDM_ACTIVATION_GELU,      /* by erf */
-    TDM_ACTIVATION_GELU_TANH, /* the approximation that GPT-2 uses */
+    TDM_ACTIVATION_GELU,      /* with erf */
+    TDM_ACTIVATION_GELU_TANH, /* the tanh approximation that GPT-2 uses */
     TDM_ACTIVATION_SILU,
     TDM_ACTIVATION_TANH,
     TDM_ACTIVATION_SIGMOID
 } tdm_activation;
 
 /*
- * Where in a run a step stands. Random numbers inside a step (dropout) are a function of this and
- * of the row within the global batch, never of who computes it.
+ * The position of a step in a run. Random numbers inside a step (dropout) are a function of this
+ * and of the row within the global batch, never of the rank that computes it.
  */
 typedef struct tdm_step_key {
     uint64_t seed;
     uint64_t step;
-    uint64_t first_row; /* of the global batch: row 0 of this call's batch */
+    uint64_t first_row; /* index in the global batch of row 0 of this call's batch */
 } tdm_step_key;
 
 /*
- * The version of the bits that kernels compute. Raise it with every change after which some job gives
- * other bits than before: another order of operations in a kernel, optimiser or reduction, another
- * series for a function, another way to draw random numbers, another choice of kernel for an op. Not for
- * a change of speed or memory alone. tests/golden tells when bits have changed. Checkpoints carry it, and
- * going on across versions is told. Files of before there were versions count as version 0.
+ * The version of the bits that kernels compute. Raise it with every change after which some job
+ * gives different bits: another order of operations in a kernel, optimiser or reduction, another
+ * approximation of a function, another way to draw random numbers, another choice of kernel for an
+ * op. Do not raise it for a change of speed or memory use only. tests/golden detects changed bits.
+ * Checkpoints contain the version; resuming with a different one logs a warning. Files without a
+ * version count as version 0.
  */
 enum { TDM_NUMERICS_VERSION = 1, TDM_NUMERICS_BYTES = 96 };
-/* What decides bits beside job and data, as checkpoints have it: "portable 1"; with a vendor's kernels also
- * the level and the library: "vendor 1, x86-64-v3, oneDNN 2.6.3". Returns `buffer`. */
+/* Everything besides job and data that affects bits, as stored in checkpoints: "portable 1"; with
+ * vendor kernels also the level and the library: "vendor 1, x86-64-v3, oneDNN 2.6.3". Returns
+ * `buffer`. */
 TDM_API const char *tdm_numerics_text(bool is_vendor, char buffer[TDM_NUMERICS_BYTES]);
 
-/* The vendor's library of kernels: "oneDNN 2.6.3". Returns `buffer`; NULL: built without one. */
+/* The vendor's kernel library: "oneDNN 2.6.3". Returns `buffer`; NULL: built without one. */
 TDM_API const char *tdm_tensor_library(char buffer[TDM_LIBRARY_BYTES]);
 
 /* The level of x86-64 (2, 3, 4) whose instructions the kernels use, 0 on other CPUs, and its name:

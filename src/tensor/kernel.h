@@ -1,9 +1,9 @@
 /*
- * kernel.h: the one table behind which all computing stands.
+ * kernel.h: the interface of all compute kernels.
  *
- * A kernel is one row: what it computes (op), on which type, with what preference. A backend is a
- * folder that exports one tdm_kernel_backend_ops; registry.c lists the backends, best first. The
- * graph room chooses a row once, at plan time, then calls prepare() once and run() in every step.
+ * A kernel is one row: the op it computes, the type, and its priority. A backend is a directory
+ * that exports one tdm_kernel_backend_ops; registry.c lists the backends, best first. The graph
+ * module selects a row once, at plan time, then calls prepare() once and run() in every step.
  *
  * Invariants: run() allocates nothing, takes no lock, checks no shape, and writes only its outputs
  * and its scratch. Every reduction inside run() has a fixed order, so that the same inputs give the
@@ -27,32 +27,34 @@ typedef enum tdm_op_kind {
     TDM_OP_MUL,       /* a, b -> a b; likewise */
     TDM_OP_SCALE,     /* x -> x * scale */
     TDM_OP_COPY,      /* x -> x */
-    TDM_OP_FILL,      /* -> all elements `scale`, in `shape` */
+    TDM_OP_FILL,      /* all elements are `scale`, in `shape` */
     TDM_OP_RESHAPE,   /* x -> the same numbers in another shape: a view, never run */
     TDM_OP_TRANSPOSE, /* x -> dimensions in the order perm[] */
     TDM_OP_CONCAT,    /* up to 6 x -> joined along `axis` */
     TDM_OP_SLICE,     /* x -> x[begin, end) along `axis` */
-    TDM_OP_SLICE_GRAD,     /* dy -> zeros in `shape` but dy at [begin, end) along `axis` */
+    TDM_OP_SLICE_GRAD,     /* dy -> zeros in `shape`, with dy at [begin, end) along `axis` */
     TDM_OP_SUM_ROWS,       /* x [B, N] -> [N] */
     TDM_OP_REDUCE,         /* x -> sum over `axis` times scale (axis -1: over all, to a scalar) */
-    TDM_OP_REDUCE_GRAD,    /* dy -> dy spread over `axis` of `shape`, times scale */
+    TDM_OP_REDUCE_GRAD,    /* dy -> dy broadcast over `axis` of `shape`, times scale */
     TDM_OP_RELU,           /* x -> y; and gradients: dy, y -> dx or dy, x -> dx as noted */
-    TDM_OP_RELU_GRAD,      /* dy, y, which may be bf16: rounding keeps what is 0 and what is not */
-    TDM_OP_GELU,           /* by erf */
+    TDM_OP_RELU_GRAD,      /* dy, y, which may be bf16: rounding preserves what is 0 and what is
+                            * not */
+    TDM_OP_GELU,           /* with erf */
     TDM_OP_GELU_GRAD,      /* dy, x */
-    TDM_OP_GELU_TANH,      /* by the tanh approximation, as GPT-2 has it */
+    TDM_OP_GELU_TANH,      /* with the tanh approximation of GPT-2 */
     TDM_OP_GELU_TANH_GRAD, /* dy, x */
     TDM_OP_SILU,
     TDM_OP_SILU_GRAD, /* dy, x */
     TDM_OP_TANH,
     TDM_OP_TANH_GRAD, /* dy, y */
     TDM_OP_SIGMOID,
-    TDM_OP_SIGMOID_GRAD, /* dy, y */
-    TDM_OP_DROPOUT,      /* x [B, ...] -> x m / (1 - p); its own gradient */
-    TDM_OP_NORMALISE,    /* x [B, N], shift [N], scale [N] -> (x - shift) scale */
-    TDM_OP_SOFTMAX,      /* x [..., V] -> [..., V] over the last dimension */
-    TDM_OP_SOFTMAX_GRAD, /* dy, y -> dx */
-    TDM_OP_LAYER_NORM, /* x [..., C], gamma [C], beta [C] -> y, stats [rows, 2] (mean, 1/deviation) */
+    TDM_OP_SIGMOID_GRAD,           /* dy, y */
+    TDM_OP_DROPOUT,                /* x [B, ...] -> x m / (1 - p); its own gradient */
+    TDM_OP_NORMALISE,              /* x [B, N], shift [N], scale [N] -> (x - shift) scale */
+    TDM_OP_SOFTMAX,                /* x [..., V] -> [..., V] over the last dimension */
+    TDM_OP_SOFTMAX_GRAD,           /* dy, y -> dx */
+    TDM_OP_LAYER_NORM,             /* x [..., C], gamma [C], beta [C] -> y, stats [rows, 2] (mean,
+                                    * 1/deviation) */
     TDM_OP_LAYER_NORM_GRAD,        /* dy, x, gamma, stats -> dx */
     TDM_OP_LAYER_NORM_GRAD_PARAMS, /* dy, x, stats -> d_gamma [C], d_beta [C] */
     TDM_OP_RMS_NORM,               /* x [..., C], gamma [C] -> y, stats [rows] (1/rms) */
@@ -82,14 +84,15 @@ typedef enum tdm_op_kind {
     TDM_OP_LOSS_GRAD,    /* x, target, d_loss [] -> dx */
     TDM_OP_PENALTY,      /* w -> scale * sum |w| (power 1) or scale * sum w^2 (power 2), a scalar */
     TDM_OP_PENALTY_GRAD, /* w, d [] -> dw */
-    TDM_OP_BATCH_NORM_SHARE, /* x [..., C], about [C] -> [3, C]: what these rows have of the sums over
-                                a batch: of x - about, of (their mean - about)^2 for each number, of
-                                (x - their mean)^2; times scale, 1 / numbers of a channel there */
-    TDM_OP_BATCH_NORM_JOIN,  /* such sums over all lanes, about -> stats [2, C] of the batch */
+    TDM_OP_BATCH_NORM_SHARE, /* x [..., C], about [C] -> [3, C]: these rows' share of the sums over
+                              * a batch: of x - about, of (their mean - about)^2 for each number, of
+                              * (x - their mean)^2; times scale, 1 / numbers of a channel in the
+                              * batch */
+    TDM_OP_BATCH_NORM_JOIN,  /* these sums over all lanes, about -> stats [2, C] of the batch */
     TDM_OP_BATCH_NORM_GIVEN, /* x, gamma, beta, stats [2, C] -> y; these rows are `scale` of them */
-    TDM_OP_LANE_SUM, /* x -> x, to which whoever runs the plan adds that of the other lanes */
+    TDM_OP_LANE_SUM, /* x -> x, to which the caller of the plan adds that of the other lanes */
     TDM_OP_CAST,     /* x f32 -> the same, rounded to bf16 (tdm__bf16_of in kernels/backends.h) */
-    TDM_OP_CUSTOM,   /* whatever the node's tdm_custom_op says */
+    TDM_OP_CUSTOM,   /* defined by the node's tdm_custom_op */
     TDM_OP_COUNT
 } tdm_op_kind;
 
@@ -101,13 +104,13 @@ typedef enum tdm_loss_kind {
     TDM_LOSS_KL /* x: log-probabilities, target: probabilities; sum target (log target - x) */
 } tdm_loss_kind;
 
-/* What an op needs to know beside its inputs. Zero where an op has no use for a field. */
+/* Attributes of an op. Fields that an op does not use are zero. */
 typedef struct tdm_op_attrs {
     bool trans_a, trans_b; /* MATMUL */
     int activation;        /* MATMUL, CONV: a tdm_activation, applied to the result */
     double scale;          /* losses: the sum times this; FILL: the value; SCALE, REDUCE, PENALTY */
     float p;               /* DROPOUT, ATTENTION: the probability of dropping */
-    uint32_t sub_stream;   /* DROPOUT, ATTENTION: which one of the graph's */
+    uint32_t sub_stream;   /* DROPOUT, ATTENTION: index among those of the graph */
     tdm_shape shape;       /* RESHAPE, FILL, gradients of ops that shrink: the other shape */
     int axis;              /* CONCAT, SLICE, REDUCE */
     int64_t begin, end;    /* SLICE */
@@ -125,7 +128,8 @@ typedef struct tdm_op_attrs {
         int kernel[2], stride[2], pad_before[2], pad_after[2], dilation[2];
         int groups;
     } window;
-    /* CUSTOM: the op (a tdm_custom_op, which the graph room knows), its own attributes, its kernel. */
+    /* CUSTOM: the op (a tdm_custom_op, defined in the graph module), its own attributes, its
+     * kernel. */
     const void *custom;
     const void *custom_attrs;
     void (*custom_run)(const tdm_tensor in[], const void *attrs, tdm_tensor out);
@@ -134,7 +138,7 @@ typedef struct tdm_op_attrs {
 enum { TDM_OP_MAX_INPUTS = 6, TDM_OP_MAX_OUTPUTS = 2 };
 
 typedef struct tdm_kernel_call {
-    tdm_tensor in[TDM_OP_MAX_INPUTS]; /* dtype NONE where there is none */
+    tdm_tensor in[TDM_OP_MAX_INPUTS]; /* dtype NONE for missing ones */
     tdm_tensor out[TDM_OP_MAX_OUTPUTS];
     tdm_op_attrs attrs;
     size_t scratch_bytes; /* prepare() may set it; the plan then provides `scratch` */
@@ -151,7 +155,7 @@ typedef struct tdm_kernel {
     void (*release)(tdm_kernel_call *call); /* optional */
 } tdm_kernel;
 
-/* Rows that belong together: one file of a backend. */
+/* The rows of one file of a backend. */
 typedef struct tdm_kernel_family {
     const tdm_kernel *kernels;
     size_t count;
@@ -159,73 +163,76 @@ typedef struct tdm_kernel_family {
 
 typedef struct tdm_kernel_backend_ops {
     const char *name;
-    int level;   /* of x86-64 (2, 3, 4) that its code needs; 0: any processor */
+    int level;   /* level of x86-64 (2, 3, 4) that its code needs; 0: any CPU */
     bool vendor; /* its bits depend on CPU, library version or threads: not for portable plans */
-    /* Optional: what all kernels of one plan share (an engine, a stream). Used by one thread. */
+    /* Optional: state that all kernels of one plan share (an engine, a stream). Used by one
+     * thread. */
     tdm_status (*open)(void **out, tdm_error *err);
     void (*close)(void *backend);
     const tdm_kernel_family *const *families; /* NULL-terminated */
 } tdm_kernel_backend_ops;
 
-/* The level of x86-64 (2, 3, 4) whose instructions the kernels use; 0 on other CPUs. It is the CPU's,
- * or the lower one that the environment variable TANDEM_ISA (v2, v3, v4) names when it is first asked
- * for. */
+/* The level of x86-64 (2, 3, 4) whose instructions the kernels use; 0 on other CPUs. It is the
+ * CPU's level, or the lower one set by the environment variable TANDEM_ISA (v2, v3, v4) at the
+ * first call. */
 int tdm_kernel_level(void);
-/* The highest level that this CPU and its operating system offer. */
+/* The highest level that this CPU and its operating system support. */
 int tdm_kernel_cpu_level(void);
-/* Backends for this processor, best first; `ref` is the last and has every op. */
+/* Backends for this CPU, best first; `ref` is the last and has every op. */
 size_t tdm_kernel_backend_count(void);
 const tdm_kernel_backend_ops *tdm_kernel_backend_at(size_t index);
-/* The row for (op, dtype); NULL when this backend has none. */
+/* The row for (op, dtype); NULL if this backend has none. */
 const tdm_kernel *tdm_kernel_find(const tdm_kernel_backend_ops *backend, tdm_op_kind op,
                                   tdm_dtype dtype);
 
-/* A number is modest when its magnitude is below this: so it is neither NaN nor infinite, and the sum
- * of up to 65,536 such numbers over a tree stays below 2^63, where its square is finite as well. */
+/* A number is in the safe range if its magnitude is below this: then it is neither NaN nor
+ * infinite, and the sum of up to 65,536 such numbers over a tree stays below 2^63, so that its
+ * square is finite as well. */
 #define TDM_KERNEL_SAFE_RANGE 0x1p47f
 
-/* a[i] += b[i], as fast as memory allows; the two do not overlap. The bits do not depend on the
- * level: one sum, one rounding. True when all sums are modest. One thread. */
+/* a[i] += b[i], at memory speed; the two do not overlap. The bits do not depend on the level: one
+ * addition, one rounding. True if all sums are in the safe range. One thread. */
 bool tdm_kernel_add_into(float *a, const float *b, size_t count);
-/* Whether all numbers are modest; one reading of them, as fast as memory allows. One thread. */
+/* Whether all numbers are in the safe range; reads them once, at memory speed. One thread. */
 bool tdm_kernel_in_safe_range(const float *a, size_t count);
 
-/* Random numbers of one sequence, the same at every level: uniform in [-scale, scale), or normal with
- * mean 0 and deviation `scale` (src/tensor/kernels/cpu/vec/random.c says how). Those from number
- * `first` on, a multiple of the block. */
+/* Random numbers of one sequence, the same at every level: uniform in [-scale, scale), or normal
+ * with mean 0 and standard deviation `scale` (defined in src/tensor/kernels/cpu/vec/random.c).
+ * Starts at number `first`, a multiple of the block. */
 enum { TDM_KERNEL_RANDOM_BLOCK = 32 };
 void tdm_kernel_uniform(tdm_rng_address address, double scale, size_t first, float *out,
                         size_t count);
 void tdm_kernel_normal(tdm_rng_address address, double scale, size_t first, float *out,
                        size_t count);
 
-/* Calls `run` for stretches of [0, count) that together are all of it, on as many threads as kernels
- * may use here; a unit is worth `unit_cost` numbers. */
+/* Calls `run` for ranges that together cover [0, count), on as many threads as kernels may use
+ * here; a unit costs as much as `unit_cost` numbers. */
 typedef void (*tdm_kernel_range_fn)(const void *args, int64_t begin, int64_t end);
 void tdm_kernel_spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run, const void *args);
 
-/* Which of them is calling, from 0: for scratch memory. */
+/* The index of the calling thread among them, from 0: for scratch memory. */
 int tdm_kernel_thread(void);
 
 /*
- * How kernels compute that are called from this thread between enter and leave: on so many threads,
- * and with numbers below f32's normal range (1.2e-38) taken as zero, in and out. The processor needs
- * a hundred times as long for those, and momenta that fade away pass through them.
+ * The mode of kernels that are called from this thread between enter and leave: the number of
+ * threads, and f32 subnormal numbers (below 1.2e-38) are treated as zero, as inputs and as results.
+ * CPUs are a hundred times slower with them, and decaying momenta pass through that range.
  */
 typedef struct tdm_kernel_mode {
     int thread_count;
     bool is_vendor;
     uint64_t control; /* of the floating-point unit */
 } tdm_kernel_mode;
-tdm_kernel_mode tdm_kernel_enter(int thread_count); /* returns how it was before */
-/* The same, and a vendor's kernels use as many threads; after the one above they use one. */
+tdm_kernel_mode tdm_kernel_enter(int thread_count); /* returns the previous mode */
+/* The same, and a vendor's kernels use as many threads; after tdm_kernel_enter they use one. */
 tdm_kernel_mode tdm_kernel_enter_vendor(int thread_count);
 void tdm_kernel_leave(const tdm_kernel_mode *before);
 
-/* The number of threads that kernels called from this thread may use. Returns the one before. */
+/* Sets the number of threads that kernels called from this thread may use. Returns the previous
+ * one. */
 int tdm_kernel_threads_set(int thread_count);
-/* Whether this host has more threads that compute than CPUs: then threads of this process that wait
- * for each other sleep at once instead of spinning first. At first: no. */
+/* Sets whether this host has more compute threads than CPUs: then threads of this process that wait
+ * for each other sleep immediately instead of spinning first. Default: false. */
 void tdm_kernel_crowded_set(bool is_crowded);
 
 #endif

@@ -1,4 +1,4 @@
-/* numerics.c: the version of the bits, in words. */
+/* numerics.c: the numerics version as text. */
 #include "tensor/kernel.h"
 
 #include <stdio.h>

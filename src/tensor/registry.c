@@ -1,4 +1,4 @@
-/* registry.c: the visible list of compute backends, in order of preference. */
+/* registry.c: the list of compute backends, in order of preference. */
 #include "tensor/kernel.h"
 #include "tensor/kernels/backends.h"
 #include "tensor/kernels/product/product.h"
@@ -26,7 +26,8 @@ static const tdm_kernel_backend_ops *const backends[] = {
 enum { BACKEND_COUNT = sizeof(backends) / sizeof(backends[0]) };
 
 #if defined(__x86_64__) && defined(__clang__) && __clang_major__ < 18
-/* This clang knows features but not levels; what it cannot ask for came with the others. */
+/* This clang supports features but not levels; the features it cannot query come with the
+ * others. */
 #define HAS_V2 (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt"))
 #define HAS_V3                                                                                     \
     (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&                            \
@@ -50,7 +51,7 @@ int tdm_kernel_cpu_level(void)
     return HAS_V4 ? 4 : HAS_V3 ? 3 : HAS_V2 ? 2 : 0;
 }
 
-/* The level that TANDEM_ISA asks for, at most `most`; `most` when it is not set or cannot be obeyed. */
+/* The level set by TANDEM_ISA, at most `max`; `max` if it is unset or invalid. */
 static int level_by_environment(int max)
 {
     static const char *const names[] = {[2] = "v2", [3] = "v3", [4] = "v4"};
@@ -79,7 +80,7 @@ static void level_find(void)
     atomic_store(&level_in_use, level_by_environment(tdm_kernel_cpu_level()));
 }
 
-/* TANDEM_ISA is read once: a process has one level from its first kernel to its last. */
+/* TANDEM_ISA is read once: the level of a process never changes. */
 int tdm_kernel_level(void)
 {
     static pthread_once_t level_once = PTHREAD_ONCE_INIT;
@@ -108,8 +109,8 @@ int tdm_tensor_level(void)
     return tdm_kernel_level();
 }
 
-/* Of those that are compiled for levels, only the one in use. */
-static bool usable(const tdm_kernel_backend_ops *backend)
+/* Of backends that are compiled for several levels, only that of the level in use. */
+static bool backend_is_usable(const tdm_kernel_backend_ops *backend)
 {
     return backend->level == 0 || backend->level == tdm_kernel_level();
 }
@@ -117,14 +118,14 @@ static bool usable(const tdm_kernel_backend_ops *backend)
 size_t tdm_kernel_backend_count(void)
 {
     size_t count = 0;
-    for (size_t i = 0; i < BACKEND_COUNT; i++) count += usable(backends[i]);
+    for (size_t i = 0; i < BACKEND_COUNT; i++) count += backend_is_usable(backends[i]);
     return count;
 }
 
 const tdm_kernel_backend_ops *tdm_kernel_backend_at(size_t index)
 {
     for (size_t i = 0; i < BACKEND_COUNT; i++)
-        if (usable(backends[i]) && index-- == 0) return backends[i];
+        if (backend_is_usable(backends[i]) && index-- == 0) return backends[i];
     return NULL;
 }
 
@@ -138,7 +139,7 @@ const tdm_kernel *tdm_kernel_find(const tdm_kernel_backend_ops *backend, tdm_op_
     return NULL;
 }
 
-/* Of a table that is compiled for each level, the one in use. */
+/* The table of the level in use. */
 #if defined(__x86_64__)
 #define HERE(table)                                                                                \
     (tdm_kernel_level() >= 4 ? &table##_4 : tdm_kernel_level() == 3 ? &table##_3 : &table##_2)

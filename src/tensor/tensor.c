@@ -1,4 +1,4 @@
-/* tensor.c: types and shapes. Element counts are checked for overflow here, once, for everybody. */
+/* tensor.c: types and shapes. Overflow of element counts is checked here, once for all modules. */
 #include <tandem/tensor.h>
 
 #include <stdio.h>
@@ -15,19 +15,19 @@ static const struct {
     [TDM_DTYPE_U64] = {"u64", 8},   [TDM_DTYPE_BOOL] = {"bool", 1},
 };
 
-static bool known(tdm_dtype dtype)
+static bool dtype_is_known(tdm_dtype dtype)
 {
     return (int)dtype >= 0 && dtype < TDM_DTYPE_COUNT;
 }
 
 size_t tdm_dtype_bytes(tdm_dtype dtype)
 {
-    return known(dtype) ? dtypes[dtype].bytes : 0;
+    return dtype_is_known(dtype) ? dtypes[dtype].bytes : 0;
 }
 
 const char *tdm_dtype_name(tdm_dtype dtype)
 {
-    return known(dtype) ? dtypes[dtype].name : "none";
+    return dtype_is_known(dtype) ? dtypes[dtype].name : "none";
 }
 
 tdm_shape tdm_shape_0(void)
@@ -80,7 +80,7 @@ int64_t tdm_shape_elements(const tdm_shape *shape)
 
 const char *tdm_shape_text(const tdm_shape *shape, char buffer[128])
 {
-    /* Eight dimensions of twenty digits do not fit: what follows the room for them is "...". */
+    /* Eight dimensions of twenty digits do not fit: the rest is replaced by "...". */
     enum { ROOM = 128 - (int)sizeof(", ...]") };
     int rank = shape->rank < TDM_MAX_DIMS ? shape->rank : TDM_MAX_DIMS;
     int at = snprintf(buffer, 128, "[");
@@ -125,7 +125,7 @@ static float half_to_float(uint16_t h)
     uint32_t exponent = h >> 10 & 31, mantissa = h & 1023;
     if (exponent == 31) return from_bits(sign | 0x7f800000u | mantissa << 13);
     if (exponent != 0) return from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
-    float tiny = (float)mantissa * 0x1p-24f; /* zero and the subnormals, exactly */
+    float tiny = (float)mantissa * 0x1p-24f; /* zero and subnormal numbers, exactly */
     return sign ? -tiny : tiny;
 }
 

@@ -1,20 +1,21 @@
 /*
- * threads.c: the threads that kernels compute with.
+ * threads.c: the threads of kernels.
  *
- * A thread that calls kernels with more than one thread has a pool: helpers that are started on first
- * use, sleep between rounds and end with their caller. A round is one call of tdm__threads_spread. Its
- * units are cut into pieces, and each thread has a range of them, so that a thread meets the same
- * numbers in one round after another; a thread that has done its range takes pieces from the ends of
- * the others'. A helper joins a round while the round is open, and the caller waits at its end only for
- * helpers that have joined: one that has no CPU at that moment costs nothing, for the others do its
- * pieces. Which thread computes a piece changes no bit: that is what callers of spread promise.
+ * A thread that calls kernels with more than one thread has a pool: helpers that are started on
+ * first use, sleep between rounds and end with their caller. A round is one call of
+ * tdm__threads_spread. Its units are divided into pieces, and each thread has a range of them, so
+ * that a thread processes the same numbers in successive rounds; a thread that has finished its
+ * range takes pieces from the ends of the others. A helper joins a round while the round is open,
+ * and the caller waits at its end only for helpers that have joined: a helper that has no CPU at
+ * that moment costs nothing, since the others process its pieces. Callers of spread guarantee that
+ * the bits do not depend on which thread computes a piece.
  *
- * Waiting: a few microseconds of spinning, then a futex; no spinning at all where there are more
- * threads than CPUs (tdm_kernel_crowded_set). After the first round nothing here allocates. A child by
- * fork() has no helpers: it forgets the pool and makes a new one when it needs one.
+ * Waiting: a few microseconds of spinning, then a futex; no spinning if there are more threads than
+ * CPUs (tdm_kernel_crowded_set). After the first round nothing here allocates. A child of fork()
+ * has no helpers: it drops the pool and creates a new one when needed.
  *
- * Invariants: `round_*` fields, `ranges` and `workers` change only while `gate` is 0, that is between
- * rounds; gate is OPEN while helpers may join, plus the number of those that are in.
+ * Invariants: `round_*` fields, `ranges` and `workers` change only while `gate` is 0, that is,
+ * between rounds; gate is OPEN while helpers may join, plus the number of helpers that have joined.
  */
 #include "tensor/kernels/backends.h"
 
@@ -29,8 +30,8 @@
 #include <unistd.h>
 
 #define OPEN 0x80000000u    /* in gate: helpers may join */
-#define WAITING 0x40000000u /* in gate: the caller sleeps until the last one has left */
-#define INSIDE 0x3fffffffu  /* in gate: how many are in */
+#define WAITING 0x40000000u /* in gate: the caller sleeps until the last helper has left */
+#define INSIDE 0x3fffffffu  /* in gate: the number of helpers that have joined */
 enum { LINE_BYTES = 64, SPIN_NS = 20000, PAUSES = 16, MAX_PIECES = 1 << 30 };
 
 /* Pieces that are not taken yet: the next one in the lower half, the end in the upper half. */
@@ -47,7 +48,7 @@ typedef struct worker {
 } worker;
 
 struct pool {
-    _Alignas(LINE_BYTES) _Atomic uint32_t round; /* a futex: one more for each round */
+    _Alignas(LINE_BYTES) _Atomic uint32_t round; /* a futex: incremented for each round */
     _Atomic uint32_t sleepers;                   /* helpers that sleep on it, or are about to */
     _Atomic bool ends;
     _Alignas(LINE_BYTES) _Atomic uint32_t gate; /* a futex */
@@ -56,29 +57,29 @@ struct pool {
     int64_t round_count, round_grain;
     uint64_t round_control; /* of the caller's floating-point unit */
     int round_threads;
-    int capacity;     /* of ranges and workers, the caller included */
-    int helper_count; /* started */
-    bool is_short;    /* the system has no more threads for us */
+    int capacity;     /* of ranges and workers, including the caller */
+    int helper_count; /* number of started helpers */
+    bool is_short;    /* no more threads can be created */
     unsigned generation;
     range *ranges;
     worker **workers;
 };
 
-/* Of each thread. */
+/* State of each thread. */
 static _Thread_local struct {
-    int thread_count; /* that kernels may use; 0 stands for 1 */
+    int thread_count; /* maximum for kernels; 0 means 1 */
     int index;
-    bool is_inside; /* of a round: what it calls runs on this thread alone */
+    bool is_inside; /* inside a round: nested calls run on this thread only */
     pool *pool;
 } pool_here;
 
 static pthread_once_t pool_once = PTHREAD_ONCE_INIT;
 static pthread_key_t pool_key;
 static bool pool_has_key;
-static atomic_uint pool_forks; /* between the first process and this one */
+static atomic_uint pool_forks; /* number of forks since the first process */
 static atomic_bool pool_crowded;
 
-/* ---- waiting --------------------------------------------------------------------------------- */
+/* ---- waiting ---------------------------------------------------------------------------------- */
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t value)
 {
@@ -99,7 +100,8 @@ static void pause_briefly(void)
 #endif
 }
 
-/* Until the bits of `mask` in a word are `value`, or are not, or the time for spinning is over. */
+/* Spins until the bits of `mask` in a word are (or are not) `value`, or the time for spinning is
+ * over. */
 static void spin_until(_Atomic uint32_t *word, uint32_t mask, bool are, uint32_t value)
 {
     if (atomic_load_explicit(&pool_crowded, memory_order_relaxed)) return;
@@ -112,14 +114,14 @@ static void spin_until(_Atomic uint32_t *word, uint32_t mask, bool are, uint32_t
     } while (tdm_clock_ns() < until_ns);
 }
 
-/* ---- pieces ---------------------------------------------------------------------------------- */
+/* ---- pieces ----------------------------------------------------------------------------------- */
 
 static uint64_t range_of(uint32_t begin, uint32_t end)
 {
     return (uint64_t)end << 32 | begin;
 }
 
-/* The first piece of a range, or the last one; false: there is none. */
+/* Takes the first piece of a range, or the last one; false: there is none. */
 static bool range_take(range *r, bool last, uint32_t *out)
 {
     uint64_t left = atomic_load_explicit(&r->left, memory_order_relaxed), rest;
@@ -139,7 +141,7 @@ static void piece_run(const pool *p, uint32_t piece)
     p->round_run(p->round_args, begin, end < p->round_count ? end : p->round_count);
 }
 
-/* What a thread does of a round: its own range, then what the others have not begun. */
+/* The work of a thread in a round: its own range, then pieces that the others have not begun. */
 static void round_work(const pool *p, int index)
 {
     uint32_t piece;
@@ -152,7 +154,7 @@ static void round_work(const pool *p, int index)
     pool_here.is_inside = false;
 }
 
-/* ---- helpers --------------------------------------------------------------------------------- */
+/* ---- helpers ---------------------------------------------------------------------------------- */
 
 static bool gate_join(pool *p)
 {
@@ -170,12 +172,13 @@ static void gate_leave(pool *p)
     if ((gate & WAITING) && (gate & INSIDE) == 1) futex_wake(&p->gate, 1);
 }
 
-/* Until there is another round than `seen`. */
+/* Waits until there is another round than `seen`. */
 static void round_await(pool *p, uint32_t seen)
 {
     spin_until(&p->round, UINT32_MAX, false, seen);
     if (atomic_load_explicit(&p->round, memory_order_acquire) != seen) return;
-    atomic_fetch_add(&p->sleepers, 1); /* in order with the caller's: it raises round, then looks */
+    atomic_fetch_add(&p->sleepers, 1); /* ordered with the caller, which increments round and then
+                                        * reads this */
     while (atomic_load(&p->round) == seen) futex_wait(&p->round, seen);
     atomic_fetch_sub(&p->sleepers, 1);
 }
@@ -199,7 +202,8 @@ static void *helper_main(void *user)
     }
 }
 
-/* Signals are for other threads, but for those that a thread's own instructions raise. */
+/* Blocks all signals except those raised by a thread's own instructions: other threads handle
+ * them. */
 static void block_signals(sigset_t *before)
 {
     static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
@@ -227,7 +231,7 @@ static bool helper_start(pool *p, int index)
     return true;
 }
 
-/* ---- pools ----------------------------------------------------------------------------------- */
+/* ---- pools ------------------------------------------------------------------------------------ */
 
 static void pool_free(pool *p)
 {
@@ -237,7 +241,7 @@ static void pool_free(pool *p)
     free(p);
 }
 
-/* At the end of the thread that the pool belongs to. */
+/* Runs when the thread that owns the pool ends. */
 static void pool_end(void *user)
 {
     pool *p = user;
@@ -270,7 +274,7 @@ static pool *pool_of_this_thread(void)
     if (!pool_has_key) return NULL;
     if (p) {
         pthread_setspecific(pool_key, NULL);
-        pool_free(p); /* its helpers are the parent's */
+        pool_free(p); /* its helpers belong to the parent process */
     }
     p = aligned_alloc(LINE_BYTES, (sizeof(*p) + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES);
     if (p) {
@@ -284,7 +288,7 @@ static pool *pool_of_this_thread(void)
     return p;
 }
 
-/* Room for that many threads; false: there is no memory for it. */
+/* Allocates for that many threads; false: out of memory. */
 static bool pool_reserve(pool *p, int thread_count)
 {
     if (thread_count <= p->capacity) return true;
@@ -305,7 +309,7 @@ static bool pool_reserve(pool *p, int thread_count)
     return true;
 }
 
-/* Starts what is missing; the number of threads that there are, with the caller. */
+/* Starts missing helpers; returns the number of threads, including the caller. */
 static int pool_grow(pool *p, int thread_count)
 {
     if (thread_count > p->helper_count + 1 && !p->is_short) {
@@ -318,19 +322,19 @@ static int pool_grow(pool *p, int thread_count)
     return thread_count < p->helper_count + 1 ? thread_count : p->helper_count + 1;
 }
 
-/* ---- rounds ---------------------------------------------------------------------------------- */
+/* ---- rounds ----------------------------------------------------------------------------------- */
 
 static void round_open(pool *p)
 {
     atomic_store_explicit(&p->gate, OPEN, memory_order_release);
     atomic_fetch_add(&p->round, 1);
     if (atomic_load(&p->sleepers) == 0) return;
-    /* Any may wake up first: where some have no part in this round, all are woken. */
+    /* Any helper may wake up first: if some have no part in this round, all are woken. */
     bool all = p->helper_count + 1 > p->round_threads;
     futex_wake(&p->round, all ? INT32_MAX : p->round_threads - 1);
 }
 
-/* Nobody joins any more; waits for those that are in. */
+/* Closes the round; waits for the helpers that have joined. */
 static void round_close(pool *p)
 {
     uint32_t gate = atomic_fetch_and_explicit(&p->gate, ~OPEN, memory_order_acq_rel) & ~OPEN;
@@ -339,7 +343,8 @@ static void round_close(pool *p)
         gate = atomic_load_explicit(&p->gate, memory_order_acquire);
     }
     while (gate & INSIDE) {
-        if (p->generation != atomic_load(&pool_forks)) break; /* a child: they are not here */
+        if (p->generation != atomic_load(&pool_forks))
+            break; /* a child of fork(): they do not exist here */
         if (!(gate & WAITING)) {
             if (!atomic_compare_exchange_weak_explicit(&p->gate, &gate, gate | WAITING,
                                                        memory_order_acquire, memory_order_acquire))
@@ -388,7 +393,7 @@ void tdm_kernel_spread(int64_t count, int64_t unit_cost, tdm_kernel_range_fn run
         tdm__threads_spread(count, tdm__threads_grain(unit_cost), run, args);
 }
 
-/* ---- how many, and how ----------------------------------------------------------------------- */
+/* ---- number of threads and mode --------------------------------------------------------------- */
 
 int tdm__kernel_threads(void)
 {
@@ -427,7 +432,8 @@ tdm_kernel_mode tdm_kernel_enter(int thread_count)
     return before;
 }
 
-/* Helpers take the control word over from their caller in each round; the vendor's threads are told. */
+/* Helpers copy the control word of their caller in each round; the vendor's threads are set
+ * here. */
 tdm_kernel_mode tdm_kernel_enter_vendor(int thread_count)
 {
     tdm_kernel_mode before = tdm_kernel_enter(thread_count);

@@ -1,4 +1,4 @@
-/* backends.h: the tables that the backend folders export to registry.c. */
+/* backends.h: the tables that the backend directories export to registry.c. */
 #ifndef TANDEM_TENSOR_KERNELS_BACKENDS_H
 #define TANDEM_TENSOR_KERNELS_BACKENDS_H
 
@@ -12,20 +12,20 @@ extern const tdm_kernel_backend_ops tdm__kernels_ref;
 extern const tdm_kernel_backend_ops tdm__kernels_onednn;
 /* Products and convolutions of f32 with a defined order of operations: product/. */
 extern const tdm_kernel_backend_ops tdm__kernels_product, tdm__kernels_winograd;
-/* Products of bf16: in an order of their own (bf16/bf16.h), and the shapes that this leaves, as f32. */
+/* Products of bf16: in a defined order (bf16/bf16.h), and the remaining shapes, computed as f32. */
 extern const tdm_kernel_backend_ops tdm__kernels_bf16, tdm__kernels_wide, tdm__kernels_wide_vendor;
-/* One for each level that is compiled: see cpu/vec/vec.h. */
+/* One for each compiled level: see cpu/vec/vec.h. */
 extern const tdm_kernel_backend_ops tdm__kernels_cpu_0, tdm__kernels_cpu_2, tdm__kernels_cpu_3,
     tdm__kernels_cpu_4;
 
-/* Of the control word: numbers below the normal range are zero, in (x86-64's DAZ) and out. */
+/* In the control word: subnormal numbers are zero, as inputs (x86-64's DAZ) and as results. */
 #if defined(__x86_64__)
-#define TDM__CONTROL_FLUSH UINT64_C(0x8040) /* of MXCSR */
+#define TDM__CONTROL_FLUSH UINT64_C(0x8040) /* in MXCSR */
 #else
-#define TDM__CONTROL_FLUSH (UINT64_C(1) << 24) /* of FPCR, which has one bit for both */
+#define TDM__CONTROL_FLUSH (UINT64_C(1) << 24) /* in FPCR, which has one bit for both */
 #endif
 
-/* The control word of the floating-point unit of this thread. */
+/* The floating-point control word of this thread. */
 static inline uint64_t tdm__control_word(void)
 {
 #if defined(__x86_64__)
@@ -51,9 +51,9 @@ static inline void tdm__control_set(uint64_t word)
 }
 
 /*
- * Bits of f32 to bf16, the nearest; of two as near the one whose last bit is 0. Too large becomes
- * infinite. NaN stays NaN, made quiet; what is below f32's normal range becomes 0 of its sign, as
- * everywhere in kernels. This is what the instructions of processors do that have them.
+ * Rounds the bits of an f32 to the nearest bf16, ties to even. Overflow gives infinity. NaN stays
+ * NaN, made quiet; f32 subnormal numbers become 0 of their sign, as in all kernels. CPU
+ * instructions for bf16 do the same.
  */
 static inline uint16_t tdm__bf16_of(uint32_t f32)
 {
@@ -63,7 +63,7 @@ static inline uint16_t tdm__bf16_of(uint32_t f32)
     return (uint16_t)((f32 + 0x7fffu + (top & 1u)) >> 16);
 }
 
-/* Loops that other rooms and backends need, at the same levels. */
+/* Loops that other modules and backends use, at the same levels. */
 typedef struct tdm__vec_loops {
     bool (*add_into)(float *a, const float *b, size_t count);
     bool (*in_safe_range)(const float *a, size_t count);
@@ -80,19 +80,19 @@ extern const tdm__vec_random tdm__vec_random_0, tdm__vec_random_2, tdm__vec_rand
     tdm__vec_random_4;
 extern const tdm__vec_loops tdm__vec_loops_0, tdm__vec_loops_2, tdm__vec_loops_3, tdm__vec_loops_4;
 
-/* x[i] = f(x[i]) by the vector code of this processor's level, on the threads that kernels may use
- * here: for kernels of other backends, to numbers that they have just written. The bits are those of
- * the activation's own op. */
+/* x[i] = f(x[i]) by the vector code of this CPU's level, on the threads that kernels may use here:
+ * for kernels of other backends, on numbers that they have just written. The bits are those of the
+ * activation's own op. */
 void tdm__kernel_activate(tdm_activation activation, float *x, int64_t count);
-/* bf16 to f32, which is exact; likewise. */
+/* bf16 to f32, which is exact; on the same threads. */
 void tdm__kernel_widen(const uint16_t *bf16, float *out, int64_t count);
-/* How many those threads are. */
+/* The number of threads that kernels called from this thread may use. */
 int tdm__kernel_threads(void);
 
 /*
- * Threads. Work is `count` units (elements, rows, columns) of `unit_cost` numbers each. Where to cut
- * is up to threads.c: a unit's bits must not depend on it. Below TDM__THREADS_ALONE numbers, waking
- * another thread costs more than it saves.
+ * Threads. Work is `count` units (elements, rows, columns) of `unit_cost` numbers each. threads.c
+ * decides where to divide it: the bits of a unit must not depend on it. Below TDM__THREADS_ALONE
+ * numbers, waking another thread costs more than it saves.
  */
 enum { TDM__THREADS_ALONE = 65536, TDM__THREADS_GRAIN = 16384 };
 
@@ -101,19 +101,19 @@ static inline bool tdm__threads_pays(int64_t count, int64_t unit_cost)
     return count > 1 && count * unit_cost > TDM__THREADS_ALONE && tdm__kernel_threads() > 1;
 }
 
-/* Units of a piece. */
+/* The number of units in a piece. */
 static inline int64_t tdm__threads_grain(int64_t unit_cost)
 {
     return unit_cost < TDM__THREADS_GRAIN ? TDM__THREADS_GRAIN / (unit_cost > 0 ? unit_cost : 1)
                                           : 1;
 }
 
-/* Calls `run` for pieces of `grain` units each, on the threads that kernels may use here; from inside
- * of a piece, for all of them at once on the calling thread. */
+/* Calls `run` for pieces of `grain` units each, on the threads that kernels may use here; when
+ * called inside a piece, for all of them at once on the calling thread. */
 void tdm__threads_spread(int64_t count, int64_t grain, tdm_kernel_range_fn run, const void *args);
 
 #ifdef TDM__WITH_ONEDNN
-/* oneDNN's threads are libgomp's: their number, and the control word of their floating-point units. */
+/* oneDNN uses libgomp's threads: sets their number and their floating-point control word. */
 void tdm__onednn_threads_set(int thread_count);
 void tdm__onednn_control_set(uint64_t word);
 #endif

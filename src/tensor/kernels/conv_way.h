@@ -1,6 +1,6 @@
 /*
- * conv_way.h: the three ops of a convolution, for backends that compute all of them alike. Tensors are
- * named as in the forward direction, whichever of them an op reads and which one it writes.
+ * conv_way.h: the three ops of a convolution, for backends that compute all of them in the same
+ * way. Tensors have their names of the forward direction in all three ops.
  */
 #ifndef TANDEM_TENSOR_KERNELS_CONV_WAY_H
 #define TANDEM_TENSOR_KERNELS_CONV_WAY_H

@@ -1,10 +1,10 @@
 /*
- * amx.c: products of bf16 by AMX tiles. Compiled with these instructions allowed (CMakeLists.txt):
- * nothing here may run where the CPU lacks them.
+ * amx.c: products of bf16 by AMX tiles. Compiled with AMX enabled (CMakeLists.txt): nothing here
+ * may run on a CPU without it.
  *
- * A tile is a register of 16 rows of 64 bytes. One instruction multiplies a tile of 16 x 32 numbers of
- * bf16 by one of 32 x 16 and adds the 16 x 16 results, in f32, to a third. It ignores the control word
- * of the floating-point unit: it always rounds to the nearest and flushes to zero.
+ * A tile is a register of 16 rows of 64 bytes. One instruction multiplies a tile of 16 x 32 bf16
+ * numbers by one of 32 x 16 and adds the 16 x 16 results, in f32, to a third. It ignores the
+ * floating-point control word: it always rounds to nearest and flushes to zero.
  */
 #include "tensor/kernels/bf16/bf16.h"
 
@@ -25,7 +25,7 @@ static void amx_begin(void)
         config.bytes[i] = 64;
         config.rows[i] = SIDE;
     }
-    /* GCC tells its optimiser of the first eight bytes only. */
+    /* GCC's optimiser assumes that only the first eight bytes are read. */
     __asm__ volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
 }
@@ -35,7 +35,7 @@ static void amx_end(void)
     _tile_release();
 }
 
-/* Tiles 0 to 3 are the sums, two by two; 4 and 5 rows of a, 6 and 7 columns of b. */
+/* Tiles 0 to 3 are the sums, two by two; 4 and 5 are rows of a, 6 and 7 columns of b. */
 static void amx_multiply(const uint16_t *panel, int64_t stride, const uint32_t *pairs,
                          int64_t steps, bool begins, float *sum)
 {

@@ -1,22 +1,22 @@
 /*
  * bf16.h: matrix products of bf16 with one order of operations on every CPU.
  *
- * The order is that of Intel's instruction TDPBF16PS, and computes every number of a result from +0:
+ * The order is that of Intel's instruction TDPBF16PS. Every number of a result is computed from +0:
  *
- *   1. k is cut into steps of STEP = 32 numbers. What K lacks to a whole step counts as +0 in both
- *      factors.
+ *   1. k is divided into steps of STEP = 32 numbers. If K is not a multiple of STEP, the missing numbers
+ *      count as +0 in both factors.
  *   2. Within a step, two chains of fused multiply-adds in f32, each from +0: one over the numbers of
  *      even k, one over those of odd k, both in increasing k.
  *   3. The sum of a step is (even chain) + (odd chain). It is added to the result so far.
  *   4. The bias is added, then the activation is applied.
  *
- * All of it rounds to the nearest, ties to even. A number below f32's normal range (2^-126) counts as
- * zero of its sign, in the factors and in every intermediate result; whether a result is below is
+ * Everything rounds to nearest, ties to even. Subnormal f32 numbers (below 2^-126) count as zero of
+ * their sign, in the factors and in every intermediate result; whether a result is subnormal is
  * decided after it is rounded to 24 bits, as on x86-64. Which NaN results is not defined.
  *
- * Two units compute it: AMX tiles (amx.c) where the CPU has them, and vector code that is compiled for
- * every level (vec/tiles.c). The bits depend neither on the unit, nor on how a product is cut into
- * blocks, nor on threads. They are part of every trained result: a change to the order raises the
+ * Two units compute it: AMX tiles (amx.c) if the CPU has them, and vector code compiled for every
+ * level (vec/tiles.c). The bits depend neither on the unit, nor on how a product is divided into
+ * blocks, nor on threads. They are part of every trained result: a change of the order raises the
  * numerics version.
  */
 #ifndef TANDEM_TENSOR_KERNELS_BF16_BF16_H
@@ -33,8 +33,8 @@ enum {
 };
 
 /*
- * A matrix that may exist only as a view of something else. `read` copies rows [row, row + rows) and of
- * them columns [col, col + cols) to `to`, whose rows are `stride` numbers apart.
+ * A matrix that may exist only as a view of other data. `read` copies columns [col, col + cols) of
+ * rows [row, row + rows) to `to`, whose rows are `stride` numbers apart.
  */
 typedef struct tdm__bf16_matrix {
     void (*read)(const void *source, int64_t row, int64_t rows, int64_t col, int64_t cols,
@@ -51,12 +51,12 @@ typedef struct tdm__bf16_plain {
 void tdm__bf16_read_plain(const void *source, int64_t row, int64_t rows, int64_t col, int64_t cols,
                           uint16_t *to, int64_t stride);
 
-/* ---- units ----------------------------------------------------------------------------------- */
+/* ---- units ------------------------------------------------------------------------------------ */
 
 /*
  * Packed formats.
  *   pairs: b, for each block of BLOCK columns and each step PAIRS words: two tiles of 16 columns, each
- *          [16 pairs of k][16 columns]; a word holds the number of even k in its lower half and that of
+ *          [16 pairs of k][16 columns]; a word has the number of even k in its lower half and that of
  *          odd k in its upper half.
  *   panel: BLOCK rows of a, bf16, along k.
  *   wide:  the same in f32, [step][BLOCK rows][STEP], after each step 16 words for the unit's use.
@@ -64,20 +64,20 @@ void tdm__bf16_read_plain(const void *source, int64_t row, int64_t rows, int64_t
 typedef struct tdm__bf16_vec {
     /* BLOCK columns of b, each `steps` steps long and `stride` numbers from the next, into pairs. */
     void (*pair_columns)(const uint16_t *from, int64_t stride, int64_t steps, uint32_t *pairs);
-    /* STEP rows of b, of `blocks` blocks of columns, into pairs; those of the next block are `apart`
-     * words further. */
+    /* STEP rows of b, of `blocks` blocks of columns, into pairs; those of the next block are
+     * `apart` words further. */
     void (*pair_rows)(const uint16_t *from, int64_t stride, int64_t blocks, uint32_t *pairs,
                       int64_t apart);
     /* STEP rows of BLOCK numbers become BLOCK rows of STEP. */
     void (*turn)(const uint16_t *from, int64_t stride, uint16_t *to, int64_t to_stride);
-    /* A panel becomes wide. */
+    /* Converts a panel to the wide format. */
     void (*widen)(const uint16_t *panel, int64_t stride, int64_t steps, float *wide);
-    /* sum [BLOCK, BLOCK] += the product of a wide panel and of pairs, over `length` numbers of k, or =
-     * when it begins; only the first `rows` and `cols` of it are wanted. */
+    /* sum [BLOCK, BLOCK] += (or =, if it is the first) the product of a wide panel and of pairs,
+     * over `length` numbers of k; only the first `rows` and `cols` of it are needed. */
     void (*multiply)(const float *wide, const uint32_t *pairs, int64_t length, bool begins,
                      int64_t rows, int64_t cols, float *sum);
-    /* Rows and columns of `sum`, the bias added where there is one, into c, whose rows are `stride`
-     * apart; and back from there, filled up with zeros. */
+    /* Writes rows and columns of `sum`, plus the optional bias, to c, whose rows are `stride`
+     * apart; and reads them back, padded with zeros. */
     void (*write)(const float *sum, const float *bias, int64_t rows, int64_t cols, float *c,
                   int64_t stride);
     void (*fetch)(const float *c, int64_t stride, int64_t rows, int64_t cols, float *sum);
@@ -85,7 +85,7 @@ typedef struct tdm__bf16_vec {
 
 extern const tdm__bf16_vec tdm__bf16_vec_0, tdm__bf16_vec_2, tdm__bf16_vec_3, tdm__bf16_vec_4;
 
-/* Tiles. Between begin and end a thread can use them; multiply is that of a panel in bf16. */
+/* Tiles. A thread may use them between begin and end; multiply takes a panel in bf16. */
 typedef struct tdm__bf16_tiles {
     void (*begin)(void);
     void (*end)(void);
@@ -94,7 +94,7 @@ typedef struct tdm__bf16_tiles {
 } tdm__bf16_tiles;
 
 extern const tdm__bf16_tiles
-    tdm__bf16_amx; /* x86-64 only; to be called only where the CPU has it */
+    tdm__bf16_amx; /* x86-64 only; may be called only if the CPU supports it */
 
 typedef struct tdm__bf16_unit {
     const char *name;
@@ -103,13 +103,13 @@ typedef struct tdm__bf16_unit {
     const tdm__bf16_tiles *tiles; /* NULL: vec->multiply */
 } tdm__bf16_unit;
 
-/* The units that this CPU and the level in use allow, best first; NULL past the last. The backend takes
- * the first; the others are for tests. */
+/* The units that this CPU and the level in use support, best first; NULL past the last. The backend
+ * uses the first; the others are for tests. */
 const tdm__bf16_unit *tdm__bf16_unit_at(size_t index);
 
-/* ---- products -------------------------------------------------------------------------------- */
+/* ---- products --------------------------------------------------------------------------------- */
 
-/* c = act(op(a) op(b) + bias): a is [M, K], or [K, M] when transposed, b [K, N] or [N, K]; c has rows
+/* c = act(op(a) op(b) + bias): a is [M, K], or [K, M] if transposed, b [K, N] or [N, K]; c has rows
  * of N. */
 typedef struct tdm__bf16_product {
     const tdm__bf16_unit *unit;
@@ -121,11 +121,12 @@ typedef struct tdm__bf16_product {
     tdm_activation activation;
 } tdm__bf16_product;
 
-/* Of a product of such sizes, on the threads that kernels may use here; the same for all units. */
+/* For a product of these sizes, on the threads that kernels may use here; the same for all
+ * units. */
 size_t tdm__bf16_scratch_bytes(int64_t N, int64_t K);
 void tdm__bf16_run(const tdm__bf16_product *p, void *scratch);
 
-/* The state of the backend, which kernels receive, is a tdm__bf16_unit. */
+/* The state of the backend, passed to kernels, is a tdm__bf16_unit. */
 extern const tdm_kernel_family tdm__bf16_matmul, tdm__bf16_conv;
 
 #endif

@@ -1,15 +1,15 @@
 /*
  * conv.c: convolutions of bf16 and their two gradients, as products in the order of bf16.h.
  *
- * What each window sees is a row of a matrix that exists only as a way to look at the image: rows are
- * places, columns the numbers of the window in the order of the weights. Forward that matrix is
- * multiplied by the weights; the gradient of the weights is the product of dy, transposed, and the
- * same matrix; and for the gradient of the image the rows are the places of the image and their
- * windows look at dy: at the results that the place had a part in.
+ * The numbers of each window are a row of a matrix that exists only as a view of the image: rows
+ * are positions, columns the numbers of the window in the order of the weights. Forward multiplies
+ * that matrix by the weights; the gradient of the weights is the product of dy, transposed, and the
+ * same matrix; for the gradient of the image the rows are the positions of the image and their
+ * windows are over dy: the results to which the position contributed.
  *
- * Convolutions in groups, or with fewer than MIN_CHANNELS channels on either side, would spend most of
- * their time on gathering; the backend `wide` computes them in f32. The shape alone decides, never the
- * CPU, so that the bits are the same everywhere.
+ * Convolutions in groups, or with fewer than MIN_CHANNELS channels on either side, would spend most
+ * of their time on gathering; the backend `wide` computes them in f32. Only the shape decides,
+ * never the CPU, so that the bits are the same everywhere.
  */
 #include "tensor/kernels/bf16/bf16.h"
 #include "tensor/kernels/conv_way.h"
@@ -22,14 +22,14 @@ enum { MIN_CHANNELS = 32 };
 typedef struct windows {
     const uint16_t *image;
     int64_t H, W, C;   /* of the image */
-    int64_t rows_high; /* places: so many in a column of them, and in a row */
+    int64_t rows_high; /* number of positions in a column, and in a row */
     int64_t rows_wide;
     const tdm_op_attrs *attrs;
-    bool back; /* the places are an image's, and the image is of results */
+    bool back; /* the positions are those of an image, and the windows are over results */
 } windows;
 
-/* Where along an axis the window at `place` has its number k; -1 when that is nowhere. Windows over
- * results are mirrored, so that k counts upwards there, too. */
+/* The coordinate along an axis of number k of the window at `place`; -1 if outside. Windows over
+ * results are mirrored, so that k increases there as well. */
 static int64_t look_up(const windows *w, int axis, int64_t place, int64_t k)
 {
     int64_t stride = w->attrs->window.stride[axis], size = axis == 0 ? w->H : w->W;
@@ -41,7 +41,7 @@ static int64_t look_up(const windows *w, int axis, int64_t place, int64_t k)
     return at >= 0 && at < size ? at : -1;
 }
 
-/* Numbers [first, first + count) of a row of `size`; zeros where they would lie outside. */
+/* Copies numbers [first, first + count) of a row of `size`, with zeros outside of it. */
 static void copy_within(const uint16_t *row, int64_t size, int64_t first, int64_t count,
                         uint16_t *to)
 {
@@ -54,8 +54,8 @@ static void copy_within(const uint16_t *row, int64_t size, int64_t first, int64_
     memset(to + count - after, 0, (size_t)after * sizeof(*to));
 }
 
-/* Of the row k of a window: its numbers from `from` on, which in the image lie one after another when
- * the window has no gaps, and otherwise place by place. Returns how many, `most` at most. */
+/* Copies numbers of row k of a window, starting at `from`: contiguous in the image if the window
+ * has no dilation, otherwise position by position. Returns their number, at most `max`. */
 static int64_t read_row(const windows *w, const uint16_t *row, int64_t x, int64_t from, int64_t max,
                         uint16_t *to)
 {
@@ -101,8 +101,8 @@ static void read_windows(const void *source, int64_t row, int64_t rows, int64_t 
     for (int64_t r = 0; r < rows; r++) read_window(source, row + r, col, cols, to + r * stride);
 }
 
-/* Weights [O, KH, KW, C] as rows of C numbers, in the order of a window over results: place by place
- * from the last one on, and in each all of O. */
+/* Weights [O, KH, KW, C] as rows of C numbers, in the order of a window over results: positions in
+ * reverse order, and all of O at each. */
 typedef struct filters {
     const uint16_t *data;
     int64_t places, O, C;
@@ -119,9 +119,9 @@ static void read_filters(const void *source, int64_t row, int64_t rows, int64_t 
     }
 }
 
-/* ---- the three of them ----------------------------------------------------------------------- */
+/* ---- the three directions --------------------------------------------------------------------- */
 
-/* Sizes of the product alone. */
+/* The sizes of the product only. */
 static tdm__bf16_product product_of(const tdm__conv_operands *o, tdm__conv_way way)
 {
     const int64_t *x = o->x->shape.dim, *w = o->w->shape.dim, *y = o->y->shape.dim;
@@ -141,7 +141,7 @@ static tdm_status prepare(tdm_kernel_call *call, tdm__conv_way way, tdm_error *e
         w[0] < MIN_CHANNELS || w[3] < MIN_CHANNELS || tdm_tensor_elements(o.x) == 0 ||
         tdm_tensor_elements(o.y) == 0)
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                        "bf16: inputs are not bf16, or in groups, or of few channels");
+                        "bf16: the inputs are not bf16, or have groups or few channels");
     tdm__bf16_product p = product_of(&o, way);
     call->scratch_bytes = tdm__bf16_scratch_bytes(p.N, p.K);
     return TDM_OK;

@@ -1,7 +1,7 @@
-/* matmul.c: matrix products of bf16, one or a batch of them, in the order that bf16.h defines. */
+/* matmul.c: matrix products of bf16, single or batched, in the order of bf16.h. */
 #include "tensor/kernels/bf16/bf16.h"
 
-/* The product, and how far the next of a batch is. */
+/* The product, and the distance to the next one of a batch. */
 static tdm__bf16_product product_of(const tdm_kernel_call *call)
 {
     const tdm_shape *y = &call->out[0].shape, *a = &call->in[0].shape;

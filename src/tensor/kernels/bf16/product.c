@@ -1,13 +1,13 @@
 /*
- * product.c: a matrix product of bf16, cut into blocks for caches and threads; and the backend.
+ * product.c: a matrix product of bf16, divided into blocks for caches and threads; and the backend.
  *
- * The columns of the result are cut into stretches and k into lengths, such that the part of b there,
- * packed in pairs, fits into the second-level cache. For each of them: all threads pack b; then each
- * takes BLOCK rows of the result after another, packs its rows of a into a panel, and multiplies that
- * by all of b's columns. What a matrix lacks to a whole block is filled up with zeros. Numbers below the
- * normal range are flushed to zero here whatever mode the caller is in.
+ * The columns of the result are divided into ranges and k into lengths, such that the part of b
+ * there, packed in pairs, fits into the L2 cache. For each of them, all threads pack b; then each
+ * thread processes blocks of BLOCK rows of the result: it packs its rows of a into a panel, and
+ * multiplies that by all columns of b. Incomplete blocks are padded with zeros. Subnormal numbers
+ * are flushed to zero here regardless of the caller's mode.
  *
- * Scratch: b's pairs, then for each thread a panel of a, room to read into, and a widened panel. Its
+ * Scratch: b's pairs, then for each thread a panel of a, a read buffer, and a widened panel. Its
  * size does not depend on the unit, so that a plan needs the same memory on every CPU.
  */
 #include "tensor/kernels/bf16/bf16.h"
@@ -26,7 +26,7 @@ enum {
     ALIGN_BYTES = 64
 };
 
-/* How a product of N columns and K terms is cut. */
+/* How a product of N columns and K terms is divided. */
 typedef struct cut {
     int64_t length;  /* of k, a multiple of STEP */
     int64_t columns; /* a multiple of BLOCK */
@@ -50,8 +50,8 @@ static cut cut_of(int64_t N, int64_t K)
     return c;
 }
 
-/* Elements of bf16: of b's pairs, of a thread's panel, of its room to read into, and of what all
- * threads have each. */
+/* Elements of bf16: of b's pairs, of a thread's panel, of its read buffer, and of each thread's
+ * total. */
 static int64_t pairs_size(const cut *c)
 {
     return c->length * c->columns;
@@ -83,15 +83,15 @@ size_t tdm__bf16_scratch_bytes(int64_t N, int64_t K)
     return (size_t)(pairs_size(&c) + thread_size(&c) * tdm__kernel_threads()) * sizeof(uint16_t);
 }
 
-/* One stretch of columns and length of k. */
+/* One range of columns and of k. */
 typedef struct piece {
     const tdm__bf16_product *product;
     cut cut;
-    int64_t n, columns; /* the columns, and how many there really are */
+    int64_t n, columns; /* the first column, and the number of columns */
     int64_t k, length;  /* likewise */
     int64_t steps, blocks;
     uint32_t *pairs;
-    uint16_t *rooms; /* of all threads: panel, room to read into, widened panel */
+    uint16_t *rooms; /* of all threads: panel, read buffer, widened panel */
 } piece;
 
 static uint16_t *panel_of(const piece *p)
@@ -99,7 +99,7 @@ static uint16_t *panel_of(const piece *p)
     return p->rooms + tdm_kernel_thread() * thread_size(&p->cut);
 }
 
-/* Reads a block and fills it up with zeros to BLOCK rows of `width`. */
+/* Reads a block and pads it with zeros to BLOCK rows of `width`. */
 static void read_block(const tdm__bf16_matrix *matrix, int64_t row, int64_t rows, int64_t col,
                        int64_t cols, uint16_t *to, int64_t width)
 {
@@ -109,7 +109,7 @@ static void read_block(const tdm__bf16_matrix *matrix, int64_t row, int64_t rows
     memset(to + rows * width, 0, (size_t)((TDM__BF16_BLOCK - rows) * width) * sizeof(*to));
 }
 
-/* ---- b --------------------------------------------------------------------------------------- */
+/* ---- b ---------------------------------------------------------------------------------------- */
 
 /* Units are blocks of columns, each read along k. */
 static void pair_transposed(const void *args, int64_t begin, int64_t end)
@@ -141,7 +141,7 @@ static void pair_plain(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* ---- a, and the result ----------------------------------------------------------------------- */
+/* ---- a, and the result ------------------------------------------------------------------------ */
 
 static void fill_panel(const piece *p, int64_t m, int64_t rows, uint16_t *panel)
 {
@@ -214,7 +214,7 @@ void tdm__bf16_run(const tdm__bf16_product *product, void *scratch)
                 tdm_kernel_spread(p.blocks, p.length * TDM__BF16_BLOCK, pair_transposed, &p);
             else
                 tdm_kernel_spread(p.steps, p.columns * TDM__BF16_STEP, pair_plain, &p);
-            /* A product costs about an eighth of what moving a number does. */
+            /* A product costs about an eighth of moving a number. */
             tdm_kernel_spread(units, TDM__BF16_BLOCK * p.columns * p.steps, multiply_rows, &p);
         }
     }
@@ -229,7 +229,7 @@ void tdm__bf16_read_plain(const void *source, int64_t row, int64_t rows, int64_t
         memcpy(to + r * stride, from + r * plain->stride, (size_t)cols * sizeof(*to));
 }
 
-/* ---- units ----------------------------------------------------------------------------------- */
+/* ---- units ------------------------------------------------------------------------------------ */
 
 static const tdm__bf16_unit units[] = {
 #if defined(__x86_64__)
@@ -243,8 +243,8 @@ static const tdm__bf16_unit units[] = {
 };
 
 #if defined(__x86_64__)
-/* Bits of leaf 7, and of the states that the system saves: vectors of 512 bits, and tiles; and what the
- * system must allow a process, because the state of tiles is large. */
+/* Bits of CPUID leaf 7, and of the states that the system saves: 512-bit vectors, and tiles; and
+ * the permission that a process must request for tiles, because their state is large. */
 enum {
     HAS_TILES = 1 << 24,
     HAS_BF16 = 1 << 22,
@@ -278,7 +278,7 @@ const tdm__bf16_unit *tdm__bf16_unit_at(size_t index)
     return NULL;
 }
 
-/* ---- the backend ----------------------------------------------------------------------------- */
+/* ---- the backend ------------------------------------------------------------------------------ */
 
 static tdm_status bf16_open(void **out, tdm_error *err)
 {

@@ -1,10 +1,11 @@
 /*
- * wide.c: products and convolutions of bf16 in shapes that bf16.h leaves out (in groups, or with few
- * channels): both inputs are widened to f32, which is exact, in scratch, and an f32 kernel does the rest.
+ * wide.c: products and convolutions of bf16 in shapes that bf16.h does not support (in groups, or
+ * with few channels): both inputs are widened to f32, which is exact, in scratch, and an f32 kernel
+ * computes the result.
  *
- * There are two backends: `wide` calls the portable f32 kernels, `wide_vendor` those of vendors. Neither
- * calls `ref`, which computes bf16 by itself and is asked last. Where the inputs are f32 both refuse.
- * What prepare() makes is the inner call; scratch is the inner kernel's, then the two inputs in f32.
+ * There are two backends: `wide` calls the portable f32 kernels, `wide_vendor` those of vendors.
+ * Neither calls `ref`, which supports bf16 itself and is tried last. Both refuse f32 inputs.
+ * prepare() creates the inner call; scratch is the inner kernel's, then the two inputs in f32.
  */
 #include "tensor/kernels/backends.h"
 
@@ -12,14 +13,14 @@
 
 enum { WIDE_INPUTS = 2, ALIGN_BYTES = 64 };
 
-/* One for each plan: whose kernels it calls, and the state of those inner backends that were asked for
- * something, by their index in the registry. */
+/* State of a plan: whose kernels it calls, and the state of the inner backends that were used, by
+ * their index in the registry. */
 typedef struct wide {
     bool vendor;
     void *inner[];
 } wide;
 
-/* What prepare() keeps. */
+/* The state created by prepare(). */
 typedef struct widened {
     tdm_kernel_call call;
     const tdm_kernel *kernel;

@@ -1,18 +1,19 @@
 /*
  * conv.c: convolutions and their two gradients by oneDNN's primitives.
  *
- * Gradients of windows of 3 x 3 that move by one are done by Winograd's method F(4 x 4, 3 x 3) where
- * oneDNN has it: a quarter of the multiplications, at the price of a digit, about 5e-6 of the largest
- * number. The way forward, where what is lost would grow from layer to layer, is not (winograd.c has a
- * way without loss). The direct way takes images as they are, channels last; with the blocks of
- * channels that Winograd's wants, larger windows are done faster, too. What is wanted differently is put
- * into that order, in scratch, before the convolution, and the result back into ours behind it.
+ * Gradients of 3 x 3 windows with stride 1 use Winograd's method F(4 x 4, 3 x 3) if oneDNN supports
+ * it: a quarter of the multiplications, at the cost of one digit, about 5e-6 of the largest number.
+ * Forward does not use it, since that error would grow from layer to layer (winograd.c has a method
+ * without loss). The direct method takes images as they are, channels last; with the blocks of
+ * channels that Winograd's method needs, larger windows are faster as well. Operands in another
+ * order are reordered in scratch before the convolution, and the result is reordered back after it.
  *
- * The activation is not left to oneDNN: see tdm__onednn_piece. A large batch that is done directly is
- * cut into pieces of equal size, and our own code goes over each one while it is still in the cache.
+ * oneDNN does not apply the activation: see tdm__onednn_piece. A large batch with the direct method
+ * is divided into pieces of equal size, and our own code processes each one while it is in the
+ * cache.
  *
- * Primitives and memory handles are made in prepare(); run() sets pointers and executes. Scratch is
- * oneDNN's scratchpad, then the operands in its order.
+ * Primitives and memory handles are created in prepare(); run() sets pointers and executes. Scratch
+ * is oneDNN's scratchpad, then the operands in its order.
  */
 #include "tensor/kernels/onednn/onednn.h"
 
@@ -21,7 +22,8 @@
 
 enum {
     ALIGN_BYTES = 64,
-    /* Of the result of one piece of a batch: below it the calls would cost more than they save. */
+    /* Minimum of the result of one piece of a batch: below it the calls would cost more than they
+     * save. */
     MIN_PIECE_BYTES = 32 << 10,
     BLOCK_CHANNELS = 16,
     WINOGRAD_TILE = 4
@@ -29,22 +31,22 @@ enum {
 
 typedef enum direction { FORWARD, GRAD_X, GRAD_W } direction;
 
-/* Ways to do it, from the most demanding to the one that always works. */
+/* Methods, from the most restrictive to the one that always works. */
 typedef enum method { WINOGRAD, BLOCKED, PLAIN, METHOD_COUNT } method;
 
 /* The operands, named as in the forward direction. */
 enum { IMAGE, WEIGHTS, RESULT, SCRATCHPAD, BIAS, OPERAND_COUNT };
 
-/* How oneDNN calls them in each direction. */
+/* oneDNN's names of the operands in each direction. */
 static const int arg_names[3][OPERAND_COUNT] = {
     {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD, DNNL_ARG_BIAS},
     {DNNL_ARG_DIFF_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DIFF_DST, DNNL_ARG_SCRATCHPAD, 0},
     {DNNL_ARG_SRC, DNNL_ARG_DIFF_WEIGHTS, DNNL_ARG_DIFF_DST, DNNL_ARG_SCRATCHPAD, 0},
 };
 
-/* An operand on its way between our order of the numbers and oneDNN's. */
+/* The conversion of an operand between our order of the numbers and oneDNN's. */
 typedef struct passage {
-    dnnl_primitive_t reorder; /* NULL where the two are the same */
+    dnnl_primitive_t reorder; /* NULL if the two are the same */
     dnnl_exec_arg_t args[3];  /* from, to, scratchpad; those of the convolution are borrowed */
     dnnl_memory_t ours;
     size_t offset; /* of oneDNN's in scratch */
@@ -56,7 +58,7 @@ typedef struct convolution {
     direction way;
     dnnl_primitive_t primitive;
     dnnl_exec_arg_t args[OPERAND_COUNT];
-    int arg_count;                   /* BIAS is the last, and may be missing */
+    int arg_count;                   /* BIAS is the last, and optional */
     passage passages[PASSAGE_COUNT]; /* by operand */
     int64_t piece_count;             /* of the batch */
     int64_t image_piece_bytes, result_piece_bytes;
@@ -100,9 +102,9 @@ static void release_conv(tdm_kernel_call *call)
     call->prepared = NULL;
 }
 
-/* ---- describing ------------------------------------------------------------------------------ */
+/* ---- descriptors ------------------------------------------------------------------------------ */
 
-/* The graph has checked the arguments; what oneDNN calls invalid it merely does not do. */
+/* The graph has checked the arguments, so oneDNN's status "invalid" means "not supported". */
 static tdm_status describable(dnnl_status_t status, const char *what, tdm_error *err)
 {
     if (status == dnnl_invalid_arguments) status = dnnl_unimplemented;
@@ -119,7 +121,7 @@ static tdm_status describe_image(const tdm_tensor *t, int64_t rows, bool any,
                        "describing an image", err);
 }
 
-/* [O, KH, KW, C/groups] as oneDNN counts: group, output, input, height, width. */
+/* [O, KH, KW, C/groups] in oneDNN's order: group, output, input, height, width. */
 static tdm_status describe_weights(const tdm_tensor *w, int groups, bool any,
                                    dnnl_memory_desc_t *out, tdm_error *err)
 {
@@ -134,8 +136,8 @@ static tdm_status describe_weights(const tdm_tensor *w, int groups, bool any,
         "describing weights", err);
 }
 
-/* Whether a method is for this one: fewer channels would not fill the blocks, smaller results not
- * Winograd's tiles; and a small window is done before the numbers are in order. */
+/* Whether a method is suitable: fewer channels would not fill the blocks, and smaller results not
+ * Winograd's tiles; a small window takes less time than reordering. */
 static bool suits(const tdm_kernel_call *call, const operands *o, direction way, method m)
 {
     const int64_t *w = o->weights->shape.dim;
@@ -181,9 +183,9 @@ static tdm_status describe_conv(const tdm_kernel_call *call, const operands *o, 
     return describable(status, "describing a convolution", err);
 }
 
-/* ---- preparing ------------------------------------------------------------------------------- */
+/* ---- preparing -------------------------------------------------------------------------------- */
 
-/* Adds an operand, of which `desc` may still be owned by a primitive descriptor. */
+/* Adds an operand; `desc` may be owned by a primitive descriptor. */
 static tdm_status add_operand(tdm__onednn *b, convolution *c, const dnnl_memory_desc_t *desc,
                               tdm_error *err)
 {
@@ -202,7 +204,7 @@ static size_t scratchpad_bytes(dnnl_primitive_desc_t desc)
         dnnl_primitive_desc_query_md(desc, dnnl_query_scratchpad_md, 0));
 }
 
-/* Makes the passage of operand `index`; *pad_bytes grows to what it needs of scratchpad. */
+/* Creates the passage of operand `index`; raises *pad_bytes to the scratchpad it needs. */
 static tdm_status make_passage(tdm__onednn *b, convolution *c, int index,
                                const dnnl_memory_desc_t *ours, size_t *pad_bytes, tdm_error *err)
 {
@@ -226,7 +228,7 @@ static size_t aligned(size_t bytes)
     return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 }
 
-/* The passages that are needed, and what scratch all of it takes. */
+/* Creates the passages that are needed, and computes the scratch size. */
 static tdm_status make_passages(tdm__onednn *b, tdm_kernel_call *call, convolution *c,
                                 const operands *o, int64_t rows, size_t pad_bytes, tdm_error *err)
 {
@@ -240,7 +242,7 @@ static tdm_status make_passages(tdm__onednn *b, tdm_kernel_call *call, convoluti
         dnnl_memory_get_memory_desc(c->args[i].memory, &theirs);
         if (dnnl_memory_desc_equal(&ours[i], theirs)) continue;
         TDM_TRY(make_passage(b, c, i, &ours[i], &pad_bytes, err));
-        c->passages[i].offset = inner_bytes; /* behind the scratchpad, once that is known */
+        c->passages[i].offset = inner_bytes; /* after the scratchpad, whose size is not known yet */
         inner_bytes += aligned(dnnl_memory_desc_get_size(theirs));
     }
     for (int i = 0; i < PASSAGE_COUNT; i++) c->passages[i].offset += aligned(pad_bytes);
@@ -265,7 +267,7 @@ static tdm_status make_operands(tdm__onednn *b, convolution *c, const operands *
     return TDM_OK;
 }
 
-/* Into how many pieces of equal size to cut a batch of `rows` results of `row_bytes` each. */
+/* The number of pieces of equal size for a batch of `rows` results of `row_bytes` each. */
 static int64_t pieces_of(int64_t rows, int64_t row_bytes)
 {
     int64_t max = tdm__onednn_piece(rows, row_bytes), count = 1;
@@ -273,7 +275,7 @@ static int64_t pieces_of(int64_t rows, int64_t row_bytes)
     return rows / count * row_bytes < MIN_PIECE_BYTES ? 1 : count;
 }
 
-/* TDM_ERR_UNSUPPORTED where oneDNN does not have this method for this case. */
+/* TDM_ERR_UNSUPPORTED if oneDNN does not support this method for this case. */
 static tdm_status choose_conv(tdm__onednn *b, const tdm_kernel_call *call, const convolution *c,
                               const operands *o, method m, dnnl_primitive_desc_t *out,
                               tdm_error *err)
@@ -344,9 +346,9 @@ static tdm_status prepare_grad_w(void *backend, tdm_kernel_call *call, tdm_error
     return prepare(backend, call, GRAD_W, err);
 }
 
-/* ---- running --------------------------------------------------------------------------------- */
+/* ---- running ---------------------------------------------------------------------------------- */
 
-/* Where oneDNN finds an operand, or leaves it: in place, or in scratch at the end of a passage. */
+/* Sets the address of an operand for oneDNN: in place, or in scratch at the end of a passage. */
 static void point(const convolution *c, const tdm_kernel_call *call, int index, void *data)
 {
     const passage *p = &c->passages[index];

@@ -1,14 +1,15 @@
 /*
- * matmul.c: matrix products by oneDNN's matmul primitive, with the bias in it and an activation
- * behind it.
+ * matmul.c: matrix products by oneDNN's matmul primitive, which adds the bias, followed by an
+ * activation.
  *
- * The activation is not left to oneDNN: see tdm__onednn_piece. A large result is cut into pieces, of
- * rows or, in a batch, of whole matrices: one primitive makes the full pieces, another what is left,
- * and the activation goes over each piece while it is still in the cache. Where to cut follows from
- * the shapes and the number of threads, so the bits are the same in every run.
+ * oneDNN does not apply the activation: see tdm__onednn_piece. A large result is divided into
+ * pieces, of rows or, in a batch, of whole matrices: one primitive computes the full pieces,
+ * another the rest, and the activation is applied to each piece while it is in the cache. The
+ * division depends only on the shapes and the number of threads, so the bits are the same in every
+ * run.
  *
- * Primitives and memory handles are made in prepare(); run() points the handles at the data and
- * executes. Scratch is oneDNN's scratchpad, which the two share.
+ * Primitives and memory handles are created in prepare(); run() sets the pointers of the handles
+ * and executes. Scratch is oneDNN's scratchpad, which the two share.
  */
 #include "tensor/kernels/onednn/onednn.h"
 
@@ -20,12 +21,12 @@ enum { A, B, RESULT, SCRATCHPAD, BIAS, OPERAND_COUNT };
 typedef struct product {
     dnnl_primitive_t primitive;
     dnnl_exec_arg_t args[OPERAND_COUNT];
-    int arg_count; /* BIAS is the last, and may be missing */
+    int arg_count; /* BIAS is the last, and optional */
 } product;
 
-/* What prepare() keeps. A unit is a row of the result, or one matrix of a batch. */
+/* The state created by prepare(). A unit is a row of the result, or one matrix of a batch. */
 typedef struct products {
-    product full, rest;             /* `rest` is of no primitive where the pieces are all full */
+    product full, rest;             /* `rest` has no primitive if all pieces are full */
     int64_t unit_count;             /* of all */
     int64_t piece_units;            /* of a full piece */
     int64_t unit_results;           /* numbers in one */
@@ -33,7 +34,7 @@ typedef struct products {
 } products;
 
 typedef struct sizes {
-    int64_t count; /* of matrices in a batch; 0: plain ones */
+    int64_t count; /* of matrices in a batch; 0: not batched */
     int64_t M, N, K;
 } sizes;
 
@@ -62,10 +63,10 @@ static void release_products(tdm_kernel_call *call)
     call->prepared = NULL;
 }
 
-/* ---- preparing ------------------------------------------------------------------------------- */
+/* ---- preparing -------------------------------------------------------------------------------- */
 
-/* A row-major matrix of rows `stride` numbers apart, or the transpose of one, seen as [rows, cols];
- * a batch of `count` when count > 0, each behind the other. */
+/* A row-major matrix of rows `stride` numbers apart, or the transpose of one, viewed as [rows,
+ * cols]; if count > 0, a batch of `count` contiguous ones. */
 static tdm_status describe(int64_t count, int64_t rows, int64_t cols, bool transposed,
                            int64_t stride, dnnl_memory_desc_t *out, tdm_error *err)
 {
@@ -127,8 +128,8 @@ static tdm_status make_product(tdm__onednn *b, tdm_kernel_call *call, int64_t un
 }
 
 /*
- * Every piece of rows reads all of b again. Where b is larger than a piece of the result, that would
- * cost more than the pass over the result that cutting saves.
+ * Every piece of rows reads all of b again. If b is larger than a piece of the result, that would
+ * cost more than the pass over the result that the division saves.
  */
 static int64_t piece_units(const tdm_kernel_call *call, const products *p)
 {
@@ -160,7 +161,7 @@ static tdm_status prepare_matmul(void *backend, tdm_kernel_call *call, tdm_error
     return status;
 }
 
-/* ---- running --------------------------------------------------------------------------------- */
+/* ---- running ---------------------------------------------------------------------------------- */
 
 static void run_matmul(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
 {

@@ -1,9 +1,9 @@
 /*
- * onednn.c: the backend that computes by oneDNN, which compiles code for the processor it finds at
- * hand. matmul.c has its matrix products, conv.c its convolutions.
+ * onednn.c: the oneDNN backend, which generates code for the CPU at run time. matmul.c has its
+ * matrix products, conv.c its convolutions.
  *
- * One engine and one stream for each plan. oneDNN itself makes a few small allocations inside execute
- * (it copies its argument list); nothing else here does.
+ * One engine and one stream for each plan. oneDNN itself makes a few small allocations inside
+ * execute (it copies its argument list); nothing else here does.
  */
 #include "tensor/kernels/onednn/onednn.h"
 
@@ -12,11 +12,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Of GCC's OpenMP runtime, which threads oneDNN; declared here because no OpenMP header is needed. */
+/* From GCC's OpenMP runtime, which oneDNN uses; declared here so that no OpenMP header is
+ * needed. */
 extern void omp_set_num_threads(int count);
 extern void GOMP_parallel(void (*run)(void *), void *data, unsigned thread_count, unsigned flags);
 
-/* Of a result, for each thread: a quarter to a half of a core's second-level cache. */
+/* Of a result, for each thread: a quarter to a half of a core's L2 cache. */
 enum { PIECE_BYTES = 512 << 10 };
 
 const char *tdm_tensor_library(char buffer[TDM_LIBRARY_BYTES])
@@ -36,7 +37,7 @@ tdm_status tdm__onednn_check(dnnl_status_t status, const char *what, tdm_error *
     return tdm_fail(err, kind, "oneDNN: %s failed with status %d", what, (int)status);
 }
 
-/* ---- threads --------------------------------------------------------------------------------- */
+/* ---- threads ---------------------------------------------------------------------------------- */
 
 void tdm__onednn_threads_set(int thread_count)
 {
@@ -53,9 +54,10 @@ void tdm__onednn_control_set(uint64_t word)
     GOMP_parallel(control_set_here, (void *)(uintptr_t)word, 0, 0);
 }
 
-/* ---- engines --------------------------------------------------------------------------------- */
+/* ---- engines ---------------------------------------------------------------------------------- */
 
-/* TANDEM_ISA holds oneDNN to the level of our own kernels. That is possible until its first use. */
+/* TANDEM_ISA limits oneDNN to the level of our own kernels. This is possible until its first
+ * use. */
 static void hold_to_level(void)
 {
     int level = tdm_kernel_level();
@@ -64,7 +66,7 @@ static void hold_to_level(void)
                                                 : level == 3 ? dnnl_cpu_isa_avx2
                                                              : dnnl_cpu_isa_sse41);
     if (status != dnnl_success)
-        tdm_log(TDM_LOG_WARN, "tensor", "TANDEM_ISA: oneDNN cannot be held to %s (status %d)",
+        tdm_log(TDM_LOG_WARN, "tensor", "TANDEM_ISA: cannot limit oneDNN to %s (status %d)",
                 tdm_tensor_level_name(level), (int)status);
 }
 
@@ -105,7 +107,7 @@ tdm_status tdm__onednn_user_scratchpad(dnnl_primitive_attr_t *out, tdm_error *er
     return tdm__onednn_check(status, "choosing whose scratchpad", err);
 }
 
-/* All was settled in prepare(): a failure here is a defect. */
+/* Everything was validated in prepare(): a failure here is a bug. */
 tdm_status tdm__onednn_reorder(tdm__onednn *b, const dnnl_memory_desc_t *from,
                                const dnnl_memory_desc_t *to, dnnl_primitive_t *out,
                                size_t *pad_bytes, tdm_error *err)
@@ -140,7 +142,7 @@ int64_t tdm__onednn_piece(int64_t count, int64_t unit_bytes)
     return units < 1 ? 1 : units < count ? units : count;
 }
 
-/* The visible list of what oneDNN computes for us. */
+/* The list of kernels that use oneDNN. */
 static const tdm_kernel_family *const families[] = {&tdm__onednn_matmul, &tdm__onednn_conv, NULL};
 
 const tdm_kernel_backend_ops tdm__kernels_onednn = {

@@ -1,19 +1,20 @@
 /*
  * conv.c: convolutions of f32 and their two gradients as matrix products (product.h).
  *
- * No matrix of windows is stored: the product reads the image through functions that find, for a place
- * of the window and a pixel, the channels there.
+ * No matrix of windows is stored: the product reads the image through functions that find the
+ * channels for a position of the window and a pixel.
  *
  *   forward   [pixels of y, (kh, kw, c)] x [(kh, kw, c), o]      k runs over kh, then kw, then c
  *   grad_x    [pixels of x, (kh, kw, o)] x [(kh, kw, o), c]      k runs over kh, then kw, then o
  *   grad_w    [o, pixels of y] x [pixels of y, (kh, kw, c)]      k runs over b, then y's rows, then columns
  *
- * These orders, together with product.h, define the bits of a convolution. A window's place outside the
- * image contributes zeros. For grad_x with a stride, pixels of x are sorted into phases: those whose
- * windows see the same places. A phase is one product, over the places it sees only.
+ * These orders, together with product.h, define the bits of a convolution. A window position
+ * outside the image contributes zeros. For grad_x with a stride, pixels of x are sorted into
+ * phases: those whose windows contain the same positions. A phase is one product, over its
+ * positions only.
  *
- * Each group is one product. Images with few channels are copied with their padding first, so
- * that a whole row of a window is one piece.
+ * Each group is one product. Images with few channels are first copied with their padding, so that
+ * a whole row of a window is one piece.
  */
 #include "tensor/kernels/conv_way.h"
 #include "tensor/kernels/product/product.h"
@@ -53,21 +54,21 @@ static conv_sizes conv_sizes_of(const tdm_kernel_call *call, tdm__conv_way way)
         s.pad[axis] = call->attrs.window.pad_before[axis];
     }
     if (way != GRAD_X && groups == 1 && s.C < FEW_CHANNELS && s.dilation[1] == 1 && s.KW > 1) {
-        /* As many rows and columns as windows reach, which may be fewer than the image has. */
+        /* As many rows and columns as windows cover, possibly fewer than the image has. */
         s.padded_H = (s.OH - 1) * s.stride[0] + (s.KH - 1) * s.dilation[0] + 1;
         s.padded_W = (s.OW - 1) * s.stride[1] + s.KW;
     }
     return s;
 }
 
-/* ---- windows of the image, for forward and grad_w -------------------------------------------- */
+/* ---- windows of the image, for forward and grad_w --------------------------------------------- */
 
 typedef struct conv_windows {
     const conv_sizes *sizes;
     const float *image; /* at the group's first channel */
 } conv_windows;
 
-/* Lines are pixels of y; piece p is place p of the window. */
+/* Lines are pixels of y; piece p is position p of the window. */
 static void window_lines(const void *source, int64_t first, int64_t count, int64_t piece,
                          const float **out)
 {
@@ -125,16 +126,18 @@ static size_t padded_bytes(const conv_sizes *s)
     return (bytes + ALIGN_BYTES - 1) / ALIGN_BYTES * ALIGN_BYTES;
 }
 
-/* ---- phases, for grad_x ---------------------------------------------------------------------- */
+/* ---- phases, for grad_x ----------------------------------------------------------------------- */
 
-/* Along one axis: pixels first, first + stride, ... of x, whose windows see the same places. */
+/* Along one axis: pixels first, first + stride, ... of x, whose windows contain the same
+ * positions. */
 typedef struct conv_phase {
     int64_t first, count; /* pixels */
-    int64_t places;       /* of the window that they see: place, place + step, ... */
+    int64_t places;       /* positions of the window: place, place + step, ... */
     int64_t place, step;
 } conv_phase;
 
-/* Pixel i sees place k of the windows where i + pad - k dilation is a multiple of the stride. */
+/* Pixel i contributes to position k of the windows where i + pad - k dilation is a multiple of the
+ * stride. */
 static conv_phase phase_of(const conv_sizes *s, int axis, int64_t index)
 {
     int64_t stride = s->stride[axis], size = axis == 0 ? s->H : s->W;
@@ -150,7 +153,7 @@ static conv_phase phase_of(const conv_sizes *s, int axis, int64_t index)
     return p;
 }
 
-/* The pixels of one phase of x, and the results they see. */
+/* The pixels of one phase of x, and the results to which they contribute. */
 typedef struct conv_back {
     const conv_sizes *sizes;
     conv_phase phase[2];
@@ -163,7 +166,7 @@ static int64_t back_place(const conv_back *v, int axis, int64_t index)
     return v->phase[axis].place + index * v->phase[axis].step;
 }
 
-/* Lines are pixels of the phase; piece p is the p-th place that they see. */
+/* Lines are pixels of the phase; piece p is the p-th of their positions. */
 static void back_lines(const void *source, int64_t first, int64_t count, int64_t piece,
                        const float **out)
 {
@@ -172,7 +175,7 @@ static void back_lines(const void *source, int64_t first, int64_t count, int64_t
     int64_t rows = v->phase[0].count, cols = v->phase[1].count;
     int64_t kh = back_place(v, 0, piece / v->phase[1].places);
     int64_t kw = back_place(v, 1, piece % v->phase[1].places);
-    /* Exact divisions: that is what a phase is. */
+    /* The divisions are exact by the definition of a phase. */
     int64_t up = (v->phase[0].first + s->pad[0] - kh * s->dilation[0]) / s->stride[0];
     int64_t left = (v->phase[1].first + s->pad[1] - kw * s->dilation[1]) / s->stride[1];
     int64_t x = first % cols, y = first / cols % rows, b = first / (cols * rows);
@@ -188,7 +191,7 @@ static void back_lines(const void *source, int64_t first, int64_t count, int64_t
     }
 }
 
-/* Lines are (place, o); each runs along the channels of x. */
+/* Lines are (position, o); each runs along the channels of x. */
 static void filter_lines(const void *source, int64_t first, int64_t count, int64_t piece,
                          const float **out)
 {
@@ -231,9 +234,9 @@ static void zero_pixels(const conv_back *v)
     }
 }
 
-/* ---- the three directions -------------------------------------------------------------------- */
+/* ---- the three directions --------------------------------------------------------------------- */
 
-/* The sizes of the product of one group; of grad_x, bounds for those of its phases. */
+/* The sizes of the product of one group; for grad_x, bounds of those of its phases. */
 static tdm__product conv_product_of(const conv_sizes *s, tdm__conv_way way)
 {
     int64_t pixels = s->B * s->OH * s->OW, window = s->KH * s->KW * s->group_in;
@@ -257,7 +260,7 @@ static tdm_status conv_prepare(tdm_kernel_call *call, tdm__conv_way way, tdm_err
     return TDM_OK;
 }
 
-/* The factor of windows. An image that was padded is found in scratch. */
+/* The factor of windows. A padded image is in scratch. */
 static tdm__factor windows_factor(const conv_windows *v, bool along_k)
 {
     const conv_sizes *s = v->sizes;

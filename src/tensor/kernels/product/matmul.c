@@ -1,4 +1,4 @@
-/* matmul.c: matrix products, one or a batch of them, with a bias and an activation, by product.h. */
+/* matmul.c: matrix products, single or batched, with a bias and an activation, by product.h. */
 #include "tensor/kernels/product/product.h"
 
 static void matrix_lines(const void *source, int64_t first, int64_t count, int64_t piece,
@@ -18,7 +18,7 @@ tdm__factor tdm__factor_of(const tdm__matrix *matrix, int64_t length, bool along
                          .stride = matrix->stride};
 }
 
-/* The sizes alone: all that prepare() knows. */
+/* The sizes only: all that prepare() knows. */
 static tdm__product matmul_sizes(const tdm_kernel_call *call)
 {
     const tdm_shape *y = &call->out[0].shape, *a = &call->in[0].shape;

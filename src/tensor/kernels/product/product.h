@@ -1,20 +1,20 @@
 /*
  * product.h: matrix products in f32 with a defined order of operations.
  *
- * Every number of a result is computed the same way, whatever the instruction-set level, the tile, the
- * cache, the number of threads, and the number of rows or columns beside it:
+ * Every number of a result is computed in the same way, independent of the instruction-set level,
+ * the tile, the cache, the number of threads, and the number of other rows or columns:
  *
- *   1. K is cut into segments: tdm__product_segments(K) of them, number s from K s / count on.
+ *   1. K is divided into segments: tdm__product_segments(K) of them, number s from K s / count on.
  *   2. Within a segment, one chain of fused multiply-adds over k in increasing order, from +0.
  *   3. The sums of the segments are added in order: ((s0 + s1) + s2) + ...
  *   4. The bias is added, then the activation is applied.
  *
- * Segments keep rounding errors of long sums small, and are the unit that stays in the cache. The rules
- * are part of every trained result: a change to them raises TDM_NUMERICS_VERSION.
+ * Segments keep rounding errors of long sums small, and are the unit that stays in the cache. The
+ * rules are part of every trained result: a change raises TDM_NUMERICS_VERSION.
  *
- * The code is compiled once for each level (vec/product.c). Operands are read through a function that
- * finds lines of contiguous numbers, so that a convolution is a product of windows that are never
- * stored as a matrix.
+ * The code is compiled once for each level (vec/product.c). Operands are read through a function
+ * that finds lines of contiguous numbers, so that a convolution is a product of windows that are
+ * never stored as a matrix.
  */
 #ifndef TANDEM_TENSOR_KERNELS_PRODUCT_PRODUCT_H
 #define TANDEM_TENSOR_KERNELS_PRODUCT_PRODUCT_H
@@ -34,13 +34,13 @@ static inline int64_t tdm__product_segment_begin(int64_t K, int64_t count, int64
 }
 
 /*
- * One factor, seen as [outer, k], where outer is M for the left factor and N for the right one. Its
- * numbers are lines that are contiguous in memory. When `along_k`, a line is one index of outer and runs
- * along k; otherwise a line is one k and runs along outer. A line may consist of several pieces of
- * `piece_length` numbers (the last may be shorter), each contiguous.
+ * One factor, viewed as [outer, k], where outer is M for the left factor and N for the right one.
+ * It consists of lines that are contiguous in memory. If `along_k`, a line is one index of outer
+ * and runs along k; otherwise a line is one k and runs along outer. A line may consist of several
+ * contiguous pieces of `piece_length` numbers (the last may be shorter).
  *
- * `lines` stores the addresses of piece `piece` of lines [first, first + count); NULL where all numbers
- * of that piece are zero.
+ * `lines` stores the addresses of piece `piece` of lines [first, first + count); NULL if all
+ * numbers of that piece are zero.
  */
 typedef struct tdm__factor {
     void (*lines)(const void *source, int64_t first, int64_t count, int64_t piece,
@@ -49,7 +49,7 @@ typedef struct tdm__factor {
     int64_t piece_length;
     bool along_k;
     int64_t
-        stride; /* where lines are one piece each: from one to the next; 0: not always the same */
+        stride; /* if lines have one piece each: distance of consecutive lines; 0: not constant */
 } tdm__factor;
 
 /* A matrix in memory: lines `stride` numbers apart. */
@@ -65,7 +65,7 @@ tdm__factor tdm__factor_of(const tdm__matrix *matrix, int64_t length, bool along
 typedef struct tdm__product {
     int64_t M, N, K;
     tdm__factor a, b;
-    float *c; /* rows are c_stride apart, or found by c_lines when that is not NULL */
+    float *c; /* rows are c_stride apart, or found by c_lines if that is not NULL */
     int64_t c_stride;
     void (*c_lines)(const void *source, int64_t first, int64_t count, float **out);
     const void *c_source;
@@ -74,7 +74,7 @@ typedef struct tdm__product {
 } tdm__product;
 
 typedef struct tdm__vec_product {
-    /* Bytes of scratch for a product of such sizes on the threads that kernels may use here. */
+    /* Bytes of scratch for a product of these sizes on the threads that kernels may use here. */
     size_t (*scratch_bytes)(int64_t M, int64_t N, int64_t K);
     void (*run)(const tdm__product *product, void *scratch);
 } tdm__vec_product;

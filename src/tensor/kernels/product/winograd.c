@@ -1,8 +1,8 @@
 /*
- * winograd.c: the backend of winograd.h, in front of the one that does all convolutions (conv.c).
+ * winograd.c: the backend of winograd.h, which precedes the one for all convolutions (conv.c).
  *
- * It takes windows of 3 x 3 that move by one, without gaps and groups, channels in multiples of 16, and
- * results of at least 4 x 4. The choice depends on shapes alone, because it decides bits.
+ * It supports 3 x 3 windows with stride 1, without dilation and groups, channels in multiples of
+ * 16, and results of at least 4 x 4. The choice depends only on shapes, because it affects bits.
  */
 #include "tensor/kernels/product/winograd.h"
 #include "tensor/kernels/conv_way.h"
@@ -28,7 +28,8 @@ static tdm__winograd winograd_of(const tdm_kernel_call *call, tdm__conv_way way)
     tdm__conv_operands o = tdm__conv_operands_of(call, way);
     const tdm_tensor *from = way == GRAD_X ? o.y : o.x, *to = way == GRAD_X ? o.x : o.y;
     int64_t tile = way == FORWARD ? 2 : 4;
-    /* dx[i] = sum of dy[i + pad - k] w[k]: windows turned around, and what is left of the padding. */
+    /* dx[i] = sum of dy[i + pad - k] w[k]: windows rotated by 180 degrees, and the complementary
+     * padding. */
     int64_t top = call->attrs.window.pad_before[0], left = call->attrs.window.pad_before[1];
     return (tdm__winograd){.B = from->shape.dim[0],
                            .H = from->shape.dim[1],
@@ -54,7 +55,7 @@ static tdm__winograd winograd_of(const tdm_kernel_call *call, tdm__conv_way way)
 static tdm_status winograd_prepare(tdm_kernel_call *call, tdm__conv_way way, tdm_error *err)
 {
     if (!winograd_suits(call, way))
-        return tdm_fail(err, TDM_ERR_UNSUPPORTED, "Winograd: not a convolution for it");
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED, "Winograd: this convolution is not supported");
     tdm__winograd w = winograd_of(call, way);
     call->scratch_bytes = way == GRAD_W ? tdm__winograd_here()->grad_w_scratch_bytes(&w)
                                         : tdm__winograd_here()->scratch_bytes(&w);

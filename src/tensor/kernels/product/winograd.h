@@ -1,15 +1,15 @@
 /*
- * winograd.h: convolutions of 3 x 3 windows that move by one, by Winograd's method.
+ * winograd.h: convolutions of 3 x 3 windows with stride 1, by Winograd's method.
  *
- * Tiles of an image and the windows are brought into a form in which the convolution is a product
- * place by place; products over channels are matrix products, one for each place. Forward uses tiles of
- * 2 x 2 results, F(2 x 2, 3 x 3): 16 products in place of 36, and as exact as the direct way. Gradients
- * use tiles of 4 x 4, which need a quarter of the multiplications and lose a digit, about 5e-6 of the
- * largest number: F(4 x 4, 3 x 3) for grad_x, and F(3 x 3, 4 x 4), in which the tiles of dy are the
- * windows, for grad_w.
+ * Tiles of an image and the windows are transformed so that the convolution is an element-wise
+ * product; products over channels are matrix products, one for each element. Forward uses tiles of
+ * 2 x 2 results, F(2 x 2, 3 x 3): 16 products instead of 36, and as exact as the direct method.
+ * Gradients use tiles of 4 x 4, which need a quarter of the multiplications and lose one digit,
+ * about 5e-6 of the largest number: F(4 x 4, 3 x 3) for grad_x, and F(3 x 3, 4 x 4), in which the
+ * tiles of dy are the windows, for grad_w.
  *
- * The order of operations is part of every result: the transforms as they are written in vec/winograd.c,
- * the products of forward and grad_x by the rules of product.h, and those of grad_w as chains over
+ * The order of operations is part of every result: the transforms as written in vec/winograd.c, the
+ * products of forward and grad_x by the rules of product.h, and those of grad_w as chains over
  * segments of at most TDM__WINOGRAD_TILES tiles, whose sums are added in order.
  */
 #ifndef TANDEM_TENSOR_KERNELS_PRODUCT_WINOGRAD_H
@@ -19,13 +19,14 @@
 
 enum { TDM__WINOGRAD_TILES = 48, TDM__WINOGRAD_CHANNELS = 16 };
 
-/* A convolution from images [B, H, W, C] to results [B, out_H, out_W, O]; both numbers of channels are
- * multiples of TDM__WINOGRAD_CHANNELS. */
+/* A convolution from images [B, H, W, C] to results [B, out_H, out_W, O]; both numbers of channels
+ * are multiples of TDM__WINOGRAD_CHANNELS. */
 typedef struct tdm__winograd {
     int64_t B, H, W, C, O, out_H, out_W, pad_top, pad_left;
     int64_t tile;                 /* results of a tile in each direction: 2 or 4 */
     int64_t tile_rows, tile_cols; /* of one image */
-    bool back;                    /* weights are [C, 3, 3, O], to be turned around: for grad_x */
+    bool back;                    /* weights are [C, 3, 3, O], to be rotated by 180 degrees: for
+                                   * grad_x */
     const float *image, *weights; /* weights [O, 3, 3, C] */
     const float *bias;            /* NULL: none */
     tdm_activation activation;

@@ -1,11 +1,10 @@
 /*
- * activations.c: functions of one number and their slopes, in double precision: by themselves, and as
- * what a product or a convolution does to its result.
+ * activations.c: activations and their slopes, in double precision: as ops, and applied by a
+ * product or a convolution to its result.
  *
- * Gradient ops are given dy and whichever of x and y the slope is easier told from; kernel.h says
- * which. Every output number depends on the inputs' numbers at its own place only, so the output may
- * lie over an input. ReLU is written so that NaN stays NaN: a model that diverges must not look like
- * one that is dead.
+ * Gradient ops get dy and either x or y, whichever is simpler for the slope; kernel.h defines
+ * which. Every output depends only on the inputs at its own index, so the output may overwrite an
+ * input. ReLU keeps NaN: a model that diverges must not look like one whose units are dead.
  */
 #include "tensor/kernels/ref/ref.h"
 

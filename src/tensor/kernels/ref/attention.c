@@ -1,13 +1,13 @@
 /*
  * attention.c: scaled dot-product attention and its gradient, query by query, in double precision.
  *
- * For query t, key j counts when j is below the row's length and, in the causal case, j <= t. A query
- * for which no key counts gives zeros, and zero gradients. Scratch is a row of weights (forward) and
- * the three gradients of one head (backward).
+ * For query t, key j is used if j is below the row's length and, in the causal case, j <= t. A
+ * query without such a key gives zeros, and zero gradients. Scratch is a row of weights (forward)
+ * and the three gradients of one head (backward).
  *
  * Dropout: the mask of (head, query, key) is word (head T + query) T' + key of the row's sequence,
  * where T' is T rounded up to a multiple of 32, so that kernels of any vector width begin a query
- * with a whole vector of words. They may draw them in whatever order suits them.
+ * with a whole vector of words. They may draw them in any order.
  */
 #include "tensor/kernels/ref/ref.h"
 
@@ -16,7 +16,7 @@
 
 /* One head of one row of the batch. */
 typedef struct head {
-    const float *q, *k, *v; /* rows of 3C numbers, of which D are this head's */
+    const float *q, *k, *v; /* rows of 3C numbers, of which D belong to this head */
     int64_t T, C, D, length;
     int64_t index; /* of the head */
     double scale;
@@ -68,14 +68,14 @@ static double score(const head *a, int64_t t, int64_t j)
     return dot(a->q + t * 3 * a->C, a->k + j * 3 * a->C, a->D) * a->scale;
 }
 
-/* To be called before the first kept() of a query; keys then come in order. */
+/* Must be called before the first kept() of a query; keys then come in order. */
 static void seek_query(head *a, int64_t t)
 {
     uint64_t stride = (uint64_t)(a->T + 31) / 32 * 32;
     if (a->p > 0) tdm_rng_seek(&a->rng, (uint64_t)(a->index * a->T + t) * stride);
 }
 
-/* What the next weight is multiplied by. */
+/* The factor of the next weight. */
 static double kept(head *a)
 {
     if (a->p <= 0) return 1;
@@ -88,7 +88,7 @@ static void forward_query(head *a, int64_t t, double *weights, float *y, float *
     double largest = -INFINITY, sum = 0;
     for (int64_t j = 0; j < n; j++) {
         weights[j] = score(a, t, j);
-        /* Written so that NaN wins: a model that diverges must show it. */
+        /* Keeps NaN: a model that diverges must show it. */
         if (!(weights[j] <= largest)) largest = weights[j];
     }
     for (int64_t j = 0; j < n; j++) sum += exp(weights[j] - largest);

@@ -4,12 +4,13 @@
  * With n rows, mean m, biased variance v and s = 1 / sqrt(v + eps):
  *     y = gamma (x - m) s + beta,  d_beta = sum dy,  d_gamma = sum dy (x - m) s,
  *     dx = gamma s (dy - d_beta / n - (x - m) s d_gamma / n),
- * and with given statistics dx = gamma s dy. Statistics of a batch whose rows are in several lanes are
- * joined from what each lane has: of n of N numbers with mean m and sum of squares q about it, a number
- * a that all lanes know, p = n / N,
+ * and with given statistics dx = gamma s dy. Statistics of a batch whose rows are in several lanes
+ * are combined from those of each lane: for n of N numbers with mean m and sum of squares q about
+ * it, a number a that is the same in all lanes, p = n / N,
  *     p (m - a), p (m - a)^2, q / N;  added up: u, w, r;  mean = a + u, variance = r + (w - u^2);
- * the last bracket is how far the lanes' means are apart, and never below zero. Sums are taken in double precision, in row order. All
- * but the sums is element by element, so results may lie over dy or x.
+ * the last bracket is the variance of the lanes' means, and never below zero. Sums are computed in
+ * double precision, in row order. Everything except the sums is element-wise, so results may
+ * overwrite dy or x.
  */
 #include "tensor/kernels/ref/ref.h"
 

@@ -1,6 +1,6 @@
 /*
- * cast.c: rounding to bf16, one number at a time, and products of such numbers: they are made f32 again,
- * which is exact, in scratch, and go the way of all others.
+ * cast.c: rounding to bf16, one number at a time, and products of bf16: the inputs are converted to
+ * f32, which is exact, in scratch, and then processed like f32 ones.
  */
 #include "tensor/kernels/ref/ref.h"
 
@@ -21,7 +21,7 @@ static void run_cast(void *backend, const tdm_kernel_call *call, const tdm_step_
     }
 }
 
-/* Bytes of an input in f32, such that the next one is aligned. */
+/* Bytes of an input in f32, rounded up so that the next one is aligned. */
 static size_t wide_bytes(const tdm_tensor *t)
 {
     size_t bytes = (size_t)tdm_tensor_elements(t) * sizeof(float);

@@ -1,13 +1,13 @@
 /*
  * conv.c: convolutions of images by their definition.
  *
- * Images are [B, H, W, C], weights [O, KH, KW, C/groups]; output channel o of group g sees the input
- * channels of group g only. A place outside the image counts as zero. Each of the three loops below
- * writes every number of its result once, as one sum in double precision and in index order.
+ * Images are [B, H, W, C], weights [O, KH, KW, C/groups]; output channel o of group g uses only the
+ * input channels of group g. A position outside the image counts as zero. Each of the three loops
+ * below writes every number of its result once, as one sum in double precision and in index order.
  */
 #include "tensor/kernels/ref/ref.h"
 
-/* All sizes of one convolution, whichever of x, w and y a kernel is given. */
+/* All sizes of one convolution, for any two of x, w and y. */
 typedef struct sizes {
     int64_t B, H, W, C, O, KH, KW, OH, OW, group_in, group_out;
 } sizes;
@@ -27,14 +27,14 @@ static sizes sizes_of(const tdm_tensor *x, const tdm_tensor *w, const tdm_tensor
                    .group_out = w->shape.dim[3] * w->shape.dim[0] / x->shape.dim[3]};
 }
 
-/* Where in the image the place k of output o's window lies, along `axis`. */
+/* The coordinate in the image of position k of output o's window, along `axis`. */
 static int64_t place_in(const tdm_op_attrs *attrs, int axis, int64_t o, int64_t k)
 {
     return o * attrs->window.stride[axis] + k * attrs->window.dilation[axis] -
            attrs->window.pad_before[axis];
 }
 
-/* The output whose place k lies at i; -1 when there is none among the first `count`. */
+/* The output whose position k is at i; -1 if there is none among the first `count`. */
 static int64_t output_at(const tdm_op_attrs *attrs, int axis, int64_t i, int64_t k, int64_t count)
 {
     int64_t from = i + attrs->window.pad_before[axis] - k * attrs->window.dilation[axis];
@@ -82,7 +82,8 @@ static void run_conv(void *backend, const tdm_kernel_call *given, const tdm_step
     }
 }
 
-/* dx at (h, at): for each place of a window that can lie there, the outputs it feeds. */
+/* dx at (h, at): for each position of a window that can be there, the outputs to which it
+ * contributes. */
 static double image_sum(const tdm_kernel_call *call, const sizes *s, int64_t b, int64_t h,
                         int64_t at, int64_t c)
 {
@@ -117,7 +118,7 @@ static void run_conv_grad_x(void *backend, const tdm_kernel_call *given, const t
                 for (int64_t c = 0; c < s.C; c++) *dx++ = (float)image_sum(call, &s, b, h, at, c);
 }
 
-/* dw of one number: over all outputs o, what they are times what that weight saw. */
+/* One number of dw: over all outputs o, their gradient times the input of that weight. */
 static double weight_sum(const tdm_kernel_call *call, const sizes *s, int64_t o, int64_t kh,
                          int64_t kw, int64_t c)
 {

@@ -1,13 +1,13 @@
 /*
- * elementwise.c: plain loops for sums and products of two tensors, where the second may be only the
- * end of the first's shape and is then used again for each of the leading indices; and for scaling.
+ * elementwise.c: plain loops for sums and products of two tensors, where the shape of the second
+ * may be a suffix of the first's and is then repeated for each leading index; and for scaling.
  *
- * Every output number depends on the inputs' numbers at its own place (or, of a shorter b, at its
- * place within b), so the output may lie over an input of its own size.
+ * Every output depends only on the inputs at its own index (or, for a shorter b, at the
+ * corresponding index), so the output may overwrite an input of its own size.
  */
 #include "tensor/kernels/ref/ref.h"
 
-/* How often b is used: once when the shapes are equal. */
+/* The number of repetitions of b: 1 if the shapes are equal. */
 static int64_t repeats(const tdm_kernel_call *call)
 {
     int64_t b = tdm_tensor_elements(&call->in[1]);

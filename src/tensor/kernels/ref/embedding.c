@@ -1,11 +1,11 @@
 /*
- * embedding.c: plain loops for looking rows up in a table, and for the gradient of the table.
+ * embedding.c: plain loops for looking up rows of a table, and for the gradient of the table.
  *
- * A row of the table collects the gradients of all places that name it, in the order of the places
- * and in double precision. To that end the places of each id are chained first: scratch holds C
- * doubles for one row's sum, the first place of each of the V ids, and the next place of each place.
- * Every row of the result is written once. An id outside [0, V) is a broken invariant and stops the
- * program: it would read or write beside the table.
+ * A row of the table's gradient is the sum of the gradients of all positions that select it, in the
+ * order of the positions and in double precision. To this end the positions of each id are chained
+ * first: scratch has C doubles for one row's sum, the first position of each of the V ids, and the
+ * next position of each position. Every row of the result is written once. An id outside [0, V)
+ * violates an invariant and aborts the program: it would access memory outside the table.
  */
 #include "tensor/kernels/ref/ref.h"
 

@@ -1,11 +1,11 @@
 /*
- * loss.c: plain loops for softmax and for what a model is judged by: cross entropy, the element-wise
- * losses, penalties on weights.
+ * loss.c: plain loops for softmax and for losses: cross entropy, the element-wise losses, penalties
+ * on weights.
  *
  * A loss is the sum over all rows or elements, in double precision and in index order, times
- * attrs.scale. Its gradient is given d_loss, the gradient of whatever the loss went into. A class
- * outside [0, V) that is not the ignored one is a broken invariant and stops the program: reading
- * beside the row would train on rubbish.
+ * attrs.scale. Its gradient gets d_loss, the gradient of the loss. A class outside [0, V) that is
+ * not the ignored one violates an invariant and aborts the program: it would access memory outside
+ * the row.
  */
 #include "tensor/kernels/ref/ref.h"
 
@@ -13,7 +13,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- softmax --------------------------------------------------------------------------------- */
+/* ---- softmax ---------------------------------------------------------------------------------- */
 
 /* One row; returns the logarithm of the sum of exponentials. */
 static double softmax_row(const float *x, float *y, int64_t V)
@@ -51,7 +51,7 @@ static void run_softmax_grad(void *backend, const tdm_kernel_call *call, const t
     }
 }
 
-/* ---- cross entropy --------------------------------------------------------------------------- */
+/* ---- cross entropy ---------------------------------------------------------------------------- */
 
 static bool counts(const tdm_op_attrs *attrs, int32_t class, int64_t V)
 {
@@ -61,8 +61,8 @@ static bool counts(const tdm_op_attrs *attrs, int32_t class, int64_t V)
 }
 
 /*
- * The target is (1 - s) at the row's class and s / V everywhere on top, s being the smoothing. With
- * log p = x - log_sum the row's loss is log_sum - (1 - s) x[class] - s times the mean of x.
+ * The target is (1 - s) at the row's class, plus s / V everywhere, s being the smoothing. With log
+ * p = x - log_sum the row's loss is log_sum - (1 - s) x[class] - s times the mean of x.
  */
 static double expected_logit(const float *x, int32_t class, int64_t V, double smoothing)
 {
@@ -83,7 +83,7 @@ static void run_cross_entropy(void *backend, const tdm_kernel_call *call, const 
     for (int64_t r = 0; r < rows; r++) {
         const float *x = tdm__ref_in(call, 0) + r * V;
         bool counted = counts(attrs, classes[r], V);
-        /* In place over the logits is legal, so what is needed of them is read first. */
+        /* The result may overwrite the logits, so the needed logits are read first. */
         double expected = counted ? expected_logit(x, classes[r], V, (double)attrs->label_smoothing)
                                   : 0;
         double log_sum = softmax_row(x, tdm__ref_out(call, 1) + r * V, V);
@@ -114,7 +114,7 @@ static void run_cross_entropy_grad(void *backend, const tdm_kernel_call *call,
     }
 }
 
-/* ---- element-wise losses --------------------------------------------------------------------- */
+/* ---- element-wise losses ---------------------------------------------------------------------- */
 
 /* -1, 0 or 1; NaN stays NaN. */
 static double sign(double x)
@@ -221,7 +221,7 @@ static void run_loss_grad(void *backend, const tdm_kernel_call *call, const tdm_
                         loss->slope((double)x[i], (double)t[i], (double)call->attrs.delta));
 }
 
-/* ---- penalties ------------------------------------------------------------------------------- */
+/* ---- penalties -------------------------------------------------------------------------------- */
 
 static void run_penalty(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
 {

@@ -1,6 +1,6 @@
 /*
- * norm.c: layer norm, RMS norm and their gradients, by the definition. Sums are in double precision
- * and in index order. The gradients of x work row by row and may lie over dy or x.
+ * norm.c: layer norm, RMS norm and their gradients, by their definition. Sums are in double
+ * precision and in index order. The gradients of x work row by row and may overwrite dy or x.
  */
 #include "tensor/kernels/ref/ref.h"
 

@@ -1,19 +1,19 @@
 /*
- * pool.c: the largest or the mean number of each window of an image, channel by channel.
+ * pool.c: the maximum or the mean of each window of an image, channel by channel.
  *
- * Places of a window that lie in the padding are as if they were not there: they are never the
- * largest, and do not count in a mean. Every window holds at least one place of the image: padding
- * is at most half a window. Of equal numbers the first is the largest; NaN is larger than all, so
- * that it shows. The index of the winner is its place in the window, kh * KW + kw. Gradients are
- * gathered: each number of dx is one sum over the windows that hold it, in their order.
+ * Positions of a window in the padding are ignored: they are never the maximum, and do not count in
+ * a mean. Every window contains at least one position of the image: padding is at most half a
+ * window. Of equal numbers the first is the maximum; NaN counts as larger than all numbers, so that
+ * it is visible. The index of the maximum is its position in the window, kh * KW + kw. Gradients
+ * are gathered: each number of dx is one sum over the windows that contain it, in their order.
  */
 #include "tensor/kernels/ref/ref.h"
 
 #include <math.h>
 
-/* The places [begin, end) of output o's window, along `axis`, that lie in an image of `size`. */
+/* The positions [begin, end) of output o's window, along `axis`, that are in an image of `size`. */
 typedef struct span {
-    int64_t begin, end, start; /* start: where place 0 lies, perhaps before the image */
+    int64_t begin, end, start; /* start: coordinate of position 0, possibly before the image */
 } span;
 
 static span span_of(const tdm_op_attrs *attrs, int axis, int64_t o, int64_t size)
@@ -25,10 +25,10 @@ static span span_of(const tdm_op_attrs *attrs, int axis, int64_t o, int64_t size
                   .start = start};
 }
 
-/* What is done with one window: `x` is the image's number at place (0, 0) of channel c. */
+/* One window: `x` is the image's number at position (0, 0) of channel c. */
 typedef struct window {
     span h, w;
-    int64_t row, column; /* distances in x from one place to the next */
+    int64_t row, column; /* distances in x from one position to the next */
     int64_t KW;
 } window;
 
@@ -86,7 +86,7 @@ static void run_average_pool(void *backend, const tdm_kernel_call *call, const t
     pool(call, NULL);
 }
 
-/* The outputs [first, past) whose windows hold place i, along `axis`. */
+/* The outputs [first, past) whose windows contain position i, along `axis`. */
 static void outputs_at(const tdm_op_attrs *attrs, int axis, int64_t i, int64_t count,
                        int64_t *first, int64_t *past)
 {
@@ -96,7 +96,7 @@ static void outputs_at(const tdm_op_attrs *attrs, int axis, int64_t i, int64_t c
     *past = from / stride + 1 < count ? from / stride + 1 : count;
 }
 
-/* dx at (h, w) of one channel: what each window gives to it. */
+/* dx at (h, w) of one channel: the sum over the windows that contain it. */
 static double gathered(const tdm_kernel_call *call, int64_t b, int64_t h, int64_t w, int64_t c)
 {
     const int64_t *in = call->attrs.shape.dim, *out = call->in[0].shape.dim;

@@ -1,10 +1,10 @@
 /*
  * ref.c: plain loops for every op, in f32: the basic ones here, the others in the files of this
- * folder, and the list of them all at the end.
+ * directory, and the list of them all at the end.
  *
- * These are the definition of what an op computes: short, obvious, sums in double precision and in
- * index order. Other backends are tested against them. They are also what runs where no faster
- * kernel exists, so they are written to vectorise, but nothing here is clever.
+ * These define what an op computes: short, obvious, sums in double precision and in index order.
+ * Other backends are tested against them. They also run where no faster kernel exists, so they are
+ * written to vectorise, but nothing here is clever.
  */
 #include "tensor/kernels/ref/ref.h"
 
@@ -56,7 +56,7 @@ static void run_sum_rows(void *backend, const tdm_kernel_call *call, const tdm_s
     }
 }
 
-/* The mask is made anew from (seed, layer, step, row of the global batch): it is never stored, and
+/* The mask is recomputed from (seed, layer, step, row of the global batch): it is never stored, and
  * the backward pass, which is this same op on dy, draws the same one. */
 static void run_dropout(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
 {
@@ -107,7 +107,7 @@ static const tdm_kernel kernels[] = {
 
 static const tdm_kernel_family basics = {kernels, sizeof(kernels) / sizeof(kernels[0])};
 
-/* The visible list of the reference kernels: every op of the enum has a row in one of them. */
+/* The list of the reference kernels: every op of the enum has a row in one of them. */
 static const tdm_kernel_family *const families[] = {
     &tdm__ref_matmul,      &basics,        &tdm__ref_activations, &tdm__ref_shape,
     &tdm__ref_elementwise, &tdm__ref_loss, &tdm__ref_embedding,   &tdm__ref_norm,

@@ -1,5 +1,5 @@
 /*
- * ref.h: the families of reference kernels that ref.c lists, and the few lines their files share.
+ * ref.h: the families of reference kernels that ref.c lists, and helpers shared by their files.
  */
 #ifndef TANDEM_TENSOR_KERNELS_REF_REF_H
 #define TANDEM_TENSOR_KERNELS_REF_REF_H
@@ -19,12 +19,12 @@ extern const tdm_kernel_family tdm__ref_pool;
 extern const tdm_kernel_family tdm__ref_batch_norm;
 extern const tdm_kernel_family tdm__ref_cast;
 
-/* For ops whose first two inputs may be bf16: scratch for them in f32, and the call with them there. An
- * f32 call stays as it is. */
+/* For ops whose first two inputs may be bf16: scratch for them in f32, and the call with the
+ * converted inputs. An f32 call is unchanged. */
 tdm_status tdm__ref_prepare_wide(void *backend, tdm_kernel_call *call, tdm_error *err);
 tdm_kernel_call tdm__ref_wide(const tdm_kernel_call *call);
 
-/* f(x), by a tdm_activation: what the ops that carry one do to each of their results. */
+/* f(x) of a tdm_activation, which ops apply to each of their results. */
 double tdm__ref_activate(int activation, double x);
 
 static inline const float *tdm__ref_in(const tdm_kernel_call *call, int index)

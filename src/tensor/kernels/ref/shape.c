@@ -1,9 +1,9 @@
 /*
- * shape.c: plain loops for the ops that move numbers about or add them up along an axis.
+ * shape.c: plain loops for the ops that move numbers or add them along an axis.
  *
- * A tensor is seen as [outer, size of the axis, inner]: all that lies before the axis, the axis, all
- * that lies after it. So a slice or a part of a concatenation is one run of numbers for each outer
- * index. Sums are in double precision and in index order.
+ * A tensor is viewed as [outer, size of the axis, inner]: the dimensions before the axis, the axis,
+ * and the dimensions after it. So a slice or a part of a concatenation is one contiguous run of
+ * numbers for each outer index. Sums are in double precision and in index order.
  */
 #include "tensor/kernels/ref/ref.h"
 
@@ -13,7 +13,7 @@ typedef struct axis_view {
     int64_t outer, size, inner;
 } axis_view;
 
-/* Axis -1 is all of it: one outer, one inner. */
+/* Axis -1 means all elements: one outer, one inner. */
 static axis_view view_at(const tdm_shape *shape, int axis)
 {
     axis_view v = {1, 1, 1};
@@ -23,7 +23,7 @@ static axis_view view_at(const tdm_shape *shape, int axis)
     return v;
 }
 
-/* The output is written in order; the place to read moves like an odometer. */
+/* The output is written in order; the index into the input advances like an odometer. */
 static void run_transpose(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
 {
     (void)backend;

@@ -1,18 +1,18 @@
 /*
- * tiles.c: blocks of products of bf16 by vector instructions, in the order that bf16.h defines; and the
- * packing, which AMX tiles need as well.
+ * tiles.c: blocks of products of bf16 by vector instructions, in the order that bf16.h defines; and
+ * the packing, which AMX tiles need as well.
  *
- * A block is computed step by step: BLOCK columns of b are widened to f32 into a buffer in the
- * first-level cache, as rows of even k and rows of odd k; then TILE_ROWS rows of a at a time run through
- * the step with both chains of TILE_VECS vectors in registers, and their sum is added to the block.
+ * A block is computed step by step: BLOCK columns of b are widened to f32 into a buffer in the L1
+ * cache, as rows of even k and rows of odd k; then TILE_ROWS rows of a at a time are processed with
+ * both chains of TILE_VECS vectors in registers, and their sum is added to the block.
  *
- * Fused multiply-add. Levels 3 and 4 have the instruction, which flushes as AMX does. Elsewhere (level
- * 2, and ARM, which decides before rounding whether a result is below the normal range) a product and a
- * sum give the same bits as long as the product of two numbers is itself an f32: its 16 bits always fit,
- * so it is enough that its exponent does. So for every step the range of the exponents of both factors
- * is known. Then a result below the normal range is exact, and flushed the same way everywhere. Where
- * exponents leave the range, exact_fma computes each number in double precision. That is slow, and
- * needed only where two factors multiply to less than 2^-126 or more than 2^128.
+ * Fused multiply-add: levels 3 and 4 have the instruction, which flushes as AMX does. Elsewhere
+ * (level 2, and ARM, which decides before rounding whether a result is subnormal) a product and a
+ * sum give the same bits as long as the product of two numbers is itself an f32: its 16 bits always
+ * fit, so it is sufficient that its exponent does. So the range of the exponents of both factors is
+ * computed for every step. Then a subnormal result is exact, and flushed in the same way
+ * everywhere. If exponents leave the range, exact_fma computes each number in double precision.
+ * That is slow, and needed only if two factors multiply to less than 2^-126 or more than 2^128.
  *
  * Requires the control word to flush to zero (product.c sets it), and -ffp-contract=off.
  */
@@ -32,16 +32,17 @@ enum {
     TILE_WORDS = SIDE * SIDE,
     STEP_PAIRS = TDM__BF16_STEP / 2,
     BLOCK = TDM__BF16_BLOCK,
-    /* As many chains as registers hold beside the vectors of b and a number of a. */
+    /* As many chains as fit into registers beside the vectors of b and a number of a. */
     TILE_ROWS = TDM__LEVEL >= 4 ? 6 : 3,
     TILE_VECS = 2,
     TILE_COLS = TILE_VECS * TDM__WIDTH,
     HAS_EXACT_FMA = TDM__LEVEL >= 3
 };
 
-/* ---- ranges ---------------------------------------------------------------------------------- */
+/* ---- ranges of exponents ---------------------------------------------------------------------- */
 
-/* The least and the largest biased exponent of normal numbers; infinities and NaN count as large. */
+/* The minimum and the maximum biased exponent of normal numbers; infinities and NaN count as
+ * large. */
 typedef struct range {
     vu min, max;
 } range;
@@ -81,9 +82,9 @@ static bool products_are_exact(const uint32_t a[2], const uint32_t b[2])
     return a[0] + b[0] >= 254 - 126 && a[1] + b[1] <= 252 + 128;
 }
 
-/* ---- multiply -------------------------------------------------------------------------------- */
+/* ---- multiply --------------------------------------------------------------------------------- */
 
-/* a b + c where a b is exact: see above. */
+/* a b + c if a b is exact: see above. */
 static inline vf chain_fma(vf a, vf b, vf c)
 {
 #if TDM__LEVEL >= 3
@@ -150,7 +151,7 @@ static void step_rows(const float *a, const float *b, int64_t pairs, int64_t row
     }
 }
 
-/* x, or zero of its sign when it is below the normal range; whatever the control word says. */
+/* x, or zero of its sign if it is subnormal, independent of the control word. */
 static float flushed(float x)
 {
     uint32_t bits;
@@ -161,10 +162,10 @@ static float flushed(float x)
 }
 
 /*
- * a b + c in one rounding to f32, of normal numbers, zeros, infinities and NaN. The product is exact in
- * double precision. Where the sum is not, its last bit is made odd if it is even (Boldo and Melquiond,
- * "Emulation of FMA and correctly rounded sums", 2008): so the second rounding, to f32, is that of the
- * exact value. What 24 bits round to 2^-126 is kept, what they round to less is zero.
+ * a b + c with one rounding to f32, for normal numbers, zeros, infinities and NaN. The product is
+ * exact in double precision. If the sum is not, its last bit is made odd (Boldo and Melquiond,
+ * "Emulation of FMA and correctly rounded sums", 2008): so the second rounding, to f32, is that of
+ * the exact value. A result that rounds to 2^-126 in 24 bits is kept, a smaller one is zero.
  */
 static float exact_fma(float a, float b, float c)
 {
@@ -219,8 +220,8 @@ static void block_multiply(const float *wide, const uint32_t *pairs, int64_t len
     float b[TDM__BF16_STEP * BLOCK] __attribute__((aligned(64)));
     if (begins) memset(sum, 0, (size_t)(rows * BLOCK) * sizeof(*sum));
     for (; length > 0; length -= TDM__BF16_STEP) {
-        /* A zero turns a chain that is -0 into +0, and changes nothing else, nor does a second zero: of
-         * what K lacks to a whole step, one pair is enough. */
+        /* A zero turns a chain that is -0 into +0 and changes nothing else, and a second zero has
+         * no effect: one pair of zeros is sufficient for the rest of an incomplete step. */
         int64_t count = (length + 1) / 2 + 1;
         if (count > STEP_PAIRS) count = STEP_PAIRS;
         uint32_t limits[2][2];
@@ -254,7 +255,7 @@ static void panel_widen(const uint16_t *panel, int64_t stride, int64_t steps, fl
     }
 }
 
-/* ---- results --------------------------------------------------------------------------------- */
+/* ---- results ---------------------------------------------------------------------------------- */
 
 /* Whole rows: `cols` and whether there is a bias are constants where this is called. */
 static inline __attribute__((always_inline)) void write_rows(const float *sum, const float *bias,
@@ -290,10 +291,10 @@ static void block_fetch(const float *c, int64_t stride, int64_t rows, int64_t co
         }
 }
 
-/* ---- order ----------------------------------------------------------------------------------- */
+/* ---- transposition ---------------------------------------------------------------------------- */
 
-/* A square of SIDE x SIDE words is turned in vectors of 16 words where the level has them, otherwise by
- * squares of 4 x 4. */
+/* A square of SIDE x SIDE words is transposed in vectors of 16 words if the level has them,
+ * otherwise by squares of 4 x 4. */
 #if TDM__LEVEL >= 4
 typedef uint32_t row __attribute__((vector_size(64), aligned(4), may_alias));
 
@@ -302,7 +303,7 @@ typedef uint32_t row __attribute__((vector_size(64), aligned(4), may_alias));
 #define ZIP_HIGH(a, b)                                                                             \
     __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
 
-/* Rows i and i + 8 are interleaved; four times over that turns a square. */
+/* Interleaves rows i and i + 8; four such steps transpose a square. */
 static inline void shuffle_rows(const row from[SIDE], row to[SIDE])
 {
     for (int i = 0; i < SIDE / 2; i++) {

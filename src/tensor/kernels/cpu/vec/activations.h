@@ -1,9 +1,9 @@
 /*
  * activations.h: the activations and their slopes, each a function of one vector.
  *
- * Two files use them: basic.c for the ops of their own, and loops.c, which applies one to numbers that
- * a product has just written. An element has the same bits whichever of the two it came through. NaN
- * stays NaN in all of them: a model that diverges must not look like one that is dead.
+ * Two files use them: basic.c for the ops, and loops.c, which applies one to numbers that a product
+ * has just written. The bits of an element are the same in both. All of them keep NaN: a model that
+ * diverges must not look like one whose units are dead.
  */
 #ifndef TANDEM_TENSOR_KERNELS_CPU_VEC_ACTIVATIONS_H
 #define TANDEM_TENSOR_KERNELS_CPU_VEC_ACTIVATIONS_H

@@ -1,19 +1,19 @@
 /*
  * attention.c: attention and its gradient in blocks of BLOCK queries by BLOCK keys.
  *
- * Forward goes through the keys block by block and keeps, for each query, the largest score so far
- * and the sum of exponentials against it; when the largest grows, what was summed is scaled down
- * (online softmax). Backward makes the weights again from lse. So the only matrix of (query, key) is
+ * Forward processes the keys block by block and keeps, for each query, the maximum score so far and
+ * the sum of exponentials relative to it; when the maximum grows, the sums so far are scaled down
+ * (online softmax). Backward recomputes the weights from lse. So the only matrix of (query, key) is
  * one block, and scratch grows with T, not with its square. In the causal case blocks above the
- * diagonal are never touched, and products in blocks on it have the terms below it alone.
+ * diagonal are skipped, and products in blocks on the diagonal have only the terms below it.
  *
  * Every sum over keys, queries or numbers of a head is one chain of fused multiply-adds in their
  * order, continued from block to block; sums of exponentials and dy . y have a partial sum for each
- * logical place (vec.h). So the bits are the same at every level.
+ * logical position (vec.h). So the bits are the same at every level.
  *
  * Each head of each row of the batch is computed by one thread in one order, from numbers that it
- * first copies into blocks of its own, padded with zeros to whole vectors and tiles: the bits of the
- * result do not depend on the number of threads. What is computed is defined by ref/attention.c.
+ * first copies into its own blocks, padded with zeros to whole vectors and tiles: the bits of the
+ * result do not depend on the number of threads. ref/attention.c defines what is computed.
  */
 #include "tensor/kernels/cpu/vec/math.h"
 #include "tensor/kernels/cpu/vec/philox.h"
@@ -41,13 +41,13 @@ static size_t thread_count(void)
     return (size_t)tdm__kernel_threads();
 }
 
-/* ---- one head of one row of the batch ------------------------------------------------------------ */
+/* ---- one head of one row of the batch --------------------------------------------------------- */
 
 typedef struct head {
-    int64_t T, C, D, Dp;    /* Dp: D in whole vectors */
-    int64_t length;         /* keys that count */
+    int64_t T, C, D, Dp;    /* Dp: D rounded up to whole vectors */
+    int64_t length;         /* number of keys that are used */
     int64_t b, h, index;    /* index: b times heads plus h */
-    const float *q, *k, *v; /* rows of 3C numbers, of which D are this head's */
+    const float *q, *k, *v; /* rows of 3C numbers, of which D belong to this head */
     bool causal;
     float scale;
     float keep_scale;   /* 0: no dropout */
@@ -55,7 +55,7 @@ typedef struct head {
     tdm_rng rng;
 } head;
 
-/* The sizes alone: all that prepare() knows. */
+/* The sizes only: all that prepare() knows. */
 static head sizes_of(const tdm_kernel_call *call, const tdm_tensor *qkv)
 {
     int64_t T = qkv->shape.dim[1], C = qkv->shape.dim[2] / 3, D = C / call->attrs.heads;
@@ -91,16 +91,16 @@ static head head_of(const tdm_kernel_call *call, const tdm_tensor *qkv, const td
     return a;
 }
 
-/* Keys below this count for query t: at least one, unless the length is 0. */
+/* Keys below this are used for query t: at least one, unless the length is 0. */
 static int64_t key_limit(const head *a, int64_t t)
 {
     return a->causal ? smaller(t + 1, a->length) : a->length;
 }
 
-/* ---- copies into blocks -------------------------------------------------------------------------- */
+/* ---- copies into blocks ----------------------------------------------------------------------- */
 
-/* A head's part of a row is a few cache lines, and the next row is far away: the processor does not
- * foresee that. So these lines are fetched some rows before they are used. */
+/* A head's part of a row is a few cache lines, and the next row is far away: the CPU's prefetcher
+ * does not predict that. So these lines are prefetched some rows before they are used. */
 enum { ROWS_AHEAD = 12, CACHE_LINE = 64 / sizeof(float) };
 
 static inline void fetch_row(const float *row, int64_t numbers)
@@ -167,7 +167,7 @@ static void zero_rows(int64_t count, const head *a, float *to, int64_t to_row)
     for (int64_t r = 0; r < count; r++) memset(to + r * to_row, 0, (size_t)a->D * sizeof(float));
 }
 
-/* ---- blocks of weights --------------------------------------------------------------------------- */
+/* ---- blocks of weights ------------------------------------------------------------------------ */
 
 /* Queries t0 .. t0 + rows against keys k0 .. k0 + keys. */
 typedef struct pair {
@@ -184,13 +184,13 @@ static pair pair_of(const head *a, int64_t t0, int64_t k0)
                   .diagonal = a->causal && t0 == k0};
 }
 
-/* Columns of row r of the block that count: at least one. */
+/* The number of columns of row r of the block that are used: at least one. */
 static int64_t pair_limit(const pair *p, int64_t r)
 {
     return p->diagonal ? smaller(r + 1, p->keys) : p->keys;
 }
 
-/* s = left right, [rows, D] x [D, keys]; what is above the diagonal may be left as it is. */
+/* s = left right, [rows, D] x [D, keys]; elements above the diagonal are undefined. */
 static void pair_scores(const head *a, const pair *p, const float *left, const float *right,
                         float *s)
 {
@@ -218,8 +218,8 @@ static void pair_mix(const head *a, const pair *p, bool add, const float *w, con
         tile_product(false, TILE_FULL, o, s);
 }
 
-/* c (+)= w^T right, [keys, rows] x [rows, Dp]. A block on the diagonal is the first one of its keys,
- * to which nothing is added. */
+/* c (+)= w^T right, [keys, rows] x [rows, Dp]. A block on the diagonal is the first one of its
+ * keys, and nothing is added to it. */
 static void pair_mix_back(const head *a, const pair *p, bool add, const float *w,
                           const float *right, float *c)
 {
@@ -234,7 +234,8 @@ static void pair_mix_back(const head *a, const pair *p, bool add, const float *w
         tile_product(false, TILE_FULL, o, s);
 }
 
-/* The places of the vector at column `at` of a row of which only the first `limit` columns count. */
+/* The mask of the vector at column `at` of a row of which only the first `limit` columns are
+ * used. */
 static inline vi columns_below(int at, int64_t limit)
 {
     vi column;
@@ -242,14 +243,14 @@ static inline vi columns_below(int at, int64_t limit)
     return (vi)(column < (int32_t)limit);
 }
 
-/* e^x for x <= 0; 0 where it would be a denormal number, on which products are slow. */
+/* e^x for x <= 0; 0 instead of a subnormal number, with which products are slow. */
 static inline vf exp_of_negative(vf x)
 {
     return vf_pick_less(x, vf_set(-87.0f), vf_set(0), vexpf(x));
 }
 
-/* The factors of one query's weights in this block: 0 or keep_scale. Word (h T + t) T' + key of the
- * sequence decides, T' being T rounded up to a multiple of 32: see ref/attention.c. */
+/* The factors of one query's weights in this block: 0 or keep_scale. They are given by word (h T +
+ * t) T' + key of the sequence, T' being T rounded up to a multiple of 32: see ref/attention.c. */
 static void draw_mask(const head *a, int64_t t, int64_t k0, int64_t keys, float mask[BLOCK])
 {
     uint64_t first = (uint64_t)((a->h * a->T + t) * round_up(a->T, 32) + k0);
@@ -264,7 +265,8 @@ static void draw_mask(const head *a, int64_t t, int64_t k0, int64_t keys, float 
     }
 }
 
-/* Cuts scratch into parts of `sizes` floats, when there is any yet; returns the bytes it takes. */
+/* Divides scratch, if there is any yet, into parts of `sizes` floats; returns the total size in
+ * bytes. */
 static size_t carve(float *base, const int64_t *sizes, float **const *parts, int count)
 {
     int64_t at = 0;
@@ -275,15 +277,15 @@ static size_t carve(float *base, const int64_t *sizes, float **const *parts, int
     return (size_t)at * sizeof(float);
 }
 
-/* ---- forward ------------------------------------------------------------------------------------- */
+/* ---- forward ---------------------------------------------------------------------------------- */
 
-/* What a thread works in. */
+/* The buffers of a thread. */
 typedef struct forward_scratch {
     float *keys;             /* all keys, transposed: blocks of [D, BLOCK] */
     float *values;           /* all values: rows of Dp */
     float *q, *o;            /* [BLOCK, Dp]: queries, and the results so far */
     float *w;                /* [BLOCK, BLOCK]: scores, then weights */
-    float *sum;              /* [BLOCK, PLACES]: sums of exponentials, by logical place */
+    float *sum;              /* [BLOCK, PLACES]: sums of exponentials, by logical position */
     float *largest, *shrink; /* [BLOCK] */
 } forward_scratch;
 
@@ -297,7 +299,7 @@ static size_t carve_forward(const head *a, float *base, forward_scratch *s)
     return carve(base, sizes, parts, 8);
 }
 
-/* The new largest score of each query, and what older sums shrink by. */
+/* The new maximum score of each query, and the factor of older sums. */
 static void raise_largest(const pair *p, forward_scratch *s, bool first)
 {
     float before[BLOCK] = {0};
@@ -322,7 +324,8 @@ static void raise_largest(const pair *p, forward_scratch *s, bool first)
         vf_store(s->shrink + r, exp_of_negative(vf_load(before + r) - vf_load(s->largest + r)));
 }
 
-/* Scores of one query to weights, still to be divided by their sum; returns that, place by place. */
+/* Converts the scores of one query to weights, before the division by their sum; returns that, by
+ * position. */
 static inline vf_places weigh_row(const head *a, const float *mask, float largest, int64_t limit,
                                   float *w)
 {
@@ -334,7 +337,7 @@ static inline vf_places weigh_row(const head *a, const float *mask, float larges
             if (at < limit) {
                 x = exp_of_negative(vf_load(w + at) - largest);
                 if (at + TDM__WIDTH > limit) x = vf_select(columns_below(at, limit), x, (vf){0});
-                sum.part[k] += x; /* where x is 0: as if it were left out, a sum is never -0 */
+                sum.part[k] += x; /* also where x is 0: a sum is never -0 */
                 if (a->keep_scale > 0) x *= vf_load(mask + at);
             }
             vf_store(w + at, x);
@@ -419,7 +422,7 @@ static void run_forward(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* ---- backward ------------------------------------------------------------------------------------ */
+/* ---- backward --------------------------------------------------------------------------------- */
 
 typedef struct backward_scratch {
     float *q, *dy, *dq;       /* all queries (scaled) and their gradients: rows of Dp */
@@ -441,9 +444,9 @@ static size_t carve_backward(const head *a, float *base, backward_scratch *s)
     return carve(base, sizes, parts, 11);
 }
 
-/* From scores w and products dw = dy . v, the weights as they were used and the scores' gradients:
- * with p = e^(score - lse) and m the factors of dropout,  w = p m,  dw = p (dw m - shared). What is
- * behind the limit is +0, whatever the tiles have left there. */
+/* From scores w and products dw = dy . v, computes the weights and the gradients of the scores:
+ * with p = e^(score - lse) and m the factors of dropout,  w = p m,  dw = p (dw m - shared).
+ * Elements beyond the limit become +0, whatever the tiles left there. */
 static inline void weigh_row_back(const head *a, const float *mask, float lse, float shared,
                                   int64_t limit, float *w, float *dw)
 {
@@ -558,7 +561,7 @@ static void run_backward(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* ---- the kernels --------------------------------------------------------------------------------- */
+/* ---- the kernels ------------------------------------------------------------------------------ */
 
 static size_t forward_bytes(const tdm_kernel_call *call)
 {

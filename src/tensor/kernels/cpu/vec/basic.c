@@ -1,16 +1,16 @@
 /*
- * basic.c: element-wise ops: one pass over memory, as wide as the processor can.
+ * basic.c: element-wise ops: one pass over memory, with the widest vectors of the CPU.
  *
- * An op is a function of one vector, or of two; the templates below run it over whole tensors. The
- * last, incomplete vector goes through the same function, so an element's bits depend neither on
- * its place nor on the size of the tensor nor on the number of threads. A vector is read before it
- * is written: the output may lie over an input of its own size.
+ * An op is a function of one vector, or of two; the templates below apply it to whole tensors. The
+ * last, incomplete vector is processed by the same function, so an element's bits depend neither on
+ * its index nor on the size of the tensor nor on the number of threads. A vector is read before it
+ * is written: the output may overwrite an input of its own size.
  */
 #include "tensor/kernels/cpu/vec/activations.h"
 
 #define TEMPLATE static inline __attribute__((always_inline))
 
-/* What a range needs. b repeats after b_count elements. */
+/* The arguments of a range. b repeats after b_count elements. */
 typedef struct work {
     const float *a, *b, *c;
     float *out;
@@ -28,7 +28,7 @@ static work work_of(const tdm_kernel_call *call)
                   .value = (float)call->attrs.scale};
 }
 
-/* ---- of one tensor --------------------------------------------------------------------------- */
+/* ---- ops of one tensor ------------------------------------------------------------------------ */
 
 /* out[i] = f(a[i]) */
 TEMPLATE void map_range(const work *w, int64_t begin, int64_t end, vf (*f)(vf))
@@ -78,7 +78,7 @@ ACTIVATION(silu, silu, silu_slope)
 ACTIVATION(tanh, vtanhf, tanh_slope)
 ACTIVATION(sigmoid, vsigmoidf, sigmoid_slope)
 
-/* The slope of ReLU by a result that was rounded to bf16. */
+/* The slope of ReLU from a result that was rounded to bf16. */
 static void range_relu_grad_bf16(const void *args, int64_t begin, int64_t end)
 {
     typedef uint16_t vh __attribute__((vector_size(2 * TDM__WIDTH), aligned(2), may_alias));
@@ -105,13 +105,13 @@ static void run_relu_grad_by(void *backend, const tdm_kernel_call *call, const t
         run_relu_grad(backend, call, key);
 }
 
-/* ---- of two, the second perhaps shorter ------------------------------------------------------ */
+/* ---- ops of two tensors, the second possibly shorter ------------------------------------------ */
 
 typedef void (*stretch_fn)(const float *a, const float *b, const float *c, float *out,
                            int64_t count);
 
-/* Cuts a range where b (and c, as long as b) begins again. Not for a b of one number: every vector
- * would hold one element. */
+/* Divides a range where b (and c, which is as long as b) repeats. Not for a b of one number: every
+ * vector would have one element. */
 TEMPLATE void repeat_range(const work *w, int64_t begin, int64_t end, stretch_fn stretch)
 {
     for (int64_t i = begin; i < end;) {
@@ -175,7 +175,7 @@ static void range_normalise(const void *args, int64_t begin, int64_t end)
     repeat_range(args, begin, end, stretch_normalise);
 }
 
-/* ---- by a number ----------------------------------------------------------------------------- */
+/* ---- ops with a number ------------------------------------------------------------------------ */
 
 static void range_scale(const void *args, int64_t begin, int64_t end)
 {

@@ -1,11 +1,12 @@
 /*
- * batch_norm.c: batch norm of x [..., C]: the rows one after another, channels in vectors.
+ * batch_norm.c: batch norm of x [..., C]: row by row, with channels in vectors.
  *
- * The formulas are those of ref/batch_norm.c. Sums over rows go by blocks of BLOCK_ROWS rows: within
- * a block in f32, in registers; the blocks' sums lie in scratch and are joined in double precision,
- * in their order. So a million rows lose no more than a block does, x is read from memory once for
- * both statistics (a block's squares are taken about its own mean, while it is in the cache, and
- * joined by Chan's formula), and the bits do not depend on the number of threads.
+ * The formulas are those of ref/batch_norm.c. Sums over rows use blocks of BLOCK_ROWS rows: within
+ * a block in f32, in registers; the sums of the blocks are in scratch and are combined in double
+ * precision, in their order. So a million rows lose no more precision than a block does, x is read
+ * from memory once for both statistics (a block's squares are computed about its own mean while it
+ * is in the cache, and combined by Chan's formula), and the bits do not depend on the number of
+ * threads.
  *
  * Scratch: SUMS numbers for each channel of each block, then COEFFICIENTS for each channel.
  */
@@ -39,7 +40,7 @@ static tdm_status prepare(void *backend, tdm_kernel_call *call, tdm_error *err)
     return TDM_OK;
 }
 
-/* Of ops that read no sums. */
+/* For ops that need no sums. */
 static tdm_status prepare_pass(void *backend, tdm_kernel_call *call, tdm_error *err)
 {
     (void)backend;
@@ -71,10 +72,10 @@ static inline double inverse_deviation(const norm *n, int64_t c)
     return 1.0 / sqrt((double)n->variance[c] + (double)n->call->attrs.eps);
 }
 
-/* ---- statistics ------------------------------------------------------------------------------ */
+/* ---- statistics ------------------------------------------------------------------------------- */
 
-/* Of one vector of channels of one block: the sum, and the squares about the block's mean. `many`
- * vectors side by side keep the adders busy; it is a constant where this is inlined. */
+/* For one vector of channels of one block: the sum, and the squares about the block's mean. `many`
+ * vectors side by side keep the adders busy; it is a constant after inlining. */
 static inline void block_moments(const norm *n, int64_t block, int64_t c, int64_t left, int many)
 {
     int64_t count = rows_in(n, block);
@@ -108,8 +109,8 @@ static void moments_of_blocks(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* Joins the blocks of channel c. A block's squares are about its rounded mean: the square of what
- * that is off by, times the rows, is far below what f32 resolves. */
+/* Combines the blocks of channel c. A block's squares are about its rounded mean: the square of the
+ * rounding error, times the rows, is far below the resolution of f32. */
 typedef struct moments {
     double mean, squares;
 } moments;
@@ -128,7 +129,7 @@ static moments join_moments(const norm *n, int64_t c)
     return (moments){m, squares};
 }
 
-/* ---- y --------------------------------------------------------------------------------------- */
+/* ---- y ---------------------------------------------------------------------------------------- */
 
 /* y = (x - mean) scale + beta */
 static void normalise_rows(const void *args, int64_t begin, int64_t end)
@@ -194,7 +195,7 @@ static void run_given(void *backend, const tdm_kernel_call *call, const tdm_step
     normalise(&n);
 }
 
-/* Joining such shares is a few numbers for each channel: `ref` does it. */
+/* Combining such shares takes a few operations for each channel: `ref` does it. */
 static void run_share(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)
 {
     (void)backend;
@@ -213,7 +214,7 @@ static void run_share(void *backend, const tdm_kernel_call *call, const tdm_step
     }
 }
 
-/* ---- gradients ------------------------------------------------------------------------------- */
+/* ---- gradients -------------------------------------------------------------------------------- */
 
 /* Of one block: sum dy (x - mean), and sum dy. */
 static inline void block_products(const norm *n, int64_t block, int64_t c, int64_t left, int many)

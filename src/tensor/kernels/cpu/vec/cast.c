@@ -1,6 +1,6 @@
 /*
- * cast.c: rounding of f32 to bf16. All of it is arithmetic of whole numbers, so the bits are those of
- * tdm__bf16_of at every level, wherever a number lies.
+ * cast.c: rounds f32 to bf16 by integer arithmetic, so the bits are those of tdm__bf16_of at every
+ * level and index.
  */
 #include "tensor/kernels/cpu/vec/vec.h"
 

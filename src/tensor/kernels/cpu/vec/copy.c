@@ -1,16 +1,16 @@
 /*
- * copy.c: ops that only move numbers: transposing, joining, cutting out.
+ * copy.c: ops that only move numbers: transpose, concatenation, slice.
  *
- * A tensor is seen as [outer, size, inner] around an axis: a slice, or part of a concatenation, is
- * one run of numbers for each outer index. A transposition first joins the dimensions that stay
- * neighbours; then either runs are copied whole, or squares of WIDTH by WIDTH numbers are turned in
- * registers, so that reads and writes both go along cache lines.
+ * A tensor is viewed as [outer, size, inner] around an axis: a slice, or part of a concatenation,
+ * is one run of numbers for each outer index. A transpose first merges the dimensions that stay
+ * adjacent; then either whole runs are copied, or squares of WIDTH by WIDTH numbers are transposed
+ * in registers, so that both reads and writes follow cache lines.
  */
 #include "tensor/kernels/cpu/vec/vec.h"
 
-/* ---- transpose ------------------------------------------------------------------------------- */
+/* ---- transpose -------------------------------------------------------------------------------- */
 
-/* One dimension of the output: its size, and how far apart its neighbours lie on either side. */
+/* One dimension of the output: its size, and its strides in input and output. */
 typedef struct dim {
     int64_t size, from, to;
 } dim;
@@ -21,11 +21,11 @@ typedef struct turn {
     dim outer[TDM_MAX_DIMS]; /* all dimensions but the two below */
     int outer_count;
     dim along;           /* the output's last dimension */
-    dim across;          /* the input's last one, when that is another; else of size 1 */
+    dim across;          /* the input's last dimension, if it is another one; else of size 1 */
     int64_t strip_count; /* of WIDTH numbers of `across` */
 } turn;
 
-/* Joins what stays together. Returns the number of dimensions that are left, at least one. */
+/* Merges adjacent dimensions. Returns the number of dimensions that are left, at least one. */
 static int joined_dims(const tdm_kernel_call *call, dim out[TDM_MAX_DIMS])
 {
     const tdm_shape *from = &call->in[0].shape, *to = &call->out[0].shape;
@@ -65,7 +65,7 @@ static turn turn_of(const tdm_kernel_call *call)
     return t;
 }
 
-/* Places of a and b in turn: the lower half of all of them, and the upper. */
+/* Interleaves the elements of a and b: the lower half of the result, and the upper. */
 #if TDM__WIDTH == 16
 #define ZIP_LOW(a, b)                                                                              \
     __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
@@ -79,7 +79,7 @@ static turn turn_of(const tdm_kernel_call *call)
 #define ZIP_HIGH(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
 #endif
 
-/* Shuffling row i with row i + WIDTH / 2, as one does with cards, log2(WIDTH) times over. */
+/* Perfect shuffles of row i with row i + WIDTH / 2, log2(WIDTH) times. */
 static inline void turn_rows(const vf row[TDM__WIDTH], vf out[TDM__WIDTH])
 {
     for (int i = 0; i < TDM__WIDTH / 2; i++) {
@@ -102,7 +102,7 @@ static void turn_square(const float *x, int64_t x_stride, float *y, int64_t y_st
     for (int i = 0; i < TDM__WIDTH; i++) vf_store(y + i * y_stride, a[i]);
 }
 
-/* `strip` rows of the output, WIDTH of them but for the last ones. */
+/* `strip` rows of the output: WIDTH, or fewer at the end. */
 static void turn_strip(const turn *t, const float *x, float *y, int64_t strip)
 {
     int64_t i = 0;
@@ -112,7 +112,7 @@ static void turn_strip(const turn *t, const float *x, float *y, int64_t strip)
         for (int64_t k = 0; k < strip; k++) y[k * t->across.to + i] = x[i * t->along.from + k];
 }
 
-/* A unit is one strip of `across` at one place of the outer dimensions. */
+/* A unit is one strip of `across` at one index of the outer dimensions. */
 static void range_transpose(const void *args, int64_t begin, int64_t end)
 {
     const turn *t = args;
@@ -146,9 +146,9 @@ static void run_transpose(void *backend, const tdm_kernel_call *call, const tdm_
     tdm__vec_split(units, elements / units, range_transpose, &t);
 }
 
-/* ---- runs ------------------------------------------------------------------------------------ */
+/* ---- runs ------------------------------------------------------------------------------------- */
 
-/* Runs of `count` numbers, one for each outer index, with zeros around them where asked. */
+/* Runs of `count` numbers, one for each outer index, optionally surrounded by zeros. */
 typedef struct runs {
     const float *x;
     float *y;
@@ -168,7 +168,7 @@ static void range_runs(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* The numbers before and within an axis's steps. */
+/* The products of the dimensions before and after an axis. */
 static void around_axis(const tdm_shape *shape, int axis, int64_t *outer, int64_t *inner)
 {
     *outer = *inner = 1;

@@ -1,10 +1,10 @@
 /*
- * dropout.c: zeroes elements by lot and scales the others.
+ * dropout.c: zeroes random elements and scales the others.
  *
- * The mask is made anew from (seed, layer, step, row of the global batch): it is never stored, and
- * the backward pass, which is this same op on dy, draws the same one. Element i of a row looks at
- * word i of the row's sequence, as in the reference kernel, and the result has the same bits. Rows
- * are independent, and long ones are cut where a group of words begins.
+ * The mask is recomputed from (seed, layer, step, row of the global batch): it is never stored, and
+ * the backward pass, which is this same op on dy, draws the same one. Element i of a row uses word
+ * i of the row's sequence, as in the reference kernel, and the result has the same bits. Rows are
+ * independent, and long ones are divided at the beginning of a group of words.
  */
 #include "tensor/kernels/cpu/vec/philox.h"
 
@@ -15,7 +15,7 @@ typedef struct work {
     float *y;
     tdm_rng_address address; /* of the call's first row */
     int64_t row_elements, row_groups;
-    int32_t limit; /* drop where the upper 24 bits of the word are below */
+    int32_t limit; /* drop if the upper 24 bits of the word are below this */
     float keep_scale;
 } work;
 
@@ -70,7 +70,7 @@ static void run_dropout(void *backend, const tdm_kernel_call *call, const tdm_st
                           .sample = key->first_row},
               .row_elements = tdm_tensor_elements(&call->out[0]) / B,
               .keep_scale = 1.0f / (1.0f - call->attrs.p)};
-    /* A uniform number u 2^-24 is below p where u is below p 2^24, which is exact in f32. */
+    /* A uniform number u 2^-24 is below p if u is below p 2^24, which is exact in f32. */
     w.limit = (int32_t)ceilf(call->attrs.p * 0x1p24f);
     w.row_groups = (w.row_elements + TDM__PHILOX_GROUP - 1) / TDM__PHILOX_GROUP;
     tdm__vec_split(B * w.row_groups, TDM__PHILOX_GROUP, range_dropout, &w);

@@ -1,11 +1,11 @@
 /*
- * embedding.c: rows looked up in a table, and the gradient of the table.
+ * embedding.c: lookup of rows of a table, and the gradient of the table.
  *
- * A row of the gradient is the sum of the gradients of all places that name it, in the order of the
- * places: four at a time, then one by one. To that end the places of each id are chained first
- * (scratch holds the first place of each id and the next place of each place), and every row is
- * written once, by one thread, whether or not anything names it. An id outside [0, V) is a broken
- * invariant and stops the program: it would read or write beside the table.
+ * A row of the gradient is the sum of the gradients of all positions that select it, in the order
+ * of the positions: four at a time, then one by one. To this end the positions of each id are
+ * chained first (scratch has the first position of each id and the next position of each position),
+ * and every row is written once, by one thread, whether or not a position selects it. An id outside
+ * [0, V) violates an invariant and aborts the program: it would access memory outside the table.
  */
 #include "tensor/kernels/cpu/vec/vec.h"
 
@@ -14,10 +14,10 @@
 typedef struct work {
     const float *x; /* the table, or dy */
     const int32_t *ids;
-    const float *base; /* what is added to: nothing, where `out` lies, or elsewhere */
+    const float *base; /* the initial values: none, at `out`, or elsewhere */
     float *out;
     int64_t V, C;
-    const int64_t *first, *next; /* chains, ended by -1 */
+    const int64_t *first, *next; /* chains, terminated by -1 */
 } work;
 
 static void range_embedding(const void *args, int64_t begin, int64_t end)

@@ -1,13 +1,13 @@
 /*
- * loops.c: what others need done to long rows of numbers: see tdm_kernel_add_into,
- * tdm__kernel_activate and tdm__kernel_widen.
+ * loops.c: loops over long arrays for other modules: see tdm_kernel_add_into, tdm__kernel_activate
+ * and tdm__kernel_widen.
  */
 #include "tensor/kernels/cpu/vec/activations.h"
 
 typedef uint32_t vu __attribute__((vector_size(4 * TDM__WIDTH), aligned(4), may_alias));
 
-/* The bits of magnitudes are in the order of the magnitudes, NaN last. Adding this to them reaches
- * the highest bit for those of TDM_KERNEL_SAFE_RANGE and beyond, and for no others. */
+/* The bit patterns of magnitudes are ordered like the magnitudes, NaN last. Adding this to them
+ * sets the highest bit for those of TDM_KERNEL_SAFE_RANGE and beyond, and for no others. */
 #define MAGNITUDE 0x7fffffffu
 #define HIGHEST_BIT 0x80000000u
 #define TO_HIGHEST_BIT (HIGHEST_BIT - 0x57000000u)
@@ -44,7 +44,7 @@ static bool in_safe_range(const float *a, size_t count)
     return none_reaches(seen);
 }
 
-/* ---- activations in place -------------------------------------------------------------------- */
+/* ---- activations in place --------------------------------------------------------------------- */
 
 typedef struct row {
     float *x;
@@ -76,7 +76,7 @@ static void activate(tdm_activation activation, float *x, int64_t count)
     if (activation != TDM_ACTIVATION_NONE) tdm__vec_split(count, 1, ranges[activation], &r);
 }
 
-/* ---- bf16 ------------------------------------------------------------------------------------ */
+/* ---- bf16 ------------------------------------------------------------------------------------- */
 
 typedef struct wider {
     const uint16_t *from;

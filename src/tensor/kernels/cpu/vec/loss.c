@@ -1,10 +1,11 @@
 /*
  * loss.c: the element-wise losses, penalties on weights, and their gradients.
  *
- * A sum is cut into pieces of PIECE numbers. Each piece is summed in double precision, one partial sum
- * for each logical place (vec.h), and the pieces are added in order: the bits do not depend on the
- * number of threads. The last places are filled up with numbers whose loss is 0. Gradients are one
- * pass, in which a vector is read before it is written: they may lie over x or target.
+ * A sum is divided into pieces of PIECE numbers. Each piece is summed in double precision, with one
+ * partial sum for each logical position (vec.h), and the pieces are added in order: the bits do not
+ * depend on the number of threads. The last positions are padded with numbers whose loss is 0.
+ * Gradients are one pass, in which a vector is read before it is written: they may overwrite x or
+ * target.
  */
 #include "tensor/kernels/cpu/vec/math.h"
 
@@ -21,11 +22,11 @@ typedef struct work {
     float factor; /* of gradients: the scale times d_loss */
 } work;
 
-/* What a vector of x and one of targets add to the sum, and the slope by x. */
+/* The contribution of a vector of x and one of targets to the sum, and the slope by x. */
 typedef void (*add_fn)(vsum_part *sum, vf x, vf t, float delta);
 typedef vf (*slope_fn)(vf x, vf t, float delta);
 
-/* ---- the functions --------------------------------------------------------------------------- */
+/* ---- the functions ---------------------------------------------------------------------------- */
 
 /* -1, 0 or 1; NaN stays NaN. */
 static inline vf sign(vf x)
@@ -34,7 +35,7 @@ static inline vf sign(vf x)
     return vf_pick_less(zero, x, vf_set(1), vf_pick_less(x, zero, vf_set(-1), x));
 }
 
-/* ln(1 + e) for e in [0, 1]. 1 + e is rounded; the quotient takes that back out. */
+/* ln(1 + e) for e in [0, 1]. 1 + e is rounded; the quotient compensates for that. */
 static inline vf log_1_plus(vf e)
 {
     vf u = 1.0f + e, one = vf_set(1);
@@ -97,7 +98,8 @@ static inline void add_kl(vsum_part *sum, vf x, vf t, float delta)
 {
     (void)delta;
     vf zero = vf_set(0), size = vf_abs(t);
-    vf log_t = vf_pick_less(zero, size, vlogf(t), zero); /* 0 where t is 0, or NaN, which t keeps */
+    vf log_t = vf_pick_less(zero, size, vlogf(t), zero); /* 0 where t is 0, or NaN, which t
+                                                          * preserves */
     vsum_add_product(sum, t, log_t - x);
 }
 
@@ -136,9 +138,10 @@ static inline vf square_slope(vf x, vf t, float delta)
     return x + x;
 }
 
-/* ---- over whole tensors ---------------------------------------------------------------------- */
+/* ---- whole tensors ---------------------------------------------------------------------------- */
 
-/* A unit is a piece. `rest` fills up x, 0 the target; a penalty has none, and reads w twice. */
+/* A unit is a piece. x is padded with `rest`, the target with 0; a penalty has no target, and reads
+ * w twice. */
 TEMPLATE void sum_range(const void *args, int64_t begin, int64_t end, add_fn add, float rest)
 {
     const work *w = args;
@@ -199,7 +202,7 @@ static const ranges losses[] = {
 static const ranges penalties[] = {
     [1] = {range_size, range_size_grad}, [2] = {range_square, range_square_grad}};
 
-/* ---- the ops --------------------------------------------------------------------------------- */
+/* ---- the ops ---------------------------------------------------------------------------------- */
 
 static int64_t pieces_of(const tdm_kernel_call *call)
 {

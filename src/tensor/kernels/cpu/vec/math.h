@@ -1,12 +1,12 @@
 /*
  * math.h: exp, log, tanh, erf and the logistic function for whole vectors, in f32.
  *
- * Each is one formula for all places of a vector: both sides of a branch are computed and one is
- * picked. All of it is exact operations and vf_fma, in one order, so that every level gives the same
- * bits for every input (tests/kernel/levels_test.c). Polynomials are those of the Cephes library (exp, log, tanh) and Norbert Juffa's (erf).
- * The largest error over all numbers is 1.4 units in the last
- * place, and 2.5 for the logistic function; tests/kernel/vec_test.c holds them to that. Infinities,
- * zeros, denormal results and NaN come out as C's own functions give them.
+ * Each is one formula for all elements of a vector: both sides of a branch are computed and one is
+ * selected. All operations are exactly rounded ones and vf_fma, in one order, so that every level
+ * gives the same bits for every input (tests/kernel/levels_test.c). Polynomials are those of the
+ * Cephes library (exp, log, tanh) and Norbert Juffa's (erf). The maximum error over all numbers is
+ * 1.4 units in the last place, and 2.5 for the logistic function; tests/kernel/vec_test.c verifies
+ * that. Infinities, zeros, subnormal results and NaN are as in C's own functions.
  */
 #ifndef TANDEM_TENSOR_KERNELS_CPU_VEC_MATH_H
 #define TANDEM_TENSOR_KERNELS_CPU_VEC_MATH_H
@@ -22,9 +22,9 @@ static inline vf vf_select(vi mask, vf a, vf b)
 }
 
 /*
- * Hide where a mask or a vector comes from. clang turns `a < b ? a : b` into the instruction for a
- * minimum or a maximum, and a product with `a < b ? 1 : 0` into a choice, at some levels and not at
- * others; but the one flushes a tiny number that the other keeps.
+ * Hide the origin of a mask or a vector. clang turns `a < b ? a : b` into the instruction for a
+ * minimum or a maximum, and a product with `a < b ? 1 : 0` into a selection, at some levels and not
+ * at others; but one flushes a subnormal number that the other keeps.
  */
 #if defined(__clang__) && defined(__x86_64__)
 #define TDM__HIDE_MASK(mask) __asm__("" : "+Yk"(mask))
@@ -36,7 +36,7 @@ static inline vf vf_select(vi mask, vf a, vf b)
 #define TDM__HIDE(vector) (void)0
 #endif
 
-/* a < b ? x : y; y where a or b is NaN. Of x and y, bits are kept. */
+/* a < b ? x : y; y if a or b is NaN. The bits of x and y are preserved. */
 static inline vf vf_pick_less(vf a, vf b, vf x, vf y)
 {
 #if TDM__LEVEL >= 4
@@ -54,8 +54,8 @@ static inline vf vf_pick_less(vf a, vf b, vf x, vf y)
 #endif
 }
 
-/* The smaller and the larger one; x where either is NaN, or where they are equal. When tiny numbers
- * are flushed, a denormal result may be left as it is or become 0 of its sign. */
+/* The smaller and the larger one; x if either is NaN, or if they are equal. If subnormal numbers
+ * are flushed, a subnormal result may be kept or become 0 of its sign. */
 static inline vf vf_min(vf limit, vf x)
 {
 #if TDM__LEVEL >= 4
@@ -87,7 +87,7 @@ static inline vf vf_abs(vf x)
     return (vf)((vi)x & 0x7fffffff);
 }
 
-/* The size of `x` with the sign of `sign`. */
+/* The magnitude of `x` with the sign of `sign`. */
 static inline vf vf_copysign(vf x, vf sign)
 {
     return (vf)(((vi)x & 0x7fffffff) | ((vi)sign & ~0x7fffffff));
@@ -106,7 +106,7 @@ static inline vf4 vf4_max(vf4 a, vf4 b)
 #endif
 }
 
-/* The largest of all places, by the tree of vf_places_sum. Where one is NaN: NaN or another one of
+/* The maximum of all positions, by the tree of vf_places_sum. If one is NaN: NaN or another one of
  * them, the same at every level. */
 static inline float vf_places_largest(const vf_places *x)
 {
@@ -117,7 +117,7 @@ static inline float vf_places_largest(const vf_places *x)
     return a > b ? a : b;
 }
 
-/* x 2^n for n in [-160, 160], in two steps so that results may be denormal or infinite. */
+/* x 2^n for n in [-160, 160], in two steps so that results may be subnormal or infinite. */
 static inline vf vf_scale_by_power(vf x, vi n)
 {
     vi half = n >> 1;
@@ -128,7 +128,7 @@ static inline vf vf_scale_by_power(vf x, vi n)
 /* e^x = 2^n e^r, |r| <= ln(2) / 2. */
 static inline vf vexpf(vf x)
 {
-    const vf to_integer = vf_set(0x1.8p23f); /* adding it rounds to a whole number */
+    const vf to_integer = vf_set(0x1.8p23f); /* adding it rounds to an integer */
     x = vf_min(vf_set(89.0f), vf_max(vf_set(-104.0f), x));
     vf shifted = vf_fma(x, vf_set(1.44269504088896341f), to_integer);
     vf n = shifted - to_integer;
@@ -175,7 +175,8 @@ static inline vf vlogf(vf x)
     y = vf_fma(e, vf_set(-2.12194440e-4f), y);
     y = vf_fma(z, vf_set(-0.5f), y);
     y = vf_fma(e, vf_set(0.693359375f), r + y);
-    /* Where the formula does not hold: infinity and NaN stay; 0 gives -infinity, less gives NaN. */
+    /* Where the formula does not hold: infinity and NaN are kept; 0 gives -infinity, less gives
+     * NaN. */
     const vf infinity = vf_set(INFINITY);
     y = vf_pick_less(x, infinity, y, x);
     vf of_zero = vf_pick_less(x, zero, zero / zero, -infinity);

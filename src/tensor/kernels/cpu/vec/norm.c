@@ -1,16 +1,16 @@
 /*
- * norm.c: layer norm, RMS norm and their gradients, a row in registers and cache at a time.
+ * norm.c: layer norm, RMS norm and their gradients, one row in registers and cache at a time.
  *
- * Sums over a row have one partial sum for each logical place (vec.h). The gradients of gamma and beta are
- * sums over rows: eight rows are added to one another first, in a fixed order, then to what is
- * there, so that rounding errors grow with an eighth of the rows; threads share them by columns. The
- * gradients of x may lie over dy or x. What is computed is defined by ref/norm.c.
+ * Sums over a row have one partial sum for each logical position (vec.h). The gradients of gamma
+ * and beta are sums over rows: eight rows are first added to each other, in a fixed order, then to
+ * the total, so that rounding errors grow with an eighth of the rows; threads divide them by
+ * columns. The gradients of x may overwrite dy or x. ref/norm.c defines what is computed.
  */
 #include "tensor/kernels/cpu/vec/math.h"
 
 enum { GROUP = 8 };
 
-/* ---- a row -------------------------------------------------------------------------------------- */
+/* ---- rows ------------------------------------------------------------------------------------- */
 
 static void layer_norm_rows(const void *args, int64_t begin, int64_t end)
 {
@@ -114,9 +114,9 @@ static void rms_norm_grad_rows(const void *args, int64_t begin, int64_t end)
                  (float *)call->out[0].data + r * C);
 }
 
-/* ---- sums over the rows -------------------------------------------------------------------------- */
+/* ---- sums over the rows ----------------------------------------------------------------------- */
 
-/* What a group of rows adds to one vector of columns; `left` columns are there. */
+/* The contribution of a group of rows to one vector of columns, of which `left` are valid. */
 static inline void add_group(const float *dy, const float *x, const float *mean,
                              const float *inverse, int64_t stat_stride, int64_t row, int64_t count,
                              int64_t left, vf *gamma, vf *beta)
@@ -201,7 +201,7 @@ static void run_rms_norm_grad_params(void *backend, const tdm_kernel_call *call,
     run_param_sums(call, (param_sums){.inverse = call->in[2].data, .stat_stride = 1});
 }
 
-/* ---- the kernels --------------------------------------------------------------------------------- */
+/* ---- the kernels ------------------------------------------------------------------------------ */
 
 #define BY_ROWS(name)                                                                              \
     static void run_##name(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)    \

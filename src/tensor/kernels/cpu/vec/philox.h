@@ -1,9 +1,9 @@
 /*
  * philox.h: many random words at once: the same that tdm_rng_u32 draws one by one.
  *
- * A group is WIDTH / 2 counters, one in each 64-bit place of a vector, which makes 2 WIDTH words in
- * the order of the sequence: two vectors. Philox needs products of 32 by 32 bits, which every level
- * has for 64-bit places; what lies in the upper halves on the way does not matter.
+ * A group is WIDTH / 2 counters, one in each 64-bit element of a vector, which gives 2 WIDTH words
+ * in the order of the sequence: two vectors. Philox needs products of 32 by 32 bits, which every
+ * level has for 64-bit elements; the intermediate values in the upper halves are ignored.
  */
 #ifndef TANDEM_TENSOR_KERNELS_CPU_VEC_PHILOX_H
 #define TANDEM_TENSOR_KERNELS_CPU_VEC_PHILOX_H
@@ -12,7 +12,7 @@
 
 enum { TDM__PHILOX_GROUP = 2 * TDM__WIDTH }; /* words */
 
-/* The product of the lower halves of each place. */
+/* The product of the lower halves of each element. */
 static inline vul vul_multiply(vul a, vul b)
 {
 #if TDM__LEVEL >= 4
@@ -31,7 +31,7 @@ static inline vul vul_set(uint64_t x)
     return x + (vul){0};
 }
 
-/* Places of a and b in turn: the lower half of all of them, and the upper. */
+/* Interleaves the elements of a and b: the lower half of the result, and the upper. */
 #if TDM__WIDTH == 16
 #define TDM__MIX_LOW(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
 #define TDM__MIX_HIGH(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
@@ -49,7 +49,7 @@ static inline void tdm__philox_group(const tdm_rng *rng, uint32_t group, vi word
 {
     vul place;
     for (int i = 0; i < TDM__WIDTH / 2; i++) place[i] = (uint64_t)i;
-    vul c0 = place + (uint64_t)group * (TDM__WIDTH / 2); /* above 32 bits: never looked at */
+    vul c0 = place + (uint64_t)group * (TDM__WIDTH / 2); /* bits above 32 are ignored */
     vul c1 = vul_set(rng->counter[1]), c2 = vul_set(rng->counter[2]), c3 = vul_set(rng->counter[3]);
     uint32_t k0 = rng->key[0], k1 = rng->key[1];
     for (int round = 0; round < 10; round++) {

@@ -1,11 +1,11 @@
 /*
- * pool.c: pools of images [B, H, W, C]: all channels of a place side by side in vectors.
+ * pool.c: pools of images [B, H, W, C]: all channels of a position side by side in vectors.
  *
- * What is computed, and what padding, ties and NaN mean, is told in ref/pool.c. A window's numbers
- * are taken in their order; the mean sums each row of the window by itself and then the rows, so
- * that large windows round less. The gradients begin with zeros and add to the places of each
- * window, image by image, windows in their order. Outputs are cut into threads by rows of windows,
- * gradients by images, and no number depends on the cut.
+ * ref/pool.c defines what is computed, including padding, ties and NaN. A window's numbers are
+ * processed in their order; the mean sums each row of the window separately and then the rows, so
+ * that large windows have smaller rounding errors. The gradients start with zeros and add to the
+ * positions of each window, image by image, windows in their order. Threads divide outputs by rows
+ * of windows and gradients by images, and no number depends on the division.
  */
 #include "tensor/kernels/cpu/vec/vec.h"
 
@@ -18,7 +18,7 @@ typedef struct pool {
     int kernel[2], stride[2], pad[2];
 } pool;
 
-/* Places [begin, end) of a window's axis that lie in the image; place 0 lies at `start`. */
+/* Positions [begin, end) of a window's axis that are in the image; position 0 is at `start`. */
 typedef struct span {
     int64_t begin, end, start;
 } span;
@@ -51,7 +51,7 @@ static pool pool_of(const tdm_kernel_call *call, const tdm_shape *image, const t
     return p;
 }
 
-/* Words of an index, with which the functions for floats do as well: nothing is computed. */
+/* The words of an index are stored with the functions for floats: nothing is computed. */
 static inline void store_index(int32_t *to, int64_t left, vi index)
 {
     if (left >= TDM__WIDTH)
@@ -83,7 +83,7 @@ static void largest(const pool *p, int64_t b, span h, span w, float *y, int32_t 
         for (int64_t kh = h.begin; kh < h.end; kh++)
             for (int64_t kw = w.begin; kw < w.end; kw++) {
                 vf v = vf_load_up_to(place(p, b, h.start + kh, w.start + kw) + c, left, 0);
-                vi better = (v > best) | (v != v); /* NaN wins, so that it shows */
+                vi better = (v > best) | (v != v); /* NaN wins, so that it is visible */
                 best = (vf)(((vi)v & better) | ((vi)best & ~better));
                 vi here = (vi){0} + (int32_t)(kh * p->kernel[1] + kw);
                 winner = (here & better) | (winner & ~better);
@@ -135,14 +135,14 @@ static void run_pool(void *backend, const tdm_kernel_call *call, const tdm_step_
     tdm__vec_split(call->out[0].shape.dim[0] * p.OH, cost, pool_rows, &p);
 }
 
-/* ---- gradients ------------------------------------------------------------------------------- */
+/* ---- gradients -------------------------------------------------------------------------------- */
 
 static inline void add_to(float *dx, int64_t left, vf d)
 {
     vf_store_up_to(dx, left, vf_load_up_to(dx, left, 0) + d);
 }
 
-/* What one window gives back: all of dy to the winner, or the same share to each place. */
+/* The gradient of one window: all of dy to the maximum, or an equal share to each position. */
 static void give_back(const pool *p, span h, span w, int64_t from, float *image)
 {
     float share = 1.0f / (float)((h.end - h.begin) * (w.end - w.begin));

@@ -1,12 +1,13 @@
 /*
- * random.c: long rows of random numbers, for the first values of parameters.
+ * random.c: long arrays of random numbers, for the initial values of parameters.
  *
- * The words are those of the address's sequence, in order, whatever the level. Uniform number i comes
- * from word i. Normal numbers come in blocks of 32 from 32 words, by Box and Muller's formula: the
- * first 16 words give the radii, the others the angles; a radius times the cosine of its angle is a
- * number of the first half, times the sine one of the second. Logarithm, sine and cosine are short
- * series of our own, in f32 with every product and sum rounded by itself, so that the numbers are the
- * same on every machine. Error: below 4e-7, next to a deviation of 1.
+ * The words are those of the address's sequence, in order, at every level. Uniform number i is
+ * computed from word i. Normal numbers are computed in blocks of 32 from 32 words, by the
+ * Box-Muller transform: the first 16 words give the radii, the others the angles; a radius times
+ * the cosine of its angle is a number of the first half, times the sine one of the second.
+ * Logarithm, sine and cosine are our own short series, in f32 with every product and sum rounded
+ * separately, so that the numbers are the same on every machine. The error is below 4e-7, for a
+ * standard deviation of 1.
  */
 #include "tensor/kernels/cpu/vec/philox.h"
 
@@ -56,7 +57,8 @@ static inline float radius(uint32_t word)
     return sqrtf(minus_log > 0 ? 2.0f * minus_log : 0.0f);
 }
 
-/* Sine and cosine of 2 pi n / 2^24: of the rest of a quarter turn, then turned by quarters. */
+/* Sine and cosine of 2 pi n / 2^24: of the remainder of a quarter turn, then rotated by quarter
+ * turns. */
 static inline void turn(uint32_t word, float *sine, float *cosine)
 {
     int32_t n = (int32_t)(word >> 8), quarter = (n + (1 << 21)) >> 22;

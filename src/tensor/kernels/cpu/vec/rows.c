@@ -1,10 +1,10 @@
 /*
- * rows.c: softmax and cross entropy: each row of the last dimension by itself.
+ * rows.c: softmax and cross entropy: each row of the last dimension separately.
  *
- * A row is done by one thread from end to end, so its bits depend on no other. Sums over a row are
- * in double precision, one partial sum for each logical place (vec.h); the sum of the rows' losses is
- * in row order. The last places of a row are filled up with -infinity, which adds nothing. Outputs may
- * lie over the first input.
+ * A row is computed by one thread, so its bits depend on no other. Sums over a row are in double
+ * precision, with one partial sum for each logical position (vec.h); the sum of the rows' losses is
+ * in row order. The last positions of a row are padded with -infinity, which adds nothing. Outputs
+ * may overwrite the first input.
  */
 #include "tensor/kernels/cpu/vec/math.h"
 
@@ -20,7 +20,7 @@ typedef struct work {
     float factor;
 } work;
 
-/* ---- softmax --------------------------------------------------------------------------------- */
+/* ---- softmax ---------------------------------------------------------------------------------- */
 
 static float largest_of(const float *x, int64_t count)
 {
@@ -101,9 +101,9 @@ static void run_softmax_grad(void *backend, const tdm_kernel_call *call, const t
     tdm__vec_split(tdm__vec_rows(&call->in[0]), w.V, range_softmax_grad, &w);
 }
 
-/* ---- cross entropy --------------------------------------------------------------------------- */
+/* ---- cross entropy ---------------------------------------------------------------------------- */
 
-/* Whether the row counts. A class outside [0, V) would read beside the row. */
+/* Whether the row is used. A class outside [0, V) would access memory outside the row. */
 static bool counts(const work *w, int64_t row)
 {
     int32_t class = w->classes[row];
@@ -112,7 +112,8 @@ static bool counts(const work *w, int64_t row)
     return true;
 }
 
-/* What the target expects: (1 - s) x[class] + s times the mean of x, s being the smoothing. */
+/* The expected logit of the target: (1 - s) x[class] + s times the mean of x, s being the
+ * smoothing. */
 static double expected_logit(const work *w, int64_t row)
 {
     const float *x = w->x + row * w->V;
@@ -132,7 +133,7 @@ static void range_cross_entropy(const void *args, int64_t begin, int64_t end)
     const work *w = args;
     for (int64_t r = begin; r < end; r++) {
         bool counted = counts(w, r);
-        /* The probabilities may lie over the logits, so what is needed of those is read first. */
+        /* The probabilities may overwrite the logits, so the needed logits are read first. */
         double expected = counted ? expected_logit(w, r) : 0;
         double log_sum = softmax_row(w->x + r * w->V, w->out + r * w->V, w->V);
         w->losses[r] = counted ? log_sum - expected : 0;

@@ -1,12 +1,12 @@
 /*
- * sums.c: sums over rows, over an axis, over everything; and their gradients.
+ * sums.c: sums over rows, over an axis, over all elements; and their gradients.
  *
- * A tensor is seen as [outer, size, inner] around its axis. With inner > 1 the sums are over rows,
- * which are streamed: four at a time are added into a block of columns that stays in the first
+ * A tensor is viewed as [outer, size, inner] around its axis. With inner > 1 the sums are over
+ * rows, which are streamed: four at a time are added into a block of columns that stays in the L1
  * cache, and after GROUP_ROWS rows that block is added to the result, so that the error grows with
- * size / GROUP_ROWS and not with size. With inner = 1 each run of numbers is cut into pieces of
+ * size / GROUP_ROWS and not with size. With inner = 1 each run of numbers is divided into pieces of
  * PIECE, each summed in double precision, and the pieces are added in order. Neither depends on the
- * number of threads, and a column's bits not on its neighbours.
+ * number of threads, and the bits of a column do not depend on its neighbours.
  */
 #include "tensor/kernels/cpu/vec/vec.h"
 
@@ -22,7 +22,7 @@ typedef struct work {
     float scale;
 } work;
 
-/* Axis -1 is all of it: one outer, one inner. */
+/* Axis -1 means all elements: one outer, one inner. */
 static work work_at(const tdm_shape *shape, int axis)
 {
     work w = {.outer = 1, .size = 1, .inner = 1};
@@ -36,7 +36,7 @@ static work work_at(const tdm_shape *shape, int axis)
     return w;
 }
 
-/* ---- over rows ------------------------------------------------------------------------------- */
+/* ---- over rows -------------------------------------------------------------------------------- */
 
 /* to[i] += the sum of x[row][i] over `rows` rows, `stride` apart. */
 static void add_rows(const float *x, int64_t rows, int64_t stride, int64_t count, float *to)
@@ -85,7 +85,7 @@ static void sum_columns(const work *w)
     tdm__vec_split(w->outer * w->block_count, w->size * columns, range_columns, w);
 }
 
-/* ---- over runs ------------------------------------------------------------------------------- */
+/* ---- over runs -------------------------------------------------------------------------------- */
 
 /* A unit is one piece of one run. */
 static void range_pieces(const void *args, int64_t begin, int64_t end)
@@ -116,7 +116,7 @@ static void sum_runs(const work *w, double scale)
     }
 }
 
-/* ---- the ops --------------------------------------------------------------------------------- */
+/* ---- the ops ---------------------------------------------------------------------------------- */
 
 static tdm_status prepare_reduce(void *backend, tdm_kernel_call *call, tdm_error *err)
 {
@@ -153,7 +153,7 @@ static void run_sum_rows(void *backend, const tdm_kernel_call *call, const tdm_s
     sum_columns(&w);
 }
 
-/* Spreads each of dy [outer, inner] over the axis. A unit is one outer index. */
+/* Broadcasts each of dy [outer, inner] over the axis. A unit is one outer index. */
 static void range_spread(const void *args, int64_t begin, int64_t end)
 {
     const work *w = args;

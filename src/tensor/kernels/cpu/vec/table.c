@@ -1,4 +1,4 @@
-/* table.c: the visible list of the vector kernels, as one backend for each level. */
+/* table.c: the list of the vector kernels, as one backend for each level. */
 #include "tensor/kernels/cpu/vec/vec.h"
 
 static const tdm_kernel_family *const families[] = {

@@ -1,20 +1,20 @@
 /*
  * tile.h: small matrix products in registers, for kernels that work on blocks in cache.
  *
- * c (+)= a b, cut into tiles of TILE_ROWS rows by TILE_VECS vectors. b and c are row-major with whole
- * vectors; a is read one number at a time, so it may lie either way round: element (i, k) is
- * a[i a_row + k a_col]. Callers pad: rows of c come in multiples of TILE_ROWS, columns in vectors.
+ * c (+)= a b, divided into tiles of TILE_ROWS rows by TILE_VECS vectors. b and c are row-major with
+ * whole vectors; a is read one number at a time, so it may be transposed: element (i, k) is a[i
+ * a_row + k a_col]. Callers pad: rows of c come in multiples of TILE_ROWS, columns in vectors.
  *
- * An element of c is one chain of fused multiply-adds over k in increasing order, from 0 or from what
- * c holds. Where a is triangular, the chain has the terms of the triangle and no others. So no bit
- * depends on the sizes of tiles, which differ between levels.
+ * An element of c is one chain of fused multiply-adds over k in increasing order, from 0 or from
+ * the previous value of c. If a is triangular, the chain has only the terms of the triangle. So no
+ * bit depends on the sizes of tiles, which differ between levels.
  */
 #ifndef TANDEM_TENSOR_KERNELS_CPU_VEC_TILE_H
 #define TANDEM_TENSOR_KERNELS_CPU_VEC_TILE_H
 
 #include "tensor/kernels/cpu/vec/vec.h"
 
-/* As many sums as registers hold beside a row of b and a number of a: 16 of 32, or 8 of 16. */
+/* As many sums as fit into registers beside a row of b and a number of a: 16 of 32, or 8 of 16. */
 enum { TILE_ROWS = TDM__LEVEL >= 4 ? 8 : 4, TILE_VECS = 2, TILE_COLS = TILE_VECS * TDM__WIDTH };
 
 typedef struct tile_operands {
@@ -26,13 +26,13 @@ typedef struct tile_operands {
     int64_t c_row;
 } tile_operands;
 
-/* Where element (i, k) of a counts, with k - the tile's first row = j: everywhere; for j <= i; for
+/* Where element (i, k) of a is used, with k - the tile's first row = j: everywhere; for j <= i; for
  * j >= i. */
 typedef enum tile_shape { TILE_FULL, TILE_LOWER, TILE_UPPER } tile_shape;
 
 #define TILE_INLINE static inline __attribute__((always_inline))
 
-/* One k: rows [from, to) of the tile get a[i] b. All but `a` and `b` are constants here. */
+/* One k: a[i] b is added to rows [from, to) of the tile. All but `a` and `b` are constants here. */
 TILE_INLINE void tile_step(vf sum[TILE_ROWS][TILE_VECS], const int vecs, const int from,
                            const int to, const float *a, int64_t a_row, const float *b)
 {
@@ -46,7 +46,7 @@ TILE_INLINE void tile_step(vf sum[TILE_ROWS][TILE_VECS], const int vecs, const i
             sum[i][v] = vf_fma(vf_set(a[i * a_row]), right[v], sum[i][v]);
 }
 
-/* The `count` ks, TILE_ROWS at most, at which rows of the tile begin or end to count. */
+/* The `count` values of k, at most TILE_ROWS, at which rows of the tile begin or end. */
 TILE_INLINE void tile_triangle(vf sum[TILE_ROWS][TILE_VECS], const int vecs, const tile_shape shape,
                                const tile_operands *o, int64_t count)
 {
@@ -68,7 +68,7 @@ TILE_INLINE void tile(const int vecs, const bool add, const tile_shape shape, ti
 #pragma GCC unroll 2
         for (int v = 0; v < vecs; v++)
             sum[i][v] = add ? vf_load(o.c + i * o.c_row + v * TDM__WIDTH) : (vf){0};
-    int64_t k = 0, whole = depth; /* [k, whole): all rows count */
+    int64_t k = 0, whole = depth; /* [k, whole): all rows are used */
     if (shape == TILE_LOWER && whole > row) whole = row;
     if (shape == TILE_UPPER) {
         k = row;
@@ -89,12 +89,12 @@ TILE_INLINE void tile(const int vecs, const bool add, const tile_shape shape, ti
         for (int v = 0; v < vecs; v++) vf_store(o.c + i * o.c_row + v * TDM__WIDTH, sum[i][v]);
 }
 
-/* What is wanted of a product. */
+/* The extent of a product. */
 typedef struct tile_span {
     int64_t rows; /* of c */
     int64_t vecs; /* in a row of c */
     int64_t depth;
-    bool lower_columns; /* columns above the diagonal may be left as they are */
+    bool lower_columns; /* columns above the diagonal are undefined */
 } tile_span;
 
 TILE_INLINE void tile_column(const int vecs, const bool add, const tile_shape shape,
@@ -110,7 +110,8 @@ TILE_INLINE void tile_column(const int vecs, const bool add, const tile_shape sh
     }
 }
 
-/* Columns are the outer loop, so that a few vectors of b's rows stay close while a goes by. */
+/* Columns are the outer loop, so that a few vectors of b's rows stay in the cache while a is
+ * read. */
 TILE_INLINE void tile_product(const bool add, const tile_shape shape, tile_operands o, tile_span s)
 {
     int64_t vec = 0;

@@ -1,16 +1,17 @@
 /*
- * vec.h: what the vector kernels share.
+ * vec.h: shared by the vector kernels.
  *
- * How this folder is compiled, and why names end in a level: tensor/level.h.
+ * tensor/level.h describes how this directory is compiled, and why names end in a level.
  *
- * Vectors are GCC's: `vf` holds TDM__WIDTH floats, and arithmetic on it needs no intrinsics.
+ * Vectors are GCC's: `vf` has TDM__WIDTH floats, and arithmetic on it needs no intrinsics.
  *
- * All levels give the same bits (docs/numerics.md). To that end every product and every sum is
- * rounded by itself (-ffp-contract=off) unless it is a vf_fma, which is exact at every level; and a
- * reduction has TDM__PLACES partial sums whatever the width of a vector is: element i belongs to place
- * i mod TDM__PLACES, and one fixed tree joins the places. A kernel that reduces therefore takes
- * TDM__PLACES elements in each turn of its loop, as TDM__PARTS vectors: one at level 4, two at level
- * 3, four below. The last, incomplete turn is filled up to all places.
+ * All levels give the same bits (docs/numerics.md). To this end every product and every sum is
+ * rounded separately (-ffp-contract=off) unless it is a vf_fma, which is exact at every level; and
+ * a reduction has TDM__PLACES partial sums for every width of a vector: element i belongs to
+ * position i mod TDM__PLACES, and one fixed tree combines the positions. A kernel that reduces
+ * therefore processes TDM__PLACES elements in each iteration of its loop, as TDM__PARTS vectors:
+ * one at level 4, two at level 3, four below. The last, incomplete iteration is padded to all
+ * positions.
  */
 #ifndef TANDEM_TENSOR_KERNELS_CPU_VEC_VEC_H
 #define TANDEM_TENSOR_KERNELS_CPU_VEC_VEC_H
@@ -50,16 +51,16 @@ static inline void vf_store(float *to, vf x)
 
 #if TDM__LEVEL == 2
 /*
- * A fused multiply-add without the instruction. The product of two floats is exact in double precision;
- * the sum is rounded to double, and that to float. The second rounding is wrong only where the sum is
- * rounded to a double half way between two floats, or below the normal range of floats, where half way
- * is elsewhere: few sums are, and they are done again.
+ * A fused multiply-add without the instruction. The product of two floats is exact in double
+ * precision; the sum is rounded to double, and that to float. The second rounding is wrong only if
+ * the sum is rounded to a double half way between two floats, or is below the normal range of
+ * floats, where half way is elsewhere. This is rare, and these sums are computed again.
  *
- * There the sum is rounded to odd: where it is not exact, the one of its two neighbours is taken whose
- * last bit is 1, so that the conversion to float sees on which side of half way the exact sum is.
- * `error` is what the rounded sum lacks (Knuth's TwoSum). An infinite or undefined sum has no error
- * that compares, and stays. Doubles are never denormal here, so flush-to-zero acts only where the
- * instruction would flush as well: on the floats that come in, and on the result.
+ * They are rounded to odd: if the sum is not exact, the neighbour whose last bit is 1 is used, so
+ * that the conversion to float can see on which side of half way the exact sum is. `error` is the
+ * exact sum minus the rounded one (Knuth's TwoSum). An infinite or undefined sum has no comparable
+ * error, and is kept. Doubles are never subnormal here, so flush-to-zero acts only where the
+ * instruction would flush as well: on the float inputs, and on the result.
  */
 typedef double vd2 __attribute__((vector_size(16)));
 typedef int64_t vl2 __attribute__((vector_size(16)));
@@ -85,7 +86,7 @@ static __attribute__((noinline, cold)) __m128 vf_fma_to_odd(vd2 product_low, vd2
 static inline vl2 vd2_is_doubtful(vd2 sum)
 {
     vl2 size = (vl2)sum & INT64_MAX;
-    vl2 half_way = ((vl2)sum & 0x1fffffff) == 0x10000000; /* the bits that a float has not */
+    vl2 half_way = ((vl2)sum & 0x1fffffff) == 0x10000000; /* the bits that a float does not have */
     vl2 tiny = (size < 0x3810000000000000) & (size != 0); /* 2^-126 */
     return half_way | tiny;
 }
@@ -104,7 +105,7 @@ static inline __m128 vf_fma_emulated(__m128 a, __m128 b, __m128 c)
 }
 #endif
 
-/* a b + c in one rounding, exactly that at every level. */
+/* a b + c with one rounding, exactly so at every level. */
 static inline vf vf_fma(vf a, vf b, vf c)
 {
 #if TDM__LEVEL >= 4
@@ -123,7 +124,7 @@ static inline vf vf_fma(vf a, vf b, vf c)
 }
 
 #if TDM__LEVEL == 3
-/* All ones in the first `count` places, which are 0 to WIDTH. */
+/* All ones in the first `count` elements, from 0 to WIDTH. */
 static inline __m256i vf_part_mask(int64_t count)
 {
     static const int32_t ones_zeros[2 * TDM__WIDTH] = {-1, -1, -1, -1, -1, -1, -1, -1};
@@ -131,8 +132,8 @@ static inline __m256i vf_part_mask(int64_t count)
 }
 #endif
 
-/* Fewer than a vector: `count` of 0 to WIDTH - 1 numbers, the other places hold `rest`. Nothing
- * beyond them is read or written. */
+/* An incomplete vector: `count` numbers, from 0 to WIDTH - 1; the other elements are `rest`.
+ * Nothing beyond them is read or written. */
 static inline vf vf_load_part(const float *from, int64_t count, float rest)
 {
 #if TDM__LEVEL >= 4
@@ -158,8 +159,8 @@ static inline void vf_store_part(float *to, int64_t count, vf x)
 #endif
 }
 
-/* A vector of `left` numbers or, if there are as many, of WIDTH: the body of every loop, so that an
- * element goes through the same instructions wherever it lies. `left` may be 0 or less. */
+/* A vector of `left` numbers, at most WIDTH: the body of every loop, so that all elements are
+ * processed by the same instructions. `left` may be 0 or less. */
 static inline vf vf_load_up_to(const float *from, int64_t left, float rest)
 {
     if (left >= TDM__WIDTH) return vf_load(from);
@@ -174,11 +175,11 @@ static inline void vf_store_up_to(float *to, int64_t left, vf x)
         vf_store_part(to, left > 0 ? left : 0, x);
 }
 
-/* ---- reductions over logical places ---------------------------------------------------------- */
+/* ---- reductions over logical positions -------------------------------------------------------- */
 
 enum { TDM__PLACES = 16, TDM__PARTS = TDM__PLACES / TDM__WIDTH };
 
-/* What a reduction in f32 has at each place; part p holds places [p WIDTH, (p + 1) WIDTH). */
+/* The partial results of a reduction in f32; part p has positions [p WIDTH, (p + 1) WIDTH). */
 typedef struct vf_places {
     vf part[TDM__PARTS];
 } vf_places;
@@ -186,7 +187,7 @@ typedef struct vf_places {
 typedef float vf4 __attribute__((vector_size(16), aligned(4), may_alias));
 typedef float vf8 __attribute__((vector_size(32), aligned(4), may_alias));
 
-/* A quarter of the places: 4 q, 4 q + 1, 4 q + 2, 4 q + 3. */
+/* A quarter of the positions: 4 q, 4 q + 1, 4 q + 2, 4 q + 3. */
 static inline vf4 vf_places_quarter(const vf_places *x, int q)
 {
     vf4 quarter;
@@ -194,7 +195,7 @@ static inline vf4 vf_places_quarter(const vf_places *x, int q)
     return quarter;
 }
 
-/* The sum of all: place i with i + 8, of these i with i + 4, and of these (0 + 2) + (1 + 3). */
+/* The sum of all: position i with i + 8, of these i with i + 4, and of these (0 + 2) + (1 + 3). */
 static inline float vf_places_sum(const vf_places *x)
 {
     vf4 even = vf_places_quarter(x, 0) + vf_places_quarter(x, 2);
@@ -203,19 +204,19 @@ static inline float vf_places_sum(const vf_places *x)
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
-/* Sums in double precision of the places of one vector. */
+/* Sums in double precision of the elements of one vector. */
 typedef struct vsum_part {
     vd low, high;
 } vsum_part;
 
-/* And of all places. */
+/* Sums in double precision of all positions. */
 typedef struct vsum {
     vsum_part part[TDM__PARTS];
 } vsum;
 
 #define VSUM_ZERO ((vsum){{{{0}, {0}}}})
 
-/* The places of x in double precision: the lower half of them and the upper. */
+/* The elements of x in double precision: the lower half of them and the upper. */
 static inline vsum_part vsum_of(vf x)
 {
     typedef float half __attribute__((vector_size(2 * TDM__WIDTH)));
@@ -239,7 +240,7 @@ static inline void vsum_add_product(vsum_part *sum, vf x, vf y)
     sum->high += a.high * b.high;
 }
 
-/* The tree of vf_places_sum, continued: place i with i + 8, i + 4, i + 2, i + 1. */
+/* The tree of vf_places_sum, continued: position i with i + 8, i + 4, i + 2, i + 1. */
 static inline double vsum_total(const vsum *sum)
 {
     double places[TDM__PLACES];
@@ -274,7 +275,7 @@ static inline void tdm__vec_split(int64_t count, int64_t unit_cost, tdm__vec_ran
         run(args, 0, count);
 }
 
-/* The families of this folder; table.c lists them. */
+/* The families of this directory; table.c lists them. */
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_basic);
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_pool);
 extern const tdm_kernel_family TDM__AT_LEVEL(tdm__vec_batch_norm);

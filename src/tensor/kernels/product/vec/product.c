@@ -1,18 +1,18 @@
 /*
  * product.c: the matrix product of product.h at one instruction-set level.
  *
- * A product is cut into units, blocks of rows and columns of the result, as many as its threads can use;
- * one alone is a single unit. A thread computes a unit by itself. For each block of the unit's columns and
- * each segment of k it brings the right factor into panels: for each k the numbers of PANEL_COLS columns
- * side by side. Then it goes through blocks of rows, brings them into panels of TILE_ROWS rows, and
- * multiplies panel by panel. A tile of TILE_ROWS x PANEL_COLS sums stays in registers for the whole
- * segment. Factors that can be read where they are get no panels. What a matrix lacks to a full panel is
- * filled up with zeros, and tiles at the lower and right edge pass through a buffer.
+ * A product is divided into units, blocks of rows and columns of the result, as many as its threads
+ * can use; with one thread it is a single unit. Each unit is computed by one thread. For each block
+ * of the unit's columns and each segment of k it copies the right factor into panels: for each k
+ * the numbers of PANEL_COLS columns side by side. Then it processes blocks of rows, copies them
+ * into panels of TILE_ROWS rows, and multiplies panel by panel. A tile of TILE_ROWS x PANEL_COLS
+ * sums stays in registers for the whole segment. Factors that can be read in place are not copied.
+ * Incomplete panels are padded with zeros, and tiles at the lower and right edge use a buffer.
  *
- *   right panels   [block_cols / PANEL_COLS][length][PANEL_COLS]    in the second-level cache
+ *   right panels   [block_cols / PANEL_COLS][length][PANEL_COLS]    in the L2 cache
  *   left panels    [block_rows / TILE_ROWS][length][TILE_ROWS]
  *
- * Sizes of tiles, blocks and units do not influence the result: product.h says what does.
+ * Sizes of tiles, blocks and units do not affect the result: product.h defines what does.
  */
 #include "tensor/kernels/product/vec/tiles.h"
 
@@ -29,14 +29,14 @@ enum {
 #endif
     POINTERS = 64,
     LINES_IN_PLACE = 128,
-    UNITS_OF_THREAD = 3,        /* so that a thread that is late leaves some of them to others */
-    UNIT_COLS = 4 * PANEL_COLS, /* at least */
+    UNITS_OF_THREAD = 3,        /* so that other threads can take some from a late one */
+    UNIT_COLS = 4 * PANEL_COLS, /* minimum */
     FACTOR_SMALL = 1 << 17      /* numbers: half a megabyte */
 };
 
-/* ---- panels ---------------------------------------------------------------------------------- */
+/* ---- panels ----------------------------------------------------------------------------------- */
 
-/* Zeros in place of lines that are not there: as many as a segment can be long. */
+/* Zeros for lines that do not exist: as many as the maximum length of a segment. */
 static const float zeros[TDM__PRODUCT_SEGMENT + TDM__WIDTH];
 
 /* to[k * pitch + i] = from[i][k] for `width` lines (whole vectors of them, or less than one) and `length`
@@ -72,7 +72,7 @@ static void panel_from_lines(const tdm__factor *f, int64_t first, int64_t count,
     }
 }
 
-/* Panels next to each other, as they are filled from lines of one k each. */
+/* Adjacent panels that are filled from lines of one k each. */
 typedef struct panel_row {
     float *to;       /* the first of them, at the first k */
     int64_t count;   /* outer indices in all */
@@ -82,9 +82,9 @@ typedef struct panel_row {
 } panel_row;
 
 /*
- * Panels of `cols`, a constant where this is called, from `from` on, as long as whole vectors can be read.
- * What is stored behind a panel's row is overwritten by the next k, or is room behind the panel. Returns
- * how many numbers it has copied.
+ * Panels of `cols`, a constant after inlining, from `from` on, as long as whole vectors can be
+ * read. Data stored past a panel's row is overwritten by the next k, or is in the padding after the
+ * panel. Returns the number of copied numbers.
  */
 static inline __attribute__((always_inline)) int64_t panel_scatter_full(const int64_t cols,
                                                                         const float *from,
@@ -121,7 +121,7 @@ static inline void panel_scatter(const panel_row *row, const float *from, int64_
     }
 }
 
-/* Outer indices that the last panel has too many are zero. */
+/* Sets the outer indices past the end of the last panel to zero. */
 static inline void panel_pad(const panel_row *row, int64_t k)
 {
     int64_t last = (row->count - 1) / row->cols, used = row->count - last * row->cols;
@@ -134,7 +134,7 @@ static inline void panel_pad(const panel_row *row, int64_t k)
 static void panel_from_columns(const tdm__factor *f, int64_t first, int64_t k, int64_t length,
                                const panel_row *row)
 {
-    enum { AHEAD = 8 }; /* lines that are fetched into the cache before their turn */
+    enum { AHEAD = 8 }; /* lines that are prefetched */
     const float *from[POINTERS];
     for (int64_t begin = 0; begin < row->count;) {
         int64_t piece = (first + begin) / f->piece_length;
@@ -161,14 +161,14 @@ static void panel_from_columns(const tdm__factor *f, int64_t first, int64_t k, i
     for (int64_t i = 0; i < length; i++) panel_pad(row, i);
 }
 
-/* ---- blocks ---------------------------------------------------------------------------------- */
+/* ---- blocks ----------------------------------------------------------------------------------- */
 
 /* A unit of work: rows [m, m + rows) and columns [n, n + cols) of the result. */
 typedef struct product_unit {
     int64_t m, rows, n, cols;
 } product_unit;
 
-/* One segment of k and some columns: what the right panels hold at a time. */
+/* One segment of k and some columns: the content of the right panels at a time. */
 typedef struct product_part {
     int64_t k, length;
     int64_t n, cols; /* cols is 0: there is no such part */
@@ -179,25 +179,26 @@ typedef struct product_block {
     const tdm__product *product;
     product_unit unit;
     product_part part, next;
-    int64_t block_rows;  /* rows whose left panels there are at a time */
-    bool right_in_place; /* full panels of the right factor are read where they are */
+    int64_t block_rows;  /* rows whose left panels exist at a time */
+    bool right_in_place; /* full panels of the right factor are read in place */
     float *right, *left; /* panels */
 } product_block;
 
-/* Width of the panel that begins at column `at`: all of PANEL_COLS, or the vectors that are needed. */
+/* Width of the panel that begins at column `at`: PANEL_COLS, or the number of whole vectors
+ * needed. */
 static int64_t panel_cols(const product_block *b, int64_t at)
 {
     return product_min(PANEL_COLS, product_round_up(b->part.cols - at, TDM__WIDTH));
 }
 
-/* Numbers of a left panel, and room for what is stored behind its end. */
+/* Numbers of a left panel, including padding for data stored past its end. */
 static int64_t left_panel_size(int64_t length)
 {
     return TILE_ROWS * length + TDM__WIDTH;
 }
 
-/* Outer indices [first, first + count) at [k, k + length) of a factor of `size` numbers, as lines to be
- * fetched. A small factor is in the cache already. */
+/* Outer indices [first, first + count) at [k, k + length) of a factor of `size` numbers, as lines
+ * to be prefetched. A small factor is in the cache already. */
 static tile_fetch factor_fetch(const tdm__factor *f, int64_t size, int64_t first, int64_t count,
                                int64_t k, int64_t length)
 {
@@ -210,7 +211,8 @@ static tile_fetch factor_fetch(const tdm__factor *f, int64_t size, int64_t first
                         .stride = f->stride};
 }
 
-/* What is fetched of the next part's right factor beside the rows from `row` on: their share. */
+/* The share of the next part's right factor that is prefetched while the rows from `row` on are
+ * processed. */
 static tile_fetch block_fetch_right(const product_block *b, int64_t row, int64_t rows)
 {
     const tdm__product *p = b->product;
@@ -243,8 +245,8 @@ static void block_fill_right(const product_block *b)
                          panel_cols(b, at));
 }
 
-/* Whole lines are read one after another. Of a factor in place only the columns of a last, incomplete
- * panel are copied. */
+/* Whole lines are read in order. Of a factor in place only the columns of a last, incomplete panel
+ * are copied. */
 static void block_fill_right_rows(const product_block *b)
 {
     int64_t first = b->right_in_place ? b->part.cols / PANEL_COLS * PANEL_COLS : 0;
@@ -268,7 +270,7 @@ static void block_rows_of_c(const tdm__product *p, int64_t row, int64_t count, i
     }
 }
 
-/* A tile at the edge: its sums go through a buffer, so that nothing outside of c is touched. */
+/* A tile at the edge: its sums go through a buffer, so that nothing outside of c is accessed. */
 static void block_edge_tile(tile_fn tile, const tile_left *left, const tile_right *right,
                             int64_t length, const tile_end *end, int64_t rows, int64_t cols)
 {
@@ -285,8 +287,9 @@ static void block_edge_tile(tile_fn tile, const tile_left *left, const tile_righ
 }
 
 /*
- * Whether a factor is read where it is. A left factor whose rows run along k is: a tile reads a few rows
- * from beginning to end. Where each line is another k, only a few of them: they are in as many pages.
+ * Whether a factor is read in place. A left factor whose rows run along k is: a tile reads a few
+ * rows from beginning to end. If each line is another k, only if they are few: each is in another
+ * page.
  */
 static bool reads_in_place(const tdm__factor *f, bool is_left, int64_t length)
 {
@@ -369,9 +372,9 @@ static void block_multiply(const product_block *b, int64_t row, int64_t rows)
         tdm__kernel_activate(p->activation, c[r], b->part.cols);
 }
 
-/* ---- units ----------------------------------------------------------------------------------- */
+/* ---- units ------------------------------------------------------------------------------------ */
 
-/* Columns of a block: more where the segments are short. */
+/* Columns of a block: more if the segments are short. */
 static int64_t block_cols_of(int64_t K)
 {
     int64_t segments = tdm__product_segments(K), length = (K + segments - 1) / segments;
@@ -410,9 +413,9 @@ static void unit_run(product_block *b)
     }
 }
 
-/* ---- the whole product ----------------------------------------------------------------------- */
+/* ---- the whole product ------------------------------------------------------------------------ */
 
-/* How the result is cut into units. */
+/* How the result is divided into units. */
 typedef struct product_grid {
     const tdm__product *product;
     int64_t row_parts, col_parts;
@@ -420,8 +423,8 @@ typedef struct product_grid {
     size_t scratch_size; /* numbers from one thread's to the next */
 } product_grid;
 
-/* Numbers of scratch of a thread. These never fall as M, N or K grow: grad_x of a convolution asks once
- * for the whole of it, and then runs products that are smaller. */
+/* Scratch of a thread in numbers. Never decreases as M, N or K grow: grad_x of a convolution
+ * requests it once for the whole, and then runs smaller products. */
 static size_t left_size_of(int64_t M, int64_t K)
 {
     int64_t panels = product_min(product_round_up(M, TILE_ROWS), BLOCK_ROWS) / TILE_ROWS;
@@ -445,16 +448,16 @@ static size_t product_scratch_bytes(int64_t M, int64_t N, int64_t K)
     return (size_t)tdm__kernel_threads() * scratch_size_of(M, N, K) * sizeof(float);
 }
 
-/* `parts` cut down to some for each thread; less than one for each stay as they are. */
+/* `parts` limited to a few for each thread; fewer than one for each are unchanged. */
 static int64_t grid_parts(int64_t parts, int64_t threads)
 {
     return parts < threads ? parts : product_min(parts / threads, UNITS_OF_THREAD) * threads;
 }
 
 /*
- * Each part of the columns copies the left factor's panels once more, each part of the rows those of the
- * right factor. A left factor in place costs nothing: columns are cut then, and rows where columns are
- * few. Otherwise the longer side is cut, which repeats the smaller copy.
+ * Each part of the columns copies the left factor's panels once more, each part of the rows those
+ * of the right factor. A left factor in place costs nothing: then columns are divided, and rows if
+ * columns are few. Otherwise the longer side is divided, which repeats the smaller copy.
  */
 static void grid_cut(product_grid *g)
 {

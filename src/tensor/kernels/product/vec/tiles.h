@@ -1,9 +1,10 @@
 /*
  * tiles.h: tiles of a matrix product in registers, and the panels they read.
  *
- * A tile is up to TILE_ROWS x TILE_VECS vectors of sums. For each k it reads one row of a right panel
- * (the numbers of PANEL_COLS columns side by side) and one number for each of its rows from the left
- * factor. What is computed for one sum is defined by product.h and does not depend on any size here.
+ * A tile is up to TILE_ROWS x TILE_VECS vectors of sums. For each k it reads one row of a right
+ * panel (the numbers of PANEL_COLS columns side by side) and one number for each of its rows from
+ * the left factor. product.h defines what is computed for one sum; it does not depend on any size
+ * here.
  *
  * Everything is static: the files that include this are compiled once for each level.
  */
@@ -15,8 +16,8 @@
 
 #include <assert.h>
 
-/* As many sums as registers hold beside a row of the right panel and a number of the left factor: 24 of
- * 32, or 12 of 16. Without fused multiply-add one is as good as another. */
+/* As many sums as fit into registers beside a row of the right panel and a number of the left
+ * factor: 24 of 32, or 12 of 16. Without fused multiply-add the choice does not matter. */
 enum {
 #if TDM__LEVEL >= 4
     TILE_ROWS = 12,
@@ -48,8 +49,8 @@ static inline int64_t product_round_up(int64_t n, int64_t to)
     return (n + to - 1) / to * to;
 }
 
-/* Transposes WIDTH lines of WIDTH numbers: to[k * pitch + i] = from[i][offset + k]. Where the pitch is
- * less than WIDTH, what is stored for one k overlaps the next, which is stored later. */
+/* Transposes WIDTH lines of WIDTH numbers: to[k * pitch + i] = from[i][offset + k]. If the pitch is
+ * less than WIDTH, the data stored for one k overlaps the next, which is stored later. */
 static inline void panel_turn_square(const float *const from[], int64_t offset, float *to,
                                      int64_t pitch)
 {
@@ -101,7 +102,7 @@ static inline void panel_turn_square(const float *const from[], int64_t offset, 
 #endif
 }
 
-/* ---- tiles ----------------------------------------------------------------------------------- */
+/* ---- tiles ------------------------------------------------------------------------------------ */
 
 /* The right factor of a tile: the numbers of its columns at k begin at at[k step]. */
 typedef struct tile_right {
@@ -110,15 +111,15 @@ typedef struct tile_right {
 } tile_right;
 
 /*
- * Numbers that will be read soon: `lines` lines of `length` numbers, `stride` apart. Tiles fetch them into
- * the second-level cache, one cache line for each CHUNK steps of k: more at once would keep the loads of
- * the tile waiting.
+ * Numbers that will be read soon: `lines` lines of `length` numbers, `stride` apart. Tiles prefetch
+ * them into the L2 cache, one cache line for each CHUNK steps of k: more at once would delay the
+ * loads of the tile.
  */
 typedef struct tile_fetch {
     const float *at;
     int64_t lines, length, stride;
     int64_t done;                  /* numbers of the first line that were fetched already */
-    const struct tile_fetch *next; /* what comes after that, or NULL */
+    const struct tile_fetch *next; /* what follows, or NULL */
 } tile_fetch;
 
 enum { CHUNK = 8, CACHE_LINE = 16 /* numbers */ };
@@ -137,18 +138,18 @@ static inline __attribute__((always_inline)) void tile_fetch_next(tile_fetch *f)
     f->lines--;
 }
 
-/* What happens to the sums of a segment. */
+/* The destination of the sums of a segment. */
 typedef struct tile_end {
     float *const *c;   /* addresses of the rows */
-    int64_t col;       /* ... this is the first column */
-    bool add;          /* to what an earlier segment left there */
+    int64_t col;       /* column of the tile */
+    bool add;          /* add to the sums of earlier segments there */
     const float *bias; /* to be added, or NULL */
     tile_fetch *fetch; /* what is needed after this tile, or NULL */
 } tile_end;
 
 /*
- * sum[v] += a[0] right[v], fused. The instructions are spelled out where compilers would otherwise load
- * the numbers of all rows first, and then lack registers for the sums.
+ * sum[v] += a[0] right[v], fused. The instructions are explicit where compilers would otherwise
+ * load the numbers of all rows first, and then lack registers for the sums.
  */
 static inline __attribute__((always_inline)) void tile_row(const int vecs, const float *a,
                                                            const vf *right, vf *sum)
@@ -179,7 +180,7 @@ static inline __attribute__((always_inline)) void tile_row(const int vecs, const
 #endif
 }
 
-/* The sums begin at +0. */
+/* Sets the sums to +0. */
 static inline __attribute__((always_inline)) void tile_begin(const int rows, const int vecs,
                                                              vf sum[TILE_ROWS][TILE_VECS])
 {
@@ -189,8 +190,8 @@ static inline __attribute__((always_inline)) void tile_begin(const int rows, con
         for (int v = 0; v < vecs; v++) sum[i][v] = (vf){0};
 }
 
-/* Before chunk `index` of k: fetches a row of the place where the sums go, and what is needed next. The
- * row need not begin at a cache line. */
+/* Before chunk `index` of k: prefetches a row of the destination of the sums, and what is needed
+ * next. The row need not begin at a cache line. */
 static inline __attribute__((always_inline)) void tile_fetch_more(const int rows, const int vecs,
                                                                   const tile_end *end,
                                                                   int64_t index)
@@ -245,8 +246,9 @@ typedef struct tile_left {
 } tile_left;
 
 /*
- * The sums of `rows` x `vecs` vectors over a segment; `rows` and `vecs` are constants where these are
- * called, and the loops over them unroll. Here the numbers of the rows at one k are side by side.
+ * The sums of `rows` x `vecs` vectors over a segment; `rows` and `vecs` are constants after
+ * inlining, and the loops over them are unrolled. Here the numbers of the rows at one k are side by
+ * side.
  */
 static inline __attribute__((always_inline)) void tile_multiply(const int rows, const int vecs,
                                                                 const tile_left *left,
@@ -269,7 +271,7 @@ static inline __attribute__((always_inline)) void tile_multiply(const int rows, 
     tile_store(rows, vecs, end, sum);
 }
 
-/* The same where the rows run along k. Three rows share a pointer: so all addresses fit into
+/* The same if the rows run along k. Three rows share a pointer, so that all addresses fit into
  * registers. */
 enum {
     ROWS_OF_POINTER = 3,
@@ -353,7 +355,7 @@ static const tile_fn tiles[][TILE_VECS] = {{tile_4_1, tile_4_2, tile_4_3},
                                            {tile_8_1, tile_8_2, tile_8_3}};
 #endif
 
-/* The rows of the smallest tile that has `rows` of them, or TILE_ROWS where they are more. */
+/* The rows of the smallest tile that has at least `rows`, at most TILE_ROWS. */
 static inline int64_t tile_height(int64_t rows)
 {
     return product_min(TILE_ROWS, product_round_up(rows, TILE_ROWS_STEP));

@@ -1,25 +1,25 @@
 /*
  * winograd.c: Winograd's method of winograd.h at one instruction-set level.
  *
- * In each direction a tile of `tile` results needs tile + 2 = n numbers of the image; a tile has n x n
- * places. Vectors run along the channels. For forward and grad_x the tiles of all images are done in
- * chunks, each by one thread:
+ * In each direction a tile of `tile` results needs tile + 2 = n numbers of the image; a tile has n
+ * x n elements. Vectors run along the channels. For forward and grad_x the tiles of all images are
+ * processed in chunks, each by one thread:
  *
  *   u   [n n][segment][panel][k][PANEL_COLS]   transformed windows, as right panels; shared
  *   v   [n n][chunk][C]                        transformed tiles, left factors of the products
  *   m   [n n][chunk][O]                        products
  *
- * For grad_w a thread owns a block of the weights' gradient, BLOCK_O x BLOCK_C of all places, and goes
- * over all tiles with it: transforming a tile several times costs less than storing all of them.
+ * For grad_w a thread owns a block of the weights' gradient, BLOCK_O x BLOCK_C of all elements, and
+ * processes all tiles: transforming a tile several times costs less than storing all of them.
  *
  *   y   [n n][segment tiles][BLOCK_O]          transformed tiles of dy, left factors
  *   x   [n n][panel][segment tiles][PANEL_COLS] transformed tiles of x, right panels
  *   g   [n n][BLOCK_O][BLOCK_C]                sums
  *
- * Places are some numbers further apart than they need, so that the same place of all of them does not
- * meet in one set of the cache. The formulas are those of Cook and Toom. Tiles of 2 x 2 have the points 0,
- * 1, -1 and infinity, tiles of 4 x 4 the points 0, P, -P, Q, -Q and infinity; P = 5/8 and Q = 3/2 lose less
- * than the usual 1 and 2, and their powers are exact in f32.
+ * The data of the n x n elements are spaced further apart than necessary, so that they do not map
+ * to one set of the cache. The formulas are those of Cook and Toom. Tiles of 2 x 2 use the points
+ * 0, 1, -1 and infinity, tiles of 4 x 4 the points 0, P, -P, Q, -Q and infinity; P = 5/8 and Q =
+ * 3/2 lose less precision than the usual 1 and 2, and their powers are exact in f32.
  */
 #include "tensor/kernels/product/winograd.h"
 
@@ -28,11 +28,11 @@
 enum {
     SIDE_MAX = 6,
     PLACES_MAX = SIDE_MAX * SIDE_MAX,
-    APART = 16, /* numbers between places */
+    APART = 16, /* numbers of padding between elements */
     CHUNK_TILES = 48,
     CHUNK_TILES_MAX = 192,
     WINDOWS_SMALL =
-        1 << 18, /* bytes of the windows of a place that stay close with larger chunks */
+        1 << 18, /* bytes of the windows of an element that stay in the cache with larger chunks */
     BLOCK_O = 64,
     BLOCK_C = 64,
     ALIGN = 16 /* numbers: a cache line */
@@ -43,7 +43,7 @@ static inline vf vf_times(float factor, vf x)
     return vf_set(factor) * x;
 }
 
-/* ---- transforms along one direction ---------------------------------------------------------- */
+/* ---- transforms along one direction ----------------------------------------------------------- */
 
 #define P 0.625f
 #define Q 1.5f
@@ -123,7 +123,7 @@ static inline void turn_back(const bool four, const vf m[], vf y[])
     y[3] = vf_fma(vf_set(Q * QQ), far_difference, vf_fma(vf_set(P * PP), difference, m[5]));
 }
 
-/* And to the gradient of a window: 6 numbers to 3. */
+/* Products to the gradient of a window: 6 numbers to 3. */
 static inline void turn_back_to_window(const vf m[], vf y[])
 {
     vf sum = m[1] + m[2], difference = m[1] - m[2];
@@ -133,9 +133,9 @@ static inline void turn_back_to_window(const vf m[], vf y[])
     y[2] = vf_fma(vf_set(QQ), far_sum, vf_fma(vf_set(PP), sum, m[5]));
 }
 
-/* ---- tiles ----------------------------------------------------------------------------------- */
+/* ---- tiles ------------------------------------------------------------------------------------ */
 
-/* Pixels of an image that a tile looks at: addresses of their channels, or of zeros. */
+/* Pixels of an image that a tile covers: addresses of their channels, or of zeros. */
 static void tile_pixels(const float *image, int64_t H, int64_t W, int64_t C, int64_t y0, int64_t x0,
                         int64_t side, const float *zeros, const float **out)
 {
@@ -181,21 +181,21 @@ static inline __attribute__((always_inline)) void image_tile(const bool four,
     }
 }
 
-/* ---- forward and grad_x: windows ------------------------------------------------------------- */
+/* ---- forward and grad_x: windows -------------------------------------------------------------- */
 
 typedef struct winograd_work {
     const tdm__winograd *w;
     int64_t side, places;
     int64_t chunk;              /* tiles */
     int64_t segments;           /* of C */
-    int64_t u_stride;           /* from place to place */
+    int64_t u_stride;           /* from element to element */
     int64_t v_stride, m_stride; /* likewise, of a chunk */
     float *u, *rooms;           /* rooms: v and m of each thread */
     int64_t room_size;
     const float *zeros;
 } winograd_work;
 
-/* Row k of the panel that begins at column n, in the windows of one place. */
+/* Row k of the panel that begins at column n, in the windows of one element. */
 static inline float *window_row(const winograd_work *work, int64_t k, int64_t n)
 {
     int64_t C = work->w->C, O = work->w->O, s = 0;
@@ -219,8 +219,8 @@ static inline __attribute__((always_inline)) void window_places(const bool four,
     for (int r = 0; r < side; r++) turn_window(four, half[r], out + r * side);
 }
 
-/* grad_x: weights are [C, 3, 3, O] and turned around, so that vectors run along the columns of the
- * panels. Units are rows k. */
+/* grad_x: weights are [C, 3, 3, O] and rotated by 180 degrees, so that vectors run along the
+ * columns of the panels. Units are rows k. */
 static void fill_windows_back(const void *args, int64_t begin, int64_t end)
 {
     const winograd_work *work = args;
@@ -235,7 +235,8 @@ static void fill_windows_back(const void *args, int64_t begin, int64_t end)
         }
 }
 
-/* Forward: weights are [O, 3, 3, C]; vectors run along k and are turned. Units are WIDTH columns. */
+/* Forward: weights are [O, 3, 3, C]; vectors run along k and are transposed. Units are WIDTH
+ * columns. */
 static void fill_windows(const void *args, int64_t begin, int64_t end)
 {
     const winograd_work *work = args;
@@ -261,7 +262,7 @@ static void fill_windows(const void *args, int64_t begin, int64_t end)
         }
 }
 
-/* ---- forward and grad_x: a chunk of tiles ---------------------------------------------------- */
+/* ---- forward and grad_x: a chunk of tiles ----------------------------------------------------- */
 
 static inline __attribute__((always_inline)) void chunk_transform(const bool four,
                                                                   const winograd_work *work,
@@ -279,7 +280,7 @@ static inline __attribute__((always_inline)) void chunk_transform(const bool fou
     }
 }
 
-/* The products of all places. */
+/* The products of all elements. */
 static void chunk_multiply(const winograd_work *work, int64_t count, const float *v, float *m)
 {
     const tdm__winograd *w = work->w;
@@ -292,7 +293,7 @@ static void chunk_multiply(const winograd_work *work, int64_t count, const float
             for (int64_t n = 0; n < w->O; n += PANEL_COLS) {
                 int64_t width = product_min(PANEL_COLS, w->O - n);
                 for (int64_t i = 0; i < count; i += TILE_ROWS) {
-                    /* A chunk has room for whole tiles: what is computed too much is not read. */
+                    /* A chunk has space for whole tiles: excess results are not read. */
                     int64_t height = tile_height(count - i);
                     tile_left left = {v + p * work->v_stride + i * w->C + begin, w->C, 1};
                     for (int64_t r = 0; r < height; r++)
@@ -367,14 +368,14 @@ static void winograd_chunks(const void *args, int64_t begin, int64_t end)
     }
 }
 
-/* Sizes of everything; returns the numbers of scratch that it takes. */
+/* Computes all sizes; returns the scratch size in numbers. */
 static size_t winograd_lay_out(const tdm__winograd *w, float *scratch, winograd_work *work)
 {
     int64_t side = w->tile + 2, tiles_in_all = w->B * w->tile_rows * w->tile_cols;
     int threads = tdm__kernel_threads();
     *work = (winograd_work){
         .w = w, .side = side, .places = side * side, .segments = tdm__product_segments(w->C)};
-    /* Many tiles share a reading of windows that do not stay in the cache. */
+    /* With windows that do not stay in the cache, a chunk has more tiles for each read of them. */
     bool small = w->C * w->O * (int64_t)sizeof(float) <= WINDOWS_SMALL;
     work->chunk = small ? CHUNK_TILES : CHUNK_TILES_MAX;
     int64_t share = product_round_up((tiles_in_all + threads - 1) / threads, TILE_ROWS);
@@ -410,13 +411,13 @@ static void winograd_run(const tdm__winograd *w, void *scratch)
                    work.places * work.chunk * w->O * (w->C / 16 + 1), winograd_chunks, &work);
 }
 
-/* ---- grad_w ---------------------------------------------------------------------------------- */
+/* ---- grad_w ----------------------------------------------------------------------------------- */
 
 typedef struct winograd_grad {
     const tdm__winograd *w;
     float *d_weights;
     int64_t block_o, block_c;             /* of a unit */
-    int64_t x_stride, y_stride, g_stride; /* from place to place */
+    int64_t x_stride, y_stride, g_stride; /* from element to element */
     float *rooms;
     int64_t room_size;
     const float *zeros;
@@ -473,7 +474,7 @@ static void grad_fill_y(const winograd_grad *g, int64_t first, int64_t count, in
     }
 }
 
-/* g[place] (+)= y[place]^T x[place]. */
+/* g[element] (+)= y[element]^T x[element]. */
 static void grad_multiply(const winograd_grad *g, int64_t count, int64_t rows, int64_t cols,
                           const float *y, const float *x, bool add, float *sums)
 {
@@ -543,7 +544,7 @@ static size_t grad_lay_out(const tdm__winograd *w, float *scratch, winograd_grad
     int threads = tdm__kernel_threads();
     *g = (winograd_grad){
         .w = w, .block_o = product_min(BLOCK_O, w->O), .block_c = product_min(BLOCK_C, w->C)};
-    /* Work for all threads. */
+    /* Enough units for all threads. */
     while (g->block_o > 16 &&
            ((w->O + g->block_o - 1) / g->block_o) * ((w->C + g->block_c - 1) / g->block_c) <
                threads)
