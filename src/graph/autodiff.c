@@ -1,10 +1,10 @@
 /*
  * autodiff.c: reverse-mode differentiation, graph to graph.
  *
- * Walks the nodes backwards; each op's row adds the ops of its gradient. A value that is used more
- * than once collects its gradients by additions in a fixed order, that of the walk. At the end every
- * trained parameter has one value that is its gradient, which the plan will place in the block of
- * gradients; where that value could not lie there by itself (it is a view, or serves two
+ * Visits the nodes in reverse order; each op's row adds the ops of its gradient. The gradients of a
+ * value that is used more than once are added in a fixed order, that of the visit. At the end every
+ * trained parameter has one value that is its gradient, which the plan places in the block of
+ * gradients. If that value cannot be placed there (it is a view, or the gradient of two
  * parameters), a copy is added.
  */
 #include "graph/internal.h"
@@ -12,15 +12,15 @@
 #include <assert.h>
 #include <stdlib.h>
 
-static void collect(tdm_graph *graph, tdm_value *grads, int32_t value, tdm_value d)
+static void grads_collect(tdm_graph *graph, tdm_value *grads, int32_t value, tdm_value d)
 {
     if (value == 0 || d.id == 0) return;
     grads[value] = grads[value].id ? tdm_graph_add(graph, grads[value], d) : d;
 }
 
-/* The rows of an embedding's gradient are few: where the table has a gradient already (from a tied
- * head), they are added to it, in place of making a second table. The node that makes them is the
- * one that the embedding's own row has just added; nobody else has seen its result. */
+/* An embedding's gradient has few rows: if the table has a gradient already (from a tied head),
+ * they are added to it instead of creating a second table. The node that computes them is the one
+ * that the embedding's row has just added; no other node uses its result. */
 static void collect_table(tdm_graph *graph, tdm_value *grads, int32_t table, tdm_value d)
 {
     tdm__node *last = &graph->nodes[graph->node_count - 1];
@@ -54,11 +54,12 @@ static void walk_back(tdm_graph *graph, size_t from, tdm_value *grads)
             collect_table(graph, grads, node.in[0], d_in[0]);
             continue;
         }
-        for (int k = 0; k < TDM_OP_MAX_INPUTS; k++) collect(graph, grads, node.in[k], d_in[k]);
+        for (int k = 0; k < TDM_OP_MAX_INPUTS; k++)
+            grads_collect(graph, grads, node.in[k], d_in[k]);
     }
 }
 
-/* True when the value is the untouched output of a node that really runs. */
+/* Whether the value is the output of a node that is executed and has no other use. */
 static bool can_be_placed(const tdm_graph *graph, tdm_value d)
 {
     const tdm__value *v = &graph->values[d.id];
@@ -91,7 +92,7 @@ tdm_status tdm_graph_backward(tdm_graph *graph, tdm_value loss, tdm_error *err)
 {
     TDM_TRY(tdm_graph_check(graph, err));
     if (graph->has_backward)
-        return tdm_fail(err, TDM_ERR_EXISTS, "graph: the gradients are there already");
+        return tdm_fail(err, TDM_ERR_EXISTS, "graph: it already has gradients");
     if (loss.id <= 0 || (size_t)loss.id >= graph->value_count ||
         graph->values[loss.id].shape.rank != 0 || graph->values[loss.id].dtype != TDM_DTYPE_F32)
         return tdm_fail(err, TDM_ERR_INVALID, "graph: the loss must be a scalar f32 value");

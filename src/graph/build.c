@@ -1,6 +1,6 @@
 /*
- * build.c: the builder. Each function checks what it is given, adds a node or a value, and returns
- * the result; after a mistake all of them return "none", and tdm_graph_check() tells the first one.
+ * build.c: the builder. Each function checks its arguments, adds a node or a value, and returns the
+ * result; after an error all of them return "none", and tdm_graph_check() returns the first error.
  */
 #include "graph/internal.h"
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A cache line; also what vector loads like best. In elements of f32. */
+/* A cache line, which is also the best alignment for vector loads. In elements of f32. */
 enum { PARAM_ALIGN_ELEMENTS = 16 };
 
 tdm_graph *tdm_graph_create(void)
@@ -104,8 +104,8 @@ void tdm_graph_round_again(tdm_graph *graph)
     graph->round_again = true;
 }
 
-/* Makes room for one more element; false (and broken) when there is no memory. */
-static bool grow(tdm_graph *graph, void **items, size_t count, size_t *capacity, size_t size)
+/* Makes room for one more element; false (with the error stored) if memory runs out. */
+static bool graph_grow(tdm_graph *graph, void **items, size_t count, size_t *capacity, size_t size)
 {
     if (count < *capacity) return true;
     size_t wanted = *capacity ? 2 * *capacity : 64;
@@ -121,15 +121,15 @@ static bool grow(tdm_graph *graph, void **items, size_t count, size_t *capacity,
 
 int32_t tdm__graph_add_value(tdm_graph *graph, tdm__value value)
 {
-    if (!grow(graph, (void **)&graph->values, graph->value_count, &graph->value_capacity,
-              sizeof(*graph->values)))
+    if (!graph_grow(graph, (void **)&graph->values, graph->value_count, &graph->value_capacity,
+                    sizeof(*graph->values)))
         return 0;
     if (graph->value_count == 1) memset(&graph->values[0], 0, sizeof(graph->values[0]));
     graph->values[graph->value_count] = value;
     return (int32_t)graph->value_count++;
 }
 
-static bool usable(tdm_graph *graph, tdm_value value, const char *where)
+static bool value_is_usable(tdm_graph *graph, tdm_value value, const char *where)
 {
     if (graph->broken.status != TDM_OK) return false;
     if (value.id > 0 && (size_t)value.id < graph->value_count) return true;
@@ -137,7 +137,7 @@ static bool usable(tdm_graph *graph, tdm_value value, const char *where)
     return false;
 }
 
-static bool countable(const tdm_shape *shape)
+static bool shape_is_countable(const tdm_shape *shape)
 {
     int64_t elements = tdm_shape_elements(shape);
     return elements >= 0 && elements <= TDM__MAX_ELEMENTS;
@@ -169,7 +169,7 @@ tdm_value tdm_graph_input(tdm_graph *graph, const char *name, tdm_dtype dtype, t
     if (dtype != TDM_DTYPE_F32 && dtype != TDM_DTYPE_I32)
         tdm__graph_break(graph, TDM_ERR_UNSUPPORTED, "input '%s': the type must be f32 or i32",
                          name);
-    if (!countable(&shape))
+    if (!shape_is_countable(&shape))
         tdm__graph_break(graph, TDM_ERR_RANGE, "input '%s': the shape is negative or too large",
                          name);
     char *copy = tdm_arena_strdup(graph->arena, name);
@@ -182,7 +182,8 @@ tdm_value tdm_graph_input(tdm_graph *graph, const char *name, tdm_dtype dtype, t
                                                                 .of_inputs = true})};
 }
 
-/* The order of the block: trained parameters, statistics, buffers; each as they were made. */
+/* The order of the block: trained parameters, statistics, buffers; each in the order of
+ * creation. */
 static void lay_out_params(tdm_graph *graph)
 {
     size_t offset = 0;
@@ -200,7 +201,7 @@ static void lay_out_params(tdm_graph *graph)
     graph->param_extent = offset;
 }
 
-/* `kind` says trained, statistic and momentum; the rest of it is filled in here. */
+/* `kind` sets trained, statistic and momentum; the other fields are set here. */
 static tdm_value add_param(tdm_graph *graph, const char *name, tdm_shape shape, tdm_init init,
                            tdm_param_info kind)
 {
@@ -217,11 +218,11 @@ static tdm_value add_param(tdm_graph *graph, const char *name, tdm_shape shape, 
     if (!copy) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
     if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
     size_t values_capacity = graph->param_capacity;
-    if (!grow(graph, (void **)&graph->params, graph->param_count, &graph->param_capacity,
-              sizeof(*graph->params)))
+    if (!graph_grow(graph, (void **)&graph->params, graph->param_count, &graph->param_capacity,
+                    sizeof(*graph->params)))
         return TDM_VALUE_NONE;
-    if (!grow(graph, (void **)&graph->param_values, graph->param_count, &values_capacity,
-              sizeof(*graph->param_values)))
+    if (!graph_grow(graph, (void **)&graph->param_values, graph->param_count, &values_capacity,
+                    sizeof(*graph->param_values)))
         return TDM_VALUE_NONE;
     int32_t id = tdm__graph_add_value(graph, (tdm__value){.dtype = TDM_DTYPE_F32,
                                                           .shape = shape,
@@ -258,17 +259,18 @@ tdm_value tdm_graph_statistic(tdm_graph *graph, const char *name, tdm_shape shap
 
 void tdm_graph_follow(tdm_graph *graph, tdm_value statistic, tdm_value observed)
 {
-    if (!usable(graph, statistic, "follow") || !usable(graph, observed, "follow")) return;
+    if (!value_is_usable(graph, statistic, "follow") || !value_is_usable(graph, observed, "follow"))
+        return;
     const tdm__value *s = &graph->values[statistic.id];
     tdm_shape observed_shape = graph->values[observed.id].shape;
     if (s->role != TDM__ROLE_PARAM || !graph->params[s->param].statistic ||
         !tdm_shape_equal(&s->shape, &observed_shape)) {
         tdm__graph_break(graph, TDM_ERR_INVALID,
-                         "follow: it takes a statistic and a value of its shape");
+                         "follow: it needs a statistic and a value of the same shape");
         return;
     }
     int32_t index = s->param;
-    /* A copy of its own, which the plan can place among the gradients. */
+    /* A separate copy, which the plan can place in the block of gradients. */
     tdm_value copy = tdm__graph_add_node(graph, TDM_OP_COPY, &(tdm_op_attrs){0}, &observed, 1,
                                          NULL);
     if (copy.id) graph->values[copy.id].grad_of = index + 1;
@@ -276,7 +278,7 @@ void tdm_graph_follow(tdm_graph *graph, tdm_value statistic, tdm_value observed)
 
 void tdm_graph_output(tdm_graph *graph, const char *name, tdm_value value)
 {
-    if (!usable(graph, value, "output")) return;
+    if (!value_is_usable(graph, value, "output")) return;
     for (size_t i = 1; i < graph->value_count; i++)
         if (graph->values[i].is_output && strcmp(graph->values[i].name, name) == 0)
             tdm__graph_break(graph, TDM_ERR_EXISTS, "graph: there are two outputs named '%s'",
@@ -293,7 +295,7 @@ void tdm_graph_output(tdm_graph *graph, const char *name, tdm_value value)
     v->name = copy;
 }
 
-/* "scope.op", and "scope.op+activation" where the op applies one to its result. */
+/* "scope.op", or "scope.op+activation" if the op applies one to its result. */
 static const char *node_name(tdm_graph *graph, tdm_op_kind op, const tdm_op_attrs *attrs)
 {
     const tdm_custom_op *custom = attrs->custom;
@@ -323,7 +325,7 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
     bool needs_grad = false, of_inputs = false;
     for (int i = 0; i < in_count; i++) {
         if (i >= row->in_least && in[i].id == 0) continue;
-        if (!usable(graph, in[i], row->name)) return TDM_VALUE_NONE;
+        if (!value_is_usable(graph, in[i], row->name)) return TDM_VALUE_NONE;
         node.in[i] = in[i].id;
         in_values[i] = &graph->values[in[i].id];
         needs_grad = needs_grad || in_values[i]->needs_grad;
@@ -335,7 +337,7 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
     if (status != TDM_OK)
         tdm__graph_break(graph, status, "%s: %s", node.name ? node.name : row->name, err.message);
     for (int i = 0; i < row->out_count && status == TDM_OK; i++)
-        if (!countable(&out[i].shape))
+        if (!shape_is_countable(&out[i].shape))
             tdm__graph_break(graph, TDM_ERR_RANGE, "%s: the result is too large", node.name);
     if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
     for (int i = 0; i < row->out_count; i++) {
@@ -344,8 +346,8 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
         node.out[i] = tdm__graph_add_value(graph, out[i]);
         if (node.out[i] == 0) return TDM_VALUE_NONE;
     }
-    if (!grow(graph, (void **)&graph->nodes, graph->node_count, &graph->node_capacity,
-              sizeof(*graph->nodes)))
+    if (!graph_grow(graph, (void **)&graph->nodes, graph->node_count, &graph->node_capacity,
+                    sizeof(*graph->nodes)))
         return TDM_VALUE_NONE;
     graph->nodes[graph->node_count++] = node;
     if (second) *second = (tdm_value){node.out[1]};
@@ -380,9 +382,9 @@ void tdm__graph_name_last(tdm_graph *graph, const char *part)
         last->name = name;
 }
 
-/* ---- ops ------------------------------------------------------------------------------------- */
+/* ---- ops -------------------------------------------------------------------------------------- */
 
-static tdm_value unary(tdm_graph *graph, tdm_op_kind op, tdm_value x)
+static tdm_value graph_add_unary(tdm_graph *graph, tdm_op_kind op, tdm_value x)
 {
     return tdm__graph_add_node(graph, op, &(tdm_op_attrs){0}, &x, 1, NULL);
 }
@@ -399,32 +401,32 @@ tdm_value tdm_graph_reshape(tdm_graph *graph, tdm_value x, tdm_shape shape)
 
 tdm_value tdm_graph_sum_rows(tdm_graph *graph, tdm_value x)
 {
-    return unary(graph, TDM_OP_SUM_ROWS, x);
+    return graph_add_unary(graph, TDM_OP_SUM_ROWS, x);
 }
 
 tdm_value tdm_graph_lane_sum(tdm_graph *graph, tdm_value x)
 {
-    return unary(graph, TDM_OP_LANE_SUM, x);
+    return graph_add_unary(graph, TDM_OP_LANE_SUM, x);
 }
 
 tdm_value tdm_graph_relu(tdm_graph *graph, tdm_value x)
 {
-    return unary(graph, TDM_OP_RELU, x);
+    return graph_add_unary(graph, TDM_OP_RELU, x);
 }
 
 tdm_value tdm_graph_gelu(tdm_graph *graph, tdm_value x)
 {
-    return unary(graph, TDM_OP_GELU, x);
+    return graph_add_unary(graph, TDM_OP_GELU, x);
 }
 
 tdm_value tdm_graph_tanh(tdm_graph *graph, tdm_value x)
 {
-    return unary(graph, TDM_OP_TANH, x);
+    return graph_add_unary(graph, TDM_OP_TANH, x);
 }
 
 tdm_value tdm_graph_sigmoid(tdm_graph *graph, tdm_value x)
 {
-    return unary(graph, TDM_OP_SIGMOID, x);
+    return graph_add_unary(graph, TDM_OP_SIGMOID, x);
 }
 
 tdm_value tdm_graph_dropout(tdm_graph *graph, tdm_value x, double p)
@@ -447,7 +449,7 @@ tdm_value tdm_graph_normalise(tdm_graph *graph, tdm_value x, tdm_value shift, td
 
 tdm_value tdm_graph_softmax(tdm_graph *graph, tdm_value x)
 {
-    return unary(graph, TDM_OP_SOFTMAX, x);
+    return graph_add_unary(graph, TDM_OP_SOFTMAX, x);
 }
 
 tdm_value tdm_graph_cross_entropy(tdm_graph *graph, tdm_value logits, tdm_value classes,
@@ -457,7 +459,7 @@ tdm_value tdm_graph_cross_entropy(tdm_graph *graph, tdm_value logits, tdm_value 
                                (tdm_value[]){logits, classes}, 2, NULL);
 }
 
-/* ---- looking at it --------------------------------------------------------------------------- */
+/* ---- inspection ------------------------------------------------------------------------------- */
 
 size_t tdm_graph_param_count(const tdm_graph *graph)
 {

@@ -1,15 +1,16 @@
 /*
- * memory.c: life-times, sharing, and placement.
+ * memory.c: lifetimes, sharing and placement of buffers.
  *
- * 1. Every value gets a storage; a reshape shares its input's. A parameter's gradient lies in the
- *    block of gradients, parameters in theirs, all else in the arena.
- * 2. The last use of each storage is found; outputs live past the end, inputs from before the start.
- * 3. In node order, an op that may work in place takes over the storage of an input that nobody
- *    needs afterwards; an op that does not work index by index only when no other of its inputs
- *    lies there. Where its result is a parameter's gradient it is the other way round: the
- *    input is made in the block of gradients already.
- * 4. Arena storages are placed largest first, each at the lowest offset where no storage that lives
- *    at the same time lies. This greedy rule is within a few per cent of the best for such graphs.
+ *  1. Every value gets a storage; a reshape shares its input's. A parameter's gradient is in the
+ *     block of gradients, parameters are in theirs, everything else is in the arena.
+ *  2. The last use of each storage is found; outputs live past the end, inputs from before the start.
+ *  3. In node order, an op that may work in place reuses the storage of an input that is not needed
+ *     afterwards; an op that does not work index by index only if no other input is stored there. If
+ *     its result is a parameter's gradient, it is the other way round: the input is computed in the
+ *     block of gradients.
+ *  4. Arena storages are placed largest first, each at the lowest offset that does not overlap a
+ *     storage with an overlapping lifetime. This greedy rule is within a few per cent of the optimum
+ *     for such graphs.
  */
 #include "graph/memory.h"
 
@@ -51,7 +52,7 @@ static void give_value_storage(const tdm_graph *graph, tdm__memory *m, int32_t i
     m->of_value[id] = add_storage(m, s);
 }
 
-static void touch(tdm__memory *m, int32_t value, int32_t node)
+static void storage_touch(tdm__memory *m, int32_t value, int32_t node)
 {
     tdm__storage *s = &m->storages[m->of_value[value]];
     if (s->last < node) s->last = node;
@@ -67,10 +68,10 @@ static void find_life_times(const tdm_graph *graph, const bool *live, bool forwa
         if (!live[n]) continue;
         const tdm__node *node = &graph->nodes[n];
         for (int i = 0; i < TDM_OP_MAX_INPUTS; i++)
-            if (node->in[i]) touch(m, node->in[i], (int32_t)n);
+            if (node->in[i]) storage_touch(m, node->in[i], (int32_t)n);
         if (node->op == TDM_OP_RESHAPE) {
             m->of_value[node->out[0]] = m->of_value[node->in[0]];
-            if (graph->values[node->out[0]].is_output) touch(m, node->out[0], INT32_MAX);
+            if (graph->values[node->out[0]].is_output) storage_touch(m, node->out[0], INT32_MAX);
             continue;
         }
         for (int o = 0; o < TDM_OP_MAX_OUTPUTS; o++)
@@ -78,33 +79,35 @@ static void find_life_times(const tdm_graph *graph, const bool *live, bool forwa
     }
 }
 
-/* All values that lie in storage `gone` lie in `kept` from now on. */
-static void merge(const tdm_graph *graph, tdm__memory *m, int32_t gone, int32_t kept)
+/* Moves all values of storage `gone` to storage `kept`. */
+static void storage_merge(const tdm_graph *graph, tdm__memory *m, int32_t gone, int32_t kept)
 {
     m->storages[gone].bytes = 0;
     for (size_t id = 1; id < graph->value_count; id++)
         if (m->of_value[id] == gone) m->of_value[id] = kept;
 }
 
-/* Lets the output of node `n` lie where its input does. A gradient keeps its place in the block of
- * gradients, and the input, when it is no input of the graph, is made there. */
-static bool share(const tdm_graph *graph, tdm__memory *m, int32_t n, int32_t in_id, int32_t out_id)
+/* Stores the output of node `n` over its input. A gradient stays in the block of gradients, and the
+ * input, unless it is an input of the graph, is computed there. */
+static bool storage_share(const tdm_graph *graph, tdm__memory *m, int32_t n, int32_t in_id,
+                          int32_t out_id)
 {
     int32_t in_at = m->of_value[in_id], out_at = m->of_value[out_id];
     tdm__storage *in = &m->storages[in_at], *out = &m->storages[out_at];
     if (in->space != TDM_SPACE_ARENA || in->last != n || in->bytes != out->bytes) return false;
     if (out->space == TDM_SPACE_ARENA) {
         in->last = out->last;
-        merge(graph, m, out_at, in_at);
+        storage_merge(graph, m, out_at, in_at);
         return true;
     }
     if (out->space != TDM_SPACE_GRADS || in->first < 0) return false;
     out->first = in->first;
-    merge(graph, m, in_at, out_at);
+    storage_merge(graph, m, in_at, out_at);
     return true;
 }
 
-/* Whether another input of the node lies where input `i` does: the same value, or a view of it. */
+/* Whether another input of the node shares the storage of input `i`: the same value, or a view of
+ * it. */
 static bool has_company(const tdm__memory *m, const tdm__node *node, int i)
 {
     for (int k = 0; k < TDM_OP_MAX_INPUTS; k++)
@@ -128,7 +131,7 @@ static void share_in_place(const tdm_graph *graph, const bool *live, tdm__memory
         int32_t out_id = node->out[row->in_place_out];
         for (int i = 0; i < TDM_OP_MAX_INPUTS && !m->in_place[n]; i++)
             if (may_lie_over(m, row, node, i))
-                m->in_place[n] = share(graph, m, (int32_t)n, node->in[i], out_id);
+                m->in_place[n] = storage_share(graph, m, (int32_t)n, node->in[i], out_id);
     }
 }
 
@@ -143,7 +146,7 @@ static void add_scratch(const tdm_graph *graph, const bool *live, const size_t *
                                                              .last = (int32_t)n});
 }
 
-/* What the arena would take without any sharing. Bounds all offsets, so it is the place to check. */
+/* The size of the arena without sharing. It bounds all offsets, so overflow is checked here. */
 static tdm_status count_unshared(tdm__memory *m, tdm_error *err)
 {
     for (size_t i = 0; i < m->storage_count; i++)
@@ -151,8 +154,8 @@ static tdm_status count_unshared(tdm__memory *m, tdm_error *err)
             __builtin_add_overflow(m->unshared_bytes, round_up(m->storages[i].bytes),
                                    &m->unshared_bytes))
             return tdm_fail(err, TDM_ERR_RANGE,
-                            "plan: the values together have more bytes than there are addresses; "
-                            "make the model or the batch smaller");
+                            "plan: the values exceed the address space; make the model or the "
+                            "batch smaller");
     return TDM_OK;
 }
 
@@ -169,7 +172,7 @@ static bool overlap_in_time(const tdm__storage *a, const tdm__storage *b)
     return a->first <= b->last && b->first <= a->last;
 }
 
-/* The lowest offset for `s` that keeps clear of what is placed; `placed` is sorted by offset. */
+/* The lowest offset for `s` that overlaps no placed storage; `placed` is sorted by offset. */
 static size_t lowest_fit(const tdm__storage *all, const int32_t *placed, size_t placed_count,
                          const tdm__storage *s)
 {
@@ -184,7 +187,7 @@ static size_t lowest_fit(const tdm__storage *all, const int32_t *placed, size_t 
     return offset;
 }
 
-static tdm_status place(tdm__memory *m, tdm_error *err)
+static tdm_status storage_place(tdm__memory *m, tdm_error *err)
 {
     int32_t *order = calloc(2 * m->storage_count + 1, sizeof(*order));
     if (!order) return tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
@@ -227,7 +230,7 @@ tdm_status tdm__memory_plan(const tdm_graph *graph, const bool *live, const size
     tdm_status status = count_unshared(&m, err);
     if (status == TDM_OK) {
         share_in_place(graph, live, &m);
-        status = place(&m, err);
+        status = storage_place(&m, err);
     }
     if (status != TDM_OK) {
         tdm__memory_release(&m);

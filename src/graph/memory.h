@@ -1,9 +1,9 @@
 /*
- * memory.h: where every buffer of a plan lies.
+ * memory.h: the location of every buffer of a plan.
  *
- * A storage is a piece of memory with a life-time in node numbers; several values share one when
- * one is a view of the other or overwrites it in place. Storages of the arena are placed so that
- * two that live at the same time never overlap.
+ * A storage is a piece of memory with a lifetime in node numbers; several values share one if one
+ * is a view of the other or overwrites it in place. Storages of the arena are placed so that two
+ * with overlapping lifetimes never overlap.
  */
 #ifndef TANDEM_GRAPH_MEMORY_H
 #define TANDEM_GRAPH_MEMORY_H
@@ -28,7 +28,7 @@ typedef struct tdm__memory {
     size_t unshared_bytes;
 } tdm__memory;
 
-/* `live[node]` says which nodes run; scratch_bytes[node] is what their kernels asked for. */
+/* `live[node]`: the node runs; scratch_bytes[node]: the scratch memory that its kernel needs. */
 tdm_status tdm__memory_plan(const tdm_graph *graph, const bool *live, const size_t *scratch_bytes,
                             bool forward_only, tdm__memory *out, tdm_error *err);
 void tdm__memory_release(tdm__memory *memory);

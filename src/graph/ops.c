@@ -1,4 +1,4 @@
-/* ops.c: the visible list of the families of ops, and the way from an op to its row. */
+/* ops.c: the list of the families of ops, and the mapping from an op to its row. */
 #include "graph/ops/ops.h"
 
 #include <assert.h>

@@ -1,14 +1,14 @@
 /*
- * plan.c: from a graph to something that runs.
+ * plan.c: compiles a graph to a plan that can be run.
  *
- * Creating a plan does everything that can be done once: which nodes are needed, which kernel each
- * gets, what scratch it wants, where every buffer lies. Binding stores pointers; running calls the
- * kernels in order, all of them or part after part. Invariant: after creation neither bind nor run
- * allocates, locks or fails.
+ * Creating a plan does everything that can be done once: it finds the nodes that are needed, the
+ * kernel of each, its scratch memory, and the location of every buffer. Binding stores pointers;
+ * running calls the kernels in order, all at once or in parts. Invariant: after creation neither
+ * bind nor run allocates, locks or fails.
  *
- * For runs in parts a plan knows which parameters a step reads, by themselves or through views, and
- * the last step that touches the place of a gradient: a place may hold intermediate numbers before
- * the gradient is in it, but never after, and nothing reads or writes it past that step.
+ * For runs in parts a plan records which parameters a step reads, directly or through views, and
+ * the last step that accesses the memory of a gradient: that memory may hold intermediate numbers
+ * before the gradient is complete, but never afterwards, and no later step reads or writes it.
  */
 #include "graph/internal.h"
 #include "graph/memory.h"
@@ -24,7 +24,7 @@ typedef struct step {
     tdm_kernel_call call;
 } step;
 
-/* A pointer that follows the binding of a space. */
+/* A pointer that is updated when its space is bound. */
 typedef struct fixup {
     void **pointer;
     tdm_space space;
@@ -34,18 +34,19 @@ typedef struct fixup {
 struct tdm_plan {
     const tdm_graph *graph;
     bool *live;
-    int *fused;       /* by node: the tdm_activation that it takes over from the one behind it */
-    bool *taken_over; /* by node: an activation that runs as part of the one in front */
-    step *steps;      /* of the nodes that run, in order */
+    int *fused;       /* by node: the tdm_activation of the next node that it applies */
+    bool *taken_over; /* by node: an activation that runs as part of the preceding node */
+    step *steps;      /* of the nodes that are executed, in order */
     size_t step_count;
     tdm_tensor *values; /* by value id */
-    int32_t *param_of;  /* by value id: 1 + the parameter that it is, or is a view of; 0: none */
+    int32_t *param_of;  /* by value id: 1 + the parameter that it is, or of which it is a view; 0:
+                         * none */
     size_t *grad_steps; /* by parameter: see tdm_plan_grad_step */
     size_t *grad_begins;
     fixup *fixups;
     size_t fixup_count;
     tdm__memory memory;
-    void **backends; /* opened state, by registry index; NULL where not in use */
+    void **backends; /* state of opened backends, by registry index; NULL if not used */
     tdm_numerics numerics;
     int threads;
     bool forward_only;
@@ -92,7 +93,7 @@ void tdm__graph_find_live(const tdm_graph *graph, bool forward_only, bool *live,
     }
 }
 
-/* The only live node that reads a value; -1 when there are more, or when it is an output. */
+/* The only live node that reads a value; -1 if there are several, or if it is an output. */
 static int64_t only_reader(const tdm_plan *plan, int32_t value)
 {
     int64_t reader = -1;
@@ -107,11 +108,11 @@ static int64_t only_reader(const tdm_plan *plan, int32_t value)
 }
 
 /*
- * Where no gradient will ask for what goes into an activation, a product or convolution in front of
- * it applies it to its own result. The activation's node stays, as a view: being the last to read
- * that result, it would have worked in place.
+ * If no gradient needs the input of an activation, the preceding product or convolution applies it
+ * to its own result. The node of the activation stays as a view: as the last reader of that result,
+ * it would have worked in place.
  */
-static void take_over_activations(tdm_plan *plan)
+static void plan_fuse_activations(tdm_plan *plan)
 {
     for (size_t n = 0; n < plan->graph->node_count && plan->forward_only; n++) {
         const tdm__node *node = &plan->graph->nodes[n];
@@ -129,7 +130,7 @@ static tdm_tensor view_of(const tdm__value *v)
     return (tdm_tensor){.dtype = v->dtype, .shape = v->shape};
 }
 
-/* Tries one backend for one step; TDM_ERR_UNSUPPORTED means the next one should be asked. */
+/* Tries one backend for one step; TDM_ERR_UNSUPPORTED: the next one should be tried. */
 static tdm_status try_backend(tdm_plan *plan, size_t index, step *s, tdm_error *err)
 {
     const tdm_kernel_backend_ops *backend = tdm_kernel_backend_at(index);
@@ -144,8 +145,10 @@ static tdm_status try_backend(tdm_plan *plan, size_t index, step *s, tdm_error *
     return TDM_OK;
 }
 
-/* Whether a plan may ask this backend: only the one it names, or none of a vendor for portable bits. */
-static bool may_ask(const tdm_plan *plan, const char *only, const tdm_kernel_backend_ops *backend)
+/* Whether a plan may use this backend: only the one it names, or none of a vendor for portable
+ * bits. */
+static bool plan_may_use(const tdm_plan *plan, const char *only,
+                         const tdm_kernel_backend_ops *backend)
 {
     if (only) return strcmp(only, backend->name) == 0;
     return plan->numerics == TDM_NUMERICS_VENDOR || !backend->vendor;
@@ -155,7 +158,7 @@ static tdm_status choose_kernel(tdm_plan *plan, const char *only, step *s, tdm_e
 {
     const tdm__node *node = &plan->graph->nodes[s->node];
     for (size_t b = 0; b < tdm_kernel_backend_count(); b++) {
-        if (!may_ask(plan, only, tdm_kernel_backend_at(b))) continue;
+        if (!plan_may_use(plan, only, tdm_kernel_backend_at(b))) continue;
         tdm_status status = try_backend(plan, b, s, err);
         if (status != TDM_ERR_UNSUPPORTED) return status;
     }
@@ -187,7 +190,7 @@ static void add_fixup(tdm_plan *plan, void **pointer, int32_t storage)
     plan->fixups[plan->fixup_count++] = (fixup){pointer, s->space, s->offset};
 }
 
-static void connect(tdm_plan *plan)
+static void plan_connect(tdm_plan *plan)
 {
     const tdm_graph *graph = plan->graph;
     const tdm__memory *m = &plan->memory;
@@ -260,7 +263,7 @@ static tdm_status plan_memory(tdm_plan *plan, tdm_error *err)
     return status;
 }
 
-static bool allocate(tdm_plan *plan)
+static bool plan_allocate(tdm_plan *plan)
 {
     const tdm_graph *graph = plan->graph;
     size_t max_fixup = graph->value_count +
@@ -280,16 +283,16 @@ static bool allocate(tdm_plan *plan)
            plan->backends;
 }
 
-static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
+static tdm_status plan_build(tdm_plan *plan, const char *only, tdm_error *err)
 {
     const tdm_graph *graph = plan->graph;
     bool *wanted = calloc(graph->value_count, sizeof(*wanted));
-    if (!wanted || !allocate(plan)) {
+    if (!wanted || !plan_allocate(plan)) {
         free(wanted);
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "plan: no memory");
     }
     tdm__graph_find_live(graph, plan->forward_only, plan->live, wanted);
-    take_over_activations(plan);
+    plan_fuse_activations(plan);
     free(wanted);
     tdm_kernel_mode before = plan_enter(plan);
     tdm_status status = choose_kernels(plan, only, err);
@@ -298,7 +301,7 @@ static tdm_status build(tdm_plan *plan, const char *only, tdm_error *err)
     TDM_TRY(plan_memory(plan, err));
     for (size_t n = 0; n < graph->node_count; n++)
         assert(!plan->taken_over[n] || plan->memory.in_place[n]);
-    connect(plan);
+    plan_connect(plan);
     find_params(plan);
     find_grad_steps(plan);
     return TDM_OK;
@@ -319,7 +322,7 @@ tdm_status tdm_plan_create(const tdm_graph *graph, const tdm_plan_options *optio
     plan->numerics = options ? options->numerics : TDM_NUMERICS_PORTABLE;
     plan->threads = options && options->threads > 0 ? options->threads : 1;
     plan->forward_only = options && options->forward_only;
-    tdm_status status = build(plan, options ? options->backend : NULL, err);
+    tdm_status status = plan_build(plan, options ? options->backend : NULL, err);
     if (status != TDM_OK) {
         tdm_plan_destroy(plan);
         return status;

@@ -1,36 +1,37 @@
 /*
  * recompute.c: computes activations again in the backward pass instead of keeping them.
  *
- * The forward ops, in their order, are cut into segments, and segments next to each other are put
- * into groups. What one group leaves to another is kept, as everything is without this pass. What
- * is used by another segment of its own group is computed again once, when the backward pass
- * reaches the group; what is used within its segment alone, when it reaches the segment. So there
- * are two levels of copies, and a copy of a node is made where a backward node first asks for its
- * result: right before it, which is what lets the plan use the memory for other things until then.
- * A result that no backward node asks for is never computed again.
+ * The forward ops, in their order, are divided into segments, and adjacent segments form groups.
+ * Values passed from one group to another are kept, as all values are without this pass. A value
+ * used by another segment of its group is computed again once, when the backward pass reaches the
+ * group; one used only within its segment, when it reaches the segment. So there are two levels of
+ * copies, and a copy of a node is placed immediately before the first backward node that needs its
+ * result, so that the plan can reuse the memory until then. A result that no backward node needs is
+ * never computed again.
  *
- * `blocks` makes a segment of each block that the model has marked, and a group of each segment.
- * `full` tries the marks, and all places that a single value alone passes, with groups of several
- * sizes, adds up what lives at the same time for each, and takes the way that needs the least; of
- * those that come within 5 % of it, the one with the fewest FLOPs.
+ * `blocks` makes one segment of each block that the model has marked, and one group of each
+ * segment. `full` tries cuts at the marks, and at all positions that only a single value passes,
+ * with groups of several sizes. It adds up the values that are alive at the same time for each
+ * variant, and selects the one that needs least memory; of variants within 5 % of it, the one with
+ * the fewest FLOPs.
  *
- * Invariants: a copy has the attributes of its original (the address of its random numbers among
- * them), so its result has the same bits. Outputs of the graph, and what lies among the gradients,
- * are never copied, so statistics are observed once; nor are sums over lanes, so that each is
- * exchanged once. The last segment, whose backward pass follows
- * at once, is never computed again, nor are the last group's results that others use.
+ * Invariants: a copy has the attributes of its original (including the address of its random
+ * numbers), so its result has the same bits. Outputs of the graph and values in the block of
+ * gradients are never copied, so statistics are observed once; nor are sums over lanes, so each is
+ * exchanged once. The last segment, whose backward pass follows immediately, is never computed
+ * again, nor are the results of the last group that others use.
  */
 #include "graph/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* What becomes of a value that the backward pass needs. */
+/* How a value that the backward pass needs is kept. */
 typedef enum fate { INNER = 0, OF_GROUP = 1, KEPT = 2 } fate;
 
 enum { LEVEL_GROUP = 0, LEVEL_INNER = 1, LEVEL_COUNT = 2, MAX_TRIES = 64 };
 
-/* Peaks this close are taken for equal. */
+/* Peaks within this factor count as equal. */
 #define NEARLY 1.05
 
 typedef struct job {
@@ -43,7 +44,7 @@ typedef struct pass {
     size_t forward_count; /* nodes before the first backward one */
     bool *live;           /* by node */
     int32_t *producer;    /* by value: the node, or -1 */
-    int32_t *root;        /* by value: the value whose memory it is a view of */
+    int32_t *root;        /* by value: the value of whose memory it is a view */
     int32_t *segment;     /* by node */
     fate *fates;          /* by value */
     int32_t *copies[LEVEL_COUNT];
@@ -51,11 +52,12 @@ typedef struct pass {
     tdm__node *nodes;
     int32_t *source; /* by new node: the node it is a copy of, or itself */
     size_t node_count;
-    int32_t *origin; /* by copied value: what it is a copy of */
+    int32_t *origin; /* by copied value: its original */
     size_t copy_count;
     job *stack;
-    int64_t *changes;          /* of the bytes that live, by new node */
-    int32_t *list_root, *last; /* by value, copies too: as root, and the node that uses it last */
+    int64_t *changes;          /* of the live bytes, by new node */
+    int32_t *list_root, *last; /* by value, including copies: as root, and the node that uses it
+                                * last */
 } pass;
 
 typedef struct way {
@@ -65,7 +67,7 @@ typedef struct way {
     uint64_t flops;
 } way;
 
-/* ---- segments -------------------------------------------------------------------------------- */
+/* ---- segments --------------------------------------------------------------------------------- */
 
 static int32_t cut_at_marks(pass *p)
 {
@@ -84,7 +86,7 @@ static bool lasts_anyway(const pass *p, int32_t value)
     return v->role != TDM__ROLE_COMPUTED || v->is_output || v->grad_of != 0;
 }
 
-/* Cuts wherever one value at most is made before and used after. */
+/* Cuts wherever at most one value is created before and used after. */
 static int32_t cut_at_necks(pass *p)
 {
     const tdm_graph *graph = p->graph;
@@ -98,7 +100,7 @@ static int32_t cut_at_necks(pass *p)
         if (p->root[id] != (int32_t)id || lasts_anyway(p, (int32_t)id) || made < 0 ||
             (size_t)made >= p->forward_count || p->last[id] <= made)
             continue;
-        p->changes[made + 1]++; /* it passes the places before nodes made + 1 to last */
+        p->changes[made + 1]++; /* it passes the positions before nodes made + 1 to last */
         p->changes[p->last[id] + 1]--;
     }
     int64_t passing = 0;
@@ -112,9 +114,9 @@ static int32_t cut_at_necks(pass *p)
     return count + 1;
 }
 
-/* ---- fates ----------------------------------------------------------------------------------- */
+/* ---- kept values ------------------------------------------------------------------------------ */
 
-/* The segments of the last group stand for themselves. */
+/* Each segment of the last group is a group of its own. */
 static int32_t group_of(int32_t segment, int32_t segment_count, int32_t group_segments)
 {
     int32_t last_group = (segment_count - 1) / group_segments;
@@ -159,7 +161,8 @@ static void decide_fates(pass *p, int32_t segment_count, int32_t group_segments)
         for (int i = 0; i < TDM_OP_MAX_INPUTS; i++)
             if (p->live[n] && !graph->nodes[n].backward)
                 note_use(p, graph->nodes[n].in[i], n, segment_count, group_segments);
-    /* The results of one op go together: the second would otherwise cost the whole op again. */
+    /* The results of one op are treated alike: the second would otherwise cost the whole op
+     * again. */
     for (size_t n = 0; n < p->forward_count; n++) {
         const int32_t *out = graph->nodes[n].out;
         if (out[1] == 0) continue;
@@ -169,14 +172,14 @@ static void decide_fates(pass *p, int32_t segment_count, int32_t group_segments)
     for (size_t id = 1; id < graph->value_count; id++) p->fates[id] = p->fates[p->root[id]];
 }
 
-/* ---- copies ---------------------------------------------------------------------------------- */
+/* ---- copies ----------------------------------------------------------------------------------- */
 
 static int level_of(const pass *p, int32_t value, int level)
 {
     return p->fates[value] == OF_GROUP ? LEVEL_GROUP : level;
 }
 
-/* The value to use for `value` on a level, or 0 when its copy is still to be made. */
+/* The value to use for `value` on a level, or 0 if its copy does not exist yet. */
 static int32_t stand_in(const pass *p, int32_t value, int level)
 {
     if (value == 0 || p->fates[value] == KEPT) return value;
@@ -199,8 +202,8 @@ static void append_copy(pass *p, job j)
     p->nodes[p->node_count++] = node;
 }
 
-/* Makes the copy of `value`, and before it all copies that it takes. */
-static int32_t recompute(pass *p, int32_t value)
+/* Creates the copy of `value`, and before it all copies that it needs. */
+static int32_t pass_recompute(pass *p, int32_t value)
 {
     size_t depth = 0;
     int32_t copy = stand_in(p, value, LEVEL_INNER);
@@ -223,7 +226,7 @@ static int32_t recompute(pass *p, int32_t value)
     return stand_in(p, value, LEVEL_INNER);
 }
 
-/* The list of nodes, with copies, for the fates as they are. */
+/* Creates the list of nodes with copies. */
 static void write_list(pass *p)
 {
     const tdm_graph *graph = p->graph;
@@ -233,13 +236,13 @@ static void write_list(pass *p)
     for (size_t n = 0; n < graph->node_count; n++) {
         tdm__node node = graph->nodes[n];
         for (int i = 0; i < TDM_OP_MAX_INPUTS; i++)
-            if (node.backward && p->live[n]) node.in[i] = recompute(p, node.in[i]);
+            if (node.backward && p->live[n]) node.in[i] = pass_recompute(p, node.in[i]);
         p->source[p->node_count] = (int32_t)n;
         p->nodes[p->node_count++] = node;
     }
 }
 
-/* ---- what a way costs ------------------------------------------------------------------------ */
+/* ---- cost of a variant ------------------------------------------------------------------------ */
 
 static int32_t origin_of(const pass *p, int32_t value)
 {
@@ -254,7 +257,7 @@ static int64_t bytes_of(const pass *p, int32_t value)
     return tdm_shape_elements(&v->shape) * (int64_t)tdm_dtype_bytes(v->dtype);
 }
 
-/* The most bytes of values that live at the same time, each with memory of its own. */
+/* The maximum of the bytes of values that are alive at the same time, each with its own memory. */
 static uint64_t peak_of(pass *p)
 {
     size_t values = p->graph->value_count + p->copy_count;
@@ -327,9 +330,9 @@ static way choose_way(pass *p)
     return tries[chosen];
 }
 
-/* ---- the pass -------------------------------------------------------------------------------- */
+/* ---- the pass --------------------------------------------------------------------------------- */
 
-static void survey(pass *p, bool *wanted)
+static void pass_analyse(pass *p, bool *wanted)
 {
     const tdm_graph *graph = p->graph;
     tdm__graph_find_live(graph, false, p->live, wanted);
@@ -347,8 +350,8 @@ static void survey(pass *p, bool *wanted)
     }
 }
 
-/* Puts the list and the copied values into the graph. */
-static tdm_status commit(pass *p, tdm_error *err)
+/* Writes the list and the copied values to the graph. */
+static tdm_status pass_commit(pass *p, tdm_error *err)
 {
     tdm_graph *graph = p->graph;
     for (size_t i = 0; i < p->copy_count; i++) {
@@ -368,7 +371,7 @@ static tdm_status commit(pass *p, tdm_error *err)
     return TDM_OK;
 }
 
-static void release(pass *p)
+static void pass_release(pass *p)
 {
     free(p->live);
     free(p->producer);
@@ -385,8 +388,8 @@ static void release(pass *p)
     free(p->last);
 }
 
-/* Each node has one copy on each level at most. */
-static bool allocate(pass *p)
+/* Each node has at most one copy on each level. */
+static bool pass_allocate(pass *p)
 {
     size_t nodes = p->graph->node_count + 1, values = p->graph->value_count;
     size_t more = 1 + LEVEL_COUNT;
@@ -421,23 +424,25 @@ tdm_status tdm_graph_recompute(tdm_graph *graph, tdm_recompute what, tdm_error *
     TDM_TRY(tdm_graph_check(graph, err));
     if (!graph->has_backward)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "graph: there are no gradients yet that could recompute anything");
+                        "graph: it has no gradients yet; call tdm_graph_backward before "
+                        "tdm_graph_recompute");
     if (graph->has_recompute)
-        return tdm_fail(err, TDM_ERR_EXISTS, "graph: it recomputes its activations already");
+        return tdm_fail(err, TDM_ERR_EXISTS, "graph: it already recomputes its activations");
     if (what == TDM_RECOMPUTE_NONE) return TDM_OK;
     pass p = {.graph = graph};
     bool *wanted = calloc(graph->value_count, sizeof(*wanted));
     tdm_status status = TDM_OK;
-    if (!wanted || !allocate(&p)) status = tdm_fail(err, TDM_ERR_NO_MEMORY, "graph: no memory");
+    if (!wanted || !pass_allocate(&p))
+        status = tdm_fail(err, TDM_ERR_NO_MEMORY, "graph: no memory");
     if (status == TDM_OK) {
-        survey(&p, wanted);
+        pass_analyse(&p, wanted);
         way w = {.by_marks = true, .group_segments = 1};
         if (what == TDM_RECOMPUTE_FULL) w = choose_way(&p);
         take_way(&p, &w);
-        status = commit(&p, err);
+        status = pass_commit(&p, err);
         graph->has_recompute = true;
     }
     free(wanted);
-    release(&p);
+    pass_release(&p);
     return status;
 }

@@ -292,9 +292,9 @@ static void mistakes_are_named(void)
         int64_t lane_rows, batch_rows;
         bool train_mean;
         const char *message;
-    } of_lanes[] = {{0, 6, false, "a lane has 1 row at least"},
-                    {7, 6, false, "a lane has 1 row at least"},
-                    {1, -1, false, "a lane has 1 row at least"},
+    } of_lanes[] = {{0, 6, false, "a lane must have at least 1 row"},
+                    {7, 6, false, "a lane must have at least 1 row"},
+                    {1, -1, false, "a lane must have at least 1 row"},
                     {1, 1, false, "one number in a channel has no variance"},
                     {1, 2, true, "mean is fixed"}};
     for (size_t i = 0; i < sizeof(of_lanes) / sizeof(of_lanes[0]); i++) {

@@ -375,7 +375,7 @@ static void too_large_a_plan_is_refused(void)
     for (int i = 0; i < 9; i++) x = tdm_graph_add(g, x, x);
     tdm_graph_output(g, "y", x);
     CHECK_INT(tdm_plan_create(g, NULL, &plan, &err), TDM_ERR_RANGE);
-    CHECK_TEXT(err.message, "plan: the values together have more bytes than there are addresses; "
+    CHECK_TEXT(err.message, "plan: the values exceed the address space; "
                             "make the model or the batch smaller");
     CHECK(!plan);
     tdm_graph_destroy(g);

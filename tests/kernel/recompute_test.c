@@ -229,11 +229,13 @@ static void test_mistakes(void)
     tdm_error err = {0};
     tdm_graph *g = tdm_graph_create();
     CHECK_INT(tdm_graph_recompute(g, TDM_RECOMPUTE_BLOCKS, &err), TDM_ERR_INVALID);
-    CHECK_TEXT(err.message, "graph: there are no gradients yet that could recompute anything");
+    CHECK_TEXT(
+        err.message,
+        "graph: it has no gradients yet; call tdm_graph_backward before tdm_graph_recompute");
     tdm_graph_destroy(g);
     g = tower(2, TDM_RECOMPUTE_BLOCKS);
     CHECK_INT(tdm_graph_recompute(g, TDM_RECOMPUTE_FULL, &err), TDM_ERR_EXISTS);
-    CHECK_TEXT(err.message, "graph: it recomputes its activations already");
+    CHECK_TEXT(err.message, "graph: it already recomputes its activations");
     tdm_graph_destroy(g);
 }
 

@@ -97,7 +97,7 @@ static void backward_mistakes(void)
     CHECK_INT(tdm_graph_backward(g, loss, &err), TDM_OK);
     nodes = tdm_graph_node_count(g);
     CHECK_INT(tdm_graph_backward(g, loss, &err), TDM_ERR_EXISTS);
-    CHECK_TEXT(err.message, "graph: the gradients are there already");
+    CHECK_TEXT(err.message, "graph: it already has gradients");
     CHECK_INT(tdm_graph_node_count(g), nodes);
     CHECK_INT(tdm_graph_check(g, &err), TDM_OK);
     tdm_graph_destroy(g);

@@ -1,9 +1,9 @@
 /*
- * attention.c: scaled dot-product attention, many heads at once, and its gradient.
+ * attention.c: scaled dot-product attention with several heads, and its gradient.
  *
- * One op from qkv to the result, so that no matrix of weights over (query, key) is ever a value of
- * the graph. Beside the result it keeps, for each query, the logarithm of the sum of exponentials
- * (lse), from which backward makes the weights again, block by block.
+ * One op from qkv to the result, so no matrix of weights over (query, key) is ever a value of the
+ * graph. In addition to the result it keeps, for each query, the logarithm of the sum of
+ * exponentials (lse), from which the backward pass recomputes the weights, block by block.
  */
 #include "graph/ops/ops.h"
 
@@ -48,8 +48,8 @@ static tdm_status infer_attention(const tdm_op_attrs *attrs, const tdm__value *c
     if (attrs->p > 0 && attrs->heads * (double)T * (double)(T + 31) > max_random_words)
         return tdm_fail(
             err, TDM_ERR_RANGE,
-            "%d heads over %lld positions want more random numbers for dropout than one "
-            "row of the batch has; use a shorter sequence or no dropout",
+            "%d heads over %lld positions need more random numbers for dropout than one row of "
+            "the batch has; use a shorter sequence or no dropout",
             attrs->heads, (long long)T);
     out[0] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = tdm_shape_3(B, T, C)};
     out[1] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = tdm_shape_3(B, attrs->heads, T)};
@@ -74,7 +74,7 @@ static void backward_attention(tdm_graph *graph, const tdm__node *node, const td
     d_in[0] = tdm__graph_add_node(graph, TDM_OP_ATTENTION_GRAD, &node->attrs, in, 5, NULL);
 }
 
-/* `products` products of T x T x C a row of the batch; a causal one needs half of each. */
+/* `products` products of T x T x C per row of the batch; a causal one needs half of each. */
 static uint64_t flops_of(const tdm_graph *graph, const tdm__node *node, int32_t y,
                          uint64_t products)
 {
@@ -119,7 +119,7 @@ static const tdm__op_row rows[] = {
 
 const tdm__op_family tdm__ops_attention = {rows, sizeof(rows) / sizeof(rows[0])};
 
-/* Forward: q k' and p v. Backward: p' dy, dy v', ds k, ds' q; making p again is not counted. */
+/* Forward: q k' and p v. Backward: p' dy, dy v', ds k, ds' q; recomputing p is not counted. */
 size_t tdm_graph_products_at(const tdm_graph *graph, size_t index,
                              tdm_product out[TDM_MAX_PRODUCTS])
 {

@@ -1,12 +1,12 @@
 /*
- * basic.c: views, copies, sums of rows, activations, dropout: what every network needs.
+ * basic.c: basic ops: views, copies, sums of rows, activations, dropout.
  *
- * A gradient is written as ops again, so it is planned, placed and tested like everything else.
- * Ops whose names end in "_grad" exist only for that and have no gradient of their own.
+ * A gradient is built from ops as well, so it is planned, placed and tested like any other op. Ops
+ * whose names end in "_grad" exist only for that and have no gradient.
  */
 #include "graph/ops/ops.h"
 
-/* ---- shapes ---------------------------------------------------------------------------------- */
+/* ---- shapes ----------------------------------------------------------------------------------- */
 
 static tdm_status infer_rows(const tdm_op_attrs *attrs, const tdm__value *const in[],
                              tdm__value out[], tdm_error *err)
@@ -35,7 +35,7 @@ static tdm_status infer_cast(const tdm_op_attrs *attrs, const tdm__value *const 
     return TDM_OK;
 }
 
-/* dy, y -> dx. The sign of y is all that counts: bf16 has it as well. */
+/* dy, y -> dx. Only the sign of y matters, and bf16 preserves it. */
 static tdm_status infer_relu_grad(const tdm_op_attrs *attrs, const tdm__value *const in[],
                                   tdm__value out[], tdm_error *err)
 {
@@ -75,7 +75,7 @@ static tdm_status infer_normalise(const tdm_op_attrs *attrs, const tdm__value *c
     return tdm__infer_same(attrs, in, out, err);
 }
 
-/* ---- gradients ------------------------------------------------------------------------------- */
+/* ---- gradients -------------------------------------------------------------------------------- */
 
 static tdm_value in_of(const tdm__node *node, int index)
 {
@@ -93,14 +93,14 @@ static void backward_copy(tdm_graph *graph, const tdm__node *node, const tdm_val
     if (wanted(graph, node, 0)) d_in[0] = d_out[0];
 }
 
-/* Every lane's result has this lane's x in it: its gradient is the sum of theirs. */
+/* Every lane's result contains this lane's x: its gradient is the sum of theirs. */
 static void backward_lane_sum(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                               tdm_value d_in[])
 {
     if (wanted(graph, node, 0)) d_in[0] = tdm_graph_lane_sum(graph, d_out[0]);
 }
 
-/* Rounding is taken for the identity: gradients are f32, and pass. */
+/* Rounding is treated as the identity: gradients are f32 and pass unchanged. */
 static void backward_cast(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                           tdm_value d_in[])
 {
@@ -155,7 +155,7 @@ static void backward_sigmoid(tdm_graph *graph, const tdm__node *node, const tdm_
     d_in[0] = grad_node(graph, TDM_OP_SIGMOID_GRAD, d_out[0], node->out[0]);
 }
 
-/* The same mask from the same address, on dy. */
+/* The same mask from the same address, applied to dy. */
 static void backward_dropout(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                              tdm_value d_in[])
 {

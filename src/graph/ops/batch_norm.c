@@ -1,15 +1,16 @@
 /*
- * batch_norm.c: batch norm over all dimensions but the last, with the statistics of the rows at hand
- * or with given ones.
+ * batch_norm.c: batch norm over all dimensions but the last, with the statistics of the current
+ * rows or with given ones.
  *
  * The gradient of x needs the sums that are also the gradients of gamma and beta, so those are
- * computed once and handed on. Gamma and beta get copies of them: what lies in the block of
- * gradients is only ever written by a step, so that it may be sent away as soon as it is there.
+ * computed once and passed on. Gamma and beta get copies of them: the block of gradients is only
+ * written by the steps, so that a gradient can be sent as soon as it is complete.
  *
- * Over the rows of all lanes it is three ops with a sum over lanes between them: a share of the sums,
- * the batch's statistics from all shares, and y. The gradient of y adds the two sums that it needs over
- * lanes as well and gives the whole gradient of x, so nothing flows back through the statistics. The
- * running statistics are no business of this op: the builder only hands out what was observed.
+ * Over the rows of all lanes it consists of three ops with a sum over lanes between them: this
+ * lane's share of the sums, the batch's statistics from all shares, and y. The gradient of y also
+ * adds its two sums over lanes and returns the whole gradient of x, so no gradient flows through
+ * the statistics. This op does not update the running statistics: the builder only returns the
+ * observed values.
  */
 #include "graph/ops/ops.h"
 
@@ -114,7 +115,8 @@ static void backward_batch_norm(tdm_graph *graph, const tdm__node *node, const t
     d_in[0] = tdm__graph_add_node(graph, TDM_OP_BATCH_NORM_GRAD, &node->attrs, in, 6, NULL);
 }
 
-/* The sums of all lanes, times this lane's share of the numbers: the op divides by its own number. */
+/* The sums of all lanes, times this lane's share of the numbers: the op divides by its own
+ * count. */
 static void backward_given(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                            tdm_value d_in[])
 {
@@ -182,7 +184,7 @@ static const tdm__op_row rows[] = {
 
 const tdm__op_family tdm__ops_batch_norm = {rows, sizeof(rows) / sizeof(rows[0])};
 
-/* ---- building -------------------------------------------------------------------------------- */
+/* ---- building --------------------------------------------------------------------------------- */
 
 /* Row `index` of stats [2, C], times `factor`. */
 static tdm_value observed(tdm_graph *graph, tdm_value stats, int64_t index, double factor)
@@ -198,7 +200,7 @@ static tdm_value refuse(tdm_graph *graph, tdm_status status, const char *what)
     return TDM_VALUE_NONE;
 }
 
-/* y, and in *stats the statistics of the `numbers` numbers that each channel has in all lanes. */
+/* Returns y, and in *stats the statistics of the `numbers` numbers of each channel in all lanes. */
 static tdm_value over_lanes(tdm_graph *graph, tdm_value x, const tdm_batch_norm_options *o,
                             tdm_op_attrs attrs, double numbers, tdm_value *stats)
 {
@@ -231,7 +233,7 @@ tdm_value tdm_graph_batch_norm(tdm_graph *graph, tdm_value x, const tdm_batch_no
     bool of_lane = o->mode == TDM_BATCH_NORM_TRAIN && o->batch_rows != 0;
     if (of_lane && (o->lane_rows < 1 || o->batch_rows < o->lane_rows))
         return refuse(graph, TDM_ERR_RANGE,
-                      "a lane has 1 row at least and all of its batch at most");
+                      "a lane must have at least 1 row and at most all rows of its batch");
     tdm_op_attrs attrs = {.eps = o->eps > 0 ? (float)o->eps : 1e-5f};
     if (o->mode == TDM_BATCH_NORM_FIXED)
         return tdm__graph_add_node(graph, TDM_OP_BATCH_NORM_FIXED, &attrs,

@@ -1,6 +1,6 @@
 /*
- * checks.c: what the shape functions of several ops ask of their inputs, with one wording, and the
- * counts of work that several ops share.
+ * checks.c: checks of inputs that the shape functions of several ops share, with common messages,
+ * and common FLOP counts.
  */
 #include "graph/ops/ops.h"
 
@@ -34,7 +34,7 @@ tdm_status tdm__wants_same(const tdm__value *a, const tdm__value *b, tdm_error *
                     tdm_shape_text(&b->shape, y));
 }
 
-/* A vector with one number for each column of `x`. */
+/* Requires a vector with one number for each column of `x`. */
 tdm_status tdm__wants_columns(const tdm__value *v, int64_t columns, const char *what,
                               tdm_error *err)
 {

@@ -2,9 +2,9 @@
  * conv.c: convolutions of images [B, H, W, C] with weights [O, KH, KW, C/groups], and of sequences,
  * which are images of height 1.
  *
- * An activation whose slope can be told from its result (ReLU, tanh, sigmoid) is part of the
- * convolution; the builder puts every other one behind as an op of its own. The two gradients are ops of their own too:
- * they need the shape they lead back to, which their attributes carry.
+ * An activation whose slope can be computed from its result (ReLU, tanh, sigmoid) is part of the
+ * convolution; the builder adds any other one as a separate op. The two gradients are separate ops
+ * as well: their attributes contain the shape of their result.
  */
 #include "graph/ops/ops.h"
 
@@ -37,7 +37,8 @@ static tdm_status wants_groups(const tdm_op_attrs *attrs, const tdm_shape *x, co
     long long C = x->dim[3], O = w->dim[0], groups = attrs->window.groups;
     if (groups < 1 || C < 1 || O < 1 || C % groups != 0 || O % groups != 0)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "%lld channels to %lld in %lld groups: each group must have the same share",
+                        "%lld input channels and %lld output channels cannot be divided into %lld "
+                        "groups",
                         C, O, groups);
     if (w->dim[3] != C / groups)
         return tdm_fail(err, TDM_ERR_INVALID,
@@ -96,7 +97,8 @@ static void backward_conv(tdm_graph *graph, const tdm__node *node, const tdm_val
     d_in[2] = tdm_graph_sum_rows(graph, tdm_graph_reshape(graph, dy, flat));
 }
 
-/* A product and a sum for each output and each weight that it sees; so in all three directions. */
+/* One multiplication and one addition for each output and each weight it uses, in all three
+ * directions. */
 static uint64_t products(const tdm_graph *graph, int32_t y, const tdm_shape *w)
 {
     return 2 * tdm__elements_of(graph, y) * (uint64_t)(w->dim[1] * w->dim[2] * w->dim[3]);
@@ -127,7 +129,7 @@ static const tdm__op_row rows[] = {
 
 const tdm__op_family tdm__ops_conv = {rows, sizeof(rows) / sizeof(rows[0])};
 
-/* ---- building -------------------------------------------------------------------------------- */
+/* ---- building --------------------------------------------------------------------------------- */
 
 static int or_one(int option)
 {
@@ -144,7 +146,8 @@ tdm_value tdm_graph_conv2d(tdm_graph *graph, tdm_value x, tdm_value w,
     tdm_op_attrs attrs = {.activation = fused ? o->activation : TDM_ACTIVATION_NONE};
     attrs.window.groups = or_one(o->groups);
     for (int axis = 0; axis < 2; axis++) {
-        /* A kernel past an int's range fits into no image, and stays out of range here. */
+        /* A kernel beyond an int's range is too large for any image, and stays out of range
+         * here. */
         int64_t kernel = weights.rank == 4 ? weights.dim[1 + axis] : 0;
         attrs.window.kernel[axis] = kernel < INT32_MAX ? (int)kernel : 0;
         attrs.window.stride[axis] = or_one(o->stride[axis]);

@@ -1,6 +1,6 @@
 /*
- * custom.c: ops that come from outside: a row whose functions ask the node's tdm_custom_op. Nothing
- * else in the graph can tell them from the built-in ones.
+ * custom.c: custom ops: a row whose functions call those of the node's tdm_custom_op. The rest of
+ * the graph treats them like the built-in ones.
  */
 #include "graph/ops/ops.h"
 
@@ -20,7 +20,9 @@ static tdm_status infer_custom(const tdm_op_attrs *attrs, const tdm__value *cons
         TDM_TRY(tdm__wants_f32(in[i], "an input", err));
         shapes[i] = in[i]->shape;
     }
-    tdm_fail(err, TDM_ERR_INVALID, "its inputs do not fit"); /* if it refuses without a word */
+    tdm_fail(err, TDM_ERR_INVALID,
+             "it does not support these inputs"); /* in case it returns an error without a
+                                                   * message */
     TDM_TRY(op->infer(shapes, attrs->custom_attrs, &shape, err));
     out[0] = (tdm__value){.dtype = TDM_DTYPE_F32, .shape = shape};
     return TDM_OK;

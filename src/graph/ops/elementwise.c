@@ -1,14 +1,14 @@
 /*
- * elementwise.c: sums and products of two values, scaling, and activations that came after those of
+ * elementwise.c: sums and products of two values, scaling, and the activations that are not in
  * basic.c.
  *
- * In a sum or product, b may have a shape that is the end of a's: it then serves all leading indices
- * of a (a bias [C] or positions [T, C] on [B, T, C]). What flows back into such a b is the sum over
- * the leading part: dy seen as [repeats, elements of b], its rows summed.
+ * In a sum or product, the shape of b may be a suffix of a's: b is then used for all leading
+ * indices of a (a bias [C] or positions [T, C] on [B, T, C]). The gradient of such a b is the sum
+ * over the leading part: dy viewed as [repeats, elements of b], with its rows summed.
  */
 #include "graph/ops/ops.h"
 
-/* ---- shapes ---------------------------------------------------------------------------------- */
+/* ---- shapes ----------------------------------------------------------------------------------- */
 
 static tdm_status infer_broadcast(const tdm_op_attrs *attrs, const tdm__value *const in[],
                                   tdm__value out[], tdm_error *err)
@@ -21,14 +21,15 @@ static tdm_status infer_broadcast(const tdm_op_attrs *attrs, const tdm__value *c
     if (b->rank == a->rank) TDM_TRY(tdm__wants_same(in[0], in[1], err));
     for (int i = 0; suffix && i < b->rank; i++) suffix = b->dim[i] == a->dim[a->rank - b->rank + i];
     if (!suffix)
-        return tdm_fail(err, TDM_ERR_INVALID, "shape %s is neither %s nor the end of it",
+        return tdm_fail(err, TDM_ERR_INVALID, "shape %s is neither %s nor a suffix of it",
                         tdm_shape_text(b, y), tdm_shape_text(a, x));
     return tdm__infer_same(attrs, in, out, err);
 }
 
-/* ---- gradients ------------------------------------------------------------------------------- */
+/* ---- gradients -------------------------------------------------------------------------------- */
 
-/* What is left of dy, which has a's shape, for an input of `shape`: the sum over the leading part. */
+/* The gradient of an input of `shape` from dy, which has a's shape: the sum over the leading
+ * part. */
 static tdm_value sum_to(tdm_graph *graph, tdm_value dy, tdm_shape shape)
 {
     tdm_shape from = tdm_graph_shape(graph, dy);
@@ -88,7 +89,7 @@ static void backward_gelu_tanh(tdm_graph *graph, const tdm__node *node, const td
 
 enum { OVER_BOTH = TDM__OVER_0 | TDM__OVER_1 };
 
-/* A shorter b has fewer bytes than the output, so the plan never lays the output over it. */
+/* A shorter b has fewer bytes than the output, so the plan never stores the output over it. */
 static const tdm__op_row rows[] = {
     {TDM_OP_ADD, "add", 2, 2, 1, infer_broadcast, backward_add, tdm__flops_per_input, OVER_BOTH, 0},
     {TDM_OP_MUL, "mul", 2, 2, 1, infer_broadcast, backward_mul, tdm__flops_per_input, OVER_BOTH, 0},
@@ -106,7 +107,7 @@ static const tdm__op_row rows[] = {
 
 const tdm__op_family tdm__ops_elementwise = {rows, sizeof(rows) / sizeof(rows[0])};
 
-/* ---- the builder ----------------------------------------------------------------------------- */
+/* ---- the builder ------------------------------------------------------------------------------ */
 
 tdm_value tdm_graph_mul(tdm_graph *graph, tdm_value a, tdm_value b)
 {
@@ -128,11 +129,11 @@ tdm_value tdm_graph_gelu_tanh(tdm_graph *graph, tdm_value x)
     return tdm__graph_add_node(graph, TDM_OP_GELU_TANH, &(tdm_op_attrs){0}, &x, 1, NULL);
 }
 
-/* ---- activations by number ------------------------------------------------------------------- */
+/* ---- activations by number -------------------------------------------------------------------- */
 
 static const struct {
     tdm_op_kind op;
-    tdm_op_kind from_result; /* the gradient, where it is told from the result */
+    tdm_op_kind from_result; /* the gradient op, if it is computed from the result */
     uint64_t flops;
 } activations[] = {
     [TDM_ACTIVATION_NONE] = {TDM_OP_NONE, TDM_OP_NONE, 0},
@@ -149,7 +150,7 @@ tdm_value tdm_graph_activation(tdm_graph *graph, tdm_value x, tdm_activation act
 {
     if (activation == TDM_ACTIVATION_NONE) return x;
     if ((unsigned)activation >= ACTIVATION_COUNT) {
-        tdm__graph_break(graph, TDM_ERR_INVALID, "activation: there is none with number %d",
+        tdm__graph_break(graph, TDM_ERR_INVALID, "activation: invalid activation %d",
                          (int)activation);
         return TDM_VALUE_NONE;
     }
@@ -178,7 +179,7 @@ bool tdm__activation_fuses(tdm_activation activation)
 tdm_value tdm__activation_back(tdm_graph *graph, int activation, tdm_value dy, int32_t y)
 {
     if (activation == TDM_ACTIVATION_NONE) return dy;
-    /* Where a product has y in bf16 anyway, y itself need not be kept for its sign. */
+    /* If a product has y in bf16 anyway, that is used for the sign, and y need not be kept. */
     if (activation == TDM_ACTIVATION_RELU && graph->values[y].rounded) y = graph->values[y].rounded;
     return tdm__graph_add_node(graph, activations[activation].from_result, &(tdm_op_attrs){0},
                                (tdm_value[]){dy, {y}}, 2, NULL);

@@ -1,10 +1,10 @@
 /*
- * embedding.c: rows of a table, chosen by whole numbers: tokens, positions.
+ * embedding.c: rows of a table, selected by integers: tokens, positions.
  *
- * The gradient of the table is a table of its own size: row v collects what flows back to all
- * places that chose v, in the order of the places. A table that has a gradient already (as the head
- * of a language model) gives that as a third input, to which the rows are added: in place where
- * nobody else needs it, and where it is not the very memory that the rows are read from.
+ * The gradient of the table has the table's size: row v is the sum of the gradients of all
+ * positions that selected v, in the order of the positions. If the table has a gradient already (as
+ * the head of a language model), that is a third input to which the rows are added: in place if no
+ * other op needs it, and if it is not the memory that the rows are read from.
  */
 #include "graph/ops/ops.h"
 

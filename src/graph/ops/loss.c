@@ -1,15 +1,15 @@
 /*
- * loss.c: softmax, and the scalars that a model is judged by: cross entropy, the element-wise losses
- * and penalties on weights.
+ * loss.c: softmax, and scalar losses: cross entropy, the element-wise losses and penalties on
+ * weights.
  *
- * All of them are a sum times a scale that the caller gives, never a mean by themselves: only the
- * caller knows over how many rows of the global batch a mean is to be taken. Definitions are
- * PyTorch's with reduction "sum". Classes and targets are given things: nothing flows back into
- * them, and a target that is trained is refused instead of being passed over in silence.
+ * Each is a sum times a scale that the caller sets, never a mean: only the caller knows the number
+ * of rows of the global batch. Definitions are PyTorch's with reduction "sum". Classes and targets
+ * are constants: they get no gradient, and a trained target is refused instead of being ignored
+ * silently.
  */
 #include "graph/ops/ops.h"
 
-/* ---- shapes ---------------------------------------------------------------------------------- */
+/* ---- shapes ----------------------------------------------------------------------------------- */
 
 static tdm_status infer_softmax(const tdm_op_attrs *attrs, const tdm__value *const in[],
                                 tdm__value out[], tdm_error *err)
@@ -53,7 +53,9 @@ static tdm_status infer_loss(const tdm_op_attrs *attrs, const tdm__value *const 
     TDM_TRY(tdm__wants_f32(in[1], "target", err));
     TDM_TRY(tdm__wants_same(in[0], in[1], err));
     if (in[1]->needs_grad)
-        return tdm_fail(err, TDM_ERR_UNSUPPORTED, "the target is given; it cannot be trained");
+        return tdm_fail(err, TDM_ERR_UNSUPPORTED,
+                        "the target must be a constant; it cannot be "
+                        "trained");
     if (attrs->loss == TDM_LOSS_HUBER && !(attrs->delta > 0))
         return tdm_fail(err, TDM_ERR_RANGE, "delta is %g; it must be above 0",
                         (double)attrs->delta);
@@ -71,7 +73,7 @@ static tdm_status infer_penalty(const tdm_op_attrs *attrs, const tdm__value *con
     return TDM_OK;
 }
 
-/* ---- gradients ------------------------------------------------------------------------------- */
+/* ---- gradients -------------------------------------------------------------------------------- */
 
 static void backward_softmax(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                              tdm_value d_in[])
@@ -101,7 +103,7 @@ static void backward_penalty(tdm_graph *graph, const tdm__node *node, const tdm_
     d_in[0] = tdm__graph_add_node(graph, TDM_OP_PENALTY_GRAD, &node->attrs, in, 2, NULL);
 }
 
-/* ---- cost ------------------------------------------------------------------------------------ */
+/* ---- cost ------------------------------------------------------------------------------------- */
 
 /* A difference, a product and a sum for each element, or a logarithm. */
 static uint64_t flops_loss(const tdm_graph *graph, const tdm__node *node)
@@ -134,7 +136,7 @@ static const tdm__op_row rows[] = {
 
 const tdm__op_family tdm__ops_loss = {rows, sizeof(rows) / sizeof(rows[0])};
 
-/* ---- the builder ----------------------------------------------------------------------------- */
+/* ---- the builder ------------------------------------------------------------------------------ */
 
 tdm_value tdm_graph_cross_entropy_with(tdm_graph *graph, tdm_value logits, tdm_value classes,
                                        const tdm_cross_entropy_options *options)

@@ -1,10 +1,10 @@
 /*
- * matmul.c: matrix products, one or a batch of them, with a bias and an activation.
+ * matmul.c: matrix products, single or batched, with a bias and an activation.
  *
- * An activation whose slope can be told from its result (ReLU, tanh, sigmoid) is part of the product;
- * the others need what went into them for their gradient, so the builder puts them behind as ops of
- * their own, and only a plan that computes no gradients (plan.c) joins the two. The gradient's
- * products are products again.
+ * An activation whose slope can be computed from its result (ReLU, tanh, sigmoid) is part of the
+ * product. The gradients of the others need their input, so the builder adds them as separate ops,
+ * and only a plan that computes no gradients (plan.c) fuses the two. The gradients of products are
+ * products as well.
  */
 #include "graph/ops/ops.h"
 
@@ -53,7 +53,7 @@ static tdm_value product(tdm_graph *graph, tdm_value a, bool trans_a, tdm_value 
                             &(tdm_matmul_options){.trans_a = trans_a, .trans_b = trans_b});
 }
 
-/* The same, as the gradient of input `index`, whose name it gets. */
+/* A product that is the gradient of input `index`, and is named after it. */
 static tdm_value grad_product(tdm_graph *graph, const tdm__node *node, int index, tdm_value a,
                               bool trans_a, tdm_value b, bool trans_b)
 {
@@ -65,9 +65,9 @@ static tdm_value grad_product(tdm_graph *graph, const tdm__node *node, int index
 }
 
 /*
- * With Y = op(A) op(B):  dA = dY op(B)^T, or its transpose when A was transposed;
+ * With Y = op(A) op(B):  dA = dY op(B)^T, or its transpose if A was transposed;
  *                        dB = op(A)^T dY, likewise;  d_bias = the column sums of dY.
- * dY is what remains of the result's gradient in front of the activation.
+ * dY is the gradient before the activation.
  */
 static void backward_matmul(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                             tdm_value d_in[])
@@ -102,7 +102,7 @@ static const tdm__op_row rows[] = {
 
 const tdm__op_family tdm__ops_matmul = {rows, sizeof(rows) / sizeof(rows[0])};
 
-/* ---- building -------------------------------------------------------------------------------- */
+/* ---- building --------------------------------------------------------------------------------- */
 
 tdm_value tdm_graph_matmul(tdm_graph *graph, tdm_value a, tdm_value b,
                            const tdm_matmul_options *options)

@@ -1,9 +1,9 @@
 /*
  * norm.c: layer norm and RMS norm over the last dimension.
  *
- * Forward keeps two numbers (or one) for each row beside the result; backward makes the normalised
- * values again from x and them. The gradients of gamma and beta are an op of their own, which runs
- * first, so that the gradient of x may then lie over the gradient it came from.
+ * Forward keeps two numbers (or one) for each row in addition to the result; backward recomputes
+ * the normalised values from them and x. The gradients of gamma and beta are a separate op that
+ * runs first, so that the gradient of x may overwrite dy.
  */
 #include "graph/ops/ops.h"
 

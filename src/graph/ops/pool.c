@@ -1,10 +1,10 @@
 /*
- * pool.c: the largest or the mean number of each window of an image [B, H, W, C].
+ * pool.c: the maximum or the mean of each window of an image [B, H, W, C].
  *
- * The padding is as if it were not there: it is never the largest and does not count in a mean.
- * Padding is at most half a window, so that no window is without a number. The maximum keeps which
- * place of its window won, and that is all its gradient needs. A global pool is a mean over one
- * window as large as the image.
+ * Padding is ignored: it is never the maximum and does not count in a mean. Padding is at most half
+ * a window, so that every window contains a number. The maximum stores the index of its position in
+ * the window, which is all that its gradient needs. A global pool is a mean over one window as
+ * large as the image.
  */
 #include "graph/ops/ops.h"
 
@@ -32,7 +32,7 @@ static tdm_status infer_max_pool(const tdm_op_attrs *attrs, const tdm__value *co
     int64_t places = (int64_t)attrs->window.kernel[0] * attrs->window.kernel[1];
     TDM_TRY(infer_pool(attrs, in, out, err));
     if (places > INT32_MAX)
-        return tdm_fail(err, TDM_ERR_RANGE, "a window of %lld places is too large",
+        return tdm_fail(err, TDM_ERR_RANGE, "a window of %lld positions is too large",
                         (long long)places);
     out[1] = (tdm__value){.dtype = TDM_DTYPE_I32, .shape = out[0].shape};
     return TDM_OK;
@@ -55,7 +55,7 @@ static void backward_average_pool(tdm_graph *graph, const tdm__node *node, const
     d_in[0] = tdm__graph_add_node(graph, TDM_OP_AVERAGE_POOL_GRAD, &attrs, d_out, 1, NULL);
 }
 
-/* One for each place of each window; the gradients go the same way back. */
+/* One for each position of each window; the gradients cost the same. */
 static uint64_t flops_pool(const tdm_graph *graph, const tdm__node *node)
 {
     const int *kernel = node->attrs.window.kernel;
@@ -80,7 +80,7 @@ static const tdm__op_row rows[] = {
 
 const tdm__op_family tdm__ops_pool = {rows, sizeof(rows) / sizeof(rows[0])};
 
-/* ---- building -------------------------------------------------------------------------------- */
+/* ---- building --------------------------------------------------------------------------------- */
 
 static tdm_value pool(tdm_graph *graph, tdm_op_kind op, tdm_value x,
                       const tdm_pool_options *options)

@@ -1,22 +1,22 @@
 /*
- * shape.c: ops that move numbers about or add them up: transposing, joining, cutting, sums and means
- * over an axis. (A reshape is in basic.c: it moves nothing.)
+ * shape.c: ops that move or sum numbers: transpose, concatenation, slice, sums and means over an
+ * axis. (Reshape is in basic.c: it moves nothing.)
  *
  * The gradient of a permutation is the inverse permutation, of a concatenation its slices, of a
- * slice zeros with the slice put back, of a sum the same number for every summand. A mean is a sum
- * whose scale is one over the count, so it needs no op of its own.
+ * slice zeros with the slice inserted, of a sum the same number for every summand. A mean is a sum
+ * whose scale is one over the count, so it needs no separate op.
  */
 #include "graph/ops/ops.h"
 
 #include <string.h>
 
-/* ---- shapes ---------------------------------------------------------------------------------- */
+/* ---- shapes ----------------------------------------------------------------------------------- */
 
 static tdm_status wants_axis(const tdm__value *v, int axis, tdm_error *err)
 {
     char text[128];
     if (axis >= 0 && axis < v->shape.rank) return TDM_OK;
-    return tdm_fail(err, TDM_ERR_RANGE, "there is no axis %d in shape %s", axis,
+    return tdm_fail(err, TDM_ERR_RANGE, "axis %d is out of range for shape %s", axis,
                     tdm_shape_text(&v->shape, text));
 }
 
@@ -31,7 +31,8 @@ static tdm_status infer_transpose(const tdm_op_attrs *attrs, const tdm__value *c
         int from = attrs->perm[i];
         if (from < 0 || from >= x.rank || (seen >> from & 1))
             return tdm_fail(err, TDM_ERR_INVALID,
-                            "perm must name each dimension of %s once; %d at place %d does not",
+                            "perm must contain each dimension of %s once; %d at index %d is "
+                            "invalid",
                             tdm_shape_text(&x, text), from, i);
         seen |= 1u << from;
         y.dim[i] = x.dim[from];
@@ -53,7 +54,7 @@ static tdm_status infer_concat(const tdm_op_attrs *attrs, const tdm__value *cons
         TDM_TRY(tdm__wants_f32(in[k], "x", err));
         x.dim[attrs->axis] = y.dim[attrs->axis];
         if (!tdm_shape_equal(&x, &y))
-            return tdm_fail(err, TDM_ERR_INVALID, "shapes %s and %s differ not only in axis %d",
+            return tdm_fail(err, TDM_ERR_INVALID, "shapes %s and %s differ in more than axis %d",
                             tdm_shape_text(&in[0]->shape, first),
                             tdm_shape_text(&in[k]->shape, other), attrs->axis);
         if (__builtin_add_overflow(y.dim[attrs->axis], size, &y.dim[attrs->axis]))
@@ -93,7 +94,7 @@ static tdm_status infer_reduce(const tdm_op_attrs *attrs, const tdm__value *cons
     return TDM_OK;
 }
 
-/* ---- gradients ------------------------------------------------------------------------------- */
+/* ---- gradients -------------------------------------------------------------------------------- */
 
 static void backward_transpose(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                                tdm_value d_in[])
@@ -148,7 +149,7 @@ static const tdm__op_row rows[] = {
 
 const tdm__op_family tdm__ops_shape = {rows, sizeof(rows) / sizeof(rows[0])};
 
-/* ---- the builder ----------------------------------------------------------------------------- */
+/* ---- the builder ------------------------------------------------------------------------------ */
 
 tdm_value tdm_graph_transpose(tdm_graph *graph, tdm_value x, const int *perm)
 {
@@ -165,7 +166,7 @@ tdm_value tdm_graph_concat(tdm_graph *graph, const tdm_value *x, int count, int 
     tdm_value parts[TDM_OP_MAX_INPUTS];
     int held = 0;
     if (count < 1) {
-        tdm__graph_break(graph, TDM_ERR_INVALID, "concat: there is nothing to join");
+        tdm__graph_break(graph, TDM_ERR_INVALID, "concat: there are no inputs");
         return TDM_VALUE_NONE;
     }
     for (int i = 0; i < count; i++) {
@@ -223,7 +224,7 @@ tdm_value tdm_graph_mean(tdm_graph *graph, tdm_value x, int axis)
     bool has_axis = axis >= 0 && axis < shape.rank;
     int64_t count = has_axis ? shape.dim[axis] : tdm_shape_elements(&shape);
     if (count == 0) {
-        tdm__graph_break(graph, TDM_ERR_INVALID, "mean: there are no numbers to take it of");
+        tdm__graph_break(graph, TDM_ERR_INVALID, "mean: there are no elements");
         return TDM_VALUE_NONE;
     }
     return reduce(graph, x, axis, 1.0 / (double)count);
