@@ -1,17 +1,17 @@
 /*
- * choose.c: from logits to a token.
+ * choose.c: selects a token from its logits.
  *
- * The tokens are put in order of probability; top_k and top_p cut the list; what is left is drawn
- * from in proportion. All of it in double precision and a fixed order, so that the choice is a
- * function of the logits and the number drawn.
+ * The tokens are sorted by probability; top_k and top_p truncate the list; one of the rest is drawn
+ * in proportion to its probability. All of it is in double precision and a fixed order, so the
+ * choice is a function of the logits and the random number only.
  */
 #include <tandem/nn.h>
 
 #include <math.h>
 #include <stdlib.h>
 
-/* The more probable first; where two are equal, the lower number. */
-static int compare(const void *left, const void *right)
+/* The more probable first; if two are equal, the lower token. */
+static int choice_compare(const void *left, const void *right)
 {
     const tdm_choice *a = left, *b = right;
     if (a->weight != b->weight) return a->weight > b->weight ? -1 : 1;
@@ -26,7 +26,7 @@ static int32_t most_probable(const float *logits, int64_t count)
     return (int32_t)best;
 }
 
-/* How many of the sorted choices make up `share` of all their weight. */
+/* The number of sorted choices whose weight adds up to `share` of the total. */
 static int64_t cut_by_share(const tdm_choice *choices, int64_t count, double share)
 {
     double total = 0, sum = 0;
@@ -48,7 +48,7 @@ int32_t tdm_choose_token(const float *logits, int64_t count, const tdm_choice_op
         double weight = tdm_math_exp(((double)logits[i] - largest) / options->temperature);
         scratch[i] = (tdm_choice){.token = (int32_t)i, .weight = weight >= 0 ? weight : 0};
     }
-    qsort(scratch, (size_t)count, sizeof(*scratch), compare);
+    qsort(scratch, (size_t)count, sizeof(*scratch), choice_compare);
     if (options->top_k > 0 && options->top_k < count) count = options->top_k;
     if (options->top_p > 0 && options->top_p < 1)
         count = cut_by_share(scratch, count, options->top_p);

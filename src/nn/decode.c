@@ -1,16 +1,16 @@
 /*
- * decode.c: GPT-2 one token at a time, with the keys and values of earlier tokens kept.
+ * decode.c: GPT-2, one token at a time, with a cache of the keys and values of earlier tokens.
  *
- * It computes what models/gpt.c builds, from the same parameters, and the test holds the two against
- * each other at every position. No graph is run: a graph has fixed shapes, and here the number of
- * keys grows by one with each token.
+ * It computes the same as models/gpt.c from the same parameters; a test compares the two at every
+ * position. It does not run a graph: a graph has fixed shapes, and here the number of keys grows
+ * with each token.
  *
- * Positions have learned embeddings, so what was read cannot move to an earlier place: when the
- * context is full, its later half is read again from position 0. That doubles the cost of a token in
- * the long run, and at least half a context is always in sight.
+ * Positions have learned embeddings, so cached tokens cannot be moved to an earlier position: when
+ * the context is full, its later half is read again from position 0. This doubles the cost of a
+ * token in the long run, and keeps at least half a context visible.
  *
- * Invariants: 0 <= used <= T; rows [0, used) of each layer's keys and values belong to
- * tokens[0, used). Nothing is allocated after creation.
+ * Invariants: 0 <= used <= T; rows [0, used) of each layer's keys and values belong to tokens[0,
+ * used). Nothing is allocated after creation.
  */
 #include "nn/decode.h"
 
@@ -25,7 +25,7 @@
 
 #define LAYER_NORM_EPS 1e-5
 
-/* A matrix with its bias, or the gain and shift of a layer norm. */
+/* A matrix with its bias, or gain and shift of a layer norm. */
 typedef struct weights {
     const float *weight;
     const float *bias;
@@ -44,7 +44,7 @@ struct tdm_decoder {
     weights ln_f;
     block *blocks;
     float *cache;    /* all keys and values */
-    float *memory;   /* all that follows */
+    float *memory;   /* all buffers below */
     float *x;        /* [C]: the residual stream */
     float *y;        /* [C]: normalised, or the result of a branch */
     float *wide;     /* [4 C]: queries, keys, values, or the hidden layer */
@@ -56,7 +56,7 @@ struct tdm_decoder {
     int threads;
 };
 
-/* ---- creation -------------------------------------------------------------------------------- */
+/* ---- creation --------------------------------------------------------------------------------- */
 
 static const tdm__decode_loops *loops_here(void)
 {
@@ -70,10 +70,10 @@ static const tdm__decode_loops *loops_here(void)
 #endif
 }
 
-static const float *find(const tdm_graph *graph, const float *params, const char *name)
+static const float *param_find(const tdm_graph *graph, const float *params, const char *name)
 {
     tdm_tensor tensor = tdm_model_param(graph, name, (float *)(uintptr_t)params);
-    assert(tensor.dtype == TDM_DTYPE_F32); /* gpt.c names them so */
+    assert(tensor.dtype == TDM_DTYPE_F32); /* gpt.c uses these names */
     return tensor.data;
 }
 
@@ -81,9 +81,9 @@ static weights find_pair(const tdm_graph *graph, const float *params, const char
 {
     char text[80];
     snprintf(text, sizeof(text), "%s.weight", name);
-    const float *weight = find(graph, params, text);
+    const float *weight = param_find(graph, params, text);
     snprintf(text, sizeof(text), "%s.bias", name);
-    return (weights){.weight = weight, .bias = find(graph, params, text)};
+    return (weights){.weight = weight, .bias = param_find(graph, params, text)};
 }
 
 static void find_block(const tdm_graph *graph, const float *params, int64_t layer, block *out)
@@ -102,7 +102,7 @@ static void find_block(const tdm_graph *graph, const float *params, int64_t laye
     }
 }
 
-static bool allocate(tdm_decoder *d)
+static bool decoder_allocate(tdm_decoder *d)
 {
     size_t C = (size_t)d->C, T = (size_t)d->T, V = (size_t)d->V, L = (size_t)d->layer_count;
     if (C > SIZE_MAX / sizeof(float) / 2 / T / L) return false;
@@ -124,9 +124,9 @@ static bool allocate(tdm_decoder *d)
     return true;
 }
 
-/* Building the graph checks the options, and says where each parameter lies. */
-static tdm_status prepare(tdm_decoder *d, const tdm_model_options *model, const float *params,
-                          tdm_error *err)
+/* Building the graph checks the options, and provides the offset of each parameter. */
+static tdm_status decoder_prepare(tdm_decoder *d, const tdm_model_options *model,
+                                  const float *params, tdm_error *err)
 {
     const tdm_job *job = model->job;
     tdm_model_options one_row = *model;
@@ -141,11 +141,11 @@ static tdm_status prepare(tdm_decoder *d, const tdm_model_options *model, const 
                        .heads = job->model.heads,
                        .layer_count = job->model.layers,
                        .threads = tdm_model_threads(model)};
-    bool has_memory = allocate(d);
+    bool has_memory = decoder_allocate(d);
     for (int64_t i = 0; has_memory && i < d->layer_count; i++)
         find_block(graph, params, i, &d->blocks[i]);
-    d->wte = find(graph, params, "wte.weight");
-    d->wpe = find(graph, params, "wpe.weight");
+    d->wte = param_find(graph, params, "wte.weight");
+    d->wpe = param_find(graph, params, "wpe.weight");
     d->ln_f = find_pair(graph, params, "ln_f");
     tdm_graph_destroy(graph);
     return has_memory ? TDM_OK : tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the decoder");
@@ -156,11 +156,10 @@ tdm_status tdm_decoder_create(const tdm_model_options *model, const float *param
 {
     if (model->job->model.kind != TDM_JOB_MODEL_GPT)
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                        "this model cannot generate a text: only gpt can; train one with "
-                        "model.kind: gpt");
+                        "this model cannot generate text; train one with model.kind: gpt");
     tdm_decoder *d = calloc(1, sizeof(*d));
     if (!d) return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the decoder");
-    tdm_status status = prepare(d, model, params, err);
+    tdm_status status = decoder_prepare(d, model, params, err);
     if (status != TDM_OK) {
         tdm_decoder_destroy(d);
         return status;
@@ -194,7 +193,7 @@ int64_t tdm_decoder_context(const tdm_decoder *decoder)
     return decoder->T;
 }
 
-/* ---- one token ------------------------------------------------------------------------------- */
+/* ---- one token -------------------------------------------------------------------------------- */
 
 static void layer_norm(const weights *w, const float *x, int64_t count, float *out)
 {
@@ -211,12 +210,12 @@ static void layer_norm(const weights *w, const float *x, int64_t count, float *o
         out[i] = (x[i] - shift) * factor * w->weight[i] + w->bias[i];
 }
 
-static void add(float *x, const float *y, int64_t count)
+static void decoder_add(float *x, const float *y, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) x[i] += y[i];
 }
 
-/* A matrix and a vector; rows are spread over threads. */
+/* A product of a matrix and a vector; rows are distributed over threads. */
 typedef struct product {
     const tdm__decode_loops *loops;
     const float *weight, *x, *bias;
@@ -231,18 +230,18 @@ static void product_range(const void *args, int64_t begin, int64_t end)
                       p->K, p->out + begin);
 }
 
-static void multiply(const tdm_decoder *d, const weights *w, const float *x, int64_t N, int64_t K,
-                     float *out)
+static void decoder_multiply(const tdm_decoder *d, const weights *w, const float *x, int64_t N,
+                             int64_t K, float *out)
 {
     product p = {d->loops, w->weight, x, w->bias, K, out};
     tdm_kernel_spread(N, K, product_range, &p);
 }
 
-static void attend(tdm_decoder *d, const block *b)
+static void decoder_attend(tdm_decoder *d, const block *b)
 {
     int64_t C = d->C, D = C / d->heads, at = d->used;
     layer_norm(&b->ln_1, d->x, C, d->y);
-    multiply(d, &b->c_attn, d->y, 3 * C, C, d->wide);
+    decoder_multiply(d, &b->c_attn, d->y, 3 * C, C, d->wide);
     memcpy(b->keys + at * C, d->wide + C, (size_t)C * sizeof(float));
     memcpy(b->values + at * C, d->wide + 2 * C, (size_t)C * sizeof(float));
     float scale = (float)(1.0 / sqrt((double)D));
@@ -251,21 +250,21 @@ static void attend(tdm_decoder *d, const block *b)
         d->loops->softmax(d->weights, at + 1);
         d->loops->mix(d->weights, b->values + h * D, D, C, at + 1, d->mixed + h * D);
     }
-    multiply(d, &b->attn_proj, d->mixed, C, C, d->y);
-    add(d->x, d->y, C);
+    decoder_multiply(d, &b->attn_proj, d->mixed, C, C, d->y);
+    decoder_add(d->x, d->y, C);
 }
 
-static void perceive(tdm_decoder *d, const block *b)
+static void decoder_mlp(tdm_decoder *d, const block *b)
 {
     int64_t C = d->C;
     layer_norm(&b->ln_2, d->x, C, d->y);
-    multiply(d, &b->c_fc, d->y, 4 * C, C, d->wide);
+    decoder_multiply(d, &b->c_fc, d->y, 4 * C, C, d->wide);
     d->loops->activate(d->wide, 4 * C);
-    multiply(d, &b->mlp_proj, d->wide, C, 4 * C, d->y);
-    add(d->x, d->y, C);
+    decoder_multiply(d, &b->mlp_proj, d->wide, C, 4 * C, d->y);
+    decoder_add(d->x, d->y, C);
 }
 
-/* Reads a token at the next position, which must be there. */
+/* Reads a token at the next position, which must be free. */
 static void read_one(tdm_decoder *d, int32_t token)
 {
     int64_t C = d->C;
@@ -273,8 +272,8 @@ static void read_one(tdm_decoder *d, int32_t token)
     d->tokens[d->used] = token;
     for (int64_t i = 0; i < C; i++) d->x[i] = what[i] + where[i];
     for (int64_t i = 0; i < d->layer_count; i++) {
-        attend(d, &d->blocks[i]);
-        perceive(d, &d->blocks[i]);
+        decoder_attend(d, &d->blocks[i]);
+        decoder_mlp(d, &d->blocks[i]);
     }
     d->used++;
 }
@@ -297,7 +296,7 @@ const float *tdm_decoder_read(tdm_decoder *decoder, const int32_t *tokens, int64
         read_one(d, tokens[i]);
     }
     layer_norm(&d->ln_f, d->x, d->C, d->y);
-    multiply(d, &(weights){.weight = d->wte}, d->y, d->V, d->C, d->logits);
+    decoder_multiply(d, &(weights){.weight = d->wte}, d->y, d->V, d->C, d->logits);
     tdm_kernel_threads_set(before);
     return d->logits;
 }

@@ -1,4 +1,4 @@
-/* internal.h: how an architecture plugs in: one table each, listed in registry.c. */
+/* internal.h: the interface of architectures: one table each, listed in registry.c. */
 #ifndef TANDEM_NN_INTERNAL_H
 #define TANDEM_NN_INTERNAL_H
 
@@ -9,33 +9,33 @@
 typedef struct tdm_model_ops {
     const char *name;
     /* From normalised features [B, F] to logits [B, classes], or from tokens i32 [B, T] to logits
-     * [B, T, V]. Mistakes stay in the graph. */
+     * [B, T, V]. Errors are stored in the graph. */
     tdm_value (*build)(tdm_graph *graph, const tdm_model_options *options, tdm_value x);
 } tdm_model_ops;
 
 extern const tdm_model_ops tdm__model_mlp, tdm__model_cnn, tdm__model_resnet, tdm__model_gpt,
     tdm__model_layers;
 
-/* By tdm_job_model; NULL for one of a library. */
+/* By tdm_job_model; NULL for that of a library. */
 const tdm_model_ops *tdm__model_find(int kind);
 
-/* ---- library.c, library_options.c ------------------------------------------------------------ */
+/* ---- library.c, library_options.c ------------------------------------------------------------- */
 
 typedef struct tdm__library {
     tdm_shared_object object;
     const tdm_model_library *model; /* inside it */
 } tdm__library;
 
-/* Opens the job's library and checks all that can be checked without building. The caller closes the
+/* Opens the job's library and checks everything that does not need a graph. The caller closes the
  * object. */
 tdm_status tdm__library_open(const tdm_job *job, tdm__library *out, tdm_error *err);
 bool tdm__library_takes_tokens(const tdm_job *job);
 tdm_status tdm__library_check_options(const tdm_job *job, const tdm_model_library *model,
                                       tdm_error *err);
-/* Refuses logits that are none. */
+/* Stores an error in the graph if the logits are invalid. */
 void tdm__library_check_logits(tdm_graph *graph, const tdm_model_options *options,
                                tdm_value logits);
-/* Fails when the graph's parameters are not those of `reference`: one row, inference. */
+/* Fails if the graph's parameters differ from those of `reference`: one row, inference. */
 tdm_status tdm__library_compare(const tdm_graph *graph, const tdm_graph *reference,
                                 const tdm_model_options *options, tdm_error *err);
 
@@ -54,7 +54,7 @@ typedef struct tdm__conv_settings {
     tdm_init init;
 } tdm__conv_settings;
 
-/* x [B, H, W, C]: NAME.weight [out, kernel, kernel, C / groups] and, if wanted, NAME.bias. */
+/* x [B, H, W, C]: NAME.weight [out, kernel, kernel, C / groups] and, optionally, NAME.bias. */
 tdm_value tdm__layer_conv(tdm_graph *graph, const char *name, tdm_value x, int64_t out_channels,
                           const tdm__conv_settings *settings);
 typedef struct tdm__norm_settings {
@@ -62,18 +62,18 @@ typedef struct tdm__norm_settings {
     double eps;      /* 0: 1e-5 */
 } tdm__norm_settings;
 
-/* Whether batch norms take their statistics over all lanes of the batch, not over these rows. */
+/* Whether batch norms use statistics over all lanes of the batch instead of these rows. */
 bool tdm__norm_is_synced(const tdm_model_options *options);
 /* NAME.weight, NAME.bias, and the running statistics NAME.running_mean and NAME.running_var, which
- * training feeds and inference uses. */
+ * training updates and inference uses. */
 tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *options,
                                 const char *name, tdm__norm_settings settings, tdm_value x);
-/* How many tokens a model of tokens knows. */
+/* The vocabulary size of a token model. */
 int64_t tdm__vocabulary_of(const tdm_model_options *options);
-/* Do model.context and model.vocabulary fit the data? If not, the graph has the message, which
- * begins with the model's name. */
+/* Checks model.context and model.vocabulary against the data. If they do not fit, stores an error,
+ * which begins with the model's name, in the graph. */
 bool tdm__tokens_fit(tdm_graph *graph, const tdm_model_options *options, const char *model);
-/* Features [B, F] as the images [B, H, W, C] that the samples' shape says they are. */
+/* Features [B, F] as images [B, H, W, C] of the samples' shape. */
 tdm_value tdm__as_images(tdm_graph *graph, const tdm_model_options *options, tdm_value x);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * layers.c: pieces that architectures share: an op together with its parameters, named as PyTorch
- * names them (NAME.weight, NAME.bias, NAME.running_mean, NAME.running_var).
+ * layers.c: layers that architectures share: an op together with its parameters, with PyTorch's
+ * names (NAME.weight, NAME.bias, NAME.running_mean, NAME.running_var).
  */
 #include "nn/internal.h"
 
@@ -8,7 +8,7 @@
 
 enum { NAME_BYTES = 96 };
 
-static const char *member(char buffer[NAME_BYTES], const char *name, const char *what)
+static const char *param_name(char buffer[NAME_BYTES], const char *name, const char *what)
 {
     snprintf(buffer, NAME_BYTES, "%s.%s", name, what);
     return buffer;
@@ -31,10 +31,10 @@ tdm_value tdm__layer_linear(tdm_graph *graph, const char *name, tdm_value x, int
     char text[NAME_BYTES];
     tdm_shape shape = tdm_graph_shape(graph, x);
     int64_t in_features = shape.rank > 0 ? shape.dim[shape.rank - 1] : 0;
-    tdm_value weight = tdm_graph_param(graph, member(text, name, "weight"),
+    tdm_value weight = tdm_graph_param(graph, param_name(text, name, "weight"),
                                        tdm_shape_2(out_features, in_features), weight_init);
-    tdm_value bias = tdm_graph_param(graph, member(text, name, "bias"), tdm_shape_1(out_features),
-                                     (tdm_init){.kind = TDM_INIT_ZERO});
+    tdm_value bias = tdm_graph_param(graph, param_name(text, name, "bias"),
+                                     tdm_shape_1(out_features), (tdm_init){.kind = TDM_INIT_ZERO});
     return tdm_graph_linear(graph, x, weight, bias, activation);
 }
 
@@ -44,7 +44,7 @@ tdm_value tdm__layer_conv(tdm_graph *graph, const char *name, tdm_value x, int64
     char text[NAME_BYTES];
     int groups = s->groups > 0 ? s->groups : 1;
     int64_t in_channels = tdm_graph_shape(graph, x).dim[3] / groups;
-    tdm_value weight = tdm_graph_param(graph, member(text, name, "weight"),
+    tdm_value weight = tdm_graph_param(graph, param_name(text, name, "weight"),
                                        tdm_shape_4(out_channels, s->kernel, s->kernel, in_channels),
                                        s->init);
     tdm_conv_options options = {.stride = {s->stride, s->stride},
@@ -53,8 +53,8 @@ tdm_value tdm__layer_conv(tdm_graph *graph, const char *name, tdm_value x, int64
                                 .groups = groups,
                                 .activation = s->activation};
     if (s->with_bias)
-        options.bias = tdm_graph_param(graph, member(text, name, "bias"), tdm_shape_1(out_channels),
-                                       (tdm_init){TDM_INIT_ZERO, 0});
+        options.bias = tdm_graph_param(graph, param_name(text, name, "bias"),
+                                       tdm_shape_1(out_channels), (tdm_init){TDM_INIT_ZERO, 0});
     return tdm_graph_conv2d(graph, x, weight, &options);
 }
 
@@ -75,13 +75,13 @@ tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *o, co
     tdm_batch_norm_options options = {
         .mode = o->training ? TDM_BATCH_NORM_TRAIN : TDM_BATCH_NORM_FIXED,
         .eps = settings.eps,
-        .gamma = tdm_graph_param(graph, member(text, name, "weight"), channels, one),
-        .beta = tdm_graph_param(graph, member(text, name, "bias"), channels, zero),
+        .gamma = tdm_graph_param(graph, param_name(text, name, "weight"), channels, one),
+        .beta = tdm_graph_param(graph, param_name(text, name, "bias"), channels, zero),
     };
-    options.mean = tdm_graph_statistic(graph, member(text, name, "running_mean"), channels, zero,
-                                       momentum);
-    options.variance = tdm_graph_statistic(graph, member(text, name, "running_var"), channels, one,
-                                           momentum);
+    options.mean = tdm_graph_statistic(graph, param_name(text, name, "running_mean"), channels,
+                                       zero, momentum);
+    options.variance = tdm_graph_statistic(graph, param_name(text, name, "running_var"), channels,
+                                           one, momentum);
     if (o->training) {
         options.observed_mean = &observed_mean;
         options.observed_variance = &observed_variance;
@@ -92,7 +92,7 @@ tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *o, co
     }
     tdm_value y = tdm_graph_batch_norm(graph, x, &options);
     if (o->training) {
-        /* Lanes add up: each gives its share of the batch's rows. */
+        /* Lanes are added: each contributes its share of the batch's rows. */
         double share = (double)o->batch * o->loss_scale;
         tdm_graph_follow(graph, options.mean, tdm_graph_scale(graph, observed_mean, share));
         tdm_graph_follow(graph, options.variance, tdm_graph_scale(graph, observed_variance, share));
@@ -107,8 +107,8 @@ tdm_value tdm__as_images(tdm_graph *graph, const tdm_model_options *o, tdm_value
     if (s->rank != 2 && s->rank != 3)
         return tdm_graph_refuse(
             graph,
-            "this model wants images, but a sample has shape %s; if its numbers "
-            "are an image, say so with data.shape: [height, width, channels]",
+            "this model needs images, but a sample has shape %s; if a sample is an image, set "
+            "data.shape: [height, width, channels]",
             tdm_shape_text(s, text));
     return tdm_graph_reshape(
         graph, x, tdm_shape_4(o->batch, s->dim[0], s->dim[1], s->rank == 3 ? s->dim[2] : 1));

@@ -1,11 +1,11 @@
 /*
- * library.c: models from shared objects: opening them, and all that can be wrong with them.
+ * library.c: models from shared objects: opening and validating them.
  *
- * Nothing about a library is believed unchecked, since it may be anybody's, of any version: the
- * file's hash is held against the job's, the table against the version we know, the logits against
- * what the loss wants, and the parameters against those of the same model in inference. The last is
- * a matter of memory: all graphs of a model work on one block of parameters, and one that has more
- * of them than the others would write past its end.
+ * A library may be of any origin and version, so everything is checked: the file's hash against the
+ * job's, the table against the supported version, the logits against the loss, and the parameters
+ * against those of the same model in inference. The last check protects memory: all graphs of a
+ * model use one block of parameters, and one with more parameters than the others would write past
+ * its end.
  */
 #include "nn/internal.h"
 
@@ -15,7 +15,7 @@
 
 typedef const tdm_model_library *(*entry_fn)(void);
 
-/* ---- opening --------------------------------------------------------------------------------- */
+/* ---- opening ---------------------------------------------------------------------------------- */
 
 static tdm_status check_hash(const tdm_job *job, tdm_error *err)
 {
@@ -30,7 +30,7 @@ static tdm_status check_hash(const tdm_job *job, tdm_error *err)
     if (strcmp(hex, job->model.library_sha256) == 0) return TDM_OK;
     return tdm_fail(err, TDM_ERR_JOB_MISMATCH,
                     "%s: this is not the file that the model was trained with: its SHA-256 is %s, "
-                    "that of the job is %s; put that file back, or train anew with this one",
+                    "that of the job is %s; restore that file, or train again with this one",
                     path, hex, job->model.library_sha256);
 }
 
@@ -51,13 +51,13 @@ static tdm_status check_table(const tdm_model_library *model, const char *path, 
                    model->options[i].type <= TDM_LIBRARY_TYPE_TEXT;
     if (!is_whole)
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "%s: the table of its model is not whole: it needs a name, build, and for "
-                        "each option a name and a type",
+                        "%s: the table of its model is incomplete: it needs a name, build, and "
+                        "for each option a name and a type",
                         path);
     return TDM_OK;
 }
 
-/* Opens the file and finds the table in it. */
+/* Opens the file and finds its table. */
 static tdm_status open_table(const char *path, tdm__library *out, tdm_error *err)
 {
     tdm__library library = {0};
@@ -71,7 +71,8 @@ static tdm_status open_table(const char *path, tdm__library *out, tdm_error *err
                           path, TDM_LIBRARY_ENTRY);
     } else {
         entry_fn entry;
-        memcpy(&entry, &symbol, sizeof(entry)); /* C has no cast from data to code */
+        memcpy(&entry, &symbol, sizeof(entry)); /* C does not convert data pointers to function
+                                                 * pointers */
         library.model = entry();
         status = check_table(library.model, path, err);
     }
@@ -88,10 +89,10 @@ tdm_status tdm__library_open(const tdm_job *job, tdm__library *out, tdm_error *e
     const char *path = job->model.library;
     if (!path)
         return tdm_fail(err, TDM_ERR_JOB_INVALID,
-                        "model.kind is library, but model.library names none");
+                        "model.kind is library, but model.library is not set");
     if (!tdm_path_is_file(path))
         return tdm_fail(err, TDM_ERR_NOT_FOUND,
-                        "%s: the model's shared object is not there; put it back, or name it in "
+                        "%s: the model's shared object is missing; restore it, or set "
                         "model.library",
                         path);
     TDM_TRY(check_hash(job, err));
@@ -110,13 +111,13 @@ bool tdm__library_takes_tokens(const tdm_job *job)
 {
     tdm__library library;
     if (!job->model.library || open_table(job->model.library, &library, NULL) != TDM_OK)
-        return false; /* why, tdm_model_check tells */
+        return false; /* tdm_model_check reports the reason */
     bool takes_tokens = library.model->takes_tokens;
     tdm_shared_object_close(&library.object);
     return takes_tokens;
 }
 
-/* ---- what it built --------------------------------------------------------------------------- */
+/* ---- validation of the graph ------------------------------------------------------------------ */
 
 void tdm__library_check_logits(tdm_graph *graph, const tdm_model_options *o, tdm_value logits)
 {
@@ -159,7 +160,8 @@ tdm_status tdm__library_compare(const tdm_graph *graph, const tdm_graph *referen
     const tdm_param_info *first = same < count ? tdm_graph_param_at(graph, same)
                                                : tdm_graph_param_at(reference, same);
     return tdm_fail(err, TDM_ERR_INVALID,
-                    "%s with %lld rows it makes other parameters than in inference with one, from "
-                    "'%s' on; they must not depend on options->batch or options->training",
+                    "%s with %lld rows it creates different parameters than in inference with one "
+                    "row, from '%s' on; they must not depend on options->batch or "
+                    "options->training",
                     o->training ? "in training" : "in inference", (long long)o->batch, first->name);
 }

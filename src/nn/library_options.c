@@ -1,8 +1,8 @@
 /*
- * library_options.c: what a job tells a library's model, held against the library's own table.
+ * library_options.c: validates a job's options for a library's model against the library's table.
  *
- * All of it is checked before the model is built: names that nobody knows, values of the wrong type
- * or out of range, values that are missing. So the model can ask for an option and use it.
+ * Everything is checked before the model is built: unknown names, values of the wrong type or out
+ * of range, missing values. So the model can read an option without checks.
  */
 #include "nn/internal.h"
 
@@ -25,7 +25,7 @@ static const char *given_value(const tdm_job *job, const char *name)
     return NULL;
 }
 
-/* ---- values ---------------------------------------------------------------------------------- */
+/* ---- values ----------------------------------------------------------------------------------- */
 
 typedef struct value {
     int64_t whole;
@@ -39,7 +39,7 @@ static bool in_range(const tdm_library_option *row, double number)
     return is_any || (number >= row->min && number <= row->max);
 }
 
-/* Numbers are written as in JSON, whatever the locale. */
+/* Numbers are written as in JSON, independent of the locale. */
 static bool read_number(const tdm_library_option *row, const char *text, value *out)
 {
     tdm_arena *arena = tdm_arena_create("an option");
@@ -79,7 +79,7 @@ static void add_wanted(const tdm_library_option *row, tdm_str *out)
         tdm_str_addf(out, " from %g to %g", row->min, row->max);
 }
 
-/* ---- checks ---------------------------------------------------------------------------------- */
+/* ---- checks ----------------------------------------------------------------------------------- */
 
 static const char *row_name(size_t index, const void *user)
 {
@@ -116,15 +116,15 @@ static tdm_status check_row(const tdm_job *job, const tdm_model_library *model,
     tdm_status status;
     if (!text)
         status = tdm_fail(err, TDM_ERR_JOB_INVALID,
-                          "model.options: the model %s needs '%s', %s; give it", model->name,
+                          "model.options: the model %s needs '%s', %s; set it", model->name,
                           row->name, tdm_str_text(&wanted));
     else if (given)
         status = tdm_fail(err, TDM_ERR_JOB_INVALID, "model.options: '%s' wants %s, got '%s'",
                           row->name, tdm_str_text(&wanted), given);
     else
         status = tdm_fail(err, TDM_ERR_FORMAT,
-                          "the model's own table has '%s' as the default of '%s', which wants %s",
-                          text, row->name, tdm_str_text(&wanted));
+                          "the model's table has the default '%s' for '%s', which wants %s", text,
+                          row->name, tdm_str_text(&wanted));
     tdm_str_release(&wanted);
     return status;
 }
@@ -141,16 +141,16 @@ tdm_status tdm__library_check_options(const tdm_job *job, const tdm_model_librar
     return TDM_OK;
 }
 
-/* ---- for the model --------------------------------------------------------------------------- */
+/* ---- functions for the model ------------------------------------------------------------------ */
 
-/* The text of an option, read into `out`; NULL after a mistake. */
-static const char *ask(tdm_graph *graph, const tdm_model_options *o, const char *name,
-                       tdm_library_type type, value *out)
+/* The text of an option, parsed into `out`; NULL after an error. */
+static const char *option_read(tdm_graph *graph, const tdm_model_options *o, const char *name,
+                               tdm_library_type type, value *out)
 {
     const tdm_library_option *row = o->library ? find_row(o->library, name) : NULL;
     *out = (value){0};
     if (!row || row->type != type) {
-        tdm_graph_refuse(graph, "it asks for an option '%s', which its table does not have%s", name,
+        tdm_graph_refuse(graph, "it reads an option '%s' that its table does not have%s", name,
                          row ? " with this type" : "");
         return NULL;
     }
@@ -165,27 +165,27 @@ static const char *ask(tdm_graph *graph, const tdm_model_options *o, const char 
 int64_t tdm_library_int(tdm_graph *graph, const tdm_model_options *options, const char *name)
 {
     value v;
-    ask(graph, options, name, TDM_LIBRARY_TYPE_INT, &v);
+    option_read(graph, options, name, TDM_LIBRARY_TYPE_INT, &v);
     return v.whole;
 }
 
 double tdm_library_real(tdm_graph *graph, const tdm_model_options *options, const char *name)
 {
     value v;
-    ask(graph, options, name, TDM_LIBRARY_TYPE_REAL, &v);
+    option_read(graph, options, name, TDM_LIBRARY_TYPE_REAL, &v);
     return v.real;
 }
 
 bool tdm_library_bool(tdm_graph *graph, const tdm_model_options *options, const char *name)
 {
     value v;
-    ask(graph, options, name, TDM_LIBRARY_TYPE_BOOL, &v);
+    option_read(graph, options, name, TDM_LIBRARY_TYPE_BOOL, &v);
     return v.truth;
 }
 
 const char *tdm_library_text(tdm_graph *graph, const tdm_model_options *options, const char *name)
 {
     value v;
-    const char *text = ask(graph, options, name, TDM_LIBRARY_TYPE_TEXT, &v);
+    const char *text = option_read(graph, options, name, TDM_LIBRARY_TYPE_TEXT, &v);
     return text ? text : "";
 }

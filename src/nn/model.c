@@ -1,7 +1,7 @@
 /*
- * model.c: what all architectures have in common: inputs in front (features are normalised, tokens
- * go in as they are), loss or probabilities behind, and the making of first values. The code of a
- * library stays loaded as long as a graph that it built: the graph keeps it.
+ * model.c: the parts common to all architectures: inputs first (features are normalised, tokens are
+ * used as they are), loss or probabilities last, and initial values. The code of a library stays
+ * loaded as long as a graph that it built: the graph keeps it.
  */
 #include "nn/internal.h"
 #include "tensor/kernel.h"
@@ -14,7 +14,7 @@ static void end_library_build(tdm_graph *graph, const tdm_model_options *o, tdm_
     tdm__library_check_logits(graph, o, logits);
 }
 
-/* The backward part, as thrifty as the job says. */
+/* Adds the backward part, with the job's recompute setting. */
 static tdm_status add_gradients(tdm_graph *graph, const tdm_model_options *o, tdm_value loss,
                                 tdm_error *err)
 {
@@ -25,7 +25,8 @@ static tdm_status add_gradients(tdm_graph *graph, const tdm_model_options *o, td
     return tdm_graph_recompute(graph, kinds[o->job->memory.recompute], err);
 }
 
-/* `loss` with the job's penalties. Lanes add up: each adds its share of the batch's rows. */
+/* `loss` with the job's penalties. Lanes are added: each contributes its share of the batch's
+ * rows. */
 static tdm_value add_penalties(tdm_graph *graph, const tdm_model_options *o, tdm_value loss)
 {
     const double scales[] = {o->job->train.l1, o->job->train.l2};
@@ -43,7 +44,7 @@ static tdm_value add_penalties(tdm_graph *graph, const tdm_model_options *o, tdm
     return loss;
 }
 
-/* The loss, and behind it the gradients. */
+/* Adds the loss and the gradients. */
 static tdm_status finish_training(tdm_graph *graph, const tdm_model_options *o, tdm_value logits,
                                   tdm_value classes, double scale, tdm_error *err)
 {
@@ -100,7 +101,7 @@ static tdm_status build_for_features(tdm_graph *graph, const tdm_model_options *
     return finish_training(graph, o, logits, classes, o->loss_scale, err);
 }
 
-/* Everything but making the graph, and opening and closing libraries. */
+/* Everything except creating the graph, and opening and closing libraries. */
 static tdm_status build_into(tdm_graph *graph, const tdm_model_options *options,
                              const tdm_model_ops *model, tdm_error *err)
 {
@@ -132,7 +133,7 @@ static void close_library(void *handle)
     tdm_shared_object_close(&(tdm_shared_object){handle});
 }
 
-/* Whether the graph has the parameters that all graphs of its model have. */
+/* Checks that the graph has the same parameters as all graphs of its model. */
 static tdm_status check_params(const tdm_model_options *options, const tdm_model_ops *model,
                                const tdm_graph *graph, tdm_error *err)
 {
@@ -146,8 +147,8 @@ static tdm_status check_params(const tdm_model_options *options, const tdm_model
     return status;
 }
 
-/* The graph keeps the library from before anything is built: what is kept first is released last, so
- * the code is still there when things go that the library itself gave the graph to keep. */
+/* The graph keeps the library before anything is built: objects are released in reverse order, so
+ * the code is still loaded when objects that the library added to the graph are released. */
 static tdm_status build_from_library(const tdm_model_options *options, tdm_graph **out,
                                      tdm_error *err)
 {
@@ -170,7 +171,7 @@ static tdm_status build_from_library(const tdm_model_options *options, tdm_graph
     if (status == TDM_OK) status = check_params(&o, &model, graph, err);
     if (status != TDM_OK) {
         tdm_error_context(err, status, "%s: the model %s", options->job->model.library, model.name);
-        tdm_graph_destroy(graph); /* and the library, to which the name belongs */
+        tdm_graph_destroy(graph); /* and the library, which owns the name */
         return status;
     }
     *out = graph;
@@ -181,7 +182,7 @@ tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph **out, td
 {
     if (options->class_count < 2)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "model: there are %lld classes to tell apart; at least 2 are needed",
+                        "model: the data has %lld classes; at least 2 are needed",
                         (long long)options->class_count);
     if (options->job->model.kind == TDM_JOB_MODEL_LIBRARY)
         return build_from_library(options, out, err);
@@ -192,7 +193,8 @@ tdm_status tdm_model_build(const tdm_model_options *options, tdm_graph **out, td
     tdm_status status = build_with(&o, model, out, err);
     if (status != TDM_ERR_INVALID) return status;
     if (err)
-        err->status = TDM_ERR_JOB_INVALID; /* our own models are right: it is the job's shapes */
+        err->status = TDM_ERR_JOB_INVALID; /* built-in models are correct: the job's shapes are
+                                            * not */
     return TDM_ERR_JOB_INVALID;
 }
 
@@ -247,8 +249,8 @@ int64_t tdm_model_eval_rows(const tdm_model_options *options)
     return rows > 1 ? rows : 1;
 }
 
-static void draw(const tdm_init *init, tdm_rng_address address, size_t first, float *out,
-                 size_t count)
+static void param_draw(const tdm_init *init, tdm_rng_address address, size_t first, float *out,
+                       size_t count)
 {
     if (init->kind == TDM_INIT_UNIFORM) {
         tdm_kernel_uniform(address, init->scale, first, out, count);
@@ -257,7 +259,7 @@ static void draw(const tdm_init *init, tdm_rng_address address, size_t first, fl
     }
 }
 
-/* From anywhere: the block of random numbers in which `first` lies is drawn apart. */
+/* Starts at any index: the block of random numbers that contains `first` is drawn separately. */
 static void draw_part(const tdm_init *init, tdm_rng_address address, size_t first, float *out,
                       size_t count)
 {
@@ -266,13 +268,13 @@ static void draw_part(const tdm_init *init, tdm_rng_address address, size_t firs
         float block[TDM_KERNEL_RANDOM_BLOCK];
         size_t some = TDM_KERNEL_RANDOM_BLOCK - skip < count ? TDM_KERNEL_RANDOM_BLOCK - skip
                                                              : count;
-        draw(init, address, first - skip, block, TDM_KERNEL_RANDOM_BLOCK);
+        param_draw(init, address, first - skip, block, TDM_KERNEL_RANDOM_BLOCK);
         memcpy(out, block + skip, some * sizeof(float));
         first += some;
         out += some;
         count -= some;
     }
-    if (count > 0) draw(init, address, first, out, count);
+    if (count > 0) param_draw(init, address, first, out, count);
 }
 
 void tdm_model_init_part(const tdm_graph *graph, uint64_t seed, size_t param_index, size_t first,

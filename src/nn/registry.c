@@ -1,4 +1,4 @@
-/* registry.c: the visible list of named architectures. Those of libraries are not in it. */
+/* registry.c: the list of named architectures, without those of libraries. */
 #include "nn/internal.h"
 
 static const tdm_model_ops *const models[] = {

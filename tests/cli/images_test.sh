@@ -45,7 +45,7 @@ test_refusals() {
     assert_exit 2 "$TANDEM" train images.yaml --set data.shape=[8,9]
     assert_contains "$err" "[8, 9] does not match the samples"
     assert_exit 2 "$TANDEM" train images.yaml --set data.shape=[]
-    assert_contains "$err" "this model wants images"
+    assert_contains "$err" "this model needs images"
     assert_exit 2 "$TANDEM" train images.yaml --set model.kind=resnet --set model.depth=19
     assert_contains "$err" "'model.depth' wants 18, 34 or 50"
 }

@@ -145,7 +145,7 @@ test_mistakes() {
     assert_exit 2 "$TANDEM" train residual.yaml --set data.shape=
     assert_contains "$err" "layers[0] conv: it takes images"
     assert_exit 2 "$TANDEM" inspect residual.yaml --set "layers=[max_pool: 2, linear: 3]"
-    assert_contains "$err" "layers: the list ends with [4, 3] for each sample"
+    assert_contains "$err" "layers: the list ends with shape [4, 3] for each sample"
     assert_exit 0 "$TANDEM" job keys layers.residual
     assert_contains "$out" "layers.residual.shortcut"
 }

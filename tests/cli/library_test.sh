@@ -67,7 +67,7 @@ test_other_commands_load_it() {
     assert_contains "$out" "mish"
     assert_exit 0 "$TANDEM" job check job.yaml
     assert_exit 1 "$TANDEM" generate runs/own-1 --prompt a
-    assert_contains "$err" "only gpt can"
+    assert_contains "$err" "cannot generate text"
 }
 
 # A checkpoint from elsewhere is not reason enough to execute what it names.
@@ -134,7 +134,7 @@ test_a_library_that_is_gone() {
     for command in "eval runs/own-1" "predict runs/own-1 data.csv"; do
         # shellcheck disable=SC2086 # words of a command
         assert_exit 1 "$TANDEM" $command
-        assert_contains "$err" "$work/model.so: the model's shared object is not there; put it back"
+        assert_contains "$err" "$work/model.so: the model's shared object is missing; restore it"
     done
     assert_exit 0 "$TANDEM" inspect runs/own-1 # the tensors are there all the same
     # Elsewhere it will do, if it is the same.

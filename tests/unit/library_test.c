@@ -202,7 +202,7 @@ static void stays_as_long_as_its_graphs(void)
     if (r.plan) CHECK(isfinite(loss_of(r.plan)));
     runner_release(&r);
     CHECK(!is_loaded(path));
-    refuses(&t, true, TDM_ERR_NOT_FOUND, path, "is not there; put it back");
+    refuses(&t, true, TDM_ERR_NOT_FOUND, path, "is missing; restore it");
 }
 
 /* The new op of the example, through a whole model: its gradient against differences. */
@@ -252,9 +252,9 @@ static void says_what_is_wrong_with_the_file(void)
     CHECK_INT(tdm_model_check(&t.job, NULL), TDM_ERR_FORMAT);
     CHECK_INT(unlink(path), 0);
     trial_of(&t, "/no/such/model.so", NULL, NULL);
-    refuses(&t, true, TDM_ERR_NOT_FOUND, "/no/such/model.so", "put it back");
+    refuses(&t, true, TDM_ERR_NOT_FOUND, "/no/such/model.so", "restore it");
     t.job.model.library = NULL;
-    refuses(&t, true, TDM_ERR_JOB_INVALID, "model.kind is library", "model.library names none");
+    refuses(&t, true, TDM_ERR_JOB_INVALID, "model.kind is library", "model.library is not set");
     trial_of_test(&t, "no_entry", NULL, NULL);
     refuses(&t, true, TDM_ERR_FORMAT, "no_entry.so", "exports no function tdm_library_entry");
     trial_of_test(&t, "no_table", NULL, NULL);
@@ -311,10 +311,12 @@ static void says_what_is_wrong_with_the_model(void)
         {"mistake", "refuse", "trial.so: the model trial: ", "it does not like batches of 4"},
         {"mistake", "none", "build() returned no value", "trial.so"},
         {"extra", "1", "returned f32 [4, 4]", "must be f32 [4, 3]"},
-        {"mistake", "unknown", "asks for an option 'no'", "table does not have"},
-        {"mistake", "type", "asks for an option 'gain'", "with this type"},
-        {"mistake", "training", "in training with 4 rows it makes other parameters", "'more'"},
-        {"mistake", "batch", "in training with 4 rows it makes other parameters", "options->batch"},
+        {"mistake", "unknown", "reads an option 'no'", "table does not have"},
+        {"mistake", "type", "reads an option 'gain'", "with this type"},
+        {"mistake", "training", "in training with 4 rows it creates different parameters",
+         "'more'"},
+        {"mistake", "batch", "in training with 4 rows it creates different parameters",
+         "options->batch"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         trial t;

@@ -369,11 +369,11 @@ static void wrong_models_are_refused(void)
     tdm_job job = job_of(1, TDM_JOB_ACTIVATION_RELU);
     tdm_model_options o = options_of(&job, 4, true);
     o.class_count = 1;
-    refuse(&o, TDM_ERR_INVALID, "model: there are 1 classes to tell apart; at least 2 are needed");
+    refuse(&o, TDM_ERR_INVALID, "model: the data has 1 classes; at least 2 are needed");
     o.class_count = 0;
-    refuse(&o, TDM_ERR_INVALID, "model: there are 0 classes to tell apart; at least 2 are needed");
+    refuse(&o, TDM_ERR_INVALID, "model: the data has 0 classes; at least 2 are needed");
     o.class_count = -5;
-    refuse(&o, TDM_ERR_INVALID, "model: there are -5 classes to tell apart; at least 2 are needed");
+    refuse(&o, TDM_ERR_INVALID, "model: the data has -5 classes; at least 2 are needed");
     o = options_of(&job, -1, true);
     refuse(&o, TDM_ERR_RANGE, "input 'x': the shape is negative or too large");
     o = options_of(&job, 4, true);

@@ -1,7 +1,7 @@
 /*
  * cnn.c: a small convolutional network for images: for each number of channels a 3 x 3 convolution,
  * an activation and a 2 x 2 max pool, then fully connected layers as in the perceptron. Layers are
- * named conv1, conv2, ... and fc1, fc2, ...; the last one gives the logits.
+ * named conv1, conv2, ... and fc1, fc2, ...; the last one returns the logits.
  */
 #include "nn/internal.h"
 
@@ -10,14 +10,15 @@
 
 enum { KERNEL = 3 };
 
-/* Uniform with He's bound before an activation that rectifies, Glorot's otherwise. */
+/* Uniform, with He's bound before a rectifying activation, Glorot's otherwise. */
 static tdm_init init_for(bool hidden, int64_t in, int64_t out)
 {
     double fan = hidden ? (double)in : (double)(in + out);
     return (tdm_init){.kind = TDM_INIT_UNIFORM, .scale = sqrt(6.0 / fan)};
 }
 
-static tdm_value convolve(tdm_graph *graph, const tdm_model_options *o, size_t index, tdm_value x)
+static tdm_value cnn_convolve(tdm_graph *graph, const tdm_model_options *o, size_t index,
+                              tdm_value x)
 {
     char name[32];
     snprintf(name, sizeof(name), "conv%zu", index + 1);
@@ -36,11 +37,11 @@ static tdm_value convolve(tdm_graph *graph, const tdm_model_options *o, size_t i
     return tdm_graph_max_pool(graph, x, &(tdm_pool_options){.kernel = {2, 2}});
 }
 
-static tdm_value build(tdm_graph *graph, const tdm_model_options *o, tdm_value x)
+static tdm_value cnn_build(tdm_graph *graph, const tdm_model_options *o, tdm_value x)
 {
     const tdm_job *job = o->job;
     x = tdm__as_images(graph, o, x);
-    for (size_t i = 0; i < job->model.channels.count; i++) x = convolve(graph, o, i, x);
+    for (size_t i = 0; i < job->model.channels.count; i++) x = cnn_convolve(graph, o, i, x);
     tdm_shape shape = tdm_graph_shape(graph, x);
     x = tdm_graph_reshape(graph, x,
                           tdm_shape_2(shape.dim[0], shape.dim[1] * shape.dim[2] * shape.dim[3]));
@@ -61,4 +62,4 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *o, tdm_value x
     return x;
 }
 
-const tdm_model_ops tdm__model_cnn = {.name = "cnn", .build = build};
+const tdm_model_ops tdm__model_cnn = {.name = "cnn", .build = cnn_build};

@@ -2,13 +2,14 @@
  * gpt.c: GPT-2 (Radford et al., 2019): a transformer that predicts the next token of a text.
  *
  * Token and position embeddings are added; then come blocks of two residual branches, attention and
- * perceptron, each behind a layer norm; then a last layer norm; and the logits are products with
- * the token embeddings, which so serve twice. The activation is GELU by tanh.
+ * perceptron, each after a layer norm; then a last layer norm. The logits are products with the
+ * token embeddings, which are thus used twice. The activation is GELU with tanh.
  *
  * Parameters have the names of GPT-2 (wte, wpe, h.0.ln_1, h.0.attn.c_attn, ...), and the matrices
- * are [out, in] as everywhere here. Weights begin normal with a deviation of 0.02, those that end a
- * residual branch with 0.02 / sqrt(2 layers), so that the sum over all branches does not grow with
- * their number; biases begin at zero. decode.c computes the same, one token at a time.
+ * are [out, in], as everywhere here. Initial weights are normal with a standard deviation of 0.02,
+ * those at the end of a residual branch with 0.02 / sqrt(2 layers), so that the sum over all
+ * branches does not grow with their number; initial biases are zero. decode.c computes the same,
+ * one token at a time.
  */
 #include "nn/internal.h"
 
@@ -17,7 +18,7 @@
 
 enum { NAME_BYTES = 64 };
 
-/* What one block after the other needs. */
+/* The state shared by all blocks. */
 typedef struct builder {
     tdm_graph *graph;
     const tdm_model_options *options;
@@ -42,13 +43,13 @@ static tdm_value layer_norm(const builder *b, const char *name, tdm_value x)
     return tdm_graph_layer_norm(b->graph, x, gamma, beta, 0);
 }
 
-static tdm_value dropout(const builder *b, tdm_value x)
+static tdm_value gpt_dropout(const builder *b, tdm_value x)
 {
     if (!b->options->training) return x;
     return tdm_graph_dropout(b->graph, x, b->options->job->model.dropout);
 }
 
-static tdm_value attention(const builder *b, int64_t layer, tdm_value x)
+static tdm_value gpt_attention(const builder *b, int64_t layer, tdm_value x)
 {
     char name[NAME_BYTES];
     const tdm_job *job = b->options->job;
@@ -60,10 +61,10 @@ static tdm_value attention(const builder *b, int64_t layer, tdm_value x)
     y = tdm_graph_attention(b->graph, y, &options);
     y = tdm__layer_linear(b->graph, name_of(name, layer, "attn.c_proj"), y, b->width, b->init_last,
                           TDM_ACTIVATION_NONE);
-    return tdm_graph_add(b->graph, x, dropout(b, y));
+    return tdm_graph_add(b->graph, x, gpt_dropout(b, y));
 }
 
-static tdm_value perceptron(const builder *b, int64_t layer, tdm_value x)
+static tdm_value gpt_mlp(const builder *b, int64_t layer, tdm_value x)
 {
     char name[NAME_BYTES];
     tdm_value y = layer_norm(b, name_of(name, layer, "ln_2"), x);
@@ -71,11 +72,12 @@ static tdm_value perceptron(const builder *b, int64_t layer, tdm_value x)
                           TDM_ACTIVATION_GELU_TANH);
     y = tdm__layer_linear(b->graph, name_of(name, layer, "mlp.c_proj"), y, b->width, b->init_last,
                           TDM_ACTIVATION_NONE);
-    return tdm_graph_add(b->graph, x, dropout(b, y));
+    return tdm_graph_add(b->graph, x, gpt_dropout(b, y));
 }
 
-/* True when the settings fit together and fit the data; otherwise the graph has the message. */
-static bool check(tdm_graph *graph, const tdm_model_options *o)
+/* Whether the settings are consistent and fit the data; otherwise an error is stored in the
+ * graph. */
+static bool gpt_check(tdm_graph *graph, const tdm_model_options *o)
 {
     const tdm_job *job = o->job;
     if (job->model.layers < 1 || job->model.width < 1 || job->model.heads < 1 ||
@@ -90,10 +92,10 @@ static bool check(tdm_graph *graph, const tdm_model_options *o)
     return false;
 }
 
-static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_value x)
+static tdm_value gpt_build(tdm_graph *graph, const tdm_model_options *options, tdm_value x)
 {
     const tdm_job *job = options->job;
-    if (!check(graph, options)) return TDM_VALUE_NONE;
+    if (!gpt_check(graph, options)) return TDM_VALUE_NONE;
     int64_t C = job->model.width, L = job->model.layers;
     int64_t V = tdm__vocabulary_of(options);
     tdm_init init = {.kind = TDM_INIT_NORMAL, .scale = 0.02};
@@ -104,14 +106,14 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
     tdm_value wpe = tdm_graph_param(graph, "wpe.weight", tdm_shape_2(job->model.context, C), init);
     tdm_graph_scope(graph, "embed");
     x = tdm_graph_add(graph, tdm_graph_embedding(graph, wte, x), wpe);
-    x = dropout(&b, x);
+    x = gpt_dropout(&b, x);
     for (int64_t layer = 0; layer < L; layer++) {
         char scope[NAME_BYTES];
         snprintf(scope, sizeof(scope), "h.%lld", (long long)layer);
         tdm_graph_scope(graph, scope);
         tdm_graph_block(graph);
-        x = attention(&b, layer, x);
-        x = perceptron(&b, layer, x);
+        x = gpt_attention(&b, layer, x);
+        x = gpt_mlp(&b, layer, x);
     }
     tdm_graph_scope(graph, "head");
     tdm_graph_block(graph);
@@ -121,4 +123,4 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
     return x;
 }
 
-const tdm_model_ops tdm__model_gpt = {.name = "gpt", .build = build};
+const tdm_model_ops tdm__model_gpt = {.name = "gpt", .build = gpt_build};

@@ -1,14 +1,14 @@
 /*
- * layer_kinds.c: what each kind of layer in a job's list adds to the graph.
+ * layer_kinds.c: adds each kind of layer of a job's list to the graph.
  *
- * What a layer wants of its input is checked here first, so that a mistake is told with the layer's
- * place in the list rather than with the name of an op. The checks are about one sample: the rows of
- * the batch are always the first dimension. In a model of tokens no layer may look at later places,
- * since these hold what is to be predicted.
+ * The requirements of a layer on its input are checked here first, so that an error names the
+ * layer's position in the list instead of an op. The checks concern one sample: the rows of the
+ * batch are always the first dimension. In a token model no layer may use later positions, since
+ * these contain the tokens to be predicted.
  *
- * Weights begin uniform: with He's bound sqrt(6 / in) before relu, gelu and silu, and Glorot's
- * sqrt(6 / (in + out)) elsewhere; embeddings and positions normal, with a deviation of 0.02; biases
- * at zero, gains at one.
+ * Initial weights are uniform: with He's bound sqrt(6 / in) before relu, gelu and silu, and
+ * Glorot's sqrt(6 / (in + out)) elsewhere; embeddings and positions are normal with a standard
+ * deviation of 0.02; biases are zero, gains one.
  */
 #include "nn/models/layers.h"
 
@@ -37,7 +37,7 @@ const char *tdm__sample_text(const tdm__stack *stack, tdm_value x, char text[128
     return tdm_shape_text(&shape, text);
 }
 
-/* ---- what they share ------------------------------------------------------------------------- */
+/* ---- common functions ------------------------------------------------------------------------- */
 
 typedef struct fans {
     double in, out;
@@ -49,8 +49,8 @@ static tdm_init init_for(const tdm__site *site, fans f)
                       .scale = sqrt(6.0 / (site->before_rectifier ? f.in : f.in + f.out))};
 }
 
-static tdm_value param(const tdm__stack *stack, const tdm__site *site, const char *what,
-                       tdm_shape shape, tdm_init init)
+static tdm_value layer_param(const tdm__stack *stack, const tdm__site *site, const char *what,
+                             tdm_shape shape, tdm_init init)
 {
     char name[NAME_BYTES];
     snprintf(name, sizeof(name), "%s.%s", site->name, what);
@@ -62,7 +62,8 @@ static int64_t size_of(const tdm__stack *stack, const tdm_job_layer *layer)
     return layer->size == TDM_JOB_SIZE_CLASSES ? stack->class_count : layer->size;
 }
 
-/* Is x an image [B, H, W, C] or a sequence [B, T, C], as `rank` says? If not, it is refused. */
+/* Whether x is an image [B, H, W, C] or a sequence [B, T, C], according to `rank`; stores an error
+ * if not. */
 static bool wants_rank(const tdm__stack *stack, const tdm__site *site, tdm_value x, int rank)
 {
     char text[128];
@@ -74,24 +75,24 @@ static bool wants_rank(const tdm__stack *stack, const tdm__site *site, tdm_value
                                 : "sequences, [length, channels]",
                       tdm__sample_text(stack, x, text),
                       !is_raw     ? ""
-                      : rank == 4 ? "; if the numbers of a sample are an image, say so with "
-                                    "data.shape: [height, width, channels]"
-                                  : "; if the numbers of a sample are a sequence, say so with "
-                                    "data.shape: [length, channels]");
+                      : rank == 4 ? "; if a sample is an image, set data.shape: [height, width, "
+                                    "channels]"
+                                  : "; if a sample is a sequence, set data.shape: [length, "
+                                    "channels]");
     return false;
 }
 
-/* Layers that mix places cannot stand in a model of tokens. */
+/* Layers that mix positions are not allowed in a token model. */
 static bool may_mix(const tdm__stack *stack, const tdm__site *site)
 {
     if (!stack->tokens) return true;
     tdm__layer_refuse(stack, site,
-                      "it would let a place see the tokens behind it, which are to be predicted; "
-                      "use attention in a model of tokens");
+                      "it would use later tokens, which are to be predicted; use attention in a "
+                      "model of tokens");
     return false;
 }
 
-/* Does a window of `extent` places fit into height and width, or into the length? */
+/* Whether a window of `extent` positions fits into height and width, or into the length. */
 static bool window_fits(const tdm__stack *stack, const tdm__site *site, tdm_value x, int64_t extent,
                         int64_t padding)
 {
@@ -107,7 +108,7 @@ static bool window_fits(const tdm__stack *stack, const tdm__site *site, tdm_valu
     return true;
 }
 
-/* ---- linear and convolutions ----------------------------------------------------------------- */
+/* ---- linear and convolutions ------------------------------------------------------------------ */
 
 static tdm_value add_linear(tdm__stack *stack, const tdm__site *site, const tdm_job_layer *layer,
                             tdm_value x)
@@ -115,9 +116,9 @@ static tdm_value add_linear(tdm__stack *stack, const tdm__site *site, const tdm_
     tdm_shape shape = tdm_graph_shape(stack->graph, x);
     int64_t in = shape.dim[shape.rank - 1], out = size_of(stack, layer);
     tdm_init init = init_for(site, (fans){(double)in, (double)out});
-    tdm_value weight = param(stack, site, "weight", tdm_shape_2(out, in), init);
+    tdm_value weight = layer_param(stack, site, "weight", tdm_shape_2(out, in), init);
     tdm_value bias = TDM_VALUE_NONE;
-    if (layer->bias) bias = param(stack, site, "bias", tdm_shape_1(out), begin_zero);
+    if (layer->bias) bias = layer_param(stack, site, "bias", tdm_shape_1(out), begin_zero);
     return tdm_graph_linear(stack->graph, x, weight, bias, site->activation);
 }
 
@@ -135,7 +136,7 @@ static bool convolution_fits(const tdm__stack *stack, const tdm__site *site,
     if (in % layer->groups != 0 || out % layer->groups != 0) {
         tdm__layer_refuse(
             stack, site,
-            "%lld channels to %lld in %lld groups: each group must have the same share",
+            "%lld input channels and %lld output channels cannot be divided into %lld groups",
             (long long)in, (long long)out, (long long)layer->groups);
         return false;
     }
@@ -173,18 +174,18 @@ static tdm_value add_conv1d(tdm__stack *stack, const tdm__site *site, const tdm_
     if (!convolution_fits(stack, site, layer, x, 3)) return TDM_VALUE_NONE;
     int64_t in = tdm_graph_shape(stack->graph, x).dim[2], out = size_of(stack, layer);
     tdm_init init = init_for_window(site, layer, layer->kernel, in, out);
-    tdm_value weight = param(stack, site, "weight",
-                             tdm_shape_3(out, layer->kernel, in / layer->groups), init);
+    tdm_value weight = layer_param(stack, site, "weight",
+                                   tdm_shape_3(out, layer->kernel, in / layer->groups), init);
     tdm_conv_options options = {.stride = {1, (int)layer->stride},
                                 .padding = {0, (int)padding_of(layer)},
                                 .dilation = {1, (int)layer->dilation},
                                 .groups = (int)layer->groups,
                                 .activation = site->activation};
-    if (layer->bias) options.bias = param(stack, site, "bias", tdm_shape_1(out), begin_zero);
+    if (layer->bias) options.bias = layer_param(stack, site, "bias", tdm_shape_1(out), begin_zero);
     return tdm_graph_conv1d(stack->graph, x, weight, &options);
 }
 
-/* ---- pools ----------------------------------------------------------------------------------- */
+/* ---- pools ------------------------------------------------------------------------------------ */
 
 static tdm_value add_pool(tdm__stack *stack, const tdm__site *site, const tdm_job_layer *layer,
                           tdm_value x)
@@ -223,7 +224,7 @@ static tdm_value add_global_pool(tdm__stack *stack, const tdm__site *site,
                        : tdm_graph_global_pool(stack->graph, x);
 }
 
-/* ---- norms, activations, dropout ------------------------------------------------------------- */
+/* ---- norms, activations, dropout -------------------------------------------------------------- */
 
 static tdm_value batch_norm(tdm__stack *stack, const tdm__site *site, const char *name,
                             tdm__norm_settings settings, tdm_value x)
@@ -251,10 +252,10 @@ static tdm_value add_norm(tdm__stack *stack, const tdm__site *site, const tdm_jo
 {
     tdm_shape shape = tdm_graph_shape(stack->graph, x);
     tdm_shape channels = tdm_shape_1(shape.dim[shape.rank - 1]);
-    tdm_value gain = param(stack, site, "weight", channels, begin_one);
+    tdm_value gain = layer_param(stack, site, "weight", channels, begin_one);
     if (layer->kind == TDM_JOB_LAYER_RMS_NORM)
         return tdm_graph_rms_norm(stack->graph, x, gain, layer->eps);
-    tdm_value shift = param(stack, site, "bias", channels, begin_zero);
+    tdm_value shift = layer_param(stack, site, "bias", channels, begin_zero);
     return tdm_graph_layer_norm(stack->graph, x, gain, shift, layer->eps);
 }
 
@@ -285,7 +286,7 @@ static tdm_value add_dropout(tdm__stack *stack, const tdm__site *site, const tdm
     return stack->options->training ? tdm_graph_dropout(stack->graph, x, layer->rate) : x;
 }
 
-/* ---- shapes ---------------------------------------------------------------------------------- */
+/* ---- shapes ----------------------------------------------------------------------------------- */
 
 static tdm_value add_flatten(tdm__stack *stack, const tdm__site *site, const tdm_job_layer *layer,
                              tdm_value x)
@@ -309,13 +310,13 @@ static tdm_value add_sequence(tdm__stack *stack, const tdm__site *site, const td
                              tdm_shape_3(shape.dim[0], shape.dim[1] * shape.dim[2], shape.dim[3]));
 }
 
-/* ---- sequences ------------------------------------------------------------------------------- */
+/* ---- sequences -------------------------------------------------------------------------------- */
 
 static tdm_value add_embedding(tdm__stack *stack, const tdm__site *site, const tdm_job_layer *layer,
                                tdm_value x)
 {
-    tdm_value table = param(stack, site, "weight", tdm_shape_2(stack->class_count, layer->size),
-                            begin_small);
+    tdm_value table = layer_param(stack, site, "weight",
+                                  tdm_shape_2(stack->class_count, layer->size), begin_small);
     if (layer->tied) stack->table = table;
     return tdm_graph_embedding(stack->graph, table, x);
 }
@@ -328,7 +329,7 @@ static tdm_value add_positions(tdm__stack *stack, const tdm__site *site, const t
     if (shape.rank != 4 && !wants_rank(stack, site, x, 3)) return TDM_VALUE_NONE;
     tdm_shape places = shape.rank == 4 ? tdm_shape_3(shape.dim[1], shape.dim[2], shape.dim[3])
                                        : tdm_shape_2(shape.dim[1], shape.dim[2]);
-    return tdm_graph_add(stack->graph, x, param(stack, site, "weight", places, begin_small));
+    return tdm_graph_add(stack->graph, x, layer_param(stack, site, "weight", places, begin_small));
 }
 
 static tdm_value add_attention(tdm__stack *stack, const tdm__site *site, const tdm_job_layer *layer,
@@ -355,9 +356,9 @@ static tdm_value add_attention(tdm__stack *stack, const tdm__site *site, const t
     return tdm__layer_linear(stack->graph, name, x, C, init, TDM_ACTIVATION_NONE);
 }
 
-/* ---- shortcuts ------------------------------------------------------------------------------- */
+/* ---- shortcuts -------------------------------------------------------------------------------- */
 
-/* The stride that brings all of x's places to those of y, or 0. */
+/* The stride that maps the positions of x to those of y, or 0. */
 static int64_t stride_between(const tdm_shape *x, const tdm_shape *y)
 {
     for (int64_t stride = 1; stride <= x->dim[1]; stride++) {
@@ -378,7 +379,8 @@ tdm_value tdm__layer_project(tdm__stack *stack, const tdm__site *site, bool norm
     int64_t stride = before.rank == 2 ? 1 : stride_between(&before, &after);
     if (before.rank != after.rank || stride == 0)
         return tdm__layer_refuse(stack, site,
-                                 "the branch makes %s of %s, and no projection can do the same",
+                                 "the branch returns %s for an input of %s, and no projection can "
+                                 "do the same",
                                  tdm__sample_text(stack, like, b), tdm__sample_text(stack, x, a));
     snprintf(name, sizeof(name), "%s.shortcut", site->name);
     tdm_graph_scope(stack->graph, name);
@@ -396,7 +398,7 @@ tdm_value tdm__layer_project(tdm__stack *stack, const tdm__site *site, bool norm
     return batch_norm(stack, site, name, (tdm__norm_settings){0}, x);
 }
 
-/* ---- all kinds ------------------------------------------------------------------------------- */
+/* ---- all kinds -------------------------------------------------------------------------------- */
 
 tdm_value tdm__layer_add(tdm__stack *stack, const tdm__site *site, const tdm_job_layer *layer,
                          tdm_value x)

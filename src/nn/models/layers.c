@@ -1,17 +1,17 @@
 /*
  * layers.c: the model that a job's list of layers describes.
  *
- * A sample goes through the list one layer after the other. It comes in with the shape that the data
- * has: [F] numbers, [T, C] a sequence, [H, W, C] an image; two dimensions are an image of one
- * channel where the list has a convolution of images, and a sequence otherwise. When the list begins
- * with an embedding it is a model of tokens. A last linear layer, `head`, gives the logits, unless a
- * layer of the list has the size `classes`, or the embedding is tied: then its table does.
+ * A sample passes through the layers of the list in order. Its initial shape is that of the data:
+ * [F] numbers, [T, C] a sequence, [H, W, C] an image; two dimensions are an image of one channel if
+ * the list has a convolution of images, and a sequence otherwise. If the list begins with an
+ * embedding, it is a token model. A last linear layer, `head`, computes the logits, unless a layer
+ * of the list has the size `classes`, or the embedding is tied: then its table is used.
  *
- * Parameters are named after the places of their layers, counted from 0: 3.conv.weight,
+ * Parameters are named after the positions of their layers, counted from 0: 3.conv.weight,
  * 4.residual.0.linear.bias, and for the second round of a repetition 5.repeat.1.0.linear.weight. A
- * layer with weights takes over the activation behind it, as in the named models, so that a list that
- * spells one of these computes the same bits. Blocks, for activations that are computed again, are
- * the layers with weights and the residual ones of the outermost list, and each round of a repetition.
+ * layer with weights includes the activation that follows it, as in the named models, so that a
+ * list that describes one of these computes the same bits. Blocks for recomputation are the layers
+ * with weights and the residual ones of the outermost list, and each round of a repetition.
  */
 #include "nn/models/layers.h"
 
@@ -21,7 +21,7 @@
 
 enum { NAME_BYTES = 96, PLACE_BYTES = 96 };
 
-/* ---- looking into lists ---------------------------------------------------------------------- */
+/* ---- searching lists -------------------------------------------------------------------------- */
 
 static bool has_kind(const tdm_job_layer_list *list, int kind)
 {
@@ -36,7 +36,7 @@ static bool has_weights(const tdm_job_layer *layer)
            layer->kind == TDM_JOB_LAYER_CONV1D;
 }
 
-/* Has a layer the size `classes`? */
+/* Whether a layer has the size `classes`. */
 static bool has_classes(const tdm_job_layer_list *list)
 {
     for (size_t i = 0; i < list->count; i++) {
@@ -47,7 +47,7 @@ static bool has_classes(const tdm_job_layer_list *list)
     return false;
 }
 
-/* Is what comes out of layer `index` rectified, whatever norm or pool is in between? */
+/* Whether the output of layer `index` is rectified, with any norm or pool in between. */
 static bool is_rectified(const tdm_job_layer_list *list, size_t index)
 {
     for (size_t i = index + 1; i < list->count; i++) {
@@ -68,40 +68,41 @@ static bool is_rectified(const tdm_job_layer_list *list, size_t index)
     return false;
 }
 
-/* The activation that layer `index` takes over from the next one, or none. */
+/* The activation of the next layer that layer `index` includes, or none. */
 static tdm_activation taken_over(const tdm_job_layer_list *list, size_t index)
 {
     if (!has_weights(&list->items[index]) || index + 1 >= list->count) return TDM_ACTIVATION_NONE;
     return tdm__layer_activation(list->items[index + 1].kind);
 }
 
-/* ---- the walk -------------------------------------------------------------------------------- */
+/* ---- building the layers ---------------------------------------------------------------------- */
 
-/* Which marks of blocks stand in a list: none within a block. */
+/* Where a list may mark blocks: nowhere within a block. */
 typedef enum marks { MARK_NOTHING, MARK_ROUNDS, MARK_ALL } marks;
 
-/* Names and places of a list's layers begin so: "3.residual." and "layers[3].residual". */
+/* The prefix of the names and positions of a list's layers: "3.residual." and
+ * "layers[3].residual". */
 typedef struct address {
     char name[NAME_BYTES];
     char place[PLACE_BYTES];
     marks marks;
 } address;
 
-static tdm_value walk(tdm__stack *stack, const tdm_job_layer_list *list, const address *at,
-                      tdm_value x);
+static tdm_value layers_walk(tdm__stack *stack, const tdm_job_layer_list *list, const address *at,
+                             tdm_value x);
 
-static tdm_value residual(tdm__stack *stack, const tdm__site *site, const tdm_job_layer *layer,
-                          const address *inside, tdm_value x)
+static tdm_value layers_residual(tdm__stack *stack, const tdm__site *site,
+                                 const tdm_job_layer *layer, const address *inside, tdm_value x)
 {
-    tdm_value y = walk(stack, &layer->layers, inside, x);
+    tdm_value y = layers_walk(stack, &layer->layers, inside, x);
     if (!y.id) return y;
     tdm_shape before = tdm_graph_shape(stack->graph, x), after = tdm_graph_shape(stack->graph, y);
     bool is_same = tdm_shape_equal(&before, &after);
     char a[128], b[128];
     if (layer->shortcut == TDM_JOB_SHORTCUT_IDENTITY && !is_same)
         return tdm__layer_refuse(stack, site,
-                                 "the branch makes %s of %s, so the two cannot be added; set "
-                                 "shortcut to auto or projection",
+                                 "the branch returns %s for an input of %s, so the two cannot be "
+                                 "added; set shortcut to auto or projection",
                                  tdm__sample_text(stack, y, b), tdm__sample_text(stack, x, a));
     if (layer->shortcut == TDM_JOB_SHORTCUT_PROJECTION || !is_same)
         x = tdm__layer_project(stack, site, has_kind(&layer->layers, TDM_JOB_LAYER_BATCH_NORM), x,
@@ -110,15 +111,15 @@ static tdm_value residual(tdm__stack *stack, const tdm__site *site, const tdm_jo
     return tdm_graph_add(stack->graph, y, x);
 }
 
-static tdm_value repeat(tdm__stack *stack, const tdm_job_layer *layer, const address *inside,
-                        tdm_value x)
+static tdm_value layers_repeat(tdm__stack *stack, const tdm_job_layer *layer, const address *inside,
+                               tdm_value x)
 {
     for (int64_t round = 0; round < layer->times && x.id; round++) {
         address at = *inside;
         size_t used = strlen(at.name);
         snprintf(at.name + used, sizeof(at.name) - used, "%lld.", (long long)round);
         if (at.marks != MARK_NOTHING) tdm_graph_block(stack->graph);
-        x = walk(stack, &layer->layers, &at, x);
+        x = layers_walk(stack, &layer->layers, &at, x);
     }
     return x;
 }
@@ -141,8 +142,8 @@ static tdm_value add_layer(tdm__stack *stack, const tdm_job_layer_list *list, si
                  kind);
         snprintf(inside.place, sizeof(inside.place), "%.*s[%zu].%s", PLACE_BYTES - 34, at->place,
                  index, kind);
-        return is_repeat ? repeat(stack, layer, &inside, x)
-                         : residual(stack, &site, layer, &inside, x);
+        return is_repeat ? layers_repeat(stack, layer, &inside, x)
+                         : layers_residual(stack, &site, layer, &inside, x);
     }
     site.before_rectifier = is_rectified(list, index);
     site.activation = taken_over(list, index);
@@ -150,8 +151,8 @@ static tdm_value add_layer(tdm__stack *stack, const tdm_job_layer_list *list, si
     return tdm__layer_add(stack, &site, layer, x);
 }
 
-static tdm_value walk(tdm__stack *stack, const tdm_job_layer_list *list, const address *at,
-                      tdm_value x)
+static tdm_value layers_walk(tdm__stack *stack, const tdm_job_layer_list *list, const address *at,
+                             tdm_value x)
 {
     for (size_t i = 0; i < list->count && x.id; i++) {
         bool is_done = i > 0 && taken_over(list, i - 1) != TDM_ACTIVATION_NONE;
@@ -160,7 +161,7 @@ static tdm_value walk(tdm__stack *stack, const tdm_job_layer_list *list, const a
     return x;
 }
 
-/* ---- both ends ------------------------------------------------------------------------------- */
+/* ---- first and last layer --------------------------------------------------------------------- */
 
 /* Features [B, F] in the shape that a sample has. */
 static tdm_value as_sample(const tdm__stack *stack, tdm_value x)
@@ -177,8 +178,8 @@ static tdm_value as_sample(const tdm__stack *stack, tdm_value x)
                                  : tdm_shape_3(o->batch, s->dim[0], s->dim[1]));
 }
 
-/* The last layer, unless the list has it. */
-static tdm_value head(tdm__stack *stack, tdm_value x)
+/* The last layer, unless the list contains it. */
+static tdm_value layers_head(tdm__stack *stack, tdm_value x)
 {
     tdm_graph_scope(stack->graph, "head");
     tdm_graph_block(stack->graph);
@@ -192,36 +193,36 @@ static tdm_value head(tdm__stack *stack, tdm_value x)
     if (in != width)
         return tdm_graph_refuse(
             stack->graph,
-            "layers: the embedding is tied and has %lld numbers for a token, but "
-            "the list ends with %lld; add a linear layer of that size",
+            "layers: the embedding is tied and has %lld numbers per token, but the list ends with "
+            "%lld; add a linear layer with the size of the embedding",
             (long long)width, (long long)in);
     return tdm_graph_linear(stack->graph, x, stack->table, TDM_VALUE_NONE, TDM_ACTIVATION_NONE);
 }
 
-static tdm_value finish(tdm__stack *stack, tdm_value x)
+static tdm_value layers_finish(tdm__stack *stack, tdm_value x)
 {
     char text[128];
     bool has_head = has_classes(&stack->options->job->layers);
     tdm_shape shape = tdm_graph_shape(stack->graph, x);
     if (has_head && stack->table.id)
         return tdm_graph_refuse(
-            stack->graph, "layers: the embedding is tied, so that its table makes the logits; "
-                          "no other layer can have the size classes");
+            stack->graph, "layers: the embedding is tied, so its table computes the logits; no "
+                          "other layer can have the size classes");
     if (shape.rank != (stack->tokens ? 3 : 2))
         return tdm_graph_refuse(
             stack->graph,
-            "layers: the list ends with %s for each sample, which is not one row "
-            "of numbers; end it with global_pool or flatten",
+            "layers: the list ends with shape %s for each sample instead of one row of numbers; "
+            "end it with global_pool or flatten",
             tdm__sample_text(stack, x, text));
     if (has_head && shape.dim[shape.rank - 1] != stack->class_count)
         return tdm_graph_refuse(stack->graph,
-                                "layers: a layer has the size classes, so the list must end with a "
-                                "number for each of the %lld classes, but it ends with %s",
+                                "layers: a layer has the size classes, so the list must end with "
+                                "one number for each of the %lld classes, but it ends with %s",
                                 (long long)stack->class_count, tdm__sample_text(stack, x, text));
-    return has_head ? x : head(stack, x);
+    return has_head ? x : layers_head(stack, x);
 }
 
-static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_value x)
+static tdm_value layers_build(tdm_graph *graph, const tdm_model_options *options, tdm_value x)
 {
     tdm__stack stack = {.graph = graph,
                         .options = options,
@@ -234,10 +235,11 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
         tdm_graph_scope(graph, "input");
         x = as_sample(&stack, x);
     }
-    x = walk(&stack, &options->job->layers, &(address){.place = "layers", .marks = MARK_ALL}, x);
-    if (x.id) x = finish(&stack, x);
+    x = layers_walk(&stack, &options->job->layers, &(address){.place = "layers", .marks = MARK_ALL},
+                    x);
+    if (x.id) x = layers_finish(&stack, x);
     tdm_graph_scope(graph, NULL);
     return x;
 }
 
-const tdm_model_ops tdm__model_layers = {.name = "layers", .build = build};
+const tdm_model_ops tdm__model_layers = {.name = "layers", .build = layers_build};

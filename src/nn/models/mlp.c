@@ -1,10 +1,10 @@
 /*
  * mlp.c: the multi-layer perceptron: fully connected layers with an activation and, in training,
- * dropout between them. Layers are named fc1, fc2, ...; the last one gives the logits. With no
+ * dropout between them. Layers are named fc1, fc2, ...; the last one returns the logits. Without a
  * hidden layer it is multinomial logistic regression.
  *
- * Weights begin uniform: with He's bound sqrt(6 / in) before ReLU and GELU, which halve the
- * variance, and Glorot's sqrt(6 / (in + out)) elsewhere. Biases begin at zero.
+ * Initial weights are uniform: with He's bound sqrt(6 / in) before ReLU and GELU, which halve the
+ * variance, and Glorot's sqrt(6 / (in + out)) elsewhere. Initial biases are zero.
  */
 #include "nn/internal.h"
 
@@ -18,7 +18,7 @@ static tdm_init weight_init(int activation, bool hidden, int64_t in, int64_t out
     return (tdm_init){.kind = TDM_INIT_UNIFORM, .scale = sqrt(6.0 / fan)};
 }
 
-static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_value x)
+static tdm_value mlp_build(tdm_graph *graph, const tdm_model_options *options, tdm_value x)
 {
     const tdm_job *job = options->job;
     size_t layer_count = job->model.hidden.count + 1;
@@ -39,4 +39,4 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *options, tdm_v
     return x;
 }
 
-const tdm_model_ops tdm__model_mlp = {.name = "mlp", .build = build};
+const tdm_model_ops tdm__model_mlp = {.name = "mlp", .build = mlp_build};

@@ -1,10 +1,11 @@
 /*
- * resnet.c: residual networks of 18, 34 and 50 layers (He et al., 2015), as torchvision builds them
- * and with its names: conv1, bn1, layer1.0.conv1, ..., fc. The stem for small images (`cifar`) is a
- * 3 x 3 convolution; the one for large (`imagenet`) a 7 x 7 of stride 2 and a max pool.
+ * resnet.c: residual networks of 18, 34 and 50 layers (He et al., 2015), as in torchvision and with
+ * its names: conv1, bn1, layer1.0.conv1, ..., fc. The stem for small images (`cifar`) is a 3 x 3
+ * convolution; the one for large images (`imagenet`) is a 7 x 7 convolution with stride 2 and a max
+ * pool.
  *
- * Convolutions begin with He's normal values over the outputs; norms at one and zero; batch norm
- * keeps running statistics with momentum 0.1.
+ * Initial weights of convolutions are He's normal values with fan-out; norms start at one and zero;
+ * batch norm keeps running statistics with momentum 0.1.
  */
 #include "nn/internal.h"
 
@@ -53,16 +54,16 @@ static tdm_value conv_norm(tdm_graph *graph, const tdm_model_options *o, const u
     return u->rectify ? tdm_graph_relu(graph, x) : x;
 }
 
-static tdm_value shortcut(tdm_graph *graph, const tdm_model_options *o, const char *prefix,
-                          int64_t channels, int stride, tdm_value x)
+static tdm_value resnet_shortcut(tdm_graph *graph, const tdm_model_options *o, const char *prefix,
+                                 int64_t channels, int stride, tdm_value x)
 {
     if (stride == 1 && tdm_graph_shape(graph, x).dim[3] == channels) return x;
     unit u = {prefix, "downsample.0", "downsample.1", channels, 1, stride, false};
     return conv_norm(graph, o, &u, x);
 }
 
-static tdm_value block(tdm_graph *graph, const tdm_model_options *o, const char *prefix,
-                       bool bottleneck, int64_t width, int stride, tdm_value x)
+static tdm_value resnet_block(tdm_graph *graph, const tdm_model_options *o, const char *prefix,
+                              bool bottleneck, int64_t width, int stride, tdm_value x)
 {
     int64_t out = bottleneck ? width * BOTTLENECK_GROWTH : width;
     tdm_value y;
@@ -75,14 +76,14 @@ static tdm_value block(tdm_graph *graph, const tdm_model_options *o, const char 
         y = conv_norm(graph, o, &(unit){prefix, "conv1", "bn1", width, 3, stride, true}, x);
         y = conv_norm(graph, o, &(unit){prefix, "conv2", "bn2", width, 3, 1, false}, y);
     }
-    tdm_value short_way = shortcut(graph, o, prefix, out, stride, x);
+    tdm_value short_way = resnet_shortcut(graph, o, prefix, out, stride, x);
     char scope[64];
     snprintf(scope, sizeof(scope), "%sresidual", prefix);
     tdm_graph_scope(graph, scope);
     return tdm_graph_relu(graph, tdm_graph_add(graph, y, short_way));
 }
 
-static tdm_value stem(tdm_graph *graph, const tdm_model_options *o, tdm_value x)
+static tdm_value resnet_stem(tdm_graph *graph, const tdm_model_options *o, tdm_value x)
 {
     bool large = o->job->model.stem == TDM_JOB_STEM_IMAGENET;
     unit u = {"", "conv1", "bn1", 64, large ? 7 : 3, large ? 2 : 1, true};
@@ -92,16 +93,16 @@ static tdm_value stem(tdm_graph *graph, const tdm_model_options *o, tdm_value x)
         graph, x, &(tdm_pool_options){.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}});
 }
 
-static tdm_value build(tdm_graph *graph, const tdm_model_options *o, tdm_value x)
+static tdm_value resnet_build(tdm_graph *graph, const tdm_model_options *o, tdm_value x)
 {
     const plan_of_depth *plan = &plans[o->job->model.depth];
-    x = stem(graph, o, tdm__as_images(graph, o, x));
+    x = resnet_stem(graph, o, tdm__as_images(graph, o, x));
     for (int stage = 0; stage < STAGE_COUNT; stage++) {
         for (int i = 0; i < plan->blocks[stage]; i++) {
             char prefix[48];
             snprintf(prefix, sizeof(prefix), "layer%d.%d.", stage + 1, i);
             int stride = stage > 0 && i == 0 ? 2 : 1;
-            x = block(graph, o, prefix, plan->bottleneck, (int64_t)64 << stage, stride, x);
+            x = resnet_block(graph, o, prefix, plan->bottleneck, (int64_t)64 << stage, stride, x);
         }
     }
     tdm_graph_scope(graph, "fc");
@@ -114,4 +115,4 @@ static tdm_value build(tdm_graph *graph, const tdm_model_options *o, tdm_value x
     return x;
 }
 
-const tdm_model_ops tdm__model_resnet = {.name = "resnet", .build = build};
+const tdm_model_ops tdm__model_resnet = {.name = "resnet", .build = resnet_build};

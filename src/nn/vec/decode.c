@@ -1,10 +1,10 @@
 /*
  * decode.c: products of a matrix and one vector, and attention for one query.
  *
- * Both wait for memory: each weight is read once and used once. So a row, or a few side by side to
- * keep several loads under way, is all the blocking that helps. Sums have a partial sum for each
- * logical place, and functions are those of the kernels (tensor/kernels/cpu/vec/vec.h, math.h), so the
- * bits are the same at every level.
+ * Both are limited by memory bandwidth: each weight is read once and used once. So the only useful
+ * blocking is to process a few rows side by side, to keep several loads in flight. Sums have a
+ * partial sum for each logical position, and functions are those of the kernels
+ * (tensor/kernels/cpu/vec/vec.h, math.h), so the bits are the same at every level.
  */
 #include "nn/decode.h"
 
@@ -12,7 +12,7 @@
 
 enum { ROWS = 4 };
 
-/* sum += a b over `left` numbers, or TDM__PLACES where there are as many. */
+/* sum += a b over `left` numbers, at most TDM__PLACES. */
 static inline void add_products(const float *a, const float *b, int64_t left, vf_places *sum)
 {
     for (int p = 0; p < TDM__PARTS; p++) {
@@ -32,7 +32,7 @@ static inline float dot(const float *a, const float *b, int64_t count)
     return vf_places_sum(&sum);
 }
 
-/* ROWS products at once. Each row's sum is just what dot() gives. */
+/* ROWS products at once. Each row's sum equals that of dot(). */
 static inline void dot_rows(const float *w, const float *x, int64_t K, float out[ROWS])
 {
     vf_places sum[ROWS] = {{{{0}}}};
