@@ -1,9 +1,9 @@
 /*
- * groups.c: which entry of optim.groups a parameter belongs to.
+ * groups.c: assigns parameters to the entries of optim.groups.
  *
- * Entries are tried in their order and the first whose pattern matches the name takes it. Patterns
- * are those of the shell: * ? [a-z]. An entry that takes nothing is a mistake, most likely in its
- * pattern, and is refused with the names there are.
+ * Entries are tried in their order, and the first whose pattern matches the name is used. Patterns
+ * are those of the shell: * ? [a-z]. An entry that matches nothing is most likely a typing error in
+ * its pattern; it is refused with the list of names.
  */
 #include "optim/internal.h"
 
@@ -12,8 +12,8 @@
 
 enum { NAMES_SHOWN = 6 };
 
-static tdm_status refuse(const tdm_job *job, size_t entry, const tdm_optim_param *params,
-                         size_t param_count, tdm_error *err)
+static tdm_status groups_refuse(const tdm_job *job, size_t entry, const tdm_optim_param *params,
+                                size_t param_count, tdm_error *err)
 {
     const char *pattern = job->optim.groups.items[entry].match;
     const char *earlier = NULL;
@@ -22,8 +22,8 @@ static tdm_status refuse(const tdm_job *job, size_t entry, const tdm_optim_param
     if (earlier)
         return tdm_fail(
             err, TDM_ERR_JOB_INVALID,
-            "optim.groups: all that entry %zu ('%s') matches, such as '%s', is taken by "
-            "entries before it; put it before them",
+            "optim.groups: all parameters that entry %zu ('%s') matches, such as '%s', are "
+            "matched by entries before it; move it before them",
             entry + 1, pattern, earlier);
     tdm_str names = TDM_STR_INIT;
     for (size_t i = 0; i < param_count && i < NAMES_SHOWN; i++)
@@ -31,8 +31,7 @@ static tdm_status refuse(const tdm_job *job, size_t entry, const tdm_optim_param
     if (param_count > NAMES_SHOWN) tdm_str_addf(&names, " and %zu more", param_count - NAMES_SHOWN);
     tdm_status status = tdm_fail(
         err, TDM_ERR_JOB_INVALID,
-        "optim.groups: entry %zu ('%s') matches no parameter of this model; "
-        "they are called %s",
+        "optim.groups: entry %zu ('%s') matches no parameter of this model; its parameters are %s",
         entry + 1, pattern, tdm_str_text(&names));
     tdm_str_release(&names);
     return status;
@@ -50,7 +49,7 @@ tdm_status tdm__groups_match(const tdm_job *job, const tdm_optim_param *params, 
     for (size_t g = 0; g < groups->count; g++) {
         bool taken = false;
         for (size_t i = 0; i < param_count; i++) taken = taken || out_entries[i] == g;
-        if (!taken) return refuse(job, g, params, param_count, err);
+        if (!taken) return groups_refuse(job, g, params, param_count, err);
     }
     return TDM_OK;
 }

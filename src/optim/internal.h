@@ -1,14 +1,13 @@
 /*
- * internal.h: the lists of optimisers, one for each level for which they are compiled, and the
- * loops that all of them share.
- * The optimisers themselves, and how to add one: vec/vec.h.
+ * internal.h: the lists of optimisers, one for each level for which they are compiled, and common
+ * loops. The optimisers, and how to add one: vec/vec.h.
  */
 #ifndef TANDEM_OPTIM_INTERNAL_H
 #define TANDEM_OPTIM_INTERNAL_H
 
 #include <tandem/optim.h>
 
-/* What is done to a gradient before an update, and to an average after it. */
+/* Operations on a gradient before an update, and on an average after it. */
 typedef struct tdm__optim_loops {
     void (*clamp)(float *values, size_t count, float limit); /* to [-limit, limit]; NaN stays */
     void (*scale)(float *values, size_t count, float factor);
@@ -25,11 +24,11 @@ typedef struct tdm__optim_list {
 
 extern const tdm__optim_list tdm__optims_0, tdm__optims_2, tdm__optims_3, tdm__optims_4;
 
-/* The list for processors of `level`; the tests try them all. */
+/* The list for CPUs of `level`; the tests run all of them. */
 const tdm__optim_list *tdm__optims_at(int level);
 const tdm__optim_list *tdm__optims_here(void);
 
-/* Finds for each parameter its entry of optim.groups: an index, or SIZE_MAX for none. */
+/* Finds the entry of optim.groups for each parameter: an index, or SIZE_MAX for none. */
 tdm_status tdm__groups_match(const tdm_job *job, const tdm_optim_param *params, size_t param_count,
                              size_t *out_entries, tdm_error *err);
 

@@ -1,11 +1,11 @@
 /*
- * optimiser.c: a method as a job sets it up for one model.
+ * optimiser.c: a method as configured by a job for one model.
  *
- * Creation cuts each tensor into pieces where it crosses a multiple of PIECE_ELEMENTS in the block, so
- * that a cell of that grid holds whole pieces only, and finds each tensor's settings.
- * A step is begin(), then up to three passes over the pieces (see optim.h). A pass writes only what
- * belongs to its piece, the places for its sums included, so threads need no lock; sums over pieces
- * are always taken in the order of the pieces.
+ * Creation divides each tensor into pieces where it crosses a multiple of PIECE_ELEMENTS in the
+ * block, so that a cell of that grid contains only whole pieces, and computes the settings of each
+ * tensor. A step is begin(), then up to three passes over the pieces (see optim.h). A pass writes
+ * only data of its piece, including the fields for its sums, so threads need no lock; sums over
+ * pieces are always computed in the order of the pieces.
  */
 #include "optim/internal.h"
 
@@ -39,9 +39,9 @@ struct tdm_optimiser {
     double lr;
 };
 
-/* ---- creation -------------------------------------------------------------------------------- */
+/* ---- creation --------------------------------------------------------------------------------- */
 
-static void cut(tdm_optimiser *o, const tdm_optim_param *params)
+static void optimiser_cut_pieces(tdm_optimiser *o, const tdm_optim_param *params)
 {
     for (size_t i = 0; i < o->param_count; i++) {
         o->params[i].first_piece = o->piece_count;
@@ -74,10 +74,10 @@ static tdm_status apply_groups(tdm_optimiser *o, const tdm_job *job, const tdm_o
     return TDM_OK;
 }
 
-static tdm_status build(tdm_optimiser *o, const tdm_job *job, const tdm_optim_param *params,
-                        tdm_error *err)
+static tdm_status optimiser_build(tdm_optimiser *o, const tdm_job *job,
+                                  const tdm_optim_param *params, tdm_error *err)
 {
-    size_t pieces = 1; /* an array of none would be NULL */
+    size_t pieces = 1; /* an empty array would be NULL */
     for (size_t i = 0; i < o->param_count; i++) pieces += params[i].elements / PIECE_ELEMENTS + 2;
     o->arena = tdm_arena_create("optimiser");
     if (o->arena) {
@@ -88,7 +88,7 @@ static tdm_status build(tdm_optimiser *o, const tdm_job *job, const tdm_optim_pa
     }
     if (!o->arena || !o->params || !o->pieces || !o->squares || !o->sums)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "optim: no memory");
-    cut(o, params);
+    optimiser_cut_pieces(o, params);
     return apply_groups(o, job, params, err);
 }
 
@@ -96,8 +96,7 @@ tdm_status tdm_optimiser_create(const tdm_job *job, const tdm_optim_param *param
                                 size_t param_count, tdm_optimiser **out, tdm_error *err)
 {
     const tdm_optim_ops *ops = tdm_optim_find(job->optim.kind);
-    if (!ops)
-        return tdm_fail(err, TDM_ERR_INVALID, "optim: there is no method %d", job->optim.kind);
+    if (!ops) return tdm_fail(err, TDM_ERR_INVALID, "optim: invalid method %d", job->optim.kind);
     tdm_optimiser *o = calloc(1, sizeof(*o));
     if (!o) return tdm_fail(err, TDM_ERR_NO_MEMORY, "optim: no memory");
     o->ops = ops;
@@ -107,7 +106,7 @@ tdm_status tdm_optimiser_create(const tdm_job *job, const tdm_optim_param *param
     o->clip_value = job->optim.clip_value;
     o->ema = job->optim.ema;
     o->param_count = param_count;
-    tdm_status status = build(o, job, params, err);
+    tdm_status status = optimiser_build(o, job, params, err);
     if (status != TDM_OK) {
         tdm_optimiser_destroy(o);
         return status;
@@ -128,7 +127,7 @@ void tdm_optimiser_bind(tdm_optimiser *optimiser, const tdm_optim_blocks *blocks
     optimiser->blocks = *blocks;
 }
 
-/* ---- what it is ------------------------------------------------------------------------------ */
+/* ---- properties ------------------------------------------------------------------------------- */
 
 const tdm_optim_ops *tdm_optimiser_ops(const tdm_optimiser *optimiser)
 {
@@ -173,7 +172,7 @@ bool tdm_optimiser_must_apply(const tdm_optimiser *optimiser)
     return optimiser->ops->apply != NULL;
 }
 
-/* ---- a step ---------------------------------------------------------------------------------- */
+/* ---- a step ----------------------------------------------------------------------------------- */
 
 void tdm_optimiser_begin(tdm_optimiser *optimiser, uint64_t step, double lr)
 {
@@ -217,7 +216,7 @@ static tdm_optim_range range_of(const tdm_optimiser *o, const tdm_optim_piece *p
     return range;
 }
 
-static void follow(const tdm_optimiser *o, const tdm_optim_piece *piece)
+static void ema_follow(const tdm_optimiser *o, const tdm_optim_piece *piece)
 {
     if (o->ema > 0 && o->blocks.ema)
         o->loops->average(o->blocks.ema + piece->begin, o->blocks.params + piece->begin,
@@ -242,7 +241,7 @@ void tdm_optimiser_update(tdm_optimiser *optimiser, size_t piece_index, float *g
         return;
     }
     o->ops->update(&settings, o->step, &range);
-    follow(o, piece);
+    ema_follow(o, piece);
 }
 
 void tdm_optimiser_sums(const tdm_optimiser *optimiser, size_t param_index,
@@ -261,5 +260,5 @@ void tdm_optimiser_apply(tdm_optimiser *optimiser, size_t piece_index, float *gr
     tdm_optim_range range = range_of(optimiser, piece, grad);
     tdm_optim_settings settings = settings_at(optimiser, piece->param_index, optimiser->lr);
     optimiser->ops->apply(&settings, &range, sums);
-    follow(optimiser, piece);
+    ema_follow(optimiser, piece);
 }

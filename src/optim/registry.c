@@ -1,4 +1,4 @@
-/* registry.c: takes the optimisers that are compiled for this processor (vec/table.c lists them). */
+/* registry.c: selects the optimisers compiled for this CPU (vec/table.c lists them). */
 #include "optim/internal.h"
 #include "tensor/kernel.h"
 

@@ -1,19 +1,19 @@
 /*
  * schedule.c: the learning rate of each step.
  *
- * A schedule is a pure function of the step, so that a run that is continued needs no memory of it.
- * Only reduce_on_plateau remembers something, what the evaluations have said, and that is a plain
- * struct which the trainer keeps in its checkpoints. Definitions and their order of arithmetic are
- * those of PyTorch's lr_scheduler, with one step of training for one step of the scheduler.
+ * A schedule is a pure function of the step, so a resumed run needs no state of it. Only
+ * reduce_on_plateau has a state, the history of the evaluations, in a plain struct that the trainer
+ * stores in its checkpoints. Definitions and their order of arithmetic are those of PyTorch's
+ * lr_scheduler, with one training step for one step of the scheduler.
  *
- * A warm-up goes before any of them: the rate rises in equal parts, and then the schedule begins,
- * with as many steps as the warm-up has left of the whole.
+ * A warm-up may precede any of them: the rate rises in equal increments, and then the schedule
+ * begins, with the remaining steps.
  */
 #include <tandem/optim.h>
 
 #include <math.h>
 
-#define MIN_CHANGE 1e-8 /* PyTorch's: a smaller change of the rate is not made */
+#define MIN_CHANGE 1e-8 /* as in PyTorch: a smaller change of the rate is not made */
 
 tdm_schedule tdm_schedule_of(const tdm_job *job, uint64_t step_count)
 {
@@ -37,7 +37,7 @@ tdm_schedule tdm_schedule_of(const tdm_job *job, uint64_t step_count)
     };
 }
 
-/* ---- the kinds ------------------------------------------------------------------------------- */
+/* ---- kinds of schedules ----------------------------------------------------------------------- */
 
 static double multi_step(const tdm_schedule *s, uint64_t t)
 {
@@ -47,8 +47,8 @@ static double multi_step(const tdm_schedule *s, uint64_t t)
     return s->lr * tdm_math_power(s->gamma, passed);
 }
 
-/* From `from` to `to` as `share` goes from 0 to 1. */
-static double anneal(const tdm_schedule *s, double from, double to, double share)
+/* Interpolates from `from` to `to` as `share` goes from 0 to 1. */
+static double schedule_anneal(const tdm_schedule *s, double from, double to, double share)
 {
     if (s->linear_anneal) return (to - from) * share + from;
     return to + (from - to) / 2.0 * (1.0 + tdm_math_cos(M_PI * share));
@@ -58,11 +58,12 @@ static double one_cycle(const tdm_schedule *s, double t, double steps)
 {
     double begin = s->lr / s->start_divisor, end = begin / s->end_divisor;
     double peak = s->peak_at * steps - 1.0, last = steps - 1.0;
-    if (peak > 0 && t <= peak) return anneal(s, begin, s->lr, t / peak);
-    return last > peak ? anneal(s, s->lr, end, fmin((t - peak) / (last - peak), 1.0)) : end;
+    if (peak > 0 && t <= peak) return schedule_anneal(s, begin, s->lr, t / peak);
+    return last > peak ? schedule_anneal(s, s->lr, end, fmin((t - peak) / (last - peak), 1.0))
+                       : end;
 }
 
-/* Step `t` of what follows the warm-up. */
+/* Step `t` after the warm-up. */
 static double after_warmup(const tdm_schedule *s, uint64_t t, const tdm_plateau *plateau)
 {
     double steps = s->steps > s->warmup ? (double)(s->steps - s->warmup) : 1.0;
@@ -94,15 +95,15 @@ double tdm_schedule_lr(const tdm_schedule *schedule, uint64_t step, const tdm_pl
 {
     const tdm_schedule *s = schedule;
     if (step >= s->warmup) return after_warmup(s, step - s->warmup, plateau);
-    /* The top of the warm-up is where the schedule begins. (inverse_sqrt is a step past its top
-     * then.) */
+    /* The warm-up ends at the schedule's first value. (inverse_sqrt is then one step past its
+     * maximum.) */
     double top = s->kind == TDM_JOB_SCHEDULE_INVERSE_SQRT ? s->lr : after_warmup(s, 0, plateau);
     return top * ((double)(step + 1) / (double)s->warmup);
 }
 
-/* ---- what evaluations say -------------------------------------------------------------------- */
+/* ---- evaluations ------------------------------------------------------------------------------ */
 
-static void take(tdm_plateau *plateau, double value, bool is_better)
+static void plateau_record(tdm_plateau *plateau, double value, bool is_better)
 {
     if (plateau->has_best == 0) is_better = isfinite(value);
     plateau->bad = is_better ? 0 : plateau->bad + 1;
@@ -114,9 +115,9 @@ static void take(tdm_plateau *plateau, double value, bool is_better)
 bool tdm_schedule_observe(const tdm_schedule *schedule, double value, tdm_plateau *plateau)
 {
     const tdm_schedule *s = schedule;
-    take(plateau, value,
-         s->higher_is_better ? value > plateau->best * (1.0 + s->threshold)
-                             : value < plateau->best * (1.0 - s->threshold));
+    plateau_record(plateau, value,
+                   s->higher_is_better ? value > plateau->best * (1.0 + s->threshold)
+                                       : value < plateau->best * (1.0 - s->threshold));
     if (plateau->cooldown > 0) {
         plateau->cooldown--;
         plateau->bad = 0;
@@ -139,7 +140,8 @@ bool tdm_early_stop_is_due(const tdm_job_early_stop *rule, const tdm_plateau *st
 bool tdm_early_stop_observe(const tdm_job_early_stop *rule, double value, tdm_plateau *state)
 {
     bool higher = rule->metric == TDM_JOB_METRIC_TEST_ACCURACY;
-    take(state, value,
-         higher ? value > state->best + rule->min_delta : value < state->best - rule->min_delta);
+    plateau_record(state, value,
+                   higher ? value > state->best + rule->min_delta
+                          : value < state->best - rule->min_delta);
     return tdm_early_stop_is_due(rule, state);
 }

@@ -293,14 +293,14 @@ static void groups_that_catch_nothing_are_refused(void)
         const char *message;
     } bad[] = {
         {{{.match = "*", .lr_scale = 1}, {.match = "fc3.*", .lr_scale = 1}},
-         "optim.groups: entry 2 ('fc3.*') matches no parameter of this model; they are called "
+         "optim.groups: entry 2 ('fc3.*') matches no parameter of this model; its parameters are "
          "fc1.bias, fc1.weight, fc2.bias, fc2.weight"},
         {{{.match = "weight", .lr_scale = 1}, {.match = "*", .lr_scale = 1}},
-         "optim.groups: entry 1 ('weight') matches no parameter of this model; they are called "
+         "optim.groups: entry 1 ('weight') matches no parameter of this model; its parameters are "
          "fc1.bias, fc1.weight, fc2.bias, fc2.weight"},
         {{{.match = "*s", .lr_scale = 1}, {.match = "fc2.b*", .lr_scale = 1}},
-         "optim.groups: all that entry 2 ('fc2.b*') matches, such as 'fc2.bias', is taken by "
-         "entries before it; put it before them"},
+         "optim.groups: all parameters that entry 2 ('fc2.b*') matches, such as 'fc2.bias', are "
+         "matched by entries before it; move it before them"},
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         tdm_job job = bench_job(TDM_JOB_OPTIM_SGD);

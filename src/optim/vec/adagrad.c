@@ -1,6 +1,7 @@
 /*
- * adagrad.c: Adagrad (Duchi, Hazan and Singer, 2011) as PyTorch defines it: weight decay is added to
- * the gradient; each number's rate falls with the root of the sum of its squared gradients so far.
+ * adagrad.c: Adagrad (Duchi, Hazan and Singer, 2011) as PyTorch defines it: weight decay is added
+ * to the gradient; each number's rate falls with the root of the sum of its squared gradients so
+ * far.
  */
 #include "optim/vec/vec.h"
 

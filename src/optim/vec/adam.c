@@ -1,6 +1,6 @@
 /*
  * adam.c: Adam (Kingma and Ba, 2015) as PyTorch defines it: weight decay is added to the gradient
- * (adamw.c keeps it apart), then the step with bias-corrected moments.
+ * (unlike in adamw.c), then the step with bias-corrected moments.
  */
 #include "optim/vec/vec.h"
 

@@ -1,9 +1,9 @@
 /*
- * lamb.c: LAMB (You et al., 2020, algorithm 2): Adam's direction with decoupled weight decay, as
- * long as the tensor's norm times the learning rate.
+ * lamb.c: LAMB (You et al., 2020, algorithm 2): Adam's direction with decoupled weight decay,
+ * scaled to the tensor's norm times the learning rate.
  *
- * The direction u of a tensor is scaled by |param| / |u| (by 1 where either is zero), so it needs
- * two passes: prepare() sums both squares, apply() steps.
+ * The direction u of a tensor is scaled by |param| / |u| (by 1 if either is zero), so it needs two
+ * passes: prepare() sums both squares, apply() updates.
  */
 #include "optim/vec/vec.h"
 

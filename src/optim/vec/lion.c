@@ -1,6 +1,6 @@
 /*
  * lion.c: Lion (Chen et al., 2023, algorithm 2): a step of fixed size in the direction of the sign
- * of a mix of momentum and gradient, with decoupled weight decay. The sign of zero is zero.
+ * of a combination of momentum and gradient, with decoupled weight decay. The sign of zero is zero.
  */
 #include "optim/vec/vec.h"
 
@@ -16,7 +16,7 @@ static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_r
     for (size_t i = 0; i < r->count; i++) {
         float g = grad[i];
         float mix = beta1 * m[i] + fresh1 * g;
-        float move = mix > 0.0f ? lr : mix < 0.0f ? -lr : mix; /* NaN stays to be seen */
+        float move = mix > 0.0f ? lr : mix < 0.0f ? -lr : mix; /* keeps NaN visible */
         m[i] = beta2 * m[i] + fresh2 * g;
         param[i] = keep * param[i] - move;
     }

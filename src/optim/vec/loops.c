@@ -1,8 +1,8 @@
 /*
- * loops.c: clipping, sums of squares and averages, which serve all optimisers.
+ * loops.c: clipping, sums of squares and averages, for all optimisers.
  *
- * A sum of squares keeps eight partial sums, in double precision, and adds those in a fixed order:
- * so it can be vectorised and yet has the same bits at every level.
+ * A sum of squares has eight partial sums, in double precision, which are added in a fixed order:
+ * so it can be vectorised and has the same bits at every level.
  */
 #include "optim/vec/vec.h"
 

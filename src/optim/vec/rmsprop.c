@@ -1,10 +1,11 @@
 /*
- * rmsprop.c: RMSprop (Hinton, 2012; Graves, 2013 for the centred form) as PyTorch defines it: weight
- * decay is added to the gradient; the gradient is divided by the root of a running mean of its
- * squares, from which the centred form takes the square of the running mean; momentum comes last.
+ * rmsprop.c: RMSprop (Hinton, 2012; Graves, 2013 for the centred form) as PyTorch defines it:
+ * weight decay is added to the gradient; the gradient is divided by the root of a running mean of
+ * its squares, from which the centred form subtracts the square of the running mean; momentum comes
+ * last.
  *
- * One thing is ours: rounding can make that difference a little less than zero, and then zero is
- * taken, where PyTorch's root is no number.
+ * One deviation: if rounding makes that difference slightly negative, zero is used, where PyTorch's
+ * root is NaN.
  */
 #include "optim/vec/vec.h"
 
@@ -17,8 +18,8 @@ static bool uses_state(const tdm_optim_settings *s, int state)
     return state == SQUARE || (state == MEAN ? s->centred : s->momentum != 0);
 }
 
-/* The gradient with decay over its root mean square: what is done with it is the caller's. Inlined,
- * so that each form below is one straight loop. */
+/* The gradient with decay divided by its root mean square. Inlined, so that each form below is one
+ * straight loop. */
 static inline __attribute__((always_inline)) float normalised(float g, float *square, float *mean,
                                                               float alpha, float fresh, float eps)
 {

@@ -1,4 +1,4 @@
-/* table.c: the visible list of optimisers, once for each level. */
+/* table.c: the list of optimisers, once for each level. */
 #include "optim/vec/vec.h"
 
 static const tdm_optim_ops *const by_kind[] = {

@@ -1,14 +1,14 @@
 /*
- * vec.h: the optimisers, as they are compiled for each instruction-set level (see tensor/level.h).
+ * vec.h: the optimisers, as compiled for each instruction-set level (see tensor/level.h).
  *
- * How to add one: a file in this folder with plain loops, which ends in a table
+ * How to add one: a file in this directory with plain loops, which ends in a table
  *     const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_NAME) = {...};
- * a line below, and a line in table.c. Nothing else.
+ * a line below, and a line in table.c.
  *
- * Plain loops are enough: these files are compiled so that every product and every sum is rounded by
- * itself (no fused multiply-add), and the compiler's vectors then give the same bits as one number
- * at a time. So an update's bits depend neither on the level, nor on where a range begins, nor on
- * how it is cut. What helps the compiler: `restrict` pointers, settings copied into local floats
+ * Plain loops are sufficient: these files are compiled so that every product and every sum is
+ * rounded separately (no fused multiply-add), so that vectorised code gives the same bits as scalar
+ * code. So an update's bits depend neither on the level, nor on where a range begins, nor on how it
+ * is divided. To help the compiler, use `restrict` pointers, settings copied into local floats
  * before the loop, `a ? b : c` on values already computed, sqrtf and fabsf but no other function.
  */
 #ifndef TANDEM_OPTIM_VEC_VEC_H
