@@ -180,9 +180,9 @@ tdm_status tdm_comm_memory_bound(size_t bytes, int thread_count, double seconds,
                         MAX_THREADS, thread_count);
     if (bytes > SIZE_MAX / 2 / (size_t)thread_count)
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "%zu bytes for each of %d threads exceed the address "
-                        "space",
-                        bytes, thread_count);
+                        "%zu bytes for each of %d threads exceed the address space", bytes,
+                        thread_count);
+
     tdm_cpu_info cpu;
     tdm_os_cpu_info(&cpu);
     bound b = {.count = thread_count,
@@ -191,6 +191,7 @@ tdm_status tdm_comm_memory_bound(size_t bytes, int thread_count, double seconds,
                .lock = PTHREAD_MUTEX_INITIALIZER,
                .moved = PTHREAD_COND_INITIALIZER};
     TDM_TRY(make_plan(&b, err));
+
     tdm_pages pages = {0};
     b.workers = calloc((size_t)thread_count, sizeof(*b.workers));
     tdm_status status = b.workers
@@ -203,6 +204,7 @@ tdm_status tdm_comm_memory_bound(size_t bytes, int thread_count, double seconds,
         status = bound_run(&b, seconds, out_s, err);
         tdm_pages_unmap(&pages);
     }
+
     free(b.workers);
     tdm__tree_plan_release(&b.plan);
     return status;

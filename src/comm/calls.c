@@ -114,9 +114,7 @@ static tdm_status check_call(const tdm_group *group, const tdm_call *call, tdm_e
                         group->size);
     if (is_pair(call->kind) && call->root == group->rank)
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "rank %d cannot send to or receive from itself; "
-                        "copy instead",
-                        call->root);
+                        "rank %d cannot send to or receive from itself; copy instead", call->root);
     if ((unsigned)call->algorithm > TDM_ALGORITHM_WINDOW)
         return tdm_fail(err, TDM_ERR_INVALID, "invalid algorithm %d", (int)call->algorithm);
     if (!(call->deadline_s >= 0 && call->deadline_s <= TDM__MAX_SECONDS))
@@ -178,10 +176,12 @@ static void call_resolve_buffers(const tdm_group *group, tdm_call *call)
     }
     if (!has_other(call->kind)) call->root = 0;
     if (!tdm__kind_has_cuts(call->kind)) call->cuts = NULL;
+
     if (call->count == 0) {
         call->lanes = NULL; /* not used, so not validated either */
         return;
     }
+
     if (call->kind == TDM_CALL_BROADCAST) {
         if (group->rank == call->root && call->in && call->out && call->in != call->out)
             memcpy(call->out, call->in, call->count * tdm_dtype_bytes(call->dtype));
@@ -189,6 +189,7 @@ static void call_resolve_buffers(const tdm_group *group, tdm_call *call)
         call->in = call->out;
         return;
     }
+
     if (call->kind == TDM_CALL_REDUCE || call->kind == TDM_CALL_ALL_REDUCE ||
         call->kind == TDM_CALL_ALL_TO_ALL) {
         if (!call->in) call->in = call->out;

@@ -245,11 +245,11 @@ tdm_status tdm__choices_unpack(const uint8_t *bytes, size_t count, tdm__choices 
         row_count > 2 * MAX_ROWS + (uint64_t)tdm__choices_builtin_count ||
         count != PACKED_HEAD + row_count * PACKED_ROW)
         return tdm_fail(err, TDM_ERR_FORMAT,
-                        "rank 0 sent %zu bytes that are not a table of "
-                        "choices",
-                        count);
+                        "rank 0 sent %zu bytes that are not a table of choices", count);
+
     tdm__choices choices = {0};
     TDM_TRY(choices_allocate(&choices, (int)row_count, err));
+
     for (; choices.count < (int)row_count; choices.count++) {
         const uint8_t *from = bytes + PACKED_HEAD + (size_t)choices.count * PACKED_ROW;
         tdm__choice row = {.kind = (uint8_t)bytes_get(from, 1),
@@ -267,6 +267,7 @@ tdm_status tdm__choices_unpack(const uint8_t *bytes, size_t count, tdm__choices 
         }
         choices.rows[choices.count] = row;
     }
+
     find_mixed(&choices);
     *out = choices;
     return TDM_OK;

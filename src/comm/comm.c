@@ -117,6 +117,7 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
         tdm__choices_release(&choices);
         return comm_no_memory(err);
     }
+
     comm->options = *options;
     comm->pid = getpid();
     comm->control = parts->control;
@@ -129,6 +130,7 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
     comm->epoch = options->epoch;
     comm->choices = parts->choices;
     comm->joining = parts->cancellation;
+
     tdm_error error = {0};
     tdm_status status = comm_init_fields(comm, parts, &error);
     if (status == TDM_OK) {
@@ -138,6 +140,7 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
         status = tdm__group_window(comm->groups, &error);
     }
     comm->joining = (tdm__cancellation){0};
+
     if (status != TDM_OK) {
         tdm__control_explain(comm->control, &error);
         status = error.status;
@@ -148,6 +151,7 @@ tdm_status tdm__comm_assemble(const tdm_comm_options *options, const tdm__comm_p
         tdm_comm_close(comm);
         return status;
     }
+
     *out = comm;
     return TDM_OK;
 }
@@ -193,11 +197,13 @@ void tdm_comm_close(tdm_comm *comm)
 {
     if (!comm || comm->pid != getpid()) return; /* a child of fork() is not a rank */
     bool hurries = comm->world && comm->world->broken.status != TDM_OK;
+
     if (comm->transport) tdm__engine_stop(comm);
     end_calls(comm);
     if (comm->recorder)
         tdm__record(comm->recorder, (tdm_trace_event){.kind = TDM_TRACE_CLOSE, .peer = -1});
     comm->control->ops->close(comm->control); /* no notifications after this */
+
     while (comm->groups) {
         tdm_group *group = comm->groups;
         comm->groups = group->next;
@@ -205,6 +211,7 @@ void tdm_comm_close(tdm_comm *comm)
         tdm__group_free(group);
     }
     tdm__shared_free_all(comm);
+
     if (comm->transport) {
         if (hurries && comm->transport->ops->hurry) comm->transport->ops->hurry(comm->transport);
         comm->transport->ops->destroy(comm->transport);
@@ -212,6 +219,7 @@ void tdm_comm_close(tdm_comm *comm)
     if (comm->host) tdm__host_destroy(comm->host);
     tdm__dumper_destroy(comm->dumper);
     tdm__recorder_destroy(comm->recorder);
+
     free_requests(comm);
     tdm__scratch_free(comm);
     tdm__transfers_free(comm);

@@ -20,9 +20,8 @@
 #define GRACE_S 0.2         /* how long transfers of a failed call may take to end by themselves */
 #define FIRST_NOTICE_S 0.25 /* after this wait, the ranks that are waited for get a notice */
 #define CATCH_UP_S 10.      /* how long to wait for a busy hub to report what it knows */
-#define CATCH_UP_EPOCH_S                                                                           \
-    3. /* the same where the members continue without the lost rank, which must be reported soon */
-#define MIN_CATCH_UP_S 1. /* minimum of this wait even if the deadline of a call is near */
+#define CATCH_UP_EPOCH_S 3. /* shorter where the members continue without a lost rank */
+#define MIN_CATCH_UP_S 1.   /* minimum of this wait even if the deadline of a call is near */
 enum {
     MAX_NAMED = 8,  /* ranks listed in an error */
     MAX_EARLY = 64, /* broken groups that do not exist here and are remembered */
@@ -96,7 +95,7 @@ void tdm__comm_lock(tdm_comm *comm)
     pthread_mutex_lock(&comm->lock);
 }
 
-/* Logs one line at INFO, and the events that led to the error in detail. */
+/* Logs one line at INFO, and the events that led to the error at DEBUG. */
 static void log_break(const tdm_comm *comm)
 {
     char last[512];
@@ -370,15 +369,18 @@ static void request_on_deadline(tdm_request *request, double now)
         request_on_suspect(request, now);
         return;
     }
+
     int missing[MAX_NAMED * 4];
     int count = tdm__request_missing(request, missing, MAX_NAMED * 4);
     double waited_s = now - request->begin_s;
     bool left = false;
     for (int i = 0; i < count; i++) left = left || comm->peer_states[missing[i]] == TDM_PEER_LEFT;
+
     char name[96], what[160], who[160] = "itself", report[600] = "";
     tdm__call_name(group, &request->head, name, sizeof name);
     tdm__head_text(&request->head, what, sizeof what);
     if (count) ranks_text(missing, count, who, sizeof who);
+
     request->late = true;
     tdm__head head = request->head;
     tdm__comm_unlock(comm);
@@ -386,6 +388,7 @@ static void request_on_deadline(tdm_request *request, double now)
         comm->control->ops->report(comm->control, missing, count > MAX_NAMED ? MAX_NAMED : count,
                                    report, sizeof report);
     tdm__comm_lock(comm);
+
     if (!is_still_late(comm, request, &head)) return;
     tdm__group_break(group, true, left ? TDM_ERR_PEER_LEFT : TDM_ERR_PEER_TIMEOUT,
                      "%s (%s) did not end within %.3g s on rank %d: it waits for %s%s%s%s", name,

@@ -217,24 +217,24 @@ static tdm_status check_ranks(const tdm_comm *comm, const int *ranks, int count,
     if (count < 1 || count > comm->size)
         return tdm_fail(err, TDM_ERR_RANGE, "cannot create a group of %d ranks in a world of %d",
                         count, comm->size);
+
     bool *inside = calloc((size_t)comm->size, sizeof *inside);
     if (!inside)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for a group of %d ranks", count);
+
     tdm_status status = TDM_OK;
     for (int i = 0; i < count && status == TDM_OK; i++) {
         if (ranks[i] < 0 || ranks[i] >= comm->size)
             status = tdm_fail(err, TDM_ERR_RANGE,
-                              "cannot create a group with rank %d in a world "
-                              "of %d",
-                              ranks[i], comm->size);
+                              "cannot create a group with rank %d in a world of %d", ranks[i],
+                              comm->size);
         else if (inside[ranks[i]])
             status = tdm_fail(err, TDM_ERR_INVALID,
-                              "cannot create a group: rank %d is listed "
-                              "twice",
-                              ranks[i]);
+                              "cannot create a group: rank %d is listed twice", ranks[i]);
         else
             inside[ranks[i]] = true;
     }
+
     if (status == TDM_OK && !inside[comm->rank])
         status = tdm_fail(err, TDM_ERR_INVALID,
                           "rank %d is not in the list of the group it creates; only members may "
@@ -266,6 +266,7 @@ tdm_status tdm_group_create(tdm_comm *comm, const int *ranks, int count, tdm_gro
                             tdm_error *err)
 {
     TDM_TRY(check_ranks(comm, ranks, count, err));
+
     tdm__comm_lock(comm);
     uint32_t id = group_next_id(comm, ranks, count);
     tdm_group *group = NULL;
@@ -280,6 +281,7 @@ tdm_status tdm_group_create(tdm_comm *comm, const int *ranks, int count, tdm_gro
     if (status == TDM_OK) status = tdm__group_make(comm, ranks, count, id, &group, err);
     if (status == TDM_OK) add_group(comm, group);
     tdm__comm_unlock(comm);
+
     if (status != TDM_OK) return status;
     tdm_error error;
     status = tdm__group_window(group, &error);
@@ -292,6 +294,7 @@ tdm_status tdm_group_create(tdm_comm *comm, const int *ranks, int count, tdm_gro
         tdm_group_destroy(group);
         return status;
     }
+
     *out = group;
     return TDM_OK;
 }

@@ -95,9 +95,8 @@ tdm_status tdm__lanes_check(const tdm_lanes *lanes, int size, tdm_error *err)
                         (long long)count);
     if (count > MAX_LANES)
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "lanes: the lane count %lld exceeds the maximum of "
-                        "%lld",
-                        (long long)count, (long long)MAX_LANES);
+                        "lanes: the lane count %lld exceeds the maximum of %lld", (long long)count,
+                        (long long)MAX_LANES);
     if (!lanes->first) return tdm_fail(err, TDM_ERR_INVALID, "lanes: the list `first` is NULL");
     if (lanes->first[0] != 0 || lanes->first[size] != count)
         return tdm_fail(
@@ -110,8 +109,7 @@ tdm_status tdm__lanes_check(const tdm_lanes *lanes, int size, tdm_error *err)
                             (long long)lanes->first[i], i + 1, (long long)lanes->first[i + 1]);
     if (all_absent(lanes, 0, count))
         return tdm_fail(err, TDM_ERR_INVALID,
-                        "lanes: all %lld are absent; at least one must be "
-                        "present",
+                        "lanes: all %lld are absent; at least one must be present",
                         (long long)count);
     return TDM_OK;
 }

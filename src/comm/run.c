@@ -18,9 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SUSPECT_S                                                                                  \
-    1.0 /* how long to wait for a report why a transfer failed, before the control connection is
-         * queried */
+/* How long to wait for a report why a transfer failed before the control connection is queried. */
+#define SUSPECT_S 1.0
 
 enum { SMALL_BYTES = 256 << 10 };
 

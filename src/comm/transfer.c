@@ -22,9 +22,8 @@
 
 enum { FLIGHT_BYTES = 2 << 20 };
 #define STALL_S 0.05
-#define LOSS_S                                                                                     \
-    1.0 /* how long to wait for a report why a connection broke, before the control connection is
-         * queried */
+/* How long to wait for a report why a connection broke before the control connection is queried. */
+#define LOSS_S 1.0
 
 static void transfer_record(tdm_comm *comm, tdm_trace_kind kind, int peer, const tdm__head *head)
 {
@@ -333,7 +332,7 @@ static void arrival_drop(tdm_comm *comm, tdm__arrival *arrival)
     comm->transport->ops->drop(comm->transport, arrival);
 }
 
-static void arrival_is_garbage(tdm_comm *comm, int peer, tdm__arrival *arrival)
+static void arrival_drop_invalid(tdm_comm *comm, int peer, tdm__arrival *arrival)
 {
     if (comm->garbage_count++ == 0)
         tdm_log(TDM_LOG_WARN, "comm",
@@ -348,21 +347,24 @@ static void transfer_arrived(void *user, int peer, const tdm__head *head, tdm__a
     tdm_comm *comm = user;
     if (!tdm__head_check(head, comm->control->world, comm->size) || (int)head->source != peer ||
         head->epoch != comm->epoch) {
-        arrival_is_garbage(comm, peer, arrival);
+        arrival_drop_invalid(comm, peer, arrival);
         return;
     }
+
     tdm_group *group = tdm__comm_group(comm, head->group);
     if ((group ? group->broken.status : comm->revoked.status) != TDM_OK ||
         (!group && tdm__early_word(comm, head->group))) {
         arrival_drop(comm, arrival);
         return;
     }
+
     const tdm__head *own = group ? own_call(group, head) : NULL;
     if (own && !tdm__heads_agree(own, head)) {
         arrival_drop(comm, arrival);
         tdm__group_mismatch(group, peer, own, head);
         return;
     }
+
     tdm__match found;
     if (head->step == (uint32_t)TDM__NOTICE_STEP && !tdm__is_direct(head)) {
         arrival_drop(comm, arrival);

@@ -65,8 +65,7 @@ tdm_status tdm__window_make(tdm__host *host, int local_count, uint64_t *out_offs
     tdm_status status = tdm__host_alloc(host, layout_of(local_count).bytes, &offset, err);
     if (status != TDM_OK)
         return tdm_error_context(err, status,
-                                 "cannot create the window of a group with %d "
-                                 "members on this host",
+                                 "cannot create the window of a group with %d members on this host",
                                  local_count);
     tdm__line *users = tdm__host_at(host, offset);
     atomic_store(&users->value, (uint64_t)local_count);
@@ -117,11 +116,13 @@ tdm_status tdm__window_enter(tdm_group *group, uint64_t offset, tdm_error *err)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the window of a group of %d ranks",
                         group->size);
     }
+
     for (int i = 0; i < group->size; i++)
         if (group->host_of[i] == own_host) {
             members[group->local_of[i]] = i;
             places[group->local_of[i]] = place_of(group->comm, group->ranks[i]);
         }
+
     tdm__host *host = group->comm->host;
     layout at = layout_of(n);
     uint8_t *block = tdm__host_at(host, offset);
@@ -140,6 +141,7 @@ tdm_status tdm__window_enter(tdm_group *group, uint64_t offset, tdm_error *err)
                        .ended = ended,
                        .ended_words = 1,
                        .crowded = tdm__host_spins(host) == 0};
+
     if (n == group->size) {
         tdm_status status = make_plan(w, n, err);
         if (status != TDM_OK) {

@@ -313,12 +313,14 @@ bool tdm__window_run_fast(tdm_group *group, const tdm__head *head, const tdm_cal
     if (!tdm__window_is_small(group, call) || call->lanes || group->size > FAST_RANKS) return false;
     tdm__window *w = group->window;
     if (!tdm__window_is_free(w, head->sequence - TDM__WINDOW_SLOTS)) return false;
+
     small_publish(group, head, call);
     tdm__window_raise(w, head->sequence, 1);
     if (!all_here(group, head, call)) {
         *status = wait_for_rest(group, head, call, deadline_s, err);
         return true;
     }
+
     if (!all_agree(group, head, call)) {
         *status = tdm_fail(err, group->broken.status, "%s", group->broken.message);
     } else {
@@ -330,6 +332,7 @@ bool tdm__window_run_fast(tdm_group *group, const tdm__head *head, const tdm_cal
             small_collect(group, head, call);
         *status = TDM_OK;
     }
+
     tdm__window_ended(group, head->sequence);
     tdm__record(group->comm->recorder,
                 (tdm_trace_event){.kind = TDM_TRACE_END,

@@ -106,9 +106,7 @@ static tdm_status check_header(const tdm__trace_header *h, size_t count, const c
                         h->rank, h->size);
     if (h->clock_ns >> TIME_BITS || h->unix_ns >> TIME_BITS || h->pid < 0)
         return tdm_fail(err, TDM_ERR_RANGE,
-                        "%s: the trace has invalid clocks or an invalid "
-                        "process ID",
-                        name);
+                        "%s: the trace has invalid clocks or an invalid process ID", name);
     return TDM_OK;
 }
 
@@ -139,6 +137,7 @@ tdm_status tdm__trace_parse(const void *bytes, size_t count, const char *name,
         memcpy((void *)ring, bytes, count < sizeof *ring ? count : sizeof *ring);
         status = check_header(&ring->header, count, name, err);
     }
+
     if (status == TDM_OK) {
         const tdm__trace_header *h = &ring->header;
         uint64_t head = atomic_load_explicit(&h->head, memory_order_relaxed);
@@ -160,6 +159,7 @@ tdm_status tdm__trace_parse(const void *bytes, size_t count, const char *name,
     } else {
         free(events);
     }
+
     free(ring);
     return status;
 }

@@ -11,7 +11,7 @@
 
 enum {
     SHARE_BYTES = 1024 * 1024,       /* maximum of one rank's share of a segment */
-    PAIR_SHARE_BYTES = 512 * 1024,   /* between two hosts: the link idles during the last sums */
+    PAIR_SHARE_BYTES = 512 * 1024,   /* between two hosts: the last sums overlap with nothing */
     WIRE_SHARE_BYTES = 128 * 1024,   /* between more hosts: see tdm__share_flight */
     MIN_SHARE_BYTES = 128 * 1024,    /* below this, messages cost more than overlap gains */
     SCRATCH_BYTES = 4 * 1024 * 1024, /* of all shares of a segment */

@@ -219,6 +219,7 @@ static void build_broadcast(const tdm__segment *s)
         tdm__program_join(s->program);
         return;
     }
+
     /* Root sends each rank its share, and its own share to all; then the others forward theirs. */
     tdm_extent own = tdm__segment_share(s, s->rank), roots = tdm__segment_share(s, s->root);
     if (!is_root) {
@@ -228,6 +229,7 @@ static void build_broadcast(const tdm__segment *s)
         exchange_shares(s, s->root);
         return;
     }
+
     for (int i = 1; i < s->size; i++) {
         int peer = (s->rank + i) % s->size;
         tdm_extent share = tdm__segment_share(s, peer);

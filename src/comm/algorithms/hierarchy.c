@@ -271,6 +271,7 @@ static void finish_sums(tdm__program *p, size_t r, const void *const *at)
     const tdm_group *group = request->group;
     bool to_root = request->call.kind == TDM_CALL_REDUCE;
     if (to_root && s->host != root_host(request)) return;
+
     tdm_extent slice = slice_of(request, r, s->local);
     tdm_extent own = share_of(request, r, s->host);
     uint8_t *result = result_of(request, r, s->local, 0);
@@ -279,6 +280,7 @@ static void finish_sums(tdm__program *p, size_t r, const void *const *at)
     void *places[2] = {result + own.first * s->width};
     if (keeps) places[1] = out + own.first * s->width;
     add_hosts(p, at, places, keeps ? 2 : 1, own.count);
+
     if (to_root || s->one_step) return;
     for (int k = 1; k < group->host_count; k++) {
         int host = (s->host + k) % group->host_count;
@@ -288,6 +290,7 @@ static void finish_sums(tdm__program *p, size_t r, const void *const *at)
         hierarchy_send(p, peer, step, places[0], own.count);
         hierarchy_recv(p, peer, step, result + theirs.first * s->width, theirs.count);
     }
+
     tdm__program_join(p);
     for (int host = 0; host < group->host_count; host++) {
         tdm_extent theirs = share_of(request, r, host);

@@ -62,28 +62,32 @@ tdm_status tdm__host_sums_init(tdm__host_sums *sums, const tdm_group *group,
     tdm__host_sum *list = memory;
     int64_t *nodes = (int64_t *)(list + leaves->count);
     struct tdm__pair *pairs = (struct tdm__pair *)(nodes + leaves->count);
-    enum { NOBODY = -1, TAKEN = -2 };
+    enum { NO_HOST = -1, MERGED = -2 };
     int *owners = malloc((size_t)leaves->count * sizeof *owners);
     if (!owners)
         return tdm_fail(err, TDM_ERR_NO_MEMORY, "no memory for the %d parts of a reduction",
                         leaves->count);
+
     for (int i = 0; i < leaves->count; i++) {
         owners[i] = group->host_of[rank_of_leaf(leaves, group->size, i)];
         list[i] = (tdm__host_sum){.host = owners[i], .first = i, .last = i + 1};
     }
+
     for (int i = 0; i < plan->pair_count; i++) {
         int left = plan->pairs[i].left, right = plan->pairs[i].right;
         if (owners[left] >= 0 && owners[left] == owners[right]) {
             list[left].last = list[right].last;
-            list[right].host = TAKEN;
+            list[right].host = MERGED;
         } else {
-            owners[left] = NOBODY;
+            owners[left] = NO_HOST;
         }
     }
     free(owners);
+
     int count = 0;
     for (int i = 0; i < leaves->count; i++)
-        if (list[i].host != TAKEN) list[count++] = list[i];
+        if (list[i].host != MERGED) list[count++] = list[i];
+
     for (int i = 0; i < count; i++) {
         nodes[i] = leaves->nodes[list[i].first];
         for (int leaf = list[i].first + 1; leaf < list[i].last; leaf++)
@@ -91,6 +95,7 @@ tdm_status tdm__host_sums_init(tdm__host_sums *sums, const tdm_group *group,
         TDM_TRY(plan_at(&list[i].plan, leaves->nodes + list[i].first, list[i].last - list[i].first,
                         &pairs, err));
     }
+
     tdm__host_sums made = {.count = count, .list = list};
     TDM_TRY(plan_at(&made.plan, nodes, count, &pairs, err));
     *sums = made;
