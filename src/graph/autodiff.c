@@ -59,7 +59,7 @@ static void walk_back(tdm_graph *graph, size_t from, tdm_value *grads)
     }
 }
 
-/* Whether the value is the output of a node that is executed and has no other use. */
+/* Whether the value is computed by an op, and is neither an output nor (part of) a view. */
 static bool can_be_placed(const tdm_graph *graph, tdm_value d)
 {
     const tdm__value *v = &graph->values[d.id];

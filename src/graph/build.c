@@ -210,6 +210,7 @@ static tdm_value add_param(tdm_graph *graph, const char *name, tdm_shape shape, 
         if (strcmp(graph->params[i].name, name) == 0)
             tdm__graph_break(graph, TDM_ERR_EXISTS, "graph: there are two parameters named '%s'",
                              name);
+
     int64_t elements = tdm_shape_elements(&shape);
     if (elements <= 0 || elements > TDM__MAX_ELEMENTS - (int64_t)graph->param_extent)
         tdm__graph_break(graph, TDM_ERR_RANGE, "parameter '%s': the shape is empty or too large",
@@ -217,6 +218,7 @@ static tdm_value add_param(tdm_graph *graph, const char *name, tdm_shape shape, 
     char *copy = tdm_arena_strdup(graph->arena, name);
     if (!copy) tdm__graph_break(graph, TDM_ERR_NO_MEMORY, "graph: no memory");
     if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
+
     size_t values_capacity = graph->param_capacity;
     if (!graph_grow(graph, (void **)&graph->params, graph->param_count, &graph->param_capacity,
                     sizeof(*graph->params)))
@@ -224,12 +226,14 @@ static tdm_value add_param(tdm_graph *graph, const char *name, tdm_shape shape, 
     if (!graph_grow(graph, (void **)&graph->param_values, graph->param_count, &values_capacity,
                     sizeof(*graph->param_values)))
         return TDM_VALUE_NONE;
+
     int32_t id = tdm__graph_add_value(graph, (tdm__value){.dtype = TDM_DTYPE_F32,
                                                           .shape = shape,
                                                           .role = TDM__ROLE_PARAM,
                                                           .needs_grad = kind.trained,
                                                           .param = (int32_t)graph->param_count});
     if (id == 0) return TDM_VALUE_NONE;
+
     kind.name = copy;
     kind.shape = shape;
     kind.init = init;
@@ -323,6 +327,7 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
     tdm__node node = {
         .op = op, .attrs = *attrs, .backward = graph->in_backward, .block = graph->block};
     bool needs_grad = false, of_inputs = false;
+
     for (int i = 0; i < in_count; i++) {
         if (i >= row->in_least && in[i].id == 0) continue;
         if (!value_is_usable(graph, in[i], row->name)) return TDM_VALUE_NONE;
@@ -331,6 +336,7 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
         needs_grad = needs_grad || in_values[i]->needs_grad;
         of_inputs = of_inputs || in_values[i]->of_inputs;
     }
+
     node.name = node_name(graph, op, attrs);
     tdm_error err;
     tdm_status status = row->infer(&node.attrs, in_values, out, &err);
@@ -340,12 +346,14 @@ tdm_value tdm__graph_add_node(tdm_graph *graph, tdm_op_kind op, const tdm_op_att
         if (!shape_is_countable(&out[i].shape))
             tdm__graph_break(graph, TDM_ERR_RANGE, "%s: the result is too large", node.name);
     if (graph->broken.status != TDM_OK) return TDM_VALUE_NONE;
+
     for (int i = 0; i < row->out_count; i++) {
         out[i].needs_grad = needs_grad;
         out[i].of_inputs = of_inputs;
         node.out[i] = tdm__graph_add_value(graph, out[i]);
         if (node.out[i] == 0) return TDM_VALUE_NONE;
     }
+
     if (!graph_grow(graph, (void **)&graph->nodes, graph->node_count, &graph->node_capacity,
                     sizeof(*graph->nodes)))
         return TDM_VALUE_NONE;

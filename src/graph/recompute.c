@@ -263,10 +263,12 @@ static uint64_t peak_of(pass *p)
     size_t values = p->graph->value_count + p->copy_count;
     int32_t *root = p->list_root;
     memset(p->changes, 0, (p->node_count + 1) * sizeof(*p->changes));
+
     for (size_t id = 0; id < values; id++) {
         root[id] = (int32_t)id;
         p->last[id] = -1;
     }
+
     for (size_t n = 0; n < p->node_count; n++) {
         const tdm__node *node = &p->nodes[n];
         if (!p->live[p->source[n]]) continue;
@@ -277,11 +279,13 @@ static uint64_t peak_of(pass *p)
             if (node->out[o]) p->last[node->out[o]] = (int32_t)n;
         }
     }
+
     for (size_t id = 1; id < values; id++) {
         bool is_output = id < p->graph->value_count && p->graph->values[id].is_output;
         if (root[id] == (int32_t)id && p->last[id] >= 0 && !is_output)
             p->changes[p->last[id] + 1] -= bytes_of(p, (int32_t)id);
     }
+
     int64_t now = 0, max = 0;
     for (size_t n = 0; n < p->node_count; n++) {
         now += p->changes[n];

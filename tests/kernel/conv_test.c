@@ -460,8 +460,8 @@ static void mistakes_are_named(void)
     expect_mistake(x, tdm_shape_2(8, 3), (tdm_conv_options){0}, "w must have 4 dimensions");
     expect_mistake(x, tdm_shape_4(8, 3, 3, 3), (tdm_conv_options){0},
                    "w is for 3 channels in a group, but x has 4");
-    expect_mistake(x, w, (tdm_conv_options){.groups = 3}, "4 channels to 8 in 3 groups");
-    expect_mistake(x, w, (tdm_conv_options){.groups = -1}, "in -1 groups");
+    expect_mistake(x, w, (tdm_conv_options){.groups = 3}, "cannot be divided into 3 groups");
+    expect_mistake(x, w, (tdm_conv_options){.groups = -1}, "cannot be divided into -1 groups");
     expect_mistake(x, tdm_shape_4(8, 3, 6, 4), (tdm_conv_options){0},
                    "width: a window of 6 does not fit into 5");
     expect_mistake(x, w, (tdm_conv_options){.dilation = {3, 1}, .padding = {0, 0}},

@@ -82,7 +82,7 @@ static tdm_value in_of(const tdm__node *node, int index)
     return (tdm_value){node->in[index]};
 }
 
-static bool wanted(const tdm_graph *graph, const tdm__node *node, int index)
+static bool grad_is_wanted(const tdm_graph *graph, const tdm__node *node, int index)
 {
     return tdm__value_needs_grad(graph, node->in[index]);
 }
@@ -90,14 +90,14 @@ static bool wanted(const tdm_graph *graph, const tdm__node *node, int index)
 static void backward_copy(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                           tdm_value d_in[])
 {
-    if (wanted(graph, node, 0)) d_in[0] = d_out[0];
+    if (grad_is_wanted(graph, node, 0)) d_in[0] = d_out[0];
 }
 
 /* Every lane's result contains this lane's x: its gradient is the sum of theirs. */
 static void backward_lane_sum(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                               tdm_value d_in[])
 {
-    if (wanted(graph, node, 0)) d_in[0] = tdm_graph_lane_sum(graph, d_out[0]);
+    if (grad_is_wanted(graph, node, 0)) d_in[0] = tdm_graph_lane_sum(graph, d_out[0]);
 }
 
 /* Rounding is treated as the identity: gradients are f32 and pass unchanged. */
@@ -110,7 +110,7 @@ static void backward_cast(tdm_graph *graph, const tdm__node *node, const tdm_val
 static void backward_reshape(tdm_graph *graph, const tdm__node *node, const tdm_value d_out[],
                              tdm_value d_in[])
 {
-    if (wanted(graph, node, 0))
+    if (grad_is_wanted(graph, node, 0))
         d_in[0] = tdm_graph_reshape(graph, d_out[0], graph->values[node->in[0]].shape);
 }
 

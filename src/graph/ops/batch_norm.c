@@ -187,14 +187,15 @@ const tdm__op_family tdm__ops_batch_norm = {rows, sizeof(rows) / sizeof(rows[0])
 /* ---- building --------------------------------------------------------------------------------- */
 
 /* Row `index` of stats [2, C], times `factor`. */
-static tdm_value observed(tdm_graph *graph, tdm_value stats, int64_t index, double factor)
+static tdm_value batch_norm_observed(tdm_graph *graph, tdm_value stats, int64_t index,
+                                     double factor)
 {
     tdm_value row = tdm_graph_slice(graph, stats, 0, index, index + 1);
     row = tdm_graph_reshape(graph, row, tdm_shape_1(tdm_graph_shape(graph, stats).dim[1]));
     return factor == 1.0 ? row : tdm_graph_scale(graph, row, factor);
 }
 
-static tdm_value refuse(tdm_graph *graph, tdm_status status, const char *what)
+static tdm_value batch_norm_refuse(tdm_graph *graph, tdm_status status, const char *what)
 {
     tdm__graph_break(graph, status, "batch_norm: %s", what);
     return TDM_VALUE_NONE;
@@ -230,29 +231,37 @@ tdm_value tdm_graph_batch_norm(tdm_graph *graph, tdm_value x, const tdm_batch_no
                          o->eps);
         return TDM_VALUE_NONE;
     }
+
     bool of_lane = o->mode == TDM_BATCH_NORM_TRAIN && o->batch_rows != 0;
     if (of_lane && (o->lane_rows < 1 || o->batch_rows < o->lane_rows))
-        return refuse(graph, TDM_ERR_RANGE,
-                      "a lane must have at least 1 row and at most all rows of its batch");
+        return batch_norm_refuse(
+            graph, TDM_ERR_RANGE,
+            "a lane must have at least 1 row and at most all rows of its batch");
+
     tdm_op_attrs attrs = {.eps = o->eps > 0 ? (float)o->eps : 1e-5f};
     if (o->mode == TDM_BATCH_NORM_FIXED)
         return tdm__graph_add_node(graph, TDM_OP_BATCH_NORM_FIXED, &attrs,
                                    (tdm_value[]){x, o->gamma, o->beta, o->mean, o->variance}, 5,
                                    NULL);
+
     tdm_shape shape = tdm_graph_shape(graph, x);
     double C = shape.rank > 0 ? (double)shape.dim[shape.rank - 1] : 1;
     double n = (double)tdm_shape_elements(&shape) / C;
     tdm_value stats = {0}, y;
     if (of_lane) {
         n = n * (double)o->batch_rows / (double)o->lane_rows;
-        if (n < 2) return refuse(graph, TDM_ERR_INVALID, "one number in a channel has no variance");
+        if (n < 2)
+            return batch_norm_refuse(graph, TDM_ERR_INVALID,
+                                     "one number in a channel has no variance");
         y = over_lanes(graph, x, o, attrs, n, &stats);
     } else {
         y = tdm__graph_add_node(graph, TDM_OP_BATCH_NORM, &attrs,
                                 (tdm_value[]){x, o->gamma, o->beta}, 3, &stats);
     }
+
     if (y.id == 0) return y;
-    if (o->observed_mean) *o->observed_mean = observed(graph, stats, 0, 1.0);
-    if (o->observed_variance) *o->observed_variance = observed(graph, stats, 1, n / (n - 1));
+    if (o->observed_mean) *o->observed_mean = batch_norm_observed(graph, stats, 0, 1.0);
+    if (o->observed_variance)
+        *o->observed_variance = batch_norm_observed(graph, stats, 1, n / (n - 1));
     return y;
 }

@@ -99,7 +99,7 @@ static void backward_conv(tdm_graph *graph, const tdm__node *node, const tdm_val
 
 /* One multiplication and one addition for each output and each weight it uses, in all three
  * directions. */
-static uint64_t products(const tdm_graph *graph, int32_t y, const tdm_shape *w)
+static uint64_t conv_products(const tdm_graph *graph, int32_t y, const tdm_shape *w)
 {
     return 2 * tdm__elements_of(graph, y) * (uint64_t)(w->dim[1] * w->dim[2] * w->dim[3]);
 }
@@ -107,18 +107,18 @@ static uint64_t products(const tdm_graph *graph, int32_t y, const tdm_shape *w)
 static uint64_t flops_conv(const tdm_graph *graph, const tdm__node *node)
 {
     uint64_t cells = tdm__elements_of(graph, node->out[0]);
-    return products(graph, node->out[0], &graph->values[node->in[1]].shape) +
+    return conv_products(graph, node->out[0], &graph->values[node->in[1]].shape) +
            (node->in[2] ? cells : 0) + tdm__activation_flops(node->attrs.activation, cells);
 }
 
 static uint64_t flops_grad_x(const tdm_graph *graph, const tdm__node *node)
 {
-    return products(graph, node->in[0], &graph->values[node->in[1]].shape);
+    return conv_products(graph, node->in[0], &graph->values[node->in[1]].shape);
 }
 
 static uint64_t flops_grad_w(const tdm_graph *graph, const tdm__node *node)
 {
-    return products(graph, node->in[0], &node->attrs.shape);
+    return conv_products(graph, node->in[0], &node->attrs.shape);
 }
 
 static const tdm__op_row rows[] = {

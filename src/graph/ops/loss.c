@@ -54,8 +54,7 @@ static tdm_status infer_loss(const tdm_op_attrs *attrs, const tdm__value *const 
     TDM_TRY(tdm__wants_same(in[0], in[1], err));
     if (in[1]->needs_grad)
         return tdm_fail(err, TDM_ERR_UNSUPPORTED,
-                        "the target must be a constant; it cannot be "
-                        "trained");
+                        "the target must be a constant; it cannot be trained");
     if (attrs->loss == TDM_LOSS_HUBER && !(attrs->delta > 0))
         return tdm_fail(err, TDM_ERR_RANGE, "delta is %g; it must be above 0",
                         (double)attrs->delta);

@@ -47,7 +47,8 @@ static tdm_status infer_matmul(const tdm_op_attrs *attrs, const tdm__value *cons
     return TDM_OK;
 }
 
-static tdm_value product(tdm_graph *graph, tdm_value a, bool trans_a, tdm_value b, bool trans_b)
+static tdm_value graph_add_product(tdm_graph *graph, tdm_value a, bool trans_a, tdm_value b,
+                                   bool trans_b)
 {
     return tdm_graph_matmul(graph, a, b,
                             &(tdm_matmul_options){.trans_a = trans_a, .trans_b = trans_b});
@@ -58,7 +59,7 @@ static tdm_value grad_product(tdm_graph *graph, const tdm__node *node, int index
                               bool trans_a, tdm_value b, bool trans_b)
 {
     bool has_weight = !graph->values[node->in[1]].of_inputs;
-    tdm_value d = product(graph, a, trans_a, b, trans_b);
+    tdm_value d = graph_add_product(graph, a, trans_a, b, trans_b);
     const char *of[] = {has_weight ? "d_x" : "d_a", has_weight ? "d_w" : "d_b"};
     tdm__graph_name_last(graph, of[index]);
     return d;

@@ -82,8 +82,8 @@ const tdm__op_family tdm__ops_pool = {rows, sizeof(rows) / sizeof(rows[0])};
 
 /* ---- building --------------------------------------------------------------------------------- */
 
-static tdm_value pool(tdm_graph *graph, tdm_op_kind op, tdm_value x,
-                      const tdm_pool_options *options)
+static tdm_value graph_add_pool(tdm_graph *graph, tdm_op_kind op, tdm_value x,
+                                const tdm_pool_options *options)
 {
     tdm_pool_options o = options ? *options : (tdm_pool_options){0};
     tdm_op_attrs attrs = {0};
@@ -99,12 +99,12 @@ static tdm_value pool(tdm_graph *graph, tdm_op_kind op, tdm_value x,
 
 tdm_value tdm_graph_max_pool(tdm_graph *graph, tdm_value x, const tdm_pool_options *options)
 {
-    return pool(graph, TDM_OP_MAX_POOL, x, options);
+    return graph_add_pool(graph, TDM_OP_MAX_POOL, x, options);
 }
 
 tdm_value tdm_graph_average_pool(tdm_graph *graph, tdm_value x, const tdm_pool_options *options)
 {
-    return pool(graph, TDM_OP_AVERAGE_POOL, x, options);
+    return graph_add_pool(graph, TDM_OP_AVERAGE_POOL, x, options);
 }
 
 tdm_value tdm_graph_global_pool(tdm_graph *graph, tdm_value x)

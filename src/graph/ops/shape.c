@@ -207,7 +207,7 @@ void tdm_graph_split(tdm_graph *graph, tdm_value x, int axis, int count, tdm_val
     }
 }
 
-static tdm_value reduce(tdm_graph *graph, tdm_value x, int axis, double scale)
+static tdm_value graph_add_reduce(tdm_graph *graph, tdm_value x, int axis, double scale)
 {
     tdm_op_attrs attrs = {.axis = axis, .scale = scale};
     return tdm__graph_add_node(graph, TDM_OP_REDUCE, &attrs, &x, 1, NULL);
@@ -215,7 +215,7 @@ static tdm_value reduce(tdm_graph *graph, tdm_value x, int axis, double scale)
 
 tdm_value tdm_graph_sum(tdm_graph *graph, tdm_value x, int axis)
 {
-    return reduce(graph, x, axis, 1.0);
+    return graph_add_reduce(graph, x, axis, 1.0);
 }
 
 tdm_value tdm_graph_mean(tdm_graph *graph, tdm_value x, int axis)
@@ -227,5 +227,5 @@ tdm_value tdm_graph_mean(tdm_graph *graph, tdm_value x, int axis)
         tdm__graph_break(graph, TDM_ERR_INVALID, "mean: there are no elements");
         return TDM_VALUE_NONE;
     }
-    return reduce(graph, x, axis, 1.0 / (double)count);
+    return graph_add_reduce(graph, x, axis, 1.0 / (double)count);
 }
