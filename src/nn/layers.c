@@ -72,6 +72,7 @@ tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *o, co
     const tdm_init zero = {TDM_INIT_ZERO, 0}, one = {TDM_INIT_ONE, 0};
     double momentum = settings.momentum > 0 ? settings.momentum : 0.1;
     tdm_value observed_mean = TDM_VALUE_NONE, observed_variance = TDM_VALUE_NONE;
+
     tdm_batch_norm_options options = {
         .mode = o->training ? TDM_BATCH_NORM_TRAIN : TDM_BATCH_NORM_FIXED,
         .eps = settings.eps,
@@ -82,6 +83,7 @@ tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *o, co
                                        zero, momentum);
     options.variance = tdm_graph_statistic(graph, param_name(text, name, "running_var"), channels,
                                            one, momentum);
+
     if (o->training) {
         options.observed_mean = &observed_mean;
         options.observed_variance = &observed_variance;
@@ -90,6 +92,7 @@ tdm_value tdm__layer_batch_norm(tdm_graph *graph, const tdm_model_options *o, co
         options.lane_rows = o->batch;
         options.batch_rows = o->whole_batch;
     }
+
     tdm_value y = tdm_graph_batch_norm(graph, x, &options);
     if (o->training) {
         /* Lanes are added: each contributes its share of the batch's rows. */

@@ -45,8 +45,8 @@ static inline void dot_rows(const float *w, const float *x, int64_t K, float out
     }
 }
 
-static void product(const float *w, const float *x, const float *bias, int64_t N, int64_t K,
-                    float *out)
+static void decode_product(const float *w, const float *x, const float *bias, int64_t N, int64_t K,
+                           float *out)
 {
     int64_t n = 0;
     for (; n + ROWS <= N; n += ROWS) dot_rows(w + n * K, x, K, out + n);
@@ -54,13 +54,13 @@ static void product(const float *w, const float *x, const float *bias, int64_t N
     for (n = 0; bias && n < N; n++) out[n] += bias[n];
 }
 
-static void scores(const float *query, const float *keys, int64_t D, int64_t stride, int64_t count,
-                   float scale, float *out)
+static void decode_scores(const float *query, const float *keys, int64_t D, int64_t stride,
+                          int64_t count, float scale, float *out)
 {
     for (int64_t t = 0; t < count; t++) out[t] = scale * dot(keys + t * stride, query, D);
 }
 
-static void softmax(float *x, int64_t count)
+static void decode_softmax(float *x, int64_t count)
 {
     float largest = x[0];
     vsum sum = VSUM_ZERO;
@@ -77,8 +77,8 @@ static void softmax(float *x, int64_t count)
 }
 
 /* out[d] is one chain over t. */
-static void mix(const float *weights, const float *values, int64_t D, int64_t stride, int64_t count,
-                float *out)
+static void decode_mix(const float *weights, const float *values, int64_t D, int64_t stride,
+                       int64_t count, float *out)
 {
     for (int64_t d = 0; d < D; d++) out[d] = 0;
     for (int64_t t = 0; t < count; t++) {
@@ -91,16 +91,16 @@ static void mix(const float *weights, const float *values, int64_t D, int64_t st
     }
 }
 
-static void activate(float *x, int64_t count)
+static void decode_activate(float *x, int64_t count)
 {
     for (int64_t i = 0; i < count; i += TDM__WIDTH)
         vf_store_up_to(x + i, count - i, gelu_tanh(vf_load_up_to(x + i, count - i, 0)));
 }
 
 const tdm__decode_loops TDM__AT_LEVEL(tdm__decode_loops) = {
-    .product = product,
-    .scores = scores,
-    .softmax = softmax,
-    .mix = mix,
-    .activate = activate,
+    .product = decode_product,
+    .scores = decode_scores,
+    .softmax = decode_softmax,
+    .mix = decode_mix,
+    .activate = decode_activate,
 };

@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r)
+static void adagrad_update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r)
 {
     (void)step;
     const float lr = (float)s->lr, eps = (float)s->eps, decay = (float)s->weight_decay;
@@ -23,4 +23,4 @@ static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_r
 }
 
 const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_adagrad) = {
-    .name = "adagrad", .state_count = 1, .state_names = {"sum"}, .update = update};
+    .name = "adagrad", .state_count = 1, .state_names = {"sum"}, .update = adagrad_update};

@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r)
+static void adamw_update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r)
 {
     const float beta1 = (float)s->beta1, beta2 = (float)s->beta2, eps = (float)s->eps;
     const float fresh1 = (float)(1.0 - s->beta1), fresh2 = (float)(1.0 - s->beta2);
@@ -26,4 +26,4 @@ static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_r
 }
 
 const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_adamw) = {
-    .name = "adamw", .state_count = 2, .state_names = {"m", "v"}, .update = update};
+    .name = "adamw", .state_count = 2, .state_names = {"m", "v"}, .update = adamw_update};

@@ -3,14 +3,14 @@
  * scaled to the tensor's norm times the learning rate.
  *
  * The direction u of a tensor is scaled by |param| / |u| (by 1 if either is zero), so it needs two
- * passes: prepare() sums both squares, apply() updates.
+ * passes: lamb_prepare() sums both squares, lamb_apply() updates.
  */
 #include "optim/vec/vec.h"
 
 #include <math.h>
 
-static void prepare(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r,
-                    double sums[TDM_OPTIM_SUMS])
+static void lamb_prepare(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r,
+                         double sums[TDM_OPTIM_SUMS])
 {
     const float beta1 = (float)s->beta1, beta2 = (float)s->beta2, eps = (float)s->eps;
     const float fresh1 = (float)(1.0 - s->beta1), fresh2 = (float)(1.0 - s->beta2);
@@ -33,8 +33,8 @@ static void prepare(const tdm_optim_settings *s, uint64_t step, const tdm_optim_
     sums[1] = TDM__AT_LEVEL(tdm__optim_loops).sum_squares(direction, r->count);
 }
 
-static void apply(const tdm_optim_settings *s, const tdm_optim_range *r,
-                  const double sums[TDM_OPTIM_SUMS])
+static void lamb_apply(const tdm_optim_settings *s, const tdm_optim_range *r,
+                       const double sums[TDM_OPTIM_SUMS])
 {
     const bool has_ratio = sums[0] > 0 && sums[1] > 0;
     const float rate = (float)(has_ratio ? s->lr * sqrt(sums[0] / sums[1]) : s->lr);
@@ -46,5 +46,5 @@ static void apply(const tdm_optim_settings *s, const tdm_optim_range *r,
 const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_lamb) = {.name = "lamb",
                                                       .state_count = 2,
                                                       .state_names = {"m", "v"},
-                                                      .prepare = prepare,
-                                                      .apply = apply};
+                                                      .prepare = lamb_prepare,
+                                                      .apply = lamb_apply};

@@ -4,7 +4,7 @@
  */
 #include "optim/vec/vec.h"
 
-static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r)
+static void lion_update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r)
 {
     (void)step;
     const float lr = (float)s->lr, keep = (float)(1.0 - s->lr * s->weight_decay);
@@ -23,4 +23,4 @@ static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_r
 }
 
 const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_lion) = {
-    .name = "lion", .state_count = 1, .state_names = {"m"}, .update = update};
+    .name = "lion", .state_count = 1, .state_names = {"m"}, .update = lion_update};

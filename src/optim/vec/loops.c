@@ -8,7 +8,7 @@
 
 enum { PARTS = 8 };
 
-static void clamp(float *values, size_t count, float limit)
+static void loops_clamp(float *values, size_t count, float limit)
 {
     for (size_t i = 0; i < count; i++) {
         float x = values[i];
@@ -17,7 +17,7 @@ static void clamp(float *values, size_t count, float limit)
     }
 }
 
-static void scale(float *values, size_t count, float factor)
+static void loops_scale(float *values, size_t count, float factor)
 {
     for (size_t i = 0; i < count; i++) values[i] *= factor;
 }
@@ -35,11 +35,14 @@ static double sum_squares(const float *values, size_t count)
            ((parts[4] + parts[5]) + (parts[6] + parts[7]));
 }
 
-static void average(float *restrict ema, const float *restrict values, size_t count, double decay)
+static void loops_average(float *restrict ema, const float *restrict values, size_t count,
+                          double decay)
 {
     const float keep = (float)decay, fresh = (float)(1.0 - decay);
     for (size_t i = 0; i < count; i++) ema[i] = keep * ema[i] + fresh * values[i];
 }
 
-const tdm__optim_loops TDM__AT_LEVEL(tdm__optim_loops) = {
-    .clamp = clamp, .scale = scale, .sum_squares = sum_squares, .average = average};
+const tdm__optim_loops TDM__AT_LEVEL(tdm__optim_loops) = {.clamp = loops_clamp,
+                                                          .scale = loops_scale,
+                                                          .sum_squares = sum_squares,
+                                                          .average = loops_average};

@@ -20,8 +20,9 @@ static bool uses_state(const tdm_optim_settings *s, int state)
 
 /* The gradient with decay divided by its root mean square. Inlined, so that each form below is one
  * straight loop. */
-static inline __attribute__((always_inline)) float normalised(float g, float *square, float *mean,
-                                                              float alpha, float fresh, float eps)
+static inline __attribute__((always_inline)) float rmsprop_normalise(float g, float *square,
+                                                                     float *mean, float alpha,
+                                                                     float fresh, float eps)
 {
     float sq = alpha * *square + fresh * g * g;
     *square = sq;
@@ -48,7 +49,7 @@ static inline __attribute__((always_inline)) void update_form(const tdm_optim_se
     const float *restrict grad = r->grad;
     for (size_t i = 0; i < r->count; i++) {
         float g = grad[i] + decay * param[i];
-        float move = normalised(g, &square[i], centred ? &mean[i] : NULL, alpha, fresh, eps);
+        float move = rmsprop_normalise(g, &square[i], centred ? &mean[i] : NULL, alpha, fresh, eps);
         if (has_momentum) {
             move = momentum * velocity[i] + move;
             velocity[i] = move;
@@ -57,7 +58,7 @@ static inline __attribute__((always_inline)) void update_form(const tdm_optim_se
     }
 }
 
-static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r)
+static void rmsprop_update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r)
 {
     (void)step;
     if (s->centred && s->momentum != 0)
@@ -75,4 +76,4 @@ const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_rmsprop) = {
     .state_count = 3,
     .state_names = {"square", "mean", "velocity"},
     .uses_state = uses_state,
-    .update = update};
+    .update = rmsprop_update};

@@ -19,7 +19,7 @@ static void update_plain(const tdm_optim_settings *s, const tdm_optim_range *r)
     for (size_t i = 0; i < r->count; i++) param[i] -= lr * (grad[i] + decay * param[i]);
 }
 
-static void update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r)
+static void sgd_update(const tdm_optim_settings *s, uint64_t step, const tdm_optim_range *r)
 {
     (void)step;
     if (s->momentum == 0) {
@@ -42,4 +42,4 @@ const tdm_optim_ops TDM__AT_LEVEL(tdm__optim_sgd) = {.name = "sgd",
                                                      .state_count = 1,
                                                      .state_names = {"velocity"},
                                                      .uses_state = uses_state,
-                                                     .update = update};
+                                                     .update = sgd_update};

@@ -133,7 +133,7 @@ static tdm__bf16_product product_of(const tdm__conv_operands *o, tdm__conv_way w
     return (tdm__bf16_product){.M = w[0], .N = places * w[3], .K = results, .trans_a = true};
 }
 
-static tdm_status prepare(tdm_kernel_call *call, tdm__conv_way way, tdm_error *err)
+static tdm_status bf16_conv_prepare(tdm_kernel_call *call, tdm__conv_way way, tdm_error *err)
 {
     tdm__conv_operands o = tdm__conv_operands_of(call, way);
     const int64_t *w = o.w->shape.dim;
@@ -147,7 +147,8 @@ static tdm_status prepare(tdm_kernel_call *call, tdm__conv_way way, tdm_error *e
     return TDM_OK;
 }
 
-static void run(const tdm__bf16_unit *unit, const tdm_kernel_call *call, tdm__conv_way way)
+static void bf16_conv_run(const tdm__bf16_unit *unit, const tdm_kernel_call *call,
+                          tdm__conv_way way)
 {
     tdm__conv_operands o = tdm__conv_operands_of(call, way);
     const int64_t *x = o.x->shape.dim, *w = o.w->shape.dim, *y = o.y->shape.dim;
@@ -182,12 +183,12 @@ static void run(const tdm__bf16_unit *unit, const tdm_kernel_call *call, tdm__co
     static tdm_status prepare_##name(void *backend, tdm_kernel_call *call, tdm_error *err)         \
     {                                                                                              \
         (void)backend;                                                                             \
-        return prepare(call, way, err);                                                            \
+        return bf16_conv_prepare(call, way, err);                                                  \
     }                                                                                              \
     static void run_##name(void *backend, const tdm_kernel_call *call, const tdm_step_key *key)    \
     {                                                                                              \
         (void)key;                                                                                 \
-        run(backend, call, way);                                                                   \
+        bf16_conv_run(backend, call, way);                                                         \
     }
 
 WAY(conv, FORWARD)

@@ -5,7 +5,7 @@
  *
  * There are two backends: `wide` calls the portable f32 kernels, `wide_vendor` those of vendors.
  * Neither calls `ref`, which supports bf16 itself and is tried last. Both refuse f32 inputs.
- * prepare() creates the inner call; scratch is the inner kernel's, then the two inputs in f32.
+ * wide_prepare() creates the inner call; scratch is the inner kernel's, then the two inputs in f32.
  */
 #include "tensor/kernels/backends.h"
 
@@ -20,7 +20,7 @@ typedef struct wide {
     void *inner[];
 } wide;
 
-/* The state created by prepare(). */
+/* The state created by wide_prepare(). */
 typedef struct widened {
     tdm_kernel_call call;
     const tdm_kernel *kernel;
@@ -93,7 +93,7 @@ static tdm_status choose_inner(wide *b, tdm_op_kind op, widened *w, tdm_error *e
     return tdm_fail(err, TDM_ERR_UNSUPPORTED, "bf16: no f32 kernel computes this");
 }
 
-static tdm_status prepare(void *backend, tdm_kernel_call *call, tdm_op_kind op, tdm_error *err)
+static tdm_status wide_prepare(void *backend, tdm_kernel_call *call, tdm_op_kind op, tdm_error *err)
 {
     if (call->in[0].dtype != TDM_DTYPE_BF16)
         return tdm_fail(err, TDM_ERR_UNSUPPORTED, "bf16: the inputs are not bf16");
@@ -133,7 +133,7 @@ static void run_widened(void *backend, const tdm_kernel_call *call, const tdm_st
 #define PREPARE(name, op)                                                                          \
     static tdm_status prepare_##name(void *backend, tdm_kernel_call *call, tdm_error *err)         \
     {                                                                                              \
-        return prepare(backend, call, op, err);                                                    \
+        return wide_prepare(backend, call, op, err);                                               \
     }
 #define KERNEL(name, kind)                                                                         \
     {                                                                                              \

@@ -12,7 +12,7 @@
  * is divided into pieces of equal size, and our own code processes each one while it is in the
  * cache.
  *
- * Primitives and memory handles are created in prepare(); run() sets pointers and executes. Scratch
+ * Primitives and memory handles are created in conv_prepare(); run() sets pointers and executes. Scratch
  * is oneDNN's scratchpad, then the operands in its order.
  */
 #include "tensor/kernels/onednn/onednn.h"
@@ -105,7 +105,7 @@ static void release_conv(tdm_kernel_call *call)
 /* ---- descriptors ------------------------------------------------------------------------------ */
 
 /* The graph has checked the arguments, so oneDNN's status "invalid" means "not supported". */
-static tdm_status describable(dnnl_status_t status, const char *what, tdm_error *err)
+static tdm_status conv_check_description(dnnl_status_t status, const char *what, tdm_error *err)
 {
     if (status == dnnl_invalid_arguments) status = dnnl_unimplemented;
     return tdm__onednn_check(status, what, err);
@@ -117,8 +117,8 @@ static tdm_status describe_image(const tdm_tensor *t, int64_t rows, bool any,
     const int64_t *d = t->shape.dim;
     dnnl_dims_t dims = {rows, d[3], d[1], d[2]};
     dnnl_format_tag_t order = any ? dnnl_format_tag_any : dnnl_nhwc;
-    return describable(dnnl_memory_desc_init_by_tag(out, 4, dims, dnnl_f32, order),
-                       "describing an image", err);
+    return conv_check_description(dnnl_memory_desc_init_by_tag(out, 4, dims, dnnl_f32, order),
+                                  "describing an image", err);
 }
 
 /* [O, KH, KW, C/groups] in oneDNN's order: group, output, input, height, width. */
@@ -130,7 +130,7 @@ static tdm_status describe_weights(const tdm_tensor *w, int groups, bool any,
     dnnl_dims_t dims = {groups, per_group, d[3], d[1], d[2]};
     dnnl_dims_t strides = {per_group * filter, filter, 1, row, d[3]};
     int skip = groups == 1, rank = 5 - skip;
-    return describable(
+    return conv_check_description(
         any ? dnnl_memory_desc_init_by_tag(out, rank, dims + skip, dnnl_f32, dnnl_format_tag_any)
             : dnnl_memory_desc_init_by_strides(out, rank, dims + skip, dnnl_f32, strides + skip),
         "describing weights", err);
@@ -138,7 +138,8 @@ static tdm_status describe_weights(const tdm_tensor *w, int groups, bool any,
 
 /* Whether a method is suitable: fewer channels would not fill the blocks, and smaller results not
  * Winograd's tiles; a small window takes less time than reordering. */
-static bool suits(const tdm_kernel_call *call, const operands *o, direction way, method m)
+static bool conv_method_suits(const tdm_kernel_call *call, const operands *o, direction way,
+                              method m)
 {
     const int64_t *w = o->weights->shape.dim;
     if (m == PLAIN || way == FORWARD) return m == PLAIN;
@@ -161,8 +162,9 @@ static tdm_status describe_conv(const tdm_kernel_call *call, const operands *o, 
     TDM_TRY(describe_image(o->result, rows, m != PLAIN, &result, err));
     TDM_TRY(describe_weights(o->weights, call->attrs.window.groups, true, &weights, err));
     dnnl_dims_t channels = {o->result->shape.dim[3]};
-    TDM_TRY(describable(dnnl_memory_desc_init_by_tag(&bias, 1, channels, dnnl_f32, dnnl_a),
-                        "describing a bias", err));
+    TDM_TRY(
+        conv_check_description(dnnl_memory_desc_init_by_tag(&bias, 1, channels, dnnl_f32, dnnl_a),
+                               "describing a bias", err));
     for (int axis = 0; axis < 2; axis++) {
         stride[axis] = call->attrs.window.stride[axis];
         dilation[axis] = call->attrs.window.dilation[axis] - 1;
@@ -180,7 +182,7 @@ static tdm_status describe_conv(const tdm_kernel_call *call, const operands *o, 
                                                                stride, dilation, before, after)
             : dnnl_dilated_convolution_backward_weights_desc_init(
                   out, kind, &image, &weights, NULL, &result, stride, dilation, before, after);
-    return describable(status, "describing a convolution", err);
+    return conv_check_description(status, "describing a convolution", err);
 }
 
 /* ---- preparing -------------------------------------------------------------------------------- */
@@ -287,7 +289,7 @@ static tdm_status choose_conv(tdm__onednn *b, const tdm_kernel_call *call, const
     TDM_TRY(tdm__onednn_user_scratchpad(&attr, err));
     dnnl_status_t made = dnnl_primitive_desc_create(out, &conv, attr, b->engine, NULL);
     dnnl_primitive_attr_destroy(attr);
-    return describable(made, "choosing a convolution", err);
+    return conv_check_description(made, "choosing a convolution", err);
 }
 
 static tdm_status make_conv(tdm__onednn *b, tdm_kernel_call *call, convolution *c, tdm_error *err)
@@ -300,7 +302,7 @@ static tdm_status make_conv(tdm__onednn *b, tdm_kernel_call *call, convolution *
     dnnl_primitive_desc_t desc;
     tdm_status status = TDM_ERR_UNSUPPORTED;
     for (method m = WINOGRAD; m < METHOD_COUNT && status == TDM_ERR_UNSUPPORTED; m++) {
-        if (!suits(call, &o, c->way, m)) continue;
+        if (!conv_method_suits(call, &o, c->way, m)) continue;
         bool cut = m == PLAIN && active;
         c->piece_count = cut ? pieces_of(rows, result_bytes / rows) : 1;
         status = choose_conv(b, call, c, &o, m, &desc, err);
@@ -317,7 +319,7 @@ static tdm_status make_conv(tdm__onednn *b, tdm_kernel_call *call, convolution *
     return status;
 }
 
-static tdm_status prepare(void *backend, tdm_kernel_call *call, direction way, tdm_error *err)
+static tdm_status conv_prepare(void *backend, tdm_kernel_call *call, direction way, tdm_error *err)
 {
     operands o = operands_of(call, way);
     if (tdm_tensor_elements(o.image) == 0 || tdm_tensor_elements(o.result) == 0)
@@ -333,23 +335,24 @@ static tdm_status prepare(void *backend, tdm_kernel_call *call, direction way, t
 
 static tdm_status prepare_conv(void *backend, tdm_kernel_call *call, tdm_error *err)
 {
-    return prepare(backend, call, FORWARD, err);
+    return conv_prepare(backend, call, FORWARD, err);
 }
 
 static tdm_status prepare_grad_x(void *backend, tdm_kernel_call *call, tdm_error *err)
 {
-    return prepare(backend, call, GRAD_X, err);
+    return conv_prepare(backend, call, GRAD_X, err);
 }
 
 static tdm_status prepare_grad_w(void *backend, tdm_kernel_call *call, tdm_error *err)
 {
-    return prepare(backend, call, GRAD_W, err);
+    return conv_prepare(backend, call, GRAD_W, err);
 }
 
 /* ---- running ---------------------------------------------------------------------------------- */
 
 /* Sets the address of an operand for oneDNN: in place, or in scratch at the end of a passage. */
-static void point(const convolution *c, const tdm_kernel_call *call, int index, void *data)
+static void conv_set_operand(const convolution *c, const tdm_kernel_call *call, int index,
+                             void *data)
 {
     const passage *p = &c->passages[index];
     if (p->reorder) dnnl_memory_set_data_handle(p->ours, data);
@@ -357,7 +360,7 @@ static void point(const convolution *c, const tdm_kernel_call *call, int index, 
                                 p->reorder ? (char *)call->scratch + p->offset : data);
 }
 
-static void pass(const tdm__onednn *b, const convolution *c, int index)
+static void conv_run_passage(const tdm__onednn *b, const convolution *c, int index)
 {
     if (c->passages[index].reorder)
         tdm__onednn_execute(b, c->passages[index].reorder, 3, c->passages[index].args);
@@ -372,17 +375,17 @@ static void run_conv(void *backend, const tdm_kernel_call *call, const tdm_step_
     int output = output_of(c->way);
     dnnl_memory_set_data_handle(c->args[SCRATCHPAD].memory, call->scratch);
     if (o.bias) dnnl_memory_set_data_handle(c->args[BIAS].memory, o.bias->data);
-    point(c, call, WEIGHTS, o.weights->data);
-    if (output != WEIGHTS) pass(b, c, WEIGHTS);
+    conv_set_operand(c, call, WEIGHTS, o.weights->data);
+    if (output != WEIGHTS) conv_run_passage(b, c, WEIGHTS);
     for (int64_t i = 0; i < c->piece_count; i++) {
         char *image = (char *)o.image->data + i * c->image_piece_bytes;
         char *result = (char *)o.result->data + i * c->result_piece_bytes;
-        point(c, call, IMAGE, image);
-        point(c, call, RESULT, result);
-        if (output != IMAGE) pass(b, c, IMAGE);
-        if (output != RESULT) pass(b, c, RESULT);
+        conv_set_operand(c, call, IMAGE, image);
+        conv_set_operand(c, call, RESULT, result);
+        if (output != IMAGE) conv_run_passage(b, c, IMAGE);
+        if (output != RESULT) conv_run_passage(b, c, RESULT);
         tdm__onednn_execute(b, c->primitive, c->arg_count, c->args);
-        pass(b, c, output);
+        conv_run_passage(b, c, output);
         tdm__kernel_activate(activation_of(call, c->way), (float *)result,
                              c->result_piece_bytes / 4);
     }

@@ -67,8 +67,8 @@ static void release_products(tdm_kernel_call *call)
 
 /* A row-major matrix of rows `stride` numbers apart, or the transpose of one, viewed as [rows,
  * cols]; if count > 0, a batch of `count` contiguous ones. */
-static tdm_status describe(int64_t count, int64_t rows, int64_t cols, bool transposed,
-                           int64_t stride, dnnl_memory_desc_t *out, tdm_error *err)
+static tdm_status matmul_describe(int64_t count, int64_t rows, int64_t cols, bool transposed,
+                                  int64_t stride, dnnl_memory_desc_t *out, tdm_error *err)
 {
     dnnl_dims_t dims = {count, rows, cols};
     dnnl_dims_t strides = {rows * cols, transposed ? 1 : stride, transposed ? stride : 1};
@@ -101,10 +101,10 @@ static tdm_status make_product(tdm__onednn *b, tdm_kernel_call *call, int64_t un
     bool with_bias = call->in[2].dtype != TDM_DTYPE_NONE;
     int64_t count = s.count > 0 ? units : 0, rows = s.count > 0 ? s.M : units;
     dnnl_memory_desc_t md[OPERAND_COUNT];
-    TDM_TRY(describe(count, rows, s.K, ta, ta ? s.M : s.K, &md[A], err));
-    TDM_TRY(describe(count, s.K, s.N, tb, tb ? s.K : s.N, &md[B], err));
-    TDM_TRY(describe(count, rows, s.N, false, s.N, &md[RESULT], err));
-    TDM_TRY(describe(count > 0 ? 1 : 0, 1, s.N, false, s.N, &md[BIAS], err));
+    TDM_TRY(matmul_describe(count, rows, s.K, ta, ta ? s.M : s.K, &md[A], err));
+    TDM_TRY(matmul_describe(count, s.K, s.N, tb, tb ? s.K : s.N, &md[B], err));
+    TDM_TRY(matmul_describe(count, rows, s.N, false, s.N, &md[RESULT], err));
+    TDM_TRY(matmul_describe(count > 0 ? 1 : 0, 1, s.N, false, s.N, &md[BIAS], err));
     dnnl_matmul_desc_t desc;
     TDM_TRY(tdm__onednn_check(
         dnnl_matmul_desc_init(&desc, &md[A], &md[B], with_bias ? &md[BIAS] : NULL, &md[RESULT]),

@@ -56,19 +56,19 @@ static int64_t key_count(const head *a, int64_t t)
     return a->causal && t + 1 < a->length ? t + 1 : a->length;
 }
 
-static double dot(const float *x, const float *y, int64_t D)
+static double head_dot(const float *x, const float *y, int64_t D)
 {
     double sum = 0;
     for (int64_t d = 0; d < D; d++) sum += (double)x[d] * (double)y[d];
     return sum;
 }
 
-static double score(const head *a, int64_t t, int64_t j)
+static double head_score(const head *a, int64_t t, int64_t j)
 {
-    return dot(a->q + t * 3 * a->C, a->k + j * 3 * a->C, a->D) * a->scale;
+    return head_dot(a->q + t * 3 * a->C, a->k + j * 3 * a->C, a->D) * a->scale;
 }
 
-/* Must be called before the first kept() of a query; keys then come in order. */
+/* Must be called before the first head_kept() of a query; keys then come in order. */
 static void seek_query(head *a, int64_t t)
 {
     uint64_t stride = (uint64_t)(a->T + 31) / 32 * 32;
@@ -76,7 +76,7 @@ static void seek_query(head *a, int64_t t)
 }
 
 /* The factor of the next weight. */
-static double kept(head *a)
+static double head_kept(head *a)
 {
     if (a->p <= 0) return 1;
     return (double)tdm_rng_uniform(&a->rng) < a->p ? 0 : 1 / (1 - a->p);
@@ -87,14 +87,14 @@ static void forward_query(head *a, int64_t t, double *weights, float *y, float *
     int64_t n = key_count(a, t);
     double largest = -INFINITY, sum = 0;
     for (int64_t j = 0; j < n; j++) {
-        weights[j] = score(a, t, j);
+        weights[j] = head_score(a, t, j);
         /* Keeps NaN: a model that diverges must show it. */
         if (!(weights[j] <= largest)) largest = weights[j];
     }
     for (int64_t j = 0; j < n; j++) sum += exp(weights[j] - largest);
     double log_sum = n > 0 ? log(sum) + largest : 0;
     seek_query(a, t);
-    for (int64_t j = 0; j < n; j++) weights[j] = exp(weights[j] - log_sum) * kept(a);
+    for (int64_t j = 0; j < n; j++) weights[j] = exp(weights[j] - log_sum) * head_kept(a);
     for (int64_t d = 0; d < a->D; d++) {
         double mix = 0;
         for (int64_t j = 0; j < n; j++) mix += weights[j] * (double)a->v[j * 3 * a->C + d];
@@ -137,12 +137,12 @@ typedef struct sums {
  */
 static void backward_query(head *a, int64_t t, const float *dy, const float *y, float lse, sums d)
 {
-    double shared = dot(dy, y, a->D);
+    double shared = head_dot(dy, y, a->D);
     seek_query(a, t);
     for (int64_t j = 0, n = key_count(a, t); j < n; j++) {
         const float *q = a->q + t * 3 * a->C, *k = a->k + j * 3 * a->C, *v = a->v + j * 3 * a->C;
-        double weight = exp(score(a, t, j) - (double)lse), mask = kept(a);
-        double ds = weight * (dot(dy, v, a->D) * mask - shared) * a->scale;
+        double weight = exp(head_score(a, t, j) - (double)lse), mask = head_kept(a);
+        double ds = weight * (head_dot(dy, v, a->D) * mask - shared) * a->scale;
         for (int64_t i = 0; i < a->D; i++) {
             d.q[t * a->D + i] += ds * (double)k[i];
             d.k[j * a->D + i] += ds * (double)q[i];

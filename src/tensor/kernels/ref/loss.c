@@ -53,7 +53,7 @@ static void run_softmax_grad(void *backend, const tdm_kernel_call *call, const t
 
 /* ---- cross entropy ---------------------------------------------------------------------------- */
 
-static bool counts(const tdm_op_attrs *attrs, int32_t class, int64_t V)
+static bool row_counts(const tdm_op_attrs *attrs, int32_t class, int64_t V)
 {
     if (attrs->has_ignore && class == attrs->ignore) return false;
     assert(class >= 0 && class < V);
@@ -82,7 +82,7 @@ static void run_cross_entropy(void *backend, const tdm_kernel_call *call, const 
     double sum = 0;
     for (int64_t r = 0; r < rows; r++) {
         const float *x = tdm__ref_in(call, 0) + r * V;
-        bool counted = counts(attrs, classes[r], V);
+        bool counted = row_counts(attrs, classes[r], V);
         /* The result may overwrite the logits, so the needed logits are read first. */
         double expected = counted ? expected_logit(x, classes[r], V, (double)attrs->label_smoothing)
                                   : 0;
@@ -105,7 +105,7 @@ static void run_cross_entropy_grad(void *backend, const tdm_kernel_call *call,
     for (int64_t r = 0; r < rows; r++) {
         const float *p = tdm__ref_in(call, 0) + r * V;
         float *dx = tdm__ref_out(call, 0) + r * V;
-        if (!counts(attrs, classes[r], V)) {
+        if (!row_counts(attrs, classes[r], V)) {
             memset(dx, 0, (size_t)V * sizeof(float));
             continue;
         }

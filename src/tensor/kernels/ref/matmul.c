@@ -2,7 +2,7 @@
 #include "tensor/kernels/ref/ref.h"
 
 /* c[m, n] = sum over k of op(a)[m, k] op(b)[k, n] + bias[n], for each of the B products. */
-static void product(const tdm_kernel_call *call)
+static void ref_product(const tdm_kernel_call *call)
 {
     const float *a = tdm__ref_in(call, 0), *b = tdm__ref_in(call, 1);
     const float *bias = call->in[2].dtype ? tdm__ref_in(call, 2) : NULL;
@@ -31,7 +31,7 @@ static void run_matmul(void *backend, const tdm_kernel_call *call, const tdm_ste
     (void)backend;
     (void)key;
     tdm_kernel_call wide = tdm__ref_wide(call);
-    product(&wide);
+    ref_product(&wide);
 }
 
 static const tdm_kernel kernels[] = {

@@ -32,7 +32,7 @@ typedef struct window {
     int64_t KW;
 } window;
 
-static float largest(const window *at, const float *x, int32_t *index)
+static float pool_largest(const window *at, const float *x, int32_t *index)
 {
     float best = 0;
     *index = -1;
@@ -46,7 +46,7 @@ static float largest(const window *at, const float *x, int32_t *index)
     return best;
 }
 
-static float average(const window *at, const float *x)
+static float pool_average(const window *at, const float *x)
 {
     double sum = 0;
     for (int64_t kh = at->h.begin; kh < at->h.end; kh++)
@@ -68,7 +68,7 @@ static void pool(const tdm_kernel_call *call, int32_t *index)
                      .column = C,
                      .KW = call->attrs.window.kernel[1]};
         const float *x = tdm__ref_in(call, 0) + b * H * W * C + c;
-        y[i] = index ? largest(&at, x, &index[i]) : average(&at, x);
+        y[i] = index ? pool_largest(&at, x, &index[i]) : pool_average(&at, x);
     }
 }
 
@@ -97,7 +97,7 @@ static void outputs_at(const tdm_op_attrs *attrs, int axis, int64_t i, int64_t c
 }
 
 /* dx at (h, w) of one channel: the sum over the windows that contain it. */
-static double gathered(const tdm_kernel_call *call, int64_t b, int64_t h, int64_t w, int64_t c)
+static double pool_grad_sum(const tdm_kernel_call *call, int64_t b, int64_t h, int64_t w, int64_t c)
 {
     const int64_t *in = call->attrs.shape.dim, *out = call->in[0].shape.dim;
     const int32_t *index = call->in[1].dtype ? call->in[1].data : NULL;
@@ -130,7 +130,7 @@ static void run_pool_grad(void *backend, const tdm_kernel_call *call, const tdm_
     for (int64_t b = 0; b < in[0]; b++)
         for (int64_t h = 0; h < in[1]; h++)
             for (int64_t w = 0; w < in[2]; w++)
-                for (int64_t c = 0; c < in[3]; c++) *dx++ = (float)gathered(call, b, h, w, c);
+                for (int64_t c = 0; c < in[3]; c++) *dx++ = (float)pool_grad_sum(call, b, h, w, c);
 }
 
 static const tdm_kernel kernels[] = {

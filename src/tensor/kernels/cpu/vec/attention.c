@@ -267,7 +267,7 @@ static void draw_mask(const head *a, int64_t t, int64_t k0, int64_t keys, float 
 
 /* Divides scratch, if there is any yet, into parts of `sizes` floats; returns the total size in
  * bytes. */
-static size_t carve(float *base, const int64_t *sizes, float **const *parts, int count)
+static size_t scratch_divide(float *base, const int64_t *sizes, float **const *parts, int count)
 {
     int64_t at = 0;
     for (int i = 0; i < count; i++) {
@@ -296,7 +296,7 @@ static size_t carve_forward(const head *a, float *base, forward_scratch *s)
                              BLOCK * BLOCK, BLOCK * TDM__PLACES, BLOCK,         BLOCK};
     float **const parts[] = {&s->keys, &s->values, &s->q,       &s->o,
                              &s->w,    &s->sum,    &s->largest, &s->shrink};
-    return carve(base, sizes, parts, 8);
+    return scratch_divide(base, sizes, parts, 8);
 }
 
 /* The new maximum score of each query, and the factor of older sums. */
@@ -441,7 +441,7 @@ static size_t carve_backward(const head *a, float *base, backward_scratch *s)
                              BLOCK * a->Dp, BLOCK * BLOCK, BLOCK * BLOCK};
     float **const parts[] = {&s->q,        &s->dy, &s->dq, &s->shared, &s->keys, &s->keys_t,
                              &s->values_t, &s->dk, &s->dv, &s->w,      &s->dw};
-    return carve(base, sizes, parts, 11);
+    return scratch_divide(base, sizes, parts, 11);
 }
 
 /* From scores w and products dw = dy . v, computes the weights and the gradients of the scores:

@@ -31,7 +31,7 @@ static int64_t block_count(int64_t rows)
     return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
 }
 
-static tdm_status prepare(void *backend, tdm_kernel_call *call, tdm_error *err)
+static tdm_status batch_norm_prepare(void *backend, tdm_kernel_call *call, tdm_error *err)
 {
     (void)backend;
     (void)err;
@@ -348,13 +348,14 @@ static void run_fixed_grad(void *backend, const tdm_kernel_call *call, const tdm
 }
 
 static const tdm_kernel kernels[] = {
-    {TDM_OP_BATCH_NORM, TDM_DTYPE_F32, prepare, run_batch_norm, NULL},
+    {TDM_OP_BATCH_NORM, TDM_DTYPE_F32, batch_norm_prepare, run_batch_norm, NULL},
     {TDM_OP_BATCH_NORM_GRAD, TDM_DTYPE_F32, prepare_pass, run_grad, NULL},
-    {TDM_OP_BATCH_NORM_GRAD_PARAMS, TDM_DTYPE_F32, prepare, run_grad_params, NULL},
+    {TDM_OP_BATCH_NORM_GRAD_PARAMS, TDM_DTYPE_F32, batch_norm_prepare, run_grad_params, NULL},
     {TDM_OP_BATCH_NORM_FIXED, TDM_DTYPE_F32, prepare_pass, run_fixed, NULL},
     {TDM_OP_BATCH_NORM_FIXED_GRAD, TDM_DTYPE_F32, prepare_pass, run_fixed_grad, NULL},
-    {TDM_OP_BATCH_NORM_FIXED_GRAD_PARAMS, TDM_DTYPE_F32, prepare, run_fixed_grad_params, NULL},
-    {TDM_OP_BATCH_NORM_SHARE, TDM_DTYPE_F32, prepare, run_share, NULL},
+    {TDM_OP_BATCH_NORM_FIXED_GRAD_PARAMS, TDM_DTYPE_F32, batch_norm_prepare, run_fixed_grad_params,
+     NULL},
+    {TDM_OP_BATCH_NORM_SHARE, TDM_DTYPE_F32, batch_norm_prepare, run_share, NULL},
     {TDM_OP_BATCH_NORM_GIVEN, TDM_DTYPE_F32, prepare_pass, run_given, NULL},
 };
 

@@ -74,7 +74,7 @@ static inline const float *place(const pool *p, int64_t b, int64_t h, int64_t w)
 }
 
 /* One window, all channels. */
-static void largest(const pool *p, int64_t b, span h, span w, float *y, int32_t *index)
+static void pool_largest(const pool *p, int64_t b, span h, span w, float *y, int32_t *index)
 {
     for (int64_t c = 0; c < p->C; c += TDM__WIDTH) {
         int64_t left = p->C - c;
@@ -93,7 +93,7 @@ static void largest(const pool *p, int64_t b, span h, span w, float *y, int32_t 
     }
 }
 
-static void average(const pool *p, int64_t b, span h, span w, float *y)
+static void pool_average(const pool *p, int64_t b, span h, span w, float *y)
 {
     float share = 1.0f / (float)((h.end - h.begin) * (w.end - w.begin));
     for (int64_t c = 0; c < p->C; c += TDM__WIDTH) {
@@ -119,9 +119,9 @@ static void pool_rows(const void *args, int64_t begin, int64_t end)
             int64_t at = (row * p->OW + ow) * p->C;
             span w = span_of(p, 1, ow);
             if (p->index_out)
-                largest(p, row / p->OH, h, w, p->to + at, p->index_out + at);
+                pool_largest(p, row / p->OH, h, w, p->to + at, p->index_out + at);
             else
-                average(p, row / p->OH, h, w, p->to + at);
+                pool_average(p, row / p->OH, h, w, p->to + at);
         }
     }
 }

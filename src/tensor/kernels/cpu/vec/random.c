@@ -25,7 +25,7 @@ typedef struct work {
 } work;
 
 /* Words [32 block, 32 block + 32) of the sequence. */
-static void draw(const tdm_rng *rng, int64_t block, uint32_t words[BLOCK])
+static void random_words(const tdm_rng *rng, int64_t block, uint32_t words[BLOCK])
 {
     for (int g = 0; g < GROUPS; g++) {
         vi pair[2];
@@ -41,7 +41,7 @@ static void uniform_block(const uint32_t words[BLOCK], double scale, float out[B
 }
 
 /* sqrt(-2 log u) for u = (n + 1) / 2^24, by log m = 2 artanh((m - 1) / (m + 1)), m near 1. */
-static inline float radius(uint32_t word)
+static inline float normal_radius(uint32_t word)
 {
     static const float ln_2 = 0.69314718055994530942f;
     union {
@@ -59,7 +59,7 @@ static inline float radius(uint32_t word)
 
 /* Sine and cosine of 2 pi n / 2^24: of the remainder of a quarter turn, then rotated by quarter
  * turns. */
-static inline void turn(uint32_t word, float *sine, float *cosine)
+static inline void normal_sine_cosine(uint32_t word, float *sine, float *cosine)
 {
     int32_t n = (int32_t)(word >> 8), quarter = (n + (1 << 21)) >> 22;
     float x = (float)(n - quarter * (1 << 22)) * (6.28318530717958647692f * 0x1p-24f), x2 = x * x;
@@ -76,8 +76,8 @@ static void normal_block(const uint32_t words[BLOCK], double scale, float out[BL
 {
     float factor = (float)scale;
     for (int i = 0; i < HALF; i++) {
-        float sine, cosine, r = radius(words[i]) * factor;
-        turn(words[HALF + i], &sine, &cosine);
+        float sine, cosine, r = normal_radius(words[i]) * factor;
+        normal_sine_cosine(words[HALF + i], &sine, &cosine);
         out[i] = r * cosine;
         out[HALF + i] = r * sine;
     }
@@ -91,7 +91,7 @@ static inline __attribute__((always_inline)) void fill_range(
         uint32_t words[BLOCK];
         float numbers[BLOCK];
         int64_t at = block * BLOCK, left = w->count - at;
-        draw(&w->rng, w->first + block, words);
+        random_words(&w->rng, w->first + block, words);
         if (left >= BLOCK) {
             fill(words, w->scale, w->out + at);
         } else {
@@ -123,14 +123,17 @@ static void fill_row(tdm_rng_address address, double scale, size_t first, float 
     tdm__vec_split((w.count + BLOCK - 1) / BLOCK, BLOCK, range, &w);
 }
 
-static void uniform(tdm_rng_address address, double scale, size_t first, float *out, size_t count)
+static void random_uniform(tdm_rng_address address, double scale, size_t first, float *out,
+                           size_t count)
 {
     fill_row(address, scale, first, out, count, range_uniform);
 }
 
-static void normal(tdm_rng_address address, double scale, size_t first, float *out, size_t count)
+static void random_normal(tdm_rng_address address, double scale, size_t first, float *out,
+                          size_t count)
 {
     fill_row(address, scale, first, out, count, range_normal);
 }
 
-const tdm__vec_random TDM__AT_LEVEL(tdm__vec_random) = {.uniform = uniform, .normal = normal};
+const tdm__vec_random TDM__AT_LEVEL(tdm__vec_random) = {.uniform = random_uniform,
+                                                        .normal = random_normal};

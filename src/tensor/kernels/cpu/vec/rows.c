@@ -104,7 +104,7 @@ static void run_softmax_grad(void *backend, const tdm_kernel_call *call, const t
 /* ---- cross entropy ---------------------------------------------------------------------------- */
 
 /* Whether the row is used. A class outside [0, V) would access memory outside the row. */
-static bool counts(const work *w, int64_t row)
+static bool row_counts(const work *w, int64_t row)
 {
     int32_t class = w->classes[row];
     if (w->attrs->has_ignore && class == w->attrs->ignore) return false;
@@ -132,7 +132,7 @@ static void range_cross_entropy(const void *args, int64_t begin, int64_t end)
 {
     const work *w = args;
     for (int64_t r = begin; r < end; r++) {
-        bool counted = counts(w, r);
+        bool counted = row_counts(w, r);
         /* The probabilities may overwrite the logits, so the needed logits are read first. */
         double expected = counted ? expected_logit(w, r) : 0;
         double log_sum = softmax_row(w->x + r * w->V, w->out + r * w->V, w->V);
@@ -174,7 +174,7 @@ static void range_cross_entropy_grad(const void *args, int64_t begin, int64_t en
     for (int64_t r = begin; r < end; r++) {
         const float *p = w->x + r * w->V;
         float *dx = w->out + r * w->V;
-        if (!counts(w, r)) {
+        if (!row_counts(w, r)) {
             memset(dx, 0, (size_t)w->V * sizeof(float));
             continue;
         }
